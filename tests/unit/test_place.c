@@ -295,7 +295,7 @@ Test(place, the_longest_cgroup_decides_before_the_uid)
     cr_assert_eq(config_set(&config, set, &e), 0, "%s", e.text);
     identify(&peer);
     cr_assert_str_eq(peer.tenant, cgroup[1] ? "longer" : "all");
-    snprintf(set, sizeof(set), "tenants=by-uid uid:%u,other cgroup:/nowhere", getuid());
+    snprintf(set, sizeof(set), "tenants=by-uid uid:%u,others cgroup:/nowhere", getuid());
     cr_assert_eq(config_set(&config, set, &e), 0, "%s", e.text);
     identify(&peer);
     cr_assert_str_eq(peer.tenant, "by-uid");
