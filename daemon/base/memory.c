@@ -53,6 +53,49 @@ static uint64_t anonymous_bytes(const char *root, const char *pid)
     return number_or_0(path, "RssAnon");
 }
 
+/* What tells daemons of one host apart: two can't have the same file, or the same socket. */
+struct identity {
+    char config[1024], socket[128]; /* as their command lines name them; "": they don't */
+};
+
+/* The value of a word "NAME=VALUE", or of "NAME" the next word; NULL: it is another word. */
+static const char *word_value(const char *word, const char *next, const char *name)
+{
+    size_t n = strlen(name);
+
+    if (strncmp(word, name, n) != 0)
+        return NULL;
+    return word[n] == '=' ? word + n + 1 : word[n] == '\0' ? next : NULL;
+}
+
+static void identity_read(const char *root, const char *pid, struct identity *out)
+{
+    static const char set[] = "socket=";
+    char path[PATH_MAX], words[8192];
+    size_t n = 0;
+    FILE *f;
+
+    *out = (struct identity){.config = ""};
+    snprintf(path, sizeof(path), "%s/proc/%s/cmdline", root, pid);
+    f = fopen(path, "re");
+    if (f) {
+        n = fread(words, 1, sizeof(words) - 1, f);
+        fclose(f);
+    }
+    words[n] = '\0';
+    for (size_t i = 0; i < n; i += strlen(words + i) + 1) {
+        size_t after = i + strlen(words + i) + 1;
+        const char *next = after < n ? words + after : "", *value;
+
+        value = word_value(words + i, next, "--config");
+        if (value)
+            snprintf(out->config, sizeof(out->config), "%s", value);
+        value = word_value(words + i, next, "--set");
+        if (value && strncmp(value, set, sizeof(set) - 1) == 0)
+            snprintf(out->socket, sizeof(out->socket), "%s", value + sizeof(set) - 1);
+    }
+}
+
 static int is_daemon(const char *root, const char *pid)
 {
     char path[PATH_MAX], name[32] = "";
@@ -69,19 +112,26 @@ static int is_daemon(const char *root, const char *pid)
 }
 
 /* A check beside the running daemon, a reload, and a start while the kernel still frees what the last
- * daemon had: its memory is this one's. */
+ * daemon had: its memory is this one's. A second daemon's, of another file or socket, is not. */
 static uint64_t daemons_bytes(const char *root)
 {
+    struct identity own, other;
     char path[PATH_MAX];
     uint64_t bytes = 0;
     struct dirent *entry;
     DIR *dir;
 
+    identity_read(root, "self", &own);
+
     snprintf(path, sizeof(path), "%s/proc", root);
     dir = opendir(path);
-    while (dir && (entry = readdir(dir)))
-        if (isdigit((unsigned char)entry->d_name[0]) && is_daemon(root, entry->d_name))
+    while (dir && (entry = readdir(dir))) {
+        if (!isdigit((unsigned char)entry->d_name[0]) || !is_daemon(root, entry->d_name))
+            continue;
+        identity_read(root, entry->d_name, &other);
+        if (strcmp(other.config, own.config) == 0 && strcmp(other.socket, own.socket) == 0)
             bytes += anonymous_bytes(root, entry->d_name);
+    }
     if (dir)
         closedir(dir);
     return bytes;

@@ -6,7 +6,8 @@
 #include <stdint.h>
 
 struct memory_room {
-    uint64_t host_bytes; /* available on the host, with what daemons of this name would give back */
+    uint64_t
+        host_bytes; /* available on the host, with what this daemon's earlier run would give back */
     uint64_t cgroup_bytes; /* the least that this process's cgroups allow; UINT64_MAX: no limit */
 };
 

@@ -13,7 +13,7 @@
 
 static char root[] = "/tmp/ucmd-test-memory-XXXXXX";
 
-static void file(const char *path, const char *text)
+static void file_of(const char *path, const char *bytes, size_t n)
 {
     char whole[256];
     FILE *f;
@@ -26,8 +26,13 @@ static void file(const char *path, const char *text)
     }
     f = fopen(whole, "w");
     cr_assert_not_null(f, "%s", whole);
-    cr_assert_geq(fputs(text, f), 0);
+    cr_assert_eq(fwrite(bytes, 1, n, f), n);
     cr_assert_eq(fclose(f), 0);
+}
+
+static void file(const char *path, const char *text)
+{
+    file_of(path, text, strlen(text));
 }
 
 static void setup(void)
@@ -100,6 +105,33 @@ Test(memory, a_running_daemon_gives_its_memory_back)
     file("/proc/18/comm", "engine\n");
     file("/proc/18/status", "RssAnon:\t  1048576 kB\n");
     cr_assert_eq(room().host_bytes, 5120 * MIB);
+}
+
+static void daemon_run(const char *pid, const char *words, size_t n)
+{
+    char path[64];
+
+    snprintf(path, sizeof(path), "/proc/%s/comm", pid);
+    file(path, "ucmd\n");
+    snprintf(path, sizeof(path), "/proc/%s/status", pid);
+    file(path, "RssAnon:\t  1048576 kB\n");
+    snprintf(path, sizeof(path), "/proc/%s/cmdline", pid);
+    file_of(path, words, n);
+}
+
+#define RUN(pid, words) daemon_run(pid, words, sizeof(words))
+
+Test(memory, another_daemons_memory_is_not_this_ones)
+{
+    RUN("self", "ucmd\0--check\0--config\0/etc/ucmd/ucmd.yaml");
+    RUN("17", "/usr/bin/ucmd\0--config\0/etc/ucmd/second.yaml");
+    RUN("18", "/usr/bin/ucmd\0--config=/etc/ucmd/ucmd.yaml\0--set\0socket=/run/other");
+    RUN("19", "/usr/bin/ucmd");
+    cr_assert_eq(room().host_bytes, 4096 * MIB);
+    RUN("20", "/usr/bin/ucmd\0--config=/etc/ucmd/ucmd.yaml\0--set\0arena.size=1GiB");
+    cr_assert_eq(room().host_bytes, 5120 * MIB);
+    RUN("20", "/usr/bin/ucmd\0--config");
+    cr_assert_eq(room().host_bytes, 4096 * MIB);
 }
 
 Test(memory, a_kernel_that_does_not_say)
