@@ -130,6 +130,15 @@ static void cgroup_read(int folder, char out[PLACE_CGROUP_BYTES])
         memcpy(out, v1, strlen(v1) + 1);
 }
 
+/* Whether nobody holds the other end any more. What ended before accept is not looked up by its number, which may be
+ * another process's by now. */
+static bool hung_up(int fd)
+{
+    struct pollfd p = {.fd = fd};
+
+    return poll(&p, 1, 0) != 0; /* POLLHUP needs no asking */
+}
+
 /* A descriptor of the process that connected. Older kernels: of the one that has its number now. */
 static int process_open(int fd, pid_t pid)
 {
@@ -177,7 +186,7 @@ enum peer_place place_read(int fd, pid_t pid, char cgroup[PLACE_CGROUP_BYTES])
     if (folder >= 0) {
         /* An open folder stays its process's. That lives still, so nobody else had its number. */
         place = folder_place(folder, pid, cgroup);
-        if (!process_alive(process)) {
+        if (!process_alive(process) || hung_up(fd)) {
             place = PLACE_UNKNOWN;
             cgroup[0] = '\0';
         }
