@@ -43,7 +43,22 @@ fi
 
 echo "ucmd: installing$missing"
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+policy=${UCM_POLICY:-/usr/sbin/policy-rc.d}
+made=no
+clean() {
+    [ $made = no ] || $as_root rm -f "$policy"
+    rm -f "$log"
+}
+trap clean EXIT
+trap 'exit 1' INT TERM HUP
+# prometheus and nfs-ganesha are for tests, which start their own: Debian's services of them neither start now
+# (policy-rc.d, 101: not allowed) nor at the next boot.
+if [ ! -e "$policy" ]; then
+    made=yes
+    printf '#!/bin/sh\nexit 101\n' >"$log"
+    $as_root install -m 755 "$log" "$policy"
+fi
+: >"$log"
 # A list of packages that is there may do; only when it doesn't, fetch a new one.
 install="env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends"
 # shellcheck disable=SC2086
@@ -53,3 +68,9 @@ if ! $as_root $install $missing >"$log" 2>&1; then
         sentence "apt-get failed" "${missing# }"
     fi
 fi
+command -v systemctl >/dev/null || exit 0
+for package in $missing; do
+    for unit in $(dpkg-query -L "$package" 2>/dev/null | sed -n 's|.*/systemd/system/\([^/]*\.service\)$|\1|p'); do
+        case $unit in *@.service) ;; *) $as_root systemctl disable "$unit" >/dev/null 2>&1 || true ;; esac
+    done
+done
