@@ -14,7 +14,7 @@ extern const unsigned char ucm_select_fatbin[];
 struct ucm_cuda_select {
     struct sparse_kernel kernel;
     struct ucm_select_cuda args; /* what follows from digest and options, and the workspace */
-    uint32_t chains, thread_blocks;
+    uint32_t chains, thread_blocks, shared_bytes;
     CUdeviceptr workspace;
     uint64_t workspace_bytes, counters_bytes;
 };
@@ -116,12 +116,50 @@ static void args_from_plan(struct ucm_cuda_select *s, enum ucm_select_cuda_famil
                                                  : round_up(a->padded, 4);
 }
 
+/* How blocks are scored: a whole tile at once, or, where warps have several jobs, by chunks whose digests are
+ * staged in shared memory if that many fit. */
+static void chunks_plan(struct ucm_cuda_select *s, uint32_t queries)
+{
+    const struct ucm_digest_plan *p = &s->kernel.plan;
+    struct ucm_select_cuda *a = &s->args;
+    uint32_t each = a->queries_a_head > 1 ? 4 : 1;
+    uint32_t jobs = a->kv_heads * ((a->queries_a_head + each - 1) / each), chunk = 64;
+    uint32_t pitch =
+        round_up(p->bytes, 128) + 32; /* teams read four blocks at once: no bank twice */
+
+    s->shared_bytes = UCM_SELECT_CUDA_SHARED;
+    a->copy_bytes = p->bytes;
+    a->tile = UCM_SELECT_CUDA_TILE;
+    if (jobs <= UCM_SELECT_CUDA_THREADS / WARP_LANES) {
+        while (a->tile * queries > UCM_SELECT_CUDA_RAW)
+            a->tile /= 2;
+        a->chunk = a->raw_pitch = a->tile;
+        return;
+    }
+    while (chunk > 8 && (chunk * pitch > UCM_SELECT_CUDA_STAGE ||
+                         2 * queries * (chunk + 4) > UCM_SELECT_CUDA_RAW))
+        chunk /= 2;
+    if (chunk * pitch <= UCM_SELECT_CUDA_STAGE &&
+        2 * queries * (chunk + 4) <= UCM_SELECT_CUDA_RAW) {
+        a->staged = pitch;
+        a->raw_pitch = chunk + 4;
+        a->stage_at = round_up(2 * queries * a->raw_pitch * (uint32_t)sizeof(float), 128);
+    } else {
+        for (chunk = 256; 2 * queries * chunk > UCM_SELECT_CUDA_RAW;)
+            chunk /= 2;
+        a->raw_pitch = chunk;
+    }
+    a->chunk = chunk;
+    if (s->shared_bytes < a->stage_at + UCM_SELECT_CUDA_STAGES * chunk * a->staged)
+        s->shared_bytes = a->stage_at + UCM_SELECT_CUDA_STAGES * chunk * a->staged;
+}
+
 static void args_from_specs(struct ucm_cuda_select *s, const struct ucm_cuda_select_options *o,
                             const struct ucm_score_spec *score,
                             const struct ucm_choose_spec *choose)
 {
     struct ucm_select_cuda *a = &s->args;
-    uint32_t queries = score->rows * score->q_heads, tile = UCM_SELECT_CUDA_RAW / queries;
+    uint32_t queries = score->rows * score->q_heads;
 
     a->reduce = score->reduce;
     a->heads = score->heads;
@@ -145,7 +183,10 @@ static void args_from_specs(struct ucm_cuda_select *s, const struct ucm_cuda_sel
     a->max_blocks = o->max_blocks;
     a->pitch = round_up(o->max_blocks, 4);
     a->lists = ucm_score_lists(&s->kernel.plan, score);
-    a->tile = tile < UCM_SELECT_CUDA_TILE ? tile : UCM_SELECT_CUDA_TILE;
+    chunks_plan(s, queries);
+    a->slices = a->policy == UCM_CHOOSE_TOPK && o->max_blocks > UCM_SELECT_CUDA_LONG
+                    ? (o->max_blocks + UCM_SELECT_CUDA_SLICE - 1) / UCM_SELECT_CUDA_SLICE
+                    : 0;
     a->room = o->room;
     if (a->room == 0)
         a->room = ucm_choose_room(choose, o->max_blocks);
@@ -171,6 +212,7 @@ static void workspace_plan(struct ucm_cuda_select *s)
     struct ucm_select_cuda *a = &s->args;
     uint64_t end = 0, chains = s->chains, heads = chains * a->rows * a->q_heads;
     uint64_t raw = a->reduce == UCM_REDUCE_SOFTMAX ? heads : 0;
+    uint64_t lists = a->slices > 0 ? chains * a->lists : 0; /* that may be long */
 
     a->ticket = place(&end, 2 * sizeof(uint32_t));
     a->progress = place(&end, chains * sizeof(struct ucm_select_cuda_progress));
@@ -179,7 +221,10 @@ static void workspace_plan(struct ucm_cuda_select *s)
     a->digits = place(&end, a->policy == UCM_CHOOSE_TOPK
                                 ? chains * a->lists * UCM_SELECT_CUDA_DIGITS * sizeof(uint32_t)
                                 : 0);
+    a->found = place(&end, lists * sizeof(uint32_t));
     s->counters_bytes = end;
+    a->found_at = place(&end, lists * 2 * UCM_SELECT_CUDA_FOUND * sizeof(uint32_t));
+    a->marks = place(&end, lists * ((a->max_blocks + 31) / 32) * sizeof(uint32_t));
     a->queries = place(&end, heads * a->query_floats * sizeof(float));
     a->scores = place(&end, chains * a->lists * a->pitch * sizeof(float));
     a->raw = place(&end, raw * a->max_blocks * sizeof(float));
@@ -193,6 +238,9 @@ static void workspace_place(struct ucm_select_cuda *a, CUdeviceptr base)
     a->top += base;
     a->sum += base;
     a->digits += base;
+    a->found += base;
+    a->found_at += base;
+    a->marks += base;
     a->queries += base;
     a->scores += base;
     a->raw += base;
@@ -206,7 +254,7 @@ static CUresult launch(struct ucm_cuda_select *s, const struct ucm_select_cuda *
     void *arguments[] = {(void *)args};
 
     return cuLaunchKernel(s->kernel.function, thread_blocks, 1, 1, UCM_SELECT_CUDA_THREADS, 1, 1,
-                          UCM_SELECT_CUDA_SHARED, stream, arguments, NULL);
+                          s->shared_bytes, stream, arguments, NULL);
 }
 
 /* A first launch, of no chain, so that a captured one finds the kernel loaded. */
@@ -258,7 +306,7 @@ static int kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
 
     snprintf(name, sizeof name, "ucm_select_%s_%u_%u", names[family], queries,
              quick ? a->channels / WARP_LANES : 0);
-    return sparse_kernel_open(&s->kernel, gpu, ucm_select_fatbin, name, UCM_SELECT_CUDA_SHARED);
+    return sparse_kernel_open(&s->kernel, gpu, ucm_select_fatbin, name, s->shared_bytes);
 }
 
 static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
@@ -372,6 +420,7 @@ int ucm_cuda_select(struct ucm_cuda_select *s, const struct ucm_cuda_select_laye
     args.n_blocks = l->n_blocks;
     args.q = l->q;
     args.q_stride = l->q_stride ? l->q_stride : (uint64_t)args.rows * args.q_heads * args.head_dim;
+    args.wide = (l->digests | l->stride) % 16 == 0;
     args.q_aligned =
         l->q % (args.q_dtype == UCM_SPARSE_F32 ? 16 : 8) == 0 && args.q_stride % 4 == 0;
     args.index = l->index;

@@ -1,8 +1,8 @@
 /* Scores and choices for many chains in one launch.
  *
  * The work is cut into items, numbered in the order of their needs: each chain's queries are prepared;
- * tiles of its blocks are scored; with softmax the weights of each tile are summed, then shared out; at
- * last a choice is made from each list. Thread blocks draw items from a counter, and an item waits for
+ * tiles of its blocks are scored; with softmax the weights of each tile are summed, then shared out; slices of
+ * long lists are looked through; at last a choice is made from each list. Thread blocks draw items from a counter, and an item waits for
  * those that it needs. They have lower numbers, so thread blocks that run have drawn them: no wait needs
  * a thread block that has not begun, whatever else the GPU does. The last thread block that finds no
  * item sets all counters to 0 for the next launch. The bits are those of score_plain.c and choose.c.
@@ -26,18 +26,23 @@ static __device__ __forceinline__ uint32_t chain_blocks(args_t a, uint32_t chain
     return n < 0 ? 0 : min((uint32_t)n, a.max_blocks);
 }
 
+/* Of an item where chains share the launch, at most: their ends leave small tiles. */
+#define SHARED_TILE 256u
+
 /* So many blocks that each thread block gets as many tiles, and few of them. */
 static __device__ __forceinline__ uint32_t tile_blocks(args_t a)
 {
-    uint64_t all = 0, whole = (uint64_t)gridDim.x * a.tile, waves;
+    uint32_t most = a.chains > 1 ? min(a.tile, SHARED_TILE) : a.tile;
+    uint64_t all = 0, whole = (uint64_t)gridDim.x * most, waves;
 
-    for (uint32_t chain = threadIdx.x; chain < a.chains; chain += THREADS)
+    for (uint32_t chain = a.chains > 1 ? threadIdx.x : 0; chain < a.chains; chain += THREADS)
         all += chain_blocks(a, chain);
-    all = block_sum(all);
+    if (a.chains > 1)
+        all = block_sum(all);
     waves = (all + whole - 1) / whole * gridDim.x;
     if (waves == 0)
-        return a.tile;
-    return min(a.tile, max(32u, (uint32_t)((all + waves - 1) / waves + 7) / 8 * 8));
+        return most;
+    return min(most, max(32u, (uint32_t)((all + waves - 1) / waves + 7) / 8 * 8));
 }
 
 /* By all threads: counts the tiles of the chains before each. */
@@ -46,6 +51,13 @@ static __device__ __forceinline__ void plan_tiles(args_t a, struct plan *p)
     __shared__ uint32_t part[WARPS];
     uint32_t base = 0, tile = tile_blocks(a);
 
+    if (a.chains == 1) {
+        p->first_tile[0] = 0; /* the same by all threads */
+        p->first_tile[1] = (chain_blocks(a, 0) + tile - 1) / tile;
+        p->tile = tile;
+        __syncthreads();
+        return;
+    }
     for (uint32_t from = 0; from < a.chains; from += THREADS) {
         uint32_t chain = from + threadIdx.x;
         uint32_t tiles = chain < a.chains ? (chain_blocks(a, chain) + tile - 1) / tile : 0;
@@ -98,28 +110,106 @@ static __device__ __forceinline__ uint32_t chain_tiles(const struct plan *p, uin
     return p->first_tile[chain + 1] - p->first_tile[chain];
 }
 
-template <int F, int Q, int N>
-static __device__ __forceinline__ void score_item(args_t a, const struct tile &t)
+/* The lists' scores of a chunk, from its queries' in `raw`. */
+static __device__ __noinline__ void reduce(args_t a, const struct tile &t, uint32_t chunk, const float *raw)
 {
-    __shared__ uint64_t digest[UCM_SELECT_CUDA_TILE + PAD];
+    uint32_t first = chunk * a.chunk;
+    struct tile part = {t.chain, t.n, t.first + first, min(a.chunk, t.count - first)};
 
+    if (a.reduce == UCM_REDUCE_SOFTMAX)
+        keep_raw(a, part, raw);
+    else
+        reduce_chunk(a, part, raw);
+}
+
+/* The digests of a tile's blocks, and PAD more. */
+static __device__ __forceinline__ uint64_t digest_of(args_t a, uint32_t id)
+{
+    return id < a.blocks ? a.digests + id * a.block_stride : a.digests | LACKS;
+}
+
+/* The whole tile at once: a warp has one job at most, so each digest is read once or twice. */
+template <int F, int Q, int N>
+static __device__ __forceinline__ void score_whole(args_t a, const struct tile &t, uint64_t *digest)
+{
+    struct jobs jobs = jobs_of<Q>(a);
+    uint32_t warp = threadIdx.x / WARP_LANES, id = a.blocks;
+    struct queries<F, Q, N> q;
+    struct work w = {};
+
+    static_assert(UCM_SELECT_CUDA_TILE <= THREADS, "a thread has one block");
+    if (threadIdx.x < t.count)
+        id = ((const uint32_t *)a.table)[t.chain * a.table_stride + t.first + threadIdx.x];
+    w.chain = t.chain;
+    w.digest = digest;
+    work_begin<Q>(a, jobs, warp % jobs.n, &w);
+    if constexpr (N > 0)
+        load_queries<F, Q, N>(a, w, &q);
+    if (threadIdx.x < t.count)
+        digest[threadIdx.x] = digest_of(a, id);
+    if (threadIdx.x < PAD)
+        digest[t.count + threadIdx.x] = digest_of(a, a.blocks);
+    if (N > 0)
+        __syncthreads();
+    else
+        wait_for(&progress(a, t.chain)->prepared, 1);
+    w.count = warp < jobs.ways * jobs.n ? t.count : 0;
+    score_job<F, Q, N>(a, w, (float *)shared, q);
+    __syncthreads();
+    reduce(a, t, 0, (const float *)shared);
+}
+
+/* By chunks, whose digests many queries share: the next one's are on their way while a chunk is scored, and
+ * what was scored before is reduced. */
+template <int F, int Q, int N>
+static __device__ __forceinline__ void score_chunks(args_t a, const struct tile &t, uint64_t *digest)
+{
+    uint32_t chunks = (t.count + a.chunk - 1) / a.chunk, raw_floats = a.rows * a.q_heads * a.raw_pitch;
+    struct work w = {};
+
+    w.chain = t.chain;
     for (uint32_t b = threadIdx.x; b < t.count + PAD; b += THREADS) {
         uint32_t id = a.blocks;
 
         if (b < t.count)
             id = ((const uint32_t *)a.table)[t.chain * a.table_stride + t.first + b];
-        digest[b] = id < a.blocks ? a.digests + id * a.block_stride : a.digests | LACKS;
+        digest[b] = digest_of(a, id);
     }
     if (N > 0)
         __syncthreads();
     else
         wait_for(&progress(a, t.chain)->prepared, 1);
-    score_tile<F, Q, N>(a, t, digest);
+    for (uint32_t i = 0; i + 1 < UCM_SELECT_CUDA_STAGES && a.staged; i++)
+        stage_chunk(a, digest, t.count, i);
+    for (uint32_t i = 0; i < chunks; i++) {
+        float *raw = (float *)shared + i % 2 * raw_floats;
+
+        if (a.staged)
+            stage_wait();
+        __syncthreads(); /* chunk i is there, and i - 1 scored */
+        if (a.staged) {
+            stage_chunk(a, digest, t.count, i + UCM_SELECT_CUDA_STAGES - 1);
+            w.stage = (const uint8_t *)shared + a.stage_at + i % UCM_SELECT_CUDA_STAGES * a.chunk * a.staged;
+        }
+        if (i > 0)
+            reduce(a, t, i - 1, (const float *)shared + (i - 1) % 2 * raw_floats);
+        w.digest = digest + i * a.chunk;
+        w.count = min(a.chunk, t.count - i * a.chunk);
+        score_jobs<F, Q, N>(a, w, raw);
+    }
     __syncthreads();
-    if (a.reduce == UCM_REDUCE_SOFTMAX)
-        keep_raw(a, t);
+    reduce(a, t, chunks - 1, (const float *)shared + (chunks - 1) % 2 * raw_floats);
+}
+
+template <int F, int Q, int N>
+static __device__ __forceinline__ void score_item(args_t a, const struct tile &t)
+{
+    __shared__ uint64_t digest[UCM_SELECT_CUDA_TILE + PAD];
+
+    if (jobs_of<Q>(a).n <= WARPS)
+        score_whole<F, Q, N>(a, t, digest);
     else
-        reduce_tile(a, t);
+        score_chunks<F, Q, N>(a, t, digest);
     item_done(&progress(a, t.chain)->scored);
 }
 
@@ -152,11 +242,23 @@ static __device__ __forceinline__ bool run_item(args_t a, const struct plan *p, 
         return true;
     }
     item -= (softmax ? 3 : 1) * tiles;
+    if (item < a.chains * a.lists * a.slices) {
+        t.chain = item / (a.lists * a.slices);
+        item %= a.lists * a.slices;
+        wait_for(softmax ? &progress(a, t.chain)->shared : &progress(a, t.chain)->scored,
+                 chain_tiles(p, t.chain));
+        look_item(a, t.chain, item / a.slices, item % a.slices, chain_blocks(a, t.chain));
+        return true;
+    }
+    item -= a.chains * a.lists * a.slices;
     if (item >= a.chains * a.lists)
         return false;
     t.chain = item / a.lists;
-    wait_for(softmax ? &progress(a, t.chain)->shared : &progress(a, t.chain)->scored,
-             chain_tiles(p, t.chain));
+    if (a.slices > 0)
+        wait_for(&progress(a, t.chain)->looked, a.lists * a.slices);
+    else
+        wait_for(softmax ? &progress(a, t.chain)->shared : &progress(a, t.chain)->scored,
+                 chain_tiles(p, t.chain));
     choose_item(a, t.chain, item % a.lists, chain_blocks(a, t.chain));
     return true;
 }

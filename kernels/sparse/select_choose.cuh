@@ -7,7 +7,7 @@
 #define POISON_KEY 0xff800000u /* of +inf, the largest key there is */
 #define DIGITS UCM_SELECT_CUDA_DIGITS
 
-struct digit_sums {
+struct __align__(16) digit_sums {
     uint32_t count[DIGITS];
     uint32_t mass_low[DIGITS], mass_high[DIGITS]; /* of weights' low 12 bits, and of the others */
 };
@@ -267,123 +267,6 @@ static __device__ __forceinline__ struct cut cut_of(args_t a, struct choose &c,
     return take(a, c, sums, need, 0, 0);
 }
 
-/* ---- top k: the first digits are counted already ---- */
-
-#define FOUR 4u      /* blocks a lane reads at once */
-#define BATCH 4u     /* such reads under way */
-#define ROOM (UCM_SELECT_CUDA_KEYS / 2) /* candidates in `shared`, keys and blocks */
-
-/* A warp's run of blocks, ascending by warp; whole reads of warps. */
-static __device__ __forceinline__ uint32_t run_blocks(const struct choose &c)
-{
-    constexpr uint32_t READ = WARP_LANES * FOUR;
-
-    return (c.n + WARPS * READ - 1) / (WARPS * READ) * READ;
-}
-
-/* use(b, score[4]) for the warp's run, four blocks from b on a lane; in order. Places past the list are
- * read, which its pitch allows, and use must not use them. */
-template <typename USE>
-static __device__ __forceinline__ void each_four(const struct choose &c, USE use)
-{
-    uint32_t run = run_blocks(c), first = threadIdx.x / WARP_LANES * run;
-    uint32_t end = min(first + run, c.n);
-
-    for (uint32_t at = first; at < end; at += WARP_LANES * FOUR * BATCH) {
-        float4 x[BATCH];
-
-#pragma unroll
-        for (uint32_t i = 0; i < BATCH; i++) {
-            uint32_t b = at + (i * WARP_LANES + warp_lane()) * FOUR;
-
-            x[i] = b < end ? *(const float4 *)(c.scores + b) : float4{};
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < BATCH; i++) {
-            uint32_t b = at + (i * WARP_LANES + warp_lane()) * FOUR;
-            const float four[FOUR] = {x[i].x, x[i].y, x[i].z, x[i].w};
-
-            if (at + i * WARP_LANES * FOUR < end)
-                use(b, four);
-        }
-    }
-}
-
-/* Blocks of each warp's run that the cut lets in, and that equal its key. */
-struct run_counts {
-    uint32_t over[WARPS], same[WARPS], candidates;
-};
-
-/* Gathers the blocks whose first digit is that of the cut, and counts those above it. Returns false if
- * there are more than ROOM. */
-static __device__ __forceinline__ bool gather(const struct choose &c, uint32_t digit,
-                                              struct run_counts *runs)
-{
-    uint32_t over = 0;
-
-    if (threadIdx.x == 0)
-        runs->candidates = 0;
-    __syncthreads();
-    each_four(c, [&](uint32_t b, const float four[FOUR]) {
-#pragma unroll
-        for (uint32_t i = 0; i < FOUR; i++) {
-            uint32_t key = ucm_score_key(four[i]);
-
-            if (b + i < c.begin || b + i >= c.end)
-                continue;
-            over += key >> FIRST_SHIFT > digit;
-            if (key >> FIRST_SHIFT == digit) {
-                uint32_t at = atomicAdd(&runs->candidates, 1);
-
-                if (at < ROOM) {
-                    shared[at] = key;
-                    shared[ROOM + at] = b + i;
-                }
-            }
-        }
-    });
-    over = __reduce_add_sync(WARP_ALL, over);
-    if (warp_lane() == 0) {
-        runs->over[threadIdx.x / WARP_LANES] = over;
-        runs->same[threadIdx.x / WARP_LANES] = 0;
-    }
-    __syncthreads();
-    return runs->candidates <= ROOM;
-}
-
-/* The cut among the candidates, whose first digit is `digit`. */
-static __device__ __forceinline__ struct cut take_candidates(const struct choose &c,
-                                                             struct digit_sums *sums,
-                                                             struct run_counts *runs,
-                                                             uint32_t digit, struct need need)
-{
-    uint32_t n = runs->candidates, prefix = digit, run = run_blocks(c);
-    struct cut cut;
-
-    for (uint32_t level = 1; level < 3; level++) {
-        uint32_t shift = level == 1 ? 10 : 0, width = level == 1 ? 11 : 10;
-
-        for (uint32_t i = threadIdx.x; i < DIGITS; i += THREADS)
-            sums->count[i] = 0;
-        __syncthreads();
-        for (uint32_t i = threadIdx.x; i < n; i += THREADS)
-            if (shared[i] >> (shift + width) == prefix)
-                atomicAdd(&sums->count[shared[i] >> shift & ((1u << width) - 1)], 1);
-        __syncthreads();
-        /* The digit that is sought is among them. */
-        prefix = prefix << width | (uint32_t)walk(c, sums, &need);
-    }
-    cut = {prefix, need.count};
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-        if (shared[i] > cut.key)
-            atomicAdd(&runs->over[shared[ROOM + i] / run], 1);
-        else if (shared[i] == cut.key)
-            atomicAdd(&runs->same[shared[ROOM + i] / run], 1);
-    }
-    __syncthreads();
-    return cut;
-}
-
 struct answer {
     uint32_t *index;
     float *score; /* or NULL */
@@ -395,54 +278,6 @@ static __device__ __forceinline__ void put(const struct choose &c, const struct 
     to.index[at] = b;
     if (to.score)
         to.score[at] = c.scores[b];
-}
-
-/* Blocks that the cut lets in, whose runs are counted, from place `at` on; returns how many. */
-static __device__ __forceinline__ uint32_t put_runs(const struct choose &c, const struct cut &cut,
-                                                    const struct run_counts *runs,
-                                                    const struct answer &to, uint32_t at)
-{
-    uint32_t warp = threadIdx.x / WARP_LANES, over = 0, same = 0, all_over = 0, all_same = 0;
-
-    for (uint32_t i = 0; i < WARPS; i++) {
-        over += i < warp ? runs->over[i] : 0;
-        same += i < warp ? runs->same[i] : 0;
-        all_over += runs->over[i];
-        all_same += runs->same[i];
-    }
-    each_four(c, [&](uint32_t b, const float four[FOUR]) {
-        uint32_t overs = 0, sames = 0, counts, before;
-
-#pragma unroll
-        for (uint32_t i = 0; i < FOUR; i++) {
-            uint32_t key = ucm_score_key(four[i]);
-            bool inside = b + i >= c.begin && b + i < c.end;
-
-            overs |= (uint32_t)(inside && key > cut.key) << i;
-            sames |= (uint32_t)(inside && key == cut.key) << i;
-        }
-        counts = before = __popc(overs) | (uint32_t)__popc(sames) << 16;
-        if (!__any_sync(WARP_ALL, counts != 0))
-            return;
-        for (uint32_t s = 1; s < WARP_LANES; s *= 2) {
-            uint32_t other = __shfl_up_sync(WARP_ALL, before, s);
-
-            before += warp_lane() >= s ? other : 0;
-        }
-        counts = before - counts; /* of the lanes before */
-        before = __shfl_sync(WARP_ALL, before, WARP_LANES - 1);
-        for (uint32_t i = 0; i < FOUR; i++) {
-            uint32_t below = (1u << i) - 1;
-            uint32_t rank = same + (counts >> 16) + __popc(sames & below);
-
-            if ((overs >> i & 1) || ((sames >> i & 1) && rank < cut.ties))
-                put(c, to, at + over + (counts & 0xffff) + __popc(overs & below) + min(rank, cut.ties),
-                    b + i);
-        }
-        over += before & 0xffff;
-        same += before >> 16;
-    });
-    return all_over + min(all_same, cut.ties);
 }
 
 /* Blocks between the windows that the cut lets in, ascending, from place `at` on; returns how many. A
@@ -493,53 +328,400 @@ static __device__ __forceinline__ uint32_t put_rest(const struct choose &c, cons
     return all_over + min(all_same, cut.ties);
 }
 
-/* windows < room <= n. Puts blocks between the windows to place `at` and behind; returns how many. */
-static __device__ __forceinline__ uint32_t put_top(args_t a, const struct choose &c,
-                                                   struct digit_sums *sums, uint32_t *digits,
-                                                   uint32_t windows, uint32_t room,
-                                                   const struct answer &to, uint32_t at)
-{
-    __shared__ struct run_counts runs;
-    __shared__ uint32_t poison;
-    uint32_t most = least(most_blocks(a, c.n), room);
-    struct need need = {0, UINT64_MAX};
-    int32_t digit;
+/* ---- top k: the first digits are counted already ---- */
 
-    for (uint32_t i = threadIdx.x; i < DIGITS; i += THREADS) {
-        sums->count[i] = digits[i];
-        digits[i] = 0; /* for the next launch */
-        if (i == POISON_KEY >> FIRST_SHIFT) { /* a digit of its own */
-            poison = sums->count[i];
-            sums->count[i] = 0;
+#define CLOSE 256u /* candidates that are compared with each other */
+#define FOUND UCM_SELECT_CUDA_FOUND
+#define MARKS UCM_SELECT_CUDA_MARKS
+#define CHOSEN (2 * DIGITS - CLOSE) /* candidates that only their second digits chose, at most */
+
+/* Blocks whose first digit is that of the cut. */
+struct found {
+    uint32_t *key, *block;
+    uint32_t n; /* more than FOUND: only so many are there */
+};
+
+/* The digit, from the largest down, in which the taking ends, and what of it is still to be taken. -1: all
+ * are taken. count: the thread's, of digits DIGITS - 1 - 4 threadIdx.x and the three below, the highest first. */
+static __device__ __forceinline__ int32_t walk_counts(const uint32_t count[4], uint32_t *need)
+{
+    __shared__ uint32_t part[WARPS], left;
+    __shared__ int32_t digit;
+    uint32_t warp = threadIdx.x / WARP_LANES, own = count[0] + count[1] + count[2] + count[3];
+    uint32_t before = own;
+
+    for (uint32_t s = 1; s < WARP_LANES; s *= 2) {
+        uint32_t other = __shfl_up_sync(WARP_ALL, before, s);
+
+        before += warp_lane() >= s ? other : 0;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        digit = -1;
+    if (warp_lane() == WARP_LANES - 1)
+        part[warp] = before;
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < WARPS; i++)
+        before += i < warp ? part[i] : 0;
+    before -= own;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        if (before < *need && before + count[i] >= *need) {
+            digit = (int32_t)(DIGITS - 1 - 4 * threadIdx.x - i);
+            left = *need - before;
+        }
+        before += count[i];
+    }
+    __syncthreads();
+    if (digit >= 0)
+        *need = left;
+    return digit;
+}
+
+/* Of the digits at `from`, those that walk_counts wants of a thread. */
+static __device__ __forceinline__ uint4 *own_digits(uint32_t *from)
+{
+    static_assert(DIGITS == 4 * THREADS, "a thread has four digits");
+    return (uint4 *)from + (THREADS - 1 - threadIdx.x);
+}
+
+/* Where a choice ends, as far as the first digits say. */
+struct first_cut {
+    uint32_t poison; /* blocks with +inf, which is a digit of its own */
+    uint32_t need;   /* without the windows and them; 0: no more than they */
+    int32_t digit;   /* -1: all are taken */
+};
+
+static __device__ __forceinline__ struct first_cut first_cut_of(args_t a, const struct choose &c,
+                                                                uint4 digits, uint32_t windows,
+                                                                uint32_t room)
+{
+    constexpr uint32_t DIGIT = POISON_KEY >> FIRST_SHIFT;
+    __shared__ uint32_t poison;
+    uint32_t count[4] = {digits.w, digits.z, digits.y, digits.x}, most = least(most_blocks(a, c.n), room);
+    struct first_cut cut;
+
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        if (DIGITS - 1 - 4 * threadIdx.x - i == DIGIT) {
+            poison = count[i];
+            count[i] = 0;
+        }
+    __syncthreads();
+    cut.poison = poison;
+    cut.need = most > windows + poison ? most - windows - poison : 0;
+    cut.digit = cut.need == 0 ? -1 : walk_counts(count, &cut.need);
+    return cut;
+}
+
+/* Looks through blocks [first, end), first a multiple of 32 and at most SLICE of them: marks those whose
+ * first digit is above that of the cut, a bit each, and adds those that have it to `to`, whose n is in
+ * shared memory. The loops are short on purpose: what runs once waits for its instructions. */
+static __device__ __forceinline__ void look(const struct choose &c, uint32_t digit, uint32_t first,
+                                            uint32_t end, uint32_t *marks, struct found *to)
+{
+    uint32_t *scores = shared + 2 * FOUND + MARKS;
+
+#pragma unroll
+    for (uint32_t i = 0; i < UCM_SELECT_CUDA_SLICE / THREADS; i++) {
+        uint32_t b = first + i * THREADS + threadIdx.x;
+
+        if (b < end)
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                             (uint32_t)__cvta_generic_to_shared(scores + (b - first))),
+                         "l"(c.scores + b));
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+#pragma unroll 2
+    for (uint32_t at = first + threadIdx.x / WARP_LANES * WARP_LANES; at < end; at += THREADS) {
+        uint32_t b = at + warp_lane(), key = 0, over, own, base = 0;
+        bool inside = b >= c.begin && b < min(end, c.end);
+
+        if (inside)
+            key = ucm_score_key(ucm_f32(scores[b - first]));
+        over = __ballot_sync(WARP_ALL, inside && key >> FIRST_SHIFT > digit);
+        own = __ballot_sync(WARP_ALL, inside && key >> FIRST_SHIFT == digit);
+        if (warp_lane() == 0) {
+            marks[(at - first) / WARP_LANES] = over;
+            if (own != 0)
+                base = atomicAdd(&to->n, (uint32_t)__popc(own));
+        }
+        if (own == 0)
+            continue;
+        base = __shfl_sync(WARP_ALL, base, 0) + (uint32_t)__popc(own & ((1u << warp_lane()) - 1));
+        if ((own >> warp_lane() & 1) && base < FOUND) {
+            to->key[base] = key;
+            to->block[base] = b;
         }
     }
     __syncthreads();
-    if (most > windows + poison)
-        need.count = most - windows - poison;
-    if (need.count == 0)
-        return put_rest(c, cut{POISON_KEY, least(poison, room - windows)}, to, at);
-    digit = walk(c, sums, &need);
-    if (digit < 0)
-        return put_rest(c, cut{0, c.end - c.begin}, to, at);
-    if (gather(c, (uint32_t)digit, &runs)) {
-        struct cut cut = take_candidates(c, sums, &runs, (uint32_t)digit, need);
+}
 
-        return put_runs(c, cut, &runs, to, at);
+/* Candidates of which more is to be known than their first digit, and those that are chosen. */
+struct close {
+    uint32_t key[CLOSE], block[CLOSE];
+    uint32_t n, n_chosen; /* may be more than there is room for */
+};
+
+/* The digit of the candidates' keys at `shift`, among those whose bits above it are `prefix`, in which the
+ * taking ends; what is above it is taken off the need. */
+static __device__ __forceinline__ uint32_t candidates_digit(const struct found *f, uint32_t *counts,
+                                                            uint32_t prefix, uint32_t shift,
+                                                            uint32_t width, uint32_t *need)
+{
+    uint32_t n = f->n;
+
+    __syncthreads();
+    *own_digits(counts) = uint4{};
+    __syncthreads();
+#pragma unroll 2
+    for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+        if (f->key[i] >> (shift + width) == prefix)
+            atomicAdd(counts + (f->key[i] >> shift & ((1u << width) - 1)), 1);
+    __syncthreads();
+    uint4 own = *own_digits(counts);
+    uint32_t count[4] = {own.w, own.z, own.y, own.x};
+
+    return (uint32_t)walk_counts(count, need); /* it is among them */
+}
+
+/* Sorts the candidates by their bits from `shift` up: those above it go to `chosen`, which has room for
+ * CHOSEN, those that have it to `close`. */
+static __device__ __forceinline__ void sort_candidates(const struct found *f, uint32_t prefix,
+                                                       uint32_t shift, struct close *close,
+                                                       uint32_t *chosen)
+{
+    uint32_t n = f->n;
+
+#pragma unroll 2
+    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
+        uint32_t key = f->key[i], at;
+
+        if (key >> shift > prefix) {
+            at = atomicAdd(&close->n_chosen, 1);
+            if (at < CHOSEN)
+                chosen[at] = f->block[i];
+        } else if (key >> shift == prefix) {
+            at = atomicAdd(&close->n, 1);
+            if (at < CLOSE) {
+                close->key[at] = key;
+                close->block[at] = f->block[i];
+            }
+        }
     }
-    return put_rest(c, take(a, c, sums, need, 1, (uint32_t)digit), to, at);
+    __syncthreads();
+}
+
+/* Of at most CLOSE candidates the best `need`: each is compared with all others. */
+static __device__ __forceinline__ void take_best(struct close *close, uint32_t need, uint32_t *chosen)
+{
+    uint32_t n = close->n, at = threadIdx.x / 2, better = 0, key, block;
+
+    static_assert(2 * CLOSE == THREADS, "two threads a candidate");
+    key = at < n ? close->key[at] : 0;
+    block = at < n ? close->block[at] : 0;
+    if (at < n)
+#pragma unroll 4
+        for (uint32_t i = threadIdx.x % 2; i < n; i += 2)
+            better += close->key[i] > key || (close->key[i] == key && close->block[i] < block);
+    better += __shfl_xor_sync(WARP_ALL, better, 1);
+    if (at < n && better < need && threadIdx.x % 2 == 0)
+        chosen[atomicAdd(&close->n_chosen, 1)] = block;
+    __syncthreads();
+}
+
+/* Puts the marked blocks from place `at` on, in order; words: those of [first, first + 32 words). Returns how
+ * many. order: room for as many in shared memory as one call can have, or less. */
+static __device__ __forceinline__ uint32_t put_marked(const struct choose &c, const uint32_t *marks,
+                                                      uint32_t first, uint32_t words,
+                                                      uint32_t *order, const struct answer &to,
+                                                      uint32_t at)
+{
+    __shared__ uint32_t part[WARPS];
+    uint32_t each = (words + THREADS - 1) / THREADS, from = threadIdx.x * each;
+    uint32_t end = min(from + each, words), n = 0, own, all = 0, warp = threadIdx.x / WARP_LANES;
+
+    for (uint32_t i = from; i < end; i++)
+        n += __popc(marks[i]);
+    own = n;
+    for (uint32_t s = 1; s < WARP_LANES; s *= 2) {
+        uint32_t other = __shfl_up_sync(WARP_ALL, n, s);
+
+        n += warp_lane() >= s ? other : 0;
+    }
+    __syncthreads();
+    if (warp_lane() == WARP_LANES - 1)
+        part[warp] = n;
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < WARPS; i++) {
+        n += i < warp ? part[i] : 0;
+        all += part[i];
+    }
+    n -= own;
+    for (uint32_t i = from; i < end; i++)
+        for (uint32_t word = marks[i]; word != 0; word &= word - 1, n++) {
+            uint32_t b = first + i * WARP_LANES + (uint32_t)__ffs((int)word) - 1;
+
+            if (all <= FOUND)
+                order[n] = b;
+            else
+                put(c, to, at + n, b);
+        }
+    __syncthreads();
+    if (all <= FOUND)
+        for (uint32_t i = threadIdx.x; i < all; i += THREADS)
+            put(c, to, at + i, order[i]);
+    return all;
+}
+
+/* What a slice of a long list found, and its marks, in the workspace. */
+static __device__ __forceinline__ struct found list_found(args_t a, uint32_t number)
+{
+    uint32_t *at = (uint32_t *)a.found_at + (uint64_t)number * 2 * FOUND;
+
+    return found{at, at + FOUND, 0};
+}
+
+static __device__ __forceinline__ uint32_t *list_marks(args_t a, uint32_t number)
+{
+    return (uint32_t *)a.marks + (uint64_t)number * ((a.max_blocks + 31) / 32);
+}
+
+/* Copies what the slices found of list `number` to `f`, in shared memory. */
+static __device__ __forceinline__ void collect(args_t a, uint32_t number, struct found *f)
+{
+    struct found from = list_found(a, number);
+
+    if (threadIdx.x == 0)
+        f->n = __ldcg((const uint32_t *)a.found + number);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < min(f->n, FOUND); i += THREADS) {
+        f->key[i] = __ldcg(from.key + i);
+        f->block[i] = __ldcg(from.block + i);
+    }
+    __syncthreads();
+}
+
+/* The last step: the blocks above the cut are marked, in shared memory (lists that one thread block looks
+ * through) or in the workspace; n candidates are chosen. */
+static __device__ __forceinline__ uint32_t put_choice(args_t a, const struct choose &c, uint32_t number,
+                                                      const uint32_t *chosen, uint32_t n_chosen,
+                                                      const struct answer &to, uint32_t at)
+{
+    uint32_t *marks = shared + 2 * FOUND, begin = at, words = (c.n + 31) / 32;
+
+    for (uint32_t first = 0; first < words; first += MARKS) {
+        uint32_t n = min(MARKS, words - first);
+
+        if (c.n > UCM_SELECT_CUDA_LONG) {
+            for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+                marks[i] = __ldcg(list_marks(a, number) + first + i);
+            __syncthreads();
+        }
+        for (uint32_t i = threadIdx.x; i < n_chosen; i += THREADS) {
+            uint32_t b = chosen[i];
+
+            if (b / 32 >= first && b / 32 < first + n)
+                atomicOr(marks + b / 32 - first, 1u << b % 32);
+        }
+        __syncthreads();
+        at += put_marked(c, marks, first * 32, n, shared, to, at);
+        __syncthreads();
+    }
+    return at - begin;
+}
+
+/* windows < room <= n. Puts blocks between the windows to place `at` and behind; returns how many. */
+static __device__ __forceinline__ uint32_t put_top(args_t a, const struct choose &c,
+                                                   struct digit_sums *sums, uint32_t *digits,
+                                                   uint32_t number, uint32_t windows, uint32_t room,
+                                                   const struct answer &to, uint32_t at)
+{
+    __shared__ struct found f;
+    uint4 own = __ldcg(own_digits(digits));
+    __shared__ struct close close;
+    struct first_cut first;
+    uint32_t prefix, *chosen = sums->mass_low; /* and mass_high: only mass needs them */
+
+    *own_digits(digits) = uint4{}; /* for the next launch */
+    if (threadIdx.x == 0) {
+        f = found{shared, shared + FOUND, 0};
+        close.n = close.n_chosen = 0;
+    }
+    first = first_cut_of(a, c, own, windows, room);
+    if (first.need == 0)
+        return put_rest(c, cut{POISON_KEY, least(first.poison, room - windows)}, to, at);
+    if (first.digit < 0)
+        return put_rest(c, cut{0, c.end - c.begin}, to, at);
+    if (c.n > UCM_SELECT_CUDA_LONG)
+        collect(a, number, &f);
+    else
+        look(c, (uint32_t)first.digit, 0, c.n, shared + 2 * FOUND, &f);
+    if (f.n > FOUND)
+        return put_rest(c, take(a, c, sums, need{first.need, UINT64_MAX}, 1, (uint32_t)first.digit), to, at);
+    prefix = (uint32_t)first.digit << 11 |
+             candidates_digit(&f, sums->count, (uint32_t)first.digit, 10, 11, &first.need);
+    sort_candidates(&f, prefix, 10, &close, chosen);
+    if (close.n > CLOSE || close.n_chosen > CHOSEN) { /* very many alike */
+        prefix = prefix << 10 | candidates_digit(&f, sums->count, prefix, 0, 10, &first.need);
+        return put_rest(c, cut{prefix, first.need}, to, at);
+    }
+    take_best(&close, first.need, chosen);
+    return put_choice(a, c, number, chosen, close.n_chosen, to, at);
+}
+
+/* ---- items ---- */
+
+static __device__ __forceinline__ struct choose choose_of(args_t a, uint32_t chain, uint32_t list, uint32_t n)
+{
+    struct span s = between_windows(a, n);
+    bool mass = a.policy == UCM_CHOOSE_MASS;
+
+    return choose{list_of(a, chain, list), n, s.begin, s.end, mass && n <= UCM_SELECT_CUDA_KEYS, mass, 0};
+}
+
+/* One slice of a list, for choose_item; nothing to do if the list is not long. */
+static __device__ __noinline__ void look_item(args_t a, uint32_t chain, uint32_t list, uint32_t slice,
+                                              uint32_t n)
+{
+    __shared__ struct found f;
+    __shared__ uint32_t base;
+    uint32_t number = chain * a.lists + list, first = slice * UCM_SELECT_CUDA_SLICE;
+    struct choose c = choose_of(a, chain, list, n);
+    uint32_t windows = n - (c.end - c.begin), room = min(a.room, n), *found = (uint32_t *)a.found + number;
+    struct first_cut cut = {0, 0, -1};
+
+    if (threadIdx.x == 0)
+        f = {shared, shared + FOUND, 0};
+    if (n > UCM_SELECT_CUDA_LONG && first < n && room > windows)
+        cut = first_cut_of(a, c, __ldcg(own_digits(digits_of(a, chain, list))), windows, room);
+    if (cut.digit >= 0) {
+        struct found to = list_found(a, number);
+
+        look(c, (uint32_t)cut.digit, first, min(first + UCM_SELECT_CUDA_SLICE, n),
+             list_marks(a, number) + first / WARP_LANES, &f);
+        if (threadIdx.x == 0)
+            base = atomicAdd(found, f.n);
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < f.n && base + i < FOUND; i += THREADS) {
+            to.key[base + i] = f.key[i];
+            to.block[base + i] = f.block[i];
+        }
+    }
+    item_done(&progress(a, chain)->looked);
 }
 
 static __device__ __noinline__ void choose_item(args_t a, uint32_t chain, uint32_t list, uint32_t n)
 {
     __shared__ struct digit_sums sums;
     uint64_t number = (uint64_t)chain * a.lists + list;
-    uint32_t init = min(a.init_window, n), windows = least((uint64_t)a.init_window + a.local_window, n);
-    uint32_t room = min(a.room, n), count;
+    struct choose c = choose_of(a, chain, list, n);
+    uint32_t init = c.begin, windows = n - (c.end - c.begin), room = min(a.room, n), count;
     struct answer to = {(uint32_t *)a.index + number * a.room,
                         a.score ? (float *)a.score + number * a.room : nullptr};
-    struct choose c = {list_of(a, chain, list), n, init, n - (windows - init),
-                       a.policy == UCM_CHOOSE_MASS && n <= UCM_SELECT_CUDA_KEYS,
-                       a.policy == UCM_CHOOSE_MASS, 0};
     uint32_t *digits = digits_of(a, chain, list);
 
     __syncthreads();
@@ -551,7 +733,7 @@ static __device__ __noinline__ void choose_item(args_t a, uint32_t chain, uint32
     if (room > windows && c.mass)
         count += put_rest(c, cut_of(a, c, &sums, windows, room), to, init);
     else if (room > windows)
-        count += put_top(a, c, &sums, digits, windows, room, to, init);
+        count += put_top(a, c, &sums, digits, (uint32_t)number, windows, room, to, init);
     else if (!c.mass)
         for (uint32_t i = threadIdx.x; i < DIGITS; i += THREADS)
             digits[i] = 0;
@@ -563,8 +745,11 @@ static __device__ __noinline__ void choose_item(args_t a, uint32_t chain, uint32
         if (to.score)
             to.score[i] = -ucm_inf();
     }
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         ((uint32_t *)a.count)[number] = count;
+        if (a.slices > 0)
+            ((uint32_t *)a.found)[number] = 0;
+    }
     __syncthreads();
 }
 

@@ -10,15 +10,24 @@
 #define UCM_SELECT_CUDA_THREADS 512u
 #define UCM_SELECT_CUDA_CHAINS 1024u            /* of one launch */
 #define UCM_SELECT_CUDA_BLOCKS ((1u << 20) - 1) /* of a chain: sums of weights fit 32 + 12 bits */
-#define UCM_SELECT_CUDA_RAW 16384u              /* scores of query heads that an item holds */
-#define UCM_SELECT_CUDA_TILE 256u               /* blocks of an item, at most */
+#define UCM_SELECT_CUDA_RAW 16384u              /* scores of query heads in shared memory */
+#define UCM_SELECT_CUDA_TILE 512u               /* blocks of an item, at most */
 #define UCM_SELECT_CUDA_DIGITS 2048u
 #define UCM_SELECT_CUDA_KEYS                                                                       \
-    16384u /* of a list, held while it is chosen from; longer lists are read again */
+    16384u /* of a list, held while it is chosen from by mass; longer lists are read again */
+#define UCM_SELECT_CUDA_SLICE 8192u  /* of a long list: what one item looks through */
+#define UCM_SELECT_CUDA_LONG 8192u   /* longer lists are looked through by several thread blocks */
+#define UCM_SELECT_CUDA_FOUND 10240u /* blocks that a choice compares closely, at most */
+#define UCM_SELECT_CUDA_MARKS 4096u  /* words of a bit a block, of a choice at once */
 #define UCM_SELECT_CUDA_NO_INDEX 0xffffffffu /* in an answer, behind the chosen blocks */
 
-/* Dynamic shared memory: scores of an item, or keys of a list. */
-#define UCM_SELECT_CUDA_SHARED (4 * UCM_SELECT_CUDA_RAW)
+/* Dynamic shared memory, in bytes, at least: what a choice takes, and scores of whole tiles. Where warps have
+ * several jobs each, digests of chunks that are scored or under way are staged in STAGES places behind the
+ * scores of two chunks, which may take more. */
+#define UCM_SELECT_CUDA_SHARED                                                                     \
+    (4 * (2 * UCM_SELECT_CUDA_FOUND + UCM_SELECT_CUDA_MARKS + UCM_SELECT_CUDA_SLICE))
+#define UCM_SELECT_CUDA_STAGES 2u
+#define UCM_SELECT_CUDA_STAGE (68u << 10) /* bytes of one, at most */
 
 enum ucm_select_cuda_q {
     UCM_SELECT_Q_F32 = 0,
@@ -39,7 +48,7 @@ enum ucm_select_cuda_family {
 
 /* How many items of a chain are done, by their kinds. All are 0 between launches. */
 struct ucm_select_cuda_progress {
-    uint32_t prepared, scored, weighed, shared;
+    uint32_t prepared, scored, weighed, shared, looked;
 };
 
 struct ucm_select_cuda {
@@ -68,12 +77,18 @@ struct ucm_select_cuda {
     uint32_t room; /* of a list's answer */
     /* Sizes. */
     uint32_t chains, max_blocks, lists;
-    uint32_t pitch; /* max_blocks, rounded up to a multiple of 4 */
-    uint32_t
-        tile; /* blocks of an item, at most: tile * rows * q_heads is at most UCM_SELECT_CUDA_RAW */
+    uint32_t pitch;      /* max_blocks, rounded up to a multiple of 4 */
+    uint32_t slices;     /* of a list, if max_blocks is above UCM_SELECT_CUDA_LONG; else 0 */
+    uint32_t tile;       /* blocks of an item, at most */
+    uint32_t chunk;      /* of them, scored between two barriers: all, or a power of two */
+    uint32_t raw_pitch;  /* from one query's scores of a chunk to the next one's */
+    uint32_t staged;     /* bytes of a block's digest in shared memory; 0: read where it lies */
+    uint32_t stage_at;   /* in shared memory */
+    uint32_t copy_bytes; /* of a digest, that scores need */
     /* The launch. */
     uint32_t blocks;                /* of the digests' memory: what lies outside has no digest */
     uint32_t q_dtype;               /* enum ucm_select_cuda_q */
+    uint32_t wide;                  /* digests are aligned to 16 bytes */
     uint32_t q_aligned;             /* every query begins at a multiple of 4 elements */
     uint64_t digests, block_stride; /* the layer's */
     uint64_t table, table_stride;   /* int32_t; elements from a chain's row to the next */
@@ -87,10 +102,13 @@ struct ucm_select_cuda {
     uint64_t queries;  /* float[chains][kv_heads][queries_a_head][query_floats], unless N > 0 */
     uint64_t scores;   /* float[chains][lists][pitch] */
     uint64_t
-        digits;   /* top k: uint32_t[chains][lists][UCM_SELECT_CUDA_DIGITS]; 0 between launches */
-    uint64_t raw; /* softmax: float[chains][rows * q_heads][max_blocks] */
-    uint64_t top; /* softmax: uint32_t[chains][rows * q_heads]: keys; 0 between launches */
-    uint64_t sum; /* softmax: uint64_t[chains][rows * q_heads]; 0 between launches */
+        digits;     /* top k: uint32_t[chains][lists][UCM_SELECT_CUDA_DIGITS]; 0 between launches */
+    uint64_t found; /* long lists: uint32_t[chains][lists]; 0 between launches */
+    uint64_t found_at; /* and uint32_t[2][UCM_SELECT_CUDA_FOUND] of each: keys and blocks */
+    uint64_t marks;    /* and uint32_t[(max_blocks + 31) / 32] of each */
+    uint64_t raw;      /* softmax: float[chains][rows * q_heads][max_blocks] */
+    uint64_t top;      /* softmax: uint32_t[chains][rows * q_heads]: keys; 0 between launches */
+    uint64_t sum;      /* softmax: uint64_t[chains][rows * q_heads]; 0 between launches */
 };
 
 #endif

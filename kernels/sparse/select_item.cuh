@@ -17,7 +17,7 @@
 
 typedef const struct ucm_select_cuda &args_t;
 
-extern __shared__ uint32_t shared[]; /* an item's scores, by query head and block; or a list's keys */
+extern __shared__ __align__(128) uint32_t shared[]; /* an item's scores, by query head and block; or a list's keys */
 
 /* A chain and, of its blocks, those of one item. */
 struct tile {

@@ -47,40 +47,57 @@ static __device__ __forceinline__ struct span between_windows(args_t a, uint32_t
     return span{init, n - min(a.local_window, n - init)};
 }
 
+/* Adds 1 to each valid lane's counter, lanes of one counter together: scores gather in few digits. By
+ * whole warps. */
+static __device__ __forceinline__ void count_digit(uint32_t *digits, uint32_t number, bool valid)
+{
+    uint32_t same = __match_any_sync(WARP_ALL, valid ? number : ~0u);
+
+    if (valid && warp_lane() == (uint32_t)__ffs((int)same) - 1)
+        atomicAdd(digits + number, (uint32_t)__popc(same));
+}
+
 /* From the scores of a KV head's queries for each block of the tile to those of the lists. head(g, b)
  * is the head's. */
 template <typename HEAD>
 static __device__ __forceinline__ void put_lists(args_t a, const struct tile &t, HEAD head)
 {
     struct span s = between_windows(a, t.n);
+    uint32_t *digits = digits_of(a, t.chain, 0);
+    uint32_t shift = WARP_LANES - __clz((int)(t.count - 1)); /* places a list: a power of two */
 
-    for (uint32_t i = threadIdx.x; i < a.lists * t.count; i += THREADS) {
-        uint32_t list = i / t.count, b = i % t.count;
-        float x;
+    for (uint32_t base = 0; base < a.lists << shift; base += THREADS) {
+        uint32_t i = base + threadIdx.x, list = i >> shift, b = i & ((1u << shift) - 1);
+        bool valid = list < a.lists && b < t.count;
+        float x = 0;
 
-        if (a.heads == UCM_HEADS_EACH) {
+        if (valid && a.heads == UCM_HEADS_EACH) {
             x = head(list, b);
-        } else {
+        } else if (valid) {
             struct many heads = {0, 0, 0};
 
             for (uint32_t g = 0; g < a.kv_heads; g++)
                 many_add(&heads, head(g, b));
             x = a.heads == UCM_HEADS_SUM ? many_sum(&heads, 1.0f) : heads.top;
         }
-        list_of(a, t.chain, list)[t.first + b] = x;
-        if (a.policy == UCM_CHOOSE_TOPK && t.first + b >= s.begin && t.first + b < s.end)
-            atomicAdd(digits_of(a, t.chain, list) + (ucm_score_key(x) >> FIRST_SHIFT), 1);
+        b += t.first;
+        if (valid)
+            list_of(a, t.chain, list)[b] = x;
+        if (a.policy == UCM_CHOOSE_TOPK)
+            count_digit(digits, list * UCM_SELECT_CUDA_DIGITS + (ucm_score_key(x) >> FIRST_SHIFT),
+                        valid && b >= s.begin && b < s.end);
     }
 }
 
-static __device__ __forceinline__ void reduce_tile(args_t a, const struct tile &t)
+/* raw: the scores of a chunk. */
+static __device__ __forceinline__ void reduce_chunk(args_t a, const struct tile &t, const float *raw)
 {
     put_lists(a, t, [&](uint32_t g, uint32_t b) {
-        const float *raw = (const float *)shared + g * a.queries_a_head * a.tile + b;
+        const float *from = raw + g * a.queries_a_head * a.raw_pitch + b;
         struct many group = {0, 0, 0};
 
         for (uint32_t i = 0; i < a.queries_a_head; i++)
-            many_add(&group, raw[i * a.tile]);
+            many_add(&group, from[i * a.raw_pitch]);
         return a.reduce == UCM_REDUCE_MEAN ? many_sum(&group, (float)a.queries_a_head) : group.top;
     });
 }
@@ -112,8 +129,8 @@ static __device__ __forceinline__ uint64_t raw_list(args_t a, uint32_t chain, ui
     return (uint64_t)chain * a.rows * a.q_heads + i;
 }
 
-/* Keeps the tile's scores of each query head, and the largest that is not +inf. */
-static __device__ __forceinline__ void keep_raw(args_t a, const struct tile &t)
+/* Keeps a chunk's scores of each query head, and the largest that is not +inf. */
+static __device__ __forceinline__ void keep_raw(args_t a, const struct tile &t, const float *raw)
 {
     for (uint32_t i = threadIdx.x / WARP_LANES; i < a.rows * a.q_heads; i += WARPS) {
         uint64_t list = raw_list(a, t.chain, i);
@@ -121,13 +138,13 @@ static __device__ __forceinline__ void keep_raw(args_t a, const struct tile &t)
         uint32_t top = 0;
 
         for (uint32_t b = warp_lane(); b < t.count; b += WARP_LANES) {
-            float x = ((const float *)shared)[i * a.tile + b];
+            float x = raw[i * a.raw_pitch + b];
 
             to[b] = x;
             top = x == ucm_inf() ? top : max(top, ucm_score_key(x));
         }
         top = __reduce_max_sync(WARP_ALL, top);
-        if (warp_lane() == 0)
+        if (warp_lane() == 0 && top > __ldcg((const uint32_t *)a.top + list))
             atomicMax((uint32_t *)a.top + list, top);
     }
 }

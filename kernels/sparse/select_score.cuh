@@ -55,15 +55,15 @@ static __device__ __forceinline__ uint32_t load_word(const uint8_t *vector, uint
     if (c >= n)
         return 0;
     if (aligned)
-        return __ldg((const uint32_t *)(vector + c));
+        return *(const uint32_t *)(vector + c);
     for (uint32_t j = 0; j < 4 && c + j < n; j++)
-        word |= (uint32_t)__ldg(vector + c + j) << 8 * j;
+        word |= (uint32_t)vector[c + j] << 8 * j;
     return word;
 }
 
 static __device__ __forceinline__ float load_scale(const uint8_t *at)
 {
-    return ucm_bf16_decode(__ldg((const uint16_t *)at));
+    return ucm_bf16_decode(*(const uint16_t *)at);
 }
 
 /* ---- sums over channels, by teams ---- */
@@ -198,18 +198,20 @@ template <int F> struct gathered {
 #define LACKS 1ull
 #define PAD TEAMS /* digests past the tile's, for teams that have no block */
 
-/* What one warp scores of a tile: queries first_query .. of a KV head, against blocks first, first +
+/* What one warp scores of a chunk: queries first_query .. of a KV head, against blocks first, first +
  * step .. */
 struct work {
-    const uint64_t *digest; /* of the tile's blocks */
+    const uint64_t *digest; /* of the chunk's blocks */
+    const uint8_t *stage;   /* or a copy of them, in shared memory */
     float *out;             /* the first query's scores */
     uint32_t chain, g, first_query, queries;
     uint32_t first, step, count; /* blocks */
 };
 
-static __device__ __forceinline__ const uint8_t *bytes_of(uint64_t digest)
+static __device__ __forceinline__ const uint8_t *bytes_of(args_t a, const struct work &w, uint32_t b)
 {
-    return (const uint8_t *)(digest & ~LACKS);
+    return w.stage ? w.stage + min(b, a.chunk - 1) * a.staged
+                   : (const uint8_t *)(w.digest[b] & ~LACKS);
 }
 
 static __device__ __forceinline__ void put_score(args_t a, const struct work &w, uint32_t b,
@@ -218,7 +220,7 @@ static __device__ __forceinline__ void put_score(args_t a, const struct work &w,
     if (w.digest[b] & LACKS)
         score = ucm_inf();
     if (mine && query < w.queries && b < w.count)
-        w.out[query * a.tile + b] = ucm_is_nan(score) ? -ucm_inf() : score;
+        w.out[query * a.raw_pitch + b] = ucm_is_nan(score) ? -ucm_inf() : score;
 }
 
 /* ---- short vectors, of 32 N channels ---- */
@@ -249,23 +251,46 @@ static __device__ __forceinline__ void query_word(args_t a, uint64_t at, uint32_
     }
 }
 
+/* Place i of the work's queries: its first element in q. */
+template <int Q>
+static __device__ __forceinline__ uint64_t query_at(args_t a, const struct work &w, uint32_t i)
+{
+    uint32_t group = a.q_heads / a.kv_heads, query = w.first_query + min(query_of<Q>(i), w.queries - 1);
+    uint32_t head = query / group * a.q_heads + w.g * group + query % group;
+
+    return w.chain * a.q_stride + (uint64_t)head * a.head_dim;
+}
+
 template <int F, int Q, int N>
 static __device__ __forceinline__ void load_queries(args_t a, const struct work &w,
                                                     struct queries<F, Q, N> *to)
 {
-    uint32_t c = threadIdx.x % TEAM * 4, group = a.q_heads / a.kv_heads;
+    bool quick = a.q_dtype == UCM_SELECT_Q_BF16 && a.q_aligned && !a.channel;
+    uint32_t c = threadIdx.x % TEAM * 4;
     float sizes[Q][4] = {};
 
 #pragma unroll
     for (uint32_t i = 0; i < Q; i++) {
-        uint32_t query = w.first_query + min(query_of<Q>(i), w.queries - 1);
-        uint32_t head = query / group * a.q_heads + w.g * group + query % group;
-        uint64_t at = w.chain * a.q_stride + (uint64_t)head * a.head_dim;
+        uint64_t at = query_at<Q>(a, w, i) + c;
+        ushort4 raw[N];
 
+        if (quick) { /* the loads are under way together */
+#pragma unroll
+            for (uint32_t k = 0; k < N; k++)
+                raw[k] = *(const ushort4 *)((const uint16_t *)a.q + at + WARP_LANES * k);
+        }
 #pragma unroll
         for (uint32_t k = 0; k < N; k++) {
-            query_word(a, at, c + WARP_LANES * k, to->q[k][i]);
+            if (quick) {
+                to->q[k][i][0] = ucm_bf16_decode(raw[k].x);
+                to->q[k][i][1] = ucm_bf16_decode(raw[k].y);
+                to->q[k][i][2] = ucm_bf16_decode(raw[k].z);
+                to->q[k][i][3] = ucm_bf16_decode(raw[k].w);
+            } else {
+                query_word(a, at - c, c + WARP_LANES * k, to->q[k][i]);
+            }
             to->mask[k][i] = high_mask(to->q[k][i]);
+#pragma unroll
             for (uint32_t j = 0; j < 4; j++)
                 sizes[i][j] += ucm_abs(to->q[k][i][j]);
         }
@@ -283,7 +308,7 @@ template <int F, int N>
 static __device__ __forceinline__ void load_vector(args_t a, const struct work &w, uint32_t b,
                                                    uint32_t v, struct vector<F, N> *to)
 {
-    const uint8_t *digest = bytes_of(w.digest[b]);
+    const uint8_t *digest = bytes_of(a, w, b);
 
     v += w.g * a.vectors;
     if constexpr (F == UCM_SELECT_REST) {
@@ -291,7 +316,7 @@ static __device__ __forceinline__ void load_vector(args_t a, const struct work &
 
 #pragma unroll
         for (uint32_t i = 0; i < N; i++)
-            to->word[0][i] = half_channels(__ldg(words + TEAM / 2 * i));
+            to->word[0][i] = half_channels(words[TEAM / 2 * i]);
     } else {
 #pragma unroll
         for (uint32_t k = 0; k < family<F>::arrays; k++) {
@@ -300,7 +325,7 @@ static __device__ __forceinline__ void load_vector(args_t a, const struct work &
 
 #pragma unroll
             for (uint32_t i = 0; i < N; i++)
-                to->word[k][i] = __ldg(words + TEAM * i);
+                to->word[k][i] = words[TEAM * i];
         }
     }
 #pragma unroll
@@ -331,17 +356,16 @@ static __device__ __forceinline__ float score_vector(args_t a, const struct quer
 
 /* The next vector is under way while one is used. All teams of a warp take as many steps. */
 template <int F, int Q, int N>
-static __device__ __forceinline__ void score_short(args_t a, const struct work &w)
+static __device__ __forceinline__ void score_short(args_t a, const struct work &w,
+                                                   const struct queries<F, Q, N> &q)
 {
     uint32_t team = threadIdx.x % WARP_LANES / TEAM, at = w.first, v = 0;
     bool mine = threadIdx.x % (Q == 4 ? 2 : TEAM) == 0;
-    struct queries<F, Q, N> q;
     struct vector<F, N> x, next;
     struct gathered<F> best;
 
     if (at >= w.count)
         return;
-    load_queries<F, Q, N>(a, w, &q);
     load_vector<F, N>(a, w, at + team, 0, &next);
     while (at < w.count) {
         uint32_t now = at, which = v;
@@ -369,7 +393,7 @@ static __device__ __forceinline__ uint32_t load_channels(args_t a, const uint8_t
     const uint8_t *vector = array + v * a.vector_bytes;
 
     if (F == UCM_SELECT_REST)
-        return half_channels(__ldg((const uint32_t *)(vector + c / WARP_LANES * 16) + half_word()));
+        return half_channels(((const uint32_t *)(vector + c / WARP_LANES * 16))[half_word()]);
     return load_word(vector, c, a.channels, a.aligned);
 }
 
@@ -394,7 +418,7 @@ static __device__ __forceinline__ void score_long(args_t a, const struct work &w
 
 #pragma unroll
         for (uint32_t k = 0; k < AT_ONCE; k++)
-            digest[k] = bytes_of(w.digest[min(at + k * w.step + team, w.count)]);
+            digest[k] = bytes_of(a, w, min(at + k * w.step + team, w.count));
         for (uint32_t v = w.g * a.vectors; v < (w.g + 1) * a.vectors; v++) {
             float acc[AT_ONCE][family<F>::sums][Q][4] = {}, s[AT_ONCE][family<F>::sums];
 
@@ -459,9 +483,9 @@ template <int Q> static __device__ __forceinline__ void score_hash(args_t a, con
             q[i][j] = j < a.padded ? from[j] : 0;
     }
     for (uint32_t at = w.first; at < w.count; at += w.step) {
-        const uint8_t *digest = bytes_of(w.digest[at + team]);
+        const uint8_t *digest = bytes_of(a, w, at + team);
         const uint32_t *words = (const uint32_t *)(digest + w.g * a.vectors * a.channels);
-        bool bad = __ldg((const uint32_t *)(digest + a.array[1] + 4 * w.g)) != 0;
+        bool bad = *(const uint32_t *)(digest + a.array[1] + 4 * w.g) != 0;
         uint32_t least[Q];
 
 #pragma unroll
@@ -473,7 +497,7 @@ template <int Q> static __device__ __forceinline__ void score_hash(args_t a, con
 
 #pragma unroll
             for (uint32_t j = 0; j < HASH_WORDS; j++) {
-                uint32_t k = j < a.padded ? __ldg(words + t * a.padded + j) : 0;
+                uint32_t k = j < a.padded ? words[t * a.padded + j] : 0;
 
 #pragma unroll
                 for (uint32_t i = 0; i < Q; i++)
@@ -495,33 +519,92 @@ template <int Q> static __device__ __forceinline__ void score_hash(args_t a, con
     }
 }
 
-/* Every query of every KV head against the tile, into `shared`. A warp takes some queries of one head;
- * when there are fewer of those than warps, several share the blocks. */
-template <int F, int Q, int N>
-static __device__ __forceinline__ void score_tile(args_t a, const struct tile &t,
-                                                  const uint64_t *digest)
-{
-    uint32_t warp = threadIdx.x / WARP_LANES, parts = (a.queries_a_head + Q - 1) / Q;
-    uint32_t jobs = a.kv_heads * parts, ways = jobs < WARPS ? WARPS / jobs : 1;
-    struct work w;
+/* Jobs: each is Q queries of one KV head. A warp has one or more; when there are fewer of them than warps,
+ * several share a job's blocks. */
+struct jobs {
+    uint32_t n, ways;
+};
 
-    w.digest = digest;
-    w.chain = t.chain;
-    w.count = t.count;
-    w.first = warp / jobs * TEAMS;
-    w.step = ways * TEAMS;
-    for (uint32_t job = jobs < WARPS ? warp % jobs : warp; job < jobs && warp < ways * jobs; job += WARPS) {
-        w.g = job % a.kv_heads;
-        w.first_query = job / a.kv_heads * Q;
-        w.queries = min((uint32_t)Q, a.queries_a_head - w.first_query);
-        w.out = (float *)shared + (w.g * a.queries_a_head + w.first_query) * a.tile;
-        if constexpr (F == UCM_SELECT_HASH)
-            score_hash<Q>(a, w);
-        else if constexpr (N > 0)
-            score_short<F, Q, N>(a, w);
-        else
-            score_long<F, Q>(a, w);
+template <int Q> static __device__ __forceinline__ struct jobs jobs_of(args_t a)
+{
+    uint32_t n = a.kv_heads * ((a.queries_a_head + Q - 1) / Q);
+
+    return jobs{n, n < WARPS ? WARPS / n : 1};
+}
+
+template <int Q>
+static __device__ __forceinline__ void work_begin(args_t a, const struct jobs &jobs, uint32_t job,
+                                                  struct work *w)
+{
+    w->first = threadIdx.x / WARP_LANES / jobs.n * TEAMS;
+    w->step = jobs.ways * TEAMS;
+    w->g = job % a.kv_heads;
+    w->first_query = job / a.kv_heads * Q;
+    w->queries = min((uint32_t)Q, a.queries_a_head - w->first_query);
+}
+
+/* By a warp that has one job: the chunk w against q. */
+template <int F, int Q, int N>
+static __device__ __forceinline__ void score_job(args_t a, struct work &w, float *raw,
+                                                 const struct queries<F, Q, N> &q)
+{
+    w.out = raw + (w.g * a.queries_a_head + w.first_query) * a.raw_pitch;
+    if constexpr (F == UCM_SELECT_HASH)
+        score_hash<Q>(a, w);
+    else if constexpr (N > 0)
+        score_short<F, Q, N>(a, w, q);
+    else
+        score_long<F, Q>(a, w);
+}
+
+/* Every query of every KV head against the chunk, into `raw`. */
+template <int F, int Q, int N>
+static __device__ __forceinline__ void score_jobs(args_t a, struct work w, float *raw)
+{
+    struct jobs jobs = jobs_of<Q>(a);
+
+    for (uint32_t job = threadIdx.x / WARP_LANES; job < jobs.n; job += WARPS) {
+        struct queries<F, Q, N> q;
+
+        work_begin<Q>(a, jobs, job, &w);
+        if constexpr (N > 0)
+            load_queries<F, Q, N>(a, w, &q);
+        score_job<F, Q, N>(a, w, raw, q);
     }
+}
+
+/* ---- digests on their way to shared memory ---- */
+
+/* A block's digest, by a warp; what lies behind it up to a multiple of 16 bytes comes along. */
+static __device__ __forceinline__ void copy_digest(args_t a, uint32_t to, const uint8_t *digest)
+{
+    uint32_t at = warp_lane();
+
+    if (a.wide)
+        for (at *= 16; at < a.copy_bytes; at += WARP_LANES * 16)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(digest + at));
+    else
+        for (at *= 4; at < a.copy_bytes; at += WARP_LANES * 4)
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + at), "l"(digest + at));
+}
+
+/* Begins the copies of a chunk, if there is one, as one group. */
+static __device__ __forceinline__ void stage_chunk(args_t a, const uint64_t *digest, uint32_t blocks,
+                                                   uint32_t chunk)
+{
+    uint32_t first = chunk * a.chunk, end = min(first + a.chunk, blocks);
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared) + a.stage_at +
+                  chunk % UCM_SELECT_CUDA_STAGES * a.chunk * a.staged;
+
+    for (uint32_t b = first + threadIdx.x / WARP_LANES; b < end; b += WARPS)
+        copy_digest(a, to + (b - first) * a.staged, (const uint8_t *)(digest[b] & ~LACKS));
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* The chunk that was begun STAGES - 1 groups ago is there, once a barrier follows. */
+static __device__ __forceinline__ void stage_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(UCM_SELECT_CUDA_STAGES - 2) : "memory");
 }
 
 #endif
