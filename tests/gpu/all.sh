@@ -1,6 +1,6 @@
 #!/bin/sh
 # all.sh [FOLDER]: everything that decides about copies, in ten minutes at most, on a host with a GPU: the tests
-# of this folder by each strategy; what goes through slices, under compute-sanitizer's memcheck; then
+# of this folder by each strategy; what goes through slices, and digests and selections, under compute-sanitizer's memcheck; then
 # ucm-bench copy, and what was measured beside the aims. Logs and figures go to FOLDER (.).
 # COMPUTE_SANITIZER names the program; or its wheel (nvidia-cuda-sanitizer-api) lies in sanitizer/ here.
 # SANITIZER_TOOLS="racecheck initcheck" runs more of it after the table: each with three strategies, 100 s
@@ -37,6 +37,14 @@ find_sanitizer() {
     [ -n "$sanitizer" ] || echo '== sanitizers: skipped, there is no compute-sanitizer'
 }
 
+# sanitize_sparse TOOL: digests and selections, some of each kind.
+sanitize_sparse() {
+    [ -n "$sanitizer" ] || return
+    part "$1-sparse" 100 env LD_LIBRARY_PATH="$here/lib" "$sanitizer" --tool "$1" --error-exitcode 9 \
+        ${libraries:+--injection-path "$libraries"} "$here/test_sparse" --few
+    grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|Invalid|Uninitialized|hazard|^FAIL|passed' "$name.log" | sort | uniq -c
+}
+
 # sanitize TOOL STRATEGY
 sanitize() {
     [ -n "$sanitizer" ] || return
@@ -60,6 +68,7 @@ grep -E '^(==|FAIL|[0-9]+ passed)' tests.log
 unpacked=$(mktemp -d)
 find_sanitizer
 sanitize memcheck staged
+sanitize_sparse memcheck
 bench copy-1 --strategies dma,sm,staged
 bench copy-2 --strategies auto,auto+ring --nvme-dir "${BENCH_DIR:-/var/tmp}"
 python3 "$here/table.py" copy-1.json copy-2.json || status=1
@@ -67,6 +76,7 @@ for tool in ${SANITIZER_TOOLS:-}; do
     for strategy in staged dma sm; do
         sanitize "$tool" "$strategy"
     done
+    sanitize_sparse "$tool"
 done
 rm -r "$unpacked"
 exit $status
