@@ -31,16 +31,6 @@ static uint32_t base_of(const struct ucm_encoding_section *s, uint32_t tile, uin
     return base;
 }
 
-static uint32_t base_at(const struct ucm_encoding_section *s, const uint8_t *bases,
-                        uint32_t element)
-{
-    uint32_t row = element / s->dim;
-    uint32_t head = s->order == UCM_ENCODING_NHD ? row % s->heads : row / s->tokens;
-    uint32_t token = s->order == UCM_ENCODING_NHD ? row / s->heads : row % s->tokens;
-
-    return bases[token / ENCODING_TILE * s->heads + head];
-}
-
 static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
                    uint8_t *coded)
 {
@@ -54,7 +44,7 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const
     memset(coded + l.codes, 0, l.codes_end - l.codes);
     for (uint32_t i = 0; i < l.elements; i++) {
         uint32_t h = encoding_get16(plain + UINT64_C(2) * i), e = ucm_lossless_exponent(h);
-        uint32_t code = ucm_lossless_code(e, base_at(s, coded + l.bases, i));
+        uint32_t code = ucm_lossless_code(e, coded[l.bases + encoding_tile_of(s, i / s->dim)]);
 
         coded[i] = (uint8_t)ucm_lossless_rest(h);
         coded[l.codes + i / 2] |= (uint8_t)(code << 4 * (i % 2));
@@ -77,7 +67,7 @@ static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const
 
     for (uint32_t i = 0; i < l.elements; i++) {
         uint32_t code = coded[l.codes + i / 2] >> 4 * (i % 2) & 15u;
-        uint32_t e = ucm_lossless_decode(code, base_at(s, coded + l.bases, i));
+        uint32_t e = ucm_lossless_decode(code, coded[l.bases + encoding_tile_of(s, i / s->dim)]);
 
         encoding_put16(plain + UINT64_C(2) * i, ucm_lossless_element(e, coded[i]));
     }

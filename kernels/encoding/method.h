@@ -79,6 +79,15 @@ static inline uint32_t encoding_row(const struct ucm_encoding_section *s, uint32
     return s->order == UCM_ENCODING_NHD ? token * s->heads + head : head * s->tokens + token;
 }
 
+/* The number of a row's tile and head, tiles first. */
+static inline uint32_t encoding_tile_of(const struct ucm_encoding_section *s, uint32_t row)
+{
+    bool nhd = s->order == UCM_ENCODING_NHD;
+    uint32_t token = nhd ? row / s->heads : row % s->tokens;
+
+    return token / ENCODING_TILE * s->heads + (nhd ? row % s->heads : row / s->tokens);
+}
+
 /* Whether it matters which rows are of one head. */
 static inline bool encoding_order_matters(const struct ucm_encoding_section *s)
 {

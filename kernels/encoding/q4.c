@@ -235,9 +235,7 @@ static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const
     struct q4_layout l = q4_layout(s);
 
     for (uint32_t row = 0; row < encoding_rows(s); row++) {
-        uint32_t head = s->order == UCM_ENCODING_NHD ? row % s->heads : row / s->tokens;
-        uint32_t token = s->order == UCM_ENCODING_NHD ? row / s->heads : row % s->tokens;
-        uint64_t c = (uint64_t)(token / UCM_Q4_TILE) * s->heads + head;
+        uint64_t c = encoding_tile_of(s, row);
 
         for (uint32_t g = 0; g < l.groups; g++) {
             struct group group = {spec->seed, g * l.rotation, l.rotation};

@@ -94,7 +94,8 @@ VEC_INLINE void channels_largest(uint32_t dtype, const struct head *h, const uin
         uint8_t part[2 * VEC];
 
 #define STEP(c, in)                                                                                \
-    vec_store(most + (c), vec_max(vec_load(most + (c)), element_magnitude(element_load(dtype, in))))
+    vec_store(most + (c),                                                                          \
+              vec_max(vec_load(most + (c)), (vec_f)element_magnitude(element_load(dtype, in))))
         uint32_t c = 0;
 
         for (; c + VEC <= h->dim; c += VEC)

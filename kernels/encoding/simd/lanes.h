@@ -18,6 +18,10 @@ FORM(fp8_encode);
 FORM(fp8_decode);
 FORM(int8_encode);
 FORM(int8_decode);
+FORM(q4_encode);
+FORM(q4_decode);
+FORM(lossless_encode);
+FORM(lossless_decode);
 
 VEC_INLINE vec_u vec_all(uint32_t x)
 {
@@ -38,6 +42,24 @@ VEC_INLINE vec_u vec_less(vec_u a, uint32_t b)
 VEC_INLINE vec_u vec_select(vec_u mask, vec_u yes, vec_u no)
 {
     return (yes & mask) | (no & ~mask);
+}
+
+/* Of values below 2^31. */
+VEC_INLINE vec_u vec_max_u(vec_u a, vec_u b)
+{
+#if VEC == 16
+    return (vec_u)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#else
+    return (vec_u)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#endif
+}
+
+/* The largest of the lanes. */
+VEC_INLINE uint32_t vec_largest(vec_u x)
+{
+    for (int h = VEC / 2; h > 0; h /= 2)
+        x = vec_max_u(x, (vec_u)vec_swap((vec_f)x, h));
+    return x[0];
 }
 
 /* ---- bytes and 16-bit words ---- */
@@ -118,20 +140,12 @@ VEC_INLINE vec_u element_encode(uint32_t dtype, vec_f y)
     return vec_select(nan, vec_all(ucm_element_nan(dtype)), h);
 }
 
-/* ucm_magnitude, as floats. */
-VEC_INLINE vec_f element_magnitude(vec_f x)
+/* ucm_magnitude */
+VEC_INLINE vec_u element_magnitude(vec_f x)
 {
     vec_u rest = (vec_u)x & 0x7fffffff;
 
-    return (vec_f)(rest & vec_less(rest, UCM_F32_INF));
-}
-
-/* The largest of the lanes. */
-VEC_INLINE uint32_t vec_largest(vec_f x)
-{
-    for (int h = VEC / 2; h > 0; h /= 2)
-        x = vec_max(x, vec_swap(x, h));
-    return ucm_f32_bits(x[0]);
+    return rest & vec_less(rest, UCM_F32_INF);
 }
 
 /* ---- rows ---- */
@@ -164,15 +178,15 @@ VEC_INLINE const uint8_t *row_part(uint8_t part[2 * VEC], const uint8_t *from, u
 
 VEC_INLINE uint32_t row_largest(uint32_t dtype, uint32_t dim, const uint8_t *plain)
 {
-    vec_f most = vec_all_f(0);
+    vec_u most = vec_all(0);
     uint8_t part[2 * VEC];
     uint32_t c = 0;
 
     for (; c + VEC <= dim; c += VEC)
-        most = vec_max(most, element_magnitude(element_load(dtype, plain + 2 * c)));
+        most = vec_max_u(most, element_magnitude(element_load(dtype, plain + 2 * c)));
     if (c < dim)
-        most = vec_max(most, element_magnitude(
-                                 element_load(dtype, row_part(part, plain + 2 * c, dim - c, 2))));
+        most = vec_max_u(most, element_magnitude(
+                                   element_load(dtype, row_part(part, plain + 2 * c, dim - c, 2))));
     return vec_largest(most);
 }
 

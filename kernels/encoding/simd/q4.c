@@ -1,0 +1,315 @@
+/* q4, VEC values at a time: kernels/encoding/q4.c is the reference. */
+#include "kernels/encoding/q4_layout.h"
+#include "kernels/encoding/simd/words.h"
+
+#define GROUP UCM_Q4_ROTATION_MAX
+#define SIGN 0x80000000u
+
+/* What all groups need: 0 or the sign bit of each channel. */
+struct signs {
+    uint32_t bit[UCM_ENCODING_DIM_MAX];
+};
+
+static void find_signs(struct signs *s, uint64_t seed, uint32_t dim)
+{
+    for (uint32_t word = 0; 64 * word < dim; word++) {
+        uint64_t bits = ucm_q4_signs(seed, word);
+
+        for (uint32_t c = 64 * word; c < dim && c < 64 * word + 64; c++, bits >>= 1)
+            s->bit[c] = (uint32_t)(bits & 1) << 31;
+    }
+}
+
+VEC_INLINE vec_u load_bits(const uint32_t *p)
+{
+    vec_u v;
+
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+/* ---- the rotation ---- */
+
+/* Stages VEC, 2 * VEC, ... of n values; those below are done. */
+VEC_INLINE void hadamard_rest(float *y, uint32_t n)
+{
+    for (uint32_t h = VEC; h < n; h *= 2)
+        for (uint32_t i = 0; i < n; i += 2 * h)
+            for (uint32_t j = i; j < i + h; j += VEC) {
+                vec_f a = vec_load(y + j), b = vec_load(y + j + h);
+
+                vec_store(y + j, a + b);
+                vec_store(y + j + h, a - b);
+            }
+}
+
+VEC_INLINE void rotate(uint32_t dtype, uint32_t n, const uint32_t *signs, const uint8_t *plain,
+                       float *y)
+{
+    for (uint32_t i = 0; i < n; i += VEC) {
+        vec_u x = (vec_u)element_load(dtype, plain + 2 * i) ^ load_bits(signs + i);
+
+        vec_store(y + i, vec_hadamard((vec_f)x));
+    }
+    hadamard_rest(y, n);
+}
+
+/* ---- encoding ---- */
+
+/* The largest magnitude's bits: not below UCM_F32_INF if a value is not finite. */
+VEC_INLINE uint32_t largest(const float *y, uint32_t n)
+{
+    vec_u most = vec_all(0);
+
+    for (uint32_t i = 0; i < n; i += VEC)
+        most = vec_max_u(most, (vec_u)vec_load(y + i) & ~SIGN);
+    return vec_largest(most);
+}
+
+VEC_INLINE vec_u code_lanes(vec_f y, vec_f reciprocal)
+{
+    static const float bounds[] = {12.0f, 24.5f, 37.5f, 51.5f, 67.5f, 86.5f, 112.0f};
+    vec_f x = (vec_f)((vec_u)y & ~SIGN) * reciprocal;
+    vec_u code = vec_all(0);
+
+    for (int i = 0; i < 7; i++)
+        code -= (vec_u)(x >= bounds[i]);
+    return code + ((vec_u)(y < 0.0f) & 8);
+}
+
+VEC_INLINE uint32_t quantise(const float *y, uint32_t n, uint8_t *codes)
+{
+    uint32_t a = largest(y, n), scale = UCM_BF16_NAN;
+    uint8_t bytes[GROUP];
+    vec_f reciprocal;
+
+    if (a < UCM_F32_INF)
+        scale = ucm_q4_scale(ucm_f32(a));
+    if (scale == 0 || scale == UCM_BF16_NAN) {
+        memset(codes, 0, n / 2);
+        return scale;
+    }
+    reciprocal = vec_all_f(1.0f / ucm_bf16_decode(scale));
+    for (uint32_t i = 0; i < n; i += VEC)
+        vec_store_u8(bytes + i, code_lanes(vec_load(y + i), reciprocal));
+    for (uint32_t i = 0; i < n; i += 16)
+        pack_codes(codes + i / 2, _mm_loadu_si128((const __m128i *)(bytes + i)));
+    return scale;
+}
+
+/* n codes as floats. */
+VEC_INLINE void load_levels(const uint8_t *codes, uint32_t n, float *levels)
+{
+    const __m128i table =
+        _mm_setr_epi8(6, 18, 31, 44, 59, 76, 97, 127, -6, -18, -31, -44, -59, -76, -97, -127);
+    uint8_t bytes[16];
+
+    for (uint32_t i = 0; i < n; i += 16) {
+        _mm_storeu_si128((__m128i *)bytes, _mm_shuffle_epi8(table, unpack_codes(codes + i / 2)));
+        for (uint32_t j = 0; j < 16; j += VEC)
+            vec_store(levels + i + j, vec_load_i8(bytes + j));
+    }
+}
+
+/* The rows of a tile and head, one group of them. */
+struct tile {
+    uint32_t rows, n;
+    float y[UCM_Q4_TILE][GROUP], less[UCM_Q4_TILE][GROUP];
+};
+
+/* less = y - the decoded centre. Whether no row becomes much larger by it. */
+static bool subtract_centre(struct tile *t, const uint8_t *codes, float scale)
+{
+    float z[GROUP];
+
+    load_levels(codes, t->n, z);
+    for (uint32_t i = 0; i < t->n; i += VEC)
+        vec_store(z + i, vec_load(z + i) * vec_all_f(scale));
+    for (uint32_t row = 0; row < t->rows; row++) {
+        uint32_t before, after;
+
+        for (uint32_t i = 0; i < t->n; i += VEC)
+            vec_store(t->less[row] + i, vec_load(t->y[row] + i) - vec_load(z + i));
+        before = largest(t->y[row], t->n);
+        after = largest(t->less[row], t->n);
+        if (before >= UCM_F32_INF || after >= UCM_F32_INF ||
+            !(ucm_f32(after) <= UCM_Q4_CENTRE_MOST * ucm_f32(before)))
+            return false;
+    }
+    return true;
+}
+
+/* Returns the centre's scale; *has: rows are to be taken from `less`. */
+static uint32_t centre(struct tile *t, uint8_t *codes, bool *has)
+{
+    vec_f part = vec_all_f(1.0f / (float)t->rows);
+    float c[GROUP];
+    uint32_t scale;
+
+    for (uint32_t i = 0; i < t->n; i += VEC) {
+        vec_f sum = vec_load(t->y[0] + i);
+
+        for (uint32_t row = 1; row < t->rows; row++)
+            sum += vec_load(t->y[row] + i);
+        vec_store(c + i, sum * part);
+    }
+    scale = quantise(c, t->n, codes);
+    *has = scale != UCM_BF16_NAN && subtract_centre(t, codes, ucm_bf16_decode(scale));
+    if (*has)
+        return scale;
+    memset(codes, 0, t->n / 2);
+    return 0;
+}
+
+VEC_INLINE void encode_v(uint32_t dtype, const struct ucm_encoding_section *s,
+                         const struct q4_layout *l, const struct signs *signs, const uint8_t *plain,
+                         uint8_t *coded)
+{
+    uint32_t n = encoding_rows(s) * l->groups;
+    float y[GROUP];
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t at = (uint64_t)i * l->rotation;
+
+        rotate(dtype, l->rotation, signs->bit + at % s->dim, plain + 2 * at, y);
+        encoding_put16(coded + l->scales + UINT64_C(2) * i,
+                       quantise(y, l->rotation, coded + at / 2));
+    }
+}
+
+VEC_INLINE void encode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
+                            const struct q4_layout *l, const struct signs *signs, uint32_t c,
+                            uint32_t g, const uint8_t *plain, uint8_t *coded)
+{
+    uint32_t tile = c / s->heads, head = c % s->heads, first = g * l->rotation;
+    struct tile t = {.rows = encoding_tile_tokens(s, tile), .n = l->rotation};
+    uint64_t row[UCM_Q4_TILE];
+    bool has;
+
+    for (uint32_t i = 0; i < t.rows; i++) {
+        row[i] = encoding_row(s, tile * UCM_Q4_TILE + i, head);
+        rotate(dtype, t.n, signs->bit + first, plain + 2 * (row[i] * s->dim + first), t.y[i]);
+    }
+    encoding_put16(coded + l->centre_scales + UINT64_C(2) * (c * l->groups + g),
+                   centre(&t, coded + l->centres + (uint64_t)c * l->row_bytes + first / 2, &has));
+    for (uint32_t i = 0; i < t.rows; i++)
+        encoding_put16(
+            coded + l->scales + 2 * (row[i] * l->groups + g),
+            quantise(has ? t.less[i] : t.y[i], t.n, coded + (row[i] * s->dim + first) / 2));
+}
+
+VEC_INLINE void encode_section(uint32_t dtype, const struct ucm_encoding_section *s,
+                               const struct signs *signs, const uint8_t *plain, uint8_t *coded)
+{
+    struct q4_layout l = q4_layout(s);
+
+    if (s->kind == UCM_ENCODING_V)
+        encode_v(dtype, s, &l, signs, plain, coded);
+    else
+        for (uint32_t c = 0; c < encoding_tiles(s) * s->heads; c++)
+            for (uint32_t g = 0; g < l.groups; g++)
+                encode_tile(dtype, s, &l, signs, c, g, plain, coded);
+    q4_pad(&l, coded);
+}
+
+FORM(q4_encode)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+    struct signs signs;
+
+    find_signs(&signs, spec->seed, s->dim);
+    if (spec->dtype == UCM_ENCODING_F16)
+        encode_section(UCM_ENCODING_F16, s, &signs, from, to);
+    else
+        encode_section(UCM_ENCODING_BF16, s, &signs, from, to);
+}
+
+/* ---- decoding ---- */
+
+/* A group's values before rounding. All sums are integers below 2^24, so floats hold them; + 0 because an
+ * integer has no -0. */
+VEC_INLINE void rotate_back(const uint8_t *codes, uint32_t n, const uint32_t *signs, uint32_t scale,
+                            float *x)
+{
+    vec_f part = vec_all_f(ucm_bf16_decode(scale) * (1.0f / (float)n));
+
+    load_levels(codes, n, x);
+    for (uint32_t i = 0; i < n; i += VEC)
+        vec_store(x + i, vec_hadamard(vec_load(x + i)));
+    hadamard_rest(x, n);
+    for (uint32_t i = 0; i < n; i += VEC) {
+        vec_f sum = (vec_f)((vec_u)vec_load(x + i) ^ load_bits(signs + i)) + vec_all_f(0.0f);
+
+        vec_store(x + i, sum * part);
+    }
+}
+
+/* w: what the centre adds, or zeros. */
+VEC_INLINE void decode_group(uint32_t dtype, const uint8_t *codes, uint32_t n,
+                             const uint32_t *signs, uint32_t scale, const float *w, uint8_t *plain)
+{
+    float x[GROUP];
+
+    rotate_back(codes, n, signs, scale, x);
+    for (uint32_t i = 0; i < n; i += VEC)
+        vec_store_u16(plain + 2 * i, element_encode(dtype, vec_load(x + i) + vec_load(w + i)));
+}
+
+VEC_INLINE void decode_v(uint32_t dtype, const struct ucm_encoding_section *s,
+                         const struct q4_layout *l, const struct signs *signs, const uint8_t *coded,
+                         uint8_t *plain)
+{
+    const float zeros[GROUP] = {0};
+    uint32_t n = encoding_rows(s) * l->groups;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t at = (uint64_t)i * l->rotation;
+
+        decode_group(dtype, coded + at / 2, l->rotation, signs->bit + at % s->dim,
+                     encoding_get16(coded + l->scales + UINT64_C(2) * i), zeros, plain + 2 * at);
+    }
+}
+
+VEC_INLINE void decode_tile(uint32_t dtype, const struct ucm_encoding_section *s,
+                            const struct q4_layout *l, const struct signs *signs, uint32_t c,
+                            uint32_t g, const uint8_t *coded, uint8_t *plain)
+{
+    uint32_t tile = c / s->heads, head = c % s->heads, first = g * l->rotation;
+    float w[GROUP];
+
+    rotate_back(coded + l->centres + (uint64_t)c * l->row_bytes + first / 2, l->rotation,
+                signs->bit + first,
+                encoding_get16(coded + l->centre_scales + UINT64_C(2) * (c * l->groups + g)), w);
+    for (uint32_t i = 0; i < encoding_tile_tokens(s, tile); i++) {
+        uint64_t row = encoding_row(s, tile * UCM_Q4_TILE + i, head), at = row * s->dim + first;
+
+        decode_group(dtype, coded + at / 2, l->rotation, signs->bit + first,
+                     encoding_get16(coded + l->scales + 2 * (row * l->groups + g)), w,
+                     plain + 2 * at);
+    }
+}
+
+VEC_INLINE void decode_section(uint32_t dtype, const struct ucm_encoding_section *s,
+                               const struct signs *signs, const uint8_t *coded, uint8_t *plain)
+{
+    struct q4_layout l = q4_layout(s);
+
+    if (s->kind == UCM_ENCODING_V)
+        decode_v(dtype, s, &l, signs, coded, plain);
+    else
+        for (uint32_t c = 0; c < encoding_tiles(s) * s->heads; c++)
+            for (uint32_t g = 0; g < l.groups; g++)
+                decode_tile(dtype, s, &l, signs, c, g, coded, plain);
+}
+
+FORM(q4_decode)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+    struct signs signs;
+
+    find_signs(&signs, spec->seed, s->dim);
+    if (spec->dtype == UCM_ENCODING_F16)
+        decode_section(UCM_ENCODING_F16, s, &signs, from, to);
+    else
+        decode_section(UCM_ENCODING_BF16, s, &signs, from, to);
+}
