@@ -27,7 +27,9 @@ METHODS = {
     "hash": (dict(method=4, bits=128, seed=5), methods.Spec("hash", bits=128, seed=5, **COMMON)),
     "stats": (dict(method=5), methods.Spec("stats", **COMMON)),
     "tokens": (dict(method=6, chosen=3), methods.Spec("tokens", stand_ins=3, **COMMON)),
+    "rest": (dict(method=6, chosen=3, rest=1), methods.Spec("tokens", stand_ins=3, rest=1, **COMMON)),
 }
+ROUNDED = 1e-5  # where a score has exp() and a logarithm in it: C's and numpy's differ by less
 
 
 class Oracle:
@@ -88,3 +90,13 @@ def choice(scores, ask):
             break
         chosen.add(block)
     return sorted(chosen)
+
+
+def settle(chosen, best, row):
+    """`best`, but of two blocks whose scores in `row` differ by rounding only the one that was chosen."""
+    best = set(best)
+    for mine in {b for b in chosen if b < len(row)} - best:
+        other = min(best - set(chosen), key=lambda b: abs(row[b] - row[mine]), default=None)
+        if other is not None and np.isclose(row[other], row[mine], ROUNDED, ROUNDED):
+            best = best - {other} | {mine}
+    return sorted(best)

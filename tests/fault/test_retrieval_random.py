@@ -25,7 +25,8 @@ try:
     TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path[:0] = [os.path.join(TOP, "sparse"), os.path.join(TOP, "integration")]
     import methods
-    from retrieval_oracle import (BASE, HEAD_DIM, K_BYTES, KV_HEADS, LAYERS, METHODS, MODELS, NAMES, SHAPE, Oracle, choice)
+    from retrieval_oracle import (BASE, HEAD_DIM, K_BYTES, KV_HEADS, LAYERS, METHODS, MODELS, NAMES, ROUNDED, SHAPE, Oracle,
+                                  choice, settle)
     from second_client import (BUSY, CANCELLED, DEADLINE, EXISTS, FAILED, IN_PROGRESS, MISS, NO_ROOM, NOT_FOUND, OK,
                                OTHER_UID, TIMEOUT_S, UCMD, Client, Daemon, Refused, Region, keys, u32)
 except ImportError:  # another Python than Debian's is first in PATH
@@ -237,7 +238,7 @@ class Actor:
         ask, queries, heads = self.ask(), self.random.choice((1, 1, 3)), KV_HEADS * self.random.choice((1, 3))
         if model.method in ("mean", "submean", "tokens") and self.random.random() < 0.3:
             ask["metric"] = 1
-        if model.method == "stats" and ask["beta_m"] == 0:
+        if model.method in ("stats", "rest") and ask["beta_m"] == 0:
             ask["beta_m"] = 1.0
         q = np.random.default_rng(self.random.getrandbits(32)).standard_normal((len(rows), queries, heads, HEAD_DIM))
         dtype = self.random.choice((0, 1))
@@ -282,6 +283,8 @@ class Actor:
         right, gone = self.play.oracle.lists(chain, blocks, layer, ask, q), 0
         for (chosen, scores), row in zip(mine, right):
             best = choice(row, ask)
+            if chain.method == "rest":
+                best = settle(chosen, best, row)
             left_out = set(best) - set(chosen)
             if ask["policy"] == 0:
                 if set(chosen) - set(best) or chosen != sorted(chosen):
@@ -292,7 +295,11 @@ class Actor:
                 return f"{chosen} instead of about {best}"
             if doomed & set(chosen):
                 return f"{doomed & set(chosen)} are purged"
-            if not np.array_equal(np.where(row == 0, 0, row)[chosen], np.where(scores == 0, 0, scores)):
+            if chain.method == "rest":
+                same = np.allclose(row[chosen], scores, ROUNDED, ROUNDED)
+            else:
+                same = np.array_equal(np.where(row == 0, 0, row)[chosen], np.where(scores == 0, 0, scores))
+            if not same:
                 return f"scores {scores} instead of {row[chosen]}"
             gone += len(left_out)
         return gone
