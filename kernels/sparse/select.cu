@@ -1,14 +1,15 @@
 /* Scores and choices for many chains in one launch.
  *
  * The work is cut into items, numbered in the order of their needs: each chain's queries are prepared;
- * tiles of its blocks are scored; with softmax the weights of each tile are summed, then shared out; slices of
- * long lists are looked through; at last a choice is made from each list. Thread blocks draw items from a counter, and an item waits for
- * those that it needs. They have lower numbers, so thread blocks that run have drawn them: no wait needs
- * a thread block that has not begun, whatever else the GPU does. The last thread block that finds no
- * item sets all counters to 0 for the next launch. The bits are those of score_plain.c and choose.c.
+ * tiles of its blocks are scored; with softmax the weights of each tile are summed, then shared out;
+ * slices of long lists are looked through; at last a choice is made from each list. Thread blocks draw
+ * items from a counter, and an item waits for those that it needs. They have lower numbers, so thread
+ * blocks that run have drawn them: no wait needs a thread block that has not begun, whatever else the GPU
+ * does. The last thread block that finds no item sets all counters to 0 for the next launch. The bits are
+ * those of score_plain.c and choose.c.
  *
  * select_item.cuh has what items have in common, select_score.cuh the scores, select_reduce.cuh what
- * makes lists of them, select_choose.cuh the choice; here are the items and the kernels. */
+ * makes lists of them, select_cut.cuh and select_choose.cuh the choice; here are the items and the kernels. */
 #include "kernels/sparse/select_choose.cuh"
 #include "kernels/sparse/select_score.cuh"
 
@@ -122,7 +123,7 @@ static __device__ __noinline__ void reduce(args_t a, const struct tile &t, uint3
         reduce_chunk(a, part, raw);
 }
 
-/* The digests of a tile's blocks, and PAD more. */
+/* A block's digest; LACKS is set if it has none. */
 static __device__ __forceinline__ uint64_t digest_of(args_t a, uint32_t id)
 {
     return id < a.blocks ? a.digests + id * a.block_stride : a.digests | LACKS;
