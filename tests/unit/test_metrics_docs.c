@@ -1,28 +1,18 @@
 /* docs/metrics.md against the tables, in both directions: each metric has its row, and each row its
  * metric. A failure says what the page should hold. */
 #include "proto/exposition.h"
+#include "tests/unit/docs_page.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define PAGE "docs/metrics.md"
-#define PAGE_BYTES (128u << 10)
-
 static char *page;
 
 static void page_read(void)
 {
-    FILE *f = fopen(PAGE, "rb");
-    size_t n;
-
-    if (!f)
-        cr_skip_test(PAGE " is not here: run from the repository's root to compare it");
-    page = malloc(PAGE_BYTES);
-    n = fread(page, 1, PAGE_BYTES - 1, f);
-    page[n] = '\0';
-    cr_assert(feof(f), PAGE " is longer than the test reads");
-    fclose(f);
+    page = docs_page_read(PAGE);
 }
 
 static void page_free(void)

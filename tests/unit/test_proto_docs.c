@@ -2,6 +2,7 @@
  * that the code has stands there, and its frames and vectors are the ones that the code makes. A
  * failure says what the page should hold. */
 #include "proto/tables.h"
+#include "tests/unit/docs_page.h"
 
 #include <criterion/criterion.h>
 #include <ctype.h>
@@ -12,22 +13,11 @@
 #include <string.h>
 
 #define PAGE "docs/protocol.md"
-#define PAGE_BYTES (256u << 10)
-
 static char *page;
 
 static void page_read(void)
 {
-    FILE *f = fopen(PAGE, "rb");
-    size_t n;
-
-    if (!f)
-        cr_skip_test(PAGE " is not here: run from the repository's root to compare it");
-    page = malloc(PAGE_BYTES);
-    n = fread(page, 1, PAGE_BYTES - 1, f);
-    page[n] = '\0';
-    cr_assert(feof(f), PAGE " is longer than the test reads");
-    fclose(f);
+    page = docs_page_read(PAGE);
 }
 
 static void page_free(void)
@@ -252,7 +242,7 @@ static void assert_request(const char *marker, uint32_t msgid, enum ucm_method m
     struct ucm_error e = {0};
     struct proto_buf b;
 
-    proto_buf_init(&b, PAGE_BYTES);
+    proto_buf_init(&b, DOCS_PAGE_BYTES);
     cr_assert_eq(proto_request(&b, msgid, method, proto_method_params(method), params, &e), 0, "%s",
                  e.text);
     assert_hex(marker, b.p, b.n);
@@ -265,7 +255,7 @@ static void assert_response(const char *marker, uint32_t msgid, enum ucm_method 
     struct ucm_error e = {0};
     struct proto_buf b;
 
-    proto_buf_init(&b, PAGE_BYTES);
+    proto_buf_init(&b, DOCS_PAGE_BYTES);
     cr_assert_eq(proto_response(&b, msgid, proto_method_result(method), result, &e), 0, "%s",
                  e.text);
     assert_hex(marker, b.p, b.n);
@@ -337,7 +327,7 @@ Test(proto_docs, frames_that_tell_errors)
     struct ucm_error e;
     struct proto_buf b;
 
-    proto_buf_init(&b, PAGE_BYTES);
+    proto_buf_init(&b, DOCS_PAGE_BYTES);
     ucm_error_set(&e, UCM_WIRE_NOT_FOUND, "namespace 9 is not open");
     cr_assert_eq(proto_response_error(&b, 7, &e), 0);
     assert_hex("<!-- frame: error, answer -->", b.p, b.n);
