@@ -4,6 +4,11 @@
 
 #define GROUP UCM_Q4_ROTATION_MAX
 #define SIGN 0x80000000u
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 /* What all groups need: 0 or the sign bit of each channel. */
 struct signs {
@@ -30,17 +35,47 @@ VEC_INLINE vec_u load_bits(const uint32_t *p)
 
 /* ---- the rotation ---- */
 
-/* Stages VEC, 2 * VEC, ... of n values; those below are done. */
-VEC_INLINE void hadamard_rest(float *y, uint32_t n)
-{
-    for (uint32_t h = VEC; h < n; h *= 2)
-        for (uint32_t i = 0; i < n; i += 2 * h)
-            for (uint32_t j = i; j < i + h; j += VEC) {
-                vec_f a = vec_load(y + j), b = vec_load(y + j + h);
+/* The transform of N values that stay in registers. A pair's sum and difference are one rounding each, so the
+ * order of what is independent does not matter. */
+#define HADAMARD(N)                                                                                \
+    static void hadamard_##N(float *y)                                                             \
+    {                                                                                              \
+        vec_f v[N / VEC];                                                                          \
+                                                                                                   \
+        UNROLL for (int i = 0; i < N / VEC; i++) v[i] = vec_hadamard(vec_load(y + i * VEC));       \
+        UNROLL for (int h = 1; h < N / VEC; h *= 2)                                                \
+        {                                                                                          \
+            UNROLL for (int i = 0; i < N / VEC; i++) if ((i & h) == 0)                             \
+            {                                                                                      \
+                vec_f a = v[i], b = v[i + h];                                                      \
+                                                                                                   \
+                v[i] = a + b;                                                                      \
+                v[i + h] = a - b;                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+        UNROLL for (int i = 0; i < N / VEC; i++) vec_store(y + i * VEC, v[i]);                     \
+    }
 
-                vec_store(y + j, a + b);
-                vec_store(y + j + h, a - b);
-            }
+HADAMARD(16)
+HADAMARD(32)
+HADAMARD(64)
+HADAMARD(128)
+
+static void hadamard(float *y, uint32_t n)
+{
+    switch (n) {
+    case 16:
+        hadamard_16(y);
+        break;
+    case 32:
+        hadamard_32(y);
+        break;
+    case 64:
+        hadamard_64(y);
+        break;
+    default:
+        hadamard_128(y);
+    }
 }
 
 VEC_INLINE void rotate(uint32_t dtype, uint32_t n, const uint32_t *signs, const uint8_t *plain,
@@ -49,9 +84,9 @@ VEC_INLINE void rotate(uint32_t dtype, uint32_t n, const uint32_t *signs, const 
     for (uint32_t i = 0; i < n; i += VEC) {
         vec_u x = (vec_u)element_load(dtype, plain + 2 * i) ^ load_bits(signs + i);
 
-        vec_store(y + i, vec_hadamard((vec_f)x));
+        vec_store(y + i, (vec_f)x);
     }
-    hadamard_rest(y, n);
+    hadamard(y, n);
 }
 
 /* ---- encoding ---- */
@@ -77,9 +112,10 @@ VEC_INLINE vec_u code_lanes(vec_f y, vec_f reciprocal)
     return code + ((vec_u)(y < 0.0f) & 8);
 }
 
-VEC_INLINE uint32_t quantise(const float *y, uint32_t n, uint8_t *codes)
+/* a: `largest` of y. */
+VEC_INLINE uint32_t quantise(const float *y, uint32_t n, uint32_t a, uint8_t *codes)
 {
-    uint32_t a = largest(y, n), scale = UCM_BF16_NAN;
+    uint32_t scale = UCM_BF16_NAN;
     uint8_t bytes[GROUP];
     vec_f reciprocal;
 
@@ -114,28 +150,30 @@ VEC_INLINE void load_levels(const uint8_t *codes, uint32_t n, float *levels)
 /* The rows of a tile and head, one group of them. */
 struct tile {
     uint32_t rows, n;
+    uint32_t most[UCM_Q4_TILE]; /* `largest` of what is quantised */
     float y[UCM_Q4_TILE][GROUP], less[UCM_Q4_TILE][GROUP];
 };
 
 /* less = y - the decoded centre. Whether no row becomes much larger by it. */
 static bool subtract_centre(struct tile *t, const uint8_t *codes, float scale)
 {
+    uint32_t most[UCM_Q4_TILE] = {0};
     float z[GROUP];
 
     load_levels(codes, t->n, z);
     for (uint32_t i = 0; i < t->n; i += VEC)
         vec_store(z + i, vec_load(z + i) * vec_all_f(scale));
     for (uint32_t row = 0; row < t->rows; row++) {
-        uint32_t before, after;
+        float before = ucm_f32(t->most[row]), after;
 
         for (uint32_t i = 0; i < t->n; i += VEC)
             vec_store(t->less[row] + i, vec_load(t->y[row] + i) - vec_load(z + i));
-        before = largest(t->y[row], t->n);
-        after = largest(t->less[row], t->n);
-        if (before >= UCM_F32_INF || after >= UCM_F32_INF ||
-            !(ucm_f32(after) <= UCM_Q4_CENTRE_MOST * ucm_f32(before)))
+        most[row] = largest(t->less[row], t->n);
+        after = ucm_f32(most[row]);
+        if (most[row] >= UCM_F32_INF || !(after <= UCM_Q4_CENTRE_MOST * before))
             return false;
     }
+    memcpy(t->most, most, sizeof(most));
     return true;
 }
 
@@ -153,7 +191,7 @@ static uint32_t centre(struct tile *t, uint8_t *codes, bool *has)
             sum += vec_load(t->y[row] + i);
         vec_store(c + i, sum * part);
     }
-    scale = quantise(c, t->n, codes);
+    scale = quantise(c, t->n, largest(c, t->n), codes);
     *has = scale != UCM_BF16_NAN && subtract_centre(t, codes, ucm_bf16_decode(scale));
     if (*has)
         return scale;
@@ -173,7 +211,7 @@ VEC_INLINE void encode_v(uint32_t dtype, const struct ucm_encoding_section *s,
 
         rotate(dtype, l->rotation, signs->bit + at % s->dim, plain + 2 * at, y);
         encoding_put16(coded + l->scales + UINT64_C(2) * i,
-                       quantise(y, l->rotation, coded + at / 2));
+                       quantise(y, l->rotation, largest(y, l->rotation), coded + at / 2));
     }
 }
 
@@ -189,13 +227,14 @@ VEC_INLINE void encode_tile(uint32_t dtype, const struct ucm_encoding_section *s
     for (uint32_t i = 0; i < t.rows; i++) {
         row[i] = encoding_row(s, tile * UCM_Q4_TILE + i, head);
         rotate(dtype, t.n, signs->bit + first, plain + 2 * (row[i] * s->dim + first), t.y[i]);
+        t.most[i] = largest(t.y[i], t.n);
     }
     encoding_put16(coded + l->centre_scales + UINT64_C(2) * (c * l->groups + g),
                    centre(&t, coded + l->centres + (uint64_t)c * l->row_bytes + first / 2, &has));
     for (uint32_t i = 0; i < t.rows; i++)
-        encoding_put16(
-            coded + l->scales + 2 * (row[i] * l->groups + g),
-            quantise(has ? t.less[i] : t.y[i], t.n, coded + (row[i] * s->dim + first) / 2));
+        encoding_put16(coded + l->scales + 2 * (row[i] * l->groups + g),
+                       quantise(has ? t.less[i] : t.y[i], t.n, t.most[i],
+                                coded + (row[i] * s->dim + first) / 2));
 }
 
 VEC_INLINE void encode_section(uint32_t dtype, const struct ucm_encoding_section *s,
@@ -234,9 +273,7 @@ VEC_INLINE void rotate_back(const uint8_t *codes, uint32_t n, const uint32_t *si
     vec_f part = vec_all_f(ucm_bf16_decode(scale) * (1.0f / (float)n));
 
     load_levels(codes, n, x);
-    for (uint32_t i = 0; i < n; i += VEC)
-        vec_store(x + i, vec_hadamard(vec_load(x + i)));
-    hadamard_rest(x, n);
+    hadamard(x, n);
     for (uint32_t i = 0; i < n; i += VEC) {
         vec_f sum = (vec_f)((vec_u)vec_load(x + i) ^ load_bits(signs + i)) + vec_all_f(0.0f);
 
