@@ -114,7 +114,7 @@ DEMO    := $(if $(DEMO_SRC),$O/ucm-demo)
 ifneq ($(HAVE_CUDA),)
 # Which kernels/cuda.mk comes too early for:
 gpu-bundle: $(BINS)
-$O/$(CUDA_SO).$(VERSION): $(SPARSE_OBJ)
+$O/$(CUDA_SO).$(VERSION): $(SPARSE_OBJ) $(ENCODING_OBJ) $(call obj,kernels/isa.c)
 endif
 
 # Where `make check-vllm` keeps its virtual environment.
