@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import sys
 import tempfile
 import time
 import unittest
@@ -14,30 +13,21 @@ from dataclasses import fields
 from types import SimpleNamespace
 from unittest import mock
 
-try:
-    import numpy
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from vllm_paths import TOP  # sets the paths of the others
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/vllm")]
-if "UCM_REAL_VLLM" not in os.environ:  # its own KVConnectorBase_V1 otherwise
-    sys.path.insert(0, os.path.join(TOP, "tests/vllm/stub"))
-os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
+import numpy
 
-import engine  # noqa: E402
-from engine import BLOCK, Request  # noqa: E402
-import ucmclient  # noqa: E402
-from ucmclient import BlockResult, PrefixHits, SharedMemory  # noqa: E402
-from ucmclient.vllm import companion, identity, layout, settings  # noqa: E402
-from ucmclient.vllm.connector import UcmConnector  # noqa: E402
-from ucmclient.vllm.nvme import NvmeRate  # noqa: E402
-from ucmclient.vllm.plan import Copy, Plan  # noqa: E402
-from ucmclient.vllm.scheduler import SchedulerHalf  # noqa: E402
-from ucmclient.vllm.worker import WorkerHalf  # noqa: E402
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1  # noqa: E402
+import engine
+from engine import BLOCK, Request
+import ucmclient
+from ucmclient import BlockResult, PrefixHits, SharedMemory
+from ucmclient.vllm import companion, identity, layout, settings
+from ucmclient.vllm.connector import UcmConnector
+from ucmclient.vllm.nvme import NvmeRate
+from ucmclient.vllm.plan import Copy, Plan
+from ucmclient.vllm.scheduler import SchedulerHalf
+from ucmclient.vllm.worker import WorkerHalf
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 
 class Layouts(unittest.TestCase):

@@ -10,25 +10,15 @@ import threading
 import time
 import unittest
 
-try:
-    import numpy
-except ImportError:  # another Python than Debian's is first in PATH
-    if not os.path.basename(sys.argv[0]).startswith("test_") or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from vllm_paths import TOP  # sets the paths of the others
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/vllm")]
-if "UCM_REAL_VLLM" not in os.environ:  # its own KVConnectorBase_V1 otherwise
-    sys.path.insert(0, os.path.join(TOP, "tests/vllm/stub"))
-if os.path.isdir(os.path.join(TOP, "build")):
-    os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
+import numpy
 
-import engine  # noqa: E402
-import model  # noqa: E402
-from engine import BLOCK, Engine, Request  # noqa: E402
-from daemon import Daemon  # noqa: E402
-from ucmclient.vllm.connector import UcmConnector  # noqa: E402
+import engine
+import model
+from engine import BLOCK, Engine, Request
+from daemon import Daemon
+from ucmclient.vllm.connector import UcmConnector
 
 SUITE_TIMEOUT_S = 280
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
