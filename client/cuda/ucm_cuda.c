@@ -3,6 +3,7 @@
 #include "client/cuda/companion.h"
 #include "client/cuda/error.h"
 #include "client/cuda/stream_wait.h"
+#include "client/lib/encoding_spec.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -230,8 +231,25 @@ static int memory_check(struct ucm_cuda *cuda, uint32_t n, const uint64_t *addre
     return 0;
 }
 
+/* How the namespace's blocks are encoded. *has false: they are not. */
+static int encoding_of(const struct ucm_namespace *ns, struct ucm_encoding_spec *out, bool *has)
+{
+    struct ucm_encoding_info info;
+    char why[UCM_ENCODING_WHY];
+    int r = ucm_encoding_describe(ns, &info);
+
+    *has = r == 0;
+    if (r == -UCM_ENOTFOUND)
+        return 0;
+    if (r != 0)
+        return cuda_fail(-r, "%s", ucm_errmsg());
+    r = encoding_spec(&info.form, out, why);
+    return r == 0 ? 0 : cuda_fail(-r, "%s", why);
+}
+
 static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
-                      const uint64_t *addresses, uint32_t *number)
+                      const struct ucm_encoding_spec *encoding, const uint64_t *addresses,
+                      uint32_t *number)
 {
     struct ucm_copy_plane *planes;
     CUresult rc;
@@ -253,7 +271,8 @@ static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
         planes[i] = (struct ucm_copy_plane){
             .base = addresses[p->memory] + p->offset, .stride = p->stride, .chunk = p->chunk_bytes};
     }
-    rc = companion_region_add(&cuda->companion, planes, spec->n_planes, spec->blocks, NULL, number);
+    rc = companion_region_add(&cuda->companion, planes, spec->n_planes, spec->blocks, encoding,
+                              number);
     free(planes);
     return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "the companion can't take the region");
 }
@@ -262,15 +281,19 @@ int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
                              const struct ucm_region_spec *spec, const uint64_t *addresses,
                              int timeout_ms, struct ucm_region **out)
 {
+    struct ucm_encoding_spec encoding;
     struct ucm_region_spec with;
     uint32_t number;
+    bool encoded;
     int r;
 
     if (!cuda || !ns || !spec || !addresses || !out)
         return cuda_fail(UCM_EINVALID, "cuda, namespace, spec, addresses or out is NULL");
     r = memory_check(cuda, spec->n_memory, addresses);
     if (r == 0)
-        r = planes_add(cuda, spec, addresses, &number);
+        r = encoding_of(ns, &encoding, &encoded);
+    if (r == 0)
+        r = planes_add(cuda, spec, encoded ? &encoding : NULL, addresses, &number);
     if (r != 0)
         return r;
     with = *spec;

@@ -169,6 +169,47 @@ UCM_API void ucm_namespace_close(struct ucm_namespace *ns);
 /* Copies the SHA-256 over the identity and the tenant (docs/protocol.md, "Fingerprint"). */
 UCM_API void ucm_namespace_fingerprint(const struct ucm_namespace *ns, uint8_t out[32]);
 
+/* ---- encodings ---- */
+
+/* An encoded namespace stores the blocks of its base in a smaller form: the daemon, or the worker's
+ * companion, encodes as it dumps and decodes as it loads. docs/encodings.md says what each encoding
+ * loses. */
+
+/* A layer's K, or its V, in a block: tokens x heads rows of dim elements. */
+struct ucm_kv_rows {
+    uint32_t tokens, heads, dim;
+};
+
+struct ucm_encoded_form {
+    const char *encoding; /* "fp8", "int8", "q4", "lossless" */
+    const char *dtype;    /* of the KV: "f16", "bf16", "fp8_e4m3" */
+    uint32_t version;     /* of the encoding; 0: the library's */
+    struct ucm_kv_rows k; /* MLA: the latent, with heads = 1 */
+    struct ucm_kv_rows v; /* tokens 0: there is none (MLA) */
+    uint32_t order;       /* of rows: 0: token after token; 1: head after head */
+    uint32_t axis;        /* int8: 1: K has a scale for each channel of a head; 0: for each row */
+    uint64_t seed;        /* q4: of its rotation */
+};
+
+/* Opens the namespace of the base's blocks in that form. It is used as any other, with these rules:
+ * - In its regions each plane is a layer's whole K, or its whole V, in this order, as the worker has
+ *   it. offset and stride are multiples of 16 bytes.
+ * - ucm_dump stores the form, ucm_dump_plain the bytes as they are, in the base.
+ * - Lookups, loads and prefetches find a block in either, key by key; the form goes first.
+ * - Pinning and evicting concern the one namespace that is named.
+ * Close the base after it. -UCM_EUNSUPPORTED: the daemon or the library does not know the encoding,
+ * or this version, or the daemon is older than encodings; the base can be used as it is. */
+UCM_API int ucm_encoding_open(struct ucm_namespace *base, const struct ucm_encoded_form *form,
+                              int timeout_ms, struct ucm_namespace **out);
+
+struct ucm_encoding_info {
+    struct ucm_encoded_form form; /* its strings live as long as the namespace */
+    uint64_t plain_bytes;         /* of a block, all parts, as it is */
+    uint64_t coded_bytes;         /* and encoded */
+};
+/* -UCM_ENOTFOUND: ns was not opened by ucm_encoding_open. */
+UCM_API int ucm_encoding_describe(const struct ucm_namespace *ns, struct ucm_encoding_info *out);
+
 /* ---- regions ---- */
 
 struct ucm_region;
@@ -317,6 +358,7 @@ enum ucm_block_result {
     UCM_BLOCK_IS_CANCELLED = 6,   /* a cancel or the deadline came before it was moved */
     UCM_BLOCK_IS_DEVICE = 7,      /* the copy failed on the device */
     UCM_BLOCK_IS_NOT_DURABLE = 8, /* dump: stored, but not on stable storage in time */
+    UCM_BLOCK_IS_UNFIT = 9, /* dump: the encoding can't hold these bytes; use ucm_dump_plain */
 };
 
 struct ucm_task;
@@ -349,6 +391,9 @@ UCM_API int ucm_load(struct ucm_region *region, const struct ucm_transfer *trans
                      struct ucm_task **out);
 UCM_API int ucm_dump(struct ucm_region *region, const struct ucm_transfer *transfer, int timeout_ms,
                      struct ucm_task **out);
+/* As ucm_dump. In a region of an encoded namespace, stores the blocks in the base, as they are. */
+UCM_API int ucm_dump_plain(struct ucm_region *region, const struct ucm_transfer *transfer,
+                           int timeout_ms, struct ucm_task **out);
 UCM_API int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *transfer,
                          int timeout_ms, struct ucm_task **out);
 

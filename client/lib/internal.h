@@ -129,10 +129,11 @@ TAILQ_HEAD(client_handles, client_handle);
 
 struct ucm_namespace {
     struct client_handle handle;
-    /* Views into `shards` and behind it; of digests, those of the base, which handle.request
-     * references. */
+    /* Views into `shards` and behind it; of digests and encoded blocks, those of the base, which
+     * handle.request references. */
     struct msg_ns_open open;
-    struct client_digest *digest; /* behind the struct; NULL: the blocks are no digests */
+    struct client_digest *digest;     /* behind the struct; NULL: the blocks are no digests */
+    struct client_encoding *encoding; /* likewise; NULL: they are stored as they are */
     uint8_t fingerprint[32];
     uint32_t shards[]; /* then the salt, then the strings */
 };
@@ -141,6 +142,13 @@ struct client_digest {
     struct msg_digest_open open;
     struct ucm_sparse_digest digest; /* keep: the array below, or NULL */
     uint8_t keep[UCM_MAX_HEAD_DIM / 2 / 8];
+};
+
+struct client_encoding {
+    struct msg_encoding_open open; /* views into what follows */
+    struct ucm_encoding_info info; /* likewise its form; sizes: of the last answer */
+    uint32_t k[3], v[3];
+    char encoding[17], dtype[17];
 };
 
 struct ucm_region {

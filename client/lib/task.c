@@ -225,8 +225,8 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
     return task_start(&q, namespace_of(region), &m.keys, &m, t, timeout_ms, out);
 }
 
-int ucm_dump(struct ucm_region *region, const struct ucm_transfer *t, int timeout_ms,
-             struct ucm_task **out)
+static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool plain, int timeout_ms,
+                struct ucm_task **out)
 {
     struct msg_dump m;
     struct client_request q = {UCM_METHOD_DUMP, &m, .handle_id = &m.region,
@@ -244,8 +244,21 @@ int ucm_dump(struct ucm_region *region, const struct ucm_transfer *t, int timeou
         .priority = t->priority,
         .deadline_ms = t->deadline_ms,
         .durability = t->durability,
+        .plain = plain && namespace_of(region)->encoding,
     };
     return client_task_start(&q, namespace_of(region), &m.keys, t, timeout_ms, out);
+}
+
+int ucm_dump(struct ucm_region *region, const struct ucm_transfer *t, int timeout_ms,
+             struct ucm_task **out)
+{
+    return dump(region, t, false, timeout_ms, out);
+}
+
+int ucm_dump_plain(struct ucm_region *region, const struct ucm_transfer *t, int timeout_ms,
+                   struct ucm_task **out)
+{
+    return dump(region, t, true, timeout_ms, out);
 }
 
 int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *t, int timeout_ms,

@@ -467,7 +467,8 @@ class Structures(unittest.TestCase):
 
     NAMES = {"ucm_options": "Options", "ucm_server_info": "ServerInfo", "ucm_identity": "Identity",
              "ucm_memory": "Memory", "ucm_plane": "Plane", "ucm_region_spec": "RegionSpec", "ucm_lookup": "Lookup",
-             "ucm_transfer": "Transfer", "ucm_result": "Result", "ucm_cuda_options": "CudaOptions"}
+             "ucm_transfer": "Transfer", "ucm_result": "Result", "ucm_cuda_options": "CudaOptions",
+             "ucm_kv_rows": "KvRows", "ucm_encoded_form": "EncodedForm", "ucm_encoding_info": "EncodingInfo"}
 
     def test_sizes_and_offsets(self):
         lines = []

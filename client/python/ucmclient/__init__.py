@@ -12,6 +12,7 @@ from ._native import lib as _lib
 from .client import (
     BlockResult,
     Client,
+    EncodedNamespace,
     Found,
     Identity,
     Memory,
@@ -37,6 +38,7 @@ __all__ = [
     "Companion",
     "CompanionMissing",
     "CompanionRegion",
+    "EncodedNamespace",
     "Found",
     "Identity",
     "Memory",

@@ -52,6 +52,27 @@ class Identity(Structure):
     ]
 
 
+class KvRows(Structure):
+    _fields_ = [("tokens", c_uint32), ("heads", c_uint32), ("dim", c_uint32)]
+
+
+class EncodedForm(Structure):
+    _fields_ = [
+        ("encoding", c_char_p),
+        ("dtype", c_char_p),
+        ("version", c_uint32),
+        ("k", KvRows),
+        ("v", KvRows),
+        ("order", c_uint32),
+        ("axis", c_uint32),
+        ("seed", c_uint64),
+    ]
+
+
+class EncodingInfo(Structure):
+    _fields_ = [("form", EncodedForm), ("plain_bytes", c_uint64), ("coded_bytes", c_uint64)]
+
+
 class Memory(Structure):
     _fields_ = [
         ("kind", c_int),
@@ -146,6 +167,9 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_release": (c_int, [c_void_p, c_uint32, c_int]),
     "ucm_load": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
     "ucm_dump": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
+    "ucm_dump_plain": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
+    "ucm_encoding_open": (c_int, [c_void_p, POINTER(EncodedForm), c_int, POINTER(c_void_p)]),
+    "ucm_encoding_describe": (c_int, [c_void_p, POINTER(EncodingInfo)]),
     "ucm_prefetch": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
     "ucm_task_check": (c_int, [c_void_p, POINTER(Result)]),
     "ucm_task_wait": (c_int, [c_void_p, c_int, POINTER(Result)]),

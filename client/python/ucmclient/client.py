@@ -37,6 +37,7 @@ class BlockResult(enum.IntEnum):
     CANCELLED = 6
     DEVICE = 7
     NOT_DURABLE = 8
+    UNFIT = 9  # the encoding can't hold these bytes: dump them with plain=True
 
 
 class Found(enum.IntEnum):
@@ -296,6 +297,10 @@ class Namespace(_Handle):
         self.identity = identity
         self._handle = out.value
 
+    def encoded(self, encoding: str, **form: Any) -> "EncodedNamespace":
+        """The namespace of these blocks in a smaller form: EncodedNamespace says what `form` may hold."""
+        return EncodedNamespace(self, encoding, **form)
+
     @property
     def fingerprint(self) -> bytes:
         out = ctypes.create_string_buffer(32)
@@ -413,6 +418,48 @@ def region_spec(
     return native.RegionSpec(part, blocks, device, gpu, native_memory, len(memory), native_planes, len(planes))
 
 
+class EncodedNamespace(Namespace):
+    """Blocks of a base namespace in a smaller form ("fp8", "int8", "q4", "lossless"), under the same keys. In its regions each
+    plane is a layer's whole K or V, as the worker has it. Region.dump stores the form, with plain=True the bytes as they are;
+    lookups, loads and prefetches find a block in either. Close the base after it.
+
+    k, v: tokens, heads and elements of a row of a layer in a block; without v (MLA) a layer is one section. heads_first: rows come
+    head after head. per_channel: int8's K has a scale for each channel. version: of the encoding; 0: the library's."""
+
+    def __init__(
+        self,
+        base: Namespace,
+        encoding: str,
+        *,
+        k: Sequence[int],
+        v: Sequence[int] = (),
+        dtype: str = "bf16",
+        heads_first: bool = False,
+        per_channel: bool = False,
+        seed: int = 0,
+        version: int = 0,
+        timeout: Optional[float] = None,
+    ):
+        _Handle.__init__(self, base.client)
+        form = native.EncodedForm(_text(encoding), _text(dtype), version, native.KvRows(*k), native.KvRows(*v))
+        form.order, form.axis, form.seed = int(heads_first), int(per_channel), seed
+        out = c_void_p()
+        check(lib.ucm_encoding_open(base.handle, byref(form), _timeout(timeout), byref(out)))
+        self.base, self.identity, self.encoding = base, base.identity, encoding
+        self._handle = out.value
+
+    def _info(self) -> native.EncodingInfo:
+        info = native.EncodingInfo()
+        check(lib.ucm_encoding_describe(self.handle, byref(info)))
+        return info
+
+    @property
+    def block_bytes(self) -> tuple[int, int]:
+        """A block's bytes with all parts: as they are, and encoded."""
+        info = self._info()
+        return info.plain_bytes, info.coded_bytes
+
+
 class Region(_Handle):
     """Registered memory. It must stay allocated until close() or unregister() has returned."""
 
@@ -470,15 +517,18 @@ class Region(_Handle):
         deadline: float = 0.0,
         event: Optional[bytes] = None,
         durable: Optional[bool] = None,
+        plain: bool = False,
         timeout: Optional[float] = None,
     ) -> "Task":
         """Stores blocks of the region's pages. event: the 64 bytes of a CUDA IPC event, recorded after the last write.
-        durable: done when on NVMe (True) or in DRAM (False); None: as the namespace was opened."""
+        durable: done when on NVMe (True) or in DRAM (False); None: as the namespace was opened. plain: as they are, in an
+        encoded namespace's base."""
         if event is not None and len(event) != 64:
             raise ValueError(f"a CUDA IPC event handle has 64 bytes, {len(event)} were given")
         fields = {"shard": shard, "n_shards": shards, "priority": priority, "event": event}
         durability = 0 if durable is None else 1 if durable else 2
-        return Task(lib.ucm_dump, self, self.ns, keys, blocks, timeout, deadline, durability=durability, **fields)
+        call = lib.ucm_dump_plain if plain else lib.ucm_dump
+        return Task(call, self, self.ns, keys, blocks, timeout, deadline, durability=durability, **fields)
 
 
 class Task(_Handle):
