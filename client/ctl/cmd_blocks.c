@@ -86,6 +86,8 @@ int cmd_namespaces(const struct args *a)
                                                 {">DRAM", "dram_bytes", SHOW_BYTES},
                                                 {">NVME", "nvme_bytes", SHOW_BYTES},
                                                 {">SHARED", "shared_bytes", SHOW_BYTES},
+                                                {">RATIO", "shard_bytes", SHOW_RATIO},
+                                                {"BASE", "base_fingerprint", SHOW_PREFIX},
                                                 {0}};
     struct listing l = {.field = "namespaces", .columns = columns};
     int rc = listing_read(&l, a, UCM_METHOD_NS_LIST, 0, 0);

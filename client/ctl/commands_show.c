@@ -63,7 +63,9 @@ static const struct program_command commands[] = {
      PROGRAM_OPTIONS(top_options), 0, 0, cmd_top},
     {"namespaces", "", "The namespaces and what each holds",
      "Other commands name a namespace by its number or by the first digits of its\n"
-     "fingerprint. A restart of the daemon changes the number, never the fingerprint.\n\n"
+     "fingerprint. A restart of the daemon changes the number, never the fingerprint.\n"
+     "RATIO is how much smaller the blocks of an encoded namespace are than those of its\n"
+     "base; its encoding is at the end of LAYOUT.\n\n"
      "Example:\n"
      "  ucmctl namespaces\n",
      NULL, 0, 0, 0, cmd_namespaces},

@@ -152,6 +152,14 @@ void ctl_table_begin(struct table *t, const struct ctl_column *columns)
     table_begin(t, titles);
 }
 
+static void ratio_cell(struct table *t, uint64_t plain, uint64_t stored)
+{
+    if (plain == 0 || stored == 0 || plain == stored)
+        table_cell(t, "-");
+    else
+        table_cell(t, "%.2f", (double)plain / (double)stored);
+}
+
 static void cell(struct table *t, const struct ctl_column *column, const msgpack_object *o)
 {
     uint64_t v = answer_u64(o, column->field);
@@ -167,6 +175,9 @@ static void cell(struct table *t, const struct ctl_column *column, const msgpack
         break;
     case SHOW_NUMBER:
         table_cell(t, "%" PRIu64, v);
+        break;
+    case SHOW_RATIO:
+        ratio_cell(t, answer_u64(o, "plain_shard_bytes"), v);
         break;
     case SHOW_BYTES:
     case SHOW_BOUND:

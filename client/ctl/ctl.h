@@ -62,6 +62,7 @@ int ctl_fail(int code, const char *format, ...) __attribute__((format(printf, 2,
 enum ctl_format {
     SHOW_TEXT,
     SHOW_PREFIX, /* 12 characters of a text */
+    SHOW_RATIO,  /* plain_shard_bytes by this field; "-": they are the same */
     SHOW_NUMBER,
     SHOW_BYTES,
     SHOW_BOUND, /* bytes; "-" for 0 */

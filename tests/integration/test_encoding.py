@@ -6,6 +6,7 @@ import faulthandler
 import hashlib
 import os
 import struct
+import subprocess
 import sys
 import unittest
 
@@ -19,6 +20,7 @@ except ImportError:  # another Python than Debian's is first in PATH
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
 IN_DRAM, ON_NVME = 1, 2
+UCMCTL = os.environ.get("UCMCTL", os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/ucmctl"))
 
 
 class Encodings(EncodingCase):
@@ -76,6 +78,14 @@ class Encodings(EncodingCase):
         self.assertEqual((listed["base"], listed["base_fingerprint"]), (engine.base, base["fingerprint"]))
         self.assertEqual(listed["shard_bytes"], sum(engine.reference.coded))
         self.assertEqual((base["encoding"], base["plain_shard_bytes"], base["base"], base["base_fingerprint"]), ("", SHARD, 0, b""))
+
+    def test_ucmctl_shows_base_and_ratio(self):
+        engine = self.engine("fp8")
+        done = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "namespaces"], capture_output=True, text=True, check=True)
+        listed, base = engine.listed(), engine.listed(engine.base)
+        ratio = f"{SHARD / listed['shard_bytes']:.2f}"
+        self.assertRegex(done.stdout, rf"(?m)^ *{engine.ns} .* encoding/1/fp8 .* {ratio} +{base['fingerprint'].hex()[:12]} *$")
+        self.assertRegex(done.stdout, rf"(?m)^ *{engine.base} .* - *$")
 
     def test_refused(self):
         client = self.client()
