@@ -26,11 +26,12 @@ $O/obj/kernels/copy_fatbin.o: kernels/copy_fatbin.S $(CUDA_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_COPY_FATBIN='"$(CUDA_FATBIN)"' -c $< -o $@
 
-# Encodings, for the daemon and for workers. -fmad=false: as below.
+# Encodings, for the daemon and for workers. -fmad=false, and machine code for one GPU: as below.
+ENCODING_ARCHS ?= -gencode arch=compute_90,code=sm_90 -gencode arch=compute_80,code=compute_80
 ENCODING_FATBIN := $(FATBINS)/encoding.fatbin
 $(ENCODING_FATBIN): kernels/encoding/encoding.cu $(wildcard kernels/encoding/*.cuh kernels/encoding/*.h) kernels/arith.h kernels/copy.h
 	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fmad=false -fatbin $(CUDA_ARCHS) $< -o $@
+	$(NVCC) -I. -O3 -fmad=false -fatbin $(ENCODING_ARCHS) $< -o $@
 $O/obj/kernels/encoding/encoding_fatbin.o: kernels/fatbin.S $(ENCODING_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_encoding_fatbin -DUCM_FATBIN='"$(ENCODING_FATBIN)"' -c $< -o $@
@@ -98,7 +99,7 @@ $O/gpu/test_%: $O/obj/tests/gpu/test_%.o $(addprefix $O/obj/tests/gpu/,harness.o
 	@mkdir -p $(@D)
 	$(LINK) $^ $(DAEMON_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 # The daemon as a whole on a GPU: a client program in CUDA, and the daemon that it starts.
-SERVE_OBJ := $(addprefix $O/obj/tests/gpu/,serve.o serve_roles.o serve_stream.o serve_worker.o)
+SERVE_OBJ := $(addprefix $O/obj/tests/gpu/,serve.o serve_encoded.o serve_roles.o serve_stream.o serve_worker.o)
 $(SERVE_OBJ): $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/serve.h client/include/ucmclient.h client/include/ucmclient_cuda.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -Iclient/include -O2 $(CUDA_ARCHS) -c $< -o $@

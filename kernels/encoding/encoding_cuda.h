@@ -5,7 +5,7 @@
  *
  * Promise, as copy.h's: of the given items and planes a kernel touches only [slot + slot_offset, +
  * bytes) and [base + block * stride, + the section's plain bytes). Any bytes decode to something.
- * Any alignment of a page; slots, items and slot_offset are multiples of 16.
+ * Pages, slots, items and slot_offset are multiples of 16; fp8 and int8 take any pages.
  *
  * A kernel is named ucm_encoding_METHOD_DTYPE_load or _dump by ucm_encoding_kernel_name. Launch it
  * with UCM_ENCODING_THREADS a CTA and these arguments, the arrays in memory that the GPU can read:
@@ -21,10 +21,13 @@
 
 #include <stdio.h>
 
-#define UCM_ENCODING_THREADS 512
-#define UCM_ENCODING_CTAS 16
-#define UCM_ENCODING_TILE_ROWS 32u /* at most: a lane keeps a row's scale */
+/* Small CTAs find room on a multiprocessor beside a worker's. */
+#define UCM_ENCODING_THREADS 128
+#define UCM_ENCODING_CTAS 192
+#define UCM_ENCODING_PAGE_ALIGN 16u /* q4 and lossless */
+#define UCM_ENCODING_TILE_ROWS 32u  /* at most: a lane keeps a row's scale */
 #define UCM_ENCODING_TILE_ELEMENTS 4096u
+#define UCM_ENCODING_TILE_TOKENS 16u   /* q4: by 32 vectors of 8 channels */
 #define UCM_ENCODING_TILE_COLUMNS 256u /* int8 with a scale a channel: of all heads' channels */
 #define UCM_ENCODING_DIM_VECTOR 1024u  /* longer rows go element by element */
 
@@ -50,18 +53,30 @@ UCM_ENCODING_HD bool ucm_encoding_by_channel(const struct ucm_encoding_spec *spe
            spec->section[section].kind == UCM_ENCODING_K;
 }
 
+UCM_ENCODING_HD uint32_t ucm_encoding_section_tiles(const struct ucm_encoding_spec *spec,
+                                                    uint32_t section)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+    uint32_t rows = s->tokens * s->heads, channels = s->heads * s->dim;
+    uint32_t tile = ucm_encoding_tile_rows(s->dim);
+
+    if (ucm_encoding_by_channel(spec, section))
+        return (channels + UCM_ENCODING_TILE_COLUMNS - 1) / UCM_ENCODING_TILE_COLUMNS;
+    if (spec->encoding == UCM_ENCODING_Q4)
+        return (s->tokens + UCM_ENCODING_TILE_TOKENS - 1) / UCM_ENCODING_TILE_TOKENS *
+               ((channels + 255) / 256);
+    if (spec->encoding == UCM_ENCODING_LOSSLESS)
+        return (rows * s->dim + UCM_ENCODING_TILE_ELEMENTS - 1) / UCM_ENCODING_TILE_ELEMENTS;
+    return (rows + tile - 1) / tile;
+}
+
 /* Of the section that has most. */
 UCM_ENCODING_HD uint32_t ucm_encoding_tiles(const struct ucm_encoding_spec *spec)
 {
     uint32_t most = 0;
 
     for (uint32_t i = 0; i < spec->n_sections; i++) {
-        const struct ucm_encoding_section *s = &spec->section[i];
-        uint32_t rows = ucm_encoding_tile_rows(s->dim);
-        uint32_t tiles =
-            ucm_encoding_by_channel(spec, i)
-                ? (s->heads * s->dim + UCM_ENCODING_TILE_COLUMNS - 1) / UCM_ENCODING_TILE_COLUMNS
-                : (s->tokens * s->heads + rows - 1) / rows;
+        uint32_t tiles = ucm_encoding_section_tiles(spec, i);
 
         most = tiles > most ? tiles : most;
     }
@@ -74,11 +89,12 @@ static inline bool ucm_encoding_kernel_name(const struct ucm_encoding_spec *spec
                                             enum ucm_copy_direction direction,
                                             char name[UCM_ENCODING_KERNEL_NAME])
 {
-    static const char *const methods[] = {NULL, "fp8", "int8"};
+    static const char *const methods[] = {NULL, "fp8", "int8", "q4", "lossless"};
     static const char *const dtypes[] = {NULL, "f16", "bf16"};
 
     if (spec->encoding >= sizeof(methods) / sizeof(*methods) || !methods[spec->encoding] ||
-        spec->dtype >= sizeof(dtypes) / sizeof(*dtypes) || !dtypes[spec->dtype])
+        spec->dtype >= sizeof(dtypes) / sizeof(*dtypes) || !dtypes[spec->dtype] ||
+        (spec->encoding == UCM_ENCODING_LOSSLESS && spec->dtype != UCM_ENCODING_BF16))
         return false;
     snprintf(name, UCM_ENCODING_KERNEL_NAME, "ucm_encoding_%s_%s_%s", methods[spec->encoding],
              dtypes[spec->dtype], direction == UCM_COPY_LOAD ? "load" : "dump");

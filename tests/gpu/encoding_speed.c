@@ -62,7 +62,7 @@ static void speed_open(struct speed *s, uint32_t encoding, uint32_t axis, uint32
     s->slice = gpu_new(SLICE);
     s->pages = gpu_new(PAGES);
     must(cuMemsetD16(s->pages, 0x3f81, PAGES / 2), "pages");
-    must(cuMemsetD8(s->slice, 0x35, SLICE), "a slice");
+    must(cuMemsetD8(s->slice, 0x05, SLICE), "a slice");
     s->n_planes = sections * LAYERS;
     for (uint32_t p = 0; p < s->n_planes; p++) {
         uint32_t section = p % sections;
@@ -167,7 +167,7 @@ static double multiplied_s(struct speed *s, uint32_t ctas, double every_s, doubl
 
 static void one(struct speed *s, const char *name, enum ucm_copy_direction direction)
 {
-    static const uint32_t ctas[] = {8, 16, 24, 32, 48, 64};
+    static const uint32_t ctas[] = {64, 128, 192, 256};
     double bus_us = (double)s->coded / BUS * 1e6, alone = multiplied_s(s, 0, 0, NULL), beside;
 
     s->kernel = encoding_kernel(&s->spec, direction);
@@ -207,6 +207,8 @@ void measure(void)
     printf("%-18s %-4s %4s %8s %8s %8s %8s %6s\n", "a slice of 16 MiB", "", "CTAs", "bus us", "us",
            "GB/s", "beside", "keeps");
     case_of("fp8 8x128", UCM_ENCODING_FP8, 0, 8, 128, 2);
+    case_of("q4 8x128", UCM_ENCODING_Q4, 0, 8, 128, 2);
+    case_of("lossless 8x128", UCM_ENCODING_LOSSLESS, 0, 8, 128, 2);
     case_of("fp8 1x576 (MLA)", UCM_ENCODING_FP8, 0, 1, 576, 1);
     case_of("int8 8x128", UCM_ENCODING_INT8, 0, 8, 128, 2);
     case_of("int8 channel 8x128", UCM_ENCODING_INT8, 1, 8, 128, 2);

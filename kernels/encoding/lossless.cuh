@@ -1,0 +1,347 @@
+/* lossless: a warp decodes UCM_ENCODING_TILE_ELEMENTS elements of a section and applies the escapes among
+ * them; a CTA encodes a whole section, because its list of escapes is in the elements' order. Pages
+ * begin at multiples of 16. */
+#ifndef UCM_KERNELS_ENCODING_LOSSLESS_CUH
+#define UCM_KERNELS_ENCODING_LOSSLESS_CUH
+
+#include "kernels/encoding/rows.cuh"
+
+#define LOSSLESS_BASES 2048u /* kept by a CTA; the others are read back */
+
+/* n / d for n below 2^22 and d up to 2^10. */
+struct divisor {
+    uint32_t d, m;
+
+    __device__ __forceinline__ explicit divisor(uint32_t by) : d(by), m(0xffffffffu / by + 1)
+    {
+    }
+    __device__ __forceinline__ uint32_t of(uint32_t n) const
+    {
+        return d == 1 ? n : __umulhi(n, m);
+    }
+};
+
+struct lossless_section {
+    uint32_t elements, room, heads, tokens, dim, n_bases;
+    bool nhd;
+    uint64_t plain, coded, codes, bases, list, end;
+    struct divisor dim_of, inner;
+
+    __device__ __forceinline__ lossless_section(const struct ucm_encoding_section &s,
+                                                uint64_t plain_at, uint64_t coded_at)
+        : elements(s.tokens * s.heads * s.dim), heads(s.heads), tokens(s.tokens), dim(s.dim),
+          nhd(s.order == UCM_ENCODING_NHD), plain(plain_at), coded(coded_at), dim_of(s.dim),
+          inner(s.order == UCM_ENCODING_NHD ? s.heads : s.tokens)
+    {
+        room = (elements + 127) / 128;
+        n_bases = (tokens + UCM_LOSSLESS_TILE - 1) / UCM_LOSSLESS_TILE * heads;
+        codes = coded + aligned16(elements);
+        bases = codes + aligned16((elements + 1) / 2);
+        list = bases + aligned16(n_bases);
+        end = list + aligned16(4 + 4ull * room);
+    }
+    /* Which base the element of that number has. */
+    __device__ __forceinline__ uint32_t base_of(uint32_t element) const
+    {
+        uint32_t row = dim_of.of(element), outer = inner.of(row), rest = row - outer * inner.d;
+        uint32_t head = nhd ? rest : outer, token = nhd ? outer : rest;
+
+        return token / UCM_LOSSLESS_TILE * heads + head;
+    }
+};
+
+/* ---- decoding ---- */
+
+/* Two elements: their rests in the low bytes of the halves of `rest`, their codes likewise; base in both
+ * halves. */
+static __device__ __forceinline__ uint32_t lossless_pair(uint32_t rest, uint32_t codes,
+                                                         uint32_t base)
+{
+    uint32_t e = (base + 0x01000100u - codes) & 0x00ff00ffu;
+    uint32_t none = (codes + 0x00020002u) & 0x00100010u; /* codes 14 and 15 */
+
+    e &= ~((none << 4) - (none >> 4));
+    return (rest & 0x00800080u) << 8 | e << 7 | (rest & 0x007f007fu);
+}
+
+static __device__ __forceinline__ uint32_t lossless_codes(uint32_t byte)
+{
+    return (byte & 0xfu) | (byte & 0xf0u) << 12;
+}
+
+static __device__ __forceinline__ uint4 lossless_vector(uint2 rest, uint32_t codes, uint32_t base)
+{
+    base |= base << 16;
+    return make_uint4(
+        lossless_pair(__byte_perm(rest.x, 0, 0x4140), lossless_codes(codes), base),
+        lossless_pair(__byte_perm(rest.x, 0, 0x4342), lossless_codes(codes >> 8), base),
+        lossless_pair(__byte_perm(rest.y, 0, 0x4140), lossless_codes(codes >> 16), base),
+        lossless_pair(__byte_perm(rest.y, 0, 0x4342), lossless_codes(codes >> 24), base));
+}
+
+/* An element by itself: where a vector has several bases, or is cut off. */
+static __device__ void lossless_element(const struct lossless_section &s, uint32_t i)
+{
+    uint32_t byte = __ldcs((const uint8_t *)s.codes + i / 2),
+             rest = __ldcs((const uint8_t *)s.coded + i);
+    uint32_t base = __ldg((const uint8_t *)s.bases + s.base_of(i));
+    uint32_t e = ucm_lossless_decode(byte >> 4 * (i % 2) & 15u, base);
+
+    __stcs((uint16_t *)s.plain + i, (uint16_t)ucm_lossless_element(e, rest));
+}
+
+/* Applies the entries for elements first .. end, which this warp has written, in their order. */
+static __device__ __forceinline__ void lossless_apply(const struct lossless_section &s,
+                                                      uint32_t first, uint32_t end, uint32_t lane)
+{
+    uint32_t count = __ldg((const uint32_t *)s.list);
+
+    if (count == UCM_LOSSLESS_UNFIT)
+        return;
+    count = min(count, s.room);
+    for (uint32_t i = lane; i < count + lane; i += LANES) {
+        uint32_t entry = i < count ? __ldg((const uint32_t *)s.list + 1 + i) : 0, at = entry >> 8;
+        bool mine = i < count && at >= first && at < end;
+        /* Of several for one element the last counts. */
+        uint32_t same = __match_any_sync(ALL, mine ? at : UINT32_MAX - lane);
+
+        if (mine && lane == 31 - __clz(same))
+            __stcs((uint16_t *)s.plain + at,
+                   (uint16_t)ucm_lossless_element(entry & 0xffu,
+                                                  __ldg((const uint8_t *)s.coded + at)));
+        __syncwarp();
+    }
+}
+
+static __device__ __forceinline__ void lossless_decode(const struct lossless_section &s,
+                                                       uint32_t number, uint32_t lane)
+{
+    const uint32_t unroll = 4;
+    uint32_t first = number * UCM_ENCODING_TILE_ELEMENTS, end;
+
+    if (first >= s.elements)
+        return;
+    end = min(s.elements, first + UCM_ENCODING_TILE_ELEMENTS);
+    for (uint32_t at = first + lane * 8; at < end + lane * 8; at += LANES * 8 * unroll) {
+        uint2 rest[unroll];
+        uint32_t codes[unroll], base[unroll];
+
+#pragma unroll
+        for (uint32_t u = 0; u < unroll; u++) {
+            uint32_t i = at + u * LANES * 8;
+
+            if (s.dim % 8 == 0 && i < end) {
+                rest[u] = __ldcs((const uint2 *)(s.coded + i));
+                codes[u] = __ldcs((const uint32_t *)(s.codes + i / 2));
+                base[u] = __ldg((const uint8_t *)s.bases + s.base_of(i));
+            }
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < unroll; u++) {
+            uint32_t i = at + u * LANES * 8;
+
+            if (s.dim % 8 == 0 && i < end)
+                __stcs((uint4 *)(s.plain + 2ull * i), lossless_vector(rest[u], codes[u], base[u]));
+            for (uint32_t k = i; s.dim % 8 != 0 && k < min(end, i + 8); k++)
+                lossless_element(s, k);
+        }
+    }
+    __syncwarp();
+    lossless_apply(s, first, end, lane);
+}
+
+/* ---- encoding ---- */
+
+/* The larger exponents, but for 255, of two elements each. */
+static __device__ __forceinline__ uint32_t lossless_larger(uint32_t most, uint32_t two)
+{
+    uint32_t e = two >> 7 & 0x00ff00ffu, full = (e + 0x00010001u) & 0x01000100u;
+
+    return __vmaxu2(most, e & ~(full - (full >> 8)));
+}
+
+/* The base of a head in a tile of tokens: a warp's work. */
+static __device__ __forceinline__ uint32_t lossless_base(const struct lossless_section &s,
+                                                         uint32_t base, uint32_t lane)
+{
+    uint32_t tile = base / s.heads, head = base % s.heads, most = 0;
+    uint32_t n = min(UCM_LOSSLESS_TILE, s.tokens - tile * UCM_LOSSLESS_TILE);
+    uint32_t wide = s.dim % 8 == 0 ? s.dim / 8 : s.dim;
+
+#pragma unroll 8
+    for (uint32_t k = lane; k < n * wide; k += LANES) {
+        uint32_t token = tile * UCM_LOSSLESS_TILE + k / wide;
+        uint64_t at =
+            (s.nhd ? (uint64_t)token * s.heads + head : (uint64_t)head * s.tokens + token) * wide +
+            k % wide;
+
+        if (s.dim % 8 == 0) {
+            uint4 x = __ldg((const uint4 *)s.plain + at);
+
+            most = lossless_larger(lossless_larger(most, x.x), x.y);
+            most = lossless_larger(lossless_larger(most, x.z), x.w);
+        } else {
+            most = lossless_larger(most, __ldg((const uint16_t *)s.plain + at));
+        }
+    }
+    return group_max<LANES>(max(most & 0xffffu, most >> 16));
+}
+
+struct lossless_shared {
+    uint8_t bases[LOSSLESS_BASES];
+    uint32_t sums[UCM_ENCODING_THREADS / LANES];
+};
+
+static __device__ __forceinline__ uint32_t lossless_base_at(const struct lossless_section &s,
+                                                            const struct lossless_shared *shared,
+                                                            uint32_t element)
+{
+    uint32_t number = s.base_of(element);
+
+    return number < LOSSLESS_BASES ? shared->bases[number]
+                                   : *((const volatile uint8_t *)s.bases + number);
+}
+
+/* Eight elements' rests and codes; returns which of them escape. */
+static __device__ __forceinline__ uint32_t lossless_encode(const struct lossless_section &s,
+                                                           const struct lossless_shared *shared,
+                                                           uint32_t i, uint4 x, uint2 *rest,
+                                                           uint32_t *codes)
+{
+    const uint32_t two[4] = {x.x, x.y, x.z, x.w};
+    uint32_t base = 0, escapes = 0;
+
+    *rest = make_uint2(0, 0);
+    *codes = 0;
+    if (s.dim % 8 == 0)
+        base = lossless_base_at(s, shared, i);
+#pragma unroll
+    for (uint32_t k = 0; k < 8; k++) {
+        uint32_t h = two[k / 2] >> k % 2 * 16 & 0xffffu, code;
+
+        if (i + k >= s.elements)
+            break;
+        if (s.dim % 8 != 0)
+            base = lossless_base_at(s, shared, i + k);
+        code = ucm_lossless_code(ucm_lossless_exponent(h), base);
+        (k < 4 ? rest->x : rest->y) |= ucm_lossless_rest(h) << k % 4 * 8;
+        *codes |= code << 4 * k;
+        escapes |= (uint32_t)(code == UCM_LOSSLESS_ESCAPE) << k;
+    }
+    return escapes;
+}
+
+/* Appends the escapes of all threads to the list, in the order of threads, as far as there is room; returns
+ * how many there are now. */
+static __device__ __forceinline__ uint32_t lossless_append(const struct lossless_section &s,
+                                                           struct lossless_shared *shared,
+                                                           uint32_t i, uint4 x, uint32_t escapes,
+                                                           uint32_t count)
+{
+    const uint32_t two[4] = {x.x, x.y, x.z, x.w};
+    uint32_t lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, sum = __popc(escapes),
+             before = sum;
+    uint32_t total = 0;
+
+#pragma unroll
+    for (uint32_t d = 1; d < LANES; d *= 2) {
+        uint32_t other = __shfl_up_sync(ALL, before, d);
+
+        before += lane >= d ? other : 0;
+    }
+    if (lane == LANES - 1)
+        shared->sums[warp] = before;
+    __syncthreads();
+    before += count - sum;
+#pragma unroll
+    for (uint32_t w = 0; w < UCM_ENCODING_THREADS / LANES; w++) {
+        before += w < warp ? shared->sums[w] : 0;
+        total += shared->sums[w];
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t k = 0; k < 8; k++) {
+        uint32_t h = two[k / 2] >> k % 2 * 16 & 0xffffu;
+
+        if (escapes >> k & 1) {
+            if (before < s.room)
+                __stcs((uint32_t *)s.list + 1 + before, (i + k) << 8 | ucm_lossless_exponent(h));
+            before++;
+        }
+    }
+    return count + total;
+}
+
+static __device__ __forceinline__ uint4 lossless_load(const struct lossless_section &s, uint32_t i)
+{
+    uint32_t two[4] = {0, 0, 0, 0};
+
+    if (i + 8 <= s.elements)
+        return __ldcs((const uint4 *)(s.plain + 2ull * i));
+    for (uint32_t k = 0; k < 8; k++)
+        if (i + k < s.elements)
+            two[k / 2] |= (uint32_t)__ldcs((const uint16_t *)s.plain + i + k) << k % 2 * 16;
+    return make_uint4(two[0], two[1], two[2], two[3]);
+}
+
+static __device__ __forceinline__ void lossless_zero(uint64_t from, uint64_t to)
+{
+    for (uint64_t at = from + threadIdx.x; at < to; at += blockDim.x)
+        __stcs((uint8_t *)at, (uint8_t)0);
+}
+
+/* The whole CTA. */
+static __device__ __forceinline__ void lossless_encode_section(const struct lossless_section &s,
+                                                               struct lossless_shared *shared)
+{
+    const uint32_t unroll = 4;
+    uint32_t lane = threadIdx.x % LANES, count = 0;
+
+    __syncthreads(); /* the section before is done with the shared bases */
+    for (uint32_t b = threadIdx.x / LANES; b < s.n_bases; b += UCM_ENCODING_THREADS / LANES) {
+        uint32_t base = lossless_base(s, b, lane);
+
+        if (lane == 0) {
+            *((volatile uint8_t *)s.bases + b) = (uint8_t)base;
+            if (b < LOSSLESS_BASES)
+                shared->bases[b] = (uint8_t)base;
+        }
+    }
+    __syncthreads();
+    for (uint32_t first = 0; first < s.elements && count <= s.room;
+         first += 8 * UCM_ENCODING_THREADS * unroll) {
+        uint4 x[unroll];
+
+#pragma unroll
+        for (uint32_t u = 0; u < unroll; u++)
+            x[u] = lossless_load(s, first + (u * UCM_ENCODING_THREADS + threadIdx.x) * 8);
+#pragma unroll
+        for (uint32_t u = 0; u < unroll; u++) {
+            uint32_t i = first + (u * UCM_ENCODING_THREADS + threadIdx.x) * 8, codes, escapes = 0;
+            uint2 rest;
+
+            if (i < s.elements) {
+                escapes = lossless_encode(s, shared, i, x[u], &rest, &codes);
+                __stcs((uint2 *)(s.coded + i), rest);
+                __stcs((uint32_t *)(s.codes + i / 2), codes);
+            }
+            if (__syncthreads_or((int)escapes))
+                count = lossless_append(s, shared, i, x[u], escapes, count);
+        }
+    }
+    if (count > s.room) {
+        __syncthreads(); /* after what others have written of it */
+        lossless_zero(s.coded, s.end);
+        __syncthreads();
+    } else {
+        /* Vectors were written whole. */
+        lossless_zero(s.coded + (s.elements + 7ull) / 8 * 8, s.codes);
+        lossless_zero(s.codes + (s.elements + 7ull) / 8 * 4, s.bases);
+        lossless_zero(s.bases + s.n_bases, s.list);
+        lossless_zero(s.list + 4 + 4ull * count, s.end);
+    }
+    if (threadIdx.x == 0)
+        __stcs((uint32_t *)s.list, count > s.room ? UCM_LOSSLESS_UNFIT : count);
+}
+
+#endif
