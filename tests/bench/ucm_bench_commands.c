@@ -137,6 +137,9 @@ static const struct arg_option copy_options[] = {
      "dma,sm,staged,auto,auto+ring", 0, 0},
     {"chunks", ARG_TEXT, "LIST", "bytes of a block that lie together",
      "4KiB,16KiB,32KiB,64KiB,256KiB,512KiB,2MiB,4MiB", 0, 0},
+    {"encoding", ARG_TEXT, "LIST",
+     "instead of strategies: blocks stored as fp8, int8, q4 or lossless, with a companion", NULL, 0,
+     0},
     {"time", ARG_SECONDS, "SECONDS", "how long to measure each figure", "300ms", 50, 60000},
     {"nvme-dir", ARG_TEXT, "DIR", "measure loads from NVMe too, in a folder of this one", NULL, 0,
      0},
@@ -247,6 +250,7 @@ static const struct program_command commands[] = {
      "The companion is libucmclient_cuda's; staged always has one.\n\n"
      "Examples:\n"
      "  ucm-bench copy --nvme-dir /var/cache/ucmd\n"
+     "  ucm-bench copy --encoding fp8,q4,lossless\n"
      "  ucm-bench copy --json >copy.json && docs/plot_copy.py copy.json >docs/copy.svg\n",
      PROGRAM_OPTIONS(copy_options), 0, 0, bench_copy},
     {"select", "", "Scoring a layer's blocks and choosing among them; needs no daemon",

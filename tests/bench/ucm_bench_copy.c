@@ -165,6 +165,15 @@ static int measure_busy(struct copy_bench *b, struct rig *rig, struct copy_row *
     return rc;
 }
 
+int copy_measure(struct copy_bench *b, struct rig *rig, struct copy_row *row)
+{
+    int rc = 0;
+
+    for (unsigned d = 0; d < 2 && rc == 0; d++)
+        rc = measure(b, rig, d, &row->idle[d]);
+    return rc == 0 && gpu_work_kernels(&b->work) ? measure_busy(b, rig, row) : rc;
+}
+
 /* ---- the chain ---- */
 
 static int beside_nothing(struct copy_bench *b, struct stream *s)
@@ -528,12 +537,25 @@ static int measure_cases(struct copy_bench *b)
     return rc == 0 && folder ? copy_from_nvme(b, folder) : rc;
 }
 
-static int run(struct copy_bench *b)
+static int measure_all(struct copy_bench *b)
 {
+    const char *encodings = args_text(b->args, "encoding");
     char names[128];
     int rc;
 
-    snprintf(names, sizeof names, "%s", args_text(b->args, "strategies"));
+    snprintf(names, sizeof names, "%s", encodings ? encodings : args_text(b->args, "strategies"));
+    if (encodings) {
+        strategy_set(b, "auto" WITH_RING);
+        return copy_encodings(b, names);
+    }
+    rc = measure_strategies(b, names);
+    return rc == 0 ? measure_cases(b) : rc;
+}
+
+static int run(struct copy_bench *b)
+{
+    int rc;
+
     if (gpu_open(&b->gpu, COPY_GPU_BYTES) < 0)
         return bench_fail(BENCH_FAILED, "no GPU: %s", b->gpu.why);
     if (gpu_work_open(&b->work, &b->gpu, COPY_GPU_BYTES) < 0) {
@@ -541,9 +563,7 @@ static int run(struct copy_bench *b)
     } else {
         rc = measure_alone(b);
         if (rc == 0)
-            rc = measure_strategies(b, names);
-        if (rc == 0)
-            rc = measure_cases(b);
+            rc = measure_all(b);
         gpu_work_close(&b->work);
     }
     gpu_close(&b->gpu);

@@ -1,5 +1,6 @@
 /* copy: shared by its files. ucm_bench_copy.c has the command and the tables by chunk,
- * ucm_bench_copy_cases.c the single cases: latency, one load after another, NVMe, two GPUs. */
+ * ucm_bench_copy_cases.c the single cases: latency, one load after another, NVMe, two GPUs;
+ * ucm_bench_copy_encoding.c encoded blocks. */
 #ifndef UCM_TESTS_BENCH_COPY_H
 #define UCM_TESTS_BENCH_COPY_H
 
@@ -56,6 +57,12 @@ int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t chunk, int ord
 struct stream copy_stream(struct copy_bench *b, struct rig *rig, bool load, unsigned part,
                           uint64_t request_bytes);
 int copy_stream_run(struct copy_bench *b, struct stream *s, unsigned n, double *rate);
+
+/* Loads and dumps, idle and beside the matrices. */
+int copy_measure(struct copy_bench *b, struct rig *rig, struct copy_row *row);
+
+/* ucm_bench_copy_encoding.c; names: a list that it cuts up. */
+int copy_encodings(struct copy_bench *b, char *names);
 
 /* ucm_bench_copy_cases.c */
 int copy_one_after_another(struct copy_bench *b);

@@ -44,8 +44,23 @@ static int fail_call(struct rig *rig, const char *what, int status)
 
 /* ---- opening ---- */
 
+static int open_encoded(struct rig *rig, const struct rig_encoding *e)
+{
+    const struct ucm_encoded_form form = {.encoding = e->name,
+                                          .dtype = "bf16",
+                                          .k = {e->tokens, e->heads, e->dim},
+                                          .v = {e->tokens, e->heads, e->dim}};
+    int rc;
+
+    rig->base = rig->ns;
+    rig->ns = NULL;
+    rc = ucm_encoding_open(rig->base, &form, rig->timeout_ms, &rig->ns);
+    return rc < 0 ? fail_call(rig, "opening the encoded namespace", rc) : 0;
+}
+
 static int open_namespace(struct rig *rig, const struct rig_options *o)
 {
+    uint32_t shards = rig->planes / rig->sections;
     struct ucm_identity identity = {
         .model = o->model,
         .dtype = "u8",
@@ -53,13 +68,15 @@ static int open_namespace(struct rig *rig, const struct rig_options *o)
         .block_tokens = 512,
         .key_bytes = RIG_KEY_BYTES,
         .parts = o->parts,
-        .shards = &rig->planes,
+        .shards = &shards,
         .n_shards = 1,
-        .shard_bytes = rig->chunk,
+        .shard_bytes = (uint64_t)rig->chunk * rig->sections,
     };
     int rc = ucm_namespace_open(rig->client, &identity, rig->timeout_ms, &rig->ns);
 
-    return rc < 0 ? fail_call(rig, "opening the namespace", rc) : 0;
+    if (rc < 0)
+        return fail_call(rig, "opening the namespace", rc);
+    return o->encoding ? open_encoded(rig, o->encoding) : 0;
 }
 
 static int register_region(struct rig *rig, const struct ucm_memory *memory)
@@ -83,7 +100,7 @@ static int register_region(struct rig *rig, const struct ucm_memory *memory)
         planes[p].stride = (uint64_t)rig->chunk * rig->spread;
         planes[p].offset = p * rig->blocks * planes[p].stride;
         planes[p].chunk_bytes = rig->chunk;
-        planes[p].shard = p;
+        planes[p].shard = p / rig->sections;
     }
     if (rig->cuda)
         rc = rig->companion->region_register(
@@ -202,6 +219,7 @@ int rig_open(struct rig *rig, const struct rig_options *o)
     rig->block_bytes = o->block_bytes;
     rig->chunk = (uint32_t)o->chunk;
     rig->planes = (uint32_t)(o->block_bytes / o->chunk);
+    rig->sections = o->encoding ? 2 : 1;
     rig->timeout_ms = o->timeout_ms;
     rig->spread = o->gpu && o->spread > 1 ? o->spread : 1;
     rig->memory_bytes = (size_t)o->block_bytes * o->blocks;
@@ -227,8 +245,10 @@ void rig_close(struct rig *rig)
      */
     rc = rig->cuda ? rig->companion->region_unregister(rig->cuda, rig->region, rig->timeout_ms)
                    : ucm_region_unregister(rig->region, rig->timeout_ms);
-    if (rc == 0)
+    if (rc == 0) {
         ucm_namespace_close(rig->ns);
+        ucm_namespace_close(rig->base);
+    }
     close_companion(rig);
     ucm_close(rig->client);
     gpu_close(&rig->gpu);

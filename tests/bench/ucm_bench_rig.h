@@ -19,6 +19,13 @@ struct bench_companion;
 #define RIG_KEY_BYTES 32
 #define RIG_MAX_PLANES 1024
 
+/* GPU: blocks are stored in another form. K and V of each layer are planes of tokens x heads x dim
+ * bf16, and chunk is one of them. */
+struct rig_encoding {
+    const char *name;
+    uint32_t tokens, heads, dim;
+};
+
 struct rig_options {
     const char *socket; /* NULL: the library's default */
     const char *name;   /* of the client */
@@ -32,11 +39,13 @@ struct rig_options {
     bool companion;  /* GPU: copies may go through slices of this process, by libucmclient_cuda */
     uint32_t spread; /* GPU: a block's chunks lie so many of them from those of the next; 0 and 1:
                         densely, else rig_push and rig_pull are of no use */
+    const struct rig_encoding *encoding; /* NULL: blocks are stored as they are */
 };
 
 struct rig {
     struct ucm_client *client;
     struct ucm_namespace *ns;
+    struct ucm_namespace *base; /* of ns, if its blocks are encoded */
     struct ucm_region *region;
     struct ucm_server_info server;
     struct gpu gpu;
@@ -46,6 +55,7 @@ struct rig {
     uint8_t *memory;
     size_t memory_bytes;
     uint32_t blocks, planes, chunk, part, spread;
+    uint32_t sections; /* planes of a shard */
     uint64_t block_bytes;
     int timeout_ms;
     char error[320];

@@ -37,12 +37,14 @@ find_sanitizer() {
     [ -n "$sanitizer" ] || echo '== sanitizers: skipped, there is no compute-sanitizer'
 }
 
-# sanitize_sparse TOOL: digests and selections, some of each kind.
-sanitize_sparse() {
+# sanitize_kernels TOOL: digests and selections, and encodings; some of each kind.
+sanitize_kernels() {
     [ -n "$sanitizer" ] || return
-    part "$1-sparse" 100 env LD_LIBRARY_PATH="$here/lib" "$sanitizer" --tool "$1" --error-exitcode 9 \
-        ${libraries:+--injection-path "$libraries"} "$here/test_sparse" --few
-    grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|Invalid|Uninitialized|hazard|^FAIL|passed' "$name.log" | sort | uniq -c
+    for kernels in sparse encoding; do
+        part "$1-$kernels" 100 env LD_LIBRARY_PATH="$here/lib" "$sanitizer" --tool "$1" --error-exitcode 9 \
+            ${libraries:+--injection-path "$libraries"} "$here/test_$kernels" --few
+        grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|Invalid|Uninitialized|hazard|^FAIL|passed' "$name.log" | sort | uniq -c
+    done
 }
 
 # sanitize TOOL STRATEGY
@@ -68,15 +70,16 @@ grep -E '^(==|FAIL|[0-9]+ passed)' tests.log
 unpacked=$(mktemp -d)
 find_sanitizer
 sanitize memcheck staged
-sanitize_sparse memcheck
+sanitize_kernels memcheck
 bench copy-1 --strategies dma,sm,staged
 bench copy-2 --strategies auto,auto+ring --nvme-dir "${BENCH_DIR:-/var/tmp}"
-python3 "$here/table.py" copy-1.json copy-2.json || status=1
+bench copy-3 --encoding fp8,int8,q4,lossless
+python3 "$here/table.py" copy-1.json copy-2.json copy-3.json || status=1
 for tool in ${SANITIZER_TOOLS:-}; do
     for strategy in staged dma sm; do
         sanitize "$tool" "$strategy"
     done
-    sanitize_sparse "$tool"
+    sanitize_kernels "$tool"
 done
 rm -r "$unpacked"
 exit $status

@@ -213,6 +213,8 @@ static int test_main(void)
     check(role_ends(role_start("produce-layers", NULL)), "a worker dumps layer by layer, each behind its event");
     check(role_ends(role_start("consume-layers", NULL)), "each layer of a load lies there when it is reported");
     check(role_ends(role_start("consume-stream", NULL)), "kernels behind a stream's waits see each layer");
+    check(role_ends(role_start("encoded", NULL)), "blocks stored encoded come back as the C reference decodes them");
+    check(role_ends(role_start("encoded-hangs", NULL)), "and to a worker that stops in the middle of its loads");
     before = free_bytes();
 
     victim = role_start("victim", &out);
@@ -254,6 +256,8 @@ static const struct {
     {"consume-layers", role_consume_layers},
     {"consume-stream", role_consume_stream},
     {"stream-orphan", role_stream_orphan},
+    {"encoded", role_encoded},
+    {"encoded-hangs", role_encoded_hangs},
     {"victim", role_victim},
     {"survivor", role_survivor},
     {"free", role_free_bytes},

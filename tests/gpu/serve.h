@@ -14,7 +14,8 @@
 
 struct worker {
     struct ucm_client *client;
-    struct ucm_namespace *ns;
+    struct ucm_namespace *base; /* of blocks as they are */
+    struct ucm_namespace *ns;   /* the region's: base, or one of encoded blocks */
     struct ucm_region *region;
     struct ucm_cuda *cuda; /* the companion, where copies shall be staged */
     unsigned *kv;
@@ -38,6 +39,9 @@ __host__ __device__ static inline unsigned pattern(unsigned seed, unsigned plane
 
 void worker_open(struct worker *w);
 void worker_close(struct worker *w);
+/* The region under w->ns; open has registered one under base, and close unregisters what there is. */
+void worker_register(struct worker *w);
+void worker_unregister(struct worker *w);
 /* Block number first + i goes to place i, or reversed to BLOCKS - 1 - i; its keys and blocks lie in
  * the vectors. */
 struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &blocks,
@@ -64,6 +68,10 @@ int role_consume_layers(void);
 int role_victim(void);
 int role_survivor(void);
 int role_free_bytes(void);
+
+/* serve_encoded.cu */
+int role_encoded(void);
+int role_encoded_hangs(void);
 
 /* serve_stream.cu */
 int role_consume_stream(void);

@@ -80,38 +80,16 @@ static int region_register(struct worker *w, const struct ucm_region_spec *spec)
     return rc;
 }
 
-void worker_open(struct worker *w)
+void worker_register(struct worker *w)
 {
-    uint32_t shards = LAYERS;
-    struct ucm_identity id = {};
     struct ucm_memory memory = {};
     struct ucm_region_spec spec = {};
     std::vector<struct ucm_plane> planes(2 * LAYERS);
     cudaDeviceProp prop;
     cudaIpcMemHandle_t handle;
 
-    *w = {};
-    w->bytes = (size_t)2 * LAYERS * BLOCKS * CHUNK;
-    need(cudaMalloc(&w->kv, w->bytes) == cudaSuccess, "cudaMalloc");
-    need(cudaMemset(w->kv, 0xEE, w->bytes) == cudaSuccess, "cudaMemset");
-    need(cudaStreamCreateWithFlags(&w->stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
-    need(cudaEventCreateWithFlags(&w->event, cudaEventDisableTiming | cudaEventInterprocess) ==
-             cudaSuccess, "event");
-    need(cudaIpcGetEventHandle(&w->handle, w->event) == cudaSuccess, "event handle");
     need(cudaIpcGetMemHandle(&handle, w->kv) == cudaSuccess, "memory handle");
-    need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
     need(cudaGetDeviceProperties(&prop, 0) == cudaSuccess, "properties");
-    need(ucm_connect(NULL, 10000, &w->client) == 0, "connect");
-    id.model = "gpu-test";
-    id.dtype = "bf16";
-    id.layout = "split-kv/1";
-    id.block_tokens = 16;
-    id.key_bytes = KEY_BYTES;
-    id.parts = 1;
-    id.shards = &shards;
-    id.n_shards = 1;
-    id.shard_bytes = 2 * CHUNK;
-    need(ucm_namespace_open(w->client, &id, -1, &w->ns) == 0, "namespace");
     memory.kind = UCM_MEMORY_CUDA_IPC;
     memory.bytes = w->bytes;
     memcpy(memory.ipc, &handle, sizeof(memory.ipc));
@@ -141,14 +119,49 @@ void worker_open(struct worker *w)
     }
 }
 
+void worker_unregister(struct worker *w)
+{
+    if (w->region && w->cuda)
+        need(ucm_cuda_region_unregister(w->cuda, w->region, -1) == 0, "unregister");
+    else if (w->region)
+        need(ucm_region_unregister(w->region, -1) == 0, "unregister");
+    w->region = NULL;
+}
+
+void worker_open(struct worker *w)
+{
+    uint32_t shards = LAYERS;
+    struct ucm_identity id = {};
+
+    *w = {};
+    w->bytes = (size_t)2 * LAYERS * BLOCKS * CHUNK;
+    need(cudaMalloc(&w->kv, w->bytes) == cudaSuccess, "cudaMalloc");
+    need(cudaMemset(w->kv, 0xEE, w->bytes) == cudaSuccess, "cudaMemset");
+    need(cudaStreamCreateWithFlags(&w->stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    need(cudaEventCreateWithFlags(&w->event, cudaEventDisableTiming | cudaEventInterprocess) ==
+             cudaSuccess, "event");
+    need(cudaIpcGetEventHandle(&w->handle, w->event) == cudaSuccess, "event handle");
+    need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
+    need(ucm_connect(NULL, 10000, &w->client) == 0, "connect");
+    id.model = "gpu-test";
+    id.dtype = "bf16";
+    id.layout = "split-kv/1";
+    id.block_tokens = 16;
+    id.key_bytes = KEY_BYTES;
+    id.parts = 1;
+    id.shards = &shards;
+    id.n_shards = 1;
+    id.shard_bytes = 2 * CHUNK;
+    need(ucm_namespace_open(w->client, &id, -1, &w->base) == 0, "namespace");
+    w->ns = w->base;
+    worker_register(w);
+}
+
 void worker_close(struct worker *w)
 {
-    if (w->cuda)
-        need(ucm_cuda_region_unregister(w->cuda, w->region, -1) == 0, "unregister");
-    else
-        need(ucm_region_unregister(w->region, -1) == 0, "unregister");
+    worker_unregister(w);
     need(ucm_cuda_close(w->cuda, -1) == 0, "companion closes");
-    ucm_namespace_close(w->ns);
+    ucm_namespace_close(w->base);
     ucm_close(w->client);
     need(cudaFree(w->kv) == cudaSuccess, "cudaFree");
 }

@@ -48,7 +48,7 @@ def cell(rows, case, strategy):
 
 
 def main(paths):
-    rows, figures, bus = [], [], []
+    rows, figures, bus, encodings = [], [], [], []
     for path in paths:
         try:
             with open(path, encoding="utf-8") as file:
@@ -56,7 +56,10 @@ def main(paths):
         except (OSError, ValueError) as error:
             print(f"{path}: {error}")
             continue
-        rows += document.get("rows", [])
+        if "rows" not in document:
+            encodings += document.get("figures", [])
+            continue
+        rows += document["rows"]
         if BUS in document:
             bus.append(document[BUS])
         last = rows[-1]["strategy"] if rows else "?"
@@ -70,6 +73,8 @@ def main(paths):
     for strategy, figure in figures:
         value = figure["ratio"]
         print(f"{figure['name'] + ', ' + strategy:42} {figure['target']:5.2f} {value:10.2f}{'' if figure['met'] else ' !'}")
+    for figure in encodings:
+        print(f"{figure['name']:42} {figure['target']:5.2f} {figure['value']:10.2f}{'' if figure['met'] else ' !'}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,195 @@
+/* Roles of test_serve: workers whose blocks are stored encoded. What a load leaves is compared with what the C
+ * reference makes of the pages that were dumped. */
+#include "tests/gpu/serve.h"
+
+#include "kernels/encoding/encoding.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define N 48u    /* blocks */
+#define PLAIN 8u /* of them are dumped as they are */
+
+static const char *const encodings[] = {"fp8", "int8", "q4", "lossless"};
+
+static struct ucm_encoding_spec spec_of(uint32_t encoding)
+{
+    struct ucm_encoding_spec s = {};
+
+    s.encoding = encoding;
+    s.version = 1;
+    s.dtype = UCM_ENCODING_BF16;
+    s.n_sections = 2;
+    for (uint32_t i = 0; i < 2; i++) {
+        s.section[i].kind = i;
+        s.section[i].tokens = 16;
+        s.section[i].heads = 8;
+        s.section[i].dim = 128;
+    }
+    return s;
+}
+
+/* Turns the worker's namespace into that of its encoded blocks, with a region of its own. */
+static void encode_open(struct worker *w, uint32_t encoding)
+{
+    struct ucm_encoded_form form = {};
+
+    worker_unregister(w);
+    form.encoding = encodings[encoding - 1];
+    form.dtype = "bf16";
+    form.k = {16, 8, 128};
+    form.v = form.k;
+    need(ucm_encoding_open(w->base, &form, -1, &w->ns) == 0, "an encoded namespace");
+    worker_register(w);
+}
+
+static void encode_close(struct worker *w)
+{
+    worker_unregister(w);
+    ucm_namespace_close(w->ns);
+    w->ns = NULL;
+}
+
+/* Values as KV has them, of few exponents; the same for the same block. */
+static std::vector<uint16_t> kv_of(unsigned seed)
+{
+    std::vector<uint16_t> kv((size_t)2 * LAYERS * N * CHUNK / 2);
+
+    for (size_t i = 0; i < kv.size(); i++) {
+        unsigned x = pattern(seed, 1, (unsigned)i);
+
+        kv[i] = (uint16_t)((x & 0x807f) | (120 + (x >> 16) % 10) << 7);
+        if (i % 5003 == 0)
+            kv[i] = i % 2 ? 0x7f80 : 0;
+    }
+    return kv;
+}
+
+static uint16_t *chunk_of(std::vector<uint16_t> &kv, unsigned plane, unsigned block)
+{
+    return kv.data() + ((size_t)plane * N + block) * CHUNK / 2;
+}
+
+static void put(struct worker *w, std::vector<uint16_t> &kv)
+{
+    for (unsigned p = 0; p < 2 * LAYERS; p++)
+        need(cudaMemcpy((uint8_t *)w->kv + (size_t)p * BLOCKS * CHUNK, chunk_of(kv, p, 0), (size_t)N * CHUNK,
+                        cudaMemcpyHostToDevice) == cudaSuccess, "to the GPU");
+    need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
+}
+
+static void move(struct worker *w, const struct ucm_transfer *t, bool load, bool plain)
+{
+    struct ucm_task *task;
+    struct ucm_result r;
+    int rc = load    ? ucm_load(w->region, t, -1, &task)
+             : plain ? ucm_dump_plain(w->region, t, -1, &task)
+                     : ucm_dump(w->region, t, -1, &task);
+
+    need(rc == 0, load ? "load" : "dump");
+    need(ucm_task_wait(task, 30000, &r) == 0, load ? "load's end" : "dump's end");
+    for (unsigned i = 0; i < t->n_keys; i++)
+        need(r.result[i] == UCM_BLOCK_IS_OK || (!load && r.result[i] == UCM_BLOCK_IS_EXISTS),
+             load ? "a loaded block's status" : "a dumped block's status");
+    ucm_task_free(task);
+}
+
+/* Bytes that differ from the reference after blocks were loaded to the places that they came from. */
+static size_t differ(struct worker *w, std::vector<uint16_t> &kv, uint32_t encoding)
+{
+    struct ucm_encoding_spec spec = spec_of(encoding);
+    std::vector<uint8_t> coded(ucm_encoding_bytes(&spec, 0)), want(CHUNK), is(w->bytes);
+    size_t n = 0;
+
+    need(cudaMemcpy(is.data(), w->kv, w->bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "copy back");
+    for (unsigned p = 0; p < 2 * LAYERS; p++)
+        for (unsigned b = 0; b < N; b++) {
+            memcpy(want.data(), chunk_of(kv, p, b), CHUNK);
+            if (b >= PLAIN) {
+                ucm_encode(&spec, p % 2, chunk_of(kv, p, b), coded.data());
+                ucm_decode(&spec, p % 2, coded.data(), want.data());
+            }
+            for (unsigned i = 0; i < CHUNK; i++)
+                n += is[((size_t)p * BLOCKS + b) * CHUNK + i] != want[i];
+        }
+    return n;
+}
+
+static void load_all(struct worker *w, unsigned first, uint32_t step)
+{
+    std::vector<uint8_t> keys;
+    std::vector<uint32_t> blocks;
+    struct ucm_transfer t = transfer(keys, blocks, first, N, false);
+
+    poison(w);
+    t.step = step;
+    move(w, &t, true, false);
+}
+
+static void encoded(struct worker *w, uint32_t encoding)
+{
+    unsigned first = 20000 + 1000 * encoding;
+    std::vector<uint16_t> kv = kv_of(first);
+    std::vector<uint8_t> keys;
+    std::vector<uint32_t> blocks;
+    struct ucm_transfer t;
+
+    encode_open(w, encoding);
+    put(w, kv);
+    t = transfer(keys, blocks, first, N, false);
+    t.n_keys = PLAIN;
+    move(w, &t, false, true);
+    t.keys = keys.data() + PLAIN * KEY_BYTES;
+    t.blocks = blocks.data() + PLAIN;
+    t.n_keys = N - PLAIN;
+    move(w, &t, false, false);
+    load_all(w, first, 0);
+    need(differ(w, kv, encoding) == 0, encodings[encoding - 1]);
+    load_all(w, first, 1);
+    need(differ(w, kv, encoding) == 0, "layer by layer");
+    encode_close(w);
+}
+
+/* Dumps by every encoding, some blocks as they are, and loads them again. */
+int role_encoded(void)
+{
+    struct worker w;
+
+    worker_open(&w);
+    for (uint32_t e = UCM_ENCODING_FP8; e <= UCM_ENCODING_LOSSLESS; e++)
+        encoded(&w, e);
+    worker_close(&w);
+    return 0;
+}
+
+/* Loads fp8 blocks of role_encoded without a pause, stops for a second in the middle, and goes on. */
+int role_encoded_hangs(void)
+{
+    unsigned first = 20000 + 1000 * UCM_ENCODING_FP8;
+    std::vector<uint16_t> kv = kv_of(first);
+    struct worker w;
+    pid_t child, self = getpid();
+
+    worker_open(&w);
+    encode_open(&w, UCM_ENCODING_FP8);
+    child = fork();
+    if (child == 0) { /* no CUDA here */
+        usleep(200000);
+        kill(self, SIGSTOP);
+        sleep(1);
+        kill(self, SIGCONT);
+        _exit(0);
+    }
+    for (double end = now_s() + 2; now_s() < end;) {
+        load_all(&w, first, 0);
+        need(differ(&w, kv, UCM_ENCODING_FP8) == 0, "a load around the stop");
+    }
+    need(waitpid(child, NULL, 0) == child, "the one that stops it");
+    encode_close(&w);
+    worker_close(&w);
+    return 0;
+}
