@@ -52,6 +52,16 @@ def zstd_ratios(section, layer):
     return out
 
 
+def zstd_of_coded(kind, sections):
+    """{encoding: how much smaller zstd -1 makes its coded form}"""
+    out, packer = {}, zstd.ZstdCompressor(level=1)
+    for encoding in methods.METHODS:
+        spec = methods.Spec(encoding, kind=kind, tokens=BLOCK, heads=sections.shape[2], dim=sections.shape[3])
+        coded = methods.pack(spec, methods.encode(spec, sections))
+        out[encoding] = coded.nbytes / sum(len(packer.compress(c.tobytes())) for c in coded)
+    return out
+
+
 def measure_one(kind, x):
     """x[layers, tokens, heads, dim], bf16 values as float32."""
     bits = (x.view(np.uint32) >> 16).astype(np.uint16)
@@ -67,7 +77,7 @@ def measure_one(kind, x):
     return {"exponent": by_layer(e, 256), "rest": entropy(bits & 0x7F | bits >> 8 & 0x80, 256), "sections": len(sections),
             "unfit": int((~fits).sum()), "escapes": [float(count[fits].mean() / sections[0].size), float(count[fits].max() / sections[0].size)],
             "ratio": sections[0].nbytes / methods.coded_bytes(spec), "windows": windows(e.reshape(sections.shape)),
-            "zstd": zstd_ratios(sections[::7], many[0]),
+            "zstd": zstd_ratios(sections[::7], many[0]), "coded": zstd_of_coded(kind, sections[::7]),
             "fp8": {"byte": by_layer(codes.astype(np.int64), 256), "exponent": by_layer(codes.astype(np.int64) >> 3 & 15, 16),
                     "windows": windows((fp8_sections >> 3 & 15).astype(np.int64)),
                     "zstd": zstd_ratios(fp8_sections[::7], many[1])}}

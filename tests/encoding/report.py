@@ -114,6 +114,8 @@ def ratio_table(results):
         put(f"outside a window of {window}: mean", lambda r, w=window: r["windows"][w][0], "{:.3%}")
     for form in real[0]["K"]["zstd"]:
         put(f"zstd {form}: ratio", lambda r, f=form: r["zstd"][f])
+    for encoding in methods.METHODS:
+        put(f"zstd -1 of what `{encoding}` made of 16 tokens: ratio", lambda r, e=encoding: r["coded"][e])
     put("FP8 (E4M3, a scale of 1): entropy of a byte, bits", lambda r: r["fp8"]["byte"])
     put("FP8: ratio that this allows", lambda r: 8 / r["fp8"]["byte"])
     put("FP8, outside a window of 3 bits, channel: mean", lambda r: r["fp8"]["windows"]["3 bits, channel"][0], "{:.3%}")
