@@ -23,7 +23,8 @@ SYSTEM = set("""apt apt-get awk cat cc cd chmod chown cmake cp curl docker dpkg 
 # Files that tests/check.sh and make leave, or programs whose rules are patterns.
 MADE = {"build/results", "build/san-address", "build/san-thread", "build/wheel/ucmclient-*.whl", "build/bench-bundle",
         "build/bench-bundle/run.sh", "build/deb", "build/deb/ucmd_*.deb", "build/deb/libucmclient0_*.deb", "build/gpu",
-        "build/gpu/run.sh", "build/sparse/full/tables.md", "build/sparse/full/retrieval.svg"}
+        "build/gpu/run.sh", "build/sparse/full/tables.md", "build/sparse/full/retrieval.svg",
+        "build/encoding/full/tables.md"}
 TEXT_LANGUAGES = {"c", "cpp", "json", "text", "python", "ini", "svg"}
 SOURCES = [p for folder in ("proto", "kernels", "client", "daemon", "tests")
            for kind in ("*.c", "*.h", "*.cu", "*.py", "*.sh", "*.S", "*.md", "*.map") for p in (TOP / folder).rglob(kind)]
