@@ -1,10 +1,10 @@
-/* Scalar arithmetic that the kernels of kernels/sparse and kernels/encoding have in common, one text
- * for C and CUDA.
+/* Scalar arithmetic that the kernels of kernels/sparse and kernels/encoding have in common, one
+ * text for C and CUDA.
  *
- * All of it is IEEE float32, rounded to nearest after each operation that is written here, denormals
- * kept. C files that include it are compiled with -ffp-contract=off, CUDA files with -fmad=false and
- * without -use_fast_math; a fused multiply-add is a call of ucm_fma. Both then give the same bits.
- * It needs no libm. */
+ * All of it is IEEE float32, rounded to nearest after each operation that is written here,
+ * denormals kept. C files that include it are compiled with -ffp-contract=off, CUDA files with
+ * -fmad=false and without -use_fast_math; a fused multiply-add is a call of ucm_fma. Both then give
+ * the same bits. It needs no libm. */
 #ifndef UCM_KERNELS_ARITH_H
 #define UCM_KERNELS_ARITH_H
 
@@ -171,8 +171,9 @@ UCM_HD float ucm_max(float a, float b)
 
 /* ---- scales ---- */
 
-/* The smallest bf16 s, as bits, with steps * s >= a, for finite a >= 0 and steps 7, 126, 127 or 255: a /
- * steps rounded to float, that rounded up to bf16, and the next one if the product is still below a. */
+/* The smallest bf16 s, as bits, with steps * s >= a, for finite a >= 0 and steps 7, 126, 127 or
+ * 255: a / steps rounded to float, that rounded up to bf16, and the next one if the product is
+ * still below a. */
 UCM_HD uint32_t ucm_scale(float a, float steps)
 {
     uint32_t s;

@@ -1,8 +1,8 @@
 /* Instruction sets: which form of kernels/sparse and kernels/encoding this host runs.
  *
- * The files in their simd/ are compiled once for each, with UCM_ISA set to its name, and give the same bits
- * in each. What they define for others carries that name, so that all forms can be linked into one
- * program. Any thread. */
+ * The files in their simd/ are compiled once for each, with UCM_ISA set to its name, and give the
+ * same bits in each. What they define for others carries that name, so that all forms can be linked
+ * into one program. Any thread. */
 #ifndef UCM_KERNELS_ISA_H
 #define UCM_KERNELS_ISA_H
 

@@ -1,5 +1,5 @@
-/* Vectors of channels, in every instruction set: the compiler's vector types, and intrinsics for what these
- * lack. Each lane's arithmetic is arith.h's. For the files of simd/ folders only. */
+/* Vectors of channels, in every instruction set: the compiler's vector types, and intrinsics for
+ * what these lack. Each lane's arithmetic is arith.h's. For the files of simd/ folders only. */
 #ifndef UCM_KERNELS_VEC_H
 #define UCM_KERNELS_VEC_H
 
@@ -117,8 +117,8 @@ VEC_INLINE vec_f vec_swap(vec_f v, int h)
     }
 #endif
 
-/* The stages of a Hadamard transform below VEC: h = 1, 2, ... Lanes l and l + h, a and b, become a + b
- * and a - b. */
+/* The stages of a Hadamard transform below VEC: h = 1, 2, ... Lanes l and l + h, a and b, become a
+ * + b and a - b. */
 VEC_INLINE vec_f vec_hadamard(vec_f v)
 {
     const vec_i lane = VEC_LANES;

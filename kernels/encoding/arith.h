@@ -1,4 +1,5 @@
-/* Scalar arithmetic of encodings, one text for C and CUDA: kernels/arith.h says under which rules. */
+/* Scalar arithmetic of encodings, one text for C and CUDA: kernels/arith.h says under which
+ * rules. */
 #ifndef UCM_KERNELS_ENCODING_ARITH_H
 #define UCM_KERNELS_ENCODING_ARITH_H
 
@@ -54,8 +55,8 @@ UCM_HD uint32_t ucm_element_inf(uint32_t dtype)
     return dtype == UCM_ENCODING_F16 ? 0x7c00u : 0x7f80u;
 }
 
-/* What the largest magnitude of a row is gathered from, by an integer maximum: the magnitude's bits as
- * float32, but 0 of NaN and infinities. */
+/* What the largest magnitude of a row is gathered from, by an integer maximum: the magnitude's bits
+ * as float32, but 0 of NaN and infinities. */
 UCM_HD uint32_t ucm_magnitude(float x)
 {
     return ucm_not_finite(x) ? 0 : ucm_f32_bits(x) & 0x7fffffffu;
@@ -67,9 +68,9 @@ UCM_HD uint32_t ucm_magnitude(float x)
 #define UCM_FP8_NAN 0x7fu
 #define UCM_FP8_SCALE_ONE 127u
 
-/* The scale byte, k + 127, of a row whose largest magnitude (ucm_magnitude) is this: the least k for which
- * that times 2^-k rounds to a finite code. It is below 432 then; 1.6875 * 2^8 is 432. Never less
- * than what leaves each code times 2^k a value of the dtype. */
+/* The scale byte, k + 127, of a row whose largest magnitude (ucm_magnitude) is this: the least k
+ * for which that times 2^-k rounds to a finite code. It is below 432 then; 1.6875 * 2^8 is 432.
+ * Never less than what leaves each code times 2^k a value of the dtype. */
 UCM_HD uint32_t ucm_fp8_scale(uint32_t dtype, uint32_t largest)
 {
     uint32_t least = dtype == UCM_ENCODING_F16 ? 112u : 3u;
@@ -128,8 +129,8 @@ UCM_HD uint32_t ucm_fp8_decode(uint32_t dtype, uint32_t code, float power)
 #define UCM_INT8_INF 127
 #define UCM_INT8_NAN (-128)
 
-/* The scale, bf16 bits, of elements whose largest magnitude (ucm_magnitude) is this: a normal number, so that
- * 1 / scale is finite. */
+/* The scale, bf16 bits, of elements whose largest magnitude (ucm_magnitude) is this: a normal
+ * number, so that 1 / scale is finite. */
 UCM_HD uint32_t ucm_int8_scale(uint32_t largest)
 {
     uint32_t s = ucm_scale(ucm_f32(largest), UCM_INT8_STEPS);
@@ -164,7 +165,8 @@ UCM_HD uint32_t ucm_int8_decode(uint32_t dtype, int32_t code, float scale)
 #define UCM_Q4_ROTATION_MIN 16u
 #define UCM_Q4_ROTATION_MAX 128u
 
-/* Channels of a group: a rotation of its own and a scale. The largest power of two that divides dim. */
+/* Channels of a group: a rotation of its own and a scale. The largest power of two that divides
+ * dim. */
 UCM_HD uint32_t ucm_q4_rotation(uint32_t dim)
 {
     uint32_t power = dim & (~dim + 1);
@@ -186,7 +188,8 @@ UCM_HD int32_t ucm_q4_level(uint32_t code)
     return code & 8 ? -level : level;
 }
 
-/* The scale, bf16 bits, of a group whose largest magnitude is a, finite. 0: all of it counts as 0. */
+/* The scale, bf16 bits, of a group whose largest magnitude is a, finite. 0: all of it counts as
+ * 0. */
 UCM_HD uint32_t ucm_q4_scale(float a)
 {
     uint32_t s = ucm_bf16_encode(a * ucm_f32(0x3bf2b9d6u)); /* 1 / 135 */

@@ -1,15 +1,16 @@
 /* Encodings: smaller forms of KV, a section of a shard at a time.
  *
- * A shard is one or two sections, K then V (MLA: one). A section is tokens x heads rows of dim elements,
- * contiguous. Its encoded form is contiguous, as long for any contents, and a multiple of 16 bytes;
- * the forms of a shard's sections follow one another. docs/encodings.md, "Bytes", defines every byte and
- * every rounding, so that this code, its SIMD and CUDA forms and implementations by others give the same
- * bits. The scalar arithmetic that C and CUDA share is in kernels/encoding/arith.h.
+ * A shard is one or two sections, K then V (MLA: one). A section is tokens x heads rows of dim
+ * elements, contiguous. Its encoded form is contiguous, as long for any contents, and a multiple of
+ * 16 bytes; the forms of a shard's sections follow one another. docs/encodings.md, "Bytes", defines
+ * every byte and every rounding, so that this code, its SIMD and CUDA forms and implementations by
+ * others give the same bits. The scalar arithmetic that C and CUDA share is in
+ * kernels/encoding/arith.h.
  *
- * Promise: nothing here allocates, locks, keeps state or fails, so any number of threads may encode and
- * decode. Encoding reads the section's plain bytes and writes all of its coded bytes; any value is
- * allowed, NaN and infinities too. Decoding writes all of the plain bytes whatever the coded bytes are, and
- * reads and writes nothing else. Any alignment. */
+ * Promise: nothing here allocates, locks, keeps state or fails, so any number of threads may encode
+ * and decode. Encoding reads the section's plain bytes and writes all of its coded bytes; any value
+ * is allowed, NaN and infinities too. Decoding writes all of the plain bytes whatever the coded
+ * bytes are, and reads and writes nothing else. Any alignment. */
 #ifndef UCM_KERNELS_ENCODING_H
 #define UCM_KERNELS_ENCODING_H
 
@@ -90,8 +91,9 @@ uint64_t ucm_encoding_bytes(const struct ucm_encoding_spec *spec, uint32_t secti
 uint64_t ucm_encoding_plain_shard_bytes(const struct ucm_encoding_spec *spec);
 uint64_t ucm_encoding_shard_bytes(const struct ucm_encoding_spec *spec);
 
-/* The spec in fixed-width little-endian fields, for hashing into a namespace's identity. Fields that do
- * not change the coded bytes are 0 in it, so specs that mean the same have the same form. */
+/* The spec in fixed-width little-endian fields, for hashing into a namespace's identity. Fields
+ * that do not change the coded bytes are 0 in it, so specs that mean the same have the same
+ * form. */
 #define UCM_ENCODING_IDENTITY_BYTES 96
 void ucm_encoding_identity(const struct ucm_encoding_spec *spec,
                            uint8_t out[UCM_ENCODING_IDENTITY_BYTES]);
@@ -110,8 +112,8 @@ bool ucm_encoding_fits(const struct ucm_encoding_spec *spec, uint32_t section, c
 
 /* ---- encodings ---- */
 
-/* One file and one line in spec.c each. These functions are the reference: ucm_encode and ucm_decode
- * may run a faster form, which gives the same bits. */
+/* One file and one line in spec.c each. These functions are the reference: ucm_encode and
+ * ucm_decode may run a faster form, which gives the same bits. */
 struct ucm_encoding_method {
     uint32_t number, version;
     const char *name;
@@ -139,8 +141,8 @@ const struct ucm_encoding_method *ucm_encoding_method_named(const char *name);
 
 /* ---- planes ---- */
 
-/* A section in the pages of a region, and in the slots of its namespace: block b's plain form is at base
- * + b * stride, its coded form at slot_offset in the slot. */
+/* A section in the pages of a region, and in the slots of its namespace: block b's plain form is at
+ * base + b * stride, its coded form at slot_offset in the slot. */
 struct ucm_encoding_plane {
     uint64_t base, stride, slot_offset;
     uint32_t bytes;   /* coded */

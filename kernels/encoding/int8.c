@@ -1,4 +1,5 @@
-/* int8: codes of all rows, then bf16 scales: one of each row, or in K one of each head's channel. */
+/* int8: codes of all rows, then bf16 scales: one of each row, or in K one of each head's
+ * channel. */
 #include "kernels/encoding/arith.h"
 #include "kernels/encoding/method.h"
 

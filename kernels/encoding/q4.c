@@ -104,8 +104,8 @@ static bool subtract_centre(float y[][GROUP], uint32_t rows, uint32_t n, const u
     return true;
 }
 
-/* Finds the centre of a group's rows; returns its scale. The rows then are less the centre, or as they were
- * if there is none. */
+/* Finds the centre of a group's rows; returns its scale. The rows then are less the centre, or as
+ * they were if there is none. */
 static uint32_t centre(float y[][GROUP], uint32_t rows, uint32_t n, uint8_t *codes)
 {
     float c[GROUP], r[UCM_Q4_TILE][GROUP], part = 1.0f / (float)rows;

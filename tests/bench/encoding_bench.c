@@ -1,6 +1,6 @@
-/* How fast one core encodes and decodes, by encoding, element type and instruction set: GB of plain KV a
- * second of CPU time, beside copying it. The memory is cold: each section is used once a round.
- * Usage: encoding_bench [MiB of plain KV, 64] [rounds, 5] */
+/* How fast one core encodes and decodes, by encoding, element type and instruction set: GB of plain
+ * KV a second of CPU time, beside copying it. The memory is cold: each section is used once a
+ * round. Usage: encoding_bench [MiB of plain KV, 64] [rounds, 5] */
 #include "kernels/encoding/encoding.h"
 #include "kernels/isa.h"
 

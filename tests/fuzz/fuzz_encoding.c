@@ -1,7 +1,7 @@
-/* Any bytes as an encoding's spec, and the rest as a section: first plain, which is encoded and decoded,
- * then coded, which is decoded. Every form gives the bits of the reference and stays within the
- * section's memory; what is lossless and fits comes back as it was; fp8 encodes what it decoded to the
- * same bytes. Traps on any break of these promises. */
+/* Any bytes as an encoding's spec, and the rest as a section: first plain, which is encoded and
+ * decoded, then coded, which is decoded. Every form gives the bits of the reference and stays
+ * within the section's memory; what is lossless and fits comes back as it was; fp8 encodes what it
+ * decoded to the same bytes. Traps on any break of these promises. */
 #include "kernels/encoding/encoding.h"
 #include "kernels/isa.h"
 

@@ -87,8 +87,8 @@ RIG_FN uint32_t rig_element(uint32_t dtype, enum rig_values values, uint32_t cha
     return ucm_element_encode(dtype, rig_normal() * (channel == 3 ? 30.0f : 1.0f));
 }
 
-/* Of the section's elements; values of each row from `values`, or of a kind for each row by chance if
- * that is RIG_VALUES. */
+/* Of the section's elements; values of each row from `values`, or of a kind for each row by chance
+ * if that is RIG_VALUES. */
 RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t section, enum rig_values values,
                      uint8_t *plain)
 {
@@ -106,8 +106,8 @@ RIG_FN void rig_fill(const struct ucm_encoding_spec *spec, uint32_t section, enu
     }
 }
 
-/* A section in memory of exactly its size, so that a sanitizer sees what goes past it; at an odd address
- * if that is asked for. */
+/* A section in memory of exactly its size, so that a sanitizer sees what goes past it; at an odd
+ * address if that is asked for. */
 struct rig_section {
     struct ucm_encoding_spec spec;
     uint32_t section, odd;

@@ -1,5 +1,5 @@
-/* What ucm_encode and ucm_decode run for each instruction set gives the bits of the reference: every
- * encoding, element, size, and any coded bytes. */
+/* What ucm_encode and ucm_decode run for each instruction set gives the bits of the reference:
+ * every encoding, element, size, and any coded bytes. */
 #include "kernels/isa.h"
 #include "tests/unit/encoding_rig.h"
 

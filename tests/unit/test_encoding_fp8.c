@@ -25,7 +25,8 @@ Test(encoding_fp8, codes_are_the_nearest)
     cr_assert_eq(ucm_fp8_encode(nextafterf(432, 0), 1), 0x7d);
 }
 
-/* Of each finite magnitude as the largest of a row: the scale is the least that does not overflow. */
+/* Of each finite magnitude as the largest of a row: the scale is the least that does not
+ * overflow. */
 Test(encoding_fp8, scales_are_the_least)
 {
     for (size_t i = 0; i < 2; i++) {
@@ -45,8 +46,8 @@ Test(encoding_fp8, scales_are_the_least)
     }
 }
 
-/* The stated error: half of E4M3's step, at least 2^-10 of the scale's power; no more than the largest
- * finite value. */
+/* The stated error: half of E4M3's step, at least 2^-10 of the scale's power; no more than the
+ * largest finite value. */
 static void check_row(const struct rig_section *r, uint32_t row)
 {
     const struct ucm_encoding_section *s = &r->spec.section[r->section];
@@ -118,7 +119,8 @@ Test(encoding_fp8, every_element_by_itself)
     }
 }
 
-/* Every code with every scale byte: NaN, infinities, or the product, rounded and not past the largest. */
+/* Every code with every scale byte: NaN, infinities, or the product, rounded and not past the
+ * largest. */
 Test(encoding_fp8, any_bytes_decode)
 {
     for (size_t i = 0; i < 2; i++) {

@@ -79,8 +79,8 @@ static struct found find(const struct rig_section *r, uint64_t first, uint32_t n
     return f;
 }
 
-/* A group with NaN or an infinity is NaN throughout, and so is one whose sums overflow. Of any other the
- * error's length is at most 15.2 scales, and what rounding to the dtype adds. */
+/* A group with NaN or an infinity is NaN throughout, and so is one whose sums overflow. Of any
+ * other the error's length is at most 15.2 scales, and what rounding to the dtype adds. */
 static void check_section(const struct rig_section *r)
 {
     const struct ucm_encoding_section *s = &r->spec.section[r->section];
@@ -127,8 +127,8 @@ Test(encoding_q4, the_stated_error_holds)
         }
 }
 
-/* Normal values lose about a tenth of their length; keys that have a direction in common lose less, because
- * it becomes the centre. */
+/* Normal values lose about a tenth of their length; keys that have a direction in common lose less,
+ * because it becomes the centre. */
 Test(encoding_q4, centres_make_keys_better)
 {
     double lost[2] = {0, 0}, length = 0;

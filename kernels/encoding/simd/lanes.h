@@ -1,5 +1,5 @@
-/* Elements of 16 bits and codes in lanes of 32: what arith.h says of one, for VEC of them. Compiled for AVX2
- * and AVX-512 only. */
+/* Elements of 16 bits and codes in lanes of 32: what arith.h says of one, for VEC of them. Compiled
+ * for AVX2 and AVX-512 only. */
 #ifndef UCM_KERNELS_ENCODING_LANES_H
 #define UCM_KERNELS_ENCODING_LANES_H
 
@@ -159,8 +159,8 @@ VEC_INLINE const uint8_t *row_part(uint8_t part[2 * VEC], const uint8_t *from, u
     return part;
 }
 
-/* STEP(c, in, out) for each vector of a row of dim elements: in has VEC elements of in_size bytes, out takes
- * as many of out_size. */
+/* STEP(c, in, out) for each vector of a row of dim elements: in has VEC elements of in_size bytes,
+ * out takes as many of out_size. */
 #define ROW_EACH(dim, in_row, in_size, out_row, out_size, STEP)                                    \
     do {                                                                                           \
         uint8_t in_part_[2 * VEC], out_part_[2 * VEC];                                             \

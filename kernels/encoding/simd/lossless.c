@@ -1,5 +1,5 @@
-/* lossless, 2 * VEC elements at a time: kernels/encoding/lossless.c is the reference, and codes sections of an odd
- * dim, whose rows begin within a byte of codes. */
+/* lossless, 2 * VEC elements at a time: kernels/encoding/lossless.c is the reference, and codes
+ * sections of an odd dim, whose rows begin within a byte of codes. */
 #include "kernels/encoding/lossless_layout.h"
 #include "kernels/encoding/simd/words.h"
 

@@ -35,8 +35,8 @@ VEC_INLINE vec_u load_bits(const uint32_t *p)
 
 /* ---- the rotation ---- */
 
-/* The transform of N values that stay in registers. A pair's sum and difference are one rounding each, so the
- * order of what is independent does not matter. */
+/* The transform of N values that stay in registers. A pair's sum and difference are one rounding
+ * each, so the order of what is independent does not matter. */
 #define HADAMARD(N)                                                                                \
     static void hadamard_##N(float *y)                                                             \
     {                                                                                              \
@@ -265,8 +265,8 @@ FORM(q4_encode)
 
 /* ---- decoding ---- */
 
-/* A group's values before rounding. All sums are integers below 2^24, so floats hold them; + 0 because an
- * integer has no -0. */
+/* A group's values before rounding. All sums are integers below 2^24, so floats hold them; + 0
+ * because an integer has no -0. */
 VEC_INLINE void rotate_back(const uint8_t *codes, uint32_t n, const uint32_t *signs, uint32_t scale,
                             float *x)
 {
