@@ -172,13 +172,15 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
 static void keys_touch(struct requests *rq, const struct msg_lookup *m, const struct found *f,
                        uint32_t covered)
 {
-    uint32_t step = m->each ? 1 : covered;
+    struct cache *c = rq->rooms.cache;
 
-    for (uint32_t i = 0; i < covered; i += step)
-        if (f->encoded)
-            encoded_touch(f->encoded, f->refs + i, step);
-        else
-            cache_touch(rq->rooms.cache, f->ns, f->refs + i, step);
+    if (m->each)
+        for (uint32_t i = 0; i < covered; i++)
+            cache_touch(c, found_ns(f, f->refs[i]), f->refs + i, 1);
+    else if (f->encoded)
+        encoded_touch(f->encoded, f->refs, covered);
+    else
+        cache_touch(c, f->ns, f->refs, covered);
 }
 
 static void lookup_count(struct requests *rq, const uint8_t *keys, const struct found *f)

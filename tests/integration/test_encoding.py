@@ -5,6 +5,7 @@ reference; lookups, loads and prefetches that fall through to the base; fleets o
 import faulthandler
 import hashlib
 import os
+import random
 import struct
 import subprocess
 import sys
@@ -343,6 +344,89 @@ class Fleet(EncodingCase):
         self.assertEqual(raw.hits(ns, 1), 0, "it does not fall through")
         raw.close()
         self.assertEqual(engine.hits(0, 1), 2)
+
+
+class Random(EncodingCase):
+    """Random requests beside a model of what each key may hold: what a load brings is one of it, in the form that was stored."""
+
+    def test_random_requests(self):
+        seed = int(os.environ.get("UCM_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
+        rng = random.Random(seed)
+        with self.subTest(seed=seed):
+            engines = [self.engine(name) for name in (None, "fp8", "fp8", "int8", "lossless") if name in (None, *ENCODINGS)]
+            for engine in engines:
+                engine.stored = {}  # what this form's namespace may hold, by name
+            engines[2].stored = engines[1].stored
+            for _ in range(400):
+                engine = rng.choice(engines)
+                names = rng.sample(range(24), rng.randint(1, 8))
+                getattr(self, rng.choice(["dump", "dump", "load", "load", "layers", "look", "prefetch", "forget"]))(rng, engine, engines, names)
+
+    def dump(self, rng, engine, engines, names):
+        plain = [engine.pages.fill(i) for i in range(len(names))]
+        to_base = engine.reference is None or rng.random() < 0.4
+        status = engine.dump(names, range(len(names)), plain=to_base and engine.reference is not None)
+        for name, data, ended in zip(names, plain, status):
+            self.assertIn(ended, (OK, EXISTS, 5))
+            if ended == OK:
+                holder = engines[0] if to_base else engine
+                holder.stored.setdefault(name, set()).add(data if to_base else engine.through(data))
+
+    def may_hold(self, engine, engines, name):
+        return engine.stored.get(name, set()) | engines[0].stored.get(name, set())
+
+    def check(self, engine, engines, names, status):
+        for i, (name, ended) in enumerate(zip(names, status)):
+            self.assertIn(ended, (OK, MISS))
+            if ended == OK:
+                self.assertIn(engine.pages.bytes(i), self.may_hold(engine, engines, name), name)
+
+    def load(self, rng, engine, engines, names):
+        engine.pages.clear()
+        self.check(engine, engines, names, engine.load(names, range(len(names))))
+
+    def layers(self, rng, engine, engines, names):
+        engine.pages.clear()
+        number = engine.pages.begin("load", names, range(len(names)), step=rng.randint(1, LAYERS))
+        if rng.random() < 0.3:
+            engine.client.call("cancel", msgid=number)
+            engine.client.wait(number)
+        else:
+            self.check(engine, engines, names, list(engine.client.wait(number)["status"]))
+
+    def look(self, rng, engine, engines, names):
+        for name, found in zip(names, engine.each(*names)):
+            self.assertTrue(not found or self.may_hold(engine, engines, name))
+        answer = engine.client.call("lookup", ns=engine.ns, keys=keys(*names), lease_ms=60000)
+        if answer["hits"] and rng.random() < 0.7:
+            some = names[:answer["hits"]]
+            engine.pages.clear()
+            status = engine.load(some, range(len(some)), lease=answer["lease"])
+            self.assertEqual(status, [OK] * len(some), "a lease keeps them")
+            self.check(engine, engines, some, status)
+
+    def prefetch(self, rng, engine, engines, names):
+        for ns in (engine.base, engine.ns):
+            engine.client.call("evict", ns=ns, tier=1, keys=keys(*names))
+        status = engine.client.call("prefetch", ns=engine.ns, keys=keys(*names))["status"]
+        self.assertTrue(set(status) <= {OK, MISS})
+
+    def forget(self, rng, engine, engines, names):
+        engine.client.call("namespace.purge", ns=rng.choice([engine.base, engine.ns]), keys=keys(*names[:3]))
+
+    def test_long_prefixes_of_both_forms(self):
+        """Longer than what is looked for at a time."""
+        engine, rng = self.engine("fp8"), random.Random(5)
+        forms = [rng.random() < 0.5 for _ in range(700)]
+        for form in (True, False):
+            some = [i for i in range(700) if forms[i] == form]
+            for first in range(0, len(some), 16):
+                names = some[first:first + 16]
+                self.assertEqual(engine.dump(names, range(len(names)), plain=form), [OK] * len(names))
+        for gap in (None, 699, 512, 511, 256, 255, 1):
+            names = [i if i != gap else "gap" for i in range(700)]
+            self.assertEqual(engine.hits(*names), 700 if gap is None else gap)
+            self.assertEqual(engine.each(*names).count(0), gap is not None)
 
 
 class Small(EncodingCase):
