@@ -86,7 +86,7 @@ def random_kv(size):
 class Pages:
     """Blocks in a memfd, K and V of a layer side by side, each a plane of its own."""
 
-    def __init__(self, client, ns, blocks, sections=(SECTION, SECTION), layers=LAYERS, part=0):
+    def __init__(self, client, ns, blocks, sections=(SECTION, SECTION), layers=LAYERS, part=0, **more):
         self.client, self.size = client, layers * sum(sections)
         fd = memfd(blocks * self.size)
         self.memory, planes, at = mmap.mmap(fd, blocks * self.size), [], 0
@@ -96,7 +96,7 @@ class Pages:
                 at += chunk
         try:
             self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=blocks, device="cpu",
-                                      handles=[{"kind": 0, "bytes": blocks * self.size}], planes=planes)["region"]
+                                      handles=[{"kind": 0, "bytes": blocks * self.size}], planes=planes, **more)["region"]
         finally:
             os.close(fd)
 

@@ -169,6 +169,26 @@ class Encodings(EncodingCase):
         self.assertEqual([engine.pages.bytes(i) for i in range(3)], plain)
 
 
+    @unittest.skipUnless("lossless" in ENCODINGS, "there is no lossless encoding")
+    def test_those_that_do_not_fit_are_told_from_the_others(self):
+        """Many in one dump, whose items a region that may be staged has in the order of their slots."""
+        engine = self.engine("lossless")
+        pages, rng = Pages(engine.client, engine.ns, 64, ring_region=1), random.Random(3)
+        for turn in range(4):
+            plain, names, blocks = [], [f"{turn}.{i}" for i in range(64)], rng.sample(range(64), 64)
+            for block in range(64):
+                plain.append(pages.fill(block) if rng.random() < 0.6 else os.urandom(BLOCK))
+                pages.put(block, plain[block])
+            right = [OK if engine.through(plain[block]) == plain[block] else UNFIT for block in blocks]
+            self.assertEqual(pages.dump(names, blocks), right)
+            self.assertEqual(engine.each(*names), [IN_DRAM if ended == OK else 0 for ended in right])
+            pages.clear()
+            self.assertEqual(pages.load(names, blocks), [OK if ended == OK else MISS for ended in right])
+            for block, ended in zip(blocks, right):
+                self.assertEqual(pages.bytes(block), plain[block] if ended == OK else bytes(BLOCK))
+            engine.client.call("namespace.purge", ns=engine.ns, keys=keys(*names[::2]))
+
+
 class FallThrough(EncodingCase):
     """Blocks 0 to 2 and 6 are plain, 3 to 5 and 8 fp8, 7 is nowhere."""
 

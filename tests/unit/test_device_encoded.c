@@ -136,6 +136,38 @@ Test(device_encoded, every_method_gives_the_references_bytes)
     }
 }
 
+/* Random bytes have too many exponents. */
+Test(device_encoded, what_does_not_fit_is_marked)
+{
+    struct ucm_copy_item items[BLOCKS];
+    atomic_uchar unfit[BLOCKS];
+    struct device_region *r;
+    struct test_job j;
+
+    if (!ucm_encoding_method(UCM_ENCODING_LOSSLESS))
+        return;
+    spec.encoding = UCM_ENCODING_LOSSLESS;
+    r = region_encoded();
+    open_ok(r);
+    fill_kv(memory, MEMORY);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        uint32_t plane = i % (2 * LAYERS);
+
+        atomic_init(&unfit[i], 0);
+        items[i] =
+            (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slot_of(slots, i), .block = i};
+        if (i % 3 == 0)
+            fill(memory + planes[plane].offset + i * planes[plane].stride, SECTION, i + 9);
+    }
+    job_init(&j, DEVICE_DUMP, r, items, BLOCKS);
+    j.job.coded = true;
+    j.job.unfit = unfit;
+    cr_assert_eq(job_run(&j), 0, "%s", j.job.error.text);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        cr_expect_eq(atomic_load(&unfit[i]), i % 3 == 0, "item %u", i);
+    close_ok(r);
+}
+
 Test(device_encoded, a_region_serves_plain_blocks_too)
 {
     struct device_region *r = region_encoded();
