@@ -30,8 +30,8 @@ from ucmclient.vllm.worker import WorkerHalf
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 
-class Layouts(unittest.TestCase):
-    """Tensors as vLLM's attention backends shape them: every block's bytes are found, and no others."""
+class Tensors:
+    """As vLLM's attention backends shape them."""
 
     BLOCKS = 6
 
@@ -53,6 +53,10 @@ class Layouts(unittest.TestCase):
         base = memory.__array_interface__["data"][0]
         return b"".join(memory[at: at + c.size].tobytes()
                         for c in chunks for at in (c.address - base + b * c.stride,))
+
+
+class Layouts(Tensors, unittest.TestCase):
+    """Every block's bytes are found, and no others."""
 
     def right(self, tensor, memory, dimension=0, chunks=1, kernel=1):
         got = layout.tensor_chunks(tensor, self.BLOCKS)
@@ -142,6 +146,144 @@ class Layouts(unittest.TestCase):
         view, _ = self.tensor((2, 2, 16, 8), (0, 1, 2, 3))
         with self.assertRaisesRegex(ValueError, "more blocks"):
             layout.tensor_chunks(view, 2)
+
+
+class Sections(Tensors, unittest.TestCase):
+    """What encodings are told: each chunk is rows of one head each, and they are the tensor's, in this order."""
+
+    HEADS, TOKENS, DIM = 4, 16, 8
+    OF = layout.Heads(TOKENS, HEADS, DIM)
+
+    def layout(self, views, of=OF, layerwise=False, dtype="bfloat16"):
+        if not isinstance(views, dict):
+            views = {"0": views}
+        for view in views.values():
+            view.dtype = dtype
+        got, without = (layout.layout_of(views, self.BLOCKS, layerwise, heads) for heads in (of, None))
+        self.assertEqual((got.name, len(got.layers), got.layer_bytes), (without.name, len(without.layers), without.layer_bytes))
+        self.assertIsNone(without.sections)
+        sections = (got.sections.k, got.sections.v) if got.sections.v else (got.sections.k,)
+        for shard in got.layers:
+            self.assertEqual([2 * numpy.prod(rows) for rows in sections], [chunk.size for chunk in shard])
+        return got
+
+    def of(self, views, **more):
+        got = self.layout(views, **more).sections
+        return got.k, got.v, got.order
+
+    def test_keys_and_values_apart(self):
+        right = (16, 4, 8), (16, 4, 8), 0
+        self.assertEqual(self.of(self.tensor((2, 6, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)[0]), right)
+        self.assertEqual(self.of(self.tensor((6, 2, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)[0]), right)
+        self.assertEqual(self.of(self.tensor((6, 2, 16, 4, 8), (1, 0, 2, 3, 4), dtype=numpy.uint16)[0]), right)
+        hnd = (16, 4, 8), (16, 4, 8), 1
+        self.assertEqual(self.of(self.tensor((2, 6, 4, 16, 8), (0, 1, 3, 2, 4), dtype=numpy.uint16)[0]), hnd)
+        self.assertEqual(self.of(self.tensor((6, 2, 4, 16, 8), (0, 1, 3, 2, 4), dtype=numpy.uint16)[0]), hnd)
+        self.assertEqual(self.of(self.tensor((6, 2, 4, 16, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)[0]), hnd, "on CPUs")
+
+    def test_the_halves_are_keys_and_values(self):
+        view, memory = self.tensor((6, 2, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
+        keys_, values = self.layout(view).layers[0]
+        for b in range(6):
+            self.assertEqual(self.block([keys_], memory, b), view.array[b, 0].tobytes())
+            self.assertEqual(self.block([values], memory, b), view.array[b, 1].tobytes())
+
+    def test_latent(self):
+        of = layout.Heads(64, 1, 576, False)
+        for shape in ((6, 64, 576), (6, 1, 64, 576)):
+            view, _ = self.tensor(shape, tuple(range(len(shape))), dtype=numpy.uint16)
+            self.assertEqual(self.of(view, of=of), ((64, 1, 576), None, 0))
+
+    def test_one_view_a_layer(self):
+        """[blocks, heads, tokens, K and V of one]."""
+        for name, physical, order, right in (
+                ("LBHNC", (3, 6, 4, 16, 16), (0, 1, 2, 3, 4), (64, 2, 8)),
+                ("LBNHC", (3, 6, 16, 4, 16), (0, 1, 3, 2, 4), (16, 8, 8)),
+                ("BLHNC", (6, 3, 4, 16, 16), (1, 0, 2, 3, 4), (192, 2, 8)),
+                ("BLNHC", (6, 3, 16, 4, 16), (1, 0, 3, 2, 4), (48, 8, 8))):
+            whole, _ = self.tensor(physical, order, dtype=numpy.uint16)
+            views = {str(i): engine.Tensor(layer) for i, layer in enumerate(whole.array)}
+            with self.subTest(name):
+                self.assertEqual(self.of(views), (right, None, 0))
+                one = (right[0] // (3 if name[0] == "B" else 1), *right[1:])
+                self.assertEqual(self.of(views, layerwise=True), (one, None, 0))
+
+    def test_all_layers_side_by_side(self):
+        view, _ = self.tensor((6, 3, 2, 16, 4, 8), (0, 1, 2, 3, 4, 5), dtype=numpy.uint16)
+        self.assertEqual(self.of(view), ((96, 4, 8), None, 0))
+        view, _ = self.tensor((6, 3, 2, 4, 16, 8), (0, 1, 2, 4, 3, 5), dtype=numpy.uint16)
+        self.assertEqual(self.of(view), ((16, 24, 8), None, 1))
+        whole, _ = self.tensor((6, 3, 2, 16, 4, 8), (1, 0, 2, 3, 4, 5), dtype=numpy.uint16)
+        views = {str(i): engine.Tensor(layer) for i, layer in enumerate(whole.array)}
+        self.assertEqual(self.of(views), ((96, 4, 8), None, 0))
+        self.assertEqual(self.of(views, layerwise=True), ((16, 4, 8), (16, 4, 8), 0))
+
+    def test_more_layers_than_a_section_holds(self):
+        whole, _ = self.tensor((6, 80, 16, 4, 16), (1, 0, 3, 2, 4), dtype=numpy.uint16)
+        views = {str(i): engine.Tensor(layer, "bfloat16") for i, layer in enumerate(whole.array)}
+        got = layout.layout_of(views, 6, False, self.OF)
+        self.assertEqual((len(got.layers), got.sections.k), (80, (16, 8, 8)))
+        view, _ = self.tensor((6, 80, 16, 4, 16), (0, 1, 2, 3, 4), dtype=numpy.uint16)
+        view.dtype = "bfloat16"
+        with self.assertRaisesRegex(ValueError, "set block_layout to false"):
+            layout.layout_of({"all": view}, 6, False, self.OF)
+
+    def test_kernels_with_smaller_blocks(self):
+        view, _ = self.tensor((2, 12, 8, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
+        self.assertEqual(self.of(view), ((16, 4, 8), (16, 4, 8), 0))
+        view, _ = self.tensor((12, 2, 8, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
+        self.assertEqual(self.of(view), ((32, 4, 8), None, 0), "K and V take turns")
+
+    def test_types(self):
+        view, _ = self.tensor((6, 2, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
+        for dtype, name in (("torch.bfloat16", "bf16"), ("torch.float16", "f16")):
+            self.assertEqual(self.layout(view, dtype=dtype).sections.dtype, name)
+
+    def test_as_many_tokens_as_heads(self):
+        view, _ = self.tensor((6, 2, 16, 16, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
+        got = self.layout(view, of=layout.Heads(16, 16, 8))
+        self.assertTrue(got.sections.alike)
+        config, kv_config = engine.configuration(8, 1, False, {})
+        for encoding in ("fp8", "int8", "lossless", "q4"):
+            with self.subTest(encoding):
+                make = lambda: identity.identity_of(config, kv_config, got, identity.Ranks(0, 1, True),  # noqa: E731
+                                                    settings.Settings(encoding=encoding), {})
+                if encoding == "q4":
+                    self.assertRaisesRegex(identity.Unsupported, "--block-size", make)
+                else:
+                    self.assertEqual(make().sections, got.sections)
+
+    def test_refused_with_what_to_change(self):
+        fits = ((6, 2, 16, 4, 8), (0, 1, 2, 3, 4))
+        for (physical, order), dtype, words in (
+                (fits, "torch.float32", "float32: start with --dtype bfloat16"),
+                (fits, "torch.float8_e4m3fn", "is stored as it is: remove the setting"),
+                (fits, "torch.uint8", "is stored as it is: remove the setting"),
+                (((6, 2, 16, 4, 12), fits[1]), "bfloat16", "can't be told .* use another attention backend"),
+                (((6, 2, 4, 4, 16, 2), (0, 1, 2, 3, 4, 5)), "bfloat16", "use another attention backend"),
+                (((6, 3, 16, 4, 8), fits[1]), "bfloat16", "use another attention backend"),
+                (((4, 6, 16, 16), (1, 0, 2, 3)), "bfloat16", "4 pieces .* heads of a block together")):
+            view, _ = self.tensor(physical, order, dtype=numpy.uint16)
+            with self.subTest(words, shape=physical), self.assertRaisesRegex(ValueError, words):
+                self.layout(view, dtype=dtype)
+        latent, indexer = self.tensor((6, 64, 576), (0, 1, 2))[0], self.tensor((6, 64, 132), (0, 1, 2))[0]
+        with self.assertRaisesRegex(ValueError, "use another attention backend"):
+            self.layout({"0": latent, "1": indexer}, of=layout.Heads(64, 1, 576, False))
+
+    def test_what_the_engine_says_of_its_heads(self):
+        def spec(name="FullAttentionSpec", **more):
+            return type(name, (), {"block_size": 16, "num_kv_heads": 8, "head_size": 128, **more})()
+
+        def of(one):
+            return identity.heads_of(SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=one)]))
+        self.assertEqual(of(spec(head_size_v=128)), layout.Heads(16, 8, 128))
+        self.assertEqual(of(spec("MLAAttentionSpec", num_kv_heads=1, head_size=576)), layout.Heads(16, 1, 576, False))
+        several = spec("UniformTypeKVCacheSpecs", kv_cache_specs={"0": spec(), "1": spec()})
+        self.assertEqual(of(several), layout.Heads(16, 8, 128))
+        several.kv_cache_specs["1"] = spec(head_size=64)
+        for bad in (several, spec(head_size_v=64), type("FullAttentionSpec", (), {"block_size": 16})()):
+            with self.assertRaisesRegex(identity.Unsupported, "several sizes"):
+                of(bad)
 
 
 class Decisions(unittest.TestCase):
@@ -492,7 +634,8 @@ class Refusals(unittest.TestCase):
         for extra, words in (({"sockt": "x"}, "there are .*socket"), ({"lease": "long"}, "must be a number"),
                              ({"lease": -1}, "at least 0"), ({"layerwise": True}, "async_load false"),
                              ({"load": 1}, "must be a bool"),
-                             ({"companion": "yes"}, "one of auto, on, off"), ({"companion": True}, "must be a str")):
+                             ({"companion": "yes"}, "one of auto, on, off"), ({"encoding": "fp4"}, "one of none, fp8, int8, q4, lossless"),
+                             ({"plain_first": 16}, "set encoding, too"), ({"encoding": "fp8", "plain_recent": -1}, "at least 0"), ({"companion": True}, "must be a str")):
             with self.subTest(extra), self.assertRaisesRegex(ValueError, words):
                 settings.Settings.parse(extra)
 

@@ -19,6 +19,8 @@ from ucmclient.vllm.worker import WorkerHalf
 class Trouble(Case):
     """Things go wrong; outputs never do."""
 
+    ROUND = 8  # requests whose blocks are more than 1 MiB
+
     def test_preemption(self):
         tight = self.engine(blocks=24)
         requests = [Request(f"r{i}", prompt(30 + i, 90), outputs=70) for i in range(4)]
@@ -51,7 +53,7 @@ class Trouble(Case):
         a, b = self.engine(blocks=128), self.engine(blocks=128)
         for e in (a, b, a, b):
             e.pool = engine.Pool(e.blocks)
-            self.check(e, *(Request(f"r{i}", prompt(40 + i, 112, shared=16), outputs=2) for i in range(8)))
+            self.check(e, *(Request(f"r{i}", prompt(40 + i, 112, shared=16), outputs=2) for i in range(self.ROUND)))
         self.assertGreater(b.loaded_tokens, 0)
         self.assertGreater(self.stats()["arena_evicted_blocks"], 0)
 

@@ -34,11 +34,11 @@ def prompt(seed, tokens, shared=0):
         tail.randrange(model.VOCABULARY) for _ in range(tokens - shared)]
 
 
-def expected(tokens, outputs):
+def expected(tokens, outputs, dtype="float32"):
     """Logits of each output without any cache."""
-    key = (tuple(tokens), outputs)
+    key = (tuple(tokens), outputs, dtype)
     if key not in EXPECTED:
-        alone = Engine(MODEL)
+        alone = Engine(MODEL, dtype=dtype)
         alone.add(Request("alone", tokens, outputs))
         EXPECTED[key] = run(alone)["alone"].logits
     return EXPECTED[key]
@@ -63,6 +63,8 @@ def daemon(**more):
 
 
 class Case(unittest.TestCase):
+    DTYPE = "float32"  # of KV
+
     def setUp(self):
         self.daemon = daemon()
         self.addCleanup(self.stop)
@@ -72,7 +74,7 @@ class Case(unittest.TestCase):
             self.assertEqual(self.daemon.stop(), 0)
 
     def engine(self, **more):
-        more = {"gpu": GPU, "socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, **more}
+        more = {"gpu": GPU, "dtype": self.DTYPE, "socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, **more}
         e = Engine(MODEL, UcmConnector, **more)
         self.addCleanup(e.close)
         return e
@@ -80,7 +82,7 @@ class Case(unittest.TestCase):
     def same(self, requests, but=()):
         for r in requests.values():
             if r.request_id not in but:
-                want = expected(r.tokens[: r.prompt_tokens], r.outputs)
+                want = expected(r.tokens[: r.prompt_tokens], r.outputs, self.DTYPE)
                 self.assertEqual(len(r.logits), len(want))
                 for i, (a, b) in enumerate(zip(r.logits, want)):
                     self.assertTrue(numpy.array_equal(a, b), f"{r.request_id}, output {i}")

@@ -103,8 +103,10 @@ class Tensor:
 
     device = SimpleNamespace(type="cpu")
 
-    def __init__(self, array):
+    def __init__(self, array, dtype=None):
         self.array, self.shape = array, array.shape
+        if dtype is not None:
+            self.dtype = dtype
 
     def data_ptr(self):
         return self.array.__array_interface__["data"][0]
@@ -117,38 +119,49 @@ class Tensor:
 
 
 class HostPages:
-    """A rank's memory on the host: numpy arrays in memory that can be shared."""
+    """A rank's memory on the host: numpy arrays in memory that can be shared. numpy has no bfloat16: such are uint16."""
 
-    def __init__(self, size):
-        self.memory = SharedMemory(size)
-        self.whole = np.frombuffer(self.memory.buffer, np.float32)
+    def __init__(self, elements, dtype):
+        self.dtype, kind = dtype, {"bfloat16": np.uint16}.get(dtype, dtype)
+        self.memory = SharedMemory(elements * np.dtype(kind).itemsize)
+        self.whole = np.frombuffer(self.memory.buffer, kind)
 
-    tensor = Tensor
+    def tensor(self, array):
+        return Tensor(array, self.dtype)
+
+    def forget(self):
+        self.whole[:] = 0x7fc0 if self.dtype == "bfloat16" else np.nan
 
     def put(self, page, row):
+        if self.dtype == "bfloat16":
+            bits = row.view(np.uint32)
+            row = (bits + 0x7fff + (bits >> 16 & 1)) >> 16
         page[:] = row
 
     def get(self, pages):
-        return pages
+        return (pages.astype(np.uint32) << 16).view(np.float32) if self.dtype == "bfloat16" else pages.astype(np.float32)
 
 
 class GpuPages:
     """The same on a GPU, by torch; the model still computes on the host."""
 
-    def __init__(self, size):
+    def __init__(self, elements, dtype):
         import torch
         self.torch = torch
-        self.whole = torch.empty(size // 4, dtype=torch.float32, device="cuda")
+        self.whole = torch.empty(elements, dtype=getattr(torch, dtype), device="cuda")
 
     @staticmethod
     def tensor(array):
         return array
 
+    def forget(self):
+        self.whole[:] = np.nan
+
     def put(self, page, row):
         page[:] = self.torch.from_numpy(row).cuda()
 
     def get(self, pages):
-        return pages.cpu().numpy()
+        return pages.float().cpu().numpy()
 
 
 class Rank:
@@ -157,7 +170,7 @@ class Rank:
     def __init__(self, engine, number, heads):
         self.heads, o = heads, engine.options
         n, shape = len(heads), (engine.blocks, BLOCK, len(heads), M.HEAD)
-        self.memory = (GpuPages if o.gpu else HostPages)(M.LAYERS * 2 * int(np.prod(shape)) * 4)
+        self.memory = (GpuPages if o.gpu else HostPages)(M.LAYERS * 2 * int(np.prod(shape)), o.dtype)
         whole, tensor = self.memory.whole, self.memory.tensor
         if o.layout == "split":  # K and V in front
             self.pages = list(whole.reshape(M.LAYERS, 2, *shape))
@@ -166,13 +179,18 @@ class Rank:
             pages = whole.reshape(M.LAYERS, engine.blocks, 2, BLOCK, n, M.HEAD)
             self.pages = [layer.swapaxes(0, 1) for layer in pages]
             self.tensors = {f"layers.{i}": tensor(layer) for i, layer in enumerate(pages)}
+        elif o.layout == "content":  # as "packed", and K and V of a token and head side by side: BLNHC of vLLM
+            pages = whole.reshape(engine.blocks, M.LAYERS, BLOCK, n, 2, M.HEAD)
+            self.pages = [pages[:, i].swapaxes(2, 3).swapaxes(1, 2).swapaxes(0, 1) for i in range(M.LAYERS)]
+            pages = whole.reshape(engine.blocks, M.LAYERS, BLOCK, n, 2 * M.HEAD)
+            self.tensors = {f"layers.{i}": tensor(pages[:, i].swapaxes(1, 2)) for i in range(M.LAYERS)}
         else:  # "cross", "packed": all layers of a block side by side, in one tensor or in views of it
             pages = whole.reshape(engine.blocks, M.LAYERS, 2, BLOCK, n, M.HEAD)
             self.pages = [pages[:, i].swapaxes(0, 1) for i in range(M.LAYERS)]
             self.tensors = {"all": tensor(pages)}
             if o.layout == "packed":
                 self.tensors = {f"layers.{i}": tensor(pages[:, i]) for i in range(M.LAYERS)}
-        whole[:] = np.nan  # what was never written must never count
+        self.memory.forget()  # what was never written must never count
         self.connector = None
         if engine.connector_class is not None:
             connector_module._tensor_parallel_rank = lambda: number  # vLLM has a process for each rank
@@ -193,13 +211,13 @@ class Rank:
 
 class Engine:
     def __init__(self, model, connector=None, *, blocks=64, ranks=1, replicated=False, layout="split", budget=64,
-                 batch=4, gpu=False, role="kv_both", handshake=True, **extra):
+                 batch=4, gpu=False, dtype="float32", role="kv_both", handshake=True, **extra):
         """extra: kv_connector_extra_config. budget: tokens of a step. replicated: every rank has all KV heads. handshake
         false: another connector's reaches the scheduler in its place."""
         self.model, self.blocks, self.budget, self.batch = model, blocks, budget, batch
-        self.options = SimpleNamespace(layout=layout, gpu=gpu)
+        self.options = SimpleNamespace(layout=layout, gpu=gpu, dtype=dtype)
         self.connector_class = connector
-        self.config, self.kv_config = configuration(blocks, ranks, replicated, extra, role)
+        self.config, self.kv_config = configuration(blocks, ranks, replicated, extra, role, dtype)
         heads = range(M.KV_HEADS)
         share = M.KV_HEADS // (1 if replicated else ranks)
         self.ranks = [Rank(self, r, list(heads) if replicated else list(heads[r * share: (r + 1) * share]))
@@ -504,7 +522,7 @@ class Engine:
         for rank in self.ranks:
             for _ in range(2):
                 rank.connector.unregister_kv_caches()
-            rank.memory.whole[:] = np.nan
+            rank.memory.forget()
 
     def wake(self):
         for rank in self.ranks:
@@ -521,11 +539,12 @@ class Engine:
             self.connector.shutdown()
 
 
-def configuration(blocks, ranks, replicated, extra, role="kv_both"):
+def configuration(blocks, ranks, replicated, extra, role="kv_both", dtype="float32"):
     """As much of VllmConfig and KVCacheConfig as connectors read."""
-    spec = type("FullAttentionSpec", (), {"block_size": BLOCK})()
+    heads = M.KV_HEADS // (1 if replicated else ranks)
+    spec = type("FullAttentionSpec", (), {"block_size": BLOCK, "num_kv_heads": heads, "head_size": M.HEAD})()
     config = SimpleNamespace(
-        model_config=SimpleNamespace(model="mini", revision=None, dtype="float32", quantization=None, use_mla=replicated),
+        model_config=SimpleNamespace(model="mini", revision=None, dtype=dtype, quantization=None, use_mla=replicated),
         cache_config=SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo="sha256",
                                      cache_dtype="auto", calculate_kv_scales=False),
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),

@@ -43,6 +43,7 @@ class Accompaniment:
         if self._setting == "on" and self._obstacle is not None:
             raise _refusal(self._obstacle)
         self._largest = _largest(layout) if self._obstacle is None else 0
+        self._encoded = self._obstacle is None and layout.sections is not None
         self._refused: Optional[UcmError] = None
 
     @property
@@ -56,6 +57,8 @@ class Accompaniment:
         obstacle = self._obstacle if self._refused is None else str(self._refused)
         if obstacle is not None:
             return f"no companion: {obstacle}"
+        if self._encoded:
+            return "encoded blocks go through a companion"
         return f"small chunks go through a companion: a block's largest is {self._largest / 1024:g} KiB"
 
     def register(self, ns: Namespace, of: RegionMemory, blocks: int, part: int, timeout: float) -> Optional[Region]:
@@ -98,7 +101,7 @@ def _obstacle(settings: Settings, layout: Layout, on_gpu: bool, writes: bool) ->
         return 'the setting is "off"'
     if not on_gpu:
         return "the KV cache does not lie on a CUDA GPU"
-    if settings.companion == "auto" and _largest(layout) >= _LARGE:
+    if settings.companion == "auto" and layout.sections is None and _largest(layout) >= _LARGE:
         return f"chunks of {_largest(layout) >> 10} KiB need none"
     if settings.companion == "auto" and not (settings.load and not settings.layerwise) and not (settings.store and writes):
         return "this rank stores nothing, and loads nothing or layer by layer, which goes straight"

@@ -24,9 +24,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from ..client import Identity
 from ..memory import SharedMemory, in_shared_memory
-from .identity import Unsupported, block_tokens, check_engine, identity_of, ranks_of
+from .identity import EngineIdentity, Unsupported, block_tokens, check_engine, heads_of, identity_of, ranks_of
 from .layout import layout_of
 from .plan import Plan
 from .scheduler import SchedulerHalf
@@ -62,7 +61,7 @@ class UcmMetadata(KVConnectorMetadata):
 
 @dataclass
 class UcmHandshake(_HandshakeBase):
-    identity: Identity
+    identity: EngineIdentity
 
 
 @dataclass
@@ -71,7 +70,7 @@ class UcmProgress(_base.KVConnectorWorkerMetadata):
     if that did not reach the scheduler's half (MultiConnector passes on one connector's only)."""
 
     number: int
-    identities: frozenset[Identity] = frozenset()
+    identities: frozenset[EngineIdentity] = frozenset()
 
     def aggregate(self, other: "UcmProgress") -> "UcmProgress":
         return UcmProgress(min(self.number, other.number), self.identities | other.identities)
@@ -88,7 +87,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._kv_config = kv_cache_config
         self._worker: Optional[WorkerHalf] = None
         self._carried_out: Optional[Plan] = None
-        self._identity: Optional[Identity] = None
+        self._identity: Optional[EngineIdentity] = None
         check_engine(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             if self._settings.load and getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
@@ -125,7 +124,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         on_gpu = next(iter(kv_caches.values())).device.type == "cuda"
         if not on_gpu:
             self._shared = _share(kv_caches)
-        layout = layout_of(kv_caches, self._kv_config.num_blocks, self._settings.layerwise)
+        heads = heads_of(self._kv_config) if self._settings.encoding != "none" else None
+        layout = layout_of(kv_caches, self._kv_config.num_blocks, self._settings.layerwise, heads)
         tp_rank = _tensor_parallel_rank()
         ranks = ranks_of(self._config, self._kv_config, tp_rank)
         self._identity = identity_of(self._config, self._kv_config, layout, ranks, self._settings, _engine(self._config))
@@ -140,6 +140,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             event=_record_event if on_gpu else _no_event,
         )
         logger.info("%s", self._worker.companion.why)
+        if self._worker.stored_as:
+            logger.info("%s", self._worker.stored_as)
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any = None) -> None:
         self.register_kv_caches({"all": kv_cache})
@@ -216,7 +218,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def set_xfer_handshake_metadata(self, metadata: dict[Any, Any]) -> None:
         self._connect({handshake.identity for handshake in metadata.values() if isinstance(handshake, UcmHandshake)})
 
-    def _connect(self, identities: Collection[Identity]) -> None:
+    def _connect(self, identities: Collection[EngineIdentity]) -> None:
         if len(identities) > 1:
             raise Unsupported(f"the engine's ranks keep their KV in {len(identities)} different layouts")
         for identity in identities:

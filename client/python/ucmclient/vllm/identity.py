@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from ..client import Identity
-from .layout import Layout
+from .layout import Heads, Layout, Sections
 from .settings import Settings
 
 #: Files of a model folder that matter: its weights, and how images and videos are processed.
@@ -36,6 +36,15 @@ class Ranks:
     part: int
     parts: int
     writes: bool
+
+
+@dataclass(frozen=True)
+class EngineIdentity(Identity):
+    """Also how the blocks are encoded: the namespace itself is that of engines that don't."""
+
+    encoding: str = "none"
+    #: None: the blocks are stored as they are.
+    sections: Optional[Sections] = None
 
 
 def check_engine(config: Any, kv_cache_config: Any) -> None:
@@ -103,6 +112,27 @@ def _engine_has_default_seed() -> bool:
     return hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")
 
 
+def heads_of(kv_cache_config: Any) -> Heads:
+    """What the engine says of its KV, for encodings. Of FP8 scales beside K and V it says nothing: layout.py sees types and
+    sizes."""
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    found = {_heads(one) for one in getattr(spec, "kv_cache_specs", {"": spec}).values()}
+    one = found.pop()
+    if found or one is None:
+        raise Unsupported(
+            "encoding: the model's layers have heads of several sizes, or K and V of different ones, which are not supported: "
+            'remove the setting "encoding"'
+        )
+    return one
+
+
+def _heads(spec: Any) -> Optional[Heads]:
+    heads, dim = getattr(spec, "num_kv_heads", 0), getattr(spec, "head_size", 0)
+    if not heads or not dim or (getattr(spec, "head_size_v", None) or dim) != dim:
+        return None
+    return Heads(spec.block_size, heads, dim, not type(spec).__name__.startswith("MLA"))
+
+
 def ranks_of(config: Any, kv_cache_config: Any, tp_rank: int) -> Ranks:
     size = config.parallel_config.tensor_parallel_size
     same = getattr(kv_cache_config, "kv_tp_replicas", None)
@@ -167,13 +197,18 @@ def _long_rope(model: Any) -> bool:
 
 def identity_of(
     config: Any, kv_cache_config: Any, layout: Layout, ranks: Ranks, settings: Settings, engine: dict[str, Any]
-) -> Identity:
+) -> EngineIdentity:
     """engine: anything else that arranges the bytes."""
+    if settings.encoding == "q4" and layout.sections is not None and layout.sections.alike:
+        raise Unsupported(
+            "encoding: blocks of as many tokens as the rank has heads, which q4 can't tell apart: set --block-size to another "
+            "number, or take fp8 or int8"
+        )
     cache = config.cache_config
     algorithm = cache.prefix_caching_hash_algo
     seed = os.environ.get("PYTHONHASHSEED", "default")
     salt = _digest({"hash": algorithm, "seed": seed, "salt": settings.salt, "engine": engine})
-    return Identity(
+    return EngineIdentity(
         model=str(config.model_config.model).encode()[:256].decode(errors="ignore"),
         revision=_weights(config, settings),
         dtype=str(cache.cache_dtype),
@@ -184,6 +219,8 @@ def identity_of(
         shards=(len(layout.layers),),
         shard_bytes=layout.layer_bytes,
         salt=salt.encode(),
+        encoding=settings.encoding,
+        sections=layout.sections,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, Optional
 
 #: Planes of one region (proto/limits.h).
 _MAX_PLANES = 2048
@@ -26,6 +26,30 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Heads:
+    """What an engine keeps of a layer in a block: K, and V unless it keeps one latent vector (MLA)."""
+
+    tokens: int
+    heads: int
+    dim: int
+    values: bool = True
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The chunks of each shard as encodings see them (docs/encodings.md, "Bytes"): tokens, heads, dim of the first one, and
+    of the second one. A section may hold more than one layer's K, or K and V, as long as its rows are of one head each."""
+
+    dtype: str
+    k: tuple[int, int, int]
+    v: Optional[tuple[int, int, int]] = None
+    #: 0: token after token; 1: head after head.
+    order: int = 0
+    #: A block has as many tokens as heads, so that they may be mistaken for each other.
+    alike: bool = False
+
+
+@dataclass(frozen=True)
 class Layout:
     """The chunks of each shard, in the engine's order of layers. Layouts with different bytes differ in `name`."""
 
@@ -35,6 +59,8 @@ class Layout:
     name: str
     #: From the engine's name of a layer to its shard.
     numbers: Mapping[str, int]
+    #: If they were asked for: what the chunks of a shard hold.
+    sections: Optional[Sections] = None
 
 
 def _block_dimension(shape: Sequence[int], blocks: int) -> int:
@@ -101,12 +127,133 @@ def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
     return out
 
 
-def layout_of(kv_caches: Mapping[str, Any], blocks: int, layerwise: bool = False) -> Layout:
+# ---- what encodings need to know ----
+
+#: Limits of a section (kernels/encoding/encoding.h).
+_MAX_SIDE, _MAX_ELEMENTS = 1024, 1 << 22
+_DTYPES = {"bfloat16": "bf16", "float16": "f16"}
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One layer's rows in a tensor: the innermost tokens and heads, and what lies around them."""
+
+    dtype: str
+    tokens: int
+    heads: int
+    dim: int
+    #: 2: K and V of a token and head follow one another.
+    pair: int
+    heads_outside: bool
+    alike: bool
+    #: K and V of a block are its two halves.
+    halves: bool
+
+    @property
+    def bytes(self) -> int:
+        return 2 * self.tokens * self.heads * self.dim * self.pair
+
+    def rows(self, cells: int) -> tuple[int, int, int]:
+        """Tokens, heads, dim of so many cells that follow one another. Which tokens these are does not matter to an
+        encoding; which rows are of one head does."""
+        if not self.heads_outside:
+            return cells * self.tokens, self.heads * self.pair, self.dim
+        if self.pair == 1:
+            return self.tokens, cells * self.heads, self.dim
+        return cells * self.heads * self.tokens, 2, self.dim
+
+    @property
+    def order(self) -> int:
+        return int(self.heads_outside and self.pair == 1)
+
+
+def _not_encoded(why: str, remedy: str) -> ValueError:
+    return ValueError(f"encoding: {why}: {remedy}")
+
+
+_OR_NONE = 'or remove the setting "encoding"'
+
+
+def _dtype(tensor: Any) -> str:
+    kind = str(getattr(tensor, "dtype", "of an unknown type")).rpartition(".")[2]
+    if kind in _DTYPES:
+        return _DTYPES[kind]
+    if "float8" in kind or kind == "uint8":
+        raise _not_encoded(f"the KV cache is quantized ({kind}), which is stored as it is", 'remove the setting "encoding"')
+    raise _not_encoded(f"the KV cache is {kind}", f"start with --dtype bfloat16 (or float16), {_OR_NONE}")
+
+
+def _cell(tensor: Any, blocks: int, of: Heads) -> _Cell:
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    d = _block_dimension(shape, blocks)
+    kernel = shape[d] // blocks
+    dims = [(strides[i], kernel if i == d else shape[i]) for i in range(len(shape))]
+    sizes = [n for _, n in sorted(pair for pair in dims[:-1] if pair[1] > 1)]  # the innermost first
+    tokens = of.tokens // kernel
+    wanted = {True: [n for n in (tokens, of.heads) if n > 1], False: [n for n in (of.heads, tokens) if n > 1]}
+    outside = next((way for way in (False, True) if sizes[: len(wanted[way])] == wanted[way]), None)
+    outer = sizes[len(wanted[False]) :]
+    pair = shape[-1] // of.dim
+    layers = prod(outer) * pair // (1 + of.values)
+    if (
+        outside is None
+        or strides[-1] != 1
+        or pair * of.dim != shape[-1]
+        or pair not in ((1, 2) if of.values else (1,))
+        or tokens * kernel != of.tokens
+        or layers * (1 + of.values) != prod(outer) * pair
+    ):
+        raise _not_encoded(
+            f"where K and V lie can't be told in a KV tensor of shape {shape} and strides {strides}, with {of.heads} heads "
+            f"of {of.dim} and blocks of {of.tokens} tokens",
+            f"use another attention backend, {_OR_NONE}",
+        )
+    return _Cell(
+        _dtype(tensor), tokens, of.heads, of.dim, pair, outside and of.heads > 1,
+        alike=tokens == of.heads > 1, halves=of.values and pair == 1 and outer == [2],
+    )
+
+
+def _too_large(rows: tuple[int, int, int]) -> bool:
+    return max(rows) > _MAX_SIDE or prod(rows) > _MAX_ELEMENTS
+
+
+def _halved(chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
+    return tuple(
+        Chunk(chunk.address + half * (chunk.size // 2), chunk.stride, chunk.size // 2) for chunk in chunks for half in (0, 1)
+    )
+
+
+def _sections(layers: Sequence[Sequence[Chunk]], cells: Sequence[_Cell]) -> Sections:
+    """Raises ValueError if the chunks are no sections, or other ones in each layer."""
+    cell, chunks = cells[0], {tuple(chunk.size for chunk in layer) for layer in layers}
+    if len(set(cells)) > 1 or len(chunks) > 1:
+        raise _not_encoded("layers keep their KV in different ways", 'remove the setting "encoding"')
+    sizes = chunks.pop()
+    if len(sizes) > 2 or len(set(sizes)) > 1 or sizes[0] % cell.bytes:
+        raise _not_encoded(
+            f"a layer keeps a block in {len(sizes)} pieces of {sizes[0]} bytes, and not as K and V",
+            f"use an attention backend that keeps the heads of a block together, {_OR_NONE}",
+        )
+    rows = cell.rows(sizes[0] // cell.bytes)
+    if _too_large(rows):
+        raise _not_encoded(
+            f"a block's {'x'.join(map(str, rows))} elements lie side by side, more than an encoding takes at once",
+            f"set block_layout to false, {_OR_NONE}",
+        )
+    return Sections(cell.dtype, rows, rows if len(sizes) == 2 else None, cell.order, cell.alike)
+
+
+def layout_of(
+    kv_caches: Mapping[str, Any], blocks: int, layerwise: bool = False, heads: Optional[Heads] = None
+) -> Layout:
     """Layers are in the mapping's order, which is the model's. Layers that share a tensor count as one. If all layers
     of a block lie side by side, or layers differ in size, they form one shard, unless they are loaded layer by
-    layer."""
+    layer. heads: chunks are cut so that an encoding takes them, and the layout has sections. Name and sizes are then the
+    same as without, but for models with so many layers that all of a block are too much for one section."""
     layers: list[tuple[Chunk, ...]] = []
     descriptions: list[str] = []
+    cells: list[_Cell] = []
     seen: dict[tuple[Chunk, ...], int] = {}
     numbers = {}
     for name, tensor in kv_caches.items():
@@ -116,11 +263,14 @@ def layout_of(kv_caches: Mapping[str, Any], blocks: int, layerwise: bool = False
             continue
         layers.append(chunks)
         descriptions.append(_description(tensor, chunks, blocks))
+        if heads is not None:
+            cells.append(_cell(tensor, blocks, heads))
     if not layers:
         raise ValueError("the engine has no KV tensors to register")
     sizes = {sum(chunk.size for chunk in layer) for layer in layers}
     whole = _joined([chunk for layer in layers for chunk in layer])
-    if not layerwise and len(layers) > 1 and (len(whole) == 1 or len(sizes) > 1):
+    side_by_side = len(whole) == 1 and not (cells and _too_large(cells[0].rows(whole[0].size // cells[0].bytes)))
+    if not layerwise and len(layers) > 1 and (side_by_side or len(sizes) > 1):
         layers, numbers = [tuple(whole)], dict.fromkeys(numbers, 0)
         sizes = {sum(chunk.size for chunk in whole)}
     if len(sizes) > 1:
@@ -132,4 +282,9 @@ def layout_of(kv_caches: Mapping[str, Any], blocks: int, layerwise: bool = False
         raise ValueError(f"the KV tensors keep a block in {sum(map(len, layers))} pieces, more than {_MAX_PLANES}")
     order = hashlib.sha256("\n".join(descriptions).encode()).hexdigest()[:16]
     name = f"vllm/2:{len(layers)}of{len(descriptions)}:{order}:{descriptions[0]}"
-    return Layout(tuple(layers), blocks, sizes.pop(), name[:256], numbers)
+    sections = None
+    if heads is not None:
+        if len(layers) == len(cells) and cells[0].halves and all(len(layer) == 1 for layer in layers):
+            layers = [_halved(layer) for layer in layers]
+        sections = _sections(layers, cells)
+    return Layout(tuple(layers), blocks, sizes.pop(), name[:256], numbers, sections)

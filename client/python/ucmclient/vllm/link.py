@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Optional, TypeVar
 
-from ..client import Client, Identity, Namespace, Region, on_behalf_of
+from ..client import Client, EncodedNamespace, Namespace, Region, on_behalf_of
 from ..errors import Status, UcmError
+from .identity import EngineIdentity
 from .settings import Settings
 
 logger = logging.getLogger("ucmclient.vllm")
@@ -29,7 +30,7 @@ class Link:
     """One client, one namespace, and a worker's region. Calls through it take a bounded time, whatever the daemon
     does."""
 
-    def __init__(self, settings: Settings, identity: Identity, name: str, setup: Optional[Setup] = None):
+    def __init__(self, settings: Settings, identity: EngineIdentity, name: str, setup: Optional[Setup] = None):
         self.settings = settings
         self.identity = identity
         self.name = name
@@ -72,13 +73,29 @@ class Link:
         timeout = self.settings.connect_timeout
         client = Client(self.settings.socket, self.name, timeout=timeout)
         try:
-            ns = client.namespace(self.identity, timeout=timeout)
+            ns = self._encoded(client.namespace(self.identity, timeout=timeout), timeout)
             with self._setting_up:
                 region = None if self.setup is None or self._asleep else self.setup(ns, timeout)
                 self._publish(client, ns, region)
         except BaseException:
             client.close()
             raise
+
+    def _encoded(self, base: Namespace, timeout: float) -> Namespace:
+        """The namespace of the engine's encoded blocks. A daemon that does not know the encoding stores blocks as they are:
+        they are right for engines of any encoding."""
+        of = self.identity.sections
+        if of is None:
+            return base
+        try:
+            return base.encoded(
+                self.identity.encoding, k=of.k, v=of.v or (), dtype=of.dtype, heads_first=bool(of.order), timeout=timeout
+            )
+        except UcmError as error:
+            if self.settings.required or error.status != Status.UNSUPPORTED:
+                raise
+            logger.warning("blocks are stored as they are, not as %s: %s", self.identity.encoding, error)
+            return base
 
     def _publish(self, client: Client, ns: Namespace, region: Optional[Region]) -> None:
         with self._lock:
@@ -140,6 +157,8 @@ class Link:
             self._silent_until = time.monotonic() + self.settings.retry_interval
         else:
             logger.error("ucmd refused a call: %s", error)
+            if error.status == Status.UNSUPPORTED and isinstance(self._ns, EncodedNamespace):
+                self.cut()  # an older daemon has taken its place: the next connection is to that
 
     def release(self, lease: int) -> None:
         """One that can't be given back runs out."""

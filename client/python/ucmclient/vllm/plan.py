@@ -12,6 +12,8 @@ class Copy:
     request: str
     keys: bytes
     blocks: list[int]
+    #: A store of an engine that encodes: these blocks are stored as they are.
+    plain: bool = False
 
 
 @dataclass

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ..client import Identity
+from .identity import EngineIdentity
 from .link import Link
 from .nvme import NvmeRate
 from .plan import Copy, Plan
@@ -26,6 +26,9 @@ from .settings import Settings
 
 #: Most keys of one request to the daemon (proto/limits.h).
 _MAX_KEYS = 16384
+
+#: Behind every block.
+_NEVER = 1 << 62
 
 #: In kv_transfer_params: PREFILL goes to the prefill instance; its answer has HANDOVER, which goes to decode.
 PREFILL, HANDOVER = "ucmd_prefill", "ucmd_blocks"
@@ -139,7 +142,7 @@ class SchedulerHalf:
         #: Finished requests whose stores are held.
         self._ending: set[str] = set()
 
-    def connect(self, identity: Identity, name: str) -> None:
+    def connect(self, identity: EngineIdentity, name: str) -> None:
         """Keeps the connection if the identity is the same, as after the engine slept."""
         if self.link is not None and self.link.identity == identity:
             return
@@ -330,12 +333,24 @@ class SchedulerHalf:
             return
         tracked.reported_later = True
         while tracked.stored < end:
-            first, tracked.stored = tracked.stored, min(end, tracked.stored + _MAX_KEYS)
-            copy = Copy(request.request_id, tracked.keys(first, tracked.stored), tracked.blocks[first : tracked.stored])
+            first = tracked.stored
+            plain, until = self._plain(request, first)
+            tracked.stored = min(end, until, first + _MAX_KEYS)
+            keys = tracked.keys(first, tracked.stored)
+            copy = Copy(request.request_id, keys, tracked.blocks[first : tracked.stored], plain)
             if self._risky > self._known:
                 self._held.append(_Held(self._number, tracked, first, copy))
             else:
                 self._plan.stores.append(copy)
+
+    def _plain(self, request: Any, block: int) -> tuple[bool, int]:
+        """Whether that block of a request is stored as it is though the engine encodes, and up to which block that is so."""
+        first, recent = self.settings.plain_first, self.settings.plain_recent
+        head = -(-first // self.block_tokens)
+        tail = max(0, request.num_tokens - recent) // self.block_tokens if recent else _NEVER
+        if block >= tail:
+            return True, _NEVER
+        return (True, min(head, tail)) if block < head else (False, tail)
 
     def received(self, finished: Any, invalid: Any, number: int) -> None:
         """The workers' report. finished: requests whose loads ended. invalid: blocks that failed, which are computed

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Optional
 
 
-_CHOICES = {"companion": ("auto", "on", "off")}
+_CHOICES = {"companion": ("auto", "on", "off"), "encoding": ("none", "fp8", "int8", "q4", "lossless")}
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,12 @@ class Settings:
     keep_on_reset: bool = False
     #: Separates this engine's cache from others with the same model, for reasons that the namespace can't know.
     salt: str = ""
+    #: How stored blocks are encoded (docs/encodings.md): "none", "fp8", "int8", "q4", "lossless".
+    encoding: str = "none"
+    #: With an encoding: as many tokens from a request's first one on are stored as they are, in whole blocks.
+    plain_first: int = 0
+    #: Likewise of the last tokens that a request has when they are stored.
+    plain_recent: int = 0
     #: Names the weights; None: the model's revision does.
     revision: Optional[str] = None
 
@@ -89,5 +95,9 @@ class Settings:
             raise ValueError(
                 "kv_connector_extra_config: layerwise needs async_load false: an asynchronous load ends before "
                 "the request is scheduled, so that no layer is left to wait for"
+            )
+        if settings.encoding == "none" and (settings.plain_first or settings.plain_recent):
+            raise ValueError(
+                "kv_connector_extra_config: plain_first and plain_recent say what is not encoded: set encoding, too"
             )
         return settings

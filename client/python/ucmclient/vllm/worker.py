@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ..client import BlockResult, Identity, Memory, Namespace, Plane, Region, Task, TaskResult
+from ..client import BlockResult, EncodedNamespace, Identity, Memory, Namespace, Plane, Region, Task, TaskResult
 from ..errors import Status, UcmError
 from ..memory import cuda_allocation, shared_memory_of
 from .companion import Accompaniment, RegionMemory
@@ -114,6 +114,8 @@ class WorkerHalf:
         self._stores: dict[str, list[_Store]] = {}
         #: The daemon can't open this process's events, so dumps begin when these have come.
         self._events_refused = False
+        #: A block did not fit its encoding.
+        self._unfit = False
         #: Finished requests that are not reported yet.
         self._ending: set[str] = set()
 
@@ -124,6 +126,19 @@ class WorkerHalf:
         if region is not None:
             return region
         return ns.register(of.memory, of.planes, blocks=blocks, part=self._part, gpu=of.gpu, timeout=timeout)
+
+    @property
+    def stored_as(self) -> str:
+        """A sentence for the log, after the start: how blocks are encoded."""
+        if self.settings.encoding == "none":
+            return ""
+        ns = self.link.ns
+        if ns is None:
+            return f"blocks will be stored as {self.settings.encoding} once ucmd is there"
+        if not isinstance(ns, EncodedNamespace):
+            return f"blocks are stored as they are, not as {self.settings.encoding}"
+        plain, coded = ns.block_bytes
+        return f"blocks are stored as {ns.encoding}: {coded} bytes for {plain}, {plain / coded:.2f} times less"
 
     def unregister(self) -> None:
         """Returns when the daemon has unmapped the memory. Idempotent. Drops this process's handles too: they keep
@@ -245,7 +260,7 @@ class WorkerHalf:
         store.by_event = handle is not None
         store.task = self.link.ask(
             region.dump, copy.keys, copy.blocks, event=handle, deadline=self.settings.transfer_deadline,
-            durable=self.settings.durable, timeout=self.settings.lookup_timeout, request=copy.request,
+            durable=self.settings.durable, plain=copy.plain, timeout=self.settings.lookup_timeout, request=copy.request,
         )
         return store.task is not None
 
@@ -283,8 +298,25 @@ class WorkerHalf:
             logger.warning("a store failed: %s", error)
             result = None
         store.task.close()
-        if result is None or not store.by_event or BlockResult.DEVICE not in result.blocks:
+        if result is None:
             return True
+        if store.by_event and BlockResult.DEVICE in result.blocks:
+            return self._without_event(store)
+        return BlockResult.UNFIT not in result.blocks or self._as_it_is(store, result)
+
+    def _as_it_is(self, store: _Store, result: TaskResult) -> bool:
+        """Stores what the encoding could not hold again, without it."""
+        copy, size = store.copy, len(store.copy.keys) // len(store.copy.blocks)
+        if not self._unfit:
+            logger.warning("KV that the encoding can't hold is stored as it is; `ucmctl stats` counts it (encode_unfit)")
+        self._unfit = True
+        unfit = [i for i, status in enumerate(result.blocks) if status == BlockResult.UNFIT]
+        keys = b"".join(copy.keys[i * size : (i + 1) * size] for i in unfit)
+        store.copy = Copy(copy.request, keys, [copy.blocks[i] for i in unfit], plain=True)
+        store.event = store.task = None
+        return not self._begin_store(store)
+
+    def _without_event(self, store: _Store) -> bool:
         if not self._events_refused:
             logger.warning(
                 "the daemon can't use this worker's CUDA events (its log says why, docs/containers.md what to do): "

@@ -1,0 +1,293 @@
+#!/usr/bin/env python3
+"""The vLLM connector's setting `encoding`, in the small engine of tests/vllm against a real daemon. With lossless, requests get the same
+bit for bit as without a cache, through everything that test_vllm_trouble.py does; with the lossy ones what is close to it."""
+
+import unittest
+from unittest import mock
+
+import vllm_case
+from vllm_case import BLOCK, GPU, Case, Request, daemon, engine, expected, model, prompt, run, watch  # sets the paths
+import numpy
+import test_vllm_trouble
+from ucmclient import EncodedNamespace, Found, Namespace, Region
+from ucmclient.errors import Status, UcmError
+
+LAYOUTS = ("split", "fused", "cross", "packed", "content")
+#: Of the logits of a first output, relative to their length: three times what was measured.
+CLOSE = {"fp8": 0.024, "int8": 0.006, "q4": 0.07}
+
+
+class Bfloat16(Case):
+    DTYPE = "bfloat16"
+
+    def tearDown(self):
+        """Before the engines are closed: nobody has a lease on what no request needs."""
+        if self.daemon is not None and self.daemon.process.poll() is None:
+            self.eventually(lambda: self.stats()["leases"] == 0)
+
+    def namespace(self, e):
+        return e.connector._scheduler.link.ns
+
+    def whole(self, tokens):
+        return tokens // BLOCK * BLOCK
+
+
+class Lossless(Bfloat16):
+    def share(self, **more):
+        a, b = (self.engine(**{"encoding": "lossless", **more}) for _ in range(2))
+        tokens = prompt(400, 150)
+        self.check(a, Request("cold", tokens))
+        self.check(b, Request("warm", tokens))
+        self.assertEqual((a.loaded_tokens, b.loaded_tokens), (0, self.whole(150)))
+        return a, b
+
+    def test_layouts(self):
+        for layout in LAYOUTS:
+            with self.subTest(layout):
+                before = self.stats()
+                self.share(layout=layout, salt=layout)
+                after = self.stats()
+                plain, coded = (after[name] - before[name] for name in ("encode_plain_bytes", "encode_bytes"))
+                self.assertGreater(plain, 1.2 * coded)
+                self.assertGreater(coded, 0)
+                self.assertEqual(after["encode_unfit"], 0)
+
+    def test_loads_within_the_step(self):
+        self.share(async_load=False)
+
+    def test_layer_after_layer(self):
+        for layout in ("split", "fused", "packed", "content"):
+            with self.subTest(layout):
+                self.share(async_load=False, layerwise=True, layout=layout, salt=layout)
+
+    def test_ranks(self):
+        self.share(ranks=2)
+        self.share(ranks=2, replicated=True)
+
+    def test_sleep(self):
+        a, b = self.share()
+        a.sleep()
+        a.wake()
+        self.check(a, Request("again", prompt(400, 150)), Request("new", prompt(401, 60)))
+        self.assertGreater(a.loaded_tokens, 0)
+        self.check(b, Request("shared", prompt(401, 60)))
+
+    def test_what_does_not_fit_is_stored_as_it_is(self):
+        """Channels of V differ so much in size that their exponents are not few."""
+        wild = model.Model()
+        for layer in wild.layers:
+            layer["v"] *= (2.0 ** -(3.0 * (numpy.arange(layer["v"].shape[0]) % model.HEAD))).astype(numpy.float32)[:, None]
+        with mock.patch.object(vllm_case, "MODEL", wild), mock.patch.dict(vllm_case.EXPECTED, clear=True):
+            a, b, plain = self.engine(encoding="lossless"), self.engine(encoding="lossless"), self.engine()
+            tokens = prompt(402, 150)
+            with self.assertLogs("ucmclient.vllm", "WARNING") as log:
+                self.check(a, Request("cold", tokens))
+            self.assertEqual(sum("can't hold" in line for line in log.output), 1)
+            self.assertGreaterEqual(self.stats()["encode_unfit"], 150 // BLOCK)
+            for e in (b, plain):
+                self.check(e, Request("warm", tokens))
+                self.assertEqual(e.loaded_tokens, self.whole(150))
+
+    def test_what_does_not_fit_of_a_request_that_is_preempted(self):
+        wild = model.Model()
+        for layer in wild.layers:
+            layer["v"] *= (2.0 ** -(3.0 * (numpy.arange(layer["v"].shape[0]) % model.HEAD))).astype(numpy.float32)[:, None]
+        with mock.patch.object(vllm_case, "MODEL", wild), mock.patch.dict(vllm_case.EXPECTED, clear=True):
+            tight = self.engine(blocks=24, encoding="lossless")
+            self.check(tight, *(Request(f"r{i}", prompt(410 + i, 90), outputs=40) for i in range(4)))
+            self.assertGreater(tight.preemptions, 0)
+
+
+class Lossy(Bfloat16):
+    def far(self, got, want):
+        return float(numpy.linalg.norm(got - want) / numpy.linalg.norm(want))
+
+    def test_logits_are_close(self):
+        for encoding, most in CLOSE.items():
+            for layout in LAYOUTS:
+                with self.subTest(encoding, layout=layout):
+                    a, b = (self.engine(encoding=encoding, layout=layout, salt=layout) for _ in range(2))
+                    tokens = prompt(420, 150)
+                    self.check(a, Request("cold", tokens))
+                    warm = run(b, Request("warm", tokens))["warm"]
+                    self.assertTrue(b.pool.idle())
+                    self.assertEqual(b.loaded_tokens, self.whole(150))
+                    self.assertTrue(all(numpy.isfinite(logits).all() for logits in warm.logits))
+                    far = self.far(warm.logits[0], expected(tokens, 8, self.DTYPE)[0])
+                    self.assertGreater(far, 0, "nothing was encoded")
+                    self.assertLess(far, most)
+
+    def test_it_goes_on_when_requests_are_preempted_and_aborted(self):
+        tight = self.engine(blocks=24, encoding="fp8")
+        requests = [Request(f"r{i}", prompt(430 + i, 90), outputs=70) for i in range(4)]
+        aborted = []
+
+        def between(e):
+            if e.steps == 30 and e.running:
+                aborted.append(e.running[0].request_id)
+                e.abort(aborted[0])
+        done = run(tight, *requests, between=between)
+        self.assertGreater(tight.preemptions, 0)
+        self.assertTrue(aborted and tight.pool.idle())
+        for name, r in done.items():
+            self.assertTrue(all(numpy.isfinite(logits).all() for logits in r.logits))
+            if name not in aborted:
+                self.assertEqual(len(r.logits), 70)
+
+    def test_the_daemon_is_killed_and_comes_back(self):
+        e = self.engine(encoding="fp8", lookup_timeout=0.05)
+        tokens = prompt(440, 100)
+        run(e, Request("cold", tokens))
+        self.restart()
+        self.eventually(lambda: self.namespace(e) is not None and e.ranks[0].connector._worker.link.region)
+
+        def loads():
+            before, e.pool = e.loaded_tokens, engine.Pool(e.blocks)
+            run(e, Request(f"again{before}.{e.steps}", tokens))
+            return e.loaded_tokens > before
+        self.eventually(loads)
+        self.assertIsInstance(self.namespace(e), EncodedNamespace)
+        self.assertGreater(self.stats()["encode_bytes"], 0)
+
+
+class Fleet(Bfloat16):
+    """Engines of several encodings, and one without."""
+
+    def test_engines_of_other_encodings_do_not_meet(self):
+        tokens = prompt(450, 150)
+        for encoding in ("fp8", "int8", "q4", "lossless", "none"):
+            with self.subTest(encoding):
+                one, again = (self.engine(encoding=encoding) for _ in range(2))
+                self.check(one, Request("cold", tokens))  # bit for bit: nothing of the others was loaded
+                self.assertEqual(one.loaded_tokens, 0)
+                run(again, Request("warm", tokens))
+                self.assertEqual(again.loaded_tokens, self.whole(150))
+
+    def test_plain_blocks_serve_all(self):
+        for layout in LAYOUTS:
+            plain = self.engine(layout=layout, salt=layout)
+            tokens = prompt(451, 150)
+            self.check(plain, Request("cold", tokens))
+            for encoding in ("fp8", "lossless"):
+                with self.subTest(encoding, layout=layout):
+                    e = self.engine(encoding=encoding, layout=layout, salt=layout)
+                    self.check(e, Request("warm", tokens))
+                    self.assertEqual(e.loaded_tokens, self.whole(150))
+        self.assertEqual(self.stats()["decode_bytes"], 0)
+
+    def test_both_forms_in_one_prefix(self):
+        plain, a, b = self.engine(), self.engine(encoding="fp8"), self.engine(encoding="fp8")
+        tokens = prompt(452, 200)
+        self.check(plain, Request("head", tokens[:96]))
+        self.check(a, Request("tail", tokens))
+        self.assertEqual(a.loaded_tokens, 96)
+        run(b, Request("warm", tokens))
+        self.assertEqual(b.loaded_tokens, self.whole(200))
+        self.check(plain, Request("whole", tokens))
+        self.assertEqual(plain.loaded_tokens, 0, "its own hits, and nothing encoded")
+
+    def test_an_old_daemon(self):
+        old = UcmError(Status.UNSUPPORTED, "this ucmd is older than encodings")
+        with mock.patch.object(Namespace, "encoded", side_effect=old):
+            with self.assertLogs("ucmclient.vllm", "WARNING") as log:
+                a, plain = self.engine(encoding="fp8"), self.engine()
+            self.assertIn("stored as they are, not as fp8", log.output[0])
+            self.assertIn("not as fp8", a.ranks[0].connector._worker.stored_as)
+            tokens = prompt(453, 100)
+            self.check(a, Request("cold", tokens))
+            self.check(plain, Request("warm", tokens))
+            self.assertEqual(plain.loaded_tokens, self.whole(100))
+            with self.assertRaisesRegex(UcmError, "older than encodings"):
+                self.engine(encoding="fp8", required=True)
+
+    def test_an_old_daemon_takes_its_place(self):
+        """From then on the engine stores blocks as they are."""
+        e, plain = self.engine(encoding="fp8"), self.engine()
+        old = UcmError(Status.UNSUPPORTED, "this ucmd is older than encodings")
+
+        def refuses(function):
+            def instead(handle, *args, **more):
+                ns = handle.ns if isinstance(handle, Region) else handle
+                if isinstance(ns, EncodedNamespace):
+                    raise old
+                return function(handle, *args, **more)
+            return instead
+        with mock.patch.object(Namespace, "encoded", side_effect=old), \
+                mock.patch.object(Namespace, "lookup_prefix", refuses(Namespace.lookup_prefix)), \
+                mock.patch.object(Region, "dump", refuses(Region.dump)):
+            self.check(e, Request("between", prompt(454, 60)))
+            tokens = prompt(455, 100)
+
+            def shared():
+                e.pool = engine.Pool(e.blocks)
+                self.check(e, Request(f"cold{e.steps}", tokens))
+                return self.loads(plain, tokens)
+            self.eventually(shared)
+        self.assertNotIsInstance(self.namespace(e), EncodedNamespace)
+
+
+class Policy(Bfloat16):
+    """plain_first and plain_recent."""
+
+    def forms(self, e, request):
+        """Of each block of a request that was stored: p plain, e encoded, - not at all."""
+        ns, keys = self.namespace(e), b"".join(request.block_hashes)
+        both, plain = ns.lookup_each(keys)[0], ns.base.lookup_each(keys)[0]
+        return "".join("p" if p != Found.NOT else "e" if b != Found.NOT else "-" for b, p in zip(both, plain))
+
+    def stored(self, tokens, outputs=1, budget=64, **more):
+        e = self.engine(encoding="fp8", budget=budget, salt=repr(more), **more)
+        request = Request("cold", prompt(460, tokens), outputs=outputs)
+        self.check(e, request)
+        return self.forms(e, request)
+
+    def test_first(self):
+        self.assertEqual(self.stored(100), "eeeeee")
+        self.assertEqual(self.stored(100, plain_first=1), "peeeee")
+        self.assertEqual(self.stored(100, plain_first=16), "peeeee")
+        self.assertEqual(self.stored(100, plain_first=17), "ppeeee")
+        self.assertEqual(self.stored(100, plain_first=1000), "pppppp")
+
+    def test_recent(self):
+        self.assertEqual(self.stored(100, plain_recent=1), "eeeeee", "the last token is in no whole block")
+        self.assertEqual(self.stored(100, plain_recent=5), "eeeeep")
+        self.assertEqual(self.stored(100, plain_recent=40), "eeeppp")
+        self.assertEqual(self.stored(100, plain_recent=40, plain_first=16, budget=32), "peeppp", "in chunks, too")
+        self.assertEqual(self.stored(100, plain_recent=90, plain_first=90), "pppppp")
+        self.assertEqual(self.stored(40, outputs=60, plain_recent=32), "pppppp", "as it stores them, all are recent")
+
+    def test_they_are_what_a_plain_engine_has(self):
+        e, plain = self.engine(encoding="fp8", plain_first=40), self.engine()
+        tokens = prompt(461, 100)
+        self.check(e, Request("cold", tokens))
+        self.check(plain, Request("warm", tokens))
+        self.assertEqual(plain.loaded_tokens, 48)
+
+
+class Refused(Bfloat16):
+    def test_with_what_to_change(self):
+        with self.assertRaisesRegex(ValueError, "the KV cache is float32: start with --dtype bfloat16"):
+            self.engine(encoding="fp8", dtype="float32")
+        with self.assertRaisesRegex(UcmError, "f16"):
+            self.engine(encoding="lossless", dtype="float16")
+        self.check(self.engine(), Request("others go on", prompt(470, 40)))
+
+
+@unittest.skipIf(GPU, "what is on NVMe is looked for on the host")
+class LosslessTrouble(test_vllm_trouble.Trouble, Bfloat16):
+    ROUND = 20
+
+    def engine(self, **more):
+        return super().engine(encoding="lossless", **more)
+
+    def corrupt(self, path, payloads):
+        """Signs and mantissas of K, a byte each, are what a block begins with."""
+        def rest(payload):
+            bits = numpy.frombuffer(payload, numpy.uint32) >> 16
+            return (bits >> 8 & 0x80 | bits & 0x7f).astype(numpy.uint8).tobytes()
+        super().corrupt(path, [rest(payload) for payload in payloads])
+
+
+if __name__ == "__main__":
+    watch()
+    unittest.main(verbosity=2)
