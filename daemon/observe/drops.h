@@ -18,19 +18,28 @@ struct drops {
     uint64_t begun_ms, dropped, written; /* when the window began, and the counters then */
     uint64_t until_ms;                   /* until when it is too much */
     uint64_t lost, of;                   /* in the window that said so */
+    bool begin;                          /* the next count begins a window */
 };
+
+/* What is dropped until the next count has another cause, which health names already. */
+static inline void drops_excuse(struct drops *d)
+{
+    d->until_ms = 0;
+    d->begin = true;
+}
 
 /* Takes the counters, which never go back; at least as often as somebody asks. True: it is too much. */
 static inline bool drops_count(struct drops *d, uint64_t now_ms, uint64_t dropped, uint64_t written)
 {
-    uint64_t lost = dropped - d->dropped, of = lost + written - d->written;
+    uint64_t lost = d->begin ? 0 : dropped - d->dropped, of = lost + written - d->written;
 
     if (lost > 0 && lost * DROPS_FRACTION >= of) {
         d->until_ms = now_ms + DROPS_SHOWN_MS;
         d->lost = lost;
         d->of = of;
     }
-    if (now_ms - d->begun_ms >= DROPS_WINDOW_MS) {
+    if (d->begin || now_ms - d->begun_ms >= DROPS_WINDOW_MS) {
+        d->begin = false;
         d->begun_ms = now_ms;
         d->dropped = dropped;
         d->written = written;

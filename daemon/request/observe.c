@@ -185,7 +185,6 @@ report(struct observe_snapshot *o, enum health health, const char *format, ...)
     proto_clean(o->reason[o->n_reasons++]); /* it holds paths, and may be cut */
 }
 
-/* A tier that takes no writes at all says so itself. */
 static void report_drops(struct observe_snapshot *o, struct requests *rq)
 {
     const struct metrics *m = rq->rooms.metrics;
@@ -194,8 +193,7 @@ static void report_drops(struct observe_snapshot *o, struct requests *rq)
     if (drops_count(d, uv_now(rq->rooms.loop), m->nvme_write_dropped, m->nvme_writes))
         report(o, HEALTH_DEGRADED,
                "tier %s: %llu of %llu parts were not written (nvme_write_dropped): the disks are "
-               "slower than "
-               "the dumps, or fail",
+               "slower than the dumps, or fail",
                rq->rooms.tier_ops->name, (unsigned long long)d->lost, (unsigned long long)d->of);
 }
 
@@ -205,11 +203,13 @@ static void report_tier(struct observe_snapshot *o, struct requests *rq)
     struct tier_stats stats;
 
     rooms->tier_ops->stats(rooms->tier, &stats);
-    if (stats.degraded)
+    if (stats.degraded) {
         report(o, HEALTH_DEGRADED, "tier %s: %s", rooms->tier_ops->name, stats.reason);
-    else
-        report_drops(o, rq);
-    if (!stats.degraded && stats.recovering)
+        drops_excuse(&rq->drops);
+        return;
+    }
+    report_drops(o, rq);
+    if (stats.recovering)
         report(o, HEALTH_RECOVERING, "tier %s: recovering, %u of %u segments",
                rooms->tier_ops->name, stats.segments_recovered, stats.segments);
 }

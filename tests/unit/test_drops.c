@@ -38,3 +38,14 @@ Test(drops, what_was_written_long_ago_hides_nothing)
     cr_assert_not(drops_count(&d, START + DROPS_WINDOW_MS, 0, 1000000));
     cr_assert(drops_count(&d, START + DROPS_WINDOW_MS + 1, 1, 1000001));
 }
+
+Test(drops, what_a_failed_disk_dropped_is_not_said_when_it_is_back)
+{
+    struct drops d = {0};
+
+    cr_assert(drops_count(&d, START, 5, 5));
+    drops_excuse(&d);
+    cr_assert_not(drops_count(&d, START + 1000, 50, 5));
+    cr_assert_not(drops_count(&d, START + 2000, 50, 6));
+    cr_assert(drops_count(&d, START + 3000, 60, 6));
+}
