@@ -126,7 +126,7 @@ gpu-bundle: $(GPU_TESTS) $(LIBS) $O/portable/libucmclient.so.0
 	cp -r client/python $O/gpu/python/client
 	cp $O/portable/libucmclient.so.0 $(PORTABLE_CUDA) $O/gpu/python/client/python/ucmclient
 	cp -r tests/vllm $O/gpu/python/tests
-	cp $(addprefix tests/integration/,daemon.py vllm_case.py vllm_paths.py test_vllm_connector.py test_vllm_trouble.py test_vllm_companion.py) $O/gpu/python/tests/integration
+	cp $(addprefix tests/integration/,daemon.py vllm_case.py vllm_paths.py test_vllm_connector.py test_vllm_trouble.py test_vllm_companion.py test_sparse_cuda.py) $O/gpu/python/tests/integration
 	cp tests/bench/ttft.py $O/gpu/python/tests/bench
 	@mkdir -p $O/gpu/python/tests/gpu $O/gpu/python/systemd
 	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py $O/gpu/python/tests/gpu

@@ -34,8 +34,10 @@ if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null
         echo "== the vLLM connector, test_vllm_$test"
         python "$here/python/tests/integration/test_vllm_$test.py" || status=1
     done
+    echo '== ucmclient.sparse.cuda, test_sparse_cuda'
+    python "$here/python/tests/integration/test_sparse_cuda.py" || status=1
 else
-    echo '== the vLLM connector: skipped, python3 has no torch with CUDA, or no numpy'
+    echo '== the vLLM connector, ucmclient.sparse.cuda: skipped, python3 has no torch with CUDA, or no numpy'
 fi
 
 if [ "$(id -u)" = 0 ] && unshare --pid --fork --mount-proc --ipc --net --uts --user --map-root-user true 2>/dev/null; then

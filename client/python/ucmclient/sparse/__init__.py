@@ -6,7 +6,8 @@
         chain.prefetch(chosen.union()).wait()
 
 Tensors are numpy's, torch's or any buffer; results are memoryviews, which both take without a copy. Neither library is
-imported. ucmclient_sparse.h defines everything; docs/retrieval.md says what it is worth.
+imported. ucmclient_sparse.h defines everything; docs/retrieval.md says what it is worth. On a worker's GPU:
+ucmclient.sparse.cuda.
 """
 
 from .chain import Appended, Chain, DigestNamespace, select

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""A worker with a GPU: digests are built there as blocks are stored, and a query chooses from them there.
+
+One sequence's KV lies in a torch tensor on the GPU, its digests in another; both are regions of the daemon's. Digests
+are built on the stream that computed the KV, and both are dumped. Later the digests are loaded back, one launch chooses
+the blocks of a layer that a query wants, and only these are loaded.
+
+    python3 select_on_gpu.py [--socket PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from ucmclient import Client, Identity, Plane, cuda_allocation, keys, sparse
+from ucmclient.sparse import cuda
+
+LAYERS, BLOCKS, TOKENS, HEADS, DIM = 2, 256, 16, 2, 64
+NEEDLE = 177  # the block that the query is about
+SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM)
+
+
+def register(ns, pages: torch.Tensor):
+    """pages: [LAYERS][BLOCKS][a shard's bytes]."""
+    memory, base, gpu = cuda_allocation(pages.data_ptr())
+    layer, block = (stride * pages.element_size() for stride in pages.stride()[:2])
+    begin = pages.data_ptr() - base
+    planes = [Plane(0, begin + i * layer, block, block, i) for i in range(LAYERS)]
+    return ns.register([memory], planes, blocks=BLOCKS, gpu=gpu)
+
+
+def retrieve(client: Client, out=print) -> list[int]:
+    digest = sparse.mean(SHAPE)
+    kv = torch.randn(LAYERS, BLOCKS, 2, TOKENS, HEADS, DIM, device="cuda").bfloat16()
+    digests = torch.zeros(LAYERS, BLOCKS, digest.bytes, dtype=torch.uint8, device="cuda")
+    numbers = torch.arange(BLOCKS, dtype=torch.int32, device="cuda")
+    query = torch.randn(1, HEADS, DIM, device="cuda").bfloat16()  # [chains][q_heads][head_dim]
+    kv[1, NEEDLE, 0] += query[0]
+    names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
+    identity = Identity("example/gpu", "bf16", "example/1", TOKENS, kv[0, 0].numel() * 2, shards=(LAYERS,))
+    with client.namespace(identity) as ns, sparse.DigestNamespace(ns, digest) as stored:
+        with register(ns, kv) as region, register(stored, digests) as digest_region:
+            with cuda.Builder(digest, digests) as build:
+                build(kv, digests, numbers)
+                torch.cuda.current_stream().synchronize()
+            region.dump(names, range(BLOCKS)).wait()
+            digest_region.dump(names, range(BLOCKS)).wait()
+
+            digests.zero_(), kv.zero_()
+            torch.cuda.current_stream().synchronize()
+            digest_region.load(names, range(BLOCKS)).wait()
+            lengths = torch.tensor([BLOCKS], dtype=torch.int32, device="cuda")
+            some = sparse.TopK(sparse_ratio=0.02, init_window_sz=0, local_window_sz=0)
+            with cuda.Selector(digest, digests, HEADS, BLOCKS, choose=some) as select:
+                chosen = select(digests[1], numbers[None], lengths, query).lists()[0]
+            blocks = sorted(set().union(*chosen))
+            region.load([names[32 * b : 32 * b + 32] for b in blocks], blocks).wait()
+    out(f"{len(blocks)} of {BLOCKS} blocks were loaded: {blocks}")
+    return blocks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--socket", help="default: $UCM_SOCKET, or that of the package")
+    with Client(socket=parser.parse_args().socket, name="select on GPU") as client:
+        retrieve(client)
+
+
+if __name__ == "__main__":
+    main()

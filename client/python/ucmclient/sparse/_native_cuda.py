@@ -1,0 +1,90 @@
+"""ucmclient_cuda_sparse.h as ctypes sees it: structures and prototypes. libucmclient_cuda is loaded when it is first
+used."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_int, c_uint32, c_uint64, c_void_p
+from functools import lru_cache
+
+from .._native import load
+from ..companion import CompanionMissing, _candidates
+from ..errors import check as _check
+from ._native import Choose, Digest, Score
+
+DIGEST_LAYERS = 128
+
+
+class DigestLayer(Structure):
+    _fields_ = [("k", c_uint64), ("v", c_uint64), ("out", c_uint64)]
+
+
+class DigestBuild(Structure):
+    _fields_ = [
+        ("layers", POINTER(DigestLayer)),
+        ("n_layers", c_uint32),
+        ("n_blocks", c_uint32),
+        ("numbers", c_uint64),
+        ("out_numbers", c_uint64),
+        ("stride", c_uint64),
+        ("out_stride", c_uint64),
+        ("bound", c_uint32),
+        ("out_bound", c_uint32),
+        ("thread_blocks", c_uint32),
+    ]
+
+
+class SelectOptions(Structure):
+    _fields_ = [
+        ("score", Score),
+        ("choose", Choose),
+        ("q_dtype", c_uint32),
+        ("chains", c_uint32),
+        ("max_blocks", c_uint32),
+        ("room", c_uint32),
+    ]
+
+
+class SelectInfo(Structure):
+    _fields_ = [("lists", c_uint32), ("room", c_uint32), ("workspace_bytes", c_uint64)]
+
+
+class SelectLayer(Structure):
+    _fields_ = [
+        ("digests", c_uint64),
+        ("stride", c_uint64),
+        ("bound", c_uint32),
+        ("chains", c_uint32),
+        ("table", c_uint64),
+        ("table_stride", c_uint64),
+        ("n_blocks", c_uint64),
+        ("q", c_uint64),
+        ("q_stride", c_uint64),
+        ("count", c_uint64),
+        ("index", c_uint64),
+        ("score", c_uint64),
+    ]
+
+
+PROTOTYPES = {
+    "ucm_cuda_errmsg": (c_char_p, []),
+    "ucm_cuda_digest_open": (c_int, [c_char_p, POINTER(Digest), POINTER(c_void_p)]),
+    "ucm_cuda_digest_close": (None, [c_void_p]),
+    "ucm_cuda_digest": (c_int, [c_void_p, POINTER(DigestBuild), c_void_p]),
+    "ucm_cuda_select_open": (c_int, [c_char_p, POINTER(Digest), POINTER(SelectOptions), POINTER(c_void_p)]),
+    "ucm_cuda_select_close": (None, [c_void_p]),
+    "ucm_cuda_select_info": (c_int, [c_void_p, POINTER(SelectInfo)]),
+    "ucm_cuda_select": (c_int, [c_void_p, POINTER(SelectLayer), c_void_p]),
+}
+
+
+@lru_cache(maxsize=None)
+def library() -> ctypes.CDLL:
+    try:
+        return load(_candidates(), PROTOTYPES)
+    except OSError as error:
+        raise CompanionMissing(str(error)) from None
+
+
+def check(rc: int) -> None:
+    _check(rc, library().ucm_cuda_errmsg)

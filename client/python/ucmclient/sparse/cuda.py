@@ -1,0 +1,273 @@
+"""Digests and selections on the worker's GPU, with torch's tensors there: ucmclient_cuda_sparse.h in Python.
+
+    build = cuda.Builder(digest, gpu=digests)
+    select = cuda.Selector(digest, gpu=digests, q_heads=32, max_blocks=4096, chains=8)
+    build(kv, digests, blocks)  # of all layers, when blocks are complete
+    chosen = select(digests[layer], table, lengths, q)  # each step and layer
+
+A call launches one kernel on torch's current stream (or `stream`) and waits for nothing, so a CUDA graph can capture it,
+and tensors must live as with any kernel: torch's allocator sees to it for those of that stream. torch is not imported.
+Needs the optional libucmclient_cuda: CompanionMissing says what was tried. No daemon is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from ctypes import byref, c_void_p
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from ..client import _Handle
+from ..memory import gpu_uuid
+from . import _native_cuda as native
+from .choice import Choice, Score, TopK
+from .digest import Digest
+from .tensors import DTYPES, SIZES, dtype_number
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).rpartition(".")[2]
+
+
+def _span(tensor: Any) -> int:
+    """Bytes from a block's begin to its end, of a tensor whose first dimension counts blocks."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape[1:], tensor.stride()[1:]))
+    return (last + 1) * tensor.element_size()
+
+
+def _step(tensor: Any) -> int:
+    return tensor.stride()[0] * tensor.element_size()
+
+
+class _OnGpu(_Handle):
+    """A handle on one GPU. Close it after its last launch has run, and when no graph will replay one."""
+
+    _close = ""
+
+    def __init__(self, gpu: Any):
+        super().__init__()
+        device = getattr(gpu, "device", gpu)
+        if getattr(device, "type", None) != "cuda" or device.index is None:
+            raise ValueError(f"gpu is {device}: a tensor on a GPU is wanted, or its device with a number")
+        self.device = device
+
+    def _uuid(self) -> bytes:
+        return gpu_uuid(self.device.index)
+
+    def _check(self, tensor: Any, what: str, dtype: Optional[str] = None, dims: int = 1) -> Any:
+        """A tensor on this GPU, of that dtype and so many dimensions at least."""
+        if not hasattr(tensor, "data_ptr") or not hasattr(tensor, "device"):
+            raise TypeError(f"{what} is a {type(tensor).__name__}: a tensor of torch is wanted")
+        if tensor.device != self.device:
+            raise ValueError(f"{what} lies on {tensor.device}, and this {type(self).__name__} is for {self.device}")
+        if dtype is not None and _dtype(tensor) != dtype:
+            raise ValueError(f"{what} is of {_dtype(tensor)}; {dtype} is wanted")
+        if len(tensor.shape) < dims:
+            raise ValueError(f"{what} has shape {tuple(tensor.shape)}; {dims} dimensions are wanted at least")
+        return tensor
+
+    def _numbers(self, tensor: Any, what: str) -> Any:
+        self._check(tensor, what, "int32")
+        if len(tensor.shape) != 1 or not tensor.is_contiguous():
+            raise ValueError(f"{what} has shape {tuple(tensor.shape)}; one contiguous dimension is wanted")
+        return tensor
+
+    def _stream(self, stream: Any) -> int:
+        if stream is None:
+            torch = sys.modules.get("torch")
+            if torch is None:
+                raise ValueError("torch is not loaded, so stream must be named")
+            stream = torch.cuda.current_stream(self.device)
+        return getattr(stream, "cuda_stream", stream)
+
+    def close(self) -> None:
+        handle = self._take()
+        if handle is not None:
+            getattr(native.library(), self._close)(handle)
+
+
+class Builder(_OnGpu):
+    """Builds digests. gpu: any tensor on the GPU, or its torch.device."""
+
+    _close = "ucm_cuda_digest_close"
+
+    def __init__(self, digest: Digest, gpu: Any):
+        super().__init__(gpu)
+        self.digest = digest
+        out = c_void_p()
+        native.check(native.library().ucm_cuda_digest_open(self._uuid(), byref(digest.native), byref(out)))
+        self._handle = out.value
+
+    def __call__(
+        self,
+        kv: Sequence[Any],
+        digests: Sequence[Any],
+        blocks: Any,
+        out_blocks: Any = None,
+        *,
+        thread_blocks: int = 0,
+        stream: Any = None,
+    ) -> None:
+        """Of each layer's blocks of these numbers. kv: for each layer a tensor of blocks that the digest's Shape
+        describes, or a pair (K, V) of them; digests: for each layer a tensor of blocks. Of both, the first dimension
+        counts blocks, and all layers are alike. blocks: int32 on the GPU; out_blocks: their numbers in `digests` where
+        they differ. A pair with a number outside is skipped. thread_blocks: how much of the GPU it takes; 0: 32."""
+        layers = [self._layer(kv[i], digests[i], i) for i in range(len(kv))] if len(kv) == len(digests) else []
+        if not layers:
+            raise ValueError(f"kv has {len(kv)} layers and digests {len(digests)}: as many are wanted, and one at least")
+        _, stride, bound, out_stride, out_bound = layers[0]
+        for i, layer in enumerate(layers):
+            if layer[1:] != layers[0][1:]:
+                raise ValueError(f"layer {i} differs from layer 0 in blocks or in strides")
+        self._numbers(blocks, "blocks")
+        if out_blocks is not None and self._numbers(out_blocks, "out_blocks").shape[0] != blocks.shape[0]:
+            raise ValueError(f"blocks has {blocks.shape[0]} numbers, out_blocks {out_blocks.shape[0]}")
+        where = self._stream(stream)
+        for begin in range(0, len(layers), native.DIGEST_LAYERS):
+            some = [layer for layer, *_ in layers[begin : begin + native.DIGEST_LAYERS]]
+            build = native.DigestBuild(
+                (native.DigestLayer * len(some))(*some), len(some), blocks.shape[0], blocks.data_ptr(),
+                0 if out_blocks is None else out_blocks.data_ptr(), stride, out_stride, bound, out_bound, thread_blocks,
+            )
+            native.check(native.library().ucm_cuda_digest(self.handle, byref(build), where))
+
+    def _layer(self, kv: Any, out: Any, layer: int) -> tuple[native.DigestLayer, int, int, int, int]:
+        k, v = kv if isinstance(kv, (tuple, list)) else (kv, kv)
+        shape = self.digest.native.shape
+        size = SIZES[shape.dtype]
+        reads_v = self.digest.method == "stats" and shape.v_head_dim > 0
+        for what, tensor, offset, token, head, dim in (
+            ("K", k, shape.k_offset, shape.k_token_stride, shape.k_head_stride, shape.head_dim),
+            ("V", v, shape.v_offset, shape.v_token_stride, shape.v_head_stride, shape.v_head_dim),
+        ):
+            if what == "V" and not reads_v:
+                break
+            what = f"{what} of layer {layer}"
+            self._check(tensor, what, dims=2)
+            if DTYPES.get(_dtype(tensor), shape.dtype) != shape.dtype:
+                raise ValueError(f"{what} is of {_dtype(tensor)}, the digest's shape is not")
+            end = offset + (shape.tokens - 1) * token + (shape.kv_heads - 1) * head + dim * size
+            if end > _span(tensor):
+                raise ValueError(f"{what}: a block has {_span(tensor)} bytes, the digest's shape reads {end}")
+        self._check(out, f"digests of layer {layer}", dims=2)
+        if reads_v and (_step(v), v.shape[0]) != (_step(k), k.shape[0]):
+            raise ValueError(f"K and V of layer {layer} differ in blocks or in strides")
+        if _span(out) < self.digest.bytes:
+            raise ValueError(f"digests of layer {layer}: {_span(out)} bytes a block; a digest has {self.digest.bytes}")
+        addresses = native.DigestLayer(k.data_ptr(), v.data_ptr() if reads_v else 0, out.data_ptr())
+        return addresses, _step(k), k.shape[0], _step(out), out.shape[0]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """On the GPU: counts, int32 [chains][lists]; index, int32 [chains][lists][room]: positions in each chain, ascending,
+    then -1; scores: as they were given."""
+
+    counts: Any
+    index: Any
+    scores: Any = None
+
+    def lists(self) -> list[list[list[int]]]:
+        """[chain][list], on the CPU: waits for the GPU."""
+        counts, index = self.counts.tolist(), self.index.tolist()
+        return [[of[:n] for n, of in zip(*chain)] for chain in zip(counts, index)]
+
+
+class Selector(_OnGpu):
+    """Scores and chooses for up to `chains` chains of up to max_blocks blocks. Its launches must follow each other, in
+    one stream or by events. room: blocks of one list's answer, 0 for what max_blocks blocks need; those read from
+    `room` and `lists` are what the outputs have."""
+
+    _close = "ucm_cuda_select_close"
+
+    def __init__(
+        self,
+        digest: Digest,
+        gpu: Any,
+        q_heads: int,
+        max_blocks: int,
+        *,
+        chains: int = 1,
+        choose: Choice = TopK(),
+        score: Score = Score(),
+        rows: int = 1,
+        q_dtype: Any = "bf16",
+        room: int = 0,
+    ):
+        super().__init__(gpu)
+        for what, n in (("q_heads", q_heads), ("max_blocks", max_blocks), ("chains", chains), ("rows", rows)):
+            if not 1 <= n < 2**32:
+                raise ValueError(f"{what} is {n}; 1 to 2**32 - 1 are allowed")
+        self.digest, self.q_heads, self.rows, self.chains, self.max_blocks = digest, q_heads, rows, chains, max_blocks
+        self._q_dtype = next(name for name, number in DTYPES.items() if number == dtype_number(q_dtype))
+        options = native.SelectOptions(
+            score.native(rows, q_heads, digest, choose), choose.native(), DTYPES[self._q_dtype], chains, max_blocks, room
+        )
+        out, info, lib = c_void_p(), native.SelectInfo(), native.library()
+        native.check(lib.ucm_cuda_select_open(self._uuid(), byref(digest.native), byref(options), byref(out)))
+        self._handle = out.value
+        native.check(lib.ucm_cuda_select_info(self.handle, byref(info)))
+        self.lists, self.room, self.workspace_bytes = info.lists, info.room, info.workspace_bytes
+
+    def __call__(
+        self,
+        digests: Any,
+        table: Any,
+        n_blocks: Any,
+        q: Any,
+        *,
+        out: Optional[Chosen] = None,
+        scores: Any = None,
+        stream: Any = None,
+    ) -> Chosen:
+        """digests: one layer's, the first dimension counts blocks. table: int32 [chains][max_blocks or more], the
+        blocks' numbers in `digests`; a block whose number is outside has no digest, and is chosen. n_blocks: int32
+        [chains]. q: [chains][q_heads][head_dim], or [chains][rows][q_heads][head_dim]. out: what an earlier call
+        returned, to be written again. scores: float32 [chains][lists][room] for the scores of the chosen blocks."""
+        self._inputs(digests, table, n_blocks, q)
+        chains = table.shape[0]
+        if out is None:
+            shape = (chains, self.lists)
+            out = Chosen(table.new_empty(shape), table.new_empty((*shape, self.room)), scores)
+        self._outputs(out, chains)
+        layer = native.SelectLayer(
+            digests.data_ptr(), _step(digests), digests.shape[0], chains, table.data_ptr(), table.stride()[0],
+            n_blocks.data_ptr(), q.data_ptr(), q.stride()[0], out.counts.data_ptr(), out.index.data_ptr(),
+            0 if out.scores is None else out.scores.data_ptr(),
+        )
+        native.check(native.library().ucm_cuda_select(self.handle, byref(layer), self._stream(stream)))
+        return out
+
+    def _inputs(self, digests: Any, table: Any, n_blocks: Any, q: Any) -> None:
+        self._check(digests, "digests", dims=2)
+        if _span(digests) < self.digest.bytes:
+            raise ValueError(f"digests: {_span(digests)} bytes a block; a digest has {self.digest.bytes}")
+        self._check(table, "table", "int32", 2)
+        chains = table.shape[0]
+        if len(table.shape) != 2 or table.shape[1] < self.max_blocks or table.stride()[1] != 1:
+            raise ValueError(f"table has shape {tuple(table.shape)}; [chains][{self.max_blocks} or more] is wanted")
+        if not 1 <= chains <= self.chains:
+            raise ValueError(f"table has {chains} chains; this Selector is for 1 to {self.chains}")
+        if self._numbers(n_blocks, "n_blocks").shape[0] != chains:
+            raise ValueError(f"n_blocks has {n_blocks.shape[0]} numbers for {chains} chains")
+        self._check(q, "q", self._q_dtype, 3)
+        one = (self.q_heads, self.digest.shape.head_dim)
+        wanted = [(chains, self.rows, *one)] + [(chains, *one)] * (self.rows == 1)
+        if tuple(q.shape) not in wanted:
+            raise ValueError(f"q has shape {tuple(q.shape)}; {wanted[0]} is wanted")
+        if not q[0].is_contiguous():
+            raise ValueError("q: the queries of a chain must be contiguous")
+
+    def _outputs(self, out: Chosen, chains: int) -> None:
+        lists = (chains, self.lists)
+        for what, tensor, dtype, shape in (
+            ("out.counts", out.counts, "int32", lists),
+            ("out.index", out.index, "int32", (*lists, self.room)),
+            ("scores", out.scores, "float32", (*lists, self.room)),
+        ):
+            if what == "scores" and tensor is None:
+                break
+            self._check(tensor, what, dtype, 2)
+            if tuple(tensor.shape) != shape or not tensor.is_contiguous():
+                raise ValueError(f"{what} has shape {tuple(tensor.shape)}; {shape} is wanted, contiguous")
