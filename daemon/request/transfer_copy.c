@@ -246,7 +246,8 @@ bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_pla
         .event = t->has_event ? t->event : NULL,
         .deadline_ms = t->r.deadline.at_ms,
         .priority = copy_priority(t),
-        .straight = t->steps != NULL, /* one chunk a slot: too narrow for slices */
+        /* One chunk a slot is too narrow for slices; but beside others only a companion decodes. */
+        .straight = t->steps != NULL && !b->coded,
         .coded = b->coded,
         .unfit = b->unfit,
         .done_cb = done_cb,
