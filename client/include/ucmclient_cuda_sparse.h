@@ -76,7 +76,12 @@ struct ucm_cuda_digest_build {
 UCM_API int ucm_cuda_digest(struct ucm_cuda_digest *digest,
                             const struct ucm_cuda_digest_build *build, void *stream);
 
-/* ---- selection ---- */
+/* ---- selection ----
+ *
+ * The scores are those of digests: ucm_cuda_select_open needs one, and refuses none (NULL) and methods that
+ * it does not know with -UCM_EINVALID. GSA's history (ucm_sparse_score_history) needs no digest and is not
+ * here: its scores come from counts that the worker's scheduler has on the host, one list for all heads and
+ * layers, so a choice a step is made there, by ucm_sparse_choose_local. */
 
 struct ucm_cuda_select;
 
