@@ -21,14 +21,15 @@ import methods
 methods.np = xp
 BLOCK = 16
 SIZES = {
-    "short": {"texts": 2, "lengths": (128, 896), "ends": (896,), "steps": 128, "keys": ((512, 0.5),), "ratio": (2, 512)},
-    "full": {"texts": 12, "lengths": (128, 512, 1024, 2048, 4096, 7680), "ends": (1024, 7680), "steps": 512,
-             "ratio": (4, 2048), "keys": tuple((n, d) for n in (1024, 2048, 4096, 6144) for d in (0.1, 0.3, 0.5, 0.7, 0.9))},
+    "short": {"texts": 2, "lengths": (128, 896), "ends": (896,), "outliers": (1, 896), "steps": 128, "keys": ((512, 0.5),), "ratio": (2, 512)},
+    "full": {"texts": 12, "lengths": (128, 512, 1024, 2048, 4096, 7680), "ends": (1024, 7680), "outliers": (2, 1024),
+             "steps": 512, "ratio": (4, 2048), "keys": tuple((n, d) for n in (1024, 2048, 4096, 6144) for d in (0.1, 0.3, 0.5, 0.7, 0.9))},
 }
 ENCODINGS = {"fp8": {"encoding": "fp8"}, "int8": {"encoding": "int8"}, "int8, K a channel": {"encoding": "int8", "axis": 1},
              "q4": {"encoding": "q4", "seed": 1}}
 ALONE = ("fp8", "int8", "q4")
 ENDS = ((16, 0), (64, 0), (128, 0), (0, 16), (0, 64), (0, 128), (64, 64))
+OUTLIERS = (1, 4, 16, 64)
 MEMORY_GIB = {"short": 2, "full": 8}
 started = time.time()
 
@@ -148,6 +149,28 @@ def measure_text(results, text, settings):
                                                out["by_length"].items() if name in ENCODINGS})
 
 
+def with_outliers(code, factor):
+    """In each layer and KV head, the pair of K's channels that RoPE turns together and that has most energy is `factor` times larger when it is
+    encoded, and smaller again behind that. A model whose weights of K have that factor, and those of Q its inverse, computes the same."""
+    def there_and_back(k):
+        energy = (k * k).sum((1,)).reshape(k.shape[0], k.shape[2], 2, -1).sum(2)  # [layers, heads, pairs]
+        pair = xp.arange(energy.shape[-1]) == energy.argmax(-1)[..., None]
+        scale = xp.where(xp.concatenate([pair, pair], -1), f32(factor), f32(1))[:, None]
+        return code(k * scale) / scale
+    return there_and_back
+
+
+def measure_outliers(results, text, at, steps):
+    for name in ENCODINGS:
+        code_k, code_v = coders()[name]
+        v = text.through(code_v, text.v[:, :at])
+        for factor in OUTLIERS:
+            k = with_outliers(lambda x, code=code_k: text.through(code, x), factor)(text.k[:, :at])
+            row = text.compare(k, v, at, steps)
+            results["outliers"].setdefault(f"{name}, {factor}", {})[text.name] = row
+    say("outliers", text.name)
+
+
 def measure_key(results, model, length, depth):
     """Whether the digits come out greedily where the text before the question went through an encoding."""
     ids, at, digits = texts.passkey(model.tokenizer, length, depth, int(100 * depth) + length)
@@ -184,7 +207,8 @@ def main(path, folder, size="short"):
             results = json.load(old)
         assert results["size"] == size, f"{file} is of another size"
     results["settings"] = settings
-    results["ratio"] = results.get("ratio") or {}
+    results.setdefault("ratio", {})
+    results.setdefault("outliers", {})
 
     def save():
         with open(file + ".new", "w", encoding="utf-8") as new:
@@ -205,6 +229,11 @@ def main(path, folder, size="short"):
             measure_key(results, model, length, depth)
             save()
     say("passkeys", sum(row["plain"] for row in results["keys"]), "of", len(results["keys"]))
+    count, at = settings["outliers"]
+    for name, ids in texts.pieces(model.tokenizer, count, at + settings["steps"]):
+        if name not in results["outliers"].get(f"q4, {OUTLIERS[-1]}", {}):
+            measure_outliers(results, Text(model, name, ids), at, settings["steps"])
+            save()
     if ratio.zstd is None or xp is not np:
         say("what lossless is worth is left for a run in numpy with zstandard")
     elif not results["ratio"]:

@@ -85,6 +85,15 @@ def ends_table(results):
     return table(["what", "first tokens plain", "last"] + [f"KL, 1e-3; perplexity, behind {at}" for at in ends], rows)
 
 
+def outlier_table(results):
+    factors = sorted({int(key.split(", ")[-1]) for key in results["outliers"]})
+    rows = []
+    for name in ENCODINGS:
+        found = [summary([[row] for row in results["outliers"][f"{name}, {factor}"].values()]) for factor in factors]
+        rows.append([name] + [f"{kl * 1e3:.2f}; {worse:+.2%}" for worse, _, kl, _ in found])
+    return table(["KL, 1e-3; perplexity, a pair of K's channels larger by"] + list(map(str, factors)), rows)
+
+
 def key_table(results):
     asked = [k for k in results["keys"] if k["plain"]]
     rows = [[name, f"{sum(k['found'][name] for k in asked)} of {len(asked)}"] for name in (asked[0]["found"] if asked else [])]
@@ -132,7 +141,7 @@ def main(file, folder):
     with open(os.path.join(folder, "tables.md"), "w", encoding="utf-8") as out:
         for title, text in (("Encodings", main_table(results, ENCODINGS)), ("Others", main_table(results, variants.VARIANTS)),
                             ("By length", length_table(results, [*ENCODINGS, *variants.VARIANTS])), ("Ends", ends_table(results)),
-                            ("Passkeys", key_table(results)), ("Lossless", ratio_table(results) if results["ratio"] else "")):
+                            ("Outliers", outlier_table(results) if results.get("outliers") else ""), ("Passkeys", key_table(results)), ("Lossless", ratio_table(results) if results["ratio"] else "")):
             out.write(f"## {title}\n\n{text}\n")
     print(os.path.join(folder, "tables.md"))
 
