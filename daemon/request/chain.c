@@ -403,6 +403,11 @@ static uint32_t bases_lease(struct chain *ch, const uint8_t *keys, uint32_t n, b
     return found;
 }
 
+static bool chain_bypassed(const struct chain *ch)
+{
+    return encoded_bypassed(ch->s->rq, ch->space->base, session_encoded(ch->s, ch->space->base));
+}
+
 /* Appends the blocks of keys [from, from + n) up to the first that is not found. Returns how many. */
 static uint32_t bases_append(struct transfer *t, uint32_t from, uint32_t n)
 {
@@ -413,7 +418,7 @@ static uint32_t bases_append(struct transfer *t, uint32_t from, uint32_t n)
     uint8_t *tiers = t->found + from;
     uint32_t found;
 
-    if (bypass_on(ch->s->rq, ch->space->base, BYPASS_LOAD)) {
+    if (chain_bypassed(ch)) {
         rooms_of(ch)->metrics->bypass_lookup_keys += n;
         return 0;
     }
@@ -489,8 +494,7 @@ bool append_open(struct transfer *t)
         digests_make(t, from, found);
     t->chain->appended += found;
     for (uint32_t i = from + found; i < from + n; i++) {
-        t->r.s->rq->rooms.metrics->digest_orphans +=
-            t->refs[i] != 0 && !bypass_on(t->r.s->rq, t->chain->space->base, BYPASS_LOAD);
+        t->r.s->rq->rooms.metrics->digest_orphans += t->refs[i] != 0 && !chain_bypassed(t->chain);
         t->refs[i] = 0;
     }
     t->opened = found == n ? from + n : t->n_keys;

@@ -24,15 +24,17 @@ static struct transfer *prefetch_new(struct call *call, struct chain *ch, uint32
 
 static void block_set(struct transfer *t, const struct chain *ch, uint32_t i, uint32_t block)
 {
-    bool bypassed = bypass_on(ch->s->rq, ch->space->base, BYPASS_LOAD);
+    bool there = chain_has(ch, block), bypassed;
 
-    if (bypassed || !chain_has(ch, block)) {
-        t->status[i] = UCM_BLOCK_MISS;
-        metrics_of(t)->bypass_load_blocks += bypassed;
+    t->refs[i] = there ? ch->blocks[block].base : 0;
+    bypassed = bypass_on(ch->s->rq, form_ns(t, !there || item_coded(t, i)), BYPASS_LOAD);
+    if (there && !bypassed) {
+        cache_lease(cache_of(t), t->refs[i]);
         return;
     }
-    t->refs[i] = ch->blocks[block].base;
-    cache_lease(cache_of(t), t->refs[i]);
+    t->refs[i] = 0;
+    t->status[i] = UCM_BLOCK_MISS;
+    metrics_of(t)->bypass_load_blocks += bypassed;
 }
 
 static uint32_t index_at(struct proto_bin index, uint32_t i)

@@ -33,6 +33,12 @@ void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, 
                   bool doomed, block_ref *refs);
 /* As cache_touch, of blocks of either namespace. */
 void encoded_touch(const struct encoded_ns *en, const block_ref *refs, uint32_t n);
+/* Whether loads of ns are bypassed; of an encoded namespace, those of its base, too. en: of ns, or NULL. */
+static inline bool encoded_bypassed(const struct requests *rq, const struct ns *ns,
+                                    const struct encoded_ns *en)
+{
+    return bypass_on(rq, ns, BYPASS_LOAD) && (!en || bypass_on(rq, en->base, BYPASS_LOAD));
+}
 static inline bool encoded_is_plain(const struct encoded_ns *en, block_ref ref)
 {
     return index_block(en->rq->rooms.index, ref)->ns == en->base->id;

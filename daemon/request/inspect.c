@@ -21,6 +21,9 @@ static void pack_encoding(msgpack_packer *pk, struct index *ix, const struct ns 
 
     if (encoded_identity(ns, &encoded))
         base = index_ns_find(ix, encoded.base);
+    /* By namespace.open a client may name any base: other tenants must not learn whether it exists. */
+    if (base && strcmp(base->identity.tenant, ns->identity.tenant) != 0)
+        base = NULL;
     proto_pack_text(pk, "encoding", encoded.encoding);
     proto_pack_u64(pk, "encoding_version", encoded.version);
     proto_pack_u64(pk, "plain_shard_bytes", encoded.plain_shard_bytes);

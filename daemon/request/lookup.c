@@ -137,8 +137,7 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
     f->encoded = session_encoded(s, ns);
     f->n = n;
     f->hits = f->dram = f->shared = f->plain = 0;
-    f->bypassed = bypass_on(rq, ns, BYPASS_LOAD) &&
-                  (!f->encoded || bypass_on(rq, f->encoded->base, BYPASS_LOAD));
+    f->bypassed = encoded_bypassed(rq, ns, f->encoded);
     if (f->bypassed) {
         memset(f->refs, 0, n * sizeof(f->refs[0]));
         memset(f->status, UCM_LOOKUP_MISS, n);

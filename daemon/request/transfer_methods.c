@@ -154,14 +154,6 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     return t;
 }
 
-static bool load_bypassed(const struct transfer *t)
-{
-    struct requests *rq = t->r.s->rq;
-
-    return bypass_on(rq, t->ns, BYPASS_LOAD) &&
-           (!t->encoded || bypass_on(rq, t->encoded->base, BYPASS_LOAD));
-}
-
 /* Complete, though a doomed block may still be loaded: its key may come from a lookup with a lease. */
 static bool block_loads(const struct transfer *t, block_ref ref)
 {
@@ -175,7 +167,7 @@ static void blocks_find(struct transfer *t, const uint8_t *keys)
 {
     struct requests *rq = t->r.s->rq;
 
-    if (load_bypassed(t)) {
+    if (encoded_bypassed(rq, t->ns, t->encoded)) {
         t->opened = t->n_keys;
         memset(t->refs, 0, t->n_keys * sizeof(t->refs[0]));
         memset(t->status, UCM_BLOCK_MISS, t->n_keys);

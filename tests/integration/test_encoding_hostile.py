@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""Encoded namespaces against clients that mean no good, or have bad luck: specs, identities that nobody derived, counts of namespaces,
+coded bytes that no encoder wrote, what does not fit in the middle of a block, connections that die."""
+
+import faulthandler
+import os
+import random
+import struct
+import sys
+import unittest
+
+try:
+    from encoding_case import (DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SIZES, SUITE_TIMEOUT_S, TOKENS, UNFIT,
+                               EncodingCase, Pages)
+    from second_client import BUSY, EXISTS, IN_PROGRESS, INVALID, MISS, OK, OTHER_UID, Refused, Region, keys, u32
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+HUGE = (1, 16, 1 << 10, 1 << 11, 1 << 16, 1 << 21, 1 << 22, 1 << 31, (1 << 32) - 1)
+
+
+class Hostile(EncodingCase):
+    def identity_of(self, engine):
+        listed = engine.listed()
+        return dict(IDENTITY, model=self.id(), dtype="encoded", layout=listed["layout"], shard_bytes=listed["shard_bytes"],
+                    salt=listed["base_fingerprint"] + struct.pack("<Q", SHARD) + engine.reference.identity())
+
+    def bytes_of(self, client, engine, blocks=16):
+        """A region of the engine's encoded namespace, which to this client is one of bytes."""
+        identity = self.identity_of(engine)
+        ns = client.open(identity)
+        self.assertEqual(ns, engine.ns)
+        return Region(client, ns, identity, blocks)
+
+    def test_random_specs(self):
+        """Sizes whose products pass 2^32 and 2^64."""
+        client = self.client()
+        ns = client.open(dict(IDENTITY, model=self.id()))
+        chance, opened = random.Random(16), 0
+        for turn in range(1500):
+            sizes = {name: [chance.choice(HUGE) for _ in range(3)] for name in ("k", "v")[:chance.randrange(1, 3)]}
+            if turn % 5 == 0:  # as many bytes as the base's, at least
+                sizes = {"k": [TOKENS >> (shift := chance.randrange(5)), HEADS, DIM << shift], "v": [TOKENS * HEADS, 1, DIM]}
+            try:
+                client.call("encoding.open", ns=ns, encoding=chance.choice(list(ENCODINGS)), dtype=chance.choice(["f16", "bf16"]),
+                            order=chance.randrange(2), axis=chance.randrange(2), seed=chance.getrandbits(64), **sizes)
+                opened += 1
+            except Refused as error:
+                self.assertIn(error.code, (INVALID, BUSY), sizes)
+        self.assertGreater(opened, 5)
+
+    def test_rows_of_one_element_grow(self):
+        """The coded form may be the longer one."""
+        client = self.client()
+        sizes = {"dtype": "bf16", "k": [16, 8, 1]}
+        ns = client.open(dict(IDENTITY, model=self.id(), shard_bytes=256))
+        for name in ("fp8", "int8", "lossless"):
+            coded = client.call("encoding.open", ns=ns, encoding=name, **sizes)
+            pages = Pages(client, coded["ns"], 4, sections=(256,))
+            pages.fill(0)
+            self.assertEqual(pages.dump([name], [0]), [OK])
+            self.assertEqual(pages.load([name], [1]), [OK])
+
+    def test_any_coded_bytes_decode(self):
+        for name in ENCODINGS:
+            for more in ({}, {"order": 1, "axis": 1, "seed": 5}):
+                with self.subTest(encoding=name, **more):
+                    engine = self.engine(name, **more)
+                    raw = self.bytes_of(self.client(), engine)
+                    names = [f"{name}{more}{i}" for i in range(16)]
+                    coded = [raw.fill(i) for i in range(12)]
+                    for i, byte in enumerate((0, 0x7f, 0x80, 0xff), 12):
+                        coded.append(bytes([byte]) * raw.size)
+                        raw.memory[i * raw.size:(i + 1) * raw.size] = coded[i]
+                    self.assertEqual(raw.dump(names, range(16)), [OK] * 16)
+                    self.assertEqual(engine.load(names, range(16)), [OK] * 16)
+                    for i, data in enumerate(coded):
+                        self.assertEqual(engine.pages.bytes(i), engine.reference.decode(data))
+
+    def test_both_ways_to_open_in_one_connection(self):
+        """A region of bytes stays one, and one of sections stays one."""
+        engine, client = self.engine("fp8"), self.client()
+        reference, coded = engine.reference, engine.ns
+        base = client.open(dict(IDENTITY, model=self.id()))
+        before = self.bytes_of(client, engine)
+        plain = engine.pages.fill(0)
+        self.assertEqual(engine.dump(["x"], [0]), [OK])
+        self.assertEqual(engine.dump(["y"], [0], plain=True), [OK])
+        lease = client.call("lookup", ns=coded, keys=keys("x", "y"), lease_ms=60000)
+        self.assertEqual(lease["hits"], 1)
+        self.assertEqual(client.call("encoding.open", ns=base, encoding="fp8", **SIZES)["ns"], coded)
+        self.assertEqual(client.open(self.identity_of(engine)), coded)
+        pages = Pages(client, coded, 4)
+        both = client.call("lookup", ns=coded, keys=keys("x", "y"), lease_ms=60000)
+        self.assertEqual(both["hits"], 2)
+        self.assertEqual(before.load(["x", "y"], [0, 1], lease=both["lease"]), [OK, MISS])
+        self.assertEqual(before.bytes(0), reference.encode(plain))
+        self.assertEqual(pages.load(["x", "y"], [0, 1], lease=lease["lease"]), [OK, OK])
+        self.assertEqual([pages.bytes(0), pages.bytes(1)], [reference.decode(reference.encode(plain)), plain])
+        self.assertEqual(before.dump(["z"], [0], plain=True), [OK])
+        self.assertEqual(client.hits(base, "z"), 0)
+
+    def test_a_base_that_is_anothers_is_not_told(self):
+        """Whoever knows a tenant's identity could ask whether it is here."""
+        engine, other = self.engine("fp8"), self.client(uid=OTHER_UID)
+        ns = other.open(self.identity_of(engine))
+        self.assertNotEqual(ns, engine.ns)
+        listed = other.call("namespace.list", limit=4096)["namespaces"]
+        self.assertEqual([(entry["ns"], entry["base"]) for entry in listed], [(ns, 0)])
+        self.assertEqual(engine.listed()["base"], engine.base)
+
+    def test_chains_and_bypasses(self):
+        """A bypass of one form leaves the other, for chains as for lookups."""
+        engine = self.engine("fp8")
+        call, every = engine.client.call, u32(*range(4))
+        for i in range(4):
+            engine.pages.fill(i)
+        self.assertEqual(engine.dump([0, 1], [0, 1], plain=True), [OK] * 2)
+        self.assertEqual(engine.dump([2, 3], [2, 3]), [OK] * 2)
+        digests = call("digest.open", ns=engine.ns, method=1, dtype=2, kv_heads=HEADS, head_dim=DIM, v_head_dim=DIM, v_offset=SECTION,
+                       k_token_stride=HEADS * DIM * 2, k_head_stride=DIM * 2, v_token_stride=HEADS * DIM * 2, v_head_stride=DIM * 2)
+        chains = [call("chain.open", ns=digests["ns"])["chain"] for _ in range(4)]
+        self.assertEqual(call("chain.append", chain=chains[0], keys=keys(*range(4)))["blocks"], 4)
+        try:
+            call("bypass", ns=engine.base, load=1)
+            self.assertEqual(list(call("chain.prefetch", chain=chains[0], index=every)["status"]), [MISS, MISS, OK, OK])
+            self.assertEqual(call("chain.append", chain=chains[1], keys=keys(2, 3, 0))["blocks"], 2)
+            call("bypass", ns=engine.ns, load=1)
+            self.assertEqual(list(call("chain.prefetch", chain=chains[0], index=every)["status"]), [MISS] * 4)
+            self.assertEqual(call("chain.append", chain=chains[2], keys=keys(*range(4)))["blocks"], 0)
+            call("bypass", ns=engine.base, load=2)
+            self.assertEqual(list(call("chain.prefetch", chain=chains[0], index=every)["status"]), [OK, OK, MISS, MISS])
+            self.assertEqual(call("chain.append", chain=chains[3], keys=keys(0, 1, 2))["blocks"], 2)
+        finally:
+            for ns in (engine.base, engine.ns):
+                call("bypass", ns=ns, load=2)
+
+    def test_unfit_in_the_middle_of_layers(self):
+        engine = self.engine("lossless")
+        good, bad = engine.pages.fill(0), os.urandom(SHARD)
+        engine.pages.put(0, good[:SHARD] + bad + good[2 * SHARD:])
+        self.assertEqual([engine.dump(["x"], [0], shard=layer, shards=1) for layer in range(LAYERS)], [[OK], [UNFIT], [OK]])
+        self.assertEqual(engine.each("x"), [0])
+        self.assertEqual(engine.dump(["x"], [0], plain=True), [OK])
+        self.assertEqual(engine.load(["x"], [1]), [OK])
+        self.assertEqual(engine.pages.bytes(1), engine.pages.bytes(0))
+        other = self.engine("lossless")
+        other.pages.put(0, good)
+        self.assertIn(other.dump(["x"], [0])[0], (OK, IN_PROGRESS))
+        engine.client.close()
+        self.until(lambda: other.dump(["x"], [0]) in ([OK], [EXISTS]), "what a connection had begun is given up")
+        self.assertEqual(other.load(["x"], [2]), [OK])
+        self.assertEqual(other.pages.bytes(2), good)
+
+    def test_leases_of_both_forms_end_with_the_connection(self):
+        engine = self.engine("fp8")
+        for i in range(8):
+            engine.pages.fill(i)
+            self.assertEqual(engine.dump([i], [i], plain=i % 2 == 0), [OK])
+        before = engine.metrics()["leases"]
+        for how in ("close", "release", "time", "load"):
+            other = self.engine("fp8")
+            found = other.client.call("lookup", ns=other.ns, keys=keys(*range(8)), lease_ms=200 if how == "time" else 60000)
+            self.assertEqual(found["hits"], 8)
+            self.assertEqual(engine.metrics()["leases"], before + 1)
+            if how == "close":
+                other.client.close()
+            elif how == "release":
+                other.client.call("release", lease=found["lease"])
+            elif how == "load":
+                other.load(range(8), range(8), lease=found["lease"])
+            self.until(lambda: engine.metrics()["leases"] == before, how)
+        for ns in (engine.base, engine.ns):
+            self.until(lambda ns=ns: all(b["nvme"] for b in engine.client.call("ls", ns=ns)["blocks"]), "write-behind")
+            answer = engine.client.call("namespace.purge", ns=ns)
+            self.assertEqual((answer["blocks"], answer.get("busy", 0)), (4, 0))
+
+
+class Bounds(EncodingCase):
+    options = {"limits.namespaces_per_tenant": 64}
+
+    def test_derived_namespaces_are_bounded(self):
+        clients = [self.client() for _ in range(3)] + [self.client(uid=OTHER_UID)]
+        for client in clients:
+            base, opened, why = client.open(dict(IDENTITY, model=self.id())), 0, None
+            for seed in range(400):
+                try:
+                    client.call("encoding.open", ns=base, encoding="q4", seed=seed, **SIZES)
+                    opened += 1
+                except Refused as error:
+                    why = error
+                    break
+            self.assertIsNotNone(why)
+            self.assertEqual(why.code, BUSY)
+            self.assertLess(opened, 64)
+        for client in clients:
+            client.close()
+        last = self.client()
+        base = last.open(dict(IDENTITY, model=self.id() + "2"))
+        self.until(lambda: self.opens(last, base))
+
+    def opens(self, client, base):
+        try:
+            return client.call("encoding.open", ns=base, encoding="fp8", **SIZES)
+        except Refused as error:
+            self.assertEqual(error.code, BUSY)
+            return None
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main()
