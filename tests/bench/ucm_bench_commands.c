@@ -146,7 +146,7 @@ static const struct arg_option copy_options[] = {
 };
 
 static const struct arg_option select_options[] = {
-    {"device", ARG_TEXT, "NAME", "what selects: cpu", "cpu", 0, 0},
+    {"device", ARG_TEXT, "NAME", "what selects: cpu, or gpu with libucmclient_cuda", "cpu", 0, 0},
     {"blocks", ARG_TEXT, "LIST", "blocks of the sequence", "8192", 0, 0},
     {"heads", ARG_NUMBER, "N", "KV heads", "8", 1, 1024},
     {"q-heads", ARG_NUMBER, "N", "query heads, a multiple of --heads", "32", 1, 65536},

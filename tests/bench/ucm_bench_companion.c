@@ -50,6 +50,13 @@ static bool find(void *library, struct bench_companion *out)
     return true;
 }
 
+void *bench_companion_library(void)
+{
+    void *library = dlopen(COMPANION_SO, RTLD_NOW | RTLD_LOCAL);
+
+    return library ? library : open_beside();
+}
+
 const struct bench_companion *bench_companion(char *why, size_t why_bytes)
 {
     static struct bench_companion companion;
@@ -57,9 +64,7 @@ const struct bench_companion *bench_companion(char *why, size_t why_bytes)
 
     if (companion.open)
         return &companion;
-    library = dlopen(COMPANION_SO, RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        library = open_beside();
+    library = bench_companion_library();
     if (library && find(library, &companion))
         return &companion;
     snprintf(why, why_bytes, "no companion: %s", dlerror());

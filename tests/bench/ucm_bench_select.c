@@ -9,7 +9,8 @@
 #include <string.h>
 
 static const struct select_device devices[] = {
-    {"cpu", "memory read", 1.5, true, select_measure_cpu},
+    {"cpu", "memory read", 1.5, 0.7, true, select_measure_cpu},
+    {"gpu", "GPU memory read", 0.03, 0, false, select_measure_gpu},
 };
 
 /* What a layer's time is held against: 8,192 blocks of 8 KV heads x 128, 2 threads. */
@@ -17,7 +18,6 @@ static const struct select_device devices[] = {
 #define AIM_KV_HEADS 8
 #define AIM_HEAD_DIM 128
 #define AIM_THREADS 2
-#define AIM_RATIO 0.7
 
 /* ---- data ---- */
 
@@ -151,12 +151,14 @@ struct select_bench {
     struct select_case c;
 };
 
-static bool has_aim(const struct select_case *c)
+static bool has_aim(const struct select_bench *b)
 {
+    const struct select_case *c = &b->c;
     const struct ucm_kv_shape *s = &c->plan.spec.shape;
 
     return c->blocks == AIM_BLOCKS && s->kv_heads == AIM_KV_HEADS && s->head_dim == AIM_HEAD_DIM &&
-           c->threads == AIM_THREADS && c->plan.spec.method == UCM_DIGEST_MEAN;
+           (!b->device->threads || c->threads == AIM_THREADS) &&
+           c->plan.spec.method == UCM_DIGEST_MEAN;
 }
 
 static void report_case(struct select_bench *b, struct select_result *r)
@@ -173,7 +175,7 @@ static void report_case(struct select_bench *b, struct select_result *r)
     report_figure(&b->report, &(struct figure){.name = name,
                                                .unit = "ms",
                                                .value = select,
-                                               .target = has_aim(c) ? b->device->most_ms : 0,
+                                               .target = has_aim(b) ? b->device->most_ms : 0,
                                                .target_is_value = true});
     snprintf(speed, sizeof(speed), "%s speed", name);
     report_figure(&b->report, &(struct figure){.name = speed,
@@ -181,8 +183,10 @@ static void report_case(struct select_bench *b, struct select_result *r)
                                                .value = megabytes / select,
                                                .baseline_name = b->device->read_name,
                                                .baseline = megabytes / read,
-                                               .target = has_aim(c) ? AIM_RATIO : 0,
+                                               .target = has_aim(b) ? b->device->least_of_read : 0,
                                                .more_is_better = true});
+    if (r->score.n == 0) /* scores and choice are one launch */
+        return;
     snprintf(speed, sizeof(speed), "%s scores", name);
     report_figure(
         &b->report,
@@ -296,7 +300,8 @@ int bench_select(const struct args *a)
     if (rc == 0) {
         report_begin(&b->report, "select", args_given(a, "json"));
         report_text(&b->report, "device", b->device->name);
-        report_text(&b->report, "instruction set", isa_names[ucm_isa()]);
+        if (b->device->threads)
+            report_text(&b->report, "instruction set", isa_names[ucm_isa()]);
         report_number(&b->report, "KV heads", (double)args_number(a, "heads"));
         report_number(&b->report, "query heads", (double)b->c.score.q_heads);
         report_number(&b->report, "head size", (double)args_number(a, "dim"));

@@ -1,5 +1,6 @@
 /* select: shared by its files. ucm_bench_select.c has the command, the cases and the report;
- * a device of the table there measures a case: ucm_bench_select_cpu.c on this host's CPU. */
+ * a device of the table there measures a case: ucm_bench_select_cpu.c on this host's CPU,
+ * ucm_bench_select_gpu.c on its first GPU. */
 #ifndef UCM_TESTS_BENCH_SELECT_H
 #define UCM_TESTS_BENCH_SELECT_H
 
@@ -22,7 +23,7 @@ struct select_case {
 /* A layer, in milliseconds. */
 struct select_result {
     struct samples select; /* queries to chosen blocks */
-    struct samples score;  /* of it, to the scores */
+    struct samples score;  /* of it, to the scores; none where they are not apart */
     struct samples read;   /* reading as many bytes as the digests have */
 };
 
@@ -30,12 +31,15 @@ struct select_device {
     const char *name;
     const char *read_name; /* the baseline's */
     double most_ms;        /* the aim for select at 8,192 blocks of 8 KV heads x 128 */
+    double least_of_read;  /* the same, of the baseline's speed; 0: none */
     bool threads;          /* whether cases differ by threads */
     /* 0, or -errno and a sentence. Results are empty before. */
     int (*measure)(const struct select_case *c, struct select_result *out, char why[SELECT_WHY]);
 };
 
 int select_measure_cpu(const struct select_case *c, struct select_result *out,
+                       char why[SELECT_WHY]);
+int select_measure_gpu(const struct select_case *c, struct select_result *out,
                        char why[SELECT_WHY]);
 
 /* Random queries [rows][q_heads][head_dim], and digests with ordinary scales. */
