@@ -23,7 +23,7 @@ extern "C" {
 
 /* ---- what is encoded, and how ---- */
 
-#define UCM_ENCODING_TOKENS_MAX 1024
+#define UCM_ENCODING_TOKENS_MAX 65536 /* several layers side by side can be one section */
 #define UCM_ENCODING_HEADS_MAX 1024
 #define UCM_ENCODING_DIM_MAX 1024
 #define UCM_ENCODING_ELEMENTS_MAX (UINT64_C(1) << 22) /* of a section: some ms of a thread */

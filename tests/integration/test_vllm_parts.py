@@ -220,13 +220,17 @@ class Sections(Tensors, unittest.TestCase):
 
     def test_more_layers_than_a_section_holds(self):
         whole, _ = self.tensor((6, 80, 16, 4, 16), (1, 0, 3, 2, 4), dtype=numpy.uint16)
+        views = {str(i): engine.Tensor(layer) for i, layer in enumerate(whole.array)}
+        self.assertEqual(self.of(views), ((1280, 8, 8), None, 0))
+        whole, _ = self.tensor((6, 2, 1024, 4, 1024), (1, 0, 3, 2, 4), dtype=numpy.uint16)
         views = {str(i): engine.Tensor(layer, "bfloat16") for i, layer in enumerate(whole.array)}
-        got = layout.layout_of(views, 6, False, self.OF)
-        self.assertEqual((len(got.layers), got.sections.k), (80, (16, 8, 8)))
-        view, _ = self.tensor((6, 80, 16, 4, 16), (0, 1, 2, 3, 4), dtype=numpy.uint16)
+        of = layout.Heads(1024, 4, 512)
+        got = layout.layout_of(views, 6, False, of)
+        self.assertEqual((len(got.layers), got.sections.k), (2, (1024, 8, 512)))
+        view, _ = self.tensor((6, 2, 1024, 4, 1024), (0, 1, 2, 3, 4), dtype=numpy.uint16)
         view.dtype = "bfloat16"
         with self.assertRaisesRegex(ValueError, "set block_layout to false"):
-            layout.layout_of({"all": view}, 6, False, self.OF)
+            layout.layout_of({"all": view}, 6, False, of)
 
     def test_kernels_with_smaller_blocks(self):
         view, _ = self.tensor((2, 12, 8, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)

@@ -54,7 +54,7 @@ Test(encoding, refuses_sections_with_a_sentence)
             "order of section 0 is 2; 0 (token after token) and 1 (head after head) are allowed");
     s = good();
     s.section[1].tokens = 0;
-    REFUSED(s, "tokens of section 1 (V) is 0; 1 to 1024 are allowed");
+    REFUSED(s, "tokens of section 1 (V) is 0; 1 to 65536 are allowed");
     s = good();
     s.section[0].dim = 1025;
     REFUSED(s, "dim of section 0 (K) is 1025; 1 to 1024 are allowed");

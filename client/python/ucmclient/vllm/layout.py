@@ -130,7 +130,7 @@ def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
 # ---- what encodings need to know ----
 
 #: Limits of a section (kernels/encoding/encoding.h).
-_MAX_SIDE, _MAX_ELEMENTS = 1024, 1 << 22
+_MAX_TOKENS, _MAX_HEADS, _MAX_DIM, _MAX_ELEMENTS = 65536, 1024, 1024, 1 << 22
 _DTYPES = {"bfloat16": "bf16", "float16": "f16"}
 
 
@@ -215,7 +215,8 @@ def _cell(tensor: Any, blocks: int, of: Heads) -> _Cell:
 
 
 def _too_large(rows: tuple[int, int, int]) -> bool:
-    return max(rows) > _MAX_SIDE or prod(rows) > _MAX_ELEMENTS
+    tokens, heads, dim = rows
+    return tokens > _MAX_TOKENS or heads > _MAX_HEADS or dim > _MAX_DIM or prod(rows) > _MAX_ELEMENTS
 
 
 def _halved(chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
