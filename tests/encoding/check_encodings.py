@@ -161,8 +161,9 @@ def with_outliers(code, factor):
 
 
 def measure_outliers(results, text, at, steps):
-    for name in ENCODINGS:
-        code_k, code_v = coders()[name]
+    todo = {name: coders()[name] for name in ENCODINGS}
+    todo["q4, K levelled"] = (variants.levelled(todo["q4"][0]), todo["q4"][1])
+    for name, (code_k, code_v) in todo.items():
         v = text.through(code_v, text.v[:, :at])
         for factor in OUTLIERS:
             k = with_outliers(lambda x, code=code_k: text.through(code, x), factor)(text.k[:, :at])

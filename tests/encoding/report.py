@@ -88,7 +88,7 @@ def ends_table(results):
 def outlier_table(results):
     factors = sorted({int(key.split(", ")[-1]) for key in results["outliers"]})
     rows = []
-    for name in ENCODINGS:
+    for name in dict.fromkeys(key.rpartition(", ")[0] for key in results["outliers"]):
         found = [summary([[row] for row in results["outliers"][f"{name}, {factor}"].values()]) for factor in factors]
         rows.append([name] + [f"{kl * 1e3:.2f}; {worse:+.2%}" for worse, _, kl, _ in found])
     return table(["KL, 1e-3; perplexity, a pair of K's channels larger by"] + list(map(str, factors)), rows)

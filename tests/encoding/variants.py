@@ -76,6 +76,17 @@ def q4_rows(x):
     return methods.levels(code).astype(f32) * methods.bf16(scale)[..., None]
 
 
+def levelled(code):
+    """code, of channels that are divided by a power of two each: by how many octaves a channel's largest in the block is more than two above
+    the median channel's, at most 15. 4 bits a channel would say so."""
+    def level_and_back(x):
+        e = xp.frexp(abs(x).max(TOKENS, keepdims=True))[1]
+        middle = xp.sort(e, axis=-1)[..., (e.shape[-1] - 1) // 2, None]
+        level = xp.clip(e - middle - 2, 0, 15).astype(xp.int32)
+        return xp.ldexp(code(xp.ldexp(x, -level)), level)
+    return level_and_back
+
+
 TOKENS, CHANNELS = 1, -1  # axes: a group is a channel's tokens, or a row's channels
 
 # name: of K, of V, bytes of a row of K and V over those of bf16, as functions of dim (sections of 16 tokens)
