@@ -154,6 +154,25 @@ class Hostile(EncodingCase):
         self.assertEqual(other.load(["x"], [2]), [OK])
         self.assertEqual(other.pages.bytes(2), good)
 
+    def test_parts_of_two_forms_are_no_block(self):
+        """Two workers of one engine: what one of them stores plain, the other has to store plain, too."""
+        client = self.client()
+        base = client.open(dict(IDENTITY, model=self.id(), parts=2, shards=[LAYERS]))
+        ns = client.call("encoding.open", ns=base, encoding="lossless", **SIZES)["ns"]
+        parts = [Pages(client, ns, 4, part=part) for part in range(2)]
+        plain = [parts[0].fill(0), os.urandom(parts[1].size)]
+        parts[1].put(0, plain[1])
+        self.assertEqual([part.dump(["x"], [0]) for part in parts], [[OK], [UNFIT]])
+        self.assertEqual(parts[1].dump(["x"], [0], plain=True), [OK])
+        self.assertEqual((client.hits(ns, "x"), client.hits(base, "x")), (0, 0))
+        self.assertEqual([part.load(["x"], [1]) for part in parts], [[MISS]] * 2)
+        self.assertEqual(parts[0].dump(["x"], [0], plain=True), [OK])
+        self.assertEqual((client.hits(ns, "x"), client.hits(base, "x")), (1, 1))
+        self.assertEqual([part.load(["x"], [2]) for part in parts], [[OK]] * 2)
+        self.assertEqual([part.bytes(2) for part in parts], plain)
+        client.call("namespace.purge", ns=base)
+        self.until(lambda: client.hits(ns, "x") == 0, "the end of the base's block")
+
     def test_leases_of_both_forms_end_with_the_connection(self):
         engine = self.engine("fp8")
         for i in range(8):
