@@ -274,6 +274,11 @@ static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
     rc = companion_region_add(&cuda->companion, planes, spec->n_planes, spec->blocks, encoding,
                               number);
     free(planes);
+    if (rc == CUDA_ERROR_INVALID_VALUE && encoding)
+        return cuda_fail(
+            UCM_EINVALID,
+            "planes: in an encoded namespace each is a layer's whole K, or its whole V, "
+            "in this order, and begins at a multiple of 16 bytes in every block");
     return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "the companion can't take the region");
 }
 

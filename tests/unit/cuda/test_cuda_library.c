@@ -40,7 +40,21 @@ static bool silent(struct fake *f, int conn, int method, struct proto_envelope *
     return method == UCM_METHOD_RING_UNREGISTER;
 }
 
-static void region_add(CUdeviceptr at)
+static bool encodes(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    static const uint8_t fingerprint[UCM_FINGERPRINT_BYTES] = {7};
+
+    if (method == UCM_METHOD_ENCODING_OPEN)
+        fake_reply(f, conn, env->msgid, &proto_encoding_open_r,
+                   &(struct msg_encoding_open_r){.ns = 9,
+                                                 .fingerprint = {fingerprint, sizeof fingerprint},
+                                                 .version = 1,
+                                                 .coded_bytes = 60,
+                                                 .plain_bytes = 100});
+    return method == UCM_METHOD_ENCODING_OPEN;
+}
+
+static int region_add_to(struct ucm_namespace *ns, CUdeviceptr at)
 {
     struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = 65536};
     struct ucm_plane planes[2] = {
@@ -58,8 +72,29 @@ static void region_add(CUdeviceptr at)
     uint64_t address = at;
 
     fake_cuda_uuid(0, uuid);
-    cr_assert_eq(ucm_cuda_region_register(cuda, rig.ns, &spec, &address, -1, &region), 0, "%s",
-                 ucm_cuda_errmsg());
+    return ucm_cuda_region_register(cuda, ns, &spec, &address, -1, &region);
+}
+
+static void region_add(CUdeviceptr at)
+{
+    cr_assert_eq(region_add_to(rig.ns, at), 0, "%s", ucm_cuda_errmsg());
+}
+
+/* The daemon is not asked, so the sentence is the library's. */
+Test(cuda_library, says_what_planes_of_encoded_regions_are)
+{
+    struct ucm_encoded_form form = {.encoding = "fp8", .dtype = "bf16", .k = {16, 1, 64}};
+    struct ucm_namespace *ns;
+    CUdeviceptr memory;
+
+    rig.fake.hook = encodes;
+    cr_assert_eq(ucm_encoding_open(rig.ns, &form, -1, &ns), 0, "%s", ucm_errmsg());
+    cr_assert_eq(cuMemAlloc(&memory, 65536), CUDA_SUCCESS);
+    cr_expect_eq(region_add_to(ns, memory), -UCM_EINVALID);
+    cr_expect(strstr(ucm_cuda_errmsg(), "whole K"), "%s", ucm_cuda_errmsg());
+    ucm_namespace_close(ns);
+    cr_assert_eq(cuMemFree(memory), CUDA_SUCCESS);
+    cr_assert_eq(ucm_cuda_close(cuda, -1), 0, "%s", ucm_cuda_errmsg());
 }
 
 Test(cuda_library, closes_with_the_daemon)
