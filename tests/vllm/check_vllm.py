@@ -176,6 +176,52 @@ class RealVllm(unittest.TestCase):
                 self.expected[key] = self.plain.generate([p], outputs)[0][0]
             self.assertEqual(got, self.expected[key])
 
+    def plain_bfloat16(self):
+        e = Engine(None, self.model, connector=False, dtype="bfloat16")
+        self.addCleanup(e.close)
+        return e.ready()
+
+    def encoded(self, encoding, n=1, **more):
+        return self.engines(n, dtype="bfloat16", settings={"encoding": encoding, **more})
+
+    def alone(self, e, prompts):
+        """Each by itself: in bfloat16 what else is in a batch, or what was cached, can change a token."""
+        answers = [e.generate([p]) for p in prompts]
+        return [tokens[0] for tokens, _ in answers], [cached[0] for _, cached in answers]
+
+    def test_lossless_is_the_same(self):
+        plain, prompts = self.plain_bfloat16(), [prompt(100 + i, 700) for i in range(3)]
+        cold, warm = self.alone(plain, prompts), self.alone(plain, prompts)
+        self.assertEqual((cold[1], warm[1]), ([0] * 3, [640] * 3))
+        for more in ({}, {"block_layout": False}, {"async_load": False, "layerwise": True}):
+            with self.subTest(**more):
+                a, b = self.encoded("lossless", 2, salt=repr(more), **more)
+                self.assertEqual(self.alone(a, prompts), cold)
+                self.assertEqual(self.alone(b, prompts), warm)
+                a.close()
+                b.close()
+
+    def test_lossy_encodings(self):
+        """A fleet: what one engine stores, those of its encoding load, and none else; what a plain one stores, all."""
+        prompts = [prompt(110 + i, 700) for i in range(2)]
+        for encoding in ("fp8", "int8", "q4"):
+            with self.subTest(encoding):
+                a, b = self.encoded(encoding, 2)
+                self.assertEqual(a.generate(prompts)[1], [0, 0])
+                tokens, hits = b.generate(prompts)
+                self.assertEqual(hits, [640, 640])
+                self.assertEqual([len(t) for t in tokens], [8, 8])
+                a.close()
+                b.close()
+        plain, = self.engines(dtype="bfloat16")
+        tokens, hits = plain.generate(prompts)
+        self.assertEqual(hits, [0, 0])
+        later, = self.encoded("fp8", salt="")
+        self.assertEqual(later.generate(prompts)[1], [640, 640])
+        fresh = [prompt(120, 700)]
+        self.alone(plain, fresh)
+        self.assertEqual(self.alone(later, fresh), self.alone(plain, fresh))
+
     def share(self, prompts=None, cached=640, **more):
         a, b = self.engines(2, **more)
         prompts = prompts or [prompt(i, 700) for i in range(3)]
@@ -330,6 +376,7 @@ class RealVllm(unittest.TestCase):
         for words, more in (("prefix-caching", {"enable_prefix_caching": False}),
                             ("PYTHONHASHSEED", {"prefix_caching_hash_algo": "xxhash",
                                                 "environment": {"PYTHONHASHSEED": None}}),
+                            ("start with --dtype bfloat16", {"settings": {"encoding": "fp8"}}),
                             ("there are", {"settings": {"sockte": "x"}})):
             with self.subTest(words), self.assertRaisesRegex(Refused, words):
                 self.engines(**more)

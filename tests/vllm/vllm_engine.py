@@ -37,7 +37,7 @@ def start(options):
                 "kv_connector_extra_config": {"connectors": both}}
     if settings is not None:
         options["kv_transfer_config"] = KVTransferConfig(**ours)
-    return LLM(skip_tokenizer_init=True, dtype="float32", enforce_eager=True, **{"max_model_len": 4096, **options})
+    return LLM(skip_tokenizer_init=True, enforce_eager=True, **{"dtype": "float32", "max_model_len": 4096, **options})
 
 
 def main():
