@@ -2,6 +2,7 @@
 """The vLLM connector's setting `encoding`, in the small engine of tests/vllm against a real daemon. With lossless, requests get the same
 bit for bit as without a cache, through everything that test_vllm_trouble.py does; with the lossy ones what is close to it."""
 
+import os
 import unittest
 from unittest import mock
 
@@ -274,6 +275,7 @@ class Refused(Bfloat16):
 
 
 @unittest.skipIf(GPU, "what is on NVMe is looked for on the host")
+@unittest.skipUnless(os.environ.get("UCM_PHASE", "plain") == "plain", "sanitizers see test_vllm_trouble.py and the encodings by themselves")
 class LosslessTrouble(test_vllm_trouble.Trouble, Bfloat16):
     ROUND = 20
 
