@@ -87,7 +87,8 @@ bool worker_seen(struct worker *w, const int *peer_fd, uint64_t now_ms)
 
 /* ---- events ---- */
 
-/* How many pid namespaces, from ours on, the process has a number in; 1 when the kernel does not say. */
+/* How many pid namespaces, from ours on, the process has a number in; 1 when the kernel does not say. A worker
+ * with very many groups pushes that line out of the buffer: not known. */
 static int status_read(const struct worker *w, unsigned *uid)
 {
     char path[64], text[4096], *line;
@@ -108,7 +109,7 @@ static int status_read(const struct worker *w, unsigned *uid)
         return -EIO;
     line = strstr(text, "\nNSpid:");
     if (!line)
-        return 1;
+        return n == (ssize_t)sizeof(text) - 1 ? -EIO : 1;
     for (line += strlen("\nNSpid:"); *line && *line != '\n'; line++)
         levels += *line == '\t';
     return levels;

@@ -168,7 +168,7 @@ struct ns {
     uint64_t used; /* when, by ns_set.clock */
     struct ns *chain;
     struct ns_table *table;
-    /* Whoever serves the namespace counts in all three; these live as long as the daemon. */
+    /* Requests for the namespace count in all three. They live as long as the daemon. */
     struct metrics_tenant *tenant;
     struct tenant_times *times;
     struct {

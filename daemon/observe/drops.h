@@ -21,7 +21,7 @@ struct drops {
     bool begin;                          /* the next count begins a window */
 };
 
-/* What is dropped until the next count has another cause, which health names already. */
+/* Health names another cause for what is dropped until the next count: leave it out. */
 static inline void drops_excuse(struct drops *d)
 {
     d->until_ms = 0;

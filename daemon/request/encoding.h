@@ -5,7 +5,7 @@
  * and tiers hold, move and check coded bytes and know nothing of encodings. Devices encode and decode
  * (device_job.coded).
  *
- * A block's form is told by the namespace that holds it. Lookups, loads and prefetches of a session that
+ * The namespace that holds a block says which form it has. Lookups, loads and prefetches of a session that
  * opened the namespace by encoding.open take a block of the base where the encoded namespace has none. */
 #ifndef UCMD_REQUEST_ENCODING_H
 #define UCMD_REQUEST_ENCODING_H
@@ -49,7 +49,7 @@ static inline bool encoded_refuses(const struct encoded_ns *en)
     return ucm_encoding_method(en->spec.encoding)->fits != NULL;
 }
 
-/* What an encoded namespace's identity says, whoever made it; it is all that a restart leaves. */
+/* What the identity of an encoded namespace says. A client may have made it up. A restart leaves nothing else. */
 struct encoded_identity {
     const char *encoding; /* name */
     uint32_t version;

@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -150,6 +151,29 @@ static pid_t child_apart(void (*apart)(void))
             pause();
     }
     return pid;
+}
+
+static void apart_groups(void)
+{
+    gid_t groups[5000];
+
+    for (unsigned i = 0; i < 5000; i++)
+        groups[i] = 100000 + i;
+    if (setgroups(5000, groups) < 0)
+        _exit(77);
+}
+
+/* They stand before the pid namespaces in /proc, and must not hide them. */
+Test(worker, many_groups_hide_no_pid_namespace, .timeout = 60)
+{
+    pid_t pid;
+
+    if (geteuid() != 0)
+        cr_skip_test("groups of one's own need root");
+    pid = child_apart(apart_groups);
+    expect_foreign(pid, "can't be seen");
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
 }
 
 Test(worker, events_are_found_by_pid_user_and_folder, .timeout = 60)
