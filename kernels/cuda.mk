@@ -88,7 +88,7 @@ $(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
 	$(Q)$(LINK) -Wl,--wrap=job_clock_ms $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
 
 # Tests of the device room on a GPU, with workers written in CUDA.
-GPU_SRC    := client/cuda/companion.c tests/gpu/worker_staging.c
+GPU_SRC    := client/cuda/companion.c client/cuda/companion_encoding.c tests/gpu/worker_staging.c
 GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $O/libucmdaemon.a
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
