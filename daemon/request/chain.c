@@ -298,7 +298,7 @@ bool chain_has(const struct chain *ch, uint32_t block)
     return cache_dooms(c) == ch->dooms || !cache_doomed(c, ch->blocks[block].base);
 }
 
-static struct chain *chain_new(struct call *call, struct digest_space *space)
+static struct chain *chain_new(struct call *call, struct derived_space *space)
 {
     struct session *s = call->s;
     struct chain *ch = NULL;
@@ -334,7 +334,7 @@ static struct chain *chain_new(struct call *call, struct digest_space *space)
 int method_chain_open(struct call *call)
 {
     const struct msg_chain_open *m = &call->params.chain_open;
-    struct digest_space *space = call_space(call, m->ns);
+    struct derived_space *space = call_space(call, m->ns);
     uint64_t most_ms = call->s->rq->rooms.config->lease_max_ms;
     struct chain *ch;
 

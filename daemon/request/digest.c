@@ -11,92 +11,11 @@
 /* What digest.open opened on one connection. */
 struct session_space {
     struct list link;
-    struct digest_space *space;
+    struct derived_space *space;
     bool watching;
 };
 
-/* ---- tenants ---- */
-
-/* With one more reference. NULL: no memory. */
-static struct digest_tenant *tenant_ref(struct digests *ds, const char *name)
-{
-    struct digest_tenant *t;
-
-    for (struct list *n = ds->tenants.next; n != &ds->tenants; n = n->next) {
-        t = LIST_ENTRY(n, struct digest_tenant, link);
-        if (strcmp(t->name, name) == 0) {
-            t->refs++;
-            return t;
-        }
-    }
-    t = calloc(1, sizeof(*t));
-    if (!t)
-        return NULL;
-    t->refs = 1;
-    snprintf(t->name, sizeof(t->name), "%s", name);
-    list_init(&t->turn);
-    list_init(&t->parts);
-    list_push_back(&ds->tenants, &t->link);
-    return t;
-}
-
-static void tenant_unref(struct digest_tenant *t)
-{
-    if (--t->refs > 0)
-        return;
-    list_remove(&t->link);
-    free(t);
-}
-
-/* ---- spaces ---- */
-
-struct digest_space *space_ref(struct digest_space *space)
-{
-    space->refs++;
-    return space;
-}
-
-void space_unref(struct digest_space *space)
-{
-    struct index *ix = space->rq->rooms.index;
-
-    if (--space->refs > 0)
-        return;
-    index_ns_unuse(ix, space->base);
-    index_ns_unuse(ix, space->derived);
-    list_remove(&space->link);
-    tenant_unref(space->tenant);
-    free(space);
-}
-
-/* The space of that derived namespace, with one more reference. NULL: no memory. */
-static struct digest_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
-                                       const struct ucm_digest_plan *plan)
-{
-    struct digest_space *space;
-
-    for (struct list *n = rq->digests.spaces.next; n != &rq->digests.spaces; n = n->next) {
-        space = LIST_ENTRY(n, struct digest_space, link);
-        if (space->derived == derived)
-            return space_ref(space);
-    }
-    space = calloc(1, sizeof(*space));
-    if (space)
-        space->tenant = tenant_ref(&rq->digests, base->identity.tenant);
-    if (!space || !space->tenant) {
-        free(space);
-        return NULL;
-    }
-    space->rq = rq;
-    space->refs = 1;
-    space->base = base;
-    space->derived = derived;
-    space->plan = *plan;
-    index_ns_use(rq->rooms.index, base);
-    index_ns_use(rq->rooms.index, derived);
-    list_push_back(&rq->digests.spaces, &space->link);
-    return space;
-}
+/* ---- what sessions have open ---- */
 
 static struct session_space *session_space(struct session *s, const struct ns *derived)
 {
@@ -109,7 +28,7 @@ static struct session_space *session_space(struct session *s, const struct ns *d
     return NULL;
 }
 
-struct digest_space *call_space(struct call *call, uint64_t id)
+struct derived_space *call_space(struct call *call, uint64_t id)
 {
     struct ns *ns = index_ns(call->s->rq->rooms.index, (uint32_t)id);
     struct session_space *ss = ns ? session_space(call->s, ns) : NULL;

@@ -1,75 +1,36 @@
-/* Digests, chains and selections: shared by the files of this room that serve them.
- *
- * Digests are blocks of a derived namespace under their base block's keys. A build reads a part of the
- * base block and fills the same part of the digest block, as a dump would: the fill's claim makes sure
- * that one build serves all who want it. */
+/* Digests, chains and selections: shared by the files of this room that serve them. Digests are blocks of a
+ * derived namespace (derived.h). */
 #ifndef UCMD_REQUEST_DIGEST_H
 #define UCMD_REQUEST_DIGEST_H
 
 #include "daemon/digest/pool.h"
-#include "daemon/request/internal.h"
-#include "kernels/sparse/sparse.h"
+#include "daemon/request/derived.h"
 
-/* ---- digest.c: derived namespaces ---- */
+/* ---- digest.c: digests' namespaces ---- */
 
-/* Of all the spaces of one tenant. Tenants take turns with the parts that wait for their builds, and none
- * takes more than three quarters of the places. */
-struct digest_tenant {
-    struct list link;
-    struct list turn;  /* in digests.turns, while parts wait */
-    struct list parts; /* struct published, the oldest first */
-    uint32_t waiting;  /* of them */
-    uint32_t builds;   /* under way */
-    uint32_t refs;     /* spaces */
-    char name[UCM_MAX_NAME_BYTES + 1];
-};
-
-/* What the digests of a namespace are made of. There is one for each derived namespace while sessions,
- * chains or builds use it. */
-struct digest_space {
-    struct list link;
-    struct requests *rq;
-    uint32_t refs;
-    uint32_t watchers; /* sessions that want digests of what is stored in base */
-    struct ns *base, *derived;
-    struct digest_tenant *tenant;
-    struct ucm_digest_plan plan;
-};
-struct digest_space *space_ref(struct digest_space *space);
-void space_unref(struct digest_space *space);
 /* The space of a namespace that this session opened by digest.open. NULL with call->error. */
-struct digest_space *call_space(struct call *call, uint64_t ns);
+struct derived_space *call_space(struct call *call, uint64_t ns);
 /* Whether the daemon builds digests of that base's blocks: not if they are encoded. 0, or -code with
  * call->error. */
 int space_builds(struct call *call, const struct ns *base);
 /* Forgets what the session opened. */
 void spaces_close_all(struct session *s);
 
-/* ---- digest_build.c: builds ---- */
+/* ---- digest_build.c: digests of what is stored ---- */
 
-/* Builds under way. Each has a thread's work ahead of it, and the slots of two parts. */
-#define DIGEST_BUILDS_MAX 256
 /* Published parts that wait for their build. */
 #define DIGEST_PUBLISHED_MAX 4096
-/* What one tenant may take of either. */
-#define DIGEST_OF_TENANT(all) ((all) / 4 * 3)
 
 int digests_init(struct requests *rq); /* 0 or -ENOMEM */
 /* No build may be under way, and no session left. */
 void digests_close(struct requests *rq);
-/* Builds end soon, without their digests. */
-void digests_stop(struct requests *rq);
 /* Builds of published parts that have not begun are left out. */
 void digests_drop(struct requests *rq);
-/* As cache_get of part `part` of the held block `digest`, with one more source: if the digest is
- * nowhere, it is built from the held block `base` (0: from nothing). Further: -ENOENT: neither is whole;
- * -EINPROGRESS: a worker's dump is writing the digest; -EBUSY also with DIGEST_BUILDS_MAX builds, or the
- * tenant's part of them. */
-int digest_get(struct digest_space *space, block_ref base, block_ref digest, uint32_t part,
-               uint8_t priority, struct cache_wait *w);
+/* A build ended: others may begin. */
+void digests_pump(struct requests *rq);
 /* A session begins, or ends, to want digests of what is stored. */
-void space_watch(struct digest_space *space);
-void space_unwatch(struct digest_space *space);
+void space_watch(struct derived_space *space);
+void space_unwatch(struct derived_space *space);
 
 /* ---- chain.c ---- */
 
@@ -90,7 +51,7 @@ struct chain_block {
 
 struct chain {
     struct session *s;
-    struct digest_space *space;
+    struct derived_space *space;
     uint32_t number, name; /* in the session's table, and on the wire */
     uint32_t part;
     uint32_t n;        /* blocks that selections see */

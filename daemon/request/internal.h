@@ -21,16 +21,20 @@
  * so many. An operator's may hold all. */
 #define SESSION_MIN_NAMESPACES 16
 
-/* digest.c, digest_build.c, chain.c */
-struct digests {
-    struct list spaces; /* struct digest_space */
-    struct list builds; /* struct digest_build */
+/* derived.c */
+struct derived {
+    struct list spaces;  /* struct derived_space */
+    struct list tenants; /* struct derived_tenant: of spaces */
+    struct list builds;  /* struct derived_build */
     uint32_t n_builds;
     bool stopping;            /* builds */
     struct cache_fills fills; /* of builds */
-    uint64_t held_bytes;      /* slots of digests that chains hold */
-    uint64_t chain_memory;    /* of requests.memory */
-    struct list tenants;      /* struct digest_tenant: of spaces */
+};
+
+/* digest.c, digest_build.c, chain.c */
+struct digests {
+    uint64_t held_bytes;   /* slots of digests that chains hold */
+    uint64_t chain_memory; /* of requests.memory */
     /* Parts that were published and whose digests are to be built. */
     uint32_t watchers; /* sessions that want that, of all namespaces */
     struct published *published;
@@ -89,6 +93,7 @@ struct requests {
     struct trace trace;
     struct tracing tracing;
     struct reuse *reuse;
+    struct derived derived;
     struct digests digests;
 };
 

@@ -53,6 +53,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     list_init(&rq->active);
     list_init(&rq->walks);
     list_init(&rq->readers);
+    derived_init(rq);
     rc = digests_init(rq);
     if (rc != 0) {
         uv_close((uv_handle_t *)&rq->walker, handle_closed_cb);
@@ -71,6 +72,7 @@ void requests_free(struct requests *rq)
 {
     assert(rq->n_sessions == 0 && rq->n_active == 0);
     digests_close(rq);
+    derived_close(rq);
     uv_close((uv_handle_t *)&rq->tracing.turn, handle_closed_cb);
     uv_close((uv_handle_t *)&rq->walker, handle_closed_cb);
 }
@@ -83,7 +85,7 @@ void requests_drain(struct requests *rq)
 
 uint32_t requests_active(const struct requests *rq)
 {
-    return rq->n_active + rq->digests.n_builds;
+    return rq->n_active + rq->derived.n_builds;
 }
 
 uint32_t requests_sessions(const struct requests *rq)
@@ -95,7 +97,7 @@ void requests_stop_all(struct requests *rq)
 {
     struct list *node, *next;
 
-    digests_stop(rq);
+    derived_stop(rq);
     for (node = rq->active.next; node != &rq->active; node = next) {
         struct request *r = LIST_ENTRY(node, struct request, link_all);
 

@@ -25,7 +25,7 @@ struct select_request {
 /* ---- checks ---- */
 
 static int specs_take(struct call *call, const struct msg_select *m,
-                      const struct digest_space *space, struct selection *s)
+                      const struct derived_space *space, struct selection *s)
 {
     const struct ucm_digest_plan *plan = &space->plan;
     char why[UCM_SPARSE_WHY];
@@ -64,7 +64,7 @@ static uint64_t q_bytes(const struct selection *s)
 
 /* The chain and the layer of row i. NULL with call->error. */
 static struct chain *row_check(struct call *call, const struct msg_select *m, uint32_t i,
-                               const struct digest_space **space)
+                               const struct derived_space **space)
 {
     struct chain *ch = call_chain(call, m->chains.p[i]);
 
@@ -88,7 +88,7 @@ static struct chain *row_check(struct call *call, const struct msg_select *m, ui
 static int select_check(struct call *call, const struct msg_select *m, struct selection *s,
                         uint32_t *blocks)
 {
-    const struct digest_space *space = NULL;
+    const struct derived_space *space = NULL;
     int rc;
 
     s->n_rows = m->chains.n;

@@ -58,7 +58,7 @@ struct transfer {
     uint8_t *status;
     uint8_t *keys; /* of those whose blocks are opened in turns of the loop */
     /* BUILD, HOLD: blocks[i] is the base's block of a key, leased by the transfer or by the chain. */
-    struct digest_space *space;
+    struct derived_space *space;
     bool build; /* digests that are nowhere are built */
     struct chain *chain;
     uint32_t chain_first, built; /* built: digests */

@@ -105,7 +105,7 @@ static void build_open(struct transfer *t, uint32_t i)
 int method_digest_build(struct call *call)
 {
     const struct msg_digest_build *m = &call->params.digest_build;
-    struct digest_space *space = call_space(call, m->ns);
+    struct derived_space *space = call_space(call, m->ns);
     uint32_t n = space ? call_keys(call, space->derived, m->keys) : 0, parts;
     struct transfer *t;
 
@@ -168,14 +168,14 @@ static void item_take(struct transfer *t, uint32_t item, bool built)
         t->bytes += ns_part_bytes(t->ns, item_part(t, item));
 }
 
-/* As digest_get, by w. */
+/* As derived_get, by w. */
 static int item_source(struct transfer *t, uint32_t item, struct cache_wait *w)
 {
     block_ref ref = t->refs[item_key(t, item)];
     uint32_t part = item_part(t, item);
 
     if (t->build)
-        return digest_get(t->space, t->blocks[item_key(t, item)], ref, part, read_priority(t), w);
+        return derived_get(t->space, t->blocks[item_key(t, item)], ref, part, read_priority(t), w);
     return cache_get(cache_of(t), ref, part, read_priority(t), NUMA_NONE, w);
 }
 

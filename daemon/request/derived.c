@@ -1,0 +1,305 @@
+/* Builds: a part of a base block is read up if need be, a thread of the pool computes what is made of it into
+ * a slot of the derived block, and the part is published.
+ *
+ *   begun -> [waits for the base's read] -> in the pool -> published -> waiters get a use
+ *
+ * A build belongs to no request: it goes on when its waiters leave. When the daemon stops, the build ends
+ * without publishing. */
+#include "daemon/request/derived.h"
+
+#include "daemon/digest/build.h"
+#include "daemon/request/digest.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct derived_build {
+    struct part_build work;
+    struct list link;
+    struct derived_space *space;
+    struct list waiters;     /* of cache_wait.link */
+    struct cache_wait read;  /* of the base */
+    block_ref base, derived; /* held */
+    uint32_t part;
+    struct cache_fill *fill;
+};
+
+static struct cache *cache_at(const struct derived_space *space)
+{
+    return space->rq->rooms.cache;
+}
+
+static struct metrics *metrics_at(const struct derived_space *space)
+{
+    return space->rq->rooms.metrics;
+}
+
+/* ---- tenants ---- */
+
+/* With one more reference. NULL: no memory. */
+static struct derived_tenant *tenant_ref(struct derived *d, const char *name)
+{
+    struct derived_tenant *t;
+
+    for (struct list *n = d->tenants.next; n != &d->tenants; n = n->next) {
+        t = LIST_ENTRY(n, struct derived_tenant, link);
+        if (strcmp(t->name, name) == 0) {
+            t->refs++;
+            return t;
+        }
+    }
+    t = calloc(1, sizeof(*t));
+    if (!t)
+        return NULL;
+    t->refs = 1;
+    snprintf(t->name, sizeof(t->name), "%s", name);
+    list_init(&t->turn);
+    list_init(&t->parts);
+    list_push_back(&d->tenants, &t->link);
+    return t;
+}
+
+static void tenant_unref(struct derived_tenant *t)
+{
+    if (--t->refs > 0)
+        return;
+    list_remove(&t->link);
+    free(t);
+}
+
+/* ---- spaces ---- */
+
+struct derived_space *space_ref(struct derived_space *space)
+{
+    space->refs++;
+    return space;
+}
+
+void space_unref(struct derived_space *space)
+{
+    struct index *ix = space->rq->rooms.index;
+
+    if (--space->refs > 0)
+        return;
+    index_ns_unuse(ix, space->base);
+    index_ns_unuse(ix, space->derived);
+    list_remove(&space->link);
+    tenant_unref(space->tenant);
+    free(space);
+}
+
+struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
+                                 const struct ucm_digest_plan *plan)
+{
+    struct derived_space *space;
+
+    for (struct list *n = rq->derived.spaces.next; n != &rq->derived.spaces; n = n->next) {
+        space = LIST_ENTRY(n, struct derived_space, link);
+        if (space->derived == derived)
+            return space_ref(space);
+    }
+    space = calloc(1, sizeof(*space));
+    if (space)
+        space->tenant = tenant_ref(&rq->derived, base->identity.tenant);
+    if (!space || !space->tenant) {
+        free(space);
+        return NULL;
+    }
+    space->rq = rq;
+    space->refs = 1;
+    space->base = base;
+    space->derived = derived;
+    space->plan = *plan;
+    index_ns_use(rq->rooms.index, base);
+    index_ns_use(rq->rooms.index, derived);
+    list_push_back(&rq->derived.spaces, &space->link);
+    return space;
+}
+
+/* ---- one build ---- */
+
+static void build_end(struct derived_build *b, int status)
+{
+    struct derived_space *space = b->space;
+    struct requests *rq = space->rq;
+    struct cache *c = cache_at(space);
+    struct list *node;
+
+    list_remove(&b->link);
+    rq->derived.n_builds--;
+    space->tenant->builds--;
+    metrics_at(space)->digest_build_failed += status != 0;
+    while ((node = list_pop_front(&b->waiters)) != NULL) {
+        struct cache_wait *w = LIST_ENTRY(node, struct cache_wait, link);
+        int rc = status;
+
+        /* The slot is the part's now, unless the block was evicted by name meanwhile. */
+        if (rc == 0 && space_part(space, b->derived, b->part)->dram != PART_DRAM_READY)
+            rc = -ENOENT;
+        if (rc == 0)
+            rc = cache_get(c, b->derived, b->part, 0, NUMA_NONE, w);
+        w->shared = false;
+        w->done_cb(w, rc == CACHE_READY ? 0 : rc);
+    }
+    cache_unlease(c, b->derived);
+    cache_unlease(c, b->base);
+    space_unref(space);
+    free(b);
+    digests_pump(rq);
+}
+
+static void build_done_cb(struct digest_job *job)
+{
+    struct derived_build *b = LIST_ENTRY(job, struct derived_build, work.job);
+    struct derived_space *space = b->space;
+
+    bool whole = !digest_job_stopped(job);
+
+    cache_put(cache_at(space), b->base, b->part);
+    cache_fill_done(cache_at(space), b->fill, b->work.shards, whole);
+    if (whole) {
+        metrics_at(space)->digest_builds++;
+        metrics_at(space)->digest_bytes += ns_part_bytes(space->derived, b->part);
+    }
+    build_end(b, whole ? 0 : -ECANCELED);
+}
+
+static void build_submit(struct derived_build *b)
+{
+    struct derived_space *space = b->space;
+
+    b->work.plan = &space->plan;
+    b->work.from = cache_memory(cache_at(space), b->base, b->part);
+    b->work.to = cache_fill_memory(cache_at(space), b->fill);
+    b->work.shard_bytes = space->base->identity.shard_bytes;
+    b->work.job.done_cb = build_done_cb;
+    part_build_submit(space->rq->rooms.digests, &b->work);
+    if (space->rq->derived.stopping)
+        digest_job_stop(&b->work.job);
+}
+
+static void base_read_cb(struct cache_wait *w, int status)
+{
+    struct derived_build *b = LIST_ENTRY(w, struct derived_build, read);
+
+    if (status == 0) {
+        build_submit(b);
+        return;
+    }
+    cache_fill_done(cache_at(b->space), b->fill, b->work.shards, false);
+    build_end(b, status);
+}
+
+/* 0: under way. */
+static int build_begin(struct derived_space *space, block_ref base, block_ref derived,
+                       uint32_t part, uint8_t priority, struct derived_build **out)
+{
+    struct derived *d = &space->rq->derived;
+    struct cache *c = cache_at(space);
+    struct derived_build *b;
+    int got, rc;
+
+    if (d->n_builds == DERIVED_BUILDS_MAX ||
+        space->tenant->builds == DERIVED_OF_TENANT(DERIVED_BUILDS_MAX))
+        return -EBUSY;
+    b = calloc(1, sizeof(*b));
+    if (!b)
+        return -ENOMEM;
+    b->work.shards = space->derived->identity.shards[part];
+    b->read.done_cb = base_read_cb;
+    got = cache_get(c, base, part, priority, NUMA_NONE, &b->read);
+    rc = got < 0 ? got
+                 : cache_fill_claim(c, &d->fills, derived, part, 0, b->work.shards, NUMA_NONE,
+                                    &b->fill);
+    if (rc != 0) {
+        if (got == CACHE_READY)
+            cache_put(c, base, part);
+        else if (got == CACHE_PENDING)
+            cache_get_cancel(c, &b->read); /* the next try finds it in DRAM */
+        free(b);
+        return rc;
+    }
+    list_init(&b->waiters);
+    b->space = space_ref(space);
+    b->base = base;
+    b->derived = derived;
+    b->part = part;
+    cache_lease(c, base);
+    cache_lease(c, derived);
+    list_push_back(&d->builds, &b->link);
+    d->n_builds++;
+    space->tenant->builds++;
+    if (got == CACHE_READY)
+        build_submit(b);
+    *out = b;
+    return 0;
+}
+
+static struct derived_build *build_find(const struct requests *rq, block_ref derived, uint32_t part)
+{
+    for (struct list *n = rq->derived.builds.next; n != &rq->derived.builds; n = n->next) {
+        struct derived_build *b = LIST_ENTRY(n, struct derived_build, link);
+
+        if (b->derived == derived && b->part == part)
+            return b;
+    }
+    return NULL;
+}
+
+int derived_get(struct derived_space *space, block_ref base, block_ref derived, uint32_t part,
+                uint8_t priority, struct cache_wait *w)
+{
+    struct derived_build *b = NULL;
+    int rc = cache_get(cache_at(space), derived, part, priority, NUMA_NONE, w);
+
+    if (rc != -ENOENT)
+        return rc;
+    if (space_part(space, derived, part)->dram == PART_DRAM_FILLING) {
+        b = build_find(space->rq, derived, part);
+        rc = b ? 0 : -EINPROGRESS;
+        metrics_at(space)->single_flight += b != NULL;
+    } else if (base != 0) {
+        rc = build_begin(space, base, derived, part, priority, &b);
+    }
+    if (rc != 0)
+        return rc;
+    list_push_back(&b->waiters, &w->link);
+    return CACHE_PENDING;
+}
+
+int derived_build(struct derived_space *space, block_ref base, block_ref derived, uint32_t part)
+{
+    struct derived_build *b;
+
+    return build_begin(space, base, derived, part, 0, &b);
+}
+
+/* ---- life ---- */
+
+void derived_init(struct requests *rq)
+{
+    struct derived *d = &rq->derived;
+
+    list_init(&d->spaces);
+    list_init(&d->tenants);
+    list_init(&d->builds);
+    cache_fills_init(&d->fills);
+}
+
+void derived_stop(struct requests *rq)
+{
+    struct derived *d = &rq->derived;
+
+    d->stopping = true;
+    for (struct list *n = d->builds.next; n != &d->builds; n = n->next)
+        digest_job_stop(&LIST_ENTRY(n, struct derived_build, link)->work.job);
+}
+
+void derived_close(struct requests *rq)
+{
+    assert(rq->derived.n_builds == 0);
+    assert(list_empty(&rq->derived.spaces) && list_empty(&rq->derived.tenants));
+}

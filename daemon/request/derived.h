@@ -1,0 +1,67 @@
+/* Derived namespaces: their blocks are made of a base namespace's blocks, under the same keys.
+ *
+ * A build reads a part of the base block and fills the same part of the derived block, as a dump would: the
+ * fill's claim makes sure that one build serves all who want it. Threads of the digest room compute. */
+#ifndef UCMD_REQUEST_DERIVED_H
+#define UCMD_REQUEST_DERIVED_H
+
+#include "daemon/request/internal.h"
+#include "kernels/sparse/sparse.h"
+
+/* Builds under way. Each has a thread's work ahead of it, and the slots of two parts. */
+#define DERIVED_BUILDS_MAX 256
+/* What one tenant may take of builds, or of the parts that wait for them. */
+#define DERIVED_OF_TENANT(all) ((all) / 4 * 3)
+
+/* Of all the spaces of one tenant. Tenants take turns with the parts that wait for their builds, and none
+ * takes more than three quarters of the places. */
+struct derived_tenant {
+    struct list link;
+    uint32_t refs;   /* spaces */
+    uint32_t builds; /* under way */
+    /* digest_build.c */
+    struct list turn;  /* in digests.turns, while parts wait */
+    struct list parts; /* struct published, the oldest first */
+    uint32_t waiting;  /* of them */
+    char name[UCM_MAX_NAME_BYTES + 1];
+};
+
+/* What the blocks of a derived namespace are made of. There is one for each while sessions, chains or builds
+ * use it. */
+struct derived_space {
+    struct list link;
+    struct requests *rq;
+    uint32_t refs;
+    uint32_t watchers; /* sessions that want digests of what is stored in base */
+    struct ns *base, *derived;
+    struct derived_tenant *tenant;
+    struct ucm_digest_plan plan;
+};
+/* The space of that derived namespace, with one more reference. NULL: no memory. */
+struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
+                                 const struct ucm_digest_plan *plan);
+struct derived_space *space_ref(struct derived_space *space);
+void space_unref(struct derived_space *space);
+
+static inline const struct part *space_part(const struct derived_space *space, block_ref ref,
+                                            uint32_t part)
+{
+    return &index_block(space->rq->rooms.index, ref)->part[part];
+}
+
+/* As cache_get of part `part` of the held block `derived`, with one more source: if the part is
+ * nowhere, it is built from the held block `base` (0: from nothing). Further: -ENOENT: neither is whole;
+ * -EINPROGRESS: a worker's dump is writing the part; -EBUSY also with DERIVED_BUILDS_MAX builds, or the
+ * tenant's part of them. */
+int derived_get(struct derived_space *space, block_ref base, block_ref derived, uint32_t part,
+                uint8_t priority, struct cache_wait *w);
+/* Begins to build that part, which nobody waits for. 0, or -errno as above, also -EEXIST. */
+int derived_build(struct derived_space *space, block_ref base, block_ref derived, uint32_t part);
+
+void derived_init(struct requests *rq);
+/* Builds end soon, without their results. */
+void derived_stop(struct requests *rq);
+/* No build may be under way, and no space left. */
+void derived_close(struct requests *rq);
+
+#endif
