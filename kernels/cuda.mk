@@ -45,6 +45,7 @@ SPARSE_CUDA_OBJ := $(SPARSE_FATBIN:$(FATBINS)/%.fatbin=$O/obj/kernels/sparse/%_f
 $(SPARSE_FATBIN): $(FATBINS)/%.fatbin: kernels/sparse/%.cu kernels/sparse/%_cuda.h kernels/arith.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fmad=false -fatbin $(SPARSE_ARCHS) $< -o $@
+$(FATBINS)/digest.fatbin: $(wildcard kernels/sparse/digest_*.cuh)
 $(FATBINS)/select.fatbin: $(wildcard kernels/sparse/select_*.cuh)
 $(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/fatbin.S $(FATBINS)/%.fatbin
 	@mkdir -p $(@D)
