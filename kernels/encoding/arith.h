@@ -180,6 +180,31 @@ UCM_HD uint64_t ucm_q4_signs(uint64_t seed, uint32_t word)
     return ucm_mix64(seed + UINT64_C(0x9e3779b97f4a7c15) * (word + 1));
 }
 
+/* K is levelled before its rotation: a channel whose largest value stands out in its tile is divided
+ * by 2^shift, so that it does not set the scale of all others. exponent: of that value as float32
+ * (its ucm_magnitude >> 23); median: the least number that at least half the group's exponents are
+ * not above. */
+UCM_HD uint32_t ucm_q4_shift(uint32_t exponent, uint32_t median)
+{
+    uint32_t level = median + 2;
+
+    if (exponent <= level)
+        return 0;
+    return exponent - level < 15 ? exponent - level : 15;
+}
+
+/* 2^shift, negative if the channel is negated. */
+UCM_HD float ucm_q4_factor(uint32_t shift, uint32_t negated)
+{
+    return ucm_f32((127 + shift) << 23 | negated << 31);
+}
+
+/* What that, multiplied, makes 1: exact, and so is its product with any element. */
+UCM_HD float ucm_q4_divisor(uint32_t shift, uint32_t negated)
+{
+    return ucm_f32((127 - shift) << 23 | negated << 31);
+}
+
 /* What a code stands for, in scales: a sign and one of 8 magnitudes. */
 UCM_HD int32_t ucm_q4_level(uint32_t code)
 {

@@ -1,4 +1,5 @@
-/* q4: each group of channels is rotated and quantised to 4 bits; K less the centre of its tile. */
+/* q4: each group of channels is rotated and quantised to 4 bits; K's channels are levelled before, and
+ * the centre of their tile is subtracted behind the rotation. */
 #include "kernels/encoding/q4_layout.h"
 
 #define GROUP UCM_Q4_ROTATION_MAX
@@ -26,28 +27,79 @@ static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t section)
     return s->kind == UCM_ENCODING_K && encoding_order_matters(s);
 }
 
-/* One group: its first channel, and how many there are. */
+/* One group: its first channel, how many there are, and what each is divided by before the rotation:
+ * 2^shift, or its negative. */
 struct group {
-    uint64_t seed;
     uint32_t first, n;
+    float factor[GROUP];
 };
 
-static bool is_negated(const struct group *g, uint32_t i)
+static uint32_t nibble(const uint8_t *bytes, uint32_t i)
 {
-    uint32_t c = g->first + i;
+    return bytes[i / 2] >> 4 * (i % 2) & 15u;
+}
 
-    return ucm_q4_signs(g->seed, c / 64) >> c % 64 & 1;
+/* shifts: those of the group's channels; NULL: 0. */
+static struct group group_of(const struct ucm_encoding_spec *spec, uint32_t first, uint32_t n,
+                             const uint8_t *shifts)
+{
+    struct group g = {.first = first, .n = n};
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t c = first + i, negated = ucm_q4_signs(spec->seed, c / 64) >> c % 64 & 1;
+
+        g.factor[i] = ucm_q4_factor(shifts != NULL ? nibble(shifts, i) : 0, negated);
+    }
+    return g;
 }
 
 /* ---- encoding ---- */
 
+static float element(uint32_t dtype, const uint8_t *plain, uint32_t i)
+{
+    return ucm_element_decode(dtype, encoding_get16(plain + 2 * i));
+}
+
+/* The least number that at least half of n are not above. */
+static uint32_t median(const uint32_t *x, uint32_t n)
+{
+    uint32_t m = 0;
+
+    for (uint32_t bit = 128; bit > 0; bit /= 2) {
+        uint32_t below = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+            below += x[i] < (m | bit);
+        if (below < n / 2)
+            m |= bit;
+    }
+    return m;
+}
+
+/* Of n channels of a tile's rows. */
+static void find_shifts(uint32_t dtype, const uint8_t *const *row, uint32_t rows, uint32_t n,
+                        uint8_t *shifts)
+{
+    uint32_t exponent[GROUP], m;
+
+    for (uint32_t i = 0; i < n; i++) {
+        exponent[i] = 0;
+        for (uint32_t t = 0; t < rows; t++) {
+            uint32_t e = ucm_magnitude(element(dtype, row[t], i)) >> 23;
+
+            exponent[i] = e > exponent[i] ? e : exponent[i];
+        }
+    }
+    m = median(exponent, n);
+    memset(shifts, 0, n / 2);
+    for (uint32_t i = 0; i < n; i++)
+        shifts[i / 2] |= (uint8_t)(ucm_q4_shift(exponent[i], m) << 4 * (i % 2));
+}
+
 static void rotate(const struct group *g, uint32_t dtype, const uint8_t *plain, float *y)
 {
-    for (uint32_t i = 0; i < g->n; i++) {
-        float x = ucm_element_decode(dtype, encoding_get16(plain + 2 * i));
-
-        y[i] = is_negated(g, i) ? -x : x;
-    }
+    for (uint32_t i = 0; i < g->n; i++)
+        y[i] = element(dtype, plain, i) / g->factor[i];
     for (uint32_t stride = 1; stride < g->n; stride *= 2)
         for (uint32_t i = 0; i < g->n; i++)
             if ((i & stride) == 0) {
@@ -88,7 +140,7 @@ static uint32_t quantise(const float *y, uint32_t n, uint8_t *codes)
 
 static int32_t level_at(const uint8_t *codes, uint32_t i)
 {
-    return ucm_q4_level(codes[i / 2] >> 4 * (i % 2) & 15u);
+    return ucm_q4_level(nibble(codes, i));
 }
 
 /* r = y - the decoded centre. Whether no row becomes much larger by it. */
@@ -133,7 +185,7 @@ static void encode_v(const struct ucm_encoding_spec *spec, const struct q4_layou
 
     for (uint32_t row = 0; row < encoding_rows(s); row++)
         for (uint32_t g = 0; g < l->groups; g++) {
-            struct group group = {spec->seed, g * l->rotation, l->rotation};
+            struct group group = group_of(spec, g * l->rotation, l->rotation, NULL);
             uint64_t at = (uint64_t)row * s->dim + group.first;
 
             rotate(&group, spec->dtype, plain + 2 * at, y);
@@ -146,24 +198,26 @@ static void encode_tile(const struct ucm_encoding_spec *spec, const struct q4_la
                         const struct ucm_encoding_section *s, uint32_t tile, uint32_t head,
                         uint32_t g, const uint8_t *plain, uint8_t *coded)
 {
-    struct group group = {spec->seed, g * l->rotation, l->rotation};
-    uint32_t tokens = encoding_tile_tokens(s, tile), c = tile * s->heads + head;
+    uint32_t n = l->rotation, first = g * n, tokens = encoding_tile_tokens(s, tile);
+    uint64_t c = (uint64_t)tile * s->heads + head, number[UCM_Q4_TILE];
+    uint8_t *shifts = coded + l->shifts + c * l->row_bytes + first / 2;
+    const uint8_t *row[UCM_Q4_TILE];
     float y[UCM_Q4_TILE][GROUP];
+    struct group group;
 
     for (uint32_t t = 0; t < tokens; t++) {
-        uint64_t row = encoding_row(s, tile * UCM_Q4_TILE + t, head);
-
-        rotate(&group, spec->dtype, plain + 2 * (row * s->dim + group.first), y[t]);
+        number[t] = encoding_row(s, tile * UCM_Q4_TILE + t, head);
+        row[t] = plain + 2 * (number[t] * s->dim + first);
     }
-    encoding_put16(coded + l->centre_scales + UINT64_C(2) * (c * l->groups + g),
-                   centre(y, tokens, group.n,
-                          coded + l->centres + (uint64_t)c * l->row_bytes + group.first / 2));
-    for (uint32_t t = 0; t < tokens; t++) {
-        uint64_t row = encoding_row(s, tile * UCM_Q4_TILE + t, head);
-
-        encoding_put16(coded + l->scales + 2 * (row * l->groups + g),
-                       quantise(y[t], group.n, coded + (row * s->dim + group.first) / 2));
-    }
+    find_shifts(spec->dtype, row, tokens, n, shifts);
+    group = group_of(spec, first, n, shifts);
+    for (uint32_t t = 0; t < tokens; t++)
+        rotate(&group, spec->dtype, row[t], y[t]);
+    encoding_put16(coded + l->centre_scales + 2 * (c * l->groups + g),
+                   centre(y, tokens, n, coded + l->centres + c * l->row_bytes + first / 2));
+    for (uint32_t t = 0; t < tokens; t++)
+        encoding_put16(coded + l->scales + 2 * (number[t] * l->groups + g),
+                       quantise(y[t], n, coded + (number[t] * s->dim + first) / 2));
 }
 
 static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *plain,
@@ -184,48 +238,52 @@ static void encode(const struct ucm_encoding_spec *spec, uint32_t section, const
 
 /* ---- decoding ---- */
 
-/* The group's levels, rotated back: sums of integers below 2^14, so their order does not matter. */
-static void rotate_back(const struct group *g, const uint8_t *codes, int32_t *sums)
+/* The group's levels, rotated back, times scale / n. The sums are of integers below 2^14, so their
+ * order does not matter. */
+static void rotate_back(const uint8_t *codes, uint32_t n, float scale, float *u)
 {
-    for (uint32_t i = 0; i < g->n; i++)
+    float part = scale * (1.0f / (float)n);
+    int32_t sums[GROUP];
+
+    for (uint32_t i = 0; i < n; i++)
         sums[i] = level_at(codes, i);
-    for (uint32_t stride = 1; stride < g->n; stride *= 2)
-        for (uint32_t i = 0; i < g->n; i++)
+    for (uint32_t stride = 1; stride < n; stride *= 2)
+        for (uint32_t i = 0; i < n; i++)
             if ((i & stride) == 0) {
                 int32_t a = sums[i], b = sums[i + stride];
 
                 sums[i] = a + b;
                 sums[i + stride] = a - b;
             }
-    for (uint32_t i = 0; i < g->n; i++)
-        sums[i] = is_negated(g, i) ? -sums[i] : sums[i];
-}
-
-/* w: what the centre adds. */
-static void decode_group(const struct group *g, uint32_t dtype, const uint8_t *codes, float scale,
-                         const float *w, uint8_t *plain)
-{
-    float part = scale * (1.0f / (float)g->n);
-    int32_t sums[GROUP];
-
-    rotate_back(g, codes, sums);
-    for (uint32_t i = 0; i < g->n; i++)
-        encoding_put16(plain + 2 * i, ucm_element_encode(dtype, (float)sums[i] * part + w[i]));
-}
-
-static void decode_centre(const struct group *g, const uint8_t *codes, float scale, float *w)
-{
-    float part = scale * (1.0f / (float)g->n);
-    int32_t sums[GROUP];
-
-    rotate_back(g, codes, sums);
-    for (uint32_t i = 0; i < g->n; i++)
-        w[i] = (float)sums[i] * part;
+    for (uint32_t i = 0; i < n; i++)
+        u[i] = (float)sums[i] * part;
 }
 
 static float scale_at(const uint8_t *scales, uint64_t i)
 {
     return ucm_bf16_decode(encoding_get16(scales + 2 * i));
+}
+
+/* tile: the number of the row's tile and head. */
+static void decode_group(const struct ucm_encoding_spec *spec, uint32_t section,
+                         const struct q4_layout *l, uint32_t row, uint64_t tile, uint32_t g,
+                         const uint8_t *coded, uint8_t *plain)
+{
+    uint32_t n = l->rotation, first = g * n, dim = spec->section[section].dim;
+    uint64_t at = (uint64_t)row * dim + first, of_tile = tile * l->row_bytes + first / 2;
+    bool k = spec->section[section].kind == UCM_ENCODING_K;
+    struct group group = group_of(spec, first, n, k ? coded + l->shifts + of_tile : NULL);
+    float u[GROUP], w[GROUP];
+
+    rotate_back(coded + at / 2, n, scale_at(coded + l->scales, (uint64_t)row * l->groups + g), u);
+    if (k)
+        rotate_back(coded + l->centres + of_tile, n,
+                    scale_at(coded + l->centre_scales, tile * l->groups + g), w);
+    for (uint32_t i = 0; i < n; i++) {
+        float x = (k ? u[i] + w[i] : u[i]) * group.factor[i];
+
+        encoding_put16(plain + 2 * (at + i), ucm_element_encode(spec->dtype, x));
+    }
 }
 
 static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const uint8_t *coded,
@@ -234,27 +292,14 @@ static void decode(const struct ucm_encoding_spec *spec, uint32_t section, const
     const struct ucm_encoding_section *s = &spec->section[section];
     struct q4_layout l = q4_layout(s);
 
-    for (uint32_t row = 0; row < encoding_rows(s); row++) {
-        uint64_t c = encoding_tile_of(s, row);
-
-        for (uint32_t g = 0; g < l.groups; g++) {
-            struct group group = {spec->seed, g * l.rotation, l.rotation};
-            uint64_t at = (uint64_t)row * s->dim + group.first;
-            float w[GROUP] = {0};
-
-            if (s->kind == UCM_ENCODING_K)
-                decode_centre(&group, coded + l.centres + c * l.row_bytes + group.first / 2,
-                              scale_at(coded + l.centre_scales, c * l.groups + g), w);
-            decode_group(&group, spec->dtype, coded + at / 2,
-                         scale_at(coded + l.scales, (uint64_t)row * l.groups + g), w,
-                         plain + 2 * at);
-        }
-    }
+    for (uint32_t row = 0; row < encoding_rows(s); row++)
+        for (uint32_t g = 0; g < l.groups; g++)
+            decode_group(spec, section, &l, row, encoding_tile_of(s, row), g, coded, plain);
 }
 
 const struct ucm_encoding_method encoding_q4 = {
     .number = UCM_ENCODING_Q4,
-    .version = 1,
+    .version = 2,
     .name = "q4",
     .dtypes = 1u << UCM_ENCODING_F16 | 1u << UCM_ENCODING_BF16,
     .uses_order = uses_order,

@@ -10,9 +10,9 @@ struct q4_unit {
     uint32_t tile, tokens; /* of the tile */
     uint32_t row_vectors, columns, column, head, vector;
     uint32_t signs; /* bit i: channel i of the vector is negated */
-    uint64_t plain, codes, scales, centres, centre_scales;
+    uint64_t plain, codes, scales, centres, centre_scales, shifts;
     uint64_t first, step; /* vectors: of the tile's first token, and from a token to the next */
-    uint32_t centre;      /* number of the centre's vector */
+    uint32_t centre;      /* number of the centre's vector, and of the shifts' */
     bool active;
 };
 
@@ -41,6 +41,7 @@ static __device__ __forceinline__ struct q4_unit q4_unit(const struct ucm_encodi
     u.scales = u.codes + aligned16((uint64_t)rows * s.dim / 2);
     u.centres = u.scales + aligned16(2ull * rows * groups);
     u.centre_scales = u.centres + aligned16((uint64_t)centres * s.dim / 2);
+    u.shifts = u.centre_scales + aligned16(2ull * centres * groups);
     u.step = s.order == UCM_ENCODING_NHD ? u.columns : u.row_vectors;
     u.first =
         (s.order == UCM_ENCODING_NHD ? (uint64_t)u.column
@@ -52,8 +53,10 @@ static __device__ __forceinline__ struct q4_unit q4_unit(const struct ucm_encodi
 
 /* ---- encoding ---- */
 
+/* divisors: what channels are multiplied by before. */
 template <uint32_t D, uint32_t L>
-static __device__ __forceinline__ void q4_rotate(uint4 x, uint32_t signs, uint32_t lane, float y[8])
+static __device__ __forceinline__ void q4_rotate(uint4 x, const float divisors[8], uint32_t lane,
+                                                 float y[8])
 {
     const uint32_t two[4] = {x.x, x.y, x.z, x.w};
 
@@ -61,8 +64,8 @@ static __device__ __forceinline__ void q4_rotate(uint4 x, uint32_t signs, uint32
     for (uint32_t i = 0; i < 8; i += 2) {
         float2 pair = element_pair<D>(two[i / 2]);
 
-        y[i] = __uint_as_float(__float_as_uint(pair.x) ^ signs << (31 - i) & 0x80000000u);
-        y[i + 1] = __uint_as_float(__float_as_uint(pair.y) ^ signs << (30 - i) & 0x80000000u);
+        y[i] = pair.x * divisors[i];
+        y[i + 1] = pair.y * divisors[i + 1];
     }
 #pragma unroll
     for (uint32_t stride = 1; stride < 8; stride *= 2)
@@ -82,6 +85,51 @@ static __device__ __forceinline__ void q4_rotate(uint4 x, uint32_t signs, uint32
 
             y[i] = lane & stride ? other - y[i] : y[i] + other;
         }
+}
+
+/* The median of the exponents of a group's channels, eight in each of its lanes. */
+template <uint32_t L>
+static __device__ __forceinline__ uint32_t q4_median(const uint32_t exponents[8])
+{
+    uint32_t m = 0;
+
+#pragma unroll
+    for (uint32_t bit = 128; bit > 0; bit /= 2) {
+        uint32_t below = 0;
+
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+            below += exponents[i] < (m | bit);
+#pragma unroll
+        for (uint32_t stride = 1; stride < L; stride *= 2)
+            below += __shfl_xor_sync(ALL, below, stride);
+        if (below < 4 * L)
+            m |= bit;
+    }
+    return m;
+}
+
+/* The shifts of a tile's channels, four bits each; x: its elements, or 0. */
+template <uint32_t D, uint32_t L>
+static __device__ __forceinline__ uint32_t q4_level(const uint4 x[UCM_Q4_TILE])
+{
+    uint32_t most[4] = {0, 0, 0, 0}, exponents[8], median, shifts = 0;
+
+#pragma unroll
+    for (uint32_t t = 0; t < UCM_Q4_TILE; t++) {
+        most[0] = __vmaxu2(most[0], element_finite<D>(x[t].x));
+        most[1] = __vmaxu2(most[1], element_finite<D>(x[t].y));
+        most[2] = __vmaxu2(most[2], element_finite<D>(x[t].z));
+        most[3] = __vmaxu2(most[3], element_finite<D>(x[t].w));
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        exponents[i] = element_magnitude<D>(most[i / 2] >> i % 2 * 16 & 0xffffu) >> 23;
+    median = q4_median<L>(exponents);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        shifts |= ucm_q4_shift(exponents[i], median) << 4 * i;
+    return shifts;
 }
 
 /* The largest magnitude of a group as bits: those of infinity or more if one is not finite. */
@@ -159,6 +207,11 @@ static __device__ __forceinline__ uint2 q4_levels(uint32_t codes)
 template <uint32_t D, uint32_t L>
 static __device__ __forceinline__ void q4_encode_v(const struct q4_unit &u, uint32_t lane)
 {
+    float divisors[8];
+
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        divisors[i] = ucm_q4_divisor(0, u.signs >> i & 1);
 #pragma unroll 4
     for (uint32_t t = 0; t < u.tokens; t++) {
         uint64_t vector = u.first + t * u.step;
@@ -166,7 +219,7 @@ static __device__ __forceinline__ void q4_encode_v(const struct q4_unit &u, uint
         uint32_t code, scale;
         float y[8];
 
-        q4_rotate<D, L>(x, u.signs, lane, y);
+        q4_rotate<D, L>(x, divisors, lane, y);
         code = q4_quantise<L>(y, &scale);
         if (u.active)
             q4_store<L>(u.codes, u.scales, vector, code, scale, lane);
@@ -202,17 +255,24 @@ static __device__ __forceinline__ bool q4_centre_serves(const float y[UCM_Q4_TIL
 template <uint32_t D, uint32_t L>
 static __device__ __forceinline__ void q4_encode_k(const struct q4_unit &u, uint32_t lane)
 {
-    float y[UCM_Q4_TILE][8], c[8], part = 1.0f / (float)u.tokens, s;
-    uint32_t code, scale;
+    float y[UCM_Q4_TILE][8], divisors[8], c[8], part = 1.0f / (float)u.tokens, s;
+    uint32_t code, scale, shifts;
+    uint4 x[UCM_Q4_TILE];
     uint2 levels;
 
 #pragma unroll
-    for (uint32_t t = 0; t < UCM_Q4_TILE; t++) {
-        uint4 x = u.active && t < u.tokens ? __ldcs((const uint4 *)u.plain + u.first + t * u.step)
-                                           : make_uint4(0, 0, 0, 0);
-
-        q4_rotate<D, L>(x, u.signs, lane, y[t]);
-    }
+    for (uint32_t t = 0; t < UCM_Q4_TILE; t++)
+        x[t] = u.active && t < u.tokens ? __ldcs((const uint4 *)u.plain + u.first + t * u.step)
+                                        : make_uint4(0, 0, 0, 0);
+    shifts = q4_level<D, L>(x);
+    if (u.active)
+        __stcs((uint32_t *)u.shifts + u.centre, shifts);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        divisors[i] = ucm_q4_divisor(shifts >> 4 * i & 15, u.signs >> i & 1);
+#pragma unroll
+    for (uint32_t t = 0; t < UCM_Q4_TILE; t++)
+        q4_rotate<D, L>(x[t], divisors, lane, y[t]);
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++) {
         c[i] = y[0][i];
@@ -251,11 +311,10 @@ static __device__ __forceinline__ void q4_encode_k(const struct q4_unit &u, uint
 
 /* ---- decoding ---- */
 
-/* The levels rotated back, of eight channels with their signs, as floats that are integers. Two sums share
- * a word, a + b * 2^16, which is as linear as they are; none reaches 2^15. */
+/* The levels rotated back, of eight channels, as floats that are integers. Two sums share a word,
+ * a + b * 2^16, which is as linear as they are; none reaches 2^15. */
 template <uint32_t L>
-static __device__ __forceinline__ void q4_rotate_back(uint32_t codes, uint32_t signs, uint32_t lane,
-                                                      float out[8])
+static __device__ __forceinline__ void q4_rotate_back(uint32_t codes, uint32_t lane, float out[8])
 {
     uint2 levels = q4_levels(codes);
     uint32_t p[4] = {q4_permute(levels.x, levels.y, 0xc480), q4_permute(levels.x, levels.y, 0xd591),
@@ -281,12 +340,10 @@ static __device__ __forceinline__ void q4_rotate_back(uint32_t codes, uint32_t s
 #pragma unroll
     for (uint32_t k = 0; k < 4; k++) {
         int32_t low = (int16_t)p[k], high = (int32_t)(p[k] - (uint32_t)low) >> 16;
-        int32_t of_low = (int32_t)(signs << (31 - k)) >> 31,
-                of_high = (int32_t)(signs << (27 - k)) >> 31;
 
         /* As the low bits of 1.5 * 2^23 an integer is a float already. */
-        out[k] = __int_as_float(((low + high) ^ of_low) - of_low + 0x4b400000) - 12582912.0f;
-        out[k + 4] = __int_as_float(((low - high) ^ of_high) - of_high + 0x4b400000) - 12582912.0f;
+        out[k] = __int_as_float(low + high + 0x4b400000) - 12582912.0f;
+        out[k + 4] = __int_as_float(low - high + 0x4b400000) - 12582912.0f;
     }
 }
 
@@ -299,12 +356,13 @@ template <uint32_t D> static __device__ __noinline__ uint4 q4_pack_rare(const fl
     return make_uint4(two[0], two[1], two[2], two[3]);
 }
 
-/* Neither NaN, nor can a sum of 2^14 of each overflow. */
-template <uint32_t D> static __device__ __forceinline__ bool q4_sane(float part, float centre)
+/* Neither NaN, nor can a sum of 2^14 of each overflow, times `factor`, the largest of a lane. */
+template <uint32_t D>
+static __device__ __forceinline__ bool q4_sane(float part, float centre, float factor)
 {
     const float most = D == UCM_ENCODING_BF16 ? 0x1p100f : 1.0f;
 
-    return fabsf(part) < most && fabsf(centre) < most;
+    return fabsf(part) * factor < most && fabsf(centre) * factor < most;
 }
 
 template <uint32_t D, uint32_t L, bool CENTRE>
@@ -312,7 +370,8 @@ static __device__ __forceinline__ void q4_decode(const struct q4_unit &u, uint32
 {
     const float of = 1.0f / (float)(8 * L);
     uint32_t codes[UCM_Q4_TILE], scales[UCM_Q4_TILE], centre = 0;
-    float w[8] = {0, 0, 0, 0, 0, 0, 0, 0}, of_centre = 0;
+    uint32_t shifts = 0;
+    float w[8], factors[8], of_centre = 0, factor = 0;
 
 #pragma unroll
     for (uint32_t t = 0; t < UCM_Q4_TILE; t++) {
@@ -327,11 +386,17 @@ static __device__ __forceinline__ void q4_decode(const struct q4_unit &u, uint32
             centre = __ldcs((const uint32_t *)u.centres + u.centre);
             of_centre =
                 ucm_bf16_decode(__ldcs((const uint16_t *)u.centre_scales + u.centre / L)) * of;
+            shifts = __ldcs((const uint32_t *)u.shifts + u.centre);
         }
-        q4_rotate_back<L>(centre, u.signs, lane, w);
+        q4_rotate_back<L>(centre, lane, w);
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++)
             w[i] *= of_centre;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) {
+        factors[i] = ucm_q4_factor(shifts >> 4 * i & 15, u.signs >> i & 1);
+        factor = fmaxf(factor, fabsf(factors[i]));
     }
 #pragma unroll
     for (uint32_t t = 0; t < UCM_Q4_TILE; t++) {
@@ -340,11 +405,11 @@ static __device__ __forceinline__ void q4_decode(const struct q4_unit &u, uint32
 
         if (t >= u.tokens)
             break;
-        q4_rotate_back<L>(codes[t], u.signs, lane, x);
+        q4_rotate_back<L>(codes[t], lane, x);
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++)
-            x[i] = x[i] * part + w[i];
-        if (q4_sane<D>(part, of_centre))
+            x[i] = (CENTRE ? x[i] * part + w[i] : x[i] * part) * factors[i];
+        if (q4_sane<D>(part, of_centre, factor))
             out = make_uint4(element_pack<D>(x[0], x[1]), element_pack<D>(x[2], x[3]),
                              element_pack<D>(x[4], x[5]), element_pack<D>(x[6], x[7]));
         else
@@ -391,6 +456,7 @@ template <uint32_t D> struct q4 {
             if (k) {
                 pad16(u.centres, (uint64_t)centres * s.dim / 2, lane);
                 pad16(u.centre_scales, 2ull * centres * groups, lane);
+                pad16(u.shifts, (uint64_t)centres * s.dim / 2, lane);
             }
         }
         if (lanes == 16)

@@ -8,10 +8,11 @@
 struct q4_layout {
     uint32_t rotation, groups; /* channels of a group, groups of a row */
     uint32_t row_bytes;        /* of codes */
-    uint64_t codes_end, scales, scales_end, centres, centres_end, centre_scales, end;
+    uint64_t codes_end, scales, scales_end, centres, centres_end, centre_scales, centre_scales_end,
+        shifts, end;
 };
 
-/* Centres are those of K; without them the last two arrays are empty. */
+/* Centres and shifts are those of K; without them the last three arrays are empty. */
 static inline struct q4_layout q4_layout(const struct ucm_encoding_section *s)
 {
     uint32_t rows = encoding_rows(s), tiles = encoding_tiles(s) * s->heads;
@@ -26,7 +27,9 @@ static inline struct q4_layout q4_layout(const struct ucm_encoding_section *s)
     l.centres = encoding_align(l.scales_end);
     l.centres_end = l.centres + (uint64_t)tiles * l.row_bytes;
     l.centre_scales = encoding_align(l.centres_end);
-    l.end = l.centre_scales + UINT64_C(2) * tiles * l.groups;
+    l.centre_scales_end = l.centre_scales + UINT64_C(2) * tiles * l.groups;
+    l.shifts = encoding_align(l.centre_scales_end);
+    l.end = l.shifts + (uint64_t)tiles * l.row_bytes;
     return l;
 }
 
@@ -35,6 +38,7 @@ static inline void q4_pad(const struct q4_layout *l, uint8_t *coded)
     encoding_pad(coded, l->codes_end, l->scales);
     encoding_pad(coded, l->scales_end, l->centres);
     encoding_pad(coded, l->centres_end, l->centre_scales);
+    encoding_pad(coded, l->centre_scales_end, l->shifts);
     encoding_pad(coded, l->end, encoding_align(l->end));
 }
 

@@ -108,7 +108,7 @@ static struct ucm_encoding_spec spec_of(const struct line *l)
 {
     return (struct ucm_encoding_spec){
         .encoding = l->encoding,
-        .version = 1,
+        .version = ucm_encoding_method(l->encoding)->version,
         .dtype = l->dtype,
         .n_sections = 1,
         .section = {{.tokens = TOKENS, .heads = HEADS, .dim = DIM}},

@@ -9,6 +9,7 @@
 VISIBLE uint32_t test_isa(uint32_t most);
 VISIBLE uint32_t test_spec_bytes(void);
 VISIBLE uint32_t test_number(const char *name);
+VISIBLE uint32_t test_version(const char *name);
 VISIBLE const char *test_name(uint32_t i);
 VISIBLE int test_check(const struct ucm_encoding_spec *spec, char *why);
 VISIBLE uint64_t test_bytes(const struct ucm_encoding_spec *spec, uint32_t section);
@@ -33,6 +34,11 @@ uint32_t test_spec_bytes(void)
 uint32_t test_number(const char *name)
 {
     return ucm_encoding_method_named(name)->number;
+}
+
+uint32_t test_version(const char *name)
+{
+    return ucm_encoding_method_named(name)->version;
 }
 
 /* Of the encoding at place i of the table; NULL behind the last. */

@@ -132,6 +132,7 @@ def int8_decode(spec, arrays):
 MAGNITUDES = (6, 18, 31, 44, 59, 76, 97, 127)
 BETWEEN = (12, 24.5, 37.5, 51.5, 67.5, 86.5, 112)
 CENTRE_MOST = f32(1.25)
+LEVEL, SHIFT_MOST = 2, 15  # octaves above the median channel's that are left alone, and that are taken off at most
 
 
 def rotation(dim):
@@ -213,30 +214,52 @@ def from_nibbles(packed, count):
     return np.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1)[:, :count]
 
 
+def shifts(x):
+    """Of a tile's elements [n, tokens, heads, dim] as float32, those of its channels [n, heads, groups, rotation]."""
+    exponent = groups(np.ascontiguousarray(largest(x, 1)[:, 0]).view(u32) >> u32(23)).astype(np.int32)
+    median = np.sort(exponent, axis=-1)[..., exponent.shape[-1] // 2 - 1, None]
+    return np.clip(exponent - median - LEVEL, 0, SHIFT_MOST).astype(u8)
+
+
+def unshifted(spec):
+    return np.zeros((1, -(-spec.tokens // TILE), 1, 1, 1), u8)
+
+
+def factors(spec, shift):
+    """What each channel of a group was divided by; shift: [..., groups, rotation]"""
+    return np.ldexp(groups(signs(spec.seed, spec.dim)).astype(f32), shift.astype(np.int32))
+
+
+def by_token(x, tokens):
+    """What tiles have [n, tiles, ...], of each token."""
+    return np.repeat(x, TILE, 1)[:, :tokens]
+
+
 def q4_encode(spec, x):
     with errstate(invalid="ignore", over="ignore"):
-        y = hadamard(groups(to_f32(spec.dtype, x) * signs(spec.seed, spec.dim).astype(f32)))
+        x = to_f32(spec.dtype, x)
+        shift = np.stack([shifts(t) for t in tiles(x)], 1) if spec.kind == K else unshifted(spec)
+        y = hadamard(groups(x) / by_token(factors(spec, shift), x.shape[1]))
         centres = []
         if spec.kind == K:
             parts = [subtract_centre(t) for t in tiles(y)]
             y = np.concatenate([p[0] for p in parts], 1)
-            centres = [np.stack([p[1] for p in parts], 1), np.stack([p[2] for p in parts], 1)]
+            centres = [np.stack([p[1] for p in parts], 1), np.stack([p[2] for p in parts], 1), shift]
         code, scale = quantise(y)
     return [code, scale, *centres]
 
 
 def q4_decode(spec, arrays):
     def back(code, scale):
-        sums = hadamard(levels(code)) * groups(signs(spec.seed, spec.dim))
         part = bf16(scale) * f32(1 / rotation(spec.dim))
-        return sums.astype(f32) * part[..., None]
+        return hadamard(levels(code)).astype(f32) * part[..., None]
 
     with errstate(invalid="ignore", over="ignore"):
-        y = back(*arrays[:2])
-        w = np.zeros(1, f32)
+        y, shift = back(*arrays[:2]), unshifted(spec)
         if spec.kind == K:
-            w = np.repeat(back(*arrays[2:]), TILE, 1)[:, :y.shape[1]]
-        return from_f32(spec.dtype, (y + w).reshape(y.shape[:3] + (spec.dim,)))
+            y, shift = y + by_token(back(*arrays[2:4]), spec.tokens), arrays[4]
+        y = y * by_token(factors(spec, shift), spec.tokens)
+        return from_f32(spec.dtype, y.reshape(y.shape[:3] + (spec.dim,)))
 
 
 # ---- lossless ----
@@ -316,7 +339,7 @@ def layout(spec):
         return [(np.int8, (T, H, D), True, False), (u16, (H, D), False, False) if by_channel else (u16, (T, H), True, False)]
     if spec.encoding == "q4":
         G, R = D // rotation(D), rotation(D)
-        centres = [(u8, (n_tiles, H, G, R), False, True), (u16, (n_tiles, H, G), False, False)]
+        centres = [(u8, (n_tiles, H, G, R), False, True), (u16, (n_tiles, H, G), False, False), (u8, (n_tiles, H, G, R), False, True)]
         return [(u8, (T, H, G, R), True, True), (u16, (T, H, G), True, False)] + (centres if spec.kind == K else [])
     return [(u8, (T, H, D), True, False), (u8, (T, H, D), True, True), (u8, (n_tiles, H), False, False), (u32, (), False, False),
             (u32, (lossless_room(spec),), False, False)]

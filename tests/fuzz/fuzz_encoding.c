@@ -22,7 +22,7 @@ static struct ucm_encoding_spec spec_of(const uint8_t head[HEAD])
 {
     struct ucm_encoding_spec spec = {
         .encoding = head[0] % 6,
-        .version = 1 + head[0] / 250,
+        .version = 1 + (head[0] % 6 == UCM_ENCODING_Q4) + head[0] / 250,
         .dtype = head[1] % 5,
         .n_sections = 1 + head[2] % 2,
         .axis = head[3] % 3,

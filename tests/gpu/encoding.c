@@ -42,7 +42,7 @@ struct ucm_encoding_spec encoding_spec(uint32_t encoding, uint32_t dtype, uint32
                                        uint32_t heads, uint32_t dim, uint32_t order, uint32_t axis)
 {
     struct ucm_encoding_spec s = {.encoding = encoding,
-                                  .version = 1,
+                                  .version = ucm_encoding_method(encoding)->version,
                                   .dtype = dtype,
                                   .n_sections = 2,
                                   .axis = axis,

@@ -21,7 +21,7 @@ static struct ucm_encoding_spec spec_of(uint32_t encoding)
     struct ucm_encoding_spec s = {};
 
     s.encoding = encoding;
-    s.version = 1;
+    s.version = ucm_encoding_method(encoding)->version;
     s.dtype = UCM_ENCODING_BF16;
     s.n_sections = 2;
     for (uint32_t i = 0; i < 2; i++) {

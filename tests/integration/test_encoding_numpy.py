@@ -39,7 +39,7 @@ assert LIB.test_spec_bytes() == ctypes.sizeof(CSpec)
 
 def c_spec(s):
     """Both sections are s, but for their kinds."""
-    spec = CSpec(encoding=LIB.test_number(s.encoding.encode()), version=1, dtype=DTYPES[s.dtype], n_sections=2, axis=s.axis, seed=s.seed)
+    spec = CSpec(encoding=LIB.test_number(s.encoding.encode()), version=LIB.test_version(s.encoding.encode()), dtype=DTYPES[s.dtype], n_sections=2, axis=s.axis, seed=s.seed)
     for i in range(2):
         spec.section[i] = CSection(i, s.tokens, s.heads, s.dim, s.order)
     why = ctypes.create_string_buffer(200)
@@ -60,7 +60,8 @@ def numpy_decode(s, coded):
 def rows_of(rng, dtype, shape, kind):
     """Raw elements."""
     x = rng.standard_normal(shape).astype(np.float32)
-    x[..., 0] *= 30  # a channel that stands out, as keys have them
+    x[..., 0] *= 30  # channels that stand out, as keys have them
+    x[..., 1::7] *= 2.0 ** rng.integers(-3, 19 if dtype == "bf16" else 9)
     raw = methods.from_f32(dtype, x)
     bits = rng.integers(0, 65536, shape).astype(np.uint16)
     inf = int(methods.infinity(dtype))
@@ -148,7 +149,7 @@ class Identity(unittest.TestCase):
         for name, axis, order, seed in (("fp8", 0, 0, 0), ("int8", 1, 1, 0), ("q4", 0, 1, 12345678901234567890), ("lossless", 0, 1, 0)):
             spec = c_spec(Spec(name, "bf16", K, 16, 8, 128, 1, 1, 12345678901234567890))
             LIB.test_identity(ctypes.byref(spec), out)
-            want = struct.pack("<6IQ10I", 1, spec.encoding, 1, 2, 2, axis, seed,
+            want = struct.pack("<6IQ10I", 1, spec.encoding, spec.version, 2, 2, axis, seed,
                                0, 16, 8, 128, order, 1, 16, 8, 128, order if name == "lossless" else 0)
             self.assertEqual(bytes(out), want.ljust(96, b"\0"), name)
 

@@ -40,7 +40,7 @@ RIG_FN struct ucm_encoding_spec rig_spec(uint32_t encoding, uint32_t dtype, uint
 {
     return (struct ucm_encoding_spec){
         .encoding = encoding,
-        .version = 1,
+        .version = ucm_encoding_method(encoding)->version,
         .dtype = dtype,
         .n_sections = 2,
         .section = {{.kind = UCM_ENCODING_K, .tokens = tokens, .heads = heads, .dim = dim},

@@ -1,4 +1,4 @@
-/* q4: scales, codes, rotation, centres, the stated error, what is not finite. */
+/* q4: scales, codes, rotation, shifts, centres, the stated error, what is not finite. */
 #include "kernels/encoding/q4_layout.h"
 #include "tests/unit/encoding_rig.h"
 
@@ -28,9 +28,19 @@ Test(encoding_q4, sizes)
     uint32_t rows = 16 * 8;
 
     cr_assert_eq(ucm_encoding_bytes(&spec, 1), rows * 64 + rows * 2);
-    cr_assert_eq(ucm_encoding_bytes(&spec, 0), (rows + 8) * 64 + (rows + 8) * 2);
+    cr_assert_eq(ucm_encoding_bytes(&spec, 0), (rows + 8) * 64 + (rows + 8) * 2 + 8 * 64);
     spec.section[0].tokens = 17;
-    cr_assert_eq(ucm_encoding_bytes(&spec, 0), (17 * 8 + 2 * 8) * 66);
+    cr_assert_eq(ucm_encoding_bytes(&spec, 0), (17 * 8 + 2 * 8) * 66 + 2 * 8 * 64);
+}
+
+Test(encoding_q4, version_1_is_refused)
+{
+    struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 8, 128);
+    char why[UCM_ENCODING_WHY];
+
+    spec.version = 1;
+    cr_assert_eq(ucm_encoding_check(&spec, why), -EINVAL);
+    cr_assert_str_eq(why, "version 1 of q4 is not known here; 2 is");
 }
 
 /* Each code's level is a value that it is chosen for; the largest error is 15 scales. */
@@ -60,7 +70,20 @@ static double norm(const float *x, uint32_t n)
     return sqrt(sum);
 }
 
-struct found { /* of a group of a row */
+/* The shift of a channel of the group that begins with element `first`; that group is of one tile. */
+static uint32_t shift_of(const struct rig_section *r, uint64_t first, uint32_t channel)
+{
+    const struct ucm_encoding_section *s = &r->spec.section[r->section];
+    struct q4_layout l = q4_layout(s);
+    uint64_t tile = encoding_tile_of(s, (uint32_t)(first / s->dim));
+    uint64_t at = tile * s->dim + first % s->dim + channel;
+
+    if (s->kind == UCM_ENCODING_V)
+        return 0;
+    return r->coded[l.shifts + at / 2] >> 4 * (at % 2) & 15u;
+}
+
+struct found { /* of a group of a row: values as they are levelled */
     float x[128], y[128], error[128];
     bool finite, nan; /* all of x are; all of y are NaN */
 };
@@ -70,8 +93,10 @@ static struct found find(const struct rig_section *r, uint64_t first, uint32_t n
     struct found f = {.finite = true, .nan = true};
 
     for (uint32_t i = 0; i < n; i++) {
-        f.x[i] = rig_value(&r->spec, r->plain, first + i);
-        f.y[i] = rig_value(&r->spec, r->again, first + i);
+        float divisor = ucm_q4_divisor(shift_of(r, first, i), 0);
+
+        f.x[i] = rig_value(&r->spec, r->plain, first + i) * divisor;
+        f.y[i] = rig_value(&r->spec, r->again, first + i) * divisor;
         f.error[i] = f.x[i] - f.y[i];
         f.finite = f.finite && !ucm_not_finite(f.x[i]);
         f.nan = f.nan && ucm_is_nan(f.y[i]);
@@ -156,6 +181,100 @@ Test(encoding_q4, centres_make_keys_better)
     }
     cr_assert_lt(lost[1], 0.12 * length / 2);
     cr_assert_lt(lost[0], 0.3 * lost[1]);
+}
+
+static void put_bits(const struct rig_section *r, uint64_t i, uint32_t bits)
+{
+    memcpy(r->plain + 2 * i, &(uint16_t){(uint16_t)bits}, 2);
+}
+
+static void put(const struct rig_section *r, uint64_t i, float x)
+{
+    put_bits(r, i, ucm_element_encode(r->spec.dtype, x));
+}
+
+/* Of a tile of 5 rows channel c is 2^c in one row, if it is below `channels`, and 1 elsewhere. */
+static struct rig_section stairs(uint32_t dtype, uint32_t channels)
+{
+    struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, dtype, 5, 1, 32);
+    struct rig_section r = rig_section(&spec, 0, 0);
+
+    for (uint32_t i = 0; i < 5 * 32; i++)
+        put(&r, i, i / 32 == i % 5 && i % 32 < channels ? ldexpf(1, (int)(i % 32)) : 1);
+    return r;
+}
+
+Test(encoding_q4, shifts_are_octaves_above_the_median_channel)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        struct rig_section r = stairs(dtypes[i], 16); /* the median channel is 1 */
+
+        for (uint32_t row = 0; row < 5; row++) /* of channel 9 only one row counts */
+            put_bits(&r, row * 32 + 9,
+                     row == 3 ? ucm_element_inf(dtypes[i]) : ucm_element_nan(dtypes[i]));
+        put(&r, 2 * 32 + 9, 3);
+        put(&r, 20, 0);
+        ucm_encode(&r.spec, 0, r.plain, r.coded);
+        for (uint32_t c = 0; c < 32; c++)
+            cr_assert_eq(shift_of(&r, 0, c), c == 9 || c <= 2 || c >= 16 ? 0 : c - 2, "channel %u",
+                         c);
+        rig_free(&r);
+    }
+}
+
+Test(encoding_q4, shifts_are_15_at_most)
+{
+    struct rig_section r = stairs(UCM_ENCODING_BF16, 15);
+
+    for (uint32_t c = 17; c < 32; c++)
+        put(&r, c, ldexpf(1, (int)c));
+    ucm_encode(&r.spec, 0, r.plain, r.coded);
+    /* 2^0 to 2^14, two more of 2^0, then 2^17 to 2^31: the 16th smallest is 2^13. */
+    for (uint32_t c = 0; c < 32; c++)
+        cr_assert_eq(shift_of(&r, 0, c), c <= 16 ? 0 : c - 15 < 15 ? c - 15 : 15, "channel %u", c);
+    rig_free(&r);
+}
+
+/* Zeros are channels like others; where they are most of them all others are shifted alike. */
+Test(encoding_q4, shifts_of_zeros)
+{
+    struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 1, 64);
+    struct rig_section r = rig_section(&spec, 0, 0);
+
+    for (uint32_t i = 0; i < 16 * 64; i++)
+        put(&r, i, i % 64 < 20 ? rig_normal() : 0);
+    ucm_encode(&spec, 0, r.plain, r.coded);
+    ucm_decode(&spec, 0, r.coded, r.again);
+    for (uint32_t c = 0; c < 64; c++)
+        cr_assert_eq(shift_of(&r, 0, c), c < 20 ? 15 : 0);
+    check_section(&r);
+    rig_free(&r);
+}
+
+/* What one channel pair is does not change what is lost of the others. */
+Test(encoding_q4, outliers_do_not_set_the_scale)
+{
+    double lost[4];
+
+    for (uint32_t i = 0; i < 4; i++) {
+        struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 64, 2, 128);
+        struct rig_section r = rig_section(&spec, 0, 0);
+        float larger = ldexpf(1, (int)(5 * i));
+
+        rig_state = 9;
+        for (uint32_t e = 0; e < 64 * 2 * 128; e++)
+            put(&r, e, rig_normal() * (e % 64 == 17 ? larger : 1.0f));
+        ucm_encode(&spec, 0, r.plain, r.coded);
+        ucm_decode(&spec, 0, r.coded, r.again);
+        lost[i] = 0;
+        for (uint32_t e = 0; e < 64 * 2 * 128; e++)
+            if (e % 64 != 17)
+                lost[i] +=
+                    fabs((double)(rig_value(&spec, r.plain, e) - rig_value(&spec, r.again, e)));
+        rig_free(&r);
+    }
+    for (uint32_t i = 1; i < 4; i++)
+        cr_assert(lost[i] < 1.15 * lost[0], "2^%u: %g, not %g", 5 * i, lost[i], lost[0]);
 }
 
 /* The seed and the order of K's rows are part of the identity. */

@@ -10,9 +10,10 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* What all groups need: 0 or the sign bit of each channel. */
+/* Of a row's channels: 0, or the sign bit of those that the rotation negates; and 1 with that sign. */
 struct signs {
     uint32_t bit[UCM_ENCODING_DIM_MAX];
+    float one[UCM_ENCODING_DIM_MAX];
 };
 
 static void find_signs(struct signs *s, uint64_t seed, uint32_t dim)
@@ -20,8 +21,10 @@ static void find_signs(struct signs *s, uint64_t seed, uint32_t dim)
     for (uint32_t word = 0; 64 * word < dim; word++) {
         uint64_t bits = ucm_q4_signs(seed, word);
 
-        for (uint32_t c = 64 * word; c < dim && c < 64 * word + 64; c++, bits >>= 1)
+        for (uint32_t c = 64 * word; c < dim && c < 64 * word + 64; c++, bits >>= 1) {
             s->bit[c] = (uint32_t)(bits & 1) << 31;
+            s->one[c] = bits & 1 ? -1.0f : 1.0f;
+        }
     }
 }
 
@@ -78,14 +81,12 @@ static void hadamard(float *y, uint32_t n)
     }
 }
 
-VEC_INLINE void rotate(uint32_t dtype, uint32_t n, const uint32_t *signs, const uint8_t *plain,
+/* divisors: what elements are multiplied by before. */
+VEC_INLINE void rotate(uint32_t dtype, uint32_t n, const float *divisors, const uint8_t *plain,
                        float *y)
 {
-    for (uint32_t i = 0; i < n; i += VEC) {
-        vec_u x = (vec_u)element_load(dtype, plain + 2 * i) ^ load_bits(signs + i);
-
-        vec_store(y + i, (vec_f)x);
-    }
+    for (uint32_t i = 0; i < n; i += VEC)
+        vec_store(y + i, element_load(dtype, plain + 2 * i) * vec_load(divisors + i));
     hadamard(y, n);
 }
 
@@ -146,6 +147,74 @@ VEC_INLINE void load_levels(const uint8_t *codes, uint32_t n, float *levels)
             vec_store(levels + i + j, vec_load_i8(bytes + j));
     }
 }
+
+/* ---- levelling ---- */
+
+/* Of n bytes, those that are below `bound`, which is 1 to 255. */
+VEC_INLINE uint32_t count_below(const uint8_t *x, uint32_t n, uint32_t bound)
+{
+    __m128i most = _mm_set1_epi8((char)(bound - 1));
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < n; i += 16) {
+        __m128i b = _mm_loadu_si128((const __m128i *)(x + i));
+
+        count += (uint32_t)__builtin_popcount(
+            (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_max_epu8(b, most), most)));
+    }
+    return count;
+}
+
+static uint32_t median(const uint8_t *x, uint32_t n)
+{
+    uint32_t m = 0;
+
+    for (uint32_t bit = 128; bit > 0; bit /= 2)
+        if (count_below(x, n, m | bit) < n / 2)
+            m |= bit;
+    return m;
+}
+
+/* The shifts of n channels of a tile's rows; divisors: what that makes of them, with the signs. */
+VEC_INLINE void level(uint32_t dtype, const uint8_t *const *row, uint32_t rows, uint32_t n,
+                      const uint32_t *signs, uint8_t *shifts, float *divisors)
+{
+    uint8_t exponents[GROUP], bytes[GROUP];
+    vec_u above;
+
+    for (uint32_t i = 0; i < n; i += VEC) {
+        vec_u most = vec_all(0);
+
+        for (uint32_t t = 0; t < rows; t++)
+            most = vec_max_u(most, element_magnitude(element_load(dtype, row[t] + 2 * i)));
+        vec_store_u8(exponents + i, most >> 23);
+    }
+    above = vec_all(median(exponents, n) + 2);
+    for (uint32_t i = 0; i < n; i += VEC) {
+        vec_u shift = vec_max_u(vec_load_u8(exponents + i), above) - above;
+
+        shift = vec_select(vec_less(shift, 15), shift, vec_all(15));
+        vec_store_u8(bytes + i, shift);
+        vec_store(divisors + i, (vec_f)((127 - shift) << 23 | load_bits(signs + i)));
+    }
+    for (uint32_t i = 0; i < n; i += 16)
+        pack_codes(shifts + i / 2, _mm_loadu_si128((const __m128i *)(bytes + i)));
+}
+
+/* The factors of n channels. */
+VEC_INLINE void unlevel(const uint8_t *shifts, uint32_t n, const uint32_t *signs, float *factors)
+{
+    uint8_t bytes[16];
+
+    for (uint32_t i = 0; i < n; i += 16) {
+        _mm_storeu_si128((__m128i *)bytes, unpack_codes(shifts + i / 2));
+        for (uint32_t j = 0; j < 16; j += VEC)
+            vec_store(factors + i + j,
+                      (vec_f)((vec_load_u8(bytes + j) + 127) << 23 | load_bits(signs + i + j)));
+    }
+}
+
+/* ---- K and V ---- */
 
 /* The rows of a tile and head, one group of them. */
 struct tile {
@@ -209,7 +278,7 @@ VEC_INLINE void encode_v(uint32_t dtype, const struct ucm_encoding_section *s,
     for (uint32_t i = 0; i < n; i++) {
         uint64_t at = (uint64_t)i * l->rotation;
 
-        rotate(dtype, l->rotation, signs->bit + at % s->dim, plain + 2 * at, y);
+        rotate(dtype, l->rotation, signs->one + at % s->dim, plain + 2 * at, y);
         encoding_put16(coded + l->scales + UINT64_C(2) * i,
                        quantise(y, l->rotation, largest(y, l->rotation), coded + at / 2));
     }
@@ -221,20 +290,26 @@ VEC_INLINE void encode_tile(uint32_t dtype, const struct ucm_encoding_section *s
 {
     uint32_t tile = c / s->heads, head = c % s->heads, first = g * l->rotation;
     struct tile t = {.rows = encoding_tile_tokens(s, tile), .n = l->rotation};
-    uint64_t row[UCM_Q4_TILE];
+    uint64_t number[UCM_Q4_TILE], at = (uint64_t)c * l->row_bytes + first / 2;
+    const uint8_t *row[UCM_Q4_TILE];
+    float divisors[GROUP];
     bool has;
 
     for (uint32_t i = 0; i < t.rows; i++) {
-        row[i] = encoding_row(s, tile * UCM_Q4_TILE + i, head);
-        rotate(dtype, t.n, signs->bit + first, plain + 2 * (row[i] * s->dim + first), t.y[i]);
+        number[i] = encoding_row(s, tile * UCM_Q4_TILE + i, head);
+        row[i] = plain + 2 * (number[i] * s->dim + first);
+    }
+    level(dtype, row, t.rows, t.n, signs->bit + first, coded + l->shifts + at, divisors);
+    for (uint32_t i = 0; i < t.rows; i++) {
+        rotate(dtype, t.n, divisors, row[i], t.y[i]);
         t.most[i] = largest(t.y[i], t.n);
     }
     encoding_put16(coded + l->centre_scales + UINT64_C(2) * (c * l->groups + g),
-                   centre(&t, coded + l->centres + (uint64_t)c * l->row_bytes + first / 2, &has));
+                   centre(&t, coded + l->centres + at, &has));
     for (uint32_t i = 0; i < t.rows; i++)
-        encoding_put16(coded + l->scales + 2 * (row[i] * l->groups + g),
+        encoding_put16(coded + l->scales + 2 * (number[i] * l->groups + g),
                        quantise(has ? t.less[i] : t.y[i], t.n, t.most[i],
-                                coded + (row[i] * s->dim + first) / 2));
+                                coded + (number[i] * s->dim + first) / 2));
 }
 
 VEC_INLINE void encode_section(uint32_t dtype, const struct ucm_encoding_section *s,
@@ -265,45 +340,33 @@ FORM(q4_encode)
 
 /* ---- decoding ---- */
 
-/* A group's values before rounding. All sums are integers below 2^24, so floats hold them; + 0
- * because an integer has no -0. */
-VEC_INLINE void rotate_back(const uint8_t *codes, uint32_t n, const uint32_t *signs, uint32_t scale,
-                            float *x)
+/* A group's values before they are levelled back. All sums are integers below 2^24, so floats hold
+ * them. */
+VEC_INLINE void rotate_back(const uint8_t *codes, uint32_t n, uint32_t scale, float *x)
 {
     vec_f part = vec_all_f(ucm_bf16_decode(scale) * (1.0f / (float)n));
 
     load_levels(codes, n, x);
     hadamard(x, n);
-    for (uint32_t i = 0; i < n; i += VEC) {
-        vec_f sum = (vec_f)((vec_u)vec_load(x + i) ^ load_bits(signs + i)) + vec_all_f(0.0f);
-
-        vec_store(x + i, sum * part);
-    }
-}
-
-/* w: what the centre adds, or zeros. */
-VEC_INLINE void decode_group(uint32_t dtype, const uint8_t *codes, uint32_t n,
-                             const uint32_t *signs, uint32_t scale, const float *w, uint8_t *plain)
-{
-    float x[GROUP];
-
-    rotate_back(codes, n, signs, scale, x);
     for (uint32_t i = 0; i < n; i += VEC)
-        vec_store_u16(plain + 2 * i, element_encode(dtype, vec_load(x + i) + vec_load(w + i)));
+        vec_store(x + i, vec_load(x + i) * part);
 }
 
 VEC_INLINE void decode_v(uint32_t dtype, const struct ucm_encoding_section *s,
                          const struct q4_layout *l, const struct signs *signs, const uint8_t *coded,
                          uint8_t *plain)
 {
-    const float zeros[GROUP] = {0};
-    uint32_t n = encoding_rows(s) * l->groups;
+    uint32_t rows = encoding_rows(s) * l->groups, n = l->rotation;
+    float x[GROUP];
 
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t at = (uint64_t)i * l->rotation;
+    for (uint32_t row = 0; row < rows; row++) {
+        uint64_t at = (uint64_t)row * n;
+        const float *factors = signs->one + at % s->dim;
 
-        decode_group(dtype, coded + at / 2, l->rotation, signs->bit + at % s->dim,
-                     encoding_get16(coded + l->scales + UINT64_C(2) * i), zeros, plain + 2 * at);
+        rotate_back(coded + at / 2, n, encoding_get16(coded + l->scales + UINT64_C(2) * row), x);
+        for (uint32_t i = 0; i < n; i += VEC)
+            vec_store_u16(plain + 2 * (at + i),
+                          element_encode(dtype, vec_load(x + i) * vec_load(factors + i)));
     }
 }
 
@@ -311,18 +374,22 @@ VEC_INLINE void decode_tile(uint32_t dtype, const struct ucm_encoding_section *s
                             const struct q4_layout *l, const struct signs *signs, uint32_t c,
                             uint32_t g, const uint8_t *coded, uint8_t *plain)
 {
-    uint32_t tile = c / s->heads, head = c % s->heads, first = g * l->rotation;
-    float w[GROUP];
+    uint32_t tile = c / s->heads, head = c % s->heads, n = l->rotation, first = g * n;
+    uint64_t of_tile = (uint64_t)c * l->row_bytes + first / 2;
+    float w[GROUP], factors[GROUP], x[GROUP];
 
-    rotate_back(coded + l->centres + (uint64_t)c * l->row_bytes + first / 2, l->rotation,
-                signs->bit + first,
+    rotate_back(coded + l->centres + of_tile, n,
                 encoding_get16(coded + l->centre_scales + UINT64_C(2) * (c * l->groups + g)), w);
-    for (uint32_t i = 0; i < encoding_tile_tokens(s, tile); i++) {
-        uint64_t row = encoding_row(s, tile * UCM_Q4_TILE + i, head), at = row * s->dim + first;
+    unlevel(coded + l->shifts + of_tile, n, signs->bit + first, factors);
+    for (uint32_t t = 0; t < encoding_tile_tokens(s, tile); t++) {
+        uint64_t row = encoding_row(s, tile * UCM_Q4_TILE + t, head), at = row * s->dim + first;
 
-        decode_group(dtype, coded + at / 2, l->rotation, signs->bit + first,
-                     encoding_get16(coded + l->scales + 2 * (row * l->groups + g)), w,
-                     plain + 2 * at);
+        rotate_back(coded + at / 2, n,
+                    encoding_get16(coded + l->scales + 2 * (row * l->groups + g)), x);
+        for (uint32_t i = 0; i < n; i += VEC)
+            vec_store_u16(
+                plain + 2 * (at + i),
+                element_encode(dtype, (vec_load(x + i) + vec_load(w + i)) * vec_load(factors + i)));
     }
 }
 
