@@ -279,7 +279,7 @@ class Sections(Tensors, unittest.TestCase):
             return type(name, (), {"block_size": 16, "num_kv_heads": 8, "head_size": 128, **more})()
 
         def of(one):
-            return identity.heads_of(SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=one)]))
+            return identity.heads_of(SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=one)]), "encoding")
         self.assertEqual(of(spec(head_size_v=128)), layout.Heads(16, 8, 128))
         self.assertEqual(of(spec("MLAAttentionSpec", num_kv_heads=1, head_size=576)), layout.Heads(16, 1, 576, False))
         several = spec("UniformTypeKVCacheSpecs", kv_cache_specs={"0": spec(), "1": spec()})

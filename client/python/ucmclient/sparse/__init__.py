@@ -12,7 +12,7 @@ ucmclient.sparse.cuda.
 
 from .chain import Appended, Chain, DigestNamespace, select
 from .choice import Choice, Mass, Score, Selection, TopK, choose, history_scores
-from .digest import Digest, Digests, Shape, box, hash, mean, stats, submean, tokens
+from .digest import Digest, Digests, Shape, box, hash_ as hash, mean, stats, submean, tokens
 from .prefetch import Prefetch, Prefetched, Prefetcher, PrefetcherStats, Priority
 from .schedule import LayerMode, Schedule, Step
 

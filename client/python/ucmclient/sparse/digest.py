@@ -126,8 +126,9 @@ def box(shape: Shape) -> Digest:
     return Digest("box", shape)
 
 
-def hash(shape: Shape, bits: int = 128, seed: int = 0, rope_bits: int = 0) -> Digest:
-    """GSA on device: 64, 128 or 256 sign bits a token and KV head, rope_bits of them for MLA's rotated part."""
+def hash_(shape: Shape, bits: int = 128, seed: int = 0, rope_bits: int = 0) -> Digest:
+    """sparse.hash (here the builtin, which Shape's own hash uses, would be hidden). GSA on device: 64, 128 or 256 sign bits a
+    token and KV head, rope_bits of them for MLA's rotated part."""
     return Digest("hash", shape, bits=bits, seed=seed, rope_bits=rope_bits)
 
 

@@ -25,8 +25,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from ..memory import SharedMemory, in_shared_memory
+from .digests import digest_of
 from .identity import EngineIdentity, Unsupported, block_tokens, check_engine, heads_of, identity_of, ranks_of
-from .layout import layout_of
+from .layout import Layout, layout_of
 from .plan import Plan
 from .scheduler import SchedulerHalf
 from .settings import Settings
@@ -34,6 +35,8 @@ from .worker import WorkerHalf
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+    from ..sparse.digest import Digest
 
 logger = init_logger("vllm.ucmclient")
 
@@ -103,8 +106,9 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
-        """True if all layers of a block should lie side by side, which makes one large copy."""
-        return self._settings.block_layout and not self._settings.layerwise
+        """True if all layers of a block should lie side by side, in one tensor, which makes one large copy."""
+        apart = self._settings.layerwise or self._settings.digests is not None
+        return self._settings.block_layout and not apart
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> Optional[str]:
@@ -124,8 +128,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         on_gpu = next(iter(kv_caches.values())).device.type == "cuda"
         if not on_gpu:
             self._shared = _share(kv_caches)
-        heads = heads_of(self._kv_config) if self._settings.encoding != "none" else None
-        layout = layout_of(kv_caches, self._kv_config.num_blocks, self._settings.layerwise, heads)
+        layout, digest = self._layout(kv_caches)
         tp_rank = _tensor_parallel_rank()
         ranks = ranks_of(self._config, self._kv_config, tp_rank)
         self._identity = identity_of(self._config, self._kv_config, layout, ranks, self._settings, _engine(self._config))
@@ -138,10 +141,23 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             writes=ranks.writes,
             on_gpu=on_gpu,
             event=_record_event if on_gpu else _no_event,
+            digest=digest,
         )
-        logger.info("%s", self._worker.companion.why)
-        if self._worker.stored_as:
-            logger.info("%s", self._worker.stored_as)
+        for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.digested_as):
+            if sentence:
+                logger.info("%s", sentence)
+
+    def _layout(self, kv_caches: dict[str, Any]) -> tuple[Layout, Optional[Digest]]:
+        settings, blocks = self._settings, self._kv_config.num_blocks
+        coded = heads_of(self._kv_config, "encoding") if settings.encoding != "none" else None
+        layout = layout_of(kv_caches, blocks, settings.layerwise or settings.digests is not None, coded)
+        if settings.digests is None:
+            return layout, None
+        tensors: dict[int, Any] = {}
+        for name, tensor in kv_caches.items():
+            tensors.setdefault(layout.numbers[name], tensor)
+        heads, cache_dtype = heads_of(self._kv_config, "digests"), str(self._config.cache_config.cache_dtype)
+        return layout, digest_of(settings.digests, list(tensors.values()), layout, heads, cache_dtype)
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any = None) -> None:
         self.register_kv_caches({"all": kv_cache})

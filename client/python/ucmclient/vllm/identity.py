@@ -112,16 +112,16 @@ def _engine_has_default_seed() -> bool:
     return hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")
 
 
-def heads_of(kv_cache_config: Any) -> Heads:
-    """What the engine says of its KV, for encodings. Of FP8 scales beside K and V it says nothing: layout.py sees types and
+def heads_of(kv_cache_config: Any, setting: str) -> Heads:
+    """What the engine says of its KV, for the setting that needs it. Of FP8 scales beside K and V it says nothing: layout.py sees types and
     sizes."""
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     found = {_heads(one) for one in getattr(spec, "kv_cache_specs", {"": spec}).values()}
     one = found.pop()
     if found or one is None:
         raise Unsupported(
-            "encoding: the model's layers have heads of several sizes, or K and V of different ones, which are not supported: "
-            'remove the setting "encoding"'
+            f"{setting}: the model's layers have heads of several sizes, or K and V of different ones, which are not supported: "
+            f'remove the setting "{setting}"'
         )
     return one
 

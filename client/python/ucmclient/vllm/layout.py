@@ -174,8 +174,13 @@ def _not_encoded(why: str, remedy: str) -> ValueError:
 _OR_NONE = 'or remove the setting "encoding"'
 
 
+def kind_of(tensor: Any) -> str:
+    """"bfloat16" and the like."""
+    return str(getattr(tensor, "dtype", "of an unknown type")).rpartition(".")[2]
+
+
 def _dtype(tensor: Any) -> str:
-    kind = str(getattr(tensor, "dtype", "of an unknown type")).rpartition(".")[2]
+    kind = kind_of(tensor)
     if kind in _DTYPES:
         return _DTYPES[kind]
     if "float8" in kind or kind == "uint8":
@@ -183,34 +188,69 @@ def _dtype(tensor: Any) -> str:
     raise _not_encoded(f"the KV cache is {kind}", f"start with --dtype bfloat16 (or float16), {_OR_NONE}")
 
 
-def _cell(tensor: Any, blocks: int, of: Heads) -> _Cell:
+@dataclass(frozen=True)
+class Axes:
+    """How many tokens, heads, kernel blocks and others a block has in a tensor, and from one of each to the next, in
+    elements."""
+
+    tokens: int
+    heads: int
+    dim: int
+    token_stride: int
+    head_stride: int
+    #: The engine's block is so many of the kernel's.
+    kernel: int
+    kernel_stride: int
+    #: 2: K and V of a token and head follow one another.
+    pair: int
+    heads_outside: bool
+    #: (stride, size) of what lies around rows, kernel blocks among them; the innermost first.
+    outer: tuple[tuple[int, int], ...]
+
+    @property
+    def alike(self) -> bool:
+        return self.tokens == self.heads > 1
+
+
+def axes_of(tensor: Any, blocks: int, of: Heads) -> Optional[Axes]:
+    """None: tokens and heads can't be told in that tensor."""
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     d = _block_dimension(shape, blocks)
     kernel = shape[d] // blocks
     dims = [(strides[i], kernel if i == d else shape[i]) for i in range(len(shape))]
-    sizes = [n for _, n in sorted(pair for pair in dims[:-1] if pair[1] > 1)]  # the innermost first
+    inner = sorted(pair for pair in dims[:-1] if pair[1] > 1)
     tokens = of.tokens // kernel
     wanted = {True: [n for n in (tokens, of.heads) if n > 1], False: [n for n in (of.heads, tokens) if n > 1]}
-    outside = next((way for way in (False, True) if sizes[: len(wanted[way])] == wanted[way]), None)
-    outer = sizes[len(wanted[False]) :]
+    outside = next((way for way in (False, True) if [n for _, n in inner[: len(wanted[way])]] == wanted[way]), None)
     pair = shape[-1] // of.dim
-    layers = prod(outer) * pair // (1 + of.values)
+    outer = inner[len(wanted[False]) :]
+    layers = prod(n for _, n in outer) * pair // (1 + of.values)
     if (
         outside is None
         or strides[-1] != 1
         or pair * of.dim != shape[-1]
         or pair not in ((1, 2) if of.values else (1,))
         or tokens * kernel != of.tokens
-        or layers * (1 + of.values) != prod(outer) * pair
+        or layers * (1 + of.values) != prod(n for _, n in outer) * pair
     ):
+        return None
+    found = [stride for stride, _ in inner]
+    first, second = (found.pop(0) if n > 1 else 0 for n in ((tokens, of.heads) if outside else (of.heads, tokens)))
+    token_stride, head_stride = (first, second) if outside else (second, first)
+    return Axes(tokens, of.heads, of.dim, token_stride, head_stride, kernel, strides[d], pair, outside, tuple(outer))
+
+
+def _cell(tensor: Any, blocks: int, of: Heads) -> _Cell:
+    axes = axes_of(tensor, blocks, of)
+    if axes is None:
         raise _not_encoded(
-            f"where K and V lie can't be told in a KV tensor of shape {shape} and strides {strides}, with {of.heads} heads "
-            f"of {of.dim} and blocks of {of.tokens} tokens",
+            f"where K and V lie can't be told in a KV tensor of shape {tuple(tensor.shape)} and strides "
+            f"{tuple(tensor.stride())}, with {of.heads} heads of {of.dim} and blocks of {of.tokens} tokens",
             f"use another attention backend, {_OR_NONE}",
         )
     return _Cell(
-        _dtype(tensor), tokens, of.heads, of.dim, pair, outside and of.heads > 1,
-        alike=tokens == of.heads > 1, halves=of.values and pair == 1 and outer == [2],
+        _dtype(tensor), axes.tokens, of.heads, of.dim, axes.pair, axes.heads_outside and of.heads > 1,
+        alike=axes.alike, halves=of.values and axes.pair == 1 and [n for _, n in axes.outer] == [2],
     )
 
 
@@ -246,11 +286,11 @@ def _sections(layers: Sequence[Sequence[Chunk]], cells: Sequence[_Cell]) -> Sect
 
 
 def layout_of(
-    kv_caches: Mapping[str, Any], blocks: int, layerwise: bool = False, heads: Optional[Heads] = None
+    kv_caches: Mapping[str, Any], blocks: int, apart: bool = False, heads: Optional[Heads] = None
 ) -> Layout:
     """Layers are in the mapping's order, which is the model's. Layers that share a tensor count as one. If all layers
-    of a block lie side by side, or layers differ in size, they form one shard, unless they are loaded layer by
-    layer. heads: chunks are cut so that an encoding takes them, and the layout has sections. Name and sizes are then the
+    of a block lie side by side, or layers differ in size, they form one shard. apart: they don't, because
+    they are loaded layer by layer, or digested. heads: chunks are cut so that an encoding takes them, and the layout has sections. Name and sizes are then the
     same as without, but for models with so many layers that all of a block are too much for one section."""
     layers: list[tuple[Chunk, ...]] = []
     descriptions: list[str] = []
@@ -271,13 +311,13 @@ def layout_of(
     sizes = {sum(chunk.size for chunk in layer) for layer in layers}
     whole = _joined([chunk for layer in layers for chunk in layer])
     side_by_side = len(whole) == 1 and not (cells and _too_large(cells[0].rows(whole[0].size // cells[0].bytes)))
-    if not layerwise and len(layers) > 1 and (side_by_side or len(sizes) > 1):
+    if not apart and len(layers) > 1 and (side_by_side or len(sizes) > 1):
         layers, numbers = [tuple(whole)], dict.fromkeys(numbers, 0)
         sizes = {sum(chunk.size for chunk in whole)}
     if len(sizes) > 1:
         raise ValueError(
-            f"layers keep {sorted(sizes)} bytes of a block; loading layer by layer needs layers of one size: set "
-            "layerwise to false"
+            f"layers keep {sorted(sizes)} bytes of a block; loading layer by layer needs layers of one size, and so do "
+            "digests: set layerwise to false, digests to none"
         )
     if sum(map(len, layers)) > _MAX_PLANES:
         raise ValueError(f"the KV tensors keep a block in {sum(map(len, layers))} pieces, more than {_MAX_PLANES}")

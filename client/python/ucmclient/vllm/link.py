@@ -15,6 +15,8 @@ from typing import Any, Optional, TypeVar
 
 from ..client import Client, EncodedNamespace, Namespace, Region, on_behalf_of
 from ..errors import Status, UcmError
+from ..sparse.chain import DigestNamespace
+from ..sparse.digest import Digest
 from .identity import EngineIdentity
 from .settings import Settings
 
@@ -27,11 +29,20 @@ Setup = Callable[[Namespace, float], Optional[Region]]
 
 
 class Link:
-    """One client, one namespace, and a worker's region. Calls through it take a bounded time, whatever the daemon
+    """One client, one namespace and its digests, and a worker's region. Calls through it take a bounded time, whatever the daemon
     does."""
 
-    def __init__(self, settings: Settings, identity: EngineIdentity, name: str, setup: Optional[Setup] = None):
+    def __init__(
+        self,
+        settings: Settings,
+        identity: EngineIdentity,
+        name: str,
+        setup: Optional[Setup] = None,
+        digest: Optional[Digest] = None,
+    ):
+        """digest: while this connection lasts, the daemon builds it of each block that is stored."""
         self.settings = settings
+        self._digest = digest
         self.identity = identity
         self.name = name
         self.setup = setup
@@ -43,6 +54,7 @@ class Link:
         self._search: Optional[threading.Thread] = None
         self._client: Optional[Client] = None
         self._ns: Optional[Namespace] = None
+        self._digests: Optional[DigestNamespace] = None
         self._region: Optional[Region] = None
         self._silent_until = 0.0
         #: The engine sleeps: its memory is not there.
@@ -74,9 +86,10 @@ class Link:
         client = Client(self.settings.socket, self.name, timeout=timeout)
         try:
             ns = self._encoded(client.namespace(self.identity, timeout=timeout), timeout)
+            digests = self._digested(ns, timeout)
             with self._setting_up:
                 region = None if self.setup is None or self._asleep else self.setup(ns, timeout)
-                self._publish(client, ns, region)
+                self._publish(client, ns, digests, region)
         except BaseException:
             client.close()
             raise
@@ -97,10 +110,23 @@ class Link:
             logger.warning("blocks are stored as they are, not as %s: %s", self.identity.encoding, error)
             return base
 
-    def _publish(self, client: Client, ns: Namespace, region: Optional[Region]) -> None:
+    def _digested(self, ns: Namespace, timeout: float) -> Optional[DigestNamespace]:
+        if self._digest is None:
+            return None
+        try:
+            return DigestNamespace(ns, self._digest, build=True, timeout=timeout)
+        except UcmError as error:
+            if self.settings.required or error.status != Status.UNSUPPORTED:
+                raise
+            logger.warning("blocks are stored without digests: %s", error)
+            return None
+
+    def _publish(
+        self, client: Client, ns: Namespace, digests: Optional[DigestNamespace], region: Optional[Region]
+    ) -> None:
         with self._lock:
             if not self._closed.is_set():
-                self._client, self._ns, self._region = client, ns, region
+                self._client, self._ns, self._digests, self._region = client, ns, digests, region
                 self._search = None  # the thread is about to end
                 return
         client.close()
@@ -131,6 +157,11 @@ class Link:
     def ns(self) -> Optional[Namespace]:
         """None while the daemon is away."""
         return self._ns if time.monotonic() >= self._silent_until else None
+
+    @property
+    def digests(self) -> Optional[DigestNamespace]:
+        """Of the namespace's blocks; None also if the daemon can't build them."""
+        return self._digests if time.monotonic() >= self._silent_until else None
 
     @property
     def region(self) -> Optional[Region]:
@@ -198,7 +229,7 @@ class Link:
     def _drop(self) -> None:
         with self._lock:
             client, self._client = self._client, None
-            self._ns = self._region = None
+            self._ns = self._digests = self._region = None
         if client is not None:
             client.close()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Optional
 
+from .digests import DigestSettings
 
 _CHOICES = {"companion": ("auto", "on", "off"), "encoding": ("none", "fp8", "int8", "q4", "lossless")}
 
@@ -61,6 +62,8 @@ class Settings:
     plain_first: int = 0
     #: Likewise of the last tokens that a request has when they are stored.
     plain_recent: int = 0
+    #: The digest that ucmd builds of each stored block (docs/retrieval.md); None: none.
+    digests: Optional[DigestSettings] = None
     #: Names the weights; None: the model's revision does.
     revision: Optional[str] = None
 
@@ -79,6 +82,9 @@ class Settings:
                 raise ValueError(
                     f"kv_connector_extra_config has no setting {name!r}; there are {', '.join(sorted(known))}"
                 )
+            if name == "digests":
+                values[name] = DigestSettings.parse(value)
+                continue
             wanted = str if known[name].default is None else type(known[name].default)
             if type(value) is not wanted and not (wanted is float and type(value) is int):
                 kind = "number" if wanted is float else wanted.__name__
@@ -99,5 +105,10 @@ class Settings:
         if settings.encoding == "none" and (settings.plain_first or settings.plain_recent):
             raise ValueError(
                 "kv_connector_extra_config: plain_first and plain_recent say what is not encoded: set encoding, too"
+            )
+        if settings.encoding != "none" and settings.digests is not None:
+            raise ValueError(
+                "kv_connector_extra_config: digests describe KV as it was computed, and ucmd builds them from what is stored: "
+                "set encoding to none, or digests"
             )
         return settings

@@ -16,6 +16,7 @@ from typing import Any, Optional
 from ..client import BlockResult, EncodedNamespace, Identity, Memory, Namespace, Plane, Region, Task, TaskResult
 from ..errors import Status, UcmError
 from ..memory import cuda_allocation, shared_memory_of
+from ..sparse.digest import Digest
 from .companion import Accompaniment, RegionMemory
 from .identity import Unsupported
 from .layout import Layout
@@ -89,6 +90,7 @@ class WorkerHalf:
         writes: bool,
         on_gpu: bool,
         event: Callable[[], Any],
+        digest: Optional[Digest] = None,
     ):
         """writes: this rank stores. event() records a GPU event after the step's work and returns it; None on a CPU."""
         self.settings = settings
@@ -99,7 +101,8 @@ class WorkerHalf:
         self._layout, self._on_gpu, self._part = layout, on_gpu, part
         self.companion = Accompaniment(settings, layout, on_gpu, writes)
         self._memory = region_memory(layout, on_gpu)
-        self.link = Link(settings, identity, name, self._register)
+        self._digest = digest if settings.store and writes else None
+        self.link = Link(settings, identity, name, self._register, self._digest)
         try:
             self.companion.started()
         except Unsupported:
@@ -139,6 +142,16 @@ class WorkerHalf:
             return f"blocks are stored as they are, not as {self.settings.encoding}"
         plain, coded = ns.block_bytes
         return f"blocks are stored as {ns.encoding}: {coded} bytes for {plain}, {plain / coded:.2f} times less"
+
+    @property
+    def digested_as(self) -> str:
+        """Likewise: which digests the daemon builds."""
+        if self._digest is None:
+            return ""
+        ns, method = self.link.digests, self._digest.method
+        if ns is None:
+            return f"{method} digests of stored blocks will be built if ucmd can"
+        return f"ucmd builds {method} digests of stored blocks: {self._digest.bytes} bytes a layer"
 
     def unregister(self) -> None:
         """Returns when the daemon has unmapped the memory. Idempotent. Drops this process's handles too: they keep

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""The vLLM connector's setting `digests`, in the small engine of tests/vllm against a real daemon: stored blocks get the digest of
+their K and V in every layout, engines share them, and a restart finds them."""
+
+import shutil
+import tempfile
+import unittest
+from unittest import mock
+
+from vllm_case import BLOCK, GPU, Case, Request, daemon, prompt, watch  # sets the paths
+import numpy
+import model
+from ucmclient import BlockResult, Plane, SharedMemory, sparse
+from ucmclient.errors import Status, UcmError
+from ucmclient.sparse import DigestNamespace
+
+LAYOUTS = ("split", "fused", "packed", "content")
+TOKENS = 100
+WHOLE = TOKENS // BLOCK
+
+
+class Digested(Case):
+    def digests(self, e, rank=0):
+        return e.ranks[rank].connector._worker.link.digests
+
+    def stored(self, name="cold", seed=500, **more):
+        """An engine that has stored a request's blocks, and the request."""
+        e = self.engine(**{"digests": "mean", **more})
+        request = Request(name, prompt(seed, TOKENS), outputs=1)
+        self.check(e, request)
+        return e, request
+
+    def keys(self, request):
+        return b"".join(request.block_hashes[:WHOLE])
+
+    def found(self, e, request):
+        return self.digests(e).lookup_prefix(self.keys(request)).blocks
+
+    def all_found(self, e, request):
+        self.eventually(lambda: self.found(e, request) == WHOLE)
+
+    def read(self, e, request, part=0):
+        """u8[block][layer][digest]"""
+        ns = self.digests(e, part)
+        of = ns.digest
+        memory = SharedMemory(WHOLE * model.LAYERS * of.bytes)
+        planes = [Plane(0, i * of.bytes, model.LAYERS * of.bytes, of.bytes, i) for i in range(model.LAYERS)]
+        with ns.register([memory.memory()], planes, blocks=WHOLE, part=part) as region:
+            done = region.load(self.keys(request), range(WHOLE)).wait()
+            self.assertEqual(set(done.blocks), {BlockResult.OK})
+        return numpy.frombuffer(bytes(memory.buffer), numpy.uint8).reshape(WHOLE, model.LAYERS, of.bytes)
+
+    def computed(self, e, tokens, make=sparse.mean, part=0, **parameters):
+        """The same from K and V as the engine has them, without a daemon."""
+        rank, dtype = e.ranks[part], {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[self.DTYPE]
+        n = len(rank.heads)
+        shape = sparse.Shape(dtype, BLOCK, n, model.HEAD, v_head_dim=model.HEAD)
+        digest = make(shape, **parameters)
+        probe = Request("probe", tokens)
+        blocks = e.pool.hits(probe)[:WHOLE]
+        self.assertEqual(len(blocks), WHOLE)
+        out = []
+        for b in blocks:
+            for layer in range(model.LAYERS):
+                k, v = (numpy.ascontiguousarray(rank.pages[layer][i, b]) for i in (0, 1))
+                out.append(numpy.frombuffer(digest.compute(numpy.stack([k, v]), 1).data.cast("B"), numpy.uint8))
+        return numpy.array(out).reshape(WHOLE, model.LAYERS, -1)
+
+
+class Stored(Digested):
+    def test_they_are_those_of_k_and_v(self):
+        for layout in LAYOUTS:
+            for setting, make, parameters in (("mean", sparse.mean, {}), ("stats", sparse.stats, {}),
+                                              ({"method": "hash", "bits": 64, "seed": 7}, sparse.hash, {"bits": 64, "seed": 7})):
+                with self.subTest(layout, setting=setting):
+                    e, request = self.stored(layout=layout, digests=setting, salt=f"{layout}{setting}")
+                    self.all_found(e, request)
+                    got = self.read(e, request)
+                    want = self.computed(e, request.tokens[:TOKENS], make, **parameters)
+                    self.assertTrue(numpy.array_equal(got, want))
+
+    def test_each_rank_has_its_own(self):
+        e, request = self.stored(ranks=2)
+        self.all_found(e, request)
+        parts = [self.read(e, request, part) for part in (0, 1)]
+        for part in (0, 1):
+            self.assertTrue(numpy.array_equal(parts[part], self.computed(e, request.tokens[:TOKENS], part=part)))
+        self.assertFalse(numpy.array_equal(*parts))
+
+    def test_a_second_engine_computes_none(self):
+        a, request = self.stored()
+        self.all_found(a, request)
+        before = self.stats()["digest_builds"]
+        self.assertGreaterEqual(before, WHOLE)
+        b, again = self.stored("warm")
+        self.assertEqual(b.loaded_tokens, WHOLE * BLOCK)
+        self.assertEqual(self.found(b, again), WHOLE)
+        with self.digests(b).chain(self.keys(again), build=True) as chain:
+            self.assertEqual(len(chain), WHOLE)
+        self.assertEqual(self.stats()["digest_builds"], before)
+
+    def test_other_digests_and_none_do_not_meet(self):
+        a, request = self.stored()
+        self.all_found(a, request)
+        b, again = self.stored("other", digests={"method": "mean", "kind": "max"})
+        self.assertEqual(b.loaded_tokens, WHOLE * BLOCK, "the blocks are the same")
+        self.assertEqual(self.found(b, again), 0, "and were stored before")
+        with self.digests(b).chain(self.keys(again), build=True) as chain:
+            self.assertEqual(len(chain), WHOLE)
+        self.assertEqual(self.found(b, again), WHOLE)
+
+    def test_tokens_that_were_generated_count(self):
+        e = self.engine(digests="mean")
+        request = Request("long", prompt(501, 40), outputs=60)
+        self.check(e, request)
+        self.all_found(e, request)
+
+    def test_who_stores_nothing_wants_none(self):
+        e = self.engine(digests="mean", store=False)
+        self.assertIsNone(self.digests(e))
+        self.check(e, Request("cold", prompt(502, 40)))
+
+    def test_an_old_daemon(self):
+        old = UcmError(Status.UNSUPPORTED, "this ucmd is older than digests")
+        with mock.patch("ucmclient.vllm.link.DigestNamespace", side_effect=old):
+            with self.assertLogs("ucmclient.vllm", "WARNING") as log:
+                e, _ = self.stored()
+            self.assertIn("stored without digests", log.output[0])
+            self.assertIsNone(self.digests(e))
+            with self.assertRaisesRegex(UcmError, "older than digests"):
+                self.engine(digests="mean", required=True)
+
+
+class Bfloat16(Digested):
+    DTYPE = "bfloat16"
+
+    def test_they_are_those_of_k_and_v(self):
+        e, request = self.stored()
+        self.all_found(e, request)
+        self.assertTrue(numpy.array_equal(self.read(e, request), self.computed(e, request.tokens[:TOKENS])))
+
+
+@unittest.skipIf(GPU, "nothing here depends on the device")
+class Restarted(Digested):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="vllm_digests.")
+        self.addCleanup(shutil.rmtree, self.folder, True)
+        self.daemon = daemon(folder=self.folder)
+        self.addCleanup(self.stop)
+
+    def again(self):
+        self.daemon = daemon(folder=self.folder)
+
+    def test_a_stop(self):
+        e, request = self.stored()
+        self.all_found(e, request)
+        self.assertEqual(self.daemon.stop(), 0)
+        self.again()
+        self.eventually(lambda: self.digests(e) is not None and self.settled(e, request))
+        self.assertEqual(self.stats()["digest_builds"], 0)
+        later, _ = self.stored("later")
+        self.assertEqual(later.loaded_tokens, WHOLE * BLOCK)
+        self.all_found(later, request)
+        with self.digests(later).chain(self.keys(request), build=True) as chain:
+            self.assertEqual(len(chain), WHOLE)
+        self.assertEqual(self.stats()["digest_builds"], 0)
+
+    def settled(self, e, request):
+        try:
+            return self.found(e, request) == WHOLE
+        except UcmError:
+            return False  # it is connecting
+
+    def test_blocks_that_are_stored_after_a_kill(self):
+        """The engine's connection opens the digests again, and so the daemon builds them again."""
+        e, _ = self.stored()
+        self.daemon.kill()
+        self.again()
+        request = Request("fresh", prompt(503, TOKENS), outputs=1)
+
+        def digested():
+            fresh = Request(f"fresh{e.steps}", prompt(503, TOKENS), outputs=1)
+            e.pool = type(e.pool)(e.blocks)
+            self.check(e, fresh)
+            return self.settled(e, request)
+        self.eventually(digested)
+
+
+class Refused(Digested):
+    def test_with_what_to_change(self):
+        for more, words in (({"digests": "median"}, "digests must be none, mean,"), ({"digests": {"kind": "max"}}, "as \"method\""),
+                            ({"digests": {"method": "box", "bits": 3}}, "box has no parameter 'bits'$"),
+                            ({"digests": {"method": "hash", "bit": 3}}, "'bit'; there are bits, seed"),
+                            ({"digests": "submean"}, 'needs "run"'), ({"digests": 3}, "not 3"),
+                            ({"digests": {"method": "mean", "kind": "least"}}, "one of mean, max, normalised"),
+                            ({"digests": {"method": "hash", "bits": 100}}, "bits"),
+                            ({"digests": {"method": "hash", "bits": "many"}}, "correct the parameters"),
+                            ({"digests": "mean", "encoding": "fp8"}, "set encoding to none"),
+                            ({"digests": "mean", "layout": "cross"}, "several layers")):
+            with self.subTest(more), self.assertRaisesRegex((ValueError, UcmError), words):
+                self.engine(**more)
+
+    def test_tokens_and_heads_that_are_as_many(self):
+        with mock.patch.object(model, "KV_HEADS", BLOCK), self.assertRaisesRegex(ValueError, "set --block-size"):
+            self.engine(digests="mean")
+
+
+if __name__ == "__main__":
+    watch()
+    unittest.main(verbosity=2)
