@@ -80,6 +80,19 @@ bool chains_close_all(struct session *s);
 /* Whether the block may be used: it was not evicted by name since the chain was opened. */
 bool chain_has(const struct chain *ch, uint32_t block);
 
+/* For chain_append.c. */
+/* Makes room for n more blocks. 0 or -code with call->error. */
+int chain_reserve(struct call *call, struct chain *ch, uint32_t n);
+/* An append reserved for all of its keys. Gives back what missing blocks left unused. */
+void chain_trim(struct chain *ch);
+/* What a held digest takes of the arena. */
+static inline uint64_t chain_slot_bytes(const struct chain *ch)
+{
+    return arena_padded(ns_part_bytes(ch->space->derived, ch->part));
+}
+/* Counts digests that the chain holds; negative: less. */
+void chain_held_add(const struct chain *ch, int64_t digests);
+
 /* chain_prefetch.c */
 /* Sets a bit for each block of index[n], until `most` were set that were not before. Returns how many. */
 uint32_t chain_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits);
@@ -88,7 +101,7 @@ uint32_t chain_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *b
 bool chain_prefetch(struct chain *ch, const struct request *from, const uint8_t *bits, uint32_t n,
                     uint8_t priority);
 
-/* For the append's transfer. */
+/* chain_append.c, for the append's transfer. */
 struct transfer;
 /* Looks for some more blocks, and opens their digests. False: there are more for another turn. */
 bool append_open(struct transfer *t);
