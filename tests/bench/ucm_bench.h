@@ -62,5 +62,6 @@ int bench_tier(const struct args *a);
 int bench_share(const struct args *a);
 int bench_copy(const struct args *a);
 int bench_select(const struct args *a);
+int bench_chain(const struct args *a);
 
 #endif

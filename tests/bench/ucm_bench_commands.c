@@ -166,6 +166,14 @@ static const struct arg_option select_options[] = {
     {"rounds", ARG_NUMBER, "N", "rounds over the layers", "7", 1, 1000},
 };
 
+static const struct arg_option chain_options[] = {
+    {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
+    {"blocks", ARG_TEXT, "LIST", "blocks of the sequence", "8192,65536", 0, 0},
+    {"layers", ARG_NUMBER, "N", "layers of a block; one is asked", "1", 1, 256},
+    {"threads", ARG_NUMBER, "N", "the daemon's device.cpu_threads", "2", 1, 64},
+    {"rounds", ARG_NUMBER, "N", "chains that are opened", "15", 1, 1000},
+};
+
 static const struct program_command commands[] = {
     {"replay", "", "Play a workload, check every loaded byte, count hits",
      "Each request looks its prefix up with a lease, loads the hits into the blocks of a\n"
@@ -261,6 +269,15 @@ static const struct program_command commands[] = {
      "  ucm-bench select\n"
      "  ucm-bench select --blocks 8192,65536 --methods mean --reduce softmax\n",
      PROGRAM_OPTIONS(select_options), 0, 0, bench_select},
+    {"chain", "", "A chain opened, appended to and selected from; needs no daemon",
+     "Starts a daemon of its own, stores blocks and their digests, and measures from\n"
+     "chain.open to the first selection's answer, all in DRAM. A block takes 4 KiB of DRAM,\n"
+     "its digests 4 KiB at least, and they must fit a quarter of the daemon's arena: 2^20\n"
+     "blocks want 18 GiB.\n\n"
+     "Examples:\n"
+     "  ucm-bench chain\n"
+     "  ucm-bench chain --blocks 65536 --layers 32\n",
+     PROGRAM_OPTIONS(chain_options), 0, 0, bench_chain},
 };
 
 static const struct program_group all = {
