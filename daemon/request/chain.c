@@ -282,11 +282,14 @@ struct chain *call_chain(struct call *call, uint64_t name)
     return NULL;
 }
 
+bool chain_doomed(const struct chain *ch)
+{
+    return cache_dooms(rooms_of(ch)->cache) != ch->dooms;
+}
+
 bool chain_has(const struct chain *ch, uint32_t block)
 {
-    struct cache *c = rooms_of(ch)->cache;
-
-    return cache_dooms(c) == ch->dooms || !cache_doomed(c, ch->blocks[block].base);
+    return !chain_doomed(ch) || !cache_doomed(rooms_of(ch)->cache, ch->blocks[block].base);
 }
 
 static struct chain *chain_new(struct call *call, struct derived_space *space)

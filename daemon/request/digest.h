@@ -77,7 +77,9 @@ void chain_unuse(struct chain *ch);
 /* Closes chains of a session whose requests have ended, as many as one turn of the loop may. True: none
  * is left; otherwise session_settle runs again. */
 bool chains_close_all(struct session *s);
-/* Whether the block may be used: it was not evicted by name since the chain was opened. */
+/* Whether any block was evicted by name since the chain was opened. */
+bool chain_doomed(const struct chain *ch);
+/* Whether the block may be used: it was not. */
 bool chain_has(const struct chain *ch, uint32_t block);
 
 /* For chain_append.c. */

@@ -187,4 +187,5 @@ void digests_close(struct requests *rq)
     assert(rq->digests.held_bytes == 0);
     digests_drop(rq);
     free(rq->digests.published);
+    free(rq->digests.spare);
 }

@@ -31,10 +31,12 @@ struct derived {
     struct cache_fills fills; /* of builds */
 };
 
-/* digest.c, digest_build.c, chain.c */
+/* digest.c, digest_build.c, chain.c, chain_append.c, select.c */
 struct digests {
     uint64_t held_bytes;   /* slots of digests that chains hold */
     uint64_t chain_memory; /* of requests.memory */
+    void *spare;           /* select.c: the memory of a selection that has ended, or NULL */
+    size_t spare_bytes;
     /* Parts that were published and whose digests are to be built. */
     uint32_t watchers; /* sessions that want that, of all namespaces */
     struct published *published;
@@ -239,9 +241,9 @@ void audit_blocks(const struct session *s, enum ucm_method method, const struct 
  * (unregistering is still taken). */
 void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
                   void (*stop_cb)(struct request *r));
-/* The same with only the first bytes zeroed. */
-void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_t deadline_ms,
-                         void (*stop_cb)(struct request *r));
+/* The same for one that has `more` bytes of its own beside them, which count as its memory. */
+void *request_new_with(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
+                       void (*stop_cb)(struct request *r));
 /* Answers as session_reply does, and frees r, and the session if r was the last thing that a closing
  * one waited for. */
 void request_end(struct request *r, const struct ucm_error *e, const void *result);

@@ -144,7 +144,7 @@ static int request_admit(struct call *call)
 void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
                   void (*stop_cb)(struct request *r))
 {
-    return request_new_zeroed(call, bytes, bytes, deadline_ms, stop_cb);
+    return request_new_with(call, bytes, 0, deadline_ms, stop_cb);
 }
 
 /* False with call->error: trying again would not help. */
@@ -160,16 +160,16 @@ static bool memory_may_fit(struct call *call, size_t bytes)
     return bytes <= most;
 }
 
-void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_t deadline_ms,
-                         void (*stop_cb)(struct request *r))
+void *request_new_with(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
+                       void (*stop_cb)(struct request *r))
 {
     struct session *s = call->s;
     struct requests *rq = s->rq;
     struct request *r;
 
-    if (request_admit(call) != 0 || !memory_may_fit(call, bytes))
+    if (request_admit(call) != 0 || !memory_may_fit(call, bytes + more))
         return NULL;
-    if (!memory_take(rq, s, bytes)) {
+    if (!memory_take(rq, s, bytes + more)) {
         ucm_error_set(&call->error, UCM_WIRE_BUSY,
                       "requests and chains take as much memory as limits.frame_memory allows, or "
                       "this user's three quarters of it; try again");
@@ -177,20 +177,19 @@ void *request_new_zeroed(struct call *call, size_t zeroed, size_t bytes, uint64_
     }
     if (deadline_ms == 0)
         deadline_ms = rq->rooms.config->deadline_ms;
-    r = malloc(bytes);
+    r = calloc(1, bytes);
     if (!r) {
-        memory_return(rq, s, bytes);
+        memory_return(rq, s, bytes + more);
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
         return NULL;
     }
-    memset(r, 0, zeroed);
     deadline_arm(rq->rooms.deadlines, &r->deadline, uv_now(rq->rooms.loop) + deadline_ms,
                  expired_cb);
     r->s = s;
     r->msgid = call->msgid;
     r->method = call->method;
     r->begun_ns = call->begun_ns;
-    r->memory = bytes;
+    r->memory = bytes + more;
     r->stop_cb = stop_cb;
     r->trace = call->trace;
     call->trace = NULL;

@@ -5,11 +5,14 @@
 #include "daemon/request/transfer.h"
 #include "kernels/sparse/arith.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define ALIGN 64u
 /* Of a frame, for all but the lists. */
 #define ANSWER_MARGIN 1024u
+/* Of memory that is kept from one selection to the next. */
+#define SPARE_MOST (16u << 20)
 
 struct select_request {
     struct request r;
@@ -18,6 +21,8 @@ struct select_request {
     struct chain_digests **digests; /* likewise, with a reference */
     uint32_t *counts;               /* of each list's chosen blocks */
     uint64_t no_digest;
+    void *memory; /* what the selection works in */
+    size_t memory_bytes;
     uint8_t prefetch; /* 0, or priority + 1 */
     struct ucm_error stopped;
 };
@@ -177,11 +182,69 @@ static int caps_make(struct call *call, const struct msg_select *m, const struct
     return 0;
 }
 
-/* ---- the answer ---- */
-
 static struct requests *rq_of(const struct select_request *sr)
 {
     return sr->r.s->rq;
+}
+
+/* ---- memory ---- */
+
+/* The memory of a selection is kept for the next one: that of a long chain would be new pages for each,
+ * which cost a tenth of its time. */
+static bool spare_take(struct select_request *sr, size_t bytes)
+{
+    struct digests *ds = &rq_of(sr)->digests;
+
+    if (ds->spare_bytes >= bytes) {
+        sr->memory = ds->spare;
+        sr->memory_bytes = ds->spare_bytes;
+        ds->spare = NULL;
+        ds->spare_bytes = 0;
+        return true;
+    }
+    sr->memory = aligned_alloc(ALIGN, bytes);
+    sr->memory_bytes = bytes;
+    return sr->memory != NULL;
+}
+
+static void spare_give(struct select_request *sr)
+{
+    struct digests *ds = &rq_of(sr)->digests;
+
+    if (sr->memory_bytes > SPARE_MOST || sr->memory_bytes <= ds->spare_bytes) {
+        free(sr->memory);
+        return;
+    }
+    free(ds->spare);
+    ds->spare = sr->memory;
+    ds->spare_bytes = sr->memory_bytes;
+}
+
+/* ---- the answer ---- */
+
+/* Moves a list to `to`, without blocks that were evicted by name. Returns how many those are. */
+static uint32_t list_pack(const struct selection *s, const struct chain *ch, struct select_list *l,
+                          uint32_t to)
+{
+    uint32_t begin = l->first, end = begin + l->n;
+
+    l->first = to;
+    if (!chain_doomed(ch)) {
+        memmove(s->index + to, s->index + begin, l->n * sizeof(s->index[0]));
+        if (s->chosen)
+            memmove(s->chosen + to, s->chosen + begin, l->n * sizeof(s->chosen[0]));
+        return 0;
+    }
+    for (uint32_t k = begin; k < end; k++) {
+        if (!chain_has(ch, s->index[k]))
+            continue;
+        s->index[to] = s->index[k];
+        if (s->chosen)
+            s->chosen[to] = s->chosen[k];
+        to++;
+    }
+    l->n = to - l->first;
+    return end - begin - l->n;
 }
 
 /* Moves what may be answered to the front of index and chosen, where lists say then what is theirs.
@@ -192,22 +255,9 @@ static uint32_t lists_pack(struct select_request *sr, uint32_t *total)
     uint32_t per_row = selection_lists(s), to = 0, gone = 0;
 
     for (uint32_t i = 0; i < lists_of(s); i++) {
-        struct select_list *l = &s->lists[i];
-        const struct chain *ch = sr->chains[i / per_row];
-        uint32_t begin = l->first, end = begin + l->n;
-
-        l->first = to;
-        for (uint32_t k = begin; k < end; k++) {
-            if (!chain_has(ch, s->index[k])) {
-                gone++;
-                continue;
-            }
-            s->index[to] = s->index[k];
-            if (s->chosen)
-                s->chosen[to] = s->chosen[k];
-            to++;
-        }
-        sr->counts[i] = l->n = to - l->first;
+        gone += list_pack(s, sr->chains[i / per_row], &s->lists[i], to);
+        sr->counts[i] = s->lists[i].n;
+        to += s->lists[i].n;
     }
     *total = to;
     return gone;
@@ -279,6 +329,7 @@ static void select_free(struct select_request *sr)
         chain_digests_unref(sr->digests[i]);
         chain_unuse(sr->chains[i]);
     }
+    spare_give(sr);
 }
 
 static void select_answer(struct select_request *sr)
@@ -338,10 +389,10 @@ static size_t padded(size_t bytes)
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Bytes of each part of the request's memory, in this order. What `work` needs is not zeroed. */
+/* Bytes of each part of the request, in this order, which are zeroed; and of its memory, which is not. */
 struct layout {
-    size_t head, rows, chains, digests, lists, blocks, counts, zeroed;
-    size_t q, index, chosen, work, all;
+    size_t head, rows, chains, digests, lists, blocks, counts, request;
+    size_t q, index, chosen, work, memory;
 };
 
 static void layout_make(struct layout *l, const struct msg_select *m, const struct selection *s,
@@ -358,10 +409,10 @@ static void layout_make(struct layout *l, const struct msg_select *m, const stru
         .q = padded(m->q.n),
         .index = padded(entries * sizeof(uint32_t)),
         .chosen = m->scores ? padded(entries * sizeof(float)) : 0,
-        .work = selection_bytes(s, threads),
+        .work = padded(selection_bytes(s, threads)),
     };
-    l->zeroed = l->head + l->rows + l->chains + l->digests + l->lists + l->blocks + l->counts;
-    l->all = l->zeroed + l->q + l->index + l->chosen + l->work + ALIGN;
+    l->request = l->head + l->rows + l->chains + l->digests + l->lists + l->blocks + l->counts;
+    l->memory = l->q + l->index + l->chosen + l->work;
 }
 
 static void *part_take(uint8_t **at, size_t bytes)
@@ -404,7 +455,7 @@ static void rows_set(struct select_request *sr, struct call *call, const struct 
     metrics->selects++;
 }
 
-/* Its memory is one piece. Returns what the selection may work in; NULL with call->error. */
+/* Returns what the selection may work in; NULL with call->error. */
 static void *select_new(struct call *call, const struct msg_select *m,
                         const struct selection *checked, const struct caps *caps,
                         struct select_request **out)
@@ -415,9 +466,14 @@ static void *select_new(struct call *call, const struct msg_select *m,
     uint8_t *at;
 
     layout_make(&l, m, checked, caps->entries, digest_pool_threads(call->s->rq->rooms.digests));
-    sr = request_new_zeroed(call, l.zeroed, l.all, m->deadline_ms, select_stop_cb);
+    sr = request_new_with(call, l.request, l.memory, m->deadline_ms, select_stop_cb);
     if (!sr)
         return NULL;
+    if (!spare_take(sr, l.memory)) {
+        request_refuse(&sr->r);
+        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a selection");
+        return NULL;
+    }
     s = &sr->s;
     *s = *checked;
     at = (uint8_t *)sr + l.head;
@@ -427,10 +483,10 @@ static void *select_new(struct call *call, const struct msg_select *m,
     s->lists = part_take(&at, l.lists);
     s->blocks = memcpy(part_take(&at, l.blocks), checked->blocks, s->n_rows * sizeof(uint32_t));
     sr->counts = part_take(&at, l.counts);
+    at = sr->memory;
     s->q = memcpy(part_take(&at, l.q), m->q.p, m->q.n);
     s->index = part_take(&at, l.index);
     s->chosen = m->scores ? part_take(&at, l.chosen) : NULL;
-    at += (ALIGN - (uintptr_t)at % ALIGN) % ALIGN;
     *out = sr;
     return at;
 }
