@@ -138,6 +138,16 @@ UCM_HD uint32_t ucm_int8_scale(uint32_t largest)
     return s < 0x80u ? 0x80u : s;
 }
 
+/* Tokens of the section that share a channel's scale; 0: a row has one scale. */
+UCM_HD uint32_t ucm_int8_run(const struct ucm_encoding_spec *spec, uint32_t section)
+{
+    const struct ucm_encoding_section *s = &spec->section[section];
+
+    if (spec->axis != UCM_ENCODING_AXIS_CHANNEL || s->kind != UCM_ENCODING_K)
+        return 0;
+    return spec->run == 0 || spec->run > s->tokens ? s->tokens : spec->run;
+}
+
 /* reciprocal: 1 / scale, rounded. A finite x is at most 126 scales, and so is the product, but for
  * rounding errors that rint removes. */
 UCM_HD int32_t ucm_int8_encode(float x, float reciprocal)

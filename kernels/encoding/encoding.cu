@@ -12,8 +12,10 @@ template <class M> struct by_rows {
     {
         const struct ucm_encoding_section &s = spec.section[section];
 
-        if (M::CHANNELS && ucm_encoding_by_channel(&spec, section))
-            columns_tile<M::DTYPE, ENCODE>(s, plain, coded, number, lane);
+        uint32_t run = M::CHANNELS ? ucm_int8_run(&spec, section) : 0;
+
+        if (M::CHANNELS && run > 0)
+            columns_tile<M::DTYPE, ENCODE>(s, run, plain, coded, number, lane);
         else
             rows_tile<M, ENCODE>(s, plain, coded, number, lane);
     }

@@ -54,7 +54,7 @@ enum ucm_encoding_order {
 enum ucm_encoding_axis { /* int8: what has a scale in K */
                          UCM_ENCODING_AXIS_ROW = 0,
                          UCM_ENCODING_AXIS_CHANNEL =
-                             1, /* a channel of a head, over the section's tokens */
+                             1, /* a channel of a head, over a run of tokens */
 };
 
 #define UCM_ENCODING_SECTIONS_MAX 2
@@ -73,6 +73,8 @@ struct ucm_encoding_spec {
     uint32_t n_sections; /* 1 or 2 */
     struct ucm_encoding_section section[UCM_ENCODING_SECTIONS_MAX];
     uint32_t axis; /* int8: enum ucm_encoding_axis */
+    uint32_t run;  /* int8, a scale a channel: tokens of K that share it, those of a layer where a
+                      section has several; the last run can be shorter. 0: the section's */
     uint64_t seed; /* q4: of the signs */
 };
 

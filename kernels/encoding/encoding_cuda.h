@@ -17,7 +17,7 @@
 #define UCM_KERNELS_ENCODING_CUDA_H
 
 #include "kernels/copy.h"
-#include "kernels/encoding/encoding.h"
+#include "kernels/encoding/arith.h"
 
 #include <stdio.h>
 
@@ -28,17 +28,11 @@
 #define UCM_ENCODING_TILE_ROWS 32u  /* at most: a lane keeps a row's scale */
 #define UCM_ENCODING_TILE_ELEMENTS 4096u
 #define UCM_ENCODING_TILE_TOKENS 16u   /* q4: by 32 vectors of 8 channels */
-#define UCM_ENCODING_TILE_COLUMNS 256u /* int8 with a scale a channel: of all heads' channels */
+#define UCM_ENCODING_TILE_COLUMNS 256u /* int8 with a scale a channel: of a run */
 #define UCM_ENCODING_DIM_VECTOR 1024u  /* longer rows go element by element */
 
-#ifdef __CUDACC__
-#define UCM_ENCODING_HD static __host__ __device__ __forceinline__
-#else
-#define UCM_ENCODING_HD static inline
-#endif
-
 /* Rows of a tile: what one warp codes at a time. A power of two. */
-UCM_ENCODING_HD uint32_t ucm_encoding_tile_rows(uint32_t dim)
+UCM_HD uint32_t ucm_encoding_tile_rows(uint32_t dim)
 {
     uint32_t rows = UCM_ENCODING_TILE_ROWS;
 
@@ -47,21 +41,15 @@ UCM_ENCODING_HD uint32_t ucm_encoding_tile_rows(uint32_t dim)
     return rows;
 }
 
-UCM_ENCODING_HD bool ucm_encoding_by_channel(const struct ucm_encoding_spec *spec, uint32_t section)
-{
-    return spec->encoding == UCM_ENCODING_INT8 && spec->axis == UCM_ENCODING_AXIS_CHANNEL &&
-           spec->section[section].kind == UCM_ENCODING_K;
-}
-
-UCM_ENCODING_HD uint32_t ucm_encoding_section_tiles(const struct ucm_encoding_spec *spec,
-                                                    uint32_t section)
+UCM_HD uint32_t ucm_encoding_section_tiles(const struct ucm_encoding_spec *spec, uint32_t section)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
     uint32_t rows = s->tokens * s->heads, channels = s->heads * s->dim;
-    uint32_t tile = ucm_encoding_tile_rows(s->dim);
+    uint32_t tile = ucm_encoding_tile_rows(s->dim), run = ucm_int8_run(spec, section);
 
-    if (ucm_encoding_by_channel(spec, section))
-        return (channels + UCM_ENCODING_TILE_COLUMNS - 1) / UCM_ENCODING_TILE_COLUMNS;
+    if (spec->encoding == UCM_ENCODING_INT8 && run > 0)
+        return (s->tokens + run - 1) / run *
+               ((channels + UCM_ENCODING_TILE_COLUMNS - 1) / UCM_ENCODING_TILE_COLUMNS);
     if (spec->encoding == UCM_ENCODING_Q4)
         return (s->tokens + UCM_ENCODING_TILE_TOKENS - 1) / UCM_ENCODING_TILE_TOKENS *
                ((channels + 255) / 256);
@@ -71,7 +59,7 @@ UCM_ENCODING_HD uint32_t ucm_encoding_section_tiles(const struct ucm_encoding_sp
 }
 
 /* Of the section that has most. */
-UCM_ENCODING_HD uint32_t ucm_encoding_tiles(const struct ucm_encoding_spec *spec)
+UCM_HD uint32_t ucm_encoding_tiles(const struct ucm_encoding_spec *spec)
 {
     uint32_t most = 0;
 

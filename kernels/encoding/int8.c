@@ -1,12 +1,7 @@
-/* int8: codes of all rows, then bf16 scales: one of each row, or in K one of each head's
+/* int8: codes of all rows, then bf16 scales: one of each row, or in K one of each run's, head's and
  * channel. */
 #include "kernels/encoding/arith.h"
 #include "kernels/encoding/method.h"
-
-static bool by_channel(const struct ucm_encoding_spec *spec, uint32_t section)
-{
-    return spec->axis == UCM_ENCODING_AXIS_CHANNEL && spec->section[section].kind == UCM_ENCODING_K;
-}
 
 static uint64_t scales_at(const struct ucm_encoding_section *s)
 {
@@ -16,8 +11,9 @@ static uint64_t scales_at(const struct ucm_encoding_section *s)
 static uint32_t scales(const struct ucm_encoding_spec *spec, uint32_t section)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
+    uint32_t run = ucm_int8_run(spec, section);
 
-    return by_channel(spec, section) ? s->heads * s->dim : encoding_rows(s);
+    return run > 0 ? (s->tokens + run - 1) / run * s->heads * s->dim : encoding_rows(s);
 }
 
 static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t section)
@@ -27,7 +23,7 @@ static uint64_t bytes(const struct ucm_encoding_spec *spec, uint32_t section)
 
 static bool uses_order(const struct ucm_encoding_spec *spec, uint32_t section)
 {
-    return by_channel(spec, section) && encoding_order_matters(&spec->section[section]);
+    return ucm_int8_run(spec, section) > 0 && encoding_order_matters(&spec->section[section]);
 }
 
 static int check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY])
@@ -36,6 +32,9 @@ static int check(const struct ucm_encoding_spec *spec, char why[UCM_ENCODING_WHY
         return encoding_refuse(
             why, "axis is %u; 0 (a scale a row) and 1 (a scale a channel of K) are allowed",
             spec->axis);
+    if (spec->axis == UCM_ENCODING_AXIS_CHANNEL && spec->run > spec->section[0].tokens)
+        return encoding_refuse(why, "run is %u tokens; section 0 (K) has %u (0: all)", spec->run,
+                               spec->section[0].tokens);
     return 0;
 }
 
@@ -48,13 +47,15 @@ struct group {
 static struct group group_of(const struct ucm_encoding_spec *spec, uint32_t section, uint32_t i)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
-    uint64_t head = i / s->dim, channel = i % s->dim;
+    uint32_t run = ucm_int8_run(spec, section), channel = i % s->dim, head, token;
 
-    if (!by_channel(spec, section))
+    if (run == 0)
         return (struct group){(uint64_t)i * s->dim, 1, s->dim};
-    if (s->order == UCM_ENCODING_NHD)
-        return (struct group){head * s->dim + channel, (uint64_t)s->heads * s->dim, s->tokens};
-    return (struct group){head * s->tokens * s->dim + channel, s->dim, s->tokens};
+    head = i / s->dim % s->heads;
+    token = i / s->dim / s->heads * run;
+    return (struct group){(uint64_t)encoding_row(s, token, head) * s->dim + channel,
+                          encoding_token_step(s),
+                          run < s->tokens - token ? run : s->tokens - token};
 }
 
 static uint32_t encode_group(uint32_t dtype, const struct group *g, const uint8_t *plain,

@@ -117,16 +117,17 @@ template <uint32_t D> struct int8 {
 /* ---- a scale a channel ---- */
 
 /* Columns: channel c of head h is column h * dim + c. A tile has UCM_ENCODING_TILE_COLUMNS of them, over
- * all tokens; a lane has eight, or one after another if rows are not aligned. */
+ * the tokens of a run; a lane has eight, or one after another if rows are not aligned. */
 struct columns {
-    uint64_t plain, coded, scales;
-    uint32_t tokens, heads, dim, first, n, lane;
+    uint64_t plain, coded, scales;    /* scales: the run's */
+    uint32_t tokens, from, of_head;   /* of the run; its first; of the section */
+    uint32_t heads, dim, first, n, lane;
     bool hnd;
 
-    /* The element of column i at token 0, and how far its tokens lie apart. */
+    /* The element of column i at the first token, and how far its tokens lie apart. */
     __device__ __forceinline__ uint64_t at(uint32_t i) const
     {
-        return hnd ? (uint64_t)(i / dim) * tokens * dim + i % dim : i;
+        return (hnd ? (uint64_t)(i / dim) * of_head * dim + i % dim : i) + from * step();
     }
     __device__ __forceinline__ uint64_t step() const
     {
@@ -234,20 +235,31 @@ template <uint32_t D> static __device__ void decode_columns(const struct columns
 
 template <uint32_t D, bool ENCODE>
 static __device__ __forceinline__ void columns_tile(const struct ucm_encoding_section &s,
-                                                    uint64_t plain, uint64_t coded, uint32_t number,
-                                                    uint32_t lane)
+                                                    uint32_t run, uint64_t plain, uint64_t coded,
+                                                    uint32_t number, uint32_t lane)
 {
-    uint32_t all = s.heads * s.dim, first = number * UCM_ENCODING_TILE_COLUMNS;
+    uint32_t all = s.heads * s.dim, runs = (s.tokens + run - 1) / run;
+    uint32_t chunks = (all + UCM_ENCODING_TILE_COLUMNS - 1) / UCM_ENCODING_TILE_COLUMNS;
     uint64_t elements = (uint64_t)s.tokens * all, scales = coded + aligned16(elements);
-    struct columns t = {plain, coded, scales, s.tokens, s.heads,
-                        s.dim, first, 0,      lane,     s.order == UCM_ENCODING_HND};
+    struct columns t;
 
-    if (first >= all)
+    if (number >= runs * chunks)
         return;
-    t.n = min(UCM_ENCODING_TILE_COLUMNS, all - first);
+    t.plain = plain;
+    t.coded = coded;
+    t.scales = scales + (uint64_t)(number / chunks) * all * 2;
+    t.from = number / chunks * run;
+    t.tokens = min(run, s.tokens - t.from);
+    t.of_head = s.tokens;
+    t.heads = s.heads;
+    t.dim = s.dim;
+    t.first = number % chunks * UCM_ENCODING_TILE_COLUMNS;
+    t.n = min(UCM_ENCODING_TILE_COLUMNS, all - t.first);
+    t.lane = lane;
+    t.hnd = s.order == UCM_ENCODING_HND;
     if (ENCODE && number == 0) {
         pad16(coded, elements, lane);
-        pad16(scales, all * 2ull, lane);
+        pad16(scales, (uint64_t)runs * all * 2, lane);
     }
     if (s.dim % 8 == 0 && plain % 16 == 0)
         ENCODE ? encode_columns_vector<D>(t) : decode_columns_vector<D>(t);

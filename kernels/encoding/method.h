@@ -79,6 +79,12 @@ static inline uint32_t encoding_row(const struct ucm_encoding_section *s, uint32
     return s->order == UCM_ENCODING_NHD ? token * s->heads + head : head * s->tokens + token;
 }
 
+/* Elements from a token to the next one of the same head. */
+static inline uint64_t encoding_token_step(const struct ucm_encoding_section *s)
+{
+    return (uint64_t)s->dim * (s->order == UCM_ENCODING_NHD ? s->heads : 1);
+}
+
 /* The number of a row's tile and head, tiles first. */
 static inline uint32_t encoding_tile_of(const struct ucm_encoding_section *s, uint32_t row)
 {

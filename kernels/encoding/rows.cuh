@@ -5,10 +5,10 @@
 #ifndef UCM_KERNELS_ENCODING_ROWS_CUH
 #define UCM_KERNELS_ENCODING_ROWS_CUH
 
+#include "kernels/encoding/arith.h"
 extern "C" {
 #include "kernels/encoding/encoding_cuda.h"
 }
-#include "kernels/encoding/arith.h"
 
 #include <cuda_fp16.h>
 

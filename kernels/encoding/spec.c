@@ -1,4 +1,5 @@
 /* What a spec may say, its sizes, its identity, and the table of encodings. */
+#include "kernels/encoding/arith.h"
 #include "kernels/encoding/method.h"
 #include "kernels/encoding/simd/forms.h"
 #include "kernels/isa.h"
@@ -9,6 +10,7 @@
 #include <stdio.h>
 
 #define IDENTITY_VERSION 1
+#define RUN_AT 72 /* behind the sections; 0 in identities of before it was there */
 
 const struct ucm_encoding_method *const ucm_encoding_methods[] = {
     &encoding_fp8, &encoding_int8, &encoding_q4, &encoding_lossless, NULL,
@@ -185,6 +187,8 @@ void ucm_encoding_identity(const struct ucm_encoding_spec *spec,
         to = put(to, s->dim, 4);
         to = put(to, order ? s->order : 0, 4);
     }
+    if (m->uses_axis && ucm_int8_run(spec, 0) < spec->section[0].tokens)
+        put(out + RUN_AT, ucm_int8_run(spec, 0), 4);
 }
 
 /* ---- through the table ---- */

@@ -27,6 +27,7 @@ class Spec:
     dim: int = 64
     order: int = 0  # 0: NHD, 1: HND
     axis: int = 0   # int8: 1 is a scale a channel of K
+    run: int = 0    # int8, axis 1: over so many tokens; 0: the section's
     seed: int = 0   # q4
 
 
@@ -70,6 +71,16 @@ def largest(x, axis):
     return np.where(np.isfinite(x), abs(x), f32(0)).max(axis, keepdims=True)
 
 
+def pieces(x, size):
+    """[n, tokens, ...] -> of each `size` tokens [n, tokens, ...]; the last may be fewer"""
+    return [x[:, at:at + size] for at in range(0, x.shape[1], size)]
+
+
+def by_token(x, tokens, size):
+    """What pieces have [n, pieces, ...], of each token."""
+    return np.repeat(x, size, 1)[:, :tokens]
+
+
 # ---- fp8 ----
 
 def fp8_codes(y):
@@ -105,23 +116,29 @@ def fp8_decode(spec, arrays):
 
 # ---- int8 ----
 
+def int8_run(spec):
+    """Tokens that share a channel's scale; 0: a row has one."""
+    return (spec.run or spec.tokens) if spec.axis and spec.kind == K else 0
+
+
 def int8_encode(spec, x):
-    x = to_f32(spec.dtype, x)
-    a = largest(x, 1 if spec.axis and spec.kind == K else -1).astype(f64)
+    x, run = to_f32(spec.dtype, x), int8_run(spec)
+    a = (np.concatenate([largest(p, 1) for p in pieces(x, run)], 1) if run else largest(x, -1)).astype(f64)
     scale = np.maximum(((a / 126).astype(f32).view(u32) >> u32(16)).astype(np.int64) - 1, 0)
     for _ in range(3):
         scale = np.where(126 * bf16(scale.astype(u16)).astype(f64) < a, scale + 1, scale)
     scale = np.maximum(scale, 0x80).astype(u16)
+    s = bf16(by_token(scale, spec.tokens, run) if run else scale)
     with errstate(invalid="ignore", over="ignore"):
-        code = np.rint(x * (f32(1) / bf16(scale)))
+        code = np.rint(x * (f32(1) / s))
     code = np.where(np.isposinf(x), f32(127), np.where(np.isneginf(x), f32(-127), code))
     code = np.where(np.isnan(x), f32(-128), code).astype(np.int8)
-    return [code, scale[:, 0] if spec.axis and spec.kind == K else scale[..., 0]]
+    return [code, scale if run else scale[..., 0]]
 
 
 def int8_decode(spec, arrays):
-    code, scale = arrays
-    s = bf16(scale)[:, None] if spec.axis and spec.kind == K else bf16(scale)[..., None]
+    (code, scale), run = arrays, int8_run(spec)
+    s = bf16(by_token(scale, spec.tokens, run)) if run else bf16(scale)[..., None]
     with errstate(over="ignore", invalid="ignore"):
         bits = from_f32(spec.dtype, code.astype(f32) * s)
     return special(spec.dtype, bits, code == -128, code == 127, code == -127)
@@ -186,8 +203,7 @@ def levels(code):
 
 
 def tiles(x):
-    """[n, tokens, ...] -> of each tile [n, its tokens, ...]"""
-    return [x[:, at:at + TILE] for at in range(0, x.shape[1], TILE)]
+    return pieces(x, TILE)
 
 
 def subtract_centre(y):
@@ -230,16 +246,11 @@ def factors(spec, shift):
     return np.ldexp(groups(signs(spec.seed, spec.dim)).astype(f32), shift.astype(np.int32))
 
 
-def by_token(x, tokens):
-    """What tiles have [n, tiles, ...], of each token."""
-    return np.repeat(x, TILE, 1)[:, :tokens]
-
-
 def q4_encode(spec, x):
     with errstate(invalid="ignore", over="ignore"):
         x = to_f32(spec.dtype, x)
         shift = np.stack([shifts(t) for t in tiles(x)], 1) if spec.kind == K else unshifted(spec)
-        y = hadamard(groups(x) / by_token(factors(spec, shift), x.shape[1]))
+        y = hadamard(groups(x) / by_token(factors(spec, shift), spec.tokens, TILE))
         centres = []
         if spec.kind == K:
             parts = [subtract_centre(t) for t in tiles(y)]
@@ -257,8 +268,8 @@ def q4_decode(spec, arrays):
     with errstate(invalid="ignore", over="ignore"):
         y, shift = back(*arrays[:2]), unshifted(spec)
         if spec.kind == K:
-            y, shift = y + by_token(back(*arrays[2:4]), spec.tokens), arrays[4]
-        y = y * by_token(factors(spec, shift), spec.tokens)
+            y, shift = y + by_token(back(*arrays[2:4]), spec.tokens, TILE), arrays[4]
+        y = y * by_token(factors(spec, shift), spec.tokens, TILE)
         return from_f32(spec.dtype, y.reshape(y.shape[:3] + (spec.dim,)))
 
 
@@ -279,7 +290,7 @@ def rows_of(spec, x):
 def lossless_encode(spec, x):
     e = (x >> u16(7) & u16(255)).astype(np.int32)
     base = np.stack([np.where(t == 255, 0, t).max((1, 3)) for t in tiles(e)], 1)  # [n, tiles, heads]
-    below = np.repeat(base, TILE, 1)[:, :x.shape[1], :, None] - e
+    below = by_token(base, spec.tokens, TILE)[..., None] - e
     code = np.where((below >= 0) & (below < ZERO), below, ESCAPE)
     code = np.where(e == 0, ZERO, code).astype(u8)
     escapes = rows_of(spec, code == ESCAPE).reshape(len(x), -1)
@@ -298,7 +309,7 @@ def lossless_encode(spec, x):
 
 def lossless_decode(spec, arrays):
     rest, code, base, count, entries = arrays
-    below = np.repeat(base, TILE, 1)[:, :rest.shape[1], :, None].astype(np.int32) - code
+    below = by_token(base, spec.tokens, TILE)[..., None].astype(np.int32) - code
     e = np.where(code < ZERO, below & 255, 0)
     shape = rows_of(spec, e).shape
     e = rows_of(spec, e).reshape(len(rest), -1).copy()
@@ -335,8 +346,8 @@ def layout(spec):
     if spec.encoding == "fp8":
         return [(u8, (T, H, D), True, False), (u8, (T, H), True, False)]
     if spec.encoding == "int8":
-        by_channel = spec.axis and spec.kind == K
-        return [(np.int8, (T, H, D), True, False), (u16, (H, D), False, False) if by_channel else (u16, (T, H), True, False)]
+        run = int8_run(spec)
+        return [(np.int8, (T, H, D), True, False), (u16, (-(-T // run), H, D), False, False) if run else (u16, (T, H), True, False)]
     if spec.encoding == "q4":
         G, R = D // rotation(D), rotation(D)
         centres = [(u8, (n_tiles, H, G, R), False, True), (u16, (n_tiles, H, G), False, False), (u8, (n_tiles, H, G, R), False, True)]

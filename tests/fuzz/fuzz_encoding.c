@@ -26,6 +26,7 @@ static struct ucm_encoding_spec spec_of(const uint8_t head[HEAD])
         .dtype = head[1] % 5,
         .n_sections = 1 + head[2] % 2,
         .axis = head[3] % 3,
+        .run = head[3] / 3 % 20,
         .seed = head[4] * UINT64_C(0x0101010101010101),
     };
 

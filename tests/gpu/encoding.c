@@ -180,11 +180,10 @@ static void same(const struct rig *r, const char *what, const uint8_t *is, const
     size_t at = memcmp(is, should, n) == 0 ? n : first_difference(is, should, n);
 
     check(at == n,
-          "%s, encoding %u, dtype %u, %u x %u x %u, order %u, axis %u, pages shifted by %u, %s: "
-          "byte %zu of "
-          "%zu is %02x, not %02x",
+          "%s, encoding %u, dtype %u, %u x %u x %u, order %u, axis %u, run %u, pages shifted by "
+          "%u, %s: byte %zu of %zu is %02x, not %02x",
           what, r->spec.encoding, r->spec.dtype, s->tokens, s->heads, s->dim, s->order,
-          r->spec.axis, r->shift, r->pinned ? "slots of the host" : "a slice", at, n,
+          r->spec.axis, r->spec.run, r->shift, r->pinned ? "slots of the host" : "a slice", at, n,
           at < n ? is[at] : 0, at < n ? should[at] : 0);
 }
 
@@ -236,9 +235,17 @@ static uint16_t bf16(float x)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-static uint16_t element(uint32_t dtype, float x)
+/* Halves are any below 2, or below 2^-7 of a channel that does not stand out. */
+static uint16_t element(uint32_t dtype, float x, bool stands_out)
 {
-    return dtype == UCM_ENCODING_BF16 ? bf16(x) : (uint16_t)(rnd() & 0xbfff); /* halves below 2 */
+    return dtype == UCM_ENCODING_BF16 ? bf16(x)
+                                      : (uint16_t)(rnd() & (stands_out ? 0xbfff : 0x9fff));
+}
+
+/* How much larger than others a channel is. */
+static float channel_size(uint64_t c)
+{
+    return c % 37 == 5 ? 9.0f : c % 41 == 7 ? 0x1p12f : c % 43 == 9 ? 0x1p-20f : 1.0f;
 }
 
 /* Rows like those of KV, and rows that are not: of zeros, of any bits, with one NaN, very large, tiny. */
@@ -252,7 +259,8 @@ static void fill_rows(uint8_t *to, uint64_t elements, uint32_t dim, uint32_t dty
             uint16_t h = kind == 4 ? (uint16_t)rnd() : kind == 5 ? (uint16_t)(rnd() & 0x8000) : 0;
 
             if (kind < 4 || kind > 5)
-                h = element(dtype, rnd_normal() * size * (c % 37 == 5 ? 9.0f : 1.0f));
+                h = element(dtype, rnd_normal() * size * channel_size(c - i),
+                            channel_size(c - i) > 1);
             memcpy(to + 2 * c, &h, 2);
         }
         if (kind == 6) {
@@ -371,6 +379,7 @@ static void test_shapes(uint32_t encoding)
             spec = encoding_spec(encoding, dtype, shapes[i].tokens, shapes[i].heads, shapes[i].dim,
                                  how >> 2, axis);
             test_spec(&spec, i < 7 ? 0 : shift, i % 2);
+            spec.run = (i + how) % (1 + shapes[i].tokens / 2);
             test_spec(&spec, shift, (i + 1) % 2);
         }
 }

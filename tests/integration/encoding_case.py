@@ -31,7 +31,7 @@ class Section(ctypes.Structure):
 class Spec(ctypes.Structure):
     _fields_ = [("encoding", ctypes.c_uint32), ("version", ctypes.c_uint32), ("dtype", ctypes.c_uint32),
                 ("n_sections", ctypes.c_uint32), ("section", Section * 2), ("axis", ctypes.c_uint32),
-                ("seed", ctypes.c_uint64)]
+                ("run", ctypes.c_uint32), ("seed", ctypes.c_uint64)]
 
 
 assert ctypes.sizeof(Spec) == LIB.test_spec_bytes()

@@ -30,7 +30,7 @@ class CSection(ctypes.Structure):
 
 class CSpec(ctypes.Structure):
     _fields_ = [(n, u32) for n in ("encoding", "version", "dtype", "n_sections")] + \
-               [("section", CSection * 2), ("axis", u32), ("seed", ctypes.c_uint64)]
+               [("section", CSection * 2), ("axis", u32), ("run", u32), ("seed", ctypes.c_uint64)]
 
 
 LIB.test_bytes.restype = ctypes.c_uint64
@@ -39,7 +39,8 @@ assert LIB.test_spec_bytes() == ctypes.sizeof(CSpec)
 
 def c_spec(s):
     """Both sections are s, but for their kinds."""
-    spec = CSpec(encoding=LIB.test_number(s.encoding.encode()), version=LIB.test_version(s.encoding.encode()), dtype=DTYPES[s.dtype], n_sections=2, axis=s.axis, seed=s.seed)
+    spec = CSpec(encoding=LIB.test_number(s.encoding.encode()), version=LIB.test_version(s.encoding.encode()), dtype=DTYPES[s.dtype], n_sections=2, axis=s.axis, run=s.run,
+                 seed=s.seed)
     for i in range(2):
         spec.section[i] = CSection(i, s.tokens, s.heads, s.dim, s.order)
     why = ctypes.create_string_buffer(200)
@@ -112,12 +113,13 @@ class Encodings(unittest.TestCase):
             np.testing.assert_array_equal(plain, numpy_decode(s, coded), what)
 
     def specs(self, name):
-        """Sizes, orders, kinds, types and axes, not each with each."""
+        """Sizes, orders, kinds, types, axes and runs, not each with each."""
         dims = (16, 48, 64, 80, 128, 256, 576) if name == "q4" else (1, 3, 16, 33, 64, 127, 128, 576)
         for i, dim in enumerate(dims * 4):
             dtype = "bf16" if name == "lossless" or (i + i // len(dims)) % 2 else "f16"
-            yield Spec(name, dtype, (K, V)[i // 2 % 2], (1, 5, 16, 17, 33)[i % 5], 1 + i % 3, dim, i % 2, i // 3 % 2 * (name == "int8"),
-                       i * 0x9999999999999 * (name == "q4"))
+            tokens = (1, 5, 16, 17, 33)[i % 5]
+            yield Spec(name, dtype, (K, V)[i // 2 % 2], tokens, 1 + i % 3, dim, i % 2, i // 3 % 2 * (name == "int8"),
+                       min(tokens, (0, 1, 3, 16)[i // 5 % 4]), i * 0x9999999999999 * (name == "q4"))
 
     def test_every_size_and_kind(self):
         for name in METHODS:
@@ -130,7 +132,8 @@ class Encodings(unittest.TestCase):
             for isa in range(LIB.test_isa(2) + 1):
                 for i, kind in enumerate(KINDS):
                     dtype = "bf16" if name == "lossless" or i % 2 else "f16"
-                    self.compare(Spec(name, dtype, i // 2 % 2, 16, 3, 80, i % 2, i // 3 % 2 * (name == "int8"), 7 * (name == "q4")), kind, isa)
+                    self.compare(Spec(name, dtype, i // 2 % 2, 16, 3, 80, i % 2, i // 3 % 2 * (name == "int8"),
+                                      i // 4 * 6, 7 * (name == "q4")), kind, isa)
 
     def test_every_element(self):
         """All 65,536 patterns, in rows of their neighbours and, each by itself, in rows of one."""
@@ -146,11 +149,13 @@ class Identity(unittest.TestCase):
     def test_fields(self):
         """Field by field as docs/encodings.md lists them."""
         out = (ctypes.c_uint8 * 96)()
-        for name, axis, order, seed in (("fp8", 0, 0, 0), ("int8", 1, 1, 0), ("q4", 0, 1, 12345678901234567890), ("lossless", 0, 1, 0)):
-            spec = c_spec(Spec(name, "bf16", K, 16, 8, 128, 1, 1, 12345678901234567890))
+        for name, axis, order, seed, run in (("fp8", 0, 0, 0, 0), ("int8", 1, 1, 0, 5), ("int8", 1, 1, 0, 16), ("int8", 0, 0, 0, 5),
+                                             ("q4", 0, 1, 12345678901234567890, 5), ("lossless", 0, 1, 0, 5)):
+            spec = c_spec(Spec(name, "bf16", K, 16, 8, 128, 1, axis or name != "int8", run, 12345678901234567890))
             LIB.test_identity(ctypes.byref(spec), out)
             want = struct.pack("<6IQ10I", 1, spec.encoding, spec.version, 2, 2, axis, seed,
                                0, 16, 8, 128, order, 1, 16, 8, 128, order if name == "lossless" else 0)
+            want += struct.pack("<I", run if axis and run < 16 else 0)
             self.assertEqual(bytes(out), want.ljust(96, b"\0"), name)
 
 

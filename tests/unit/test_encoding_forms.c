@@ -81,6 +81,7 @@ Test(encoding_forms, every_size)
                                                      1 + i % 5, 1 + i % 3, dims[i / 16]);
 
             spec.axis = i % 2;
+            spec.run = i % 3 == 0 ? 0 : 1 + i % 4;
             spec.seed = i;
             spec.section[0].order = spec.section[1].order = i / 2 % 2;
             if (!accepted(&spec))

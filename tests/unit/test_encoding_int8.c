@@ -32,9 +32,14 @@ static float scale_of(const struct rig_section *r, uint64_t element)
     uint64_t at = ((uint64_t)s->tokens * s->heads * s->dim + 15) / 16 * 16;
     uint64_t row = element / s->dim, i = row;
 
-    if (r->spec.axis == UCM_ENCODING_AXIS_CHANNEL && r->section == 0)
-        i = (s->order == UCM_ENCODING_NHD ? row % s->heads : row / s->tokens) * s->dim +
-            element % s->dim;
+    if (r->spec.axis == UCM_ENCODING_AXIS_CHANNEL && r->section == 0) {
+        bool nhd = s->order == UCM_ENCODING_NHD;
+        uint64_t head = nhd ? row % s->heads : row / s->tokens;
+        uint64_t token = nhd ? row / s->heads : row % s->tokens;
+        uint64_t run = r->spec.run > 0 ? token / r->spec.run : 0;
+
+        i = (run * s->heads + head) * s->dim + element % s->dim;
+    }
     return ucm_bf16_decode(rig_get(r->coded + at, i));
 }
 
@@ -79,6 +84,7 @@ Test(encoding_int8, the_stated_error_holds)
                 rig_spec(UCM_ENCODING_INT8, dtypes[i % 2], 5, 3, dims[i / 8]);
 
             spec.axis = i / 2 % 2;
+            spec.run = values % 4;
             spec.section[0].order = i / 4 % 2;
             round_trip(&spec, 0, (enum rig_values)values, i % 3);
             round_trip(&spec, 1, (enum rig_values)values, i % 3);
@@ -163,6 +169,60 @@ Test(encoding_int8, any_bytes_decode)
         }
         rig_free(&r);
     }
+}
+
+/* A section of several layers with runs of a layer's tokens: the scales of each layer by itself. */
+Test(encoding_int8, runs_are_sections_side_by_side)
+{
+    for (uint32_t order = 0; order < 2; order++) {
+        struct ucm_encoding_spec whole = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 13, 1, 24);
+        struct rig_section r, part;
+        uint64_t codes = 13 * 24 + 8, at = 0;
+
+        whole.axis = UCM_ENCODING_AXIS_CHANNEL;
+        whole.run = 5;
+        whole.section[0].order = order;
+        r = rig_section(&whole, 0, 0);
+        cr_assert_eq(r.bytes, codes + 3 * 24 * 2);
+        rig_fill(&whole, 0, RIG_VALUES, r.plain);
+        ucm_encode(&whole, 0, r.plain, r.coded);
+        for (uint32_t run = 0; run < 3; run++) {
+            struct ucm_encoding_spec one = whole;
+            uint32_t tokens = run < 2 ? 5 : 3;
+
+            one.section[0].tokens = tokens;
+            one.run = 0;
+            part = rig_section(&one, 0, 0);
+            ucm_encode(&one, 0, r.plain + 2 * at, part.coded);
+            cr_assert_arr_eq(part.coded, r.coded + at, tokens * 24);
+            cr_assert_arr_eq(part.coded + part.bytes - 48, r.coded + codes + 48 * run, 48);
+            at += tokens * 24;
+            rig_free(&part);
+        }
+        rig_free(&r);
+    }
+}
+
+/* A run of all tokens is what 0 is, and axis 0 has no runs. */
+Test(encoding_int8, identity_of_runs)
+{
+    struct ucm_encoding_spec a = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 16, 8, 128), b;
+    uint8_t x[UCM_ENCODING_IDENTITY_BYTES], y[UCM_ENCODING_IDENTITY_BYTES];
+    char why[UCM_ENCODING_WHY];
+
+    for (uint32_t axis = 0; axis < 2; axis++)
+        for (uint32_t run = 1; run <= 16; run++) {
+            a.axis = axis;
+            b = a;
+            b.run = run;
+            ucm_encoding_identity(&a, x);
+            ucm_encoding_identity(&b, y);
+            cr_assert_eq(memcmp(x, y, sizeof(x)) == 0, axis == 0 || run == 16);
+            cr_assert_eq(y[72], axis == 0 || run == 16 ? 0 : run);
+        }
+    a.run = 17;
+    cr_assert_eq(ucm_encoding_check(&a, why), -EINVAL);
+    cr_assert_str_eq(why, "run is 17 tokens; section 0 (K) has 16 (0: all)");
 }
 
 Test(encoding_int8, axis_and_order)

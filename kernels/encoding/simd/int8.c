@@ -71,18 +71,25 @@ VEC_INLINE void decode_rows(uint32_t dtype, uint32_t rows, uint32_t dim, const u
 
 #define CHANNELS (UCM_ENCODING_DIM_MAX + VEC)
 
-/* One head: its first row, and bytes from a token's row to the next. */
+/* A head in a run of tokens: its first row, and how far it is from a token's row to the next. */
 struct head {
     uint32_t tokens, dim;
     uint64_t first, step; /* in elements */
 };
 
-static struct head head_of(const struct ucm_encoding_section *s, uint32_t h)
+/* Heads of all runs are numbered one run after the other. */
+static struct head head_of(const struct ucm_encoding_section *s, uint32_t run, uint32_t i)
 {
-    bool nhd = s->order == UCM_ENCODING_NHD;
+    uint32_t token = i / s->heads * run, left = s->tokens - token;
 
-    return (struct head){s->tokens, s->dim, (uint64_t)h * s->dim * (nhd ? 1 : s->tokens),
-                         (uint64_t)s->dim * (nhd ? s->heads : 1)};
+    return (struct head){run < left ? run : left, s->dim,
+                         (uint64_t)encoding_row(s, token, i % s->heads) * s->dim,
+                         encoding_token_step(s)};
+}
+
+static uint32_t heads_of(const struct ucm_encoding_section *s, uint32_t run)
+{
+    return (s->tokens + run - 1) / run * s->heads;
 }
 
 VEC_INLINE void channels_largest(uint32_t dtype, const struct head *h, const uint8_t *plain,
@@ -141,21 +148,21 @@ VEC_INLINE void decode_head(uint32_t dtype, const struct head *h, const uint8_t 
     }
 }
 
-VEC_INLINE void encode_heads(uint32_t dtype, const struct ucm_encoding_section *s,
+VEC_INLINE void encode_heads(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
                              const uint8_t *plain, uint8_t *codes, uint8_t *scales)
 {
-    for (uint32_t i = 0; i < s->heads; i++) {
-        struct head h = head_of(s, i);
+    for (uint32_t i = 0; i < heads_of(s, run); i++) {
+        struct head h = head_of(s, run, i);
 
         encode_head(dtype, &h, plain, codes, scales + 2 * (size_t)i * s->dim);
     }
 }
 
-VEC_INLINE void decode_heads(uint32_t dtype, const struct ucm_encoding_section *s,
+VEC_INLINE void decode_heads(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
                              const uint8_t *codes, const uint8_t *scales, uint8_t *plain)
 {
-    for (uint32_t i = 0; i < s->heads; i++, scales += 2 * (size_t)s->dim) {
-        struct head h = head_of(s, i);
+    for (uint32_t i = 0; i < heads_of(s, run); i++, scales += 2 * (size_t)s->dim) {
+        struct head h = head_of(s, run, i);
         float scale[CHANNELS] = {0};
         bool clean = true;
 
@@ -174,25 +181,21 @@ VEC_INLINE void decode_heads(uint32_t dtype, const struct ucm_encoding_section *
 
 /* ---- sections ---- */
 
-static bool by_channel(const struct ucm_encoding_spec *spec, uint32_t section)
-{
-    return spec->axis == UCM_ENCODING_AXIS_CHANNEL && section == 0;
-}
-
-VEC_INLINE void encode_section(uint32_t dtype, const struct ucm_encoding_section *s, bool channels,
+/* run: of ucm_int8_run. */
+VEC_INLINE void encode_section(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
                                const uint8_t *plain, uint8_t *codes, uint8_t *scales)
 {
-    if (channels)
-        encode_heads(dtype, s, plain, codes, scales);
+    if (run > 0)
+        encode_heads(dtype, s, run, plain, codes, scales);
     else
         encode_rows(dtype, encoding_rows(s), s->dim, plain, codes, scales);
 }
 
-VEC_INLINE void decode_section(uint32_t dtype, const struct ucm_encoding_section *s, bool channels,
+VEC_INLINE void decode_section(uint32_t dtype, const struct ucm_encoding_section *s, uint32_t run,
                                const uint8_t *codes, const uint8_t *scales, uint8_t *plain)
 {
-    if (channels)
-        decode_heads(dtype, s, codes, scales, plain);
+    if (run > 0)
+        decode_heads(dtype, s, run, codes, scales, plain);
     else
         decode_rows(dtype, encoding_rows(s), s->dim, codes, scales, plain);
 }
@@ -200,14 +203,14 @@ VEC_INLINE void decode_section(uint32_t dtype, const struct ucm_encoding_section
 FORM(int8_encode)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
-    bool channels = by_channel(spec, section);
+    uint32_t run = ucm_int8_run(spec, section);
     uint64_t elements = encoding_elements(s), scales = encoding_align(elements);
-    uint64_t end = scales + UINT64_C(2) * (channels ? s->heads * s->dim : encoding_rows(s));
+    uint64_t end = scales + UINT64_C(2) * (run > 0 ? heads_of(s, run) * s->dim : encoding_rows(s));
 
     if (spec->dtype == UCM_ENCODING_F16)
-        encode_section(UCM_ENCODING_F16, s, channels, from, to, to + scales);
+        encode_section(UCM_ENCODING_F16, s, run, from, to, to + scales);
     else
-        encode_section(UCM_ENCODING_BF16, s, channels, from, to, to + scales);
+        encode_section(UCM_ENCODING_BF16, s, run, from, to, to + scales);
     encoding_pad(to, elements, scales);
     encoding_pad(to, end, encoding_align(end));
 }
@@ -216,10 +219,10 @@ FORM(int8_decode)
 {
     const struct ucm_encoding_section *s = &spec->section[section];
     const uint8_t *scales = from + encoding_align(encoding_elements(s));
-    bool channels = by_channel(spec, section);
+    uint32_t run = ucm_int8_run(spec, section);
 
     if (spec->dtype == UCM_ENCODING_F16)
-        decode_section(UCM_ENCODING_F16, s, channels, from, scales, to);
+        decode_section(UCM_ENCODING_F16, s, run, from, scales, to);
     else
-        decode_section(UCM_ENCODING_BF16, s, channels, from, scales, to);
+        decode_section(UCM_ENCODING_BF16, s, run, from, scales, to);
 }
