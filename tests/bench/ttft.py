@@ -6,11 +6,17 @@ layers of a block side by side. One process computes prompts and stores their bl
 second one's model says to the last token has to be what the first one's said, bit for bit.
 
     ttft.py [--json FILE] [--tokens N,N] [--layers N] [--nvme FOLDER] [--arena SIZE]
+    ttft.py --encoding none,fp8,int8,q4,lossless [--layout layers] [--rounds N] [...]
 
-$UCMD is the daemon, $UCMCLIENT_LIB the library. Needs PyTorch with CUDA.
+With --encoding: whole hits only, by encoding, each beside `none` of the same run. What a lossless one loads is compared
+byte by byte, and the logits bit by bit; of the others the squared error of the loaded KV must be below a limit, and how far
+the logits are off is told. Random weights say nothing about quality: tests/encoding does.
+
+$UCMD is the daemon, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the companion's. Needs PyTorch with CUDA.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -27,6 +33,12 @@ sys.path.insert(0, os.environ.get("UCM_PYTHON", os.path.join(TOP, "client/python
 
 BLOCK, WIDTH, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY = 16, 4096, 32, 8, 128, 14336, 128256
 HITS, ROUNDS = (50, 80, 100), 3
+#: Of the time to first token without an encoding, at the longest prompt.
+AIMS = {"fp8": 0.65, "int8": 0.65, "q4": 0.5}
+#: Squared error of loaded KV over its squares, of normally distributed values (docs/encodings.md, "Bytes").
+NMSE = {"none": 0.0, "lossless": 0.0, "int8": 0.0003, "fp8": 0.0012, "q4": 0.015}
+#: Chunks of this size and more need no companion, unless they are encoded (docs/copy.md).
+LARGE = 512 << 10
 
 
 class Model:
@@ -77,24 +89,45 @@ class Model:
 
 
 class Engine:
-    """One process: the model, and its pages registered with the daemon."""
+    """One process: the model, and its pages registered with the daemon, once for each encoding."""
 
     def __init__(self, options):
         import torch
-        from ucmclient import Client, Identity
-        from ucmclient.vllm.layout import layout_of
-        from ucmclient.vllm.worker import region_memory
+        from ucmclient import Client
 
         self.torch, self.most = torch, max(options["tokens"])
         self.model = Model(options["layers"], self.most // BLOCK)
-        layout = layout_of({"all": self.model.pages}, self.most // BLOCK)
+        self.client, self.companion, self.base = Client(options["socket"], "ttft"), None, None
+        self.regions, self.block_bytes = {}, {}
+        for encoding in options["encoding"]:
+            self.register(encoding, options["layout"] == "layers")
+        self.region, self.steps, self.truth = self.regions["none"], {}, {}
+
+    def register(self, encoding, layers):
+        from ucmclient import Companion, Identity
+        from ucmclient.vllm.layout import Heads, layout_of
+        from ucmclient.vllm.worker import region_memory
+
+        pages, blocks = self.model.pages, self.most // BLOCK
+        tensors = {str(i): pages[:, i] for i in range(pages.shape[1])} if layers else {"all": pages}
+        heads = None if encoding == "none" else Heads(BLOCK, KV_HEADS, HEAD)
+        layout = layout_of(tensors, blocks, layers, heads)
         lies = region_memory(layout, True)
-        self.client = Client(options["socket"], "ttft")
-        self.ns = self.client.namespace(Identity(
-            model="ttft", dtype="bfloat16", layout=layout.name, block_tokens=BLOCK, shards=(1,),
-            shard_bytes=layout.layer_bytes))
-        self.region = self.ns.register(lies.memory, lies.planes, blocks=layout.blocks, gpu=lies.gpu, timeout=60)
-        self.block_bytes = layout.layer_bytes
+        if self.base is None:
+            self.base = self.client.namespace(Identity(
+                model="ttft", dtype="bfloat16", layout=layout.name, block_tokens=BLOCK, shards=(len(layout.layers),),
+                shard_bytes=layout.layer_bytes))
+        ns, size = self.base, layout.layer_bytes * len(layout.layers)
+        if heads is not None:
+            of = layout.sections
+            ns = self.base.encoded(encoding, dtype=of.dtype, k=of.k, v=of.v or (), heads_first=bool(of.order))
+            size = ns.block_bytes[1]
+        if heads is not None or max(plane.chunk_bytes for plane in lies.planes) < LARGE:
+            self.companion = self.companion or Companion(self.client, lies.gpu, timeout=60)
+            region = self.companion.register(ns, lies.memory, lies.planes, lies.addresses, blocks=blocks, timeout=60)
+        else:
+            region = ns.register(lies.memory, lies.planes, blocks=blocks, gpu=lies.gpu, timeout=60)
+        self.regions[encoding], self.block_bytes[encoding] = region, size
 
     def prompt(self, tokens):
         from ucmclient.keys import sha256_chain
@@ -105,12 +138,18 @@ class Engine:
         return (self.torch.tensor(numbers, device="cuda"), sha256_chain(numbers, BLOCK), table,
                 self.torch.tensor(table, device="cuda"))
 
+    def parts(self, table):
+        """Their pages, some at a time."""
+        for i in range(0, len(table), 256):
+            yield self.model.pages[table[i:i + 256]]
+
     def digest(self, table):
-        """Of all bytes of these blocks."""
-        whole = hashlib.sha256()
-        for block in table:
-            whole.update(self.model.pages[block].view(self.torch.uint8).cpu().numpy())
-        return whole.hexdigest()
+        """Of all bytes of these blocks: a sum of each block's words with random weights."""
+        words = self.model.pages[0].numel() // 4
+        random_words = self.torch.Generator("cuda").manual_seed(7)
+        weights = self.torch.randint(-1 << 63, (1 << 63) - 1, (words,), device="cuda", generator=random_words)
+        sums = [(part.view(self.torch.int64).view(-1, words) * weights).sum(1) for part in self.parts(table)]
+        return hashlib.sha256(self.torch.cat(sums).cpu().numpy()).hexdigest()
 
     def last(self, numbers, on_gpu):
         """The step that computes the last token alone, as a graph, as engines have it for decoding."""
@@ -136,12 +175,17 @@ class Engine:
     def store(self, tokens):
         numbers, keys, table, on_gpu = self.prompt(tokens)
         for _ in range(2):
-            logits = self.model.forward(numbers, 0, on_gpu)
-        event = self.torch.cuda.Event(interprocess=True)
+            self.model.forward(numbers, 0, on_gpu)
+        event, seconds = self.torch.cuda.Event(interprocess=True), {}
         event.record()
-        result = self.region.dump(keys, table, event=event.ipc_handle()).wait(120)
-        assert result.all_ok, "the store did not take every block"
-        return {"digest": self.digest(table)}
+        for encoding, region in self.regions.items():
+            if len(self.regions) > 1:  # how long a dump takes, and not what computed its bytes
+                self.torch.cuda.synchronize()
+            began = time.perf_counter()
+            result = region.dump(keys, table, event=event.ipc_handle()).wait(120)
+            assert result.all_ok, f"the store of {encoding} did not take every block"
+            seconds[encoding] = time.perf_counter() - began
+        return {"digest": self.digest(table), "seconds": seconds}
 
     def recompute(self, tokens):
         numbers, _, _, on_gpu = self.prompt(tokens)
@@ -163,7 +207,7 @@ class Engine:
         whole = None
 
         def answer():
-            found = self.ns.lookup_prefix(keys[: blocks * 32], lease=30)
+            found = self.base.lookup_prefix(keys[: blocks * 32], lease=30)
             assert found.blocks == blocks, f"{found.blocks} of {blocks} blocks were found"
             self.region.load(keys[: blocks * 32], table[:blocks], lease=found.lease).wait(120)
             return compute()
@@ -172,7 +216,48 @@ class Engine:
         if hit == 100 and check:  # the step has computed the last token anew
             self.region.load(keys, table).wait(120)
             whole = self.digest(table)
-        return {"seconds": seconds, "rest": rest, "bytes": blocks * self.block_bytes, "digest": whole}
+        return {"seconds": seconds, "rest": rest, "bytes": blocks * self.block_bytes["none"], "digest": whole}
+
+    def whole(self, tokens, encoding, check):
+        """A whole hit in that form."""
+        if tokens not in self.steps:
+            prompt = self.prompt(tokens)
+            self.steps[tokens] = *prompt, self.last(prompt[0], prompt[3])
+        _, keys, table, _, compute = self.steps[tokens]
+        region, told = self.regions[encoding], {}
+        for _ in range(3):
+            told["rest"], _ = self.timed(compute)
+        self.model.pages.zero_()
+
+        def answer():
+            began = time.perf_counter()
+            found = region.ns.lookup_prefix(keys, lease=30)
+            assert found.blocks == len(table), f"{found.blocks} of {len(table)} blocks were found"
+            looked = time.perf_counter()
+            told["bytes"] = region.load(keys, table, lease=found.lease).wait(120).bytes
+            told["lookup"], told["load"] = looked - began, time.perf_counter() - looked
+            return compute()
+
+        told["seconds"], logits = self.timed(answer)
+        assert told["bytes"] == len(table) * self.block_bytes[encoding], "blocks came in another form"
+        if check:
+            logits = logits.float()  # a copy
+            region.load(keys, table).wait(120)  # the step has computed the last token anew
+            told.update(self.compared(tokens, table, logits))
+        return told
+
+    def compared(self, tokens, table, logits):
+        """With what came first, which was loaded as it is."""
+        if tokens not in self.truth:
+            self.truth[tokens] = [part.clone() for part in self.parts(table)], logits
+        pages, right = self.truth[tokens]
+        wrong = whole = 0.0
+        for part, true in zip(self.parts(table), pages):
+            wrong += float((part.float() - true.float()).square().sum())
+            whole += float(true.float().square().sum())
+        return {"digest": self.digest(table), "nmse": wrong / whole, "same_logits": bool((logits == right).all()),
+                "logits_off": float((logits - right).norm() / right.norm()),
+                "same_token": int(logits.argmax()) == int(right.argmax())}
 
     def bus(self):
         host = self.torch.empty(1 << 30, dtype=self.torch.uint8, pin_memory=True)
@@ -201,9 +286,9 @@ def serve(options):
 
 class Process:
     def __init__(self, options):
+        """Answers once when it is ready."""
         self.process = subprocess.Popen([sys.executable, __file__, "--engine", json.dumps(options)], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.answer()
 
     def answer(self):
         line = self.process.stdout.readline()
@@ -237,35 +322,51 @@ class Daemon:
                 raise SystemExit("the daemon did not start:\n" + open(os.path.join(folder, "log")).read())
             time.sleep(0.05)
 
-    def metrics(self):
+    def ctl(self, *words):
         ctl = os.path.join(os.path.dirname(os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))), "ucmctl")
-        out = subprocess.run([ctl, "--socket", self.socket, "--json", "stats"], capture_output=True, check=True)
-        return json.loads(out.stdout)["metrics"]
+        return subprocess.run([ctl, "--socket", self.socket, *words], capture_output=True, check=True).stdout
+
+    def metrics(self):
+        return json.loads(self.ctl("--json", "stats"))["metrics"]
 
     def to_nvme(self):
         """Waits until everything lies on NVMe, and drops it from DRAM."""
-        ctl = os.path.join(os.path.dirname(os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))), "ucmctl")
         end = time.monotonic() + 180
         while self.metrics()["nvme_writes"] < self.metrics()["dump_blocks"] and time.monotonic() < end:
             time.sleep(0.1)
-        subprocess.run([ctl, "--socket", self.socket, "evict", "1", "--tier", "dram", "--yes"], capture_output=True,
-                       check=True)
+        for namespace in json.loads(self.ctl("--json", "namespaces"))["namespaces"]:
+            self.ctl("evict", str(namespace["ns"]), "--tier", "dram", "--yes")
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
 
 
-def measure(options, folder):
+@contextlib.contextmanager
+def fleet(options, folder):
+    """A daemon, the engine that stores and the one that loads."""
     daemon = Daemon(options, folder)
-    a, b = Process(options), Process(options)
+    engines = [Process(options) for _ in range(2)]
+    for engine in engines:
+        engine.answer()
+    yield daemon, *engines
+    for engine in engines:
+        engine.close()
+    daemon.stop()
+
+
+def tiers(options):
+    return ("DRAM", "NVMe") if options["nvme"] else ("DRAM",)
+
+
+def measure(daemon, a, b, options):
     bus = b("bus")["bytes_per_second"]
     rows = []
     for tokens in options["tokens"]:
         digest = a("store", tokens)["digest"]
         plain = b("recompute", tokens)["seconds"]
         rows.append({"tokens": tokens, "hit": 0, "tier": "-", "seconds": plain, "sooner": 1.0})
-        for tier in ("DRAM", "NVMe") if options["nvme"] else ("DRAM",):
+        for tier in tiers(options):
             for hit in HITS:
                 rounds = []
                 for i in range(ROUNDS):
@@ -280,10 +381,64 @@ def measure(options, folder):
                              "same": hit < 100 or rounds[0]["digest"] == digest})
                 print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    a.close()
-    b.close()
-    daemon.stop()
     return {"bus_bytes_per_second": bus, "layers": options["layers"], "rows": rows}
+
+
+# ---- by encoding ----
+
+
+def right(row, digest):
+    """Does the load hold what the encoding promises?"""
+    if NMSE[row["encoding"]] == 0:
+        return row["digest"] == digest and row["same_logits"]
+    return row["nmse"] <= NMSE[row["encoding"]]
+
+
+def turns(daemon, b, tokens, tier, options):
+    """Whole hits, each encoding once a round; of each the median, and what its first said."""
+    rounds = {encoding: [] for encoding in options["encoding"]}
+    for i in range(options["rounds"]):
+        for encoding, said in rounds.items():
+            if tier == "NVMe":
+                daemon.to_nvme()
+            said.append(b("whole", tokens, encoding, i == 0))
+        print(".", end="", file=sys.stderr, flush=True)
+    for encoding, said in rounds.items():
+        by_time = sorted(said, key=lambda one: one["seconds"])
+        yield {**said[0], **{key: by_time[len(said) // 2][key] for key in ("seconds", "lookup", "load", "rest")},
+               "least": by_time[0]["seconds"], "most": by_time[-1]["seconds"], "tokens": tokens, "tier": tier,
+               "encoding": encoding}
+
+
+def measure_encodings(daemon, a, b, options):
+    bus, rows = b("bus")["bytes_per_second"], []
+    for tokens in options["tokens"]:
+        stored = a("store", tokens)
+        for tier in tiers(options):
+            found = list(turns(daemon, b, tokens, tier, options))
+            for row in found:
+                row["of_none"] = row["seconds"] / found[0]["seconds"]
+                row["bytes_of_none"] = row["bytes"] / found[0]["bytes"]
+                row["of_ideal"] = row["seconds"] / (row["bytes"] / bus + row["rest"])
+                row["stored"], row["same"] = stored["seconds"][row["encoding"]], right(row, stored["digest"])
+            rows += found
+    print(file=sys.stderr)
+    return {"bus_bytes_per_second": bus, **{name: options[name] for name in ("layers", "layout", "rounds")}, "rows": rows}
+
+
+def table_encodings(result):
+    longest = max(r["tokens"] for r in result["rows"])
+    print(f"bus {result['bus_bytes_per_second'] / 1e9:.1f} GB/s; {result['layout']}; times are medians of {result['rounds']}, in ms")
+    print(f"{'tokens':>7} {'from':>4} {'encoding':>8} {'ms':>8} {'least':>7} {'most':>7} {'of none':>8} {'aim':>5} {'bytes':>6} "
+          f"{'of bus+rest':>11} {'lookup':>6} {'load':>7} {'rest':>5} {'dump':>7}  {'KV, logits off by':>17} token")
+    for r in result["rows"]:
+        aim = AIMS.get(r["encoding"], 0) if r["tokens"] == longest and r["tier"] == "DRAM" else 0
+        aim = f"{aim:5.2f}" if aim else f"{'':5}"
+        ms = {name: r[name] * 1e3 for name in ("seconds", "least", "most", "lookup", "load", "rest", "stored")}
+        print(f"{r['tokens']:>7} {r['tier']:>4} {r['encoding']:>8} {ms['seconds']:>8.1f} {ms['least']:>7.1f} {ms['most']:>7.1f} "
+              f"{r['of_none']:>8.2f} {aim} {r['bytes_of_none']:>6.2f} {r['of_ideal']:>11.2f} {ms['lookup']:>6.1f} {ms['load']:>7.1f} "
+              f"{ms['rest']:>5.1f} {ms['stored']:>7.1f}  {r['nmse']:>8.5f} {r['logits_off']:>8.4f} "
+              f"{'same' if r['same_token'] else 'other'}{'' if r['same'] else ' WRONG'}")
 
 
 def table(result):
@@ -305,17 +460,24 @@ def main():
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--nvme", default="")
     parser.add_argument("--arena", default="20GiB")
+    parser.add_argument("--encoding", default="")
+    parser.add_argument("--layout", choices=("blocks", "layers"), default="blocks",
+                        help="all layers of a block side by side, or each layer's KV by itself")
+    parser.add_argument("--rounds", type=int, default=5)
     words = parser.parse_args()
     if words.engine:
         return serve(json.loads(words.engine))
+    encodings = [name for name in words.encoding.split(",") if name and name != "none"]
     with tempfile.TemporaryDirectory() as folder:
         options = {"socket": os.path.join(folder, "s"), "tokens": [int(n) for n in words.tokens.split(",")],
-                   "layers": words.layers, "nvme": words.nvme, "arena": words.arena}
-        result = measure(options, folder)
+                   "layers": words.layers, "nvme": words.nvme, "arena": words.arena, "encoding": ["none", *encodings],
+                   "layout": words.layout, "rounds": words.rounds}
+        with fleet(options, folder) as those:
+            result = (measure_encodings if words.encoding else measure)(*those, options)
     if words.json:
         with open(words.json, "w") as f:
             json.dump(result, f, indent=1)
-    table(result)
+    (table_encodings if words.encoding else table)(result)
     sys.exit(0 if all(r.get("same", True) for r in result["rows"]) else 1)
 
 

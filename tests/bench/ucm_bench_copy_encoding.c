@@ -1,8 +1,10 @@
-/* copy --encoding: loads and dumps of encoded blocks, as GB/s of the KV that the worker sees. */
+/* copy --encoding: loads and dumps of encoded blocks, as GB/s of the KV that the worker sees; and what a
+ * worker that moves nothing keeps of its speed. */
 #include "tests/bench/ucm_bench_copy.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define LAYERS 32u
 #define TOKENS 16u
@@ -10,6 +12,8 @@
 #define DIM 128u
 #define SECTION (TOKENS * HEADS * DIM * 2) /* K or V of a layer, bf16 */
 #define FILL_BYTES (8u << 20)
+#define STILL_ROUNDS 5
+#define STILL_MS 400
 
 static const struct aims {
     const char *encoding;
@@ -85,9 +89,9 @@ static int rig_encoded(struct copy_bench *b, struct rig *rig, const char *encodi
 static void aim(struct copy_bench *b, const char *encoding, const char *what, double value,
                 double target)
 {
-    char name[64];
+    char name[96];
 
-    snprintf(name, sizeof name, "%s %s, of the bus", encoding, what);
+    snprintf(name, sizeof name, "%s %s", encoding, what);
     report_figure(&b->report, &(struct figure){.name = name,
                                                .unit = "",
                                                .value = value,
@@ -104,12 +108,12 @@ static void report_encoding(struct copy_bench *b, const char *encoding, const st
         a++;
     if (a == aims + sizeof aims / sizeof *aims)
         return;
-    aim(b, encoding, "load", row->idle[0].ratio, a->load);
-    aim(b, encoding, "dump", row->idle[1].ratio, a->dump);
+    aim(b, encoding, "load, of the bus", row->idle[0].ratio, a->load);
+    aim(b, encoding, "dump, of the bus", row->idle[1].ratio, a->dump);
     if (!gpu_work_kernels(&b->work))
         return;
-    aim(b, encoding, "load beside matrices", row->busy[0].ratio, a->load);
-    aim(b, encoding, "dump beside matrices", row->busy[1].ratio, a->dump);
+    aim(b, encoding, "load beside matrices, of the bus", row->busy[0].ratio, a->load);
+    aim(b, encoding, "dump beside matrices, of the bus", row->busy[1].ratio, a->dump);
     aim(b, encoding, "load, worker keeps", row->busy[0].keeps, 0.95);
     aim(b, encoding, "dump, worker keeps", row->busy[1].keeps, 0.95);
 }
@@ -129,14 +133,73 @@ static int measure_encoding(struct copy_bench *b, const char *encoding)
     return rc;
 }
 
-int copy_encodings(struct copy_bench *b, char *names)
+/* ---- a worker that moves nothing ---- */
+
+/* Multiplications a second, of the worker that multiplies already. */
+static double multiplied(struct copy_bench *b)
 {
+    unsigned long before;
+    uint64_t begin_ns;
+
+    usleep(STILL_MS * 1000); /* what went before is over */
+    before = gpu_busy_count(&b->work);
+    begin_ns = clock_ns();
+    usleep(STILL_MS * 1000);
+    return (double)(gpu_busy_count(&b->work) - before) / ((double)(clock_ns() - begin_ns) * 1e-9);
+}
+
+/* One turn without any daemon, and one with a daemon, a companion and an encoded region. */
+static int still_round(struct copy_bench *b, const char *encoding, struct samples *keeps)
+{
+    double without = multiplied(b), with = 0;
+    struct rig rig;
     int rc = copy_daemon_start(b, NULL), stopped;
 
     if (rc != 0)
         return rc;
+    rc = rig_encoded(b, &rig, encoding);
+    if (rc == 0) {
+        with = multiplied(b);
+        rig_close(&rig);
+    }
+    stopped = copy_daemon_stop(b);
+    if (rc == 0 && samples_add(keeps, with / without) < 0)
+        rc = bench_fail(BENCH_FAILED, "memory ran out");
+    return rc != 0 ? rc : stopped;
+}
+
+static int measure_still(struct copy_bench *b, const char *encoding)
+{
+    struct samples keeps = {.n = 0};
+    int rc = 0;
+
+    if (gpu_busy_start(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "no thread");
+    for (unsigned i = 0; i < STILL_ROUNDS && rc == 0; i++)
+        rc = still_round(b, encoding, &keeps);
+    if (gpu_busy_stop(&b->work) < 0 && rc == 0)
+        rc = bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    if (rc == 0) {
+        report_number(&b->report, "moves nothing, keeps at least", samples_at(&keeps, 0));
+        report_number(&b->report, "moves nothing, keeps at most", samples_at(&keeps, 1));
+        aim(b, encoding, "moves nothing, worker keeps", samples_at(&keeps, 0.5), 0.99);
+    }
+    samples_free(&keeps);
+    return rc;
+}
+
+int copy_encodings(struct copy_bench *b, char *names)
+{
+    char first[32];
+    int rc = copy_daemon_start(b, NULL), stopped;
+
+    if (rc != 0)
+        return rc;
+    snprintf(first, sizeof first, "%.*s", (int)strcspn(names, ","), names);
     for (char *at = names, *name; rc == 0 && (name = strsep(&at, ",")) != NULL;)
         rc = measure_encoding(b, name);
     stopped = copy_daemon_stop(b);
-    return rc != 0 ? rc : stopped;
+    if (rc == 0)
+        rc = stopped;
+    return rc == 0 && gpu_work_kernels(&b->work) ? measure_still(b, first) : rc;
 }
