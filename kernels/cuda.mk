@@ -104,7 +104,7 @@ SERVE_OBJ := $(addprefix $O/obj/tests/gpu/,serve.o serve_encoded.o serve_roles.o
 $(SERVE_OBJ): $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/serve.h client/include/ucmclient.h client/include/ucmclient_cuda.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -Iclient/include -O2 $(CUDA_ARCHS) -c $< -o $@
-$O/gpu/test_serve: $(SERVE_OBJ) $O/libucmclient_cuda.a $O/libucmclient.a
+$O/gpu/test_serve: $(SERVE_OBJ) $O/obj/tests/gpu/serve_ring.o $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 GPU_TESTS += $O/gpu/test_serve
@@ -118,16 +118,24 @@ $O/gpu/test_encoding: $(ENCODING_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding
+# Companions for Python tests that speak the protocol by themselves.
+GPU_COMPANIONS := $O/gpu/companions.so
+$(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libucmclient.a
+	@mkdir -p $(@D)
+	$(CC) -shared -pthread $(LDFLAGS) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 
 # A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.
-gpu-bundle: $(GPU_TESTS) $(LIBS) $O/portable/libucmclient.so.0
+gpu-bundle: $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/portable/libucmclient.so.0 $O/encoding_kernels.so
 	rm -rf $O/gpu/python
 	@mkdir -p $O/gpu/lib $O/gpu/python/client $O/gpu/python/tests/integration $O/gpu/python/tests/bench
 	cp -r client/python $O/gpu/python/client
 	cp $O/portable/libucmclient.so.0 $(PORTABLE_CUDA) $O/gpu/python/client/python/ucmclient
 	cp -r tests/vllm $O/gpu/python/tests
-	cp $(addprefix tests/integration/,daemon.py vllm_case.py vllm_paths.py test_vllm_connector.py test_vllm_trouble.py test_vllm_companion.py test_sparse_cuda.py) $O/gpu/python/tests/integration
+	cp $(addprefix tests/integration/,daemon.py vllm_case.py vllm_paths.py test_vllm_connector.py test_vllm_trouble.py test_vllm_companion.py test_sparse_cuda.py second_client.py encoding_case.py encoding_gpu.py test_encoding.py test_encoding_life.py test_encoding_hostile.py) $O/gpu/python/tests/integration
+	@mkdir -p $O/gpu/python/docs
+	cp docs/protocol.md $O/gpu/python/docs
+	cp $O/encoding_kernels.so $O/gpu
 	cp tests/bench/ttft.py $O/gpu/python/tests/bench
 	@mkdir -p $O/gpu/python/tests/gpu $O/gpu/python/systemd
 	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py $O/gpu/python/tests/gpu
@@ -140,7 +148,7 @@ gpu-bundle: $(GPU_TESTS) $(LIBS) $O/portable/libucmclient.so.0
 	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/gpu/lib
-gpu-tests: $(GPU_TESTS)
+gpu-tests: $(GPU_TESTS) $(GPU_COMPANIONS)
 .PHONY: gpu-bundle gpu-tests
 
 else

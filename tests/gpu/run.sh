@@ -8,7 +8,7 @@ status=0
 for test in "$here"/test_*; do
     case $test in
     */test_copy | */test_faults) strategies='sm dma staged auto auto+ring' ;;
-    */test_serve) strategies='auto staged auto+ring' ;;
+    */test_serve) strategies='auto staged auto+ring dma+ring' ;;
     *) strategies=auto ;;
     esac
     for strategy in $strategies; do
@@ -27,7 +27,7 @@ for program in ucmd ucmctl; do
 done
 python() {
     env -u LD_LIBRARY_PATH -u UCMCLIENT_LIB -u UCMCLIENT_CUDA_LIB UCMD="$here/bin/ucmd" UCMCTL="$here/bin/ucmctl" PYTHONHASHSEED=0 UCM_VLLM_GPU=1 \
-        python3 -B "$@"
+        UCM_TEST_CUDA=required UCM_ENCODING_KERNELS="$here/encoding_kernels.so" UCM_COMPANIONS="$here/companions.so" python3 -B "$@"
 }
 if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null; then
     for test in connector trouble companion; do
@@ -38,6 +38,17 @@ if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null
     python "$here/python/tests/integration/test_sparse_cuda.py" || status=1
 else
     echo '== the vLLM connector, ucmclient.sparse.cuda: skipped, python3 has no torch with CUDA, or no numpy'
+fi
+
+if python -c 'import msgpack' 2>/dev/null; then
+    for way in straight ring; do
+        for test in test_encoding test_encoding_life test_encoding_hostile; do
+            echo "== encoded blocks on a GPU, $way, $test"
+            UCM_ENCODING_GPU=$way python "$here/python/tests/integration/$test.py" || status=1
+        done
+    done
+else
+    echo '== encoded blocks on a GPU: skipped, python3 has no msgpack'
 fi
 
 if [ "$(id -u)" = 0 ] && unshare --pid --fork --mount-proc --ipc --net --uts --user --map-root-user true 2>/dev/null; then

@@ -47,8 +47,13 @@ void worker_unregister(struct worker *w);
 struct ucm_transfer transfer(std::vector<uint8_t> &keys, std::vector<uint32_t> &blocks,
                              unsigned first, unsigned n, bool reversed);
 void key_make(unsigned number, uint8_t *out);
-/* Whether the test's strategy has companions. */
+/* Of the test's strategy: does a worker have a companion; do copies go through its ring; does the daemon's planner decide
+ * whether plain ones do? */
+bool companion(void);
 bool staged(void);
+bool plans(void);
+/* serve_ring.c: how many orders of the process's ring are claimed; direction 0: of loads, 1: of dumps. */
+extern "C" unsigned ring_claimed(unsigned direction);
 /* A kernel that takes so long. */
 __global__ void delay_ms(long long ms);
 /* Block b of the first n gets the pattern of seed first + b, at place b of the planes from..from+planes. */
@@ -72,6 +77,8 @@ int role_free_bytes(void);
 /* serve_encoded.cu */
 int role_encoded(void);
 int role_encoded_hangs(void);
+int role_encoded_dies(void);
+int role_encoded_after(void);
 
 /* serve_stream.cu */
 int role_consume_stream(void);

@@ -130,6 +130,55 @@ static void load_all(struct worker *w, unsigned first, uint32_t step)
     move(w, &t, true, false);
 }
 
+/* How many of the N blocks a lookup finds. */
+static uint32_t found(struct ucm_namespace *ns, unsigned first)
+{
+    std::vector<uint8_t> keys, status(N);
+    std::vector<uint32_t> blocks;
+    struct ucm_transfer t = transfer(keys, blocks, first, N, false);
+    struct ucm_lookup l = {};
+    uint32_t hits, lease;
+
+    l.keys = t.keys;
+    l.n_keys = t.n_keys;
+    need(ucm_lookup_each(ns, &l, -1, status.data(), &hits, &lease) == 0, "lookup");
+    return hits;
+}
+
+/* As a forward pass stores them: each layer's event and dump behind the layer. */
+static void dump_layers(struct worker *w, unsigned first, uint32_t n_plain)
+{
+    std::vector<uint8_t> keys;
+    std::vector<uint32_t> blocks;
+    struct ucm_transfer t = transfer(keys, blocks, first, N, false);
+    struct ucm_task *task[2 * LAYERS];
+    struct ucm_result r;
+
+    for (unsigned i = 0; i < 2 * LAYERS; i++) {
+        bool plain = i % 2 == 0;
+        struct ucm_transfer part = t;
+
+        if (plain) {
+            need(cudaEventRecord(w->event, w->stream) == cudaSuccess, "record");
+            if (i == 2 * (LAYERS - 1))
+                need(found(w->ns, first) == 0, "no block before its last layer");
+        }
+        part.event = (const uint8_t *)&w->handle;
+        part.shard = i / 2;
+        part.n_shards = 1;
+        part.n_keys = plain ? n_plain : N - n_plain;
+        part.keys = keys.data() + (plain ? 0 : n_plain * KEY_BYTES);
+        part.blocks += plain ? 0 : n_plain;
+        need((plain ? ucm_dump_plain : ucm_dump)(w->region, &part, -1, &task[i]) == 0, "a layer's dump");
+    }
+    for (unsigned i = 0; i < 2 * LAYERS; i++) {
+        need(ucm_task_wait(task[i], 30000, &r) == 0 && r.n_ok == (i % 2 == 0 ? n_plain : N - n_plain),
+             "a layer's dump ends");
+        ucm_task_free(task[i]);
+    }
+    need(found(w->ns, first) == N, "all blocks");
+}
+
 static void encoded(struct worker *w, uint32_t encoding)
 {
     unsigned first = 20000 + 1000 * encoding;
@@ -151,6 +200,12 @@ static void encoded(struct worker *w, uint32_t encoding)
     need(differ(w, kv, encoding) == 0, encodings[encoding - 1]);
     load_all(w, first, 1);
     need(differ(w, kv, encoding) == 0, "layer by layer");
+    put(w, kv);
+    dump_layers(w, first + 500, PLAIN);
+    load_all(w, first + 500, 0);
+    need(differ(w, kv, encoding) == 0, "dumped layer by layer");
+    load_all(w, first + 500, 3);
+    need(differ(w, kv, encoding) == 0, "and so loaded, three at a time");
     encode_close(w);
 }
 
@@ -189,6 +244,66 @@ int role_encoded_hangs(void)
         need(differ(&w, kv, UCM_ENCODING_FP8) == 0, "a load around the stop");
     }
     need(waitpid(child, NULL, 0) == child, "the one that stops it");
+    encode_close(&w);
+    worker_close(&w);
+    return 0;
+}
+
+#define ORPHANS 25000u /* first of the blocks that encoded-dies dumps */
+
+/* Fills the GPU with a kernel of its own, so that the companion's never begin, and dies when orders of a dump and
+ * of a load are claimed. */
+int role_encoded_dies(void)
+{
+    std::vector<uint16_t> kv = kv_of(ORPHANS);
+    std::vector<uint8_t> keys, stored_keys;
+    std::vector<uint32_t> blocks, stored_blocks;
+    struct ucm_transfer t = transfer(keys, blocks, ORPHANS, N, false);
+    struct ucm_transfer stored = transfer(stored_keys, stored_blocks, 20000 + 1000 * UCM_ENCODING_FP8, N, false);
+    struct ucm_task *dump, *load;
+    cudaDeviceProp prop;
+    struct worker w;
+
+    worker_open(&w);
+    encode_open(&w, UCM_ENCODING_FP8);
+    put(&w, kv);
+    need(cudaGetDeviceProperties(&prop, 0) == cudaSuccess, "properties");
+    delay_ms<<<prop.multiProcessorCount * prop.maxThreadsPerMultiProcessor / 1024, 1024, 0, w.stream>>>(20000);
+    need(cudaPeekAtLastError() == cudaSuccess, "launch");
+    usleep(50000);
+    stored.n_keys = N - PLAIN;
+    stored.keys = stored_keys.data() + PLAIN * KEY_BYTES;
+    stored.blocks += PLAIN;
+    need(ucm_dump(w.region, &t, -1, &dump) == 0, "dump");
+    need(ucm_load(w.region, &stored, -1, &load) == 0, "load");
+    for (double end = now_s() + 5; (ring_claimed(0) == 0 || ring_claimed(1) == 0) && now_s() < end;)
+        usleep(100);
+    puts(ring_claimed(0) > 0 && ring_claimed(1) > 0 ? "claimed" : "none");
+    fflush(stdout);
+    kill(getpid(), SIGKILL);
+    return 1;
+}
+
+int role_encoded_after(void)
+{
+    std::vector<uint16_t> kv = kv_of(ORPHANS);
+    std::vector<uint8_t> keys;
+    std::vector<uint32_t> blocks;
+    struct ucm_transfer t = transfer(keys, blocks, ORPHANS, N, false);
+    struct worker w;
+
+    worker_open(&w);
+    encode_open(&w, UCM_ENCODING_FP8);
+    need(found(w.ns, ORPHANS) == 0 && found(w.base, ORPHANS) == 0, "nothing of the dead worker's dump");
+    put(&w, kv);
+    t.n_keys = PLAIN;
+    move(&w, &t, false, true);
+    t.keys = keys.data() + PLAIN * KEY_BYTES;
+    t.blocks += PLAIN;
+    t.n_keys = N - PLAIN;
+    move(&w, &t, false, false);
+    load_all(&w, ORPHANS, 0);
+    need(differ(&w, kv, UCM_ENCODING_FP8) == 0, "the same keys, stored by another");
     encode_close(&w);
     worker_close(&w);
     return 0;

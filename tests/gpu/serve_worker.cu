@@ -56,12 +56,27 @@ void key_make(unsigned number, uint8_t *out)
 
 /* ---- a worker ---- */
 
-/* staged always has companions, and auto+ring; there the planner has to find that they pay. */
-bool staged(void)
+static bool strategy_is(const char *name)
 {
     const char *strategy = getenv("UCM_TEST_STRATEGY");
 
-    return strategy && (strcmp(strategy, "staged") == 0 || strcmp(strategy, "auto+ring") == 0);
+    return strategy && strcmp(strategy, name) == 0;
+}
+
+bool plans(void)
+{
+    return strategy_is("auto+ring");
+}
+
+bool staged(void)
+{
+    return strategy_is("staged") || plans();
+}
+
+/* With dma+ring it has nothing to do. */
+bool companion(void)
+{
+    return staged() || strategy_is("dma+ring");
 }
 
 static int region_register(struct worker *w, const struct ucm_region_spec *spec)
@@ -69,7 +84,7 @@ static int region_register(struct worker *w, const struct ucm_region_spec *spec)
     uint64_t address = (uint64_t)w->kv;
     int rc = 0;
 
-    if (!staged())
+    if (!companion())
         return ucm_region_register(w->ns, spec, 30000, &w->region);
     if (!w->cuda)
         rc = ucm_cuda_open(w->client, spec->gpu, NULL, 30000, &w->cuda);

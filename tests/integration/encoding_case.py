@@ -1,5 +1,8 @@
 """What the tests of encoded namespaces share: engines that store KV in one form or another, and what the C reference makes of
-their bytes."""
+their bytes.
+
+$UCM_ENCODING_GPU: their pages lie on a GPU, and "straight" the daemon's kernels encode and decode, "ring" those of a companion
+(encoding_gpu.py). Layers are then as large as a ring wants them."""
 
 import ctypes
 import mmap
@@ -9,7 +12,8 @@ from second_client import Case, Client, keys, memfd, u32
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SUITE_TIMEOUT_S = 300
-TOKENS, HEADS, DIM, LAYERS = 16, 2, 64, 3
+GPU = os.environ.get("UCM_ENCODING_GPU")
+TOKENS, HEADS, DIM, LAYERS = (16, 8, 128, 3) if GPU else (16, 2, 64, 3)
 SECTION = TOKENS * HEADS * DIM * 2  # K's bytes, and V's
 SHARD = 2 * SECTION
 BLOCK = LAYERS * SHARD
@@ -18,6 +22,8 @@ IDENTITY = {"model": "encoding", "dtype": "bf16", "layout": "test/1", "block_tok
 SIZES = {"dtype": "bf16", "k": [TOKENS, HEADS, DIM], "v": [TOKENS, HEADS, DIM]}
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "fp8_e4m3": 3}
 UNFIT = 9
+if GPU:
+    import encoding_gpu
 
 LIB = ctypes.CDLL(os.environ.get("UCM_ENCODING_KERNELS", os.path.join(TOP, "build/encoding_kernels.so")))
 LIB.test_name.restype = ctypes.c_char_p
@@ -83,22 +89,32 @@ def random_kv(size):
     return bytes(data)
 
 
-class Pages:
-    """Blocks in a memfd, K and V of a layer side by side, each a plane of its own."""
+def register_host(client, size, **more):
+    """Memory, and the number of its region."""
+    fd = memfd(size)
+    try:
+        region = client.call("region.register", [fd], device="cpu", handles=[{"kind": 0, "bytes": size}], **more)
+        return mmap.mmap(fd, size), region["region"]
+    finally:
+        os.close(fd)
 
-    def __init__(self, client, ns, blocks, sections=(SECTION, SECTION), layers=LAYERS, part=0, **more):
+
+class Pages:
+    """Blocks in a memfd, or on a GPU; K and V of a layer side by side, each a plane of its own. spec: how the namespace's blocks
+    are encoded, for a companion. ring_region: for a ring that there is not; nobody offers it."""
+
+    def __init__(self, client, ns, blocks, sections=(SECTION, SECTION), layers=LAYERS, part=0, spec=None, ring_region=0):
         self.client, self.size = client, layers * sum(sections)
-        fd = memfd(blocks * self.size)
-        self.memory, planes, at = mmap.mmap(fd, blocks * self.size), [], 0
+        planes, at = [], 0
         for layer in range(layers):
             for chunk in sections:
                 planes.append({"shard": layer, "offset": at, "stride": self.size, "chunk": chunk})
                 at += chunk
-        try:
-            self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=blocks, device="cpu",
-                                      handles=[{"kind": 0, "bytes": blocks * self.size}], planes=planes, **more)["region"]
-        finally:
-            os.close(fd)
+        size, region = blocks * self.size, {"ns": ns, "part": part, "blocks": blocks, "planes": planes}
+        if GPU:
+            self.memory, self.number = encoding_gpu.register(client, size, GPU == "ring", spec, **region)
+        else:
+            self.memory, self.number = register_host(client, size, ring_region=ring_region, **region)
 
     def fill(self, block):
         self.memory[block * self.size:(block + 1) * self.size] = random_kv(self.size)
@@ -137,7 +153,8 @@ class Engine:
             sizes = {**SIZES, **spec}
             self.opened = self.client.call("encoding.open", ns=self.base, encoding=encoding, **sizes)
             self.ns, self.reference = self.opened["ns"], Reference(encoding, **sizes)
-        self.pages = Pages(self.client, self.ns, blocks)
+        self.spec = self.reference.spec if self.reference else None
+        self.pages = Pages(self.client, self.ns, blocks, spec=self.spec)
         self.dump, self.load = self.pages.dump, self.pages.load
 
     def through(self, block):

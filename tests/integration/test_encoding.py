@@ -173,7 +173,7 @@ class Encodings(EncodingCase):
     def test_those_that_do_not_fit_are_told_from_the_others(self):
         """Many in one dump, whose items a region that may be staged has in the order of their slots."""
         engine = self.engine("lossless")
-        pages, rng = Pages(engine.client, engine.ns, 64, ring_region=1), random.Random(3)
+        pages, rng = Pages(engine.client, engine.ns, 64, spec=engine.spec, ring_region=1), random.Random(3)
         for turn in range(4):
             plain, names, blocks = [], [f"{turn}.{i}" for i in range(64)], rng.sample(range(64), 64)
             for block in range(64):
@@ -368,6 +368,7 @@ class Fleet(EncodingCase):
 
 class Random(EncodingCase):
     """Random requests beside a model of what each key may hold: what a load brings is one of it, in the form that was stored."""
+    options = {"arena.size": f"{max(64, 2 * 700 * BLOCK >> 20)}MiB"}
 
     def test_random_requests(self):
         seed = int(os.environ.get("UCM_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
@@ -450,7 +451,7 @@ class Random(EncodingCase):
 
 
 class Small(EncodingCase):
-    options = {"arena.size": "2MiB", "nvme": False}
+    options = {"arena.size": f"{86 * BLOCK >> 20}MiB", "nvme": False}
 
     def test_full_dram(self):
         """More than fits, of both forms at once: every load is right or a miss."""
