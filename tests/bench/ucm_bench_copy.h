@@ -1,6 +1,6 @@
-/* copy: shared by its files. ucm_bench_copy.c has the command and the tables by chunk,
- * ucm_bench_copy_cases.c the single cases: latency, one load after another, NVMe, two GPUs;
- * ucm_bench_copy_encoding.c encoded blocks. */
+/* copy: shared by its files. ucm_bench_copy.c has the command and measures by strategy and chunk,
+ * ucm_bench_copy_report.c has the tables of that and the aims, ucm_bench_copy_cases.c the single cases:
+ * latency, one load after another, NVMe, two GPUs; ucm_bench_copy_encoding.c encoded blocks. */
 #ifndef UCM_TESTS_BENCH_COPY_H
 #define UCM_TESTS_BENCH_COPY_H
 
@@ -60,6 +60,13 @@ int copy_stream_run(struct copy_bench *b, struct stream *s, unsigned n, double *
 
 /* Loads and dumps, idle and beside the matrices. */
 int copy_measure(struct copy_bench *b, struct rig *rig, struct copy_row *row);
+
+/* ucm_bench_copy_report.c */
+void copy_report_head(const struct copy_bench *b);
+/* Of b->strategy. */
+void copy_report_row(struct copy_bench *b, const struct copy_row *r);
+/* The worst of b->rows and b->alone. */
+void copy_report_aims(struct copy_bench *b);
 
 /* ucm_bench_copy_encoding.c; names: a list that it cuts up. */
 int copy_encodings(struct copy_bench *b, char *names);
