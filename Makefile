@@ -453,7 +453,7 @@ $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -o $@
 
 # A side of bench-gate: with the client library that the loader finds, and nothing of it within.
-GATE_SRC := $(addprefix tests/bench/,gate_worker.c $(addprefix ucm_bench_,companion.c daemon.c figure.c gpu.c pattern.c rig.c)) client/ctl/answer.c
+GATE_SRC := $(addprefix tests/bench/,gate_worker.c gate_place.c $(addprefix ucm_bench_,companion.c daemon.c figure.c gpu.c pattern.c rig.c)) client/ctl/answer.c
 $O/bench/gate_worker: $(call obj,$(GATE_SRC) $(PROTO_SRC)) $O/$(SO)
 	@mkdir -p $(@D)
 	$(call say,LINK)

@@ -13,20 +13,17 @@
  * Worker and daemons share one processor: a round trip between two takes seven times as long, most of it
  * to wake the other one up, and varies with whatever that does. What only many processors show, such
  * as a contended lock, is not seen here. */
-#include "tests/bench/ucm_bench_daemon.h"
+#include "tests/bench/gate_place.h"
 #include "tests/bench/ucm_bench_figure.h"
-#include "tests/bench/ucm_bench_rig.h"
 
 #include <errno.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#define TIMEOUT_MS 30000
 #define LARGE_CHUNK (64u << 10)
 #define LARGE_BLOCK (256u << 10)
 #define LARGE_BLOCKS 64u
@@ -39,39 +36,17 @@
 #define LEASE_MS 10000
 #define FOUND_BLOCKS 4096u
 #define FOUND_PAUSE_US 200
-#define BATCH 32u
-#define IN_FLIGHT 4u
 #define HASH_BLOCKS 4096u
 #define HASH_TOKENS 16u
-
-/* A namespace with its region and stored keys. */
-struct place {
-    struct rig rig;
-    uint8_t *keys, *fresh;
-    uint32_t n;
-};
 
 static struct worker {
     char memory_folder[200], disk_folder[200], again_folder[200];
     struct daemon memory, disk, again; /* again: started anew each time */
     struct place large, small, tiny, new_large, new_small, on_disk;
     uint8_t *found_keys;
-    uint64_t seed;
     uint32_t *tokens;
     uint8_t *hashed;
 } w;
-
-static int fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static int fail(const char *format, ...)
-{
-    va_list ap;
-
-    va_start(ap, format);
-    vfprintf(stderr, format, ap);
-    va_end(ap);
-    fputc('\n', stderr);
-    return -1;
-}
 
 /* The last one that is allowed; daemons inherit it. */
 static void processor_take(void)
@@ -130,20 +105,6 @@ static void meter_end(struct meter *m)
     m->cpu += cpu_s(0) + (m->daemon ? cpu_s(m->daemon) : 0) - m->begin_cpu;
 }
 
-/* ---- keys ---- */
-
-static void keys_draw(uint8_t *keys, uint32_t n)
-{
-    for (size_t i = 0; i < (size_t)n * RIG_KEY_BYTES; i += 8) {
-        uint64_t x = w.seed += UINT64_C(0x9e3779b97f4a7c15);
-
-        x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-        x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-        x ^= x >> 31;
-        memcpy(keys + i, &x, 8);
-    }
-}
-
 /* ---- short requests ---- */
 
 static int look(struct meter *m, uint32_t n, uint32_t lease_ms, unsigned calls)
@@ -156,11 +117,11 @@ static int look(struct meter *m, uint32_t n, uint32_t lease_ms, unsigned calls)
     for (unsigned i = 0; i < calls; i++) {
         uint32_t hits = 0, lease = 0;
 
-        if (ucm_lookup_prefix(rig->ns, &lookup, TIMEOUT_MS, &hits, NULL, &lease) < 0 ||
-            (lease_ms && ucm_release(rig->client, lease, TIMEOUT_MS) < 0))
-            return fail("lookup: %s", ucm_errmsg());
+        if (ucm_lookup_prefix(rig->ns, &lookup, GATE_TIMEOUT_MS, &hits, NULL, &lease) < 0 ||
+            (lease_ms && ucm_release(rig->client, lease, GATE_TIMEOUT_MS) < 0))
+            return gate_fail("lookup: %s", ucm_errmsg());
         if (hits != n)
-            return fail("a lookup of %u stored keys found %u", n, hits);
+            return gate_fail("a lookup of %u stored keys found %u", n, hits);
         meter_lap(m);
     }
     meter_end(m);
@@ -187,19 +148,6 @@ static int lookup_lease(struct meter *m)
     return look(m, MANY_KEYS, LEASE_MS, 8);
 }
 
-static int move(struct place *p, enum rig_op op, const uint8_t *keys, uint32_t n)
-{
-    struct rig_move order = {.keys = keys,
-                             .n = n,
-                             .batch = n < BATCH ? n : BATCH,
-                             .in_flight = n < BATCH ? 1 : IN_FLIGHT};
-    struct rig_moved moved;
-
-    if (rig_move(&p->rig, op, &order, NULL, &moved) < 0)
-        return fail("%s", p->rig.error);
-    return moved.ok + moved.exists == n ? 0 : fail("%u blocks were not moved", n - moved.ok);
-}
-
 static int singles(struct meter *m, enum rig_op op)
 {
     int rc = 0;
@@ -207,7 +155,7 @@ static int singles(struct meter *m, enum rig_op op)
     m->daemon = w.memory.pid;
     meter_begin(m);
     for (unsigned i = 0; rc == 0 && i < 300; i++) {
-        rc = move(&w.small, op, w.small.keys, 1);
+        rc = place_move(&w.small, op, w.small.keys, 1);
         meter_lap(m);
     }
     meter_end(m);
@@ -233,7 +181,7 @@ static int loads(struct meter *m, struct place *p)
     m->daemon = w.memory.pid;
     meter_begin(m);
     for (unsigned i = 0; rc == 0 && i < 3; i++) {
-        rc = move(p, RIG_LOAD, p->keys, p->n);
+        rc = place_move(p, RIG_LOAD, p->keys, p->n);
         meter_lap(m);
     }
     meter_end(m);
@@ -257,13 +205,13 @@ static int dumps(struct meter *m, struct place *p)
 
     m->daemon = w.memory.pid;
     for (unsigned i = 0; rc == 0 && i < 3; i++) {
-        keys_draw(p->fresh, p->n);
+        gate_keys(p->fresh, p->n);
         meter_begin(m);
-        rc = move(p, RIG_DUMP, p->fresh, p->n);
+        rc = place_move(p, RIG_DUMP, p->fresh, p->n);
         meter_lap(m);
         meter_end(m);
         if (rc == 0 && rig_evict(&p->rig, 0) < 0)
-            rc = fail("%s", p->rig.error);
+            rc = gate_fail("%s", p->rig.error);
     }
     return rc;
 }
@@ -288,9 +236,9 @@ static int from_disk(struct meter *m, enum rig_op op)
     m->daemon = w.disk.pid;
     for (unsigned i = 0; rc == 0 && i < 2; i++) {
         if (rig_evict(&p->rig, 1) < 0)
-            return fail("%s", p->rig.error);
+            return gate_fail("%s", p->rig.error);
         meter_begin(m);
-        rc = move(p, op, p->keys, p->n);
+        rc = place_move(p, op, p->keys, p->n);
         meter_lap(m);
         meter_end(m);
     }
@@ -314,7 +262,7 @@ static int hash(struct meter *m)
     meter_begin(m);
     for (unsigned i = 0; i < 3; i++) {
         if (ucm_keys_sha256(NULL, w.tokens, HASH_TOKENS, HASH_BLOCKS, w.hashed) < 0)
-            return fail("%s", ucm_errmsg());
+            return gate_fail("%s", ucm_errmsg());
         meter_lap(m);
     }
     meter_end(m);
@@ -330,7 +278,7 @@ static int memory(struct meter *m)
     FILE *f;
 
     if (rig_metric(&w.tiny.rig, "arena_bytes_total", &arena) < 0)
-        return fail("%s", w.tiny.rig.error);
+        return gate_fail("%s", w.tiny.rig.error);
     snprintf(path, sizeof path, "/proc/%d/status", (int)w.memory.pid);
     f = fopen(path, "re");
     while (f && fgets(line, sizeof line, f))
@@ -339,12 +287,9 @@ static int memory(struct meter *m)
     if (f)
         fclose(f);
     bytes -= (double)arena;
-    return bytes > 0 && samples_add(&m->walls, bytes) == 0 ? 0 : fail("%s has no RssAnon", path);
+    return bytes > 0 && samples_add(&m->walls, bytes) == 0 ? 0
+                                                           : gate_fail("%s has no RssAnon", path);
 }
-
-static int place_open(struct place *p, const struct daemon *d, const char *model, uint32_t n,
-                      uint32_t block, uint32_t chunk);
-static void place_close(struct place *p);
 
 static int again_start(void)
 {
@@ -355,22 +300,22 @@ static int again_start(void)
                                 "nvme.segment=16MiB", NULL};
 
     snprintf(paths, sizeof paths, "nvme.paths=%s/nvme", w.again_folder);
-    if (daemon_start(&w.again, sets) < 0 || daemon_wait(&w.again, TIMEOUT_MS) < 0)
-        return fail("%s could not be started in %s", w.again.path, w.again_folder);
+    if (daemon_start(&w.again, sets) < 0 || daemon_wait(&w.again, GATE_TIMEOUT_MS) < 0)
+        return gate_fail("%s could not be started in %s", w.again.path, w.again_folder);
     return 0;
 }
 
 static int all_found(struct rig *rig)
 {
     struct ucm_lookup lookup = {.keys = w.found_keys, .n_keys = FOUND_BLOCKS};
-    uint64_t end = clock_ns() + UINT64_C(1000000) * TIMEOUT_MS;
+    uint64_t end = clock_ns() + UINT64_C(1000000) * GATE_TIMEOUT_MS;
     uint32_t hits = 0;
 
     while (hits < FOUND_BLOCKS) {
-        if (ucm_lookup_prefix(rig->ns, &lookup, TIMEOUT_MS, &hits, NULL, NULL) < 0)
-            return fail("lookup: %s", ucm_errmsg());
+        if (ucm_lookup_prefix(rig->ns, &lookup, GATE_TIMEOUT_MS, &hits, NULL, NULL) < 0)
+            return gate_fail("lookup: %s", ucm_errmsg());
         if (clock_ns() > end)
-            return fail("a restart found %u of %u blocks", hits, FOUND_BLOCKS);
+            return gate_fail("a restart found %u of %u blocks", hits, FOUND_BLOCKS);
         if (hits < FOUND_BLOCKS)
             usleep(FOUND_PAUSE_US);
     }
@@ -395,7 +340,7 @@ static int restart(struct meter *m)
         m->cpu += cpu_s(w.again.pid); /* it began with none */
     place_close(&p);
     if (w.again.pid > 0 && daemon_stop(&w.again) < 0 && rc == 0)
-        rc = fail("the restarted daemon did not stop in order");
+        rc = gate_fail("the restarted daemon did not stop in order");
     w.again.pid = 0;
     return rc;
 }
@@ -424,49 +369,6 @@ static const struct work {
 
 /* ---- opening ---- */
 
-static int place_open(struct place *p, const struct daemon *d, const char *model, uint32_t n,
-                      uint32_t block, uint32_t chunk)
-{
-    struct rig_options o = {.socket = d->socket,
-                            .name = "gate_worker",
-                            .model = model,
-                            .parts = 1,
-                            .block_bytes = block,
-                            .chunk = chunk,
-                            .blocks = n,
-                            .timeout_ms = TIMEOUT_MS};
-
-    p->n = n;
-    p->keys = malloc((size_t)n * RIG_KEY_BYTES);
-    p->fresh = malloc((size_t)n * RIG_KEY_BYTES);
-    if (p->keys == NULL || p->fresh == NULL)
-        return fail("memory ran out");
-    keys_draw(p->keys, n);
-    return rig_open(&p->rig, &o) < 0 ? fail("%s", p->rig.error) : 0;
-}
-
-static void place_close(struct place *p)
-{
-    rig_close(&p->rig);
-    free(p->keys);
-    free(p->fresh);
-    *p = (struct place){0};
-}
-
-/* Stores its blocks, and waits until they are on NVMe where there is one. */
-static int place_store(struct place *p, bool nvme)
-{
-    uint64_t before = 0;
-
-    if (rig_wait_arena(&p->rig) < 0 || (nvme && rig_written(&p->rig, &before) < 0))
-        return fail("%s", p->rig.error);
-    for (uint32_t i = 0; i < p->n; i++)
-        rig_fill(&p->rig, i, p->keys + (size_t)i * RIG_KEY_BYTES);
-    if (move(p, RIG_DUMP, p->keys, p->n) < 0)
-        return -1;
-    return nvme && rig_wait_written(&p->rig, before + p->n) < 0 ? fail("%s", p->rig.error) : 0;
-}
-
 static int daemons_start(void)
 {
     static const char *const in_memory[] = {"arena.size=192MiB", "device.cpu_threads=1",
@@ -478,10 +380,10 @@ static int daemons_start(void)
                                    "nvme.segment=16MiB", NULL};
 
     snprintf(paths, sizeof paths, "nvme.paths=%s/nvme", w.disk_folder);
-    if (daemon_start(&w.memory, in_memory) < 0 || daemon_wait(&w.memory, TIMEOUT_MS) < 0)
-        return fail("%s could not be started in %s", w.memory.path, w.memory_folder);
-    if (daemon_start(&w.disk, on_disk) < 0 || daemon_wait(&w.disk, TIMEOUT_MS) < 0)
-        return fail("%s could not be started in %s", w.disk.path, w.disk_folder);
+    if (daemon_start(&w.memory, in_memory) < 0 || daemon_wait(&w.memory, GATE_TIMEOUT_MS) < 0)
+        return gate_fail("%s could not be started in %s", w.memory.path, w.memory_folder);
+    if (daemon_start(&w.disk, on_disk) < 0 || daemon_wait(&w.disk, GATE_TIMEOUT_MS) < 0)
+        return gate_fail("%s could not be started in %s", w.disk.path, w.disk_folder);
     return 0;
 }
 
@@ -499,7 +401,7 @@ static int found_store(void)
         memcpy(w.found_keys, p.keys, (size_t)FOUND_BLOCKS * RIG_KEY_BYTES);
     place_close(&p);
     if (w.again.pid > 0 && daemon_stop(&w.again) < 0 && rc == 0)
-        rc = fail("a daemon did not stop in order");
+        rc = gate_fail("a daemon did not stop in order");
     w.again.pid = 0;
     return rc;
 }
@@ -510,8 +412,9 @@ static int folder_make(char *out, size_t n, const char *folder, const char *name
 
     snprintf(out, n, "%.150s/%s", folder, name);
     snprintf(nvme, sizeof nvme, "%s/nvme", out);
-    return mkdir(out, 0755) == 0 && mkdir(nvme, 0755) == 0 ? 0
-                                                           : fail("%s: %s", out, strerror(errno));
+    return mkdir(out, 0755) == 0 && mkdir(nvme, 0755) == 0
+               ? 0
+               : gate_fail("%s: %s", out, strerror(errno));
 }
 
 static int places_open(void)
@@ -543,12 +446,11 @@ static int worker_open(const char *ucmd, const char *folder)
 {
     int rc;
 
-    w.seed = clock_ns() ^ ((uint64_t)getpid() << 40);
     w.found_keys = malloc((size_t)FOUND_BLOCKS * RIG_KEY_BYTES);
     w.tokens = calloc((size_t)HASH_BLOCKS * HASH_TOKENS, sizeof *w.tokens);
     w.hashed = malloc((size_t)HASH_BLOCKS * 32);
     if (w.found_keys == NULL || w.tokens == NULL || w.hashed == NULL)
-        return fail("memory ran out");
+        return gate_fail("memory ran out");
     if (folder_make(w.memory_folder, sizeof w.memory_folder, folder, "memory") < 0 ||
         folder_make(w.disk_folder, sizeof w.disk_folder, folder, "disk") < 0 ||
         folder_make(w.again_folder, sizeof w.again_folder, folder, "again") < 0)
@@ -566,7 +468,8 @@ static int worker_open(const char *ucmd, const char *folder)
 static int answer(unsigned long number)
 {
     struct meter m = {0};
-    int rc = number < WORKS ? works[number].repeat_cb(&m) : fail("there is no case %lu", number);
+    int rc =
+        number < WORKS ? works[number].repeat_cb(&m) : gate_fail("there is no case %lu", number);
 
     if (rc == 0)
         printf("%.9g %.9g\n", samples_at(&m.walls, 0.5), m.cpu > 0 ? m.cpu / (double)m.walls.n : 0);
@@ -580,7 +483,7 @@ int main(int argc, char **argv)
     int rc;
 
     if (argc != 3)
-        return fail("usage: gate_worker UCMD FOLDER") < 0 ? 2 : 0;
+        return gate_fail("usage: gate_worker UCMD FOLDER") < 0 ? 2 : 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
     rc = worker_open(argv[1], argv[2]);
     for (size_t i = 0; rc == 0 && i < WORKS; i++)
@@ -596,9 +499,9 @@ int main(int argc, char **argv)
     place_close(&w.new_small);
     place_close(&w.on_disk);
     if (w.memory.pid > 0 && daemon_stop(&w.memory) < 0 && rc == 0)
-        rc = fail("a daemon did not stop in order");
+        rc = gate_fail("a daemon did not stop in order");
     if (w.disk.pid > 0 && daemon_stop(&w.disk) < 0 && rc == 0)
-        rc = fail("a daemon did not stop in order");
+        rc = gate_fail("a daemon did not stop in order");
     free(w.found_keys);
     free(w.tokens);
     free(w.hashed);
