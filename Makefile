@@ -77,7 +77,7 @@ DEMO_SRC   := $(wildcard tests/demo/*.c)
 BENCH_SRC  := $(wildcard tests/bench/ucm_bench*.c)
 # What ucmctl, ucm-bench, the demo and their tests share: all but the files with a main.
 TOOL_SRC   := $(filter-out client/ctl/ucmctl.c tests/bench/ucm_bench.c,$(CTL_SRC) $(BENCH_SRC)) $(FORMAT_SRC)
-STUDY_SRC  := $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c))
+STUDY_SRC  := $(filter-out $(BENCH_SRC) tests/bench/gate_place.c,$(wildcard tests/bench/*.c))
 FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 SYSTEM_SRC := $(wildcard tests/integration/test_*.c tests/fault/test_*.c)

@@ -1,6 +1,8 @@
 /* What copies cost on this GPU: read from the file of an earlier start, or measured. */
 #include "daemon/device/gpu.h"
 
+#include "daemon/base/text_file.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -182,18 +184,10 @@ static int file_read(const struct gpu *g, const char *of, struct costs_table *t)
 {
     char path[256], text[COSTS_TEXT_BYTES];
     ssize_t n;
-    int fd;
 
     file_name(g, "", path);
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0)
-        return -errno;
-    n = read(fd, text, sizeof(text) - 1);
-    close(fd);
-    if (n < 0)
-        return -EIO;
-    text[n] = '\0';
-    return costs_parse(t, of, text);
+    n = text_file_read(AT_FDCWD, path, O_NOFOLLOW | O_NONBLOCK, text, sizeof(text));
+    return n < 0 ? (int)n : costs_parse(t, of, text);
 }
 
 /* Without the file the next start measures again. */

@@ -1,5 +1,7 @@
 #include "daemon/device/worker.h"
 
+#include "daemon/base/text_file.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -92,18 +94,13 @@ bool worker_seen(struct worker *w, const int *peer_fd, uint64_t now_ms)
 static int status_read(const struct worker *w, unsigned *uid)
 {
     char path[64], text[4096], *line;
-    int fd, levels = 0;
+    int levels = 0;
     ssize_t n;
 
     snprintf(path, sizeof(path), "/proc/%ld/status", (long)w->pid);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    n = read(fd, text, sizeof(text) - 1);
-    close(fd);
+    n = text_file_read(AT_FDCWD, path, 0, text, sizeof(text));
     if (n < 0)
-        return -EIO;
-    text[n] = '\0';
+        return (int)n;
     line = strstr(text, "\nUid:");
     if (!line || sscanf(line, " Uid: %*u %u", uid) != 1)
         return -EIO;

@@ -1,6 +1,7 @@
 #include "daemon/front/peer.h"
 
 #include "daemon/base/log.h"
+#include "daemon/base/text_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -123,18 +124,10 @@ int peer_identify(int fd, const struct config *config, struct peer *peer, struct
 bool peer_stopped(pid_t pid)
 {
     char path[32], text[512], *end;
-    ssize_t n;
-    int fd;
 
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
+    if (text_file_read(AT_FDCWD, path, 0, text, sizeof(text)) <= 0)
         return false;
-    n = read(fd, text, sizeof(text) - 1);
-    close(fd);
-    if (n <= 0)
-        return false;
-    text[n] = '\0';
     end = strrchr(text, ')'); /* the name before it may hold anything */
     return end && end[1] == ' ' && (end[2] == 'T' || end[2] == 't');
 }

@@ -1,5 +1,7 @@
 #include "daemon/front/place.h"
 
+#include "daemon/base/text_file.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -21,17 +23,9 @@
 /* Reads a file of a process's folder in /proc, as one text. Its length; 0: it is not there, or longer. */
 static size_t file_read(int folder, const char *name, char text[FILE_BYTES])
 {
-    int fd = openat(folder, name, O_RDONLY | O_CLOEXEC);
-    size_t have = 0;
-    ssize_t n = -1;
+    ssize_t n = text_file_read(folder, name, 0, text, FILE_BYTES);
 
-    if (fd < 0)
-        return 0;
-    while (have < FILE_BYTES - 1 && (n = read(fd, text + have, FILE_BYTES - 1 - have)) > 0)
-        have += (size_t)n;
-    close(fd);
-    text[have] = '\0';
-    return n == 0 ? have : 0;
+    return n > 0 && n < FILE_BYTES - 1 ? (size_t)n : 0;
 }
 
 /* The process's own number, and how many PID namespaces deep it lies below that of this /proc; 0: not

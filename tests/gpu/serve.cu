@@ -105,21 +105,12 @@ static void daemon_start(void)
 static uint32_t victim_hits(struct ucm_client *c)
 {
     std::vector<uint8_t> keys(64 * KEY_BYTES);
-    uint32_t shards = LAYERS, hits = 99, lease;
-    struct ucm_identity id = {};
+    uint32_t hits = 99, lease;
+    struct ucm_identity id = identity();
     struct ucm_namespace *ns;
     struct ucm_lookup l = {};
     std::vector<uint8_t> found(64);
 
-    id.model = "gpu-test";
-    id.dtype = "bf16";
-    id.layout = "split-kv/1";
-    id.block_tokens = 16;
-    id.key_bytes = KEY_BYTES;
-    id.parts = 1;
-    id.shards = &shards;
-    id.n_shards = 1;
-    id.shard_bytes = 2 * CHUNK;
     if (ucm_namespace_open(c, &id, -1, &ns) != 0)
         return 99;
     for (unsigned i = 0; i < 64; i++)

@@ -37,6 +37,8 @@ __host__ __device__ static inline unsigned pattern(unsigned seed, unsigned plane
     return x * 3266489917u;
 }
 
+/* Of `base`. */
+struct ucm_identity identity(void);
 void worker_open(struct worker *w);
 void worker_close(struct worker *w);
 /* The region under w->ns; open has registered one under base, and close unregisters what there is. */

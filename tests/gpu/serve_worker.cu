@@ -143,10 +143,26 @@ void worker_unregister(struct worker *w)
     w->region = NULL;
 }
 
+struct ucm_identity identity(void)
+{
+    static const uint32_t shards = LAYERS;
+    struct ucm_identity id = {};
+
+    id.model = "gpu-test";
+    id.dtype = "bf16";
+    id.layout = "split-kv/1";
+    id.block_tokens = 16;
+    id.key_bytes = KEY_BYTES;
+    id.parts = 1;
+    id.shards = &shards;
+    id.n_shards = 1;
+    id.shard_bytes = 2 * CHUNK;
+    return id;
+}
+
 void worker_open(struct worker *w)
 {
-    uint32_t shards = LAYERS;
-    struct ucm_identity id = {};
+    struct ucm_identity id = identity();
 
     *w = {};
     w->bytes = (size_t)2 * LAYERS * BLOCKS * CHUNK;
@@ -158,15 +174,6 @@ void worker_open(struct worker *w)
     need(cudaIpcGetEventHandle(&w->handle, w->event) == cudaSuccess, "event handle");
     need(cudaDeviceSynchronize() == cudaSuccess, "synchronize");
     need(ucm_connect(NULL, 10000, &w->client) == 0, "connect");
-    id.model = "gpu-test";
-    id.dtype = "bf16";
-    id.layout = "split-kv/1";
-    id.block_tokens = 16;
-    id.key_bytes = KEY_BYTES;
-    id.parts = 1;
-    id.shards = &shards;
-    id.n_shards = 1;
-    id.shard_bytes = 2 * CHUNK;
     need(ucm_namespace_open(w->client, &id, -1, &w->base) == 0, "namespace");
     w->ns = w->base;
     worker_register(w);

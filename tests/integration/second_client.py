@@ -11,8 +11,10 @@ import hashlib
 import mmap
 import os
 import re
+import shutil
 import socket
 import struct
+import tempfile
 import time
 import unittest
 
@@ -335,3 +337,19 @@ class Case(unittest.TestCase):
             blocks = client.call("ls", ns=ns, limit=4096)["blocks"]
             return all(block["nvme"] == block["ready"] for block in blocks if block["complete"])
         self.until(written, "every complete block on NVMe")
+
+
+class OwnDaemons:
+    """In front of a Case whose tests start daemons themselves, over a folder of each test's own."""
+
+    @classmethod
+    def setUpClass(cls):
+        pass
+
+    @classmethod
+    def tearDownClass(cls):
+        pass
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="own.")
+        self.addCleanup(shutil.rmtree, self.folder, True)

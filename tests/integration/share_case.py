@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 
-from second_client import DEMO, OK, Case, Client, Daemon, Region, keys
+from second_client import DEMO, OK, Case, Client, Daemon, OwnDaemons, Region, keys
 
 ABSENT, IN_DRAM, ON_NVME, ON_SHARE = 0, 1, 2, 3
 HEADER = 64
@@ -33,16 +33,8 @@ class Host:
         return self.client.call("stats")["metrics"]
 
 
-class ShareCase(Case):
+class ShareCase(OwnDaemons, Case):
     """One folder, and hosts over it that end in order."""
-
-    @classmethod
-    def setUpClass(cls):
-        pass
-
-    @classmethod
-    def tearDownClass(cls):
-        pass
 
     def setUp(self):
         self.folder, self.identity, self.hosts = tempfile.mkdtemp(prefix="share."), dict(DEMO, model=self.id()), []

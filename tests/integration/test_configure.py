@@ -13,24 +13,16 @@ import time
 import unittest
 
 from second_client import (BUSY, DEMO, DENIED, EXISTS, INVALID, MISS, NO_ROOM, NOT_FOUND, OK, TIMEOUT_S, TOP, UCMD, UNSUPPORTED,
-                           Case, Client, Daemon, Region, keys, u32)
+                           Case, Client, Daemon, OwnDaemons, Region, keys, u32)
 
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 USERS = {"a": 1001, "b": 1002}
 
 
-class Configured(Case):
+class Configured(OwnDaemons, Case):
     """One daemon a test, with a configuration file."""
     config = "log:\n  level: info\n"
     options = {}
-
-    @classmethod
-    def setUpClass(cls):
-        pass
-
-    @classmethod
-    def tearDownClass(cls):
-        pass
 
     def setUp(self):
         self.daemon = Daemon(config=self.config, **self.options)

@@ -4,7 +4,6 @@ through the client library."""
 
 import faulthandler
 import os
-import shutil
 import sys
 import tempfile
 import unittest
@@ -17,7 +16,7 @@ if os.path.exists(os.path.join(TOP, "build/libucmclient.so")):
 try:
     from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SUITE_TIMEOUT_S, TOKENS, EncodingCase,
                                Reference, SIZES, random_kv)
-    from second_client import EXISTS, FAILED, MISS, OK, Daemon, keys
+    from second_client import EXISTS, FAILED, MISS, OK, Daemon, OwnDaemons, keys
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -28,20 +27,8 @@ IN_DRAM, ON_NVME, ON_SHARE = 1, 2, 3
 SHARE = {"share.negative": "50ms", "share.lookup_deadline": "2s"}
 
 
-class Life(EncodingCase):
+class Life(OwnDaemons, EncodingCase):
     """Daemons of each test's own."""
-
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="encoding.")
-        self.addCleanup(shutil.rmtree, self.folder, True)
-
-    @classmethod
-    def setUpClass(cls):
-        pass
-
-    @classmethod
-    def tearDownClass(cls):
-        pass
 
     def settled(self, engine, tier):
         for ns in {engine.base, engine.ns}:

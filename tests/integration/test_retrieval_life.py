@@ -3,33 +3,20 @@
 
 import faulthandler
 import os
-import shutil
 import sys
 import tempfile
 import unittest
 
 try:
     from retrieval_case import CANCELLED_CODE, HELD, ON_SHARE, SUITE_TIMEOUT_S, Retrieval, lists_of
-    from second_client import OK, SHUTDOWN, TIMEOUT_S, Daemon, keys, u32
+    from second_client import OK, SHUTDOWN, TIMEOUT_S, Daemon, OwnDaemons, keys, u32
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
 
-class Restart(Retrieval):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="retrieval.")
-        self.addCleanup(shutil.rmtree, self.folder, True)
-
-    @classmethod
-    def setUpClass(cls):
-        pass
-
-    @classmethod
-    def tearDownClass(cls):
-        pass
-
+class Restart(OwnDaemons, Retrieval):
     def run_twice(self, how, **options):
         first = Daemon(folder=self.folder, **options)
         self.daemon = first
