@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket as socket_module
 import subprocess
@@ -222,6 +223,43 @@ class RealVllm(unittest.TestCase):
         fresh = [prompt(120, 700)]
         self.alone(plain, fresh)
         self.assertEqual(self.alone(later, fresh), self.alone(plain, fresh))
+
+    def metrics(self):
+        ucmctl = [os.path.join(os.path.dirname(os.environ["UCMD"]), "ucmctl"), "--socket", self.daemon.socket, "--json", "stats"]
+        return json.loads(subprocess.run(ucmctl, capture_output=True, check=True).stdout)["metrics"]
+
+    def eventually(self, condition):
+        deadline = time.monotonic() + 60
+        while not condition():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.1)
+
+    def test_digests(self):
+        """Of every block that is stored, once: a second engine and a daemon that was stopped meanwhile build none."""
+        folder = tempfile.mkdtemp(prefix="digests.")
+        self.addCleanup(shutil.rmtree, folder, True)
+        options = {"folder": folder, "arena.size": "256MiB", "arena.extent": "4MiB"}
+        self.daemon.stop()
+        self.daemon = Daemon(**options)
+        prompts = [prompt(130 + i, 700) for i in range(3)]
+        for dtype, cached in (("bfloat16", [640] * 3), ("float32", [640] * 3)):
+            with self.subTest(dtype):
+                before = self.metrics()["digest_builds"]
+                a, b = self.engines(2, dtype=dtype, settings={"digests": "mean"})
+                self.assertEqual(a.generate(prompts)[1], [0] * 3)
+                self.eventually(lambda: self.metrics()["digest_builds"] == before + 3 * 5)
+                self.assertEqual(b.generate(prompts)[1], cached)
+                self.assertEqual(self.metrics()["digest_builds"], before + 3 * 5)
+                a.close()
+                b.close()
+        self.assertEqual(self.metrics()["digest_build_skipped"], 0)
+        self.daemon.stop()
+        self.daemon = Daemon(**options)
+        later, = self.engines(settings={"digests": "mean"})
+        tokens, hits = later.generate(prompts)
+        self.same(prompts, tokens)
+        self.assertEqual(hits, [640] * 3)
+        self.assertEqual(self.metrics()["digest_builds"], 0)
 
     def share(self, prompts=None, cached=640, **more):
         a, b = self.engines(2, **more)
