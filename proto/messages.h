@@ -276,7 +276,8 @@ enum ucm_trace_op {
     F(u32s, v, OPT, 0, 3)                                                                          \
     F(u64, order, OPT, 0, 1)                                                                       \
     F(u64, axis, OPT, 0, 1)                                                                        \
-    F(u64, seed, OPT, 0, UINT64_MAX)
+    F(u64, seed, OPT, 0, UINT64_MAX)                                                               \
+    F(u64, run, OPT, 0, UCM_U32)
 #define UCM_MSG_ENCODING_OPEN_R(F)                                                                 \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                         \

@@ -189,6 +189,8 @@ struct ucm_encoded_form {
     uint32_t order;       /* of rows: 0: token after token; 1: head after head */
     uint32_t axis;        /* int8: 1: K has a scale for each channel of a head; 0: for each row */
     uint64_t seed;        /* q4: of its rotation */
+    uint32_t run; /* int8 with axis 1: tokens that share a scale: a layer's, where k is several
+                           * layers side by side; 0: all of k */
 };
 
 /* Opens the namespace of the base's blocks in that form. It is used as any other, with these rules:

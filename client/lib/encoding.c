@@ -42,6 +42,7 @@ static void form_copy(struct client_encoding *e, const struct ucm_encoded_form *
         .order = form->order,
         .axis = form->axis,
         .seed = form->seed,
+        .run = form->run,
     };
 }
 

@@ -39,7 +39,7 @@ static inline int encoding_spec(const struct ucm_encoded_form *f, struct ucm_enc
 {
     const struct ucm_encoding_method *method = ucm_encoding_method_named(f->encoding);
 
-    *out = (struct ucm_encoding_spec){.axis = f->axis, .seed = f->seed};
+    *out = (struct ucm_encoding_spec){.axis = f->axis, .run = f->run, .seed = f->seed};
     if (!method || (f->version != 0 && f->version != method->version)) {
         snprintf(why, UCM_ENCODING_WHY, "this library does not know encoding \"%.32s\", version %u",
                  f->encoding, f->version);

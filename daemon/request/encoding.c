@@ -266,7 +266,8 @@ static int spec_take(struct call *call, const struct msg_encoding_open *m, const
     uint64_t plain;
     int rc;
 
-    *spec = (struct ucm_encoding_spec){.axis = (uint32_t)m->axis, .seed = m->seed};
+    *spec = (struct ucm_encoding_spec){
+        .axis = (uint32_t)m->axis, .run = (uint32_t)m->run, .seed = m->seed};
     rc = method_take(call, m, spec);
     if (rc == 0)
         rc = dtype_take(call, m->dtype, spec);

@@ -51,8 +51,9 @@ LOSSY = [name for name in ENCODINGS if name != "lossless"]
 class Reference:
     """One spec as encoding.open takes it, and its C reference."""
 
-    def __init__(self, encoding, dtype="bf16", k=(), v=(), order=0, axis=0, seed=0):
-        self.spec = Spec(ENCODINGS[encoding], LIB.test_version(encoding.encode()), DTYPES[dtype], 2 if v else 1, axis=axis, seed=seed)
+    def __init__(self, encoding, dtype="bf16", k=(), v=(), order=0, axis=0, run=0, seed=0):
+        self.spec = Spec(ENCODINGS[encoding], LIB.test_version(encoding.encode()), DTYPES[dtype], 2 if v else 1, axis=axis, run=run,
+                         seed=seed)
         for i, sizes in enumerate((k, v)[:self.spec.n_sections]):
             self.spec.section[i] = Section(i, *sizes, order)
         sections = range(self.spec.n_sections)

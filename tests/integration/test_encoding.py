@@ -33,7 +33,7 @@ class Encodings(EncodingCase):
 
     def test_every_encoding_stores_the_references_bytes(self):
         for name in ENCODINGS:
-            for more in ({}, {"order": 1}, {"axis": 1}, {"seed": 7}):
+            for more in ({}, {"order": 1}, {"axis": 1}, {"axis": 1, "run": 5}, {"seed": 7}):
                 with self.subTest(encoding=name, **more):
                     engine = self.engine(name, **more)
                     names = [f"{name}{more}{i}" for i in range(4)]
@@ -69,8 +69,9 @@ class Encodings(EncodingCase):
         self.assertEqual(hashlib.sha256(form).digest(), again["fingerprint"], "as the page says")
         self.assertEqual((again["plain_bytes"], again["coded_bytes"]), (BLOCK, LAYERS * sum(engine.reference.coded)))
         prints = {self.engine(name).opened["fingerprint"] for name in ENCODINGS}
-        prints |= {self.engine("int8", axis=1).opened["fingerprint"], engine.listed(engine.base)["fingerprint"]}
-        self.assertEqual(len(prints), len(ENCODINGS) + 2)
+        prints |= {self.engine("int8", axis=1, run=run).opened["fingerprint"] for run in (0, 4, TOKENS)}
+        prints.add(engine.listed(engine.base)["fingerprint"])
+        self.assertEqual(len(prints), len(ENCODINGS) + 3, "a run of all tokens is what 0 is")
 
     def test_the_list_tells_base_and_ratio(self):
         engine = self.engine("fp8")
@@ -102,6 +103,7 @@ class Encodings(EncodingCase):
             "v: 2 numbers": (INVALID, {"v": [1, 2]}),
             "tokens of section 0": (INVALID, {"k": [0, HEADS, DIM]}),
             "dim of section 1": (INVALID, {"v": [TOKENS, HEADS, 1 << 31]}),
+            f"run is {TOKENS + 1} tokens": (INVALID, {"encoding": "int8", "axis": 1, "run": TOKENS + 1}),
             "is not open": (NOT_FOUND, {"ns": 4000000000}),
         }
         for words, (code, wrong) in sentences.items():

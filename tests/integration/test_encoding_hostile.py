@@ -45,7 +45,7 @@ class Hostile(EncodingCase):
                 sizes = {"k": [TOKENS >> (shift := chance.randrange(5)), HEADS, DIM << shift], "v": [TOKENS * HEADS, 1, DIM]}
             try:
                 client.call("encoding.open", ns=ns, encoding=chance.choice(list(ENCODINGS)), dtype=chance.choice(["f16", "bf16"]),
-                            order=chance.randrange(2), axis=chance.randrange(2), seed=chance.getrandbits(64), **sizes)
+                            order=chance.randrange(2), axis=chance.randrange(2), run=chance.choice([0, 1, 7, 1 << 31]), seed=chance.getrandbits(64), **sizes)
                 opened += 1
             except Refused as error:
                 self.assertIn(error.code, (INVALID, BUSY), sizes)

@@ -118,6 +118,28 @@ class Lossy(Bfloat16):
                     self.assertGreater(far, 0, "nothing was encoded")
                     self.assertLess(far, most)
 
+    def test_a_scale_for_each_channel(self):
+        """Two channels of K, which are rotated together, 130 times as large, and those of queries as much smaller: scores are what
+        they were. A scale a row loses the other channels."""
+        large = model.Model()
+        for layer in large.layers:
+            for channel in (0, model.HEAD // 2):
+                layer["k"][channel::model.HEAD] *= numpy.float32(130)
+                layer["q"][channel::model.HEAD] /= numpy.float32(130)
+        with mock.patch.object(vllm_case, "MODEL", large), mock.patch.dict(vllm_case.EXPECTED, clear=True):
+            tokens = prompt(421, 150)
+            want = expected(tokens, 8, self.DTYPE)[0]
+            for layout in LAYOUTS:
+                far = {}
+                for scales in ("row", "channel"):
+                    a, b = (self.engine(encoding="int8", k_scales=scales, layout=layout, salt=layout) for _ in range(2))
+                    self.check(a, Request("cold", tokens))
+                    far[scales] = self.far(run(b, Request("warm", tokens))["warm"].logits[0], want)
+                    self.assertEqual(b.loaded_tokens, self.whole(150), "and the other scales' blocks are others")
+                with self.subTest(layout, **far):
+                    self.assertLess(far["channel"], CLOSE["int8"])
+                    self.assertGreater(far["row"], 4 * far["channel"])
+
     def test_it_goes_on_when_requests_are_preempted_and_aborted(self):
         tight = self.engine(blocks=24, encoding="fp8")
         requests = [Request(f"r{i}", prompt(430 + i, 90), outputs=70) for i in range(4)]

@@ -188,14 +188,17 @@ class Sections(Tensors, unittest.TestCase):
             views = {str(i): engine.Tensor(layer) for i, layer in enumerate(whole.array)}
             with self.subTest(name):
                 self.assertEqual(self.of(views), (right, None, 0))
+                self.assertEqual(self.layout(views).sections.run, 0 if name == "LBNHC" else 16)
                 one = (right[0] // (3 if name[0] == "B" else 1), *right[1:])
                 self.assertEqual(self.of(views, layerwise=True), (one, None, 0))
 
     def test_all_layers_side_by_side(self):
         view, _ = self.tensor((6, 3, 2, 16, 4, 8), (0, 1, 2, 3, 4, 5), dtype=numpy.uint16)
         self.assertEqual(self.of(view), ((96, 4, 8), None, 0))
+        self.assertEqual(self.layout(view).sections.run, 16)
         view, _ = self.tensor((6, 3, 2, 4, 16, 8), (0, 1, 2, 4, 3, 5), dtype=numpy.uint16)
         self.assertEqual(self.of(view), ((16, 24, 8), None, 1))
+        self.assertEqual(self.layout(view).sections.run, 0, "heads of each layer are heads of their own")
         whole, _ = self.tensor((6, 3, 2, 16, 4, 8), (1, 0, 2, 3, 4, 5), dtype=numpy.uint16)
         views = {str(i): engine.Tensor(layer) for i, layer in enumerate(whole.array)}
         self.assertEqual(self.of(views), ((96, 4, 8), None, 0))
@@ -218,8 +221,10 @@ class Sections(Tensors, unittest.TestCase):
     def test_kernels_with_smaller_blocks(self):
         view, _ = self.tensor((2, 12, 8, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
         self.assertEqual(self.of(view), ((16, 4, 8), (16, 4, 8), 0))
+        self.assertEqual(self.layout(view).sections.run, 0)
         view, _ = self.tensor((12, 2, 8, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
         self.assertEqual(self.of(view), ((32, 4, 8), None, 0), "K and V take turns")
+        self.assertEqual(self.layout(view).sections.run, 8)
 
     def test_types(self):
         view, _ = self.tensor((6, 2, 16, 4, 8), (0, 1, 2, 3, 4), dtype=numpy.uint16)
@@ -231,11 +236,11 @@ class Sections(Tensors, unittest.TestCase):
         got = self.layout(view, of=layout.Heads(16, 16, 8))
         self.assertTrue(got.sections.alike)
         config, kv_config = engine.configuration(8, 1, False, {})
-        for encoding in ("fp8", "int8", "lossless", "q4"):
-            with self.subTest(encoding):
+        for encoding, scales in (("fp8", "row"), ("int8", "row"), ("lossless", "row"), ("q4", "row"), ("int8", "channel")):
+            with self.subTest(encoding, scales=scales):
                 make = lambda: identity.identity_of(config, kv_config, got, identity.Ranks(0, 1, True),  # noqa: E731
-                                                    settings.Settings(encoding=encoding), {})
-                if encoding == "q4":
+                                                    settings.Settings(encoding=encoding, k_scales=scales), {})
+                if encoding == "q4" or scales == "channel":
                     self.assertRaisesRegex(identity.Unsupported, "--block-size", make)
                 else:
                     self.assertEqual(make().sections, got.sections)

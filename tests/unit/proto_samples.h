@@ -254,6 +254,7 @@ static const struct msg_encoding_open sample_encoding_open = {
     .order = 1,
     .axis = 1,
     .seed = UINT64_MAX,
+    .run = 16,
 };
 static const struct msg_encoding_open_r sample_encoding_open_r = {
     .ns = 2,

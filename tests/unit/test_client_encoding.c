@@ -37,7 +37,8 @@ static bool hook(struct fake *f, int conn, int method, struct proto_envelope *en
 
 static struct ucm_encoded_form form(void)
 {
-    return (struct ucm_encoded_form){.encoding = "fp8", .dtype = "bf16", .k = {16, 1, 64}};
+    return (struct ucm_encoded_form){
+        .encoding = "fp8", .dtype = "bf16", .k = {16, 1, 64}, .axis = 1, .run = 8};
 }
 
 static void setup(void)
@@ -63,6 +64,8 @@ Test(client_encoding, says_what_was_opened)
 
     cr_assert_eq(ucm_encoding_open(rig.ns, &f, -1, &ns), 0, "%s", ucm_errmsg());
     cr_expect_eq(asked.version, 1, "the library's");
+    cr_expect_eq(asked.axis, 1);
+    cr_expect_eq(asked.run, 8);
     cr_expect_eq(ucm_encoding_describe(ns, &info), 0);
     cr_expect_str_eq(info.form.encoding, "fp8");
     cr_expect_neq(info.form.encoding, f.encoding, "a copy");

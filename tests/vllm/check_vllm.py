@@ -206,9 +206,9 @@ class RealVllm(unittest.TestCase):
     def test_lossy_encodings(self):
         """A fleet: what one engine stores, those of its encoding load, and none else; what a plain one stores, all."""
         prompts = [prompt(110 + i, 700) for i in range(2)]
-        for encoding in ("fp8", "int8", "q4"):
-            with self.subTest(encoding):
-                a, b = self.encoded(encoding, 2)
+        for encoding, more in (("fp8", {}), ("int8", {}), ("int8", {"k_scales": "channel", "plain_first": 16}), ("q4", {})):
+            with self.subTest(encoding, **more):
+                a, b = self.encoded(encoding, 2, **more)
                 self.assertEqual(a.generate(prompts)[1], [0, 0])
                 tokens, hits = b.generate(prompts)
                 self.assertEqual(hits, [640, 640])

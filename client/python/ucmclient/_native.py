@@ -66,6 +66,7 @@ class EncodedForm(Structure):
         ("order", c_uint32),
         ("axis", c_uint32),
         ("seed", c_uint64),
+        ("run", c_uint32),
     ]
 
 

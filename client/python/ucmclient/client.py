@@ -424,7 +424,8 @@ class EncodedNamespace(Namespace):
     lookups, loads and prefetches find a block in either. Close the base after it.
 
     k, v: tokens, heads and elements of a row of a layer in a block; without v (MLA) a layer is one section. heads_first: rows come
-    head after head. per_channel: int8's K has a scale for each channel. version: of the encoding; 0: the library's."""
+    head after head. per_channel: int8's K has a scale for each channel, over `run` tokens: a layer's where k is several layers side by
+    side; 0: all of k. version: of the encoding; 0: the library's."""
 
     def __init__(
         self,
@@ -436,6 +437,7 @@ class EncodedNamespace(Namespace):
         dtype: str = "bf16",
         heads_first: bool = False,
         per_channel: bool = False,
+        run: int = 0,
         seed: int = 0,
         version: int = 0,
         timeout: Optional[float] = None,
@@ -443,6 +445,7 @@ class EncodedNamespace(Namespace):
         _Handle.__init__(self, base.client)
         form = native.EncodedForm(_text(encoding), _text(dtype), version, native.KvRows(*k), native.KvRows(*v))
         form.order, form.axis, form.seed = int(heads_first), int(per_channel), seed
+        form.run = run
         out = c_void_p()
         check(lib.ucm_encoding_open(base.handle, byref(form), _timeout(timeout), byref(out)))
         self.base, self.identity, self.encoding = base, base.identity, encoding

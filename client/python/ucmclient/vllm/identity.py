@@ -43,6 +43,8 @@ class EngineIdentity(Identity):
     """Also how the blocks are encoded: the namespace itself is that of engines that don't."""
 
     encoding: str = "none"
+    #: int8: K has a scale for each channel, not for each row.
+    per_channel: bool = False
     #: None: the blocks are stored as they are.
     sections: Optional[Sections] = None
 
@@ -199,10 +201,11 @@ def identity_of(
     config: Any, kv_cache_config: Any, layout: Layout, ranks: Ranks, settings: Settings, engine: dict[str, Any]
 ) -> EngineIdentity:
     """engine: anything else that arranges the bytes."""
-    if settings.encoding == "q4" and layout.sections is not None and layout.sections.alike:
+    per_channel = settings.k_scales == "channel"
+    if (settings.encoding == "q4" or per_channel) and layout.sections is not None and layout.sections.alike:
         raise Unsupported(
-            "encoding: blocks of as many tokens as the rank has heads, which q4 can't tell apart: set --block-size to another "
-            "number, or take fp8 or int8"
+            "encoding: blocks of as many tokens as the rank has heads, which q4, and k_scales channel, can't tell apart: set "
+            "--block-size to another number, or take fp8, or int8 with k_scales row"
         )
     cache = config.cache_config
     algorithm = cache.prefix_caching_hash_algo
@@ -220,6 +223,7 @@ def identity_of(
         shard_bytes=layout.layer_bytes,
         salt=salt.encode(),
         encoding=settings.encoding,
+        per_channel=per_channel,
         sections=layout.sections,
     )
 

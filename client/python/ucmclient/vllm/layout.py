@@ -47,6 +47,8 @@ class Sections:
     order: int = 0
     #: A block has as many tokens as heads, so that they may be mistaken for each other.
     alike: bool = False
+    #: Rows of so many tokens, one head's of one layer, follow one another; 0: those of the whole section do.
+    run: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ class _Cell:
     alike: bool
     #: K and V of a block are its two halves.
     halves: bool
+    #: Tokens whose rows follow one another before those of another layer, or of V.
+    run: int
 
     @property
     def bytes(self) -> int:
@@ -165,6 +169,9 @@ class _Cell:
     @property
     def order(self) -> int:
         return int(self.heads_outside and self.pair == 1)
+
+    def run_in(self, rows: tuple[int, int, int]) -> int:
+        return 0 if self.order or rows[0] <= self.run else self.run
 
 
 def _not_encoded(why: str, remedy: str) -> ValueError:
@@ -211,6 +218,12 @@ class Axes:
     def alike(self) -> bool:
         return self.tokens == self.heads > 1
 
+    @property
+    def run(self) -> int:
+        """Tokens that follow one another: the engine's block has them side by side, or only the kernel's has."""
+        together = not self.heads_outside and self.outer[:1] == ((self.kernel_stride, self.kernel),)
+        return self.tokens * self.kernel if together else self.tokens
+
 
 def axes_of(tensor: Any, blocks: int, of: Heads) -> Optional[Axes]:
     """None: tokens and heads can't be told in that tensor."""
@@ -251,6 +264,7 @@ def _cell(tensor: Any, blocks: int, of: Heads) -> _Cell:
     return _Cell(
         _dtype(tensor), axes.tokens, of.heads, of.dim, axes.pair, axes.heads_outside and of.heads > 1,
         alike=axes.alike, halves=of.values and axes.pair == 1 and [n for _, n in axes.outer] == [2],
+        run=axes.run,
     )
 
 
@@ -282,7 +296,7 @@ def _sections(layers: Sequence[Sequence[Chunk]], cells: Sequence[_Cell]) -> Sect
             f"a block's {'x'.join(map(str, rows))} elements lie side by side, more than an encoding takes at once",
             f"set block_layout to false, {_OR_NONE}",
         )
-    return Sections(cell.dtype, rows, rows if len(sizes) == 2 else None, cell.order, cell.alike)
+    return Sections(cell.dtype, rows, rows if len(sizes) == 2 else None, cell.order, cell.alike, cell.run_in(rows))
 
 
 def layout_of(

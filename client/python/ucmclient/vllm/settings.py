@@ -8,7 +8,8 @@ from typing import Any, Optional
 
 from .digests import DigestSettings
 
-_CHOICES = {"companion": ("auto", "on", "off"), "encoding": ("none", "fp8", "int8", "q4", "lossless")}
+_CHOICES = {"companion": ("auto", "on", "off"), "encoding": ("none", "fp8", "int8", "q4", "lossless"),
+            "k_scales": ("row", "channel")}
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class Settings:
     salt: str = ""
     #: How stored blocks are encoded (docs/encodings.md): "none", "fp8", "int8", "q4", "lossless".
     encoding: str = "none"
+    #: With "int8": what has a scale in K, a "row" (token and head) or a "channel" of a head over a block's tokens, which bears
+    #: channels that are far larger than others.
+    k_scales: str = "row"
     #: With an encoding: as many tokens from a request's first one on are stored as they are, in whole blocks.
     plain_first: int = 0
     #: Likewise of the last tokens that a request has when they are stored.
@@ -105,6 +109,10 @@ class Settings:
         if settings.encoding == "none" and (settings.plain_first or settings.plain_recent):
             raise ValueError(
                 "kv_connector_extra_config: plain_first and plain_recent say what is not encoded: set encoding, too"
+            )
+        if settings.encoding != "int8" and settings.k_scales != "row":
+            raise ValueError(
+                "kv_connector_extra_config: k_scales says what has a scale in int8's K: set encoding to int8, or remove it"
             )
         if settings.encoding != "none" and settings.digests is not None:
             raise ValueError(
