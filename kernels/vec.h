@@ -126,7 +126,11 @@ VEC_INLINE vec_f vec_hadamard(vec_f v)
     for (int h = 1; h < VEC; h *= 2) {
         vec_i upper = (lane & h) != 0;
 
+#if VEC > 4 /* times 1 or -1: no rounding but the sum's */
+        v = vec_fma(v, (vec_f)((upper & INT32_MIN) | 0x3f800000), vec_swap(v, h));
+#else
         v = vec_swap(v, h) + (vec_f)((vec_i)v ^ (upper & INT32_MIN));
+#endif
     }
     return v;
 }

@@ -161,9 +161,8 @@ def with_outliers(code, factor):
 
 
 def measure_outliers(results, text, at, steps):
-    todo = {name: coders()[name] for name in ENCODINGS}
-    todo["q4, K levelled"] = (variants.levelled(todo["q4"][0]), todo["q4"][1])
-    for name, (code_k, code_v) in todo.items():
+    for name in (*ENCODINGS, "q4 without shifts"):
+        code_k, code_v = coders()[name]
         v = text.through(code_v, text.v[:, :at])
         for factor in OUTLIERS:
             k = with_outliers(lambda x, code=code_k: text.through(code, x), factor)(text.k[:, :at])
@@ -196,6 +195,9 @@ def check_results(results):
             rows = {coder: lengths[at] for coder, lengths in text["by_length"].items()}
             assert 1.1 < np.exp(rows["int8"][1]) < 60, f"{name}: the plain model is not itself"
             assert rows["int8"][2] < rows["q4"][2] < rows["4 bits, absmax a row"][2] < 1, f"{name} at {at}: the KLs are out of order"
+    for name in results["outliers"]["q4, 1"]:
+        small, large = (results["outliers"][f"q4, {factor}"][name][2] for factor in (OUTLIERS[0], OUTLIERS[-1]))
+        assert large < 1.5 * small, f"{name}: outliers in K cost q4 a KL of {large}, not {small}"
 
 
 def main(path, folder, size="short"):

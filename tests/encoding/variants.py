@@ -71,20 +71,18 @@ def absmax_rows(x):
 
 
 def q4_rows(x):
-    """q4's codes and scales, without rotation or centre."""
-    code, scale = methods.quantise(x)
+    """q4's codes and scales, without rotation, shifts or centre."""
+    return decoded(*methods.quantise(x))
+
+
+def decoded(code, scale):
     return methods.levels(code).astype(f32) * methods.bf16(scale)[..., None]
 
 
-def levelled(code):
-    """code, of channels that are divided by a power of two each: by how many octaves a channel's largest in the block is more than two above
-    the median channel's, at most 15. 4 bits a channel would say so."""
-    def level_and_back(x):
-        e = xp.frexp(abs(x).max(TOKENS, keepdims=True))[1]
-        middle = xp.sort(e, axis=-1)[..., (e.shape[-1] - 1) // 2, None]
-        level = xp.clip(e - middle - 2, 0, 15).astype(xp.int32)
-        return xp.ldexp(code(xp.ldexp(x, -level)), level)
-    return level_and_back
+def q4_less_centre(y):
+    """The rotated rows of one tile, without shifts: version 1 of q4's K."""
+    rest, code, scale = methods.subtract_centre(y)
+    return q4_rows(rest) + decoded(code, scale)[:, None]
 
 
 TOKENS, CHANNELS = 1, -1  # axes: a group is a channel's tokens, or a row's channels
@@ -100,5 +98,6 @@ VARIANTS = {
     "4 bits, rotated, Gaussian levels (TurboQuant's)": (rotated(gaussian_rows), rotated(gaussian_rows), lambda d: 2 * d / (d / 2 + 2)),
     "4 bits, K a channel, V a row, zero points (KIVI's)": (zero_point(15, TOKENS), zero_point(15, CHANNELS),
                                                            lambda d: 4 * d / (d + 4 + 4 * d / 16)),
-    "q4 without centres": (rotated(q4_rows), rotated(q4_rows), lambda d: 2 * d / (d / 2 + 2)),
+    "q4 without shifts": (rotated(q4_less_centre), rotated(q4_rows), lambda d: 4 * d / (d / 2 + 2) / (33 / 16)),
+    "q4 without shifts and centres": (rotated(q4_rows), rotated(q4_rows), lambda d: 2 * d / (d / 2 + 2)),
 }
