@@ -31,24 +31,25 @@ void sparse_segments(const struct ucm_digest_plan *plan, struct ucm_cuda_segment
 
 /* ---- memory ---- */
 
-/* Not on the legacy stream, which would wait for all others. */
-static CUresult stream_run(CUdeviceptr to, const void *from, size_t bytes)
+/* Copies, or if `from` is NULL fills. Not on the legacy stream, which would wait for all others. */
+static CUresult stream_run(CUdeviceptr to, const void *from, uint8_t byte, size_t bytes)
 {
     CUstream stream;
     CUresult r = cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
 
     if (r != CUDA_SUCCESS)
         return r;
-    r = from ? cuMemcpyHtoDAsync(to, from, bytes, stream) : cuMemsetD8Async(to, 0, bytes, stream);
+    r = from ? cuMemcpyHtoDAsync(to, from, bytes, stream)
+             : cuMemsetD8Async(to, byte, bytes, stream);
     if (r == CUDA_SUCCESS)
         r = cuStreamSynchronize(stream);
     (void)cuStreamDestroy(stream);
     return r;
 }
 
-CUresult sparse_zero(CUdeviceptr at, size_t bytes)
+CUresult sparse_fill(CUdeviceptr at, uint8_t byte, size_t bytes)
 {
-    return stream_run(at, NULL, bytes);
+    return stream_run(at, NULL, byte, bytes);
 }
 
 CUresult sparse_upload(CUdeviceptr *to, const void *from, size_t bytes)
@@ -57,7 +58,7 @@ CUresult sparse_upload(CUdeviceptr *to, const void *from, size_t bytes)
     CUresult r = cuMemAlloc(&at, bytes);
 
     if (r == CUDA_SUCCESS) {
-        r = stream_run(at, from, bytes);
+        r = stream_run(at, from, 0, bytes);
         if (r == CUDA_SUCCESS)
             *to = at;
         else

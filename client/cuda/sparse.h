@@ -32,9 +32,9 @@ void sparse_kernel_leave(void);
 /* The context is entered; leaves it. */
 void sparse_kernel_close(struct sparse_kernel *k);
 
-/* Allocates and copies, and waits for it. Context entered. */
+/* Allocates and copies; or fills memory. Both wait for it. Context entered. */
 CUresult sparse_upload(CUdeviceptr *to, const void *from, size_t bytes);
-CUresult sparse_zero(CUdeviceptr at, size_t bytes);
+CUresult sparse_fill(CUdeviceptr at, uint8_t byte, size_t bytes);
 
 void sparse_segments(const struct ucm_digest_plan *plan, struct ucm_cuda_segment out[2]);
 

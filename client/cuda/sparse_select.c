@@ -111,31 +111,31 @@ static void args_from_plan(struct ucm_cuda_select *s, enum ucm_select_cuda_famil
         a->scale[i] = p->scale[i];
     }
     sparse_segments(p, a->segment);
-    a->query_floats = family == UCM_SELECT_STATS ? 2 * a->padded
-                      : family == UCM_SELECT_BOX ? a->padded + 4
-                                                 : round_up(a->padded, 4);
+    a->query_floats =
+        family == UCM_SELECT_BOX ? a->padded + a->padded / 4 + 4 : round_up(a->padded, 4);
 }
 
-/* How blocks are scored: a whole tile at once, or, where warps have several jobs, by chunks whose digests are
- * staged in shared memory if that many fit. */
+/* N of the kernel: see enum ucm_select_cuda_family. */
+static uint32_t words_of(const struct ucm_cuda_select *s, enum ucm_select_cuda_family family)
+{
+    const struct ucm_select_cuda *a = &s->args;
+
+    if (family == UCM_SELECT_HASH || family == UCM_SELECT_L2 ||
+        a->rows * a->q_heads > UCM_SELECT_CUDA_SHORT)
+        return 0;
+    return a->channels == 64 || a->channels == 128 ? a->channels / WARP_LANES : 0;
+}
+
+/* By chunks, for vectors of any length where warps have several jobs: their digests are staged in shared memory if
+ * that many fit. */
 static void chunks_plan(struct ucm_cuda_select *s, uint32_t queries)
 {
-    const struct ucm_digest_plan *p = &s->kernel.plan;
     struct ucm_select_cuda *a = &s->args;
-    uint32_t each = a->queries_a_head > 1 ? 4 : 1;
-    uint32_t jobs = a->kv_heads * ((a->queries_a_head + each - 1) / each), chunk = 64;
     uint32_t pitch =
-        round_up(p->bytes, 128) + 32; /* teams read four blocks at once: no bank twice */
+        round_up(a->copy_bytes, 128) + 32; /* teams read four blocks at once: no bank twice */
+    uint32_t chunk = 64;
 
-    s->shared_bytes = UCM_SELECT_CUDA_SHARED;
-    a->copy_bytes = p->bytes;
-    a->tile = UCM_SELECT_CUDA_TILE;
-    if (jobs <= UCM_SELECT_CUDA_THREADS / WARP_LANES) {
-        while (a->tile * queries > UCM_SELECT_CUDA_RAW)
-            a->tile /= 2;
-        a->chunk = a->raw_pitch = a->tile;
-        return;
-    }
+    a->prepares = 1;
     while (chunk > 8 && (chunk * pitch > UCM_SELECT_CUDA_STAGE ||
                          2 * queries * (chunk + 4) > UCM_SELECT_CUDA_RAW))
         chunk /= 2;
@@ -143,15 +143,39 @@ static void chunks_plan(struct ucm_cuda_select *s, uint32_t queries)
         2 * queries * (chunk + 4) <= UCM_SELECT_CUDA_RAW) {
         a->staged = pitch;
         a->raw_pitch = chunk + 4;
-        a->stage_at = round_up(2 * queries * a->raw_pitch * (uint32_t)sizeof(float), 128);
     } else {
         for (chunk = 256; 2 * queries * chunk > UCM_SELECT_CUDA_RAW;)
             chunk /= 2;
         a->raw_pitch = chunk;
     }
     a->chunk = chunk;
-    if (s->shared_bytes < a->stage_at + UCM_SELECT_CUDA_STAGES * chunk * a->staged)
-        s->shared_bytes = a->stage_at + UCM_SELECT_CUDA_STAGES * chunk * a->staged;
+    a->stage_at = round_up(2 * queries * a->raw_pitch * (uint32_t)sizeof(float), 128);
+    a->digest_at = a->stage_at + UCM_SELECT_CUDA_STAGES * chunk * a->staged;
+}
+
+/* How blocks are scored, by a kernel of that N, and where in shared memory. */
+static void tile_plan(struct ucm_cuda_select *s, uint32_t n, uint32_t queries)
+{
+    struct ucm_select_cuda *a = &s->args;
+    uint32_t each = a->queries_a_head > 1 ? 4 : 1, end;
+    uint32_t jobs = a->kv_heads * ((a->queries_a_head + each - 1) / each);
+    bool many = jobs > UCM_SELECT_CUDA_THREADS / WARP_LANES;
+
+    a->copy_bytes = s->kernel.plan.bytes;
+    a->tile = UCM_SELECT_CUDA_TILE;
+    if (n == 0 && many) {
+        chunks_plan(s, queries);
+    } else {
+        while (a->tile * queries > UCM_SELECT_CUDA_RAW)
+            a->tile /= 2;
+        a->chunk = a->raw_pitch = a->tile;
+        a->query_at = n == 0 ? UCM_SELECT_CUDA_RINGS_AT : 0;
+        a->digest_at = UCM_SELECT_CUDA_RINGS_AT + UCM_SELECT_CUDA_RINGS;
+        a->prepares = many || (n == 0 && queries * a->query_floats * (uint32_t)sizeof(float) >
+                                             UCM_SELECT_CUDA_RINGS);
+    }
+    end = a->digest_at + (UCM_SELECT_CUDA_TILE + UCM_SELECT_CUDA_PAD) * (uint32_t)sizeof(uint64_t);
+    s->shared_bytes = end > UCM_SELECT_CUDA_SHARED ? end : UCM_SELECT_CUDA_SHARED;
 }
 
 static void args_from_specs(struct ucm_cuda_select *s, const struct ucm_cuda_select_options *o,
@@ -159,13 +183,12 @@ static void args_from_specs(struct ucm_cuda_select *s, const struct ucm_cuda_sel
                             const struct ucm_choose_spec *choose)
 {
     struct ucm_select_cuda *a = &s->args;
-    uint32_t queries = score->rows * score->q_heads;
 
     a->reduce = score->reduce;
     a->heads = score->heads;
     a->rows = score->rows;
     a->q_heads = score->q_heads;
-    a->queries_a_head = queries / a->kv_heads;
+    a->queries_a_head = score->rows * score->q_heads / a->kv_heads;
     a->beta = score->beta;
     if (a->beta == 0)
         a->beta = ucm_digest_scaled(&s->kernel.plan) ? 1.0f : 1.0f / ucm_sqrt((float)a->head_dim);
@@ -183,7 +206,6 @@ static void args_from_specs(struct ucm_cuda_select *s, const struct ucm_cuda_sel
     a->max_blocks = o->max_blocks;
     a->pitch = round_up(o->max_blocks, 4);
     a->lists = ucm_score_lists(&s->kernel.plan, score);
-    chunks_plan(s, queries);
     a->slices = a->policy == UCM_CHOOSE_TOPK && o->max_blocks > UCM_SELECT_CUDA_LONG
                     ? (o->max_blocks + UCM_SELECT_CUDA_SLICE - 1) / UCM_SELECT_CUDA_SLICE
                     : 0;
@@ -225,6 +247,7 @@ static void workspace_plan(struct ucm_cuda_select *s)
     s->counters_bytes = end;
     a->found_at = place(&end, lists * 2 * UCM_SELECT_CUDA_FOUND * sizeof(uint32_t));
     a->marks = place(&end, lists * ((a->max_blocks + 31) / 32) * sizeof(uint32_t));
+    a->poison = place(&end, s->kernel.plan.bytes);
     a->queries = place(&end, heads * a->query_floats * sizeof(float));
     a->scores = place(&end, chains * a->lists * a->pitch * sizeof(float));
     a->raw = place(&end, raw * a->max_blocks * sizeof(float));
@@ -241,6 +264,7 @@ static void workspace_place(struct ucm_select_cuda *a, CUdeviceptr base)
     a->found += base;
     a->found_at += base;
     a->marks += base;
+    a->poison += base;
     a->queries += base;
     a->scores += base;
     a->raw += base;
@@ -285,7 +309,9 @@ static int workspace_make(struct ucm_cuda_select *s)
         return cuda_fail_driver(r, "no workspace for selections");
     workspace_place(&s->args, s->workspace);
     s->thread_blocks = (uint32_t)sms;
-    r = sparse_zero(s->workspace, s->counters_bytes);
+    r = sparse_fill(s->workspace, 0, s->counters_bytes);
+    if (r == CUDA_SUCCESS) /* scales are NaN then, and words that say "poisoned" are not 0 */
+        r = sparse_fill(s->args.poison, 0xff, s->kernel.plan.bytes);
     if (r == CUDA_SUCCESS)
         r = warm(s);
     if (r == CUDA_SUCCESS)
@@ -295,17 +321,14 @@ static int workspace_make(struct ucm_cuda_select *s)
 }
 
 static int kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
-                       enum ucm_select_cuda_family family)
+                       enum ucm_select_cuda_family family, uint32_t n)
 {
     static const char *const names[] = {"dot", "l2", "box", "stats", "hash", "rest"};
     const struct ucm_select_cuda *a = &s->args;
     uint32_t queries = a->queries_a_head > 1 ? 4 : 1;
-    bool quick = family != UCM_SELECT_HASH && family != UCM_SELECT_L2 &&
-                 (a->channels == 64 || a->channels == 128);
     char name[48];
 
-    snprintf(name, sizeof name, "ucm_select_%s_%u_%u", names[family], queries,
-             quick ? a->channels / WARP_LANES : 0);
+    snprintf(name, sizeof name, "ucm_select_%s_%u_%u", names[family], queries, n);
     return sparse_kernel_open(&s->kernel, gpu, ucm_select_fatbin, name, s->shared_bytes);
 }
 
@@ -316,6 +339,7 @@ static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
     enum ucm_select_cuda_family family;
     struct ucm_choose_spec choose;
     struct ucm_score_spec score;
+    uint32_t n;
     int r = sparse_plan(&s->kernel.plan, digest);
 
     if (r == 0)
@@ -328,7 +352,9 @@ static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
     s->chains = o->chains;
     args_from_plan(s, family);
     args_from_specs(s, o, &score, &choose);
-    r = kernel_open(s, gpu, family);
+    n = words_of(s, family);
+    tile_plan(s, n, score.rows * score.q_heads);
+    r = kernel_open(s, gpu, family, n);
     if (r != 0)
         return r;
     s->args.channel = s->kernel.channel;

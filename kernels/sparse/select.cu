@@ -8,8 +8,9 @@
  * does. The last thread block that finds no item sets all counters to 0 for the next launch. The bits are
  * those of score_plain.c and choose.c.
  *
- * select_item.cuh has what items have in common, select_score.cuh the scores, select_reduce.cuh what
- * makes lists of them, select_cut.cuh and select_choose.cuh the choice; here are the items and the kernels. */
+ * select_item.cuh has what items have in common; select_score.cuh scores a tile, by select_short.cuh or select_long.cuh,
+ * which share select_work.cuh and select_sums.cuh; select_reduce.cuh makes lists of the scores; select_cut.cuh and
+ * select_choose.cuh choose. Here are the items and the kernels. */
 #include "kernels/sparse/select_choose.cuh"
 #include "kernels/sparse/select_score.cuh"
 
@@ -111,109 +112,6 @@ static __device__ __forceinline__ uint32_t chain_tiles(const struct plan *p, uin
     return p->first_tile[chain + 1] - p->first_tile[chain];
 }
 
-/* The lists' scores of a chunk, from its queries' in `raw`. */
-static __device__ __noinline__ void reduce(args_t a, const struct tile &t, uint32_t chunk, const float *raw)
-{
-    uint32_t first = chunk * a.chunk;
-    struct tile part = {t.chain, t.n, t.first + first, min(a.chunk, t.count - first)};
-
-    if (a.reduce == UCM_REDUCE_SOFTMAX)
-        keep_raw(a, part, raw);
-    else
-        reduce_chunk(a, part, raw);
-}
-
-/* A block's digest; LACKS is set if it has none. */
-static __device__ __forceinline__ uint64_t digest_of(args_t a, uint32_t id)
-{
-    return id < a.blocks ? a.digests + id * a.block_stride : a.digests | LACKS;
-}
-
-/* The whole tile at once: a warp has one job at most, so each digest is read once or twice. */
-template <int F, int Q, int N>
-static __device__ __forceinline__ void score_whole(args_t a, const struct tile &t, uint64_t *digest)
-{
-    struct jobs jobs = jobs_of<Q>(a);
-    uint32_t warp = threadIdx.x / WARP_LANES, id = a.blocks;
-    struct queries<F, Q, N> q;
-    struct work w = {};
-
-    static_assert(UCM_SELECT_CUDA_TILE <= THREADS, "a thread has one block");
-    if (threadIdx.x < t.count)
-        id = ((const uint32_t *)a.table)[t.chain * a.table_stride + t.first + threadIdx.x];
-    w.chain = t.chain;
-    w.digest = digest;
-    work_begin<Q>(a, jobs, warp % jobs.n, &w);
-    if constexpr (N > 0)
-        load_queries<F, Q, N>(a, w, &q);
-    if (threadIdx.x < t.count)
-        digest[threadIdx.x] = digest_of(a, id);
-    if (threadIdx.x < PAD)
-        digest[t.count + threadIdx.x] = digest_of(a, a.blocks);
-    if (N > 0)
-        __syncthreads();
-    else
-        wait_for(&progress(a, t.chain)->prepared, 1);
-    w.count = warp < jobs.ways * jobs.n ? t.count : 0;
-    score_job<F, Q, N>(a, w, (float *)shared, q);
-    __syncthreads();
-    reduce(a, t, 0, (const float *)shared);
-}
-
-/* By chunks, whose digests many queries share: the next one's are on their way while a chunk is scored, and
- * what was scored before is reduced. */
-template <int F, int Q, int N>
-static __device__ __forceinline__ void score_chunks(args_t a, const struct tile &t, uint64_t *digest)
-{
-    uint32_t chunks = (t.count + a.chunk - 1) / a.chunk, raw_floats = a.rows * a.q_heads * a.raw_pitch;
-    struct work w = {};
-
-    w.chain = t.chain;
-    for (uint32_t b = threadIdx.x; b < t.count + PAD; b += THREADS) {
-        uint32_t id = a.blocks;
-
-        if (b < t.count)
-            id = ((const uint32_t *)a.table)[t.chain * a.table_stride + t.first + b];
-        digest[b] = digest_of(a, id);
-    }
-    if (N > 0)
-        __syncthreads();
-    else
-        wait_for(&progress(a, t.chain)->prepared, 1);
-    for (uint32_t i = 0; i + 1 < UCM_SELECT_CUDA_STAGES && a.staged; i++)
-        stage_chunk(a, digest, t.count, i);
-    for (uint32_t i = 0; i < chunks; i++) {
-        float *raw = (float *)shared + i % 2 * raw_floats;
-
-        if (a.staged)
-            stage_wait();
-        __syncthreads(); /* chunk i is there, and i - 1 scored */
-        if (a.staged) {
-            stage_chunk(a, digest, t.count, i + UCM_SELECT_CUDA_STAGES - 1);
-            w.stage = (const uint8_t *)shared + a.stage_at + i % UCM_SELECT_CUDA_STAGES * a.chunk * a.staged;
-        }
-        if (i > 0)
-            reduce(a, t, i - 1, (const float *)shared + (i - 1) % 2 * raw_floats);
-        w.digest = digest + i * a.chunk;
-        w.count = min(a.chunk, t.count - i * a.chunk);
-        score_jobs<F, Q, N>(a, w, raw);
-    }
-    __syncthreads();
-    reduce(a, t, chunks - 1, (const float *)shared + (chunks - 1) % 2 * raw_floats);
-}
-
-template <int F, int Q, int N>
-static __device__ __forceinline__ void score_item(args_t a, const struct tile &t)
-{
-    __shared__ uint64_t digest[UCM_SELECT_CUDA_TILE + PAD];
-
-    if (jobs_of<Q>(a).n <= WARPS)
-        score_whole<F, Q, N>(a, t, digest);
-    else
-        score_chunks<F, Q, N>(a, t, digest);
-    item_done(&progress(a, t.chain)->scored);
-}
-
 /* Returns false when there is no such item. */
 template <int F, int Q, int N>
 static __device__ __forceinline__ bool run_item(args_t a, const struct plan *p, uint32_t item)
@@ -222,7 +120,7 @@ static __device__ __forceinline__ bool run_item(args_t a, const struct plan *p, 
     bool softmax = a.reduce == UCM_REDUCE_SOFTMAX;
     struct tile t;
 
-    if (N == 0) {
+    if (a.prepares) {
         if (item < a.chains) {
             prepare_item<F>(a, item);
             return true;

@@ -12,6 +12,8 @@
 #define UCM_SELECT_CUDA_BLOCKS ((1u << 20) - 1) /* of a chain: sums of weights fit 32 + 12 bits */
 #define UCM_SELECT_CUDA_RAW 16384u              /* scores of query heads in shared memory */
 #define UCM_SELECT_CUDA_TILE 512u               /* blocks of an item, at most */
+#define UCM_SELECT_CUDA_PAD                                                                        \
+    4u /* addresses of digests past a tile's, for teams that have no block */
 #define UCM_SELECT_CUDA_DIGITS 2048u
 #define UCM_SELECT_CUDA_KEYS                                                                       \
     16384u /* of a list, held while it is chosen from by mass; longer lists are read again */
@@ -21,13 +23,18 @@
 #define UCM_SELECT_CUDA_MARKS 4096u  /* words of a bit a block, of a choice at once */
 #define UCM_SELECT_CUDA_NO_INDEX 0xffffffffu /* in an answer, behind the chosen blocks */
 
-/* Dynamic shared memory, in bytes, at least: what a choice takes, and scores of whole tiles. Where warps have
- * several jobs each, digests of chunks that are scored or under way are staged in STAGES places behind the
- * scores of two chunks, which may take more. */
+/* Dynamic shared memory, in bytes, at least: what a choice takes; or scores of a whole tile, and behind them, if N > 0,
+ * RINGS, through which vectors come, or else the prepared queries, then the addresses of the tile's digests. Where N
+ * is 0 and warps have several jobs each, digests of chunks that are scored or under way are staged in STAGES places
+ * behind the scores of two chunks, which may take more. */
 #define UCM_SELECT_CUDA_SHARED                                                                     \
     (4 * (2 * UCM_SELECT_CUDA_FOUND + UCM_SELECT_CUDA_MARKS + UCM_SELECT_CUDA_SLICE))
+#define UCM_SELECT_CUDA_RINGS_AT (4 * UCM_SELECT_CUDA_RAW)
+#define UCM_SELECT_CUDA_RINGS (54u << 10)
 #define UCM_SELECT_CUDA_STAGES 2u
 #define UCM_SELECT_CUDA_STAGE (68u << 10) /* bytes of one, at most */
+
+#define UCM_SELECT_CUDA_SHORT 512u /* queries of a chain, at most, of a kernel whose N is above 0 */
 
 enum ucm_select_cuda_q {
     UCM_SELECT_Q_F32 = 0,
@@ -77,13 +84,17 @@ struct ucm_select_cuda {
     uint32_t room; /* of a list's answer */
     /* Sizes. */
     uint32_t chains, max_blocks, lists;
-    uint32_t pitch;      /* max_blocks, rounded up to a multiple of 4 */
-    uint32_t slices;     /* of a list, if max_blocks is above UCM_SELECT_CUDA_LONG; else 0 */
-    uint32_t tile;       /* blocks of an item, at most */
-    uint32_t chunk;      /* of them, scored between two barriers: all, or a power of two */
-    uint32_t raw_pitch;  /* from one query's scores of a chunk to the next one's */
-    uint32_t staged;     /* bytes of a block's digest in shared memory; 0: read where it lies */
-    uint32_t stage_at;   /* in shared memory */
+    uint32_t pitch;     /* max_blocks, rounded up to a multiple of 4 */
+    uint32_t slices;    /* of a list, if max_blocks is above UCM_SELECT_CUDA_LONG; else 0 */
+    uint32_t tile;      /* blocks of an item, at most */
+    uint32_t chunk;     /* of them, scored between two barriers: all, or a power of two */
+    uint32_t raw_pitch; /* from one query's scores of a chunk to the next one's */
+    uint32_t staged;    /* bytes of a block's digest in shared memory; 0: read where it lies */
+    uint32_t stage_at;  /* in shared memory, in bytes */
+    uint32_t digest_at; /* the tile's addresses there, a multiple of 8 */
+    uint32_t
+        prepares; /* queries are prepared by an item a chain, in the workspace; else by each thread block .. */
+    uint32_t query_at;   /* .. there, a multiple of 16; 0, where scores go, if N > 0 */
     uint32_t copy_bytes; /* of a digest, that scores need */
     /* The launch. */
     uint32_t blocks;                /* of the digests' memory: what lies outside has no digest */
@@ -99,7 +110,8 @@ struct ucm_select_cuda {
     uint64_t
         ticket; /* uint32_t[2]: the next item; thread blocks that are done; 0 between launches */
     uint64_t progress; /* struct ucm_select_cuda_progress[chains] */
-    uint64_t queries;  /* float[chains][kv_heads][queries_a_head][query_floats], unless N > 0 */
+    uint64_t poison;   /* a digest for blocks that have none: each head is poisoned */
+    uint64_t queries;  /* if `prepares`: float[chains][kv_heads][queries_a_head][query_floats] */
     uint64_t scores;   /* float[chains][lists][pitch] */
     uint64_t
         digits;     /* top k: uint32_t[chains][lists][UCM_SELECT_CUDA_DIGITS]; 0 between launches */

@@ -64,71 +64,128 @@ static __device__ __forceinline__ struct ucm_select_cuda_progress *progress(args
 static __device__ __forceinline__ float query_value(args_t a, uint64_t at)
 {
     if (a.q_dtype == UCM_SELECT_Q_F32)
-        return ((const float *)a.q)[at];
+        return __ldg((const float *)a.q + at);
     if (a.q_dtype == UCM_SELECT_Q_BF16)
-        return ucm_bf16_decode(((const uint16_t *)a.q)[at]);
-    return __half2float(((const __half *)a.q)[at]);
+        return ucm_bf16_decode(__ldg((const uint16_t *)a.q + at));
+    return __half2float(__ushort_as_half(__ldg((const uint16_t *)a.q + at)));
 }
 
-static __device__ __forceinline__ float *prepared(args_t a, uint32_t chain, uint32_t g, uint32_t i)
+/* Four channels from c on of the query that begins at element `at`; 0 past the last. */
+static __device__ __forceinline__ void query_word(args_t a, uint64_t at, uint32_t c, float out[4])
 {
-    uint64_t query = ((uint64_t)chain * a.kv_heads + g) * a.queries_a_head + i;
+    const uint16_t *channel = (const uint16_t *)a.channel;
 
-    return (float *)a.queries + query * a.query_floats;
+    if (channel || !a.q_aligned || c + 4 > a.channels) {
+        for (uint32_t j = 0; j < 4; j++)
+            out[j] = c + j < a.channels ? query_value(a, at + (channel ? channel[c + j] : c + j)) : 0.0f;
+    } else if (a.q_dtype == UCM_SELECT_Q_F32) {
+        *(float4 *)out = __ldg((const float4 *)((const float *)a.q + at + c));
+    } else {
+        ushort4 h = __ldg((const ushort4 *)((const uint16_t *)a.q + at + c));
+        uint16_t x[4] = {h.x, h.y, h.z, h.w};
+
+        for (uint32_t j = 0; j < 4; j++)
+            out[j] = a.q_dtype == UCM_SELECT_Q_BF16 ? ucm_bf16_decode(x[j])
+                                                    : __half2float(__ushort_as_half(x[j]));
+    }
 }
 
+/* 0xff where a channel's query is not negative: for box, which then takes hi. */
+static __device__ __forceinline__ uint32_t high_mask(const float q[4])
+{
+    uint32_t mask = 0;
+
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+        mask |= q[j] >= 0 ? 0xffu << 8 * j : 0;
+    return mask;
+}
+
+/* Of a prepared query for box, behind its channels: the masks of each four, and the sum of all |q|. */
+static __device__ __forceinline__ const uint32_t *query_masks(args_t a, const float *query)
+{
+    return (const uint32_t *)(query + a.padded);
+}
+
+static __device__ __forceinline__ float query_size(args_t a, const float *query)
+{
+    return query[a.padded + a.padded / 4];
+}
+
+/* By a warp: the query that begins at element `at` of q. */
+template <int F>
+static __device__ __forceinline__ void prepare_query(args_t a, uint64_t at, float *out)
+{
+    float sum = 0;
+
+    for (uint32_t c = 4 * warp_lane(); c < a.padded; c += 4 * WARP_LANES) {
+        float x[4];
+
+        query_word(a, at, c, x);
+        *(float4 *)(out + c) = *(const float4 *)x;
+        if (F == UCM_SELECT_BOX)
+            ((uint32_t *)out)[a.padded + c / 4] = high_mask(x);
+    }
+    if (F == UCM_SELECT_BOX) {
+        __syncwarp();
+        for (uint32_t c = warp_lane(); c < a.padded; c += WARP_LANES)
+            sum += ucm_abs(out[c]);
+        sum = warp_fold(sum);
+        if (warp_lane() == 0)
+            out[a.padded + a.padded / 4] = sum;
+    }
+}
+
+/* The same for hashes, to words. */
 static __device__ __forceinline__ void prepare_hash(args_t a, uint64_t at, float *out)
 {
     struct bit_writer bits = {(uint32_t *)out, 0, 0};
 
     for (uint32_t i = 0; i < a.n_segments; i++) {
         const struct ucm_cuda_segment s = a.segment[i];
-
-        row_hash<32>(s, (const uint32_t *)a.flips, &bits, [&](uint32_t j) {
+        auto load = [&](uint32_t j) {
             return query_value(a, at + s.first + warp_lane() + WARP_LANES * j);
-        });
+        };
+
+        if (s.size <= 4 * WARP_LANES)
+            row_hash<4>(s, (const uint32_t *)a.flips, &bits, load);
+        else
+            row_hash<32>(s, (const uint32_t *)a.flips, &bits, load);
     }
 }
 
-/* By a warp: one query head, from element `at` of q. */
+/* By all threads: a chain's queries, those of one KV head together. */
 template <int F>
-static __device__ __forceinline__ void prepare_query(args_t a, uint64_t at, float *out)
-{
-    const uint16_t *channel = (const uint16_t *)a.channel;
-    float sum = 0;
-
-    for (uint32_t c = warp_lane(); c < a.padded; c += WARP_LANES) {
-        float x = c < a.channels ? query_value(a, at + (channel ? channel[c] : c)) : 0.0f;
-
-        out[c] = x;
-        if (F == UCM_SELECT_STATS)
-            out[a.padded + c] = x * x;
-        if (c < a.channels)
-            sum += ucm_abs(x);
-    }
-    if (F == UCM_SELECT_BOX) {
-        sum = warp_fold(sum);
-        if (warp_lane() == 0)
-            out[a.padded] = sum;
-    }
-}
-
-template <int F>
-static __device__ __noinline__ void prepare_item(args_t a, uint32_t chain)
+static __device__ __forceinline__ void prepare_queries(args_t a, uint32_t chain, float *to)
 {
     uint32_t group = a.q_heads / a.kv_heads;
 
+#pragma unroll 1
     for (uint32_t i = threadIdx.x / WARP_LANES; i < a.rows * a.q_heads; i += WARPS) {
         uint32_t row = i / a.q_heads, head = i % a.q_heads;
-
         uint64_t at = chain * a.q_stride + (uint64_t)i * a.head_dim;
-        float *out = prepared(a, chain, head / group, row * group + head % group);
+        float *out = to + (head / group * a.queries_a_head + row * group + head % group) * a.query_floats;
 
         if constexpr (F == UCM_SELECT_HASH)
             prepare_hash(a, at, out);
         else
             prepare_query<F>(a, at, out);
     }
+}
+
+/* A chain's prepared queries: in the workspace, by an item of their own; or in shared memory, by each thread block
+ * that scores. */
+static __device__ __forceinline__ float *prepared(args_t a, uint32_t chain)
+{
+    if (!a.prepares)
+        return (float *)(shared + a.query_at / 4);
+    return (float *)a.queries + (uint64_t)chain * a.rows * a.q_heads * a.query_floats;
+}
+
+template <int F>
+static __device__ __noinline__ void prepare_item(args_t a, uint32_t chain)
+{
+    prepare_queries<F>(a, chain, prepared(a, chain));
     item_done(&progress(a, chain)->prepared);
 }
 

@@ -410,21 +410,24 @@ CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *c, CUstream s)
     return op_send(s, o);
 }
 
-/* Zeros, in whole pages: what is asked for. */
+/* Whole pages, then what is left. */
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream s)
 {
-    static const uint8_t zeros[4096];
-    struct op *o = op_new(1);
+    static uint8_t pages[256][4096];
+    uint8_t *page = pages[value];
+    size_t whole = bytes / sizeof(*pages), rest = bytes % sizeof(*pages);
+    struct op *o = op_new(2);
 
-    if (value != 0 || bytes % sizeof(zeros) != 0) {
-        free(o);
-        return CUDA_ERROR_INVALID_VALUE;
-    }
+    memset(page, value, sizeof(*pages));
     o->rows[0] = (struct rows){.to = to,
-                               .from = (uint64_t)(uintptr_t)zeros,
-                               .to_pitch = sizeof(zeros),
-                               .width = sizeof(zeros),
-                               .height = bytes / sizeof(zeros)};
+                               .from = (uint64_t)(uintptr_t)page,
+                               .to_pitch = sizeof(*pages),
+                               .width = sizeof(*pages),
+                               .height = whole};
+    o->rows[1] = (struct rows){.to = to + whole * sizeof(*pages),
+                               .from = (uint64_t)(uintptr_t)page,
+                               .width = rest,
+                               .height = rest > 0};
     return op_send(s, o);
 }
 
