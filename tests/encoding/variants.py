@@ -38,12 +38,12 @@ def zero_point(steps, axis):
     return code
 
 
-def rotated(code, dim=64, seed=0):
+def rotated(code, seed=0):
     """code, of rows that are rotated as q4's are."""
     def rotate_and_back(x):
-        sign = methods.signs(seed, dim).astype(f32)
+        sign = methods.signs(seed, x.shape[-1]).astype(f32)
         y = code(methods.hadamard(methods.groups(x * sign)))
-        return methods.hadamard(y).reshape(x.shape) * sign / f32(dim)
+        return methods.hadamard(y).reshape(x.shape) * sign / f32(methods.rotation(x.shape[-1]))
     return rotate_and_back
 
 

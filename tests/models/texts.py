@@ -39,7 +39,11 @@ def documentation(name):
 def book(name):
     if SAVED and saved(name).exists():
         return saved(name).read_text(encoding="utf-8")
-    text = subprocess.run(["bible", "-f", f"{name}1:1-99:99"], capture_output=True, text=True, check=True).stdout
+    return verses(f"{name}1:1-99:99")
+
+
+def verses(which):
+    text = subprocess.run(["bible", "-f", which], capture_output=True, text=True, check=True).stdout
     return "\n".join(line.strip() for line in text.splitlines())
 
 
