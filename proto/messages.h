@@ -266,7 +266,9 @@ enum ucm_trace_op {
 
 /* Opens the namespace of the blocks of base namespace ns in another form. version: of the encoding's
  * definition; 0: the daemon's. k, v: tokens, heads and elements of a row; without v a layer is one section.
- * coded_bytes, plain_bytes: of a block with all its parts. */
+ * dram, disk: "plain" or "coded" (the default), the form that this connection's dumps should have in DRAM,
+ * and on NVMe and the shared tier; the answer has what the daemon does. coded_bytes, plain_bytes: of a
+ * block with all its parts. */
 #define UCM_MSG_ENCODING_OPEN(F)                                                                   \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(str, encoding, REQ, 1, 16)                                                                   \
@@ -277,13 +279,17 @@ enum ucm_trace_op {
     F(u64, order, OPT, 0, 1)                                                                       \
     F(u64, axis, OPT, 0, 1)                                                                        \
     F(u64, seed, OPT, 0, UINT64_MAX)                                                               \
-    F(u64, run, OPT, 0, UCM_U32)
+    F(u64, run, OPT, 0, UCM_U32)                                                                   \
+    F(str, dram, OPT, 0, 16)                                                                       \
+    F(str, disk, OPT, 0, 16)
 #define UCM_MSG_ENCODING_OPEN_R(F)                                                                 \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                         \
     F(u64, version, REQ, 1, UCM_U32)                                                               \
     F(u64, coded_bytes, REQ, 1, UINT64_MAX)                                                        \
-    F(u64, plain_bytes, REQ, 1, UINT64_MAX)
+    F(u64, plain_bytes, REQ, 1, UINT64_MAX)                                                        \
+    F(str, dram, OPT, 0, 16)                                                                       \
+    F(str, disk, OPT, 0, 16)
 
 /* ---- retrieval ---- */
 

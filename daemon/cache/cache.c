@@ -112,6 +112,11 @@ static void pump(struct cache *c)
             idle_start(c);
         c->fruitless = 0; /* a block that waits no more may be dropped for a new one */
     }
+    if (c->coding.pump) {
+        c->coding.pump = cache_coding_pump(c);
+        if (c->coding.pump)
+            idle_start(c);
+    }
     /* No write began: if nothing else can free a slot, its waiters have to know. */
     if (pumped && !list_empty(&c->space_waits) && !space_may_come(c)) {
         c->wake = true;
@@ -134,6 +139,12 @@ static void idle_cb(uv_idle_t *idle)
     if (c->sweep > 0 && cache_list_sweep(c))
         idle_start(c);
     pressure_wake(c);
+}
+
+void cache_coding_later(struct cache *c)
+{
+    c->coding.pump = true;
+    idle_start(c);
 }
 
 void cache_search_later(struct cache *c)
@@ -187,6 +198,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->space_waits);
     list_init(&c->next_turn);
     list_init(&c->pressure);
+    cache_coding_init(c);
     *out = c;
     return 0;
 }
@@ -201,6 +213,7 @@ static void idle_closed_cb(uv_handle_t *handle)
         free(c->write[to].queue.entries);
         free(c->write[to].stalled.entries);
     }
+    free(c->coding.queue.entries);
     free(c->blockers);
     free(c);
 }
@@ -232,18 +245,25 @@ uint32_t cache_tier_busy(const struct cache *c)
     return c->tier_busy;
 }
 
+bool cache_writes_below(const struct cache *c)
+{
+    return c->tier || c->share;
+}
+
 bool cache_written(const struct cache *c)
 {
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         if (c->write[to].queue.n + c->write[to].stalled.n > 0 || c->write[to].writing_bytes > 0)
             return false;
-    return c->unverified == 0 && !c->loading;
+    return c->unverified == 0 && !c->loading && c->coding.queue.n == 0 &&
+           list_empty(&c->coding.ops);
 }
 
 void cache_stop_writing(struct cache *c)
 {
     c->no_writes = true;
     cache_writes_unstall(c); /* durables fail now */
+    cache_coding_stop(c);
     cache_writes_abandon(c);
     cache_snapshot_load_stop(c);
 }
@@ -300,6 +320,8 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
     c->stats.complete += (uint64_t)change(was.complete, block_complete(b, ns));
     cache_list_update(c, ref);
     cache_reconsider(c, ref);
+    if (was.complete && b->flags & BLOCK_PAIRED && !block_complete(b, ns))
+        cache_unpair(c, ref);
 }
 
 void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,

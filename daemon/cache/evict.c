@@ -64,6 +64,7 @@ void cache_discard(struct cache *c, block_ref ref)
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
+    cache_unpair(c, ref);
     if (b->flags & BLOCK_PINNED)
         c->stats.pinned--;
     if (b->flags & BLOCK_SHARE_QUEUED)
@@ -88,6 +89,8 @@ void cache_settle(struct cache *c, block_ref ref)
 
 void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns)
 {
+    if (b->flags & BLOCK_PAIRED)
+        cache_pair_settle(c, ref);
     cache_reconsider(c, ref);
     if (b->leases > 0 || !block_idle(b, ns))
         return;
@@ -122,8 +125,10 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
 
     if (b->whole_parts == 0 || !(block_tiers(b, ns, &backed) & tiers))
         return CACHE_EVICT_NONE;
+    backed = backed || cache_pair_backed(c, ref);
     if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !backed))
         return CACHE_EVICT_LATER;
+    cache_pair_named(c, ref);
     if (all)
         cache_fills_break(c, ref);
     if (b->leases > 0 || !block_idle(b, ns)) {
@@ -178,7 +183,7 @@ static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
     assert(part_loc(p) == loc);
     if (!tier_may_drop(c, owner))
         return false;
-    if (policy_heat(c->config.policy, ref) == 0)
+    if (cache_pair_heat(c, ref) == 0)
         admission_unused(&cache_ns(c, ref)->admission);
     cache_nvme_lost(c, ref, owner_part(owner), false);
     if (!part_whole(p))
@@ -204,8 +209,7 @@ static unsigned tier_heat_cb(void *ctx, uint64_t owner)
 {
     struct cache *c = ctx;
 
-    return tier_may_drop(c, owner) ? policy_heat(c->config.policy, owner_block(owner))
-                                   : TIER_HEAT_BUSY;
+    return tier_may_drop(c, owner) ? cache_pair_heat(c, owner_block(owner)) : TIER_HEAT_BUSY;
 }
 
 static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to)

@@ -60,6 +60,19 @@ struct cache {
     struct list stalled_durables; /* likewise, of namespaces that may not be written now */
     uint32_t unverified; /* parts in DRAM whose copy of an earlier run is still to be read */
     struct backoff record_retry; /* of namespace records that failed */
+    /* Building coded forms. */
+    struct {
+        cache_build_fn *build; /* NULL: nobody builds */
+        void *ctx;
+    } coder;
+    struct {
+        struct block_queue queue; /* complete blocks whose coded form is to be built */
+        struct list ops;          /* struct coding, for each block that is being encoded */
+        struct list waiting;      /* of them: for a slot, or for a place among the builds */
+        struct cache_retry retry; /* theirs */
+        uint64_t bytes;           /* of the blocks that are being encoded */
+        bool pump;                /* the idle callback is to begin some */
+    } coding;
     /* Making space. */
     bool searching;     /* a search for a slot goes on in the next turn of the loop */
     uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
@@ -136,6 +149,8 @@ void part_unuse(struct cache *c, struct part *p);
 
 /* No part of it is being read, written or filled. */
 bool block_idle(const struct block *b, const struct ns *ns);
+/* The coding queue is looked at in the next turn of the loop. */
+void cache_coding_later(struct cache *c);
 /* Something was released. In the next turn of the loop those who wait for space try again, and writes
  * begin. */
 void cache_released(struct cache *c);
@@ -248,6 +263,9 @@ block_ref queue_pop_last(struct block_queue *q);
 
 /* The block has just become complete: it is written in its turn if it is worth that. */
 void cache_write_stored(struct cache *c, block_ref ref, enum write_to to);
+/* Block `from` waited to be written to that target: `ref`, which is another form of it or itself, waits there
+ * now. Nothing if it did not wait. */
+void cache_write_handed(struct cache *c, block_ref from, block_ref ref, enum write_to to);
 /* These blocks of ns were used: with admission by reuse they may be worth writing now. 0 among them is
  * passed over. */
 void cache_write_used(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);
@@ -273,6 +291,45 @@ void cache_writes_abandon(struct cache *c);
 
 int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part);
 int cache_share_write(struct cache *c, block_ref ref, uint32_t part);
+
+/* ---- form.c: blocks in two forms ---- */
+
+/* What a plain block's other form should be; NULL: it names none. */
+struct ns_form *cache_form_of(const struct ns *ns, const struct block *b);
+/* For a fill: the number of that form of ns's blocks, with one more user, or 0. */
+unsigned cache_form_take(struct cache *c, struct ns *ns, struct ns *coded, bool below);
+void cache_form_release(struct cache *c, struct ns *ns, unsigned number);
+/* A fill that had `number` has published a part: the block takes over the use. */
+void cache_form_publish(struct cache *c, block_ref ref, unsigned number);
+/* The block names no form any more. */
+void cache_form_forget(struct cache *c, block_ref ref);
+/* Blocks that wait to be encoded into that namespace are not. */
+void cache_forms_end(const struct ns *coded);
+/* Both are complete. below: the coded one goes there, and the plain one is held back; else the reverse. */
+void cache_pair(struct cache *c, block_ref base, block_ref coded, bool below);
+/* One of the two is not complete any more: what was held back is written. */
+void cache_unpair(struct cache *c, block_ref ref);
+/* It is about to be evicted by name: if it is the coded one, the other is not encoded again. */
+void cache_pair_named(struct cache *c, block_ref ref);
+/* The other one; 0: it has none. */
+block_ref cache_pair_of(struct cache *c, block_ref ref);
+/* The other one is in a tier that eviction may rely on. */
+bool cache_pair_backed(struct cache *c, block_ref ref);
+/* After something ended: frees the slots of the block if it is below, and DRAM has the other one. */
+void cache_pair_settle(struct cache *c, block_ref ref);
+/* The higher one of the two blocks' heat. */
+unsigned cache_pair_heat(struct cache *c, block_ref ref);
+
+/* ---- coding.c: building coded forms ---- */
+
+void cache_coding_init(struct cache *c);
+/* The complete block's coded form is built in its turn. 0 or -errno of the queue. */
+int cache_coding_push(struct cache *c, block_ref ref);
+bool cache_coding_under_way(const struct cache *c, block_ref ref);
+/* Begins some. True: there is more for the next turn of the loop. */
+bool cache_coding_pump(struct cache *c);
+/* What waits is left as it is. */
+void cache_coding_stop(struct cache *c);
 
 /* ---- durable.c ---- */
 

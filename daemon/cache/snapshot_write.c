@@ -109,16 +109,18 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
     struct snapshot_part part = {.uses = uses};
+    bool below; /* in the other form */
 
     if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
         return;
+    below = b->flags & BLOCK_HELD_BACK && cache_pair_backed(c, ref);
     memcpy(part.key, b->key, sizeof(part.key));
     for (part.part = 0; part.part < ns->identity.parts; part.part++) {
         const struct part *p = &b->part[part.part];
 
         if (p->dram != PART_DRAM_READY)
             continue;
-        part.stored = p->nvme == PART_NVME_READY;
+        part.stored = p->nvme == PART_NVME_READY || below;
         part.checksum = p->checksum; /* 0: not known */
         arena_slot_position(c->arena, part_slot(p), &part.extent, &part.slot);
         part_add(w, ns, &part, part.checksum ? NULL : arena_memory(c->arena, part_slot(p)));

@@ -274,7 +274,7 @@ static void block_evict(struct cache *c, block_ref ref, bool all)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    bool was_complete = block_complete(b, ns), complete;
+    bool was_complete = block_complete(b, ns), paired = b->flags & BLOCK_PAIRED, complete;
 
     if (b->flags & BLOCK_QUEUED)
         c->config.metrics->nvme_write_dropped += cache_parts_missing(b, ns, WRITE_NVME);
@@ -283,7 +283,7 @@ static void block_evict(struct cache *c, block_ref ref, bool all)
     c->config.metrics->arena_evicted_blocks++;
     ns->traffic.evicted_blocks++;
     ns->tenant->evicted_blocks++;
-    c->config.metrics->arena_evicted_lost += was_complete && !complete;
+    c->config.metrics->arena_evicted_lost += was_complete && !complete && !paired;
     /* A block that lost a part is worth nothing, whatever the tier still has of it. */
     if (all || (!complete && b->leases == 0 && block_idle(b, ns)))
         cache_discard(c, ref);

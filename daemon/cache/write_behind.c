@@ -78,7 +78,7 @@ static bool admitted(struct cache *c, enum write_to to, block_ref ref, struct ns
 static bool writable(const struct cache *c, enum write_to to, const struct block *b,
                      const struct ns *ns)
 {
-    if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
+    if (!block_complete(b, ns) || b->flags & (BLOCK_DOOMED | BLOCK_HELD_BACK))
         return false;
     if (to == WRITE_NVME)
         return c->tier && block_dirty(b, ns) > 0;
@@ -123,14 +123,24 @@ uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum wr
 
 /* ---- queueing them ---- */
 
+/* Its coded form is written in its place, once that is built. */
+static bool goes_coded(const struct ns *ns, const struct block *b)
+{
+    const struct ns_form *form = cache_form_of(ns, b);
+
+    return form && form->below && !form->ended;
+}
+
 static void write_later(struct cache *c, enum write_to to, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
+    int rc;
 
     if (c->no_writes || b->flags & queued_flag[to] || !writable(c, to, b, ns))
         return;
-    if (queue_push(&c->write[to].queue, ref) != 0) {
+    rc = goes_coded(ns, b) ? cache_coding_push(c, ref) : queue_push(&c->write[to].queue, ref);
+    if (rc != 0) {
         *dropped(c, to) += cache_parts_missing(b, ns, to);
         return;
     }
@@ -160,6 +170,20 @@ void cache_write_used(struct cache *c, const struct ns *ns, const block_ref *ref
             if (refs[i] != 0 && policy_heat(c->config.policy, refs[i]) > 0)
                 write_later(c, to, refs[i]);
     }
+}
+
+void cache_write_handed(struct cache *c, block_ref from, block_ref ref, enum write_to to)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, from, &ns);
+
+    if (!(b->flags & queued_flag[to]))
+        return;
+    queued_set(c, to, from, false);
+    if (c->no_writes)
+        *dropped(c, to) += b->flags & BLOCK_DOOMED ? 0 : cache_parts_missing(b, ns, to);
+    else
+        write_later(c, to, ref);
 }
 
 void cache_write_again(struct cache *c, block_ref ref)
@@ -272,7 +296,8 @@ static bool still_waits(struct cache *c, enum write_to to, block_ref ref)
 {
     const struct block *b = index_peek(c->config.index, ref);
 
-    return b && b->flags & queued_flag[to];
+    return b && b->flags & queued_flag[to] &&
+           !(b->flags & BLOCK_CODING && goes_coded(cache_ns(c, ref), b));
 }
 
 /* Takes the first block of the queue. False: it has to stay there. */

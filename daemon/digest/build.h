@@ -1,19 +1,24 @@
-/* The digest of one part: a digest for each layer, built by threads of the pool.
- * Thread: the loop; build_run works on the pool's. */
+/* What is made of one part, layer by layer: its digest, or its coded form. Threads of the pool compute.
+ * Thread: the loop. */
 #ifndef UCMD_DIGEST_BUILD_H
 #define UCMD_DIGEST_BUILD_H
 
 #include "daemon/digest/pool.h"
+#include "kernels/encoding/encoding.h"
 #include "kernels/sparse/sparse.h"
 
 struct part_build {
-    struct digest_job job; /* job.done_cb is the caller's */
-    const struct ucm_digest_plan *plan;
-    const uint8_t *from; /* the part: shards of shard_bytes */
-    uint8_t *to;         /* plan->bytes for each of them */
-    uint64_t shard_bytes;
+    struct digest_job job;                /* job.done_cb is the caller's */
+    const struct ucm_digest_plan *digest; /* one of the two; the other is NULL */
+    const struct ucm_encoding_spec *encoding;
+    const uint8_t *from; /* the part: shards of from_bytes */
+    uint8_t *to;         /* shards of to_bytes */
+    uint64_t from_bytes, to_bytes;
     uint32_t shards;
-    uint32_t piece_shards; /* the pool's: of a piece */
+    /* The pool's. */
+    uint32_t piece_shards;
+    atomic_bool unfit; /* out: the encoding could not hold some shard */
+    atomic_ullong ns;  /* out: time of threads */
 };
 
 /* The caller fills in all but the pool's, and leaves it alone until done_cb. */

@@ -136,9 +136,24 @@ enum {
     BLOCK_SHARED_ONLY = 32,  /* listed: no part is in DRAM or on NVMe */
     BLOCK_BELOW = 64,        /* listed: some part is on NVMe, none in DRAM */
     BLOCK_PREFETCHED = 128,  /* a prefetch brought it into DRAM, and nobody used it yet */
+    /* Of a block in two forms: cache/form.c. */
+    BLOCK_CODING = 256,    /* its coded form waits to be built, or is being built */
+    BLOCK_HELD_BACK = 512, /* not to be written below, as the other form is */
+    BLOCK_PAIRED = 1024,   /* both forms are complete, and one of them is held back */
+    BLOCK_FORM = 0xf000,   /* of a plain block: 1 + the place in ns.forms of its other form, or 0 */
 };
+#define BLOCK_FORM_SHIFT 12
 
 /* ---- namespaces ---- */
+
+/* A form that blocks of a namespace have in another one, and where which of the two should lie. */
+struct ns_form {
+    struct ns *coded; /* NULL: a free place */
+    uint64_t users;   /* blocks that name this place, and fills of them */
+    bool below;       /* the coded form goes below, and DRAM has the plain one; else the reverse */
+    bool ended;       /* a purge of `coded` began: what is not encoded yet is stored as it is */
+};
+#define NS_FORMS 15u
 
 /* Blocks are interchangeable when all of this agrees. The caller owns strings, shards (`parts` of
  * them) and salt; index_ns_open copies them. */
@@ -175,13 +190,15 @@ struct ns {
         uint64_t lookups, lookup_keys, lookup_hits, loads, load_bytes, dumps, dump_bytes,
             evicted_blocks;
     } traffic;
-    struct encoded_ns *encoded; /* the request room's; NULL: not open as an encoded namespace */
+    struct ns *base; /* what index_ns_derive said; or NULL */
+    struct encoded_ns *encoded;
     /* The cache's own. */
     uint64_t dram_bytes, nvme_bytes, share_bytes; /* of its parts in each tier */
     struct admission admission;                   /* to NVMe */
     uint32_t purges;                              /* under way */
     uint8_t record;                               /* enum ns_record */
-    uint64_t record_from; /* tier_ns_record.from_sequence of a record that failed */
+    uint64_t record_from;  /* tier_ns_record.from_sequence of a record that failed */
+    struct ns_form *forms; /* NS_FORMS of them, or NULL: coded forms of its blocks; cache/form.c */
 };
 
 static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
@@ -218,6 +235,9 @@ struct tenants *index_tenants(struct index *ix);
 /* A namespace lives while it has uses or blocks, and may be freed after that. */
 void index_ns_use(struct index *ix, struct ns *ns);
 void index_ns_unuse(struct index *ix, struct ns *ns);
+/* ns is encoded: it holds blocks of `base` in another form, and keeps base alive. `encoded` is the request
+ * room's memory, in one piece, which is freed with ns. */
+void index_ns_derive(struct index *ix, struct ns *ns, struct ns *base, struct encoded_ns *encoded);
 /* These two return NULL when there is none. */
 struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES]);
 struct ns *index_ns(struct index *ix, uint32_t id);

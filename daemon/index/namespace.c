@@ -66,6 +66,8 @@ static size_t ns_size_bytes(const struct ns *ns)
 static void ns_free(struct ns *ns)
 {
     ns_table_close(ns->table);
+    free(ns->encoded);
+    free(ns->forms);
     free(ns);
 }
 
@@ -146,6 +148,8 @@ static void set_remove(struct ns_set *set, struct ns *ns)
     set->at[place_of(set, ns->id)] = NULL;
     set->count--;
     set->bytes -= ns_size_bytes(ns);
+    if (ns->base)
+        ns->base->uses--;
     ns_free(ns);
 }
 
@@ -296,6 +300,14 @@ void index_ns_unuse(struct index *ix, struct ns *ns)
     assert(ns->uses > 0);
     ns->uses--;
     ns->used = ++ix->ns.clock;
+}
+
+void index_ns_derive(struct index *ix, struct ns *ns, struct ns *base, struct encoded_ns *encoded)
+{
+    assert(!ns->base && !ns->encoded);
+    ns->base = base;
+    ns->encoded = encoded;
+    index_ns_use(ix, base);
 }
 
 struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES])

@@ -9,6 +9,7 @@
 
 #include "daemon/digest/build.h"
 #include "daemon/request/digest.h"
+#include "daemon/request/encoding.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -112,7 +113,10 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
     space->refs = 1;
     space->base = base;
     space->derived = derived;
-    space->plan = *plan;
+    if (plan)
+        space->plan = *plan;
+    else
+        space->encoding = &derived->encoded->spec;
     index_ns_use(rq->rooms.index, base);
     index_ns_use(rq->rooms.index, derived);
     list_push_back(&rq->derived.spaces, &space->link);
@@ -131,7 +135,10 @@ static void build_end(struct derived_build *b, int status)
     list_remove(&b->link);
     rq->derived.n_builds--;
     space->tenant->builds--;
-    metrics_at(space)->digest_build_failed += status != 0;
+    metrics_at(space)->digest_build_failed += status != 0 && !space->encoding;
+    /* Who waits holds both blocks, and may drop them when its callback returns. */
+    cache_unlease(c, b->derived);
+    cache_unlease(c, b->base);
     while ((node = list_pop_front(&b->waiters)) != NULL) {
         struct cache_wait *w = LIST_ENTRY(node, struct cache_wait, link);
         int rc = status;
@@ -144,37 +151,52 @@ static void build_end(struct derived_build *b, int status)
         w->shared = false;
         w->done_cb(w, rc == CACHE_READY ? 0 : rc);
     }
-    cache_unlease(c, b->derived);
-    cache_unlease(c, b->base);
     space_unref(space);
     free(b);
     digests_pump(rq);
+}
+
+static void build_count(const struct derived_build *b)
+{
+    const struct derived_space *space = b->space;
+    struct metrics *m = metrics_at(space);
+    uint64_t bytes = ns_part_bytes(space->derived, b->part);
+
+    if (!space->encoding) {
+        m->digest_builds++;
+        m->digest_bytes += bytes;
+        return;
+    }
+    m->transcode_parts++;
+    m->transcode_plain_bytes += ns_part_bytes(space->base, b->part);
+    m->transcode_bytes += bytes;
 }
 
 static void build_done_cb(struct digest_job *job)
 {
     struct derived_build *b = LIST_ENTRY(job, struct derived_build, work.job);
     struct derived_space *space = b->space;
+    int status = digest_job_stopped(job) ? -ECANCELED : b->work.unfit ? -ERANGE : 0;
 
-    bool whole = !digest_job_stopped(job);
-
+    if (space->encoding)
+        metrics_at(space)->transcode_us += b->work.ns / 1000;
     cache_put(cache_at(space), b->base, b->part);
-    cache_fill_done(cache_at(space), b->fill, b->work.shards, whole);
-    if (whole) {
-        metrics_at(space)->digest_builds++;
-        metrics_at(space)->digest_bytes += ns_part_bytes(space->derived, b->part);
-    }
-    build_end(b, whole ? 0 : -ECANCELED);
+    cache_fill_done(cache_at(space), b->fill, b->work.shards, status == 0);
+    if (status == 0)
+        build_count(b);
+    build_end(b, status);
 }
 
 static void build_submit(struct derived_build *b)
 {
     struct derived_space *space = b->space;
 
-    b->work.plan = &space->plan;
+    b->work.digest = space->encoding ? NULL : &space->plan;
+    b->work.encoding = space->encoding;
     b->work.from = cache_memory(cache_at(space), b->base, b->part);
     b->work.to = cache_fill_memory(cache_at(space), b->fill);
-    b->work.shard_bytes = space->base->identity.shard_bytes;
+    b->work.from_bytes = space->base->identity.shard_bytes;
+    b->work.to_bytes = space->derived->identity.shard_bytes;
     b->work.job.done_cb = build_done_cb;
     part_build_submit(space->rq->rooms.digests, &b->work);
     if (space->rq->derived.stopping)
@@ -277,6 +299,23 @@ int derived_build(struct derived_space *space, block_ref base, block_ref derived
     return build_begin(space, base, derived, part, 0, &b);
 }
 
+/* ---- coded forms, for the cache ---- */
+
+static int coded_build_cb(void *ctx, block_ref base, block_ref coded, uint32_t part,
+                          struct cache_wait *w)
+{
+    struct requests *rq = ctx;
+    struct ns *ns = cache_ns(rq->rooms.cache, coded);
+    struct derived_space *space = space_open(rq, ns->base, ns, NULL);
+    int rc;
+
+    if (!space)
+        return -ENOMEM;
+    rc = derived_get(space, base, coded, part, 0, w);
+    space_unref(space);
+    return rc;
+}
+
 /* ---- life ---- */
 
 void derived_init(struct requests *rq)
@@ -287,6 +326,7 @@ void derived_init(struct requests *rq)
     list_init(&d->tenants);
     list_init(&d->builds);
     cache_fills_init(&d->fills);
+    cache_coder_attach(rq->rooms.cache, coded_build_cb, rq);
 }
 
 void derived_stop(struct requests *rq)

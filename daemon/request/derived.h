@@ -35,9 +35,11 @@ struct derived_space {
     uint32_t watchers; /* sessions that want digests of what is stored in base */
     struct ns *base, *derived;
     struct derived_tenant *tenant;
-    struct ucm_digest_plan plan;
+    const struct ucm_encoding_spec
+        *encoding;               /* derived's blocks are base's, encoded; NULL: they are digests */
+    struct ucm_digest_plan plan; /* of digests */
 };
-/* The space of that derived namespace, with one more reference. NULL: no memory. */
+/* The space of that derived namespace, with one more reference. plan: NULL: it is encoded. NULL: no memory. */
 struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
                                  const struct ucm_digest_plan *plan);
 struct derived_space *space_ref(struct derived_space *space);

@@ -39,36 +39,6 @@ bool encoded_identity(const struct ns *ns, struct encoded_identity *out)
     return true;
 }
 
-/* ---- open ones ---- */
-
-static struct encoded_ns *encoded_open(struct requests *rq, struct ns *base, struct ns *coded,
-                                       const struct ucm_encoding_spec *spec)
-{
-    struct encoded_ns *en = coded->encoded;
-
-    if (!en) {
-        en = calloc(1, sizeof(*en));
-        if (!en)
-            return NULL;
-        *en = (struct encoded_ns){.rq = rq, .base = base, .coded = coded, .spec = *spec};
-        index_ns_use(rq->rooms.index, base);
-        coded->encoded = en;
-    }
-    en->sessions++;
-    return en;
-}
-
-void encoded_close(struct ns *ns)
-{
-    struct encoded_ns *en = ns->encoded;
-
-    if (--en->sessions > 0)
-        return;
-    index_ns_unuse(en->rq->rooms.index, en->base);
-    ns->encoded = NULL;
-    free(en);
-}
-
 /* ---- what is found ---- */
 
 static bool usable(const struct encoded_ns *en, block_ref ref, bool doomed)
@@ -81,24 +51,32 @@ static bool usable(const struct encoded_ns *en, block_ref ref, bool doomed)
     return block_complete(b, index_ns(en->rq->rooms.index, b->ns));
 }
 
-/* Fills the zeroes in refs with usable blocks of ns. Returns how many are left. */
-static uint32_t find_in(const struct encoded_ns *en, const struct ns *ns, const uint8_t *keys,
-                        uint32_t n, bool doomed, block_ref *refs)
-{
-    block_ref found[256];
-    uint32_t missing = 0;
+#define FIND_KEYS 256u
 
-    assert(n <= 256);
+/* Adds blocks of ns: where there is none yet, and where that one has to be read and this one has not.
+ * Returns how many keys have no block in DRAM; *missing: none at all. */
+static uint32_t find_in(const struct encoded_ns *en, const struct ns *ns, const uint8_t *keys,
+                        uint32_t n, bool doomed, block_ref *refs, uint32_t *missing)
+{
+    struct cache *c = en->rq->rooms.cache;
+    block_ref found[FIND_KEYS];
+    uint32_t not_in_dram = 0;
+
+    assert(n <= FIND_KEYS);
     if (bypass_on(en->rq, ns, BYPASS_LOAD))
         memset(found, 0, n * sizeof(*found));
     else
         index_find_many(en->rq->rooms.index, ns, keys, n, false, found);
+    *missing = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (refs[i] == 0 && usable(en, found[i], doomed))
+        if (refs[i] != 0 && cache_in_dram(c, refs[i]))
+            continue;
+        if (usable(en, found[i], doomed) && (refs[i] == 0 || cache_in_dram(c, found[i])))
             refs[i] = found[i];
-        missing += refs[i] == 0;
+        *missing += refs[i] == 0;
+        not_in_dram += refs[i] == 0 || !cache_in_dram(c, refs[i]);
     }
-    return missing;
+    return not_in_dram;
 }
 
 void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, bool stop_at_gap,
@@ -107,13 +85,12 @@ void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, 
     uint32_t key_bytes = en->coded->identity.key_bytes, missing = 0;
 
     memset(refs, 0, n * sizeof(*refs));
-    for (uint32_t first = 0; first < n && !(missing > 0 && stop_at_gap); first += 256) {
+    for (uint32_t first = 0; first < n && !(missing > 0 && stop_at_gap); first += FIND_KEYS) {
         const uint8_t *key = keys + (size_t)first * key_bytes;
-        uint32_t some = n - first < 256 ? n - first : 256;
+        uint32_t some = n - first < FIND_KEYS ? n - first : FIND_KEYS;
 
-        missing = find_in(en, en->coded, key, some, doomed, refs + first);
-        if (missing > 0)
-            missing = find_in(en, en->base, key, some, doomed, refs + first);
+        if (find_in(en, en->coded, key, some, doomed, refs + first, &missing) > 0)
+            find_in(en, en->base, key, some, doomed, refs + first, &missing);
     }
 }
 
@@ -331,6 +308,56 @@ static int derived_open(struct call *call, const struct ns *base,
     return index_ns_open(rq->rooms.index, &id, out, &call->error);
 }
 
+/* 0, or `bit` with *plain: that tier should have the base's form. */
+static int tier_take(struct call *call, const char *field, struct proto_str form, unsigned bit,
+                     unsigned *plain)
+{
+    char quoted[65];
+
+    if (is_text(form, "plain"))
+        *plain |= bit;
+    if (form.n == 0 || is_text(form, "plain") || is_text(form, "coded"))
+        return 0;
+    proto_quote(form, quoted, sizeof(quoted));
+    return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s: \"%s\"; plain or coded", field,
+                         quoted);
+}
+
+/* Without a tier below DRAM, what should lie there says nothing. */
+static int tiers_take(struct call *call, const struct msg_encoding_open *m, unsigned *plain)
+{
+    int rc;
+
+    *plain = 0;
+    rc = tier_take(call, "dram", m->dram, SESSION_NS_DRAM_PLAIN, plain);
+    if (rc == 0)
+        rc = tier_take(call, "disk", m->disk, SESSION_NS_DISK_PLAIN, plain);
+    if (!cache_writes_below(call->s->rq->rooms.cache))
+        *plain = *plain & SESSION_NS_DRAM_PLAIN ? SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN : 0;
+    return rc;
+}
+
+static struct proto_str form_text(bool plain)
+{
+    return plain ? (struct proto_str){"plain", 5} : (struct proto_str){"coded", 5};
+}
+
+static int encoded_derive(struct call *call, struct ns *base, struct ns *coded,
+                          const struct ucm_encoding_spec *spec)
+{
+    struct requests *rq = call->s->rq;
+    struct encoded_ns *en;
+
+    if (coded->encoded)
+        return 0;
+    en = calloc(1, sizeof(*en));
+    if (!en)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
+    *en = (struct encoded_ns){.rq = rq, .base = base, .coded = coded, .spec = *spec};
+    index_ns_derive(rq->rooms.index, coded, base, en);
+    return 0;
+}
+
 int method_encoding_open(struct call *call)
 {
     const struct msg_encoding_open *m = &call->params.encoding_open;
@@ -338,25 +365,28 @@ int method_encoding_open(struct call *call)
     struct ns *base = call_namespace(call, m->ns), *coded;
     struct ucm_encoding_spec spec;
     struct msg_encoding_open_r r;
+    unsigned plain = 0;
     int rc = base ? base_check(call, base) : -call->error.code;
 
     if (rc == 0)
         rc = spec_take(call, m, base, &spec);
     if (rc == 0)
+        rc = tiers_take(call, m, &plain);
+    if (rc == 0)
         rc = derived_open(call, base, &spec, &coded);
     if (rc == 0)
         rc = session_ns_open(call, coded);
-    if (rc == 0 && !session_encoded(s, coded)) {
-        if (!encoded_open(s->rq, base, coded, &spec))
-            return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
-        session_ns_encoded(s, base, coded);
-    }
+    if (rc == 0)
+        rc = encoded_derive(call, base, coded, &spec);
     if (rc != 0)
         return rc;
+    session_ns_encoded(s, base, coded, plain);
     r = (struct msg_encoding_open_r){.ns = coded->id,
                                      .fingerprint = {coded->fingerprint, UCM_FINGERPRINT_BYTES},
                                      .version = spec.version,
                                      .coded_bytes = coded->block_bytes,
-                                     .plain_bytes = base->block_bytes};
+                                     .plain_bytes = base->block_bytes,
+                                     .dram = form_text(plain & SESSION_NS_DRAM_PLAIN),
+                                     .disk = form_text(plain & SESSION_NS_DISK_PLAIN)};
     return call_reply(call, &r);
 }

@@ -12,21 +12,18 @@
 
 #include "daemon/request/internal.h"
 
-/* One for each encoded namespace that sessions have open by encoding.open; ns.encoded leads to it. Requests,
- * regions and chains of these sessions use it: they end before their session does. */
+/* One for each encoded namespace that a session opened by encoding.open, as long as the namespace lives;
+ * ns.encoded leads to it. */
 struct encoded_ns {
     struct requests *rq;
-    uint32_t sessions;
     struct ns *base, *coded;
     struct ucm_encoding_spec spec;
 };
 
 /* Of a namespace that this session opened by encoding.open; else NULL, and the blocks of ns are bytes as any. */
 struct encoded_ns *session_encoded(struct session *s, const struct ns *ns);
-/* The session, which opened ns so, ends. */
-void encoded_close(struct ns *ns);
 
-/* The block of each key: of the encoded namespace, or else of the base, or else 0. With stop_at_gap the
+/* The block of each key, or 0: coded in DRAM, else plain in DRAM, else coded below, else plain below. With stop_at_gap the
  * search may end soon after a key that is in neither. doomed: blocks that were evicted by name while in use
  * count, too. A namespace whose loads are bypassed has none. */
 void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, bool stop_at_gap,

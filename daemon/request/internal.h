@@ -130,8 +130,15 @@ struct session {
     uint8_t ns[];             /* of each namespace's place: enum session_ns */
 };
 
-/* DURABLE: its dumps are, unless they say otherwise. ENCODED: it was opened by encoding.open. */
-enum session_ns { SESSION_NS_OPEN = 1, SESSION_NS_DURABLE = 2, SESSION_NS_ENCODED = 4 };
+/* DURABLE: its dumps are, unless they say otherwise. ENCODED: it was opened by encoding.open, which said
+ * which tiers should have the base's form: DRAM_PLAIN, DISK_PLAIN (NVMe and the shared tier). */
+enum session_ns {
+    SESSION_NS_OPEN = 1,
+    SESSION_NS_DURABLE = 2,
+    SESSION_NS_ENCODED = 4,
+    SESSION_NS_DRAM_PLAIN = 8,
+    SESSION_NS_DISK_PLAIN = 16,
+};
 
 /* A request that is answered later: the first member of what its method keeps. request_new makes
  * it, request_end answers and frees it. */
@@ -205,9 +212,12 @@ struct ns *call_namespace(struct call *call, uint64_t id);
 struct ns *call_stored_namespace(struct call *call, uint64_t id);
 /* It stays while the connection lives. 0 or -code with call->error. */
 int session_ns_open(struct call *call, struct ns *ns);
-/* The session has opened `coded` as an encoded namespace of `base`, and counts in its encoded_ns: dumps are
- * as durable as those to the base. */
-void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded);
+/* The session has opened `coded` as an encoded namespace of `base`: dumps are as durable as those to the
+ * base. plain: SESSION_NS_DRAM_PLAIN, SESSION_NS_DISK_PLAIN, both or none, from now on. */
+void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded,
+                        unsigned plain);
+/* Of those two, what the session said last. */
+unsigned session_plain(struct session *s, const struct ns *coded);
 /* Whether a dump that asks for `durability` waits for stable storage. */
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability);
 /* How many keys `keys` holds; 0 with call->error: not a whole number of them, or too many. */

@@ -110,8 +110,6 @@ static void ns_close_all(struct session *s)
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         struct ns *ns = s->ns[place] & SESSION_NS_OPEN ? index_ns_at(ix, place) : NULL;
 
-        if (ns && s->ns[place] & SESSION_NS_ENCODED)
-            encoded_close(ns);
         if (ns)
             index_ns_unuse(ix, ns);
     }
@@ -122,10 +120,19 @@ struct encoded_ns *session_encoded(struct session *s, const struct ns *ns)
     return *ns_flags(s, ns) & SESSION_NS_ENCODED ? ns->encoded : NULL;
 }
 
-void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded)
+void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded,
+                        unsigned plain)
 {
-    *ns_flags(s, coded) |=
-        (uint8_t)(SESSION_NS_ENCODED | (*ns_flags(s, base) & SESSION_NS_DURABLE));
+    uint8_t *flags = ns_flags(s, coded);
+
+    assert((plain & ~(SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN)) == 0);
+    *flags &= (uint8_t) ~(SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN);
+    *flags |= (uint8_t)(SESSION_NS_ENCODED | plain | (*ns_flags(s, base) & SESSION_NS_DURABLE));
+}
+
+unsigned session_plain(struct session *s, const struct ns *coded)
+{
+    return *ns_flags(s, coded) & (SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN);
 }
 
 struct ns *call_namespace(struct call *call, uint64_t id)

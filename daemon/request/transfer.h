@@ -22,6 +22,7 @@ struct transfer {
         *encoded;             /* ns is encoded, and blocks may come from its base; else NULL */
     struct encoded_look look; /* with `lookup` */
     uint64_t look_ms;
+    struct ns *form; /* a dump to a base: which other form its blocks should have, or NULL */
     struct registered *region;    /* of load and dump */
     uint32_t n_keys, part, parts; /* items = n_keys * parts; load and dump have one part */
     uint32_t shard, shards, first_plane, n_planes;
@@ -39,6 +40,7 @@ struct transfer {
     bool has_event;   /* a dump that waits for it */
     bool marks;       /* a prefetch whose blocks are marked, to count what came of them */
     bool durable;     /* a dump that waits for stable storage */
+    bool below;       /* with form: it goes below; else it is for DRAM */
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
     struct copy_batch *open[2];   /* filling up; of plain blocks, of coded ones */

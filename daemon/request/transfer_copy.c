@@ -516,6 +516,8 @@ static int item_fill(struct transfer *t, uint32_t item)
         return rc;
     }
     if (rc == 0) {
+        if (t->form)
+            cache_fill_form(cache_of(t), fill, t->form, t->below);
         batch_add(t, item, cache_fill_memory(cache_of(t), fill), fill);
         t->in_window += item_slot_bytes(t, item);
     } else if (rc == -EEXIST) {

@@ -117,6 +117,23 @@ static void copy_range(struct transfer *t, const struct copy_params *p,
     t->window_bytes = arena_bytes_configured(t->r.s->rq->rooms.arena) / 2;
 }
 
+/* Which namespace a dump without `plain` fills first. Where tiers differ that is the base, whatever DRAM
+ * should have: its bytes are there, and the other form is built from them. */
+static bool dumps_plain(const struct call *call, const struct registered *region)
+{
+    return region->encoded && session_plain(call->s, region->ns) != 0;
+}
+
+static void form_wish(struct transfer *t, const struct registered *region)
+{
+    unsigned plain = session_plain(t->r.s, region->ns);
+
+    if (plain == (SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN))
+        return;
+    t->form = region->encoded->coded;
+    t->below = plain == SESSION_NS_DRAM_PLAIN;
+}
+
 /* Everything that is checked before anything moves. NULL with call->error. */
 static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                                  const struct copy_params *p)
@@ -125,6 +142,7 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     struct transfer *t;
     struct ns *ns;
     uint32_t n;
+    bool form;
 
     if (!region || range_check(call, p, region->region->shards) != 0)
         return NULL;
@@ -136,12 +154,15 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                       "blocks: %u bytes for %u keys; give 4 for each", p->blocks.n, n);
         return NULL;
     }
-    ns = p->plain && region->encoded ? region->encoded->base : region->ns;
+    form = kind == TRANSFER_DUMP && !p->plain && dumps_plain(call, region);
+    ns = (p->plain || form) && region->encoded ? region->encoded->base : region->ns;
     t = transfer_new(call, kind, ns, n, p->deadline_ms,
                      steps_memory((uint32_t)p->step, region->region->shards));
     if (!t)
         return NULL;
     t->encoded = ns == region->ns ? region->encoded : NULL;
+    if (form)
+        form_wish(t, region);
     copy_range(t, p, region->region);
     if (blocks_take(call, t, region->region, p->blocks) != 0) {
         request_refuse(&t->r);

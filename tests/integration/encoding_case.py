@@ -146,16 +146,16 @@ class Pages:
 class Engine:
     """A connection that stores its blocks in one form: an encoding, or None."""
 
-    def __init__(self, daemon, identity, encoding, blocks=16, **spec):
+    def __init__(self, daemon, identity, encoding, blocks=16, tiers=None, part=0, **spec):
         self.client = Client(daemon)
         self.base = self.ns = self.client.open(identity)
         self.reference, self.opened = None, None
         if encoding:
             sizes = {**SIZES, **spec}
-            self.opened = self.client.call("encoding.open", ns=self.base, encoding=encoding, **sizes)
+            self.opened = self.client.call("encoding.open", ns=self.base, encoding=encoding, **sizes, **(tiers or {}))
             self.ns, self.reference = self.opened["ns"], Reference(encoding, **sizes)
         self.spec = self.reference.spec if self.reference else None
-        self.pages = Pages(self.client, self.ns, blocks, spec=self.spec)
+        self.pages = Pages(self.client, self.ns, blocks, part=part, spec=self.spec)
         self.dump, self.load = self.pages.dump, self.pages.load
 
     def through(self, block):
@@ -177,7 +177,8 @@ class Engine:
 
 
 class EncodingCase(Case):
-    def engine(self, encoding, daemon=None, blocks=16, **spec):
-        engine = Engine(daemon or self.daemon, dict(IDENTITY, model=self.id()), encoding, blocks, **spec)
+    def engine(self, encoding, daemon=None, blocks=16, identity=None, **spec):
+        """identity: what it has different from the others'. tiers: the forms that encoding.open is told."""
+        engine = Engine(daemon or self.daemon, {**IDENTITY, "model": self.id(), **(identity or {})}, encoding, blocks, **spec)
         self.addCleanup(engine.client.close)
         return engine

@@ -255,6 +255,8 @@ static const struct msg_encoding_open sample_encoding_open = {
     .axis = 1,
     .seed = UINT64_MAX,
     .run = 16,
+    .dram = {"plain", 5},
+    .disk = {"coded", 5},
 };
 static const struct msg_encoding_open_r sample_encoding_open_r = {
     .ns = 2,
@@ -262,6 +264,8 @@ static const struct msg_encoding_open_r sample_encoding_open_r = {
     .version = 1,
     .coded_bytes = 2129920,
     .plain_bytes = 4194304,
+    .dram = {"plain", 5},
+    .disk = {"coded", 5},
 };
 
 struct proto_sample {
