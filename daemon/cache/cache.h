@@ -180,6 +180,7 @@ uint32_t cache_hold_ready(struct cache *c, const block_ref *refs, uint32_t n, ui
 /* The unfinished fills of one connection, which end with it. */
 struct cache_fills {
     struct list list;
+    bool keep; /* they take no slot from a block that waits to be written */
 };
 void cache_fills_init(struct cache_fills *fills);
 /* Drops them. No copy of them may be under way. */

@@ -64,7 +64,9 @@ void cache_discard(struct cache *c, block_ref ref)
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
+    c->named = b->flags & BLOCK_DOOMED ? ref : 0;
     cache_unpair(c, ref);
+    c->named = 0;
     if (b->flags & BLOCK_PINNED)
         c->stats.pinned--;
     if (b->flags & BLOCK_SHARE_QUEUED)
@@ -128,7 +130,6 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
     backed = backed || cache_pair_backed(c, ref);
     if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !backed))
         return CACHE_EVICT_LATER;
-    cache_pair_named(c, ref);
     if (all)
         cache_fills_break(c, ref);
     if (b->leases > 0 || !block_idle(b, ns)) {
@@ -138,12 +139,14 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
         }
         return CACHE_EVICT_LATER;
     }
+    c->named = ref;
     if (tiers & CACHE_SHARE)
         block_drop_share(c, ref);
     if (tiers & CACHE_DRAM)
         block_drop_dram(c, ref, false);
     if (tiers & CACHE_NVME)
         block_drop_nvme(c, ref);
+    c->named = 0;
     if (!block_complete(b, ns))
         cache_discard(c, ref);
     cache_released(c);

@@ -261,8 +261,8 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
         goto err_after_fetch;
     /* The fetch holds the block: a search for a slot must not evict it. */
     cache_lease(c, ref);
-    rc =
-        cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node, &f->slot);
+    rc = cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node, false,
+                    &f->slot);
     if (rc != 0)
         goto err_after_hold;
     rc = fetch_read(f);
@@ -366,7 +366,7 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
     if (b->part[part].nvme != PART_NVME_READY)
         return -ENOENT;
     /* Not the part's slot: the extent it lies in can't be emptied. */
-    if (cache_slot(c, ns_part_bytes(ns, part), 0, NUMA_NONE, &k->slot) != 0)
+    if (cache_slot(c, ns_part_bytes(ns, part), 0, NUMA_NONE, false, &k->slot) != 0)
         return -EBUSY;
     k->cache = c;
     k->ref = ref;

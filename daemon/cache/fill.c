@@ -22,6 +22,7 @@ struct cache_fill {
 void cache_fills_init(struct cache_fills *fills)
 {
     list_init(&fills->list);
+    fills->keep = false;
 }
 
 /* The slot and the part's state are the caller's. */
@@ -83,7 +84,7 @@ static int fill_new(struct cache *c, struct cache_fills *fills, block_ref ref, u
 
     if (!f)
         return -ENOMEM;
-    rc = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part), node, &f->slot);
+    rc = cache_slot(c, ns_part_bytes(ns, part), part_owner(ref, part), node, fills->keep, &f->slot);
     if (rc != 0) {
         free(f);
         return rc;

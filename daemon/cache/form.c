@@ -159,17 +159,11 @@ void cache_unpair(struct cache *c, block_ref ref)
         cache_form_forget(c, other_ref);
         return;
     }
-    /* A plain one that names its form is encoded again. */
+    /* A plain one that names its form is encoded again, but not if somebody has just evicted that form. */
+    if (c->named == ref)
+        cache_form_forget(c, other_ref);
     cache_write_stored(c, other_ref, WRITE_NVME);
     cache_write_stored(c, other_ref, WRITE_SHARE);
-}
-
-void cache_pair_named(struct cache *c, block_ref ref)
-{
-    block_ref other = cache_pair_of(c, ref);
-
-    if (other != 0 && cache_ns(c, ref)->base)
-        cache_form_forget(c, other);
 }
 
 static bool block_backed(const struct block *b, const struct ns *ns)

@@ -43,6 +43,7 @@ struct cache {
     uint32_t tier_busy, share_busy; /* operations under way */
     uint32_t users; /* of parts: copies, reads and writes, whose end may free a slot; no holds */
     uint64_t dooms;
+    block_ref named; /* the block that is being evicted by name, or 0 */
     void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part); /* or NULL */
     void *published_ctx;
     struct table fills, fetches;
@@ -242,11 +243,12 @@ block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum 
 /* Drops the coldest block in DRAM that is not held, used or waiting to be written to NVMe. False:
  * none may be dropped. */
 bool cache_coldest_drop(struct cache *c);
-/* A slot, on the node if that costs nothing; evicts what must leave. 0, or
+/* A slot, on the node if that costs nothing; evicts what must leave. keep: nothing that waits to be written
+ * leaves for it. 0, or
  * - -EBUSY: everything is in use, or lies nowhere else while the arena has more space in a moment;
  * - -EFBIG: no extent is as long.
  * owner: part_owner(), or 0 for a slot that holds no part. */
-int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, slot_ref *out);
+int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out);
 /* The block's state changed, and it may be one that may leave now. */
 void cache_reconsider(struct cache *c, block_ref ref);
 
@@ -309,8 +311,6 @@ void cache_forms_end(const struct ns *coded);
 void cache_pair(struct cache *c, block_ref base, block_ref coded, bool below);
 /* One of the two is not complete any more: what was held back is written. */
 void cache_unpair(struct cache *c, block_ref ref);
-/* It is about to be evicted by name: if it is the coded one, the other is not encoded again. */
-void cache_pair_named(struct cache *c, block_ref ref);
 /* The other one; 0: it has none. */
 block_ref cache_pair_of(struct cache *c, block_ref ref);
 /* The other one is in a tier that eviction may rely on. */

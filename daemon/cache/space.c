@@ -45,6 +45,7 @@ struct space_search {
     struct cache *cache;
     bool lose;  /* blocks that lie nowhere else may leave though they wait to be written */
     bool spare; /* the arena has space in a moment: what lies nowhere else stays */
+    bool keep;  /* what waits to be written stays, whatever else does not help */
     bool drop;  /* the block is to leave all tiers */
     uint64_t slot_bytes;
     int node;
@@ -260,7 +261,7 @@ static block_ref victim_find(struct space_search *s)
         ref = victim_stuck(s, STUCK_LOOKS);
     if (ref == 0)
         ref = victim_from(s, LIST_CANDIDATES);
-    if (ref == 0 && !s->spare && !s->lose) {
+    if (ref == 0 && !s->spare && !s->lose && !s->keep) {
         s->lose = true;
         ref = victim_from(s, LIST_UNWRITTEN);
     }
@@ -339,7 +340,7 @@ static bool evict_some(struct space_search *s)
         return false;
     }
     if (victim == 0)
-        return !s->spare && cache_fill_reclaim(c);
+        return !s->spare && !s->keep && cache_fill_reclaim(c);
     slot = block_slot(c, victim, s->slot_bytes);
     if (arena_slot_bytes(c->arena, slot) == s->slot_bytes) {
         block_evict(c, victim, false);
@@ -386,10 +387,11 @@ static void slot_count(struct space_search *s, slot_ref slot)
         c->config.metrics->arena_slots_far++;
 }
 
-int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, slot_ref *out)
+int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out)
 {
     struct space_search s = {.cache = c,
-                             .lose = c->dirty_bytes > c->config.backlog_bytes,
+                             .lose = !keep && c->dirty_bytes > c->config.backlog_bytes,
+                             .keep = keep,
                              .spare = arena_grows(c),
                              .looks = LOOKS,
                              .slot_bytes = arena_padded(bytes),

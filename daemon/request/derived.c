@@ -326,6 +326,7 @@ void derived_init(struct requests *rq)
     list_init(&d->tenants);
     list_init(&d->builds);
     cache_fills_init(&d->fills);
+    d->fills.keep = true; /* what is made of a block is not worth another one */
     cache_coder_attach(rq->rooms.cache, coded_build_cb, rq);
 }
 

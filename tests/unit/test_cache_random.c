@@ -1,8 +1,8 @@
 /* Everything that happens to a cache, at random, against a recount of all that it counts: no wrong
  * byte, no use or hold that is left over, nobody who waits for ever. Once over NVMe alone, once
- * with a share that other hosts change, and once in an index that is always full. UCM_SEED repeats
- * a run. */
-#include "tests/unit/cache_share_rig.h"
+ * with a share that other hosts change, once in an index that is always full, and once with blocks
+ * in two forms. UCM_SEED repeats a run. */
+#include "tests/unit/form_rig.h"
 
 TestSuite(cache_random, .init = open_shared, .fini = close_shared);
 
@@ -31,7 +31,8 @@ static struct {
     struct copy copy[COPIES];
     struct load load[LOADS];
     struct asker asker[ASKERS];
-    unsigned reads, failures, waits, shared_reads, late;
+    bool forms;
+    unsigned reads, failures, waits, shared_reads, late, paired;
 } chaos;
 
 static uint32_t below(uint32_t n)
@@ -44,7 +45,22 @@ static uint32_t below(uint32_t n)
 
 static struct ns *some_ns(void)
 {
+    if (chaos.forms && below(4) == 0)
+        return below(2) ? coder.one : coder.two;
     return below(2) ? rig.one : rig.two;
+}
+
+/* 0 to 3, and the bases are the first two. */
+static struct ns *ns_at(unsigned i)
+{
+    struct ns *all[] = {rig.one, rig.two, coder.one, coder.two};
+
+    return all[i];
+}
+
+static unsigned namespaces(void)
+{
+    return chaos.forms ? 4 : 2;
 }
 
 struct recount {
@@ -53,6 +69,33 @@ struct recount {
 };
 
 #define HELD 1u /* the list of what is in use, see space.c */
+
+/* Of two forms one may be written, or is below, at any moment. */
+static void recount_form(block_ref ref)
+{
+    const struct block *b = index_block(rig.index, ref);
+    const struct ns *ns = cache_ns(rig.cache, ref);
+    const struct ns_form *form = cache_form_of(ns, b);
+    block_ref other = cache_pair_of(rig.cache, ref);
+    const struct block *o = other ? index_block(rig.index, other) : NULL;
+
+    cr_assert(!form || form->users > 0);
+    if (b->flags & BLOCK_PAIRED) {
+        chaos.paired++;
+        cr_assert(o && o->flags & BLOCK_PAIRED && cache_pair_of(rig.cache, other) == ref);
+        cr_assert(block_complete(b, ns) && block_complete(o, cache_ns(rig.cache, other)));
+        cr_assert_eq((b->flags ^ o->flags) & BLOCK_HELD_BACK, BLOCK_HELD_BACK);
+    } else if (b->flags & BLOCK_HELD_BACK) {
+        uint8_t key[UCM_MAX_KEY_BYTES];
+
+        memcpy(key, b->key, sizeof(key));
+        cr_assert(ns->base &&
+                  cache_coding_under_way(rig.cache, index_find(rig.index, ns->base, key)));
+    }
+    if (!(b->flags & BLOCK_PAIRED) && form && form->below && !form->ended &&
+        b->flags & (BLOCK_QUEUED | BLOCK_SHARE_QUEUED))
+        cr_assert(b->flags & BLOCK_CODING);
+}
 
 static void recount(struct recount *r, block_ref ref)
 {
@@ -95,6 +138,7 @@ static void recount(struct recount *r, block_ref ref)
     cr_assert(now == aside || now == HELD || (now != POLICY_CANDIDATES && aside != HELD));
     r->complete += ready == ns->identity.parts;
     r->pinned += !!(b->flags & BLOCK_PINNED);
+    recount_form(ref);
 }
 
 static void list_walk(const struct block_list *l)
@@ -122,18 +166,36 @@ static void recount_all(struct recount *r, const struct ns *ns)
         recount(r, refs[i]);
 }
 
+static uint64_t forms_named(const struct ns *ns)
+{
+    block_ref refs[1000];
+    uint64_t named = 0;
+    uint32_t n;
+
+    cr_assert_eq(index_scan(rig.index, ns, 0, 1000, refs, &n), 0u);
+    for (uint32_t i = 0; i < n; i++)
+        named += cache_form_of(ns, index_block(rig.index, refs[i])) != NULL;
+    return named;
+}
+
 static void invariants(void)
 {
+    uint64_t copying = coder.n, slots, dram = 0, nvme = 0, shared = 0;
     struct recount r = {0};
-    uint64_t copying = 0, slots;
 
-    recount_all(&r, rig.one);
-    recount_all(&r, rig.two);
+    for (unsigned i = 0; i < namespaces(); i++) {
+        recount_all(&r, ns_at(i));
+        dram += ns_at(i)->dram_bytes;
+        nvme += ns_at(i)->nvme_bytes;
+        shared += ns_at(i)->share_bytes;
+        cr_assert_geq(form_users(ns_at(i)), forms_named(ns_at(i)));
+        cr_assert_leq(form_users(ns_at(i)), forms_named(ns_at(i)) + table_count(&rig.cache->fills));
+    }
     cr_assert_eq(r.complete, rig.cache->stats.complete);
     cr_assert_eq(r.pinned, rig.cache->stats.pinned);
-    cr_assert_eq(r.dram_bytes, rig.one->dram_bytes + rig.two->dram_bytes);
-    cr_assert_eq(r.nvme_bytes, rig.one->nvme_bytes + rig.two->nvme_bytes);
-    cr_assert_eq(r.share_bytes, rig.one->share_bytes + rig.two->share_bytes);
+    cr_assert_eq(r.dram_bytes, dram);
+    cr_assert_eq(r.nvme_bytes, nvme);
+    cr_assert_eq(r.share_bytes, shared);
     cr_assert_eq(r.only, rig.cache->shared.n);
     cr_assert_eq(r.below, rig.cache->below.n);
     list_walk(&rig.cache->below);
@@ -153,7 +215,7 @@ static void invariants(void)
     cr_assert_eq(r.users + copying, rig.cache->users);
     slots = arena_bytes_used(rig.arena);
     cr_assert_geq(slots, r.dram_bytes);
-    cr_assert_leq(slots, 2u * MIB);
+    cr_assert_leq(slots, 2u * (rig.extent > 0 ? rig.extent : MIB));
 }
 
 static void chaos_wait_room(void)
@@ -187,6 +249,8 @@ static void chaos_claim(void)
         return;
     rc = cache_fill_claim(rig.cache, &rig.fills[c->owner], c->ref, c->part, c->shard, c->n,
                           NUMA_NONE, &c->fill);
+    if (rc == 0 && chaos.forms && !ns->base && below(16) != 0)
+        cache_fill_form(rig.cache, c->fill, ns == rig.one ? coder.one : coder.two, number % 2);
     if (rc == 0)
         return; /* the block stays held until the copy has ended */
     c->fill = NULL;
@@ -398,14 +462,23 @@ static void chaos_share_refuse(void)
     share.refuse_n = 1 + below(2);
 }
 
+static void chaos_build(void)
+{
+    static const int errors[] = {-ERANGE, -ECANCELED};
+
+    (void)build_next(below(8) == 0 ? errors[below(2)] : 0);
+}
+
 typedef void (*act)(void);
 static const act chaos_acts[] = {
     chaos_claim,    chaos_claim, chaos_claim, chaos_copy_end, chaos_copy_end,   chaos_copy_end,
     chaos_load,     chaos_load,  chaos_tier,  chaos_tier,     chaos_reclaim,    chaos_evict,
     chaos_load_end, turn,        turn,        chaos_refuse,   chaos_owner_gone, chaos_share,
     chaos_share,    chaos_share, chaos_peer,  chaos_note,     chaos_release,    chaos_share_refuse,
+    chaos_build,    chaos_build,
 };
-#define ACTS_LOCAL 17u /* of these, the ones that know no share */
+#define ACTS_LOCAL 17u  /* of these, the ones that know no share */
+#define ACTS_SHARED 24u /* and no forms */
 
 /* Everything ends: then nobody may still wait, and evicting everything leaves nothing. */
 static void chaos_end(void)
@@ -422,6 +495,8 @@ static void chaos_end(void)
     rig.tier.refuse_n = share.refuse_n = 0;
     for (int i = 0; i < 200; i++) {
         turn();
+        while (build_next(0))
+            turn();
         fake_share_ready(&share);
         if (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
@@ -432,8 +507,8 @@ static void chaos_end(void)
     invariants();
     cr_assert(list_empty(&rig.cache->space_waits), "somebody waits for ever");
     for (uint64_t k = 0; k < KEYS; k++) {
-        for (int i = 0; i < 2; i++) {
-            block_ref ref = find(i ? rig.one : rig.two, k);
+        for (unsigned i = 0; i < namespaces(); i++) {
+            block_ref ref = find(ns_at(i), k);
 
             if (ref == 0)
                 continue;
@@ -445,13 +520,14 @@ static void chaos_end(void)
     cr_expect(list_empty(&share.held) && rig.cache->write[WRITE_SHARE].writing_bytes == 0);
 }
 
-static void chaos_run(unsigned acts)
+static void chaos_run(unsigned acts, bool forms)
 {
     const char *text = getenv("UCM_SEED");
     uint64_t seed = text ? strtoull(text, NULL, 0) : 0x5EED;
 
     for (unsigned round = 0; round < 2; round++) {
         memset(&chaos, 0, sizeof(chaos));
+        chaos.forms = forms;
         chaos.state = (seed + round) * UINT64_C(0x9E3779B97F4A7C15) | 1;
         for (int i = 0; i < ASKERS; i++)
             ask(&chaos.asker[i]);
@@ -471,12 +547,12 @@ static void chaos_run(unsigned acts)
 Test(cache_random, random_interleavings)
 {
     rig.cache->share = NULL; /* none was configured */
-    chaos_run(ACTS_LOCAL);
+    chaos_run(ACTS_LOCAL, false);
 }
 
 Test(cache_random, random_interleavings_over_a_share)
 {
-    chaos_run(sizeof(chaos_acts) / sizeof(chaos_acts[0]));
+    chaos_run(ACTS_SHARED, false);
     cr_expect_gt(chaos.shared_reads, 20u);
     cr_expect_gt(chaos.late, 20u);
     cr_expect_gt(rig.metrics.share_forgotten, 20u);
@@ -494,7 +570,22 @@ TestSuite(narrow, .init = open_narrow, .fini = close_shared);
 
 Test(narrow, random_interleavings_in_a_full_index)
 {
-    chaos_run(sizeof(chaos_acts) / sizeof(chaos_acts[0]));
+    chaos_run(ACTS_SHARED, false);
     cr_expect_gt(rig.metrics.index_evicted, 200u);
     cr_expect_gt(rig.metrics.nvme_write_dropped + rig.tier.forgets, 200u);
+}
+
+static void open_roomy(void)
+{
+    rig.extent = 2u * MIB;
+    open_forms();
+}
+
+TestSuite(forms, .init = open_roomy, .fini = close_forms);
+
+Test(forms, random_interleavings_with_blocks_in_two_forms)
+{
+    chaos_run(sizeof(chaos_acts) / sizeof(chaos_acts[0]), true);
+    cr_expect_gt(chaos.paired, 500u);
+    cr_expect_gt(coder.begun, 10u);
 }

@@ -308,10 +308,11 @@ static void digests_build(void)
             (&kv[0][0])[k] = noise();
         memset(&b, 0, sizeof(b));
         b.build = (struct part_build){.job.done_cb = part_built_cb,
-                                      .plan = &plan,
+                                      .digest = &plan,
                                       .from = (const uint8_t *)kv,
                                       .to = to,
-                                      .shard_bytes = sizeof(kv[0]),
+                                      .from_bytes = sizeof(kv[0]),
+                                      .to_bytes = plan.bytes,
                                       .shards = LAYERS};
         part_build_submit(pool, &b.build);
         while (!b.done)

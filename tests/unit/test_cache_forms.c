@@ -1,0 +1,465 @@
+/* Blocks in two forms: which of them is written, which leaves, and that at each step one of the two may be found. */
+#include "tests/unit/form_rig.h"
+
+#include <stdio.h>
+
+static void open_local(void)
+{
+    open_forms();
+    rig.cache->share = NULL;
+}
+
+TestSuite(cache_forms, .init = open_local, .fini = close_forms);
+TestSuite(cache_forms_shared, .init = open_forms, .fini = close_forms);
+
+#define EXPECT_AT(number, plain, coded)                                                            \
+    do {                                                                                           \
+        cr_expect_str_eq(at(rig.one, number), plain);                                              \
+        cr_expect_str_eq(at(coder.one, number), coded);                                            \
+    } while (0)
+
+static uint64_t flags(struct ns *ns, uint64_t number)
+{
+    return block_of(find(ns, number))->flags;
+}
+
+static void evict_all(uint64_t number)
+{
+    struct ns *ns[] = {rig.one, coder.one};
+
+    for (int i = 0; i < 2; i++)
+        if (find(ns[i], number))
+            (void)cache_evict(rig.cache, find(ns[i], number), CACHE_ALL);
+}
+
+Test(cache_forms, coded_below)
+{
+    store_form(rig.one, 1, true);
+    turns();
+    cr_expect_eq(rig.tier.n_pending, 0u, "the plain one is not written");
+    cr_expect_eq(coder.n, 1u);
+    cr_expect_eq(rig.cache->dirty_bytes, rig.one->block_bytes, "it is dirty all the same");
+    cr_expect_not(cache_written(rig.cache));
+    cr_assert(build_next(0));
+    cr_expect_eq(rig.cache->dirty_bytes, coder.one->block_bytes, "the coded one is, in its place");
+    turns();
+    cr_expect_eq(rig.tier.n_pending, 1u);
+    EXPECT_AT(1, "d", "d");
+    fake_next(&rig.tier, 0);
+    turns();
+    EXPECT_AT(1, "d", "n");
+    cr_expect(cache_written(rig.cache));
+    cr_expect_eq(rig.cache->dirty_bytes, 0u);
+    cr_expect_eq(form_users(rig.one), 1u);
+    cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_DRAM), CACHE_EVICT_DONE);
+    EXPECT_AT(1, "", "n");
+    cr_expect_eq(form_users(rig.one), 0u);
+    evict_all(1);
+    expect_nothing_held();
+}
+
+Test(cache_forms, plain_below)
+{
+    store_form(rig.one, 1, false);
+    turns();
+    cr_expect_eq(rig.tier.n_pending, 1u, "the plain one is written meanwhile");
+    cr_assert(build_next(0));
+    turns();
+    cr_expect_eq(rig.tier.n_pending, 1u, "and only that one");
+    EXPECT_AT(1, "d", "d");
+    fake_next(&rig.tier, 0);
+    turns();
+    EXPECT_AT(1, "n", "d");
+    cr_expect(flags(coder.one, 1) & BLOCK_HELD_BACK);
+    evict_all(1);
+    expect_nothing_held();
+}
+
+Test(cache_forms, plain_below_is_written_before_its_form_is_built)
+{
+    store_form(rig.one, 1, false);
+    turns();
+    fake_next(&rig.tier, 0);
+    turns();
+    EXPECT_AT(1, "dn", "");
+    cr_assert(build_next(0));
+    turns();
+    EXPECT_AT(1, "n", "d");
+    evict_all(1);
+    expect_nothing_held();
+}
+
+Test(cache_forms, what_does_not_fit_is_written_as_it_is)
+{
+    for (uint64_t i = 0; i < 2; i++) {
+        store_form(rig.one, i, i == 0);
+        turns();
+        cr_assert(build_next(-ERANGE));
+        quiet();
+        EXPECT_AT(i, "dn", "");
+        cr_expect_eq(find(coder.one, i), 0u);
+    }
+    cr_expect_eq(rig.metrics.transcode_unfit, 2u);
+    cr_expect_eq(form_users(rig.one), 0u);
+    evict_all(0);
+    evict_all(1);
+    expect_nothing_held();
+}
+
+Test(cache_forms, half_a_form_is_dropped)
+{
+    store_form(rig.two, 1, true);
+    turns();
+    cr_expect_eq(coder.n, 2u);
+    cr_assert(build_next(0));
+    cr_assert(build_next(-ERANGE));
+    quiet();
+    cr_expect_str_eq(at(rig.two, 1), "dn");
+    cr_expect_eq(find(coder.two, 1), 0u);
+    (void)cache_evict(rig.cache, find(rig.two, 1), CACHE_ALL);
+    expect_nothing_held();
+}
+
+Test(cache_forms, parts_that_disagree_stay_as_they_are)
+{
+    block_ref ref = open_block(rig.two, 1);
+
+    cr_assert_eq(dump_form(ref, 0, true), 0);
+    cr_expect_eq(form_users(rig.two), 1u);
+    cr_assert_eq(dump(ref, 1, 0, SHARDS), 0);
+    cr_expect_eq(form_users(rig.two), 0u);
+    drop(ref);
+    quiet();
+    cr_expect_eq(coder.begun, 0u);
+    cr_expect_str_eq(at(rig.two, 1), "dn");
+}
+
+Test(cache_forms, a_fill_that_ends_gives_its_form_back)
+{
+    block_ref ref = open_block(rig.one, 1);
+    struct cache_fill *f;
+
+    cr_assert_eq(claim(ref, 0, 0, 1, &f), 0);
+    cache_fill_form(rig.cache, f, coder.one, true);
+    cache_fill_form(rig.cache, f, coder.one, true);
+    cr_expect_eq(form_users(rig.one), 1u);
+    cache_fill_done(rig.cache, f, 1, false);
+    cr_expect_eq(form_users(rig.one), 0u);
+    cr_expect_eq(coder.one->uses, 0u);
+    drop(ref);
+    expect_nothing_held();
+}
+
+Test(cache_forms, eviction_of_the_plain_block_ends_what_waits)
+{
+    coder.most = 2;
+    for (uint64_t i = 0; i < 4; i++)
+        store_form(rig.one, i, true);
+    turns();
+    cr_expect_eq(coder.n, 2u);
+    for (uint64_t i = 0; i < 4; i++)
+        cr_expect_eq(cache_evict(rig.cache, find(rig.one, i), CACHE_ALL),
+                     i < 3 ? CACHE_EVICT_LATER : CACHE_EVICT_DONE, "%u", (unsigned)i);
+    quiet();
+    cr_expect_leq(coder.begun, 3u, "the third one waited for its build");
+    for (uint64_t i = 0; i < 4; i++)
+        EXPECT_AT(i, "", "");
+    expect_nothing_held();
+}
+
+/* The held back one is written once the other one goes, whatever takes it. */
+Test(cache_forms, a_lost_form_is_built_again)
+{
+    store_form(rig.one, 1, true);
+    quiet();
+    EXPECT_AT(1, "d", "n");
+    cr_assert(fake_reclaim(&rig.tier, rig.tier.places));
+    EXPECT_AT(1, "d", "");
+    quiet();
+    EXPECT_AT(1, "d", "n");
+    rig.tier.callbacks.lost_cb(rig.tier.callbacks.ctx, part_owner(find(coder.one, 1), 0),
+                               part_loc(&block_of(find(coder.one, 1))->part[0]));
+    quiet();
+    EXPECT_AT(1, "d", "n");
+    cr_expect_eq(coder.begun, 3u);
+    evict_all(1);
+    expect_nothing_held();
+}
+
+Test(cache_forms, a_form_that_is_evicted_by_name_stays_away)
+{
+    store_form(rig.one, 1, true);
+    quiet();
+    cr_expect_eq(cache_evict(rig.cache, find(coder.one, 1), CACHE_ALL), CACHE_EVICT_DONE);
+    quiet();
+    EXPECT_AT(1, "dn", "");
+    cr_expect_eq(coder.begun, 1u);
+    cr_expect_eq(form_users(rig.one), 0u);
+    evict_all(1);
+    store_form(rig.one, 2, false);
+    quiet();
+    EXPECT_AT(2, "n", "d");
+    cr_expect_eq(cache_evict(rig.cache, find(rig.one, 2), CACHE_ALL), CACHE_EVICT_DONE);
+    quiet();
+    EXPECT_AT(2, "", "dn");
+    evict_all(2);
+    expect_nothing_held();
+}
+
+Test(cache_forms, a_leased_or_used_block_leaves_afterwards)
+{
+    struct waiter w;
+    block_ref ref;
+
+    store_form(rig.one, 1, true);
+    turns();
+    cr_assert(build_next(0));
+    ref = find(coder.one, 1);
+    cache_lease(rig.cache, ref);
+    cr_assert_eq(get(&w, ref, 0), CACHE_READY);
+    quiet();
+    EXPECT_AT(1, "d", "dn");
+    cache_put(rig.cache, ref, 0);
+    EXPECT_AT(1, "d", "dn");
+    drop(ref);
+    EXPECT_AT(1, "d", "n");
+    evict_all(1);
+    expect_nothing_held();
+}
+
+Test(cache_forms, a_form_stays_in_dram_when_the_other_is_not_there)
+{
+    block_ref ref;
+
+    store_form(rig.one, 1, true);
+    turns();
+    cr_assert(build_next(0));
+    ref = find(coder.one, 1);
+    cache_lease(rig.cache, ref);
+    quiet();
+    cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_DRAM), CACHE_EVICT_DONE);
+    drop(ref);
+    quiet();
+    EXPECT_AT(1, "", "dn");
+    evict_all(1);
+    expect_nothing_held();
+}
+
+Test(cache_forms, without_a_slot_blocks_are_written_as_they_are)
+{
+    struct waiter w[8];
+
+    for (uint64_t i = 0; i < 8; i++) {
+        block_ref ref = open_block(rig.one, i);
+
+        cr_assert_eq(dump_form(ref, 0, true), 0);
+        cr_assert_eq(get(&w[i], ref, 0), CACHE_READY);
+        cache_hold(rig.cache, ref, 0); /* nobody waits for that to end */
+        drop(ref);
+    }
+    quiet();
+    for (uint64_t i = 0; i < 8; i++)
+        EXPECT_AT(i, "dn", "");
+    cr_expect_eq(rig.metrics.transcode_no_room, 8u);
+    for (uint64_t i = 0; i < 8; i++)
+        cache_unhold(rig.cache, find(rig.one, i), 0);
+    for (uint64_t i = 0; i < 8; i++)
+        evict_all(i);
+    expect_nothing_held();
+}
+
+Test(cache_forms, many_blocks_flow_through_few_builds)
+{
+    coder.most = 1;
+    for (uint64_t i = 0; i < 4; i++)
+        store_form(rig.one, i, i % 2);
+    quiet();
+    for (uint64_t i = 0; i < 4; i++)
+        EXPECT_AT(i, i % 2 ? "d" : "n", i % 2 ? "n" : "d");
+    cr_expect_eq(coder.begun, 4u);
+}
+
+Test(cache_forms, a_stop_leaves_everything_as_it_is)
+{
+    coder.most = 1;
+    for (uint64_t i = 0; i < 4; i++)
+        store_form(rig.one, i, i != 3);
+    for (int i = 0; i < 2; i++)
+        turn();
+    cr_expect_eq(coder.n, 1u);
+    cache_stop_writing(rig.cache);
+    while (build_next(-ECANCELED))
+        turns();
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    turns();
+    cr_expect(cache_written(rig.cache));
+    cr_expect_eq(rig.cache->dirty_bytes, 0u);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 3u);
+    cr_expect_eq(rig.metrics.transcode_failed + rig.metrics.transcode_no_room, 0u,
+                 "nothing failed");
+}
+
+Test(cache_forms, only_blocks_that_are_used_again_are_encoded_with_admission_by_reuse)
+{
+    block_ref ref;
+
+    rig.cache->config.write_reused = true;
+    ref = store_form(rig.one, 1, true);
+    quiet();
+    cr_expect_eq(coder.begun, 0u);
+    cr_expect_eq(rig.metrics.nvme_write_refused, 1u);
+    cache_touch(rig.cache, rig.one, &ref, 1);
+    store_form(rig.one, 2, true);
+    quiet();
+    cache_touch(rig.cache, rig.one, &ref, 1);
+    quiet();
+    EXPECT_AT(1, "d", "n");
+    cr_expect_eq(coder.begun, 1u);
+    for (int i = 0; i < 3; i++)
+        cache_touch(rig.cache, rig.one, &ref, 1);
+    quiet();
+    cr_expect_eq(coder.begun, 1u, "once");
+}
+
+Test(cache_forms, a_purge_of_the_coded_namespace_ends_what_waits_for_it)
+{
+    struct cache_purge p = {0};
+
+    coder.most = 2;
+    for (uint64_t i = 0; i < 4; i++)
+        store_form(rig.one, i, true);
+    turns();
+    rig.cache->tier = NULL; /* the fake one keeps no records */
+    cr_assert_eq(cache_purge_begin(rig.cache, &p, coder.one), 0);
+    rig.cache->tier = &rig.tier;
+    cr_assert(cache_purge_done(&p));
+    cache_purge_end(rig.cache, &p);
+    quiet();
+    for (uint64_t i = 0; i < 4; i++) {
+        EXPECT_AT(i, "dn", "");
+        cr_expect_eq(find(coder.one, i), 0u);
+    }
+    evict_all(0);
+    store_form(rig.one, 0, true);
+    quiet();
+    EXPECT_AT(0, "d", "n");
+}
+
+/* ---- stable storage ---- */
+
+struct promise {
+    struct cache_durable d;
+    int calls, status;
+};
+
+static void promise_cb(struct cache_durable *d, int status)
+{
+    struct promise *p = (struct promise *)d;
+
+    p->calls++;
+    p->status = status;
+}
+
+static int promise(struct promise *p, block_ref ref, uint32_t part)
+{
+    *p = (struct promise){.d = {.done_cb = promise_cb}};
+    return cache_durable(rig.cache, &p->d, ref, part);
+}
+
+Test(cache_forms, durable_is_what_goes_below)
+{
+    struct promise p[2];
+    block_ref ref = open_block(rig.two, 1);
+
+    cr_assert_eq(dump_form(ref, 0, true), 0);
+    cr_assert_eq(promise(&p[0], ref, 0), 0);
+    cr_expect_eq(coder.n, 1u, "one part of two: at once");
+    cr_assert(build_next(0));
+    turns();
+    cr_expect_eq(rig.tier.n_pending, 1u);
+    fake_next(&rig.tier, 0); /* the write */
+    cr_expect_eq(p[0].calls, 0);
+    fake_next(&rig.tier, 0); /* the sync */
+    cr_expect(p[0].calls == 1 && p[0].status == 0);
+    cr_expect_str_eq(at(rig.two, 1), "d");
+    cr_expect_str_eq(at(coder.two, 1), "dn");
+    cr_assert_eq(dump_form(ref, 1, true), 0);
+    cr_assert_eq(promise(&p[1], ref, 1), 0);
+    quiet();
+    cr_expect(p[1].calls == 1 && p[1].status == 0);
+    drop(ref);
+    quiet();
+    cr_expect_str_eq(at(coder.two, 1), "n");
+    cr_expect_eq(coder.begun, 2u);
+    cr_assert_eq(cache_evict(rig.cache, find(coder.two, 1), CACHE_ALL), CACHE_EVICT_DONE);
+    quiet();
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_DONE);
+    expect_nothing_held();
+}
+
+Test(cache_forms, durable_is_the_plain_form_if_that_goes_below)
+{
+    struct promise p;
+    block_ref ref;
+
+    ref = store_form(rig.one, 1, false);
+    cr_assert_eq(promise(&p, ref, 0), 0);
+    quiet();
+    cr_expect(p.calls == 1 && p.status == 0);
+    EXPECT_AT(1, "n", "d");
+}
+
+Test(cache_forms, durable_is_the_plain_form_if_the_other_can_not_be_had)
+{
+    struct promise p;
+    block_ref ref = store_form(rig.one, 1, true);
+
+    cr_assert_eq(promise(&p, ref, 0), 0);
+    cr_assert(build_next(-ERANGE));
+    quiet();
+    cr_expect(p.calls == 1 && p.status == 0);
+    EXPECT_AT(1, "dn", "");
+    evict_all(1);
+    expect_nothing_held();
+}
+
+Test(cache_forms, durable_once_it_is_a_pair)
+{
+    struct promise p;
+    block_ref ref = store_form(rig.one, 1, true);
+
+    quiet();
+    cr_assert_eq(promise(&p, ref, 0), 0);
+    cr_expect_eq(rig.tier.n_pending, 1u, "the sync of the coded one");
+    quiet();
+    cr_expect(p.calls == 1 && p.status == 0);
+    cr_expect_eq(coder.begun, 1u);
+    EXPECT_AT(1, "d", "n");
+}
+
+/* ---- the shared tier ---- */
+
+Test(cache_forms_shared, both_targets_get_the_coded_form)
+{
+    store_form(rig.one, 1, true);
+    quiet();
+    EXPECT_AT(1, "d", "ns");
+    cr_expect(has_file(coder.one, 1, 0, 1));
+    cr_expect_not(has_file(rig.one, 1, 0, 1));
+    store_form(rig.one, 2, false);
+    quiet();
+    EXPECT_AT(2, "ns", "d");
+}
+
+Test(cache_forms_shared, a_write_that_fails_keeps_the_slot)
+{
+    store_form(rig.one, 1, true);
+    turns();
+    cr_assert(build_next(0));
+    turns();
+    fake_share_next(&share, 0);
+    fake_next(&rig.tier, -EIO);
+    quiet();
+    EXPECT_AT(1, "d", "s");
+}
