@@ -1,7 +1,7 @@
 /* The kernels: each warp takes tiles of sections, in the order in which they lie in the slots. */
 #include "kernels/encoding/fp8.cuh"
 #include "kernels/encoding/int8.cuh"
-#include "kernels/encoding/lossless.cuh"
+#include "kernels/encoding/lossless_units.cuh"
 #include "kernels/encoding/q4.cuh"
 
 template <class M> struct by_rows {
@@ -134,5 +134,32 @@ extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
 
         lossless_encode_section(lossless_section(spec.section[p.section], p.plain, p.coded),
                                 &shared);
+    }
+}
+
+/* The same of long sections: several CTAs each. */
+extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
+    ucm_encoding_lossless_bf16_dump_long(const struct ucm_encoding_plane *planes, uint32_t n_planes,
+                                         const struct ucm_copy_item *items, uint32_t n_items,
+                                         struct ucm_encoding_spec spec, uint32_t tiles)
+{
+    __shared__ struct lossless_shared shared;
+    __shared__ struct kept kept;
+    struct job job = {planes, items, n_planes, n_items};
+    uint64_t sections = (uint64_t)n_items * n_planes;
+    uint32_t units = lossless_split(spec, sections);
+
+    keep(&kept, job);
+    for (uint64_t t = blockIdx.x; t < sections * units; t += gridDim.x) {
+        struct place p = place_of(&kept, job, t / units);
+        struct lossless_section s(spec.section[p.section], p.plain, p.coded);
+        uint32_t number = (uint32_t)(t % units);
+
+        if (units == 1)
+            lossless_encode_alone(s, &shared);
+        else if (number < ucm_lossless_units(&spec.section[p.section]))
+            lossless_encode_split(s, &shared, (uint32_t)(t / units),
+                                  lossless_counts + t / units * units, number,
+                                  ucm_lossless_units(&spec.section[p.section]));
     }
 }

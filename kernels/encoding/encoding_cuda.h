@@ -12,7 +12,8 @@
  * - const struct ucm_encoding_plane *planes, uint32_t n_planes
  * - const struct ucm_copy_item *items, uint32_t n_items
  * - struct ucm_encoding_spec spec, which ucm_encoding_check has accepted
- * - uint32_t tiles: ucm_encoding_tiles(&spec) */
+ * - uint32_t tiles: ucm_encoding_tiles(&spec)
+ * Of a module's dump kernels only one may run at a time: those of long lossless sections keep notes in it. */
 #ifndef UCM_KERNELS_ENCODING_CUDA_H
 #define UCM_KERNELS_ENCODING_CUDA_H
 
@@ -71,6 +72,29 @@ UCM_HD uint32_t ucm_encoding_tiles(const struct ucm_encoding_spec *spec)
     return most;
 }
 
+/* lossless: parts of a section that CTAs can encode each by itself, since no base is of two of them. */
+#define UCM_LOSSLESS_RUN 128u /* tokens, of a part of one head */
+UCM_HD uint32_t ucm_lossless_units(const struct ucm_encoding_section *s)
+{
+    if (s->order == UCM_ENCODING_NHD)
+        return (s->tokens + UCM_LOSSLESS_TILE - 1) / UCM_LOSSLESS_TILE;
+    return s->heads * ((s->tokens + UCM_LOSSLESS_RUN - 1) / UCM_LOSSLESS_RUN);
+}
+
+/* Is a section too much for one CTA? Vectors of 8 elements must not reach over a unit's end. */
+static inline bool ucm_lossless_long(const struct ucm_encoding_spec *spec)
+{
+    bool is_long = false;
+
+    for (uint32_t i = 0; i < spec->n_sections; i++) {
+        if (spec->section[i].dim % 8 != 0)
+            return false;
+        is_long |= spec->section[i].tokens > UCM_LOSSLESS_TILE &&
+                   ucm_lossless_units(&spec->section[i]) > 1;
+    }
+    return is_long;
+}
+
 /* The kernel's name; false: none takes that spec. */
 #define UCM_ENCODING_KERNEL_NAME 48
 static inline bool ucm_encoding_kernel_name(const struct ucm_encoding_spec *spec,
@@ -84,8 +108,12 @@ static inline bool ucm_encoding_kernel_name(const struct ucm_encoding_spec *spec
         spec->dtype >= sizeof(dtypes) / sizeof(*dtypes) || !dtypes[spec->dtype] ||
         (spec->encoding == UCM_ENCODING_LOSSLESS && spec->dtype != UCM_ENCODING_BF16))
         return false;
-    snprintf(name, UCM_ENCODING_KERNEL_NAME, "ucm_encoding_%s_%s_%s", methods[spec->encoding],
-             dtypes[spec->dtype], direction == UCM_COPY_LOAD ? "load" : "dump");
+    snprintf(name, UCM_ENCODING_KERNEL_NAME, "ucm_encoding_%s_%s_%s%s", methods[spec->encoding],
+             dtypes[spec->dtype], direction == UCM_COPY_LOAD ? "load" : "dump",
+             direction == UCM_COPY_DUMP && spec->encoding == UCM_ENCODING_LOSSLESS &&
+                     ucm_lossless_long(spec)
+                 ? "_long"
+                 : "");
     return true;
 }
 

@@ -1,6 +1,6 @@
 /* lossless: a warp decodes UCM_ENCODING_TILE_ELEMENTS elements of a section and applies the escapes among
- * them; a CTA encodes a whole section, because its list of escapes is in the elements' order. Pages
- * begin at multiples of 16. */
+ * them; a CTA encodes a whole section, because its list of escapes is in the elements' order
+ * (lossless_units.cuh: or a part of it). Pages begin at multiples of 16. */
 #ifndef UCM_KERNELS_ENCODING_LOSSLESS_CUH
 #define UCM_KERNELS_ENCODING_LOSSLESS_CUH
 
@@ -190,31 +190,43 @@ static __device__ __forceinline__ uint32_t lossless_base(const struct lossless_s
 struct lossless_shared {
     uint8_t bases[LOSSLESS_BASES];
     uint32_t sums[UCM_ENCODING_THREADS / LANES];
+    uint32_t last;
 };
 
-static __device__ __forceinline__ uint32_t lossless_base_at(const struct lossless_section &s,
-                                                            const struct lossless_shared *shared,
-                                                            uint32_t element)
-{
-    uint32_t number = s.base_of(element);
+/* Which elements a CTA encodes: of a whole section. */
+struct lossless_all {
+    const struct lossless_section &s;
+    const struct lossless_shared *shared;
+    uint32_t first, end;   /* elements */
+    uint32_t entry, room;  /* of the list: where theirs begin, and how many there may be */
 
-    return number < LOSSLESS_BASES ? shared->bases[number]
-                                   : *((const volatile uint8_t *)s.bases + number);
-}
+    __device__ __forceinline__ lossless_all(const struct lossless_section &of,
+                                            const struct lossless_shared *kept)
+        : s(of), shared(kept), first(0), end(of.elements), entry(0), room(of.room)
+    {
+    }
+    __device__ __forceinline__ uint32_t base_at(uint32_t element) const
+    {
+        uint32_t number = s.base_of(element);
+
+        return number < LOSSLESS_BASES ? shared->bases[number]
+                                       : *((const volatile uint8_t *)s.bases + number);
+    }
+};
 
 /* Eight elements' rests and codes; returns which of them escape. */
-static __device__ __forceinline__ uint32_t lossless_encode(const struct lossless_section &s,
-                                                           const struct lossless_shared *shared,
-                                                           uint32_t i, uint4 x, uint2 *rest,
-                                                           uint32_t *codes)
+template <class PART>
+static __device__ __forceinline__ uint32_t lossless_encode(const PART &part, uint32_t i, uint4 x,
+                                                           uint2 *rest, uint32_t *codes)
 {
+    const struct lossless_section &s = part.s;
     const uint32_t two[4] = {x.x, x.y, x.z, x.w};
     uint32_t base = 0, escapes = 0;
 
     *rest = make_uint2(0, 0);
     *codes = 0;
     if (s.dim % 8 == 0)
-        base = lossless_base_at(s, shared, i);
+        base = part.base_at(i);
 #pragma unroll
     for (uint32_t k = 0; k < 8; k++) {
         uint32_t h = two[k / 2] >> k % 2 * 16 & 0xffffu, code;
@@ -222,7 +234,7 @@ static __device__ __forceinline__ uint32_t lossless_encode(const struct lossless
         if (i + k >= s.elements)
             break;
         if (s.dim % 8 != 0)
-            base = lossless_base_at(s, shared, i + k);
+            base = part.base_at(i + k);
         code = ucm_lossless_code(ucm_lossless_exponent(h), base);
         (k < 4 ? rest->x : rest->y) |= ucm_lossless_rest(h) << k % 4 * 8;
         *codes |= code << 4 * k;
@@ -233,7 +245,8 @@ static __device__ __forceinline__ uint32_t lossless_encode(const struct lossless
 
 /* Appends the escapes of all threads to the list, in the order of threads, as far as there is room; returns
  * how many there are now. */
-static __device__ __forceinline__ uint32_t lossless_append(const struct lossless_section &s,
+template <class PART>
+static __device__ __forceinline__ uint32_t lossless_append(const PART &part,
                                                            struct lossless_shared *shared,
                                                            uint32_t i, uint4 x, uint32_t escapes,
                                                            uint32_t count)
@@ -264,8 +277,9 @@ static __device__ __forceinline__ uint32_t lossless_append(const struct lossless
         uint32_t h = two[k / 2] >> k % 2 * 16 & 0xffffu;
 
         if (escapes >> k & 1) {
-            if (before < s.room)
-                __stcs((uint32_t *)s.list + 1 + before, (i + k) << 8 | ucm_lossless_exponent(h));
+            if (before < part.room)
+                __stcs((uint32_t *)part.s.list + 1 + part.entry + before,
+                       (i + k) << 8 | ucm_lossless_exponent(h));
             before++;
         }
     }
@@ -290,12 +304,55 @@ static __device__ __forceinline__ void lossless_zero(uint64_t from, uint64_t to)
         __stcs((uint8_t *)at, (uint8_t)0);
 }
 
+/* What lies between the arrays of a section that fits, and behind its entries. Vectors were written whole. */
+static __device__ __forceinline__ void lossless_pad(const struct lossless_section &s, uint32_t count)
+{
+    lossless_zero(s.coded + (s.elements + 7ull) / 8 * 8, s.codes);
+    lossless_zero(s.codes + (s.elements + 7ull) / 8 * 4, s.bases);
+    lossless_zero(s.bases + s.n_bases, s.list);
+    for (uint64_t at = s.list + 4 + 4ull * (count + threadIdx.x); at < s.end; at += 4 * blockDim.x)
+        __stcs((uint32_t *)at, 0u);
+}
+
+/* The part's rests, codes and entries; returns how many escapes there are, or more than its room: then it may have
+ * stopped. By the whole CTA, which knows the bases. */
+template <class PART>
+static __device__ __forceinline__ uint32_t lossless_encode_part(const PART &part,
+                                                                struct lossless_shared *shared)
+{
+    const struct lossless_section &s = part.s;
+    const uint32_t unroll = 4;
+    uint32_t count = 0;
+
+    for (uint32_t first = part.first; first < part.end && count <= part.room;
+         first += 8 * UCM_ENCODING_THREADS * unroll) {
+        uint4 x[unroll];
+
+#pragma unroll
+        for (uint32_t u = 0; u < unroll; u++)
+            x[u] = lossless_load(s, first + (u * UCM_ENCODING_THREADS + threadIdx.x) * 8);
+#pragma unroll
+        for (uint32_t u = 0; u < unroll; u++) {
+            uint32_t i = first + (u * UCM_ENCODING_THREADS + threadIdx.x) * 8, codes, escapes = 0;
+            uint2 rest;
+
+            if (i < part.end) {
+                escapes = lossless_encode(part, i, x[u], &rest, &codes);
+                __stcs((uint2 *)(s.coded + i), rest);
+                __stcs((uint32_t *)(s.codes + i / 2), codes);
+            }
+            if (__syncthreads_or((int)escapes))
+                count = lossless_append(part, shared, i, x[u], escapes, count);
+        }
+    }
+    return count;
+}
+
 /* The whole CTA. */
 static __device__ __forceinline__ void lossless_encode_section(const struct lossless_section &s,
                                                                struct lossless_shared *shared)
 {
-    const uint32_t unroll = 4;
-    uint32_t lane = threadIdx.x % LANES, count = 0;
+    uint32_t lane = threadIdx.x % LANES, count;
 
     __syncthreads(); /* the section before is done with the shared bases */
     for (uint32_t b = threadIdx.x / LANES; b < s.n_bases; b += UCM_ENCODING_THREADS / LANES) {
@@ -308,37 +365,13 @@ static __device__ __forceinline__ void lossless_encode_section(const struct loss
         }
     }
     __syncthreads();
-    for (uint32_t first = 0; first < s.elements && count <= s.room;
-         first += 8 * UCM_ENCODING_THREADS * unroll) {
-        uint4 x[unroll];
-
-#pragma unroll
-        for (uint32_t u = 0; u < unroll; u++)
-            x[u] = lossless_load(s, first + (u * UCM_ENCODING_THREADS + threadIdx.x) * 8);
-#pragma unroll
-        for (uint32_t u = 0; u < unroll; u++) {
-            uint32_t i = first + (u * UCM_ENCODING_THREADS + threadIdx.x) * 8, codes, escapes = 0;
-            uint2 rest;
-
-            if (i < s.elements) {
-                escapes = lossless_encode(s, shared, i, x[u], &rest, &codes);
-                __stcs((uint2 *)(s.coded + i), rest);
-                __stcs((uint32_t *)(s.codes + i / 2), codes);
-            }
-            if (__syncthreads_or((int)escapes))
-                count = lossless_append(s, shared, i, x[u], escapes, count);
-        }
-    }
+    count = lossless_encode_part(lossless_all(s, shared), shared);
     if (count > s.room) {
         __syncthreads(); /* after what others have written of it */
         lossless_zero(s.coded, s.end);
         __syncthreads();
     } else {
-        /* Vectors were written whole. */
-        lossless_zero(s.coded + (s.elements + 7ull) / 8 * 8, s.codes);
-        lossless_zero(s.codes + (s.elements + 7ull) / 8 * 4, s.bases);
-        lossless_zero(s.bases + s.n_bases, s.list);
-        lossless_zero(s.list + 4 + 4ull * count, s.end);
+        lossless_pad(s, count);
     }
     if (threadIdx.x == 0)
         __stcs((uint32_t *)s.list, count > s.room ? UCM_LOSSLESS_UNFIT : count);

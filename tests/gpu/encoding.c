@@ -398,6 +398,43 @@ static void test_sections(uint32_t encoding)
     test_spec(&two, 0, true);
 }
 
+/* A block whose layers lie side by side is one section. Of lossless some fit, some have a part with more escapes than
+ * its share, and some do not fit. */
+static void fill_long(uint8_t *to, uint64_t elements, uint32_t kind)
+{
+    uint64_t dense = rnd_below(64) * (elements / 64);
+
+    for (uint64_t i = 0; i < elements; i++) {
+        bool here = kind == 1 && i >= dense && i < dense + elements / 64;
+        uint32_t odd = kind == 2 ? 12 : here ? 30 : 1;
+        uint32_t exponent = rnd_below(1000) < odd ? rnd_below(3) == 0 ? 255 : 60 + rnd_below(9)
+                                                  : 120 + rnd_below(10);
+        uint16_t h = (uint16_t)((rnd() & 0x807f) | exponent << 7);
+
+        memcpy(to + 2 * i, &h, 2);
+    }
+}
+
+static void test_long(uint32_t encoding)
+{
+    for (uint32_t how = 0; how < 4; how++) {
+        struct ucm_encoding_spec spec =
+            encoding_spec(encoding, UCM_ENCODING_BF16, how < 2 ? 1024 : 600, 8, 128, how % 2, 0);
+        struct rig r;
+
+        spec.n_sections = 1;
+        rig_open(&r, &spec, 0, how == 3);
+        for (uint32_t turn = 0; turn < 2; turn++) {
+            for (uint32_t i = 0; i < ITEMS; i++)
+                for (uint32_t p = 0; p < r.n_planes; p++)
+                    fill_long(page_of(&r, i, p), r.plain[0] / 2, (i + p + turn) % 3);
+            dump(&r);
+            load(&r);
+        }
+        rig_close(&r);
+    }
+}
+
 /* ---- all values ---- */
 
 static void put_all(struct rig *r, uint32_t how)
@@ -471,6 +508,8 @@ int main(int argc, char **argv)
     for (uint32_t i = 0; i < sizeof(methods) / sizeof(*methods); i++) {
         test_shapes(methods[i]);
         test_sections(methods[i]);
+        if (!few || methods[i] == UCM_ENCODING_LOSSLESS)
+            test_long(methods[i]);
         for (uint32_t dtype = UCM_ENCODING_F16; !few && dtype <= UCM_ENCODING_BF16; dtype++) {
             if (methods[i] == UCM_ENCODING_LOSSLESS && dtype != UCM_ENCODING_BF16)
                 continue;

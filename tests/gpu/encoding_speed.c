@@ -21,7 +21,7 @@ extern const uint64_t ucm_bench_fatbin_bytes;
 
 struct speed {
     struct ucm_encoding_spec spec;
-    uint32_t n_items, n_planes;
+    uint32_t n_items, n_planes, layers;
     uint64_t coded, plain; /* of the slice */
     CUdeviceptr slice, pages, planes, items;
     CUfunction kernel;
@@ -58,12 +58,13 @@ static void speed_open(struct speed *s, uint32_t encoding, uint32_t axis, uint32
         .spec = encoding_spec(encoding, UCM_ENCODING_BF16, tokens, heads, dim, 0, axis)};
     s->spec.n_sections = sections;
     page = ucm_encoding_plain_shard_bytes(&s->spec);
-    blocks = PAGES / LAYERS / page;
+    s->layers = tokens > 16 ? 1 : LAYERS;
+    blocks = PAGES / s->layers / page;
     s->slice = gpu_new(SLICE);
     s->pages = gpu_new(PAGES);
     must(cuMemsetD16(s->pages, 0x3f81, PAGES / 2), "pages");
     must(cuMemsetD8(s->slice, 0x05, SLICE), "a slice");
-    s->n_planes = sections * LAYERS;
+    s->n_planes = sections * s->layers;
     for (uint32_t p = 0; p < s->n_planes; p++) {
         uint32_t section = p % sections;
 
@@ -79,7 +80,7 @@ static void speed_open(struct speed *s, uint32_t encoding, uint32_t axis, uint32
         items[i] = (struct ucm_copy_item){.slot = s->slice + i * item,
                                           .block = (uint32_t)(i * 7919u % blocks)};
     s->coded = s->n_items * item;
-    s->plain = s->n_items * page * LAYERS;
+    s->plain = s->n_items * page * s->layers;
     s->planes = gpu_put(0, planes, sizeof(planes));
     must(cuMemHostAlloc((void **)&s->items, s->n_items * sizeof(*items), CU_MEMHOSTALLOC_DEVICEMAP),
          "items");
@@ -180,12 +181,12 @@ static void one(struct speed *s, const char *name, enum ucm_copy_direction direc
     }
 }
 
-static void case_of(const char *name, uint32_t encoding, uint32_t axis, uint32_t heads,
-                    uint32_t dim, uint32_t sections)
+static void case_of(const char *name, uint32_t encoding, uint32_t axis, uint32_t tokens,
+                    uint32_t heads, uint32_t dim, uint32_t sections)
 {
     struct speed s;
 
-    speed_open(&s, encoding, axis, 16, heads, dim, sections);
+    speed_open(&s, encoding, axis, tokens, heads, dim, sections);
     one(&s, name, UCM_COPY_LOAD);
     one(&s, name, UCM_COPY_DUMP);
     speed_close(&s);
@@ -206,11 +207,12 @@ void measure(void)
     must(cuStreamCreateWithPriority(&gpu_stream, CU_STREAM_NON_BLOCKING, -5), "a stream");
     printf("%-18s %-4s %4s %8s %8s %8s %8s %6s\n", "a slice of 16 MiB", "", "CTAs", "bus us", "us",
            "GB/s", "beside", "keeps");
-    case_of("fp8 8x128", UCM_ENCODING_FP8, 0, 8, 128, 2);
-    case_of("q4 8x128", UCM_ENCODING_Q4, 0, 8, 128, 2);
-    case_of("lossless 8x128", UCM_ENCODING_LOSSLESS, 0, 8, 128, 2);
-    case_of("fp8 1x576 (MLA)", UCM_ENCODING_FP8, 0, 1, 576, 1);
-    case_of("int8 8x128", UCM_ENCODING_INT8, 0, 8, 128, 2);
-    case_of("int8 channel 8x128", UCM_ENCODING_INT8, 1, 8, 128, 2);
+    case_of("fp8 8x128", UCM_ENCODING_FP8, 0, 16, 8, 128, 2);
+    case_of("q4 8x128", UCM_ENCODING_Q4, 0, 16, 8, 128, 2);
+    case_of("lossless 8x128", UCM_ENCODING_LOSSLESS, 0, 16, 8, 128, 2);
+    case_of("lossless, 32 layers", UCM_ENCODING_LOSSLESS, 0, 1024, 8, 128, 1);
+    case_of("fp8 1x576 (MLA)", UCM_ENCODING_FP8, 0, 16, 1, 576, 1);
+    case_of("int8 8x128", UCM_ENCODING_INT8, 0, 16, 8, 128, 2);
+    case_of("int8 channel 8x128", UCM_ENCODING_INT8, 1, 16, 8, 128, 2);
     must(cuModuleUnload(module), "the kernels of ucm-bench");
 }
