@@ -37,15 +37,29 @@ VEC_INLINE vec_f q4_levels(vec_u codes)
 #endif
 }
 
+/* Of 16 ranges of a byte, by its high half, each of which has one of twice the thresholds at most:
+ * how many lie below the range, and one less than the one in it, or 255. */
+VEC_INLINE __m128i q4_below(void)
+{
+    return _mm_setr_epi8(0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7);
+}
+
+VEC_INLINE __m128i q4_threshold(void)
+{
+    return _mm_setr_epi8(-1, 23, -1, 48, 74, -1, 102, -1, (char)134, -1, (char)172, -1, -1, -1,
+                         (char)223, -1);
+}
+
 /* NIBBLES values, of which none is more than 2^30 / twice: how many of twice the thresholds are not
  * more than twice * |y|, and the sign. */
 #if VEC == 16
 
 VEC_INLINE void q4_codes(const float *y, vec_f twice, uint8_t *codes)
 {
-    static const uint8_t bounds[] = {24, 49, 75, 103, 135, 173, 224};
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    __m512i x[4], bytes, code = _mm512_setzero_si512(), one = _mm512_set1_epi8(1);
+    const __m512i below = _mm512_broadcast_i32x4(q4_below());
+    const __m512i threshold = _mm512_broadcast_i32x4(q4_threshold());
+    __m512i x[4], bytes, range, code;
     uint64_t negative = 0;
 
     for (int i = 0; i < 4; i++) {
@@ -56,9 +70,11 @@ VEC_INLINE void q4_codes(const float *y, vec_f twice, uint8_t *codes)
                     << i * VEC;
     }
     bytes = _mm512_packus_epi16(_mm512_packus_epi32(x[0], x[1]), _mm512_packus_epi32(x[2], x[3]));
-    for (size_t i = 0; i < sizeof(bounds); i++)
-        code = _mm512_mask_add_epi8(
-            code, _mm512_cmpge_epu8_mask(bytes, _mm512_set1_epi8((char)bounds[i])), code, one);
+    range = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(15));
+    code = _mm512_shuffle_epi8(below, range);
+    code = _mm512_mask_add_epi8(
+        code, _mm512_cmpgt_epu8_mask(bytes, _mm512_shuffle_epi8(threshold, range)), code,
+        _mm512_set1_epi8(1));
     code = _mm512_permutexvar_epi32(order, code);
     code = _mm512_mask_add_epi8(code, negative, code, _mm512_set1_epi8(8));
     code = _mm512_maddubs_epi16(code, _mm512_set1_epi16(0x1001));
@@ -69,9 +85,10 @@ VEC_INLINE void q4_codes(const float *y, vec_f twice, uint8_t *codes)
 
 VEC_INLINE void q4_codes(const float *y, vec_f twice, uint8_t *codes)
 {
-    static const uint8_t bounds[] = {24, 49, 75, 103, 135, 173, 224};
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    __m256i x[4], negative[4], bytes, code;
+    const __m256i below = _mm256_broadcastsi128_si256(q4_below());
+    const __m256i threshold = _mm256_broadcastsi128_si256(q4_threshold());
+    __m256i x[4], negative[4], bytes, range, bound, code, none;
 
     for (int i = 0; i < 4; i++) {
         vec_f v = vec_load(y + i * VEC), magnitude = (vec_f)((vec_u)v & 0x7fffffffu);
@@ -83,11 +100,11 @@ VEC_INLINE void q4_codes(const float *y, vec_f twice, uint8_t *codes)
     code = _mm256_packs_epi16(_mm256_packs_epi32(negative[0], negative[1]),
                               _mm256_packs_epi32(negative[2], negative[3]));
     code = _mm256_and_si256(code, _mm256_set1_epi8(8));
-    for (size_t i = 0; i < sizeof(bounds); i++) {
-        __m256i bound = _mm256_set1_epi8((char)bounds[i]);
-
-        code = _mm256_sub_epi8(code, _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, bound), bytes));
-    }
+    range = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
+    bound = _mm256_shuffle_epi8(threshold, range);
+    none = _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, bound), bound);
+    code = _mm256_or_si256(code, _mm256_sub_epi8(_mm256_shuffle_epi8(below, range),
+                                                 _mm256_cmpeq_epi8(none, _mm256_setzero_si256())));
     code = _mm256_permutevar8x32_epi32(code, order);
     code = _mm256_maddubs_epi16(code, _mm256_set1_epi16(0x1001));
     _mm_storeu_si128((__m128i *)codes, _mm_packus_epi16(_mm256_castsi256_si128(code),

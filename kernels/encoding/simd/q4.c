@@ -298,23 +298,33 @@ static uint32_t median(const uint8_t *x, uint32_t n)
     return m;
 }
 
+/* The largest finite magnitudes of the group's channels, elements of 16 bits. */
+static void channels_largest(const struct tile *t, uint32_t inf, const uint8_t *plain, uint8_t *out)
+{
+    const __m256i rest = _mm256_set1_epi16(0x7fff), first = _mm256_set1_epi16((short)inf);
+
+    for (uint32_t i = 0; i < 2 * t->n; i += 32) {
+        __m256i most = _mm256_setzero_si256();
+
+        for (uint32_t row = 0; row < t->rows; row++) {
+            __m256i x = _mm256_loadu_si256((const __m256i *)(plain + 4 * t->codes[row] + i)) & rest;
+
+            most = _mm256_max_epi16(most, _mm256_cmpgt_epi16(first, x) & x);
+        }
+        _mm256_storeu_si256((__m256i *)(out + i), most);
+    }
+}
+
 /* The shifts of the group's channels, and the factors that undo them. */
 VEC_INLINE void level(uint32_t dtype, struct tile *t, const uint32_t *signs, const uint8_t *plain,
                       uint8_t *shifts)
 {
-    uint8_t exponents[GROUP], bytes[GROUP];
+    uint8_t most[2 * GROUP], exponents[GROUP], bytes[GROUP];
     vec_u above;
 
-    for (uint32_t i = 0; i < t->n; i += VEC) {
-        vec_u most = vec_all(0);
-
-        for (uint32_t row = 0; row < t->rows; row++) {
-            const uint8_t *from = plain + 4 * t->codes[row] + 2 * i;
-
-            most = vec_max_u(most, element_magnitude(element_load(dtype, from)));
-        }
-        vec_store_u8(exponents + i, most >> 23);
-    }
+    channels_largest(t, ucm_element_inf(dtype), plain, most);
+    for (uint32_t i = 0; i < t->n; i += VEC)
+        vec_store_u8(exponents + i, (vec_u)element_load(dtype, most + 2 * i) >> 23);
     above = vec_all(median(exponents, t->n) + 2);
     for (uint32_t i = 0; i < t->n; i += VEC) {
         vec_u shift = vec_max_u(vec_load_u8(exponents + i), above) - above;
