@@ -11,7 +11,8 @@
 #include <immintrin.h>
 #endif
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) &&                      \
+    defined(__AVX512VL__) && defined(__AVX512VPOPCNTDQ__)
 #define VEC 16
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define VEC 8
@@ -21,6 +22,7 @@
 
 typedef float vec_f __attribute__((vector_size(4 * VEC)));
 typedef int32_t vec_i __attribute__((vector_size(4 * VEC)));
+typedef uint32_t vec_u __attribute__((vector_size(4 * VEC)));
 
 #define VEC_INLINE static inline __attribute__((always_inline, unused))
 
@@ -35,6 +37,11 @@ VEC_INLINE vec_f vec_load(const float *p)
 VEC_INLINE void vec_store(float *p, vec_f v)
 {
     memcpy(p, &v, sizeof(v));
+}
+
+VEC_INLINE vec_f vec_all_f(float x)
+{
+    return x - (vec_f){0};
 }
 
 VEC_INLINE vec_f vec_fma(vec_f a, vec_f b, vec_f c)
@@ -204,6 +211,36 @@ VEC_INLINE vec_f vec_f16(const uint8_t *p)
 
     for (int l = 0; l < VEC; l++)
         v[l] = ucm_f16_decode(vec_load16(p + 2 * l));
+    return v;
+#endif
+}
+
+VEC_INLINE vec_u vec_load_u8(const uint8_t *p)
+{
+#if VEC == 16
+    return (vec_u)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif VEC == 8
+    return (vec_u)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    vec_u v;
+
+    for (int l = 0; l < VEC; l++)
+        v[l] = p[l];
+    return v;
+#endif
+}
+
+VEC_INLINE vec_f vec_load_i8(const uint8_t *p)
+{
+#if VEC == 16
+    return (vec_f)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif VEC == 8
+    return (vec_f)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+    vec_f v;
+
+    for (int l = 0; l < VEC; l++)
+        v[l] = (float)(int8_t)p[l];
     return v;
 #endif
 }

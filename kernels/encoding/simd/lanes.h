@@ -8,8 +8,6 @@
 #include "kernels/isa.h"
 #include "kernels/vec.h"
 
-typedef uint32_t vec_u __attribute__((vector_size(4 * VEC)));
-
 #define FORM(name)                                                                                 \
     void UCM_ISA_NAME(name)(const struct ucm_encoding_spec *spec, uint32_t section,                \
                             const uint8_t *from, uint8_t *to)
@@ -26,11 +24,6 @@ FORM(lossless_decode);
 VEC_INLINE vec_u vec_all(uint32_t x)
 {
     return x - (vec_u){0};
-}
-
-VEC_INLINE vec_f vec_all_f(float x)
-{
-    return x - (vec_f){0};
 }
 
 /* Comparisons of values below 2^31: those of signed integers are instructions. */
@@ -63,24 +56,6 @@ VEC_INLINE uint32_t vec_largest(vec_u x)
 }
 
 /* ---- bytes and 16-bit words ---- */
-
-VEC_INLINE vec_u vec_load_u8(const uint8_t *p)
-{
-#if VEC == 16
-    return (vec_u)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-#else
-    return (vec_u)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
-#endif
-}
-
-VEC_INLINE vec_f vec_load_i8(const uint8_t *p)
-{
-#if VEC == 16
-    return (vec_f)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-#else
-    return (vec_f)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-#endif
-}
 
 /* The low bytes. */
 VEC_INLINE void vec_store_u8(uint8_t *p, vec_u x)

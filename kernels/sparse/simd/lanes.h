@@ -5,16 +5,13 @@
 #define UCM_KERNELS_SPARSE_LANES_H
 
 #include "kernels/sparse/arith.h"
+#include "kernels/vec.h"
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) &&                      \
-    defined(__AVX512VL__) && defined(__AVX512VPOPCNTDQ__)
-#define UCM_LANES 16
-#elif defined(__AVX2__) && defined(__FMA__)
-#define UCM_LANES 8
+#if VEC > 4
+#define UCM_LANES VEC
 #endif
 
 #ifdef UCM_LANES
-#include <immintrin.h>
 
 #define TILE 16u
 #define DOT_VECS (UCM_DOT_LANES / UCM_LANES)
@@ -27,54 +24,90 @@
 #endif
 
 #if UCM_LANES == 16
-
 typedef __m512 vec;
+#else
+typedef __m256 vec;
+#endif
 
 LANES_INLINE vec v_set(float x)
 {
-    return _mm512_set1_ps(x);
+    return (vec)vec_all_f(x);
 }
 
 LANES_INLINE vec v_load(const float *p)
 {
-    return _mm512_loadu_ps(p);
+    return (vec)vec_load(p);
 }
 
 LANES_INLINE void v_store(float *p, vec x)
 {
-    _mm512_storeu_ps(p, x);
+    vec_store(p, (vec_f)x);
 }
 
 LANES_INLINE vec v_add(vec a, vec b)
 {
-    return _mm512_add_ps(a, b);
+    return a + b;
 }
 
 LANES_INLINE vec v_sub(vec a, vec b)
 {
-    return _mm512_sub_ps(a, b);
+    return a - b;
 }
 
 LANES_INLINE vec v_mul(vec a, vec b)
 {
-    return _mm512_mul_ps(a, b);
+    return a * b;
 }
 
 LANES_INLINE vec v_div(vec a, vec b)
 {
-    return _mm512_div_ps(a, b);
+    return a / b;
 }
 
 LANES_INLINE vec v_fma(vec a, vec b, vec c)
 {
-    return _mm512_fmadd_ps(a, b, c);
+    return (vec)vec_fma((vec_f)a, (vec_f)b, (vec_f)c);
 }
 
-/* ucm_max: a > b ? a : b. */
 LANES_INLINE vec v_max(vec a, vec b)
 {
-    return _mm512_max_ps(a, b);
+    return (vec)vec_max((vec_f)a, (vec_f)b);
 }
+
+/* Lanes of bf16. */
+LANES_INLINE vec v_bf16(const uint16_t *p)
+{
+    return (vec)vec_bf16((const uint8_t *)p);
+}
+
+LANES_INLINE vec v_i8(const uint8_t *p)
+{
+    return (vec)vec_load_i8(p);
+}
+
+LANES_INLINE vec v_u8(const uint8_t *p)
+{
+    return (vec) __builtin_convertvector((vec_i)vec_load_u8(p), vec_f);
+}
+
+/* -|x| */
+LANES_INLINE vec v_minus_abs(vec x)
+{
+    return (vec)((vec_u)x | 0x80000000u);
+}
+
+/* x is not negative: the exponent that its bits hold, and its fraction in [1/2, 1). */
+LANES_INLINE vec v_exponent(vec x)
+{
+    return (vec) __builtin_convertvector((vec_i)x >> 23, vec_f);
+}
+
+LANES_INLINE vec v_fraction(vec x)
+{
+    return (vec)(((vec_u)x & 0x7fffffu) | 0x3f000000u);
+}
+
+#if UCM_LANES == 16
 
 /* Where a == b: yes, elsewhere no. */
 LANES_INLINE vec v_if_equal(vec a, vec b, vec yes, vec no)
@@ -108,19 +141,6 @@ LANES_INLINE vec v_exp2i(vec n)
     return _mm512_castsi512_ps(_mm512_slli_epi32(i, 23));
 }
 
-/* Lanes of bf16. */
-LANES_INLINE vec v_bf16(const uint16_t *p)
-{
-    __m256i h = _mm256_loadu_si256((const __m256i *)p);
-
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
-}
-
-LANES_INLINE vec v_i8(const uint8_t *p)
-{
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
-
 /* The first n lanes; the others are 0 and are not read. */
 LANES_INLINE vec v_i8_part(const uint8_t *p, uint32_t n)
 {
@@ -141,34 +161,10 @@ LANES_INLINE void v_store_part(float *p, vec x, uint32_t n)
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), x);
 }
 
-LANES_INLINE vec v_u8(const uint8_t *p)
-{
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
-
 /* x as unsigned integers, to p. */
 LANES_INLINE void v_store_u32(uint32_t *p, vec x)
 {
     _mm512_storeu_si512(p, _mm512_cvttps_epi32(x));
-}
-
-/* -|x| */
-LANES_INLINE vec v_minus_abs(vec x)
-{
-    return _mm512_or_ps(x, v_set(-0.0f));
-}
-
-/* x is not negative: the exponent that its bits hold, and its fraction in [1/2, 1). */
-LANES_INLINE vec v_exponent(vec x)
-{
-    return _mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_castps_si512(x), 23));
-}
-
-LANES_INLINE vec v_fraction(vec x)
-{
-    __m512i bits = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffff));
-
-    return _mm512_castsi512_ps(_mm512_or_si512(bits, _mm512_set1_epi32(0x3f000000)));
 }
 
 /* The sum of the lanes, which are integers up to 2^24; the sum of sums up to 2^53 is exact. */
@@ -235,53 +231,6 @@ LANES_INLINE void v_tile_dots(const vec folds[TILE], vec out[TILE_VECS])
 
 #else /* UCM_LANES == 8 */
 
-typedef __m256 vec;
-
-LANES_INLINE vec v_set(float x)
-{
-    return _mm256_set1_ps(x);
-}
-
-LANES_INLINE vec v_load(const float *p)
-{
-    return _mm256_loadu_ps(p);
-}
-
-LANES_INLINE void v_store(float *p, vec x)
-{
-    _mm256_storeu_ps(p, x);
-}
-
-LANES_INLINE vec v_add(vec a, vec b)
-{
-    return _mm256_add_ps(a, b);
-}
-
-LANES_INLINE vec v_sub(vec a, vec b)
-{
-    return _mm256_sub_ps(a, b);
-}
-
-LANES_INLINE vec v_mul(vec a, vec b)
-{
-    return _mm256_mul_ps(a, b);
-}
-
-LANES_INLINE vec v_div(vec a, vec b)
-{
-    return _mm256_div_ps(a, b);
-}
-
-LANES_INLINE vec v_fma(vec a, vec b, vec c)
-{
-    return _mm256_fmadd_ps(a, b, c);
-}
-
-LANES_INLINE vec v_max(vec a, vec b)
-{
-    return _mm256_max_ps(a, b);
-}
-
 LANES_INLINE vec v_if_equal(vec a, vec b, vec yes, vec no)
 {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_EQ_OQ));
@@ -311,18 +260,6 @@ LANES_INLINE vec v_exp2i(vec n)
     return _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
 }
 
-LANES_INLINE vec v_bf16(const uint16_t *p)
-{
-    __m128i h = _mm_loadu_si128((const __m128i *)p);
-
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
-}
-
-LANES_INLINE vec v_i8(const uint8_t *p)
-{
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
-
 LANES_INLINE __m128i load_part(const uint8_t *p, uint32_t n)
 {
     uint64_t bytes = 0;
@@ -349,31 +286,9 @@ LANES_INLINE void v_store_part(float *p, vec x, uint32_t n)
     memcpy(p, lane, n * sizeof(*p));
 }
 
-LANES_INLINE vec v_u8(const uint8_t *p)
-{
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
-
 LANES_INLINE void v_store_u32(uint32_t *p, vec x)
 {
     _mm256_storeu_si256((__m256i *)p, _mm256_cvttps_epi32(x));
-}
-
-LANES_INLINE vec v_minus_abs(vec x)
-{
-    return _mm256_or_ps(x, v_set(-0.0f));
-}
-
-LANES_INLINE vec v_exponent(vec x)
-{
-    return _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_castps_si256(x), 23));
-}
-
-LANES_INLINE vec v_fraction(vec x)
-{
-    __m256i bits = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffff));
-
-    return _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(0x3f000000)));
 }
 
 typedef __m256d vec_sum;
