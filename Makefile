@@ -207,6 +207,11 @@ check-encodings-trained: $(TRAINED)/shape.json ## the same on a decoder that is 
 	tests/setup/smollm2.sh $(SPARSE_VENV)
 	$(call study,encoding,check_encodings.py,$(TRAINED),trained-$(or $(SIZE),short))
 
+bench-zstd: ## how fast a core is with zstd and with `lossless` on the KV of that small model
+	+@$(SUBMAKE) $O/encoding_kernels.so
+	tests/setup/smollm2.sh $(SPARSE_VENV)
+	PYTHONPATH=tests/models UCM_ENCODING_KERNELS=$(abspath $O)/encoding_kernels.so $(SPARSE_VENV)/bin/python -B tests/encoding/zstd_speed.py $(SMOLLM2)
+
 $(TRAINED)/shape.json:
 	tests/setup/smollm2.sh $(SPARSE_VENV)
 	tests/setup/torch.sh $(SPARSE_VENV)
@@ -542,7 +547,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-encodings check-encodings-gemma check-encodings-trained wheel check-system check-chroot deb \
+.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

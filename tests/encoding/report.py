@@ -43,7 +43,7 @@ def summary(by_text):
 
 def cells(by_text):
     worse, error, kl, same = summary(by_text)
-    return [f"{worse:+.3%} ± {error:.3%}", f"{kl * 1e3:.2f}", f"{same:.4f}"]
+    return [f"{worse:+.3%} ± {error:.3%}", f"{kl * 1e3:.3f}", f"{same:.4f}"]
 
 
 def main_table(results, names):
@@ -51,7 +51,7 @@ def main_table(results, names):
     for name in names:
         lost = [list(t["by_length"][name].values()) for t in texts]
         k, v = mean([t["nmse"][name] for t in texts])
-        alone = [f"{summary([list(t['by_length'][f'{name}, {part} alone'].values()) for t in texts])[2] * 1e3:.2f}"
+        alone = [f"{summary([list(t['by_length'][f'{name}, {part} alone'].values()) for t in texts])[2] * 1e3:.3f}"
                  if f"{name}, {part} alone" in texts[0]["by_length"] else "-" for part in "KV"]
         bytes_ = [f"{ratio(name, dim):.2f}" if ratio(name, dim) else "-" for dim in (128, 64)]
         rows.append([name, *bytes_, *cells(lost), *alone, f"{k:.5f}", f"{v:.5f}"])
@@ -66,7 +66,7 @@ def length_table(results, names):
         row = [name]
         for at in lengths:
             worse, error, kl, _ = summary([[t["by_length"][name][at]] for t in texts])
-            row.append(f"{kl * 1e3:.2f}; {worse:+.2%} ± {error:.2%}")
+            row.append(f"{kl * 1e3:.3f}; {worse:+.2%} ± {error:.2%}")
         rows.append(row)
     return table(["KL, 1e-3; perplexity, behind"] + lengths, rows)
 
@@ -80,7 +80,7 @@ def ends_table(results):
             for at in ends:
                 found = [[t["by_length"][name][at] if key == "0 + 0" else t["ends"][f"{name}, {key}"][at]] for t in texts]
                 worse, error, kl, _ = summary(found)
-                row.append(f"{kl * 1e3:.2f}; {worse:+.2%} ± {error:.2%}")
+                row.append(f"{kl * 1e3:.3f}; {worse:+.2%} ± {error:.2%}")
             rows.append(row)
     return table(["what", "first tokens plain", "last"] + [f"KL, 1e-3; perplexity, behind {at}" for at in ends], rows)
 
@@ -90,7 +90,7 @@ def outlier_table(results):
     rows = []
     for name in dict.fromkeys(key.rpartition(", ")[0] for key in results["outliers"]):
         found = [summary([[row] for row in results["outliers"][f"{name}, {factor}"].values()]) for factor in factors]
-        rows.append([name] + [f"{kl * 1e3:.2f}; {worse:+.2%}" for worse, _, kl, _ in found])
+        rows.append([name] + [f"{kl * 1e3:.3f}; {worse:+.2%}" for worse, _, kl, _ in found])
     return table(["KL, 1e-3; perplexity, a pair of K's channels larger by"] + list(map(str, factors)), rows)
 
 
@@ -101,16 +101,19 @@ def key_table(results):
 
 
 def question_table(results):
-    """By distance: values found, and by how many nats a value's eight bytes are less likely than behind plain text."""
+    """By distance: values found; of a value's eight bytes together the mean and the largest nll, in nats."""
     rows = {}
     for asked in results["questions"].values():
         for name, answers in asked.items():
-            for (distance, found, nll), (_, _, before) in zip(answers, asked["plain"]):
-                rows.setdefault(name, {}).setdefault(2 ** int(math.log2(distance)), []).append((found, nll - before, before))
-    plain = rows["plain"]
-    out = [[name, *(f"{sum(r[0] for r in of[d])}; {sum(r[1] for r in of[d]) / len(of[d]):+.4f}" for d in sorted(plain))] for name, of in rows.items()]
-    out[0] = ["plain", *(f"{sum(r[0] for r in plain[d])} of {len(plain[d])}; {sum(r[2] for r in plain[d]) / len(plain[d]):.4f}" for d in sorted(plain))]
-    return table(["found; nats more, distance from"] + [f"{d}" for d in sorted(plain)], out)
+            for distance, found, nll in answers:
+                rows.setdefault(name, {}).setdefault(2 ** int(math.log2(distance)), []).append((found, nll))
+    distances = sorted(rows["plain"])
+    out = []
+    for name, by_distance in rows.items():
+        found = {d: [row[0] for row in by_distance[d]] for d in distances}
+        nll = {d: [row[1] for row in by_distance[d]] for d in distances}
+        out.append([name, *(f"{sum(found[d])} of {len(found[d])}; {mean([[n] for n in nll[d]])[0]:.4f}, {max(nll[d]):.3f}" for d in distances)])
+    return table(["found; nats, from a distance of"] + list(map(str, distances)), out)
 
 
 def ratio_table(results):

@@ -32,7 +32,8 @@ def initial(shape, seed, device):
     def normal(rows, columns, deviation):
         return torch.randn(rows, columns, generator=made) * deviation
 
-    inner, out = 1 / math.sqrt(shape.width), {"token_embd.weight": normal(shape.vocabulary, shape.width, 0.05), "output_norm.weight": torch.ones(shape.width)}
+    inner = 1 / math.sqrt(shape.width)
+    out = {"token_embd.weight": normal(shape.vocabulary, shape.width, 0.05), "output_norm.weight": torch.ones(shape.width)}
     for layer in range(shape.layers):
         out |= {f"blk.{layer}.{name}.weight": w for name, w in {
             "attn_norm": torch.ones(shape.width), "ffn_norm": torch.ones(shape.width),
@@ -44,8 +45,8 @@ def initial(shape, seed, device):
 
 
 def angles(shape, length, device):
-    half = shape.d // 2
-    angle = torch.arange(length, device=device, dtype=torch.float64)[:, None] * shape.base ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
+    positions, half = torch.arange(length, device=device, dtype=torch.float64), torch.arange(shape.d // 2, device=device, dtype=torch.float64)
+    angle = positions[:, None] * shape.base ** (-2 * half / shape.d)
     return angle.cos().float()[:, None], angle.sin().float()[:, None]
 
 

@@ -1,5 +1,5 @@
-"""Gemma 3: its tokenizer, and where its forward pass differs from Llama's. Its K passes an RMSNorm with weights before RoPE, and five layers of six attend
-to the last 512 tokens only."""
+"""Gemma 3: its tokenizer, and where its forward pass differs from Llama's. Its K passes an RMSNorm with weights before RoPE, and five layers
+of six attend to the last 512 tokens only."""
 
 import heapq
 import math
@@ -13,8 +13,8 @@ PERIOD = 6            # every sixth layer attends to all
 
 
 class Tokenizer:
-    """SentencePiece's: of all neighbours that are a token together, the pair with the best score is joined first. A run of spaces, or of line ends, is
-    a token before that."""
+    """SentencePiece's: of all neighbours that are a token together, the pair with the best score is joined first. A run of spaces, or of line
+    ends, is a token before that."""
     RUNS = re.compile(r"( {2,31}|\n+)")
 
     def __init__(self, tokens, scores, begin):
@@ -58,7 +58,8 @@ class Tokenizer:
 class Gemma(Model):
     def settle(self, value):
         self.layers, self.width = value("gemma3.block_count"), value("gemma3.embedding_length")
-        self.heads, self.kv_heads, self.d = value("gemma3.attention.head_count"), value("gemma3.attention.head_count_kv"), value("gemma3.attention.key_length")
+        self.heads, self.kv_heads = value("gemma3.attention.head_count"), value("gemma3.attention.head_count_kv")
+        self.d = value("gemma3.attention.key_length")
         self.epsilon, self.base = value("gemma3.attention.layer_norm_rms_epsilon"), value("gemma3.rope.freq_base")
         self.context, self.window = value("gemma3.context_length"), value("gemma3.attention.sliding_window")
         self.beta, self.group = 1 / math.sqrt(self.d), self.heads // self.kv_heads
