@@ -143,6 +143,10 @@
     X(encode_plain_bytes, counter, "bytes", "bytes of dumped blocks before they were encoded")     \
     X(encode_bytes, counter, "bytes", "bytes of dumped blocks as they were encoded")               \
     X(encode_unfit, counter, "parts", "dumped parts whose bytes their encoding could not hold")    \
+    X(unfit_decoded, counter, "parts",                                                             \
+      "stored parts that were decoded because another part of their block did not fit")            \
+    X(unfit_decode_failed, counter, "parts",                                                       \
+      "such parts that were not: no space, or evicted before; their block is a miss")              \
     X(decode_plain_bytes, counter, "bytes", "bytes of loaded blocks after they were decoded")      \
     X(decode_bytes, counter, "bytes", "bytes of loaded blocks as they were encoded")               \
     X(transcode_parts, counter, "parts", "stored parts of which the daemon built the coded form")  \

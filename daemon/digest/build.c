@@ -18,6 +18,15 @@ static bool shard_encode(const struct ucm_encoding_spec *spec, const uint8_t *pl
     return true;
 }
 
+static void shard_decode(const struct ucm_encoding_spec *spec, const uint8_t *coded, uint8_t *plain)
+{
+    for (uint32_t i = 0; i < spec->n_sections; i++) {
+        ucm_decode(spec, i, coded, plain);
+        coded += ucm_encoding_bytes(spec, i);
+        plain += ucm_encoding_plain_bytes(spec, i);
+    }
+}
+
 static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
 {
     struct part_build *b = LIST_ENTRY(job, struct part_build, job);
@@ -31,6 +40,8 @@ static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
 
         if (b->digest)
             ucm_digest_build(b->digest, from, to);
+        else if (b->decode)
+            shard_decode(b->encoding, from, to);
         else if (!shard_encode(b->encoding, from, to))
             atomic_store_explicit(&b->unfit, true, memory_order_relaxed);
     }

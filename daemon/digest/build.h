@@ -1,4 +1,4 @@
-/* What is made of one part, layer by layer: its digest, or its coded form. Threads of the pool compute.
+/* What is made of one part, layer by layer: its digest, its coded form, or of that the plain one. Threads of the pool compute.
  * Thread: the loop. */
 #ifndef UCMD_DIGEST_BUILD_H
 #define UCMD_DIGEST_BUILD_H
@@ -11,6 +11,7 @@ struct part_build {
     struct digest_job job;                /* job.done_cb is the caller's */
     const struct ucm_digest_plan *digest; /* one of the two; the other is NULL */
     const struct ucm_encoding_spec *encoding;
+    bool decode;         /* `from` is the coded form */
     const uint8_t *from; /* the part: shards of from_bytes */
     uint8_t *to;         /* shards of to_bytes */
     uint64_t from_bytes, to_bytes;

@@ -99,7 +99,7 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
 
     for (struct list *n = rq->derived.spaces.next; n != &rq->derived.spaces; n = n->next) {
         space = LIST_ENTRY(n, struct derived_space, link);
-        if (space->derived == derived)
+        if (space->derived == derived && space->base == base)
             return space_ref(space);
     }
     space = calloc(1, sizeof(*space));
@@ -113,10 +113,11 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
     space->refs = 1;
     space->base = base;
     space->derived = derived;
+    space->decodes = !plan && derived == base->base;
     if (plan)
         space->plan = *plan;
     else
-        space->encoding = &derived->encoded->spec;
+        space->encoding = &(space->decodes ? base : derived)->encoded->spec;
     index_ns_use(rq->rooms.index, base);
     index_ns_use(rq->rooms.index, derived);
     list_push_back(&rq->derived.spaces, &space->link);
@@ -136,6 +137,7 @@ static void build_end(struct derived_build *b, int status)
     rq->derived.n_builds--;
     space->tenant->builds--;
     metrics_at(space)->digest_build_failed += status != 0 && !space->encoding;
+    metrics_at(space)->unfit_decode_failed += status != 0 && space->decodes;
     /* Who waits holds both blocks, and may drop them when its callback returns. */
     cache_unlease(c, b->derived);
     cache_unlease(c, b->base);
@@ -167,6 +169,10 @@ static void build_count(const struct derived_build *b)
         m->digest_bytes += bytes;
         return;
     }
+    if (space->decodes) {
+        m->unfit_decoded++;
+        return;
+    }
     m->transcode_parts++;
     m->transcode_plain_bytes += ns_part_bytes(space->base, b->part);
     m->transcode_bytes += bytes;
@@ -178,7 +184,7 @@ static void build_done_cb(struct digest_job *job)
     struct derived_space *space = b->space;
     int status = digest_job_stopped(job) ? -ECANCELED : b->work.unfit ? -ERANGE : 0;
 
-    if (space->encoding)
+    if (space->encoding && !space->decodes)
         metrics_at(space)->transcode_us += b->work.ns / 1000;
     cache_put(cache_at(space), b->base, b->part);
     cache_fill_done(cache_at(space), b->fill, b->work.shards, status == 0);
@@ -193,6 +199,7 @@ static void build_submit(struct derived_build *b)
 
     b->work.digest = space->encoding ? NULL : &space->plan;
     b->work.encoding = space->encoding;
+    b->work.decode = space->decodes;
     b->work.from = cache_memory(cache_at(space), b->base, b->part);
     b->work.to = cache_fill_memory(cache_at(space), b->fill);
     b->work.from_bytes = space->base->identity.shard_bytes;

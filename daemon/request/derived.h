@@ -37,9 +37,11 @@ struct derived_space {
     struct derived_tenant *tenant;
     const struct ucm_encoding_spec
         *encoding;               /* derived's blocks are base's, encoded; NULL: they are digests */
+    bool decodes;                /* or base's, which are encoded, as they are */
     struct ucm_digest_plan plan; /* of digests */
 };
-/* The space of that derived namespace, with one more reference. plan: NULL: it is encoded. NULL: no memory. */
+/* The space of that derived namespace, with one more reference. plan: NULL: one of the two is encoded, and the other
+ * one its base. NULL: no memory. */
 struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
                                  const struct ucm_digest_plan *plan);
 struct derived_space *space_ref(struct derived_space *space);
@@ -59,6 +61,11 @@ int derived_get(struct derived_space *space, block_ref base, block_ref derived, 
                 uint8_t priority, struct cache_wait *w);
 /* Begins to build that part, which nobody waits for. 0, or -errno as above, also -EEXIST. */
 int derived_build(struct derived_space *space, block_ref base, block_ref derived, uint32_t part);
+
+/* digest_build.c */
+/* Part `part` of the block of that key waits for its build, holding nothing: if base's has left DRAM by then
+ * there is none. False: too many wait. */
+bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part);
 
 void derived_init(struct requests *rq);
 /* Builds end soon, without their results. */

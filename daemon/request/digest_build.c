@@ -1,5 +1,5 @@
-/* Digests of what is stored: while a session wants them, each part that is published waits here, by its key,
- * for its build. */
+/* Parts that wait for their build, by their keys: each that is published while a session wants digests of what is
+ * stored, and those of mixed blocks (mixed.c). */
 #include "daemon/request/digest.h"
 
 #include <assert.h>
@@ -17,9 +17,9 @@ struct published {
 };
 
 /* Keys, not blocks: what waits here holds nothing, and an evicted block is passed over. */
-static bool published_add(struct digests *ds, struct derived_space *space, const uint8_t *key,
-                          uint32_t part)
+bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part)
 {
+    struct digests *ds = &space->rq->digests;
     struct derived_tenant *tenant = space->tenant;
     struct list *node;
     struct published *p;
@@ -36,7 +36,19 @@ static bool published_add(struct digests *ds, struct derived_space *space, const
     list_push_back(&tenant->parts, &p->link);
     if (tenant->waiting++ == 0)
         list_push_back(&ds->turns, &tenant->turn);
+    if (list_empty(&ds->published_retry.link))
+        cache_next_turn(space->rq->rooms.cache, &ds->published_retry);
     return true;
+}
+
+static void build_skipped(const struct derived_space *space)
+{
+    struct metrics *m = space->rq->rooms.metrics;
+
+    if (space->decodes)
+        m->unfit_decode_failed++;
+    else
+        m->digest_build_skipped++;
 }
 
 /* Takes the first part of the tenant, who goes behind the others. */
@@ -64,10 +76,8 @@ static void published_cb(void *ctx, struct ns *ns, block_ref ref, uint32_t part)
 
         if (space->base != ns || space->watchers == 0)
             continue;
-        if (!published_add(ds, space, index_block(rq->rooms.index, ref)->key, part))
-            space->rq->rooms.metrics->digest_build_skipped++;
-        else if (list_empty(&ds->published_retry.link))
-            cache_next_turn(rq->rooms.cache, &ds->published_retry);
+        if (!build_queue(space, index_block(rq->rooms.index, ref)->key, part))
+            build_skipped(space);
     }
 }
 
@@ -76,18 +86,22 @@ static int published_begin(const struct published *p)
 {
     struct derived_space *space = p->space;
     struct cache *c = space->rq->rooms.cache;
-    block_ref base = index_find(space->rq->rooms.index, space->base, p->key), digest;
+    struct index *ix = space->rq->rooms.index;
+    block_ref base = index_find(ix, space->base, p->key), derived;
     int rc;
 
-    if (space->watchers == 0 || base == 0 ||
+    if ((space->watchers == 0 && !space->decodes) || base == 0 ||
         space_part(space, base, p->part)->dram != PART_DRAM_READY)
         return -ENOENT;
+    /* Decoded parts complete what another rank has stored. */
+    if (space->decodes && index_find(ix, space->derived, p->key) == 0)
+        return -ENOENT;
     cache_lease(c, base); /* first: a new block may take the place of another */
-    digest = cache_open(c, space->derived, p->key);
+    derived = cache_open(c, space->derived, p->key);
     /* The claim of the fill refuses one that is there already, or being written. */
-    rc = digest ? derived_build(space, base, digest, p->part) : -ENOSPC;
-    if (digest)
-        cache_unlease(c, digest);
+    rc = derived ? derived_build(space, base, derived, p->part) : -ENOSPC;
+    if (derived)
+        cache_unlease(c, derived);
     cache_unlease(c, base);
     return rc;
 }
@@ -127,7 +141,8 @@ void digests_pump(struct requests *rq)
         /* The next one behind the queue of those who wait for space. */
         if (rc == -EBUSY && cache_space_wait(rq->rooms.cache, &ds->published_retry, false))
             return;
-        rq->rooms.metrics->digest_build_skipped += rc != 0 && rc != -EEXIST && rc != -EINPROGRESS;
+        if (rc != 0 && rc != -EEXIST && rc != -EINPROGRESS)
+            build_skipped(p->space);
         published_remove(ds, tenant);
     }
 }

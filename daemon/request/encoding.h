@@ -46,6 +46,11 @@ static inline bool encoded_refuses(const struct encoded_ns *en)
     return ucm_encoding_method(en->spec.encoding)->fits != NULL;
 }
 
+/* mixed.c */
+/* A dump has stored that part of the held block ref, which is of either namespace. Where other parts lie in the
+ * other form only, the coded ones are decoded into the base. */
+void mixed_part_stored(struct encoded_ns *en, block_ref ref, uint32_t part);
+
 /* What the identity of an encoded namespace says. A client may have made it up. A restart leaves nothing else. */
 struct encoded_identity {
     const char *encoding; /* name */

@@ -132,6 +132,9 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
     else
         /* A worker that is gone may have died before its bytes were final. */
         cache_fill_done(cache_of(t), b->fill[i], t->shards, ok && !t->r.s->closing);
+    if (ok && t->kind == TRANSFER_DUMP && t->region->encoded && t->ns->identity.parts > 1 &&
+        encoded_refuses(t->region->encoded))
+        mixed_part_stored(t->region->encoded, t->refs[b->item[i]], t->part);
     if (ok && t->durable)
         item_durable(t, b->item[i], UCM_BLOCK_OK);
     item_status(t, b->item[i], status);

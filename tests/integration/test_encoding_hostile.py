@@ -12,7 +12,7 @@ import unittest
 try:
     from encoding_case import (DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SIZES, SUITE_TIMEOUT_S, TOKENS, UNFIT,
                                EncodingCase, Pages)
-    from second_client import BUSY, EXISTS, IN_PROGRESS, INVALID, MISS, OK, OTHER_UID, Refused, Region, keys, u32
+    from second_client import BUSY, EXISTS, IN_PROGRESS, INVALID, MISS, NO_ROOM, OK, OTHER_UID, Refused, Region, keys, u32
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -154,24 +154,82 @@ class Hostile(EncodingCase):
         self.assertEqual(other.load(["x"], [2]), [OK])
         self.assertEqual(other.pages.bytes(2), good)
 
-    def test_parts_of_two_forms_are_no_block(self):
-        """Two workers of one engine: what one of them stores plain, the other has to store plain, too."""
-        client = self.client()
-        base = client.open(dict(IDENTITY, model=self.id(), parts=2, shards=[LAYERS]))
-        ns = client.call("encoding.open", ns=base, encoding="lossless", **SIZES)["ns"]
-        parts = [Pages(client, ns, 4, part=part) for part in range(2)]
+    def mixed(self, parts, model=""):
+        """A connection for each worker of one engine, and what of lossless lies in its namespaces and counters."""
+        clients = [self.client() for _ in range(parts)]
+        bases = [client.open(dict(IDENTITY, model=self.id() + model, parts=parts, shards=[LAYERS])) for client in clients]
+        coded = [client.call("encoding.open", ns=base, encoding="lossless", **SIZES)["ns"] for client, base in zip(clients, bases)]
+        return clients[0], bases[0], coded[0], [Pages(c, ns, 8, part=i) for i, (c, ns) in enumerate(zip(clients, coded))]
+
+    def count(self, client):
+        metrics = client.call("stats")["metrics"]
+        return metrics["unfit_decoded"] + metrics["unfit_decode_failed"]
+
+    def test_parts_of_two_forms_become_plain(self):
+        """Workers of one engine, of which some dump plain what did not fit: the daemon decodes the others' parts, in whatever order
+        they came."""
+        for unfit, order in (((1,), (0, 1)), ((1,), (1, 0)), ((0, 2), (0, 1, 2)), ((0, 2), (1, 2, 0)), ((2,), (2, 1, 0))):
+            with self.subTest(unfit=unfit, order=order):
+                client, base, ns, parts = self.mixed(len(order), f"{unfit}{order}")
+                before = client.call("stats")["metrics"]
+                plain = [os.urandom(part.size) if i in unfit else part.fill(0) for i, part in enumerate(parts)]
+                for i in order:
+                    parts[i].put(0, plain[i])
+                    if i not in unfit:
+                        self.assertEqual(parts[i].dump(["x"], [0]), [OK])
+                        continue
+                    self.assertEqual((client.hits(ns, "x"), client.hits(base, "x")), (0, 0))
+                    self.assertEqual(parts[i].dump(["x"], [0]), [UNFIT])
+                    self.assertEqual(parts[i].dump(["x"], [0], plain=True), [OK])
+                self.until(lambda: client.hits(ns, "x") == 1, "the block")
+                self.assertEqual(client.hits(base, "x"), 1)
+                self.assertEqual([part.load(["x"], [2]) for part in parts], [[OK]] * len(parts))
+                self.assertEqual([part.bytes(2) for part in parts], plain)
+                after = client.call("stats")["metrics"]
+                self.assertEqual(after["unfit_decoded"] - before["unfit_decoded"], len(parts) - len(unfit))
+                self.assertEqual(after["unfit_decode_failed"], before["unfit_decode_failed"])
+                self.assertEqual(after["transcode_parts"], before["transcode_parts"])
+                self.settled(client, base)
+                for i, part in enumerate(parts):  # as workers do who don't know of it
+                    self.assertEqual(part.dump(["x"], [0], plain=i in unfit), [EXISTS])
+                client.call("namespace.purge", ns=base)
+                self.until(lambda: client.hits(ns, "x") == 0, "the end of the base's block")
+
+    def test_parts_of_two_forms_that_are_no_block(self):
+        """A part that nobody stored, and one that was evicted by name, are missing in both forms. Fewer layers, too."""
+        client, base, ns, parts = self.mixed(3)
+        before = self.count(client)
+        for part in parts:
+            part.put(0, os.urandom(part.size))
+            part.fill(1)
+        self.assertEqual(parts[0].dump(["x"], [1]), [OK])
+        self.assertEqual(parts[2].dump(["x"], [0], plain=True), [OK])
+        self.until(lambda: self.count(client) == before + 1, "the first part")
+        self.assertEqual((client.hits(ns, "x"), client.hits(base, "x")), (0, 0))
+        self.assertEqual(parts[1].dump(["x"], [1], shard=0, shards=LAYERS - 1), [OK])
+        self.assertEqual((client.hits(ns, "x"), client.hits(base, "x")), (0, 0))
+        self.assertEqual(parts[1].dump(["x"], [1], shard=LAYERS - 1, shards=1), [OK])
+        self.until(lambda: client.hits(ns, "x") == 1, "the last layer of the last part")
+        self.assertEqual([part.load(["x"], [3]) for part in parts], [[OK]] * 3)
+        self.assertEqual([part.bytes(3) for part in parts], [parts[0].bytes(1), parts[1].bytes(1), parts[2].bytes(0)])
+
+    def test_many_mixed_blocks_at_once_in_little_dram(self):
+        """More than the arena has: some are found, and none is wrong."""
+        client, base, ns, parts = self.mixed(2)
         plain = [parts[0].fill(0), os.urandom(parts[1].size)]
         parts[1].put(0, plain[1])
-        self.assertEqual([part.dump(["x"], [0]) for part in parts], [[OK], [UNFIT]])
-        self.assertEqual(parts[1].dump(["x"], [0], plain=True), [OK])
-        self.assertEqual((client.hits(ns, "x"), client.hits(base, "x")), (0, 0))
-        self.assertEqual([part.load(["x"], [1]) for part in parts], [[MISS]] * 2)
-        self.assertEqual(parts[0].dump(["x"], [0], plain=True), [OK])
-        self.assertEqual((client.hits(ns, "x"), client.hits(base, "x")), (1, 1))
-        self.assertEqual([part.load(["x"], [2]) for part in parts], [[OK]] * 2)
-        self.assertEqual([part.bytes(2) for part in parts], plain)
-        client.call("namespace.purge", ns=base)
-        self.until(lambda: client.hits(ns, "x") == 0, "the end of the base's block")
+        n = 3 * (64 << 20) // sum(part.size for part in parts) // 100 * 100
+        for first in range(0, n, 100):
+            names = [f"{first + i}" for i in range(100)]
+            self.assertEqual(set(parts[0].dump(names, [0] * 100)), {OK})
+            self.assertLessEqual(set(parts[1].dump(names, [0] * 100, plain=True)), {OK, NO_ROOM})
+        seen = []
+        self.until(lambda: seen.append(self.count(client)) or len(seen) > 10 and seen[-1] == seen[-10], "the last")
+        found = [i for i in range(n) if client.hits(ns, f"{i}")]
+        self.assertGreater(len(found), n // 8)
+        for i in found[::37]:
+            self.assertEqual([part.load([f"{i}"], [3])[0] in (OK, MISS) for part in parts], [True] * 2)
+            self.assertEqual([part.bytes(3) for part in parts], plain)
 
     def test_leases_of_both_forms_end_with_the_connection(self):
         engine = self.engine("fp8")

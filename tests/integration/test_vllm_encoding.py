@@ -2,6 +2,7 @@
 """The vLLM connector's setting `encoding`, in the small engine of tests/vllm against a real daemon. With lossless, requests get the same
 bit for bit as without a cache, through everything that test_vllm_trouble.py does; with the lossy ones what is close to it."""
 
+import contextlib
 import os
 import unittest
 from unittest import mock
@@ -73,12 +74,20 @@ class Lossless(Bfloat16):
         self.assertGreater(a.loaded_tokens, 0)
         self.check(b, Request("shared", prompt(401, 60)))
 
-    def test_what_does_not_fit_is_stored_as_it_is(self):
-        """Channels of V differ so much in size that their exponents are not few."""
+    def wild(self, heads=range(model.KV_HEADS)):
+        """Channels of these heads' V differ so much in size that their exponents are not few."""
         wild = model.Model()
         for layer in wild.layers:
-            layer["v"] *= (2.0 ** -(3.0 * (numpy.arange(layer["v"].shape[0]) % model.HEAD))).astype(numpy.float32)[:, None]
-        with mock.patch.object(vllm_case, "MODEL", wild), mock.patch.dict(vllm_case.EXPECTED, clear=True):
+            for head in heads:
+                v = layer["v"][head * model.HEAD : (head + 1) * model.HEAD]
+                v *= (2.0 ** -(3.0 * numpy.arange(model.HEAD))).astype(numpy.float32)[:, None]
+        stack = contextlib.ExitStack()
+        stack.enter_context(mock.patch.object(vllm_case, "MODEL", wild))
+        stack.enter_context(mock.patch.dict(vllm_case.EXPECTED, clear=True))
+        return stack
+
+    def test_what_does_not_fit_is_stored_as_it_is(self):
+        with self.wild():
             a, b, plain = self.engine(encoding="lossless"), self.engine(encoding="lossless"), self.engine()
             tokens = prompt(402, 150)
             with self.assertLogs("ucmclient.vllm", "WARNING") as log:
@@ -89,11 +98,34 @@ class Lossless(Bfloat16):
                 self.check(e, Request("warm", tokens))
                 self.assertEqual(e.loaded_tokens, self.whole(150))
 
+    def test_what_does_not_fit_of_one_rank(self):
+        """The other's parts, which do, become plain, too."""
+        tokens = prompt(403, 150)
+        for more in ({}, {"layout": "content"}, {"async_load": False, "layerwise": True, "layout": "packed"}):
+            for heads in ((0, 1), (2, 3)):
+                with self.subTest(heads=heads, **more), self.wild(heads):
+                    before, salt = self.stats(), f"{heads}{more}"
+                    a, b, plain = (self.engine(encoding=encoding, ranks=2, salt=salt, **more)
+                                   for encoding in ("lossless", "lossless", "none"))
+                    self.check(a, Request("cold", tokens))
+                    self.eventually(lambda: self.count(before, "unfit_decoded") == 150 // BLOCK)
+                    self.assertEqual(self.count(before, "encode_unfit"), 150 // BLOCK)
+                    for e in (b, plain):
+                        self.check(e, Request("warm", tokens))
+                        self.assertEqual(e.loaded_tokens, self.whole(150))
+                    self.assertEqual(self.count(before, "unfit_decode_failed"), 0)
+
+    def count(self, before, name):
+        return self.stats()[name] - before[name]
+
+    def test_what_does_not_fit_of_one_rank_whose_requests_are_preempted(self):
+        with self.wild((2, 3)):
+            tight = self.engine(blocks=24, encoding="lossless", ranks=2)
+            self.check(tight, *(Request(f"r{i}", prompt(415 + i, 90), outputs=40) for i in range(4)))
+            self.assertGreater(tight.preemptions, 0)
+
     def test_what_does_not_fit_of_a_request_that_is_preempted(self):
-        wild = model.Model()
-        for layer in wild.layers:
-            layer["v"] *= (2.0 ** -(3.0 * (numpy.arange(layer["v"].shape[0]) % model.HEAD))).astype(numpy.float32)[:, None]
-        with mock.patch.object(vllm_case, "MODEL", wild), mock.patch.dict(vllm_case.EXPECTED, clear=True):
+        with self.wild():
             tight = self.engine(blocks=24, encoding="lossless")
             self.check(tight, *(Request(f"r{i}", prompt(410 + i, 90), outputs=40) for i in range(4)))
             self.assertGreater(tight.preemptions, 0)

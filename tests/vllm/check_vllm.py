@@ -149,8 +149,8 @@ class RealVllm(unittest.TestCase):
     def setUpClass(cls):
         cls.expected = {}
         cls.folder = tempfile.TemporaryDirectory()
-        cls.model = os.path.join(cls.folder.name, "model")
-        subprocess.run([PYTHON, ENGINE, "model", cls.model], check=True, stderr=subprocess.DEVNULL, timeout=WAIT_S)
+        cls.model, cls.wild = (os.path.join(cls.folder.name, name) for name in ("model", "wild"))
+        subprocess.run([PYTHON, ENGINE, "models", cls.model, cls.wild], check=True, stderr=subprocess.DEVNULL, timeout=WAIT_S)
         cls.plain = Engine(None, cls.model, connector=False).ready()
 
     @classmethod
@@ -162,8 +162,8 @@ class RealVllm(unittest.TestCase):
         self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
         self.addCleanup(lambda: self.daemon.stop())
 
-    def engines(self, n=1, **more):
-        started = [Engine(self.daemon.socket, self.model, **more) for _ in range(n)]
+    def engines(self, n=1, model=None, **more):
+        started = [Engine(self.daemon.socket, model or self.model, **more) for _ in range(n)]
         for e in started:
             self.addCleanup(e.close)
         for e in started:
@@ -178,8 +178,8 @@ class RealVllm(unittest.TestCase):
                 self.expected[key] = self.plain.generate([p], outputs)[0][0]
             self.assertEqual(got, self.expected[key])
 
-    def plain_bfloat16(self):
-        e = Engine(None, self.model, connector=False, dtype="bfloat16")
+    def plain_bfloat16(self, model=None, **more):
+        e = Engine(None, model or self.model, connector=False, dtype="bfloat16", **more)
         self.addCleanup(e.close)
         return e.ready()
 
@@ -202,6 +202,21 @@ class RealVllm(unittest.TestCase):
                 self.assertEqual(self.alone(b, prompts), warm)
                 a.close()
                 b.close()
+
+    def test_lossless_where_one_rank_does_not_fit(self):
+        """Its blocks are stored as they are, of both ranks."""
+        ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+                 "model": self.wild}
+        prompts = [prompt(105 + i, 700) for i in range(2)]
+        plain = self.plain_bfloat16(**ranks)
+        cold, warm = self.alone(plain, prompts), self.alone(plain, prompts)
+        plain.close()
+        a, b = (self.engines(dtype="bfloat16", settings={"encoding": "lossless"}, **ranks)[0] for _ in range(2))
+        self.assertEqual(self.alone(a, prompts), cold)
+        a.generate([prompt(107, 60)])  # steps in which workers see what became of their stores
+        self.eventually(lambda: self.metrics()["unfit_decoded"] == 2 * 5)
+        self.assertEqual(self.metrics()["encode_unfit"], 2 * 5)
+        self.assertEqual(self.alone(b, prompts), warm)
 
     def test_lossy_encodings(self):
         """A fleet: what one engine stores, those of its encoding load, and none else; what a plain one stores, all."""

@@ -13,15 +13,21 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1"
                   VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", KMP_BLOCKTIME="0")
 
 
-def tiny_model(folder):
-    """Llama with random weights, the same for all who ask."""
+def tiny_models(folder, wild):
+    """Llama with random weights, the same for all who ask. wild: the channels of its second KV head's V differ so much in size that
+    "lossless" does not hold them."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(1)
     config = LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
                          num_key_value_heads=2, head_dim=32, vocab_size=512, max_position_embeddings=8192)
-    LlamaForCausalLM(config).save_pretrained(folder)
+    llama = LlamaForCausalLM(config)
+    llama.save_pretrained(folder)
+    with torch.no_grad():
+        for layer in llama.model.layers:
+            layer.self_attn.v_proj.weight[32:] *= 2.0 ** (-3.0 * torch.arange(32))[:, None]
+    llama.save_pretrained(wild)
 
 
 def start(options):
@@ -43,8 +49,8 @@ def start(options):
 def main():
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer
-    if sys.argv[1] == "model":
-        tiny_model(sys.argv[2])
+    if sys.argv[1] == "models":
+        tiny_models(*sys.argv[2:])
         return
     try:
         llm = start(json.loads(sys.argv[1]))
