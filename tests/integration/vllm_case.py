@@ -1,6 +1,7 @@
 """What the tests of the vLLM connector share: a real daemon, and the small paged engine of tests/vllm, whose outputs are
 compared with those that it has without a cache."""
 
+import contextlib
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import unittest
+from unittest import mock
 
 from vllm_paths import TOP  # sets the paths of the others
 
@@ -42,6 +44,19 @@ def expected(tokens, outputs, dtype="float32"):
         alone.add(Request("alone", tokens, outputs))
         EXPECTED[key] = run(alone)["alone"].logits
     return EXPECTED[key]
+
+
+@contextlib.contextmanager
+def wild(heads=range(model.KV_HEADS)):
+    """Within it, channels of these heads' V differ so much in size that their exponents are not few, and "lossless" does not hold
+    them."""
+    changed = model.Model()
+    for layer in changed.layers:
+        for head in heads:
+            v = layer["v"][head * model.HEAD : (head + 1) * model.HEAD]
+            v *= (2.0 ** -(3.0 * numpy.arange(model.HEAD))).astype(numpy.float32)[:, None]
+    with mock.patch.object(sys.modules[__name__], "MODEL", changed), mock.patch.dict(EXPECTED, clear=True):
+        yield
 
 
 def run(e, *requests, between=lambda e: None, limit=30.0):
