@@ -10,8 +10,9 @@
 #define CHUNK_BYTES (512u << 10)
 #define CHUNK_WORK (4u << 20)
 #define CHUNK_MIN 8u
-/* A softmax or a choice of more blocks, each one piece, is slow: 0.1 ms. */
-#define SLOW_BLOCKS (1u << 16)
+/* A softmax of more blocks, one piece, is slow: 0.1 ms. A choice from more is cut into pieces of so many. */
+#define LONG_BLOCKS (1u << 16)
+#define LONG_CHUNK (1u << 15)
 
 static size_t aligned(size_t bytes)
 {
@@ -54,13 +55,32 @@ static uint32_t group_end(const struct selection *s, uint32_t first, size_t *byt
     return end;
 }
 
-static size_t thread_bytes(const struct selection *s)
+static bool is_long(const struct selection *s, uint32_t row)
+{
+    return s->blocks[row] > LONG_BLOCKS;
+}
+
+/* The most blocks of a row that is long, or not; 0: there is none. */
+static uint32_t most_blocks(const struct selection *s, bool of_long)
 {
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < s->n_rows; i++)
-        n = s->blocks[i] > n ? s->blocks[i] : n;
-    return aligned(ucm_choose_scratch_bytes(&s->choose, n));
+        if (is_long(s, i) == of_long && s->blocks[i] > n)
+            n = s->blocks[i];
+    return n;
+}
+
+static size_t thread_bytes(const struct selection *s)
+{
+    return aligned(ucm_choose_scratch_bytes(&s->choose, most_blocks(s, false)));
+}
+
+static size_t long_bytes(const struct selection *s)
+{
+    uint32_t n = most_blocks(s, true);
+
+    return n > 0 ? aligned(ucm_choose_job_bytes(&s->choose, n, LONG_CHUNK)) : 0;
 }
 
 size_t selection_bytes(const struct selection *s, unsigned threads)
@@ -71,17 +91,23 @@ size_t selection_bytes(const struct selection *s, unsigned threads)
         row = group_end(s, row, &bytes);
         most = bytes > most ? bytes : most;
     }
-    return most + threads * thread_bytes(s);
+    return most + threads * thread_bytes(s) + long_bytes(s);
 }
 
 /* ---- steps, on threads ---- */
 
-/* BEGIN for each row, each step of the scores, CHOOSE for each list; then the next group. */
+/* BEGIN for each row, each step of the scores, CHOOSE for each list of rows that are not long, LONG for one
+ * list of a long row after the other; then the next group. */
 enum { PHASE_BEGIN, PHASE_SCORE };
 
 static uint32_t phase_choose(const struct selection *s)
 {
     return PHASE_SCORE + ucm_score_steps(&s->rows[s->first].score);
+}
+
+static uint32_t phase_long(const struct selection *s)
+{
+    return phase_choose(s) + 1;
 }
 
 /* Widens q exactly. The element that is not finite, or UINT64_MAX. */
@@ -116,11 +142,16 @@ static void row_begin(struct selection *s, uint32_t i)
         ucm_score_begin(&r->score, s->plan, &s->score, &blocks, r->q, r->scratch, r->scores);
 }
 
+static struct select_list *list_of(const struct selection *s, uint32_t row, uint32_t list)
+{
+    return &s->lists[(size_t)row * selection_lists(s) + list];
+}
+
 static void list_choose(struct selection *s, uint32_t row, uint32_t list, unsigned thread)
 {
     const struct select_row *r = &s->rows[row];
     uint32_t n = s->blocks[row];
-    struct select_list *l = &s->lists[(size_t)row * selection_lists(s) + list];
+    struct select_list *l = list_of(s, row, list);
 
     l->n = ucm_choose(&s->choose, r->scores + (size_t)list * n, n,
                       s->threads_memory + thread * s->thread_bytes, s->index + l->first,
@@ -143,7 +174,7 @@ static uint32_t row_pieces(const struct selection *s, uint32_t row)
     if (s->phase == PHASE_BEGIN)
         return 1;
     if (s->phase == phase_choose(s))
-        return selection_lists(s);
+        return is_long(s, row) ? 0 : selection_lists(s);
     units = ucm_score_units(&r->score, s->phase - PHASE_SCORE);
     chunk = chunk_of(s, units, n);
     return (units + chunk - 1) / chunk;
@@ -170,9 +201,15 @@ static uint32_t row_of(const struct selection *s, uint32_t *piece)
 static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
 {
     struct selection *s = LIST_ENTRY(job, struct selection, job);
-    uint32_t row = row_of(s, &piece), units, chunk, first;
-    const struct select_row *r = &s->rows[row];
+    uint32_t row, units, chunk, first;
+    const struct select_row *r;
 
+    if (s->phase == phase_long(s)) {
+        ucm_choose_run(&s->choosing, piece);
+        return;
+    }
+    row = row_of(s, &piece);
+    r = &s->rows[row];
     if (s->phase == PHASE_BEGIN) {
         row_begin(s, row);
         return;
@@ -188,14 +225,11 @@ static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
                   units - first < chunk ? units : first + chunk);
 }
 
-/* A piece is a whole list. */
+/* A piece is a softmax over all blocks. */
 static bool of_lists(const struct selection *s, uint32_t row)
 {
-    const struct ucm_score_job *score = &s->rows[row].score;
-
-    return s->phase != PHASE_BEGIN &&
-           (s->phase == phase_choose(s) ||
-            ucm_score_units(score, s->phase - PHASE_SCORE) != s->blocks[row]);
+    return s->phase != PHASE_BEGIN && s->phase < phase_choose(s) &&
+           ucm_score_units(&s->rows[row].score, s->phase - PHASE_SCORE) != s->blocks[row];
 }
 
 static uint32_t phase_pieces(struct selection *s)
@@ -206,7 +240,7 @@ static uint32_t phase_pieces(struct selection *s)
     for (uint32_t i = s->first; i < s->end; i++) {
         sum += row_pieces(s, i);
         s->rows[i].pieces = sum;
-        if (s->blocks[i] > SLOW_BLOCKS && of_lists(s, i))
+        if (is_long(s, i) && of_lists(s, i))
             s->job.slow = true;
     }
     return sum;
@@ -230,22 +264,71 @@ static void group_begin(struct selection *s, uint32_t first)
     }
 }
 
+/* The choice from the list s->long_list of s->long_row, or the first one behind it. 0: there is none in the
+ * group. */
+static uint32_t long_begin(struct selection *s)
+{
+    for (; s->long_row < s->end; s->long_row++, s->long_list = 0) {
+        const struct select_row *r = &s->rows[s->long_row];
+        uint32_t n = s->blocks[s->long_row];
+
+        for (; is_long(s, s->long_row) && s->long_list < selection_lists(s); s->long_list++) {
+            struct select_list *l = list_of(s, s->long_row, s->long_list);
+            const struct ucm_choose_list list = {.scores = r->scores + (size_t)s->long_list * n,
+                                                 .n = n,
+                                                 .index = s->index + l->first,
+                                                 .chosen = s->chosen ? s->chosen + l->first : NULL,
+                                                 .room = l->cap};
+            uint32_t units =
+                ucm_choose_begin(&s->choosing, &s->choose, &list, LONG_CHUNK, s->long_memory);
+
+            if (units > 0)
+                return units;
+            (void)ucm_choose_next(&s->choosing, &l->n); /* its windows are all */
+        }
+    }
+    return 0;
+}
+
+/* The next step of that choice, or the next one. */
+static uint32_t long_next(struct selection *s)
+{
+    if (ucm_choose_next(&s->choosing, &list_of(s, s->long_row, s->long_list)->n))
+        return s->choosing.units;
+    s->long_list++;
+    return long_begin(s);
+}
+
+static uint32_t group_next(struct selection *s)
+{
+    if (s->phase == PHASE_BEGIN || s->phase < phase_choose(s)) {
+        s->phase++;
+        return phase_pieces(s);
+    }
+    if (s->phase == phase_long(s))
+        return long_next(s);
+    s->phase++;
+    s->long_row = s->first;
+    s->long_list = 0;
+    return long_begin(s);
+}
+
 static uint32_t phase_cb(struct digest_job *job)
 {
     struct selection *s = LIST_ENTRY(job, struct selection, job);
-    uint32_t pieces;
+    uint32_t pieces = 0;
 
     if (atomic_load(&s->bad) != UINT64_MAX)
         return 0;
-    do {
-        if (s->phase == PHASE_BEGIN || s->phase < phase_choose(s))
-            s->phase++;
-        else if (s->end < s->n_rows)
-            group_begin(s, s->end);
-        else
+    while (pieces == 0) {
+        pieces = group_next(s);
+        if (pieces > 0 || s->phase == PHASE_BEGIN || s->phase < phase_long(s))
+            continue;
+        if (s->end == s->n_rows)
             return 0;
+        group_begin(s, s->end);
         pieces = phase_pieces(s);
-    } while (pieces == 0);
+    }
     return pieces;
 }
 
@@ -262,7 +345,8 @@ void selection_submit(struct digest_pool *pool, struct digest_queue *queue, stru
 {
     s->thread_bytes = thread_bytes(s);
     s->threads_memory = memory;
-    s->memory = s->threads_memory + digest_pool_threads(pool) * s->thread_bytes;
+    s->long_memory = s->threads_memory + digest_pool_threads(pool) * s->thread_bytes;
+    s->memory = s->long_memory + long_bytes(s);
     s->chunk = chunk_blocks(s);
     atomic_store(&s->bad, UINT64_MAX);
     group_begin(s, 0);

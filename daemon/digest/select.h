@@ -49,8 +49,10 @@ struct selection {
     /* The selection's own. */
     uint32_t first, end; /* the group */
     uint32_t phase, chunk;
-    uint8_t *memory,
-        *threads_memory; /* memory: at least 4 bytes for each block of a row and list */
+    uint32_t long_row, long_list; /* whose choice is under way by `choosing` */
+    struct ucm_choose_job choosing;
+    /* memory: at least 4 bytes for each block of a row and list */
+    uint8_t *memory, *threads_memory, *long_memory;
     size_t thread_bytes;
 };
 

@@ -1,26 +1,10 @@
 /* The choice among scores, over keys that order as scores do: a radix selection, or for top k with
- * vectors a bisection of the keys' range. Both are O(n) for any scores.
- *
- * In the order of docs/retrieval.md the blocks outside the windows are taken from the best on, until
- * enough are taken (top k) or until their weights and the windows' suffice (mass). A *cut* says where
- * that ends: the key of the last block taken, and how many blocks of that key, the lowest first. */
-#include "kernels/sparse/select.h"
+ * vectors a bisection of the keys' range. Both are O(n) for any scores. */
+#include "kernels/sparse/choose.h"
 
-#include "kernels/sparse/arith.h"
-#include "kernels/sparse/score_ops.h"
 #include "kernels/sparse/spec.h"
 
 #include <string.h>
-
-#define POISON_KEY 0xff800000u /* of +inf, the largest key there is; alone with its first digit */
-#define DIGITS (1u << 11)      /* keys are 11, 11 and 10 bits */
-#define FIRST_SHIFT 21
-
-/* Of the candidates with a digit. */
-struct sums {
-    uint64_t mass[DIGITS];
-    uint32_t count[DIGITS];
-};
 
 /* The arrays and the sums lie in the scratch memory. Loops over them have no branches that depend on
  * scores: nothing could predict those. */
@@ -30,20 +14,8 @@ struct choice {
     uint32_t begin, end;     /* between the windows */
     uint32_t *keys;          /* by block, begin..end - 1 */
     const uint32_t *weights; /* by block; NULL: top k */
-    uint32_t poisoned;       /* of the blocks between the windows */
-    struct sums *sums;
+    struct choose_sums *sums;
     uint32_t *left, *left_weights; /* keys of candidates, and their weights */
-};
-
-/* What is still to be taken; both above 0. */
-struct need {
-    uint32_t count;
-    uint64_t mass; /* top k: more than there is */
-};
-
-struct cut {
-    uint32_t key;  /* blocks above it are in */
-    uint32_t ties; /* and so many that equal it */
 };
 
 void ucm_choose_defaults(struct ucm_choose_spec *spec)
@@ -84,33 +56,27 @@ int ucm_choose_check(const struct ucm_choose_spec *spec, char why[UCM_SPARSE_WHY
 
 /* ---- how many ---- */
 
-static uint32_t least(uint64_t a, uint32_t b)
+uint32_t choose_windows(const struct ucm_choose_spec *spec, uint32_t n)
 {
-    return a < b ? (uint32_t)a : b;
+    return choose_least((uint64_t)spec->init_window_sz + spec->local_window_sz, n);
 }
 
-static uint32_t window_blocks(const struct ucm_choose_spec *spec, uint32_t n)
-{
-    return least((uint64_t)spec->init_window_sz + spec->local_window_sz, n);
-}
-
-/* Blocks that the policy allows, windows included. */
-static uint32_t most_blocks(const struct ucm_choose_spec *spec, uint32_t n)
+uint32_t choose_most(const struct ucm_choose_spec *spec, uint32_t n)
 {
     uint64_t k;
 
     if (spec->policy == UCM_CHOOSE_MASS)
-        return spec->k_max > 0 ? least(spec->k_max, n) : n;
+        return spec->k_max > 0 ? choose_least(spec->k_max, n) : n;
     if (spec->topk_tokens > 0)
         k = ((uint64_t)spec->topk_tokens + spec->block_tokens - 1) / spec->block_tokens;
     else
         k = (uint64_t)((double)n * spec->sparse_ratio);
-    return least(k > spec->min_blocks ? k : spec->min_blocks, n);
+    return choose_least(k > spec->min_blocks ? k : spec->min_blocks, n);
 }
 
 uint32_t ucm_choose_room(const struct ucm_choose_spec *spec, uint32_t n)
 {
-    uint32_t most = most_blocks(spec, n), windows = window_blocks(spec, n);
+    uint32_t most = choose_most(spec, n), windows = choose_windows(spec, n);
 
     return most > windows ? most : windows;
 }
@@ -119,7 +85,7 @@ size_t ucm_choose_scratch_bytes(const struct ucm_choose_spec *spec, uint32_t n)
 {
     size_t lists = spec->policy == UCM_CHOOSE_MASS ? 4 : 2;
 
-    return sizeof(struct sums) + lists * n * sizeof(uint32_t);
+    return sizeof(struct choose_sums) + lists * n * sizeof(uint32_t);
 }
 
 /* ---- the cut ---- */
@@ -132,19 +98,13 @@ static void clear_sums(const struct choice *c)
 }
 
 /* The sums of keys' digits. weights: NULL for top k. */
-static void add_digits(struct sums *sums, const uint32_t *keys, const uint32_t *weights, uint32_t n,
-                       uint32_t shift, uint32_t mask)
+static void add_digits(struct choose_sums *sums, const uint32_t *keys, const uint32_t *weights,
+                       uint32_t n, uint32_t shift, uint32_t mask)
 {
     for (uint32_t i = 0; i < n; i++)
         sums->count[keys[i] >> shift & mask]++;
     for (uint32_t i = 0; weights != NULL && i < n; i++)
         sums->mass[keys[i] >> shift & mask] += weights[i];
-}
-
-static void make_keys(const float *restrict scores, uint32_t *restrict keys, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        keys[i] = ucm_score_key(scores[i]);
 }
 
 /* The sums of the keys' first digits, in which poisoned blocks are no candidates. */
@@ -184,7 +144,7 @@ static uint32_t keep_prefix(const uint32_t *keys, const uint32_t *weights, uint3
 }
 
 /* The lowest digit of a run of eight that are empty, or `digit` itself. */
-static int skip_empty(const struct sums *sums, int digit)
+static int skip_empty(const struct choose_sums *sums, int digit)
 {
     static const uint32_t none[8];
 
@@ -193,14 +153,10 @@ static int skip_empty(const struct sums *sums, int digit)
     return digit;
 }
 
-/* The digit in which the taking ends; what the digits above it hold is taken off the need. -1: all
- * of them are taken. */
-static int walk(const struct choice *c, struct need *need)
+int choose_walk(const struct choose_sums *sums, bool weighed, struct choose_need *need)
 {
-    const struct sums *sums = c->sums;
-
     for (int digit = DIGITS - 1; digit >= 0; digit--) {
-        uint64_t mass = c->weights != NULL ? sums->mass[digit] : 0;
+        uint64_t mass = weighed ? sums->mass[digit] : 0;
 
         if (sums->count[digit] == 0) {
             digit = skip_empty(sums, digit);
@@ -214,17 +170,16 @@ static int walk(const struct choice *c, struct need *need)
     return -1;
 }
 
-/* Of n blocks with one key, and so one weight: how many. */
-static uint32_t take_ties(uint32_t n, uint64_t mass, const struct need *need)
+uint32_t choose_ties(uint32_t n, uint64_t mass, const struct choose_need *need)
 {
     uint64_t weight = mass / n, ties = n;
 
     if (weight > 0)
         ties = (need->mass - 1) / weight + 1;
-    return least(least(ties, need->count), n);
+    return choose_least(choose_least(ties, need->count), n);
 }
 
-static struct cut take(struct choice *c, struct need need)
+static struct choose_cut take(struct choice *c, struct choose_need need)
 {
     static const uint32_t shift[] = {32, FIRST_SHIFT, 10, 0};
     const uint32_t *keys = c->keys + c->begin;
@@ -242,13 +197,14 @@ static struct cut take(struct choice *c, struct need need)
             clear_sums(c);
             add_digits(c->sums, keys, weights, n, shift[level], (1u << bits) - 1);
         }
-        digit = walk(c, &need);
+        digit = choose_walk(c->sums, c->weights != NULL, &need);
         if (digit < 0)
-            return (struct cut){0, c->end - c->begin};
+            return (struct choose_cut){0, c->end - c->begin};
         prefix = prefix << bits | (uint32_t)digit;
     }
-    return (struct cut){prefix, take_ties(c->sums->count[digit],
-                                          weights != NULL ? c->sums->mass[digit] : 0, &need)};
+    return (struct choose_cut){
+        prefix,
+        choose_ties(c->sums->count[digit], weights != NULL ? c->sums->mass[digit] : 0, &need)};
 }
 
 /* ---- the answer ---- */
@@ -293,21 +249,27 @@ static uint64_t sum_weights(const uint32_t *weights, uint32_t begin, uint32_t en
     return sum;
 }
 
-/* What mass asks for beyond the windows. */
-static uint64_t mass_need(const struct ucm_choose_spec *spec, const struct choice *c,
-                          uint64_t total)
+uint64_t choose_mass(const struct ucm_choose_spec *spec, uint64_t total, uint64_t have)
 {
     double exact = spec->eps * (double)total;
-    uint64_t have = total - sum_weights(c->weights, c->begin, c->end);
     uint64_t need = (uint64_t)exact;
 
     need += (double)need < exact;
     return need > have ? need - have : 0;
 }
 
+struct choose_need choose_need(const struct ucm_choose_spec *spec, uint32_t n, uint32_t room,
+                               uint32_t poisoned, uint64_t mass)
+{
+    uint32_t most = choose_least(choose_most(spec, n), room);
+    uint64_t in = (uint64_t)choose_windows(spec, n) + poisoned;
+
+    return (struct choose_need){.count = most > in ? most - (uint32_t)in : 0, .mass = mass};
+}
+
 /* The best `count` by bisection of the keys' range, bit by bit: n comparisons for a bit, which
  * vectors do faster than the radix selection does its part. */
-static struct cut bisect(const struct choice *c, uint32_t count)
+static struct choose_cut bisect(const struct choice *c, uint32_t count)
 {
     const uint32_t *keys = c->keys + c->begin;
     uint32_t n = c->end - c->begin, key = 0;
@@ -316,30 +278,29 @@ static struct cut bisect(const struct choice *c, uint32_t count)
         uint32_t above = c->ops->count(keys, n, key | bit);
 
         if (above == count)
-            return (struct cut){(key | bit) - 1, 0};
+            return (struct choose_cut){(key | bit) - 1, 0};
         if (above > count)
             key |= bit;
     }
-    return (struct cut){key, count - c->ops->count(keys, n, key + 1)};
+    return (struct choose_cut){key, count - c->ops->count(keys, n, key + 1)};
 }
 
-static struct cut cut_of(const struct ucm_choose_spec *spec, struct choice *c, uint32_t n,
-                         uint32_t windows, uint32_t room, uint64_t total)
+static struct choose_cut cut_of(const struct ucm_choose_spec *spec, struct choice *c, uint32_t n,
+                                uint32_t room, uint64_t total)
 {
-    uint32_t most = least(most_blocks(spec, n), room), between = c->end - c->begin;
-    struct need need = {.mass = UINT64_MAX};
+    uint32_t between = c->end - c->begin, poisoned;
+    struct choose_need need;
+    uint64_t mass = UINT64_MAX;
 
-    make_keys(c->scores + c->begin, c->keys + c->begin, between);
-    for (uint32_t b = c->begin; b < c->end; b++)
-        c->poisoned += c->keys[b] == POISON_KEY;
+    choose_keys(c->scores + c->begin, c->keys + c->begin, between);
+    poisoned = choose_poisoned(c->keys + c->begin, between);
     if (c->weights != NULL)
-        need.mass = mass_need(spec, c, total);
-    if (most > windows + c->poisoned)
-        need.count = most - windows - c->poisoned;
+        mass = choose_mass(spec, total, total - sum_weights(c->weights, c->begin, c->end));
+    need = choose_need(spec, n, room, poisoned, mass);
     if (need.count == 0 || need.mass == 0)
-        return (struct cut){POISON_KEY, c->poisoned};
+        return (struct choose_cut){POISON_KEY, poisoned};
     if (c->weights == NULL && c->ops->count != NULL)
-        return bisect(c, c->poisoned + need.count);
+        return bisect(c, poisoned + need.count);
     sum_keys(c);
     return take(c, need);
 }
@@ -347,10 +308,10 @@ static struct cut cut_of(const struct ucm_choose_spec *spec, struct choice *c, u
 uint32_t ucm_choose(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
                     void *scratch, uint32_t *index, float *chosen, uint32_t room)
 {
-    uint32_t windows = window_blocks(spec, n), init = least(spec->init_window_sz, n);
+    uint32_t windows = choose_windows(spec, n), init = choose_least(spec->init_window_sz, n);
     struct choice c = {
         .scores = scores, .ops = score_ops(), .begin = init, .end = n - (windows - init)};
-    struct answer a = {.index = index, .room = least(room, n)};
+    struct answer a = {.index = index, .room = choose_least(room, n)};
     uint64_t total = 0;
 
     c.sums = scratch;
@@ -360,12 +321,12 @@ uint32_t ucm_choose(const struct ucm_choose_spec *spec, const float *scores, uin
         uint32_t *weights = c.left + n;
 
         c.left_weights = weights + n;
-        total = c.ops->weigh(scores, n, spec->beta, weights);
+        total = c.ops->weigh(scores, n, c.ops->top(scores, n), spec->beta, weights);
         c.weights = weights;
     }
     put_window(&a, 0, c.begin);
     if (a.room > windows) {
-        struct cut cut = cut_of(spec, &c, n, windows, a.room, total);
+        struct choose_cut cut = cut_of(spec, &c, n, a.room, total);
 
         a.n += c.ops->put(c.keys + c.begin, c.end - c.begin, cut.key, cut.ties, c.begin,
                           index + a.n, a.room - windows);

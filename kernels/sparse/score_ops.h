@@ -17,8 +17,10 @@ struct ucm_score_ops {
     void (*softmax)(float *list, uint32_t n, float beta);
     /* The shares of blocks [first, end) to their scores. */
     void (*sum)(const struct ucm_score_job *job, uint32_t first, uint32_t end);
-    /* rint(2^24 * exp(beta * (score - the largest))), 0 for NaN and +inf. Returns their sum. */
-    uint64_t (*weigh)(const float *scores, uint32_t n, float beta, uint32_t *weights);
+    /* The largest that is neither NaN nor +inf; -inf: there is none. */
+    float (*top)(const float *scores, uint32_t n);
+    /* rint(2^24 * exp(beta * (score - top))), 0 for NaN and +inf. Returns their sum. */
+    uint64_t (*weigh)(const float *scores, uint32_t n, float top, float beta, uint32_t *weights);
     /* How many of n keys are at least `least`. NULL: not faster than a radix selection. */
     uint32_t (*count)(const uint32_t *keys, uint32_t n, uint32_t least);
     /* Writes base + i for the keys above `above` and the first `ties` that equal it; at most room.

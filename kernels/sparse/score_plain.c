@@ -139,9 +139,8 @@ static void sum_shares(const struct ucm_score_job *job, uint32_t first, uint32_t
     }
 }
 
-static uint64_t weigh(const float *scores, uint32_t n, float beta, uint32_t *weights)
+static uint64_t weigh(const float *scores, uint32_t n, float top, float beta, uint32_t *weights)
 {
-    float top = list_top(scores, n);
     uint64_t sum = 0;
 
     for (uint32_t b = 0; b < n; b++)
@@ -155,6 +154,7 @@ const struct ucm_score_ops score_ops_base = {
     .range = range,
     .softmax = softmax,
     .sum = sum_shares,
+    .top = list_top,
     .weigh = weigh,
     .put = choose_put_plain,
 };

@@ -109,12 +109,46 @@ struct ucm_choose_spec {
     double eps;               /* mass: the share to cover */
 };
 
+/* What a choice is made from, and where it goes. */
+struct ucm_choose_list {
+    const float *scores;
+    uint32_t n; /* scores */
+    uint32_t *index;
+    float *chosen; /* may be NULL */
+    uint32_t room; /* of index and chosen */
+};
+
 void ucm_choose_defaults(struct ucm_choose_spec *spec);
 int ucm_choose_check(const struct ucm_choose_spec *spec, char why[UCM_SPARSE_WHY]);
 
 /* Room that the answer for a list of n blocks needs, poisoned blocks aside. */
 uint32_t ucm_choose_room(const struct ucm_choose_spec *spec, uint32_t n);
 size_t ucm_choose_scratch_bytes(const struct ucm_choose_spec *spec, uint32_t n);
+
+/* The same choice from a long list, shared by threads. */
+struct ucm_choose_job {
+    const struct ucm_choose_spec *spec;
+    struct ucm_choose_list list;
+
+    const struct ucm_score_ops *ops;
+    struct choose_sums *sums;
+    struct ucm_choose_chunk *chunks;
+    uint32_t *keys, *weights;   /* by block */
+    uint32_t begin, end, units; /* between the windows; in chunks */
+    uint32_t step, prefix, cut; /* of keys */
+    uint32_t need_count, put;   /* put: where the last window goes */
+    uint64_t need_mass;
+    float top;
+};
+
+size_t ucm_choose_job_bytes(const struct ucm_choose_spec *spec, uint32_t n, uint32_t chunk);
+/* Returns the units of each step, one for `chunk` blocks. They may run in any order and on any number of
+ * threads at once; then ucm_choose_next begins the next step. It returns false behind the last one, and *n
+ * is how many were chosen. The job and scratch, which is aligned to 64, stay until then. */
+uint32_t ucm_choose_begin(struct ucm_choose_job *job, const struct ucm_choose_spec *spec,
+                          const struct ucm_choose_list *list, uint32_t chunk, void *scratch);
+void ucm_choose_run(struct ucm_choose_job *job, uint32_t unit);
+bool ucm_choose_next(struct ucm_choose_job *job, uint32_t *n);
 
 /* Writes the chosen blocks, ascending, into index[room], and their scores into chosen (unless NULL).
  * Returns how many. Poisoned blocks (+inf) are in before all others, up to room. */

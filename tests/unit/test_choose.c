@@ -96,14 +96,36 @@ static void naive_choose(const struct ucm_choose_spec *spec, const float *scores
     free(w);
 }
 
+/* ucm_choose_job with chunks of so many blocks, whose units run backwards. */
+static uint32_t choose_in_steps(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
+                                uint32_t chunk, uint32_t *index, float *chosen, uint32_t room)
+{
+    size_t bytes = (ucm_choose_job_bytes(spec, n, chunk) + 63) / 64 * 64;
+    void *scratch = aligned_alloc(64, bytes);
+    const struct ucm_choose_list list = {scores, n, index, chosen, room};
+    struct ucm_choose_job job;
+    uint32_t count, units;
+
+    memset(scratch, 0xcc, bytes); /* it need not be zero */
+    units = ucm_choose_begin(&job, spec, &list, chunk, scratch);
+    do {
+        for (uint32_t unit = units; unit > 0; unit--)
+            ucm_choose_run(&job, unit - 1);
+    } while (ucm_choose_next(&job, &count));
+    free(scratch);
+    return count;
+}
+
+/* chunk: 0 for ucm_choose. */
 static void compare_form(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
-                         uint32_t room, const bool *in)
+                         uint32_t chunk, uint32_t room, const bool *in)
 {
     uint32_t *index = malloc(room * sizeof(*index) + 1), count, expected = 0;
     float *chosen = malloc(room * sizeof(*chosen) + 1);
     void *scratch = malloc(ucm_choose_scratch_bytes(spec, n));
 
-    count = ucm_choose(spec, scores, n, scratch, index, chosen, room);
+    count = chunk > 0 ? choose_in_steps(spec, scores, n, chunk, index, chosen, room)
+                      : ucm_choose(spec, scores, n, scratch, index, chosen, room);
     for (uint32_t b = 0; b < n; b++) {
         if (!in[b])
             continue;
@@ -127,7 +149,9 @@ static void compare(const struct ucm_choose_spec *spec, const float *scores, uin
     naive_choose(spec, scores, n, room, in);
     for (enum ucm_isa isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
         ucm_isa_limit(isa);
-        compare_form(spec, scores, n, room, in);
+        compare_form(spec, scores, n, 0, room, in);
+        compare_form(spec, scores, n, 1 + n / 3, room, in);
+        compare_form(spec, scores, n, 16, room, in);
     }
     free(in);
 }
@@ -358,4 +382,27 @@ Test(choose, history_counts_uses_and_prefers_the_end)
     cr_assert_float_eq(scores[4], 0.5 + 1.0, 1e-6);
     ucm_score_history(&one, 1, scores);
     cr_assert_float_eq(scores[0], 1.1, 1e-6);
+}
+
+/* Whatever the room, one that is too short for the windows too. */
+Test(choose, in_steps_is_the_same)
+{
+    for (int round = 0; round < 2000; round++) {
+        uint32_t n = 1 + rig_below(200), room = rig_below(n + 1), index[200], steps[200], count;
+        struct ucm_choose_spec spec = random_spec(n);
+        float scores[200], chosen[200];
+        void *scratch;
+
+        spec.policy = rig_below(2) ? UCM_CHOOSE_MASS : UCM_CHOOSE_TOPK;
+        for (uint32_t b = 0; b < n; b++)
+            scores[b] = score_of_kind(round % 7);
+        scratch = malloc(ucm_choose_scratch_bytes(&spec, n));
+        count = ucm_choose(&spec, scores, n, scratch, index, NULL, room);
+        cr_assert_eq(choose_in_steps(&spec, scores, n, 1 + rig_below(n + 5), steps, chosen, room),
+                     count);
+        cr_assert_eq(memcmp(index, steps, count * sizeof(*index)), 0);
+        for (uint32_t i = 0; i < count; i++)
+            cr_assert_eq(ucm_f32_bits(chosen[i]), ucm_f32_bits(scores[index[i]]));
+        free(scratch);
+    }
 }

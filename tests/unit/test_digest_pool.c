@@ -387,12 +387,13 @@ static void run_select(struct run *r)
 static void expect_row(struct run *r, uint32_t i)
 {
     struct selection *s = &r->s;
-    uint32_t n = blocks_of[i], lists = selection_lists(s), index[BLOCKS];
+    uint32_t n = s->blocks[i], lists = selection_lists(s), *index = malloc(4 * (size_t)n + 4);
     size_t scratch_bytes = ucm_score_scratch_bytes(&plan, &s->score, n) + 64;
     uint8_t *scratch = aligned_alloc(64, scratch_bytes / 64 * 64 + 64);
     void *choosing = malloc(ucm_choose_scratch_bytes(&s->choose, n));
     float *scores = calloc(lists * (n + 1), sizeof(float));
-    struct ucm_score_blocks blocks = {.at = digests, .offset = r->rows[i].offset, .n = n};
+    struct ucm_score_blocks blocks = {
+        .at = s->rows[i].digests, .offset = s->rows[i].offset, .n = n};
     struct ucm_score_job job;
 
     ucm_score_begin(&job, &plan, &s->score, &blocks, q + (size_t)i * Q_HEADS * DIM, scratch,
@@ -400,16 +401,17 @@ static void expect_row(struct run *r, uint32_t i)
     if (n > 0)
         ucm_score_all(&job);
     for (uint32_t l = 0; l < lists; l++) {
-        const struct select_list *got = &r->lists[i * lists + l];
+        const struct select_list *got = &s->lists[i * lists + l];
         uint32_t k =
             n > 0 ? ucm_choose(&s->choose, scores + (size_t)l * n, n, choosing, index, NULL, n) : 0;
 
         cr_assert_eq(got->n, k, "row %u, list %u", i, l);
-        cr_assert_eq(memcmp(r->index + got->first, index, k * sizeof(*index)), 0);
+        cr_assert_eq(memcmp(s->index + got->first, index, k * sizeof(*index)), 0);
         for (uint32_t c = 0; c < k; c++)
-            cr_assert_eq(ucm_f32_bits(r->chosen[got->first + c]),
+            cr_assert_eq(ucm_f32_bits(s->chosen[got->first + c]),
                          ucm_f32_bits(scores[(size_t)l * n + index[c]]));
     }
+    free(index);
     free(scores);
     free(choosing);
     free(scratch);
@@ -449,6 +451,60 @@ Test(digest_pool, the_first_value_that_is_not_finite_is_told)
     run_select(&r);
     cr_expect_eq(atomic_load(&r.s.bad), 3u * Q_HEADS * DIM + 9);
     close_pool();
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        free((void *)(uintptr_t)digests[i]);
+}
+
+/* Rows whose choices are cut into pieces, between others: 0 blocks, few, and just as many as one piece
+ * takes. */
+static const uint32_t long_rows[] = {70000, 0, 150000, 300, 65536, 65537};
+#define LONG_ROWS (sizeof(long_rows) / sizeof(long_rows[0]))
+#define LONG_MOST 150000u
+
+static void long_select(struct run *r, uint32_t heads, uint32_t policy)
+{
+    static const void *at[LONG_MOST];
+    uint32_t first = 0;
+
+    for (uint32_t b = 0; b < LONG_MOST; b++)
+        at[b] = digests[b % BLOCKS];
+    run_init(r, UCM_REDUCE_MAX, heads);
+    r->s.choose.policy = policy;
+    r->s.choose.eps = 0.7;
+    r->s.choose.beta = 1;
+    r->s.n_rows = LONG_ROWS;
+    r->s.blocks = long_rows;
+    for (uint32_t i = 0; i < LONG_ROWS; i++) {
+        r->rows[i].digests = at;
+        for (uint32_t l = 0; l < selection_lists(&r->s); l++) {
+            struct select_list *list = &r->lists[i * selection_lists(&r->s) + l];
+
+            *list = (struct select_list){.cap = long_rows[i], .first = first};
+            first += long_rows[i];
+        }
+    }
+    r->s.index = malloc(first * sizeof(*r->s.index));
+    r->s.chosen = malloc(first * sizeof(*r->s.chosen));
+    run_select(r);
+    for (uint32_t i = 0; i < LONG_ROWS; i++)
+        expect_row(r, i);
+    free(r->s.index);
+    free(r->s.chosen);
+}
+
+Test(digest_pool, long_choices_are_those_of_one_piece)
+{
+    static struct run r;
+
+    for (unsigned threads = 1; threads <= 4; threads += 3) {
+        open_pool(threads);
+        if (!digests[0])
+            digests_build();
+        for (uint32_t heads = UCM_HEADS_EACH; heads <= UCM_HEADS_SUM; heads++)
+            for (uint32_t policy = UCM_CHOOSE_TOPK; policy <= UCM_CHOOSE_MASS; policy++)
+                long_select(&r, heads, policy);
+        close_pool();
+    }
     for (uint32_t i = 0; i < BLOCKS; i++)
         free((void *)(uintptr_t)digests[i]);
 }

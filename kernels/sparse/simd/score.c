@@ -307,9 +307,9 @@ static void sum(const struct ucm_score_job *job, uint32_t first, uint32_t end)
     }
 }
 
-static uint64_t weigh(const float *scores, uint32_t n, float beta, uint32_t *weights)
+static uint64_t weigh(const float *scores, uint32_t n, float most, float beta, uint32_t *weights)
 {
-    vec top = v_set(list_top(scores, n)), scale = v_set(beta);
+    vec top = v_set(most), scale = v_set(beta);
     vec_sum sum = v_sum_zero();
     uint32_t part[UCM_LANES];
 
@@ -333,6 +333,7 @@ const struct ucm_score_ops UCM_ISA_NAME(score_ops) = {
     .range = range,
     .softmax = softmax,
     .sum = sum,
+    .top = list_top,
     .weigh = weigh,
     .count = UCM_ISA_NAME(choose_count),
     .put = UCM_ISA_NAME(choose_put),

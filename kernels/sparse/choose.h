@@ -1,0 +1,71 @@
+/* Shared by the two forms of a choice: choose.c makes it from one list on one thread, choose_job.c from a
+ * long one in steps.
+ *
+ * In the order of docs/retrieval.md the blocks outside the windows are taken from the best on, until
+ * enough are taken (top k) or until their weights and the windows' suffice (mass). A *cut* says where
+ * that ends: the key of the last block taken, and how many blocks of that key, the lowest first. */
+#ifndef UCM_KERNELS_SPARSE_CHOOSE_H
+#define UCM_KERNELS_SPARSE_CHOOSE_H
+
+#include "kernels/sparse/arith.h"
+#include "kernels/sparse/score_ops.h"
+#include "kernels/sparse/select.h"
+
+#define POISON_KEY 0xff800000u /* of +inf, the largest key there is; alone with its first digit */
+#define DIGITS (1u << 11)      /* keys are 11, 11 and 10 bits */
+#define FIRST_SHIFT 21
+
+/* Of the candidates with a digit. */
+struct choose_sums {
+    uint64_t mass[DIGITS];
+    uint32_t count[DIGITS];
+};
+
+/* What is still to be taken; both above 0. */
+struct choose_need {
+    uint32_t count;
+    uint64_t mass; /* top k: more than there is */
+};
+
+struct choose_cut {
+    uint32_t key;  /* blocks above it are in */
+    uint32_t ties; /* and so many that equal it */
+};
+
+static inline uint32_t choose_least(uint64_t a, uint32_t b)
+{
+    return a < b ? (uint32_t)a : b;
+}
+
+/* Keys order as scores do. */
+static inline void choose_keys(const float *restrict scores, uint32_t *restrict keys, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        keys[i] = ucm_score_key(scores[i]);
+}
+
+static inline uint32_t choose_poisoned(const uint32_t *keys, uint32_t n)
+{
+    uint32_t poisoned = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        poisoned += keys[i] == POISON_KEY;
+    return poisoned;
+}
+
+uint32_t choose_windows(const struct ucm_choose_spec *spec, uint32_t n);
+/* Blocks that the policy allows, windows included. */
+uint32_t choose_most(const struct ucm_choose_spec *spec, uint32_t n);
+/* What mass asks for beyond the windows, which weigh `have` of `total`. */
+uint64_t choose_mass(const struct ucm_choose_spec *spec, uint64_t total, uint64_t have);
+/* What is to be taken of n blocks between windows, of which some are poisoned. A count or a mass of 0: none
+ * but those. */
+struct choose_need choose_need(const struct ucm_choose_spec *spec, uint32_t n, uint32_t room,
+                               uint32_t poisoned, uint64_t mass);
+/* The digit in which the taking ends; what the digits above it hold is taken off the need. -1: all
+ * of them are taken. */
+int choose_walk(const struct choose_sums *sums, bool weighed, struct choose_need *need);
+/* Of n blocks with one key, and so one weight: how many. */
+uint32_t choose_ties(uint32_t n, uint64_t mass, const struct choose_need *need);
+
+#endif
