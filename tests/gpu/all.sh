@@ -65,7 +65,7 @@ bench() {
     tail -n 3 "$name.log"
 }
 
-part tests 270 env UCM_TEST_BENCH=no TEST_SECONDS=60 "$here/run.sh"
+part tests 330 env UCM_TEST_BENCH=no TEST_SECONDS=60 "$here/run.sh"
 grep -E '^(==|FAIL|[0-9]+ passed)' tests.log
 unpacked=$(mktemp -d)
 find_sanitizer
