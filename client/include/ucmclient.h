@@ -214,7 +214,7 @@ UCM_API int ucm_encoding_open(struct ucm_namespace *base, const struct ucm_encod
 
 struct ucm_encoding_info {
     struct ucm_encoded_form form; /* its strings live as long as the namespace; dram, disk: what the
-                                   * daemon does: an older one knows coded only */
+                                   * daemon does */
     uint64_t plain_bytes;         /* of a block, all parts, as it is */
     uint64_t coded_bytes;         /* and encoded */
 };

@@ -18,19 +18,23 @@ static bool shard_encode(const struct ucm_encoding_spec *spec, const uint8_t *pl
     return true;
 }
 
-static void shard_decode(const struct ucm_encoding_spec *spec, const uint8_t *coded, uint8_t *plain)
+static const uint8_t *shard_decode(const struct ucm_encoding_spec *spec, const uint8_t *coded,
+                                   uint8_t *to)
 {
+    uint8_t *plain = to;
+
     for (uint32_t i = 0; i < spec->n_sections; i++) {
         ucm_decode(spec, i, coded, plain);
         coded += ucm_encoding_bytes(spec, i);
         plain += ucm_encoding_plain_bytes(spec, i);
     }
+    return to;
 }
 
 static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
 {
     struct part_build *b = LIST_ENTRY(job, struct part_build, job);
-    uint32_t first = piece * b->piece_shards, end = first + b->piece_shards;
+    uint32_t first = (b->ended + piece) * b->piece_shards, end = first + b->piece_shards;
     uint64_t begun_ns = uv_hrtime();
 
     (void)thread;
@@ -39,23 +43,38 @@ static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
         uint8_t *to = b->to + shard * b->to_bytes;
 
         if (b->digest)
-            ucm_digest_build(b->digest, from, to);
+            ucm_digest_build(b->digest,
+                             b->scratch ? shard_decode(b->encoding, from, b->scratch) : from, to);
         else if (b->decode)
-            shard_decode(b->encoding, from, to);
+            (void)shard_decode(b->encoding, from, to);
         else if (!shard_encode(b->encoding, from, to))
             atomic_store_explicit(&b->unfit, true, memory_order_relaxed);
     }
     atomic_fetch_add_explicit(&b->ns, uv_hrtime() - begun_ns, memory_order_relaxed);
 }
 
+static uint32_t pieces_of(const struct part_build *b)
+{
+    return (b->shards + b->piece_shards - 1) / b->piece_shards;
+}
+
+/* There is one scratch. */
+static uint32_t next_piece_cb(struct digest_job *job)
+{
+    struct part_build *b = LIST_ENTRY(job, struct part_build, job);
+
+    return ++b->ended < pieces_of(b);
+}
+
 void part_build_submit(struct digest_pool *pool, struct part_build *b)
 {
+    b->ended = 0;
     b->piece_shards = b->from_bytes < PIECE_BYTES ? (uint32_t)(PIECE_BYTES / b->from_bytes) : 1;
     atomic_init(&b->unfit, false);
     atomic_init(&b->ns, 0);
     b->job.run_cb = run_cb;
-    b->job.phase_cb = NULL;
+    b->job.phase_cb = b->scratch ? next_piece_cb : NULL;
     b->job.queue = NULL;
     b->job.slow = b->from_bytes > SLOW_BYTES;
-    digest_pool_submit(pool, &b->job, (b->shards + b->piece_shards - 1) / b->piece_shards);
+    digest_pool_submit(pool, &b->job, b->scratch ? 1 : pieces_of(b));
 }

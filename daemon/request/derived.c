@@ -92,6 +92,19 @@ void space_unref(struct derived_space *space)
     free(space);
 }
 
+bool space_decodes(const struct ns *base)
+{
+    return !base->encoded || base->encoded->spec.encoding == UCM_ENCODING_LOSSLESS;
+}
+
+static void encoding_set(struct derived_space *space)
+{
+    if (!space->digests)
+        space->encoding = &(space->decodes ? space->base : space->derived)->encoded->spec;
+    else if (space->base->encoded && space_decodes(space->base))
+        space->encoding = &space->base->encoded->spec;
+}
+
 struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
                                  const struct ucm_digest_plan *plan)
 {
@@ -99,8 +112,10 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
 
     for (struct list *n = rq->derived.spaces.next; n != &rq->derived.spaces; n = n->next) {
         space = LIST_ENTRY(n, struct derived_space, link);
-        if (space->derived == derived && space->base == base)
+        if (space->derived == derived && space->base == base) {
+            encoding_set(space); /* the base may be open as an encoded namespace only now */
             return space_ref(space);
+        }
     }
     space = calloc(1, sizeof(*space));
     if (space)
@@ -113,11 +128,11 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
     space->refs = 1;
     space->base = base;
     space->derived = derived;
+    space->digests = plan != NULL;
     space->decodes = !plan && derived == base->base;
     if (plan)
         space->plan = *plan;
-    else
-        space->encoding = &(space->decodes ? base : derived)->encoded->spec;
+    encoding_set(space);
     index_ns_use(rq->rooms.index, base);
     index_ns_use(rq->rooms.index, derived);
     list_push_back(&rq->derived.spaces, &space->link);
@@ -125,6 +140,35 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
 }
 
 /* ---- one build ---- */
+
+static uint64_t scratch_bytes(const struct derived_space *space)
+{
+    return ucm_encoding_plain_shard_bytes(space->encoding);
+}
+
+/* For a digest of a coded block. 0 or -ENOMEM. */
+static int scratch_new(struct derived_build *b, struct derived_space *space, block_ref base)
+{
+    struct requests *rq = space->rq;
+
+    if (!space->digests || !space->encoding || cache_ns(cache_at(space), base) != space->base)
+        return 0;
+    if (!memory_take(rq, NULL, scratch_bytes(space)))
+        return -ENOMEM;
+    b->work.scratch = malloc(scratch_bytes(space));
+    if (b->work.scratch)
+        return 0;
+    memory_return(rq, NULL, scratch_bytes(space));
+    return -ENOMEM;
+}
+
+static void scratch_free(struct derived_build *b)
+{
+    if (!b->work.scratch)
+        return;
+    free(b->work.scratch);
+    memory_return(b->space->rq, NULL, scratch_bytes(b->space));
+}
 
 static void build_end(struct derived_build *b, int status)
 {
@@ -134,9 +178,10 @@ static void build_end(struct derived_build *b, int status)
     struct list *node;
 
     list_remove(&b->link);
+    scratch_free(b);
     rq->derived.n_builds--;
     space->tenant->builds--;
-    metrics_at(space)->digest_build_failed += status != 0 && !space->encoding;
+    metrics_at(space)->digest_build_failed += status != 0 && space->digests;
     metrics_at(space)->unfit_decode_failed += status != 0 && space->decodes;
     /* Who waits holds both blocks, and may drop them when its callback returns. */
     cache_unlease(c, b->derived);
@@ -164,7 +209,7 @@ static void build_count(const struct derived_build *b)
     struct metrics *m = metrics_at(space);
     uint64_t bytes = ns_part_bytes(space->derived, b->part);
 
-    if (!space->encoding) {
+    if (space->digests) {
         m->digest_builds++;
         m->digest_bytes += bytes;
         return;
@@ -184,7 +229,7 @@ static void build_done_cb(struct digest_job *job)
     struct derived_space *space = b->space;
     int status = digest_job_stopped(job) ? -ECANCELED : b->work.unfit ? -ERANGE : 0;
 
-    if (space->encoding && !space->decodes)
+    if (!space->digests && !space->decodes)
         metrics_at(space)->transcode_us += b->work.ns / 1000;
     cache_put(cache_at(space), b->base, b->part);
     cache_fill_done(cache_at(space), b->fill, b->work.shards, status == 0);
@@ -197,12 +242,12 @@ static void build_submit(struct derived_build *b)
 {
     struct derived_space *space = b->space;
 
-    b->work.digest = space->encoding ? NULL : &space->plan;
+    b->work.digest = space->digests ? &space->plan : NULL;
     b->work.encoding = space->encoding;
     b->work.decode = space->decodes;
     b->work.from = cache_memory(cache_at(space), b->base, b->part);
     b->work.to = cache_fill_memory(cache_at(space), b->fill);
-    b->work.from_bytes = space->base->identity.shard_bytes;
+    b->work.from_bytes = cache_ns(cache_at(space), b->base)->identity.shard_bytes;
     b->work.to_bytes = space->derived->identity.shard_bytes;
     b->work.job.done_cb = build_done_cb;
     part_build_submit(space->rq->rooms.digests, &b->work);
@@ -237,6 +282,11 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     b = calloc(1, sizeof(*b));
     if (!b)
         return -ENOMEM;
+    b->space = space;
+    if (scratch_new(b, space, base) != 0) {
+        free(b);
+        return -ENOMEM;
+    }
     b->work.shards = space->derived->identity.shards[part];
     b->read.done_cb = base_read_cb;
     got = cache_get(c, base, part, priority, NUMA_NONE, &b->read);
@@ -248,6 +298,7 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
             cache_put(c, base, part);
         else if (got == CACHE_PENDING)
             cache_get_cancel(c, &b->read); /* the next try finds it in DRAM */
+        scratch_free(b);
         free(b);
         return rc;
     }

@@ -35,10 +35,12 @@ struct derived_space {
     uint32_t watchers; /* sessions that want digests of what is stored in base */
     struct ns *base, *derived;
     struct derived_tenant *tenant;
-    const struct ucm_encoding_spec
-        *encoding;               /* derived's blocks are base's, encoded; NULL: they are digests */
+    bool digests;                /* else base's blocks, encoded */
     bool decodes;                /* or base's, which are encoded, as they are */
     struct ucm_digest_plan plan; /* of digests */
+    /* What derived's blocks are encoded with, or, of digests, what base's are, and can be decoded without
+     * loss for them. NULL: both hold what they hold as it is. */
+    const struct ucm_encoding_spec *encoding;
 };
 /* The space of that derived namespace, with one more reference. plan: NULL: one of the two is encoded, and the other
  * one its base. NULL: no memory. */
@@ -53,8 +55,11 @@ static inline const struct part *space_part(const struct derived_space *space, b
     return &index_block(space->rq->rooms.index, ref)->part[part];
 }
 
+/* Whether the daemon can build digests of that base's blocks: of those that are plain, or coded without loss. */
+bool space_decodes(const struct ns *base);
 /* As cache_get of part `part` of the held block `derived`, with one more source: if the part is
- * nowhere, it is built from the held block `base` (0: from nothing). Further: -ENOENT: neither is whole;
+ * nowhere, it is built from the held block `base` (0: from nothing). That is one of space->base, or, for digests
+ * of an encoded namespace, of the one that this is derived from. Further: -ENOENT: neither is whole;
  * -EINPROGRESS: a worker's dump is writing the part; -EBUSY also with DERIVED_BUILDS_MAX builds, or the
  * tenant's part of them. */
 int derived_get(struct derived_space *space, block_ref base, block_ref derived, uint32_t part,

@@ -114,11 +114,13 @@ int space_builds(struct call *call, const struct ns *base)
 {
     struct encoded_identity encoded;
 
-    if (!encoded_identity(base, &encoded))
+    if (!encoded_identity(base, &encoded) ||
+        (session_encoded(call->s, base) && space_decodes(base)))
         return 0;
     return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                          "build: the base's blocks are encoded (%s); digests describe KV as it was "
-                         "computed, so workers build them and dump them here",
+                         "computed, so workers build them and dump them here, unless the base was "
+                         "opened by encoding.open as lossless",
                          encoded.encoding);
 }
 

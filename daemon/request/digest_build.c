@@ -63,6 +63,26 @@ static void published_remove(struct digests *ds, struct derived_tenant *tenant)
     space_unref(p->space); /* the tenant may go */
 }
 
+/* What is stored in an encoded base's own base is found in the encoded one, too. */
+static bool stores_for(const struct derived_space *space, const struct ns *ns)
+{
+    return space->digests && (ns == space->base || (space->encoding && ns == space->base->base));
+}
+
+/* The block of that key that has the part in DRAM; 0: none. */
+static block_ref stored_block(const struct derived_space *space, const uint8_t *key, uint32_t part)
+{
+    const struct ns *ns[] = {space->base, space->digests && space->encoding ? space->base->base : NULL};
+
+    for (unsigned i = 0; i < 2 && ns[i]; i++) {
+        block_ref ref = index_find(space->rq->rooms.index, ns[i], key);
+
+        if (ref != 0 && space_part(space, ref, part)->dram == PART_DRAM_READY)
+            return ref;
+    }
+    return 0;
+}
+
 static void published_cb(void *ctx, struct ns *ns, block_ref ref, uint32_t part)
 {
     struct requests *rq = ctx;
@@ -74,7 +94,7 @@ static void published_cb(void *ctx, struct ns *ns, block_ref ref, uint32_t part)
     for (struct list *n = spaces->next; n != spaces; n = n->next) {
         struct derived_space *space = LIST_ENTRY(n, struct derived_space, link);
 
-        if (space->base != ns || space->watchers == 0)
+        if (!stores_for(space, ns) || space->watchers == 0)
             continue;
         if (!build_queue(space, index_block(rq->rooms.index, ref)->key, part))
             build_skipped(space);
@@ -86,15 +106,13 @@ static int published_begin(const struct published *p)
 {
     struct derived_space *space = p->space;
     struct cache *c = space->rq->rooms.cache;
-    struct index *ix = space->rq->rooms.index;
-    block_ref base = index_find(ix, space->base, p->key), derived;
+    block_ref base = stored_block(space, p->key, p->part), derived;
     int rc;
 
-    if ((space->watchers == 0 && !space->decodes) || base == 0 ||
-        space_part(space, base, p->part)->dram != PART_DRAM_READY)
+    if ((space->watchers == 0 && !space->decodes) || base == 0)
         return -ENOENT;
     /* Decoded parts complete what another rank has stored. */
-    if (space->decodes && index_find(ix, space->derived, p->key) == 0)
+    if (space->decodes && index_find(space->rq->rooms.index, space->derived, p->key) == 0)
         return -ENOENT;
     cache_lease(c, base); /* first: a new block may take the place of another */
     derived = cache_open(c, space->derived, p->key);

@@ -83,8 +83,11 @@ static void build_open(struct transfer *t, uint32_t i)
 {
     struct index *ix = t->r.s->rq->rooms.index;
     const uint8_t *key = t->keys + (size_t)i * t->ns->identity.key_bytes;
+    const struct encoded_ns *en = session_encoded(t->r.s, t->space->base);
     block_ref base = index_find(ix, t->space->base, key);
 
+    if (en)
+        encoded_find(en, key, 1, false, false, &base);
     if (cache_found(cache_of(t), base)) {
         t->blocks[i] = base;
         cache_lease(cache_of(t), base); /* first: a new block may take the place of another */

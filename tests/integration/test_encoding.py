@@ -304,9 +304,7 @@ class FallThrough(EncodingCase):
     def test_chains_take_either_form(self):
         """Digests of an encoded base come from workers; chains find blocks in it and in its base."""
         engine = self.mixed()
-        shape = {"dtype": 2, "kv_heads": HEADS, "head_dim": DIM, "v_head_dim": DIM, "k_token_stride": HEADS * DIM * 2,
-                 "k_head_stride": DIM * 2, "v_offset": SECTION, "v_token_stride": HEADS * DIM * 2, "v_head_stride": DIM * 2}
-        call = engine.client.call
+        call, shape = engine.client.call, self.shape()
         error = self.refused(INVALID, call, "digest.open", ns=engine.ns, method=1, build=True, **shape)
         self.assertIn("the base's blocks are encoded (fp8)", str(error))
         digests = call("digest.open", ns=engine.ns, method=1, **shape)
@@ -321,6 +319,41 @@ class FallThrough(EncodingCase):
         answer = call("chain.prefetch", chain=chain, index=b"".join(i.to_bytes(4, "little") for i in range(7)))
         self.assertEqual(list(answer["status"]), [OK] * 7)
         call("chain.close", chain=chain)
+
+    def test_digests_of_lossless_blocks(self):
+        """The daemon builds them from either form: when asked, by an append, and as blocks are stored. They are the same bit for bit."""
+        engine, plain = self.engine("lossless", blocks=32), self.engine(None, blocks=32)
+        call, shape = engine.client.call, self.shape()
+        data = [engine.pages.fill(i) for i in range(12)]
+        right = plain.client.call("digest.open", ns=plain.base, method=1, **shape)
+        for i, block in enumerate(data):
+            plain.pages.put(i, block)
+        names = [f"plain {i}" for i in range(12)]
+        self.assertEqual(plain.dump(names, range(12)), [OK] * 12)
+        self.assertEqual(list(plain.client.call("digest.build", ns=right["ns"], keys=keys(*names))["status"]), [OK] * 12)
+        want = self.digests(plain, right, names)
+        self.assertEqual(engine.dump(range(6), range(6)), [OK] * 6)
+        self.assertEqual(engine.dump([6, 7], [6, 7], plain=True), [OK] * 2)
+        built = call("digest.open", ns=engine.ns, method=1, **shape)
+        self.assertEqual(list(call("digest.build", ns=built["ns"], keys=keys(*range(4)))["status"]), [OK] * 4)
+        chain = call("chain.open", ns=built["ns"])["chain"]
+        answer = call("chain.append", chain=chain, keys=keys(*range(8)), build=True)
+        self.assertEqual((answer["blocks"], answer["digests"], answer["built"]), (8, 8, 4))
+        call("chain.close", chain=chain)
+        call("digest.open", ns=engine.ns, method=1, build=True, **shape)
+        self.assertEqual(engine.dump([8, 9], [8, 9]), [OK] * 2)
+        self.assertEqual(engine.dump([10, 11], [10, 11], plain=True), [OK] * 2)
+        self.until(lambda: engine.client.hits(built["ns"], *range(12)) == 12)
+        self.assertEqual(self.digests(engine, built, range(12)), want)
+
+    def shape(self):
+        return {"dtype": 2, "kv_heads": HEADS, "head_dim": DIM, "v_head_dim": DIM, "k_token_stride": HEADS * DIM * 2,
+                "k_head_stride": DIM * 2, "v_offset": SECTION, "v_token_stride": HEADS * DIM * 2, "v_head_stride": DIM * 2}
+
+    def digests(self, engine, opened, names):
+        region = Region(engine.client, opened["ns"], {"shards": [LAYERS], "shard_bytes": opened["shard_bytes"]}, 16)
+        self.assertEqual(region.load(names, range(len(names))), [OK] * len(names))
+        return [region.bytes(i) for i in range(len(names))]
 
 
 class Fleet(EncodingCase):

@@ -8,13 +8,18 @@ import sys
 import tempfile
 import unittest
 
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(TOP, "client/python"))
+os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
+
 try:
-    from encoding_case import BLOCK, ENCODINGS, LAYERS, SECTION, SUITE_TIMEOUT_S, EncodingCase, random_kv
+    from encoding_case import BLOCK, ENCODINGS, IDENTITY, LAYERS, SECTION, SIZES, SUITE_TIMEOUT_S, EncodingCase, random_kv
     from second_client import EXISTS, FAILED, INVALID, MISS, OK, Daemon, keys
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+import ucmclient  # noqa: E402
 
 IN_DRAM, ON_NVME, ON_SHARE = 1, 2, 3
 CODED_BELOW = {"dram": "plain", "disk": "coded"}
@@ -82,6 +87,11 @@ class Tiers(EncodingCase):
 
     def through(self, engine, plain):
         return {name: engine.through(data) for name, data in plain.items()}
+
+    def on_nvme(self, engine, names):
+        """How many of these have a form there."""
+        there = {key for ns in {engine.base, engine.ns} for key, tiers in self.where(engine, ns).items() if "nvme" in tiers}
+        return sum(keys(name) in there for name in names)
 
     def evict_dram(self, engine):
         """What has a copy below leaves DRAM."""
@@ -259,6 +269,213 @@ class Policies(Tiers):
             self.assertEqual(reader.each(*plain, shared=True), [ON_SHARE] * 4)
             self.assert_loaded(reader, self.through(engine, plain) if policy is CODED_BELOW else plain)
         self.assertEqual([two.stop(), one.stop()], [0, 0])
+
+
+class Trouble(Tiers):
+    """Restarts, kills, damage, evictions while blocks wait to be encoded."""
+
+    def again(self, how):
+        if how == "kill":
+            self.daemon.kill()
+        else:
+            self.assertEqual(self.daemon.stop(), 0)
+        self.start()
+        operator = self.client()
+        self.until(lambda: operator.call("health")["status"] != "recovering")
+
+    def test_a_restart_finds_what_was_below(self):
+        for how in ("stop", "kill"):
+            self.start()
+            for name, policy in POLICIES.items():
+                with self.subTest(how=how, policy=name):
+                    names = [f"{how} {name} {i}" for i in range(4)]
+                    engine = self.engine("fp8", tiers=policy)
+                    plain = self.stored(engine, names)
+                    if how == "kill":
+                        self.settled(engine, names, *(({"dram"}, {"nvme"}) if policy is CODED_BELOW else ({"nvme"}, {"dram"})))
+                    self.again(how)
+                    engine = self.engine("fp8", tiers=policy)
+                    self.until(lambda engine=engine, names=names: engine.each(*names) == [ON_NVME] * 4)
+                    self.assert_loaded(engine, self.through(engine, plain) if policy is CODED_BELOW else plain)
+                    self.assertEqual(engine.metrics()["transcode_parts"], 0)
+            self.assertEqual(self.daemon.stop(), 0)
+
+    def test_durable(self):
+        """What was answered survives a kill, in the form that goes below."""
+        self.start()
+        for name, policy in POLICIES.items():
+            engine = self.engine("fp8", tiers=policy)
+            plain = {i: engine.pages.fill(i) for i in range(8)}
+            names = {i: f"{name} {i}" for i in plain}
+            self.assertEqual(engine.dump(names.values(), names, durability=1), [OK] * 8)
+            self.again("kill")
+            engine = self.engine("fp8", tiers=policy)
+            self.assertEqual(engine.each(*names.values()), [ON_NVME] * 8)
+            right = {names[i]: engine.through(data) if policy is CODED_BELOW else data for i, data in plain.items()}
+            self.assert_loaded(engine, right)
+            engine.pages.put(0, noise(BLOCK))
+        engine = self.engine("lossless", tiers=CODED_BELOW)
+        data = noise(BLOCK)
+        engine.pages.put(0, data)
+        self.assertEqual(engine.dump(["unfit"], [0], durability=1), [OK])
+        self.again("kill")
+        self.assert_loaded(self.engine("lossless", tiers=CODED_BELOW), {"unfit": data})
+        self.assertEqual(self.daemon.stop(), 0)
+
+    @unittest.skipUnless(os.path.isdir("/dev/shm"), "needs /dev/shm")
+    def test_persistent_dram(self):
+        """The plain form comes back in DRAM, and is not written beside the coded one."""
+        with tempfile.TemporaryDirectory(prefix="tiers.", dir="/dev/shm") as keep:
+            self.start(**{"arena.keep": keep})
+            engine = self.engine("fp8", tiers=CODED_BELOW)
+            plain = self.stored(engine, range(8))
+            self.settled(engine, range(8), {"dram"}, {"nvme"})
+            self.assertEqual(self.daemon.stop(), 0)
+            self.start(**{"arena.keep": keep})
+            engine = self.engine("fp8", tiers=CODED_BELOW)
+            self.until(lambda: engine.each(*range(8)) == [IN_DRAM] * 8)
+            self.assert_loaded(engine, plain)
+            self.settled(engine, range(8), {"dram"}, {"nvme"})
+            self.assertEqual(self.daemon.stop(), 0)
+
+    def test_a_damaged_coded_block(self):
+        """While DRAM has the plain form nobody sees it; later it fails its checksum, and is a miss."""
+        self.start()
+        engine = self.engine("fp8", tiers=CODED_BELOW)
+        plain = self.stored(engine, ["a", "b"])
+        self.settled(engine, plain, {"dram"}, {"nvme"})
+        for data in plain.values():
+            self.spoil(engine.reference.encode(data))
+        self.assert_loaded(engine, plain)
+        engine.client.call("evict", ns=engine.base, keys=keys("a"), tier=1)
+        self.assertEqual(engine.load(["a"], [0]), [FAILED])
+        self.assertEqual(engine.load(["a"], [0]), [MISS])
+        self.assertEqual(engine.client.call("verify", ns=engine.ns)["corrupt"], 1)
+        self.settled(engine, ["b"], {"dram"}, {"nvme"})
+        self.evict_dram(engine)
+        self.assert_loaded(engine, {"b": engine.through(plain["b"])})
+        self.assertEqual(self.daemon.stop(), 0)
+
+    def spoil(self, coded):
+        """Flips a bit of it on NVMe."""
+        for path in [os.path.join(at, name) for at, _, names in os.walk(self.daemon.store) for name in names]:
+            with open(path, "r+b") as file:
+                at = file.read().find(coded)
+                if at >= 0:
+                    file.seek(at + 99)
+                    file.write(bytes([coded[99] ^ 4]))
+
+    def test_purges_while_blocks_wait(self):
+        """In either order nothing is left, and what comes afterwards has its forms."""
+        self.start(**{"device.cpu_threads": "1"})
+        engine = self.engine("q4", tiers=CODED_BELOW, blocks=64)
+        operator = self.client()
+        for order in (("ns", "base"), ("base", "ns")):
+            for i in range(64):
+                engine.pages.put(i, random_kv(BLOCK))
+            self.assertEqual(engine.dump(range(64), range(64)), [OK] * 64)
+            for which in order:
+                operator.call("namespace.purge", ns=getattr(engine, which))
+            self.until(lambda: not self.where(engine, engine.base) and not self.where(engine, engine.ns),
+                       lambda: (self.where(engine, engine.base), self.where(engine, engine.ns)))
+            plain = self.stored(engine, [f"after {order}"])
+            self.settled(engine, plain, {"dram"}, {"nvme"})
+            self.assertEqual(engine.hits(*range(64)), 0)
+            operator.call("evict", ns=engine.base, keys=keys(*plain))
+            operator.call("evict", ns=engine.ns, keys=keys(*plain))
+        self.assertEqual(self.daemon.stop(), 0)
+
+    def test_eviction_by_name(self):
+        """Of the base's blocks ends what waits; of the coded ones leaves the plain, which are then stored as they are."""
+        self.start(**{"device.cpu_threads": "1"})
+        engine = self.engine("fp8", tiers=CODED_BELOW, blocks=64)
+        for i in range(64):
+            engine.pages.put(i, random_kv(BLOCK))
+        self.assertEqual(engine.dump(range(64), range(64)), [OK] * 64)
+        engine.client.call("evict", ns=engine.base, keys=keys(*range(64)))
+        engine.client.call("evict", ns=engine.ns, keys=keys(*range(64)))
+        self.until(lambda: not self.where(engine, engine.base) and not self.where(engine, engine.ns))
+        plain = self.stored(engine, ["a", "b"])
+        self.settled(engine, plain, {"dram"}, {"nvme"})
+        engine.client.call("evict", ns=engine.ns, keys=keys("a"))
+        self.settled(engine, ["a"], {"dram", "nvme"}, ())
+        engine.client.call("evict", ns=engine.base, keys=keys("b"))
+        self.settled(engine, ["b"], (), {"nvme"})
+        self.assert_loaded(engine, {"a": plain["a"], "b": engine.through(plain["b"])})
+        self.assertEqual(self.daemon.stop(), 0)
+
+    def test_the_engine_leaves(self):
+        """What it has stored is encoded all the same, and by a daemon that stops."""
+        self.start(**{"device.cpu_threads": "1"})
+        engine = self.engine("fp8", tiers=CODED_BELOW, blocks=64)
+        plain = {i: engine.pages.fill(i) for i in range(64)}
+        self.assertEqual(engine.dump(range(64), range(64)), [OK] * 64)
+        engine.client.close()
+        self.assertEqual(self.daemon.stop(), 0)
+        self.start()
+        engine = self.engine("fp8", tiers=CODED_BELOW, blocks=64)
+        self.until(lambda: engine.each(*range(64)) == [ON_NVME] * 64)
+        self.assert_loaded(engine, self.through(engine, plain))
+        self.assertEqual(self.where(engine, engine.base), {})
+        self.assertEqual(self.daemon.stop(), 0)
+
+    def test_dram_for_few_blocks(self):
+        """More blocks than DRAM has room for in either form: none is lost."""
+        for name, policy in POLICIES.items():
+            with self.subTest(policy=name):
+                self.start(**{"arena.size": "6MiB", "arena.extent": "1MiB", "nvme.pressure": "slow", "nvme.pressure_wait": "10s"})
+                engine, plain = self.engine("fp8", tiers=policy, blocks=16), {}
+                for first in range(0, 512, 16):
+                    plain.update(self.stored(engine, [f"{name} {i}" for i in range(first, first + 16)]))
+                self.until(lambda engine=engine, plain=plain: self.on_nvme(engine, plain) == 512)
+                m = engine.metrics()
+                self.assertEqual([m[what] for what in ("nvme_write_dropped", "arena_evicted_lost", "transcode_failed")], [0] * 3)
+                self.assertEqual(engine.hits(*plain), 512)
+                for first in range(0, 512, 16):
+                    names = list(plain)[first:first + 16]
+                    self.assertEqual(engine.load(names, range(16)), [OK] * 16)
+                    for at, key in enumerate(names):
+                        self.assertIn(engine.pages.bytes(at), (plain[key], engine.through(plain[key])))
+                self.assertEqual(self.daemon.stop(), 0)
+
+
+class Library(Tiers):
+    """libucmclient, by its Python binding."""
+
+    def test_keywords(self):
+        self.start()
+        client = ucmclient.Client(socket=self.daemon.socket, name="tiers")
+        self.addCleanup(client.close)
+        base = client.namespace(ucmclient.Identity(**{**IDENTITY, "model": self.id(), "shards": tuple(IDENTITY["shards"])}))
+        coded = base.encoded("fp8", k=SIZES["k"], v=SIZES["v"], dram="plain", disk="coded")
+        self.assertEqual(coded.tiers, ("plain", "coded"))
+        self.assertEqual(base.encoded("fp8", k=SIZES["k"], v=SIZES["v"]).tiers, ("coded", "coded"))
+        coded = base.encoded("fp8", k=SIZES["k"], v=SIZES["v"], dram="plain")
+        with self.assertRaises(ValueError):
+            base.encoded("fp8", k=SIZES["k"], v=SIZES["v"], dram="zstd")
+        shared = ucmclient.SharedMemory(BLOCK)
+        planes = [ucmclient.Plane(0, at * SECTION, BLOCK, SECTION, at // 2) for at in range(2 * LAYERS)]
+        region = coded.register([shared.memory()], planes, blocks=1)
+        watcher = self.engine("fp8")
+        for name in ("before", "after a kill"):
+            shared.buffer[:BLOCK] = random_kv(BLOCK)
+            self.until(lambda name=name: self.dumped(region, name), name)
+            self.settled(watcher, [name], {"dram"}, {"nvme"})
+            if name == "before":
+                self.daemon.kill()
+                self.start()
+                watcher = self.engine("fp8")
+        region.close()
+        coded.close()
+        base.close()
+        self.assertEqual(self.daemon.stop(), 0)
+
+    def dumped(self, region, name):
+        try:
+            return region.dump(keys(name), [0]).wait().all_ok
+        except ucmclient.UcmError as error:
+            self.assertTrue(error.away, error)
+            return False
 
 
 if __name__ == "__main__":

@@ -473,7 +473,7 @@ class EncodedNamespace(Namespace):
 
     @property
     def tiers(self) -> tuple[str, str]:
-        """Which form DRAM gets, and NVMe and the shared tier. An older daemon, or one without these, has one form only."""
+        """Which form DRAM gets, and NVMe and the shared tier. A daemon without the latter has one form only."""
         form = self._info().form
         return self.FORMS[form.dram], self.FORMS[form.disk]
 
