@@ -501,7 +501,7 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
 
 void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
 {
-    admission_hits(&ns->admission, policy_touch(c->config.policy, refs, n));
+    admission_hits(ns_admission(ns), policy_touch(c->config.policy, refs, n));
     cache_list_touch(c, refs, n);
     cache_write_used(c, ns, refs, n);
 }

@@ -35,7 +35,7 @@ static void durable_continue(struct cache *c, struct cache_durable *d)
 {
     int rc = durable_begin(c, d);
 
-    if (rc == -EAGAIN)
+    if (rc == -EAGAIN || rc == -EBUSY)
         list_push_back(&c->durables, &d->link);
     else if (rc < 0)
         durable_end(d, rc);
@@ -99,7 +99,7 @@ static struct ns *coded_ns(struct cache *c, const struct cache_durable *d)
     return form->coded;
 }
 
-/* 0: d->ref is what goes below. 1: that is being built. -EAGAIN: not now. */
+/* 0: d->ref is what goes below. 1: that is being built. -EBUSY: not now. */
 static int coded_begin(struct cache *c, struct cache_durable *d)
 {
     struct ns *coded = coded_ns(c, d);
@@ -128,12 +128,13 @@ static int coded_begin(struct cache *c, struct cache_durable *d)
     }
     cache_unlease(c, d->coded);
     if (rc == -EBUSY && c->users > 0)
-        return -EAGAIN; /* what is under way frees a slot, or a place among the builds */
+        return -EBUSY; /* what is under way frees a slot, or a place among the builds */
     d->plain = true;
     return 0;
 }
 
-/* Begins the next step. 0: it is under way. -EAGAIN: it has to wait. Another -errno: the end. */
+/* Begins the next step. 0: it is under way. -EAGAIN: it has to wait. -EBUSY: so it has, but others need not
+ * wait with it. Another -errno: the end. */
 static int durable_begin(struct cache *c, struct cache_durable *d)
 {
     struct ns *ns;
@@ -183,7 +184,7 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
     d->part = part;
     cache_lease(c, ref);
     rc = durable_begin(c, d);
-    if (rc == -EAGAIN) {
+    if (rc == -EAGAIN || rc == -EBUSY) {
         list_push_back(&c->durables, &d->link);
         rc = 0;
     }
@@ -201,6 +202,7 @@ void cache_unverified(struct cache *c, block_ref ref, uint32_t part)
     d->cache = c;
     d->ref = ref;
     d->part = part;
+    d->plain = true; /* it is this form's copy that is to be read */
     d->done_cb = unverified_done_cb;
     list_push_back(&c->durables, &d->link);
     cache_lease(c, ref);
@@ -236,6 +238,9 @@ void cache_durables_retry(struct cache *c)
             list_push_back(&c->stalled_durables, &d->link);
         } else if (rc == -EAGAIN) {
             list_push_front(&c->durables, &d->link);
+            break;
+        } else if (rc == -EBUSY) {
+            list_push_back(&c->durables, &d->link); /* the next time others come first */
             break;
         } else if (rc < 0) {
             durable_end(d, rc);

@@ -187,7 +187,7 @@ static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
     if (!tier_may_drop(c, owner))
         return false;
     if (cache_pair_heat(c, ref) == 0)
-        admission_unused(&cache_ns(c, ref)->admission);
+        admission_unused(ns_admission(cache_ns(c, ref)));
     cache_nvme_lost(c, ref, owner_part(owner), false);
     if (!part_whole(p))
         cache_discard(c, ref);

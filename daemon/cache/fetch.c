@@ -182,7 +182,7 @@ static int tier_start(struct part_op *f)
     f->begun_ns = uv_hrtime();
     rc = cache_tier_submit(c, io);
     if (rc == 0 && policy_heat(c->config.policy, f->ref) == HEAT_ONCE)
-        admission_returned(&cache_ns(c, f->ref)->admission);
+        admission_returned(ns_admission(cache_ns(c, f->ref)));
     if (rc == 0 || rc == -EAGAIN)
         return rc;
     log_read_failed(io, rc);

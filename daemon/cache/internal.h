@@ -113,6 +113,13 @@ static inline bool part_backed(const struct part *p)
     return p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
 }
 
+/* What decides which of its blocks are written to NVMe: both forms of a block count for the plain one's
+ * namespace. */
+static inline struct admission *ns_admission(struct ns *ns)
+{
+    return ns->base ? &ns->base->admission : &ns->admission;
+}
+
 static inline struct tier_place part_place(const struct part *p)
 {
     return (struct tier_place){part_loc(p), p->checksum};
@@ -270,7 +277,7 @@ void cache_write_stored(struct cache *c, block_ref ref, enum write_to to);
 void cache_write_handed(struct cache *c, block_ref from, block_ref ref, enum write_to to);
 /* These blocks of ns were used: with admission by reuse they may be worth writing now. 0 among them is
  * passed over. */
-void cache_write_used(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);
+void cache_write_used(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
 /* Its copy on NVMe turned out bad: what DRAM has of it takes its place. */
 void cache_write_again(struct cache *c, block_ref ref);
 /* A part of the block was read from the shared tier. */

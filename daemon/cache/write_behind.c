@@ -58,12 +58,12 @@ static void queued_set(struct cache *c, enum write_to to, block_ref ref, bool qu
 
 /* ---- which blocks are written ---- */
 
-static bool reused_only(const struct cache *c, enum write_to to, const struct ns *ns)
+static bool reused_only(const struct cache *c, enum write_to to, struct ns *ns)
 {
     if (to != WRITE_NVME)
         return c->config.share_reused;
     return c->config.write_reused ||
-           (c->config.write_learned && admission_reused_only(&ns->admission));
+           (c->config.write_learned && admission_reused_only(ns_admission(ns)));
 }
 
 static bool admitted(struct cache *c, enum write_to to, block_ref ref, struct ns *ns)
@@ -71,7 +71,7 @@ static bool admitted(struct cache *c, enum write_to to, block_ref ref, struct ns
     if (policy_heat(c->config.policy, ref) > 0)
         return true;
     if (to == WRITE_NVME && c->config.write_learned)
-        return admission_first(&ns->admission);
+        return admission_first(ns_admission(ns));
     return !reused_only(c, to, ns);
 }
 
@@ -161,7 +161,7 @@ void cache_write_stored(struct cache *c, block_ref ref, enum write_to to)
             cache_parts_missing(b, ns, to);
 }
 
-void cache_write_used(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n)
+void cache_write_used(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
 {
     for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
         if (!reused_only(c, to, ns))
