@@ -12,8 +12,9 @@ struct part_build {
     struct digest_job job;                /* job.done_cb is the caller's */
     const struct ucm_digest_plan *digest; /* NULL: the coded form is made */
     const struct ucm_encoding_spec *encoding;
-    bool decode;      /* `from` is the coded form, and the plain one is made */
-    uint8_t *scratch; /* with a digest: NULL, or a plain shard's bytes: `from` is the coded form, whose layers
+    bool decode; /* `from` is the coded form, and the plain one is made */
+    uint8_t *
+        scratch; /* with a digest: NULL, or a plain shard's bytes: `from` is the coded form, whose layers
                        * are decoded one after the other */
     const uint8_t *from; /* the part: shards of from_bytes */
     uint8_t *to;         /* shards of to_bytes */

@@ -72,7 +72,8 @@ static bool stores_for(const struct derived_space *space, const struct ns *ns)
 /* The block of that key that has the part in DRAM; 0: none. */
 static block_ref stored_block(const struct derived_space *space, const uint8_t *key, uint32_t part)
 {
-    const struct ns *ns[] = {space->base, space->digests && space->encoding ? space->base->base : NULL};
+    const struct ns *ns[] = {space->base,
+                             space->digests && space->encoding ? space->base->base : NULL};
 
     for (unsigned i = 0; i < 2 && ns[i]; i++) {
         block_ref ref = index_find(space->rq->rooms.index, ns[i], key);
