@@ -1,5 +1,4 @@
-"""A daemon for a test, in a folder of its own. $UCMD names another one than build/ucmd, $UCM_TEST_CUDA what it does with GPUs,
-$UCM_TEST_COPY its copy.strategy."""
+"""A daemon for a test, in a folder of its own. $UCMD names another one than build/ucmd, $UCM_TEST_CUDA what it does with GPUs."""
 
 import ctypes
 import os
@@ -27,8 +26,6 @@ class Daemon:
         os.makedirs(self.store, exist_ok=True)
         options = {"socket": self.socket, "socket_mode": "0666", "arena.size": "64MiB", "arena.extent": "1MiB",
                    "device.cuda": os.environ.get("UCM_TEST_CUDA", "off"), "shutdown.drain": "10s"}
-        if "UCM_TEST_COPY" in os.environ:
-            options["copy.strategy"] = os.environ["UCM_TEST_COPY"]
         if nvme:
             options.update({"nvme.paths": self.store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
         options.update(more)
