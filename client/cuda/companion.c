@@ -2,6 +2,8 @@
 
 #include "client/cuda/companion_encoding.h"
 
+#include "kernels/encoding/encoding_cuda.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -18,13 +20,12 @@ extern const unsigned char ucm_copy_fatbin[];
 
 static CUresult kernel_launch(struct companion *c, CUdeviceptr planes, uint32_t n_planes,
                               struct ucm_copy_item *items, uint32_t n_items, uint32_t tiles,
-                              uint32_t direction, CUevent done)
+                              uint32_t direction, CUstream stream)
 {
     void *arguments[] = {&planes, &n_planes, &items, &n_items, &tiles, &direction};
-    CUresult r = cuLaunchKernel(c->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0,
-                                c->streams[direction], arguments, NULL);
 
-    return r == CUDA_SUCCESS ? cuEventRecord(done, c->streams[direction]) : r;
+    return cuLaunchKernel(c->kernel, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1, 0, stream,
+                          arguments, NULL);
 }
 
 /* ---- the context ---- */
@@ -71,24 +72,25 @@ static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_
     uint64_t offset =
         o->coded ? s->region->coded_spec[o->first_plane].slot_offset : first->slot_offset;
     uint64_t begin = c->base + slice * c->slice_bytes - offset;
+    bool alone = o->coded && ucm_encoding_alone(&s->region->encoding, o->direction);
+    CUstream stream = c->streams[o->direction][alone ? 0 : slice];
     CUresult r;
 
     for (uint32_t i = 0; i < o->n_items; i++)
         s->items[i] = (struct ucm_copy_item){.slot = begin + i * ucm_staging_pitch(item_bytes),
                                              .block = o->blocks[i]};
-    if (o->coded) {
-        r = companion_encoding_launch(c, s->region, o->first_plane, o->n_planes, s->items,
-                                      o->n_items, o->direction);
-        if (r == CUDA_SUCCESS)
-            r = cuEventRecord(s->moved, c->streams[o->direction]);
-    } else {
+    if (o->coded)
+        r = companion_encoding_launch(s->region, o->first_plane, o->n_planes, s->items, o->n_items,
+                                      o->direction, stream);
+    else
         r = kernel_launch(c, s->region->planes + o->first_plane * sizeof(*first), o->n_planes,
                           s->items, o->n_items,
                           ucm_copy_tiles(ucm_copy_largest_chunk(first, o->n_planes)), o->direction,
-                          s->moved);
-    }
+                          stream);
+    if (r == CUDA_SUCCESS)
+        r = cuEventRecord(s->moved, stream);
     if (r != CUDA_SUCCESS) /* a refused order must not run: the slice will hold another's bytes */
-        (void)cuStreamSynchronize(c->streams[o->direction]);
+        (void)cuStreamSynchronize(stream);
     return r;
 }
 
@@ -245,14 +247,14 @@ static void region_free(struct companion_region *r)
     free(r);
 }
 
-/* Done on return, since kernels of both streams read it. */
+/* Done on return, since kernels of all streams read it. */
 CUresult companion_upload(struct companion *c, const void *from, size_t bytes, CUdeviceptr *out)
 {
     CUresult r = cuMemAlloc(out, bytes);
 
     if (r == CUDA_SUCCESS)
-        r = cuMemcpyHtoDAsync(*out, from, bytes, c->streams[0]);
-    return r == CUDA_SUCCESS ? cuStreamSynchronize(c->streams[0]) : r;
+        r = cuMemcpyHtoDAsync(*out, from, bytes, c->streams[0][0]);
+    return r == CUDA_SUCCESS ? cuStreamSynchronize(c->streams[0][0]) : r;
 }
 
 static CUresult region_new(struct companion *c, const struct ucm_copy_plane *planes,
@@ -389,10 +391,10 @@ static CUresult streams_create(struct companion *c)
     int least, greatest;
     CUresult r = cuCtxGetStreamPriorityRange(&least, &greatest);
 
-    for (unsigned i = 0; r == CUDA_SUCCESS && i < 2; i++)
-        r = cuStreamCreateWithPriority(&c->streams[i], CU_STREAM_NON_BLOCKING,
-                                       i == UCM_COPY_LOAD || greatest == least ? greatest
-                                                                               : greatest + 1);
+    for (unsigned i = 0; r == CUDA_SUCCESS && i < 2 * c->n_slices; i++)
+        r = cuStreamCreateWithPriority(&c->streams[i % 2][i / 2], CU_STREAM_NON_BLOCKING,
+                                       i % 2 == UCM_COPY_LOAD || greatest == least ? greatest
+                                                                                   : greatest + 1);
     return r;
 }
 
@@ -404,7 +406,7 @@ static CUresult slices_create(struct companion *c)
     CUresult r = cuMemAlloc(&c->base, (used + IPC_GRAIN - 1) / IPC_GRAIN * IPC_GRAIN);
 
     if (r == CUDA_SUCCESS) /* the daemon maps it, and must not see what was there */
-        r = cuMemsetD8Async(c->base, 0, used, c->streams[0]);
+        r = cuMemsetD8Async(c->base, 0, used, c->streams[0][0]);
     if (r == CUDA_SUCCESS)
         r = cuIpcGetMemHandle(&handle, c->base);
     if (r == CUDA_SUCCESS)
@@ -424,15 +426,19 @@ static CUresult slices_create(struct companion *c)
 
 /* The first launch of a kernel, and the first on a stream, may wait for everything that runs in the
  * process: better now than when a copy is due. These launches copy nothing. The clearing of the
- * slices, enqueued before, has ended when they have. */
+ * slices, enqueued on the first stream before, has ended when they have. */
 static CUresult kernel_warm(struct companion *c)
 {
     CUresult r = CUDA_SUCCESS;
 
-    for (unsigned i = 0; r == CUDA_SUCCESS && i < 2; i++) {
-        r = kernel_launch(c, 0, 0, NULL, 0, 0, i, c->slices[i].moved);
+    for (unsigned i = 0; r == CUDA_SUCCESS && i < 2 * c->n_slices; i++) {
+        CUstream stream = c->streams[i % 2][i / 2];
+
+        r = kernel_launch(c, 0, 0, NULL, 0, 0, i % 2, stream);
         if (r == CUDA_SUCCESS)
-            r = cuStreamSynchronize(c->streams[i]);
+            r = cuEventRecord(c->slices[i / 2].moved, stream);
+        if (r == CUDA_SUCCESS)
+            r = cuStreamSynchronize(stream);
     }
     return r;
 }
@@ -457,11 +463,14 @@ static CUresult create(struct companion *c)
 /* Undoes create, whole or in part; the context is current. */
 static void destroy(struct companion *c)
 {
-    for (unsigned i = 0; i < 2; i++)
-        if (c->streams[i]) {
-            (void)cuStreamSynchronize(c->streams[i]);
-            (void)cuStreamDestroy(c->streams[i]);
+    for (unsigned i = 0; i < 2 * UCM_MAX_SLICES; i++) {
+        CUstream stream = c->streams[i % 2][i / 2];
+
+        if (stream) {
+            (void)cuStreamSynchronize(stream);
+            (void)cuStreamDestroy(stream);
         }
+    }
     for (uint32_t i = 0; i < c->n_slices; i++)
         if (c->slices[i].moved)
             (void)cuEventDestroy(c->slices[i].moved);

@@ -68,8 +68,10 @@ struct companion {
     CUcontext context; /* the process's primary one */
     CUmodule module;
     CUfunction kernel;
-    CUstream streams[2]; /* by enum ucm_copy_direction */
-    CUdeviceptr base;    /* of the first slice */
+    /* By enum ucm_copy_direction, and slice: a kernel begins when others' end, and those of several
+     * slices then begin together instead of one after another. */
+    CUstream streams[2][UCM_MAX_SLICES];
+    CUdeviceptr base; /* of the first slice */
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
     uint64_t offset; /* of base in the allocation that ipc names */
     uint64_t slice_bytes;

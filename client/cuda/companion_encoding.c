@@ -6,18 +6,17 @@
 
 extern const unsigned char ucm_encoding_fatbin[];
 
-CUresult companion_encoding_launch(struct companion *c, const struct companion_region *region,
-                                   uint32_t first_plane, uint32_t n_planes,
-                                   struct ucm_copy_item *items, uint32_t n_items,
-                                   uint32_t direction)
+CUresult companion_encoding_launch(const struct companion_region *region, uint32_t first_plane,
+                                   uint32_t n_planes, struct ucm_copy_item *items, uint32_t n_items,
+                                   uint32_t direction, CUstream stream)
 {
     CUdeviceptr planes = region->coded + first_plane * sizeof(*region->coded_spec);
     struct ucm_encoding_spec spec = region->encoding;
     uint32_t tiles = ucm_encoding_tiles(&spec);
     void *arguments[] = {&planes, &n_planes, &items, &n_items, &spec, &tiles};
 
-    return cuLaunchKernel(region->coders[direction], UCM_ENCODING_CTAS, 1, 1, UCM_ENCODING_THREADS,
-                          1, 1, 0, c->streams[direction], arguments, NULL);
+    return cuLaunchKernel(region->coders[direction], ucm_encoding_ctas(&spec), 1, 1,
+                          UCM_ENCODING_THREADS, 1, 1, 0, stream, arguments, NULL);
 }
 
 /* Finds the kernels, and launches each once over nothing: see kernel_warm in companion.c. */
@@ -31,9 +30,9 @@ static CUresult coders_load(struct companion *c, struct companion_region *r)
             return CUDA_ERROR_NOT_SUPPORTED;
         rc = cuModuleGetFunction(&r->coders[i], r->module, name);
         if (rc == CUDA_SUCCESS)
-            rc = companion_encoding_launch(c, r, 0, 0, NULL, 0, i);
+            rc = companion_encoding_launch(r, 0, 0, NULL, 0, i, c->streams[i][0]);
         if (rc == CUDA_SUCCESS)
-            rc = cuStreamSynchronize(c->streams[i]);
+            rc = cuStreamSynchronize(c->streams[i][0]);
     }
     return rc;
 }

@@ -10,10 +10,9 @@ CUresult companion_encoding_open(struct companion *c, struct companion_region *r
                                  const struct ucm_encoding_spec *encoding);
 void companion_encoding_close(struct companion_region *r); /* harmless when it is not open */
 /* Encodes or decodes between items of a slice and pages. */
-CUresult companion_encoding_launch(struct companion *c, const struct companion_region *region,
-                                   uint32_t first_plane, uint32_t n_planes,
-                                   struct ucm_copy_item *items, uint32_t n_items,
-                                   uint32_t direction);
+CUresult companion_encoding_launch(const struct companion_region *region, uint32_t first_plane,
+                                   uint32_t n_planes, struct ucm_copy_item *items, uint32_t n_items,
+                                   uint32_t direction, CUstream stream);
 
 /* companion.c: copies to new memory of the GPU. */
 CUresult companion_upload(struct companion *c, const void *from, size_t bytes, CUdeviceptr *out);

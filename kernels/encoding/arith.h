@@ -223,13 +223,16 @@ UCM_HD int32_t ucm_q4_level(uint32_t code)
     return code & 8 ? -level : level;
 }
 
+#define UCM_Q4_PART 0x3bf2b9d6u /* the float nearest to 1 / 135 */
+#define UCM_Q4_SCALE_LEAST 0x1p-100f
+
 /* The scale, bf16 bits, of a group whose largest magnitude is a, finite. 0: all of it counts as
  * 0. */
 UCM_HD uint32_t ucm_q4_scale(float a)
 {
-    uint32_t s = ucm_bf16_encode(a * ucm_f32(0x3bf2b9d6u)); /* 1 / 135 */
+    uint32_t s = ucm_bf16_encode(a * ucm_f32(UCM_Q4_PART));
 
-    return ucm_bf16_decode(s) < 0x1p-100f ? 0 : s;
+    return ucm_bf16_decode(s) < UCM_Q4_SCALE_LEAST ? 0 : s;
 }
 
 /* reciprocal: 1 / scale, rounded. */

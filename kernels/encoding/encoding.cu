@@ -2,7 +2,8 @@
 #include "kernels/encoding/fp8.cuh"
 #include "kernels/encoding/int8.cuh"
 #include "kernels/encoding/lossless_units.cuh"
-#include "kernels/encoding/q4.cuh"
+#include "kernels/encoding/q4_decode.cuh"
+#include "kernels/encoding/q4_encode.cuh"
 
 template <class M> struct by_rows {
     template <bool ENCODE>
@@ -56,6 +57,41 @@ static __device__ __forceinline__ void keep(struct kept *kept, const struct job 
     __syncthreads();
 }
 
+/* What all lanes of a warp have, in a way that the compiler sees it: shuffles then need no branches. */
+static __device__ __forceinline__ uint32_t uniform(uint32_t x)
+{
+    return __shfl_sync(ALL, x, 0);
+}
+
+/* Where a warp is among the tiles of all sections: it goes on by a step that has the same digits. */
+struct cursor {
+    uint32_t tile, plane, item;
+};
+
+static __device__ __forceinline__ struct cursor cursor_of(uint32_t n, uint32_t n_planes,
+                                                          uint32_t tiles)
+{
+    struct cursor c = {n % tiles, n / tiles % n_planes, n / tiles / n_planes};
+
+    return c;
+}
+
+static __device__ __forceinline__ void cursor_add(struct cursor *c, const struct cursor &step,
+                                                  uint32_t n_planes, uint32_t tiles)
+{
+    c->tile += step.tile;
+    c->plane += step.plane;
+    c->item += step.item;
+    if (c->tile >= tiles) {
+        c->tile -= tiles;
+        c->plane++;
+    }
+    if (c->plane >= n_planes) {
+        c->plane -= n_planes;
+        c->item++;
+    }
+}
+
 /* One section of one block. */
 struct place {
     uint32_t section;
@@ -63,11 +99,13 @@ struct place {
 };
 
 static __device__ __forceinline__ struct place place_of(const struct kept *kept,
-                                                        const struct job &job, uint64_t number)
+                                                        const struct job &job,
+                                                        const struct cursor &c)
 {
-    uint32_t i = (uint32_t)(number / job.n_planes), p = (uint32_t)(number % job.n_planes);
-    const struct ucm_encoding_plane *plane = p < KEPT_PLANES ? &kept->planes[p] : &job.planes[p];
-    const struct ucm_copy_item *item = i < KEPT_ITEMS ? &kept->items[i] : &job.items[i];
+    const struct ucm_encoding_plane *plane =
+        c.plane < KEPT_PLANES ? &kept->planes[c.plane] : &job.planes[c.plane];
+    const struct ucm_copy_item *item =
+        c.item < KEPT_ITEMS ? &kept->items[c.item] : &job.items[c.item];
     struct place at = {plane->section, plane->base + item->block * plane->stride,
                        item->slot + plane->slot_offset};
 
@@ -78,17 +116,128 @@ template <class METHOD, bool ENCODE>
 static __device__ __forceinline__ void walk(const struct job &job, struct kept *kept,
                                             const struct ucm_encoding_spec &spec, uint32_t tiles)
 {
-    uint32_t lane = threadIdx.x % LANES;
-    uint64_t warp = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
-    uint64_t warps = (uint64_t)gridDim.x * blockDim.x / LANES;
-    uint64_t total = (uint64_t)job.n_items * job.n_planes * tiles;
+    uint32_t lane = threadIdx.x % LANES, warps = blockDim.x / LANES;
+    struct cursor at, step;
 
+    if (job.n_items == 0)
+        return;
     keep(kept, job);
-    for (uint64_t t = warp; t < total; t += warps) {
-        struct place p = place_of(kept, job, t / tiles);
+    at = cursor_of(blockIdx.x * warps + uniform(threadIdx.x / LANES), job.n_planes, tiles);
+    step = cursor_of(gridDim.x * warps, job.n_planes, tiles);
+    for (; at.item < job.n_items; cursor_add(&at, step, job.n_planes, tiles)) {
+        struct place p = place_of(kept, job, at);
 
-        METHOD::template unit<ENCODE>(spec, p.section, p.plain, p.coded, (uint32_t)(t % tiles),
-                                      lane);
+        METHOD::template unit<ENCODE>(spec, p.section, p.plain, p.coded, at.tile, lane);
+    }
+}
+
+/* ---- q4 ---- */
+
+static __device__ __forceinline__ struct q4_unit q4_at(const struct job &job,
+                                                       const struct kept *kept,
+                                                       const struct q4_shared *shared,
+                                                       const struct cursor &at)
+{
+    struct place p;
+
+    if (at.item >= job.n_items)
+        return {};
+    p = place_of(kept, job, at);
+    return q4_unit(shared, uniform(p.section), p.plain, p.coded, at.tile);
+}
+
+static __device__ __forceinline__ void q4_read_any(struct q4_coded *c, struct q4_spot *spot,
+                                                   const struct q4_shared *shared,
+                                                   const struct q4_unit &u,
+                                                   const struct q4_lane &l)
+{
+    if (u.section != spot->section || u.number != spot->number)
+        q4_spot(spot, shared, u, l);
+    if (u.tokens == 0)
+        return;
+    if (u.group > 4 && u.k)
+        q4_read<true, false>(c, shared, u, *spot, l);
+    else if (u.group > 4)
+        q4_read<false, false>(c, shared, u, *spot, l);
+    else if (u.k)
+        q4_read<true, true>(c, shared, u, *spot, l);
+    else
+        q4_read<false, true>(c, shared, u, *spot, l);
+}
+
+/* Each unit is read while the one before is decoded. */
+template <uint32_t D>
+static __device__ __forceinline__ void q4_load(const struct job &job,
+                                               const struct ucm_encoding_spec &spec, uint32_t tiles)
+{
+    __shared__ struct kept kept;
+    __shared__ struct q4_shared shared;
+    uint32_t lane = threadIdx.x % LANES, warps = blockDim.x / LANES, group = 0;
+    struct q4_spot spot = {};
+    struct q4_coded next = {};
+    struct q4_lane l = {};
+    struct q4_unit u;
+    struct cursor at, step;
+
+    if (job.n_items == 0)
+        return;
+    keep(&kept, job);
+    q4_prepare(spec, &shared);
+    at = cursor_of(blockIdx.x * warps + uniform(threadIdx.x / LANES), job.n_planes, tiles);
+    step = cursor_of(gridDim.x * warps, job.n_planes, tiles);
+    l.table = shared.table;
+    l.g = lane / 4;
+    l.q = lane % 4;
+    spot.section = UCM_ENCODING_SECTIONS_MAX; /* none */
+    u = q4_at(job, &kept, &shared, at);
+    q4_read_any(&next, &spot, &shared, u, l);
+    while (at.item < job.n_items) {
+        const struct q4_vector out[2] = {spot.out[0], spot.out[1]};
+        const struct q4_coded now = next;
+        const struct q4_unit done = u;
+
+        cursor_add(&at, step, job.n_planes, tiles);
+        u = q4_at(job, &kept, &shared, at);
+        q4_read_any(&next, &spot, &shared, u, l);
+        if (done.tokens == 0)
+            continue;
+        if (done.group != group) {
+            group = done.group;
+            q4_matrix(&l, lane, group);
+        }
+        if (group > 4 && done.k)
+            q4_decode<D, true, false>(now, &shared, done, out, l);
+        else if (group > 4)
+            q4_decode<D, false, false>(now, &shared, done, out, l);
+        else if (done.k)
+            q4_decode<D, true, true>(now, &shared, done, out, l);
+        else
+            q4_decode<D, false, true>(now, &shared, done, out, l);
+    }
+}
+
+template <uint32_t D>
+static __device__ __forceinline__ void q4_dump(const struct job &job,
+                                               const struct ucm_encoding_spec &spec, uint32_t tiles)
+{
+    __shared__ struct kept kept;
+    __shared__ struct q4_shared shared;
+    __shared__ __align__(16) struct q4_scratch scratch[UCM_ENCODING_THREADS / LANES];
+    uint32_t lane = threadIdx.x % LANES, warp = uniform(threadIdx.x / LANES);
+    uint32_t warps = blockDim.x / LANES;
+    struct cursor at, step;
+
+    if (job.n_items == 0)
+        return;
+    keep(&kept, job);
+    q4_prepare(spec, &shared);
+    at = cursor_of(blockIdx.x * warps + warp, job.n_planes, tiles);
+    step = cursor_of(gridDim.x * warps, job.n_planes, tiles);
+    for (; at.item < job.n_items; cursor_add(&at, step, job.n_planes, tiles)) {
+        struct q4_unit u = q4_at(job, &kept, &shared, at);
+
+        if (u.tokens > 0)
+            q4_encode<D>(u, lane, &shared, &scratch[warp]);
     }
 }
 
@@ -112,11 +261,23 @@ KERNEL(by_rows<int8<UCM_ENCODING_BF16>>, int8_bf16_load, false)
 KERNEL(by_rows<int8<UCM_ENCODING_BF16>>, int8_bf16_dump, true)
 KERNEL(by_rows<int8<UCM_ENCODING_F16>>, int8_f16_load, false)
 KERNEL(by_rows<int8<UCM_ENCODING_F16>>, int8_f16_dump, true)
-KERNEL(q4<UCM_ENCODING_BF16>, q4_bf16_load, false)
-KERNEL(q4<UCM_ENCODING_BF16>, q4_bf16_dump, true)
-KERNEL(q4<UCM_ENCODING_F16>, q4_f16_load, false)
-KERNEL(q4<UCM_ENCODING_F16>, q4_f16_dump, true)
 KERNEL(lossless, lossless_bf16_load, false)
+
+#define Q4_KERNEL(NAME, CODE)                                                                      \
+    extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS, 4)                          \
+        ucm_encoding_q4_##NAME(const struct ucm_encoding_plane *planes, uint32_t n_planes,         \
+                               const struct ucm_copy_item *items, uint32_t n_items,                \
+                               struct ucm_encoding_spec spec, uint32_t tiles)                      \
+    {                                                                                              \
+        struct job job = {planes, items, n_planes, n_items};                                       \
+                                                                                                   \
+        CODE(job, spec, tiles);                                                                    \
+    }
+
+Q4_KERNEL(bf16_load, q4_load<UCM_ENCODING_BF16>)
+Q4_KERNEL(bf16_dump, q4_dump<UCM_ENCODING_BF16>)
+Q4_KERNEL(f16_load, q4_load<UCM_ENCODING_F16>)
+Q4_KERNEL(f16_dump, q4_dump<UCM_ENCODING_F16>)
 
 extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
     ucm_encoding_lossless_bf16_dump(const struct ucm_encoding_plane *planes, uint32_t n_planes,
@@ -126,11 +287,15 @@ extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
     __shared__ struct lossless_shared shared;
     __shared__ struct kept kept;
     struct job job = {planes, items, n_planes, n_items};
-    uint64_t total = (uint64_t)n_items * n_planes;
+    struct cursor at, step;
 
+    if (n_items == 0)
+        return;
     keep(&kept, job);
-    for (uint64_t t = blockIdx.x; t < total; t += gridDim.x) {
-        struct place p = place_of(&kept, job, t);
+    at = cursor_of(blockIdx.x, n_planes, 1);
+    step = cursor_of(gridDim.x, n_planes, 1);
+    for (; at.item < n_items; cursor_add(&at, step, n_planes, 1)) {
+        struct place p = place_of(&kept, job, at);
 
         lossless_encode_section(lossless_section(spec.section[p.section], p.plain, p.coded),
                                 &shared);
@@ -146,20 +311,23 @@ extern "C" __global__ void __launch_bounds__(UCM_ENCODING_THREADS)
     __shared__ struct lossless_shared shared;
     __shared__ struct kept kept;
     struct job job = {planes, items, n_planes, n_items};
-    uint64_t sections = (uint64_t)n_items * n_planes;
-    uint32_t units = lossless_split(spec, sections);
+    uint32_t units = lossless_split(spec, (uint64_t)n_items * n_planes);
+    struct cursor at, step;
 
+    if (n_items == 0)
+        return;
     keep(&kept, job);
-    for (uint64_t t = blockIdx.x; t < sections * units; t += gridDim.x) {
-        struct place p = place_of(&kept, job, t / units);
+    at = cursor_of(blockIdx.x, n_planes, units);
+    step = cursor_of(gridDim.x, n_planes, units);
+    for (; at.item < n_items; cursor_add(&at, step, n_planes, units)) {
+        struct place p = place_of(&kept, job, at);
         struct lossless_section s(spec.section[p.section], p.plain, p.coded);
-        uint32_t number = (uint32_t)(t % units);
+        uint32_t number = at.item * n_planes + at.plane;
 
         if (units == 1)
             lossless_encode_alone(s, &shared);
-        else if (number < ucm_lossless_units(&spec.section[p.section]))
-            lossless_encode_split(s, &shared, (uint32_t)(t / units),
-                                  lossless_counts + t / units * units, number,
+        else if (at.tile < ucm_lossless_units(&spec.section[p.section]))
+            lossless_encode_split(s, &shared, number, lossless_counts + number * units, at.tile,
                                   ucm_lossless_units(&spec.section[p.section]));
     }
 }

@@ -8,12 +8,12 @@
  * Pages, slots, items and slot_offset are multiples of 16; fp8 and int8 take any pages.
  *
  * A kernel is named ucm_encoding_METHOD_DTYPE_load or _dump by ucm_encoding_kernel_name. Launch it
- * with UCM_ENCODING_THREADS a CTA and these arguments, the arrays in memory that the GPU can read:
+ * with ucm_encoding_ctas CTAs of UCM_ENCODING_THREADS and these arguments, the arrays in memory that the GPU can read:
  * - const struct ucm_encoding_plane *planes, uint32_t n_planes
  * - const struct ucm_copy_item *items, uint32_t n_items
  * - struct ucm_encoding_spec spec, which ucm_encoding_check has accepted
  * - uint32_t tiles: ucm_encoding_tiles(&spec)
- * Of a module's dump kernels only one may run at a time: those of long lossless sections keep notes in it. */
+ * Of a module's kernels that ucm_encoding_alone names only one may run at a time. */
 #ifndef UCM_KERNELS_ENCODING_CUDA_H
 #define UCM_KERNELS_ENCODING_CUDA_H
 
@@ -25,12 +25,14 @@
 /* Small CTAs find room on a multiprocessor beside a worker's. */
 #define UCM_ENCODING_THREADS 128
 #define UCM_ENCODING_CTAS 192
+#define UCM_ENCODING_CTAS_Q4 384    /* it is the one that computes most */
 #define UCM_ENCODING_PAGE_ALIGN 16u /* q4 and lossless */
 #define UCM_ENCODING_TILE_ROWS 32u  /* at most: a lane keeps a row's scale */
 #define UCM_ENCODING_TILE_ELEMENTS 4096u
-#define UCM_ENCODING_TILE_TOKENS 16u   /* q4: by 32 vectors of 8 channels */
-#define UCM_ENCODING_TILE_COLUMNS 256u /* int8 with a scale a channel: of a run */
-#define UCM_ENCODING_DIM_VECTOR 1024u  /* longer rows go element by element */
+#define UCM_ENCODING_TILE_TOKENS 16u      /* q4 */
+#define UCM_ENCODING_TILE_COLUMNS_Q4 128u /* of all heads' channels */
+#define UCM_ENCODING_TILE_COLUMNS 256u    /* int8 with a scale a channel: of a run */
+#define UCM_ENCODING_DIM_VECTOR 1024u     /* longer rows go element by element */
 
 /* Rows of a tile: what one warp codes at a time. A power of two. */
 UCM_HD uint32_t ucm_encoding_tile_rows(uint32_t dim)
@@ -53,7 +55,7 @@ UCM_HD uint32_t ucm_encoding_section_tiles(const struct ucm_encoding_spec *spec,
                ((channels + UCM_ENCODING_TILE_COLUMNS - 1) / UCM_ENCODING_TILE_COLUMNS);
     if (spec->encoding == UCM_ENCODING_Q4)
         return (s->tokens + UCM_ENCODING_TILE_TOKENS - 1) / UCM_ENCODING_TILE_TOKENS *
-               ((channels + 255) / 256);
+               ((channels + UCM_ENCODING_TILE_COLUMNS_Q4 - 1) / UCM_ENCODING_TILE_COLUMNS_Q4);
     if (spec->encoding == UCM_ENCODING_LOSSLESS)
         return (rows * s->dim + UCM_ENCODING_TILE_ELEMENTS - 1) / UCM_ENCODING_TILE_ELEMENTS;
     return (rows + tile - 1) / tile;
@@ -95,6 +97,19 @@ static inline bool ucm_lossless_long(const struct ucm_encoding_spec *spec)
     return is_long;
 }
 
+UCM_HD uint32_t ucm_encoding_ctas(const struct ucm_encoding_spec *spec)
+{
+    return spec->encoding == UCM_ENCODING_Q4 ? UCM_ENCODING_CTAS_Q4 : UCM_ENCODING_CTAS;
+}
+
+/* Dumps of long lossless sections keep notes in the module. */
+static inline bool ucm_encoding_alone(const struct ucm_encoding_spec *spec,
+                                      enum ucm_copy_direction direction)
+{
+    return direction == UCM_COPY_DUMP && spec->encoding == UCM_ENCODING_LOSSLESS &&
+           ucm_lossless_long(spec);
+}
+
 /* The kernel's name; false: none takes that spec. */
 #define UCM_ENCODING_KERNEL_NAME 48
 static inline bool ucm_encoding_kernel_name(const struct ucm_encoding_spec *spec,
@@ -110,10 +125,7 @@ static inline bool ucm_encoding_kernel_name(const struct ucm_encoding_spec *spec
         return false;
     snprintf(name, UCM_ENCODING_KERNEL_NAME, "ucm_encoding_%s_%s_%s%s", methods[spec->encoding],
              dtypes[spec->dtype], direction == UCM_COPY_LOAD ? "load" : "dump",
-             direction == UCM_COPY_DUMP && spec->encoding == UCM_ENCODING_LOSSLESS &&
-                     ucm_lossless_long(spec)
-                 ? "_long"
-                 : "");
+             ucm_encoding_alone(spec, direction) ? "_long" : "");
     return true;
 }
 

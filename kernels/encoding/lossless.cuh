@@ -167,13 +167,14 @@ static __device__ __forceinline__ uint32_t lossless_base(const struct lossless_s
     uint32_t tile = base / s.heads, head = base % s.heads, most = 0;
     uint32_t n = min(UCM_LOSSLESS_TILE, s.tokens - tile * UCM_LOSSLESS_TILE);
     uint32_t wide = s.dim % 8 == 0 ? s.dim / 8 : s.dim;
+    struct divisor row(wide);
 
 #pragma unroll 8
     for (uint32_t k = lane; k < n * wide; k += LANES) {
-        uint32_t token = tile * UCM_LOSSLESS_TILE + k / wide;
+        uint32_t t = row.of(k), token = tile * UCM_LOSSLESS_TILE + t;
         uint64_t at =
             (s.nhd ? (uint64_t)token * s.heads + head : (uint64_t)head * s.tokens + token) * wide +
-            k % wide;
+            (k - t * wide);
 
         if (s.dim % 8 == 0) {
             uint4 x = __ldg((const uint4 *)s.plain + at);
@@ -187,9 +188,13 @@ static __device__ __forceinline__ uint32_t lossless_base(const struct lossless_s
     return group_max<LANES>(max(most & 0xffffu, most >> 16));
 }
 
+#define LOSSLESS_WARPS (UCM_ENCODING_THREADS / LANES)
+#define LOSSLESS_FOUND 128u /* escapes that a warp keeps; where there are more it looks for them twice */
+
 struct lossless_shared {
     uint8_t bases[LOSSLESS_BASES];
-    uint32_t sums[UCM_ENCODING_THREADS / LANES];
+    uint32_t counts[LOSSLESS_WARPS];
+    uint32_t found[LOSSLESS_WARPS][LOSSLESS_FOUND];
     uint32_t last;
 };
 
@@ -214,6 +219,38 @@ struct lossless_all {
     }
 };
 
+/* Two elements' codes in the low bits of the halves; base in both halves. Adds what is not 0 to *escapes if
+ * one is an escape. */
+static __device__ __forceinline__ uint32_t lossless_code_pair(uint32_t two, uint32_t base,
+                                                              uint32_t *escapes)
+{
+    uint32_t e = two >> 7 & 0x00ff00ffu, below, far, some;
+
+    below = __vminu2((base + 0x01000100u - e) ^ 0x01000100u, 0x000e000eu); /* past base: 256 up */
+    some = (e + 0x00ff00ffu) & 0x01000100u; /* exponents but for 0 */
+    some -= some >> 8;
+    far = (below + 0x00020002u) & 0x00100010u & some;
+    *escapes |= far;
+    return ((below + (far >> 4)) & some) | (0x000e000eu & ~some);
+}
+
+/* Which of eight elements escape. */
+template <class PART>
+static __device__ __forceinline__ uint32_t lossless_escapes(const PART &part, uint32_t i, uint4 x)
+{
+    const uint32_t two[4] = {x.x, x.y, x.z, x.w};
+    uint32_t escapes = 0;
+
+#pragma unroll
+    for (uint32_t k = 0; k < 8; k++)
+        if (i + k < part.end)
+            escapes |= (uint32_t)(ucm_lossless_code(
+                                      ucm_lossless_exponent(two[k / 2] >> k % 2 * 16 & 0xffffu),
+                                      part.base_at(i + k)) == UCM_LOSSLESS_ESCAPE)
+                       << k;
+    return escapes;
+}
+
 /* Eight elements' rests and codes; returns which of them escape. */
 template <class PART>
 static __device__ __forceinline__ uint32_t lossless_encode(const PART &part, uint32_t i, uint4 x,
@@ -221,21 +258,30 @@ static __device__ __forceinline__ uint32_t lossless_encode(const PART &part, uin
 {
     const struct lossless_section &s = part.s;
     const uint32_t two[4] = {x.x, x.y, x.z, x.w};
-    uint32_t base = 0, escapes = 0;
+    uint32_t escapes = 0;
 
     *rest = make_uint2(0, 0);
     *codes = 0;
-    if (s.dim % 8 == 0)
-        base = part.base_at(i);
+    if (s.dim % 8 == 0) {
+        uint32_t base = part.base_at(i) * 0x10001u, r[4];
+
+#pragma unroll
+        for (int k = 3; k >= 0; k--) {
+            uint32_t pair = lossless_code_pair(two[k], base, &escapes);
+
+            *codes = *codes << 8 | (pair & 15u) | (pair >> 12 & 0xf0u);
+            r[k] = (two[k] >> 8 & 0x00800080u) | (two[k] & 0x007f007fu);
+        }
+        *rest = make_uint2(__byte_perm(r[0], r[1], 0x6420), __byte_perm(r[2], r[3], 0x6420));
+        return escapes ? lossless_escapes(part, i, x) : 0;
+    }
 #pragma unroll
     for (uint32_t k = 0; k < 8; k++) {
         uint32_t h = two[k / 2] >> k % 2 * 16 & 0xffffu, code;
 
         if (i + k >= s.elements)
             break;
-        if (s.dim % 8 != 0)
-            base = part.base_at(i + k);
-        code = ucm_lossless_code(ucm_lossless_exponent(h), base);
+        code = ucm_lossless_code(ucm_lossless_exponent(h), part.base_at(i + k));
         (k < 4 ? rest->x : rest->y) |= ucm_lossless_rest(h) << k % 4 * 8;
         *codes |= code << 4 * k;
         escapes |= (uint32_t)(code == UCM_LOSSLESS_ESCAPE) << k;
@@ -243,18 +289,14 @@ static __device__ __forceinline__ uint32_t lossless_encode(const PART &part, uin
     return escapes;
 }
 
-/* Appends the escapes of all threads to the list, in the order of threads, as far as there is room; returns
- * how many there are now. */
-template <class PART>
-static __device__ __forceinline__ uint32_t lossless_append(const PART &part,
-                                                           struct lossless_shared *shared,
-                                                           uint32_t i, uint4 x, uint32_t escapes,
-                                                           uint32_t count)
+/* Appends the escapes of the warp's lanes, in their order, to a list that has `count` and room for `room`;
+ * returns how many there are with them. */
+static __device__ __forceinline__ uint32_t lossless_append(uint32_t *list, uint32_t room,
+                                                           uint32_t count, uint32_t i, uint4 x,
+                                                           uint32_t escapes, uint32_t lane)
 {
     const uint32_t two[4] = {x.x, x.y, x.z, x.w};
-    uint32_t lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, sum = __popc(escapes),
-             before = sum;
-    uint32_t total = 0;
+    uint32_t sum = __popc(escapes), before = sum;
 
 #pragma unroll
     for (uint32_t d = 1; d < LANES; d *= 2) {
@@ -262,28 +304,16 @@ static __device__ __forceinline__ uint32_t lossless_append(const PART &part,
 
         before += lane >= d ? other : 0;
     }
-    if (lane == LANES - 1)
-        shared->sums[warp] = before;
-    __syncthreads();
-    before += count - sum;
+    sum = count + before - sum;
 #pragma unroll
-    for (uint32_t w = 0; w < UCM_ENCODING_THREADS / LANES; w++) {
-        before += w < warp ? shared->sums[w] : 0;
-        total += shared->sums[w];
-    }
-    __syncthreads();
-#pragma unroll
-    for (uint32_t k = 0; k < 8; k++) {
-        uint32_t h = two[k / 2] >> k % 2 * 16 & 0xffffu;
-
+    for (uint32_t k = 0; k < 8; k++)
         if (escapes >> k & 1) {
-            if (before < part.room)
-                __stcs((uint32_t *)part.s.list + 1 + part.entry + before,
-                       (i + k) << 8 | ucm_lossless_exponent(h));
-            before++;
+            if (sum < room)
+                list[sum] = (i + k) << 8 |
+                            ucm_lossless_exponent(two[k / 2] >> k % 2 * 16 & 0xffffu);
+            sum++;
         }
-    }
-    return count + total;
+    return count + __shfl_sync(ALL, before, LANES - 1);
 }
 
 static __device__ __forceinline__ uint4 lossless_load(const struct lossless_section &s, uint32_t i)
@@ -314,38 +344,91 @@ static __device__ __forceinline__ void lossless_pad(const struct lossless_sectio
         __stcs((uint32_t *)at, 0u);
 }
 
-/* The part's rests, codes and entries; returns how many escapes there are, or more than its room: then it may have
- * stopped. By the whole CTA, which knows the bases. */
+/* Elements first .. end of the part: a warp's work. Writes their rests and codes, unless it only looks
+ * for escapes; returns how many there are. */
 template <class PART>
-static __device__ __forceinline__ uint32_t lossless_encode_part(const PART &part,
-                                                                struct lossless_shared *shared)
+static __device__ __forceinline__ uint32_t lossless_encode_range(const PART &part, uint32_t first,
+                                                                 uint32_t end, uint32_t lane,
+                                                                 uint32_t *list, uint32_t room,
+                                                                 bool write)
 {
     const struct lossless_section &s = part.s;
     const uint32_t unroll = 4;
     uint32_t count = 0;
 
-    for (uint32_t first = part.first; first < part.end && count <= part.room;
-         first += 8 * UCM_ENCODING_THREADS * unroll) {
+    for (; first < end; first += 8 * LANES * unroll) {
         uint4 x[unroll];
 
 #pragma unroll
         for (uint32_t u = 0; u < unroll; u++)
-            x[u] = lossless_load(s, first + (u * UCM_ENCODING_THREADS + threadIdx.x) * 8);
+            x[u] = lossless_load(s, first + (u * LANES + lane) * 8);
 #pragma unroll
         for (uint32_t u = 0; u < unroll; u++) {
-            uint32_t i = first + (u * UCM_ENCODING_THREADS + threadIdx.x) * 8, codes, escapes = 0;
+            uint32_t i = first + (u * LANES + lane) * 8, codes, escapes = 0;
             uint2 rest;
 
-            if (i < part.end) {
+            if (i < end) {
                 escapes = lossless_encode(part, i, x[u], &rest, &codes);
-                __stcs((uint2 *)(s.coded + i), rest);
-                __stcs((uint32_t *)(s.codes + i / 2), codes);
+                if (write) {
+                    __stcs((uint2 *)(s.coded + i), rest);
+                    __stcs((uint32_t *)(s.codes + i / 2), codes);
+                }
             }
-            if (__syncthreads_or((int)escapes))
-                count = lossless_append(part, shared, i, x[u], escapes, count);
+            if (__any_sync(ALL, escapes))
+                count = lossless_append(list, room, count, i, x[u], escapes, lane);
         }
     }
     return count;
+}
+
+/* Each warp has `count` escapes and has kept the first of them: they go where they belong in the part's
+ * list, if that has room for all. Returns the warp's place there; the sum of all warps in *total. */
+template <class PART>
+static __device__ __forceinline__ uint32_t *lossless_merge(const PART &part,
+                                                           struct lossless_shared *shared,
+                                                           uint32_t warp, uint32_t lane,
+                                                           uint32_t count, uint32_t *total)
+{
+    uint32_t *list = (uint32_t *)part.s.list + 1 + part.entry;
+
+    if (lane == 0)
+        shared->counts[warp] = count;
+    __syncthreads();
+#pragma unroll
+    for (uint32_t w = 0; w < LOSSLESS_WARPS; w++) {
+        list += w < warp ? shared->counts[w] : 0;
+        *total += shared->counts[w];
+    }
+    for (uint32_t i = lane; *total <= part.room && i < min(count, LOSSLESS_FOUND); i += LANES)
+        __stcs(list + i, shared->found[warp][i]);
+    return list;
+}
+
+/* The part's rests, codes and entries; returns how many escapes there are: more than its room, and no entry
+ * was written. By the whole CTA, which knows the bases; each warp has a run of elements, so that its
+ * escapes follow those of the warp before. */
+template <class PART>
+static __device__ __forceinline__ uint32_t lossless_encode_part(const PART &part,
+                                                                struct lossless_shared *shared)
+{
+    const uint32_t step = 8 * LANES;
+    uint32_t lane = threadIdx.x % LANES, warp = __shfl_sync(ALL, threadIdx.x / LANES, 0);
+    uint32_t n = part.end - part.first;
+    uint32_t run = (n + LOSSLESS_WARPS * step - 1) / (LOSSLESS_WARPS * step) * step;
+    uint32_t first = part.first + min(warp * run, n), end = min(first + run, part.end);
+    uint32_t *list = shared->found[warp], room = LOSSLESS_FOUND, total = 0;
+
+    for (bool write = true;; write = false) {
+        uint32_t count = lossless_encode_range(part, first, end, lane, list, room, write);
+
+        if (!write)
+            break;
+        list = lossless_merge(part, shared, warp, lane, count, &total);
+        room = count;
+        if (total > part.room || count <= LOSSLESS_FOUND)
+            break;
+    }
+    return total;
 }
 
 /* The whole CTA. */

@@ -1,4 +1,5 @@
-/* test_encoding [--few | --speed]: compares; a part of the cases only; or measures, and prints a table. */
+/* test_encoding [--few | --speed [CASE]]: compares; a part of the cases only; or measures, and prints a table
+ * (of the cases whose names begin so). */
 #include "tests/gpu/encoding.h"
 
 #include <stdio.h>
@@ -502,7 +503,7 @@ int main(int argc, char **argv)
     must(cuModuleLoadData(&module, ucm_encoding_fatbin), "the kernels");
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
     if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
-        measure();
+        measure(argc > 2 ? argv[2] : NULL);
         return gpu_end();
     }
     for (uint32_t i = 0; i < sizeof(methods) / sizeof(*methods); i++) {
