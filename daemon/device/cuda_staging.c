@@ -399,14 +399,19 @@ static uint64_t dump_piece(const struct gpu_staging *s)
 
 /* A load is done only when its last slice is scattered. So the last slice is small, and the bus
  * fills it while those before are scattered. Where more loads follow, they keep the bus busy
- * instead. Halving ends after three slices, as many as one direction may have. */
+ * instead. Halving ends after three slices, as many as one direction may have. Of several loads, what
+ * is little more than a slice goes in two halves: a slice with a block or two costs a full one's
+ * time. */
 static uint64_t load_piece(const struct gpu *g, const struct device_job *job,
                            const struct gpu_staging *s)
 {
     uint64_t left = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job);
     uint64_t whole = slice_use(s), least = whole / STAGING_LAST_PART;
+    bool more = job_queue_next_of(&g->queued, job);
 
-    if (left > whole || left <= least || job_queue_next_of(&g->queued, job))
+    if (more && left > whole && left < 2 * whole)
+        return left / 2;
+    if (more || left > whole || left <= least)
         return whole;
     return left / 2 > least ? left / 2 : least;
 }
