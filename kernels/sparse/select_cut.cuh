@@ -235,14 +235,14 @@ static __device__ __forceinline__ uint32_t most_blocks(args_t a, uint32_t n)
 /* What mass asks for beyond the windows. */
 static __device__ __forceinline__ uint64_t mass_need(args_t a, const struct choose &c)
 {
-    uint64_t all = 0, between = 0, need, have;
+    uint64_t windows = 0, between = 0, need;
 
-    each_key(c, 0, c.n, [&](uint32_t key) { all += key_weight(a, c, key); });
+    each_key(c, 0, c.begin, [&](uint32_t key) { windows += key_weight(a, c, key); });
+    each_key(c, c.end, c.n, [&](uint32_t key) { windows += key_weight(a, c, key); });
     each_key(c, c.begin, c.end, [&](uint32_t key) { between += key_weight(a, c, key); });
-    all = block_sum(all);
-    have = all - block_sum(between);
-    need = (uint64_t)ceil(a.eps * (double)all);
-    return need > have ? need - have : 0;
+    windows = block_sum(windows);
+    need = (uint64_t)ceil(a.eps * (double)(windows + block_sum(between)));
+    return need > windows ? need - windows : 0;
 }
 
 /* windows < room <= n */

@@ -162,10 +162,11 @@ static __device__ __noinline__ void weigh_item(args_t a, const struct tile &t)
     for (uint32_t i = threadIdx.x / WARP_LANES; i < a.rows * a.q_heads; i += WARPS) {
         uint64_t list = raw_list(a, t.chain, i), sum = 0;
         const float *raw = (const float *)a.raw + list * a.max_blocks + t.first;
-        float top = raw_top(a, list);
+        float top = raw_top(a, list), beta = a.beta;
 
+#pragma unroll 4
         for (uint32_t b = warp_lane(); b < t.count; b += WARP_LANES)
-            sum += weight_of(raw[b], top, a.beta);
+            sum += weight_of(raw[b], top, beta);
         sum = warp_sum(sum);
         if (warp_lane() == 0)
             atomicAdd((unsigned long long *)a.sum + list, (unsigned long long)sum);
@@ -175,19 +176,30 @@ static __device__ __noinline__ void weigh_item(args_t a, const struct tile &t)
 
 static __device__ __noinline__ void share_item(args_t a, const struct tile &t)
 {
-    put_lists(a, t, [&](uint32_t g, uint32_t b) {
-        struct many group = {0, 0, 0};
+    uint32_t queries = a.rows * a.q_heads, group = a.queries_a_head;
+    const float *raw = (const float *)a.raw + raw_list(a, t.chain, 0) * a.max_blocks + t.first;
+    float *top = (float *)shared, *total = top + queries, beta = a.beta;
+    uint64_t pitch = a.max_blocks;
 
-        for (uint32_t i = 0; i < a.queries_a_head; i++) {
-            uint64_t list = raw_list(a, t.chain, g * a.queries_a_head + i);
-            float x = ((const float *)a.raw)[list * a.max_blocks + t.first + b];
-            float total = ucm_max(1.0f, __ull2float_rn(((const unsigned long long *)a.sum)[list]));
+    for (uint32_t i = threadIdx.x; i < queries; i += THREADS) {
+        uint64_t list = raw_list(a, t.chain, i);
+
+        top[i] = raw_top(a, list);
+        total[i] = ucm_max(1.0f, __ull2float_rn(((const unsigned long long *)a.sum)[list]));
+    }
+    __syncthreads();
+    put_lists(a, t, [&](uint32_t g, uint32_t b) {
+        struct many shares = {0, 0, 0};
+
+#pragma unroll 4
+        for (uint32_t i = g * group; i < (g + 1) * group; i++) {
+            float x = raw[i * pitch + b];
 
             if (x != ucm_inf())
-                x = (float)weight_of(x, raw_top(a, list), a.beta);
-            many_add(&group, x / total);
+                x = (float)weight_of(x, top[i], beta);
+            many_add(&shares, x / total[i]);
         }
-        return many_sum(&group, 1.0f);
+        return many_sum(&shares, 1.0f);
     });
     item_done(&progress(a, t.chain)->shared);
 }

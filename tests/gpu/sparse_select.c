@@ -374,6 +374,21 @@ static const struct shape shapes[] = {{8, 4, 128, 16, 0}, {1, 128, 576, 16, 64},
                                       {2, 8, 256, 4, 0},  {17, 2, 64, 4, 0},     {4, 1, 64, 8, 0},
                                       {1, 16, 68, 4, 20}, {2, 5, 36, 12, 0}};
 
+/* Very many scores of their own that begin alike: more candidates than shared memory has room for. */
+static void many_candidates(double sparse_ratio)
+{
+    struct problem p = {.region = 60000};
+
+    if (!digest_of(&p.digest, UCM_SPARSE_MEAN, UCM_SPARSE_F16, 8, 4, 64, 0))
+        return;
+    p.options.score =
+        (struct ucm_sparse_score){.heads = UCM_SPARSE_HEADS_SUM, .rows = 1, .q_heads = 4};
+    p.options.max_blocks = 120000;
+    p.options.choose = (struct ucm_sparse_choose){
+        .sparse_ratio = sparse_ratio, .min_blocks = 4, .init_window_sz = 1, .local_window_sz = 2};
+    compare(&p);
+}
+
 void test_selections(void)
 {
     for (uint32_t method = UCM_SPARSE_MEAN; method <= TOKENS_REST; method++) {
@@ -394,6 +409,8 @@ void test_selections(void)
     for (uint32_t i = 0; i < 6; i++) /* longer than what is held */
         one(UCM_SPARSE_BOX, &shapes[2], i % 3, i % 3, 66000);
     one(UCM_SPARSE_MEAN, &shapes[8], UCM_SPARSE_REDUCE_MAX, UCM_SPARSE_HEADS_SUM, 300000);
+    many_candidates(0.1);
+    many_candidates(0.4);
 }
 
 /* A captured launch, replayed with other contents; and beside another one that takes the whole GPU. */
