@@ -1,6 +1,6 @@
 /* How fast one core encodes and decodes, by encoding, element type and instruction set: GB of plain
  * KV a second of CPU time, beside copying it. The memory is cold: each section is used once a
- * round. Usage: encoding_bench [MiB of plain KV, 64] [rounds, 5] */
+ * round. Usage: encoding_bench [MiB of plain KV, 64] [rounds, 5] [part of a line's name] */
 #include "kernels/encoding/encoding.h"
 #include "kernels/isa.h"
 
@@ -135,7 +135,7 @@ int main(int argc, char **argv)
         char why[UCM_ENCODING_WHY];
 
         spec = spec_of(&lines[i]);
-        if (ucm_encoding_check(&spec, why) < 0)
+        if (ucm_encoding_check(&spec, why) < 0 || (argc > 3 && !strstr(lines[i].name, argv[3])))
             continue;
         fill(plain, bytes / (lines[i].dtype == UCM_ENCODING_FP8_E4M3 ? 1 : 2), lines[i].dtype);
         printf("%-22s", lines[i].name);
