@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from unittest import mock
 
-from vllm_case import BLOCK, GPU, Case, Request, daemon, prompt, watch  # sets the paths
+from vllm_case import BLOCK, GPU, Case, Request, daemon, prompt, watch, wild  # sets the paths
 import numpy
 import model
 from ucmclient import BlockResult, Plane, SharedMemory, sparse
@@ -134,10 +134,32 @@ class Stored(Digested):
 class Bfloat16(Digested):
     DTYPE = "bfloat16"
 
-    def test_they_are_those_of_k_and_v(self):
-        e, request = self.stored()
+    def right(self, **more):
+        e, request = self.stored(salt=repr(more), **more)
         self.all_found(e, request)
-        self.assertTrue(numpy.array_equal(self.read(e, request), self.computed(e, request.tokens[:TOKENS])))
+        for part in range(len(e.ranks)):
+            got, want = self.read(e, request, part), self.computed(e, request.tokens[:TOKENS], part=part)
+            self.assertTrue(numpy.array_equal(got, want))
+        return e, request
+
+    def test_they_are_those_of_k_and_v(self):
+        self.right()
+
+    def test_of_lossless_blocks(self):
+        """The same, whatever form a block has, and where."""
+        for more in ({}, {"layout": "content"}, {"plain_first": 40}, {"encoding_dram": "plain"}):
+            with self.subTest(**more):
+                a, request = self.right(encoding="lossless", **more)
+                before = self.stats()["digest_builds"]
+                b, _ = self.stored("warm", encoding="lossless", salt=repr({"encoding": "lossless", **more}), **more)
+                self.assertEqual((b.loaded_tokens, self.found(b, request)), (WHOLE * BLOCK, WHOLE))
+                self.assertEqual(self.stats()["digest_builds"], before)
+
+    def test_of_blocks_that_lossless_can_not_hold(self):
+        for heads, ranks in ((range(model.KV_HEADS), 1), ((2, 3), 2)):
+            with self.subTest(heads=heads), wild(heads):
+                self.right(encoding="lossless", ranks=ranks)
+                self.assertGreaterEqual(self.stats()["encode_unfit"], WHOLE)
 
 
 @unittest.skipIf(GPU, "nothing here depends on the device")
@@ -195,7 +217,7 @@ class Refused(Digested):
                             ({"digests": {"method": "mean", "kind": "least"}}, "one of mean, max, normalised"),
                             ({"digests": {"method": "hash", "bits": 100}}, "bits"),
                             ({"digests": {"method": "hash", "bits": "many"}}, "correct the parameters"),
-                            ({"digests": "mean", "encoding": "fp8"}, "set encoding to none"),
+                            ({"digests": "mean", "encoding": "fp8"}, "set encoding to lossless or none"),
                             ({"digests": "mean", "layout": "cross"}, "several layers")):
             with self.subTest(more), self.assertRaisesRegex((ValueError, UcmError), words):
                 self.engine(**more)

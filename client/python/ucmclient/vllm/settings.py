@@ -122,9 +122,9 @@ class Settings:
             raise ValueError(
                 "kv_connector_extra_config: k_scales says what has a scale in int8's K: set encoding to int8, or remove it"
             )
-        if settings.encoding != "none" and settings.digests is not None:
+        if settings.encoding not in ("none", "lossless") and settings.digests is not None:
             raise ValueError(
                 "kv_connector_extra_config: digests describe KV as it was computed, and ucmd builds them from what is stored: "
-                "set encoding to none, or digests"
+                f"set encoding to lossless or none, or digests to none ({settings.encoding} loses)"
             )
         return settings
