@@ -204,16 +204,17 @@ static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
     uint32_t row, units, chunk, first;
     const struct select_row *r;
 
+    /* First: which phase is which the first row's score says, once it has begun. */
+    if (s->phase == PHASE_BEGIN) {
+        row_begin(s, row_of(s, &piece));
+        return;
+    }
     if (s->phase == phase_long(s)) {
         ucm_choose_run(&s->choosing, piece);
         return;
     }
     row = row_of(s, &piece);
     r = &s->rows[row];
-    if (s->phase == PHASE_BEGIN) {
-        row_begin(s, row);
-        return;
-    }
     if (s->phase == phase_choose(s)) {
         list_choose(s, row, piece, thread);
         return;
