@@ -152,7 +152,7 @@
     X(transcode_parts, counter, "parts", "stored parts of which the daemon built the coded form")  \
     X(transcode_plain_bytes, counter, "bytes", "bytes of these parts as they were dumped")         \
     X(transcode_bytes, counter, "bytes", "bytes of their coded form")                              \
-    X(transcode_us, counter, "us", "time of threads that built coded forms")                       \
+    X(transcode_us, counter, "us", "CPU time of threads that built coded forms")                   \
     X(transcode_unfit, counter, "blocks",                                                          \
       "blocks stored as they are because their encoding could not hold them")                      \
     X(transcode_no_room, counter, "blocks",                                                        \

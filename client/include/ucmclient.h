@@ -205,7 +205,8 @@ struct ucm_encoded_form {
  * - In its regions each plane is a layer's whole K, or its whole V, in this order, as the worker has
  *   it. offset and stride are multiples of 16 bytes.
  * - ucm_dump stores the form, ucm_dump_plain the bytes as they are, in the base.
- * - Lookups, loads and prefetches find a block in either, key by key; the form goes first.
+ * - Lookups, loads and prefetches find a block in either, key by key: in DRAM first, and where both are,
+ *   the form.
  * - Pinning and evicting concern the one namespace that is named.
  * Close the base after it. -UCM_EUNSUPPORTED: the daemon or the library does not know the encoding,
  * or this version, or the daemon is older than encodings; the base can be used as it is. */

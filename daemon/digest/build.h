@@ -23,7 +23,7 @@ struct part_build {
     /* The pool's. */
     uint32_t piece_shards, ended; /* ended: pieces of those that come one after the other */
     atomic_bool unfit;            /* out: the encoding could not hold some shard */
-    atomic_ullong ns;             /* out: time of threads */
+    atomic_ullong ns;             /* out: CPU time of threads */
 };
 
 /* The caller fills in all but the pool's, and leaves it alone until done_cb. */
