@@ -29,7 +29,7 @@ SIZES = {
     "short": {"texts": 2, "lengths": (128, 896), "ends": (896,), "outliers": (1, 896), "steps": 128, "keys": ((512, 0.5),), "ratio": (2, 512)},
     "full": {"texts": 12, "lengths": (128, 512, 1024, 2048, 4096, 7680), "ends": (1024, 7680), "outliers": (2, 1024),
              "steps": 512, "ratio": (4, 2048), "keys": tuple((n, d) for n in (1024, 2048, 4096, 6144) for d in (0.1, 0.3, 0.5, 0.7, 0.9))},
-    "gemma": {"texts": 4, "lengths": (128, 1024, 3840), "ends": (), "outliers": (0, 0), "steps": 256, "keys": (), "ratio": (2, 1024),
+    "gemma": {"texts": 2, "lengths": (128, 1024, 3840), "ends": (), "outliers": (0, 0), "steps": 256, "keys": (), "ratio": (0, 0),
               "compared": False},
     "trained-short": {"texts": 2, "lengths": (128, 512), "ends": (), "outliers": (0, 0), "steps": 128, "keys": (), "ratio": (0, 0),
                       "questions": (1024, 2), "compared": False},
