@@ -26,6 +26,7 @@ struct coding {
     uint64_t bytes;
     uint32_t parts, next, builds; /* next: part to begin with; builds: under way */
     int status;
+    bool built; /* something of the coded block is there for this */
     struct coding_part part[];
 };
 
@@ -110,10 +111,13 @@ static void op_end(struct coding *op)
             count_failed(c, status);
         index_block(c->config.index, op->coded)->flags &= (uint16_t)~BLOCK_HELD_BACK;
         write_plain(c, op->base);
+        /* Dumps may have stored the coded block meanwhile. */
+        for (enum write_to to = 0; !op->built && to < WRITE_TARGETS; to++)
+            cache_write_stored(c, op->coded, to);
     }
     cache_unlease(c, op->coded);
     cache_unlease(c, op->base);
-    if (unwanted)
+    if (unwanted && op->built)
         coded_drop(c, op->coded);
     free(op);
     cache_coding_later(c);
@@ -145,12 +149,13 @@ static int part_begin(struct coding *op, uint32_t part)
     const struct block *k = cache_block(c, op->coded, &ns);
     int rc;
 
-    if (part_whole(&k->part[part]))
+    if (k->part[part].dram == PART_DRAM_READY || part_backed(&k->part[part]))
         return 0;
     *p = (struct coding_part){.w.done_cb = built_cb, .op = op, .part = part};
     list_init(&p->w.link);
     rc = c->coder.build(c->coder.ctx, op->base, op->coded, part, &p->w);
     op->builds += rc == CACHE_PENDING;
+    op->built |= rc >= 0;
     if (rc == CACHE_READY)
         cache_put(c, op->coded, part);
     return rc < 0 ? rc : 0;
@@ -205,6 +210,18 @@ int cache_coding_push(struct cache *c, block_ref ref)
     return 0;
 }
 
+/* A part that is only PRESUMED on the shared tier is built, as a dump would store it: the plain block must not
+ * be held back for one that may not be there. */
+static void presumed_forget(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].share == PART_SHARE_PRESUMED && b->part[i].dram == PART_DRAM_NONE)
+            part_set_share(c, ref, i, PART_SHARE_NONE, 0);
+}
+
 /* 0, or -errno: it is not begun. */
 static int op_begin(struct cache *c, block_ref ref)
 {
@@ -227,6 +244,7 @@ static int op_begin(struct cache *c, block_ref ref)
         free(op);
         return -ENOSPC;
     }
+    presumed_forget(c, op->coded);
     k = index_block(c->config.index, op->coded);
     if (!block_complete(k, form->coded))
         k->flags |= BLOCK_HELD_BACK; /* while it is built */

@@ -81,6 +81,13 @@ void cache_discard(struct cache *c, block_ref ref)
     cache_released(c);
 }
 
+void cache_discard_for_space(struct cache *c, block_ref ref)
+{
+    c->reclaims = true;
+    cache_discard(c, ref);
+    c->reclaims = false;
+}
+
 void cache_settle(struct cache *c, block_ref ref)
 {
     struct ns *ns;
@@ -188,7 +195,9 @@ static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
         return false;
     if (cache_pair_heat(c, ref) == 0)
         admission_unused(ns_admission(cache_ns(c, ref)));
+    c->reclaims = true;
     cache_nvme_lost(c, ref, owner_part(owner), false);
+    c->reclaims = false;
     if (!part_whole(p))
         cache_discard(c, ref);
     else

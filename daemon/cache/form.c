@@ -6,7 +6,8 @@
  * Of a pair both blocks are complete and one is *held back*: it is not written below, as the other one is, or
  * will be. That other one leaves DRAM as soon as it is below, while the one that is held back is in DRAM. A
  * pair ends when either block is not complete any more; what was held back is then written as any block. So
- * nothing is lost by it: at any moment a block of the two may be written, or is.
+ * nothing is lost by it: at any moment a block of the two may be written, or is. Only where the tier or the
+ * index reclaimed the place of a coded block for others, the plain one is left in DRAM as it is.
  *
  * A block that is not encoded yet names its form: the place of a struct ns_form in its namespace. When the
  * coded form can't be had, the name is taken off, and the block is written as it is. After a restart there
@@ -159,6 +160,10 @@ void cache_unpair(struct cache *c, block_ref ref)
         cache_form_forget(c, other_ref);
         return;
     }
+    /* Written again below, its coded form would take the place of another one, whose plain block would be
+     * next, without end. So it is as any block in DRAM whose copy was reclaimed. */
+    if (c->reclaims && cache_form_of(cache_ns(c, other_ref), other))
+        return;
     /* A plain one that names its form is encoded again, but not if somebody has just evicted that form. */
     if (c->named == ref)
         cache_form_forget(c, other_ref);

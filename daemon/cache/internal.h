@@ -44,6 +44,7 @@ struct cache {
     uint32_t users; /* of parts: copies, reads and writes, whose end may free a slot; no holds */
     uint64_t dooms;
     block_ref named; /* the block that is being evicted by name, or 0 */
+    bool reclaims;   /* what is leaving does so because its place is wanted for others */
     void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part); /* or NULL */
     void *published_ctx;
     struct table fills, fetches;
@@ -221,6 +222,8 @@ void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, c
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);
+/* The same, for its place in the index. */
+void cache_discard_for_space(struct cache *c, block_ref ref);
 
 /* ---- lists.c ---- */
 

@@ -87,7 +87,7 @@ bool cache_list_drop(struct cache *c, struct block_list *l)
         block_ref ref = l->back;
 
         if (may_drop(c, ref)) {
-            cache_discard(c, ref);
+            cache_discard_for_space(c, ref);
             return true;
         }
         to_front(c, ref);
@@ -123,7 +123,7 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
         ref = index_block(c->config.index, ref)->list_prev;
     }
     if (oldest != 0) {
-        cache_discard(c, oldest);
+        cache_discard_for_space(c, oldest);
         c->config.metrics->index_evicted++;
         return true;
     }

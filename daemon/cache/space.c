@@ -368,8 +368,10 @@ bool cache_coldest_drop(struct cache *c)
 
     if (ref == 0)
         ref = policy_victim(c->config.policy, LIST_STUCK, drop_list_cb, &s, &s.looks);
+    c->reclaims = true;
     if (ref != 0)
         block_evict(c, ref, true);
+    c->reclaims = false;
     return ref != 0;
 }
 

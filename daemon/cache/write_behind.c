@@ -161,6 +161,16 @@ void cache_write_stored(struct cache *c, block_ref ref, enum write_to to)
             cache_parts_missing(b, ns, to);
 }
 
+/* The form of it that goes below. */
+static block_ref written_for(struct cache *c, block_ref ref)
+{
+    block_ref other = 0;
+
+    if (index_block(c->config.index, ref)->flags & BLOCK_HELD_BACK)
+        other = cache_pair_of(c, ref);
+    return other ? other : ref;
+}
+
 void cache_write_used(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
 {
     for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
@@ -168,7 +178,7 @@ void cache_write_used(struct cache *c, struct ns *ns, const block_ref *refs, uin
             continue;
         for (uint32_t i = 0; i < n; i++)
             if (refs[i] != 0 && policy_heat(c->config.policy, refs[i]) > 0)
-                write_later(c, to, refs[i]);
+                write_later(c, to, written_for(c, refs[i]));
     }
 }
 

@@ -438,6 +438,27 @@ class Trouble(Tiers):
                         self.assertIn(engine.pages.bytes(at), (plain[key], engine.through(plain[key])))
                 self.assertEqual(self.daemon.stop(), 0)
 
+    def test_nvme_smaller_than_dram(self):
+        """What leaves NVMe for newer blocks is not written again, which would take the place of others without end."""
+        for name, policy in POLICIES.items():
+            with self.subTest(policy=name):
+                self.start(**{"arena.size": "16MiB", "arena.extent": "1MiB", "nvme.size": "4MiB", "nvme.segment": "1MiB"})
+                engine, plain = self.engine("fp8", tiers=policy, blocks=16), {}
+                for first in range(0, 320, 16):
+                    plain.update(self.stored(engine, [f"{name} {i}" for i in range(first, first + 16)]))
+                still = []
+                self.until(lambda engine=engine, still=still: self.still(engine, still))
+                m = engine.metrics()
+                self.assertLessEqual(m["nvme_written_bytes"], 3 * 320 * BLOCK)
+                self.assertEqual((m["transcode_parts"], engine.hits(*plain)), (320, 320))
+                self.assertEqual(self.daemon.stop(), 0)
+
+    def still(self, engine, seen):
+        """All blocks were encoded, and nothing was written for a while."""
+        m = engine.metrics()
+        seen.append(m["nvme_written_bytes"])
+        return m["transcode_parts"] >= 320 and len(seen) > 10 and len(set(seen[-10:])) == 1
+
 
 class Library(Tiers):
     """libucmclient, by its Python binding."""

@@ -167,22 +167,64 @@ Test(cache_forms, eviction_of_the_plain_block_ends_what_waits)
     expect_nothing_held();
 }
 
-/* The held back one is written once the other one goes, whatever takes it. */
 Test(cache_forms, a_lost_form_is_built_again)
 {
     store_form(rig.one, 1, true);
-    quiet();
-    EXPECT_AT(1, "d", "n");
-    cr_assert(fake_reclaim(&rig.tier, rig.tier.places));
-    EXPECT_AT(1, "d", "");
     quiet();
     EXPECT_AT(1, "d", "n");
     rig.tier.callbacks.lost_cb(rig.tier.callbacks.ctx, part_owner(find(coder.one, 1), 0),
                                part_loc(&block_of(find(coder.one, 1))->part[0]));
     quiet();
     EXPECT_AT(1, "d", "n");
-    cr_expect_eq(coder.begun, 3u);
+    cr_expect_eq(coder.begun, 2u);
     evict_all(1);
+    expect_nothing_held();
+}
+
+/* Else it takes the place of another one, which is then built again, and so on. */
+Test(cache_forms, a_form_whose_place_was_reclaimed_is_not_built_again)
+{
+    store_form(rig.one, 1, true);
+    quiet();
+    cr_assert(fake_reclaim(&rig.tier, rig.tier.places));
+    quiet();
+    EXPECT_AT(1, "d", "");
+    cr_expect_not(flags(rig.one, 1) & (BLOCK_PAIRED | BLOCK_HELD_BACK));
+    cr_expect_eq(coder.begun, 1u);
+    evict_all(1);
+    store_form(rig.one, 2, true);
+    quiet();
+    cr_assert(cache_list_drop(rig.cache, &rig.cache->below));
+    quiet();
+    EXPECT_AT(2, "d", "");
+    cr_expect_eq(coder.begun, 2u);
+    evict_all(2);
+    store_form(rig.one, 3, false);
+    quiet();
+    cr_assert(fake_reclaim(&rig.tier, rig.tier.places));
+    quiet();
+    EXPECT_AT(3, "", "dn");
+    evict_all(3);
+    expect_nothing_held();
+}
+
+Test(cache_forms, what_others_stored_of_a_form_stays)
+{
+    struct waiter w;
+
+    drop(store(rig.one, 9));
+    quiet();
+    cr_assert_eq(get(&w, find(rig.one, 9), 0), CACHE_READY);
+    coder.most = 0;
+    store_form(rig.one, 1, true);
+    quiet();
+    drop(store(coder.one, 1));
+    cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_ALL), CACHE_EVICT_LATER);
+    cache_put(rig.cache, find(rig.one, 9), 0);
+    quiet();
+    EXPECT_AT(1, "", "dn");
+    evict_all(1);
+    evict_all(9);
     expect_nothing_held();
 }
 
@@ -322,6 +364,24 @@ Test(cache_forms, only_blocks_that_are_used_again_are_encoded_with_admission_by_
     cr_expect_eq(coder.begun, 1u, "once");
 }
 
+Test(cache_forms, the_use_of_either_form_admits_the_one_that_goes_below)
+{
+    block_ref ref;
+
+    rig.cache->config.write_reused = true;
+    store_form(rig.one, 1, false);
+    quiet();
+    EXPECT_AT(1, "d", "d");
+    ref = find(coder.one, 1);
+    cache_touch(rig.cache, coder.one, &ref, 1);
+    store_form(rig.one, 2, false);
+    quiet();
+    cache_touch(rig.cache, coder.one, &ref, 1);
+    quiet();
+    EXPECT_AT(1, "n", "d");
+    EXPECT_AT(2, "d", "d");
+}
+
 Test(cache_forms, a_purge_of_the_coded_namespace_ends_what_waits_for_it)
 {
     struct cache_purge p = {0};
@@ -450,6 +510,16 @@ Test(cache_forms_shared, both_targets_get_the_coded_form)
     store_form(rig.one, 2, false);
     quiet();
     EXPECT_AT(2, "ns", "d");
+}
+
+/* Nothing is held back for a block that may not be there. */
+Test(cache_forms_shared, a_form_that_is_only_presumed_is_built)
+{
+    (void)note(coder.one, 1, 0, false);
+    store_form(rig.one, 1, true);
+    quiet();
+    EXPECT_AT(1, "d", "ns");
+    cr_expect_eq(coder.begun, 1u);
 }
 
 Test(cache_forms_shared, a_write_that_fails_keeps_the_slot)
