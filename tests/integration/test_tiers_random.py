@@ -21,8 +21,8 @@ STEPS = int(os.environ.get("UCM_STEPS", "250"))
 KEYS = 240
 WAYS = [("fp8", CODED_BELOW), ("fp8", PLAIN_BELOW), ("lossless", CODED_BELOW), ("lossless", PLAIN_BELOW), ("fp8", {}),
         ("lossless", {"dram": "plain", "disk": "plain"})]
-# All plain blocks take 5.6 MiB: more than DRAM has, so they come and go.
-OPTIONS = {"arena.size": "4MiB", "arena.extent": "1MiB", "nvme.pressure": "slow", "nvme.pressure_wait": "5s"}
+# All plain blocks take 5.6 MiB: more than DRAM has, so they come and go. Segments are many: a start begins new ones.
+OPTIONS = {"nvme.segment": "1MiB", "arena.size": "4MiB", "arena.extent": "1MiB", "nvme.pressure": "slow", "nvme.pressure_wait": "5s"}
 
 
 class Model:
@@ -85,10 +85,11 @@ class Random(Tiers):
             if status == 9:  # UNFIT: of an engine that stores coded blocks only
                 status = NO_ROOM
             self.model.dumped(name, status, durable)
+            self.history.setdefault(name, []).append((self.step, WAYS[self.engines.index(engine)], plain, durable, status))
 
     def lost(self):
         m = self.engines[0].metrics()
-        return m["arena_evicted_lost"] + m["nvme_write_dropped"] + m["dump_blocks_dropped"]
+        return m["arena_evicted_lost"] + m["nvme_write_dropped"] + m["dump_blocks_dropped"] + m["nvme_reclaimed_blocks"]
 
     def load(self):
         engine, names = self.rng.choice(self.engines), self.some()
@@ -112,7 +113,8 @@ class Random(Tiers):
 
     def told(self, engine, name):
         return (f"seed {self.seed}: {name} of {WAYS[self.engines.index(engine)]} is {self.model.state[name]}: "
-                f"{[self.where_is(ns, name) for ns in sorted({engine.base} | {e.ns for e in self.engines})]}")
+                f"{[self.where_is(ns, name) for ns in sorted({engine.base} | {e.ns for e in self.engines})]}, step {self.step}, "
+                f"dumps {self.history.get(name)}")
 
     def evict(self):
         """By name, in all forms or in one."""
@@ -123,6 +125,7 @@ class Random(Tiers):
                 self.engines[0].client.call("evict", ns=ns, keys=keys(*names))
             for name in names:
                 self.model.state[name] = Model.GONE
+                self.history[name] = []
         else:
             self.engines[0].client.call("evict", ns=forms[0], keys=keys(*names))
             for name in names:
@@ -154,10 +157,12 @@ class Random(Tiers):
     def test_random(self):
         self.seed = os.environ.get("UCM_SEED") or str(random.SystemRandom().randrange(1 << 32))
         self.rng, self.model, self.bytes, self.rights = random.Random(self.seed), Model(), {}, {}
+        self.history, self.step = {}, 0
         self.begin()
         acts = [self.dump] * 12 + [self.load] * 8 + [self.evict] * 2 + [self.leave_dram]
         try:
             for step in range(STEPS):
+                self.step = step
                 self.rng.choice(acts)()
                 if step % 50 == 25:
                     self.check()
