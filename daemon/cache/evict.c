@@ -20,7 +20,7 @@ void block_drop_dram(struct cache *c, block_ref ref, bool evicted)
         arena_slot_free(c->arena, slot);
     }
     c->config.metrics->prefetch_useless += !!(b->flags & BLOCK_PREFETCHED);
-    b->flags &= (uint16_t)~BLOCK_PREFETCHED;
+    b->flags &= (uint16_t) ~(BLOCK_PREFETCHED | BLOCK_READ_BACK);
     if (b->flags & BLOCK_IN_POLICY)
         policy_remove(c->config.policy, ref, evicted);
     cache_list_update(c, ref);

@@ -188,14 +188,15 @@ bool cache_pair_backed(struct cache *c, block_ref ref)
     return b && block_backed(b, ns);
 }
 
-/* It is below, nobody uses it here, and DRAM has the other form. */
+/* It is below, nobody uses it here or has read it back, and DRAM has the other form. */
 static bool may_leave(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
     block_ref other;
 
-    if (b->flags & (BLOCK_HELD_BACK | BLOCK_QUEUED | BLOCK_SHARE_QUEUED | BLOCK_PINNED) ||
+    if (b->flags & (BLOCK_HELD_BACK | BLOCK_READ_BACK | BLOCK_QUEUED | BLOCK_SHARE_QUEUED |
+                    BLOCK_PINNED) ||
         b->dram_parts == 0 || b->leases > 0 || !block_idle(b, ns) || !block_backed(b, ns))
         return false;
     other = other_of(c, ref);
@@ -208,6 +209,14 @@ void cache_pair_settle(struct cache *c, block_ref ref)
         return;
     block_drop_dram(c, ref, false);
     cache_released(c);
+}
+
+void cache_form_read(struct cache *c, block_ref ref)
+{
+    struct block *b = index_block(c->config.index, ref);
+
+    if (b->flags & BLOCK_PAIRED)
+        b->flags |= BLOCK_READ_BACK;
 }
 
 unsigned cache_pair_heat(struct cache *c, block_ref ref)

@@ -327,6 +327,8 @@ block_ref cache_pair_of(struct cache *c, block_ref ref);
 bool cache_pair_backed(struct cache *c, block_ref ref);
 /* After something ended: frees the slots of the block if it is below, and DRAM has the other one. */
 void cache_pair_settle(struct cache *c, block_ref ref);
+/* A part was read into DRAM: whoever wants this form finds it there the next time. */
+void cache_form_read(struct cache *c, block_ref ref);
 /* The higher one of the two blocks' heat. */
 unsigned cache_pair_heat(struct cache *c, block_ref ref);
 

@@ -137,10 +137,11 @@ enum {
     BLOCK_BELOW = 64,        /* listed: some part is on NVMe, none in DRAM */
     BLOCK_PREFETCHED = 128,  /* a prefetch brought it into DRAM, and nobody used it yet */
     /* Of a block in two forms: cache/form.c. */
-    BLOCK_CODING = 256,    /* its coded form waits to be built, or is being built */
-    BLOCK_HELD_BACK = 512, /* not to be written below, as the other form is */
-    BLOCK_PAIRED = 1024,   /* both forms are complete, and one of them is held back */
-    BLOCK_FORM = 0xf000,   /* of a plain block: 1 + the place in ns.forms of its other form, or 0 */
+    BLOCK_CODING = 256,     /* its coded form waits to be built, or is being built */
+    BLOCK_HELD_BACK = 512,  /* not to be written below, as the other form is */
+    BLOCK_PAIRED = 1024,    /* both forms are complete, and one of them is held back */
+    BLOCK_READ_BACK = 2048, /* of a pair: somebody read it into DRAM, where it stays as any block */
+    BLOCK_FORM = 0xf000, /* of a plain block: 1 + the place in ns.forms of its other form, or 0 */
 };
 #define BLOCK_FORM_SHIFT 12
 

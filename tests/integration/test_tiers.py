@@ -163,6 +163,21 @@ class Policies(Tiers):
         self.assertEqual(self.form_of(coded, "b"), [set(), {"dram"}])
         self.assertEqual(self.daemon.stop(), 0)
 
+    def test_plain_readers_of_what_is_coded_in_dram(self):
+        """What they read back stays, so that a prefetch is one."""
+        self.start()
+        engine, old = self.engine("fp8", tiers=PLAIN_BELOW), self.engine(None)
+        plain = self.stored(engine, ["a", "b"])
+        self.settled(engine, plain, {"nvme"}, {"dram"})
+        old.client.call("prefetch", ns=old.base, keys=keys("a"))
+        self.settled(engine, ["a"], {"dram", "nvme"}, {"dram"})
+        for _ in range(3):
+            self.assert_loaded(old, plain)
+        self.assertEqual(old.metrics()["load_blocks_nvme"], 1)
+        self.evict_dram(engine)
+        self.settled(engine, plain, {"nvme"}, ())
+        self.assertEqual(self.daemon.stop(), 0)
+
     def test_a_dump_of_layers(self):
         """Parts that come in pieces are encoded when they are whole."""
         self.start()

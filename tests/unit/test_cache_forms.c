@@ -269,6 +269,28 @@ Test(cache_forms, a_leased_or_used_block_leaves_afterwards)
     expect_nothing_held();
 }
 
+/* By somebody who wants that form. */
+Test(cache_forms, what_was_read_back_stays)
+{
+    struct waiter w;
+    block_ref ref;
+
+    store_form(rig.one, 1, false);
+    quiet();
+    ref = find(rig.one, 1);
+    for (int i = 0; i < 2; i++) {
+        EXPECT_AT(1, "n", "d");
+        cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
+        fake_next(&rig.tier, 0);
+        cache_put(rig.cache, ref, 0);
+        quiet();
+        EXPECT_AT(1, "dn", "d");
+        cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    }
+    evict_all(1);
+    expect_nothing_held();
+}
+
 Test(cache_forms, a_form_stays_in_dram_when_the_other_is_not_there)
 {
     block_ref ref;
