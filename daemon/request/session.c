@@ -125,7 +125,7 @@ void session_ns_encoded(struct session *s, const struct ns *base, const struct n
 {
     uint8_t *flags = ns_flags(s, coded);
 
-    assert((plain & ~(SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN)) == 0);
+    assert((plain & ~(unsigned)(SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN)) == 0);
     *flags &= (uint8_t) ~(SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN);
     *flags |= (uint8_t)(SESSION_NS_ENCODED | plain | (*ns_flags(s, base) & SESSION_NS_DURABLE));
 }
