@@ -69,6 +69,7 @@ static void share_released_cb(struct share_io *io)
     struct part_op *w = LIST_ENTRY(io, struct part_op, io.share);
 
     cache_put(w->cache, w->ref, w->part);
+    cache_shared_trim(w->cache); /* a form of it that is in DRAM in the other one has left that */
     free(w);
 }
 

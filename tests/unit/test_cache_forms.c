@@ -534,6 +534,21 @@ Test(cache_forms_shared, both_targets_get_the_coded_form)
     EXPECT_AT(2, "ns", "d");
 }
 
+Test(cache_forms_shared, what_is_on_the_shared_tier_only_stays_bounded)
+{
+    rig.cache->tier = NULL;
+    rig.cache->config.shared_blocks = 1;
+    for (uint64_t i = 0; i < 3; i++) {
+        store_form(rig.one, i, true);
+        quiet();
+        EXPECT_AT(i, "d", "s");
+    }
+    EXPECT_AT(0, "d", "");
+    cr_expect_eq(rig.cache->shared.n, 1u);
+    cr_expect_eq(coder.begun, 3u);
+    rig.cache->tier = &rig.tier;
+}
+
 /* Nothing is held back for a block that may not be there. */
 Test(cache_forms_shared, a_form_that_is_only_presumed_is_built)
 {
