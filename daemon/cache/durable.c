@@ -103,7 +103,6 @@ static struct ns *coded_ns(struct cache *c, const struct cache_durable *d)
 static int coded_begin(struct cache *c, struct cache_durable *d)
 {
     struct ns *coded = coded_ns(c, d);
-    const struct part *p;
     int rc;
 
     if (!coded)
@@ -113,16 +112,17 @@ static int coded_begin(struct cache *c, struct cache_durable *d)
         d->plain = true;
         return 0;
     }
-    p = cache_part(c, d->coded, d->part);
+    if (part_whole_local(cache_part(c, d->coded, d->part))) {
+        coded_take(d, d->coded);
+        return 0;
+    }
     d->build.done_cb = built_cb;
     list_init(&d->build.link);
-    rc = part_whole_local(p) ? 0
-                             : c->coder.build(c->coder.ctx, d->ref, d->coded, d->part, &d->build);
-    if (rc == CACHE_PENDING && !part_whole_local(p))
+    rc = c->coder.build(c->coder.ctx, d->ref, d->coded, d->part, &d->build);
+    if (rc == CACHE_PENDING)
         return 1;
-    if (rc == CACHE_READY)
+    if (rc == CACHE_READY) {
         cache_put(c, d->coded, d->part);
-    if (rc >= 0) {
         coded_take(d, d->coded);
         return 0;
     }

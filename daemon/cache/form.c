@@ -3,11 +3,11 @@
  *
  *   the plain block is filled -> complete -> its coded form is built (coding.c) -> paired
  *
- * Of a pair both blocks are complete and one is *held back*: it is not written below, as the other one is, or
- * will be. That other one leaves DRAM as soon as it is below, while the one that is held back is in DRAM. A
- * pair ends when either block is not complete any more; what was held back is then written as any block. So
- * nothing is lost by it: at any moment a block of the two may be written, or is. Only where the tier or the
- * index reclaimed the place of a coded block for others, the plain one is left in DRAM as it is.
+ * Both blocks of a pair are complete. The cache writes one of them below, and holds the other one back in DRAM.
+ * The one that goes below leaves DRAM as soon as it is there. The cache ends a pair when it loses a part of
+ * either block, and then writes the one that it held back. So one of the two is below or on its way there at
+ * any moment. There is one exception: if the tier or the index gave the place of a coded block to newer ones,
+ * the plain one stays in DRAM and is not written.
  *
  * A block that is not encoded yet names its form: the place of a struct ns_form in its namespace. When the
  * coded form can't be had, the name is taken off, and the block is written as it is. After a restart there

@@ -44,7 +44,7 @@ struct cache {
     uint32_t users; /* of parts: copies, reads and writes, whose end may free a slot; no holds */
     uint64_t dooms;
     block_ref named; /* the block that is being evicted by name, or 0 */
-    bool reclaims;   /* what is leaving does so because its place is wanted for others */
+    bool reclaims;   /* blocks that leave now give way to newer ones */
     void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part); /* or NULL */
     void *published_ctx;
     struct table fills, fetches;

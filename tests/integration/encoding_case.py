@@ -182,3 +182,12 @@ class EncodingCase(Case):
         engine = Engine(daemon or self.daemon, {**IDENTITY, "model": self.id(), **(identity or {})}, encoding, blocks, **spec)
         self.addCleanup(engine.client.close)
         return engine
+
+    def spoil(self, coded):
+        """Flips a bit of it on NVMe."""
+        for path in [os.path.join(at, name) for at, _, names in os.walk(self.daemon.store) for name in names]:
+            with open(path, "r+b") as file:
+                at = file.read().find(coded)
+                if at >= 0:
+                    file.seek(at + 99)
+                    file.write(bytes([coded[99] ^ 4]))

@@ -105,15 +105,6 @@ class Restart(Life):
 
 
 class Damage(Life):
-    def spoil(self, coded):
-        """Flips a bit of it on NVMe."""
-        for path in [os.path.join(at, name) for at, _, names in os.walk(self.daemon.store) for name in names]:
-            with open(path, "r+b") as file:
-                at = file.read().find(coded)
-                if at >= 0:
-                    file.seek(at + 99)
-                    file.write(bytes([coded[99] ^ 4]))
-
     def test_a_flipped_bit_is_a_miss_and_falls_through_after(self):
         self.daemon = Daemon(folder=self.folder)
         engine = self.engine("fp8")

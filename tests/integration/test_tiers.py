@@ -371,15 +371,6 @@ class Trouble(Tiers):
         self.assert_loaded(engine, {"b": engine.through(plain["b"])})
         self.assertEqual(self.daemon.stop(), 0)
 
-    def spoil(self, coded):
-        """Flips a bit of it on NVMe."""
-        for path in [os.path.join(at, name) for at, _, names in os.walk(self.daemon.store) for name in names]:
-            with open(path, "r+b") as file:
-                at = file.read().find(coded)
-                if at >= 0:
-                    file.seek(at + 99)
-                    file.write(bytes([coded[99] ^ 4]))
-
     def test_purges_while_blocks_wait(self):
         """In either order nothing is left, and what comes afterwards has its forms."""
         self.start(**{"device.cpu_threads": "1"})

@@ -251,7 +251,7 @@ class Sections(Tensors, unittest.TestCase):
                 (fits, "torch.float32", "float32: start with --dtype bfloat16"),
                 (fits, "torch.float8_e4m3fn", "is stored as it is: remove the setting"),
                 (fits, "torch.uint8", "is stored as it is: remove the setting"),
-                (((6, 2, 16, 4, 12), fits[1]), "bfloat16", "can't be told .* use another attention backend"),
+                (((6, 2, 16, 4, 12), fits[1]), "bfloat16", "can't tell where K and V lie .* use another attention backend"),
                 (((6, 2, 4, 4, 16, 2), (0, 1, 2, 3, 4, 5)), "bfloat16", "use another attention backend"),
                 (((6, 3, 16, 4, 8), fits[1]), "bfloat16", "use another attention backend"),
                 (((4, 6, 16, 16), (1, 0, 2, 3)), "bfloat16", "4 pieces .* heads of a block together")):

@@ -72,7 +72,7 @@ def digest_of(
 def _shape(tensor: Any, blocks: int, of: Heads, chunks: Sequence[Chunk], cache_dtype: str) -> methods.Shape:
     axes = axes_of(tensor, blocks, of)
     if axes is None or axes.alike:
-        why = "tokens and heads can't be told apart" if axes else "K and V can't be told apart"
+        why = f"the connector can't tell {'tokens from heads' if axes else 'K from V'}"
         raise _refusal(
             f"{why} in a KV tensor of shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())}, with {of.heads} heads of "
             f"{of.dim} and blocks of {of.tokens} tokens",

@@ -226,7 +226,7 @@ class Axes:
 
 
 def axes_of(tensor: Any, blocks: int, of: Heads) -> Optional[Axes]:
-    """None: tokens and heads can't be told in that tensor."""
+    """None: the tensor's shape and strides do not say which dimension is tokens and which is heads."""
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     d = _block_dimension(shape, blocks)
     kernel = shape[d] // blocks
@@ -257,7 +257,7 @@ def _cell(tensor: Any, blocks: int, of: Heads) -> _Cell:
     axes = axes_of(tensor, blocks, of)
     if axes is None:
         raise _not_encoded(
-            f"where K and V lie can't be told in a KV tensor of shape {tuple(tensor.shape)} and strides "
+            f"the connector can't tell where K and V lie in a KV tensor of shape {tuple(tensor.shape)} and strides "
             f"{tuple(tensor.stride())}, with {of.heads} heads of {of.dim} and blocks of {of.tokens} tokens",
             f"use another attention backend, {_OR_NONE}",
         )
