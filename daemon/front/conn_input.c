@@ -73,10 +73,20 @@ static void violate(struct conn *c, int code, const char *text)
 
 /* ---- deadlines ---- */
 
+static void frame_expired_cb(struct deadline *d);
+
+/* uv_now is rounded down, and the peer gets its whole time. */
+static void frame_clock_start(struct conn *c)
+{
+    struct front *f = c->front;
+
+    deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + 1 + f->config->handshake_ms,
+                 frame_expired_cb);
+}
+
 static void frame_expired_cb(struct deadline *d)
 {
     struct conn *c = (struct conn *)((char *)d - offsetof(struct conn, frame_deadline));
-    struct front *f = c->front;
     bool was_excused = c->excused;
     uint64_t frames = c->frames;
 
@@ -89,7 +99,7 @@ static void frame_expired_cb(struct deadline *d)
      * more after either has ended. */
     c->excused = peer_stopped(c->peer.pid) || (c->greeted && conn_backed_up(c));
     if (c->excused || was_excused)
-        deadline_arm(f->deadlines, d, uv_now(f->loop) + f->config->handshake_ms, frame_expired_cb);
+        frame_clock_start(c);
     else
         violate(c, UCM_WIRE_DEADLINE,
                 c->greeted ? "a frame was begun and not finished in time"
@@ -104,8 +114,7 @@ void conn_watch(struct conn *c)
         deadline_disarm(f->deadlines, &c->frame_deadline);
         c->excused = false;
     } else if (!deadline_armed(&c->frame_deadline)) {
-        deadline_arm(f->deadlines, &c->frame_deadline, uv_now(f->loop) + f->config->handshake_ms,
-                     frame_expired_cb);
+        frame_clock_start(c);
     }
 }
 
