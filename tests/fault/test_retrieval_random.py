@@ -417,7 +417,7 @@ class Play:
         library = UCMD + "-inject.so"
         asan = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
         before = ("env", f"LD_PRELOAD={library}", f"UCM_INJECT={self.fault_file}", f"ASAN_OPTIONS={asan}")
-        self.daemon = Daemon(folder=self.folder, before=before, **OPTIONS, **{"share.roots": self.share})
+        self.daemon = Daemon(folder=self.folder, before=before, recovered=False, **OPTIONS, **{"share.roots": self.share})
         self.evictions, self.actors = [], []
 
     def inject(self, read=0, write=0, reads=0, writes=0, no_room=0):

@@ -11,18 +11,21 @@ import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
+UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 TIMEOUT_S = 60
 
 
 class Daemon:
-    """before: words before its command. folder: one that is to outlive it, and may hold what another left. config: the
-    text of its configuration file, which `more` goes over."""
+    """before: words before its command. folder: one that is to outlive it, and may hold what another left; with
+    recovered, the daemon has found all of that when this returns. config: the text of its configuration file, which
+    `more` goes over."""
 
-    def __init__(self, nvme=True, before=(), folder=None, config=None, **more):
+    def __init__(self, nvme=True, before=(), folder=None, recovered=True, config=None, **more):
         self.folder, self.clients, self.kept = folder or tempfile.mkdtemp(prefix="protocol."), [], folder is not None
         os.chmod(self.folder, 0o755)
         self.socket = more.get("socket", os.path.join(self.folder, "s"))
         self.store = os.path.join(self.folder, "nvme")
+        earlier = os.path.exists(self.store)
         os.makedirs(self.store, exist_ok=True)
         options = {"socket": self.socket, "socket_mode": "0666", "arena.size": "64MiB", "arena.extent": "1MiB",
                    "device.cuda": os.environ.get("UCM_TEST_CUDA", "off"), "shutdown.drain": "10s"}
@@ -37,19 +40,26 @@ class Daemon:
         with open(os.path.join(self.folder, "log"), "ab") as log:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             preexec_fn=lambda: libc.prctl(1, signal.SIGKILL))  # PR_SET_PDEATHSIG
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            try:
-                with socket.socket(socket.AF_UNIX) as probe:
-                    probe.connect(self.socket)
-                return
-            except OSError:
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    with open(os.path.join(self.folder, "log"), errors="replace") as log:
-                        words = log.read()
-                    self.stop()
-                    raise RuntimeError("the daemon did not start:\n" + words) from None
-                time.sleep(0.02)
+        self.deadline = time.monotonic() + TIMEOUT_S
+        self.until(self.answers, "did not start")
+        if earlier and recovered:
+            self.until(lambda: "recovering" not in self.health(), "did not find all that an earlier one stored")
+
+    def until(self, condition, otherwise):
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > self.deadline:
+                words = self.log()
+                self.stop()
+                raise RuntimeError(f"the daemon {otherwise}:\n{words}")
+            time.sleep(0.02)
+
+    def answers(self):
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(self.socket) == 0
+
+    def health(self):
+        return subprocess.run([UCMCTL, "--socket", self.socket, "health"], capture_output=True, text=True, timeout=TIMEOUT_S,
+                              check=False).stdout
 
     def configure(self, text):
         with open(self.config, "w", encoding="utf-8") as file:

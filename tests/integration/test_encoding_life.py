@@ -62,7 +62,6 @@ class Restart(Life):
             self.assertEqual(first.stop(), 0)
         again = self.daemon = Daemon(folder=self.folder, **options)
         operator = self.client()
-        self.until(lambda: operator.call("health")["status"] != "recovering")
         listed = {e["encoding"]: e for e in operator.call("namespace.list", limit=4096)["namespaces"]}
         self.assertEqual(set(listed), {"", *ENCODINGS}, "before anybody opens one")
         for name in ENCODINGS:

@@ -34,7 +34,6 @@ class Restart(OwnDaemons, Retrieval):
             self.assertEqual(first.stop(), 0)
         again = self.daemon = Daemon(folder=self.folder, **options)
         client, ns = self.again()
-        self.until(lambda: client.call("health")["status"] != "recovering")
         derived = self.digests(client, ns)
         self.until(lambda: client.hits(derived, *range(self.blocks)) == self.blocks)
         chain, answer = self.chain(client, derived, range(self.blocks), build=True)

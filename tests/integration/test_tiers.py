@@ -295,8 +295,6 @@ class Trouble(Tiers):
         else:
             self.assertEqual(self.daemon.stop(), 0)
         self.start()
-        operator = self.client()
-        self.until(lambda: operator.call("health")["status"] != "recovering")
 
     def test_a_restart_finds_what_was_below(self):
         for how in ("stop", "kill"):

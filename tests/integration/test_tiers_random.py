@@ -52,8 +52,6 @@ class Random(Tiers):
     def begin(self):
         self.daemon = Daemon(folder=self.folder, **OPTIONS)
         self.engines = [self.engine(encoding, tiers=tiers, blocks=8) for encoding, tiers in WAYS]
-        client = self.engines[0].client
-        self.until(lambda: client.call("health")["status"] != "recovering")
 
     def data(self, name):
         """The same at each dump. Every eighth can't be held by `lossless`."""

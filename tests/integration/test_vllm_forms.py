@@ -78,7 +78,6 @@ class Tiers(Case):
                 self.eventually(lambda: self.stats()["nvme_writes"] == written + 150 // BLOCK)
                 self.assertEqual(self.daemon.stop(), 0)
                 self.daemon = daemon(folder=self.folder)
-                self.eventually(lambda: self.stats()["nvme_recovering"] == 0)
                 self.assertEqual(self.exact(self.logits(self.engine(**more), "later", tokens), tokens), disk == "plain")
 
     def test_it_is_said_at_the_start(self):
