@@ -1,0 +1,54 @@
+/* The table of generations that the daemon and a worker with a window share. The daemon writes it, in a
+ * memfd of the tenant's own; workers map it read-only. docs/protocol.md, "Windows", describes it.
+ *
+ * Each slot of the tenant's extents has a generation. An even one other than 0 names bytes that do not change
+ * while it stands; an odd one says that they may change. The daemon makes it odd before it lets anything write
+ * into the slot, and gives each value once. So a reader that finds the generation of its place before and
+ * after it copied has the bytes of that place, whatever the daemon did meanwhile; otherwise it has a miss.
+ *
+ * Threads: the daemon's loop writes; readers anywhere. */
+#ifndef UCM_PROTO_WINDOW_H
+#define UCM_PROTO_WINDOW_H
+
+#include "proto/limits.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define UCM_WINDOW_MAGIC "UCMWIND1"
+#define UCM_WINDOW_VERSION 1u
+#define UCM_WINDOW_ALIGN 4096u        /* slots begin at multiples of this */
+#define UCM_WINDOW_HEADER_BYTES 4096u /* the generations begin here */
+
+struct ucm_window_header {
+    uint8_t magic[8];
+    uint32_t version;
+    uint32_t slot_align; /* UCM_WINDOW_ALIGN */
+    uint64_t extent_bytes;
+    uint32_t extents;          /* that there may be */
+    uint32_t slots_per_extent; /* extent_bytes / slot_align: entries of an extent */
+    _Atomic uint64_t epoch;    /* counts extents that were taken back from the tenant */
+};
+
+/* The generation of slot `slot` of extent `extent` is entry extent * slots_per_extent + slot. */
+static inline uint64_t ucm_window_table_bytes(uint32_t extents, uint32_t slots_per_extent)
+{
+    return UCM_WINDOW_HEADER_BYTES +
+           (uint64_t)extents * slots_per_extent * sizeof(_Atomic uint64_t);
+}
+
+/* One of window.pin's places, little-endian. */
+struct ucm_wire_place {
+    uint32_t extent; /* UCM_PLACE_NONE: not in the window */
+    uint32_t slot;   /* it begins at slot * slot_bytes of its extent */
+    uint64_t generation;
+};
+#define UCM_PLACE_NONE UINT32_MAX
+
+/* One of window.pin's `lent`, little-endian: its descriptor has the same position among those of the frame.
+ * number: names this memory on the connection, also after another memory took the extent's place. */
+struct ucm_wire_lent {
+    uint32_t extent, number;
+};
+
+#endif
