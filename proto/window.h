@@ -13,6 +13,7 @@
 #include "proto/limits.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define UCM_WINDOW_MAGIC "UCMWIND1"
@@ -27,7 +28,7 @@ struct ucm_window_header {
     uint64_t extent_bytes;
     uint32_t extents;          /* that there may be */
     uint32_t slots_per_extent; /* extent_bytes / slot_align: entries of an extent */
-    _Atomic uint64_t epoch;    /* counts extents that were taken back from the tenant */
+    _Atomic uint64_t epoch;    /* counts extents that the tenant was asked to release */
 };
 
 /* The generation of slot `slot` of extent `extent` is entry extent * slots_per_extent + slot. */
@@ -35,6 +36,36 @@ static inline uint64_t ucm_window_table_bytes(uint32_t extents, uint32_t slots_p
 {
     return UCM_WINDOW_HEADER_BYTES +
            (uint64_t)extents * slots_per_extent * sizeof(_Atomic uint64_t);
+}
+
+/* A reader copies between these two, and has the bytes of the place told with this generation if both return
+ * true. It has checked the place against its own copy of the header. */
+static inline bool ucm_window_begin(const _Atomic uint64_t *generation, uint64_t told)
+{
+    return told != 0 && !(told & 1) &&
+           atomic_load_explicit(generation, memory_order_acquire) == told;
+}
+
+static inline bool ucm_window_end(const _Atomic uint64_t *generation, uint64_t told)
+{
+    atomic_thread_fence(memory_order_acquire);
+    return atomic_load_explicit(generation, memory_order_relaxed) == told;
+}
+
+/* The daemon: before anybody is asked to write into the slot. */
+static inline void ucm_window_retract(_Atomic uint64_t *generation)
+{
+    uint64_t was = atomic_load_explicit(generation, memory_order_relaxed);
+
+    if (!(was & 1))
+        atomic_store_explicit(generation, was + 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+/* When all of its bytes are there. next: even, and larger than any before in any table. */
+static inline void ucm_window_publish(_Atomic uint64_t *generation, uint64_t next)
+{
+    atomic_store_explicit(generation, next, memory_order_release);
 }
 
 /* One of window.pin's places, little-endian. */

@@ -17,6 +17,7 @@
 #define UCMD_ARENA_ARENA_H
 
 #include "daemon/base/numa.h"
+#include "proto/window.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -91,6 +92,64 @@ uint64_t arena_bytes_configured(const struct arena *a); /* when it has grown */
  * earlier run. */
 bool arena_space_comes(const struct arena *a, uint64_t bytes);
 uint64_t arena_extent_bytes(const struct arena *a);
+
+/* ---- windows: extents that workers of one tenant map, and read by themselves ----
+ *
+ * Window extents lie behind the ordinary ones, and are numbered from 0 here and on the wire. One is lent to
+ * a group, which is a tenant: it gets memory of its own (a memfd), which never holds another tenant's
+ * bytes. It is given back when its last slot is freed and no worker maps it; the next loan of that number
+ * has another memfd. What is lent, mapped by workers only included, never exceeds the budget.
+ *
+ * A slot of a window extent is a slot as any other. Its generation in the group's table (proto/window.h)
+ * is odd from arena_alloc_window on, while it is free, and from arena_slot_retract on. */
+
+struct arena_group;
+
+/* Where workers read a slot. */
+struct arena_place {
+    uint32_t window, slot; /* numbers of the window extent, and of the slot in it */
+    uint64_t generation;
+};
+
+/* Finds or makes the group of that tenant, and its table. 0; -EOPNOTSUPP: the arena has no windows; or
+ * -errno. */
+int arena_group_open(struct arena *a, const char *tenant, struct arena_group **out);
+/* One for each open. A group whose slots are in use lives on. */
+void arena_group_close(struct arena *a, struct arena_group *g);
+const char *arena_group_tenant(const struct arena_group *g);
+/* The table's descriptor, read-only, borrowed; and what its header says. */
+int arena_group_table(const struct arena_group *g, struct ucm_window_header *out);
+
+/* 0: a slot of an extent that is lent to the group. -EAGAIN: one is being lent or given back; then
+ * extent_ready_cb, or window_failed_cb, or another group's extent_gone_cb. -ENOSPC: the budget is lent, and nothing of it
+ * comes back by itself. -EFBIG; or an errno of the last loan, for a while after it failed. */
+int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t owner,
+                       slot_ref *out);
+bool arena_slot_in_window(const struct arena *a, slot_ref slot);
+/* Whose it is; NULL: it lies in an ordinary extent. */
+struct arena_group *arena_slot_group(struct arena *a, slot_ref slot);
+/* The slot's bytes are whole: readers may use them. They do not change until arena_slot_retract. */
+void arena_slot_publish(struct arena *a, slot_ref slot);
+/* Readers miss the slot from now on. Call it before anybody is asked to write into it; arena_slot_free does. Of a slot that is not published, or lies in an ordinary
+ * extent: nothing. */
+void arena_slot_retract(struct arena *a, slot_ref slot);
+/* Where readers find a published slot. False: it is not published. */
+bool arena_slot_place(struct arena *a, slot_ref slot, struct arena_place *out);
+
+/* The descriptor of a window extent that is lent, read-only, borrowed. */
+int arena_window_fd(struct arena *a, uint32_t window);
+/* A worker gets that descriptor: until release the extent counts as lent, and is lent to no other group. */
+void arena_window_map(struct arena *a, uint32_t window);
+void arena_window_release(struct arena *a, uint32_t window);
+/* revoke_cb runs on the loop when another group needs memory and this extent, which workers of its own
+ * group map, has no slot in use any more: they should release it. Not inside a call of the arena. */
+void arena_window_watch(struct arena *a,
+                        void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window),
+                        void *ctx);
+bool arena_window_revoked(const struct arena *a, uint32_t window);
+uint64_t arena_window_budget(const struct arena *a);
+/* Of all groups, or of one. */
+uint64_t arena_window_lent(const struct arena *a, const struct arena_group *g);
 
 /* Nodes that the memory is spread over; 0: it is not. Memory that lies elsewhere counts for none.
  */

@@ -175,6 +175,30 @@ void cache_unhold(struct cache *c, block_ref ref, uint32_t part); /* ends hold a
 uint32_t cache_hold_ready(struct cache *c, const block_ref *refs, uint32_t n, uint32_t part,
                           uint32_t most, const void **memory);
 
+/* ---- windows: relocate.c ---- */
+
+/* Somebody wants a part to lie where workers of its tenant read it by themselves. The caller's memory, done_cb set. */
+struct cache_move {
+    uint8_t priority; /* in: as cache_get's, of a read if there must be one; and cache_wait.small */
+    bool small;
+    bool read, copied; /* out, in done_cb: it was read from below; it was copied within DRAM */
+    /* 0: the part lies in a window slot, and the caller has one use of it. Else it has none: -ENOSPC: there is no
+     * space in the window that may be had; -ENOENT, -EIO, -EBUSY: as cache_get. */
+    void (*done_cb)(struct cache_move *m, int status);
+    /* The cache's own. */
+    struct list link;
+};
+/* Makes part `part` of a held block of the group's tenant lie in a window slot of the group: reads it into
+ * one, or copies it and moves the part there once nobody else uses it. CACHE_READY: it does, and the
+ * caller has one use of it. CACHE_PENDING: done_cb will run, as soon as others let it; a caller who waits no longer
+ * cancels. Or -errno, as done_cb's. */
+int cache_relocate(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
+                   struct cache_move *m);
+/* done_cb will not run. If nobody else waits, the window slot is given back and the part stays where it is. */
+void cache_relocate_cancel(struct cache *c, struct cache_move *m);
+/* Where workers read the part; the caller has a use. False: it lies in no window slot, or was evicted by name. */
+bool cache_window_place(struct cache *c, block_ref ref, uint32_t part, struct arena_place *out);
+
 /* ---- filling a part ---- */
 
 /* The unfinished fills of one connection, which end with it. */
