@@ -67,6 +67,8 @@ KERNEL_SRC := $(wildcard kernels/*.c)
 # For the daemon and the client: digests and selection, and encodings. A simd/ is compiled for each instruction set.
 SPARSE_SRC   := $(wildcard kernels/sparse/*.c)
 ENCODING_SRC := $(wildcard kernels/encoding/*.c)
+# The reference of what runs on a GPU only: no library has it, tests and tools do.
+SLOTS_SRC    := $(wildcard kernels/slots/*.c)
 KERNEL_ISA   := base $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
 DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
 CLIENT_SRC := $(wildcard client/lib/*.c)
@@ -76,7 +78,7 @@ FORMAT_SRC := $(wildcard daemon/format/*.c)
 DEMO_SRC   := $(wildcard tests/demo/*.c)
 BENCH_SRC  := $(wildcard tests/bench/ucm_bench*.c)
 # What ucmctl, ucm-bench, the demo and their tests share: all but the files with a main.
-TOOL_SRC   := $(filter-out client/ctl/ucmctl.c tests/bench/ucm_bench.c,$(CTL_SRC) $(BENCH_SRC)) $(FORMAT_SRC)
+TOOL_SRC   := $(filter-out client/ctl/ucmctl.c tests/bench/ucm_bench.c,$(CTL_SRC) $(BENCH_SRC)) $(FORMAT_SRC) $(SLOTS_SRC)
 STUDY_SRC  := $(filter-out $(BENCH_SRC) tests/bench/gate_place.c,$(wildcard tests/bench/*.c))
 FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)

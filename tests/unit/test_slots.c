@@ -1,0 +1,503 @@
+/* kernels/slots against a model that looks everything up by hand, and its invariants one by one. */
+#include "kernels/slots/slots.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static struct ucm_slots_shape small(void)
+{
+    return (struct ucm_slots_shape){
+        .layers = 3, .numbers = 40, .slots = 70, .requests = 4, .misses = 256};
+}
+
+static struct ucm_slots make(struct ucm_slots_shape shape)
+{
+    char why[UCM_SLOTS_WHY] = "";
+    struct ucm_slots s;
+
+    cr_assert_eq(ucm_slots_check(&shape, why), 0, "%s", why);
+    ucm_slots_layout(&s, &shape, aligned_alloc(64, ucm_slots_bytes(&shape)));
+    ucm_slots_init(&s);
+    return s;
+}
+
+static void drop(struct ucm_slots *s)
+{
+    free(s->stamp); /* where the memory begins */
+}
+
+static void whole(const struct ucm_slots *s)
+{
+    char why[UCM_SLOTS_WHY] = "";
+
+    cr_assert_eq(ucm_slots_verify(s, why), 0, "%s", why);
+}
+
+/* All bytes arrive. */
+static void serve(struct ucm_slots *s)
+{
+    uint8_t arrived[256];
+
+    memset(arrived, 1, sizeof(arrived));
+    ucm_slots_take(s);
+    whole(s);
+    ucm_slots_publish(s, arrived);
+    whole(s);
+}
+
+static void want(struct ucm_slots *s, uint32_t layer, uint32_t first, uint32_t n, uint32_t request)
+{
+    for (uint32_t i = first; i < first + n; i++)
+        ucm_slots_want(s, ucm_slots_key(&s->shape, layer, i), request);
+}
+
+static uint32_t resident(const struct ucm_slots *s, uint32_t layer, uint32_t first, uint32_t n)
+{
+    uint32_t there = 0;
+
+    for (uint32_t i = first; i < first + n; i++)
+        there += s->slot_of[ucm_slots_key(&s->shape, layer, i)] >= 0;
+    return there;
+}
+
+/* ---- shapes ---- */
+
+static void refused(struct ucm_slots_shape shape, const char *field)
+{
+    char why[UCM_SLOTS_WHY] = "";
+
+    cr_assert_eq(ucm_slots_check(&shape, why), -EINVAL, "%s", field);
+    cr_assert_eq(strncmp(why, field, strlen(field)), 0, "%s", why);
+}
+
+Test(slots, a_shape_that_does_not_fit_is_refused)
+{
+    struct ucm_slots_shape good = small(), bad;
+
+    bad = good, bad.layers = 0, refused(bad, "layers is 0");
+    bad = good, bad.layers = UCM_SLOTS_LAYERS_MAX + 1, refused(bad, "layers is 513");
+    bad = good, bad.numbers = 0, refused(bad, "numbers is 0");
+    bad = good, bad.slots = 0, refused(bad, "slots is 0");
+    bad = good, bad.slots = UINT32_MAX, refused(bad, "slots is 4294967295");
+    bad = good, bad.requests = 0, refused(bad, "requests is 0");
+    bad = good, bad.misses = 0, refused(bad, "misses is 0");
+    bad = good, bad.layers = 512, bad.numbers = 1u << 23, refused(bad, "layers times numbers is");
+}
+
+/* Each array lies in the memory, aligned and behind the one before. */
+static void check_layout(struct ucm_slots_shape n)
+{
+    struct ucm_slots s;
+    char *base = (char *)(uintptr_t)(1ull << 40), *end = base;
+    struct {
+        void *at;
+        uint64_t bytes;
+    } array[] = {
+        {&s.stamp, 8ull * n.slots},
+        {&s.step, sizeof(struct ucm_slots_step)},
+        {&s.slot_of, 4ull * n.layers * n.numbers},
+        {&s.key, 4ull * n.slots},
+        {&s.request, 4ull * n.slots},
+        {&s.held, 4ull * n.requests},
+        {&s.floor, 4ull * n.requests},
+        {&s.miss, 12ull * n.misses},
+        {&s.unserved, 4ull * n.misses},
+    };
+
+    ucm_slots_layout(&s, &n, base);
+    for (size_t i = 0; i < sizeof(array) / sizeof(array[0]); i++) {
+        char *at;
+
+        memcpy(&at, array[i].at, sizeof(at));
+        cr_assert(at >= end && (uintptr_t)at % 64 == 0);
+        end = at + array[i].bytes;
+    }
+    cr_assert(end <= base + ucm_slots_bytes(&n));
+    cr_assert(base + ucm_slots_bytes(&n) < end + 64);
+}
+
+Test(slots, arrays_of_any_size_lie_behind_one_another)
+{
+    char why[UCM_SLOTS_WHY];
+    struct ucm_slots_shape large = {.layers = 80,
+                                    .numbers = 1u << 20,
+                                    .slots = 1u << 24,
+                                    .requests = 1u << 16,
+                                    .misses = 1u << 22};
+
+    check_layout(small());
+    cr_assert_eq(ucm_slots_check(&large, why), 0);
+    check_layout(large);
+    large.layers = 63, large.numbers = 1u << 26, large.slots = UCM_SLOTS_MAX;
+    cr_assert_eq(ucm_slots_check(&large, why), 0);
+    check_layout(large);
+    cr_assert(ucm_slots_bytes(&large) > UINT32_MAX);
+    cr_assert_eq(ucm_slots_key(&large, 62, (1u << 26) - 1), 63u * (1u << 26) - 1);
+}
+
+/* 2^20 numbers in each of 80 layers: a table of 320 MiB, of which a test touches some pages. */
+Test(slots, the_last_key_of_a_large_table_is_like_any_other)
+{
+    struct ucm_slots_shape shape = {
+        .layers = 80, .numbers = 1u << 20, .slots = 64, .requests = 1, .misses = 8};
+    size_t bytes = ucm_slots_bytes(&shape);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint32_t layers[] = {0, 50, 79}, number = (1u << 20) - 1;
+    struct ucm_slots s;
+
+    cr_assert_neq(memory, MAP_FAILED);
+    ucm_slots_layout(&s, &shape, memory);
+    memset(s.key, 0xff, shape.slots * sizeof(*s.key));
+    memset(s.request, 0xff, shape.slots * sizeof(*s.request));
+    for (uint32_t layer = 0; layer < shape.layers; layer++)
+        s.slot_of[(size_t)layer * shape.numbers + number] = UCM_SLOTS_NONE;
+    ucm_slots_begin(&s, 1);
+    for (size_t i = 0; i < 3; i++)
+        ucm_slots_want(&s, ucm_slots_key(&shape, layers[i], number), 0);
+    cr_assert_eq(s.step->misses, 3);
+    ucm_slots_take(&s);
+    ucm_slots_publish(&s, (uint8_t[]){1, 1, 1});
+    for (size_t i = 0; i < 3; i++)
+        cr_assert(s.slot_of[(size_t)layers[i] * shape.numbers + number] >= 0);
+    ucm_slots_forget(&s, &number, 1);
+    cr_assert_eq(s.slot_of[79ull * shape.numbers + number], UCM_SLOTS_NONE);
+    munmap(memory, bytes);
+}
+
+/* ---- one behaviour each ---- */
+
+Test(slots, a_miss_is_listed_once_and_resident_when_published)
+{
+    struct ucm_slots s = make(small());
+    uint32_t index[2][2][3] = {{{0, 1, 2}, {2, 1, UCM_SLOTS_NO_INDEX}}, {{0, 3, 9}, {3, 9, 9}}};
+    uint32_t count[2][2] = {{3, 3}, {2, 1}}, request[] = {0, 1};
+    int32_t table[2][4] = {{30, 31, 32, -1}, {30, -1, -1, 33}}; /* 30 is in both */
+    struct ucm_slots_lists lists = {.chains = 2,
+                                    .lists = 2,
+                                    .room = 3,
+                                    .index = &index[0][0][0],
+                                    .count = &count[0][0],
+                                    .table = &table[0][0],
+                                    .table_stride = 4,
+                                    .request = request};
+
+    ucm_slots_begin(&s, 1);
+    ucm_slots_resolve(&s, 2, &lists);
+    whole(&s);
+    cr_assert_eq(s.step->misses, 4);
+    cr_assert_eq(resident(&s, 2, 30, 4), 0);
+    cr_assert_eq(s.miss[0].request, 0); /* that wanted it first */
+    serve(&s);
+    cr_assert_eq(resident(&s, 2, 30, 4), 4);
+    cr_assert_eq(resident(&s, 1, 30, 4) + resident(&s, 0, 30, 4), 0);
+    cr_assert(s.held[0] == 3 && s.held[1] == 1);
+    ucm_slots_begin(&s, 2);
+    ucm_slots_resolve(&s, 2, &lists);
+    cr_assert(s.step->misses == 0 && s.step->flags == 0 && s.step->missed == 4);
+    for (uint32_t i = 30; i < 34; i++)
+        cr_assert_eq(s.stamp[s.slot_of[ucm_slots_key(&s.shape, 2, i)]], 2);
+    drop(&s);
+}
+
+Test(slots, a_block_without_a_number_spoils_the_step)
+{
+    struct ucm_slots s = make(small());
+    uint32_t index[] = {0, 1, 2}, count = 3, request = 0;
+    int32_t table[] = {5, -1, 40};
+    struct ucm_slots_lists lists = {.chains = 1,
+                                    .lists = 1,
+                                    .room = 3,
+                                    .index = index,
+                                    .count = &count,
+                                    .table = table,
+                                    .request = &request};
+
+    ucm_slots_begin(&s, 1);
+    ucm_slots_resolve(&s, 0, &lists);
+    cr_assert_eq(s.step->flags, UCM_SLOTS_UNSERVED | UCM_SLOTS_STRAY);
+    cr_assert_eq(s.step->misses, 1);
+    serve(&s);
+    ucm_slots_begin(&s, 2);
+    cr_assert_eq(s.step->flags, 0);
+    drop(&s);
+}
+
+Test(slots, the_oldest_of_the_group_at_the_hand_is_taken)
+{
+    struct ucm_slots_shape shape = small();
+    struct ucm_slots s;
+
+    shape.slots = 64;
+    s = make(shape);
+    for (uint32_t step = 1; step <= 2; step++) {
+        ucm_slots_begin(&s, step);
+        want(&s, step - 1, 0, 32, 0); /* 16 of each group, free ones first */
+        serve(&s);
+    }
+    cr_assert_eq(resident(&s, 0, 0, 32) + resident(&s, 1, 0, 32), 64);
+    ucm_slots_begin(&s, 3);
+    want(&s, 0, 0, 2, 0); /* the first of each group are used again */
+    want(&s, 2, 0, 3, 0);
+    serve(&s);
+    cr_assert_eq(s.slot_of[ucm_slots_key(&shape, 2, 0)], 1);
+    cr_assert_eq(s.slot_of[ucm_slots_key(&shape, 2, 1)], 33);
+    cr_assert_eq(s.slot_of[ucm_slots_key(&shape, 2, 2)], 2);
+    cr_assert_eq(s.step->hand, 67);
+    drop(&s);
+}
+
+Test(slots, nothing_of_this_step_is_taken_and_a_full_pool_says_so)
+{
+    struct ucm_slots s = make(small());
+
+    ucm_slots_begin(&s, 1);
+    want(&s, 0, 0, 40, 0);
+    serve(&s);
+    ucm_slots_begin(&s, 2);
+    want(&s, 0, 0, 40, 0); /* hits */
+    want(&s, 1, 0, 30, 0);
+    serve(&s);
+    cr_assert_eq(s.step->flags, 0);
+    want(&s, 2, 0, 5, 0);
+    serve(&s);
+    cr_assert_eq(s.step->flags, UCM_SLOTS_UNSERVED | UCM_SLOTS_FULL);
+    cr_assert_eq(s.step->unserved, 5);
+    for (uint32_t i = 0; i < 5; i++)
+        cr_assert_eq(s.unserved[i], ucm_slots_key(&s.shape, 2, i));
+    cr_assert_eq(resident(&s, 0, 0, 40) + resident(&s, 1, 0, 30), 70);
+    cr_assert_eq(resident(&s, 2, 0, 5), 0);
+    drop(&s);
+}
+
+Test(slots, what_did_not_arrive_is_not_resident_and_its_slot_is_free)
+{
+    struct ucm_slots s = make(small());
+
+    ucm_slots_begin(&s, 1);
+    want(&s, 0, 0, 3, 1);
+    ucm_slots_take(&s);
+    ucm_slots_publish(&s, (uint8_t[]){1, 0, 1});
+    whole(&s);
+    cr_assert_eq(resident(&s, 0, 0, 3), 2);
+    cr_assert_eq(s.held[1], 2);
+    cr_assert_eq(s.step->flags, UCM_SLOTS_UNSERVED);
+    cr_assert(s.step->unserved == 1 && s.unserved[0] == ucm_slots_key(&s.shape, 0, 1));
+    drop(&s);
+}
+
+Test(slots, misses_beyond_the_list_are_not_served)
+{
+    struct ucm_slots_shape shape = small();
+    struct ucm_slots s;
+
+    shape.misses = 4;
+    s = make(shape);
+    ucm_slots_begin(&s, 1);
+    want(&s, 0, 0, 7, 0);
+    whole(&s);
+    serve(&s);
+    cr_assert_eq(s.step->flags, UCM_SLOTS_UNSERVED | UCM_SLOTS_LIST_FULL);
+    cr_assert_eq(s.step->unserved, 3);
+    cr_assert_eq(resident(&s, 0, 0, 7), 4);
+    ucm_slots_begin(&s, 1); /* what follows gets there, four at a time */
+    want(&s, 0, 0, 7, 0);
+    serve(&s);
+    cr_assert(s.step->flags == 0 && resident(&s, 0, 0, 7) == 7);
+    drop(&s);
+}
+
+Test(slots, numbers_given_back_vanish_from_all_layers)
+{
+    struct ucm_slots s = make(small());
+    uint32_t gone[] = {3, 4, 39};
+
+    ucm_slots_begin(&s, 1);
+    for (uint32_t layer = 0; layer < 3; layer++)
+        want(&s, layer, 0, 10, layer);
+    serve(&s);
+    ucm_slots_forget(&s, gone, 3);
+    whole(&s);
+    for (uint32_t layer = 0; layer < 3; layer++) {
+        cr_assert_eq(resident(&s, layer, 3, 2), 0);
+        cr_assert_eq(resident(&s, layer, 0, 10), 8);
+        cr_assert_eq(s.held[layer], 8);
+    }
+    drop(&s);
+}
+
+/* ---- requests ---- */
+
+Test(slots, common_prefixes_share_slots_and_outlive_who_brought_them)
+{
+    struct ucm_slots s = make(small());
+
+    ucm_slots_begin(&s, 1);
+    want(&s, 0, 0, 10, 0);
+    want(&s, 0, 5, 10, 1); /* 5 of them are request 0's */
+    cr_assert_eq(s.step->misses, 15);
+    serve(&s);
+    cr_assert(s.held[0] == 10 && s.held[1] == 5);
+    ucm_slots_leave(&s, 0);
+    whole(&s);
+    cr_assert(s.held[0] == 0 && s.held[1] == 5 && resident(&s, 0, 0, 15) == 15);
+    ucm_slots_begin(&s, 2);
+    want(&s, 0, 5, 10, 1);
+    whole(&s);
+    cr_assert(s.step->misses == 0 && s.held[1] == 10);
+    drop(&s);
+}
+
+Test(slots, floors_fit_the_pool)
+{
+    struct ucm_slots s = make(small());
+
+    cr_assert_eq(ucm_slots_enter(&s, 0, 40), 0);
+    cr_assert_eq(ucm_slots_enter(&s, 1, 31), -ENOSPC);
+    cr_assert_eq(ucm_slots_enter(&s, 1, 30), 0);
+    ucm_slots_leave(&s, 0);
+    cr_assert_eq(ucm_slots_enter(&s, 2, 40), 0);
+    drop(&s);
+}
+
+Test(slots, a_request_that_wants_much_leaves_the_others_their_floors)
+{
+    struct ucm_slots s = make(small());
+
+    cr_assert_eq(ucm_slots_enter(&s, 0, 30), 0);
+    cr_assert_eq(ucm_slots_enter(&s, 1, 40), 0);
+    ucm_slots_begin(&s, 1);
+    want(&s, 0, 0, 35, 0); /* above its floor */
+    serve(&s);
+    for (uint64_t step = 2; step < 60; step++) { /* 40 of 80 keys, other ones each time */
+        ucm_slots_begin(&s, step);
+        for (uint32_t i = 0; i < 40; i++)
+            ucm_slots_want(&s, s.shape.numbers + (uint32_t)(step * 31 + i) % 80, 1);
+        serve(&s);
+        cr_assert_eq(s.step->flags, 0);
+        cr_assert_geq(s.held[0], 30);
+    }
+    cr_assert_eq(s.held[0], 30);
+    cr_assert_eq(resident(&s, 0, 0, 35), 30);
+    cr_assert_eq(s.step->floors_broken, 0);
+    /* One that needs more than there is beside a floor gets it: a step is not stopped by a floor. */
+    ucm_slots_begin(&s, 60);
+    for (uint32_t i = 0; i < 60; i++)
+        ucm_slots_want(&s, s.shape.numbers + i, 1);
+    serve(&s);
+    cr_assert(s.step->flags == 0 && s.held[1] == 60 && s.step->floors_broken == 20);
+    drop(&s);
+}
+
+/* ---- replays ---- */
+
+#define LAYERS 6u
+#define CHOSEN 9u
+
+/* What a layer chooses depends on all layers before it: whoever attends a layer without its blocks goes another way. */
+static uint32_t choose(uint64_t *path, bool right, uint32_t i)
+{
+    *path = *path * 6364136223846793005u + 1442695040888963407u + !right;
+    return (uint32_t)(*path >> 33) % 64 / (i % 2 + 1);
+}
+
+/* -> the layers that were served; the numbers that the last of them chose in *last. */
+static uint32_t run_step(struct ucm_slots *s, uint64_t text, unsigned *seed, int lost_of_16)
+{
+    uint64_t path = text;
+    uint32_t good = 0;
+    bool right = true;
+    uint8_t arrived[CHOSEN];
+
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        uint32_t before = s->step->unserved;
+
+        for (uint32_t i = 0; i < CHOSEN; i++)
+            ucm_slots_want(s, ucm_slots_key(&s->shape, layer, choose(&path, right, i)), 0);
+        ucm_slots_take(s);
+        for (uint32_t i = 0; i < CHOSEN; i++)
+            arrived[i] = rand_r(seed) % 16 >= lost_of_16;
+        ucm_slots_publish(s, arrived);
+        whole(s);
+        right = right && s->step->unserved == before;
+        good += right;
+    }
+    cr_assert_eq(right, s->step->flags == 0);
+    return good;
+}
+
+/* What the host does between two runs: it brings what is on the list. */
+static void bring(struct ucm_slots *s)
+{
+    uint32_t keys[256], n = s->step->unserved;
+
+    memcpy(keys, s->unserved, n * sizeof(*keys));
+    for (uint32_t i = 0; i < n; i++)
+        ucm_slots_want(s, keys[i], 0);
+    ucm_slots_take(s);
+    memset(keys, 1, sizeof(keys));
+    ucm_slots_publish(s, (uint8_t *)keys);
+}
+
+Test(slots, a_replay_gets_further_each_time_in_a_pool_of_one_step)
+{
+    struct ucm_slots_shape shape = {
+        .layers = LAYERS, .numbers = 64, .slots = LAYERS * CHOSEN, .requests = 1, .misses = 256};
+    struct ucm_slots s = make(shape);
+    unsigned seed = 17;
+    uint64_t now = 0;
+
+    for (uint64_t text = 1; text < 400; text++) {
+        uint32_t good = 0, runs = 0, before;
+
+        do { /* each under a number of its own: what a run that went wrong brought is not in the way */
+            before = good;
+            ucm_slots_begin(&s, ++now);
+            good = run_step(&s, text, &seed, text % 2 ? 2 : 12);
+            cr_assert_not(s.step->flags & UCM_SLOTS_FULL);
+            cr_assert(runs == 0 || good > before);
+            if (s.step->flags != 0)
+                bring(&s);
+            runs++;
+        } while (good < LAYERS);
+        cr_assert_leq(runs, LAYERS + 1);
+    }
+    drop(&s);
+}
+
+Test(slots, a_replay_under_the_same_number_keeps_everything)
+{
+    struct ucm_slots_shape shape = {.layers = LAYERS,
+                                    .numbers = 64,
+                                    .slots = 3 * LAYERS * CHOSEN,
+                                    .requests = 1,
+                                    .misses = 256};
+    struct ucm_slots s = make(shape);
+    size_t table = LAYERS * 64 * sizeof(int32_t), stamps = shape.slots * sizeof(uint64_t);
+    int32_t *old = malloc(table);
+    uint64_t *old_stamps = malloc(stamps);
+    unsigned seed = 3;
+
+    for (uint64_t text = 1; text < 100; text++) {
+        uint64_t missed;
+
+        ucm_slots_begin(&s, text);
+        cr_assert_eq(run_step(&s, text, &seed, 0), LAYERS);
+        memcpy(old, s.slot_of, table);
+        memcpy(old_stamps, s.stamp, stamps);
+        missed = s.step->missed;
+        ucm_slots_begin(&s, text);
+        cr_assert_eq(run_step(&s, text, &seed, 16),
+                     LAYERS); /* nothing misses: nothing can be lost */
+        cr_assert_eq(s.step->missed, missed);
+        cr_assert_eq(memcmp(old, s.slot_of, table), 0);
+        cr_assert_eq(memcmp(old_stamps, s.stamp, stamps), 0);
+    }
+    free(old);
+    free(old_stamps);
+    drop(&s);
+}

@@ -1,0 +1,274 @@
+/* Random steps on kernels/slots beside a model that keeps no table, no counts and no free slots, and searches for everything. */
+#include "kernels/slots/slots.h"
+
+#include <criterion/criterion.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LAYERS 3u
+#define NUMBERS 40u
+#define SLOTS 70u
+#define REQUESTS 4u
+#define LIST 24u
+#define NOBODY (-1)
+
+struct place {
+    bool used, published;
+    uint32_t layer, number;
+    uint64_t stamp;
+    int request;
+};
+
+struct model {
+    struct place place[SLOTS];
+    int floor[REQUESTS];
+    uint64_t now;
+    uint32_t hand, misses, unserved, flags, broken;
+    struct {
+        uint32_t layer, number;
+        int slot, request;
+    } miss[LIST];
+    uint32_t lost[LIST];
+};
+
+static int find(const struct model *m, uint32_t layer, uint32_t number)
+{
+    for (int i = 0; i < (int)SLOTS; i++)
+        if (m->place[i].used && m->place[i].published && m->place[i].layer == layer &&
+            m->place[i].number == number)
+            return i;
+    return -1;
+}
+
+static uint32_t listed(const struct model *m)
+{
+    return m->misses < LIST ? m->misses : LIST;
+}
+
+static bool wanted(const struct model *m, uint32_t layer, uint32_t number)
+{
+    for (uint32_t i = 0; i < listed(m); i++)
+        if (m->miss[i].layer == layer && m->miss[i].number == number)
+            return true;
+    return false;
+}
+
+static int has(const struct model *m, int request)
+{
+    int n = 0;
+
+    for (uint32_t i = 0; i < SLOTS; i++)
+        n += m->place[i].used && m->place[i].request == request;
+    return n;
+}
+
+static void lose(struct model *m, uint32_t layer, uint32_t number, uint32_t flag)
+{
+    if (m->unserved < LIST)
+        m->lost[m->unserved] = layer * NUMBERS + number;
+    m->unserved++;
+    m->flags |= UCM_SLOTS_UNSERVED | flag;
+}
+
+static void model_want(struct model *m, uint32_t layer, uint32_t number, int request)
+{
+    int at = find(m, layer, number);
+
+    if (at >= 0) {
+        m->place[at].stamp = m->now;
+        if (m->place[at].request == NOBODY)
+            m->place[at].request = request;
+    } else if (!wanted(m, layer, number)) {
+        if (m->misses < LIST) {
+            m->miss[m->misses].layer = layer, m->miss[m->misses].number = number;
+            m->miss[m->misses].slot = -1, m->miss[m->misses].request = request;
+        } else {
+            lose(m, layer, number, UCM_SLOTS_LIST_FULL);
+        }
+        m->misses++;
+    }
+}
+
+static uint64_t age_of(const struct place *p)
+{
+    return p->used ? p->stamp : 0;
+}
+
+static int model_find_slot(struct model *m, int request)
+{
+    uint32_t groups = (SLOTS + 31) / 32;
+
+    for (uint32_t turn = 0; turn < 2 * groups; turn++) {
+        uint32_t group = m->hand++ % groups;
+        int best = -1;
+
+        for (uint32_t i = 32 * group; i < 32 * group + 32 && i < SLOTS; i++) {
+            const struct place *p = &m->place[i];
+            bool kept = p->used && p->request != NOBODY && p->request != request &&
+                        has(m, p->request) <= m->floor[p->request];
+
+            if ((p->used && p->stamp == m->now) || (kept && turn < groups))
+                continue;
+            if (best < 0 || age_of(p) < age_of(&m->place[best]))
+                best = (int)i;
+        }
+        m->broken += best >= 0 && turn >= groups;
+        if (best >= 0)
+            return best;
+    }
+    return -1;
+}
+
+static void model_take(struct model *m)
+{
+    for (uint32_t i = 0; i < listed(m); i++) {
+        if (m->miss[i].slot >= 0)
+            continue;
+        m->miss[i].slot = model_find_slot(m, m->miss[i].request);
+        if (m->miss[i].slot < 0)
+            m->flags |= UCM_SLOTS_FULL;
+        else
+            m->place[m->miss[i].slot] = (struct place){.used = true,
+                                                       .layer = m->miss[i].layer,
+                                                       .number = m->miss[i].number,
+                                                       .stamp = m->now,
+                                                       .request = m->miss[i].request};
+    }
+}
+
+static void model_publish(struct model *m, const uint8_t *arrived)
+{
+    for (uint32_t i = 0; i < listed(m); i++) {
+        int slot = m->miss[i].slot;
+
+        if (slot >= 0 && arrived[i])
+            m->place[slot].published = true;
+        else if (slot >= 0)
+            m->place[slot].used = false;
+        if (slot < 0 || !arrived[i])
+            lose(m, m->miss[i].layer, m->miss[i].number, 0);
+    }
+    m->misses = 0;
+}
+
+static void compare(const struct model *m, const struct ucm_slots *s)
+{
+    char why[UCM_SLOTS_WHY] = "";
+
+    cr_assert_eq(ucm_slots_verify(s, why), 0, "%s", why);
+    for (uint32_t k = 0; k < LAYERS * NUMBERS; k++) {
+        int at = find(m, k / NUMBERS, k % NUMBERS);
+
+        if (at < 0 && wanted(m, k / NUMBERS, k % NUMBERS))
+            at = UCM_SLOTS_WANTED;
+        cr_assert_eq(s->slot_of[k], at);
+    }
+    for (uint32_t i = 0; i < SLOTS; i++)
+        cr_assert_eq(s->stamp[i], age_of(&m->place[i]));
+    for (uint32_t r = 0; r < REQUESTS; r++)
+        cr_assert_eq((int)s->held[r], has(m, (int)r));
+    cr_assert_eq(s->step->hand, m->hand);
+    cr_assert_eq(s->step->flags, m->flags);
+    cr_assert_eq(s->step->floors_broken, m->broken);
+    cr_assert_eq(s->step->unserved, m->unserved);
+    for (uint32_t i = 0; i < m->unserved && i < LIST; i++)
+        cr_assert_eq(s->unserved[i], m->lost[i]);
+}
+
+/* ---- the operations, on both ---- */
+
+static void layer_of_both(struct model *m, struct ucm_slots *s, unsigned *seed, uint32_t layer)
+{
+    uint8_t arrived[LIST];
+
+    for (uint32_t n = (uint32_t)rand_r(seed) % 40; n > 0; n--) {
+        uint32_t number = (uint32_t)rand_r(seed) % (rand_r(seed) % 3 ? 20 : NUMBERS);
+        int request = rand_r(seed) % (int)REQUESTS;
+
+        model_want(m, layer, number, request);
+        ucm_slots_want(s, ucm_slots_key(&s->shape, layer, number), (uint32_t)request);
+    }
+    if (rand_r(seed) % 8 == 0)
+        compare(m, s);
+    model_take(m);
+    ucm_slots_take(s);
+    compare(m, s);
+    for (uint32_t i = 0; i < LIST; i++)
+        arrived[i] = rand_r(seed) % 12 != 0;
+    model_publish(m, arrived);
+    ucm_slots_publish(s, arrived);
+    compare(m, s);
+}
+
+static void leave_both(struct model *m, struct ucm_slots *s, int request)
+{
+    for (uint32_t i = 0; i < SLOTS; i++)
+        if (m->place[i].request == request)
+            m->place[i].request = NOBODY;
+    m->floor[request] = 0;
+    ucm_slots_leave(s, (uint32_t)request);
+}
+
+static void enter_both(struct model *m, struct ucm_slots *s, int request, int floor)
+{
+    int sum = floor;
+
+    for (uint32_t r = 0; r < REQUESTS; r++)
+        sum += m->floor[r];
+    cr_assert_eq(ucm_slots_enter(s, (uint32_t)request, (uint32_t)floor) == 0, sum <= (int)SLOTS);
+    if (sum <= (int)SLOTS)
+        m->floor[request] = floor;
+}
+
+static void forget_both(struct model *m, struct ucm_slots *s, uint32_t number)
+{
+    for (uint32_t i = 0; i < SLOTS; i++)
+        if (m->place[i].number == number)
+            m->place[i].used = false;
+    ucm_slots_forget(s, &number, 1);
+}
+
+static void between_steps(struct model *m, struct ucm_slots *s, unsigned *seed)
+{
+    int request = rand_r(seed) % (int)REQUESTS;
+
+    if (rand_r(seed) % 4 == 0) {
+        leave_both(m, s, request);
+        enter_both(m, s, request, rand_r(seed) % 30);
+    }
+    if (rand_r(seed) % 3 == 0)
+        forget_both(m, s, (uint32_t)rand_r(seed) % NUMBERS);
+    m->now += rand_r(seed) % 4 != 0; /* or a replay */
+    ucm_slots_begin(s, m->now);
+    m->unserved = m->flags = 0;
+    compare(m, s);
+}
+
+static void random_steps(unsigned seed, uint32_t steps)
+{
+    struct ucm_slots_shape shape = {
+        .layers = LAYERS, .numbers = NUMBERS, .slots = SLOTS, .requests = REQUESTS, .misses = LIST};
+    void *memory = aligned_alloc(64, ucm_slots_bytes(&shape));
+    struct model m = {.now = 1};
+    struct ucm_slots s;
+
+    memset(memory, 0xa5, ucm_slots_bytes(&shape));
+    ucm_slots_layout(&s, &shape, memory);
+    ucm_slots_init(&s);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        m.place[i].request = NOBODY;
+    ucm_slots_begin(&s, 1);
+    for (uint32_t step = 0; step < steps; step++) {
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            layer_of_both(&m, &s, &seed, layer);
+        between_steps(&m, &s, &seed);
+    }
+    free(memory);
+}
+
+Test(slots_random, as_a_model_that_searches_for_everything)
+{
+    for (unsigned seed = 1; seed <= 10; seed++)
+        random_steps(seed, 60);
+}
