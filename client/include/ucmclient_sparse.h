@@ -328,6 +328,103 @@ UCM_API int ucm_sparse_schedule_step(const struct ucm_sparse_schedule *schedule,
 UCM_API int ucm_sparse_schedule_choices(const struct ucm_sparse_schedule *schedule,
                                         uint32_t *choices);
 
+/* ---- policies ---- */
+
+/* How a worker attends sparsely, as one description: which digests, how they are scored, what is chosen,
+ * in which layers and steps, and what stays on the GPU. It is read from a text, the name of a preset and
+ * what is to differ from it: "psa-estimated" or "esa:sparse_ratio=0.2,retrieval_stride=1". Each field
+ * below is a key of that text under the same name. docs/sparse.md has the presets, the source of each
+ * number and what each is worth. The functions turn a policy into what the calls above take. */
+enum ucm_sparse_choice {
+    UCM_SPARSE_CHOICE_TOPK = 0, /* a number of blocks */
+    UCM_SPARSE_CHOICE_MASS = 1, /* until the scores' own softmax has eps */
+    /* Blocks in the order of their scores, `microbatch` at a time, until the attended weight is eps of
+     * that and of what is left. What is left weighs: */
+    UCM_SPARSE_CHOICE_PSA = 2,       /* each block as much as the lightest attended one */
+    UCM_SPARSE_CHOICE_ESTIMATED = 3, /* what the scores say, of `stats` or `tokens` with rest */
+    UCM_SPARSE_CHOICE_CERTIFIED = 4, /* at most what `box` allows */
+};
+enum ucm_sparse_evict {
+    UCM_SPARSE_EVICT_CLOCK = 0,
+    UCM_SPARSE_EVICT_HYBRID = 1, /* GSA's .7 of the score and .3 of 1 / (age + 1) */
+};
+
+struct ucm_policy {
+    char preset[24]; /* its name; "" of one that was made by hand */
+    /* Digests, as struct ucm_sparse_digest. */
+    uint32_t digest; /* enum ucm_sparse_method */
+    uint32_t kind, run, pairs, bits, rope_bits, chosen, rest;
+    uint64_t seed;
+    double keep; /* submean: so large a share of the RoPE pairs, the slowest ones */
+    /* Scores, as struct ucm_sparse_score. */
+    uint32_t metric, reduce, heads, rows;
+    double beta;
+    /* The choice, as struct ucm_sparse_choose. */
+    uint32_t choice; /* enum ucm_sparse_choice */
+    uint32_t topk_tokens, min_blocks, limit;
+    double sparse_ratio, eps;
+    uint32_t microbatch;                      /* psa, estimated, certified: blocks a round */
+    uint32_t init_window_sz, local_window_sz; /* blocks */
+    uint32_t init_window_tokens,
+        local_window_tokens; /* the same in tokens; the larger one counts */
+    /* Layers and steps, as struct ucm_sparse_schedule. */
+    uint32_t dense_below;             /* tokens */
+    uint32_t dense_first, dense_last; /* layers */
+    uint32_t
+        reuse; /* of so many selecting layers in a row the first chooses for all; 1: each does */
+    uint32_t retrieval_stride, lag;
+    /* The GPU's slots. */
+    uint32_t evict; /* enum ucm_sparse_evict */
+    double slots;   /* a request's share that eviction leaves it, in steps' worth of blocks */
+    /* Top k with a budget that follows what steps cover: goal 0 switches it off. */
+    double goal;            /* share to cover */
+    uint32_t budget_tokens; /* that a request of 2^17 tokens begins with; others by the root */
+    double grow, shrink;    /* shares of the budget */
+    uint32_t patience;      /* steps in a row that cover the goal, before it shrinks */
+};
+
+/* -UCM_EINVALID: the message names the key and says what would be right. */
+UCM_API int ucm_policy_parse(const char *text, struct ucm_policy *out);
+/* Whether fields fit together; what a worker calls that filled a policy in by hand. */
+UCM_API int ucm_policy_check(const struct ucm_policy *policy);
+/* The shortest text that gives the policy: its preset, and each key that differs. -UCM_EINVALID: no
+ * preset, or room (bytes, the 0 included) is too small; UCM_POLICY_TEXT is always enough. */
+enum { UCM_POLICY_TEXT = 1024 };
+UCM_API int ucm_policy_text(const struct ucm_policy *policy, char *text, size_t room);
+/* The i-th preset: its name and a sentence about it; -UCM_ENOTFOUND behind the last. */
+UCM_API int ucm_policy_preset(uint32_t i, const char **name, const char **about);
+/* The i-th key, likewise. */
+UCM_API int ucm_policy_key(uint32_t i, const char **name, const char **about);
+
+/* The digest of the policy for K and V of this shape. keep: 64 bytes that *out points into. */
+UCM_API int ucm_policy_digest(const struct ucm_policy *policy, const struct ucm_sparse_shape *shape,
+                              uint8_t keep[64], struct ucm_sparse_digest *out);
+UCM_API int ucm_policy_score(const struct ucm_policy *policy, uint32_t q_heads,
+                             struct ucm_sparse_score *out);
+/* model: its name, for ucm_sparse_schedule_for_model and with what that refuses; NULL: any that attends
+ * to all of the context in all layers. */
+UCM_API int ucm_policy_schedule(const struct ucm_policy *policy, const char *model, uint32_t layers,
+                                struct ucm_sparse_schedule *out);
+
+/* Of one request and layer, kept from step to step. */
+struct ucm_policy_budget {
+    uint32_t blocks;
+    uint32_t calm; /* steps in a row that covered the goal */
+};
+/* A request's budget when it begins; blocks: its complete ones. */
+UCM_API int ucm_policy_budget_begin(const struct ucm_policy *policy, uint32_t block_tokens,
+                                    uint32_t blocks, struct ucm_policy_budget *budget);
+/* Moves it on after a step. share: what the step covered of the layer's least covered KV head, measured
+ * as the choice `estimated` does. Nothing within a step depends on it, so a worker may read shares and set
+ * budgets while the GPU runs. */
+UCM_API int ucm_policy_budget_next(const struct ucm_policy *policy, uint32_t blocks, float share,
+                                   struct ucm_policy_budget *budget);
+/* What a selection among so many complete blocks takes. budget: NULL unless the policy has a goal. For PSA's
+ * choices it is the order's bound: the most blocks of a list, from which rounds attend the first. */
+UCM_API int ucm_policy_choose(const struct ucm_policy *policy, uint32_t block_tokens,
+                              uint32_t blocks, const struct ucm_policy_budget *budget,
+                              struct ucm_sparse_choose *out);
+
 /* ---- the prefetcher ---- */
 
 /* Orders the prefetches of many sequences. The most urgent one leaves first, those of one urgency in

@@ -331,6 +331,47 @@ class Selections(Case):
         self.assertRaises(ValueError, digest.compute, Torch(k, "torch.float16"))
 
 
+class Policies(Case):
+    def test_a_text_names_one(self):
+        policy = sparse.Policy("psa-estimated:eps=0.98,microbatch=8")
+        self.assertEqual((policy.choice, policy.eps, policy.microbatch, policy.evict), ("estimated", 0.98, 8, "clock"))
+        self.assertEqual(str(policy), "psa-estimated:eps=0.98,microbatch=8")
+        self.assertEqual(str(sparse.Policy()), "auto")
+        self.assertIn('did you mean "eps"?', self.refused(Status.INVALID, sparse.Policy, "psa:epz=1"))
+        self.assertRaises(AttributeError, getattr, policy, "nothing")
+        for name in sparse.Policy.presets():
+            self.assertEqual(sparse.Policy(name).preset.decode(), name)
+        for key in sparse.Policy.keys():
+            self.assertTrue(hasattr(policy, key), key)
+
+    def test_the_page_has_all_of_them(self):
+        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/sparse.md").read_text()
+        for name in [*sparse.Policy.presets(), *sparse.Policy.keys()]:
+            self.assertIn(f"`{name}`", page)
+
+    def test_what_follows(self):
+        shape = sparse.Shape("bf16", tokens=16, kv_heads=2, head_dim=64)
+        digest = sparse.Policy("kvstar").digest(shape)
+        self.assertEqual((digest.method, digest.native.keep_bytes), ("submean", 4))
+        self.assertEqual(digest.bytes, sparse.submean(shape, 4, keep=range(16, 32)).bytes)
+        self.assertEqual(sparse.Policy("esa").score, sparse.Score("mean", "sum"))
+        self.assertEqual(sparse.Policy("esa").schedule(3).modes, [1, 1, 1])
+        self.refused(Status.UNSUPPORTED, sparse.Policy("esa").schedule, 24, "gpt-oss-20b")
+        self.assertEqual(sparse.Policy("gsa-device").choose(16, 8192).topk_tokens, 4096)
+        policy = sparse.Policy("topk:choice=mass,reduce=max,eps=0.9")
+        self.assertEqual(policy.choose(16, 100), sparse.Mass(eps=0.9))
+
+    def test_budgets(self):
+        policy = sparse.Policy("auto:budget_tokens=4096,grow=0.25")
+        budget = policy.budget(16, 2048)
+        self.assertEqual(budget.blocks, 128)
+        self.assertEqual(policy.choose(16, 2048, budget).topk_tokens, 2048)
+        self.assertEqual(budget.next(2048, 0.1), 160)
+        self.assertEqual(policy.choose(16, 2048, budget).topk_tokens, 2560)
+        self.refused(Status.INVALID, sparse.Policy("esa").budget, 16, 100)
+        self.refused(Status.INVALID, policy.choose, 16, 100)
+
+
 class Schedules(Case):
     def test_steps_of_a_schedule(self):
         schedule = sparse.Schedule([0, 1, 2, 2, 1], dense_below=100, retrieval_stride=2, lag=1, rows=2)

@@ -13,6 +13,7 @@ ucmclient.sparse.cuda.
 from .chain import Appended, Chain, DigestNamespace, select
 from .choice import Choice, Mass, Score, Selection, TopK, choose, history_scores
 from .digest import Digest, Digests, Shape, box, hash_ as hash, mean, stats, submean, tokens
+from .policy import Budget, Policy
 from .prefetch import Prefetch, Prefetched, Prefetcher, PrefetcherStats, Priority
 from .schedule import LayerMode, Schedule, Step
 
@@ -22,6 +23,7 @@ HAS_DIGEST = 4
 __all__ = [
     "HAS_DIGEST",
     "Appended",
+    "Budget",
     "Chain",
     "Choice",
     "Digest",
@@ -29,6 +31,7 @@ __all__ = [
     "Digests",
     "LayerMode",
     "Mass",
+    "Policy",
     "Prefetch",
     "Prefetched",
     "Prefetcher",

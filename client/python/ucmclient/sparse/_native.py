@@ -5,6 +5,7 @@ from __future__ import annotations
 from ctypes import (
     POINTER,
     Structure,
+    c_char,
     c_char_p,
     c_double,
     c_float,
@@ -209,6 +210,61 @@ class Step(Structure):
     ]
 
 
+POLICY_TEXT = 1024
+
+
+class Policy(Structure):
+    _fields_ = [
+        ("preset", c_char * 24),
+        ("digest", c_uint32),
+        ("kind", c_uint32),
+        ("run", c_uint32),
+        ("pairs", c_uint32),
+        ("bits", c_uint32),
+        ("rope_bits", c_uint32),
+        ("chosen", c_uint32),
+        ("rest", c_uint32),
+        ("seed", c_uint64),
+        ("keep", c_double),
+        ("metric", c_uint32),
+        ("reduce", c_uint32),
+        ("heads", c_uint32),
+        ("rows", c_uint32),
+        ("beta", c_double),
+        ("choice", c_uint32),
+        ("topk_tokens", c_uint32),
+        ("min_blocks", c_uint32),
+        ("limit", c_uint32),
+        ("sparse_ratio", c_double),
+        ("eps", c_double),
+        ("microbatch", c_uint32),
+        ("init_window_sz", c_uint32),
+        ("local_window_sz", c_uint32),
+        ("init_window_tokens", c_uint32),
+        ("local_window_tokens", c_uint32),
+        ("dense_below", c_uint32),
+        ("dense_first", c_uint32),
+        ("dense_last", c_uint32),
+        ("reuse", c_uint32),
+        ("retrieval_stride", c_uint32),
+        ("lag", c_uint32),
+        ("evict", c_uint32),
+        ("slots", c_double),
+        ("goal", c_double),
+        ("budget_tokens", c_uint32),
+        ("grow", c_double),
+        ("shrink", c_double),
+        ("patience", c_uint32),
+    ]
+
+
+class PolicyBudget(Structure):
+    _fields_ = [
+        ("blocks", c_uint32),
+        ("calm", c_uint32),
+    ]
+
+
 PROTOTYPES = {
     "ucm_sparse_digest_bytes": (c_int, [POINTER(Digest), POINTER(c_uint64)]),
     "ucm_sparse_digest_open": (c_int, [c_void_p, POINTER(Digest), c_int, c_int, POINTER(c_void_p)]),
@@ -243,6 +299,15 @@ PROTOTYPES = {
     "ucm_sparse_schedule_for_model": (c_int, [c_char_p, c_uint32, POINTER(Schedule)]),
     "ucm_sparse_schedule_step": (c_int, [POINTER(Schedule), c_uint32, c_uint64, c_uint64, POINTER(Step)]),
     "ucm_sparse_schedule_choices": (c_int, [POINTER(Schedule), POINTER(c_uint32)]),
+    "ucm_policy_parse": (c_int, [c_char_p, POINTER(Policy)]),
+    "ucm_policy_text": (c_int, [POINTER(Policy), c_char_p, c_size_t]),
+    "ucm_policy_preset": (c_int, [c_uint32, POINTER(c_char_p), POINTER(c_char_p)]),
+    "ucm_policy_key": (c_int, [c_uint32, POINTER(c_char_p), POINTER(c_char_p)]),
+    "ucm_policy_digest": (c_int, [POINTER(Policy), POINTER(Shape), c_void_p, POINTER(Digest)]),
+    "ucm_policy_schedule": (c_int, [POINTER(Policy), c_char_p, c_uint32, POINTER(Schedule)]),
+    "ucm_policy_choose": (c_int, [POINTER(Policy), c_uint32, c_uint32, POINTER(PolicyBudget), POINTER(Choose)]),
+    "ucm_policy_budget_begin": (c_int, [POINTER(Policy), c_uint32, c_uint32, POINTER(PolicyBudget)]),
+    "ucm_policy_budget_next": (c_int, [POINTER(Policy), c_uint32, c_float, POINTER(PolicyBudget)]),
     "ucm_prefetcher_open": (c_int, [c_void_p, POINTER(PrefetcherOptions), POINTER(c_void_p)]),
     "ucm_prefetcher_close": (None, [c_void_p]),
     "ucm_prefetcher_submit": (c_int, [c_void_p, POINTER(PrefetchBlocks), c_int, POINTER(c_void_p)]),

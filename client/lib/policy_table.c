@@ -1,0 +1,166 @@
+/* The keys and the presets of policies. What a number was taken from stands beside it; docs/sparse.md says
+ * what each preset is worth.
+ *
+ * A preset is a text of keys that differ from their defaults here, as a user's text is. */
+#include "client/lib/policy.h"
+
+#include <stddef.h>
+
+static const char *const digests[] = {"",     "mean",  "submean", "box",
+                                      "hash", "stats", "tokens",  NULL};
+static const char *const kinds[] = {"mean", "max", "normalised", NULL};
+static const char *const rope_pairs[] = {"neox", "interleaved", NULL};
+static const char *const metrics[] = {"dot", "l2", NULL};
+static const char *const reduces[] = {"max", "mean", "softmax", NULL};
+static const char *const head_lists[] = {"each", "sum", "max", NULL};
+static const char *const choices[] = {"topk", "mass", "psa", "estimated", "certified", NULL};
+static const char *const evictions[] = {"clock", "hybrid", NULL};
+
+#define DIGEST(m) (1u << UCM_SPARSE_##m)
+#define CHOICE(c) (1u << UCM_SPARSE_CHOICE_##c)
+#define ROUNDS (CHOICE(PSA) | CHOICE(ESTIMATED) | CHOICE(CERTIFIED))
+#define BLOCKS UCM_CHAIN_BLOCKS_MAX
+#define TOKENS (BLOCKS * 16.0)
+#define AT(field) offsetof(struct ucm_policy, field)
+/* The default first. */
+#define COUNT(field, value, low, high, ...)                                                        \
+    {                                                                                              \
+#field, value, __VA_ARGS__, .type = POLICY_COUNT, .at = AT(field), .least = low,           \
+                                    .most = high                                                   \
+    }
+#define REAL(field, value, high, ...)                                                              \
+    {                                                                                              \
+#field, value, __VA_ARGS__, .type = POLICY_REAL, .at = AT(field), .most = high             \
+    }
+#define NAME(field, value, list, ...)                                                              \
+    {                                                                                              \
+#field, value, __VA_ARGS__, .type = POLICY_NAME, .at = AT(field), .names = list            \
+    }
+
+const struct policy_key policy_keys[] = {
+    /* `tokens` of 4 with rest and softmax: the most mass for its bytes (docs/retrieval.md, In short), and an
+     * estimate of it besides. */
+    NAME(digest, "tokens", digests, "what stands for a block; sets the method's usual parameters"),
+    NAME(kind, "mean", kinds, "which mean", .digests = DIGEST(MEAN)),
+    COUNT(run, "4", 1, 1024, "tokens of a mean", .digests = DIGEST(SUBMEAN)),
+    REAL(keep, "1", 1, "share of the RoPE pairs, the slowest", .digests = DIGEST(SUBMEAN)),
+    NAME(pairs, "neox", rope_pairs, "which channels RoPE pairs", .digests = DIGEST(SUBMEAN)),
+    COUNT(bits, "128", 64, 256, "of a token and KV head: 64, 128 or 256", .digests = DIGEST(HASH)),
+    COUNT(rope_bits, "0", 0, 255, "of them for MLA's rotated part; 0: in proportion",
+          .digests = DIGEST(HASH)),
+    {"seed", "0", "of the hash's rotation", .type = POLICY_SEED, .at = AT(seed),
+     .digests = DIGEST(HASH)},
+    COUNT(chosen, "4", 1, 32, "tokens that stand for the block", .digests = DIGEST(TOKENS)),
+    COUNT(rest, "1", 0, 1, "1: the mean of the others, too", .digests = DIGEST(TOKENS)),
+    NAME(metric, "dot", metrics, "product, or minus the squared distance"),
+    NAME(reduce, "softmax", reduces, "over the query heads of a KV head"),
+    NAME(heads, "each", head_lists, "a list for each KV head, or one of their sum or maximum"),
+    COUNT(rows, "1", 1, 64, "queries of so many last steps vote"),
+    REAL(beta, "0", 1000, "what softmax scales scores by; 0: as the model does"),
+    NAME(choice, "topk", choices, "how many blocks: a number, or a rule that stops"),
+    /* ESA's four (seed 001, 5.1). */
+    REAL(sparse_ratio, "0.3", 1, "of the blocks", .choices = CHOICE(TOPK)),
+    COUNT(min_blocks, "4", 0, BLOCKS, "at least so many are attended"),
+    COUNT(init_window_sz, "1", 0, BLOCKS, "first blocks that are always attended"),
+    COUNT(local_window_sz, "2", 0, BLOCKS, "last ones"),
+    COUNT(init_window_tokens, "0", 0, TOKENS, "the same in tokens; the larger counts"),
+    COUNT(local_window_tokens, "0", 0, TOKENS, "likewise"),
+    COUNT(topk_tokens, "0", 0, TOKENS, "in place of sparse_ratio, if not 0",
+          .choices = CHOICE(TOPK)),
+    COUNT(limit, "0", 0, BLOCKS, "at most so many are attended; 0: no limit"),
+    /* Seed 003, 3.1: "for example 95 %"; its figure 4 has rounds of 4. */
+    REAL(eps, "0.95", 1, "share of the attention to cover", .choices = CHOICE(MASS) | ROUNDS),
+    COUNT(microbatch, "4", 1, BLOCKS, "blocks of a round", .choices = ROUNDS),
+    /* Seed 001, 7.2: best above 4K. */
+    COUNT(dense_below, "4096", 0, UINT32_MAX, "tokens: shorter sequences are dense"),
+    /* None: dense first layers gained nothing (docs/retrieval.md, Stop rules), and one of 32 takes as much
+     * memory as 1/32 of all layers. */
+    COUNT(dense_first, "0", 0, UCM_SPARSE_LAYERS_MAX, "first layers that are dense"),
+    COUNT(dense_last, "0", 0, UCM_SPARSE_LAYERS_MAX, "last layers that are dense"),
+    COUNT(reuse, "1", 1, UCM_SPARSE_LAYERS_MAX, "layers that share a choice"),
+    COUNT(retrieval_stride, "1", 1, 1024, "steps that share a choice"),
+    COUNT(lag, "0", 0, 1024, "steps until a choice serves"),
+    NAME(evict, "clock", evictions, "which slots the GPU gives up"),
+    /* docs/retrieval.md, The first experiment: 2 to 4 % of the accesses miss then. */
+    REAL(slots, "2", 1024, "a request's share that eviction leaves it, in steps' blocks"),
+    /* docs/sparse.md, Quality, has what these five were measured on. */
+    REAL(goal, "0", 1, "share that budgets follow; 0: fixed top k", .choices = CHOICE(TOPK)),
+    COUNT(budget_tokens, "4096", 1, TOKENS, "of 2^17 tokens at first; other lengths by the root",
+          .choices = CHOICE(TOPK)),
+    REAL(grow, "0.25", 16, "of the budget, after a step below the goal", .choices = CHOICE(TOPK)),
+    REAL(shrink, "0.03125", 1, "of the budget, after `patience` steps at the goal",
+         .choices = CHOICE(TOPK)),
+    COUNT(patience, "4", 1, 1 << 20, "steps in a row", .choices = CHOICE(TOPK)),
+};
+const uint32_t policy_n_keys = sizeof(policy_keys) / sizeof(policy_keys[0]);
+
+const struct policy_preset policy_presets[] = {
+    {"auto", "top k whose budget begins by the length and follows, by layer, what steps cover",
+     "goal=0.95"},
+    {"topk", "top k of an eighth, in the best order there is without exact attention",
+     "sparse_ratio=0.125"},
+    {"psa-estimated",
+     "PSA's rounds until the attended weight is eps of that and the estimate of what is left",
+     "choice=estimated"},
+    {"psa-certified",
+     "PSA's rounds until the attended weight is certainly eps of all: attends nearly everything",
+     "digest=box,choice=certified"},
+    /* Seed 003 (arXiv 2503.00392), algorithm 1; its metadata are means or boxes. */
+    {"psa", "PSA as published: what is left weighs as much as the lightest attended block, each",
+     "digest=box,choice=psa"},
+    /* Seed 001 and chapter 8: the mean of the keys, the sum over all heads, one list; the choice serves from
+     * the step behind the one whose queries made it (8.3.1). */
+    {"esa", "ESA: means, one list for all heads, 0.3 of the blocks, every 5 steps, a step late",
+     "digest=mean,reduce=mean,heads=sum,retrieval_stride=5,lag=1"},
+    /* Chapter 9: minus the L2 distance, summed over the heads (9.2.1; here of squares), windows of 9.3, the
+     * hybrid of 9.4. How many means a block has it doesn't say. The engine predicts (seed 000, 1.2): a step
+     * ahead. */
+    {"gsa", "GSA: two means a block by distance, one list, 0.3 of the blocks, a step ahead",
+     "digest=submean,run=8,metric=l2,reduce=mean,heads=sum,init_window_sz=4,local_window_sz=8,"
+     "lag=1,evict=hybrid"},
+    /* Chapters 10 and 11.5.3; the windows count among the 4,096 tokens (10.3). It averages q over a group, so
+     * that opposed heads cancel: here the nearest head counts. */
+    {"gsa-device", "GSA on the device: hashes of all tokens, 4,096 tokens, 64 and 512 always",
+     "digest=hash,reduce=max,topk_tokens=4096,init_window_tokens=64,local_window_tokens=512"},
+    /* Chapter 11.2.2. Its half of the channels, those with the largest mean |K|, differs from text to text;
+     * a digest that requests share has the slower half of the pairs. */
+    {"kvstar", "KVStar as written: means of 4 tokens, 8 queries' softmax without 1 / sqrt(d)",
+     "digest=submean,run=4,keep=0.5,rows=8,beta=1,init_window_sz=2,local_window_sz=4,"
+     "retrieval_stride=8"},
+    {"kvstar-corrected", "KVStar with its softmax scaled by 1 / sqrt(d)",
+     "digest=submean,run=4,keep=0.5,rows=8,init_window_sz=2,local_window_sz=4,retrieval_stride=8"},
+};
+const uint32_t policy_n_presets = sizeof(policy_presets) / sizeof(policy_presets[0]);
+
+void policy_digest_defaults(struct ucm_policy *p)
+{
+    p->kind = p->run = p->bits = p->rope_bits = p->chosen = p->rest = 0;
+    p->seed = 0;
+    p->keep = 1;
+    if (p->digest == UCM_SPARSE_SUBMEAN)
+        p->run = 4;
+    if (p->digest == UCM_SPARSE_HASH)
+        p->bits = 128;
+    if (p->digest == UCM_SPARSE_TOKENS) {
+        p->chosen = 4;
+        p->rest = UCM_SPARSE_REST_MEAN;
+    }
+}
+
+int ucm_policy_preset(uint32_t i, const char **name, const char **about)
+{
+    if (i >= policy_n_presets)
+        return client_fail(UCM_ENOTFOUND, "there are %u presets", policy_n_presets);
+    *name = policy_presets[i].name;
+    *about = policy_presets[i].about;
+    return 0;
+}
+
+int ucm_policy_key(uint32_t i, const char **name, const char **about)
+{
+    if (i >= policy_n_keys)
+        return client_fail(UCM_ENOTFOUND, "there are %u keys", policy_n_keys);
+    *name = policy_keys[i].name;
+    *about = policy_keys[i].about;
+    return 0;
+}
