@@ -38,6 +38,12 @@ static inline uint64_t ucm_window_table_bytes(uint32_t extents, uint32_t slots_p
            (uint64_t)extents * slots_per_extent * sizeof(_Atomic uint64_t);
 }
 
+/* The number of that entry. */
+static inline uint64_t ucm_window_entry(uint32_t slots_per_extent, uint32_t extent, uint32_t slot)
+{
+    return (uint64_t)extent * slots_per_extent + slot;
+}
+
 /* A reader copies between these two, and has the bytes of the place told with this generation if both return
  * true. It has checked the place against its own copy of the header. */
 static inline bool ucm_window_begin(const _Atomic uint64_t *generation, uint64_t told)

@@ -21,13 +21,16 @@ uint64_t arena_padded(uint64_t bytes)
 
 static int extents_count(struct arena *a)
 {
-    uint64_t n = a->config.size / a->config.extent;
+    uint64_t n = a->config.size / a->config.extent, names;
 
     while ((uint64_t)ARENA_ALIGN << a->slot_bits < a->config.extent)
         a->slot_bits++;
-    if (n == 0 || n >= UINT64_C(1) << (32 - a->slot_bits))
+    names = UINT64_C(1) << (32 - a->slot_bits); /* 0 is none */
+    if (n == 0 || n >= names)
         return -EINVAL;
     a->extents = a->limit = (uint32_t)n;
+    n = a->config.window_max / a->config.extent;
+    a->windows.n = (uint32_t)(n < names - 1 - a->extents ? n : names - 1 - a->extents);
     return 0;
 }
 
@@ -62,7 +65,7 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
         goto err_after_arena;
     rc = -ENOMEM;
     pthread_mutex_init(&a->lock, NULL);
-    a->extent = calloc(a->extents, sizeof(*a->extent));
+    a->extent = calloc((size_t)a->extents + a->windows.n, sizeof(*a->extent));
     a->partial = calloc(config->extent / ARENA_ALIGN * (a->nodes + 1), sizeof(*a->partial));
     if (!a->extent || !a->partial)
         goto err_after_lock;
@@ -81,12 +84,17 @@ int arena_new(struct uv_loop_s *loop, const struct arena_config *config, struct 
     /* A core dump would be as large as the host's memory, and hold tenants' data. */
     if (madvise(a->base, a->extents * config->extent, MADV_DONTDUMP) != 0)
         log_info("arena", "in-core-dumps", "errno=%d", errno);
-    rc = config->file ? 0 : arena_grow(a);
+    rc = arena_windows_init(a);
     if (rc != 0)
         goto err_after_map;
+    rc = config->file ? 0 : arena_grow(a);
+    if (rc != 0)
+        goto err_after_windows;
     *out = a;
     return 0;
 
+err_after_windows:
+    arena_windows_close(a);
 err_after_map:
     munmap(a->base, a->extents * config->extent);
 err_after_lock:
@@ -101,7 +109,7 @@ err_after_arena:
 
 static void arena_release(struct arena *a)
 {
-    for (uint32_t i = 0; i < a->extents; i++)
+    for (uint32_t i = 0; i < a->extents + a->windows.n; i++)
         free(a->extent[i].owner);
     free(a->extent);
     free(a->partial);
@@ -110,9 +118,18 @@ static void arena_release(struct arena *a)
     free(a);
 }
 
-static void grown_closed_cb(uv_handle_t *handle)
+static void handle_closed_cb(uv_handle_t *handle)
 {
-    arena_release(handle->data);
+    struct arena *a = handle->data;
+
+    if (--a->handles == 0)
+        arena_release(a);
+}
+
+static void handle_close(struct arena *a, uv_async_t *handle)
+{
+    a->handles++;
+    uv_close((uv_handle_t *)handle, handle_closed_cb);
 }
 
 void arena_free(struct arena *a)
@@ -120,10 +137,14 @@ void arena_free(struct arena *a)
     if (!a)
         return;
     arena_grow_stop(a);
+    arena_windows_stop(a);
+    arena_windows_close(a);
     munmap(a->base, a->extents * a->config.extent);
     if (a->threaded)
-        uv_close((uv_handle_t *)&a->grown, grown_closed_cb);
-    else
+        handle_close(a, &a->grown);
+    if (a->windows.open)
+        handle_close(a, &a->windows.done);
+    if (a->handles == 0)
         arena_release(a);
 }
 
@@ -139,9 +160,19 @@ static struct list *partial_of(const struct arena *a, uint64_t slot_bytes, uint3
     return l;
 }
 
-static bool slot_used(const struct extent *e, uint32_t slot)
+/* Where the extent is while it has free slots that may be handed out. */
+static struct list *partial_for(struct arena *a, struct extent *e)
 {
-    return !(e->owner[slot] & SLOT_FREE);
+    return arena_extent_in_window(a, (uint32_t)(e - a->extent))
+               ? arena_window_partial(a, e)
+               : partial_of(a, e->slot_bytes, e->home);
+}
+
+char *arena_extent_base(const struct arena *a, uint32_t extent)
+{
+    return arena_extent_in_window(a, extent)
+               ? a->windows.base + (uint64_t)(extent - a->extents) * a->config.extent
+               : a->base + (uint64_t)extent * a->config.extent;
 }
 
 static void slot_push_free(struct extent *e, uint32_t slot)
@@ -156,11 +187,11 @@ static void free_slots_link(struct extent *e)
 {
     e->n_free = 0;
     for (uint32_t i = e->slots; i-- > 0;)
-        if (!slot_used(e, i))
+        if (!arena_slot_used(e, i))
             slot_push_free(e, i);
 }
 
-static int extent_carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
+int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
 {
     uint32_t slots = (uint32_t)(a->config.extent / slot_bytes);
 
@@ -254,7 +285,7 @@ static struct extent *extent_find(struct arena *a, uint64_t slot_bytes, int node
         e = extent_anywhere(a, slot_bytes);
     if (!e || e->slots > 0)
         return e;
-    if (extent_carve(a, e, slot_bytes) != 0)
+    if (arena_carve(a, e, slot_bytes) != 0)
         return NULL;
     list_remove(&e->link);
     a->home[e->home].n_free--;
@@ -267,11 +298,22 @@ static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
     return 1 + (extent << a->slot_bits | slot);
 }
 
+slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t owner)
+{
+    uint32_t slot = e->free_slot;
+
+    e->free_slot = (uint32_t)e->owner[slot];
+    e->n_free--;
+    e->owner[slot] = owner;
+    if (e->n_free == 0)
+        list_remove(&e->link);
+    return ref_of(a, (uint32_t)(e - a->extent), slot);
+}
+
 slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node)
 {
     uint64_t slot_bytes = arena_padded(bytes);
     struct extent *e;
-    uint32_t slot;
 
     assert(bytes > 0 && !(owner & SLOT_FREE));
     if (slot_bytes > a->config.extent)
@@ -279,16 +321,10 @@ slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node)
     e = extent_find(a, slot_bytes, node);
     if (!e)
         return 0;
-    slot = e->free_slot;
-    e->free_slot = (uint32_t)e->owner[slot];
-    e->n_free--;
-    e->owner[slot] = owner;
-    if (e->n_free == 0)
-        list_remove(&e->link);
     a->used_slots++;
     a->used_bytes += slot_bytes;
     a->home[e->home].used_bytes += slot_bytes;
-    return ref_of(a, (uint32_t)(e - a->extent), slot);
+    return arena_slot_hand_out(a, e, owner);
 }
 
 static struct extent *extent_of(struct arena *a, slot_ref ref, uint32_t *slot)
@@ -297,7 +333,8 @@ static struct extent *extent_of(struct arena *a, slot_ref ref, uint32_t *slot)
     struct extent *e = &a->extent[extent];
 
     *slot = (ref - 1) & ((1u << a->slot_bits) - 1);
-    assert(ref != 0 && extent < a->extents && *slot < e->slots && slot_used(e, *slot));
+    assert(ref != 0 && extent < a->extents + a->windows.n && *slot < e->slots &&
+           arena_slot_used(e, *slot));
     return e;
 }
 
@@ -306,6 +343,12 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     uint32_t slot;
     struct extent *e = extent_of(a, ref, &slot);
 
+    if (arena_extent_in_window(a, (uint32_t)(e - a->extent))) {
+        ucm_window_retract(arena_generation(a, (uint32_t)(e - a->extent), slot));
+        slot_push_free(e, slot);
+        arena_window_slot_freed(a, e);
+        return;
+    }
     a->used_slots--;
     a->used_bytes -= e->slot_bytes;
     slot_push_free(e, slot);
@@ -323,7 +366,7 @@ void *arena_memory(struct arena *a, slot_ref ref)
     uint32_t slot;
     struct extent *e = extent_of(a, ref, &slot);
 
-    return a->base + (uint64_t)(e - a->extent) * a->config.extent + slot * e->slot_bytes;
+    return arena_extent_base(a, (uint32_t)(e - a->extent)) + slot * e->slot_bytes;
 }
 
 uint32_t arena_extent_of(struct arena *a, slot_ref ref)
@@ -354,7 +397,7 @@ bool arena_extent_owners(struct arena *a, uint32_t extent, bool (*visit)(void *c
 
     /* visit may free the last slot: then the extent has none any more. */
     for (uint32_t i = 0; i < e->slots; i++)
-        if (slot_used(e, i) && !visit(ctx, e->owner[i]))
+        if (arena_slot_used(e, i) && !visit(ctx, e->owner[i]))
             return false;
     return true;
 }
@@ -367,7 +410,7 @@ void arena_extent_close(struct arena *a, uint32_t extent, bool closed)
     list_remove(&e->link);
     e->closed = closed;
     if (!closed && e->n_free > 0)
-        list_push_back(partial_of(a, e->slot_bytes, e->home), &e->link);
+        list_push_back(partial_for(a, e), &e->link);
 }
 
 bool arena_extent_closed(const struct arena *a, uint32_t extent)
@@ -385,9 +428,9 @@ slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64
     if (extent < a->ready || extent >= a->extents || bytes == 0 || slot_bytes > a->config.extent ||
         slot >= a->config.extent / slot_bytes)
         return 0;
-    if (e->slots == 0 && extent_carve(a, e, slot_bytes) != 0)
+    if (e->slots == 0 && arena_carve(a, e, slot_bytes) != 0)
         return 0;
-    if (e->slot_bytes != slot_bytes || slot_used(e, slot))
+    if (e->slot_bytes != slot_bytes || arena_slot_used(e, slot))
         return 0;
     e->owner[slot] = 0;
     a->used_slots++;

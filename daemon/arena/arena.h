@@ -29,6 +29,15 @@ typedef uint32_t slot_ref; /* 0 is none */
 struct arena;
 struct uv_loop_s;
 
+enum arena_window_event {
+    WINDOW_READY,  /* it has memory, and no slot was handed out */
+    WINDOW_FAILED, /* there was no memory for it */
+    /* It has no slots any more. Whoever registered its memory undoes that; then arena_window_let_go, which may
+     * be called at once. */
+    WINDOW_GOES,
+    WINDOW_GONE, /* its memory was given back */
+};
+
 struct arena_config {
     uint64_t size, extent; /* bytes; size is rounded down to whole extents */
     bool prefault;
@@ -44,6 +53,11 @@ struct arena_config {
     void (*extent_ready_cb)(void *ctx, uint32_t extent, void *base, uint64_t bytes);
     /* Runs when the file system was full: the arena has less than configured. May be NULL. */
     void (*ended_cb)(void *ctx);
+    /* Bytes that may be lent to windows at first; and that ever may, for which address space is reserved. */
+    uint64_t window, window_max;
+    /* Something happened to a window extent. On the loop. May be NULL if window_max is 0. */
+    void (*window_cb)(void *ctx, enum arena_window_event event, uint32_t window, void *base,
+                      uint64_t bytes);
     void *ctx;
 };
 
@@ -95,13 +109,14 @@ uint64_t arena_extent_bytes(const struct arena *a);
 
 /* ---- windows: extents that workers of one tenant map, and read by themselves ----
  *
- * Window extents lie behind the ordinary ones, and are numbered from 0 here and on the wire. One is lent to
- * a group, which is a tenant: it gets memory of its own (a memfd), which never holds another tenant's
- * bytes. It is given back when its last slot is freed and no worker maps it; the next loan of that number
- * has another memfd. What is lent, mapped by workers only included, never exceeds the budget.
+ * Window extents are numbered from 0, here and on the wire; where this header says `extent` they follow the
+ * ordinary ones. One is lent to a group, which is a tenant: it gets memory of its own (a memfd), which never
+ * holds another tenant's bytes. It is given back when it has no slot in use and no worker maps it; the next
+ * loan of that number has another memfd. What is lent never exceeds the budget, memory included that only a
+ * worker still maps.
  *
- * A slot of a window extent is a slot as any other. Its generation in the group's table (proto/window.h)
- * is odd from arena_alloc_window on, while it is free, and from arena_slot_retract on. */
+ * A slot of a window extent is a slot as any other. Its generation in the group's table (proto/window.h) is
+ * even from arena_slot_publish until arena_slot_retract or arena_slot_free, and odd or 0 otherwise. */
 
 struct arena_group;
 
@@ -114,42 +129,54 @@ struct arena_place {
 /* Finds or makes the group of that tenant, and its table. 0; -EOPNOTSUPP: the arena has no windows; or
  * -errno. */
 int arena_group_open(struct arena *a, const char *tenant, struct arena_group **out);
-/* One for each open. A group whose slots are in use lives on. */
+/* Once for each open. A group that extents are lent to lives on. */
 void arena_group_close(struct arena *a, struct arena_group *g);
 const char *arena_group_tenant(const struct arena_group *g);
-/* The table's descriptor, read-only, borrowed; and what its header says. */
+/* The table's descriptor, read-only and borrowed, and a copy of its header. */
 int arena_group_table(const struct arena_group *g, struct ucm_window_header *out);
 
-/* 0: a slot of an extent that is lent to the group. -EAGAIN: one is being lent or given back; then
- * extent_ready_cb, or window_failed_cb, or another group's extent_gone_cb. -ENOSPC: the budget is lent, and nothing of it
- * comes back by itself. -EFBIG; or an errno of the last loan, for a while after it failed. */
+/* 0: a slot of an extent that is lent to the group. Else there is none now:
+ * - -EAGAIN: an extent is being lent or given back; window_cb runs when that has ended;
+ * - -ENOSPC: the budget is lent, and nothing of it comes back by itself;
+ * - -EFBIG: no extent is as long; or an errno of the group's last loan, for a while after it failed. */
 int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t owner,
                        slot_ref *out);
-bool arena_slot_in_window(const struct arena *a, slot_ref slot);
+/* The next slot of that size in use in the group's extents, round and round, and its owner; 0: there is none. */
+slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner);
+/* An extent of slots in use, closed ones left out, of the group that has most lent; UINT32_MAX: there is none.
+ * It is a number for arena_extent_owners; calls with rising `skip` give other extents. */
+uint32_t arena_window_most(struct arena *a, const struct arena_group *but, uint32_t skip);
+
 /* Whose it is; NULL: it lies in an ordinary extent. */
 struct arena_group *arena_slot_group(struct arena *a, slot_ref slot);
-/* The slot's bytes are whole: readers may use them. They do not change until arena_slot_retract. */
+/* The slot's bytes are whole, and do not change until arena_slot_retract: readers may use them. */
 void arena_slot_publish(struct arena *a, slot_ref slot);
-/* Readers miss the slot from now on. Call it before anybody is asked to write into it; arena_slot_free does. Of a slot that is not published, or lies in an ordinary
- * extent: nothing. */
+/* Readers miss the slot from now on. To be called before anybody is asked to write into it. Nothing of a slot
+ * that is not published. Both: nothing of a slot in an ordinary extent. */
 void arena_slot_retract(struct arena *a, slot_ref slot);
-/* Where readers find a published slot. False: it is not published. */
+/* False: the slot is not published. */
 bool arena_slot_place(struct arena *a, slot_ref slot, struct arena_place *out);
 
-/* The descriptor of a window extent that is lent, read-only, borrowed. */
+/* The descriptor of a window extent that is lent, read-only and borrowed. */
 int arena_window_fd(struct arena *a, uint32_t window);
-/* A worker gets that descriptor: until release the extent counts as lent, and is lent to no other group. */
+/* A worker gets that descriptor. Until release the extent is lent to no other group. */
 void arena_window_map(struct arena *a, uint32_t window);
 void arena_window_release(struct arena *a, uint32_t window);
-/* revoke_cb runs on the loop when another group needs memory and this extent, which workers of its own
- * group map, has no slot in use any more: they should release it. Not inside a call of the arena. */
+/* revoke_cb runs when an extent without slots, which workers of its group map, is wanted by another one, or the
+ * budget was lowered: they should release it. It runs on the loop, not inside a call of the arena. */
 void arena_window_watch(struct arena *a,
                         void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window),
                         void *ctx);
 bool arena_window_revoked(const struct arena *a, uint32_t window);
+/* After WINDOW_GOES. */
+void arena_window_let_go(struct arena *a, uint32_t window);
+
+/* A budget below what is lent takes effect as extents are given back. */
+void arena_window_budget_set(struct arena *a, uint64_t bytes);
 uint64_t arena_window_budget(const struct arena *a);
-/* Of all groups, or of one. */
+/* Bytes lent to the group, or with NULL to all; what comes or goes counts. */
 uint64_t arena_window_lent(const struct arena *a, const struct arena_group *g);
+uint64_t arena_window_used(const struct arena *a); /* of them by slots */
 
 /* Nodes that the memory is spread over; 0: it is not. Memory that lies elsewhere counts for none.
  */

@@ -1,0 +1,227 @@
+/* The memory of window extents: a thread gets it and gives it back, since both take the kernel some 10 ms a
+ * 64 MiB. Nobody but the thread touches the extent meanwhile. */
+#include "daemon/arena/arena.h"
+#include "daemon/arena/internal.h"
+
+#include "daemon/base/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Newer than headers and kernels in use. */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x10
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* ---- files of memory ---- */
+
+int arena_memfd(const char *name, uint64_t bytes, int *out)
+{
+    int rc, fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+
+    if (fd < 0 && errno == EINVAL)
+        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -errno;
+    if (fchmod(fd, 0400) < 0 || ftruncate(fd, (off_t)bytes) < 0) {
+        rc = -errno;
+        close(fd);
+        return rc;
+    }
+    *out = fd;
+    return 0;
+}
+
+/* Without FUTURE_WRITE (before Linux 5.1) there are no windows: a worker that runs as the daemon's user could
+ * open the file anew, and write. Sealed after the daemon has mapped it: its own mapping stays writable. */
+int arena_memfd_share(int fd)
+{
+    char path[40];
+    int read_fd;
+
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0)
+        return -errno;
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    read_fd = open(path, O_RDONLY | O_CLOEXEC);
+    return read_fd < 0 ? -errno : read_fd;
+}
+
+/* Takes the space of [offset, offset + bytes) of the file, mapped at p: a page that is missing later ends the
+ * process. */
+static int populate(int fd, uint64_t offset, char *p, uint64_t bytes)
+{
+    if (madvise(p, bytes, MADV_POPULATE_WRITE) == 0)
+        return 0;
+    if (errno != EINVAL)
+        return -errno;
+    if (fallocate(fd, 0, (off_t)offset, (off_t)bytes) < 0)
+        return -errno;
+    for (uint64_t i = 0; i < bytes; i += ARENA_ALIGN)
+        *(volatile char *)(p + i) = 0;
+    return 0;
+}
+
+/* ---- one extent ---- */
+
+static uint32_t number_of(const struct arena *a, const struct window *w)
+{
+    return (uint32_t)(w - a->windows.window);
+}
+
+/* The generations of all slots that the extent may have. */
+static int table_populate(struct arena *a, const struct window *w)
+{
+    const struct arena_group *g = w->group;
+    uint64_t slots = a->config.extent / ARENA_ALIGN;
+    uint64_t from = UCM_WINDOW_HEADER_BYTES + number_of(a, w) * slots * sizeof(uint64_t);
+    uint64_t upto = arena_padded(from + slots * sizeof(uint64_t));
+
+    from -= from % ARENA_ALIGN;
+    return fallocate(g->fd, 0, (off_t)from, (off_t)(upto - from)) < 0 ? -errno : 0;
+}
+
+static void place(struct arena *a, const struct window *w)
+{
+    const struct numa *numa = a->config.numa;
+    int rc = a->nodes > 0 ? numa->prefer(numa->node[number_of(a, w) % a->nodes]) : 0;
+
+    if (rc < 0 && !a->windows.unplaced)
+        log_warn("arena", "not-placed", "window=%u error=%s", number_of(a, w), strerror(-rc));
+    a->windows.unplaced |= rc < 0;
+}
+
+static int unmap(struct arena *a, const struct window *w)
+{
+    void *p = mmap(arena_extent_base(a, a->extents + number_of(a, w)), a->config.extent, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+
+    return p == MAP_FAILED ? -errno : 0;
+}
+
+/* Maps and fills the file; the descriptor for workers, or -errno. */
+static int window_map(struct arena *a, const struct window *w, int fd)
+{
+    uint32_t extent = a->extents + number_of(a, w);
+    char *base = arena_extent_base(a, extent);
+    int rc;
+
+    if (mmap(base, a->config.extent, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
+        MAP_FAILED)
+        return -errno;
+    (void)madvise(base, a->config.extent, MADV_HUGEPAGE); /* where files of memory may have them */
+    (void)madvise(base, a->config.extent, MADV_DONTDUMP);
+    place(a, w);
+    rc = populate(fd, 0, base, a->config.extent);
+    if (rc == 0)
+        rc = table_populate(a, w);
+    if (rc == 0)
+        rc = arena_memfd_share(fd);
+    if (rc >= 0 && a->nodes > 0)
+        a->extent[extent].home = arena_home_of(a, a->config.numa->where(base));
+    return rc;
+}
+
+static int window_make(struct arena *a, struct window *w)
+{
+    int fd, rc = arena_memfd("ucmd-window", a->config.extent, &fd);
+
+    if (rc < 0)
+        return rc;
+    rc = window_map(a, w, fd);
+    close(fd);
+    if (rc < 0) {
+        (void)unmap(a, w);
+        return rc;
+    }
+    w->fd = rc;
+    return 0;
+}
+
+/* The memory ends when no worker maps it any more. */
+static int window_unmake(struct arena *a, struct window *w)
+{
+    int rc = unmap(a, w);
+
+    close(w->fd);
+    w->fd = -1;
+    return rc;
+}
+
+/* ---- the thread ---- */
+
+static void *windows_thread(void *arg)
+{
+    struct arena *a = arg;
+    struct windows *ws = &a->windows;
+
+    pthread_mutex_lock(&ws->lock);
+    while (!ws->stop) {
+        struct list *node = list_pop_front(&ws->jobs);
+        struct window *w;
+
+        if (!node) {
+            pthread_cond_wait(&ws->more, &ws->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&ws->lock);
+        w = LIST_ENTRY(node, struct window, job);
+        w->status = w->state == WINDOW_MAKING ? window_make(a, w) : window_unmake(a, w);
+        pthread_mutex_lock(&ws->lock);
+        list_push_back(&ws->ended, &w->job);
+        (void)uv_async_send(&ws->done);
+    }
+    pthread_mutex_unlock(&ws->lock);
+    return NULL;
+}
+
+int arena_window_submit(struct arena *a, struct window *w)
+{
+    struct windows *ws = &a->windows;
+    int rc = ws->threaded ? 0 : pthread_create(&ws->thread, NULL, windows_thread, a);
+
+    if (rc != 0)
+        return -rc;
+    ws->threaded = true;
+    pthread_mutex_lock(&ws->lock);
+    list_push_back(&ws->jobs, &w->job);
+    pthread_cond_signal(&ws->more);
+    pthread_mutex_unlock(&ws->lock);
+    return 0;
+}
+
+struct window *arena_window_ended(struct arena *a)
+{
+    struct windows *ws = &a->windows;
+    struct list *node;
+
+    pthread_mutex_lock(&ws->lock);
+    node = list_pop_front(&ws->ended);
+    pthread_mutex_unlock(&ws->lock);
+    return node ? LIST_ENTRY(node, struct window, job) : NULL;
+}
+
+void arena_windows_stop(struct arena *a)
+{
+    struct windows *ws = &a->windows;
+
+    if (!ws->threaded)
+        return;
+    pthread_mutex_lock(&ws->lock);
+    ws->stop = true;
+    pthread_cond_signal(&ws->more);
+    pthread_mutex_unlock(&ws->lock);
+    pthread_join(ws->thread, NULL);
+    ws->threaded = false;
+}
