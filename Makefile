@@ -64,9 +64,11 @@ PKG_IMAGE := podman runc python3-msgpack python3-yaml
 # build.c is for programs, not for libraries.
 PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c))
 KERNEL_SRC := $(wildcard kernels/*.c)
-# For the daemon and the client: digests and selection, and encodings. A simd/ is compiled for each instruction set.
+# For the daemon and the client: digests and selection, and encodings; for the client: attention. A simd/ is compiled for
+# each instruction set.
 SPARSE_SRC   := $(wildcard kernels/sparse/*.c)
 ENCODING_SRC := $(wildcard kernels/encoding/*.c)
+ATTEND_SRC   := $(wildcard kernels/attend/*.c)
 # The reference of what runs on a GPU only: no library has it, tests and tools do.
 SLOTS_SRC    := $(wildcard kernels/slots/*.c)
 KERNEL_ISA   := base $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
@@ -97,10 +99,11 @@ obj = $(patsubst %.c,$O/obj/%.o,$(1))
 simd_obj = $(foreach isa,$(2),$(patsubst kernels/$(1)/simd/%.c,$O/obj/kernels/$(1)/$(isa)/%.o,$(wildcard kernels/$(1)/simd/*.c)))
 SPARSE_OBJ := $(call obj,$(SPARSE_SRC)) $(call simd_obj,sparse,$(KERNEL_ISA))
 ENCODING_OBJ := $(call obj,$(ENCODING_SRC)) $(call simd_obj,encoding,$(filter-out base,$(KERNEL_ISA)))
+ATTEND_OBJ := $(call obj,$(ATTEND_SRC)) $(call simd_obj,attend,$(KERNEL_ISA))
 DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(ENCODING_OBJ) $(CUDA_OBJ)
 # What only shows metrics is the tools', not every worker's.
 SHOWN_SRC  := proto/exposition.c proto/histogram.c
-CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) kernels/isa.c) $(SPARSE_OBJ) $(ENCODING_OBJ)
+CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) kernels/isa.c) $(SPARSE_OBJ) $(ENCODING_OBJ) $(ATTEND_OBJ)
 
 # Made when all of it is built; `make install` compares the sources with it.
 BUILT := $O/built
@@ -368,7 +371,7 @@ KERNEL_CFLAGS_base   :=
 KERNEL_CFLAGS_avx2   := -mavx2 -mfma -mf16c -mpopcnt
 KERNEL_CFLAGS_avx512 := $(KERNEL_CFLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vpopcntdq \
                         -mprefer-vector-width=512
-$(call obj,kernels/isa.c $(SPARSE_SRC) $(ENCODING_SRC)): CFLAGS += $(KERNEL_CFLAGS)
+$(call obj,kernels/isa.c $(SPARSE_SRC) $(ENCODING_SRC) $(ATTEND_SRC)): CFLAGS += $(KERNEL_CFLAGS)
 # simd_rule ROOM ISA FLAGS
 define simd_rule
 $O/obj/kernels/$(1)/$(2)/%.o: kernels/$(1)/simd/%.c
@@ -378,6 +381,7 @@ $O/obj/kernels/$(1)/$(2)/%.o: kernels/$(1)/simd/%.c
 endef
 $(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,sparse,$(isa),$(KERNEL_CFLAGS_$(isa)))))
 $(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,encoding,$(isa),$(KERNEL_CFLAGS_$(isa)))))
+$(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,attend,$(isa),$(KERNEL_CFLAGS_$(isa)))))
 
 $O/libucmdaemon.a: $(DAEMON_OBJ)
 	$(call say,AR)

@@ -9,7 +9,7 @@
  * builds and scores need again and again. After that nothing here allocates, locks, keeps state or
  * fails, so any number of threads may use one plan.
  *
- * Promise: a build reads only bytes that the shape names (ucm_kv_shape_extent tells how far they
+ * Promise: a build reads only bytes that the shape names (ucm_digest_extent tells how far they
  * reach) and writes exactly ucm_digest_plan.bytes bytes. Any value in K and V is allowed, NaN and
  * infinities too. */
 #ifndef UCM_KERNELS_SPARSE_H
@@ -48,6 +48,15 @@ struct ucm_kv_shape {
     uint64_t k_offset, k_token_stride, k_head_stride;
     uint64_t v_offset, v_token_stride, v_head_stride;
 };
+
+#define UCM_SPARSE_WHY 160 /* bytes of a refusal's sentence */
+
+/* 0; or -EINVAL, and why says in a sentence which field is wrong and what would be right. */
+int ucm_kv_shape_check(const struct ucm_kv_shape *shape, char why[UCM_SPARSE_WHY]);
+
+/* Bytes from the shard's start to the end of the last element that the shape names, of K and, if
+ * with_v, of V. For a shape that was checked. */
+uint64_t ucm_kv_shape_extent(const struct ucm_kv_shape *shape, bool with_v);
 
 /* ---- specs ---- */
 
@@ -97,13 +106,11 @@ struct ucm_digest_spec {
     struct ucm_kv_shape shape;
 };
 
-#define UCM_SPARSE_WHY 160 /* bytes of a refusal's sentence */
-
-/* 0; or -EINVAL, and why says in a sentence which field is wrong and what would be right. */
+/* As ucm_kv_shape_check. */
 int ucm_digest_check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY]);
 
-/* Bytes from the shard's start to the end of the last element that the shape names. For a spec that
- * ucm_digest_check accepts; includes V only if the method reads it. */
+/* How far the shape reaches, for a spec that ucm_digest_check accepts; includes V only if the method reads
+ * it. */
 uint64_t ucm_digest_extent(const struct ucm_digest_spec *spec);
 
 /* The spec in fixed-width little-endian fields, for hashing into a namespace's identity. Fields that

@@ -117,27 +117,46 @@ static int check_place(const struct ucm_kv_shape *s, const struct place *p,
     return r < 0 ? r : check_stride(p, "head", p->head_stride, s->kv_heads, element, why);
 }
 
-int ucm_digest_check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+int ucm_kv_shape_check(const struct ucm_kv_shape *shape, char why[UCM_SPARSE_WHY])
 {
-    const struct ucm_digest_method *method = ucm_digest_method(spec->method);
-    const struct ucm_kv_shape *shape = &spec->shape;
     struct place k = place_k(shape), v = place_v(shape);
-    int r;
+    int r = check_dims(shape, why);
 
-    if (method == NULL)
-        return sparse_refuse(why, "there is no digest method %u", spec->method);
-    r = check_dims(shape, why);
     if (r == 0)
         r = check_place(shape, &k, why);
     if (r == 0 && shape->v_head_dim > 0)
         r = check_place(shape, &v, why);
-    return r < 0 ? r : method->check(spec, why);
+    return r;
 }
 
 static uint64_t place_end(const struct ucm_kv_shape *s, const struct place *p)
 {
     return p->offset + (s->tokens - 1) * p->token_stride + (s->kv_heads - 1) * p->head_stride +
            (uint64_t)p->channels * element_bytes(s->dtype);
+}
+
+uint64_t ucm_kv_shape_extent(const struct ucm_kv_shape *shape, bool with_v)
+{
+    struct place k = place_k(shape), v = place_v(shape);
+    uint64_t end = place_end(shape, &k), v_end;
+
+    if (!with_v || shape->v_head_dim == 0)
+        return end;
+    v_end = place_end(shape, &v);
+    return end > v_end ? end : v_end;
+}
+
+/* ---- digests ---- */
+
+int ucm_digest_check(const struct ucm_digest_spec *spec, char why[UCM_SPARSE_WHY])
+{
+    const struct ucm_digest_method *method = ucm_digest_method(spec->method);
+    int r;
+
+    if (method == NULL)
+        return sparse_refuse(why, "there is no digest method %u", spec->method);
+    r = ucm_kv_shape_check(&spec->shape, why);
+    return r < 0 ? r : method->check(spec, why);
 }
 
 static bool reads_v(const struct ucm_digest_spec *spec)
@@ -147,13 +166,7 @@ static bool reads_v(const struct ucm_digest_spec *spec)
 
 uint64_t ucm_digest_extent(const struct ucm_digest_spec *spec)
 {
-    struct place k = place_k(&spec->shape), v = place_v(&spec->shape);
-    uint64_t end = place_end(&spec->shape, &k), v_end;
-
-    if (!reads_v(spec))
-        return end;
-    v_end = place_end(&spec->shape, &v);
-    return end > v_end ? end : v_end;
+    return ucm_kv_shape_extent(&spec->shape, reads_v(spec));
 }
 
 /* ---- the canonical form ---- */
