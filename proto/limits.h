@@ -15,6 +15,8 @@
 #define UCM_MIN_KEY_BYTES 16
 #define UCM_MAX_KEY_BYTES 32
 #define UCM_MAX_KEYS 16384 /* keys of one request */
+#define UCM_MAX_FETCH_ITEMS 65536
+#define UCM_FETCH_ITEM_BYTES 12
 
 #define UCM_MAX_NAME_BYTES 256   /* model, revision, dtype, layout, client, tenant */
 #define UCM_MAX_REQUEST_BYTES 64 /* the engine's id of a request */

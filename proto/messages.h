@@ -97,6 +97,7 @@ enum ucm_handle_kind {
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)
 
+/* pool: `blocks` slots, each for one shard of any block, for fetch; planes are those of one shard. */
 #define UCM_MSG_REGION_REGISTER(F)                                                                 \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                        \
@@ -105,7 +106,8 @@ enum ucm_handle_kind {
     F(bin, gpu, OPT, UCM_UUID_BYTES, UCM_UUID_BYTES)                                               \
     F(handles, handles, REQ, 1, UCM_MAX_HANDLES)                                                   \
     F(planes, planes, REQ, 1, UCM_MAX_PLANES)                                                      \
-    F(u64, ring_region, OPT, 0, UCM_U32)
+    F(u64, ring_region, OPT, 0, UCM_U32)                                                           \
+    F(flag, pool, OPT, 0, 0)
 #define UCM_MSG_REGION(F) F(u64, region, REQ, 1, UCM_U32)
 
 /* GPU memory of the worker that copies may pass through, see proto/staging.h. ipc and offset name the
@@ -190,6 +192,20 @@ enum ucm_durability {
 /* status: one byte a key, enum ucm_block_status. bytes: copied or read for this request. */
 #define UCM_MSG_BLOCKS_R(F)                                                                        \
     F(bin, status, REQ, 1, UCM_MAX_KEYS)                                                           \
+    F(u64, bytes, OPT, 0, UINT64_MAX)
+
+/* Copies shards into slots of a pool. items: u32 index, shard, slot each, little-endian. index counts the
+ * chain's blocks or, without a chain, the keys. */
+#define UCM_MSG_FETCH(F)                                                                           \
+    F(u64, region, REQ, 1, UCM_U32)                                                                \
+    F(u64, chain, OPT, 0, UCM_U32)                                                                 \
+    F(bin, keys, OPT, 0, UCM_KEYS_BYTES)                                                           \
+    F(bin, items, REQ, UCM_FETCH_ITEM_BYTES, UCM_MAX_FETCH_ITEMS *UCM_FETCH_ITEM_BYTES)            \
+    F(u64, priority, OPT, 0, 7)                                                                    \
+    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+/* status: one byte an item, enum ucm_block_status. */
+#define UCM_MSG_FETCH_R(F)                                                                         \
+    F(bin, status, REQ, 1, UCM_MAX_FETCH_ITEMS)                                                    \
     F(u64, bytes, OPT, 0, UINT64_MAX)
 
 #define UCM_MSG_CANCEL(F) F(u64, msgid, REQ, 0, UCM_U32)
@@ -444,7 +460,8 @@ enum ucm_trace_op {
     M(ENCODING_OPEN, encoding_open, "encoding.open", encoding_open, encoding_open_r)               \
     M(CONFIG_RELOAD, config_reload, "config.reload", none, free_map)                               \
     M(CONFIG_GET, config_get, "config.get", none, free_map)                                        \
-    M(BYPASS, bypass, "bypass", bypass, free_map)
+    M(BYPASS, bypass, "bypass", bypass, free_map)                                                  \
+    M(FETCH, fetch, "fetch", fetch, fetch_r)
 
 enum ucm_method {
 #define M(NAME, name, text, params, result) UCM_METHOD_##NAME,
@@ -461,10 +478,10 @@ enum ucm_lookup_status {
     UCM_LOOKUP_SHARED = 3, /* or from the shared tier; 2 for clients that did not set `shared` */
 };
 
-/* One byte a key in the status of load, dump and prefetch. */
+/* One byte a key in the status of load, dump and prefetch, one an item in that of fetch. */
 enum ucm_block_status {
     UCM_BLOCK_OK = 0,
-    UCM_BLOCK_MISS = 1,        /* load, prefetch: not cached, or not whole */
+    UCM_BLOCK_MISS = 1,        /* load, prefetch, fetch: not cached, or not whole */
     UCM_BLOCK_FAILED = 2,      /* its read or its checksum failed: a miss, and the copy is gone */
     UCM_BLOCK_NO_ROOM = 3,     /* DRAM is full of blocks in use, or a prefetch has read enough */
     UCM_BLOCK_EXISTS = 4,      /* dump: complete already, nothing was copied */
@@ -539,6 +556,8 @@ struct proto_planes {
     S(dump, UCM_MSG_DUMP)                                                                          \
     S(prefetch, UCM_MSG_PREFETCH)                                                                  \
     S(blocks_r, UCM_MSG_BLOCKS_R)                                                                  \
+    S(fetch, UCM_MSG_FETCH)                                                                        \
+    S(fetch_r, UCM_MSG_FETCH_R)                                                                    \
     S(cancel, UCM_MSG_CANCEL)                                                                      \
     S(cancel_r, UCM_MSG_CANCEL_R)                                                                  \
     S(keys, UCM_MSG_KEYS)                                                                          \

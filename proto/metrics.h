@@ -46,6 +46,12 @@
     X(dumps_slowed, counter, "requests", "dumps answered late because of back-pressure")           \
     X(dump_bytes, counter, "bytes", "bytes copied out of workers' memory")                         \
     X(prefetch_blocks, counter, "blocks", "parts brought into DRAM by prefetch")                   \
+    X(fetches, counter, "requests", "fetches of single layers of blocks")                          \
+    X(fetch_items, counter, "items", "layers of blocks that fetches copied into workers' pools")   \
+    X(fetch_items_missed, counter, "items",                                                        \
+      "items of fetches whose block was not cached or could not be read")                          \
+    X(fetch_reads, counter, "blocks", "parts that fetches read from NVMe or the shared tier")      \
+    X(fetch_bytes, counter, "bytes", "bytes of load_bytes that fetches copied")                    \
     X(single_flight, counter, "blocks", "reads saved because the part was being read already")     \
     X(blocks, gauge, "blocks", "complete blocks, in any tier")                                     \
     X(blocks_partial, gauge, "blocks", "blocks with missing parts")                                \
@@ -202,6 +208,7 @@ enum metric_size { METRIC_LE_1MIB, METRIC_LE_64MIB, METRIC_GT_64MIB, METRIC_SIZE
 #define UCMD_HISTOGRAMS(X)                                                                         \
     X(lookup, 1, 1, "time from a lookup's frame to its answer")                                    \
     X(load, METRIC_TIERS, METRIC_SIZES, "time from a load's frame to its answer")                  \
+    X(fetch, METRIC_TIERS, 1, "time from a fetch's frame to its answer")                           \
     X(dump, 1, METRIC_SIZES, "time from a dump's frame to its answer")                             \
     X(slot_wait, 1, 1, "time that a transfer waited for a free slot in DRAM, if it had to")        \
     X(nvme_read, 1, 1, "time from asking NVMe for a part to its verified bytes")

@@ -22,7 +22,7 @@ static struct transfer *prefetch_new(struct call *call, struct chain *ch, uint32
     return t;
 }
 
-static void block_set(struct transfer *t, const struct chain *ch, uint32_t i, uint32_t block)
+void chain_block_set(struct transfer *t, const struct chain *ch, uint32_t i, uint32_t block)
 {
     bool there = chain_has(ch, block), bypassed;
 
@@ -68,7 +68,7 @@ int method_chain_prefetch(struct call *call)
     if (!t)
         return -call->error.code;
     for (uint32_t i = 0; i < t->n_keys; i++)
-        block_set(t, ch, i, index_at(m->index, i));
+        chain_block_set(t, ch, i, index_at(m->index, i));
     chain_use(ch); /* renews its lease */
     chain_unuse(ch);
     transfer_pump(t);
@@ -101,7 +101,7 @@ bool chain_prefetch(struct chain *ch, const struct request *from, const uint8_t 
         if (bits[block / 8] == 0)
             block |= 7; /* a long chain has few */
         else if (bits[block / 8] >> block % 8 & 1)
-            block_set(t, ch, to++, block);
+            chain_block_set(t, ch, to++, block);
     }
     transfer_pump(t);
     return true;

@@ -94,7 +94,11 @@ static inline uint64_t chain_slot_bytes(const struct chain *ch)
 /* Counts digests that the chain holds; negative: less. */
 void chain_held_add(const struct chain *ch, int64_t digests);
 
+struct transfer;
 /* chain_prefetch.c */
+/* Key i of a transfer is that block of the chain, which the transfer leases. One that was evicted by name, or whose
+ * loads are bypassed, is a miss. */
+void chain_block_set(struct transfer *t, const struct chain *ch, uint32_t i, uint32_t block);
 /* Sets a bit for each block of index[n], until `most` were set that were not before. Returns how many. */
 uint32_t chain_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits);
 /* Brings the n blocks whose bits are set into DRAM, by a request that has the msgid of `from` and is not
@@ -103,7 +107,6 @@ bool chain_prefetch(struct chain *ch, const struct request *from, const uint8_t 
                     uint8_t priority);
 
 /* chain_append.c, for the append's transfer. */
-struct transfer;
 /* Looks for some more blocks, and opens their digests. False: there are more for another turn. */
 bool append_open(struct transfer *t);
 /* False: chains hold as much as they may, so no more digests are brought. */

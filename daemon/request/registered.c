@@ -195,6 +195,19 @@ static int registered_open(struct call *call, struct registered *r, struct table
     return 0;
 }
 
+/* A slot of a pool takes any shard, so there is one place for all of them. 0, or -code with call->error. */
+static int pool_check(struct call *call, const struct msg_region_register *m)
+{
+    for (uint32_t i = 0; i < m->planes.n; i++)
+        if (m->planes.p[i].shard != 0)
+            return ucm_error_set(
+                &call->error, UCM_WIRE_INVALID,
+                "planes[%u].shard: %llu; the slots of a pool hold any shard, so its "
+                "planes are those of one, and their shard is 0",
+                i, (unsigned long long)m->planes.p[i].shard);
+    return 0;
+}
+
 int method_region_register(struct call *call)
 {
     struct session *s = call->s;
@@ -209,13 +222,16 @@ int method_region_register(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "part: %llu; this namespace has parts 0 to %u",
                              (unsigned long long)m->part, ns->identity.parts - 1);
+    if (m->pool && pool_check(call, m) != 0)
+        return -call->error.code;
     r = registered_new(call, m->device, m->gpu);
     if (!r)
         return -call->error.code;
     r->ns = ns;
+    r->pool = m->pool;
     r->encoded = session_encoded(s, ns);
     rc = region_check(
-        m, ns->identity.shards[m->part],
+        m, m->pool ? 1 : ns->identity.shards[m->part],
         r->encoded ? r->encoded->base->identity.shard_bytes : ns->identity.shard_bytes,
         r->encoded ? &r->encoded->spec : NULL, call->fds, call->n_fds, &r->region, &call->error);
     if (rc != 0) {

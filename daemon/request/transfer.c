@@ -1,7 +1,7 @@
-/* load, dump, prefetch, and those that bring digests: one object of several kinds.
+/* load, fetch, dump, prefetch, and those that bring digests: one object of several kinds.
  *
  * A transfer walks its items (a part of a block each) with a cursor. An item that begins takes a
- * slot (load: cache_get, dump: cache_fill_claim) and joins a batch; a batch becomes one device job;
+ * slot (load, fetch: cache_get, dump: cache_fill_claim) and joins a batch; a batch becomes one device job;
  * when the job ends, the slots are given back. Bytes under way are bounded, so that a transfer larger
  * than the arena flows through it. Without a slot the transfer waits until somebody releases a slot;
  * if nobody holds one that he will release, it gives up the rest.
@@ -92,17 +92,21 @@ static enum metric_size size_of(uint64_t bytes)
                                 : METRIC_GT_64MIB;
 }
 
-/* Of loads and dumps that copied something. */
+/* Of loads, fetches and dumps that copied something. */
 static void transfer_count(struct transfer *t)
 {
     struct histograms *h = &metrics_of(t)->histograms;
     struct histogram *timed = &h->dump[size_of(t->bytes)];
     uint64_t took_ns;
 
-    if (t->bytes == 0 || (t->kind != TRANSFER_LOAD && t->kind != TRANSFER_DUMP))
+    if (t->bytes == 0 || (!transfer_loads(t) && t->kind != TRANSFER_DUMP))
         return;
     took_ns = uv_hrtime() - t->r.begun_ns;
-    if (t->kind == TRANSFER_LOAD) {
+    if (t->kind == TRANSFER_FETCH) {
+        timed = &h->fetch[t->slowest];
+        t->ns->tenant->load_bytes += t->bytes;
+        t->ns->traffic.load_bytes += t->bytes;
+    } else if (t->kind == TRANSFER_LOAD) {
         timed = &h->load[t->slowest * METRIC_SIZES + size_of(t->bytes)];
         histogram_count(&t->ns->times->load, took_ns);
         t->ns->tenant->loads++;
@@ -147,6 +151,8 @@ static void transfer_finish(struct transfer *t)
         region_transfer_ended(t->region);
     if (t->kind == TRANSFER_HOLD)
         append_finish(t);
+    else if (t->kind == TRANSFER_FETCH)
+        fetch_finish(t);
     else
         request_end(&t->r, NULL, &r);
 }
@@ -259,9 +265,9 @@ static bool items_begin(struct transfer *t)
 
     while (!t->stopping && !t->yielded && !t->awaits_read && t->cursor < items_of(t) &&
            (t->in_window < t->window_bytes || t->in_window == 0)) {
-        uint32_t waits = t->waits_n;
+        uint32_t waits = t->waits_n, copies = item_copies(t, t->cursor);
 
-        if (items-- == 0 || slots == 0) {
+        if (items == 0 || slots == 0) {
             transfer_yield(t);
             break;
         }
@@ -271,6 +277,7 @@ static bool items_begin(struct transfer *t)
             break;
         if (item_begin(t, t->cursor) == -EBUSY)
             return false;
+        items -= copies < items ? copies : items;
         slots -= t->kind == TRANSFER_DUMP || t->waits_n > waits;
         t->cursor++;
     }
@@ -296,7 +303,7 @@ static bool batch_flush(struct transfer *t, bool coded)
         return true;
     }
     /* While a job is under way the batch may grow: when the job ends, the pump comes here again. */
-    if (t->steps || (t->jobs > 0 && b->n < b->cap))
+    if (t->steps || (t->jobs > 0 && b->copies < b->cap))
         return true;
     return batch_send(t, coded);
 }
@@ -361,7 +368,7 @@ void transfer_stop_cb(struct request *r)
 uint64_t transfer_waits_since(const struct request *r)
 {
     bool transfer = r->method == UCM_METHOD_LOAD || r->method == UCM_METHOD_DUMP ||
-                    r->method == UCM_METHOD_PREFETCH;
+                    r->method == UCM_METHOD_PREFETCH || r->method == UCM_METHOD_FETCH;
 
     return transfer ? LIST_ENTRY(r, const struct transfer, r)->slot_wait_ns : 0;
 }
@@ -375,7 +382,8 @@ void transfers_stop_region(struct registered *region)
         struct request *r = LIST_ENTRY(node, struct request, link);
 
         next = node->next;
-        if ((r->method == UCM_METHOD_LOAD || r->method == UCM_METHOD_DUMP) &&
+        if ((r->method == UCM_METHOD_LOAD || r->method == UCM_METHOD_DUMP ||
+             r->method == UCM_METHOD_FETCH) &&
             LIST_ENTRY(r, struct transfer, r)->region == region)
             transfer_stop_cb(r);
     }

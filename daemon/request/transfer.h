@@ -4,14 +4,22 @@
 
 #include "daemon/request/encoding.h"
 
-/* BUILD: digest.build. HOLD: chain.append, whose chain takes the uses of what comes to DRAM. Their
- * namespace is the digests', and their items come from a tier or from a build. */
+/* FETCH: a load of single shards, see transfer_fetch.c. BUILD: digest.build. HOLD: chain.append, whose chain
+ * takes the uses of what comes to DRAM. The namespace of these two is the digests', and their items come from
+ * a tier or from a build. */
 enum transfer_kind {
     TRANSFER_LOAD,
+    TRANSFER_FETCH,
     TRANSFER_DUMP,
     TRANSFER_PREFETCH,
     TRANSFER_BUILD,
     TRANSFER_HOLD,
+};
+
+/* One item of a fetch request. */
+struct fetch_piece {
+    uint32_t index, shard, slot; /* as the client named them */
+    uint32_t place;              /* in the request */
 };
 
 struct transfer {
@@ -23,8 +31,8 @@ struct transfer {
     struct encoded_look look; /* with `lookup` */
     uint64_t look_ms;
     struct ns *form; /* a dump to a base: which other form its blocks should have, or NULL */
-    struct registered *region;    /* of load and dump */
-    uint32_t n_keys, part, parts; /* items = n_keys * parts; load and dump have one part */
+    struct registered *region;    /* of load, dump and fetch */
+    uint32_t n_keys, part, parts; /* items = n_keys * parts; these three have one part */
     uint32_t shard, shards, first_plane, n_planes;
     uint32_t opened; /* keys whose block was looked for, or opened: items up to there */
     uint32_t cursor, jobs, waits_n; /* waits_n: in waits, ready and durables */
@@ -65,6 +73,9 @@ struct transfer {
     struct chain *chain;
     uint32_t chain_first, built; /* built: digests */
     uint8_t *found;              /* HOLD: enum ucm_lookup_status of each key */
+    /* FETCH: a key is a block, whose pieces follow one another from blocks[i] on. */
+    struct fetch_piece *pieces;
+    uint32_t n_pieces;
 };
 
 struct item_wait {
@@ -90,11 +101,12 @@ struct copy_batch {
     struct device_job job;
     struct transfer *t;
     bool coded; /* its slots hold the coded form */
-    uint32_t n, cap;
-    struct ucm_copy_item *items;
-    uint32_t *item;           /* which item of the transfer */
-    struct cache_fill **fill; /* dump */
-    atomic_uchar *unfit;      /* of items; NULL: the encoding holds any bytes */
+    uint32_t n, copies,
+        cap; /* items of the transfer, and copies: one an item, of a fetch one a piece */
+    struct ucm_copy_item *items; /* of copies */
+    uint32_t *item;              /* which item of the transfer */
+    struct cache_fill **fill;    /* dump */
+    atomic_uchar *unfit;         /* of items; NULL: the encoding holds any bytes */
     /* Of a load in steps. */
     struct list link;         /* in steps->batches while a step of it is to be sent */
     uint32_t next_step, jobs; /* jobs: under way */
@@ -124,6 +136,20 @@ static inline uint32_t item_key(const struct transfer *t, uint32_t item)
 static inline uint32_t item_part(const struct transfer *t, uint32_t item)
 {
     return t->part + item % t->parts;
+}
+
+/* It copies out of slots. */
+static inline bool transfer_loads(const struct transfer *t)
+{
+    return t->kind == TRANSFER_LOAD || t->kind == TRANSFER_FETCH;
+}
+
+/* Copies that the item takes: of a fetch, one for each piece. */
+static inline uint32_t item_copies(const struct transfer *t, uint32_t item)
+{
+    if (t->kind != TRANSFER_FETCH)
+        return 1;
+    return (item + 1 < t->n_keys ? t->blocks[item + 1] : t->n_pieces) - t->blocks[item];
 }
 
 /* The node where its slots should lie. */
@@ -163,9 +189,15 @@ static inline bool batch_is_open(const struct transfer *t)
 /* A key's status is the worst of its parts'. */
 void item_status(struct transfer *t, uint32_t item, enum ucm_block_status status);
 
-/* transfer_methods.c: NULL with call->error. */
+/* transfer_methods.c: NULL with call->error. `more` bytes, a multiple of 8, lie right behind the struct. */
 struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct ns *ns,
-                              uint32_t n_keys, uint64_t deadline_ms, size_t steps_bytes);
+                              uint32_t n_keys, uint64_t deadline_ms, size_t more);
+/* Refuses numbers that come twice: of n that are `step` u32s apart, `what` each, one for each `of`. 0 or -code
+ * with call->error. */
+int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uint32_t step,
+                     const char *what, const char *of);
+/* Finds and holds the blocks of a load, a prefetch or a fetch. */
+void blocks_find(struct transfer *t, const uint8_t *keys);
 /* transfer.c: starts all that can be started now. May end and free the transfer. */
 void transfer_pump(struct transfer *t);
 void transfer_stop_cb(struct request *r);
@@ -220,6 +252,12 @@ void batch_abandon(struct transfer *t);
 void batch_end(struct copy_batch *b, enum ucm_block_status status);
 /* What a job's end means for its items; counts errors. */
 enum ucm_block_status batch_outcome(struct transfer *t, int status);
+
+/* transfer_fetch.c */
+/* Adds the copies of an item, whose part lies in that slot. */
+void fetch_copies(const struct transfer *t, uint32_t item, uint64_t slot, struct copy_batch *b);
+/* Answers, and frees the transfer. */
+void fetch_finish(struct transfer *t);
 
 /* transfer_digest.c */
 /* Asks the shared tier for bases and digests of t->keys, if there is one, then pumps. */

@@ -8,6 +8,7 @@
 
 #define JOB_BYTES (32u << 20)
 #define JOB_ITEMS 512u
+#define FETCH_JOB_ITEMS 4096u /* as many as a device launches at once: pieces are small */
 
 /* ---- batches ---- */
 
@@ -22,22 +23,26 @@ void batch_free(struct copy_batch *b)
     free(b);
 }
 
-/* How many items one job copies. */
-static uint32_t batch_items(const struct transfer *t, bool coded)
+/* How many copies one job makes. */
+static uint32_t batch_copies(const struct transfer *t, bool coded)
 {
     const struct ns *ns = form_ns(t, coded);
-    uint64_t bytes =
-        t->steps ? steps_shards(t) * ns->identity.shard_bytes : ns_part_bytes(ns, t->part);
-    uint64_t n = JOB_BYTES / bytes;
+    bool fetch = t->kind == TRANSFER_FETCH;
+    uint64_t bytes = fetch      ? ns->identity.shard_bytes
+                     : t->steps ? steps_shards(t) * ns->identity.shard_bytes
+                                : ns_part_bytes(ns, t->part);
+    uint64_t n = JOB_BYTES / bytes, most = fetch ? FETCH_JOB_ITEMS : JOB_ITEMS;
+    uint32_t all = fetch ? t->n_pieces : items_of(t);
 
-    n = n > JOB_ITEMS ? JOB_ITEMS : n == 0 ? 1 : n;
-    return n < items_of(t) ? (uint32_t)n : items_of(t);
+    n = n > most ? most : n == 0 ? 1 : n;
+    return n < all ? (uint32_t)n : all;
 }
 
-static struct copy_batch *batch_new(struct transfer *t, bool coded)
+/* For `copies` at least. */
+static struct copy_batch *batch_new(struct transfer *t, bool coded, uint32_t copies)
 {
     struct copy_batch *b = calloc(1, sizeof(*b));
-    uint32_t cap = batch_items(t, coded);
+    uint32_t most = batch_copies(t, coded), cap = most > copies ? most : copies;
     bool refuses = coded && t->kind == TRANSFER_DUMP && encoded_refuses(t->encoded);
 
     if (!b)
@@ -57,18 +62,24 @@ static struct copy_batch *batch_new(struct transfer *t, bool coded)
     return b;
 }
 
-static uint64_t copied_bytes(const struct copy_batch *b)
-{
-    return (uint64_t)b->t->shards * form_ns(b->t, b->coded)->identity.shard_bytes;
-}
-
-static void coded_count(struct transfer *t, uint64_t bytes)
+/* Counts shards that were copied in that form. Returns their bytes. */
+static uint64_t copied_count(struct transfer *t, uint64_t shards, bool coded)
 {
     struct metrics *m = metrics_of(t);
-    uint64_t plain = (uint64_t)t->shards * t->encoded->base->identity.shard_bytes;
+    uint64_t bytes = shards * form_ns(t, coded)->identity.shard_bytes;
+    bool loads = transfer_loads(t);
 
-    *(t->kind == TRANSFER_LOAD ? &m->decode_bytes : &m->encode_bytes) += bytes;
-    *(t->kind == TRANSFER_LOAD ? &m->decode_plain_bytes : &m->encode_plain_bytes) += plain;
+    *(loads ? &m->load_bytes : &m->dump_bytes) += bytes;
+    if (t->kind == TRANSFER_FETCH) {
+        m->fetch_items += shards;
+        m->fetch_bytes += bytes;
+    }
+    if (coded) {
+        *(loads ? &m->decode_bytes : &m->encode_bytes) += bytes;
+        *(loads ? &m->decode_plain_bytes : &m->encode_plain_bytes) +=
+            shards * t->encoded->base->identity.shard_bytes;
+    }
+    return bytes;
 }
 
 static void durable_done_cb(struct cache_durable *d, int status)
@@ -125,9 +136,8 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
 {
     struct transfer *t = b->t;
     bool ok = status == UCM_BLOCK_OK;
-    uint64_t bytes = copied_bytes(b);
 
-    if (t->kind == TRANSFER_LOAD)
+    if (transfer_loads(t))
         cache_put(cache_of(t), t->refs[b->item[i]], t->part);
     else
         /* A worker that is gone may have died before its bytes were final. */
@@ -139,15 +149,8 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
         item_durable(t, b->item[i], UCM_BLOCK_OK);
     item_status(t, b->item[i], status);
     t->in_window -= item_slot_bytes(t, b->item[i]);
-    if (!ok)
-        return;
-    t->bytes += bytes;
-    if (t->kind == TRANSFER_LOAD)
-        metrics_of(t)->load_bytes += bytes;
-    else
-        metrics_of(t)->dump_bytes += bytes;
-    if (b->coded)
-        coded_count(t, bytes);
+    if (ok)
+        t->bytes += copied_count(t, (uint64_t)t->shards * item_copies(t, b->item[i]), b->coded);
 }
 
 /* Ends the batch's items whose bytes the encoding could not hold, and takes them out of it. */
@@ -227,10 +230,10 @@ static void batch_sort(struct copy_batch *b)
 {
     uint32_t i = 1;
 
-    while (i < b->n && b->items[i - 1].slot <= b->items[i].slot)
+    while (i < b->copies && b->items[i - 1].slot <= b->items[i].slot)
         i++;
-    if (i < b->n)
-        qsort(b->items, b->n, sizeof(*b->items), slot_order);
+    if (i < b->copies)
+        qsort(b->items, b->copies, sizeof(*b->items), slot_order);
 }
 
 bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_plane,
@@ -240,10 +243,10 @@ bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_pla
     struct device_region *region = t->region->region;
 
     *job = (struct device_job){
-        .op = t->kind == TRANSFER_LOAD ? DEVICE_LOAD : DEVICE_DUMP,
+        .op = transfer_loads(t) ? DEVICE_LOAD : DEVICE_DUMP,
         .region = region,
         .items = b->items,
-        .n_items = b->n,
+        .n_items = b->copies,
         .first_plane = first_plane,
         .n_planes = n_planes,
         .event = t->has_event ? t->event : NULL,
@@ -275,19 +278,25 @@ bool batch_send(struct transfer *t, bool coded)
     return true;
 }
 
-/* A place for one more item of that form in an open batch; 0, -EBUSY, -ENOMEM. */
-static int batch_reserve(struct transfer *t, bool coded)
+/* A place for that item in an open batch of its form; 0, -EBUSY, -ENOMEM. */
+static int batch_reserve(struct transfer *t, uint32_t item)
 {
+    bool coded = item_coded(t, item);
     struct copy_batch **open = &t->open[coded];
+    uint32_t copies = item_copies(t, item);
 
-    if (*open && (*open)->n == (*open)->cap) {
+    if (*open && (*open)->n > 0 && (*open)->cap - (*open)->copies < copies) {
         if (t->steps)
             steps_add(t, coded);
         else if (!batch_send(t, coded))
             return -EBUSY;
     }
+    if (*open && (*open)->cap < copies) { /* empty: what it was made for did not come */
+        batch_free(*open);
+        *open = NULL;
+    }
     if (!*open)
-        *open = batch_new(t, coded);
+        *open = batch_new(t, coded, copies);
     return *open ? 0 : -ENOMEM;
 }
 
@@ -295,7 +304,11 @@ static void batch_add(struct transfer *t, uint32_t item, void *slot, struct cach
 {
     struct copy_batch *b = t->open[item_coded(t, item)];
 
-    b->items[b->n] = (struct ucm_copy_item){.slot = (uintptr_t)slot, .block = t->blocks[item]};
+    if (t->kind == TRANSFER_FETCH)
+        fetch_copies(t, item, (uintptr_t)slot, b);
+    else
+        b->items[b->copies++] =
+            (struct ucm_copy_item){.slot = (uintptr_t)slot, .block = t->blocks[item]};
     b->item[b->n] = item;
     b->fill[b->n] = fill;
     b->n++;
@@ -318,7 +331,9 @@ static void read_count(struct transfer *t, const struct cache_wait *w)
 {
     uint8_t tier = w->shared ? METRIC_SHARED : METRIC_NVME;
 
-    if (w->shared)
+    if (t->kind == TRANSFER_FETCH)
+        metrics_of(t)->fetch_reads++;
+    else if (w->shared)
         metrics_of(t)->load_blocks_shared++;
     else
         metrics_of(t)->load_blocks_nvme++;
@@ -380,7 +395,7 @@ bool ready_take(struct transfer *t)
 {
     while (!list_empty(&t->ready)) {
         struct item_wait *iw = LIST_ENTRY(t->ready.next, struct item_wait, link);
-        int rc = batch_reserve(t, item_coded(t, iw->item));
+        int rc = batch_reserve(t, iw->item);
 
         if (rc == -EBUSY)
             return false;
@@ -460,7 +475,7 @@ void item_waits(struct transfer *t, uint32_t item)
     t->in_window += item_slot_bytes(t, item);
 }
 
-/* Load and prefetch. 0: begun or ended; -EBUSY: no slot, or no place in a batch, now. */
+/* Load, fetch and prefetch. 0: begun or ended; -EBUSY: no slot, or no place in a batch, now. */
 static int item_get(struct transfer *t, uint32_t item)
 {
     uint32_t part = item_part(t, item);
@@ -468,8 +483,8 @@ static int item_get(struct transfer *t, uint32_t item)
     int rc = wait_reserve(t);
     bool placed;
 
-    if (rc == 0 && t->kind == TRANSFER_LOAD)
-        rc = batch_reserve(t, item_coded(t, item));
+    if (rc == 0 && transfer_loads(t))
+        rc = batch_reserve(t, item);
     placed = rc == 0;
     if (rc == 0 && slot_waits(t, item))
         rc = -EBUSY;
@@ -477,9 +492,9 @@ static int item_get(struct transfer *t, uint32_t item)
         rc = -ENOSPC;
     if (rc == 0)
         rc = cache_get(cache_of(t), ref, part, read_priority(t), node_of(t), &t->spare->w);
-    if (rc == CACHE_READY && t->kind == TRANSFER_LOAD) {
+    if (rc == CACHE_READY && transfer_loads(t)) {
         t->in_window += item_slot_bytes(t, item);
-        metrics_of(t)->load_blocks_dram++;
+        metrics_of(t)->load_blocks_dram += t->kind == TRANSFER_LOAD;
         cache_prefetch_used(cache_of(t), ref);
         batch_add(t, item, cache_memory(cache_of(t), ref, part), NULL);
     } else if (rc == CACHE_READY) {
@@ -506,7 +521,7 @@ static int item_fill(struct transfer *t, uint32_t item)
     bool placed = rc != 0;
 
     if (rc == 0) {
-        rc = batch_reserve(t, item_coded(t, item));
+        rc = batch_reserve(t, item);
         placed = rc == 0;
     }
     if (rc == 0 && t->durable)

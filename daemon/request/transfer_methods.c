@@ -6,21 +6,21 @@
 
 #define WINDOW_BYTES (256u << 20)
 
-/* Behind the struct: `steps_bytes` for its steps, the arrays, and keys that it needs later. */
+/* Behind the struct: `more`, the arrays, and keys that it needs later. */
 struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct ns *ns,
-                              uint32_t n_keys, uint64_t deadline_ms, size_t steps_bytes)
+                              uint32_t n_keys, uint64_t deadline_ms, size_t more)
 {
-    bool keeps_keys = kind != TRANSFER_LOAD && kind != TRANSFER_PREFETCH;
+    bool keeps_keys = kind != TRANSFER_LOAD && kind != TRANSFER_FETCH && kind != TRANSFER_PREFETCH;
     size_t key_bytes = keeps_keys ? ns->identity.key_bytes : 0;
     size_t found_bytes = kind == TRANSFER_HOLD;
-    size_t memory = sizeof(struct transfer) + steps_bytes +
+    size_t memory = sizeof(struct transfer) + more +
                     n_keys * (sizeof(block_ref) + sizeof(uint32_t) + 1 + key_bytes + found_bytes);
     struct transfer *t = request_new(call, memory, deadline_ms, transfer_stop_cb);
     uint64_t window;
 
     if (!t)
         return NULL;
-    t->refs = (block_ref *)((uint8_t *)(t + 1) + steps_bytes);
+    t->refs = (block_ref *)((uint8_t *)(t + 1) + more);
     t->blocks = t->refs + n_keys;
     t->status = (uint8_t *)(t->blocks + n_keys);
     t->keys = t->status + n_keys;
@@ -57,11 +57,11 @@ static int range_check(struct call *call, const struct copy_params *p, uint32_t 
     return 0;
 }
 
-/* Refuses a load of two keys into one block, which would leave either's bytes there. A hash set with
- * open addressing, at most half full; zero is an empty place. */
-static int blocks_distinct(struct call *call, const uint32_t *blocks, uint32_t n)
+/* A hash set with open addressing, at most half full; zero is an empty place. */
+int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uint32_t step,
+                     const char *what, const char *of)
 {
-    /* A random odd factor: a peer can't choose blocks that fall together. */
+    /* A random odd factor: a peer can't choose numbers that fall together. */
     uint32_t bits = 2, *set, factor;
     int rc = 0;
 
@@ -74,15 +74,14 @@ static int blocks_distinct(struct call *call, const uint32_t *blocks, uint32_t n
     if (!set)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
     for (uint32_t i = 0; i < n && rc == 0; i++) {
-        uint32_t at = blocks[i] * factor >> (32 - bits);
+        uint32_t number = numbers[i * step], at = number * factor >> (32 - bits);
 
-        while (set[at] != 0 && set[at] != blocks[i] + 1)
+        while (set[at] != 0 && set[at] != number + 1)
             at = (at + 1) & ((1u << bits) - 1);
         if (set[at] != 0)
             rc = ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                               "blocks: block %u is named twice; each key of a load needs its own",
-                               blocks[i]);
-        set[at] = blocks[i] + 1;
+                               "%s %u is named twice; each %s needs its own", what, number, of);
+        set[at] = number + 1;
     }
     free(set);
     return rc;
@@ -100,7 +99,9 @@ static int blocks_take(struct call *call, struct transfer *t, const struct devic
                                  "blocks: block %u; this region has blocks 0 to %u", t->blocks[i],
                                  region->blocks - 1);
     }
-    return t->kind == TRANSFER_LOAD ? blocks_distinct(call, t->blocks, t->n_keys) : 0;
+    if (t->kind != TRANSFER_LOAD)
+        return 0;
+    return numbers_distinct(call, t->blocks, t->n_keys, 1, "blocks: block", "key of a load");
 }
 
 static void copy_range(struct transfer *t, const struct copy_params *p,
@@ -144,6 +145,12 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     uint32_t n;
     bool form;
 
+    if (region && region->pool) {
+        ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                      "region %llu is a pool, whose slots hold single shards: use fetch",
+                      (unsigned long long)p->region);
+        return NULL;
+    }
     if (!region || range_check(call, p, region->region->shards) != 0)
         return NULL;
     n = call_keys(call, region->ns, p->keys);
@@ -183,8 +190,7 @@ static bool block_loads(const struct transfer *t, block_ref ref)
     return b && block_complete(b, index_ns(t->r.s->rq->rooms.index, b->ns));
 }
 
-/* Finds and holds the blocks of a load or a prefetch. */
-static void blocks_find(struct transfer *t, const uint8_t *keys)
+void blocks_find(struct transfer *t, const uint8_t *keys)
 {
     struct requests *rq = t->r.s->rq;
 

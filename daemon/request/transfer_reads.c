@@ -3,9 +3,9 @@
  * A transfer of more than SMALL_ITEMS items is large. Large transfers may fill the tier's queue, but
  * then a client that wants one block waits for every read ahead of its own. So each read of a small
  * transfer narrows the queue: the next NARROW_READS reads of large transfers begin under a bound, and
- * the large transfers take turns. The bound is low enough for a small read to take at most three
- * times as long as on an idle disk, and high enough to keep a disk busy with parts of 128 KiB and
- * more. The tier does the same with writes (tier_io.small). */
+ * the large transfers take turns, the more urgent ones first. The bound is low enough for a small
+ * read to take at most three times as long as on an idle disk, and high enough to keep a disk busy
+ * with parts of 128 KiB and more. The tier does the same with writes (tier_io.small). */
 #include "daemon/request/transfer.h"
 
 #define SMALL_ITEMS 16u
@@ -53,6 +53,17 @@ static bool item_on_nvme(const struct transfer *t, uint32_t item)
     return b->part[item_part(t, item)].nvme == PART_NVME_READY;
 }
 
+/* Behind those of its priority. */
+static void reader_queue(struct requests *rq, struct transfer *t)
+{
+    struct list *before = rq->readers.prev;
+
+    while (before != &rq->readers &&
+           LIST_ENTRY(before, struct transfer, retry.link)->priority < t->priority)
+        before = before->prev;
+    list_push_front(before, &t->retry.link);
+}
+
 bool read_waits(struct transfer *t)
 {
     struct requests *rq = t->r.s->rq;
@@ -60,7 +71,7 @@ bool read_waits(struct transfer *t)
     if (!transfer_large(t) || !bound_reached(rq) || !item_reads(t, t->cursor))
         return false;
     cache_retry_cancel(&t->retry);
-    list_push_back(&rq->readers, &t->retry.link);
+    reader_queue(rq, t);
     return true;
 }
 

@@ -278,6 +278,34 @@ class Region:
         return list(self.call("load", names, blocks, **more)["status"])
 
 
+class Pool:
+    """Slots of single shards in a memfd, one behind the other. sections: how many planes a shard has."""
+
+    def __init__(self, client, ns, shard_bytes, slots, part=0, sections=1):
+        self.client, self.size, chunk = client, shard_bytes, shard_bytes // sections
+        fd = memfd(slots * shard_bytes)
+        self.memory = mmap.mmap(fd, slots * shard_bytes)
+        planes = [{"offset": i * chunk, "stride": shard_bytes, "chunk": chunk} for i in range(sections)]
+        try:
+            self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=slots, device="cpu", pool=True,
+                                      handles=[{"kind": 0, "bytes": slots * shard_bytes}], planes=planes)["region"]
+        finally:
+            os.close(fd)
+
+    def bytes(self, slot):
+        return self.memory[slot * self.size:(slot + 1) * self.size]
+
+    def clear(self):
+        self.memory[:] = bytes(len(self.memory))
+
+    def begin(self, items, **source):
+        """items: (index, shard, slot) each."""
+        return self.client.begin("fetch", region=self.number, items=u32(*(n for item in items for n in item)), **source)
+
+    def fetch(self, items, **source):
+        return list(self.client.wait(self.begin(items, **source))["status"])
+
+
 def memfd(size, seals=fcntl.F_SEAL_SHRINK):
     fd = os.memfd_create("blocks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)

@@ -24,8 +24,8 @@ except ImportError:  # another Python than Debian's is first in PATH
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
 from second_client import (BIG, BUSY, DEADLINE, DEMO, DENIED, DEVICE, INVALID, NOT_FOUND, NO_ROOM, OK, OTHER_UID, PAGE,
-                           TIMEOUT_S, UCMD, UNSUPPORTED, Case, Client, Closed, Refused, bounds, fingerprint_form,
-                           fits, frame, keys, memfd, pack, pickled, u32)
+                           TIMEOUT_S, UCMD, UNSUPPORTED, Case, Client, Closed, Pool, Refused, bounds,
+                           fingerprint_form, fits, frame, keys, memfd, pack, pickled, u32)
 
 SUITE_TIMEOUT_S = 300
 
@@ -246,6 +246,7 @@ class Requests(Case):
             "ring.unregister": {"ring": 1},
             "encoding.open": {"ns": ns, "encoding": "fp8", "dtype": "bf16", "k": [16, 1, 64], "v": [16, 1, 64]},
             "digest.open": digest, "digest.build": {"ns": derived, "keys": keys(1)}, "chain.open": {"ns": derived},
+            "fetch": {"region": Pool(client, ns, 4096, 1).number, "chain": chain, "items": u32(0, 1, 0)},
             "chain.append": {"chain": chain, "keys": keys(1)}, "chain.prefetch": {"chain": chain, "index": u32(0)},
             "select": {"chains": [chain], "shards": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},
             "chain.close": {"chain": chain}}

@@ -82,6 +82,7 @@ static const struct msg_region_register sample_region_register = {
     .handles = {sample_handles, 2},
     .planes = {sample_planes, 2},
     .ring_region = 3,
+    .pool = true,
 };
 static const struct msg_region sample_region = {.region = 5};
 static const struct msg_ring_register sample_ring_register = {
@@ -119,6 +120,17 @@ static const struct msg_load sample_load = {
 };
 static const struct msg_progress sample_progress = {
     .msgid = 3, .shards = 1, .status = SAMPLE_BIN(sample_status)};
+static const uint8_t sample_fetch_items[24] = {7, 0, 0, 0, 31, 0, 0, 0, 0, 1};
+static const struct msg_fetch sample_fetch = {
+    .region = 5,
+    .chain = 8,
+    .keys = SAMPLE_BIN(sample_keys),
+    .items = SAMPLE_BIN(sample_fetch_items),
+    .priority = 7,
+    .deadline_ms = 5000,
+};
+static const struct msg_fetch_r sample_fetch_r = {.status = SAMPLE_BIN(sample_status),
+                                                  .bytes = 131072};
 static const struct msg_dump sample_dump = {
     .region = 5,
     .keys = SAMPLE_BIN(sample_keys),
@@ -291,6 +303,8 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(dump),
     SAMPLE(prefetch),
     SAMPLE(blocks_r),
+    SAMPLE(fetch),
+    SAMPLE(fetch_r),
     SAMPLE(cancel),
     SAMPLE(cancel_r),
     {&proto_keys, &sample_some_keys},

@@ -1,0 +1,327 @@
+#!/usr/bin/env python3
+"""fetch: single layers of blocks into slots of a pool, against real daemons through second_client.py."""
+
+import faulthandler
+import os
+import random
+import signal
+import sys
+import time
+import unittest
+
+try:
+    from encoding_case import LAYERS as CODED_LAYERS, SHARD as CODED_SHARD, EncodingCase
+    from second_client import (CANCELLED, DEMO, FAILED, INVALID, MISS, NOT_FOUND, OK, Case, Client, Closed, Pool, Refused,
+                               Region, keys, u32)
+    from share_case import ON_SHARE, ShareCase
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+SUITE_TIMEOUT_S = 300
+LAYERS, SHARD, BLOCKS, SLOTS = 5, 4096, 24, 64
+IDENTITY = dict(DEMO, shards=[LAYERS], shard_bytes=SHARD)
+DIGEST = {"method": 1, "dtype": 1, "kv_heads": 1, "head_dim": 64, "k_token_stride": 128}
+
+
+class FetchCase(Case):
+    def stored(self, client=None, identity=IDENTITY, blocks=BLOCKS, slots=SLOTS):
+        """A client, its namespace with blocks 0 to n, a pool, and what the blocks hold."""
+        client, identity = client or self.client(), dict(identity, model=self.id())
+        ns = client.open(identity)
+        region = Region(client, ns, identity, blocks)
+        kv = [region.fill(block) for block in range(blocks)]
+        self.assertEqual(set(region.dump(range(blocks), range(blocks))), {OK})
+        return client, ns, Pool(client, ns, identity["shard_bytes"], slots), kv
+
+    def chain(self, client, ns, names):
+        derived = client.call("digest.open", ns=ns, **DIGEST)["ns"]
+        chain = client.call("chain.open", ns=derived)["chain"]
+        client.call("chain.append", chain=chain, keys=keys(*names))
+        return chain
+
+    def metrics(self, client):
+        return client.call("stats")["metrics"]
+
+    def right(self, pool, items, kv, status=None):
+        """The slots of items that are OK hold their shards, and no other slot holds anything."""
+        named = {slot: (kv[index], shard) for i, (index, shard, slot) in enumerate(items) if not status or status[i] == OK}
+        for slot in range(len(pool.memory) // pool.size):
+            block, shard = named.get(slot, (bytes(pool.size), 0))
+            self.assertEqual(pool.bytes(slot), block[shard * pool.size:(shard + 1) * pool.size], f"slot {slot}")
+
+    def scattered(self, count, blocks=BLOCKS, layers=LAYERS, slots=SLOTS):
+        slots = random.sample(range(slots), count)
+        return [(random.randrange(blocks), random.randrange(layers), slot) for slot in slots]
+
+
+class Fetch(FetchCase):
+    def test_scattered_layers_by_chain_and_by_keys(self):
+        client, ns, pool, kv = self.stored()
+        chain = self.chain(client, ns, range(BLOCKS))
+        before = self.metrics(client)
+        for source in ({"chain": chain}, {"keys": keys(*range(BLOCKS))}, {"chain": chain, "priority": 7, "deadline_ms": 5000}):
+            for items in (self.scattered(40), sorted(self.scattered(40)), [(7, 3, 60)], [(2, layer, layer) for layer in range(LAYERS)],
+                          [(2, 4, 0), (2, 4, 9), (3, 4, 1)]):
+                pool.clear()
+                self.assertEqual(pool.fetch(items, **source), [OK] * len(items))
+                self.right(pool, items, kv)
+        after = self.metrics(client)
+        grown = {name: after[name] - before[name] for name in after if isinstance(after[name], int)}
+        count = 3 * (40 + 40 + 1 + LAYERS + 3)
+        self.assertEqual((grown["fetches"], grown["fetch_items"], grown["fetch_bytes"], grown["load_bytes"]),
+                         (15, count, count * SHARD, count * SHARD))
+        self.assertEqual((grown["fetch_items_missed"], grown["fetch_reads"], grown["load_blocks_dram"]), (0, 0, 0))
+
+    def test_from_nvme_a_part_is_read_once(self):
+        client, ns, pool, kv = self.stored()
+        self.settled(client, ns)
+        client.call("evict", ns=ns, tier=1)
+        chain = self.chain(client, ns, range(BLOCKS))
+        before = self.metrics(client)
+        items = [(index, layer, (index - 4) * LAYERS + layer) for index in range(4, 12) for layer in range(LAYERS)]
+        random.shuffle(items)
+        self.assertEqual(pool.fetch(items, chain=chain), [OK] * len(items))
+        self.right(pool, items, kv)
+        after = self.metrics(client)
+        self.assertEqual([after[name] - before[name] for name in ("nvme_reads", "fetch_reads", "fetch_items")], [8, 8, len(items)])
+        self.assertEqual(client.tiers(ns, 3, 4, 11, 12), [2, 1, 1, 2], "what was read stays in DRAM")
+
+    def test_some_are_missing(self):
+        client, ns, pool, kv = self.stored()
+        names = [3, "nowhere", 5, 6, "nor here"]
+        self.settled(client, ns)
+        client.call("evict", ns=ns, keys=keys(6))
+        items = [(index, layer, index * LAYERS + layer) for index in range(5) for layer in range(LAYERS)]
+        random.shuffle(items)
+        missed = self.metrics(client)["fetch_items_missed"]
+        status = pool.fetch(items, keys=keys(*names))
+        self.assertEqual(status, [OK if index in (0, 2) else MISS for index, _, _ in items])
+        self.right(pool, items, [kv[name] if name in (3, 5) else None for name in names], status)
+        self.assertEqual(self.metrics(client)["fetch_items_missed"] - missed, 3 * LAYERS)
+
+    def test_evicted_by_name_in_between(self):
+        client, ns, pool, kv = self.stored()
+        chain = self.chain(client, ns, range(BLOCKS))
+        client.call("evict", ns=ns, keys=keys(4, 9))
+        items = self.scattered(60)
+        status = pool.fetch(items, chain=chain)
+        self.assertEqual(status, [MISS if index in (4, 9) else OK for index, _, _ in items])
+        self.right(pool, items, kv, status)
+
+    def test_the_chain_is_closed_meanwhile(self):
+        client, ns, pool, kv = self.stored()
+        self.settled(client, ns)
+        client.call("evict", ns=ns, tier=1)
+        chain = self.chain(client, ns, range(BLOCKS))
+        items = self.scattered(SLOTS)
+        fetch = client.begin("fetch", more=True, region=pool.number, chain=chain, items=u32(*(n for item in items for n in item)))
+        client.call("chain.close", chain=chain)
+        self.assertEqual(list(client.wait(fetch)["status"]), [OK] * len(items))
+        self.right(pool, items, kv)
+        self.refused(NOT_FOUND, pool.fetch, items, chain=chain)
+
+    def test_cancelled_and_unregistered(self):
+        client, ns, pool, kv = self.stored()
+        self.settled(client, ns)
+        everything, items = keys(*range(BLOCKS)), [(i, 0, i) for i in range(BLOCKS)]
+        for method in ("cancel", "region.unregister"):
+            client.call("evict", ns=ns, tier=1)
+            fetch = client.begin("fetch", more=True, region=pool.number, keys=everything, items=u32(*(n for i in items for n in i)))
+            client.call(method, **({"msgid": fetch} if method == "cancel" else {"region": pool.number}))
+            self.assertLessEqual(set(client.wait(fetch)["status"]), {OK, CANCELLED})
+        self.refused(NOT_FOUND, pool.fetch, items, keys=everything)
+
+    def test_a_client_that_dies(self):
+        other = self.client()
+        regions = self.metrics(other)["regions"]
+        client, ns, pool, kv = self.stored(client=Client(self.daemon))
+        self.settled(client, ns)
+        client.call("evict", ns=ns, tier=1)
+        for _ in range(20):
+            pool.begin(self.scattered(SLOTS), keys=keys(*range(BLOCKS)))
+        client.close()
+        self.until(lambda: self.metrics(other)["regions"] == regions and self.metrics(other)["requests_active"] == 0)
+        pool = Pool(other, other.open(dict(IDENTITY, model=self.id())), SHARD, SLOTS)
+        items = self.scattered(SLOTS)
+        self.assertEqual(set(pool.fetch(items, keys=keys(*range(BLOCKS)))), {OK})
+        self.right(pool, items, kv)
+
+    def test_bypassed(self):
+        client, ns, pool, _ = self.stored()
+        chain = self.chain(client, ns, range(BLOCKS))
+        client.call("bypass", ns=ns, load=1)
+        for source in ({"chain": chain}, {"keys": keys(*range(BLOCKS))}):
+            self.assertEqual(pool.fetch([(1, 0, 0), (2, 0, 1)], **source), [MISS, MISS])
+        client.call("bypass", ns=ns, load=2)
+        self.assertEqual(pool.fetch([(1, 0, 0)], chain=chain), [OK])
+
+    def test_wrong_numbers(self):
+        client, ns, pool, _ = self.stored()
+        chain, everything = self.chain(client, ns, range(BLOCKS)), keys(*range(BLOCKS))
+        huge = (1 << 32) - 1
+        for source in ({"chain": chain}, {"keys": everything}):
+            for item in ((BLOCKS, 0, 0), (huge, 0, 0), (0, LAYERS, 0), (0, huge, 0), (0, 0, SLOTS), (0, 0, huge)):
+                error = self.refused(INVALID, pool.fetch, [(0, 0, 5), item], **source)
+                self.assertIn("items[1]", str(error))
+            error = self.refused(INVALID, pool.fetch, [(0, 0, 5), (1, 1, 6), (2, 2, 5)], **source)
+            self.assertIn("slot 5 is named twice", str(error))
+        call = lambda **params: client.call("fetch", **params)  # noqa: E731
+        self.refused(INVALID, call, region=pool.number, chain=chain, items=bytes(13))
+        self.refused(INVALID, call, region=pool.number, items=u32(0, 0, 0))
+        self.refused(INVALID, call, region=pool.number, chain=chain, keys=everything, items=u32(0, 0, 0))
+        self.refused(INVALID, call, region=pool.number, keys=bytes(17), items=u32(0, 0, 0))
+        self.refused(NOT_FOUND, call, region=pool.number, chain=chain + 1, items=u32(0, 0, 0))
+        self.refused(NOT_FOUND, call, region=pool.number + 1, chain=chain, items=u32(0, 0, 0))
+        empty = self.chain(client, ns, ["nothing"])
+        self.refused(INVALID, call, region=pool.number, chain=empty, items=u32(0, 0, 0))
+        self.assertEqual(pool.fetch([(0, 0, 0)], chain=chain), [OK], "the connection goes on")
+
+    def test_more_blocks_than_a_request_has_keys(self):
+        client, ns, _, _ = self.stored()
+        chain = client.call("chain.open", ns=client.call("digest.open", ns=ns, **DIGEST)["ns"])["chain"]
+        for _ in range(2):
+            client.call("chain.append", chain=chain, keys=keys(*range(16)) * 1024)
+        pool = Pool(client, ns, SHARD, 65536)
+        items = [(i, i % LAYERS, i) for i in range(16385)]
+        self.assertIn("16384", str(self.refused(INVALID, pool.fetch, items, chain=chain)))
+        items = [(i // 4, i % LAYERS, 65535 - i) for i in range(65536)]
+        self.assertEqual(set(pool.fetch(items, chain=chain)), {OK})
+        items += [(0, 0, 0)]
+        self.refused(INVALID, pool.fetch, items, chain=chain)
+
+    def test_pools_and_other_regions(self):
+        client, ns, pool, _ = self.stored()
+        region, chain = Region(client, ns, dict(IDENTITY), 4), self.chain(client, ns, range(BLOCKS))
+        move = {"region": pool.number, "keys": keys(0), "blocks": u32(0)}
+        self.assertIn("pool", str(self.refused(INVALID, client.call, "load", **move)))
+        self.assertIn("pool", str(self.refused(INVALID, client.call, "dump", **move)))
+        self.assertIn("pool", str(self.refused(INVALID, client.call, "fetch", region=region.number, chain=chain, items=u32(0, 0, 0))))
+        other = client.open(dict(IDENTITY, model=self.id() + "other"))
+        elsewhere = Pool(client, other, SHARD, 4)
+        self.assertIn("namespace", str(self.refused(INVALID, elsewhere.fetch, [(0, 0, 0)], chain=chain)))
+        two = client.open(dict(IDENTITY, model=self.id() + "two", parts=2, shards=[LAYERS, 2]))
+        parts = Region(client, two, dict(IDENTITY, shards=[LAYERS, 2]), 1, part=1)
+        whole = Region(client, two, dict(IDENTITY, shards=[LAYERS, 2]), 1)
+        kv, _ = parts.fill(0), whole.fill(0)
+        self.assertEqual((parts.dump([1], [0]), whole.dump([1], [0])), ([OK], [OK]))
+        small = Pool(client, two, SHARD, 4, part=1)
+        self.assertEqual(small.fetch([(0, 1, 3)], keys=keys(1)), [OK])
+        self.assertEqual(small.bytes(3), kv[SHARD:])
+        self.refused(INVALID, small.fetch, [(0, 2, 3)], keys=keys(1))
+
+    def test_what_a_pools_planes_may_be(self):
+        client = self.client()
+        ns = client.open(dict(IDENTITY, model=self.id()))
+        pool = Pool(client, ns, SHARD, 4, sections=2)
+        for sizes, shards, words in (((SHARD // 2,), (0,), "2048 bytes"), ((SHARD // 2, SHARD), (0, 0), "add up"),
+                                     ((SHARD // 2, SHARD // 2), (0, 1), "hold any shard"), ((SHARD, SHARD), (0, 1), "hold any shard")):
+            planes = [{"offset": i * SHARD, "stride": 2 * SHARD, "chunk": size, "shard": shard}
+                      for i, (size, shard) in enumerate(zip(sizes, shards))]
+            fd = os.memfd_create("x", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, 8 * SHARD)
+            error = self.refused(INVALID, client.call, "region.register", [fd], ns=ns, blocks=4, device="cpu", pool=True,
+                                 handles=[{"kind": 0, "bytes": 8 * SHARD}], planes=planes)
+            os.close(fd)
+            self.assertIn(words, str(error))
+        client.call("region.unregister", region=pool.number)
+
+
+class Small(FetchCase):
+    options = {"arena.size": "8MiB", "nvme.size": "64MiB"}
+
+    def test_more_than_a_job_and_more_than_the_arena(self):
+        """Parts of 320 KiB, and more items than a job of a device has."""
+        identity = dict(IDENTITY, shard_bytes=65536)
+        client, ns, pool, kv = self.stored(identity=identity, blocks=BLOCKS, slots=1000)
+        region = Region(client, ns, dict(identity, model=self.id()), BLOCKS)
+        for first in range(BLOCKS, 3 * BLOCKS, BLOCKS):  # 22 MiB
+            kv += [region.fill(block) for block in range(BLOCKS)]
+            self.assertEqual(set(region.dump(range(first, first + BLOCKS), range(BLOCKS))), {OK})
+            self.settled(client, ns)
+        chain = self.chain(client, ns, range(3 * BLOCKS))
+        items = self.scattered(900, blocks=3 * BLOCKS, slots=1000)
+        self.assertEqual(set(pool.fetch(items, chain=chain)), {OK})
+        self.right(pool, items, kv)
+
+    def test_damaged_on_nvme(self):
+        client, ns, pool, kv = self.stored()
+        self.settled(client, ns)
+        client.call("evict", ns=ns, tier=1)
+        spoiled = False
+        for path in [os.path.join(at, name) for at, _, names in os.walk(self.daemon.store) for name in names]:
+            with open(path, "r+b") as file:
+                if (at := file.read().find(kv[8][:512])) >= 0:
+                    file.seek(at + 99)
+                    file.write(bytes([kv[8][99] ^ 4]))
+                    spoiled = True
+        self.assertTrue(spoiled)
+        items = [(8, 1, 0), (7, 1, 1), (8, 4, 2)]
+        status = pool.fetch(items, keys=keys(*range(BLOCKS)))
+        self.assertEqual(status, [FAILED, OK, FAILED])
+        self.right(pool, items, kv, status)
+
+
+class Drained(FetchCase):
+    @classmethod
+    def tearDownClass(cls):
+        pass
+
+    def test_drained(self):
+        client, ns, pool, kv = self.stored()
+        self.settled(client, ns)
+        client.call("evict", ns=ns, tier=1)
+        everything, items = keys(*range(BLOCKS)), self.scattered(SLOTS)
+        fetch = pool.begin(items, keys=everything)
+        client.call("health")  # the fetch was taken
+        self.daemon.process.send_signal(signal.SIGTERM)
+        self.assertEqual(list(client.wait(fetch)["status"]), [OK] * len(items))
+        self.right(pool, items, kv)
+        try:
+            while True:
+                pool.fetch(items, keys=everything)
+                time.sleep(0.01)
+        except (Refused, Closed) as end:
+            self.assertTrue(isinstance(end, Closed) or end.code in (11, NOT_FOUND), end)
+        self.assertEqual(self.daemon.stop(), 0)
+
+
+class Encoded(EncodingCase):
+    def test_coded_blocks_and_plain_ones(self):
+        for encoding in ("fp8", "lossless"):
+            with self.subTest(encoding=encoding):
+                plain, engine = self.engine(None), self.engine(encoding)
+                blocks = [engine.pages.fill(i) for i in range(8)]
+                for i, block in enumerate(blocks):
+                    plain.pages.put(i, block)
+                names = [f"{encoding}{i}" for i in range(8)]
+                self.assertEqual(engine.dump(names[:4], range(4)), [OK] * 4)
+                self.assertEqual(plain.dump(names[4:], range(4, 8)), [OK] * 4)
+                blocks[:4] = [engine.through(block) for block in blocks[:4]]
+                pool = Pool(engine.client, engine.ns, CODED_SHARD, 40, sections=2)
+                items = [(i % 8, random.randrange(CODED_LAYERS), slot) for i, slot in enumerate(random.sample(range(40), 30))]
+                before = engine.metrics()["decode_plain_bytes"]
+                self.assertEqual(pool.fetch(items, keys=keys(*names)), [OK] * 30)
+                for index, shard, slot in items:
+                    self.assertEqual(pool.bytes(slot), blocks[index][shard * CODED_SHARD:(shard + 1) * CODED_SHARD])
+                self.assertEqual(engine.metrics()["decode_plain_bytes"] - before, CODED_SHARD * sum(item[0] < 4 for item in items))
+
+
+class Shared(ShareCase):
+    def test_from_the_shared_tier(self):
+        self.identity = dict(IDENTITY, model=self.id())
+        first = self.host()
+        kv = self.stored(first, 8)[0]
+        second = self.host()
+        self.assertEqual(second.tiers(*range(8)), [ON_SHARE] * 8)
+        pool = Pool(second.client, second.ns, SHARD, 8)
+        items = [(index, 4 - index % LAYERS, 7 - index) for index in range(8)]
+        self.assertEqual(pool.fetch(items, keys=keys(*range(8))), [OK] * 8)
+        for index, shard, slot in items:
+            self.assertEqual(pool.bytes(slot), kv[index][shard * SHARD:(shard + 1) * SHARD])
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main()
