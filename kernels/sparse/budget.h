@@ -3,7 +3,7 @@
  * between steps and a host that replays them agree.
  *
  * The measured share is that of the layer's least covered KV head: the weight of what was attended over
- * that and the estimated weight of what was left (psa.h), as merging the attended parts gives it. A step
+ * that and the estimated weight of what was left (kernels/attend/stop.h), as merging the attended parts gives it. A step
  * that covers less than the goal gets more blocks at once; after `patience` steps in a row that cover it,
  * the budget falls by a little. So it follows a query that looks elsewhere within a few steps, and does
  * not fall because one was easy. */

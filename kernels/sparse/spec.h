@@ -1,4 +1,4 @@
-/* For the files of this room only. */
+/* For the files of this room and of kernels/attend. */
 #ifndef UCM_KERNELS_SPARSE_SPEC_H
 #define UCM_KERNELS_SPARSE_SPEC_H
 

@@ -1,0 +1,101 @@
+/* Attention in rounds that ends when enough is covered: PSA's rule, an estimate, a certificate.
+ *
+ * The blocks of a list are attended in the order of their scores, `every` at a time. After each round the
+ * *share* is what was attended, over that and what is left, where left is what the list still holds and what
+ * lies *beyond* it: the sequence's blocks that are in no list. The rules differ in what they take these to weigh:
+ * - psa: each as much as the lightest block of the list so far. It trusts the order: one light block that came
+ *   early ends it, whatever is left. The window does not count as light; it is no choice.
+ * - estimated: what its score says, of `stats` or of `tokens` with rest.
+ * - certified: at most tokens * e^(scale * its `box` score).
+ * A list ends when the least share of its query heads has reached eps. Its blocks are read for all of them, so
+ * none can stop alone; the lists of other KV heads go on or end by themselves. One list for all KV heads ends
+ * when all of them may.
+ *
+ * The *certificate* is reported whenever bounds are given, whatever the rule. It is never above the true share: keys
+ * are exact, the box is rounded outward, weights of what is left are rounded up, and the attended sum's own error
+ * (ucm_attend_slack) is taken off. What is no number is never in favour of stopping: of an estimate or a bound that
+ * is NaN or +inf nothing is known, so the share is 0 while that block is left, and so it is if what was attended
+ * is NaN. Where nothing is left and nothing lies beyond, it is 1. */
+#ifndef UCM_KERNELS_ATTEND_STOP_H
+#define UCM_KERNELS_ATTEND_STOP_H
+
+#include "kernels/attend/attend.h"
+
+/* ---- what is left ---- */
+
+/* units * 2^-40 * e^top. Units are whole and rounded up, so blocks can be added and taken away in any order, and
+ * when all were taken nothing is left. */
+struct ucm_left {
+    float top;
+    uint32_t unknown; /* blocks of which nothing is known */
+    uint64_t units;
+};
+
+/* Of n blocks with these logarithms of weights; -inf weighs nothing, of +inf and NaN nothing is known. At most
+ * 2^20 blocks. */
+struct ucm_left ucm_left_of(const float *log_weight, uint32_t n);
+/* Takes away one of them. */
+void ucm_left_take(struct ucm_left *left, float log_weight);
+
+/* The logarithm of what a block of that many tokens weighs at most, from a `box` score, rounded up. */
+float ucm_left_bound(const struct ucm_attend_plan *plan, float box_score, uint32_t tokens);
+
+/* The share that sum * e^top is of itself and n lefts, rounded down. slack: what top + ln(sum) may be too
+ * large by. */
+float ucm_left_share(float top, float sum, float slack, const struct ucm_left *left, uint32_t n);
+
+/* ---- rounds ---- */
+
+enum ucm_stop_rule {
+    UCM_STOP_NEVER = 0, /* the whole list */
+    UCM_STOP_PSA = 1,
+    UCM_STOP_ESTIMATED = 2,
+    UCM_STOP_CERTIFIED = 3,
+};
+
+struct ucm_stop_spec {
+    uint32_t rule;  /* enum ucm_stop_rule */
+    uint32_t every; /* blocks of a round */
+    float eps;      /* 0 to 1 */
+};
+
+/* 0; or -EINVAL, and why says in a sentence which field is wrong and what would be right. */
+int ucm_stop_check(const struct ucm_stop_spec *spec, char why[UCM_SPARSE_WHY]);
+
+/* One list, for `heads` KV heads from `first` on: their rows are [heads][group]. */
+struct ucm_stop_list {
+    uint32_t first, heads;
+    const float *query; /* [heads][query_floats] of ucm_attend_query */
+    struct ucm_attend_memory memory;
+    const int32_t *blocks; /* in the order of attention, all of them whole */
+    uint32_t n;
+    uint32_t beyond; /* how many of the sequence's blocks are neither here nor in the window */
+    const float *estimate; /* [rows][pitch]: logarithms of weights; needed by `estimated` */
+    const float
+        *bound; /* [rows][pitch]: of ucm_left_bound; needed by `certified`; NULL: no certificate */
+    uint32_t pitch;
+    const struct ucm_left *estimate_beyond, *bound_beyond; /* [rows]; needed if beyond > 0 */
+};
+
+struct ucm_stop_report {
+    uint32_t blocks, rounds; /* attended */
+    float
+        share; /* the least of the rows, as the rule has it; `never`: 0, or 1 if nothing is left */
+    float certificate; /* the least of the rows; 0: nothing is certain */
+};
+
+/* What a row remembers from round to round. */
+struct ucm_stop_row {
+    float lightest, abs_sum;
+    struct ucm_left estimate, bound;
+};
+
+/* Attends the list's blocks to the states [heads], which have begun and may hold the window already, until the rule
+ * stops it. For a certificate they must have been measured from their beginning. rows: scratch, [heads][group].
+ * -EINVAL: what the rule needs is not there; -ENOENT: as ucm_attend_add. The result is that of the attended
+ * blocks, bit for bit. */
+int ucm_attend_rounds(const struct ucm_attend_plan *plan, const struct ucm_stop_spec *stop,
+                      const struct ucm_stop_list *list, struct ucm_attend_state *states,
+                      struct ucm_stop_row *rows, struct ucm_stop_report *report);
+
+#endif
