@@ -139,8 +139,8 @@ class Decisions(unittest.TestCase):
         request.block_hashes = [bytes(32)] * 40000
         request.tokens = [0] * (40000 * BLOCK)
         half.matched_tokens(request, 0)
-        half.allocated(request, list(range(40000)), 0)
-        plan = half.step(self.output(request, list(range(40000)), 40000 * BLOCK))
+        half.allocated(request, list(range(1, 40001)), 0)
+        plan = half.step(self.output(request, list(range(1, 40001)), 40000 * BLOCK))
         self.assertEqual([len(c.blocks) for c in plan.stores], [16384, 16384, 7232])
 
     def test_nvme_is_measured(self):

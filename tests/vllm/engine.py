@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 BLOCK = 16
 LATER = -1
+HOLE = 0
 
 
 class Request:
@@ -42,16 +43,20 @@ class Request:
         while (len(self.block_hashes) + 1) * BLOCK <= len(self.tokens):
             first = len(self.block_hashes) * BLOCK
             parent = self.block_hashes[-1] if first else self.salt.encode()
-            tokens = np.array(self.tokens[first: first + BLOCK], np.int32).tobytes()
-            self.block_hashes.append(hashlib.sha256(parent + b"/" + tokens).digest())
+            self.block_hashes.append(hashlib.sha256(parent + b"/" + self._content(first)).digest())
+
+    def _content(self, first):
+        """What the KV of the block that begins with this token is a function of, beside the blocks before it."""
+        return np.array(self.tokens[first: first + BLOCK], np.int32).tobytes()
 
 
 class Pool:
-    """Blocks by reference counts; free ones keep what they hold until they are taken, the longest free first."""
+    """Blocks by reference counts; free ones keep what they hold until they are taken, the longest free first. A request has HOLE
+    in place of a block that it needs no page for."""
 
     def __init__(self, blocks):
         self.references = [0] * blocks
-        self.free = OrderedDict((b, None) for b in range(1, blocks))  # block 0 is nobody's
+        self.free = OrderedDict((b, None) for b in range(1, blocks))  # HOLE is nobody's
         self.of_hash, self.hash_of = {}, {}
         self.requests = {}
 
@@ -63,13 +68,13 @@ class Pool:
             blocks.append(self.of_hash[key])
         return blocks
 
-    def allocate(self, request, tokens, hits=()):
-        """Room for the first `tokens` tokens; the new blocks, or None."""
-        own = self.requests.get(request.request_id, [])
+    def allocate(self, request, tokens, hits=(), holes=0):
+        """Room for the first `tokens` tokens; the new blocks, or None. holes: of so many blocks behind the hits."""
+        own, hits = self.requests.get(request.request_id, []), list(hits) + [HOLE] * holes
         wanted = -(-tokens // BLOCK) - len(own) - len(hits)
         if wanted > len(self.free) - sum(1 for b in hits if b in self.free):
             return None
-        for b in hits:
+        for b in filter(None, hits):
             self.references[b] += 1
             self.free.pop(b, None)
         new = []
@@ -78,21 +83,38 @@ class Pool:
             self.of_hash.pop(self.hash_of.pop(b, None), None)
             self.references[b] = 1
             new.append(b)
-        self.requests[request.request_id] = own + list(hits) + new
+        self.requests[request.request_id] = own + hits + new
         return new
 
     def cache(self, request, tokens):
         blocks = self.requests[request.request_id]
         for i in range(min(tokens // BLOCK, len(request.block_hashes))):
             key = request.block_hashes[i]
-            if key not in self.of_hash and blocks[i] not in self.hash_of:
+            if blocks[i] != HOLE and key not in self.of_hash and blocks[i] not in self.hash_of:
                 self.of_hash[key], self.hash_of[blocks[i]] = blocks[i], key
 
     def release(self, request):
         for b in reversed(self.requests.pop(request.request_id, [])):
-            self.references[b] -= 1
-            if self.references[b] == 0:
-                self.free[b] = None
+            self._unused(b)
+
+    def forget(self, blocks):
+        """What is in them is not what they were cached for."""
+        for b in blocks:
+            self.of_hash.pop(self.hash_of.pop(b, None), None)
+
+    def give_back(self, request, blocks):
+        """The request needs no pages for its first `blocks` blocks any more."""
+        own = self.requests[request.request_id]
+        for i in range(blocks):
+            own[i], b = HOLE, own[i]
+            self._unused(b)
+
+    def _unused(self, b):
+        if b == HOLE:
+            return
+        self.references[b] -= 1
+        if self.references[b] == 0:
+            self.free[b] = None
 
     def idle(self):
         return len(self.free) == len(self.references) - 1 and not self.requests
@@ -262,8 +284,11 @@ class Engine:
         i = 0
         while i < len(self.running) and left > 0:
             request = self.running[i]
-            n = min(request.num_tokens - request.num_computed_tokens, left)
+            n = self._tokens(request, request.num_computed_tokens, left)
             new = self.pool.allocate(request, request.num_computed_tokens + n)
+            if new is None and self._waits_for_pages(request):
+                i += 1
+                continue
             if new is None:
                 victim = self.running.pop()
                 assert victim.request_id not in out.num_scheduled_tokens
@@ -276,6 +301,18 @@ class Engine:
             left -= n
             i += 1
         return left
+
+    def _tokens(self, request, computed, left):
+        """How many tokens of it the next step may compute."""
+        return min(request.num_tokens - computed, left)
+
+    def _waits_for_pages(self, request):
+        """Some that it has will be free without a preemption."""
+        return False
+
+    def _holes(self, request, computed, hits):
+        """How many blocks behind these hits need no pages."""
+        return 0
 
     def _preempt(self, request):
         self.pool.release(request)
@@ -341,8 +378,9 @@ class Engine:
                 if external is None:
                     return LATER
             computed += external
-        n = 0 if asynchronous else min(request.num_tokens - computed, left)
-        if self.pool.allocate(request, computed + n, hits) is None:
+        n = 0 if asynchronous else self._tokens(request, computed, left)
+        holes = 0 if request.num_computed_tokens else self._holes(request, computed, len(hits))
+        if self.pool.allocate(request, computed + n, hits, holes) is None:
             return None
         blocks = self.pool.requests[request.request_id]
         if self.connector is not None:
@@ -415,13 +453,14 @@ class Engine:
             for request, position, hidden in work:
                 self._write(layer, request, position, *self.model.keys_values(layer, hidden, position))
             for item in work:
-                request, position, hidden = item
-                item[2] = self.model.layer(layer, hidden, position, *self._read(layer, request, position + 1))
-            for rank in self.ranks:
-                if rank.connector is not None:
-                    rank.connector.save_kv_layer(f"layers.{layer}", None, None)
+                item[2] = self._attend(layer, *item)
+            for connector in connectors:
+                connector.save_kv_layer(f"layers.{layer}", None, None)
         return {request.request_id: self.model.logits(hidden) for request, position, hidden in work
                 if position == request.num_tokens - 1}
+
+    def _attend(self, layer, request, position, hidden):
+        return self.model.layer(layer, hidden, position, *self._read(layer, request, position + 1))
 
     def _write(self, layer, request, position, k, v):
         block, row = self.pool.requests[request.request_id][position // BLOCK], position % BLOCK

@@ -11,7 +11,19 @@ PER_KV = HEADS // KV_HEADS
 
 
 def _unit(x):
-    return x / np.sqrt(np.mean(x * x) + np.float32(1e-5))
+    return x / np.sqrt(x @ x / np.float32(x.size) + np.float32(1e-5))
+
+
+def heads_of(kv_head):
+    """The query heads that share a KV head."""
+    return slice(kv_head * PER_KV, (kv_head + 1) * PER_KV)
+
+
+def attend(q, k, v):
+    """Softmax of queries that share a KV head over its tokens: q is [queries, HEAD], k and v [tokens, HEAD]."""
+    scores = np.ascontiguousarray(k) @ q.T / np.float32(HEAD**0.5)
+    weights = np.exp(scores - scores.max(axis=0))
+    return weights.T @ np.ascontiguousarray(v) / weights.sum(axis=0)[:, None]
 
 
 class Model:
@@ -50,16 +62,19 @@ class Model:
         k = self.rotate((w["k"] @ x).reshape(KV_HEADS, HEAD), position)
         return k, (w["v"] @ x).reshape(KV_HEADS, HEAD)
 
+    def queries(self, layer, hidden, position):
+        """Of one token: [HEADS, HEAD]."""
+        return self.rotate((self.layers[layer]["q"] @ _unit(hidden)).reshape(HEADS, HEAD), position)
+
     def layer(self, layer, hidden, position, k, v):
         """The token's next hidden state; k and v: [tokens up to it, KV_HEADS, HEAD]."""
-        w, x = self.layers[layer], _unit(hidden)
-        q = self.rotate((w["q"] @ x).reshape(HEADS, HEAD), position)
-        out = np.empty((HEADS, HEAD), np.float32)
-        for h in range(HEADS):
-            scores = np.ascontiguousarray(k[:, h // PER_KV]) @ q[h] / np.float32(HEAD**0.5)
-            weights = np.exp(scores - scores.max())
-            out[h] = weights @ np.ascontiguousarray(v[:, h // PER_KV]) / weights.sum()
-        hidden = hidden + w["o"] @ out.reshape(-1)
+        q = self.queries(layer, hidden, position)
+        return self.after(layer, hidden, [attend(q[heads_of(g)], k[:, g], v[:, g]) for g in range(KV_HEADS)])
+
+    def after(self, layer, hidden, outputs):
+        """The token's next hidden state. outputs: of the attention of each KV head's query heads."""
+        w = self.layers[layer]
+        hidden = hidden + w["o"] @ np.concatenate(outputs).reshape(-1)
         x = _unit(hidden)
         gate = w["gate"] @ x
         return hidden + w["down"] @ (gate / (1 + np.exp(-gate)) * (w["up"] @ x))

@@ -27,6 +27,9 @@ from .settings import Settings
 #: Most keys of one request to the daemon (proto/limits.h).
 _MAX_KEYS = 16384
 
+#: vLLM's id of no block: it stands in a request's table for one that has no pages any more, or needs none.
+_NULL_BLOCK = 0
+
 #: Behind every block.
 _NEVER = 1 << 62
 
@@ -262,12 +265,18 @@ class SchedulerHalf:
                 self._release(tracked)
             return
         first, end = promise.start, promise.start + -(-tokens // self.block_tokens)
-        copy = Copy(request.request_id, tracked.keys(first, end), tracked.blocks[first:end])
+        copy = self._copy(tracked, first, end)
         self._plan.loads.append(copy)
         tracked.loads, tracked.began = frozenset(copy.blocks), time.monotonic()
         tracked.slow = min(promise.on_nvme, end - first) * self.block_tokens
         # After a load within a step the lease stays until the request ends, or runs out.
         tracked.loading = self.settings.async_load
+
+    def given_back(self, request_id: str, blocks: int) -> None:
+        """The engine has taken the pages of so many first blocks of a request."""
+        tracked = self._requests.get(request_id)
+        if tracked is not None:
+            tracked.blocks[:blocks] = [_NULL_BLOCK] * len(tracked.blocks[:blocks])
 
     def from_nvme(self, request: Any) -> int:
         """How many tokens of its load come from NVMe."""
@@ -336,12 +345,20 @@ class SchedulerHalf:
             first = tracked.stored
             plain, until = self._plain(request, first)
             tracked.stored = min(end, until, first + _MAX_KEYS)
-            keys = tracked.keys(first, tracked.stored)
-            copy = Copy(request.request_id, keys, tracked.blocks[first : tracked.stored], plain)
+            copy = self._copy(tracked, first, tracked.stored, plain)
+            if not copy.blocks:
+                continue
             if self._risky > self._known:
                 self._held.append(_Held(self._number, tracked, first, copy))
             else:
                 self._plan.stores.append(copy)
+
+    @staticmethod
+    def _copy(tracked: _Request, first: int, end: int, plain: bool = False) -> Copy:
+        """Of these blocks, but for those that have no pages."""
+        there = [i for i in range(first, end) if tracked.blocks[i] != _NULL_BLOCK]
+        keys = b"".join(tracked.keys(i, i + 1) for i in there) if len(there) < end - first else tracked.keys(first, end)
+        return Copy(tracked.vllm.request_id, keys, [tracked.blocks[i] for i in there], plain)
 
     def _plain(self, request: Any, block: int) -> tuple[bool, int]:
         """Whether that block of a request is stored as it is though the engine encodes, and up to which block that is so."""

@@ -117,6 +117,8 @@ class WorkerHalf:
         self._stores: dict[str, list[_Store]] = {}
         #: The daemon can't open this process's events, so dumps begin when these have come.
         self._events_refused = False
+        #: Requests of which this step's plan stores nothing.
+        self._discarded: set[str] = set()
         #: A block did not fit its encoding.
         self._unfit = False
         #: Finished requests that are not reported yet.
@@ -255,8 +257,11 @@ class WorkerHalf:
 
     def start_stores(self, plan: Plan) -> None:
         self._ending |= plan.ended
+        discarded, self._discarded = self._discarded, set()
         event = None
         for copy in plan.stores if self.writes else ():
+            if copy.request in discarded:
+                continue
             region = self.link.region
             if region is None:  # also when the last call timed out: each such call costs its timeout
                 return
@@ -265,6 +270,10 @@ class WorkerHalf:
             store = _Store(copy, event, time.monotonic() + self.settings.transfer_deadline)
             if self._begin_store(store):
                 self._stores.setdefault(copy.request, []).append(store)
+
+    def discard(self, requests: set[str]) -> None:
+        """What this step computed of these requests is wrong, and they will be computed again: nothing of it is stored."""
+        self._discarded |= requests
 
     def _begin_store(self, store: _Store) -> bool:
         """False: there will be none. While its event must come first, there is no task."""

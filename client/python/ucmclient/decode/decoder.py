@@ -1,0 +1,353 @@
+"""A worker's half of sparse decoding: slots, rows of digests, and the daemon behind them."""
+
+from __future__ import annotations
+
+import time
+from collections import abc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Optional, Protocol
+
+from ..client import BlockResult, Namespace, Plane, Region, Task
+from ..errors import Status, UcmError
+from ..memory import SharedMemory
+from ..sparse.chain import Chain, DigestNamespace
+from ..sparse.digest import Digest, Digests
+from .policy import Policy, Room
+from .residency import Full, Residency
+from .rows import Rows
+
+#: Pause before asking a daemon again that is away, or has no room now.
+_PAUSE = 0.005
+#: When the daemon goes away during a copy, its last bytes may land within this time.
+_GRACE = 0.5
+#: A later try may find the block.
+_PASSING = frozenset((BlockResult.NO_ROOM, BlockResult.IN_PROGRESS, BlockResult.CANCELLED))
+_URGENT = 7
+
+
+class Source(Protocol):
+    """The connection, as ucmclient.vllm.link.Link has it. While the daemon is away, the namespaces are None; after it they may be
+    other objects. ask() returns the call's result, or None if it failed."""
+
+    @property
+    def ns(self) -> Optional[Namespace]: ...
+
+    @property
+    def digests(self) -> Optional[DigestNamespace]: ...
+
+    def ask(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any: ...
+
+    def cut(self) -> None: ...
+
+
+class Lost(Exception):
+    """Blocks of a sequence can't be had from the daemon: compute the sequence again."""
+
+
+@dataclass
+class Counts:
+    """hits, misses: of slots. fetched: layers of blocks that came into slots, streamed: that prefill read. computed, loaded: digests
+    of blocks, by this worker or from the daemon. failed: layers of blocks, and digests of blocks, that did not come."""
+
+    hits: int = 0
+    misses: int = 0
+    fetched: int = 0
+    streamed: int = 0
+    computed: int = 0
+    loaded: int = 0
+    failed: int = 0
+    full: int = 0
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Of one request. keys, rows: of its candidates from the first block on. kept: so many of its first blocks are in the
+    daemon, and stay there."""
+
+    name: str
+    keys: list[bytes] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    chain: Optional[Chain] = None
+    kept: int = 0
+
+
+class Decoder:
+    """For one rank of one engine. A step goes so:
+
+        for sequence in step:  # once
+            decoder.extend(sequence, keys, shards)
+        decoder.begin()
+        for each layer and sequence:
+            lists = decoder.choose(sequence, layer, candidates, q)
+            slots = decoder.resolve(sequence, layer, blocks)  # and attend what is in slots
+        if decoder.missing:
+            lost = decoder.serve()
+            # throw away what the step computed, and repeat it from begin() on without the lost ones
+
+    A repeated step finds everything that it chose in its first layers, so it is repeated as often as it has layers at the most."""
+
+    def __init__(
+        self,
+        source: Source,
+        digest: Digest,
+        policy: Policy,
+        room: Room,
+        *,
+        shard_bytes: int,
+        part: int = 0,
+        deadline: float = 2.0,
+        timeout: float = 1.0,
+    ):
+        """deadline: for blocks and digests to come, in seconds. timeout: of calls that only name them."""
+        self.source, self.digest, self.policy, self.room = source, digest, policy, room
+        self.part, self.deadline, self.timeout = part, deadline, timeout
+        self.layers, self.shard_bytes = len(policy.choices), shard_bytes
+        self.counts = Counts()
+        self.residency = Residency(self.layers, room.slots)
+        self.rows = Rows(room.rows, self.residency.forget)
+        self.slots = SharedMemory((room.slots + room.stream) * shard_bytes)
+        self._landing = SharedMemory(room.stream * self.layers * shard_bytes)
+        self._digests = SharedMemory(room.rows * self.layers * digest.bytes)
+        self._ns: Optional[Namespace] = None
+        self._pool: Optional[Region] = None
+        self._digest_region: Optional[Region] = None
+        self.sequences: dict[str, Sequence] = {}
+        #: What this step chose and is in no slot, with who chose it.
+        self.missing: dict[tuple[int, int], set[Sequence]] = {}
+
+    # ---- the daemon ----
+
+    def _connected(self) -> bool:
+        """Registers the memory with each new connection. Slots and rows keep what they hold: keys name contents."""
+        ns, digests = self.source.ns, self.source.digests
+        if ns is None or digests is None:
+            return False
+        if ns is not self._ns:
+            for sequence in self.sequences.values():
+                sequence.chain = None
+            self._ns, self._pool, self._digest_region = None, None, None
+            size, n = self.shard_bytes, self.room.stream
+            planes = [Plane(0, layer * n * size, size, size, layer) for layer in range(self.layers)]
+            self._pool = self.source.ask(
+                ns.register, [self._landing.memory()], planes, blocks=n, part=self.part, timeout=self.timeout
+            )
+            size, n = self.digest.bytes, self.room.rows
+            planes = [Plane(0, layer * n * size, size, size, layer) for layer in range(self.layers)]
+            self._digest_region = self.source.ask(
+                digests.register, [self._digests.memory()], planes, blocks=n, part=self.part, timeout=self.timeout
+            )
+            self._ns = ns if self._pool and self._digest_region else None
+        return self._ns is not None
+
+    def _bring(
+        self,
+        what: abc.Sequence[Any],
+        begin: Callable[[abc.Sequence[Any], float], Optional[Task]],
+        landed: Callable[[int, Any], None],
+    ) -> list[Any]:
+        """Until all have come, or the deadline: what did not. begin(what, seconds) starts the transfer of all, landed(i, one) runs
+        for each that has come, the i-th of the latest transfer."""
+        until, failed = time.monotonic() + self.deadline, []
+        while what:
+            left = until - time.monotonic()
+            if left <= 0:
+                return failed + list(what)
+            results = self._transferred(begin(what, left) if self._connected() else None, left)
+            if results is None:
+                time.sleep(min(_PAUSE, left))
+                continue
+            again = []
+            for i, (one, result) in enumerate(zip(what, results)):
+                if result == BlockResult.OK:
+                    landed(i, one)
+                else:
+                    (again if result in _PASSING else failed).append(one)
+            if again:
+                time.sleep(min(_PAUSE, left))
+            what = again
+        return failed
+
+    def _transferred(self, task: Optional[Task], left: float) -> Optional[bytes]:
+        if task is None:
+            return None
+        try:
+            return task.wait(left + _PAUSE).blocks
+        except UcmError as error:
+            if error.status == Status.DEADLINE:  # nothing may write to these slots any more
+                self.source.cut()
+            time.sleep(_GRACE)
+            return None
+        finally:
+            task.close()
+
+    # ---- sequences ----
+
+    def open(self, name: str) -> Sequence:
+        return self.sequences.setdefault(name, Sequence(name))
+
+    def close(self, name: str) -> None:
+        """The request is over, or is computed again."""
+        sequence = self.sequences.pop(name, None)
+        if sequence is None:
+            return
+        for missed in self.missing.values():
+            missed.discard(sequence)
+        for row in sequence.rows:
+            self.rows.release(row)
+        if sequence.chain is not None:
+            sequence.chain.close()
+
+    def extend(
+        self, sequence: Sequence, keys: abc.Sequence[bytes], shards: Callable[[int], Optional[abc.Sequence[Any]]]
+    ) -> None:
+        """Makes candidates of the blocks of these keys, from the sequence's end on. shards(i): of block i of the sequence
+        the bytes of all layers, from which digests are computed; None: it has no pages, and its digests are loaded."""
+        wanted = []
+        for key in keys:
+            row = self.rows.bind(key)
+            if row is None:
+                raise Lost("all rows of digests are in use")
+            sequence.keys.append(key)
+            sequence.rows.append(row)
+            if self.rows.filled(row):
+                continue
+            at = shards(len(sequence.rows) - 1)
+            if at is None:
+                wanted.append((key, row))
+            else:
+                self._compute(row, at)
+        if wanted:
+            self._load_digests(sequence, wanted)
+
+    def _at(self, layer: int, row: int) -> slice:
+        begin = (layer * self.room.rows + row) * self.digest.bytes
+        return slice(begin, begin + self.digest.bytes)
+
+    def _compute(self, row: int, shards: abc.Sequence[Any]) -> None:
+        for layer, shard in enumerate(shards):
+            self._digests.buffer[self._at(layer, row)] = self.digest.compute(shard, 1).data.cast("B")
+        self.rows.fill(row)
+        self.counts.computed += 1
+
+    def _load_digests(self, sequence: Sequence, wanted: list[tuple[bytes, int]]) -> None:
+        self.keep(sequence, sequence.keys, build=True)
+
+        def begin(some: abc.Sequence[tuple[bytes, int]], left: float) -> Optional[Task]:
+            region, keys = self._digest_region, b"".join(key for key, _ in some)
+            assert region is not None
+            return self.source.ask(
+                region.load, keys, [row for _, row in some], priority=_URGENT, deadline=left, timeout=self.timeout
+            )
+
+        def landed(_: int, one: tuple[bytes, int]) -> None:
+            self.rows.fill(one[1])
+            self.counts.loaded += 1
+
+        failed = self._bring(wanted, begin, landed)
+        if failed:
+            self.counts.failed += len(failed)
+            raise Lost(f"digests of {len(failed)} blocks did not come")
+
+    def keep(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool = False) -> int:
+        """Has the daemon keep the sequence's first blocks, which these keys name, as far as it has them: the pages of so
+        many may be given back. build: it computes their digests where it has none."""
+        if sequence.kept >= len(keys) or not self._connected():
+            return sequence.kept
+        if sequence.chain is None:
+            sequence.chain = self.source.ask(Chain, self.source.digests, self.part, timeout=self.timeout)
+        chain = sequence.chain
+        if chain is not None:
+            more = b"".join(keys[len(chain) :])
+            appended = self.source.ask(
+                chain.append, more, build=build, priority=_URGENT, deadline=self.deadline, timeout=self.deadline
+            )
+            if appended is not None:
+                sequence.kept = appended.blocks
+        return sequence.kept
+
+    # ---- a step ----
+
+    def begin(self) -> None:
+        self.missing.clear()
+        self.residency.begin()
+
+    def choose(self, sequence: Sequence, layer: int, candidates: int, q: Any, dtype: Any = None) -> list[list[int]]:
+        """Of the first `candidates` blocks, lists as Digests.select has them."""
+        lists = self.digest.shape.kv_heads if self.policy.score.heads == "each" else 1
+        if candidates == 0:
+            return [[] for _ in range(lists)]
+        rows = sequence.rows[:candidates]
+        assert len(rows) == candidates
+        of_rows = b"".join(self._digests.buffer[self._at(layer, row)] for row in rows)
+        chosen = Digests(self.digest, of_rows).select(q, self.policy.of_candidates(layer), self.policy.score, dtype)
+        return [list(one) for one in chosen.lists]
+
+    def resolve(self, sequence: Sequence, layer: int, blocks: abc.Sequence[int]) -> dict[int, int]:
+        """The slots of those that are in one. The others are `missing`."""
+        slots = {}
+        for block in blocks:
+            row = sequence.rows[block]
+            slot = self.residency.slot(layer, row)
+            if slot is not None:
+                slots[block] = slot
+                self.counts.hits += 1
+            else:
+                self.missing.setdefault((layer, row), set()).add(sequence)
+                self.counts.misses += 1
+        return slots
+
+    def serve(self) -> set[Sequence]:
+        """Fetches what is missing. Those whose blocks did not come: compute them again. They are closed by the caller."""
+        items, lost = [], set()
+        for (layer, row), sequences in self.missing.items():
+            if not sequences:
+                continue
+            try:
+                items.append((layer, row, self.residency.take()))
+            except Full:
+                self.counts.full += 1
+                lost |= sequences
+        for layer, row, slot in self._fetch(items, lambda item: self.residency.publish(item[2], item[0], item[1])):
+            self.residency.drop(slot)
+            lost |= self.missing[layer, row]
+        self.counts.fetched += len(items)
+        return lost
+
+    def _fetch(self, items: abc.Sequence[tuple[int, int, int]], landed: Callable[[Any], None]) -> list[tuple[int, int, int]]:
+        """(layer, row, slot): those that did not come."""
+        failed, size, n = [], self.shard_bytes, self.room.stream
+        for layer in range(self.layers):
+            of_layer = [item for item in items if item[0] == layer]
+            for at in range(0, len(of_layer), n):
+                def begin(some: abc.Sequence[tuple[int, int, int]], left: float, layer: int = layer) -> Optional[Task]:
+                    region, keys = self._pool, b"".join(self.rows.key(row) for _, row, _ in some)
+                    assert region is not None
+                    return self.source.ask(
+                        region.load, keys, range(len(some)), shard=layer, shards=1, priority=_URGENT, deadline=left,
+                        timeout=self.timeout,
+                    )
+
+                def copy(i: int, item: tuple[int, int, int], layer: int = layer) -> None:
+                    source = (layer * n + i) * size
+                    self.slots.buffer[item[2] * size : (item[2] + 1) * size] = self._landing.buffer[source : source + size]
+                    landed(item)
+
+                failed += self._bring(of_layer[at : at + n], begin, copy)
+        self.counts.failed += len(failed)
+        return failed
+
+    def stream(self, sequence: Sequence, layer: int, blocks: abc.Sequence[int]) -> Iterator[dict[int, int]]:
+        """For a dense reader: slots of some of these blocks at a time, valid until the next ones are asked for."""
+        first, n = self.room.slots, self.room.stream
+        for at in range(0, len(blocks), n):
+            some = blocks[at : at + n]
+            slots = {block: first + i for i, block in enumerate(some)}
+            items = [(layer, sequence.rows[block], slot) for block, slot in slots.items()]
+            if self._fetch(items, lambda item: None):
+                raise Lost("blocks did not come")
+            self.counts.streamed += len(items)
+            yield slots
+
+    def shard(self, slot: int) -> memoryview:
+        return self.slots.buffer[slot * self.shard_bytes : (slot + 1) * self.shard_bytes]

@@ -1,0 +1,332 @@
+"""The engine with `sparse=`: decoded tokens attend what matters, the rest stays in the daemon.
+
+What a rank holds. *Pages*, as every engine: of a sparse request those of its window, of what prefill is computing, and of blocks that the
+daemon does not keep yet. *Slots*, equal ones, each for one layer of one block, K and V of the rank's KV heads. *Rows* of digests, one a
+block. Rows are named by the blocks' keys and slots by rows, so requests with a common prefix share both. ucmclient.decode keeps slots and
+rows, and brings what is missing.
+
+Which tokens are sparse. Those from a prompt's last one on, so all whose logits count; the others are prefill and dense. A token in the
+t-th block attends its *window*, the policy's last blocks up to its own, from the engine's pages, and what its layer chooses of its
+*candidates*, all blocks before the window. Chosen blocks and window go into one softmax in the order of their positions. The choice is a
+function of q, of the candidates' digests and of the position: not of what is resident, in pages, or in the batch. So a request's output
+does not depend on cuts into steps, preemption, hits, ranks, or on the daemon's death, and every test compares bits.
+
+A step. Every candidate gets a row: its digests come from its page, if it has one, else from the daemon. Layer by layer, each rank chooses
+with its own heads' queries, and resolves choices to pages or slots. What is in neither is *missing*: the layer goes on without it, as a
+CUDA graph would, and what the step computes is worthless. Then all ranks fetch what is missing and the step is repeated with the same
+tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
+must be agreed upon, as everything behind the first layer that lacked a block is wrong on all of them.) A request whose blocks did not come
+by the deadline is dropped from the step. Nothing of the step is stored for it, and it loses its pages and is computed again, as after a
+preemption; after the third time it ends with an error.
+
+Pages that go back. When a candidate is in the daemon, and a chain of every rank keeps it there, its page is free: so a prompt may be longer
+than all pages. Prefill then reads these blocks through a few slots apart, layer by layer. A request that has no page for its next token,
+and blocks which the daemon is still storing, waits for that.
+
+Admission. A request needs slots for the most that one token can choose in all layers, as if its lists had nothing in common, and a row for
+every candidate at its full length. What no slots or rows could ever hold is refused; what they can't hold beside the requests that run, waits.
+
+Keys. KV of a sparse token is not what a dense engine computes. So the keys of the blocks that hold any are those of the policy and the
+prompt's length, too, and only a request with the same ones finds them.
+"""
+
+import ctypes
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+import model as M
+from engine import BLOCK, HOLE, LATER, Engine, Request
+from ucmclient.decode import Decoder, Lost, Policy, Refused, Room
+
+LOSSES = 3
+
+
+class SparseRequest(Request):
+    def __init__(self, name, prompt, outputs=8, policy=None, **more):
+        self.policy, self.losses, self.error = policy, 0, None
+        self.waits_since = None
+        #: {(position, layer, KV head): blocks that were chosen}
+        self.choices = {}
+        super().__init__(name, prompt, outputs, **more)
+
+    @property
+    def dense_tokens(self):
+        return self.prompt_tokens - 1
+
+    def _content(self, first):
+        tokens = super()._content(first)
+        return tokens + f"{self.policy} {self.prompt_tokens}".encode() if first + BLOCK > self.dense_tokens else tokens
+
+
+class SparseRank:
+    """What a rank of the engine has beside its pages."""
+
+    def __init__(self, rank, number, policy, room, deadline):
+        self.rank, self.heads, self.memory = rank, rank.heads, rank.memory
+        worker = rank.connector._worker
+        digest, self.layout = worker._digest, worker._layout
+        self.decoder = Decoder(worker.link, digest, policy, room, shard_bytes=self.layout.layer_bytes, part=number, deadline=deadline)
+        self.shape = digest.shape
+
+    def shards(self, page):
+        """The bytes of a block's layers, as slots and the daemon have them."""
+        return [b"".join(ctypes.string_at(c.address + page * c.stride, c.size) for c in chunks) for chunks in self.layout.layers]
+
+    def in_slot(self, slot):
+        """K and V of a block: [2, BLOCK, heads, HEAD]."""
+        shard, of, kind = self.decoder.shard(slot), self.shape, self.memory.whole.dtype
+        rows = ((of.k_offset, of.k_token_stride, of.k_head_stride), (of.v_offset, of.v_token_stride, of.v_head_stride))
+        shape = (BLOCK, len(self.heads), M.HEAD)
+        return np.stack([self.memory.get(np.ndarray(shape, kind, shard, offset, (token, head, kind.itemsize))) for offset, token, head in rows])
+
+    def in_page(self, layer, page):
+        return self.rank.read(layer, [page])
+
+    def attended(self, layer, sequence, pages, position, q):
+        """For each head: its blocks, and their K and V followed by the window's, [tokens, HEAD] each."""
+        n = self.decoder.policy.candidates(position // BLOCK)
+        queries = np.concatenate([q[M.heads_of(head)] for head in self.heads])
+        lists = self.decoder.choose(sequence, layer, n, queries)
+        lists *= len(self.heads) // len(lists)
+        union = sorted(set().union(*lists))
+        blocks = {b: self.in_page(layer, pages[b]) for b in union if pages[b] != HOLE}
+        slots = self.decoder.resolve(sequence, layer, [b for b in union if b not in blocks])
+        blocks.update((b, self.in_slot(slot)) for b, slot in slots.items())
+        window = self.rank.read(layer, pages[n: position // BLOCK + 1])[:, : position + 1 - n * BLOCK]
+        for i, (head, chosen) in enumerate(zip(self.heads, lists)):
+            k, v = (np.concatenate([blocks[b][kv, :, i] for b in chosen if b in blocks] + [window[kv, :, i]]) for kv in (0, 1))
+            yield head, chosen, k, v
+
+    def all_of(self, layer, sequence, pages):
+        """K and V of all tokens in these pages, and of those whose pages are gone: for dense tokens."""
+        both = np.empty((2, len(pages), BLOCK, len(self.heads), M.HEAD), np.float32)
+        holes = [b for b, page in enumerate(pages) if page == HOLE]
+        there = [b for b, page in enumerate(pages) if page != HOLE]
+        both[:, there] = self.rank.read(layer, [pages[b] for b in there]).reshape(2, len(there), BLOCK, len(self.heads), M.HEAD)
+        for slots in self.decoder.stream(sequence, layer, holes):
+            for block, slot in slots.items():
+                both[:, block] = self.in_slot(slot)
+        return both.reshape(2, -1, len(self.heads), M.HEAD)
+
+
+class SparseEngine(Engine):
+    def __init__(self, model, connector, *, sparse, slots=256, rows=256, stream=8, fetch_deadline=2.0, patience=2.0, **more):
+        """sparse: a Policy. patience: seconds for which a request waits for its own pages."""
+        self.policy, self.room, self.patience = sparse, Room(slots, rows, stream), patience
+        super().__init__(model, connector, **{"digests": "mean", **more})
+        self.sparse = [SparseRank(rank, i, self.policy, self.room, fetch_deadline) for i, rank in enumerate(self.ranks)]
+        self.replays = self.errors = self.given_back = 0
+        self._spoiled, self._kept, self._read_once = set(), {}, {}
+        #: Runs before what is missing is fetched.
+        self.in_the_middle = lambda: None
+
+    def request(self, name, prompt, outputs=8, **more):
+        return SparseRequest(name, prompt, outputs, self.policy, **more)
+
+    # ---- scheduler ----
+
+    def _need(self, request):
+        rank, tokens = self.sparse[0], request.prompt_tokens + request.outputs
+        lists = len(rank.heads) if self.policy.score.heads == "each" else 1
+        return self.room.needed(self.policy, tokens, lists, BLOCK)
+
+    def add(self, request):
+        if isinstance(request, SparseRequest):
+            self.room.check(self._need(request), request.prompt_tokens + request.outputs)
+            pages = self.policy.window + 2 + -(-self.budget // BLOCK)
+            if pages > self.blocks - 1:
+                raise Refused(f"a window of {self.policy.window} blocks and steps of {self.budget} tokens need {pages} pages, and there are {self.blocks - 1}")
+        super().add(request)
+
+    def _admit(self, out, request, left):
+        """A request does not hit blocks of this very step: if what it computes is worthless, they are, too."""
+        if request.num_computed_tokens == 0 and not self._being_computed(out).isdisjoint(self.pool.hits(request)):
+            return LATER
+        if isinstance(request, SparseRequest) and request.num_computed_tokens == 0:
+            beside = [r for r in self.running + self.loading if isinstance(r, SparseRequest)]
+            if not self.room.holds(map(self._need, [*beside, request])):
+                return None
+        n = super()._admit(out, request, left)
+        if n is None and isinstance(request, SparseRequest) and not (self.running or self.loading):
+            self._out_of_patience(request)  # nobody will give pages back
+        return n
+
+    def _being_computed(self, out):
+        pages = set()
+        for name in out.num_scheduled_tokens:
+            request = self.requests[name]
+            pages.update(self.pool.requests[name][request.num_computed_tokens // BLOCK:])
+        return pages
+
+    def _tokens(self, request, computed, left):
+        n = super()._tokens(request, computed, left)
+        if not isinstance(request, SparseRequest):
+            return n
+        if computed < request.dense_tokens:
+            return min(n, request.dense_tokens - computed)
+        # The last of them has only candidates that are whole before the step.
+        return min(n, (computed // BLOCK + self.policy.window + 1) * BLOCK - computed)
+
+    def _holes(self, request, computed, hits):
+        return max(0, self.policy.candidates(computed // BLOCK) - hits) if isinstance(request, SparseRequest) else 0
+
+    def _waits_for_pages(self, request):
+        if not isinstance(request, SparseRequest):
+            return False
+        pages = self.pool.requests[request.request_id][: self.policy.candidates(request.num_computed_tokens // BLOCK)]
+        if all(page == HOLE for page in pages):
+            return False
+        return not self._out_of_patience(request)
+
+    def _out_of_patience(self, request):
+        now = time.monotonic()
+        request.waits_since = request.waits_since or now
+        if now < request.waits_since + self.patience:
+            return False
+        request.waits_since, request.losses = None, request.losses + 1
+        return True
+
+    # ---- workers ----
+
+    def execute(self, out):
+        for name in out.finished_req_ids | out.preempted_req_ids:
+            for rank in self.sparse:
+                rank.decoder.close(name)
+        self._spoiled, self._kept = set(), {}
+        done = super().execute(out)
+        self._keep(out)
+        if not out.num_scheduled_tokens:
+            time.sleep(0.001)
+        return done
+
+    def _keys(self, request, blocks):
+        tracked = self.connector._scheduler._tracked(request)
+        return [tracked.keys(i, i + 1) for i in range(blocks)]
+
+    def _keep(self, out):
+        """Makes candidates of blocks while they have pages; of each request, how many the daemon keeps of all ranks."""
+        for request in self.running:
+            name, n = request.request_id, self.policy.candidates(request.num_computed_tokens // BLOCK)
+            if isinstance(request, SparseRequest) and n and name not in self._spoiled and name in out.num_scheduled_tokens:
+                self._extend(request, n)
+                keys = self._keys(request, n)
+                self._kept[name] = min(rank.decoder.keep(rank.decoder.open(name), keys) for rank in self.sparse)
+
+    def _forward(self, out, connectors):
+        sparse = {name: self.requests[name] for name in out.num_scheduled_tokens if isinstance(self.requests[name], SparseRequest)}
+        self._first = {name: self.requests[name].num_computed_tokens - n for name, n in out.num_scheduled_tokens.items()}
+        for name, request in sparse.items():
+            # Of its last token, but for blocks of this step, which only dense tokens attend.
+            self._extend(request, min(self.policy.candidates((request.num_computed_tokens - 1) // BLOCK), self._first[name] // BLOCK))
+        while True:
+            self._read_once = {}
+            for rank in self.sparse:
+                rank.decoder.begin()
+            logits = super()._forward(self._but_spoiled(out), connectors)
+            connectors = ()
+            missing = [rank for rank in self.sparse if rank.decoder.missing]
+            if not missing:
+                break
+            self.in_the_middle()
+            self.replays += 1
+            for rank in missing:
+                self._spoiled |= {sequence.name for sequence in rank.decoder.serve()}
+        for rank in self.ranks:
+            rank.connector._worker.discard(self._spoiled)
+        return {name: row for name, row in logits.items() if name not in self._spoiled}
+
+    def _but_spoiled(self, out):
+        """And without those that were aborted meanwhile."""
+        left = {name: n for name, n in out.num_scheduled_tokens.items() if name not in self._spoiled and name in self.pool.requests}
+        return SimpleNamespace(num_scheduled_tokens=left)
+
+    def _extend(self, request, blocks):
+        """Makes candidates of its first blocks, which are whole."""
+        name, pages = request.request_id, self.pool.requests[request.request_id]
+        keys = self._keys(request, blocks)
+        for rank in self.sparse:
+            sequence = rank.decoder.open(name)
+            try:
+                rank.decoder.extend(sequence, keys[len(sequence.rows):], lambda i: None if pages[i] == HOLE else rank.shards(pages[i]))
+            except Lost:
+                self._spoiled.add(name)
+
+    def _attend(self, layer, request, position, hidden):
+        if request.request_id in self._spoiled:
+            return hidden
+        if not isinstance(request, SparseRequest):
+            return super()._attend(layer, request, position, hidden)
+        pages = self.pool.requests[request.request_id]
+        if position < request.dense_tokens:
+            both = self._dense(layer, request, pages)
+            return hidden if both is None else self.model.layer(layer, hidden, position, *both[:, : position + 1])
+        q, outputs = self.model.queries(layer, hidden, position), {}
+        for rank in self.sparse:
+            sequence = rank.decoder.open(request.request_id)
+            for head, chosen, k, v in rank.attended(layer, sequence, pages, position, q):
+                request.choices[position, layer, head] = chosen
+                outputs[head] = M.attend(q[M.heads_of(head)], k, v)
+        return self.model.after(layer, hidden, [outputs[head] for head in range(M.KV_HEADS)])
+
+    def _dense(self, layer, request, pages):
+        """K and V of the layer, read once a step; None: blocks did not come."""
+        at = (layer, request.request_id)
+        if at not in self._read_once:
+            both = np.empty((2, len(pages) * BLOCK, M.KV_HEADS, M.HEAD), np.float32)
+            try:
+                for rank in self.sparse:
+                    both[:, :, rank.heads] = rank.all_of(layer, rank.decoder.open(request.request_id), pages)
+            except Lost:
+                self._spoiled.add(request.request_id)
+                both = None
+            self._read_once[at] = both
+        return self._read_once[at]
+
+    # ---- what came of a step ----
+
+    def update(self, out, done, logits):
+        super().update(out, done, logits)
+        for request in [r for r in self.running if r.request_id in self._spoiled]:
+            self.running.remove(request)
+            self.pool.forget(self.pool.requests[request.request_id][self._first[request.request_id] // BLOCK:])
+            request.losses += 1
+            self.recomputed += 1
+            self._preempt(request)
+        for name, kept in self._kept.items():
+            request = self.requests.get(name)
+            if request is not None and request.status == "running":
+                self._give_back(request, min(kept, self.policy.candidates(request.num_computed_tokens // BLOCK)))
+        for request in [r for r in self.waiting if isinstance(r, SparseRequest) and r.losses >= LOSSES]:
+            self.waiting.remove(request)
+            request.error = f"blocks of {request.request_id} did not come, {request.losses} times"
+            self.errors += 1
+            self._finish(request)
+
+    def _give_back(self, request, blocks):
+        pages = self.pool.requests[request.request_id]
+        if any(page != HOLE for page in pages[:blocks]):
+            self.given_back += sum(page != HOLE for page in pages[:blocks])
+            self.pool.give_back(request, blocks)
+            self.connector._scheduler.given_back(request.request_id, blocks)
+            request.waits_since = None
+
+    def _invalid(self, bad, out):
+        """What was loaded for the window is not there, and what lies before it has no pages: the whole request is computed."""
+        skip = super()._invalid(bad, out)
+        for request in self.loading + self.running:
+            if isinstance(request, SparseRequest) and request.request_id in skip | self.failed:
+                request.num_computed_tokens = 0
+        self._spoiled |= skip
+        return skip
+
+    def idle(self):
+        """Nothing of any request is left."""
+        return self.pool.idle() and all(not rank.decoder.sequences and not rank.decoder.rows.in_use for rank in self.sparse)
+
+    def close(self):
+        for rank in self.sparse:
+            for name in list(rank.decoder.sequences):
+                rank.decoder.close(name)
+        super().close()
