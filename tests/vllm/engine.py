@@ -332,10 +332,11 @@ class Engine:
             cached.resumed_req_ids.add(request.request_id)
 
     def _schedule_waiting(self, out, left):
-        """Those that have waited for a load hold blocks, and go first."""
+        """Those that have waited for a load hold blocks, and go first: others may wait for these."""
         for request in [r for r in self.loading if self._loaded(r)]:
             self.loading.remove(request)
             self.waiting.appendleft(request)
+        self.waiting = deque(sorted(self.waiting, key=lambda r: r.request_id not in self.pool.requests))
         later = []
         while self.waiting and left > 0 and len(self.running) + len(self.loading) < self.batch:
             n = self._admit(out, self.waiting[0], left)
