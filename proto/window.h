@@ -44,6 +44,12 @@ static inline uint64_t ucm_window_entry(uint32_t slots_per_extent, uint32_t exte
     return (uint64_t)extent * slots_per_extent + slot;
 }
 
+/* gcc warns that ThreadSanitizer knows no fences. These order accesses of different processes. */
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+
 /* A reader copies between these two, and has the bytes of the place told with this generation if both return
  * true. It has checked the place against its own copy of the header. */
 static inline bool ucm_window_begin(const _Atomic uint64_t *generation, uint64_t told)
@@ -67,6 +73,10 @@ static inline void ucm_window_retract(_Atomic uint64_t *generation)
         atomic_store_explicit(generation, was + 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
 }
+
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
 /* When all of its bytes are there. next: even, and larger than any before in any table. */
 static inline void ucm_window_publish(_Atomic uint64_t *generation, uint64_t next)
