@@ -493,6 +493,11 @@ uint64_t arena_extent_bytes(const struct arena *a)
     return a->config.extent;
 }
 
+uint32_t arena_extents(const struct arena *a)
+{
+    return a->extents + a->windows.n;
+}
+
 uint32_t arena_nodes(const struct arena *a)
 {
     return a->nodes;

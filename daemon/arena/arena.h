@@ -106,6 +106,7 @@ uint64_t arena_bytes_configured(const struct arena *a); /* when it has grown */
  * earlier run. */
 bool arena_space_comes(const struct arena *a, uint64_t bytes);
 uint64_t arena_extent_bytes(const struct arena *a);
+uint32_t arena_extents(const struct arena *a); /* numbers of extents, those of windows included */
 
 /* ---- windows: extents that workers of one tenant map, and read by themselves ----
  *
@@ -129,6 +130,8 @@ struct arena_place {
 /* Finds or makes the group of that tenant, and its table. 0; -EOPNOTSUPP: the arena has no windows; or
  * -errno. */
 int arena_group_open(struct arena *a, const char *tenant, struct arena_group **out);
+/* One more open. */
+void arena_group_ref(struct arena_group *g);
 /* Once for each open. A group that extents are lent to lives on. */
 void arena_group_close(struct arena *a, struct arena_group *g);
 const char *arena_group_tenant(const struct arena_group *g);
@@ -143,9 +146,12 @@ int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, u
                        slot_ref *out);
 /* The next slot of that size in use in the group's extents, round and round, and its owner; 0: there is none. */
 slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner);
-/* An extent of slots in use, closed ones left out, of the group that has most lent; UINT32_MAX: there is none.
- * It is a number for arena_extent_owners; calls with rising `skip` give other extents. */
-uint32_t arena_window_most(struct arena *a, const struct arena_group *but, uint32_t skip);
+/* The group that has most lent, `but` left out; NULL: there is none. */
+struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but);
+/* An extent of the group's with slots in use, for arena_extent_owners: the one at `i`, modulo how many extents
+ * it has lent; UINT32_MAX: that one has no slots in use, or is closed. */
+uint32_t arena_group_extent(struct arena *a, const struct arena_group *g, uint32_t i);
+uint32_t arena_groups(const struct arena *a);
 
 /* Whose it is; NULL: it lies in an ordinary extent. */
 struct arena_group *arena_slot_group(struct arena *a, slot_ref slot);
@@ -174,6 +180,8 @@ void arena_window_let_go(struct arena *a, uint32_t window);
 /* A budget below what is lent takes effect as extents are given back. */
 void arena_window_budget_set(struct arena *a, uint64_t bytes);
 uint64_t arena_window_budget(const struct arena *a);
+/* More is lent than that, without what is being given back. */
+bool arena_window_over(const struct arena *a);
 /* Bytes lent to the group, or with NULL to all; what comes or goes counts. */
 uint64_t arena_window_lent(const struct arena *a, const struct arena_group *g);
 uint64_t arena_window_used(const struct arena *a); /* of them by slots */

@@ -221,6 +221,11 @@ int arena_group_open(struct arena *a, const char *tenant, struct arena_group **o
     return 0;
 }
 
+void arena_group_ref(struct arena_group *g)
+{
+    g->opens++;
+}
+
 static void group_settle(struct arena *a, struct arena_group *g)
 {
     if (g->opens == 0 && g->lent == 0)
@@ -525,7 +530,7 @@ int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, u
     assert(bytes > 0 && !(owner & SLOT_FREE));
     if (slot_bytes > a->config.extent)
         return -EFBIG;
-    if (a->windows.lent * a->config.extent > a->windows.budget)
+    if (arena_window_over(a))
         return -ENOSPC;
     k = class_of(g, slot_bytes, false);
     if (!k || list_empty(&k->partial)) {
@@ -585,7 +590,7 @@ slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes
     return 0;
 }
 
-uint32_t arena_window_most(struct arena *a, const struct arena_group *but, uint32_t skip)
+struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but)
 {
     struct list *groups = &a->windows.groups;
     struct arena_group *most = NULL;
@@ -596,14 +601,30 @@ uint32_t arena_window_most(struct arena *a, const struct arena_group *but, uint3
         if (g != but && g->lent > 0 && (!most || g->lent > most->lent))
             most = g;
     }
-    for (struct list *node = most ? most->windows.next : NULL; most && node != &most->windows;
-         node = node->next) {
-        const struct extent *e = extent_of_window(a, LIST_ENTRY(node, struct window, link));
+    return most;
+}
 
-        if (e->slots > 0 && !e->closed && skip-- == 0)
-            return (uint32_t)(e - a->extent);
-    }
-    return UINT32_MAX;
+uint32_t arena_group_extent(struct arena *a, const struct arena_group *g, uint32_t i)
+{
+    const struct list *node = g->windows.next;
+    const struct extent *e;
+
+    if (g->lent == 0)
+        return UINT32_MAX;
+    for (i %= g->lent; i > 0; i--)
+        node = node->next;
+    e = extent_of_window(a, LIST_ENTRY(node, struct window, link));
+    return e->slots > 0 && !e->closed ? (uint32_t)(e - a->extent) : UINT32_MAX;
+}
+
+uint32_t arena_groups(const struct arena *a)
+{
+    uint32_t n = 0;
+
+    for (const struct list *node = a->windows.groups.next; node != &a->windows.groups;
+         node = node->next)
+        n++;
+    return n;
 }
 
 /* ---- generations ---- */
@@ -708,14 +729,15 @@ bool arena_window_revoked(const struct arena *a, uint32_t window)
 
 /* ---- the budget ---- */
 
+bool arena_window_over(const struct arena *a)
+{
+    return (a->windows.lent - a->windows.returning) * a->config.extent > a->windows.budget;
+}
+
 void arena_window_budget_set(struct arena *a, uint64_t bytes)
 {
-    uint64_t over;
-
     a->windows.budget = bytes;
-    over =
-        a->windows.lent * a->config.extent > bytes ? a->windows.lent - bytes / a->config.extent : 0;
-    while (over-- > 0 && reclaim(a, NULL))
+    while (arena_window_over(a) && reclaim(a, NULL))
         ;
 }
 

@@ -96,7 +96,7 @@ static bool space_may_come(const struct cache *c)
     return c->searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
            c->write[WRITE_SHARE].full ||
            ((c->write[WRITE_NVME].pump || c->write[WRITE_SHARE].pump) && !c->no_writes) ||
-           arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
+           c->relocations.n > 0 || arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
 }
 
 static void pump(struct cache *c)
@@ -136,9 +136,22 @@ static void idle_cb(uv_idle_t *idle)
         space_wake(c);
     next_turn_wake(c);
     pump(c);
+    if (c->relocations.pump)
+        cache_relocations_pump(c);
+    cache_window_trim(c);
+    if (c->taking && cache_window_empty_some(c))
+        idle_start(c);
     if (c->sweep > 0 && cache_list_sweep(c))
         idle_start(c);
     pressure_wake(c);
+}
+
+void cache_relocations_later(struct cache *c)
+{
+    if (c->relocations.n == 0)
+        return;
+    c->relocations.pump = true;
+    idle_start(c);
 }
 
 void cache_coding_later(struct cache *c)
@@ -167,7 +180,8 @@ void cache_released(struct cache *c)
             c->write[to].pump = true;
             idle_start(c);
         }
-    if (c->sweep > 0)
+    cache_relocations_later(c);
+    if (c->sweep > 0 || c->taking || cache_window_over(c))
         idle_start(c);
     if (!list_empty(&c->pressure) && !cache_back_pressure(c))
         idle_start(c);
@@ -199,6 +213,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->next_turn);
     list_init(&c->pressure);
     cache_coding_init(c);
+    list_init(&c->relocations.ops);
     *out = c;
     return 0;
 }
@@ -224,6 +239,7 @@ void cache_free(struct cache *c)
         return;
     assert(c->tier_busy == 0 && list_empty(&c->space_waits) && table_count(&c->fills) == 0);
     assert(list_empty(&c->next_turn) && list_empty(&c->pressure) && c->share_busy == 0);
+    assert(c->relocations.n == 0);
     cache_snapshot_forget(c); /* where no snapshot was written */
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
@@ -331,14 +347,29 @@ void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram
     struct part *p = cache_part(c, ref, part);
     const struct block *b = index_block(c->config.index, ref);
 
+    /* Workers read slots in windows by themselves: they miss this one before anything may change it. */
+    if (was.in_dram)
+        arena_slot_retract(c->arena, part_slot(p));
     p->dram = dram;
     p->dram_at.number = number; /* or slot */
+    if (dram == PART_DRAM_READY && !(b->flags & BLOCK_DOOMED))
+        arena_slot_publish(c->arena, number);
     if (dram == PART_DRAM_NONE && p->nvme == PART_NVME_NONE)
         p->checksum = 0; /* it came with a snapshot */
     part_changed(c, ref, part, was);
     /* A block without parts in DRAM stays in the policy: eviction takes it out, and says why. */
     if (b->dram_parts > 0 && !(b->flags & BLOCK_IN_POLICY))
         policy_insert(c->config.policy, ref);
+}
+
+void block_retract(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].dram == PART_DRAM_READY)
+            arena_slot_retract(c->arena, part_slot(&b->part[i]));
 }
 
 static void nvme_set(struct cache *c, block_ref ref, uint32_t part, struct part to)

@@ -143,6 +143,8 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
         if (all) {
             c->dooms += !(b->flags & BLOCK_DOOMED);
             b->flags |= BLOCK_DOOMED;
+            block_retract(c, ref);
+            cache_relocations_later(c);
         }
         return CACHE_EVICT_LATER;
     }

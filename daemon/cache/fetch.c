@@ -246,9 +246,11 @@ static int fetch_read(struct part_op *f)
 
 /* ---- for requests ---- */
 
+/* group: the slot lies in its window; NULL: in an ordinary extent. */
 static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
-                       struct cache_wait *w)
+                       struct arena_group *group, struct cache_wait *w)
 {
+    uint64_t bytes = ns_part_bytes(cache_ns(c, ref), part), owner = part_owner(ref, part);
     struct part_op *f = part_op_new(c, ref, part);
     struct ns *ns;
     int rc = -EBUSY;
@@ -262,8 +264,8 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
         goto err_after_fetch;
     /* The fetch holds the block: a search for a slot must not evict it. */
     cache_lease(c, ref);
-    rc = cache_slot(c, ns_part_bytes(cache_ns(c, ref), part), part_owner(ref, part), node, false,
-                    &f->slot);
+    rc = group ? cache_window_slot(c, group, bytes, owner, &f->slot)
+               : cache_slot(c, bytes, owner, node, false, &f->slot);
     if (rc != 0)
         goto err_after_hold;
     rc = fetch_read(f);
@@ -306,7 +308,15 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     }
     if (!part_whole(p) || p->dram == PART_DRAM_FILLING)
         return -ENOENT;
-    return fetch_start(c, ref, part, priority, node, w);
+    return fetch_start(c, ref, part, priority, node, NULL, w);
+}
+
+int cache_get_window(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
+                     uint8_t priority, struct cache_wait *w)
+{
+    assert(cache_part(c, ref, part)->dram == PART_DRAM_NONE);
+    list_init(&w->link);
+    return fetch_start(c, ref, part, priority, NUMA_NONE, group, w);
 }
 
 void cache_get_cancel(struct cache *c, struct cache_wait *w)

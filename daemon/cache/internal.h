@@ -12,6 +12,7 @@
 /* Operations under way at once; more are -EBUSY. */
 #define CACHE_MAX_FILLS (1u << 20)
 #define CACHE_MAX_FETCHES (1u << 16)
+#define CACHE_MAX_RELOCATIONS 1024u
 /* Bytes that a target of write-behind has at once: enough for any disk's queue, little to lose. */
 #define CACHE_WRITE_WINDOW (64u << 20)
 /* Between two tries to write the record of a namespace. */
@@ -75,6 +76,16 @@ struct cache {
         uint64_t bytes;           /* of the blocks that are being encoded */
         bool pump;                /* the idle callback is to begin some */
     } coding;
+    /* Moving parts into windows. */
+    struct {
+        void (*copy)(void *ctx, struct cache_copy *k); /* NULL: nobody copies */
+        void *ctx;
+        struct list ops; /* struct relocation */
+        uint32_t n;
+        bool pump; /* the idle callback is to look whether they can go on */
+    } relocations;
+    uint32_t taking; /* 1 + the window extent that is emptied for another group, or 0 */
+    uint32_t taken;  /* where the search for such an extent goes on */
     /* Making space. */
     bool searching;     /* a search for a slot goes on in the next turn of the loop */
     uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
@@ -156,10 +167,15 @@ void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_sha
 void part_use(struct cache *c, struct part *p);
 void part_unuse(struct cache *c, struct part *p);
 
+/* Workers miss the block's parts in their windows from now on. */
+void block_retract(struct cache *c, block_ref ref);
+
 /* No part of it is being read, written or filled. */
 bool block_idle(const struct block *b, const struct ns *ns);
 /* The coding queue is looked at in the next turn of the loop. */
 void cache_coding_later(struct cache *c);
+/* Relocations are looked at in the next turn of the loop. */
+void cache_relocations_later(struct cache *c);
 /* Something was released. In the next turn of the loop those who wait for space try again, and writes
  * begin. */
 void cache_released(struct cache *c);
@@ -206,6 +222,28 @@ struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part);
 void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_ref ref,
                    uint32_t part, slot_ref slot);
 int cache_tier_submit(struct cache *c, struct tier_io *io);
+
+/* As cache_get, of a part that is not in DRAM, into a slot of the group's window. -EAGAIN, -ENOSPC: also
+ * cache_window_slot. */
+int cache_get_window(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
+                     uint8_t priority, struct cache_wait *w);
+
+/* ---- relocate.c ---- */
+
+/* Relocations that wait for something go on if they can. */
+void cache_relocations_pump(struct cache *c);
+
+/* ---- window.c: slots in windows ---- */
+
+/* A slot of the group's window; blocks that nobody uses leave it, or make an extent of another group free, if
+ * they must. -EAGAIN: an extent comes, see arena_alloc_window. -ENOSPC: none may be had. Or another -errno. */
+int cache_window_slot(struct cache *c, struct arena_group *group, uint64_t bytes, uint64_t owner,
+                      slot_ref *out);
+/* More is lent than the budget; and if so: begins to empty an extent. */
+bool cache_window_over(const struct cache *c);
+void cache_window_trim(struct cache *c);
+/* Evicts some blocks of the extent that is taken from its group. True: there is more for the next turn. */
+bool cache_window_empty_some(struct cache *c);
 
 /* ---- evict.c ---- */
 
@@ -259,6 +297,10 @@ bool cache_coldest_drop(struct cache *c);
  * - -EFBIG: no extent is as long.
  * owner: part_owner(), or 0 for a slot that holds no part. */
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out);
+/* The block in a slot of this owner may leave DRAM now without loss, or is not waiting to be written; and
+ * leaves. */
+bool cache_owner_may_leave(struct cache *c, uint64_t owner);
+void cache_owner_evict(struct cache *c, uint64_t owner);
 /* The block's state changed, and it may be one that may leave now. */
 void cache_reconsider(struct cache *c, block_ref ref);
 

@@ -25,6 +25,7 @@ struct snapshot_write {
     uint8_t *snapshot, *parts; /* parts: behind the namespaces */
     struct sums_part *memory;  /* by part: where its bytes are */
     uint64_t n, cap, start_ns;
+    uint64_t in_windows, lost; /* parts in windows; of these, those that lie nowhere else */
     struct sums sums;
 };
 
@@ -120,6 +121,11 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
 
         if (p->dram != PART_DRAM_READY)
             continue;
+        if (arena_slot_group(c->arena, part_slot(p))) { /* memory that ends with the daemon */
+            w->in_windows++;
+            w->lost += !part_backed(p) && !below;
+            continue;
+        }
         part.stored = p->nvme == PART_NVME_READY || below;
         part.checksum = p->checksum; /* 0: not known */
         arena_slot_position(c->arena, part_slot(p), &part.extent, &part.slot);
@@ -236,8 +242,10 @@ void cache_snapshot_finish(struct cache *c)
     rc = persist_commit(w->persist);
     if (rc == 0)
         log_info(ROOM, "snapshot-written",
-                 "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " seconds=%.3f", head.parts,
-                 w->n, bytes, (double)(uv_hrtime() - w->start_ns) / 1e9);
+                 "parts=%" PRIu64 " of=%" PRIu64 " bytes=%" PRIu64 " in_windows=%" PRIu64
+                 " lost=%" PRIu64 " seconds=%.3f",
+                 head.parts, w->n, bytes, w->in_windows, w->lost,
+                 (double)(uv_hrtime() - w->start_ns) / 1e9);
     else
         log_warn(ROOM, "snapshot-not-written", "error=%s", strerror(-rc));
     c->snapshot = NULL;

@@ -23,8 +23,10 @@ enum {
     LIST_KEPT,
     /* Of another slot size than was wanted, in an extent that could not be emptied. */
     LIST_STUCK,
+    /* In windows only: its slots are of no use to others. cache/window.c empties these. */
+    LIST_WINDOW,
 };
-_Static_assert((int)LIST_STUCK < (int)POLICY_LISTS, "the policy has too few lists");
+_Static_assert((int)LIST_WINDOW < (int)POLICY_LISTS, "the policy has too few lists");
 
 /* Looks of one search; it goes on in the next turn of the loop. */
 #define LOOKS 4096
@@ -43,10 +45,11 @@ _Static_assert((int)LIST_STUCK < (int)POLICY_LISTS, "the policy has too few list
 
 struct space_search {
     struct cache *cache;
-    bool lose;  /* blocks that lie nowhere else may leave though they wait to be written */
-    bool spare; /* the arena has space in a moment: what lies nowhere else stays */
-    bool keep;  /* what waits to be written stays, whatever else does not help */
-    bool drop;  /* the block is to leave all tiers */
+    bool lose;    /* blocks that lie nowhere else may leave though they wait to be written */
+    bool spare;   /* the arena has space in a moment: what lies nowhere else stays */
+    bool keep;    /* what waits to be written stays, whatever else does not help */
+    bool drop;    /* the block is to leave all tiers */
+    bool windows; /* blocks in windows may leave, too */
     uint64_t slot_bytes;
     int node;
     int64_t looks;
@@ -84,12 +87,29 @@ static unsigned list_for_dram(const struct space_search *s, const struct block *
     return b->flags & BLOCK_QUEUED && !s->lose ? LIST_UNWRITTEN : LIST_CANDIDATES;
 }
 
+/* None of its parts in DRAM has an ordinary slot. */
+static bool in_windows_only(struct cache *c, const struct block *b, const struct ns *ns)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++) {
+        if (b->part[i].dram != PART_DRAM_READY)
+            continue;
+        if (!arena_slot_group(c->arena, part_slot(&b->part[i])))
+            return false;
+        any = true;
+    }
+    return any;
+}
+
 static unsigned list_for(const struct space_search *s, block_ref ref)
 {
     struct ns *ns;
     const struct block *b = cache_block(s->cache, ref, &ns);
     unsigned list = list_for_dram(s, b, ns);
 
+    if (list == LIST_CANDIDATES && !s->windows && in_windows_only(s->cache, b, ns))
+        return LIST_WINDOW;
     if (list != LIST_CANDIDATES || !s->drop)
         return list;
     if (b->leases > 0 || b->flags & BLOCK_PINNED || !block_idle(b, ns))
@@ -112,7 +132,7 @@ void cache_reconsider(struct cache *c, block_ref ref)
 
 /* ---- slots of the wanted size ---- */
 
-/* A slot of that size among those of the block, else any of them; 0: it has none. */
+/* An ordinary slot of that size among those of the block, else any of these; 0: it has none. */
 static slot_ref block_slot(struct cache *c, block_ref ref, uint64_t slot_bytes)
 {
     struct ns *ns;
@@ -125,6 +145,8 @@ static slot_ref block_slot(struct cache *c, block_ref ref, uint64_t slot_bytes)
         if (b->part[i].dram != PART_DRAM_READY)
             continue;
         slot = part_slot(&b->part[i]);
+        if (arena_slot_group(c->arena, slot))
+            continue;
         if (arena_slot_bytes(c->arena, slot) == slot_bytes)
             return slot;
         any = any ? any : slot;
@@ -162,8 +184,7 @@ static bool extent_may_go(struct space_search *s, slot_ref slot)
     uint32_t extent = arena_extent_of(c->arena, slot);
 
     if (!c->blockers)
-        c->blockers = calloc(arena_bytes_configured(c->arena) / arena_extent_bytes(c->arena),
-                             sizeof(*c->blockers));
+        c->blockers = calloc(arena_extents(c->arena), sizeof(*c->blockers));
     if (c->blockers && c->blockers[extent] != 0 &&
         index_peek(c->config.index, owner_block(c->blockers[extent])) &&
         owner_blocks(s, c->blockers[extent]))
@@ -303,6 +324,18 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
     return true;
 }
 
+bool cache_owner_may_leave(struct cache *c, uint64_t owner)
+{
+    struct space_search s = {.cache = c, .lose = c->dirty_bytes > c->config.backlog_bytes};
+
+    return owner != 0 && !owner_blocks(&s, owner);
+}
+
+void cache_owner_evict(struct cache *c, uint64_t owner)
+{
+    block_evict(c, owner_block(owner), false);
+}
+
 /* Evicts some of the blocks in the extent that changes its slot size. False: the rest has to wait
  * for the next turn of the loop. */
 static bool extent_evict(struct space_search *s)
@@ -368,6 +401,9 @@ bool cache_coldest_drop(struct cache *c)
 
     if (ref == 0)
         ref = policy_victim(c->config.policy, LIST_STUCK, drop_list_cb, &s, &s.looks);
+    s.windows = true;
+    if (ref == 0)
+        ref = policy_victim(c->config.policy, LIST_WINDOW, drop_list_cb, &s, &s.looks);
     c->reclaims = true;
     if (ref != 0)
         block_evict(c, ref, true);

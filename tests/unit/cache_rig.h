@@ -156,6 +156,8 @@ static struct {
     uint64_t ready_bytes;    /* set before rig_open: how much memory it waits for; 0: all */
     uint64_t max_blocks;     /* set before rig_open: of the index; 0: 1000 */
     uint64_t extent;         /* set before rig_open: bytes of each of the two; 0: MIB */
+    uint32_t windows;        /* set before rig_open: extents that may be lent */
+    unsigned window_events[WINDOW_GONE + 1];
 } rig;
 
 static inline void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
@@ -164,6 +166,19 @@ static inline void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint6
     (void)extent;
     (void)base;
     (void)bytes;
+}
+
+static inline void window_cb(void *ctx, enum arena_window_event event, uint32_t window, void *base,
+                             uint64_t bytes)
+{
+    (void)ctx;
+    (void)base;
+    (void)bytes;
+    rig.window_events[event]++;
+    if (event == WINDOW_GOES)
+        arena_window_let_go(rig.arena, window);
+    else
+        cache_windows_changed(rig.cache);
 }
 
 static inline struct ns *space_of(const char *tenant, const char *model, uint32_t parts,
@@ -207,7 +222,10 @@ static inline void rig_open(void)
                               .extent = extent,
                               .prefault = rig.numa != NULL,
                               .numa = rig.numa,
-                              .extent_ready_cb = extent_ready_cb};
+                              .extent_ready_cb = extent_ready_cb,
+                              .window = rig.windows * extent,
+                              .window_max = 2 * rig.windows * extent,
+                              .window_cb = window_cb};
 
     cr_assert_eq(uv_loop_init(&rig.loop), 0);
     cr_assert_eq(index_new(rig.max_blocks > 0 ? rig.max_blocks : 1000, 32, &rig.index), 0);

@@ -1,0 +1,150 @@
+/* Slots in windows, and which blocks leave them for others. The policy's order is of no help: its coldest blocks
+ * lie anywhere. So a search goes round the slots of the group, and takes the least used one of a few. */
+#include "daemon/cache/cache.h"
+#include "daemon/cache/internal.h"
+
+#include <errno.h>
+
+/* Slots that a search looks at; of the blocks that may leave, so many are compared. */
+#define LOOKS 256u
+#define SAMPLE 8u
+/* Blocks that leave for one slot, at most: one does, unless extents are closed meanwhile. */
+#define EVICTIONS 4u
+/* Extents of another group that are looked at; owners of one; blocks that leave it in one turn of the loop. */
+#define EXTENTS 16u
+#define OWNERS 4096u
+#define EVICTIONS_TURN 256u
+
+/* ---- within the group ---- */
+
+static bool evict_one(struct cache *c, struct arena_group *group, uint64_t bytes)
+{
+    uint64_t best = 0, owner;
+    unsigned best_heat = 0, found = 0;
+
+    for (uint32_t i = 0; i < LOOKS && found < SAMPLE; i++) {
+        unsigned heat;
+
+        if (arena_group_next(c->arena, group, bytes, &owner) == 0)
+            break;
+        c->config.metrics->arena_candidates++;
+        if (!cache_owner_may_leave(c, owner))
+            continue;
+        heat = policy_heat(c->config.policy, owner_block(owner));
+        if (found++ == 0 || heat < best_heat) {
+            best = owner;
+            best_heat = heat;
+        }
+    }
+    if (found > 0)
+        cache_owner_evict(c, best);
+    return found > 0;
+}
+
+/* ---- from another group ---- */
+
+struct owners {
+    struct cache *cache;
+    uint32_t n;
+    bool blocked;
+};
+
+static bool owner_cb(void *ctx, uint64_t owner)
+{
+    struct owners *o = ctx;
+
+    o->blocked = !cache_owner_may_leave(o->cache, owner);
+    return !o->blocked && ++o->n < OWNERS;
+}
+
+static bool owner_evict_cb(void *ctx, uint64_t owner)
+{
+    struct owners *o = ctx;
+
+    if (o->n++ == EVICTIONS_TURN)
+        return false;
+    o->blocked = !cache_owner_may_leave(o->cache, owner);
+    if (!o->blocked)
+        cache_owner_evict(o->cache, owner);
+    return !o->blocked;
+}
+
+/* The extent goes back to the arena with its last slot. */
+bool cache_window_empty_some(struct cache *c)
+{
+    uint32_t extent = c->taking - 1;
+    struct owners o = {.cache = c};
+
+    if (arena_extent_closed(c->arena, extent) &&
+        !arena_extent_owners(c->arena, extent, owner_evict_cb, &o)) {
+        if (!o.blocked)
+            return true;
+        arena_extent_close(c->arena, extent, false); /* somebody came first */
+    }
+    c->taking = 0;
+    cache_windows_changed(c);
+    return false;
+}
+
+/* An extent of the group that has most is being emptied, or will be from now on. False: none may be. */
+static bool take_from_most(struct cache *c, const struct arena_group *group)
+{
+    struct arena *a = c->arena;
+    struct arena_group *from = arena_group_most(a, group);
+
+    if (c->taking)
+        return true;
+    if (!from || (group && arena_window_lent(a, from) <= arena_window_lent(a, group)))
+        return false;
+    for (uint32_t i = 0; i < EXTENTS; i++) {
+        uint32_t extent = arena_group_extent(a, from, c->taken++);
+        struct owners o = {.cache = c};
+
+        if (extent == UINT32_MAX)
+            continue;
+        (void)arena_extent_owners(a, extent, owner_cb, &o);
+        if (o.blocked)
+            continue;
+        arena_extent_close(a, extent, true);
+        c->taking = 1 + extent;
+        cache_released(c);
+        return true;
+    }
+    return false;
+}
+
+/* ---- a slot ---- */
+
+int cache_window_slot(struct cache *c, struct arena_group *group, uint64_t bytes, uint64_t owner,
+                      slot_ref *out)
+{
+    struct arena *a = c->arena;
+    int rc = arena_alloc_window(a, group, bytes, owner, out);
+
+    /* A group below its share of the budget gets what others don't use before its own blocks leave. */
+    if (rc == -ENOSPC &&
+        arena_window_lent(a, group) + arena_extent_bytes(a) <=
+            arena_window_budget(a) / arena_groups(a) &&
+        take_from_most(c, group))
+        return -EAGAIN;
+    for (uint32_t i = 0; rc == -ENOSPC && i < EVICTIONS && evict_one(c, group, bytes); i++)
+        rc = arena_alloc_window(a, group, bytes, owner, out);
+    return rc == -ENOSPC && take_from_most(c, group) ? -EAGAIN : rc;
+}
+
+bool cache_window_over(const struct cache *c)
+{
+    return c->arena && arena_window_over(c->arena);
+}
+
+void cache_window_trim(struct cache *c)
+{
+    if (cache_window_over(c))
+        (void)take_from_most(c, NULL);
+}
+
+void cache_windows_changed(struct cache *c)
+{
+    cache_window_trim(c);
+    cache_released(c);
+}

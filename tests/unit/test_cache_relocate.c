@@ -1,0 +1,612 @@
+/* Parts move into windows: read there, or copied and exchanged once nobody else uses them. */
+#include "tests/unit/cache_rig.h"
+
+#include <sys/mman.h>
+
+#define WINDOWS 2u /* extents, of 4 parts of `one` each */
+
+/* ---- the copier: copies when a test says so ---- */
+
+static struct cache_copy *copies[64];
+static unsigned n_copies;
+
+static void copy(void *ctx, struct cache_copy *k)
+{
+    cr_assert_eq(ctx, &rig);
+    cr_assert_lt(n_copies, 64u);
+    copies[n_copies++] = k;
+}
+
+static void copy_next(void)
+{
+    struct cache_copy *k = copies[0];
+
+    cr_assert_gt(n_copies, 0u);
+    memmove(copies, copies + 1, --n_copies * sizeof(copies[0]));
+    memcpy(k->to, k->from, k->bytes);
+    k->done_cb(k);
+}
+
+/* ---- who wants a part in the window ---- */
+
+static struct arena_group *group, *other_group;
+static struct ns *other;
+
+struct mover {
+    struct cache_move m;
+    int calls, status;
+};
+
+static void moved_cb(struct cache_move *m, int status)
+{
+    struct mover *mv = (struct mover *)m;
+
+    mv->calls++;
+    mv->status = status;
+}
+
+static int move(struct mover *mv, block_ref ref, uint32_t part)
+{
+    struct arena_group *g =
+        strcmp(cache_ns(rig.cache, ref)->identity.tenant, "other") == 0 ? other_group : group;
+
+    *mv = (struct mover){.m = {.done_cb = moved_cb}};
+    return cache_relocate(rig.cache, ref, part, g, &mv->m);
+}
+
+static uv_async_t awake; /* what windows wait for keeps no loop alive */
+
+static void relocate_open(void)
+{
+    rig.windows = WINDOWS;
+    rig_open();
+    other = space_of("other", "one", 1, MIB / 4 / SHARDS);
+    cr_assert_eq(arena_group_open(rig.arena, "t", &group), 0);
+    cr_assert_eq(arena_group_open(rig.arena, "other", &other_group), 0);
+    cache_copier_attach(rig.cache, copy, &rig);
+    cr_assert_eq(uv_async_init(&rig.loop, &awake, NULL), 0);
+}
+
+static void relocate_close(void)
+{
+    turn(); /* cancelled ones end */
+    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    cr_expect_eq(n_copies, 0u);
+    arena_group_close(rig.arena, group);
+    arena_group_close(rig.arena, other_group);
+    uv_close((uv_handle_t *)&awake, NULL);
+    rig_close();
+}
+
+TestSuite(cache_relocate, .init = relocate_open, .fini = relocate_close);
+
+static void tier_finish_all(void)
+{
+    turn();
+    while (rig.tier.n_pending > 0) {
+        fake_next(&rig.tier, 0);
+        turn();
+    }
+}
+
+/* In DRAM and below, so that nobody uses it; held. */
+static block_ref stored(struct ns *ns, uint64_t number)
+{
+    block_ref ref = store(ns, number);
+
+    tier_finish_all();
+    return ref;
+}
+
+/* Until so many events of that kind have come. */
+static void await(enum arena_window_event event, unsigned n)
+{
+    for (int i = 0; i < 10000 && rig.window_events[event] < n; i++) {
+        turn();
+        uv_sleep(1);
+    }
+    cr_assert_geq(rig.window_events[event], n);
+    turn();
+}
+
+/* Moves a part of a block in DRAM that nobody else uses; the mover has a use. */
+static struct arena_place moved(block_ref ref, uint32_t part)
+{
+    unsigned ready = rig.window_events[WINDOW_READY];
+    struct arena_place place;
+    struct mover mv;
+
+    cr_assert_eq(move(&mv, ref, part), CACHE_PENDING);
+    if (n_copies == 0)
+        await(WINDOW_READY, ready + 1);
+    copy_next();
+    cr_assert_eq(mv.calls, 1);
+    cr_assert_eq(mv.status, 0);
+    cr_expect(mv.m.copied);
+    cr_expect_not(mv.m.read);
+    cr_assert(cache_window_place(rig.cache, ref, part, &place));
+    cr_expect(marks_right(ref, part));
+    return place;
+}
+
+/* Does a worker that was told the place find its bytes there? */
+static bool readable(struct arena_group *g, const struct arena_place *place)
+{
+    struct ucm_window_header h;
+    int fd = arena_group_table(g, &h);
+    uint64_t bytes = ucm_window_table_bytes(h.extents, h.slots_per_extent);
+    char *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    const _Atomic uint64_t *table = (const _Atomic uint64_t *)(p + UCM_WINDOW_HEADER_BYTES);
+    bool right;
+
+    cr_assert_neq((void *)p, MAP_FAILED);
+    right =
+        ucm_window_begin(&table[ucm_window_entry(h.slots_per_extent, place->window, place->slot)],
+                         place->generation);
+    munmap(p, bytes);
+    return right;
+}
+
+/* ---- moving what is in DRAM ---- */
+
+Test(cache_relocate, one_copy_in_dram)
+{
+    block_ref ref = stored(rig.one, 1);
+    struct arena_place place = moved(ref, 0), again;
+    struct mover mv;
+
+    cr_expect_eq(arena_bytes_used(rig.arena), 0u, "the ordinary slot is free");
+    cr_expect_eq(arena_window_used(rig.arena), MIB / 4);
+    cr_expect(readable(group, &place));
+    cr_expect_eq(move(&mv, ref, 0), CACHE_READY);
+    cr_expect(cache_window_place(rig.cache, ref, 0, &again));
+    cr_expect_eq(memcmp(&again, &place, sizeof(place)), 0);
+    cr_expect_eq(block_of(ref)->part[0].users, 2u);
+    cache_put(rig.cache, ref, 0);
+    cache_put(rig.cache, ref, 0);
+    cr_expect(readable(group, &place), "until it leaves");
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
+    cr_expect_not(readable(group, &place), "evicted by name, though it is held");
+    cr_expect_not(cache_window_place(rig.cache, ref, 0, &again));
+    drop(ref);
+    expect_nothing_held();
+    cr_expect_eq(arena_window_used(rig.arena), 0u);
+    await(WINDOW_GONE, 1);
+}
+
+Test(cache_relocate, it_waits_for_other_users)
+{
+    block_ref ref = stored(rig.one, 1);
+    struct cache_wait w = {.done_cb = NULL};
+    struct arena_place place;
+    struct mover mv;
+
+    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    await(WINDOW_READY, 1);
+    copy_next();
+    turn();
+    cr_expect_eq(mv.calls, 0);
+    cr_expect(marks_right(ref, 0));
+    cr_expect_not(cache_window_place(rig.cache, ref, 0, &place), "it is where it was");
+    cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4);
+    cache_put(rig.cache, ref, 0);
+    cr_expect_eq(mv.calls, 0, "not inside the call");
+    turn();
+    cr_expect_eq(mv.calls, 1);
+    cr_expect_eq(mv.status, 0);
+    cr_expect(cache_window_place(rig.cache, ref, 0, &place));
+    cr_expect(marks_right(ref, 0));
+    cr_expect_eq(arena_bytes_used(rig.arena), 0u);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
+Test(cache_relocate, a_hold_keeps_it_where_it_is)
+{
+    block_ref ref = stored(rig.one, 1);
+    const void *memory;
+    struct mover mv;
+
+    cr_assert_eq(cache_hold_ready(rig.cache, &ref, 1, 0, 1, &memory), 1u);
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    await(WINDOW_READY, 1);
+    copy_next();
+    for (int i = 0; i < 5; i++)
+        turn();
+    cr_expect_eq(mv.calls, 0);
+    cache_relocate_cancel(rig.cache, &mv.m); /* its deadline */
+    turn();
+    cr_expect_eq(mv.calls, 0);
+    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    cr_expect_eq(arena_window_used(rig.arena), 0u, "the slot is given back");
+    cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4);
+    cr_expect_eq(block_of(ref)->part[0].users, 1u);
+    cache_unhold(rig.cache, ref, 0);
+    drop(ref);
+}
+
+Test(cache_relocate, all_who_ask_get_it)
+{
+    block_ref ref = stored(rig.one, 1);
+    struct mover mv[3];
+
+    cr_assert_eq(move(&mv[0], ref, 0), CACHE_PENDING);
+    cr_assert_eq(move(&mv[1], ref, 0), CACHE_PENDING);
+    await(WINDOW_READY, 1);
+    cr_assert_eq(move(&mv[2], ref, 0), CACHE_PENDING);
+    cr_assert_eq(n_copies, 1u);
+    cache_relocate_cancel(rig.cache, &mv[1].m);
+    copy_next();
+    cr_expect_eq(mv[0].calls, 1);
+    cr_expect_eq(mv[1].calls, 0);
+    cr_expect_eq(mv[2].calls, 1);
+    cr_expect_eq(block_of(ref)->part[0].users, 2u);
+    cache_put(rig.cache, ref, 0);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
+Test(cache_relocate, nobody_waits_any_more)
+{
+    block_ref ref = stored(rig.one, 1);
+    struct mover mv;
+
+    /* For an extent. */
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    cache_relocate_cancel(rig.cache, &mv.m);
+    turn();
+    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    await(WINDOW_READY, 1);
+    /* For the copy, which goes on. */
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    cache_relocate_cancel(rig.cache, &mv.m);
+    turn();
+    cr_expect_eq(cache_relocations(rig.cache), 1u);
+    cr_expect_eq(block_of(ref)->part[0].users, 1u);
+    copy_next();
+    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    cr_expect_eq(mv.calls, 0);
+    cr_expect_eq(arena_window_used(rig.arena), 0u);
+    cr_expect_eq(block_of(ref)->part[0].users, 0u);
+    /* Somebody else asks while the copy goes on. */
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    if (n_copies == 0)
+        await(WINDOW_READY, 2);
+    cache_relocate_cancel(rig.cache, &mv.m);
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    turn();
+    copy_next();
+    cr_expect_eq(mv.calls, 1);
+    cr_expect_eq(mv.status, 0);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
+Test(cache_relocate, evicted_by_name_meanwhile)
+{
+    block_ref ref = stored(rig.one, 1);
+    struct mover mv, late;
+
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    await(WINDOW_READY, 1);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
+    cr_expect_eq(move(&late, ref, 0), -ENOENT);
+    turn();
+    cr_expect_eq(mv.calls, 0, "the copy is under way");
+    copy_next();
+    cr_expect_eq(mv.calls, 1);
+    cr_expect_eq(mv.status, -ENOENT);
+    drop(ref);
+    expect_nothing_held();
+    cr_expect_eq(arena_window_used(rig.arena), 0u);
+}
+
+Test(cache_relocate, what_is_not_whole)
+{
+    block_ref ref = open_block(rig.one, 1);
+    struct cache_fill *f;
+    struct mover mv;
+
+    cr_expect_eq(move(&mv, ref, 0), -ENOENT);
+    cr_assert_eq(claim(ref, 0, 0, 1, &f), 0);
+    cr_expect_eq(move(&mv, ref, 0), -ENOENT);
+    cache_fill_done(rig.cache, f, 1, false);
+    drop(ref);
+    expect_nothing_held();
+}
+
+/* ---- reading ---- */
+
+Test(cache_relocate, read_straight_into_the_window)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct arena_place place;
+    struct mover mv;
+
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    cr_expect_eq(rig.tier.n_pending, 0u, "there is no slot yet");
+    await(WINDOW_READY, 1);
+    cr_assert_eq(rig.tier.n_pending, 1u);
+    cr_expect_eq(arena_bytes_used(rig.arena), 0u);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(mv.calls, 1);
+    cr_expect_eq(mv.status, 0);
+    cr_expect(mv.m.read);
+    cr_expect_not(mv.m.copied);
+    cr_expect(marks_right(ref, 0));
+    cr_assert(cache_window_place(rig.cache, ref, 0, &place));
+    cr_expect(readable(group, &place));
+    cache_put(rig.cache, ref, 0);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_LATER, "leased");
+    drop(ref);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    cr_expect_not(readable(group, &place));
+    cr_expect_eq(arena_window_used(rig.arena), 0u);
+}
+
+static int got_status;
+
+static void got_cb(struct cache_wait *w, int status)
+{
+    (void)w;
+    got_status = status;
+}
+
+Test(cache_relocate, somebody_else_reads_it_elsewhere)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct cache_wait w = {.done_cb = got_cb};
+    struct mover mv;
+
+    got_status = 1;
+    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_PENDING);
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(got_status, 0);
+    cr_expect_eq(mv.calls, 0);
+    await(WINDOW_READY, 1);
+    copy_next();
+    cr_expect_eq(mv.calls, 0);
+    cache_put(rig.cache, ref, 0); /* the reader's */
+    turn();
+    cr_expect_eq(mv.calls, 1);
+    cr_expect_eq(mv.status, 0);
+    cr_expect_not(mv.m.read);
+    cr_expect(mv.m.copied);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
+Test(cache_relocate, a_read_that_fails)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct mover mv;
+
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    await(WINDOW_READY, 1);
+    fake_next(&rig.tier, -EIO);
+    cr_expect_eq(mv.calls, 1);
+    cr_expect_eq(mv.status, -EIO);
+    cr_expect_eq(arena_window_used(rig.arena), 0u);
+    drop(ref);
+    expect_nothing_held();
+}
+
+Test(cache_relocate, a_read_that_nobody_waits_for)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct mover mv;
+
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    await(WINDOW_READY, 1);
+    cache_relocate_cancel(rig.cache, &mv.m);
+    turn();
+    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(mv.calls, 0);
+    cr_expect_eq(move(&mv, ref, 0), CACHE_READY, "it lies there now");
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
+/* ---- a full window ---- */
+
+/* Stored, written below, moved into the window, and released. */
+static void fill_window(struct ns *ns, uint64_t first, uint64_t n)
+{
+    for (uint64_t i = first; i < first + n; i++) {
+        block_ref ref = stored(ns, i);
+
+        (void)moved(ref, 0);
+        cache_put(rig.cache, ref, 0);
+        drop(ref);
+    }
+}
+
+static bool in_dram(struct ns *ns, uint64_t number)
+{
+    block_ref ref = find(ns, number);
+
+    return ref != 0 && cache_in_dram(rig.cache, ref);
+}
+
+Test(cache_relocate, unused_blocks_leave_for_others)
+{
+    struct mover mv;
+    block_ref ref;
+
+    fill_window(rig.one, 1, 8);
+    cr_expect_eq(arena_window_used(rig.arena), 2 * MIB);
+    ref = stored(rig.one, 9);
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    cr_assert_eq(n_copies, 1u, "at once");
+    copy_next();
+    cr_expect_eq(mv.status, 0);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 1u);
+    cr_expect_eq(arena_window_used(rig.arena), 2 * MIB);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+    for (uint64_t i = 1, n = 0; i <= 9; i++) {
+        n += in_dram(rig.one, i);
+        cr_expect(i < 9 || n == 8);
+    }
+}
+
+Test(cache_relocate, what_is_used_or_waits_to_be_written_stays)
+{
+    struct mover mv;
+    block_ref ref[8], late;
+
+    rig.cache->config.backlog_bytes = 64 * MIB;
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = 1u << 30; /* nothing is written */
+    for (uint64_t i = 0; i < 8; i++) {
+        ref[i] = store(rig.one, i);
+        (void)moved(ref[i], 0);
+        if (i >= 4) {
+            cache_put(rig.cache, ref[i], 0);
+            drop(ref[i]);
+        }
+    }
+    late = store(rig.one, 8);
+    cr_expect_eq(move(&mv, late, 0), -ENOSPC);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 0u);
+    cr_expect_eq(block_of(late)->part[0].users, 0u);
+    cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4, "it stays where it is");
+    for (uint64_t i = 0; i < 4; i++) {
+        cache_put(rig.cache, ref[i], 0);
+        drop(ref[i]);
+    }
+    drop(late);
+}
+
+/* Ordinary searches pass over blocks in windows, whose slots are of no use to them. */
+Test(cache_relocate, ordinary_space_comes_from_ordinary_slots)
+{
+    block_ref ref;
+
+    fill_window(rig.one, 1, 8);
+    for (uint64_t i = 100; i < 120; i++) {
+        ref = stored(rig.one, i);
+        drop(ref);
+    }
+    for (uint64_t i = 1; i <= 8; i++)
+        cr_expect(in_dram(rig.one, i), "%u", (unsigned)i);
+    cr_expect_eq(arena_bytes_used(rig.arena), 2 * MIB);
+}
+
+Test(cache_relocate, another_tenant_gets_what_is_not_used)
+{
+    struct mover mv;
+    block_ref ref;
+
+    fill_window(rig.one, 1, 8);
+    cr_expect_eq(arena_window_lent(rig.arena, group), 2 * MIB);
+    ref = stored(other, 1);
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    await(WINDOW_READY, 3);
+    copy_next();
+    cr_expect_eq(mv.status, 0);
+    cr_expect(marks_right(ref, 0));
+    cr_expect_eq(arena_window_lent(rig.arena, group), MIB);
+    cr_expect_eq(arena_window_lent(rig.arena, other_group), MIB);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
+Test(cache_relocate, but_not_what_is)
+{
+    block_ref ref[8], late;
+    struct mover mv;
+
+    for (uint64_t i = 0; i < 8; i++) {
+        ref[i] = stored(rig.one, i);
+        (void)moved(ref[i], 0);
+        if (i % 4 != 0)
+            cache_put(rig.cache, ref[i], 0);
+    }
+    late = stored(other, 1);
+    cr_expect_eq(move(&mv, late, 0), -ENOSPC, "one of each extent is pinned");
+    cache_put(rig.cache, ref[4], 0);
+    for (uint64_t i = 0; i < 8; i++)
+        drop(ref[i]);
+    cr_assert_eq(move(&mv, late, 0), CACHE_PENDING);
+    await(WINDOW_READY, 3);
+    copy_next();
+    cr_expect_eq(mv.status, 0);
+    cache_put(rig.cache, late, 0);
+    cache_put(rig.cache, ref[0], 0);
+    drop(late);
+}
+
+Test(cache_relocate, a_lower_budget_empties_extents)
+{
+    fill_window(rig.one, 1, 8);
+    arena_window_budget_set(rig.arena, MIB);
+    cache_windows_changed(rig.cache);
+    await(WINDOW_GONE, 1);
+    cr_expect_eq(arena_window_lent(rig.arena, NULL), MIB);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u);
+    arena_window_budget_set(rig.arena, 0);
+    cache_windows_changed(rig.cache);
+    await(WINDOW_GONE, 2);
+    cr_expect_eq(arena_window_lent(rig.arena, NULL), 0u);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 8u);
+}
+
+Test(cache_relocate, a_lower_budget_waits_for_users)
+{
+    block_ref ref = stored(rig.one, 1);
+    struct arena_place place;
+
+    tier_finish_all();
+    place = moved(ref, 0);
+    arena_window_budget_set(rig.arena, 0);
+    cache_windows_changed(rig.cache);
+    for (int i = 0; i < 5; i++)
+        turn();
+    cr_expect(readable(group, &place));
+    drop(ref);
+    cache_put(rig.cache, ref, 0);
+    await(WINDOW_GONE, 1);
+    cr_expect_not(readable(group, &place));
+    cr_expect_not(in_dram(rig.one, 1));
+}
+
+/* Blocks of two parts, of which one lies in a window. */
+Test(cache_relocate, one_part_of_two)
+{
+    block_ref ref = stored(rig.two, 1);
+    struct arena_place place;
+
+    tier_finish_all();
+    place = moved(ref, 1);
+    cr_expect_eq(arena_bytes_used(rig.arena), MIB / 8);
+    cr_expect_eq(arena_window_used(rig.arena), MIB / 8);
+    cr_expect(cache_in_dram(rig.cache, ref));
+    cache_put(rig.cache, ref, 1);
+    drop(ref);
+    for (uint64_t i = 100; i < 140 && in_dram(rig.two, 1); i++) {
+        drop(store(rig.two, i));
+        tier_finish_all();
+    }
+    cr_expect_not(in_dram(rig.two, 1), "for its ordinary slot");
+    cr_expect_not(readable(group, &place));
+    cr_expect_eq(arena_window_used(rig.arena), 0u);
+}
+
+/* A full index drops blocks of windows, too, if there are no others. */
+Test(cache_relocate, the_index_needs_their_place)
+{
+    struct arena_place place;
+    block_ref ref = stored(rig.one, 1);
+
+    place = moved(ref, 0);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+    cr_expect(cache_coldest_drop(rig.cache) || cache_coldest_drop(rig.cache));
+    cr_expect_eq(find(rig.one, 1), 0u);
+    cr_expect_not(readable(group, &place));
+}
