@@ -20,12 +20,12 @@ static int refuse(char why[UCM_SLOTS_WHY], const char *field, uint64_t value, ui
 
 int ucm_slots_check(const struct ucm_slots_shape *shape, char why[UCM_SLOTS_WHY])
 {
-    if (shape->layers < 1 || shape->layers > UCM_SLOTS_LAYERS_MAX)
-        return refuse(why, "layers", shape->layers, UCM_SLOTS_LAYERS_MAX);
+    if (shape->strands < 1 || shape->strands > UCM_SLOTS_STRANDS_MAX)
+        return refuse(why, "strands", shape->strands, UCM_SLOTS_STRANDS_MAX);
     if (shape->numbers < 1 || shape->numbers > UCM_SLOTS_NUMBERS_MAX)
         return refuse(why, "numbers", shape->numbers, UCM_SLOTS_NUMBERS_MAX);
-    if ((uint64_t)shape->layers * shape->numbers > UCM_SLOTS_NO_KEY)
-        return refuse(why, "layers times numbers", (uint64_t)shape->layers * shape->numbers,
+    if ((uint64_t)shape->strands * shape->numbers > UCM_SLOTS_NO_KEY)
+        return refuse(why, "strands times numbers", (uint64_t)shape->strands * shape->numbers,
                       UCM_SLOTS_NO_KEY);
     if (shape->slots < 1 || shape->slots > UCM_SLOTS_MAX)
         return refuse(why, "slots", shape->slots, UCM_SLOTS_MAX);
@@ -38,7 +38,7 @@ int ucm_slots_check(const struct ucm_slots_shape *shape, char why[UCM_SLOTS_WHY]
 
 static size_t keys_of(const struct ucm_slots_shape *shape)
 {
-    return (size_t)shape->layers * shape->numbers;
+    return (size_t)shape->strands * shape->numbers;
 }
 
 /* The next array of so many elements, in memory from base on. */
@@ -143,8 +143,8 @@ void ucm_slots_forget(struct ucm_slots *s, const uint32_t *numbers, uint32_t n)
 {
     assert(s->step->misses == 0);
     for (uint32_t i = 0; i < n; i++)
-        for (uint32_t layer = 0; layer < s->shape.layers; layer++) {
-            int32_t *at = &s->slot_of[ucm_slots_key(&s->shape, layer, numbers[i])];
+        for (uint32_t strand = 0; strand < s->shape.strands; strand++) {
+            int32_t *at = &s->slot_of[ucm_slots_key(&s->shape, strand, numbers[i])];
 
             if (*at >= 0)
                 free_slot(s, (uint32_t)*at);
@@ -194,7 +194,7 @@ void ucm_slots_want(struct ucm_slots *s, uint32_t key, uint32_t request)
     }
 }
 
-static void resolve_list(struct ucm_slots *s, uint32_t layer, const uint32_t *index, uint32_t n,
+static void resolve_list(struct ucm_slots *s, uint32_t strand, const uint32_t *index, uint32_t n,
                          const int32_t *table, uint32_t request)
 {
     for (uint32_t i = 0; i < n && index[i] != UCM_SLOTS_NO_INDEX; i++) {
@@ -203,19 +203,19 @@ static void resolve_list(struct ucm_slots *s, uint32_t layer, const uint32_t *in
         if (number < 0 || (uint32_t)number >= s->shape.numbers)
             s->step->flags |= UCM_SLOTS_UNSERVED | UCM_SLOTS_STRAY;
         else
-            ucm_slots_want(s, ucm_slots_key(&s->shape, layer, (uint32_t)number), request);
+            ucm_slots_want(s, ucm_slots_key(&s->shape, strand, (uint32_t)number), request);
     }
 }
 
-void ucm_slots_resolve(struct ucm_slots *s, uint32_t layer, const struct ucm_slots_lists *lists)
+void ucm_slots_resolve(struct ucm_slots *s, uint32_t strand, const struct ucm_slots_lists *lists)
 {
-    assert(layer < s->shape.layers);
+    assert(strand + (lists->apart ? lists->lists - 1 : 0) < s->shape.strands);
     for (uint32_t chain = 0; chain < lists->chains; chain++)
         for (uint32_t l = 0; l < lists->lists; l++) {
             size_t list = (size_t)chain * lists->lists + l;
             uint32_t count = lists->count[list];
 
-            resolve_list(s, layer, lists->index + list * lists->room,
+            resolve_list(s, strand + lists->apart * l, lists->index + list * lists->room,
                          count < lists->room ? count : lists->room,
                          lists->table + chain * lists->table_stride, lists->request[chain]);
         }

@@ -1,9 +1,10 @@
-/* Who lies in which slot of a worker's pool: slots on the GPU that each hold the K and V of one layer of one
- * block. slots.c is the reference; the same steps run on the device, in any number of threads, on the same
- * arrays. Nothing here allocates, locks or copies KV: the caller brings memory, and says when bytes are there.
+/* Who lies in which slot of a worker's pool on the GPU. slots.c is the reference; the same steps run on the device, in any
+ * number of threads, on the same arrays. Nothing here allocates, locks or copies KV: the caller brings memory, and says
+ * when bytes are there.
  *
- * A *number* stands for a block: its row in the worker's digests region. Requests with a common prefix have the same
- * numbers, and so the same slots. A *key* is a number in a layer. The table slot_of has an entry for each key.
+ * A *strand* is what all slots hold of a block: the K and V of one layer, or of one KV head of one layer. A *number* stands
+ * for a block: its row in the worker's digests region. Requests with a common prefix have the same numbers, and so the
+ * same slots. A *key* is a number in a strand. The table slot_of has an entry for each key.
  *
  * A step is one decode of a batch. It has a number, above those of the steps before, and goes through the layers
  * in order. In each of them:
@@ -49,7 +50,7 @@
 #include <stdint.h>
 
 #define UCM_SLOTS_GROUP 32u /* a warp */
-#define UCM_SLOTS_LAYERS_MAX 512u
+#define UCM_SLOTS_STRANDS_MAX (1u << 16)
 #define UCM_SLOTS_NUMBERS_MAX (1u << 26)
 #define UCM_SLOTS_MAX (1u << 28)
 #define UCM_SLOTS_REQUESTS_MAX (1u << 16)
@@ -71,7 +72,7 @@
 #define UCM_SLOTS_STRAY 8u /* a chosen block has no number, or one that the table has no row for */
 
 struct ucm_slots_shape {
-    uint32_t layers, numbers; /* of the table */
+    uint32_t strands, numbers; /* of the table */
     uint32_t slots;
     uint32_t requests; /* at most so many at once, 0 .. requests - 1 */
     uint32_t misses;   /* room of the list of misses and of that of keys not served */
@@ -100,7 +101,7 @@ struct ucm_slots {
     uint32_t groups;
     uint64_t *stamp;             /* [slots] the last step that used it; 0: free, or none did */
     struct ucm_slots_step *step; /* [1] */
-    int32_t *slot_of;            /* [layers][numbers] */
+    int32_t *slot_of;            /* [strands][numbers] */
     uint32_t *key;               /* [slots] */
     uint32_t *request;           /* [slots] */
     uint32_t *held, *floor;      /* [requests] */
@@ -115,10 +116,10 @@ int ucm_slots_check(const struct ucm_slots_shape *shape, char why[UCM_SLOTS_WHY]
 size_t ucm_slots_bytes(const struct ucm_slots_shape *shape);
 void ucm_slots_layout(struct ucm_slots *s, const struct ucm_slots_shape *shape, void *memory);
 
-static inline uint32_t ucm_slots_key(const struct ucm_slots_shape *shape, uint32_t layer,
+static inline uint32_t ucm_slots_key(const struct ucm_slots_shape *shape, uint32_t strand,
                                      uint32_t number)
 {
-    return layer * shape->numbers + number;
+    return strand * shape->numbers + number;
 }
 
 /* Nobody is resident, no request is there, the next step is any from 1 on. */
@@ -129,7 +130,7 @@ void ucm_slots_init(struct ucm_slots *s);
 int ucm_slots_enter(struct ucm_slots *s, uint32_t request, uint32_t floor);
 /* What counts for it stays resident and counts for nobody. */
 void ucm_slots_leave(struct ucm_slots *s, uint32_t request);
-/* Numbers that are given back: other blocks may get them, so nothing of them is resident in any layer. */
+/* Numbers that are given back: other blocks may get them, so nothing of them is resident in any strand. */
 void ucm_slots_forget(struct ucm_slots *s, const uint32_t *numbers, uint32_t n);
 
 /* now: at least that of the step before; the same for a replay. The list of misses is empty. */
@@ -138,6 +139,7 @@ void ucm_slots_begin(struct ucm_slots *s, uint64_t now);
 /* What a selection wrote, chain by chain; chains that are one request may have the same one. */
 struct ucm_slots_lists {
     uint32_t chains, lists, room;
+    uint32_t apart; /* 0: all lists are of one strand; 1: list l is of strand + l, a KV head's */
     const uint32_t
         *index; /* [chains][lists][room] of the chain's blocks; UCM_SLOTS_NO_INDEX: none */
     const uint32_t *count; /* [chains][lists] */
@@ -146,7 +148,7 @@ struct ucm_slots_lists {
     const uint32_t *request; /* [chains] */
 };
 
-void ucm_slots_resolve(struct ucm_slots *s, uint32_t layer, const struct ucm_slots_lists *lists);
+void ucm_slots_resolve(struct ucm_slots *s, uint32_t strand, const struct ucm_slots_lists *lists);
 /* As if a list had chosen a key: for blocks that the step made, and for those that were not served. */
 void ucm_slots_want(struct ucm_slots *s, uint32_t key, uint32_t request);
 /* For the misses that have no slot yet, in the order of the list. The device takes in any order. */

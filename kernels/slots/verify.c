@@ -25,7 +25,7 @@ static uint32_t listed(const struct ucm_slots *s)
 
 static int verify_table(const struct ucm_slots *s, char why[UCM_SLOTS_WHY])
 {
-    uint32_t keys = s->shape.layers * s->shape.numbers, wanted = 0;
+    uint32_t keys = s->shape.strands * s->shape.numbers, wanted = 0;
 
     for (uint32_t k = 0; k < keys; k++) {
         int32_t at = s->slot_of[k];
@@ -47,7 +47,7 @@ static int verify_misses(const struct ucm_slots *s, char why[UCM_SLOTS_WHY])
     for (uint32_t i = 0; i < listed(s); i++) {
         const struct ucm_slots_miss *m = &s->miss[i];
 
-        if (m->key >= s->shape.layers * s->shape.numbers || s->slot_of[m->key] != UCM_SLOTS_WANTED)
+        if (m->key >= s->shape.strands * s->shape.numbers || s->slot_of[m->key] != UCM_SLOTS_WANTED)
             return wrong(why, "miss %u is key %u, which is not wanted", i, m->key);
         if (m->slot != UCM_SLOTS_NONE &&
             ((uint32_t)m->slot >= s->shape.slots || s->key[m->slot] != m->key))
@@ -80,7 +80,7 @@ static int verify_slots(const struct ucm_slots *s, char why[UCM_SLOTS_WHY])
         if (key == UCM_SLOTS_NO_KEY) {
             if (request != UCM_SLOTS_NOBODY || s->stamp[slot] != 0)
                 return wrong(why, "slot %u is free, and has a request or a stamp", slot);
-        } else if (key >= s->shape.layers * s->shape.numbers) {
+        } else if (key >= s->shape.strands * s->shape.numbers) {
             return wrong(why, "slot %u has key %u, which the table has not", slot, key);
         } else if (s->slot_of[key] != (int32_t)slot &&
                    !(s->slot_of[key] == UCM_SLOTS_WANTED && on_list(s, slot))) {

@@ -11,7 +11,7 @@
 static struct ucm_slots_shape small(void)
 {
     return (struct ucm_slots_shape){
-        .layers = 3, .numbers = 40, .slots = 70, .requests = 4, .misses = 256};
+        .strands = 3, .numbers = 40, .slots = 70, .requests = 4, .misses = 256};
 }
 
 static struct ucm_slots make(struct ucm_slots_shape shape)
@@ -78,14 +78,14 @@ Test(slots, a_shape_that_does_not_fit_is_refused)
 {
     struct ucm_slots_shape good = small(), bad;
 
-    bad = good, bad.layers = 0, refused(bad, "layers is 0");
-    bad = good, bad.layers = UCM_SLOTS_LAYERS_MAX + 1, refused(bad, "layers is 513");
+    bad = good, bad.strands = 0, refused(bad, "strands is 0");
+    bad = good, bad.strands = UCM_SLOTS_STRANDS_MAX + 1, refused(bad, "strands is 65537");
     bad = good, bad.numbers = 0, refused(bad, "numbers is 0");
     bad = good, bad.slots = 0, refused(bad, "slots is 0");
     bad = good, bad.slots = UINT32_MAX, refused(bad, "slots is 4294967295");
     bad = good, bad.requests = 0, refused(bad, "requests is 0");
     bad = good, bad.misses = 0, refused(bad, "misses is 0");
-    bad = good, bad.layers = 512, bad.numbers = 1u << 23, refused(bad, "layers times numbers is");
+    bad = good, bad.strands = 512, bad.numbers = 1u << 23, refused(bad, "strands times numbers is");
 }
 
 /* Each array lies in the memory, aligned and behind the one before. */
@@ -99,7 +99,7 @@ static void check_layout(struct ucm_slots_shape n)
     } array[] = {
         {&s.stamp, 8ull * n.slots},
         {&s.step, sizeof(struct ucm_slots_step)},
-        {&s.slot_of, 4ull * n.layers * n.numbers},
+        {&s.slot_of, 4ull * n.strands * n.numbers},
         {&s.key, 4ull * n.slots},
         {&s.request, 4ull * n.slots},
         {&s.held, 4ull * n.requests},
@@ -123,7 +123,7 @@ static void check_layout(struct ucm_slots_shape n)
 Test(slots, arrays_of_any_size_lie_behind_one_another)
 {
     char why[UCM_SLOTS_WHY];
-    struct ucm_slots_shape large = {.layers = 80,
+    struct ucm_slots_shape large = {.strands = 80,
                                     .numbers = 1u << 20,
                                     .slots = 1u << 24,
                                     .requests = 1u << 16,
@@ -132,18 +132,18 @@ Test(slots, arrays_of_any_size_lie_behind_one_another)
     check_layout(small());
     cr_assert_eq(ucm_slots_check(&large, why), 0);
     check_layout(large);
-    large.layers = 63, large.numbers = 1u << 26, large.slots = UCM_SLOTS_MAX;
+    large.strands = 63, large.numbers = 1u << 26, large.slots = UCM_SLOTS_MAX;
     cr_assert_eq(ucm_slots_check(&large, why), 0);
     check_layout(large);
     cr_assert(ucm_slots_bytes(&large) > UINT32_MAX);
     cr_assert_eq(ucm_slots_key(&large, 62, (1u << 26) - 1), 63u * (1u << 26) - 1);
 }
 
-/* 2^20 numbers in each of 80 layers: a table of 320 MiB, of which a test touches some pages. */
+/* 2^20 numbers in each of 80 strands: a table of 320 MiB, of which a test touches some pages. */
 Test(slots, the_last_key_of_a_large_table_is_like_any_other)
 {
     struct ucm_slots_shape shape = {
-        .layers = 80, .numbers = 1u << 20, .slots = 64, .requests = 1, .misses = 8};
+        .strands = 80, .numbers = 1u << 20, .slots = 64, .requests = 1, .misses = 8};
     size_t bytes = ucm_slots_bytes(&shape);
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -154,7 +154,7 @@ Test(slots, the_last_key_of_a_large_table_is_like_any_other)
     ucm_slots_layout(&s, &shape, memory);
     memset(s.key, 0xff, shape.slots * sizeof(*s.key));
     memset(s.request, 0xff, shape.slots * sizeof(*s.request));
-    for (uint32_t layer = 0; layer < shape.layers; layer++)
+    for (uint32_t layer = 0; layer < shape.strands; layer++)
         s.slot_of[(size_t)layer * shape.numbers + number] = UCM_SLOTS_NONE;
     ucm_slots_begin(&s, 1);
     for (size_t i = 0; i < 3; i++)
@@ -201,6 +201,11 @@ Test(slots, a_miss_is_listed_once_and_resident_when_published)
     cr_assert(s.step->misses == 0 && s.step->flags == 0 && s.step->missed == 4);
     for (uint32_t i = 30; i < 34; i++)
         cr_assert_eq(s.stamp[s.slot_of[ucm_slots_key(&s.shape, 2, i)]], 2);
+    lists.apart = 1; /* the second list of each chain is of the next strand */
+    ucm_slots_resolve(&s, 0, &lists);
+    serve(&s);
+    cr_assert(resident(&s, 0, 30, 4) == 4 && resident(&s, 1, 30, 4) == 3);
+    cr_assert_eq(s.slot_of[ucm_slots_key(&s.shape, 1, 30)], UCM_SLOTS_NONE);
     drop(&s);
 }
 
@@ -311,7 +316,7 @@ Test(slots, misses_beyond_the_list_are_not_served)
     drop(&s);
 }
 
-Test(slots, numbers_given_back_vanish_from_all_layers)
+Test(slots, numbers_given_back_vanish_from_all_strands)
 {
     struct ucm_slots s = make(small());
     uint32_t gone[] = {3, 4, 39};
@@ -446,7 +451,7 @@ static void bring(struct ucm_slots *s)
 Test(slots, a_replay_gets_further_each_time_in_a_pool_of_one_step)
 {
     struct ucm_slots_shape shape = {
-        .layers = LAYERS, .numbers = 64, .slots = LAYERS * CHOSEN, .requests = 1, .misses = 256};
+        .strands = LAYERS, .numbers = 64, .slots = LAYERS * CHOSEN, .requests = 1, .misses = 256};
     struct ucm_slots s = make(shape);
     unsigned seed = 17;
     uint64_t now = 0;
@@ -471,7 +476,7 @@ Test(slots, a_replay_gets_further_each_time_in_a_pool_of_one_step)
 
 Test(slots, a_replay_under_the_same_number_keeps_everything)
 {
-    struct ucm_slots_shape shape = {.layers = LAYERS,
+    struct ucm_slots_shape shape = {.strands = LAYERS,
                                     .numbers = 64,
                                     .slots = 3 * LAYERS * CHOSEN,
                                     .requests = 1,

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LAYERS 3u
+#define STRANDS 3u
 #define NUMBERS 40u
 #define SLOTS 70u
 #define REQUESTS 4u
@@ -15,7 +15,7 @@
 
 struct place {
     bool used, published;
-    uint32_t layer, number;
+    uint32_t strand, number;
     uint64_t stamp;
     int request;
 };
@@ -26,16 +26,16 @@ struct model {
     uint64_t now;
     uint32_t hand, misses, unserved, flags, broken;
     struct {
-        uint32_t layer, number;
+        uint32_t strand, number;
         int slot, request;
     } miss[LIST];
     uint32_t lost[LIST];
 };
 
-static int find(const struct model *m, uint32_t layer, uint32_t number)
+static int find(const struct model *m, uint32_t strand, uint32_t number)
 {
     for (int i = 0; i < (int)SLOTS; i++)
-        if (m->place[i].used && m->place[i].published && m->place[i].layer == layer &&
+        if (m->place[i].used && m->place[i].published && m->place[i].strand == strand &&
             m->place[i].number == number)
             return i;
     return -1;
@@ -46,10 +46,10 @@ static uint32_t listed(const struct model *m)
     return m->misses < LIST ? m->misses : LIST;
 }
 
-static bool wanted(const struct model *m, uint32_t layer, uint32_t number)
+static bool wanted(const struct model *m, uint32_t strand, uint32_t number)
 {
     for (uint32_t i = 0; i < listed(m); i++)
-        if (m->miss[i].layer == layer && m->miss[i].number == number)
+        if (m->miss[i].strand == strand && m->miss[i].number == number)
             return true;
     return false;
 }
@@ -63,28 +63,28 @@ static int has(const struct model *m, int request)
     return n;
 }
 
-static void lose(struct model *m, uint32_t layer, uint32_t number, uint32_t flag)
+static void lose(struct model *m, uint32_t strand, uint32_t number, uint32_t flag)
 {
     if (m->unserved < LIST)
-        m->lost[m->unserved] = layer * NUMBERS + number;
+        m->lost[m->unserved] = strand * NUMBERS + number;
     m->unserved++;
     m->flags |= UCM_SLOTS_UNSERVED | flag;
 }
 
-static void model_want(struct model *m, uint32_t layer, uint32_t number, int request)
+static void model_want(struct model *m, uint32_t strand, uint32_t number, int request)
 {
-    int at = find(m, layer, number);
+    int at = find(m, strand, number);
 
     if (at >= 0) {
         m->place[at].stamp = m->now;
         if (m->place[at].request == NOBODY)
             m->place[at].request = request;
-    } else if (!wanted(m, layer, number)) {
+    } else if (!wanted(m, strand, number)) {
         if (m->misses < LIST) {
-            m->miss[m->misses].layer = layer, m->miss[m->misses].number = number;
+            m->miss[m->misses].strand = strand, m->miss[m->misses].number = number;
             m->miss[m->misses].slot = -1, m->miss[m->misses].request = request;
         } else {
-            lose(m, layer, number, UCM_SLOTS_LIST_FULL);
+            lose(m, strand, number, UCM_SLOTS_LIST_FULL);
         }
         m->misses++;
     }
@@ -130,7 +130,7 @@ static void model_take(struct model *m)
             m->flags |= UCM_SLOTS_FULL;
         else
             m->place[m->miss[i].slot] = (struct place){.used = true,
-                                                       .layer = m->miss[i].layer,
+                                                       .strand = m->miss[i].strand,
                                                        .number = m->miss[i].number,
                                                        .stamp = m->now,
                                                        .request = m->miss[i].request};
@@ -147,7 +147,7 @@ static void model_publish(struct model *m, const uint8_t *arrived)
         else if (slot >= 0)
             m->place[slot].used = false;
         if (slot < 0 || !arrived[i])
-            lose(m, m->miss[i].layer, m->miss[i].number, 0);
+            lose(m, m->miss[i].strand, m->miss[i].number, 0);
     }
     m->misses = 0;
 }
@@ -157,7 +157,7 @@ static void compare(const struct model *m, const struct ucm_slots *s)
     char why[UCM_SLOTS_WHY] = "";
 
     cr_assert_eq(ucm_slots_verify(s, why), 0, "%s", why);
-    for (uint32_t k = 0; k < LAYERS * NUMBERS; k++) {
+    for (uint32_t k = 0; k < STRANDS * NUMBERS; k++) {
         int at = find(m, k / NUMBERS, k % NUMBERS);
 
         if (at < 0 && wanted(m, k / NUMBERS, k % NUMBERS))
@@ -178,7 +178,7 @@ static void compare(const struct model *m, const struct ucm_slots *s)
 
 /* ---- the operations, on both ---- */
 
-static void layer_of_both(struct model *m, struct ucm_slots *s, unsigned *seed, uint32_t layer)
+static void strand_of_both(struct model *m, struct ucm_slots *s, unsigned *seed, uint32_t strand)
 {
     uint8_t arrived[LIST];
 
@@ -186,8 +186,8 @@ static void layer_of_both(struct model *m, struct ucm_slots *s, unsigned *seed, 
         uint32_t number = (uint32_t)rand_r(seed) % (rand_r(seed) % 3 ? 20 : NUMBERS);
         int request = rand_r(seed) % (int)REQUESTS;
 
-        model_want(m, layer, number, request);
-        ucm_slots_want(s, ucm_slots_key(&s->shape, layer, number), (uint32_t)request);
+        model_want(m, strand, number, request);
+        ucm_slots_want(s, ucm_slots_key(&s->shape, strand, number), (uint32_t)request);
     }
     if (rand_r(seed) % 8 == 0)
         compare(m, s);
@@ -247,8 +247,11 @@ static void between_steps(struct model *m, struct ucm_slots *s, unsigned *seed)
 
 static void random_steps(unsigned seed, uint32_t steps)
 {
-    struct ucm_slots_shape shape = {
-        .layers = LAYERS, .numbers = NUMBERS, .slots = SLOTS, .requests = REQUESTS, .misses = LIST};
+    struct ucm_slots_shape shape = {.strands = STRANDS,
+                                    .numbers = NUMBERS,
+                                    .slots = SLOTS,
+                                    .requests = REQUESTS,
+                                    .misses = LIST};
     void *memory = aligned_alloc(64, ucm_slots_bytes(&shape));
     struct model m = {.now = 1};
     struct ucm_slots s;
@@ -260,8 +263,8 @@ static void random_steps(unsigned seed, uint32_t steps)
         m.place[i].request = NOBODY;
     ucm_slots_begin(&s, 1);
     for (uint32_t step = 0; step < steps; step++) {
-        for (uint32_t layer = 0; layer < LAYERS; layer++)
-            layer_of_both(&m, &s, &seed, layer);
+        for (uint32_t strand = 0; strand < STRANDS; strand++)
+            strand_of_both(&m, &s, &seed, strand);
         between_steps(&m, &s, &seed);
     }
     free(memory);
