@@ -262,6 +262,9 @@ struct ucm_region_spec {
     const struct ucm_plane *planes;
     uint32_t n_planes;    /* 1 to 2048 */
     uint32_t ring_region; /* its number in orders on the staging ring; 0: none */
+    /* Not 0: a pool. Its blocks are slots, each for one layer of any block, and `planes` are those of one
+     * layer, of shard 0: for ucm_fetch alone. */
+    uint32_t pool;
 };
 
 /* The memory must stay allocated until ucm_region_unregister has returned 0 or
@@ -356,7 +359,7 @@ UCM_API int ucm_lookup_each(struct ucm_namespace *ns, const struct ucm_lookup *l
 /* Ends a lease early. 0, and a lease that has ended already, are no errors. */
 UCM_API int ucm_release(struct ucm_client *client, uint32_t lease, int timeout_ms);
 
-/* ---- tasks: load, dump, prefetch ---- */
+/* ---- tasks: load, fetch, dump, prefetch ---- */
 
 /* What became of one block. */
 enum ucm_block_result {
@@ -409,9 +412,34 @@ UCM_API int ucm_dump_plain(struct ucm_region *region, const struct ucm_transfer 
 UCM_API int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *transfer,
                          int timeout_ms, struct ucm_task **out);
 
+struct ucm_chain; /* ucmclient_sparse.h */
+
+struct ucm_fetch_item {
+    uint32_t block; /* its place in the chain, or in keys */
+    uint32_t shard; /* layer */
+    uint32_t slot;  /* of the pool; no two items may have one */
+};
+enum { UCM_FETCH_ITEMS_MAX = 65536 };
+struct ucm_fetch_spec {
+    struct ucm_chain *chain; /* of the pool's namespace and part; NULL: keys */
+    const void *keys;        /* n_keys * key_bytes */
+    uint32_t n_keys;
+    const struct ucm_fetch_item *items;
+    uint32_t n_items; /* 1 to UCM_FETCH_ITEMS_MAX, of as many different blocks as a load may have */
+    uint32_t priority;    /* 0 to 7; 7 for what a decode step waits for */
+    uint32_t deadline_ms; /* as in ucm_transfer */
+};
+
+/* Copies single layers of blocks into slots of a pool, as ucm_load copies blocks; results are by item. The
+ * library sends the items of one call in one request: many small copies cost little that way. A chain that
+ * the daemon does not know any more is opened again first. -UCM_ENOTFOUND from the task: as for
+ * ucm_chain_prefetch. */
+UCM_API int ucm_fetch(struct ucm_region *pool, const struct ucm_fetch_spec *fetch, int timeout_ms,
+                      struct ucm_task **out);
+
 struct ucm_result {
     uint64_t bytes; /* moved for this task */
-    uint32_t n_ok;  /* blocks with UCM_BLOCK_IS_OK or UCM_BLOCK_IS_EXISTS */
+    uint32_t n_ok;  /* blocks with UCM_BLOCK_IS_OK or UCM_BLOCK_IS_EXISTS; of a fetch, items */
     uint32_t n_keys;
     const uint8_t *result; /* n_keys of enum ucm_block_result; valid until ucm_task_free */
 };

@@ -235,12 +235,13 @@ static void chain_unlock(struct ucm_chain *chain)
     pthread_cond_broadcast(&chain->client->idle);
 }
 
-int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, int64_t deadline_ns)
+int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, struct client_handle *h,
+                        int64_t deadline_ns)
 {
     struct ucm_client *c = chains[0]->client;
 
     for (;;) {
-        int r = client_begin(c, &chains[0]->ns->handle, deadline_ns);
+        int r = client_begin(c, h ? h : &chains[0]->ns->handle, deadline_ns);
         uint32_t i = 0;
 
         if (r)
@@ -457,7 +458,7 @@ int ucm_chain_prefetch(struct ucm_chain *chain, const uint32_t *index, uint32_t 
 {
     struct msg_chain_prefetch m = {
         .index = {(const uint8_t *)index, n * 4}, .priority = priority, .deadline_ms = deadline_ms};
-    struct client_request q = {UCM_METHOD_CHAIN_PREFETCH, &m, .handle_id = &m.chain};
+    struct client_request q = {.method = UCM_METHOD_CHAIN_PREFETCH, .params = &m};
     struct ucm_client *c;
     int r;
 
@@ -469,6 +470,6 @@ int ucm_chain_prefetch(struct ucm_chain *chain, const uint32_t *index, uint32_t 
         return r;
     r = client_chain_index_check(chain, index, n);
     if (r == 0)
-        r = client_task_start_chain(chain, &q, n, client_deadline(c, timeout_ms), out);
+        r = client_task_start_chain(chain, &m.chain, &q, n, client_deadline(c, timeout_ms), out);
     return client_leave(c, r);
 }

@@ -203,9 +203,10 @@ struct ucm_chain {
 };
 TAILQ_HEAD(client_chains, ucm_chain);
 
-/* As client_begin; the daemon of the present connection knows all of the chains, each by its id. They
- * are of one client. May return CLIENT_AGAIN. */
-int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, int64_t deadline_ns);
+/* As client_begin of `h`, or NULL; and the daemon of the present connection knows all of the chains, each by
+ * its id. They are of one client. May return CLIENT_AGAIN. */
+int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, struct client_handle *h,
+                        int64_t deadline_ns);
 void client_chain_ref(struct ucm_chain *chain);
 void client_chain_unref(struct ucm_chain *chain);
 /* The daemon answered that it has no such chain: the next call opens it again. */
@@ -328,7 +329,7 @@ struct ucm_client {
     bool polled;                /* the user asked for ucm_fd */
     bool signalled;             /* event_fd is readable */
     unsigned tasks_done;        /* since the last ucm_process */
-    struct client_spin spin[2]; /* of loads, of dumps */
+    struct client_spin spin[3]; /* of loads, of dumps, of fetches */
 };
 
 /* client.c: every API function goes in by enter, which locks and counts the caller, and out by
@@ -424,10 +425,10 @@ int client_call_cancel(struct client_call *call, int64_t deadline_ns);
 int client_task_start(const struct client_request *q, const struct ucm_namespace *ns,
                       struct proto_bin *keys, const struct ucm_transfer *t, int timeout_ms,
                       struct ucm_task **out);
-/* The same for n blocks of a chain; q->handle_id: the field that receives its id. The caller holds
- * the lock. */
-int client_task_start_chain(struct ucm_chain *chain, struct client_request *q, uint32_t n,
-                            int64_t deadline_ns, struct ucm_task **out);
+/* The same for n blocks of a chain; chain_id: the field that receives its id. The caller holds the lock. */
+int client_task_start_chain(struct ucm_chain *chain, uint64_t *chain_id,
+                            const struct client_request *q, uint32_t n, int64_t deadline_ns,
+                            struct ucm_task **out);
 
 /* error.c: sets ucm_errmsg and returns -status. Without the lock. */
 int client_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -138,7 +138,7 @@ static int prefetch_send(struct ucm_prefetch *p, int64_t deadline_ns)
     int r = CLIENT_AGAIN;
 
     while (r == CLIENT_AGAIN && still_wanted(p)) {
-        r = client_chains_begin(&p->chain, 1, deadline_ns);
+        r = client_chains_begin(&p->chain, 1, NULL, deadline_ns);
         if (r == 0 && !still_wanted(p)) {
             client_writer_release(p->chain->client);
         } else if (r == 0) {
@@ -353,7 +353,7 @@ static int submit(struct ucm_prefetcher *f, const struct ucm_prefetch_blocks *b,
     if (r)
         return r;
     /* What waits relies on a link: client_prefetchers_end ends it when that breaks. */
-    r = client_chains_begin(&b->chain, 1, deadline_ns);
+    r = client_chains_begin(&b->chain, 1, NULL, deadline_ns);
     if (r)
         return r;
     client_writer_release(f->client);

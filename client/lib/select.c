@@ -267,7 +267,7 @@ static int piece_run(struct selection *sel, int64_t deadline_ns)
 
     client_call_init(&sel->call, chains[0]->client, select_take_cb, NULL);
     do {
-        r = client_chains_begin(chains, sel->n, deadline_ns);
+        r = client_chains_begin(chains, sel->n, NULL, deadline_ns);
         if (r == 0) {
             for (uint32_t i = 0; i < sel->n; i++)
                 sel->ids[i] = chains[i]->id;

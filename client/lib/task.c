@@ -3,6 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Static_assert(sizeof(struct ucm_fetch_item) == UCM_FETCH_ITEM_BYTES &&
+                   (int)UCM_FETCH_ITEMS_MAX == (int)UCM_MAX_FETCH_ITEMS,
+               "a fetch's items are sent as they lie in memory");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "the wire's block ids are little-endian and sent as they lie in memory");
 
@@ -13,24 +16,25 @@ struct ucm_task {
     bool reported;            /* the result was taken */
     struct client_spin *spin; /* learns how long it took; NULL: a prefetch */
     int64_t sent_ns;
-    struct ucm_chain *chain; /* of a prefetch, referenced; else NULL */
+    struct ucm_chain *chain; /* of a prefetch or a fetch, referenced; else NULL */
     uint64_t bytes;
-    uint32_t n_ok, n_keys;
-    uint8_t result[]; /* n_keys */
+    uint32_t n_ok, n_keys; /* keys; of a fetch, items */
+    uint8_t result[];      /* n_keys */
 };
 
 static int task_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct ucm_task *task = (struct ucm_task *)call;
-    const struct msg_blocks_r *m = &any->blocks_r;
+    bool fetch = call->method == UCM_METHOD_FETCH;
+    struct proto_bin status = fetch ? any->fetch_r.status : any->blocks_r.status;
 
-    if (m->status.n != task->n_keys)
+    if (status.n != task->n_keys)
         return ucm_error_set(&call->error, UCM_EPROTOCOL, "ucmd answered for %u blocks of %u",
-                             m->status.n, task->n_keys);
-    memcpy(task->result, m->status.p, m->status.n);
+                             status.n, task->n_keys);
+    memcpy(task->result, status.p, status.n);
     for (uint32_t i = 0; i < task->n_keys; i++)
         task->n_ok += task->result[i] == UCM_BLOCK_IS_OK || task->result[i] == UCM_BLOCK_IS_EXISTS;
-    task->bytes = m->bytes;
+    task->bytes = fetch ? any->fetch_r.bytes : any->blocks_r.bytes;
     if (task->spin && task->n_ok > 0)
         client_spin_learn(task->spin, task->n_keys, client_now_ns() - task->sent_ns);
     return 0;
@@ -111,9 +115,13 @@ static int task_send(struct ucm_task *task, const struct client_request *q, stru
 static void task_sent(struct ucm_task *task, enum ucm_method method)
 {
     struct ucm_client *c = task->call.client;
+    int spin = method == UCM_METHOD_LOAD    ? 0
+               : method == UCM_METHOD_DUMP  ? 1
+               : method == UCM_METHOD_FETCH ? 2
+                                            : -1;
 
-    if (method == UCM_METHOD_LOAD || method == UCM_METHOD_DUMP) {
-        task->spin = &c->spin[method == UCM_METHOD_DUMP];
+    if (spin >= 0) {
+        task->spin = &c->spin[spin];
         task->sent_ns = client_now_ns();
         task->call.expected_ns = client_spin_expect(task->spin, task->n_keys);
     }
@@ -162,8 +170,9 @@ int client_task_start(const struct client_request *q, const struct ucm_namespace
     return task_start(q, ns, keys, NULL, t, timeout_ms, out);
 }
 
-int client_task_start_chain(struct ucm_chain *chain, struct client_request *q, uint32_t n,
-                            int64_t deadline_ns, struct ucm_task **out)
+int client_task_start_chain(struct ucm_chain *chain, uint64_t *chain_id,
+                            const struct client_request *q, uint32_t n, int64_t deadline_ns,
+                            struct ucm_task **out)
 {
     struct ucm_task *task = task_new(chain->client, n);
     int r;
@@ -173,9 +182,9 @@ int client_task_start_chain(struct ucm_chain *chain, struct client_request *q, u
     client_chain_ref(chain);
     task->chain = chain;
     do {
-        r = client_chains_begin(&chain, 1, deadline_ns);
+        r = client_chains_begin(&chain, 1, q->handle, deadline_ns);
         if (r == 0) {
-            *q->handle_id = chain->id;
+            *chain_id = chain->id;
             r = client_request(&task->call, q, deadline_ns);
         }
     } while (r == CLIENT_AGAIN);
@@ -274,6 +283,73 @@ int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *t, int tim
     m = (struct msg_prefetch){
         .part = t->part, .priority = t->priority, .deadline_ms = t->deadline_ms};
     return client_task_start(&q, ns, &m.keys, t, timeout_ms, out);
+}
+
+static int fetch_check(const struct ucm_region *pool, const struct ucm_fetch_spec *f)
+{
+    if (!f->items || f->n_items == 0 || f->n_items > UCM_FETCH_ITEMS_MAX)
+        return client_fail(UCM_EINVALID, "a fetch has 1 to %d items, not %u%s", UCM_FETCH_ITEMS_MAX,
+                           f->n_items, f->items ? "" : " at NULL");
+    if (f->chain && (f->keys || f->n_keys != 0))
+        return client_fail(UCM_EINVALID,
+                           "a fetch names its blocks by a chain or by keys, not both");
+    if (f->chain && f->chain->client != pool->handle.client)
+        return client_fail(UCM_EINVALID, "the chain is another client's than the pool");
+    return 0;
+}
+
+/* By keys: one request whose answer has a byte an item. */
+static int fetch_keys(const struct client_request *q, const struct ucm_fetch_spec *f,
+                      int64_t deadline_ns, struct ucm_task **out)
+{
+    struct ucm_client *c = q->handle->client;
+    struct ucm_task *task = task_new(c, f->n_items);
+    int r;
+
+    if (!task)
+        return client_fail(UCM_ENOMEMORY, "no memory for a task");
+    do
+        r = task_send(task, q, NULL, 0, deadline_ns);
+    while (r == CLIENT_AGAIN);
+    if (r) {
+        task_delete(task);
+        return r;
+    }
+    task_sent(task, q->method);
+    *out = task;
+    return 0;
+}
+
+int ucm_fetch(struct ucm_region *pool, const struct ucm_fetch_spec *f, int timeout_ms,
+              struct ucm_task **out)
+{
+    struct msg_fetch m = {0};
+    struct client_request q = {UCM_METHOD_FETCH, &m, .handle_id = &m.region};
+    struct ucm_client *c;
+    int r;
+
+    if (!pool || !f || !out)
+        return client_fail(UCM_EINVALID, "pool, fetch or out is NULL");
+    c = pool->handle.client;
+    q.handle = &pool->handle;
+    r = client_enter(c);
+    if (r)
+        return r;
+    r = fetch_check(pool, f);
+    if (r == 0 && !f->chain)
+        r = client_keys_check(c, namespace_of(pool), f->keys, f->n_keys, &m.keys);
+    if (r)
+        return client_leave(c, r);
+    m.items =
+        (struct proto_bin){(const uint8_t *)f->items, f->n_items * (uint32_t)sizeof *f->items};
+    m.priority = f->priority;
+    m.deadline_ms = f->deadline_ms;
+    if (f->chain)
+        r = client_task_start_chain(f->chain, &m.chain, &q, f->n_items,
+                                    client_deadline(c, timeout_ms), out);
+    else
+        r = fetch_keys(&q, f, client_deadline(c, timeout_ms), out);
+    return client_leave(c, r);
 }
 
 static int task_report(struct ucm_task *task, struct ucm_result *out)

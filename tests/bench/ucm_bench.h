@@ -54,6 +54,7 @@ int bench_record(const struct args *a);
 int bench_serve(const struct args *a);
 int bench_lookup(const struct args *a);
 int bench_load(const struct args *a);
+int bench_fetch(const struct args *a);
 int bench_dump(const struct args *a);
 int bench_prefetch(const struct args *a);
 int bench_echo(const struct args *a);

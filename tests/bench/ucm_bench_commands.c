@@ -71,6 +71,16 @@ static const struct arg_option load_options[] = {
      "0", 0, 1024},
 };
 
+static const struct arg_option fetch_options[] = {
+    {"block-bytes", ARG_SIZE, "SIZE", "bytes of a block", "2MiB", 64, 1u << 30},
+    {"chunk", ARG_SIZE, "SIZE", "bytes of a layer of a block: of a piece", "64KiB", 8, 1u << 28},
+    {"total", ARG_SIZE, "SIZE", "bytes of the blocks that are stored", "512MiB", 4096,
+     BENCH_MAX_BYTES},
+    {"items", ARG_NUMBER, "N", "pieces of one request", "256", 1, 65536},
+    {"rounds", ARG_NUMBER, "N", "rounds", "101", 1, 100000},
+    {"device", ARG_CHOICE, "cpu|gpu", "where the pool lies", "cpu", 0, 0},
+};
+
 static const struct arg_option dump_options[] = {
     BENCH_COPY_OPTIONS,
     {"threads", ARG_NUMBER, "N", "threads of the memcpy baseline; the daemon's device.cpu_threads",
@@ -215,6 +225,14 @@ static const struct program_command commands[] = {
      "  ucm-bench load --chunk 4KiB\n"
      "  ucm-bench load --tier nvme --file-dir /var/cache/ucmd\n",
      PROGRAM_OPTIONS(load_options), 0, 0, bench_load},
+    {"fetch", "", "Single layers of blocks into slots of a pool, out of DRAM",
+     "Each request names random layers of random blocks. In turns with it, as many bytes\n"
+     "are loaded in whole blocks, and copied in the same pieces by one thread of this\n"
+     "process; to a GPU, in one large copy.\n\n"
+     "Examples:\n"
+     "  ucm-bench fetch --items 4096\n"
+     "  ucm-bench fetch --device gpu\n",
+     PROGRAM_OPTIONS(fetch_options), 0, 0, bench_fetch},
     {"dump", "", "GB/s of dumps out of scattered chunks",
      "Example:\n  ucm-bench dump --total 128MiB\n", PROGRAM_OPTIONS(dump_options), 0, 0,
      bench_dump},

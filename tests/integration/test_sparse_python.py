@@ -396,6 +396,51 @@ class Schedules(Case):
         self.assertRaises(ValueError, sparse.Schedule, [])
 
 
+def pool_of(worker, slots):
+    """Slots for single layers, and their region."""
+    shared = SharedMemory(slots * SHARD)
+    view = np.frombuffer(shared.buffer, np.float32).reshape(slots, 2, TOKENS, HEADS, DIM)
+    return view, worker.ns.register([shared.memory()], [Plane(0, 0, SHARD, SHARD, 0)], blocks=slots, pool=True)
+
+
+class Fetches(Case):
+    def test_what_a_selection_chose(self):
+        worker = self.worker()
+        worker.dump()
+        slots, pool = pool_of(worker, BLOCKS)
+        with worker.digests() as digests, digests.chain(names(), build=True) as chain:
+            chosen = chain.select(1, query()).union()
+            items = np.array([(block, 1, slot) for slot, block in enumerate(chosen)], np.uint32)
+            result = pool.fetch(chain, items, priority=7, deadline=5).wait()
+            self.assertTrue(result.all_ok)
+            self.assertEqual((result.ok, len(result.blocks), result.bytes), (len(chosen), len(chosen), len(chosen) * SHARD))
+            np.testing.assert_array_equal(slots[: len(chosen)], worker.pages[1, list(chosen)])
+            slots[:] = 0
+            self.assertTrue(pool.fetch(chain, [(3, 0, 7), (3, 1, 0)]).wait().all_ok)
+            np.testing.assert_array_equal(slots[[7, 0]], worker.pages[:, 3])
+        self.assertEqual(list(pool.fetch([names(1), b"x" * 32], [(0, 1, 5), (1, 1, 6)]).wait().blocks),
+                         [BlockResult.OK, BlockResult.MISS])
+        np.testing.assert_array_equal(slots[5], worker.pages[1, 0])
+        pool.close()
+
+    def test_hostile_input(self):
+        worker, other = self.worker(), self.worker()
+        worker.dump()
+        _, pool = pool_of(worker, 8)
+        with worker.digests() as digests, digests.chain(names(3)) as chain, other.digests() as theirs, theirs.chain(names(3)) as foreign:
+            for items in ([(0, 0, 8)], [(3, 0, 0)], [(0, LAYERS, 0)], [(0, 0, 1), (1, 0, 1)]):
+                self.refused(Status.INVALID, pool.fetch(chain, items).wait)
+            self.refused(Status.INVALID, pool.fetch, chain, [])
+            self.refused(Status.INVALID, pool.fetch, foreign, [(0, 0, 0)])
+            self.refused(Status.INVALID, pool.fetch, b"", [(0, 0, 0)])
+            self.refused(Status.INVALID, worker.region.fetch(chain, [(0, 0, 0)]).wait)
+            self.refused(Status.INVALID, pool.load(names(1), [0]).wait)
+            self.assertRaises(ValueError, pool.fetch, chain, [(0, 0)])
+            self.assertRaises(ValueError, pool.fetch, chain, np.zeros((2, 3)))
+            self.assertRaises(ValueError, pool.fetch, chain, [(-1, 0, 0)])
+        self.refused(Status.INVALID, pool.fetch, chain, [(0, 0, 0)])
+
+
 class Restart(unittest.TestCase):
     """Daemons one after the other, over one folder."""
 
@@ -427,6 +472,21 @@ class Restart(unittest.TestCase):
             appended = digests.chain().append(names())
             self.assertEqual((appended.digests, appended.built), (BLOCKS, 0))
             self.assertEqual(set(digests.build(names()).wait().blocks), {BlockResult.EXISTS})
+
+    def test_a_pool_goes_on(self):
+        worker = Worker(self, self.daemon, "pool")
+        worker.dump()
+        slots, pool = pool_of(worker, 4)
+        with worker.digests() as digests, digests.chain(names()) as chain:
+            self.start()
+            items = [(9, 1, 3), (8, 0, 2)]
+            try:  # as above
+                result = pool.fetch(chain, items).wait()
+            except UcmError as error:
+                self.assertTrue(error.away)
+                result = pool.fetch(chain, items).wait()
+            self.assertTrue(result.all_ok)
+            np.testing.assert_array_equal(slots[2:], [worker.pages[0, 8], worker.pages[1, 9]])
 
     def test_what_was_selected_is_brought_up_and_loaded(self):
         worker = Worker(self, self.daemon, "prefetch")

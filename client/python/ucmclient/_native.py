@@ -107,6 +107,7 @@ class RegionSpec(Structure):
         ("planes", POINTER(Plane)),
         ("n_planes", c_uint32),
         ("ring_region", c_uint32),
+        ("pool", c_uint32),
     ]
 
 
@@ -141,6 +142,18 @@ class Transfer(Structure):
     ]
 
 
+class FetchSpec(Structure):
+    _fields_ = [
+        ("chain", c_void_p),
+        ("keys", c_void_p),
+        ("n_keys", c_uint32),
+        ("items", c_void_p),
+        ("n_items", c_uint32),
+        ("priority", c_uint32),
+        ("deadline_ms", c_uint32),
+    ]
+
+
 class Result(Structure):
     _fields_ = [("bytes", c_uint64), ("n_ok", c_uint32), ("n_keys", c_uint32), ("result", POINTER(c_uint8))]
 
@@ -169,6 +182,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_lookup_each": (c_int, [c_void_p, POINTER(Lookup), c_int, c_char_p, POINTER(c_uint32), POINTER(c_uint32)]),
     "ucm_release": (c_int, [c_void_p, c_uint32, c_int]),
     "ucm_load": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
+    "ucm_fetch": (c_int, [c_void_p, POINTER(FetchSpec), c_int, POINTER(c_void_p)]),
     "ucm_dump": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
     "ucm_dump_plain": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
     "ucm_encoding_open": (c_int, [c_void_p, POINTER(EncodedForm), c_int, POINTER(c_void_p)]),

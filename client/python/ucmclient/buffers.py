@@ -12,6 +12,9 @@ Keys = Union[bytes, bytearray, memoryview, Sequence[bytes]]
 #: Packed uint32 (array('I'), numpy uint32, memoryview), or any iterable of ints.
 Blocks = Union[array.array, memoryview, Iterable[int]]
 
+#: Packed triples of uint32 (numpy uint32[n][3]), or an iterable of triples.
+Items = Union[array.array, memoryview, Iterable[Sequence[int]]]
+
 
 class Borrowed:
     """The bytes of a Python object, by address. Keeps the object alive, and its size fixed."""
@@ -66,3 +69,15 @@ def uint32s(value: Blocks) -> tuple[Borrowed, int]:
         raise ValueError(f"numbers of format {view.format!r} given, uint32 wanted")
     borrowed = Borrowed(value)
     return borrowed, borrowed.bytes // 4
+
+
+def triples(value: Items) -> tuple[Borrowed, int]:
+    """Packed triples of uint32 and their number."""
+    try:
+        memoryview(value)  # type: ignore[arg-type]
+    except TypeError:
+        value = [number for triple in value for number in triple]  # type: ignore[union-attr]
+    borrowed, n = uint32s(value)  # type: ignore[arg-type]
+    if n % 3 != 0:
+        raise ValueError(f"{n} numbers are no whole number of triples (block, layer, slot)")
+    return borrowed, n // 3

@@ -14,15 +14,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _native as native
 from ._native import lib
-from .buffers import Blocks, Keys, keys as borrow_keys, uint32s
+from .buffers import Blocks, Items, Keys, keys as borrow_keys, triples, uint32s
 from .errors import Status, UcmError, check
 
 if TYPE_CHECKING:
     from .companion import Companion
+    from .sparse import Chain
 
 
 class BlockResult(enum.IntEnum):
@@ -125,7 +126,7 @@ class PrefixHits:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """`bytes` moved; `ok`: how many blocks are OK or EXISTS; `blocks`: a BlockResult's number for each key."""
+    """`bytes` moved; `ok`: how many blocks are OK or EXISTS; `blocks`: a BlockResult's number for each key, or item of a fetch."""
 
     bytes: int
     ok: int
@@ -392,16 +393,23 @@ class Namespace(_Handle):
         blocks: int,
         part: int = 0,
         gpu: Optional[bytes] = None,
+        pool: bool = False,
         timeout: Optional[float] = None,
     ) -> "Region":
-        """Registers paged KV memory of this worker. gpu: the UUID of its GPU, None for host memory."""
-        spec, out = region_spec(memory, planes, blocks, part, gpu), c_void_p()
+        """Registers paged KV memory of this worker. gpu: the UUID of its GPU, None for host memory. pool: its blocks are
+        slots for Region.fetch, each for one layer of any block, and planes are those of one layer, of shard 0."""
+        spec, out = region_spec(memory, planes, blocks, part, gpu, pool), c_void_p()
         check(lib.ucm_region_register(self.handle, byref(spec), _timeout(timeout), byref(out)))
         return Region(self, out.value, memory)
 
 
 def region_spec(
-    memory: Sequence[Memory], planes: Sequence[Plane], blocks: int, part: int, gpu: Optional[bytes]
+    memory: Sequence[Memory],
+    planes: Sequence[Plane],
+    blocks: int,
+    part: int,
+    gpu: Optional[bytes],
+    pool: bool = False,
 ) -> native.RegionSpec:
     if gpu is not None:
         check_uuid(gpu)
@@ -415,7 +423,7 @@ def region_spec(
         *((p.memory, p.offset, p.stride, p.chunk_bytes, p.shard) for p in planes)
     )
     device = b"cpu" if gpu is None else b"cuda"
-    return native.RegionSpec(part, blocks, device, gpu, native_memory, len(memory), native_planes, len(planes))
+    return native.RegionSpec(part, blocks, device, gpu, native_memory, len(memory), native_planes, len(planes), 0, int(pool))
 
 
 class EncodedNamespace(Namespace):
@@ -524,6 +532,20 @@ class Region(_Handle):
         fields = {"shard": shard, "n_shards": shards, "priority": priority, "lease": lease, "step": step}
         return Task(lib.ucm_load, self, self.ns, keys, blocks, timeout, deadline, **fields)
 
+    def fetch(
+        self,
+        source: Union["Chain", Keys],
+        items: Items,
+        *,
+        priority: int = 0,
+        deadline: float = 0.0,
+        timeout: Optional[float] = None,
+    ) -> "Task":
+        """Copies single layers of blocks into slots of a pool (Namespace.register with pool=True). items: (block, layer,
+        slot) each; packed as three uint32, such as numpy's uint32[n][3], or tuples. Blocks count from the beginning of
+        source, a ucmclient.sparse.Chain of this namespace or keys. The result has a BlockResult's number for each item."""
+        return _FetchTask(self, source, items, priority, deadline, timeout)
+
     def dump(
         self,
         keys: Keys,
@@ -550,7 +572,7 @@ class Region(_Handle):
 
 
 class Task(_Handle):
-    """A load, dump or prefetch under way. Closing one that is not done cancels it."""
+    """A load, fetch, dump or prefetch under way. Closing one that is not done cancels it."""
 
     _free = lib.ucm_task_free
 
@@ -607,3 +629,29 @@ class Task(_Handle):
     def cancel(self, timeout: Optional[float] = None) -> None:
         """Asks the daemon to stop the task, which then becomes done."""
         check(lib.ucm_task_cancel(self.handle, _timeout(timeout)))
+
+
+class _FetchTask(Task):
+    def __init__(
+        self,
+        pool: Region,
+        source: Union["Chain", Keys],
+        items: Items,
+        priority: int,
+        deadline: float,
+        timeout: Optional[float],
+    ):
+        _Handle.__init__(self, pool.client)
+        packed, n = triples(items)
+        spec = native.FetchSpec(
+            items=packed.address, n_items=n, priority=priority, deadline_ms=_timeout(deadline)
+        )
+        if isinstance(source, _Handle):
+            spec.chain = source.handle
+        else:
+            borrowed, spec.n_keys = borrow_keys(source, pool.ns.identity.key_bytes)
+            spec.keys = borrowed.address
+        out = c_void_p()
+        check(lib.ucm_fetch(pool.handle, byref(spec), _timeout(timeout), byref(out)))
+        self._keys = n
+        self._handle = out.value

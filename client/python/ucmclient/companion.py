@@ -101,6 +101,7 @@ class Companion(_Handle):
         *,
         blocks: int,
         part: int = 0,
+        pool: bool = False,
         timeout: Optional[float] = None,
     ) -> CompanionRegion:
         """Namespace.register for memory on this GPU; its copies may go through the ring. addresses: where each memory
@@ -109,7 +110,7 @@ class Companion(_Handle):
             raise ValueError("the namespace is another client's than the companion")
         if len(addresses) != len(memory):
             raise ValueError(f"{len(memory)} memories and {len(addresses)} addresses were given; each memory needs one")
-        spec, out = region_spec(memory, planes, blocks, part, self.gpu), c_void_p()
+        spec, out = region_spec(memory, planes, blocks, part, self.gpu, pool), c_void_p()
         bases, register = (c_uint64 * len(addresses))(*addresses), _library().ucm_cuda_region_register
         _check(register(self.handle, ns.handle, byref(spec), bases, _timeout(timeout), byref(out)))
         return CompanionRegion(self, ns, out.value, memory)
