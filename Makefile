@@ -491,8 +491,8 @@ $O/delay.so: tests/inject/delay.c
 	$(call say,LINK)
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -o $@
 
-# The C of kernels/sparse for tests/integration/test_digest_numpy.py and test_select_numpy.py.
-$O/sparse_kernels.so: $(call obj,$(wildcard tests/sparse/*.c) kernels/isa.c) $(SPARSE_OBJ)
+# The C of kernels/sparse and kernels/attend for test_digest_numpy.py, test_select_numpy.py and test_attend_numpy.py.
+$O/sparse_kernels.so: $(call obj,$(wildcard tests/sparse/*.c) kernels/isa.c) $(SPARSE_OBJ) $(ATTEND_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
 

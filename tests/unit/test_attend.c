@@ -1,4 +1,5 @@
-/* Attention over slots: the definition bit by bit, exact arithmetic within its bound, lists, windows, merges. */
+/* Attention over slots: the definition bit by bit, exact arithmetic within its bound, lists, windows, merges.
+ * Compared with numpy in tests/integration/test_attend_numpy.py. */
 #include "tests/unit/attend_rig.h"
 
 #include <errno.h>
