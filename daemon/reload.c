@@ -1,6 +1,8 @@
 #include "daemon/reload.h"
 
+#include "daemon/arena/arena.h"
 #include "daemon/base/log.h"
+#include "daemon/cache/cache.h"
 #include "daemon/index/index.h"
 #include "daemon/notify.h"
 
@@ -47,6 +49,8 @@ int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e)
         config_reload(r->config, &fresh, changes);
         log_set_level(r->config->log_level);
         index_ns_limit(r->index, r->config->max_namespaces_tenant);
+        arena_window_budget_set(r->arena, r->config->window_size);
+        cache_windows_changed(r->cache);
         changes_log(&fresh, changes);
         config_free(&r->next);
         r->next = fresh;

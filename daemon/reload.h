@@ -9,6 +9,8 @@
 
 #include "daemon/base/config.h"
 
+struct arena;
+struct cache;
 struct index;
 
 struct reload {
@@ -16,6 +18,8 @@ struct reload {
     struct config next; /* what the last reload read; without a file: there was none */
     const struct config_sources *sources;
     struct index *index;
+    struct arena *arena;
+    struct cache *cache;
 };
 
 /* ctx: a struct reload. As request_rooms has it. */

@@ -4,8 +4,10 @@
 #include "daemon/arena/persist.h"
 #include "daemon/base/deadline.h"
 #include "daemon/base/log.h"
+#include "daemon/base/memory.h"
 #include "daemon/cache/cache.h"
 #include "daemon/cache/snapshot.h"
+#include "daemon/copier.h"
 #include "daemon/device/device.h"
 #include "daemon/digest/pool.h"
 #include "daemon/front/front.h"
@@ -169,15 +171,16 @@ static void stop_tick_cb(uv_timer_t *timer)
         return;
     if (requests_active(s->requests) == 0)
         front_drop_all(s->front);
-    if (requests_sessions(s->requests) == 0 && cache_tier_busy(s->cache) == 0) {
+    if (requests_sessions(s->requests) == 0 && cache_tier_busy(s->cache) == 0 &&
+        cache_relocations(s->cache) == 0) {
         if (server_share_busy(s) == 0)
             stop_last(s);
         else if (late)
             stop_beside_share(s);
     } else if (late) {
-        log_error("server", "stop-forced", "requests=%u sessions=%u tier=%u",
+        log_error("server", "stop-forced", "requests=%u sessions=%u tier=%u relocations=%u",
                   requests_active(s->requests), requests_sessions(s->requests),
-                  cache_tier_busy(s->cache));
+                  cache_tier_busy(s->cache), cache_relocations(s->cache));
         _exit(s->exit_status ? s->exit_status : 1);
     }
 }
@@ -238,6 +241,28 @@ static void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t byt
     if (device_set_memory_add(s->devices, base, bytes) != 0)
         log_warn("server", "unpinned", "extent=%u reason=\"%s\"", extent, "no memory to note it");
     cache_arena_grew(s->cache);
+}
+
+/* The tier reads and writes it unregistered, a few per cent dearer: registered, the kernel would hold the memory
+ * after it was given back, and another tenant could not have it before all reads have ended. */
+static void window_cb(void *ctx, enum arena_window_event event, uint32_t window, void *base,
+                      uint64_t bytes)
+{
+    struct server *s = ctx;
+
+    if (event == WINDOW_GOES)
+        device_set_memory_remove(s->devices, base, bytes);
+    else if (event == WINDOW_READY && device_set_memory_add(s->devices, base, bytes) != 0)
+        log_warn("server", "unpinned", "window=%u reason=\"%s\"", window, "no memory to note it");
+    cache_windows_changed(s->cache);
+}
+
+static void memory_removed_cb(void *ctx, void *base, uint64_t bytes)
+{
+    struct server *s = ctx;
+
+    (void)bytes;
+    arena_window_let_go(s->arena, arena_window_at(s->arena, base));
 }
 
 static void arena_ended_cb(void *ctx)
@@ -321,6 +346,9 @@ static int arena_init(struct server *s, struct ucm_error *e)
         .extent_ready_cb = extent_ready_cb,
         .numa = numa_used(s),
         .ended_cb = arena_ended_cb,
+        .window = c->window_size,
+        .window_max = memory_total(),
+        .window_cb = window_cb,
         .ctx = s,
     };
     bool warm = false;
@@ -342,6 +370,9 @@ static int arena_init(struct server *s, struct ucm_error *e)
     if (rc != 0)
         return rc;
     cache_arena_attach(s->cache, s->arena);
+    cache_copier_attach(s->cache, copier_copy, s->digests);
+    s->reload.arena = s->arena;
+    s->reload.cache = s->cache;
     if (warm && cache_snapshot_load(s->cache, s->persist) != 0)
         log_warn("server", "snapshot-refused", "reason=\"%s\"", "no memory to take it over");
     return s->persist ? arena_grow(s->arena) : 0;
@@ -411,6 +442,7 @@ static int devices_init(struct server *s, struct ucm_error *e)
                                .numa = numa_used(s),
                                .failed_cb = device_failed_cb,
                                .found_cb = device_found_cb,
+                               .memory_removed_cb = memory_removed_cb,
                                .ctx = s};
     char note[200] = "";
     int rc = device_set_new(&s->loop, &dc, &s->devices, note, e);

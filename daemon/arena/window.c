@@ -327,6 +327,11 @@ void arena_window_slot_freed(struct arena *a, struct extent *e)
     window_settle(a, w);
 }
 
+uint32_t arena_window_at(const struct arena *a, const void *base)
+{
+    return (uint32_t)((uint64_t)((const char *)base - a->windows.base) / a->config.extent);
+}
+
 void arena_window_let_go(struct arena *a, uint32_t window)
 {
     struct window *w = &a->windows.window[window];

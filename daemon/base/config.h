@@ -73,6 +73,7 @@ struct config {
     bool arena_prefault;
     char *arena_keep; /* "": none */
     enum config_numa arena_numa;
+    uint64_t window_size; /* bytes; 0: no windows */
 
     unsigned index_max_blocks;
 

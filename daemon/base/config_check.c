@@ -293,7 +293,8 @@ static uint64_t arena_there(const struct config *c)
  * twentieth stays free. */
 static int check_memory(const struct config *c, struct config_error *e)
 {
-    uint64_t there = arena_there(c), beside = beside_arena(c), room, usable, fits;
+    uint64_t there = arena_there(c), beside = beside_arena(c) + c->window_size, room, usable, fits;
+    char windows[64] = "";
     struct memory_room r;
     bool cgroup;
 
@@ -304,14 +305,17 @@ static int check_memory(const struct config *c, struct config_error *e)
     usable = room - room / 20;
     if (c->arena_size - there + beside <= usable)
         return 0;
+    if (c->window_size > 0)
+        snprintf(windows, sizeof(windows), " with window.size, %s,", SHOWN(c, "window.size"));
     fits = usable + there > beside ? (usable + there - beside) / MIB : 0;
-    return config_fail(c, e, "arena.size",
-                       "arena.size is %s, with the index and requests %llu MiB, and %s %llu MiB of "
-                       "memory available, of which a twentieth stays free; at most %lluMiB fit",
-                       SHOWN(c, "arena.size"),
-                       (unsigned long long)((c->arena_size - there + beside) / MIB),
-                       cgroup ? "this cgroup's limit leaves" : "this host has",
-                       (unsigned long long)(room / MIB), (unsigned long long)fits);
+    return config_fail(
+        c, e, "arena.size",
+        "arena.size is %s,%s with the index and requests %llu MiB, and %s %llu MiB of "
+        "memory available, of which a twentieth stays free; at most %lluMiB fit",
+        SHOWN(c, "arena.size"), windows,
+        (unsigned long long)((c->arena_size - there + beside) / MIB),
+        cgroup ? "this cgroup's limit leaves" : "this host has", (unsigned long long)(room / MIB),
+        (unsigned long long)fits);
 }
 
 /* Has the file system of `path` space for `wanted` bytes, of which it holds `there` already? */

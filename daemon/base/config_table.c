@@ -141,6 +141,7 @@ const struct config_section config_sections[] = {
      "What monitoring reads over HTTP: /metrics for Prometheus, /live and /ready for probes "
      "(docs/operations.md)."},
     {"arena", "DRAM: the staging buffers of all transfers, and the first tier of the cache."},
+    {"window", "DRAM that workers read by themselves (docs/operations.md)."},
     {"index", "What is cached, and where."},
     {"nvme", "The tier on local disks. Without paths there is none."},
     {"share", "The tier that several hosts have in common. Without roots there is none."},
@@ -208,6 +209,12 @@ const struct config_key config_keys[] = {
              "the node of the GPU that asks for it, where there is space; off leaves that to the "
              "kernel. So does auto when the daemon was given a memory policy (numactl, "
              "NUMAPolicy=)."},
+
+    {KEY("window.size", SIZE, window_size, "0"), RANGE(0, 15 * TIB), .reloadable = true,
+     .help =
+         "DRAM beside arena.size, in whole extents, that is lent to tenants whose workers read "
+         "blocks by themselves (docs/operations.md); never more than the host's memory. 0: such "
+         "workers are refused."},
 
     {KEY("index.max_blocks", INT, index_max_blocks, "16777216"), RANGE(1024, 1ull << 31),
      .help = "Blocks that the index holds at most, over all tiers; about 128 bytes each. A full "

@@ -241,3 +241,10 @@ uint64_t memory_huge_room(const char *root, uint64_t page_bytes)
     }
     return pages[0] > pages[1] ? (pages[0] - pages[1]) * page_bytes : 0;
 }
+
+uint64_t memory_total(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
+
+    return pages > 0 && bytes > 0 ? (uint64_t)pages * (uint64_t)bytes : 0;
+}

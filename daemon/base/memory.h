@@ -14,6 +14,9 @@ struct memory_room {
 /* root: "" or, for tests, what stands before /proc and /sys. 0, or -errno when the kernel does not say. */
 int memory_room(const char *root, struct memory_room *out);
 
+/* The host's memory, whatever uses it. */
+uint64_t memory_total(void);
+
 /* Bytes in huge pages of this size that are set aside and promised to nobody. root: as above. */
 uint64_t memory_huge_room(const char *root, uint64_t page_bytes);
 

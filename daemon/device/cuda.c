@@ -92,6 +92,8 @@ static bool run_control(struct gpu *g)
         gpu_staging_close(job->staging);
     else if (job->op == DEVICE_CLOSE)
         gpu_region_close(job->region);
+    else if (job->op == DEVICE_UNPIN)
+        gpu_memory_remove(&g->memory, (uint64_t)(uintptr_t)job->memory, job->memory_bytes);
     else if (atomic_load(&g->failed))
         rc = gpu_refuse_failed(g, job);
     else if (!g->context)

@@ -55,6 +55,19 @@ void gpu_memory_add(struct gpu_memory *m, uint64_t base, uint64_t bytes)
     }
 }
 
+void gpu_memory_remove(struct gpu_memory *m, uint64_t base, uint64_t bytes)
+{
+    size_t first = pin_after(m, base), i = first;
+
+    for (; i < m->n && m->pins[i].base < base + bytes; i++) {
+        m->fresh -= m->pins[i].state == GPU_PIN_NEW;
+        if (m->pins[i].state == GPU_PIN_OURS)
+            (void)cuda.cuMemHostUnregister((void *)(uintptr_t)m->pins[i].base);
+    }
+    memmove(&m->pins[first], &m->pins[i], (m->n - i) * sizeof(*m->pins));
+    m->n -= i - first;
+}
+
 /* Portable: one registration serves all GPUs, and only one GPU may make it. Kernels get host
  * addresses unchanged, so the GPU must see the memory at the same address; it does on every 64-bit
  * Linux. */

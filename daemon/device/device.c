@@ -18,9 +18,17 @@ struct device_set {
     struct memory {
         void *base;
         uint64_t bytes;
-    } * memory; /* all that was added, for GPUs that appear later */
+        bool removed; /* waits until it is the one that devices let go of */
+    } * memory;       /* all that was added, for GPUs that appear later */
     size_t n_memory, cap_memory;
     char why_no_gpu[200];
+    /* The memory that devices let go of now: one at a time, so that nothing has to be allocated. */
+    struct memory removing;
+    struct unpin {
+        struct device_job job;
+        struct device_set *set;
+    } unpin[1 + DEVICE_GPUS_MAX];
+    uint32_t unpins; /* under way */
 
     /* A thread that enumerates the driver's GPUs; it owns `gpus` while `starting`. */
     bool starting;
@@ -43,7 +51,8 @@ static void add_gpus(struct device_set *s)
             continue;
         }
         for (size_t j = 0; j < s->n_memory; j++)
-            d->ops->memory_add(d, s->memory[j].base, s->memory[j].bytes);
+            if (!s->memory[j].removed)
+                d->ops->memory_add(d, s->memory[j].base, s->memory[j].bytes);
         s->devices[s->n++] = d;
     }
 }
@@ -217,9 +226,69 @@ int device_set_memory_add(struct device_set *s, void *base, uint64_t bytes)
         s->memory = grown;
         s->cap_memory = cap;
     }
-    s->memory[s->n_memory++] = (struct memory){base, bytes};
+    s->memory[s->n_memory++] = (struct memory){.base = base, .bytes = bytes};
     for (uint32_t i = 0; i < s->n; i++)
         if (s->devices[i]->ops->memory_add)
             s->devices[i]->ops->memory_add(s->devices[i], base, bytes);
     return 0;
+}
+
+static void unpin_all(struct device_set *s);
+
+static void unpinned_cb(struct device_job *job, int status)
+{
+    struct device_set *s = LIST_ENTRY(job, struct unpin, job)->set;
+
+    (void)status;
+    if (--s->unpins > 0)
+        return;
+    s->config.memory_removed_cb(s->config.ctx, s->removing.base, s->removing.bytes);
+    unpin_all(s);
+}
+
+static void unpin(struct device_set *s)
+{
+    s->unpins = 1; /* this call's: for devices that pin nothing */
+    for (uint32_t i = 0; i < s->n; i++) {
+        struct unpin *u = &s->unpin[i];
+
+        if (!s->devices[i]->ops->memory_add)
+            continue;
+        u->set = s;
+        u->job = (struct device_job){.op = DEVICE_UNPIN,
+                                     .memory = s->removing.base,
+                                     .memory_bytes = s->removing.bytes,
+                                     .done_cb = unpinned_cb};
+        s->unpins++;
+        (void)s->devices[i]->ops->submit(s->devices[i], &u->job); /* refuses copies only */
+    }
+    s->unpins--;
+}
+
+/* Until one is under way. */
+static void unpin_all(struct device_set *s)
+{
+    for (size_t i = 0; i < s->n_memory && s->unpins == 0;) {
+        if (!s->memory[i].removed) {
+            i++;
+            continue;
+        }
+        s->removing = s->memory[i];
+        s->memory[i] = s->memory[--s->n_memory];
+        unpin(s);
+        if (s->unpins == 0)
+            s->config.memory_removed_cb(s->config.ctx, s->removing.base, s->removing.bytes);
+    }
+}
+
+void device_set_memory_remove(struct device_set *s, void *base, uint64_t bytes)
+{
+    for (size_t i = 0; i < s->n_memory; i++) {
+        if (s->memory[i].base != base)
+            continue;
+        s->memory[i].removed = true;
+        unpin_all(s);
+        return;
+    }
+    s->config.memory_removed_cb(s->config.ctx, base, bytes); /* there was no memory to note it */
 }

@@ -118,6 +118,7 @@ void staging_free(struct device_staging *s); /* of one that is not open; NULL-sa
 enum device_op {
     DEVICE_OPEN,  /* map the memory of a region or a staging ring (cuda only) */
     DEVICE_CLOSE, /* unmap it, after the copies that use it */
+    DEVICE_UNPIN, /* memory_add is undone */
     DEVICE_LOAD,
     DEVICE_DUMP,
 };
@@ -126,8 +127,10 @@ enum device_op {
  * may free it. A copy passes through the open staging ring of its region's connection where that pays. */
 struct device_job {
     enum device_op op;
-    struct device_region *region;      /* or, for OPEN and CLOSE: */
-    struct device_staging *staging;    /* the device fills it for copies */
+    struct device_region *region;   /* or, for OPEN and CLOSE: */
+    struct device_staging *staging; /* the device fills it for copies */
+    void *memory;                   /* UNPIN: as in memory_add */
+    uint64_t memory_bytes;
     const struct ucm_copy_item *items; /* slot addresses as the CPU sees them; alive until done */
     uint32_t n_items;
     uint32_t first_plane, n_planes; /* range of the region's planes */
@@ -168,10 +171,11 @@ struct device_stats {
 };
 
 struct device_ops {
-    /* 0, or -EAGAIN: its queue is full. OPEN and CLOSE are never refused. */
+    /* 0, or -EAGAIN: its queue is full. Only copies are refused. */
     int (*submit)(struct device *d, struct device_job *job);
     /* Memory that slots will lie in: the device pins it for DMA. Returns at once; jobs submitted
-     * later may use it. It stays mapped until the device is closed. NULL: nothing to pin. */
+     * later may use it. It stays mapped until the device is closed, or an UNPIN is done. NULL: nothing to
+     * pin, and there is no UNPIN. */
     void (*memory_add)(struct device *d, void *base, uint64_t bytes);
     void (*stats)(struct device *d, struct device_stats *out);
     /* After all jobs are done and everything is closed. Joins the threads. */
@@ -197,6 +201,9 @@ struct device_config {
     /* Runs on the loop when the GPUs are known, if device_set_new did not wait for that; gpus may
      * be 0, note says why. May be NULL. */
     void (*found_cb)(void *ctx, uint32_t gpus, const char *note);
+    /* Runs on the loop: no device uses this memory any more (device_set_memory_remove). May be NULL if
+     * that is never called. */
+    void (*memory_removed_cb)(void *ctx, void *base, uint64_t bytes);
     void *ctx;
 };
 
@@ -219,5 +226,8 @@ struct device *device_set_find(struct device_set *s, struct proto_str name, stru
                                struct ucm_error *e);
 /* Gives memory to every device, those that appear later included. 0 or -ENOMEM. */
 int device_set_memory_add(struct device_set *s, void *base, uint64_t bytes);
+/* Undoes it: no copy may use the memory any more. memory_removed_cb runs, perhaps inside the call; until then
+ * it stays mapped, and is not added again. */
+void device_set_memory_remove(struct device_set *s, void *base, uint64_t bytes);
 
 #endif

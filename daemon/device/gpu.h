@@ -273,6 +273,7 @@ void gpu_stagings_abandon(struct gpu *g);
 /* ---- cuda_memory.c ---- */
 
 void gpu_memory_add(struct gpu_memory *m, uint64_t base, uint64_t bytes);
+void gpu_memory_remove(struct gpu_memory *m, uint64_t base, uint64_t bytes); /* as it was added */
 /* Checks that all slots of the job lie in memory that was added, and pins what is not pinned yet.
  * 0 or -errno, job->error filled. */
 int gpu_memory_need(struct gpu *g, struct device_job *job);

@@ -283,7 +283,7 @@ static void count_done(struct work *w, const struct device_job *job, int status)
         w->accepted--;
         w->stats.jobs++;
     }
-    if (status != 0)
+    if (status != 0 || job->op == DEVICE_UNPIN)
         return;
     if (job->op == DEVICE_LOAD)
         w->stats.load_bytes += job->n_items * job_item_bytes(job);

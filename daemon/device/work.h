@@ -30,7 +30,7 @@ void region_mapped(struct device_region *r);
 #define JOB_CLASSES 16 /* 8 priorities, each loads before dumps */
 
 struct job_queue {
-    struct list control;             /* OPEN and CLOSE */
+    struct list control;             /* all but copies */
     struct list copies[JOB_CLASSES]; /* the most urgent first */
 };
 

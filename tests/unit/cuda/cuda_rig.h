@@ -45,6 +45,16 @@ static inline void failed_cb(void *ctx, const char *why)
     failures++;
 }
 
+static unsigned removals;
+
+static inline void memory_removed_cb(void *ctx, void *base, uint64_t bytes)
+{
+    (void)ctx;
+    cr_assert_eq(base, slots);
+    cr_assert_eq(bytes, slots_bytes);
+    removals++;
+}
+
 /* Gives the costs: what a busy host would measure is random. */
 static inline void calibration_write(void)
 {
@@ -73,7 +83,8 @@ static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
                                    .strategy = strategy,
                                    .calibration = folder,
                                    .numa = numa,
-                                   .failed_cb = failed_cb};
+                                   .failed_cb = failed_cb,
+                                   .memory_removed_cb = memory_removed_cb};
     struct ucm_error e = {0};
     char note[200];
 

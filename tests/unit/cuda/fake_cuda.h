@@ -53,5 +53,6 @@ void fake_cuda_uuid(int ordinal, uint8_t uuid[16]);
 void fake_cuda_fence(void);
 /* Counts memory, streams and events that exist: 0 at the end of a test. */
 unsigned fake_cuda_left(void);
+unsigned fake_cuda_registered(void); /* ranges of host memory */
 
 #endif

@@ -6,6 +6,7 @@
 #include "tests/unit/cuda/fake_cuda_inside.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,6 +22,12 @@ struct memory {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct memory *memories; /* under the mutex */
 static unsigned host_memories;
+static atomic_uint registered; /* ranges of host memory */
+
+unsigned fake_cuda_registered(void)
+{
+    return atomic_load(&registered);
+}
 static _Thread_local int current; /* ordinal */
 
 void fake_cuda_uuid(int ordinal, uint8_t uuid[16])
@@ -197,12 +204,14 @@ CUresult cuMemFreeHost(void *memory)
 CUresult cuMemHostRegister(void *memory, size_t bytes, unsigned flags)
 {
     (void)memory, (void)bytes, (void)flags;
+    atomic_fetch_add(&registered, 1);
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemHostUnregister(void *memory)
 {
     (void)memory;
+    atomic_fetch_sub(&registered, 1);
     return CUDA_SUCCESS;
 }
 

@@ -276,3 +276,33 @@ Test(cuda_copy, a_dump_waits_for_its_event, .timeout = 60)
     daemon_end();
     cr_assert_eq(fake_cuda_left(), 0);
 }
+
+/* Memory that is given back: no GPU has it registered, and copies there are refused until it is added again. */
+Test(cuda_copy, memory_comes_and_goes, .timeout = 60)
+{
+    static struct test_job j;
+    unsigned before;
+
+    daemon_begin(COPY_SM, 6 * MIB);
+    before = fake_cuda_registered();
+    worker_begin(&a, getpid(), 4, 4096, 0);
+    for (unsigned round = 1; round <= 3; round++) {
+        copy_half(&j, &a, DEVICE_LOAD);
+        job_submit(&j, gpu);
+        cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+        cr_expect_gt(fake_cuda_registered(), before);
+        device_set_memory_remove(set, slots, slots_bytes);
+        cr_expect_eq(removals, round - 1, "not inside the call");
+        while (removals < round)
+            uv_run(&loop, UV_RUN_ONCE);
+        cr_expect_eq(fake_cuda_registered(), before);
+        copy_half(&j, &a, DEVICE_LOAD);
+        job_submit(&j, gpu);
+        cr_expect_eq(job_wait(&j), -EINVAL);
+        cr_assert_eq(device_set_memory_add(set, slots, slots_bytes), 0);
+    }
+    worker_end(&a);
+    daemon_end();
+    cr_assert_eq(fake_cuda_left(), 0);
+    cr_expect_eq(fake_cuda_registered(), before);
+}
