@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define BLOCKS_MAX 4096 /* their keys and 65,536 items are one frame */
+
 struct fetch {
     const struct args *args;
     struct rig rig;
@@ -295,8 +297,8 @@ int bench_fetch(const struct args *a)
     bench_rig_options(a, &o);
     f.n = (uint32_t)args_number(a, "items");
     blocks = args_number(a, "total") / o.block_bytes;
-    if (blocks == 0 || blocks > 16384)
-        return program_usage_error(a, "--total must hold 1 to 16384 blocks");
+    if (blocks == 0 || blocks > BLOCKS_MAX)
+        return program_usage_error(a, "--total must hold 1 to %d blocks", BLOCKS_MAX);
     if (f.n * o.chunk < o.block_bytes || f.n * o.chunk > blocks * o.block_bytes)
         return program_usage_error(a,
                                    "--items must be a block's bytes at least and --total at most");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Chains, selections, builds, evictions by name, cancels and connections that break, all at once and at random, over an arena that
+"""Chains, selections, fetches, builds, evictions by name, cancels and connections that break, all at once and at random, over an arena that
 is too small. Every answer is right or an error that says why, and nothing is held afterwards. UCM_STORM_SEED repeats a storm as far as
 the scheduler allows; UCM_STORM_STEPS makes it longer."""
 
@@ -11,7 +11,7 @@ import unittest
 
 try:
     from retrieval_case import CANCELLED_CODE, DEADLINE, IDENTITY, LAYERS, SUITE_TIMEOUT_S, Retrieval, lists_of
-    from second_client import BUSY, NOT_FOUND, OK, Client, Refused, Region, keys, u32
+    from second_client import BUSY, NOT_FOUND, OK, Client, Pool, Refused, Region, keys, u32
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -19,6 +19,7 @@ except ImportError:  # another Python than Debian's is first in PATH
 
 BLOCKS = 300
 AT_ONCE = 12  # requests of one connection
+SLOTS = 64
 ALLOWED = {BUSY, NOT_FOUND, CANCELLED_CODE, DEADLINE}
 SEED = int(os.environ.get("UCM_STORM_SEED", random.randrange(1 << 32)))
 STEPS = int(os.environ.get("UCM_STORM_STEPS", 5000))
@@ -32,13 +33,15 @@ class Worker:
         self.client = Client(case.daemon)
         self.ns = self.client.open(case.identity)
         self.derived = case.digests(self.client, self.ns, build=dice.random() < 0.5)
-        self.region = None
+        self.region, self.pool, self.fetching = None, None, None
         self.chains, self.closed, self.pending = {}, set(), {}
 
     def begin(self, name, check=None, **params):
         while len(self.pending) >= AT_ONCE:
             self.end(next(iter(self.pending)))
-        self.pending[self.client.begin(name, **params)] = check
+        msgid = self.client.begin(name, **params)
+        self.pending[msgid] = check
+        return msgid
 
     def end(self, msgid):
         check = self.pending.pop(msgid)
@@ -138,6 +141,28 @@ class Worker:
             index = [self.dice.randrange(self.chains[chain]) for _ in range(20)]
             self.begin("chain.prefetch", chain=chain, index=u32(*index), **self.hurry())
 
+    def fetch(self):
+        grown = [c for c, n in self.chains.items() if n]
+        if not grown:
+            return
+        self.pool = self.pool or Pool(self.client, self.ns, self.case.identity["shard_bytes"], SLOTS)
+        if self.fetching in self.pending:  # its slots are still written
+            self.end(self.fetching)
+        chain = self.dice.choice(grown)
+        by_chain, blocks = self.dice.random() < 0.7, self.chains[chain]
+        items = [(self.dice.randrange(blocks), self.dice.randrange(LAYERS), slot)
+                 for slot in self.dice.sample(range(SLOTS), self.dice.randrange(1, SLOTS))]
+
+        def check(answer):
+            self.case.assertEqual(len(answer["status"]), len(items))
+            for status, (block, layer, slot) in zip(answer["status"], items):
+                if status == OK:
+                    self.case.assertEqual(self.pool.bytes(slot), self.case.kv[block, layer].tobytes(), (block, layer, slot))
+                    self.case.fetched += 1
+        self.fetching = self.begin("fetch", check, region=self.pool.number, items=u32(*(n for item in items for n in item)),
+                                   priority=self.dice.randrange(8), **self.hurry(),
+                                   **({"chain": chain} if by_chain else {"keys": keys(*range(blocks))}))
+
     def build(self):
         first = self.dice.randrange(BLOCKS)
         self.begin("digest.build", ns=self.derived, keys=keys(*range(first, min(BLOCKS, first + 30))), **self.hurry())
@@ -185,11 +210,11 @@ class Storm(Retrieval):
     def test_storm(self):
         dice = random.Random(SEED)
         self.identity, self.q = dict(IDENTITY, model=self.id()), self.query(seed=5)
-        self.refusals, self.compared, self.chosen = {}, 0, 0
+        self.refusals, self.compared, self.chosen, self.fetched = {}, 0, 0, 0
         self.expect()
         workers = [Worker(self, dice) for _ in range(4)]
         acts = ([Worker.dump] * 4 + [Worker.evict] + [Worker.open] * 2 + [Worker.append] * 6 + [Worker.select] * 8 +
-                [Worker.prefetch] * 2 + [Worker.build] * 2 + [Worker.lookup] + [Worker.close] + [Worker.cancel] * 2)
+                [Worker.prefetch] * 2 + [Worker.fetch] * 3 + [Worker.build] * 2 + [Worker.lookup] + [Worker.close] + [Worker.cancel] * 2)
         for _ in range(STEPS):
             i = dice.randrange(len(workers))
             if dice.random() < 0.01:
@@ -202,8 +227,9 @@ class Storm(Retrieval):
         observer = self.client()
         self.until(lambda: not self.held(observer), f"an end of what was held, seed {SEED}")
         self.assertGreater(self.compared, 0, f"seed {SEED}")
+        self.assertGreater(self.fetched, 0, f"seed {SEED}")
         self.calm()
-        print(f"{self.compared} selections compared, {self.chosen} blocks chosen, refusals {self.refusals}")
+        print(f"{self.compared} selections compared, {self.chosen} blocks chosen, {self.fetched} layers fetched, refusals {self.refusals}")
 
     def calm(self):
         """Afterwards everything can be stored and chosen again."""
