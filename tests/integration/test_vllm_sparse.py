@@ -346,6 +346,7 @@ class Trouble(SparseCase):
     def test_evicted_while_nothing_keeps_it(self):
         e, tokens = self.engine(), prompt(600, 100)
         self.check(e, e.request("cold", tokens, outputs=2))
+        self.nothing_held()
         e.pool = Pool(e.blocks)
         taken, ns = e.connector._scheduler.allocated, e.ranks[0].connector._worker.link.ns
 
