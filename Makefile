@@ -501,6 +501,11 @@ $O/encoding_kernels.so: $(call obj,$(wildcard tests/encoding/*.c) kernels/isa.c)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
 
+# kernels/slots and kernels/attend for the small engine of tests/vllm.
+$O/decode_kernels.so: $(call obj,tests/vllm/kernels.c $(SLOTS_SRC) kernels/isa.c) $(ATTEND_OBJ) $(SPARSE_OBJ)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -lm -o $@
+
 # A runner of our own takes the place of Criterion's main: see its head.
 RUNNER := $O/obj/tests/runner/runner.o
 
@@ -541,7 +546,7 @@ bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/bench-bundle/lib
 
-build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/bench/gate_worker $O/delay.so)
+build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/bench/gate_worker $O/delay.so)
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))

@@ -2,14 +2,15 @@
 
 What a rank holds. *Pages*, as every engine: of a sparse request those of its window, of what prefill is computing, and of blocks that the
 daemon does not keep yet. *Slots*, equal ones, each for one layer of one block, K and V of the rank's KV heads. *Rows* of digests, one a
-block. Rows are named by the blocks' keys and slots by rows, so requests with a common prefix share both. ucmclient.decode keeps slots and
-rows, and brings what is missing.
+block. Rows are named by the blocks' keys and slots by rows, so requests with a common prefix share both. ucmclient.decode keeps rows and
+brings what is missing; kernels/slots says which slot holds what, kernels/attend attends: their C stands for what runs on a GPU.
 
 Which tokens are sparse. Those from a prompt's last one on, so all whose logits count; the others are prefill and dense. A token in the
 t-th block attends its *window*, the policy's last blocks up to its own, from the engine's pages, and what its layer chooses of its
-*candidates*, all blocks before the window. Chosen blocks and window go into one softmax in the order of their positions. The choice is a
-function of q, of the candidates' digests and of the position: not of what is resident, in pages, or in the batch. So a request's output
-does not depend on cuts into steps, preemption, hits, ranks, or on the daemon's death, and every test compares bits.
+*candidates*, all blocks before the window. Both are one list, in the order of their positions and wherever they lie. Dense tokens attend
+the list of all blocks, so a policy that takes everything gives dense bits. The choice is a function of q, of the candidates' digests and
+of the position: not of what is resident, in pages, or in the batch. So a request's output does not depend on cuts into steps, preemption,
+hits, ranks, or on the daemon's death, and every test compares bits.
 
 A step. Every candidate gets a row: its digests come from its page, if it has one, else from the daemon. Layer by layer, each rank chooses
 with its own heads' queries, and resolves choices to pages or slots. What is in neither is *missing*: the layer goes on without it, as a
@@ -23,8 +24,9 @@ Pages that go back. When a candidate is in the daemon, and a chain of every rank
 than all pages. Prefill then reads these blocks through a few slots apart, layer by layer. A request that has no page for its next token,
 and blocks which the daemon is still storing, waits for that.
 
-Admission. A request needs slots for the most that one token can choose in all layers, as if its lists had nothing in common, and a row for
-every candidate at its full length. What no slots or rows could ever hold is refused; what they can't hold beside the requests that run, waits.
+Admission. A request needs slots for the most that one token can choose in all layers, as if its lists had nothing in common: that is its
+floor in the pool. And it needs a row for every candidate at its full length. What no slots or rows could ever hold is refused with a
+sentence; what they can't hold beside the requests that run, waits.
 
 Keys. KV of a sparse token is not what a dense engine computes. So the keys of the blocks that hold any are those of the policy and the
 prompt's length, too, and only a request with the same ones finds them.
@@ -36,6 +38,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+import kernels
 import model as M
 from engine import BLOCK, HOLE, LATER, Engine, Request
 from ucmclient.decode import Decoder, Lost, Policy, Refused, Room
@@ -63,12 +66,28 @@ class SparseRequest(Request):
 class SparseRank:
     """What a rank of the engine has beside its pages."""
 
-    def __init__(self, rank, number, policy, room, deadline):
-        self.rank, self.heads, self.memory = rank, rank.heads, rank.memory
+    def __init__(self, rank, number, policy, room, requests, deadline):
+        self.rank, self.heads, self.memory, self.room, self.requests = rank, rank.heads, rank.memory, room, requests
         worker = rank.connector._worker
         digest, self.layout = worker._digest, worker._layout
-        self.decoder = Decoder(worker.link, digest, policy, room, shard_bytes=self.layout.layer_bytes, part=number, deadline=deadline)
+        self.decoder = Decoder(worker.link, digest, policy, room, self.new_slots(), requests=requests, shard_bytes=self.layout.layer_bytes,
+                               part=number, deadline=deadline)
         self.shape = digest.shape
+        self.slot_plan = kernels.Plan(self.shape, M.PER_KV)
+        self.page_plans = [kernels.Plan(self.shape, M.PER_KV, self._in_pages(chunks)) for chunks in self.layout.layers]
+
+    def new_slots(self):
+        return kernels.Slots(M.LAYERS, self.room.rows, self.room.slots, self.requests)
+
+    @staticmethod
+    def _in_pages(chunks):
+        """From a shard's bytes to those of its chunks, from the first one's address on."""
+        def at(offset):
+            for chunk in chunks:
+                if offset < chunk.size:
+                    return chunk.address - chunks[0].address + offset
+                offset -= chunk.size
+        return at
 
     def shards(self, page):
         """The bytes of a block's layers, as slots and the daemon have them."""
@@ -81,34 +100,47 @@ class SparseRank:
         shape = (BLOCK, len(self.heads), M.HEAD)
         return np.stack([self.memory.get(np.ndarray(shape, kind, shard, offset, (token, head, kind.itemsize))) for offset, token, head in rows])
 
-    def in_page(self, layer, page):
-        return self.rank.read(layer, [page])
-
     def attended(self, layer, sequence, pages, position, q):
-        """For each head: its blocks, and their K and V followed by the window's, [tokens, HEAD] each."""
+        """For each head: the blocks that it chose, and its attention over them and the window."""
         n = self.decoder.policy.candidates(position // BLOCK)
-        queries = np.concatenate([q[M.heads_of(head)] for head in self.heads])
-        lists = self.decoder.choose(sequence, layer, n, queries)
+        lists = self.decoder.choose(sequence, layer, n, np.concatenate([q[M.heads_of(head)] for head in self.heads]))
         lists *= len(self.heads) // len(lists)
-        union = sorted(set().union(*lists))
-        blocks = {b: self.in_page(layer, pages[b]) for b in union if pages[b] != HOLE}
-        slots = self.decoder.resolve(sequence, layer, [b for b in union if b not in blocks])
-        blocks.update((b, self.in_slot(slot)) for b, slot in slots.items())
-        window = self.rank.read(layer, pages[n: position // BLOCK + 1])[:, : position + 1 - n * BLOCK]
+        slots = self.decoder.resolve(sequence, layer, [b for b in sorted(set().union(*lists)) if pages[b] == HOLE])
+        window = (True, pages[n: position // BLOCK + 1])
         for i, (head, chosen) in enumerate(zip(self.heads, lists)):
-            k, v = (np.concatenate([blocks[b][kv, :, i] for b in chosen if b in blocks] + [window[kv, :, i]]) for kv in (0, 1))
-            yield head, chosen, k, v
+            runs = []
+            for b in chosen:
+                if pages[b] != HOLE or b in slots:
+                    self._append(runs, pages[b] != HOLE, [pages[b] if pages[b] != HOLE else slots[b]])
+            self._append(runs, *window)
+            pieces = [self._piece(layer, in_pages, which, 0) for in_pages, which in runs[:-1]]
+            pieces.append(self._piece(layer, *runs[-1], position % BLOCK + 1))
+            yield head, chosen, kernels.attend(i, q[M.heads_of(head)], pieces)
+
+    @staticmethod
+    def _append(runs, in_pages, which):
+        """Neighbours that lie in the same memory are one run."""
+        if runs and runs[-1][0] == in_pages:
+            runs[-1][1].extend(which)
+        else:
+            runs.append((in_pages, list(which)))
+
+    def _piece(self, layer, in_pages, which, tail):
+        if in_pages:
+            chunk = self.layout.layers[layer][0]
+            return self.page_plans[layer], chunk.address, chunk.stride, self.layout.blocks, which, tail
+        return self.slot_plan, self.decoder.pool.address, self.decoder.shard_bytes, self.room.slots, which, tail
 
     def all_of(self, layer, sequence, pages):
-        """K and V of all tokens in these pages, and of those whose pages are gone: for dense tokens."""
-        both = np.empty((2, len(pages), BLOCK, len(self.heads), M.HEAD), np.float32)
-        holes = [b for b, page in enumerate(pages) if page == HOLE]
+        """K and V of all blocks, [block][2][BLOCK][heads][HEAD], also of those whose pages are gone: for dense tokens."""
+        kv = np.empty((len(pages), 2, BLOCK, len(self.heads), M.HEAD), np.float32)
         there = [b for b, page in enumerate(pages) if page != HOLE]
-        both[:, there] = self.rank.read(layer, [pages[b] for b in there]).reshape(2, len(there), BLOCK, len(self.heads), M.HEAD)
-        for slots in self.decoder.stream(sequence, layer, holes):
+        read = self.rank.read(layer, [pages[b] for b in there])
+        kv[there] = read.reshape(2, len(there), BLOCK, len(self.heads), M.HEAD).swapaxes(0, 1)
+        for slots in self.decoder.stream(sequence, layer, [b for b, page in enumerate(pages) if page == HOLE]):
             for block, slot in slots.items():
-                both[:, block] = self.in_slot(slot)
-        return both.reshape(2, -1, len(self.heads), M.HEAD)
+                kv[block] = self.in_slot(slot)
+        return kv
 
 
 class SparseEngine(Engine):
@@ -116,7 +148,7 @@ class SparseEngine(Engine):
         """sparse: a Policy. patience: seconds for which a request waits for its own pages."""
         self.policy, self.room, self.patience = sparse, Room(slots, rows, stream), patience
         super().__init__(model, connector, **{"digests": "mean", **more})
-        self.sparse = [SparseRank(rank, i, self.policy, self.room, fetch_deadline) for i, rank in enumerate(self.ranks)]
+        self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, fetch_deadline) for i, rank in enumerate(self.ranks)]
         self.replays = self.errors = self.given_back = 0
         self._spoiled, self._kept, self._read_once = set(), {}, {}
         #: Runs before what is missing is fetched.
@@ -137,7 +169,8 @@ class SparseEngine(Engine):
             self.room.check(self._need(request), request.prompt_tokens + request.outputs)
             pages = self.policy.window + 2 + -(-self.budget // BLOCK)
             if pages > self.blocks - 1:
-                raise Refused(f"a window of {self.policy.window} blocks and steps of {self.budget} tokens need {pages} pages, and there are {self.blocks - 1}")
+                raise Refused(f"a window of {self.policy.window} blocks and steps of {self.budget} tokens need {pages} pages, and there "
+                              f"are {self.blocks - 1}")
         super().add(request)
 
     def _admit(self, out, request, left):
@@ -247,7 +280,7 @@ class SparseEngine(Engine):
         name, pages = request.request_id, self.pool.requests[request.request_id]
         keys = self._keys(request, blocks)
         for rank in self.sparse:
-            sequence = rank.decoder.open(name)
+            sequence = rank.decoder.open(name, self._need(request).slots)
             try:
                 rank.decoder.extend(sequence, keys[len(sequence.rows):], lambda i: None if pages[i] == HOLE else rank.shards(pages[i]))
             except Lost:
@@ -256,32 +289,29 @@ class SparseEngine(Engine):
     def _attend(self, layer, request, position, hidden):
         if request.request_id in self._spoiled:
             return hidden
-        if not isinstance(request, SparseRequest):
-            return super()._attend(layer, request, position, hidden)
         pages = self.pool.requests[request.request_id]
-        if position < request.dense_tokens:
-            both = self._dense(layer, request, pages)
-            return hidden if both is None else self.model.layer(layer, hidden, position, *both[:, : position + 1])
         q, outputs = self.model.queries(layer, hidden, position), {}
+        if not isinstance(request, SparseRequest) or position < request.dense_tokens:
+            kv = self._dense(layer, request, pages)
+            return hidden if kv is None else self.model.after(layer, hidden, kernels.over(kv, q, position))
         for rank in self.sparse:
             sequence = rank.decoder.open(request.request_id)
-            for head, chosen, k, v in rank.attended(layer, sequence, pages, position, q):
-                request.choices[position, layer, head] = chosen
-                outputs[head] = M.attend(q[M.heads_of(head)], k, v)
+            for head, chosen, out in rank.attended(layer, sequence, pages, position, q):
+                request.choices[position, layer, head], outputs[head] = chosen, out
         return self.model.after(layer, hidden, [outputs[head] for head in range(M.KV_HEADS)])
 
     def _dense(self, layer, request, pages):
         """K and V of the layer, read once a step; None: blocks did not come."""
         at = (layer, request.request_id)
         if at not in self._read_once:
-            both = np.empty((2, len(pages) * BLOCK, M.KV_HEADS, M.HEAD), np.float32)
+            kv = np.empty((len(pages), 2, BLOCK, M.KV_HEADS, M.HEAD), np.float32)
             try:
                 for rank in self.sparse:
-                    both[:, :, rank.heads] = rank.all_of(layer, rank.decoder.open(request.request_id), pages)
+                    kv[:, :, :, rank.heads] = rank.all_of(layer, rank.decoder.sequences.get(request.request_id), pages)
             except Lost:
                 self._spoiled.add(request.request_id)
-                both = None
-            self._read_once[at] = both
+                kv = None
+            self._read_once[at] = kv
         return self._read_once[at]
 
     # ---- what came of a step ----

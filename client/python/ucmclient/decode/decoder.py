@@ -14,7 +14,6 @@ from ..memory import SharedMemory
 from ..sparse.chain import Chain, DigestNamespace
 from ..sparse.digest import Digest, Digests
 from .policy import Policy, Room
-from .residency import Full, Residency
 from .rows import Rows
 
 #: Pause before asking a daemon again that is away, or has no room now.
@@ -41,6 +40,28 @@ class Source(Protocol):
     def cut(self) -> None: ...
 
 
+class Slots(Protocol):
+    """Which slot holds which layer of which row, as kernels/slots/slots.h defines it. A request is a small number."""
+
+    def enter(self, request: int, floor: int) -> None: ...
+
+    def leave(self, request: int) -> None: ...
+
+    def forget(self, row: int) -> None: ...
+
+    def begin(self) -> None:
+        """A step, or another run of it."""
+
+    def use(self, layer: int, row: int, request: int) -> Optional[int]:
+        """Its slot; None: a miss."""
+
+    def take(self, wanted: abc.Sequence[tuple[int, int, int]]) -> list[Optional[int]]:
+        """After a run: slots for its misses, (layer, row, request) each; None: all slots are this run's."""
+
+    def publish(self, arrived: abc.Sequence[bool]) -> None:
+        """Of those that were taken last: whether the bytes are there."""
+
+
 class Lost(Exception):
     """Blocks of a sequence can't be had from the daemon: compute the sequence again."""
 
@@ -62,10 +83,11 @@ class Counts:
 
 @dataclass(eq=False)
 class Sequence:
-    """Of one request. keys, rows: of its candidates from the first block on. kept: so many of its first blocks are in the
-    daemon, and stay there."""
+    """Of one request. number: for Slots. keys, rows: of its candidates from the first block on. kept: so many of its first
+    blocks are in the daemon, and stay there."""
 
     name: str
+    number: int
     keys: list[bytes] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     chain: Optional[Chain] = None
@@ -93,28 +115,30 @@ class Decoder:
         digest: Digest,
         policy: Policy,
         room: Room,
+        slots: Slots,
         *,
+        requests: int,
         shard_bytes: int,
         part: int = 0,
         deadline: float = 2.0,
         timeout: float = 1.0,
     ):
-        """deadline: for blocks and digests to come, in seconds. timeout: of calls that only name them."""
+        """slots: empty, for as many layers, rows, slots and requests. deadline: for blocks and digests to come, in seconds. timeout: of calls that only name them."""
         self.source, self.digest, self.policy, self.room = source, digest, policy, room
         self.part, self.deadline, self.timeout = part, deadline, timeout
         self.layers, self.shard_bytes = len(policy.choices), shard_bytes
         self.counts = Counts()
-        self.residency = Residency(self.layers, room.slots)
-        self.rows = Rows(room.rows, self.residency.forget)
-        self.slots = SharedMemory((room.slots + room.stream) * shard_bytes)
+        self.slots, self._numbers = slots, list(range(requests))
+        self.rows = Rows(room.rows, slots.forget)
+        self.pool = SharedMemory((room.slots + room.stream) * shard_bytes)
         self._landing = SharedMemory(room.stream * self.layers * shard_bytes)
         self._digests = SharedMemory(room.rows * self.layers * digest.bytes)
         self._ns: Optional[Namespace] = None
-        self._pool: Optional[Region] = None
+        self._pool_region: Optional[Region] = None
         self._digest_region: Optional[Region] = None
         self.sequences: dict[str, Sequence] = {}
         #: What this step chose and is in no slot, with who chose it.
-        self.missing: dict[tuple[int, int], set[Sequence]] = {}
+        self.missing: dict[tuple[int, int], list[Sequence]] = {}
 
     # ---- the daemon ----
 
@@ -126,10 +150,10 @@ class Decoder:
         if ns is not self._ns:
             for sequence in self.sequences.values():
                 sequence.chain = None
-            self._ns, self._pool, self._digest_region = None, None, None
+            self._ns, self._pool_region, self._digest_region = None, None, None
             size, n = self.shard_bytes, self.room.stream
             planes = [Plane(0, layer * n * size, size, size, layer) for layer in range(self.layers)]
-            self._pool = self.source.ask(
+            self._pool_region = self.source.ask(
                 ns.register, [self._landing.memory()], planes, blocks=n, part=self.part, timeout=self.timeout
             )
             size, n = self.digest.bytes, self.room.rows
@@ -137,7 +161,7 @@ class Decoder:
             self._digest_region = self.source.ask(
                 digests.register, [self._digests.memory()], planes, blocks=n, part=self.part, timeout=self.timeout
             )
-            self._ns = ns if self._pool and self._digest_region else None
+            self._ns = ns if self._pool_region and self._digest_region else None
         return self._ns is not None
 
     def _bring(
@@ -183,16 +207,20 @@ class Decoder:
 
     # ---- sequences ----
 
-    def open(self, name: str) -> Sequence:
-        return self.sequences.setdefault(name, Sequence(name))
+    def open(self, name: str, floor: int = 0) -> Sequence:
+        """floor: slots that it keeps against others."""
+        if name not in self.sequences:
+            self.sequences[name] = Sequence(name, self._numbers.pop())
+            self.slots.enter(self.sequences[name].number, floor)
+        return self.sequences[name]
 
     def close(self, name: str) -> None:
         """The request is over, or is computed again."""
         sequence = self.sequences.pop(name, None)
         if sequence is None:
             return
-        for missed in self.missing.values():
-            missed.discard(sequence)
+        self.slots.leave(sequence.number)
+        self._numbers.append(sequence.number)
         for row in sequence.rows:
             self.rows.release(row)
         if sequence.chain is not None:
@@ -270,7 +298,7 @@ class Decoder:
 
     def begin(self) -> None:
         self.missing.clear()
-        self.residency.begin()
+        self.slots.begin()
 
     def choose(self, sequence: Sequence, layer: int, candidates: int, q: Any, dtype: Any = None) -> list[list[int]]:
         """Of the first `candidates` blocks, lists as Digests.select has them."""
@@ -288,40 +316,34 @@ class Decoder:
         slots = {}
         for block in blocks:
             row = sequence.rows[block]
-            slot = self.residency.slot(layer, row)
+            slot = self.slots.use(layer, row, sequence.number)
             if slot is not None:
                 slots[block] = slot
                 self.counts.hits += 1
             else:
-                self.missing.setdefault((layer, row), set()).add(sequence)
+                self.missing.setdefault((layer, row), []).append(sequence)
                 self.counts.misses += 1
         return slots
 
     def serve(self) -> set[Sequence]:
         """Fetches what is missing. Those whose blocks did not come: compute them again. They are closed by the caller."""
-        items, lost = [], set()
-        for (layer, row), sequences in self.missing.items():
-            if not sequences:
-                continue
-            try:
-                items.append((layer, row, self.residency.take()))
-            except Full:
-                self.counts.full += 1
-                lost |= sequences
-        for layer, row, slot in self._fetch(items, lambda item: self.residency.publish(item[2], item[0], item[1])):
-            self.residency.drop(slot)
-            lost |= self.missing[layer, row]
-        self.counts.fetched += len(items)
-        return lost
+        slots = self.slots.take([(layer, row, by[0].number) for (layer, row), by in self.missing.items()])
+        items = [(layer, row, slot) for (layer, row), slot in zip(self.missing, slots) if slot is not None]
+        landed = set(items).difference(self._fetch(items))
+        arrived = [(layer, row, slot) in landed for (layer, row), slot in zip(self.missing, slots)]
+        self.slots.publish(arrived)
+        self.counts.fetched += len(landed)
+        self.counts.full += slots.count(None)
+        return {sequence for by, came in zip(self.missing.values(), arrived) if not came for sequence in by}
 
-    def _fetch(self, items: abc.Sequence[tuple[int, int, int]], landed: Callable[[Any], None]) -> list[tuple[int, int, int]]:
+    def _fetch(self, items: abc.Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """(layer, row, slot): those that did not come."""
         failed, size, n = [], self.shard_bytes, self.room.stream
         for layer in range(self.layers):
             of_layer = [item for item in items if item[0] == layer]
             for at in range(0, len(of_layer), n):
                 def begin(some: abc.Sequence[tuple[int, int, int]], left: float, layer: int = layer) -> Optional[Task]:
-                    region, keys = self._pool, b"".join(self.rows.key(row) for _, row, _ in some)
+                    region, keys = self._pool_region, b"".join(self.rows.key(row) for _, row, _ in some)
                     assert region is not None
                     return self.source.ask(
                         region.load, keys, range(len(some)), shard=layer, shards=1, priority=_URGENT, deadline=left,
@@ -330,8 +352,7 @@ class Decoder:
 
                 def copy(i: int, item: tuple[int, int, int], layer: int = layer) -> None:
                     source = (layer * n + i) * size
-                    self.slots.buffer[item[2] * size : (item[2] + 1) * size] = self._landing.buffer[source : source + size]
-                    landed(item)
+                    self.pool.buffer[item[2] * size : (item[2] + 1) * size] = self._landing.buffer[source : source + size]
 
                 failed += self._bring(of_layer[at : at + n], begin, copy)
         self.counts.failed += len(failed)
@@ -344,10 +365,10 @@ class Decoder:
             some = blocks[at : at + n]
             slots = {block: first + i for i, block in enumerate(some)}
             items = [(layer, sequence.rows[block], slot) for block, slot in slots.items()]
-            if self._fetch(items, lambda item: None):
+            if self._fetch(items):
                 raise Lost("blocks did not come")
             self.counts.streamed += len(items)
             yield slots
 
     def shard(self, slot: int) -> memoryview:
-        return self.slots.buffer[slot * self.shard_bytes : (slot + 1) * self.shard_bytes]
+        return self.pool.buffer[slot * self.shard_bytes : (slot + 1) * self.shard_bytes]

@@ -1,0 +1,163 @@
+/* kernels/slots and kernels/attend for tests/vllm/kernels.py: functions that a ctypes call finds by name. */
+#include "kernels/attend/attend.h"
+#include "kernels/slots/slots.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define VISIBLE __attribute__((visibility("default")))
+
+/* Blocks of one memory. */
+struct piece {
+    const struct ucm_attend_plan *plan;
+    struct ucm_attend_memory memory;
+    const int32_t *blocks;
+    uint32_t n, tail;
+};
+
+VISIBLE struct ucm_slots *test_slots(const struct ucm_slots_shape *shape, char *why);
+VISIBLE void test_slots_free(struct ucm_slots *s);
+VISIBLE int test_slots_enter(struct ucm_slots *s, uint32_t request, uint32_t floor);
+VISIBLE void test_slots_leave(struct ucm_slots *s, uint32_t request);
+VISIBLE void test_slots_forget(struct ucm_slots *s, uint32_t number);
+VISIBLE void test_slots_begin(struct ucm_slots *s);
+VISIBLE int32_t test_slots_want(struct ucm_slots *s, uint32_t layer, uint32_t number,
+                                uint32_t request);
+VISIBLE void test_slots_take(struct ucm_slots *s);
+VISIBLE uint32_t test_slots_missed(const struct ucm_slots *s, struct ucm_slots_miss *out);
+VISIBLE uint32_t test_slots_unserved(const struct ucm_slots *s, uint32_t *out);
+VISIBLE void test_slots_publish(struct ucm_slots *s, const uint8_t *arrived);
+VISIBLE int test_slots_verify(const struct ucm_slots *s, char *why);
+VISIBLE struct ucm_attend_plan *test_attend_plan(const struct ucm_kv_shape *shape, uint32_t group,
+                                                 char *why);
+VISIBLE int test_attend(const struct piece *pieces, uint32_t n, uint32_t g, const float *q,
+                        float *out);
+
+static void *aligned(size_t bytes)
+{
+    return aligned_alloc(64, (bytes + 63) / 64 * 64);
+}
+
+/* ---- slots ---- */
+
+struct ucm_slots *test_slots(const struct ucm_slots_shape *shape, char *why)
+{
+    struct ucm_slots *s;
+    void *memory;
+
+    if (ucm_slots_check(shape, why) < 0)
+        return NULL;
+    s = malloc(sizeof(*s));
+    memory = aligned(ucm_slots_bytes(shape));
+    if (s == NULL || memory == NULL) {
+        free(s);
+        free(memory);
+        return NULL;
+    }
+    ucm_slots_layout(s, shape, memory);
+    ucm_slots_init(s);
+    return s;
+}
+
+void test_slots_free(struct ucm_slots *s)
+{
+    free(s->stamp); /* the first array of all */
+    free(s);
+}
+
+int test_slots_enter(struct ucm_slots *s, uint32_t request, uint32_t floor)
+{
+    return ucm_slots_enter(s, request, floor);
+}
+
+void test_slots_leave(struct ucm_slots *s, uint32_t request)
+{
+    ucm_slots_leave(s, request);
+}
+
+void test_slots_forget(struct ucm_slots *s, uint32_t number)
+{
+    ucm_slots_forget(s, &number, 1);
+}
+
+/* Always under a higher number: each run of a step gets one layer further. */
+void test_slots_begin(struct ucm_slots *s)
+{
+    ucm_slots_begin(s, s->step->now + 1);
+}
+
+/* Its slot, or why it has none. */
+int32_t test_slots_want(struct ucm_slots *s, uint32_t layer, uint32_t number, uint32_t request)
+{
+    uint32_t key = ucm_slots_key(&s->shape, layer, number);
+
+    ucm_slots_want(s, key, request);
+    return s->slot_of[key];
+}
+
+void test_slots_take(struct ucm_slots *s)
+{
+    ucm_slots_take(s);
+}
+
+uint32_t test_slots_missed(const struct ucm_slots *s, struct ucm_slots_miss *out)
+{
+    memcpy(out, s->miss, s->step->misses * sizeof(*out));
+    return s->step->misses;
+}
+
+uint32_t test_slots_unserved(const struct ucm_slots *s, uint32_t *out)
+{
+    memcpy(out, s->unserved, s->step->unserved * sizeof(*out));
+    return s->step->unserved;
+}
+
+void test_slots_publish(struct ucm_slots *s, const uint8_t *arrived)
+{
+    ucm_slots_publish(s, arrived);
+}
+
+int test_slots_verify(const struct ucm_slots *s, char *why)
+{
+    return ucm_slots_verify(s, why);
+}
+
+/* ---- attention ---- */
+
+struct ucm_attend_plan *test_attend_plan(const struct ucm_kv_shape *shape, uint32_t group,
+                                         char *why)
+{
+    struct ucm_attend_spec spec = {.shape = *shape, .group = group};
+    struct ucm_attend_plan *plan = malloc(sizeof(*plan));
+
+    if (plan != NULL && ucm_attend_plan_init(plan, &spec, why) < 0) {
+        free(plan);
+        return NULL;
+    }
+    return plan;
+}
+
+/* The attention of KV head g over n pieces, one behind the other; their plans differ in places only. q: [group]
+ * [head_dim]; out: [group][v_head_dim]. */
+int test_attend(const struct piece *pieces, uint32_t n, uint32_t g, const float *q, float *out)
+{
+    const struct ucm_attend_plan *plan = pieces[0].plan;
+    float *query = aligned(plan->query_floats * sizeof(float));
+    float *floats = aligned(plan->state_floats * sizeof(float));
+    struct ucm_attend_state state;
+    int r = query != NULL && floats != NULL ? 0 : -ENOMEM;
+
+    if (r == 0) {
+        ucm_attend_query(plan, q, query);
+        ucm_attend_begin(plan, &state, floats);
+    }
+    for (uint32_t i = 0; i < n && r == 0; i++)
+        r = ucm_attend_add(pieces[i].plan, &pieces[i].memory, g, query, pieces[i].blocks,
+                           pieces[i].n, pieces[i].tail, &state, NULL, 0);
+    if (r == 0)
+        ucm_attend_end(plan, &state, out, NULL);
+    free(query);
+    free(floats);
+    return r;
+}

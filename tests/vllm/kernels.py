@@ -1,0 +1,143 @@
+"""The C of kernels/slots and kernels/attend, as the small engine's "GPU" runs it: `make build/decode_kernels.so`."""
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int32, c_uint8, c_uint32, c_uint64, c_void_p
+
+import numpy as np
+
+from ucmclient.sparse import Shape
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LIB = ctypes.CDLL(os.environ.get("UCM_DECODE_KERNELS", os.path.join(TOP, "build/decode_kernels.so")))
+WHY = 256
+
+
+class SlotsShape(Structure):
+    _fields_ = [(name, c_uint32) for name in ("layers", "numbers", "slots", "requests", "misses")]
+
+
+class Miss(Structure):
+    _fields_ = [("key", c_uint32), ("slot", c_int32), ("request", c_uint32)]
+
+
+class KvShape(Structure):
+    _fields_ = [(name, c_uint32) for name in ("dtype", "tokens", "kv_heads", "head_dim", "v_head_dim", "rope_dim")] + [
+        (name, c_uint64) for name in ("k_offset", "k_token_stride", "k_head_stride", "v_offset", "v_token_stride", "v_head_stride")]
+
+
+class Memory(Structure):
+    _fields_ = [("base", c_void_p), ("stride", c_uint64), ("blocks", c_uint32)]
+
+
+class Piece(Structure):
+    _fields_ = [("plan", c_void_p), ("memory", Memory), ("blocks", c_void_p), ("n", c_uint32), ("tail", c_uint32)]
+
+
+for name, result, arguments in (
+        ("slots", c_void_p, [POINTER(SlotsShape), c_char_p]), ("slots_free", None, [c_void_p]),
+        ("slots_enter", c_int, [c_void_p, c_uint32, c_uint32]), ("slots_leave", None, [c_void_p, c_uint32]),
+        ("slots_forget", None, [c_void_p, c_uint32]), ("slots_begin", None, [c_void_p]),
+        ("slots_want", c_int32, [c_void_p, c_uint32, c_uint32, c_uint32]), ("slots_take", None, [c_void_p]),
+        ("slots_missed", c_uint32, [c_void_p, POINTER(Miss)]), ("slots_unserved", c_uint32, [c_void_p, POINTER(c_uint32)]),
+        ("slots_publish", None, [c_void_p, POINTER(c_uint8)]), ("slots_verify", c_int, [c_void_p, c_char_p]),
+        ("attend_plan", c_void_p, [POINTER(KvShape), c_uint32, c_char_p]),
+        ("attend", c_int, [POINTER(Piece), c_uint32, c_uint32, c_void_p, c_void_p])):
+    function = getattr(LIB, "test_" + name)
+    function.restype, function.argtypes = result, arguments
+
+
+class Slots:
+    """ucmclient.decode.Slots."""
+
+    def __init__(self, layers, rows, slots, requests):
+        why = ctypes.create_string_buffer(WHY)
+        self.layers, self.rows, self.slots = layers, rows, slots
+        self.misses = layers * rows
+        self._s = LIB.test_slots(byref(SlotsShape(layers, rows, slots, requests, self.misses)), why)
+        assert self._s, why.value
+
+    def __del__(self):
+        if self._s:
+            LIB.test_slots_free(self._s)
+
+    def enter(self, request, floor):
+        assert LIB.test_slots_enter(self._s, request, floor) == 0
+
+    def leave(self, request):
+        LIB.test_slots_leave(self._s, request)
+
+    def forget(self, row):
+        LIB.test_slots_forget(self._s, row)
+
+    def begin(self):
+        LIB.test_slots_begin(self._s)
+
+    def use(self, layer, row, request):
+        slot = LIB.test_slots_want(self._s, layer, row, request)
+        return slot if slot >= 0 else None
+
+    def take(self, wanted):
+        """Nothing was copied within the step, so all of its misses are unserved: exactly these."""
+        self.publish([False] * self._missed()[0])
+        unserved = (c_uint32 * self.misses)()
+        n = LIB.test_slots_unserved(self._s, unserved)
+        assert sorted(unserved[:n]) == sorted(layer * self.rows + row for layer, row, _ in wanted)
+        for one in wanted:
+            assert self.use(*one) is None
+        LIB.test_slots_take(self._s)
+        n, misses = self._missed()
+        assert [miss.key for miss in misses[:n]] == [layer * self.rows + row for layer, row, _ in wanted]
+        return [miss.slot if miss.slot >= 0 else None for miss in misses[:n]]
+
+    def _missed(self):
+        misses = (Miss * self.misses)()
+        return LIB.test_slots_missed(self._s, misses), misses
+
+    def publish(self, arrived):
+        LIB.test_slots_publish(self._s, (c_uint8 * max(1, len(arrived)))(*arrived))
+        why = ctypes.create_string_buffer(WHY)
+        assert LIB.test_slots_verify(self._s, why) == 0, why.value
+
+
+class Plan:
+    """Where K and V lie in the blocks of a memory. shape: ucmclient's; at(offset): where a shard's byte lies, from the memory's base."""
+
+    def __init__(self, shape, group, at=lambda offset: offset):
+        native = shape.native()
+        self.native = KvShape(*(getattr(native, name) for name, _ in KvShape._fields_))
+        self.native.k_offset, self.native.v_offset = at(self.native.k_offset), at(self.native.v_offset)
+        why = ctypes.create_string_buffer(WHY)
+        self.plan = LIB.test_attend_plan(byref(self.native), group, why)  # kept as long as the process
+        assert self.plan, why.value
+
+
+def attend(head, q, pieces):
+    """The attention of a KV head: q is [queries, HEAD]; a piece is (plan, address, stride, blocks of that memory, which ones, tokens of
+    the last one)."""
+    native, keep = (Piece * len(pieces))(), []
+    for to, (plan, address, stride, blocks, which, tail) in zip(native, pieces):
+        which = np.array(which, np.int32)
+        keep.append(which)
+        to.plan, to.memory = plan.plan, Memory(address, stride, blocks)
+        to.blocks, to.n, to.tail = which.ctypes.data, len(which), tail
+    q, out = np.ascontiguousarray(q, np.float32), np.empty((len(q), pieces[0][0].native.v_head_dim), np.float32)
+    r = LIB.test_attend(native, len(pieces), head, q.ctypes.data, out.ctypes.data)
+    assert r == 0, os.strerror(-r)
+    return out
+
+
+PLANS = {}
+
+
+def over(kv, q, position, lists=None, dtype="f32"):
+    """The attention of all KV heads, in order, over an array [block][2][BLOCK][KV_HEADS][HEAD] up to that position: over all blocks, or of
+    each head over a list of them that ends with the position's."""
+    blocks, _, tokens, heads, dim = kv.shape
+    assert kv.flags.c_contiguous
+    if dtype not in PLANS:
+        PLANS[dtype] = Plan(Shape(dtype, tokens, heads, dim, v_head_dim=dim), len(q) // heads)
+    every, group, tail = list(range(position // tokens + 1)), len(q) // heads, position % tokens + 1
+    return [attend(head, q[head * group: (head + 1) * group],
+                   [(PLANS[dtype], kv.ctypes.data, kv.strides[0], blocks, every if lists is None else lists[head], tail)])
+            for head in range(heads)]
