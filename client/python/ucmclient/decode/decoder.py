@@ -23,6 +23,10 @@ _GRACE = 0.5
 #: A later try may find the block.
 _PASSING = frozenset((BlockResult.NO_ROOM, BlockResult.IN_PROGRESS, BlockResult.CANCELLED))
 _URGENT = 7
+#: Of one fetch, and keys of one load (proto/limits.h).
+_MAX_ITEMS = 16384
+#: Layer, row, slot.
+_Item = tuple[int, int, int]
 
 
 class Source(Protocol):
@@ -131,7 +135,6 @@ class Decoder:
         self.slots, self._numbers = slots, list(range(requests))
         self.rows = Rows(room.rows, slots.forget)
         self.pool = SharedMemory((room.slots + room.stream) * shard_bytes)
-        self._landing = SharedMemory(room.stream * self.layers * shard_bytes)
         self._digests = SharedMemory(room.rows * self.layers * digest.bytes)
         self._ns: Optional[Namespace] = None
         self._pool_region: Optional[Region] = None
@@ -151,10 +154,10 @@ class Decoder:
             for sequence in self.sequences.values():
                 sequence.chain = None
             self._ns, self._pool_region, self._digest_region = None, None, None
-            size, n = self.shard_bytes, self.room.stream
-            planes = [Plane(0, layer * n * size, size, size, layer) for layer in range(self.layers)]
+            plane = Plane(0, 0, self.shard_bytes, self.shard_bytes, 0)
             self._pool_region = self.source.ask(
-                ns.register, [self._landing.memory()], planes, blocks=n, part=self.part, timeout=self.timeout
+                ns.register, [self.pool.memory()], [plane], blocks=self.room.slots + self.room.stream, part=self.part,
+                pool=True, timeout=self.timeout,
             )
             size, n = self.digest.bytes, self.room.rows
             planes = [Plane(0, layer * n * size, size, size, layer) for layer in range(self.layers)]
@@ -168,10 +171,10 @@ class Decoder:
         self,
         what: abc.Sequence[Any],
         begin: Callable[[abc.Sequence[Any], float], Optional[Task]],
-        landed: Callable[[int, Any], None],
+        landed: Callable[[Any], None],
     ) -> list[Any]:
-        """Until all have come, or the deadline: what did not. begin(what, seconds) starts the transfer of all, landed(i, one) runs
-        for each that has come, the i-th of the latest transfer."""
+        """Until all have come, or the deadline: what did not. begin(what, seconds) starts the transfer of all, landed(one) runs
+        for each that has come."""
         until, failed = time.monotonic() + self.deadline, []
         while what:
             left = until - time.monotonic()
@@ -182,9 +185,9 @@ class Decoder:
                 time.sleep(min(_PAUSE, left))
                 continue
             again = []
-            for i, (one, result) in enumerate(zip(what, results)):
+            for one, result in zip(what, results):
                 if result == BlockResult.OK:
-                    landed(i, one)
+                    landed(one)
                 else:
                     (again if result in _PASSING else failed).append(one)
             if again:
@@ -268,11 +271,13 @@ class Decoder:
                 region.load, keys, [row for _, row in some], priority=_URGENT, deadline=left, timeout=self.timeout
             )
 
-        def landed(_: int, one: tuple[bytes, int]) -> None:
+        def landed(one: tuple[bytes, int]) -> None:
             self.rows.fill(one[1])
             self.counts.loaded += 1
 
-        failed = self._bring(wanted, begin, landed)
+        failed = []
+        for at in range(0, len(wanted), _MAX_ITEMS):
+            failed += self._bring(wanted[at : at + _MAX_ITEMS], begin, landed)
         if failed:
             self.counts.failed += len(failed)
             raise Lost(f"digests of {len(failed)} blocks did not come")
@@ -336,25 +341,20 @@ class Decoder:
         self.counts.full += slots.count(None)
         return {sequence for by, came in zip(self.missing.values(), arrived) if not came for sequence in by}
 
-    def _fetch(self, items: abc.Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """(layer, row, slot): those that did not come."""
-        failed, size, n = [], self.shard_bytes, self.room.stream
-        for layer in range(self.layers):
-            of_layer = [item for item in items if item[0] == layer]
-            for at in range(0, len(of_layer), n):
-                def begin(some: abc.Sequence[tuple[int, int, int]], left: float, layer: int = layer) -> Optional[Task]:
-                    region, keys = self._pool_region, b"".join(self.rows.key(row) for _, row, _ in some)
-                    assert region is not None
-                    return self.source.ask(
-                        region.load, keys, range(len(some)), shard=layer, shards=1, priority=_URGENT, deadline=left,
-                        timeout=self.timeout,
-                    )
+    def _fetch(self, items: abc.Sequence[_Item]) -> list[_Item]:
+        """Those that did not come."""
 
-                def copy(i: int, item: tuple[int, int, int], layer: int = layer) -> None:
-                    source = (layer * n + i) * size
-                    self.pool.buffer[item[2] * size : (item[2] + 1) * size] = self._landing.buffer[source : source + size]
+        def begin(some: abc.Sequence[_Item], left: float) -> Optional[Task]:
+            keys = {row: i for i, row in enumerate(dict.fromkeys(row for _, row, _ in some))}
+            assert self._pool_region is not None
+            return self.source.ask(
+                self._pool_region.fetch, b"".join(map(self.rows.key, keys)),
+                [(keys[row], layer, slot) for layer, row, slot in some], priority=_URGENT, deadline=left, timeout=self.timeout,
+            )
 
-                failed += self._bring(of_layer[at : at + n], begin, copy)
+        failed = []
+        for at in range(0, len(items), _MAX_ITEMS):
+            failed += self._bring(items[at : at + _MAX_ITEMS], begin, lambda item: None)
         self.counts.failed += len(failed)
         return failed
 
