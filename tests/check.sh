@@ -35,21 +35,6 @@ count() {
     grep -cE "$1" "$2" 2>/dev/null
 }
 
-# build LABEL MAKE-ARGUMENT...: a build that fails is one failure, and its phase is over.
-build() {
-    local label=$1 start=$SECONDS log=$results/$1/build.log
-    shift
-    mkdir -p "$(dirname "$log")"
-    if ! "${make[@]}" -k "$@" >"$log" 2>&1; then
-        report "$label" build $((SECONDS - start)) 0 1 0
-        printf -- '---- %s, its errors:\n' "$log"
-        grep -E 'error|warning|Error|undefined|multiple' "$log" | head -n 40
-        printf -- '----\n'
-        return 1
-    fi
-    printf '%-6s %-28s %4s         %4d s\n' "$label" build "done" $((SECONDS - start))
-}
-
 # What a sanitizer wrote about any process of the test, also those that the test started, fails it.
 sanitizer_reports() {
     local found=0 file
@@ -61,6 +46,53 @@ sanitizer_reports() {
         found=1
     done
     return $found
+}
+
+# ---- builds ----
+
+# build_of PHASE: the arguments with which make builds it, the folder that this comes into, and what is built.
+build_of() {
+    case $1 in
+    plain) arguments=() folder=build targets=(all build-tests build-bench build-demo) ;;
+    # clang, with its warnings, compiles everything here; fuzz targets are of the same objects.
+    # -g1: the lines that a report names.
+    asan | fuzz)
+        arguments=(BUILD=build/clang FATBINS=build/fatbin "CC=${CLANG:-clang}" 'SAN=address,undefined,fuzzer-no-link' 'CFLAGS=-O1 -g1')
+        folder=build/clang/san-address targets=(all build-tests build-bench build-demo)
+        [ "$1" = asan ] || targets=(build-fuzz)
+        ;;
+    tsan) arguments=(SAN=thread 'CFLAGS=-O1 -g1') folder=build/san-thread targets=(all build-tests) ;;
+    esac
+}
+
+# start_build PHASE [WORD...]: in the background, behind these words. Python loads the plain client library.
+start_build() {
+    local phase=$1 arguments folder targets
+    shift
+    build_of "$phase"
+    mkdir -p "$results/$phase"
+    {
+        started=$SECONDS
+        "$@" "${make[@]}" -s build/libucmclient.so &&
+            "$@" "${make[@]}" -k "${arguments[@]}" "${targets[@]}"
+        echo "$? $((SECONDS - started))" >"$results/$phase/build.status"
+    } >"$results/$phase/build.log" 2>&1 </dev/null &
+    building=$!
+}
+
+# finish_build PHASE: a build that fails is one failure, and its phase is over.
+finish_build() {
+    local log=$results/$1/build.log status=1 seconds=0
+    wait "$building"
+    read -r status seconds <"$results/$1/build.status"
+    if [ "$status" != 0 ]; then
+        report "$1" build "$seconds" 0 1 0
+        printf -- '---- %s, its errors:\n' "$log"
+        grep -E 'error|warning|Error|undefined|multiple' "$log" | head -n 40
+        printf -- '----\n'
+        return 1
+    fi
+    printf '%-6s %-28s %4s         %4d s\n' "$1" build "done" "$seconds"
 }
 
 # ---- one program ----
@@ -124,15 +156,16 @@ worker() {
 # together NAME WORKERS COMMAND TASK...: COMMAND is one word or more, in quotes.
 # shellcheck disable=SC2031
 together() {
-    local name=$1 workers=$2 command i counts
+    local name=$1 workers=$2 command i counts running=()
     read -ra command <<<"$3"
     shift 3
     mkdir -p "$results/$name"
     exec 8< <(printf '%s\n' "$@")
     for ((i = 0; i < workers; i++)); do
         worker "$name/$i" "${command[@]}" &
+        running+=($!)
     done
-    wait
+    wait "${running[@]}"
     exec 8<&-
     for ((i = 0; i < workers; i++)); do
         counts=(0 1 0 "$name: one of its workers died")
@@ -149,6 +182,8 @@ environment() {
     local label=$1 o=$PWD/$2 log=$results/$1/$3.san
     export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCM_BENCH=$o/ucm-bench UCM_PHASE=$label
     export UCMCLIENT_LIB=$PWD/build/libucmclient.so PYTHONPATH=$PWD/client/python
+    # Its threads spin for work, on cores that other tests want.
+    export OPENBLAS_NUM_THREADS=1
     export ASAN_OPTIONS="strict_string_checks=1:detect_leaks=1:log_path=$log"
     export UBSAN_OPTIONS="print_stacktrace=1:log_path=$log"
     export TSAN_OPTIONS="second_deadlock_stack=1:log_path=$log"
@@ -167,6 +202,8 @@ pythons() {
             [ "$label" = plain ] || continue ;;
         # These load into the same blocks twice at once, which races in the worker's memory by design.
         test_protocol*:tsan) continue ;;
+        # What is theirs has one thread, or is the plain library; the daemon below them is in other tests.
+        test_vllm_*:tsan | test_select_numpy.py:tsan | test_sparse_python.py:tsan | test_pages.py:tsan) continue ;;
         esac
         echo "$file"
     done | awk '!seen[$0]++'
@@ -181,54 +218,37 @@ one() {
     esac
 }
 
-# mix WAITING...: the lines of standard input, and behind each third of them one of those that wait.
+# mix WAITING...: the lines of standard input, and among the first of them those that wait.
 mix() {
     local line n=0
     while read -r line; do
         echo "$line"
-        [ $((++n % 3)) = 0 ] && [ $# -gt 0 ] && echo "$1" && shift
+        [ $((++n % 2)) = 0 ] && [ $# -gt 0 ] && echo "$1" && shift
     done
     [ $# = 0 ] || printf '%s\n' "$@"
 }
 
-# suite LABEL FOLDER MAKE-ARGUMENT...
+# suite LABEL
 suite() {
-    local label=$1 o=$2 program work=() waits=() tests
-    shift 2
-    # Python loads the plain client library.
-    "${make[@]}" -s build/libucmclient.so || failures+=("$label libucmclient.so") failed=$((failed + 1))
-    build "$label" "$@" all build-tests || return
-    mapfile -t waits < <(pythons "$label")
+    local label=$1 arguments folder targets program work=() waits=() tests
+    build_of "$label"
     # The short ones, of units, come first in the list and last here.
-    for program in $("${make[@]}" -s "$@" list-tests | tr ' ' '\n' | tac); do
-        case ${program##*/} in
+    for program in $("${make[@]}" -s "${arguments[@]}" list-tests | tr ' ' '\n' | tac); do
+        case ${program##*/}:$label in
         # Its library goes beneath the plain daemon only; sanitizers keep what was freed for a while.
-        test_power | test_memory) [ "$label" != plain ] || work+=("$program") ;;
+        test_power:[at]san | test_memory:[at]san) ;;
         # Long, and of one thread.
-        test_cache_random | test_index | test_index_full | test_plan) [ "$label" = tsan ] || work+=("$program") ;;
+        test_cache_random:tsan | test_index:tsan | test_index_full:tsan | test_plan:tsan | test_choose:tsan) ;;
         # Of disks, deadlines and starts.
-        test_entries | test_place | test_keep | test_damage | test_salvage | test_restart | test_disk | \
-            test_durability | test_share_gc)
+        test_entries:* | test_place:* | test_keep:* | test_damage:* | test_salvage:* | test_restart:* | test_disk:* | \
+            test_durability:* | test_share_gc:*)
             waits+=("$program") ;;
         *) work+=("$program") ;;
         esac
     done
+    mapfile -t -O "${#waits[@]}" waits < <(pythons "$label")
     mapfile -t tests < <(printf '%s\n' "${work[@]}" | mix "${waits[@]}")
-    together "$label/workers" 3 "one $label $o" "${tests[@]}"
-}
-
-phase_plain() {
-    suite plain build build-bench build-demo
-}
-
-# clang, with its warnings, compiles everything here.
-phase_asan() {
-    suite asan build/clang/san-address BUILD=build/clang FATBINS=build/fatbin CC="${CLANG:-clang}" SAN=address,undefined \
-        build-bench build-demo
-}
-
-phase_tsan() {
-    suite tsan build/san-thread SAN=thread
+    together "$label/workers" 3 "one $label $folder" "${tests[@]}"
 }
 
 # fuzz PROGRAM
@@ -238,7 +258,7 @@ fuzz() {
     seeds=tests/fuzz/corpus/${name#fuzz_}
     [ -d "$seeds" ] || seeds=
     mkdir -p "$corpus"
-    environment fuzz build/fuzz "$name"
+    environment fuzz build/clang/san-address "$name"
     unset ASAN_OPTIONS UBSAN_OPTIONS
     timeout -k 10 $((seconds + 60)) "$1" -max_total_time="$seconds" -timeout=10 \
         -rss_limit_mb=2048 -artifact_prefix="$results/fuzz/" "$corpus" \
@@ -247,12 +267,9 @@ fuzz() {
     finish fuzz "$name" "$start" $rc $((rc == 0)) 0 0
 }
 
-phase_fuzz() {
-    local names
-    # shellcheck disable=SC2054
-    local arguments=(BUILD=build/fuzz FATBINS=build/fatbin CC="${CLANG:-clang}" SAN=address,undefined
-        CFLAGS='-O1 -g -fsanitize=fuzzer-no-link')
-    build fuzz "${arguments[@]}" build-fuzz || return
+fuzzers() {
+    local arguments folder targets names
+    build_of fuzz
     read -ra names < <("${make[@]}" -s "${arguments[@]}" list-fuzz)
     together fuzz/workers 2 fuzz "${names[@]}"
 }
@@ -260,9 +277,17 @@ phase_fuzz() {
 rm -rf "$results"
 mkdir -p "$results"
 start=$SECONDS
-for phase in "$@"; do
-    mkdir -p "$results/$phase"
-    "phase_$phase"
+start_build "$1"
+while [ $# -gt 0 ]; do
+    phase=$1 built=yes
+    shift
+    finish_build "$phase" || built=no
+    # The next one is built beside this one's tests, of what they leave of the cores.
+    [ $# = 0 ] || start_build "$1" nice -n 10
+    case $built:$phase in
+    yes:fuzz) fuzzers ;;
+    yes:*) suite "$phase" ;;
+    esac
 done
 printf '\n%d s in all; logs are in build/results\n' $((SECONDS - start))
 for failure in ${failures[@]+"${failures[@]}"}; do

@@ -151,7 +151,7 @@ static void compare(const struct ucm_choose_spec *spec, const float *scores, uin
         ucm_isa_limit(isa);
         compare_form(spec, scores, n, 0, room, in);
         compare_form(spec, scores, n, 1 + n / 3, room, in);
-        compare_form(spec, scores, n, 16, room, in);
+        compare_form(spec, scores, n, 16 + n / 256, room, in);
     }
     free(in);
 }
