@@ -49,7 +49,7 @@ MOLD        := $(if $(filter mold,$(shell $(CC) -fuse-ld=mold -Wl,--version 2>/d
 LINK_TEST    = $(LINK) $(MOLD)
 
 DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -lmicrohttpd -ldl -lm $(CUDA_LIBS)
-CLIENT_LIBS = -lmsgpackc -lcrypto
+CLIENT_LIBS = -lmsgpackc -lcrypto -lm
 CTL_LIBS    = $(CLIENT_LIBS) -lcjson -lxxhash -lyaml
 BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm -lyaml
 
@@ -403,7 +403,7 @@ $O/libucmtools.a: $(call obj,$(TOOL_SRC) $(SHOWN_SRC)) $O/obj/tests/bench/ucm_be
 EXPORTS := $(wildcard client/lib/libucmclient.map)
 $O/$(SO).$(VERSION): $(CLIENT_OBJ) $(EXPORTS)
 	$(call say,LINK)
-	$(Q)$(CC) $(SANFLAGS) -shared -pthread -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
+	$(Q)$(CC) $(SANFLAGS) -shared -pthread $(if $(SAN),,-Wl,-z,defs) -Wl,-soname,$(SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
 	    $(addprefix -Wl$(comma)--version-script=,$(EXPORTS)) $(LDFLAGS) $(CLIENT_OBJ) $(CLIENT_LIBS) -o $@
 # For hosts without Debian's libraries: the wheel's, and the tests' on a GPU.
 PORTABLE := $O/portable/$(SO).$(SO_VERSION)

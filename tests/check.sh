@@ -88,7 +88,7 @@ finish_build() {
     if [ "$status" != 0 ]; then
         report "$1" build "$seconds" 0 1 0
         printf -- '---- %s, its errors:\n' "$log"
-        grep -E 'error|warning|Error|undefined|multiple' "$log" | head -n 40
+        grep -E 'error|warning|Error|undefined|multiple' "$log" | grep -v '^  CC\|^  LINK' | cut -c 1-240 | head -n 40
         printf -- '----\n'
         return 1
     fi
