@@ -431,9 +431,9 @@ struct ucm_fetch_spec {
 };
 
 /* Copies single layers of blocks into slots of a pool, as ucm_load copies blocks; results are by item. The
- * library sends the items of one call in one request: many small copies cost little that way. A chain that
- * the daemon does not know any more is opened again first. -UCM_ENOTFOUND from the task: as for
- * ucm_chain_prefetch. */
+ * library sends the items of one call in one request: many small copies cost little that way. So what several
+ * sequences of a batch miss goes into one call, by keys. A chain that the daemon does not know any more is
+ * opened again first. -UCM_ENOTFOUND from the task: as for ucm_chain_prefetch. */
 UCM_API int ucm_fetch(struct ucm_region *pool, const struct ucm_fetch_spec *fetch, int timeout_ms,
                       struct ucm_task **out);
 

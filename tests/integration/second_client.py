@@ -279,13 +279,15 @@ class Region:
 
 
 class Pool:
-    """Slots of single shards in a memfd, one behind the other. sections: how many planes a shard has."""
+    """Slots of single shards in a memfd, one behind the other. sections: how many planes a shard has. apart: each of them
+    has all slots behind one another."""
 
-    def __init__(self, client, ns, shard_bytes, slots, part=0, sections=1):
+    def __init__(self, client, ns, shard_bytes, slots, part=0, sections=1, apart=False):
         self.client, self.size, chunk = client, shard_bytes, shard_bytes // sections
         fd = memfd(slots * shard_bytes)
         self.memory = mmap.mmap(fd, slots * shard_bytes)
-        planes = [{"offset": i * chunk, "stride": shard_bytes, "chunk": chunk} for i in range(sections)]
+        planes = [{"offset": i * chunk * (slots if apart else 1), "stride": chunk if apart else shard_bytes, "chunk": chunk}
+                  for i in range(sections)]
         try:
             self.number = client.call("region.register", [fd], ns=ns, part=part, blocks=slots, device="cpu", pool=True,
                                       handles=[{"kind": 0, "bytes": slots * shard_bytes}], planes=planes)["region"]

@@ -211,6 +211,17 @@ class Fetch(FetchCase):
         self.assertEqual(small.bytes(3), kv[SHARD:])
         self.refused(INVALID, small.fetch, [(0, 2, 3)], keys=keys(1))
 
+    def test_slots_of_one_kv_head(self):
+        """A shard for each KV head of each layer; K and V of all slots apart."""
+        client, ns, _, kv = self.stored(identity=dict(IDENTITY, shards=[LAYERS * 2], shard_bytes=SHARD // 2))
+        half, slots = SHARD // 4, 40
+        pool = Pool(client, ns, 2 * half, slots, sections=2, apart=True)
+        items = self.scattered(slots, layers=LAYERS * 2, slots=slots)
+        self.assertEqual(pool.fetch(items, chain=self.chain(client, ns, range(BLOCKS))), [OK] * slots)
+        for index, shard, slot in items:
+            k, v = (pool.memory[at:at + half] for at in (slot * half, (slots + slot) * half))
+            self.assertEqual(k + v, kv[index][2 * half * shard:2 * half * (shard + 1)])
+
     def test_what_a_pools_planes_may_be(self):
         client = self.client()
         ns = client.open(dict(IDENTITY, model=self.id()))
