@@ -162,6 +162,7 @@ void conn_close(struct conn *c, const char *reason, bool offence)
     f->n_conns--;
     f->metrics->connections = f->n_conns;
     f->frame_memory -= c->in_cap;
+    parcels_drop(c);
     free(c->out);
     c->out = NULL;
     c->out_at = c->out_n = c->out_cap = 0;
@@ -196,6 +197,7 @@ static int conn_alloc(struct front *f, int fd, const struct peer *peer, struct u
     c->fd = fd;
     c->id = ++f->next_id;
     list_init(&c->link_unflushed);
+    list_init(&c->parcels);
     u->conns++;
     u->silent++;
     *out = c;
@@ -315,8 +317,7 @@ void conn_flush(struct conn *c)
     if (c->state == CONN_CLOSED)
         return;
     while (c->out_at < c->out_n) {
-        ssize_t n =
-            send(c->fd, c->out + c->out_at, c->out_n - c->out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n = parcels_send(c);
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -327,6 +328,7 @@ void conn_flush(struct conn *c)
             return;
         }
         c->out_at += (size_t)n;
+        c->sent += (uint64_t)n;
     }
     if (c->out_at == c->out_n && c->state == CONN_DRAINING) {
         conn_close(c, "drained", false);

@@ -61,6 +61,12 @@ void front_free(struct front *f);
 /* Queues whole frames that the proto functions appended; takes what is in b and leaves b empty.
  * They are written at the end of this turn of the loop, or sooner. */
 void conn_send(struct conn *c, struct proto_buf *b);
+/* The same for one frame that n descriptors go with, at most UCM_MAX_FRAME_FDS. They are the front's from now
+ * on: it closes them once they are sent, or can't be. */
+void conn_send_fds(struct conn *c, struct proto_buf *b, const int *fds, uint32_t n);
+/* How many descriptors may be sent now. A peer that does not read keeps them open in the kernel, where they
+ * count against the daemon: it gets no more until it has read all. */
+uint32_t conn_fds_room(struct conn *c);
 /* The peer has said hello: from now on it may be silent between frames. */
 void conn_welcome(struct conn *c);
 /* The peer does not read its answers: better not to send what it can do without. */

@@ -6,6 +6,8 @@
 #include "daemon/base/listener.h"
 #include "daemon/front/front.h"
 
+#include <sys/types.h>
+
 struct front {
     uv_loop_t *loop;
     const struct config *config;
@@ -61,6 +63,18 @@ struct conn {
 
     uint8_t *out;
     size_t out_at, out_n, out_cap;
+    uint64_t sent;        /* bytes so far */
+    struct list parcels;  /* struct parcel, in the order in which they go */
+    uint32_t fds_waiting; /* in parcels */
+    uint32_t fds_unread;  /* sent since the peer was last known to have read all */
+};
+
+/* Descriptors that go with the frame whose bytes are [at, end) of all that the connection sends. */
+struct parcel {
+    struct list link;
+    uint64_t at, end;
+    uint32_t n;
+    int fds[];
 };
 
 /* Takes fd. 0; or -EUSERS or -ENOMEM, and then fd is the caller's still. */
@@ -68,6 +82,11 @@ int conn_new(struct front *f, int fd, const struct peer *peer, struct ucm_error 
 /* Runs close_cb. From the loop's callbacks only. */
 void conn_close(struct conn *c, const char *reason, bool offence);
 void conn_flush(struct conn *c);
+
+/* conn_fds.c */
+void parcels_drop(struct conn *c);
+/* Sends some of what waits, as send() does: up to the next descriptors, or these with bytes of their frame. */
+ssize_t parcels_send(struct conn *c);
 
 /* conn_input.c */
 void conn_read(struct conn *c);

@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -190,6 +191,137 @@ Test(conn, a_dropped_connection_ends_after_the_call)
     send_a_word();
     conn_drop(rig.conn, "test");
     rig.in_call = false;
+    expect_closed();
+}
+
+/* ---- descriptors to the peer ---- */
+
+#define FRAME_BYTES 300000 /* more than a socket takes at once */
+
+/* A frame of that many bytes, each `fill`, with n descriptors. */
+static void send_with_fds(uint8_t fill, size_t bytes, uint32_t n)
+{
+    struct proto_buf b = {.p = malloc(bytes), .n = bytes};
+    int fds[UCM_MAX_FRAME_FDS];
+
+    memset(b.p, fill, bytes);
+    for (uint32_t i = 0; i < n; i++)
+        fds[i] = dup(rig.peer);
+    conn_send_fds(rig.conn, &b, fds, n);
+    cr_expect_eq(b.n, 0u);
+    free(b.p);
+}
+
+/* Reads what is there. Returns the descriptors that came, which it closes; *bytes: what was read; *first: the
+ * byte before the end of the read that brought descriptors. */
+static uint32_t receive(size_t *bytes, uint8_t *with)
+{
+    static uint8_t buffer[2 * FRAME_BYTES];
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * UCM_MAX_FRAME_FDS)];
+    } control;
+    struct iovec iov = {buffer, sizeof(buffer)};
+    struct msghdr m = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = control.bytes,
+                       .msg_controllen = sizeof(control.bytes)};
+    ssize_t n = recvmsg(rig.peer, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    struct cmsghdr *h = n > 0 ? CMSG_FIRSTHDR(&m) : NULL;
+    uint32_t fds = 0;
+
+    *bytes += n > 0 ? (size_t)n : 0;
+    if (h) {
+        *with = buffer[n - 1];
+        fds = (uint32_t)((h->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        for (uint32_t i = 0; i < fds; i++)
+            close(((int *)CMSG_DATA(h))[i]);
+    }
+    return fds;
+}
+
+static int open_fds(void)
+{
+    int n = 0;
+
+    for (int fd = 0; fd < 1024; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+Test(conn, descriptors_come_with_their_frame)
+{
+    int before = open_fds();
+    size_t bytes = 0;
+    uint8_t with = 0;
+    uint32_t got[3] = {0}, n = 0, fds;
+
+    send_with_fds(1, FRAME_BYTES, 0);
+    send_with_fds(2, FRAME_BYTES, 3);
+    send_with_fds(3, 10, 64);
+    send_with_fds(4, 10, 0);
+    while (bytes < 2 * FRAME_BYTES + 20) {
+        uv_run(&rig.loop, UV_RUN_NOWAIT);
+        fds = receive(&bytes, &with);
+        if (fds == 0)
+            continue;
+        cr_assert_lt(n, 2u);
+        cr_expect_eq(with, n == 0 ? 2 : 3, "its frame's bytes end that read");
+        got[n++] = fds;
+    }
+    cr_expect_eq(got[0], 3u);
+    cr_expect_eq(got[1], 64u);
+    cr_expect_eq(open_fds(), before);
+}
+
+Test(conn, a_peer_that_does_not_read_gets_few_descriptors)
+{
+    size_t bytes = 0;
+    uint8_t with;
+
+    cr_expect_eq(conn_fds_room(rig.conn), 128u);
+    send_with_fds(1, 10, 64);
+    cr_expect_eq(conn_fds_room(rig.conn), 64u);
+    uv_run(&rig.loop, UV_RUN_NOWAIT);
+    cr_expect_eq(conn_fds_room(rig.conn), 64u, "sent, and not read");
+    cr_expect_eq(receive(&bytes, &with), 64u);
+    cr_expect_eq(conn_fds_room(rig.conn), 128u);
+}
+
+Test(conn, descriptors_that_were_not_sent_are_closed)
+{
+    int before = open_fds();
+
+    send_with_fds(1, 10, 5);
+    send_with_fds(2, 10, 5);
+    cr_expect_eq(open_fds(), before + 10);
+    rig.in_call = true;
+    conn_drop(rig.conn, "test");
+    rig.in_call = false;
+    close(rig.peer);
+    expect_closed();
+    cr_expect_eq(open_fds(), before - 1 - 1, "the peer's and the connection's, once the loop ran");
+    rig.peer = dup(0);
+}
+
+static void send_too_much_with_fds(void)
+{
+    uint8_t byte = 0;
+    struct proto_buf b = {.p = &byte, .n = (size_t)1 << 60};
+    int fd = dup(rig.peer);
+
+    conn_send_fds(rig.conn, &b, &fd, 1);
+    send_a_word();
+}
+
+Test(conn, without_memory_for_an_answer_its_descriptors_are_closed)
+{
+    int before = open_fds();
+
+    rig.in_call = true;
+    send_too_much_with_fds();
+    rig.in_call = false;
+    cr_expect_eq(open_fds(), before);
     expect_closed();
 }
 
