@@ -127,6 +127,7 @@ static void client_free(struct ucm_client *c)
     pthread_mutex_destroy(&c->lock);
     proto_buf_free(&c->out);
     proto_buf_free(&c->followups);
+    client_fds_close(c);
     free(c->in.p);
     free(c->leases);
     free(c->socket);

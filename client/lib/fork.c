@@ -36,6 +36,7 @@ static void drop(struct ucm_client *c)
     TAILQ_FOREACH(h, &c->handles, node)
         while (h->request.n_fds > 0)
             close(h->fds[--h->request.n_fds]);
+    client_fds_close(c);
     client_close_descriptors(c); /* the numbers may be other files' when it forks again */
 }
 

@@ -41,11 +41,19 @@ typedef void (*client_done_cb)(struct client_call *call);
 /* The daemon reported progress of a load. False: the report does not fit the load. */
 typedef bool (*client_progress_cb)(struct client_call *call, const struct msg_progress *m);
 
+/* Descriptors that came with an answer. Who takes one sets it to -1; the others are closed. */
+struct client_fds {
+    int *fd;
+    uint32_t n;
+    bool lost; /* some did not come, as this process has no room for them */
+};
+
 /* One request on its way. It lives on the waiter's stack, or inside a task or a handle. */
 struct client_call {
     struct ucm_client *client;
     enum ucm_method method; /* UCM_METHOD_COUNT: any, whose result is the map answer->body */
     const struct proto_envelope *answer; /* while take_cb runs */
+    struct client_fds *fds;              /* likewise: that came with the answer; NULL: none */
     client_take_cb take_cb;
     client_done_cb done_cb;
     client_progress_cb progress_cb; /* NULL: a report of progress is an error */
@@ -306,7 +314,11 @@ struct ucm_client {
     struct {
         uint8_t *p;
         size_t begin, end, cap;
-    } in; /* belongs to the reader's token */
+        int fds[UCM_MAX_FRAME_FDS]; /* came with bytes before fds_end; -1: taken */
+        uint32_t n_fds;
+        bool fds_lost;  /* this process has no room for more descriptors */
+        size_t fds_end; /* 0: none came with what is left */
+    } in;               /* belongs to the reader's token */
 
     uint32_t next_msgid;
     LIST_HEAD(, client_call) calls[CLIENT_BUCKETS];
@@ -380,6 +392,8 @@ int client_read(struct ucm_client *c, short also, int64_t expected_ns, int64_t d
 void client_read_ready(struct ucm_client *c);
 /* Wakes a waiter to read on, if nobody reads. */
 void client_lead_pass(struct ucm_client *c);
+/* Closes what came and nobody took. The caller holds the reader's token, or nobody does. */
+void client_fds_close(struct ucm_client *c);
 /* Makes ucm_fd readable. */
 void client_signal(struct ucm_client *c);
 

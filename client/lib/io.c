@@ -36,11 +36,12 @@ static bool in_reserve(struct ucm_client *c)
     if (have >= PROTO_HEADER_BYTES)
         need = PROTO_HEADER_BYTES + (size_t)proto_frame_length(c->in.p + c->in.begin);
     if (have == 0)
-        c->in.begin = c->in.end = 0;
+        c->in.begin = c->in.end = c->in.fds_end = 0;
     if (c->in.begin + need <= c->in.cap && c->in.cap - c->in.end >= IN_SPACE)
         return true;
     if (c->in.begin > 0)
         memmove(c->in.p, c->in.p + c->in.begin, have);
+    c->in.fds_end -= c->in.fds_end > 0 ? c->in.begin : 0;
     c->in.begin = 0;
     c->in.end = have;
     if (need <= c->in.cap)
@@ -69,7 +70,23 @@ static int take(const struct proto_message *m, struct proto_envelope *env, void 
     return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's answer is not the protocol: %.180s", why.text);
 }
 
-static void deliver(struct ucm_client *c, struct proto_envelope *env)
+void client_fds_close(struct ucm_client *c)
+{
+    for (uint32_t i = 0; i < c->in.n_fds; i++)
+        if (c->in.fds[i] >= 0)
+            close(c->in.fds[i]);
+    c->in.n_fds = 0;
+    c->in.fds_lost = false;
+    c->in.fds_end = 0;
+}
+
+/* Whether descriptors came with the frame that ends there. */
+static bool frame_has_fds(const struct ucm_client *c, size_t end)
+{
+    return c->in.fds_end > c->in.begin && c->in.fds_end <= end;
+}
+
+static void deliver(struct ucm_client *c, struct proto_envelope *env, struct client_fds *fds)
 {
     struct client_call *call = client_call_find(c, env->msgid);
     union proto_any m;
@@ -83,6 +100,7 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env)
         r = env->error.code <= UCM_EINTERNAL ? -env->error.code : -UCM_EINTERNAL;
     } else {
         call->answer = env;
+        call->fds = fds;
         r = take(call->method == UCM_METHOD_COUNT ? &proto_free_map
                                                   : proto_method_result(call->method),
                  env, &m, &call->error);
@@ -118,8 +136,9 @@ static void notification(struct ucm_client *c, struct proto_envelope *env)
         garbage(c, "progress that fits no load");
 }
 
-static void frame(struct ucm_client *c, const uint8_t *body, size_t n)
+static void frame(struct ucm_client *c, const uint8_t *body, size_t n, bool with_fds)
 {
+    struct client_fds fds = {c->in.fds, c->in.n_fds, c->in.fds_lost};
     struct proto_envelope env;
     struct ucm_error e = {0};
     bool answerable;
@@ -132,7 +151,7 @@ static void frame(struct ucm_client *c, const uint8_t *body, size_t n)
         return;
     }
     if (env.type == PROTO_RESPONSE)
-        deliver(c, &env);
+        deliver(c, &env, with_fds ? &fds : NULL);
     else if (env.type == PROTO_NOTIFICATION)
         notification(c, &env);
     else if (env.type == PROTO_REQUEST)
@@ -145,6 +164,7 @@ static void dispatch(struct ucm_client *c)
     while (client_link_live(c) && c->in.end - c->in.begin >= PROTO_HEADER_BYTES) {
         const uint8_t *p = c->in.p + c->in.begin;
         uint32_t n = proto_frame_length(p);
+        bool with_fds;
 
         if (n == 0 || n > UCM_MAX_FRAME_BYTES) {
             garbage(c, "a frame of an impossible length");
@@ -152,23 +172,92 @@ static void dispatch(struct ucm_client *c)
         }
         if (c->in.end - c->in.begin < PROTO_HEADER_BYTES + (size_t)n)
             return;
-        frame(c, p + PROTO_HEADER_BYTES, n);
+        with_fds = frame_has_fds(c, c->in.begin + PROTO_HEADER_BYTES + (size_t)n);
+        frame(c, p + PROTO_HEADER_BYTES, n, with_fds);
+        if (with_fds)
+            client_fds_close(c);
         c->in.begin += PROTO_HEADER_BYTES + (size_t)n;
     }
 }
 
-static void received(struct ucm_client *c, ssize_t got, int error)
+/* What one recvmsg brought. */
+struct arrival {
+    ssize_t got;
+    int error;
+    uint32_t n_fds;
+    int fds[UCM_MAX_FRAME_FDS];
+    bool fds_lost;
+};
+
+/* How much to read: with descriptors at hand only up to the end of their frame, or the next one's would
+ * mix with them. */
+static size_t in_wanted(const struct ucm_client *c)
 {
-    if (!client_link_live(c))
+    size_t have = c->in.end - c->in.begin, space = c->in.cap - c->in.end;
+    size_t frame = PROTO_HEADER_BYTES;
+
+    if (c->in.fds_end == 0)
+        return space;
+    if (have >= PROTO_HEADER_BYTES)
+        frame += proto_frame_length(c->in.p + c->in.begin);
+    return frame - have < space ? frame - have : space;
+}
+
+/* Without the lock, by the holder of the reader's token. */
+static void receive(struct ucm_client *c, struct arrival *a)
+{
+    union {
+        char bytes[CMSG_SPACE(UCM_MAX_FRAME_FDS * sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct iovec iov = {.iov_base = c->in.p + c->in.end, .iov_len = in_wanted(c)};
+    struct msghdr m = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = control.bytes,
+                       .msg_controllen = sizeof control.bytes};
+
+    a->got = recvmsg(c->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    a->error = a->got < 0 ? errno : 0;
+    if (a->got < 0)
         return;
-    if (got > 0) {
-        c->in.end += (size_t)got;
-        dispatch(c);
-    } else if (got == 0) {
-        client_link_break(c, UCM_EDISCONNECTED, "ucmd hung up");
-    } else if (error != EAGAIN && error != EINTR) {
-        client_link_break(c, UCM_EDISCONNECTED, strerror(error));
+    a->fds_lost = m.msg_flags & MSG_CTRUNC;
+    /* The control buffer has room for UCM_MAX_FRAME_FDS in one header; nothing else is asked for. */
+    for (struct cmsghdr *h = CMSG_FIRSTHDR(&m); h; h = CMSG_NXTHDR(&m, h)) {
+        if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
+            continue;
+        a->n_fds = (uint32_t)((h->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        memcpy(a->fds, CMSG_DATA(h), a->n_fds * sizeof(int));
     }
+}
+
+static void fds_take(struct ucm_client *c, struct arrival *a)
+{
+    if (a->n_fds == 0 && !a->fds_lost)
+        return;
+    if (c->in.fds_end != 0) {
+        garbage(c, "descriptors twice with one frame");
+        return;
+    }
+    memcpy(c->in.fds, a->fds, a->n_fds * sizeof(int));
+    c->in.n_fds = a->n_fds;
+    c->in.fds_lost = a->fds_lost;
+    c->in.fds_end = c->in.end;
+    a->n_fds = 0;
+}
+
+static void received(struct ucm_client *c, struct arrival *a)
+{
+    if (client_link_live(c) && a->got > 0) {
+        c->in.end += (size_t)a->got;
+        fds_take(c, a);
+        dispatch(c);
+    } else if (client_link_live(c) && a->got == 0) {
+        client_link_break(c, UCM_EDISCONNECTED, "ucmd hung up");
+    } else if (client_link_live(c) && a->error != EAGAIN && a->error != EINTR) {
+        client_link_break(c, UCM_EDISCONNECTED, strerror(a->error));
+    }
+    for (uint32_t i = 0; i < a->n_fds; i++) /* that were not taken */
+        close(a->fds[i]);
 }
 
 /* On a breaking link: looks every millisecond whether companions have ended. */
@@ -188,8 +277,8 @@ static int wait_settled(struct ucm_client *c, int64_t deadline_ns)
 int client_read(struct ucm_client *c, short also, int64_t expected_ns, int64_t deadline_ns)
 {
     struct pollfd p = {.fd = c->fd, .events = (short)(POLLIN | also)};
-    ssize_t got = -1;
-    int n = 1, error = EAGAIN;
+    struct arrival a = {.got = -1, .error = EAGAIN};
+    int n = 1;
 
     if (c->link == LINK_BREAKING)
         return wait_settled(c, deadline_ns);
@@ -208,17 +297,15 @@ int client_read(struct ucm_client *c, short also, int64_t expected_ns, int64_t d
         p.revents = POLLIN;
     }
     if (n < 0)
-        error = errno;
-    else if (n > 0 && p.revents & ~POLLOUT) {
-        got = recv(c->fd, c->in.p + c->in.end, c->in.cap - c->in.end, MSG_DONTWAIT);
-        error = got < 0 ? errno : 0;
-    }
+        a.error = errno;
+    else if (n > 0 && p.revents & ~POLLOUT)
+        receive(c, &a);
     pthread_mutex_lock(&c->lock);
-    received(c, got, error);
+    received(c, &a);
     c->reading = false;
     client_link_reap(c);
     pthread_cond_broadcast(&c->idle);
-    if (n == 0 || (deadline_ns == 0 && !also && error == EAGAIN))
+    if (n == 0 || (deadline_ns == 0 && !also && a.error == EAGAIN))
         return ETIMEDOUT;
     return 0;
 }

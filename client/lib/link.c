@@ -211,6 +211,7 @@ static void link_open(struct ucm_client *c)
         c->fd = fd;
         c->link = LINK_HELLO;
         c->refused = false;
+        client_fds_close(c);
         c->in.begin = c->in.end = 0;
         c->max_frame_bytes = UCM_MAX_FRAME_BYTES;
         say_hello(c);
