@@ -28,6 +28,7 @@
 
 #define UCM_KEYS_BYTES ((uint64_t)UCM_MAX_KEYS * UCM_MAX_KEY_BYTES)
 #define UCM_BLOCKS_BYTES ((uint64_t)UCM_MAX_KEYS * 4)
+#define UCM_PLACES_BYTES ((uint64_t)UCM_MAX_KEYS * UCM_PLACE_BYTES)
 #define UCM_U32 UINT32_MAX
 #define UCM_DEADLINE_MS 3600000 /* an hour */
 #define UCM_TRACE_MS 86400000   /* a day */
@@ -422,6 +423,56 @@ enum ucm_trace_op {
     F(u64, priority, OPT, 0, 7)                                                                    \
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
 
+/* ---- windows ---- */
+
+/* Memory of the daemon that holds blocks of part `part` of namespace ns, for the client's process to read. The
+ * answer brings one descriptor: the table of generations (proto/window.h). budget: window.size now, of all
+ * tenants. */
+#define UCM_MSG_WINDOW_OPEN(F)                                                                     \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(u64, part, OPT, 0, UCM_MAX_PARTS - 1)
+#define UCM_MSG_WINDOW_OPEN_R(F)                                                                   \
+    F(u64, window, REQ, 1, UCM_U32)                                                                \
+    F(u64, extent_bytes, REQ, 4096, 1ull << 40)                                                    \
+    F(u64, slot_bytes, REQ, 4096, 1ull << 40)                                                      \
+    F(u64, extents, REQ, 1, UCM_MAX_WINDOW_EXTENTS)                                                \
+    F(u64, budget, OPT, 0, UINT64_MAX)
+#define UCM_MSG_WINDOW(F) F(u64, window, REQ, 1, UCM_U32)
+
+/* Brings blocks [first, first + n) of the chain into the window and keeps them there. */
+#define UCM_MSG_WINDOW_PIN(F)                                                                      \
+    F(u64, window, REQ, 1, UCM_U32)                                                                \
+    F(u64, chain, REQ, 1, UCM_U32)                                                                 \
+    F(u64, first, OPT, 0, UCM_MAX_CHAIN_BLOCKS - 1)                                                \
+    F(u64, n, REQ, 1, UCM_MAX_KEYS)                                                                \
+    F(u64, priority, OPT, 0, 7)                                                                    \
+    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)
+/* places: struct ucm_wire_place for each block. lent: extents of the window whose descriptors come with the
+ * answer, in this order. more: the answer covers only the first blocks; ask for the others again. moved, read:
+ * blocks that were copied within DRAM, that were read from a lower tier. missing: that are not cached. */
+#define UCM_MSG_WINDOW_PIN_R(F)                                                                    \
+    F(bin, places, REQ, 0, UCM_PLACES_BYTES)                                                       \
+    F(u32s, lent, OPT, 0, UCM_MAX_FRAME_FDS)                                                       \
+    F(flag, more, OPT, 0, 0)                                                                       \
+    F(u64, moved, OPT, 0, UCM_MAX_KEYS)                                                            \
+    F(u64, read, OPT, 0, UCM_MAX_KEYS)                                                             \
+    F(u64, missing, OPT, 0, UCM_MAX_KEYS)
+#define UCM_MSG_WINDOW_UNPIN(F)                                                                    \
+    F(u64, window, REQ, 1, UCM_U32)                                                                \
+    F(u64, chain, REQ, 1, UCM_U32)                                                                 \
+    F(u64, first, OPT, 0, UCM_MAX_CHAIN_BLOCKS - 1)                                                \
+    F(u64, n, REQ, 1, UCM_MAX_CHAIN_BLOCKS)
+/* The client has unmapped these. */
+#define UCM_MSG_WINDOW_RELEASE(F)                                                                  \
+    F(u64, window, REQ, 1, UCM_U32)                                                                \
+    F(u32s, extents, REQ, 1, UCM_MAX_REVOKED)
+/* The notification: the daemon wants these back within deadline_ms. */
+#define UCM_MSG_WINDOW_REVOKE(F)                                                                   \
+    F(u64, window, REQ, 1, UCM_U32)                                                                \
+    F(u32s, extents, REQ, 1, UCM_MAX_REVOKED)                                                      \
+    F(u64, deadline_ms, REQ, 1, UCM_DEADLINE_MS)
+#define UCM_WINDOW_REVOKE "window.revoke"
+
 /* M(NAME, name, "method", params, result): the last two by the suffix that UCM_MESSAGES gives them, or none.
  * Results that are free_map are maps whose fields docs/protocol.md lists and which grow from
  * version to version (stats and what operators read). */
@@ -458,6 +509,11 @@ enum ucm_trace_op {
     M(SELECT, select, "select", select, select_r)                                                  \
     M(CHAIN_PREFETCH, chain_prefetch, "chain.prefetch", chain_prefetch, blocks_r)                  \
     M(ENCODING_OPEN, encoding_open, "encoding.open", encoding_open, encoding_open_r)               \
+    M(WINDOW_OPEN, window_open, "window.open", window_open, window_open_r)                         \
+    M(WINDOW_PIN, window_pin, "window.pin", window_pin, window_pin_r)                              \
+    M(WINDOW_UNPIN, window_unpin, "window.unpin", window_unpin, none)                              \
+    M(WINDOW_RELEASE, window_release, "window.release", window_release, none)                      \
+    M(WINDOW_CLOSE, window_close, "window.close", window, none)                                    \
     M(CONFIG_RELOAD, config_reload, "config.reload", none, free_map)                               \
     M(CONFIG_GET, config_get, "config.get", none, free_map)                                        \
     M(BYPASS, bypass, "bypass", bypass, free_map)                                                  \
@@ -582,7 +638,15 @@ struct proto_planes {
     S(select_r, UCM_MSG_SELECT_R)                                                                  \
     S(chain_prefetch, UCM_MSG_CHAIN_PREFETCH)                                                      \
     S(encoding_open, UCM_MSG_ENCODING_OPEN)                                                        \
-    S(encoding_open_r, UCM_MSG_ENCODING_OPEN_R)
+    S(encoding_open_r, UCM_MSG_ENCODING_OPEN_R)                                                    \
+    S(window_open, UCM_MSG_WINDOW_OPEN)                                                            \
+    S(window_open_r, UCM_MSG_WINDOW_OPEN_R)                                                        \
+    S(window, UCM_MSG_WINDOW)                                                                      \
+    S(window_pin, UCM_MSG_WINDOW_PIN)                                                              \
+    S(window_pin_r, UCM_MSG_WINDOW_PIN_R)                                                          \
+    S(window_unpin, UCM_MSG_WINDOW_UNPIN)                                                          \
+    S(window_release, UCM_MSG_WINDOW_RELEASE)                                                      \
+    S(window_revoke, UCM_MSG_WINDOW_REVOKE)
 
 #define S(suffix, list)                                                                            \
     struct msg_##suffix {                                                                          \

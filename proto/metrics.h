@@ -182,6 +182,17 @@
       "chosen blocks left out of answers because they were evicted by name")                       \
     X(prefetch_useful, counter, "blocks", "blocks brought into DRAM for a chain and then loaded")  \
     X(prefetch_useless, counter, "blocks", "blocks brought into DRAM for a chain, evicted unused") \
+    X(windows, gauge, "windows", "windows open now")                                               \
+    X(window_bytes, gauge, "bytes", "DRAM lent to windows, also what workers have yet to release") \
+    X(window_pins, gauge, "blocks", "blocks pinned in windows, those of each window apart")        \
+    X(window_pinned_bytes, gauge, "bytes", "bytes of the slots of these")                          \
+    X(window_moves, counter, "blocks", "blocks copied within DRAM into a window")                  \
+    X(window_reads, counter, "blocks", "blocks read from a lower tier into a window")              \
+    X(window_full, counter, "blocks",                                                              \
+      "blocks that a pin left out: no space in the window, or not in time")                        \
+    X(window_revocations, counter, "extents", "extents of windows that the daemon wanted back")    \
+    X(window_overdue_bytes, counter, "bytes",                                                      \
+      "bytes that clients did not release in time; their connections were ended")                  \
     X(slot_waiters, gauge, "requests", "transfers that wait for a free slot in DRAM now")          \
     X(slot_wait_oldest_us, gauge, "us",                                                            \
       "time that the oldest of the waiting transfers has waited for a slot")                       \

@@ -92,10 +92,6 @@ struct ucm_wire_place {
 };
 #define UCM_PLACE_NONE UINT32_MAX
 
-/* One of window.pin's `lent`, little-endian: its descriptor has the same position among those of the frame.
- * number: names this memory on the connection, also after another memory took the extent's place. */
-struct ucm_wire_lent {
-    uint32_t extent, number;
-};
+_Static_assert(sizeof(struct ucm_wire_place) == UCM_PLACE_BYTES, "as on the wire");
 
 #endif

@@ -5,6 +5,7 @@
  * lease's time; then its blocks go in turns of the loop. */
 #include "daemon/request/digest.h"
 #include "daemon/request/transfer.h"
+#include "daemon/request/window.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -191,7 +192,7 @@ static void chain_drain(struct chain *ch)
 {
     if (ch->users > 0 || !list_empty(&ch->retry.link))
         return;
-    if (blocks_drop(ch))
+    if (chain_pins_end_all(ch) && blocks_drop(ch))
         chain_free(ch);
     else
         cache_next_turn(rooms_of(ch)->cache, &ch->retry);
@@ -211,6 +212,7 @@ static void chain_end(struct chain *ch)
     ch->users++;
     if (ch->append)
         transfer_stop_cb(&ch->append->r);
+    pin_requests_stop(ch->s, NULL, ch);
     ch->users--;
     chain_drain(ch);
 }
@@ -227,7 +229,7 @@ static void chain_expired_cb(struct deadline *d)
 {
     struct chain *ch = LIST_ENTRY(d, struct chain, deadline);
 
-    if (ch->users > 0) {
+    if (ch->users > 0 || !list_empty(&ch->pins)) {
         chain_renew(ch);
         return;
     }
@@ -318,6 +320,7 @@ static struct chain *chain_new(struct call *call, struct derived_space *space)
     ch->s = s;
     ch->name = session_name(&s->chain_names, ch->number);
     ch->space = space_ref(space);
+    list_init(&ch->pins);
     list_init(&ch->retry.link);
     ch->retry.retry_cb = drain_cb;
     s->n_chains++;

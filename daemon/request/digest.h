@@ -63,6 +63,7 @@ struct chain {
     uint64_t lease_ms;
     uint32_t users; /* requests that use it */
     struct transfer *append;
+    struct list pins; /* struct window_pins: while there are any, it does not run out */
     bool closing;
     struct deadline deadline;
     struct cache_retry retry; /* a closing chain that has blocks left */

@@ -3,6 +3,7 @@
  * blocks delay nobody. */
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
+#include "daemon/request/window.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -89,6 +90,7 @@ static int change_keys(struct call *call, struct ns *ns, struct change *k, struc
         if (evicts(k) && reaches_shares(k))
             cache_shared_remove(rq->rooms.cache, ns, key);
     }
+    windows_doomed(rq);
     change_audit(call->s, k, ns, n, 0);
     return call_reply(call, &k->result);
 }
@@ -173,6 +175,7 @@ static void walk_step(struct requests *rq, struct walk *w)
     w->cursor = index_scan(rq->rooms.index, w->ns, w->cursor, WALK_PAGE, refs, &n);
     for (uint32_t i = 0; i < n; i++)
         change_apply(rq->rooms.cache, &w->change, refs[i]);
+    windows_doomed(rq);
     if (w->cursor != 0)
         return;
     w->walked = true;

@@ -45,6 +45,18 @@ struct digests {
     struct cache_retry published_retry;
 };
 
+/* window.c, window_pins.c, window_pin.c */
+struct windows {
+    struct list all, tenants, pins; /* struct window, window_tenant, window_pins */
+    uint32_t n_tenants;
+    struct window_extent *extents; /* n_extents */
+    uint32_t n_extents;
+    uint64_t dooms; /* cache_dooms when the last sweep for them began */
+    /* A sweep looks at every pin, to end those of doomed blocks and in extents that are taken. */
+    uint64_t sweep;
+    struct cache_retry sweeper;
+};
+
 /* trace.c */
 struct tracing {
     struct session *session; /* whose trace it is; NULL: none */
@@ -97,6 +109,7 @@ struct requests {
     struct reuse *reuse;
     struct derived derived;
     struct digests digests;
+    struct windows windows;
 };
 
 /* The connections of one uid; see user.c. */
@@ -115,14 +128,14 @@ struct session {
     struct conn *conn;
     struct peer peer;
     struct user *user;
-    bool hello, closing, chains_ending;
+    bool hello, closing, chains_ending, windows_ending;
     uint32_t n_ns; /* open ones */
-    struct table regions, stagings, leases, chains;
+    struct table regions, stagings, leases, chains, windows;
     /* Given out so far; see session_name. */
-    uint32_t region_names, staging_names, lease_names, chain_names;
-    uint32_t leased_keys; /* under leases and in chains */
-    uint32_t n_chains;    /* with those that are ending */
-    struct list spaces;   /* struct session_space: what digest.open opened */
+    uint32_t region_names, staging_names, lease_names, chain_names, window_names;
+    uint32_t leased_keys;         /* under leases and in chains */
+    uint32_t n_chains, n_windows; /* with those that are ending */
+    struct list spaces;           /* struct session_space: what digest.open opened */
     struct list requests;
     uint32_t n_requests;
     struct cache_fills fills;
@@ -188,6 +201,11 @@ void call_map_begin(struct call *call, struct proto_builder *pb);
 /* Answers a request of that method, with *e if it is an error (NULL: none), else with the result. */
 void session_reply(struct session *s, uint32_t msgid, enum ucm_method method,
                    const struct ucm_error *e, const void *result);
+/* The same of a result, with descriptors, which are the front's from now on. */
+void session_reply_fds(struct session *s, uint32_t msgid, enum ucm_method method,
+                       const void *result, const int *fds, uint32_t n);
+void session_notify(struct session *s, const char *name, const struct proto_message *m,
+                    const void *params);
 /* Sends a load's progress. False: not sent, because the peer does not read. */
 bool session_progress(struct session *s, const struct msg_progress *m);
 /* An object's name on the wire: its number in a table of the session, with bits above it that count

@@ -1,6 +1,7 @@
 /* Request objects and the room's life. */
 #include "daemon/request/request.h"
 #include "daemon/request/digest.h"
+#include "daemon/request/window.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -54,6 +55,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     list_init(&rq->walks);
     list_init(&rq->readers);
     derived_init(rq);
+    windows_init(rq);
     rc = digests_init(rq);
     if (rc != 0) {
         uv_close((uv_handle_t *)&rq->walker, handle_closed_cb);
@@ -71,6 +73,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
 void requests_free(struct requests *rq)
 {
     assert(rq->n_sessions == 0 && rq->n_active == 0);
+    windows_close(rq);
     digests_close(rq);
     derived_close(rq);
     uv_close((uv_handle_t *)&rq->tracing.turn, handle_closed_cb);
@@ -117,7 +120,8 @@ static void expired_cb(struct deadline *d)
 static bool gives_back(enum ucm_method method)
 {
     return method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER ||
-           method == UCM_METHOD_CHAIN_CLOSE;
+           method == UCM_METHOD_CHAIN_CLOSE || method == UCM_METHOD_WINDOW_UNPIN ||
+           method == UCM_METHOD_WINDOW_CLOSE;
 }
 
 /* 0 or -code: whether one more request may begin. */

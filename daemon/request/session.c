@@ -2,9 +2,11 @@
 #include "daemon/request/digest.h"
 #include "daemon/request/encoding.h"
 #include "daemon/request/request.h"
+#include "daemon/request/window.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const method_fn methods[] = {
 #define M(NAME, name, text, params, result) [UCM_METHOD_##NAME] = method_##name,
@@ -37,6 +39,36 @@ void session_reply(struct session *s, uint32_t msgid, enum ucm_method method,
         reply_error(s, msgid, e);
     else if (proto_response(&s->rq->out, msgid, proto_method_result(method), result, &unsent) != 0)
         reply_error(s, msgid, &unsent);
+    else
+        conn_send(s->conn, &s->rq->out);
+}
+
+void session_reply_fds(struct session *s, uint32_t msgid, enum ucm_method method,
+                       const void *result, const int *fds, uint32_t n)
+{
+    struct ucm_error unsent;
+    bool sent = !s->closing && proto_response(&s->rq->out, msgid, proto_method_result(method),
+                                              result, &unsent) == 0;
+
+    if (sent) {
+        conn_send_fds(s->conn, &s->rq->out, fds, n);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        close(fds[i]);
+    if (!s->closing)
+        reply_error(s, msgid, &unsent);
+}
+
+void session_notify(struct session *s, const char *name, const struct proto_message *m,
+                    const void *params)
+{
+    struct ucm_error e;
+
+    if (s->closing)
+        return;
+    if (proto_notification(&s->rq->out, name, m, params, &e) != 0)
+        conn_drop(s->conn, "no memory for a notification");
     else
         conn_send(s->conn, &s->rq->out);
 }
@@ -368,6 +400,7 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     table_init(&s->stagings, DEVICE_GPUS_MAX);
     table_init(&s->leases, CONFIG_MAX_LEASES_CONN);
     table_init(&s->chains, SESSION_MAX_CHAINS);
+    table_init(&s->windows, SESSION_MAX_WINDOWS);
     list_init(&s->spaces);
     list_init(&s->requests);
     list_init(&s->retry.link);
@@ -434,7 +467,7 @@ void session_settle(struct session *s)
     registered_close_all(s);
     if (table_count(&s->regions) > 0 || table_count(&s->stagings) > 0)
         return;
-    if (!chains_close_all(s))
+    if (!windows_close_all(s) || !chains_close_all(s))
         return;
     if (!leases_end(s)) {
         cache_next_turn(rq->rooms.cache, &s->retry);
@@ -449,6 +482,7 @@ void session_settle(struct session *s)
     table_close(&s->stagings);
     table_close(&s->leases);
     table_close(&s->chains);
+    table_close(&s->windows);
     conn_free(s->conn);
     user_unref(s->user);
     free(s);

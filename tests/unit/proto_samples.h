@@ -279,6 +279,26 @@ static const struct msg_encoding_open_r sample_encoding_open_r = {
     .dram = {"plain", 5},
     .disk = {"coded", 5},
 };
+static const struct msg_window_open sample_window_open = {.ns = 1, .part = 1};
+static const struct msg_window_open_r sample_window_open_r = {
+    .window = 3, .extent_bytes = 1u << 30, .slot_bytes = 65536, .extents = 64, .budget = 1u << 30};
+static const struct msg_window sample_window = {.window = 3};
+static const struct msg_window_pin sample_window_pin = {
+    .window = 3, .chain = 8, .first = 16, .n = 4, .priority = 3, .deadline_ms = 5000};
+static const struct msg_window_pin_r sample_window_pin_r = {
+    .places = SAMPLE_BIN(sample_fingerprint),
+    .lent = {sample_section, 3},
+    .more = true,
+    .moved = 1,
+    .read = 1,
+    .missing = 1,
+};
+static const struct msg_window_unpin sample_window_unpin = {
+    .window = 3, .chain = 8, .first = 16, .n = 4};
+static const struct msg_window_release sample_window_release = {.window = 3,
+                                                                .extents = {sample_section, 3}};
+static const struct msg_window_revoke sample_window_revoke = {
+    .window = 3, .extents = {sample_section, 3}, .deadline_ms = 1000};
 
 struct proto_sample {
     const struct proto_message *m;
@@ -331,6 +351,14 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(chain_prefetch),
     SAMPLE(encoding_open),
     SAMPLE(encoding_open_r),
+    SAMPLE(window_open),
+    SAMPLE(window_open_r),
+    SAMPLE(window),
+    SAMPLE(window_pin),
+    SAMPLE(window_pin_r),
+    SAMPLE(window_unpin),
+    SAMPLE(window_release),
+    SAMPLE(window_revoke),
     SAMPLE(ring_register),
     SAMPLE(ring),
     {&proto_none, NULL},

@@ -71,5 +71,9 @@ Test(proto_corpus, seeds_are_fresh)
     seed("error", "notification", &b);
     cr_assert_eq(proto_notification(&b, UCM_PROGRESS, &proto_progress, &sample_progress, &e), 0);
     seed(UCM_PROGRESS, "notification", &b);
+    cr_assert_eq(
+        proto_notification(&b, UCM_WINDOW_REVOKE, &proto_window_revoke, &sample_window_revoke, &e),
+        0);
+    seed(UCM_WINDOW_REVOKE, "notification", &b);
     proto_buf_free(&b);
 }

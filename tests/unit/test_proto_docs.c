@@ -108,6 +108,8 @@ Test(proto_docs, every_method_and_field_is_told)
         }
         if (i == UCM_METHOD_LOAD)
             assert_rows(text, UCM_PROGRESS, &proto_progress);
+        if (i == UCM_METHOD_WINDOW_RELEASE)
+            assert_rows(text, UCM_WINDOW_REVOKE, &proto_window_revoke);
         free(text);
     }
 }

@@ -1,0 +1,496 @@
+/* window.open, window.release, window.close: what a connection maps, and how it gives that back. */
+#include "daemon/request/window.h"
+
+#include "daemon/base/log.h"
+#include "daemon/request/encoding.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* While an extent is wanted back nobody pins in it: so long, if nobody took it by then. */
+#define TAKEN_MS (2 * (uint64_t)WINDOW_REVOKE_MS)
+
+static struct request_rooms *rooms_of(const struct window *w)
+{
+    return &w->s->rq->rooms;
+}
+
+uint64_t window_slot_bytes(const struct window *w)
+{
+    return arena_padded(ns_part_bytes(w->ns, w->part));
+}
+
+/* ---- tenants ---- */
+
+static void tenant_unref(struct requests *rq, struct window_tenant *t)
+{
+    if (--t->windows > 0)
+        return;
+    for (uint32_t i = 0; i < rq->windows.n_extents; i++)
+        if (rq->windows.extents[i].tenant == t)
+            rq->windows.extents[i].tenant = NULL;
+    arena_group_close(rq->rooms.arena, t->group);
+    list_remove(&t->link);
+    rq->windows.n_tenants--;
+    free(t);
+}
+
+static bool extents_reserve(struct windows *ws, uint32_t n)
+{
+    struct window_extent *extents;
+
+    if (n <= ws->n_extents)
+        return true;
+    extents = realloc(ws->extents, n * sizeof(*extents));
+    if (!extents)
+        return false;
+    memset(extents + ws->n_extents, 0, (n - ws->n_extents) * sizeof(*extents));
+    ws->extents = extents;
+    ws->n_extents = n;
+    return true;
+}
+
+static struct window_tenant *tenant_new(struct requests *rq, const char *name, int *rc)
+{
+    struct window_tenant *t = calloc(1, sizeof(*t));
+
+    *rc = t ? arena_group_open(rq->rooms.arena, name, &t->group) : -ENOMEM;
+    if (*rc != 0) {
+        free(t);
+        return NULL;
+    }
+    if (arena_group_table(t->group, &t->header) < 0 ||
+        !extents_reserve(&rq->windows, t->header.extents)) {
+        *rc = -ENOMEM;
+        arena_group_close(rq->rooms.arena, t->group);
+        free(t);
+        return NULL;
+    }
+    list_push_back(&rq->windows.tenants, &t->link);
+    rq->windows.n_tenants++;
+    return t;
+}
+
+static struct window_tenant *tenant_ref(struct requests *rq, const char *name, int *rc)
+{
+    struct list *tenants = &rq->windows.tenants;
+    struct window_tenant *t = NULL;
+
+    for (struct list *node = tenants->next; node != tenants && !t; node = node->next) {
+        t = LIST_ENTRY(node, struct window_tenant, link);
+        if (strcmp(arena_group_tenant(t->group), name) != 0)
+            t = NULL;
+    }
+    if (!t)
+        t = tenant_new(rq, name, rc);
+    if (t)
+        t->windows++;
+    return t;
+}
+
+/* ---- what a window maps ---- */
+
+static void revoke_expired_cb(struct deadline *d)
+{
+    struct window *w = LIST_ENTRY(d, struct window, revoke);
+    uint64_t bytes = w->n_revoked * w->tenant->header.extent_bytes;
+
+    rooms_of(w)->metrics->window_overdue_bytes += bytes;
+    log_warn("window", "overdue", "tenant=%s pid=%d uid=%u extents=%u bytes=%llu",
+             w->s->peer.tenant, (int)w->s->peer.pid, (unsigned)w->s->peer.uid, w->n_revoked,
+             (unsigned long long)bytes);
+    conn_drop(w->s->conn, "did not release a window's memory in time");
+}
+
+static void extent_unmap(struct window *w, uint32_t extent)
+{
+    if (w->map[extent] == WINDOW_REVOKED && --w->n_revoked == 0)
+        deadline_disarm(rooms_of(w)->deadlines, &w->revoke);
+    w->map[extent] = WINDOW_UNMAPPED;
+    arena_window_release(rooms_of(w)->arena, extent);
+}
+
+static void extent_revoke(struct window *w, uint32_t extent)
+{
+    struct msg_window_revoke m = {
+        .window = w->name, .extents = {&extent, 1}, .deadline_ms = WINDOW_REVOKE_MS};
+
+    w->map[extent] = WINDOW_REVOKED;
+    if (w->n_revoked++ == 0)
+        deadline_arm(rooms_of(w)->deadlines, &w->revoke,
+                     uv_now(rooms_of(w)->loop) + WINDOW_REVOKE_MS, revoke_expired_cb);
+    session_notify(w->s, UCM_WINDOW_REVOKE, &proto_window_revoke, &m);
+}
+
+/* The arena wants an extent that has no slot in use, and that somebody still maps. */
+static void revoke_cb(void *ctx, struct arena_group *group, uint32_t extent)
+{
+    struct requests *rq = ctx;
+
+    rq->rooms.metrics->window_revocations++;
+    for (struct list *node = rq->windows.all.next; node != &rq->windows.all; node = node->next) {
+        struct window *w = LIST_ENTRY(node, struct window, link);
+
+        if (w->tenant->group == group && w->map[extent] == WINDOW_MAPPED)
+            extent_revoke(w, extent);
+    }
+}
+
+/* Each is checked before any is released: 0 or -code. */
+static int release_check(struct call *call, const struct window *w)
+{
+    const struct msg_window_release *m = &call->params.window_release;
+
+    for (uint32_t i = 0; i < m->extents.n; i++) {
+        uint32_t extent = m->extents.p[i];
+
+        if (extent >= w->tenant->header.extents || w->map[extent] == WINDOW_UNMAPPED)
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                                 "extent %u is not lent to this window", extent);
+        for (uint32_t j = 0; j < i; j++)
+            if (m->extents.p[j] == extent)
+                return ucm_error_set(&call->error, UCM_WIRE_INVALID, "extent %u is named twice",
+                                     extent);
+    }
+    return 0;
+}
+
+int method_window_release(struct call *call)
+{
+    const struct msg_window_release *m = &call->params.window_release;
+    struct window *w = call_window(call, m->window);
+
+    if (!w || release_check(call, w) != 0)
+        return -call->error.code;
+    for (uint32_t i = 0; i < m->extents.n; i++)
+        extent_unmap(w, m->extents.p[i]);
+    return call_reply(call, NULL);
+}
+
+/* ---- its parts of the budget ---- */
+
+/* Pins of a tenant's end in that extent, and nobody pins in it for a while: the cache can empty it. */
+static void extent_take(struct requests *rq, uint32_t extent)
+{
+    rq->windows.extents[extent].taken_ms = uv_now(rq->rooms.loop) + TAKEN_MS;
+    rq->rooms.metrics->window_revocations++;
+    pins_sweep(rq);
+}
+
+/* The extent of that tenant with the fewest pins, but some; UINT32_MAX: there is none. *taken: one is being
+ * taken already. */
+static uint32_t extent_choose(const struct requests *rq, const struct window_tenant *t, bool *taken)
+{
+    const struct windows *ws = &rq->windows;
+    uint64_t now_ms = uv_now(rq->rooms.loop);
+    uint32_t best = UINT32_MAX;
+
+    *taken = false;
+    for (uint32_t i = 0; i < ws->n_extents; i++) {
+        const struct window_extent *e = &ws->extents[i];
+
+        if (e->taken_ms > now_ms && e->tenant == t)
+            *taken = true;
+        else if (e->tenant == t && e->pins > 0 &&
+                 (best == UINT32_MAX || e->pins < ws->extents[best].pins))
+            best = i;
+    }
+    return best;
+}
+
+static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t *lent)
+{
+    const struct list *tenants = &rq->windows.tenants;
+    struct window_tenant *most = NULL;
+
+    *lent = 0;
+    for (struct list *node = tenants->next; node != tenants; node = node->next) {
+        struct window_tenant *t = LIST_ENTRY(node, struct window_tenant, link);
+        uint64_t bytes = arena_window_lent(rq->rooms.arena, t->group);
+
+        if (!most || bytes > *lent) {
+            most = t;
+            *lent = bytes;
+        }
+    }
+    return most;
+}
+
+bool window_claim(const struct window *w)
+{
+    struct requests *rq = w->s->rq;
+    struct arena *a = rq->rooms.arena;
+    uint64_t part = arena_window_budget(a) / rq->windows.n_tenants, lent;
+    uint64_t mine = arena_window_lent(a, w->tenant->group);
+    struct window_tenant *from = tenant_largest(rq, &lent);
+    uint32_t extent;
+    bool taken;
+
+    if (mine + w->tenant->header.extent_bytes > part || lent <= part || from == w->tenant)
+        return false;
+    extent = extent_choose(rq, from, &taken);
+    if (!taken && extent != UINT32_MAX)
+        extent_take(rq, extent);
+    return taken || extent != UINT32_MAX;
+}
+
+void windows_budget(struct requests *rq)
+{
+    struct arena *a = rq->rooms.arena;
+    uint64_t budget = arena_window_budget(a), all = arena_window_lent(a, NULL), lent;
+
+    while (all > budget && rq->windows.n_tenants > 0) {
+        struct window_tenant *from = tenant_largest(rq, &lent);
+        bool taken;
+        uint32_t extent = extent_choose(rq, from, &taken);
+
+        if (extent == UINT32_MAX)
+            return; /* what is left has no pins */
+        extent_take(rq, extent);
+        all -= from->header.extent_bytes;
+    }
+}
+
+/* ---- the end ---- */
+
+static void window_free(struct window *w)
+{
+    struct session *s = w->s;
+    struct requests *rq = s->rq;
+    struct request *close = w->close;
+
+    for (uint32_t i = 0; i < w->tenant->header.extents; i++)
+        if (w->map[i] != WINDOW_UNMAPPED)
+            extent_unmap(w, i);
+    list_remove(&w->link);
+    rq->rooms.metrics->windows--;
+    memory_return(rq, s, sizeof(*w) + w->tenant->header.extents);
+    tenant_unref(rq, w->tenant);
+    free(w);
+    s->n_windows--;
+    if (close)
+        request_end(close, NULL, NULL);
+    else if (!s->windows_ending)
+        session_settle(s);
+}
+
+static void window_drain(struct window *w)
+{
+    if (w->requests > 0 || !list_empty(&w->retry.link))
+        return;
+    if (window_pins_end_all(w))
+        window_free(w);
+    else
+        cache_next_turn(rooms_of(w)->cache, &w->retry);
+}
+
+static void drain_cb(struct cache_retry *r)
+{
+    window_drain(LIST_ENTRY(r, struct window, retry));
+}
+
+/* Nobody finds it any more. Its pins end when the requests that use it have. */
+static void window_end(struct window *w)
+{
+    w->closing = true;
+    table_remove(&w->s->windows, w->number);
+    w->requests++;
+    pin_requests_stop(w->s, w, NULL);
+    w->requests--;
+    window_drain(w);
+}
+
+void window_unuse(struct window *w)
+{
+    w->requests--;
+    if (w->closing)
+        window_drain(w);
+}
+
+bool windows_close_all(struct session *s)
+{
+    uint32_t number, ended = 0;
+
+    s->windows_ending = true;
+    while (ended < 16 && (number = table_next(&s->windows, 0)) != 0) {
+        window_end(table_get(&s->windows, number));
+        ended++;
+    }
+    s->windows_ending = false;
+    if (table_count(&s->windows) > 0)
+        cache_next_turn(s->rq->rooms.cache, &s->retry);
+    return s->n_windows == 0;
+}
+
+static void close_stop_cb(struct request *r)
+{
+    (void)r; /* it ends soon */
+}
+
+int method_window_close(struct call *call)
+{
+    struct window *w = call_window(call, call->params.window.window);
+
+    if (!w)
+        return -call->error.code;
+    w->close = request_new(call, sizeof(*w->close), 0, close_stop_cb);
+    if (!w->close)
+        return -call->error.code;
+    window_end(w);
+    return 0;
+}
+
+/* ---- by name ---- */
+
+struct window *call_window(struct call *call, uint64_t name)
+{
+    struct window *w = table_get(&call->s->windows, session_number(name));
+
+    if (w && w->name == name)
+        return w;
+    ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "window %llu is not open on this connection",
+                  (unsigned long long)name);
+    return NULL;
+}
+
+/* ---- window.open ---- */
+
+static int open_check(struct call *call, const struct ns *ns)
+{
+    const struct msg_window_open *m = &call->params.window_open;
+    const struct session *s = call->s;
+    struct encoded_identity encoded;
+
+    if (s->rq->draining)
+        return ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
+    if (m->part >= ns->identity.parts)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID, "part: %llu; this namespace has %u",
+                             (unsigned long long)m->part, ns->identity.parts);
+    if (strcmp(ns->identity.tenant, s->peer.tenant) != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_DENIED,
+                             "a window is of the tenant's own namespaces; load another's blocks");
+    if (encoded_identity(ns, &encoded))
+        return ucm_error_set(
+            &call->error, UCM_WIRE_UNSUPPORTED,
+            "this namespace's blocks are encoded: a reader has no use for their bytes; load them, "
+            "or open a window of the base namespace");
+    for (uint32_t i = table_next(&s->windows, 0); i; i = table_next(&s->windows, i)) {
+        const struct window *w = table_get(&s->windows, i);
+
+        if (w->ns == ns && w->part == m->part)
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                                 "this connection has window %u of that part already", w->name);
+    }
+    return 0;
+}
+
+static int open_refused(struct call *call, int rc)
+{
+    if (rc == -EOPNOTSUPP)
+        return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
+                             "this daemon has no windows: window.size in its configuration is 0");
+    return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a window: %s",
+                         strerror(-rc));
+}
+
+static struct window *window_alloc(struct call *call, struct window_tenant *t)
+{
+    struct session *s = call->s;
+    size_t bytes = sizeof(struct window) + t->header.extents;
+    struct window *w = NULL;
+
+    if (memory_take(s->rq, s, bytes)) {
+        w = calloc(1, bytes);
+        if (!w)
+            memory_return(s->rq, s, bytes);
+    }
+    if (!w) {
+        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a window");
+        return NULL;
+    }
+    w->number = table_add(&s->windows, w);
+    if (w->number == 0) {
+        memory_return(s->rq, s, bytes);
+        free(w);
+        ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                      "this connection has %u windows, as many as one may have; close some",
+                      table_count(&s->windows));
+        return NULL;
+    }
+    w->s = s;
+    w->tenant = t;
+    w->name = session_name(&s->window_names, w->number);
+    w->retry.retry_cb = drain_cb;
+    list_init(&w->retry.link);
+    list_init(&w->pins);
+    list_push_back(&s->rq->windows.all, &w->link);
+    s->n_windows++;
+    s->rq->rooms.metrics->windows++;
+    return w;
+}
+
+int method_window_open(struct call *call)
+{
+    const struct msg_window_open *m = &call->params.window_open;
+    struct ns *ns = call_namespace(call, m->ns);
+    struct requests *rq = call->s->rq;
+    struct ucm_window_header header;
+    struct msg_window_open_r r;
+    struct window_tenant *t;
+    struct window *w;
+    int rc, fd;
+
+    if (!ns || open_check(call, ns) != 0)
+        return -call->error.code;
+    if (conn_fds_room(call->s->conn) == 0)
+        return ucm_error_set(&call->error, UCM_WIRE_BUSY, "read the answers before this one");
+    t = tenant_ref(rq, call->s->peer.tenant, &rc);
+    if (!t)
+        return open_refused(call, rc);
+    fd = fcntl(arena_group_table(t->group, &header), F_DUPFD_CLOEXEC, 0);
+    w = fd >= 0 ? window_alloc(call, t) : NULL;
+    if (!w) {
+        if (fd < 0)
+            ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no descriptor for a window");
+        else
+            close(fd);
+        tenant_unref(rq, t);
+        return -call->error.code;
+    }
+    w->ns = ns;
+    w->part = (uint32_t)m->part;
+    r = (struct msg_window_open_r){.window = w->name,
+                                   .extent_bytes = t->header.extent_bytes,
+                                   .slot_bytes = window_slot_bytes(w),
+                                   .extents = t->header.extents,
+                                   .budget = arena_window_budget(rq->rooms.arena)};
+    session_reply_fds(call->s, call->msgid, call->method, &r, &fd, 1);
+    return 0;
+}
+
+/* ---- of the daemon ---- */
+
+void windows_init(struct requests *rq)
+{
+    struct windows *ws = &rq->windows;
+
+    list_init(&ws->all);
+    list_init(&ws->tenants);
+    list_init(&ws->pins);
+    list_init(&ws->sweeper.link);
+    ws->sweeper.retry_cb = pins_sweep_cb;
+    if (rq->rooms.arena)
+        arena_window_watch(rq->rooms.arena, revoke_cb, rq);
+}
+
+void windows_close(struct requests *rq)
+{
+    cache_retry_cancel(&rq->windows.sweeper);
+    if (rq->rooms.arena)
+        arena_window_watch(rq->rooms.arena, NULL, NULL);
+    free(rq->windows.extents);
+}

@@ -1,0 +1,120 @@
+/* Windows: blocks that a connection's process reads by itself. Shared by window.c (what a connection maps),
+ * window_pins.c (which blocks are kept in it) and window_pin.c (bringing them there).
+ *
+ * A window is of one part of one namespace. Its extents belong to the tenant, not to it: two connections of a
+ * tenant read the same slots. Which memory is lent, and to whom, is the arena's to count; here is who maps what, who
+ * pins what, and who has to give some back.
+ *
+ * A pin is a hold of a part that lies in a window slot of its tenant. Its chain leases the block. */
+#ifndef UCMD_REQUEST_WINDOW_H
+#define UCMD_REQUEST_WINDOW_H
+
+#include "daemon/request/digest.h"
+
+#define SESSION_MAX_WINDOWS 256
+/* A client has so long to unmap what the daemon wants back. */
+#define WINDOW_REVOKE_MS 5000
+/* Blocks that are looked at for pins to end in one turn of the loop. */
+#define WINDOW_BLOCKS_PER_TURN 2048
+
+/* A tenant that has windows. */
+struct window_tenant {
+    struct list link;
+    struct arena_group *group;
+    struct ucm_window_header header; /* of its table */
+    uint32_t windows;
+};
+
+enum window_map { WINDOW_UNMAPPED, WINDOW_MAPPED, WINDOW_REVOKED };
+
+struct window {
+    struct list link; /* in rq->windows.all */
+    struct session *s;
+    struct window_tenant *tenant;
+    struct ns *ns;
+    uint32_t number, name; /* in the session's table, and on the wire */
+    uint32_t part;
+    uint32_t requests; /* pins and unpins under way */
+    bool closing;
+    struct request *close;    /* the request that closed it, or NULL */
+    struct list pins;         /* struct window_pins */
+    struct deadline revoke;   /* armed while an extent is REVOKED */
+    struct cache_retry retry; /* a closing window that has pins left */
+    uint32_t n_revoked;
+    uint8_t map[]; /* of each extent: enum window_map */
+};
+
+/* The pins that a window has of one chain. */
+struct window_pins {
+    struct list
+        link; /* in rq->windows.pins: those that the present sweep has not finished come first */
+    struct list of_window, of_chain;
+    struct window *w;
+    struct chain *ch;
+    uint32_t n;        /* blocks pinned */
+    uint32_t requests; /* that work on it */
+    uint32_t cap;
+    uint32_t *extent; /* cap: of each block of the chain, or UCM_PLACE_NONE */
+    uint64_t swept;   /* the last sweep that looked at all of it */
+    uint32_t sweep_at;
+    uint32_t end_at; /* while all of them end */
+};
+
+/* Of each window extent. */
+struct window_extent {
+    const struct window_tenant *tenant; /* whose pins these are */
+    uint32_t pins;
+    uint64_t taken_ms; /* until then nobody pins in it: it is wanted back. 0: it is not */
+};
+
+static inline struct windows *windows_of(const struct window *w)
+{
+    return &w->s->rq->windows;
+}
+
+/* ---- window.c ---- */
+
+void windows_init(struct requests *rq);
+void windows_close(struct requests *rq); /* no session is left */
+/* window.size has changed. */
+void windows_budget(struct requests *rq);
+/* The window that the call names; NULL with call->error. */
+struct window *call_window(struct call *call, uint64_t name);
+/* A request of the window has ended. */
+void window_unuse(struct window *w);
+/* Closes windows of a session whose requests have ended, as many as one turn of the loop may. True: none is left;
+ * otherwise session_settle runs again. */
+bool windows_close_all(struct session *s);
+/* What a slot of it takes. */
+uint64_t window_slot_bytes(const struct window *w);
+/* Begins to take an extent from a tenant that has more than its part of the budget, if the window's has less.
+ * False: it has not, or nobody has more. */
+bool window_claim(const struct window *w);
+
+/* ---- window_pins.c ---- */
+
+/* The window's pins of that chain, made if need be; NULL: no memory. Room for all of the chain's blocks. */
+struct window_pins *pins_get(struct window *w, struct chain *ch);
+/* Drops it if nothing is pinned and nobody works on it. */
+void pins_put(struct window_pins *p);
+/* The caller has one use of the block's part. True: it is pinned now. False: it can't be (evicted by name, or in an
+ * extent that is wanted back), and the use has ended. */
+bool pins_add(struct window_pins *p, uint32_t block);
+/* Ends pins of blocks from *at up to `end`, and looks at `*most` blocks at most, which falls. True: *at is `end`. */
+bool pins_end(struct window_pins *p, uint32_t *at, uint32_t end, uint32_t *most);
+/* Ends some of the pins of a window, or of a chain, for which no request works any more. True: none is left. */
+bool window_pins_end_all(struct window *w);
+bool chain_pins_end_all(struct chain *ch);
+/* Blocks may have been evicted by name: their pins end. */
+void windows_doomed(struct requests *rq);
+/* Begins a sweep. */
+void pins_sweep(struct requests *rq);
+void pins_sweep_cb(struct cache_retry *r);
+
+/* ---- window_pin.c ---- */
+
+/* Stops the requests that bring blocks into that window, or of that chain (the other one is NULL), and those that
+ * end their pins. */
+void pin_requests_stop(struct session *s, const struct window *w, const struct chain *ch);
+
+#endif

@@ -1,0 +1,241 @@
+/* Which blocks windows pin, and how pins end: by name, with their chain or window, or because the daemon wants
+ * memory back. */
+#include "daemon/request/window.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct cache *cache_of_pins(const struct window_pins *p)
+{
+    return p->w->s->rq->rooms.cache;
+}
+
+static struct metrics *metrics_of_pins(const struct window_pins *p)
+{
+    return p->w->s->rq->rooms.metrics;
+}
+
+/* ---- the object ---- */
+
+static bool pins_reserve(struct window_pins *p)
+{
+    struct session *s = p->w->s;
+    uint32_t cap = p->cap ? p->cap : 64, *extent;
+
+    while (cap < p->ch->n)
+        cap *= 2;
+    if (cap == p->cap)
+        return true;
+    if (!memory_take(s->rq, s, (cap - p->cap) * sizeof(*extent)))
+        return false;
+    extent = realloc(p->extent, cap * sizeof(*extent));
+    if (!extent) {
+        memory_return(s->rq, s, (cap - p->cap) * sizeof(*extent));
+        return false;
+    }
+    memset(extent + p->cap, 0xff, (cap - p->cap) * sizeof(*extent)); /* UCM_PLACE_NONE */
+    p->extent = extent;
+    p->cap = cap;
+    return true;
+}
+
+static void pins_free(struct window_pins *p)
+{
+    struct session *s = p->w->s;
+
+    assert(p->n == 0 && p->requests == 0);
+    list_remove(&p->link);
+    list_remove(&p->of_window);
+    list_remove(&p->of_chain);
+    memory_return(s->rq, s, sizeof(*p) + p->cap * sizeof(*p->extent));
+    free(p->extent);
+    free(p);
+}
+
+static struct window_pins *pins_new(struct window *w, struct chain *ch)
+{
+    struct window_pins *p;
+
+    if (!memory_take(w->s->rq, w->s, sizeof(*p)))
+        return NULL;
+    p = calloc(1, sizeof(*p));
+    if (!p) {
+        memory_return(w->s->rq, w->s, sizeof(*p));
+        return NULL;
+    }
+    p->w = w;
+    p->ch = ch;
+    p->swept = windows_of(w)->sweep;
+    list_push_back(&windows_of(w)->pins, &p->link);
+    list_push_back(&w->pins, &p->of_window);
+    list_push_back(&ch->pins, &p->of_chain);
+    return p;
+}
+
+struct window_pins *pins_get(struct window *w, struct chain *ch)
+{
+    struct window_pins *p = NULL;
+
+    for (struct list *node = ch->pins.next; node != &ch->pins && !p; node = node->next) {
+        p = LIST_ENTRY(node, struct window_pins, of_chain);
+        if (p->w != w)
+            p = NULL;
+    }
+    if (!p)
+        p = pins_new(w, ch);
+    if (p && !pins_reserve(p)) {
+        pins_put(p);
+        return NULL;
+    }
+    return p;
+}
+
+void pins_put(struct window_pins *p)
+{
+    if (p->n == 0 && p->requests == 0)
+        pins_free(p);
+}
+
+/* ---- a pin ---- */
+
+bool pins_add(struct window_pins *p, uint32_t block)
+{
+    struct windows *ws = windows_of(p->w);
+    block_ref ref = p->ch->blocks[block].base;
+    struct window_extent *e;
+    struct arena_place place;
+
+    assert(p->extent[block] == UCM_PLACE_NONE);
+    if (!cache_window_place(cache_of_pins(p), ref, p->ch->part, &place) ||
+        ws->extents[place.window].taken_ms > uv_now(p->w->s->rq->rooms.loop)) {
+        cache_put(cache_of_pins(p), ref, p->ch->part);
+        return false;
+    }
+    cache_hold(cache_of_pins(p), ref, p->ch->part);
+    e = &ws->extents[place.window];
+    e->taken_ms = 0;
+    e->tenant = p->w->tenant;
+    e->pins++;
+    p->extent[block] = place.window;
+    p->n++;
+    metrics_of_pins(p)->window_pins++;
+    metrics_of_pins(p)->window_pinned_bytes += window_slot_bytes(p->w);
+    return true;
+}
+
+static void pin_end(struct window_pins *p, uint32_t block)
+{
+    windows_of(p->w)->extents[p->extent[block]].pins--;
+    p->extent[block] = UCM_PLACE_NONE;
+    p->n--;
+    metrics_of_pins(p)->window_pins--;
+    metrics_of_pins(p)->window_pinned_bytes -= window_slot_bytes(p->w);
+    cache_unhold(cache_of_pins(p), p->ch->blocks[block].base, p->ch->part);
+}
+
+bool pins_end(struct window_pins *p, uint32_t *at, uint32_t end, uint32_t *most)
+{
+    end = end < p->cap ? end : p->cap;
+    for (; *at<end && * most> 0; ++*at, --*most)
+        if (p->extent[*at] != UCM_PLACE_NONE)
+            pin_end(p, *at);
+    return *at >= end;
+}
+
+/* Nobody pins any more: what was looked at stays without pins. */
+static bool pins_end_list(struct list *pins, bool of_window)
+{
+    uint32_t most = WINDOW_BLOCKS_PER_TURN;
+
+    while (!list_empty(pins)) {
+        struct window_pins *p = of_window ? LIST_ENTRY(pins->next, struct window_pins, of_window)
+                                          : LIST_ENTRY(pins->next, struct window_pins, of_chain);
+
+        assert(p->requests == 0);
+        if (p->n > 0 && !pins_end(p, &p->end_at, UINT32_MAX, &most))
+            return false;
+        pins_free(p);
+    }
+    return true;
+}
+
+bool window_pins_end_all(struct window *w)
+{
+    return pins_end_list(&w->pins, true);
+}
+
+bool chain_pins_end_all(struct chain *ch)
+{
+    return pins_end_list(&ch->pins, false);
+}
+
+/* ---- sweeps ---- */
+
+static bool must_end(const struct window_pins *p, uint32_t block, uint64_t now_ms)
+{
+    const struct window_extent *e = &windows_of(p->w)->extents[p->extent[block]];
+
+    return e->taken_ms > now_ms || !chain_has(p->ch, block);
+}
+
+/* True: all of it was looked at. */
+static bool pins_sweep_some(struct window_pins *p, uint32_t *most)
+{
+    uint64_t now_ms = uv_now(p->w->s->rq->rooms.loop);
+
+    for (; p->sweep_at < p->cap && p->n > 0; p->sweep_at++) {
+        if (*most == 0)
+            return false;
+        --*most;
+        if (p->extent[p->sweep_at] != UCM_PLACE_NONE && must_end(p, p->sweep_at, now_ms))
+            pin_end(p, p->sweep_at);
+    }
+    return true;
+}
+
+void pins_sweep_cb(struct cache_retry *r)
+{
+    struct windows *ws = LIST_ENTRY(r, struct windows, sweeper);
+    struct requests *rq = LIST_ENTRY(ws, struct requests, windows);
+    uint32_t most = WINDOW_BLOCKS_PER_TURN;
+
+    while (!list_empty(&ws->pins)) {
+        struct window_pins *p = LIST_ENTRY(ws->pins.next, struct window_pins, link);
+
+        if (p->swept == ws->sweep)
+            break;
+        if (!pins_sweep_some(p, &most)) {
+            cache_next_turn(rq->rooms.cache, &ws->sweeper);
+            return;
+        }
+        p->swept = ws->sweep;
+        list_remove(&p->link);
+        list_push_back(&ws->pins, &p->link);
+        pins_put(p);
+    }
+    windows_doomed(rq); /* others may have been evicted meanwhile */
+}
+
+void pins_sweep(struct requests *rq)
+{
+    struct windows *ws = &rq->windows;
+
+    ws->sweep++;
+    for (struct list *node = ws->pins.next; node != &ws->pins; node = node->next)
+        LIST_ENTRY(node, struct window_pins, link)->sweep_at = 0;
+    if (list_empty(&ws->sweeper.link))
+        cache_next_turn(rq->rooms.cache, &ws->sweeper);
+}
+
+void windows_doomed(struct requests *rq)
+{
+    struct windows *ws = &rq->windows;
+    uint64_t dooms = cache_dooms(rq->rooms.cache);
+
+    /* A sweep under way is finished first: one who evicts without end would keep it at the beginning. */
+    if (dooms == ws->dooms || list_empty(&ws->pins) || !list_empty(&ws->sweeper.link))
+        return;
+    ws->dooms = dooms;
+    pins_sweep(rq);
+}
