@@ -114,6 +114,7 @@ static void client_free(struct ucm_client *c)
     struct client_handle *h;
 
     client_prefetchers_free(c);
+    client_windows_free(c);
     client_chains_free(c);
     client_task_free_all(c);
     client_rings_free(c);
@@ -151,6 +152,7 @@ static struct ucm_client *client_new(void)
     TAILQ_INIT(&c->chains);
     TAILQ_INIT(&c->prefetchers);
     TAILQ_INIT(&c->rings);
+    TAILQ_INIT(&c->windows);
     client_link_init(c);
     proto_buf_init(&c->out, PROTO_HEADER_BYTES + UCM_MAX_FRAME_BYTES);
     proto_buf_init(&c->followups, CLIENT_FOLLOWUPS_BYTES);

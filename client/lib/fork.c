@@ -31,8 +31,11 @@ static void unlock_all(void)
 static void drop(struct ucm_client *c)
 {
     struct client_handle *h;
+    struct ucm_window *w;
 
     c->forked = true;
+    TAILQ_FOREACH(w, &c->windows, node) /* the child has none of their mappings */
+        atomic_store(&w->maps.opened, 0);
     TAILQ_FOREACH(h, &c->handles, node)
         while (h->request.n_fds > 0)
             close(h->fds[--h->request.n_fds]);

@@ -249,6 +249,74 @@ bool client_rings_abandon(struct ucm_client *c);
 void client_rings_end(struct ucm_client *c); /* the daemon knows none of them any more */
 void client_rings_free(struct ucm_client *c);
 
+/* ---- windows: window.c, window_map.c ---- */
+
+struct client_mapping {
+    uint8_t *p;
+    size_t bytes;
+    uint32_t extent; /* UCM_PLACE_NONE: a table */
+    bool wanted;
+    uint64_t opened;
+};
+
+/* What an opening of a window says, checked. */
+struct client_geometry {
+    uint64_t extent_bytes, slot_bytes, part_bytes;
+    uint32_t extents, slots; /* slots of an extent */
+    uint64_t budget;
+};
+
+/* The daemon's memory as this process maps it. Readers take `lock` alone, so a call that holds it waits for nothing
+ * but their copies. Who changes it also holds the client's lock. */
+struct client_maps {
+    pthread_rwlock_t lock;
+    _Atomic uint64_t opened; /* whose places may be read; 0: none */
+    struct client_geometry geometry;
+    const _Atomic uint64_t *generations; /* in the table */
+    const uint8_t **extents;             /* geometry.extents; NULL: not mapped */
+    struct client_mapping *mappings;     /* n of room */
+    uint32_t n, room;
+};
+
+int client_maps_init(struct client_maps *m);
+void client_maps_free(struct client_maps *m); /* unmaps all */
+/* A new opening: maps the table. fd stays the caller's. 0 or -code with *e: what the daemon sent does not fit, or
+ * there is no memory. */
+int client_maps_open(struct client_maps *m, uint64_t opened, const struct client_geometry *g,
+                     int fd, struct ucm_error *e);
+/* Maps an extent of the present opening, which must not be mapped. */
+int client_maps_add(struct client_maps *m, uint32_t extent, int fd, struct ucm_error *e);
+bool client_maps_has(const struct client_maps *m, uint32_t extent);
+/* No place is worth anything any more. keep: the mappings stay until each is released; else they go now. */
+void client_maps_end(struct client_maps *m, bool keep);
+/* Unmaps an extent of the present opening. */
+void client_maps_remove(struct client_maps *m, uint32_t extent);
+void client_maps_want(struct client_maps *m, uint32_t extent);
+/* NULL: nothing is mapped there. */
+struct client_mapping *client_maps_find(struct client_maps *m, const void *address);
+void client_maps_unmap(struct client_maps *m, struct client_mapping *mapping);
+
+struct ucm_window {
+    struct ucm_client *client;
+    struct ucm_namespace *ns; /* referenced */
+    TAILQ_ENTRY(ucm_window) node;
+    unsigned refs; /* of the user, of threads that use it */
+    bool busy;     /* a thread opens it, pins or unpins: others wait for client->idle */
+    bool closed;   /* by the user */
+    uint32_t part, flags;
+    uint32_t id;       /* on the wire ... */
+    uint64_t attempts; /* ... of this connection; 0: the daemon does not know it */
+    uint64_t openings;
+    struct client_maps maps;
+};
+TAILQ_HEAD(client_windows, ucm_window);
+
+/* The connection broke. */
+void client_windows_end(struct ucm_client *c);
+void client_windows_free(struct ucm_client *c);
+/* The daemon wants extents back. */
+void client_window_revoke(struct ucm_client *c, const struct msg_window_revoke *m);
+
 /* ---- the client ---- */
 
 enum client_link {
@@ -332,6 +400,7 @@ struct ucm_client {
     struct client_chains chains;
     struct client_prefetchers prefetchers;
     struct client_staging_queue rings;
+    struct client_windows windows;
 
     struct client_lease *leases; /* n_leases, a power of two; NULL until the first one */
     uint32_t n_leases, next_lease;
@@ -415,8 +484,10 @@ int client_exchange_same(struct ucm_client *c, enum ucm_method method, const voi
                          int64_t deadline_ns);
 /* Gives up on an answer, and undoes what it brings if it comes later. -UCM_EDEADLINE. */
 int client_call_orphan(struct client_call *call, const struct client_request *q);
-/* method: CANCEL, RELEASE, REGION_UNREGISTER, RING_UNREGISTER or CHAIN_CLOSE. */
+/* method: CANCEL, RELEASE, REGION_UNREGISTER, RING_UNREGISTER, CHAIN_CLOSE or WINDOW_CLOSE. */
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id);
+/* window.release of one extent. */
+void client_followup_window(struct ucm_client *c, uint32_t window, uint32_t extent);
 void client_followup_flush(struct ucm_client *c);
 
 /* lookup.c: may a request have so many keys? *out is how they travel. */

@@ -118,22 +118,29 @@ static void garbage(struct ucm_client *c, const char *what)
     client_link_break(c, UCM_EPROTOCOL, text);
 }
 
+static bool is_named(const struct proto_envelope *env, const char *name)
+{
+    return env->method.n == strlen(name) && memcmp(env->method.p, name, env->method.n) == 0;
+}
+
 static void notification(struct ucm_client *c, struct proto_envelope *env)
 {
-    struct msg_progress m;
     struct ucm_error e;
+    union proto_any m;
 
     if (env->error.code) {
         c->farewell = env->error; /* the daemon will hang up for this reason */
-        return;
+    } else if (is_named(env, UCM_PROGRESS)) {
+        if (take(&proto_progress, env, &m, &e) != 0)
+            garbage(c, e.text);
+        else if (!client_call_progress(c, &m.progress))
+            garbage(c, "progress that fits no load");
+    } else if (is_named(env, UCM_WINDOW_REVOKE)) {
+        if (take(&proto_window_revoke, env, &m, &e) != 0)
+            garbage(c, e.text);
+        else
+            client_window_revoke(c, &m.window_revoke);
     }
-    if (env->method.n != sizeof UCM_PROGRESS - 1 ||
-        memcmp(env->method.p, UCM_PROGRESS, env->method.n) != 0)
-        return;
-    if (take(&proto_progress, env, &m, &e) != 0)
-        garbage(c, e.text);
-    else if (!client_call_progress(c, &m))
-        garbage(c, "progress that fits no load");
 }
 
 static void frame(struct ucm_client *c, const uint8_t *body, size_t n, bool with_fds)

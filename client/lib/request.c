@@ -110,6 +110,8 @@ static int undo_cb(struct client_call *call, const union proto_any *m)
         client_followup(c, UCM_METHOD_RING_UNREGISTER, (uint32_t)m->ring.ring);
     else if (call->method == UCM_METHOD_CHAIN_OPEN)
         client_followup(c, UCM_METHOD_CHAIN_CLOSE, (uint32_t)m->chain.chain);
+    else if (call->method == UCM_METHOD_WINDOW_OPEN)
+        client_followup(c, UCM_METHOD_WINDOW_CLOSE, (uint32_t)m->window_open_r.window);
     else if (m->lookup_r.lease != 0)
         client_followup(c, UCM_METHOD_RELEASE, (uint32_t)m->lookup_r.lease);
     return 0;
@@ -140,8 +142,9 @@ static bool orphan_new(const struct client_call *call)
 /* A lookup's lease and a chain run out by themselves; a registration would stay. */
 int client_call_orphan(struct client_call *call, const struct client_request *q)
 {
-    bool registers =
-        call->method == UCM_METHOD_REGION_REGISTER || call->method == UCM_METHOD_RING_REGISTER;
+    bool registers = call->method == UCM_METHOD_REGION_REGISTER ||
+                     call->method == UCM_METHOD_RING_REGISTER ||
+                     call->method == UCM_METHOD_WINDOW_OPEN;
     bool leases = call->method == UCM_METHOD_LOOKUP || call->method == UCM_METHOD_CHAIN_OPEN;
 
     client_call_unlink(call);
@@ -151,11 +154,28 @@ int client_call_orphan(struct client_call *call, const struct client_request *q)
                        q->name ? q->name : proto_method_name(q->method));
 }
 
-/* A cancel may be lost, and a lease or a chain runs out; a mapping would stay. */
+/* A cancel may be lost, and a lease or a chain runs out; a mapping or a window would stay. */
+static void followup_append(struct ucm_client *c, enum ucm_method method, const void *params)
+{
+    struct ucm_error e;
+
+    if (proto_request(&c->followups, client_msgid(c), method, proto_method_params(method), params,
+                      &e) != 0 &&
+        (method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER ||
+         method == UCM_METHOD_WINDOW_CLOSE || method == UCM_METHOD_WINDOW_RELEASE))
+        client_link_break(c, UCM_EDISCONNECTED, "ucmd does not read");
+}
+
+void client_followup_window(struct ucm_client *c, uint32_t window, uint32_t extent)
+{
+    if (c->link == LINK_UP)
+        followup_append(c, UCM_METHOD_WINDOW_RELEASE,
+                        &(struct msg_window_release){.window = window, .extents = {&extent, 1}});
+}
+
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
 {
     union proto_any params;
-    struct ucm_error e;
 
     if (c->link != LINK_UP)
         return;
@@ -172,13 +192,13 @@ void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
     case UCM_METHOD_CHAIN_CLOSE:
         params.chain.chain = id;
         break;
+    case UCM_METHOD_WINDOW_CLOSE:
+        params.window.window = id;
+        break;
     default:
         params.region.region = id;
     }
-    if (proto_request(&c->followups, client_msgid(c), method, proto_method_params(method), &params,
-                      &e) != 0 &&
-        (method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER))
-        client_link_break(c, UCM_EDISCONNECTED, "ucmd does not read");
+    followup_append(c, method, &params);
 }
 
 /* Runs on the way out of other calls, so it never blocks and leaves ucm_errmsg alone. What finds no

@@ -24,6 +24,7 @@ from .errors import Status, UcmError, check
 if TYPE_CHECKING:
     from .companion import Companion
     from .sparse import Chain
+    from .sparse.window import Window
 
 
 class BlockResult(enum.IntEnum):
@@ -301,6 +302,12 @@ class Namespace(_Handle):
     def encoded(self, encoding: str, **form: Any) -> "EncodedNamespace":
         """The namespace of these blocks in a smaller form: EncodedNamespace says what `form` may hold."""
         return EncodedNamespace(self, encoding, **form)
+
+    def window(self, part: int = 0, **options: Any) -> "Window":
+        """Memory in which this process reads pinned blocks by itself: ucmclient.sparse.Window."""
+        from .sparse.window import Window
+
+        return Window(self, part, **options)
 
     @property
     def fingerprint(self) -> bytes:

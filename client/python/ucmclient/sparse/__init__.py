@@ -16,6 +16,7 @@ from .digest import Digest, Digests, Shape, box, hash_ as hash, mean, stats, sub
 from .policy import Budget, Policy
 from .prefetch import Prefetch, Prefetched, Prefetcher, PrefetcherStats, Priority
 from .schedule import LayerMode, Schedule, Step
+from .window import Pinned, Window
 
 #: In a status of Appended: the block's digest is held.
 HAS_DIGEST = 4
@@ -31,6 +32,7 @@ __all__ = [
     "Digests",
     "LayerMode",
     "Mass",
+    "Pinned",
     "Policy",
     "Prefetch",
     "Prefetched",
@@ -43,6 +45,7 @@ __all__ = [
     "Shape",
     "Step",
     "TopK",
+    "Window",
     "box",
     "choose",
     "hash",

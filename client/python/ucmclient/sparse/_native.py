@@ -265,6 +265,57 @@ class PolicyBudget(Structure):
     ]
 
 
+class Place(Structure):
+    _fields_ = [
+        ("extent", c_uint32),
+        ("slot", c_uint32),
+        ("generation", c_uint64),
+        ("opened", c_uint64),
+    ]
+
+
+class WindowPin(Structure):
+    _fields_ = [
+        ("chain", c_void_p),
+        ("first", c_uint32),
+        ("n", c_uint32),
+        ("priority", c_uint32),
+        ("deadline_ms", c_uint32),
+        ("places", c_void_p),
+    ]
+
+
+class WindowPinned(Structure):
+    _fields_ = [
+        ("placed", c_uint32),
+        ("moved", c_uint32),
+        ("read", c_uint32),
+        ("missing", c_uint32),
+    ]
+
+
+class WindowMapping(Structure):
+    _fields_ = [
+        ("address", c_void_p),
+        ("bytes", c_uint64),
+        ("extent", c_uint32),
+        ("wanted", c_uint32),
+        ("opened", c_uint64),
+    ]
+
+
+class WindowInfo(Structure):
+    _fields_ = [
+        ("opened", c_uint64),
+        ("extent_bytes", c_uint64),
+        ("slot_bytes", c_uint64),
+        ("part_bytes", c_uint64),
+        ("extents", c_uint32),
+        ("mapped", c_uint32),
+        ("budget", c_uint64),
+    ]
+
+
 PROTOTYPES = {
     "ucm_sparse_digest_bytes": (c_int, [POINTER(Digest), POINTER(c_uint64)]),
     "ucm_sparse_digest_open": (c_int, [c_void_p, POINTER(Digest), c_int, c_int, POINTER(c_void_p)]),
@@ -308,6 +359,15 @@ PROTOTYPES = {
     "ucm_policy_choose": (c_int, [POINTER(Policy), c_uint32, c_uint32, POINTER(PolicyBudget), POINTER(Choose)]),
     "ucm_policy_budget_begin": (c_int, [POINTER(Policy), c_uint32, c_uint32, POINTER(PolicyBudget)]),
     "ucm_policy_budget_next": (c_int, [POINTER(Policy), c_uint32, c_float, POINTER(PolicyBudget)]),
+    "ucm_window_open": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_void_p)]),
+    "ucm_window_close": (None, [c_void_p]),
+    "ucm_window_pin": (c_int, [c_void_p, POINTER(WindowPin), c_int, POINTER(WindowPinned)]),
+    "ucm_window_unpin": (c_int, [c_void_p, c_void_p, c_uint32, c_uint32, c_int]),
+    "ucm_window_read": (c_int, [c_void_p, POINTER(Place), c_uint64, c_uint64, c_void_p]),
+    "ucm_window_address": (c_int, [c_void_p, POINTER(Place), POINTER(c_void_p), POINTER(c_void_p)]),
+    "ucm_window_mappings": (c_int, [c_void_p, POINTER(WindowMapping), c_uint32, POINTER(c_uint32)]),
+    "ucm_window_release": (c_int, [c_void_p, c_void_p]),
+    "ucm_window_info": (c_int, [c_void_p, POINTER(WindowInfo)]),
     "ucm_prefetcher_open": (c_int, [c_void_p, POINTER(PrefetcherOptions), POINTER(c_void_p)]),
     "ucm_prefetcher_close": (None, [c_void_p]),
     "ucm_prefetcher_submit": (c_int, [c_void_p, POINTER(PrefetchBlocks), c_int, POINTER(c_void_p)]),

@@ -1,0 +1,263 @@
+/* What a window maps, and reading from it. Nothing that the daemon says or writes leads a reader out of a mapping: each is checked
+ * before it is used, and every place against this process's own copy of the sizes. */
+#include "client/lib/internal.h"
+#include "proto/window.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+/* ---- mapping ---- */
+
+/* A file that shrinks under a mapping, or a huge page that is not there, kills the reader. */
+static int file_check(int fd, uint64_t bytes, struct ucm_error *e)
+{
+    struct statfs fs;
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
+
+    if (seals < 0 || !(seals & F_SEAL_SHRINK))
+        return ucm_error_set(e, UCM_EPROTOCOL,
+                             "ucmd's memory of a window is no memfd that is sealed against "
+                             "shrinking");
+    if (fstat(fd, &st) < 0 || st.st_size < 0 || (uint64_t)st.st_size != bytes)
+        return ucm_error_set(e, UCM_EPROTOCOL,
+                             "ucmd's memory of a window has %lld bytes, not the %llu that were "
+                             "told",
+                             (long long)st.st_size, (unsigned long long)bytes);
+    if (fstatfs(fd, &fs) < 0 || fs.f_type == HUGETLBFS_MAGIC)
+        return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's memory of a window is of hugetlbfs");
+    return 0;
+}
+
+static int mapping_add(struct client_maps *m, uint32_t extent, uint64_t opened, int fd,
+                       uint64_t bytes, struct ucm_error *e)
+{
+    void *p;
+    int r = file_check(fd, bytes, e);
+
+    if (r)
+        return r;
+    if (m->n == m->room) {
+        uint32_t room = m->room ? 2 * m->room : 16;
+        struct client_mapping *mappings = realloc(m->mappings, room * sizeof *mappings);
+
+        if (!mappings)
+            return ucm_error_set(e, UCM_ENOMEMORY, "no memory for a window");
+        m->mappings = mappings;
+        m->room = room;
+    }
+    p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        return ucm_error_set(e, UCM_ENOMEMORY, "can't map %llu bytes of a window: %s",
+                             (unsigned long long)bytes, strerror(errno));
+    /* A forked child would hold the memory after this process has died. */
+    if (madvise(p, bytes, MADV_DONTFORK) < 0) {
+        munmap(p, bytes);
+        return ucm_error_set(e, UCM_ENOMEMORY, "can't keep a window from children: %s",
+                             strerror(errno));
+    }
+    m->mappings[m->n++] =
+        (struct client_mapping){.p = p, .bytes = bytes, .extent = extent, .opened = opened};
+    return 0;
+}
+
+/* Of both lists; the caller holds the lock for writing. */
+static void mapping_drop(struct client_maps *m, struct client_mapping *mapping)
+{
+    if (mapping->extent != UCM_PLACE_NONE && m->extents &&
+        mapping->opened == atomic_load(&m->opened))
+        m->extents[mapping->extent] = NULL;
+    munmap(mapping->p, mapping->bytes);
+    *mapping = m->mappings[--m->n];
+}
+
+/* ---- the life of an opening ---- */
+
+int client_maps_init(struct client_maps *m)
+{
+    return pthread_rwlock_init(&m->lock, NULL) ? client_fail(UCM_ENOMEMORY, "no memory for a lock")
+                                               : 0;
+}
+
+void client_maps_free(struct client_maps *m)
+{
+    client_maps_end(m, false);
+    free(m->mappings);
+    pthread_rwlock_destroy(&m->lock);
+}
+
+void client_maps_end(struct client_maps *m, bool keep)
+{
+    pthread_rwlock_wrlock(&m->lock);
+    atomic_store(&m->opened, 0);
+    for (uint32_t i = 0; keep && i < m->n; i++)
+        m->mappings[i].wanted = true;
+    while (!keep && m->n > 0)
+        mapping_drop(m, &m->mappings[m->n - 1]);
+    free(m->extents);
+    m->extents = NULL;
+    m->generations = NULL;
+    pthread_rwlock_unlock(&m->lock);
+}
+
+static int header_check(const uint8_t *table, const struct client_geometry *g, struct ucm_error *e)
+{
+    struct ucm_window_header h;
+
+    memcpy(&h, table, sizeof h); /* it may change; the copy does not */
+    if (memcmp(h.magic, UCM_WINDOW_MAGIC, sizeof h.magic) != 0 || h.version != UCM_WINDOW_VERSION)
+        return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's table of a window is of another format");
+    if (h.slot_align != UCM_WINDOW_ALIGN || h.extent_bytes != g->extent_bytes ||
+        h.extents != g->extents || h.slots_per_extent != g->extent_bytes / UCM_WINDOW_ALIGN)
+        return ucm_error_set(e, UCM_EPROTOCOL,
+                             "ucmd's table of a window has other sizes than its answer");
+    return 0;
+}
+
+int client_maps_open(struct client_maps *m, uint64_t opened, const struct client_geometry *g,
+                     int fd, struct ucm_error *e)
+{
+    uint64_t bytes =
+        ucm_window_table_bytes(g->extents, (uint32_t)(g->extent_bytes / UCM_WINDOW_ALIGN));
+    const uint8_t *table;
+    int r;
+
+    pthread_rwlock_wrlock(&m->lock);
+    m->extents = calloc(g->extents, sizeof *m->extents);
+    r = m->extents ? mapping_add(m, UCM_PLACE_NONE, opened, fd, bytes, e)
+                   : ucm_error_set(e, UCM_ENOMEMORY, "no memory for a window");
+    if (r == 0) {
+        table = m->mappings[m->n - 1].p;
+        r = header_check(table, g, e);
+        if (r)
+            mapping_drop(m, &m->mappings[m->n - 1]);
+    }
+    if (r == 0) {
+        m->geometry = *g;
+        m->generations = (const _Atomic uint64_t *)(table + UCM_WINDOW_HEADER_BYTES);
+        atomic_store(&m->opened, opened);
+    } else {
+        free(m->extents);
+        m->extents = NULL;
+    }
+    pthread_rwlock_unlock(&m->lock);
+    return r;
+}
+
+int client_maps_add(struct client_maps *m, uint32_t extent, int fd, struct ucm_error *e)
+{
+    int r;
+
+    pthread_rwlock_wrlock(&m->lock);
+    r = mapping_add(m, extent, atomic_load(&m->opened), fd, m->geometry.extent_bytes, e);
+    if (r == 0)
+        m->extents[extent] = m->mappings[m->n - 1].p;
+    pthread_rwlock_unlock(&m->lock);
+    return r;
+}
+
+bool client_maps_has(const struct client_maps *m, uint32_t extent)
+{
+    return m->extents && extent < m->geometry.extents && m->extents[extent];
+}
+
+static struct client_mapping *mapping_of(struct client_maps *m, uint32_t extent)
+{
+    return client_maps_has(m, extent) ? client_maps_find(m, m->extents[extent]) : NULL;
+}
+
+void client_maps_want(struct client_maps *m, uint32_t extent)
+{
+    mapping_of(m, extent)->wanted = true;
+}
+
+void client_maps_remove(struct client_maps *m, uint32_t extent)
+{
+    client_maps_unmap(m, mapping_of(m, extent));
+}
+
+struct client_mapping *client_maps_find(struct client_maps *m, const void *address)
+{
+    for (uint32_t i = 0; i < m->n; i++)
+        if (m->mappings[i].p == address)
+            return &m->mappings[i];
+    return NULL;
+}
+
+void client_maps_unmap(struct client_maps *m, struct client_mapping *mapping)
+{
+    pthread_rwlock_wrlock(&m->lock);
+    mapping_drop(m, mapping);
+    pthread_rwlock_unlock(&m->lock);
+}
+
+/* ---- reading ---- */
+
+/* The caller holds the lock. False: a miss. */
+static bool place_find(const struct client_maps *m, const struct ucm_place *place,
+                       const uint8_t **p, const _Atomic uint64_t **generation)
+{
+    const struct client_geometry *g = &m->geometry;
+    uint64_t opened = atomic_load(&m->opened);
+
+    if (opened == 0 || place->opened != opened || place->extent >= g->extents ||
+        place->slot >= g->slots || !m->extents[place->extent])
+        return false;
+    *p = m->extents[place->extent] + place->slot * g->slot_bytes;
+    *generation =
+        &m->generations[place->extent * (g->extent_bytes / UCM_WINDOW_ALIGN) + place->slot];
+    return true;
+}
+
+int ucm_window_read(struct ucm_window *w, const struct ucm_place *place, uint64_t offset,
+                    uint64_t bytes, void *out)
+{
+    const _Atomic uint64_t *generation;
+    const uint8_t *p;
+    int r = UCM_WINDOW_MISS;
+
+    if (!w || !place || !out)
+        return client_fail(UCM_EINVALID, "window, place or out is NULL");
+    pthread_rwlock_rdlock(&w->maps.lock);
+    if (place_find(&w->maps, place, &p, &generation)) {
+        if (offset > w->maps.geometry.part_bytes || bytes > w->maps.geometry.part_bytes - offset) {
+            r = -UCM_EINVALID;
+        } else if (ucm_window_begin(generation, place->generation)) {
+            memcpy(out, p + offset, bytes);
+            r = ucm_window_end(generation, place->generation) ? 0 : UCM_WINDOW_MISS;
+        }
+    }
+    pthread_rwlock_unlock(&w->maps.lock);
+    return r == -UCM_EINVALID
+               ? client_fail(UCM_EINVALID, "bytes %llu to %llu are beyond the block",
+                             (unsigned long long)offset, (unsigned long long)(offset + bytes))
+               : r;
+}
+
+int ucm_window_address(struct ucm_window *w, const struct ucm_place *place, const void **address,
+                       const uint64_t **generation)
+{
+    const _Atomic uint64_t *g;
+    const uint8_t *p;
+    bool found;
+
+    if (!w || !place || !address || !generation)
+        return client_fail(UCM_EINVALID, "window, place, address or generation is NULL");
+    if (!(w->flags & UCM_WINDOW_ADDRESSES))
+        return client_fail(UCM_EINVALID, "the window was opened without UCM_WINDOW_ADDRESSES: the "
+                                         "library may unmap it at any time");
+    pthread_rwlock_rdlock(&w->maps.lock);
+    found = place_find(&w->maps, place, &p, &g);
+    pthread_rwlock_unlock(&w->maps.lock);
+    if (!found)
+        return UCM_WINDOW_MISS;
+    *address = p;
+    *generation = (const uint64_t *)g;
+    return 0;
+}

@@ -1,0 +1,149 @@
+"""Windows: memory of the daemon in which this process reads pinned blocks by itself."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from ctypes import byref, c_uint32, c_void_p
+from dataclasses import dataclass
+from typing import Optional, Union
+
+from .._native import lib
+from ..client import Namespace, _Handle, _timeout
+from ..errors import check
+from . import _native as native
+from .chain import Chain
+
+MISS = 1
+NO_PLACE = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """places: one for each block, for Window.read; those of blocks that are not in the window have no place. The counts
+    are of this call: blocks with a place, copied within DRAM, read from below, and not cached any more."""
+
+    places: "ctypes.Array[native.Place]"
+    placed: int
+    moved: int
+    read: int
+    missing: int
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, block: int) -> Optional[native.Place]:
+        """None: the block is not in the window."""
+        place = self.places[block]
+        return None if place.extent == NO_PLACE else place
+
+    def __iter__(self) -> Iterator[Optional[native.Place]]:
+        return (self[i] for i in range(len(self)))
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Memory of the window: an extent, or the table of generations (extent None). wanted: Window.release it."""
+
+    address: int
+    bytes: int
+    extent: Optional[int]
+    wanted: bool
+    opened: int
+
+
+class Window(_Handle):
+    """The window of one part of a namespace: pins blocks of its chains, and reads them without a message.
+
+    addresses: for kernels, which read by address(); then mappings stay until release(). ucmclient_sparse.h says what
+    must be kept in mind."""
+
+    _free = lib.ucm_window_close
+
+    def __init__(self, ns: Namespace, part: int = 0, *, addresses: bool = False, timeout: Optional[float] = None):
+        super().__init__(ns.client)
+        out = c_void_p()
+        check(lib.ucm_window_open(ns.handle, part, int(addresses), _timeout(timeout), byref(out)))
+        self.ns = ns
+        self._handle = out.value
+
+    def _info(self) -> native.WindowInfo:
+        info = native.WindowInfo()
+        check(lib.ucm_window_info(self.handle, byref(info)))
+        return info
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block's part."""
+        return self._info().part_bytes
+
+    @property
+    def budget(self) -> int:
+        """The daemon's window.size when the window was opened, for all tenants."""
+        return self._info().budget
+
+    @property
+    def opened(self) -> int:
+        """Counts openings: a reconnect makes another one, and ends all places. 0: it is not open now."""
+        return self._info().opened
+
+    def pin(
+        self,
+        chain: Chain,
+        first: int = 0,
+        n: Optional[int] = None,
+        *,
+        priority: int = 0,
+        deadline: float = 0.0,
+        timeout: Optional[float] = None,
+    ) -> Pinned:
+        """Brings n blocks of the chain into the window and keeps them there; n None: all from `first` on."""
+        count = len(chain) - first if n is None else n
+        places = (native.Place * max(count, 0))()
+        pin = native.WindowPin(
+            chain.handle, first, max(count, 0), priority, _timeout(deadline), ctypes.addressof(places)
+        )
+        result = native.WindowPinned()
+        check(lib.ucm_window_pin(self.handle, byref(pin), _timeout(timeout), byref(result)))
+        return Pinned(places, result.placed, result.moved, result.read, result.missing)
+
+    def unpin(
+        self, chain: Chain, first: int = 0, n: Optional[int] = None, *, timeout: Optional[float] = None
+    ) -> None:
+        """n None: all blocks from `first` on."""
+        count = NO_PLACE if n is None else n
+        check(lib.ucm_window_unpin(self.handle, chain.handle, first, count, _timeout(timeout)))
+
+    def read(
+        self, place: Optional[native.Place], offset: int = 0, size: Optional[int] = None
+    ) -> Union[bytearray, None]:
+        """The block's bytes, `size` of them from `offset` on; None: they are not there any more, a miss."""
+        if place is None:
+            return None
+        out = bytearray(self.block_bytes - offset if size is None else size)
+        view = (ctypes.c_char * len(out)).from_buffer(out)
+        rc = check(lib.ucm_window_read(self.handle, byref(place), offset, len(out), view))
+        return None if rc == MISS else out
+
+    def address(self, place: native.Place) -> Optional[tuple[int, int]]:
+        """Where the block's bytes and its generation lie, for a kernel; None: a miss."""
+        where, generation = c_void_p(), c_void_p()
+        rc = check(lib.ucm_window_address(self.handle, byref(place), byref(where), byref(generation)))
+        return None if rc == MISS else (where.value or 0, generation.value or 0)
+
+    def mappings(self) -> list[Mapping]:
+        room, n = 16, c_uint32()
+        while True:
+            out = (native.WindowMapping * room)()
+            check(lib.ucm_window_mappings(self.handle, out, room, byref(n)))
+            if n.value <= room:
+                break
+            room = n.value
+        return [
+            Mapping(m.address, m.bytes, None if m.extent == NO_PLACE else m.extent, bool(m.wanted), m.opened)
+            for m in out[: n.value]
+        ]
+
+    def release(self, mapping: Mapping) -> None:
+        """Unmaps it: no kernel reads from it any more."""
+        check(lib.ucm_window_release(self.handle, mapping.address))
