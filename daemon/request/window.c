@@ -448,7 +448,8 @@ int method_window_open(struct call *call)
         return -call->error.code;
     if (conn_fds_room(call->s->conn) == 0)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY, "read the answers before this one");
-    t = tenant_ref(rq, call->s->peer.tenant, &rc);
+    rc = -EOPNOTSUPP;
+    t = arena_window_budget(rq->rooms.arena) > 0 ? tenant_ref(rq, call->s->peer.tenant, &rc) : NULL;
     if (!t)
         return open_refused(call, rc);
     fd = fcntl(arena_group_table(t->group, &header), F_DUPFD_CLOEXEC, 0);

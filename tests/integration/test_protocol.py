@@ -249,7 +249,10 @@ class Requests(Case):
             "fetch": {"region": Pool(client, ns, 4096, 1).number, "chain": chain, "items": u32(0, 1, 0)},
             "chain.append": {"chain": chain, "keys": keys(1)}, "chain.prefetch": {"chain": chain, "index": u32(0)},
             "select": {"chains": [chain], "shards": [1], "q": bytes(128), "q_dtype": 1, "q_heads": 1},
-            "chain.close": {"chain": chain}}
+            "chain.close": {"chain": chain},
+            "window.open": {"ns": ns}, "window.pin": {"window": 1, "chain": chain, "n": 1},
+            "window.unpin": {"window": 1, "chain": chain, "n": 1}, "window.release": {"window": 1, "extents": [0]},
+            "window.close": {"window": 1}}
 
     def wrong(self, params, table):
         """Params with one field each that breaks its row of the page's table."""
@@ -274,7 +277,9 @@ class Requests(Case):
         client, fd, good = self.good()
         self.assertEqual(sorted(good), sorted(PAGE.methods))
         lacking = {"ring.register": DEVICE, "ring.unregister": NOT_FOUND, "share.collect": UNSUPPORTED,
-                   "config.reload": UNSUPPORTED}  # GPU, share, file
+                   "config.reload": UNSUPPORTED,  # GPU, share, file
+                   "window.open": UNSUPPORTED, "window.pin": NOT_FOUND, "window.unpin": NOT_FOUND,
+                   "window.release": NOT_FOUND, "window.close": NOT_FOUND}  # window.size
         for method, params in good.items():
             fds = [fd] if method in ("region.register", "ring.register") else []
             wrongs = list(self.wrong(params, PAGE.tables[method, "param"]))
