@@ -209,6 +209,23 @@ check-residency: ## how often a pool of slots on the GPU misses, on the same mod
 	for table in policies pools choices ahead; do \
 	    $(SPARSE_VENV)/bin/python -B tests/sparse/residency.py $$table $O/choices/$(or $(SIZE),short) || exit 1; done
 
+# $(call decode_study,MODEL,NAME): what policies keep of a model's answers.
+define decode_study
+	@mkdir -p $O/sparse-decode/$(2)
+	PYTHONPATH=tests/models:client/python UCMCLIENT_LIB=$(abspath $O)/$(SO) \
+	    $(SPARSE_VENV)/bin/python -B tests/sparse/check_sparse_decode.py $(1) $O/sparse-decode/$(2) $(or $(SIZE),short)
+	$(SPARSE_VENV)/bin/python -B tests/sparse/report_sparse_decode.py $O/sparse-decode/$(2)/results.json $O/sparse-decode/$(2)
+endef
+
+check-sparse-decode: ## what policies of sparse decoding keep of that model's answers (SIZE=full: the tables of docs/sparse.md)
+	+@$(SUBMAKE) $O/$(SO)
+	tests/setup/smollm2.sh $(SPARSE_VENV)
+	$(call decode_study,$(SMOLLM2),smollm2-$(or $(SIZE),short))
+
+check-sparse-decode-trained: $(TRAINED)/shape.json ## the same of a decoder that is trained here (SIZE=full: on a GPU, for 32k of context)
+	+@$(SUBMAKE) $O/$(SO)
+	$(call decode_study,$(TRAINED),trained-$(or $(SIZE),short))
+
 check-encodings: ## what encodings lose on the same model (SIZE=full: the tables of docs/encodings.md)
 	tests/setup/smollm2.sh $(SPARSE_VENV)
 	$(call study,encoding,check_encodings.py,$(SMOLLM2),$(or $(SIZE),short))
@@ -568,7 +585,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-residency check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
+.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

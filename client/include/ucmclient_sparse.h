@@ -472,6 +472,7 @@ struct ucm_policy {
     /* The choice, as struct ucm_sparse_choose. */
     uint32_t choice; /* enum ucm_sparse_choice */
     uint32_t topk_tokens, min_blocks, limit;
+    uint32_t min_tokens; /* as min_blocks; the larger one counts */
     double sparse_ratio, eps;
     uint32_t microbatch;                      /* psa, estimated, certified: blocks a round */
     uint32_t init_window_sz, local_window_sz; /* blocks */
@@ -519,7 +520,8 @@ UCM_API int ucm_policy_schedule(const struct ucm_policy *policy, const char *mod
 /* Of one request and layer, kept from step to step. */
 struct ucm_policy_budget {
     uint32_t blocks;
-    uint32_t calm; /* steps in a row that covered the goal */
+    uint32_t calm;  /* steps in a row that covered the goal */
+    uint32_t least; /* of blocks */
 };
 /* A request's budget when it begins; blocks: its complete ones. */
 UCM_API int ucm_policy_budget_begin(const struct ucm_policy *policy, uint32_t block_tokens,

@@ -358,6 +358,8 @@ static struct word cut(const char **text, char until)
 /* One pass over "key=value,...": the first sets `digest` only, for the others' defaults depend on it. */
 static int read_keys(struct ucm_policy *p, const char *text, bool digest)
 {
+    bool ratio = false, tokens = false;
+
     while (*text != '\0') {
         struct word pair = cut(&text, ','), name = {pair.p, 0}, value;
         const char *equals = memchr(pair.p, '=', pair.n);
@@ -381,7 +383,15 @@ static int read_keys(struct ucm_policy *p, const char *text, bool digest)
             return r;
         if (digest)
             policy_digest_defaults(p);
+        if (k->at == offsetof(struct ucm_policy, sparse_ratio))
+            ratio = true;
+        if (k->at == offsetof(struct ucm_policy, topk_tokens))
+            tokens = p->topk_tokens > 0;
     }
+    if (ratio && tokens)
+        return client_fail(UCM_EINVALID, "topk_tokens counts in place of sparse_ratio: give one");
+    if (ratio)
+        p->topk_tokens = 0; /* of the preset */
     return 0;
 }
 
@@ -411,7 +421,7 @@ static int apply(struct ucm_policy *p, const char *keys)
 /* The tables are right, which tests/unit/test_client_policy.c checks; so nothing is refused here. */
 static void preset_policy(const struct policy_preset *preset, struct ucm_policy *out)
 {
-    *out = (struct ucm_policy){.preset = ""};
+    memset(out, 0, sizeof *out);
     for (uint32_t i = 0; i < policy_n_keys; i++)
         (void)set_value(out, &policy_keys[i], word_of(policy_keys[i].value));
     policy_digest_defaults(out);
@@ -479,6 +489,8 @@ int ucm_policy_text(const struct ucm_policy *policy, char *text, size_t room)
         policy_digest_defaults(&base);
         put(text, room, &at, find_key(word_of("digest")), policy);
     }
+    if (policy->sparse_ratio != base.sparse_ratio)
+        base.topk_tokens = 0;
     for (uint32_t i = 0; i < policy_n_keys; i++)
         if (!same_value(&policy_keys[i], policy, &base) && has_effect(policy, &policy_keys[i]))
             put(text, room, &at, &policy_keys[i], policy);

@@ -8,8 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-_Static_assert(sizeof(struct ucm_policy_budget) == sizeof(struct ucm_budget), "one struct");
-
 /* The slowest pairs have the highest numbers. */
 static uint32_t keep_pairs(uint32_t pairs, double share, uint8_t keep[64])
 {
@@ -126,7 +124,14 @@ int ucm_policy_schedule(const struct ucm_policy *policy, const char *model, uint
     return 0;
 }
 
-static struct ucm_budget_rule budget_rule(const struct ucm_policy *p)
+static uint32_t larger(uint32_t blocks, uint32_t tokens, uint32_t block_tokens)
+{
+    uint32_t other = tokens / block_tokens + (tokens % block_tokens > 0);
+
+    return blocks > other ? blocks : other;
+}
+
+static struct ucm_budget_rule budget_rule(const struct ucm_policy *p, uint32_t least)
 {
     return (struct ucm_budget_rule){
         .goal = (float)p->goal,
@@ -134,7 +139,7 @@ static struct ucm_budget_rule budget_rule(const struct ucm_policy *p)
         .shrink = (uint32_t)lround(p->shrink * UCM_BUDGET_UNIT),
         .patience = p->patience,
         .first = p->budget_tokens,
-        .least = p->min_blocks,
+        .least = least,
     };
 }
 
@@ -162,9 +167,9 @@ int ucm_policy_budget_begin(const struct ucm_policy *policy, uint32_t block_toke
         return r;
     if (block_tokens < 1 || block_tokens > 1024)
         return client_fail(UCM_EINVALID, "block_tokens is %u; 1 to 1024 are allowed", block_tokens);
-    rule = budget_rule(policy);
+    rule = budget_rule(policy, larger(policy->min_blocks, policy->min_tokens, block_tokens));
     ucm_budget_begin(&b, &rule, block_tokens, blocks);
-    *budget = (struct ucm_policy_budget){b.blocks, b.calm};
+    *budget = (struct ucm_policy_budget){b.blocks, b.calm, rule.least};
     return 0;
 }
 
@@ -177,18 +182,12 @@ int ucm_policy_budget_next(const struct ucm_policy *policy, uint32_t blocks, flo
 
     if (r)
         return r;
-    rule = budget_rule(policy);
+    rule = budget_rule(policy, budget->least);
     b = (struct ucm_budget){budget->blocks, budget->calm};
     ucm_budget_next(&b, &rule, blocks, share);
-    *budget = (struct ucm_policy_budget){b.blocks, b.calm};
+    budget->blocks = b.blocks;
+    budget->calm = b.calm;
     return 0;
-}
-
-static uint32_t window(uint32_t blocks, uint32_t tokens, uint32_t block_tokens)
-{
-    uint32_t other = tokens / block_tokens + (tokens % block_tokens > 0);
-
-    return blocks > other ? blocks : other;
 }
 
 int ucm_policy_choose(const struct ucm_policy *policy, uint32_t block_tokens, uint32_t blocks,
@@ -213,10 +212,10 @@ int ucm_policy_choose(const struct ucm_policy *policy, uint32_t block_tokens, ui
     c = (struct ucm_sparse_choose){
         .policy = policy->choice == UCM_SPARSE_CHOICE_MASS ? UCM_SPARSE_MASS : UCM_SPARSE_TOPK,
         .topk_tokens = policy->topk_tokens,
-        .min_blocks = policy->min_blocks,
-        .init_window_sz = window(policy->init_window_sz, policy->init_window_tokens, block_tokens),
+        .min_blocks = larger(policy->min_blocks, policy->min_tokens, block_tokens),
+        .init_window_sz = larger(policy->init_window_sz, policy->init_window_tokens, block_tokens),
         .local_window_sz =
-            window(policy->local_window_sz, policy->local_window_tokens, block_tokens),
+            larger(policy->local_window_sz, policy->local_window_tokens, block_tokens),
         .limit = policy->limit,
         .sparse_ratio = policy->sparse_ratio,
         .eps = policy->eps,

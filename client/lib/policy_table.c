@@ -38,8 +38,8 @@ static const char *const evictions[] = {"clock", "hybrid", NULL};
     }
 
 const struct policy_key policy_keys[] = {
-    /* `tokens` of 4 with rest and softmax: the most mass for its bytes (docs/retrieval.md, In short), and an
-     * estimate of it besides. */
+    /* `tokens` with rest and softmax cover the most mass for their bytes (docs/retrieval.md, In short), and estimate
+     * it; 8 of them find what 4 lose (docs/sparse.md, Quality). */
     NAME(digest, "tokens", digests, "what stands for a block; sets the method's usual parameters"),
     NAME(kind, "mean", kinds, "which mean", .digests = DIGEST(MEAN)),
     COUNT(run, "4", 1, 1024, "tokens of a mean", .digests = DIGEST(SUBMEAN)),
@@ -50,7 +50,7 @@ const struct policy_key policy_keys[] = {
           .digests = DIGEST(HASH)),
     {"seed", "0", "of the hash's rotation", .type = POLICY_SEED, .at = AT(seed),
      .digests = DIGEST(HASH)},
-    COUNT(chosen, "4", 1, 32, "tokens that stand for the block", .digests = DIGEST(TOKENS)),
+    COUNT(chosen, "8", 1, 32, "tokens that stand for the block", .digests = DIGEST(TOKENS)),
     COUNT(rest, "1", 0, 1, "1: the mean of the others, too", .digests = DIGEST(TOKENS)),
     NAME(metric, "dot", metrics, "product, or minus the squared distance"),
     NAME(reduce, "softmax", reduces, "over the query heads of a KV head"),
@@ -61,6 +61,7 @@ const struct policy_key policy_keys[] = {
     /* ESA's four (seed 001, 5.1). */
     REAL(sparse_ratio, "0.3", 1, "of the blocks", .choices = CHOICE(TOPK)),
     COUNT(min_blocks, "4", 0, BLOCKS, "at least so many are attended"),
+    COUNT(min_tokens, "0", 0, TOKENS, "the same in tokens; the larger counts"),
     COUNT(init_window_sz, "1", 0, BLOCKS, "first blocks that are always attended"),
     COUNT(local_window_sz, "2", 0, BLOCKS, "last ones"),
     COUNT(init_window_tokens, "0", 0, TOKENS, "the same in tokens; the larger counts"),
@@ -96,9 +97,9 @@ const uint32_t policy_n_keys = sizeof(policy_keys) / sizeof(policy_keys[0]);
 
 const struct policy_preset policy_presets[] = {
     {"auto", "top k whose budget begins by the length and follows, by layer, what steps cover",
-     "goal=0.95"},
-    {"topk", "top k of an eighth, in the best order there is without exact attention",
-     "sparse_ratio=0.125"},
+     "goal=0.5,min_tokens=1024"},
+    {"topk", "2,048 tokens, in the best order there is without exact attention",
+     "topk_tokens=2048"},
     {"psa-estimated",
      "PSA's rounds until the attended weight is eps of that and the estimate of what is left",
      "choice=estimated"},
@@ -142,7 +143,7 @@ void policy_digest_defaults(struct ucm_policy *p)
     if (p->digest == UCM_SPARSE_HASH)
         p->bits = 128;
     if (p->digest == UCM_SPARSE_TOKENS) {
-        p->chosen = 4;
+        p->chosen = 8;
         p->rest = UCM_SPARSE_REST_MEAN;
     }
 }

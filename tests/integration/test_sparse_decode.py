@@ -28,8 +28,8 @@ from ucmclient import sparse  # noqa: E402
 
 PROMPT, STEPS, BLOCK = 451, 40, 16
 # At every length, and so that a step's choice is its own.
-NOW = "dense_below=0,retrieval_stride=1,lag=0"
-PRESETS = ["auto", "topk", "psa-estimated", "psa-certified", "psa", "esa", "gsa", "gsa-device", "kvstar", "kvstar-corrected"]
+NOW = "dense_below=0,retrieval_stride=1,lag=0,min_tokens=0"
+PRESETS = ["auto", "topk:sparse_ratio=0.3", "psa-estimated", "psa-certified", "psa", "esa", "gsa", "gsa-device", "kvstar", "kvstar-corrected"]
 
 
 class Small(Model):
@@ -55,8 +55,12 @@ def config(text, **more):
     return sd.Config(text, sparse.Policy(text), **more)
 
 
+def and_keys(preset, keys):
+    return preset + ("," if ":" in preset else ":") + keys
+
+
 def now(preset):
-    return config(f"{preset}:{NOW}")
+    return config(and_keys(preset, NOW))
 
 
 class SparseDecode(unittest.TestCase):
@@ -116,7 +120,7 @@ class SparseDecode(unittest.TestCase):
 
     def test_one_by_one_is_side_by_side(self):
         for preset in PRESETS + ["topk:retrieval_stride=3,lag=2", "kvstar:retrieval_stride=3,rows=5"]:
-            how = config(preset + (":" if ":" not in preset else ",") + "dense_below=0")
+            how = config(and_keys(preset, "dense_below=0,min_tokens=0"))
             beside, alone = sd.Attended(), sd.Attended()
             expected = self.run_ids(how, beside)
             request = self.prefix.fork()
@@ -126,7 +130,7 @@ class SparseDecode(unittest.TestCase):
             self.assertEqual(alone.of, beside.of)
 
     def test_generated_tokens_count(self):
-        request, how = self.prefix.fork(), now("topk")
+        request, how = self.prefix.fork(), config(f"topk:{NOW},sparse_ratio=0.3")
         out = sd.generate(request, how, self.ids[PROMPT], 70)
         self.assertEqual(len(out), 70)
         self.assertEqual(request.tokens, PROMPT + 70)
@@ -140,7 +144,7 @@ class SparseDecode(unittest.TestCase):
         shape = sparse.Shape("f32", tokens=BLOCK, kv_heads=2, head_dim=32)
         n = PROMPT // BLOCK
         for preset in PRESETS:
-            request, how = self.prefix.fork(), config(f"{preset}:{NOW}")
+            request, how = self.prefix.fork(), now(preset)
             policy = how.policy
             if policy.choice != "topk":
                 continue
@@ -166,7 +170,7 @@ class SparseDecode(unittest.TestCase):
         for goal in ("0.5", "0.9", "0.99"):
             attended = sd.Attended()
             request = self.prefix.fork()
-            sd.run(request, config(f"auto:dense_below=0,goal={goal},budget_tokens=2000"), self.ids[PROMPT:], attended)
+            sd.run(request, config(f"auto:dense_below=0,goal={goal},min_tokens=0,budget_tokens=2000"), self.ids[PROMPT:], attended)
             seen[goal] = attended.tokens / attended.of
             for layer in request.layers:
                 self.assertLessEqual(layer.budget.blocks, (PROMPT + STEPS) // BLOCK)

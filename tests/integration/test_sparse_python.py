@@ -362,7 +362,7 @@ class Policies(Case):
         self.assertEqual(policy.choose(16, 100), sparse.Mass(eps=0.9))
 
     def test_budgets(self):
-        policy = sparse.Policy("auto:budget_tokens=4096,grow=0.25")
+        policy = sparse.Policy("auto:budget_tokens=4096,grow=0.25,min_tokens=0")
         budget = policy.budget(16, 2048)
         self.assertEqual(budget.blocks, 128)
         self.assertEqual(policy.choose(16, 2048, budget).topk_tokens, 2048)

@@ -37,13 +37,26 @@ class Request:
         self.K, self.V = ([np.ascontiguousarray(x[:, :begin]) for x in some] for some in (K, V))
         self.digests = [{} for _ in range(model.layers)]
         self.layers = [Layer() for _ in range(model.layers)]
+        self.room = [None] * model.layers  # of each layer, (K, V) with places for tokens to come
+
+    def append(self, layer, k, v):
+        """k, v: [T, G, d]"""
+        n, end = self.K[layer].shape[1], self.K[layer].shape[1] + len(k)
+        if self.room[layer] is None or end > self.room[layer][0].shape[1]:
+            G, _, d = self.K[layer].shape
+            self.room[layer] = tuple(np.empty((G, end + 256, d), f32) for _ in range(2))
+            for room, old in zip(self.room[layer], (self.K[layer], self.V[layer])):
+                room[:, :n] = old
+        for room, new in zip(self.room[layer], (k, v)):
+            room[:, n:end] = new.swapaxes(0, 1)
+        self.K[layer], self.V[layer] = (room[:, :end] for room in self.room[layer])
 
     def fork(self):
         """The same prefix for another decode; digests of its blocks are shared, as the daemon shares them."""
         assert self.steps == 0
         out = Request.__new__(Request)
         out.__dict__.update(self.__dict__, parent=self, K=list(self.K), V=list(self.V), digests=[{} for _ in self.digests],
-                            layers=[Layer() for _ in self.layers])
+                            layers=[Layer() for _ in self.layers], room=[None] * len(self.layers))
         return out
 
     def digest(self, layer, spec, complete):
@@ -103,10 +116,24 @@ def distances(look, spec):
     return x.reshape(x.shape[:-1] + (n, count)).max(-1)
 
 
+def log_masses(look, spec):
+    """As scorers.raw of `tokens` with rest; a block's vectors are apart, so that sums over them run along the blocks."""
+    k = look.digests["k"]
+    n, G, count, width = k.shape
+    x = scorers.exact(look.model, look.q, np.moveaxis(k, 2, 0).reshape(count * n, G, width))
+    x = x.reshape(x.shape[:-1] + (count, n))
+    x[..., -1, :] += f32(np.log(spec.tokens - spec.stand_ins))
+    top = x.max(-2)
+    x -= top[..., None, :]
+    return np.log(np.exp(x, out=x).sum(-2)) + top
+
+
 def raw_scores(request, layer, q, policy, complete):
     spec = spec_of(policy, request.model, request.block)
     look = Look(request.model, q, request.digest(layer, spec, complete))
-    return distances(look, spec) if policy.score.metric == "l2" else scorers.raw(look, spec)
+    if policy.score.metric == "l2":
+        return distances(look, spec)
+    return log_masses(look, spec) if spec.rest else scorers.raw(look, spec)
 
 
 def reduced(raw, policy, valid, state):
@@ -150,7 +177,11 @@ def fixed(policy, n, block):
     """Blocks of top k, of n complete ones each."""
     c = policy
     k = -(-c.topk_tokens // block) if c.topk_tokens else np.floor(n * c.sparse_ratio).astype(np.int64)
-    return bounded(policy, np.maximum(k, c.min_blocks), n)
+    return bounded(policy, np.maximum(k, least(policy, block)), n)
+
+
+def least(policy, block):
+    return max(policy.min_blocks, -(-policy.min_tokens // block))
 
 
 def bounded(policy, k, n):
@@ -195,24 +226,23 @@ class Covered:
         return x.min(1) if self.share == "least" else x.mean(1)
 
 
-def rounds(policy, shares, windows, n):
+def rounds(policy, shares, windows, n, block):
     """Blocks attended when a round ends with eps covered: windows, then `microbatch` a round."""
     m, most = policy.microbatch, shares.shape[-1] - 1
     i = np.arange(most + 1)
     ends = (i >= windows[:, None]) & ((i - windows[:, None]) % m == 0) | (i >= n[:, None])
     enough = (shares >= policy.eps) & ends | (i >= n[:, None])
-    return bounded(policy, np.maximum(enough.argmax(-1), policy.min_blocks), n)
+    return bounded(policy, np.maximum(enough.argmax(-1), least(policy, block)), n)
 
 
 def budgets(request, state, policy, shares, n):
     """A budget a step, moved on by what the step covered."""
-    out = np.empty(len(n), np.int64)
-    least = shares.min(0)
+    out, worst = np.empty(len(n), np.int64), shares.min(0)
     for t, blocks in enumerate(n.tolist()):
         if state.budget is None:
             state.budget = policy.budget(request.block, blocks)
-        out[t] = bounded(policy, max(state.budget.blocks, policy.min_blocks), blocks)
-        state.budget.next(blocks, float(least[t, out[t]]))
+        out[t] = bounded(policy, max(state.budget.blocks, least(policy, request.block)), blocks)
+        state.budget.next(blocks, float(worst[t, out[t]]))
     return out
 
 
@@ -239,7 +269,7 @@ def weights(request, layer, q, positions):
     top = x.max(-1, keepdims=True)
     np.subtract(x, top, out=x)
     np.exp(x, out=x)
-    return Weights(x, x.reshape(G, model.group, T, nb, block).sum(-1), top)
+    return Weights(x, (x.reshape(-1, block) @ np.ones(block, f32)).reshape(G, model.group, T, nb), top)
 
 
 def serving(policy, step0, T):
@@ -295,12 +325,12 @@ def choose(request, layer, config, q, w, positions):
         have = np.cumsum(sorted_by(order, p), -1)[:, 0]
         k = np.maximum((have >= policy.eps * have[..., -1:]).argmax(-1) + 1, always)
     elif policy.choice == "psa":
-        k = rounds(policy, covered(None).by_lightest(always).shares(), always, n)
+        k = rounds(policy, covered(None).by_lightest(always).shares(), always, n, request.block)
     elif policy.choice == "estimated":
-        k = rounds(policy, covered(estimate()).shares(), always, n)
+        k = rounds(policy, covered(estimate()).shares(), always, n, request.block)
     else:
         bound = np.where(valid, np.exp(np.minimum(raw - w.top, 80)) * request.block, 0)
-        k = rounds(policy, covered(bound).shares(), always, n)
+        k = rounds(policy, covered(bound).shares(), always, n, request.block)
     made = (places < np.broadcast_to(k, (order.shape[0], T))[..., None]) & valid
     return served(state, policy, request.steps, made) | windows
 
@@ -357,7 +387,7 @@ def attend(request, layer, config, q, positions, attended):
     every, sums = w.every, w.sums
     if chosen is not None:
         mask = chosen | (np.arange(sums.shape[-1]) == (positions // block)[:, None])
-        every = (every.reshape(sums.shape + (block,)) * mask[:, None, :, :, None]).reshape(every.shape)
+        every *= np.repeat(mask.astype(f32), block, -1)[:, None]
         sums = sums * mask[:, None]
     out = np.empty((model.kv_heads, model.group * len(q), model.d), f32)
     for g in range(model.kv_heads):
@@ -375,8 +405,7 @@ def run(request, config, ids, attended=None):
     h = model.embed(ids)
     for layer in range(model.layers):
         q, k, v = model.qkv(layer, h, positions)
-        request.K[layer] = np.concatenate([request.K[layer], k.swapaxes(0, 1)], 1)
-        request.V[layer] = np.concatenate([request.V[layer], v.swapaxes(0, 1)], 1)
+        request.append(layer, k, v)
         h = model.after_attention(layer, h, attend(request, layer, config, q, positions, attended))
     request.tokens += len(ids)
     request.steps += len(ids)

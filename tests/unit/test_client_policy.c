@@ -74,7 +74,7 @@ Test(client_policy, every_key_can_be_given_and_its_default_is_in_range)
         snprintf(text, sizeof text, "topk:%s=x", name);
         refused(text, name);
     }
-    cr_expect_eq(n, 39);
+    cr_expect_eq(n, 40);
     cr_expect_eq(ucm_policy_key(n, &name, &about), -UCM_ENOTFOUND);
 }
 
@@ -97,11 +97,15 @@ Test(client_policy, the_seeds_numbers)
     cr_expect(p.run == 4 && p.beta == 0);
     p = parsed("psa");
     cr_expect(p.choice == UCM_SPARSE_CHOICE_PSA && p.eps == .95 && p.microbatch == 4);
+    p = parsed("topk");
+    cr_expect(p.topk_tokens == 2048);
+    p = parsed("topk:sparse_ratio=0.25");
+    cr_expect(p.topk_tokens == 0 && p.sparse_ratio == .25, "not the preset's tokens");
     p = parsed("psa-estimated");
-    cr_expect(p.digest == UCM_SPARSE_TOKENS && p.chosen == 4 && p.rest == 1 &&
+    cr_expect(p.digest == UCM_SPARSE_TOKENS && p.chosen == 8 && p.rest == 1 &&
               p.choice == UCM_SPARSE_CHOICE_ESTIMATED);
     p = parsed("auto");
-    cr_expect(p.goal > 0 && p.choice == UCM_SPARSE_CHOICE_TOPK);
+    cr_expect(p.goal > 0 && p.choice == UCM_SPARSE_CHOICE_TOPK && p.min_tokens == 1024);
 }
 
 Test(client_policy, keys_in_any_order)
@@ -115,7 +119,7 @@ Test(client_policy, keys_in_any_order)
     cr_expect(a.digest == UCM_SPARSE_HASH && a.bits == 64 && a.chosen == 0 && a.rest == 0);
     cr_expect(a.seed == UINT64_MAX && a.sparse_ratio == .25);
     a = parsed("topk:digest=tokens");
-    cr_expect(a.chosen == 4 && a.rest == 1, "a method brings its usual parameters");
+    cr_expect(a.chosen == 8 && a.rest == 1, "a method brings its usual parameters");
 }
 
 Test(client_policy, a_text_gives_the_policy_back)
@@ -173,6 +177,7 @@ Test(client_policy, refusals_say_what_would_be_right)
     refused("topk:eps=.9", "eps has no effect with choice=topk; it is of mass or psa or estimated");
     refused("topk:bits=64", "bits has no effect with digest=tokens; it is of hash");
     refused("topk:digest=hash,bits=100", "64, 128 and 256");
+    refused("topk:topk_tokens=512,sparse_ratio=0.5", "give one");
     refused("psa-estimated:digest=box", "digest=stats, or digest=tokens with rest=1");
     refused("psa-estimated:rest=0", "digest=stats, or digest=tokens with rest=1");
     refused("psa-certified:digest=mean", "digest=box");
@@ -292,7 +297,7 @@ Test(client_policy, schedules)
 Test(client_policy, choices)
 {
     struct ucm_policy p = parsed("gsa-device");
-    struct ucm_policy_budget budget = {100, 0};
+    struct ucm_policy_budget budget = {100, 0, 4};
     struct ucm_sparse_choose c;
 
     cr_assert_eq(ucm_policy_choose(&p, 16, 8192, NULL, &c), 0, "%s", ucm_errmsg());
@@ -318,7 +323,7 @@ Test(client_policy, choices)
 
 Test(client_budget, begins_by_the_root_of_the_length)
 {
-    struct ucm_policy p = parsed("auto:budget_tokens=4096");
+    struct ucm_policy p = parsed("auto:budget_tokens=4096,min_tokens=0");
     struct ucm_policy_budget b;
     static const struct {
         uint32_t tokens, budget;
@@ -334,6 +339,20 @@ Test(client_budget, begins_by_the_root_of_the_length)
     cr_expect_eq(ucm_policy_budget_begin(&p, 16, 100, &b), -UCM_EINVALID, "no goal");
 }
 
+Test(client_budget, has_a_least_in_tokens)
+{
+    struct ucm_policy p = parsed("auto:min_tokens=1000,goal=0.9");
+    struct ucm_policy_budget b;
+
+    cr_assert_eq(ucm_policy_budget_begin(&p, 16, 100, &b), 0);
+    cr_expect(b.blocks == 63 && b.least == 63);
+    for (int i = 0; i < 100; i++)
+        ucm_policy_budget_next(&p, 100, 1, &b);
+    cr_expect_eq(b.blocks, 63);
+    cr_assert_eq(ucm_policy_budget_begin(&p, 16, 10, &b), 0);
+    cr_expect_eq(b.blocks, 10);
+}
+
 Test(client_budget, root)
 {
     for (uint64_t x = 0; x < 70000; x++) {
@@ -346,8 +365,8 @@ Test(client_budget, root)
 
 Test(client_budget, grows_at_once_and_shrinks_slowly)
 {
-    struct ucm_policy p = parsed("auto:goal=0.9,grow=0.25,shrink=0.125,patience=3");
-    struct ucm_policy_budget b = {40, 0};
+    struct ucm_policy p = parsed("auto:goal=0.9,grow=0.25,shrink=0.125,patience=3,min_tokens=0");
+    struct ucm_policy_budget b = {40, 0, 4};
 
 #define NEXT(share, expected)                                                                      \
     do {                                                                                           \
@@ -383,7 +402,7 @@ Test(client_budget, grows_at_once_and_shrinks_slowly)
  * above what is needed. */
 Test(client_budget, follows_what_is_needed)
 {
-    struct ucm_policy p = parsed("auto");
+    struct ucm_policy p = parsed("auto:min_tokens=0,goal=0.9");
     struct ucm_policy_budget b;
     unsigned seed = 5, below = 0;
     double spent = 0, needed = 0;

@@ -235,6 +235,7 @@ class Policy(Structure):
         ("topk_tokens", c_uint32),
         ("min_blocks", c_uint32),
         ("limit", c_uint32),
+        ("min_tokens", c_uint32),
         ("sparse_ratio", c_double),
         ("eps", c_double),
         ("microbatch", c_uint32),
@@ -262,6 +263,7 @@ class PolicyBudget(Structure):
     _fields_ = [
         ("blocks", c_uint32),
         ("calm", c_uint32),
+        ("least", c_uint32),
     ]
 
 
