@@ -51,7 +51,7 @@ static void daemon_start(void)
     setenv("UCM_INJECT", fault_path, 1);
     setenv("LD_PRELOAD", library, 1);
     if (host.dir[0])
-        host_restart(&host);
+        host_restart_at_once(&host);
     else
         host_start(&host);
     unsetenv("LD_PRELOAD");

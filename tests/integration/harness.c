@@ -96,9 +96,22 @@ bool host_try_restart(struct host *h)
     return true;
 }
 
-void host_restart(struct host *h)
+void host_restart_at_once(struct host *h)
 {
     cr_assert(host_try_restart(h), "the daemon ended at start, status %#x", h->status);
+}
+
+void host_restart(struct host *h)
+{
+    struct ucm_options options = {.socket = h->socket, .name = "harness"};
+    struct ucm_client *client;
+    uint64_t end = now_ms() + START_MS;
+
+    host_restart_at_once(h);
+    cr_assert_eq(ucm_connect(&options, START_MS, &client), 0, "%s", ucm_errmsg());
+    for (; recovering(client); sleep_ms(2))
+        cr_assert_lt(now_ms(), end, "recovery does not end");
+    ucm_close(client);
 }
 
 void host_prepare(struct host *h)
@@ -113,7 +126,7 @@ void host_prepare(struct host *h)
 void host_start(struct host *h)
 {
     host_prepare(h);
-    host_restart(h);
+    host_restart_at_once(h);
 }
 
 int host_stop(struct host *h)
@@ -435,6 +448,12 @@ bool health_says(struct ucm_client *c, const char *text)
     says = memmem(p, n, text, strlen(text)) != NULL;
     free(p);
     return says;
+}
+
+bool recovering(struct ucm_client *c)
+{
+    return metric(c, "nvme_recovering") > 0 || health_is(c, "recovering") ||
+           health_says(c, "of the snapshot looked at");
 }
 
 /* ---- raw sockets ---- */

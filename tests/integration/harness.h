@@ -25,10 +25,13 @@ void host_prepare(struct host *h);
 /* Starts $UCMD (default build/ucmd) with a 64 MiB arena of 1 MiB extents, and with nvme a 256 MiB
  * file tier, and waits until it answers. */
 void host_start(struct host *h);
-/* As host_restart; false when the daemon ended before it answered. */
-bool host_try_restart(struct host *h);
-/* The same folder and options again, after host_stop or host_kill. */
+/* The same folder and options again, after host_stop or host_kill; returns when the daemon has found all that an
+ * earlier one stored. */
 void host_restart(struct host *h);
+/* Returns as soon as the daemon answers: what was stored may not be found yet. */
+void host_restart_at_once(struct host *h);
+/* As that; false when the daemon ended before it answered. */
+bool host_try_restart(struct host *h);
 int host_stop(struct host *h); /* SIGTERM; its exit status */
 void host_kill(struct host *h);
 void host_remove(struct host *h); /* stops it if need be and removes the folder */
@@ -105,6 +108,8 @@ void arena_wait(struct ucm_client *c);
 bool health_is(struct ucm_client *c, const char *status);
 /* Whether its answer has this text anywhere. */
 bool health_says(struct ucm_client *c, const char *text);
+/* Whether it may still find parts of an earlier run; `health` does not say so beside a disk that failed. */
+bool recovering(struct ucm_client *c);
 
 uint64_t now_ms(void);
 void sleep_ms(int ms);

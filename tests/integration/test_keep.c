@@ -218,7 +218,7 @@ Test(keep, restarts_in_a_hurry_lose_nothing)
     stop_clean(&host);
     host.sets[1] = "shutdown.drain=0s";
     for (unsigned i = 0; i < 10; i++) {
-        host_restart(&host);
+        host_restart_at_once(&host);
         stop_clean(&host);
     }
     start_again();
@@ -237,7 +237,7 @@ Test(keep, what_was_purged_does_not_come_back)
         worker_store(&w, i * BLOCKS, BLOCKS);
     worker_leave();
     stop_clean(&host);
-    host_restart(&host);
+    host_restart_at_once(&host);
     worker_open(&w, &host, &(struct worker_options){0});
     cr_assert_eq(ucm_call(w.client, "namespace.purge", first, sizeof(first) - 1, -1, &answer, &n),
                  0, "%s", ucm_errmsg());
