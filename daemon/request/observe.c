@@ -207,9 +207,9 @@ static void report_tier(struct observe_snapshot *o, struct requests *rq)
     if (stats.degraded) {
         report(o, HEALTH_DEGRADED, "tier %s: %s", rooms->tier_ops->name, stats.reason);
         drops_excuse(&rq->drops);
-        return;
+    } else {
+        report_drops(o, rq);
     }
-    report_drops(o, rq);
     if (stats.recovering)
         report(o, HEALTH_RECOVERING, "tier %s: recovering, %u of %u segments",
                rooms->tier_ops->name, stats.segments_recovered, stats.segments);

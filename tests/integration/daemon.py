@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
@@ -43,7 +44,7 @@ class Daemon:
         self.deadline = time.monotonic() + TIMEOUT_S
         self.until(self.answers, "did not start")
         if earlier and recovered:
-            self.until(lambda: "recovering" not in self.health(), "did not find all that an earlier one stored")
+            self.until(lambda: not re.search("recovering|of the snapshot looked at", self.health()), "did not find all that an earlier one stored")
 
     def until(self, condition, otherwise):
         while not condition():

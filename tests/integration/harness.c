@@ -452,8 +452,7 @@ bool health_says(struct ucm_client *c, const char *text)
 
 bool recovering(struct ucm_client *c)
 {
-    return metric(c, "nvme_recovering") > 0 || health_is(c, "recovering") ||
-           health_says(c, "of the snapshot looked at");
+    return health_says(c, "recovering") || health_says(c, "of the snapshot looked at");
 }
 
 /* ---- raw sockets ---- */

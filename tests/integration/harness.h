@@ -108,7 +108,7 @@ void arena_wait(struct ucm_client *c);
 bool health_is(struct ucm_client *c, const char *status);
 /* Whether its answer has this text anywhere. */
 bool health_says(struct ucm_client *c, const char *text);
-/* Whether it may still find parts of an earlier run; `health` does not say so beside a disk that failed. */
+/* Whether it may still find parts of an earlier run. */
 bool recovering(struct ucm_client *c);
 
 uint64_t now_ms(void);
