@@ -67,12 +67,11 @@ PKG_IMAGE := podman runc python3-msgpack python3-yaml
 # build.c is for programs, not for libraries.
 PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c))
 KERNEL_SRC := $(wildcard kernels/*.c)
-# For the daemon and the client: digests and selection, and encodings; for the client: attention. A simd/ is compiled for
-# each instruction set.
+# For the daemon and the client: digests and selection, and encodings. A simd/ is compiled for each instruction set.
 SPARSE_SRC   := $(wildcard kernels/sparse/*.c)
 ENCODING_SRC := $(wildcard kernels/encoding/*.c)
+# The references of what runs on a GPU only: no library has them, tests and tools do.
 ATTEND_SRC   := $(wildcard kernels/attend/*.c)
-# The reference of what runs on a GPU only: no library has it, tests and tools do.
 SLOTS_SRC    := $(wildcard kernels/slots/*.c)
 KERNEL_ISA   := base $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
 DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
@@ -106,7 +105,7 @@ ATTEND_OBJ := $(call obj,$(ATTEND_SRC)) $(call simd_obj,attend,$(KERNEL_ISA))
 DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(ENCODING_OBJ) $(CUDA_OBJ)
 # What only shows metrics is the tools', not every worker's.
 SHOWN_SRC  := proto/exposition.c proto/histogram.c
-CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) kernels/isa.c) $(SPARSE_OBJ) $(ENCODING_OBJ) $(ATTEND_OBJ)
+CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) kernels/isa.c) $(SPARSE_OBJ) $(ENCODING_OBJ)
 
 # Made when all of it is built; `make install` compares the sources with it.
 BUILT := $O/built
@@ -420,7 +419,7 @@ $O/obj/tests/bench/ucm_bench_fatbin.o: tests/bench/ucm_bench_fatbin.S $(BENCH_FA
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)$(CC) $(if $(BENCH_FATBIN),-DUCM_BENCH_FATBIN='"$(BENCH_FATBIN)"') -c $< -o $@
-$O/libucmtools.a: $(call obj,$(TOOL_SRC) $(SHOWN_SRC)) $O/obj/tests/bench/ucm_bench_fatbin.o
+$O/libucmtools.a: $(call obj,$(TOOL_SRC) $(SHOWN_SRC)) $(ATTEND_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
