@@ -1,92 +1,46 @@
 #include "kernels/attend/stop.h"
 
-#include "kernels/sparse/arith.h"
 #include "kernels/sparse/spec.h"
 
 #include <errno.h>
 
-/* More than the relative error of anything here whose result must not be too small: an exponential of 2 units,
- * whose argument, at most 88, has a rounding; three products; a quotient. */
-#define UP (1.0f + 0x1p-16f)
-#define LEAST 0x1p-125f /* more than e^-87 */
-
 /* ---- what is left ---- */
-
-static bool is_known(float log_weight)
-{
-    return log_weight < ucm_inf();
-}
-
-/* e^x, rounded up; x at most 0, and not NaN. */
-static float exp_up(float x)
-{
-    return ucm_max(ucm_exp(x) * UP, LEAST);
-}
-
-static uint64_t units_of(float top, float log_weight)
-{
-    return log_weight == -ucm_inf() ? 0 : (uint64_t)(exp_up(log_weight - top) * 0x1p40f) + 1;
-}
 
 struct ucm_left ucm_left_of(const float *log_weight, uint32_t n)
 {
     struct ucm_left left = {.top = -ucm_inf()};
 
     for (uint32_t i = 0; i < n; i++)
-        if (is_known(log_weight[i]))
+        if (ucm_left_is_known(log_weight[i]))
             left.top = ucm_max(log_weight[i], left.top);
         else
             left.unknown++;
     for (uint32_t i = 0; i < n; i++)
-        if (is_known(log_weight[i]))
-            left.units += units_of(left.top, log_weight[i]);
+        if (ucm_left_is_known(log_weight[i]))
+            left.units += ucm_left_units(left.top, log_weight[i]);
     return left;
 }
 
 void ucm_left_take(struct ucm_left *left, float log_weight)
 {
-    if (is_known(log_weight))
-        left->units -= units_of(left->top, log_weight);
+    if (ucm_left_is_known(log_weight))
+        left->units -= ucm_left_units(left->top, log_weight);
     else
         left->unknown--;
 }
 
-/* The next float, or the one behind it. */
-static float round_up(float x)
-{
-    return x + ucm_abs(x) * 0x1p-23f + 0x1p-126f;
-}
-
 float ucm_left_bound(const struct ucm_attend_plan *plan, float box_score, uint32_t tokens)
 {
-    float bound = round_up(round_up(plan->logit_scale * box_score) + round_up(sparse_ln(tokens)));
-
-    return ucm_is_nan(bound) ? ucm_inf() : bound;
-}
-
-/* What is left over what is attended, rounded up. */
-static float ratio(float top, float sum, float slack, const struct ucm_left *left)
-{
-    float units = (float)left->units * 0x1p-40f, gap = left->top - top + slack;
-
-    if (left->unknown > 0)
-        return ucm_inf();
-    if (left->units == 0)
-        return 0.0f;
-    if (!(sum > 0) || !(gap < 87.0f)) /* nothing is attended, or NaN */
-        return ucm_inf();
-    if (gap > 0)
-        return units / (ucm_exp(-gap) * sum) * UP * UP;
-    return ucm_max(units * exp_up(gap) / sum * UP, LEAST);
+    return ucm_left_of_box(plan->logit_scale, box_score, sparse_ln(tokens));
 }
 
 float ucm_left_share(float top, float sum, float slack, const struct ucm_left *left, uint32_t n)
 {
-    float rest = 0.0f;
+    float ratio = 0.0f;
 
     for (uint32_t i = 0; i < n; i++)
-        rest += ratio(top, sum, slack, &left[i]);
-    return rest == 0 ? 1.0f : 1.0f / (1.0f + rest * UP) * (1.0f - 0x1p-22f);
+        ratio += ucm_left_ratio(top, sum, slack, &left[i]);
+    return ucm_left_share_of(ratio);
 }
 
 /* ---- rounds ---- */
@@ -172,15 +126,6 @@ static void attend_block(const struct ucm_attend_plan *plan, const struct ucm_st
     }
 }
 
-static float psa_share(float top, float sum, float lightest, uint32_t left)
-{
-    struct ucm_left rest = {.top = lightest, .units = (uint64_t)left << 40};
-
-    if (lightest == -ucm_inf()) /* as each of them, the rest weighs nothing */
-        rest.units = 0;
-    return ucm_left_share(top, sum, 0.0f, &rest, 1);
-}
-
 static float certificate(const struct ucm_attend_plan *plan, const struct ucm_stop_list *list,
                          const struct ucm_attend_state *state, uint32_t r,
                          const struct ucm_stop_row *row)
@@ -210,7 +155,8 @@ static float rule_share(const struct ucm_attend_plan *plan, const struct ucm_sto
         return 0.0f;
     switch (stop->rule) {
     case UCM_STOP_PSA:
-        return psa_share(top, sum, row->lightest, rest);
+        left[0] = ucm_left_alike(row->lightest, rest);
+        return ucm_left_share(top, sum, 0.0f, left, 1);
     case UCM_STOP_ESTIMATED:
         if (list->beyond > 0)
             left[1] = list->estimate_beyond[r];

@@ -19,17 +19,10 @@
 #ifndef UCM_KERNELS_ATTEND_STOP_H
 #define UCM_KERNELS_ATTEND_STOP_H
 
+#include "kernels/attend/arith.h"
 #include "kernels/attend/attend.h"
 
-/* ---- what is left ---- */
-
-/* units * 2^-40 * e^top. Units are whole and rounded up, so blocks can be added and taken away in any order, and
- * when all were taken nothing is left. */
-struct ucm_left {
-    float top;
-    uint32_t unknown; /* blocks of which nothing is known */
-    uint64_t units;
-};
+/* ---- what is left: struct ucm_left of arith.h ---- */
 
 /* Of n blocks with these logarithms of weights; -inf weighs nothing, of +inf and NaN nothing is known. At most
  * 2^20 blocks. */
