@@ -64,7 +64,8 @@ static int check_list(const struct ucm_stop_spec *stop, const struct ucm_stop_li
     const struct ucm_attend_memory *m = &list->memory;
     bool estimated = stop->rule == UCM_STOP_ESTIMATED, certified = stop->rule == UCM_STOP_CERTIFIED;
 
-    if ((estimated && list->estimate == NULL) || (certified && list->bound == NULL))
+    if (stop->every == 0 || (estimated && list->estimate == NULL) ||
+        (certified && list->bound == NULL))
         return -EINVAL;
     if (list->beyond > 0 && ((estimated && list->estimate_beyond == NULL) ||
                              (list->bound != NULL && list->bound_beyond == NULL)))

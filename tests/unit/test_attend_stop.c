@@ -582,14 +582,16 @@ Test(attend_stop, edges)
     s.list.beyond = 0;
     s.blocks[10] = 14;
     cr_assert_eq(ucm_attend_rounds(&s.pool.plan, &stop, &s.list, &s.state, s.rows, &r), -ENOENT);
-    close_sequence(&s);
+    s.blocks[10] = 0;
     cr_assert_eq(ucm_stop_check(&stop, why), 0);
     stop.eps = NAN;
     cr_assert_eq(ucm_stop_check(&stop, why), -EINVAL);
     cr_assert_str_eq(why, "eps is nan; 0 to 1 are allowed");
     stop.every = 0;
+    cr_assert_eq(ucm_attend_rounds(&s.pool.plan, &stop, &s.list, &s.state, s.rows, &r), -EINVAL);
     cr_assert_eq(ucm_stop_check(&stop, why), -EINVAL);
     cr_assert_str_eq(why, "every is 0; a round has at least one block");
     stop.rule = 4;
     cr_assert_eq(ucm_stop_check(&stop, why), -EINVAL);
+    close_sequence(&s);
 }
