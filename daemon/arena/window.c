@@ -418,8 +418,9 @@ static void window_made(struct arena *a, struct window *w)
     w->state = WINDOW_LENT;
     list_push_front(&g->empty, &extent_of_window(a, w)->link);
     report(a, w, WINDOW_READY);
-    if (g->opens == 0 && extent_of_window(a, w)->slots == 0)
-        window_settle(a, w); /* who asked for it has gone */
+    /* Who asked for it has gone, or it is too much by now. */
+    if ((g->opens == 0 || arena_window_over(a)) && extent_of_window(a, w)->slots == 0)
+        window_settle(a, w);
 }
 
 static void done_cb(uv_async_t *async)

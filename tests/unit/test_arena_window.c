@@ -464,6 +464,19 @@ Test(arena_window, who_asked_has_gone)
     close_arena();
 }
 
+Test(arena_window, the_budget_is_lowered_while_memory_comes)
+{
+    slot_ref slot;
+
+    open_arena(MIB);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EAGAIN);
+    arena_window_budget_set(arena, 0);
+    await(&events[WINDOW_GONE], 1);
+    cr_expect_eq(arena_window_lent(arena, NULL), 0u);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -ENOSPC);
+    close_arena();
+}
+
 Test(arena_window, other_sizes_and_the_hand)
 {
     slot_ref slot[5], next;
