@@ -70,6 +70,11 @@ def retired_keys():
 
 
 @functools.cache
+def messages():
+    return set(re.findall(r'"([a-z]+\.[a-z_]+)"', (TOP / "proto/messages.h").read_text()))
+
+
+@functools.cache
 def tree():
     paths = [p.relative_to(TOP).as_posix() for p in SOURCES]
     return set(paths), {p.rsplit("/", 1)[-1] for p in paths}
@@ -267,7 +272,7 @@ class Docs(unittest.TestCase):
             for span in document.spans:
                 found = re.match(r"([a-z]+\.[a-z_]+)(: .*|=.*)?$", span)
                 if found and found[1].partition(".")[0] in sections and not re.search(r"\.(c|h|cu|py|md)$", found[1]):
-                    known = config_keys() | (retired_keys() if document.name == "docs/operations.md" else set())
+                    known = config_keys() | messages() | (retired_keys() if document.name == "docs/operations.md" else set())
                     self.check([] if found[1] in known else [f"no configuration key {found[1]}"], document.name)
         self.assertTrue(retired_keys())
         operations = (TOP / "docs/operations.md").read_text()
