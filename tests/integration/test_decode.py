@@ -103,7 +103,7 @@ class Source:
 
     def __init__(self, *answers):
         self.answers, self.asked, self.cuts = list(answers), [], 0
-        self.ns = SimpleNamespace(register=lambda *_, **__: SimpleNamespace(fetch=self.fetch))
+        self.ns = SimpleNamespace(register=lambda *_, **__: SimpleNamespace(fetch=self.fetch), client=SimpleNamespace(generation=1))
 
     def ask(self, call, *args, **named):
         return call(*args, **named)

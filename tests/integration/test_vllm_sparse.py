@@ -357,15 +357,17 @@ class Trouble(SparseCase):
         self.nothing_held()
 
     def test_killed_and_back_with_its_disk(self):
-        e = self.engine(ranks=2, fetch_deadline=10.0)
+        """Nothing is computed again, and the new daemon keeps the blocks from then on."""
+        e, chains = self.engine(ranks=2, fetch_deadline=20.0), []
 
         def kill():
             self.eventually(lambda: self.stats()["nvme_writes"] >= 2 * 7)
             self.daemon.kill()
             self.daemon = daemon(folder=self.folder)
             forget_slots(e)
-        self.check(e, e.request("r", prompt(600, 100), outputs=15), between=self.at(e, 5, kill))
-        self.assertEqual((e.recomputed, e.errors), (0, 0))
+        killed, later = self.at(e, 5, kill), self.at(e, 9, lambda: chains.append(self.stats()["chains"]))
+        self.check(e, e.request("r", prompt(600, 100), outputs=15), between=lambda e: (killed(e), later(e)))
+        self.assertEqual((e.recomputed, e.errors, chains), (0, 0, [2]))
 
     def test_evicted_by_name(self):
         """Chains keep what they hold to the end; a later request finds nothing."""

@@ -71,7 +71,7 @@ class SparseRank:
         worker = rank.connector._worker
         digest, self.layout = worker._digest, worker._layout
         self.decoder = Decoder(worker.link, digest, policy, room, self.new_slots(), requests=requests, shard_bytes=self.layout.layer_bytes,
-                               part=number, deadline=deadline)
+                               part=number, deadline=deadline, timeout=worker.settings.lookup_timeout)
         self.shape = digest.shape
         self.slot_plan = kernels.Plan(self.shape, M.PER_KV)
         self.page_plans = [kernels.Plan(self.shape, M.PER_KV, self._in_pages(chunks)) for chunks in self.layout.layers]

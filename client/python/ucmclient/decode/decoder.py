@@ -97,6 +97,12 @@ class Sequence:
     chain: Optional[Chain] = None
     kept: int = 0
 
+    def forsake(self) -> None:
+        """The daemon keeps nothing for it any more."""
+        chain, self.chain, self.kept = self.chain, None, 0
+        if chain is not None:
+            chain.close()
+
 
 class Decoder:
     """For one rank of one engine. A step goes so:
@@ -137,6 +143,7 @@ class Decoder:
         self.pool = SharedMemory((room.slots + room.stream) * shard_bytes)
         self._digests = SharedMemory(room.rows * self.layers * digest.bytes)
         self._ns: Optional[Namespace] = None
+        self._generation = 0
         self._pool_region: Optional[Region] = None
         self._digest_region: Optional[Region] = None
         self.sequences: dict[str, Sequence] = {}
@@ -146,13 +153,16 @@ class Decoder:
     # ---- the daemon ----
 
     def _connected(self) -> bool:
-        """Registers the memory with each new connection. Slots and rows keep what they hold: keys name contents."""
+        """Registers the memory with each new client, and drops the chains of an old connection: keep() makes new ones. Slots
+        and rows keep what they hold: keys name contents."""
         ns, digests = self.source.ns, self.source.digests
         if ns is None or digests is None:
             return False
-        if ns is not self._ns:
+        if ns is not self._ns or ns.client.generation != self._generation:
             for sequence in self.sequences.values():
-                sequence.chain = None
+                sequence.forsake()
+            self._generation = ns.client.generation
+        if ns is not self._ns:
             self._ns, self._pool_region, self._digest_region = None, None, None
             plane = Plane(0, 0, self.shard_bytes, self.shard_bytes, 0)
             self._pool_region = self.source.ask(
@@ -226,8 +236,7 @@ class Decoder:
         self._numbers.append(sequence.number)
         for row in sequence.rows:
             self.rows.release(row)
-        if sequence.chain is not None:
-            sequence.chain.close()
+        sequence.forsake()
 
     def extend(
         self, sequence: Sequence, keys: abc.Sequence[bytes], shards: Callable[[int], Optional[abc.Sequence[Any]]]
@@ -285,7 +294,7 @@ class Decoder:
     def keep(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool = False) -> int:
         """Has the daemon keep the sequence's first blocks, which these keys name, as far as it has them: the pages of so
         many may be given back. build: it computes their digests where it has none."""
-        if sequence.kept >= len(keys) or not self._connected():
+        if not self._connected() or sequence.kept >= len(keys):
             return sequence.kept
         if sequence.chain is None:
             sequence.chain = self.source.ask(Chain, self.source.digests, self.part, timeout=self.timeout)
