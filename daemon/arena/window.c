@@ -288,6 +288,8 @@ static void window_go(struct arena *a, struct window *w)
 }
 
 /* It has no slots: who wants it now? */
+static void window_revoke(struct arena *a, struct window *w);
+
 static void window_settle(struct arena *a, struct window *w)
 {
     struct extent *e = extent_of_window(a, w);
@@ -295,6 +297,8 @@ static void window_settle(struct arena *a, struct window *w)
     assert(w->state == WINDOW_LENT && e->slots == 0);
     if (w->mapped == 0)
         window_go(a, w);
+    else if (!w->revoked && arena_window_over(a))
+        window_revoke(a, w);
     else if (!w->revoked && list_empty(&e->link))
         list_push_front(&w->group->empty, &e->link);
 }

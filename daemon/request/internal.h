@@ -51,6 +51,11 @@ struct windows {
     uint32_t n_tenants;
     struct window_extent *extents; /* n_extents */
     uint32_t n_extents;
+    /* An extent is being taken from a tenant that had so much; until then it is waited for. */
+    struct {
+        const struct window_tenant *from;
+        uint64_t lent, until_ms;
+    } taking;
     uint64_t dooms; /* cache_dooms when the last sweep for them began */
     /* A sweep looks at every pin, to end those of doomed blocks and in extents that are taken. */
     uint64_t sweep;

@@ -33,6 +33,8 @@ static void tenant_unref(struct requests *rq, struct window_tenant *t)
     for (uint32_t i = 0; i < rq->windows.n_extents; i++)
         if (rq->windows.extents[i].tenant == t)
             rq->windows.extents[i].tenant = NULL;
+    if (rq->windows.taking.from == t)
+        rq->windows.taking.from = NULL;
     arena_group_close(rq->rooms.arena, t->group);
     list_remove(&t->link);
     rq->windows.n_tenants--;
@@ -132,6 +134,7 @@ static void revoke_cb(void *ctx, struct arena_group *group, uint32_t extent)
     struct requests *rq = ctx;
 
     rq->rooms.metrics->window_revocations++;
+    rq->windows.extents[extent].taken_ms = 0; /* the arena hands out no slot of it any more */
     for (struct list *node = rq->windows.all.next; node != &rq->windows.all; node = node->next) {
         struct window *w = LIST_ENTRY(node, struct window, link);
 
@@ -177,26 +180,21 @@ int method_window_release(struct call *call)
 static void extent_take(struct requests *rq, uint32_t extent)
 {
     rq->windows.extents[extent].taken_ms = uv_now(rq->rooms.loop) + TAKEN_MS;
-    rq->rooms.metrics->window_revocations++;
     pins_sweep(rq);
 }
 
-/* The extent of that tenant with the fewest pins, but some; UINT32_MAX: there is none. *taken: one is being
- * taken already. */
-static uint32_t extent_choose(const struct requests *rq, const struct window_tenant *t, bool *taken)
+/* The extent of that tenant with the fewest pins, but some; UINT32_MAX: there is none, or all are taken. */
+static uint32_t extent_choose(const struct requests *rq, const struct window_tenant *t)
 {
     const struct windows *ws = &rq->windows;
     uint64_t now_ms = uv_now(rq->rooms.loop);
     uint32_t best = UINT32_MAX;
 
-    *taken = false;
     for (uint32_t i = 0; i < ws->n_extents; i++) {
         const struct window_extent *e = &ws->extents[i];
 
-        if (e->taken_ms > now_ms && e->tenant == t)
-            *taken = true;
-        else if (e->tenant == t && e->pins > 0 &&
-                 (best == UINT32_MAX || e->pins < ws->extents[best].pins))
+        if (e->tenant == t && e->pins > 0 && !extent_taken(ws, i, t, now_ms) &&
+            (best == UINT32_MAX || e->pins < ws->extents[best].pins))
             best = i;
     }
     return best;
@@ -227,15 +225,22 @@ bool window_claim(const struct window *w)
     uint64_t part = arena_window_budget(a) / rq->windows.n_tenants, lent;
     uint64_t mine = arena_window_lent(a, w->tenant->group);
     struct window_tenant *from = tenant_largest(rq, &lent);
+    struct windows *ws = &rq->windows;
+    uint64_t now_ms = uv_now(rq->rooms.loop);
     uint32_t extent;
-    bool taken;
 
     if (mine + w->tenant->header.extent_bytes > part || lent <= part || from == w->tenant)
         return false;
-    extent = extent_choose(rq, from, &taken);
-    if (!taken && extent != UINT32_MAX)
-        extent_take(rq, extent);
-    return taken || extent != UINT32_MAX;
+    if (ws->taking.from == from && ws->taking.until_ms > now_ms && lent >= ws->taking.lent)
+        return true; /* one at a time */
+    extent = extent_choose(rq, from);
+    if (extent == UINT32_MAX)
+        return false; /* nothing of it is pinned, and the cache could not empty any */
+    ws->taking.from = from;
+    ws->taking.lent = lent;
+    ws->taking.until_ms = now_ms + TAKEN_MS;
+    extent_take(rq, extent);
+    return true;
 }
 
 void windows_budget(struct requests *rq)
@@ -243,10 +248,11 @@ void windows_budget(struct requests *rq)
     struct arena *a = rq->rooms.arena;
     uint64_t budget = arena_window_budget(a), all = arena_window_lent(a, NULL), lent;
 
+    for (uint32_t i = 0; all <= budget && i < rq->windows.n_extents; i++)
+        rq->windows.extents[i].taken_ms = 0;
     while (all > budget && rq->windows.n_tenants > 0) {
         struct window_tenant *from = tenant_largest(rq, &lent);
-        bool taken;
-        uint32_t extent = extent_choose(rq, from, &taken);
+        uint32_t extent = extent_choose(rq, from);
 
         if (extent == UINT32_MAX)
             return; /* what is left has no pins */

@@ -72,6 +72,13 @@ static inline struct windows *windows_of(const struct window *w)
     return &w->s->rq->windows;
 }
 
+/* Whether the extent is wanted back from that tenant; another one may have it by now. */
+static inline bool extent_taken(const struct windows *ws, uint32_t extent,
+                                const struct window_tenant *t, uint64_t now_ms)
+{
+    return ws->extents[extent].tenant == t && ws->extents[extent].taken_ms > now_ms;
+}
+
 /* ---- window.c ---- */
 
 void windows_init(struct requests *rq);

@@ -108,7 +108,7 @@ bool pins_add(struct window_pins *p, uint32_t block)
 
     assert(p->extent[block] == UCM_PLACE_NONE);
     if (!cache_window_place(cache_of_pins(p), ref, p->ch->part, &place) ||
-        ws->extents[place.window].taken_ms > uv_now(p->w->s->rq->rooms.loop)) {
+        extent_taken(ws, place.window, p->w->tenant, uv_now(p->w->s->rq->rooms.loop))) {
         cache_put(cache_of_pins(p), ref, p->ch->part);
         return false;
     }
@@ -174,9 +174,8 @@ bool chain_pins_end_all(struct chain *ch)
 
 static bool must_end(const struct window_pins *p, uint32_t block, uint64_t now_ms)
 {
-    const struct window_extent *e = &windows_of(p->w)->extents[p->extent[block]];
-
-    return e->taken_ms > now_ms || !chain_has(p->ch, block);
+    return extent_taken(windows_of(p->w), p->extent[block], p->w->tenant, now_ms) ||
+           !chain_has(p->ch, block);
 }
 
 /* True: all of it was looked at. */

@@ -1,0 +1,557 @@
+#!/usr/bin/env python3
+"""Windows against a real daemon: over the wire with second_client.py, which maps what comes by itself, and with the client library.
+What is read is compared with what was stored, while blocks leave, tenants take turns, and daemons and clients die."""
+
+import faulthandler
+import fcntl
+import mmap
+import os
+import pathlib
+import socket
+import struct
+import sys
+import threading
+import time
+import unittest
+
+try:
+    import msgpack
+    import numpy as np
+    from retrieval_case import IDENTITY, LAYERS, ON_NVME, SHAPE, SUITE_TIMEOUT_S, Retrieval, random_kv
+    from second_client import (BUSY, INVALID, NOT_FOUND, OK, OTHER_UID, PAGE, UNSUPPORTED, Client, Closed, OwnDaemons, Region,
+                               keys)
+    from daemon import Daemon
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / "client/python"))
+os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
+from ucmclient import Client as Library, Identity, Plane, SharedMemory, UcmError, sparse  # noqa: E402
+
+EXTENT = 1 << 20
+PART = LAYERS * IDENTITY["shard_bytes"]
+SLOTS = EXTENT // PART
+NONE = 0xFFFFFFFF
+WINDOWS = {"window.size": "4MiB"}
+
+
+class Reader(Client):
+    """A client that takes descriptors, and windows' notifications."""
+
+    def __init__(self, *args, **more):
+        self.fds, self.revoked, self.flags = [], [], 0
+        super().__init__(*args, **more)
+
+    def receive(self):
+        need = 4
+        while len(self.input) < need or len(self.input) < (need := 4 + int.from_bytes(self.input[:4], "big")):
+            try:
+                data, fds, flags, _ = socket.recv_fds(self.socket, 1 << 20, 64)
+            except (ConnectionResetError, BrokenPipeError):
+                raise Closed from None
+            if not data:
+                raise Closed
+            self.fds += fds
+            self.flags |= flags
+            self.input += data
+        body, self.input = self.input[4:need], self.input[need:]
+        message = msgpack.unpackb(body, raw=False)
+        if message[0] == 2 and message[1] == "window.revoke":
+            PAGE.check_map("window.release", "in a revocation", message[2])
+            self.revoked += message[2]["extents"]
+            return self.receive()
+        return body
+
+    def take_fds(self):
+        fds, self.fds = self.fds, []
+        return fds
+
+
+class Window:
+    """What a client does with a window, as the page says."""
+
+    def __init__(self, client, ns, **more):
+        self.client, self.extents = client, {}
+        answer = client.call("window.open", ns=ns, **more)
+        self.number, self.slot_bytes, self.extent_bytes = answer["window"], answer["slot_bytes"], answer["extent_bytes"]
+        (fd,) = client.take_fds()
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        assert seals & fcntl.F_SEAL_SHRINK and seals & fcntl.F_SEAL_GROW, seals
+        self.slots = self.extent_bytes // 4096
+        assert os.fstat(fd).st_size == 4096 + 8 * answer["extents"] * self.slots
+        self.table = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        header = struct.unpack("<8sIIQIIQ", self.table[:40])
+        assert header[:6] == (b"UCMWIND1", 1, 4096, self.extent_bytes, answer["extents"], self.slots), header
+        os.close(fd)
+
+    def take(self, answer):
+        """[place or None]"""
+        fds = self.client.take_fds()
+        assert len(fds) == len(answer.get("lent", ())), (fds, answer)
+        for extent, fd in zip(answer.get("lent", ()), fds):
+            assert extent not in self.extents and os.fstat(fd).st_size == self.extent_bytes
+            self.extents[extent] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+            os.close(fd)
+        places = list(struct.iter_unpack("<IIQ", answer["places"]))
+        return [None if place[0] == NONE else place for place in places]
+
+    def pin(self, chain, n, first=0, **more):
+        places, self.last = [], None
+        while len(places) < n:
+            self.last = self.client.call("window.pin", window=self.number, chain=chain, first=first + len(places),
+                                         n=n - len(places), **more)
+            places += self.take(self.last)
+        return places
+
+    def generation(self, place):
+        at = 4096 + 8 * (place[0] * self.slots + place[1])
+        return struct.unpack("<Q", self.table[at:at + 8])[0]
+
+    def read(self, place):
+        if place is None or place[0] not in self.extents or self.generation(place) != place[2]:
+            return None
+        at = place[1] * self.slot_bytes
+        data = self.extents[place[0]][at:at + PART]
+        return data if self.generation(place) == place[2] else None
+
+    def release(self, *extents):
+        for extent in extents:
+            self.extents.pop(extent).close()
+        self.client.call("window.release", window=self.number, extents=list(extents))
+
+
+class Case(Retrieval):
+    options = dict(WINDOWS)
+
+    def client(self, **how):
+        client = Reader(self.daemon, **how)
+        self.addCleanup(client.close)
+        return client
+
+    def pinned(self, blocks=None, client=None, **more):
+        """A window with a chain of stored blocks: (client, ns, window, chain, kv)."""
+        client, ns, _, kv = self.stored(blocks, client)
+        self.settled(client, ns)  # what waits to be written does not leave a window for others
+        chain, _ = self.chain(client, self.digests(client, ns), range(len(kv)))
+        return client, ns, Window(client, ns, **more), chain, kv
+
+    def assert_read(self, window, places, kv):
+        for place, block in zip(places, kv):
+            self.assertEqual(window.read(place), block.tobytes(), place)
+
+
+class Pins(Case):
+    def test_blocks_in_dram_move_and_are_read(self):
+        client, _, window, chain, kv = self.pinned()
+        before = self.metrics(client)
+        places = window.pin(chain, self.blocks)
+        self.assert_read(window, places, kv)
+        self.assertEqual(window.last.get("moved", 0), self.blocks)
+        metrics = self.metrics(client)
+        self.assertEqual(metrics["window_moves"] - before["window_moves"], self.blocks)
+        self.assertEqual((metrics["window_pins"], metrics["window_pinned_bytes"]), (self.blocks, self.blocks * PART))
+        self.assertGreaterEqual(metrics["window_bytes"], metrics["window_pinned_bytes"])
+        again = window.pin(chain, self.blocks)
+        self.assertEqual(again, places, "a pin that stands tells its place")
+        self.assertEqual((window.last.get("moved", 0), window.last.get("lent", [])), (0, []))
+        client.call("window.close", window=window.number)
+        self.assertEqual(self.metrics(client)["window_pins"], 0)
+
+    def test_what_lies_in_a_window_is_loaded_as_ever(self):
+        client, ns, window, chain, kv = self.pinned(8)
+        window.pin(chain, 8)
+        region = Region(client, ns, IDENTITY, 8)
+        self.assertEqual(region.load(range(8), range(8)), [OK] * 8)
+        self.assertEqual(region.memory[:], kv.tobytes())
+
+    def test_blocks_on_nvme_are_read_into_the_window(self):
+        client, ns, window, chain, kv = self.pinned()
+        self.settled(client, ns)
+        client.call("chain.close", chain=chain)
+        client.call("evict", ns=ns, tier=1)
+        self.assertEqual(client.tiers(ns, *range(self.blocks)), [ON_NVME] * self.blocks)
+        chain, _ = self.chain(client, self.digests(client, ns), range(self.blocks))
+        places = window.pin(chain, self.blocks)
+        self.assert_read(window, places, kv)
+        self.assertEqual(window.last.get("read", 0), self.blocks)
+
+    def test_nobody_writes_but_the_daemon(self):
+        client, _, window, chain, _ = self.pinned(4)
+        answer = client.call("window.pin", window=window.number, chain=chain, n=4)
+        for fd in client.take_fds():
+            with self.assertRaises(OSError):
+                mmap.mmap(fd, 0, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            with self.assertRaises(OSError):
+                os.ftruncate(fd, 0)
+            again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+            with self.assertRaises(OSError):
+                mmap.mmap(again, 0, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            with self.assertRaises(OSError):
+                os.pwrite(again, b"x", 0)
+            with self.assertRaises(OSError):
+                os.ftruncate(again, 0)
+            os.close(again)
+            os.close(fd)
+        self.assertTrue(answer["lent"])
+
+    def test_evicted_by_name_and_purged(self):
+        client, ns, window, chain, kv = self.pinned(12)
+        places = window.pin(chain, 12)
+        client.call("evict", ns=ns, keys=keys(3))
+        self.assertIsNone(window.read(places[3]))
+        self.assert_read(window, places[4:], kv[4:])
+        self.until(lambda: self.metrics(client)["window_pins"] == 11, "the end of its pin")
+        again = window.pin(chain, 12)
+        self.assertEqual((again[3], window.last["missing"]), (None, 1))
+        client.call("namespace.purge", ns=ns)
+        self.assertEqual([window.read(place) for place in places], [None] * 12)
+        self.until(lambda: self.metrics(client)["window_pins"] == 0, "the end of all pins")
+
+    def test_unpin(self):
+        client, _, window, chain, kv = self.pinned(12)
+        places = window.pin(chain, 12)
+        client.call("window.unpin", window=window.number, chain=chain, first=2, n=4)
+        self.assertEqual(self.metrics(client)["window_pins"], 8)
+        client.call("window.unpin", window=window.number, chain=chain, first=2, n=1048576)
+        client.call("window.unpin", window=window.number, chain=chain, first=2, n=1048576)
+        self.assertEqual(self.metrics(client)["window_pins"], 2)
+        self.assert_read(window, places[:2], kv)
+        client.call("chain.close", chain=chain)
+        self.assertEqual(self.metrics(client)["window_pins"], 0)
+
+    def test_a_chain_with_pins_does_not_run_out(self):
+        client, ns, _, _ = self.stored(4)
+        derived, window = self.digests(client, ns), Window(client, ns)
+        chain = client.call("chain.open", ns=derived, lease_ms=100)["chain"]
+        client.call("chain.append", chain=chain, keys=keys(*range(4)))
+        window.pin(chain, 4)
+        idle = client.call("chain.open", ns=derived, lease_ms=100)["chain"]
+        expired = self.metrics(client)["chains_expired"]
+        self.until(lambda: self.metrics(client)["chains_expired"] > expired, "the end of the other chain")
+        self.refused(NOT_FOUND, client.call, "chain.close", chain=idle)
+        self.assertEqual(len(window.pin(chain, 4)), 4)
+
+    def test_more_than_fits(self):
+        client, _, window, chain, kv = self.pinned(5 * SLOTS)
+        places = window.pin(chain, 5 * SLOTS, deadline_ms=20000)
+        self.assertEqual(sum(place is not None for place in places), 4 * SLOTS)
+        self.assertEqual(window.last.get("missing", 0), 0)
+        self.assert_read(window, [p for p in places if p], [b for p, b in zip(places, kv) if p])
+        self.assertEqual(self.metrics(client)["window_bytes"], 4 * EXTENT)
+        full = self.metrics(client)["window_full"]
+        self.assertGreaterEqual(full, SLOTS)
+        client.call("window.unpin", window=window.number, chain=chain, n=SLOTS)
+        places = window.pin(chain, SLOTS, 4 * SLOTS)
+        self.assert_read(window, places, kv[4 * SLOTS:])
+
+    def test_many_windows(self):
+        client = self.client()
+        for i in range(100):
+            ns = client.open(dict(IDENTITY, model=f"{self.id()} {i}", parts=2, shards=[LAYERS, LAYERS]))
+            Window(client, ns, part=i % 2)
+            if len([True for _ in range(i)]) % 15 == 14:  # a connection holds few namespaces
+                client = self.client()
+        self.assertGreaterEqual(self.metrics(client)["windows"], 100)
+
+    def test_parts(self):
+        client = self.client()
+        identity = dict(IDENTITY, model=self.id(), parts=2, shards=[LAYERS, LAYERS])
+        ns, kv = client.open(identity), [random_kv(6, seed) for seed in (3, 4)]
+        for part in range(2):
+            region = Region(client, ns, identity, 6, part)
+            region.memory[:] = kv[part].tobytes()
+            self.assertEqual(region.dump(range(6), range(6)), [OK] * 6)
+        derived = self.digests(client, ns)
+        windows = [Window(client, ns, part=part) for part in range(2)]
+        chains = [client.call("chain.open", ns=derived, part=part)["chain"] for part in range(2)]
+        for part in range(2):
+            client.call("chain.append", chain=chains[part], keys=keys(*range(6)))
+            self.assert_read(windows[part], windows[part].pin(chains[part], 6), kv[part])
+        self.refused(INVALID, windows[0].pin, chains[1], 6)
+        self.refused(INVALID, client.call, "window.open", ns=ns, part=2)
+        self.refused(INVALID, client.call, "window.open", ns=ns, part=1)
+
+
+class Hostile(Case):
+    def test_numbers_that_name_nothing(self):
+        client, ns, window, chain, _ = self.pinned(8)
+        places = window.pin(chain, 8)
+        good = {"window": window.number, "chain": chain, "first": 0, "n": 8}
+        for wrong, code in (({"window": 4000000000}, NOT_FOUND), ({"chain": 4000000000}, NOT_FOUND), ({"first": 1}, INVALID),
+                            ({"n": 9}, INVALID), ({"n": 0}, INVALID), ({"n": 16385}, INVALID), ({"first": 1048575}, INVALID),
+                            ({"priority": 8}, INVALID)):
+            self.refused(code, client.call, "window.pin", **dict(good, **wrong))
+        other, _ = self.again()
+        self.refused(NOT_FOUND, other.call, "window.pin", **good)
+        self.refused(NOT_FOUND, other.call, "window.close", window=window.number)
+        self.refused(INVALID, client.call, "window.open", ns=ns)
+        derived = self.digests(client, ns)
+        self.refused(NOT_FOUND, client.call, "window.open", ns=4000000000)
+        digests = Window(client, derived)
+        self.refused(INVALID, digests.pin, chain, 8)
+        self.assert_read(window, places, random_kv(8, 1))
+
+    def test_releases_of_what_is_not_lent(self):
+        client, _, window, chain, kv = self.pinned(8)
+        places = window.pin(chain, 8)
+        (extent,) = window.extents
+        for extents in ([77], [extent, extent], [extent, 77], [4294967295]):
+            self.refused(INVALID, client.call, "window.release", window=window.number, extents=extents)
+        window.release(extent)
+        self.refused(INVALID, client.call, "window.release", window=window.number, extents=[extent])
+        self.assertIsNone(window.read(places[0]))
+        self.assert_read(window, window.pin(chain, 8), kv)
+
+    def test_a_client_that_reads_no_descriptors(self):
+        client, _, window, chain, _ = self.pinned(8)
+        (extent,) = {place[0] for place in window.pin(chain, 8)}
+        begun = []
+        for _ in range(400):
+            begun.append(client.begin("window.release", window=window.number, extents=[extent]))
+            begun.append(client.begin("window.pin", window=window.number, chain=chain, n=1))
+        codes = set()
+        for msgid in begun:
+            try:
+                client.wait(msgid)
+            except Exception as error:  # pylint: disable=broad-except
+                codes.add(error.code)
+        self.assertLessEqual(codes, {BUSY, INVALID})
+        self.assertIn(BUSY, codes)
+        for fd in client.take_fds():
+            os.close(fd)
+        self.assertLess(len(os.listdir(f"/proc/{self.daemon.process.pid}/fd")), 300)
+
+    def test_no_windows_for_coded_blocks(self):
+        client, ns, _, _ = self.stored(2)
+        shape = [IDENTITY["block_tokens"], SHAPE["kv_heads"], SHAPE["head_dim"]]
+        coded = client.call("encoding.open", ns=ns, encoding="int8", dtype="f16", k=shape, v=shape)["ns"]
+        self.refused(UNSUPPORTED, client.call, "window.open", ns=coded)
+
+
+class NoWindows(Retrieval):
+    def test_refused(self):
+        client, ns, _, _ = self.stored(1)
+        self.refused(UNSUPPORTED, client.call, "window.open", ns=ns)
+
+
+class Tenants(OwnDaemons, Case):
+    """Two tenants, one after the other, of a daemon of each test's own."""
+
+    def start(self, **more):
+        self.daemon = Daemon(folder=self.folder, **dict(self.options, **more))
+        self.addCleanup(self.daemon.stop)
+
+    def of(self, uid, blocks, seed):
+        """The same as pinned() for a uid's tenant, with blocks of that seed."""
+        client = Reader(self.daemon, uid=uid)
+        self.addCleanup(client.close)
+        identity = dict(IDENTITY, model=self.id())
+        ns, kv = client.open(identity), random_kv(blocks, seed)
+        region = Region(client, ns, identity, blocks)
+        region.memory[:] = kv.tobytes()
+        self.assertEqual(set(region.dump(range(blocks), range(blocks))), {OK})
+        self.settled(client, ns)
+        chain, _ = self.chain(client, self.digests(client, ns), range(blocks))
+        return client, ns, Window(client, ns), chain, kv
+
+    def test_one_tenant_sees_nothing_of_the_other(self):
+        self.start()
+        a, a_ns, a_window, a_chain, a_kv = self.of(None, SLOTS, 5)
+        b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, SLOTS, 6)
+        self.assertNotEqual(a.limits["tenant"], b.limits["tenant"])
+        a_places = a_window.pin(a_chain, SLOTS)
+        self.refused(NOT_FOUND, b.call, "window.open", ns=a_ns)
+        b_places = b_window.pin(b_chain, SLOTS)
+        self.assert_read(a_window, a_places, a_kv)
+        self.assert_read(b_window, b_places, b_kv)
+        self.assertFalse({p[0] for p in a_places} & {p[0] for p in b_places}, "an extent is of one tenant")
+        # A's extents go to B, which gets no byte of them.
+        a.close()
+        self.until(lambda: self.metrics(b)["windows"] == 1)
+        mine = b_kv.tobytes()
+        for extent in b_window.extents.values():
+            for at in range(0, EXTENT, PART):
+                data = extent[at:at + PART]
+                self.assertTrue(data.strip(b"\0") == b"" or data[:PART] in mine or len(data) < PART, at)
+
+    def test_a_tenant_gets_its_part_from_another_that_has_more(self):
+        self.start()
+        a, _, a_window, a_chain, a_kv = self.of(None, 4 * SLOTS, 5)
+        a_places = a_window.pin(a_chain, 4 * SLOTS, deadline_ms=20000)
+        self.assertEqual(sum(p is not None for p in a_places), 4 * SLOTS)
+        b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
+        msgid = b.begin("window.pin", window=b_window.number, chain=b_chain, n=4 * SLOTS, deadline_ms=20000)
+        released = 0
+        while released < 2:
+            a.call("health")
+            for extent in a.revoked:
+                self.assertEqual([a_window.read(p) for p in a_places if p[0] == extent], [None] * SLOTS)
+                a_window.release(extent)
+                released += 1
+            a.revoked = []
+        b_places = b_window.take(b.wait(msgid))
+        self.assertEqual(sum(p is not None for p in b_places), 2 * SLOTS)
+        self.assert_read(b_window, [p for p in b_places if p], [k for p, k in zip(b_places, b_kv) if p])
+        left = [(p, k) for p, k in zip(a_places, a_kv) if p[0] in a_window.extents]
+        self.assertEqual(len(left), 2 * SLOTS)
+        self.assert_read(a_window, *zip(*left))
+        self.assertEqual(self.metrics(b)["window_bytes"], 4 * EXTENT)
+        self.assertGreaterEqual(self.metrics(b)["window_revocations"], 2)
+
+    def test_who_does_not_release_is_dropped(self):
+        self.start()
+        a, _, a_window, a_chain, _ = self.of(None, 4 * SLOTS, 5)
+        a_window.pin(a_chain, 4 * SLOTS, deadline_ms=20000)
+        b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, SLOTS, 6)
+        places = b_window.pin(b_chain, SLOTS, deadline_ms=30000)
+        self.assert_read(b_window, places, b_kv)
+        with self.assertRaises(Exception):
+            while True:
+                a.call("health")
+        self.assertGreaterEqual(self.metrics(b)["window_overdue_bytes"], EXTENT)
+        self.assertIn("overdue", self.daemon.log())
+
+    def test_a_client_that_dies_gives_all_back(self):
+        self.start()
+        a, _, a_window, a_chain, _ = self.of(None, 4 * SLOTS, 5)
+        a_window.pin(a_chain, 4 * SLOTS, deadline_ms=20000)
+        a.close()
+        b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
+        self.until(lambda: self.metrics(b)["windows"] == 1)
+        self.assertEqual(self.metrics(b)["window_pins"], 0)
+        # What nobody pins is DRAM of its tenant, up to that one's part.
+        places = b_window.pin(b_chain, 4 * SLOTS, deadline_ms=20000)
+        self.assertGreaterEqual(sum(place is not None for place in places), 2 * SLOTS)
+        self.assert_read(b_window, [p for p in places if p], [k for p, k in zip(places, b_kv) if p])
+
+    def test_window_size_is_lowered_and_raised(self):
+        config = "window:\n  size: {}MiB\n"
+        self.options = {}
+        self.start(config=config.format(4))
+        a, _, window, chain, kv = self.of(None, 4 * SLOTS, 5)
+        places = window.pin(chain, 4 * SLOTS, deadline_ms=20000)
+        self.daemon.configure(config.format(1))
+        self.assertNotIn("refused", a.call("config.reload"))
+        while len(window.extents) > 1:
+            a.call("health")
+            for extent in a.revoked:
+                window.release(extent)
+            a.revoked = []
+        self.until(lambda: self.metrics(a)["window_bytes"] == EXTENT)
+        left = [(p, k) for p, k in zip(places, kv) if p[0] in window.extents]
+        self.assertEqual(len(left), SLOTS)
+        self.assert_read(window, *zip(*left))
+        self.daemon.configure(config.format(4))
+        a.call("config.reload")
+        places = window.pin(chain, 4 * SLOTS, deadline_ms=20000)
+        self.assert_read(window, places, kv)
+
+
+class Worker:
+    """The client library over a daemon: blocks whose bytes are all their number, and a window."""
+
+    def __init__(self, case, daemon, blocks):
+        self.blocks = blocks
+        self.client = Library(socket=daemon.socket, name="window")
+        case.addCleanup(self.client.close)
+        self.ns = self.client.namespace(Identity(case.id(), "f16", "test/1", IDENTITY["block_tokens"], IDENTITY["shard_bytes"],
+                                                 shards=(LAYERS,)))
+        shared = SharedMemory(PART * blocks)
+        pages = np.frombuffer(shared.buffer, np.uint8).reshape(blocks, PART)
+        pages[:] = (np.arange(blocks) % 251)[:, None]
+        planes = [Plane(0, layer * IDENTITY["shard_bytes"], PART, IDENTITY["shard_bytes"], layer) for layer in range(LAYERS)]
+        self.names = keys(*range(blocks), size=32)
+        with self.ns.register([shared.memory()], planes, blocks=blocks) as region:
+            region.dump(self.names, range(blocks), durable=True).wait()
+        shape = sparse.Shape("float16", SHAPE["kv_heads"] and IDENTITY["block_tokens"], SHAPE["kv_heads"], SHAPE["head_dim"])
+        self.digests = sparse.DigestNamespace(self.ns, sparse.mean(shape))
+        self.chain = self.digests.chain(self.names)
+        self.window = self.ns.window()
+
+    def check(self, place, block):
+        """True: it was read; False: a miss. Never other bytes."""
+        data = self.window.read(place)
+        if data is None:
+            return False
+        assert data == bytes([block % 251]) * PART, f"wrong bytes for block {block}"
+        return True
+
+
+class ByLibrary(OwnDaemons, Case):
+    def start(self, **more):
+        self.daemon = Daemon(folder=self.folder, **dict(self.options, **more))
+        self.addCleanup(self.daemon.stop)
+        return self.daemon
+
+    def test_slots_are_reused_while_others_read(self):
+        worker = Worker(self, self.start(**{"window.size": "1MiB"}), 4 * SLOTS)
+        known, stop, counts, failed = {}, threading.Event(), [0, 0], []
+
+        def reader():
+            try:
+                while not stop.is_set():
+                    for block, place in list(known.items()):
+                        counts[worker.check(place, block)] += 1
+            except BaseException as error:  # pylint: disable=broad-except
+                failed.append(error)
+
+        threads = [threading.Thread(target=reader) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        begun, rounds = time.monotonic(), 0
+        while time.monotonic() < begun + 1 or (counts[0] < 100 and time.monotonic() < begun + 30):
+            first = rounds * 7 % (3 * SLOTS)
+            pinned = worker.window.pin(worker.chain, first, SLOTS)
+            for block, place in enumerate(pinned, first):
+                if place is not None:
+                    known[block] = place
+                    self.assertTrue(worker.check(place, block), "what is pinned is there")
+            worker.window.unpin(worker.chain)
+            rounds += 1
+        stop.set()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failed, [])
+        self.assertGreater(counts[1], 0)
+        self.assertGreater(counts[0], 0, "no slot was reused")
+
+    def test_the_daemon_is_killed_while_others_read(self):
+        worker = Worker(self, self.start(), 2 * SLOTS)
+        pinned = worker.window.pin(worker.chain)
+        self.assertEqual(pinned.placed, 2 * SLOTS)
+        stop, counts, failed = threading.Event(), [0, 0], []
+
+        def reader():
+            try:
+                while not stop.is_set():
+                    for block, place in enumerate(pinned):
+                        counts[worker.check(place, block)] += 1
+            except BaseException as error:  # pylint: disable=broad-except
+                failed.append(error)
+
+        thread = threading.Thread(target=reader)
+        thread.start()
+        self.daemon.kill()
+        self.start()
+        # What is lost of the chain is told once; then all is as before.
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                again = worker.window.pin(worker.chain)
+                break
+            except UcmError as error:
+                self.assertTrue(error.away, error)
+                self.assertLess(time.monotonic(), deadline)
+        stop.set()
+        thread.join()
+        self.assertEqual(failed, [])
+        self.assertEqual([worker.check(place, block) for block, place in enumerate(pinned)], [False] * 2 * SLOTS)
+        self.assertEqual([worker.check(place, block) for block, place in enumerate(again)], [True] * len(again))
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main(verbosity=1)
