@@ -103,6 +103,54 @@ Test(arena_nodes, a_full_node_borrows_and_nothing_is_refused_while_there_is_room
     close_arena();
 }
 
+static unsigned windows_ready;
+
+static void window_cb(void *ctx, enum arena_window_event event, uint32_t window, void *base,
+                      uint64_t bytes)
+{
+    (void)ctx, (void)base, (void)bytes;
+    windows_ready += event == WINDOW_READY;
+    if (event == WINDOW_GOES)
+        arena_window_let_go(arena, window);
+}
+
+/* Windows are spread as the arena is, and count in no node's memory of it. */
+Test(arena_nodes, windows_are_spread_too)
+{
+    struct arena_config c = {.size = 2 * MIB,
+                             .extent = MIB,
+                             .prefault = true,
+                             .numa = &fake_numa,
+                             .extent_ready_cb = ready_cb,
+                             .window = 4 * MIB,
+                             .window_max = 4 * MIB,
+                             .window_cb = window_cb};
+    unsigned on[2] = {0, 0};
+    struct arena_group *g;
+    uv_async_t awake;
+    slot_ref slot;
+
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    wait_ready(2 * MIB);
+    cr_assert_eq(arena_group_open(arena, "a", &g), 0);
+    cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
+    for (unsigned i = 0; i < 4; i++) {
+        cr_assert_eq(arena_alloc_window(arena, g, MIB, 1, &slot), -EAGAIN);
+        for (int turns = 0; turns < 5000 && windows_ready == i; turns++) {
+            uv_run(&loop, UV_RUN_NOWAIT);
+            uv_sleep(1);
+        }
+        cr_assert_eq(arena_alloc_window(arena, g, MIB, 1, &slot), 0);
+        on[arena_slot_node(arena, slot) == NODE_B]++;
+    }
+    cr_expect(on[0] == 2 && on[1] == 2);
+    cr_expect(node_at(0).ready_bytes == MIB && node_at(0).used_bytes == 0);
+    uv_close((uv_handle_t *)&awake, NULL);
+    arena_group_close(arena, g);
+    close_arena();
+}
+
 /* An extent that is not full comes before a fresh one, wherever it lies. */
 Test(arena_nodes, wanted_nowhere_in_particular)
 {

@@ -1,6 +1,12 @@
 /* Parts move into windows: read there, or copied and exchanged once nobody else uses them. */
 #include "tests/unit/relocate_rig.h"
 
+#include "daemon/arena/persist.h"
+#include "daemon/cache/snapshot.h"
+#include "daemon/cache/snapshot_format.h"
+
+#include <stdio.h>
+
 TestSuite(cache_relocate, .init = relocate_open, .fini = relocate_close);
 
 static void tier_finish_all(void)
@@ -478,6 +484,72 @@ Test(cache_relocate, a_lower_budget_waits_for_users)
     await(WINDOW_GONE, 1);
     cr_expect_not(readable(group, &place));
     cr_expect_not(in_dram(rig.one, 1));
+}
+
+/* Write-behind reads window slots as any other. */
+Test(cache_relocate, written_from_the_window)
+{
+    block_ref ref;
+
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = 1u << 30;
+    ref = store(rig.one, 1);
+    (void)moved(ref, 0);
+    cr_expect_eq(block_of(ref)->part[0].nvme, PART_NVME_NONE);
+    rig.tier.refuse_n = 0;
+    cache_put(rig.cache, ref, 0);
+    tier_finish_all();
+    cr_assert_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);
+    drop(ref);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    cr_expect_eq(arena_window_used(rig.arena), 0u);
+    cache_lease(rig.cache, ref);
+    cr_assert_eq(
+        cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &(struct cache_wait){.done_cb = got_cb}),
+        CACHE_PENDING);
+    fake_next(&rig.tier, 0);
+    cr_expect(marks_right(ref, 0));
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
+/* Their memory ends with the daemon. */
+Test(cache_relocate, a_snapshot_leaves_them_out)
+{
+    char folder[] = "/dev/shm/ucm-test-relocate-XXXXXX", why[PERSIST_WHY_BYTES], command[80];
+    struct persist_identity id;
+    struct snapshot_head head;
+    struct persist *k;
+    const uint8_t *p;
+    size_t n, at;
+    block_ref ref;
+
+    cr_assert(mkdtemp(folder));
+    cr_assert_eq(persist_open(folder, &k, why), 0, "%s", why);
+    cr_assert_eq(persist_reset(k, 2 * MIB), 0);
+    for (uint64_t i = 1; i <= 3; i++)
+        drop(stored(rig.one, i));
+    ref = find(rig.one, 2);
+    cache_lease(rig.cache, ref);
+    (void)moved(ref, 0);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+    cr_assert_eq(cache_snapshot_start(rig.cache, k), 0);
+    for (int i = 0; i < 5000 && !cache_snapshot_ready(rig.cache); i++) {
+        turn();
+        uv_sleep(1);
+    }
+    cache_snapshot_finish(rig.cache);
+    persist_close(k);
+    cr_assert_eq(persist_open(folder, &k, why), 0, "%s", why);
+    p = persist_snapshot(k, &n);
+    cr_assert(p);
+    id = persist_identity(k);
+    cr_assert_eq(snapshot_check(p, n, &id, MIB, &head, &at), 0);
+    cr_expect_eq(head.parts, 2u);
+    persist_close(k);
+    snprintf(command, sizeof(command), "rm -r %s", folder);
+    cr_assert_eq(system(command), 0);
 }
 
 /* Blocks of two parts, of which one lies in a window. */
