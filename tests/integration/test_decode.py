@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from vllm_paths import TOP  # noqa: F401  sets the paths
 
 from ucmclient import BlockResult, sparse
-from ucmclient.decode import Decoder, Lost, Policy, Refused, Room, Rows
+from ucmclient.decode import Decoder, Lost, Choices, Refused, Room, Rows
 from ucmclient.errors import Status, UcmError
 
 SHAPE = sparse.Shape("f32", tokens=16, kv_heads=2, head_dim=8)
@@ -25,7 +25,7 @@ class Needs(unittest.TestCase):
             choice = draw.choice((
                 sparse.TopK(draw.randrange(3), 1, draw.choice((0, 0, 5)), draw.random(), draw.randrange(6), draw.choice((0, 0, 70))),
                 sparse.Mass(draw.randrange(3), 1, draw.choice((0, 4)), draw.random())))
-            policy = Policy.alike(choice, 3)
+            policy = Choices.alike(choice, 3)
             digests = sparse.Digests(DIGEST, draw.randbytes(DIGEST.bytes * n))
             chosen = digests.select(memoryview(bytes(2 * 8 * 4)).cast("f", (2, 8)), policy.of_candidates(0), policy.score)
             room = policy.room(0, n, SHAPE.tokens)
@@ -35,7 +35,7 @@ class Needs(unittest.TestCase):
                 self.assertEqual(max(map(len, chosen.lists)), room, (choice, n))
 
     def test_a_request(self):
-        policy = Policy.alike(sparse.TopK(sparse_ratio=0.5, min_blocks=1), 4)
+        policy = Choices.alike(sparse.TopK(sparse_ratio=0.5, min_blocks=1), 4)
         room = Room(slots=40, rows=20)
         need = room.needed(policy, tokens=200, lists=1, block_tokens=16)
         self.assertEqual((need.slots, need.rows), (4 * 5, 10))
@@ -50,7 +50,7 @@ class Needs(unittest.TestCase):
     def test_windows_are_alike(self):
         for windows in ((0, 0), (1, 2)):
             with self.assertRaisesRegex(ValueError, "all must have one size, 1 or more"):
-                Policy(tuple(sparse.TopK(local_window_sz=n) for n in windows))
+                Choices(tuple(sparse.TopK(local_window_sz=n) for n in windows))
 
 
 class Shared(unittest.TestCase):
@@ -130,7 +130,7 @@ OK, MISS, NO_ROOM = BlockResult.OK, BlockResult.MISS, BlockResult.NO_ROOM
 class Served(unittest.TestCase):
     def step(self, source, slots=4, deadline=5.0):
         """Two sequences that miss two blocks of which one is both's; the names of those that lost any."""
-        policy = Policy.alike(sparse.TopK(), 2)
+        policy = Choices.alike(sparse.TopK(), 2)
         self.slots = Slots()
         self.slots.free = slots
         self.decoder = decoder = Decoder(source, DIGEST, policy, Room(8, 8), self.slots, requests=2, shard_bytes=64, deadline=deadline)
@@ -178,7 +178,7 @@ class Served(unittest.TestCase):
 
     def test_no_row(self):
         source = Source([OK])
-        decoder = Decoder(source, DIGEST, Policy.alike(sparse.TopK(), 1), Room(1, 1), Slots(), requests=1, shard_bytes=64)
+        decoder = Decoder(source, DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 1), Slots(), requests=1, shard_bytes=64)
         with self.assertRaisesRegex(Lost, "all rows"):
             decoder.extend(decoder.open("a"), [b"0" * 32, b"1" * 32], lambda i: [bytes(16 * 2 * 8 * 4)])
         decoder.close("a")

@@ -16,12 +16,12 @@ import model
 from engine import HostPages, Pool
 from sparse_engine import LOSSES, SparseEngine
 from ucmclient import sparse
-from ucmclient.decode import Policy, Refused
+from ucmclient.decode import Choices, Refused
 from ucmclient.vllm.connector import UcmConnector
 
 
 def policy(choice, score=sparse.Score()):
-    return Policy.alike(choice, model.LAYERS, score)
+    return Choices.alike(choice, model.LAYERS, score)
 
 
 QUARTER = policy(sparse.TopK(sparse_ratio=0.25, min_blocks=1, local_window_sz=1))
@@ -174,7 +174,7 @@ class Attended(Together):
         for of in (policy(sparse.TopK(topk_tokens=2 * BLOCK, min_blocks=1, local_window_sz=1)),
                    policy(sparse.Mass(eps=0.6, beta_m=0.25, limit=5)),
                    policy(parts, sparse.Score(heads="max")),
-                   Policy((sparse.TopK(sparse_ratio=1.0), parts, parts))):
+                   Choices((sparse.TopK(sparse_ratio=1.0), parts, parts))):
             with self.subTest(of):
                 e = self.engine(of)
                 self.check(e, e.request("some", self.KNOWN, outputs=10))

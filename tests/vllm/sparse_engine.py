@@ -41,7 +41,7 @@ import numpy as np
 import kernels
 import model as M
 from engine import BLOCK, HOLE, LATER, Engine, Request
-from ucmclient.decode import Decoder, Lost, Policy, Refused, Room
+from ucmclient.decode import Decoder, Lost, Refused, Room
 
 LOSSES = 3
 
@@ -102,7 +102,7 @@ class SparseRank:
 
     def attended(self, layer, sequence, pages, position, q):
         """For each head: the blocks that it chose, and its attention over them and the window."""
-        n = self.decoder.policy.candidates(position // BLOCK)
+        n = self.decoder.choices.candidates(position // BLOCK)
         lists = self.decoder.choose(sequence, layer, n, np.concatenate([q[M.heads_of(head)] for head in self.heads]))
         lists *= len(self.heads) // len(lists)
         slots = self.decoder.resolve(sequence, layer, [b for b in sorted(set().union(*lists)) if pages[b] == HOLE])
@@ -145,7 +145,7 @@ class SparseRank:
 
 class SparseEngine(Engine):
     def __init__(self, model, connector, *, sparse, slots=256, rows=256, stream=8, fetch_deadline=2.0, patience=2.0, **more):
-        """sparse: a Policy. patience: seconds for which a request waits for its own pages."""
+        """sparse: Choices of ucmclient.decode. patience: seconds for which a request waits for its own pages."""
         self.policy, self.room, self.patience = sparse, Room(slots, rows, stream), patience
         super().__init__(model, connector, **{"digests": "mean", **more})
         self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, fetch_deadline) for i, rank in enumerate(self.ranks)]

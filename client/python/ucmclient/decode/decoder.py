@@ -13,7 +13,7 @@ from ..errors import Status, UcmError
 from ..memory import SharedMemory
 from ..sparse.chain import Chain, DigestNamespace
 from ..sparse.digest import Digest, Digests
-from .policy import Policy, Room
+from .choices import Choices, Room
 from .rows import Rows
 
 #: Pause before asking a daemon again that is away, or has no room now.
@@ -123,7 +123,7 @@ class Decoder:
         self,
         source: Source,
         digest: Digest,
-        policy: Policy,
+        choices: Choices,
         room: Room,
         slots: Slots,
         *,
@@ -133,10 +133,11 @@ class Decoder:
         deadline: float = 2.0,
         timeout: float = 1.0,
     ):
-        """slots: empty, for as many layers, rows, slots and requests. deadline: for blocks and digests to come, in seconds. timeout: of calls that only name them."""
-        self.source, self.digest, self.policy, self.room = source, digest, policy, room
+        """slots: empty, for as many layers, rows, slots and requests. deadline: for blocks and digests to come, in seconds.
+        timeout: of calls that only name them."""
+        self.source, self.digest, self.choices, self.room = source, digest, choices, room
         self.part, self.deadline, self.timeout = part, deadline, timeout
-        self.layers, self.shard_bytes = len(policy.choices), shard_bytes
+        self.layers, self.shard_bytes = len(choices.layers), shard_bytes
         self.counts = Counts()
         self.slots, self._numbers = slots, list(range(requests))
         self.rows = Rows(room.rows, slots.forget)
@@ -316,13 +317,13 @@ class Decoder:
 
     def choose(self, sequence: Sequence, layer: int, candidates: int, q: Any, dtype: Any = None) -> list[list[int]]:
         """Of the first `candidates` blocks, lists as Digests.select has them."""
-        lists = self.digest.shape.kv_heads if self.policy.score.heads == "each" else 1
+        lists = self.digest.shape.kv_heads if self.choices.score.heads == "each" else 1
         if candidates == 0:
             return [[] for _ in range(lists)]
         rows = sequence.rows[:candidates]
         assert len(rows) == candidates
         of_rows = b"".join(self._digests.buffer[self._at(layer, row)] for row in rows)
-        chosen = Digests(self.digest, of_rows).select(q, self.policy.of_candidates(layer), self.policy.score, dtype)
+        chosen = Digests(self.digest, of_rows).select(q, self.choices.of_candidates(layer), self.choices.score, dtype)
         return [list(one) for one in chosen.lists]
 
     def resolve(self, sequence: Sequence, layer: int, blocks: abc.Sequence[int]) -> dict[int, int]:
