@@ -52,11 +52,11 @@ def tables(results):
     groups = {}
     for context, rows in results.items():
         kind, length = context.split()[0], next(iter(rows.values()))["length"] if rows else 0
-        groups.setdefault((kind, length // 1024), []).append(context)
+        groups.setdefault((kind, round(length / 512) * 512), []).append(context)
     for (kind, length), contexts in sorted(groups.items()):
         common = [name for name in results[contexts[0]] if all(name in results[c] for c in contexts)]
         rows = {name: pooled([results[c][name] for c in contexts]) for name in common}
-        yield f"## {kind}, {length}k: {', '.join(contexts)}\n"
+        yield f"## {kind}, about {length} tokens: {', '.join(contexts)}\n"
         yield "| policy | share attended | tokens | union of heads | answers kept | same token | KL | perplexity |"
         yield "|---|---|---|---|---|---|---|---|"
         yield from (line(name, r) for name, r in rows.items())
