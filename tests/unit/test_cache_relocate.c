@@ -489,6 +489,7 @@ Test(cache_relocate, a_lower_budget_waits_for_users)
 /* Write-behind reads window slots as any other. */
 Test(cache_relocate, written_from_the_window)
 {
+    struct cache_wait w = {.done_cb = got_cb};
     block_ref ref;
 
     rig.tier.refuse = -EAGAIN;
@@ -504,9 +505,7 @@ Test(cache_relocate, written_from_the_window)
     cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
     cr_expect_eq(arena_window_used(rig.arena), 0u);
     cache_lease(rig.cache, ref);
-    cr_assert_eq(
-        cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &(struct cache_wait){.done_cb = got_cb}),
-        CACHE_PENDING);
+    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_PENDING);
     fake_next(&rig.tier, 0);
     cr_expect(marks_right(ref, 0));
     cache_put(rig.cache, ref, 0);
