@@ -143,23 +143,28 @@ static void revoke_cb(void *ctx, struct arena_group *group, uint32_t extent)
     }
 }
 
-/* Each is checked before any is released: 0 or -code. */
-static int release_check(struct call *call, const struct window *w)
+/* Each is checked before any is released: 0 or -code. Those that were looked at are marked meanwhile, to find one
+ * that is named twice. */
+static int release_check(struct call *call, struct window *w)
 {
     const struct msg_window_release *m = &call->params.window_release;
+    uint32_t n = 0;
 
-    for (uint32_t i = 0; i < m->extents.n; i++) {
-        uint32_t extent = m->extents.p[i];
+    for (; n < m->extents.n; n++) {
+        uint32_t extent = m->extents.p[n];
 
         if (extent >= w->tenant->header.extents || w->map[extent] == WINDOW_UNMAPPED)
-            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
-                                 "extent %u is not lent to this window", extent);
-        for (uint32_t j = 0; j < i; j++)
-            if (m->extents.p[j] == extent)
-                return ucm_error_set(&call->error, UCM_WIRE_INVALID, "extent %u is named twice",
-                                     extent);
+            ucm_error_set(&call->error, UCM_WIRE_INVALID, "extent %u is not lent to this window",
+                          extent);
+        else if (w->map[extent] & WINDOW_NAMED)
+            ucm_error_set(&call->error, UCM_WIRE_INVALID, "extent %u is named twice", extent);
+        if (call->error.code != 0)
+            break;
+        w->map[extent] |= WINDOW_NAMED;
     }
-    return 0;
+    while (n > 0)
+        w->map[m->extents.p[--n]] &= (uint8_t)~WINDOW_NAMED;
+    return -call->error.code;
 }
 
 int method_window_release(struct call *call)

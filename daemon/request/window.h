@@ -25,7 +25,7 @@ struct window_tenant {
     uint32_t windows;
 };
 
-enum window_map { WINDOW_UNMAPPED, WINDOW_MAPPED, WINDOW_REVOKED };
+enum window_map { WINDOW_UNMAPPED, WINDOW_MAPPED, WINDOW_REVOKED, WINDOW_NAMED = 0x80 };
 
 struct window {
     struct list link; /* in rq->windows.all */

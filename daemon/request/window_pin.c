@@ -30,7 +30,8 @@ struct pin_request {
     uint8_t priority;
     bool pin; /* else it is an unpin */
     bool stopping, pumping, yielded;
-    bool rewind; /* blocks found no space, and another tenant's pins end to make some */
+    bool full;   /* a block found no space in the window: the others need not search for some */
+    bool rewind; /* and another tenant's pins end to make some */
     struct list waits;
     struct pin_wait *spare;
     struct cache_retry retry; /* for the next turn, or for space */
@@ -210,6 +211,10 @@ static void block_take(struct pin_request *q, uint32_t block, const struct cache
 /* Other failures are for want of space or time. */
 static void block_failed(struct pin_request *q, int status)
 {
+    if (status == -ENOSPC) {
+        q->full = true;
+        q->rewind = q->rewind || window_claim(q->w);
+    }
     q->missing += status == -ENOENT || status == -EIO || status == -EBADMSG;
 }
 
@@ -222,8 +227,6 @@ static void moved_cb(struct cache_move *m, int status)
     q->waits_n--;
     if (status == 0)
         block_take(q, pw->block, m);
-    else if (status == -ENOSPC && window_claim(q->w))
-        q->rewind = true;
     else
         block_failed(q, status);
     free(pw);
@@ -240,6 +243,7 @@ static bool spare_reserve(struct pin_request *q)
 /* 0: begun, or ended; -EBUSY: no slot now. */
 static int block_begin(struct pin_request *q, uint32_t block)
 {
+    struct arena_place place;
     struct pin_wait *pw;
     int rc;
 
@@ -258,6 +262,9 @@ static int block_begin(struct pin_request *q, uint32_t block)
         q->missing++;
         return 0;
     }
+    if (q->full &&
+        !cache_window_place(cache_of_pin(q), q->ch->blocks[block].base, q->ch->part, &place))
+        return 0;
     pw = q->spare;
     *pw =
         (struct pin_wait){.q = q,
@@ -271,8 +278,6 @@ static int block_begin(struct pin_request *q, uint32_t block)
         q->spare = NULL;
         q->waits_n++;
         list_push_back(&q->waits, &pw->link);
-    } else if (rc == -ENOSPC && window_claim(q->w)) {
-        q->rewind = true;
     } else if (rc == -EBUSY) {
         return rc;
     } else {
@@ -293,7 +298,7 @@ static void again_cb(struct deadline *d)
 {
     struct pin_request *q = LIST_ENTRY(d, struct pin_request, again);
 
-    q->yielded = q->rewind = false;
+    q->yielded = q->full = q->rewind = false;
     q->cursor = q->missing = 0;
     pin_pump(q);
 }
