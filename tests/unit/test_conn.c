@@ -311,17 +311,15 @@ static void send_too_much_with_fds(void)
     int fd = dup(rig.peer);
 
     conn_send_fds(rig.conn, &b, &fd, 1);
+    cr_expect_lt(fcntl(fd, F_GETFD), 0, "closed, as it can't be sent");
     send_a_word();
 }
 
 Test(conn, without_memory_for_an_answer_its_descriptors_are_closed)
 {
-    int before = open_fds();
-
     rig.in_call = true;
     send_too_much_with_fds();
     rig.in_call = false;
-    cr_expect_eq(open_fds(), before);
     expect_closed();
 }
 
