@@ -65,7 +65,7 @@ build_of() {
     esac
 }
 
-# start_build PHASE [WORD...]: in the background, behind these words. Python loads the plain client library.
+# start_build PHASE [WORD...]: in the background, behind these words. Tests of all phases use some of the plain build.
 start_build() {
     local phase=$1 arguments folder targets
     shift
@@ -73,7 +73,7 @@ start_build() {
     mkdir -p "$results/$phase"
     {
         started=$SECONDS
-        "$@" "${make[@]}" -s build/libucmclient.so &&
+        "$@" "${make[@]}" -s build/libucmclient.so build/ucmctl build/ucm-bench &&
             "$@" "${make[@]}" -k "${arguments[@]}" "${targets[@]}"
         echo "$? $((SECONDS - started))" >"$results/$phase/build.status"
     } >"$results/$phase/build.log" 2>&1 </dev/null &
@@ -182,6 +182,11 @@ environment() {
     local label=$1 o=$PWD/$2 log=$results/$1/$3.san
     export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCM_BENCH=$o/ucm-bench UCM_PHASE=$label
     export UCMCLIENT_LIB=$PWD/build/libucmclient.so PYTHONPATH=$PWD/client/python
+    # What has one thread, or only makes work for a daemon, does it without ThreadSanitizer.
+    if [ "$label" = tsan ]; then
+        [ "$3" = test_ucmctl_host.py ] || UCMCTL=$PWD/build/ucmctl
+        case $3 in test_bench_* | test_record.py) ;; *) UCM_BENCH=$PWD/build/ucm-bench ;; esac
+    fi
     # Its threads spin for work, on cores that other tests want.
     export OPENBLAS_NUM_THREADS=1
     export ASAN_OPTIONS="strict_string_checks=1:detect_leaks=1:log_path=$log"
@@ -203,7 +208,7 @@ pythons() {
         # These load into the same blocks twice at once, which races in the worker's memory by design.
         test_protocol*:tsan) continue ;;
         # What is theirs has one thread, or is the plain library; the daemon below them is in other tests.
-        test_vllm_*:tsan | test_select_numpy.py:tsan | test_sparse_python.py:tsan | test_pages.py:tsan) continue ;;
+        test_vllm_*:tsan | test_sparse_python.py:tsan | test_pages.py:tsan) continue ;;
         esac
         echo "$file"
     done | awk '!seen[$0]++'

@@ -324,6 +324,7 @@ class Growing(unittest.TestCase):
         self.assertEqual([t["capacity_bytes"] for t in frame["tiers"]], [512 << 20])
 
 
+@unittest.skipIf(os.environ.get("UCM_PHASE") == "tsan", "so slow a daemon keeps up with any disk")
 class DroppedWrites(unittest.TestCase):
     def test_health_says_that_the_disk_is_too_slow(self):
         """One write at a time, beside a DRAM that turns over."""
