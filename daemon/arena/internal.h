@@ -1,5 +1,5 @@
 /* Shared by the files of this room only: arena.c has the slots, grow.c makes extents ready, window.c lends
- * window extents, window_make.c gets and gives back their memory. */
+ * window extents, group.c has those that they are lent to, window_make.c gets and gives back their memory. */
 #ifndef UCMD_ARENA_INTERNAL_H
 #define UCMD_ARENA_INTERNAL_H
 
@@ -150,6 +150,21 @@ static inline bool arena_slot_used(const struct extent *e, uint32_t slot)
     return !(e->owner[slot] & SLOT_FREE);
 }
 
+static inline uint32_t arena_window_number(const struct arena *a, const struct window *w)
+{
+    return (uint32_t)(w - a->windows.window);
+}
+
+static inline struct extent *arena_window_extent(const struct arena *a, const struct window *w)
+{
+    return &a->extent[a->extents + arena_window_number(a, w)];
+}
+
+static inline struct window *arena_extent_window(const struct arena *a, const struct extent *e)
+{
+    return &a->windows.window[(uint32_t)(e - a->extent) - a->extents];
+}
+
 /* window.c: address space for config.window_max, or what there is. 0 or -errno. */
 int arena_windows_init(struct arena *a);
 /* The thread has ended, and nobody uses or maps anything. */
@@ -158,6 +173,13 @@ void arena_windows_close(struct arena *a);
 void arena_window_slot_freed(struct arena *a, struct extent *e);
 /* The list of its class, for an extent with slots. */
 struct list *arena_window_partial(struct arena *a, struct extent *e);
+/* The window has no slots: who wants it now? */
+void arena_window_settle(struct arena *a, struct window *w);
+
+/* group.c */
+void arena_group_free(struct arena *a, struct arena_group *g);
+/* Frees the group that nobody opened and nothing is lent to. */
+void arena_group_settle(struct arena *a, struct arena_group *g);
 _Atomic uint64_t *arena_generation(struct arena *a, uint32_t extent, uint32_t slot);
 
 /* window_make.c: the thread gets the window's memory, or gives it back (by w->state), and puts it into `ended`.

@@ -1,5 +1,4 @@
-/* Windows: extents that are lent to one tenant each, and the tables that tell its workers which slots hold
- * what they were told.
+/* Windows: extents that are lent to one tenant each.
  *
  *   FREE --asked for--> MAKING --thread: has memory--> LENT --no slots, no mapping--> GOING
  *        <--thread: given back-- ENDING <--devices let go--'
@@ -18,35 +17,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* After a loan failed, the group's next one waits. */
-#define LOAN_RETRY_MIN_MS 100u
-#define LOAN_RETRY_MAX_MS 10000u
 /* Pages of the largest kind that the kernel gives files of memory. */
 #define HUGE_BYTES (2ull << 20)
 
-static uint32_t number_of(const struct arena *a, const struct window *w)
-{
-    return (uint32_t)(w - a->windows.window);
-}
-
-static struct extent *extent_of_window(const struct arena *a, const struct window *w)
-{
-    return &a->extent[a->extents + number_of(a, w)];
-}
-
-static struct window *window_of_extent(const struct arena *a, const struct extent *e)
-{
-    return &a->windows.window[(uint32_t)(e - a->extent) - a->extents];
-}
-
 static char *window_base(const struct arena *a, const struct window *w)
 {
-    return arena_extent_base(a, a->extents + number_of(a, w));
+    return arena_extent_base(a, a->extents + arena_window_number(a, w));
 }
 
 static void report(struct arena *a, const struct window *w, enum arena_window_event event)
 {
-    a->config.window_cb(a->config.ctx, event, number_of(a, w), window_base(a, w), a->config.extent);
+    a->config.window_cb(a->config.ctx, event, arena_window_number(a, w), window_base(a, w),
+                        a->config.extent);
 }
 
 /* ---- life ---- */
@@ -56,6 +38,7 @@ int arena_windows_init(struct arena *a)
     struct windows *ws = &a->windows;
     uint64_t bytes = ws->n * a->config.extent, skip;
     char *p;
+    int rc;
 
     list_init(&ws->free);
     list_init(&ws->groups);
@@ -70,9 +53,13 @@ int arena_windows_init(struct arena *a)
     p = mmap(NULL, bytes + HUGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
              0);
     if (p == MAP_FAILED) {
+        rc = -errno;
         free(ws->window);
         ws->window = NULL;
-        return -errno;
+        ws->n = 0;
+        log_warn("arena", "no-windows", "bytes=%llu error=%s", (unsigned long long)bytes,
+                 strerror(-rc));
+        return a->config.window > 0 ? rc : 0; /* a limit on address space, and nobody wants any */
     }
     skip = HUGE_BYTES - (uintptr_t)p % HUGE_BYTES;
     munmap(p, skip);
@@ -89,29 +76,6 @@ int arena_windows_init(struct arena *a)
     pthread_mutex_init(&ws->lock, NULL);
     pthread_cond_init(&ws->more, NULL);
     return 0;
-}
-
-static void table_close(struct arena *a, struct arena_group *g)
-{
-    if (g->header)
-        munmap(g->header,
-               ucm_window_table_bytes(a->windows.n, (uint32_t)(a->config.extent / ARENA_ALIGN)));
-    if (g->read_fd >= 0)
-        close(g->read_fd);
-    if (g->fd >= 0)
-        close(g->fd);
-}
-
-static void group_free(struct arena *a, struct arena_group *g)
-{
-    struct list *node;
-
-    while ((node = list_pop_front(&g->classes)) != NULL)
-        free(LIST_ENTRY(node, struct window_class, link));
-    list_remove(&g->link);
-    table_close(a, g);
-    free(g->tenant);
-    free(g);
 }
 
 void arena_windows_close(struct arena *a)
@@ -131,143 +95,12 @@ void arena_windows_close(struct arena *a)
             if (w->fd >= 0)
                 close(w->fd);
         }
-        group_free(a, g);
+        arena_group_free(a, g);
     }
     free(ws->window);
     pthread_cond_destroy(&ws->more);
     pthread_mutex_destroy(&ws->lock);
     ws->base = NULL;
-}
-
-/* ---- groups ---- */
-
-static int table_open(struct arena *a, struct arena_group *g)
-{
-    uint32_t slots = (uint32_t)(a->config.extent / ARENA_ALIGN);
-    uint64_t bytes = ucm_window_table_bytes(a->windows.n, slots);
-    void *p;
-    int rc = arena_memfd("ucmd-window-table", bytes, &g->fd);
-
-    if (rc < 0)
-        return rc;
-    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, g->fd, 0);
-    if (p == MAP_FAILED)
-        return -errno;
-    g->header = p;
-    g->generation = (_Atomic uint64_t *)((char *)p + UCM_WINDOW_HEADER_BYTES);
-    (void)madvise(p, bytes, MADV_DONTDUMP);
-    memcpy(g->header->magic, UCM_WINDOW_MAGIC, sizeof(g->header->magic));
-    g->header->version = UCM_WINDOW_VERSION;
-    g->header->slot_align = UCM_WINDOW_ALIGN;
-    g->header->extent_bytes = a->config.extent;
-    g->header->extents = a->windows.n;
-    g->header->slots_per_extent = slots;
-    g->read_fd = arena_memfd_share(g->fd);
-    return g->read_fd < 0 ? g->read_fd : 0;
-}
-
-static int group_new(struct arena *a, const char *tenant, struct arena_group **out)
-{
-    struct arena_group *g = calloc(1, sizeof(*g));
-    int rc = -ENOMEM;
-
-    if (!g)
-        return rc;
-    g->fd = g->read_fd = -1;
-    list_init(&g->link);
-    list_init(&g->windows);
-    list_init(&g->classes);
-    list_init(&g->empty);
-    backoff_init(&g->failed, LOAN_RETRY_MIN_MS, LOAN_RETRY_MAX_MS, 0);
-    g->tenant = strdup(tenant);
-    if (g->tenant)
-        rc = table_open(a, g);
-    if (rc < 0) {
-        group_free(a, g);
-        return rc;
-    }
-    list_push_back(&a->windows.groups, &g->link);
-    *out = g;
-    return 0;
-}
-
-static struct arena_group *group_find(const struct arena *a, const char *tenant)
-{
-    const struct list *groups = &a->windows.groups;
-
-    for (struct list *node = groups->next; node != groups; node = node->next) {
-        struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
-
-        if (strcmp(g->tenant, tenant) == 0)
-            return g;
-    }
-    return NULL;
-}
-
-int arena_group_open(struct arena *a, const char *tenant, struct arena_group **out)
-{
-    struct arena_group *g;
-    int rc = 0;
-
-    if (a->windows.n == 0)
-        return -EOPNOTSUPP;
-    g = group_find(a, tenant);
-    if (!g)
-        rc = group_new(a, tenant, &g);
-    if (rc < 0)
-        return rc;
-    g->opens++;
-    *out = g;
-    return 0;
-}
-
-void arena_group_ref(struct arena_group *g)
-{
-    g->opens++;
-}
-
-static void group_settle(struct arena *a, struct arena_group *g)
-{
-    if (g->opens == 0 && g->lent == 0)
-        group_free(a, g);
-}
-
-/* An extent that was lent for those who have gone, and never used. */
-static void window_settle(struct arena *a, struct window *w);
-
-void arena_group_close(struct arena *a, struct arena_group *g)
-{
-    struct list *node;
-
-    assert(g->opens > 0);
-    if (--g->opens > 0)
-        return;
-    g->opens = 1; /* it stays during this call */
-    for (node = g->empty.next; node != &g->empty;) {
-        struct extent *e = LIST_ENTRY(node, struct extent, link);
-
-        node = node->next;
-        window_settle(a, window_of_extent(a, e));
-    }
-    g->opens = 0;
-    group_settle(a, g);
-}
-
-const char *arena_group_tenant(const struct arena_group *g)
-{
-    return g->tenant;
-}
-
-int arena_group_table(const struct arena_group *g, struct ucm_window_header *out)
-{
-    memcpy(out->magic, g->header->magic, sizeof(out->magic));
-    out->version = g->header->version;
-    out->slot_align = g->header->slot_align;
-    out->extent_bytes = g->header->extent_bytes;
-    out->extents = g->header->extents;
-    out->slots_per_extent = g->header->slots_per_extent;
-    atomic_init(&out->epoch, atomic_load_explicit(&g->header->epoch, memory_order_relaxed));
-    return g->read_fd;
 }
 
 /* ---- giving back ---- */
@@ -281,18 +114,17 @@ static void window_returns(struct arena *a, struct window *w)
 static void window_go(struct arena *a, struct window *w)
 {
     window_returns(a, w);
-    list_remove(&extent_of_window(a, w)->link);
+    list_remove(&arena_window_extent(a, w)->link);
     list_remove(&w->job);
     w->state = WINDOW_GOING;
     report(a, w, WINDOW_GOES);
 }
 
-/* It has no slots: who wants it now? */
 static void window_revoke(struct arena *a, struct window *w);
 
-static void window_settle(struct arena *a, struct window *w)
+void arena_window_settle(struct arena *a, struct window *w)
 {
-    struct extent *e = extent_of_window(a, w);
+    struct extent *e = arena_window_extent(a, w);
 
     assert(w->state == WINDOW_LENT && e->slots == 0);
     if (w->mapped == 0)
@@ -314,7 +146,7 @@ static void class_leave(struct window *w)
 
 void arena_window_slot_freed(struct arena *a, struct extent *e)
 {
-    struct window *w = window_of_extent(a, e);
+    struct window *w = arena_extent_window(a, e);
 
     a->windows.used_bytes -= e->slot_bytes;
     if (e->n_free == 1 && !e->closed)
@@ -328,7 +160,7 @@ void arena_window_slot_freed(struct arena *a, struct extent *e)
     e->slots = e->n_free = 0;
     e->closed = false;
     class_leave(w);
-    window_settle(a, w);
+    arena_window_settle(a, w);
 }
 
 uint32_t arena_window_at(const struct arena *a, const void *base)
@@ -352,7 +184,7 @@ static void window_revoke(struct arena *a, struct window *w)
 
     w->revoked = true;
     window_returns(a, w);
-    list_remove(&extent_of_window(a, w)->link);
+    list_remove(&arena_window_extent(a, w)->link);
     list_push_back(&a->windows.revokes, &w->job);
     atomic_fetch_add_explicit(&g->header->epoch, 1, memory_order_release);
     (void)uv_async_send(&a->windows.done);
@@ -370,10 +202,10 @@ static bool reclaim(struct arena *a, const struct arena_group *but)
         if (g == but || list_empty(&g->empty))
             continue;
         e = LIST_ENTRY(g->empty.next, struct extent, link);
-        if (window_of_extent(a, e)->mapped > 0)
-            window_revoke(a, window_of_extent(a, e));
+        if (arena_extent_window(a, e)->mapped > 0)
+            window_revoke(a, arena_extent_window(a, e));
         else
-            window_go(a, window_of_extent(a, e));
+            window_go(a, arena_extent_window(a, e));
         return true;
     }
     return false;
@@ -401,7 +233,7 @@ static void window_free(struct arena *a, struct window *w)
     list_push_front(&a->windows.free, &w->link);
     a->windows.lent--;
     g->lent--;
-    group_settle(a, g);
+    arena_group_settle(a, g);
 }
 
 static void window_made(struct arena *a, struct window *w)
@@ -420,11 +252,11 @@ static void window_made(struct arena *a, struct window *w)
     }
     backoff_reset(&g->failed);
     w->state = WINDOW_LENT;
-    list_push_front(&g->empty, &extent_of_window(a, w)->link);
+    list_push_front(&g->empty, &arena_window_extent(a, w)->link);
     report(a, w, WINDOW_READY);
     /* Who asked for it has gone, or it is too much by now. */
-    if ((g->opens == 0 || arena_window_over(a)) && extent_of_window(a, w)->slots == 0)
-        window_settle(a, w);
+    if ((g->opens == 0 || arena_window_over(a)) && arena_window_extent(a, w)->slots == 0)
+        arena_window_settle(a, w);
 }
 
 static void done_cb(uv_async_t *async)
@@ -446,7 +278,7 @@ static void done_cb(uv_async_t *async)
     while ((node = list_pop_front(&a->windows.revokes)) != NULL) {
         w = LIST_ENTRY(node, struct window, job);
         if (a->windows.revoke_cb)
-            a->windows.revoke_cb(a->windows.revoke_ctx, w->group, number_of(a, w));
+            a->windows.revoke_cb(a->windows.revoke_ctx, w->group, arena_window_number(a, w));
     }
 }
 
@@ -515,7 +347,7 @@ static struct window_class *class_of(struct arena_group *g, uint64_t slot_bytes,
 
 static int carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
 {
-    struct window *w = window_of_extent(a, e);
+    struct window *w = arena_extent_window(a, e);
 
     w->class = class_of(w->group, slot_bytes, true);
     if (!w->class)
@@ -559,144 +391,7 @@ int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, u
 
 struct list *arena_window_partial(struct arena *a, struct extent *e)
 {
-    return &window_of_extent(a, e)->class->partial;
-}
-
-/* ---- looking for slots to free ---- */
-
-static struct window *window_behind(struct arena_group *g, struct window *w)
-{
-    struct list *next = w ? w->link.next : g->windows.next;
-
-    if (next == &g->windows)
-        next = next->next;
-    return next == &g->windows ? NULL : LIST_ENTRY(next, struct window, link);
-}
-
-slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner)
-{
-    uint64_t slot_bytes = arena_padded(bytes);
-
-    /* Once more than there are, as the hand may stand amid its extent. */
-    for (uint32_t looks = 0; looks <= g->lent; looks++) {
-        struct window *w = g->hand ? g->hand : window_behind(g, NULL);
-        struct extent *e;
-
-        if (!w)
-            return 0;
-        e = extent_of_window(a, w);
-        g->hand = w;
-        while (e->slot_bytes == slot_bytes && g->hand_slot < e->slots) {
-            uint32_t slot = g->hand_slot++;
-
-            if (!arena_slot_used(e, slot))
-                continue;
-            *owner = e->owner[slot];
-            return 1 + ((uint32_t)(e - a->extent) << a->slot_bits | slot);
-        }
-        g->hand = window_behind(g, w);
-        g->hand_slot = 0;
-    }
-    return 0;
-}
-
-struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but)
-{
-    struct list *groups = &a->windows.groups;
-    struct arena_group *most = NULL;
-
-    for (struct list *node = groups->next; node != groups; node = node->next) {
-        struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
-
-        if (g != but && g->lent > 0 && (!most || g->lent > most->lent))
-            most = g;
-    }
-    return most;
-}
-
-uint32_t arena_group_extent(struct arena *a, const struct arena_group *g, uint32_t i)
-{
-    const struct list *node = g->windows.next;
-    const struct extent *e;
-
-    if (g->lent == 0)
-        return UINT32_MAX;
-    for (i %= g->lent; i > 0; i--)
-        node = node->next;
-    e = extent_of_window(a, LIST_ENTRY(node, struct window, link));
-    return e->slots > 0 && !e->closed ? (uint32_t)(e - a->extent) : UINT32_MAX;
-}
-
-uint32_t arena_groups(const struct arena *a)
-{
-    uint32_t n = 0;
-
-    for (const struct list *node = a->windows.groups.next; node != &a->windows.groups;
-         node = node->next)
-        n++;
-    return n;
-}
-
-/* ---- generations ---- */
-
-/* The entry of a slot in a window; NULL: it lies elsewhere. */
-static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct arena_place *place)
-{
-    uint32_t extent, slot;
-
-    arena_slot_position(a, ref, &extent, &slot);
-    if (!arena_extent_in_window(a, extent))
-        return NULL;
-    *place = (struct arena_place){.window = extent - a->extents, .slot = slot};
-    return arena_generation(a, extent, slot);
-}
-
-_Atomic uint64_t *arena_generation(struct arena *a, uint32_t extent, uint32_t slot)
-{
-    uint32_t window = extent - a->extents;
-    const struct arena_group *g = a->windows.window[window].group;
-
-    return &g->generation[ucm_window_entry((uint32_t)(a->config.extent / ARENA_ALIGN), window,
-                                           slot)];
-}
-
-struct arena_group *arena_slot_group(struct arena *a, slot_ref slot)
-{
-    uint32_t extent = arena_extent_of(a, slot);
-
-    return arena_extent_in_window(a, extent) ? a->windows.window[extent - a->extents].group : NULL;
-}
-
-void arena_slot_publish(struct arena *a, slot_ref slot)
-{
-    struct arena_place place;
-    _Atomic uint64_t *entry = entry_of(a, slot, &place);
-
-    if (entry)
-        ucm_window_publish(entry, a->windows.generation += 2);
-}
-
-void arena_slot_retract(struct arena *a, slot_ref slot)
-{
-    struct arena_place place;
-    _Atomic uint64_t *entry = entry_of(a, slot, &place);
-
-    if (entry)
-        ucm_window_retract(entry);
-}
-
-bool arena_slot_place(struct arena *a, slot_ref slot, struct arena_place *out)
-{
-    struct arena_place place;
-    _Atomic uint64_t *entry = entry_of(a, slot, &place);
-
-    if (!entry)
-        return false;
-    place.generation = atomic_load_explicit(entry, memory_order_relaxed);
-    if (place.generation == 0 || place.generation & 1)
-        return false;
-    *out = place;
-    return true;
+    return &arena_extent_window(a, e)->class->partial;
 }
 
 /* ---- workers ---- */
@@ -720,8 +415,8 @@ void arena_window_release(struct arena *a, uint32_t window)
     struct window *w = &a->windows.window[window];
 
     assert(w->mapped > 0);
-    if (--w->mapped == 0 && extent_of_window(a, w)->slots == 0)
-        window_settle(a, w);
+    if (--w->mapped == 0 && arena_window_extent(a, w)->slots == 0)
+        arena_window_settle(a, w);
 }
 
 void arena_window_watch(struct arena *a,

@@ -75,17 +75,12 @@ static int populate(int fd, uint64_t offset, char *p, uint64_t bytes)
 
 /* ---- one extent ---- */
 
-static uint32_t number_of(const struct arena *a, const struct window *w)
-{
-    return (uint32_t)(w - a->windows.window);
-}
-
 /* The generations of all slots that the extent may have. */
 static int table_populate(struct arena *a, const struct window *w)
 {
     const struct arena_group *g = w->group;
     uint64_t slots = a->config.extent / ARENA_ALIGN;
-    uint64_t from = UCM_WINDOW_HEADER_BYTES + number_of(a, w) * slots * sizeof(uint64_t);
+    uint64_t from = UCM_WINDOW_HEADER_BYTES + arena_window_number(a, w) * slots * sizeof(uint64_t);
     uint64_t upto = arena_padded(from + slots * sizeof(uint64_t));
 
     from -= from % ARENA_ALIGN;
@@ -95,17 +90,18 @@ static int table_populate(struct arena *a, const struct window *w)
 static void place(struct arena *a, const struct window *w)
 {
     const struct numa *numa = a->config.numa;
-    int rc = a->nodes > 0 ? numa->prefer(numa->node[number_of(a, w) % a->nodes]) : 0;
+    int rc = a->nodes > 0 ? numa->prefer(numa->node[arena_window_number(a, w) % a->nodes]) : 0;
 
     if (rc < 0 && !a->windows.unplaced)
-        log_warn("arena", "not-placed", "window=%u error=%s", number_of(a, w), strerror(-rc));
+        log_warn("arena", "not-placed", "window=%u error=%s", arena_window_number(a, w),
+                 strerror(-rc));
     a->windows.unplaced |= rc < 0;
 }
 
 static int unmap(struct arena *a, const struct window *w)
 {
-    void *p = mmap(arena_extent_base(a, a->extents + number_of(a, w)), a->config.extent, PROT_NONE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    void *p = mmap(arena_extent_base(a, a->extents + arena_window_number(a, w)), a->config.extent,
+                   PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 
     return p == MAP_FAILED ? -errno : 0;
 }
@@ -113,7 +109,7 @@ static int unmap(struct arena *a, const struct window *w)
 /* Maps and fills the file; the descriptor for workers, or -errno. */
 static int window_map(struct arena *a, const struct window *w, int fd)
 {
-    uint32_t extent = a->extents + number_of(a, w);
+    uint32_t extent = a->extents + arena_window_number(a, w);
     char *base = arena_extent_base(a, extent);
     int rc;
 

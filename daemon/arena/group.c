@@ -1,0 +1,300 @@
+/* Groups: tenants that window extents are lent to, and the tables that tell their workers which slots hold what
+ * they were told. */
+#include "daemon/arena/arena.h"
+#include "daemon/arena/internal.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* After a loan failed, the group's next one waits. */
+#define LOAN_RETRY_MIN_MS 100u
+#define LOAN_RETRY_MAX_MS 10000u
+
+/* ---- life ---- */
+
+static void table_close(struct arena *a, struct arena_group *g)
+{
+    if (g->header)
+        munmap(g->header,
+               ucm_window_table_bytes(a->windows.n, (uint32_t)(a->config.extent / ARENA_ALIGN)));
+    if (g->read_fd >= 0)
+        close(g->read_fd);
+    if (g->fd >= 0)
+        close(g->fd);
+}
+
+void arena_group_free(struct arena *a, struct arena_group *g)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(&g->classes)) != NULL)
+        free(LIST_ENTRY(node, struct window_class, link));
+    list_remove(&g->link);
+    table_close(a, g);
+    free(g->tenant);
+    free(g);
+}
+static int table_open(struct arena *a, struct arena_group *g)
+{
+    uint32_t slots = (uint32_t)(a->config.extent / ARENA_ALIGN);
+    uint64_t bytes = ucm_window_table_bytes(a->windows.n, slots);
+    void *p;
+    int rc = arena_memfd("ucmd-window-table", bytes, &g->fd);
+
+    if (rc < 0)
+        return rc;
+    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, g->fd, 0);
+    if (p == MAP_FAILED)
+        return -errno;
+    g->header = p;
+    g->generation = (_Atomic uint64_t *)((char *)p + UCM_WINDOW_HEADER_BYTES);
+    (void)madvise(p, bytes, MADV_DONTDUMP);
+    memcpy(g->header->magic, UCM_WINDOW_MAGIC, sizeof(g->header->magic));
+    g->header->version = UCM_WINDOW_VERSION;
+    g->header->slot_align = UCM_WINDOW_ALIGN;
+    g->header->extent_bytes = a->config.extent;
+    g->header->extents = a->windows.n;
+    g->header->slots_per_extent = slots;
+    g->read_fd = arena_memfd_share(g->fd);
+    return g->read_fd < 0 ? g->read_fd : 0;
+}
+
+static int group_new(struct arena *a, const char *tenant, struct arena_group **out)
+{
+    struct arena_group *g = calloc(1, sizeof(*g));
+    int rc = -ENOMEM;
+
+    if (!g)
+        return rc;
+    g->fd = g->read_fd = -1;
+    list_init(&g->link);
+    list_init(&g->windows);
+    list_init(&g->classes);
+    list_init(&g->empty);
+    backoff_init(&g->failed, LOAN_RETRY_MIN_MS, LOAN_RETRY_MAX_MS, 0);
+    g->tenant = strdup(tenant);
+    if (g->tenant)
+        rc = table_open(a, g);
+    if (rc < 0) {
+        arena_group_free(a, g);
+        return rc;
+    }
+    list_push_back(&a->windows.groups, &g->link);
+    *out = g;
+    return 0;
+}
+
+static struct arena_group *group_find(const struct arena *a, const char *tenant)
+{
+    const struct list *groups = &a->windows.groups;
+
+    for (struct list *node = groups->next; node != groups; node = node->next) {
+        struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
+
+        if (strcmp(g->tenant, tenant) == 0)
+            return g;
+    }
+    return NULL;
+}
+
+int arena_group_open(struct arena *a, const char *tenant, struct arena_group **out)
+{
+    struct arena_group *g;
+    int rc = 0;
+
+    if (a->windows.n == 0)
+        return -EOPNOTSUPP;
+    g = group_find(a, tenant);
+    if (!g)
+        rc = group_new(a, tenant, &g);
+    if (rc < 0)
+        return rc;
+    g->opens++;
+    *out = g;
+    return 0;
+}
+
+void arena_group_ref(struct arena_group *g)
+{
+    g->opens++;
+}
+
+void arena_group_settle(struct arena *a, struct arena_group *g)
+{
+    if (g->opens == 0 && g->lent == 0)
+        arena_group_free(a, g);
+}
+
+void arena_group_close(struct arena *a, struct arena_group *g)
+{
+    struct list *node;
+
+    assert(g->opens > 0);
+    if (--g->opens > 0)
+        return;
+    g->opens = 1; /* it stays during this call */
+    for (node = g->empty.next; node != &g->empty;) {
+        struct extent *e = LIST_ENTRY(node, struct extent, link);
+
+        node = node->next;
+        arena_window_settle(a, arena_extent_window(a, e));
+    }
+    g->opens = 0;
+    arena_group_settle(a, g);
+}
+
+const char *arena_group_tenant(const struct arena_group *g)
+{
+    return g->tenant;
+}
+
+int arena_group_table(const struct arena_group *g, struct ucm_window_header *out)
+{
+    memcpy(out->magic, g->header->magic, sizeof(out->magic));
+    out->version = g->header->version;
+    out->slot_align = g->header->slot_align;
+    out->extent_bytes = g->header->extent_bytes;
+    out->extents = g->header->extents;
+    out->slots_per_extent = g->header->slots_per_extent;
+    atomic_init(&out->epoch, atomic_load_explicit(&g->header->epoch, memory_order_relaxed));
+    return g->read_fd;
+}
+/* ---- looking for slots to free ---- */
+
+static struct window *window_behind(struct arena_group *g, struct window *w)
+{
+    struct list *next = w ? w->link.next : g->windows.next;
+
+    if (next == &g->windows)
+        next = next->next;
+    return next == &g->windows ? NULL : LIST_ENTRY(next, struct window, link);
+}
+
+slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner)
+{
+    uint64_t slot_bytes = arena_padded(bytes);
+
+    /* Once more than there are, as the hand may stand amid its extent. */
+    for (uint32_t looks = 0; looks <= g->lent; looks++) {
+        struct window *w = g->hand ? g->hand : window_behind(g, NULL);
+        struct extent *e;
+
+        if (!w)
+            return 0;
+        e = arena_window_extent(a, w);
+        g->hand = w;
+        while (e->slot_bytes == slot_bytes && g->hand_slot < e->slots) {
+            uint32_t slot = g->hand_slot++;
+
+            if (!arena_slot_used(e, slot))
+                continue;
+            *owner = e->owner[slot];
+            return 1 + ((uint32_t)(e - a->extent) << a->slot_bits | slot);
+        }
+        g->hand = window_behind(g, w);
+        g->hand_slot = 0;
+    }
+    return 0;
+}
+
+struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but)
+{
+    struct list *groups = &a->windows.groups;
+    struct arena_group *most = NULL;
+
+    for (struct list *node = groups->next; node != groups; node = node->next) {
+        struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
+
+        if (g != but && g->lent > 0 && (!most || g->lent > most->lent))
+            most = g;
+    }
+    return most;
+}
+
+uint32_t arena_group_extent(struct arena *a, const struct arena_group *g, uint32_t i)
+{
+    const struct list *node = g->windows.next;
+    const struct extent *e;
+
+    if (g->lent == 0)
+        return UINT32_MAX;
+    for (i %= g->lent; i > 0; i--)
+        node = node->next;
+    e = arena_window_extent(a, LIST_ENTRY(node, struct window, link));
+    return e->slots > 0 && !e->closed ? (uint32_t)(e - a->extent) : UINT32_MAX;
+}
+
+uint32_t arena_groups(const struct arena *a)
+{
+    uint32_t n = 0;
+
+    for (const struct list *node = a->windows.groups.next; node != &a->windows.groups;
+         node = node->next)
+        n++;
+    return n;
+}
+
+/* ---- generations ---- */
+
+/* The entry of a slot in a window; NULL: it lies elsewhere. */
+static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct arena_place *place)
+{
+    uint32_t extent, slot;
+
+    arena_slot_position(a, ref, &extent, &slot);
+    if (!arena_extent_in_window(a, extent))
+        return NULL;
+    *place = (struct arena_place){.window = extent - a->extents, .slot = slot};
+    return arena_generation(a, extent, slot);
+}
+
+_Atomic uint64_t *arena_generation(struct arena *a, uint32_t extent, uint32_t slot)
+{
+    uint32_t window = extent - a->extents;
+    const struct arena_group *g = a->windows.window[window].group;
+
+    return &g->generation[ucm_window_entry((uint32_t)(a->config.extent / ARENA_ALIGN), window,
+                                           slot)];
+}
+
+struct arena_group *arena_slot_group(struct arena *a, slot_ref slot)
+{
+    uint32_t extent = arena_extent_of(a, slot);
+
+    return arena_extent_in_window(a, extent) ? a->windows.window[extent - a->extents].group : NULL;
+}
+
+void arena_slot_publish(struct arena *a, slot_ref slot)
+{
+    struct arena_place place;
+    _Atomic uint64_t *entry = entry_of(a, slot, &place);
+
+    if (entry)
+        ucm_window_publish(entry, a->windows.generation += 2);
+}
+
+void arena_slot_retract(struct arena *a, slot_ref slot)
+{
+    struct arena_place place;
+    _Atomic uint64_t *entry = entry_of(a, slot, &place);
+
+    if (entry)
+        ucm_window_retract(entry);
+}
+
+bool arena_slot_place(struct arena *a, slot_ref slot, struct arena_place *out)
+{
+    struct arena_place place;
+    _Atomic uint64_t *entry = entry_of(a, slot, &place);
+
+    if (!entry)
+        return false;
+    place.generation = atomic_load_explicit(entry, memory_order_relaxed);
+    if (place.generation == 0 || place.generation & 1)
+        return false;
+    *out = place;
+    return true;
+}
