@@ -120,7 +120,17 @@ static void window_go(struct arena *a, struct window *w)
     report(a, w, WINDOW_GOES);
 }
 
-static void window_revoke(struct arena *a, struct window *w);
+static void window_revoke(struct arena *a, struct window *w)
+{
+    struct arena_group *g = w->group;
+
+    w->revoked = true;
+    window_returns(a, w);
+    list_remove(&arena_window_extent(a, w)->link);
+    list_push_back(&a->windows.revokes, &w->job);
+    atomic_fetch_add_explicit(&g->header->epoch, 1, memory_order_release);
+    (void)uv_async_send(&a->windows.done);
+}
 
 void arena_window_settle(struct arena *a, struct window *w)
 {
@@ -176,18 +186,6 @@ void arena_window_let_go(struct arena *a, uint32_t window)
     w->state = WINDOW_ENDING;
     if (arena_window_submit(a, w) < 0)
         abort(); /* the thread that got the memory is there */
-}
-
-static void window_revoke(struct arena *a, struct window *w)
-{
-    struct arena_group *g = w->group;
-
-    w->revoked = true;
-    window_returns(a, w);
-    list_remove(&arena_window_extent(a, w)->link);
-    list_push_back(&a->windows.revokes, &w->job);
-    atomic_fetch_add_explicit(&g->header->epoch, 1, memory_order_release);
-    (void)uv_async_send(&a->windows.done);
 }
 
 /* Something that another group has lent and does not use. */
