@@ -252,7 +252,7 @@ class Pins(Case):
         for i in range(100):
             ns = client.open(dict(IDENTITY, model=f"{self.id()} {i}", parts=2, shards=[LAYERS, LAYERS]))
             Window(client, ns, part=i % 2)
-            if len([True for _ in range(i)]) % 15 == 14:  # a connection holds few namespaces
+            if i % 10 == 9:  # a connection holds few namespaces
                 client = self.client()
         self.assertGreaterEqual(self.metrics(client)["windows"], 100)
 
