@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Tiers that differ: DRAM holds a block in one form and the tiers below in another. Each test through daemons with files of their own."""
 
+import contextlib
 import faulthandler
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -284,6 +286,77 @@ class Policies(Tiers):
             self.assertEqual(reader.each(*plain, shared=True), [ON_SHARE] * 4)
             self.assert_loaded(reader, self.through(engine, plain) if policy is CODED_BELOW else plain)
         self.assertEqual([two.stop(), one.stop()], [0, 0])
+
+
+@contextlib.contextmanager
+def full(folder):
+    """The file system of a folder has no room within, and some again behind it."""
+    ballast = os.path.join(folder, "ballast")
+    with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    yield
+    os.remove(ballast)
+
+
+class Full(Tiers):
+    """Below there is a file system of its own, 40 MiB large."""
+
+    def setUp(self):
+        super().setUp()
+        self.below = os.path.join(self.folder, "below")
+        os.mkdir(self.below)
+        made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", self.below], capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            self.skipTest(f"nothing can be mounted here: {made.stderr.strip()}")
+        self.addCleanup(subprocess.run, ["umount", "--lazy", self.below], check=True)
+
+    def root(self, engine):
+        return engine.client.call("stats")["shares"][0]["health"]
+
+    def test_a_full_root(self):
+        """Nothing is lost, in either form; what is dumped once there is room goes below as it should."""
+        for name, (policy, tiers) in {"coded below": (CODED_BELOW, ({"dram"}, {"shared"})),
+                                      "plain below": (PLAIN_BELOW, ({"shared"}, {"dram"}))}.items():
+            with self.subTest(name):
+                self.start(nvme=False, **{"share.roots": self.below, **SHARE})
+                engine = self.engine("fp8", tiers=policy)
+                plain = self.stored(engine, [f"{name} {i}" for i in range(4)])
+                self.settled(engine, plain, *tiers)
+                with full(self.below):
+                    plain.update(self.stored(engine, [f"{name}, no room {i}" for i in range(4)]))
+                    self.until(lambda: self.root(engine) == "full", "a full root")
+                    self.assert_either_form(engine, plain)
+                numbers = iter(range(1000))
+
+                def taken():
+                    self.stored(engine, [f"{name}, room {next(numbers)}"])
+                    return self.root(engine) == "up"
+                self.until(taken, "writes")
+                self.assert_either_form(engine, plain)
+                self.settled(engine, self.stored(engine, [f"{name}, late"]), *tiers)
+                self.assertEqual(self.daemon.stop(), 0)
+
+    def test_a_full_disk(self):
+        """NVMe's file has its room from the start; the records of the two namespaces have none."""
+        for name, (policy, tiers) in {"coded below": (CODED_BELOW, ({"dram"}, {"nvme"})), "plain below": (PLAIN_BELOW, ({"nvme"}, {"dram"}))}.items():
+            with self.subTest(name):
+                self.start(**{"nvme.paths": self.below, "nvme.size": "32MiB", "nvme.segment": "1MiB"})
+                engine = self.engine("fp8", tiers=policy, identity={"model": name})
+                with full(self.below):
+                    plain = self.stored(engine, [f"{name} {i}" for i in range(4)])
+                    self.until(lambda: "ns-record-not-written" in self.daemon.log(), "a record that had no room")
+                    self.settled(engine, plain, *tiers)
+                    self.assert_either_form(engine, plain)
+                    self.evict_dram(engine)
+                    self.assert_either_form(engine, plain)
+                self.assertEqual(self.daemon.stop(), 0)
+
+    def assert_either_form(self, engine, plain):
+        engine.pages.clear()
+        self.assertEqual(engine.load(list(plain), range(len(plain))), [OK] * len(plain))
+        for at, (name, data) in enumerate(plain.items()):
+            self.assertIn(engine.pages.bytes(at), (data, engine.through(data)), name)
 
 
 class Trouble(Tiers):

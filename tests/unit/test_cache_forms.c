@@ -332,6 +332,39 @@ Test(cache_forms, without_a_slot_blocks_are_written_as_they_are)
     expect_nothing_held();
 }
 
+/* What finds no place in it stays in DRAM, counted as not written, or is written as it is; others go on behind it. */
+Test(cache_forms, a_full_queue_of_what_is_to_be_encoded)
+{
+    struct block_queue *queue = &rig.cache->coding.queue;
+    block_ref gone = store_form(rig.one, 9, false);
+
+    quiet();
+    evict_all(9);
+    while (queue_push(queue, gone) == 0)
+        continue;
+    store_form(rig.one, 1, true);
+    store_form(rig.one, 2, false);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
+    turns();
+    cr_expect_eq(rig.tier.n_pending, 1u);
+    fake_next(&rig.tier, 0);
+    turns();
+    EXPECT_AT(1, "d", "");
+    EXPECT_AT(2, "dn", "");
+    cr_expect_eq(coder.begun, 1u, "of the one before");
+    cr_expect_eq(rig.cache->dirty_bytes, 0u);
+    cr_expect(!(flags(rig.one, 1) & (BLOCK_QUEUED | BLOCK_CODING)), "nothing spares it");
+    while (queue->n > 1)
+        cr_assert_eq(queue_pop(queue), gone);
+    store_form(rig.one, 3, true);
+    quiet();
+    EXPECT_AT(3, "d", "n");
+    for (uint64_t i = 1; i < 4; i++)
+        evict_all(i);
+    cr_expect_eq(form_users(rig.one), 0u);
+    expect_nothing_held();
+}
+
 Test(cache_forms, many_blocks_flow_through_few_builds)
 {
     coder.most = 1;
