@@ -5,6 +5,7 @@
 #include "daemon/cache/cache.h"
 #include "daemon/index/index.h"
 #include "daemon/notify.h"
+#include "daemon/request/request.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,6 +52,7 @@ int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e)
         index_ns_limit(r->index, r->config->max_namespaces_tenant);
         arena_window_budget_set(r->arena, r->config->window_size);
         cache_windows_changed(r->cache);
+        requests_window_size_changed(r->requests);
         changes_log(&fresh, changes);
         config_free(&r->next);
         r->next = fresh;

@@ -12,6 +12,7 @@
 struct arena;
 struct cache;
 struct index;
+struct requests;
 
 struct reload {
     struct config *config;
@@ -20,6 +21,7 @@ struct reload {
     struct index *index;
     struct arena *arena;
     struct cache *cache;
+    struct requests *requests;
 };
 
 /* ctx: a struct reload. As request_rooms has it. */

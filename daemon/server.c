@@ -485,6 +485,7 @@ static int front_init(struct server *s, struct ucm_error *e)
     rc = requests_new(&rooms, &s->requests);
     if (rc != 0)
         return rc;
+    s->reload.requests = s->requests;
     handler = requests_handler(s->requests);
     return front_new(&s->loop, &s->config, fd, &s->deadlines, &s->metrics, &handler, &s->front, e);
 }

@@ -99,7 +99,6 @@ int method_config_reload(struct call *call)
     if (!changes)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a reload");
     if (rooms->reload_cb(rooms->reload_ctx, changes, &e) == 0) {
-        windows_budget(rq);
         reload_audit(call->s, changes, NULL);
         call_map_begin(call, &pb);
         pack_taken(&pb.pk, changes, rooms->next);

@@ -248,7 +248,7 @@ bool window_claim(const struct window *w)
     return true;
 }
 
-void windows_budget(struct requests *rq)
+void requests_window_size_changed(struct requests *rq)
 {
     struct arena *a = rq->rooms.arena;
     uint64_t budget = arena_window_budget(a), all = arena_window_lent(a, NULL), lent;

@@ -83,8 +83,6 @@ static inline bool extent_taken(const struct windows *ws, uint32_t extent,
 
 void windows_init(struct requests *rq);
 void windows_close(struct requests *rq); /* no session is left */
-/* window.size has changed. */
-void windows_budget(struct requests *rq);
 /* The window that the call names; NULL with call->error. */
 struct window *call_window(struct call *call, uint64_t name);
 /* A request of the window has ended. */

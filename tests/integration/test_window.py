@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import pathlib
+import signal
 import socket
 import struct
 import sys
@@ -428,13 +429,19 @@ class Tenants(OwnDaemons, Case):
         self.assert_read(b_window, [p for p in places if p], [k for p, k in zip(places, b_kv) if p])
 
     def test_window_size_is_lowered_and_raised(self):
+        self.lowered_and_raised(lambda client: self.assertNotIn("refused", client.call("config.reload")))
+
+    def test_window_size_is_lowered_by_a_signal(self):
+        self.lowered_and_raised(lambda _: self.daemon.process.send_signal(signal.SIGHUP))
+
+    def lowered_and_raised(self, reload):
         config = "window:\n  size: {}MiB\n"
         self.options = {}
         self.start(config=config.format(4))
         a, _, window, chain, kv = self.of(None, 4 * SLOTS, 5)
         places = window.pin(chain, 4 * SLOTS, deadline_ms=20000)
         self.daemon.configure(config.format(1))
-        self.assertNotIn("refused", a.call("config.reload"))
+        reload(a)
         while len(window.extents) > 1:
             a.call("health")
             for extent in a.revoked:
