@@ -97,6 +97,8 @@ static int window_lock(struct ucm_window *w, int64_t deadline_ns)
 
 static void window_unlock(struct ucm_window *w)
 {
+    if (w->closed)
+        window_abandon(w); /* it may have been opened anew beside ucm_window_close */
     w->busy = false;
     pthread_cond_broadcast(&w->client->idle);
     window_unref(w);
@@ -220,6 +222,8 @@ static int pin_take_cb(struct client_call *call, const union proto_any *any)
         m->missing > pin->n)
         return ucm_error_set(&call->error, UCM_EPROTOCOL,
                              "ucmd's answer to window.pin does not fit the question");
+    if (pin->w->closed) /* meanwhile, and nothing is mapped any more */
+        return ucm_error_set(&call->error, UCM_EINVALID, "the window was closed");
     r = lent_map(call, pin->w, m);
     if (r)
         return r;
@@ -256,6 +260,8 @@ static int window_begin(struct ucm_window *w, struct ucm_chain *chain, int64_t d
         if (r || window_known(w))
             return r;
         client_writer_release(w->client);
+        if (w->closed)
+            return client_fail(UCM_EINVALID, "the window was closed");
         r = window_send_open(w, deadline_ns);
         if (r)
             return r;

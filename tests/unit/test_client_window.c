@@ -589,3 +589,31 @@ Test(client_window, a_forked_child_reads_misses)
     cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     cr_expect_eq(read_block(0), 0);
 }
+
+static void *pin_beside_close(void *arg)
+{
+    struct ucm_place fresh[WINDOW_BLOCKS];
+    struct ucm_window_pin p = {.chain = chain, .n = WINDOW_BLOCKS, .places = fresh};
+
+    *(int *)arg = ucm_window_pin(window, &p, -1, NULL);
+    return NULL;
+}
+
+Test(client_window, one_that_is_closed_while_a_thread_pins)
+{
+    pthread_t thread;
+    int r = 0;
+
+    open_window(0);
+    WSET(slow_ms, 100);
+    cr_assert_eq(pthread_create(&thread, NULL, pin_beside_close, &r), 0);
+    while (WGET(pins) == 0)
+        fake_sleep_ms(1);
+    ucm_window_close(window);
+    pthread_join(thread, NULL);
+    cr_expect_lt(r, 0);
+    WSET(slow_ms, 0);
+    cr_assert_eq(rig_lookup(&rig, -1), 0);
+    cr_expect_eq(WGET(opens), 1u);
+    cr_expect_eq(WGET(closes), 1u);
+}

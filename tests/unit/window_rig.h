@@ -54,7 +54,8 @@ static struct {
     uint32_t most_lent;        /* descriptors of one answer */
     uint32_t opens, pins, unpins, releases, closes;
     uint32_t last_first, last_n;
-    bool hold; /* pins are not answered */
+    bool hold;        /* pins are not answered */
+    unsigned slow_ms; /* pins are answered so late */
 } win;
 
 #define WSET(field, value)                                                                         \
@@ -256,6 +257,7 @@ FAKE_FN void window_answer_pin(struct fake *f, int conn, uint32_t msgid,
         close(fds[--n_fds]);
     if (spoil == SPOIL_PIN_TOO_MANY_FDS)
         fds[n_fds++] = dup(win.table);
+    fake_sleep_ms((int)WGET(slow_ms));
     r.more = done < m->n;
     r.places = (struct proto_bin){(uint8_t *)places, done * UCM_PLACE_BYTES};
     if (spoil == SPOIL_PLACES_FEW)
