@@ -146,8 +146,10 @@ int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, u
                        slot_ref *out);
 /* The next slot of that size in use in the group's extents, round and round, and its owner; 0: there is none. */
 slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner);
-/* The group that has most lent, `but` left out; NULL: there is none. */
-struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but);
+/* Groups by what they have lent, the most first, `but` left out: the one behind that one (NULL: the first).
+ * NULL: there are no more. */
+struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but,
+                                     const struct arena_group *behind);
 /* An extent of the group's with slots in use, for arena_extent_owners: the one at `i`, modulo how many extents
  * it has lent; UINT32_MAX: that one has no slots in use, or is closed. */
 uint32_t arena_group_extent(struct arena *a, const struct arena_group *g, uint32_t i);

@@ -200,16 +200,20 @@ slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes
     return 0;
 }
 
-struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but)
+struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but,
+                                     const struct arena_group *behind)
 {
     struct list *groups = &a->windows.groups;
     struct arena_group *most = NULL;
+    bool passed = false;
 
     for (struct list *node = groups->next; node != groups; node = node->next) {
         struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
 
-        if (g != but && g->lent > 0 && (!most || g->lent > most->lent))
+        if (g != but && g->lent > 0 && (!most || g->lent > most->lent) &&
+            (!behind || g->lent < behind->lent || (passed && g->lent == behind->lent)))
             most = g;
+        passed = passed || g == behind;
     }
     return most;
 }

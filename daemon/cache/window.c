@@ -10,9 +10,11 @@
 #define SAMPLE 8u
 /* Blocks that leave for one slot, at most: one does, unless extents are closed meanwhile. */
 #define EVICTIONS 4u
-/* Extents of another group that are looked at; owners of one; blocks that leave it in one turn of the loop. */
+/* Extents of another group that are looked at; owners of one, and in all; blocks that leave one in one turn of
+ * the loop. */
 #define EXTENTS 16u
 #define OWNERS 4096u
+#define OWNERS_ALL 16384u
 #define EVICTIONS_TURN 256u
 
 /* ---- within the group ---- */
@@ -45,7 +47,7 @@ static bool evict_one(struct cache *c, struct arena_group *group, uint64_t bytes
 
 struct owners {
     struct cache *cache;
-    uint32_t n;
+    uint32_t n, all; /* of the extent at hand; of all */
     bool blocked;
 };
 
@@ -86,30 +88,43 @@ bool cache_window_empty_some(struct cache *c)
     return false;
 }
 
-/* An extent of the group that has most is being emptied, or will be from now on. False: none may be. */
-static bool take_from_most(struct cache *c, const struct arena_group *group)
+/* An extent of that group is being emptied from now on. False: none may be, as far as was looked. */
+static bool take_from(struct cache *c, struct arena_group *from, struct owners *o)
 {
     struct arena *a = c->arena;
-    struct arena_group *from = arena_group_most(a, group);
 
-    if (c->taking)
-        return true;
-    if (!from || (group && arena_window_lent(a, from) <= arena_window_lent(a, group)))
-        return false;
-    for (uint32_t i = 0; i < EXTENTS; i++) {
+    for (uint32_t i = 0; i < EXTENTS && o->all < OWNERS_ALL; i++) {
         uint32_t extent = arena_group_extent(a, from, c->taken++);
-        struct owners o = {.cache = c};
 
         if (extent == UINT32_MAX)
             continue;
-        (void)arena_extent_owners(a, extent, owner_cb, &o);
-        if (o.blocked)
+        o->n = 0;
+        (void)arena_extent_owners(a, extent, owner_cb, o);
+        o->all += o->n;
+        if (o->blocked)
             continue;
         arena_extent_close(a, extent, true);
         c->taking = 1 + extent;
         cache_released(c);
         return true;
     }
+    return false;
+}
+
+/* An extent of a group that has more, those that have most first, is being emptied, or will be from now on.
+ * False: none may be. */
+static bool take_from_most(struct cache *c, const struct arena_group *group)
+{
+    struct arena *a = c->arena;
+    struct arena_group *from = NULL;
+    struct owners o = {.cache = c};
+
+    if (c->taking)
+        return true;
+    while (o.all < OWNERS_ALL && (from = arena_group_most(a, group, from)) != NULL &&
+           (!group || arena_window_lent(a, from) > arena_window_lent(a, group)))
+        if (take_from(c, from, &o))
+            return true;
     return false;
 }
 

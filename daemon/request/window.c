@@ -96,21 +96,49 @@ static struct window_tenant *tenant_ref(struct requests *rq, const char *name, i
 
 /* ---- what a window maps ---- */
 
+static void revoke_expired_cb(struct deadline *d);
+
+static void revoke_arm(struct window *w)
+{
+    deadline_arm(rooms_of(w)->deadlines, &w->revoke, uv_now(rooms_of(w)->loop) + WINDOW_REVOKE_MS,
+                 revoke_expired_cb);
+}
+
+/* Those that were asked for since the deadline was armed are due at the next one. */
+static void revoke_go_on(struct window *w)
+{
+    for (uint32_t i = 0; w->n_revoked > 0 && i < w->tenant->header.extents; i++) {
+        if (w->map[i] != WINDOW_REVOKED)
+            continue;
+        w->map[i] = WINDOW_DUE;
+        w->n_revoked--;
+        w->n_due++;
+    }
+    if (w->n_due > 0)
+        revoke_arm(w);
+}
+
 static void revoke_expired_cb(struct deadline *d)
 {
     struct window *w = LIST_ENTRY(d, struct window, revoke);
-    uint64_t bytes = w->n_revoked * w->tenant->header.extent_bytes;
+    uint64_t bytes = w->n_due * w->tenant->header.extent_bytes;
 
+    if (w->n_due == 0) {
+        revoke_go_on(w);
+        return;
+    }
     rooms_of(w)->metrics->window_overdue_bytes += bytes;
     log_warn("window", "overdue", "tenant=%s pid=%d uid=%u extents=%u bytes=%llu",
-             w->s->peer.tenant, (int)w->s->peer.pid, (unsigned)w->s->peer.uid, w->n_revoked,
+             w->s->peer.tenant, (int)w->s->peer.pid, (unsigned)w->s->peer.uid, w->n_due,
              (unsigned long long)bytes);
     conn_drop(w->s->conn, "did not release a window's memory in time");
 }
 
 static void extent_unmap(struct window *w, uint32_t extent)
 {
-    if (w->map[extent] == WINDOW_REVOKED && --w->n_revoked == 0)
+    w->n_due -= w->map[extent] == WINDOW_DUE;
+    w->n_revoked -= w->map[extent] == WINDOW_REVOKED;
+    if (w->n_due + w->n_revoked == 0)
         deadline_disarm(rooms_of(w)->deadlines, &w->revoke);
     w->map[extent] = WINDOW_UNMAPPED;
     arena_window_release(rooms_of(w)->arena, extent);
@@ -122,9 +150,8 @@ static void extent_revoke(struct window *w, uint32_t extent)
         .window = w->name, .extents = {&extent, 1}, .deadline_ms = WINDOW_REVOKE_MS};
 
     w->map[extent] = WINDOW_REVOKED;
-    if (w->n_revoked++ == 0)
-        deadline_arm(rooms_of(w)->deadlines, &w->revoke,
-                     uv_now(rooms_of(w)->loop) + WINDOW_REVOKE_MS, revoke_expired_cb);
+    if (w->n_due + w->n_revoked++ == 0)
+        revoke_go_on(w);
     session_notify(w->s, UCM_WINDOW_REVOKE, &proto_window_revoke, &m);
 }
 
@@ -248,21 +275,51 @@ bool window_claim(const struct window *w)
     return true;
 }
 
+/* Counts for each tenant the extents in which it pins something that is not being taken. */
+static uint64_t pinned_count(struct requests *rq)
+{
+    const struct windows *ws = &rq->windows;
+    uint64_t now_ms = uv_now(rq->rooms.loop), all = 0;
+
+    for (struct list *node = ws->tenants.next; node != &ws->tenants; node = node->next) {
+        struct window_tenant *t = LIST_ENTRY(node, struct window_tenant, link);
+
+        t->pinned = 0;
+        for (uint32_t i = 0; i < ws->n_extents; i++)
+            t->pinned += ws->extents[i].tenant == t && ws->extents[i].pins > 0 &&
+                         !extent_taken(ws, i, t, now_ms);
+        all += t->pinned;
+    }
+    return all;
+}
+
+static struct window_tenant *tenant_most_pinned(const struct requests *rq)
+{
+    const struct list *tenants = &rq->windows.tenants;
+    struct window_tenant *most = LIST_ENTRY(tenants->next, struct window_tenant, link);
+
+    for (struct list *node = tenants->next; node != tenants; node = node->next) {
+        struct window_tenant *t = LIST_ENTRY(node, struct window_tenant, link);
+
+        most = t->pinned > most->pinned ? t : most;
+    }
+    return most;
+}
+
+/* Extents without pins leave by themselves. Of the others those go that don't fit, from whoever has most. */
 void requests_window_size_changed(struct requests *rq)
 {
     struct arena *a = rq->rooms.arena;
-    uint64_t budget = arena_window_budget(a), all = arena_window_lent(a, NULL), lent;
+    uint64_t budget = arena_window_budget(a), pinned = pinned_count(rq);
+    bool enough = arena_window_lent(a, NULL) <= budget;
 
-    for (uint32_t i = 0; all <= budget && i < rq->windows.n_extents; i++)
+    for (uint32_t i = 0; enough && i < rq->windows.n_extents; i++)
         rq->windows.extents[i].taken_ms = 0;
-    while (all > budget && rq->windows.n_tenants > 0) {
-        struct window_tenant *from = tenant_largest(rq, &lent);
-        uint32_t extent = extent_choose(rq, from);
+    for (; pinned > budget / arena_extent_bytes(a); pinned--) {
+        struct window_tenant *from = tenant_most_pinned(rq);
 
-        if (extent == UINT32_MAX)
-            return; /* what is left has no pins */
-        extent_take(rq, extent);
-        all -= from->header.extent_bytes;
+        extent_take(rq, extent_choose(rq, from));
+        from->pinned--;
     }
 }
 

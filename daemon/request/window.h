@@ -23,9 +23,11 @@ struct window_tenant {
     struct arena_group *group;
     struct ucm_window_header header; /* of its table */
     uint32_t windows;
+    uint32_t pinned; /* a lower budget counts by it */
 };
 
-enum window_map { WINDOW_UNMAPPED, WINDOW_MAPPED, WINDOW_REVOKED, WINDOW_NAMED = 0x80 };
+/* DUE: when the deadline comes. REVOKED: it was armed already, and has to run once more. */
+enum window_map { WINDOW_UNMAPPED, WINDOW_MAPPED, WINDOW_DUE, WINDOW_REVOKED, WINDOW_NAMED = 0x80 };
 
 struct window {
     struct list link; /* in rq->windows.all */
@@ -38,9 +40,9 @@ struct window {
     bool closing;
     struct request *close;    /* the request that closed it, or NULL */
     struct list pins;         /* struct window_pins */
-    struct deadline revoke;   /* armed while an extent is REVOKED */
+    struct deadline revoke;   /* armed while an extent is DUE or REVOKED */
     struct cache_retry retry; /* a closing window that has pins left */
-    uint32_t n_revoked;
+    uint32_t n_due, n_revoked;
     uint8_t map[]; /* of each extent: enum window_map */
 };
 

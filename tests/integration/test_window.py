@@ -456,6 +456,42 @@ class Tenants(OwnDaemons, Case):
         places = window.pin(chain, 4 * SLOTS, deadline_ms=20000)
         self.assert_read(window, places, kv)
 
+    def lower(self, config, how, *windows):
+        """What they still map, once no more than `config` says is lent."""
+        self.daemon.configure(config)
+        how()
+        size = int(config.split()[-1].removesuffix("MiB"))
+        while self.metrics(windows[0].client)["window_bytes"] > size * EXTENT:
+            for window in windows:
+                window.client.call("health")
+                while window.client.revoked:
+                    window.release(window.client.revoked.pop())
+            time.sleep(0.005)
+        return [len(window.extents) for window in windows]
+
+    def test_pins_that_fit_stay(self):
+        config = "window:\n  size: {}MiB\n"
+        self.options = {}
+        self.start(config=config.format(4))
+        a, _, window, chain, kv = self.of(None, 4 * SLOTS, 5)
+        places = window.pin(chain, 4 * SLOTS, deadline_ms=20000)
+        kept = [i for i, place in enumerate(places) if place[0] == places[0][0]]
+        for i in set(range(4 * SLOTS)) - set(kept):
+            a.call("window.unpin", window=window.number, chain=chain, first=i, n=1)
+        self.lower(config.format(2), lambda: a.call("config.reload"), window)
+        self.assertEqual(self.metrics(a)["window_pins"], len(kept))
+        self.assert_read(window, [places[i] for i in kept], [kv[i] for i in kept])
+
+    def test_each_tenant_gives_some(self):
+        config = "window:\n  size: {}MiB\n"
+        self.options = {}
+        self.start(config=config.format(4))
+        a, _, a_window, a_chain, _ = self.of(None, 2 * SLOTS, 5)
+        a_window.pin(a_chain, 2 * SLOTS, deadline_ms=20000)
+        _, _, b_window, b_chain, _ = self.of(OTHER_UID, 2 * SLOTS, 6)
+        b_window.pin(b_chain, 2 * SLOTS, deadline_ms=20000)
+        self.assertEqual(self.lower(config.format(2), lambda: a.call("config.reload"), a_window, b_window), [1, 1])
+
 
 class Worker:
     """The client library over a daemon: blocks whose bytes are all their number, and a window."""
