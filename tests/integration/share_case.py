@@ -15,7 +15,7 @@ class Host:
 
     def __init__(self, folder, identity, blocks, **options):
         self.daemon = Daemon(nvme=False, **{"share.roots": folder, "share.negative": "50ms",
-                                            "share.lookup_deadline": "2s", **options})
+                                            "share.lookup_deadline": "10s", "share.deadline": "30s", **options})
         self.client = Client(self.daemon)
         self.ns = self.client.open(identity)
         self.regions = [Region(self.client, self.ns, identity, blocks, part) for part in range(identity["parts"])]

@@ -24,7 +24,7 @@ except ImportError:  # another Python than Debian's is first in PATH
 import ucmclient  # noqa: E402
 
 IN_DRAM, ON_NVME, ON_SHARE = 1, 2, 3
-SHARE = {"share.negative": "50ms", "share.lookup_deadline": "2s"}
+SHARE = {"share.negative": "50ms", "share.lookup_deadline": "10s", "share.deadline": "30s"}
 
 
 class Life(OwnDaemons, EncodingCase):

@@ -75,7 +75,7 @@ class Share(Retrieval):
 
     def test_another_host_finds_the_digests(self):
         with tempfile.TemporaryDirectory(prefix="share.") as folder:
-            hosts = [Daemon(nvme=False, **{"share.roots": folder, "share.negative": "50ms", "share.lookup_deadline": "2s"})
+            hosts = [Daemon(nvme=False, **{"share.roots": folder, "share.negative": "50ms", "share.lookup_deadline": "10s", "share.deadline": "30s"})
                      for _ in range(2)]
             try:
                 self.two_hosts(*hosts)

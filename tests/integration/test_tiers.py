@@ -27,7 +27,7 @@ IN_DRAM, ON_NVME, ON_SHARE = 1, 2, 3
 CODED_BELOW = {"dram": "plain", "disk": "coded"}
 PLAIN_BELOW = {"dram": "coded", "disk": "plain"}
 POLICIES = {"coded below": CODED_BELOW, "plain below": PLAIN_BELOW}
-SHARE = {"share.negative": "50ms", "share.lookup_deadline": "2s"}
+SHARE = {"share.negative": "50ms", "share.lookup_deadline": "10s", "share.deadline": "30s"}
 
 
 def noise(size):

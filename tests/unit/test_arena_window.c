@@ -48,7 +48,8 @@ static uv_loop_t loop;
 static struct arena *arena;
 static struct arena_group *a, *b;
 static unsigned events[WINDOW_GONE + 1];
-static bool keep_going; /* the device takes its time */
+static uint64_t failed_ms; /* when memory could last not be had */
+static bool keep_going;    /* the device takes its time */
 static unsigned revokes;
 static uint32_t revoked, going;
 
@@ -64,6 +65,8 @@ static void window_cb(void *ctx, enum arena_window_event event, uint32_t window,
     cr_assert_eq(bytes, MIB);
     cr_assert_lt(window, EXTENTS);
     events[event]++;
+    if (event == WINDOW_FAILED)
+        failed_ms = uv_now(&loop);
     if (event == WINDOW_READY)
         memset(base, 0, 64); /* a device reads and writes it from now on */
     if (event == WINDOW_GOES) {
@@ -512,7 +515,8 @@ Test(arena_window, memory_that_cannot_be_had)
     await(&events[WINDOW_FAILED], 1);
     cr_expect_eq(fault.calls, 1u);
     cr_expect_eq(arena_window_lent(arena, NULL), 0u);
-    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EMFILE, "not again at once");
+    if (uv_now(&loop) - failed_ms < 100) /* else this host stood still */
+        cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EMFILE, "not again at once");
     cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &slot), -EAGAIN, "another one's trouble");
     await(&events[WINDOW_FAILED], 2);
 
