@@ -146,6 +146,13 @@ int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, u
                        slot_ref *out);
 /* The next slot of that size in use in the group's extents, round and round, and its owner; 0: there is none. */
 slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes, uint64_t *owner);
+/* Who goes round these slots in several steps counts here. NULL: the group has no extent with slots of that size. */
+struct arena_round {
+    uint64_t slots; /* that there are, in use or not */
+    uint64_t looks; /* in a row that were in vain */
+    uint64_t vain;  /* the caller's own: when all were */
+};
+struct arena_round *arena_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes);
 /* Groups by what they have lent, the most first, `but` left out: the one behind that one (NULL: the first).
  * NULL: there are no more. */
 struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but,

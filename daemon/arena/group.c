@@ -162,6 +162,7 @@ int arena_group_table(const struct arena_group *g, struct ucm_window_header *out
     atomic_init(&out->epoch, atomic_load_explicit(&g->header->epoch, memory_order_relaxed));
     return g->read_fd;
 }
+
 /* ---- looking for slots to free ---- */
 
 static struct window *window_behind(struct arena_group *g, struct window *w)
@@ -198,6 +199,21 @@ slot_ref arena_group_next(struct arena *a, struct arena_group *g, uint64_t bytes
         g->hand_slot = 0;
     }
     return 0;
+}
+
+struct arena_round *arena_group_round(const struct arena *a, struct arena_group *g, uint64_t bytes)
+{
+    uint64_t slot_bytes = arena_padded(bytes);
+
+    for (struct list *node = g->classes.next; node != &g->classes; node = node->next) {
+        struct window_class *k = LIST_ENTRY(node, struct window_class, link);
+
+        if (k->slot_bytes != slot_bytes)
+            continue;
+        k->round.slots = k->extents * (a->config.extent / slot_bytes);
+        return &k->round;
+    }
+    return NULL;
 }
 
 struct arena_group *arena_group_most(struct arena *a, const struct arena_group *but,

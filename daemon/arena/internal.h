@@ -65,6 +65,7 @@ struct window_class {
     uint64_t slot_bytes;
     uint32_t extents;
     struct list partial; /* of extent.link: those with a free slot that may be handed out */
+    struct arena_round round;
 };
 
 struct arena_group {

@@ -136,6 +136,8 @@ static void idle_cb(uv_idle_t *idle)
         space_wake(c);
     next_turn_wake(c);
     pump(c);
+    c->window_search.looks = 0;
+    c->window_search.change++;
     if (c->relocations.pump)
         cache_relocations_pump(c);
     cache_window_trim(c);
@@ -150,6 +152,12 @@ void cache_relocations_later(struct cache *c)
 {
     if (c->relocations.n == 0)
         return;
+    c->relocations.pump = true;
+    idle_start(c);
+}
+
+void cache_window_search_later(struct cache *c)
+{
     c->relocations.pump = true;
     idle_start(c);
 }
@@ -170,6 +178,7 @@ void cache_released(struct cache *c)
 {
     c->fruitless = 0;
     c->stuck = UINT64_MAX;
+    c->window_search.change++;
     if (!list_empty(&c->space_waits)) {
         c->wake = true;
         idle_start(c);
@@ -197,6 +206,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     if (!c)
         return -ENOMEM;
     c->config = *config;
+    c->window_search.change = 1;
     rc = uv_idle_init(config->loop, &c->idle);
     if (rc != 0) {
         free(c);

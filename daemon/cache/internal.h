@@ -84,6 +84,14 @@ struct cache {
         uint32_t n;
         bool pump; /* the idle callback is to look whether they can go on */
     } relocations;
+    struct {
+        uint32_t looks; /* in this turn of the loop */
+        uint64_t
+            change; /* counts turns, and what was released: what was in vain may not be any more */
+        uint64_t
+            untaken; /* the change since which nothing could be taken from others for `group` */
+        const struct arena_group *group;
+    } window_search;
     uint32_t taking; /* 1 + the window extent that is emptied for another group, or 0 */
     uint32_t taken;  /* where the search for such an extent goes on */
     /* Making space. */
@@ -176,6 +184,8 @@ bool block_idle(const struct block *b, const struct ns *ns);
 void cache_coding_later(struct cache *c);
 /* Relocations are looked at in the next turn of the loop. */
 void cache_relocations_later(struct cache *c);
+/* Searches for slots in windows go on in the next turn of the loop. */
+void cache_window_search_later(struct cache *c);
 /* Something was released. In the next turn of the loop those who wait for space try again, and writes
  * begin. */
 void cache_released(struct cache *c);

@@ -5,8 +5,8 @@
 
 #include <errno.h>
 
-/* Slots that a search looks at; of the blocks that may leave, so many are compared. */
-#define LOOKS 256u
+/* Slots that searches look at in a turn of the loop; of the blocks that may leave, so many are compared. */
+#define LOOKS_TURN 1024u
 #define SAMPLE 8u
 /* Blocks that leave for one slot, at most: one does, unless extents are closed meanwhile. */
 #define EVICTIONS 4u
@@ -19,16 +19,24 @@
 
 /* ---- within the group ---- */
 
-static bool evict_one(struct cache *c, struct arena_group *group, uint64_t bytes)
+/* Evicts one block. -ENOSPC: none may leave; -EAGAIN: the search goes on in the next turn of the loop. */
+static int evict_one(struct cache *c, struct arena_group *group, uint64_t bytes)
 {
+    struct arena_round *round = arena_group_round(c->arena, group, bytes);
     uint64_t best = 0, owner;
     unsigned best_heat = 0, found = 0;
 
-    for (uint32_t i = 0; i < LOOKS && found < SAMPLE; i++) {
+    if (!round || round->vain == c->window_search.change)
+        return -ENOSPC;
+    while (found < SAMPLE && round->looks < round->slots && c->window_search.looks < LOOKS_TURN) {
         unsigned heat;
 
-        if (arena_group_next(c->arena, group, bytes, &owner) == 0)
+        round->looks++;
+        c->window_search.looks++;
+        if (arena_group_next(c->arena, group, bytes, &owner) == 0) {
+            round->looks = round->slots;
             break;
+        }
         c->config.metrics->arena_candidates++;
         if (!cache_owner_may_leave(c, owner))
             continue;
@@ -38,9 +46,17 @@ static bool evict_one(struct cache *c, struct arena_group *group, uint64_t bytes
             best_heat = heat;
         }
     }
-    if (found > 0)
+    if (found > 0) {
+        round->looks = 0;
         cache_owner_evict(c, best);
-    return found > 0;
+        return 0;
+    }
+    cache_window_search_later(c);
+    if (round->looks < round->slots)
+        return -EAGAIN;
+    round->looks = 0;
+    round->vain = c->window_search.change;
+    return -ENOSPC;
 }
 
 /* ---- from another group ---- */
@@ -121,10 +137,14 @@ static bool take_from_most(struct cache *c, const struct arena_group *group)
 
     if (c->taking)
         return true;
+    if (c->window_search.untaken == c->window_search.change && c->window_search.group == group)
+        return false;
     while (o.all < OWNERS_ALL && (from = arena_group_most(a, group, from)) != NULL &&
            (!group || arena_window_lent(a, from) > arena_window_lent(a, group)))
         if (take_from(c, from, &o))
             return true;
+    c->window_search.untaken = c->window_search.change;
+    c->window_search.group = group;
     return false;
 }
 
@@ -142,8 +162,12 @@ int cache_window_slot(struct cache *c, struct arena_group *group, uint64_t bytes
             arena_window_budget(a) / arena_groups(a) &&
         take_from_most(c, group))
         return -EAGAIN;
-    for (uint32_t i = 0; rc == -ENOSPC && i < EVICTIONS && evict_one(c, group, bytes); i++)
+    for (uint32_t i = 0; rc == -ENOSPC && i < EVICTIONS; i++) {
+        rc = evict_one(c, group, bytes);
+        if (rc != 0)
+            break;
         rc = arena_alloc_window(a, group, bytes, owner, out);
+    }
     return rc == -ENOSPC && take_from_most(c, group) ? -EAGAIN : rc;
 }
 

@@ -60,15 +60,20 @@ static inline int move(struct mover *mv, block_ref ref, uint32_t part)
 
 static uv_async_t awake; /* what windows wait for keeps no loop alive */
 
-static inline void relocate_open(void)
+static inline void relocate_open_with(uint32_t extents)
 {
-    rig.windows = WINDOWS;
+    rig.windows = extents;
     rig_open();
     other = space_of("other", "one", 1, MIB / 4 / SHARDS);
     cr_assert_eq(arena_group_open(rig.arena, "t", &group), 0);
     cr_assert_eq(arena_group_open(rig.arena, "other", &other_group), 0);
     cache_copier_attach(rig.cache, copy, &rig);
     cr_assert_eq(uv_async_init(&rig.loop, &awake, NULL), 0);
+}
+
+static inline void relocate_open(void)
+{
+    relocate_open_with(WINDOWS);
 }
 
 static inline void relocate_close(void)

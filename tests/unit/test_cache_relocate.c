@@ -364,6 +364,40 @@ Test(cache_relocate, unused_blocks_leave_for_others)
     }
 }
 
+/* Used slots lie before those that may leave, more than a search looks at in a turn of the loop. */
+Test(cache_relocate_wide, unused_blocks_behind_many_used_ones_leave)
+{
+    uint32_t slots = 6 * 256, used = slots - 100;
+    block_ref *ref = calloc(used, sizeof(*ref)), late;
+    struct mover mv;
+    struct ns *ns;
+
+    rig.max_blocks = 8192;
+    relocate_open_with(6);
+    ns = space_of("t", "small", 1, 4096 / SHARDS);
+    for (uint32_t i = 0; i < used; i++) {
+        ref[i] = stored(ns, 1 + i);
+        (void)moved(ref[i], 0);
+    }
+    fill_window(ns, 1 + used, slots - used);
+    late = stored(ns, 1 + slots);
+    cr_assert_eq(move(&mv, late, 0), CACHE_PENDING, "some may leave");
+    cr_expect_eq(n_copies, 0u, "a turn's looks are bounded");
+    for (int i = 0; i < 10 && n_copies == 0; i++)
+        turn();
+    copy_next();
+    cr_expect_eq(mv.status, 0);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 1u);
+    cache_put(rig.cache, late, 0);
+    drop(late);
+    for (uint32_t i = 0; i < used; i++) {
+        cache_put(rig.cache, ref[i], 0);
+        drop(ref[i]);
+    }
+    free(ref);
+    relocate_close();
+}
+
 Test(cache_relocate, what_is_used_or_waits_to_be_written_stays)
 {
     struct mover mv;
