@@ -30,6 +30,7 @@ static int extents_count(struct arena *a)
         return -EINVAL;
     a->extents = a->limit = (uint32_t)n;
     n = a->config.window_max / a->config.extent;
+    n = n < UCM_MAX_WINDOW_EXTENTS ? n : UCM_MAX_WINDOW_EXTENTS;
     a->windows.n = (uint32_t)(n < names - 1 - a->extents ? n : names - 1 - a->extents);
     return 0;
 }

@@ -84,6 +84,8 @@ static int table_populate(struct arena *a, const struct window *w)
     uint64_t upto = arena_padded(from + slots * sizeof(uint64_t));
 
     from -= from % ARENA_ALIGN;
+    if (upto > ucm_window_table_bytes(a->windows.n, (uint32_t)slots))
+        upto = ucm_window_table_bytes(a->windows.n, (uint32_t)slots); /* it may not grow */
     return fallocate(g->fd, 0, (off_t)from, (off_t)(upto - from)) < 0 ? -errno : 0;
 }
 

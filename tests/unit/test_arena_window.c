@@ -52,6 +52,7 @@ static uint64_t failed_ms; /* when memory could last not be had */
 static bool keep_going;    /* the device takes its time */
 static unsigned revokes;
 static uint32_t revoked, going;
+static uint32_t extents = EXTENTS;
 
 static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
 {
@@ -91,7 +92,7 @@ static void open_arena(uint64_t budget)
                              .extent = MIB,
                              .extent_ready_cb = ready_cb,
                              .window = budget,
-                             .window_max = EXTENTS * MIB,
+                             .window_max = extents * MIB,
                              .window_cb = window_cb,
                              .ctx = &loop};
 
@@ -390,6 +391,20 @@ Test(arena_window, no_more_than_there_are_numbers)
         slot[i] = slot_of(i % 2 ? a : b, MIB);
     cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -ENOSPC);
     for (uint32_t i = 0; i < EXTENTS; i++)
+        arena_slot_free(arena, slot[i]);
+    close_arena();
+}
+
+/* Of so small extents the table ends within a page. */
+Test(arena_window, the_last_of_an_odd_number)
+{
+    slot_ref slot[EXTENTS - 1];
+
+    extents = EXTENTS - 1;
+    open_arena(100 * MIB);
+    for (uint32_t i = 0; i < extents; i++)
+        slot[i] = slot_of(a, MIB);
+    for (uint32_t i = 0; i < extents; i++)
         arena_slot_free(arena, slot[i]);
     close_arena();
 }
