@@ -182,8 +182,12 @@ UCM_API int ucm_chain_prefetch(struct ucm_chain *chain, const uint32_t *index, u
  * generation before and after, and throws the copy away if it changed. So a read gives the block's bytes or a
  * *miss*, never other bytes.
  *
+ * The daemon also asks for memory back, and ends the connection of a client that keeps it for 5 seconds. The library
+ * has no thread: it gives back in any call that reads from the connection. A client that makes none for so long
+ * watches ucm_fd, and calls ucm_process when it is readable.
+ *
  * Threads: as for every object of the client; ucm_window_read never waits for other calls of the library,
- * but for one that unmaps. Close a window only when no thread reads from it. */
+ * but for one that maps or unmaps. Close a window only when no thread reads from it. */
 struct ucm_window;
 
 enum {

@@ -79,10 +79,18 @@ static void mapping_drop(struct client_maps *m, struct client_mapping *mapping)
 
 /* ---- the life of an opening ---- */
 
+/* By default readers that overlap keep a writer out for as long as they go on, and with it the whole client. */
 int client_maps_init(struct client_maps *m)
 {
-    return pthread_rwlock_init(&m->lock, NULL) ? client_fail(UCM_ENOMEMORY, "no memory for a lock")
-                                               : 0;
+    pthread_rwlockattr_t attr;
+    int r = pthread_rwlockattr_init(&attr);
+
+    if (r == 0) {
+        (void)pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+        r = pthread_rwlock_init(&m->lock, &attr);
+        (void)pthread_rwlockattr_destroy(&attr);
+    }
+    return r ? client_fail(UCM_ENOMEMORY, "no memory for a lock") : 0;
 }
 
 void client_maps_free(struct client_maps *m)

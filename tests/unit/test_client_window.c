@@ -573,6 +573,36 @@ Test(client_window, mappings_come_and_go_under_readers)
     cr_expect_gt(atomic_load(&good), 0u);
 }
 
+static void *restless_reader(void *arg)
+{
+    uint8_t bytes[WINDOW_SLOT_BYTES];
+
+    while (!atomic_load(&stop))
+        (void)ucm_window_read(window, arg, 0, sizeof bytes, bytes);
+    return NULL;
+}
+
+/* Somebody reads at every moment, and yet what is wanted back is unmapped. */
+Test(client_window, many_readers_starve_nobody)
+{
+    uint32_t extent = WINDOW_EXTENTS - 1;
+    pthread_t threads[16];
+    int64_t began;
+
+    open_and_pin(0);
+    for (uintptr_t i = 0; i < 16; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, restless_reader, &places[i]), 0);
+    began = fake_now_ms();
+    for (int i = 0; i < 10; i++) {
+        window_ask_back(&extent, 1);
+        cr_assert_eq(pin(0, WINDOW_BLOCKS, NULL), 0, "%s", ucm_errmsg());
+    }
+    cr_expect_lt(fake_now_ms() - began, 5000, "took %lld ms", (long long)(fake_now_ms() - began));
+    atomic_store(&stop, true);
+    for (int i = 0; i < 16; i++)
+        pthread_join(threads[i], NULL);
+}
+
 Test(client_window, a_forked_child_reads_misses)
 {
     int status = 0;
