@@ -582,24 +582,25 @@ static void *restless_reader(void *arg)
     return NULL;
 }
 
-/* Somebody reads at every moment, and yet what is wanted back is unmapped. */
+#define RESTLESS 16
+
+/* Somebody reads at every moment, and yet what is wanted back is unmapped: otherwise this does not end. */
 Test(client_window, many_readers_starve_nobody)
 {
     uint32_t extent = WINDOW_EXTENTS - 1;
-    pthread_t threads[16];
-    int64_t began;
+    struct ucm_place read[RESTLESS]; /* a pin writes into `places` */
+    pthread_t threads[RESTLESS];
 
     open_and_pin(0);
-    for (uintptr_t i = 0; i < 16; i++)
-        cr_assert_eq(pthread_create(&threads[i], NULL, restless_reader, &places[i]), 0);
-    began = fake_now_ms();
+    memcpy(read, places, sizeof read);
+    for (uintptr_t i = 0; i < RESTLESS; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, restless_reader, &read[i]), 0);
     for (int i = 0; i < 10; i++) {
         window_ask_back(&extent, 1);
         cr_assert_eq(pin(0, WINDOW_BLOCKS, NULL), 0, "%s", ucm_errmsg());
     }
-    cr_expect_lt(fake_now_ms() - began, 5000, "took %lld ms", (long long)(fake_now_ms() - began));
     atomic_store(&stop, true);
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < RESTLESS; i++)
         pthread_join(threads[i], NULL);
 }
 
