@@ -324,7 +324,9 @@ class RealPrometheus(unittest.TestCase):
             group, = self.prometheus.api("rules")["groups"]
             return all(r["health"] != "unknown" for r in group["rules"]) and group["rules"]
         for rule in eventually(rules):
-            self.assertEqual((rule["health"], rule.get("lastError", ""), rule["state"]), ("ok", "", "inactive"), rule["name"])
+            self.assertEqual((rule["health"], rule.get("lastError", "")), ("ok", ""), rule["name"])
+            # On a busy machine lookups are slow for a while, which is pending.
+            self.assertNotEqual(rule["state"], "firing", rule["name"])
         for expression in re.findall(r"expr: (.*)", (OBSERVE / "alerts.yml").read_text()):
             self.names_known(expression)
 
