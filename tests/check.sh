@@ -243,7 +243,9 @@ suite() {
         # Its library goes beneath the plain daemon only; sanitizers keep what was freed for a while.
         test_power:[at]san | test_memory:[at]san) ;;
         # Long, and of one thread.
-        test_cache_random:tsan | test_index:tsan | test_index_full:tsan | test_plan:tsan | test_choose:tsan) ;;
+        test_cache_random:tsan | test_index:tsan | test_index_full:tsan | test_plan:tsan | test_choose:tsan | \
+            test_select:tsan | test_reuse:tsan | test_learner:tsan | test_encoding_forms:tsan | test_digest:tsan | \
+            test_attend:tsan | test_attend_stop:tsan | test_cache_admission:tsan) ;;
         # Of disks, deadlines and starts.
         test_entries:* | test_place:* | test_keep:* | test_damage:* | test_salvage:* | test_restart:* | test_disk:* | \
             test_durability:* | test_share_gc:*)

@@ -492,17 +492,25 @@ static void long_select(struct run *r, uint32_t heads, uint32_t policy)
     free(r->s.chosen);
 }
 
+/* ThreadSanitizer, for which one thread has nothing, sees each once and not in all pairs. */
+#ifdef __SANITIZE_THREAD__
+#define FEWEST 4
+#else
+#define FEWEST 1
+#endif
+
 Test(digest_pool, long_choices_are_those_of_one_piece)
 {
     static struct run r;
 
-    for (unsigned threads = 1; threads <= 4; threads += 3) {
+    for (unsigned threads = FEWEST; threads <= 4; threads += 3) {
         open_pool(threads);
         if (!digests[0])
             digests_build();
         for (uint32_t heads = UCM_HEADS_EACH; heads <= UCM_HEADS_SUM; heads++)
             for (uint32_t policy = UCM_CHOOSE_TOPK; policy <= UCM_CHOOSE_MASS; policy++)
-                long_select(&r, heads, policy);
+                if (FEWEST == 1 || heads - UCM_HEADS_EACH == policy - UCM_CHOOSE_TOPK)
+                    long_select(&r, heads, policy);
         close_pool();
     }
     for (uint32_t i = 0; i < BLOCKS; i++)
