@@ -574,6 +574,7 @@ bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by
 	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | \
 	    xargs -I '{}' cp -L '{}' $O/bench-bundle/lib
 
+fatbins: # of GPU code, where nvcc is; kernels/cuda.mk has them
 build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/bench/gate_worker $O/delay.so)
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
@@ -586,7 +587,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
+.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -77,6 +77,8 @@ $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 
+fatbins: $(SPARSE_FATBIN) $(ENCODING_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
+
 # Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
 UNIT_SRC  += $(wildcard tests/unit/cuda/test_*.c)
 FAKE_CUDA := $O/obj/tests/unit/cuda/fake_cuda.o $O/obj/tests/unit/cuda/fake_cuda_driver.o

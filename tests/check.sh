@@ -53,7 +53,8 @@ sanitizer_reports() {
 # build_of PHASE: the arguments with which make builds it, the folder that this comes into, and what is built.
 build_of() {
     case $1 in
-    plain) arguments=() folder=build targets=(all build-tests build-bench build-demo) ;;
+    # What takes a compiler a minute comes first: it must not be alone at the end.
+    plain) arguments=() folder=build targets=(fatbins all build-tests build-bench build-demo) ;;
     # clang, with its warnings, compiles everything here; fuzz targets are of the same objects.
     # -g1: the lines that a report names.
     asan | fuzz)
@@ -67,13 +68,14 @@ build_of() {
 
 # start_build PHASE [WORD...]: in the background, behind these words. Tests of all phases use some of the plain build.
 start_build() {
-    local phase=$1 arguments folder targets
+    local phase=$1 arguments folder targets used=(build/libucmclient.so build/ucmctl build/ucm-bench)
     shift
     build_of "$phase"
+    [ "$phase" != plain ] || used=()
     mkdir -p "$results/$phase"
     {
         started=$SECONDS
-        "$@" "${make[@]}" -s build/libucmclient.so build/ucmctl build/ucm-bench &&
+        { [ ${#used[@]} = 0 ] || "$@" "${make[@]}" -s "${used[@]}"; } &&
             "$@" "${make[@]}" -k "${arguments[@]}" "${targets[@]}"
         echo "$? $((SECONDS - started))" >"$results/$phase/build.status"
     } >"$results/$phase/build.log" 2>&1 </dev/null &
