@@ -9,6 +9,7 @@ orders here, and upper bounds of seconds.
 import json
 import os
 import subprocess
+import time
 import unittest
 
 from fake_openai import FakeOpenAI
@@ -88,7 +89,15 @@ class Serve(unittest.TestCase):
         self.assertEqual(cell["output_tokens"], 2 * 4)
 
     def test_so_many_at_once(self):
-        fake = self.fake(first=lambda n: 0.15)
+        fake = self.fake()
+
+        def together(n):
+            """Those of the second cell, but for its first one, wait for each other."""
+            end = time.monotonic() + 30
+            while n > 9 and fake.most < 8 and time.monotonic() < end:
+                time.sleep(0.01)
+            return 0.15
+        fake.first = together
         cells = self.cells(fake.url, "--requests", "8", "--concurrency", "1,8")
         self.assertEqual([cell["concurrency"] for cell in cells], [1, 8])
         self.assertEqual(fake.most, 8)
