@@ -204,13 +204,13 @@ pythons() {
         grep -qs 'unittest\.main' "$file" || continue
         case ${file##*/}:$label in
         # What is installed and what is measured is the plain build; and a client's behaviour, and what needs no daemon: once.
-        test_install.py:* | test_bench_gate.py:* | test_vllm_connector.py:* | test_vllm_trouble.py:* | test_vllm_companion.py:* | \
-            test_proxy.py:* | test_sparse_methods.py:* | test_sparse_decode.py:* | test_decode.py:* | test_*_numpy.py:*)
+        test_install.py:* | test_bench_gate.py:* | test_vllm_*.py:* | test_proxy.py:* | test_sparse_methods.py:* | \
+            test_sparse_decode.py:* | test_decode.py:* | test_*_numpy.py:*)
             [ "$label" = plain ] || continue ;;
         # These load into the same blocks twice at once, which races in the worker's memory by design.
         test_protocol*:tsan) continue ;;
         # What is theirs has one thread, or is the plain library; the daemon below them is in other tests.
-        test_vllm_*:tsan | test_sparse_python.py:tsan | test_pages.py:tsan) continue ;;
+        test_sparse_python.py:tsan | test_pages.py:tsan) continue ;;
         esac
         echo "$file"
     done | awk '!seen[$0]++'
