@@ -405,11 +405,11 @@ $O/obj/kernels/$(1)/$(2)/%.o: kernels/$(1)/simd/%.c
 endef
 # What UBSan sees in the source of sets it sees in the smallest of them; with it the others take a compiler three times as long.
 UNDEFINED := $(if $(findstring undefined,$(SAN)),-fno-sanitize=undefined)
-# No fuzz target gets as far as those of sparse/, and counting their branches takes a compiler long.
+# No fuzz target gets as far as those of sparse/ and attend/, and counting their branches takes a compiler long.
 UNCOUNTED := $(if $(findstring fuzzer,$(SAN)),-fno-sanitize=fuzzer-no-link)
 $(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,sparse,$(isa),$(KERNEL_CFLAGS_$(isa)) $(UNCOUNTED) $(if $(filter avx%,$(isa)),$(UNDEFINED)))))
 $(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,encoding,$(isa),$(KERNEL_CFLAGS_$(isa)) $(if $(filter avx512,$(isa)),$(UNDEFINED)))))
-$(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,attend,$(isa),$(KERNEL_CFLAGS_$(isa)))))
+$(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,attend,$(isa),$(KERNEL_CFLAGS_$(isa)) $(UNCOUNTED) $(if $(filter avx%,$(isa)),$(UNDEFINED)))))
 
 $O/libucmdaemon.a: $(DAEMON_OBJ)
 	$(call say,AR)
