@@ -44,7 +44,7 @@ WARN   := -Wall -Wextra -Wpedantic -Werror -Wshadow -Wstrict-prototypes -Wmissin
 CPPFLAGS_ALL = -D_GNU_SOURCE -DUCM_VERSION='"$(VERSION)"' -DUCM_SO_VERSION='"$(SO_VERSION)"' -I. -Iclient/include $(CUDA_CPPFLAGS) $(CPPFLAGS)
 CFLAGS_ALL   = -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden -pthread $(WARN) $(CFLAGS) $(SANFLAGS) -MMD -MP
 LINK         = $(CC) $(SANFLAGS) -pthread -pie -Wl,-z,relro,-z,now $(LDFLAGS)
-# A hundred and forty programs of tests, each with all of the archives: lld, where the compiler has it, links them in a fifth of the time.
+# A hundred and eighty programs that nobody installs, each with all of the archives: lld, where the compiler has it, links them in a fifth of the time.
 LLD         := $(if $(filter LLD,$(shell $(CC) -fuse-ld=lld -Wl,--version 2>/dev/null)),-fuse-ld=lld)
 LINK_TEST    = $(LINK) $(LLD)
 
@@ -462,7 +462,7 @@ $O/obj/kill/%.o: %.c
 $O/ucmd-kill: $(call obj,daemon/main.c) $(KILL_OBJ) \
               $(filter-out $(patsubst $O/obj/kill/%,$O/obj/%,$(KILL_OBJ)),$(DAEMON_OBJ)) $(BUILD_OBJ)
 	$(call say,LINK)
-	$(Q)$(LINK) $^ $(DAEMON_LIBS) -o $@
+	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -o $@
 # The disk that tests/fault/test_power.c puts beneath it.
 DISK_OBJ := $(call obj,$(wildcard tests/fault/disk/*.c))
 $O/volatile_disk.so: $(DISK_OBJ)
@@ -476,7 +476,7 @@ $O/ucmd-inject.so: tests/inject/inject.c tests/inject/inject.h
 $O/examples/%: $O/obj/client/examples/%.o $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
-	$(Q)$(LINK) $^ $(CLIENT_LIBS) -o $@
+	$(Q)$(LINK_TEST) $^ $(CLIENT_LIBS) -o $@
 TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(TOOL_LIBS)
 	$(call say,LINK)
@@ -488,14 +488,14 @@ $O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(BUILD_OBJ) $(TOOL_LIBS) $O/l
 # What writes the pages; it reads tables of all three programs.
 $O/make-pages: $(call obj,$(wildcard client/pages/*.c)) $(BUILD_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
 	$(call say,LINK)
-	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson -o $@
+	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson -o $@
 $(PAGES): $O/make-pages
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(call say,PAGES)
 	$(Q)$< $(@D) && touch $@
 $O/ucm-demo: $(call obj,$(DEMO_SRC)) $(TOOL_LIBS)
 	$(call say,LINK)
-	$(Q)$(LINK) $^ $(BENCH_LIBS) -o $@
+	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -o $@
 # The wall clock that tests/fault/test_place.c gives a daemon.
 $O/clock.so: tests/fault/clock/clock.c
 	@mkdir -p $(@D)
@@ -505,7 +505,7 @@ build-tests: $O/clock.so
 $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
-	$(Q)$(LINK) $^ $(DAEMON_LIBS) -lcjson -o $@
+	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -lcjson -o $@
 
 # A side of bench-gate: with the client library that the loader finds, and nothing of it within.
 GATE_SRC := $(addprefix tests/bench/,gate_worker.c gate_place.c $(addprefix ucm_bench_,companion.c daemon.c figure.c gpu.c pattern.c rig.c)) client/ctl/answer.c
