@@ -157,7 +157,7 @@ demo: setup-build ## the main job, end to end on this machine (TRACE=file replay
 	+@$(SUBMAKE) all build-demo
 	$(DEMO) $(TRACE)
 
-check: setup ## every test with gcc, with clang under ASan+UBSan, under TSan, and a short fuzz run
+check: setup ## every test with gcc, those of C code under ASan+UBSan and TSan, too, and a short fuzz run
 	+@tests/check.sh '$(SUBMAKE)' plain asan tsan fuzz
 
 check-plain: setup ## the tests without sanitizers only
