@@ -355,7 +355,7 @@ static inline void child_end(pid_t pid)
 
 /* ---- copies ---- */
 
-static inline uint64_t next_random(uint64_t *x)
+__attribute__((no_sanitize("thread"))) static inline uint64_t next_random(uint64_t *x)
 {
     *x ^= *x << 13;
     *x ^= *x >> 7;
