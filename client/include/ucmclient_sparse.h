@@ -178,8 +178,8 @@ UCM_API int ucm_chain_prefetch(struct ucm_chain *chain, const uint32_t *index, u
 /* A window is memory of the daemon in which the worker's own code reads blocks without asking anybody: a GPU
  * kernel, or ucm_window_read on the CPU. The daemon brings blocks of chains there when they are *pinned*, and
  * says where each lies: its *place*. The window is mapped read-only, in extents, and holds nothing but blocks of
- * the client's own tenant. The daemon may take any place back at any time: whoever reads compares the place's
- * generation before and after, and throws the copy away if it changed. So a read gives the block's bytes or a
+ * the client's own tenant. The daemon may reuse a place at any time. So a reader compares the place's
+ * generation before and after its copy, and throws the copy away if it changed. So a read gives the block's bytes or a
  * *miss*, never other bytes.
  *
  * The daemon also asks for memory back, and ends the connection of a client that keeps it for 5 seconds. The library

@@ -1,4 +1,4 @@
-/* The keys and the presets of policies. What a number was taken from stands beside it; docs/sparse.md says
+/* The keys and the presets of policies. Each number has its source beside it. docs/sparse.md says
  * what each preset is worth.
  *
  * A preset is a text of keys that differ from their defaults here, as a user's text is. */
@@ -40,7 +40,7 @@ static const char *const evictions[] = {"clock", "hybrid", NULL};
 const struct policy_key policy_keys[] = {
     /* `tokens` with rest and softmax cover the most mass for their bytes (docs/retrieval.md, In short), and estimate
      * it; 8 of them find what 4 lose (docs/sparse.md, Quality). */
-    NAME(digest, "tokens", digests, "what stands for a block; sets the method's usual parameters"),
+    NAME(digest, "tokens", digests, "method of the digest; sets the method's usual parameters"),
     NAME(kind, "mean", kinds, "which mean", .digests = DIGEST(MEAN)),
     COUNT(run, "4", 1, 1024, "tokens of a mean", .digests = DIGEST(SUBMEAN)),
     REAL(keep, "1", 1, "share of the RoPE pairs, the slowest", .digests = DIGEST(SUBMEAN)),

@@ -234,7 +234,7 @@ static int pin_take_cb(struct client_call *call, const union proto_any *any)
     pin->done = n;
     pin->sum.moved = (uint32_t)m->moved;
     pin->sum.read = (uint32_t)m->read;
-    /* With `more` the rest is told again by the next answer. */
+    /* With `more` set, the next answer counts the rest again. */
     pin->sum.missing = m->more ? 0 : (uint32_t)m->missing;
     return 0;
 }
