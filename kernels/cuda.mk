@@ -51,6 +51,15 @@ $(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/fatbin.S $(FATBINS
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$(FATBINS)/$*.fatbin"' -c $< -o $@
 
+# A worker's pool. No libraries have it yet: the GPU test has.
+SLOTS_FATBIN := $(FATBINS)/slots.fatbin
+$(SLOTS_FATBIN): kernels/slots/slots.cu $(addprefix kernels/slots/,slots.cuh slots.h slots_cuda.h)
+	@mkdir -p $(@D)
+	$(NVCC) -I. -O3 -fatbin $(SPARSE_ARCHS) $< -o $@
+$O/obj/kernels/slots/slots_fatbin.o: kernels/fatbin.S $(SLOTS_FATBIN)
+	@mkdir -p $(@D)
+	$(CC) -DUCM_FATBIN_SYMBOL=ucm_slots_fatbin -DUCM_FATBIN='"$(SLOTS_FATBIN)"' -c $< -o $@
+
 $O/obj/client/cuda/sparse_select.o: CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
 
 # The companion, for workers: libcuda is theirs already, libucmclient beside it, wherever the two lie.
@@ -119,7 +128,11 @@ $O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/
 $O/gpu/test_encoding: $(ENCODING_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/obj/kernels/encoding/encoding_fatbin.o $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding
+SLOTS_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/slots*.c) $(wildcard kernels/slots/*.c))
+$O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
+	@mkdir -p $(@D)
+	$(LINK) $^ -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
+GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_slots
 # Companions for Python tests that speak the protocol by themselves.
 GPU_COMPANIONS := $O/gpu/companions.so
 $(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libucmclient.a

@@ -93,6 +93,7 @@ struct ucm_slots_step {
     uint32_t
         unserved; /* of this step, the same; a key for which there was no room may count twice */
     uint32_t flags;
+    uint32_t done; /* on the device: thread blocks of a launch that are done; 0 between launches */
     uint64_t missed, taken, floors_broken; /* since init */
 };
 

@@ -1,0 +1,269 @@
+/* A pool's steps on the GPU: slots_cuda.h has the order of launches and what memory order they rest on. */
+#include "kernels/slots/slots.cuh"
+#include "kernels/slots/slots_cuda.h"
+
+typedef const struct ucm_slots &pool_t;
+
+/* ---- the host's memory ---- */
+
+static __device__ __forceinline__ uint64_t load_acquire(uint64_t at)
+{
+    uint64_t x;
+
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+    return x;
+}
+
+static __device__ __forceinline__ uint64_t load_relaxed(uint64_t at)
+{
+    uint64_t x;
+
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+    return x;
+}
+
+template <bool STRONG> static __device__ __forceinline__ uint4 load_vector(uint64_t at)
+{
+    uint4 x;
+
+    if (STRONG)
+        asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "l"(at)
+                     : "memory");
+    else
+        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "l"(at)
+                     : "memory");
+    return x;
+}
+
+static __device__ __forceinline__ void fence_system(void)
+{
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+/* ---- a step ---- */
+
+extern "C" __global__ void ucm_slots_next(const __grid_constant__ struct ucm_slots s)
+{
+    s.step->now++;
+    s.step->unserved = 0;
+    s.step->flags = 0;
+}
+
+/* A thread block is a list. */
+extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_RESOLVE)
+    ucm_slots_resolve(const __grid_constant__ struct ucm_slots s, uint32_t strand,
+                      const __grid_constant__ struct ucm_slots_lists lists)
+{
+    uint32_t chain = blockIdx.x / lists.lists, l = blockIdx.x % lists.lists;
+    uint32_t n = min(lists.count[blockIdx.x], lists.room);
+    const uint32_t *index = lists.index + (size_t)blockIdx.x * lists.room;
+    const int32_t *table = lists.table + chain * lists.table_stride;
+    uint64_t now = s.step->now;
+
+    for (uint32_t i = threadIdx.x; i < n; i += UCM_SLOTS_CUDA_RESOLVE)
+        slots_chosen(s, now, strand + lists.apart * l, table, index[i], lists.request[chain]);
+}
+
+/* By all of a launch's thread blocks: true in all threads of the last one. */
+static __device__ bool last_block(pool_t s)
+{
+    __shared__ bool last;
+
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(&s.step->done, 1) + 1 == gridDim.x;
+    }
+    __syncthreads();
+    return last;
+}
+
+static __device__ void end_misses(pool_t s)
+{
+    if (last_block(s) && threadIdx.x == 0) {
+        s.step->misses = 0;
+        s.step->done = 0;
+    }
+}
+
+/* ---- the gather: a team of threads has a miss ---- */
+
+template <uint32_t TEAM> static __device__ __forceinline__ void team_sync(void)
+{
+    if (TEAM == 32)
+        __syncwarp();
+    else
+        __syncthreads();
+}
+
+struct arriving {
+    struct ucm_slots_miss miss;
+    struct ucm_slots_place place;
+    bool there;
+};
+
+/* By the team's first warp. */
+static __device__ __forceinline__ void begin_arriving(pool_t s, const struct ucm_slots_gather &g,
+                                                      uint32_t i, struct arriving *a)
+{
+    struct ucm_slots_miss miss = s.miss[i];
+    int32_t slot = slots_take(s, s.step->now, miss);
+
+    if (threadIdx.x % 32 != 0)
+        return;
+    miss.slot = slot;
+    a->miss = miss;
+    a->place = ((const struct ucm_slots_place *)g.places)[miss.key % s.shape.numbers];
+    a->there = slot != UCM_SLOTS_NONE && a->place.bytes != 0 &&
+               load_acquire(a->place.generation) == a->place.told;
+}
+
+#define IN_FLIGHT 8u
+
+template <uint32_t TEAM, bool STRONG>
+static __device__ __forceinline__ void copy_plane(const struct ucm_slots_plane &p, uint64_t from,
+                                                  uint64_t to, uint32_t thread)
+{
+    uint32_t row_vectors = p.row_bytes / 16, vectors = p.rows * row_vectors;
+
+    for (uint32_t first = thread; first < vectors; first += TEAM * IN_FLIGHT) {
+        uint4 x[IN_FLIGHT];
+
+#pragma unroll
+        for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+            uint32_t v = first + i * TEAM;
+
+            if (v < vectors)
+                x[i] = load_vector<STRONG>(from + v / row_vectors * p.pitch +
+                                           v % row_vectors * 16);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < IN_FLIGHT; i++)
+            if (first + i * TEAM < vectors)
+                ((uint4 *)to)[first + i * TEAM] = x[i];
+    }
+}
+
+template <uint32_t TEAM, bool STRONG>
+static __device__ __forceinline__ void gather(pool_t s, const struct ucm_slots_gather &g)
+{
+    __shared__ struct arriving arriving[UCM_SLOTS_CUDA_GATHER / TEAM];
+    uint32_t thread = threadIdx.x % TEAM, teams = gridDim.x * (UCM_SLOTS_CUDA_GATHER / TEAM);
+    struct arriving *a = &arriving[threadIdx.x / TEAM];
+    uint32_t n = slots_listed(s);
+
+    for (uint32_t i = blockIdx.x + gridDim.x * (threadIdx.x / TEAM); i < n; i += teams) {
+        if (thread < 32)
+            begin_arriving(s, g, i, a);
+        team_sync<TEAM>();
+        if (a->there) {
+            uint32_t strand = a->miss.key / s.shape.numbers;
+
+            for (uint32_t j = 0; j < g.planes; j++) {
+                const struct ucm_slots_plane &p = g.plane[j];
+
+                copy_plane<TEAM, STRONG>(p,
+                                         a->place.bytes + p.first +
+                                             strand / g.heads * p.layer_stride +
+                                             strand % g.heads * p.head_stride,
+                                         p.slots + (uint64_t)a->miss.slot * p.slot_stride, thread);
+            }
+            fence_system();
+        }
+        team_sync<TEAM>();
+        if (thread == 0)
+            slots_end_miss(s, a->miss, a->miss.slot,
+                           a->there && load_relaxed(a->place.generation) == a->place.told);
+        team_sync<TEAM>();
+    }
+    end_misses(s);
+}
+
+#define GATHER(name, team, strong)                                                                 \
+    extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_GATHER, 1)                          \
+    ucm_slots_gather_##name(const __grid_constant__ struct ucm_slots s,                            \
+                            const __grid_constant__ struct ucm_slots_gather g)                     \
+    {                                                                                              \
+        gather<team, strong>(s, g);                                                                \
+    }
+
+GATHER(warp, 32, true)
+GATHER(block, UCM_SLOTS_CUDA_GATHER, true)
+/* To be measured beside the others, not to be used: its loads may be answered by a cache. */
+GATHER(warp_weak, 32, false)
+GATHER(block_weak, UCM_SLOTS_CUDA_GATHER, false)
+
+/* ---- between steps ---- */
+
+extern "C" __global__ void ucm_slots_want_keys(const __grid_constant__ struct ucm_slots s,
+                                               const uint32_t *keys, const uint32_t *requests,
+                                               uint32_t n)
+{
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+        slots_want(s, s.step->now, keys[i], requests[i]);
+}
+
+/* A warp has a miss. */
+extern "C" __global__ void ucm_slots_take_all(const __grid_constant__ struct ucm_slots s)
+{
+    uint32_t n = slots_listed(s), warps = gridDim.x * blockDim.x / 32;
+
+    for (uint32_t i = (blockIdx.x * blockDim.x + threadIdx.x) / 32; i < n; i += warps) {
+        struct ucm_slots_miss miss = s.miss[i];
+
+        if (miss.slot != UCM_SLOTS_NONE)
+            continue;
+        miss.slot = slots_take(s, s.step->now, miss);
+        if (threadIdx.x % 32 == 0)
+            s.miss[i].slot = miss.slot;
+    }
+}
+
+extern "C" __global__ void ucm_slots_publish_all(const __grid_constant__ struct ucm_slots s,
+                                                 const uint8_t *arrived)
+{
+    uint32_t n = slots_listed(s);
+
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+        slots_end_miss(s, s.miss[i], s.miss[i].slot, arrived[i] != 0);
+    end_misses(s);
+}
+
+/* A thread has a number in a strand. */
+extern "C" __global__ void ucm_slots_forget_numbers(const __grid_constant__ struct ucm_slots s,
+                                                    const uint32_t *numbers, uint32_t n)
+{
+    uint64_t all = (uint64_t)n * s.shape.strands, step = (uint64_t)gridDim.x * blockDim.x;
+
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += step) {
+        uint32_t key = (uint32_t)(i / n) * s.shape.numbers + numbers[i % n];
+        int32_t at = atomicExch(&s.slot_of[key], UCM_SLOTS_NONE); /* a number may be there twice */
+
+        if (at >= 0) {
+            uint32_t holder = atomicExch(&s.request[at], UCM_SLOTS_NOBODY);
+
+            if (holder != UCM_SLOTS_NOBODY)
+                atomicSub(&s.held[holder], 1);
+            s.key[at] = UCM_SLOTS_NO_KEY;
+            s.stamp[at] = 0;
+        }
+    }
+}
+
+/* held[request] is 0 when all of its slots count for nobody. */
+extern "C" __global__ void ucm_slots_leave_request(const __grid_constant__ struct ucm_slots s,
+                                                   uint32_t request)
+{
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < s.shape.slots;
+         i += gridDim.x * blockDim.x)
+        if (s.request[i] == request) {
+            s.request[i] = UCM_SLOTS_NOBODY;
+            atomicSub(&s.held[request], 1);
+        }
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        s.floor[request] = 0;
+}

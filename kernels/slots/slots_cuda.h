@@ -1,0 +1,67 @@
+/* What the kernels of slots.cu take. The arrays of struct ucm_slots lie in the GPU's memory; kernels take it by value, so a
+ * captured launch keeps its own copy and a graph can be replayed: what changes from step to step lies in the arrays.
+ *
+ * Launches on the same arrays are in one stream, or ordered by events. A step is
+ *   ucm_slots_next                      one thread
+ *   for each layer:
+ *     ucm_slots_resolve                 (chains * lists) thread blocks; or the tail of the selection, by slots.cuh
+ *     ucm_slots_gather                  any number of thread blocks: they share the misses
+ *     attention over slot_of
+ *   a copy of struct ucm_slots_step to pinned memory.
+ * Between steps: ucm_slots_want_keys, ucm_slots_take_all, a fetch, ucm_slots_publish_all; ucm_slots_forget_numbers;
+ * ucm_slots_leave_request. A request enters by a copy to floor[request].
+ *
+ * What the device does otherwise than slots.c, and may: misses are in any order, so slots are taken in any order. With one
+ * miss at a time the arrays are the same. FULL can be set while another warp only looks at the last slot that could be
+ * taken, and floors_broken can count for the same reason; both are safe.
+ *
+ * Memory order. State is read and written by atomics or by loads that pass the L1 cache. A thread block that takes a
+ * slot has claimed it by a compare-and-swap on its stamp, from an old one to this step's. From then on it alone touches
+ * the slot's key, request and bytes, until it publishes, or frees the slot by setting the stamp to 0 behind a fence.
+ * Attention sees bytes and table in a later launch.
+ *
+ * Windows. The host (or a DMA engine that the host starts) changes a place's bytes between making its generation odd, a
+ * full fence behind that, and making it even again, which is a release. The gather loads the generation with
+ * ld.acquire.sys by one thread, and copies behind a barrier with loads of scope system, which no cache of the GPU answers
+ * from an earlier one. Each thread then has a fence.acq_rel.sys, which waits for its loads; behind a barrier
+ * one thread loads the generation again. If both are what was told, no byte had changed: a load that saw a byte of
+ * the next content was answered by the host's memory after the odd generation was there, so the last load, which is issued after
+ * that answer came, sees it too. This takes from the hardware that the host's memory is coherent for the GPU's reads over
+ * the bus, that a read's answer is not older than a read whose answer came before it was issued, and that the bytes that
+ * a DMA engine writes are not seen before what the CPU had made visible before it started the engine. x86 and PCIe give
+ * all three; a bus with relaxed ordering of reads does too, because the fence waits for the answers. */
+#ifndef UCM_KERNELS_SLOTS_CUDA_H
+#define UCM_KERNELS_SLOTS_CUDA_H
+
+#include "kernels/slots/slots.h"
+
+#define UCM_SLOTS_CUDA_RESOLVE 256u /* threads of a thread block */
+#define UCM_SLOTS_CUDA_GATHER 512u
+#define UCM_SLOTS_CUDA_PLANES 2u /* K, V */
+
+/* Where a block lies in the worker's window, by number. */
+struct ucm_slots_place {
+    uint64_t bytes;      /* the GPU's address of the block; 0: not in the window */
+    uint64_t generation; /* the GPU's address of a uint64_t */
+    uint64_t told;       /* its value when the bytes were promised */
+};
+
+/* A strand of a plane: `rows` runs of row_bytes, `pitch` apart in the block, one behind the other in a slot. A contiguous
+ * piece is one row. */
+struct ucm_slots_plane {
+    uint64_t slots; /* the pool: slot s at slots + s * slot_stride */
+    uint64_t slot_stride;
+    uint64_t first;                     /* in a block, of strand 0 */
+    uint64_t layer_stride, head_stride; /* strand = layer * heads + head */
+    uint64_t pitch;
+    uint32_t rows, row_bytes; /* row_bytes and all strides are multiples of 16 */
+};
+
+struct ucm_slots_gather {
+    uint64_t places; /* struct ucm_slots_place[numbers], the GPU's memory */
+    uint32_t heads;  /* strands of a layer */
+    uint32_t planes;
+    struct ucm_slots_plane plane[UCM_SLOTS_CUDA_PLANES];
+};
+
+#endif

@@ -1,0 +1,330 @@
+/* test_slots [--few | --speed]: the pool's kernels beside the C reference; a part of the cases only; or measures. */
+#include "tests/gpu/slots.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern const unsigned char ucm_slots_fatbin[];
+
+static CUmodule module;
+
+/* ---- a pool ---- */
+
+void pool_open(struct pool *p, const struct ucm_slots_shape *shape)
+{
+    char why[UCM_SLOTS_WHY] = "";
+    void *memory;
+
+    check(ucm_slots_check(shape, why) == 0, "a shape: %s", why);
+    p->bytes = ucm_slots_bytes(shape);
+    if (posix_memalign(&memory, 64, p->bytes) != 0)
+        must(CUDA_ERROR_OUT_OF_MEMORY, "memory");
+    memset(memory, 0, p->bytes); /* lists too: what is not used is compared */
+    ucm_slots_layout(&p->host, shape, memory);
+    ucm_slots_init(&p->host);
+    p->memory = gpu_new(p->bytes);
+    ucm_slots_layout(&p->gpu, shape, (void *)(uintptr_t)p->memory);
+    pool_write(p);
+}
+
+void pool_close(struct pool *p)
+{
+    gpu_free(p->memory);
+    free(p->host.stamp); /* where the memory begins */
+}
+
+void pool_write(struct pool *p)
+{
+    gpu_put(p->memory, p->host.stamp, p->bytes);
+}
+
+void pool_read(struct pool *p, const char *when)
+{
+    char why[UCM_SLOTS_WHY] = "";
+
+    gpu_get(p->host.stamp, p->memory, p->bytes);
+    check(ucm_slots_verify(&p->host, why) == 0, "%s: %s", when, why);
+    check(p->host.step->done == 0, "%s: done is %u", when, p->host.step->done);
+}
+
+void launch(const char *kernel, uint32_t blocks, uint32_t threads, void **arguments)
+{
+    CUfunction function;
+
+    must(cuModuleGetFunction(&function, module, kernel), kernel);
+    must(cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, gpu_stream, arguments, NULL),
+         kernel);
+}
+
+void pool_next(struct pool *p)
+{
+    launch("ucm_slots_next", 1, 1, (void *[]){&p->gpu});
+}
+
+void pool_resolve(struct pool *p, uint32_t strand, const struct ucm_slots_lists *lists)
+{
+    struct ucm_slots_lists by_value = *lists;
+
+    launch("ucm_slots_resolve", lists->chains * lists->lists, UCM_SLOTS_CUDA_RESOLVE,
+           (void *[]){&p->gpu, &strand, &by_value});
+}
+
+void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
+                 const struct ucm_slots_gather *g)
+{
+    struct ucm_slots_gather by_value = *g;
+    char name[64];
+
+    snprintf(name, sizeof(name), "ucm_slots_gather_%s", kernel);
+    launch(name, blocks, UCM_SLOTS_CUDA_GATHER, (void *[]){&p->gpu, &by_value});
+}
+
+/* ---- one miss at a time: the same arrays as in C ---- */
+
+#define NUMBERS 40u
+#define STRANDS 3u
+#define REQUESTS 4u
+
+static const struct ucm_slots_shape small = {
+    .strands = STRANDS, .numbers = NUMBERS, .slots = 70, .requests = REQUESTS, .misses = 256};
+
+static void same(struct pool *p, const struct ucm_slots *model, const char *when)
+{
+    pool_read(p, when);
+    check(memcmp(p->host.stamp, model->stamp, p->bytes) == 0, "%s: other arrays than in C", when);
+}
+
+static void want_both(struct pool *p, struct ucm_slots *model, CUdeviceptr words)
+{
+    uint32_t key_request[2] = {rnd_below(STRANDS * NUMBERS), rnd_below(REQUESTS)}, n = 1;
+    CUdeviceptr request = words + 4;
+    uint8_t arrived = rnd_below(8) > 0;
+
+    gpu_put(words, key_request, sizeof(key_request));
+    launch("ucm_slots_want_keys", 1, 32, (void *[]){&p->gpu, &words, &request, &n});
+    ucm_slots_want(model, key_request[0], key_request[1]);
+    same(p, model, "want");
+    launch("ucm_slots_take_all", 2, 64, (void *[]){&p->gpu});
+    ucm_slots_take(model);
+    same(p, model, "take");
+    gpu_put(words, &arrived, 1);
+    launch("ucm_slots_publish_all", 2, 64, (void *[]){&p->gpu, &words});
+    ucm_slots_publish(model, &arrived);
+    same(p, model, "publish");
+}
+
+static void between_both(struct pool *p, struct ucm_slots *model, CUdeviceptr words)
+{
+    uint32_t request = rnd_below(REQUESTS), floor = rnd_below(25), n = 2;
+    uint32_t numbers[2] = {rnd_below(NUMBERS), rnd_below(NUMBERS)};
+
+    if (rnd_below(3) == 0) {
+        launch("ucm_slots_leave_request", 2, 32, (void *[]){&p->gpu, &request});
+        ucm_slots_leave(model, request);
+        same(p, model, "leave");
+        if (ucm_slots_enter(model, request, floor) == 0)
+            gpu_put((CUdeviceptr)(uintptr_t)&p->gpu.floor[request], &floor, 4);
+    }
+    if (rnd_below(3) == 0) {
+        gpu_put(words, numbers, sizeof(numbers));
+        launch("ucm_slots_forget_numbers", 2, 32, (void *[]){&p->gpu, &words, &n});
+        ucm_slots_forget(model, numbers, 2);
+        same(p, model, "forget");
+    }
+    pool_next(p);
+    ucm_slots_begin(model, model->step->now + 1);
+    same(p, model, "next");
+}
+
+static void test_one_by_one(void)
+{
+    struct ucm_slots model;
+    struct pool p, q;
+    CUdeviceptr words = gpu_new(64);
+
+    pool_open(&p, &small);
+    pool_open(&q, &small); /* its host copy is the model's memory */
+    model = q.host;
+    pool_next(&p);
+    ucm_slots_begin(&model, 1);
+    for (uint32_t step = 0; step < (few ? 6u : 60u); step++) {
+        for (uint32_t i = rnd_below(40); i > 0; i--)
+            want_both(&p, &model, words);
+        between_both(&p, &model, words);
+    }
+    gpu_free(words);
+    pool_close(&p);
+    pool_close(&q);
+}
+
+/* ---- many at once: what must hold in any order ---- */
+
+#define CHAINS 3u
+#define LISTS 4u
+#define ROOM 24u
+
+struct choice {
+    uint32_t index[CHAINS][LISTS][ROOM], count[CHAINS][LISTS], request[CHAINS];
+    int32_t table[CHAINS][64];
+};
+
+static void choose(struct choice *c, uint32_t numbers)
+{
+    for (uint32_t chain = 0; chain < CHAINS; chain++) {
+        c->request[chain] = chain;
+        for (uint32_t i = 0; i < 64; i++)
+            c->table[chain][i] = (int32_t)((i < 16 ? i : i + chain * 48) % numbers);
+        for (uint32_t l = 0; l < LISTS; l++) {
+            c->count[chain][l] = rnd_below(ROOM + 1);
+            for (uint32_t i = 0; i < ROOM; i++)
+                c->index[chain][l][i] = rnd_below(64);
+        }
+    }
+}
+
+static struct ucm_slots_lists lists_at(const void *memory, uint32_t apart)
+{
+    const struct choice *c = memory;
+
+    return (struct ucm_slots_lists){.chains = CHAINS,
+                                    .lists = LISTS,
+                                    .room = ROOM,
+                                    .apart = apart,
+                                    .index = &c->index[0][0][0],
+                                    .count = &c->count[0][0],
+                                    .table = &c->table[0][0],
+                                    .table_stride = 64,
+                                    .request = c->request};
+}
+
+static int by_key(const void *a, const void *b)
+{
+    uint32_t x = ((const struct ucm_slots_miss *)a)->key,
+             y = ((const struct ucm_slots_miss *)b)->key;
+
+    return (x > y) - (x < y);
+}
+
+/* model: from the same arrays, in C. Who wanted a miss first may differ, and so whom an unclaimed slot counts for. */
+static void same_resolve(struct pool *p, struct ucm_slots *model)
+{
+    struct ucm_slots *s = &p->host;
+    uint32_t n = model->step->misses, keys = s->shape.strands * s->shape.numbers;
+
+    pool_read(p, "resolve");
+    check(s->step->misses == n && s->step->flags == model->step->flags, "resolve: %u misses, C %u",
+          s->step->misses, n);
+    check(memcmp(s->slot_of, model->slot_of, keys * sizeof(*s->slot_of)) == 0,
+          "resolve: the table");
+    check(memcmp(s->stamp, model->stamp, s->shape.slots * sizeof(*s->stamp)) == 0,
+          "resolve: stamps");
+    if (n != s->step->misses || n > s->shape.misses)
+        return;
+    qsort(s->miss, n, sizeof(*s->miss), by_key);
+    qsort(model->miss, n, sizeof(*s->miss), by_key);
+    for (uint32_t i = 0; i < n; i++)
+        check(s->miss[i].key == model->miss[i].key, "resolve: other misses");
+}
+
+/* before: after the resolve. */
+static void check_taken(const struct ucm_slots *before, const struct ucm_slots *s,
+                        const uint8_t *lost)
+{
+    uint64_t now = s->step->now;
+    uint32_t unserved = 0;
+
+    for (uint32_t slot = 0; slot < s->shape.slots; slot++)
+        if (before->stamp[slot] == now)
+            check(s->key[slot] == before->key[slot], "slot %u of this step was taken", slot);
+    for (uint32_t i = 0; i < before->step->misses; i++) {
+        uint32_t key = before->miss[i].key;
+        bool there = s->slot_of[key] >= 0;
+
+        unserved += !there;
+        if ((s->step->flags & UCM_SLOTS_FULL) == 0)
+            check(there == !lost[key % s->shape.numbers], "key %u: there %d", key, there);
+    }
+    check(s->step->unserved == before->step->unserved + unserved, "%u not served, %u counted",
+          unserved, s->step->unserved);
+    if (s->step->floors_broken == before->step->floors_broken)
+        for (uint32_t r = 0; r < s->shape.requests; r++) {
+            uint32_t least = before->held[r] < s->floor[r] ? before->held[r] : s->floor[r];
+
+            check(s->held[r] >= least || unserved > 0, "request %u has %u slots, floor %u", r,
+                  s->held[r], s->floor[r]);
+        }
+}
+
+static void one_layer(struct pool *p, struct pool *q, CUdeviceptr lists, uint32_t strand)
+{
+    static struct choice choice;
+    uint32_t apart = rnd_below(2), n = p->host.shape.numbers;
+    uint8_t *lost = fresh(n), *arrived = fresh(p->host.shape.misses);
+    struct ucm_slots_lists there = lists_at((const void *)(uintptr_t)lists, apart),
+                           here = lists_at(&choice, apart);
+    CUdeviceptr flags;
+
+    choose(&choice, n);
+    gpu_put(lists, &choice, sizeof(choice));
+    memcpy(q->host.stamp, p->host.stamp, p->bytes); /* the model begins where the GPU does */
+    strand = apart ? 0 : strand;
+    pool_resolve(p, strand, &there);
+    ucm_slots_resolve(&q->host, strand, &here);
+    same_resolve(p, &q->host);
+    gpu_get(q->host.stamp, p->memory, p->bytes);
+    for (uint32_t i = 0; i < n; i++)
+        lost[i] = rnd_below(10) == 0;
+    for (uint32_t i = 0; i < q->host.step->misses && i < p->host.shape.misses; i++)
+        arrived[i] = !lost[q->host.miss[i].key % n];
+    flags = gpu_put(0, arrived, p->host.shape.misses);
+    launch("ucm_slots_take_all", 4, 256, (void *[]){&p->gpu});
+    pool_read(p, "take");
+    launch("ucm_slots_publish_all", 4, 64, (void *[]){&p->gpu, &flags});
+    pool_read(p, "publish");
+    check_taken(&q->host, &p->host, lost);
+    gpu_free(flags);
+    free(lost);
+    free(arrived);
+}
+
+static void test_at_once(uint32_t slots, uint32_t floor)
+{
+    struct ucm_slots_shape shape = {
+        .strands = LISTS, .numbers = 200, .slots = slots, .requests = CHAINS, .misses = 1024};
+    CUdeviceptr lists = gpu_new(sizeof(struct choice));
+    struct pool p, q;
+
+    pool_open(&p, &shape);
+    pool_open(&q, &shape);
+    for (uint32_t r = 0; r < CHAINS; r++)
+        check(ucm_slots_enter(&p.host, r, floor) == 0, "floors fit");
+    pool_write(&p);
+    for (uint32_t step = 0; step < (few ? 5u : 100u); step++) {
+        pool_next(&p);
+        pool_read(&p, "next");
+        for (uint32_t strand = 0; strand < LISTS; strand++)
+            one_layer(&p, &q, lists, strand);
+    }
+    gpu_free(lists);
+    pool_close(&p);
+    pool_close(&q);
+}
+
+int main(int argc, char **argv)
+{
+    gpu_begin();
+    few = argc > 1 && strcmp(argv[1], "--few") == 0;
+    must(cuModuleLoadData(&module, ucm_slots_fatbin), "the kernels");
+    if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
+        measure();
+    } else {
+        test_one_by_one();
+        test_at_once(2000, 300); /* there is room for all */
+        test_at_once(700, 200);
+        test_at_once(300, 100); /* steps that don't fit */
+        test_gather();
+    }
+    must(cuModuleUnload(module), "the kernels");
+    return gpu_end();
+}

@@ -1,0 +1,41 @@
+/* What the files of test_slots have in common: a pool on the GPU, and its copy that the host reads. */
+#ifndef UCM_TESTS_GPU_SLOTS_H
+#define UCM_TESTS_GPU_SLOTS_H
+
+#include "kernels/slots/slots_cuda.h"
+#include "tests/gpu/compare.h"
+
+struct pool {
+    struct ucm_slots gpu, host; /* the same arrays at two places */
+    CUdeviceptr memory;
+    size_t bytes;
+};
+
+void pool_open(struct pool *p, const struct ucm_slots_shape *shape);
+void pool_close(struct pool *p);
+/* Copies all arrays from the GPU, and checks that they are whole. */
+void pool_read(struct pool *p, const char *when);
+void pool_write(struct pool *p);
+
+void launch(const char *kernel, uint32_t blocks, uint32_t threads, void **arguments);
+void pool_next(struct pool *p);
+void pool_resolve(struct pool *p, uint32_t strand, const struct ucm_slots_lists *lists);
+/* kernel: warp, block, warp_weak, block_weak. */
+void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
+                 const struct ucm_slots_gather *g);
+
+/* Host memory as a window is: a file in memory, mapped to be written here, and read-only, registered, for the GPU. */
+struct window {
+    uint8_t *bytes;
+    CUdeviceptr gpu;
+    size_t size;
+    void *readable;
+    int fd;
+};
+void window_open(struct window *w, size_t bytes);
+void window_close(struct window *w);
+
+void test_gather(void);
+void measure(void);
+
+#endif
