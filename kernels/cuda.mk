@@ -59,6 +59,14 @@ $(SLOTS_FATBIN): kernels/slots/slots.cu $(addprefix kernels/slots/,slots.cuh slo
 $O/obj/kernels/slots/slots_fatbin.o: kernels/fatbin.S $(SLOTS_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_slots_fatbin -DUCM_FATBIN='"$(SLOTS_FATBIN)"' -c $< -o $@
+# Attention over slots: by the matrix units, so for one GPU beside code for those to come.
+ATTEND_FATBIN := $(FATBINS)/attend.fatbin
+$(ATTEND_FATBIN): kernels/attend/attend.cu $(wildcard kernels/attend/*.cuh) kernels/arith.h $(addprefix kernels/attend/,arith.h attend_cuda.h) kernels/sparse/arith.h
+	@mkdir -p $(@D)
+	$(NVCC) -I. -O3 -fmad=false -fatbin $(SPARSE_ARCHS) $< -o $@
+$O/obj/kernels/attend/attend_fatbin.o: kernels/fatbin.S $(ATTEND_FATBIN)
+	@mkdir -p $(@D)
+	$(CC) -DUCM_FATBIN_SYMBOL=ucm_attend_fatbin -DUCM_FATBIN='"$(ATTEND_FATBIN)"' -c $< -o $@
 
 $O/obj/client/cuda/sparse_select.o: CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
 
@@ -119,7 +127,7 @@ $O/gpu/test_serve: $(SERVE_OBJ) $O/obj/tests/gpu/serve_ring.o $O/libucmclient_cu
 	@mkdir -p $(@D)
 	$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 GPU_TESTS += $O/gpu/test_serve
-# Kernels on a GPU beside the same in C: digests and selections, encodings.
+# Kernels on a GPU beside the same in C: digests and selections, encodings, attention.
 SPARSE_TEST_OBJ   := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/sparse*.c))
 ENCODING_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/encoding*.c))
 $O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/libucmclient_cuda.a $O/libucmclient.a
@@ -132,7 +140,11 @@ SLOTS_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard te
 $O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
 	@mkdir -p $(@D)
 	$(LINK) $^ -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_slots
+ATTEND_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/attend*.c))
+$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $O/obj/kernels/attend/attend_fatbin.o $O/libucmclient.a
+	@mkdir -p $(@D)
+	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
+GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_slots $O/gpu/test_attend
 # Companions for Python tests that speak the protocol by themselves.
 GPU_COMPANIONS := $O/gpu/companions.so
 $(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libucmclient.a

@@ -1,0 +1,122 @@
+/* Attention of one decode step over the chosen blocks of each chain and its local window, in one launch or in rounds.
+ * attend.h has the reference and attend_cuda.h what these kernels take.
+ *
+ * A launch's blocks, then the window's, are cut into tiles of 16 tokens, and runs of tiles into splits. A thread block has
+ * one split of one KV head; each of its warps takes every fourth tile, with a softmax of its own (running maximum
+ * and sum, in base 2). Warps are merged in their order, splits in theirs, launches in theirs. So the bits depend on the list
+ * and its cuts, and not on where its blocks lie nor on who ends first: a list of all blocks is dense attention by
+ * this kernel, and a step that is run again gives the same.
+ *
+ * K and V of a tile come by asynchronous copies, a tile ahead. The places of a split's tiles are looked up at once before
+ * the first is copied. Logits and sums of weights are float32; the weights that V is multiplied by are rounded to
+ * V's type, so a channel is within 2^-8 (bfloat16) or 2^-10 (float16) of the largest |v|. */
+#include "kernels/attend/attend_cuda.h"
+#include "kernels/attend/attend_merge.cuh"
+#include "kernels/attend/attend_stop.cuh"
+#include "kernels/attend/attend_tiles.cuh"
+
+/* A list that one split covers. */
+template <typename T, int D>
+static __device__ __forceinline__ void finish_block(args_t a, uint64_t row, const sum_t *before,
+                                                    const struct block_sums &sums)
+{
+    for (uint32_t i = threadIdx.x * 4; i < a.group * D; i += THREADS * 4)
+        finish_channels<T, D>(a, row + i / D, i % D, merge_warps<D>(sums, i / D, i % D), sums.row[i / D],
+                              before[i / D]);
+}
+
+/* By the last thread block of a list: the tiles' memory is free, and takes the splits' weights. */
+template <typename T, int D>
+static __device__ __forceinline__ void finish_splits(args_t a, uint64_t list_row, uint32_t splits, const sum_t *before,
+                                                     struct block_sums &sums)
+{
+    struct parts from = parts_of<D>(a, list_row, 0);
+    float *weight = (float *)shared;
+
+    weigh_splits(a, from.sum, splits, weight, sums);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x * 4; i < a.group * D; i += THREADS * 4)
+        finish_channels<T, D>(a, list_row * a.group + i / D, i % D,
+                              merge_splits(from.out + i, (uint64_t)a.group * D, weight + i / D * splits, splits),
+                              sums.row[i / D], before[i / D]);
+}
+
+template <typename T, int D>
+static __device__ __forceinline__ void finish(args_t a, uint32_t splits, struct block_sums &sums)
+{
+    uint64_t list_row = (uint64_t)blockIdx.z * a.kv_heads + blockIdx.y, row = list_row * a.group;
+    __shared__ sum_t before[ROWS];
+    __shared__ float abs_sum[ROWS];
+
+    if (splits > 1) {
+        put_split<D>(a, list_row, sums);
+        if (!is_last((uint32_t *)a.done + list_row, splits))
+            return;
+    }
+    if (threadIdx.x < a.group && a.begin > 0)
+        before[threadIdx.x] = ((const sum_t *)a.state_sum)[row + threadIdx.x];
+    __syncthreads();
+    if (splits > 1)
+        finish_splits<T, D>(a, list_row, splits, before, sums);
+    else
+        finish_block<T, D>(a, row, before, sums);
+    __syncthreads();
+    if (threadIdx.x < a.group)
+        sums.row[threadIdx.x] = finish_sum(a, row + threadIdx.x, sums.row[threadIdx.x], before[threadIdx.x]);
+    __syncthreads();
+    if (a.stop.stopped != 0)
+        stop_head<T, D>(a, sums.row, abs_sum);
+}
+
+/* Whether this launch has nothing to do for the list: it stopped, or all of it was attended. */
+static __device__ __forceinline__ bool is_over(args_t a, const struct tiles &t)
+{
+    if (a.begin == 0)
+        return false;
+    return t.all == 0 || (a.stop.stopped != 0 && ((const uint32_t *)a.stop.stopped)[list_of(a)] != 0);
+}
+
+template <typename T, int D>
+static __device__ __forceinline__ void attend(args_t a)
+{
+    __shared__ uint64_t where[UCM_ATTEND_CUDA_SPLIT];
+    __shared__ struct block_sums sums;
+    struct tiles t = tiles_of(a);
+    uint32_t splits = max(1u, min(a.splits, (t.all + a.split_tiles - 1) / a.split_tiles));
+    uint32_t first = blockIdx.x * a.split_tiles, n = t.all > first ? min(t.all - first, a.split_tiles) : 0;
+    struct warp_state<D> st;
+
+    if (blockIdx.x >= splits || is_over(a, t))
+        return;
+    for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+        where[i] = tile_at(a, t, first + i);
+    warp_begin<D>(st);
+    __syncthreads();
+    attend_tiles<T, D>(a, where, n, t.chosen > first ? t.chosen - first : 0, st);
+    __syncthreads(); /* the tiles' memory takes the results */
+    put_warp<T, D>(st, sums);
+    __syncthreads();
+    weigh_warps(a, sums);
+    __syncthreads();
+    finish<T, D>(a, splits, sums);
+}
+
+#define KERNEL(name, type, d)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        ucm_attend_##name##_##d(const __grid_constant__ struct ucm_attend_cuda args)                                   \
+    {                                                                                                                  \
+        attend<type, d>(args);                                                                                         \
+    }
+
+KERNEL(f16, __half, 64)
+KERNEL(f16, __half, 128)
+KERNEL(f16, __half, 256)
+KERNEL(bf16, __nv_bfloat16, 64)
+KERNEL(bf16, __nv_bfloat16, 128)
+KERNEL(bf16, __nv_bfloat16, 256)
+
+extern "C" __global__ void __launch_bounds__(ORDER_THREADS)
+    ucm_attend_order(const __grid_constant__ struct ucm_attend_cuda_order args)
+{
+    order(args);
+}

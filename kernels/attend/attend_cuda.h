@@ -1,0 +1,127 @@
+/* What the kernels of attend.cu take, filled in by their launcher. All addresses are the GPU's; passed by
+ * value, so a captured launch keeps its own copy.
+ *
+ * ucm_attend_TYPE_D attends blocks begin .. end - 1 of each list, and with begin = 0 the window behind them. One launch over
+ * all of a list is a step. Or several are, *rounds*, each going on where the one before it ended: a round of a list that has
+ * stopped, or has no more blocks, returns at once, so all rounds can be captured and no host decides. Before the first
+ * of them ucm_attend_order puts the lists in the order of their scores and works out what is left behind each block. */
+#ifndef UCM_KERNELS_ATTEND_CUDA_H
+#define UCM_KERNELS_ATTEND_CUDA_H
+
+#include <stdint.h>
+
+#define UCM_ATTEND_CUDA_THREADS 128u
+#define UCM_ATTEND_CUDA_WARPS (UCM_ATTEND_CUDA_THREADS / 32u)
+#define UCM_ATTEND_CUDA_ROWS 16u /* query rows of one KV head, at most: query heads of it x rows */
+#define UCM_ATTEND_CUDA_TILE 16u /* tokens that a warp attends to at once */
+#define UCM_ATTEND_CUDA_TOKENS 256u /* of a block, at most; a multiple of the tile */
+#define UCM_ATTEND_CUDA_SPLIT 320u  /* tiles of a split, at most */
+#define UCM_ATTEND_CUDA_SPLITS 1024u
+#define UCM_ATTEND_CUDA_STAGES                                                                     \
+    2u /* tiles of a warp in shared memory: more cost occupancy, and were slower */
+#define UCM_ATTEND_CUDA_ORDER 4096u /* blocks of a list that is ordered, at most */
+#define UCM_ATTEND_CUDA_ORDER_THREADS 256u
+
+/* Bits of the word `flags`: what a step met that its answer can't stand for. */
+enum ucm_attend_flag {
+    UCM_ATTEND_NO_SLOT = 1, /* a chosen block has no slot */
+    UCM_ATTEND_NO_PAGE = 2, /* a block of the window has no page */
+};
+
+/* Where blocks lie: block i at base + i * stride, both multiples of 16. */
+struct ucm_attend_cuda_memory {
+    uint64_t base, stride;
+    uint32_t blocks; /* numbers from here on are not in that memory */
+};
+
+/* One row's result of some tokens: its out is beside it, not divided by sum. */
+struct ucm_attend_cuda_sum {
+    float top, sum; /* sum * 2^top */
+    float lightest; /* of the tiles of chosen blocks, log2 of their weight; psa only */
+    float key_max;  /* the largest |k|; with bounds only */
+};
+
+/* What is left behind the first i blocks of a list, for i = 0 .. room: ucm_left of arith.h with one top. */
+struct ucm_attend_cuda_left {
+    uint64_t top;    /* float[chains][lists] */
+    uint64_t units;  /* uint64_t[chains][lists][room + 1]; UINT64_MAX: nothing is known of it */
+    uint64_t beyond; /* struct ucm_left[chains][lists]: blocks in no list; 0: there are none */
+};
+
+struct ucm_attend_cuda_stop {
+    uint32_t rule; /* enum ucm_stop_rule */
+    float eps;
+    float logit_scale;
+    uint32_t certify; /* not 0: `bound` is there, and certificates are reported */
+    uint64_t beyond;  /* uint32_t[chains][lists]: blocks in no list; 0: none. psa */
+    struct ucm_attend_cuda_left estimate, bound;
+    uint64_t stopped; /* uint32_t[chains][lists] */
+    uint64_t
+        least; /* float[chains][lists][2]: share and certificate, over KV heads; 1 between launches */
+    uint64_t heads;  /* uint32_t[chains][lists]: KV heads that are done; 0 between launches */
+    uint64_t report; /* struct ucm_stop_report[chains][lists]; may be in pinned memory */
+};
+
+struct ucm_attend_cuda {
+    uint32_t kv_heads, group; /* group: query rows of a KV head */
+    uint32_t tokens;          /* of a block, a multiple of UCM_ATTEND_CUDA_TILE */
+    uint32_t chains, lists, room;
+    uint32_t begin, end;          /* of each list, this launch's blocks */
+    uint32_t round;               /* launches before this one */
+    uint32_t split_tiles, splits; /* tiles of a thread block; splits of a list, at most */
+    float scale_log2;             /* of logits, times log2(e) */
+    uint64_t k_offset, k_token_stride, k_head_stride; /* in bytes, in a block; multiples of 16 */
+    uint64_t v_offset, v_token_stride, v_head_stride;
+    uint64_t q, q_stride; /* [chains][kv_heads][group][head_dim]; elements from chain to chain */
+    /* The chosen blocks: list entry -> number -> slot. Each table may be 0: then there is no such step. */
+    uint64_t list;                 /* int32_t[chains][lists][room] */
+    uint64_t count;                /* uint32_t[chains][lists] */
+    uint64_t numbers;              /* int32_t[chains][numbers_stride]: of the chain's blocks */
+    uint32_t numbers_stride, rows; /* rows: of slot_of */
+    uint64_t slot_of;              /* int32_t[rows]: the layer's */
+    struct ucm_attend_cuda_memory pool;
+    /* The window: blocks from first[chain] on, to the last token. length 0: there is none. */
+    struct ucm_attend_cuda_memory pages;
+    uint64_t table, table_stride; /* int32_t[chains][table_stride] */
+    uint64_t first;               /* uint32_t[chains]: its first block */
+    uint64_t length;              /* uint32_t[chains]: tokens of the chain, the new one included */
+    uint64_t out;   /* q's dtype [chains][kv_heads][group][head_dim]; of all rounds so far */
+    uint64_t lse;   /* float[chains][kv_heads][group], natural logarithm; 0: not wanted */
+    uint64_t flags; /* uint32_t: or-ed */
+    /* The workspace. */
+    uint64_t partial;     /* float[chains][kv_heads][splits][group][head_dim] */
+    uint64_t partial_sum; /* struct ucm_attend_cuda_sum[chains][kv_heads][splits][group] */
+    uint64_t done;        /* uint32_t[chains][kv_heads]; 0 between launches */
+    /* Rounds; 0: one launch is all of it. */
+    uint64_t state;     /* float[chains][kv_heads][group][head_dim] */
+    uint64_t state_sum; /* struct ucm_attend_cuda_sum[chains][kv_heads][group] */
+    struct ucm_attend_cuda_stop stop;
+};
+
+/* ucm_attend_order: a thread block a list. Sorts entries by score, best first and the earlier of equals, and takes
+ * estimates and bounds along. */
+struct ucm_attend_cuda_order {
+    uint32_t lists, room; /* lists: of all chains */
+    float logit_scale, ln_tokens;
+    uint64_t count;    /* uint32_t[lists] */
+    uint64_t list, to; /* int32_t[lists][room]; not the same */
+    uint64_t score;    /* float[lists][room]; 0: the order stays */
+    uint64_t
+        estimate_score; /* float[lists][room], logarithms of weights; may be `score`; 0: none */
+    uint64_t box_score; /* float[lists][room], of `box` digests; 0: none */
+    struct ucm_attend_cuda_left estimate, bound;
+    uint64_t stopped, least; /* are set to 0 and 1 */
+};
+
+/* Dynamic shared memory of a launch: tiles on their way, then the warps' results, then the splits' weights. */
+static inline uint32_t ucm_attend_cuda_shared(uint32_t head_dim, uint32_t group, uint32_t splits)
+{
+    uint32_t tiles =
+        UCM_ATTEND_CUDA_WARPS * UCM_ATTEND_CUDA_STAGES * 2 * UCM_ATTEND_CUDA_TILE * head_dim * 2;
+    uint32_t results = UCM_ATTEND_CUDA_WARPS * UCM_ATTEND_CUDA_ROWS * (head_dim + 8) * 4;
+    uint32_t weights = group * splits * 4, most = tiles > results ? tiles : results;
+
+    return most > weights ? most : weights;
+}
+
+#endif

@@ -1,0 +1,304 @@
+/* test_attend [--few | --speed]: compares; a part of the cases only; or measures, and prints a table. */
+#include "tests/gpu/attend.h"
+
+#include "kernels/arith.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern const unsigned char ucm_attend_fatbin[];
+
+static CUmodule module;
+
+void attend_open(void)
+{
+    must(cuModuleLoadData(&module, ucm_attend_fatbin), "the kernels of attend.cu");
+}
+
+static CUfunction kernel(const char *name)
+{
+    CUfunction f;
+
+    must(cuModuleGetFunction(&f, module, name), name);
+    return f;
+}
+
+void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t head_dim)
+{
+    struct ucm_attend_cuda copy = *args;
+    void *parameters[] = {&copy};
+    uint32_t shared = ucm_attend_cuda_shared(head_dim, args->group, args->splits);
+    char name[64];
+    CUfunction f;
+
+    snprintf(name, sizeof(name), "ucm_attend_%s_%u", dtype == UCM_KV_F16 ? "f16" : "bf16",
+             head_dim);
+    f = kernel(name);
+    must(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared), name);
+    must(cuLaunchKernel(f, args->splits, args->kv_heads, args->chains, UCM_ATTEND_CUDA_THREADS, 1,
+                        1, shared, gpu_stream, parameters, NULL),
+         name);
+}
+
+void order_launch(const struct ucm_attend_cuda_order *args, uint32_t lists)
+{
+    struct ucm_attend_cuda_order copy = *args;
+    void *parameters[] = {&copy};
+
+    must(cuLaunchKernel(kernel("ucm_attend_order"), lists, 1, 1, UCM_ATTEND_CUDA_ORDER_THREADS, 1,
+                        1, 0, gpu_stream, parameters, NULL),
+         "ucm_attend_order");
+}
+
+void gpu_clear(CUdeviceptr at, size_t n)
+{
+    must(cuMemsetD8Async(at, 0, n, gpu_stream), "clearing memory of the GPU");
+    gpu_sync();
+}
+
+/* ---- problems ---- */
+
+/* A random element, and what it is. */
+static float draw(uint32_t dtype, float size, uint16_t *bits)
+{
+    union {
+        float f;
+        uint32_t u;
+    } x = {size * rnd_normal()};
+    uint32_t e = x.u >> 23 & 0xff;
+
+    if (dtype == UCM_KV_BF16) {
+        *bits = (uint16_t)(x.u >> 16);
+        return ucm_bf16_decode(*bits);
+    }
+    *bits = e < 113 || e > 142
+                ? 0
+                : (uint16_t)((x.u >> 16 & 0x8000) | (e - 112) << 10 | (x.u >> 13 & 0x3ff));
+    return ucm_f16_decode(*bits);
+}
+
+static void draw_blocks(const struct problem *p, uint8_t *blocks, uint32_t n)
+{
+    uint16_t *at = (uint16_t *)blocks;
+
+    for (uint64_t i = 0; i < n * p->block / 2; i++)
+        draw(p->shape.dtype, 1, &at[i]);
+}
+
+static void plan_of(struct problem *p)
+{
+    const struct attend_shape *s = &p->shape;
+    struct ucm_attend_spec spec = {.group = s->group};
+    struct ucm_kv_shape *k = &spec.shape;
+    char why[UCM_SPARSE_WHY] = "";
+
+    *k = (struct ucm_kv_shape){.dtype = s->dtype,
+                               .tokens = s->tokens,
+                               .kv_heads = s->kv_heads,
+                               .head_dim = s->d,
+                               .v_head_dim = s->d,
+                               .k_token_stride = 2 * (uint64_t)s->d,
+                               .k_head_stride = 2 * (uint64_t)s->d * s->tokens,
+                               .v_token_stride = 2 * (uint64_t)s->d,
+                               .v_head_stride = 2 * (uint64_t)s->d * s->tokens};
+    k->v_offset = k->k_head_stride * s->kv_heads;
+    p->block = 2 * k->v_offset;
+    check(ucm_attend_plan_init(&p->plan, &spec, why) == 0, "a plan: %s", why);
+}
+
+static uint64_t n_lists(const struct problem *p)
+{
+    return (uint64_t)p->shape.chains * p->shape.lists;
+}
+
+void problem_open(struct problem *p, const struct attend_shape *s)
+{
+    const struct ucm_kv_shape *k;
+    struct ucm_attend_cuda *a = &p->args;
+    uint64_t lists;
+
+    *p = (struct problem){.shape = *s, .n_numbers = s->slots + s->slots / 2};
+    plan_of(p);
+    lists = n_lists(p);
+    k = &p->plan.spec.shape;
+    p->rows = (uint64_t)s->chains * s->kv_heads * s->group;
+    p->pool = fresh(s->slots * p->block);
+    p->pages = fresh(s->pages * p->block + 16);
+    draw_blocks(p, p->pool, s->slots);
+    draw_blocks(p, p->pages, s->pages);
+    p->q16 = fresh(p->rows * s->d * 2);
+    p->q = fresh(p->rows * s->d * 4);
+    p->list = fresh(lists * s->room * 4);
+    p->numbers = fresh((uint64_t)s->chains * s->slots * 4);
+    p->slot_of = fresh(p->n_numbers * 4);
+    p->count = fresh(lists * 4);
+    p->first = fresh(s->chains * 4);
+    p->length = fresh(s->chains * 4);
+    p->table = fresh((uint64_t)s->chains * s->window * 4 + 4);
+    *a = (struct ucm_attend_cuda){
+        .kv_heads = s->kv_heads,
+        .group = s->group,
+        .tokens = s->tokens,
+        .chains = s->chains,
+        .lists = s->lists,
+        .room = s->room,
+        .end = s->room,
+        .scale_log2 = p->plan.logit_scale * 1.44269504f,
+        .k_token_stride = k->k_token_stride,
+        .k_head_stride = k->k_head_stride,
+        .v_offset = k->v_offset,
+        .v_token_stride = k->v_token_stride,
+        .v_head_stride = k->v_head_stride,
+        .q = gpu_new(p->rows * s->d * 2),
+        .q_stride = (uint64_t)s->kv_heads * s->group * s->d,
+        .list = gpu_new(lists * s->room * 4),
+        .count = gpu_new(lists * 4),
+        .numbers = gpu_new((uint64_t)s->chains * s->slots * 4),
+        .numbers_stride = s->slots,
+        .rows = p->n_numbers,
+        .slot_of = gpu_new(p->n_numbers * 4),
+        .pool = {gpu_put(0, p->pool, s->slots * p->block), p->block, s->slots},
+        .pages = {gpu_put(0, p->pages, s->pages * p->block + 16), p->block, s->pages},
+        .table = gpu_new((uint64_t)s->chains * s->window * 4 + 4),
+        .table_stride = s->window,
+        .first = gpu_new(s->chains * 4),
+        .length = s->window > 0 ? gpu_new(s->chains * 4) : 0,
+        .out = gpu_new(p->rows * s->d * 2),
+        .lse = gpu_new(p->rows * 4),
+        .flags = gpu_new(4),
+        .done = gpu_new((uint64_t)s->chains * s->kv_heads * 4),
+    };
+    gpu_clear(a->flags, 4);
+    gpu_clear(a->done, (uint64_t)s->chains * s->kv_heads * 4);
+}
+
+void problem_close(struct problem *p)
+{
+    struct ucm_attend_cuda *a = &p->args;
+    CUdeviceptr mine[] = {a->q,       a->list,      a->count,      a->numbers,
+                          a->slot_of, a->pool.base, a->pages.base, a->table,
+                          a->first,   a->length,    a->out,        a->lse,
+                          a->flags,   a->done,      a->partial,    a->partial_sum};
+    void *here[] = {p->pool,    p->pages, p->q16,   p->q,      p->list, p->numbers,
+                    p->slot_of, p->count, p->first, p->length, p->table};
+
+    for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++)
+        if (mine[i])
+            gpu_free(mine[i]);
+    for (size_t i = 0; i < sizeof(here) / sizeof(here[0]); i++)
+        free(here[i]);
+}
+
+static void shuffle(int32_t *x, uint32_t n)
+{
+    for (uint32_t i = n; i > 1; i--) {
+        uint32_t j = rnd_below(i);
+        int32_t t = x[i - 1];
+
+        x[i - 1] = x[j];
+        x[j] = t;
+    }
+}
+
+/* Numbers that have slots, in any order, for each chain; slots in any order, too. */
+static void draw_tables(struct problem *p)
+{
+    const struct attend_shape *s = &p->shape;
+    int32_t *order = fresh(p->n_numbers * 4);
+
+    for (uint32_t i = 0; i < p->n_numbers; i++) {
+        order[i] = (int32_t)i;
+        p->slot_of[i] = -1 - (int32_t)rnd_below(2);
+    }
+    shuffle(order, p->n_numbers);
+    for (uint32_t i = 0; i < s->slots; i++)
+        p->slot_of[order[i]] = (int32_t)i;
+    for (uint32_t c = 0; c < s->chains; c++) {
+        memcpy(p->numbers + (uint64_t)c * s->slots, order, s->slots * 4);
+        shuffle(p->numbers + (uint64_t)c * s->slots, s->slots);
+    }
+    free(order);
+}
+
+int32_t problem_slot(const struct problem *p, uint32_t chain, int32_t entry)
+{
+    return p->slot_of[p->numbers[(uint64_t)chain * p->shape.slots + (uint32_t)entry]];
+}
+
+void problem_draw(struct problem *p)
+{
+    const struct attend_shape *s = &p->shape;
+    uint64_t lists = n_lists(p);
+
+    draw_tables(p);
+    for (uint64_t i = 0; i < p->rows * s->d; i++)
+        p->q[i] = draw(s->dtype, 1.5f, &p->q16[i]);
+    for (uint64_t l = 0; l < lists; l++) {
+        p->count[l] = l % 5 == 4 ? 0 : rnd_below(s->room + 1);
+        for (uint32_t i = 0; i < s->room; i++)
+            p->list[l * s->room + i] = (int32_t)rnd_below(s->slots);
+    }
+    p->count[0] = s->room;
+    for (uint32_t c = 0; c < s->chains && s->window > 0; c++) {
+        for (uint32_t i = 0; i < s->window; i++)
+            p->table[(uint64_t)c * s->window + i] = (int32_t)rnd_below(s->pages);
+        p->first[c] = rnd_below(s->window);
+        p->length[c] =
+            p->first[c] * s->tokens + rnd_below((s->window - p->first[c]) * s->tokens + 1);
+    }
+    gpu_put(p->args.q, p->q16, p->rows * s->d * 2);
+    gpu_put(p->args.list, p->list, lists * s->room * 4);
+    gpu_put(p->args.count, p->count, lists * 4);
+    gpu_put(p->args.numbers, p->numbers, (uint64_t)s->chains * s->slots * 4);
+    gpu_put(p->args.slot_of, p->slot_of, p->n_numbers * 4);
+    if (s->window == 0)
+        return;
+    gpu_put(p->args.table, p->table, (uint64_t)s->chains * s->window * 4);
+    gpu_put(p->args.first, p->first, s->chains * 4);
+    gpu_put(p->args.length, p->length, s->chains * 4);
+}
+
+void problem_cut(struct problem *p, uint32_t tiles)
+{
+    const struct attend_shape *s = &p->shape;
+    uint32_t longest = (s->room + s->window) * (s->tokens / UCM_ATTEND_CUDA_TILE);
+    uint64_t rows;
+
+    p->args.split_tiles = tiles;
+    p->args.splits = (longest + tiles - 1) / tiles;
+    rows = p->rows * p->args.splits;
+    if (p->args.partial) {
+        gpu_free(p->args.partial);
+        gpu_free(p->args.partial_sum);
+    }
+    p->args.partial = gpu_new(rows * s->d * 4);
+    p->args.partial_sum = gpu_new(rows * sizeof(struct ucm_attend_cuda_sum));
+}
+
+void problem_get(const struct problem *p, float *out, float *lse)
+{
+    uint64_t n = p->rows * p->shape.d;
+    uint16_t *bits = fresh(n * 2);
+
+    gpu_get(bits, p->args.out, n * 2);
+    gpu_get(lse, p->args.lse, p->rows * 4);
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = p->shape.dtype == UCM_KV_F16 ? ucm_f16_decode(bits[i]) : ucm_bf16_decode(bits[i]);
+    free(bits);
+}
+
+int main(int argc, char **argv)
+{
+    gpu_begin();
+    attend_open();
+    few = argc > 1 && strcmp(argv[1], "--few") == 0;
+    if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
+        measure();
+    } else {
+        test_steps();
+        test_rounds();
+    }
+    return gpu_end();
+}

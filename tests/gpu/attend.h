@@ -1,0 +1,58 @@
+/* test_attend: attention over slots on a GPU, compared with the C of kernels/attend. */
+#ifndef UCM_TESTS_GPU_ATTEND_H
+#define UCM_TESTS_GPU_ATTEND_H
+
+#include "kernels/attend/attend.h"
+#include "kernels/attend/attend_cuda.h"
+#include "kernels/attend/stop.h"
+#include "tests/gpu/compare.h"
+
+/* ---- kernels ---- */
+
+void attend_open(void);
+/* One launch; the grid follows from args. */
+void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t head_dim);
+void order_launch(const struct ucm_attend_cuda_order *args, uint32_t lists);
+
+/* n zero bytes, now. */
+void gpu_clear(CUdeviceptr at, size_t n);
+
+/* ---- problems: pools, lists and windows, on the host and on the GPU ---- */
+
+struct attend_shape {
+    uint32_t dtype, tokens, kv_heads, group, d; /* UCM_KV_F16 or UCM_KV_BF16; d of K and V */
+    uint32_t chains, lists, room;               /* lists of a chain: kv_heads or 1 */
+    uint32_t slots, pages, window; /* window: blocks of a table, 0: there is no window */
+};
+
+struct problem {
+    struct attend_shape shape;
+    struct ucm_attend_plan plan;
+    uint64_t block; /* bytes */
+    uint8_t *pool, *pages;
+    uint16_t *q16;
+    float *q;
+    int32_t *list, *numbers, *slot_of; /* entry -> number -> slot */
+    uint32_t n_numbers;
+    uint32_t *count, *first, *length;
+    int32_t *table;
+    struct ucm_attend_cuda args;
+    uint64_t rows;
+};
+
+void problem_open(struct problem *p, const struct attend_shape *shape);
+void problem_close(struct problem *p);
+/* Fresh lists, lengths and queries, here and there. */
+void problem_draw(struct problem *p);
+/* The entries' slots, for the C. */
+int32_t problem_slot(const struct problem *p, uint32_t chain, int32_t entry);
+/* Splits of `tiles` tiles each, for the longest list. */
+void problem_cut(struct problem *p, uint32_t tiles);
+/* What one launch answered. */
+void problem_get(const struct problem *p, float *out, float *lse);
+
+void test_steps(void);
+void test_rounds(void);
+void measure(void);
+
+#endif

@@ -1,0 +1,213 @@
+/* How long a launch takes, with memory that no cache holds: Llama-3.1-8B's layer (8 KV heads of 128 channels, 4 query
+ * heads each, bfloat16, blocks of 16 tokens), chosen blocks of each KV head and a window of 512 tokens. */
+#include "tests/gpu/attend.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define HEADS 8u
+#define GROUP 4u
+#define D 128u
+#define TOKENS 16u
+#define BLOCK (2 * HEADS * TOKENS * D * 2)
+#define WINDOW 32u
+#define SAMPLES 15
+#define FLUSH (UINT64_C(256) << 20)
+
+struct row {
+    uint32_t chains, chosen, split_tiles, rounds;
+};
+
+static CUdeviceptr flush, pool;
+static uint32_t slots;
+
+/* Random bytes of some MiB, again and again: cheap, and no cache or link compresses it. */
+static void fill_pool(void)
+{
+    size_t piece = 16 << 20, free_bytes, all;
+    uint16_t *from = fresh(piece);
+
+    must(cuMemGetInfo(&free_bytes, &all), "memory");
+    slots = 26000;
+    while ((uint64_t)slots * BLOCK > free_bytes / 2)
+        slots /= 2;
+    for (size_t i = 0; i < piece / 2; i++)
+        from[i] = (uint16_t)((rnd() & 0x807f) | 0x3f00);
+    pool = gpu_new((size_t)slots * BLOCK);
+    for (uint64_t at = 0; at < (uint64_t)slots * BLOCK; at += piece)
+        gpu_put(pool + at, from,
+                piece < slots * (uint64_t)BLOCK - at ? piece : slots * (uint64_t)BLOCK - at);
+    free(from);
+}
+
+static void args_open(const struct row *r, struct ucm_attend_cuda *a)
+{
+    uint64_t lists = (uint64_t)r->chains * HEADS, rows = lists * GROUP;
+    int32_t *list = fresh(lists * r->chosen * 4), *table = fresh(r->chains * WINDOW * 4);
+    int32_t *slot_of = fresh(slots * 4);
+    uint32_t *count = fresh(lists * 4), *length = fresh(r->chains * 4);
+    uint32_t choice = r->chosen * 16 / 10 < slots ? r->chosen * 16 / 10 : slots;
+
+    for (uint32_t c = 0; c < r->chains; c++) {
+        uint32_t first = rnd_below(slots);
+
+        length[c] = WINDOW * TOKENS - rnd_below(TOKENS);
+        for (uint32_t i = 0; i < WINDOW; i++)
+            table[c * WINDOW + i] = (int32_t)rnd_below(slots);
+        for (uint32_t i = 0; i < HEADS * r->chosen;
+             i++) /* the heads' union is 1.6 times a head's */
+            list[(uint64_t)c * HEADS * r->chosen + i] =
+                (int32_t)((first + rnd_below(choice) * UINT64_C(7919)) % slots);
+    }
+    for (uint64_t l = 0; l < lists; l++)
+        count[l] = r->chosen;
+    for (uint32_t i = 0; i < slots; i++)
+        slot_of[i] = (int32_t)(i * UINT64_C(104729) % slots);
+    *a = (struct ucm_attend_cuda){
+        .kv_heads = HEADS,
+        .group = GROUP,
+        .tokens = TOKENS,
+        .chains = r->chains,
+        .lists = HEADS,
+        .room = r->chosen,
+        .end = r->chosen,
+        .split_tiles = r->split_tiles,
+        .splits = (r->chosen + WINDOW + r->split_tiles - 1) / r->split_tiles,
+        .scale_log2 = 1.44269504f / sqrtf(D),
+        .k_token_stride = D * 2,
+        .k_head_stride = D * 2 * TOKENS,
+        .v_offset = BLOCK / 2,
+        .v_token_stride = D * 2,
+        .v_head_stride = D * 2 * TOKENS,
+        .q = gpu_new(rows * D * 2),
+        .q_stride = HEADS * GROUP * D,
+        .list = gpu_put(0, list, lists * r->chosen * 4),
+        .count = gpu_put(0, count, lists * 4),
+        .rows = slots,
+        .slot_of = gpu_put(0, slot_of, slots * 4),
+        .pool = {pool, BLOCK, slots},
+        .pages = {pool, BLOCK, slots},
+        .table = gpu_put(0, table, r->chains * WINDOW * 4),
+        .table_stride = WINDOW,
+        .first = gpu_new(r->chains * 4),
+        .length = gpu_put(0, length, r->chains * 4),
+        .out = gpu_new(rows * D * 2),
+        .lse = gpu_new(rows * 4),
+        .flags = gpu_new(4),
+        .done = gpu_new(lists * 4),
+    };
+    a->partial = gpu_new(rows * a->splits * D * 4);
+    a->partial_sum = gpu_new(rows * a->splits * sizeof(struct ucm_attend_cuda_sum));
+    a->state = r->rounds > 1 ? gpu_new(rows * D * 4) : 0;
+    a->state_sum = r->rounds > 1 ? gpu_new(rows * sizeof(struct ucm_attend_cuda_sum)) : 0;
+    must(cuMemsetD16Async(a->q, 0x3dcd, rows * D, gpu_stream), "queries");
+    gpu_clear(a->first, r->chains * 4);
+    gpu_clear(a->done, lists * 4);
+    gpu_clear(a->flags, 4);
+    free(list);
+    free(table);
+    free(slot_of);
+    free(count);
+    free(length);
+}
+
+static void args_close(const struct ucm_attend_cuda *a)
+{
+    CUdeviceptr mine[] = {a->q,     a->list,    a->count,       a->slot_of, a->table,
+                          a->first, a->length,  a->out,         a->lse,     a->flags,
+                          a->done,  a->partial, a->partial_sum, a->state,   a->state_sum};
+
+    for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++)
+        if (mine[i])
+            gpu_free(mine[i]);
+}
+
+static int by_size(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* A step of `rounds` launches; they share the list evenly. */
+static void step(const struct row *r, const struct ucm_attend_cuda *args)
+{
+    struct ucm_attend_cuda a = *args;
+    uint32_t each = (r->chosen + r->rounds - 1) / r->rounds;
+
+    for (uint32_t i = 0; i < r->rounds; i++) {
+        a.round = i;
+        a.begin = i * each;
+        a.end = a.begin + each < r->chosen ? a.begin + each : r->chosen;
+        attend_launch(&a, UCM_KV_BF16, D);
+    }
+}
+
+static CUgraphExec captured(const struct row *r, const struct ucm_attend_cuda *a)
+{
+    CUgraph graph;
+    CUgraphExec exec;
+
+    must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "capture");
+    step(r, a);
+    must(cuStreamEndCapture(gpu_stream, &graph), "capture");
+    must(cuGraphInstantiate(&exec, graph, 0), "the graph");
+    must(cuGraphDestroy(graph), "the graph");
+    return exec;
+}
+
+static float median_us(const struct row *r, const struct ucm_attend_cuda *a)
+{
+    CUgraphExec graph = captured(r, a);
+    float us[SAMPLES];
+    CUevent begin, end;
+
+    must(cuEventCreate(&begin, 0), "an event");
+    must(cuEventCreate(&end, 0), "an event");
+    for (int i = 0; i < SAMPLES; i++) {
+        must(cuMemsetD8Async(flush, (unsigned char)i, FLUSH, gpu_stream), "the flush");
+        must(cuEventRecord(begin, gpu_stream), "an event");
+        must(cuGraphLaunch(graph, gpu_stream), "the graph");
+        must(cuEventRecord(end, gpu_stream), "an event");
+        gpu_sync();
+        must(cuEventElapsedTime(&us[i], begin, end), "an event");
+        us[i] *= 1000;
+    }
+    must(cuGraphExecDestroy(graph), "the graph");
+    must(cuEventDestroy(begin), "an event");
+    must(cuEventDestroy(end), "an event");
+    qsort(us, SAMPLES, sizeof(us[0]), by_size);
+    return us[SAMPLES / 2];
+}
+
+void measure(void)
+{
+    static const struct row rows[] = {
+        {1, 256, 4, 1},   {1, 256, 8, 1},    {1, 256, 12, 1},  {1, 256, 16, 1},  {1, 256, 24, 1},
+        {1, 128, 4, 1},   {1, 128, 8, 1},    {8, 256, 16, 1},  {8, 256, 32, 1},  {50, 256, 32, 1},
+        {50, 256, 64, 1}, {50, 256, 128, 1}, {1, 8192, 32, 1}, {1, 8192, 64, 1}, {1, 8192, 128, 1},
+        {1, 256, 8, 4},   {1, 256, 8, 8},    {50, 256, 64, 4},
+    };
+
+    flush = gpu_new(FLUSH);
+    fill_pool();
+    printf("| chains | blocks a KV head | window | tiles a split | thread blocks | launches | us | "
+           "GB/s |\n"
+           "|---|---|---|---|---|---|---|---|\n");
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const struct row *r = &rows[i];
+        uint64_t bytes = (uint64_t)r->chains * HEADS * (r->chosen + WINDOW) * TOKENS * D * 4;
+        struct ucm_attend_cuda a;
+        float us;
+
+        args_open(r, &a);
+        us = median_us(r, &a);
+        printf("| %u | %u | %u | %u | %u | %u | %.1f | %.0f |\n", r->chains, r->chosen,
+               WINDOW * TOKENS, r->split_tiles, a.splits * HEADS * r->chains, r->rounds, (double)us,
+               (double)bytes / (double)us / 1e3);
+        args_close(&a);
+    }
+    gpu_free(pool);
+    gpu_free(flush);
+}
