@@ -458,10 +458,6 @@ enum ucm_sparse_choice {
     UCM_SPARSE_CHOICE_ESTIMATED = 3, /* what the scores say, of `stats` or `tokens` with rest */
     UCM_SPARSE_CHOICE_CERTIFIED = 4, /* at most what `box` allows */
 };
-enum ucm_sparse_evict {
-    UCM_SPARSE_EVICT_CLOCK = 0,
-    UCM_SPARSE_EVICT_HYBRID = 1, /* GSA's .7 of the score and .3 of 1 / (age + 1) */
-};
 
 struct ucm_policy {
     char preset[24]; /* its name; "" of one that was made by hand */
@@ -488,9 +484,8 @@ struct ucm_policy {
     uint32_t
         reuse; /* of so many selecting layers in a row the first chooses for all; 1: each does */
     uint32_t retrieval_stride, lag;
-    /* The GPU's slots. */
-    uint32_t evict; /* enum ucm_sparse_evict */
-    double slots;   /* a request's share that eviction leaves it, in steps' worth of blocks */
+    /* The GPU's slots: so many steps' worth of blocks a request keeps against others. */
+    double slots;
     /* Top k with a budget that follows what steps cover: goal 0 switches it off. */
     double goal;            /* share to cover */
     uint32_t budget_tokens; /* that a request of 2^17 tokens begins with; others by the root */

@@ -14,7 +14,6 @@ static const char *const metrics[] = {"dot", "l2", NULL};
 static const char *const reduces[] = {"max", "mean", "softmax", NULL};
 static const char *const head_lists[] = {"each", "sum", "max", NULL};
 static const char *const choices[] = {"topk", "mass", "psa", "estimated", "certified", NULL};
-static const char *const evictions[] = {"clock", "hybrid", NULL};
 
 #define DIGEST(m) (1u << UCM_SPARSE_##m)
 #define CHOICE(c) (1u << UCM_SPARSE_CHOICE_##c)
@@ -81,9 +80,8 @@ const struct policy_key policy_keys[] = {
     COUNT(reuse, "1", 1, UCM_SPARSE_LAYERS_MAX, "layers that share a choice"),
     COUNT(retrieval_stride, "1", 1, 1024, "steps that share a choice"),
     COUNT(lag, "0", 0, 1024, "steps until a choice serves"),
-    NAME(evict, "clock", evictions, "which slots the GPU gives up"),
-    /* docs/retrieval.md, The first experiment: 2 to 4 % of the accesses miss then. */
-    REAL(slots, "2", 1024, "a request's share that eviction leaves it, in steps' blocks"),
+    /* docs/sparse.md, How often a step misses: 2 to 4 % of the accesses at twice what a step needs. */
+    REAL(slots, "2", 1024, "a request's floor in the pool, in steps' worth of blocks"),
     /* docs/sparse.md, Quality, has what these five were measured on. */
     REAL(goal, "0", 1, "share that budgets follow; 0: fixed top k", .choices = CHOICE(TOPK)),
     COUNT(budget_tokens, "4096", 1, TOKENS, "of 2^17 tokens at first; other lengths by the root",
@@ -113,12 +111,12 @@ const struct policy_preset policy_presets[] = {
      * the step behind the one whose queries made it (8.3.1). */
     {"esa", "ESA: means, one list for all heads, 0.3 of the blocks, every 5 steps, a step late",
      "digest=mean,reduce=mean,heads=sum,retrieval_stride=5,lag=1"},
-    /* Chapter 9: minus the L2 distance, summed over the heads (9.2.1; here of squares), windows of 9.3, the
-     * hybrid of 9.4. How many means a block has it doesn't say. The engine predicts (seed 000, 1.2): a step
+    /* Chapter 9: minus the L2 distance, summed over the heads (9.2.1; here of squares), windows of 9.3; not the
+     * eviction of 9.4, which is no policy's: docs/sparse.md, Which rule. How many means a block has it doesn't say. The engine predicts (seed 000, 1.2): a step
      * ahead. */
     {"gsa", "GSA: two means a block by distance, one list, 0.3 of the blocks, a step ahead",
      "digest=submean,run=8,metric=l2,reduce=mean,heads=sum,init_window_sz=4,local_window_sz=8,"
-     "lag=1,evict=hybrid"},
+     "lag=1"},
     /* Chapters 10 and 11.5.3; the windows count among the 4,096 tokens (10.3). It averages q over a group, so
      * that opposed heads cancel: here the nearest head counts. */
     {"gsa-device", "GSA on the device: hashes of all tokens, 4,096 tokens, 64 and 512 always",

@@ -27,7 +27,7 @@ class Needs(unittest.TestCase):
                 sparse.Mass(draw.randrange(3), 1, draw.choice((0, 4)), draw.random())))
             policy = Choices.alike(choice, 3)
             digests = sparse.Digests(DIGEST, draw.randbytes(DIGEST.bytes * n))
-            chosen = digests.select(memoryview(bytes(2 * 8 * 4)).cast("f", (2, 8)), policy.of_candidates(0), policy.score)
+            chosen = digests.select(memoryview(bytes(2 * 8 * 4)).cast("f", (2, 8)), policy.of_candidates(0, n), policy.score)
             room = policy.room(0, n, SHAPE.tokens)
             self.assertLessEqual(max(map(len, chosen.lists)), room, (choice, n))
             self.assertEqual(policy.slots(n, 2, SHAPE.tokens), 3 * min(n, 2 * room))
@@ -46,6 +46,34 @@ class Needs(unittest.TestCase):
                             (Room(40, 9), "needs 10 rows of digests and this worker has 9")):
             with self.assertRaisesRegex(Refused, words):
                 less.check(need, 200)
+
+    def test_a_policy_takes_as_many(self):
+        """As a selection among all complete blocks takes, whose last ones are the window."""
+        for text in ("auto", "topk:dense_below=0,topk_tokens=160", "topk:dense_below=0,sparse_ratio=0.3,min_blocks=6,limit=9", "esa:retrieval_stride=1,lag=0,dense_below=320",
+                     "gsa-device:dense_below=0,topk_tokens=48,init_window_tokens=20,local_window_tokens=33", "topk:dense_below=0,dense_first=1,dense_last=1,topk_tokens=64"):
+            policy = sparse.Policy(text)
+            choices = Choices.from_policy(policy, SHAPE, 4, "Llama-3.1-8B")
+            self.assertEqual(choices.floor, 2)
+            for n in (1, 2, 3, 7, 19, 20, 60, 300):
+                budget = policy.budget(SHAPE.tokens, n) if policy.goal else None
+                whole = policy.choose(SHAPE.tokens, n, budget)
+                scores = memoryview(bytes(4 * n)).cast("f")
+                for layer, mode in enumerate(policy.schedule(4).modes):
+                    candidates = choices.candidates(n)
+                    dense = mode == sparse.LayerMode.DENSE or n * SHAPE.tokens < policy.dense_below
+                    wanted = candidates if dense else max(0, len(sparse.choose(scores, whole, SHAPE.tokens)) - choices.window)
+                    of = choices.of_candidates(layer, candidates)
+                    taken = sparse.choose(scores[:candidates], of, SHAPE.tokens) if candidates else []
+                    self.assertEqual((len(taken), choices.room(layer, candidates, SHAPE.tokens)), (wanted, wanted), (text, n, layer))
+
+    def test_policies_that_are_refused(self):
+        for text, words in (("esa", "retrieval_stride=5 needs what earlier tokens or layers chose; set retrieval_stride=1"), ("gsa", "set lag=0"),
+                            ("kvstar:retrieval_stride=1", "set rows=1"), ("topk:reuse=2", "set reuse=1"),
+                            ("psa-estimated", "choice=estimated stops while attention runs"), ("topk:local_window_sz=0", "1 or more")):
+            with self.assertRaisesRegex(ValueError, words):
+                Choices.from_policy(text, SHAPE, 4)
+        with self.assertRaises(UcmError):
+            Choices.from_policy("topk", SHAPE, 24, "gpt-oss-20b")
 
     def test_windows_are_alike(self):
         for windows in ((0, 0), (1, 2)):

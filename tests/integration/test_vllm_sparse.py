@@ -85,7 +85,7 @@ class Reference:
         if candidates == 0:
             return [[]]
         k = numpy.ascontiguousarray(self.kv[layer, :candidates, 0]).reshape(candidates, -1)
-        chosen = self.digest.compute(k).select(q, self.policy.of_candidates(layer), self.policy.score)
+        chosen = self.digest.compute(k).select(q, self.policy.of_candidates(layer, candidates), self.policy.score)
         return [list(one) for one in chosen.lists]
 
 

@@ -74,7 +74,7 @@ Test(client_policy, every_key_can_be_given_and_its_default_is_in_range)
         snprintf(text, sizeof text, "topk:%s=x", name);
         refused(text, name);
     }
-    cr_expect_eq(n, 40);
+    cr_expect_eq(n, 39);
     cr_expect_eq(ucm_policy_key(n, &name, &about), -UCM_ENOTFOUND);
 }
 
@@ -86,8 +86,7 @@ Test(client_policy, the_seeds_numbers)
               p.local_window_sz == 2 && p.min_blocks == 4 && p.retrieval_stride == 5 && p.lag == 1);
     p = parsed("gsa");
     cr_expect(p.digest == UCM_SPARSE_SUBMEAN && p.metric == UCM_SPARSE_L2 &&
-              p.init_window_sz == 4 && p.local_window_sz == 8 && p.sparse_ratio == .3 &&
-              p.evict == UCM_SPARSE_EVICT_HYBRID);
+              p.init_window_sz == 4 && p.local_window_sz == 8 && p.sparse_ratio == .3);
     p = parsed("gsa-device");
     cr_expect(p.digest == UCM_SPARSE_HASH && p.bits == 128 && p.topk_tokens == 4096 &&
               p.init_window_tokens == 64 && p.local_window_tokens == 512);
@@ -133,7 +132,7 @@ Test(client_policy, a_text_gives_the_policy_back)
         "psa:microbatch=8,eps=0.98",
         "kvstar:keep=0.250001",
         "psa-estimated:dense_below=0",
-        "auto:dense_below=4294967295,dense_first=2,dense_last=1,reuse=2,evict=hybrid,slots=2.5",
+        "auto:dense_below=4294967295,dense_first=2,dense_last=1,reuse=2,slots=2.5",
     };
     char out[UCM_POLICY_TEXT];
 

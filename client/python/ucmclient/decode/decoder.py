@@ -323,7 +323,7 @@ class Decoder:
         rows = sequence.rows[:candidates]
         assert len(rows) == candidates
         of_rows = b"".join(self._digests.buffer[self._at(layer, row)] for row in rows)
-        chosen = Digests(self.digest, of_rows).select(q, self.choices.of_candidates(layer), self.choices.score, dtype)
+        chosen = Digests(self.digest, of_rows).select(q, self.choices.of_candidates(layer, candidates), self.choices.score, dtype)
         return [list(one) for one in chosen.lists]
 
     def resolve(self, sequence: Sequence, layer: int, blocks: abc.Sequence[int]) -> dict[int, int]:

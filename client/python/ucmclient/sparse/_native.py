@@ -249,7 +249,6 @@ class Policy(Structure):
         ("reuse", c_uint32),
         ("retrieval_stride", c_uint32),
         ("lag", c_uint32),
-        ("evict", c_uint32),
         ("slots", c_double),
         ("goal", c_double),
         ("budget_tokens", c_uint32),

@@ -16,7 +16,6 @@ _CHOICES = ("topk", "mass", "psa", "estimated", "certified")
 _REDUCES = ("max", "mean", "softmax")
 _HEADS = ("each", "sum", "max")
 _METRICS = ("dot", "l2")
-_EVICTIONS = ("clock", "hybrid")
 
 
 def _table(ask: Any) -> dict[str, str]:
@@ -67,10 +66,6 @@ class Policy:
     def choice(self) -> str:
         """topk, mass, psa, estimated or certified."""
         return _CHOICES[self.native.choice]
-
-    @property
-    def evict(self) -> str:
-        return _EVICTIONS[self.native.evict]
 
     @property
     def score(self) -> Score:
