@@ -28,10 +28,17 @@ enum ucm_attend_flag {
     UCM_ATTEND_NO_PAGE = 2, /* a block of the window has no page */
 };
 
+/* Where K or V of a block's tokens lie, in bytes from the block's begin; multiples of 16. Blocks of one KV head, such
+ * as slots of a KV head, have head_stride 0. */
+struct ucm_attend_cuda_plane {
+    uint64_t offset, token_stride, head_stride;
+};
+
 /* Where blocks lie: block i at base + i * stride, both multiples of 16. */
 struct ucm_attend_cuda_memory {
     uint64_t base, stride;
     uint32_t blocks; /* numbers from here on are not in that memory */
+    struct ucm_attend_cuda_plane k, v;
 };
 
 /* One row's result of some tokens: its out is beside it, not divided by sum. */
@@ -70,15 +77,15 @@ struct ucm_attend_cuda {
     uint32_t round;               /* launches before this one */
     uint32_t split_tiles, splits; /* tiles of a thread block; splits of a list, at most */
     float scale_log2;             /* of logits, times log2(e) */
-    uint64_t k_offset, k_token_stride, k_head_stride; /* in bytes, in a block; multiples of 16 */
-    uint64_t v_offset, v_token_stride, v_head_stride;
     uint64_t q, q_stride; /* [chains][kv_heads][group][head_dim]; elements from chain to chain */
     /* The chosen blocks: list entry -> number -> slot. Each table may be 0: then there is no such step. */
     uint64_t list;                 /* int32_t[chains][lists][room] */
     uint64_t count;                /* uint32_t[chains][lists] */
     uint64_t numbers;              /* int32_t[chains][numbers_stride]: of the chain's blocks */
     uint32_t numbers_stride, rows; /* rows: of slot_of */
-    uint64_t slot_of;              /* int32_t[rows]: the layer's */
+    uint32_t
+        apart; /* 0: all lists are of one slot_of; 1: list l is of slot_of + l * rows, a KV head's */
+    uint64_t slot_of; /* int32_t[rows], or [lists][rows]: the layer's */
     struct ucm_attend_cuda_memory pool;
     /* The window: blocks from first[chain] on, to the last token. length 0: there is none. */
     struct ucm_attend_cuda_memory pages;
@@ -122,6 +129,43 @@ static inline uint32_t ucm_attend_cuda_shared(uint32_t head_dim, uint32_t group,
     uint32_t weights = group * splits * 4, most = tiles > results ? tiles : results;
 
     return most > weights ? most : weights;
+}
+
+/* ---- how lists are cut ---- */
+
+struct ucm_attend_cuda_cut {
+    uint32_t split_tiles, splits;
+};
+
+/* Thread blocks that one multiprocessor of 227 KiB of shared memory holds. */
+static inline uint32_t ucm_attend_cuda_places(uint32_t head_dim)
+{
+    return head_dim > 128 ? 1 : head_dim > 64 ? 3 : 5;
+}
+
+/* For the most tiles that a list of a captured launch can have, its window's included, and its number of lists: chains
+ * times KV heads. Results depend on the cut, so it comes from what is fixed when a graph is captured. The fewest splits
+ * that keep nine tenths of the GPU's places busy to the end; each warp has two tiles, or splits cost more than they
+ * bring. tests/gpu/attend_speed.c measures cuts. */
+static inline struct ucm_attend_cuda_cut
+ucm_attend_cuda_cut(uint32_t lists, uint32_t tiles, uint32_t head_dim, uint32_t multiprocessors)
+{
+    uint64_t places = (uint64_t)multiprocessors * ucm_attend_cuda_places(head_dim);
+    uint32_t least = (tiles + UCM_ATTEND_CUDA_SPLITS - 1) / UCM_ATTEND_CUDA_SPLITS;
+    uint32_t splits = (tiles + UCM_ATTEND_CUDA_SPLIT - 1) / UCM_ATTEND_CUDA_SPLIT, each;
+
+    least = least > 2 * UCM_ATTEND_CUDA_WARPS ? least : 2 * UCM_ATTEND_CUDA_WARPS;
+    splits = splits > 0 ? splits : 1;
+    for (each = tiles / splits; each > least; each = (tiles + splits - 1) / splits) {
+        uint64_t blocks = (uint64_t)lists * splits, waves = (blocks + places - 1) / places;
+
+        if (blocks * 10 >= waves * places * 9)
+            break;
+        splits++;
+    }
+    each = (tiles + splits - 1) / splits;
+    each = each > least ? each : least;
+    return (struct ucm_attend_cuda_cut){each, tiles > each ? (tiles + each - 1) / each : 1};
 }
 
 #endif

@@ -55,8 +55,9 @@ static __device__ __forceinline__ struct tiles tiles_of(args_t a)
 }
 
 /* Where a tile lies: its block's address, a multiple of 16, and the tile's number in it, below 16; in the upper
- * bits, which addresses leave, how many tokens count. 0: nowhere. */
+ * bits, which addresses leave, how many tokens count, and whether the block is a page. 0: nowhere. */
 #define VALID_SHIFT 56
+#define IS_PAGE (UINT64_C(1) << 63)
 
 static __device__ __forceinline__ void raise_flag(args_t a, uint32_t flag)
 {
@@ -76,14 +77,15 @@ static __device__ __forceinline__ int32_t slot_at(args_t a, int32_t entry)
                     ? ((const int32_t *)a.numbers)[(uint64_t)blockIdx.z * a.numbers_stride + (uint32_t)entry]
                     : -1;
     if (a.slot_of != 0)
-        entry = (uint32_t)entry < a.rows ? ((const int32_t *)a.slot_of)[entry] : -1;
+        entry = (uint32_t)entry < a.rows ? ((const int32_t *)a.slot_of)[(uint64_t)(a.apart * blockIdx.y) * a.rows + entry]
+                                         : -1;
     return entry;
 }
 
 static __device__ __forceinline__ uint64_t tile_at(args_t a, const struct tiles &t, uint32_t tile)
 {
     uint32_t in_block = a.tokens / TILE, valid = TILE, flag = UCM_ATTEND_NO_SLOT;
-    uint64_t at;
+    uint64_t at, page = 0;
 
     if (tile < t.chosen) {
         at = block_at(a.pool, slot_at(a, t.list[tile / in_block]));
@@ -92,6 +94,7 @@ static __device__ __forceinline__ uint64_t tile_at(args_t a, const struct tiles 
 
         tile -= t.chosen;
         flag = UCM_ATTEND_NO_PAGE;
+        page = IS_PAGE;
         valid = min(TILE, t.length - block * a.tokens - tile % in_block * TILE);
         at = block < a.table_stride ? block_at(a.pages, t.table[block]) : 0;
     }
@@ -99,12 +102,12 @@ static __device__ __forceinline__ uint64_t tile_at(args_t a, const struct tiles 
         raise_flag(a, flag);
         return 0;
     }
-    return (at + tile % in_block) | (uint64_t)valid << VALID_SHIFT;
+    return (at + tile % in_block) | (uint64_t)valid << VALID_SHIFT | page;
 }
 
 static __device__ __forceinline__ uint32_t valid_of(uint64_t where)
 {
-    return (uint32_t)(where >> VALID_SHIFT);
+    return (uint32_t)(where >> VALID_SHIFT) & 0x1f;
 }
 
 /* D 16-bit elements a row; pieces of 16 bytes are exchanged by the row's number, so that ldmatrix meets no bank
@@ -115,25 +118,29 @@ static __device__ __forceinline__ uint4 *piece(uint4 *rows, uint32_t row, uint32
     return rows + row * (D / 8) + (i ^ (row & 7));
 }
 
+static __device__ __forceinline__ const uint8_t *rows_at(const struct ucm_attend_cuda_plane &p, uint64_t block,
+                                                        uint32_t tile)
+{
+    return (const uint8_t *)(block + p.offset + tile * TILE * p.token_stride + blockIdx.y * p.head_stride);
+}
+
 /* The tile's K, then its V, to `to`; rows that don't count become zeros. */
 template <int D>
 static __device__ __forceinline__ void tile_load(args_t a, uint64_t where, uint4 *to)
 {
-    uint32_t valid = valid_of(where);
-    uint64_t block = where & ((UINT64_C(1) << VALID_SHIFT) - 1), token = block % 16 * TILE;
-    uint64_t k, v;
+    const struct ucm_attend_cuda_memory &m = where & IS_PAGE ? a.pages : a.pool;
+    uint32_t valid = valid_of(where), tile = where % 16;
+    uint64_t block = (where & ((UINT64_C(1) << VALID_SHIFT) - 1)) - tile;
+    const uint8_t *k = rows_at(m.k, block, tile), *v = rows_at(m.v, block, tile);
+    uint64_t k_stride = m.k.token_stride, v_stride = m.v.token_stride;
 
-    block -= block % 16;
-    k = block + a.k_offset + token * a.k_token_stride + blockIdx.y * a.k_head_stride;
-    v = block + a.v_offset + token * a.v_token_stride + blockIdx.y * a.v_head_stride;
 #pragma unroll
     for (uint32_t i = 0; i < TILE * D / 8 / 32; i++) {
         uint32_t at = i * 32 + threadIdx.x % 32, row = at / (D / 8), col = at % (D / 8);
         bool there = row < valid;
 
-        copy16(piece<D>(to, row, col), (const void *)(there ? k + row * a.k_token_stride + col * 16 : a.q), there);
-        copy16(piece<D>(to + TILE * D / 8, row, col),
-               (const void *)(there ? v + row * a.v_token_stride + col * 16 : a.q), there);
+        copy16(piece<D>(to, row, col), there ? k + row * k_stride + col * 16 : (const void *)a.q, there);
+        copy16(piece<D>(to + TILE * D / 8, row, col), there ? v + row * v_stride + col * 16 : (const void *)a.q, there);
     }
 }
 

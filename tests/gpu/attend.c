@@ -79,17 +79,19 @@ static float draw(uint32_t dtype, float size, uint16_t *bits)
     return ucm_f16_decode(*bits);
 }
 
-static void draw_blocks(const struct problem *p, uint8_t *blocks, uint32_t n)
+static void draw_blocks(const struct problem *p, uint8_t *blocks, uint64_t bytes)
 {
     uint16_t *at = (uint16_t *)blocks;
 
-    for (uint64_t i = 0; i < n * p->block / 2; i++)
+    for (uint64_t i = 0; i < bytes / 2; i++)
         draw(p->shape.dtype, 1, &at[i]);
 }
 
+/* Slots: head by head. Pages: token by token, as engines have them. */
 static void plan_of(struct problem *p)
 {
     const struct attend_shape *s = &p->shape;
+    uint64_t row = 2 * (uint64_t)s->d, slot_heads = s->apart ? 1 : s->kv_heads;
     struct ucm_attend_spec spec = {.group = s->group};
     struct ucm_kv_shape *k = &spec.shape;
     char why[UCM_SPARSE_WHY] = "";
@@ -99,13 +101,33 @@ static void plan_of(struct problem *p)
                                .kv_heads = s->kv_heads,
                                .head_dim = s->d,
                                .v_head_dim = s->d,
-                               .k_token_stride = 2 * (uint64_t)s->d,
-                               .k_head_stride = 2 * (uint64_t)s->d * s->tokens,
-                               .v_token_stride = 2 * (uint64_t)s->d,
-                               .v_head_stride = 2 * (uint64_t)s->d * s->tokens};
-    k->v_offset = k->k_head_stride * s->kv_heads;
-    p->block = 2 * k->v_offset;
+                               .k_token_stride = row * s->kv_heads,
+                               .k_head_stride = row,
+                               .v_offset = row * s->kv_heads * s->tokens,
+                               .v_token_stride = row * s->kv_heads,
+                               .v_head_stride = row};
+    p->page = 2 * k->v_offset;
     check(ucm_attend_plan_init(&p->plan, &spec, why) == 0, "a plan: %s", why);
+    k->kv_heads = slot_heads;
+    k->k_token_stride = k->v_token_stride = row;
+    k->k_head_stride = k->v_head_stride = row * s->tokens;
+    k->v_offset = k->k_head_stride * slot_heads;
+    p->slot = 2 * k->v_offset;
+    check(ucm_attend_plan_init(&p->pool_plan, &spec, why) == 0, "a plan: %s", why);
+}
+
+static struct ucm_attend_cuda_memory memory_of(const struct ucm_attend_plan *plan, CUdeviceptr base,
+                                               uint64_t stride, uint32_t blocks)
+{
+    const struct ucm_kv_shape *s = &plan->spec.shape;
+    uint64_t heads = s->kv_heads > 1;
+
+    return (struct ucm_attend_cuda_memory){
+        .base = base,
+        .stride = stride,
+        .blocks = blocks,
+        .k = {s->k_offset, s->k_token_stride, heads * s->k_head_stride},
+        .v = {s->v_offset, s->v_token_stride, heads * s->v_head_stride}};
 }
 
 static uint64_t n_lists(const struct problem *p)
@@ -115,24 +137,23 @@ static uint64_t n_lists(const struct problem *p)
 
 void problem_open(struct problem *p, const struct attend_shape *s)
 {
-    const struct ucm_kv_shape *k;
     struct ucm_attend_cuda *a = &p->args;
     uint64_t lists;
 
-    *p = (struct problem){.shape = *s, .n_numbers = s->slots + s->slots / 2};
+    *p = (struct problem){
+        .shape = *s, .n_numbers = s->slots + s->slots / 2, .tables = s->apart ? s->lists : 1};
     plan_of(p);
     lists = n_lists(p);
-    k = &p->plan.spec.shape;
     p->rows = (uint64_t)s->chains * s->kv_heads * s->group;
-    p->pool = fresh(s->slots * p->block);
-    p->pages = fresh(s->pages * p->block + 16);
-    draw_blocks(p, p->pool, s->slots);
-    draw_blocks(p, p->pages, s->pages);
+    p->pool = fresh(s->slots * p->slot);
+    p->pages = fresh(s->pages * p->page + 16);
+    draw_blocks(p, p->pool, s->slots * p->slot);
+    draw_blocks(p, p->pages, s->pages * p->page);
     p->q16 = fresh(p->rows * s->d * 2);
     p->q = fresh(p->rows * s->d * 4);
     p->list = fresh(lists * s->room * 4);
     p->numbers = fresh((uint64_t)s->chains * s->slots * 4);
-    p->slot_of = fresh(p->n_numbers * 4);
+    p->slot_of = fresh((uint64_t)p->tables * p->n_numbers * 4);
     p->count = fresh(lists * 4);
     p->first = fresh(s->chains * 4);
     p->length = fresh(s->chains * 4);
@@ -146,11 +167,6 @@ void problem_open(struct problem *p, const struct attend_shape *s)
         .room = s->room,
         .end = s->room,
         .scale_log2 = p->plan.logit_scale * 1.44269504f,
-        .k_token_stride = k->k_token_stride,
-        .k_head_stride = k->k_head_stride,
-        .v_offset = k->v_offset,
-        .v_token_stride = k->v_token_stride,
-        .v_head_stride = k->v_head_stride,
         .q = gpu_new(p->rows * s->d * 2),
         .q_stride = (uint64_t)s->kv_heads * s->group * s->d,
         .list = gpu_new(lists * s->room * 4),
@@ -158,9 +174,12 @@ void problem_open(struct problem *p, const struct attend_shape *s)
         .numbers = gpu_new((uint64_t)s->chains * s->slots * 4),
         .numbers_stride = s->slots,
         .rows = p->n_numbers,
-        .slot_of = gpu_new(p->n_numbers * 4),
-        .pool = {gpu_put(0, p->pool, s->slots * p->block), p->block, s->slots},
-        .pages = {gpu_put(0, p->pages, s->pages * p->block + 16), p->block, s->pages},
+        .apart = s->apart,
+        .slot_of = gpu_new((uint64_t)p->tables * p->n_numbers * 4),
+        .pool =
+            memory_of(&p->pool_plan, gpu_put(0, p->pool, s->slots * p->slot), p->slot, s->slots),
+        .pages =
+            memory_of(&p->plan, gpu_put(0, p->pages, s->pages * p->page + 16), p->page, s->pages),
         .table = gpu_new((uint64_t)s->chains * s->window * 4 + 4),
         .table_stride = s->window,
         .first = gpu_new(s->chains * 4),
@@ -206,25 +225,42 @@ static void shuffle(int32_t *x, uint32_t n)
 static void draw_tables(struct problem *p)
 {
     const struct attend_shape *s = &p->shape;
-    int32_t *order = fresh(p->n_numbers * 4);
+    uint64_t rows = (uint64_t)p->tables * p->n_numbers;
+    int32_t *order = fresh(p->n_numbers * 4), *slots = fresh(s->slots * 4);
 
-    for (uint32_t i = 0; i < p->n_numbers; i++) {
+    for (uint32_t i = 0; i < p->n_numbers; i++)
         order[i] = (int32_t)i;
-        p->slot_of[i] = -1 - (int32_t)rnd_below(2);
-    }
-    shuffle(order, p->n_numbers);
     for (uint32_t i = 0; i < s->slots; i++)
-        p->slot_of[order[i]] = (int32_t)i;
+        slots[i] = (int32_t)i;
+    for (uint64_t i = 0; i < rows; i++)
+        p->slot_of[i] = -1 - (int32_t)rnd_below(2);
+    shuffle(order, p->n_numbers);
+    for (uint32_t t = 0; t < p->tables; t++) {
+        shuffle(slots, s->slots);
+        for (uint32_t i = 0; i < s->slots; i++)
+            p->slot_of[(uint64_t)t * p->n_numbers + (uint32_t)order[i]] = slots[i];
+    }
     for (uint32_t c = 0; c < s->chains; c++) {
         memcpy(p->numbers + (uint64_t)c * s->slots, order, s->slots * 4);
         shuffle(p->numbers + (uint64_t)c * s->slots, s->slots);
     }
+    gpu_put(p->args.numbers, p->numbers, (uint64_t)s->chains * s->slots * 4);
+    gpu_put(p->args.slot_of, p->slot_of, rows * 4);
     free(order);
+    free(slots);
 }
 
-int32_t problem_slot(const struct problem *p, uint32_t chain, int32_t entry)
+int32_t problem_slot(const struct problem *p, uint64_t l, int32_t entry)
 {
-    return p->slot_of[p->numbers[(uint64_t)chain * p->shape.slots + (uint32_t)entry]];
+    uint64_t chain = l / p->shape.lists, table = p->shape.apart * (l % p->shape.lists);
+
+    return p->slot_of[table * p->n_numbers +
+                      (uint32_t)p->numbers[chain * p->shape.slots + (uint32_t)entry]];
+}
+
+uint32_t problem_head(const struct problem *p, uint32_t g)
+{
+    return p->shape.apart ? 0 : g;
 }
 
 void problem_draw(struct problem *p)
@@ -251,8 +287,6 @@ void problem_draw(struct problem *p)
     gpu_put(p->args.q, p->q16, p->rows * s->d * 2);
     gpu_put(p->args.list, p->list, lists * s->room * 4);
     gpu_put(p->args.count, p->count, lists * 4);
-    gpu_put(p->args.numbers, p->numbers, (uint64_t)s->chains * s->slots * 4);
-    gpu_put(p->args.slot_of, p->slot_of, p->n_numbers * 4);
     if (s->window == 0)
         return;
     gpu_put(p->args.table, p->table, (uint64_t)s->chains * s->window * 4);

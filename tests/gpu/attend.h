@@ -23,17 +23,18 @@ struct attend_shape {
     uint32_t dtype, tokens, kv_heads, group, d; /* UCM_KV_F16 or UCM_KV_BF16; d of K and V */
     uint32_t chains, lists, room;               /* lists of a chain: kv_heads or 1 */
     uint32_t slots, pages, window; /* window: blocks of a table, 0: there is no window */
+    uint32_t apart; /* 1: a slot holds one KV head, and lists have tables of their own */
 };
 
 struct problem {
     struct attend_shape shape;
-    struct ucm_attend_plan plan;
-    uint64_t block; /* bytes */
+    struct ucm_attend_plan plan, pool_plan; /* of pages, and of slots: their layouts differ */
+    uint64_t page, slot;                    /* bytes */
     uint8_t *pool, *pages;
     uint16_t *q16;
     float *q;
     int32_t *list, *numbers, *slot_of; /* entry -> number -> slot */
-    uint32_t n_numbers;
+    uint32_t n_numbers, tables;        /* of slot_of */
     uint32_t *count, *first, *length;
     int32_t *table;
     struct ucm_attend_cuda args;
@@ -44,8 +45,10 @@ void problem_open(struct problem *p, const struct attend_shape *shape);
 void problem_close(struct problem *p);
 /* Fresh lists, lengths and queries, here and there. */
 void problem_draw(struct problem *p);
-/* The entries' slots, for the C. */
-int32_t problem_slot(const struct problem *p, uint32_t chain, int32_t entry);
+/* The slot of an entry of list l of all chains' lists, for the C. */
+int32_t problem_slot(const struct problem *p, uint64_t l, int32_t entry);
+/* What KV head g of the model is in a slot. */
+uint32_t problem_head(const struct problem *p, uint32_t g);
 /* Splits of `tiles` tiles each, for the longest list. */
 void problem_cut(struct problem *p, uint32_t tiles);
 /* What one launch answered. */

@@ -26,10 +26,10 @@ struct rounds {
 
 static const uint8_t *key_at(const struct rounds *r, int32_t slot, uint32_t g, uint32_t t)
 {
-    const struct ucm_kv_shape *s = &r->p.plan.spec.shape;
+    const struct ucm_kv_shape *s = &r->p.pool_plan.spec.shape;
 
-    return r->p.pool + (uint32_t)slot * r->p.block + s->k_offset + g * s->k_head_stride +
-           t * s->k_token_stride;
+    return r->p.pool + (uint32_t)slot * r->p.slot + s->k_offset +
+           problem_head(&r->p, g) * s->k_head_stride + t * s->k_token_stride;
 }
 
 static double logit(const struct rounds *r, const float *q, const uint8_t *k)
@@ -53,7 +53,7 @@ static void judge(const struct rounds *r, uint64_t list, uint32_t entry, float *
     uint32_t chain = (uint32_t)(list / s->lists),
              first = s->lists > 1 ? (uint32_t)(list % s->lists) : 0;
     uint32_t heads = s->lists > 1 ? 1 : s->kv_heads;
-    int32_t slot = problem_slot(&r->p, chain, r->p.list[list * s->room + entry]);
+    int32_t slot = problem_slot(&r->p, list, r->p.list[list * s->room + entry]);
     double scale = (double)r->p.plan.logit_scale, most = -INFINITY, weight = -INFINITY;
 
     for (uint32_t g = first; g < first + heads; g++)
@@ -232,12 +232,12 @@ static struct ucm_stop_report reference(const struct rounds *r, uint64_t l, uint
     float *floats = fresh((uint64_t)heads * plan->state_floats * 4);
     struct ucm_attend_state *states = fresh(heads * sizeof(*states));
     struct ucm_stop_row *scratch = fresh(rows * sizeof(*scratch));
-    struct ucm_attend_memory pages = {r->p.pages, r->p.block, s->pages};
+    struct ucm_attend_memory pages = {r->p.pages, r->p.page, s->pages};
     struct ucm_stop_report report = {0};
-    struct ucm_stop_list list = {.first = first,
+    struct ucm_stop_list list = {.first = problem_head(&r->p, first),
                                  .heads = heads,
                                  .query = query,
-                                 .memory = {r->p.pool, r->p.block, s->slots},
+                                 .memory = {r->p.pool, r->p.slot, s->slots},
                                  .blocks = slots,
                                  .n = count,
                                  .estimate = estimate,
@@ -246,7 +246,7 @@ static struct ucm_stop_report reference(const struct rounds *r, uint64_t l, uint
     for (uint32_t i = 0; i < count; i++) {
         uint64_t at = l * s->room + (uint32_t)r->order[l * s->room + i];
 
-        slots[i] = problem_slot(&r->p, chain, r->p.list[at]);
+        slots[i] = problem_slot(&r->p, l, r->p.list[at]);
         estimate[i] = r->estimate[at];
         bound[i] = ucm_left_bound(plan, r->box[at], s->tokens);
     }
@@ -262,7 +262,8 @@ static struct ucm_stop_report reference(const struct rounds *r, uint64_t l, uint
                            r->p.table + (uint64_t)chain * s->window + r->p.first[chain],
                            blocks - r->p.first[chain], length % s->tokens, &states[g], NULL, 0);
     }
-    check(ucm_attend_rounds(plan, &stop, &list, states, scratch, &report) == 0, "the reference");
+    check(ucm_attend_rounds(&r->p.pool_plan, &stop, &list, states, scratch, &report) == 0,
+          "the reference");
     for (uint32_t g = 0; g < heads; g++)
         ucm_attend_end(plan, &states[g], out + (uint64_t)g * s->group * s->d, lse + g * s->group);
     free(slots);
@@ -334,9 +335,9 @@ static void replay(struct rounds *r)
 void test_rounds(void)
 {
     static const struct attend_shape shapes[] = {
-        {UCM_KV_BF16, 16, 4, 4, 128, 3, 4, 41, 60, 20, 5},
-        {UCM_KV_F16, 16, 2, 3, 64, 2, 1, 33, 50, 9, 3},
-        {UCM_KV_BF16, 16, 1, 16, 64, 2, 1, 300, 320, 9, 0},
+        {UCM_KV_BF16, 16, 4, 4, 128, 3, 4, 41, 60, 20, 5, 1},
+        {UCM_KV_F16, 16, 2, 3, 64, 2, 1, 33, 50, 9, 3, 0},
+        {UCM_KV_BF16, 16, 1, 16, 64, 2, 1, 300, 320, 9, 0, 0},
     };
 
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)

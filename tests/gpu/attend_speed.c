@@ -10,17 +10,19 @@
 #define GROUP 4u
 #define D 128u
 #define TOKENS 16u
-#define BLOCK (2 * HEADS * TOKENS * D * 2)
+#define SLOT (2 * TOKENS * D * 2) /* of a KV head */
+#define BLOCK (HEADS * SLOT)
 #define WINDOW 32u
 #define SAMPLES 15
 #define FLUSH (UINT64_C(256) << 20)
 
+/* split_tiles 0: as ucm_attend_cuda_cut has it. */
 struct row {
     uint32_t chains, chosen, split_tiles, rounds;
 };
 
 static CUdeviceptr flush, pool;
-static uint32_t slots;
+static uint32_t blocks, processors;
 
 /* Random bytes of some MiB, again and again: cheap, and no cache or link compresses it. */
 static void fill_pool(void)
@@ -29,41 +31,53 @@ static void fill_pool(void)
     uint16_t *from = fresh(piece);
 
     must(cuMemGetInfo(&free_bytes, &all), "memory");
-    slots = 26000;
-    while ((uint64_t)slots * BLOCK > free_bytes / 2)
-        slots /= 2;
+    blocks = 26000;
+    while ((uint64_t)blocks * BLOCK > free_bytes / 2)
+        blocks /= 2;
     for (size_t i = 0; i < piece / 2; i++)
         from[i] = (uint16_t)((rnd() & 0x807f) | 0x3f00);
-    pool = gpu_new((size_t)slots * BLOCK);
-    for (uint64_t at = 0; at < (uint64_t)slots * BLOCK; at += piece)
+    pool = gpu_new((size_t)blocks * BLOCK);
+    for (uint64_t at = 0; at < (uint64_t)blocks * BLOCK; at += piece)
         gpu_put(pool + at, from,
-                piece < slots * (uint64_t)BLOCK - at ? piece : slots * (uint64_t)BLOCK - at);
+                piece < blocks * (uint64_t)BLOCK - at ? piece : blocks * (uint64_t)BLOCK - at);
     free(from);
+}
+
+/* Slots of a KV head, each in a table of its own; anywhere in the pool. */
+static CUdeviceptr put_slots(void)
+{
+    uint64_t slots = (uint64_t)blocks * HEADS;
+    int32_t *slot_of = fresh(slots * 4);
+    CUdeviceptr at;
+
+    for (uint64_t i = 0; i < slots; i++)
+        slot_of[i] = (int32_t)(i * UINT64_C(104729) % slots);
+    at = gpu_put(0, slot_of, slots * 4);
+    free(slot_of);
+    return at;
 }
 
 static void args_open(const struct row *r, struct ucm_attend_cuda *a)
 {
     uint64_t lists = (uint64_t)r->chains * HEADS, rows = lists * GROUP;
     int32_t *list = fresh(lists * r->chosen * 4), *table = fresh(r->chains * WINDOW * 4);
-    int32_t *slot_of = fresh(slots * 4);
     uint32_t *count = fresh(lists * 4), *length = fresh(r->chains * 4);
-    uint32_t choice = r->chosen * 16 / 10 < slots ? r->chosen * 16 / 10 : slots;
+    struct ucm_attend_cuda_cut cut =
+        ucm_attend_cuda_cut(r->chains * HEADS, r->chosen + WINDOW, D, processors);
+
+    if (r->split_tiles > 0)
+        cut = (struct ucm_attend_cuda_cut){
+            r->split_tiles, (r->chosen + WINDOW + r->split_tiles - 1) / r->split_tiles};
 
     for (uint32_t c = 0; c < r->chains; c++) {
-        uint32_t first = rnd_below(slots);
-
         length[c] = WINDOW * TOKENS - rnd_below(TOKENS);
         for (uint32_t i = 0; i < WINDOW; i++)
-            table[c * WINDOW + i] = (int32_t)rnd_below(slots);
-        for (uint32_t i = 0; i < HEADS * r->chosen;
-             i++) /* the heads' union is 1.6 times a head's */
-            list[(uint64_t)c * HEADS * r->chosen + i] =
-                (int32_t)((first + rnd_below(choice) * UINT64_C(7919)) % slots);
+            table[c * WINDOW + i] = (int32_t)rnd_below(blocks);
     }
+    for (uint64_t i = 0; i < lists * r->chosen; i++)
+        list[i] = (int32_t)rnd_below(blocks);
     for (uint64_t l = 0; l < lists; l++)
         count[l] = r->chosen;
-    for (uint32_t i = 0; i < slots; i++)
-        slot_of[i] = (int32_t)(i * UINT64_C(104729) % slots);
     *a = (struct ucm_attend_cuda){
         .kv_heads = HEADS,
         .group = GROUP,
@@ -72,22 +86,19 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
         .lists = HEADS,
         .room = r->chosen,
         .end = r->chosen,
-        .split_tiles = r->split_tiles,
-        .splits = (r->chosen + WINDOW + r->split_tiles - 1) / r->split_tiles,
+        .split_tiles = cut.split_tiles,
+        .splits = cut.splits,
         .scale_log2 = 1.44269504f / sqrtf(D),
-        .k_token_stride = D * 2,
-        .k_head_stride = D * 2 * TOKENS,
-        .v_offset = BLOCK / 2,
-        .v_token_stride = D * 2,
-        .v_head_stride = D * 2 * TOKENS,
         .q = gpu_new(rows * D * 2),
         .q_stride = HEADS * GROUP * D,
         .list = gpu_put(0, list, lists * r->chosen * 4),
         .count = gpu_put(0, count, lists * 4),
-        .rows = slots,
-        .slot_of = gpu_put(0, slot_of, slots * 4),
-        .pool = {pool, BLOCK, slots},
-        .pages = {pool, BLOCK, slots},
+        .rows = blocks,
+        .apart = 1,
+        .slot_of = put_slots(),
+        .pool = {pool, SLOT, blocks * HEADS, {0, D * 2, 0}, {SLOT / 2, D * 2, 0}},
+        .pages =
+            {pool, BLOCK, blocks, {0, HEADS * D * 2, D * 2}, {BLOCK / 2, HEADS * D * 2, D * 2}},
         .table = gpu_put(0, table, r->chains * WINDOW * 4),
         .table_stride = WINDOW,
         .first = gpu_new(r->chains * 4),
@@ -107,7 +118,6 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
     gpu_clear(a->flags, 4);
     free(list);
     free(table);
-    free(slot_of);
     free(count);
     free(length);
 }
@@ -184,12 +194,17 @@ static float median_us(const struct row *r, const struct ucm_attend_cuda *a)
 void measure(void)
 {
     static const struct row rows[] = {
-        {1, 256, 4, 1},   {1, 256, 8, 1},    {1, 256, 12, 1},  {1, 256, 16, 1},  {1, 256, 24, 1},
-        {1, 128, 4, 1},   {1, 128, 8, 1},    {8, 256, 16, 1},  {8, 256, 32, 1},  {50, 256, 32, 1},
-        {50, 256, 64, 1}, {50, 256, 128, 1}, {1, 8192, 32, 1}, {1, 8192, 64, 1}, {1, 8192, 128, 1},
-        {1, 256, 8, 4},   {1, 256, 8, 8},    {50, 256, 64, 4},
+        {1, 256, 0, 1},   {1, 256, 4, 1},   {1, 256, 8, 1},    {1, 256, 12, 1}, {1, 256, 16, 1},
+        {1, 256, 24, 1},  {1, 128, 0, 1},   {1, 128, 4, 1},    {1, 128, 8, 1},  {8, 256, 0, 1},
+        {8, 256, 16, 1},  {8, 256, 24, 1},  {8, 256, 48, 1},   {50, 256, 0, 1}, {50, 256, 24, 1},
+        {50, 256, 48, 1}, {50, 256, 96, 1}, {50, 256, 144, 1}, {1, 8192, 0, 1}, {1, 8192, 32, 1},
+        {1, 8192, 64, 1}, {1, 8192, 80, 1}, {1, 8192, 160, 1}, {1, 256, 8, 4},  {50, 256, 64, 4},
     };
 
+    int n;
+
+    must(cuDeviceGetAttribute(&n, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0), "multiprocessors");
+    processors = (uint32_t)n;
     flush = gpu_new(FLUSH);
     fill_pool();
     printf("| chains | blocks a KV head | window | tiles a split | thread blocks | launches | us | "
@@ -204,7 +219,7 @@ void measure(void)
         args_open(r, &a);
         us = median_us(r, &a);
         printf("| %u | %u | %u | %u | %u | %u | %.1f | %.0f |\n", r->chains, r->chosen,
-               WINDOW * TOKENS, r->split_tiles, a.splits * HEADS * r->chains, r->rounds, (double)us,
+               WINDOW * TOKENS, a.split_tiles, a.splits * HEADS * r->chains, r->rounds, (double)us,
                (double)bytes / (double)us / 1e3);
         args_close(&a);
     }

@@ -21,32 +21,46 @@ static void answer_free(struct answer *a)
     free(a->lse);
 }
 
-/* The C's, over the slots that the tables lead to. */
-static void reference(const struct problem *p, struct answer *to)
+/* The C's of one KV head of a chain, over the slots that the tables lead to. */
+static void reference_head(const struct problem *p, uint32_t chain, uint32_t g, float *scratch,
+                           struct answer *to)
 {
     const struct attend_shape *s = &p->shape;
-    uint64_t entries = (uint64_t)s->chains * s->lists * s->room;
-    int32_t *slots = fresh(entries * 4);
-    float *scratch = fresh(ucm_attend_scratch_floats(&p->plan) * 4);
-    struct ucm_attend_batch batch = {.chains = s->chains,
-                                     .lists = s->lists,
-                                     .q = p->q,
-                                     .pool = {p->pool, p->block, s->slots},
-                                     .slots = slots,
-                                     .count = p->count,
-                                     .room = s->room,
-                                     .pages = {p->pages, p->block, s->pages},
-                                     .table = p->table,
-                                     .table_stride = s->window,
-                                     .first = p->first,
-                                     .length = s->window > 0 ? p->length : NULL,
-                                     .out = to->out,
-                                     .lse = to->lse};
+    uint64_t l = (uint64_t)chain * s->lists + (s->lists > 1 ? g : 0);
+    uint64_t row = ((uint64_t)chain * s->kv_heads + g) * s->group;
+    struct ucm_attend_memory pool = {p->pool, p->slot, s->slots},
+                             pages = {p->pages, p->page, s->pages};
+    float *query = scratch + p->plan.state_floats;
+    struct ucm_attend_state state;
+    int r = 0;
 
-    for (uint64_t i = 0; i < entries; i++)
-        slots[i] = problem_slot(p, (uint32_t)(i / s->room / s->lists), p->list[i]);
-    check(ucm_attend(&p->plan, &batch, scratch) == 0, "the reference");
-    free(slots);
+    ucm_attend_query(&p->plan, p->q + row * s->d, query);
+    ucm_attend_begin(&p->plan, &state, scratch);
+    for (uint32_t i = 0; i < p->count[l]; i++) {
+        int32_t slot = problem_slot(p, l, p->list[l * s->room + i]);
+
+        r |= ucm_attend_add(&p->pool_plan, &pool, problem_head(p, g), query, &slot, 1, 0, &state,
+                            NULL, 0);
+    }
+    if (s->window > 0) {
+        uint32_t length = p->length[chain], blocks = (length + s->tokens - 1) / s->tokens;
+
+        if (blocks > p->first[chain])
+            r |= ucm_attend_add(&p->plan, &pages, g, query,
+                                p->table + (uint64_t)chain * s->window + p->first[chain],
+                                blocks - p->first[chain], length % s->tokens, &state, NULL, 0);
+    }
+    check(r == 0, "the reference");
+    ucm_attend_end(&p->plan, &state, to->out + row * s->d, to->lse + row);
+}
+
+static void reference(const struct problem *p, struct answer *to)
+{
+    float *scratch = fresh(ucm_attend_scratch_floats(&p->plan) * 4);
+
+    for (uint32_t chain = 0; chain < p->shape.chains; chain++)
+        for (uint32_t g = 0; g < p->shape.kv_heads; g++)
+            reference_head(p, chain, g, scratch, to);
     free(scratch);
 }
 
@@ -71,10 +85,9 @@ static void compare(const struct problem *p, const struct answer *want, const st
     for (uint64_t i = 0; i < p->rows; i++)
         wrong_lse += !near(want->lse[i], got->lse[i], 1e-4f + 1e-5f * fabsf(want->lse[i]));
     check(wrong == 0 && wrong_lse == 0,
-          "%s: dtype %u group %u d %u tokens %u lists %u split %u: %lu channels (row %lu: %g, not "
-          "%g), "
-          "%lu lse",
-          what, s->dtype, s->group, s->d, s->tokens, s->lists, p->args.split_tiles,
+          "%s: dtype %u group %u d %u tokens %u lists %u apart %u split %u: %lu channels (row %lu: "
+          "%g, not %g), %lu lse",
+          what, s->dtype, s->group, s->d, s->tokens, s->lists, s->apart, p->args.split_tiles,
           (unsigned long)wrong, (unsigned long)(at / s->d), (double)got->out[at],
           (double)want->out[at], (unsigned long)wrong_lse);
 }
@@ -129,7 +142,7 @@ static void compare_places(struct problem *p)
     problem_cut(p, 5);
     step(p, &tables);
     for (uint64_t i = 0; i < entries; i++)
-        direct[i] = problem_slot(p, (uint32_t)(i / s->room / s->lists), p->list[i]);
+        direct[i] = problem_slot(p, i / s->room, p->list[i]);
     args = p->args;
     p->args.list = gpu_put(0, direct, entries * 4);
     p->args.numbers = p->args.slot_of = 0; /* entries are slots */
@@ -189,7 +202,7 @@ static void poison(struct problem *p)
     struct answer want = answer_new(p), got = answer_new(p);
     uint32_t slot = (uint32_t)problem_slot(p, 0, p->list[0]);
     uint16_t nan = 0x7fff, before;
-    uint64_t at = slot * p->block + p->plan.spec.shape.k_token_stride * 3 + 8;
+    uint64_t at = slot * p->slot + p->pool_plan.spec.shape.k_token_stride * 3 + 8;
 
     memcpy(&before, p->pool + at, 2);
     memcpy(p->pool + at, &nan, 2);
@@ -206,14 +219,15 @@ static void poison(struct problem *p)
 }
 
 static const struct attend_shape shapes[] = {
-    {UCM_KV_BF16, 16, 8, 4, 128, 3, 8, 37, 60, 20, 5},
-    {UCM_KV_F16, 16, 2, 7, 64, 2, 2, 20, 33, 9, 3},
-    {UCM_KV_BF16, 16, 4, 16, 128, 1, 1, 60, 64, 0, 0},
-    {UCM_KV_F16, 32, 3, 3, 64, 4, 3, 9, 40, 11, 4},
-    {UCM_KV_BF16, 64, 2, 1, 256, 2, 2, 5, 12, 6, 2},
-    {UCM_KV_F16, 16, 1, 8, 256, 2, 1, 70, 80, 30, 17},
-    {UCM_KV_F16, 256, 1, 2, 128, 1, 1, 3, 5, 3, 2},
-    {UCM_KV_BF16, 16, 3, 3, 64, 5, 3, 150, 200, 40, 8},
+    {UCM_KV_BF16, 16, 8, 4, 128, 3, 8, 37, 60, 20, 5, 0},
+    {UCM_KV_BF16, 16, 8, 4, 128, 2, 8, 37, 60, 20, 5, 1},
+    {UCM_KV_F16, 16, 2, 7, 64, 2, 2, 20, 33, 9, 3, 1},
+    {UCM_KV_BF16, 16, 4, 16, 128, 1, 1, 60, 64, 0, 0, 0},
+    {UCM_KV_F16, 32, 3, 3, 64, 4, 3, 9, 40, 11, 4, 1},
+    {UCM_KV_BF16, 64, 2, 1, 256, 2, 2, 5, 12, 6, 2, 0},
+    {UCM_KV_F16, 16, 1, 8, 256, 2, 1, 70, 80, 30, 17, 0},
+    {UCM_KV_F16, 256, 1, 2, 128, 1, 1, 3, 5, 3, 2, 0},
+    {UCM_KV_BF16, 16, 3, 3, 64, 5, 3, 150, 200, 40, 8, 0},
 };
 
 void test_steps(void)

@@ -1,5 +1,6 @@
 /* Attention over slots: the definition bit by bit, exact arithmetic within its bound, lists, windows, merges.
  * Compared with numpy in tests/integration/test_attend_numpy.py. */
+#include "kernels/attend/attend_cuda.h"
 #include "tests/unit/attend_rig.h"
 
 #include <errno.h>
@@ -610,4 +611,23 @@ Test(attend, merging_parts_that_are_empty_or_no_numbers)
     cr_assert(isnan(out[0]) && isfinite(out[1]) && isfinite(lse));
     merge(odd, (float[]){3, -500}, 2, 2, out, &lse); /* 0 * NaN: nothing is hidden */
     cr_assert(isnan(out[0]) && out[1] == 2 && lse == 3);
+}
+
+/* ---- what launches on a GPU are cut into ---- */
+
+Test(attend, cuts_hold_all_tiles_and_fit_the_kernels)
+{
+    static const uint32_t dims[] = {64, 128, 256};
+
+    for (uint32_t i = 0; i < 20000; i++) {
+        uint32_t lists = 1 + rig_below(i % 2 ? 16 : 4000), d = dims[i % 3];
+        uint32_t tiles =
+            rig_below(i % 5 ? 1000 : UCM_ATTEND_CUDA_SPLIT * UCM_ATTEND_CUDA_SPLITS + 1);
+        struct ucm_attend_cuda_cut cut = ucm_attend_cuda_cut(lists, tiles, d, 132);
+
+        cr_assert(cut.split_tiles >= 1 && cut.split_tiles <= UCM_ATTEND_CUDA_SPLIT);
+        cr_assert(cut.splits >= 1 && cut.splits <= UCM_ATTEND_CUDA_SPLITS);
+        cr_assert((uint64_t)cut.split_tiles * cut.splits >= tiles, "%u tiles", tiles);
+        cr_assert(cut.splits == 1 || (uint64_t)cut.split_tiles * (cut.splits - 1) < tiles);
+    }
 }
