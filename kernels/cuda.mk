@@ -51,7 +51,7 @@ $(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/fatbin.S $(FATBINS
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$(FATBINS)/$*.fatbin"' -c $< -o $@
 
-# A worker's pool. No libraries have it yet: the GPU test has.
+# A worker's pool.
 SLOTS_FATBIN := $(FATBINS)/slots.fatbin
 $(SLOTS_FATBIN): kernels/slots/slots.cu $(addprefix kernels/slots/,slots.cuh slots.h slots_cuda.h)
 	@mkdir -p $(@D)
@@ -68,7 +68,11 @@ $O/obj/kernels/attend/attend_fatbin.o: kernels/fatbin.S $(ATTEND_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_attend_fatbin -DUCM_FATBIN='"$(ATTEND_FATBIN)"' -c $< -o $@
 
-$O/obj/client/cuda/sparse_select.o: CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
+# What decode steps are launched with, in C too: checks of a pool's shape.
+DECODE_CUDA_OBJ := $O/obj/kernels/slots/slots.o $O/obj/kernels/slots/slots_fatbin.o $O/obj/kernels/attend/attend_fatbin.o
+SPARSE_CUDA_OBJ += $(DECODE_CUDA_OBJ)
+
+$O/obj/client/cuda/sparse_select.o $O/obj/client/cuda/decode_plan.o: CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
 
 # The companion, for workers: libcuda is theirs already, libucmclient beside it, wherever the two lie.
 CUDA_SO     := libucmclient_cuda.so
@@ -94,7 +98,7 @@ $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 
-fatbins: $(SPARSE_FATBIN) $(ENCODING_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
+fatbins: $(SPARSE_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
 
 # Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
 UNIT_SRC  += $(wildcard tests/unit/cuda/test_*.c)

@@ -195,12 +195,12 @@ void ucm_slots_want(struct ucm_slots *s, uint32_t key, uint32_t request)
 }
 
 static void resolve_list(struct ucm_slots *s, uint32_t strand, const uint32_t *index, uint32_t n,
-                         const int32_t *table, uint32_t request)
+                         const int32_t *table, uint64_t length, uint32_t request)
 {
     for (uint32_t i = 0; i < n && index[i] != UCM_SLOTS_NO_INDEX; i++) {
-        int32_t number = table[index[i]];
+        int32_t number = index[i] < length ? table[index[i]] : -1;
 
-        if (number < 0 || (uint32_t)number >= s->shape.numbers)
+        if (number < 0 || (uint32_t)number >= s->shape.numbers || request >= s->shape.requests)
             s->step->flags |= UCM_SLOTS_UNSERVED | UCM_SLOTS_STRAY;
         else
             ucm_slots_want(s, ucm_slots_key(&s->shape, strand, (uint32_t)number), request);
@@ -217,7 +217,8 @@ void ucm_slots_resolve(struct ucm_slots *s, uint32_t strand, const struct ucm_sl
 
             resolve_list(s, strand + lists->apart * l, lists->index + list * lists->room,
                          count < lists->room ? count : lists->room,
-                         lists->table + chain * lists->table_stride, lists->request[chain]);
+                         lists->table + chain * lists->table_stride, lists->table_stride,
+                         lists->request[chain]);
         }
 }
 

@@ -65,7 +65,25 @@ extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_RESOLVE)
     uint64_t now = s.step->now;
 
     for (uint32_t i = threadIdx.x; i < n; i += UCM_SLOTS_CUDA_RESOLVE)
-        slots_chosen(s, now, strand + lists.apart * l, table, index[i], lists.request[chain]);
+        slots_chosen(s, now, strand + lists.apart * l, table, lists.table_stride, index[i],
+                     lists.request[chain]);
+}
+
+/* The step's last launch, by one thread. Who reads the word's step sees what belongs to it. */
+extern "C" __global__ void ucm_slots_end(const __grid_constant__ struct ucm_slots s,
+                                         uint32_t *attended, struct ucm_slots_word *word)
+{
+    volatile struct ucm_slots_word *w = word;
+    const struct ucm_slots_step *step = s.step;
+
+    w->flags = step->flags | *attended << UCM_SLOTS_ATTENDED;
+    w->unserved = step->unserved;
+    w->missed = step->missed;
+    w->taken = step->taken;
+    w->floors_broken = step->floors_broken;
+    *attended = 0;
+    __threadfence_system();
+    w->step = step->now;
 }
 
 /* By all of a launch's thread blocks: true in all threads of the last one. */
@@ -230,6 +248,51 @@ extern "C" __global__ void ucm_slots_publish_all(const __grid_constant__ struct 
 
     for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
         slots_end_miss(s, s.miss[i], s.miss[i].slot, arrived[i] != 0);
+    end_misses(s);
+}
+
+/* Where a key's bytes lie, by the whole warp; 0: the key is not there. */
+static __device__ __forceinline__ uint64_t source_of(const uint32_t *keys, const uint64_t *from,
+                                                     uint32_t n, uint32_t key)
+{
+    uint32_t lane = threadIdx.x % 32;
+
+    for (uint32_t first = 0; first < n; first += 32) {
+        uint32_t i = first + lane;
+        uint32_t found = __ballot_sync(SLOTS_ALL, i < n && keys[i] == key);
+
+        if (found != 0)
+            return from[first + (uint32_t)__ffs((int)found) - 1];
+    }
+    return 0;
+}
+
+/* Takes a slot for each miss, and fills it with bytes that the GPU's memory has: of key keys[i] at from[i], one
+ * layer of its block. A warp has a miss. */
+extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_GATHER, 1)
+    ucm_slots_put(const __grid_constant__ struct ucm_slots s,
+                  const __grid_constant__ struct ucm_slots_gather g, const uint32_t *keys,
+                  const uint64_t *from, uint32_t n)
+{
+    uint32_t misses = slots_listed(s), teams = gridDim.x * (UCM_SLOTS_CUDA_GATHER / 32);
+
+    for (uint32_t i = blockIdx.x + gridDim.x * (threadIdx.x / 32); i < misses; i += teams) {
+        struct ucm_slots_miss miss = s.miss[i];
+        int32_t slot = slots_take(s, s.step->now, miss);
+        uint64_t at = source_of(keys, from, n, miss.key);
+        uint32_t head = miss.key / s.shape.numbers % g.heads;
+
+        for (uint32_t j = 0; j < g.planes && slot != UCM_SLOTS_NONE && at != 0; j++) {
+            const struct ucm_slots_plane &p = g.plane[j];
+
+            copy_plane<32, false>(p, at + p.first + head * p.head_stride,
+                                  p.slots + (uint64_t)slot * p.slot_stride, threadIdx.x % 32);
+        }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            slots_end_miss(s, miss, slot, at != 0);
+        __syncwarp();
+    }
     end_misses(s);
 }
 

@@ -61,16 +61,17 @@ static __device__ __forceinline__ void slots_want(const struct ucm_slots &s, uin
     }
 }
 
-/* One entry of a list. table: of the list's chain. */
+/* One entry of a list. table: of the list's chain, `length` entries. */
 static __device__ __forceinline__ void slots_chosen(const struct ucm_slots &s, uint64_t now,
                                                     uint32_t strand, const int32_t *table,
-                                                    uint32_t index, uint32_t request)
+                                                    uint64_t length, uint32_t index,
+                                                    uint32_t request)
 {
-    int32_t number = index == UCM_SLOTS_NO_INDEX ? 0 : table[index];
+    int32_t number = index < length ? table[index] : -1;
 
     if (index == UCM_SLOTS_NO_INDEX)
         return;
-    if (number < 0 || (uint32_t)number >= s.shape.numbers)
+    if (number < 0 || (uint32_t)number >= s.shape.numbers || request >= s.shape.requests)
         atomicOr(&s.step->flags, UCM_SLOTS_UNSERVED | UCM_SLOTS_STRAY);
     else
         slots_want(s, now, strand * s.shape.numbers + (uint32_t)number, request);

@@ -70,7 +70,8 @@
 #define UCM_SLOTS_UNSERVED 1u  /* some miss was not served: the step does not count */
 #define UCM_SLOTS_FULL 2u      /* because all slots are this step's */
 #define UCM_SLOTS_LIST_FULL 4u /* because a layer had more misses than the list has room for */
-#define UCM_SLOTS_STRAY 8u /* a chosen block has no number, or one that the table has no row for */
+#define UCM_SLOTS_STRAY                                                                            \
+    8u /* a chosen block has no number, or one that the table has no row for; or its request is none */
 
 struct ucm_slots_shape {
     uint32_t strands, numbers; /* of the table */

@@ -7,9 +7,10 @@
  *     ucm_slots_resolve                 (chains * lists) thread blocks; or the tail of the selection, by slots.cuh
  *     ucm_slots_gather                  any number of thread blocks: they share the misses
  *     attention over slot_of
- *   a copy of struct ucm_slots_step to pinned memory.
- * Between steps: ucm_slots_want_keys, ucm_slots_take_all, a fetch, ucm_slots_publish_all; ucm_slots_forget_numbers;
- * ucm_slots_leave_request. A request enters by a copy to floor[request].
+ *   ucm_slots_end                     one thread: the word in pinned memory
+ * Between steps: ucm_slots_want_keys, and behind it either ucm_slots_put, for bytes that the GPU's memory has, or
+ * ucm_slots_take_all, a fetch into these slots, ucm_slots_publish_all; ucm_slots_forget_numbers; ucm_slots_leave_request.
+ * A request enters by a copy to floor[request].
  *
  * What the device does otherwise than slots.c, and may: misses are in any order, so slots are taken in any order. With one
  * miss at a time the arrays are the same. FULL can be set while another warp only looks at the last slot that could be
@@ -56,6 +57,15 @@ struct ucm_slots_plane {
     uint64_t pitch;
     uint32_t rows, row_bytes; /* row_bytes and all strides are multiples of 16 */
 };
+
+/* What the host reads of a step, in pinned memory. */
+struct ucm_slots_word {
+    uint64_t step;  /* struct ucm_slots_step.now; written last */
+    uint32_t flags; /* of the step; those of attention above them */
+    uint32_t unserved;
+    uint64_t missed, taken, floors_broken;
+};
+#define UCM_SLOTS_ATTENDED 8 /* bits from which on flags are attention's */
 
 struct ucm_slots_gather {
     uint64_t places; /* struct ucm_slots_place[numbers], the GPU's memory */

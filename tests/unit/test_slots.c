@@ -212,14 +212,15 @@ Test(slots, a_miss_is_listed_once_and_resident_when_published)
 Test(slots, a_block_without_a_number_spoils_the_step)
 {
     struct ucm_slots s = make(small());
-    uint32_t index[] = {0, 1, 2}, count = 3, request = 0;
-    int32_t table[] = {5, -1, 40};
+    uint32_t index[] = {0, 1, 2, 3}, count = 4, request = 0;
+    int32_t table[] = {5, -1, 40, 6};
     struct ucm_slots_lists lists = {.chains = 1,
                                     .lists = 1,
-                                    .room = 3,
+                                    .room = 4,
                                     .index = index,
                                     .count = &count,
                                     .table = table,
+                                    .table_stride = 3, /* so the last one has no number either */
                                     .request = &request};
 
     ucm_slots_begin(&s, 1);
@@ -229,6 +230,10 @@ Test(slots, a_block_without_a_number_spoils_the_step)
     serve(&s);
     ucm_slots_begin(&s, 2);
     cr_assert_eq(s.step->flags, 0);
+    request = s.shape.requests; /* nobody */
+    ucm_slots_resolve(&s, 0, &lists);
+    cr_assert_eq(s.step->flags, UCM_SLOTS_UNSERVED | UCM_SLOTS_STRAY);
+    cr_assert_eq(s.step->misses, 0);
     drop(&s);
 }
 

@@ -443,6 +443,11 @@ CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstr
     return op_send(s, o);
 }
 
+CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream s)
+{
+    return cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)to, (const void *)(uintptr_t)from, bytes, s);
+}
+
 CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n,
                             CUmemcpyAttributes *attributes, size_t *at, size_t n_attributes,
                             CUstream s)

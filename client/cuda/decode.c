@@ -1,0 +1,454 @@
+#include "client/cuda/decode.h"
+
+#include "client/cuda/companion.h"
+#include "client/cuda/error.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GATHER_BLOCKS                                                                              \
+    32u /* the bus is full with fewer, and attention beside it has the rest of the GPU */
+
+extern const unsigned char ucm_slots_fatbin[];
+extern const unsigned char ucm_attend_fatbin[];
+
+_Static_assert(sizeof(struct ucm_slots_word) == sizeof(struct ucm_cuda_decode_result) &&
+                   offsetof(struct ucm_slots_word, floors_broken) ==
+                       offsetof(struct ucm_cuda_decode_result, floors_broken),
+               "the word is the result");
+_Static_assert(UCM_CUDA_DECODE_UNSERVED == UCM_SLOTS_UNSERVED &&
+                   UCM_CUDA_DECODE_FULL == UCM_SLOTS_FULL &&
+                   UCM_CUDA_DECODE_LIST_FULL == UCM_SLOTS_LIST_FULL &&
+                   UCM_CUDA_DECODE_STRAY == UCM_SLOTS_STRAY &&
+                   UCM_CUDA_DECODE_NO_SLOT == UCM_ATTEND_NO_SLOT << UCM_SLOTS_ATTENDED &&
+                   UCM_CUDA_DECODE_NO_PAGE == UCM_ATTEND_NO_PAGE << UCM_SLOTS_ATTENDED,
+               "flags are the kernels'");
+_Static_assert(UCM_CUDA_DECODE_GROUP == UCM_ATTEND_CUDA_ROWS &&
+                   UCM_CUDA_DECODE_TOKENS == UCM_ATTEND_CUDA_TOKENS,
+               "limits are the kernels'");
+
+/* ---- the context ---- */
+
+int decode_enter(struct ucm_cuda_decode *d)
+{
+    CUresult r = ucm_context_enter(d->context);
+
+    return r == CUDA_SUCCESS ? 0 : cuda_fail_driver(r, "the GPU's context can't be entered");
+}
+
+void decode_leave(void)
+{
+    ucm_context_leave();
+}
+
+CUresult decode_launch(struct ucm_cuda_decode *d, enum decode_kernel kernel, uint32_t blocks,
+                       uint32_t threads, void **arguments, CUstream stream)
+{
+    return cuLaunchKernel(d->kernel[kernel], blocks, 1, 1, threads, 1, 1, 0, stream, arguments,
+                          NULL);
+}
+
+/* ---- a step, with the context entered ---- */
+
+static CUresult launch_next(struct ucm_cuda_decode *d, CUstream stream)
+{
+    return decode_launch(d, DECODE_NEXT, 1, 1, (void *[]){&d->slots}, stream);
+}
+
+static CUresult launch_end(struct ucm_cuda_decode *d, CUstream stream)
+{
+    CUdeviceptr flags = d->plan.attend.flags, word = (CUdeviceptr)(uintptr_t)d->word;
+
+    return decode_launch(d, DECODE_END, 1, 1, (void *[]){&d->slots, &flags, &word}, stream);
+}
+
+static CUresult launch_resolve(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
+                               uint32_t strand, CUstream stream)
+{
+    const struct ucm_cuda_decode_options *o = &d->plan.options;
+    struct ucm_slots_lists lists = {.chains = l->chains,
+                                    .lists = o->lists,
+                                    .room = o->room,
+                                    .apart = d->plan.attend.apart,
+                                    .index = (const void *)(uintptr_t)l->index,
+                                    .count = (const void *)(uintptr_t)l->count,
+                                    .table = (const void *)(uintptr_t)l->table,
+                                    .table_stride = l->table_stride,
+                                    .request = (const void *)(uintptr_t)l->request};
+
+    return decode_launch(d, DECODE_RESOLVE, l->chains * o->lists, UCM_SLOTS_CUDA_RESOLVE,
+                         (void *[]){&d->slots, &strand, &lists}, stream);
+}
+
+static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
+                              uint32_t strand, CUstream stream)
+{
+    const struct ucm_cuda_decode_options *o = &d->plan.options;
+    struct ucm_attend_cuda a = d->plan.attend;
+
+    a.chains = l->chains;
+    a.list = l->index;
+    a.count = l->count;
+    a.numbers = l->table;
+    a.numbers_stride = (uint32_t)l->table_stride;
+    a.slot_of = (uint64_t)(uintptr_t)(d->slots.slot_of + (uint64_t)strand * o->numbers);
+    a.pages.base = l->pages;
+    a.pages.stride = l->page_stride;
+    a.pages.blocks = l->page_bound;
+    a.table = l->page_table;
+    a.table_stride = l->page_table_stride;
+    a.first = l->first;
+    a.length = o->window > 0 ? l->length : 0;
+    a.q = l->q;
+    a.q_stride = l->q_stride ? l->q_stride : (uint64_t)o->q_heads * o->head_dim;
+    a.out = l->out;
+    a.lse = l->lse;
+    return cuLaunchKernel(d->kernel[DECODE_ATTEND], a.splits, a.kv_heads, a.chains,
+                          UCM_ATTEND_CUDA_THREADS, 1, 1, d->plan.shared_bytes, stream,
+                          (void *[]){&a}, NULL);
+}
+
+static CUresult launch_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
+                             CUstream stream)
+{
+    const struct ucm_cuda_decode_options *o = &d->plan.options;
+    uint32_t strand = l->layer * (d->plan.attend.apart ? o->kv_heads : 1);
+    CUresult r = launch_resolve(d, l, strand, stream);
+
+    if (r == CUDA_SUCCESS)
+        r = decode_launch(d, DECODE_GATHER, GATHER_BLOCKS, UCM_SLOTS_CUDA_GATHER,
+                          (void *[]){&d->slots, &d->plan.gather}, stream);
+    return r == CUDA_SUCCESS ? launch_attend(d, l, strand, stream) : r;
+}
+
+static int launched(struct ucm_cuda_decode *d, CUresult r, const char *what)
+{
+    (void)d;
+    decode_leave();
+    return r == CUDA_SUCCESS ? 0 : cuda_fail_driver(r, what);
+}
+
+int ucm_cuda_decode_begin(struct ucm_cuda_decode *d, void *stream)
+{
+    int r;
+
+    if (!d)
+        return cuda_fail(UCM_EINVALID, "decode is NULL");
+    r = decode_enter(d);
+    return r ? r : launched(d, launch_next(d, stream), "a step can't begin");
+}
+
+int ucm_cuda_decode_end(struct ucm_cuda_decode *d, void *stream)
+{
+    int r;
+
+    if (!d)
+        return cuda_fail(UCM_EINVALID, "decode is NULL");
+    r = decode_enter(d);
+    return r ? r : launched(d, launch_end(d, stream), "a step can't end");
+}
+
+static int layer_check(const struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l)
+{
+    const struct ucm_cuda_decode_options *o = &d->plan.options;
+
+    if (l->layer >= o->layers)
+        return cuda_fail(UCM_EINVALID, "layer is %u of %u", l->layer, o->layers);
+    if (l->chains > o->chains)
+        return cuda_fail(UCM_EINVALID, "chains is %u; the handle is for %u", l->chains, o->chains);
+    if (l->index == 0 || l->count == 0 || l->table == 0 || l->request == 0)
+        return cuda_fail(UCM_EINVALID, "index, count, table or request is 0");
+    if (l->table_stride == 0 || l->table_stride > UINT32_MAX)
+        return cuda_fail(UCM_EINVALID, "table_stride is %llu; 1 to 2^32 - 1 are right",
+                         (unsigned long long)l->table_stride);
+    if (l->q == 0 || l->q % 4 != 0 || l->out == 0 || l->out % 16 != 0)
+        return cuda_fail(UCM_EINVALID, "q or out is 0, or q no multiple of 4, or out none of 16");
+    if (l->q_stride % 2 != 0)
+        return cuda_fail(UCM_EINVALID, "q_stride is %llu elements, which is odd",
+                         (unsigned long long)l->q_stride);
+    if (o->window == 0 || l->length == 0)
+        return 0;
+    if (l->first == 0 || l->page_table == 0 || l->pages == 0)
+        return cuda_fail(UCM_EINVALID, "length is not 0, but first, page_table or pages is");
+    if (l->pages % 16 != 0 || l->page_stride % 16 != 0)
+        return cuda_fail(UCM_EINVALID, "pages or page_stride is no multiple of 16");
+    return 0;
+}
+
+int ucm_cuda_decode_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
+                          void *stream)
+{
+    int r;
+
+    if (!d || !l)
+        return cuda_fail(UCM_EINVALID, "decode or layer is NULL");
+    r = layer_check(d, l);
+    if (r != 0 || l->chains == 0)
+        return r;
+    r = decode_enter(d);
+    return r ? r : launched(d, launch_layer(d, l, stream), "a layer can't be launched");
+}
+
+int ucm_cuda_decode_result(struct ucm_cuda_decode *d, struct ucm_cuda_decode_result *out)
+{
+    volatile struct ucm_slots_word *w;
+
+    if (!d || !out)
+        return cuda_fail(UCM_EINVALID, "decode or out is NULL");
+    w = d->word;
+    *out = (struct ucm_cuda_decode_result){.step = w->step};
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    out->flags = w->flags;
+    out->unserved = w->unserved;
+    out->missed = w->missed;
+    out->taken = w->taken;
+    out->floors_broken = w->floors_broken;
+    return 0;
+}
+
+int ucm_cuda_decode_info(const struct ucm_cuda_decode *d, struct ucm_cuda_decode_info *out)
+{
+    if (!d || !out)
+        return cuda_fail(UCM_EINVALID, "decode or out is NULL");
+    *out = d->plan.info;
+    return 0;
+}
+
+/* ---- open and close ---- */
+
+static CUresult kernels_load(struct ucm_cuda_decode *d)
+{
+    static const char *const names[] = {"ucm_slots_next",
+                                        "ucm_slots_resolve",
+                                        NULL,
+                                        "ucm_slots_end",
+                                        "ucm_slots_want_keys",
+                                        "ucm_slots_put",
+                                        "ucm_slots_forget_numbers",
+                                        "ucm_slots_leave_request"};
+    const struct ucm_cuda_decode_options *o = &d->plan.options;
+    CUresult r = cuModuleLoadData(&d->slots_module, ucm_slots_fatbin);
+    char name[48];
+
+    if (r == CUDA_SUCCESS)
+        r = cuModuleLoadData(&d->attend_module, ucm_attend_fatbin);
+    for (int i = 0; r == CUDA_SUCCESS && i < DECODE_ATTEND; i++)
+        if (names[i])
+            r = cuModuleGetFunction(&d->kernel[i], d->slots_module, names[i]);
+    if (r == CUDA_SUCCESS)
+        r = cuModuleGetFunction(&d->kernel[DECODE_GATHER], d->slots_module,
+                                o->slot == UCM_CUDA_DECODE_HEAD ? "ucm_slots_gather_warp"
+                                                                : "ucm_slots_gather_block");
+    snprintf(name, sizeof name, "ucm_attend_%s_%u", o->dtype == UCM_SPARSE_F16 ? "f16" : "bf16",
+             o->head_dim);
+    if (r == CUDA_SUCCESS)
+        r = cuModuleGetFunction(&d->kernel[DECODE_ATTEND], d->attend_module, name);
+    if (r == CUDA_SUCCESS)
+        r = cuFuncSetAttribute(d->kernel[DECODE_ATTEND],
+                               CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                               (int)d->plan.shared_bytes);
+    return r;
+}
+
+static uint64_t aligned(uint64_t n)
+{
+    return (n + 255) / 256 * 256;
+}
+
+/* The tables: slots, then places, then the batch. */
+static CUresult memory_make(struct ucm_cuda_decode *d)
+{
+    struct decode_plan *p = &d->plan;
+    struct decode_scratch *s = &d->scratch;
+    uint64_t batch = p->batch, places = p->options.numbers * sizeof(*d->place);
+    CUresult r = cuMemAlloc(&d->tables, p->info.table_bytes);
+    uint8_t *pinned = NULL;
+
+    if (r == CUDA_SUCCESS)
+        r = cuMemAlloc(&d->workspace, p->info.workspace_bytes);
+    if (r == CUDA_SUCCESS)
+        r = cuMemHostAlloc((void **)&pinned, p->info.host_bytes, 0);
+    if (r != CUDA_SUCCESS)
+        return r;
+    memset(pinned, 0, p->info.host_bytes);
+    d->word = (struct ucm_slots_word *)(void *)pinned;
+    d->place = (struct ucm_slots_place *)(void *)(d->word + 1);
+    s->from = (uint64_t *)(d->place + p->options.numbers);
+    s->key = (uint32_t *)(s->from + batch);
+    s->request = s->key + batch;
+    ucm_slots_layout(&d->slots, &p->shape, (void *)(uintptr_t)d->tables);
+    p->gather.places = d->tables + aligned(ucm_slots_bytes(&p->shape));
+    s->from_gpu = p->gather.places + aligned(places);
+    s->key_gpu = s->from_gpu + batch * sizeof(*s->from);
+    s->request_gpu = s->key_gpu + batch * sizeof(*s->key);
+    p->attend.flags = d->workspace + p->flags;
+    p->attend.done = d->workspace + p->done;
+    p->attend.partial = d->workspace + p->partial;
+    p->attend.partial_sum = d->workspace + p->partial_sum;
+    return r;
+}
+
+static CUresult fill(void *at, uint8_t byte, uint64_t bytes, CUstream stream)
+{
+    return cuMemsetD8Async((CUdeviceptr)(uintptr_t)at, byte, bytes, stream);
+}
+
+/* As ucm_slots_init: nobody is resident, no block is in the window. */
+static CUresult tables_init(struct ucm_cuda_decode *d, CUstream stream)
+{
+    const struct ucm_slots_shape *n = &d->slots.shape;
+    struct ucm_slots *s = &d->slots;
+    CUresult r = cuMemsetD8Async(d->tables, 0, d->plan.info.table_bytes, stream);
+
+    if (r == CUDA_SUCCESS)
+        r = fill(s->slot_of, 0xff, (uint64_t)n->strands * n->numbers * sizeof(*s->slot_of), stream);
+    if (r == CUDA_SUCCESS)
+        r = fill(s->key, 0xff, (uint64_t)n->slots * sizeof(*s->key), stream);
+    if (r == CUDA_SUCCESS)
+        r = fill(s->request, 0xff, (uint64_t)n->slots * sizeof(*s->request), stream);
+    return r;
+}
+
+/* A first launch of each kernel, over empty lists, so that a captured one finds it loaded. Partial results are memory
+ * enough for its inputs and outputs; what it leaves in the tables, tables_init undoes. */
+static CUresult warm(struct ucm_cuda_decode *d, CUstream stream)
+{
+    uint64_t at = d->plan.attend.partial;
+    struct ucm_cuda_decode_layer layer = {.chains = 1,
+                                          .index = at,
+                                          .count = at,
+                                          .table = at,
+                                          .table_stride = 1,
+                                          .request = at,
+                                          .q = at,
+                                          .out = at};
+    uint32_t none = 0, request = 0;
+    CUresult r = launch_next(d, stream);
+
+    if (r == CUDA_SUCCESS)
+        r = launch_layer(d, &layer, stream);
+    if (r == CUDA_SUCCESS)
+        r = launch_end(d, stream);
+    if (r == CUDA_SUCCESS)
+        r = decode_launch(d, DECODE_WANT, 1, 32, (void *[]){&d->slots, &at, &at, &none}, stream);
+    if (r == CUDA_SUCCESS)
+        r = decode_launch(d, DECODE_PUT, 1, UCM_SLOTS_CUDA_GATHER,
+                          (void *[]){&d->slots, &d->plan.gather, &at, &at, &none}, stream);
+    if (r == CUDA_SUCCESS)
+        r = decode_launch(d, DECODE_FORGET, 1, 32, (void *[]){&d->slots, &at, &none}, stream);
+    if (r == CUDA_SUCCESS)
+        r = decode_launch(d, DECODE_LEAVE, 1, 32, (void *[]){&d->slots, &request}, stream);
+    return r;
+}
+
+static CUresult prepare(struct ucm_cuda_decode *d)
+{
+    CUstream stream;
+    CUresult r = cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    r = cuMemsetD8Async(d->workspace, 0, d->plan.info.workspace_bytes, stream);
+    if (r == CUDA_SUCCESS)
+        r = tables_init(d, stream);
+    if (r == CUDA_SUCCESS)
+        r = warm(d, stream);
+    if (r == CUDA_SUCCESS)
+        r = tables_init(d, stream);
+    if (r == CUDA_SUCCESS)
+        r = cuStreamSynchronize(stream);
+    (void)cuStreamDestroy(stream);
+    memset(d->word, 0, sizeof *d->word);
+    return r;
+}
+
+/* With the context entered; leaves it. */
+static void release(struct ucm_cuda_decode *d)
+{
+    decode_window_end(d);
+    if (d->word)
+        (void)cuMemFreeHost(d->word);
+    if (d->workspace)
+        (void)cuMemFree(d->workspace);
+    if (d->tables)
+        (void)cuMemFree(d->tables);
+    if (d->attend_module)
+        (void)cuModuleUnload(d->attend_module);
+    if (d->slots_module)
+        (void)cuModuleUnload(d->slots_module);
+    decode_leave();
+}
+
+static int decode_make(struct ucm_cuda_decode *d, const uint8_t *gpu)
+{
+    CUresult rc = ucm_device_find(gpu, &d->dev);
+    int multiprocessors, r;
+
+    if (rc == CUDA_SUCCESS)
+        rc = cuDevicePrimaryCtxRetain(&d->context, d->dev);
+    if (rc != CUDA_SUCCESS)
+        return cuda_fail_driver(rc, "the GPU can't be used");
+    r = decode_enter(d);
+    if (r == 0) {
+        rc = cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                                  d->dev);
+        if (rc == CUDA_SUCCESS) {
+            decode_plan_memory(&d->plan, (uint32_t)multiprocessors);
+            rc = kernels_load(d);
+        }
+        if (rc == CUDA_SUCCESS)
+            rc = memory_make(d);
+        if (rc == CUDA_SUCCESS)
+            rc = prepare(d);
+        if (rc == CUDA_SUCCESS) {
+            decode_leave();
+            return 0;
+        }
+        r = cuda_fail_driver(rc, "decode steps can't be prepared");
+        release(d);
+    }
+    (void)cuDevicePrimaryCtxRelease(d->dev);
+    return r;
+}
+
+int ucm_cuda_decode_open(const uint8_t *gpu, const struct ucm_cuda_decode_options *options,
+                         struct ucm_cuda_decode **out)
+{
+    struct ucm_cuda_decode *d;
+    int r;
+
+    if (!gpu || !options || !out)
+        return cuda_fail(UCM_EINVALID, "gpu, options or out is NULL");
+    d = calloc(1, sizeof *d);
+    if (!d)
+        return cuda_fail(UCM_ENOMEMORY, "no memory for decode steps");
+    r = decode_plan(&d->plan, options);
+    if (r == 0 && (options->pool == 0 || options->pool % 16 != 0))
+        r = cuda_fail(UCM_EINVALID, "pool is 0, or no multiple of 16");
+    if (r == 0) {
+        d->floors = calloc(d->plan.shape.requests, sizeof *d->floors);
+        r = d->floors ? decode_make(d, gpu)
+                      : cuda_fail(UCM_ENOMEMORY, "no memory for the floors of requests");
+    }
+    if (r != 0) {
+        free(d->floors);
+        free(d);
+        return r;
+    }
+    *out = d;
+    return 0;
+}
+
+void ucm_cuda_decode_close(struct ucm_cuda_decode *d)
+{
+    if (!d)
+        return;
+    if (decode_enter(d) == 0)
+        release(d);
+    (void)cuDevicePrimaryCtxRelease(d->dev);
+    free(d->mapping);
+    free(d->floors);
+    free(d);
+}

@@ -1,0 +1,88 @@
+/* The inside of struct ucm_cuda_decode: for the files decode*.c. */
+#ifndef UCM_CUDA_DECODE_H
+#define UCM_CUDA_DECODE_H
+
+#include "client/include/ucmclient_cuda_decode.h"
+#include "kernels/attend/attend_cuda.h"
+#include "kernels/slots/slots_cuda.h"
+
+#include <cuda.h>
+#include <stdbool.h>
+
+/* What launches take that follows from the options alone, without memory. */
+struct decode_plan {
+    struct ucm_cuda_decode_options options; /* the defaults are filled in */
+    struct ucm_cuda_decode_info info;
+    struct ucm_slots_shape shape;
+    struct ucm_slots_gather gather;
+    struct ucm_attend_cuda attend;
+    uint32_t shared_bytes;
+    /* Offsets in the workspace, whose first counters_bytes must be 0 at first. */
+    uint64_t done, flags, counters_bytes, partial, partial_sum;
+    uint32_t batch; /* keys of one call between steps that travel together */
+};
+
+/* decode_plan.c. Checks the options, and plans all but splits and memory, which come when the GPU is known. */
+int decode_plan(struct decode_plan *plan, const struct ucm_cuda_decode_options *options);
+void decode_plan_memory(struct decode_plan *plan, uint32_t multiprocessors);
+
+enum decode_kernel {
+    DECODE_NEXT,
+    DECODE_RESOLVE,
+    DECODE_GATHER,
+    DECODE_END,
+    DECODE_WANT,
+    DECODE_PUT,
+    DECODE_FORGET,
+    DECODE_LEAVE,
+    DECODE_ATTEND,
+    DECODE_KERNELS
+};
+
+/* A batch on its way to the GPU: so many of each. */
+struct decode_scratch {
+    uint64_t *from; /* pinned, as all that has no _gpu */
+    uint32_t *key, *request;
+    CUdeviceptr from_gpu, key_gpu, request_gpu;
+};
+
+/* Memory of the window that the GPU knows. */
+struct decode_mapping {
+    const uint8_t *host;
+    CUdeviceptr gpu;
+    uint64_t bytes, opened;
+    bool wanted; /* back, or of an earlier connection */
+};
+
+struct ucm_cuda_decode {
+    struct decode_plan plan;
+    CUdevice dev;
+    CUcontext context;
+    CUmodule slots_module, attend_module;
+    CUfunction kernel[DECODE_KERNELS];
+    CUdeviceptr tables, workspace;
+    struct ucm_slots slots;        /* in `tables` */
+    struct ucm_slots_word *word;   /* pinned */
+    struct ucm_slots_place *place; /* [numbers], pinned: what the GPU's table has */
+    struct decode_scratch scratch;
+    uint32_t *floors; /* [requests] */
+    uint64_t floors_sum;
+    struct ucm_window *window;
+    struct decode_mapping *mapping;
+    uint32_t n_mappings, mappings_room;
+};
+
+/* decode.c. Enters the context; after an error there is nothing to leave. */
+int decode_enter(struct ucm_cuda_decode *d);
+void decode_leave(void);
+/* With the context entered. */
+CUresult decode_launch(struct ucm_cuda_decode *d, enum decode_kernel kernel, uint32_t blocks,
+                       uint32_t threads, void **arguments, CUstream stream);
+
+/* decode_window.c, with the context entered. Puts what `place` has from number `first` to `last` on the GPU, and waits. */
+CUresult decode_places_upload(struct ucm_cuda_decode *d, uint32_t first, uint32_t last,
+                              CUstream stream);
+/* Takes everything from the GPU; no kernel reads it any more. */
+void decode_window_end(struct ucm_cuda_decode *d);
+
+#endif

@@ -1,0 +1,274 @@
+/* What happens between steps: requests, numbers, and keys that a step did not get. */
+#include "client/cuda/decode.h"
+
+#include "client/cuda/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define THREADS 256u
+
+static uint32_t blocks_for(uint64_t threads)
+{
+    uint64_t blocks = (threads + THREADS - 1) / THREADS;
+
+    return blocks < 1 ? 1 : blocks > 1024 ? 1024 : (uint32_t)blocks;
+}
+
+static CUresult upload(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+    return cuMemcpyHtoDAsync(to, from, bytes, stream);
+}
+
+static CUresult download(void *to, const void *from, size_t bytes, CUstream stream)
+{
+    CUresult r = cuMemcpyDtoHAsync(to, (CUdeviceptr)(uintptr_t)from, bytes, stream);
+
+    return r == CUDA_SUCCESS ? cuStreamSynchronize(stream) : r;
+}
+
+/* The context is entered; leaves it. */
+static int done(CUresult r, const char *what)
+{
+    decode_leave();
+    return r == CUDA_SUCCESS ? 0 : cuda_fail_driver(r, what);
+}
+
+/* ---- requests ---- */
+
+static int request_check(const struct ucm_cuda_decode *d, uint32_t request)
+{
+    if (!d)
+        return cuda_fail(UCM_EINVALID, "decode is NULL");
+    if (request >= d->plan.shape.requests)
+        return cuda_fail(UCM_EINVALID, "request is %u of %u", request, d->plan.shape.requests);
+    return 0;
+}
+
+int ucm_cuda_decode_enter(struct ucm_cuda_decode *d, uint32_t request, uint32_t floor, void *stream)
+{
+    uint64_t sum;
+    CUresult rc;
+    int r = request_check(d, request);
+
+    if (r != 0)
+        return r;
+    sum = d->floors_sum - d->floors[request] + floor;
+    if (sum > d->plan.shape.slots)
+        return cuda_fail(UCM_ENOMEMORY,
+                         "a floor of %u slots: %llu are kept for other requests, of %u", floor,
+                         (unsigned long long)(sum - floor), d->plan.shape.slots);
+    r = decode_enter(d);
+    if (r != 0)
+        return r;
+    d->scratch.key[0] = floor;
+    rc = upload((CUdeviceptr)(uintptr_t)&d->slots.floor[request], d->scratch.key, sizeof floor,
+                stream);
+    if (rc == CUDA_SUCCESS)
+        rc = cuStreamSynchronize(stream);
+    if (rc == CUDA_SUCCESS) {
+        d->floors_sum = sum;
+        d->floors[request] = floor;
+    }
+    return done(rc, "a floor can't be set");
+}
+
+int ucm_cuda_decode_leave(struct ucm_cuda_decode *d, uint32_t request, void *stream)
+{
+    CUresult rc;
+    int r = request_check(d, request);
+
+    if (r == 0)
+        r = decode_enter(d);
+    if (r != 0)
+        return r;
+    rc = decode_launch(d, DECODE_LEAVE, blocks_for(d->plan.shape.slots), THREADS,
+                       (void *[]){&d->slots, &request}, stream);
+    if (rc == CUDA_SUCCESS)
+        rc = cuStreamSynchronize(stream);
+    if (rc == CUDA_SUCCESS) {
+        d->floors_sum -= d->floors[request];
+        d->floors[request] = 0;
+    }
+    return done(rc, "a request can't leave");
+}
+
+/* ---- numbers ---- */
+
+static CUresult forget_batch(struct ucm_cuda_decode *d, const uint32_t *numbers, uint32_t n,
+                             CUstream stream)
+{
+    struct decode_scratch *s = &d->scratch;
+    uint32_t first = numbers[0], last = numbers[0];
+    CUresult r;
+
+    for (uint32_t i = 0; i < n; i++) {
+        s->key[i] = numbers[i];
+        d->place[numbers[i]] = (struct ucm_slots_place){0};
+        first = numbers[i] < first ? numbers[i] : first;
+        last = numbers[i] > last ? numbers[i] : last;
+    }
+    r = upload(s->key_gpu, s->key, n * sizeof *s->key, stream);
+    if (r == CUDA_SUCCESS)
+        r = decode_launch(d, DECODE_FORGET, blocks_for((uint64_t)n * d->plan.shape.strands),
+                          THREADS, (void *[]){&d->slots, &s->key_gpu, &n}, stream);
+    return r == CUDA_SUCCESS ? decode_places_upload(d, first, last, stream) : r;
+}
+
+int ucm_cuda_decode_forget(struct ucm_cuda_decode *d, const uint32_t *numbers, uint32_t n,
+                           void *stream)
+{
+    CUresult rc = CUDA_SUCCESS;
+    int r;
+
+    if (!d || (n > 0 && !numbers))
+        return cuda_fail(UCM_EINVALID, "decode or numbers is NULL");
+    for (uint32_t i = 0; i < n; i++)
+        if (numbers[i] >= d->plan.shape.numbers)
+            return cuda_fail(UCM_EINVALID, "number %u of %u", numbers[i], d->plan.shape.numbers);
+    r = decode_enter(d);
+    if (r != 0)
+        return r;
+    for (uint32_t at = 0; rc == CUDA_SUCCESS && at < n; at += d->plan.batch)
+        rc = forget_batch(d, numbers + at, n - at < d->plan.batch ? n - at : d->plan.batch, stream);
+    return done(rc, "numbers can't be forgotten");
+}
+
+/* ---- what a step did not get ---- */
+
+static int by_key(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+static struct ucm_cuda_decode_key key_of(const struct ucm_cuda_decode *d, uint32_t key)
+{
+    uint32_t strand = key / d->plan.shape.numbers, heads = d->plan.gather.heads;
+
+    return (struct ucm_cuda_decode_key){strand / heads, strand % heads,
+                                        key % d->plan.shape.numbers};
+}
+
+/* *keys: malloc'd, ascending, each once. */
+static CUresult keys_read(struct ucm_cuda_decode *d, uint32_t **keys, uint32_t *n, CUstream stream)
+{
+    struct ucm_slots_step step;
+    uint32_t listed, kept = 0;
+    CUresult r = download(&step, d->slots.step, sizeof step, stream);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    listed = step.unserved < d->plan.shape.misses ? step.unserved : d->plan.shape.misses;
+    *keys = malloc((listed ? listed : 1) * sizeof **keys);
+    if (!*keys)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (listed > 0)
+        r = download(*keys, d->slots.unserved, listed * sizeof **keys, stream);
+    if (r != CUDA_SUCCESS) {
+        free(*keys);
+        return r;
+    }
+    qsort(*keys, listed, sizeof **keys, by_key);
+    for (uint32_t i = 0; i < listed; i++)
+        if (i == 0 || (*keys)[i] != (*keys)[i - 1])
+            (*keys)[kept++] = (*keys)[i];
+    *n = kept;
+    return r;
+}
+
+int ucm_cuda_decode_unserved(struct ucm_cuda_decode *d, struct ucm_cuda_decode_key *out,
+                             uint32_t room, uint32_t *n, void *stream)
+{
+    uint32_t *keys, all;
+    CUresult rc;
+    int r;
+
+    if (!d || !n || (room > 0 && !out))
+        return cuda_fail(UCM_EINVALID, "decode, n or out is NULL");
+    r = decode_enter(d);
+    if (r != 0)
+        return r;
+    rc = keys_read(d, &keys, &all, stream);
+    if (rc == CUDA_SUCCESS) {
+        for (uint32_t i = 0; i < all && i < room; i++)
+            out[i] = key_of(d, keys[i]);
+        *n = all;
+        free(keys);
+    }
+    return done(rc, "keys can't be read");
+}
+
+static int item_check(const struct ucm_cuda_decode *d, const struct ucm_cuda_decode_put *item)
+{
+    const struct ucm_cuda_decode_key *k = &item->key;
+
+    if (k->layer >= d->plan.options.layers || k->head >= d->plan.gather.heads ||
+        k->number >= d->plan.shape.numbers)
+        return cuda_fail(UCM_EINVALID, "layer %u, head %u, number %u: there are %u, %u and %u",
+                         k->layer, k->head, k->number, d->plan.options.layers, d->plan.gather.heads,
+                         d->plan.shape.numbers);
+    if (item->from == 0 || item->from % 16 != 0)
+        return cuda_fail(UCM_EINVALID, "from is 0, or no multiple of 16");
+    return request_check(d, item->request);
+}
+
+static CUresult put_batch(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_put *items,
+                          uint32_t n, CUstream stream)
+{
+    struct decode_scratch *s = &d->scratch;
+    CUresult r;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct ucm_cuda_decode_key *k = &items[i].key;
+
+        s->from[i] = items[i].from;
+        s->key[i] =
+            ucm_slots_key(&d->plan.shape, k->layer * d->plan.gather.heads + k->head, k->number);
+        s->request[i] = items[i].request;
+    }
+    r = upload(s->from_gpu, s->from, n * sizeof *s->from, stream);
+    if (r == CUDA_SUCCESS)
+        r = upload(s->key_gpu, s->key, n * sizeof *s->key, stream);
+    if (r == CUDA_SUCCESS)
+        r = upload(s->request_gpu, s->request, n * sizeof *s->request, stream);
+    if (r == CUDA_SUCCESS)
+        r = decode_launch(d, DECODE_WANT, blocks_for(n), THREADS,
+                          (void *[]){&d->slots, &s->key_gpu, &s->request_gpu, &n}, stream);
+    if (r == CUDA_SUCCESS)
+        r = decode_launch(d, DECODE_PUT, 32, UCM_SLOTS_CUDA_GATHER,
+                          (void *[]){&d->slots, &d->plan.gather, &s->key_gpu, &s->from_gpu, &n},
+                          stream);
+    return r == CUDA_SUCCESS ? cuStreamSynchronize(stream) : r;
+}
+
+/* A key that is put and finds no slot counts as not served. */
+static CUresult put_all(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_put *items,
+                        uint32_t n, uint32_t *placed, CUstream stream)
+{
+    struct ucm_slots_step before, after;
+    CUresult r = download(&before, d->slots.step, sizeof before, stream);
+
+    for (uint32_t at = 0; r == CUDA_SUCCESS && at < n; at += d->plan.batch)
+        r = put_batch(d, items + at, n - at < d->plan.batch ? n - at : d->plan.batch, stream);
+    if (r == CUDA_SUCCESS)
+        r = download(&after, d->slots.step, sizeof after, stream);
+    if (r == CUDA_SUCCESS && placed)
+        *placed = n - (after.unserved - before.unserved);
+    return r;
+}
+
+int ucm_cuda_decode_put(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_put *items,
+                        uint32_t n, uint32_t *placed, void *stream)
+{
+    int r = 0;
+
+    if (!d || (n > 0 && !items))
+        return cuda_fail(UCM_EINVALID, "decode or items is NULL");
+    for (uint32_t i = 0; r == 0 && i < n; i++)
+        r = item_check(d, &items[i]);
+    if (r == 0)
+        r = decode_enter(d);
+    return r ? r : done(put_all(d, items, n, placed, stream), "keys can't be put into slots");
+}

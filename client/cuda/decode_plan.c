@@ -1,0 +1,289 @@
+/* What a handle for decode steps needs, by its options. No GPU is touched here. */
+#include "client/cuda/decode.h"
+
+#include "client/cuda/error.h"
+#include "kernels/sparse/arith.h"
+
+#define ALIGN 256u
+#define BATCH 16384u
+
+/* ---- checks ---- */
+
+static int counts_check(const struct ucm_cuda_decode_options *o)
+{
+    if (o->layers < 1 || o->layers > 65536)
+        return cuda_fail(UCM_EINVALID, "layers is %u; 1 to 65536 are right", o->layers);
+    if (o->kv_heads < 1 || o->kv_heads > 1024)
+        return cuda_fail(UCM_EINVALID, "kv_heads is %u; 1 to 1024 are right", o->kv_heads);
+    if (o->q_heads < 1 || o->q_heads % o->kv_heads != 0 ||
+        o->q_heads / o->kv_heads > UCM_CUDA_DECODE_GROUP)
+        return cuda_fail(UCM_EINVALID, "q_heads is %u; 1 to %d times kv_heads, %u, are right",
+                         o->q_heads, UCM_CUDA_DECODE_GROUP, o->kv_heads);
+    if (o->head_dim != 64 && o->head_dim != 128 && o->head_dim != 256)
+        return cuda_fail(UCM_EINVALID, "head_dim is %u; 64, 128 and 256 are right", o->head_dim);
+    if (o->dtype != UCM_SPARSE_F16 && o->dtype != UCM_SPARSE_BF16)
+        return cuda_fail(UCM_EINVALID, "dtype %u is neither f16 nor bf16", o->dtype);
+    if (o->tokens < 16 || o->tokens % 16 != 0 || o->tokens > UCM_CUDA_DECODE_TOKENS)
+        return cuda_fail(UCM_EINVALID, "tokens is %u; multiples of 16 up to %d are right",
+                         o->tokens, UCM_CUDA_DECODE_TOKENS);
+    if (!(o->scale >= 0) || o->scale == ucm_inf())
+        return cuda_fail(UCM_EINVALID, "scale is %g; a number above 0 is right, or 0", o->scale);
+    return 0;
+}
+
+static int lists_check(const struct ucm_cuda_decode_options *o)
+{
+    if (o->slot > UCM_CUDA_DECODE_LAYER)
+        return cuda_fail(UCM_EINVALID, "slot is %u, which is no enum ucm_cuda_decode_slot",
+                         o->slot);
+    if (o->chains < 1 || o->chains > UCM_CUDA_DECODE_CHAINS)
+        return cuda_fail(UCM_EINVALID, "chains is %u; 1 to %d are right", o->chains,
+                         UCM_CUDA_DECODE_CHAINS);
+    if (o->lists != o->kv_heads && o->lists != 1)
+        return cuda_fail(UCM_EINVALID, "lists is %u; one a KV head (%u) is right, or 1", o->lists,
+                         o->kv_heads);
+    if (o->lists != o->kv_heads && o->slot == UCM_CUDA_DECODE_HEAD)
+        return cuda_fail(UCM_EINVALID,
+                         "one list for all KV heads wants slots of a layer, not of a KV head");
+    if (o->room < 1 || o->room > UCM_CUDA_SELECT_BLOCKS)
+        return cuda_fail(UCM_EINVALID, "room is %u; 1 to %d are right", o->room,
+                         UCM_CUDA_SELECT_BLOCKS);
+    if (o->window > UCM_CUDA_SELECT_BLOCKS)
+        return cuda_fail(UCM_EINVALID, "window is %u blocks; at most %d are right", o->window,
+                         UCM_CUDA_SELECT_BLOCKS);
+    return 0;
+}
+
+static int layout_check(const struct ucm_cuda_decode_layout *l, const char *what)
+{
+    if ((l->k_offset | l->k_token_stride | l->k_head_stride | l->v_offset | l->v_token_stride |
+         l->v_head_stride) %
+            16 !=
+        0)
+        return cuda_fail(UCM_EINVALID, "an offset or stride of %s is no multiple of 16", what);
+    return 0;
+}
+
+static uint64_t end_of(const struct ucm_cuda_decode_options *o, uint64_t offset, uint64_t token,
+                       uint64_t head)
+{
+    return offset + (o->tokens - 1) * token + (o->kv_heads - 1) * head + 2ull * o->head_dim;
+}
+
+static int shard_check(const struct ucm_cuda_decode_options *o)
+{
+    const struct ucm_cuda_decode_layout *l = &o->shard;
+    uint64_t k, v;
+    int r = layout_check(l, "shard");
+
+    if (r == 0)
+        r = layout_check(&o->page, "page");
+    if (r != 0)
+        return r;
+    if (o->shard_bytes == 0 || o->shard_bytes % 16 != 0 || o->shard_bytes > UINT32_MAX)
+        return cuda_fail(UCM_EINVALID, "shard_bytes is %llu; multiples of 16 below 4 GiB are right",
+                         (unsigned long long)o->shard_bytes);
+    if (l->k_offset > o->shard_bytes || l->k_token_stride > o->shard_bytes ||
+        l->k_head_stride > o->shard_bytes || l->v_offset > o->shard_bytes ||
+        l->v_token_stride > o->shard_bytes || l->v_head_stride > o->shard_bytes)
+        return cuda_fail(UCM_EINVALID, "an offset or stride of shard is beyond the %llu of a layer",
+                         (unsigned long long)o->shard_bytes);
+    k = end_of(o, l->k_offset, l->k_token_stride, l->k_head_stride);
+    v = end_of(o, l->v_offset, l->v_token_stride, l->v_head_stride);
+    if (k > o->shard_bytes || v > o->shard_bytes)
+        return cuda_fail(UCM_EINVALID, "shard reaches byte %llu of %llu of a layer",
+                         (unsigned long long)(k > v ? k : v), (unsigned long long)o->shard_bytes);
+    return 0;
+}
+
+static int shape_check(struct decode_plan *p)
+{
+    struct ucm_cuda_decode_options *o = &p->options;
+    uint64_t most = (uint64_t)o->chains * o->lists * o->room;
+    char why[UCM_SLOTS_WHY];
+
+    if (o->misses == 0)
+        o->misses = most < UCM_SLOTS_MISSES_MAX ? (uint32_t)most : UCM_SLOTS_MISSES_MAX;
+    p->batch = o->misses < BATCH ? o->misses : BATCH;
+    p->shape = (struct ucm_slots_shape){
+        .strands = o->layers * (o->slot == UCM_CUDA_DECODE_HEAD ? o->kv_heads : 1),
+        .numbers = o->numbers,
+        .slots = o->slots,
+        .requests = o->requests,
+        .misses = o->misses,
+    };
+    return ucm_slots_check(&p->shape, why) == 0 ? 0 : cuda_fail(UCM_EINVALID, "%s", why);
+}
+
+/* ---- the gather: from a shard to a slot ---- */
+
+static struct ucm_slots_plane head_plane(const struct ucm_cuda_decode_options *o, uint64_t offset,
+                                         uint64_t token, uint64_t head)
+{
+    uint32_t row = 2 * o->head_dim;
+    bool contiguous = token == row;
+
+    return (struct ucm_slots_plane){.first = offset,
+                                    .layer_stride = o->shard_bytes,
+                                    .head_stride = head,
+                                    .pitch = token,
+                                    .rows = contiguous ? 1 : o->tokens,
+                                    .row_bytes = contiguous ? o->tokens * row : row};
+}
+
+static void gather_plan(struct decode_plan *p)
+{
+    const struct ucm_cuda_decode_options *o = &p->options;
+    const struct ucm_cuda_decode_layout *l = &o->shard;
+    struct ucm_slots_gather *g = &p->gather;
+    uint64_t half = 2ull * o->tokens * o->head_dim;
+
+    if (o->slot == UCM_CUDA_DECODE_HEAD) {
+        p->info.slot_bytes = 2 * half;
+        *g = (struct ucm_slots_gather){.heads = o->kv_heads, .planes = 2};
+        g->plane[0] = head_plane(o, l->k_offset, l->k_token_stride, l->k_head_stride);
+        g->plane[1] = head_plane(o, l->v_offset, l->v_token_stride, l->v_head_stride);
+    } else {
+        p->info.slot_bytes = o->shard_bytes;
+        *g = (struct ucm_slots_gather){.heads = 1, .planes = 1};
+        g->plane[0] = (struct ucm_slots_plane){
+            .layer_stride = o->shard_bytes, .rows = 1, .row_bytes = (uint32_t)o->shard_bytes};
+    }
+    for (uint32_t i = 0; i < g->planes; i++) {
+        g->plane[i].slots = o->pool + i * half;
+        g->plane[i].slot_stride = p->info.slot_bytes;
+    }
+}
+
+/* ---- attention ---- */
+
+static void memory_layout(struct ucm_attend_cuda_memory *m, const struct ucm_cuda_decode_layout *l)
+{
+    m->k = (struct ucm_attend_cuda_plane){l->k_offset, l->k_token_stride, l->k_head_stride};
+    m->v = (struct ucm_attend_cuda_plane){l->v_offset, l->v_token_stride, l->v_head_stride};
+}
+
+static uint64_t tiles_of(const struct ucm_cuda_decode_options *o)
+{
+    return ((uint64_t)o->room + o->window) * (o->tokens / UCM_ATTEND_CUDA_TILE);
+}
+
+static int tiles_check(const struct ucm_cuda_decode_options *o)
+{
+    uint64_t most = (uint64_t)UCM_ATTEND_CUDA_SPLIT * UCM_ATTEND_CUDA_SPLITS;
+
+    if (tiles_of(o) > most)
+        return cuda_fail(UCM_EINVALID, "room and window have %llu tokens; at most %llu are right",
+                         (unsigned long long)tiles_of(o) * UCM_ATTEND_CUDA_TILE,
+                         (unsigned long long)most * UCM_ATTEND_CUDA_TILE);
+    return 0;
+}
+
+static void attend_plan(struct decode_plan *p)
+{
+    const struct ucm_cuda_decode_options *o = &p->options;
+    bool heads = o->slot == UCM_CUDA_DECODE_HEAD;
+    struct ucm_attend_cuda *a = &p->attend;
+    uint64_t row = 2ull * o->head_dim;
+    float scale = o->scale > 0 ? o->scale : 1.0f / ucm_sqrt((float)o->head_dim);
+
+    *a = (struct ucm_attend_cuda){
+        .kv_heads = o->kv_heads,
+        .group = o->q_heads / o->kv_heads,
+        .tokens = o->tokens,
+        .lists = o->lists,
+        .room = o->room,
+        .end = o->room,
+        .scale_log2 = scale * 1.44269504f,
+        .rows = o->numbers,
+        .apart = heads,
+        .pool = {.base = o->pool, .stride = p->info.slot_bytes, .blocks = o->slots},
+    };
+    if (heads) {
+        a->pool.k.token_stride = a->pool.v.token_stride = row;
+        a->pool.v.offset = o->tokens * row;
+    } else {
+        memory_layout(&a->pool, &o->shard);
+    }
+    memory_layout(&a->pages, &o->page);
+}
+
+/* By the sizes of the options, not by those of a launch: a chain's results don't depend on who is beside it. */
+static void splits_plan(struct decode_plan *p, uint32_t multiprocessors)
+{
+    const struct ucm_cuda_decode_options *o = &p->options;
+    struct ucm_attend_cuda *a = &p->attend;
+    struct ucm_attend_cuda_cut cut = ucm_attend_cuda_cut(
+        o->chains * o->kv_heads, (uint32_t)tiles_of(o), o->head_dim, multiprocessors);
+
+    a->split_tiles = p->info.split_tiles = cut.split_tiles;
+    a->splits = p->info.splits = cut.splits;
+    p->shared_bytes = ucm_attend_cuda_shared(o->head_dim, a->group, a->splits);
+}
+
+/* ---- memory ---- */
+
+static uint64_t place(uint64_t *end, uint64_t bytes)
+{
+    uint64_t at = *end;
+
+    *end = (at + bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return at;
+}
+
+void decode_plan_memory(struct decode_plan *p, uint32_t multiprocessors)
+{
+    const struct ucm_cuda_decode_options *o = &p->options;
+    uint64_t end = 0, rows;
+
+    splits_plan(p, multiprocessors);
+    rows = (uint64_t)o->chains * o->q_heads * p->info.splits;
+    p->flags = place(&end, sizeof(uint32_t));
+    p->done = place(&end, (uint64_t)o->chains * o->kv_heads * sizeof(uint32_t));
+    p->counters_bytes = end;
+    p->partial = place(&end, rows * o->head_dim * sizeof(float));
+    p->partial_sum = place(&end, rows * sizeof(struct ucm_attend_cuda_sum));
+    p->info.workspace_bytes = end;
+    end = 0;
+    (void)place(&end, ucm_slots_bytes(&p->shape));
+    (void)place(&end, (uint64_t)o->numbers * sizeof(struct ucm_slots_place));
+    (void)place(&end, p->batch * (sizeof(uint64_t) + 2 * sizeof(uint32_t)));
+    p->info.table_bytes = end;
+    p->info.host_bytes = sizeof(struct ucm_slots_word) +
+                         (uint64_t)o->numbers * sizeof(struct ucm_slots_place) +
+                         p->batch * (sizeof(uint64_t) + 2 * sizeof(uint32_t));
+}
+
+int decode_plan(struct decode_plan *p, const struct ucm_cuda_decode_options *options)
+{
+    int r;
+
+    *p = (struct decode_plan){.options = *options};
+    r = counts_check(options);
+    if (r == 0)
+        r = lists_check(options);
+    if (r == 0)
+        r = shard_check(options);
+    if (r == 0)
+        r = shape_check(p);
+    if (r == 0)
+        r = tiles_check(options);
+    if (r != 0)
+        return r;
+    gather_plan(p);
+    attend_plan(p);
+    return 0;
+}
+
+int ucm_cuda_decode_slot_bytes(const struct ucm_cuda_decode_options *options, uint64_t *bytes)
+{
+    struct decode_plan plan;
+    int r;
+
+    if (!options || !bytes)
+        return cuda_fail(UCM_EINVALID, "options or bytes is NULL");
+    r = decode_plan(&plan, options);
+    if (r == 0)
+        *bytes = plan.info.slot_bytes;
+    return r;
+}

@@ -1,0 +1,310 @@
+/* The daemon's memory as the GPU reads it: which of the window's mappings the driver knows, and where blocks lie in them.
+ * place[] here and the GPU's table are the same between calls. */
+#include "client/cuda/decode.h"
+
+#include "client/cuda/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+CUresult decode_places_upload(struct ucm_cuda_decode *d, uint32_t first, uint32_t last,
+                              CUstream stream)
+{
+    CUresult r = cuMemcpyHtoDAsync(d->plan.gather.places + first * sizeof *d->place,
+                                   &d->place[first], (last - first + 1) * sizeof *d->place, stream);
+
+    return r == CUDA_SUCCESS ? cuStreamSynchronize(stream) : r;
+}
+
+/* ---- mappings ---- */
+
+static void mapping_unregister(struct decode_mapping *m)
+{
+    (void)cuMemHostUnregister((void *)(uintptr_t)m->host);
+}
+
+/* The GPU's address; 0: of no mapping. */
+static CUdeviceptr address_on_gpu(const struct ucm_cuda_decode *d, const void *host)
+{
+    uintptr_t at = (uintptr_t)host;
+
+    for (uint32_t i = 0; i < d->n_mappings; i++) {
+        const struct decode_mapping *m = &d->mapping[i];
+
+        if (at - (uintptr_t)m->host < m->bytes)
+            return m->gpu + (at - (uintptr_t)m->host);
+    }
+    return 0;
+}
+
+static struct decode_mapping *mapping_at(const struct ucm_cuda_decode *d, const void *host)
+{
+    for (uint32_t i = 0; i < d->n_mappings; i++)
+        if (d->mapping[i].host == host)
+            return &d->mapping[i];
+    return NULL;
+}
+
+static int mapping_register(struct ucm_cuda_decode *d, const struct ucm_window_mapping *from)
+{
+    struct decode_mapping m = {.host = from->address, .bytes = from->bytes};
+    CUresult r;
+
+    if (d->n_mappings == d->mappings_room) {
+        uint32_t room = d->mappings_room ? 2 * d->mappings_room : 16;
+        struct decode_mapping *more = realloc(d->mapping, room * sizeof *more);
+
+        if (!more)
+            return cuda_fail(UCM_ENOMEMORY, "no memory for a window's mappings");
+        d->mapping = more;
+        d->mappings_room = room;
+    }
+    r = cuMemHostRegister((void *)(uintptr_t)m.host, m.bytes,
+                          CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY);
+    if (r != CUDA_SUCCESS)
+        return cuda_fail_driver(r, "a window's memory can't be registered with the driver");
+    r = cuMemHostGetDevicePointer(&m.gpu, (void *)(uintptr_t)m.host, 0);
+    if (r != CUDA_SUCCESS) {
+        mapping_unregister(&m);
+        return cuda_fail_driver(r, "a window's memory has no address on the GPU");
+    }
+    d->mapping[d->n_mappings++] = m;
+    return 0;
+}
+
+/* *list: malloc'd. */
+static int mappings_list(struct ucm_window *window, struct ucm_window_mapping **list, uint32_t *n)
+{
+    uint32_t room = 64;
+
+    for (;;) {
+        int r;
+
+        *list = malloc(room * sizeof **list);
+        if (!*list)
+            return cuda_fail(UCM_ENOMEMORY, "no memory for a window's mappings");
+        r = cuda_pass(ucm_window_mappings(window, *list, room, n));
+        if (r == 0 && *n <= room)
+            return 0;
+        free(*list);
+        if (r != 0)
+            return r;
+        room = *n;
+    }
+}
+
+/* To be given back, whether the daemon asked or its connection is gone. */
+static bool is_wanted(const struct ucm_window_mapping *m, uint64_t opened)
+{
+    return m->wanted != 0 || m->opened != opened;
+}
+
+static int mappings_register(struct ucm_cuda_decode *d)
+{
+    struct ucm_window_mapping *list;
+    struct ucm_window_info info;
+    uint32_t n;
+    int r = cuda_pass(ucm_window_info(d->window, &info));
+
+    if (r == 0)
+        r = mappings_list(d->window, &list, &n);
+    if (r != 0)
+        return r;
+    for (uint32_t i = 0; r == 0 && i < n; i++)
+        if (!is_wanted(&list[i], info.opened) && !mapping_at(d, list[i].address))
+            r = mapping_register(d, &list[i]);
+    free(list);
+    return r;
+}
+
+/* ---- places ---- */
+
+static struct ucm_slots_place place_of(struct ucm_cuda_decode *d, const struct ucm_place *place)
+{
+    struct ucm_slots_place p = {.told = place->generation};
+    const uint64_t *generation;
+    const void *bytes;
+
+    if (place->extent == UCM_PLACE_NONE ||
+        ucm_window_address(d->window, place, &bytes, &generation) != 0)
+        return (struct ucm_slots_place){0};
+    p.bytes = address_on_gpu(d, bytes);
+    p.generation = address_on_gpu(d, generation);
+    return p.bytes != 0 && p.generation != 0 ? p : (struct ucm_slots_place){0};
+}
+
+static CUresult places_set(struct ucm_cuda_decode *d, const uint32_t *numbers,
+                           const struct ucm_place *places, uint32_t n, CUstream stream)
+{
+    uint32_t first = UINT32_MAX, last = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t number = numbers[i];
+
+        d->place[number] = places ? place_of(d, &places[i]) : (struct ucm_slots_place){0};
+        first = number < first ? number : first;
+        last = number > last ? number : last;
+    }
+    return n > 0 ? decode_places_upload(d, first, last, stream) : CUDA_SUCCESS;
+}
+
+int ucm_cuda_decode_places(struct ucm_cuda_decode *d, struct ucm_window *window,
+                           const uint32_t *numbers, const struct ucm_place *places, uint32_t n,
+                           void *stream)
+{
+    CUresult rc;
+    int r;
+
+    if (!d || (n > 0 && !numbers) || (places && !window))
+        return cuda_fail(UCM_EINVALID, "decode or numbers is NULL, or places is not and window is");
+    if (places && d->window && d->window != window)
+        return cuda_fail(UCM_EINVALID, "places are of another window; leave that one first");
+    for (uint32_t i = 0; i < n; i++)
+        if (numbers[i] >= d->plan.shape.numbers)
+            return cuda_fail(UCM_EINVALID, "number %u of %u", numbers[i], d->plan.shape.numbers);
+    r = decode_enter(d);
+    if (r != 0)
+        return r;
+    if (places) {
+        d->window = window;
+        r = mappings_register(d);
+    }
+    if (r != 0) {
+        decode_leave();
+        return r;
+    }
+    rc = places_set(d, numbers, places, n, stream);
+    decode_leave();
+    return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "places can't be copied to the GPU");
+}
+
+/* ---- giving back ---- */
+
+static bool lies_in(uint64_t address, const struct decode_mapping *m)
+{
+    return address - m->gpu < m->bytes;
+}
+
+static bool lies_in_wanted(const struct ucm_cuda_decode *d, const struct ucm_slots_place *p)
+{
+    for (uint32_t i = 0; i < d->n_mappings; i++)
+        if (d->mapping[i].wanted &&
+            (lies_in(p->bytes, &d->mapping[i]) || lies_in(p->generation, &d->mapping[i])))
+            return true;
+    return false;
+}
+
+/* Places in mappings that are wanted become none, here and on the GPU. */
+static CUresult places_clear(struct ucm_cuda_decode *d, uint32_t *lost, CUstream stream)
+{
+    for (uint32_t i = 0; i < d->plan.shape.numbers; i++)
+        if (d->place[i].bytes != 0 && lies_in_wanted(d, &d->place[i])) {
+            d->place[i] = (struct ucm_slots_place){0};
+            (*lost)++;
+        }
+    return decode_places_upload(d, 0, d->plan.shape.numbers - 1, stream);
+}
+
+/* No kernel reads mappings that are wanted any more. */
+static void mappings_drop(struct ucm_cuda_decode *d)
+{
+    for (uint32_t i = 0; i < d->n_mappings;) {
+        if (!d->mapping[i].wanted) {
+            i++;
+            continue;
+        }
+        mapping_unregister(&d->mapping[i]);
+        d->mapping[i] = d->mapping[--d->n_mappings];
+    }
+}
+
+void decode_window_end(struct ucm_cuda_decode *d)
+{
+    while (d->n_mappings > 0)
+        mapping_unregister(&d->mapping[--d->n_mappings]);
+    d->window = NULL;
+}
+
+/* One that can't be released now is on the next list again. */
+static int mappings_release(struct ucm_window *window, const struct ucm_window_mapping *list,
+                            uint32_t n, uint64_t opened)
+{
+    int r = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        if (is_wanted(&list[i], opened)) {
+            int rc = cuda_pass(ucm_window_release(window, list[i].address));
+
+            if (rc != 0 && rc != -UCM_ENOTFOUND)
+                r = rc;
+        }
+    return r;
+}
+
+static int window_update(struct ucm_cuda_decode *d, uint32_t *lost, CUstream stream)
+{
+    struct ucm_window_mapping *list;
+    struct ucm_window_info info;
+    CUresult rc = CUDA_SUCCESS;
+    bool any = false;
+    uint32_t n;
+    int r = cuda_pass(ucm_window_info(d->window, &info));
+
+    if (r == 0)
+        r = mappings_list(d->window, &list, &n);
+    if (r != 0)
+        return r;
+    for (uint32_t i = 0; i < n; i++) {
+        struct decode_mapping *m = mapping_at(d, list[i].address);
+
+        if (m && is_wanted(&list[i], info.opened))
+            any = m->wanted = true;
+    }
+    if (any)
+        rc = places_clear(d, lost, stream);
+    if (rc == CUDA_SUCCESS) {
+        mappings_drop(d);
+        r = mappings_release(d->window, list, n, info.opened);
+    } else {
+        r = cuda_fail_driver(rc, "places can't be copied to the GPU");
+    }
+    free(list);
+    return r;
+}
+
+int ucm_cuda_decode_window_update(struct ucm_cuda_decode *d, uint32_t *lost, void *stream)
+{
+    uint32_t none = 0;
+    int r = 0;
+
+    if (!d)
+        return cuda_fail(UCM_EINVALID, "decode is NULL");
+    if (d->window) {
+        r = decode_enter(d);
+        if (r != 0)
+            return r;
+        r = window_update(d, &none, stream);
+        decode_leave();
+    }
+    if (r == 0 && lost)
+        *lost = none;
+    return r;
+}
+
+int ucm_cuda_decode_window_leave(struct ucm_cuda_decode *d, void *stream)
+{
+    CUresult rc;
+    int r;
+
+    if (!d)
+        return cuda_fail(UCM_EINVALID, "decode is NULL");
+    r = decode_enter(d);
+    if (r != 0)
+        return r;
+    memset(d->place, 0, d->plan.shape.numbers * sizeof *d->place);
+    rc = decode_places_upload(d, 0, d->plan.shape.numbers - 1, stream);
+    if (rc == CUDA_SUCCESS)
+        decode_window_end(d);
+    decode_leave();
+    return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "places can't be copied to the GPU");
+}

@@ -1,0 +1,219 @@
+/* libucmclient_cuda: decode steps whose KV is mostly not on the GPU. ucmclient_sparse.h has digests, chains and
+ * windows, ucmclient_cuda_sparse.h the selection, docs/sparse.md the whole.
+ *
+ * A worker has a *pool*: GPU memory in slots of one size. A slot holds a *strand* of a block: K and V of one KV head
+ * of one layer, or of all KV heads of one layer. A block has a *number*, its row in the worker's digests, and requests with
+ * a common prefix have the same numbers. What a step's selections chose has to be in slots before it is attended;
+ * what is not, a *miss*, is copied by the GPU itself from the daemon's memory (a window) into a slot that no block of
+ * this step has. A step is
+ *
+ *   ucm_cuda_decode_begin
+ *   for each layer: ucm_cuda_select; ucm_cuda_decode_layer
+ *   ucm_cuda_decode_end
+ *
+ * launches on one stream without any decision of the host, so all of it can be one CUDA graph. When the step has
+ * run, ucm_cuda_decode_result tells whether it counts. If a block came neither from a slot nor through the window, it
+ * doesn't: its outputs are to be thrown away. The worker then asks what was missing (ucm_cuda_decode_unserved), has the
+ * daemon copy it to its memory (ucm_fetch), puts it into slots (ucm_cuda_decode_put), and runs the same step again: the
+ * same graph over the same inputs. What a step used stays in its slots for the next one, so each run gets at least one
+ * layer further than the one before it. Where a block was does not change one bit of what is attended.
+ *
+ * Units: sizes, offsets and strides in bytes unless a field says elements. Addresses are those of the GPU's memory
+ * in this process, and what they lead to is the caller's: it must stay until launches that read it have run.
+ * Kernels check block numbers and page numbers against the bounds given, and nothing else.
+ *
+ * Ownership: the pool is the caller's memory. Tables and workspace are the handle's; ucm_cuda_decode_info tells how
+ * large. ucm_cuda_decode_open brings a pool in which nobody is resident, whatever its bytes are.
+ *
+ * Threads: calls for one handle one at a time. All launches of a handle follow each other, in one stream or by events.
+ *
+ * Capture: begin, layer and end only launch kernels. Everything in their structs is copied into the graph; what
+ * addresses lead to is read when the graph runs, so contents (lists, tables, lengths, queries, pages) may change
+ * between replays, addresses and counts may not. All other calls wait for their stream: not in a stream
+ * that captures, and never while a step runs.
+ *
+ * Errors: 0 or a negative enum ucm_status; ucm_cuda_errmsg has the sentence. -UCM_EINVALID names the field. Outputs
+ * are untouched on failure. */
+#ifndef UCMCLIENT_CUDA_DECODE_H
+#define UCMCLIENT_CUDA_DECODE_H
+
+#include <ucmclient_cuda_sparse.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ucm_cuda_decode;
+
+enum ucm_cuda_decode_slot {
+    UCM_CUDA_DECODE_HEAD =
+        0, /* a slot: one KV head of a layer; K, then V, [tokens][head_dim] each */
+    UCM_CUDA_DECODE_LAYER = 1, /* a slot: a layer, as a shard has it */
+};
+
+enum {
+    UCM_CUDA_DECODE_CHAINS = 1024, /* of one launch */
+    UCM_CUDA_DECODE_GROUP = 16,    /* query heads of a KV head */
+    UCM_CUDA_DECODE_TOKENS = 256,  /* of a block */
+};
+
+/* Where K and V lie: of a token and KV head of a block, head_dim contiguous elements. Multiples of 16. */
+struct ucm_cuda_decode_layout {
+    uint64_t k_offset, k_token_stride, k_head_stride;
+    uint64_t v_offset, v_token_stride, v_head_stride;
+};
+
+/* What all launches of a handle have in common. Zeroed fields have no default unless it is named. */
+struct ucm_cuda_decode_options {
+    uint32_t layers, q_heads, kv_heads;
+    uint32_t head_dim; /* of K and V: 64, 128 or 256 */
+    uint32_t dtype;    /* of q, K, V and out: UCM_SPARSE_F16 or UCM_SPARSE_BF16 */
+    uint32_t tokens;   /* of a block: a multiple of 16 */
+    float scale;       /* of logits; 0: 1 / sqrt(head_dim) */
+    uint32_t slot;     /* enum ucm_cuda_decode_slot */
+    uint64_t pool;     /* slots * ucm_cuda_decode_slot_bytes, aligned to 16 */
+    uint32_t slots;
+    uint32_t numbers;  /* block numbers are below this */
+    uint32_t requests; /* at once; they are 0 .. requests - 1 */
+    uint32_t misses;   /* of one layer, at most; 0: chains * lists * room, which can't be too few */
+    uint32_t chains;   /* of a launch, at most */
+    uint32_t lists; /* of a chain: kv_heads, or 1 for all KV heads, which wants slots of a layer */
+    uint32_t room;  /* blocks of a list, at most: ucm_cuda_select_info.room */
+    uint32_t
+        window; /* blocks of a chain in the engine's pages that one layer attends, at most; 0: none */
+    struct ucm_cuda_decode_layout shard; /* of a layer of a block in the daemon */
+    uint64_t shard_bytes;                /* from one layer to the next there: the namespace's */
+    struct ucm_cuda_decode_layout page;  /* of a page of the engine's, see ucm_cuda_decode_layer */
+};
+
+/* Checks options, and tells how large a slot is. Needs no GPU, and does not look at `pool`. */
+UCM_API int ucm_cuda_decode_slot_bytes(const struct ucm_cuda_decode_options *options,
+                                       uint64_t *bytes);
+/* For the GPU with that UUID (16 bytes). Options are copied. The caller owns *out. */
+UCM_API int ucm_cuda_decode_open(const uint8_t *gpu, const struct ucm_cuda_decode_options *options,
+                                 struct ucm_cuda_decode **out);
+/* After its last launch has run, and no graph will replay one. Takes the window from the GPU as
+ * ucm_cuda_decode_window_leave does: so before ucm_window_close. NULL is allowed. */
+UCM_API void ucm_cuda_decode_close(struct ucm_cuda_decode *decode);
+
+struct ucm_cuda_decode_info {
+    uint64_t slot_bytes;
+    uint64_t
+        table_bytes; /* on the GPU: who lies in which slot, and where blocks lie in the window */
+    uint64_t workspace_bytes; /* on the GPU: of attention */
+    uint64_t host_bytes;      /* pinned */
+    /* How a list is cut for thread blocks: into so many runs of so many tiles of 16 tokens, at most. Results depend on it in
+     * their last bits. It follows from the options and the GPU. */
+    uint32_t splits, split_tiles;
+};
+UCM_API int ucm_cuda_decode_info(const struct ucm_cuda_decode *decode,
+                                 struct ucm_cuda_decode_info *out);
+
+/* ---- a step: launches, on `stream` (a cudaStream_t or CUstream of the GPU's primary context) ---- */
+
+/* A new step, or the same again. */
+UCM_API int ucm_cuda_decode_begin(struct ucm_cuda_decode *decode, void *stream);
+
+/* One layer of `chains` chains. A chain attends to the blocks that its lists chose, all of them whole, and to the *local
+ * window*: its last tokens, from block `first` on, which lie in the engine's pages. The lists have no block of that
+ * window: a block that is attended twice counts twice. */
+struct ucm_cuda_decode_layer {
+    uint32_t layer, chains;
+    uint64_t index; /* uint32_t[chains][lists][room]: positions in the chain, see ucm_cuda_select */
+    uint64_t count; /* uint32_t[chains][lists] */
+    uint64_t table; /* int32_t[chains][table_stride]: the number of each block of a chain */
+    uint64_t table_stride; /* elements; positions from here on have no number */
+    uint64_t request; /* uint32_t[chains]: whose slots these are; chains may have one in common */
+    /* The engine's pages of this layer: page p at pages + p * page_stride. */
+    uint64_t pages, page_stride; /* multiples of 16 */
+    uint32_t page_bound;         /* page numbers are below this */
+    uint64_t page_table; /* int32_t[chains][page_table_stride]: the page of each block of a chain */
+    uint64_t page_table_stride; /* elements */
+    uint64_t first;             /* uint32_t[chains]: the local window's first block */
+    uint64_t
+        length; /* uint32_t[chains]: the chain's tokens, the new one included; 0: nothing is attended but lists */
+    uint64_t q; /* [chains][q_heads][head_dim]; those of a KV head are neighbours; aligned to 4 */
+    uint64_t q_stride; /* elements from one chain's queries to the next's; 0: contiguous */
+    uint64_t out;      /* [chains][q_heads][head_dim], aligned to 16 */
+    uint64_t lse;      /* float[chains][q_heads], natural logarithm; 0: not wanted */
+};
+/* Launches: what the lists chose gets its slots, misses are copied, and all of it is attended. */
+UCM_API int ucm_cuda_decode_layer(struct ucm_cuda_decode *decode,
+                                  const struct ucm_cuda_decode_layer *layer, void *stream);
+
+/* Writes the step's result to pinned memory. */
+UCM_API int ucm_cuda_decode_end(struct ucm_cuda_decode *decode, void *stream);
+
+enum ucm_cuda_decode_flag {
+    UCM_CUDA_DECODE_UNSERVED = 1,  /* blocks are missing; the next three say more */
+    UCM_CUDA_DECODE_FULL = 2,      /* the step needs more slots than there are */
+    UCM_CUDA_DECODE_LIST_FULL = 4, /* a layer had more misses than options.misses */
+    UCM_CUDA_DECODE_STRAY = 8, /* a list chose a block without a number: a fault of the caller */
+    UCM_CUDA_DECODE_NO_SLOT =
+        256, /* a block was not attended: with UNSERVED, or a fault of the caller */
+    UCM_CUDA_DECODE_NO_PAGE =
+        512, /* a block of a local window has no page: a fault of the caller */
+};
+
+struct ucm_cuda_decode_result {
+    uint64_t step;     /* begins so far, of the step that ended last; 0: none has */
+    uint32_t flags;    /* 0: the step counts */
+    uint32_t unserved; /* keys; one may count twice */
+    /* Since the handle was opened: misses; slots that they took; of those, in spite of a floor. */
+    uint64_t missed, taken, floors_broken;
+};
+/* Of the step that ended last. Waits for nothing: call it when the stream has run that step's end, and before
+ * another's can run. */
+UCM_API int ucm_cuda_decode_result(struct ucm_cuda_decode *decode,
+                                   struct ucm_cuda_decode_result *out);
+
+/* ---- between steps: these wait for `stream` ---- */
+
+/* A request comes, and eviction leaves it `floor` slots. -UCM_ENOMEMORY: with it the floors are more than the slots. */
+UCM_API int ucm_cuda_decode_enter(struct ucm_cuda_decode *decode, uint32_t request, uint32_t floor,
+                                  void *stream);
+/* It goes. Its blocks stay resident, and count for the next request that uses them. */
+UCM_API int ucm_cuda_decode_leave(struct ucm_cuda_decode *decode, uint32_t request, void *stream);
+/* Other blocks get these numbers: nothing of them is resident any more, and they are in no window. */
+UCM_API int ucm_cuda_decode_forget(struct ucm_cuda_decode *decode, const uint32_t *numbers,
+                                   uint32_t n, void *stream);
+
+/* Where blocks lie in the daemon's memory: places[i], of ucm_window_pin, of number numbers[i]. places NULL: these are in no
+ * window. The window is of UCM_WINDOW_ADDRESSES, and one a handle. Memory of it that the GPU does not know yet is registered with
+ * the driver, which takes a while: 0.1 s a GiB is usual. A place that is worth nothing any more is none. */
+UCM_API int ucm_cuda_decode_places(struct ucm_cuda_decode *decode, struct ucm_window *window,
+                                   const uint32_t *numbers, const struct ucm_place *places,
+                                   uint32_t n, void *stream);
+/* Gives back what the daemon wants back, and everything of an earlier connection: places there are none from now on.
+ * Call it between steps when ucm_fd was readable, and at least every second. *lost receives how many places became
+ * none; NULL is allowed. */
+UCM_API int ucm_cuda_decode_window_update(struct ucm_cuda_decode *decode, uint32_t *lost,
+                                          void *stream);
+/* All places become none, and the GPU knows nothing of the window any more: before ucm_window_close. */
+UCM_API int ucm_cuda_decode_window_leave(struct ucm_cuda_decode *decode, void *stream);
+
+/* A strand of a block. head: 0 if slots are of a layer. */
+struct ucm_cuda_decode_key {
+    uint32_t layer, head, number;
+};
+/* Lists up to `room` keys that the last step did not get, each of them once, and in *n how many there are. There may be
+ * more that had no room in options.misses: the next run finds them. */
+UCM_API int ucm_cuda_decode_unserved(struct ucm_cuda_decode *decode,
+                                     struct ucm_cuda_decode_key *out, uint32_t room, uint32_t *n,
+                                     void *stream);
+/* A strand whose bytes the caller has. */
+struct ucm_cuda_decode_put {
+    struct ucm_cuda_decode_key key;
+    uint32_t request; /* that wants it */
+    uint64_t from;    /* its layer of the block, as in `shard` of the options; aligned to 16 */
+};
+/* Copies them into slots; one that is there already stays. *placed receives how many are there now: the others found all
+ * slots in use by this step. NULL is allowed. */
+UCM_API int ucm_cuda_decode_put(struct ucm_cuda_decode *decode,
+                                const struct ucm_cuda_decode_put *items, uint32_t n,
+                                uint32_t *placed, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

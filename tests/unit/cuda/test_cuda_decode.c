@@ -1,0 +1,250 @@
+/* Decode steps of libucmclient_cuda over the fake driver, which does not run them: what is refused, with which
+ * sentence, how large things are, and that all is freed. tests/gpu has what they compute. */
+#include "client/include/ucmclient_cuda_decode.h"
+#include "tests/unit/cuda/fake_cuda.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROW (64 * 2)
+
+static uint8_t uuid[16];
+static struct ucm_cuda_decode_options options;
+static CUstream stream;
+
+/* A shard has K of all tokens and heads, then V; pages have the same. */
+static void setup(void)
+{
+    struct ucm_cuda_decode_layout layout = {.k_token_stride = 2 * ROW,
+                                            .k_head_stride = ROW,
+                                            .v_offset = 16 * 2 * ROW,
+                                            .v_token_stride = 2 * ROW,
+                                            .v_head_stride = ROW};
+
+    fake_cuda_uuid(0, uuid);
+    options = (struct ucm_cuda_decode_options){
+        .layers = 3,
+        .q_heads = 8,
+        .kv_heads = 2,
+        .head_dim = 64,
+        .dtype = UCM_SPARSE_BF16,
+        .tokens = 16,
+        .pool = 4096,
+        .slots = 100,
+        .numbers = 1000,
+        .requests = 4,
+        .chains = 2,
+        .lists = 2,
+        .room = 20,
+        .window = 3,
+        .shard = layout,
+        .shard_bytes = 2 * 16 * 2 * ROW,
+        .page = layout,
+    };
+    cr_assert_eq(cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
+}
+
+static void teardown(void)
+{
+    (void)cuStreamDestroy(stream);
+    cr_expect_eq(fake_cuda_left(), 0, "all is freed");
+    cr_expect_eq(fake_cuda_registered(), 0);
+}
+
+TestSuite(cuda_decode, .init = setup, .fini = teardown, .timeout = 60);
+
+static void refused(int r, const char *part)
+{
+    cr_expect_eq(r, -UCM_EINVALID, "%d", r);
+    cr_expect_not_null(strstr(ucm_cuda_errmsg(), part), "'%s' has no '%s'", ucm_cuda_errmsg(),
+                       part);
+}
+
+static struct ucm_cuda_decode *opened(void)
+{
+    struct ucm_cuda_decode *d = NULL;
+
+    cr_assert_eq(ucm_cuda_decode_open(uuid, &options, &d), 0, "%s", ucm_cuda_errmsg());
+    return d;
+}
+
+Test(cuda_decode, sizes)
+{
+    struct ucm_cuda_decode *d = opened();
+    struct ucm_cuda_decode_info info;
+    uint64_t bytes;
+
+    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(bytes, 2 * 16 * ROW, "K and V of a KV head");
+    cr_expect_eq(ucm_cuda_decode_info(d, &info), 0);
+    cr_expect_eq(info.slot_bytes, bytes);
+    cr_expect_geq(info.table_bytes, 3 * 2 * 1000 * 4 + 1000 * 24);
+    cr_expect_geq(info.host_bytes, 1000 * 24);
+    cr_expect_geq(info.splits * info.split_tiles, 23);
+    ucm_cuda_decode_close(d);
+    ucm_cuda_decode_close(NULL);
+    options.slot = UCM_CUDA_DECODE_LAYER;
+    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(bytes, options.shard_bytes);
+    options.lists = 1;
+    ucm_cuda_decode_close(opened());
+}
+
+static void option_refused(const struct ucm_cuda_decode_options *o, const char *part)
+{
+    struct ucm_cuda_decode *d = NULL;
+    uint64_t bytes = 7;
+
+    refused(ucm_cuda_decode_slot_bytes(o, &bytes), part);
+    cr_expect_eq(bytes, 7);
+    refused(ucm_cuda_decode_open(uuid, o, &d), part);
+    cr_expect_null(d);
+}
+
+#define REFUSED(field, value, part)                                                                \
+    do {                                                                                           \
+        struct ucm_cuda_decode_options o = options;                                                \
+                                                                                                   \
+        o.field = value;                                                                           \
+        option_refused(&o, part);                                                                  \
+    } while (0)
+
+Test(cuda_decode, options_that_are_wrong)
+{
+    struct ucm_cuda_decode *d = NULL;
+
+    REFUSED(layers, 0, "layers is 0");
+    REFUSED(kv_heads, 0, "kv_heads is 0");
+    REFUSED(q_heads, 9, "q_heads is 9; 1 to 16 times kv_heads, 2");
+    REFUSED(q_heads, 34, "q_heads is 34");
+    REFUSED(head_dim, 96, "head_dim is 96; 64, 128 and 256");
+    REFUSED(dtype, UCM_SPARSE_F32, "dtype 0 is neither");
+    REFUSED(tokens, 24, "tokens is 24; multiples of 16 up to 256");
+    REFUSED(scale, -1, "scale is -1");
+    REFUSED(slot, 2, "slot is 2");
+    REFUSED(chains, 1025, "chains is 1025; 1 to 1024");
+    REFUSED(lists, 3, "lists is 3; one a KV head (2)");
+    REFUSED(lists, 1, "one list for all KV heads wants slots of a layer");
+    REFUSED(room, 0, "room is 0");
+    REFUSED(window, 1 << 20, "window is 1048576 blocks");
+    REFUSED(shard.k_head_stride, 8, "of shard is no multiple of 16");
+    REFUSED(page.v_offset, 8, "of page is no multiple of 16");
+    REFUSED(shard_bytes, 0, "shard_bytes is 0");
+    REFUSED(shard.v_offset, 16 * 2 * ROW + 16, "shard reaches byte 8208 of 8192");
+    REFUSED(shard.v_token_stride, 1ull << 62, "beyond the 8192 of a layer");
+    REFUSED(slots, 0, "slots is 0; 1 to");
+    REFUSED(numbers, 1u << 31, "numbers is 2147483648");
+    REFUSED(requests, 0, "requests is 0");
+    options.pool = 8;
+    refused(ucm_cuda_decode_open(uuid, &options, &d), "pool is 0, or no multiple of 16");
+    refused(ucm_cuda_decode_open(NULL, &options, &d), "NULL");
+    options.pool = 4096;
+    memset(uuid, 0xee, sizeof uuid);
+    cr_expect_eq(ucm_cuda_decode_open(uuid, &options, &d), -UCM_EDEVICE);
+    cr_expect_null(d);
+}
+
+Test(cuda_decode, layers)
+{
+    struct ucm_cuda_decode_layer good = {.layer = 2,
+                                         .chains = 2,
+                                         .index = 4096,
+                                         .count = 4096,
+                                         .table = 4096,
+                                         .table_stride = 300,
+                                         .request = 4096,
+                                         .pages = 4096,
+                                         .page_stride = 8192,
+                                         .page_bound = 10,
+                                         .page_table = 4096,
+                                         .page_table_stride = 300,
+                                         .first = 4096,
+                                         .length = 4096,
+                                         .q = 4096,
+                                         .out = 4096},
+                                 l;
+    struct ucm_cuda_decode *d = opened();
+
+    cr_expect_eq(ucm_cuda_decode_begin(d, stream), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(ucm_cuda_decode_layer(d, &good, stream), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(ucm_cuda_decode_end(d, stream), 0, "%s", ucm_cuda_errmsg());
+    l = good;
+    l.layer = 3;
+    refused(ucm_cuda_decode_layer(d, &l, stream), "layer is 3 of 3");
+    l = good;
+    l.chains = 3;
+    refused(ucm_cuda_decode_layer(d, &l, stream), "chains is 3; the handle is for 2");
+    l = good;
+    l.request = 0;
+    refused(ucm_cuda_decode_layer(d, &l, stream), "index, count, table or request is 0");
+    l = good;
+    l.table_stride = 1ull << 32;
+    refused(ucm_cuda_decode_layer(d, &l, stream), "table_stride is 4294967296");
+    l = good;
+    l.out = 4104;
+    refused(ucm_cuda_decode_layer(d, &l, stream), "out none of 16");
+    l = good;
+    l.first = 0;
+    refused(ucm_cuda_decode_layer(d, &l, stream), "length is not 0, but first");
+    l = good;
+    l.page_stride = 8;
+    refused(ucm_cuda_decode_layer(d, &l, stream), "pages or page_stride");
+    l = good;
+    l.length = l.first = l.page_table = l.pages = 0;
+    cr_expect_eq(ucm_cuda_decode_layer(d, &l, stream), 0, "without a window: %s",
+                 ucm_cuda_errmsg());
+    refused(ucm_cuda_decode_begin(NULL, stream), "NULL");
+    ucm_cuda_decode_close(d);
+}
+
+Test(cuda_decode, requests_and_floors)
+{
+    struct ucm_cuda_decode *d = opened();
+
+    cr_expect_eq(ucm_cuda_decode_enter(d, 0, 60, stream), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(ucm_cuda_decode_enter(d, 1, 41, stream), -UCM_ENOMEMORY);
+    cr_expect_not_null(
+        strstr(ucm_cuda_errmsg(), "41 slots: 60 are kept for other requests, of 100"));
+    cr_expect_eq(ucm_cuda_decode_enter(d, 1, 40, stream), 0);
+    cr_expect_eq(ucm_cuda_decode_leave(d, 0, stream), 0);
+    cr_expect_eq(ucm_cuda_decode_enter(d, 2, 60, stream), 0, "%s", ucm_cuda_errmsg());
+    refused(ucm_cuda_decode_enter(d, 4, 0, stream), "request is 4 of 4");
+    refused(ucm_cuda_decode_leave(d, 4, stream), "request is 4 of 4");
+    ucm_cuda_decode_close(d);
+}
+
+Test(cuda_decode, between_steps)
+{
+    struct ucm_cuda_decode_put item = {.key = {2, 1, 999}, .request = 3, .from = 4096};
+    struct ucm_cuda_decode *d = opened();
+    struct ucm_cuda_decode_result result = {.flags = 7};
+    struct ucm_cuda_decode_key key;
+    struct ucm_place place = {.extent = UCM_PLACE_NONE};
+    uint32_t n = 7, numbers[] = {3, 1000};
+
+    cr_expect_eq(ucm_cuda_decode_result(d, &result), 0);
+    cr_expect_eq(result.step, 0);
+    cr_expect_eq(result.flags, 0);
+    cr_expect_eq(ucm_cuda_decode_unserved(d, &key, 1, &n, stream), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(n, 0);
+    cr_expect_eq(ucm_cuda_decode_put(d, &item, 1, &n, stream), 0, "%s", ucm_cuda_errmsg());
+    item.from = 8;
+    refused(ucm_cuda_decode_put(d, &item, 1, &n, stream), "from is 0, or no multiple");
+    item.from = 4096;
+    item.key.head = 2;
+    refused(ucm_cuda_decode_put(d, &item, 1, &n, stream), "head 2, number 999: there are 3, 2");
+    item.key.head = 0;
+    item.request = 4;
+    refused(ucm_cuda_decode_put(d, &item, 1, &n, stream), "request is 4 of 4");
+    cr_expect_eq(ucm_cuda_decode_forget(d, numbers, 1, stream), 0, "%s", ucm_cuda_errmsg());
+    refused(ucm_cuda_decode_forget(d, numbers, 2, stream), "number 1000 of 1000");
+    cr_expect_eq(ucm_cuda_decode_places(d, NULL, numbers, NULL, 1, stream), 0, "%s",
+                 ucm_cuda_errmsg());
+    refused(ucm_cuda_decode_places(d, NULL, numbers, &place, 1, stream), "window is");
+    refused(ucm_cuda_decode_places(d, NULL, numbers, NULL, 2, stream), "number 1000 of 1000");
+    cr_expect_eq(ucm_cuda_decode_window_update(d, &n, stream), 0, "there is none");
+    cr_expect_eq(n, 0);
+    cr_expect_eq(ucm_cuda_decode_window_leave(d, stream), 0);
+    ucm_cuda_decode_close(d);
+}
