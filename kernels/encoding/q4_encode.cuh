@@ -329,6 +329,7 @@ static __device__ __forceinline__ bool q4_drop_centres(struct q4_centre *centre,
 
         all = i == k ? votes : all;
     }
+    __syncwarp(); /* votes order no memory: all lanes have read the centres */
     if ((all >> q & 0x11111111u) != 0x11111111u) {
         centre->codes = centre->scale = 0;
         *(float4 *)&scratch->centre[4 * lane] = make_float4(0, 0, 0, 0);
