@@ -34,10 +34,12 @@ if python -c 'import numpy, torch; assert torch.cuda.is_available()' 2>/dev/null
         echo "== the vLLM connector, test_vllm_$test"
         python "$here/python/tests/integration/test_vllm_$test.py" || status=1
     done
-    echo '== ucmclient.sparse.cuda, test_sparse_cuda'
-    python "$here/python/tests/integration/test_sparse_cuda.py" || status=1
+    for test in sparse decode; do
+        echo "== ucmclient.$test.cuda, test_${test}_cuda"
+        python "$here/python/tests/integration/test_${test}_cuda.py" || status=1
+    done
 else
-    echo '== the vLLM connector, ucmclient.sparse.cuda: skipped, python3 has no torch with CUDA, or no numpy'
+    echo '== the vLLM connector, ucmclient.sparse.cuda and decode.cuda: skipped, python3 has no torch with CUDA, or no numpy'
 fi
 
 if python -c 'import msgpack' 2>/dev/null; then

@@ -1,0 +1,307 @@
+"""Decode steps on the worker's GPU, with torch's tensors there: ucmclient_cuda_decode.h in Python.
+
+    steps = cuda.Steps(pool, shape, layers=32, q_heads=32, shard_bytes=65536, numbers=8192, requests=8, chains=8,
+                       room=select.room, window=40)
+    steps.begin()  # a step: on torch's current stream, or in a graph that captures it
+    for layer in range(32):
+        ...  # the layer's q; its K and V go into the engine's pages
+        chosen = select(digests[layer], table, candidates, q)
+        out = steps.layer(layer, chosen, table, requests, q, cuda.Pages(pages[layer], page_table, first, length))
+    steps.end()
+
+    torch.cuda.current_stream().synchronize()
+    if steps.result().flags:  # these outputs don't count
+        ...  # bring steps.unserved(), put() it, run the same step again
+
+A step launches kernels and waits for nothing, so one CUDA graph can hold all of it; tensors that it names must then stay. What is
+between steps waits for the stream. torch is not imported. Needs the optional libucmclient_cuda.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Iterable, Sequence
+from ctypes import byref, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from ..buffers import Blocks, uint32s
+from ..sparse.cuda import Chosen, _dtype, _OnGpu, _step
+from ..sparse.digest import Shape
+from ..sparse.tensors import DTYPES, dtype_number
+from ..sparse.window import Pinned, Window
+from . import _native_cuda as native
+
+
+class Flag(enum.IntFlag):
+    """enum ucm_cuda_decode_flag: UNSERVED and NO_SLOT say that a block is not there, FULL that the step needs more slots than there
+    are. STRAY and NO_PAGE are mistakes of the caller."""
+
+    UNSERVED = 1
+    FULL = 2
+    LIST_FULL = 4
+    STRAY = 8
+    NO_SLOT = 256
+    NO_PAGE = 512
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of the step that ended last. flags 0: it counts. unserved: strands of blocks that did not come. Since the handle was opened:
+    missed, strands that were in no slot; taken, slots that they took; floors_broken, of those in spite of a floor."""
+
+    step: int
+    flags: Flag
+    unserved: int
+    missed: int
+    taken: int
+    floors_broken: int
+
+
+@dataclass(frozen=True)
+class Key:
+    """A strand of a block: one KV head of a layer of it, or if slots are of a layer, the layer, with head 0."""
+
+    layer: int
+    head: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The engine's pages of a layer. kv: the first dimension counts pages, which page_shape describes. table: int32 [chains][...],
+    the page of each block of a chain. first: int32 [chains], the local window's first block; length: int32 [chains], tokens of the
+    chain with the new one."""
+
+    kv: Any
+    table: Any
+    first: Any
+    length: Any
+
+
+def _layout(shape: Shape, tokens: int, kv_heads: int, head_dim: int, dtype: int) -> native.Layout:
+    s = shape.native()
+    if (s.tokens, s.kv_heads, s.head_dim, s.dtype) != (tokens, kv_heads, head_dim, dtype):
+        raise ValueError("shape and page_shape differ in tokens, KV heads, channels or dtype")
+    if s.v_head_dim != s.head_dim or s.rope_dim:
+        raise ValueError(f"V has {s.v_head_dim} channels and K {s.head_dim}: as many are wanted, and no MLA")
+    return native.Layout(s.k_offset, s.k_token_stride, s.k_head_stride, s.v_offset, s.v_token_stride, s.v_head_stride)
+
+
+class Steps(_OnGpu):
+    """A pool of slots, who lies in which of them, and the launches of steps over it.
+
+    pool: a contiguous tensor on the GPU, of bytes_of() so many slots. shape: of one layer of a block in the daemon, with
+    shard_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are
+    below this. lists: None: one a KV head. room: of a list, the Selector's. window: blocks of a chain in the engine's pages that a layer
+    attends, at most. whole: slots are of a layer, not of a KV head of it. misses: of a layer, at most; 0: as many as lists can have."""
+
+    _close = "ucm_cuda_decode_close"
+
+    def __init__(
+        self,
+        pool: Any,
+        shape: Shape,
+        *,
+        layers: int,
+        q_heads: int,
+        shard_bytes: int,
+        numbers: int,
+        requests: int,
+        chains: int,
+        room: int,
+        window: int,
+        page_shape: Optional[Shape] = None,
+        lists: Optional[int] = None,
+        whole: bool = False,
+        scale: float = 0.0,
+        misses: int = 0,
+    ):
+        super().__init__(pool)
+        self.shape, self.q_heads, self.chains, self.window = shape, q_heads, chains, window
+        self.layers, self.numbers, self.requests, self.room = layers, numbers, requests, room
+        self.lists = shape.kv_heads if lists is None else lists
+        self._dtype = next(name for name, number in DTYPES.items() if number == dtype_number(shape.dtype))
+        self._out = (q_heads, shape.head_dim)
+        self.slot_bytes = self._slot_bytes(shape, shard_bytes, whole)
+        self.pool = self._check(pool, "pool")
+        size = pool.numel() * pool.element_size()
+        if not pool.is_contiguous() or size < self.slot_bytes:
+            raise ValueError(f"pool has {size} bytes: a contiguous tensor of slots of {self.slot_bytes} bytes is wanted")
+        self.slots = size // self.slot_bytes
+        known = (shape.tokens, shape.kv_heads, shape.head_dim, dtype_number(shape.dtype))
+        options = native.Options(
+            layers, q_heads, shape.kv_heads, shape.head_dim, known[3], shape.tokens, scale, int(whole), pool.data_ptr(),
+            self.slots, numbers, requests, misses, chains, self.lists, room, window, _layout(shape, *known), shard_bytes,
+            _layout(page_shape or shape, *known),
+        )
+        out, info, lib = c_void_p(), native.Info(), native.library()
+        native.check(lib.ucm_cuda_decode_open(self._uuid(), byref(options), byref(out)))
+        self._handle = out.value
+        native.check(lib.ucm_cuda_decode_info(self.handle, byref(info)))
+        self.table_bytes, self.workspace_bytes, self.host_bytes = info.table_bytes, info.workspace_bytes, info.host_bytes
+        self.splits, self.split_tiles = info.splits, info.split_tiles
+
+    @staticmethod
+    def _slot_bytes(shape: Shape, shard_bytes: int, whole: bool) -> int:
+        return shard_bytes if whole else 4 * shape.tokens * shape.head_dim
+
+    @classmethod
+    def bytes_of(cls, shape: Shape, shard_bytes: int, slots: int, whole: bool = False) -> int:
+        """Of a pool of so many slots."""
+        return slots * cls._slot_bytes(shape, shard_bytes, whole)
+
+    def close(self) -> None:
+        handle = self._take()
+        if handle is not None:
+            native.library().ucm_cuda_decode_close(handle)
+
+    # ---- a step ----
+
+    def begin(self, stream: Any = None) -> None:
+        native.check(native.library().ucm_cuda_decode_begin(self.handle, self._stream(stream)))
+
+    def end(self, stream: Any = None) -> None:
+        native.check(native.library().ucm_cuda_decode_end(self.handle, self._stream(stream)))
+
+    def layer(
+        self,
+        layer: int,
+        chosen: Chosen,
+        table: Any,
+        requests: Any,
+        q: Any,
+        pages: Optional[Pages] = None,
+        *,
+        out: Any = None,
+        lse: Any = None,
+        stream: Any = None,
+    ) -> Any:
+        """Attends to what was chosen and to the local window. table: int32 [chains][...], the numbers of each chain's blocks.
+        requests: int32 [chains]. q: [chains][q_heads][head_dim]; out, which is returned, likewise. lse: float32
+        [chains][q_heads]."""
+        self._inputs(chosen, table, requests, q)
+        chains = q.shape[0]
+        out = q.new_empty((chains, *self._out)) if out is None else out
+        what = native.Layer(
+            layer=layer, chains=chains, index=chosen.index.data_ptr(), count=chosen.counts.data_ptr(), table=table.data_ptr(),
+            table_stride=table.stride()[0], request=requests.data_ptr(), q=q.data_ptr(), q_stride=q.stride()[0],
+            out=self._like_q(out, "out", chains).data_ptr(), lse=0 if lse is None else self._lse(lse, chains).data_ptr(),
+        )
+        if pages is not None:
+            self._pages(pages, chains)
+            what.pages, what.page_stride, what.page_bound = pages.kv.data_ptr(), _step(pages.kv), pages.kv.shape[0]
+            what.page_table, what.page_table_stride = pages.table.data_ptr(), pages.table.stride()[0]
+            what.first, what.length = pages.first.data_ptr(), pages.length.data_ptr()
+        native.check(native.library().ucm_cuda_decode_layer(self.handle, byref(what), self._stream(stream)))
+        return out
+
+    def result(self) -> Result:
+        """Call it when the stream has run the step's end, and before another's can run."""
+        r = native.Result()
+        native.check(native.library().ucm_cuda_decode_result(self.handle, byref(r)))
+        return Result(r.step, Flag(r.flags), r.unserved, r.missed, r.taken, r.floors_broken)
+
+    # ---- between steps ----
+
+    def enter(self, request: int, floor: int = 0, stream: Any = None) -> None:
+        """floor: slots that others leave it. UcmError NO_MEMORY: the floors are more than the slots."""
+        native.check(native.library().ucm_cuda_decode_enter(self.handle, request, floor, self._stream(stream)))
+
+    def leave(self, request: int, stream: Any = None) -> None:
+        native.check(native.library().ucm_cuda_decode_leave(self.handle, request, self._stream(stream)))
+
+    def forget(self, numbers: Blocks, stream: Any = None) -> None:
+        """Other blocks get these numbers."""
+        borrowed, n = uint32s(numbers)
+        native.check(native.library().ucm_cuda_decode_forget(self.handle, borrowed.address, n, self._stream(stream)))
+
+    def places(
+        self, numbers: Blocks, pinned: Optional[Pinned], window: Optional[Window] = None, stream: Any = None
+    ) -> None:
+        """Where the daemon has these blocks: what Window.pin of a window with addresses=True told of as many blocks. None: in no
+        window."""
+        borrowed, n = uint32s(numbers)
+        if pinned is not None and len(pinned) != n:
+            raise ValueError(f"{len(pinned)} places for {n} numbers")
+        native.check(
+            native.library().ucm_cuda_decode_places(
+                self.handle, None if window is None else window.handle, borrowed.address,
+                None if pinned is None else pinned.places, n, self._stream(stream),
+            )
+        )
+
+    def update_window(self, stream: Any = None) -> int:
+        """Gives back what the daemon wants back, and everything of an earlier connection; how many places became none. Call it
+        between steps when the client's descriptor was readable, and at least every second."""
+        lost = c_uint32()
+        native.check(native.library().ucm_cuda_decode_window_update(self.handle, byref(lost), self._stream(stream)))
+        return lost.value
+
+    def leave_window(self, stream: Any = None) -> None:
+        """All places become none: before Window.close()."""
+        native.check(native.library().ucm_cuda_decode_window_leave(self.handle, self._stream(stream)))
+
+    def unserved(self, stream: Any = None) -> list[Key]:
+        """What the last step did not get, each strand once; or a part of it, if LIST_FULL."""
+        room, n, where = max(self.result().unserved, 1), c_uint32(), self._stream(stream)
+        while True:
+            out = (native.Key * room)()
+            native.check(native.library().ucm_cuda_decode_unserved(self.handle, out, room, byref(n), where))
+            if n.value <= room:
+                return [Key(k.layer, k.head, k.number) for k in out[: n.value]]
+            room = n.value
+
+    def put(self, items: Iterable[tuple[Key, int, int]], stream: Any = None) -> int:
+        """Copies strands into slots; how many are there now. items: strand, request, and the address on the GPU of that layer of
+        the block, as the daemon has it."""
+        known = [native.Put(native.Key(k.layer, k.head, k.number), request, at) for k, request, at in items]
+        placed = c_uint32()
+        native.check(
+            native.library().ucm_cuda_decode_put(
+                self.handle, (native.Put * max(len(known), 1))(*known), len(known), byref(placed), self._stream(stream)
+            )
+        )
+        return placed.value
+
+    # ---- checks ----
+
+    def _inputs(self, chosen: Chosen, table: Any, requests: Any, q: Any) -> None:
+        self._check(q, "q", self._dtype, 3)
+        if tuple(q.shape[1:]) != self._out or not 1 <= q.shape[0] <= self.chains:
+            raise ValueError(f"q has shape {tuple(q.shape)}; [1 to {self.chains}, {self._out[0]}, {self._out[1]}] is wanted")
+        if not q[0].is_contiguous() or q.stride()[0] == 0:
+            raise ValueError("q: the queries of a chain must be contiguous, and each chain has its own")
+        lists = (q.shape[0], self.lists)
+        for what, tensor, shape in (("counts", chosen.counts, lists), ("index", chosen.index, (*lists, self.room))):
+            self._check(tensor, f"chosen.{what}", "int32", 2)
+            if tuple(tensor.shape) != shape or not tensor.is_contiguous():
+                raise ValueError(f"chosen.{what} has shape {tuple(tensor.shape)}; {shape} is wanted, contiguous")
+        self._table(table, "table", q.shape[0])
+        if self._numbers(requests, "requests").shape[0] != q.shape[0]:
+            raise ValueError(f"requests has {requests.shape[0]} numbers for {q.shape[0]} chains")
+
+    def _table(self, table: Any, what: str, chains: int) -> None:
+        self._check(table, what, "int32", 2)
+        if len(table.shape) != 2 or table.shape[0] != chains or table.stride()[1] != 1:
+            raise ValueError(f"{what} has shape {tuple(table.shape)}; [{chains}][...] is wanted, rows contiguous")
+
+    def _like_q(self, tensor: Any, what: str, chains: int) -> Any:
+        self._check(tensor, what, self._dtype, 3)
+        if tuple(tensor.shape) != (chains, *self._out) or not tensor.is_contiguous():
+            raise ValueError(f"{what} has shape {tuple(tensor.shape)}; {(chains, *self._out)} is wanted, contiguous")
+        return tensor
+
+    def _lse(self, tensor: Any, chains: int) -> Any:
+        self._check(tensor, "lse", "float32", 2)
+        if tuple(tensor.shape) != (chains, self.q_heads) or not tensor.is_contiguous():
+            raise ValueError(f"lse has shape {tuple(tensor.shape)}; {(chains, self.q_heads)} is wanted, contiguous")
+        return tensor
+
+    def _pages(self, pages: Pages, chains: int) -> None:
+        self._check(pages.kv, "pages.kv", self._dtype, 2)
+        self._table(pages.table, "pages.table", chains)
+        for what, tensor in (("first", pages.first), ("length", pages.length)):
+            if self._numbers(tensor, f"pages.{what}").shape[0] != chains:
+                raise ValueError(f"pages.{what} has {tensor.shape[0]} numbers for {chains} chains")
