@@ -5,12 +5,15 @@ waited for. tests/integration/test_vllm_sparse.py has the rest."""
 import random
 import time
 import unittest
+from dataclasses import replace
 from types import SimpleNamespace
 
 from vllm_paths import TOP  # noqa: F401  sets the paths
 
+import numpy as np
+
 from ucmclient import BlockResult, sparse
-from ucmclient.decode import Decoder, Lost, Choices, Refused, Room, Rows
+from ucmclient.decode import Admission, Choices, Decoder, HeadBytes, Lost, Refused, Room, Rows
 from ucmclient.errors import Status, UcmError
 
 SHAPE = sparse.Shape("f32", tokens=16, kv_heads=2, head_dim=8)
@@ -36,16 +39,47 @@ class Needs(unittest.TestCase):
 
     def test_a_request(self):
         policy = Choices.alike(sparse.TopK(sparse_ratio=0.5, min_blocks=1), 4)
-        room = Room(slots=40, rows=20)
-        need = room.needed(policy, tokens=200, lists=1, block_tokens=16)
+        admission = Admission(Room(slots=40, rows=20), policy, lists=1, block_tokens=16)
+        need = admission.need(200)
         self.assertEqual((need.slots, need.rows), (4 * 5, 10))
-        room.check(need, 200)
-        self.assertTrue(room.holds([need, need]))
-        self.assertFalse(room.holds([need, need, need]))
+        admission.check(200)
+        self.assertEqual(admission.admit(200, [(200, 20)]), 20)
+        self.assertIsNone(admission.admit(200, [(200, 20), (200, 20)]))
         for less, words in ((Room(19, 20), "a request of 200 tokens needs 20 slots and this worker has 19"),
                             (Room(40, 9), "needs 10 rows of digests and this worker has 9")):
             with self.assertRaisesRegex(Refused, words):
-                less.check(need, 200)
+                Admission(less, policy, lists=1, block_tokens=16).check(200)
+
+    def test_what_is_expected(self):
+        """Floors follow what tokens took of what they might; who did not fit comes back by what all might take."""
+        policy = replace(Choices.alike(sparse.TopK(sparse_ratio=0.5, min_blocks=1), 4), floor=2.0)
+        admission = Admission(Room(slots=90, rows=60), policy, lists=1, block_tokens=16)
+        self.assertEqual([admission.floor(tokens) for tokens in (200, 1600)], [40, 90], "no more than there is")
+        for _ in range(400):
+            admission.saw(2, 10)
+        self.assertAlmostEqual(admission.expected, 0.1, places=2)
+        self.assertEqual((admission.floor(200), admission.floor(200, wary=True)), (5, 20))
+        self.assertEqual(admission.admit(200, [(200, 5)] * 3, wary=True), 20)
+        self.assertIsNone(admission.admit(200, [(200, 5)] * 4, wary=True), "rows for more, but not slots for the most of all")
+        self.assertEqual(admission.admit(200, [(200, 5)] * 5), 5)
+        self.assertIsNone(admission.admit(200, [(200, 5)] * 6), "no rows")
+        admission.saw(3, 0)
+
+    def test_slots_of_heads(self):
+        each = Choices.alike(sparse.TopK(sparse_ratio=0.2, min_blocks=1), 3)
+        for strands, lists, slots in ((1, 4, 3 * 8), (4, 4, 3 * 4 * 2), (4, 1, 3 * 4 * 2), (1, 1, 3 * 2)):
+            self.assertEqual(each.slots(10, lists, 16, strands), slots)
+
+    def test_bytes_of_a_head(self):
+        """Whatever the layout, K of all tokens of the head, then V."""
+        kv = np.arange(2 * 16 * 2 * 8, dtype=np.float32).reshape(2, 16, 2, 8)  # K and V, tokens, heads
+        for shape, shard in ((replace(SHAPE, v_head_dim=8), kv), (replace(SHAPE, v_head_dim=8, order="hnd"), kv.swapaxes(1, 2)),
+                             (replace(SHAPE, v_head_dim=8, k_token_stride=128, k_head_stride=64, v_offset=32, v_token_stride=128, v_head_stride=64),
+                              kv.transpose(1, 2, 0, 3))):
+            of = HeadBytes(shape)
+            self.assertEqual((of.bytes, of.shape.kv_heads), (2 * 16 * 8 * 4, 1))
+            for head in range(2):
+                self.assertEqual(of.of(head, np.ascontiguousarray(shard).data.cast("B")), kv[:, :, head].tobytes())
 
     def test_a_policy_takes_as_many(self):
         """As a selection among all complete blocks takes, whose last ones are the window."""
@@ -104,24 +138,33 @@ class Shared(unittest.TestCase):
 
 
 class Slots:
-    """Enough of ucmclient.decode.Slots for steps in which nothing is resident."""
+    """Enough of ucmclient.decode.Slots for steps in which nothing was resident before."""
 
     def __init__(self):
-        self.free = 0
+        self.free, self.at = 0, {}
 
     enter = leave = forget = lambda self, *_: None
 
     def begin(self):
-        self.arrived = None
+        self.wanted, self.arrived = {}, None
 
-    def use(self, layer, row, request):
-        return None
+    def resolve(self, strand, chains, apart):
+        self.want([(strand + apart * i, rows[block], 0) for _, rows, lists in chains for i, blocks in enumerate(lists) for block in blocks])
 
-    def take(self, wanted):
-        return [i if i < self.free else None for i in range(len(wanted))]
+    def want(self, wanted):
+        self.wanted.update({(strand, row): None for strand, row, _ in wanted if (strand, row) not in self.at})
+
+    def take(self):
+        self.misses = [(*key, i if i < self.free else None) for i, key in enumerate(self.wanted)]
+        return self.misses
 
     def publish(self, arrived):
         self.arrived = arrived
+        self.at.update({miss[:2]: miss[2] for miss, came in zip(self.misses, arrived) if came})
+        self.wanted.clear()
+
+    def slot(self, strand, row):
+        return self.at.get((strand, row))
 
 
 class Source:
@@ -167,9 +210,8 @@ class Served(unittest.TestCase):
         decoder.extend(a, [b"0" * 32, b"1" * 32], lambda i: shards)
         decoder.extend(b, [b"0" * 32, b"2" * 32], lambda i: shards)
         decoder.begin()
-        for sequence in (a, b):
-            self.assertEqual(decoder.resolve(sequence, 1, [0, 1]), {})
-        self.assertEqual(len(decoder.missing), 3)
+        self.assertEqual(decoder.resolve(1, [(a, [[0], [0, 1]]), (b, [[0, 1], [1]])]), [[{}, {}]] * 2)
+        self.assertEqual((len(decoder.missing), a.taken, b.taken), (3, 2, 2))
         return {sequence.name for sequence in decoder.serve()}
 
     def test_what_is_shared_comes_once(self):
@@ -200,9 +242,20 @@ class Served(unittest.TestCase):
         self.assertEqual(source.cuts, 1)
 
     def test_no_slot(self):
+        """Nobody is lost. The run is repeated, and if there are too few for the first layer that misses any, it is crowded."""
         source = Source([OK] * 3)
-        self.assertEqual(self.step(source, slots=2), {"b"})
-        self.assertEqual((len(source.asked[0]), self.decoder.counts.full), (2, 1))
+        self.assertEqual(self.step(source, slots=2), set())
+        self.assertEqual((len(source.asked[0]), self.decoder.counts.full, self.decoder.crowded), (2, 1, set()))
+        decoder = self.decoder
+        a, b = decoder.sequences.values()
+        self.slots.free = 0
+        decoder.begin(again=True)
+        self.assertEqual(decoder.resolve(0, [(a, [[0]])]), [[{}]])
+        self.assertEqual(decoder.resolve(1, [(b, [[0, 1]])]), [[{}]], "it chose by what was not there")
+        self.assertEqual((list(decoder.missing), decoder.serve(), decoder.crowded), ([(0, 0)], set(), {a}))
+        decoder.begin()
+        decoder.resolve(0, [(a, [[0]])])
+        self.assertEqual((decoder.serve(), decoder.crowded), (set(), set()), "another step")
 
     def test_no_row(self):
         source = Source([OK])

@@ -6,157 +6,16 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 import unittest
+from dataclasses import replace
 
-from vllm_case import BLOCK, MODEL, Case, Request, daemon, expected, prompt, run, watch  # sets the paths
+from vllm_case import BLOCK, Request, daemon, expected, prompt, run, watch  # sets the paths
+from sparse_case import ALL, SparseCase, Together, forget_slots, policy, reference
 import numpy
-import kernels
-import model
-from engine import HostPages, Pool
-from sparse_engine import LOSSES, SparseEngine
+from engine import Pool
+from sparse_engine import LOSSES
 from ucmclient import sparse
-from ucmclient.decode import Choices, Refused
-from ucmclient.vllm.connector import UcmConnector
-
-
-def policy(choice, score=sparse.Score()):
-    return Choices.alike(choice, model.LAYERS, score)
-
-
-QUARTER = policy(sparse.TopK(sparse_ratio=0.25, min_blocks=1, local_window_sz=1))
-ALL = policy(sparse.TopK(sparse_ratio=1.0))
-REFERENCES, PREFILLED = {}, {}
-
-
-class Reference:
-    """logits of each output, and choices as SparseRequest has them. policy None: every token is dense. What kernels/attend computes is
-    compared with a softmax of numpy's."""
-
-    def __init__(self, tokens, outputs, policy, dtype):
-        self.policy, self.dtype = policy, {"float32": "f32", "bfloat16": "bf16"}[dtype]
-        shape = model.LAYERS, -(-(len(tokens) + outputs) // BLOCK), 2, BLOCK, model.KV_HEADS, model.HEAD
-        self.memory = HostPages(int(numpy.prod(shape)), dtype)
-        self.kv = self.memory.whole.reshape(shape)
-        self.digest = sparse.mean(sparse.Shape(self.dtype, BLOCK, model.KV_HEADS, model.HEAD))
-        self.logits, self.choices, first = [], {}, len(tokens) - 1
-        done, tokens = self.prefilled(tokens[:first], dtype), list(tokens)
-        for position in range(done, first + outputs):
-            hidden = MODEL.embedding[tokens[position]]
-            for layer in range(model.LAYERS):
-                for i, row in enumerate(MODEL.keys_values(layer, hidden, position)):
-                    self.memory.put(self.kv[layer, position // BLOCK, i, position % BLOCK], row)
-                hidden = self.layer(layer, hidden, position, position >= first)
-            if position >= first:
-                self.logits.append(MODEL.logits(hidden))
-                tokens.append(int(numpy.argmax(self.logits[-1])))
-            if position == first - 1:
-                PREFILLED[tuple(tokens[:first]), dtype] = self.kv.copy()
-
-    def prefilled(self, tokens, dtype):
-        earlier = PREFILLED.get((tokens, dtype))
-        if earlier is None:
-            return 0
-        n = -(-len(tokens) // BLOCK)
-        self.kv[:, :n] = earlier[:, :n]
-        return len(tokens)
-
-    def layer(self, layer, hidden, position, chosen):
-        q, lists = MODEL.queries(layer, hidden, position), None
-        if chosen and self.policy is not None:
-            candidates = max(0, position // BLOCK - self.policy.window)
-            lists = self.lists(layer, candidates, q)
-            lists *= model.KV_HEADS // len(lists)
-            self.choices.update({(position, layer, head): blocks for head, blocks in enumerate(lists)})
-            lists = [blocks + list(range(candidates, position // BLOCK + 1)) for blocks in lists]
-        outputs = kernels.over(self.kv[layer], q, position, lists, self.dtype)
-        if chosen:
-            self.compare(layer, q, position, lists, outputs)
-        return MODEL.after(layer, hidden, outputs)
-
-    def compare(self, layer, q, position, lists, outputs):
-        for head, out in enumerate(outputs):
-            blocks = range(position // BLOCK + 1) if lists is None else lists[head]
-            tokens = [t for b in blocks for t in range(b * BLOCK, min((b + 1) * BLOCK, position + 1))]
-            k, v = (self.memory.get(self.kv[layer, :, i, :, head]).reshape(-1, model.HEAD)[tokens] for i in (0, 1))
-            numpy.testing.assert_allclose(out, model.attend(q[model.heads_of(head)], k, v), rtol=1e-4, atol=1e-5)
-
-    def lists(self, layer, candidates, q):
-        if candidates == 0:
-            return [[]]
-        k = numpy.ascontiguousarray(self.kv[layer, :candidates, 0]).reshape(candidates, -1)
-        chosen = self.digest.compute(k).select(q, self.policy.of_candidates(layer, candidates), self.policy.score)
-        return [list(one) for one in chosen.lists]
-
-
-def reference(tokens, outputs, policy, dtype="float32"):
-    key = (tuple(tokens), outputs, policy, dtype)
-    if key not in REFERENCES:
-        REFERENCES[key] = Reference(*key)
-    return REFERENCES[key]
-
-
-def forget_slots(e):
-    for rank in e.sparse:
-        for row in range(e.room.rows):
-            rank.decoder.slots.forget(row)
-
-
-class SparseCase(Case):
-    def engine(self, policy=QUARTER, **more):
-        more = {"socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, "dtype": self.DTYPE, "fetch_deadline": 20.0,
-                "patience": 20.0, **more}
-        e = SparseEngine(MODEL, UcmConnector, sparse=policy, **more)
-        self.addCleanup(e.close)
-        return e
-
-    def same(self, requests, but=()):
-        for name in requests.keys() - set(but):
-            r = requests[name]
-            of = reference(r.tokens[: r.prompt_tokens], r.outputs, getattr(r, "policy", None), self.DTYPE)
-            self.assertEqual((getattr(r, "error", None), getattr(r, "choices", {})), (None, of.choices))
-            self.assertEqual(len(r.logits), len(of.logits))
-            for i, (a, b) in enumerate(zip(r.logits, of.logits)):
-                self.assertTrue(numpy.array_equal(a, b), f"{name}, output {i}")
-
-    def check(self, e, *requests, but=(), **more):
-        self.same(run(e, *requests, **more), but)
-        e.step()  # the workers learn which requests are over
-        self.assertTrue(e.idle(), "something was never given back")
-
-    def nothing_held(self):
-        self.eventually(lambda: all(self.stats()[name] == 0 for name in ("chains", "leases")))
-
-    @staticmethod
-    def counts(e, rank=0):
-        return e.sparse[rank].decoder.counts
-
-
-class Together(SparseCase):
-    """Many tests, one daemon, which has the blocks of this prompt."""
-
-    KNOWN = prompt(600, 100)
-
-    @classmethod
-    def setUpClass(cls):
-        cls.daemon = daemon(nvme=False)
-        cls.addClassCleanup(cls.daemon.stop)
-
-    def setUp(self):
-        if "stored" not in type(self).__dict__:
-            type(self).stored = self.known(self.engine())
-
-    def known(self, e):
-        """From now on the engine has no pages of the prompt's blocks, and so fetches what it chooses."""
-        self.check(e, e.request("known", self.KNOWN, outputs=1))
-        e.pool = Pool(e.blocks)
-        return e
-
-    def engine(self, policy=QUARTER, **more):
-        return super().engine(policy, **{"salt": "together", **more})
-
-    def cold(self, policy=QUARTER, **more):
-        return self.engine(policy, salt=self.id(), **more)
+from ucmclient.decode import Choices
 
 
 class Attended(Together):
@@ -255,30 +114,6 @@ class Layouts(Together):
                 e = self.known(self.engine(layout=layout))
                 self.check(e, e.request("some", self.KNOWN, outputs=6))
                 self.assertGreater(self.counts(e).fetched, 0)
-
-
-class Admitted(Together):
-    def test_what_no_memory_would_hold_is_refused(self):
-        for more, words in (({"slots": 20}, "needs 36 slots and this worker has 20: give it more, choose fewer blocks"),
-                            ({"rows": 5}, "needs 13 rows of digests and this worker has 5"),
-                            ({"blocks": 7}, "need 7 pages, and there are 6")):
-            e = self.engine(**more)
-            with self.assertRaisesRegex(Refused, words):
-                e.add(e.request("large", prompt(601, 200), outputs=30))
-            self.assertEqual(e.requests, {})
-            self.check(e, Request("dense", prompt(610, 40), outputs=2))
-
-    def test_others_wait(self):
-        e, most = self.engine(slots=20), []
-
-        def between(e):
-            most.append(sum(hasattr(r, "choices") for r in e.running + e.loading))
-        self.check(e, *(e.request(f"r{i}", prompt(600, 100 - 10 * i), outputs=10) for i in range(2)), between=between)
-        self.assertEqual(max(most), 1)
-
-    def test_windows(self):
-        with self.assertRaisesRegex(ValueError, "1 or more"):
-            policy(sparse.TopK(local_window_sz=0))
 
 
 class Scheduled(Together):
@@ -381,6 +216,51 @@ class Trouble(SparseCase):
         e.pool = Pool(e.blocks)
         self.check(e, e.request("later", tokens, outputs=2))
         self.assertEqual(e.loaded_tokens, 0)
+
+    def test_the_window_goes_between_steps(self):
+        """Evicted by name, wanted back by the daemon, or gone with it: misses, which are counted, and the right bytes."""
+        self.stop()
+        config = "window:\n  size: {}MiB\n"
+
+        def evicted(e):
+            for rank in e.ranks:
+                rank.connector._worker.link.ns.evict()
+
+        def revoked(e):
+            before = self.stats()["window_revocations"]
+            self.daemon.configure(config.format(0))
+            os.kill(self.daemon.process.pid, signal.SIGHUP)
+
+            def given_back():
+                for rank in e.sparse:
+                    rank.decoder.begin()
+                stats = self.stats()
+                return stats["window_revocations"] > before and stats["window_bytes"] == 0
+            self.eventually(given_back)
+
+        def killed(e):
+            self.eventually(lambda: self.stats()["nvme_writes"] >= 2 * 7)
+            self.daemon.kill()
+            self.daemon = daemon(folder=self.folder, config=config.format(8))
+        for apart, happens in ((False, evicted), (True, revoked), (False, revoked), (True, killed)):
+            with self.subTest(happens.__name__, apart=apart):
+                shutil.rmtree(self.folder, True)
+                os.mkdir(self.folder)
+                self.daemon = daemon(folder=self.folder, config=config.format(8))
+                e, counts = self.engine(ALL, ranks=2, window=True, apart=apart, fetch_deadline=20.0), []
+
+                def happen():
+                    counts.append([replace(self.counts(e, r)) for r in (0, 1)])
+                    happens(e)
+                    forget_slots(e)
+                self.check(e, e.request("r", prompt(600, 100), outputs=15), between=self.at(e, 5, happen))
+                for rank, before in enumerate(counts[0]):
+                    after = self.counts(e, rank)
+                    self.assertEqual((before.gone, after.gone > 0, after.fetched > before.fetched), (0, True, True), (before, after))
+                self.assertEqual((e.errors, e.recomputed), (0, 0))
+                e.close()
+                self.stop()
+        self.daemon = None
 
     def test_evicted_while_nothing_keeps_it(self):
         e, tokens = self.engine(), prompt(600, 100)

@@ -141,7 +141,7 @@ class MiniEngine(unittest.TestCase):
         env = {**os.environ, "UCM_REAL_VLLM": "1", "PYTHONHASHSEED": "0"}
         for name in ("test_vllm_layouts.py", "test_vllm_parts.py", "test_vllm_connector.py", "test_vllm_trouble.py",
                      "test_vllm_encoding.py", "test_vllm_forms.py", "test_vllm_digests.py",
-                     "test_vllm_sparse.py"):
+                     "test_vllm_sparse.py", "test_vllm_slots.py"):
             done = subprocess.run([PYTHON, "-B", os.path.join(TOP, "tests/integration", name)], env=env, text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=WAIT_S)
             self.assertEqual(done.returncode, 0, done.stdout[-4000:])

@@ -453,12 +453,15 @@ class Engine:
                 connector.wait_for_layer_load(f"layers.{layer}")
             for request, position, hidden in work:
                 self._write(layer, request, position, *self.model.keys_values(layer, hidden, position))
-            for item in work:
-                item[2] = self._attend(layer, *item)
+            self._attend_all(layer, work)
             for connector in connectors:
                 connector.save_kv_layer(f"layers.{layer}", None, None)
         return {request.request_id: self.model.logits(hidden) for request, position, hidden in work
                 if position == request.num_tokens - 1}
+
+    def _attend_all(self, layer, work):
+        for item in work:
+            item[2] = self._attend(layer, *item)
 
     def _attend(self, layer, request, position, hidden):
         return self.model.layer(layer, hidden, position, *self._read(layer, request, position + 1))

@@ -14,6 +14,7 @@ struct piece {
     struct ucm_attend_memory memory;
     const int32_t *blocks;
     uint32_t n, tail;
+    uint32_t head; /* of this memory */
 };
 
 VISIBLE struct ucm_slots *test_slots(const struct ucm_slots_shape *shape, char *why);
@@ -22,17 +23,18 @@ VISIBLE int test_slots_enter(struct ucm_slots *s, uint32_t request, uint32_t flo
 VISIBLE void test_slots_leave(struct ucm_slots *s, uint32_t request);
 VISIBLE void test_slots_forget(struct ucm_slots *s, uint32_t number);
 VISIBLE void test_slots_begin(struct ucm_slots *s);
-VISIBLE int32_t test_slots_want(struct ucm_slots *s, uint32_t layer, uint32_t number,
-                                uint32_t request);
+VISIBLE void test_slots_resolve(struct ucm_slots *s, uint32_t strand,
+                                const struct ucm_slots_lists *lists);
+VISIBLE void test_slots_want(struct ucm_slots *s, uint32_t strand, uint32_t number,
+                             uint32_t request);
+VISIBLE int32_t test_slots_slot(const struct ucm_slots *s, uint32_t strand, uint32_t number);
 VISIBLE void test_slots_take(struct ucm_slots *s);
 VISIBLE uint32_t test_slots_missed(const struct ucm_slots *s, struct ucm_slots_miss *out);
-VISIBLE uint32_t test_slots_unserved(const struct ucm_slots *s, uint32_t *out);
 VISIBLE void test_slots_publish(struct ucm_slots *s, const uint8_t *arrived);
 VISIBLE int test_slots_verify(const struct ucm_slots *s, char *why);
 VISIBLE struct ucm_attend_plan *test_attend_plan(const struct ucm_kv_shape *shape, uint32_t group,
                                                  char *why);
-VISIBLE int test_attend(const struct piece *pieces, uint32_t n, uint32_t g, const float *q,
-                        float *out);
+VISIBLE int test_attend(const struct piece *pieces, uint32_t n, const float *q, float *out);
 
 static void *aligned(size_t bytes)
 {
@@ -87,13 +89,20 @@ void test_slots_begin(struct ucm_slots *s)
     ucm_slots_begin(s, s->step->now + 1);
 }
 
-/* Its slot, or why it has none. */
-int32_t test_slots_want(struct ucm_slots *s, uint32_t layer, uint32_t number, uint32_t request)
+void test_slots_resolve(struct ucm_slots *s, uint32_t strand, const struct ucm_slots_lists *lists)
 {
-    uint32_t key = ucm_slots_key(&s->shape, layer, number);
+    ucm_slots_resolve(s, strand, lists);
+}
 
-    ucm_slots_want(s, key, request);
-    return s->slot_of[key];
+void test_slots_want(struct ucm_slots *s, uint32_t strand, uint32_t number, uint32_t request)
+{
+    ucm_slots_want(s, ucm_slots_key(&s->shape, strand, number), request);
+}
+
+/* Below 0: why it has none. */
+int32_t test_slots_slot(const struct ucm_slots *s, uint32_t strand, uint32_t number)
+{
+    return s->slot_of[ucm_slots_key(&s->shape, strand, number)];
 }
 
 void test_slots_take(struct ucm_slots *s)
@@ -105,12 +114,6 @@ uint32_t test_slots_missed(const struct ucm_slots *s, struct ucm_slots_miss *out
 {
     memcpy(out, s->miss, s->step->misses * sizeof(*out));
     return s->step->misses;
-}
-
-uint32_t test_slots_unserved(const struct ucm_slots *s, uint32_t *out)
-{
-    memcpy(out, s->unserved, s->step->unserved * sizeof(*out));
-    return s->step->unserved;
 }
 
 void test_slots_publish(struct ucm_slots *s, const uint8_t *arrived)
@@ -138,9 +141,9 @@ struct ucm_attend_plan *test_attend_plan(const struct ucm_kv_shape *shape, uint3
     return plan;
 }
 
-/* The attention of KV head g over n pieces, one behind the other; their plans differ in places only. q: [group]
+/* The attention of a KV head over n pieces, one behind the other; their plans differ in places only. q: [group]
  * [head_dim]; out: [group][v_head_dim]. */
-int test_attend(const struct piece *pieces, uint32_t n, uint32_t g, const float *q, float *out)
+int test_attend(const struct piece *pieces, uint32_t n, const float *q, float *out)
 {
     const struct ucm_attend_plan *plan = pieces[0].plan;
     float *query = aligned(plan->query_floats * sizeof(float));
@@ -153,8 +156,8 @@ int test_attend(const struct piece *pieces, uint32_t n, uint32_t g, const float 
         ucm_attend_begin(plan, &state, floats);
     }
     for (uint32_t i = 0; i < n && r == 0; i++)
-        r = ucm_attend_add(pieces[i].plan, &pieces[i].memory, g, query, pieces[i].blocks,
-                           pieces[i].n, pieces[i].tail, &state, NULL, 0);
+        r = ucm_attend_add(pieces[i].plan, &pieces[i].memory, pieces[i].head, query,
+                           pieces[i].blocks, pieces[i].n, pieces[i].tail, &state, NULL, 0);
     if (r == 0)
         ucm_attend_end(plan, &state, out, NULL);
     free(query);

@@ -14,7 +14,12 @@ WHY = 256
 
 
 class SlotsShape(Structure):
-    _fields_ = [(name, c_uint32) for name in ("layers", "numbers", "slots", "requests", "misses")]
+    _fields_ = [(name, c_uint32) for name in ("strands", "numbers", "slots", "requests", "misses")]
+
+
+class Lists(Structure):
+    _fields_ = [(name, c_uint32) for name in ("chains", "lists", "room", "apart")] + [
+        ("index", c_void_p), ("count", c_void_p), ("table", c_void_p), ("table_stride", c_uint64), ("request", c_void_p)]
 
 
 class Miss(Structure):
@@ -31,18 +36,19 @@ class Memory(Structure):
 
 
 class Piece(Structure):
-    _fields_ = [("plan", c_void_p), ("memory", Memory), ("blocks", c_void_p), ("n", c_uint32), ("tail", c_uint32)]
+    _fields_ = [("plan", c_void_p), ("memory", Memory), ("blocks", c_void_p), ("n", c_uint32), ("tail", c_uint32), ("head", c_uint32)]
 
 
 for name, result, arguments in (
         ("slots", c_void_p, [POINTER(SlotsShape), c_char_p]), ("slots_free", None, [c_void_p]),
         ("slots_enter", c_int, [c_void_p, c_uint32, c_uint32]), ("slots_leave", None, [c_void_p, c_uint32]),
         ("slots_forget", None, [c_void_p, c_uint32]), ("slots_begin", None, [c_void_p]),
-        ("slots_want", c_int32, [c_void_p, c_uint32, c_uint32, c_uint32]), ("slots_take", None, [c_void_p]),
-        ("slots_missed", c_uint32, [c_void_p, POINTER(Miss)]), ("slots_unserved", c_uint32, [c_void_p, POINTER(c_uint32)]),
+        ("slots_resolve", None, [c_void_p, c_uint32, POINTER(Lists)]), ("slots_want", None, [c_void_p, c_uint32, c_uint32, c_uint32]),
+        ("slots_slot", c_int32, [c_void_p, c_uint32, c_uint32]), ("slots_take", None, [c_void_p]),
+        ("slots_missed", c_uint32, [c_void_p, POINTER(Miss)]),
         ("slots_publish", None, [c_void_p, POINTER(c_uint8)]), ("slots_verify", c_int, [c_void_p, c_char_p]),
         ("attend_plan", c_void_p, [POINTER(KvShape), c_uint32, c_char_p]),
-        ("attend", c_int, [POINTER(Piece), c_uint32, c_uint32, c_void_p, c_void_p])):
+        ("attend", c_int, [POINTER(Piece), c_uint32, c_void_p, c_void_p])):
     function = getattr(LIB, "test_" + name)
     function.restype, function.argtypes = result, arguments
 
@@ -50,11 +56,10 @@ for name, result, arguments in (
 class Slots:
     """ucmclient.decode.Slots."""
 
-    def __init__(self, layers, rows, slots, requests):
+    def __init__(self, strands, rows, slots, requests):
         why = ctypes.create_string_buffer(WHY)
-        self.layers, self.rows, self.slots = layers, rows, slots
-        self.misses = layers * rows
-        self._s = LIB.test_slots(byref(SlotsShape(layers, rows, slots, requests, self.misses)), why)
+        self.rows, self.slots, self.misses = rows, slots, strands * rows
+        self._s = LIB.test_slots(byref(SlotsShape(strands, rows, slots, requests, self.misses)), why)
         assert self._s, why.value
 
     def __del__(self):
@@ -73,31 +78,40 @@ class Slots:
     def begin(self):
         LIB.test_slots_begin(self._s)
 
-    def use(self, layer, row, request):
-        slot = LIB.test_slots_want(self._s, layer, row, request)
-        return slot if slot >= 0 else None
+    def resolve(self, strand, chains, apart):
+        """The arrays are a GPU's: [chains][lists][room], and a table of rows for each chain."""
+        if not chains:
+            return
+        lists = [of for _, _, of in chains]
+        count = np.array([[len(blocks) for blocks in of] for of in lists], np.uint32)
+        index = np.full((*count.shape, max(1, count.max(initial=0))), 0xffffffff, np.uint32)
+        table = np.full((len(chains), max(1, max(len(rows) for _, rows, _ in chains))), -1, np.int32)
+        for chain, (_, rows, of) in enumerate(chains):
+            table[chain, : len(rows)] = rows
+            for l, blocks in enumerate(of):
+                index[chain, l, : len(blocks)] = blocks
+        requests = np.array([request for request, _, _ in chains], np.uint32)
+        LIB.test_slots_resolve(self._s, strand, byref(Lists(
+            *index.shape, int(apart), index.ctypes.data, count.ctypes.data, table.ctypes.data, table.shape[1], requests.ctypes.data)))
 
-    def take(self, wanted):
-        """Nothing was copied within the step, so all of its misses are unserved: exactly these."""
-        self.publish([False] * self._missed()[0])
-        unserved = (c_uint32 * self.misses)()
-        n = LIB.test_slots_unserved(self._s, unserved)
-        assert sorted(unserved[:n]) == sorted(layer * self.rows + row for layer, row, _ in wanted)
-        for one in wanted:
-            assert self.use(*one) is None
+    def want(self, wanted):
+        for strand, row, request in wanted:
+            LIB.test_slots_want(self._s, strand, row, request)
+
+    def take(self):
         LIB.test_slots_take(self._s)
-        n, misses = self._missed()
-        assert [miss.key for miss in misses[:n]] == [layer * self.rows + row for layer, row, _ in wanted]
-        return [miss.slot if miss.slot >= 0 else None for miss in misses[:n]]
-
-    def _missed(self):
         misses = (Miss * self.misses)()
-        return LIB.test_slots_missed(self._s, misses), misses
+        n = LIB.test_slots_missed(self._s, misses)
+        return [(*divmod(miss.key, self.rows), miss.slot if miss.slot >= 0 else None) for miss in misses[:n]]
 
     def publish(self, arrived):
         LIB.test_slots_publish(self._s, (c_uint8 * max(1, len(arrived)))(*arrived))
         why = ctypes.create_string_buffer(WHY)
         assert LIB.test_slots_verify(self._s, why) == 0, why.value
+
+    def slot(self, strand, row):
+        slot = LIB.test_slots_slot(self._s, strand, row)
+        return slot if slot >= 0 else None
 
 
 class Plan:
@@ -112,17 +126,17 @@ class Plan:
         assert self.plan, why.value
 
 
-def attend(head, q, pieces):
+def attend(q, pieces):
     """The attention of a KV head: q is [queries, HEAD]; a piece is (plan, address, stride, blocks of that memory, which ones, tokens of
-    the last one)."""
+    the last one, which head of that memory)."""
     native, keep = (Piece * len(pieces))(), []
-    for to, (plan, address, stride, blocks, which, tail) in zip(native, pieces):
+    for to, (plan, address, stride, blocks, which, tail, head) in zip(native, pieces):
         which = np.array(which, np.int32)
         keep.append(which)
         to.plan, to.memory = plan.plan, Memory(address, stride, blocks)
-        to.blocks, to.n, to.tail = which.ctypes.data, len(which), tail
+        to.blocks, to.n, to.tail, to.head = which.ctypes.data, len(which), tail, head
     q, out = np.ascontiguousarray(q, np.float32), np.empty((len(q), pieces[0][0].native.v_head_dim), np.float32)
-    r = LIB.test_attend(native, len(pieces), head, q.ctypes.data, out.ctypes.data)
+    r = LIB.test_attend(native, len(pieces), q.ctypes.data, out.ctypes.data)
     assert r == 0, os.strerror(-r)
     return out
 
@@ -138,6 +152,6 @@ def over(kv, q, position, lists=None, dtype="f32"):
     if dtype not in PLANS:
         PLANS[dtype] = Plan(Shape(dtype, tokens, heads, dim, v_head_dim=dim), len(q) // heads)
     every, group, tail = list(range(position // tokens + 1)), len(q) // heads, position % tokens + 1
-    return [attend(head, q[head * group: (head + 1) * group],
-                   [(PLANS[dtype], kv.ctypes.data, kv.strides[0], blocks, every if lists is None else lists[head], tail)])
+    return [attend(q[head * group: (head + 1) * group],
+                   [(PLANS[dtype], kv.ctypes.data, kv.strides[0], blocks, every if lists is None else lists[head], tail, head)])
             for head in range(heads)]

@@ -1,7 +1,7 @@
 """The engine with `sparse=`: decoded tokens attend what matters, the rest stays in the daemon.
 
 What a rank holds. *Pages*, as every engine: of a sparse request those of its window, of what prefill is computing, and of blocks that the
-daemon does not keep yet. *Slots*, equal ones, each for one layer of one block, K and V of the rank's KV heads. *Rows* of digests, one a
+daemon does not keep yet. *Slots*, equal ones, each for one layer of one block, K and V of the rank's KV heads or (`apart`) of one of them. *Rows* of digests, one a
 block. Rows are named by the blocks' keys and slots by rows, so requests with a common prefix share both. ucmclient.decode keeps rows and
 brings what is missing; kernels/slots says which slot holds what, kernels/attend attends: their C stands for what runs on a GPU.
 
@@ -13,9 +13,9 @@ of the position: not of what is resident, in pages, or in the batch. So a reques
 hits, ranks, or on the daemon's death, and every test compares bits.
 
 A step. Every candidate gets a row: its digests come from its page, if it has one, else from the daemon. Layer by layer, each rank chooses
-with its own heads' queries, and resolves choices to pages or slots. What is in neither is *missing*: the layer goes on without it, as a
-CUDA graph would, and what the step computes is worthless. Then all ranks fetch what is missing and the step is repeated with the same
-tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
+with its own heads' queries, and resolves choices to pages or slots. What is in neither is read from the daemon's window, before the layer
+attends. What is not there either is *missing*: the layer goes on without it, as a CUDA graph would, and what the step computes is
+worthless. Then all ranks fetch what is missing and the step is repeated with the same tokens, until nothing is. It writes the same K and V to the same pages, so it may be repeated. (On several GPUs, whether a step is repeated
 must be agreed upon, as everything behind the first layer that lacked a block is wrong on all of them.) A request whose blocks did not come
 by the deadline is dropped from the step. Nothing of the step is stored for it, and it loses its pages and is computed again, as after a
 preemption; after the third time it ends with an error.
@@ -24,9 +24,9 @@ Pages that go back. When a candidate is in the daemon, and a chain of every rank
 than all pages. Prefill then reads these blocks through a few slots apart, layer by layer. A request that has no page for its next token,
 and blocks which the daemon is still storing, waits for that.
 
-Admission. A request needs slots for the most that one token can choose in all layers, as if its lists had nothing in common: that is its
-floor in the pool. And it needs a row for every candidate at its full length. What no slots or rows could ever hold is refused with a
-sentence; what they can't hold beside the requests that run, waits.
+Admission. What no slots or rows could ever hold is refused with a sentence. Others are admitted by what is expected of them
+(ucmclient.decode.Admission), so a step can need more slots than there are: then the request that came last is preempted, without blame, and comes
+back when the most that it may need fits beside those that run. One that waits for slots or rows longer than `wait` ends with an error.
 
 Keys. KV of a sparse token is not what a dense engine computes. So the keys of the blocks that hold any are those of the policy and the
 prompt's length, too, and only a request with the same ones finds them.
@@ -41,7 +41,7 @@ import numpy as np
 import kernels
 import model as M
 from engine import BLOCK, HOLE, LATER, Engine, Request
-from ucmclient.decode import Decoder, Lost, Refused, Room
+from ucmclient.decode import Admission, Decoder, HeadBytes, Lost, Refused, Room
 
 LOSSES = 3
 
@@ -50,6 +50,8 @@ class SparseRequest(Request):
     def __init__(self, name, prompt, outputs=8, policy=None, **more):
         self.policy, self.losses, self.error = policy, 0, None
         self.waits_since = None
+        #: Of slots; admitted by the most; one token a step; since when it waits for slots or rows.
+        self.floor, self.wary, self.alone, self.unfit_since = 0, False, False, None
         #: {(position, layer, KV head): blocks that were chosen}
         self.choices = {}
         super().__init__(name, prompt, outputs, **more)
@@ -66,18 +68,18 @@ class SparseRequest(Request):
 class SparseRank:
     """What a rank of the engine has beside its pages."""
 
-    def __init__(self, rank, number, policy, room, requests, deadline):
+    def __init__(self, rank, number, policy, room, requests, deadline, apart, window):
         self.rank, self.heads, self.memory, self.room, self.requests = rank, rank.heads, rank.memory, room, requests
         worker = rank.connector._worker
-        digest, self.layout = worker._digest, worker._layout
+        digest, self.layout, self.apart = worker._digest, worker._layout, apart
         self.decoder = Decoder(worker.link, digest, policy, room, self.new_slots(), requests=requests, shard_bytes=self.layout.layer_bytes,
-                               part=number, deadline=deadline, timeout=worker.settings.lookup_timeout)
+                               part=number, apart=apart, window=window, deadline=deadline, timeout=worker.settings.lookup_timeout)
         self.shape = digest.shape
-        self.slot_plan = kernels.Plan(self.shape, M.PER_KV)
+        self.slot_plan = kernels.Plan(HeadBytes(self.shape).shape if apart else self.shape, M.PER_KV)
         self.page_plans = [kernels.Plan(self.shape, M.PER_KV, self._in_pages(chunks)) for chunks in self.layout.layers]
 
     def new_slots(self):
-        return kernels.Slots(M.LAYERS, self.room.rows, self.room.slots, self.requests)
+        return kernels.Slots(M.LAYERS * (len(self.heads) if self.apart else 1), self.room.rows, self.room.slots, self.requests)
 
     @staticmethod
     def _in_pages(chunks):
@@ -93,29 +95,31 @@ class SparseRank:
         """The bytes of a block's layers, as slots and the daemon have them."""
         return [b"".join(ctypes.string_at(c.address + page * c.stride, c.size) for c in chunks) for chunks in self.layout.layers]
 
-    def in_slot(self, slot):
-        """K and V of a block: [2, BLOCK, heads, HEAD]."""
-        shard, of, kind = self.decoder.shard(slot), self.shape, self.memory.whole.dtype
+    def kv(self, shard):
+        """K and V of a layer of a block: [2, BLOCK, heads, HEAD]."""
+        of, kind = self.shape.native(), self.memory.whole.dtype
         rows = ((of.k_offset, of.k_token_stride, of.k_head_stride), (of.v_offset, of.v_token_stride, of.v_head_stride))
         shape = (BLOCK, len(self.heads), M.HEAD)
         return np.stack([self.memory.get(np.ndarray(shape, kind, shard, offset, (token, head, kind.itemsize))) for offset, token, head in rows])
 
-    def attended(self, layer, sequence, pages, position, q):
-        """For each head: the blocks that it chose, and its attention over them and the window."""
+    def chosen(self, layer, sequence, position, q):
+        """For each head the blocks that it chose."""
         n = self.decoder.choices.candidates(position // BLOCK)
         lists = self.decoder.choose(sequence, layer, n, np.concatenate([q[M.heads_of(head)] for head in self.heads]))
-        lists *= len(self.heads) // len(lists)
-        slots = self.decoder.resolve(sequence, layer, [b for b in sorted(set().union(*lists)) if pages[b] == HOLE])
-        window = (True, pages[n: position // BLOCK + 1])
-        for i, (head, chosen) in enumerate(zip(self.heads, lists)):
+        return lists * (len(self.heads) // len(lists))
+
+    def attended(self, layer, lists, slots, pages, position, q):
+        """For each head its attention over what it chose and the window. slots: of each list, those of blocks without pages."""
+        window = (True, pages[self.decoder.choices.candidates(position // BLOCK): position // BLOCK + 1])
+        for i, (head, chosen, at) in enumerate(zip(self.heads, lists, slots)):
             runs = []
             for b in chosen:
-                if pages[b] != HOLE or b in slots:
-                    self._append(runs, pages[b] != HOLE, [pages[b] if pages[b] != HOLE else slots[b]])
+                if pages[b] != HOLE or b in at:
+                    self._append(runs, pages[b] != HOLE, [pages[b] if pages[b] != HOLE else at[b]])
             self._append(runs, *window)
-            pieces = [self._piece(layer, in_pages, which, 0) for in_pages, which in runs[:-1]]
-            pieces.append(self._piece(layer, *runs[-1], position % BLOCK + 1))
-            yield head, chosen, kernels.attend(i, q[M.heads_of(head)], pieces)
+            pieces = [self._piece(layer, i, in_pages, which, 0) for in_pages, which in runs[:-1]]
+            pieces.append(self._piece(layer, i, *runs[-1], position % BLOCK + 1))
+            yield head, kernels.attend(q[M.heads_of(head)], pieces)
 
     @staticmethod
     def _append(runs, in_pages, which):
@@ -125,11 +129,12 @@ class SparseRank:
         else:
             runs.append((in_pages, list(which)))
 
-    def _piece(self, layer, in_pages, which, tail):
+    def _piece(self, layer, head, in_pages, which, tail):
         if in_pages:
             chunk = self.layout.layers[layer][0]
-            return self.page_plans[layer], chunk.address, chunk.stride, self.layout.blocks, which, tail
-        return self.slot_plan, self.decoder.pool.address, self.decoder.shard_bytes, self.room.slots, which, tail
+            return self.page_plans[layer], chunk.address, chunk.stride, self.layout.blocks, which, tail, head
+        pool = self.decoder.pool.address, self.decoder.slot_bytes, self.room.slots
+        return self.slot_plan, *pool, which, tail, 0 if self.apart else head
 
     def all_of(self, layer, sequence, pages):
         """K and V of all blocks, [block][2][BLOCK][heads][HEAD], also of those whose pages are gone: for dense tokens."""
@@ -137,20 +142,26 @@ class SparseRank:
         there = [b for b, page in enumerate(pages) if page != HOLE]
         read = self.rank.read(layer, [pages[b] for b in there])
         kv[there] = read.reshape(2, len(there), BLOCK, len(self.heads), M.HEAD).swapaxes(0, 1)
-        for slots in self.decoder.stream(sequence, layer, [b for b, page in enumerate(pages) if page == HOLE]):
-            for block, slot in slots.items():
-                kv[block] = self.in_slot(slot)
+        for shards in self.decoder.stream(sequence, layer, [b for b, page in enumerate(pages) if page == HOLE]):
+            for block, shard in shards.items():
+                kv[block] = self.kv(shard)
         return kv
 
 
 class SparseEngine(Engine):
-    def __init__(self, model, connector, *, sparse, slots=256, rows=256, stream=8, fetch_deadline=2.0, patience=2.0, **more):
-        """sparse: Choices of ucmclient.decode. patience: seconds for which a request waits for its own pages."""
-        self.policy, self.room, self.patience = sparse, Room(slots, rows, stream), patience
+    def __init__(self, model, connector, *, sparse, slots=256, rows=256, stream=8, apart=False, window=False, fetch_deadline=2.0,
+                 patience=2.0, wait=None, **more):
+        """sparse: Choices of ucmclient.decode. apart: slots of a KV head. window: read the daemon's. patience: seconds for which a request
+        waits for its own pages, wait: for slots and rows, None: for ever."""
+        self.policy, self.room, self.patience, self.wait = sparse, Room(slots, rows, stream), patience, wait
         super().__init__(model, connector, **{"digests": "mean", **more})
-        self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, fetch_deadline) for i, rank in enumerate(self.ranks)]
-        self.replays = self.errors = self.given_back = 0
-        self._spoiled, self._kept, self._read_once = set(), {}, {}
+        self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, fetch_deadline, apart, window)
+                       for i, rank in enumerate(self.ranks)]
+        heads = len(self.ranks[0].heads)
+        self.admission = Admission(self.room, sparse, lists=heads if sparse.score.heads == "each" else 1, block_tokens=BLOCK,
+                                   strands=heads if apart else 1)
+        self.replays = self.errors = self.given_back = self.left_out = 0
+        self._spoiled, self._left, self._kept, self._read_once = set(), set(), {}, {}
         #: Runs before what is missing is fetched.
         self.in_the_middle = lambda: None
 
@@ -159,14 +170,13 @@ class SparseEngine(Engine):
 
     # ---- scheduler ----
 
-    def _need(self, request):
-        rank, tokens = self.sparse[0], request.prompt_tokens + request.outputs
-        lists = len(rank.heads) if self.policy.score.heads == "each" else 1
-        return self.room.needed(self.policy, tokens, lists, BLOCK)
+    @staticmethod
+    def _length(request):
+        return request.prompt_tokens + request.outputs
 
     def add(self, request):
         if isinstance(request, SparseRequest):
-            self.room.check(self._need(request), request.prompt_tokens + request.outputs)
+            self.admission.check(self._length(request))
             pages = self.policy.window + 2 + -(-self.budget // BLOCK)
             if pages > self.blocks - 1:
                 raise Refused(f"a window of {self.policy.window} blocks and steps of {self.budget} tokens need {pages} pages, and there "
@@ -178,13 +188,21 @@ class SparseEngine(Engine):
         if request.num_computed_tokens == 0 and not self._being_computed(out).isdisjoint(self.pool.hits(request)):
             return LATER
         if isinstance(request, SparseRequest) and request.num_computed_tokens == 0:
-            beside = [r for r in self.running + self.loading if isinstance(r, SparseRequest)]
-            if not self.room.holds(map(self._need, [*beside, request])):
+            if not self._fits(request):
                 return None
         n = super()._admit(out, request, left)
         if n is None and isinstance(request, SparseRequest) and not (self.running or self.loading):
             self._out_of_patience(request)  # nobody will give pages back
         return n
+
+    def _fits(self, request):
+        beside = [(self._length(r), r.floor) for r in self.running + self.loading if isinstance(r, SparseRequest)]
+        floor = self.admission.admit(self._length(request), beside, request.wary)
+        if floor is None:
+            request.unfit_since = request.unfit_since or time.monotonic()
+            return False
+        request.floor, request.unfit_since = floor, None
+        return True
 
     def _being_computed(self, out):
         pages = set()
@@ -199,6 +217,8 @@ class SparseEngine(Engine):
             return n
         if computed < request.dense_tokens:
             return min(n, request.dense_tokens - computed)
+        if request.alone:
+            return min(n, 1)
         # The last of them has only candidates that are whole before the step.
         return min(n, (computed // BLOCK + self.policy.window + 1) * BLOCK - computed)
 
@@ -227,7 +247,7 @@ class SparseEngine(Engine):
         for name in out.finished_req_ids | out.preempted_req_ids:
             for rank in self.sparse:
                 rank.decoder.close(name)
-        self._spoiled, self._kept = set(), {}
+        self._spoiled, self._left, self._kept = set(), set(), {}
         done = super().execute(out)
         self._keep(out)
         if not out.num_scheduled_tokens:
@@ -242,7 +262,7 @@ class SparseEngine(Engine):
         """Makes candidates of blocks while they have pages; of each request, how many the daemon keeps of all ranks."""
         for request in self.running:
             name, n = request.request_id, self.policy.candidates(request.num_computed_tokens // BLOCK)
-            if isinstance(request, SparseRequest) and n and name not in self._spoiled and name in out.num_scheduled_tokens:
+            if isinstance(request, SparseRequest) and n and name not in self._gone() and name in out.num_scheduled_tokens:
                 self._extend(request, n)
                 keys = self._keys(request, n)
                 self._kept[name] = min(rank.decoder.keep(rank.decoder.open(name), keys) for rank in self.sparse)
@@ -253,12 +273,13 @@ class SparseEngine(Engine):
         for name, request in sparse.items():
             # Of its last token, but for blocks of this step, which only dense tokens attend.
             self._extend(request, min(self.policy.candidates((request.num_computed_tokens - 1) // BLOCK), self._first[name] // BLOCK))
+        again = False
         while True:
             self._read_once = {}
             for rank in self.sparse:
-                rank.decoder.begin()
-            logits = super()._forward(self._but_spoiled(out), connectors)
-            connectors = ()
+                rank.decoder.begin(again)
+            logits = super()._forward(self._but_gone(out), connectors)
+            connectors, again = (), True
             missing = [rank for rank in self.sparse if rank.decoder.missing]
             if not missing:
                 break
@@ -266,39 +287,86 @@ class SparseEngine(Engine):
             self.replays += 1
             for rank in missing:
                 self._spoiled |= {sequence.name for sequence in rank.decoder.serve()}
+            if any(rank.decoder.crowded for rank in missing):
+                self._leave_out(out)
+        self._observe(out, sparse)
         for rank in self.ranks:
-            rank.connector._worker.discard(self._spoiled)
-        return {name: row for name, row in logits.items() if name not in self._spoiled}
+            rank.connector._worker.discard(self._gone())
+        return {name: row for name, row in logits.items() if name not in self._gone()}
 
-    def _but_spoiled(self, out):
+    def _gone(self):
+        return self._spoiled | self._left
+
+    def _but_gone(self, out):
         """And without those that were aborted meanwhile."""
-        left = {name: n for name, n in out.num_scheduled_tokens.items() if name not in self._spoiled and name in self.pool.requests}
+        left = {name: n for name, n in out.num_scheduled_tokens.items() if name not in self._gone() and name in self.pool.requests}
         return SimpleNamespace(num_scheduled_tokens=left)
+
+    def _leave_out(self, out):
+        """A step has too few slots: the one that came last goes; if it is the only one, it had too many tokens."""
+        step = self._but_gone(out).num_scheduled_tokens
+        there = [r for r in self.running if isinstance(r, SparseRequest) and r.request_id in step]
+        if there:
+            there[-1].wary, there[-1].alone = True, there[-1].alone or len(there) == 1
+            self._left.add(there[-1].request_id)
+            self.left_out += 1
+
+    def _observe(self, out, sparse):
+        for name, request in sparse.items():
+            candidates = self.policy.candidates((request.num_computed_tokens - 1) // BLOCK)
+            pages = self.pool.requests.get(name, ())[:candidates]
+            if out.num_scheduled_tokens[name] == 1 and request.num_computed_tokens > request.dense_tokens and not any(pages):
+                if name not in self._gone() and name in self.pool.requests:
+                    self.admission.saw(max(rank.decoder.open(name).taken for rank in self.sparse), candidates)
 
     def _extend(self, request, blocks):
         """Makes candidates of its first blocks, which are whole."""
         name, pages = request.request_id, self.pool.requests[request.request_id]
         keys = self._keys(request, blocks)
         for rank in self.sparse:
-            sequence = rank.decoder.open(name, self._need(request).slots)
+            sequence = rank.decoder.open(name, request.floor)
             try:
                 rank.decoder.extend(sequence, keys[len(sequence.rows):], lambda i: None if pages[i] == HOLE else rank.shards(pages[i]))
             except Lost:
                 self._spoiled.add(name)
 
+    def _attend_all(self, layer, work):
+        """First all choices of the layer, then all slots for them, then attention."""
+        work_sparse = [item for item in work if self._is_sparse(*item[:2])]
+        queries = [self.model.queries(layer, hidden, position) for _, position, hidden in work_sparse]
+        lists = [self._choose(layer, rank, work_sparse, queries) for rank in self.sparse]
+        slots = [rank.decoder.resolve(layer, [(rank.decoder.open(r.request_id), self._away(r, of)) for (r, _, _), of in zip(work_sparse, chosen)])
+                 for rank, chosen in zip(self.sparse, lists)]
+        for i, (item, q) in enumerate(zip(work_sparse, queries)):
+            request, position, hidden = item
+            outputs, pages = {}, self.pool.requests[request.request_id]
+            for rank, chosen, at in zip(self.sparse, lists, slots):
+                outputs.update(rank.attended(layer, chosen[i], at[i], pages, position, q))
+            item[2] = self.model.after(layer, hidden, [outputs[head] for head in range(M.KV_HEADS)])
+        for item in work:
+            if not self._is_sparse(*item[:2]):
+                item[2] = self._attend(layer, *item)
+
+    def _is_sparse(self, request, position):
+        return isinstance(request, SparseRequest) and position >= request.dense_tokens and request.request_id not in self._spoiled
+
+    def _choose(self, layer, rank, work, queries):
+        out = []
+        for (request, position, _), q in zip(work, queries):
+            lists = rank.chosen(layer, rank.decoder.open(request.request_id), position, q)
+            request.choices.update({(position, layer, head): chosen for head, chosen in zip(rank.heads, lists)})
+            out.append(lists)
+        return out
+
+    def _away(self, request, lists):
+        pages = self.pool.requests[request.request_id]
+        return [[b for b in chosen if pages[b] == HOLE] for chosen in lists]
+
     def _attend(self, layer, request, position, hidden):
         if request.request_id in self._spoiled:
             return hidden
-        pages = self.pool.requests[request.request_id]
-        q, outputs = self.model.queries(layer, hidden, position), {}
-        if not isinstance(request, SparseRequest) or position < request.dense_tokens:
-            kv = self._dense(layer, request, pages)
-            return hidden if kv is None else self.model.after(layer, hidden, kernels.over(kv, q, position))
-        for rank in self.sparse:
-            sequence = rank.decoder.open(request.request_id)
-            for head, chosen, out in rank.attended(layer, sequence, pages, position, q):
-                request.choices[position, layer, head], outputs[head] = chosen, out
-        return self.model.after(layer, hidden, [outputs[head] for head in range(M.KV_HEADS)])
+        q, kv = self.model.queries(layer, hidden, position), self._dense(layer, request, self.pool.requests[request.request_id])
+        return hidden if kv is None else self.model.after(layer, hidden, kernels.over(kv, q, position))
 
     def _dense(self, layer, request, pages):
         """K and V of the layer, read once a step; None: blocks did not come."""
@@ -318,21 +386,25 @@ class SparseEngine(Engine):
 
     def update(self, out, done, logits):
         super().update(out, done, logits)
-        for request in [r for r in self.running if r.request_id in self._spoiled]:
+        for request in [r for r in self.running if r.request_id in self._gone()]:
             self.running.remove(request)
             self.pool.forget(self.pool.requests[request.request_id][self._first[request.request_id] // BLOCK:])
-            request.losses += 1
-            self.recomputed += 1
+            if request.request_id in self._spoiled:
+                request.losses += 1
+                self.recomputed += 1
             self._preempt(request)
         for name, kept in self._kept.items():
             request = self.requests.get(name)
             if request is not None and request.status == "running":
                 self._give_back(request, min(kept, self.policy.candidates(request.num_computed_tokens // BLOCK)))
-        for request in [r for r in self.waiting if isinstance(r, SparseRequest) and r.losses >= LOSSES]:
-            self.waiting.remove(request)
-            request.error = f"blocks of {request.request_id} did not come, {request.losses} times"
-            self.errors += 1
-            self._finish(request)
+        for request in [r for r in self.waiting if isinstance(r, SparseRequest)]:
+            late = self.wait is not None and request.unfit_since is not None and time.monotonic() > request.unfit_since + self.wait
+            if late or request.losses >= LOSSES:
+                request.error = (f"{request.request_id} waited {self.wait} s for slots" if late else
+                                 f"blocks of {request.request_id} did not come, {request.losses} times")
+                self.waiting.remove(request)
+                self.errors += 1
+                self._finish(request)
 
     def _give_back(self, request, blocks):
         pages = self.pool.requests[request.request_id]
@@ -357,6 +429,5 @@ class SparseEngine(Engine):
 
     def close(self):
         for rank in self.sparse:
-            for name in list(rank.decoder.sequences):
-                rank.decoder.close(name)
+            rank.decoder.end()
         super().close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Optional, Union
@@ -80,11 +78,11 @@ class Choices:
             most = min(candidates, max(choice.min_blocks, choice.init_window_sz, wanted))
         return min(most, choice.limit or most)
 
-    def slots(self, candidates: int, lists: int, block_tokens: int) -> int:
-        """What a token needs at once, of all layers, if its lists have nothing in common."""
-        return sum(
-            min(candidates, lists * self.room(layer, candidates, block_tokens)) for layer in range(len(self.layers))
-        )
+    def slots(self, candidates: int, lists: int, block_tokens: int, strands: int = 1) -> int:
+        """What a token needs at once, of all layers, if its lists have nothing in common. strands: of a layer."""
+        of_strand = max(1, lists // strands)
+        rooms = (self.room(layer, candidates, block_tokens) for layer in range(len(self.layers)))
+        return strands * sum(min(candidates, of_strand * room) for room in rooms)
 
 
 @lru_cache(maxsize=64)
@@ -121,28 +119,9 @@ class _OfPolicy(Choices):
 
 @dataclass(frozen=True)
 class Room:
-    """A worker's memory for sparse decoding. slots: of the pool; rows: of digests. stream: slots beside these, through which
-    prefill reads blocks that have no pages any more."""
+    """A worker's memory for sparse decoding. slots: of the pool; rows: of digests. stream: places for whole layers of blocks
+    beside these, through which prefill reads blocks that have no pages any more."""
 
     slots: int
     rows: int
     stream: int = 8
-
-    def needed(self, choices: Choices, tokens: int, lists: int, block_tokens: int) -> Room:
-        """For a request that becomes so long. lists: of a selection of this worker, 1 or its KV heads."""
-        candidates = choices.candidates((tokens - 1) // block_tokens)
-        return Room(choices.slots(candidates, lists, block_tokens), candidates, 0)
-
-    def check(self, need: Room, tokens: int) -> None:
-        """Raises Refused if no worker with this room could ever decode it."""
-        for name, has, wants in (("slots", self.slots, need.slots), ("rows of digests", self.rows, need.rows)):
-            if wants > has:
-                raise Refused(
-                    f"a request of {tokens} tokens needs {wants} {name} and this worker has {has}: give it more, "
-                    "choose fewer blocks, or allow fewer tokens"
-                )
-
-    def holds(self, needs: Iterable[Room]) -> bool:
-        """Whether requests with these needs can be decoded in one step."""
-        known = list(needs)
-        return sum(n.slots for n in known) <= self.slots and sum(n.rows for n in known) <= self.rows

@@ -1,0 +1,78 @@
+"""Which requests are decoded together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Optional
+
+from .choices import Choices, Refused, Room
+
+#: The share of the last token in what is expected of the next ones.
+_NEWEST = 1 / 32
+
+
+@dataclass(frozen=True)
+class Need:
+    """Of a request at its full length. slots: the most that one token of it takes, of all layers. rows: of digests."""
+
+    slots: int
+    rows: int
+
+
+class Admission:
+    """Every request gets a floor in the pool, by what its tokens are *expected* to take: as large a part of the most that they may
+    take as tokens took here before, times the policy's `floor`. The floors of all that run fit the pool, and their rows the
+    digests. So a step can need more slots than there are. Then the request that came last leaves it (ucmclient.decode.Decoder says
+    when), and is admitted again as *wary*: by the most that it and the others may take. The oldest one never leaves: what no pool of this
+    size could hold was refused before it began. Nothing of this decides what a token attends."""
+
+    def __init__(self, room: Room, choices: Choices, *, lists: int, block_tokens: int, strands: int = 1):
+        """lists: of a selection of this worker, 1 or its KV heads. strands: 1 if a slot holds a layer of a block, its KV heads if a
+        slot holds one of them."""
+        self.room, self.choices = room, choices
+        self._lists, self._tokens, self._strands = lists, block_tokens, strands
+        #: The part of the most that tokens took, until any did: all of it.
+        self.expected = 1.0
+        self._needs: dict[int, Need] = {}
+
+    def need(self, tokens: int) -> Need:
+        """Of a request that becomes so long."""
+        if tokens not in self._needs:
+            candidates = self.choices.candidates((tokens - 1) // self._tokens)
+            self._needs[tokens] = Need(self.most(candidates), candidates)
+        return self._needs[tokens]
+
+    def most(self, candidates: int) -> int:
+        return self.choices.slots(candidates, self._lists, self._tokens, self._strands)
+
+    def check(self, tokens: int) -> None:
+        """Raises Refused if this room could never decode it."""
+        need = self.need(tokens)
+        for name, has, wants in (("slots", self.room.slots, need.slots), ("rows of digests", self.room.rows, need.rows)):
+            if wants > has:
+                raise Refused(
+                    f"a request of {tokens} tokens needs {wants} {name} and this worker has {has}: give it more, "
+                    "choose fewer blocks, or allow fewer tokens"
+                )
+
+    def saw(self, taken: int, candidates: int) -> None:
+        """A token with so many candidates took so many slots."""
+        most = self.most(candidates)
+        if most > 0:
+            self.expected += _NEWEST * (min(1.0, taken / most) - self.expected)
+
+    def floor(self, tokens: int, wary: bool = False) -> int:
+        """Never more than there can be blocks of it."""
+        need = self.need(tokens)
+        floor = math.ceil(self.choices.floor * self.expected * need.slots)
+        everything = need.rows * self._strands * len(self.choices.layers)
+        return min(max(floor, need.slots if wary else 0), everything, self.room.slots)
+
+    def admit(self, tokens: int, beside: Iterable[tuple[int, int]], wary: bool = False) -> Optional[int]:
+        """beside: tokens and floor of each request that runs. The floor of one more, or None: it waits."""
+        floor, running = self.floor(tokens, wary), list(beside)
+        slots = floor + sum(max(kept, self.need(other).slots if wary else 0) for other, kept in running)
+        rows = sum(self.need(one).rows for one in [tokens, *(other for other, _ in running)])
+        return floor if slots <= self.room.slots and rows <= self.room.rows else None

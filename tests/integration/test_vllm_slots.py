@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Slots of the small engine with sparse decoding: what one holds, the lane on which it is filled, and who gets how many. sparse_case.py has
+what outputs are compared with."""
+
+import unittest
+
+from vllm_case import BLOCK, Request, daemon, prompt, watch  # sets the paths
+from sparse_case import ALL, QUARTER, Together, forget_slots, policy
+import model
+from engine import Pool
+from ucmclient import sparse
+from ucmclient.decode import Choices, Refused
+
+
+class Apart(Together):
+    """Slots of one KV head of a layer: the daemon brings whole layers, and the worker keeps what its heads chose."""
+
+    DTYPE = "bfloat16"
+
+    def test_layouts(self):
+        for layout in ("split", "packed", "content"):
+            with self.subTest(layout):
+                e = self.known(self.engine(layout=layout, apart=True, slots=100, stream=3))
+                request = e.request("some", self.KNOWN, outputs=6)
+                self.check(e, request)
+                self.assertGreater(self.counts(e).fetched, 0)
+
+    def test_one_list_for_all_heads(self):
+        e = self.engine(policy(sparse.TopK(sparse_ratio=0.25, min_blocks=1), sparse.Score(heads="max")), apart=True)
+        self.check(e, e.request("some", self.KNOWN, outputs=6))
+        self.assertEqual(self.counts(e).fetched % model.KV_HEADS, 0)
+
+    def test_less_memory_holds_the_same(self):
+        """A slot of a layer holds heads that did not choose its block."""
+        held = {}
+        for apart in (False, True):
+            e = self.engine(policy(sparse.TopK(sparse_ratio=0.2, min_blocks=1, init_window_sz=0)), apart=apart)
+            self.check(e, e.request("some", self.KNOWN, outputs=6))
+            decoder = e.sparse[0].decoder
+            held[apart] = decoder.slot_bytes * sum(decoder.slots.slot(strand, row) is not None for strand in range(model.LAYERS * decoder.strands)
+                                                   for row in range(e.room.rows))
+        self.assertLess(held[True], held[False])
+
+    def test_two_ranks(self):
+        e = self.known(self.engine(ranks=2, apart=True))
+        self.check(e, e.request("some", self.KNOWN, outputs=6))
+
+
+class Windowed(Together):
+    """What the daemon's window has is read in the middle of a layer: no step is repeated for it."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = daemon(nvme=False, **{"window.size": "8MiB"})
+        cls.addClassCleanup(cls.daemon.stop)
+
+    def test_no_step_is_repeated(self):
+        for apart in (False, True):
+            for of in (QUARTER, ALL, policy(sparse.TopK(sparse_ratio=0.25, min_blocks=1), sparse.Score(heads="max"))):
+                with self.subTest(apart=apart, policy=of):
+                    e = self.engine(of, window=True, apart=apart)
+                    self.check(e, e.request("some", self.KNOWN, outputs=10))
+                    counts = self.counts(e)
+                    self.assertEqual((e.replays, counts.fetched, counts.gone, counts.misses), (0, 0, 0, counts.windowed))
+                    self.assertGreater(counts.windowed, 0)
+
+    def test_prefill_reads_it_too(self):
+        e, before = self.engine(window=True, salt=self.id(), blocks=8, budget=24, slots=36, ranks=2), self.stats()["fetch_items"]
+        self.check(e, e.request("cold", prompt(601, 150), outputs=15))
+        self.assertGreater(self.counts(e).streamed, 0)
+        self.assertEqual(self.stats()["fetch_items"] - before, sum(self.counts(e, r).fetched for r in (0, 1)))
+
+    def test_blocks_that_left_it(self):
+        """Whatever the window lost comes by fetch, in the same step."""
+        e = self.engine(ALL, window=True)
+        windows = [rank.decoder for rank in e.sparse]
+
+        def between(e):
+            forget_slots(e)
+            for decoder in windows:
+                for row in list(decoder._places)[::2]:
+                    decoder._places[row].generation += 2
+        request = e.request("some", self.KNOWN, outputs=10)
+        self.check(e, request, between=between)
+        counts = self.counts(e)
+        self.assertTrue(counts.windowed and counts.gone and counts.fetched and e.replays, counts)
+
+    def test_a_daemon_without_windows(self):
+        own, self.daemon = self.daemon, daemon(nvme=False)
+        self.addCleanup(setattr, self, "daemon", own)
+        self.addCleanup(self.daemon.stop)
+        e = self.known(self.engine(window=True))
+        self.check(e, e.request("some", self.KNOWN, outputs=5))
+        self.assertEqual(self.counts(e).windowed, 0)
+        self.assertGreater(self.counts(e).fetched, 0)
+
+
+class Admitted(Together):
+    def test_what_no_memory_would_hold_is_refused(self):
+        for more, words in (({"slots": 20}, "needs 36 slots and this worker has 20: give it more, choose fewer blocks"),
+                            ({"rows": 5}, "needs 13 rows of digests and this worker has 5"),
+                            ({"blocks": 7}, "need 7 pages, and there are 6")):
+            e = self.engine(**more)
+            with self.assertRaisesRegex(Refused, words):
+                e.add(e.request("large", prompt(601, 200), outputs=30))
+            self.assertEqual(e.requests, {})
+            self.check(e, Request("dense", prompt(610, 40), outputs=2))
+
+    def test_others_wait(self):
+        e, most = self.engine(slots=20), []
+
+        def between(e):
+            most.append(sum(hasattr(r, "choices") for r in e.running + e.loading))
+        self.check(e, *(e.request(f"r{i}", prompt(600, 100 - 10 * i), outputs=10) for i in range(2)), between=between)
+        self.assertEqual(max(most), 1)
+
+    def test_more_than_fits(self):
+        """Both were expected to take little, and take all: the one that came last waits until the first is over."""
+        e = self.engine(ALL, slots=20)
+        e.admission.expected = 0.1
+        first, last = e.request("first", self.KNOWN, outputs=10), e.request("last", prompt(610, 100), outputs=10)
+        self.check(e, first, last)
+        self.assertEqual((e.left_out, first.num_preemptions + last.num_preemptions, first.wary or last.wary, e.errors), (1, 1, True, 0))
+        self.assertGreater(e.admission.expected, 0.3)
+
+    def test_more_tokens_than_fit(self):
+        """A step computes many sparse tokens of one request again, whose choices differ."""
+        of = policy(sparse.TopK(sparse_ratio=0.2, min_blocks=1, init_window_sz=0, local_window_sz=1), sparse.Score(heads="max"))
+        e = self.cold(of, blocks=12, budget=48, slots=model.LAYERS * 2, stream=4)
+        request = e.request("r", prompt(619, 140), outputs=40)
+        evicted = []
+
+        def between(e):
+            if len(request.logits) == 30 and not evicted and request.status == "running":
+                evicted.append(e.ranks[0].connector._worker.link.ns.evict())
+                e._preempt(e.running.pop())
+                e.pool = Pool(e.blocks)
+        self.check(e, request, between=between)
+        self.assertEqual((request.alone, e.errors), (True, 0))
+
+    def test_for_so_long(self):
+        e = self.engine(slots=12, wait=0.05)
+        first, last = e.request("first", self.KNOWN, outputs=40), e.request("last", prompt(610, 100), outputs=10)
+        self.check(e, first, last, but=("last",))
+        self.assertEqual(last.error, "last waited 0.05 s for slots")
+
+    def test_a_policy_by_its_text(self):
+        of = Choices.from_policy("topk:digest=mean,topk_tokens=64,dense_below=48", sparse.Shape("f32", BLOCK, model.KV_HEADS, model.HEAD), model.LAYERS)
+        e = self.cold(of)
+        request = e.request("r", prompt(620, 40), outputs=70)
+        self.check(e, request)
+        self.assertEqual({len(blocks) for (position, _, _), blocks in request.choices.items() if position >= 64 + BLOCK}, {2})
+
+    def test_windows(self):
+        with self.assertRaisesRegex(ValueError, "1 or more"):
+            policy(sparse.TopK(local_window_sz=0))
+
+
+if __name__ == "__main__":
+    watch()
+    unittest.main(verbosity=2)
