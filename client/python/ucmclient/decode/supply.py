@@ -1,0 +1,324 @@
+"""What a worker that decodes sparsely has from the daemon, wherever its slots are: sequences with their chains and pins, rows with
+their digests, and layers of blocks that are fetched, with deadlines."""
+
+from __future__ import annotations
+
+import time
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Optional, Protocol
+
+from ..client import BlockResult, Namespace, Region, Task
+from ..errors import Status, UcmError
+from ..sparse.chain import Chain, DigestNamespace
+from ..sparse.digest import Digest
+from ..sparse.window import Pinned, Window
+from .rows import Rows
+
+#: Pause before asking a daemon again that is away, or has no room now.
+PAUSE = 0.005
+#: When the daemon goes away during a copy, its last bytes may land within this time.
+_GRACE = 0.5
+#: A later try may find the block.
+_PASSING = frozenset((BlockResult.NO_ROOM, BlockResult.IN_PROGRESS, BlockResult.CANCELLED))
+URGENT = 7
+#: Of one fetch, and keys of one load (proto/limits.h).
+_MAX_ITEMS = 16384
+#: Pause before what has left the window is pinned again.
+REPIN = 0.25
+#: A layer or strand, a row, and a slot.
+Item = tuple[int, int, int]
+
+
+class Source(Protocol):
+    """The connection, as ucmclient.vllm.link.Link has it. While the daemon is away, the namespaces are None; after it they may be
+    other objects. ask() returns the call's result, or None if it failed."""
+
+    @property
+    def ns(self) -> Optional[Namespace]: ...
+
+    @property
+    def digests(self) -> Optional[DigestNamespace]: ...
+
+    def ask(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any: ...
+
+    def cut(self) -> None: ...
+
+
+class Lost(Exception):
+    """Blocks of a sequence can't be had from the daemon: compute the sequence again."""
+
+
+@dataclass
+class Counts:
+    """hits, misses: of slots. windowed: of the misses, those that were read from the window. gone: reads of the window that found
+    the block not there any more. fetched: slots that the daemon filled. streamed: layers of blocks that prefill
+    read, on either lane. computed, loaded: digests of blocks, by this worker or from the daemon. failed: what the daemon was asked for and did not
+    come. full: found no slot."""
+
+    hits: int = 0
+    misses: int = 0
+    windowed: int = 0
+    gone: int = 0
+    fetched: int = 0
+    streamed: int = 0
+    computed: int = 0
+    loaded: int = 0
+    failed: int = 0
+    full: int = 0
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Of one request. number: for Slots. keys, rows: of its candidates from the first block on. kept: so many of its first
+    blocks are in the daemon, and stay there. pinned: of so many it was asked to have them in the window. taken: slots that the last run
+    of a step used for it."""
+
+    name: str
+    number: int
+    keys: list[bytes] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    chain: Optional[Chain] = None
+    kept: int = 0
+    pinned: int = 0
+    taken: int = 0
+
+    def forsake(self) -> None:
+        """The daemon keeps nothing for it any more."""
+        chain, self.chain, self.kept, self.pinned = self.chain, None, 0, 0
+        if chain is not None:
+            chain.close()
+
+
+class Supply:
+    """Derived from by who has the memory: `_registered` says where the daemon finds it, `_compute` makes digests of blocks that have
+    pages, `_placed` takes places in the window, `_enter`, `_leave` and `_forget` go to the slots."""
+
+    def __init__(
+        self, source: Source, digest: Digest, layers: int, rows: int, requests: int, part: int, deadline: float, timeout: float
+    ):
+        """deadline: for blocks and digests to come, in seconds. timeout: of calls that only name them."""
+        self.source, self.digest, self.layers, self.part = source, digest, layers, part
+        self.deadline, self.timeout = deadline, timeout
+        self.counts = Counts()
+        self.rows, self._numbers = Rows(rows, self._forget), list(range(requests))
+        self.sequences: dict[str, Sequence] = {}
+        self._ns: Optional[Namespace] = None
+        self._generation = 0
+        self._landing_region: Optional[Region] = None
+        self._digest_region: Optional[Region] = None
+        self._window: Optional[Window] = None
+        self._repin_at = 0.0
+
+    def _registered(self, ns: Namespace, digests: DigestNamespace) -> bool:
+        """Sets the regions and the window, of a connection that has none of them yet."""
+        raise NotImplementedError
+
+    def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
+        """Digests of blocks into rows: the row, and what extend() was told of the block."""
+        raise NotImplementedError
+
+    def _placed(self, rows: abc.Sequence[int], pinned: Pinned, window: Window) -> None:
+        """Where the blocks of these rows lie in the window."""
+        raise NotImplementedError
+
+    def _enter(self, request: int, floor: int) -> None:
+        raise NotImplementedError
+
+    def _leave(self, request: int) -> None:
+        raise NotImplementedError
+
+    def _forget(self, row: int) -> None:
+        raise NotImplementedError
+
+    # ---- the daemon ----
+
+    def _connected(self) -> bool:
+        """Registers the memory with each new client, and drops the chains of an old connection: keep() makes new ones. Slots
+        and rows keep what they hold: keys name contents."""
+        ns, digests = self.source.ns, self.source.digests
+        if ns is None or digests is None:
+            return False
+        if ns is not self._ns or ns.client.generation != self._generation:
+            for sequence in self.sequences.values():
+                sequence.forsake()
+            self._generation = ns.client.generation
+        if ns is not self._ns:
+            self._landing_region = self._digest_region = self._window = None
+            self._ns = ns if self._registered(ns, digests) else None
+        return self._ns is not None
+
+    def _bring(
+        self,
+        what: abc.Sequence[Any],
+        begin: Callable[[abc.Sequence[Any], float], Optional[Task]],
+        landed: Callable[[Any], None],
+    ) -> list[Any]:
+        """Until all have come, or the deadline: what did not. begin(what, seconds) starts the transfer of all, landed(one) runs
+        for each that has come."""
+        until, failed = time.monotonic() + self.deadline, []
+        while what:
+            left = until - time.monotonic()
+            if left <= 0:
+                return failed + list(what)
+            results = self._transferred(begin(what, left) if self._connected() else None, left)
+            if results is None:
+                time.sleep(min(PAUSE, left))
+                continue
+            again = []
+            for one, result in zip(what, results):
+                if result == BlockResult.OK:
+                    landed(one)
+                else:
+                    (again if result in _PASSING else failed).append(one)
+            if again:
+                time.sleep(min(PAUSE, left))
+            what = again
+        return failed
+
+    def _transferred(self, task: Optional[Task], left: float) -> Optional[bytes]:
+        if task is None:
+            return None
+        try:
+            return task.wait(left + PAUSE).blocks
+        except UcmError as error:
+            if error.status == Status.DEADLINE:  # nothing may write to these slots any more
+                self.source.cut()
+            time.sleep(_GRACE)
+            return None
+        finally:
+            task.close()
+
+    # ---- sequences ----
+
+    def open(self, name: str, floor: int = 0) -> Sequence:
+        """floor: slots that it keeps against others."""
+        if name not in self.sequences:
+            self.sequences[name] = Sequence(name, self._numbers.pop())
+            self._enter(self.sequences[name].number, floor)
+        return self.sequences[name]
+
+    def close(self, name: str) -> None:
+        """The request is over, or is computed again."""
+        sequence = self.sequences.pop(name, None)
+        if sequence is None:
+            return
+        self._leave(sequence.number)
+        self._numbers.append(sequence.number)
+        for row in sequence.rows:
+            self.rows.release(row)
+        sequence.forsake()
+
+    def extend(self, sequence: Sequence, keys: abc.Sequence[bytes], pages: Callable[[int], Any]) -> None:
+        """Makes candidates of the blocks of these keys, from the sequence's end on. pages(i): where block i of the sequence is,
+        for what computes digests; None: it has no pages, and its digests are loaded."""
+        load, compute, room = [], [], True
+        for key in keys:
+            row = self.rows.bind(key)
+            room = row is not None
+            if row is None:
+                break
+            sequence.keys.append(key)
+            sequence.rows.append(row)
+            if self.rows.filled(row):
+                continue
+            at = pages(len(sequence.rows) - 1)
+            if at is None:
+                load.append((key, row))
+            else:
+                compute.append((row, at))
+        if compute:
+            self._compute(compute)
+            self.counts.computed += len(compute)
+        for row, _ in compute:
+            self.rows.fill(row)
+        if not room:
+            raise Lost("all rows of digests are in use")
+        if load:
+            self._load_digests(sequence, load)
+
+    def _load_digests(self, sequence: Sequence, wanted: list[tuple[bytes, int]]) -> None:
+        self.keep(sequence, sequence.keys, build=True)
+
+        def begin(some: abc.Sequence[tuple[bytes, int]], left: float) -> Optional[Task]:
+            region, keys = self._digest_region, b"".join(key for key, _ in some)
+            assert region is not None
+            return self.source.ask(
+                region.load, keys, [row for _, row in some], priority=URGENT, deadline=left, timeout=self.timeout
+            )
+
+        def landed(one: tuple[bytes, int]) -> None:
+            self.rows.fill(one[1])
+            self.counts.loaded += 1
+
+        failed = []
+        for at in range(0, len(wanted), _MAX_ITEMS):
+            failed += self._bring(wanted[at : at + _MAX_ITEMS], begin, landed)
+        if failed:
+            self.counts.failed += len(failed)
+            raise Lost(f"digests of {len(failed)} blocks did not come")
+
+    def keep(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool = False) -> int:
+        """Has the daemon keep the sequence's first blocks, which these keys name, as far as it has them: the pages of so
+        many may be given back. build: it computes their digests where it has none."""
+        if not self._connected():
+            return sequence.kept
+        if sequence.kept < len(keys):
+            self._append(sequence, keys, build)
+        self._pin(sequence)
+        return sequence.kept
+
+    def _append(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool) -> None:
+        if sequence.chain is None:
+            sequence.chain = self.source.ask(Chain, self.source.digests, self.part, timeout=self.timeout)
+        chain = sequence.chain
+        if chain is not None:
+            more = b"".join(keys[len(chain) :])
+            appended = self.source.ask(
+                chain.append, more, build=build, priority=URGENT, deadline=self.deadline, timeout=self.deadline
+            )
+            if appended is not None:
+                sequence.kept = appended.blocks
+
+    def _pin(self, sequence: Sequence) -> None:
+        """Has what the daemon keeps brought into the window. A pin that stands tells its place again."""
+        if self._repin_at and time.monotonic() >= self._repin_at:
+            self._repin_at = 0.0
+            for other in self.sequences.values():
+                other.pinned = 0
+        window, first, end = self._window, sequence.pinned, min(sequence.kept, len(sequence.rows))
+        if window is None or sequence.chain is None or first >= end:
+            return
+        pinned = self.source.ask(
+            window.pin, sequence.chain, first, end - first, priority=URGENT, deadline=self.deadline, timeout=self.deadline
+        )
+        if pinned is not None:
+            sequence.pinned = end
+            self._placed(sequence.rows[first:end], pinned, window)
+
+    def _fetch(self, items: abc.Sequence[Item], region: Callable[[], Optional[Region]]) -> list[Item]:
+        """Layers of rows into slots of a pool; those that did not come. region: the pool, on the connection that there is."""
+
+        def begin(some: abc.Sequence[Item], left: float) -> Optional[Task]:
+            keys = {row: i for i, row in enumerate(dict.fromkeys(row for _, row, _ in some))}
+            pool = region()
+            assert pool is not None
+            return self.source.ask(
+                pool.fetch, b"".join(map(self.rows.key, keys)),
+                [(keys[row], layer, slot) for layer, row, slot in some], priority=URGENT, deadline=left, timeout=self.timeout,
+            )
+
+        failed = []
+        for at in range(0, len(items), _MAX_ITEMS):
+            failed += self._bring(items[at : at + _MAX_ITEMS], begin, lambda item: None)
+        self.counts.failed += len(failed)
+        return failed
+
+    def end(self) -> None:
+        """Nothing is decoded here any more."""
+        for name in list(self.sequences):
+            self.close(name)
+        window, self._window = self._window, None
+        if window is not None:
+            window.close()
