@@ -140,7 +140,7 @@ $O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/
 $O/gpu/test_encoding: $(ENCODING_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/obj/kernels/encoding/encoding_fatbin.o $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-SLOTS_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/slots*.c) $(wildcard kernels/slots/*.c))
+SLOTS_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/slots*.c) $(wildcard kernels/slots/*.c))
 $O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
 	@mkdir -p $(@D)
 	$(LINK) $^ -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
@@ -148,7 +148,12 @@ ATTEND_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard test
 $O/gpu/test_attend: $(ATTEND_TEST_OBJ) $O/obj/kernels/attend/attend_fatbin.o $O/libucmtools.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
-GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_slots $O/gpu/test_attend
+DECODE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/decode*.c)) \
+                   $(patsubst %.c,$O/obj/%.o,kernels/slots/verify.c)
+$O/gpu/test_decode: $(DECODE_TEST_OBJ) $O/libucmclient_cuda.a $O/libucmtools.a $O/libucmclient.a
+	@mkdir -p $(@D)
+	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
+GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_slots $O/gpu/test_attend $O/gpu/test_decode
 # Companions for Python tests that speak the protocol by themselves.
 GPU_COMPANIONS := $O/gpu/companions.so
 $(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libucmclient.a

@@ -4,6 +4,7 @@
 
 #include "kernels/slots/slots_cuda.h"
 #include "tests/gpu/compare.h"
+#include "tests/gpu/window.h"
 
 struct pool {
     struct ucm_slots gpu, host; /* the same arrays at two places */
@@ -23,17 +24,6 @@ void pool_resolve(struct pool *p, uint32_t strand, const struct ucm_slots_lists 
 /* kernel: warp, block, warp_weak, block_weak. */
 void pool_gather(struct pool *p, const char *kernel, uint32_t blocks,
                  const struct ucm_slots_gather *g);
-
-/* Host memory as a window is: a file in memory, mapped to be written here, and read-only, registered, for the GPU. */
-struct window {
-    uint8_t *bytes;
-    CUdeviceptr gpu;
-    size_t size;
-    void *readable;
-    int fd;
-};
-void window_open(struct window *w, size_t bytes);
-void window_close(struct window *w);
 
 void test_gather(void);
 void measure(void);

@@ -1,0 +1,445 @@
+/* test_decode [--few]: decode steps of libucmclient_cuda beside the C of kernels/attend, over a window that this program plays. */
+#include "tests/gpu/decode.h"
+
+#include "client/cuda/error.h"
+#include "kernels/arith.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- shards and pages ---- */
+
+static struct ucm_cuda_decode_layout layout(const struct scene *t, bool heads_first)
+{
+    uint64_t row = 2ull * t->spec.d;
+    uint64_t token = heads_first ? row : row * HEADS, head = heads_first ? row * TOKENS : row;
+
+    return (struct ucm_cuda_decode_layout){.k_token_stride = token,
+                                           .k_head_stride = head,
+                                           .v_offset = t->shard / 2,
+                                           .v_token_stride = token,
+                                           .v_head_stride = head};
+}
+
+/* A random element, and what it is. */
+static float draw(const struct scene *t, float size, uint16_t *bits)
+{
+    union {
+        float f;
+        uint32_t u;
+    } x = {size * rnd_normal()};
+    uint32_t e = x.u >> 23 & 0xff;
+
+    if (t->spec.dtype == UCM_SPARSE_BF16) {
+        *bits = (uint16_t)(x.u >> 16);
+        return ucm_bf16_decode(*bits);
+    }
+    *bits = e < 113 || e > 142
+                ? 0
+                : (uint16_t)((x.u >> 16 & 0x8000) | (e - 112) << 10 | (x.u >> 13 & 0x3ff));
+    return ucm_f16_decode(*bits);
+}
+
+static void draw_bytes(const struct scene *t, uint8_t *at, uint64_t bytes)
+{
+    for (uint64_t i = 0; i < bytes / 2; i++)
+        draw(t, 1, (uint16_t *)(void *)(at + 2 * i));
+}
+
+/* The other order of tokens and heads. */
+static void turn(const struct scene *t, const uint8_t *shard, uint8_t *page)
+{
+    const struct ucm_cuda_decode_layout *a = &t->options.shard, *b = &t->options.page;
+    uint64_t row = 2ull * t->spec.d;
+
+    for (uint32_t token = 0; token < TOKENS; token++)
+        for (uint32_t head = 0; head < HEADS; head++) {
+            uint64_t from = token * a->k_token_stride + head * a->k_head_stride;
+            uint64_t to = token * b->k_token_stride + head * b->k_head_stride;
+
+            memcpy(page + to, shard + from, row);
+            memcpy(page + b->v_offset + to, shard + a->v_offset + from, row);
+        }
+}
+
+static void pages_make(struct scene *t)
+{
+    uint8_t *turned = fresh(LAYERS * PAGES * t->shard);
+
+    t->pages = fresh(LAYERS * PAGES * t->shard);
+    draw_bytes(t, t->pages, LAYERS * PAGES * t->shard);
+    for (uint32_t i = 0; i < LAYERS * PAGES; i++)
+        turn(t, t->pages + i * t->shard, turned + i * t->shard);
+    t->gpu_pages = gpu_put(0, turned, LAYERS * PAGES * t->shard);
+    free(turned);
+}
+
+/* ---- a scene ---- */
+
+static void plan_make(struct scene *t)
+{
+    const struct ucm_cuda_decode_layout *l = &t->options.shard;
+    struct ucm_attend_spec spec = {.group = GROUP};
+    char why[UCM_SPARSE_WHY] = "";
+
+    spec.shape = (struct ucm_kv_shape){.dtype = t->spec.dtype,
+                                       .tokens = TOKENS,
+                                       .kv_heads = HEADS,
+                                       .head_dim = t->spec.d,
+                                       .v_head_dim = t->spec.d,
+                                       .k_token_stride = l->k_token_stride,
+                                       .k_head_stride = l->k_head_stride,
+                                       .v_offset = l->v_offset,
+                                       .v_token_stride = l->v_token_stride,
+                                       .v_head_stride = l->v_head_stride};
+    check(ucm_attend_plan_init(&t->plan, &spec, why) == 0, "a plan: %s", why);
+}
+
+static void options_make(struct scene *t)
+{
+    const struct scene_spec *s = &t->spec;
+    uint64_t bytes;
+
+    t->options = (struct ucm_cuda_decode_options){
+        .layers = LAYERS,
+        .q_heads = HEADS * GROUP,
+        .kv_heads = HEADS,
+        .head_dim = s->d,
+        .dtype = s->dtype,
+        .tokens = TOKENS,
+        .slot = s->slot,
+        .slots = s->slots,
+        .numbers = NUMBERS,
+        .requests = CHAINS,
+        .chains = CHAINS,
+        .lists = s->lists,
+        .room = ROOM,
+        .window = WINDOW,
+        .shard = layout(t, s->heads_first),
+        .shard_bytes = t->shard,
+        .page = layout(t, !s->heads_first),
+    };
+    check(ucm_cuda_decode_slot_bytes(&t->options, &bytes) == 0, "%s", ucm_cuda_errmsg());
+    t->pool = t->options.pool = gpu_new(bytes * s->slots);
+}
+
+static void input_fixed(struct scene *t)
+{
+    struct input *in = &t->input;
+
+    for (uint32_t c = 0; c < CHAINS; c++) {
+        in->request[c] = c;
+        in->first[c] = CHOSEN;
+        for (uint32_t i = 0; i < BLOCKS; i++) { /* half of their blocks are the same */
+            in->table[c * BLOCKS + i] = (int32_t)(i < 10 ? i : (10 + c * 14 + i) % NUMBERS);
+            in->page_table[c * BLOCKS + i] = i < CHOSEN ? -1 : (int32_t)rnd_below(PAGES);
+        }
+    }
+}
+
+void scene_open(struct scene *t, const struct scene_spec *spec)
+{
+    memset(t, 0, sizeof(*t));
+    t->spec = *spec;
+    t->shard = 2ull * TOKENS * HEADS * 2 * spec->d;
+    t->block = LAYERS * t->shard;
+    options_make(t);
+    plan_make(t);
+    window_open(&t->window, NUMBERS * t->block);
+    window_open(&t->table, 4096);
+    draw_bytes(t, t->window.bytes, NUMBERS * t->block);
+    t->blocks = gpu_put(0, t->window.bytes, NUMBERS * t->block);
+    pages_make(t);
+    input_fixed(t);
+    t->gpu_input = gpu_new(sizeof(t->input));
+    t->gpu_output = gpu_new(sizeof(struct output));
+    check(ucm_cuda_decode_open(gpu_uuid, &t->options, &t->decode) == 0, "%s: %s", spec->name,
+          ucm_cuda_errmsg());
+    scene_places(t);
+}
+
+void scene_close(struct scene *t)
+{
+    if (t->graph)
+        must(cuGraphExecDestroy(t->graph), "the graph");
+    ucm_cuda_decode_close(t->decode);
+    gpu_free(t->pool);
+    gpu_free(t->blocks);
+    gpu_free(t->gpu_pages);
+    gpu_free(t->gpu_input);
+    gpu_free(t->gpu_output);
+    window_close(&t->window);
+    window_close(&t->table);
+    free(t->pages);
+}
+
+/* ---- the window ---- */
+
+_Atomic uint64_t *scene_generation(struct scene *t, uint32_t number)
+{
+    return (_Atomic uint64_t *)(void *)(t->table.bytes + 8 * number);
+}
+
+void scene_places(struct scene *t)
+{
+    for (uint32_t i = 0; i < NUMBERS; i++) {
+        *scene_generation(t, i) = 2;
+        t->decode->place[i] =
+            (struct ucm_slots_place){t->window.gpu + i * t->block, t->table.gpu + 8 * i, 2};
+    }
+    must(decode_places_upload(t->decode, 0, NUMBERS - 1, gpu_stream), "places");
+}
+
+void scene_no_place(struct scene *t, uint32_t number)
+{
+    check(ucm_cuda_decode_places(t->decode, NULL, &number, NULL, 1, gpu_stream) == 0, "%s",
+          ucm_cuda_errmsg());
+}
+
+/* ---- a step ---- */
+
+void scene_draw(struct scene *t)
+{
+    for (uint32_t c = 0; c < CHAINS; c++)
+        t->input.length[c] = CHOSEN * TOKENS + 1 + rnd_below(WINDOW * TOKENS);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        struct input_layer *in = &t->input.layer[layer];
+
+        for (uint32_t l = 0; l < CHAINS * t->spec.lists; l++) {
+            uint32_t at = 0;
+
+            for (uint32_t i = 0; i < CHOSEN && at < ROOM; i++) /* ascending, as a selection is */
+                if (rnd_below(3) == 0)
+                    in->index[l * ROOM + at++] = i;
+            in->count[l] = at;
+            for (; at < ROOM; at++)
+                in->index[l * ROOM + at] = UCM_CUDA_SELECT_NONE;
+        }
+        for (uint32_t i = 0; i < CHAINS * HEADS * GROUP * t->spec.d; i++)
+            draw(t, 1.5f, &in->q[i]);
+    }
+    gpu_put(t->gpu_input, &t->input, sizeof(t->input));
+}
+
+static void launch_all(struct scene *t)
+{
+    uint64_t in = t->gpu_input, out = t->gpu_output;
+    int r = ucm_cuda_decode_begin(t->decode, gpu_stream);
+
+    for (uint32_t layer = 0; r == 0 && layer < LAYERS; layer++) {
+        uint64_t at = in + offsetof(struct input, layer) + layer * sizeof(struct input_layer);
+        struct ucm_cuda_decode_layer l = {
+            .layer = layer,
+            .chains = CHAINS,
+            .index = at + offsetof(struct input_layer, index),
+            .count = at + offsetof(struct input_layer, count),
+            .table = in + offsetof(struct input, table),
+            .table_stride = BLOCKS,
+            .request = in + offsetof(struct input, request),
+            .pages = t->gpu_pages + layer * PAGES * t->shard,
+            .page_stride = t->shard,
+            .page_bound = PAGES,
+            .page_table = in + offsetof(struct input, page_table),
+            .page_table_stride = BLOCKS,
+            .first = in + offsetof(struct input, first),
+            .length = in + offsetof(struct input, length),
+            .q = at + offsetof(struct input_layer, q),
+            .out =
+                out + offsetof(struct output, out) + layer * sizeof(((struct output *)0)->out[0]),
+            .lse =
+                out + offsetof(struct output, lse) + layer * sizeof(((struct output *)0)->lse[0]),
+        };
+
+        r = ucm_cuda_decode_layer(t->decode, &l, gpu_stream);
+    }
+    if (r == 0)
+        r = ucm_cuda_decode_end(t->decode, gpu_stream);
+    check(r == 0, "%s: launches: %s", t->spec.name, r ? ucm_cuda_errmsg() : "");
+}
+
+static struct ucm_cuda_decode_result result(struct scene *t)
+{
+    struct ucm_cuda_decode_result r = {0};
+
+    gpu_sync();
+    check(ucm_cuda_decode_result(t->decode, &r) == 0, "%s", ucm_cuda_errmsg());
+    return r;
+}
+
+struct ucm_cuda_decode_result scene_step(struct scene *t)
+{
+    launch_all(t);
+    return result(t);
+}
+
+struct ucm_cuda_decode_result scene_replay(struct scene *t)
+{
+    CUgraph graph;
+
+    if (!t->graph) {
+        must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "capture");
+        launch_all(t);
+        must(cuStreamEndCapture(gpu_stream, &graph), "capture");
+        must(cuGraphInstantiate(&t->graph, graph, 0), "the graph");
+        must(cuGraphDestroy(graph), "the graph");
+    }
+    must(cuGraphLaunch(t->graph, gpu_stream), "the graph");
+    return result(t);
+}
+
+void scene_output(struct scene *t, struct output *out)
+{
+    memset(out, 0, sizeof(*out));
+    for (uint32_t i = 0; i < LAYERS; i++) { /* what a shorter row leaves is anything */
+        gpu_get(out->out[i], t->gpu_output + offsetof(struct output, out) + i * sizeof(out->out[0]),
+                2ull * CHAINS * HEADS * GROUP * t->spec.d);
+        gpu_get(out->lse[i], t->gpu_output + offsetof(struct output, lse) + i * sizeof(out->lse[0]),
+                sizeof(out->lse[0]));
+    }
+}
+
+/* ---- what it should be ---- */
+
+uint32_t scene_strand(const struct scene *t, uint32_t layer, uint32_t list)
+{
+    return t->spec.slot == UCM_CUDA_DECODE_HEAD ? layer * HEADS + list : layer;
+}
+
+uint32_t scene_chosen(struct scene *t, uint32_t layers)
+{
+    bool in[LAYERS * HEADS * NUMBERS] = {false};
+    uint32_t n = 0;
+
+    for (uint32_t layer = 0; layer < layers; layer++)
+        for (uint32_t l = 0; l < CHAINS * t->spec.lists; l++)
+            for (uint32_t i = 0; i < t->input.layer[layer].count[l]; i++) {
+                uint32_t at = t->input.layer[layer].index[l * ROOM + i];
+                uint32_t number = (uint32_t)t->input.table[l / t->spec.lists * BLOCKS + at];
+                bool *one = &in[scene_strand(t, layer, l % t->spec.lists) * NUMBERS + number];
+
+                n += !*one;
+                *one = true;
+            }
+    return n;
+}
+
+static float decoded(const struct scene *t, uint16_t bits)
+{
+    return t->spec.dtype == UCM_SPARSE_F16 ? ucm_f16_decode(bits) : ucm_bf16_decode(bits);
+}
+
+/* One KV head of a chain in a layer. */
+static void reference(struct scene *t, uint32_t layer, uint32_t c, uint32_t g, float *scratch,
+                      float *out, float *lse)
+{
+    const struct input_layer *in = &t->input.layer[layer];
+    struct ucm_attend_memory blocks = {t->window.bytes + layer * t->shard, t->block, NUMBERS};
+    struct ucm_attend_memory pages = {t->pages + layer * PAGES * t->shard, t->shard, PAGES};
+    uint32_t l = c * t->spec.lists + (t->spec.lists > 1 ? g : 0), row = (c * HEADS + g) * GROUP;
+    uint32_t length = t->input.length[c], n = (length + TOKENS - 1) / TOKENS;
+    float q[GROUP * D_MAX], *query = scratch + t->plan.state_floats;
+    struct ucm_attend_state state;
+    int r = 0;
+
+    for (uint32_t i = 0; i < GROUP * t->spec.d; i++)
+        q[i] = decoded(t, in->q[row * t->spec.d + i]);
+    ucm_attend_query(&t->plan, q, query);
+    ucm_attend_begin(&t->plan, &state, scratch);
+    for (uint32_t i = 0; i < in->count[l]; i++)
+        r |= ucm_attend_add(&t->plan, &blocks, g, query,
+                            &t->input.table[c * BLOCKS + in->index[l * ROOM + i]], 1, 0, &state,
+                            NULL, 0);
+    r |= ucm_attend_add(&t->plan, &pages, g, query, &t->input.page_table[c * BLOCKS + CHOSEN],
+                        n - CHOSEN, length % TOKENS, &state, NULL, 0);
+    check(r == 0, "the reference");
+    ucm_attend_end(&t->plan, &state, out, lse);
+}
+
+void scene_compare(struct scene *t, const char *what)
+{
+    float by = 6 * (t->spec.dtype == UCM_SPARSE_F16 ? 0x1p-10f : 0x1p-8f);
+    float *scratch = fresh(ucm_attend_scratch_floats(&t->plan) * 4), out[GROUP * D_MAX], lse[GROUP];
+    struct output *got = fresh(sizeof(*got));
+    uint32_t wrong = 0, d = t->spec.d;
+
+    scene_output(t, got);
+    for (uint32_t i = 0; i < LAYERS * CHAINS * HEADS; i++) {
+        uint32_t layer = i / (CHAINS * HEADS), row = i % (CHAINS * HEADS) * GROUP;
+
+        reference(t, layer, i / HEADS % CHAINS, i % HEADS, scratch, out, lse);
+        for (uint32_t j = 0; j < GROUP * d; j++)
+            wrong += !(fabsf(decoded(t, got->out[layer][row * d + j]) - out[j]) <= by);
+        for (uint32_t j = 0; j < GROUP; j++)
+            wrong += !(fabsf(got->lse[layer][row + j] - lse[j]) <= 1e-3f);
+    }
+    check(wrong == 0, "%s, %s: %u numbers are wrong", t->spec.name, what, wrong);
+    free(scratch);
+    free(got);
+}
+
+/* Bytes of a slot that differ from the strand's of its block. */
+static bool slot_wrong(const struct scene *t, const uint8_t *slot, uint32_t strand, uint32_t number)
+{
+    const struct ucm_cuda_decode_layout *l = &t->options.shard;
+    const uint8_t *shard = t->window.bytes + number * t->block;
+    uint64_t row = 2ull * t->spec.d, half = TOKENS * row;
+
+    if (t->spec.slot == UCM_CUDA_DECODE_LAYER)
+        return memcmp(slot, shard + strand * t->shard, t->shard) != 0;
+    shard += strand / HEADS * t->shard + strand % HEADS * l->k_head_stride;
+    for (uint32_t token = 0; token < TOKENS; token++)
+        if (memcmp(slot + token * row, shard + token * l->k_token_stride, row) != 0 ||
+            memcmp(slot + half + token * row, shard + l->v_offset + token * l->v_token_stride,
+                   row) != 0)
+            return true;
+    return false;
+}
+
+uint32_t scene_resident(struct scene *t, const char *what)
+{
+    const struct ucm_slots_shape *shape = &t->decode->plan.shape;
+    uint64_t bytes = t->decode->plan.info.slot_bytes, size = ucm_slots_bytes(shape);
+    uint8_t *pool = fresh(bytes * t->spec.slots);
+    uint32_t there = 0, wrong = 0;
+    char why[UCM_SLOTS_WHY] = "";
+    struct ucm_slots s;
+    void *memory;
+
+    if (posix_memalign(&memory, 64, size) != 0)
+        must(CUDA_ERROR_OUT_OF_MEMORY, "memory");
+    gpu_get(memory, t->decode->tables, size);
+    gpu_get(pool, t->pool, bytes * t->spec.slots);
+    ucm_slots_layout(&s, shape, memory);
+    check(ucm_slots_verify(&s, why) == 0, "%s, %s: %s", t->spec.name, what, why);
+    for (uint32_t key = 0; key < shape->strands * NUMBERS; key++)
+        if (s.slot_of[key] >= 0) {
+            there++;
+            wrong += slot_wrong(t, pool + (uint32_t)s.slot_of[key] * bytes, key / NUMBERS,
+                                key % NUMBERS);
+        }
+    check(wrong == 0, "%s, %s: %u of %u slots are wrong", t->spec.name, what, wrong, there);
+    free(memory);
+    free(pool);
+    return there;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct scene_spec specs[] = {
+        {"heads, tokens first", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 200, false},
+        {"heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, true},
+        {"layers", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true},
+        {"layers, one list", UCM_CUDA_DECODE_LAYER, 1, 64, UCM_SPARSE_BF16, 200, false},
+    };
+
+    gpu_begin();
+    few = argc > 1 && strcmp(argv[1], "--few") == 0;
+    for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
+        test_decode_steps(&specs[i]);
+        test_decode_between(&specs[i]);
+    }
+    return gpu_end();
+}

@@ -1,0 +1,84 @@
+/* What the files of test_decode have in common: a worker's pool, blocks as the daemon has them, and a step. */
+#ifndef UCM_TESTS_GPU_DECODE_H
+#define UCM_TESTS_GPU_DECODE_H
+
+#include "client/cuda/decode.h"
+#include "kernels/attend/attend.h"
+#include "tests/gpu/window.h"
+
+#define LAYERS 3u
+#define HEADS 2u
+#define GROUP 4u
+#define TOKENS 16u
+#define CHAINS 3u
+#define NUMBERS 60u
+#define BLOCKS 24u /* of a chain */
+#define WINDOW 4u  /* its last ones, in pages */
+#define CHOSEN (BLOCKS - WINDOW)
+#define PAGES 16u
+#define ROOM 9u
+#define D_MAX 128u
+
+struct scene_spec {
+    const char *name;
+    uint32_t slot, lists, d, dtype; /* of the options */
+    uint32_t slots;
+    bool heads_first; /* in shards; pages have it the other way around */
+};
+
+/* Of a step, at fixed addresses on the GPU. */
+struct input {
+    int32_t table[CHAINS * BLOCKS], page_table[CHAINS * BLOCKS];
+    uint32_t request[CHAINS], first[CHAINS], length[CHAINS], pad;
+    struct input_layer {
+        uint32_t count[CHAINS * HEADS], index[CHAINS * HEADS * ROOM];
+        uint16_t q[CHAINS * HEADS * GROUP * D_MAX];
+    } layer[LAYERS];
+};
+
+struct output {
+    uint16_t out[LAYERS][CHAINS * HEADS * GROUP * D_MAX];
+    float lse[LAYERS][CHAINS * HEADS * GROUP];
+};
+
+struct scene {
+    struct scene_spec spec;
+    struct ucm_cuda_decode_options options;
+    struct ucm_cuda_decode *decode;
+    struct ucm_attend_plan plan; /* of shards */
+    uint64_t shard, block;       /* bytes */
+    struct window window, table; /* blocks; generations */
+    CUdeviceptr blocks;          /* the same blocks in the GPU's memory */
+    uint8_t *pages;              /* [LAYERS][PAGES], as shards are */
+    CUdeviceptr pool, gpu_pages, gpu_input, gpu_output;
+    struct input input;
+    CUgraphExec graph;
+};
+
+void scene_open(struct scene *t, const struct scene_spec *spec);
+void scene_close(struct scene *t);
+
+/* All blocks' places, or none of this number's. */
+void scene_places(struct scene *t);
+void scene_no_place(struct scene *t, uint32_t number);
+_Atomic uint64_t *scene_generation(struct scene *t, uint32_t number);
+
+/* Fresh lists, lengths and queries. */
+void scene_draw(struct scene *t);
+/* Runs a step of it, by launches or by the scene's graph, and waits. */
+struct ucm_cuda_decode_result scene_step(struct scene *t);
+struct ucm_cuda_decode_result scene_replay(struct scene *t);
+void scene_output(struct scene *t, struct output *out);
+
+/* What the step attended, beside the C's. */
+void scene_compare(struct scene *t, const char *what);
+/* Whether the tables are whole, and each resident strand has its block's bytes; how many there are. */
+uint32_t scene_resident(struct scene *t, const char *what);
+/* Strands that the input's lists have, each once; of layers up to `layers`. */
+uint32_t scene_chosen(struct scene *t, uint32_t layers);
+uint32_t scene_strand(const struct scene *t, uint32_t layer, uint32_t list);
+
+void test_decode_steps(const struct scene_spec *spec);
+void test_decode_between(const struct scene_spec *spec);
+
+#endif

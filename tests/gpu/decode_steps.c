@@ -1,0 +1,190 @@
+#include "tests/gpu/decode.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool same(const struct output *a, const struct output *b)
+{
+    return memcmp(a, b, sizeof(*a)) == 0;
+}
+
+static void forget_all(struct scene *t)
+{
+    uint32_t numbers[NUMBERS];
+
+    for (uint32_t i = 0; i < NUMBERS; i++)
+        numbers[i] = i;
+    check(ucm_cuda_decode_forget(t->decode, numbers, NUMBERS, gpu_stream) == 0, "%s",
+          ucm_cuda_errmsg());
+}
+
+/* ---- steps that get everything ---- */
+
+static void check_first(struct scene *t)
+{
+    struct ucm_cuda_decode_result r;
+
+    scene_draw(t);
+    r = scene_step(t);
+    check(r.step == 1 && r.flags == 0 && r.unserved == 0, "%s: step %lu, flags %u", t->spec.name,
+          (unsigned long)r.step, r.flags);
+    check(r.missed == scene_chosen(t, LAYERS) && r.taken == r.missed, "%s: %lu missed, %u chosen",
+          t->spec.name, (unsigned long)r.missed, scene_chosen(t, LAYERS));
+    check(scene_resident(t, "the first step") == r.missed, "%s: resident", t->spec.name);
+    scene_compare(t, "the first step");
+}
+
+/* The same input, wherever its blocks lie, and by launches or by a graph. */
+static void check_bits(struct scene *t)
+{
+    struct output *a = fresh(sizeof(*a)), *b = fresh(sizeof(*b));
+    uint64_t missed = scene_step(t).missed;
+
+    scene_output(t, a);
+    check(scene_replay(t).missed == missed, "%s: all of it is resident", t->spec.name);
+    scene_output(t, b);
+    check(same(a, b), "%s: a graph has other bits", t->spec.name);
+    forget_all(t);
+    scene_places(t);
+    check(scene_replay(t).missed == missed + scene_chosen(t, LAYERS), "%s: nothing was resident",
+          t->spec.name);
+    scene_output(t, b);
+    check(same(a, b), "%s: other slots, other bits", t->spec.name);
+    free(a);
+    free(b);
+}
+
+void test_decode_steps(const struct scene_spec *spec)
+{
+    struct scene t;
+
+    scene_open(&t, spec);
+    for (uint32_t c = 0; c < CHAINS; c++)
+        check(ucm_cuda_decode_enter(t.decode, c, spec->slots / 4, gpu_stream) == 0, "%s",
+              ucm_cuda_errmsg());
+    check_first(&t);
+    for (uint32_t i = 0; i < (few ? 2u : 30u); i++) {
+        struct ucm_cuda_decode_result r;
+
+        scene_draw(&t);
+        r = i % 2 ? scene_replay(&t) : scene_step(&t);
+        check(r.flags == 0 && r.step == i + 2, "%s: step %lu, flags %u", spec->name,
+              (unsigned long)r.step, r.flags);
+        scene_compare(&t, "a step");
+        scene_resident(&t, "a step");
+    }
+    check_bits(&t);
+    check(ucm_cuda_decode_leave(t.decode, 1, gpu_stream) == 0, "%s", ucm_cuda_errmsg());
+    scene_resident(&t, "one has left");
+    scene_close(&t);
+}
+
+/* ---- steps that don't ---- */
+
+/* Puts what is not served from the GPU's memory; how many that were. */
+static uint32_t serve(struct scene *t)
+{
+    struct ucm_cuda_decode_key key[LAYERS * HEADS * NUMBERS];
+    struct ucm_cuda_decode_put put[LAYERS * HEADS * NUMBERS];
+    uint32_t n = 0, placed = 0;
+
+    check(ucm_cuda_decode_unserved(t->decode, key, LAYERS * HEADS * NUMBERS, &n, gpu_stream) == 0,
+          "%s", ucm_cuda_errmsg());
+    for (uint32_t i = 0; i < n; i++)
+        put[i] = (struct ucm_cuda_decode_put){.key = key[i],
+                                              .request = i % CHAINS,
+                                              .from = t->blocks + key[i].number * t->block +
+                                                      key[i].layer * t->shard};
+    check(ucm_cuda_decode_put(t->decode, put, n, &placed, gpu_stream) == 0, "%s",
+          ucm_cuda_errmsg());
+    check(placed == n, "%s: %u of %u were put", t->spec.name, placed, n);
+    scene_resident(t, "put");
+    return n;
+}
+
+static void check_served(struct scene *t, const char *what)
+{
+    struct output *want = fresh(sizeof(*want)), *got = fresh(sizeof(*got));
+    struct ucm_cuda_decode_result r;
+
+    scene_places(t);
+    check(scene_replay(t).flags == 0, "%s, %s: all are in the window", t->spec.name, what);
+    scene_output(t, want);
+    forget_all(t);
+    scene_places(t);
+    for (uint32_t i = 0; i < NUMBERS; i += 5)
+        scene_no_place(t, i);
+    atomic_store(scene_generation(t, 3), 3); /* its bytes are changing */
+    atomic_store(scene_generation(t, 7), 4); /* and these did */
+    r = scene_replay(t);
+    check(r.flags == (UCM_CUDA_DECODE_UNSERVED | UCM_CUDA_DECODE_NO_SLOT), "%s, %s: flags %u",
+          t->spec.name, what, r.flags);
+    scene_resident(t, "a step that was not served");
+    check(serve(t) == r.unserved, "%s, %s: %u keys", t->spec.name, what, r.unserved);
+    r = scene_replay(t);
+    check(r.flags == 0, "%s, %s: run again, flags %u", t->spec.name, what, r.flags);
+    scene_output(t, got);
+    check(same(want, got), "%s, %s: other bits", t->spec.name, what);
+    scene_compare(t, what);
+    free(want);
+    free(got);
+}
+
+/* Of fewer slots than a step needs. */
+static void check_full(const struct scene_spec *spec)
+{
+    struct scene_spec small = *spec;
+    struct ucm_cuda_decode_result r;
+    struct scene t;
+
+    small.slots = 12;
+    scene_open(&t, &small);
+    scene_draw(&t);
+    r = scene_replay(&t);
+    check((r.flags & (UCM_CUDA_DECODE_UNSERVED | UCM_CUDA_DECODE_FULL)) ==
+              (UCM_CUDA_DECODE_UNSERVED | UCM_CUDA_DECODE_FULL),
+          "%s: full, flags %u", spec->name, r.flags);
+    check(scene_resident(&t, "full") <= 12, "%s: full", spec->name);
+    scene_close(&t);
+}
+
+/* What the caller does wrong shows. */
+static void check_strays(struct scene *t)
+{
+    uint32_t at = t->input.layer[1].index[0];
+    int32_t number = t->input.table[at], page = t->input.page_table[CHOSEN];
+    struct ucm_cuda_decode_result r;
+
+    t->input.table[at] = NUMBERS;
+    gpu_put(t->gpu_input, &t->input, sizeof(t->input));
+    r = scene_replay(t);
+    check((r.flags & UCM_CUDA_DECODE_STRAY) != 0 && (r.flags & UCM_CUDA_DECODE_UNSERVED) != 0,
+          "%s: a stray, flags %u", t->spec.name, r.flags);
+    t->input.table[at] = number;
+    t->input.page_table[CHOSEN] = -1;
+    gpu_put(t->gpu_input, &t->input, sizeof(t->input));
+    r = scene_replay(t);
+    check(r.flags == UCM_CUDA_DECODE_NO_PAGE, "%s: no page, flags %u", t->spec.name, r.flags);
+    t->input.page_table[CHOSEN] = page;
+    gpu_put(t->gpu_input, &t->input, sizeof(t->input));
+    check(scene_replay(t).flags == 0, "%s: neither", t->spec.name);
+}
+
+void test_decode_between(const struct scene_spec *spec)
+{
+    struct scene t;
+
+    scene_open(&t, spec);
+    do
+        scene_draw(&t);
+    while (t.input.layer[1].count[0] == 0);
+    check_served(&t, "served");
+    check_strays(&t);
+    for (uint32_t i = 0; i < (few ? 0u : 5u); i++) {
+        scene_draw(&t);
+        check_served(&t, "served again");
+    }
+    scene_close(&t);
+    check_full(spec);
+}
