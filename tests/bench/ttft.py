@@ -21,17 +21,16 @@ import hashlib
 import json
 import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.environ.get("UCM_PYTHON", os.path.join(TOP, "client/python")))
+from engines import Daemon, Process, bus, serve
+from llama import Shape
 
-BLOCK, WIDTH, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY = 16, 4096, 32, 8, 128, 14336, 128256
+BLOCK, WIDTH, HEADS, KV_HEADS, HEAD, VOCABULARY = (
+    getattr(Shape, name) for name in ("block", "width", "heads", "kv_heads", "head", "vocabulary"))
 HITS, ROUNDS = (50, 80, 100), 3
 #: Of the time to first token without an encoding, at the longest prompt.
 AIMS = {"fp8": 0.65, "int8": 0.65, "q4": 0.5}
@@ -44,24 +43,11 @@ LARGE = 512 << 10
 class Model:
     def __init__(self, layers, blocks):
         import torch
+        from llama_torch import Weights
         self.torch, self.layers = torch, layers
-        torch.manual_seed(1)
-
-        def matrix(rows, columns):
-            return torch.randn(rows, columns, dtype=torch.bfloat16, device="cuda") * (columns ** -0.5)
-
-        self.embedding = matrix(VOCABULARY, WIDTH) * WIDTH ** 0.5
-        self.weights = [(matrix((HEADS + 2 * KV_HEADS) * HEAD, WIDTH), matrix(WIDTH, HEADS * HEAD),
-                         matrix(2 * INNER, WIDTH), matrix(WIDTH, INNER)) for _ in range(layers)]
-        self.head = matrix(VOCABULARY, WIDTH)
+        self.weights = Weights(Shape(layers=layers), "cuda")
+        self.rotate = self.weights.rotate
         self.pages = torch.zeros(blocks, layers, 2, BLOCK, KV_HEADS, HEAD, dtype=torch.bfloat16, device="cuda")
-        self.turns = 500000.0 ** (-torch.arange(HEAD // 2, device="cuda") / (HEAD // 2))
-
-    def rotate(self, x, positions):
-        angle = (positions[:, None] * self.turns)[:, None]
-        cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        a, b = x.chunk(2, -1)
-        return self.torch.cat((a * cosine - b * sine, a * sine + b * cosine), -1)
 
     def forward(self, tokens, first, table):
         """Logits of the last token; K and V of tokens before `first` lie in the pages of `table`."""
@@ -70,8 +56,8 @@ class Model:
         functional, n = torch.nn.functional, len(tokens)
         positions = torch.arange(first, n, device="cuda")
         where, row = table[positions // BLOCK], positions % BLOCK
-        x = self.embedding[tokens[first:]]
-        for layer, (qkv, out, up, down) in enumerate(self.weights):
+        x = self.weights.embedding[tokens[first:]]
+        for layer, (qkv, out, up, down) in enumerate(self.weights.layers):
             h = functional.rms_norm(x, (WIDTH,)) @ qkv.T
             q, k, v = h.view(n - first, -1, HEAD).split((HEADS, KV_HEADS, KV_HEADS), 1)
             self.pages[where, layer, 0, row] = self.rotate(k, positions)
@@ -85,7 +71,7 @@ class Model:
             gate, value = (functional.rms_norm(x, (WIDTH,)) @ up.T).chunk(2, -1)
             x = x + (functional.silu(gate) * value) @ down.T
             del h, q, k, v, keys, values, a, gate, value
-        return functional.rms_norm(x[-1:], (WIDTH,)) @ self.head.T
+        return functional.rms_norm(x[-1:], (WIDTH,)) @ self.weights.head.T
 
 
 class Engine:
@@ -260,93 +246,19 @@ class Engine:
                 "same_token": int(logits.argmax()) == int(right.argmax())}
 
     def bus(self):
-        host = self.torch.empty(1 << 30, dtype=self.torch.uint8, pin_memory=True)
-        device = self.torch.empty(1 << 30, dtype=self.torch.uint8, device="cuda")
-        times = []
-        for _ in range(5):
-            self.torch.cuda.synchronize()
-            began = time.perf_counter()
-            device.copy_(host, non_blocking=True)
-            self.torch.cuda.synchronize()
-            times.append(time.perf_counter() - began)
-        return {"bytes_per_second": (1 << 30) / statistics.median(times)}
+        return {"bytes_per_second": bus(self.torch)}
 
 
-def serve(options):
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    import torch
-    with torch.inference_mode():
-        engine = Engine(options)
-        answers.write("{}\n")
-        for line in sys.stdin:
-            name, *arguments = json.loads(line)
-            answers.write(json.dumps(getattr(engine, name)(*arguments)) + "\n")
-
-
-class Process:
-    def __init__(self, options):
-        """Answers once when it is ready."""
-        self.process = subprocess.Popen([sys.executable, __file__, "--engine", json.dumps(options)], text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def answer(self):
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("an engine ended early")
-        return json.loads(line)
-
-    def __call__(self, *words):
-        self.process.stdin.write(json.dumps(words) + "\n")
-        self.process.stdin.flush()
-        return self.answer()
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait(60)
-
-
-class Daemon:
-    def __init__(self, options, folder):
-        self.socket = options["socket"]
-        words = {"socket": self.socket, "arena.size": options["arena"], "device.cuda": "required",
-                 "nvme.paths": options["nvme"] or "", "nvme.size": "24GiB"}
-        if not options["nvme"]:
-            del words["nvme.paths"], words["nvme.size"]
-        argv = [os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))]
-        argv += [w for key, value in words.items() for w in ("--set", f"{key}={value}")]
-        self.process = subprocess.Popen(argv, stdout=open(os.path.join(folder, "log"), "w"), stderr=subprocess.STDOUT)
-        end = time.monotonic() + 60
-        while not os.path.exists(self.socket):
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise SystemExit("the daemon did not start:\n" + open(os.path.join(folder, "log")).read())
-            time.sleep(0.05)
-
-    def ctl(self, *words):
-        ctl = os.path.join(os.path.dirname(os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))), "ucmctl")
-        return subprocess.run([ctl, "--socket", self.socket, *words], capture_output=True, check=True).stdout
-
-    def metrics(self):
-        return json.loads(self.ctl("--json", "stats"))["metrics"]
-
-    def to_nvme(self):
-        """Waits until everything lies on NVMe, and drops it from DRAM."""
-        end = time.monotonic() + 180
-        while self.metrics()["nvme_writes"] < self.metrics()["dump_blocks"] and time.monotonic() < end:
-            time.sleep(0.1)
-        for namespace in json.loads(self.ctl("--json", "namespaces"))["namespaces"]:
-            self.ctl("evict", str(namespace["ns"]), "--tier", "dram", "--yes")
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+def daemon_words(options):
+    words = {"socket": options["socket"], "arena.size": options["arena"], "device.cuda": "required"}
+    return {**words, "nvme.paths": options["nvme"], "nvme.size": "24GiB"} if options["nvme"] else words
 
 
 @contextlib.contextmanager
 def fleet(options, folder):
     """A daemon, the engine that stores and the one that loads."""
-    daemon = Daemon(options, folder)
-    engines = [Process(options) for _ in range(2)]
+    daemon = Daemon(daemon_words(options), folder)
+    engines = [Process(__file__, options) for _ in range(2)]
     for engine in engines:
         engine.answer()
     yield daemon, *engines
@@ -468,7 +380,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     words = parser.parse_args()
     if words.engine:
-        return serve(json.loads(words.engine))
+        return serve(lambda: Engine(json.loads(words.engine)))
     encodings = [name for name in words.encoding.split(",") if name and name != "none"]
     with tempfile.TemporaryDirectory() as folder:
         options = {"socket": os.path.join(folder, "s"), "tokens": [int(n) for n in words.tokens.split(",")],
