@@ -1,9 +1,20 @@
 #!/usr/bin/env python3
 """Sparse decoding on one GPU beside dense attention with all KV there: the table of docs/sparse.md, "Measured on a GPU".
 
-    decode.py dense [--tokens N] [--steps N] [--json FILE]
+    decode.py [PART...] [--json FILE] [--tokens N] [--policies POLICY/POLICY...] [--slots X] [--nvme FOLDER]
 
-A transformer of Llama-3.1-8B's shape with random weights (llama.py) decodes one token of each request a step, as one CUDA graph.
+A transformer of Llama-3.1-8B's shape with random weights decodes a token of each request a step, as one CUDA graph. The KV of a long prompt
+lies in the daemon, in a window, from which the GPU itself reads what it misses. Parts:
+
+    dense     torch's best attention, all KV on the GPU, by batch size up to the largest that fits
+    one       sparse, one request, by policy
+    batch     sparse, by policy, as many requests as fit into the memory that dense has
+    long      sparse, one request of 1M tokens
+    second    what a second engine takes from the daemon
+    restart   the first token after a restart of daemon and engine, from NVMe in --nvme
+    serve     requests a second by a simulation that takes the steps' times from the parts above
+
+All requests of a batch, and all 128k pieces of 1M tokens, are the same prompt in DRAM; on the GPU each has numbers, digests and slots of its own.
 
 $UCMD is the daemon, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the companion's. Needs PyTorch with CUDA; with --tiny a small shape
 runs on a CPU, which shows that the script works."""
@@ -11,76 +22,130 @@ runs on a CPU, which shows that the script works."""
 import argparse
 import json
 import os
-import statistics
 import sys
+import tempfile
 import time
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.environ.get("UCM_PYTHON", os.path.join(TOP, "client/python")), os.path.dirname(os.path.abspath(__file__))]
+import decode_page
+import decode_serve
+from engines import Daemon, Process, serve
 
-import torch  # noqa: E402
-
-import llama_torch as llama  # noqa: E402
-from llama import Shape  # noqa: E402
-
-TINY = Shape(layers=2, width=256, heads=4, kv_heads=2, head=64, inner=512, vocabulary=1000)
-#: Beside weights and KV: activations, workspaces, and what the driver takes.
-RESERVE = 3 << 30
+PARTS = ("dense", "one", "batch", "long", "second", "restart", "serve")
+POLICIES = ("topk:topk_tokens=4096", "topk:topk_tokens=4096,digest=hash,reduce=max", "topk:topk_tokens=4096,digest=mean")
+MIB = 1 << 20
 
 
-def gpu_memory(options):
-    """Bytes that are free now."""
-    if options.tiny:
-        return 8 << 30
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0]
+def words_of(options, nvme):
+    """Of a daemon whose window has the prompt, whose arena has a part of it, or all if it comes back from NVMe."""
+    kv = options["kv_bytes"]
+    window, arena = kv + kv // 16 + (1 << 30), min(kv, 4 << 30) + (2 << 30)
+    if options["tiny"]:
+        window, arena = 2 * kv + 64 * MIB, 2 * kv + 64 * MIB
+    words = {"socket": options["socket"], "arena.size": arena, "window.size": window, "metrics.socket": "",
+             "arena.extent": 16 * MIB if options["tiny"] else 512 * MIB, "device.cuda": "off" if options["tiny"] else "required"}
+    if nvme:
+        words.update({"nvme.paths": options["nvme"], "nvme.size": 3 * kv // 2 + 256 * MIB, "arena.size": window})
+    return words
 
 
-def summary(seconds):
-    """Of steps, the first of which warm up."""
-    counted = sorted(seconds[len(seconds) // 4:])
-    return {"ms": statistics.median(counted) * 1e3, "least": counted[0] * 1e3, "p99": counted[int(len(counted) * 0.99)] * 1e3}
+class Bench:
+    def __init__(self, options, folder):
+        self.options, self.folder, self.result = options, folder, {"options": options}
 
+    def engine(self):
+        engine = Process(os.path.abspath(__file__), self.options)
+        engine.answer()
+        return engine
 
-def measure_dense(weights, options):
-    """Step times by batch size, up to the largest batch that fits."""
-    room = gpu_memory(options) - RESERVE
-    most = 3 if options.tiny else room // weights.shape.kv_bytes(options.tokens)
-    kv = llama.DenseKv(weights, most, options.tokens)
-    rows = []
-    for batch in range(1, most + 1):
-        bare = llama.Decode(weights, batch, lambda layer, rows, ops: rows[:, :weights.shape.heads * weights.shape.head].contiguous())
-        bare = summary(bare.capture().seconds(options.steps))["ms"]
-        some = kv.first(batch)
-        step = llama.Decode(weights, batch, some).capture()
-        rows.append({"batch": batch, "kernel": some.kernel, "kernels_us": some.times, "without_attention_ms": bare,
-                     **summary(step.seconds(options.steps))})
-        rows[-1]["tokens_per_second"] = batch / rows[-1]["ms"] * 1e3
-        print(rows[-1], flush=True)
-    return {"room_bytes": room, "kv_bytes": kv_bytes(kv), "rows": rows}
+    def note(self, part, value):
+        self.result.setdefault(part, []).append(value)
+        print(f"# {part}: {json.dumps(value)}", flush=True)
 
+    def run(self, parts):
+        if "dense" in parts:
+            engine = self.engine()
+            self.note("dense", engine("dense"))
+            engine.close()
+        if set(parts) & {"one", "batch", "long", "second"}:
+            self.windows(parts)
+        if "restart" in parts:
+            self.restart()
+        if "serve" in parts:
+            self.result["serve"] = decode_serve.table(self.result)
 
-def kv_bytes(kv):
-    return sum(k.nbytes + v.nbytes for k, v in kv.kv)
+    def windows(self, parts):
+        daemon = Daemon(words_of(self.options, False), self.folder)
+        engine = self.engine()
+        self.note("store", engine("store"))
+        engine.close()
+        engine = self.engine()
+        self.note("second", engine("open"))
+        for policy in self.options["policies"]:
+            if "one" in parts:
+                self.note("one", engine("sparse", policy, [1]))
+        for policy in self.options["policies"]:
+            if "batch" in parts:
+                self.note("batch", engine("sparse", policy, self.options["batches"]))
+        if "long" in parts:
+            for policy in self.options["policies"]:
+                self.note("long", engine("sparse", policy, [1], 8 * self.options["tokens"]))
+        engine.close()
+        daemon.stop()
+
+    def restart(self):
+        words = words_of(self.options, True)
+        daemon = Daemon(words, self.folder)
+        engine = self.engine()
+        engine("store")
+        engine.close()
+        for how in ("whole", "steps"):
+            daemon.to_nvme()
+            daemon.stop()
+            daemon = Daemon(words, self.folder)
+            engine = self.engine()
+            engine("connect")
+            self.note("restart", engine("restart", how))
+            engine.close()
+        daemon.stop()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("dense",))
-    parser.add_argument("--tokens", type=int, default=131072)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART")
+    parser.add_argument("--engine", help=argparse.SUPPRESS)
     parser.add_argument("--json")
+    parser.add_argument("--tokens", type=int, default=131072)
+    parser.add_argument("--steps", type=int, default=64, help="that are timed")
+    parser.add_argument("--settle", type=int, default=64, help="before them: they fill the slots")
+    parser.add_argument("--policies", default="/".join(POLICIES))
+    parser.add_argument("--slots", type=float, default=4.0, help="of a request, in multiples of what its step chooses")
+    parser.add_argument("--batches", default="", help="instead of as many as fit: 1,8,16")
+    parser.add_argument("--nvme", default="")
     parser.add_argument("--tiny", action="store_true", help="a small shape, on a CPU")
-    options = parser.parse_args()
-    began = time.monotonic()
-    with torch.inference_mode():
-        weights = llama.Weights(TINY if options.tiny else Shape(), "cpu" if options.tiny else "cuda")
-        result = measure_dense(weights, options)
-    print(f"# {time.monotonic() - began:.1f} s")
-    if options.json:
-        with open(options.json, "w") as f:
-            json.dump(result, f, indent=1)
+    parser.add_argument("--page", help="print the table of this JSON, and measure nothing")
+    words = parser.parse_args()
+    if words.engine:
+        from decode_engine import Engine
+        return serve(lambda: Engine(json.loads(words.engine)))
+    if words.page:
+        with open(words.page) as f:
+            return decode_page.show(json.load(f))
+    layer_bytes, layers = (2 * 16 * 2 * 64 * 2, 2) if words.tiny else (64 << 10, 32)
+    with tempfile.TemporaryDirectory(prefix="ucm-decode-") as folder:
+        options = {"socket": os.path.join(folder, "s"), "tokens": words.tokens, "steps": words.steps, "settle": words.settle,
+                   "policies": words.policies.split("/"), "policy": words.policies.split("/")[0], "slots": words.slots,
+                   "batches": [int(n) for n in words.batches.split(",") if n], "nvme": words.nvme, "tiny": words.tiny,
+                   "kv_bytes": words.tokens // 16 * layers * layer_bytes}
+        bench, began = Bench(options, folder), time.monotonic()
+        try:
+            bench.run(words.parts or [p for p in PARTS if p != "restart" or words.nvme])
+        finally:
+            bench.result["seconds"] = time.monotonic() - began
+            if words.json:
+                with open(words.json, "w") as f:
+                    json.dump(bench.result, f, indent=1)
+    decode_page.show(bench.result)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -134,26 +134,16 @@ class Decode:
 
 # ---- dense attention ----
 
-def forms(shape, q, k, v):
-    """torch's attention of a query a request, by name: each of its kernels, and query heads of a KV head as rows of one query.
-    q: [batch][heads][head]; k, v: [batch][kv_heads][tokens][head]."""
+def forms(q, k, v):
+    """torch's attention of a query a request, by kernel. q: [batch][heads][head]; k, v: [batch][kv_heads][tokens][head]. What it calls
+    efficient has no grouped heads, and query heads of a KV head as rows of one query were never faster."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    attend, batch = functional.scaled_dot_product_attention, len(q)
-    backends = ([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-                if q.device.type == "cuda" else [SDPBackend.MATH])
-
-    def gqa():
-        return attend(q[:, :, None], k, v, enable_gqa=True).view(batch, -1)
-
-    def rows():
-        return attend(q.view(batch, shape.kv_heads, shape.group, shape.head), k, v).reshape(batch, -1)
-
+    backends = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION) if q.device.type == "cuda" else (SDPBackend.MATH,)
     for backend in backends:
-        for how, call in (("gqa", gqa), ("rows", rows)):
-            def limited(call=call, backend=backend):
-                with sdpa_kernel(backend):
-                    return call()
-            yield f"{backend.name.partition('_')[0].lower()} {how}", limited
+        def call(backend=backend):
+            with sdpa_kernel(backend):
+                return functional.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True).view(len(q), -1)
+        yield backend.name.partition("_")[0].lower(), call
 
 
 def microseconds(call, rounds=9):
@@ -199,16 +189,11 @@ class DenseKv:
         s, (k, v) = self.shape, self.kv[0]
         q = torch.randn(len(k), s.heads, s.head, dtype=k.dtype, device=k.device)
         if k.device.type == "cpu":
-            return next(forms(s, q, k, v))[0]
-        for name, call in forms(s, q, k, v):
-            try:
-                self.times[name] = microseconds(call)
-            except RuntimeError as error:
-                self.times[name] = None
-                print(f"# {name}: {str(error).splitlines()[0][:90]}")
-        return min((us, name) for name, us in self.times.items() if us is not None)[1]
+            return next(forms(q, k, v))[0]
+        self.times = {name: microseconds(call) for name, call in forms(q, k, v)}
+        return min((us, name) for name, us in self.times.items())[1]
 
     def __call__(self, layer, rows, ops):
         k, v = self.kv[layer]
         q = ops.rotate(rows, self.position, Place(k, v, self.at, self.head_stride))
-        return dict(forms(self.shape, q, k, v))[self.kernel]()
+        return dict(forms(q, k, v))[self.kernel]()

@@ -1,0 +1,5 @@
+"""decode.py's result as text."""
+
+
+def show(result):
+    pass
