@@ -24,7 +24,7 @@ class Engine:
         self.options, self.tiny = options, options["tiny"]
         self.shape, self.device = (TINY, "cpu") if self.tiny else (Shape(), "cuda:0")
         self.blocks = options["tokens"] // self.shape.block
-        self._weights, self.link, self.stored_rows = None, None, None
+        self._weights, self.link, self.stored_rows, self.pinned = None, None, None, None
 
     @property
     def weights(self):
@@ -70,9 +70,9 @@ class Engine:
     def connect(self):
         self.link = store.Link(self.options["socket"], self.shape, self.setting(self.options["policy"]).digest, self.device)
 
-    def store(self):
+    def store(self, windowed, leaning):
         self.connect()
-        return store.store(self.link, self.blocks)
+        return store.store(self.link, self.blocks, windowed, leaning)
 
     def open(self):
         """As a second engine: finds the prompt, loads its digests, pins its blocks. What it computed of them: nothing."""
@@ -93,7 +93,7 @@ class Engine:
         loaded = store.all_ok(region.load(keys, list(range(self.blocks))), "digests")
         lap("digests")
         self.link.open_window()
-        self.places = self.link.pin(0, self.blocks).places
+        self.pinned = self.link.pin(0, self.blocks)
         lap("pin")
         return {"blocks": self.blocks, "found": found, "digest_bytes": loaded.bytes, "seconds": times, "computed_bytes": 0}
 
@@ -105,9 +105,8 @@ class Engine:
         else:
             from decode_steps import GpuSteps as Steps
         steps = Steps(setting, batch, self.link)
-        numbers = list(range(batch * setting.blocks))
-        steps.set_places(numbers, [self.places[i % self.blocks] for i in numbers])
-        steps.enter(batch)
+        if self.pinned is not None:
+            steps.set_places(self.pinned, batch * setting.blocks)
         return steps
 
     def rows_of(self, setting, batch):
@@ -115,20 +114,21 @@ class Engine:
         if setting.tokens == self.options["tokens"] and setting.digest.bytes == self.link.digest.bytes:
             one = self.stored_rows
         else:
-            one = store.make_rows(self.shape, setting.digest, setting.blocks, setting.blocks, self.device)
+            one = store.make_rows(self.shape, setting.digest, setting.blocks, self.device)
         return one if batch == 1 else one.repeat(1, batch, 1)
 
     def sparse(self, policy, batches, tokens=None, slots=None):
-        """Step times by batch size, in the memory of the largest. batches: None: one, and as many as fit into the memory."""
+        """Step times by batch size, in the memory of the largest. No batches: up to as many as fit into the memory."""
         setting = self.setting(policy, tokens, slots)
         memory, each = self.memory(), setting.request_bytes()
-        batches = batches or [int(memory // sum(each.values()))]
+        fit = int(memory // sum(each.values()))
+        batches = batches or [1, fit // 4, fit // 2, fit]
         most = max(batches)
         steps = self.make_steps(setting, most)
         kv = SparseKv(self.weights, setting, most, self.rows_of(setting, most), steps)
         out = {"policy": policy, "tokens": setting.tokens, "memory": memory, "request_bytes": each, "tables_bytes": steps.table_bytes,
                "chosen": setting.chosen, "window": setting.window, "digest_bytes": setting.digest.bytes, "slots": setting.slots,
-               "rows": []}
+               "need_bytes": setting.need * setting.head_bytes, "rows": []}
         for batch in sorted(batches):
             out["rows"].append(self.sparse_batch(kv if batch == most else kv.first(batch)))
         out["checked"] = self.check(kv)
@@ -136,29 +136,37 @@ class Engine:
         return out
 
     def sparse_batch(self, kv):
-        steps, settle = kv.steps, self.options["settle"]
+        steps, part = kv.steps, 1 if kv.batch == 1 else 2
+        settle, count = self.options["settle"] // part, self.options["steps"] // part
         step = Decode(self.weights, kv.batch, kv).capture(steps.begin, steps.end)
-        before, missed, again = [steps.result()["missed"]], [], [0]
+        before, missed, again = [steps.result()[1]], [], [0]
 
         def after(i):
-            result = steps.result()
-            while result["flags"]:
-                again[0] += 1
-                steps.serve(kv)
-                step.graph()
-                self.wait()
-                result = steps.result()
-            missed.append(result["missed"] - before[0])
-            before[0] = result["missed"]
+            again[0] += self.finish(step, steps)[0]
+            now = steps.result()[1]
+            missed.append(now - before[0])
+            before[0] = now
 
         step.seconds(settle, lambda i: kv.queries.next(), after)
         first = missed[:4]
         missed.clear()
-        row = {"batch": kv.batch, **summary(step.seconds(self.options["steps"], lambda i: kv.queries.next(), after))}
+        row = {"batch": kv.batch, **summary(step.seconds(count, lambda i: kv.queries.next(), after))}
         accesses = kv.setting.need * kv.batch
         row.update(tokens_per_second=kv.batch / row["ms"] * 1e3, misses=statistics.mean(missed) / accesses, first_misses=first,
                    bus_bytes=statistics.mean(missed) * kv.setting.head_bytes / kv.batch, runs_again=again[0], select_us=self.select_us(kv))
         return row
+
+    def finish(self, step, steps):
+        """Until the step that has run counts. Returns how often it ran again, and how many layers of blocks were fetched."""
+        again = fetched = 0
+        while steps.result()[0]:
+            if again > 2 * self.shape.layers:
+                raise SystemExit(f"a step does not end: {steps.result()}")
+            fetched += steps.serve(self.blocks)
+            step.graph()
+            self.wait()
+            again += 1
+        return again, fetched
 
     def select_us(self, kv):
         """Of one layer's selection alone: all layers in a graph, as they differ in their digests."""
@@ -179,7 +187,7 @@ class Engine:
         kv.steps.layer(layer, kv, q)
         kv.steps.end()
         self.wait()
-        if kv.steps.result()["flags"]:
+        if kv.steps.result()[0]:
             return None
         worst = 0.0
         for c in {0, kv.batch - 1}:
@@ -192,3 +200,50 @@ class Engine:
                 got = kv.out[c].view(s.kv_heads, s.group, s.head)[head].float()
                 worst = max(worst, float((got - right).abs().max() / right.abs().max()))
         return worst
+
+    # ---- after a restart ----
+
+    def restart(self, how):
+        """The first token of the prompt, from NVMe: `whole` loads all KV, `steps` digests and what the step asks for."""
+        self.connect()
+        keys = store.keys_of(self.shape, self.blocks)
+        while self.link.ns.lookup_prefix(keys).blocks < self.blocks or self.link.digests.lookup_prefix(keys).blocks < self.blocks:
+            time.sleep(0.1)  # the daemon reads its log
+        return self.restart_whole(keys) if how == "whole" else self.restart_steps(keys)
+
+    def restart_whole(self, keys):
+        pages = store.room(self.shape, self.blocks, self.shape.layers, self.device)
+        region = self.link.pages(pages)
+        kv = DenseKv(self.weights, 1, self.options["tokens"])
+        step = Decode(self.weights, 1, kv).capture()
+        began = time.perf_counter()
+        found = self.link.ns.lookup_prefix(keys, lease=60)
+        loaded = store.all_ok(region.load(keys, list(range(self.blocks)), lease=found.lease), "the load")
+        load = time.perf_counter() - began
+        step.graph()
+        self.wait()
+        return {"how": "whole", "seconds": time.perf_counter() - began, "load": load, "bytes": loaded.bytes}
+
+    def restart_steps(self, keys):
+        setting = self.setting(self.options["policy"])
+        steps = self.make_steps(setting, 1)
+        size = self.shape.layers * self.blocks * setting.digest.bytes
+        rows = store.bytes_for(size, self.device).view(self.shape.layers, self.blocks, -1).zero_()
+        region = self.link.rows(rows, self.blocks)
+        lean = store.LEAN[1] * self.shape.head ** -0.5
+        kv = SparseKv(self.weights, setting, 1, rows, steps, lean)
+        step = Decode(self.weights, 1, kv).capture(steps.begin, steps.end)
+        began = time.perf_counter()
+        self.link.chain.append(keys, timeout=store.PATIENCE)
+        appended = time.perf_counter() - began
+        digests = store.all_ok(region.load(keys, list(range(self.blocks))), "digests").bytes
+        loaded = time.perf_counter() - began
+        step.graph()
+        self.wait()
+        again, fetched = self.finish(step, steps)
+        seconds = time.perf_counter() - began
+        step.graph()
+        self.wait()
+        return {"how": "steps", "policy": self.options["policy"], "seconds": seconds, "append": appended, "digests": loaded - appended,
+                "digest_bytes": digests, "runs": again + 1, "fetched_layers": fetched, "fetched_bytes": fetched * self.shape.layer_bytes,
+                "flags_then": steps.result()[0]}

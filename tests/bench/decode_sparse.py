@@ -24,8 +24,9 @@ SCALE = 2.0
 
 
 class Queries:
-    def __init__(self, shape, batch, device):
-        size = (shape.layers, batch, shape.heads, shape.head)
+    def __init__(self, shape, batch, device, lean=None):
+        """lean: is added to all of them."""
+        self.lean, size = lean, (shape.layers, batch, shape.heads, shape.head)
         self.generator = torch.Generator(device).manual_seed(11)
         self.parts = [torch.randn(size, generator=self.generator, device=device) for _ in WALK]
         self.now = torch.empty(size, dtype=torch.bfloat16, device=device)
@@ -35,7 +36,8 @@ class Queries:
         for part, (_, rho) in zip(self.parts, WALK):
             noise = torch.randn(part.shape, generator=self.generator, device=part.device)
             part.mul_(rho).add_(noise, alpha=(1 - rho ** 2) ** 0.5)
-        self.now.copy_(sum(part * (share ** 0.5 * SCALE) for part, (share, _) in zip(self.parts, WALK)))
+        now = sum(part * (share ** 0.5 * SCALE) for part, (share, _) in zip(self.parts, WALK))
+        self.now.copy_(now if self.lean is None else now + self.lean)
 
 
 class Setting:
@@ -66,10 +68,10 @@ class Setting:
 class SparseKv:
     """`batch` requests. steps: of decode_steps.py. Each step decodes the last token again, with queries of its own."""
 
-    def __init__(self, weights, setting, batch, rows, steps):
+    def __init__(self, weights, setting, batch, rows, steps, lean=None):
         s, device = weights.shape, weights.head.device
         self.shape, self.setting, self.batch, self.rows, self.steps = s, setting, batch, rows, steps
-        self.queries = Queries(s, batch, device)
+        self.queries = Queries(s, batch, device, lean)
         pages = (s.layers, batch * setting.window, 2, s.block, s.kv_heads, s.head)
         self.pages = torch.empty(pages, dtype=torch.bfloat16, device=device).normal_()
         numbers = torch.arange(batch * setting.blocks, dtype=torch.int32, device=device)
@@ -82,8 +84,7 @@ class SparseKv:
         self.candidates = torch.full((batch,), setting.candidates, dtype=torch.int32, device=device)
         self.length = torch.full((batch,), setting.tokens, dtype=torch.int32, device=device)
         self.request = torch.arange(batch, dtype=torch.int32, device=device)
-        self.select = steps.selector(setting, batch)
-        self.chosen = steps.chosen(self.select, batch)
+        self.chosen = steps.chosen(batch)
         self.out = torch.empty(batch, s.heads, s.head, dtype=torch.bfloat16, device=device)
 
     def first(self, batch):
@@ -92,11 +93,11 @@ class SparseKv:
         some.__dict__.update(self.__dict__, batch=batch)
         for name in ("table", "page_table", "at", "position", "candidates", "length", "request", "out"):
             setattr(some, name, getattr(self, name)[:batch])
-        some.chosen = self.steps.chosen(self.select, batch)
+        some.chosen = self.steps.chosen(batch)
         return some
 
     def choose(self, layer):
-        self.select(self.rows[layer], self.table, self.candidates, self.queries.now[layer, :self.batch], out=self.chosen)
+        self.steps.select(self.rows[layer], self.table, self.candidates, self.queries.now[layer, :self.batch], out=self.chosen)
 
     def __call__(self, layer, rows, ops):
         pages = self.pages[layer]

@@ -13,6 +13,8 @@ from ucmclient.sparse.digest import Shape as DigestShape
 SOME = 512
 #: Daemon's calls may wait for as long as memory is taken for the first time.
 PATIENCE = 120.0
+#: Along the diagonal, added to keys that lean and to queries that find them: the best blocks of such queries lean.
+LEAN = (6.0, 40.0)
 
 
 def digest_shape(shape):
@@ -23,10 +25,15 @@ def keys_of(shape, blocks):
     return sha256_chain(list(range(blocks * shape.block)), shape.block)
 
 
-def random_kv(shape, first, out, seed=0):
-    """KV of blocks from `first` on, normally distributed: [blocks][layers][K, V][tokens][kv_heads][head], the same in every process."""
-    generator = torch.Generator(out.device).manual_seed(seed * 1000003 + first)
-    return out.normal_(generator=generator)
+def random_kv(shape, first, out, leaning=0.0):
+    """KV of blocks from `first` on, normally distributed: [blocks][layers][K, V][tokens][kv_heads][head], the same in every process. Keys of a
+    share `leaning` of the blocks point a little into the direction of LEAN, in all layers."""
+    generator = torch.Generator(out.device).manual_seed(first)
+    out.normal_(generator=generator)
+    if leaning:
+        some = torch.rand(len(out), generator=generator, device=out.device) < leaning
+        out[some, :, 0] += LEAN[0] * shape.head ** -0.5
+    return out
 
 
 def room(shape, n, layers, device):
@@ -125,34 +132,35 @@ def make_builder(digest, device):
     return Builder(digest, gpu=torch.device(device))
 
 
-def make_rows(shape, digest, numbers, blocks, device, seed=0):
+def make_rows(shape, digest, blocks, device):
     """Digests of as many random blocks, made here: for policies whose digests nobody stored, and for longer sequences."""
-    rows = bytes_for(shape.layers * numbers * digest.bytes, device).view(shape.layers, numbers, digest.bytes)
+    rows = bytes_for(shape.layers * blocks * digest.bytes, device).view(shape.layers, blocks, digest.bytes)
     pages, builder = room(shape, min(SOME, blocks), shape.layers, device), make_builder(digest, device)
     for first in range(0, blocks, len(pages)):
-        build(builder, digest, random_kv(shape, first, pages, seed), rows, first)
+        build(builder, digest, random_kv(shape, first, pages), rows, first)
     if builder is not None:
         torch.cuda.synchronize()
         builder.close()
     return rows
 
 
-def store(link, blocks):
-    """Makes the prompt: KV and digests of its blocks, in the daemon, in the window."""
+def store(link, blocks, windowed=True, leaning=0.0):
+    """Makes the prompt: KV and digests of its blocks, in the daemon, in the window if it has room for them."""
     shape, keys, began = link.shape, keys_of(link.shape, blocks), time.perf_counter()
     pages = room(shape, min(SOME, blocks), shape.layers, link.device)
     region, n = link.pages(pages), len(pages)
     rows = bytes_for(shape.layers * blocks * link.digest.bytes, link.device).view(shape.layers, blocks, -1)
     builder = make_builder(link.digest, link.device)
-    link.open_window()
+    if windowed:
+        link.open_window()
     for first in range(0, blocks, n):
-        random_kv(shape, first, pages)
-        build(builder, link.digest, pages, rows, first)
+        build(builder, link.digest, random_kv(shape, first, pages, leaning), rows, first)
         if link.device != "cpu":
             torch.cuda.synchronize()
         some = keys[32 * first:32 * (first + n)]
         all_ok(region.dump(some, list(range(n))), "the store of KV")
-        link.chain.append(some, timeout=PATIENCE)
-        link.pin(first, n)
+        if windowed:
+            link.chain.append(some, timeout=PATIENCE)
+            link.pin(first, n)
     all_ok(link.rows(rows, blocks).dump(keys, list(range(blocks))), "the store of digests")
     return {"seconds": time.perf_counter() - began, "digest_bytes": rows.nbytes, "kv_bytes": blocks * shape.layers * shape.layer_bytes}
