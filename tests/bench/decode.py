@@ -8,6 +8,7 @@ lies in the daemon, in a window, from which the GPU itself reads what it misses.
 
     dense     torch's best attention, all KV on the GPU, by batch size up to the largest that fits
     one       sparse, one request, by policy
+    eighth    the same in an eighth of the KV's memory
     batch     sparse, by policy, as many requests as fit into the memory that dense has
     long      sparse, one request of 1M tokens
     second    what a second engine takes from the daemon
@@ -30,7 +31,7 @@ import decode_page
 import decode_serve
 from engines import Daemon, Process, serve
 
-PARTS = ("dense", "one", "batch", "long", "second", "restart", "serve")
+PARTS = ("dense", "one", "eighth", "batch", "long", "second", "restart", "serve")
 POLICIES = ("topk:topk_tokens=4096", "topk:topk_tokens=4096,digest=hash,reduce=max", "topk:topk_tokens=4096,digest=mean")
 MIB = 1 << 20
 #: Share of the blocks among which all layers and heads of a step choose after the restart: SmolLM2's at 1/32 of 8,192 tokens.
@@ -68,7 +69,7 @@ class Bench:
             engine = self.engine()
             self.note("dense", engine("dense"))
             engine.close()
-        if set(parts) & {"one", "batch", "long", "second"}:
+        if set(parts) & {"one", "eighth", "batch", "long", "second"}:
             self.windows(parts)
         if "restart" in parts:
             self.restart()
@@ -82,15 +83,11 @@ class Bench:
         engine.close()
         engine = self.engine()
         self.note("second", engine("open"))
-        for policy in self.options["policies"]:
-            if "one" in parts:
-                self.note("one", engine("sparse", policy, [1]))
-        for policy in self.options["policies"]:
-            if "batch" in parts:
-                self.note("batch", engine("sparse", policy, self.options["batches"]))
-        if "long" in parts:
-            for policy in self.options["policies"]:
-                self.note("long", engine("sparse", policy, [1], 8 * self.options["tokens"]))
+        for part, more in (("one", ([1],)), ("eighth", ([1], None, 0)), ("batch", (self.options["batches"],)),
+                           ("long", ([1], 8 * self.options["tokens"]))):
+            if part in parts:
+                for policy in self.options["policies"]:
+                    self.note(part, engine("sparse", policy, *more))
         engine.close()
         daemon.stop()
 

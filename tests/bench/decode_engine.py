@@ -1,5 +1,6 @@
 """The engines of decode.py: what each of them measures."""
 
+import gc
 import statistics
 import time
 
@@ -43,9 +44,9 @@ class Engine:
         """Bytes of the GPU's memory for KV, digests and slots: what weights leave."""
         if self.tiny:
             return 3 * self.shape.kv_bytes(self.options["tokens"])
-        weights = self.weights
+        held = self.weights, gc.collect()
         torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info()[0] - RESERVE if weights else 0
+        return torch.cuda.mem_get_info()[0] - RESERVE if held else 0
 
     # ---- dense ----
 
@@ -118,8 +119,11 @@ class Engine:
         return one if batch == 1 else one.repeat(1, batch, 1)
 
     def sparse(self, policy, batches, tokens=None, slots=None):
-        """Step times by batch size, in the memory of the largest. No batches: up to as many as fit into the memory."""
+        """Step times by batch size, in the memory of the largest. No batches: up to as many as fit into the memory. slots: as the
+        option; 0: as many as fit into an eighth of the KV."""
         setting = self.setting(policy, tokens, slots)
+        if slots == 0:
+            setting.fit(self.shape.kv_bytes(setting.tokens) // 8)
         memory, each = self.memory(), setting.request_bytes()
         fit = int(memory // sum(each.values()))
         batches = batches or [1, fit // 4, fit // 2, fit]

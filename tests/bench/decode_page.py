@@ -16,7 +16,7 @@ def rows(result):
     if dense:
         yield "dense, 1 request", "", f"{one[1]['ms']:.2f} ms, {per_second(one[1])} tokens/s; without attention {one[1]['without_attention_ms']:.2f} ms"
         yield f"dense, {best['batch']} requests", "", f"{best['ms']:.1f} ms, {per_second(best)} tokens/s"
-    for r in result.get("one", []):
+    for r in result.get("one", []) + result.get("eighth", []):
         row = r["rows"][0]
         times = f", {row['tokens_per_second'] / one[1]['tokens_per_second']:.2f} times dense" if dense else ""
         memory = sum(r["request_bytes"].values()) + r["tables_bytes"]

@@ -59,6 +59,11 @@ class Setting:
         self.need = self.chosen * shape.kv_heads * shape.layers
         self.slots = int(slots_of_need * self.need)
 
+    def fit(self, memory):
+        """Slots for what digests and pages leave of that memory."""
+        others = self.request_bytes()
+        self.slots = max((memory - others["digests"] - others["pages"]) // self.head_bytes, self.need)
+
     def request_bytes(self):
         """Of GPU memory, tables and workspaces left out: digests, slots, pages of the window."""
         digests = self.shape.layers * self.blocks * self.digest.bytes

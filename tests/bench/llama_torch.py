@@ -110,7 +110,7 @@ class Decode:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             whole()
         self.graph = graph.replay
         return self
@@ -151,7 +151,7 @@ def microseconds(call, rounds=9):
     call()
     torch.cuda.synchronize()
     graph, times = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         call()
     for _ in range(rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
