@@ -172,7 +172,7 @@ gpu-bundle: $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/portable/libucmclient.so.0
 	@mkdir -p $O/gpu/python/docs
 	cp docs/protocol.md $O/gpu/python/docs
 	cp $O/encoding_kernels.so $O/gpu
-	cp tests/bench/ttft.py $O/gpu/python/tests/bench
+	cp $(addprefix tests/bench/,ttft.py engines.py) $(wildcard tests/bench/llama*.py tests/bench/decode*.py) $O/gpu/python/tests/bench
 	@mkdir -p $O/gpu/python/tests/gpu $O/gpu/python/systemd
 	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py $O/gpu/python/tests/gpu
 	cp systemd/ucmd.service $O/gpu/python/systemd

@@ -53,7 +53,7 @@ def words_of(options, nvme):
 
 class Bench:
     def __init__(self, options, folder):
-        self.options, self.folder, self.result = options, folder, {"options": options}
+        self.options, self.folder, self.result, self.began = options, folder, {"options": options}, time.monotonic()
 
     def engine(self):
         engine = Process(os.path.abspath(__file__), self.options)
@@ -62,7 +62,7 @@ class Bench:
 
     def note(self, part, value):
         self.result.setdefault(part, []).append(value)
-        print(f"# {part}: {json.dumps(value)}", flush=True)
+        print(f"# {time.monotonic() - self.began:.1f} s, {part}: {json.dumps(value)}", flush=True)
 
     def run(self, parts):
         if "dense" in parts:
@@ -137,11 +137,11 @@ def main():
                    "policies": words.policies.split("/"), "policy": words.policies.split("/")[0], "slots": words.slots,
                    "batches": [int(n) for n in words.batches.split(",") if n], "nvme": words.nvme, "tiny": words.tiny,
                    "kv_bytes": words.tokens // 16 * layers * layer_bytes}
-        bench, began = Bench(options, folder), time.monotonic()
+        bench = Bench(options, folder)
         try:
             bench.run(words.parts or [p for p in PARTS if p != "restart" or words.nvme])
         finally:
-            bench.result["seconds"] = time.monotonic() - began
+            bench.result["seconds"] = time.monotonic() - bench.began
             if words.json:
                 with open(words.json, "w") as f:
                     json.dump(bench.result, f, indent=1)
