@@ -224,6 +224,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->pressure);
     cache_coding_init(c);
     list_init(&c->relocations.ops);
+    c->relocations.most = CACHE_MAX_RELOCATIONS;
     *out = c;
     return 0;
 }

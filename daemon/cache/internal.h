@@ -81,7 +81,7 @@ struct cache {
         void (*copy)(void *ctx, struct cache_copy *k); /* NULL: nobody copies */
         void *ctx;
         struct list ops; /* struct relocation */
-        uint32_t n;
+        uint32_t n, most;
         bool pump; /* the idle callback is to look whether they can go on */
     } relocations;
     struct {

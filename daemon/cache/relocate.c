@@ -69,6 +69,7 @@ static void relocation_end(struct relocation *r, int status)
     cache_unlease(c, r->ref);
     arena_group_close(c->arena, r->group);
     free(r);
+    cache_released(c); /* a slot, or a place among the relocations */
 }
 
 /* The copy is dropped, and the relocation's use of the part ends. */
@@ -97,7 +98,6 @@ static void part_switch(struct relocation *r)
     part_set_dram(c, r->ref, r->part, PART_DRAM_READY, r->slot);
     arena_slot_free(c->arena, was);
     r->copied = true;
-    cache_released(c);
     relocation_end(r, 0);
 }
 
@@ -246,6 +246,20 @@ static struct relocation *relocation_of(struct cache *c, block_ref ref, uint32_t
     return NULL;
 }
 
+/* Tenants have equal parts of the bound: what one waits for keeps no other from its own. */
+static bool may_begin(struct cache *c, const struct arena_group *group)
+{
+    uint32_t part = c->relocations.most / arena_groups(c->arena), mine = 0;
+
+    part = part > 0 ? part : 1;
+    if (c->relocations.n < part)
+        return true;
+    for (struct list *node = c->relocations.ops.next; node != &c->relocations.ops;
+         node = node->next)
+        mine += LIST_ENTRY(node, struct relocation, link)->group == group;
+    return mine < part && c->relocations.n < c->relocations.most;
+}
+
 static int relocation_new(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
                           struct cache_move *m)
 {
@@ -253,7 +267,7 @@ static int relocation_new(struct cache *c, block_ref ref, uint32_t part, struct 
     struct ns *ns;
     int rc;
 
-    if (c->relocations.n < CACHE_MAX_RELOCATIONS)
+    if (may_begin(c, group))
         r = calloc(1, sizeof(*r));
     if (!r)
         return -EBUSY;

@@ -87,6 +87,64 @@ static inline void relocate_close(void)
     rig_close();
 }
 
+/* ---- blocks ---- */
+
+static inline void tier_finish_all(void)
+{
+    turn();
+    while (rig.tier.n_pending > 0) {
+        fake_next(&rig.tier, 0);
+        turn();
+    }
+}
+
+/* In DRAM and below, so that nobody uses it; held. */
+static inline block_ref stored(struct ns *ns, uint64_t number)
+{
+    block_ref ref = store(ns, number);
+
+    tier_finish_all();
+    return ref;
+}
+
+/* Until so many events of that kind have come. */
+static inline void await(enum arena_window_event event, unsigned n)
+{
+    for (int i = 0; i < 10000 && rig.window_events[event] < n; i++) {
+        turn();
+        uv_sleep(1);
+    }
+    cr_assert_geq(rig.window_events[event], n);
+    turn();
+}
+
+/* Moves a part of a block in DRAM that nobody else uses; the mover has a use. */
+static inline struct arena_place moved(block_ref ref, uint32_t part)
+{
+    unsigned ready = rig.window_events[WINDOW_READY];
+    struct arena_place place;
+    struct mover mv;
+
+    cr_assert_eq(move(&mv, ref, part), CACHE_PENDING);
+    if (n_copies == 0)
+        await(WINDOW_READY, ready + 1);
+    copy_next();
+    cr_assert_eq(mv.calls, 1);
+    cr_assert_eq(mv.status, 0);
+    cr_expect(mv.m.copied);
+    cr_expect_not(mv.m.read);
+    cr_assert(cache_window_place(rig.cache, ref, part, &place));
+    cr_expect(marks_right(ref, part));
+    return place;
+}
+
+static inline bool in_dram(struct ns *ns, uint64_t number)
+{
+    block_ref ref = find(ns, number);
+
+    return ref != 0 && cache_in_dram(rig.cache, ref);
+}
+
 /* Does a worker that was told the place find its bytes there? */
 static inline bool readable(struct arena_group *g, const struct arena_place *place)
 {
