@@ -98,100 +98,71 @@ static struct window_tenant *tenant_ref(struct requests *rq, const char *name, i
 
 static void revoke_expired_cb(struct deadline *d);
 
-static void revoke_arm(struct window *w)
+static void revoke_time(struct window *w)
 {
-    deadline_arm(rooms_of(w)->deadlines, &w->revoke, uv_now(rooms_of(w)->loop) + WINDOW_REVOKE_MS,
-                 revoke_expired_cb);
-}
-
-/* Those that were asked for since the deadline was armed are due at the next one. */
-static void revoke_go_on(struct window *w)
-{
-    for (uint32_t i = 0; w->n_revoked > 0 && i < w->tenant->header.extents; i++) {
-        if (w->map[i] != WINDOW_REVOKED)
-            continue;
-        w->map[i] = WINDOW_DUE;
-        w->n_revoked--;
-        w->n_due++;
-    }
-    if (w->n_due > 0)
-        revoke_arm(w);
+    if (w->map.due_ms > 0)
+        deadline_arm(rooms_of(w)->deadlines, &w->revoke, w->map.due_ms, revoke_expired_cb);
+    else
+        deadline_disarm(rooms_of(w)->deadlines, &w->revoke);
 }
 
 static void revoke_expired_cb(struct deadline *d)
 {
     struct window *w = LIST_ENTRY(d, struct window, revoke);
-    uint64_t bytes = w->n_due * w->tenant->header.extent_bytes;
+    uint32_t late = window_map_expire(&w->map, uv_now(rooms_of(w)->loop));
+    uint64_t bytes = late * w->tenant->header.extent_bytes;
 
-    if (w->n_due == 0) {
-        revoke_go_on(w);
+    if (late == 0) {
+        revoke_time(w);
         return;
     }
     rooms_of(w)->metrics->window_overdue_bytes += bytes;
     log_warn("window", "overdue", "tenant=%s pid=%d uid=%u extents=%u bytes=%llu",
-             w->s->peer.tenant, (int)w->s->peer.pid, (unsigned)w->s->peer.uid, w->n_due,
+             w->s->peer.tenant, (int)w->s->peer.pid, (unsigned)w->s->peer.uid, late,
              (unsigned long long)bytes);
     conn_drop(w->s->conn, "did not release a window's memory in time");
 }
 
 static void extent_unmap(struct window *w, uint32_t extent)
 {
-    w->n_due -= w->map[extent] == WINDOW_DUE;
-    w->n_revoked -= w->map[extent] == WINDOW_REVOKED;
-    if (w->n_due + w->n_revoked == 0)
-        deadline_disarm(rooms_of(w)->deadlines, &w->revoke);
-    w->map[extent] = WINDOW_UNMAPPED;
+    window_map_release(&w->map, extent);
+    revoke_time(w);
     arena_window_release(rooms_of(w)->arena, extent);
-}
-
-static void extent_revoke(struct window *w, uint32_t extent)
-{
-    struct msg_window_revoke m = {
-        .window = w->name, .extents = {&extent, 1}, .deadline_ms = WINDOW_REVOKE_MS};
-
-    w->map[extent] = WINDOW_REVOKED;
-    if (w->n_due + w->n_revoked++ == 0)
-        revoke_go_on(w);
-    session_notify(w->s, UCM_WINDOW_REVOKE, &proto_window_revoke, &m);
 }
 
 /* The arena wants an extent that has no slot in use, and that somebody still maps. */
 static void revoke_cb(void *ctx, struct arena_group *group, uint32_t extent)
 {
     struct requests *rq = ctx;
+    uint64_t now_ms = uv_now(rq->rooms.loop);
 
     rq->rooms.metrics->window_revocations++;
     rq->windows.extents[extent].taken_ms = 0; /* the arena hands out no slot of it any more */
     for (struct list *node = rq->windows.all.next; node != &rq->windows.all; node = node->next) {
         struct window *w = LIST_ENTRY(node, struct window, link);
+        struct msg_window_revoke m = {
+            .window = w->name, .extents = {&extent, 1}, .deadline_ms = WINDOW_REVOKE_MS};
 
-        if (w->tenant->group == group && w->map[extent] == WINDOW_MAPPED)
-            extent_revoke(w, extent);
+        if (w->tenant->group != group || !window_map_revoke(&w->map, extent, now_ms))
+            continue;
+        revoke_time(w);
+        session_notify(w->s, UCM_WINDOW_REVOKE, &proto_window_revoke, &m);
     }
 }
 
-/* Each is checked before any is released: 0 or -code. Those that were looked at are marked meanwhile, to find one
- * that is named twice. */
+/* Each is checked before any is released: 0 or -code. */
 static int release_check(struct call *call, struct window *w)
 {
     const struct msg_window_release *m = &call->params.window_release;
-    uint32_t n = 0;
+    uint32_t bad;
+    bool twice;
 
-    for (; n < m->extents.n; n++) {
-        uint32_t extent = m->extents.p[n];
-
-        if (extent >= w->tenant->header.extents || w->map[extent] == WINDOW_UNMAPPED)
-            ucm_error_set(&call->error, UCM_WIRE_INVALID, "extent %u is not lent to this window",
-                          extent);
-        else if (w->map[extent] & WINDOW_NAMED)
-            ucm_error_set(&call->error, UCM_WIRE_INVALID, "extent %u is named twice", extent);
-        if (call->error.code != 0)
-            break;
-        w->map[extent] |= WINDOW_NAMED;
-    }
-    while (n > 0)
-        w->map[m->extents.p[--n]] &= (uint8_t)~WINDOW_NAMED;
-    return -call->error.code;
+    if (window_map_names(&w->map, m->extents.p, m->extents.n, &bad, &twice))
+        return 0;
+    return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                         twice ? "extent %u is named twice"
+                               : "extent %u is not lent to this window",
+                         m->extents.p[bad]);
 }
 
 int method_window_release(struct call *call)
@@ -332,7 +303,7 @@ static void window_free(struct window *w)
     struct request *close = w->close;
 
     for (uint32_t i = 0; i < w->tenant->header.extents; i++)
-        if (w->map[i] != WINDOW_UNMAPPED)
+        if (window_map_has(&w->map, i))
             extent_unmap(w, i);
     list_remove(&w->link);
     rq->rooms.metrics->windows--;
@@ -489,6 +460,7 @@ static struct window *window_alloc(struct call *call, struct window_tenant *t)
                       table_count(&s->windows));
         return NULL;
     }
+    window_map_init(&w->map, w->map_state, t->header.extents);
     w->s = s;
     w->tenant = t;
     w->name = session_name(&s->window_names, w->number);

@@ -10,10 +10,9 @@
 #define UCMD_REQUEST_WINDOW_H
 
 #include "daemon/request/digest.h"
+#include "daemon/request/window_map.h"
 
 #define SESSION_MAX_WINDOWS 256
-/* A client has so long to unmap what the daemon wants back. */
-#define WINDOW_REVOKE_MS 5000
 /* Blocks that are looked at for pins to end in one turn of the loop. */
 #define WINDOW_BLOCKS_PER_TURN 2048
 
@@ -26,9 +25,6 @@ struct window_tenant {
     uint32_t pinned; /* a lower budget counts by it */
 };
 
-/* DUE: when the deadline comes. REVOKED: it was armed already, and has to run once more. */
-enum window_map { WINDOW_UNMAPPED, WINDOW_MAPPED, WINDOW_DUE, WINDOW_REVOKED, WINDOW_NAMED = 0x80 };
-
 struct window {
     struct list link; /* in rq->windows.all */
     struct session *s;
@@ -40,10 +36,10 @@ struct window {
     bool closing;
     struct request *close;    /* the request that closed it, or NULL */
     struct list pins;         /* struct window_pins */
-    struct deadline revoke;   /* armed while an extent is DUE or REVOKED */
+    struct deadline revoke;   /* the map's timer */
     struct cache_retry retry; /* a closing window that has pins left */
-    uint32_t n_due, n_revoked;
-    uint8_t map[]; /* of each extent: enum window_map */
+    struct window_map map;
+    uint8_t map_state[];
 };
 
 /* The pins that a window has of one chain. */

@@ -77,7 +77,7 @@ static int lent_add(const struct pin_request *q, struct lent *l, uint32_t room, 
 {
     int fd;
 
-    if (q->w->map[extent] != WINDOW_UNMAPPED)
+    if (window_map_has(&q->w->map, extent))
         return 1;
     for (uint32_t i = 0; i < l->n; i++)
         if (l->extents[i] == extent)
@@ -149,7 +149,7 @@ static bool pin_answer(struct pin_request *q, struct ucm_error *e)
         return false;
     }
     for (uint32_t i = 0; i < l.n; i++) {
-        q->w->map[l.extents[i]] = WINDOW_MAPPED;
+        window_map_lend(&q->w->map, l.extents[i]);
         arena_window_map(rooms_of(q)->arena, l.extents[i]);
     }
     if (n == q->n && none > q->missing)

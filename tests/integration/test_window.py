@@ -1,147 +1,24 @@
 #!/usr/bin/env python3
-"""Windows against a real daemon: over the wire with second_client.py, which maps what comes by itself, and with the client library.
-What is read is compared with what was stored, while blocks leave, tenants take turns, and daemons and clients die."""
+"""Windows against a real daemon, over the wire. What is read is compared with what was stored, while blocks leave, tenants take turns, and
+clients die."""
 
 import faulthandler
-import fcntl
 import mmap
 import os
-import pathlib
 import signal
-import socket
-import struct
 import sys
-import threading
-import time
 import unittest
 
 try:
-    import msgpack
     import numpy as np
     from retrieval_case import IDENTITY, LAYERS, ON_NVME, SHAPE, SUITE_TIMEOUT_S, Retrieval, random_kv
-    from second_client import (BUSY, INVALID, NOT_FOUND, OK, OTHER_UID, PAGE, UNSUPPORTED, Client, Closed, OwnDaemons, Region,
-                               keys)
+    from second_client import BUSY, INVALID, NOT_FOUND, OK, OTHER_UID, UNSUPPORTED, Closed, OwnDaemons, Region, keys
+    from window_case import EXTENT, PART, SLOTS, Case, Reader, Window
     from daemon import Daemon
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
-
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "client/python"))
-os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
-from ucmclient import Client as Library, Identity, Plane, SharedMemory, UcmError, sparse  # noqa: E402
-
-EXTENT = 1 << 20
-PART = LAYERS * IDENTITY["shard_bytes"]
-SLOTS = EXTENT // PART
-NONE = 0xFFFFFFFF
-WINDOWS = {"window.size": "4MiB"}
-
-
-class Reader(Client):
-    """A client that takes descriptors, and windows' notifications."""
-
-    def __init__(self, *args, **more):
-        self.fds, self.revoked, self.flags = [], [], 0
-        super().__init__(*args, **more)
-
-    def receive(self):
-        need = 4
-        while len(self.input) < need or len(self.input) < (need := 4 + int.from_bytes(self.input[:4], "big")):
-            try:
-                data, fds, flags, _ = socket.recv_fds(self.socket, 1 << 20, 64)
-            except (ConnectionResetError, BrokenPipeError):
-                raise Closed from None
-            if not data:
-                raise Closed
-            self.fds += fds
-            self.flags |= flags
-            self.input += data
-        body, self.input = self.input[4:need], self.input[need:]
-        message = msgpack.unpackb(body, raw=False)
-        if message[0] == 2 and message[1] == "window.revoke":
-            PAGE.check_map("window.release", "in a revocation", message[2])
-            self.revoked += message[2]["extents"]
-            return self.receive()
-        return body
-
-    def take_fds(self):
-        fds, self.fds = self.fds, []
-        return fds
-
-
-class Window:
-    """What a client does with a window, as the page says."""
-
-    def __init__(self, client, ns, **more):
-        self.client, self.extents = client, {}
-        answer = client.call("window.open", ns=ns, **more)
-        self.number, self.slot_bytes, self.extent_bytes = answer["window"], answer["slot_bytes"], answer["extent_bytes"]
-        (fd,) = client.take_fds()
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        assert seals & fcntl.F_SEAL_SHRINK and seals & fcntl.F_SEAL_GROW, seals
-        self.slots = self.extent_bytes // 4096
-        assert os.fstat(fd).st_size == 4096 + 8 * answer["extents"] * self.slots
-        self.table = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-        header = struct.unpack("<8sIIQIIQ", self.table[:40])
-        assert header[:6] == (b"UCMWIND1", 1, 4096, self.extent_bytes, answer["extents"], self.slots), header
-        os.close(fd)
-
-    def take(self, answer):
-        """[place or None]"""
-        fds = self.client.take_fds()
-        assert len(fds) == len(answer.get("lent", ())), (fds, answer)
-        for extent, fd in zip(answer.get("lent", ()), fds):
-            assert extent not in self.extents and os.fstat(fd).st_size == self.extent_bytes
-            self.extents[extent] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-            os.close(fd)
-        places = list(struct.iter_unpack("<IIQ", answer["places"]))
-        return [None if place[0] == NONE else place for place in places]
-
-    def pin(self, chain, n, first=0, **more):
-        places, self.last = [], None
-        while len(places) < n:
-            self.last = self.client.call("window.pin", window=self.number, chain=chain, first=first + len(places),
-                                         n=n - len(places), **more)
-            places += self.take(self.last)
-        return places
-
-    def generation(self, place):
-        at = 4096 + 8 * (place[0] * self.slots + place[1])
-        return struct.unpack("<Q", self.table[at:at + 8])[0]
-
-    def read(self, place):
-        if place is None or place[0] not in self.extents or self.generation(place) != place[2]:
-            return None
-        at = place[1] * self.slot_bytes
-        data = self.extents[place[0]][at:at + PART]
-        return data if self.generation(place) == place[2] else None
-
-    def release(self, *extents):
-        for extent in extents:
-            self.extents.pop(extent).close()
-        self.client.call("window.release", window=self.number, extents=list(extents))
-
-
-class Case(Retrieval):
-    options = dict(WINDOWS)
-
-    def client(self, **how):
-        client = Reader(self.daemon, **how)
-        self.addCleanup(client.close)
-        return client
-
-    def pinned(self, blocks=None, client=None, **more):
-        """A window with a chain of stored blocks: (client, ns, window, chain, kv)."""
-        client, ns, _, kv = self.stored(blocks, client)
-        self.settled(client, ns)  # what waits to be written does not leave a window for others
-        chain, _ = self.chain(client, self.digests(client, ns), range(len(kv)))
-        return client, ns, Window(client, ns, **more), chain, kv
-
-    def assert_read(self, window, places, kv):
-        for place, block in zip(places, kv):
-            self.assertEqual(window.read(place), block.tobytes(), place)
 
 
 class Pins(Case):
@@ -358,6 +235,26 @@ class Tenants(OwnDaemons, Case):
         chain, _ = self.chain(client, self.digests(client, ns), range(blocks))
         return client, ns, Window(client, ns), chain, kv
 
+    def test_more_extents_than_an_answer_names(self):
+        """A frame carries 64 descriptors: the places behind those come with the next answer."""
+        blocks, part = 70, 640 << 10
+        self.start(**{"window.size": f"{blocks}MiB", "arena.size": "192MiB", "nvme": False})
+        client, identity = self.client(), dict(IDENTITY, model=self.id(), shards=[1], shard_bytes=part)
+        ns, kv = client.open(identity), np.random.default_rng(1).integers(0, 256, (blocks, part), np.uint8)
+        region = Region(client, ns, identity, blocks)
+        region.memory[:] = kv.tobytes()
+        self.assertEqual(set(region.dump(range(blocks), range(blocks))), {OK})
+        chain, _ = self.chain(client, self.digests(client, ns), range(blocks))
+        window = Window(client, ns)
+        window.part = part
+        first = client.call("window.pin", window=window.number, chain=chain, n=blocks, deadline_ms=20000)
+        places = window.take(first)
+        self.assertEqual((first["more"], len(first["lent"]), len(places)), (True, 64, 64))
+        places += window.pin(chain, blocks - 64, 64, deadline_ms=20000)
+        self.assertEqual((window.last.get("more", False), len(window.extents), len({p[0] for p in places})), (False, blocks, blocks))
+        for place, block in zip(places, kv):
+            self.assertEqual(window.read(place), block.tobytes())
+
     def test_one_tenant_sees_nothing_of_the_other(self):
         self.start()
         a, a_ns, a_window, a_chain, a_kv = self.of(None, SLOTS, 5)
@@ -385,14 +282,16 @@ class Tenants(OwnDaemons, Case):
         self.assertEqual(sum(p is not None for p in a_places), 4 * SLOTS)
         b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
         msgid = b.begin("window.pin", window=b_window.number, chain=b_chain, n=4 * SLOTS, deadline_ms=20000)
-        released = 0
-        while released < 2:
+        released = []
+
+        def release():
             a.call("health")
-            for extent in a.revoked:
-                self.assertEqual([a_window.read(p) for p in a_places if p[0] == extent], [None] * SLOTS)
-                a_window.release(extent)
-                released += 1
-            a.revoked = []
+            while a.revoked:
+                released.append(a.revoked.pop())
+                self.assertEqual([a_window.read(p) for p in a_places if p[0] == released[-1]], [None] * SLOTS)
+                a_window.release(released[-1])
+            return len(released) == 2
+        self.until(release, "the release of two extents")
         b_places = b_window.take(b.wait(msgid))
         self.assertEqual(sum(p is not None for p in b_places), 2 * SLOTS)
         self.assert_read(b_window, [p for p in b_places if p], [k for p, k in zip(b_places, b_kv) if p])
@@ -409,9 +308,8 @@ class Tenants(OwnDaemons, Case):
         b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, SLOTS, 6)
         places = b_window.pin(b_chain, SLOTS, deadline_ms=30000)
         self.assert_read(b_window, places, b_kv)
-        with self.assertRaises(Exception):
-            while True:
-                a.call("health")
+        with self.assertRaises(Closed):
+            self.until(lambda: a.call("health") is None, "the end of the connection")
         self.assertGreaterEqual(self.metrics(b)["window_overdue_bytes"], EXTENT)
         self.assertIn("overdue", self.daemon.log())
 
@@ -442,11 +340,7 @@ class Tenants(OwnDaemons, Case):
         places = window.pin(chain, 4 * SLOTS, deadline_ms=20000)
         self.daemon.configure(config.format(1))
         reload(a)
-        while len(window.extents) > 1:
-            a.call("health")
-            for extent in a.revoked:
-                window.release(extent)
-            a.revoked = []
+        self.until(lambda: self.give_back(window) == 1, "the release of all but one extent")
         self.until(lambda: self.metrics(a)["window_bytes"] == EXTENT)
         left = [(p, k) for p, k in zip(places, kv) if p[0] in window.extents]
         self.assertEqual(len(left), SLOTS)
@@ -461,13 +355,17 @@ class Tenants(OwnDaemons, Case):
         self.daemon.configure(config)
         how()
         size = int(config.split()[-1].removesuffix("MiB"))
-        while self.metrics(windows[0].client)["window_bytes"] > size * EXTENT:
-            for window in windows:
-                window.client.call("health")
-                while window.client.revoked:
-                    window.release(window.client.revoked.pop())
-            time.sleep(0.005)
+        self.until(lambda: [self.give_back(window) for window in windows] and self.metrics(windows[0].client)["window_bytes"] <= size * EXTENT,
+                   "the release of what does not fit")
         return [len(window.extents) for window in windows]
+
+    @staticmethod
+    def give_back(window):
+        """What is wanted; how many extents are left."""
+        window.client.call("health")
+        while window.client.revoked:
+            window.release(window.client.revoked.pop())
+        return len(window.extents)
 
     def test_pins_that_fit_stay(self):
         config = "window:\n  size: {}MiB\n"
@@ -491,108 +389,6 @@ class Tenants(OwnDaemons, Case):
         _, _, b_window, b_chain, _ = self.of(OTHER_UID, 2 * SLOTS, 6)
         b_window.pin(b_chain, 2 * SLOTS, deadline_ms=20000)
         self.assertEqual(self.lower(config.format(2), lambda: a.call("config.reload"), a_window, b_window), [1, 1])
-
-
-class Worker:
-    """The client library over a daemon: blocks whose bytes are all their number, and a window."""
-
-    def __init__(self, case, daemon, blocks):
-        self.blocks = blocks
-        self.client = Library(socket=daemon.socket, name="window")
-        case.addCleanup(self.client.close)
-        self.ns = self.client.namespace(Identity(case.id(), "f16", "test/1", IDENTITY["block_tokens"], IDENTITY["shard_bytes"],
-                                                 shards=(LAYERS,)))
-        shared = SharedMemory(PART * blocks)
-        pages = np.frombuffer(shared.buffer, np.uint8).reshape(blocks, PART)
-        pages[:] = (np.arange(blocks) % 251)[:, None]
-        planes = [Plane(0, layer * IDENTITY["shard_bytes"], PART, IDENTITY["shard_bytes"], layer) for layer in range(LAYERS)]
-        self.names = keys(*range(blocks), size=32)
-        with self.ns.register([shared.memory()], planes, blocks=blocks) as region:
-            region.dump(self.names, range(blocks), durable=True).wait()
-        shape = sparse.Shape("float16", SHAPE["kv_heads"] and IDENTITY["block_tokens"], SHAPE["kv_heads"], SHAPE["head_dim"])
-        self.digests = sparse.DigestNamespace(self.ns, sparse.mean(shape))
-        self.chain = self.digests.chain(self.names)
-        self.window = self.ns.window()
-
-    def check(self, place, block):
-        """True: it was read; False: a miss. Never other bytes."""
-        data = self.window.read(place)
-        if data is None:
-            return False
-        assert data == bytes([block % 251]) * PART, f"wrong bytes for block {block}"
-        return True
-
-
-class ByLibrary(OwnDaemons, Case):
-    def start(self, **more):
-        self.daemon = Daemon(folder=self.folder, **dict(self.options, **more))
-        self.addCleanup(self.daemon.stop)
-        return self.daemon
-
-    def test_slots_are_reused_while_others_read(self):
-        worker = Worker(self, self.start(**{"window.size": "1MiB"}), 4 * SLOTS)
-        known, stop, counts, failed = {}, threading.Event(), [0, 0], []
-
-        def reader():
-            try:
-                while not stop.is_set():
-                    for block, place in list(known.items()):
-                        counts[worker.check(place, block)] += 1
-            except BaseException as error:  # pylint: disable=broad-except
-                failed.append(error)
-
-        threads = [threading.Thread(target=reader) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        begun, rounds = time.monotonic(), 0
-        while time.monotonic() < begun + 1 or (counts[0] < 100 and time.monotonic() < begun + 30):
-            first = rounds * 7 % (3 * SLOTS)
-            pinned = worker.window.pin(worker.chain, first, SLOTS)
-            for block, place in enumerate(pinned, first):
-                if place is not None:
-                    known[block] = place
-                    self.assertTrue(worker.check(place, block), "what is pinned is there")
-            worker.window.unpin(worker.chain)
-            rounds += 1
-        stop.set()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(failed, [])
-        self.assertGreater(counts[1], 0)
-        self.assertGreater(counts[0], 0, "no slot was reused")
-
-    def test_the_daemon_is_killed_while_others_read(self):
-        worker = Worker(self, self.start(), 2 * SLOTS)
-        pinned = worker.window.pin(worker.chain)
-        self.assertEqual(pinned.placed, 2 * SLOTS)
-        stop, counts, failed = threading.Event(), [0, 0], []
-
-        def reader():
-            try:
-                while not stop.is_set():
-                    for block, place in enumerate(pinned):
-                        counts[worker.check(place, block)] += 1
-            except BaseException as error:  # pylint: disable=broad-except
-                failed.append(error)
-
-        thread = threading.Thread(target=reader)
-        thread.start()
-        self.daemon.kill()
-        self.start()
-        # What is lost of the chain is told once; then all is as before.
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                again = worker.window.pin(worker.chain)
-                break
-            except UcmError as error:
-                self.assertTrue(error.away, error)
-                self.assertLess(time.monotonic(), deadline)
-        stop.set()
-        thread.join()
-        self.assertEqual(failed, [])
-        self.assertEqual([worker.check(place, block) for block, place in enumerate(pinned)], [False] * 2 * SLOTS)
-        self.assertEqual([worker.check(place, block) for block, place in enumerate(again)], [True] * len(again))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+#include "daemon/request/window_map.h"
+
+#include <assert.h>
+
+/* NAMED: a mark beside the state, while window_map_names looks. */
+enum { UNMAPPED, MAPPED, REVOKED, DUE, NAMED = 0x80 };
+
+void window_map_init(struct window_map *m, uint8_t *state, uint32_t extents)
+{
+    *m = (struct window_map){.extents = extents, .state = state};
+}
+
+bool window_map_has(const struct window_map *m, uint32_t extent)
+{
+    return extent < m->extents && m->state[extent] != UNMAPPED;
+}
+
+bool window_map_lend(struct window_map *m, uint32_t extent)
+{
+    assert(extent < m->extents);
+    if (m->state[extent] != UNMAPPED)
+        return false;
+    m->state[extent] = MAPPED;
+    return true;
+}
+
+/* The timer begins, for all that is wanted back by now. */
+static void begin(struct window_map *m, uint64_t now_ms)
+{
+    for (uint32_t i = 0; m->n_revoked > 0 && i < m->extents; i++) {
+        if (m->state[i] != REVOKED)
+            continue;
+        m->state[i] = DUE;
+        m->n_revoked--;
+        m->n_due++;
+    }
+    m->due_ms = m->n_due > 0 ? now_ms + WINDOW_REVOKE_MS : 0;
+}
+
+bool window_map_revoke(struct window_map *m, uint32_t extent, uint64_t now_ms)
+{
+    if (m->state[extent] != MAPPED)
+        return false;
+    m->state[extent] = REVOKED;
+    m->n_revoked++;
+    if (m->due_ms == 0)
+        begin(m, now_ms);
+    return true;
+}
+
+void window_map_release(struct window_map *m, uint32_t extent)
+{
+    assert(window_map_has(m, extent));
+    m->n_due -= m->state[extent] == DUE;
+    m->n_revoked -= m->state[extent] == REVOKED;
+    m->state[extent] = UNMAPPED;
+    if (m->n_due + m->n_revoked == 0)
+        m->due_ms = 0;
+}
+
+bool window_map_names(struct window_map *m, const uint32_t *extents, uint32_t n, uint32_t *bad,
+                      bool *twice)
+{
+    uint32_t i = 0;
+
+    for (; i < n && window_map_has(m, extents[i]) && !(m->state[extents[i]] & NAMED); i++)
+        m->state[extents[i]] |= NAMED;
+    *bad = i;
+    *twice = i < n && window_map_has(m, extents[i]);
+    for (uint32_t k = 0; k < i; k++)
+        m->state[extents[k]] &= (uint8_t)~NAMED;
+    return i == n;
+}
+
+uint32_t window_map_expire(struct window_map *m, uint64_t now_ms)
+{
+    if (m->n_due == 0)
+        begin(m, now_ms);
+    return m->due_ms > now_ms ? 0 : m->n_due;
+}

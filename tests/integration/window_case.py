@@ -1,0 +1,122 @@
+"""What the tests of windows share: a client that does with a window what the page says, and maps what comes by itself."""
+
+import fcntl
+import mmap
+import os
+import socket
+import struct
+
+import msgpack
+from retrieval_case import IDENTITY, LAYERS, Retrieval
+from second_client import PAGE, Client, Closed
+
+EXTENT = 1 << 20
+PART = LAYERS * IDENTITY["shard_bytes"]
+SLOTS = EXTENT // PART
+NONE = 0xFFFFFFFF
+WINDOWS = {"window.size": "4MiB"}
+
+
+class Reader(Client):
+    """A client that takes descriptors, and windows' notifications."""
+
+    def __init__(self, *args, **more):
+        self.fds, self.revoked, self.flags = [], [], 0
+        super().__init__(*args, **more)
+
+    def receive(self):
+        need = 4
+        while len(self.input) < need or len(self.input) < (need := 4 + int.from_bytes(self.input[:4], "big")):
+            try:
+                data, fds, flags, _ = socket.recv_fds(self.socket, 1 << 20, 64)
+            except (ConnectionResetError, BrokenPipeError):
+                raise Closed from None
+            if not data:
+                raise Closed
+            self.fds += fds
+            self.flags |= flags
+            self.input += data
+        body, self.input = self.input[4:need], self.input[need:]
+        message = msgpack.unpackb(body, raw=False)
+        if message[0] == 2 and message[1] == "window.revoke":
+            PAGE.check_map("window.release", "in a revocation", message[2])
+            self.revoked += message[2]["extents"]
+            return self.receive()
+        return body
+
+    def take_fds(self):
+        fds, self.fds = self.fds, []
+        return fds
+
+
+class Window:
+    """What a client does with a window, as the page says."""
+
+    def __init__(self, client, ns, **more):
+        self.client, self.extents = client, {}
+        answer = client.call("window.open", ns=ns, **more)
+        self.number, self.slot_bytes, self.extent_bytes = answer["window"], answer["slot_bytes"], answer["extent_bytes"]
+        (fd,) = client.take_fds()
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        assert seals & fcntl.F_SEAL_SHRINK and seals & fcntl.F_SEAL_GROW, seals
+        self.slots, self.part = self.extent_bytes // 4096, PART
+        assert os.fstat(fd).st_size == 4096 + 8 * answer["extents"] * self.slots
+        self.table = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        header = struct.unpack("<8sIIQIIQ", self.table[:40])
+        assert header[:6] == (b"UCMWIND1", 1, 4096, self.extent_bytes, answer["extents"], self.slots), header
+        os.close(fd)
+
+    def take(self, answer):
+        """[place or None]"""
+        fds = self.client.take_fds()
+        assert len(fds) == len(answer.get("lent", ())), (fds, answer)
+        for extent, fd in zip(answer.get("lent", ()), fds):
+            assert extent not in self.extents and os.fstat(fd).st_size == self.extent_bytes
+            self.extents[extent] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+            os.close(fd)
+        places = list(struct.iter_unpack("<IIQ", answer["places"]))
+        return [None if place[0] == NONE else place for place in places]
+
+    def pin(self, chain, n, first=0, **more):
+        places, self.last = [], None
+        while len(places) < n:
+            self.last = self.client.call("window.pin", window=self.number, chain=chain, first=first + len(places),
+                                         n=n - len(places), **more)
+            places += self.take(self.last)
+        return places
+
+    def generation(self, place):
+        at = 4096 + 8 * (place[0] * self.slots + place[1])
+        return struct.unpack("<Q", self.table[at:at + 8])[0]
+
+    def read(self, place):
+        if place is None or place[0] not in self.extents or self.generation(place) != place[2]:
+            return None
+        at = place[1] * self.slot_bytes
+        data = self.extents[place[0]][at:at + self.part]
+        return data if self.generation(place) == place[2] else None
+
+    def release(self, *extents):
+        for extent in extents:
+            self.extents.pop(extent).close()
+        self.client.call("window.release", window=self.number, extents=list(extents))
+
+
+class Case(Retrieval):
+    options = dict(WINDOWS)
+
+    def client(self, **how):
+        client = Reader(self.daemon, **how)
+        self.addCleanup(client.close)
+        return client
+
+    def pinned(self, blocks=None, client=None, **more):
+        """A window with a chain of stored blocks: (client, ns, window, chain, kv)."""
+        client, ns, _, kv = self.stored(blocks, client)
+        self.settled(client, ns)  # what waits to be written does not leave a window for others
+        chain, _ = self.chain(client, self.digests(client, ns), range(len(kv)))
+        return client, ns, Window(client, ns, **more), chain, kv
+
+    def assert_read(self, window, places, kv):
+        for place, block in zip(places, kv):
+            self.assertEqual(window.read(place), block.tobytes(), place)
