@@ -183,6 +183,7 @@
     X(prefetch_useful, counter, "blocks", "blocks brought into DRAM for a chain and then loaded")  \
     X(prefetch_useless, counter, "blocks", "blocks brought into DRAM for a chain, evicted unused") \
     X(windows, gauge, "windows", "windows open now")                                               \
+    X(window_bytes_configured, gauge, "bytes", "`window.size`: the most that is lent to windows")  \
     X(window_bytes, gauge, "bytes", "DRAM lent to windows, also what workers have yet to release") \
     X(window_pins, gauge, "blocks", "blocks pinned in windows, those of each window apart")        \
     X(window_pinned_bytes, gauge, "bytes", "bytes of the slots of these")                          \

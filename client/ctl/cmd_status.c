@@ -62,6 +62,21 @@ static void print_cache(const msgpack_object *m)
     printf("\n");
 }
 
+/* DRAM that workers read by themselves: what they map, and how much of that is pinned. */
+static void print_windows(const msgpack_object *m)
+{
+    char lent[HUMAN_BYTES], pinned[HUMAN_BYTES], budget[HUMAN_BYTES];
+
+    if (answer_u64(m, "window_bytes_configured") == 0 && answer_u64(m, "windows") == 0)
+        return;
+    printf("windows    %" PRIu64 " open, %s of %s lent, %s pinned; %" PRIu64
+           " extents wanted back, %" PRIu64 " blocks left out\n",
+           answer_u64(m, "windows"), human_bytes(lent, answer_u64(m, "window_bytes")),
+           human_bytes(budget, answer_u64(m, "window_bytes_configured")),
+           human_bytes(pinned, answer_u64(m, "window_pinned_bytes")),
+           answer_u64(m, "window_revocations"), answer_u64(m, "window_full"));
+}
+
 /* Where the daemon spreads its memory over NUMA nodes. */
 static void print_nodes(const msgpack_object *stats)
 {
@@ -174,6 +189,7 @@ static void print_status(const struct args *a, const msgpack_object *stats,
         answer_u64(m, "connections"), answer_u64(m, "regions"), answer_u64(m, "requests_active"));
     print_cache(m);
     print_nodes(stats);
+    print_windows(m);
     print_tiers(stats);
     print_shares(stats);
     print_reuse(stats);

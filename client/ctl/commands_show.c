@@ -89,8 +89,9 @@ static const struct program_command commands[] = {
      "  ucmctl share collect 1\n",
      NULL, 0, 0, 2, cmd_share},
     {"trace", "", "What requests wait for, as a file for Perfetto (ui.perfetto.dev)",
-     "A row for each lookup, load, dump and prefetch, below the id of the engine's request:\n"
-     "its queue, lookups, reads, waits for DRAM, copies and answer. Ends after --seconds,\n"
+     "A row for each lookup, load, fetch, dump and prefetch, below the id of the engine's\n"
+     "request (fetches, which serve many, below their process): its queue, lookups, reads, waits "
+     "for DRAM, copies and answer. Ends after --seconds,\n"
      "or with Ctrl-C; the file is complete either way. For operators, one at a time.\n\n"
      "Examples:\n"
      "  ucmctl trace --out slow.json --slower 50ms --seconds 60\n"

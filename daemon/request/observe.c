@@ -35,6 +35,7 @@ static void gauges_read(struct metrics *m, const struct request_rooms *r)
     m->arena_bytes_configured = arena_bytes_configured(r->arena);
     m->arena_bytes_used = arena_bytes_used(r->arena);
     m->window_bytes = arena_window_lent(r->arena, NULL);
+    m->window_bytes_configured = arena_window_budget(r->arena);
 }
 
 static void tiers_read(struct exposition *x, const struct request_rooms *r)

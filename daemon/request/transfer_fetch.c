@@ -132,15 +132,18 @@ void fetch_finish(struct transfer *t)
 {
     uint8_t *status = (uint8_t *)(t->pieces + t->n_pieces);
     struct msg_fetch_r r = {.status = {status, t->n_pieces}, .bytes = t->bytes};
+    uint32_t items_ok = 0;
 
     for (uint32_t i = 0; i < t->n_keys; i++) {
         uint32_t first = t->blocks[i], n = item_copies(t, i);
 
         for (uint32_t p = first; p < first + n; p++)
             status[t->pieces[p].place] = t->status[i];
+        items_ok += t->status[i] == UCM_BLOCK_OK ? n : 0;
         if (t->status[i] == UCM_BLOCK_MISS || t->status[i] == UCM_BLOCK_FAILED)
             metrics_of(t)->fetch_items_missed += n;
     }
+    trace_outcome(t->r.trace, items_ok, t->bytes);
     request_end(&t->r, NULL, &r);
 }
 

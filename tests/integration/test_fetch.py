@@ -110,6 +110,19 @@ class Fetch(FetchCase):
         self.assertEqual(status, [MISS if index in (4, 9) else OK for index, _, _ in items])
         self.right(pool, items, kv, status)
 
+    def test_traced(self):
+        """By its items, however its blocks are named; those that came are counted."""
+        client, ns, pool, _ = self.stored()
+        chain = self.chain(client, ns, range(BLOCKS))
+        operator = self.client()
+        operator.call("trace", op=1)
+        pool.fetch([(2, layer, layer) for layer in range(LAYERS)], chain=chain)
+        pool.fetch([(0, 1, 0), (1, 1, 1), (1, 2, 2)], keys=keys(3, "nowhere"))
+        records = operator.call("trace", op=2)["records"]
+        self.assertEqual([(r["method"], r["n_keys"], r["ok"], r["bytes"], r["request"]) for r in records],
+                         [("fetch", LAYERS, LAYERS, LAYERS * SHARD, ""), ("fetch", 3, 1, SHARD, "")])
+        self.assertTrue(all("copy" in [span["name"] for span in r["spans"]] for r in records), records)
+
     def test_the_chain_is_closed_meanwhile(self):
         client, ns, pool, kv = self.stored()
         self.settled(client, ns)

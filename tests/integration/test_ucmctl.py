@@ -39,7 +39,7 @@ class Daemon:
         self.log = open(os.path.join(self.folder, "log"), "wb")
         options = {"socket": self.socket, "arena.size": "64MiB", "arena.extent": "4MiB",
                    "nvme.paths": self.store, "nvme.size": "128MiB", "nvme.segment": "4MiB",
-                   "device.cuda": "off"}
+                   "device.cuda": "off", "window.size": "8MiB"}
         argv = [UCMD]
         for key, value in options.items():
             argv += ["--set", f"{key}={value}"]
@@ -229,6 +229,7 @@ class WithDaemon(unittest.TestCase):
         self.assertIn(f"pid {self.daemon.process.pid}", text)
         self.assertRegex(text, r"(?m)^health +ok$")
         self.assertRegex(text, r"(?m)^dram +.* of 64(\.0)? MiB used")
+        self.assertRegex(text, r"(?m)^windows +0 open, 0 B of 8(\.0)? MiB lent, 0 B pinned; 0 extents wanted back, 0 blocks left out$")
         self.assertRegex(text, r"(?m)^nvme +.* used")
         status = self.json("status")
         self.assertEqual(status["status"], "ok")
