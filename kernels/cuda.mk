@@ -51,19 +51,19 @@ $(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/fatbin.S $(FATBINS
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$(FATBINS)/$*.fatbin"' -c $< -o $@
 
-# A worker's pool.
+# A worker's pool, and attention over it, which from compute capability 9.0 on begins beside the gather.
+DECODE_ARCHS ?= -gencode arch=compute_90,code=[sm_90,compute_90] -gencode arch=compute_80,code=compute_80
 SLOTS_FATBIN := $(FATBINS)/slots.fatbin
 $(SLOTS_FATBIN): kernels/slots/slots.cu $(addprefix kernels/slots/,slots.cuh slots.h slots_cuda.h)
 	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fatbin $(SPARSE_ARCHS) $< -o $@
+	$(NVCC) -I. -O3 -fatbin $(DECODE_ARCHS) $< -o $@
 $O/obj/kernels/slots/slots_fatbin.o: kernels/fatbin.S $(SLOTS_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_slots_fatbin -DUCM_FATBIN='"$(SLOTS_FATBIN)"' -c $< -o $@
-# Attention over slots: by the matrix units, so for one GPU beside code for those to come.
 ATTEND_FATBIN := $(FATBINS)/attend.fatbin
 $(ATTEND_FATBIN): kernels/attend/attend.cu $(wildcard kernels/attend/*.cuh) kernels/arith.h $(addprefix kernels/attend/,arith.h attend_cuda.h) kernels/sparse/arith.h
 	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fmad=false -fatbin $(SPARSE_ARCHS) $< -o $@
+	$(NVCC) -I. -O3 -fmad=false -fatbin $(DECODE_ARCHS) $< -o $@
 $O/obj/kernels/attend/attend_fatbin.o: kernels/fatbin.S $(ATTEND_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_attend_fatbin -DUCM_FATBIN='"$(ATTEND_FATBIN)"' -c $< -o $@
@@ -144,8 +144,8 @@ SLOTS_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/win
 $O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
 	@mkdir -p $(@D)
 	$(LINK) $^ -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-ATTEND_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/attend*.c))
-$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $O/obj/kernels/attend/attend_fatbin.o $O/libucmtools.a $O/libucmclient.a
+ATTEND_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/attend*.c) $(wildcard kernels/slots/*.c))
+$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $O/obj/kernels/attend/attend_fatbin.o $O/obj/kernels/slots/slots_fatbin.o $O/libucmtools.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
 DECODE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/decode*.c)) \

@@ -66,6 +66,8 @@ static __device__ __forceinline__ void finish(args_t a, uint32_t splits, struct 
     __syncthreads();
     if (a.stop.stopped != 0)
         stop_head<T, D>(a, sums.row, abs_sum);
+    if (a.wait)
+        await_launch();
 }
 
 /* Whether this launch has nothing to do for the list: it stopped, or all of it was attended. */

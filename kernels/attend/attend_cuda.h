@@ -4,7 +4,15 @@
  * ucm_attend_TYPE_D attends blocks begin .. end - 1 of each list, and with begin = 0 the window behind them. One launch over
  * all of a list is a step. Or several are, *rounds*, each going on where the one before it ended: a round of a list that has
  * stopped, or has no more blocks, returns at once, so all rounds can be captured and no host decides. Before the first
- * of them ucm_attend_order puts the lists in the order of their scores and works out what is left behind each block. */
+ * of them ucm_attend_order puts the lists in the order of their scores and works out what is left behind each block.
+ *
+ * Beside the gather. With `wait`, a chosen block that is on its way (UCM_SLOTS_WANTED) is waited for, by the warp whose
+ * turn it is and nobody else; what is resident is attended meanwhile. No bit of the result depends on who waited. For
+ * that the launch is the next one behind the gather's in its stream and has the attribute
+ * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, from compute capability 9.0 on: it then begins when all thread
+ * blocks of the gather have begun, and so can't take the places that they need, and it ends behind the gather. The gather
+ * itself is launched without: what comes before it, such as lists and queries, is complete. On other GPUs, and without the attribute,
+ * the same launch begins behind the gather and finds nothing to wait for. A capture keeps the attribute. */
 #ifndef UCM_KERNELS_ATTEND_CUDA_H
 #define UCM_KERNELS_ATTEND_CUDA_H
 
@@ -86,6 +94,7 @@ struct ucm_attend_cuda {
     uint32_t
         apart; /* 0: all lists are of one slot_of; 1: list l is of slot_of + l * rows, a KV head's */
     uint64_t slot_of; /* int32_t[rows], or [lists][rows]: the layer's */
+    uint32_t wait;    /* 1: for blocks that a gather brings meanwhile; 0: they have no slot */
     struct ucm_attend_cuda_memory pool;
     /* The window: blocks from first[chain] on, to the last token. length 0: there is none. */
     struct ucm_attend_cuda_memory pages;

@@ -1,4 +1,5 @@
-/* Asynchronous copies, matrices in shared memory, and products of 16-bit types with float32 sums. */
+/* Asynchronous copies, matrices in shared memory, products of 16-bit types with float32 sums, and waiting for what another
+ * kernel does meanwhile. */
 #ifndef UCM_KERNELS_ATTEND_MACHINE_CUH
 #define UCM_KERNELS_ATTEND_MACHINE_CUH
 
@@ -31,6 +32,39 @@ static __device__ __forceinline__ void copies_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+
+/* ---- what another kernel does meanwhile ---- */
+
+static __device__ __forceinline__ int32_t load_acquire(const int32_t *at)
+{
+    int32_t x;
+
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+    return x;
+}
+
+static __device__ __forceinline__ uint64_t nanoseconds(void)
+{
+    uint64_t x;
+
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(x)::"memory");
+    return x;
+}
+
+static __device__ __forceinline__ void pause(void)
+{
+    __nanosleep(64);
+}
+
+/* The launch that this one overlaps has ended, and all of it is seen. */
+static __device__ __forceinline__ void await_launch(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* ---- matrices ---- */
 
 static __device__ __forceinline__ void matrices(uint32_t r[4], const void *row)
 {

@@ -58,6 +58,10 @@ static __device__ __forceinline__ struct tiles tiles_of(args_t a)
  * bits, which addresses leave, how many tokens count, and whether the block is a page. 0: nowhere. */
 #define VALID_SHIFT 56
 #define IS_PAGE (UINT64_C(1) << 63)
+/* Of a block that is on its way to its slot: there, its row in slot_of is in place of the address, times 16. */
+#define IS_WANTED (UINT64_C(1) << 62)
+#define WANTED (-2) /* UCM_SLOTS_WANTED, in slot_of */
+#define PATIENCE UINT64_C(2000000000) /* ns; a gather that takes longer has failed */
 
 static __device__ __forceinline__ void raise_flag(args_t a, uint32_t flag)
 {
@@ -69,40 +73,75 @@ static __device__ __forceinline__ uint64_t block_at(const struct ucm_attend_cuda
     return (uint32_t)number < m.blocks ? m.base + (uint32_t)number * m.stride : 0;
 }
 
-/* A list entry's slot; -1 if any step of the way leads nowhere. */
-static __device__ __forceinline__ int32_t slot_at(args_t a, int32_t entry)
+/* A list entry's number, or what it is itself; -1 if there is none. */
+static __device__ __forceinline__ int32_t number_at(args_t a, int32_t entry)
 {
-    if (a.numbers != 0)
-        entry = (uint32_t)entry < a.numbers_stride
-                    ? ((const int32_t *)a.numbers)[(uint64_t)blockIdx.z * a.numbers_stride + (uint32_t)entry]
-                    : -1;
-    if (a.slot_of != 0)
-        entry = (uint32_t)entry < a.rows ? ((const int32_t *)a.slot_of)[(uint64_t)(a.apart * blockIdx.y) * a.rows + entry]
-                                         : -1;
-    return entry;
+    if (a.numbers == 0)
+        return entry;
+    return (uint32_t)entry < a.numbers_stride
+               ? ((const int32_t *)a.numbers)[(uint64_t)blockIdx.z * a.numbers_stride + (uint32_t)entry]
+               : -1;
+}
+
+static __device__ __forceinline__ uint64_t chosen_at(args_t a, int32_t number, uint32_t tile)
+{
+    uint64_t row = (uint64_t)(a.apart * blockIdx.y) * a.rows + (uint32_t)number, at;
+    const int32_t *cell = (const int32_t *)a.slot_of + row;
+    int32_t slot = number;
+
+    if (a.slot_of != 0) {
+        slot = -1;
+        if ((uint32_t)number < a.rows)
+            slot = a.wait ? load_acquire(cell) : *cell;
+    }
+    at = a.wait && slot == WANTED ? row * 16 | IS_WANTED : block_at(a.pool, slot);
+    if (at == 0) {
+        raise_flag(a, UCM_ATTEND_NO_SLOT);
+        return 0;
+    }
+    return (at + tile) | (uint64_t)TILE << VALID_SHIFT;
+}
+
+/* Of the window: tile so many of a block of the chain. */
+static __device__ __forceinline__ uint64_t page_at(args_t a, const struct tiles &t, uint32_t block, uint32_t tile)
+{
+    uint64_t valid = min(TILE, t.length - block * a.tokens - tile * TILE);
+    uint64_t at = block < a.table_stride ? block_at(a.pages, t.table[block]) : 0;
+
+    if (at == 0) {
+        raise_flag(a, UCM_ATTEND_NO_PAGE);
+        return 0;
+    }
+    return (at + tile) | valid << VALID_SHIFT | IS_PAGE;
 }
 
 static __device__ __forceinline__ uint64_t tile_at(args_t a, const struct tiles &t, uint32_t tile)
 {
-    uint32_t in_block = a.tokens / TILE, valid = TILE, flag = UCM_ATTEND_NO_SLOT;
-    uint64_t at, page = 0;
+    uint32_t in_block = a.tokens / TILE;
 
-    if (tile < t.chosen) {
-        at = block_at(a.pool, slot_at(a, t.list[tile / in_block]));
-    } else {
-        uint32_t block = t.first + (tile - t.chosen) / in_block;
+    if (tile < t.chosen)
+        return chosen_at(a, number_at(a, t.list[tile / in_block]), tile % in_block);
+    tile -= t.chosen;
+    return page_at(a, t, t.first + tile / in_block, tile % in_block);
+}
 
-        tile -= t.chosen;
-        flag = UCM_ATTEND_NO_PAGE;
-        page = IS_PAGE;
-        valid = min(TILE, t.length - block * a.tokens - tile % in_block * TILE);
-        at = block < a.table_stride ? block_at(a.pages, t.table[block]) : 0;
+/* By a warp, all of which has looked at *where: the tile's place, when its block has come, or has not. */
+static __device__ __forceinline__ void tile_await(args_t a, uint64_t *where)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        const int32_t *cell = (const int32_t *)a.slot_of + (*where & ((UINT64_C(1) << VALID_SHIFT) - 1)) / 16;
+        uint64_t began = nanoseconds(), at;
+        int32_t slot;
+
+        while ((slot = load_acquire(cell)) == WANTED && nanoseconds() - began < PATIENCE)
+            pause();
+        at = block_at(a.pool, slot);
+        if (at == 0)
+            raise_flag(a, UCM_ATTEND_NO_SLOT);
+        *where = at == 0 ? 0 : (at + *where % 16) | (uint64_t)TILE << VALID_SHIFT;
     }
-    if (at == 0) {
-        raise_flag(a, flag);
-        return 0;
-    }
-    return (at + tile % in_block) | (uint64_t)valid << VALID_SHIFT | page;
+    __syncwarp();
 }
 
 static __device__ __forceinline__ uint32_t valid_of(uint64_t where)
@@ -287,9 +326,10 @@ static __device__ __forceinline__ void measure_keys(struct warp_state<D> &st, co
     }
 }
 
-/* Every WARPS-th of n tiles, from the warp's number on; the first `chosen` are of chosen blocks. */
+/* Every WARPS-th of n tiles, from the warp's number on; the first `chosen` are of chosen blocks. A tile on its way is
+ * waited for in its turn, and while the one before it is not done nothing is. */
 template <typename T, int D>
-static __device__ __forceinline__ void attend_tiles(args_t a, const uint64_t *where, uint32_t n, uint32_t chosen,
+static __device__ __forceinline__ void attend_tiles(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
                                                     struct warp_state<D> &st)
 {
     constexpr uint32_t pieces = 2 * TILE * D / 8;
@@ -299,21 +339,21 @@ static __device__ __forceinline__ void attend_tiles(args_t a, const uint64_t *wh
     bool light = a.stop.rule == RULE_PSA, certify = a.stop.certify != 0;
     float s[2][4];
 
-#pragma unroll
-    for (uint32_t i = 0; i < STAGES - 1; i++) {
-        if (warp + i * WARPS < n)
-            tile_load<D>(a, where[warp + i * WARPS], stage + i * pieces);
-        copies_commit();
-    }
+    if (warp < n && where[warp] & IS_WANTED)
+        tile_await(a, &where[warp]);
+    if (warp < n)
+        tile_load<D>(a, where[warp], stage);
+    copies_commit();
     load_query<T, D>(a, query);
-    for (uint32_t tile = warp, at = 0; tile < n; tile += WARPS, at = (at + 1) % STAGES) {
-        uint32_t next = tile + (STAGES - 1) * WARPS;
+    for (uint32_t tile = warp, at = 0; tile < n; tile += WARPS, at ^= 1) {
+        uint32_t next = tile + WARPS;
+        bool more = next < n, wanted = more && where[next] & IS_WANTED;
         uint4 *k = stage + at * pieces;
 
-        if (next < n)
-            tile_load<D>(a, where[next], stage + (at + STAGES - 1) % STAGES * pieces);
+        if (more && !wanted)
+            tile_load<D>(a, where[next], stage + (at ^ 1) * pieces);
         copies_commit();
-        copies_wait<STAGES - 1>();
+        copies_wait<1>();
         __syncwarp();
         logits<T, D>(query, k, s);
         if (certify)
@@ -321,6 +361,11 @@ static __device__ __forceinline__ void attend_tiles(args_t a, const uint64_t *wh
         weigh<D>(st, s, a.scale_log2, valid_of(where[tile]), light && tile < chosen);
         add_values<T, D>(st, s, k + TILE * D / 8);
         __syncwarp();
+        if (wanted) {
+            tile_await(a, &where[next]);
+            tile_load<D>(a, where[next], stage + (at ^ 1) * pieces);
+            copies_commit();
+        }
     }
     copies_wait<0>();
 }

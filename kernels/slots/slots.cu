@@ -110,6 +110,15 @@ static __device__ void end_misses(pool_t s)
 
 /* ---- the gather: a team of threads has a miss ---- */
 
+/* When all thread blocks have said so, a launch that may overlap this one begins: attention, which then can't take the
+ * places of thread blocks that it waits for. */
+static __device__ __forceinline__ void let_next_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 template <uint32_t TEAM> static __device__ __forceinline__ void team_sync(void)
 {
     if (TEAM == 32)
@@ -174,6 +183,7 @@ static __device__ __forceinline__ void gather(pool_t s, const struct ucm_slots_g
     struct arriving *a = &arriving[threadIdx.x / TEAM];
     uint32_t n = slots_listed(s);
 
+    let_next_begin();
     for (uint32_t i = blockIdx.x + gridDim.x * (threadIdx.x / TEAM); i < n; i += teams) {
         if (thread < 32)
             begin_arriving(s, g, i, a);

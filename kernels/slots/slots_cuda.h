@@ -6,7 +6,7 @@
  *   for each layer:
  *     ucm_slots_resolve                 (chains * lists) thread blocks; or the tail of the selection, by slots.cuh
  *     ucm_slots_gather                  any number of thread blocks: they share the misses
- *     attention over slot_of
+ *     attention over slot_of            behind the gather, or beside it: kernels/attend/attend_cuda.h
  *   ucm_slots_end                     one thread: the word in pinned memory
  * Between steps: ucm_slots_want_keys, and behind it either ucm_slots_put, for bytes that the GPU's memory has, or
  * ucm_slots_take_all, a fetch into these slots, ucm_slots_publish_all; ucm_slots_forget_numbers; ucm_slots_leave_request.
@@ -19,7 +19,8 @@
  * Memory order. State is read and written by atomics or by loads that pass the L1 cache. A thread block that takes a
  * slot has claimed it by a compare-and-swap on its stamp, from an old one to this step's. From then on it alone touches
  * the slot's key, request and bytes, until it publishes, or frees the slot by setting the stamp to 0 behind a fence.
- * Attention sees bytes and table in a later launch.
+ * Attention sees bytes and table in a later launch; or beside the gather by a load of slot_of that acquires: the entry is
+ * written behind a fence by each thread that copied.
  *
  * Windows. The host (or a DMA engine that the host starts) changes a place's bytes between making its generation odd, a
  * full fence behind that, and making it even again, which is a release. The gather loads the generation with

@@ -11,9 +11,14 @@
 extern const unsigned char ucm_attend_fatbin[];
 
 static CUmodule module;
+static bool overlaps; /* launches can */
 
 void attend_open(void)
 {
+    int major;
+
+    must(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0), "the GPU");
+    overlaps = major >= 9;
     must(cuModuleLoadData(&module, ucm_attend_fatbin), "the kernels of attend.cu");
 }
 
@@ -30,6 +35,20 @@ void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t 
     struct ucm_attend_cuda copy = *args;
     void *parameters[] = {&copy};
     uint32_t shared = ucm_attend_cuda_shared(head_dim, args->group, args->splits);
+    CUlaunchAttribute beside = {
+        .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        .value.programmaticStreamSerializationAllowed = 1,
+    };
+    CUlaunchConfig config = {.gridDimX = args->splits,
+                             .gridDimY = args->kv_heads,
+                             .gridDimZ = args->chains,
+                             .blockDimX = UCM_ATTEND_CUDA_THREADS,
+                             .blockDimY = 1,
+                             .blockDimZ = 1,
+                             .sharedMemBytes = shared,
+                             .hStream = gpu_stream,
+                             .attrs = &beside,
+                             .numAttrs = args->wait && overlaps};
     char name[64];
     CUfunction f;
 
@@ -37,9 +56,7 @@ void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t 
              head_dim);
     f = kernel(name);
     must(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared), name);
-    must(cuLaunchKernel(f, args->splits, args->kv_heads, args->chains, UCM_ATTEND_CUDA_THREADS, 1,
-                        1, shared, gpu_stream, parameters, NULL),
-         name);
+    must(cuLaunchKernelEx(&config, f, parameters, NULL), name);
 }
 
 void order_launch(const struct ucm_attend_cuda_order *args, uint32_t lists)
@@ -79,12 +96,17 @@ static float draw(uint32_t dtype, float size, uint16_t *bits)
     return ucm_f16_decode(*bits);
 }
 
+void problem_element(const struct problem *p, uint16_t *bits)
+{
+    draw(p->shape.dtype, 1, bits);
+}
+
 static void draw_blocks(const struct problem *p, uint8_t *blocks, uint64_t bytes)
 {
     uint16_t *at = (uint16_t *)blocks;
 
     for (uint64_t i = 0; i < bytes / 2; i++)
-        draw(p->shape.dtype, 1, &at[i]);
+        problem_element(p, &at[i]);
 }
 
 /* Slots: head by head. Pages: token by token, as engines have them. */
@@ -323,6 +345,15 @@ void problem_get(const struct problem *p, float *out, float *lse)
     free(bits);
 }
 
+uint32_t problem_flags(const struct problem *p)
+{
+    uint32_t flags;
+
+    gpu_get(&flags, p->args.flags, 4);
+    gpu_clear(p->args.flags, 4);
+    return flags;
+}
+
 int main(int argc, char **argv)
 {
     gpu_begin();
@@ -330,8 +361,10 @@ int main(int argc, char **argv)
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
     if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
         measure();
+        measure_beside();
     } else {
         test_steps();
+        test_beside();
         test_rounds();
     }
     return gpu_end();

@@ -43,6 +43,8 @@ struct problem {
 
 void problem_open(struct problem *p, const struct attend_shape *shape);
 void problem_close(struct problem *p);
+/* A random element of K or V. */
+void problem_element(const struct problem *p, uint16_t *bits);
 /* Fresh lists, lengths and queries, here and there. */
 void problem_draw(struct problem *p);
 /* The slot of an entry of list l of all chains' lists, for the C. */
@@ -54,8 +56,35 @@ void problem_cut(struct problem *p, uint32_t tiles);
 /* What one launch answered. */
 void problem_get(const struct problem *p, float *out, float *lse);
 
+/* The flags since the last call. */
+uint32_t problem_flags(const struct problem *p);
+
+/* ---- answers ---- */
+
+struct answer {
+    float *out, *lse;
+};
+
+struct answer answer_new(const struct problem *p);
+void answer_free(struct answer *a);
+/* The C's. */
+void answer_reference(const struct problem *p, struct answer *to);
+/* What the last launch answered. */
+void answer_get(const struct problem *p, struct answer *to);
+/* Checks that got is within the kernel's bound of want, or the same bit for bit. */
+void answer_compare(const struct problem *p, const struct answer *want, const struct answer *got,
+                    const char *what);
+void answer_same(const struct problem *p, const struct answer *want, const struct answer *got,
+                 const char *what);
+
 void test_steps(void);
+void test_beside(void);
 void test_rounds(void);
 void measure(void);
+void measure_beside(void);
+
+/* Microseconds of a graph, the median of some replays with memory that no cache holds; before each of them `prepare`,
+ * which is not measured. */
+float attend_median_us(CUgraph graph, void (*prepare)(void *), void *arg);
 
 #endif

@@ -154,41 +154,46 @@ static void step(const struct row *r, const struct ucm_attend_cuda *args)
     }
 }
 
-static CUgraphExec captured(const struct row *r, const struct ucm_attend_cuda *a)
+static void nothing(void *arg)
 {
-    CUgraph graph;
-    CUgraphExec exec;
-
-    must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "capture");
-    step(r, a);
-    must(cuStreamEndCapture(gpu_stream, &graph), "capture");
-    must(cuGraphInstantiate(&exec, graph, 0), "the graph");
-    must(cuGraphDestroy(graph), "the graph");
-    return exec;
+    (void)arg;
 }
 
-static float median_us(const struct row *r, const struct ucm_attend_cuda *a)
+float attend_median_us(CUgraph graph, void (*prepare)(void *), void *arg)
 {
-    CUgraphExec graph = captured(r, a);
     float us[SAMPLES];
+    CUgraphExec exec;
     CUevent begin, end;
 
+    must(cuGraphInstantiate(&exec, graph, 0), "the graph");
+    must(cuGraphDestroy(graph), "the graph");
     must(cuEventCreate(&begin, 0), "an event");
     must(cuEventCreate(&end, 0), "an event");
     for (int i = 0; i < SAMPLES; i++) {
+        prepare(arg);
         must(cuMemsetD8Async(flush, (unsigned char)i, FLUSH, gpu_stream), "the flush");
         must(cuEventRecord(begin, gpu_stream), "an event");
-        must(cuGraphLaunch(graph, gpu_stream), "the graph");
+        must(cuGraphLaunch(exec, gpu_stream), "the graph");
         must(cuEventRecord(end, gpu_stream), "an event");
         gpu_sync();
         must(cuEventElapsedTime(&us[i], begin, end), "an event");
         us[i] *= 1000;
     }
-    must(cuGraphExecDestroy(graph), "the graph");
+    must(cuGraphExecDestroy(exec), "the graph");
     must(cuEventDestroy(begin), "an event");
     must(cuEventDestroy(end), "an event");
     qsort(us, SAMPLES, sizeof(us[0]), by_size);
     return us[SAMPLES / 2];
+}
+
+static float median_us(const struct row *r, const struct ucm_attend_cuda *a)
+{
+    CUgraph graph;
+
+    must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "capture");
+    step(r, a);
+    must(cuStreamEndCapture(gpu_stream, &graph), "capture");
+    return attend_median_us(graph, nothing, NULL);
 }
 
 void measure(void)
@@ -224,5 +229,4 @@ void measure(void)
         args_close(&a);
     }
     gpu_free(pool);
-    gpu_free(flush);
 }

@@ -1,0 +1,101 @@
+/* What a step of a problem must answer, by the C of kernels/attend, and how near an answer is. */
+#include "tests/gpu/attend.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct answer answer_new(const struct problem *p)
+{
+    return (struct answer){fresh(p->rows * p->shape.d * 4), fresh(p->rows * 4)};
+}
+
+void answer_free(struct answer *a)
+{
+    free(a->out);
+    free(a->lse);
+}
+
+/* The C's of one KV head of a chain, over the slots that the tables lead to. */
+static void reference_head(const struct problem *p, uint32_t chain, uint32_t g, float *scratch,
+                           struct answer *to)
+{
+    const struct attend_shape *s = &p->shape;
+    uint64_t l = (uint64_t)chain * s->lists + (s->lists > 1 ? g : 0);
+    uint64_t row = ((uint64_t)chain * s->kv_heads + g) * s->group;
+    struct ucm_attend_memory pool = {p->pool, p->slot, s->slots},
+                             pages = {p->pages, p->page, s->pages};
+    float *query = scratch + p->plan.state_floats;
+    struct ucm_attend_state state;
+    int r = 0;
+
+    ucm_attend_query(&p->plan, p->q + row * s->d, query);
+    ucm_attend_begin(&p->plan, &state, scratch);
+    for (uint32_t i = 0; i < p->count[l]; i++) {
+        int32_t slot = problem_slot(p, l, p->list[l * s->room + i]);
+
+        r |= ucm_attend_add(&p->pool_plan, &pool, problem_head(p, g), query, &slot, 1, 0, &state,
+                            NULL, 0);
+    }
+    if (s->window > 0) {
+        uint32_t length = p->length[chain], blocks = (length + s->tokens - 1) / s->tokens;
+
+        if (blocks > p->first[chain])
+            r |= ucm_attend_add(&p->plan, &pages, g, query,
+                                p->table + (uint64_t)chain * s->window + p->first[chain],
+                                blocks - p->first[chain], length % s->tokens, &state, NULL, 0);
+    }
+    check(r == 0, "the reference");
+    ucm_attend_end(&p->plan, &state, to->out + row * s->d, to->lse + row);
+}
+
+void answer_reference(const struct problem *p, struct answer *to)
+{
+    float *scratch = fresh(ucm_attend_scratch_floats(&p->plan) * 4);
+
+    for (uint32_t chain = 0; chain < p->shape.chains; chain++)
+        for (uint32_t g = 0; g < p->shape.kv_heads; g++)
+            reference_head(p, chain, g, scratch, to);
+    free(scratch);
+}
+
+static bool near(float a, float b, float by)
+{
+    return fabsf(a - b) <= by || (isnan(a) && isnan(b)) || (isinf(a) && a == b);
+}
+
+/* |v| is about 6 at most here. */
+void answer_compare(const struct problem *p, const struct answer *want, const struct answer *got,
+                    const char *what)
+{
+    const struct attend_shape *s = &p->shape;
+    float by = 6 * (s->dtype == UCM_KV_F16 ? 0x1p-10f : 0x1p-8f);
+    uint64_t wrong = 0, at = 0, wrong_lse = 0;
+
+    for (uint64_t i = 0; i < p->rows * s->d; i++)
+        if (!near(want->out[i], got->out[i], by)) {
+            wrong++;
+            at = i;
+        }
+    for (uint64_t i = 0; i < p->rows; i++)
+        wrong_lse += !near(want->lse[i], got->lse[i], 1e-4f + 1e-5f * fabsf(want->lse[i]));
+    check(wrong == 0 && wrong_lse == 0,
+          "%s: dtype %u group %u d %u tokens %u lists %u apart %u split %u: %lu channels (row %lu: "
+          "%g, not %g), %lu lse",
+          what, s->dtype, s->group, s->d, s->tokens, s->lists, s->apart, p->args.split_tiles,
+          (unsigned long)wrong, (unsigned long)(at / s->d), (double)got->out[at],
+          (double)want->out[at], (unsigned long)wrong_lse);
+}
+
+void answer_same(const struct problem *p, const struct answer *want, const struct answer *got,
+                 const char *what)
+{
+    check(memcmp(want->out, got->out, p->rows * p->shape.d * 4) == 0 &&
+              memcmp(want->lse, got->lse, p->rows * 4) == 0,
+          "%s: other bits", what);
+}
+
+void answer_get(const struct problem *p, struct answer *to)
+{
+    problem_get(p, to->out, to->lse);
+}

@@ -1,0 +1,294 @@
+/* Attention beside the gather, in one stream: resolve, gather, attention that waits for what is on its way. Its bits are
+ * those of attention behind the gather, whatever was resident. And what that saves. */
+#include "tests/gpu/attend.h"
+
+#include "kernels/slots/slots_cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GATHER_BLOCKS 32u
+
+extern const unsigned char ucm_slots_fatbin[];
+
+static CUmodule module;
+
+struct beside {
+    struct problem p;
+    struct ucm_slots pool; /* the GPU's */
+    struct ucm_slots_lists lists;
+    struct ucm_slots_gather gather;
+    struct ucm_slots_place *place;
+    uint8_t *window; /* of the host: [numbers][kv_heads] of what a slot holds */
+    CUdeviceptr memory, requests, places, forgotten;
+    uint32_t misses; /* numbers that a replay forgets first */
+};
+
+static void launch(const char *name, uint32_t blocks, uint32_t threads, void **arguments)
+{
+    CUfunction f;
+
+    must(cuModuleGetFunction(&f, module, name), name);
+    must(cuLaunchKernel(f, blocks, 1, 1, threads, 1, 1, 0, gpu_stream, arguments, NULL), name);
+}
+
+/* ---- a pool, and a window that has all blocks ---- */
+
+static void pool_open(struct beside *b)
+{
+    const struct attend_shape *s = &b->p.shape;
+    struct ucm_slots_shape shape = {.strands = s->kv_heads,
+                                    .numbers = b->p.n_numbers,
+                                    .slots = s->slots,
+                                    .requests = 1,
+                                    .misses = s->chains * s->lists * s->room};
+    char why[UCM_SLOTS_WHY] = "";
+    size_t bytes;
+    struct ucm_slots host;
+    void *memory;
+
+    check(ucm_slots_check(&shape, why) == 0, "a pool: %s", why);
+    bytes = ucm_slots_bytes(&shape);
+    memory = fresh(bytes);
+    ucm_slots_layout(&host, &shape, memory);
+    ucm_slots_init(&host);
+    host.step->now = 1;
+    b->memory = gpu_put(0, memory, bytes);
+    ucm_slots_layout(&b->pool, &shape, (void *)b->memory);
+    free(memory);
+}
+
+static void window_open(struct beside *b)
+{
+    struct problem *p = &b->p;
+    uint64_t block = p->shape.kv_heads * p->slot, size = p->n_numbers * block, words = 1000003;
+    uint16_t *from = fresh(words * 2);
+    uint64_t *generation;
+    CUdeviceptr at;
+
+    for (uint64_t i = 0; i < words; i++)
+        problem_element(p, &from[i]);
+    must(cuMemHostAlloc((void **)&b->window, size + 8, CU_MEMHOSTALLOC_DEVICEMAP), "a window");
+    must(cuMemHostGetDevicePointer(&at, b->window, 0), "its address");
+    for (uint64_t i = 0; i < size; i += words * 2)
+        memcpy(b->window + i, from, size - i < words * 2 ? size - i : words * 2);
+    generation = (uint64_t *)(void *)(b->window + size);
+    *generation = 2;
+    b->place = fresh(p->n_numbers * sizeof(*b->place));
+    for (uint32_t i = 0; i < p->n_numbers; i++)
+        b->place[i] = (struct ucm_slots_place){at + i * block, at + size, 2};
+    b->places = gpu_put(0, b->place, p->n_numbers * sizeof(*b->place));
+    b->gather = (struct ucm_slots_gather){.places = b->places,
+                                          .heads = p->shape.kv_heads,
+                                          .planes = 1,
+                                          .plane[0] = {.slots = p->args.pool.base,
+                                                       .slot_stride = p->slot,
+                                                       .head_stride = p->slot,
+                                                       .rows = 1,
+                                                       .row_bytes = (uint32_t)p->slot}};
+    free(from);
+}
+
+static void beside_open(struct beside *b, const struct attend_shape *shape)
+{
+    struct ucm_attend_cuda *a = &b->p.args;
+    uint32_t *requests = fresh(shape->chains * 4);
+
+    memset(b, 0, sizeof(*b));
+    problem_open(&b->p, shape);
+    problem_draw(&b->p);
+    pool_open(b);
+    window_open(b);
+    gpu_free(a->slot_of);
+    a->slot_of = (CUdeviceptr)b->pool.slot_of;
+    b->requests = gpu_put(0, requests, shape->chains * 4);
+    b->forgotten = gpu_new(b->p.n_numbers * 4);
+    b->lists = (struct ucm_slots_lists){.chains = shape->chains,
+                                        .lists = shape->lists,
+                                        .room = shape->room,
+                                        .apart = 1,
+                                        .index = (const void *)a->list,
+                                        .count = (const void *)a->count,
+                                        .table = (const void *)a->numbers,
+                                        .table_stride = shape->slots,
+                                        .request = (const void *)b->requests};
+    free(requests);
+}
+
+static void beside_close(struct beside *b)
+{
+    b->p.args.slot_of = 0;
+    gpu_free(b->memory);
+    gpu_free(b->requests);
+    gpu_free(b->places);
+    gpu_free(b->forgotten);
+    must(cuMemFreeHost(b->window), "the window");
+    free(b->place);
+    problem_close(&b->p);
+}
+
+/* ---- a layer's launches ---- */
+
+static void layer(struct beside *b, uint32_t wait, bool attend)
+{
+    struct ucm_attend_cuda args = b->p.args;
+    uint32_t strand = 0;
+
+    args.wait = wait;
+    launch("ucm_slots_next", 1, 1, (void *[]){&b->pool});
+    launch("ucm_slots_resolve", b->lists.chains * b->lists.lists, UCM_SLOTS_CUDA_RESOLVE,
+           (void *[]){&b->pool, &strand, &b->lists});
+    launch("ucm_slots_gather_warp", GATHER_BLOCKS, UCM_SLOTS_CUDA_GATHER,
+           (void *[]){&b->pool, &b->gather});
+    if (attend)
+        attend_launch(&args, b->p.shape.dtype, b->p.shape.d);
+}
+
+static CUgraph captured(struct beside *b, uint32_t wait, bool attend)
+{
+    CUgraph graph;
+
+    must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "capture");
+    layer(b, wait, attend);
+    must(cuStreamEndCapture(gpu_stream, &graph), "capture");
+    return graph;
+}
+
+static void forget(void *arg)
+{
+    struct beside *b = arg;
+    int32_t *numbers = fresh(b->misses * 4 + 4);
+
+    for (uint32_t i = 0; i < b->misses; i++)
+        numbers[i] = b->p.numbers[rnd_below(b->p.shape.slots)];
+    gpu_put(b->forgotten, numbers, b->misses * 4);
+    launch("ucm_slots_forget_numbers", 32, 128, (void *[]){&b->pool, &b->forgotten, &b->misses});
+    free(numbers);
+}
+
+/* ---- tests ---- */
+
+/* What is resident now, for the C. */
+static void read_pool(struct beside *b)
+{
+    struct problem *p = &b->p;
+
+    gpu_get(p->slot_of, p->args.slot_of, (uint64_t)p->tables * p->n_numbers * 4);
+    gpu_get(p->pool, p->args.pool.base, p->shape.slots * p->slot);
+}
+
+/* A block that comes by no window ends the wait, and raises the flag. */
+static void lose(struct beside *b)
+{
+    struct ucm_slots_place none = {0};
+    uint32_t number = (uint32_t)b->p.numbers[b->p.list[0]], one = 1;
+    struct ucm_slots_step step;
+
+    gpu_put(b->places + number * sizeof(none), &none, sizeof(none));
+    gpu_put(b->forgotten, &number, 4);
+    launch("ucm_slots_forget_numbers", 32, 128, (void *[]){&b->pool, &b->forgotten, &one});
+    layer(b, 1, true);
+    gpu_sync();
+    gpu_get(&step, (CUdeviceptr)b->pool.step, sizeof(step));
+    check(step.flags == UCM_SLOTS_UNSERVED, "flags of the pool: %u", step.flags);
+    check(problem_flags(&b->p) == UCM_ATTEND_NO_SLOT, "a block that did not come");
+    gpu_put(b->places + number * sizeof(none), &b->place[number], sizeof(none));
+}
+
+static void test_shape(const struct attend_shape *shape, uint32_t tiles)
+{
+    struct beside b;
+    struct answer want, behind, got;
+    struct ucm_slots_step step;
+    CUgraphExec graph;
+    CUgraph made;
+
+    beside_open(&b, shape);
+    problem_cut(&b.p, tiles);
+    want = answer_new(&b.p);
+    behind = answer_new(&b.p);
+    got = answer_new(&b.p);
+    layer(&b, 0, true); /* nothing was resident */
+    gpu_sync();
+    answer_get(&b.p, &behind);
+    read_pool(&b);
+    answer_reference(&b.p, &want);
+    answer_compare(&b.p, &want, &behind, "behind the gather");
+    check(problem_flags(&b.p) == 0, "flags behind the gather");
+    made = captured(&b, 1, true);
+    must(cuGraphInstantiate(&graph, made, 0), "the graph");
+    must(cuGraphDestroy(made), "the graph");
+    for (uint32_t i = 0; i < (few ? 2 : 30); i++) {
+        b.misses = i % 3 == 0 ? 0 : i % 3 == 1 ? rnd_below(20) : rnd_below(b.p.n_numbers);
+        forget(&b);
+        if (i % 2)
+            must(cuGraphLaunch(graph, gpu_stream), "the graph");
+        else
+            layer(&b, 1, true);
+        gpu_sync();
+        answer_get(&b.p, &got);
+        answer_same(&b.p, &behind, &got, "beside the gather");
+        check(problem_flags(&b.p) == 0, "flags beside the gather");
+        gpu_get(&step, (CUdeviceptr)b.pool.step, sizeof(step));
+        check(step.flags == 0 && step.misses == 0 && step.done == 0, "the gather has not ended");
+    }
+    lose(&b);
+    must(cuGraphExecDestroy(graph), "the graph");
+    answer_free(&want);
+    answer_free(&behind);
+    answer_free(&got);
+    beside_close(&b);
+}
+
+static void open_module(void)
+{
+    if (module == NULL)
+        must(cuModuleLoadData(&module, ucm_slots_fatbin), "the kernels of slots.cu");
+}
+
+void test_beside(void)
+{
+    static const struct attend_shape shapes[] = {
+        {UCM_KV_BF16, 16, 8, 4, 128, 2, 8, 37, 640, 20, 5, 1},
+        {UCM_KV_F16, 32, 3, 3, 64, 4, 3, 20, 300, 11, 4, 1},
+        {UCM_KV_BF16, 16, 2, 16, 128, 40, 2, 30, 2500, 9, 3, 1},
+    };
+
+    open_module();
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        test_shape(&shapes[i], 3);
+        test_shape(&shapes[i], 12);
+    }
+}
+
+/* ---- speed ---- */
+
+/* Llama-3.1-8B's layer with 256 of 2,048 blocks for each KV head, some of which are missing. */
+void measure_beside(void)
+{
+    static const struct attend_shape shape = {UCM_KV_BF16, 16,  8,    4,  128, 1,
+                                              8,           256, 4096, 40, 32,  1};
+    static const uint32_t missing[] = {0, 16, 43, 128, 256};
+    struct beside b;
+
+    open_module();
+    beside_open(&b, &shape);
+    problem_cut(&b.p, 12);
+    for (uint32_t l = 0; l < shape.lists; l++)
+        b.p.count[l] = shape.room;
+    gpu_put(b.p.args.count, b.p.count, shape.lists * 4);
+    layer(&b, 0, true);
+    gpu_sync();
+    printf("\n| missing, about | resolve and gather, us | attention behind it | beside it |\n"
+           "|---|---|---|---|\n");
+    for (size_t i = 0; i < sizeof(missing) / sizeof(missing[0]); i++) {
+        b.misses = missing[i] * 2; /* one list in two has a number */
+        printf("| %u | %.1f | %.1f | %.1f |\n", missing[i],
+               (double)attend_median_us(captured(&b, 0, false), forget, &b),
+               (double)attend_median_us(captured(&b, 0, true), forget, &b),
+               (double)attend_median_us(captured(&b, 1, true), forget, &b));
+    }
+    check(problem_flags(&b.p) == 0, "flags");
+    beside_close(&b);
+}
