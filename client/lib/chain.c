@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define APPENDS "appends to the chain" /* as a message says it */
+
 /* ---- the object ---- */
 
 void client_chain_ref(struct ucm_chain *chain)
@@ -218,23 +220,6 @@ static int chain_reopen(struct ucm_chain *chain, int64_t deadline_ns)
     return r;
 }
 
-static int chain_lock(struct ucm_chain *chain, int64_t deadline_ns)
-{
-    struct ucm_client *c = chain->client;
-
-    while (chain->busy)
-        if (client_cond_wait(c, &c->idle, deadline_ns) == ETIMEDOUT && chain->busy)
-            return client_fail(UCM_EDEADLINE, "another thread appends to the chain");
-    chain->busy = true;
-    return 0;
-}
-
-static void chain_unlock(struct ucm_chain *chain)
-{
-    chain->busy = false;
-    pthread_cond_broadcast(&chain->client->idle);
-}
-
 int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, struct client_handle *h,
                         int64_t deadline_ns)
 {
@@ -252,10 +237,10 @@ int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, struct clie
             return 0;
         client_writer_release(c);
         client_chain_ref(chains[i]);
-        r = chain_lock(chains[i], deadline_ns);
+        r = client_turn(c, &chains[i]->busy, APPENDS, deadline_ns);
         if (r == 0) {
             r = chain_reopen(chains[i], deadline_ns);
-            chain_unlock(chains[i]);
+            client_turn_end(c, &chains[i]->busy);
         }
         client_chain_unref(chains[i]);
         if (r)
@@ -419,11 +404,11 @@ int ucm_chain_append(struct ucm_chain *chain, const struct ucm_chain_keys *keys,
     if (r)
         return r;
     deadline_ns = client_deadline(c, timeout_ms);
-    r = chain_lock(chain, deadline_ns);
-    if (r)
-        return client_leave(c, r);
-    r = append(chain, keys, deadline_ns, &sum);
-    chain_unlock(chain);
+    r = client_turn(c, &chain->busy, APPENDS, deadline_ns);
+    if (r == 0) {
+        r = append(chain, keys, deadline_ns, &sum);
+        client_turn_end(c, &chain->busy);
+    }
     if (r == 0 && result)
         *result = sum;
     return client_leave(c, r);

@@ -35,6 +35,21 @@ int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadlin
     return pthread_cond_clockwait(cond, &c->lock, CLOCK_MONOTONIC, &t);
 }
 
+int client_turn(struct ucm_client *c, bool *busy, const char *what, int64_t deadline_ns)
+{
+    while (*busy)
+        if (client_cond_wait(c, &c->idle, deadline_ns) == ETIMEDOUT && *busy)
+            return client_fail(UCM_EDEADLINE, "another thread %s", what);
+    *busy = true;
+    return 0;
+}
+
+void client_turn_end(struct ucm_client *c, bool *busy)
+{
+    *busy = false;
+    pthread_cond_broadcast(&c->idle);
+}
+
 int client_enter(struct ucm_client *c)
 {
     bool closing;

@@ -420,6 +420,10 @@ int client_leave(struct ucm_client *c, int status);
 int64_t client_deadline(const struct ucm_client *c, int timeout_ms);
 int64_t client_now_ns(void);
 void client_close_descriptors(struct ucm_client *c);
+/* Calls of several requests on one object take turns, inside the client: *busy is the object's. what: what the message
+ * of a deadline says that another thread does. */
+int client_turn(struct ucm_client *c, bool *busy, const char *what, int64_t deadline_ns);
+void client_turn_end(struct ucm_client *c, bool *busy);
 /* 0 or ETIMEDOUT. */
 int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns);
 

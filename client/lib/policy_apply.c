@@ -131,28 +131,26 @@ static uint32_t larger(uint32_t blocks, uint32_t tokens, uint32_t block_tokens)
     return blocks > other ? blocks : other;
 }
 
-static struct ucm_budget_rule budget_rule(const struct ucm_policy *p, uint32_t least)
+/* Of a policy that has one; least: in blocks. 0 or -UCM_EINVALID. */
+static int budget_rule(const struct ucm_policy *p, const struct ucm_policy_budget *budget,
+                       struct ucm_budget_rule *out)
 {
-    return (struct ucm_budget_rule){
-        .goal = (float)p->goal,
-        .grow = (uint32_t)lround(p->grow * UCM_BUDGET_UNIT),
-        .shrink = (uint32_t)lround(p->shrink * UCM_BUDGET_UNIT),
-        .patience = p->patience,
-        .first = p->budget_tokens,
-        .least = least,
-    };
-}
-
-static int budget_check(const struct ucm_policy *policy, const struct ucm_policy_budget *budget)
-{
-    int r = ucm_policy_check(policy);
+    int r = ucm_policy_check(p);
 
     if (r)
         return r;
     if (!budget)
         return client_fail(UCM_EINVALID, "budget is NULL");
-    if (policy->goal == 0)
+    if (p->goal == 0)
         return client_fail(UCM_EINVALID, "the policy has no goal, and so no budget");
+    *out = (struct ucm_budget_rule){
+        .goal = (float)p->goal,
+        .grow = (uint32_t)lround(p->grow * UCM_BUDGET_UNIT),
+        .shrink = (uint32_t)lround(p->shrink * UCM_BUDGET_UNIT),
+        .patience = p->patience,
+        .first = p->budget_tokens,
+        .least = budget->least,
+    };
     return 0;
 }
 
@@ -161,13 +159,13 @@ int ucm_policy_budget_begin(const struct ucm_policy *policy, uint32_t block_toke
 {
     struct ucm_budget_rule rule;
     struct ucm_budget b;
-    int r = budget_check(policy, budget);
+    int r = budget_rule(policy, budget, &rule);
 
     if (r)
         return r;
     if (block_tokens < 1 || block_tokens > 1024)
         return client_fail(UCM_EINVALID, "block_tokens is %u; 1 to 1024 are allowed", block_tokens);
-    rule = budget_rule(policy, larger(policy->min_blocks, policy->min_tokens, block_tokens));
+    rule.least = larger(policy->min_blocks, policy->min_tokens, block_tokens);
     ucm_budget_begin(&b, &rule, block_tokens, blocks);
     *budget = (struct ucm_policy_budget){b.blocks, b.calm, rule.least};
     return 0;
@@ -178,11 +176,10 @@ int ucm_policy_budget_next(const struct ucm_policy *policy, uint32_t blocks, flo
 {
     struct ucm_budget_rule rule;
     struct ucm_budget b;
-    int r = budget_check(policy, budget);
+    int r = budget_rule(policy, budget, &rule);
 
     if (r)
         return r;
-    rule = budget_rule(policy, budget->least);
     b = (struct ucm_budget){budget->blocks, budget->calm};
     ucm_budget_next(&b, &rule, blocks, share);
     budget->blocks = b.blocks;

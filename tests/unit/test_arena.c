@@ -2,6 +2,8 @@
  * what is held, and extents change their slot size when they are empty. */
 #include "daemon/arena/arena.h"
 
+#include "tests/unit/random.h"
+
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -14,16 +16,6 @@ static uv_loop_t loop;
 static struct arena *arena;
 static uint32_t ready_n;
 static uint8_t *ready_base[64];
-
-static uint64_t state = 0xA3E9A;
-
-static uint32_t below(uint32_t n)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (uint32_t)(state >> 11) % n;
-}
 
 static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
 {

@@ -1,6 +1,7 @@
 /* The arena's memory spread over two NUMA nodes. */
 #include "daemon/arena/arena.h"
 #include "tests/unit/fake_numa.h"
+#include "tests/unit/random.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -276,16 +277,6 @@ Test(arena_nodes, kept_memory_counts_where_it_lies)
 /* ---- random ops ---- */
 
 #define SLOTS 64
-
-static uint64_t state = 0x2A0DE;
-
-static uint32_t below(uint32_t n)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (uint32_t)(state >> 11) % n;
-}
 
 /* Slots of one size, so that it is known what a node has left. */
 Test(arena_nodes, who_gets_another_node_could_not_have_his)

@@ -3,6 +3,7 @@
  * with a share that other hosts change, once in an index that is always full, and once with blocks
  * in two forms. UCM_SEED repeats a run. */
 #include "tests/unit/form_rig.h"
+#include "tests/unit/random.h"
 
 TestSuite(cache_random, .init = open_shared, .fini = close_shared);
 
@@ -27,21 +28,12 @@ struct load {
 };
 
 static struct {
-    uint64_t state;
     struct copy copy[COPIES];
     struct load load[LOADS];
     struct asker asker[ASKERS];
     bool forms;
     unsigned reads, failures, waits, shared_reads, late, paired;
 } chaos;
-
-static uint32_t below(uint32_t n)
-{
-    chaos.state ^= chaos.state << 13;
-    chaos.state ^= chaos.state >> 7;
-    chaos.state ^= chaos.state << 17;
-    return (uint32_t)(chaos.state >> 11) % n;
-}
 
 static struct ns *some_ns(void)
 {
@@ -522,13 +514,12 @@ static void chaos_end(void)
 
 static void chaos_run(unsigned acts, bool forms)
 {
-    const char *text = getenv("UCM_SEED");
-    uint64_t seed = text ? strtoull(text, NULL, 0) : 0x5EED;
+    uint64_t seed = random_seed(0x5EED);
 
     for (unsigned round = 0; round < 2; round++) {
         memset(&chaos, 0, sizeof(chaos));
         chaos.forms = forms;
-        chaos.state = (seed + round) * UINT64_C(0x9E3779B97F4A7C15) | 1;
+        random_state = (seed + round) * UINT64_C(0x9E3779B97F4A7C15) | 1;
         for (int i = 0; i < ASKERS; i++)
             ask(&chaos.asker[i]);
         for (unsigned op = 0; op < 20000 && rig.tier.places < PLACES_MAX - 200; op++) {

@@ -1,5 +1,6 @@
 /* Everything that happens to parts in windows, at random: whoever was told a place finds its bytes there, or
  * another generation; and nothing is left over. UCM_SEED repeats a run. */
+#include "tests/unit/random.h"
 #include "tests/unit/relocate_rig.h"
 
 #include <inttypes.h>
@@ -15,7 +16,6 @@ TestSuite(cache_relocate_random, .init = relocate_open, .fini = relocate_close);
 #define STEPS 15000u
 
 static struct {
-    uint64_t state;
     struct one_mover {
         struct mover mv;
         block_ref ref;
@@ -39,14 +39,6 @@ static struct {
     } told[TOLD];
     unsigned n_told, copied, read, failed, stale, right;
 } chaos;
-
-static uint32_t below(uint32_t n)
-{
-    chaos.state ^= chaos.state << 13;
-    chaos.state ^= chaos.state >> 7;
-    chaos.state ^= chaos.state << 17;
-    return (uint32_t)(chaos.state >> 11) % n;
-}
 
 static struct ns *some_ns(void)
 {
@@ -271,10 +263,8 @@ static void step(void)
 
 Test(cache_relocate_random, nobody_reads_other_bytes)
 {
-    const char *seed = getenv("UCM_SEED");
-
-    chaos.state = seed ? strtoull(seed, NULL, 0) : uv_hrtime() | 1;
-    fprintf(stderr, "UCM_SEED=%" PRIu64 "\n", chaos.state);
+    random_state = random_seed(uv_hrtime() | 1);
+    fprintf(stderr, "UCM_SEED=%" PRIu64 "\n", random_state);
     for (unsigned i = 0; i < STEPS && rig.tier.places < PLACES_MAX - 64; i++) {
         step();
         if (i % 64 == 0)

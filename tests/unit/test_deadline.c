@@ -2,6 +2,8 @@
  * again and disarmed. */
 #include "daemon/base/deadline.h"
 
+#include "tests/unit/random.h"
+
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
@@ -16,16 +18,7 @@ static struct item {
     int calls;
 } items[N];
 
-static uint64_t state = 0xDEAD;
 static uint64_t last_at_ms;
-
-static uint32_t below(uint32_t n)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (uint32_t)(state >> 11) % n;
-}
 
 static void setup(void)
 {

@@ -1,18 +1,10 @@
 /* Small numbers for pointers, against a plain model. */
 #include "daemon/base/table.h"
 
+#include "tests/unit/random.h"
+
 #include <criterion/criterion.h>
 #include <stdlib.h>
-
-static uint64_t state = 0x7AB1E;
-
-static uint32_t below(uint32_t n)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (uint32_t)(state >> 11) % n;
-}
 
 Test(table, an_empty_one_knows_no_number)
 {

@@ -1,0 +1,26 @@
+/* Numbers that look random. They are the same in each run, unless a test sets random_state, which is never 0. */
+#ifndef UCMD_TESTS_RANDOM_H
+#define UCMD_TESTS_RANDOM_H
+
+#include <stdint.h>
+#include <stdlib.h>
+
+static uint64_t random_state = 0x5EED;
+
+/* $UCM_SEED, or what the test begins with. */
+static inline uint64_t random_seed(uint64_t usual)
+{
+    const char *text = getenv("UCM_SEED");
+
+    return text ? strtoull(text, NULL, 0) : usual;
+}
+
+static inline uint32_t below(uint32_t n)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return (uint32_t)(random_state >> 11) % n;
+}
+
+#endif
