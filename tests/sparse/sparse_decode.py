@@ -21,11 +21,13 @@ ORDERS = ("digest", "oracle", "random", "window")
 @dataclasses.dataclass
 class Config:
     """policy: a ucmclient.sparse.Policy; None: dense. order: what ranks the blocks; only `digest` can be had in earnest. share:
-    what stands for a group where a rule or a budget asks what is covered, its least covered head or the mean of its heads."""
+    what stands for a group where a rule or a budget asks what is covered, its least covered head or the mean of its heads. keep: of top k,
+    what the step before chose keeps its place unless another block scores so many times as much."""
     name: str
     policy: object = None
     order: str = "digest"
     share: str = "least"
+    keep: float = 1.0
 
 
 class Request:
@@ -79,6 +81,7 @@ class Layer:
     def __init__(self):
         self.votes = []   # [G, blocks] of the last steps, for policies whose queries vote
         self.chosen = {}  # {step: bool[lists, blocks]} that may serve yet
+        self.last = None  # bool[lists, blocks] of the last step
         self.budget = None
 
 
@@ -246,6 +249,17 @@ def budgets(request, state, policy, shares, n):
     return out
 
 
+def kept(state, keep, scores, valid, windows, k):
+    """Steps one after the other: each chooses by the scores and by what the one before chose."""
+    made = np.zeros(scores.shape, bool)
+    for t in range(len(k)):
+        last = np.zeros((len(scores), scores.shape[-1]), bool) if state.last is None else state.last
+        last = np.pad(last, ((0, 0), (0, scores.shape[-1] - last.shape[-1])))
+        _, places = best_first(scores[:, t] * np.where(last, f32(keep), f32(1)), valid[t], windows[t])
+        made[:, t] = state.last = (places < k[t]) & valid[t]
+    return made
+
+
 # ---- a layer ----
 
 @dataclasses.dataclass
@@ -315,6 +329,9 @@ def choose(request, layer, config, q, w, positions):
             return seen
         return np.where(valid, np.exp(np.minimum(raw - w.top, 80)), 0)
 
+    if config.keep != 1:
+        assert policy.choice == "topk" and not policy.goal and policy.score.metric == "dot" and policy.score.reduce == "softmax"
+        return kept(state, config.keep, scores, valid, windows, fixed(policy, n, request.block)) | windows
     if policy.choice == "topk" and policy.goal > 0:
         k = budgets(request, state, policy, covered(estimate()).shares(), n)
     elif policy.choice == "topk":
