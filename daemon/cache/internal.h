@@ -180,6 +180,9 @@ void block_retract(struct cache *c, block_ref ref);
 
 /* No part of it is being read, written or filled. */
 bool block_idle(const struct block *b, const struct ns *ns);
+
+/* ---- turn.c ---- */
+
 /* The coding queue is looked at in the next turn of the loop. */
 void cache_coding_later(struct cache *c);
 /* Relocations are looked at in the next turn of the loop. */

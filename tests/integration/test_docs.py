@@ -71,7 +71,7 @@ def retired_keys():
 
 @functools.cache
 def messages():
-    return set(re.findall(r'"([a-z]+\.[a-z_]+)"', (TOP / "proto/messages.h").read_text()))
+    return set(re.findall(r'"([a-z]+\.[a-z_]+)"', (TOP / "proto/messages.h").read_text() + (TOP / "proto/messages_sparse.h").read_text()))
 
 
 @functools.cache

@@ -1,0 +1,129 @@
+/* libucmclient: windows, for workers whose own code reads blocks in the daemon's memory. ucmclient_sparse.h, which includes
+ * this, has the chains whose blocks are pinned; threads, fork, errors and timeouts are as in ucmclient.h. */
+#ifndef UCMCLIENT_WINDOW_H
+#define UCMCLIENT_WINDOW_H
+
+#include <ucmclient.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ucm_chain; /* ucmclient_sparse.h */
+
+/* A window is memory of the daemon in which the worker's own code reads blocks without asking anybody: a GPU
+ * kernel, or ucm_window_read on the CPU. The daemon brings blocks of chains there when they are *pinned*, and
+ * says where each lies: its *place*. The window is mapped read-only, in extents, and holds nothing but blocks of
+ * the client's own tenant. The daemon may reuse a place at any time. So a reader compares the place's
+ * generation before and after its copy, and throws the copy away if it changed. So a read gives the block's bytes or a
+ * *miss*, never other bytes.
+ *
+ * The daemon also asks for memory back, and ends the connection of a client that keeps it for 5 seconds. The library
+ * has no thread: it gives back in any call that reads from the connection. A client that makes none for so long
+ * watches ucm_fd, and calls ucm_process when it is readable.
+ *
+ * Threads: as for every object of the client; ucm_window_read never waits for other calls of the library,
+ * but for one that maps or unmaps. Close a window only when no thread reads from it. */
+struct ucm_window;
+
+enum {
+    /* The worker reads by addresses of its own (ucm_window_address), such as a kernel's: then the library unmaps
+     * nothing by itself. Without this, ucm_window_read is the way to read. */
+    UCM_WINDOW_ADDRESSES = 1,
+};
+
+/* Opens the window of that part of each block of a namespace of ucm_namespace_open, which must stay open as long
+ * as the window is used. A client has one for each part of a namespace. -UCM_EUNSUPPORTED: the daemon has no windows, or the
+ * namespace is encoded.
+ *
+ * When the connection breaks, all places read as misses, and the daemon knows of no pin any more. The next
+ * ucm_window_pin opens the window again by itself. */
+UCM_API int ucm_window_open(struct ucm_namespace *ns, uint32_t part, uint32_t flags, int timeout_ms,
+                            struct ucm_window **out);
+/* Ends its pins, unmaps everything and frees the window: no thread or kernel reads from it any more. Never blocks
+ * on the daemon. NULL is allowed. */
+UCM_API void ucm_window_close(struct ucm_window *window);
+
+#define UCM_PLACE_NONE UINT32_MAX
+
+/* Where a block lies. Copy it freely; it means something to this window only. */
+struct ucm_place {
+    uint32_t extent; /* UCM_PLACE_NONE: not in the window */
+    uint32_t slot;
+    uint64_t generation;
+    uint64_t opened; /* which opening of the window it is of, see ucm_window_info */
+};
+
+struct ucm_window_pin {
+    struct ucm_chain *chain;
+    uint32_t first, n;        /* blocks of the chain */
+    uint32_t priority;        /* of reading them, 0 to 7 */
+    uint32_t deadline_ms;     /* for bringing them; 0: the timeout */
+    struct ucm_place *places; /* receives n */
+};
+struct ucm_window_pinned {
+    uint32_t placed; /* of the blocks; the others have UCM_PLACE_NONE */
+    uint32_t moved;  /* copied within DRAM for this call */
+    uint32_t read;   /* read from NVMe or the shared tier for this call */
+    uint32_t
+        missing; /* not cached any more. Others without a place found no space, or not in time */
+};
+/* Brings blocks into the window and keeps them there, until ucm_window_unpin, or until the chain or the window is
+ * closed. A block that is pinned already only tells its place. One that can't be had is no error. The daemon ends
+ * pins by itself when a block is evicted by name, and when it needs the memory for another tenant. result may be NULL.
+ * -UCM_EDISCONNECTED: the connection broke meanwhile, and no place is worth anything; pin again. If a call
+ * fails otherwise, places say nothing, and what it pinned stays or not: pin again, or unpin. */
+UCM_API int ucm_window_pin(struct ucm_window *window, const struct ucm_window_pin *pin,
+                           int timeout_ms, struct ucm_window_pinned *result);
+/* Ends pins. Blocks of the range that are not pinned are passed over. Their places may go on to read well for a while. */
+UCM_API int ucm_window_unpin(struct ucm_window *window, struct ucm_chain *chain, uint32_t first,
+                             uint32_t n, int timeout_ms);
+
+#define UCM_WINDOW_MISS 1
+
+/* Copies bytes [offset, offset + bytes) of the block at that place. 0: *out has them. UCM_WINDOW_MISS: they are not
+ * there any more, and *out may have any bytes. -UCM_EINVALID: beyond the block. Any number of threads. */
+UCM_API int ucm_window_read(struct ucm_window *window, const struct ucm_place *place,
+                            uint64_t offset, uint64_t bytes, void *out);
+
+/* For UCM_WINDOW_ADDRESSES. Where the block's bytes lie, and where its generation lies: 64 bits, to be loaded with
+ * acquire order in system scope, and compared with place->generation, before the copy and again behind a fence
+ * after it. UCM_WINDOW_MISS: the place is worth nothing any more. Both addresses stay mapped until
+ * ucm_window_release of their mappings. */
+UCM_API int ucm_window_address(struct ucm_window *window, const struct ucm_place *place,
+                               const void **address, const uint64_t **generation);
+
+/* What the window maps: extents, and the table of generations. */
+struct ucm_window_mapping {
+    const void *address;
+    uint64_t bytes;
+    uint32_t extent; /* UCM_PLACE_NONE: the table */
+    uint32_t wanted; /* not 0: to be released */
+    uint64_t
+        opened; /* which opening of the window it is of; of an earlier one all are to be released */
+};
+/* For UCM_WINDOW_ADDRESSES. Lists up to `room` mappings, and in *n how many there are. Call it after each pin, to
+ * register new ones with the GPU, and between steps: when one is wanted, stop the kernels that read it, take it from the GPU, and call
+ * ucm_window_release. The daemon ends the connection of a client that does not do so within 5 seconds, for others
+ * wait for that memory. ucm_fd is readable when the daemon has asked; ucm_process then takes its word. */
+UCM_API int ucm_window_mappings(struct ucm_window *window, struct ucm_window_mapping *out,
+                                uint32_t room, uint32_t *n);
+/* Unmaps the mapping at that address, from which no kernel reads any more. It may wait for another thread's pin.
+ * -UCM_ENOTFOUND: there is none. -UCM_EINVALID: the table of the present opening stays mapped. */
+UCM_API int ucm_window_release(struct ucm_window *window, const void *address);
+
+struct ucm_window_info {
+    uint64_t opened;       /* counts how often the window was opened; 0: it is not open now */
+    uint64_t extent_bytes; /* of each extent */
+    uint64_t slot_bytes;   /* from one slot to the next */
+    uint64_t part_bytes;   /* of them, so many are the block's */
+    uint32_t extents;      /* their numbers are below this */
+    uint32_t mapped;       /* extents that are mapped now */
+    uint64_t budget;       /* the daemon's window.size when it was opened, for all tenants */
+};
+UCM_API int ucm_window_info(struct ucm_window *window, struct ucm_window_info *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
