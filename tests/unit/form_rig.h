@@ -208,4 +208,26 @@ static inline unsigned form_users(const struct ns *ns)
     return (unsigned)n;
 }
 
+/* Without the shared tier. */
+static inline void open_local_forms(void)
+{
+    open_forms();
+    rig.cache->share = NULL;
+}
+
+#define EXPECT_AT(number, plain, coded)                                                            \
+    do {                                                                                           \
+        cr_expect_str_eq(at(rig.one, number), plain);                                              \
+        cr_expect_str_eq(at(coder.one, number), coded);                                            \
+    } while (0)
+
+static inline void evict_all(uint64_t number)
+{
+    struct ns *ns[] = {rig.one, coder.one};
+
+    for (int i = 0; i < 2; i++)
+        if (find(ns[i], number))
+            (void)cache_evict(rig.cache, find(ns[i], number), CACHE_ALL);
+}
+
 #endif
