@@ -10,7 +10,6 @@ It imports only the standard library; numpy and torch work by address (ucmclient
 
 from ._native import lib as _lib
 from .client import (
-    BlockResult,
     Client,
     EncodedNamespace,
     Found,
@@ -20,15 +19,13 @@ from .client import (
     Namespace,
     Plane,
     PrefixHits,
-    Region,
     ServerInfo,
-    Task,
-    TaskResult,
-    on_behalf_of,
 )
 from .companion import Companion, CompanionMissing, CompanionRegion
 from .errors import Status, UcmError
+from .handle import on_behalf_of
 from .memory import SharedMemory, cuda_allocation, data_pointer, gpu_uuid
+from .region import BlockResult, Region, Task, TaskResult
 
 __version__ = _lib.ucm_version().decode()
 

@@ -22,8 +22,10 @@ from functools import lru_cache
 from typing import Optional
 
 from . import _native as native
-from .client import Client, Memory, Namespace, Plane, Region, _Handle, _timeout, check_uuid, region_spec
+from .client import Client, Memory, Namespace, Plane
 from .errors import Status, UcmError, check
+from .handle import _Handle, _timeout, check_uuid
+from .region import Region, region_spec
 
 SONAME = "libucmclient_cuda.so.0"
 

@@ -10,8 +10,10 @@ from typing import Any, Optional
 
 from .._native import lib
 from ..buffers import Blocks, Keys, keys as borrow_keys, uint32s
-from ..client import Client, Namespace, Task, _Handle, _timeout
+from ..client import Client, Namespace
 from ..errors import check
+from ..handle import _Handle, _timeout
+from ..region import Task
 from . import _native as native
 from .choice import Choice, Score, Selection, TopK, query_of, split
 from .digest import Digest

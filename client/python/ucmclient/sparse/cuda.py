@@ -18,7 +18,7 @@ from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from ..client import _Handle
+from ..handle import _Handle
 from ..memory import gpu_uuid
 from . import _native_cuda as native
 from .choice import Choice, Score, TopK

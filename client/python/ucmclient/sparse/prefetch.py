@@ -10,8 +10,9 @@ from typing import Optional
 
 from .._native import lib
 from ..buffers import Blocks, uint32s
-from ..client import Client, _Handle, _timeout
+from ..client import Client
 from ..errors import Status, UcmError, check
+from ..handle import _Handle, _timeout
 from . import _native as native
 from .chain import Chain
 

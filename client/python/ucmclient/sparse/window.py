@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Optional, Union
 
 from .._native import lib
-from ..client import Namespace, _Handle, _timeout
+from ..client import Namespace
 from ..errors import check
+from ..handle import _Handle, _timeout
 from . import _native as native
 from .chain import Chain
 

@@ -1,0 +1,242 @@
+"""Memory of a worker that the daemon knows, and what moves between it and blocks."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Sequence
+from ctypes import byref, c_void_p
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+from . import _native as native
+from ._native import lib
+from .buffers import Blocks, Items, Keys, keys as borrow_keys, triples, uint32s
+from .errors import Status, UcmError, check
+from .handle import _Handle, _timeout, check_uuid
+
+if TYPE_CHECKING:
+    from .client import Memory, Namespace, Plane
+    from .sparse.chain import Chain
+
+
+class BlockResult(enum.IntEnum):
+    """enum ucm_block_result: the result of one block."""
+
+    OK = 0
+    MISS = 1
+    FAILED = 2
+    NO_ROOM = 3
+    EXISTS = 4
+    IN_PROGRESS = 5
+    CANCELLED = 6
+    DEVICE = 7
+    NOT_DURABLE = 8
+    UNFIT = 9  # the encoding can't hold these bytes: dump them with plain=True
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """`bytes` moved; `ok`: how many blocks are OK or EXISTS; `blocks`: a BlockResult's number for each key, or item of a fetch."""
+
+    bytes: int
+    ok: int
+    blocks: bytes
+
+    @property
+    def all_ok(self) -> bool:
+        return self.ok == len(self.blocks)
+
+
+def region_spec(
+    memory: Sequence[Memory],
+    planes: Sequence[Plane],
+    blocks: int,
+    part: int,
+    gpu: Optional[bytes],
+    pool: bool = False,
+) -> native.RegionSpec:
+    if gpu is not None:
+        check_uuid(gpu)
+    native_memory = (native.Memory * len(memory))()
+    for to, of in zip(native_memory, memory):
+        to.kind, to.bytes, to.offset, to.fd = of.kind, of.bytes, of.offset, of.fd
+        if len(of.ipc) not in (0, 64):
+            raise ValueError(f"a CUDA IPC handle has 64 bytes, {len(of.ipc)} were given")
+        ctypes.memmove(to.ipc, of.ipc, len(of.ipc))
+    native_planes = (native.Plane * len(planes))(
+        *((p.memory, p.offset, p.stride, p.chunk_bytes, p.shard) for p in planes)
+    )
+    device = b"cpu" if gpu is None else b"cuda"
+    return native.RegionSpec(part, blocks, device, gpu, native_memory, len(memory), native_planes, len(planes), 0, int(pool))
+
+
+class Region(_Handle):
+    """Registered memory. It must stay allocated until close() or unregister() has returned."""
+
+    def __init__(self, ns: Namespace, handle: Optional[int], memory: Sequence[Memory]):
+        """For Namespace.register."""
+        super().__init__(ns.client)
+        self.ns = ns
+        self._handle = handle
+        self._owners = [m.owner for m in memory]
+
+    def _unregister(self, handle: int, timeout_ms: int) -> None:
+        check(lib.ucm_region_unregister(handle, timeout_ms))
+
+    def unregister(self, timeout: Optional[float] = None) -> None:
+        """Returns when the daemon has closed its mapping. If it raises, the region stays registered."""
+        handle = self.handle
+        try:
+            self._unregister(handle, _timeout(timeout))
+        except UcmError as error:
+            if error.status != Status.DISCONNECTED:
+                raise
+        self._take()
+        self._owners = []
+
+    def close(self) -> None:
+        if not self.closed and not self.client.closed:
+            self.unregister()
+
+    def load(
+        self,
+        keys: Keys,
+        blocks: Blocks,
+        *,
+        shard: int = 0,
+        shards: int = 0,
+        priority: int = 0,
+        deadline: float = 0.0,
+        lease: int = 0,
+        step: int = 0,
+        timeout: Optional[float] = None,
+    ) -> "Task":
+        """Copies blocks into the region's pages. shards 0: every layer from `shard` on. step: copies layer by layer,
+        with a report every `step` layers, for Task.wait_layers."""
+        fields = {"shard": shard, "n_shards": shards, "priority": priority, "lease": lease, "step": step}
+        return Task(lib.ucm_load, self, self.ns, keys, blocks, timeout, deadline, **fields)
+
+    def fetch(
+        self,
+        source: Union[Chain, Keys],
+        items: Items,
+        *,
+        priority: int = 0,
+        deadline: float = 0.0,
+        timeout: Optional[float] = None,
+    ) -> "Task":
+        """Copies single layers of blocks into slots of a pool (Namespace.register with pool=True). items: (block, layer,
+        slot) each; packed as three uint32, such as numpy's uint32[n][3], or tuples. Blocks count from the beginning of
+        source, a ucmclient.sparse.Chain of this namespace or keys. The result has a BlockResult's number for each item."""
+        return _FetchTask(self, source, items, priority, deadline, timeout)
+
+    def dump(
+        self,
+        keys: Keys,
+        blocks: Blocks,
+        *,
+        shard: int = 0,
+        shards: int = 0,
+        priority: int = 0,
+        deadline: float = 0.0,
+        event: Optional[bytes] = None,
+        durable: Optional[bool] = None,
+        plain: bool = False,
+        timeout: Optional[float] = None,
+    ) -> "Task":
+        """Stores blocks of the region's pages. event: the 64 bytes of a CUDA IPC event, recorded after the last write.
+        durable: done when on NVMe (True) or in DRAM (False); None: as the namespace was opened. plain: as they are, in an
+        encoded namespace's base."""
+        if event is not None and len(event) != 64:
+            raise ValueError(f"a CUDA IPC event handle has 64 bytes, {len(event)} were given")
+        fields = {"shard": shard, "n_shards": shards, "priority": priority, "event": event}
+        durability = 0 if durable is None else 1 if durable else 2
+        call = lib.ucm_dump_plain if plain else lib.ucm_dump
+        return Task(call, self, self.ns, keys, blocks, timeout, deadline, durability=durability, **fields)
+
+
+class Task(_Handle):
+    """A load, fetch, dump or prefetch under way. Closing one that is not done cancels it."""
+
+    _free = lib.ucm_task_free
+
+    def __init__(
+        self,
+        function: Any,
+        owner: _Handle,
+        ns: Namespace,
+        keys: Keys,
+        blocks: Optional[Blocks],
+        timeout: Optional[float],
+        deadline: float,
+        **fields: Any,
+    ):
+        """fields: the others of native.Transfer."""
+        super().__init__(ns.client)
+        borrowed, n = borrow_keys(keys, ns.identity.key_bytes)
+        transfer = native.Transfer(keys=borrowed.address, n_keys=n, deadline_ms=_timeout(deadline), **fields)
+        if blocks is not None:
+            ids, n_ids = uint32s(blocks)
+            if n_ids != n:
+                raise ValueError(f"{n} keys and {n_ids} block ids were given; each key needs one")
+            transfer.blocks = ids.address
+        out = c_void_p()
+        check(function(owner.handle, byref(transfer), _timeout(timeout), byref(out)))
+        self._keys = n
+        self._handle = out.value
+
+    def _result(self, result: native.Result) -> TaskResult:
+        return TaskResult(result.bytes, result.n_ok, ctypes.string_at(result.result, result.n_keys))
+
+    def check(self) -> Optional[TaskResult]:
+        """None while the task is under way. The first check() or wait() after that gets the result, later ones
+        raise."""
+        result = native.Result()
+        rc = lib.ucm_task_check(self.handle, byref(result))
+        if rc == -Status.PENDING:
+            return None
+        check(rc)
+        return self._result(result)
+
+    def wait(self, timeout: Optional[float] = None) -> TaskResult:
+        result = native.Result()
+        check(lib.ucm_task_wait(self.handle, _timeout(timeout), byref(result)))
+        return self._result(result)
+
+    def wait_layers(self, layers: int, timeout: Optional[float] = None) -> bytes:
+        """For a load with `step`: waits until that many layers have landed in all blocks. Returns a BlockResult's
+        number for each key so far; check() or wait() must still take the result."""
+        result = ctypes.create_string_buffer(max(self._keys, 1))
+        check(lib.ucm_task_wait_layers(self.handle, layers, _timeout(timeout), result))
+        return result.raw[: self._keys]
+
+    def cancel(self, timeout: Optional[float] = None) -> None:
+        """Asks the daemon to stop the task, which then becomes done."""
+        check(lib.ucm_task_cancel(self.handle, _timeout(timeout)))
+
+
+class _FetchTask(Task):
+    def __init__(
+        self,
+        pool: Region,
+        source: Union[Chain, Keys],
+        items: Items,
+        priority: int,
+        deadline: float,
+        timeout: Optional[float],
+    ):
+        _Handle.__init__(self, pool.client)
+        packed, n = triples(items)
+        spec = native.FetchSpec(
+            items=packed.address, n_items=n, priority=priority, deadline_ms=_timeout(deadline)
+        )
+        if isinstance(source, _Handle):
+            spec.chain = source.handle
+        else:
+            borrowed, spec.n_keys = borrow_keys(source, pool.ns.identity.key_bytes)
+            spec.keys = borrowed.address
+        out = c_void_p()
+        check(lib.ucm_fetch(pool.handle, byref(spec), _timeout(timeout), byref(out)))
+        self._keys = n
+        self._handle = out.value
