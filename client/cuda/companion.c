@@ -386,6 +386,7 @@ CUresult ucm_device_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *out)
     return r == CUDA_SUCCESS ? CUDA_ERROR_NO_DEVICE : r;
 }
 
+/* For a load an engine waits. Nobody waits for a dump: it takes what the worker's kernels leave. */
 static CUresult streams_create(struct companion *c)
 {
     int least, greatest;
@@ -393,8 +394,7 @@ static CUresult streams_create(struct companion *c)
 
     for (unsigned i = 0; r == CUDA_SUCCESS && i < 2 * c->n_slices; i++)
         r = cuStreamCreateWithPriority(&c->streams[i % 2][i / 2], CU_STREAM_NON_BLOCKING,
-                                       i % 2 == UCM_COPY_LOAD || greatest == least ? greatest
-                                                                                   : greatest + 1);
+                                       i % 2 == UCM_COPY_LOAD ? greatest : least);
     return r;
 }
 
