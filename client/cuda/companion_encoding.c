@@ -15,7 +15,7 @@ CUresult companion_encoding_launch(const struct companion_region *region, uint32
     uint32_t tiles = ucm_encoding_tiles(&spec);
     void *arguments[] = {&planes, &n_planes, &items, &n_items, &spec, &tiles};
 
-    return cuLaunchKernel(region->coders[direction], ucm_encoding_ctas(&spec), 1, 1,
+    return cuLaunchKernel(region->coders[direction], ucm_encoding_ctas(&spec, direction), 1, 1,
                           UCM_ENCODING_THREADS, 1, 1, 0, stream, arguments, NULL);
 }
 

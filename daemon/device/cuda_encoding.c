@@ -59,7 +59,7 @@ CUresult gpu_encoding_launch(struct gpu *g, const struct device_job *job,
     uint32_t tiles = ucm_encoding_tiles(&spec);
     void *arguments[] = {&planes, &n_planes, &items, &n_items, &spec, &tiles};
 
-    return cuda.cuLaunchKernel(mapping->encoding[direction], ucm_encoding_ctas(&spec), 1, 1,
-                               UCM_ENCODING_THREADS, 1, 1, 0, g->streams[direction].stream,
+    return cuda.cuLaunchKernel(mapping->encoding[direction], ucm_encoding_ctas(&spec, direction), 1,
+                               1, UCM_ENCODING_THREADS, 1, 1, 0, g->streams[direction].stream,
                                arguments, NULL);
 }

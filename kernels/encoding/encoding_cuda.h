@@ -24,8 +24,6 @@
 
 /* Small CTAs find room on a multiprocessor beside a worker's. */
 #define UCM_ENCODING_THREADS 128
-#define UCM_ENCODING_CTAS 192
-#define UCM_ENCODING_CTAS_Q4 384    /* it is the one that computes most */
 #define UCM_ENCODING_PAGE_ALIGN 16u /* q4 and lossless */
 #define UCM_ENCODING_TILE_ROWS 32u  /* at most: a lane keeps a row's scale */
 #define UCM_ENCODING_TILE_ELEMENTS 4096u
@@ -97,9 +95,14 @@ static inline bool ucm_lossless_long(const struct ucm_encoding_spec *spec)
     return is_long;
 }
 
-UCM_HD uint32_t ucm_encoding_ctas(const struct ucm_encoding_spec *spec)
+/* q4's loads and lossless dumps compute most. q4's dumps compute more still: fewer CTAs have several units for each
+ * warp, and disturb a worker's kernels less (docs/encodings.md). */
+UCM_HD uint32_t ucm_encoding_ctas(const struct ucm_encoding_spec *spec,
+                                  enum ucm_copy_direction direction)
 {
-    return spec->encoding == UCM_ENCODING_Q4 ? UCM_ENCODING_CTAS_Q4 : UCM_ENCODING_CTAS;
+    if (spec->encoding == UCM_ENCODING_Q4)
+        return direction == UCM_COPY_DUMP ? 256 : 384;
+    return spec->encoding == UCM_ENCODING_LOSSLESS && direction == UCM_COPY_DUMP ? 384 : 192;
 }
 
 /* Dumps of long lossless sections keep notes in the module. */
