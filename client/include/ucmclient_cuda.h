@@ -37,7 +37,7 @@ struct ucm_cuda;
 
 struct ucm_cuda_options {
     uint64_t slice_bytes; /* 64 KiB to 64 MiB, a multiple of 4096; 0: 16 MiB */
-    uint32_t slices;      /* 2 to 8; 0: 4 */
+    uint32_t slices;      /* 2 to 8; 0: 4. For `q4` beside the worker's kernels: 8, of 8 MiB */
 };
 
 /* The sentence of the calling thread's last failed call into this library; "" when no call failed.

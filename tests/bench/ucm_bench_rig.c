@@ -127,15 +127,19 @@ static int open_shared(struct rig *rig)
     return rc;
 }
 
-static int open_companion(struct rig *rig)
+/* As the vLLM connector does. */
+static const struct ucm_cuda_options q4_ring = {.slices = 8, .slice_bytes = 8u << 20};
+
+static int open_companion(struct rig *rig, const struct rig_encoding *e)
 {
+    const struct ucm_cuda_options *o = e && strcmp(e->name, "q4") == 0 ? &q4_ring : NULL;
     char why[200];
     int rc;
 
     rig->companion = bench_companion(why, sizeof why);
     if (!rig->companion)
         return fail(rig, -UCM_EDEVICE, "%s", why);
-    rc = rig->companion->open(rig->client, rig->gpu.uuid, NULL, rig->timeout_ms, &rig->cuda);
+    rc = rig->companion->open(rig->client, rig->gpu.uuid, o, rig->timeout_ms, &rig->cuda);
     return rc < 0 ? fail(rig, rc, "the companion: %s", rig->companion->errmsg()) : 0;
 }
 
@@ -146,7 +150,7 @@ static void close_companion(struct rig *rig)
     rig->cuda = NULL;
 }
 
-static int open_gpu(struct rig *rig, int ordinal, bool companion)
+static int open_gpu(struct rig *rig, const struct rig_options *o)
 {
     size_t bytes = rig->memory_bytes * rig->spread;
     struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = bytes, .fd = -1};
@@ -158,12 +162,12 @@ static int open_gpu(struct rig *rig, int ordinal, bool companion)
         return fail(rig, -UCM_ENOMEMORY, "memory ran out");
     rig->memory = p;
     rig->on_gpu = 1;
-    if (gpu_open_at(&rig->gpu, ordinal, bytes) < 0) {
+    if (gpu_open_at(&rig->gpu, o->gpu - 1, bytes) < 0) {
         rc = fail(rig, -UCM_EDEVICE, "%s", rig->gpu.why);
         goto err_after_memory;
     }
     memcpy(memory.ipc, rig->gpu.ipc, sizeof memory.ipc);
-    rc = companion ? open_companion(rig) : 0;
+    rc = o->companion ? open_companion(rig, o->encoding) : 0;
     if (rc == 0)
         rc = register_region(rig, &memory);
     if (rc == 0)
@@ -227,7 +231,7 @@ int rig_open(struct rig *rig, const struct rig_options *o)
     if (rc == 0)
         rc = open_namespace(rig, o);
     if (rc == 0)
-        rc = o->gpu ? open_gpu(rig, o->gpu - 1, o->companion) : open_shared(rig);
+        rc = o->gpu ? open_gpu(rig, o) : open_shared(rig);
     if (rc < 0) {
         ucm_close(rig->client);
         rig->client = NULL;

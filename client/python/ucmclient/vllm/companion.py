@@ -22,6 +22,10 @@ logger = logging.getLogger("ucmclient.vllm")
 #: Chunks of this size and more need no companion (docs/copy.md).
 _LARGE = 512 << 10
 
+#: By encoding: slices of the ring, and bytes of each. `q4` takes the bus so little time that more of its slices must be
+#: under way while the worker's kernels run (docs/encodings.md, "On a GPU"). Others: the library's.
+_RINGS = {"q4": (8, 8 << 20)}
+
 
 @dataclass(frozen=True)
 class RegionMemory:
@@ -44,6 +48,7 @@ class Accompaniment:
             raise _refusal(self._obstacle)
         self._largest = _largest(layout) if self._obstacle is None else 0
         self._encoded = self._obstacle is None and layout.sections is not None
+        self._ring = _RINGS.get(settings.encoding, (0, 0))
         self._refused: Optional[UcmError] = None
 
     @property
@@ -67,7 +72,8 @@ class Accompaniment:
         if self._obstacle is not None or of.gpu is None:
             return None
         try:
-            companion = Companion(ns.client, of.gpu, timeout=timeout)
+            slices, slice_bytes = self._ring
+            companion = Companion(ns.client, of.gpu, slices=slices, slice_bytes=slice_bytes, timeout=timeout)
             try:
                 region = companion.register(
                     ns, of.memory, of.planes, of.addresses, blocks=blocks, part=part, timeout=timeout
