@@ -386,7 +386,7 @@ CUresult ucm_device_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *out)
     return r == CUDA_SUCCESS ? CUDA_ERROR_NO_DEVICE : r;
 }
 
-/* For a load an engine waits. Nobody waits for a dump: it takes what the worker's kernels leave. */
+/* Tokens wait for loads. None waits for a dump: it takes what the worker's kernels leave. */
 static CUresult streams_create(struct companion *c)
 {
     int least, greatest;

@@ -3,8 +3,8 @@
  * which is for chunks below 512 KiB.
  *
  * The companion keeps a staging ring: slices of the worker's GPU memory, 64 MiB by default. The
- * daemon's copy engines move whole slices over the bus. A kernel of the companion, on a
- * high-priority stream of its own, scatters them to the worker's pages or gathers them. So small
+ * daemon's copy engines move whole slices over the bus. A kernel of the companion scatters them to
+ * the worker's pages, on a high-priority stream of its own, or gathers them, on a low one. So small
  * chunks reach the bus's speed, and the worker's kernels need not take turns with another
  * process's.
  *

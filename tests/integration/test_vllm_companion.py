@@ -121,6 +121,13 @@ class Companions(Case):
         a.close()
         self.assertEqual((self.fake.calls(), self.fake.companions), ("UC" * 2, 2))
 
+    def test_q4_has_more_and_smaller_slices(self):
+        with mock.patch.object(companion, "Companion", wraps=companion.Companion) as opened:
+            for encoding in ("fp8", "q4"):
+                self.engine(encoding=encoding, dtype="bfloat16")
+        self.assertEqual([(call.kwargs["slices"], call.kwargs["slice_bytes"]) for call in opened.call_args_list],
+                         [(0, 0), (8, 8 << 20)])
+
     def test_sleep_gives_its_memory_back(self):
         a = self.engine()
         a.sleep()
