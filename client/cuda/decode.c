@@ -43,11 +43,31 @@ void decode_leave(void)
     ucm_context_leave();
 }
 
+/* beside: it begins when the launch before it lets it, and waits by itself. */
+static CUresult launch(CUfunction kernel, const uint32_t grid[3], uint32_t threads,
+                       uint32_t shared_bytes, void **arguments, CUstream stream, bool beside)
+{
+    CUlaunchAttribute overlap = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                 .value.programmaticStreamSerializationAllowed = 1};
+    CUlaunchConfig config = {.gridDimX = grid[0],
+                             .gridDimY = grid[1],
+                             .gridDimZ = grid[2],
+                             .blockDimX = threads,
+                             .blockDimY = 1,
+                             .blockDimZ = 1,
+                             .sharedMemBytes = shared_bytes,
+                             .hStream = stream,
+                             .attrs = &overlap,
+                             .numAttrs = beside};
+
+    return cuLaunchKernelEx(&config, kernel, arguments, NULL);
+}
+
 CUresult decode_launch(struct ucm_cuda_decode *d, enum decode_kernel kernel, uint32_t blocks,
                        uint32_t threads, void **arguments, CUstream stream)
 {
-    return cuLaunchKernel(d->kernel[kernel], blocks, 1, 1, threads, 1, 1, 0, stream, arguments,
-                          NULL);
+    return launch(d->kernel[kernel], (uint32_t[]){blocks, 1, 1}, threads, 0, arguments, stream,
+                  false);
 }
 
 /* ---- a step, with the context entered ---- */
@@ -82,6 +102,7 @@ static CUresult launch_resolve(struct ucm_cuda_decode *d, const struct ucm_cuda_
                          (void *[]){&d->slots, &strand, &lists}, stream);
 }
 
+/* The next launch behind the gather: it begins beside it, and waits for what is on its way. */
 static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
                               uint32_t strand, CUstream stream)
 {
@@ -105,9 +126,9 @@ static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_d
     a.q_stride = l->q_stride ? l->q_stride : (uint64_t)o->q_heads * o->head_dim;
     a.out = l->out;
     a.lse = l->lse;
-    return cuLaunchKernel(d->kernel[DECODE_ATTEND], a.splits, a.kv_heads, a.chains,
-                          UCM_ATTEND_CUDA_THREADS, 1, 1, d->plan.shared_bytes, stream,
-                          (void *[]){&a}, NULL);
+    a.wait = d->beside;
+    return launch(d->kernel[DECODE_ATTEND], (uint32_t[]){a.splits, a.kv_heads, a.chains},
+                  UCM_ATTEND_CUDA_THREADS, d->plan.shared_bytes, (void *[]){&a}, stream, d->beside);
 }
 
 static CUresult launch_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
@@ -118,8 +139,9 @@ static CUresult launch_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_de
     CUresult r = launch_resolve(d, l, strand, stream);
 
     if (r == CUDA_SUCCESS)
-        r = decode_launch(d, DECODE_GATHER, GATHER_BLOCKS, UCM_SLOTS_CUDA_GATHER,
-                          (void *[]){&d->slots, &d->plan.gather}, stream);
+        r = launch(d->kernel[DECODE_GATHER], (uint32_t[]){GATHER_BLOCKS, 1, 1},
+                   UCM_SLOTS_CUDA_GATHER, 0, (void *[]){&d->slots, &d->plan.gather}, stream,
+                   d->beside);
     return r == CUDA_SUCCESS ? launch_attend(d, l, strand, stream) : r;
 }
 
@@ -384,7 +406,7 @@ static void release(struct ucm_cuda_decode *d)
 static int decode_make(struct ucm_cuda_decode *d, const uint8_t *gpu)
 {
     CUresult rc = ucm_device_find(gpu, &d->dev);
-    int multiprocessors, r;
+    int multiprocessors, major, r;
 
     if (rc == CUDA_SUCCESS)
         rc = cuDevicePrimaryCtxRetain(&d->context, d->dev);
@@ -394,7 +416,10 @@ static int decode_make(struct ucm_cuda_decode *d, const uint8_t *gpu)
     if (r == 0) {
         rc = cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
                                   d->dev);
+        if (rc == CUDA_SUCCESS)
+            rc = cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, d->dev);
         if (rc == CUDA_SUCCESS) {
+            d->beside = major >= 9;
             decode_plan_memory(&d->plan, (uint32_t)multiprocessors);
             rc = kernels_load(d);
         }

@@ -60,6 +60,7 @@ struct ucm_cuda_decode {
     CUcontext context;
     CUmodule slots_module, attend_module;
     CUfunction kernel[DECODE_KERNELS];
+    bool beside; /* a layer's launches overlap */
     CUdeviceptr tables, workspace;
     struct ucm_slots slots;        /* in `tables` */
     struct ucm_slots_word *word;   /* pinned */

@@ -10,8 +10,9 @@
  * turn it is and nobody else; what is resident is attended meanwhile. No bit of the result depends on who waited. For
  * that the launch is the next one behind the gather's in its stream and has the attribute
  * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, from compute capability 9.0 on: it then begins when all thread
- * blocks of the gather have begun, and so can't take the places that they need, and it ends behind the gather. The gather
- * itself is launched without: what comes before it, such as lists and queries, is complete. On other GPUs, and without the attribute,
+ * blocks of the gather have begun, and so can't take the places that they need, and it ends behind the gather. What
+ * comes before the gather, such as lists and queries, is complete then: the gather itself is launched without, or behind a resolve, whose
+ * end it awaits before it lets attention begin. On other GPUs, and without the attribute,
  * the same launch begins behind the gather and finds nothing to wait for. A capture keeps the attribute. */
 #ifndef UCM_KERNELS_ATTEND_CUDA_H
 #define UCM_KERNELS_ATTEND_CUDA_H

@@ -44,6 +44,24 @@ static __device__ __forceinline__ void fence_system(void)
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
+/* ---- launches that overlap, from compute capability 9.0 on ---- */
+
+/* When all thread blocks have said so, the next launch begins, if it has the attribute. */
+static __device__ __forceinline__ void let_next_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* The launch that this one overlaps has ended, and all of it is seen. */
+static __device__ __forceinline__ void await_last(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* ---- a step ---- */
 
 extern "C" __global__ void ucm_slots_next(const __grid_constant__ struct ucm_slots s)
@@ -64,6 +82,7 @@ extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_RESOLVE)
     const int32_t *table = lists.table + chain * lists.table_stride;
     uint64_t now = s.step->now;
 
+    let_next_begin();
     for (uint32_t i = threadIdx.x; i < n; i += UCM_SLOTS_CUDA_RESOLVE)
         slots_chosen(s, now, strand + lists.apart * l, table, lists.table_stride, index[i],
                      lists.request[chain]);
@@ -109,15 +128,6 @@ static __device__ void end_misses(pool_t s)
 }
 
 /* ---- the gather: a team of threads has a miss ---- */
-
-/* When all thread blocks have said so, a launch that may overlap this one begins: attention, which then can't take the
- * places of thread blocks that it waits for. */
-static __device__ __forceinline__ void let_next_begin(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 
 template <uint32_t TEAM> static __device__ __forceinline__ void team_sync(void)
 {
@@ -181,9 +191,11 @@ static __device__ __forceinline__ void gather(pool_t s, const struct ucm_slots_g
     __shared__ struct arriving arriving[UCM_SLOTS_CUDA_GATHER / TEAM];
     uint32_t thread = threadIdx.x % TEAM, teams = gridDim.x * (UCM_SLOTS_CUDA_GATHER / TEAM);
     struct arriving *a = &arriving[threadIdx.x / TEAM];
-    uint32_t n = slots_listed(s);
+    uint32_t n;
 
-    let_next_begin();
+    await_last();     /* the list of misses is complete, and what else attention reads */
+    let_next_begin(); /* attention, which then can't take the places of thread blocks that it waits for */
+    n = slots_listed(s);
     for (uint32_t i = blockIdx.x + gridDim.x * (threadIdx.x / TEAM); i < n; i += teams) {
         if (thread < 32)
             begin_arriving(s, g, i, a);
