@@ -1,10 +1,17 @@
 #!/usr/bin/env python3
-"""ucmclient.decode.cuda: its checks with tensors that only say where they lie."""
+"""ucmclient.decode.cuda: its checks with tensors that only say where they lie; and, where torch has a GPU, GpuDecoder against a real
+daemon: what is attended comes from the window, by fetches, or is a miss, and is never wrong."""
 
 import ctypes
+import json
 import os
 import pathlib
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
+import time
 import unittest
 from unittest import mock
 
@@ -14,10 +21,16 @@ if (TOP / "build/libucmclient.so").exists():
     os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
 
 from fake_tensor import Fake  # noqa: E402
-from ucmclient import Status, UcmError, sparse  # noqa: E402
+from ucmclient import Client, Identity, Plane, Status, UcmError, cuda_allocation, keys, sparse  # noqa: E402
 from ucmclient.decode import _native_cuda as native, cuda  # noqa: E402
-from ucmclient.sparse.cuda import Chosen  # noqa: E402
+from ucmclient.decode.gpu import GpuDecoder  # noqa: E402
+from ucmclient.sparse.cuda import Chosen, Selector  # noqa: E402
 
+try:
+    import torch
+except ImportError:
+    torch = None
+GPU = torch is not None and torch.cuda.is_available()
 TOKENS, HEADS, DIM, GROUP = 16, 2, 64, 4
 SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)
 SHARD = 2 * TOKENS * HEADS * DIM * 2
@@ -175,6 +188,252 @@ class Checks(unittest.TestCase):
             steps.enter(0, 9, stream=0)
         with self.assertRaisesRegex(ValueError, "1 places for 2 numbers"):
             steps.places([1, 2], cuda.Pinned((native.Place * 1)(), 0, 0, 0, 0), None, stream=0)
+
+
+LAYERS, BLOCKS, WINDOW, CHAINS = 3, 64, 4, 2
+CANDIDATES = BLOCKS - WINDOW
+LENGTH = BLOCKS * TOKENS - 5
+
+
+class Link:
+    """A connection as an engine has it: gone with cut(), new with open()."""
+
+    def __init__(self, socket, digest):
+        self.socket, self.digest, self.client = socket, digest, None
+        self.open()
+
+    def open(self):
+        self.client = Client(socket=self.socket, name="decode", default_timeout=10)
+        self.ns = self.client.namespace(Identity("decode", "bf16", "decode/1", TOKENS, SHARD, shards=(LAYERS,)))
+        self.digests = sparse.DigestNamespace(self.ns, self.digest, build=True)
+
+    def ask(self, call, *arguments, **named):
+        try:
+            return call(*arguments, **named)
+        except UcmError as error:
+            self.failed = error
+            return None
+
+    def cut(self):
+        if self.client is not None:
+            self.client.close()
+        self.client = self.ns = self.digests = None
+
+
+class Together:
+    """Two sequences with the same blocks and different queries, in one step."""
+
+    def __init__(self, link, kv, slots=200, **more):
+        self.kv, self.digest = kv, link.digest
+        pool = torch.empty(cuda.Steps.bytes_of(SHAPE, SHARD, slots), dtype=torch.uint8, device="cuda")
+        self.select = Selector(link.digest, pool, GROUP * HEADS, CANDIDATES, chains=CHAINS,
+                               choose=sparse.TopK(sparse_ratio=0.15, init_window_sz=0, local_window_sz=0))
+        self.steps = cuda.Steps(pool, SHAPE, layers=LAYERS, q_heads=GROUP * HEADS, shard_bytes=SHARD, numbers=80, requests=CHAINS,
+                                chains=CHAINS, room=self.select.room, window=WINDOW)
+        self.decoder = GpuDecoder(link, link.digest, self.steps, shard_bytes=SHARD, landing=16, **more)
+        names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
+        self.names = [names[32 * i : 32 * i + 32] for i in range(BLOCKS)]
+        int32 = {"dtype": torch.int32, "device": "cuda"}
+        self.table = torch.full((CHAINS, BLOCKS), -1, **int32)
+        self.page_table = torch.arange(BLOCKS, **int32).expand(CHAINS, BLOCKS).contiguous()
+        self.page_table[:, :CANDIDATES] = -1
+        self.candidates, self.first = torch.full((CHAINS,), CANDIDATES, **int32), torch.full((CHAINS,), CANDIDATES, **int32)
+        self.length, self.requests = torch.full((CHAINS,), LENGTH, **int32), torch.zeros(CHAINS, **int32)
+        self.q = torch.zeros(LAYERS, CHAINS, GROUP * HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+        self.out, self.lse = torch.zeros_like(self.q), torch.zeros(LAYERS, CHAINS, GROUP * HEADS, device="cuda")
+        self.chosen = [Chosen(torch.empty(CHAINS, HEADS, **int32), torch.empty(CHAINS, HEADS, self.select.room, **int32))
+                       for _ in range(LAYERS)]
+        self.graph = None
+        for chain in range(CHAINS):
+            self.open(chain)
+
+    def open(self, chain):
+        sequence = self.decoder.open(f"request {chain}", floor=60)
+        self.requests[chain] = sequence.number
+        self.decoder.extend(sequence, self.names[:CANDIDATES], lambda block: None)
+        self.decoder.write(self.table[chain], sequence)
+
+    def draw(self):
+        self.q.copy_(torch.randn(self.q.shape).bfloat16())
+
+    def launch(self):
+        self.steps.begin()
+        for layer in range(LAYERS):
+            self.select(self.decoder.digests[layer], self.table[:, :CANDIDATES], self.candidates, self.q[layer], out=self.chosen[layer])
+            pages = cuda.Pages(self.kv[layer], self.page_table, self.first, self.length)
+            self.steps.layer(layer, self.chosen[layer], self.table, self.requests, self.q[layer], pages, out=self.out[layer],
+                             lse=self.lse[layer])
+        self.steps.end()
+
+    def run(self):
+        """-> whether the step counts."""
+        if self.graph is None:
+            self.launch()
+        else:
+            self.graph.replay()
+        torch.cuda.synchronize()
+        return self.decoder.counted()
+
+    def capture(self):
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.launch()
+
+    def expected(self, layer):
+        """Of float32, over the blocks that were chosen."""
+        out = torch.empty(CHAINS, GROUP * HEADS, DIM, device="cuda")
+        for chain, lists in enumerate(self.chosen[layer].lists()):
+            for head, blocks in enumerate(lists):
+                k, v = (self.kv[layer, blocks + list(range(CANDIDATES, BLOCKS)), i, :, head].flatten(0, 1) for i in (0, 1))
+                n = len(blocks) * TOKENS + LENGTH - CANDIDATES * TOKENS
+                q = self.q[layer, chain, head * GROUP : (head + 1) * GROUP].float()
+                weights = torch.softmax(q @ k[:n].float().T / DIM ** 0.5, 1)
+                out[chain, head * GROUP : (head + 1) * GROUP] = weights @ v[:n].float()
+        return out
+
+    def wrong(self):
+        """The largest difference from what is expected."""
+        return max((self.out[layer].float() - self.expected(layer)).abs().max().item() for layer in range(LAYERS))
+
+    def close(self):
+        self.graph = None
+        self.decoder.end()
+        self.steps.close()
+        self.select.close()
+
+
+@unittest.skipUnless(GPU, "there is no torch with a GPU")
+class OnGpu(unittest.TestCase):
+    CONFIG = "window:\n  size: {}MiB\n"
+
+    def setUp(self):
+        torch.manual_seed(1)
+        self.folder = tempfile.mkdtemp(prefix="protocol.")
+        self.addCleanup(shutil.rmtree, self.folder, True)
+        self.start()
+        self.kv = torch.randn(LAYERS, BLOCKS, 2, TOKENS, HEADS, DIM, device="cuda").bfloat16()
+        self.link = Link(self.daemon.socket, sparse.tokens(SHAPE, chosen=4, rest=True))
+        self.addCleanup(self.link.cut)
+        self.addCleanup(lambda: self.daemon.stop())
+        self.store()
+
+    def start(self, window=16):
+        from daemon import Daemon
+
+        self.daemon = Daemon(folder=self.folder, config=self.CONFIG.format(window), **{"device.cuda": "required"})
+
+    def store(self):
+        memory, base, gpu = cuda_allocation(self.kv.data_ptr())
+        begin = self.kv.data_ptr() - base
+        planes = [Plane(0, begin + layer * BLOCKS * SHARD, SHARD, SHARD, layer) for layer in range(LAYERS)]
+        torch.cuda.synchronize()
+        with self.link.ns.register([memory], planes, blocks=BLOCKS, gpu=gpu) as region:
+            self.assertTrue(region.dump(keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS), range(BLOCKS)).wait().all_ok)
+
+    def together(self, **more):
+        both = Together(self.link, self.kv, **more)
+        self.addCleanup(both.close)
+        return both
+
+    def stats(self):
+        from daemon import UCMCTL
+
+        said = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "stats", "--json"], capture_output=True, text=True, timeout=30,
+                              check=True)
+        return json.loads(said.stdout)["metrics"]
+
+    def eventually(self, condition):
+        until = time.monotonic() + 20
+        while not condition():
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.02)
+
+    def served(self, both, runs=LAYERS + 1):
+        """Runs a step until it counts; how often it was served."""
+        for run in range(runs):
+            if both.run():
+                self.assertLess(both.wrong(), 0.03)
+                return run
+            self.assertEqual(len(both.decoder.serve()), 0, "sequences that are lost")
+        self.fail("the step does not come to its end")
+
+    def test_from_the_window_by_launches_and_by_a_graph(self):
+        both = self.together()
+        for step in range(6):
+            both.draw()
+            both.decoder.update()
+            self.assertEqual(self.served(both), 0)
+            if step == 2:
+                both.capture()
+        counts, again = both.decoder.counts, both.out.clone()
+        self.assertEqual((counts.fetched, counts.windowed), (0, counts.misses))
+        self.assertGreater(counts.windowed, 100)
+        self.assertTrue(both.run())
+        self.assertTrue(torch.equal(again, both.out))
+        self.assertEqual(both.decoder.counts.misses, counts.misses)
+
+    def test_by_fetches_with_the_same_bits(self):
+        window, fetch = self.together(), self.together(window=False)
+        fetch.capture()
+        for _ in range(3):
+            window.draw()
+            fetch.q.copy_(window.q)
+            self.assertEqual(self.served(window), 0)
+            self.assertGreater(self.served(fetch), 0)
+            self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.lse, fetch.lse))
+        self.assertEqual(fetch.decoder.counts.windowed, 0)
+        self.assertGreater(fetch.decoder.counts.fetched, 100)
+
+    def test_the_daemon_takes_the_window_back(self):
+        both = self.together()
+        both.draw()
+        self.assertEqual(self.served(both), 0)
+        self.daemon.configure(self.CONFIG.format(0))
+        os.kill(self.daemon.process.pid, signal.SIGHUP)
+
+        def given_back():
+            both.decoder.update()
+            return self.stats()["window_bytes"] == 0
+        self.eventually(given_back)
+        both.draw()
+        self.assertGreater(self.served(both), 0)
+        self.assertGreater(both.decoder.counts.fetched, 0)
+
+    def test_evicted_by_name(self):
+        """The window's places are worth nothing, though they are still mapped."""
+        both = self.together()
+        both.draw()
+        self.assertEqual(self.served(both), 0)
+        self.link.ns.evict()
+        both.draw()
+        self.assertFalse(both.run())
+        if not both.decoder.serve():  # what chains keep is there
+            self.served(both)
+
+    def test_killed(self):
+        both = self.together(deadline=0.3)
+        both.draw()
+        self.assertEqual(self.served(both), 0)
+        self.eventually(lambda: self.stats()["nvme_writes"] >= BLOCKS)
+        self.daemon.kill()
+        for _ in range(3):  # its memory is still mapped, until update() asks
+            both.draw()
+            self.assertEqual(self.served(both), 0)
+        both.decoder.update()
+        both.draw()
+        self.assertFalse(both.run())
+        self.assertEqual(len(both.decoder.serve()), CHAINS)
+        self.link.cut()
+        both.decoder.update()
+        self.start()
+        self.link.open()
+        both.decoder.deadline = 5.0
+        before = both.decoder.counts.windowed
+        for _ in range(3):
+            both.draw()
+            both.decoder.update()
+            self.served(both)
+        self.assertGreater(both.decoder.counts.windowed, before)
 
 
 if __name__ == "__main__":

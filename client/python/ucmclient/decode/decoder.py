@@ -6,7 +6,6 @@ repeated."""
 
 from __future__ import annotations
 
-import time
 from collections import abc
 from collections.abc import Iterator
 from typing import Any, Optional, Protocol
@@ -19,7 +18,7 @@ from ..sparse.digest import Digest, Digests
 from ..sparse.window import Pinned, Window
 from .choices import Choices, Room
 from .heads import HeadBytes
-from .supply import REPIN, Item, Lost, Sequence, Source, Supply
+from .supply import Item, Lost, Sequence, Source, Supply
 
 #: Strand, row.
 _Key = tuple[int, int]
@@ -231,7 +230,7 @@ class Decoder(Supply):
         if shard is None:
             del self._places[row]
             self.counts.gone += 1
-            self._repin_at = self._repin_at or time.monotonic() + REPIN
+            self._pin_later()
         return shard
 
     def _fill(self, slot: int, head: int, shard: Any) -> None:

@@ -26,7 +26,7 @@ URGENT = 7
 #: Of one fetch, and keys of one load (proto/limits.h).
 _MAX_ITEMS = 16384
 #: Pause before what has left the window is pinned again.
-REPIN = 0.25
+_REPIN = 0.25
 #: A layer or strand, a row, and a slot.
 Item = tuple[int, int, int]
 
@@ -184,11 +184,14 @@ class Supply:
             return task.wait(left + PAUSE).blocks
         except UcmError as error:
             if error.status == Status.DEADLINE:  # nothing may write to these slots any more
-                self.source.cut()
+                self._cut()
             time.sleep(_GRACE)
             return None
         finally:
             task.close()
+
+    def _cut(self) -> None:
+        self.source.cut()
 
     # ---- sequences ----
 
@@ -296,6 +299,10 @@ class Supply:
         if pinned is not None:
             sequence.pinned = end
             self._placed(sequence.rows[first:end], pinned, window)
+
+    def _pin_later(self) -> None:
+        """What has left the window is pinned again, by the next keep() behind a pause."""
+        self._repin_at = self._repin_at or time.monotonic() + _REPIN
 
     def _fetch(self, items: abc.Sequence[Item], region: Callable[[], Optional[Region]]) -> list[Item]:
         """Layers of rows into slots of a pool; those that did not come. region: the pool, on the connection that there is."""

@@ -1,0 +1,221 @@
+"""A sparse decoder whose slots are on a GPU: Supply around cuda.Steps."""
+
+from __future__ import annotations
+
+import time
+from collections import abc
+from collections.abc import Callable, Iterable
+from typing import Any, Optional
+
+from ..client import Namespace, Plane, Region
+from ..errors import UcmError
+from ..memory import cuda_allocation
+from ..sparse.chain import DigestNamespace
+from ..sparse.digest import Digest
+from ..sparse.window import Pinned, Window
+from .cuda import Flag, Key, Result, Steps
+from .supply import Item, Sequence, Source, Supply
+
+#: Registers a tensor's memory with the daemon: of which namespace, its planes from the tensor's first byte on, blocks, whether it is a
+#: pool for fetches, the part, and a timeout.
+Register = Callable[[Namespace, Any, abc.Sequence[Plane], int, bool, int, float], Region]
+
+
+class GpuDecoder(Supply):
+    """For one rank of one engine. A step goes so, with the stream at rest outside of run():
+
+        for sequence in step:  # once
+            decoder.extend(sequence, keys, pages)
+            decoder.keep(sequence, keys)
+            decoder.write(table[chain], sequence)
+        decoder.update()
+        run()  # steps.begin(), each layer's selection over decoder.digests[layer] and steps.layer(), steps.end(); or a graph of it
+        while not decoder.counted():
+            lost = decoder.serve()
+            # without the lost ones, and if there are crowded ones, without some of them:
+            run()
+
+    Block numbers of `steps` are rows. torch makes the tensors."""
+
+    def __init__(
+        self,
+        source: Source,
+        digest: Digest,
+        steps: Steps,
+        *,
+        shard_bytes: int,
+        landing: int = 128,
+        build: Optional[Callable[[abc.Sequence[Any], abc.Sequence[int]], None]] = None,
+        register: Optional[Register] = None,
+        window: bool = True,
+        part: int = 0,
+        deadline: float = 2.0,
+        timeout: float = 1.0,
+    ):
+        """steps: nobody has entered it. landing: layers of blocks that are fetched at once. build(pages, rows): digests of blocks
+        that extend() finds in the engine's pages, by cuda.Builder, into self.digests. register: by default the daemon maps the memory, and
+        no companion helps. window: read from the daemon's window, if it has one."""
+        import torch
+
+        #: Rows that stand for other blocks now, and whose slots don't know it yet.
+        self._forgotten: list[int] = []
+        super().__init__(source, digest, steps.layers, steps.numbers, steps.requests, part, deadline, timeout)
+        self.steps, self.shard_bytes, self._build, self._windows = steps, shard_bytes, build, window
+        self._register = register or _register
+        self._tensor = torch.tensor
+        #: [layers][rows][bytes of a digest]
+        self.digests = torch.zeros((self.layers, steps.numbers, digest.bytes), dtype=torch.uint8, device=steps.device)
+        self._landing = torch.empty((landing, shard_bytes), dtype=torch.uint8, device=steps.device)
+        #: Of serve(): sequences of a step that needs more slots than there are.
+        self.crowded: set[Sequence] = set()
+        self._missed = 0
+        self._full = False
+
+    # ---- what the supply asks ----
+
+    def _registered(self, ns: Namespace, digests: DigestNamespace) -> bool:
+        self.steps.leave_window()  # of a client before
+        size, n = self.digest.bytes, self.steps.numbers
+        planes = [Plane(0, layer * n * size, size, size, layer) for layer in range(self.layers)]
+        whole = [Plane(0, 0, self.shard_bytes, self.shard_bytes, 0)]
+        ask, part, timeout = self.source.ask, self.part, self.timeout
+        self._landing_region = ask(self._register, ns, self._landing, whole, len(self._landing), True, part, timeout)
+        self._digest_region = ask(self._register, digests, self.digests, planes, n, False, part, timeout)
+        if self._landing_region is None or self._digest_region is None:
+            return False
+        if self._windows:
+            self._window = ask(Window, ns, part, addresses=True, timeout=timeout)
+        return True
+
+    def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
+        if self._build is None:
+            raise ValueError("extend() was told of pages, but nothing builds digests of them")
+        self._build([page for _, page in wanted], [row for row, _ in wanted])
+
+    def _placed(self, rows: abc.Sequence[int], pinned: Pinned, window: Window) -> None:
+        self._forget_all()  # it takes places away
+        self.steps.places(rows, pinned, window)
+
+    def _enter(self, request: int, floor: int) -> None:
+        self.steps.enter(request, floor)
+
+    def _leave(self, request: int) -> None:
+        self.steps.leave(request)
+
+    def _forget(self, row: int) -> None:
+        self._forgotten.append(row)
+
+    def _forget_all(self) -> None:
+        rows, self._forgotten = self._forgotten, []
+        if rows:
+            self.steps.forget(rows)
+
+    def _cut(self) -> None:
+        self.steps.leave_window()  # while it is mapped
+        self.source.cut()
+
+    # ---- a step ----
+
+    def extend(self, sequence: Sequence, keys: abc.Sequence[bytes], pages: Callable[[int], Any]) -> None:
+        try:
+            super().extend(sequence, keys, pages)
+        finally:
+            self._forget_all()
+
+    def write(self, table: Any, sequence: Sequence, first: int = 0) -> None:
+        """The rows of the sequence's blocks from `first` on into a chain's table, int32 on the GPU."""
+        rows = self._tensor(sequence.rows[first:], dtype=table.dtype)
+        table[first : first + len(rows)].copy_(rows)
+
+    def update(self) -> None:
+        """Between steps: gives the daemon what it wants back of the window, and has pinned again what left it."""
+        window = self._window
+        if window is not None and (window.client is None or window.client.closed):
+            self.steps.leave_window()
+            self._window = self._ns = None
+        if not self._connected():
+            return
+        if self._window is not None:
+            self.source.ask(self._window.client.process)
+            if self.source.ask(self.steps.update_window):
+                self._pin_later()
+        for sequence in self.sequences.values():
+            self.keep(sequence, sequence.keys)
+
+    def counted(self) -> bool:
+        """Whether the step that ran last counts. Its end has run."""
+        result = self.steps.result()
+        self._count(result)
+        mistakes = result.flags & (Flag.STRAY | Flag.NO_PAGE)
+        if mistakes or (result.flags & Flag.NO_SLOT and not result.flags & Flag.UNSERVED):
+            raise RuntimeError(f"the step's lists or pages are wrong: {mistakes or result.flags!r}")
+        if not result.flags:
+            self._full = False
+        return not result.flags
+
+    def _count(self, result: Result) -> None:
+        missed, self._missed = result.missed - self._missed, result.missed
+        self.counts.misses += missed
+        self.counts.windowed += max(0, missed - result.unserved)
+
+    def serve(self) -> set[Sequence]:
+        """Fetches what the step did not get, for another run. Those whose blocks did not come: compute them again; they are closed by
+        the caller. If two runs behind each other found too few slots, all sequences are `crowded`: run without some of them."""
+        full = bool(self.steps.result().flags & Flag.FULL)
+        self.crowded, self._full = (set(self.sequences.values()) if full and self._full else set()), full
+        self.counts.full += full
+        wanted = self._wanted(self.steps.unserved())
+        if self._window is not None:
+            self._pin_later()
+        users = self._users({row for _, row in wanted})
+        lost: set[Sequence] = set()
+        shards, until = list(wanted), time.monotonic() + self.deadline
+        for at in range(0, len(shards), len(self._landing)):
+            items = [(layer, row, i) for i, (layer, row) in enumerate(shards[at : at + len(self._landing)])]
+            in_time = at == 0 or time.monotonic() < until
+            late = set(self._fetch(items, lambda: self._landing_region) if in_time else items)
+            lost.update(sequence for _, row, _ in late for sequence in users.get(row, ()))
+            self._put([item for item in items if item not in late], wanted, users)
+        return lost
+
+    @staticmethod
+    def _wanted(keys: Iterable[Key]) -> dict[tuple[int, int], list[Key]]:
+        """By layer and row, which are fetched as a whole."""
+        wanted: dict[tuple[int, int], list[Key]] = {}
+        for key in keys:
+            wanted.setdefault((key.layer, key.number), []).append(key)
+        return wanted
+
+    def _users(self, rows: set[int]) -> dict[int, list[Sequence]]:
+        users: dict[int, list[Sequence]] = {}
+        for sequence in self.sequences.values():
+            for row in rows.intersection(sequence.rows):
+                users.setdefault(row, []).append(sequence)
+        return users
+
+    def _put(
+        self, items: abc.Sequence[Item], wanted: dict[tuple[int, int], list[Key]], users: dict[int, list[Sequence]]
+    ) -> None:
+        begin = self._landing.data_ptr()
+        known = [
+            (key, users[row][0].number if row in users else 0, begin + i * self.shard_bytes)
+            for layer, row, i in items
+            for key in wanted[layer, row]
+        ]
+        if known:
+            self.counts.fetched += self.steps.put(known)
+            self._missed += len(known)  # put() counts them again
+
+    def end(self) -> None:
+        """Nothing is decoded here any more. The stream is at rest; steps is the caller's to close."""
+        self.steps.leave_window()
+        super().end()
+
+
+def _register(
+    ns: Namespace, tensor: Any, planes: abc.Sequence[Plane], blocks: int, pool: bool, part: int, timeout: float
+) -> Region:
+    memory, base, gpu = cuda_allocation(tensor.data_ptr())
+    first = tensor.data_ptr() - base
+    at = [Plane(0, first + p.offset, p.stride, p.chunk_bytes, p.shard) for p in planes]
+    return ns.register([memory], at, blocks=blocks, part=part, gpu=gpu, pool=pool, timeout=timeout)
