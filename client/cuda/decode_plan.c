@@ -6,6 +6,7 @@
 
 #define ALIGN 256u
 #define BATCH 16384u
+#define MISSES (1u << 20)
 
 /* ---- checks ---- */
 
@@ -96,14 +97,23 @@ static int shard_check(const struct ucm_cuda_decode_options *o)
     return 0;
 }
 
+/* All that a step can miss, as far as that is MISSES, and all that a layer can. */
+static uint32_t misses_default(const struct ucm_cuda_decode_options *o)
+{
+    uint64_t layer = (uint64_t)o->chains * o->lists * o->room, step = layer * o->layers;
+    uint64_t most = layer > MISSES ? layer : MISSES;
+
+    most = step < most ? step : most;
+    return most < UCM_SLOTS_MISSES_MAX ? (uint32_t)most : UCM_SLOTS_MISSES_MAX;
+}
+
 static int shape_check(struct decode_plan *p)
 {
     struct ucm_cuda_decode_options *o = &p->options;
-    uint64_t most = (uint64_t)o->chains * o->lists * o->room;
     char why[UCM_SLOTS_WHY];
 
     if (o->misses == 0)
-        o->misses = most < UCM_SLOTS_MISSES_MAX ? (uint32_t)most : UCM_SLOTS_MISSES_MAX;
+        o->misses = misses_default(o);
     p->batch = o->misses < BATCH ? o->misses : BATCH;
     p->shape = (struct ucm_slots_shape){
         .strands = o->layers * (o->slot == UCM_CUDA_DECODE_HEAD ? o->kv_heads : 1),

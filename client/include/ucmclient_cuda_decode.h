@@ -75,10 +75,12 @@ struct ucm_cuda_decode_options {
     uint32_t slots;
     uint32_t numbers;  /* block numbers are below this */
     uint32_t requests; /* at once; they are 0 .. requests - 1 */
-    uint32_t misses;   /* of one layer, at most; 0: chains * lists * room, which can't be too few */
-    uint32_t chains;   /* of a launch, at most */
-    uint32_t lists; /* of a chain: kv_heads, or 1 for all KV heads, which wants slots of a layer */
-    uint32_t room;  /* blocks of a list, at most: ucm_cuda_select_info.room */
+    /* Room for the misses of one layer, and for the keys that a step did not get; 0: all of a layer's, chains * lists *
+     * room, and of a step's as many as fit 2^20. What has no room is found by a further run. */
+    uint32_t misses;
+    uint32_t chains; /* of a launch, at most */
+    uint32_t lists;  /* of a chain: kv_heads, or 1 for all KV heads, which wants slots of a layer */
+    uint32_t room;   /* blocks of a list, at most: ucm_cuda_select_info.room */
     uint32_t
         window; /* blocks of a chain in the engine's pages that one layer attends, at most; 0: none */
     struct ucm_cuda_decode_layout shard; /* of a layer of a block in the daemon */

@@ -95,7 +95,8 @@ class Steps(_OnGpu):
     pool: a contiguous tensor on the GPU, of bytes_of() so many slots. shape: of one layer of a block in the daemon, with
     shard_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are
     below this. lists: None: one a KV head. room: of a list, the Selector's. window: blocks of a chain in the engine's pages that a layer
-    attends, at most. whole: slots are of a layer, not of a KV head of it. misses: of a layer, at most; 0: as many as lists can have."""
+    attends, at most. whole: slots are of a layer, not of a KV head of it. misses: room for those of a layer, and for what a step did
+    not get; 0: for all."""
 
     _close = "ucm_cuda_decode_close"
 
