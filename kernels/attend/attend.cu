@@ -9,7 +9,8 @@
  *
  * K and V of a tile come by asynchronous copies, a tile ahead. The places of a split's tiles are looked up at once before
  * the first is copied. Logits and sums of weights are float32; the weights that V is multiplied by are rounded to
- * V's type, so a channel is within 2^-8 (bfloat16) or 2^-10 (float16) of the largest |v|. */
+ * V's type (of E4M3 to float16), and results to the query's, so a channel is within 2^-8 (bfloat16) or 2^-10 (float16)
+ * of the largest |v|. */
 #include "kernels/attend/attend_cuda.h"
 #include "kernels/attend/attend_merge.cuh"
 #include "kernels/attend/attend_stop.cuh"
@@ -78,7 +79,7 @@ static __device__ __forceinline__ bool is_over(args_t a, const struct tiles &t)
     return t.all == 0 || (a.stop.stopped != 0 && ((const uint32_t *)a.stop.stopped)[list_of(a)] != 0);
 }
 
-template <typename T, int D>
+template <typename T, typename KV, int D>
 static __device__ __forceinline__ void attend(args_t a)
 {
     __shared__ uint64_t where[UCM_ATTEND_CUDA_SPLIT];
@@ -94,28 +95,30 @@ static __device__ __forceinline__ void attend(args_t a)
         where[i] = tile_at(a, t, first + i);
     warp_begin<D>(st);
     __syncthreads();
-    attend_tiles<T, D>(a, where, n, t.chosen > first ? t.chosen - first : 0, st);
+    attend_tiles<T, KV, D>(a, where, n, t.chosen > first ? t.chosen - first : 0, st);
     __syncthreads(); /* the tiles' memory takes the results */
-    put_warp<T, D>(st, sums);
+    put_warp<KV, D>(st, sums);
     __syncthreads();
     weigh_warps(a, sums);
     __syncthreads();
     finish<T, D>(a, splits, sums);
 }
 
-#define KERNEL(name, type, d)                                                                                          \
+#define KERNEL(name, type, kv, d)                                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         ucm_attend_##name##_##d(const __grid_constant__ struct ucm_attend_cuda args)                                   \
     {                                                                                                                  \
-        attend<type, d>(args);                                                                                         \
+        attend<type, kv, d>(args);                                                                                     \
     }
+#define KERNELS(name, type, kv)                                                                                        \
+    KERNEL(name, type, kv, 64)                                                                                         \
+    KERNEL(name, type, kv, 128)                                                                                        \
+    KERNEL(name, type, kv, 256)
 
-KERNEL(f16, __half, 64)
-KERNEL(f16, __half, 128)
-KERNEL(f16, __half, 256)
-KERNEL(bf16, __nv_bfloat16, 64)
-KERNEL(bf16, __nv_bfloat16, 128)
-KERNEL(bf16, __nv_bfloat16, 256)
+KERNELS(f16, __half, __half)
+KERNELS(bf16, __nv_bfloat16, __nv_bfloat16)
+KERNELS(f16_e4m3, __half, e4m3)
+KERNELS(bf16_e4m3, __nv_bfloat16, e4m3)
 
 extern "C" __global__ void __launch_bounds__(ORDER_THREADS)
     ucm_attend_order(const __grid_constant__ struct ucm_attend_cuda_order args)

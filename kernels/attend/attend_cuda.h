@@ -1,7 +1,8 @@
 /* What the kernels of attend.cu take, filled in by their launcher. All addresses are the GPU's; passed by
  * value, so a captured launch keeps its own copy.
  *
- * ucm_attend_TYPE_D attends blocks begin .. end - 1 of each list, and with begin = 0 the window behind them. One launch over
+ * ucm_attend_TYPE_D, or ucm_attend_TYPE_e4m3_D where K and V are FP8 E4M3, with TYPE f16 or bf16 for queries and results
+ * and D 64, 128 or 256, attends blocks begin .. end - 1 of each list, and with begin = 0 the window behind them. One launch over
  * all of a list is a step. Or several are, *rounds*, each going on where the one before it ended: a round of a list that has
  * stopped, or has no more blocks, returns at once, so all rounds can be captured and no host decides. Before the first
  * of them ucm_attend_order puts the lists in the order of their scores and works out what is left behind each block.
@@ -85,7 +86,8 @@ struct ucm_attend_cuda {
     uint32_t begin, end;          /* of each list, this launch's blocks */
     uint32_t round;               /* launches before this one */
     uint32_t split_tiles, splits; /* tiles of a thread block; splits of a list, at most */
-    float scale_log2;             /* of logits, times log2(e) */
+    float scale_log2;             /* of logits, k_scale included, times log2(e) */
+    float v_scale;                /* of results; 0: 1 */
     uint64_t q, q_stride; /* [chains][kv_heads][group][head_dim]; elements from chain to chain */
     /* The chosen blocks: list entry -> number -> slot. Each table may be 0: then there is no such step. */
     uint64_t list;                 /* int32_t[chains][lists][room] */

@@ -1,10 +1,12 @@
-/* Asynchronous copies, matrices in shared memory, products of 16-bit types with float32 sums, and waiting for what another
- * kernel does meanwhile. */
+/* Asynchronous copies, waiting for what another kernel does meanwhile, and products of 16-bit types with float32 sums. */
 #ifndef UCM_KERNELS_ATTEND_MACHINE_CUH
 #define UCM_KERNELS_ATTEND_MACHINE_CUH
 
+#include "kernels/attend/attend_cuda.h"
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <stdint.h>
 
 #define ALL_LANES 0xffffffffu
@@ -14,23 +16,134 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* 16 bytes; zeros if there is no source. */
-static __device__ __forceinline__ void copy16(void *to, const void *from, bool there)
+/* ---- rows of a tile, to a warp's shared memory: two stages ---- */
+
+#define STAGES UCM_ATTEND_CUDA_STAGES
+
+#if __CUDA_ARCH__ >= 900
+
+/* Whole rows by the copy engine. A barrier for each stage counts its bytes; its phase changes each time. */
+struct arrivals {
+    uint64_t *barrier;
+    uint32_t phase; /* a bit for each stage */
+};
+
+static __device__ __forceinline__ void arrivals_begin(struct arrivals &a)
 {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(there ? 16 : 0)
-                 : "memory");
+    __shared__ uint64_t barriers[UCM_ATTEND_CUDA_WARPS][STAGES];
+
+    a.barrier = barriers[threadIdx.x / 32];
+    a.phase = 0;
+    if (threadIdx.x % 32 < STAGES)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(a.barrier + threadIdx.x % 32))
+                     : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncwarp();
 }
 
-static __device__ __forceinline__ void copies_commit(void)
+static __device__ __forceinline__ void arrivals_expect(struct arrivals &a, uint32_t stage, uint32_t bytes)
+{
+    if (threadIdx.x % 32 == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(a.barrier + stage)),
+                     "r"(bytes)
+                     : "memory");
+    __syncwarp();
+}
+
+/* `valid` of ROWS rows; one lane from `first` on if they are one piece, or a lane a row. */
+template <uint32_t BYTES, uint32_t ROWS>
+static __device__ __forceinline__ void copy_rows(uint8_t *to, const uint8_t *from, uint64_t stride, uint32_t valid,
+                                                 uint32_t first, struct arrivals &a, uint32_t stage)
+{
+    bool whole = stride == BYTES;
+    uint32_t row = threadIdx.x % 32 - first, bytes = whole ? valid * BYTES : BYTES;
+
+    if (row < (whole ? min(valid, 1u) : valid))
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         shared_address(to + row * BYTES)),
+                     "l"(from + row * stride), "r"(bytes), "r"(shared_address(a.barrier + stage))
+                     : "memory");
+}
+
+static __device__ __forceinline__ void arrivals_commit(void)
+{
+}
+
+/* ahead: the other stage's copy was begun since. */
+static __device__ __forceinline__ void arrivals_wait(struct arrivals &a, uint32_t stage, bool ahead)
+{
+    uint32_t done;
+
+    do
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(shared_address(a.barrier + stage)), "r"(a.phase >> stage & 1)
+                     : "memory");
+    while (!done);
+    a.phase ^= 1u << stage;
+}
+
+/* Before copies write where this thread stored. */
+static __device__ __forceinline__ void stores_before_copies(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#else
+
+struct arrivals {
+};
+
+static __device__ __forceinline__ void arrivals_begin(struct arrivals &)
+{
+}
+
+static __device__ __forceinline__ void arrivals_expect(struct arrivals &, uint32_t, uint32_t)
+{
+}
+
+template <uint32_t BYTES, uint32_t ROWS>
+static __device__ __forceinline__ void copy_rows(uint8_t *to, const uint8_t *from, uint64_t stride, uint32_t valid,
+                                                 uint32_t, struct arrivals &, uint32_t)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS * BYTES / 512; i++) {
+        uint32_t at = i * 512 + threadIdx.x % 32 * 16, row = at / BYTES;
+
+        if (row < valid)
+            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to + at)),
+                         "l"(from + row * stride + at % BYTES)
+                         : "memory");
+    }
+}
+
+static __device__ __forceinline__ void arrivals_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-template <int N>
-static __device__ __forceinline__ void copies_wait(void)
+static __device__ __forceinline__ void arrivals_wait(struct arrivals &, uint32_t, bool ahead)
 {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+    if (ahead)
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncwarp();
+}
+
+static __device__ __forceinline__ void stores_before_copies(void)
+{
+}
+
+#endif
+
+/* Of shared memory, at once. */
+template <uint32_t WORDS> static __device__ __forceinline__ void load_words(uint32_t x[WORDS], const uint8_t *at)
+{
+    if constexpr (WORDS == 4)
+        *(uint4 *)x = *(const uint4 *)at;
+    else
+        *(uint2 *)x = *(const uint2 *)at;
 }
 
 /* ---- what another kernel does meanwhile ---- */
@@ -64,22 +177,14 @@ static __device__ __forceinline__ void await_launch(void)
 #endif
 }
 
-/* ---- matrices ---- */
+/* ---- products ---- */
 
-static __device__ __forceinline__ void matrices(uint32_t r[4], const void *row)
+/* The low two of E4M3 as float16, exactly. */
+static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t x)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row))
-                 : "memory");
-}
+    __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)x, __NV_E4M3);
 
-static __device__ __forceinline__ void matrices_turned(uint32_t r[4], const void *row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row))
-                 : "memory");
+    return h.x | (uint32_t)h.y << 16;
 }
 
 template <typename T> struct element;

@@ -55,31 +55,59 @@ struct block_sums {
     float weight[WARPS][ROWS];
 };
 
-template <typename T>
-static __device__ __forceinline__ float key_max_of(uint32_t bits)
-{
-    uint32_t most = max(bits & 0xffffu, bits >> 16);
-    float x = element<T>::widen(__reduce_max_sync(ALL_LANES, most));
+/* The largest of a warp's keys; +inf if one is NaN. */
+template <typename KV> struct key_max {
+    static __device__ __forceinline__ float of(uint32_t bits)
+    {
+        float x = element<KV>::widen(__reduce_max_sync(ALL_LANES, max(bits & 0xffffu, bits >> 16)));
 
-    return x == x ? x : INFINITY;
+        return x == x ? x : INFINITY;
+    }
+};
+
+template <> struct key_max<e4m3> {
+    static __device__ __forceinline__ float of(uint32_t bits)
+    {
+        uint32_t most = max(max(bits & 0xffu, bits >> 8 & 0xffu), max(bits >> 16 & 0xffu, bits >> 24));
+        float x = element<__half>::widen(e4m3_pair(__reduce_max_sync(ALL_LANES, most)) & 0xffffu);
+
+        return x == x ? x : INFINITY;
+    }
+};
+
+/* A row's channels of one lane: for each of a lane's two columns of results, a piece. */
+template <typename KV, int D>
+static __device__ __forceinline__ void put_row(const struct warp_state<D> &st, uint32_t r, float *to)
+{
+    constexpr uint32_t n = row_of<KV, D>::v_channels;
+
+#pragma unroll
+    for (uint32_t i = 0; i < row_of<KV, D>::v_pieces; i++)
+#pragma unroll
+        for (uint32_t c = 0; c < 2; c++)
+#pragma unroll
+            for (uint32_t x = 0; x < n; x += 4) {
+                const float(*from)[4] = st.out + i * n + x;
+
+                *(float4 *)(to + (8 * i + threadIdx.x % 4 * 2 + c) * n + x) =
+                    make_float4(from[0][2 * r + c], from[1][2 * r + c], from[2][2 * r + c], from[3][2 * r + c]);
+            }
 }
 
-template <typename T, int D>
+template <typename KV, int D>
 static __device__ __forceinline__ void put_warp(struct warp_state<D> &st, struct block_sums &sums)
 {
     struct block_results<D> *to = (struct block_results<D> *)shared;
-    uint32_t warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4, col = threadIdx.x % 4 * 2;
-    float key_max = key_max_of<T>(st.key_max);
+    uint32_t warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4;
+    float most = key_max<KV>::of(st.key_max);
 
 #pragma unroll
     for (uint32_t r = 0; r < 2; r++) {
-        float *at = to->out[warp][row + 8 * r], sum = quad_sum(st.sum[r]);
+        float sum = quad_sum(st.sum[r]);
 
-#pragma unroll
-        for (uint32_t i = 0; i < D / 8; i++)
-            *(float2 *)(at + i * 8 + col) = make_float2(st.out[i][2 * r], st.out[i][2 * r + 1]);
-        if (col == 0)
-            sums.warp[warp][row + 8 * r] = sum_t{st.top[r], sum, st.lightest[r], key_max};
+        put_row<KV, D>(st, r, to->out[warp][row + 8 * r]);
+        if (threadIdx.x % 4 == 0)
+            sums.warp[warp][row + 8 * r] = sum_t{st.top[r], sum, st.lightest[r], most};
     }
 }
 
@@ -125,7 +153,7 @@ template <typename T>
 static __device__ __forceinline__ void put_out(args_t a, uint64_t at, float4 x, float sum)
 {
     uint2 packed;
-    float by = sum > 0 || sum != sum ? 1.0f / sum : 0.0f;
+    float by = sum > 0 || sum != sum ? (a.v_scale == 0 ? 1.0f : a.v_scale) / sum : 0.0f;
 
     packed.x = element<T>::pair(x.x * by, x.y * by);
     packed.y = element<T>::pair(x.z * by, x.w * by);

@@ -1,186 +1,97 @@
-/* One thread block's tiles: where they lie, their way to shared memory, and a warp's softmax over every fourth of
- * them. */
+/* One thread block's tiles: their way to shared memory, and a warp's softmax over every fourth of them.
+ *
+ * T is the type of queries and results, KV that of keys and values: T, or E4M3. E4M3 is multiplied as float16, which
+ * holds all of its values; queries are then float16, too, times a power of two for each row, so that they keep bfloat16's
+ * range.
+ *
+ * Rows lie in shared memory as they lie in a block, one behind the other: then a whole tile of K is one copy, and memory is
+ * read in pieces of kilobytes. (Rows exchanged or set apart, which ldmatrix wants, would have to be copied one by one, or 16
+ * bytes at a time: 3.8 and 3.5 TB/s in place of 4.0 on an H200.) A lane reads 16 bytes of a row at once, and
+ * the order of channels in a product, which is free, is that in which they come. */
 #ifndef UCM_KERNELS_ATTEND_TILES_CUH
 #define UCM_KERNELS_ATTEND_TILES_CUH
 
-#include "kernels/attend/attend_cuda.h"
-#include "kernels/attend/attend_machine.cuh"
+#include "kernels/attend/attend_list.cuh"
 
-typedef const struct ucm_attend_cuda &args_t;
-
-#define THREADS UCM_ATTEND_CUDA_THREADS
-#define WARPS UCM_ATTEND_CUDA_WARPS
-#define TILE UCM_ATTEND_CUDA_TILE
-#define ROWS UCM_ATTEND_CUDA_ROWS
-#define STAGES UCM_ATTEND_CUDA_STAGES
 #define RULE_PSA 1u /* enum ucm_stop_rule */
 
 extern __shared__ uint4 shared[];
 
-/* ---- the list ---- */
-
-/* What one launch attends to for one KV head. */
-struct tiles {
-    const int32_t *list, *table;
-    uint32_t chosen, all;   /* tiles of the chosen blocks; and of the window */
-    uint32_t first, length; /* of the window: its first block; the chain's tokens */
-    uint32_t more;          /* not 0: the list goes on behind this launch's blocks */
+struct e4m3 {
+    uint8_t bits;
 };
 
-static __device__ __forceinline__ uint32_t list_of(args_t a)
-{
-    return blockIdx.z * a.lists + (a.lists > 1 ? blockIdx.y : 0);
-}
+template <typename T, typename KV> struct product { /* of queries and keys, of weights and values */
+    typedef T type;
+    static constexpr bool scaled = false; /* queries are T as they are */
+};
+template <> struct product<__half, e4m3> {
+    typedef __half type;
+    static constexpr bool scaled = false;
+};
+template <> struct product<__nv_bfloat16, e4m3> {
+    typedef __half type;
+    static constexpr bool scaled = true;
+};
 
-static __device__ __forceinline__ struct tiles tiles_of(args_t a)
-{
-    uint32_t chain = blockIdx.z, which = list_of(a), in_block = a.tokens / TILE;
-    uint32_t count = min(((const uint32_t *)a.count)[which], a.room), end = min(a.end, count);
-    struct tiles t;
+/* Of a row of K or V. In a product over channels a lane has every fourth piece of 16 bytes of K, and the 8 rows of a result
+ * have pieces of V: of 16 bytes, or less in short rows. */
+template <typename KV, int D> struct row_of {
+    static constexpr uint32_t bytes = D * sizeof(KV), tile = TILE * bytes;
+    static constexpr uint32_t k_pieces = bytes / 64, k_channels = 16 / sizeof(KV);
+    static constexpr uint32_t v_piece = bytes < 128 ? bytes / 8 : 16, v_pieces = bytes / 8 / v_piece;
+    static constexpr uint32_t v_channels = v_piece / sizeof(KV);
+};
 
-    t.list = (const int32_t *)a.list + (uint64_t)which * a.room + a.begin;
-    t.chosen = end > a.begin ? (end - a.begin) * in_block : 0;
-    t.all = t.chosen;
-    t.more = count > end;
-    t.table = NULL;
-    t.first = t.length = 0;
-    if (a.begin > 0 || a.length == 0)
-        return t;
-    t.table = (const int32_t *)a.table + chain * a.table_stride;
-    t.first = ((const uint32_t *)a.first)[chain];
-    t.length = ((const uint32_t *)a.length)[chain];
-    if (t.length > t.first * a.tokens)
-        t.all += (t.length - t.first * a.tokens + TILE - 1) / TILE;
-    return t;
-}
+/* ---- the way to shared memory ---- */
 
-/* Where a tile lies: its block's address, a multiple of 16, and the tile's number in it, below 16; in the upper
- * bits, which addresses leave, how many tokens count, and whether the block is a page. 0: nowhere. */
-#define VALID_SHIFT 56
-#define IS_PAGE (UINT64_C(1) << 63)
-/* Of a block that is on its way to its slot: there, its row in slot_of is in place of the address, times 16. */
-#define IS_WANTED (UINT64_C(1) << 62)
-#define WANTED (-2) /* UCM_SLOTS_WANTED, in slot_of */
-#define PATIENCE UINT64_C(2000000000) /* ns; a gather that takes longer has failed */
+struct tile_rows {
+    const uint8_t *k, *v;
+    uint64_t k_stride, v_stride;
+    uint32_t valid;
+};
 
-static __device__ __forceinline__ void raise_flag(args_t a, uint32_t flag)
-{
-    atomicOr((uint32_t *)a.flags, flag);
-}
-
-static __device__ __forceinline__ uint64_t block_at(const struct ucm_attend_cuda_memory &m, int32_t number)
-{
-    return (uint32_t)number < m.blocks ? m.base + (uint32_t)number * m.stride : 0;
-}
-
-/* A list entry's number, or what it is itself; -1 if there is none. */
-static __device__ __forceinline__ int32_t number_at(args_t a, int32_t entry)
-{
-    if (a.numbers == 0)
-        return entry;
-    return (uint32_t)entry < a.numbers_stride
-               ? ((const int32_t *)a.numbers)[(uint64_t)blockIdx.z * a.numbers_stride + (uint32_t)entry]
-               : -1;
-}
-
-static __device__ __forceinline__ uint64_t chosen_at(args_t a, int32_t number, uint32_t tile)
-{
-    uint64_t row = (uint64_t)(a.apart * blockIdx.y) * a.rows + (uint32_t)number, at;
-    const int32_t *cell = (const int32_t *)a.slot_of + row;
-    int32_t slot = number;
-
-    if (a.slot_of != 0) {
-        slot = -1;
-        if ((uint32_t)number < a.rows)
-            slot = a.wait ? load_acquire(cell) : *cell;
-    }
-    at = a.wait && slot == WANTED ? row * 16 | IS_WANTED : block_at(a.pool, slot);
-    if (at == 0) {
-        raise_flag(a, UCM_ATTEND_NO_SLOT);
-        return 0;
-    }
-    return (at + tile) | (uint64_t)TILE << VALID_SHIFT;
-}
-
-/* Of the window: tile so many of a block of the chain. */
-static __device__ __forceinline__ uint64_t page_at(args_t a, const struct tiles &t, uint32_t block, uint32_t tile)
-{
-    uint64_t valid = min(TILE, t.length - block * a.tokens - tile * TILE);
-    uint64_t at = block < a.table_stride ? block_at(a.pages, t.table[block]) : 0;
-
-    if (at == 0) {
-        raise_flag(a, UCM_ATTEND_NO_PAGE);
-        return 0;
-    }
-    return (at + tile) | valid << VALID_SHIFT | IS_PAGE;
-}
-
-static __device__ __forceinline__ uint64_t tile_at(args_t a, const struct tiles &t, uint32_t tile)
-{
-    uint32_t in_block = a.tokens / TILE;
-
-    if (tile < t.chosen)
-        return chosen_at(a, number_at(a, t.list[tile / in_block]), tile % in_block);
-    tile -= t.chosen;
-    return page_at(a, t, t.first + tile / in_block, tile % in_block);
-}
-
-/* By a warp, all of which has looked at *where: the tile's place, when its block has come, or has not. */
-static __device__ __forceinline__ void tile_await(args_t a, uint64_t *where)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        const int32_t *cell = (const int32_t *)a.slot_of + (*where & ((UINT64_C(1) << VALID_SHIFT) - 1)) / 16;
-        uint64_t began = nanoseconds(), at;
-        int32_t slot;
-
-        while ((slot = load_acquire(cell)) == WANTED && nanoseconds() - began < PATIENCE)
-            pause();
-        at = block_at(a.pool, slot);
-        if (at == 0)
-            raise_flag(a, UCM_ATTEND_NO_SLOT);
-        *where = at == 0 ? 0 : (at + *where % 16) | (uint64_t)TILE << VALID_SHIFT;
-    }
-    __syncwarp();
-}
-
-static __device__ __forceinline__ uint32_t valid_of(uint64_t where)
-{
-    return (uint32_t)(where >> VALID_SHIFT) & 0x1f;
-}
-
-/* D 16-bit elements a row; pieces of 16 bytes are exchanged by the row's number, so that ldmatrix meets no bank
- * twice. */
-template <int D>
-static __device__ __forceinline__ uint4 *piece(uint4 *rows, uint32_t row, uint32_t i)
-{
-    return rows + row * (D / 8) + (i ^ (row & 7));
-}
-
-static __device__ __forceinline__ const uint8_t *rows_at(const struct ucm_attend_cuda_plane &p, uint64_t block,
-                                                        uint32_t tile)
+static __device__ __forceinline__ const uint8_t *plane_at(const struct ucm_attend_cuda_plane &p, uint64_t block,
+                                                         uint32_t tile)
 {
     return (const uint8_t *)(block + p.offset + tile * TILE * p.token_stride + blockIdx.y * p.head_stride);
 }
 
-/* The tile's K, then its V, to `to`; rows that don't count become zeros. */
-template <int D>
-static __device__ __forceinline__ void tile_load(args_t a, uint64_t where, uint4 *to)
+static __device__ __forceinline__ struct tile_rows rows_at(args_t a, uint64_t where)
 {
     const struct ucm_attend_cuda_memory &m = where & IS_PAGE ? a.pages : a.pool;
-    uint32_t valid = valid_of(where), tile = where % 16;
+    uint32_t tile = where % 16;
     uint64_t block = (where & ((UINT64_C(1) << VALID_SHIFT) - 1)) - tile;
-    const uint8_t *k = rows_at(m.k, block, tile), *v = rows_at(m.v, block, tile);
-    uint64_t k_stride = m.k.token_stride, v_stride = m.v.token_stride;
 
-#pragma unroll
-    for (uint32_t i = 0; i < TILE * D / 8 / 32; i++) {
-        uint32_t at = i * 32 + threadIdx.x % 32, row = at / (D / 8), col = at % (D / 8);
-        bool there = row < valid;
+    return tile_rows{plane_at(m.k, block, tile), plane_at(m.v, block, tile), m.k.token_stride, m.v.token_stride,
+                     valid_of(where)};
+}
 
-        copy16(piece<D>(to, row, col), there ? k + row * k_stride + col * 16 : (const void *)a.q, there);
-        copy16(piece<D>(to + TILE * D / 8, row, col), there ? v + row * v_stride + col * 16 : (const void *)a.q, there);
-    }
+/* A warp copies the tile's K, then its V, to `to`. */
+template <typename KV, int D>
+static __device__ __forceinline__ void tile_load(args_t a, uint64_t where, uint8_t *to, struct arrivals &on_way,
+                                                 uint32_t stage)
+{
+    constexpr uint32_t bytes = row_of<KV, D>::bytes;
+    struct tile_rows r = rows_at(a, where);
+
+    arrivals_expect(on_way, stage, 2 * r.valid * bytes);
+    copy_rows<bytes, TILE>(to, r.k, r.k_stride, r.valid, 0, on_way, stage);
+    copy_rows<bytes, TILE>(to + row_of<KV, D>::tile, r.v, r.v_stride, r.valid, 16, on_way, stage);
+    arrivals_commit();
+}
+
+/* Behind a wait: rows that don't count become zeros, whatever lay there. */
+template <typename KV, int D>
+static __device__ __forceinline__ void tile_pad(uint8_t *tile, uint32_t valid)
+{
+    constexpr uint32_t bytes = row_of<KV, D>::bytes;
+    uint4 *k = (uint4 *)(tile + valid * bytes), *v = (uint4 *)(tile + row_of<KV, D>::tile + valid * bytes);
+
+    for (uint32_t i = threadIdx.x % 32; i < (TILE - valid) * bytes / 16; i += 32)
+        k[i] = v[i] = make_uint4(0, 0, 0, 0);
+    stores_before_copies();
+    __syncwarp();
 }
 
 /* ---- one warp ---- */
@@ -188,8 +99,13 @@ static __device__ __forceinline__ void tile_load(args_t a, uint64_t where, uint4
 /* Rows lane / 4 (0) and 8 more (1). sum is of this lane's tokens. */
 template <int D> struct warp_state {
     float top[2], sum[2], lightest[2];
-    uint32_t key_max; /* bits of two elements without signs */
+    uint32_t key_max; /* bits of elements of KV without signs */
     float out[D / 8][4];
+};
+
+template <typename T, int D> struct warp_query {
+    uint32_t q[D / 16][4];
+    float scale[2]; /* of logits, times log2(e) */
 };
 
 template <int D>
@@ -207,41 +123,6 @@ static __device__ __forceinline__ void warp_begin(struct warp_state<D> &s)
         s.out[i][0] = s.out[i][1] = s.out[i][2] = s.out[i][3] = 0.0f;
 }
 
-template <typename T, int D>
-static __device__ __forceinline__ void load_query(args_t a, uint32_t query[D / 16][4])
-{
-    const T *q = (const T *)a.q + blockIdx.z * a.q_stride + (uint64_t)blockIdx.y * a.group * D;
-    uint32_t row = threadIdx.x % 32 / 4, col = threadIdx.x % 4 * 2;
-
-#pragma unroll
-    for (uint32_t i = 0; i < D / 16; i++)
-#pragma unroll
-        for (uint32_t j = 0; j < 4; j++) {
-            uint32_t r = row + j % 2 * 8;
-
-            query[i][j] = r < a.group ? *(const uint32_t *)(q + r * D + i * 16 + j / 2 * 8 + col) : 0;
-        }
-}
-
-/* Logits of the tile's 16 tokens: [8 tokens of them][row 0: two, row 1: two]. */
-template <typename T, int D>
-static __device__ __forceinline__ void logits(const uint32_t query[D / 16][4], uint4 *k, float s[2][4])
-{
-    uint32_t lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
-
-#pragma unroll
-    for (uint32_t j = 0; j < 4; j++)
-        s[0][j] = s[1][j] = 0.0f;
-#pragma unroll
-    for (uint32_t i = 0; i < D / 16; i++) {
-        uint32_t b[4];
-
-        matrices(b, piece<D>(k, row, 2 * i + half));
-        element<T>::multiply(s[0], query[i], b[0], b[1]);
-        element<T>::multiply(s[1], query[i], b[2], b[3]);
-    }
-}
-
 /* Over the four lanes that have a row. */
 static __device__ __forceinline__ float quad_max(float x)
 {
@@ -255,10 +136,97 @@ static __device__ __forceinline__ float quad_sum(float x)
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
+/* For a row of queries that are at most `most`: what makes them at most 2^15, and what brings logits back. Infinities and
+ * NaN stay. */
+static __device__ __forceinline__ float query_factor(float most, float *back)
+{
+    uint32_t e = __float_as_uint(most) >> 23;
+
+    e = e < 15 ? 15 : e == 255 ? 141 : e;
+    *back = __uint_as_float((e - 14) << 23);
+    return __uint_as_float((268 - e) << 23);
+}
+
+template <typename T, int D>
+static __device__ __forceinline__ void scale_query(struct warp_query<T, D> &query)
+{
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+        float most = 0.0f, factor, back;
+
+#pragma unroll
+        for (uint32_t i = 0; i < D / 8; i++) {
+            uint32_t x = query.q[i / 2][i % 2 * 2 + r];
+
+            most = fmaxf(most, fmaxf(fabsf(element<T>::widen(x & 0xffff)), fabsf(element<T>::widen(x >> 16))));
+        }
+        factor = query_factor(quad_max(most), &back);
+        query.scale[r] *= back;
+#pragma unroll
+        for (uint32_t i = 0; i < D / 8; i++) {
+            uint32_t *x = &query.q[i / 2][i % 2 * 2 + r];
+
+            *x = element<__half>::pair(element<T>::widen(*x & 0xffff) * factor, element<T>::widen(*x >> 16) * factor);
+        }
+    }
+}
+
+/* Product i is over 16 channels: of each of the four lanes that have a row, four of the piece of K that it reads. */
+template <typename T, typename KV, int D>
+static __device__ __forceinline__ void load_query(args_t a, struct warp_query<T, D> &query)
+{
+    const T *q = (const T *)a.q + blockIdx.z * a.q_stride + (uint64_t)blockIdx.y * a.group * D;
+    constexpr uint32_t channels = row_of<KV, D>::k_channels;
+    uint32_t row = threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
+
+#pragma unroll
+    for (uint32_t i = 0; i < D / 16; i++)
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+            uint32_t r = row + j % 2 * 8, piece = 4 * i / channels * 4 + lane;
+
+            query.q[i][j] =
+                r < a.group ? *(const uint32_t *)(q + r * D + piece * channels + 4 * i % channels + j / 2 * 2) : 0;
+        }
+    query.scale[0] = query.scale[1] = a.scale_log2;
+    if constexpr (product<T, KV>::scaled)
+        scale_query<T, D>(query);
+}
+
+/* Logits of the tile's 16 tokens: [8 tokens of them][row 0: two, row 1: two]. */
+template <typename T, typename KV, int D>
+static __device__ __forceinline__ void logits(const uint32_t query[D / 16][4], const uint8_t *k, float s[2][4])
+{
+    typedef element<typename product<T, KV>::type> e;
+    constexpr uint32_t bytes = row_of<KV, D>::bytes, products = row_of<KV, D>::k_channels / 4;
+    uint32_t lane = threadIdx.x % 32;
+
+    k += lane / 4 * bytes + lane % 4 * 16;
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+        s[0][j] = s[1][j] = 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < row_of<KV, D>::k_pieces; i++)
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            uint4 x = *(const uint4 *)(k + half * 8 * bytes + i * 64);
+
+            if constexpr (sizeof(KV) == 2) {
+                e::multiply(s[half], query[products * i], x.x, x.y);
+                e::multiply(s[half], query[products * i + 1], x.z, x.w);
+            } else {
+                e::multiply(s[half], query[products * i], e4m3_pair(x.x), e4m3_pair(x.x >> 16));
+                e::multiply(s[half], query[products * i + 1], e4m3_pair(x.y), e4m3_pair(x.y >> 16));
+                e::multiply(s[half], query[products * i + 2], e4m3_pair(x.z), e4m3_pair(x.z >> 16));
+                e::multiply(s[half], query[products * i + 3], e4m3_pair(x.w), e4m3_pair(x.w >> 16));
+            }
+        }
+}
+
 /* Turns logits into weights, and takes what was summed so far to the new maximum. light: the tile is a chosen
  * block, and PSA's rule asks what it weighs. */
 template <int D>
-static __device__ __forceinline__ void weigh(struct warp_state<D> &st, float s[2][4], float scale, uint32_t valid,
+static __device__ __forceinline__ void weigh(struct warp_state<D> &st, float s[2][4], const float scale[2], uint32_t valid,
                                              bool light)
 {
     uint32_t col = threadIdx.x % 4 * 2;
@@ -271,7 +239,7 @@ static __device__ __forceinline__ void weigh(struct warp_state<D> &st, float s[2
         for (uint32_t j = 0; j < 4; j++) {
             float *x = &s[j / 2][2 * r + j % 2];
 
-            *x = col + j % 2 + j / 2 * 8 < valid ? *x * scale : -INFINITY;
+            *x = col + j % 2 + j / 2 * 8 < valid ? *x * scale[r] : -INFINITY;
             top = fmaxf(top, *x);
         }
         top = quad_max(top);
@@ -296,78 +264,113 @@ static __device__ __forceinline__ void weigh(struct warp_state<D> &st, float s[2
     }
 }
 
-template <typename T, int D>
-static __device__ __forceinline__ void add_values(struct warp_state<D> &st, const float s[2][4], uint4 *v)
+/* A word of each of four tokens: its channels' products. */
+template <typename T, typename KV>
+static __device__ __forceinline__ void add_word(float (*out)[4], const uint32_t p[4], const uint32_t x[4])
 {
-    uint32_t lane = threadIdx.x % 32, row = lane % 16, half = lane / 16;
-    uint32_t p[4] = {element<T>::pair(s[0][0], s[0][1]), element<T>::pair(s[0][2], s[0][3]),
-                     element<T>::pair(s[1][0], s[1][1]), element<T>::pair(s[1][2], s[1][3])};
+    typedef element<typename product<T, KV>::type> e;
 
+    if constexpr (sizeof(KV) == 2) {
+        e::multiply(out[0], p, __byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410));
+        e::multiply(out[1], p, __byte_perm(x[0], x[1], 0x7632), __byte_perm(x[2], x[3], 0x7632));
+    } else {
 #pragma unroll
-    for (uint32_t i = 0; i < D / 16; i++) {
-        uint32_t b[4];
+        for (uint32_t i = 0; i < 2; i++) {
+            uint32_t low = __byte_perm(x[0], x[1], i == 0 ? 0x5140 : 0x7362);
+            uint32_t high = __byte_perm(x[2], x[3], i == 0 ? 0x5140 : 0x7362);
 
-        matrices_turned(b, piece<D>(v, row, 2 * i + half));
-        element<T>::multiply(st.out[2 * i], p, b[0], b[1]);
-        element<T>::multiply(st.out[2 * i + 1], p, b[2], b[3]);
+            e::multiply(out[2 * i], p, e4m3_pair(low), e4m3_pair(high));
+            e::multiply(out[2 * i + 1], p, e4m3_pair(low >> 16), e4m3_pair(high >> 16));
+        }
     }
 }
 
-/* Without its sign an element of either type orders as an integer; NaN is above all. */
-template <int D>
-static __device__ __forceinline__ void measure_keys(struct warp_state<D> &st, const uint4 *k)
+/* Result n of a piece is over the n-th channels of the pieces that the eight groups of four lanes read. */
+template <typename T, typename KV, int D>
+static __device__ __forceinline__ void add_values(struct warp_state<D> &st, const float s[2][4], const uint8_t *v)
 {
-#pragma unroll
-    for (uint32_t i = 0; i < TILE * D / 8 / 32; i++) {
-        uint4 x = k[i * 32 + threadIdx.x % 32];
+    typedef element<typename product<T, KV>::type> e;
+    constexpr uint32_t bytes = row_of<KV, D>::bytes, piece = row_of<KV, D>::v_piece, words = piece / 4;
+    uint32_t lane = threadIdx.x % 32;
+    uint32_t p[4] = {e::pair(s[0][0], s[0][1]), e::pair(s[0][2], s[0][3]), e::pair(s[1][0], s[1][1]),
+                     e::pair(s[1][2], s[1][3])};
 
-        st.key_max = __vmaxu2(st.key_max, __vmaxu2(__vmaxu2(x.x & 0x7fff7fffu, x.y & 0x7fff7fffu),
-                                                   __vmaxu2(x.z & 0x7fff7fffu, x.w & 0x7fff7fffu)));
+    v += lane % 4 * 2 * bytes + lane / 4 * piece;
+#pragma unroll
+    for (uint32_t i = 0; i < row_of<KV, D>::v_pieces; i++) {
+        uint32_t x[4][words]; /* of tokens 2n, 2n + 1, 2n + 8, 2n + 9 */
+
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+            load_words<words>(x[j], v + (j / 2 * 8 + j % 2) * bytes + i * 8 * piece);
+#pragma unroll
+        for (uint32_t w = 0; w < words; w++) {
+            uint32_t four[4] = {x[0][w], x[1][w], x[2][w], x[3][w]};
+
+            add_word<T, KV>(st.out + i * row_of<KV, D>::v_channels + w * (4 / sizeof(KV)), p, four);
+        }
     }
 }
 
-/* Every WARPS-th of n tiles, from the warp's number on; the first `chosen` are of chosen blocks. A tile on its way is
- * waited for in its turn, and while the one before it is not done nothing is. */
-template <typename T, int D>
+/* Without its sign an element of any type orders as an integer; NaN is above all. */
+template <typename KV>
+static __device__ __forceinline__ uint32_t larger_keys(uint32_t x, uint32_t y)
+{
+    return sizeof(KV) == 2 ? __vmaxu2(x & 0x7fff7fffu, y & 0x7fff7fffu) : __vmaxu4(x & 0x7f7f7f7fu, y & 0x7f7f7f7fu);
+}
+
+template <typename KV, int D>
+static __device__ __forceinline__ void measure_keys(struct warp_state<D> &st, const uint8_t *k)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < row_of<KV, D>::tile / 16 / 32; i++) {
+        uint4 x = ((const uint4 *)k)[i * 32 + threadIdx.x % 32];
+
+        st.key_max = larger_keys<KV>(st.key_max, larger_keys<KV>(larger_keys<KV>(x.x, x.y), larger_keys<KV>(x.z, x.w)));
+    }
+}
+
+/* Every WARPS-th of n tiles, from the warp's number on; the first `chosen` are of chosen blocks. A tile on its way to
+ * its slot is waited for in its turn, behind the arithmetic of the one before it. */
+template <typename T, typename KV, int D>
 static __device__ __forceinline__ void attend_tiles(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
                                                     struct warp_state<D> &st)
 {
-    constexpr uint32_t pieces = 2 * TILE * D / 8;
+    constexpr uint32_t bytes = 2 * row_of<KV, D>::tile;
     uint32_t warp = threadIdx.x / 32;
-    uint4 *stage = shared + warp * STAGES * pieces;
-    uint32_t query[D / 16][4];
+    uint8_t *tiles = (uint8_t *)shared + warp * STAGES * bytes;
     bool light = a.stop.rule == RULE_PSA, certify = a.stop.certify != 0;
+    struct warp_query<T, D> query;
+    struct arrivals on_way;
     float s[2][4];
 
+    arrivals_begin(on_way);
     if (warp < n && where[warp] & IS_WANTED)
         tile_await(a, &where[warp]);
     if (warp < n)
-        tile_load<D>(a, where[warp], stage);
-    copies_commit();
-    load_query<T, D>(a, query);
+        tile_load<KV, D>(a, where[warp], tiles, on_way, 0);
+    load_query<T, KV, D>(a, query);
     for (uint32_t tile = warp, at = 0; tile < n; tile += WARPS, at ^= 1) {
-        uint32_t next = tile + WARPS;
-        bool more = next < n, wanted = more && where[next] & IS_WANTED;
-        uint4 *k = stage + at * pieces;
+        uint32_t next = tile + WARPS, valid = valid_of(where[tile]);
+        bool wanted = next < n && where[next] & IS_WANTED, ahead = next < n && !wanted;
+        uint8_t *k = tiles + at * bytes;
 
-        if (more && !wanted)
-            tile_load<D>(a, where[next], stage + (at ^ 1) * pieces);
-        copies_commit();
-        copies_wait<1>();
-        __syncwarp();
-        logits<T, D>(query, k, s);
+        if (ahead)
+            tile_load<KV, D>(a, where[next], tiles + (at ^ 1) * bytes, on_way, at ^ 1);
+        arrivals_wait(on_way, at, ahead);
+        if (valid < TILE)
+            tile_pad<KV, D>(k, valid);
+        logits<T, KV, D>(query.q, k, s);
         if (certify)
-            measure_keys<D>(st, k);
-        weigh<D>(st, s, a.scale_log2, valid_of(where[tile]), light && tile < chosen);
-        add_values<T, D>(st, s, k + TILE * D / 8);
+            measure_keys<KV, D>(st, k);
+        weigh<D>(st, s, query.scale, valid, light && tile < chosen);
+        add_values<T, KV, D>(st, s, k + row_of<KV, D>::tile);
         __syncwarp();
         if (wanted) {
             tile_await(a, &where[next]);
-            tile_load<D>(a, where[next], stage + (at ^ 1) * pieces);
-            copies_commit();
+            tile_load<KV, D>(a, where[next], tiles + (at ^ 1) * bytes, on_way, at ^ 1);
         }
     }
-    copies_wait<0>();
 }
 
 #endif

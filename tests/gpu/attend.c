@@ -30,7 +30,8 @@ static CUfunction kernel(const char *name)
     return f;
 }
 
-void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t head_dim)
+void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t head_dim,
+                   uint32_t narrow)
 {
     struct ucm_attend_cuda copy = *args;
     void *parameters[] = {&copy};
@@ -52,8 +53,8 @@ void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t 
     char name[64];
     CUfunction f;
 
-    snprintf(name, sizeof(name), "ucm_attend_%s_%u", dtype == UCM_KV_F16 ? "f16" : "bf16",
-             head_dim);
+    snprintf(name, sizeof(name), "ucm_attend_%s_%s%u", dtype == UCM_KV_F16 ? "f16" : "bf16",
+             narrow ? "e4m3_" : "", head_dim);
     f = kernel(name);
     must(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared), name);
     must(cuLaunchKernelEx(&config, f, parameters, NULL), name);
@@ -96,29 +97,51 @@ static float draw(uint32_t dtype, float size, uint16_t *bits)
     return ucm_f16_decode(*bits);
 }
 
-void problem_element(const struct problem *p, uint16_t *bits)
+uint32_t problem_element(const struct problem *p)
 {
-    draw(p->shape.dtype, 1, bits);
+    return p->shape.narrow ? 1 : 2;
 }
 
-static void draw_blocks(const struct problem *p, uint8_t *blocks, uint64_t bytes)
+/* E4M3 is float16 without its low 7 bits, times 2^8. */
+void problem_draw_bytes(const struct problem *p, uint8_t *to, uint64_t n)
 {
-    uint16_t *at = (uint16_t *)blocks;
+    uint16_t bits;
 
-    for (uint64_t i = 0; i < bytes / 2; i++)
-        problem_element(p, &at[i]);
+    for (uint64_t i = 0; i < n; i += problem_element(p)) {
+        if (p->shape.narrow) {
+            draw(UCM_KV_F16, 0x1p-8f, &bits);
+            to[i] = (uint8_t)((bits >> 8 & 0x80) | (bits >> 7 & 0x7f));
+        } else {
+            draw(p->shape.dtype, 1, &bits);
+            memcpy(to + i, &bits, 2);
+        }
+    }
+}
+
+void problem_launch(const struct problem *p)
+{
+    attend_launch(&p->args, p->shape.dtype, p->shape.d, p->shape.narrow);
+}
+
+/* bfloat16's range is more than that of float16, by which E4M3 is multiplied. */
+static float query_size(const struct problem *p)
+{
+    return p->shape.narrow && p->shape.dtype == UCM_KV_BF16 ? 0x1p30f : 1;
 }
 
 /* Slots: head by head. Pages: token by token, as engines have them. */
 static void plan_of(struct problem *p)
 {
     const struct attend_shape *s = &p->shape;
-    uint64_t row = 2 * (uint64_t)s->d, slot_heads = s->apart ? 1 : s->kv_heads;
-    struct ucm_attend_spec spec = {.group = s->group};
+    uint64_t row = problem_element(p) * (uint64_t)s->d, slot_heads = s->apart ? 1 : s->kv_heads;
+    struct ucm_attend_spec spec = {.group = s->group,
+                                   .scale = 1 / (query_size(p) * sqrtf((float)s->d)),
+                                   .k_scale = s->narrow ? 0.75f : 0,
+                                   .v_scale = s->narrow ? 1.5f : 0};
     struct ucm_kv_shape *k = &spec.shape;
     char why[UCM_SPARSE_WHY] = "";
 
-    *k = (struct ucm_kv_shape){.dtype = s->dtype,
+    *k = (struct ucm_kv_shape){.dtype = s->narrow ? UCM_KV_FP8_E4M3 : s->dtype,
                                .tokens = s->tokens,
                                .kv_heads = s->kv_heads,
                                .head_dim = s->d,
@@ -169,8 +192,8 @@ void problem_open(struct problem *p, const struct attend_shape *s)
     p->rows = (uint64_t)s->chains * s->kv_heads * s->group;
     p->pool = fresh(s->slots * p->slot);
     p->pages = fresh(s->pages * p->page + 16);
-    draw_blocks(p, p->pool, s->slots * p->slot);
-    draw_blocks(p, p->pages, s->pages * p->page);
+    problem_draw_bytes(p, p->pool, s->slots * p->slot);
+    problem_draw_bytes(p, p->pages, s->pages * p->page);
     p->q16 = fresh(p->rows * s->d * 2);
     p->q = fresh(p->rows * s->d * 4);
     p->list = fresh(lists * s->room * 4);
@@ -189,6 +212,7 @@ void problem_open(struct problem *p, const struct attend_shape *s)
         .room = s->room,
         .end = s->room,
         .scale_log2 = p->plan.logit_scale * 1.44269504f,
+        .v_scale = s->narrow ? p->plan.spec.v_scale : 0,
         .q = gpu_new(p->rows * s->d * 2),
         .q_stride = (uint64_t)s->kv_heads * s->group * s->d,
         .list = gpu_new(lists * s->room * 4),
@@ -292,7 +316,7 @@ void problem_draw(struct problem *p)
 
     draw_tables(p);
     for (uint64_t i = 0; i < p->rows * s->d; i++)
-        p->q[i] = draw(s->dtype, 1.5f, &p->q16[i]);
+        p->q[i] = draw(s->dtype, 1.5f * query_size(p), &p->q16[i]);
     for (uint64_t l = 0; l < lists; l++) {
         p->count[l] = l % 5 == 4 ? 0 : rnd_below(s->room + 1);
         for (uint32_t i = 0; i < s->room; i++)

@@ -10,8 +10,9 @@
 /* ---- kernels ---- */
 
 void attend_open(void);
-/* One launch; the grid follows from args. */
-void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t head_dim);
+/* One launch; the grid follows from args. narrow: K and V are FP8 E4M3. */
+void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t head_dim,
+                   uint32_t narrow);
 void order_launch(const struct ucm_attend_cuda_order *args, uint32_t lists);
 
 /* n zero bytes, now. */
@@ -20,10 +21,11 @@ void gpu_clear(CUdeviceptr at, size_t n);
 /* ---- problems: pools, lists and windows, on the host and on the GPU ---- */
 
 struct attend_shape {
-    uint32_t dtype, tokens, kv_heads, group, d; /* UCM_KV_F16 or UCM_KV_BF16; d of K and V */
+    uint32_t dtype, tokens, kv_heads, group, d; /* dtype: F16 or BF16; d of K and V */
     uint32_t chains, lists, room;               /* lists of a chain: kv_heads or 1 */
     uint32_t slots, pages, window; /* window: blocks of a table, 0: there is no window */
-    uint32_t apart; /* 1: a slot holds one KV head, and lists have tables of their own */
+    uint32_t apart;  /* 1: a slot holds one KV head, and lists have tables of their own */
+    uint32_t narrow; /* 1: K and V are FP8 E4M3 */
 };
 
 struct problem {
@@ -43,8 +45,9 @@ struct problem {
 
 void problem_open(struct problem *p, const struct attend_shape *shape);
 void problem_close(struct problem *p);
-/* A random element of K or V. */
-void problem_element(const struct problem *p, uint16_t *bits);
+uint32_t problem_element(const struct problem *p); /* bytes, of K and V */
+void problem_draw_bytes(const struct problem *p, uint8_t *to, uint64_t n);
+void problem_launch(const struct problem *p);
 /* Fresh lists, lengths and queries, here and there. */
 void problem_draw(struct problem *p);
 /* The slot of an entry of list l of all chains' lists, for the C. */

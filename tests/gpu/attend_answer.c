@@ -64,12 +64,12 @@ static bool near(float a, float b, float by)
     return fabsf(a - b) <= by || (isnan(a) && isnan(b)) || (isinf(a) && a == b);
 }
 
-/* |v| is about 6 at most here. */
+/* |v| is about 6 at most here, before v_scale. */
 void answer_compare(const struct problem *p, const struct answer *want, const struct answer *got,
                     const char *what)
 {
     const struct attend_shape *s = &p->shape;
-    float by = 6 * (s->dtype == UCM_KV_F16 ? 0x1p-10f : 0x1p-8f);
+    float by = 6 * p->plan.spec.v_scale * (s->dtype == UCM_KV_F16 ? 0x1p-10f : 0x1p-8f);
     uint64_t wrong = 0, at = 0, wrong_lse = 0;
 
     for (uint64_t i = 0; i < p->rows * s->d; i++)
@@ -80,11 +80,12 @@ void answer_compare(const struct problem *p, const struct answer *want, const st
     for (uint64_t i = 0; i < p->rows; i++)
         wrong_lse += !near(want->lse[i], got->lse[i], 1e-4f + 1e-5f * fabsf(want->lse[i]));
     check(wrong == 0 && wrong_lse == 0,
-          "%s: dtype %u group %u d %u tokens %u lists %u apart %u split %u: %lu channels (row %lu: "
+          "%s: dtype %u group %u d %u tokens %u lists %u apart %u narrow %u split %u: %lu channels "
+          "(row %lu: "
           "%g, not %g), %lu lse",
-          what, s->dtype, s->group, s->d, s->tokens, s->lists, s->apart, p->args.split_tiles,
-          (unsigned long)wrong, (unsigned long)(at / s->d), (double)got->out[at],
-          (double)want->out[at], (unsigned long)wrong_lse);
+          what, s->dtype, s->group, s->d, s->tokens, s->lists, s->apart, s->narrow,
+          p->args.split_tiles, (unsigned long)wrong, (unsigned long)(at / s->d),
+          (double)got->out[at], (double)want->out[at], (unsigned long)wrong_lse);
 }
 
 void answer_same(const struct problem *p, const struct answer *want, const struct answer *got,

@@ -62,17 +62,16 @@ static void pool_open(struct beside *b)
 static void window_open(struct beside *b)
 {
     struct problem *p = &b->p;
-    uint64_t block = p->shape.kv_heads * p->slot, size = p->n_numbers * block, words = 1000003;
-    uint16_t *from = fresh(words * 2);
+    uint64_t block = p->shape.kv_heads * p->slot, size = p->n_numbers * block, piece = 2000006;
+    uint8_t *from = fresh(piece);
     uint64_t *generation;
     CUdeviceptr at;
 
-    for (uint64_t i = 0; i < words; i++)
-        problem_element(p, &from[i]);
+    problem_draw_bytes(p, from, piece);
     must(cuMemHostAlloc((void **)&b->window, size + 8, CU_MEMHOSTALLOC_DEVICEMAP), "a window");
     must(cuMemHostGetDevicePointer(&at, b->window, 0), "its address");
-    for (uint64_t i = 0; i < size; i += words * 2)
-        memcpy(b->window + i, from, size - i < words * 2 ? size - i : words * 2);
+    for (uint64_t i = 0; i < size; i += piece)
+        memcpy(b->window + i, from, size - i < piece ? size - i : piece);
     generation = (uint64_t *)(void *)(b->window + size);
     *generation = 2;
     b->place = fresh(p->n_numbers * sizeof(*b->place));
@@ -142,7 +141,7 @@ static void layer(struct beside *b, uint32_t wait, bool attend)
     launch("ucm_slots_gather_warp", GATHER_BLOCKS, UCM_SLOTS_CUDA_GATHER,
            (void *[]){&b->pool, &b->gather});
     if (attend)
-        attend_launch(&args, b->p.shape.dtype, b->p.shape.d);
+        attend_launch(&args, b->p.shape.dtype, b->p.shape.d, b->p.shape.narrow);
 }
 
 static CUgraph captured(struct beside *b, uint32_t wait, bool attend)
@@ -250,9 +249,9 @@ static void open_module(void)
 void test_beside(void)
 {
     static const struct attend_shape shapes[] = {
-        {UCM_KV_BF16, 16, 8, 4, 128, 2, 8, 37, 640, 20, 5, 1},
-        {UCM_KV_F16, 32, 3, 3, 64, 4, 3, 20, 300, 11, 4, 1},
-        {UCM_KV_BF16, 16, 2, 16, 128, 40, 2, 30, 2500, 9, 3, 1},
+        {UCM_KV_BF16, 16, 8, 4, 128, 2, 8, 37, 640, 20, 5, 1, 0},
+        {UCM_KV_F16, 32, 3, 3, 64, 4, 3, 20, 300, 11, 4, 1, 0},
+        {UCM_KV_BF16, 16, 2, 16, 128, 40, 2, 30, 2500, 9, 3, 1, 1},
     };
 
     open_module();
@@ -267,8 +266,8 @@ void test_beside(void)
 /* Llama-3.1-8B's layer with 256 of 2,048 blocks for each KV head, some of which are missing. */
 void measure_beside(void)
 {
-    static const struct attend_shape shape = {UCM_KV_BF16, 16,  8,    4,  128, 1,
-                                              8,           256, 4096, 40, 32,  1};
+    static const struct attend_shape shape = {UCM_KV_BF16, 16,   8,  4,  128, 1, 8,
+                                              256,         4096, 40, 32, 1,   0};
     static const uint32_t missing[] = {0, 16, 43, 128, 256};
     struct beside b;
 

@@ -10,15 +10,14 @@
 #define GROUP 4u
 #define D 128u
 #define TOKENS 16u
-#define SLOT (2 * TOKENS * D * 2) /* of a KV head */
-#define BLOCK (HEADS * SLOT)
+#define BLOCK (HEADS * 2 * TOKENS * D * 2)
 #define WINDOW 32u
 #define SAMPLES 15
 #define FLUSH (UINT64_C(256) << 20)
 
-/* split_tiles 0: as ucm_attend_cuda_cut has it. */
+/* split_tiles 0: as ucm_attend_cuda_cut has it. narrow: FP8 E4M3. */
 struct row {
-    uint32_t chains, chosen, split_tiles, rounds;
+    uint32_t chains, chosen, split_tiles, rounds, narrow;
 };
 
 static CUdeviceptr flush, pool;
@@ -59,7 +58,7 @@ static CUdeviceptr put_slots(void)
 
 static void args_open(const struct row *r, struct ucm_attend_cuda *a)
 {
-    uint64_t lists = (uint64_t)r->chains * HEADS, rows = lists * GROUP;
+    uint64_t lists = (uint64_t)r->chains * HEADS, rows = lists * GROUP, row = r->narrow ? D : 2 * D;
     int32_t *list = fresh(lists * r->chosen * 4), *table = fresh(r->chains * WINDOW * 4);
     uint32_t *count = fresh(lists * 4), *length = fresh(r->chains * 4);
     struct ucm_attend_cuda_cut cut =
@@ -96,9 +95,8 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
         .rows = blocks,
         .apart = 1,
         .slot_of = put_slots(),
-        .pool = {pool, SLOT, blocks * HEADS, {0, D * 2, 0}, {SLOT / 2, D * 2, 0}},
-        .pages =
-            {pool, BLOCK, blocks, {0, HEADS * D * 2, D * 2}, {BLOCK / 2, HEADS * D * 2, D * 2}},
+        .pool = {pool, 2 * TOKENS * row, blocks * HEADS, {0, row, 0}, {TOKENS * row, row, 0}},
+        .pages = {pool, BLOCK, blocks, {0, HEADS * row, row}, {BLOCK / 2, HEADS * row, row}},
         .table = gpu_put(0, table, r->chains * WINDOW * 4),
         .table_stride = WINDOW,
         .first = gpu_new(r->chains * 4),
@@ -150,7 +148,7 @@ static void step(const struct row *r, const struct ucm_attend_cuda *args)
         a.round = i;
         a.begin = i * each;
         a.end = a.begin + each < r->chosen ? a.begin + each : r->chosen;
-        attend_launch(&a, UCM_KV_BF16, D);
+        attend_launch(&a, UCM_KV_BF16, D, r->narrow);
     }
 }
 
@@ -199,33 +197,33 @@ static float median_us(const struct row *r, const struct ucm_attend_cuda *a)
 void measure(void)
 {
     static const struct row rows[] = {
-        {1, 256, 0, 1},   {1, 256, 4, 1},   {1, 256, 8, 1},    {1, 256, 12, 1}, {1, 256, 16, 1},
-        {1, 256, 24, 1},  {1, 128, 0, 1},   {1, 128, 4, 1},    {1, 128, 8, 1},  {8, 256, 0, 1},
-        {8, 256, 16, 1},  {8, 256, 24, 1},  {8, 256, 48, 1},   {50, 256, 0, 1}, {50, 256, 24, 1},
-        {50, 256, 48, 1}, {50, 256, 96, 1}, {50, 256, 144, 1}, {1, 8192, 0, 1}, {1, 8192, 32, 1},
-        {1, 8192, 64, 1}, {1, 8192, 80, 1}, {1, 8192, 160, 1}, {1, 256, 8, 4},  {50, 256, 64, 4},
+        {1, 256, 0, 1, 0},    {1, 256, 8, 1, 0},   {1, 256, 12, 1, 0},  {1, 256, 18, 1, 0},
+        {1, 256, 24, 1, 0},   {1, 128, 0, 1, 0},   {8, 256, 0, 1, 0},   {8, 256, 24, 1, 0},
+        {8, 256, 36, 1, 0},   {50, 256, 0, 1, 0},  {50, 256, 48, 1, 0}, {50, 256, 96, 1, 0},
+        {50, 256, 144, 1, 0}, {1, 8192, 0, 1, 0},  {1, 8192, 64, 1, 0}, {1, 8192, 170, 1, 0},
+        {1, 256, 12, 4, 0},   {50, 256, 96, 4, 0}, {1, 256, 0, 1, 1},   {8, 256, 0, 1, 1},
+        {50, 256, 0, 1, 1},   {50, 256, 96, 1, 1}, {1, 8192, 0, 1, 1},
     };
-
     int n;
 
     must(cuDeviceGetAttribute(&n, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0), "multiprocessors");
     processors = (uint32_t)n;
     flush = gpu_new(FLUSH);
     fill_pool();
-    printf("| chains | blocks a KV head | window | tiles a split | thread blocks | launches | us | "
-           "GB/s |\n"
-           "|---|---|---|---|---|---|---|---|\n");
+    printf("| KV | chains | blocks a KV head | window | tiles a split | thread blocks | launches | "
+           "us | GB/s |\n|---|---|---|---|---|---|---|---|---|\n");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const struct row *r = &rows[i];
-        uint64_t bytes = (uint64_t)r->chains * HEADS * (r->chosen + WINDOW) * TOKENS * D * 4;
+        uint64_t bytes =
+            (uint64_t)r->chains * HEADS * (r->chosen + WINDOW) * TOKENS * D * (r->narrow ? 2 : 4);
         struct ucm_attend_cuda a;
         float us;
 
         args_open(r, &a);
         us = median_us(r, &a);
-        printf("| %u | %u | %u | %u | %u | %u | %.1f | %.0f |\n", r->chains, r->chosen,
-               WINDOW * TOKENS, a.split_tiles, a.splits * HEADS * r->chains, r->rounds, (double)us,
-               (double)bytes / (double)us / 1e3);
+        printf("| %s | %u | %u | %u | %u | %u | %u | %.1f | %.0f |\n", r->narrow ? "e4m3" : "bf16",
+               r->chains, r->chosen, WINDOW * TOKENS, a.split_tiles, a.splits * HEADS * r->chains,
+               r->rounds, (double)us, (double)bytes / (double)us / 1e3);
         args_close(&a);
     }
     gpu_free(pool);

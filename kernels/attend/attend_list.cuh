@@ -1,0 +1,145 @@
+/* What one thread block attends to: the list's tiles, and where they lie or when they come. */
+#ifndef UCM_KERNELS_ATTEND_LIST_CUH
+#define UCM_KERNELS_ATTEND_LIST_CUH
+
+#include "kernels/attend/attend_cuda.h"
+#include "kernels/attend/attend_machine.cuh"
+
+typedef const struct ucm_attend_cuda &args_t;
+
+#define THREADS UCM_ATTEND_CUDA_THREADS
+#define WARPS UCM_ATTEND_CUDA_WARPS
+#define TILE UCM_ATTEND_CUDA_TILE
+#define ROWS UCM_ATTEND_CUDA_ROWS
+
+/* What one launch attends to for one KV head. */
+struct tiles {
+    const int32_t *list, *table;
+    uint32_t chosen, all;   /* tiles of the chosen blocks; and of the window */
+    uint32_t first, length; /* of the window: its first block; the chain's tokens */
+    uint32_t more;          /* not 0: the list goes on behind this launch's blocks */
+};
+
+static __device__ __forceinline__ uint32_t list_of(args_t a)
+{
+    return blockIdx.z * a.lists + (a.lists > 1 ? blockIdx.y : 0);
+}
+
+static __device__ __forceinline__ struct tiles tiles_of(args_t a)
+{
+    uint32_t chain = blockIdx.z, which = list_of(a), in_block = a.tokens / TILE;
+    uint32_t count = min(((const uint32_t *)a.count)[which], a.room), end = min(a.end, count);
+    struct tiles t;
+
+    t.list = (const int32_t *)a.list + (uint64_t)which * a.room + a.begin;
+    t.chosen = end > a.begin ? (end - a.begin) * in_block : 0;
+    t.all = t.chosen;
+    t.more = count > end;
+    t.table = NULL;
+    t.first = t.length = 0;
+    if (a.begin > 0 || a.length == 0)
+        return t;
+    t.table = (const int32_t *)a.table + chain * a.table_stride;
+    t.first = ((const uint32_t *)a.first)[chain];
+    t.length = ((const uint32_t *)a.length)[chain];
+    if (t.length > t.first * a.tokens)
+        t.all += (t.length - t.first * a.tokens + TILE - 1) / TILE;
+    return t;
+}
+
+/* Where a tile lies: its block's address, a multiple of 16, and the tile's number in it, below 16; in the upper
+ * bits, which addresses leave, how many tokens count, and whether the block is a page. 0: nowhere. */
+#define VALID_SHIFT 56
+#define IS_PAGE (UINT64_C(1) << 63)
+/* Of a block that is on its way to its slot: there, its row in slot_of is in place of the address, times 16. */
+#define IS_WANTED (UINT64_C(1) << 62)
+#define WANTED (-2) /* UCM_SLOTS_WANTED, in slot_of */
+#define PATIENCE UINT64_C(2000000000) /* ns; a gather that takes longer has failed */
+
+static __device__ __forceinline__ void raise_flag(args_t a, uint32_t flag)
+{
+    atomicOr((uint32_t *)a.flags, flag);
+}
+
+static __device__ __forceinline__ uint64_t block_at(const struct ucm_attend_cuda_memory &m, int32_t number)
+{
+    return (uint32_t)number < m.blocks ? m.base + (uint32_t)number * m.stride : 0;
+}
+
+/* A list entry's number, or what it is itself; -1 if there is none. */
+static __device__ __forceinline__ int32_t number_at(args_t a, int32_t entry)
+{
+    if (a.numbers == 0)
+        return entry;
+    return (uint32_t)entry < a.numbers_stride
+               ? ((const int32_t *)a.numbers)[(uint64_t)blockIdx.z * a.numbers_stride + (uint32_t)entry]
+               : -1;
+}
+
+static __device__ __forceinline__ uint64_t chosen_at(args_t a, int32_t number, uint32_t tile)
+{
+    uint64_t row = (uint64_t)(a.apart * blockIdx.y) * a.rows + (uint32_t)number, at;
+    const int32_t *cell = (const int32_t *)a.slot_of + row;
+    int32_t slot = number;
+
+    if (a.slot_of != 0) {
+        slot = -1;
+        if ((uint32_t)number < a.rows)
+            slot = a.wait ? load_acquire(cell) : *cell;
+    }
+    at = a.wait && slot == WANTED ? row * 16 | IS_WANTED : block_at(a.pool, slot);
+    if (at == 0) {
+        raise_flag(a, UCM_ATTEND_NO_SLOT);
+        return 0;
+    }
+    return (at + tile) | (uint64_t)TILE << VALID_SHIFT;
+}
+
+/* Of the window: tile so many of a block of the chain. */
+static __device__ __forceinline__ uint64_t page_at(args_t a, const struct tiles &t, uint32_t block, uint32_t tile)
+{
+    uint64_t valid = min(TILE, t.length - block * a.tokens - tile * TILE);
+    uint64_t at = block < a.table_stride ? block_at(a.pages, t.table[block]) : 0;
+
+    if (at == 0) {
+        raise_flag(a, UCM_ATTEND_NO_PAGE);
+        return 0;
+    }
+    return (at + tile) | valid << VALID_SHIFT | IS_PAGE;
+}
+
+static __device__ __forceinline__ uint64_t tile_at(args_t a, const struct tiles &t, uint32_t tile)
+{
+    uint32_t in_block = a.tokens / TILE;
+
+    if (tile < t.chosen)
+        return chosen_at(a, number_at(a, t.list[tile / in_block]), tile % in_block);
+    tile -= t.chosen;
+    return page_at(a, t, t.first + tile / in_block, tile % in_block);
+}
+
+/* By a warp, all of which has looked at *where: the tile's place, when its block has come, or has not. */
+static __device__ __forceinline__ void tile_await(args_t a, uint64_t *where)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        const int32_t *cell = (const int32_t *)a.slot_of + (*where & ((UINT64_C(1) << VALID_SHIFT) - 1)) / 16;
+        uint64_t began = nanoseconds(), at;
+        int32_t slot;
+
+        while ((slot = load_acquire(cell)) == WANTED && nanoseconds() - began < PATIENCE)
+            pause();
+        at = block_at(a.pool, slot);
+        if (at == 0)
+            raise_flag(a, UCM_ATTEND_NO_SLOT);
+        *where = at == 0 ? 0 : (at + *where % 16) | (uint64_t)TILE << VALID_SHIFT;
+    }
+    __syncwarp();
+}
+
+static __device__ __forceinline__ uint32_t valid_of(uint64_t where)
+{
+    return (uint32_t)(where >> VALID_SHIFT) & 0x1f;
+}
+
+#endif
