@@ -30,7 +30,8 @@ class Reference:
         shape = model.LAYERS, -(-(len(tokens) + outputs) // BLOCK), 2, BLOCK, model.KV_HEADS, model.HEAD
         self.memory = HostPages(int(numpy.prod(shape)), dtype)
         self.kv = self.memory.whole.reshape(shape)
-        self.digest = sparse.mean(sparse.Shape(self.dtype, BLOCK, model.KV_HEADS, model.HEAD))
+        of = sparse.Shape(self.dtype, BLOCK, model.KV_HEADS, model.HEAD)
+        self.digest = sparse.Policy(policy.text).digest(of) if hasattr(policy, "text") else sparse.mean(of)
         self.logits, self.choices, first = [], {}, len(tokens) - 1
         done, tokens = self.prefilled(tokens[:first], dtype), list(tokens)
         for position in range(done, first + outputs):

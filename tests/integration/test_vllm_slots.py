@@ -148,11 +148,18 @@ class Admitted(Together):
         self.same(done, late)
 
     def test_a_policy_by_its_text(self):
-        of = Choices.from_policy("topk:digest=mean,topk_tokens=64,dense_below=48", sparse.Shape("f32", BLOCK, model.KV_HEADS, model.HEAD), model.LAYERS)
-        e = self.cold(of)
-        request = e.request("r", prompt(620, 40), outputs=70)
-        self.check(e, request)
-        self.assertEqual({len(blocks) for (position, _, _), blocks in request.choices.items() if position >= 64 + BLOCK}, {2})
+        """With its digest, its windows in what it counts, and its length."""
+        for text in ("topk:topk_tokens=64,dense_below=48", "auto:min_tokens=64,budget_tokens=512,dense_below=0",
+                     "gsa-device:topk_tokens=80,init_window_tokens=16,local_window_tokens=32,dense_below=0",
+                     "gsa:lag=0,init_window_sz=1,local_window_sz=1,dense_first=1,dense_below=0"):
+            with self.subTest(text):
+                ranks = 2 if sparse.Policy(text).score.heads == "each" else 1  # else lists would be of each rank's heads
+                e = self.engine(text, salt=text, ranks=ranks, apart=True)
+                request = e.request("r", self.KNOWN, outputs=15)
+                self.check(e, request)
+                self.assertGreater(len({tuple(blocks) for blocks in request.choices.values()}), 3)
+                if text.startswith("topk:topk"):
+                    self.assertEqual({len(blocks) for blocks in request.choices.values()}, {2}, "four, of which the window has two")
 
     def test_windows(self):
         with self.assertRaisesRegex(ValueError, "1 or more"):

@@ -41,7 +41,8 @@ import numpy as np
 import kernels
 import model as M
 from engine import BLOCK, HOLE, LATER, Engine, Request
-from ucmclient.decode import Admission, Decoder, HeadBytes, Lost, Refused, Room
+from ucmclient.decode import Admission, Choices, Decoder, HeadBytes, Lost, Refused, Room
+from ucmclient.sparse import Policy, Shape
 
 LOSSES = 3
 
@@ -148,13 +149,25 @@ class SparseRank:
         return kv
 
 
+def of_policy(text, dtype, heads):
+    """Its choices, and the connector's setting of its digests."""
+    policy = Policy(text)
+    shape = Shape({"float32": "f32", "bfloat16": "bf16"}[dtype], BLOCK, heads, M.HEAD, M.HEAD)
+    digest = policy.digest(shape)
+    parameters = {"submean": ("run",), "hash": ("bits", "seed"), "tokens": ("chosen", "rest")}.get(digest.method, ())
+    return Choices.from_policy(policy, shape, M.LAYERS), {"method": digest.method, **{name: getattr(digest.native, name) for name in parameters}}
+
+
 class SparseEngine(Engine):
     def __init__(self, model, connector, *, sparse, slots=256, rows=256, stream=8, apart=False, window=False, fetch_deadline=2.0,
                  patience=2.0, wait=None, **more):
-        """sparse: Choices of ucmclient.decode. apart: slots of a KV head. window: read the daemon's. patience: seconds for which a request
+        """sparse: a policy's text, or Choices of ucmclient.decode over means. apart: slots of a KV head. window: read the daemon's. patience: seconds for which a request
         waits for its own pages, wait: for slots and rows, None: for ever."""
+        digests = "mean"
+        if isinstance(sparse, str):
+            sparse, digests = of_policy(sparse, more.get("dtype", "float32"), M.KV_HEADS // more.get("ranks", 1))
         self.policy, self.room, self.patience, self.wait = sparse, Room(slots, rows, stream), patience, wait
-        super().__init__(model, connector, **{"digests": "mean", **more})
+        super().__init__(model, connector, **{"digests": digests, **more})
         self.sparse = [SparseRank(rank, i, self.policy, self.room, self.batch, fetch_deadline, apart, window)
                        for i, rank in enumerate(self.ranks)]
         heads = len(self.ranks[0].heads)

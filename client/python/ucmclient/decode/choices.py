@@ -20,7 +20,8 @@ class Refused(ValueError):
 class Choices:
     """layers: a Choice for each. A token whose block is the t-th attends its *window*, the blocks from t - `window` to its
     own, and of those before them, its *candidates*, what the layer's choice takes. The window is their local_window_sz, so
-    it must be the same in all, and 1 or more. It does not count in sparse_ratio and topk_tokens."""
+    it must be the same in all, and 1 or more. It does not count in sparse_ratio and topk_tokens. A score of heads "sum" or "max" is of
+    the worker's own KV heads: then what is chosen depends on how many ranks share them."""
 
     layers: tuple[Choice, ...]
     score: Score = Score()
