@@ -19,12 +19,13 @@ between steps waits for the stream. torch is not imported. Needs the optional li
 
 from __future__ import annotations
 
+import array
 import ctypes
 import enum
 from collections.abc import Iterable, Sequence
 from ctypes import byref, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from ..buffers import Blocks, uint32s
 from ..sparse.cuda import Chosen, _dtype, _OnGpu, _step
@@ -59,8 +60,7 @@ class Result:
     floors_broken: int
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """A strand of a block: one KV head of a layer of it, or if slots are of a layer, the layer, with head 0."""
 
     layer: int
@@ -251,18 +251,20 @@ class Steps(_OnGpu):
             out = (native.Key * room)()
             native.check(native.library().ucm_cuda_decode_unserved(self.handle, out, room, byref(n), where))
             if n.value <= room:
-                return [Key(k.layer, k.head, k.number) for k in out[: n.value]]
+                numbers = memoryview(out).cast("B").cast("I")[: 3 * n.value].tolist()
+                return list(map(Key, numbers[::3], numbers[1::3], numbers[2::3]))
             room = n.value
 
     def put(self, items: Iterable[tuple[Key, int, int]], stream: Any = None) -> int:
         """Copies strands into slots; how many are there now. items: strand, request, and the address on the GPU of that layer of
         the block, as the daemon has it."""
-        known = [native.Put(native.Key(k.layer, k.head, k.number), request, at) for k, request, at in items]
-        placed = c_uint32()
+        packed = array.array("Q")  # struct ucm_cuda_decode_put, three words each
+        for (layer, head, number), request, at in items:
+            packed.extend((head << 32 | layer, request << 32 | number, at))
+        n, placed = len(packed) // 3, c_uint32()
+        known = (native.Put * max(n, 1)).from_buffer(packed or array.array("Q", bytes(ctypes.sizeof(native.Put))))
         native.check(
-            native.library().ucm_cuda_decode_put(
-                self.handle, (native.Put * max(len(known), 1))(*known), len(known), byref(placed), self._stream(stream)
-            )
+            native.library().ucm_cuda_decode_put(self.handle, known, n, byref(placed), self._stream(stream))
         )
         return placed.value
 
