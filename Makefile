@@ -186,6 +186,8 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	tests/setup/vllm.sh $(VLLM_VENV)
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
 	    python3 -B tests/vllm/check_vllm.py
+	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
+	    python3 -B tests/vllm/check_sparse.py
 
 # $(call study,FOLDER,PROGRAM,MODEL,SIZE): a study of tests/FOLDER on a model, and its tables. Short ones are measured anew.
 define study

@@ -2,12 +2,15 @@
 
 The argument is JSON, {"model": folder, "connector": settings or null, and LLM's own}. A line in is {"prompts": [[token]],
 "outputs": n, "more": of each prompt}; a line out {"tokens": [[token]], "cached": [tokens found in a cache], "transfer":
-[kv_transfer_params]}, or {"error": text} for the start.
+[kv_transfer_params], "sparse": counts}, or {"error": text} for the start.
 """
 
 import json
 import os
 import sys
+
+# transformers looks for a package `kernels`, which is not the module beside this file.
+sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
 
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="WARNING",
                   VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", KMP_BLOCKTIME="0")
@@ -46,6 +49,17 @@ def start(options):
     return LLM(skip_tokenizer_init=True, enforce_eager=True, **{"dtype": "float32", "max_model_len": 4096, **options})
 
 
+def sparse_counts():
+    """Of the engine in this process."""
+    counts = {}
+    worker, spec = (sys.modules.get("ucmclient.vllm.sparse_" + name) for name in ("worker", "spec"))
+    for of in {of for of, _ in worker._by_address.values()} if worker else ():
+        counts.update(vars(of.decoder.counts), sequences=len(of.decoder.sequences), rows=of.decoder.rows.in_use)
+    for of in spec._schedulers.values() if spec else ():
+        counts.update(vars(of.counts), requests=len(of._of))
+    return counts
+
+
 def main():
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer
@@ -69,7 +83,7 @@ def main():
                             use_tqdm=False)
         out.write(json.dumps({"tokens": [list(o.outputs[0].token_ids) for o in done],
                               "cached": [o.num_cached_tokens or 0 for o in done],
-                              "transfer": [o.kv_transfer_params for o in done]}) + "\n")
+                              "transfer": [o.kv_transfer_params for o in done], "sparse": sparse_counts()}) + "\n")
 
 
 if __name__ == "__main__":

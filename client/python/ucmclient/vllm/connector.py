@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -31,6 +31,9 @@ from .layout import Layout, layout_of
 from .plan import Plan
 from .scheduler import SchedulerHalf
 from .settings import Settings
+from .sparse_rules import rules_of
+from .sparse_scheduler import SparseScheduler
+from .sparse_worker import SparseWorker, digest_by
 from .worker import WorkerHalf
 
 if TYPE_CHECKING:
@@ -74,9 +77,15 @@ class UcmProgress(_base.KVConnectorWorkerMetadata):
 
     number: int
     identities: frozenset[EngineIdentity] = frozenset()
+    #: Of sparse requests of the step: how many first blocks the daemon keeps.
+    kept: dict[str, int] = field(default_factory=dict)
+    #: Those whose step is worthless, with a block id that vLLM is told as invalid.
+    spoiled: dict[str, int] = field(default_factory=dict)
 
     def aggregate(self, other: "UcmProgress") -> "UcmProgress":
-        return UcmProgress(min(self.number, other.number), self.identities | other.identities)
+        kept = {name: min(n, other.kept[name]) for name, n in self.kept.items() if name in other.kept}
+        identities, spoiled = self.identities | other.identities, {**self.spoiled, **other.spoiled}
+        return UcmProgress(min(self.number, other.number), identities, kept, spoiled)
 
 
 class UcmConnector(KVConnectorBase_V1, _GroupsBase):
@@ -91,13 +100,25 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._worker: Optional[WorkerHalf] = None
         self._carried_out: Optional[Plan] = None
         self._identity: Optional[EngineIdentity] = None
+        self._sparse: Optional[SparseWorker] = None
         check_engine(vllm_config, kv_cache_config)
+        sparse = self._settings.sparse is not None
+        self._rules = rules_of(self._settings, vllm_config, kv_cache_config) if sparse else None
         if role == KVConnectorRole.SCHEDULER:
             if self._settings.load and getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
                 logger.warning(
                     'kv_load_failure_policy is not "recompute": a request whose blocks turn out to be gone fails'
                 )
-            self._scheduler = SchedulerHalf(self._settings, block_tokens(kv_cache_config))
+            self._scheduler = SchedulerHalf(self._settings, block_tokens(kv_cache_config), self._sparse_scheduler())
+
+    def _sparse_scheduler(self) -> Optional[SparseScheduler]:
+        if self._rules is None:
+            return None
+        from .sparse_spec import serve
+
+        scheduler = SparseScheduler(self._rules, self._config.scheduler_config.max_num_batched_tokens)
+        serve(self._kv_config.kv_cache_groups[0].kv_cache_spec, scheduler)
+        return scheduler
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -107,7 +128,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     @property
     def prefer_cross_layer_blocks(self) -> bool:
         """True if all layers of a block should lie side by side, in one tensor, which makes one large copy."""
-        apart = self._settings.layerwise or self._settings.digests is not None
+        apart = self._settings.layerwise or self._settings.digests is not None or self._settings.sparse is not None
         return self._settings.block_layout and not apart
 
     @classmethod
@@ -142,15 +163,22 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             on_gpu=on_gpu,
             event=_record_event if on_gpu else _no_event,
             digest=digest,
+            build=self._rules is None,
         )
-        for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.digested_as):
+        if self._rules is not None and digest is not None:
+            self._sparse = SparseWorker(self._rules, self._worker, layout, digest, kv_caches, self._config, ranks.part)
+        sparse = self._sparse.chosen_as if self._sparse is not None else ""
+        for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.digested_as, sparse):
             if sentence:
                 logger.info("%s", sentence)
 
     def _layout(self, kv_caches: dict[str, Any]) -> tuple[Layout, Optional[Digest]]:
         settings, blocks = self._settings, self._kv_config.num_blocks
         coded = heads_of(self._kv_config, "encoding") if settings.encoding != "none" else None
-        layout = layout_of(kv_caches, blocks, settings.layerwise or settings.digests is not None, coded)
+        apart = settings.layerwise or settings.digests is not None or self._rules is not None
+        layout = layout_of(kv_caches, blocks, apart, coded)
+        if self._rules is not None:
+            return layout, digest_by(self._rules, self._kv_config)
         if settings.digests is None:
             return layout, None
         tensors: dict[int, Any] = {}
@@ -172,6 +200,11 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     def get_handshake_metadata(self) -> Optional[UcmHandshake]:
         return UcmHandshake(self._identity) if self._identity is not None else None
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self._sparse is not None:
+            self._sparse.begin(self._plan())
 
     def _plan(self) -> Plan:
         metadata = self._get_connector_metadata()
@@ -203,6 +236,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         plan = self._plan()
         if plan is not self._carried_out:
             self._carried_out = plan
+            if self._sparse is not None:
+                self._sparse.end()
             worker.start_stores(plan)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[Optional[set[str]], Optional[set[str]]]:
@@ -213,7 +248,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         return sent or None, received or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._worker.failed_blocks() if self._worker is not None else set()
+        failed = self._worker.failed_blocks() if self._worker is not None else set()
+        return failed.union(self._sparse.spoiled.values()) if self._sparse is not None else failed
 
     def build_connector_worker_meta(self) -> Optional[UcmProgress]:
         if self._worker is None or self._identity is None:
@@ -221,9 +257,14 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         plan = self._plan()
         if not plan.number and plan.connected:
             return None
-        return UcmProgress(plan.number, frozenset() if plan.connected else frozenset((self._identity,)))
+        identities = frozenset() if plan.connected else frozenset((self._identity,))
+        if self._sparse is None:
+            return UcmProgress(plan.number, identities)
+        return UcmProgress(plan.number, identities, dict(self._sparse.kept), dict(self._sparse.spoiled))
 
     def shutdown(self) -> None:
+        if self._sparse is not None:
+            self._sparse.shutdown()
         if self._worker is not None:
             self._worker.close()
         if hasattr(self, "_scheduler"):
@@ -260,9 +301,12 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if not isinstance(progress, UcmProgress):
             progress = UcmProgress(0)
         self._connect(progress.identities)
-        self._scheduler.received(
-            connector_output.finished_recving, connector_output.invalid_block_ids, progress.number
-        )
+        invalid = set(connector_output.invalid_block_ids or ())
+        if self._scheduler.sparse is not None:
+            self._scheduler.sparse.received(progress.kept, progress.spoiled)
+            self._scheduler.spoiled(progress.spoiled)
+            invalid.difference_update(progress.spoiled.values())
+        self._scheduler.received(connector_output.finished_recving, invalid, progress.number)
 
     def reset_cache(self) -> bool:
         if not self._settings.keep_on_reset:

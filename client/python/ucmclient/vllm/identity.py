@@ -21,7 +21,7 @@ _FILES = (".safetensors", ".bin", ".pt", ".gguf", "processor_config.json")
 _HASHES = {"sha256": 32, "sha256_cbor": 32, "sha256_cbor_64bit": 8, "xxhash": 16, "xxhash_cbor": 16}
 
 #: Kinds of KV cache whose blocks hold the KV of their tokens only, and live as long as their request.
-_SPECS = ("FullAttentionSpec", "MLAAttentionSpec", "UniformTypeKVCacheSpecs")
+_SPECS = ("FullAttentionSpec", "MLAAttentionSpec", "UniformTypeKVCacheSpecs", "SparseSpec")
 
 
 class Unsupported(ValueError):

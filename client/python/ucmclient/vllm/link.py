@@ -39,10 +39,11 @@ class Link:
         name: str,
         setup: Optional[Setup] = None,
         digest: Optional[Digest] = None,
+        build: bool = True,
     ):
-        """digest: while this connection lasts, the daemon builds it of each block that is stored."""
+        """digest: while this connection lasts, the daemon builds it of each block that is stored. build: False: it does not."""
         self.settings = settings
-        self._digest = digest
+        self._digest, self._build = digest, build
         self.identity = identity
         self.name = name
         self.setup = setup
@@ -116,7 +117,7 @@ class Link:
         if self._digest is None:
             return None
         try:
-            return DigestNamespace(ns, self._digest, build=True, timeout=timeout)
+            return DigestNamespace(ns, self._digest, build=self._build, timeout=timeout)
         except UcmError as error:
             if self.settings.required or error.status != Status.UNSUPPORTED:
                 raise

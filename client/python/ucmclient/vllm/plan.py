@@ -17,6 +17,26 @@ class Copy:
 
 
 @dataclass
+class SparseStep:
+    """What a step computes of a request that decodes sparsely."""
+
+    request: str
+    prompt_tokens: int
+    #: The step's tokens are those from first to end.
+    first: int
+    end: int
+    #: pages and keys are all; False: those that were added.
+    reset: bool
+    #: The engine's block ids, 0 where there is no page.
+    pages: list[int]
+    keys: list[bytes]
+    #: So many first blocks have no pages any more.
+    given: int
+    #: Slots that it keeps against others.
+    floor: int
+
+
+@dataclass
 class Plan:
     loads: list[Copy] = field(default_factory=list)
     stores: list[Copy] = field(default_factory=list)
@@ -26,5 +46,9 @@ class Plan:
     ended: set[str] = field(default_factory=set)
     #: This plan's number. If it is not 0, the workers report when they have carried the plan out.
     number: int = 0
+    #: Of this step's sparse requests.
+    sparse: list[SparseStep] = field(default_factory=list)
+    #: Requests that have finished or were preempted since the last plan.
+    gone: set[str] = field(default_factory=set)
     #: The scheduler's half knows the namespace. Otherwise the workers send it.
     connected: bool = True

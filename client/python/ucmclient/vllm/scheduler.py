@@ -23,6 +23,7 @@ from .link import Link
 from .nvme import NvmeRate
 from .plan import Copy, Plan
 from .settings import Settings
+from .sparse_scheduler import SparseScheduler
 
 #: Most keys of one request to the daemon (proto/limits.h).
 _MAX_KEYS = 16384
@@ -55,6 +56,9 @@ class _Request:
     vllm: Any
     #: Hashed into its keys; empty: the keys are the engine's hashes.
     prefix: bytes = b""
+    #: From this block on, keys are hashed with `own`, too.
+    own_from: int = _NEVER
+    own: bytes = b""
     #: vLLM's count of its preemptions when it got its blocks.
     preemptions: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -80,9 +84,13 @@ class _Request:
 
     def keys(self, first: int, end: int) -> bytes:
         hashes = self.vllm.block_hashes[first:end]
-        if self.prefix:
-            hashes = [hashlib.sha256(self.prefix + key).digest()[: len(key)] for key in hashes]
+        if self.prefix or first + len(hashes) > self.own_from:
+            hashes = [self._hashed(first + i, key) for i, key in enumerate(hashes)]
         return b"".join(hashes)
+
+    def _hashed(self, block: int, key: bytes) -> bytes:
+        with_it = self.prefix + (self.own if block >= self.own_from else b"")
+        return hashlib.sha256(with_it + key).digest()[: len(key)] if with_it else key
 
     def preempted(self) -> bool:
         """True if it was preempted since the last call. It has then lost its blocks, and stores may be cancelled."""
@@ -123,8 +131,11 @@ def adapter_of(request: Any) -> bytes:
 
 
 class SchedulerHalf:
-    def __init__(self, settings: Settings, block_tokens: int):
+    def __init__(self, settings: Settings, block_tokens: int, sparse: Optional[SparseScheduler] = None):
         self.settings = settings
+        self.sparse = sparse
+        if sparse is not None:
+            sparse.given_back = self.given_back
         self.block_tokens = block_tokens
         self.link: Optional[Link] = None
         self._requests: dict[str, _Request] = {}
@@ -174,6 +185,10 @@ class SchedulerHalf:
     def matched_tokens(self, request: Any, computed: int) -> tuple[Optional[int], bool]:
         """How many tokens after `computed` can be loaded, and whether between steps. The engine always computes a
         request's last token. None: ask again, since a prefill instance is still storing them."""
+        if self.sparse is not None and self.sparse.is_sparse(request):
+            self._tracked(request)
+            if not self.sparse.admit(request):
+                return None, False
         if self.link is None or not self.settings.load or getattr(request, "skip_reading_prefix_cache", False):
             return 0, False
         tracked = self._tracked(request)
@@ -196,7 +211,9 @@ class SchedulerHalf:
     def _tracked(self, request: Any) -> _Request:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
-            tracked = _Request(request, self._prefix(request), getattr(request, "num_preemptions", 0))
+            tracked = _Request(request, self._prefix(request), preemptions=getattr(request, "num_preemptions", 0))
+            if self.sparse is not None and self.sparse.is_sparse(request):
+                tracked.own_from, tracked.own = self.sparse.own_blocks(request), self.sparse.own_name(request)
             self._requests[request.request_id] = tracked
         tracked.preempted()
         return tracked
@@ -299,6 +316,7 @@ class SchedulerHalf:
             tracked = self._requests.get(new.req_id)
             if tracked is not None:
                 tracked.blocks = list(new.block_ids[0])
+                self._sparse_step(tracked, new.num_computed_tokens, output, reset=True)
                 self._begin_anew(tracked, new.num_computed_tokens)
                 self._store_computed(tracked, new.num_computed_tokens, output)
         cached = output.scheduled_cached_reqs
@@ -306,20 +324,30 @@ class SchedulerHalf:
             tracked = self._requests.get(request_id)
             if tracked is None:
                 continue
-            added = cached.new_block_ids[i]
-            if request_id in cached.resumed_req_ids:
+            added, resumed = cached.new_block_ids[i], request_id in cached.resumed_req_ids
+            if resumed:
                 tracked.blocks = list(added[0]) if added else []
                 self._begin_anew(tracked, cached.num_computed_tokens[i])
             elif added:
                 for block in added[0] if self._invalid else ():
                     self._invalid.pop(block, None)
                 tracked.blocks.extend(added[0])
+            self._sparse_step(tracked, cached.num_computed_tokens[i], output, reset=resumed)
             self._store_computed(tracked, cached.num_computed_tokens[i], output)
         plan, self._plan = self._plan, Plan()
         plan.preempted = lost
+        plan.gone = lost | set(output.finished_req_ids) if self.sparse is not None else set()
         plan.number = self._number if self._risky > self._known else 0
         plan.connected = self.link is not None
         return plan
+
+    def _sparse_step(self, tracked: _Request, computed: int, output: Any, reset: bool) -> None:
+        """A rank may lack a block that the step attends, and all ranks' results are then worthless: so stores wait."""
+        tokens = output.num_scheduled_tokens[tracked.vllm.request_id]
+        step = self.sparse.step(tracked, computed, tokens, reset) if self.sparse is not None else None
+        if step is not None:
+            self._risky = self._number
+            self._plan.sparse.append(step)
 
     def _store_computed(self, tracked: _Request, computed: int, output: Any) -> None:
         request = tracked.vllm
@@ -391,6 +419,13 @@ class SchedulerHalf:
         self._plan.stores += [held.copy for held in ready]
         self._end()
 
+    def spoiled(self, requests: Any) -> None:
+        """What the latest step computed of these is wrong, and the engine preempts them. Nothing of it is stored."""
+        for held in self._held:
+            if held.copy.request in requests:
+                held.request.stored = min(held.request.stored, held.first)
+        self._held = [held for held in self._held if held.copy.request not in requests]
+
     def _failed(self, invalid: Any) -> None:
         """Drops all held stores: their steps may have used these blocks."""
         for held in self._held:
@@ -442,6 +477,8 @@ class SchedulerHalf:
         """Returns whether its blocks must stay until the workers report it, and kv_transfer_params for decode if the
         request asked for prefill only."""
         tracked = self._requests.pop(request.request_id, None)
+        if self.sparse is not None:
+            self.sparse.finished(request.request_id)
         if tracked is None:
             return False, None
         self._release(tracked)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Optional
 
+from ..errors import UcmError
+from ..sparse.policy import Policy
 from .digests import DigestSettings
 
 _CHOICES = {"companion": ("auto", "on", "off"), "encoding": ("none", "fp8", "int8", "q4", "lossless"),
@@ -72,6 +74,10 @@ class Settings:
     plain_recent: int = 0
     #: The digest that ucmd builds of each stored block (docs/retrieval.md); None: none.
     digests: Optional[DigestSettings] = None
+    #: A policy of sparse decoding (docs/sparse.md) with --attention-backend CUSTOM; None: all decoding is dense.
+    sparse: Optional[str] = None
+    #: With sparse: GPU memory is taken for so many requests of the model's full length.
+    sparse_room: int = 4
     #: Names the weights; None: the model's revision does.
     revision: Optional[str] = None
 
@@ -105,6 +111,11 @@ class Settings:
                 )
             values[name] = value
         settings = cls(**values)
+        if settings.sparse is not None:
+            try:
+                Policy(settings.sparse)
+            except UcmError as error:
+                raise ValueError(f"kv_connector_extra_config: sparse: {error}") from None
         if settings.layerwise and settings.async_load:
             raise ValueError(
                 "kv_connector_extra_config: layerwise needs async_load false: an asynchronous load ends before "

@@ -91,8 +91,9 @@ class WorkerHalf:
         on_gpu: bool,
         event: Callable[[], Any],
         digest: Optional[Digest] = None,
+        build: bool = True,
     ):
-        """writes: this rank stores. event() records a GPU event after the step's work and returns it; None on a CPU."""
+        """writes: this rank stores. build: the daemon builds the digests of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
         self.settings = settings
         self._numbers = layout.numbers
         self.writes = writes
@@ -101,8 +102,8 @@ class WorkerHalf:
         self._layout, self._on_gpu, self._part = layout, on_gpu, part
         self.companion = Accompaniment(settings, layout, on_gpu, writes)
         self._memory = region_memory(layout, on_gpu)
-        self._digest = digest if settings.store and writes else None
-        self.link = Link(settings, identity, name, self._register, self._digest)
+        self._digest, self._build = digest if settings.store and writes else None, build
+        self.link = Link(settings, identity, name, self._register, self._digest, build)
         try:
             self.companion.started()
         except Unsupported:
@@ -154,7 +155,7 @@ class WorkerHalf:
     @property
     def digested_as(self) -> str:
         """Likewise: which digests the daemon builds."""
-        if self._digest is None:
+        if self._digest is None or not self._build:
             return ""
         ns, method = self.link.digests, self._digest.method
         if ns is None:

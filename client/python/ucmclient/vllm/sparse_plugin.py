@@ -1,0 +1,18 @@
+"""What vLLM calls in each of its processes, by the entry point `vllm.general_plugins` of the wheel: it makes `--attention-backend
+CUSTOM` this package's. Nothing changes for engines without the setting `sparse`."""
+
+from __future__ import annotations
+
+_BACKEND = "ucmclient.vllm.backend.SparseBackend"
+
+
+def register() -> None:
+    try:
+        from vllm.platforms import current_platform
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    except ImportError:  # a vLLM that has no such backends
+        return
+    register_backend(AttentionBackendEnum.CUSTOM, _BACKEND)
+    if current_platform.is_cpu() and hasattr(AttentionBackendEnum, "CPU_ATTN"):
+        # This platform has one backend and asks for no other, whatever --attention-backend says.
+        register_backend(AttentionBackendEnum.CPU_ATTN, _BACKEND)
