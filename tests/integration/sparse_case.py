@@ -58,7 +58,8 @@ class Reference:
         q, lists = MODEL.queries(layer, hidden, position), None
         if chosen and self.policy is not None:
             candidates = max(0, position // BLOCK - self.policy.window)
-            lists = self.lists(layer, candidates, q)
+            source = self.policy.source(layer)
+            lists = [self.choices[position, source, head] for head in range(model.KV_HEADS)] if source != layer else self.lists(layer, candidates, q)
             lists *= model.KV_HEADS // len(lists)
             self.choices.update({(position, layer, head): blocks for head, blocks in enumerate(lists)})
             lists = [blocks + list(range(candidates, position // BLOCK + 1)) for blocks in lists]

@@ -100,9 +100,14 @@ class Needs(unittest.TestCase):
                     taken = sparse.choose(scores[:candidates], of, SHAPE.tokens) if candidates else []
                     self.assertEqual((len(taken), choices.room(layer, candidates, SHAPE.tokens)), (wanted, wanted), (text, n, layer))
 
+    def test_layers_that_share_a_choice(self):
+        choices = Choices.from_policy("topk:reuse=2,dense_first=1", SHAPE, 6)
+        self.assertEqual([choices.source(layer) for layer in range(6)], [0, 1, 1, 3, 3, 5])
+        self.assertEqual(Choices.alike(sparse.TopK(), 2).source(1), 1)
+
     def test_policies_that_are_refused(self):
-        for text, words in (("esa", "retrieval_stride=5 needs what earlier tokens or layers chose; set retrieval_stride=1"), ("gsa", "set lag=0"),
-                            ("kvstar:retrieval_stride=1", "set rows=1"), ("topk:reuse=2", "set reuse=1"),
+        for text, words in (("esa", "retrieval_stride=5 needs what earlier tokens asked for; set retrieval_stride=1"), ("gsa", "set lag=0"),
+                            ("kvstar:retrieval_stride=1", "set rows=1"),
                             ("psa-estimated", "choice=estimated stops while attention runs"), ("topk:local_window_sz=0", "1 or more")):
             with self.assertRaisesRegex(ValueError, words):
                 Choices.from_policy(text, SHAPE, 4)

@@ -151,7 +151,7 @@ class Admitted(Together):
         """With its digest, its windows in what it counts, and its length."""
         for text in ("topk:topk_tokens=64,dense_below=48", "auto:min_tokens=64,budget_tokens=512,dense_below=0",
                      "gsa-device:topk_tokens=80,init_window_tokens=16,local_window_tokens=32,dense_below=0",
-                     "gsa:lag=0,init_window_sz=1,local_window_sz=1,dense_first=1,dense_below=0"):
+                     "topk:topk_tokens=64,reuse=2,dense_below=0", "gsa:lag=0,init_window_sz=1,local_window_sz=1,dense_first=1,dense_below=0"):
             with self.subTest(text):
                 ranks = 2 if sparse.Policy(text).score.heads == "each" else 1  # else lists would be of each rank's heads
                 e = self.engine(text, salt=text, ranks=ranks, apart=True)

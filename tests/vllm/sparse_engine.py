@@ -366,7 +366,9 @@ class SparseEngine(Engine):
     def _choose(self, layer, rank, work, queries):
         out = []
         for (request, position, _), q in zip(work, queries):
-            lists = rank.chosen(layer, rank.decoder.open(request.request_id), position, q)
+            source = self.policy.source(layer)
+            lists = [request.choices[position, source, head] for head in rank.heads] if source != layer else rank.chosen(
+                layer, rank.decoder.open(request.request_id), position, q)
             request.choices.update({(position, layer, head): chosen for head, chosen in zip(rank.heads, lists)})
             out.append(lists)
         return out

@@ -41,22 +41,22 @@ class Choices:
     def from_policy(cls, policy: Union[Policy, str], shape: Shape, layers: int, model: Optional[str] = None) -> Choices:
         """As the policy says for blocks of this shape; model: as for Policy.schedule. A token's choice may depend on nothing
         but its own queries and the blocks before it, or its result would depend on what was computed in the same place before it. So
-        these are refused: choices that serve later steps (retrieval_stride, lag), queries of earlier steps (rows), and
-        layers that share a choice (reuse). And rules that stop while attention runs (psa, estimated, certified) need an
+        these are refused: choices that serve later steps (retrieval_stride, lag), and queries of earlier steps (rows). And rules that stop while attention runs (psa, estimated, certified) need an
         attention that stops. With a `goal`, the budget is the one that a request of that length begins with, and does
         not follow what steps cover."""
         policy = Policy(policy) if isinstance(policy, str) else policy
-        for key in ("retrieval_stride", "rows", "reuse", "lag"):
-            if getattr(policy, key) > (key != "lag"):
-                raise Refused(f"{policy}: {key}={getattr(policy, key)} needs what earlier tokens or layers chose; set {key}={int(key != 'lag')}")
+        for key, least in (("retrieval_stride", 1), ("rows", 1), ("lag", 0)):
+            if getattr(policy, key) > least:
+                raise Refused(f"{policy}: {key}={getattr(policy, key)} needs what earlier tokens asked for; set {key}={least}")
         if policy.choice not in ("topk", "mass"):
             raise Refused(f"{policy}: choice={policy.choice} stops while attention runs; topk and mass choose before it")
         schedule = policy.schedule(layers, model)
         window = policy.choose(shape.tokens, 0, _budget(policy, shape.tokens, 0)).local_window_sz
         score = policy.score if policy.beta else replace(policy.score, beta=schedule.beta)
         dense = tuple(mode == LayerMode.DENSE for mode in schedule.modes)
+        sources = tuple(schedule.step(layer, 0, policy.dense_below).layer if not dense[layer] else layer for layer in range(layers))
         nominal = TopK(local_window_sz=window)
-        return _OfPolicy((nominal,) * layers, score, policy.slots, str(policy), shape.tokens, dense)
+        return _OfPolicy((nominal,) * layers, score, policy.slots, str(policy), shape.tokens, dense, sources)
 
     @property
     def window(self) -> int:
@@ -65,6 +65,10 @@ class Choices:
     def candidates(self, block: int) -> int:
         """Of a token in that block: so many first blocks."""
         return max(0, block - self.window)
+
+    def source(self, layer: int) -> int:
+        """The layer whose lists it attends: itself, or one before it."""
+        return layer
 
     def of_candidates(self, layer: int, candidates: int) -> Choice:
         """What is chosen of so many, their first blocks included and the window not."""
@@ -102,6 +106,10 @@ class _OfPolicy(Choices):
     text: str = ""
     tokens: int = 0
     dense: tuple[bool, ...] = ()
+    sources: tuple[int, ...] = ()
+
+    def source(self, layer: int) -> int:
+        return self.sources[layer]
 
     def of_candidates(self, layer: int, candidates: int) -> Choice:
         policy, complete = _parsed(self.text), candidates + self.window
