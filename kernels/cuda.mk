@@ -109,7 +109,9 @@ $(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
                       $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ) $O/obj/tests/runner/runner.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
-	$(Q)$(LINK_TEST) -Wl,--wrap=job_clock_ms $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
+	$(Q)$(LINK_TEST) -Wl,--wrap=job_clock_ms $(WRAPPED) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
+
+$O/tests/unit/cuda/test_cuda_decode_window: WRAPPED = $(addprefix -Wl$(comma)--wrap=ucm_window_,info mappings release address)
 
 # Tests of the device room on a GPU, with workers written in CUDA.
 GPU_SRC    := client/cuda/companion.c client/cuda/companion_encoding.c tests/gpu/worker_staging.c

@@ -95,7 +95,7 @@ UCM_API int ucm_cuda_decode_slot_bytes(const struct ucm_cuda_decode_options *opt
 UCM_API int ucm_cuda_decode_open(const uint8_t *gpu, const struct ucm_cuda_decode_options *options,
                                  struct ucm_cuda_decode **out);
 /* After its last launch has run, and no graph will replay one. Takes the window from the GPU as
- * ucm_cuda_decode_window_leave does: so before ucm_window_close. NULL is allowed. */
+ * ucm_cuda_decode_window_leave does: so before ucm_window_close, and before ucm_close of its client. NULL is allowed. */
 UCM_API void ucm_cuda_decode_close(struct ucm_cuda_decode *decode);
 
 struct ucm_cuda_decode_info {
@@ -191,7 +191,7 @@ UCM_API int ucm_cuda_decode_places(struct ucm_cuda_decode *decode, struct ucm_wi
  * none; NULL is allowed. */
 UCM_API int ucm_cuda_decode_window_update(struct ucm_cuda_decode *decode, uint32_t *lost,
                                           void *stream);
-/* All places become none, and the GPU knows nothing of the window any more: before ucm_window_close. */
+/* All places become none, and the GPU knows nothing of the window any more: before ucm_window_close, and before ucm_close of its client. */
 UCM_API int ucm_cuda_decode_window_leave(struct ucm_cuda_decode *decode, void *stream);
 
 /* A strand of a block. head: 0 if slots are of a layer. */

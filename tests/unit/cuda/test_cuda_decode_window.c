@@ -1,0 +1,249 @@
+/* What of a window the GPU knows, over the fake driver and a window that this program plays: mappings are registered once, and none is
+ * released while the driver or a place has it. */
+#include "client/cuda/decode.h"
+#include "tests/unit/cuda/fake_cuda.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NUMBERS 40u
+#define EXTENT (64u << 10)
+#define SLOT 4096u
+
+/* ---- the window ---- */
+
+static struct ucm_window *const window = (struct ucm_window *)(void *)0x1000;
+static struct ucm_window_mapping maps[8];
+static uint32_t n_maps, released;
+static uint64_t opened;
+static uint8_t memory[4][EXTENT];
+static int release_fails;
+static struct ucm_cuda_decode *d;
+static CUstream stream;
+
+int __wrap_ucm_window_info(struct ucm_window *w, struct ucm_window_info *out);
+int __wrap_ucm_window_mappings(struct ucm_window *w, struct ucm_window_mapping *out, uint32_t room,
+                               uint32_t *n);
+int __wrap_ucm_window_release(struct ucm_window *w, const void *address);
+int __wrap_ucm_window_address(struct ucm_window *w, const struct ucm_place *place,
+                              const void **address, const uint64_t **generation);
+
+int __wrap_ucm_window_info(struct ucm_window *w, struct ucm_window_info *out)
+{
+    cr_expect_eq(w, window);
+    *out = (struct ucm_window_info){.opened = opened};
+    return 0;
+}
+
+int __wrap_ucm_window_mappings(struct ucm_window *w, struct ucm_window_mapping *out, uint32_t room,
+                               uint32_t *n)
+{
+    cr_expect_eq(w, window);
+    memcpy(out, maps, (n_maps < room ? n_maps : room) * sizeof *maps);
+    *n = n_maps;
+    return 0;
+}
+
+static bool lies_in(uint64_t at, const struct ucm_window_mapping *m)
+{
+    return at - (uintptr_t)m->address < m->bytes;
+}
+
+/* Nobody has it any more: neither a place on the GPU, nor the driver. */
+int __wrap_ucm_window_release(struct ucm_window *w, const void *address)
+{
+    const struct ucm_slots_place *places = (const void *)(uintptr_t)d->plan.gather.places;
+    uint32_t i = 0;
+
+    cr_expect_eq(w, window);
+    while (i < n_maps && maps[i].address != address)
+        i++;
+    cr_assert_lt(i, n_maps, "nothing is mapped there");
+    for (uint32_t k = 0; k < NUMBERS; k++)
+        cr_expect(!lies_in(places[k].bytes, &maps[i]) && !lies_in(places[k].generation, &maps[i]),
+                  "number %u has a place in it", k);
+    for (uint32_t k = 0; k < d->n_mappings; k++)
+        cr_expect_neq((const void *)d->mapping[k].host, address, "the driver knows it");
+    if (release_fails)
+        return -UCM_EDEADLINE;
+    maps[i] = maps[--n_maps];
+    released++;
+    return 0;
+}
+
+int __wrap_ucm_window_address(struct ucm_window *w, const struct ucm_place *place,
+                              const void **address, const uint64_t **generation)
+{
+    cr_expect_eq(w, window);
+    if (place->opened != opened)
+        return UCM_WINDOW_MISS;
+    *address = memory[1 + place->extent] + place->slot * SLOT;
+    *generation = (const uint64_t *)(const void *)memory[0] + place->extent * 100 + place->slot;
+    return 0;
+}
+
+/* Extent i is memory 1 + i; the table is memory 0. */
+static void map(uint32_t extent)
+{
+    maps[n_maps++] = (struct ucm_window_mapping){
+        .address = extent == UCM_PLACE_NONE ? memory[0] : memory[1 + extent],
+        .bytes = EXTENT,
+        .extent = extent,
+        .opened = opened};
+}
+
+static struct ucm_place place(uint32_t extent, uint32_t slot)
+{
+    return (struct ucm_place){
+        .extent = extent, .slot = slot, .generation = 2 * slot + 2, .opened = opened};
+}
+
+/* ---- a handle ---- */
+
+static void setup(void)
+{
+    struct ucm_cuda_decode_options options = {
+        .layers = 1,
+        .q_heads = 1,
+        .kv_heads = 1,
+        .head_dim = 64,
+        .dtype = UCM_SPARSE_BF16,
+        .tokens = 16,
+        .pool = 4096,
+        .slots = 8,
+        .numbers = NUMBERS,
+        .requests = 1,
+        .chains = 1,
+        .lists = 1,
+        .room = 4,
+        .shard = {.k_token_stride = 128, .v_offset = 2048, .v_token_stride = 128},
+        .shard_bytes = SLOT};
+    uint8_t uuid[16];
+
+    fake_cuda_uuid(0, uuid);
+    cr_assert_eq(cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
+    cr_assert_eq(ucm_cuda_decode_open(uuid, &options, &d), 0, "%s", ucm_cuda_errmsg());
+    opened = 1;
+    map(UCM_PLACE_NONE);
+    map(0);
+}
+
+static void teardown(void)
+{
+    ucm_cuda_decode_close(d);
+    (void)cuStreamDestroy(stream);
+    cr_expect_eq(fake_cuda_registered(), 0);
+    cr_expect_eq(fake_cuda_left(), 0);
+}
+
+TestSuite(cuda_decode_window, .init = setup, .fini = teardown, .timeout = 60);
+
+static int put(uint32_t number, struct ucm_place at)
+{
+    return ucm_cuda_decode_places(d, window, &number, &at, 1, stream);
+}
+
+/* What the GPU has of a number. */
+static struct ucm_slots_place has(uint32_t number)
+{
+    return ((const struct ucm_slots_place *)(uintptr_t)d->plan.gather.places)[number];
+}
+
+static uint32_t update(int wanted)
+{
+    uint32_t lost = 7;
+    int r = ucm_cuda_decode_window_update(d, &lost, stream);
+
+    cr_expect_eq(r, wanted, "%d: %s", r, r ? ucm_cuda_errmsg() : "");
+    return lost;
+}
+
+Test(cuda_decode_window, places)
+{
+    struct ucm_place places[3] = {
+        place(0, 5), {.extent = UCM_PLACE_NONE, .opened = 1}, place(0, 7)};
+    uint32_t numbers[3] = {30, 4, 0};
+
+    cr_assert_eq(ucm_cuda_decode_places(d, window, numbers, places, 3, stream), 0, "%s",
+                 ucm_cuda_errmsg());
+    cr_expect_eq(fake_cuda_registered(), 2);
+    cr_expect_eq(has(30).bytes, (uintptr_t)memory[1] + 5 * SLOT);
+    cr_expect_eq(has(30).generation, (uintptr_t)memory[0] + 5 * 8);
+    cr_expect_eq(has(30).told, 12);
+    cr_expect_eq(has(0).bytes, (uintptr_t)memory[1] + 7 * SLOT);
+    cr_expect_eq(has(4).bytes, 0);
+    cr_expect_eq(has(5).bytes, 0);
+    map(1);
+    cr_expect_eq(put(4, place(1, 0)), 0);
+    cr_expect_eq(fake_cuda_registered(), 3, "each once");
+    cr_expect_eq(has(4).bytes, (uintptr_t)memory[2]);
+    cr_expect_eq(ucm_cuda_decode_places(d, NULL, numbers, NULL, 1, stream), 0);
+    cr_expect_eq(has(30).bytes, 0);
+    cr_expect_neq(has(0).bytes, 0);
+}
+
+Test(cuda_decode_window, what_is_wanted_back)
+{
+    map(1);
+    for (uint32_t i = 0; i < 6; i++)
+        cr_expect_eq(put(i, place(i % 2, i)), 0);
+    cr_expect_eq(update(0), 0);
+    cr_expect_eq(released, 0);
+    maps[1].wanted = 1; /* extent 0 */
+    cr_expect_eq(update(0), 3);
+    cr_expect_eq(released, 1);
+    cr_expect_eq(fake_cuda_registered(), 2);
+    for (uint32_t i = 0; i < 6; i++)
+        cr_expect_eq(has(i).bytes != 0, i % 2 == 1, "%u", i);
+    cr_expect_eq(update(0), 0);
+    map(0); /* lent again, and wanted before anybody pinned in it */
+    maps[n_maps - 1].wanted = 1;
+    cr_expect_eq(update(0), 0);
+    cr_expect_eq(released, 2);
+}
+
+Test(cuda_decode_window, another_connection)
+{
+    for (uint32_t i = 0; i < 6; i++)
+        cr_expect_eq(put(i, place(0, i)), 0);
+    opened = 2;
+    map(2);
+    maps[n_maps - 1].extent = UCM_PLACE_NONE; /* its table */
+    cr_expect_eq(put(9, (struct ucm_place){.extent = 0, .opened = 1}), 0);
+    cr_expect_eq(has(9).bytes, 0, "a place of the old one");
+    cr_expect_neq(has(3).bytes, 0, "its memory is still mapped, and its generations tell");
+    cr_expect_eq(update(0), 6);
+    cr_expect_eq(released, 2);
+    cr_expect_eq(has(3).bytes, 0);
+    cr_expect_eq(fake_cuda_registered(), 1);
+}
+
+Test(cuda_decode_window, what_is_not_released_in_time_is_released_later)
+{
+    cr_expect_eq(put(1, place(0, 1)), 0);
+    maps[1].wanted = 1;
+    release_fails = 1;
+    cr_expect_eq(update(-UCM_EDEADLINE), 7);
+    cr_expect_eq(has(1).bytes, 0);
+    release_fails = 0;
+    cr_expect_eq(update(0), 0);
+    cr_expect_eq(released, 1);
+}
+
+Test(cuda_decode_window, one_at_a_time)
+{
+    uint32_t number = 2;
+    struct ucm_place at = place(0, 1);
+    struct ucm_window *other = (struct ucm_window *)(void *)0x2000;
+
+    cr_expect_eq(put(1, at), 0);
+    cr_expect_eq(ucm_cuda_decode_places(d, other, &number, &at, 1, stream), -UCM_EINVALID);
+    cr_expect_not_null(strstr(ucm_cuda_errmsg(), "another window"));
+    cr_expect_eq(ucm_cuda_decode_window_leave(d, stream), 0);
+    cr_expect_eq(has(1).bytes, 0);
+    cr_expect_eq(fake_cuda_registered(), 0);
+    cr_expect_eq(update(0), 0, "there is none");
+    cr_expect_eq(put(1, at), 0);
+    cr_expect_eq(fake_cuda_registered(), 2);
+}
