@@ -6,13 +6,13 @@ import random
 import time
 import unittest
 from dataclasses import replace
-from types import SimpleNamespace
 
 from vllm_paths import TOP  # noqa: F401  sets the paths
 
 import numpy as np
 
-from ucmclient import BlockResult, sparse
+from fake_source import MISS, NO_ROOM, OK, Source
+from ucmclient import sparse
 from ucmclient.decode import Admission, Choices, Decoder, HeadBytes, Lost, Refused, Room, Rows
 from ucmclient.errors import Status, UcmError
 
@@ -170,37 +170,6 @@ class Slots:
 
     def slot(self, strand, row):
         return self.at.get((strand, row))
-
-
-class Source:
-    """A daemon that answers fetches as it is told: statuses, an error, or None for away."""
-
-    digests = SimpleNamespace(register=lambda *_, **__: True)
-
-    def __init__(self, *answers):
-        self.answers, self.asked, self.cuts = list(answers), [], 0
-        self.ns = SimpleNamespace(register=lambda *_, **__: SimpleNamespace(fetch=self.fetch), client=SimpleNamespace(generation=1))
-
-    def ask(self, call, *args, **named):
-        return call(*args, **named)
-
-    def cut(self):
-        self.cuts += 1
-
-    def fetch(self, keys, items, **_):
-        self.asked.append(items)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if answer is None:
-            return None
-
-        def wait(timeout):
-            if isinstance(answer, UcmError):
-                raise answer
-            return SimpleNamespace(blocks=bytes(answer[: len(items)]))
-        return SimpleNamespace(wait=wait, close=lambda: None)
-
-
-OK, MISS, NO_ROOM = BlockResult.OK, BlockResult.MISS, BlockResult.NO_ROOM
 
 
 class Served(unittest.TestCase):

@@ -20,6 +20,7 @@ sys.path.insert(0, str(TOP / "client/python"))
 if (TOP / "build/libucmclient.so").exists():
     os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
 
+from fake_source import MISS, OK, Source  # noqa: E402
 from fake_tensor import Fake  # noqa: E402
 from ucmclient import Client, Identity, Plane, Status, UcmError, cuda_allocation, keys, sparse  # noqa: E402
 from ucmclient.decode import _native_cuda as native, cuda  # noqa: E402
@@ -188,6 +189,117 @@ class Checks(unittest.TestCase):
             steps.enter(0, 9, stream=0)
         with self.assertRaisesRegex(ValueError, "1 places for 2 numbers"):
             steps.places([1, 2], cuda.Pinned((native.Place * 1)(), 0, 0, 0, 0), None, stream=0)
+
+
+class FakeSteps:
+    """What a GpuDecoder asks of Steps, written down."""
+
+    layers, numbers, requests, device = 2, 6, 2, "cuda:0"
+
+    def __init__(self):
+        self.calls, self.flags, self.missed, self.keys, self.lost = [], 0, 0, [], 0
+
+    def __getattr__(self, name):
+        if name not in ("enter", "leave", "forget", "leave_window", "places"):
+            raise AttributeError(name)
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+    def result(self):
+        return cuda.Result(1, cuda.Flag(self.flags), len(self.keys), self.missed, 0, 0)
+
+    def unserved(self):
+        return self.keys
+
+    def put(self, items):
+        self.calls.append(("put", items))
+        return len(items)
+
+    def update_window(self):
+        return self.lost
+
+
+class Decoders(unittest.TestCase):
+    """GpuDecoder without a GPU and a daemon."""
+
+    def decoder(self, *answers, **more):
+        fake = mock.Mock(uint8="uint8")
+        fake.zeros = fake.empty = lambda shape, **_: Fake("uint8", *shape, at=0x100000)
+        self.steps, self.source, self.built = FakeSteps(), Source(*answers), []
+        with mock.patch.dict(sys.modules, torch=fake):
+            decoder = GpuDecoder(self.source, sparse.mean(SHAPE), self.steps, shard_bytes=0x100, landing=2, window=False,
+                                 register=lambda ns, *_: ns.register(), build=lambda *what: self.built.append(what),
+                                 **{"deadline": 5.0, **more})
+        return decoder
+
+    def two(self, decoder):
+        """Of three blocks each, of which they have the first in common."""
+        a, b = decoder.open("a", 7), decoder.open("b")
+        decoder.extend(a, [bytes([i]) * 32 for i in (0, 1, 2)], lambda i: 10 + i)
+        decoder.extend(b, [bytes([i]) * 32 for i in (0, 3, 4)], lambda i: 20 + i)
+        return a, b
+
+    def test_rows_and_digests(self):
+        decoder = self.decoder([OK])
+        a, b = self.two(decoder)
+        self.assertEqual((a.rows, b.rows, a.number, b.number), ([0, 1, 2], [0, 3, 4], 1, 0))
+        self.assertEqual(self.built, [([10, 11, 12], [0, 1, 2]), ([21, 22], [3, 4])])
+        self.assertEqual(self.steps.calls, [("enter", 1, 7), ("enter", 0, 0)])
+        decoder.close("a")
+        c = decoder.open("c")
+        decoder.extend(c, [bytes([i]) * 32 for i in (5, 6)], lambda i: 30 + i)
+        self.assertEqual(self.steps.calls[2:], [("leave", 1), ("enter", 1, 0), ("forget", [1])], "5 was free, 1 was taken")
+        self.assertEqual((decoder.counts.computed, self.built[-1]), (7, ([30, 31], [5, 1])))
+
+    def test_what_is_served(self):
+        decoder = self.decoder([OK] * 2)
+        self.two(decoder)
+        self.steps.keys = [cuda.Key(0, 0, 0), cuda.Key(0, 1, 0), cuda.Key(0, 0, 3), cuda.Key(1, 1, 2)]
+        self.steps.flags, self.steps.missed = cuda.Flag.UNSERVED | cuda.Flag.NO_SLOT, 6
+        self.assertFalse(decoder.counted())
+        self.assertEqual(decoder.serve(), set())
+        self.assertEqual(self.source.asked, [[(0, 0, 0), (1, 0, 1)], [(0, 1, 0)]], "layers of blocks, two at a time")
+        puts = [items for name, *items in self.steps.calls if name == "put"]
+        self.assertEqual(puts, [[[(cuda.Key(0, 0, 0), 1, 0x100000), (cuda.Key(0, 1, 0), 1, 0x100000), (cuda.Key(0, 0, 3), 0, 0x100100)]],
+                                [[(cuda.Key(1, 1, 2), 1, 0x100000)]]])
+        self.steps.flags, self.steps.keys, self.steps.missed = 0, [], 6 + 4
+        self.assertTrue(decoder.counted())
+        counts = decoder.counts
+        self.assertEqual((counts.misses, counts.windowed, counts.fetched, counts.failed), (6, 2, 4, 0))
+
+    def test_who_loses(self):
+        for answers, lost in ((([MISS, OK], [OK]), {"a", "b"}), (([OK, MISS], [OK]), {"b"}), (([OK, OK], [MISS]), {"a"})):
+            decoder = self.decoder(*answers)
+            self.two(decoder)
+            self.steps.keys, self.steps.flags = [cuda.Key(0, 0, 0), cuda.Key(0, 0, 3), cuda.Key(1, 1, 2)], cuda.Flag.UNSERVED
+            self.assertEqual({sequence.name for sequence in decoder.serve()}, lost)
+
+    def test_one_deadline_for_all(self):
+        decoder = self.decoder(None, deadline=0.1)
+        self.two(decoder)
+        self.steps.keys, self.steps.flags = [cuda.Key(0, 0, row) for row in range(5)], cuda.Flag.UNSERVED
+        began = time.monotonic()
+        self.assertEqual(len(decoder.serve()), 2)
+        self.assertLess(time.monotonic() - began, 5)
+        self.assertEqual({len(items) for items in self.source.asked}, {2}, "the second batch was not asked for")
+        self.assertNotIn("put", [name for name, *_ in self.steps.calls])
+
+    def test_too_few_slots(self):
+        decoder = self.decoder([OK] * 2)
+        both = set(self.two(decoder))
+        self.steps.keys, self.steps.flags = [cuda.Key(0, 0, 0)], cuda.Flag.UNSERVED | cuda.Flag.FULL
+        self.assertEqual((decoder.serve(), decoder.crowded), (set(), set()))
+        self.assertEqual((decoder.serve(), decoder.crowded), (set(), both))
+        self.steps.flags = 0
+        self.assertTrue(decoder.counted())
+        self.steps.flags = cuda.Flag.UNSERVED | cuda.Flag.FULL
+        self.assertEqual((decoder.serve(), decoder.crowded), (set(), set()), "another step")
+
+    def test_mistakes(self):
+        decoder = self.decoder([OK])
+        for flags in (cuda.Flag.UNSERVED | cuda.Flag.STRAY, cuda.Flag.NO_PAGE, cuda.Flag.NO_SLOT):
+            self.steps.flags = flags
+            with self.assertRaisesRegex(RuntimeError, "lists or pages are wrong"):
+                decoder.counted()
 
 
 LAYERS, BLOCKS, WINDOW, CHAINS = 3, 64, 4, 2
