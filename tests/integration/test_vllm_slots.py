@@ -146,6 +146,8 @@ class Admitted(Together):
         self.assertEqual([done[name].error for name in late], [f"{name} waited 0.05 s for slots" for name in late])
         self.assertEqual(len(late), 1)
         self.same(done, late)
+        e.step()
+        self.assertTrue(e.idle())
 
     def test_a_policy_by_its_text(self):
         """With its digest, its windows in what it counts, and its length."""
