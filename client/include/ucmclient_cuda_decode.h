@@ -1,5 +1,5 @@
-/* libucmclient_cuda: decode steps whose KV is mostly not on the GPU. ucmclient_sparse.h has digests, chains and
- * windows, ucmclient_cuda_sparse.h the selection, docs/sparse.md the whole.
+/* libucmclient_cuda: decode steps whose KV is mostly not on the GPU. ucmclient_sparse.h has digests and chains,
+ * ucmclient_window.h windows, ucmclient_cuda_sparse.h the selection, docs/sparse.md the whole.
  *
  * A worker has a *pool*: GPU memory in slots of one size. A slot holds a *strand* of a block: K and V of one KV head
  * of one layer, or of all KV heads of one layer. A block has a *number*, its row in the worker's digests, and requests with
