@@ -95,6 +95,8 @@ static __device__ __forceinline__ void attend(args_t a)
         where[i] = tile_at(a, t, first + i);
     warp_begin<D>(st);
     __syncthreads();
+    if (a.wait)
+        arrived_before_copies(); /* blocks that came just before they were looked up */
     attend_tiles<T, KV, D>(a, where, n, t.chosen > first ? t.chosen - first : 0, st);
     __syncthreads(); /* the tiles' memory takes the results */
     put_warp<KV, D>(st, sums);

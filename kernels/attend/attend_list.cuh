@@ -135,6 +135,7 @@ static __device__ __forceinline__ void tile_await(args_t a, uint64_t *where)
         *where = at == 0 ? 0 : (at + *where % 16) | (uint64_t)TILE << VALID_SHIFT;
     }
     __syncwarp();
+    arrived_before_copies();
 }
 
 static __device__ __forceinline__ uint32_t valid_of(uint64_t where)

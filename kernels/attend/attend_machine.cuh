@@ -89,6 +89,13 @@ static __device__ __forceinline__ void stores_before_copies(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* Before copies read what another kernel stores meanwhile, and this thread knows to be there: an acquire alone orders no
+ * loads of the copy engine. */
+static __device__ __forceinline__ void arrived_before_copies(void)
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 #else
 
 struct arrivals {
@@ -132,6 +139,10 @@ static __device__ __forceinline__ void arrivals_wait(struct arrivals &, uint32_t
 }
 
 static __device__ __forceinline__ void stores_before_copies(void)
+{
+}
+
+static __device__ __forceinline__ void arrived_before_copies(void)
 {
 }
 
