@@ -6,6 +6,7 @@
 
 #define ALIGN 256u
 #define BATCH 16384u
+#define CUT_CHAINS 8u
 #define MISSES (1u << 20)
 
 /* ---- checks ---- */
@@ -218,13 +219,15 @@ static void attend_plan(struct decode_plan *p)
     memory_layout(&a->pages, &o->page);
 }
 
-/* By the sizes of the options, not by those of a launch: a chain's results don't depend on who is beside it. */
+/* By the sizes of the options, not by those of a launch: a chain's results don't depend on who is beside it. For many
+ * chains lists are cut as for CUT_CHAINS: small batches of such a handle need the splits, and large ones lose a twentieth. */
 static void splits_plan(struct decode_plan *p, uint32_t multiprocessors)
 {
     const struct ucm_cuda_decode_options *o = &p->options;
     struct ucm_attend_cuda *a = &p->attend;
+    uint32_t chains = o->chains < CUT_CHAINS ? o->chains : CUT_CHAINS;
     struct ucm_attend_cuda_cut cut = ucm_attend_cuda_cut(
-        o->chains * o->kv_heads, (uint32_t)tiles_of(o), o->head_dim, multiprocessors);
+        chains * o->kv_heads, (uint32_t)tiles_of(o), o->head_dim, multiprocessors);
 
     a->split_tiles = p->info.split_tiles = cut.split_tiles;
     a->splits = p->info.splits = cut.splits;
