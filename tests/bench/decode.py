@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sparse decoding on one GPU beside dense attention with all KV there: the table of docs/sparse.md, "Measured on a GPU".
 
-    decode.py [PART...] [--json FILE] [--tokens N] [--policies POLICY/POLICY...] [--slots X] [--nvme FOLDER]
+    decode.py [PART...] [--json FILE] [--known FILE] [--tokens N] [--policies POLICY/POLICY...] [--slots X] [--nvme FOLDER]
 
 A transformer of Llama-3.1-8B's shape with random weights decodes a token of each request a step, as one CUDA graph. The KV of a long prompt
 lies in the daemon, in a window, from which the GPU itself reads what it misses. Parts:
@@ -64,6 +64,12 @@ class Bench:
         self.result.setdefault(part, []).append(value)
         print(f"# {time.monotonic() - self.began:.1f} s, {part}: {json.dumps(value)}", flush=True)
 
+    def add(self, file):
+        with open(file) as f:
+            for part, values in json.load(f).items():
+                if part in PARTS and values:
+                    self.result[part] = self.result.get(part, []) + values
+
     def run(self, parts):
         if "dense" in parts:
             engine = self.engine()
@@ -123,14 +129,11 @@ def main():
     parser.add_argument("--batches", default="", help="instead of as many as fit: 1,8,16")
     parser.add_argument("--nvme", default="")
     parser.add_argument("--tiny", action="store_true", help="a small shape, on a CPU")
-    parser.add_argument("--page", help="print the table of this JSON, and measure nothing")
+    parser.add_argument("--known", action="append", default=[], help="a JSON with parts that need not be measured again")
     words = parser.parse_args()
     if words.engine:
         from decode_engine import Engine
         return serve(lambda: Engine(json.loads(words.engine)))
-    if words.page:
-        with open(words.page) as f:
-            return decode_page.show(json.load(f))
     layer_bytes, layers = (2 * 16 * 2 * 64 * 2, 2) if words.tiny else (64 << 10, 32)
     with tempfile.TemporaryDirectory(prefix="ucm-decode-") as folder:
         options = {"socket": os.path.join(folder, "s"), "tokens": words.tokens, "steps": words.steps, "settle": words.settle,
@@ -138,6 +141,8 @@ def main():
                    "batches": [int(n) for n in words.batches.split(",") if n], "nvme": words.nvme, "tiny": words.tiny,
                    "kv_bytes": words.tokens // 16 * layers * layer_bytes}
         bench = Bench(options, folder)
+        for file in words.known:
+            bench.add(file)
         try:
             bench.run(words.parts or [p for p in PARTS if p != "restart" or words.nvme])
         finally:

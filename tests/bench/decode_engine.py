@@ -13,6 +13,8 @@ from llama_torch import Decode, DenseKv, Weights
 TINY = Shape(layers=2, width=256, heads=4, kv_heads=2, head=64, inner=512, vocabulary=1000)
 #: Beside weights and KV: activations, workspaces, and what the driver takes.
 RESERVE = 3 << 30
+#: Bytes a block, about, of who lies in which slot, and of selections: 15 MiB for a request of 8,192.
+TABLES = 2048
 
 
 def summary(seconds):
@@ -125,7 +127,7 @@ class Engine:
         if slots == 0:
             setting.fit(self.shape.kv_bytes(setting.tokens) // 8)
         memory, each = self.memory(), setting.request_bytes()
-        fit = int(memory // sum(each.values()))
+        fit = int(memory // (sum(each.values()) + TABLES * setting.blocks))
         batches = batches or [1, fit // 4, fit // 2, fit]
         most = max(batches)
         steps = self.make_steps(setting, most)

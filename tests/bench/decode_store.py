@@ -10,7 +10,7 @@ from ucmclient.sparse import Chain, DigestNamespace
 from ucmclient.sparse.digest import Shape as DigestShape
 
 #: Blocks that are made, digested and stored at once.
-SOME = 512
+SOME = 256
 #: Daemon's calls may wait for as long as memory is taken for the first time.
 PATIENCE = 120.0
 #: Along the diagonal, added to keys that lean and to queries that find them: the best blocks of such queries lean.

@@ -74,7 +74,10 @@ class Daemon:
     def to_nvme(self):
         """Waits until everything lies on NVMe, and drops it from DRAM."""
         end = time.monotonic() + 180
-        while self.metrics()["nvme_writes"] < self.metrics()["dump_blocks"] and time.monotonic() < end:
+        while time.monotonic() < end:
+            now = self.metrics()
+            if now["nvme_writes"] + now["nvme_write_dropped"] >= now["dump_blocks"]:
+                break
             time.sleep(0.1)
         for namespace in json.loads(self.ctl("--json", "namespaces"))["namespaces"]:
             self.ctl("evict", str(namespace["ns"]), "--tier", "dram", "--yes")
