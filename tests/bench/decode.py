@@ -88,7 +88,10 @@ class Bench:
         self.note("store", engine("store", True, 0.0))
         engine.close()
         engine = self.engine()
-        self.note("second", engine("open"))
+        before = daemon.metrics()
+        answer, now = engine("open"), daemon.metrics()
+        answer["stored_bytes"], answer["built_bytes"] = (now[name] - before[name] for name in ("dump_bytes", "digest_bytes"))
+        self.note("second", answer)
         for part, more in (("one", ([1],)), ("eighth", ([1], None, 0)), ("batch", (self.options["batches"],)),
                            ("long", ([1], 8 * self.options["tokens"]))):
             if part in parts:

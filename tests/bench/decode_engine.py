@@ -78,7 +78,7 @@ class Engine:
         return store.store(self.link, self.blocks, windowed, leaning)
 
     def open(self):
-        """As a second engine: finds the prompt, loads its digests, pins its blocks. What it computed of them: nothing."""
+        """As a second engine: finds the prompt, loads its digests, pins its blocks, and computes nothing of it."""
         self.connect()
         times, began = {}, time.perf_counter()
 
@@ -98,7 +98,7 @@ class Engine:
         self.link.open_window()
         self.pinned = self.link.pin(0, self.blocks)
         lap("pin")
-        return {"blocks": self.blocks, "found": found, "digest_bytes": loaded.bytes, "seconds": times, "computed_bytes": 0}
+        return {"blocks": self.blocks, "found": found, "digest_bytes": loaded.bytes, "seconds": times}
 
     # ---- sparse ----
 

@@ -47,7 +47,7 @@ def rows(result):
             f"{steps['seconds'] / whole['seconds']:.2f}: {steps['seconds']:.2f} s, {steps['nvme_read_bytes'] / GIB:.1f} GiB read, {steps['runs']} runs; "
             f"loading all {whole['seconds']:.2f} s")
     for r in result.get("second", []):
-        yield "second engine computed", "0", (f"{r['computed_bytes']} bytes; found {r['found']} of {r['blocks']} blocks, digests in "
+        yield "second engine computed", "0", (f"{r['stored_bytes'] + r['built_bytes']} bytes; found {r['found']} of {r['blocks']} blocks, digests in "
                                               f"{r['seconds']['digests'] * 1e3:.0f} ms, window in {r['seconds']['pin'] * 1e3:.0f} ms")
 
 
