@@ -32,7 +32,8 @@ import decode_serve
 from engines import Daemon, Process, serve
 
 PARTS = ("dense", "one", "eighth", "batch", "long", "second", "restart", "serve")
-POLICIES = ("topk:topk_tokens=4096", "topk:topk_tokens=4096,digest=hash,reduce=max", "topk:topk_tokens=4096,digest=mean")
+POLICIES = ("topk:topk_tokens=4096", "topk:topk_tokens=4096,reuse=2", "topk:topk_tokens=4096,digest=hash,reduce=max",
+            "topk:topk_tokens=4096,digest=mean,reduce=max")
 MIB = 1 << 20
 #: Share of the blocks among which all layers and heads of a step choose after the restart: SmolLM2's at 1/32 of 8,192 tokens.
 LEANING = 0.226
@@ -62,7 +63,11 @@ class Bench:
 
     def note(self, part, value):
         self.result.setdefault(part, []).append(value)
-        print(f"# {time.monotonic() - self.began:.1f} s, {part}: {json.dumps(value)}", flush=True)
+        self.result["seconds"] = time.monotonic() - self.began
+        print(f"# {self.result['seconds']:.1f} s, {part}: {json.dumps(value)}", flush=True)
+        if self.options["json"]:
+            with open(self.options["json"], "w") as f:
+                json.dump(self.result, f, indent=1)
 
     def add(self, file):
         with open(file) as f:
@@ -71,32 +76,51 @@ class Bench:
                     self.result[part] = self.result.get(part, []) + values
 
     def run(self, parts):
-        if "dense" in parts:
-            engine = self.engine()
-            self.note("dense", engine("dense"))
-            engine.close()
         if set(parts) & {"one", "eighth", "batch", "long", "second"}:
             self.windows(parts)
+        if "dense" in parts:
+            self.dense()
         if "restart" in parts:
             self.restart()
         if "serve" in parts:
             self.result["serve"] = decode_serve.table(self.result)
 
-    def windows(self, parts):
-        daemon = Daemon(words_of(self.options, False), self.folder)
+    def dense(self):
+        engine = self.engine()
+        self.note("dense", engine("dense"))
+        engine.close()
+
+    def store(self):
         engine = self.engine()
         self.note("store", engine("store", True, 0.0))
         engine.close()
-        engine = self.engine()
-        before = daemon.metrics()
+
+    def open(self, daemon):
+        """An engine that has what the daemon has."""
+        engine, before = self.engine(), daemon.metrics()
         answer, now = engine("open"), daemon.metrics()
         answer["stored_bytes"], answer["built_bytes"] = (now[name] - before[name] for name in ("dump_bytes", "digest_bytes"))
         self.note("second", answer)
+        return engine
+
+    def sparse(self, daemon, engine, part, policy, *more):
+        """Returns the engine, or another one if it ended."""
+        try:
+            self.note(part, engine("sparse", policy, *more))
+            return engine
+        except SystemExit:
+            self.note("failed", {"part": part, "policy": policy})
+            return self.open(daemon)
+
+    def windows(self, parts):
+        daemon = Daemon(words_of(self.options, False), self.folder)
+        self.store()
+        engine = self.open(daemon)
         for part, more in (("one", ([1],)), ("eighth", ([1], None, 0)), ("batch", (self.options["batches"],)),
                            ("long", ([1], 8 * self.options["tokens"]))):
             if part in parts:
                 for policy in self.options["policies"]:
-                    self.note(part, engine("sparse", policy, *more))
+                    engine = self.sparse(daemon, engine, part, policy, *more)
         engine.close()
         daemon.stop()
 
@@ -119,40 +143,41 @@ class Bench:
         daemon.stop()
 
 
-def main():
+def options_of(words, folder):
+    layer_bytes, layers = (2 * 16 * 2 * 64 * 2, 2) if words.tiny else (64 << 10, 32)
+    policies = words.policies.split("/")
+    return {"socket": os.path.join(folder, "s"), "tokens": words.tokens, "steps": words.steps, "settle": words.settle, "policies": policies,
+            "policy": policies[0], "slots": words.slots, "batches": [int(n) for n in words.batches.split(",") if n], "nvme": words.nvme,
+            "tiny": words.tiny, "json": words.json, "kv_bytes": words.tokens // 16 * layers * layer_bytes}
+
+
+def parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     parser.add_argument("--json")
+    parser.add_argument("--known", action="append", default=[], help="a JSON with parts that need not be measured again")
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--steps", type=int, default=64, help="that are timed")
     parser.add_argument("--settle", type=int, default=64, help="before them: they fill the slots")
     parser.add_argument("--policies", default="/".join(POLICIES))
     parser.add_argument("--slots", type=float, default=4.0, help="of a request, in multiples of what its step chooses")
     parser.add_argument("--batches", default="", help="instead of as many as fit: 1,8,16")
-    parser.add_argument("--nvme", default="")
+    parser.add_argument("--nvme", default="", help="a folder, for the restart")
     parser.add_argument("--tiny", action="store_true", help="a small shape, on a CPU")
-    parser.add_argument("--known", action="append", default=[], help="a JSON with parts that need not be measured again")
-    words = parser.parse_args()
+    return parser
+
+
+def main():
+    words = parser().parse_args()
     if words.engine:
         from decode_engine import Engine
         return serve(lambda: Engine(json.loads(words.engine)))
-    layer_bytes, layers = (2 * 16 * 2 * 64 * 2, 2) if words.tiny else (64 << 10, 32)
     with tempfile.TemporaryDirectory(prefix="ucm-decode-") as folder:
-        options = {"socket": os.path.join(folder, "s"), "tokens": words.tokens, "steps": words.steps, "settle": words.settle,
-                   "policies": words.policies.split("/"), "policy": words.policies.split("/")[0], "slots": words.slots,
-                   "batches": [int(n) for n in words.batches.split(",") if n], "nvme": words.nvme, "tiny": words.tiny,
-                   "kv_bytes": words.tokens // 16 * layers * layer_bytes}
-        bench = Bench(options, folder)
+        bench = Bench(options_of(words, folder), folder)
         for file in words.known:
             bench.add(file)
-        try:
-            bench.run(words.parts or [p for p in PARTS if p != "restart" or words.nvme])
-        finally:
-            bench.result["seconds"] = time.monotonic() - bench.began
-            if words.json:
-                with open(words.json, "w") as f:
-                    json.dump(bench.result, f, indent=1)
+        bench.run(words.parts or [p for p in PARTS if p != "restart" or words.nvme])
     decode_page.show(bench.result)
 
 
