@@ -162,7 +162,7 @@ def parser():
     parser.add_argument("--settle", type=int, default=64, help="before them: they fill the slots")
     parser.add_argument("--policies", default="/".join(POLICIES))
     parser.add_argument("--slots", type=float, default=4.0, help="of a request, in multiples of what its step chooses")
-    parser.add_argument("--batches", default="", help="instead of as many as fit: 1,8,16")
+    parser.add_argument("--batches", default="", help="in place of four up to as many as fit: 1,8,16; 0 is as many as fit")
     parser.add_argument("--nvme", default="", help="a folder, for the restart")
     parser.add_argument("--tiny", action="store_true", help="a small shape, on a CPU")
     return parser

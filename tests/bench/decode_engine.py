@@ -121,14 +121,14 @@ class Engine:
         return one if batch == 1 else one.repeat(1, batch, 1)
 
     def sparse(self, policy, batches, tokens=None, slots=None):
-        """Step times by batch size, in the memory of the largest. No batches: up to as many as fit into the memory. slots: as the
-        option; 0: as many as fit into an eighth of the KV."""
+        """Step times by batch size, in the memory of the largest. batches: 0 stands for as many as fit into the memory; none for
+        four sizes up to that. slots: as the option; 0: as many as fit into an eighth of the KV."""
         setting = self.setting(policy, tokens, slots)
         if slots == 0:
             setting.fit(self.shape.kv_bytes(setting.tokens) // 8)
         memory, each = self.memory(), setting.request_bytes()
         fit = int(memory // (sum(each.values()) + TABLES * setting.blocks))
-        batches = batches or [1, fit // 4, fit // 2, fit]
+        batches = [n or fit for n in batches] or sorted({1, max(fit // 4, 1), max(fit // 2, 1), fit})
         most = max(batches)
         steps = self.make_steps(setting, most)
         kv = SparseKv(self.weights, setting, most, self.rows_of(setting, most), steps)
