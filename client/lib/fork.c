@@ -8,7 +8,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken before any client's lock */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int init_error;
-static TAILQ_HEAD(, ucm_client) clients = TAILQ_HEAD_INITIALIZER(clients);
+static TAILQ_HEAD(client_list, ucm_client) clients = TAILQ_HEAD_INITIALIZER(clients);
 
 static void prepare(void)
 {

@@ -389,7 +389,7 @@ struct ucm_client {
     } in;               /* belongs to the reader's token */
 
     uint32_t next_msgid;
-    LIST_HEAD(, client_call) calls[CLIENT_BUCKETS];
+    LIST_HEAD(client_bucket, client_call) calls[CLIENT_BUCKETS];
     struct client_calls waiting;
     unsigned n_orphans;         /* given up calls in that table: see request.c */
     struct proto_buf followups; /* encoded; never sent in part */

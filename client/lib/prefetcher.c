@@ -13,7 +13,7 @@ struct ucm_prefetcher {
     struct ucm_client *client;
     TAILQ_ENTRY(ucm_prefetcher) node;
     struct prefetch_queue queue;
-    TAILQ_HEAD(, ucm_prefetch) all; /* that the user has not freed */
+    TAILQ_HEAD(prefetch_list, ucm_prefetch) all; /* that the user has not freed */
     struct ucm_prefetcher_stats stats;
 };
 
