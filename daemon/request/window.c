@@ -11,9 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* While an extent is wanted back nobody pins in it: so long, if nobody took it by then. */
-#define TAKEN_MS (2 * (uint64_t)WINDOW_REVOKE_MS)
-
 static struct request_rooms *rooms_of(const struct window *w)
 {
     return &w->s->rq->rooms;
@@ -175,123 +172,6 @@ int method_window_release(struct call *call)
     for (uint32_t i = 0; i < m->extents.n; i++)
         extent_unmap(w, m->extents.p[i]);
     return call_reply(call, NULL);
-}
-
-/* ---- its parts of the budget ---- */
-
-/* Pins of a tenant's end in that extent, and nobody pins in it for a while: the cache can empty it. */
-static void extent_take(struct requests *rq, uint32_t extent)
-{
-    rq->windows.extents[extent].taken_ms = uv_now(rq->rooms.loop) + TAKEN_MS;
-    pins_sweep(rq);
-}
-
-/* The extent of that tenant with the fewest pins, but some; UINT32_MAX: there is none, or all are taken. */
-static uint32_t extent_choose(const struct requests *rq, const struct window_tenant *t)
-{
-    const struct windows *ws = &rq->windows;
-    uint64_t now_ms = uv_now(rq->rooms.loop);
-    uint32_t best = UINT32_MAX;
-
-    for (uint32_t i = 0; i < ws->n_extents; i++) {
-        const struct window_extent *e = &ws->extents[i];
-
-        if (e->tenant == t && e->pins > 0 && !extent_taken(ws, i, t, now_ms) &&
-            (best == UINT32_MAX || e->pins < ws->extents[best].pins))
-            best = i;
-    }
-    return best;
-}
-
-static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t *lent)
-{
-    const struct list *tenants = &rq->windows.tenants;
-    struct window_tenant *most = NULL;
-
-    *lent = 0;
-    for (struct list *node = tenants->next; node != tenants; node = node->next) {
-        struct window_tenant *t = LIST_ENTRY(node, struct window_tenant, link);
-        uint64_t bytes = arena_window_lent(rq->rooms.arena, t->group);
-
-        if (!most || bytes > *lent) {
-            most = t;
-            *lent = bytes;
-        }
-    }
-    return most;
-}
-
-bool window_claim(const struct window *w)
-{
-    struct requests *rq = w->s->rq;
-    struct arena *a = rq->rooms.arena;
-    uint64_t part = arena_window_budget(a) / rq->windows.n_tenants, lent;
-    uint64_t mine = arena_window_lent(a, w->tenant->group);
-    struct window_tenant *from = tenant_largest(rq, &lent);
-    struct windows *ws = &rq->windows;
-    uint64_t now_ms = uv_now(rq->rooms.loop);
-    uint32_t extent;
-
-    if (mine + w->tenant->header.extent_bytes > part || lent <= part || from == w->tenant)
-        return false;
-    if (ws->taking.from == from && ws->taking.until_ms > now_ms && lent >= ws->taking.lent)
-        return true; /* one at a time */
-    extent = extent_choose(rq, from);
-    if (extent == UINT32_MAX)
-        return false; /* nothing of it is pinned, and the cache could not empty any */
-    ws->taking.from = from;
-    ws->taking.lent = lent;
-    ws->taking.until_ms = now_ms + TAKEN_MS;
-    extent_take(rq, extent);
-    return true;
-}
-
-/* Counts for each tenant the extents in which it pins something that is not being taken. */
-static uint64_t pinned_count(struct requests *rq)
-{
-    const struct windows *ws = &rq->windows;
-    uint64_t now_ms = uv_now(rq->rooms.loop), all = 0;
-
-    for (struct list *node = ws->tenants.next; node != &ws->tenants; node = node->next) {
-        struct window_tenant *t = LIST_ENTRY(node, struct window_tenant, link);
-
-        t->pinned = 0;
-        for (uint32_t i = 0; i < ws->n_extents; i++)
-            t->pinned += ws->extents[i].tenant == t && ws->extents[i].pins > 0 &&
-                         !extent_taken(ws, i, t, now_ms);
-        all += t->pinned;
-    }
-    return all;
-}
-
-static struct window_tenant *tenant_most_pinned(const struct requests *rq)
-{
-    const struct list *tenants = &rq->windows.tenants;
-    struct window_tenant *most = LIST_ENTRY(tenants->next, struct window_tenant, link);
-
-    for (struct list *node = tenants->next; node != tenants; node = node->next) {
-        struct window_tenant *t = LIST_ENTRY(node, struct window_tenant, link);
-
-        most = t->pinned > most->pinned ? t : most;
-    }
-    return most;
-}
-
-/* Extents without pins leave by themselves. Of the others those go that don't fit, from whoever has most. */
-void requests_window_size_changed(struct requests *rq)
-{
-    struct arena *a = rq->rooms.arena;
-    uint64_t budget = arena_window_budget(a), pinned = pinned_count(rq);
-    bool enough = arena_window_lent(a, NULL) <= budget;
-
-    for (uint32_t i = 0; enough && i < rq->windows.n_extents; i++)
-        rq->windows.extents[i].taken_ms = 0;
-    for (; pinned > budget / arena_extent_bytes(a); pinned--) {
-        struct window_tenant *from = tenant_most_pinned(rq);
-
-        extent_take(rq, extent_choose(rq, from));
-        from->pinned--;
-    }
 }
 
 /* ---- the end ---- */

@@ -1,5 +1,6 @@
 /* Windows: blocks that a connection's process reads by itself. Shared by window.c (what a connection maps),
- * window_pins.c (which blocks are kept in it) and window_pin.c (bringing them there).
+ * window_pins.c (which blocks are kept in it), window_pin.c (bringing them there) and window_budget.c (who gives
+ * memory up for others).
  *
  * A window is of one part of one namespace. Its extents belong to the tenant, not to it: two connections of a
  * tenant read the same slots. Which memory is lent, and to whom, is the arena's to count; here is who maps what, who
@@ -90,6 +91,9 @@ void window_unuse(struct window *w);
 bool windows_close_all(struct session *s);
 /* What a slot of it takes. */
 uint64_t window_slot_bytes(const struct window *w);
+
+/* ---- window_budget.c ---- */
+
 /* Begins to take an extent from a tenant that has more than its part of the budget, if the window's has less.
  * False: it has not, or nobody has more. */
 bool window_claim(const struct window *w);
