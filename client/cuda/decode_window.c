@@ -99,6 +99,18 @@ static bool is_wanted(const struct ucm_window_mapping *m, uint64_t opened)
     return m->wanted != 0 || m->opened != opened;
 }
 
+/* The gather reads all layers of a block, and checks nothing: behind it lies another one. */
+static int part_check(const struct ucm_cuda_decode *d, const struct ucm_window_info *info)
+{
+    const struct ucm_cuda_decode_options *o = &d->plan.options;
+
+    if (info->part_bytes < o->layers * o->shard_bytes)
+        return cuda_fail(UCM_EINVALID, "a block of the window has %llu bytes; %u layers have %llu",
+                         (unsigned long long)info->part_bytes, o->layers,
+                         (unsigned long long)(o->layers * o->shard_bytes));
+    return 0;
+}
+
 static int mappings_register(struct ucm_cuda_decode *d)
 {
     struct ucm_window_mapping *list;
@@ -106,6 +118,8 @@ static int mappings_register(struct ucm_cuda_decode *d)
     uint32_t n;
     int r = cuda_pass(ucm_window_info(d->window, &info));
 
+    if (r == 0)
+        r = part_check(d, &info);
     if (r == 0)
         r = mappings_list(d->window, &list, &n);
     if (r != 0)
@@ -170,6 +184,8 @@ int ucm_cuda_decode_places(struct ucm_cuda_decode *d, struct ucm_window *window,
         r = mappings_register(d);
     }
     if (r != 0) {
+        if (d->n_mappings == 0)
+            d->window = NULL; /* it may be closed now */
         decode_leave();
         return r;
     }

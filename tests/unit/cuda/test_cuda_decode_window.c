@@ -16,7 +16,7 @@
 static struct ucm_window *const window = (struct ucm_window *)(void *)0x1000;
 static struct ucm_window_mapping maps[8];
 static uint32_t n_maps, released;
-static uint64_t opened;
+static uint64_t opened, part_bytes = SLOT;
 static uint8_t memory[4][EXTENT];
 static int release_fails;
 static struct ucm_cuda_decode *d;
@@ -31,8 +31,8 @@ int __wrap_ucm_window_address(struct ucm_window *w, const struct ucm_place *plac
 
 int __wrap_ucm_window_info(struct ucm_window *w, struct ucm_window_info *out)
 {
-    cr_expect_eq(w, window);
-    *out = (struct ucm_window_info){.opened = opened};
+    cr_expect(w == window || part_bytes != SLOT);
+    *out = (struct ucm_window_info){.opened = opened, .part_bytes = part_bytes};
     return 0;
 }
 
@@ -229,6 +229,21 @@ Test(cuda_decode_window, what_is_not_released_in_time_is_released_later)
     release_fails = 0;
     cr_expect_eq(update(0), 0);
     cr_expect_eq(released, 1);
+}
+
+Test(cuda_decode_window, of_smaller_blocks)
+{
+    struct ucm_window *other = (struct ucm_window *)(void *)0x2000;
+    struct ucm_place at = place(0, 1);
+    uint32_t number = 2;
+
+    part_bytes = SLOT - 16;
+    cr_expect_eq(ucm_cuda_decode_places(d, other, &number, &at, 1, stream), -UCM_EINVALID);
+    cr_expect_not_null(strstr(ucm_cuda_errmsg(), "has 4080 bytes; 1 layers have 4096"));
+    cr_expect_eq(fake_cuda_registered(), 0);
+    cr_expect_eq(update(0), 0, "it is not asked any more");
+    part_bytes = SLOT;
+    cr_expect_eq(put(2, at), 0);
 }
 
 Test(cuda_decode_window, one_at_a_time)
