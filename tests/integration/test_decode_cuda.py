@@ -294,6 +294,76 @@ class Decoders(unittest.TestCase):
         self.steps.flags = cuda.Flag.UNSERVED | cuda.Flag.FULL
         self.assertEqual((decoder.serve(), decoder.crowded), (set(), set()), "another step")
 
+    def test_rows_are_forgotten_until_the_slots_know_it(self):
+        decoder = self.decoder([OK])
+        self.two(decoder)
+        decoder.close("a")
+        forget, self.steps.forget = self.steps.forget, mock.Mock(side_effect=UcmError(Status.DEVICE, "busy"))
+        c = decoder.open("c")
+        with self.assertRaises(UcmError):
+            decoder.extend(c, [bytes([i]) * 32 for i in (5, 6)], lambda i: 30 + i)
+        self.steps.forget = forget
+        decoder.extend(c, [], lambda i: None)
+        self.assertEqual(self.steps.calls[-1], ("forget", [1]))
+
+    def test_a_floor_that_is_refused_opens_nothing(self):
+        decoder = self.decoder([OK])
+        enter, self.steps.enter = self.steps.enter, mock.Mock(side_effect=UcmError(Status.NO_MEMORY, "floors"))
+        for _ in range(3):
+            with self.assertRaises(UcmError):
+                decoder.open("a", 90)
+        self.assertEqual(decoder.sequences, {})
+        self.steps.enter = enter
+        self.two(decoder)
+
+    def test_half_a_registration_is_taken_back(self):
+        decoder = self.decoder([OK])
+        regions = []
+
+        def register(*_, **__):
+            regions.append(mock.Mock())
+            return regions[-1]
+        self.source.ns.register = register
+        for refused in (None, mock.Mock()):
+            self.source.digests = mock.Mock(register=lambda *_, **__: refused)
+            decoder.update()
+        first, second = regions
+        first.unregister.assert_called_once_with(timeout=1.0)
+        second.unregister.assert_not_called()
+
+    def windowed(self):
+        """With a sequence of three blocks in a window, whose fourth is about to be."""
+        decoder = self.decoder([OK])
+        a, _ = self.two(decoder)
+        decoder._connected()
+        decoder._window, a.chain, a.kept = mock.Mock(**{"client.closed": False}), mock.Mock(), 3
+        self.source.ask = self.asked
+        return decoder, a
+
+    def asked(self, call, *arguments, **named):
+        try:
+            return call(*arguments, **named)
+        except UcmError:
+            return None
+
+    def test_a_window_that_the_driver_refuses(self):
+        decoder, a = self.windowed()
+        window, self.steps.places = decoder._window, mock.Mock(side_effect=UcmError(Status.DEVICE, "not supported"))
+        decoder.keep(a, a.keys)
+        self.assertEqual(self.steps.calls[-1], ("leave_window",))
+        window.close.assert_called_once_with()
+        decoder.keep(a, a.keys)
+        self.steps.places.assert_called_once()
+        window.pin.assert_called_once()
+
+    def test_a_silent_daemon_gets_its_window_back(self):
+        decoder, _ = self.windowed()
+        self.source.ns, self.steps.update_window = None, mock.Mock(side_effect=[2, UcmError(Status.DEVICE, "busy")])
+        decoder.update()
+        self.assertGreater(decoder._repin_at, 0)
+        decoder.update()
+        self.assertEqual(self.steps.update_window.call_count, 2)
+
     def test_mistakes(self):
         decoder = self.decoder([OK])
         for flags in (cuda.Flag.UNSERVED | cuda.Flag.STRAY, cuda.Flag.NO_PAGE, cuda.Flag.NO_SLOT):

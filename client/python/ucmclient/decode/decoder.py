@@ -145,6 +145,9 @@ class Decoder(Supply):
             self._window = self.source.ask(Window, ns, self.part, timeout=self.timeout)
         return self._digest_region is not None
 
+    def _regions(self) -> list[Optional[Region]]:
+        return [self._pool_region, *super()._regions()]
+
     def _at(self, layer: int, row: int) -> slice:
         begin = (layer * self.room.rows + row) * self.digest.bytes
         return slice(begin, begin + self.digest.bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import abc
 from collections.abc import Callable, Iterable
@@ -94,7 +95,15 @@ class GpuDecoder(Supply):
 
     def _placed(self, rows: abc.Sequence[int], pinned: Pinned, window: Window) -> None:
         self._forget_all()  # it takes places away
-        self.steps.places(rows, pinned, window)
+
+        def places() -> bool:
+            self.steps.places(rows, pinned, window)
+            return True
+
+        if not self.source.ask(places):  # the driver can't register it: what misses is fetched
+            self.steps.leave_window()
+            self._window = None
+            window.close()
 
     def _enter(self, request: int, floor: int) -> None:
         self.steps.enter(request, floor)
@@ -106,9 +115,9 @@ class GpuDecoder(Supply):
         self._forgotten.append(row)
 
     def _forget_all(self) -> None:
-        rows, self._forgotten = self._forgotten, []
-        if rows:
-            self.steps.forget(rows)
+        if self._forgotten:
+            self.steps.forget(self._forgotten)
+            self._forgotten = []  # now that the slots know it
 
     def _cut(self) -> None:
         self.steps.leave_window()  # while it is mapped
@@ -134,6 +143,7 @@ class GpuDecoder(Supply):
             self.steps.leave_window()
             self._window = self._ns = None
         if not self._connected():
+            self._give_back()
             return
         if self._window is not None:
             self.source.ask(self._window.client.process)
@@ -141,6 +151,12 @@ class GpuDecoder(Supply):
                 self._pin_later()
         for sequence in self.sequences.values():
             self.keep(sequence, sequence.keys)
+
+    def _give_back(self) -> None:
+        """To a daemon that is not asked for anything now: it ends the connection of who keeps its memory all the same."""
+        with contextlib.suppress(UcmError):
+            if self._window is not None and self.steps.update_window():
+                self._pin_later()
 
     def counted(self) -> bool:
         """Whether the step that ran last counts. Its end has run."""

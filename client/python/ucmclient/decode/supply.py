@@ -115,6 +115,9 @@ class Supply:
         """Sets the regions and the window, of a connection that has none of them yet."""
         raise NotImplementedError
 
+    def _regions(self) -> list[Optional[Region]]:
+        return [self._landing_region, self._digest_region]
+
     def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
         """Digests of blocks into rows: the row, and what extend() was told of the block."""
         raise NotImplementedError
@@ -147,6 +150,9 @@ class Supply:
         if ns is not self._ns:
             self._landing_region = self._digest_region = self._window = None
             self._ns = ns if self._registered(ns, digests) else None
+            for region in self._regions() if self._ns is None else ():  # the next call registers all of them
+                if region is not None:
+                    self.source.ask(region.unregister, timeout=self.timeout)
         return self._ns is not None
 
     def _bring(
@@ -198,8 +204,8 @@ class Supply:
     def open(self, name: str, floor: int = 0) -> Sequence:
         """floor: slots that it keeps against others."""
         if name not in self.sequences:
+            self._enter(self._numbers[-1], floor)  # if it raises, nothing was opened
             self.sequences[name] = Sequence(name, self._numbers.pop())
-            self._enter(self.sequences[name].number, floor)
         return self.sequences[name]
 
     def close(self, name: str) -> None:
