@@ -84,6 +84,7 @@ struct speed {
     const char *what;
     uint32_t method, bits, blocks, chains, reduce, heads, policy;
     uint32_t kv_heads, group, d, rope;
+    uint32_t chosen; /* tokens; 0: 2, or 3 with rest */
 };
 
 /* A handle and what its launches take: `layers` of digests, far more than the GPU's cache holds. */
@@ -118,7 +119,7 @@ static bool selecting_open(struct selecting *s, const struct speed *c)
     digest.kind = 0;
     digest.bits = c->bits;
     digest.keep_bytes = 0;
-    digest.chosen = digest.rest ? 3 : 2;
+    digest.chosen = c->chosen ? c->chosen : digest.rest ? 3 : 2;
     *s = (struct selecting){.plan = plan_of(&digest), .layers = LAYERS};
     s->layer.stride = s->plan->bytes;
     s->layer_bytes = s->layer.stride * c->blocks * c->chains;
@@ -129,31 +130,43 @@ static bool selecting_open(struct selecting *s, const struct speed *c)
                  "open: %s", ucm_cuda_errmsg());
 }
 
+/* So many digests are made; the others are copies of them. */
+#define MADE 65536u
+
 /* Random bytes, but for scales, which are much alike, as real ones are: where scores gather decides how
  * much of a list a choice must look at twice. */
+static void random_digest(const struct ucm_digest_plan *p, uint8_t *d)
+{
+    uint32_t heads = p->spec.shape.kv_heads, arrays = p->spec.method == UCM_DIGEST_STATS ? 3 : 1;
+
+    for (size_t i = 0; i < p->bytes / 4; i++)
+        ((uint32_t *)d)[i] = rnd();
+    if (p->spec.method == UCM_DIGEST_HASH) {
+        memset(d + p->array[1], 0, heads * sizeof(uint32_t));
+        return;
+    }
+    for (uint32_t a = 0; a < arrays; a++)
+        for (uint32_t v = 0; v < heads * p->vectors; v++) {
+            uint16_t scale = (uint16_t)(0x3c00 + rnd_below(0x80));
+
+            memcpy(d + p->scale[a] + 2 * v, &scale, sizeof(scale));
+        }
+}
+
 static CUdeviceptr random_digests(const struct ucm_digest_plan *p, uint32_t n, uint32_t layers)
 {
-    size_t bytes = (size_t)n * p->bytes;
-    uint32_t heads = p->spec.shape.kv_heads, arrays = p->spec.method == UCM_DIGEST_STATS ? 3 : 1;
-    uint8_t *digests = fresh(bytes);
-    CUdeviceptr at = gpu_new(bytes * layers);
+    uint64_t all = (uint64_t)n * layers, made = all < MADE ? all : MADE, more;
+    uint8_t *digests = fresh(made * p->bytes);
+    CUdeviceptr at = gpu_new(all * p->bytes);
 
-    for (size_t i = 0; i < bytes / 4; i++)
-        ((uint32_t *)digests)[i] = rnd();
-    for (uint8_t *d = digests; d < digests + bytes; d += p->bytes) {
-        if (p->spec.method == UCM_DIGEST_HASH) {
-            memset(d + p->array[1], 0, heads * sizeof(uint32_t));
-            continue;
-        }
-        for (uint32_t a = 0; a < arrays; a++)
-            for (uint32_t v = 0; v < heads * p->vectors; v++) {
-                uint16_t scale = (uint16_t)(0x3c00 + rnd_below(0x80));
-
-                memcpy(d + p->scale[a] + 2 * v, &scale, sizeof(scale));
-            }
+    for (uint64_t i = 0; i < made; i++)
+        random_digest(p, digests + i * p->bytes);
+    gpu_put(at, digests, made * p->bytes);
+    for (uint64_t done = made; done < all; done += more) {
+        more = all - done < made ? all - done : made;
+        must(cuMemcpyDtoD(at + done * p->bytes, at, more * p->bytes), "a copy");
     }
-    for (uint32_t l = 0; l < layers; l++)
-        gpu_put(at + l * bytes, digests, bytes);
+    must(cuCtxSynchronize(), "a copy");
     free(digests);
     return at;
 }
@@ -473,9 +486,13 @@ void measure(const char *only)
         {"tokens, 2 a block", UCM_SPARSE_TOKENS, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
         {"tokens, 3 and rest", TOKENS_REST, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
         {"tokens, 3 and rest, softmax", TOKENS_REST, 0, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0},
+        {"tokens, 8 and rest, softmax", TOKENS_REST, 0, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0, 8},
+        {"tokens, 8 and rest, softmax", TOKENS_REST, 0, 8192, 50, 2, 0, 0, HEADS, 4, DIM, 0, 8},
+        {"tokens, 8 and rest, softmax", TOKENS_REST, 0, 65536, 1, 2, 0, 0, HEADS, 4, DIM, 0, 8},
         {"mean, MLA of 128 heads", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 0, 0, 1, 128, 576, 64},
         {"mean", UCM_SPARSE_MEAN, 0, 1024, 1, 0, 0, 0, HEADS, 4, DIM, 0},
         {"mean", UCM_SPARSE_MEAN, 0, 1024, 64, 0, 0, 0, HEADS, 4, DIM, 0},
+        {"mean", UCM_SPARSE_MEAN, 0, 8192, 50, 0, 0, 0, HEADS, 4, DIM, 0},
         {"mean", UCM_SPARSE_MEAN, 0, 65536, 1, 0, 0, 0, HEADS, 4, DIM, 0},
         {"box", UCM_SPARSE_BOX, 0, 65536, 1, 0, 0, 0, HEADS, 4, DIM, 0},
         {"box, sum over heads", UCM_SPARSE_BOX, 0, 65536, 1, 0, 1, 0, HEADS, 4, DIM, 0},
