@@ -376,7 +376,7 @@ enum ucm_trace_op {
     F(u64, q_dtype, OPT, 0, 2)                                                                     \
     F(u64, q_heads, REQ, 1, UCM_MAX_Q_HEADS)                                                       \
     F(u64, rows, OPT, 0, UCM_MAX_Q_ROWS)                                                           \
-    F(u64, metric, OPT, 0, 1)                                                                      \
+    F(u64, metric, OPT, 0, 2)                                                                      \
     F(u64, reduce, OPT, 0, 2)                                                                      \
     F(u64, heads, OPT, 0, 2)                                                                       \
     F(f64, beta, OPT, 0, 1u << 20)                                                                 \

@@ -153,6 +153,29 @@ static void chunks_plan(struct ucm_cuda_select *s, uint32_t queries)
     a->digest_at = a->stage_at + UCM_SELECT_CUDA_STAGES * chunk * a->staged;
 }
 
+/* UCM_METRIC_ROUNDED: how many times four queries the matrix units take at once; 0: they don't. */
+static uint32_t panels_of(const struct ucm_cuda_select *s, uint32_t n)
+{
+    if (n == 0 || s->args.rounds == 0)
+        return 0;
+    return s->args.queries_a_head > 4 ? 2 : 1;
+}
+
+/* A tile as one chunk, scored by the matrix units. */
+static void matrix_plan(struct ucm_cuda_select *s, uint32_t panels, uint32_t queries)
+{
+    struct ucm_select_cuda *a = &s->args;
+    uint32_t jobs = a->kv_heads * ((a->queries_a_head + 4 * panels - 1) / (4 * panels));
+    uint32_t warps = UCM_SELECT_CUDA_THREADS / WARP_LANES;
+
+    while (a->tile * queries > UCM_SELECT_CUDA_RAW)
+        a->tile /= 2;
+    a->grain = UCM_SELECT_CUDA_MATRIX_BLOCKS * (jobs < warps ? warps / jobs : 1);
+    a->chunk = a->tile;
+    a->raw_pitch = a->tile + 8; /* what a warp stores at once lies in 32 banks */
+    a->digest_at = UCM_SELECT_CUDA_RINGS_AT + UCM_SELECT_CUDA_RINGS;
+}
+
 /* How blocks are scored, by a kernel of that N, and where in shared memory. */
 static void tile_plan(struct ucm_cuda_select *s, uint32_t n, uint32_t queries)
 {
@@ -163,7 +186,10 @@ static void tile_plan(struct ucm_cuda_select *s, uint32_t n, uint32_t queries)
 
     a->copy_bytes = s->kernel.plan.bytes;
     a->tile = UCM_SELECT_CUDA_TILE;
-    if (n == 0 && many) {
+    a->grain = 8;
+    if (panels_of(s, n) > 0) {
+        matrix_plan(s, panels_of(s, n), queries);
+    } else if (n == 0 && many) {
         chunks_plan(s, queries);
     } else {
         while (a->tile * queries > UCM_SELECT_CUDA_RAW)
@@ -178,7 +204,8 @@ static void tile_plan(struct ucm_cuda_select *s, uint32_t n, uint32_t queries)
     s->shared_bytes = end > UCM_SELECT_CUDA_SHARED ? end : UCM_SELECT_CUDA_SHARED;
 }
 
-static void args_from_specs(struct ucm_cuda_select *s, const struct ucm_cuda_select_options *o,
+static void args_from_specs(struct ucm_cuda_select *s, enum ucm_select_cuda_family family,
+                            const struct ucm_cuda_select_options *o,
                             const struct ucm_score_spec *score,
                             const struct ucm_choose_spec *choose)
 {
@@ -189,6 +216,8 @@ static void args_from_specs(struct ucm_cuda_select *s, const struct ucm_cuda_sel
     a->rows = score->rows;
     a->q_heads = score->q_heads;
     a->queries_a_head = score->rows * score->q_heads / a->kv_heads;
+    if (score->metric == UCM_METRIC_ROUNDED)
+        a->rounds = family == UCM_SELECT_REST ? 3 : 7;
     a->beta = score->beta;
     if (a->beta == 0)
         a->beta = ucm_digest_scaled(&s->kernel.plan) ? 1.0f : 1.0f / ucm_sqrt((float)a->head_dim);
@@ -250,7 +279,7 @@ static void workspace_plan(struct ucm_cuda_select *s)
     a->poison = place(&end, s->kernel.plan.bytes);
     a->queries = place(&end, heads * a->query_floats * sizeof(float));
     a->scores = place(&end, chains * a->lists * a->pitch * sizeof(float));
-    a->raw = place(&end, raw * a->max_blocks * sizeof(float));
+    a->raw = place(&end, raw * a->pitch * sizeof(float));
     s->workspace_bytes = end;
 }
 
@@ -328,7 +357,11 @@ static int kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
     uint32_t queries = a->queries_a_head > 1 ? 4 : 1;
     char name[48];
 
-    snprintf(name, sizeof name, "ucm_select_%s_%u_%u", names[family], queries, n);
+    if (panels_of(s, n) > 0)
+        snprintf(name, sizeof name, "ucm_select_matrix_%s_%u_%u", names[family], n,
+                 panels_of(s, n));
+    else
+        snprintf(name, sizeof name, "ucm_select_%s_%u_%u", names[family], queries, n);
     return sparse_kernel_open(&s->kernel, gpu, ucm_select_fatbin, name, s->shared_bytes);
 }
 
@@ -351,7 +384,7 @@ static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
     family = family_of(&s->kernel.plan, score.metric);
     s->chains = o->chains;
     args_from_plan(s, family);
-    args_from_specs(s, o, &score, &choose);
+    args_from_specs(s, family, o, &score, &choose);
     n = words_of(s, family);
     tile_plan(s, n, score.rows * score.q_heads);
     r = kernel_open(s, gpu, family, n);

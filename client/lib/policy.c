@@ -320,6 +320,8 @@ int ucm_policy_check(const struct ucm_policy *p)
         (p->digest == UCM_SPARSE_BOX || p->digest == UCM_SPARSE_HASH || estimates(p)))
         return client_fail(UCM_EINVALID, "metric l2 is of digests mean, submean, and tokens with "
                                          "rest=0");
+    if (p->metric == UCM_SPARSE_ROUNDED && !policy_rounds(p))
+        return client_fail(UCM_EINVALID, "metric rounded is of digests mean, submean and tokens");
     if (p->limit > 0 && p->limit < p->min_blocks)
         return client_fail(UCM_EINVALID, "limit is %u, less than min_blocks, which is %u", p->limit,
                            p->min_blocks);

@@ -33,6 +33,8 @@ extern const struct policy_key policy_keys[];
 extern const struct policy_preset policy_presets[];
 extern const uint32_t policy_n_keys, policy_n_presets;
 
+/* Whether the digest has metric rounded. */
+bool policy_rounds(const struct ucm_policy *p);
 /* Sets the digest's parameters to what is usual for its method. */
 void policy_digest_defaults(struct ucm_policy *p);
 

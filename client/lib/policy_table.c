@@ -10,7 +10,7 @@ static const char *const digests[] = {"",     "mean",  "submean", "box",
                                       "hash", "stats", "tokens",  NULL};
 static const char *const kinds[] = {"mean", "max", "normalised", NULL};
 static const char *const rope_pairs[] = {"neox", "interleaved", NULL};
-static const char *const metrics[] = {"dot", "l2", NULL};
+static const char *const metrics[] = {"dot", "l2", "rounded", NULL};
 static const char *const reduces[] = {"max", "mean", "softmax", NULL};
 static const char *const head_lists[] = {"each", "sum", "max", NULL};
 static const char *const choices[] = {"topk", "mass", "psa", "estimated", "certified", NULL};
@@ -51,7 +51,8 @@ const struct policy_key policy_keys[] = {
      .digests = DIGEST(HASH)},
     COUNT(chosen, "8", 1, 32, "tokens that stand for the block", .digests = DIGEST(TOKENS)),
     COUNT(rest, "1", 0, 1, "1: the mean of the others, too", .digests = DIGEST(TOKENS)),
-    NAME(metric, "dot", metrics, "product, or minus the squared distance"),
+    NAME(metric, "dot", metrics,
+         "product, minus the squared distance, or product with the rounded query"),
     NAME(reduce, "softmax", reduces, "over the query heads of a KV head"),
     NAME(heads, "each", head_lists, "a list for each KV head, or one of their sum or maximum"),
     COUNT(rows, "1", 1, 64, "queries of so many last steps vote"),
@@ -95,12 +96,12 @@ const uint32_t policy_n_keys = sizeof(policy_keys) / sizeof(policy_keys[0]);
 
 const struct policy_preset policy_presets[] = {
     {"auto", "top k whose budget begins by the length and follows, by layer, what steps cover",
-     "goal=0.5,min_tokens=1024"},
+     "metric=rounded,goal=0.5,min_tokens=1024"},
     {"topk", "2,048 tokens, in the best order there is without exact attention",
-     "topk_tokens=2048"},
+     "metric=rounded,topk_tokens=2048"},
     {"psa-estimated",
      "PSA's rounds until the attended weight is eps of that and the estimate of what is left",
-     "choice=estimated"},
+     "metric=rounded,choice=estimated"},
     {"psa-certified",
      "PSA's rounds until the attended weight is certainly eps of all: attends nearly everything",
      "digest=box,choice=certified"},
@@ -131,8 +132,16 @@ const struct policy_preset policy_presets[] = {
 };
 const uint32_t policy_n_presets = sizeof(policy_presets) / sizeof(policy_presets[0]);
 
+bool policy_rounds(const struct ucm_policy *p)
+{
+    return p->digest == UCM_SPARSE_MEAN || p->digest == UCM_SPARSE_SUBMEAN ||
+           p->digest == UCM_SPARSE_TOKENS;
+}
+
 void policy_digest_defaults(struct ucm_policy *p)
 {
+    if (p->metric == UCM_SPARSE_ROUNDED && !policy_rounds(p)) /* a preset's */
+        p->metric = UCM_SPARSE_DOT;
     p->kind = p->run = p->bits = p->rope_bits = p->chosen = p->rest = 0;
     p->seed = 0;
     p->keep = 1;

@@ -69,6 +69,38 @@ UCM_HD float ucm_rest_score(float s, float dot, float beta, float ln_count)
     return ucm_is_nan(s) ? ucm_inf() : t;
 }
 
+/* ---- rounded queries ---- */
+
+/* Queries are rounded to multiples of 2^e, so coarse that no sum of products with integers of a vector has more than
+ * 24 bits: such sums are exact in any order, as floats, and by units for products of integers. */
+#define UCM_GRID_BITS 14         /* of a query's largest value, at most */
+#define UCM_GRID_TOP 0x71800000u /* 2^100: larger queries, and NaN, score NaN */
+
+/* The finest grid: e for queries whose largest |q| has these bits, which are below UCM_GRID_TOP. */
+UCM_HD int32_t ucm_grid_first(uint32_t largest)
+{
+    int32_t e = (int32_t)(largest >> 23) - 126 - UCM_GRID_BITS;
+
+    return e < -100 ? -100 : e;
+}
+
+/* 2^e for -126 <= e <= 127. */
+UCM_HD float ucm_power(int32_t e)
+{
+    return ucm_f32((uint32_t)(e + 127) << 23);
+}
+
+/* How much is added to that e: units is the sum of |q| on the finest grid, each rounded; `top` is 7 for vectors of
+ * int8 and 3 for those of 4 bits: no |value| is above 2^top. */
+UCM_HD uint32_t ucm_grid_coarser(uint32_t units, uint32_t channels, uint32_t top)
+{
+    uint32_t k = 0;
+
+    while (units + ((uint64_t)channels << k) > (uint64_t)1 << (24 - top + k))
+        k++;
+    return k;
+}
+
 /* ---- hash ---- */
 
 /* Word c / 64 of the random signs of chunk w's transform j (0 is the inner one) of a segment; channel

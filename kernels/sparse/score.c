@@ -31,7 +31,7 @@ int ucm_score_check(const struct ucm_digest_plan *plan, const struct ucm_score_s
 {
     uint32_t kv_heads = plan->spec.shape.kv_heads;
 
-    if (spec->metric > UCM_METRIC_L2 || (plan->metrics >> spec->metric & 1) == 0)
+    if (spec->metric > UCM_METRIC_ROUNDED || (plan->metrics >> spec->metric & 1) == 0)
         return sparse_refuse(why, "metric %u is not defined for %s digests", spec->metric,
                              plan->method->name);
     if (spec->reduce > UCM_REDUCE_SOFTMAX)
@@ -85,18 +85,60 @@ static float default_beta(const struct ucm_digest_plan *plan)
     return 1.0f / ucm_sqrt((float)plan->spec.shape.head_dim);
 }
 
+static uint32_t scored_channel(const struct ucm_digest_plan *plan, uint32_t i)
+{
+    return plan->spec.method == UCM_DIGEST_SUBMEAN ? plan->channel[i] : i;
+}
+
+void ucm_digest_round(const struct ucm_digest_plan *plan, const float *q, float *out)
+{
+    uint32_t largest = 0, units = 0, n = plan->channels, top = 7;
+    float step;
+    int32_t e;
+
+    if (plan->spec.method == UCM_DIGEST_TOKENS && plan->spec.rest != UCM_REST_NONE)
+        top = 3;
+    if (out != q)
+        memcpy(out, q, plan->spec.shape.head_dim * sizeof(*out));
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t bits = ucm_f32_bits(q[scored_channel(plan, i)]) & 0x7fffffffu;
+
+        largest = bits > largest ? bits : largest;
+    }
+    if (largest >= UCM_GRID_TOP) {
+        for (uint32_t i = 0; i < n; i++)
+            out[scored_channel(plan, i)] = ucm_f32(0x7fc00000u);
+        return;
+    }
+    e = ucm_grid_first(largest);
+    for (uint32_t i = 0; i < n; i++)
+        units += (uint32_t)ucm_rint(ucm_abs(q[scored_channel(plan, i)]) * ucm_power(-e));
+    e += (int32_t)ucm_grid_coarser(units, n, top);
+    step = ucm_power(e);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t c = scored_channel(plan, i);
+
+        out[c] = ucm_rint(q[c] * ucm_power(-e)) * step;
+    }
+}
+
 /* Into the order of KV heads, so that the queries of one lie together. */
 static void prepare_queries(struct ucm_score_job *job, const float *q)
 {
     uint32_t kv_heads = job->plan->spec.shape.kv_heads, of_head = job->spec.q_heads / kv_heads;
     uint32_t d = job->plan->spec.shape.head_dim;
+    float rounded[UCM_KV_HEAD_DIM_MAX];
 
     for (uint32_t g = 0; g < kv_heads; g++)
         for (uint32_t row = 0; row < job->spec.rows; row++)
             for (uint32_t h = 0; h < of_head; h++) {
-                size_t head = (size_t)row * job->spec.q_heads + g * of_head + h;
+                const float *of = q + ((size_t)row * job->spec.q_heads + g * of_head + h) * d;
 
-                job->ops->prepare(job->plan, q + head * d, row * of_head + h, job->group,
+                if (job->spec.metric == UCM_METRIC_ROUNDED) {
+                    ucm_digest_round(job->plan, of, rounded);
+                    of = rounded;
+                }
+                job->ops->prepare(job->plan, of, row * of_head + h, job->group,
                                   job->queries + (size_t)g * job->group * job->query_floats);
             }
 }

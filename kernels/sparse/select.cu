@@ -44,7 +44,8 @@ static __device__ __forceinline__ uint32_t tile_blocks(args_t a)
     waves = (all + whole - 1) / whole * gridDim.x;
     if (waves == 0)
         return most;
-    return min(most, max(32u, (uint32_t)((all + waves - 1) / waves + 7) / 8 * 8));
+    all = (all + waves - 1) / waves;
+    return min(most, max(32u, (uint32_t)(all + a.grain - 1) / a.grain * a.grain));
 }
 
 /* By all threads: counts the tiles of the chains before each. */
@@ -113,7 +114,7 @@ static __device__ __forceinline__ uint32_t chain_tiles(const struct plan *p, uin
 }
 
 /* Returns false when there is no such item. */
-template <int F, int Q, int N>
+template <int F, int Q, int N, int P>
 static __device__ __forceinline__ bool run_item(args_t a, const struct plan *p, uint32_t item)
 {
     uint32_t tiles = p->first_tile[a.chains];
@@ -130,7 +131,7 @@ static __device__ __forceinline__ bool run_item(args_t a, const struct plan *p, 
     if (item < (softmax ? 3 : 1) * tiles) {
         t = tile_of(a, p, item % tiles);
         if (item < tiles) {
-            score_item<F, Q, N>(a, t);
+            score_item<F, Q, N, P>(a, t);
         } else if (item < 2 * tiles) {
             wait_for(&progress(a, t.chain)->scored, chain_tiles(p, t.chain));
             weigh_item(a, t);
@@ -178,7 +179,7 @@ static __device__ __forceinline__ void reset(args_t a)
         ((uint32_t *)a.ticket)[threadIdx.x] = 0;
 }
 
-template <int F, int Q, int N>
+template <int F, int Q, int N, int P>
 static __device__ __forceinline__ void select_all(args_t a)
 {
     __shared__ struct plan p;
@@ -198,7 +199,7 @@ static __device__ __forceinline__ void select_all(args_t a)
          * done is being run, or waits behind a lower one, which can't be. */
         if (threadIdx.x == 0)
             next = atomicAdd(&ticket[0], 1);
-        more = run_item<F, Q, N>(a, &p, item);
+        more = run_item<F, Q, N, P>(a, &p, item);
         __syncthreads();
     }
     if (threadIdx.x == 0) {
@@ -214,7 +215,7 @@ static __device__ __forceinline__ void select_all(args_t a)
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
     ucm_select_##name##_##queries##_##n(const __grid_constant__ struct ucm_select_cuda args)       \
     {                                                                                              \
-        select_all<family, queries, n>(args);                                                      \
+        select_all<family, queries, n, 0>(args);                                                      \
     }
 #define KERNELS(name, family)                                                                      \
     KERNEL(name, family, 1, 0)                                                                     \
@@ -232,3 +233,19 @@ KERNEL(l2, UCM_SELECT_L2, 1, 0)
 KERNEL(l2, UCM_SELECT_L2, 4, 0)
 KERNEL(hash, UCM_SELECT_HASH, 1, 0)
 KERNEL(hash, UCM_SELECT_HASH, 4, 0)
+
+/* For UCM_METRIC_ROUNDED: by the matrix units, for vectors of 32 * n channels and 4 * panels queries at once. */
+#define MATRIX_KERNEL(name, family, n, panels)                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
+    ucm_select_matrix_##name##_##n##_##panels(const __grid_constant__ struct ucm_select_cuda args) \
+    {                                                                                              \
+        select_all<family, 4, n, panels>(args);                                                    \
+    }
+#define MATRIX_KERNELS(name, family)                                                               \
+    MATRIX_KERNEL(name, family, 2, 1)                                                              \
+    MATRIX_KERNEL(name, family, 2, 2)                                                              \
+    MATRIX_KERNEL(name, family, 4, 1)                                                              \
+    MATRIX_KERNEL(name, family, 4, 2)
+
+MATRIX_KERNELS(dot, UCM_SELECT_DOT)
+MATRIX_KERNELS(rest, UCM_SELECT_REST)

@@ -2,9 +2,9 @@
 #ifndef UCM_KERNELS_SPARSE_SELECT_CHOOSE_CUH
 #define UCM_KERNELS_SPARSE_SELECT_CHOOSE_CUH
 
-#include "kernels/sparse/select_cut.cuh"
+#include "kernels/sparse/select_top.cuh"
 
-/* ---- top k: the first digits are counted already ---- */
+/* ---- top k of a long list: the first digits are counted already ---- */
 
 #define CLOSE 256u /* candidates that are compared with each other */
 #define FOUND UCM_SELECT_CUDA_FOUND
@@ -17,51 +17,6 @@ struct found {
     uint32_t n; /* more than FOUND: only so many are there */
 };
 
-/* The digit, from the largest down, in which the taking ends, and what of it is still to be taken. -1: all
- * are taken. count: the thread's, of digits DIGITS - 1 - 4 threadIdx.x and the three below, the highest first. */
-static __device__ __forceinline__ int32_t walk_counts(const uint32_t count[4], uint32_t *need)
-{
-    __shared__ uint32_t part[WARPS], left;
-    __shared__ int32_t digit;
-    uint32_t warp = threadIdx.x / WARP_LANES, own = count[0] + count[1] + count[2] + count[3];
-    uint32_t before = own;
-
-    for (uint32_t s = 1; s < WARP_LANES; s *= 2) {
-        uint32_t other = __shfl_up_sync(WARP_ALL, before, s);
-
-        before += warp_lane() >= s ? other : 0;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0)
-        digit = -1;
-    if (warp_lane() == WARP_LANES - 1)
-        part[warp] = before;
-    __syncthreads();
-#pragma unroll
-    for (uint32_t i = 0; i < WARPS; i++)
-        before += i < warp ? part[i] : 0;
-    before -= own;
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-        if (before < *need && before + count[i] >= *need) {
-            digit = (int32_t)(DIGITS - 1 - 4 * threadIdx.x - i);
-            left = *need - before;
-        }
-        before += count[i];
-    }
-    __syncthreads();
-    if (digit >= 0)
-        *need = left;
-    return digit;
-}
-
-/* Of the digits at `from`, those that walk_counts wants of a thread. */
-static __device__ __forceinline__ uint4 *own_digits(uint32_t *from)
-{
-    static_assert(DIGITS == 4 * THREADS, "a thread has four digits");
-    return (uint4 *)from + (THREADS - 1 - threadIdx.x);
-}
-
 /* Where a choice ends, as far as the first digits say. */
 struct first_cut {
     uint32_t poison; /* blocks with +inf, which is a digit of its own */
@@ -73,14 +28,13 @@ static __device__ __forceinline__ struct first_cut first_cut_of(args_t a, const 
                                                                 uint4 digits, uint32_t windows,
                                                                 uint32_t room)
 {
-    constexpr uint32_t DIGIT = POISON_KEY >> FIRST_SHIFT;
     __shared__ uint32_t poison;
     uint32_t count[4] = {digits.w, digits.z, digits.y, digits.x}, most = least(most_blocks(a, c.n), room);
     struct first_cut cut;
 
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++)
-        if (DIGITS - 1 - 4 * threadIdx.x - i == DIGIT) {
+        if (DIGITS - 1 - 4 * threadIdx.x - i == POISON_DIGIT) {
             poison = count[i];
             count[i] = 0;
         }
@@ -281,8 +235,7 @@ static __device__ __forceinline__ void collect(args_t a, uint32_t number, struct
     __syncthreads();
 }
 
-/* The last step: the blocks above the cut are marked, in shared memory (lists that one thread block looks
- * through) or in the workspace; n candidates are chosen. */
+/* The last step: the blocks above the cut are marked in the workspace; n candidates are chosen. */
 static __device__ __forceinline__ uint32_t put_choice(args_t a, const struct choose &c, uint32_t number,
                                                       const uint32_t *chosen, uint32_t n_chosen,
                                                       const struct answer &to, uint32_t at)
@@ -292,11 +245,9 @@ static __device__ __forceinline__ uint32_t put_choice(args_t a, const struct cho
     for (uint32_t first = 0; first < words; first += MARKS) {
         uint32_t n = min(MARKS, words - first);
 
-        if (c.n > UCM_SELECT_CUDA_LONG) {
-            for (uint32_t i = threadIdx.x; i < n; i += THREADS)
-                marks[i] = __ldcg(list_marks(a, number) + first + i);
-            __syncthreads();
-        }
+        for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+            marks[i] = __ldcg(list_marks(a, number) + first + i);
+        __syncthreads();
         for (uint32_t i = threadIdx.x; i < n_chosen; i += THREADS) {
             uint32_t b = chosen[i];
 
@@ -310,7 +261,7 @@ static __device__ __forceinline__ uint32_t put_choice(args_t a, const struct cho
     return at - begin;
 }
 
-/* windows < room <= n. Puts blocks between the windows to place `at` and behind; returns how many. */
+/* windows < room <= n, n > UCM_SELECT_CUDA_LONG. Puts blocks between the windows to place `at` and behind; returns how many. */
 static __device__ __forceinline__ uint32_t put_top(args_t a, const struct choose &c,
                                                    struct digit_sums *sums, uint32_t *digits,
                                                    uint32_t number, uint32_t windows, uint32_t room,
@@ -332,10 +283,7 @@ static __device__ __forceinline__ uint32_t put_top(args_t a, const struct choose
         return put_rest(c, cut{POISON_KEY, least(first.poison, room - windows)}, to, at);
     if (first.digit < 0)
         return put_rest(c, cut{0, c.end - c.begin}, to, at);
-    if (c.n > UCM_SELECT_CUDA_LONG)
-        collect(a, number, &f);
-    else
-        look(c, (uint32_t)first.digit, 0, c.n, shared + 2 * FOUND, &f);
+    collect(a, number, &f);
     if (f.n > FOUND)
         return put_rest(c, take(a, c, sums, need{first.need, UINT64_MAX}, 1, (uint32_t)first.digit), to, at);
     prefix = (uint32_t)first.digit << 11 |
@@ -408,6 +356,8 @@ static __device__ __noinline__ void choose_item(args_t a, uint32_t chain, uint32
     count = min(windows, room);
     if (room > windows && c.mass)
         count += put_rest(c, cut_of(a, c, &sums, windows, room), to, init);
+    else if (room > windows && n <= UCM_SELECT_CUDA_LONG)
+        count += put_top_held(a, c, (uint32_t *)&sums, digits, windows, room, to, init);
     else if (room > windows)
         count += put_top(a, c, &sums, digits, (uint32_t)number, windows, room, to, init);
     else if (!c.mass)

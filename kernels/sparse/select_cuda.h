@@ -14,6 +14,7 @@
 #define UCM_SELECT_CUDA_TILE 512u               /* blocks of an item, at most */
 #define UCM_SELECT_CUDA_PAD                                                                        \
     4u /* addresses of digests past a tile's, for teams that have no block */
+#define UCM_SELECT_CUDA_MATRIX_BLOCKS 16u /* that a warp scores at once by the matrix units */
 #define UCM_SELECT_CUDA_DIGITS 2048u
 #define UCM_SELECT_CUDA_KEYS                                                                       \
     16384u /* of a list, held while it is chosen from by mass; longer lists are read again */
@@ -43,7 +44,8 @@ enum ucm_select_cuda_q {
 };
 
 /* The kernels ucm_select_FAMILY_QUERIES_N: QUERIES of one KV head at once, 1 or 4; for vectors of 32 * N
- * channels, N being 2 or 4; or for any, if N is 0. */
+ * channels, N being 2 or 4; or for any, if N is 0. For UCM_METRIC_ROUNDED ucm_select_matrix_FAMILY_N_PANELS: 4 * PANELS queries of a KV
+ * head at once, 1 or 2; N is 2 or 4; DOT and REST only. */
 enum ucm_select_cuda_family {
     UCM_SELECT_DOT = 0, /* mean, submean, tokens without rest */
     UCM_SELECT_L2 = 1,  /* the same, minus the squared distance; N is 0 */
@@ -75,6 +77,7 @@ struct ucm_select_cuda {
     uint32_t reduce, heads, rows, q_heads;
     uint32_t queries_a_head; /* KV head: rows * query heads of it */
     uint32_t query_floats;   /* of a prepared query, a multiple of 4 */
+    uint32_t rounds; /* metric UCM_METRIC_ROUNDED: for 8 bits a channel 7, for 4 bits 3; else 0 */
     float beta;
     /* Choice. */
     uint32_t policy, block_tokens, topk_tokens, min_blocks;
@@ -87,6 +90,7 @@ struct ucm_select_cuda {
     uint32_t pitch;     /* max_blocks, rounded up to a multiple of 4 */
     uint32_t slices;    /* of a list, if max_blocks is above UCM_SELECT_CUDA_LONG; else 0 */
     uint32_t tile;      /* blocks of an item, at most */
+    uint32_t grain;     /* a tile is a multiple of it, the last of a chain aside */
     uint32_t chunk;     /* of them, scored between two barriers: all, or a power of two */
     uint32_t raw_pitch; /* from one query's scores of a chunk to the next one's */
     uint32_t staged;    /* bytes of a block's digest in shared memory; 0: read where it lies */
@@ -118,7 +122,7 @@ struct ucm_select_cuda {
     uint64_t found; /* long lists: uint32_t[chains][lists]; 0 between launches */
     uint64_t found_at; /* and uint32_t[2][UCM_SELECT_CUDA_FOUND] of each: keys and blocks */
     uint64_t marks;    /* and uint32_t[(max_blocks + 31) / 32] of each */
-    uint64_t raw;      /* softmax: float[chains][rows * q_heads][max_blocks] */
+    uint64_t raw;      /* softmax: float[chains][rows * q_heads][pitch] */
     uint64_t top;      /* softmax: uint32_t[chains][rows * q_heads]: keys; 0 between launches */
     uint64_t sum;      /* softmax: uint64_t[chains][rows * q_heads]; 0 between launches */
 };

@@ -7,6 +7,7 @@
 
 #define POISON_KEY 0xff800000u /* of +inf, the largest key there is */
 #define DIGITS UCM_SELECT_CUDA_DIGITS
+#define POISON_DIGIT (POISON_KEY >> FIRST_SHIFT) /* of no other key */
 
 struct __align__(16) digit_sums {
     uint32_t count[DIGITS];

@@ -112,6 +112,25 @@ static __device__ __forceinline__ float query_size(args_t a, const float *query)
     return query[a.padded + a.padded / 4];
 }
 
+/* By a warp: rounds a query as ucm_digest_round does. */
+static __device__ __noinline__ void round_query(args_t a, float *q)
+{
+    uint32_t largest = 0, units = 0;
+    int32_t e;
+
+    __syncwarp();
+    for (uint32_t c = warp_lane(); c < a.channels; c += WARP_LANES)
+        largest = max(largest, ucm_f32_bits(q[c]) & 0x7fffffffu);
+    largest = __reduce_max_sync(WARP_ALL, largest);
+    e = ucm_grid_first(min(largest, UCM_GRID_TOP));
+    if (largest < UCM_GRID_TOP)
+        for (uint32_t c = warp_lane(); c < a.channels; c += WARP_LANES)
+            units += (uint32_t)ucm_rint(ucm_abs(q[c]) * ucm_power(-e));
+    e += (int32_t)ucm_grid_coarser(__reduce_add_sync(WARP_ALL, units), a.channels, a.rounds);
+    for (uint32_t c = warp_lane(); c < a.channels; c += WARP_LANES)
+        q[c] = largest < UCM_GRID_TOP ? ucm_rint(q[c] * ucm_power(-e)) * ucm_power(e) : ucm_f32(0x7fc00000u);
+}
+
 /* By a warp: the query that begins at element `at` of q. */
 template <int F>
 static __device__ __forceinline__ void prepare_query(args_t a, uint64_t at, float *out)
@@ -126,6 +145,8 @@ static __device__ __forceinline__ void prepare_query(args_t a, uint64_t at, floa
         if (F == UCM_SELECT_BOX)
             ((uint32_t *)out)[a.padded + c / 4] = high_mask(x);
     }
+    if ((F == UCM_SELECT_DOT || F == UCM_SELECT_REST) && a.rounds)
+        round_query(a, out);
     if (F == UCM_SELECT_BOX) {
         __syncwarp();
         for (uint32_t c = warp_lane(); c < a.padded; c += WARP_LANES)

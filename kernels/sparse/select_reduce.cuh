@@ -134,7 +134,7 @@ static __device__ __forceinline__ void keep_raw(args_t a, const struct tile &t, 
 {
     for (uint32_t i = threadIdx.x / WARP_LANES; i < a.rows * a.q_heads; i += WARPS) {
         uint64_t list = raw_list(a, t.chain, i);
-        float *to = (float *)a.raw + list * a.max_blocks + t.first;
+        float *to = (float *)a.raw + list * a.pitch + t.first;
         uint32_t top = 0;
 
         for (uint32_t b = warp_lane(); b < t.count; b += WARP_LANES) {
@@ -144,60 +144,81 @@ static __device__ __forceinline__ void keep_raw(args_t a, const struct tile &t, 
             top = x == ucm_inf() ? top : max(top, ucm_score_key(x));
         }
         top = __reduce_max_sync(WARP_ALL, top);
-        if (warp_lane() == 0 && top > __ldcg((const uint32_t *)a.top + list))
+        if (warp_lane() == 0)
             atomicMax((uint32_t *)a.top + list, top);
     }
 }
 
-/* Of query head i; -inf if it has no score. */
-static __device__ __forceinline__ float raw_top(args_t a, uint64_t list)
+/* The largest score of a query head; -inf if it has none. */
+static __device__ __forceinline__ float top_score(uint32_t key)
 {
-    uint32_t key = ((const uint32_t *)a.top)[list];
-
     return key == 0 ? -ucm_inf() : key_score(key);
+}
+
+/* A thread's four blocks from b on, of a query head's `count` in a tile; 0 for those that are not. The tile begins at a
+ * multiple of 4 blocks, and so do rows. */
+static __device__ __forceinline__ uint32_t four_weights(const float *raw, uint32_t b, uint32_t count, float top,
+                                                        float beta)
+{
+    float4 four = __ldcg((const float4 *)(raw + b));
+    float x[4] = {four.x, four.y, four.z, four.w};
+    uint32_t sum = 0;
+
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+        sum += b + j < count ? weight_of(x[j], top, beta) : 0;
+    return sum;
 }
 
 static __device__ __noinline__ void weigh_item(args_t a, const struct tile &t)
 {
+    static_assert(UCM_SELECT_CUDA_TILE / WARP_LANES <= 256, "a thread's sum fits 32 bits");
+#pragma unroll 2
     for (uint32_t i = threadIdx.x / WARP_LANES; i < a.rows * a.q_heads; i += WARPS) {
-        uint64_t list = raw_list(a, t.chain, i), sum = 0;
-        const float *raw = (const float *)a.raw + list * a.max_blocks + t.first;
-        float top = raw_top(a, list), beta = a.beta;
+        uint64_t list = raw_list(a, t.chain, i);
+        const float *raw = (const float *)a.raw + list * a.pitch + t.first;
+        float top = top_score(__ldcg((const uint32_t *)a.top + list));
+        uint32_t sum = 0, low;
 
-#pragma unroll 4
-        for (uint32_t b = warp_lane(); b < t.count; b += WARP_LANES)
-            sum += weight_of(raw[b], top, beta);
-        sum = warp_sum(sum);
+        for (uint32_t b = 4 * warp_lane(); b < t.count; b += 4 * WARP_LANES)
+            sum += four_weights(raw, b, t.count, top, a.beta);
+        low = __reduce_add_sync(WARP_ALL, sum & 0xffff);
+        sum = __reduce_add_sync(WARP_ALL, sum >> 16);
         if (warp_lane() == 0)
-            atomicAdd((unsigned long long *)a.sum + list, (unsigned long long)sum);
+            atomicAdd((unsigned long long *)a.sum + list, ((unsigned long long)sum << 16) + low);
     }
     item_done(&progress(a, t.chain)->weighed);
 }
 
+/* x / total, rounded to nearest, for a weight x and a total from 1 to 2^44, by = 1 / total: the second quotient is less
+ * than one unit off, and what it leaves mends it. */
+static __device__ __forceinline__ float share_of(float x, float total, float by)
+{
+    float q = x * by;
+
+    q = ucm_fma(ucm_fma(-q, total, x), by, q);
+    return ucm_fma(ucm_fma(-q, total, x), by, q);
+}
+
 static __device__ __noinline__ void share_item(args_t a, const struct tile &t)
 {
-    uint32_t queries = a.rows * a.q_heads, group = a.queries_a_head;
-    const float *raw = (const float *)a.raw + raw_list(a, t.chain, 0) * a.max_blocks + t.first;
-    float *top = (float *)shared, *total = top + queries, beta = a.beta;
-    uint64_t pitch = a.max_blocks;
+    uint32_t group = a.queries_a_head;
+    uint64_t first = raw_list(a, t.chain, 0);
 
-    for (uint32_t i = threadIdx.x; i < queries; i += THREADS) {
-        uint64_t list = raw_list(a, t.chain, i);
-
-        top[i] = raw_top(a, list);
-        total[i] = ucm_max(1.0f, __ull2float_rn(((const unsigned long long *)a.sum)[list]));
-    }
-    __syncthreads();
     put_lists(a, t, [&](uint32_t g, uint32_t b) {
+        const float *raw = (const float *)a.raw + (first + g * group) * a.pitch + t.first + b;
+        const unsigned long long *sums = (const unsigned long long *)a.sum + first + g * group;
+        const uint32_t *tops = (const uint32_t *)a.top + first + g * group;
         struct many shares = {0, 0, 0};
 
 #pragma unroll 4
-        for (uint32_t i = g * group; i < (g + 1) * group; i++) {
-            float x = raw[i * pitch + b];
+        for (uint32_t i = 0; i < group; i++) {
+            float x = __ldcg(raw + (uint64_t)i * a.pitch), top = top_score(__ldcg(tops + i));
+            float total = ucm_max(1.0f, __ull2float_rn(__ldcg(sums + i)));
 
             if (x != ucm_inf())
-                x = (float)weight_of(x, top[i], beta);
-            many_add(&shares, x / total[i]);
+                x = share_of((float)weight_of(x, top, a.beta), total, __frcp_rn(total));
+            many_add(&shares, x);
         }
         return many_sum(&shares, 1.0f);
     });

@@ -3,6 +3,7 @@
 #define UCM_KERNELS_SPARSE_SELECT_SCORE_CUH
 
 #include "kernels/sparse/select_long.cuh"
+#include "kernels/sparse/select_matrix.cuh"
 #include "kernels/sparse/select_reduce.cuh"
 #include "kernels/sparse/select_short.cuh"
 
@@ -22,18 +23,11 @@ static __device__ __noinline__ void reduce(args_t a, const struct tile &t, uint3
 template <int F>
 static __device__ __forceinline__ void tile_begin(args_t a, const struct tile &t)
 {
-    uint64_t *digest = digests_at(a);
-    uint32_t id = a.blocks;
+    uint32_t number = block_number(a, t);
 
-    static_assert(UCM_SELECT_CUDA_TILE <= THREADS, "a thread has one block");
-    if (threadIdx.x < t.count)
-        id = __ldg((const uint32_t *)a.table + t.chain * a.table_stride + t.first + threadIdx.x);
     if (!a.prepares)
         prepare_queries<F>(a, t.chain, prepared(a, t.chain));
-    if (threadIdx.x < t.count)
-        digest[threadIdx.x] = id < a.blocks ? a.digests + id * a.block_stride : a.poison;
-    if (threadIdx.x < PAD)
-        digest[t.count + threadIdx.x] = a.poison;
+    put_digests(a, t, number);
     if (a.prepares)
         wait_for(&progress(a, t.chain)->prepared, 1);
     else
@@ -117,14 +111,19 @@ static __device__ __forceinline__ void score_chunks(args_t a, const struct tile 
     reduce(a, t, chunks - 1, (const float *)shared + (chunks - 1) % 2 * raw_floats);
 }
 
-template <int F, int Q, int N>
+template <int F, int Q, int N, int P>
 static __device__ __forceinline__ void score_item(args_t a, const struct tile &t)
 {
-    tile_begin<F>(a, t);
-    if constexpr (N > 0)
-        score_tile<F, Q, N>(a, t);
-    else
-        score_chunks<F, Q>(a, t);
+    if constexpr (P > 0) {
+        score_tile_matrix<F, N, P>(a, t);
+        reduce(a, t, 0, (const float *)shared);
+    } else {
+        tile_begin<F>(a, t);
+        if constexpr (N > 0)
+            score_tile<F, Q, N>(a, t);
+        else
+            score_chunks<F, Q>(a, t);
+    }
     item_done(&progress(a, t.chain)->scored);
 }
 

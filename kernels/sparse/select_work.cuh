@@ -59,4 +59,25 @@ static __device__ __forceinline__ uint64_t *digests_at(args_t a)
     return (uint64_t *)(shared + a.digest_at / 4);
 }
 
+static_assert(UCM_SELECT_CUDA_TILE <= THREADS, "a thread has one block");
+
+/* Of the tile's block that is this thread's. */
+static __device__ __forceinline__ uint32_t block_number(args_t a, const struct tile &t)
+{
+    if (threadIdx.x >= t.count)
+        return a.blocks;
+    return __ldg((const uint32_t *)a.table + t.chain * a.table_stride + t.first + threadIdx.x);
+}
+
+/* By all threads: where the tile's digests are; a barrier must follow. */
+static __device__ __forceinline__ void put_digests(args_t a, const struct tile &t, uint32_t number)
+{
+    uint64_t *digest = digests_at(a);
+
+    if (threadIdx.x < t.count)
+        digest[threadIdx.x] = number < a.blocks ? a.digests + number * a.block_stride : a.poison;
+    if (threadIdx.x < PAD)
+        digest[t.count + threadIdx.x] = a.poison;
+}
+
 #endif

@@ -178,12 +178,18 @@ void ucm_digest_build(const struct ucm_digest_plan *plan, const void *shard, voi
 enum ucm_score_metric {
     UCM_METRIC_DOT = 0, /* the scores of the table in docs/retrieval.md */
     UCM_METRIC_L2 = 1,  /* minus the squared distance; mean, submean and tokens without rest only */
+    UCM_METRIC_ROUNDED =
+        2, /* UCM_METRIC_DOT of ucm_digest_round's query; mean, submean and tokens only */
 };
 
 /* What scores need of a query head's head_dim values, once for all blocks: out has query_floats.
  * mean, tokens: q. submean: its kept channels. box: q, then the sum of its absolute values.
  * stats: q, then its squares. hash: the query's bits, words as pairs of floats' bits. The rest is 0. */
 void ucm_digest_query(const struct ucm_digest_plan *plan, const float *q, float *out);
+
+/* For UCM_METRIC_ROUNDED, before ucm_digest_query: the channels that the method scores, rounded so that their sums with
+ * digests are exact; the others stay. All NaN, if a value is NaN or not below 2^100. out may be q. */
+void ucm_digest_round(const struct ucm_digest_plan *plan, const float *q, float *out);
 
 /* The raw score of a prepared query head against KV head g of one digest (aligned to 4); +inf if the
  * head is poisoned. The reference that faster scoring is compared with. */

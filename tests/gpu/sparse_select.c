@@ -64,7 +64,7 @@ static void random_queries(struct problem *p)
         uint16_t h;
 
         if (rnd_below(50) == 0)
-            x.f = 0;
+            x.f = rnd_below(2) ? 0 : x.f * 20;
         switch (dtype) {
         case UCM_SPARSE_BF16:
             x.u &= 0xffff0000u;
@@ -123,6 +123,8 @@ static void problem_init(struct problem *p)
 
     p->plan = plan_of(&p->digest);
     p->stride = p->plan->bytes + 4 * rnd_below(3);
+    if (rnd_below(2))
+        p->stride = (p->stride + 15) / 16 * 16;
     p->digests = fresh(p->region * p->stride);
     p->table = fresh((size_t)CHAINS * p->options.max_blocks * sizeof(*p->table));
     p->q_values = (size_t)CHAINS * s->rows * s->q_heads * p->digest.shape.head_dim;
@@ -346,6 +348,21 @@ struct shape {
     uint32_t heads, group, d, tokens, rope;
 };
 
+/* One that the method has. */
+static uint32_t random_metric(uint32_t method)
+{
+    switch (method) {
+    case UCM_SPARSE_MEAN:
+    case UCM_SPARSE_SUBMEAN:
+    case UCM_SPARSE_TOKENS:
+        return rnd_below(3);
+    case TOKENS_REST:
+        return rnd_below(2) * UCM_SPARSE_ROUNDED;
+    default:
+        return UCM_SPARSE_DOT;
+    }
+}
+
 static void one(uint32_t method, const struct shape *s, uint32_t reduce, uint32_t heads,
                 uint32_t max_blocks)
 {
@@ -353,11 +370,7 @@ static void one(uint32_t method, const struct shape *s, uint32_t reduce, uint32_
 
     if (!digest_of(&p.digest, method, UCM_SPARSE_F16, s->tokens, s->heads, s->d, s->rope))
         return;
-    p.options.score = (struct ucm_sparse_score){.metric = method == UCM_SPARSE_MEAN ||
-                                                                  method == UCM_SPARSE_SUBMEAN ||
-                                                                  method == UCM_SPARSE_TOKENS
-                                                              ? rnd_below(2)
-                                                              : 0,
+    p.options.score = (struct ucm_sparse_score){.metric = random_metric(method),
                                                 .reduce = reduce,
                                                 .heads = heads,
                                                 .rows = rnd_below(2) ? 1 : 1 + rnd_below(3),
@@ -372,7 +385,8 @@ static void one(uint32_t method, const struct shape *s, uint32_t reduce, uint32_
 static const struct shape shapes[] = {{8, 4, 128, 16, 0}, {1, 128, 576, 16, 64}, {3, 3, 64, 16, 0},
                                       {2, 1, 128, 16, 0}, {5, 7, 100, 8, 0},     {1, 1, 4, 1, 0},
                                       {2, 8, 256, 4, 0},  {17, 2, 64, 4, 0},     {4, 1, 64, 8, 0},
-                                      {1, 16, 68, 4, 20}, {2, 5, 36, 12, 0}};
+                                      {1, 16, 68, 4, 20}, {2, 5, 36, 12, 0},     {4, 8, 128, 16, 0},
+                                      {3, 17, 64, 8, 0},  {20, 1, 128, 4, 0}};
 
 /* Very many scores of their own that begin alike: more candidates than shared memory has room for. */
 static void many_candidates(double sparse_ratio)

@@ -80,11 +80,11 @@ static uint64_t bytes_of(const struct ucm_sparse_digest *digest)
 
 /* ---- selections ---- */
 
+/* size: hash: bits; tokens: how many. */
 struct speed {
     const char *what;
-    uint32_t method, bits, blocks, chains, reduce, heads, policy;
-    uint32_t kv_heads, group, d, rope;
-    uint32_t chosen; /* tokens; 0: 2, or 3 with rest */
+    uint32_t method, size, blocks, chains, reduce, heads, policy;
+    uint32_t kv_heads, group, d, rope, metric;
 };
 
 /* A handle and what its launches take: `layers` of digests, far more than the GPU's cache holds. */
@@ -99,7 +99,8 @@ struct selecting {
 
 static bool selecting_open(struct selecting *s, const struct speed *c)
 {
-    struct ucm_cuda_select_options o = {.score = {.reduce = c->reduce,
+    struct ucm_cuda_select_options o = {.score = {.metric = c->metric,
+                                                  .reduce = c->reduce,
                                                   .heads = c->heads,
                                                   .rows = 1,
                                                   .q_heads = c->kv_heads * c->group},
@@ -117,9 +118,8 @@ static bool selecting_open(struct selecting *s, const struct speed *c)
 
     digest_of(&digest, c->method, UCM_SPARSE_BF16, 16, c->kv_heads, c->d, c->rope);
     digest.kind = 0;
-    digest.bits = c->bits;
+    digest.bits = digest.chosen = c->size;
     digest.keep_bytes = 0;
-    digest.chosen = c->chosen ? c->chosen : digest.rest ? 3 : 2;
     *s = (struct selecting){.plan = plan_of(&digest), .layers = LAYERS};
     s->layer.stride = s->plan->bytes;
     s->layer_bytes = s->layer.stride * c->blocks * c->chains;
@@ -474,30 +474,38 @@ static void beside_speed(void)
 void measure(const char *only)
 {
     static const struct speed cases[] = {
-        {"mean", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"mean, sum over heads", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 1, 0, HEADS, 4, DIM, 0},
-        {"box", UCM_SPARSE_BOX, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"box, softmax", UCM_SPARSE_BOX, 0, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0},
-        {"box, mass", UCM_SPARSE_BOX, 0, 8192, 1, 0, 0, 1, HEADS, 4, DIM, 0},
-        {"stats", UCM_SPARSE_STATS, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"hash, 64 bits", UCM_SPARSE_HASH, 64, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"hash, 128 bits", UCM_SPARSE_HASH, 128, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"submean, 4 a block", UCM_SPARSE_SUBMEAN, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"tokens, 2 a block", UCM_SPARSE_TOKENS, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"tokens, 3 and rest", TOKENS_REST, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"tokens, 3 and rest, softmax", TOKENS_REST, 0, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0},
-        {"tokens, 8 and rest, softmax", TOKENS_REST, 0, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0, 8},
-        {"tokens, 8 and rest, softmax", TOKENS_REST, 0, 8192, 50, 2, 0, 0, HEADS, 4, DIM, 0, 8},
-        {"tokens, 8 and rest, softmax", TOKENS_REST, 0, 65536, 1, 2, 0, 0, HEADS, 4, DIM, 0, 8},
-        {"mean, MLA of 128 heads", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 0, 0, 1, 128, 576, 64},
-        {"mean", UCM_SPARSE_MEAN, 0, 1024, 1, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"mean", UCM_SPARSE_MEAN, 0, 1024, 64, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"mean", UCM_SPARSE_MEAN, 0, 8192, 50, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"mean", UCM_SPARSE_MEAN, 0, 65536, 1, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"box", UCM_SPARSE_BOX, 0, 65536, 1, 0, 0, 0, HEADS, 4, DIM, 0},
-        {"box, sum over heads", UCM_SPARSE_BOX, 0, 65536, 1, 0, 1, 0, HEADS, 4, DIM, 0},
-        {"box, softmax", UCM_SPARSE_BOX, 0, 65536, 1, 2, 0, 0, HEADS, 4, DIM, 0},
-        {"box, mass", UCM_SPARSE_BOX, 0, 65536, 1, 0, 0, 1, HEADS, 4, DIM, 0},
+        {"mean", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"mean, sum over heads", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 1, 0, HEADS, 4, DIM, 0, 0},
+        {"box", UCM_SPARSE_BOX, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"box, softmax", UCM_SPARSE_BOX, 0, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"box, mass", UCM_SPARSE_BOX, 0, 8192, 1, 0, 0, 1, HEADS, 4, DIM, 0, 0},
+        {"stats", UCM_SPARSE_STATS, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"hash, 64 bits", UCM_SPARSE_HASH, 64, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"hash, 128 bits", UCM_SPARSE_HASH, 128, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"submean, 4 a block", UCM_SPARSE_SUBMEAN, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"tokens, 2 a block", UCM_SPARSE_TOKENS, 2, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"tokens, 3 and rest", TOKENS_REST, 3, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"tokens, 3 and rest, softmax", TOKENS_REST, 3, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"tokens, 8 and rest, softmax", TOKENS_REST, 8, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"tokens, 8 and rest, softmax", TOKENS_REST, 8, 8192, 50, 2, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"tokens, 8 and rest, softmax", TOKENS_REST, 8, 65536, 1, 2, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"tokens, 8 and rest, rounded", TOKENS_REST, 8, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0, 2},
+        {"tokens, 8 and rest, rounded", TOKENS_REST, 8, 8192, 50, 2, 0, 0, HEADS, 4, DIM, 0, 2},
+        {"tokens, 8 and rest, rounded", TOKENS_REST, 8, 65536, 1, 2, 0, 0, HEADS, 4, DIM, 0, 2},
+        {"mean, rounded", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 0, 0, HEADS, 4, DIM, 0, 2},
+        {"mean, rounded, softmax", UCM_SPARSE_MEAN, 0, 8192, 1, 2, 0, 0, HEADS, 4, DIM, 0, 2},
+        {"mean, rounded", UCM_SPARSE_MEAN, 0, 1024, 64, 0, 0, 0, HEADS, 4, DIM, 0, 2},
+        {"mean, rounded", UCM_SPARSE_MEAN, 0, 8192, 50, 0, 0, 0, HEADS, 4, DIM, 0, 2},
+        {"mean, rounded", UCM_SPARSE_MEAN, 0, 65536, 1, 0, 0, 0, HEADS, 4, DIM, 0, 2},
+        {"mean, MLA of 128 heads", UCM_SPARSE_MEAN, 0, 8192, 1, 0, 0, 0, 1, 128, 576, 64, 0},
+        {"mean", UCM_SPARSE_MEAN, 0, 1024, 1, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"mean", UCM_SPARSE_MEAN, 0, 1024, 64, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"mean", UCM_SPARSE_MEAN, 0, 8192, 50, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"mean", UCM_SPARSE_MEAN, 0, 65536, 1, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"box", UCM_SPARSE_BOX, 0, 65536, 1, 0, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"box, sum over heads", UCM_SPARSE_BOX, 0, 65536, 1, 0, 1, 0, HEADS, 4, DIM, 0, 0},
+        {"box, softmax", UCM_SPARSE_BOX, 0, 65536, 1, 2, 0, 0, HEADS, 4, DIM, 0, 0},
+        {"box, mass", UCM_SPARSE_BOX, 0, 65536, 1, 0, 0, 1, HEADS, 4, DIM, 0, 0},
     };
 
     for (uint32_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)

@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 from test_digest_numpy import LIB, MLA, SHAPES, Plan, c_spec, methods, same, u32
 
+METRICS = ("dot", "l2", "rounded")
 REDUCES, HEADS = ["max", "mean", "softmax"], ["per_head", "sum", "max"]
 METHODS = [dict(method="mean"), dict(method="submean", run=4), dict(method="submean", run=8, keep=(0, 1, 5, 9, 31)),
            dict(method="box"), dict(method="hash", bits=64), dict(method="hash", bits=256), dict(method="stats"),
@@ -54,9 +55,9 @@ class Scores(unittest.TestCase):
         with Plan(c_spec(m, "f32"), isa) as plan:
             LIB.test_isa(isa)
             for metric, reduce, heads in modes:
-                if metric == "l2" and (m.method in ("box", "hash", "stats") or m.rest):
+                if metric != "dot" and (m.method in ("box", "hash", "stats") or (metric == "l2" and m.rest)):
                     continue
-                spec = ScoreSpec(metric=int(metric == "l2"), reduce=REDUCES.index(reduce), heads=HEADS.index(heads), rows=rows,
+                spec = ScoreSpec(metric=METRICS.index(metric), reduce=REDUCES.index(reduce), heads=HEADS.index(heads), rows=rows,
                                  q_heads=m.kv_heads * group)
                 got = np.full((m.kv_heads, n), 7, np.float32)
                 lists = LIB.test_scores(plan.plan, ctypes.byref(spec), q.ctypes.data, packed.ctypes.data, n, int(rng.integers(n)),
@@ -74,12 +75,12 @@ class Scores(unittest.TestCase):
         LIB.test_isa(2)
 
     def test_every_mode(self):
-        modes = list(itertools.product(("dot", "l2"), REDUCES, HEADS))
+        modes = list(itertools.product(METRICS, REDUCES, HEADS))
         for args in METHODS:
             self.compare(methods.Spec(**SHAPES[0], **args), 2, 2, 3, modes)
 
     def test_every_instruction_set(self):
-        modes = [("dot", "max", "per_head"), ("l2", "mean", "sum"), ("dot", "softmax", "max")]
+        modes = [("dot", "max", "per_head"), ("l2", "mean", "sum"), ("dot", "softmax", "max"), ("rounded", "max", "per_head")]
         for isa in range(LIB.test_isa(2) + 1):
             for args in METHODS:
                 for shape in SHAPES[1:]:

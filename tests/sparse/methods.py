@@ -415,11 +415,32 @@ def per_group(q, kv_heads):
     return q.reshape(rows, kv_heads, heads // kv_heads, 1, d)
 
 
+def rounded(q, top):
+    """q[..., c] to a grid of its last axis, so coarse that no sum of products with integers up to 2^top has more than 24
+    bits. NaN where a value is NaN or not below 2^100."""
+    q = np.asarray(q, f32)
+    largest = np.abs(q).max(-1, keepdims=True)
+    bad = ~(largest < 2.0 ** 100)
+    exponent = np.frexp(np.where(bad, f32(0), largest))[1] - 1  # largest is in [1, 2) * 2^exponent
+    e = np.maximum(np.where((largest == 0) | bad, -1000, exponent) - 13, -100).astype(np.int64)
+    units = np.rint(np.abs(np.where(bad, f32(0), q)).astype(f64) * 2.0 ** -e).sum(-1, keepdims=True)
+    k = np.zeros_like(e)
+    while True:
+        over = units + q.shape[-1] * 2.0 ** k > 2.0 ** (24 - top + k)
+        if not over.any():
+            break
+        k = k + over
+    step = 2.0 ** (e + k)
+    return np.where(bad, f32(np.nan), (np.rint(np.where(bad, f32(0), q) / step) * step).astype(f32))
+
+
 def scaled_dot(q, r, s, metric):
     """q[rows, G, group, 1, c], r[n, G, c] integers, s[n, G] -> [rows, G, group, n]."""
     r = np.moveaxis(r.astype(f32), 1, 0)[None, :, None]
     s = np.moveaxis(bf16_to_f32(s), 1, 0)[None, :, None]
-    if metric == "dot":
+    if metric == "rounded":
+        q = rounded(q, 7)
+    if metric != "l2":
         return s * dot(q, r)
     diff = q - (s[..., None] * r)
     return -dot(diff, diff)
@@ -450,6 +471,7 @@ def score(spec, digest, q, metric="dot", beta=None):
         elif spec.method == "tokens" and spec.rest:
             b = f32(1) / np.sqrt(f32(d)) if beta is None else f32(beta)
             k, s = whole(digest["k"], d), bf16_to_f32(digest["s"])
+            grouped = rounded(grouped, 3) if metric == "rounded" else grouped
             each = []
             for i in range(spec.stand_ins + 1):
                 scale = np.moveaxis(s[:, :, i], 1, 0)[None, :, None]

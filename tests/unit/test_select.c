@@ -41,10 +41,10 @@ static void compare_modes(const struct ucm_digest_spec *spec, uint32_t rows, uin
     char why[UCM_SPARSE_WHY];
 
     cr_assert_eq(ucm_digest_plan_init(&plan, spec, why), 0, "%s", why);
-    for (uint32_t mode = 0; mode < 2 * 3 * 3; mode++) {
-        struct ucm_score_spec score = {.metric = mode % 2,
-                                       .reduce = mode / 2 % 3,
-                                       .heads = mode / 6,
+    for (uint32_t mode = 0; mode < 3 * 3 * 3; mode++) {
+        struct ucm_score_spec score = {.metric = mode % 3,
+                                       .reduce = mode / 3 % 3,
+                                       .heads = mode / 9,
                                        .rows = rows,
                                        .q_heads = group * spec->shape.kv_heads};
         struct rig r;
@@ -160,6 +160,73 @@ Test(select, a_score_with_rest_is_the_logarithm_of_the_weight)
         sum += expf(x / 2); /* beta is 1 / sqrt(4) */
     }
     cr_assert_float_eq(ucm_digest_score(&plan, UCM_METRIC_DOT, query, digest, 0), logf(sum), 1e-5);
+}
+
+/* q in some magnitudes, some of it much larger, or tiny. */
+static void odd_query(float *q, uint32_t d, uint32_t kind)
+{
+    for (uint32_t c = 0; c < d; c++) {
+        q[c] = ldexpf(rig_normal(), (int)rig_below(kind % 5 * 8 + 1) - (int)(kind % 3 * 30));
+        if (kind % 7 == 0 && rig_below(10) == 0)
+            q[c] = 0;
+        if (kind % 11 == 0)
+            q[c] = 1;
+    }
+}
+
+static float lowest_bit(float x)
+{
+    int e;
+    long bits = lrintf(ldexpf(frexpf(x, &e), 24));
+
+    return x == 0 ? INFINITY : ldexpf((float)(bits & -bits), e - 24);
+}
+
+/* The largest that a sum with values of up to 2^top can have, and any part of it, is exact. */
+Test(select, sums_of_rounded_queries_are_exact_in_any_order)
+{
+    for (uint32_t i = 0; i < 400; i++) {
+        uint32_t d = 4 * (1 + rig_below(256)), rest = i % 2, top = rest ? 3 : 7;
+        struct ucm_digest_spec spec = rig_spec(rest ? UCM_DIGEST_TOKENS : UCM_DIGEST_MEAN, 4, 1, d);
+        float q[1024], rounded[1024], step = INFINITY, most = 0;
+        struct ucm_digest_plan plan;
+        char why[UCM_SPARSE_WHY];
+        double sum = 0;
+
+        spec.rest = rest ? UCM_REST_MEAN : UCM_REST_NONE;
+        spec.chosen = 1;
+        cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+        odd_query(q, d, i);
+        ucm_digest_round(&plan, q, rounded);
+        for (uint32_t c = 0; c < d; c++) {
+            most = fmaxf(most, fabsf(q[c]));
+            sum += fabs((double)rounded[c]);
+            step = fminf(step, lowest_bit(rounded[c]));
+        }
+        cr_assert(sum == 0 || sum * (1 << top) <= step * 0x1p24, "%u channels, kind %u", d, i);
+        for (uint32_t c = 0; c < d; c++) /* 7 bits, and with few channels 14 */
+            cr_assert_leq(fabsf(rounded[c] - q[c]), most * (d <= 128 ? 0x1p-10f : 0x1p-7f));
+    }
+}
+
+Test(select, a_query_that_is_no_number_rounds_to_none)
+{
+    struct ucm_digest_spec spec = rig_spec(UCM_DIGEST_MEAN, 4, 1, 4);
+    const float bad[] = {NAN, INFINITY, -INFINITY, 0x1p100f};
+    struct ucm_digest_plan plan;
+    char why[UCM_SPARSE_WHY];
+    float zero[4] = {0};
+
+    cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        float q[4] = {1, 2, bad[i], 3};
+
+        ucm_digest_round(&plan, q, q);
+        for (int c = 0; c < 4; c++)
+            cr_assert(isnan(q[c]));
+    }
+    ucm_digest_round(&plan, zero, zero);
+    cr_assert_eq(zero[0], 0);
 }
 
 Test(select, scores_do_not_depend_on_where_the_work_is_split)

@@ -70,5 +70,5 @@ const struct ucm_digest_method UCM_ISA_NAME(sparse_mean) = {
     .build = build,
     .query = query,
     .score = score,
-    .metrics = 1u << UCM_METRIC_DOT | 1u << UCM_METRIC_L2,
+    .metrics = 1u << UCM_METRIC_DOT | 1u << UCM_METRIC_L2 | 1u << UCM_METRIC_ROUNDED,
 };

@@ -352,7 +352,7 @@ static inline float rows_score(enum ucm_score_metric metric, const float *q, con
 
     if (ucm_is_nan(s))
         return ucm_inf();
-    if (metric == UCM_METRIC_DOT)
+    if (metric != UCM_METRIC_L2)
         return s * rows_dot_i8(q, r, n);
 #define ADD(c, acc) ucm_fma(q[c] - s * (float)r[c], q[c] - s * (float)r[c], acc)
     ROWS_SUM(sum, n, ADD);

@@ -38,7 +38,7 @@ static void plan_rest(struct ucm_digest_plan *plan)
 
     plan->vectors++;
     plan->vector_bytes = ROWS_BYTES_4(plan->channels);
-    plan->metrics = 1u << UCM_METRIC_DOT;
+    plan->metrics = 1u << UCM_METRIC_DOT | 1u << UCM_METRIC_ROUNDED;
     plan->ln_count = sparse_ln(spec->shape.tokens - spec->chosen);
     if (spec->beta == 0)
         plan->spec.beta = 1.0f / ucm_sqrt((float)plan->channels);
@@ -189,5 +189,5 @@ const struct ucm_digest_method UCM_ISA_NAME(sparse_tokens) = {
     .build = build,
     .query = query,
     .score = score,
-    .metrics = 1u << UCM_METRIC_DOT | 1u << UCM_METRIC_L2,
+    .metrics = 1u << UCM_METRIC_DOT | 1u << UCM_METRIC_L2 | 1u << UCM_METRIC_ROUNDED,
 };

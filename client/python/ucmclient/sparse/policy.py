@@ -15,7 +15,7 @@ from .schedule import Schedule
 _CHOICES = ("topk", "mass", "psa", "estimated", "certified")
 _REDUCES = ("max", "mean", "softmax")
 _HEADS = ("each", "sum", "max")
-_METRICS = ("dot", "l2")
+_METRICS = ("dot", "l2", "rounded")
 
 
 def _table(ask: Any) -> dict[str, str]:
