@@ -182,7 +182,7 @@ UCM_API int ucm_cuda_decode_forget(struct ucm_cuda_decode *decode, const uint32_
 
 /* Where blocks lie in the daemon's memory: places[i], of ucm_window_pin, of number numbers[i]. places NULL: these are in no
  * window. The window is of UCM_WINDOW_ADDRESSES, and one a handle. Memory of it that the GPU does not know yet is registered with
- * the driver, which takes a while: 0.1 s a GiB is usual. A place that is worth nothing any more is none. */
+ * the driver, which pins its pages and takes a while. A place that is worth nothing any more is none. */
 UCM_API int ucm_cuda_decode_places(struct ucm_cuda_decode *decode, struct ucm_window *window,
                                    const uint32_t *numbers, const struct ucm_place *places,
                                    uint32_t n, void *stream);
