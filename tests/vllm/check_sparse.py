@@ -114,6 +114,13 @@ class Sparse(unittest.TestCase):
         counts = self.same(e, prompts, 150)["sparse"]
         self.assertGreater(counts["given_back"], 100)
 
+    def test_layers_that_share_a_choice(self):
+        policy = SOME + ",dense_first=1,reuse=2"
+        e = self.engine(policy)
+        for _ in range(2):
+            counts = self.same(e, self.PROMPTS, policy=policy)["sparse"]
+        self.assertGreater(counts["given_back"], 120)
+
     def test_a_second_turn_finds_no_sparse_tokens_as_its_prompt(self):
         e = self.engine()
         first = [prompt(60, 700)]
@@ -168,6 +175,7 @@ class Sparse(unittest.TestCase):
     def test_refusals_name_the_remedy(self):
         """Those that need no vLLM are in test_vllm_sparse_parts.py."""
         for words, more in (("start with --attention-backend CUSTOM", {"environment": {"VLLM_PLUGINS": ""}}),
+                            ("with it alone", {"beside": {"socket": self.daemon.socket}}),
                             ("did you mean", {"policy": "topk:topk_token=5"})):
             with self.subTest(words), self.assertRaisesRegex(Refused, words):
                 self.engine(**more)

@@ -127,7 +127,7 @@ def _rows(worker: SparseWorker, of: CPUAttentionMetadata) -> Optional[list[Row]]
 def _setting() -> Optional[str]:
     transfer = get_current_vllm_config().kv_transfer_config
     extra = (transfer.kv_connector_extra_config or {}) if transfer is not None else {}
-    for one in [extra, *(c.get("kv_connector_extra_config") or {} for c in extra.get("connectors", ()))]:
-        if one.get("sparse") is not None:
-            return str(one["sparse"])
-    return None
+    if any((one.get("kv_connector_extra_config") or {}).get("sparse") for one in extra.get("connectors", ())):
+        # Pages that go back may still be read by another one's stores.
+        raise Unsupported("sparse decoding does not work with other connectors beside UcmConnector: start with it alone")
+    return extra.get("sparse")

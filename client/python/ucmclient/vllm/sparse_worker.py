@@ -105,6 +105,8 @@ class SparseWorker:
         #: Of this step, by the page of its last token, which no other request has.
         self._step: dict[int, _Request] = {}
         self._rows_of: tuple[Any, Optional[list[Row]]] = (None, None)
+        #: Of this step: layer, request and position.
+        self._chosen: dict[tuple[int, str, int], list[list[int]]] = {}
         self.kept: dict[str, int] = {}
         self.spoiled: dict[str, int] = {}
         for number, cache in enumerate(self._caches):
@@ -130,6 +132,7 @@ class SparseWorker:
 
     def begin(self, plan: Plan) -> None:
         self._step, self._rows_of, self.kept, self.spoiled = {}, (None, None), {}, {}
+        self._chosen.clear()
         self.close(plan.gone)
         for step in plan.sparse:
             request = self._told(step)
@@ -230,13 +233,19 @@ class SparseWorker:
                 continue
             self._fill(layer, row.of)
             for position in range(row.dense_end, row.end):
-                q = query[row.q + position - row.first].float().numpy()
-                lists = self.decoder.choose(row.of.sequence, layer, self.rules.candidates(position), q)
+                lists = self._lists(layer, row.of, position, query[row.q + position - row.first])
                 slots = self._bring(layer, row.of, lists)
                 if slots is None:
                     break
                 at = row.q + position - row.first
                 output[at] = self._attended(layer, row.of, position, lists, slots, query[at], scale)
+
+    def _lists(self, layer: int, request: _Request, position: int, q: Any) -> list[list[int]]:
+        """What the layer takes for the token, or the layer before it whose choice it shares."""
+        at = self.rules.choices.source(layer), request.name, position
+        if at[0] == layer:
+            self._chosen[at] = self.decoder.choose(request.sequence, layer, self.rules.candidates(position), q.float().numpy())
+        return self._chosen[at]
 
     def _fill(self, layer: int, request: _Request) -> None:
         """Blocks that this very step fills can be chosen by its last tokens, as they would be if they came one at a time."""
