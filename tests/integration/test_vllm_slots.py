@@ -121,7 +121,7 @@ class Admitted(Together):
         first, last = e.request("first", self.KNOWN, outputs=10), e.request("last", prompt(610, 100), outputs=10)
         self.check(e, first, last)
         self.assertEqual((e.left_out, first.num_preemptions + last.num_preemptions, first.wary or last.wary, e.errors), (1, 1, True, 0))
-        self.assertGreater(e.admission.expected, 0.3)
+        self.assertGreater(e.admission.expected, 0.1)
 
     def test_more_tokens_than_fit(self):
         """A step computes many sparse tokens of one request again, whose choices differ."""
