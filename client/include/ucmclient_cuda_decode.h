@@ -154,7 +154,7 @@ enum ucm_cuda_decode_flag {
     UCM_CUDA_DECODE_NO_SLOT =
         256, /* a block was not attended: with UNSERVED, or a fault of the caller */
     UCM_CUDA_DECODE_NO_PAGE =
-        512, /* a block of a local window has no page: a fault of the caller */
+        512, /* a block of a local window has no page, or more than options.window were not all attended: a fault of the caller */
 };
 
 struct ucm_cuda_decode_result {

@@ -91,6 +91,8 @@ static __device__ __forceinline__ void attend(args_t a)
 
     if (blockIdx.x >= splits || is_over(a, t))
         return;
+    if (blockIdx.x == 0 && threadIdx.x == 0 && t.all > a.splits * a.split_tiles)
+        raise_flag(a, UCM_ATTEND_NO_PAGE); /* no thread block has the rest */
     for (uint32_t i = threadIdx.x; i < n; i += THREADS)
         where[i] = tile_at(a, t, first + i);
     warp_begin<D>(st);

@@ -35,7 +35,8 @@
 /* Bits of the word `flags`: what a step met that its answer can't stand for. */
 enum ucm_attend_flag {
     UCM_ATTEND_NO_SLOT = 1, /* a chosen block has no slot */
-    UCM_ATTEND_NO_PAGE = 2, /* a block of the window has no page */
+    UCM_ATTEND_NO_PAGE =
+        2, /* a block of the window has no page, or splits don't reach to its end */
 };
 
 /* Where K or V of a block's tokens lie, in bytes from the block's begin; multiples of 16. Blocks of one KV head, such
