@@ -316,20 +316,21 @@ class Decoders(unittest.TestCase):
         self.steps.enter = enter
         self.two(decoder)
 
-    def test_half_a_registration_is_taken_back(self):
+    def test_what_is_registered_is_taken_back(self):
         decoder = self.decoder([OK])
         regions = []
 
         def register(*_, **__):
-            regions.append(mock.Mock())
+            regions.append(mock.Mock(closed=False, **{"client.closed": False}))
             return regions[-1]
         self.source.ns.register = register
-        for refused in (None, mock.Mock()):
-            self.source.digests = mock.Mock(register=lambda *_, **__: refused)
+        for digests in (lambda: None, register):
+            self.source.digests = mock.Mock(register=digests)
             decoder.update()
-        first, second = regions
-        first.unregister.assert_called_once_with(timeout=1.0)
-        second.unregister.assert_not_called()
+        self.assertEqual([region.unregister.call_count for region in regions], [1, 0, 0])
+        regions[0].closed = True
+        decoder.end()
+        self.assertEqual([region.unregister.call_count for region in regions], [1, 1, 1])
 
     def windowed(self):
         """With a sequence of three blocks in a window, whose fourth is about to be."""

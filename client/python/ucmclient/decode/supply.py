@@ -150,10 +150,15 @@ class Supply:
         if ns is not self._ns:
             self._landing_region = self._digest_region = self._window = None
             self._ns = ns if self._registered(ns, digests) else None
-            for region in self._regions() if self._ns is None else ():  # the next call registers all of them
-                if region is not None:
-                    self.source.ask(region.unregister, timeout=self.timeout)
+            if self._ns is None:
+                self._unregister()  # the next call registers all of them
         return self._ns is not None
+
+    def _unregister(self) -> None:
+        """The daemon unmaps the memory, if it still has it."""
+        for region in self._regions():
+            if region is not None and not region.closed and not region.client.closed:
+                self.source.ask(region.unregister, timeout=self.timeout)
 
     def _bring(
         self,
@@ -329,9 +334,10 @@ class Supply:
         return failed
 
     def end(self) -> None:
-        """Nothing is decoded here any more."""
+        """Nothing is decoded here any more, and the memory may go."""
         for name in list(self.sequences):
             self.close(name)
         window, self._window = self._window, None
         if window is not None:
             window.close()
+        self._unregister()
