@@ -244,6 +244,7 @@ int ucm_window_release(struct ucm_window *w, const void *address)
 {
     struct client_mapping *m;
     struct ucm_client *c;
+    uint64_t opened;
     uint32_t extent;
     bool present;
     int r;
@@ -260,7 +261,8 @@ int ucm_window_release(struct ucm_window *w, const void *address)
     m = client_maps_find(&w->maps, address);
     if (!m)
         return client_leave(c, client_fail(UCM_ENOTFOUND, "nothing is mapped there"));
-    present = m->opened == atomic_load(&w->maps.opened);
+    opened = m->opened;
+    present = opened == atomic_load(&w->maps.opened);
     extent = m->extent;
     if (present && extent == UCM_PLACE_NONE)
         return client_leave(c, client_fail(UCM_EINVALID, "the table is in use: close the window"));
@@ -269,7 +271,9 @@ int ucm_window_release(struct ucm_window *w, const void *address)
     if (r)
         return client_leave(c, r);
     m = client_maps_find(&w->maps, address);
-    if (m && client_window_known(w) && m->opened == atomic_load(&w->maps.opened))
+    if (m && (m->extent != extent || m->opened != opened))
+        m = NULL; /* it was released meanwhile, and that pin mapped another one there */
+    if (m && client_window_known(w) && opened == atomic_load(&w->maps.opened))
         client_followup_window(c, w->id, extent);
     if (m)
         client_maps_unmap(&w->maps, m);
