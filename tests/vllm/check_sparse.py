@@ -3,6 +3,7 @@
 dense tokens, a small model with random weights, and a real daemon. A policy that takes everything gives a dense engine's tokens; with
 any other they are those of an engine that has no daemon, and so all blocks in its pages."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import time
 import unittest
 
 import check_vllm
-from check_vllm import ENGINE, PYTHON, SEED, TOP, WAIT_S, Engine, Refused, prompt
+from check_vllm import ENGINE, PYTHON, TOP, WAIT_S, Engine, Refused, Server, complete, prompt
 from daemon import Daemon
 
 ALL = "topk:sparse_ratio=1.0,topk_tokens=0,dense_below=256"
@@ -127,6 +128,23 @@ class Sparse(unittest.TestCase):
         answer = self.same(e, first)["tokens"][0]
         second = [first[0] + answer + prompt(61, 50)]
         self.assertEqual(self.same(e, second)["cached"], [672])
+
+    def test_a_server_with_the_flags_of_the_manual(self):
+        plugin = {"PYTHONPATH": os.path.join(TOP, "client/python") + ":" + self.plugin}
+        flags = ["--attention-backend", "CUSTOM", "--no-async-scheduling", "--block-size", "32"]
+        server = Server(self.daemon.socket, self.model, {"sparse": SOME}, flags, plugin)
+        self.addCleanup(server.close)
+        server.ready()
+        asked = prompt(65, 700)
+        for hit in (0, 672):
+            tokens, cached = complete(server.url, self.model, asked, 40)
+            self.assertEqual([tokens], self.expected(SOME, [asked], 40))
+            self.assertEqual(cached or 0, hit)
+        self.assertGreater(self.fetched(), 0)
+
+    def fetched(self):
+        ucmctl = [os.path.join(os.path.dirname(os.environ["UCMD"]), "ucmctl"), "--socket", self.daemon.socket, "--json", "stats"]
+        return json.loads(subprocess.run(ucmctl, capture_output=True, check=True).stdout)["metrics"]["fetch_items"]
 
     def test_two_ranks(self):
         ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}

@@ -95,20 +95,21 @@ class Engine:
 class Server:
     """The same, behind HTTP."""
 
-    def __init__(self, socket, model):
+    def __init__(self, socket, model, settings=(), options=(), environment=()):
         with contextlib.closing(socket_module.create_server(("127.0.0.1", 0))) as probe:
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         transfer = {"kv_connector": "UcmConnector", "kv_connector_module_path": "ucmclient.vllm.connector",
                     "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
-                    "kv_connector_extra_config": {"socket": socket, **PATIENT}}
+                    "kv_connector_extra_config": {"socket": socket, **PATIENT, **dict(settings)}}
         env = {**os.environ, **SEED, "PYTHONPATH": os.path.join(TOP, "client/python"), "VLLM_CPU_KVCACHE_SPACE": "1",
-               "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
+               "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0",
+               **dict(environment)}
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port", str(port),
              "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--max-model-len", "4096",
-             "--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer)],
+             "--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer), *options],
             env=env, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
 
     def ready(self):
@@ -134,6 +135,14 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)  # what it started, too
         self.process.wait()
         self.log.close()
+
+
+def complete(url, model, prompt, outputs):
+    body = {"model": model, "prompt": prompt, "max_tokens": outputs, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+        answer = json.load(response)
+    return answer["choices"][0]["token_ids"], (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")
 
 
 class MiniEngine(unittest.TestCase):
@@ -359,14 +368,9 @@ class RealVllm(unittest.TestCase):
         self.addCleanup(door.server_close)
         self.addCleanup(door.shutdown)
         asked = prompt(95, 700)
-        body = {"model": self.model, "prompt": asked, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
-                "return_token_ids": True}
-        request = urllib.request.Request(f"http://127.0.0.1:{door.server_port}/v1/completions", json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
-            answer = json.load(response)
-        self.same([asked], [answer["choices"][0]["token_ids"]])
-        self.assertEqual(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 640)
+        tokens, cached = complete(f"http://127.0.0.1:{door.server_port}", self.model, asked, 8)
+        self.same([asked], [tokens])
+        self.assertEqual(cached, 640)
 
     def test_preemption(self):
         (e,) = self.engines(num_gpu_blocks_override=26, max_model_len=2048)
