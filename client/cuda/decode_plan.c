@@ -9,7 +9,21 @@
 #define CUT_CHAINS 8u
 #define MISSES (1u << 20)
 
+/* Bytes of a token's row of one KV head. */
+static uint32_t row_bytes(const struct ucm_cuda_decode_options *o)
+{
+    return o->head_dim * (o->kv_dtype == UCM_SPARSE_FP8_E4M3 ? 1 : 2);
+}
+
 /* ---- checks ---- */
+
+static int scale_check(float scale, const char *what)
+{
+    if (!(scale >= 0) || scale == ucm_inf())
+        return cuda_fail(UCM_EINVALID, "%s is %g; a number above 0 is right, or 0", what,
+                         (double)scale);
+    return 0;
+}
 
 static int counts_check(const struct ucm_cuda_decode_options *o)
 {
@@ -25,12 +39,14 @@ static int counts_check(const struct ucm_cuda_decode_options *o)
         return cuda_fail(UCM_EINVALID, "head_dim is %u; 64, 128 and 256 are right", o->head_dim);
     if (o->dtype != UCM_SPARSE_F16 && o->dtype != UCM_SPARSE_BF16)
         return cuda_fail(UCM_EINVALID, "dtype %u is neither f16 nor bf16", o->dtype);
+    if (o->kv_dtype != 0 && o->kv_dtype != o->dtype && o->kv_dtype != UCM_SPARSE_FP8_E4M3)
+        return cuda_fail(UCM_EINVALID, "kv_dtype %u is neither dtype nor fp8_e4m3", o->kv_dtype);
     if (o->tokens < 16 || o->tokens % 16 != 0 || o->tokens > UCM_CUDA_DECODE_TOKENS)
         return cuda_fail(UCM_EINVALID, "tokens is %u; multiples of 16 up to %d are right",
                          o->tokens, UCM_CUDA_DECODE_TOKENS);
-    if (!(o->scale >= 0) || o->scale == ucm_inf())
-        return cuda_fail(UCM_EINVALID, "scale is %g; a number above 0 is right, or 0", o->scale);
-    return 0;
+    if (scale_check(o->scale, "scale") != 0 || scale_check(o->k_scale, "k_scale") != 0)
+        return -UCM_EINVALID;
+    return scale_check(o->v_scale, "v_scale");
 }
 
 static int lists_check(const struct ucm_cuda_decode_options *o)
@@ -69,7 +85,7 @@ static int layout_check(const struct ucm_cuda_decode_layout *l, const char *what
 static uint64_t end_of(const struct ucm_cuda_decode_options *o, uint64_t offset, uint64_t token,
                        uint64_t head)
 {
-    return offset + (o->tokens - 1) * token + (o->kv_heads - 1) * head + 2ull * o->head_dim;
+    return offset + (o->tokens - 1) * token + (o->kv_heads - 1) * head + row_bytes(o);
 }
 
 static int shard_check(const struct ucm_cuda_decode_options *o)
@@ -131,7 +147,7 @@ static int shape_check(struct decode_plan *p)
 static struct ucm_slots_plane head_plane(const struct ucm_cuda_decode_options *o, uint64_t offset,
                                          uint64_t token, uint64_t head)
 {
-    uint32_t row = 2 * o->head_dim;
+    uint32_t row = row_bytes(o);
     bool contiguous = token == row;
 
     return (struct ucm_slots_plane){.first = offset,
@@ -147,7 +163,7 @@ static void gather_plan(struct decode_plan *p)
     const struct ucm_cuda_decode_options *o = &p->options;
     const struct ucm_cuda_decode_layout *l = &o->shard;
     struct ucm_slots_gather *g = &p->gather;
-    uint64_t half = 2ull * o->tokens * o->head_dim;
+    uint64_t half = (uint64_t)o->tokens * row_bytes(o);
 
     if (o->slot == UCM_CUDA_DECODE_HEAD) {
         p->info.slot_bytes = 2 * half;
@@ -195,7 +211,8 @@ static void attend_plan(struct decode_plan *p)
     const struct ucm_cuda_decode_options *o = &p->options;
     bool heads = o->slot == UCM_CUDA_DECODE_HEAD;
     struct ucm_attend_cuda *a = &p->attend;
-    uint64_t row = 2ull * o->head_dim;
+    uint64_t row = row_bytes(o);
+    float k_scale = o->k_scale > 0 ? o->k_scale : 1.0f;
     float scale = o->scale > 0 ? o->scale : 1.0f / ucm_sqrt((float)o->head_dim);
 
     *a = (struct ucm_attend_cuda){
@@ -205,7 +222,8 @@ static void attend_plan(struct decode_plan *p)
         .lists = o->lists,
         .room = o->room,
         .end = o->room,
-        .scale_log2 = scale * 1.44269504f,
+        .scale_log2 = scale * k_scale * 1.44269504f,
+        .v_scale = o->v_scale,
         .rows = o->numbers,
         .apart = heads,
         .pool = {.base = o->pool, .stride = p->info.slot_bytes, .blocks = o->slots},

@@ -66,12 +66,14 @@ struct ucm_cuda_decode_layout {
 /* What all launches of a handle have in common. Zeroed fields have no default unless it is named. */
 struct ucm_cuda_decode_options {
     uint32_t layers, q_heads, kv_heads;
-    uint32_t head_dim; /* of K and V: 64, 128 or 256 */
-    uint32_t dtype;    /* of q, K, V and out: UCM_SPARSE_F16 or UCM_SPARSE_BF16 */
-    uint32_t tokens;   /* of a block: a multiple of 16 */
-    float scale;       /* of logits; 0: 1 / sqrt(head_dim) */
-    uint32_t slot;     /* enum ucm_cuda_decode_slot */
-    uint64_t pool;     /* slots * ucm_cuda_decode_slot_bytes, aligned to 16 */
+    uint32_t head_dim;      /* of K and V: 64, 128 or 256 */
+    uint32_t dtype;         /* of q and out: UCM_SPARSE_F16 or UCM_SPARSE_BF16 */
+    uint32_t kv_dtype;      /* of K and V: 0: as dtype; or UCM_SPARSE_FP8_E4M3 */
+    uint32_t tokens;        /* of a block: a multiple of 16 */
+    float scale;            /* of logits; 0: 1 / sqrt(head_dim) */
+    float k_scale, v_scale; /* what K and V that are stored were divided by; 0: 1 */
+    uint32_t slot;          /* enum ucm_cuda_decode_slot */
+    uint64_t pool;          /* slots * ucm_cuda_decode_slot_bytes, aligned to 16 */
     uint32_t slots;
     uint32_t numbers;  /* block numbers are below this */
     uint32_t requests; /* at once; they are 0 .. requests - 1 */

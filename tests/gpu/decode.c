@@ -14,8 +14,8 @@
 
 static struct ucm_cuda_decode_layout layout(const struct scene *t, bool heads_first)
 {
-    uint64_t row = 2ull * t->spec.d;
-    uint64_t token = heads_first ? row : row * HEADS, head = heads_first ? row * TOKENS : row;
+    uint64_t token = heads_first ? t->row : t->row * HEADS;
+    uint64_t head = heads_first ? t->row * TOKENS : t->row;
 
     return (struct ucm_cuda_decode_layout){.k_token_stride = token,
                                            .k_head_stride = head,
@@ -43,9 +43,12 @@ static float draw(const struct scene *t, float size, uint16_t *bits)
     return ucm_f16_decode(*bits);
 }
 
+/* E4M3: any but NaN, and no more than 7.5. */
 static void draw_bytes(const struct scene *t, uint8_t *at, uint64_t bytes)
 {
-    for (uint64_t i = 0; i < bytes / 2; i++)
+    for (uint64_t i = 0; i < bytes && t->spec.narrow; i++)
+        at[i] = (uint8_t)(rnd_below(2) << 7 | rnd_below(0x50));
+    for (uint64_t i = 0; i < bytes / 2 && !t->spec.narrow; i++)
         draw(t, 1, (uint16_t *)(void *)(at + 2 * i));
 }
 
@@ -53,15 +56,14 @@ static void draw_bytes(const struct scene *t, uint8_t *at, uint64_t bytes)
 static void turn(const struct scene *t, const uint8_t *shard, uint8_t *page)
 {
     const struct ucm_cuda_decode_layout *a = &t->options.shard, *b = &t->options.page;
-    uint64_t row = 2ull * t->spec.d;
 
     for (uint32_t token = 0; token < TOKENS; token++)
         for (uint32_t head = 0; head < HEADS; head++) {
             uint64_t from = token * a->k_token_stride + head * a->k_head_stride;
             uint64_t to = token * b->k_token_stride + head * b->k_head_stride;
 
-            memcpy(page + to, shard + from, row);
-            memcpy(page + b->v_offset + to, shard + a->v_offset + from, row);
+            memcpy(page + to, shard + from, t->row);
+            memcpy(page + b->v_offset + to, shard + a->v_offset + from, t->row);
         }
 }
 
@@ -85,7 +87,9 @@ static void plan_make(struct scene *t)
     struct ucm_attend_spec spec = {.group = GROUP};
     char why[UCM_SPARSE_WHY] = "";
 
-    spec.shape = (struct ucm_kv_shape){.dtype = t->spec.dtype,
+    spec.k_scale = t->options.k_scale;
+    spec.v_scale = t->options.v_scale;
+    spec.shape = (struct ucm_kv_shape){.dtype = t->spec.narrow ? UCM_KV_FP8_E4M3 : t->spec.dtype,
                                        .tokens = TOKENS,
                                        .kv_heads = HEADS,
                                        .head_dim = t->spec.d,
@@ -109,6 +113,9 @@ static void options_make(struct scene *t)
         .kv_heads = HEADS,
         .head_dim = s->d,
         .dtype = s->dtype,
+        .kv_dtype = s->narrow ? UCM_SPARSE_FP8_E4M3 : 0,
+        .k_scale = s->narrow ? 0.25f : 0,
+        .v_scale = s->narrow ? 0.5f : 0,
         .tokens = TOKENS,
         .slot = s->slot,
         .slots = s->slots,
@@ -144,7 +151,8 @@ void scene_open(struct scene *t, const struct scene_spec *spec)
 {
     memset(t, 0, sizeof(*t));
     t->spec = *spec;
-    t->shard = 2ull * TOKENS * HEADS * 2 * spec->d;
+    t->row = spec->d * (spec->narrow ? 1ull : 2ull);
+    t->shard = 2 * TOKENS * HEADS * t->row;
     t->block = LAYERS * t->shard;
     options_make(t);
     plan_make(t);
@@ -385,7 +393,7 @@ static bool slot_wrong(const struct scene *t, const uint8_t *slot, uint32_t stra
 {
     const struct ucm_cuda_decode_layout *l = &t->options.shard;
     const uint8_t *shard = t->window.bytes + number * t->block;
-    uint64_t row = 2ull * t->spec.d, half = TOKENS * row;
+    uint64_t row = t->row, half = TOKENS * row;
 
     if (t->spec.slot == UCM_CUDA_DECODE_LAYER)
         return memcmp(slot, shard + strand * t->shard, t->shard) != 0;
@@ -429,10 +437,13 @@ uint32_t scene_resident(struct scene *t, const char *what)
 int main(int argc, char **argv)
 {
     static const struct scene_spec specs[] = {
-        {"heads, tokens first", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 200, false},
-        {"heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, true},
-        {"layers", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true},
-        {"layers, one list", UCM_CUDA_DECODE_LAYER, 1, 64, UCM_SPARSE_BF16, 200, false},
+        {"heads, tokens first", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 200, false,
+         false},
+        {"heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, true, false},
+        {"layers", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, false},
+        {"layers, one list", UCM_CUDA_DECODE_LAYER, 1, 64, UCM_SPARSE_BF16, 200, false, false},
+        {"heads, FP8", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 200, false, true},
+        {"layers, FP8", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, true},
     };
 
     gpu_begin();

@@ -24,6 +24,7 @@ struct scene_spec {
     uint32_t slot, lists, d, dtype; /* of the options */
     uint32_t slots;
     bool heads_first; /* in shards; pages have it the other way around */
+    bool narrow;      /* K and V are FP8 E4M3 */
 };
 
 /* Of a step, at fixed addresses on the GPU. */
@@ -46,7 +47,7 @@ struct scene {
     struct ucm_cuda_decode_options options;
     struct ucm_cuda_decode *decode;
     struct ucm_attend_plan plan; /* of shards */
-    uint64_t shard, block;       /* bytes */
+    uint64_t row, shard, block;  /* bytes; row: of a token and KV head */
     struct window window, table; /* blocks; generations */
     CUdeviceptr blocks;          /* the same blocks in the GPU's memory */
     uint8_t *pages;              /* [LAYERS][PAGES], as shards are */

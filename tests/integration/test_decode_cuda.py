@@ -119,7 +119,7 @@ class Checks(unittest.TestCase):
 
     def test_structures_have_the_headers_sizes(self):
         structures = (native.Layout, native.Options, native.Info, native.Layer, native.Result, native.Key, native.Put)
-        self.assertEqual([ctypes.sizeof(s) for s in structures], [48, 176, 40, 136, 40, 12, 24])
+        self.assertEqual([ctypes.sizeof(s) for s in structures], [48, 192, 40, 136, 40, 12, 24])
 
     def test_options(self):
         steps = self.steps(page_shape=sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM, v_offset=1 << 20))
@@ -131,6 +131,11 @@ class Checks(unittest.TestCase):
         self.assertEqual(self.steps(Fake("uint8", 7, SHARD), whole=True, lists=1).slots, 7)
         self.assertEqual((self.library.options.slot, self.library.options.lists), (native.LAYER, 1))
         self.assertEqual(cuda.Steps.bytes_of(SHAPE, SHARD, 10), 10 * HEAD_SLOT)
+        self.assertEqual((o.dtype, o.kv_dtype), (2, 2))
+        small = cuda.Steps(Fake("uint8", 50, HEAD_SLOT // 2), sparse.Shape("fp8", TOKENS, HEADS, DIM, v_head_dim=DIM), layers=3, q_heads=8,
+                           shard_bytes=SHARD // 2, numbers=9, requests=1, chains=1, room=20, window=5, q_dtype="bf16", v_scale=0.5)
+        o = self.library.options
+        self.assertEqual((small.slots, small.slot_bytes, o.dtype, o.kv_dtype, o.k_scale, o.v_scale), (50, HEAD_SLOT // 2, 2, 3, 0, 0.5))
         steps.close(), steps.close()
         self.assertEqual(self.library.closed, 1)
         with self.assertRaisesRegex(UcmError, "closed"):

@@ -4,6 +4,7 @@
 #include "tests/unit/cuda/fake_cuda.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,6 +85,11 @@ Test(cuda_decode, sizes)
     cr_expect_geq(info.splits * info.split_tiles, 23);
     ucm_cuda_decode_close(d);
     ucm_cuda_decode_close(NULL);
+    options.kv_dtype = UCM_SPARSE_FP8_E4M3;
+    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(bytes, 16 * ROW, "a byte an element");
+    ucm_cuda_decode_close(opened());
+    options.kv_dtype = UCM_SPARSE_BF16;
     options.slot = UCM_CUDA_DECODE_LAYER;
     cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
     cr_expect_eq(bytes, options.shard_bytes);
@@ -120,6 +126,9 @@ Test(cuda_decode, options_that_are_wrong)
     REFUSED(q_heads, 34, "q_heads is 34");
     REFUSED(head_dim, 96, "head_dim is 96; 64, 128 and 256");
     REFUSED(dtype, UCM_SPARSE_F32, "dtype 0 is neither");
+    REFUSED(kv_dtype, UCM_SPARSE_F16, "kv_dtype 1 is neither");
+    REFUSED(k_scale, -1, "k_scale is -1");
+    REFUSED(v_scale, INFINITY, "v_scale is inf");
     REFUSED(tokens, 24, "tokens is 24; multiples of 16 up to 256");
     REFUSED(scale, -1, "scale is -1");
     REFUSED(slot, 2, "slot is 2");

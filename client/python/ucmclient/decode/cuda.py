@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Optional
 from ..buffers import Blocks, uint32s
 from ..sparse.cuda import Chosen, _dtype, _OnGpu, _step
 from ..sparse.digest import Shape
-from ..sparse.tensors import DTYPES, dtype_number
+from ..sparse.tensors import DTYPES, SIZES, dtype_number
 from ..sparse.window import Pinned, Window
 from . import _native_cuda as native
 
@@ -95,7 +95,7 @@ class Steps(_OnGpu):
     pool: a contiguous tensor on the GPU, of bytes_of() so many slots. shape: of one layer of a block in the daemon, with
     shard_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are
     below this. lists: None: one a KV head. room: of a list, the Selector's. window: blocks of a chain in the engine's pages that a layer
-    attends, at most. whole: slots are of a layer, not of a KV head of it. misses: room for those of a layer, and for what a step did
+    attends, at most. q_dtype: of queries and results, where K and V are fp8_e4m3; k_scale, v_scale: what these were divided by, 0: 1. whole: slots are of a layer, not of a KV head of it. misses: room for those of a layer, and for what a step did
     not get; 0: for all."""
 
     _close = "ucm_cuda_decode_close"
@@ -117,13 +117,18 @@ class Steps(_OnGpu):
         lists: Optional[int] = None,
         whole: bool = False,
         scale: float = 0.0,
+        q_dtype: Any = None,
+        k_scale: float = 0.0,
+        v_scale: float = 0.0,
         misses: int = 0,
     ):
         super().__init__(pool)
         self.shape, self.q_heads, self.chains, self.window = shape, q_heads, chains, window
         self.layers, self.numbers, self.requests, self.room = layers, numbers, requests, room
         self.lists = shape.kv_heads if lists is None else lists
-        self._dtype = next(name for name, number in DTYPES.items() if number == dtype_number(shape.dtype))
+        known = (shape.tokens, shape.kv_heads, shape.head_dim, dtype_number(shape.dtype))
+        dtype = dtype_number(shape.dtype if q_dtype is None else q_dtype)
+        self._dtype, self._kv_dtype = (next(name for name, number in DTYPES.items() if number == n) for n in (dtype, known[3]))
         self._out = (q_heads, shape.head_dim)
         self.slot_bytes = self._slot_bytes(shape, shard_bytes, whole)
         self.pool = self._check(pool, "pool")
@@ -131,9 +136,8 @@ class Steps(_OnGpu):
         if not pool.is_contiguous() or size < self.slot_bytes:
             raise ValueError(f"pool has {size} bytes: a contiguous tensor of slots of {self.slot_bytes} bytes is wanted")
         self.slots = size // self.slot_bytes
-        known = (shape.tokens, shape.kv_heads, shape.head_dim, dtype_number(shape.dtype))
         options = native.Options(
-            layers, q_heads, shape.kv_heads, shape.head_dim, known[3], shape.tokens, scale, int(whole), pool.data_ptr(),
+            layers, q_heads, shape.kv_heads, shape.head_dim, dtype, known[3], shape.tokens, scale, k_scale, v_scale, int(whole), pool.data_ptr(),
             self.slots, numbers, requests, misses, chains, self.lists, room, window, _layout(shape, *known), shard_bytes,
             _layout(page_shape or shape, *known),
         )
@@ -146,7 +150,7 @@ class Steps(_OnGpu):
 
     @staticmethod
     def _slot_bytes(shape: Shape, shard_bytes: int, whole: bool) -> int:
-        return shard_bytes if whole else 4 * shape.tokens * shape.head_dim
+        return shard_bytes if whole else 2 * shape.tokens * shape.head_dim * SIZES[dtype_number(shape.dtype)]
 
     @classmethod
     def bytes_of(cls, shape: Shape, shard_bytes: int, slots: int, whole: bool = False) -> int:
@@ -303,7 +307,8 @@ class Steps(_OnGpu):
         return tensor
 
     def _pages(self, pages: Pages, chains: int) -> None:
-        self._check(pages.kv, "pages.kv", self._dtype, 2)
+        if _dtype(self._check(pages.kv, "pages.kv", dims=2)) not in (self._kv_dtype, *["uint8"] * (self._kv_dtype[:6] == "float8")):
+            raise ValueError(f"pages.kv is of {_dtype(pages.kv)}; {self._kv_dtype} is wanted")
         self._table(pages.table, "pages.table", chains)
         for what, tensor in (("first", pages.first), ("length", pages.length)):
             if self._numbers(tensor, f"pages.{what}").shape[0] != chains:
