@@ -17,6 +17,7 @@ from unittest import mock
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / "client/python"))
+sys.path.insert(0, str(TOP / "client/python/examples"))
 if (TOP / "build/libucmclient.so").exists():
     os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
 
@@ -622,6 +623,37 @@ class OnGpu(unittest.TestCase):
             both.decoder.update()
             self.served(both)
         self.assertGreater(both.decoder.counts.windowed, before)
+
+    def test_cut_while_the_window_is_in_use(self):
+        both = self.together()
+        for _ in range(2):
+            both.draw()
+            both.decoder.update()
+            self.assertEqual(self.served(both), 0)
+            self.link.cut()  # its memory is unmapped before the GPU forgets it
+            both.decoder.update()
+            self.link.open()
+        both.draw()
+        both.decoder.update()
+        self.assertEqual(self.served(both), 0)
+
+    def example(self):
+        import decode_on_gpu
+
+        said = []
+        with Client(socket=self.daemon.socket, default_timeout=10) as client:
+            result = decode_on_gpu.decode(client, out=said.append)
+        for head in range(0, decode_on_gpu.GROUP * HEADS, decode_on_gpu.GROUP):
+            self.assertTrue(torch.all((result[:, 0, head] - 7).abs() < 0.1), said)
+        return said[0]
+
+    def test_the_example(self):
+        self.assertIn(" 0 by fetches", self.example())
+
+    def test_the_example_without_a_window(self):
+        self.daemon.stop()
+        self.start(window=0)
+        self.assertIn(" 0 strands came through the window", self.example())
 
 
 if __name__ == "__main__":

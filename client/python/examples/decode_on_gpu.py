@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Decode steps of a sequence whose KV is not on the GPU: slots, the daemon's window, and a CUDA graph.
+
+The KV of one sequence is stored with the daemon, and its pages are given back but for the last blocks. A step then chooses by
+digests, reads what it misses out of the daemon's memory, and attends to it; what the window does not have is fetched, and the step
+runs again. There is no model here: queries are made up, and one of them is about a block in the middle.
+
+    python3 decode_on_gpu.py [--socket PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Optional
+
+import torch
+
+from ucmclient import Client, Identity, Plane, UcmError, cuda_allocation, keys, sparse
+from ucmclient.decode.cuda import Pages, Steps
+from ucmclient.decode.gpu import GpuDecoder
+from ucmclient.sparse.cuda import Builder, Chosen, Selector
+
+LAYERS, BLOCKS, TOKENS, HEADS, GROUP, DIM = 4, 256, 16, 2, 4, 64
+WINDOW = 8  # last blocks, whose pages stay
+CANDIDATES = BLOCKS - WINDOW
+NEEDLE = 177  # the block that the query is about
+SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)
+SHARD = 2 * TOKENS * HEADS * DIM * 2  # bytes of a layer of a block
+
+
+class Link:
+    """The connection. An engine's goes on without the daemon, and looks for it; this one only says what failed."""
+
+    def __init__(self, client: Client, digest: sparse.Digest):
+        self.client = client
+        self.ns = client.namespace(Identity("example/decode", "bf16", "example/1", TOKENS, SHARD, shards=(LAYERS,)))
+        self.digests = sparse.DigestNamespace(self.ns, digest)
+
+    def ask(self, call: Any, *arguments: Any, **named: Any) -> Optional[Any]:
+        try:
+            return call(*arguments, **named)
+        except UcmError as error:
+            print(f"{error}")
+            return None
+
+    def cut(self) -> None:
+        self.client.close()
+
+
+def store(link: Link, kv: torch.Tensor, names: list[bytes]) -> None:
+    """kv: [LAYERS][BLOCKS][K, V][TOKENS][HEADS][DIM]."""
+    memory, base, gpu = cuda_allocation(kv.data_ptr())
+    begin = kv.data_ptr() - base
+    planes = [Plane(0, begin + layer * BLOCKS * SHARD, SHARD, SHARD, layer) for layer in range(LAYERS)]
+    torch.cuda.current_stream().synchronize()
+    with link.ns.register([memory], planes, blocks=BLOCKS, gpu=gpu) as region:
+        region.dump(names, range(BLOCKS)).wait()
+
+
+def numbers(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def decode(client: Client, steps_wanted: int = 3, out=print) -> torch.Tensor:
+    digest = sparse.tokens(SHAPE, chosen=4, rest=True)
+    link, packed = Link(client, digest), keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
+    names = [packed[32 * i : 32 * i + 32] for i in range(BLOCKS)]
+    kv = torch.randn(LAYERS, BLOCKS, 2, TOKENS, HEADS, DIM, device="cuda").bfloat16()
+    q = torch.randn(LAYERS, 1, GROUP * HEADS, DIM, device="cuda").bfloat16()
+    kv[:, NEEDLE, 0] += 4 * q[:, 0, ::GROUP].unsqueeze(1)  # its keys answer the first query head of each KV head
+    kv[:, NEEDLE, 1] = 7
+    store(link, kv, names)
+
+    # The worker's memory: slots for a few steps' worth of blocks, and tables.
+    pool = torch.empty(Steps.bytes_of(SHAPE, SHARD, slots=1024), dtype=torch.uint8, device="cuda")
+    some = sparse.TopK(topk_tokens=16 * TOKENS, init_window_sz=0, local_window_sz=0)
+    select = Selector(digest, pool, GROUP * HEADS, CANDIDATES, choose=some)
+    steps = Steps(pool, SHAPE, layers=LAYERS, q_heads=GROUP * HEADS, shard_bytes=SHARD, numbers=BLOCKS, requests=1, chains=1,
+                  room=select.room, window=WINDOW)
+    builder = Builder(digest, pool)
+
+    def build(pages: Any, rows: Any) -> None:
+        builder(kv, decoder.digests, numbers(*pages), numbers(*rows))
+
+    decoder = GpuDecoder(link, digest, steps, shard_bytes=SHARD, build=build)
+    sequence = decoder.open("request", floor=512)
+    decoder.extend(sequence, names[:CANDIDATES], lambda block: block)
+    decoder.keep(sequence, names)
+    table = numbers(*[-1] * BLOCKS)[None].contiguous()
+    decoder.write(table[0], sequence)
+
+    # Pages of the last blocks stay, all others are given back.
+    torch.cuda.synchronize()
+    pages = kv[:, CANDIDATES:].clone()
+    kv.zero_()
+    where = numbers(*[-1] * CANDIDATES, *range(WINDOW))[None].contiguous()
+    length, requests, candidates = numbers(BLOCKS * TOKENS - 3), numbers(sequence.number), numbers(CANDIDATES)
+    lists = [Chosen(numbers(*[0] * HEADS)[None].contiguous(), torch.zeros(1, HEADS, select.room, dtype=torch.int32, device="cuda"))
+             for _ in range(LAYERS)]
+    result = torch.zeros_like(q)
+
+    def step() -> None:
+        steps.begin()
+        for layer in range(LAYERS):
+            chosen = select(decoder.digests[layer], table[:, :CANDIDATES], candidates, q[layer], out=lists[layer])
+            local = Pages(pages[layer], where, candidates, length)
+            steps.layer(layer, chosen, table, requests, q[layer], local, out=result[layer])
+        steps.end()
+
+    def run(launch: Any) -> None:
+        """Until a run counts."""
+        decoder.update()
+        launch()
+        torch.cuda.synchronize()
+        while not decoder.counted():
+            if decoder.serve():
+                raise SystemExit("the daemon does not have the blocks any more")
+            launch()
+            torch.cuda.synchronize()
+
+    run(step)  # the first time without a graph, which then finds all kernels loaded
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(steps_wanted):
+        q[:, :, 1::GROUP].normal_()  # one query head of each KV head asks for something else
+        run(graph.replay)
+    counts = decoder.counts
+    out(f"{counts.misses} misses: {counts.windowed} strands came through the window, {counts.fetched} by fetches")
+    out(f"block {NEEDLE} was {'' if NEEDLE in lists[0].lists()[0][0] else 'not '}chosen; attended there: {result[0, 0, 0, 0]:.2f}")
+    del graph
+    decoder.end()
+    steps.close(), select.close(), builder.close()
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--socket", help="default: $UCM_SOCKET, or that of the package")
+    with Client(socket=parser.parse_args().socket, name="decode on GPU") as client:
+        decode(client)
+
+
+if __name__ == "__main__":
+    main()
