@@ -247,7 +247,7 @@ static CUresult put_batch(struct ucm_cuda_decode *d, const struct ucm_cuda_decod
 static CUresult put_all(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_put *items,
                         uint32_t n, uint32_t *placed, CUstream stream)
 {
-    struct ucm_slots_step before, after;
+    struct ucm_slots_step before = {0}, after = {0};
     CUresult r = download(&before, d->slots.step, sizeof before, stream);
 
     for (uint32_t at = 0; r == CUDA_SUCCESS && at < n; at += d->plan.batch)
