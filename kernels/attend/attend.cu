@@ -32,14 +32,21 @@ static __device__ __forceinline__ void finish_splits(args_t a, uint64_t list_row
                                                      struct block_sums &sums)
 {
     struct parts from = parts_of<D>(a, list_row, 0);
+    uint32_t all = a.group * D, i = threadIdx.x * 4;
     float *weight = (float *)shared;
+    float4 x[AT_ONCE];
 
+    if (i < all)
+        load_splits(x, from.out + i, all, splits);
     weigh_splits(a, from.sum, splits, weight, sums);
     __syncthreads();
-    for (uint32_t i = threadIdx.x * 4; i < a.group * D; i += THREADS * 4)
+    for (; i < all; i += THREADS * 4) {
         finish_channels<T, D>(a, list_row * a.group + i / D, i % D,
-                              merge_splits(from.out + i, (uint64_t)a.group * D, weight + i / D * splits, splits),
-                              sums.row[i / D], before[i / D]);
+                              merge_splits(x, from.out + i, all, weight + i / D * splits, splits), sums.row[i / D],
+                              before[i / D]);
+        if (i + THREADS * 4 < all)
+            load_splits(x, from.out + i + THREADS * 4, all, splits);
+    }
 }
 
 template <typename T, int D>
@@ -79,45 +86,50 @@ static __device__ __forceinline__ bool is_over(args_t a, const struct tiles &t)
     return t.all == 0 || (a.stop.stopped != 0 && ((const uint32_t *)a.stop.stopped)[list_of(a)] != 0);
 }
 
-template <typename T, typename KV, int D>
+template <typename T, typename KV, int D, int O>
 static __device__ __forceinline__ void attend(args_t a)
 {
     __shared__ uint64_t where[UCM_ATTEND_CUDA_SPLIT];
     __shared__ struct block_sums sums;
+    uint32_t first = blockIdx.x * a.split_tiles, splits, n;
+    struct chosen early = chosen_early(a, first + threadIdx.x);
     struct tiles t = tiles_of(a);
-    uint32_t splits = max(1u, min(a.splits, (t.all + a.split_tiles - 1) / a.split_tiles));
-    uint32_t first = blockIdx.x * a.split_tiles, n = t.all > first ? min(t.all - first, a.split_tiles) : 0;
-    struct warp_state<D> st;
+    struct warp_state<D, O> st;
 
+    splits = max(1u, min(a.splits, (t.all + a.split_tiles - 1) / a.split_tiles));
+    n = t.all > first ? min(t.all - first, a.split_tiles) : 0;
     if (blockIdx.x >= splits || is_over(a, t))
         return;
     if (blockIdx.x == 0 && threadIdx.x == 0 && t.all > a.splits * a.split_tiles)
         raise_flag(a, UCM_ATTEND_NO_PAGE); /* no thread block has the rest */
     for (uint32_t i = threadIdx.x; i < n; i += THREADS)
-        where[i] = tile_at(a, t, first + i);
-    warp_begin<D>(st);
+        where[i] = tile_at(a, t, first + i, i < THREADS, early);
+    warp_begin<D, O>(st);
     __syncthreads();
     if (a.wait)
         arrived_before_copies(); /* blocks that came just before they were looked up */
-    attend_tiles<T, KV, D>(a, where, n, t.chosen > first ? t.chosen - first : 0, st);
+    attend_tiles<T, KV, D, O>(a, where, n, t.chosen > first ? t.chosen - first : 0, st);
     __syncthreads(); /* the tiles' memory takes the results */
-    put_warp<KV, D>(st, sums);
+    put_warp<KV, D, O>(st, sums);
     __syncthreads();
     weigh_warps(a, sums);
     __syncthreads();
     finish<T, D>(a, splits, sums);
 }
 
-#define KERNEL(name, type, kv, d)                                                                                      \
+#define KERNEL(name, type, kv, d, rows)                                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        ucm_attend_##name##_##d(const __grid_constant__ struct ucm_attend_cuda args)                                   \
+        ucm_attend_##name##_##d##_##rows(const __grid_constant__ struct ucm_attend_cuda args)                          \
     {                                                                                                                  \
-        attend<type, kv, d>(args);                                                                                     \
+        attend<type, kv, d, rows / 8>(args);                                                                           \
     }
 #define KERNELS(name, type, kv)                                                                                        \
-    KERNEL(name, type, kv, 64)                                                                                         \
-    KERNEL(name, type, kv, 128)                                                                                        \
-    KERNEL(name, type, kv, 256)
+    KERNEL(name, type, kv, 64, 8)                                                                                      \
+    KERNEL(name, type, kv, 64, 16)                                                                                     \
+    KERNEL(name, type, kv, 128, 8)                                                                                     \
+    KERNEL(name, type, kv, 128, 16)                                                                                    \
+    KERNEL(name, type, kv, 256, 8)                                                                                     \
+    KERNEL(name, type, kv, 256, 16)
 
 KERNELS(f16, __half, __half)
 KERNELS(bf16, __nv_bfloat16, __nv_bfloat16)

@@ -1,8 +1,7 @@
 /* What the kernels of attend.cu take, filled in by their launcher. All addresses are the GPU's; passed by
  * value, so a captured launch keeps its own copy.
  *
- * ucm_attend_TYPE_D, or ucm_attend_TYPE_e4m3_D where K and V are FP8 E4M3, with TYPE f16 or bf16 for queries and results
- * and D 64, 128 or 256, attends blocks begin .. end - 1 of each list, and with begin = 0 the window behind them. One launch over
+ * The kernel that ucm_attend_cuda_kernel names attends blocks begin .. end - 1 of each list, and with begin = 0 the window behind them. One launch over
  * all of a list is a step. Or several are, *rounds*, each going on where the one before it ended: a round of a list that has
  * stopped, or has no more blocks, returns at once, so all rounds can be captured and no host decides. Before the first
  * of them ucm_attend_order puts the lists in the order of their scores and works out what is left behind each block.
@@ -19,6 +18,7 @@
 #define UCM_KERNELS_ATTEND_CUDA_H
 
 #include <stdint.h>
+#include <stdio.h>
 
 #define UCM_ATTEND_CUDA_THREADS 128u
 #define UCM_ATTEND_CUDA_WARPS (UCM_ATTEND_CUDA_THREADS / 32u)
@@ -132,6 +132,17 @@ struct ucm_attend_cuda_order {
     struct ucm_attend_cuda_left estimate, bound;
     uint64_t stopped, least; /* are set to 0 and 1 */
 };
+
+/* ---- launching ---- */
+
+/* TYPE is f16 or bf16, for queries and results; narrow: K and V are FP8 E4M3, otherwise TYPE. head_dim: 64, 128 or 256. group:
+ * query rows of a KV head, at most UCM_ATTEND_CUDA_ROWS. */
+static inline void ucm_attend_cuda_kernel(char name[40], const char *type, int narrow,
+                                          uint32_t head_dim, uint32_t group)
+{
+    snprintf(name, 40, "ucm_attend_%s_%s%u_%u", type, narrow ? "e4m3_" : "", head_dim,
+             group > 8 ? 16 : 8);
+}
 
 /* Dynamic shared memory of a launch: tiles on their way, then the warps' results, then the splits' weights. */
 static inline uint32_t ucm_attend_cuda_shared(uint32_t head_dim, uint32_t group, uint32_t splits)

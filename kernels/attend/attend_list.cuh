@@ -9,7 +9,6 @@ typedef const struct ucm_attend_cuda &args_t;
 
 #define THREADS UCM_ATTEND_CUDA_THREADS
 #define WARPS UCM_ATTEND_CUDA_WARPS
-#define TILE UCM_ATTEND_CUDA_TILE
 #define ROWS UCM_ATTEND_CUDA_ROWS
 
 /* What one launch attends to for one KV head. */
@@ -76,18 +75,44 @@ static __device__ __forceinline__ int32_t number_at(args_t a, int32_t entry)
                : -1;
 }
 
-static __device__ __forceinline__ uint64_t chosen_at(args_t a, int32_t number, uint32_t tile)
-{
-    uint64_t row = (uint64_t)(a.apart * blockIdx.y) * a.rows + (uint32_t)number, at;
-    const int32_t *cell = (const int32_t *)a.slot_of + row;
-    int32_t slot = number;
+/* A list entry on its way to a slot. */
+struct chosen {
+    int32_t number, slot;
+};
 
-    if (a.slot_of != 0) {
-        slot = -1;
-        if ((uint32_t)number < a.rows)
-            slot = a.wait ? load_acquire(cell) : *cell;
+static __device__ __forceinline__ uint64_t row_of_number(args_t a, int32_t number)
+{
+    return (uint64_t)(a.apart * blockIdx.y) * a.rows + (uint32_t)number;
+}
+
+static __device__ __forceinline__ struct chosen chosen_of(args_t a, int32_t entry)
+{
+    struct chosen c = {number_at(a, entry), -1};
+
+    if (a.slot_of == 0) {
+        c.slot = c.number;
+    } else if ((uint32_t)c.number < a.rows) {
+        const int32_t *cell = (const int32_t *)a.slot_of + row_of_number(a, c.number);
+
+        c.slot = a.wait ? load_acquire(cell) : *cell;
     }
-    at = a.wait && slot == WANTED ? row * 16 | IS_WANTED : block_at(a.pool, slot);
+    return c;
+}
+
+/* Looked up before it is known how long the list is: of what lies behind its end nothing is used. */
+static __device__ __forceinline__ struct chosen chosen_early(args_t a, uint32_t tile)
+{
+    uint32_t at = a.begin + tile / (a.tokens / TILE);
+
+    if (at >= a.room)
+        return chosen{-1, -1};
+    return chosen_of(a, ((const int32_t *)a.list)[(uint64_t)list_of(a) * a.room + at]);
+}
+
+static __device__ __forceinline__ uint64_t chosen_at(args_t a, const struct chosen &c, uint32_t tile)
+{
+    uint64_t at = a.wait && c.slot == WANTED ? row_of_number(a, c.number) * 16 | IS_WANTED : block_at(a.pool, c.slot);
+
     if (at == 0) {
         raise_flag(a, UCM_ATTEND_NO_SLOT);
         return 0;
@@ -108,12 +133,14 @@ static __device__ __forceinline__ uint64_t page_at(args_t a, const struct tiles 
     return (at + tile) | valid << VALID_SHIFT | IS_PAGE;
 }
 
-static __device__ __forceinline__ uint64_t tile_at(args_t a, const struct tiles &t, uint32_t tile)
+/* early: whether c is of this tile, if that is one of a chosen block. */
+static __device__ __forceinline__ uint64_t tile_at(args_t a, const struct tiles &t, uint32_t tile, bool early,
+                                                   struct chosen c)
 {
     uint32_t in_block = a.tokens / TILE;
 
     if (tile < t.chosen)
-        return chosen_at(a, number_at(a, t.list[tile / in_block]), tile % in_block);
+        return chosen_at(a, early ? c : chosen_of(a, t.list[tile / in_block]), tile % in_block);
     tile -= t.chosen;
     return page_at(a, t, t.first + tile / in_block, tile % in_block);
 }

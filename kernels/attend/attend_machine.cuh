@@ -19,10 +19,32 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p)
 /* ---- rows of a tile, to a warp's shared memory: two stages ---- */
 
 #define STAGES UCM_ATTEND_CUDA_STAGES
+#define TILE UCM_ATTEND_CUDA_TILE
+
+/* Where rows of K and V lie, that count. */
+struct tile_rows {
+    const uint8_t *k, *v;
+    uint64_t k_stride, v_stride;
+    uint32_t valid;
+};
+
+template <uint32_t BYTES>
+static __device__ __forceinline__ void copy_vectors(uint32_t to, const uint8_t *from, uint64_t stride, uint32_t valid)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < TILE * BYTES / 512; i++) {
+        uint32_t at = i * 512 + threadIdx.x % 32 * 16, row = at / BYTES;
+
+        if (row < valid)
+            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to + at),
+                         "l"(from + row * stride + at % BYTES)
+                         : "memory");
+    }
+}
 
 #if __CUDA_ARCH__ >= 900
 
-/* Whole rows by the copy engine. A barrier for each stage counts its bytes; its phase changes each time. */
+/* A barrier for each stage, at which 32 arrive; its phase changes each time. */
 struct arrivals {
     uint64_t *barrier;
     uint32_t phase; /* a bit for each stage */
@@ -35,38 +57,42 @@ static __device__ __forceinline__ void arrivals_begin(struct arrivals &a)
     a.barrier = barriers[threadIdx.x / 32];
     a.phase = 0;
     if (threadIdx.x % 32 < STAGES)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(a.barrier + threadIdx.x % 32))
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 32;" ::"r"(shared_address(a.barrier + threadIdx.x % 32))
                      : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __syncwarp();
 }
 
-static __device__ __forceinline__ void arrivals_expect(struct arrivals &a, uint32_t stage, uint32_t bytes)
+static __device__ __forceinline__ void copy_piece(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t barrier)
 {
-    if (threadIdx.x % 32 == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(a.barrier + stage)),
-                     "r"(bytes)
-                     : "memory");
-    __syncwarp();
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
 }
 
-/* `valid` of ROWS rows; one lane from `first` on if they are one piece, or a lane a row. */
-template <uint32_t BYTES, uint32_t ROWS>
-static __device__ __forceinline__ void copy_rows(uint8_t *to, const uint8_t *from, uint64_t stride, uint32_t valid,
-                                                 uint32_t first, struct arrivals &a, uint32_t stage)
+/* `valid` of TILE rows of K, then of V. Those that lie one behind the other are a piece for the copy engine, which takes
+ * long for many small ones; other rows come 16 bytes a lane. */
+template <uint32_t BYTES>
+static __device__ __forceinline__ void copy_tile(uint8_t *to, const struct tile_rows &r, struct arrivals &a,
+                                                 uint32_t stage)
 {
-    bool whole = stride == BYTES;
-    uint32_t row = threadIdx.x % 32 - first, bytes = whole ? valid * BYTES : BYTES;
+    uint32_t barrier = shared_address(a.barrier + stage), k = shared_address(to), v = k + TILE * BYTES;
 
-    if (row < (whole ? min(valid, 1u) : valid))
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         shared_address(to + row * BYTES)),
-                     "l"(from + row * stride), "r"(bytes), "r"(shared_address(a.barrier + stage))
+    if (r.k_stride == BYTES && r.v_stride == BYTES) {
+        if (threadIdx.x % 32 != 0)
+            return;
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 31;" ::"r"(barrier) : "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(2 * r.valid * BYTES)
                      : "memory");
-}
-
-static __device__ __forceinline__ void arrivals_commit(void)
-{
+        if (r.valid == 0)
+            return;
+        copy_piece(k, r.k, r.valid * BYTES, barrier);
+        copy_piece(v, r.v, r.valid * BYTES, barrier);
+        return;
+    }
+    copy_vectors<BYTES>(k, r.k, r.k_stride, r.valid);
+    copy_vectors<BYTES>(v, r.v, r.v_stride, r.valid);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 /* ahead: the other stage's copy was begun since. */
@@ -83,7 +109,7 @@ static __device__ __forceinline__ void arrivals_wait(struct arrivals &a, uint32_
     a.phase ^= 1u << stage;
 }
 
-/* Before copies write where this thread stored. */
+/* Before the copy engine writes where something else did. */
 static __device__ __forceinline__ void stores_before_copies(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -105,27 +131,11 @@ static __device__ __forceinline__ void arrivals_begin(struct arrivals &)
 {
 }
 
-static __device__ __forceinline__ void arrivals_expect(struct arrivals &, uint32_t, uint32_t)
+template <uint32_t BYTES>
+static __device__ __forceinline__ void copy_tile(uint8_t *to, const struct tile_rows &r, struct arrivals &, uint32_t)
 {
-}
-
-template <uint32_t BYTES, uint32_t ROWS>
-static __device__ __forceinline__ void copy_rows(uint8_t *to, const uint8_t *from, uint64_t stride, uint32_t valid,
-                                                 uint32_t, struct arrivals &, uint32_t)
-{
-#pragma unroll
-    for (uint32_t i = 0; i < ROWS * BYTES / 512; i++) {
-        uint32_t at = i * 512 + threadIdx.x % 32 * 16, row = at / BYTES;
-
-        if (row < valid)
-            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to + at)),
-                         "l"(from + row * stride + at % BYTES)
-                         : "memory");
-    }
-}
-
-static __device__ __forceinline__ void arrivals_commit(void)
-{
+    copy_vectors<BYTES>(shared_address(to), r.k, r.k_stride, r.valid);
+    copy_vectors<BYTES>(shared_address(to) + TILE * BYTES, r.v, r.v_stride, r.valid);
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
@@ -189,6 +199,13 @@ static __device__ __forceinline__ void await_launch(void)
 }
 
 /* ---- products ---- */
+
+/* A lane has row lane / 4, columns 2 * (lane % 4) and the next, of 8 x 8; then of its transpose. */
+static __device__ __forceinline__ uint32_t turned(uint32_t x)
+{
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
+    return x;
+}
 
 /* The low two of E4M3 as float16, exactly. */
 static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t x)

@@ -75,40 +75,40 @@ template <> struct key_max<e4m3> {
     }
 };
 
-/* A row's channels of one lane: for each of a lane's two columns of results, a piece. */
+/* One row's channels of a lane: a piece, and every eighth piece behind it. */
 template <typename KV, int D>
-static __device__ __forceinline__ void put_row(const struct warp_state<D> &st, uint32_t r, float *to)
+static __device__ __forceinline__ void put_row(const float out[D / 16][4], uint32_t r, float *to)
 {
     constexpr uint32_t n = row_of<KV, D>::v_channels;
 
 #pragma unroll
     for (uint32_t i = 0; i < row_of<KV, D>::v_pieces; i++)
 #pragma unroll
-        for (uint32_t c = 0; c < 2; c++)
-#pragma unroll
-            for (uint32_t x = 0; x < n; x += 4) {
-                const float(*from)[4] = st.out + i * n + x;
+        for (uint32_t x = 0; x < n; x += 4) {
+            const float *y = out[(i * n + x) / 2], *z = out[(i * n + x) / 2 + 1];
 
-                *(float4 *)(to + (8 * i + threadIdx.x % 4 * 2 + c) * n + x) =
-                    make_float4(from[0][2 * r + c], from[1][2 * r + c], from[2][2 * r + c], from[3][2 * r + c]);
-            }
+            *(float4 *)(to + (8 * i + threadIdx.x % 32 / 4) * n + x) = make_float4(y[r], y[2 + r], z[r], z[2 + r]);
+        }
 }
 
-template <typename KV, int D>
-static __device__ __forceinline__ void put_warp(struct warp_state<D> &st, struct block_sums &sums)
+template <typename KV, int D, int O>
+static __device__ __forceinline__ void put_warp(struct warp_state<D, O> &st, struct block_sums &sums)
 {
     struct block_results<D> *to = (struct block_results<D> *)shared;
-    uint32_t warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4;
+    uint32_t warp = threadIdx.x / 32;
     float most = key_max<KV>::of(st.key_max);
 
 #pragma unroll
-    for (uint32_t r = 0; r < 2; r++) {
-        float sum = quad_sum(st.sum[r]);
+    for (uint32_t o = 0; o < O; o++)
+#pragma unroll
+        for (uint32_t r = 0; r < 2; r++) {
+            uint32_t row = o * 8 + threadIdx.x % 4 * 2 + r;
+            float sum = row_sum(st.sum[o][r]);
 
-        put_row<KV, D>(st, r, to->out[warp][row + 8 * r]);
-        if (threadIdx.x % 4 == 0)
-            sums.warp[warp][row + 8 * r] = sum_t{st.top[r], sum, st.lightest[r], most};
-    }
+            put_row<KV, D>(st.out[o], r, to->out[warp][row]);
+            if (threadIdx.x % 32 < 4)
+                sums.warp[warp][row] = sum_t{st.top[o][r], sum, st.lightest[o][r], most};
+        }
 }
 
 static __device__ __forceinline__ void weigh_warps(args_t a, struct block_sums &sums)
@@ -262,27 +262,32 @@ static __device__ __forceinline__ void weigh_splits(args_t a, const sum_t *from,
     }
 }
 
-/* Four channels of a row, of all splits: so many loads at once that their latency is seen a few times, not once
- * a split. */
-static __device__ __forceinline__ float4 merge_splits(const float *from, uint64_t stride, const float *weight,
-                                                      uint32_t splits)
+/* Four channels of a row, of splits: so many loads at once that their latency is seen a few times, not once a split. */
+#define AT_ONCE 8u
+
+static __device__ __forceinline__ void load_splits(float4 x[AT_ONCE], const float *from, uint64_t stride, uint32_t splits)
 {
-    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    uint32_t s = 0;
-
-    for (; s + 8 <= splits; s += 8) {
-        float4 y[8];
-
 #pragma unroll
-        for (uint32_t i = 0; i < 8; i++)
-            y[i] = *(const float4 *)(from + (s + i) * stride);
+    for (uint32_t i = 0; i < AT_ONCE; i++)
+        if (i < splits)
+            x[i] = *(const float4 *)(from + i * stride);
+}
+
+/* x: of the first ones. */
+static __device__ __forceinline__ float4 merge_splits(float4 x[AT_ONCE], const float *from, uint64_t stride,
+                                                      const float *weight, uint32_t splits)
+{
+    float4 all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+
+    for (uint32_t s = 0; s < splits; s += AT_ONCE) {
+        if (s > 0)
+            load_splits(x, from + s * stride, stride, splits - s);
 #pragma unroll
-        for (uint32_t i = 0; i < 8; i++)
-            add_scaled(&x, weight[s + i], y[i]);
+        for (uint32_t i = 0; i < AT_ONCE; i++)
+            if (s + i < splits)
+                add_scaled(&all, weight[s + i], x[i]);
     }
-    for (; s < splits; s++)
-        add_scaled(&x, weight[s], *(const float4 *)(from + s * stride));
-    return x;
+    return all;
 }
 
 /* Of thread blocks of one list: whether this one ends last; then it sees what the others wrote. */

@@ -45,12 +45,6 @@ template <typename KV, int D> struct row_of {
 
 /* ---- the way to shared memory ---- */
 
-struct tile_rows {
-    const uint8_t *k, *v;
-    uint64_t k_stride, v_stride;
-    uint32_t valid;
-};
-
 static __device__ __forceinline__ const uint8_t *plane_at(const struct ucm_attend_cuda_plane &p, uint64_t block,
                                                          uint32_t tile)
 {
@@ -67,20 +61,6 @@ static __device__ __forceinline__ struct tile_rows rows_at(args_t a, uint64_t wh
                      valid_of(where)};
 }
 
-/* A warp copies the tile's K, then its V, to `to`. */
-template <typename KV, int D>
-static __device__ __forceinline__ void tile_load(args_t a, uint64_t where, uint8_t *to, struct arrivals &on_way,
-                                                 uint32_t stage)
-{
-    constexpr uint32_t bytes = row_of<KV, D>::bytes;
-    struct tile_rows r = rows_at(a, where);
-
-    arrivals_expect(on_way, stage, 2 * r.valid * bytes);
-    copy_rows<bytes, TILE>(to, r.k, r.k_stride, r.valid, 0, on_way, stage);
-    copy_rows<bytes, TILE>(to + row_of<KV, D>::tile, r.v, r.v_stride, r.valid, 16, on_way, stage);
-    arrivals_commit();
-}
-
 /* Behind a wait: rows that don't count become zeros, whatever lay there. */
 template <typename KV, int D>
 static __device__ __forceinline__ void tile_pad(uint8_t *tile, uint32_t valid)
@@ -94,46 +74,52 @@ static __device__ __forceinline__ void tile_pad(uint8_t *tile, uint32_t valid)
     __syncwarp();
 }
 
-/* ---- one warp ---- */
+/* ---- one warp ----
+ * Queries are in octets of rows, O of them: one for up to 8 query heads, or two. A lane has logits and results of rows
+ * 2 * (lane % 4) and the next of each octet, and of these the tokens lane / 4 and 8 more, or channels. */
 
-/* Rows lane / 4 (0) and 8 more (1). sum is of this lane's tokens. */
-template <int D> struct warp_state {
-    float top[2], sum[2], lightest[2];
-    uint32_t key_max; /* bits of elements of KV without signs */
-    float out[D / 8][4];
+template <int D, int O> struct warp_state {
+    float top[O][2], sum[O][2], lightest[O][2]; /* sum is of this lane's tokens */
+    uint32_t key_max;                           /* bits of elements of KV without signs */
+    float out[O][D / 16][4];                    /* channel: row, row; the next channel: row, row */
 };
 
-template <typename T, int D> struct warp_query {
-    uint32_t q[D / 16][4];
-    float scale[2]; /* of logits, times log2(e) */
+template <int D, int O> struct warp_query {
+    uint32_t q[O][D / 16][2];
+    float scale[O][2]; /* of logits, times log2(e) */
 };
 
-template <int D>
-static __device__ __forceinline__ void warp_begin(struct warp_state<D> &s)
+template <int D, int O>
+static __device__ __forceinline__ void warp_begin(struct warp_state<D, O> &s)
 {
-#pragma unroll
-    for (uint32_t r = 0; r < 2; r++) {
-        s.top[r] = -INFINITY;
-        s.sum[r] = 0.0f;
-        s.lightest[r] = INFINITY;
-    }
     s.key_max = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < D / 8; i++)
-        s.out[i][0] = s.out[i][1] = s.out[i][2] = s.out[i][3] = 0.0f;
+    for (uint32_t o = 0; o < O; o++) {
+#pragma unroll
+        for (uint32_t r = 0; r < 2; r++) {
+            s.top[o][r] = -INFINITY;
+            s.sum[o][r] = 0.0f;
+            s.lightest[o][r] = INFINITY;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < D / 16; i++)
+            s.out[o][i][0] = s.out[o][i][1] = s.out[o][i][2] = s.out[o][i][3] = 0.0f;
+    }
 }
 
-/* Over the four lanes that have a row. */
-static __device__ __forceinline__ float quad_max(float x)
+/* Over the lanes that have a row's tokens. */
+static __device__ __forceinline__ float row_max(float x)
 {
-    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
-    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 4));
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 8));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 16));
 }
 
-static __device__ __forceinline__ float quad_sum(float x)
+static __device__ __forceinline__ float row_sum(float x)
 {
-    x += __shfl_xor_sync(ALL_LANES, x, 1);
-    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+    x += __shfl_xor_sync(ALL_LANES, x, 4);
+    x += __shfl_xor_sync(ALL_LANES, x, 8);
+    return x + __shfl_xor_sync(ALL_LANES, x, 16);
 }
 
 /* For a row of queries that are at most `most`: what makes them at most 2^15, and what brings logits back. Infinities and
@@ -147,155 +133,175 @@ static __device__ __forceinline__ float query_factor(float most, float *back)
     return __uint_as_float((268 - e) << 23);
 }
 
+/* Of an octet: a lane has row lane / 4 of the queries, and needs scales of the rows of its logits. */
 template <typename T, int D>
-static __device__ __forceinline__ void scale_query(struct warp_query<T, D> &query)
+static __device__ __forceinline__ void scale_query(uint32_t q[D / 16][2], float scale[2])
 {
-#pragma unroll
-    for (uint32_t r = 0; r < 2; r++) {
-        float most = 0.0f, factor, back;
+    float most = 0.0f, factor, back;
 
 #pragma unroll
-        for (uint32_t i = 0; i < D / 8; i++) {
-            uint32_t x = query.q[i / 2][i % 2 * 2 + r];
+    for (uint32_t i = 0; i < D / 8; i++) {
+        uint32_t x = q[i / 2][i % 2];
 
-            most = fmaxf(most, fmaxf(fabsf(element<T>::widen(x & 0xffff)), fabsf(element<T>::widen(x >> 16))));
-        }
-        factor = query_factor(quad_max(most), &back);
-        query.scale[r] *= back;
-#pragma unroll
-        for (uint32_t i = 0; i < D / 8; i++) {
-            uint32_t *x = &query.q[i / 2][i % 2 * 2 + r];
-
-            *x = element<__half>::pair(element<T>::widen(*x & 0xffff) * factor, element<T>::widen(*x >> 16) * factor);
-        }
+        most = fmaxf(most, fmaxf(fabsf(element<T>::widen(x & 0xffff)), fabsf(element<T>::widen(x >> 16))));
     }
+    most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+    factor = query_factor(most, &back);
+#pragma unroll
+    for (uint32_t i = 0; i < D / 8; i++) {
+        uint32_t *x = &q[i / 2][i % 2];
+
+        *x = element<__half>::pair(element<T>::widen(*x & 0xffff) * factor, element<T>::widen(*x >> 16) * factor);
+    }
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++)
+        scale[r] *= __shfl_sync(ALL_LANES, back, (threadIdx.x % 4 * 2 + r) * 4);
 }
 
 /* Product i is over 16 channels: of each of the four lanes that have a row, four of the piece of K that it reads. */
-template <typename T, typename KV, int D>
-static __device__ __forceinline__ void load_query(args_t a, struct warp_query<T, D> &query)
+template <typename T, typename KV, int D, int O>
+static __device__ __forceinline__ void load_query(args_t a, struct warp_query<D, O> &query)
 {
     const T *q = (const T *)a.q + blockIdx.z * a.q_stride + (uint64_t)blockIdx.y * a.group * D;
     constexpr uint32_t channels = row_of<KV, D>::k_channels;
-    uint32_t row = threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
 
 #pragma unroll
-    for (uint32_t i = 0; i < D / 16; i++)
-#pragma unroll
-        for (uint32_t j = 0; j < 4; j++) {
-            uint32_t r = row + j % 2 * 8, piece = 4 * i / channels * 4 + lane;
+    for (uint32_t o = 0; o < O; o++) {
+        uint32_t row = o * 8 + threadIdx.x % 32 / 4;
 
-            query.q[i][j] =
-                r < a.group ? *(const uint32_t *)(q + r * D + piece * channels + 4 * i % channels + j / 2 * 2) : 0;
+#pragma unroll
+        for (uint32_t i = 0; i < D / 8; i++) {
+            uint32_t piece = 4 * (i / 2) / channels * 4 + threadIdx.x % 4;
+            uint32_t channel = piece * channels + 4 * (i / 2) % channels + i % 2 * 2;
+
+            query.q[o][i / 2][i % 2] = row < a.group ? *(const uint32_t *)(q + row * D + channel) : 0;
         }
-    query.scale[0] = query.scale[1] = a.scale_log2;
-    if constexpr (product<T, KV>::scaled)
-        scale_query<T, D>(query);
+        query.scale[o][0] = query.scale[o][1] = a.scale_log2;
+        if constexpr (product<T, KV>::scaled)
+            scale_query<T, D>(query.q[o], query.scale[o]);
+    }
 }
 
-/* Logits of the tile's 16 tokens: [8 tokens of them][row 0: two, row 1: two]. */
-template <typename T, typename KV, int D>
-static __device__ __forceinline__ void logits(const uint32_t query[D / 16][4], const uint8_t *k, float s[2][4])
+/* One piece of 16 bytes of token lane / 4 (x), and of the token 8 behind it. Products take turns at two sums, so that none
+ * waits for the one before it. */
+template <typename T, typename KV, int D, int O>
+static __device__ __forceinline__ void add_keys(float s[O][2][4], const struct warp_query<D, O> &query, uint32_t first,
+                                                const uint32_t x[4], const uint32_t y[4])
 {
     typedef element<typename product<T, KV>::type> e;
-    constexpr uint32_t bytes = row_of<KV, D>::bytes, products = row_of<KV, D>::k_channels / 4;
-    uint32_t lane = threadIdx.x % 32;
+    constexpr uint32_t products = row_of<KV, D>::k_channels / 4;
 
-    k += lane / 4 * bytes + lane % 4 * 16;
 #pragma unroll
-    for (uint32_t j = 0; j < 4; j++)
-        s[0][j] = s[1][j] = 0.0f;
-#pragma unroll
-    for (uint32_t i = 0; i < row_of<KV, D>::k_pieces; i++)
-#pragma unroll
-        for (uint32_t half = 0; half < 2; half++) {
-            uint4 x = *(const uint4 *)(k + half * 8 * bytes + i * 64);
+    for (uint32_t i = 0; i < products; i++) {
+        uint32_t k[4];
 
-            if constexpr (sizeof(KV) == 2) {
-                e::multiply(s[half], query[products * i], x.x, x.y);
-                e::multiply(s[half], query[products * i + 1], x.z, x.w);
-            } else {
-                e::multiply(s[half], query[products * i], e4m3_pair(x.x), e4m3_pair(x.x >> 16));
-                e::multiply(s[half], query[products * i + 1], e4m3_pair(x.y), e4m3_pair(x.y >> 16));
-                e::multiply(s[half], query[products * i + 2], e4m3_pair(x.z), e4m3_pair(x.z >> 16));
-                e::multiply(s[half], query[products * i + 3], e4m3_pair(x.w), e4m3_pair(x.w >> 16));
-            }
+        if constexpr (sizeof(KV) == 2) {
+            k[0] = x[2 * i];
+            k[1] = y[2 * i];
+            k[2] = x[2 * i + 1];
+            k[3] = y[2 * i + 1];
+        } else {
+            k[0] = e4m3_pair(x[i]);
+            k[1] = e4m3_pair(y[i]);
+            k[2] = e4m3_pair(x[i] >> 16);
+            k[3] = e4m3_pair(y[i] >> 16);
         }
+#pragma unroll
+        for (uint32_t o = 0; o < O; o++)
+            e::multiply(s[o][i % 2], k, query.q[o][first + i][0], query.q[o][first + i][1]);
+    }
 }
 
-/* Turns logits into weights, and takes what was summed so far to the new maximum. light: the tile is a chosen
- * block, and PSA's rule asks what it weighs. */
-template <int D>
-static __device__ __forceinline__ void weigh(struct warp_state<D> &st, float s[2][4], const float scale[2], uint32_t valid,
-                                             bool light)
+/* Logits of the tile's 16 tokens: token lane / 4: row, row; the token 8 behind it: row, row. */
+template <typename T, typename KV, int D, int O>
+static __device__ __forceinline__ void logits(const struct warp_query<D, O> &query, const uint8_t *k, float s[O][4])
 {
-    uint32_t col = threadIdx.x % 4 * 2;
+    constexpr uint32_t bytes = row_of<KV, D>::bytes, products = row_of<KV, D>::k_channels / 4;
+    float two[O][2][4] = {};
+
+    k += threadIdx.x % 32 / 4 * bytes + threadIdx.x % 4 * 16;
+#pragma unroll
+    for (uint32_t i = 0; i < row_of<KV, D>::k_pieces; i++) {
+        uint32_t x[4], y[4];
+
+        load_words<4>(x, k + i * 64);
+        load_words<4>(y, k + 8 * bytes + i * 64);
+        add_keys<T, KV, D, O>(two, query, products * i, x, y);
+    }
+#pragma unroll
+    for (uint32_t o = 0; o < O; o++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            s[o][i] = two[o][0][i] + two[o][1][i];
+}
+
+/* Turns an octet's logits into weights, and takes what was summed so far to the new maximum. light: the tile is a chosen
+ * block, and PSA's rule asks what it weighs. */
+template <int D, int O>
+static __device__ __forceinline__ void weigh(struct warp_state<D, O> &st, uint32_t o, float s[4], const float scale[2],
+                                             uint32_t valid, bool light)
+{
+    uint32_t token = threadIdx.x % 32 / 4;
 
 #pragma unroll
     for (uint32_t r = 0; r < 2; r++) {
-        float top = st.top[r], keep, base, sum = 0.0f;
+        float top = st.top[o][r], low, high, keep, base;
 
-#pragma unroll
-        for (uint32_t j = 0; j < 4; j++) {
-            float *x = &s[j / 2][2 * r + j % 2];
-
-            *x = col + j % 2 + j / 2 * 8 < valid ? *x * scale[r] : -INFINITY;
-            top = fmaxf(top, *x);
-        }
-        top = quad_max(top);
+        low = token < valid ? s[r] * scale[r] : -INFINITY;
+        high = token + 8 < valid ? s[2 + r] * scale[r] : -INFINITY;
+        top = row_max(fmaxf(top, fmaxf(low, high)));
         base = top == -INFINITY ? 0.0f : top;
-        keep = exp2f(st.top[r] - base);
-#pragma unroll
-        for (uint32_t j = 0; j < 4; j++) {
-            float *x = &s[j / 2][2 * r + j % 2];
-
-            *x = exp2f(*x - base);
-            sum += *x;
-        }
+        keep = exp2f(st.top[o][r] - base);
+        s[r] = low = exp2f(low - base);
+        s[2 + r] = high = exp2f(high - base);
         if (light)
-            st.lightest[r] = fminf(st.lightest[r], base + log2f(quad_sum(sum)));
-        st.sum[r] = st.sum[r] * keep + sum;
-        st.top[r] = top;
+            st.lightest[o][r] = fminf(st.lightest[o][r], base + log2f(row_sum(low + high)));
+        st.sum[o][r] = st.sum[o][r] * keep + (low + high);
+        st.top[o][r] = top;
 #pragma unroll
-        for (uint32_t i = 0; i < D / 8; i++) {
-            st.out[i][2 * r] *= keep;
-            st.out[i][2 * r + 1] *= keep;
+        for (uint32_t i = 0; i < D / 16; i++) {
+            st.out[o][i][r] *= keep;
+            st.out[o][i][2 + r] *= keep;
         }
     }
 }
 
-/* A word of each of four tokens: its channels' products. */
-template <typename T, typename KV>
-static __device__ __forceinline__ void add_word(float (*out)[4], const uint32_t p[4], const uint32_t x[4])
+/* A word of each of four tokens: two channels of them, as float16 or as they are. */
+template <typename KV>
+static __device__ __forceinline__ void turn_word(uint32_t v[4], const uint32_t x[4], uint32_t pair)
 {
-    typedef element<typename product<T, KV>::type> e;
-
     if constexpr (sizeof(KV) == 2) {
-        e::multiply(out[0], p, __byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410));
-        e::multiply(out[1], p, __byte_perm(x[0], x[1], 0x7632), __byte_perm(x[2], x[3], 0x7632));
+        v[0] = __byte_perm(x[0], x[1], 0x5410);
+        v[1] = __byte_perm(x[0], x[1], 0x7632);
+        v[2] = __byte_perm(x[2], x[3], 0x5410);
+        v[3] = __byte_perm(x[2], x[3], 0x7632);
     } else {
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            uint32_t low = __byte_perm(x[0], x[1], i == 0 ? 0x5140 : 0x7362);
-            uint32_t high = __byte_perm(x[2], x[3], i == 0 ? 0x5140 : 0x7362);
+        uint32_t low = __byte_perm(x[0], x[1], pair == 0 ? 0x5140 : 0x7362);
+        uint32_t high = __byte_perm(x[2], x[3], pair == 0 ? 0x5140 : 0x7362);
 
-            e::multiply(out[2 * i], p, e4m3_pair(low), e4m3_pair(high));
-            e::multiply(out[2 * i + 1], p, e4m3_pair(low >> 16), e4m3_pair(high >> 16));
-        }
+        v[0] = e4m3_pair(low);
+        v[1] = e4m3_pair(low >> 16);
+        v[2] = e4m3_pair(high);
+        v[3] = e4m3_pair(high >> 16);
     }
 }
 
-/* Result n of a piece is over the n-th channels of the pieces that the eight groups of four lanes read. */
-template <typename T, typename KV, int D>
-static __device__ __forceinline__ void add_values(struct warp_state<D> &st, const float s[2][4], const uint8_t *v)
+/* A product is over the tile's tokens, for 16 channels: two of each piece that the eight groups of four lanes read. */
+template <typename T, typename KV, int D, int O>
+static __device__ __forceinline__ void add_values(struct warp_state<D, O> &st, const float s[O][4], const uint8_t *v)
 {
     typedef element<typename product<T, KV>::type> e;
     constexpr uint32_t bytes = row_of<KV, D>::bytes, piece = row_of<KV, D>::v_piece, words = piece / 4;
-    uint32_t lane = threadIdx.x % 32;
-    uint32_t p[4] = {e::pair(s[0][0], s[0][1]), e::pair(s[0][2], s[0][3]), e::pair(s[1][0], s[1][1]),
-                     e::pair(s[1][2], s[1][3])};
+    constexpr uint32_t pairs = 2 / sizeof(KV); /* of channels of a word */
+    uint32_t p[O][2];
 
-    v += lane % 4 * 2 * bytes + lane / 4 * piece;
+#pragma unroll
+    for (uint32_t o = 0; o < O; o++) {
+        p[o][0] = turned(e::pair(s[o][0], s[o][1]));
+        p[o][1] = turned(e::pair(s[o][2], s[o][3]));
+    }
+    v += threadIdx.x % 4 * 2 * bytes + threadIdx.x % 32 / 4 * piece;
 #pragma unroll
     for (uint32_t i = 0; i < row_of<KV, D>::v_pieces; i++) {
         uint32_t x[4][words]; /* of tokens 2n, 2n + 1, 2n + 8, 2n + 9 */
@@ -304,10 +310,13 @@ static __device__ __forceinline__ void add_values(struct warp_state<D> &st, cons
         for (uint32_t j = 0; j < 4; j++)
             load_words<words>(x[j], v + (j / 2 * 8 + j % 2) * bytes + i * 8 * piece);
 #pragma unroll
-        for (uint32_t w = 0; w < words; w++) {
-            uint32_t four[4] = {x[0][w], x[1][w], x[2][w], x[3][w]};
+        for (uint32_t w = 0; w < words * pairs; w++) {
+            uint32_t four[4] = {x[0][w / pairs], x[1][w / pairs], x[2][w / pairs], x[3][w / pairs]}, turned[4];
 
-            add_word<T, KV>(st.out + i * row_of<KV, D>::v_channels + w * (4 / sizeof(KV)), p, four);
+            turn_word<KV>(turned, four, w % pairs);
+#pragma unroll
+            for (uint32_t o = 0; o < O; o++)
+                e::multiply(st.out[o][i * words * pairs + w], turned, p[o][0], p[o][1]);
         }
     }
 }
@@ -319,8 +328,8 @@ static __device__ __forceinline__ uint32_t larger_keys(uint32_t x, uint32_t y)
     return sizeof(KV) == 2 ? __vmaxu2(x & 0x7fff7fffu, y & 0x7fff7fffu) : __vmaxu4(x & 0x7f7f7f7fu, y & 0x7f7f7f7fu);
 }
 
-template <typename KV, int D>
-static __device__ __forceinline__ void measure_keys(struct warp_state<D> &st, const uint8_t *k)
+template <typename KV, int D, int O>
+static __device__ __forceinline__ void measure_keys(struct warp_state<D, O> &st, const uint8_t *k)
 {
 #pragma unroll
     for (uint32_t i = 0; i < row_of<KV, D>::tile / 16 / 32; i++) {
@@ -332,43 +341,47 @@ static __device__ __forceinline__ void measure_keys(struct warp_state<D> &st, co
 
 /* Every WARPS-th of n tiles, from the warp's number on; the first `chosen` are of chosen blocks. A tile on its way to
  * its slot is waited for in its turn, behind the arithmetic of the one before it. */
-template <typename T, typename KV, int D>
+template <typename T, typename KV, int D, int O>
 static __device__ __forceinline__ void attend_tiles(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
-                                                    struct warp_state<D> &st)
+                                                    struct warp_state<D, O> &st)
 {
-    constexpr uint32_t bytes = 2 * row_of<KV, D>::tile;
+    constexpr uint32_t bytes = row_of<KV, D>::bytes, tile_bytes = 2 * row_of<KV, D>::tile;
     uint32_t warp = threadIdx.x / 32;
-    uint8_t *tiles = (uint8_t *)shared + warp * STAGES * bytes;
+    uint8_t *tiles = (uint8_t *)shared + warp * STAGES * tile_bytes;
     bool light = a.stop.rule == RULE_PSA, certify = a.stop.certify != 0;
-    struct warp_query<T, D> query;
+    struct warp_query<D, O> query;
     struct arrivals on_way;
-    float s[2][4];
+    float s[O][4];
 
     arrivals_begin(on_way);
     if (warp < n && where[warp] & IS_WANTED)
         tile_await(a, &where[warp]);
     if (warp < n)
-        tile_load<KV, D>(a, where[warp], tiles, on_way, 0);
-    load_query<T, KV, D>(a, query);
+        copy_tile<bytes>(tiles, rows_at(a, where[warp]), on_way, 0);
+    load_query<T, KV, D, O>(a, query);
     for (uint32_t tile = warp, at = 0; tile < n; tile += WARPS, at ^= 1) {
         uint32_t next = tile + WARPS, valid = valid_of(where[tile]);
         bool wanted = next < n && where[next] & IS_WANTED, ahead = next < n && !wanted;
-        uint8_t *k = tiles + at * bytes;
+        uint8_t *k = tiles + at * tile_bytes, *other = tiles + (at ^ 1) * tile_bytes;
 
         if (ahead)
-            tile_load<KV, D>(a, where[next], tiles + (at ^ 1) * bytes, on_way, at ^ 1);
+            copy_tile<bytes>(other, rows_at(a, where[next]), on_way, at ^ 1);
         arrivals_wait(on_way, at, ahead);
         if (valid < TILE)
             tile_pad<KV, D>(k, valid);
-        logits<T, KV, D>(query.q, k, s);
+        logits<T, KV, D, O>(query, k, s);
         if (certify)
-            measure_keys<KV, D>(st, k);
-        weigh<D>(st, s, query.scale, valid, light && tile < chosen);
-        add_values<T, KV, D>(st, s, k + row_of<KV, D>::tile);
+            measure_keys<KV, D, O>(st, k);
+#pragma unroll
+        for (uint32_t o = 0; o < O; o++)
+            weigh<D, O>(st, o, s[o], query.scale[o], valid, light && tile < chosen);
+        add_values<T, KV, D, O>(st, s, k + row_of<KV, D>::tile);
+        if (where[tile] & IS_PAGE)
+            stores_before_copies();
         __syncwarp();
         if (wanted) {
             tile_await(a, &where[next]);
-            tile_load<KV, D>(a, where[next], tiles + (at ^ 1) * bytes, on_way, at ^ 1);
+            copy_tile<bytes>(other, rows_at(a, where[next]), on_way, at ^ 1);
         }
     }
 }

@@ -53,8 +53,8 @@ void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t 
     char name[64];
     CUfunction f;
 
-    snprintf(name, sizeof(name), "ucm_attend_%s_%s%u", dtype == UCM_KV_F16 ? "f16" : "bf16",
-             narrow ? "e4m3_" : "", head_dim);
+    ucm_attend_cuda_kernel(name, dtype == UCM_KV_F16 ? "f16" : "bf16", narrow, head_dim,
+                           args->group);
     f = kernel(name);
     must(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared), name);
     must(cuLaunchKernelEx(&config, f, parameters, NULL), name);
