@@ -5,6 +5,7 @@
 #include "kernels/sparse/arith.h"
 
 #define ALIGN 256u
+#define ELEMENT 2u /* bytes, of K and V */
 #define BATCH 16384u
 #define CUT_CHAINS 8u
 #define MISSES (1u << 20)
@@ -244,12 +245,14 @@ static void splits_plan(struct decode_plan *p, uint32_t multiprocessors)
     const struct ucm_cuda_decode_options *o = &p->options;
     struct ucm_attend_cuda *a = &p->attend;
     uint32_t chains = o->chains < CUT_CHAINS ? o->chains : CUT_CHAINS;
-    struct ucm_attend_cuda_cut cut = ucm_attend_cuda_cut(
-        chains * o->kv_heads, (uint32_t)tiles_of(o), o->head_dim, multiprocessors);
+    uint64_t places =
+        (uint64_t)multiprocessors * ucm_attend_cuda_places(o->head_dim, ELEMENT, a->group);
+    struct ucm_attend_cuda_cut cut =
+        ucm_attend_cuda_cut(chains * o->kv_heads, (uint32_t)tiles_of(o), places);
 
     a->split_tiles = p->info.split_tiles = cut.split_tiles;
     a->splits = p->info.splits = cut.splits;
-    p->shared_bytes = ucm_attend_cuda_shared(o->head_dim, a->group, a->splits);
+    p->shared_bytes = ucm_attend_cuda_shared(o->head_dim, ELEMENT, a->group, a->splits);
 }
 
 /* ---- memory ---- */

@@ -17,12 +17,12 @@
 #include "kernels/attend/attend_tiles.cuh"
 
 /* A list that one split covers. */
-template <typename T, int D>
+template <typename T, int D, int O>
 static __device__ __forceinline__ void finish_block(args_t a, uint64_t row, const sum_t *before,
                                                     const struct block_sums &sums)
 {
     for (uint32_t i = threadIdx.x * 4; i < a.group * D; i += THREADS * 4)
-        finish_channels<T, D>(a, row + i / D, i % D, merge_warps<D>(sums, i / D, i % D), sums.row[i / D],
+        finish_channels<T, D>(a, row + i / D, i % D, merge_warps<D, O>(sums, i / D, i % D), sums.row[i / D],
                               before[i / D]);
 }
 
@@ -49,7 +49,7 @@ static __device__ __forceinline__ void finish_splits(args_t a, uint64_t list_row
     }
 }
 
-template <typename T, int D>
+template <typename T, int D, int O>
 static __device__ __forceinline__ void finish(args_t a, uint32_t splits, struct block_sums &sums)
 {
     uint64_t list_row = (uint64_t)blockIdx.z * a.kv_heads + blockIdx.y, row = list_row * a.group;
@@ -57,7 +57,7 @@ static __device__ __forceinline__ void finish(args_t a, uint32_t splits, struct 
     __shared__ float abs_sum[ROWS];
 
     if (splits > 1) {
-        put_split<D>(a, list_row, sums);
+        put_split<D, O>(a, list_row, sums);
         if (!is_last((uint32_t *)a.done + list_row, splits))
             return;
     }
@@ -67,7 +67,7 @@ static __device__ __forceinline__ void finish(args_t a, uint32_t splits, struct 
     if (splits > 1)
         finish_splits<T, D>(a, list_row, splits, before, sums);
     else
-        finish_block<T, D>(a, row, before, sums);
+        finish_block<T, D, O>(a, row, before, sums);
     __syncthreads();
     if (threadIdx.x < a.group)
         sums.row[threadIdx.x] = finish_sum(a, row + threadIdx.x, sums.row[threadIdx.x], before[threadIdx.x]);
@@ -114,7 +114,7 @@ static __device__ __forceinline__ void attend(args_t a)
     __syncthreads();
     weigh_warps(a, sums);
     __syncthreads();
-    finish<T, D>(a, splits, sums);
+    finish<T, D, O>(a, splits, sums);
 }
 
 #define KERNEL(name, type, kv, d, rows)                                                                                \

@@ -144,12 +144,14 @@ static inline void ucm_attend_cuda_kernel(char name[40], const char *type, int n
              group > 8 ? 16 : 8);
 }
 
-/* Dynamic shared memory of a launch: tiles on their way, then the warps' results, then the splits' weights. */
-static inline uint32_t ucm_attend_cuda_shared(uint32_t head_dim, uint32_t group, uint32_t splits)
+/* Dynamic shared memory of a launch: tiles on their way (rows in fours, 32 bytes apart), then the warps' results, then the
+ * splits' weights. element: bytes of an element of K and V. */
+static inline uint32_t ucm_attend_cuda_shared(uint32_t head_dim, uint32_t element, uint32_t group,
+                                              uint32_t splits)
 {
-    uint32_t tiles =
-        UCM_ATTEND_CUDA_WARPS * UCM_ATTEND_CUDA_STAGES * 2 * UCM_ATTEND_CUDA_TILE * head_dim * 2;
-    uint32_t results = UCM_ATTEND_CUDA_WARPS * UCM_ATTEND_CUDA_ROWS * (head_dim + 8) * 4;
+    uint32_t plane = UCM_ATTEND_CUDA_TILE * head_dim * element + UCM_ATTEND_CUDA_TILE / 4 * 32;
+    uint32_t tiles = UCM_ATTEND_CUDA_WARPS * UCM_ATTEND_CUDA_STAGES * 2 * plane;
+    uint32_t results = UCM_ATTEND_CUDA_WARPS * (group > 8 ? 16 : 8) * (head_dim + 8) * 4;
     uint32_t weights = group * splits * 4, most = tiles > results ? tiles : results;
 
     return most > weights ? most : weights;
@@ -161,20 +163,29 @@ struct ucm_attend_cuda_cut {
     uint32_t split_tiles, splits;
 };
 
-/* Thread blocks that one multiprocessor of 227 KiB of shared memory holds. */
-static inline uint32_t ucm_attend_cuda_places(uint32_t head_dim)
+/* Thread blocks that one multiprocessor holds, with 227 KiB of shared memory and 64 Ki registers. */
+static inline uint32_t ucm_attend_cuda_places(uint32_t head_dim, uint32_t element, uint32_t group)
 {
-    return head_dim > 128 ? 1 : head_dim > 64 ? 3 : 5;
+    uint32_t shared = ucm_attend_cuda_shared(head_dim, element, group, 1) + (6 << 10);
+    uint32_t registers = group > 8 ? (head_dim > 128  ? 255
+                                      : head_dim > 64 ? 168
+                                                      : 128)
+                                   : (head_dim > 128  ? 192
+                                      : head_dim > 64 ? 128
+                                                      : 80);
+    uint32_t by_shared = (227u << 10) / shared;
+    uint32_t by_registers = (64u << 10) / (UCM_ATTEND_CUDA_THREADS * registers);
+
+    return by_shared < by_registers ? by_shared : by_registers;
 }
 
 /* For the most tiles that a list of a captured launch can have, its window's included, and its number of lists: chains
- * times KV heads. Results depend on the cut, so it comes from what is fixed when a graph is captured. The fewest splits
+ * times KV heads. places: of all multiprocessors. Results depend on the cut, so it comes from what is fixed when a graph is captured. The fewest splits
  * that keep nine tenths of the GPU's places busy to the end; each warp has two tiles, or splits cost more than they
  * bring. tests/gpu/attend_speed.c measures cuts. */
-static inline struct ucm_attend_cuda_cut
-ucm_attend_cuda_cut(uint32_t lists, uint32_t tiles, uint32_t head_dim, uint32_t multiprocessors)
+static inline struct ucm_attend_cuda_cut ucm_attend_cuda_cut(uint32_t lists, uint32_t tiles,
+                                                             uint64_t places)
 {
-    uint64_t places = (uint64_t)multiprocessors * ucm_attend_cuda_places(head_dim);
     uint32_t least = (tiles + UCM_ATTEND_CUDA_SPLITS - 1) / UCM_ATTEND_CUDA_SPLITS;
     uint32_t splits = (tiles + UCM_ATTEND_CUDA_SPLIT - 1) / UCM_ATTEND_CUDA_SPLIT, each;
 

@@ -21,6 +21,15 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p)
 #define STAGES UCM_ATTEND_CUDA_STAGES
 #define TILE UCM_ATTEND_CUDA_TILE
 
+/* Rows lie in fours, 32 bytes apart. */
+#define FOUR 4u
+#define ROWS_BYTES(bytes) (TILE * (bytes) + TILE / FOUR * 32)
+
+template <uint32_t BYTES> static __device__ __forceinline__ uint32_t row_offset(uint32_t row)
+{
+    return row * BYTES + row / FOUR * 32;
+}
+
 /* Where rows of K and V lie, that count. */
 struct tile_rows {
     const uint8_t *k, *v;
@@ -36,7 +45,7 @@ static __device__ __forceinline__ void copy_vectors(uint32_t to, const uint8_t *
         uint32_t at = i * 512 + threadIdx.x % 32 * 16, row = at / BYTES;
 
         if (row < valid)
-            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to + at),
+            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to + row_offset<BYTES>(row) + at % BYTES),
                          "l"(from + row * stride + at % BYTES)
                          : "memory");
     }
@@ -63,20 +72,26 @@ static __device__ __forceinline__ void arrivals_begin(struct arrivals &a)
     __syncwarp();
 }
 
-static __device__ __forceinline__ void copy_piece(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t barrier)
+template <uint32_t BYTES>
+static __device__ __forceinline__ void copy_fours(uint32_t to, const uint8_t *from, uint32_t valid, uint32_t barrier)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
+#pragma unroll
+    for (uint32_t row = 0; row < TILE; row += FOUR)
+        if (row < valid)
+            asm volatile(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                    to + row_offset<BYTES>(row)),
+                "l"(from + row * BYTES), "r"(min(valid - row, FOUR) * BYTES), "r"(barrier)
+                : "memory");
 }
 
-/* `valid` of TILE rows of K, then of V. Those that lie one behind the other are a piece for the copy engine, which takes
+/* `valid` of TILE rows of K, then of V. Those that lie one behind the other are pieces for the copy engine, which takes
  * long for many small ones; other rows come 16 bytes a lane. */
 template <uint32_t BYTES>
 static __device__ __forceinline__ void copy_tile(uint8_t *to, const struct tile_rows &r, struct arrivals &a,
                                                  uint32_t stage)
 {
-    uint32_t barrier = shared_address(a.barrier + stage), k = shared_address(to), v = k + TILE * BYTES;
+    uint32_t barrier = shared_address(a.barrier + stage), k = shared_address(to), v = k + ROWS_BYTES(BYTES);
 
     if (r.k_stride == BYTES && r.v_stride == BYTES) {
         if (threadIdx.x % 32 != 0)
@@ -84,10 +99,8 @@ static __device__ __forceinline__ void copy_tile(uint8_t *to, const struct tile_
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 31;" ::"r"(barrier) : "memory");
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(2 * r.valid * BYTES)
                      : "memory");
-        if (r.valid == 0)
-            return;
-        copy_piece(k, r.k, r.valid * BYTES, barrier);
-        copy_piece(v, r.v, r.valid * BYTES, barrier);
+        copy_fours<BYTES>(k, r.k, r.valid, barrier);
+        copy_fours<BYTES>(v, r.v, r.valid, barrier);
         return;
     }
     copy_vectors<BYTES>(k, r.k, r.k_stride, r.valid);
@@ -135,7 +148,7 @@ template <uint32_t BYTES>
 static __device__ __forceinline__ void copy_tile(uint8_t *to, const struct tile_rows &r, struct arrivals &, uint32_t)
 {
     copy_vectors<BYTES>(shared_address(to), r.k, r.k_stride, r.valid);
-    copy_vectors<BYTES>(shared_address(to) + TILE * BYTES, r.v, r.v_stride, r.valid);
+    copy_vectors<BYTES>(shared_address(to) + ROWS_BYTES(BYTES), r.v, r.v_stride, r.valid);
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 

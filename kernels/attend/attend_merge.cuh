@@ -45,8 +45,8 @@ static __device__ __forceinline__ void add_scaled(float4 *to, float w, const flo
 /* ---- warps ---- */
 
 /* What the tiles' memory holds when the tiles are done. */
-template <int D> struct block_results {
-    float out[WARPS][ROWS][PITCH(D)];
+template <int D, int O> struct block_results {
+    float out[WARPS][8 * O][PITCH(D)];
 };
 
 /* Beside the tiles. */
@@ -94,7 +94,7 @@ static __device__ __forceinline__ void put_row(const float out[D / 16][4], uint3
 template <typename KV, int D, int O>
 static __device__ __forceinline__ void put_warp(struct warp_state<D, O> &st, struct block_sums &sums)
 {
-    struct block_results<D> *to = (struct block_results<D> *)shared;
+    struct block_results<D, O> *to = (struct block_results<D, O> *)shared;
     uint32_t warp = threadIdx.x / 32;
     float most = key_max<KV>::of(st.key_max);
 
@@ -135,10 +135,10 @@ static __device__ __forceinline__ void weigh_warps(args_t a, struct block_sums &
 }
 
 /* Four channels of a row, of all warps. */
-template <int D>
+template <int D, int O>
 static __device__ __forceinline__ float4 merge_warps(const struct block_sums &sums, uint32_t row, uint32_t channel)
 {
-    const struct block_results<D> *from = (const struct block_results<D> *)shared;
+    const struct block_results<D, O> *from = (const struct block_results<D, O> *)shared;
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
 #pragma unroll
@@ -217,13 +217,13 @@ static __device__ __forceinline__ struct parts parts_of(args_t a, uint64_t list_
     return parts{(float *)a.partial + at * D, (sum_t *)a.partial_sum + at};
 }
 
-template <int D>
+template <int D, int O>
 static __device__ __forceinline__ void put_split(args_t a, uint64_t list_row, const struct block_sums &sums)
 {
     struct parts to = parts_of<D>(a, list_row, blockIdx.x);
 
     for (uint32_t i = threadIdx.x * 4; i < a.group * D; i += THREADS * 4)
-        *(float4 *)(to.out + i) = merge_warps<D>(sums, i / D, i % D);
+        *(float4 *)(to.out + i) = merge_warps<D, O>(sums, i / D, i % D);
     if (threadIdx.x < a.group)
         to.sum[threadIdx.x] = sums.row[threadIdx.x];
 }

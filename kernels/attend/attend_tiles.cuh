@@ -4,10 +4,11 @@
  * holds all of its values; queries are then float16, too, times a power of two for each row, so that they keep bfloat16's
  * range.
  *
- * Rows lie in shared memory as they lie in a block, one behind the other: then a whole tile of K is one copy, and memory is
+ * Four rows lie in shared memory as they lie in a block, one behind the other: then a tile of K is four copies, and memory is
  * read in pieces of kilobytes. (Rows exchanged or set apart, which ldmatrix wants, would have to be copied one by one, or 16
- * bytes at a time: 3.8 and 3.5 TB/s in place of 4.0 on an H200.) A lane reads 16 bytes of a row at once, and
- * the order of channels in a product, which is free, is that in which they come. */
+ * bytes at a time: 3.8 and 3.5 TB/s in place of 4.0 on an H200.) A lane reads 16 bytes of a row at once. The order of
+ * channels in a product, which is free, is that in which they come; and that of a tile's tokens, which is free too, is such
+ * that rows read at once are of different fours, which are set apart by 32 bytes: no bank is met twice. */
 #ifndef UCM_KERNELS_ATTEND_TILES_CUH
 #define UCM_KERNELS_ATTEND_TILES_CUH
 
@@ -37,7 +38,7 @@ template <> struct product<__nv_bfloat16, e4m3> {
 /* Of a row of K or V. In a product over channels a lane has every fourth piece of 16 bytes of K, and the 8 rows of a result
  * have pieces of V: of 16 bytes, or less in short rows. */
 template <typename KV, int D> struct row_of {
-    static constexpr uint32_t bytes = D * sizeof(KV), tile = TILE * bytes;
+    static constexpr uint32_t bytes = D * sizeof(KV), tile = ROWS_BYTES(bytes);
     static constexpr uint32_t k_pieces = bytes / 64, k_channels = 16 / sizeof(KV);
     static constexpr uint32_t v_piece = bytes < 128 ? bytes / 8 : 16, v_pieces = bytes / 8 / v_piece;
     static constexpr uint32_t v_channels = v_piece / sizeof(KV);
@@ -61,22 +62,30 @@ static __device__ __forceinline__ struct tile_rows rows_at(args_t a, uint64_t wh
                      valid_of(where)};
 }
 
+/* Token n of a tile's products is that row: tokens n and n + 1, and n, n + 2, n + 4 and n + 6, are of different fours. */
+static __device__ __forceinline__ uint32_t row_of_token(uint32_t n)
+{
+    return (n / 2 + n % 2 * 2) % 4 * 4 + n % 2 + n / 8 * 2;
+}
+
 /* Behind a wait: rows that don't count become zeros, whatever lay there. */
 template <typename KV, int D>
 static __device__ __forceinline__ void tile_pad(uint8_t *tile, uint32_t valid)
 {
     constexpr uint32_t bytes = row_of<KV, D>::bytes;
-    uint4 *k = (uint4 *)(tile + valid * bytes), *v = (uint4 *)(tile + row_of<KV, D>::tile + valid * bytes);
 
-    for (uint32_t i = threadIdx.x % 32; i < (TILE - valid) * bytes / 16; i += 32)
-        k[i] = v[i] = make_uint4(0, 0, 0, 0);
+    for (uint32_t i = valid * bytes + threadIdx.x % 32 * 16; i < TILE * bytes; i += 512) {
+        uint8_t *at = tile + row_offset<bytes>(i / bytes) + i % bytes;
+
+        *(uint4 *)at = *(uint4 *)(at + row_of<KV, D>::tile) = make_uint4(0, 0, 0, 0);
+    }
     stores_before_copies();
     __syncwarp();
 }
 
 /* ---- one warp ----
  * Queries are in octets of rows, O of them: one for up to 8 query heads, or two. A lane has logits and results of rows
- * 2 * (lane % 4) and the next of each octet, and of these the tokens lane / 4 and 8 more, or channels. */
+ * 2 * (lane % 4) and the next of each octet, and of these tokens lane / 4 and lane / 4 + 8 of the products, or channels. */
 
 template <int D, int O> struct warp_state {
     float top[O][2], sum[O][2], lightest[O][2]; /* sum is of this lane's tokens */
@@ -183,7 +192,7 @@ static __device__ __forceinline__ void load_query(args_t a, struct warp_query<D,
     }
 }
 
-/* One piece of 16 bytes of token lane / 4 (x), and of the token 8 behind it. Products take turns at two sums, so that none
+/* One piece of 16 bytes of token lane / 4 (x) of the products, and of the token 8 behind it. Products take turns at two sums, so that none
  * waits for the one before it. */
 template <typename T, typename KV, int D, int O>
 static __device__ __forceinline__ void add_keys(float s[O][2][4], const struct warp_query<D, O> &query, uint32_t first,
@@ -220,13 +229,13 @@ static __device__ __forceinline__ void logits(const struct warp_query<D, O> &que
     constexpr uint32_t bytes = row_of<KV, D>::bytes, products = row_of<KV, D>::k_channels / 4;
     float two[O][2][4] = {};
 
-    k += threadIdx.x % 32 / 4 * bytes + threadIdx.x % 4 * 16;
+    k += row_offset<bytes>(row_of_token(threadIdx.x % 32 / 4)) + threadIdx.x % 4 * 16;
 #pragma unroll
     for (uint32_t i = 0; i < row_of<KV, D>::k_pieces; i++) {
         uint32_t x[4], y[4];
 
         load_words<4>(x, k + i * 64);
-        load_words<4>(y, k + 8 * bytes + i * 64);
+        load_words<4>(y, k + 2 * bytes + i * 64); /* of the same four */
         add_keys<T, KV, D, O>(two, query, products * i, x, y);
     }
 #pragma unroll
@@ -242,14 +251,14 @@ template <int D, int O>
 static __device__ __forceinline__ void weigh(struct warp_state<D, O> &st, uint32_t o, float s[4], const float scale[2],
                                              uint32_t valid, bool light)
 {
-    uint32_t token = threadIdx.x % 32 / 4;
+    uint32_t row = row_of_token(threadIdx.x % 32 / 4);
 
 #pragma unroll
     for (uint32_t r = 0; r < 2; r++) {
         float top = st.top[o][r], low, high, keep, base;
 
-        low = token < valid ? s[r] * scale[r] : -INFINITY;
-        high = token + 8 < valid ? s[2 + r] * scale[r] : -INFINITY;
+        low = row < valid ? s[r] * scale[r] : -INFINITY;
+        high = row + 2 < valid ? s[2 + r] * scale[r] : -INFINITY;
         top = row_max(fmaxf(top, fmaxf(low, high)));
         base = top == -INFINITY ? 0.0f : top;
         keep = exp2f(st.top[o][r] - base);
@@ -301,14 +310,15 @@ static __device__ __forceinline__ void add_values(struct warp_state<D, O> &st, c
         p[o][0] = turned(e::pair(s[o][0], s[o][1]));
         p[o][1] = turned(e::pair(s[o][2], s[o][3]));
     }
-    v += threadIdx.x % 4 * 2 * bytes + threadIdx.x % 32 / 4 * piece;
+    v += threadIdx.x % 32 / 4 * piece;
 #pragma unroll
     for (uint32_t i = 0; i < row_of<KV, D>::v_pieces; i++) {
-        uint32_t x[4][words]; /* of tokens 2n, 2n + 1, 2n + 8, 2n + 9 */
+        uint32_t x[4][words]; /* of tokens 2n, 2n + 1, 2n + 8, 2n + 9 of the products */
 
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++)
-            load_words<words>(x[j], v + (j / 2 * 8 + j % 2) * bytes + i * 8 * piece);
+            load_words<words>(x[j], v + row_offset<bytes>(row_of_token(threadIdx.x % 4 * 2 + j / 2 * 8 + j % 2)) +
+                                        i * 8 * piece);
 #pragma unroll
         for (uint32_t w = 0; w < words * pairs; w++) {
             uint32_t four[4] = {x[0][w / pairs], x[1][w / pairs], x[2][w / pairs], x[3][w / pairs]}, turned[4];
@@ -332,8 +342,10 @@ template <typename KV, int D, int O>
 static __device__ __forceinline__ void measure_keys(struct warp_state<D, O> &st, const uint8_t *k)
 {
 #pragma unroll
-    for (uint32_t i = 0; i < row_of<KV, D>::tile / 16 / 32; i++) {
-        uint4 x = ((const uint4 *)k)[i * 32 + threadIdx.x % 32];
+    for (uint32_t i = 0; i < TILE * row_of<KV, D>::bytes / 512; i++) {
+        uint32_t at = i * 512 + threadIdx.x % 32 * 16;
+        uint4 x = *(const uint4 *)(k + row_offset<row_of<KV, D>::bytes>(at / row_of<KV, D>::bytes) +
+                                   at % row_of<KV, D>::bytes);
 
         st.key_max = larger_keys<KV>(st.key_max, larger_keys<KV>(larger_keys<KV>(x.x, x.y), larger_keys<KV>(x.z, x.w)));
     }

@@ -35,7 +35,7 @@ void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t 
 {
     struct ucm_attend_cuda copy = *args;
     void *parameters[] = {&copy};
-    uint32_t shared = ucm_attend_cuda_shared(head_dim, args->group, args->splits);
+    uint32_t shared = ucm_attend_cuda_shared(head_dim, narrow ? 1 : 2, args->group, args->splits);
     CUlaunchAttribute beside = {
         .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         .value.programmaticStreamSerializationAllowed = 1,

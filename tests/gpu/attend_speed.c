@@ -61,8 +61,9 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
     uint64_t lists = (uint64_t)r->chains * HEADS, rows = lists * GROUP, row = r->narrow ? D : 2 * D;
     int32_t *list = fresh(lists * r->chosen * 4), *table = fresh(r->chains * WINDOW * 4);
     uint32_t *count = fresh(lists * 4), *length = fresh(r->chains * 4);
+    uint64_t places = (uint64_t)processors * ucm_attend_cuda_places(D, r->narrow ? 1 : 2, GROUP);
     struct ucm_attend_cuda_cut cut =
-        ucm_attend_cuda_cut(r->chains * HEADS, r->chosen + WINDOW, D, processors);
+        ucm_attend_cuda_cut(r->chains * HEADS, r->chosen + WINDOW, places);
 
     if (r->split_tiles > 0)
         cut = (struct ucm_attend_cuda_cut){

@@ -623,8 +623,10 @@ Test(attend, cuts_hold_all_tiles_and_fit_the_kernels)
         uint32_t lists = 1 + rig_below(i % 2 ? 16 : 4000), d = dims[i % 3];
         uint32_t tiles =
             rig_below(i % 5 ? 1000 : UCM_ATTEND_CUDA_SPLIT * UCM_ATTEND_CUDA_SPLITS + 1);
-        struct ucm_attend_cuda_cut cut = ucm_attend_cuda_cut(lists, tiles, d, 132);
+        struct ucm_attend_cuda_cut cut = ucm_attend_cuda_cut(
+            lists, tiles, 132 * ucm_attend_cuda_places(d, 1 + i % 2, 1 + i % 16));
 
+        cr_assert_geq(ucm_attend_cuda_places(d, 1 + i % 2, 1 + i % 16), 1);
         cr_assert(cut.split_tiles >= 1 && cut.split_tiles <= UCM_ATTEND_CUDA_SPLIT);
         cr_assert(cut.splits >= 1 && cut.splits <= UCM_ATTEND_CUDA_SPLITS);
         cr_assert((uint64_t)cut.split_tiles * cut.splits >= tiles, "%u tiles", tiles);
