@@ -1,19 +1,20 @@
 /* What the kernels of attend.cu take, filled in by their launcher. All addresses are the GPU's; passed by
  * value, so a captured launch keeps its own copy.
  *
- * The kernel that ucm_attend_cuda_kernel names attends blocks begin .. end - 1 of each list, and with begin = 0 the window behind them. One launch over
- * all of a list is a step. Or several are, *rounds*, each going on where the one before it ended: a round of a list that has
- * stopped, or has no more blocks, returns at once, so all rounds can be captured and no host decides. Before the first
- * of them ucm_attend_order puts the lists in the order of their scores and works out what is left behind each block.
+ * The kernel that ucm_attend_cuda_kernel names attends blocks begin .. end - 1 of each list, and with begin = 0 the window
+ * behind them. One launch over all of a list is a step. Or several are, *rounds*, each going on where the one before it
+ * ended: a round of a list that has stopped, or has no more blocks, returns at once, so all rounds can be captured and no
+ * host decides. Before the first of them ucm_attend_order puts the lists in the order of their scores and works out what
+ * is left behind each block.
  *
  * Beside the gather. With `wait`, a chosen block that is on its way (UCM_SLOTS_WANTED) is waited for, by the warp whose
  * turn it is and nobody else; what is resident is attended meanwhile. No bit of the result depends on who waited. For
  * that the launch is the next one behind the gather's in its stream and has the attribute
  * CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, from compute capability 9.0 on: it then begins when all thread
  * blocks of the gather have begun, and so can't take the places that they need, and it ends behind the gather. What
- * comes before the gather, such as lists and queries, is complete then: the gather itself is launched without, or behind a resolve, whose
- * end it awaits before it lets attention begin. On other GPUs, and without the attribute,
- * the same launch begins behind the gather and finds nothing to wait for. A capture keeps the attribute. */
+ * comes before the gather, such as lists and queries, is complete then: the gather itself is launched without, or behind
+ * a resolve, whose end it awaits before it lets attention begin. On other GPUs, and without the attribute, the same
+ * launch begins behind the gather and finds nothing to wait for. A capture keeps the attribute. */
 #ifndef UCM_KERNELS_ATTEND_CUDA_H
 #define UCM_KERNELS_ATTEND_CUDA_H
 
@@ -135,8 +136,8 @@ struct ucm_attend_cuda_order {
 
 /* ---- launching ---- */
 
-/* TYPE is f16 or bf16, for queries and results; narrow: K and V are FP8 E4M3, otherwise TYPE. head_dim: 64, 128 or 256. group:
- * query rows of a KV head, at most UCM_ATTEND_CUDA_ROWS. */
+/* type: f16 or bf16, of queries and results; narrow: K and V are FP8 E4M3, otherwise as queries. head_dim: 64, 128 or 256.
+ * group: query rows of a KV head, at most UCM_ATTEND_CUDA_ROWS. */
 static inline void ucm_attend_cuda_kernel(char name[40], const char *type, int narrow,
                                           uint32_t head_dim, uint32_t group)
 {
@@ -180,9 +181,9 @@ static inline uint32_t ucm_attend_cuda_places(uint32_t head_dim, uint32_t elemen
 }
 
 /* For the most tiles that a list of a captured launch can have, its window's included, and its number of lists: chains
- * times KV heads. places: of all multiprocessors. Results depend on the cut, so it comes from what is fixed when a graph is captured. The fewest splits
- * that keep nine tenths of the GPU's places busy to the end; each warp has two tiles, or splits cost more than they
- * bring. tests/gpu/attend_speed.c measures cuts. */
+ * times KV heads. places: of all multiprocessors. Results depend on the cut, so it comes from what is fixed when a graph
+ * is captured. The fewest splits that keep nine tenths of the GPU's places busy to the end; each warp has two tiles, or
+ * splits cost more than they bring. tests/gpu/attend_speed.c measures cuts. */
 static inline struct ucm_attend_cuda_cut ucm_attend_cuda_cut(uint32_t lists, uint32_t tiles,
                                                              uint64_t places)
 {

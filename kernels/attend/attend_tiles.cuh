@@ -62,6 +62,14 @@ static __device__ __forceinline__ struct tile_rows rows_at(args_t a, uint64_t wh
                      valid_of(where)};
 }
 
+template <uint32_t BYTES>
+static __device__ __forceinline__ bool rows_are_apart(args_t a, uint64_t where)
+{
+    const struct ucm_attend_cuda_memory &m = where & IS_PAGE ? a.pages : a.pool;
+
+    return m.k.token_stride != BYTES || m.v.token_stride != BYTES;
+}
+
 /* Token n of a tile's products is that row: tokens n and n + 1, and n, n + 2, n + 4 and n + 6, are of different fours. */
 static __device__ __forceinline__ uint32_t row_of_token(uint32_t n)
 {
@@ -388,7 +396,7 @@ static __device__ __forceinline__ void attend_tiles(args_t a, uint64_t *where, u
         for (uint32_t o = 0; o < O; o++)
             weigh<D, O>(st, o, s[o], query.scale[o], valid, light && tile < chosen);
         add_values<T, KV, D, O>(st, s, k + row_of<KV, D>::tile);
-        if (where[tile] & IS_PAGE)
+        if (rows_are_apart<bytes>(a, where[tile])) /* then they came by stores, and the next tile may not */
             stores_before_copies();
         __syncwarp();
         if (wanted) {
