@@ -182,20 +182,20 @@ static inline uint32_t ucm_attend_cuda_places(uint32_t head_dim, uint32_t elemen
 
 /* For the most tiles that a list of a captured launch can have, its window's included, and its number of lists: chains
  * times KV heads. places: of all multiprocessors. Results depend on the cut, so it comes from what is fixed when a graph
- * is captured. The fewest splits that keep nine tenths of the GPU's places busy to the end; each warp has two tiles, or
- * splits cost more than they bring. tests/gpu/attend_speed.c measures cuts. */
+ * is captured. The fewest splits that keep nine tenths of the GPU's places busy to the end, or fill them three times;
+ * each warp has three tiles, or splits cost more than they bring. docs/sparse.md has measurements. */
 static inline struct ucm_attend_cuda_cut ucm_attend_cuda_cut(uint32_t lists, uint32_t tiles,
                                                              uint64_t places)
 {
     uint32_t least = (tiles + UCM_ATTEND_CUDA_SPLITS - 1) / UCM_ATTEND_CUDA_SPLITS;
     uint32_t splits = (tiles + UCM_ATTEND_CUDA_SPLIT - 1) / UCM_ATTEND_CUDA_SPLIT, each;
 
-    least = least > 2 * UCM_ATTEND_CUDA_WARPS ? least : 2 * UCM_ATTEND_CUDA_WARPS;
+    least = least > 3 * UCM_ATTEND_CUDA_WARPS ? least : 3 * UCM_ATTEND_CUDA_WARPS;
     splits = splits > 0 ? splits : 1;
     for (each = tiles / splits; each > least; each = (tiles + splits - 1) / splits) {
         uint64_t blocks = (uint64_t)lists * splits, waves = (blocks + places - 1) / places;
 
-        if (blocks * 10 >= waves * places * 9)
+        if (blocks * 10 >= waves * places * 9 || blocks >= 3 * places)
             break;
         splits++;
     }
