@@ -5,15 +5,20 @@
 #include "kernels/sparse/arith.h"
 
 #define ALIGN 256u
-#define ELEMENT 2u /* bytes, of K and V */
 #define BATCH 16384u
 #define CUT_CHAINS 8u
 #define MISSES (1u << 20)
 
+/* Bytes, of K and V. */
+static uint32_t element_bytes(const struct ucm_cuda_decode_options *o)
+{
+    return o->kv_dtype == UCM_SPARSE_FP8_E4M3 ? 1 : 2;
+}
+
 /* Bytes of a token's row of one KV head. */
 static uint32_t row_bytes(const struct ucm_cuda_decode_options *o)
 {
-    return o->head_dim * (o->kv_dtype == UCM_SPARSE_FP8_E4M3 ? 1 : 2);
+    return o->head_dim * element_bytes(o);
 }
 
 /* ---- checks ---- */
@@ -246,13 +251,13 @@ static void splits_plan(struct decode_plan *p, uint32_t multiprocessors)
     struct ucm_attend_cuda *a = &p->attend;
     uint32_t chains = o->chains < CUT_CHAINS ? o->chains : CUT_CHAINS;
     uint64_t places =
-        (uint64_t)multiprocessors * ucm_attend_cuda_places(o->head_dim, ELEMENT, a->group);
+        (uint64_t)multiprocessors * ucm_attend_cuda_places(o->head_dim, element_bytes(o), a->group);
     struct ucm_attend_cuda_cut cut =
         ucm_attend_cuda_cut(chains * o->kv_heads, (uint32_t)tiles_of(o), places);
 
     a->split_tiles = p->info.split_tiles = cut.split_tiles;
     a->splits = p->info.splits = cut.splits;
-    p->shared_bytes = ucm_attend_cuda_shared(o->head_dim, ELEMENT, a->group, a->splits);
+    p->shared_bytes = ucm_attend_cuda_shared(o->head_dim, element_bytes(o), a->group, a->splits);
 }
 
 /* ---- memory ---- */
