@@ -134,7 +134,7 @@ class Engine:
         kv = SparseKv(self.weights, setting, most, self.rows_of(setting, most), steps)
         out = {"policy": policy, "tokens": setting.tokens, "memory": memory, "request_bytes": each, "tables_bytes": steps.table_bytes,
                "chosen": setting.chosen, "window": setting.window, "digest_bytes": setting.digest.bytes, "slots": setting.slots,
-               "need_bytes": setting.need * setting.head_bytes, "rows": []}
+               "kv_bytes": self.shape.kv_bytes(setting.tokens), "need_bytes": setting.need * setting.head_bytes, "rows": []}
         for batch in sorted(batches):
             out["rows"].append(self.sparse_batch(kv if batch == most else kv.first(batch)))
         out["checked"] = self.check(kv)

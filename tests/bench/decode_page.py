@@ -1,57 +1,79 @@
-"""decode.py's result as the table of docs/sparse.md."""
+"""decode.py's result as tables for docs/sparse.md: by policy, by batch size, and the rest."""
 
 GIB, MIB = 1 << 30, 1 << 20
 
 
-def per_second(row):
-    return f"{row['tokens_per_second']:.0f}"
+def table(head, rows):
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print()
 
 
-def rows(result):
-    """(what, aim, measured) each."""
-    dense = result["dense"][0]["rows"] if result.get("dense") else []
-    one = {row["batch"]: row for row in dense}
-    best = max(dense, key=lambda row: row["tokens_per_second"]) if dense else None
-    kv = result["options"]["kv_bytes"]
+def speed(row):
+    return f"{row['ms']:.2f}, {row['tokens_per_second']:.0f}"
+
+
+def memory(r):
+    """Digests, slots, pages and tables of a request, over its KV."""
+    whole = sum(r["request_bytes"].values()) + r["tables_bytes"] / max(row["batch"] for row in r["rows"])
+    return f"1/{r['kv_bytes'] / whole:.1f}, {whole / GIB:.2f}"
+
+
+def ratio(row, dense):
+    return f"{row['tokens_per_second'] / dense['tokens_per_second']:.2f}" if dense else ""
+
+
+def by_policy(result, dense, most):
+    out = {}
     if dense:
-        yield "dense, 1 request", "", f"{one[1]['ms']:.2f} ms, {per_second(one[1])} tokens/s; without attention {one[1]['without_attention_ms']:.2f} ms"
-        yield f"dense, {best['batch']} requests", "", f"{best['ms']:.1f} ms, {per_second(best)} tokens/s"
-    for r in result.get("one", []) + result.get("eighth", []):
-        row = r["rows"][0]
-        times = f", {row['tokens_per_second'] / one[1]['tokens_per_second']:.2f} times dense" if dense else ""
-        memory = sum(r["request_bytes"].values()) + r["tables_bytes"]
-        yield f"1 request, `{r['policy']}`", "1.3", f"{row['ms']:.2f} ms, {per_second(row)} tokens/s{times}"
-        yield "its memory", "1/8", (f"1/{kv / memory:.1f}: {memory / GIB:.2f} GiB, digests {r['request_bytes']['digests'] / GIB:.2f}, slots "
-                                    f"{r['request_bytes']['slots'] / GIB:.2f}")
-        yield "its bus bytes a token", "16 MiB", f"{row['bus_bytes'] / MIB:.1f} MiB: {row['misses'] * 100:.1f} % miss"
-        yield "score and choose a layer", "30 us", f"{row['select_us']:.1f} us, and resolve"
-        yield "largest error of attention against float32", "", f"{r['checked']}"
-    for r in result.get("batch", []):
-        row = r["rows"][-1]
-        times = f", {row['tokens_per_second'] / best['tokens_per_second']:.1f} times dense" if dense else ""
-        yield (f"{row['batch']} requests, `{r['policy']}`", "6 times",
-               f"{row['ms']:.1f} ms, {per_second(row)} tokens/s{times}; {row['bus_bytes'] / MIB:.1f} MiB a token; select {row['select_us']:.0f} us")
-        for other in r["rows"][:-1]:
-            yield f"{other['batch']} of them", "", f"{other['ms']:.2f} ms, {per_second(other)} tokens/s"
-    for r in result.get("long", []):
-        row, memory = r["rows"][0], sum(r["request_bytes"].values()) + r["tables_bytes"]
-        yield (f"{r['tokens'] >> 10}k tokens, `{r['policy']}`", "60 tokens/s",
-               f"{row['ms']:.2f} ms, {per_second(row)} tokens/s; memory 1/{8 * kv / memory:.1f}; select {row['select_us']:.0f} us")
+        out["dense"] = ["`dense`", speed(dense), "", "", "", "", f"{most['batch']}: {speed(most)}", "", ""]
+    for name in ("one", "eighth", "batch", "long"):
+        for r in result.get(name, []):
+            row, key = r["rows"][-1], (name == "eighth", r["policy"])
+            cells = out.setdefault(key, [f"`{r['policy']}`" + ", an eighth" * key[0]] + [""] * 8)
+            if name == "batch":
+                cells[6:8] = [f"{row['batch']}: {speed(row)}", ratio(row, most)]
+            elif name == "long":
+                cells[8] = f"{speed(row)}; {memory(r)}"
+            else:
+                cells[1:6] = [speed(row), ratio(row, dense), f"{row['misses'] * 100:.1f} %, {row['bus_bytes'] / MIB:.1f}", memory(r),
+                              f"{row['select_us']:.1f}"]
+    return out.values()
+
+
+def by_batch(result):
+    for r in [{"policy": "dense", **d} for d in result.get("dense", [])] + result.get("batch", []):
+        for row in r["rows"]:
+            yield [f"`{r['policy']}`", str(row["batch"]), f"{row['ms']:.2f}", f"{row['tokens_per_second']:.0f}",
+                   f"{row['bus_bytes'] / MIB:.1f}" if "bus_bytes" in row else "", f"{row['select_us']:.0f}" if "select_us" in row else "",
+                   row.get("kernel", "")]
+
+
+def others(result):
     for r in result.get("serve") or []:
-        yield (f"requests/s within {r['times']} times a step, `{r['policy']}`", {5: "1.5", 25: "2"}[r["times"]] + " times dense",
-               f"{r['ratio'] or 0:.1f} times: {r['sparse'][0]:.2f} with {r['sparse'][1]} at once, dense {r['dense'][0]:.2f} with {r['dense'][1]}")
+        yield [f"requests/s within {r['times']} times a step, `{r['policy']}`", (
+            f"{r['ratio'] or 0:.1f} times dense: {r['sparse'][0]:.2f} with {r['sparse'][1]} at once, dense {r['dense'][0]:.2f} with {r['dense'][1]}")]
     restart = {r["how"]: r for r in result.get("restart", [])}
     if "steps" in restart:
         whole, steps = restart["whole"], restart["steps"]
-        yield "first token after a restart, from NVMe", "1/4", (
-            f"{steps['seconds'] / whole['seconds']:.2f}: {steps['seconds']:.2f} s, {steps['nvme_read_bytes'] / GIB:.1f} GiB read, {steps['runs']} runs; "
-            f"loading all {whole['seconds']:.2f} s")
-    for r in result.get("second", []):
-        yield "second engine computed", "0", (f"{r['stored_bytes'] + r['built_bytes']} bytes; found {r['found']} of {r['blocks']} blocks, digests in "
-                                              f"{r['seconds']['digests'] * 1e3:.0f} ms, window in {r['seconds']['pin'] * 1e3:.0f} ms")
+        yield ["first token after a restart, from NVMe", (
+            f"{steps['seconds'] / whole['seconds']:.2f} of loading all: {steps['seconds']:.2f} s, {steps['nvme_read_bytes'] / GIB:.1f} GiB read, "
+            f"{steps['runs']} runs; {whole['seconds']:.2f} s, {whole['nvme_read_bytes'] / GIB:.1f} GiB")]
+    for r in result.get("second", [])[:1]:
+        yield ["second engine", (f"{r['stored_bytes'] + r['built_bytes']} bytes stored or built; found {r['found']} of {r['blocks']} blocks, digests in "
+                                 f"{r['seconds']['digests'] * 1e3:.0f} ms, window in {r['seconds']['pin'] * 1e3:.0f} ms")]
+    for name in ("one", "eighth", "batch", "long"):
+        for r in result.get(name, []):
+            yield [f"largest error of attention, {name}, `{r['policy']}`", f"{r['checked']}"]
+    for r in result.get("failed", []):
+        yield [f"FAILED {r['part']}", f"`{r['policy']}`"]
 
 
 def show(result):
-    print("| what | aim | measured |\n|---|---|---|")
-    for what, aim, measured in rows(result):
-        print(f"| {what} | {aim} | {measured} |")
+    dense = result["dense"][0]["rows"] if result.get("dense") else []
+    best = max(dense, key=lambda row: row["tokens_per_second"]) if dense else None
+    table(["policy", "1 request: ms, tokens/s", "of dense", "misses, MiB a token", "memory of KV, GiB", "choose us", "as many as fit: ms, tokens/s",
+           "of dense", "8 times the tokens: ms, tokens/s; memory"], by_policy(result, dense[0] if dense else None, best))
+    table(["policy", "requests", "ms", "tokens/s", "MiB a token", "choose us", "kernel"], by_batch(result))
+    table(["what", "measured"], others(result))
