@@ -89,7 +89,7 @@ class Selections(Retrieval):
         self.assertEqual(len(lists_of(client.call("select", **good))), 2)
         for wrong in ({"shards": [LAYERS]}, {"shards": [0, 1]}, {"shards": []}, {"chains": []}, {"q": q[:-2]}, {"q": q + b"xx"},
                       {"q_heads": 3}, {"q_heads": 2}, {"q_heads": 1}, {"rows": 2}, {"rows": 65}, {"q_dtype": 0}, {"q_dtype": 3},
-                      {"metric": 2}, {"reduce": 3}, {"heads": 3}, {"policy": 2}, {"eps": 1.5}, {"eps": 1}, {"sparse_ratio": -0.1},
+                      {"metric": 3}, {"reduce": 3}, {"heads": 3}, {"policy": 2}, {"eps": 1.5}, {"eps": 1}, {"sparse_ratio": -0.1},
                       {"sparse_ratio": float("nan")}, {"beta": float("inf")}, {"limit": 1 << 21}, {"prefetch": 9},
                       {"chains": [chain, other], "shards": [0, 0], "q": q + q}):
             self.refused(INVALID, client.call, "select", **dict(good, **wrong))

@@ -282,7 +282,7 @@ Test(sparse_local, wrong_scores)
     SCORE(s.q_heads = 0);
     SCORE(s.rows = 65);
     SCORE(s.rows = UINT32_MAX);
-    SCORE(s.metric = 2);
+    SCORE(s.metric = 3);
     SCORE(s.reduce = 3);
     SCORE(s.heads = 3);
     SCORE(s.heads = UCM_SPARSE_HEADS_EACH); /* twice as many scores */
