@@ -220,8 +220,7 @@ int ucm_cuda_decode_result(struct ucm_cuda_decode *d, struct ucm_cuda_decode_res
     if (!d || !out)
         return cuda_fail(UCM_EINVALID, "decode or out is NULL");
     w = d->word;
-    *out = (struct ucm_cuda_decode_result){.step = w->step};
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    *out = (struct ucm_cuda_decode_result){.step = __atomic_load_n(&w->step, __ATOMIC_ACQUIRE)};
     out->flags = w->flags;
     out->unserved = w->unserved;
     out->missed = w->missed;

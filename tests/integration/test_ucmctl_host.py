@@ -31,6 +31,11 @@ def ctl(*words, socket=NOWHERE):
                           timeout=TIMEOUT_S, check=False)
 
 
+#: Others have one thread, or the threads of test_with_a_daemon and of the round trip.
+once = unittest.skipIf(os.environ.get("UCM_PHASE") == "tsan", "no thread that the two others lack")
+
+
+@once
 class Plan(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -183,6 +188,7 @@ class Doctor(unittest.TestCase):
                 self.assertTrue(finding["remedy"], finding)
         return {f["check"]: f for f in document["findings"]}
 
+    @once
     def test_without_a_daemon(self):
         found = self.findings("--quick")
         self.assertLessEqual({"daemon", "memlock", "descriptors", "io_uring", "numa", "huge pages", "memory", "round trip"}, {*found})
@@ -206,6 +212,7 @@ class Doctor(unittest.TestCase):
         text = ctl("doctor", "--quick", socket=daemon.socket).stdout
         self.assertRegex(text, r"(?m)^ok +round trip +16 MiB dumped, found, loaded and equal")
 
+    @once
     def test_a_full_arena_fails_the_round_trip(self):
         daemon = Daemon(nvme=False, **{"arena.size": "16MiB"})
         self.addCleanup(daemon.stop)
@@ -216,6 +223,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(found["round trip"]["verdict"], "fail")
         self.assertRegex(found["round trip"]["text"], "dump: ")
 
+    @once
     def test_a_bypass_is_named_as_the_cause(self):
         daemon = Daemon(nvme=False)
         self.addCleanup(daemon.stop)
@@ -247,6 +255,7 @@ class Doctor(unittest.TestCase):
         self.addCleanup(daemon.stop)
         return None if "built without CUDA" in daemon.log() else daemon
 
+    @once
     def test_a_gpu(self):
         folder = self.driver()
         self.assertIn(("gpu driver", "ok", "of CUDA 12.4, 1 GPU"), self.gpu_findings(folder, "--quick"))
@@ -255,6 +264,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(self.gpu_findings(folder, "--quick", DRIVER_GPUS="0"), [("gpu", "skip", "not tried: no GPU (the driver shows none)")])
         self.assertEqual(self.gpu_findings(folder, "--quick", DRIVER_ERROR="999"), [("gpu", "fail", "the driver can't be used: CUDA_ERROR_MADE_HERE")])
 
+    @once
     def test_a_gpu_that_the_daemon_was_not_given(self):
         folder = self.driver()
         daemon = Daemon()
@@ -280,6 +290,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual([f[:2] for f in found[1:]], [("gpu 0", "ok"), ("gpu 1", "warn")])
         self.assertIn("the daemon does not use Made here: no GPU with UUID 0808", found[2][2])
 
+    @once
     def test_a_gpu_that_the_daemon_can_not_open(self):
         folder = self.driver()
         daemon = self.daemon_with(folder, DRIVER_CONTEXT_ERROR="2")
@@ -291,6 +302,7 @@ class Doctor(unittest.TestCase):
     def stats(self, daemon):
         return json.loads(ctl("stats", "--json", socket=daemon.socket).stdout)
 
+    @once
     def test_a_folder_of_ones_own(self):
         with tempfile.TemporaryDirectory(prefix="ucmctl.") as folder:
             found = self.findings("--dir", folder)
@@ -300,6 +312,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(found["space"]["verdict"], "fail")
         self.assertIn("No such file", found["space"]["text"])
 
+    @once
     def test_a_degraded_daemon_is_a_warning(self):
         daemon = Daemon(**{"share.roots": "/nonexistent/kv"})
         self.addCleanup(daemon.stop)
@@ -313,6 +326,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(found["shared root"]["verdict"], "warn")
 
 
+@once
 class Growing(unittest.TestCase):
     def test_dram_is_what_the_daemon_is_on_its_way_to(self):
         """One extent, so that nothing is ready until all is: the daemon serves meanwhile."""
@@ -325,6 +339,7 @@ class Growing(unittest.TestCase):
 
 
 @unittest.skipIf(os.environ.get("UCM_PHASE") == "tsan", "so slow a daemon keeps up with any disk")
+@once
 class DroppedWrites(unittest.TestCase):
     def test_health_says_that_the_disk_is_too_slow(self):
         """One write at a time, beside a DRAM that turns over."""
@@ -346,6 +361,7 @@ class DroppedWrites(unittest.TestCase):
         self.assertRegex(said, r"^degraded\n +tier nvme: \d+ of \d+ parts were not written \(nvme_write_dropped\): the disks are slower")
 
 
+@once
 class Json(unittest.TestCase):
     """Every command that the daemon here lets run gives one document, and nothing else on standard output."""
 
