@@ -153,8 +153,9 @@ enum ucm_cuda_decode_flag {
     UCM_CUDA_DECODE_FULL = 2,      /* the step needs more slots than there are */
     UCM_CUDA_DECODE_LIST_FULL = 4, /* a layer had more misses than options.misses */
     UCM_CUDA_DECODE_STRAY = 8, /* a list chose a block without a number: a fault of the caller */
-    UCM_CUDA_DECODE_NO_SLOT =
-        256, /* a block was not attended: with UNSERVED, or a fault of the caller */
+    /* A block was not attended. With UNSERVED it is among those; alone its copy took more than 2 s, and another run
+     * finds it there. Alone a second time: a fault of the caller. */
+    UCM_CUDA_DECODE_NO_SLOT = 256,
     UCM_CUDA_DECODE_NO_PAGE =
         512, /* a block of a local window has no page, or more than options.window were not all attended: a fault of the caller */
 };

@@ -373,10 +373,18 @@ class Decoders(unittest.TestCase):
 
     def test_mistakes(self):
         decoder = self.decoder([OK])
-        for flags in (cuda.Flag.UNSERVED | cuda.Flag.STRAY, cuda.Flag.NO_PAGE, cuda.Flag.NO_SLOT):
+        for flags in (cuda.Flag.UNSERVED | cuda.Flag.STRAY, cuda.Flag.NO_PAGE):
             self.steps.flags = flags
             with self.assertRaisesRegex(RuntimeError, "lists or pages are wrong"):
                 decoder.counted()
+
+    def test_a_copy_that_took_too_long(self):
+        decoder = self.decoder([OK])
+        for flags in (cuda.Flag.NO_SLOT, 0, cuda.Flag.NO_SLOT):
+            self.steps.flags = flags
+            self.assertEqual(decoder.counted(), not flags)
+        with self.assertRaisesRegex(RuntimeError, "lists or pages are wrong"):
+            decoder.counted()
 
 
 LAYERS, BLOCKS, WINDOW, CHAINS = 3, 64, 4, 2
