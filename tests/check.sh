@@ -187,7 +187,7 @@ environment() {
     # What has one thread, or only makes work for a daemon, does it without ThreadSanitizer.
     if [ "$label" = tsan ]; then
         [ "$3" = test_ucmctl_host.py ] || UCMCTL=$PWD/build/ucmctl
-        case $3 in test_bench_* | test_record.py) ;; *) UCM_BENCH=$PWD/build/ucm-bench ;; esac
+        UCM_BENCH=$PWD/build/ucm-bench
     fi
     # Its threads spin for work, on cores that other tests want.
     export OPENBLAS_NUM_THREADS=1
@@ -210,7 +210,9 @@ pythons() {
         # These load into the same blocks twice at once, which races in the worker's memory by design.
         test_protocol*:tsan) continue ;;
         # What is theirs has one thread, or is the plain library; the daemon below them is in other tests.
-        test_sparse_python.py:tsan | test_pages.py:tsan) continue ;;
+        test_sparse_python.py:tsan | test_pages.py:tsan | test_top.py:tsan | test_ucmctl.py:tsan | test_service.py:tsan | \
+            test_bench_*.py:tsan | test_record.py:tsan | test_configure.py:tsan | test_isolation.py:tsan | \
+            test_encoding_hostile.py:tsan | test_retrieval_select.py:tsan) continue ;;
         esac
         echo "$file"
     done | awk '!seen[$0]++'

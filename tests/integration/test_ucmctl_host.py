@@ -33,6 +33,7 @@ def ctl(*words, socket=NOWHERE):
 
 #: Others have one thread, or the threads of test_with_a_daemon and of the round trip.
 once = unittest.skipIf(os.environ.get("UCM_PHASE") == "tsan", "no thread that the two others lack")
+plainly = unittest.skipUnless(os.environ.get("UCM_PHASE", "plain") == "plain", "no code that the two others lack")
 
 
 @once
@@ -188,7 +189,7 @@ class Doctor(unittest.TestCase):
                 self.assertTrue(finding["remedy"], finding)
         return {f["check"]: f for f in document["findings"]}
 
-    @once
+    @plainly
     def test_without_a_daemon(self):
         found = self.findings("--quick")
         self.assertLessEqual({"daemon", "memlock", "descriptors", "io_uring", "numa", "huge pages", "memory", "round trip"}, {*found})
@@ -212,7 +213,7 @@ class Doctor(unittest.TestCase):
         text = ctl("doctor", "--quick", socket=daemon.socket).stdout
         self.assertRegex(text, r"(?m)^ok +round trip +16 MiB dumped, found, loaded and equal")
 
-    @once
+    @plainly
     def test_a_full_arena_fails_the_round_trip(self):
         daemon = Daemon(nvme=False, **{"arena.size": "16MiB"})
         self.addCleanup(daemon.stop)
@@ -223,7 +224,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(found["round trip"]["verdict"], "fail")
         self.assertRegex(found["round trip"]["text"], "dump: ")
 
-    @once
+    @plainly
     def test_a_bypass_is_named_as_the_cause(self):
         daemon = Daemon(nvme=False)
         self.addCleanup(daemon.stop)
@@ -255,7 +256,7 @@ class Doctor(unittest.TestCase):
         self.addCleanup(daemon.stop)
         return None if "built without CUDA" in daemon.log() else daemon
 
-    @once
+    @plainly
     def test_a_gpu(self):
         folder = self.driver()
         self.assertIn(("gpu driver", "ok", "of CUDA 12.4, 1 GPU"), self.gpu_findings(folder, "--quick"))
@@ -264,7 +265,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(self.gpu_findings(folder, "--quick", DRIVER_GPUS="0"), [("gpu", "skip", "not tried: no GPU (the driver shows none)")])
         self.assertEqual(self.gpu_findings(folder, "--quick", DRIVER_ERROR="999"), [("gpu", "fail", "the driver can't be used: CUDA_ERROR_MADE_HERE")])
 
-    @once
+    @plainly
     def test_a_gpu_that_the_daemon_was_not_given(self):
         folder = self.driver()
         daemon = Daemon()
@@ -290,7 +291,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual([f[:2] for f in found[1:]], [("gpu 0", "ok"), ("gpu 1", "warn")])
         self.assertIn("the daemon does not use Made here: no GPU with UUID 0808", found[2][2])
 
-    @once
+    @plainly
     def test_a_gpu_that_the_daemon_can_not_open(self):
         folder = self.driver()
         daemon = self.daemon_with(folder, DRIVER_CONTEXT_ERROR="2")
@@ -302,7 +303,7 @@ class Doctor(unittest.TestCase):
     def stats(self, daemon):
         return json.loads(ctl("stats", "--json", socket=daemon.socket).stdout)
 
-    @once
+    @plainly
     def test_a_folder_of_ones_own(self):
         with tempfile.TemporaryDirectory(prefix="ucmctl.") as folder:
             found = self.findings("--dir", folder)
@@ -312,7 +313,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(found["space"]["verdict"], "fail")
         self.assertIn("No such file", found["space"]["text"])
 
-    @once
+    @plainly
     def test_a_degraded_daemon_is_a_warning(self):
         daemon = Daemon(**{"share.roots": "/nonexistent/kv"})
         self.addCleanup(daemon.stop)
