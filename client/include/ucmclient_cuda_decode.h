@@ -78,7 +78,7 @@ struct ucm_cuda_decode_options {
     uint32_t numbers;  /* block numbers are below this */
     uint32_t requests; /* at once; they are 0 .. requests - 1 */
     /* Room for the misses of one layer, and for the keys that a step did not get; 0: all of a layer's, chains * lists *
-     * room, and of a step's as many as fit 2^20. What has no room is found by a further run. */
+     * room, and of a step's as many as fit 2^20. A further run finds the rest. */
     uint32_t misses;
     uint32_t chains; /* of a launch, at most */
     uint32_t lists;  /* of a chain: kv_heads, or 1 for all KV heads, which wants slots of a layer */

@@ -90,7 +90,7 @@ class GpuDecoder(Supply):
 
     def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
         if self._build is None:
-            raise ValueError("extend() was told of pages, but nothing builds digests of them")
+            raise ValueError("extend() got pages, and this decoder has no build to make digests of them")
         self._build([page for _, page in wanted], [row for row, _ in wanted])
 
     def _placed(self, rows: abc.Sequence[int], pinned: Pinned, window: Window) -> None:

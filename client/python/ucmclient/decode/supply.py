@@ -25,7 +25,7 @@ _PASSING = frozenset((BlockResult.NO_ROOM, BlockResult.IN_PROGRESS, BlockResult.
 URGENT = 7
 #: Of one fetch, and keys of one load (proto/limits.h).
 _MAX_ITEMS = 16384
-#: Pause before what has left the window is pinned again.
+#: So long keep() waits before it pins again what has left the window.
 _REPIN = 0.25
 #: A layer or strand, a row, and a slot.
 Item = tuple[int, int, int]
@@ -119,7 +119,7 @@ class Supply:
         return [self._landing_region, self._digest_region]
 
     def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
-        """Digests of blocks into rows: the row, and what extend() was told of the block."""
+        """Digests of blocks into rows: the row, and what extend() got for the block."""
         raise NotImplementedError
 
     def _placed(self, rows: abc.Sequence[int], pinned: Pinned, window: Window) -> None:
@@ -296,7 +296,7 @@ class Supply:
                 sequence.kept = appended.blocks
 
     def _pin(self, sequence: Sequence) -> None:
-        """Has what the daemon keeps brought into the window. A pin that stands tells its place again."""
+        """Asks the daemon to bring what it keeps into the window. For a block that is pinned already it answers the place again."""
         if self._repin_at and time.monotonic() >= self._repin_at:
             self._repin_at = 0.0
             for other in self.sequences.values():
@@ -312,7 +312,7 @@ class Supply:
             self._placed(sequence.rows[first:end], pinned, window)
 
     def _pin_later(self) -> None:
-        """What has left the window is pinned again, by the next keep() behind a pause."""
+        """Behind a pause, the next keep() pins again what has left the window."""
         self._repin_at = self._repin_at or time.monotonic() + _REPIN
 
     def _fetch(self, items: abc.Sequence[Item], region: Callable[[], Optional[Region]]) -> list[Item]:
