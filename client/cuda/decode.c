@@ -74,7 +74,9 @@ CUresult decode_launch(struct ucm_cuda_decode *d, enum decode_kernel kernel, uin
 
 static CUresult launch_next(struct ucm_cuda_decode *d, CUstream stream)
 {
-    return decode_launch(d, DECODE_NEXT, 1, 1, (void *[]){&d->slots}, stream);
+    CUdeviceptr flags = d->plan.attend.flags;
+
+    return decode_launch(d, DECODE_NEXT, 1, 1, (void *[]){&d->slots, &flags}, stream);
 }
 
 static CUresult launch_end(struct ucm_cuda_decode *d, CUstream stream)

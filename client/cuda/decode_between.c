@@ -214,6 +214,16 @@ static int item_check(const struct ucm_cuda_decode *d, const struct ucm_cuda_dec
     return request_check(d, item->request);
 }
 
+/* Ends all misses, with the bytes of the batch's n. */
+static CUresult launch_put(struct ucm_cuda_decode *d, uint32_t n, CUstream stream)
+{
+    struct decode_scratch *s = &d->scratch;
+
+    return decode_launch(d, DECODE_PUT, 32, UCM_SLOTS_CUDA_GATHER,
+                         (void *[]){&d->slots, &d->plan.gather, &s->key_gpu, &s->from_gpu, &n},
+                         stream);
+}
+
 static CUresult put_batch(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_put *items,
                           uint32_t n, CUstream stream)
 {
@@ -237,19 +247,19 @@ static CUresult put_batch(struct ucm_cuda_decode *d, const struct ucm_cuda_decod
         r = decode_launch(d, DECODE_WANT, blocks_for(n), THREADS,
                           (void *[]){&d->slots, &s->key_gpu, &s->request_gpu, &n}, stream);
     if (r == CUDA_SUCCESS)
-        r = decode_launch(d, DECODE_PUT, 32, UCM_SLOTS_CUDA_GATHER,
-                          (void *[]){&d->slots, &d->plan.gather, &s->key_gpu, &s->from_gpu, &n},
-                          stream);
+        r = launch_put(d, n, stream);
     return r == CUDA_SUCCESS ? cuStreamSynchronize(stream) : r;
 }
 
-/* A key that is put and finds no slot counts as not served. */
+/* A key that is put and finds no slot counts as not served. Misses of a step that never ended are not among those. */
 static CUresult put_all(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_put *items,
                         uint32_t n, uint32_t *placed, CUstream stream)
 {
     struct ucm_slots_step before = {0}, after = {0};
-    CUresult r = download(&before, d->slots.step, sizeof before, stream);
+    CUresult r = launch_put(d, 0, stream);
 
+    if (r == CUDA_SUCCESS)
+        r = download(&before, d->slots.step, sizeof before, stream);
     for (uint32_t at = 0; r == CUDA_SUCCESS && at < n; at += d->plan.batch)
         r = put_batch(d, items + at, n - at < d->plan.batch ? n - at : d->plan.batch, stream);
     if (r == CUDA_SUCCESS)

@@ -154,14 +154,6 @@ void ucm_slots_forget(struct ucm_slots *s, const uint32_t *numbers, uint32_t n)
 
 /* ---- a step ---- */
 
-void ucm_slots_begin(struct ucm_slots *s, uint64_t now)
-{
-    assert(now > 0 && now >= s->step->now && s->step->misses == 0);
-    s->step->now = now;
-    s->step->unserved = 0;
-    s->step->flags = 0;
-}
-
 static void not_served(struct ucm_slots *s, uint32_t key, uint32_t flag)
 {
     struct ucm_slots_step *step = s->step;
@@ -283,14 +275,15 @@ void ucm_slots_take(struct ucm_slots *s)
     }
 }
 
-void ucm_slots_publish(struct ucm_slots *s, const uint8_t *arrived)
+/* arrived NULL: none of them. */
+static void end_misses(struct ucm_slots *s, const uint8_t *arrived)
 {
     uint32_t n = s->step->misses < s->shape.misses ? s->step->misses : s->shape.misses;
 
     for (uint32_t i = 0; i < n; i++) {
         struct ucm_slots_miss *miss = &s->miss[i];
 
-        if (miss->slot != UCM_SLOTS_NONE && arrived[i] != 0) {
+        if (miss->slot != UCM_SLOTS_NONE && arrived && arrived[i] != 0) {
             s->slot_of[miss->key] = miss->slot;
             continue;
         }
@@ -299,4 +292,19 @@ void ucm_slots_publish(struct ucm_slots *s, const uint8_t *arrived)
         not_served(s, miss->key, 0);
     }
     s->step->misses = 0;
+}
+
+void ucm_slots_publish(struct ucm_slots *s, const uint8_t *arrived)
+{
+    end_misses(s, arrived);
+}
+
+/* Misses of a step that never ended have not arrived. */
+void ucm_slots_begin(struct ucm_slots *s, uint64_t now)
+{
+    assert(now > 0 && now >= s->step->now);
+    end_misses(s, NULL);
+    s->step->now = now;
+    s->step->unserved = 0;
+    s->step->flags = 0;
 }

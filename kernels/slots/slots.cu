@@ -64,8 +64,19 @@ static __device__ __forceinline__ void await_last(void)
 
 /* ---- a step ---- */
 
-extern "C" __global__ void ucm_slots_next(const __grid_constant__ struct ucm_slots s)
+/* By one thread. Of a step that never ended, misses and what attention met (its word, or NULL) are
+ * forgotten. */
+extern "C" __global__ void ucm_slots_next(const __grid_constant__ struct ucm_slots s,
+                                          uint32_t *attended)
 {
+    uint32_t n = slots_listed(s);
+
+    for (uint32_t i = 0; i < n; i++)
+        slots_end_miss(s, s.miss[i], s.miss[i].slot, false);
+    if (attended)
+        *attended = 0;
+    s.step->misses = 0;
+    s.step->done = 0;
     s.step->now++;
     s.step->unserved = 0;
     s.step->flags = 0;

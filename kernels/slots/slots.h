@@ -136,7 +136,7 @@ void ucm_slots_leave(struct ucm_slots *s, uint32_t request);
 /* Numbers that are given back: other blocks may get them, so nothing of them is resident in any strand. */
 void ucm_slots_forget(struct ucm_slots *s, const uint32_t *numbers, uint32_t n);
 
-/* now: at least that of the step before; the same for a replay. The list of misses is empty. */
+/* now: at least that of the step before; the same for a replay. If that step never ended, its misses have not arrived. */
 void ucm_slots_begin(struct ucm_slots *s, uint64_t now);
 
 /* What a selection wrote, chain by chain; chains that are one request may have the same one. */

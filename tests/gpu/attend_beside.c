@@ -134,10 +134,11 @@ static void beside_close(struct beside *b)
 static void layer(struct beside *b, uint32_t wait, bool attend)
 {
     struct ucm_attend_cuda args = b->p.args;
+    CUdeviceptr attended = 0;
     uint32_t strand = 0;
 
     args.wait = wait;
-    launch("ucm_slots_next", 1, 1, (void *[]){&b->pool});
+    launch("ucm_slots_next", 1, 1, (void *[]){&b->pool, &attended});
     launch("ucm_slots_resolve", b->lists.chains * b->lists.lists, UCM_SLOTS_CUDA_RESOLVE,
            (void *[]){&b->pool, &strand, &b->lists});
     launch("ucm_slots_gather_warp", GATHER_BLOCKS, UCM_SLOTS_CUDA_GATHER,

@@ -171,6 +171,36 @@ static void check_strays(struct scene *t)
     check(scene_replay(t).flags == 0, "%s: neither", t->spec.name);
 }
 
+/* Steps that began and never ended leave nothing to the next one, nor to what is put between them. */
+static void check_aborted(struct scene *t)
+{
+    const struct ucm_slots *s = &t->decode->slots;
+    uint32_t words[6] = {0, 1, 2, 0, 1, 2}, n = 3, flags = UCM_ATTEND_NO_PAGE, placed = 0;
+    CUdeviceptr keys = gpu_put(0, words, sizeof(words)), requests = keys + 3 * sizeof(*words);
+    struct ucm_cuda_decode_put put = {.key = {0, 0, 5}, .from = t->blocks + 5 * t->block};
+
+    for (uint32_t i = 0; i < 2; i++) {
+        forget_all(t);
+        check(ucm_cuda_decode_begin(t->decode, gpu_stream) == 0, "%s", ucm_cuda_errmsg());
+        must(decode_launch(t->decode, DECODE_WANT, 1, 32,
+                           (void *[]){(void *)s, &keys, &requests, &n}, gpu_stream),
+             "misses");
+        gpu_put(t->decode->plan.attend.flags, &flags, sizeof(flags));
+        if (i == 1) {
+            check(ucm_cuda_decode_put(t->decode, &put, 1, &placed, gpu_stream) == 0, "%s",
+                  ucm_cuda_errmsg());
+            check(placed == 1, "%s: %u of 1 were put", t->spec.name, placed);
+        }
+        scene_places(t);
+        flags = scene_replay(t).flags;
+        check(flags == 0, "%s: behind a step that never ended, flags %u", t->spec.name, flags);
+        flags = UCM_ATTEND_NO_PAGE;
+        scene_resident(t, "behind a step that never ended");
+        scene_compare(t, "behind a step that never ended");
+    }
+    gpu_free(keys);
+}
+
 void test_decode_between(const struct scene_spec *spec)
 {
     struct scene t;
@@ -181,6 +211,7 @@ void test_decode_between(const struct scene_spec *spec)
     while (t.input.layer[1].count[0] == 0);
     check_served(&t, "served");
     check_strays(&t);
+    check_aborted(&t);
     for (uint32_t i = 0; i < (few ? 0u : 5u); i++) {
         scene_draw(&t);
         check_served(&t, "served again");

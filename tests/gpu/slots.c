@@ -59,7 +59,9 @@ void launch(const char *kernel, uint32_t blocks, uint32_t threads, void **argume
 
 void pool_next(struct pool *p)
 {
-    launch("ucm_slots_next", 1, 1, (void *[]){&p->gpu});
+    CUdeviceptr attended = 0;
+
+    launch("ucm_slots_next", 1, 1, (void *[]){&p->gpu, &attended});
 }
 
 void pool_resolve(struct pool *p, uint32_t strand, const struct ucm_slots_lists *lists)

@@ -363,6 +363,23 @@ class Decoders(unittest.TestCase):
         self.steps.places.assert_called_once()
         window.pin.assert_called_once()
 
+    def test_an_update_asks_for_what_is_new(self):
+        decoder, a = self.windowed()
+        b, window, decoder.source.digests = decoder.sequences["b"], decoder._window, mock.Mock()
+        a.asked, b.chain = 3, mock.Mock(__len__=lambda _: 0, **{"append.return_value": mock.Mock(blocks=2)})
+        for _ in range(3):
+            decoder.update()
+        b.chain.append.assert_called_once()
+        self.assertEqual([call.args[1:] for call in window.pin.call_args_list], [(0, 3), (0, 2)])
+        decoder._repin_at = time.monotonic()
+        decoder.update()
+        self.assertEqual([call.args[1:] for call in window.pin.call_args_list[2:]], [(0, 3), (0, 2)], "it had left the window")
+        b.forsake()
+        with mock.patch("ucmclient.decode.supply.Chain", lambda *_, **__: a.chain):
+            a.chain.append.return_value, a.chain.__len__ = mock.Mock(blocks=0), lambda _: 0
+            decoder.update()
+        a.chain.append.assert_called_once()
+
     def test_a_silent_daemon_gets_its_window_back(self):
         decoder, _ = self.windowed()
         self.source.ns, self.steps.update_window = None, mock.Mock(side_effect=[2, UcmError(Status.DEVICE, "busy")])

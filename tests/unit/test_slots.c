@@ -209,6 +209,25 @@ Test(slots, a_miss_is_listed_once_and_resident_when_published)
     drop(&s);
 }
 
+Test(slots, a_step_that_never_ended_leaves_nothing_to_the_next)
+{
+    struct ucm_slots s = make(small());
+
+    for (uint64_t step = 1; step < 4; step++) {
+        ucm_slots_begin(&s, step);
+        whole(&s);
+        cr_assert(s.step->misses == 0 && s.step->unserved == 0 && s.step->flags == 0);
+        cr_assert_eq(resident(&s, 2, 0, 5), 0);
+        want(&s, 2, 0, 5, 0);
+        cr_assert_eq(s.step->misses, 5);
+        if (step == 2)
+            ucm_slots_take(&s);
+    }
+    serve(&s);
+    cr_assert(resident(&s, 2, 0, 5) == 5 && s.held[0] == 5);
+    drop(&s);
+}
+
 Test(slots, a_block_without_a_number_spoils_the_step)
 {
     struct ucm_slots s = make(small());

@@ -149,8 +149,7 @@ class GpuDecoder(Supply):
             self.source.ask(self._window.client.process)
             if self.source.ask(self.steps.update_window):
                 self._pin_later()
-        for sequence in self.sequences.values():
-            self.keep(sequence, sequence.keys)
+        self._keep_all()
 
     def _give_back(self) -> None:
         """To a daemon that is not asked for anything now: it ends the connection of who keeps its memory all the same."""

@@ -72,8 +72,8 @@ class Counts:
 @dataclass(eq=False)
 class Sequence:
     """Of one request. number: for Slots. keys, rows: of its candidates from the first block on. kept: so many of its first
-    blocks are in the daemon, and stay there. pinned: of so many it was asked to have them in the window. taken: slots that the last run
-    of a step used for it."""
+    blocks are in the daemon, and stay there; asked: of so many it was asked whether it has them. pinned: of so many it was asked to have
+    them in the window. taken: slots that the last run of a step used for it."""
 
     name: str
     number: int
@@ -81,12 +81,13 @@ class Sequence:
     rows: list[int] = field(default_factory=list)
     chain: Optional[Chain] = None
     kept: int = 0
+    asked: int = 0
     pinned: int = 0
     taken: int = 0
 
     def forsake(self) -> None:
         """The daemon keeps nothing for it any more."""
-        chain, self.chain, self.kept, self.pinned = self.chain, None, 0, 0
+        chain, self.chain, self.kept, self.asked, self.pinned = self.chain, None, 0, 0, 0
         if chain is not None:
             chain.close()
 
@@ -280,8 +281,17 @@ class Supply:
             return sequence.kept
         if sequence.kept < len(keys):
             self._append(sequence, keys, build)
+        self._repin()
         self._pin(sequence)
         return sequence.kept
+
+    def _keep_all(self) -> None:
+        """Of each sequence what the daemon was not asked for yet, or would say otherwise now; nothing, at most steps."""
+        self._repin()
+        for sequence in self.sequences.values():
+            unpinned = self._window is not None and sequence.pinned < min(sequence.kept, len(sequence.rows))
+            if unpinned or sequence.asked < len(sequence.keys):
+                self.keep(sequence, sequence.keys)
 
     def _append(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool) -> None:
         if sequence.chain is None:
@@ -293,14 +303,17 @@ class Supply:
                 chain.append, more, build=build, priority=URGENT, deadline=self.deadline, timeout=self.deadline
             )
             if appended is not None:
-                sequence.kept = appended.blocks
+                sequence.kept, sequence.asked = appended.blocks, len(keys)
+
+    def _repin(self) -> None:
+        """When it is time for what has left the window."""
+        if self._repin_at and time.monotonic() >= self._repin_at:
+            self._repin_at = 0.0
+            for sequence in self.sequences.values():
+                sequence.pinned = 0
 
     def _pin(self, sequence: Sequence) -> None:
         """Asks the daemon to bring what it keeps into the window. For a block that is pinned already it answers the place again."""
-        if self._repin_at and time.monotonic() >= self._repin_at:
-            self._repin_at = 0.0
-            for other in self.sequences.values():
-                other.pinned = 0
         window, first, end = self._window, sequence.pinned, min(sequence.kept, len(sequence.rows))
         if window is None or sequence.chain is None or first >= end:
             return
