@@ -436,7 +436,12 @@ int ucm_cuda_select_info(const struct ucm_cuda_select *s, struct ucm_cuda_select
 {
     if (!s || !out)
         return cuda_fail(UCM_EINVALID, "select or out is NULL");
-    *out = (struct ucm_cuda_select_info){s->args.lists, s->args.room, s->workspace_bytes};
+    *out = (struct ucm_cuda_select_info){
+        .lists = s->args.lists, .room = s->args.room, .workspace_bytes = s->workspace_bytes};
+    if (s->args.reduce == UCM_REDUCE_SOFTMAX) {
+        out->head_scores = s->args.raw;
+        out->head_pitch = s->args.pitch;
+    }
     return 0;
 }
 
@@ -477,6 +482,7 @@ int ucm_cuda_select(struct ucm_cuda_select *s, const struct ucm_cuda_select_laye
     args.table = l->table;
     args.table_stride = l->table_stride;
     args.n_blocks = l->n_blocks;
+    args.most = l->most;
     args.q = l->q;
     args.q_stride = l->q_stride ? l->q_stride : (uint64_t)args.rows * args.q_heads * args.head_dim;
     args.wide = (l->digests | l->stride) % 16 == 0;

@@ -113,6 +113,10 @@ struct ucm_cuda_select_info {
     uint32_t lists;           /* a chain */
     uint32_t room;            /* of each */
     uint64_t workspace_bytes; /* with softmax mostly 4 * chains * rows * q_heads * max_blocks */
+    /* Of the launch that ran last, with softmax: the scores of all blocks for each query, float[chains][rows][q_heads], each of
+     * them head_pitch floats from the next. With other reduces 0. */
+    uint64_t head_scores;
+    uint32_t head_pitch;
 };
 UCM_API int ucm_cuda_select_info(const struct ucm_cuda_select *select,
                                  struct ucm_cuda_select_info *out);
@@ -132,6 +136,9 @@ struct ucm_cuda_select_layer {
     uint64_t count;    /* uint32_t[chains][lists]: blocks chosen */
     uint64_t index;    /* uint32_t[chains][lists][room]: positions in the chain, ascending */
     uint64_t score;    /* float[chains][lists][room]: their scores; 0: not wanted */
+    /* uint32_t[chains], read when the launch runs: how many blocks each list may choose, windows included and at most
+     * `room`, in place of what sparse_ratio, topk_tokens and min_blocks, or limit, say. 0: as they say. */
+    uint64_t most;
 };
 
 /* Launches the scoring of all chains' blocks and the choice of each list on `stream`: one kernel. NaN in

@@ -29,7 +29,7 @@ static __device__ __forceinline__ struct first_cut first_cut_of(args_t a, const 
                                                                 uint32_t room)
 {
     __shared__ uint32_t poison;
-    uint32_t count[4] = {digits.w, digits.z, digits.y, digits.x}, most = least(most_blocks(a, c.n), room);
+    uint32_t count[4] = {digits.w, digits.z, digits.y, digits.x}, most = min(c.most, room);
     struct first_cut cut;
 
 #pragma unroll
@@ -304,7 +304,8 @@ static __device__ __forceinline__ struct choose choose_of(args_t a, uint32_t cha
     struct span s = between_windows(a, n);
     bool mass = a.policy == UCM_CHOOSE_MASS;
 
-    return choose{list_of(a, chain, list), n, s.begin, s.end, mass && n <= UCM_SELECT_CUDA_KEYS, mass, 0};
+    return choose{list_of(a, chain, list),           n,    s.begin, s.end, most_blocks(a, chain, n),
+                  mass && n <= UCM_SELECT_CUDA_KEYS, mass, 0};
 }
 
 /* One slice of a list, for choose_item; nothing to do if the list is not long. */

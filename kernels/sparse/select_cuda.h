@@ -108,6 +108,7 @@ struct ucm_select_cuda {
     uint64_t digests, block_stride; /* the layer's */
     uint64_t table, table_stride;   /* int32_t; elements from a chain's row to the next */
     uint64_t n_blocks;              /* int32_t[chains] */
+    uint64_t most;                  /* uint32_t[chains], or 0: see ucm_cuda_select_layer */
     uint64_t q, q_stride;           /* elements from a chain's queries to the next */
     uint64_t index, count, score;   /* score may be 0 */
     /* In the workspace. */

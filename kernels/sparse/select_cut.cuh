@@ -23,6 +23,7 @@ struct need {
 struct choose {
     const float *scores;
     uint32_t n, begin, end; /* begin, end: between the windows */
+    uint32_t most;          /* blocks that may be chosen, windows included */
     bool held;              /* the keys are in `shared` */
     bool mass;
     float top; /* mass: the largest score that is not +inf */
@@ -219,11 +220,13 @@ static __device__ __forceinline__ uint32_t least(uint64_t x, uint32_t most)
     return x < most ? (uint32_t)x : most;
 }
 
-/* Blocks that the policy allows, windows included. */
-static __device__ __forceinline__ uint32_t most_blocks(args_t a, uint32_t n)
+/* Blocks that the policy allows of n, windows included; or the launch. */
+static __device__ __forceinline__ uint32_t most_blocks(args_t a, uint32_t chain, uint32_t n)
 {
     uint64_t k;
 
+    if (a.most != 0)
+        return min(((const uint32_t *)a.most)[chain], n);
     if (a.policy == UCM_CHOOSE_MASS)
         return a.k_max > 0 ? least(a.k_max, n) : n;
     if (a.topk_tokens > 0)
@@ -251,7 +254,7 @@ static __device__ __forceinline__ struct cut cut_of(args_t a, struct choose &c,
                                                     struct digit_sums *sums, uint32_t windows,
                                                     uint32_t room)
 {
-    uint32_t most = least(most_blocks(a, c.n), room), poisoned = 0, top = 0;
+    uint32_t most = min(c.most, room), poisoned = 0, top = 0;
     struct need need = {0, UINT64_MAX};
 
     each_key(c, c.begin, c.end, [&](uint32_t key) { poisoned += key == POISON_KEY; });

@@ -147,7 +147,7 @@ static __device__ __forceinline__ uint32_t put_top_held(args_t a, const struct c
                                                         const struct answer &to, uint32_t at)
 {
     __shared__ uint32_t poison;
-    uint32_t most = least(most_blocks(a, c.n), room), need;
+    uint32_t most = min(c.most, room), need;
     struct cut cut = {0, 0}; /* all */
     struct held h;
     uint4 own = __ldcg(own_digits(digits));

@@ -197,12 +197,39 @@ static void lists_free(struct lists *l)
     free(l->score);
 }
 
+/* Of what each chain may choose where the launch says it, one of them none and one more than there are. */
+static uint32_t most_of(const struct problem *p, uint32_t chain)
+{
+    return chain == 1 ? 0 : chain == 2 ? UINT32_MAX : p->info.room * chain / CHAINS;
+}
+
+/* The same in the words of a spec. */
+static struct ucm_choose_spec choose_most(const struct problem *p, uint32_t chain)
+{
+    struct ucm_choose_spec choose = choose_of(p);
+
+    choose.topk_tokens = 0;
+    choose.sparse_ratio = 0;
+    choose.min_blocks = most_of(p, chain);
+    return choose;
+}
+
+static void most_put(struct problem *p)
+{
+    uint32_t most[CHAINS];
+
+    for (uint32_t i = 0; i < CHAINS; i++)
+        most[i] = most_of(p, i);
+    if (p->options.choose.policy == UCM_SPARSE_TOPK)
+        p->layer.most = gpu_put(0, most, sizeof(most));
+}
+
 static void reference_chain(const struct problem *p, uint32_t chain, struct lists *out)
 {
     const struct ucm_sparse_score *s = &p->options.score;
     struct ucm_score_spec score = {s->metric, s->reduce, s->heads, s->rows, s->q_heads, s->beta};
-    struct ucm_choose_spec choose = choose_of(p);
     uint32_t n = (uint32_t)p->n_blocks[chain], room = p->info.room;
+    struct ucm_choose_spec choose = p->layer.most ? choose_most(p, chain) : choose_of(p);
     const void **at = fresh(n * sizeof(*at));
     struct ucm_score_blocks blocks = {.at = at, .n = n};
     float *scores = fresh((size_t)p->info.lists * n * sizeof(*scores));
@@ -285,6 +312,8 @@ static void answers_free(struct problem *p)
     gpu_free(p->layer.count);
     gpu_free(p->layer.index);
     gpu_free(p->layer.score);
+    if (p->layer.most)
+        gpu_free(p->layer.most);
 }
 
 static void answers_compare(struct problem *p)
@@ -317,6 +346,8 @@ static void compare(struct problem *p)
         (void)ucm_cuda_select_info(s, &p->info);
         answers_new(p);
         for (int round = 0; round < 2; round++) {
+            if (round == 1 && rnd_below(2))
+                most_put(p);
             random_inputs(p);
             check(ucm_cuda_select(s, &p->layer, gpu_stream) == 0, "%s: launch: %s", problem_name(p),
                   ucm_cuda_errmsg());

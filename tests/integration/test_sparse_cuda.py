@@ -147,7 +147,9 @@ class Checks(unittest.TestCase):
         self.assertEqual((chosen.counts.shape, chosen.index.shape), ((2, HEADS), (2, HEADS, 7)))
         self.assertIs(select(*self.arguments(), out=chosen, stream=0), chosen)
         select(*self.arguments(), scores=Fake("float32", 2, HEADS, 7, at=0xb000), stream=0)
-        self.assertEqual(self.library.launches[-1][0].score, 0xb000)
+        self.assertEqual((self.library.launches[-1][0].score, self.library.launches[-1][0].most), (0xb000, 0))
+        select(*self.arguments(), most=Fake("int32", 2, at=0xc000), stream=0)
+        self.assertEqual(self.library.launches[-1][0].most, 0xc000)
 
     def test_selections_refused(self):
         select = self.selector()
@@ -160,6 +162,7 @@ class Checks(unittest.TestCase):
         self.refused("q is of float16", select, *self.arguments(q=Fake("float16", 2, 4, DIM)), stream=0)
         self.refused("q has shape", select, *self.arguments(q=Fake("bfloat16", 2, 8, DIM)), stream=0)
         self.refused("contiguous", select, *self.arguments(q=Fake("bfloat16", 2, 4, DIM, strides=(4 * DIM, 1, 4))), stream=0)
+        self.refused("most has 3 numbers for 2", select, *self.arguments(), most=Fake("int32", 3), stream=0)
         wrong = cuda.Chosen(Fake("int32", 2, HEADS), Fake("int32", 2, HEADS, 6))
         self.refused("out.index has shape", select, *self.arguments(), out=wrong, stream=0)
         self.refused("scores is of int32", select, *self.arguments(), scores=Fake("int32", 2, HEADS, 7), stream=0)
@@ -180,7 +183,7 @@ class Checks(unittest.TestCase):
 
     def test_structures_have_the_headers_sizes(self):
         self.assertEqual([ctypes.sizeof(s) for s in (native.DigestLayer, native.DigestBuild, native.SelectInfo, native.SelectLayer)],
-                         [24, 64, 16, 88])
+                         [24, 64, 32, 96])
 
 
 def methods(shape):

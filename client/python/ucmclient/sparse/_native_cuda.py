@@ -46,7 +46,13 @@ class SelectOptions(Structure):
 
 
 class SelectInfo(Structure):
-    _fields_ = [("lists", c_uint32), ("room", c_uint32), ("workspace_bytes", c_uint64)]
+    _fields_ = [
+        ("lists", c_uint32),
+        ("room", c_uint32),
+        ("workspace_bytes", c_uint64),
+        ("head_scores", c_uint64),
+        ("head_pitch", c_uint32),
+    ]
 
 
 class SelectLayer(Structure):
@@ -63,6 +69,7 @@ class SelectLayer(Structure):
         ("count", c_uint64),
         ("index", c_uint64),
         ("score", c_uint64),
+        ("most", c_uint64),
     ]
 
 

@@ -209,6 +209,8 @@ class Selector(_OnGpu):
         self._handle = out.value
         native.check(lib.ucm_cuda_select_info(self.handle, byref(info)))
         self.lists, self.room, self.workspace_bytes = info.lists, info.room, info.workspace_bytes
+        #: Address and pitch of each query head's scores, of the launch that ran last; see ucm_cuda_select_info.
+        self.head_scores, self.head_pitch = info.head_scores, info.head_pitch
 
     def __call__(
         self,
@@ -219,12 +221,14 @@ class Selector(_OnGpu):
         *,
         out: Optional[Chosen] = None,
         scores: Any = None,
+        most: Any = None,
         stream: Any = None,
     ) -> Chosen:
         """digests: one layer's, the first dimension counts blocks. table: int32 [chains][max_blocks or more], the
         blocks' numbers in `digests`; a block whose number is outside has no digest, and is chosen. n_blocks: int32
         [chains]. q: [chains][q_heads][head_dim], or [chains][rows][q_heads][head_dim]. out: what an earlier call
-        returned, to be written again. scores: float32 [chains][lists][room] for the scores of the chosen blocks."""
+        returned, to be written again. scores: float32 [chains][lists][room] for the scores of the chosen blocks. most: int32
+        [chains], how many each list may choose in place of what the Choice says, at most `room`."""
         self._inputs(digests, table, n_blocks, q)
         chains = table.shape[0]
         if out is None:
@@ -234,7 +238,7 @@ class Selector(_OnGpu):
         layer = native.SelectLayer(
             digests.data_ptr(), _step(digests), digests.shape[0], chains, table.data_ptr(), table.stride()[0],
             n_blocks.data_ptr(), q.data_ptr(), q.stride()[0], out.counts.data_ptr(), out.index.data_ptr(),
-            0 if out.scores is None else out.scores.data_ptr(),
+            0 if out.scores is None else out.scores.data_ptr(), 0 if most is None else self._most(most, chains).data_ptr(),
         )
         native.check(native.library().ucm_cuda_select(self.handle, byref(layer), self._stream(stream)))
         return out
@@ -258,6 +262,11 @@ class Selector(_OnGpu):
             raise ValueError(f"q has shape {tuple(q.shape)}; {wanted[0]} is wanted")
         if not q[0].is_contiguous():
             raise ValueError("q: the queries of a chain must be contiguous")
+
+    def _most(self, most: Any, chains: int) -> Any:
+        if self._numbers(most, "most").shape[0] != chains:
+            raise ValueError(f"most has {most.shape[0]} numbers for {chains} chains")
+        return most
 
     def _outputs(self, out: Chosen, chains: int) -> None:
         lists = (chains, self.lists)
