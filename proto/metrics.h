@@ -51,6 +51,8 @@
     X(fetch_items_missed, counter, "items",                                                        \
       "items of fetches whose block was not cached or could not be read")                          \
     X(fetch_reads, counter, "blocks", "parts that fetches read from NVMe or the shared tier")      \
+    X(fetch_reads_partial, counter, "blocks",                                                      \
+      "of those, some shards of which were read from NVMe")                                        \
     X(fetch_bytes, counter, "bytes", "bytes of load_bytes that fetches copied")                    \
     X(single_flight, counter, "blocks", "reads saved because the part was being read already")     \
     X(blocks, gauge, "blocks", "complete blocks, in any tier")                                     \

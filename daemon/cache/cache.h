@@ -145,6 +145,7 @@ struct cache_wait {
     struct list link;
     bool small;  /* in: the request is for few parts; as tier_io.small */
     bool shared; /* out, in done_cb: the part was read from the shared tier, not from NVMe */
+    struct cache_shards *shards; /* out, of cache_get_shards: the caller has these, and no use */
     /* 0: the caller has one use of the part. -errno: it has none; -ENOENT: the shared tier does not
      * have the part any more, or did not say in time; -EBUSY: too many users, or the copy on NVMe
      * failed and the shared tier takes no read now. */
@@ -159,6 +160,14 @@ enum cache_got { CACHE_PENDING = 0, CACHE_READY = 1 };
  * NUMA_NONE. */
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
               struct cache_wait *w);
+/* As cache_get, for who wants shards [first, first + n) of the part only and holds its block until done_cb or cancel. What lies on
+ * NVMe alone may then be read in part: done_cb finds w->shards set, which is the caller's until cache_shards_put. If w->shards
+ * is NULL he has a use of the part. */
+int cache_get_shards(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
+                     uint8_t priority, int node, struct cache_wait *w);
+/* Where the part's first byte would lie: of the part, only these shards are there. */
+uintptr_t cache_shards_origin(const struct cache_shards *s);
+void cache_shards_put(struct cache *c, struct cache_shards *s);
 /* done_cb will not run. The read goes on for others. */
 void cache_get_cancel(struct cache *c, struct cache_wait *w);
 void cache_put(struct cache *c, block_ref ref, uint32_t part);

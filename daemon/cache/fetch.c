@@ -30,6 +30,7 @@ void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_r
 {
     *io = (struct tier_io){.op = op,
                            .bytes = ns_part_bytes(cache_ns(c, ref), part),
+                           .shard_bytes = cache_ns(c, ref)->identity.shard_bytes,
                            .name = cache_tier_name(c, ref, part)};
     if (op != TIER_WRITE)
         io->place = part_place(cache_part(c, ref, part));

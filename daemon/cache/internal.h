@@ -13,6 +13,7 @@
 #define CACHE_MAX_FILLS (1u << 20)
 #define CACHE_MAX_FETCHES (1u << 16)
 #define CACHE_MAX_RELOCATIONS 1024u
+#define CACHE_SHARD_SUM_BITS 16
 /* Bytes that a target of write-behind has at once: enough for any disk's queue, little to lose. */
 #define CACHE_WRITE_WINDOW (64u << 20)
 /* Between two tries to write the record of a namespace. */
@@ -92,6 +93,12 @@ struct cache {
             untaken; /* the change since which nothing could be taken from others for `group` */
         const struct arena_group *group;
     } window_search;
+    /* Reads of some shards. */
+    struct {
+        struct cache_stage *stage; /* the one that pieces are taken of; NULL: none */
+        uint32_t pieces;           /* in use, of all stages */
+        uint16_t sums[1u << CACHE_SHARD_SUM_BITS];
+    } shards;
     uint32_t taking; /* 1 + the window extent that is emptied for another group, or 0 */
     uint32_t taken;  /* where the search for such an extent goes on */
     /* Making space. */

@@ -107,5 +107,6 @@ bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out)
     out->name = cache_tier_name(c, owner_block(owner), part);
     out->bytes = ns_part_bytes(ns, part);
     out->checksum = b->part[part].checksum;
+    out->shard_bytes = ns->identity.shard_bytes;
     return true;
 }

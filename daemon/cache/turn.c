@@ -65,7 +65,7 @@ static void pressure_wake(struct cache *c)
 static bool space_may_come(const struct cache *c)
 {
     return c->searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
-           c->write[WRITE_SHARE].full ||
+           c->shards.pieces > 0 || c->write[WRITE_SHARE].full ||
            ((c->write[WRITE_NVME].pump || c->write[WRITE_SHARE].pump) && !c->no_writes) ||
            c->relocations.n > 0 || arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
 }

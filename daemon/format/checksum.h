@@ -5,5 +5,7 @@
 #include <stdint.h>
 
 uint64_t checksum_of(const void *data, uint64_t bytes);
+/* The same, and of each piece of `piece_bytes`, which divides `bytes`, into `sums`. */
+uint64_t checksum_pieces(const void *data, uint64_t bytes, uint64_t piece_bytes, uint64_t *sums);
 
 #endif

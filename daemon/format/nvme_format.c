@@ -24,6 +24,11 @@ void nvme_uuid_text(const uint8_t uuid[NVME_UUID_BYTES], char out[NVME_UUID_TEXT
 /* Every page: magic, version, fields, zeros, and in its last 8 bytes the XXH3-64 of all before. */
 #define CHECKSUM_AT (NVME_PAGE - 8)
 
+#define SHARD_BYTES_AT 136
+#define SHARD_SUMS_AT 144
+_Static_assert(SHARD_SUMS_AT + 8 * NVME_SHARDS_MAX == CHECKSUM_AT,
+               "checksums fill a header's page");
+
 /* magic of 4 or 8 bytes at 0, version right after it, the file's UUID at 16 in all of them */
 static void page_begin(uint8_t *page, const char *magic, const uint8_t *uuid)
 {
@@ -155,19 +160,23 @@ void nvme_record_header_encode(const struct nvme_record_header *in, uint8_t page
     put64(page + 112, in->generation);
     put64(page + 120, in->sequence);
     put64(page + 128, in->checksum);
+    put64(page + SHARD_BYTES_AT, in->shard_bytes);
+    for (uint64_t i = 0; in->shard_bytes > 0 && i < in->payload_bytes / in->shard_bytes; i++)
+        put64(page + SHARD_SUMS_AT + 8 * i, in->shard_sums[i]);
     page_end(page);
 }
 
 int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_header *out)
 {
     uint32_t key_bytes = get32(page + 96);
-    uint64_t payload_bytes = get64(page + 104);
+    uint64_t payload_bytes = get64(page + 104), shard_bytes = get64(page + SHARD_BYTES_AT);
     int rc = page_check(page, MAGIC_RECORD);
 
     if (rc < 0)
         return rc;
     if (key_bytes < UCM_MIN_KEY_BYTES || key_bytes > UCM_MAX_KEY_BYTES || payload_bytes == 0 ||
-        payload_bytes > NVME_SEGMENT_MAX || get32(page + 100) >= UCM_MAX_PARTS)
+        payload_bytes > NVME_SEGMENT_MAX || get32(page + 100) >= UCM_MAX_PARTS ||
+        (shard_bytes != 0 && !nvme_shards_fit(payload_bytes, shard_bytes)))
         return -EBADMSG;
     memcpy(out->uuid, page + 16, NVME_UUID_BYTES);
     memcpy(out->fingerprint, page + 32, UCM_FINGERPRINT_BYTES);
@@ -180,7 +189,14 @@ int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_
     out->generation = get64(page + 112);
     out->sequence = get64(page + 120);
     out->checksum = get64(page + 128);
+    out->shard_bytes = shard_bytes;
+    out->shard_sums = NULL;
     return 0;
+}
+
+uint64_t nvme_shard_sum(const uint8_t page[NVME_PAGE], uint32_t shard)
+{
+    return get64(page + SHARD_SUMS_AT + (size_t)8 * shard);
 }
 
 void nvme_quarantine_encode(const struct nvme_quarantine *in, uint8_t page[NVME_PAGE])

@@ -58,10 +58,21 @@ struct nvme_record_header {
     uint32_t key_bytes, part;
     uint32_t segment, record; /* where it was meant to lie */
     uint64_t payload_bytes;
-    uint64_t generation; /* sequence of the segment when the record was written */
-    uint64_t sequence;   /* of this write, over the whole tier */
-    uint64_t checksum;   /* XXH3-64 of the payload without padding */
+    uint64_t generation;  /* sequence of the segment when the record was written */
+    uint64_t sequence;    /* of this write, over the whole tier */
+    uint64_t checksum;    /* XXH3-64 of the payload without padding */
+    uint64_t shard_bytes; /* of the pieces that have a checksum each; 0: none has */
+    /* Their checksums, to be encoded; decode says NULL, and nvme_shard_sum has them. */
+    const uint64_t *shard_sums;
 };
+
+#define NVME_SHARDS_MAX 493u
+/* Whether pieces of that length may have checksums in a record of so many bytes. */
+static inline bool nvme_shards_fit(uint64_t payload_bytes, uint64_t shard_bytes)
+{
+    return shard_bytes > 0 && shard_bytes < payload_bytes && payload_bytes % shard_bytes == 0 &&
+           payload_bytes / shard_bytes <= NVME_SHARDS_MAX;
+}
 
 /* Segments that are not to be written to. Written to the older of its two copies. */
 #define NVME_QUARANTINE_MAX 1000u
@@ -94,6 +105,8 @@ int nvme_super_decode(const uint8_t page[NVME_PAGE], struct nvme_super *out);
 int nvme_state_decode(const uint8_t page[NVME_PAGE], struct nvme_state *out);
 int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segment_header *out);
 int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_header *out);
+/* The checksum of a piece, from a page that passed and has them. */
+uint64_t nvme_shard_sum(const uint8_t page[NVME_PAGE], uint32_t shard);
 int nvme_quarantine_decode(const uint8_t page[NVME_PAGE], struct nvme_quarantine *out);
 int nvme_ns_record_decode(const uint8_t page[NVME_PAGE], struct nvme_ns_record *out);
 

@@ -103,10 +103,11 @@ struct copy_batch {
     bool coded; /* its slots hold the coded form */
     uint32_t n, copies,
         cap; /* items of the transfer, and copies: one an item, of a fetch one a piece */
-    struct ucm_copy_item *items; /* of copies */
-    uint32_t *item;              /* which item of the transfer */
-    struct cache_fill **fill;    /* dump */
-    atomic_uchar *unfit;         /* of items; NULL: the encoding holds any bytes */
+    struct ucm_copy_item *items;  /* of copies */
+    uint32_t *item;               /* which item of the transfer */
+    struct cache_fill **fill;     /* dump */
+    struct cache_shards **shards; /* fetch: what was read of the part; NULL: the part */
+    atomic_uchar *unfit;          /* of items; NULL: the encoding holds any bytes */
     /* Of a load in steps. */
     struct list link;         /* in steps->batches while a step of it is to be sent */
     uint32_t next_step, jobs; /* jobs: under way */
@@ -254,6 +255,8 @@ void batch_end(struct copy_batch *b, enum ucm_block_status status);
 enum ucm_block_status batch_outcome(struct transfer *t, int status);
 
 /* transfer_fetch.c */
+/* As cache_get, of an item of a fetch. */
+int fetch_get(struct transfer *t, uint32_t item, struct cache_wait *w);
 /* Adds the copies of an item, whose part lies in that slot. */
 void fetch_copies(const struct transfer *t, uint32_t item, uint64_t slot, struct copy_batch *b);
 /* Answers, and frees the transfer. */

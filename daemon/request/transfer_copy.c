@@ -19,6 +19,7 @@ void batch_free(struct copy_batch *b)
     free(b->items);
     free(b->item);
     free(b->fill);
+    free(b->shards);
     free(b->unfit);
     free(b);
 }
@@ -54,8 +55,9 @@ static struct copy_batch *batch_new(struct transfer *t, bool coded, uint32_t cop
     b->items = calloc(cap, sizeof(*b->items));
     b->item = calloc(cap, sizeof(*b->item));
     b->fill = calloc(cap, sizeof(*b->fill));
+    b->shards = calloc(cap, sizeof(*b->shards));
     b->unfit = refuses ? calloc(cap, sizeof(*b->unfit)) : NULL;
-    if (!b->items || !b->item || !b->fill || (refuses && !b->unfit)) {
+    if (!b->items || !b->item || !b->fill || !b->shards || (refuses && !b->unfit)) {
         batch_free(b);
         return NULL;
     }
@@ -132,13 +134,22 @@ void durable_abandon(struct durable_wait *dw)
     dw->t = NULL;
 }
 
+/* Ends the use of what was read for an item of a load or a fetch. */
+static void item_put(struct transfer *t, uint32_t item, struct cache_shards *shards)
+{
+    if (shards)
+        cache_shards_put(cache_of(t), shards);
+    else
+        cache_put(cache_of(t), t->refs[item_key(t, item)], item_part(t, item));
+}
+
 static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_status status)
 {
     struct transfer *t = b->t;
     bool ok = status == UCM_BLOCK_OK;
 
     if (transfer_loads(t))
-        cache_put(cache_of(t), t->refs[b->item[i]], t->part);
+        item_put(t, b->item[i], b->shards[i]);
     else
         /* A worker that is gone may have died before its bytes were final. */
         cache_fill_done(cache_of(t), b->fill[i], t->shards, ok && !t->r.s->closing);
@@ -300,17 +311,19 @@ static int batch_reserve(struct transfer *t, uint32_t item)
     return *open ? 0 : -ENOMEM;
 }
 
-static void batch_add(struct transfer *t, uint32_t item, void *slot, struct cache_fill *fill)
+/* slot: where the item's part lies, or would if all of it was there. */
+static void batch_add(struct transfer *t, uint32_t item, uintptr_t slot, struct cache_fill *fill,
+                      struct cache_shards *shards)
 {
     struct copy_batch *b = t->open[item_coded(t, item)];
 
     if (t->kind == TRANSFER_FETCH)
-        fetch_copies(t, item, (uintptr_t)slot, b);
+        fetch_copies(t, item, slot, b);
     else
-        b->items[b->copies++] =
-            (struct ucm_copy_item){.slot = (uintptr_t)slot, .block = t->blocks[item]};
+        b->items[b->copies++] = (struct ucm_copy_item){.slot = slot, .block = t->blocks[item]};
     b->item[b->n] = item;
     b->fill[b->n] = fill;
+    b->shards[b->n] = shards;
     b->n++;
 }
 
@@ -331,9 +344,10 @@ static void read_count(struct transfer *t, const struct cache_wait *w)
 {
     uint8_t tier = w->shared ? METRIC_SHARED : METRIC_NVME;
 
-    if (t->kind == TRANSFER_FETCH)
+    if (t->kind == TRANSFER_FETCH) {
         metrics_of(t)->fetch_reads++;
-    else if (w->shared)
+        metrics_of(t)->fetch_reads_partial += w->shards != NULL;
+    } else if (w->shared)
         metrics_of(t)->load_blocks_shared++;
     else
         metrics_of(t)->load_blocks_nvme++;
@@ -384,11 +398,18 @@ static void ready_drop(struct item_wait *iw, enum ucm_block_status status)
     struct transfer *t = iw->t;
 
     if (!t->space)
-        cache_put(cache_of(t), t->refs[item_key(t, iw->item)], item_part(t, iw->item));
+        item_put(t, iw->item, iw->w.shards);
     item_status(t, iw->item, status);
     t->in_window -= item_slot_bytes(t, iw->item);
     t->waits_n--;
     free(iw);
+}
+
+static uintptr_t item_memory(struct transfer *t, const struct item_wait *iw)
+{
+    if (iw->w.shards)
+        return cache_shards_origin(iw->w.shards);
+    return (uintptr_t)cache_memory(cache_of(t), t->refs[item_key(t, iw->item)], t->part);
 }
 
 bool ready_take(struct transfer *t)
@@ -404,8 +425,7 @@ bool ready_take(struct transfer *t)
             ready_drop(iw, UCM_BLOCK_NO_ROOM);
             continue;
         }
-        batch_add(t, iw->item, cache_memory(cache_of(t), t->refs[item_key(t, iw->item)], t->part),
-                  NULL);
+        batch_add(t, iw->item, item_memory(t, iw), NULL, iw->w.shards);
         t->waits_n--;
         free(iw);
     }
@@ -491,12 +511,14 @@ static int item_get(struct transfer *t, uint32_t item)
     if (rc == 0 && prefetch_enough(t, item))
         rc = -ENOSPC;
     if (rc == 0)
-        rc = cache_get(cache_of(t), ref, part, read_priority(t), node_of(t), &t->spare->w);
+        rc = t->kind == TRANSFER_FETCH
+                 ? fetch_get(t, item, &t->spare->w)
+                 : cache_get(cache_of(t), ref, part, read_priority(t), node_of(t), &t->spare->w);
     if (rc == CACHE_READY && transfer_loads(t)) {
         t->in_window += item_slot_bytes(t, item);
         metrics_of(t)->load_blocks_dram += t->kind == TRANSFER_LOAD;
         cache_prefetch_used(cache_of(t), ref);
-        batch_add(t, item, cache_memory(cache_of(t), ref, part), NULL);
+        batch_add(t, item, (uintptr_t)cache_memory(cache_of(t), ref, part), NULL, NULL);
     } else if (rc == CACHE_READY) {
         cache_put(cache_of(t), ref, part);
     } else if (rc == CACHE_PENDING) {
@@ -536,7 +558,7 @@ static int item_fill(struct transfer *t, uint32_t item)
     if (rc == 0) {
         if (t->form)
             cache_fill_form(cache_of(t), fill, t->form, t->below);
-        batch_add(t, item, cache_fill_memory(cache_of(t), fill), fill);
+        batch_add(t, item, (uintptr_t)cache_fill_memory(cache_of(t), fill), fill, NULL);
         t->in_window += item_slot_bytes(t, item);
     } else if (rc == -EEXIST) {
         if (t->durable)

@@ -1,7 +1,7 @@
 /* fetch: single shards of blocks into slots of a worker's pool.
  *
- * The items of one block are the pieces of one item of the transfer: one read brings the whole part into DRAM,
- * and its pieces go in one batch. To a device a piece is a copy as any: its slot in DRAM begins where the shard
+ * The items of one block are the pieces of one item of the transfer: one read brings the part into DRAM, or from the first to the
+ * last of the shards that they name, if that is little of it (cache_get_shards); and its pieces go in one batch. To a device a piece is a copy as any: its slot in DRAM begins where the shard
  * does, and the pool's planes are those of a part with one shard. */
 #include "daemon/request/digest.h"
 #include "daemon/request/transfer.h"
@@ -114,6 +114,19 @@ static int pieces_group(struct call *call, struct transfer *t, uint32_t most)
         t->blocks[t->n_keys++] = i;
     }
     return 0;
+}
+
+int fetch_get(struct transfer *t, uint32_t item, struct cache_wait *w)
+{
+    const struct fetch_piece *p = &t->pieces[t->blocks[item]];
+    uint32_t first = p->shard, last = p->shard;
+
+    for (uint32_t i = 1, n = item_copies(t, item); i < n; i++) {
+        first = p[i].shard < first ? p[i].shard : first;
+        last = p[i].shard > last ? p[i].shard : last;
+    }
+    return cache_get_shards(cache_of(t), t->refs[item], t->part, first, last - first + 1,
+                            read_priority(t), node_of(t), w);
 }
 
 void fetch_copies(const struct transfer *t, uint32_t item, uint64_t slot, struct copy_batch *b)

@@ -1,7 +1,5 @@
 #include "daemon/tier/checksum_pool.h"
 
-#include "daemon/format/checksum.h"
-
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -20,7 +18,7 @@ static void batch_work_cb(uv_work_t *work)
     struct checksum_batch *b = work->data;
 
     for (unsigned i = 0; i < b->n; i++)
-        b->sums[i] = checksum_of(b->ios[i]->data, b->ios[i]->bytes);
+        b->sums[i] = b->pool->sum(b->ios[i]);
 }
 
 static void pool_dispatch(struct checksum_pool *p);
@@ -53,7 +51,7 @@ static void batch_fill(struct checksum_batch *b, struct list *from)
     while (b->n < CHECKSUM_BATCH && bytes < CHECKSUM_BATCH_BYTES &&
            (node = list_pop_front(from)) != NULL) {
         b->ios[b->n] = LIST_ENTRY(node, struct tier_io, link);
-        bytes += b->ios[b->n++]->bytes;
+        bytes += b->pool->bytes(b->ios[b->n++]);
     }
 }
 
@@ -71,7 +69,7 @@ static void batch_fill_later(struct checksum_batch *b)
     p->later_n -= b->n;
     p->flush = p->flush && p->later_n > 0;
     for (unsigned i = 0; i < b->n; i++)
-        p->later_bytes -= b->ios[i]->bytes;
+        p->later_bytes -= p->bytes(b->ios[i]);
 }
 
 static void pool_dispatch(struct checksum_pool *p)
@@ -93,13 +91,19 @@ static void pool_dispatch(struct checksum_pool *p)
 }
 
 int checksum_pool_init(struct checksum_pool *p, uv_loop_t *loop, unsigned threads,
-                       checksum_done_cb done_cb, void *ctx)
+                       checksum_count *sum, checksum_count *bytes, checksum_done_cb done_cb,
+                       void *ctx)
 {
     struct checksum_batch *batches = calloc(threads, sizeof(*batches));
 
     if (!batches)
         return -ENOMEM;
-    *p = (struct checksum_pool){.loop = loop, .done_cb = done_cb, .ctx = ctx, .batches = batches};
+    *p = (struct checksum_pool){.loop = loop,
+                                .sum = sum,
+                                .bytes = bytes,
+                                .done_cb = done_cb,
+                                .ctx = ctx,
+                                .batches = batches};
     list_init(&p->urgent);
     list_init(&p->later);
     list_init(&p->idle);
@@ -122,7 +126,7 @@ void checksum_push(struct checksum_pool *p, struct tier_io *io, bool urgent)
     list_push_back(urgent ? &p->urgent : &p->later, &io->link);
     if (!urgent) {
         p->later_n++;
-        p->later_bytes += io->bytes;
+        p->later_bytes += p->bytes(io);
     }
     pool_dispatch(p);
 }

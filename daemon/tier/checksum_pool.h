@@ -1,5 +1,5 @@
 /* Checksums of parts in libuv's thread pool. For small parts the way to a thread and back takes
- * longer than the sum: their owner calls checksum_of on the loop.
+ * longer than the sum: their owner computes it on the loop.
  *
  * Promises:
  * - Every operation that was pushed comes back once through `done_cb`, on the loop.
@@ -21,11 +21,15 @@
 
 struct checksum_batch;
 
+/* What is computed of an operation, in a thread, and how many bytes that takes. */
+typedef uint64_t checksum_count(const struct tier_io *io);
+
 /* A batch is ready: all urgent, or none. May close the pool when it was the last. */
 typedef void (*checksum_done_cb)(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
 
 struct checksum_pool {
     uv_loop_t *loop;
+    checksum_count *sum, *bytes;
     checksum_done_cb done_cb;
     void *ctx;
     struct list urgent, later; /* of tier_io.link */
@@ -38,7 +42,8 @@ struct checksum_pool {
 
 /* threads: pieces of work under way at most. 0 or -ENOMEM. */
 int checksum_pool_init(struct checksum_pool *p, uv_loop_t *loop, unsigned threads,
-                       checksum_done_cb done_cb, void *ctx);
+                       checksum_count *sum, checksum_count *bytes, checksum_done_cb done_cb,
+                       void *ctx);
 /* Nothing may be under way. */
 void checksum_pool_close(struct checksum_pool *p);
 void checksum_push(struct checksum_pool *p, struct tier_io *io, bool urgent);

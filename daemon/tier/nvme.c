@@ -321,7 +321,8 @@ static int parts_open(struct tier *t, const struct config *c, struct ucm_error *
     if (rc == 0)
         rc = engines_open(t, c, e);
     if (rc == 0)
-        rc = checksum_pool_init(&t->checksums, t->loop, c->nvme_threads, nvme_checksum_done, t);
+        rc = checksum_pool_init(&t->checksums, t->loop, c->nvme_threads, nvme_sum, nvme_sum_bytes,
+                                nvme_checksum_done, t);
     if (rc == 0)
         rc = ops_init(t);
     return rc == 0 ? nvme_recover_open(t) : rc;
@@ -421,7 +422,8 @@ static int nvme_submit(struct tier *t, struct tier_io *io)
         return -EINVAL;
     if (io->op == TIER_SYNC)
         return nvme_sync_part(t, io);
-    return io->op == TIER_READ ? nvme_read(t, io, false) : nvme_write(t, io);
+    io->scratch[NVME_IO_SUMS] = NULL;
+    return io->op == TIER_WRITE ? nvme_write(t, io) : nvme_read(t, io, false);
 }
 
 void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes)

@@ -84,6 +84,19 @@ struct nvme_device {
     struct nvme_health health;
 };
 
+/* tier_io.scratch while the operation is ours */
+enum {
+    NVME_IO_SEGMENT,
+    NVME_IO_RECORD,
+    NVME_IO_SEQUENCE,
+    NVME_IO_MOVED,
+    NVME_IO_IDLE,
+    NVME_IO_SUMS,     /* of a write, or a read that is to be moved: checksums of shards, or NULL */
+    NVME_IO_TO_BEGIN, /* TIER_READ_SHARDS: engine operations */
+    NVME_IO_TO_END,
+    NVME_IO_STATUS /* TIER_READ_SHARDS: 0, or errno of one that failed */
+};
+
 /* One engine operation; in a pool of free ones otherwise. */
 struct nvme_op {
     struct engine_op e;
@@ -289,6 +302,23 @@ void nvme_pump_writes(struct tier *t);
 /* There may be space for what was stalled. */
 void nvme_writes_go_on(struct tier *t);
 void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
+
+/* ---- nvme_shards.c ---- */
+
+/* Memory for the checksums of shards that nvme_sum computes, and merge_add writes: of a write, or of a read that becomes one. */
+void nvme_sums_reserve(struct tier_io *io);
+void nvme_sums_drop(struct tier_io *io);
+void nvme_sums_of(const struct tier_io *io, struct nvme_record_header *out);
+/* For the pool: the payload's checksum; of TIER_READ_SHARDS how many shards are wrong. */
+uint64_t nvme_sum(const struct tier_io *io);
+uint64_t nvme_sum_bytes(const struct tier_io *io);
+
+/* A read of shards: begin; next for each of its engine operations (false: there is another one); arrived when one has ended (false:
+ * another one has not), with the read's status; verify with nvme_sum's answer. */
+void nvme_shards_begin(struct tier_io *io);
+bool nvme_shards_next(struct tier_io *io, struct iovec *to, uint64_t *from);
+bool nvme_shards_arrived(const struct tier *t, struct tier_io *io, int *status);
+int nvme_shards_verify(struct tier *t, struct tier_io *io, uint64_t wrong);
 
 /* ---- nvme_turn.c ---- */
 

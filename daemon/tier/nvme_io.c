@@ -1,4 +1,3 @@
-#include "daemon/format/checksum.h"
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
@@ -14,30 +13,27 @@
 #define ATTEMPTS 3u        /* of an operation; the last one by the threads */
 #define RING_FAULTS_MAX 3u /* in a row, then the ring is not used any more */
 
-/* tier_io.scratch while the operation is ours */
-enum { IO_SEGMENT, IO_RECORD, IO_SEQUENCE, IO_MOVED, IO_IDLE };
-
 static_assert(sizeof(void *) >= sizeof(uint64_t), "scratch holds sequences");
 
 static struct segment *io_segment(const struct tier_io *io)
 {
-    return io->scratch[IO_SEGMENT];
+    return io->scratch[NVME_IO_SEGMENT];
 }
 
 static uint32_t io_record(const struct tier_io *io)
 {
-    return (uint32_t)(uintptr_t)io->scratch[IO_RECORD];
+    return (uint32_t)(uintptr_t)io->scratch[NVME_IO_RECORD];
 }
 
 static void io_record_set(struct tier_io *io, struct segment *s, uint32_t record)
 {
-    io->scratch[IO_SEGMENT] = s;
-    io->scratch[IO_RECORD] = (void *)(uintptr_t)record;
+    io->scratch[NVME_IO_SEGMENT] = s;
+    io->scratch[NVME_IO_RECORD] = (void *)(uintptr_t)record;
 }
 
 static bool io_moved(const struct tier_io *io)
 {
-    return io->scratch[IO_MOVED] != NULL;
+    return io->scratch[NVME_IO_MOVED] != NULL;
 }
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
@@ -154,6 +150,11 @@ static void op_log(const struct nvme_op *op, const char *event, int status)
 
 /* ---- reads ---- */
 
+static struct list *read_list(struct nvme_device *d, const struct tier_io *io)
+{
+    return &d->reads[io->priority < NVME_PRIORITIES ? io->priority : NVME_PRIORITIES - 1];
+}
+
 int nvme_read(struct tier *t, struct tier_io *io, bool idle)
 {
     struct nvme_device *d;
@@ -168,10 +169,11 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
         return -EAGAIN;
     segment_read_begin(s);
     io_record_set(io, s, record);
-    io->scratch[IO_IDLE] = idle ? io : NULL;
+    io->scratch[NVME_IO_IDLE] = idle ? io : NULL;
+    if (io->op == TIER_READ_SHARDS)
+        nvme_shards_begin(io);
     d = &t->devices[s->file];
-    list_push_back(&d->reads[io->priority < NVME_PRIORITIES ? io->priority : NVME_PRIORITIES - 1],
-                   &io->link);
+    list_push_back(read_list(d, io), &io->link);
     d->reads_waiting++;
     if (io->small)
         d->narrow_writes = NVME_NARROW_WRITES;
@@ -191,24 +193,51 @@ static struct tier_io *reads_next(struct nvme_device *d)
     return NULL;
 }
 
+/* Where the read's next operation goes, and from where in the record. False: another one follows. */
+static bool read_next(struct tier_io *io, struct iovec *to, uint64_t *from)
+{
+    if (io->op == TIER_READ_SHARDS)
+        return nvme_shards_next(io, to, from);
+    *to = (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
+    *from = NVME_PAGE;
+    return true;
+}
+
 static void pump_reads(struct tier *t, struct nvme_device *d)
 {
     while (d->reads_waiting > 0 && d->in_flight < device_depth(t)) {
         struct nvme_op *op = LIST_ENTRY(list_pop_front(&t->read_pool), struct nvme_op, link);
         struct tier_io *io = reads_next(d);
         struct segment *s = io_segment(io);
+        uint64_t from;
 
-        d->reads_waiting--;
-        t->reads_queued--;
+        if (read_next(io, &op->iov[0], &from)) {
+            d->reads_waiting--;
+            t->reads_queued--;
+        } else {
+            list_push_front(read_list(d, io), &io->link);
+        }
         d->in_flight++;
         op->ios[0] = io;
-        op->iov[0] = (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
         op->e.iov = op->iov;
         op->e.iovs = 1;
         op->e.buffer = io->buffer;
-        op->e.idle = io->scratch[IO_IDLE] != NULL;
-        nvme_op_begin(op, s->file,
-                      segment_record_offset(&t->segments, s, io_record(io)) + NVME_PAGE);
+        op->e.idle = io->scratch[NVME_IO_IDLE] != NULL;
+        nvme_op_begin(op, s->file, segment_record_offset(&t->segments, s, io_record(io)) + from);
+    }
+}
+
+static void read_arrived(struct tier *t, struct tier_io *io, int status)
+{
+    if (status == 0 && nvme_sum_bytes(io) <= CHECKSUM_SMALL) {
+        uint64_t sum = nvme_sum(io);
+
+        reads_end(t, &io, &sum, 1);
+    } else if (status == 0) {
+        checksum_push(&t->checksums, io, true);
+    } else {
+        segment_read_end(&t->segments, io_segment(io));
+        io->done_cb(io, status);
     }
 }
 
@@ -221,18 +250,12 @@ void nvme_read_finish(struct nvme_op *op, int status)
     nvme_hold(t);
     d->in_flight--;
     list_push_front(&t->read_pool, &op->link);
-    if (status == 0 && io->bytes <= CHECKSUM_SMALL) {
-        uint64_t sum = checksum_of(io->data, io->bytes);
-
-        reads_end(t, &io, &sum, 1);
-    } else if (status == 0) {
-        checksum_push(&t->checksums, io, true);
-    } else {
+    if (status < 0) {
         op_log(op, "read-failed", status);
         t->metrics->nvme_read_errors++;
-        segment_read_end(&t->segments, io_segment(io));
-        io->done_cb(io, status);
     }
+    if (io->op != TIER_READ_SHARDS || nvme_shards_arrived(t, io, &status))
+        read_arrived(t, io, status);
     pump_reads(t, d);
     nvme_pump_writes(t);
     nvme_release(t);
@@ -244,8 +267,8 @@ static int read_verify(struct tier *t, struct tier_io *io, uint64_t sum)
 
     if (sum == io->place.checksum) {
         s->used[io_record(io)] |= !io->check;
-        t->metrics->nvme_reads += !io->scratch[IO_IDLE];
-        t->metrics->nvme_read_bytes += io->scratch[IO_IDLE] ? 0 : io->bytes;
+        t->metrics->nvme_reads += !io->scratch[NVME_IO_IDLE];
+        t->metrics->nvme_read_bytes += io->scratch[NVME_IO_IDLE] ? 0 : io->bytes;
         return 0;
     }
     t->metrics->nvme_corrupt++;
@@ -274,10 +297,11 @@ int nvme_write(struct tier *t, struct tier_io *io)
     t->backlog_bytes += bytes;
     t->writes_queued++;
     /* Numbered now and not when it is written: a purge knows by it what came before. */
-    io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)t->record_sequence++;
-    io->scratch[IO_MOVED] = NULL;
+    io->scratch[NVME_IO_SEQUENCE] = (void *)(uintptr_t)t->record_sequence++;
+    io->scratch[NVME_IO_MOVED] = NULL;
+    nvme_sums_reserve(io);
     if (io->bytes <= CHECKSUM_SMALL) {
-        io->place.checksum = checksum_of(io->data, io->bytes);
+        io->place.checksum = nvme_sum(io);
         list_push_back(&t->summed, &io->link);
         nvme_turn_want(t, NVME_TURN_WRITES);
     } else {
@@ -291,8 +315,8 @@ void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence)
 {
     /* Not counted in the backlog: a caller that waits for that sees its own writes end only. */
     t->writes_queued++;
-    io->scratch[IO_SEQUENCE] = (void *)(uintptr_t)sequence;
-    io->scratch[IO_MOVED] = io;
+    io->scratch[NVME_IO_SEQUENCE] = (void *)(uintptr_t)sequence;
+    io->scratch[NVME_IO_MOVED] = io;
     list_push_front(&t->summed, &io->link); /* writes that wait for its segment wait behind it */
 }
 
@@ -307,7 +331,8 @@ static void writes_take(struct tier *t, struct tier_io **ios, const uint64_t *su
 static void reads_end(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
-        int status = read_verify(t, ios[i], sums[i]);
+        int status = ios[i]->op == TIER_READ_SHARDS ? nvme_shards_verify(t, ios[i], sums[i])
+                                                    : read_verify(t, ios[i], sums[i]);
 
         segment_read_end(&t->segments, io_segment(ios[i]));
         ios[i]->done_cb(ios[i], status);
@@ -413,12 +438,14 @@ static void merge_add(struct nvme_op *op, uint32_t record)
     struct tier *t = op->tier;
     struct tier_io *io = LIST_ENTRY(list_pop_front(&t->summed), struct tier_io, link);
     uint8_t *page = op->headers + (size_t)NVME_PAGE * (1 + op->n);
-    struct tier_described d = {io->name, io->bytes, io->place.checksum};
+    struct tier_described d = {io->name, io->bytes, io->place.checksum, io->shard_bytes};
     struct nvme_record_header header;
 
-    op->segment->sequences[record] = (uintptr_t)io->scratch[IO_SEQUENCE];
+    op->segment->sequences[record] = (uintptr_t)io->scratch[NVME_IO_SEQUENCE];
     nvme_record_header_of(t, op->segment, record, &d, &header);
+    nvme_sums_of(io, &header);
     nvme_record_header_encode(&header, page);
+    nvme_sums_drop(io);
     op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = page, .iov_len = NVME_PAGE};
     op->e.iov[op->e.iovs++] =
         (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
@@ -485,6 +512,7 @@ static void summed_fail(struct tier *t, struct tier_io *io, int status)
     t->writes_queued--;
     t->backlog_bytes -= io_moved(io) ? 0 : nvme_padded(io->bytes);
     t->metrics->nvme_write_dropped += !io_moved(io);
+    nvme_sums_drop(io);
     io->done_cb(io, status);
 }
 

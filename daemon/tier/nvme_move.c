@@ -33,6 +33,7 @@ static void move_free(struct move *v)
 {
     if (v->io.data)
         v->mover->bytes -= nvme_padded(v->io.bytes);
+    nvme_sums_drop(&v->io);
     free(v->io.data);
     free(v);
 }
@@ -120,11 +121,13 @@ static int move_start(struct nvme_mover *m, uint32_t record)
         .bytes = d.bytes,
         .buffer = UINT32_MAX,
         .check = true,
+        .shard_bytes = d.shard_bytes,
         .name = d.name,
         .place = {.loc = segment_loc(&t->segments, m->segment, record), .checksum = d.checksum},
         .done_cb = read_cb,
     };
     v->io.name.owner = owner;
+    nvme_sums_reserve(&v->io);
     m->bytes += v->io.data ? nvme_padded(d.bytes) : 0;
     rc = v->io.data ? nvme_read(t, &v->io, false) : -ENOMEM;
     if (rc < 0)

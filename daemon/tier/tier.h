@@ -45,8 +45,11 @@ struct tier;
 /* TIER_SYNC: completes when the part at `place`, written before, is on stable storage with all that
  * a later start needs to find it. It fails with -errno when the tier can't promise that, and with
  * -ESTALE when the namespace was purged after the part was written. Uses the fingerprint of `name`,
- * and not `data`. */
-enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC };
+ * and not `data`.
+ * TIER_READ_SHARDS: some shards of the part, in tier_shards_room bytes of `data`, from
+ * tier_shards_at on. It says nothing about the part as a whole: with -ENODATA the tier has no
+ * checksums of shards for it, with -EBADMSG these shards differ; the caller reads the part instead. */
+enum tier_op { TIER_READ, TIER_WRITE, TIER_SYNC, TIER_READ_SHARDS };
 
 /* Where a stored part lies and how to recognize it. The index keeps it. */
 struct tier_place {
@@ -77,13 +80,40 @@ struct tier_io {
     uint8_t priority; /* 0 to 15, more is sooner among reads; reads go before writes */
     bool check;       /* a read that only checks the part: no use of it */
     bool small;       /* a read of a request for few parts: it should not wait behind many writes */
+    uint64_t shard_bytes; /* of a write and TIER_READ_SHARDS: of each shard; 0: one can't be read */
+    uint32_t shard, shards; /* TIER_READ_SHARDS: the first, and how many */
     struct tier_name name;
     struct tier_place place; /* in for a read or a sync; out, whole, for a write with status 0 */
     void (*done_cb)(struct tier_io *io, int status); /* 0 or -errno */
     /* The tier's own, from submit to done. */
     struct list link;
-    void *scratch[8];
+    void *scratch[9];
 };
+
+#define TIER_ALIGN 4096u
+/* Where in a part's bytes the pages of some shards begin and end. */
+static inline uint64_t tier_shards_begin(uint64_t shard_bytes, uint32_t shard)
+{
+    return shard * shard_bytes / TIER_ALIGN * TIER_ALIGN;
+}
+
+static inline uint64_t tier_shards_end(uint64_t shard_bytes, uint32_t shard, uint32_t shards)
+{
+    return ((shard + (uint64_t)shards) * shard_bytes + TIER_ALIGN - 1) / TIER_ALIGN * TIER_ALIGN;
+}
+
+/* Memory that a TIER_READ_SHARDS needs: these pages, and one before them for the tier. */
+static inline uint64_t tier_shards_room(uint64_t shard_bytes, uint32_t shard, uint32_t shards)
+{
+    return TIER_ALIGN + tier_shards_end(shard_bytes, shard, shards) -
+           tier_shards_begin(shard_bytes, shard);
+}
+
+/* Where in it the first shard lies. */
+static inline uint64_t tier_shards_at(uint64_t shard_bytes, uint32_t shard)
+{
+    return TIER_ALIGN + shard * shard_bytes - tier_shards_begin(shard_bytes, shard);
+}
 
 /* The place of a part that recovery finds a second time. */
 struct tier_duplicate {
@@ -106,6 +136,7 @@ struct tier_found {
 struct tier_described {
     struct tier_name name;
     uint64_t bytes, checksum;
+    uint64_t shard_bytes; /* as tier_io's; not kept */
 };
 
 /* All run on the loop, and none may be NULL but restore_cb. */

@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <uv.h>
 
+#define LAYERS 32u /* of a part */
 #define SEGMENT (64ull << 20)
 
 struct job {
@@ -174,6 +175,7 @@ static int memory_init(struct alone *a)
         a->jobs[i].alone = a;
         a->jobs[i].io.data = a->memory + i * a->part_bytes;
         a->jobs[i].io.bytes = a->part_bytes;
+        a->jobs[i].io.shard_bytes = a->part_bytes / LAYERS;
         a->jobs[i].io.done_cb = job_done_cb;
     }
     return 0;

@@ -41,7 +41,7 @@ static inline int fake_submit(struct tier *t, struct tier_io *io)
         t->refuse_n--;
         return t->refuse;
     }
-    if (io->op == TIER_READ) {
+    if (io->op == TIER_READ || io->op == TIER_READ_SHARDS) {
         const struct place *p = &t->place[io->place.loc - 1];
 
         cr_assert(io->place.loc >= 1 && io->place.loc <= t->places && p->live, "a read of nothing");
@@ -101,6 +101,11 @@ static inline void fake_finish(struct tier *t, struct tier_io *io, int status)
         t->n_live++;
     } else if (status == 0 && io->op == TIER_READ) {
         memcpy(io->data, t->place[io->place.loc - 1].data, io->bytes);
+    } else if (status == 0 && io->op == TIER_READ_SHARDS) {
+        memset(io->data, 0xDD, tier_shards_room(io->shard_bytes, io->shard, io->shards));
+        memcpy((char *)io->data + tier_shards_at(io->shard_bytes, io->shard),
+               t->place[io->place.loc - 1].data + io->shard * io->shard_bytes,
+               io->shards * io->shard_bytes);
     } else if (io->op == TIER_READ) {
         memset(io->data, 0xDD, io->bytes);
     }

@@ -31,6 +31,56 @@ Test(nvme_format, record_round_trip)
     cr_assert_eq(memcmp(&out, &record, sizeof(out)), 0);
 }
 
+/* Checksums of shards lie behind the fields that every version has. */
+Test(nvme_format, record_with_shards)
+{
+    uint64_t sums[NVME_SHARDS_MAX];
+    struct nvme_record_header in = record, out;
+    uint8_t page[NVME_PAGE];
+
+    for (unsigned i = 0; i < NVME_SHARDS_MAX; i++)
+        sums[i] = 0x0101010101010101 * (i % 251 + 1);
+    in.payload_bytes = NVME_SHARDS_MAX * 4100;
+    in.shard_bytes = 4100;
+    in.shard_sums = sums;
+    nvme_record_header_encode(&in, page);
+    cr_assert_eq(nvme_record_header_decode(page, &out), 0);
+    cr_assert_eq(memcmp(page + 136, "\4\20\0\0\0\0\0\0\1\1\1\1\1\1\1\1\2", 17), 0);
+    cr_assert_eq(out.shard_bytes, 4100);
+    cr_assert_null(out.shard_sums);
+    for (unsigned i = 0; i < NVME_SHARDS_MAX; i++)
+        cr_assert_eq(nvme_shard_sum(page, i), sums[i]);
+    for (unsigned bytes = 0; bytes < 4;
+         bytes++) { /* it does not divide, one shard only, too many */
+        static const uint64_t bad[] = {4101, NVME_SHARDS_MAX * 4100, 2050, UINT64_MAX};
+        uint64_t sum;
+
+        for (unsigned k = 0; k < 8; k++)
+            page[136 + k] = (uint8_t)(bad[bytes] >> 8 * k);
+        sum = checksum_of(page, NVME_PAGE - 8);
+        for (unsigned k = 0; k < 8; k++)
+            page[NVME_PAGE - 8 + k] = (uint8_t)(sum >> 8 * k);
+        cr_assert_eq(nvme_record_header_decode(page, &out), -EBADMSG, "%u", bytes);
+    }
+}
+
+Test(nvme_format, checksums_of_pieces)
+{
+    static uint8_t data[12 * 5000];
+    uint64_t sums[12];
+
+    for (unsigned i = 0; i < sizeof(data); i++)
+        data[i] = (uint8_t)(i * 31 >> 3);
+    for (unsigned piece = 5000; piece <= sizeof(data); piece *= 2) {
+        if (sizeof(data) % piece != 0)
+            continue;
+        cr_assert_eq(checksum_pieces(data, sizeof(data), piece, sums),
+                     checksum_of(data, sizeof(data)));
+        for (unsigned i = 0; i < sizeof(data) / piece; i++)
+            cr_assert_eq(sums[i], checksum_of(data + i * piece, piece));
+    }
+}
+
 /* The offsets of docs/storage-format.md: files outlive the compiler that wrote them. */
 Test(nvme_format, record_bytes_are_where_the_text_says)
 {

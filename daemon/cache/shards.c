@@ -1,0 +1,217 @@
+/* Reading some shards of a part from NVMe for one who wants little of it.
+ *
+ * The shards come into a piece of a staging slot, which has the size of the part's own slots, so that no extent changes its size for
+ * it. The part stays where it is: nobody finds these bytes in DRAM, and nothing is learned of the part as a whole. Whatever keeps
+ * the tier from delivering them, the part is read as by cache_get, which knows what to do with a copy that is bad or gone.
+ *
+ * Who comes back for other shards of the part again and again is better served by DRAM. So what was read of a part in this way is
+ * summed up, and once that would be as much as the part has, the whole part is read: at most twice its bytes. The sums are few,
+ * and parts may share one, which costs a read of a whole part now and then. */
+#include "daemon/cache/cache.h"
+#include "daemon/cache/internal.h"
+
+#include "daemon/base/log.h"
+#include "daemon/observe/histogram.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A slot that pieces are taken of, front to back. It is freed with its last piece. */
+struct cache_stage {
+    slot_ref slot;
+    uint64_t bytes, used;
+    uint32_t pieces;
+};
+
+struct cache_shards {
+    struct tier_io io;
+    struct cache *cache;
+    struct cache_stage *stage;
+    struct list waiter; /* cache_wait.link of who asked, unless he has cancelled */
+    block_ref ref;
+    uint32_t part;
+    int node;
+    uint64_t begun_ns;
+};
+
+#define WHOLE (1u << 12) /* of what sums count: a part */
+
+/* ---- which parts ---- */
+
+static uint16_t *sum_of(struct cache *c, block_ref ref, uint32_t part)
+{
+    uint64_t mixed = part_owner(ref, part) * UINT64_C(0x9e3779b97f4a7c15);
+
+    return &c->shards.sums[mixed >> (64 - CACHE_SHARD_SUM_BITS)];
+}
+
+/* What a read of these shards adds to the part's sum. */
+static uint32_t share_of(const struct ns *ns, uint32_t part, uint32_t first, uint32_t n)
+{
+    uint64_t room = tier_shards_room(ns->identity.shard_bytes, first, n);
+
+    return (uint32_t)((room * WHOLE + ns_part_bytes(ns, part) - 1) / ns_part_bytes(ns, part));
+}
+
+/* Little of the part, and not the last of many times. */
+static bool worth(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n)
+{
+    const struct part *p = cache_part(c, ref, part);
+    uint32_t share = share_of(cache_ns(c, ref), part, first, n);
+
+    if (p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_READY || share > WHOLE / 2)
+        return false;
+    if (*sum_of(c, ref, part) + share <= WHOLE)
+        return true;
+    *sum_of(c, ref, part) = 0;
+    return false;
+}
+
+/* ---- stages ---- */
+
+/* 0; -EBUSY: no slot now; or -ENOMEM. */
+static int stage_take(struct cache *c, uint64_t part_bytes, int node, struct cache_shards *s)
+{
+    struct cache_stage *g = c->shards.stage;
+    uint64_t room = tier_shards_room(s->io.shard_bytes, s->io.shard, s->io.shards);
+    int rc;
+
+    if (!g || g->bytes != arena_padded(part_bytes) || g->bytes - g->used < room) {
+        g = calloc(1, sizeof(*g));
+        if (!g)
+            return -ENOMEM;
+        rc = cache_slot(c, part_bytes, 0, node, false, &g->slot);
+        if (rc != 0) {
+            free(g);
+            return rc;
+        }
+        g->bytes = arena_padded(part_bytes);
+        c->shards.stage = g;
+    }
+    s->stage = g;
+    s->io.data = (char *)arena_memory(c->arena, g->slot) + g->used;
+    s->io.buffer = arena_extent_of(c->arena, g->slot);
+    g->used += room;
+    g->pieces++;
+    c->shards.pieces++;
+    return 0;
+}
+
+static void stage_put(struct cache *c, struct cache_stage *g)
+{
+    c->shards.pieces--;
+    if (--g->pieces > 0)
+        return;
+    if (c->shards.stage == g)
+        c->shards.stage = NULL;
+    arena_slot_free(c->arena, g->slot);
+    free(g);
+    cache_released(c);
+}
+
+/* ---- a read ---- */
+
+void cache_shards_put(struct cache *c, struct cache_shards *s)
+{
+    stage_put(c, s->stage);
+    free(s);
+}
+
+uintptr_t cache_shards_origin(const struct cache_shards *s)
+{
+    return (uintptr_t)s->io.data + tier_shards_at(s->io.shard_bytes, s->io.shard) -
+           s->io.shard * s->io.shard_bytes;
+}
+
+/* The whole part for who waits: he holds the block. */
+static void whole_instead(struct cache_shards *s, struct cache_wait *w)
+{
+    struct cache *c = s->cache;
+    block_ref ref = s->ref;
+    uint32_t part = s->part;
+    uint8_t priority = s->io.priority;
+    int node = s->node, rc;
+
+    cache_shards_put(c, s);
+    rc = cache_get(c, ref, part, priority, node, w);
+    if (rc != CACHE_PENDING)
+        w->done_cb(w, rc == CACHE_READY ? 0 : rc == -ENOMEM ? -EBUSY : rc);
+}
+
+static void shards_done_cb(struct tier_io *io, int status)
+{
+    struct cache_shards *s = LIST_ENTRY(io, struct cache_shards, io);
+    struct list *node = list_pop_front(&s->waiter);
+    struct cache *c = s->cache;
+    struct cache_wait *w;
+
+    c->tier_busy--;
+    if (status == 0)
+        histogram_count(c->config.metrics->histograms.nvme_read, uv_hrtime() - s->begun_ns);
+    if (!node) {
+        cache_shards_put(c, s);
+        return;
+    }
+    w = LIST_ENTRY(node, struct cache_wait, link);
+    if (status != 0) {
+        whole_instead(s, w);
+        return;
+    }
+    w->shards = s;
+    w->done_cb(w, 0);
+}
+
+/* CACHE_PENDING; -EBUSY: no slot, or the tier's queue is full; or another -errno: it can't be had this way. */
+static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
+                        uint8_t priority, int node, struct cache_wait *w)
+{
+    struct cache_shards *s = calloc(1, sizeof(*s));
+    struct ns *ns = cache_ns(c, ref);
+    int rc;
+
+    if (!s)
+        return -ENOMEM;
+    s->cache = c;
+    s->ref = ref;
+    s->part = part;
+    s->node = node;
+    list_init(&s->waiter);
+    cache_tier_io(c, &s->io, TIER_READ_SHARDS, ref, part, 0);
+    s->io.shard = first;
+    s->io.shards = n;
+    s->io.priority = priority;
+    s->io.small = w->small;
+    s->io.done_cb = shards_done_cb;
+    rc = stage_take(c, ns_part_bytes(ns, part), node, s);
+    if (rc != 0) {
+        free(s);
+        return rc;
+    }
+    s->begun_ns = uv_hrtime();
+    rc = cache_tier_submit(c, &s->io);
+    if (rc != 0) {
+        cache_shards_put(c, s);
+        return rc == -EAGAIN ? -EBUSY : rc;
+    }
+    if (policy_heat(c->config.policy, ref) == HEAT_ONCE)
+        admission_returned(ns_admission(ns));
+    *sum_of(c, ref, part) += (uint16_t)share_of(ns, part, first, n);
+    list_push_back(&s->waiter, &w->link);
+    return CACHE_PENDING;
+}
+
+int cache_get_shards(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
+                     uint8_t priority, int node, struct cache_wait *w)
+{
+    int rc;
+
+    w->shards = NULL;
+    list_init(&w->link);
+    if (worth(c, ref, part, first, n)) {
+        rc = shards_start(c, ref, part, first, n, priority, node, w);
+        if (rc == CACHE_PENDING || rc == -EBUSY)
+            return rc;
+    }
+    return cache_get(c, ref, part, priority, node, w);
+}

@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""fetch of single layers that lie on NVMe, after a restart too: what is read, what damage does, and who is killed."""
+
+import faulthandler
+import os
+import random
+import signal
+import sys
+import unittest
+
+try:
+    import encoding_case as coded
+    from daemon import Daemon
+    from second_client import DEMO, FAILED, OK, Case, Client, OwnDaemons, Pool, Region, keys
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+SUITE_TIMEOUT_S = 300
+LAYERS, SHARD, BLOCKS, PAGE = 12, 9000, 16, 4096
+IDENTITY = dict(DEMO, shards=[LAYERS], shard_bytes=SHARD)
+
+
+def room(first, n=1):
+    """Bytes that a read of n layers moves: their pages and the header's."""
+    return PAGE + -(-(first + n) * SHARD // PAGE) * PAGE - first * SHARD // PAGE * PAGE
+
+
+class Layers(OwnDaemons, Case):
+    def setUp(self):
+        super().setUp()
+        self.daemon = None
+        self.addCleanup(lambda: self.daemon and self.daemon.stop())
+
+    def start(self, **options):
+        self.daemon = Daemon(folder=self.folder, **{"arena.size": "16MiB", "nvme.size": "64MiB", **options})
+        self.client = Client(self.daemon)
+        self.daemon.clients.append(self.client)
+        self.ns = self.client.open(IDENTITY)
+        self.pool = Pool(self.client, self.ns, SHARD, 64)
+
+    def stored(self, **options):
+        """What blocks 0 to n hold, which are on NVMe alone, of a daemon before."""
+        self.start(**options)
+        region = Region(self.client, self.ns, IDENTITY, BLOCKS)
+        kv = [region.fill(block) for block in range(BLOCKS)]
+        self.assertEqual(set(region.dump(range(BLOCKS), range(BLOCKS))), {OK})
+        self.settled(self.client, self.ns)
+        self.restart(**options)
+        return kv
+
+    def restart(self, **options):
+        self.daemon.stop()  # and its client
+        self.start(**options)
+
+    def fetch(self, *items):
+        """(block, layer) each, into slots 0, 1, ...: the statuses."""
+        return self.pool.fetch([(block, layer, slot) for slot, (block, layer) in enumerate(items)], keys=keys(*range(BLOCKS)))
+
+    def right(self, kv, *items):
+        for slot, (block, layer) in enumerate(items):
+            self.assertEqual(self.pool.bytes(slot), kv[block][layer * SHARD:(layer + 1) * SHARD], (block, layer))
+
+    def grown(self, call):
+        before = self.client.call("stats")["metrics"]
+        result, after = call(), self.client.call("stats")["metrics"]
+        return result, {name: after[name] - before[name] for name in after if isinstance(after[name], int)}
+
+    def spoil(self, kv, block, layer, at=100):
+        """Flips a bit of a layer in the file, whose daemon may be running."""
+        path = os.path.join(self.daemon.store, "ucmd.cache")
+        with open(path, "r+b") as file:
+            begin = file.read().find(kv[block][:512])
+            self.assertGreater(begin, 0)
+            file.seek(begin + layer * SHARD + at)
+            file.write(bytes([kv[block][layer * SHARD + at] ^ 4]))
+
+    def test_only_these_layers_are_read(self):
+        kv = self.stored()
+        for items in ([(3, 0)], [(3, 11)], [(5, 4), (6, 4), (7, 4)], [(8, 3), (8, 5)], [(random.randrange(9, 14), 7)]):
+            self.pool.clear()
+            status, grown = self.grown(lambda: self.fetch(*items))  # noqa: B023
+            self.assertEqual(status, [OK] * len(items))
+            self.right(kv, *items)
+            blocks = {block for block, _ in items}
+            first, last = min(layer for _, layer in items), max(layer for _, layer in items)
+            self.assertEqual([grown[name] for name in ("fetch_reads", "fetch_reads_partial", "nvme_reads")], [len(blocks)] * 3)
+            self.assertEqual(grown["nvme_read_bytes"], len(blocks) * room(first, last - first + 1))
+            self.assertEqual(self.client.tiers(self.ns, *blocks), [2] * len(blocks), "no part came to DRAM")
+        most = [(15, layer) for layer in range(7)]
+        status, grown = self.grown(lambda: self.fetch(*most))
+        self.right(kv, *most)
+        self.assertEqual((grown["fetch_reads"], grown["fetch_reads_partial"], grown["nvme_read_bytes"]), (1, 0, LAYERS * SHARD))
+        self.assertEqual(self.client.tiers(self.ns, 15), [1])
+        status, grown = self.grown(lambda: self.fetch((15, 9)))
+        self.assertEqual((status, grown["nvme_read_bytes"]), ([OK], 0))
+        self.assertEqual(self.client.call("stats")["metrics"]["nvme_corrupt"], 0)
+
+    def test_who_comes_again_gets_the_part_into_dram(self):
+        kv = self.stored()
+        whole = 0
+        for layer in range(LAYERS):
+            status, grown = self.grown(lambda: self.fetch((2, layer)))  # noqa: B023
+            self.assertEqual(status, [OK])
+            self.right(kv, (2, layer))
+            whole += grown["fetch_reads"] - grown["fetch_reads_partial"]
+        self.assertEqual((whole, self.client.tiers(self.ns, 2)), (1, [1]))
+
+    def test_a_damaged_layer_fails_and_others_do_not(self):
+        kv = self.stored()
+        self.spoil(kv, 4, 6)
+        self.spoil(kv, 9, 6)
+        self.assertEqual(self.fetch((4, 2), (5, 6)), [OK, OK])
+        self.right(kv, (4, 2), (5, 6))
+        status, grown = self.grown(lambda: self.fetch((4, 6), (5, 6), (9, 11)))
+        self.assertEqual(status, [FAILED, OK, OK])
+        self.assertEqual(self.pool.bytes(1), kv[5][6 * SHARD:7 * SHARD])
+        self.assertEqual(self.pool.bytes(2), kv[9][11 * SHARD:12 * SHARD])
+        self.assertEqual(grown["nvme_corrupt"], 1)
+        self.assertEqual(self.client.tiers(self.ns, 4), [0], "the copy is dropped")
+
+    def test_a_damaged_header_costs_a_whole_read(self):
+        kv = self.stored()
+        self.spoil(kv, 4, 0, -200)
+        status, grown = self.grown(lambda: self.fetch((4, 6)))
+        self.assertEqual(status, [OK])
+        self.right(kv, (4, 6))
+        self.assertEqual((grown["fetch_reads"], grown["fetch_reads_partial"], grown["nvme_corrupt"]), (1, 0, 0))
+
+    def test_headers_are_right_with_and_without(self):
+        """A part of an earlier run is called durable once its headers are what they should be."""
+        kv = self.stored()
+        region = Region(self.client, self.ns, IDENTITY, BLOCKS)
+        region.memory[:] = b"".join(kv)
+        _, grown = self.grown(lambda: region.dump(range(BLOCKS), range(BLOCKS), durability=1))
+        self.assertEqual((grown["nvme_bad_headers"], grown["nvme_writes"]), (0, 0))
+        status, grown = self.grown(lambda: self.fetch((4, 6)))
+        self.assertEqual((status, grown["fetch_reads_partial"]), ([OK], 1))
+
+    def test_coded_layers(self):
+        """A coded layer is read, and decoded on its way."""
+        self.start()
+        identity = dict(coded.IDENTITY, shards=[LAYERS])
+        opened = self.client.call("encoding.open", ns=self.client.open(identity), encoding="fp8", **coded.SIZES)
+        reference = coded.Reference("fp8", **coded.SIZES)
+        pages = coded.Pages(self.client, opened["ns"], 4, layers=LAYERS)
+        blocks = [pages.fill(i) for i in range(4)]
+        self.assertEqual(pages.dump(range(4), range(4)), [OK] * 4)
+        self.settled(self.client, opened["ns"])
+        self.client.call("evict", ns=opened["ns"], tier=1)
+        pool = Pool(self.client, opened["ns"], coded.SHARD, 4, sections=2)
+        items = [(i, 3 * i + 1, i) for i in range(4)]
+        status, grown = self.grown(lambda: pool.fetch(items, keys=keys(*range(4))))
+        self.assertEqual((status, grown["fetch_reads_partial"]), ([OK] * 4, 4))
+        for index, layer, slot in items:
+            shard = blocks[index][layer * coded.SHARD:(layer + 1) * coded.SHARD]
+            self.assertEqual(pool.bytes(slot), reference.decode(reference.encode(shard)))
+
+    def test_a_client_that_dies(self):
+        self.stored()
+        for _ in range(20):
+            other = Client(self.daemon)
+            pool = Pool(other, other.open(IDENTITY), SHARD, 64)
+            for _ in range(8):
+                pool.begin([(block, random.randrange(LAYERS), block) for block in range(BLOCKS)], keys=keys(*range(BLOCKS)))
+            other.close()
+        self.until(lambda: self.client.call("stats")["metrics"]["requests_active"] == 0)
+        self.client.call("evict", ns=self.ns, tier=1)
+        self.until(lambda: self.client.call("stats")["metrics"]["arena_bytes_used"] == 0)
+        self.assertEqual(self.fetch((1, 3)), [OK])
+
+    def test_killed_while_it_fetches(self):
+        """What it had acknowledged is there, layer by layer, however often it dies."""
+        kv = self.stored()
+        for _ in range(4):
+            for _ in range(8):
+                self.pool.begin([(block, random.randrange(LAYERS), block) for block in range(BLOCKS)], keys=keys(*range(BLOCKS)))
+            self.daemon.process.send_signal(signal.SIGKILL)
+            self.daemon.process.wait()
+            self.client.close()
+            self.start()
+        items = [(block, random.randrange(LAYERS)) for block in range(BLOCKS)]
+        self.assertEqual(self.fetch(*items), [OK] * BLOCKS)
+        self.right(kv, *items)
+
+    def test_more_than_the_arena(self):
+        """Staging takes the slots that it finds, and gives them back."""
+        kv = self.stored(**{"arena.size": "1MiB"})
+        for _ in range(20):
+            items = [(random.randrange(BLOCKS), random.randrange(LAYERS)) for _ in range(64)]
+            self.assertEqual(self.fetch(*items), [OK] * 64)
+            self.right(kv, *items)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main()
