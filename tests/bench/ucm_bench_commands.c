@@ -155,6 +155,15 @@ static const struct arg_option copy_options[] = {
      0},
 };
 
+static const struct arg_option step_options[] = {
+    {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
+    {"strategies", ARG_TEXT, "LIST", "as those of copy; the last is held against the aims",
+     "dma,staged,auto,auto+ring", 0, 0},
+    {"chunk", ARG_SIZE, "SIZE", "bytes of a block that lie together", "64KiB", 4096, 4u << 20},
+    {"set", ARG_TEXT, "KEY=VALUE,...", "more settings of the daemon", NULL, 0, 0},
+    {"time", ARG_SECONDS, "SECONDS", "how long to measure each figure", "2s", 500, 60000},
+};
+
 static const struct arg_option select_options[] = {
     {"device", ARG_TEXT, "NAME", "what selects: cpu, or gpu with libucmclient_cuda", "cpu", 0, 0},
     {"blocks", ARG_TEXT, "LIST", "blocks of the sequence", "8192", 0, 0},
@@ -279,6 +288,16 @@ static const struct program_command commands[] = {
      "  ucm-bench copy --encoding fp8,q4,lossless\n"
      "  ucm-bench copy --json >copy.json && docs/plot_copy.py copy.json >docs/copy.svg\n",
      PROGRAM_OPTIONS(copy_options), 0, 0, bench_copy},
+    {"step", "",
+     "What a decoding engine's steps take while loads run, and what those get of the bus",
+     "Starts a daemon for each strategy, in a temporary folder, and plays an engine that\n"
+     "decodes: small copies of inputs, a CUDA graph of 289 kernels which read 14 GiB, and\n"
+     "tokens copied back. Baselines are the same steps without loads, and one large DMA\n"
+     "transfer after another, without a daemon.\n\n"
+     "Examples:\n"
+     "  ucm-bench step\n"
+     "  ucm-bench step --strategies auto+ring --chunk 32KiB --json\n",
+     PROGRAM_OPTIONS(step_options), 0, 0, bench_step},
     {"select", "", "Scoring a layer's blocks and choosing among them; needs no daemon",
      "Digests lie as in the daemon's arena, all layers of a block in one slot. Times are\n"
      "of one layer: queries to chosen blocks, a list for each KV head. The baseline reads\n"

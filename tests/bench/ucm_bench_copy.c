@@ -19,8 +19,7 @@
 
 #define WITH_RING "+ring"
 
-/* "auto+ring": the strategy auto, and a companion; staged is nothing without one. */
-static void strategy_set(struct copy_bench *b, const char *name)
+void copy_strategy_set(struct copy_bench *b, const char *name)
 {
     b->strategy = name;
     b->ring = strstr(name, WITH_RING) != NULL || strcmp(name, "staged") == 0;
@@ -327,7 +326,7 @@ static int measure_strategy(struct copy_bench *b, const char *strategy)
 {
     int rc, stopped;
 
-    strategy_set(b, strategy);
+    copy_strategy_set(b, strategy);
     rc = copy_daemon_start(b, NULL);
     if (rc != 0)
         return rc;
@@ -382,14 +381,21 @@ static int measure_all(struct copy_bench *b)
 
     snprintf(names, sizeof names, "%s", encodings ? encodings : args_text(b->args, "strategies"));
     if (encodings) {
-        strategy_set(b, "auto" WITH_RING);
+        copy_strategy_set(b, "auto" WITH_RING);
         return copy_encodings(b, names);
     }
     rc = measure_strategies(b, names);
     return rc == 0 ? measure_cases(b) : rc;
 }
 
-static int run(struct copy_bench *b)
+static int measure_alone_and_all(struct copy_bench *b)
+{
+    int rc = measure_alone(b);
+
+    return rc == 0 ? measure_all(b) : rc;
+}
+
+static int with_gpu(struct copy_bench *b, int (*f)(struct copy_bench *))
 {
     int rc;
 
@@ -398,42 +404,46 @@ static int run(struct copy_bench *b)
     if (gpu_work_open(&b->work, &b->gpu, COPY_GPU_BYTES) < 0) {
         rc = bench_fail(BENCH_FAILED, "%s", b->gpu.why);
     } else {
-        rc = measure_alone(b);
-        if (rc == 0)
-            rc = measure_all(b);
+        rc = f(b);
         gpu_work_close(&b->work);
     }
     gpu_close(&b->gpu);
     return rc;
 }
 
-int bench_copy(const struct args *a)
+int copy_with_gpu(struct copy_bench *b, int (*f)(struct copy_bench *))
 {
     char dir[] = "/tmp/ucm-bench-XXXXXX";
-    struct copy_bench b = {.args = a,
-                           .daemon = {.path = args_text(a, "ucmd"), .dir = dir},
-                           .run = bench_run_id(),
-                           .run_ms = (int)args_number(a, "time")};
+    int rc;
+
+    b->daemon = (struct daemon){.path = args_text(b->args, "ucmd"), .dir = dir};
+    b->run = bench_run_id();
+    b->run_ms = (int)args_number(b->args, "time");
+    if (access(b->daemon.path, X_OK) != 0)
+        return bench_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
+                          b->daemon.path, strerror(errno));
+    if (!mkdtemp(dir))
+        return bench_fail(BENCH_FAILED, "no temporary folder: %s", strerror(errno));
+    rc = with_gpu(b, f);
+    if (daemon_folder_remove(dir) < 0)
+        bench_fail(0, "%s is left behind", dir);
+    return rc;
+}
+
+int bench_copy(const struct args *a)
+{
+    struct copy_bench b = {.args = a};
     int rc;
 
     if (chunks_parse(args_text(a, "chunks"), b.rows, 16) == 0)
         return bench_fail(PROGRAM_EXIT_USAGE,
                           "--chunks: powers of two from 4KiB to 4MiB, at most 16 of them, as "
                           "\"4KiB,64KiB\"");
-    if (access(b.daemon.path, X_OK) != 0)
-        return bench_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
-                          b.daemon.path, strerror(errno));
-    if (!mkdtemp(dir))
-        return bench_fail(BENCH_FAILED, "no temporary folder: %s", strerror(errno));
     /* Forks, which a process with a GPU open must not. */
-    if (echo_start(&b.echo, 128, 32) < 0) {
-        rmdir(dir);
+    if (echo_start(&b.echo, 128, 32) < 0)
         return bench_fail(BENCH_FAILED, "no echo");
-    }
     report_begin(&b.report, "copy", args_given(a, "json"));
-    rc = run(&b);
+    rc = copy_with_gpu(&b, measure_alone_and_all);
     echo_stop(&b.echo);
-    if (daemon_folder_remove(dir) < 0)
-        bench_fail(0, "%s is left behind", dir);
     return report_end(&b.report) < 0 ? BENCH_FAILED : rc;
 }

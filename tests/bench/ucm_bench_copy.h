@@ -1,6 +1,7 @@
 /* copy: shared by its files. ucm_bench_copy.c has the command and measures by strategy and chunk,
  * ucm_bench_copy_report.c has the tables of that and the aims, ucm_bench_copy_cases.c the single cases:
- * latency, one load after another, NVMe, two GPUs; ucm_bench_copy_encoding.c encoded blocks. */
+ * latency, one load after another, NVMe, two GPUs; ucm_bench_copy_encoding.c encoded blocks;
+ * ucm_bench_step.c the command `step`. */
 #ifndef UCM_TESTS_BENCH_COPY_H
 #define UCM_TESTS_BENCH_COPY_H
 
@@ -47,6 +48,11 @@ struct copy_bench {
     char error[320];
 };
 
+/* Measures with a GPU and a folder for daemons: what is in `b` besides its args and its report. Returns what
+ * f does, or an exit code after a sentence. */
+int copy_with_gpu(struct copy_bench *b, int (*f)(struct copy_bench *));
+/* "auto+ring": the strategy auto, and a companion; staged is nothing without one. */
+void copy_strategy_set(struct copy_bench *b, const char *name);
 /* Starts the daemon with b->strategy; `more` is a setting besides, or NULL. The bench functions
  * return 0, or an exit code after a sentence. */
 int copy_daemon_start(struct copy_bench *b, const char *const *more);
