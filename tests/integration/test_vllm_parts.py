@@ -174,8 +174,8 @@ class Moves(unittest.TestCase):
 
         half.link = Silent()
         copies = [Copy(str(i), bytes([i]), [i]) for i in range(4)]
-        half.start_stores(Plan(stores=copies, ended={"0", "3"}))
-        self.assertEqual(asked, [bytes([0])])
+        half.start_stores(Plan(stores=[Copy(c.request, 9 * c.keys, 9 * c.blocks) for c in copies], ended={"0", "3"}))
+        self.assertEqual(asked, [9 * bytes([0])])
         asked.clear()
         half.start_loads(Plan(loads=copies))
         self.assertEqual(asked, [bytes([0])])
@@ -234,6 +234,50 @@ class Moves(unittest.TestCase):
         self.assertEqual(half.finished(), ({"a", "b"}, set()))
         self.assertEqual(given, [(b"a", True), (b"a", False), (b"b", False)])
         self.assertTrue(all(task.closed for task in tasks))
+
+    def test_what_requests_fill_in_a_step_goes_together(self):
+        """One dump of all that decode. When one of them is preempted its blocks are read no more, and the others' are stored."""
+        memory = SharedMemory(8 * 4096)
+        view = engine.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
+        given, log = [], []
+
+        class Task:
+            result = None
+
+            def check(self):
+                return self.result
+
+            def cancel(self, timeout):
+                log.append("cancel")
+                self.result = SimpleNamespace(blocks=bytes([BlockResult.CANCELLED]))
+
+            def wait(self, timeout):
+                log.append("wait")
+
+            def close(self):
+                log.append("close")
+
+        class Link:
+            region = SimpleNamespace(dump=None)
+
+            def ask(self, call, keys, blocks, *, request, plain, **__):
+                given.append((keys, blocks, request, plain))
+                log.append("ask")
+                return Task()
+
+        half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1), None, layout.layout_of({"0": view}, 8),
+                          name="test", part=0, writes=True, on_gpu=False, event=lambda: None)
+        half.close()
+        half.link = Link()
+        half.start_stores(Plan(stores=[Copy("a", b"a", [0]), Copy("b", b"bb", [1, 2]), Copy("c", b"c", [3], plain=True),
+                                       Copy("d", b"d" * 9, list(range(9)))]))
+        self.assertEqual(given, [(b"d" * 9, list(range(9)), "d", False), (b"abb", [0, 1, 2], "", False), (b"c", [3], "c", True)])
+        given.clear()
+        log.clear()
+        half.preempted(Plan(preempted={"b"}))
+        self.assertEqual((given, log), ([(b"a", [0], "a", False)], ["cancel", "wait", "close", "ask"]))
+        half.start_stores(Plan(ended={"a", "b"}))
+        self.assertEqual(half.finished(), ({"b"}, set()), "the blocks of a are still read")
 
     def test_an_event_that_never_comes(self):
         memory = SharedMemory(8 * 4096)

@@ -15,6 +15,12 @@ class Copy:
     #: A store of an engine that encodes: these blocks are stored as they are.
     plain: bool = False
 
+    def some(self, indexes: list[int], plain: bool) -> "Copy":
+        """Of its blocks those with these indexes."""
+        size = len(self.keys) // len(self.blocks)
+        keys = b"".join(self.keys[i * size : (i + 1) * size] for i in indexes)
+        return Copy(self.request, keys, [self.blocks[i] for i in indexes], plain)
+
 
 @dataclass
 class SparseStep:

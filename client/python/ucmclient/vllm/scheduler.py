@@ -146,6 +146,10 @@ class SchedulerHalf:
         #: Numbers of plans: the latest, the latest with loads within its step, the latest with a known outcome.
         self._number = self._risky = self._known = 0
         self._held: list[_Held] = []
+        #: Requests that filled a block which has no hash yet, as where the engine schedules before it knows the last token.
+        self._behind: set[str] = set()
+        #: Requests with a `past`.
+        self._lost: list[_Request] = []
         #: Block ids that a failed load within a step left invalid, with the request that computes them again ("":
         #: none).
         self._invalid: dict[int, str] = {}
@@ -177,7 +181,7 @@ class SchedulerHalf:
             self._release(tracked)
             tracked.prefix, tracked.stored = self._prefix(tracked.vllm), 0
             # A request that keeps its blocks continues from old KV.
-            tracked.preempted()
+            self._look_at(tracked)
             tracked.tainted |= bool(tracked.blocks)
 
     # ---- lookups ----
@@ -215,8 +219,13 @@ class SchedulerHalf:
             if self.sparse is not None and self.sparse.is_sparse(request):
                 tracked.own_from, tracked.own = self.sparse.own_blocks(request), self.sparse.own_name(request)
             self._requests[request.request_id] = tracked
-        tracked.preempted()
+        self._look_at(tracked)
         return tracked
+
+    def _look_at(self, tracked: _Request) -> None:
+        """Notices if the request was preempted."""
+        if tracked.preempted() and tracked.past:
+            self._lost.append(tracked)
 
     def _prefix(self, request: Any) -> bytes:
         return self._epoch + self._adapter(request)
@@ -307,7 +316,7 @@ class SchedulerHalf:
             self._risky = self._number
         lost = set(getattr(output, "preempted_req_ids", None) or ())
         for request_id in lost & self._requests.keys():
-            self._requests[request_id].preempted()
+            self._look_at(self._requests[request_id])
         self._held = [held for held in self._held if held.copy.request not in lost]
         self._plan.stores = [copy for copy in self._plan.stores if copy.request not in lost]
         self._forget_invalid(lost)
@@ -319,27 +328,42 @@ class SchedulerHalf:
                 self._sparse_step(tracked, new.num_computed_tokens, output, reset=True)
                 self._begin_anew(tracked, new.num_computed_tokens)
                 self._store_computed(tracked, new.num_computed_tokens, output)
-        cached = output.scheduled_cached_reqs
-        for i, request_id in enumerate(cached.req_ids):
-            tracked = self._requests.get(request_id)
-            if tracked is None:
-                continue
-            added, resumed = cached.new_block_ids[i], request_id in cached.resumed_req_ids
-            if resumed:
-                tracked.blocks = list(added[0]) if added else []
-                self._begin_anew(tracked, cached.num_computed_tokens[i])
-            elif added:
-                for block in added[0] if self._invalid else ():
-                    self._invalid.pop(block, None)
-                tracked.blocks.extend(added[0])
-            self._sparse_step(tracked, cached.num_computed_tokens[i], output, reset=resumed)
-            self._store_computed(tracked, cached.num_computed_tokens[i], output)
+        self._go_on(output.scheduled_cached_reqs, output)
         plan, self._plan = self._plan, Plan()
         plan.preempted = lost
         plan.gone = lost | set(output.finished_req_ids) if self.sparse is not None else set()
         plan.number = self._number if self._risky > self._known else 0
         plan.connected = self.link is not None
         return plan
+
+    def _go_on(self, cached: Any, output: Any) -> None:
+        """Of requests that run already: in most steps most of them get no block and fill none."""
+        ids, added, computed = cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
+        scheduled, size = output.num_scheduled_tokens, self.block_tokens
+        behind, self._behind = self._behind, set()
+        if self._invalid or self.sparse is not None or cached.resumed_req_ids:
+            due = range(len(ids))
+        else:
+            fills, all_of = size - max(scheduled.values(), default=0), enumerate(zip(ids, added, computed))
+            due = [i for i, (name, blocks, tokens) in all_of if blocks or tokens % size >= fills or name in behind]
+        for i in due:
+            tracked = self._requests.get(ids[i])
+            if tracked is not None:
+                self._goes_on(tracked, added[i], computed[i], ids[i] in cached.resumed_req_ids, output)
+
+    def _goes_on(self, tracked: _Request, added: Any, computed: int, resumed: bool, output: Any) -> None:
+        if resumed:
+            tracked.blocks = list(added[0]) if added else []
+            self._begin_anew(tracked, computed)
+        elif added:
+            for block in added[0] if self._invalid else ():
+                self._invalid.pop(block, None)
+            tracked.blocks.extend(added[0])
+        if self.sparse is not None:
+            self._sparse_step(tracked, computed, output, reset=resumed)
+        end = (computed + output.num_scheduled_tokens[tracked.vllm.request_id]) // self.block_tokens
+        if end > tracked.stored or self._invalid:
+            self._store(tracked, end)
 
     def _sparse_step(self, tracked: _Request, computed: int, output: Any, reset: bool) -> None:
         """A rank may lack a block that the step attends, and all ranks' results are then worthless: so stores wait."""
@@ -357,12 +381,14 @@ class SchedulerHalf:
     def _store(self, tracked: _Request, end: int) -> None:
         """Stores blocks up to `end`, if they have a hash. Speculated tokens, which may be rejected, have none."""
         request = tracked.vllm
-        clean = self._invalid.keys().isdisjoint(tracked.blocks[:end])
+        clean = not self._invalid or self._invalid.keys().isdisjoint(tracked.blocks[:end])
         for block in () if clean else tracked.blocks[:end]:
             if self._invalid.get(block, request.request_id) != request.request_id:
                 tracked.tainted = True
             else:
                 self._invalid.pop(block, None)
+        if end > len(request.block_hashes):
+            self._behind.add(request.request_id)
         end = min(end, len(request.block_hashes), len(tracked.blocks))
         if not self.settings.store or self.link is None or self.link.ns is None or tracked.tainted:
             return
@@ -384,6 +410,8 @@ class SchedulerHalf:
     @staticmethod
     def _copy(tracked: _Request, first: int, end: int, plain: bool = False) -> Copy:
         """Of these blocks, but for those that have no pages."""
+        if end == first + 1 and tracked.blocks[first] != _NULL_BLOCK:
+            return Copy(tracked.vllm.request_id, tracked.keys(first, end), [tracked.blocks[first]], plain)
         there = [i for i in range(first, end) if tracked.blocks[i] != _NULL_BLOCK]
         keys = b"".join(tracked.keys(i, i + 1) for i in there) if len(there) < end - first else tracked.keys(first, end)
         return Copy(tracked.vllm.request_id, keys, [tracked.blocks[i] for i in there], plain)
@@ -411,12 +439,13 @@ class SchedulerHalf:
             self._failed(invalid)
         self._known = max(self._known, number)
         self._gone = [gone for gone in self._gone if gone[0] > self._known]
-        if self._risky <= self._known:
-            for tracked in self._requests.values():
+        if self._risky <= self._known and self._lost:
+            for tracked in self._lost:
                 tracked.past.clear()
-        ready = [held for held in self._held if held.plan <= self._known]
-        self._held = [held for held in self._held if held.plan > self._known]
-        self._plan.stores += [held.copy for held in ready]
+            self._lost = []
+        if self._held:
+            self._plan.stores += [held.copy for held in self._held if held.plan <= self._known]
+            self._held = [held for held in self._held if held.plan > self._known]
         self._end()
 
     def spoiled(self, requests: Any) -> None:
@@ -435,7 +464,7 @@ class SchedulerHalf:
             # If no request computes them again, the engine itself treats them as valid.
             self._invalid.update({block: "" for block in invalid if block not in self._invalid})
             gone = [(blocks, loads) for _, blocks, loads in self._gone]
-            for blocks, loads in gone + [past for tracked in self._requests.values() for past in tracked.past]:
+            for blocks, loads in gone + [past for tracked in self._lost for past in tracked.past]:
                 bad = next((i for i, block in enumerate(blocks) if block in invalid and block in loads), len(blocks))
                 self._invalid.update(dict.fromkeys(blocks[bad:], ""))
         for tracked in self._requests.values():
@@ -482,6 +511,7 @@ class SchedulerHalf:
         if tracked is None:
             return False, None
         self._release(tracked)
+        self._lost = [lost for lost in self._lost if lost is not tracked]
         self._forget_invalid({request.request_id})
         if not self.settings.async_load and self._risky > self._known:
             now = [(list(blocks or tracked.blocks), tracked.loads)] if tracked.loads else []

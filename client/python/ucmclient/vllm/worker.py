@@ -28,6 +28,8 @@ logger = logging.getLogger("ucmclient.vllm")
 
 #: When the daemon goes away during a load, its last copies may land within this time.
 _GRACE = 0.5
+#: Blocks of a store that is small, and how many of these go together (at most 16384 keys: proto/limits.h).
+_FEW, _TOGETHER = 8, 1024
 #: Limit for a cancelled store to end, which it does after the piece that is being copied.
 _STOP = 2.0
 
@@ -52,7 +54,7 @@ def region_memory(layout: Layout, on_gpu: bool) -> RegionMemory:
     return RegionMemory(memory, [base for base, _ in known], planes, gpu)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Load:
     request: str
     blocks: list[int]
@@ -63,11 +65,11 @@ class _Load:
     not_before: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class _Store:
-    """A dump. It lives as long as the daemon may read the blocks, or may still be asked to."""
+    """A dump of blocks of one or several requests. It lives as long as the daemon may read the blocks, or may still be asked to."""
 
-    copy: Copy
+    copies: list[Copy]
     #: What the step's work ends with. None: on a CPU.
     event: Any
     #: When to give up on an event.
@@ -76,6 +78,19 @@ class _Store:
     task: Optional[Task] = None
     #: The daemon was given the event.
     by_event: bool = False
+
+    def of(self, request: str) -> bool:
+        return any(copy.request == request for copy in self.copies)
+
+
+def together(copies: list[Copy]) -> list[list[Copy]]:
+    """What goes to the daemon as one dump: a call takes as long as the bookkeeping of a hundred requests. What a prefill has
+    filled goes by itself, so that a trace shows it as its request's."""
+    alone = [[copy] for copy in copies if len(copy.blocks) > _FEW]
+    for plain in (False, True):
+        few = [copy for copy in copies if len(copy.blocks) <= _FEW and copy.plain == plain]
+        alone += [few[i : i + _TOGETHER] for i in range(0, len(few), _TOGETHER)]
+    return alone
 
 
 class WorkerHalf:
@@ -114,8 +129,7 @@ class WorkerHalf:
         self._until = 0.0
         self._failed_blocks: set[int] = set()
         self._finished_loads: set[str] = set()
-        #: Of each request.
-        self._stores: dict[str, list[_Store]] = {}
+        self._stores: list[_Store] = []
         #: The daemon can't open this process's events, so dumps begin when these have come.
         self._events_refused = False
         #: Requests of which this step's plan stores nothing.
@@ -165,7 +179,7 @@ class WorkerHalf:
     def unregister(self) -> None:
         """Returns when the daemon has unmapped the memory. Idempotent. Drops this process's handles too: they keep
         memory."""
-        self._drain_stores(list(self._stores))
+        self._drain_stores({copy.request for store in self._stores for copy in store.copies})
         self.link.drop_region()
         self._memory = RegionMemory()
 
@@ -259,18 +273,18 @@ class WorkerHalf:
     def start_stores(self, plan: Plan) -> None:
         self._ending |= plan.ended
         discarded, self._discarded = self._discarded, set()
-        event = None
-        for copy in plan.stores if self.writes else ():
-            if copy.request in discarded:
-                continue
-            region = self.link.region
-            if region is None:  # also when the last call timed out: each such call costs its timeout
+        stores = [copy for copy in plan.stores if copy.request not in discarded] if self.writes else []
+        if not stores or self.link.region is None:
+            return
+        event, until = self.event(), time.monotonic() + self.settings.transfer_deadline
+        for copies in together(stores):
+            if self.link.region is None:  # also when the last call timed out: each such call costs its timeout
                 return
-            if event is None:
-                event = self.event()
-            store = _Store(copy, event, time.monotonic() + self.settings.transfer_deadline)
-            if self._begin_store(store):
-                self._stores.setdefault(copy.request, []).append(store)
+            self._begin(_Store(copies, event, until))
+
+    def _begin(self, store: _Store) -> None:
+        if self._begin_store(store):
+            self._stores.append(store)
 
     def discard(self, requests: set[str]) -> None:
         """What this step computed of these requests is wrong, and they will be computed again: nothing of it is stored."""
@@ -278,7 +292,7 @@ class WorkerHalf:
 
     def _begin_store(self, store: _Store) -> bool:
         """False: there will be none. While its event must come first, there is no task."""
-        copy, handle, region = store.copy, None, self.link.region
+        handle, region = None, self.link.region
         if region is None:
             return False
         if store.event is not None:
@@ -287,9 +301,12 @@ class WorkerHalf:
             elif not store.event.query():
                 return time.monotonic() < store.until
         store.by_event = handle is not None
+        first, *more = store.copies
+        keys = b"".join(copy.keys for copy in store.copies) if more else first.keys
+        blocks = [block for copy in store.copies for block in copy.blocks] if more else first.blocks
         store.task = self.link.ask(
-            region.dump, copy.keys, copy.blocks, event=handle, deadline=self.settings.transfer_deadline,
-            durable=self.settings.durable, plain=copy.plain, timeout=self.settings.lookup_timeout, request=copy.request,
+            region.dump, keys, blocks, event=handle, deadline=self.settings.transfer_deadline, durable=self.settings.durable,
+            plain=first.plain, timeout=self.settings.lookup_timeout, request="" if more else first.request,
         )
         return store.task is not None
 
@@ -297,12 +314,20 @@ class WorkerHalf:
         """vLLM calls this before it overwrites the blocks of these requests."""
         self._drain_stores(plan.preempted)
 
-    def _drain_stores(self, requests: Any) -> None:
-        """Returns when no store of these requests reads any more: ended, cancelled, or cut with the connection."""
-        for request in requests:
-            for store in self._stores.pop(request, []):
-                if store.task is not None:
-                    self._stop_store(store.task)
+    def _drain_stores(self, requests: set[str]) -> None:
+        """Returns when no store of these requests reads any more: ended, cancelled, or cut with the connection. What goes
+        together with them is stored anew."""
+        if not requests or not self._stores:
+            return
+        drained = [store for store in self._stores if any(store.of(request) for request in requests)]
+        self._stores = [store for store in self._stores if store not in drained]
+        for store in drained:
+            if store.task is not None:
+                self._stop_store(store.task)
+        for store in drained:
+            left = [copy for copy in store.copies if copy.request not in requests]
+            if left:
+                self._begin(_Store(left, store.event, store.until))
 
     def _stop_store(self, task: Task) -> None:
         try:
@@ -335,13 +360,15 @@ class WorkerHalf:
 
     def _as_it_is(self, store: _Store, result: TaskResult) -> bool:
         """Stores what the encoding could not hold again, without it."""
-        copy, size = store.copy, len(store.copy.keys) // len(store.copy.blocks)
         if not self._unfit:
             logger.warning("KV that the encoding can't hold is stored as it is; `ucmctl stats` counts it (encode_unfit)")
         self._unfit = True
-        unfit = [i for i, status in enumerate(result.blocks) if status == BlockResult.UNFIT]
-        keys = b"".join(copy.keys[i * size : (i + 1) * size] for i in unfit)
-        store.copy = Copy(copy.request, keys, [copy.blocks[i] for i in unfit], plain=True)
+        unfit, first = [], 0
+        for copy in store.copies:
+            results = result.blocks[first : first + len(copy.blocks)]
+            unfit.append(copy.some([i for i, status in enumerate(results) if status == BlockResult.UNFIT], plain=True))
+            first += len(results)
+        store.copies = [copy for copy in unfit if copy.blocks]
         store.event = store.task = None
         return not self._begin_store(store)
 
@@ -359,15 +386,13 @@ class WorkerHalf:
 
     def finished(self) -> tuple[set[str], set[str]]:
         """Finished requests whose stores have ended, and requests whose loads have ended."""
-        for name, stores in list(self._stores.items()):
-            left = [store for store in stores if not self._store_done(store)]
-            if left:
-                self._stores[name] = left
-            else:
-                del self._stores[name]
-        sent = {name for name in self._ending if name not in self._stores}
-        self._ending -= sent
-        if self.settings.async_load:
+        if self._stores:
+            self._stores = [store for store in self._stores if not self._store_done(store)]
+        sent = set()
+        if self._ending:
+            sent = {name for name in self._ending if not any(store.of(name) for store in self._stores)}
+            self._ending -= sent
+        if self.settings.async_load and self._loads:
             done = [load for load in self._loads if self._over(load)]
             self._loads = [load for load in self._loads if load not in done]
             for load in done:
