@@ -494,6 +494,7 @@ static void observe_fill_cb(void *ctx, struct observe_snapshot *out)
 {
     struct server *s = ctx;
 
+    cache_hints_beat(s->cache);
     requests_observe(s->requests, out);
 }
 

@@ -2,6 +2,7 @@
  * they were told. */
 #include "daemon/arena/arena.h"
 #include "daemon/arena/internal.h"
+#include "daemon/base/memfd.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -42,7 +43,7 @@ static int table_open(struct arena *a, struct arena_group *g)
     uint32_t slots = (uint32_t)(a->config.extent / ARENA_ALIGN);
     uint64_t bytes = ucm_window_table_bytes(a->windows.n, slots);
     void *p;
-    int rc = arena_memfd("ucmd-window-table", bytes, &g->fd);
+    int rc = memfd_new("ucmd-window-table", bytes, &g->fd);
 
     if (rc < 0)
         return rc;
@@ -58,7 +59,7 @@ static int table_open(struct arena *a, struct arena_group *g)
     g->header->extent_bytes = a->config.extent;
     g->header->extents = a->windows.n;
     g->header->slots_per_extent = slots;
-    g->read_fd = arena_memfd_share(g->fd);
+    g->read_fd = memfd_share(g->fd);
     return g->read_fd < 0 ? g->read_fd : 0;
 }
 

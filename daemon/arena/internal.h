@@ -189,11 +189,6 @@ int arena_window_submit(struct arena *a, struct window *w);
 /* The windows whose job is done, one at a time; NULL: no more. */
 struct window *arena_window_ended(struct arena *a);
 void arena_windows_stop(struct arena *a);
-/* A file of memory that grows no more. 0 or -errno. */
-int arena_memfd(const char *name, uint64_t bytes, int *out);
-/* From now on nobody can write to it but through what is mapped. Its descriptor to read it, or -errno. */
-int arena_memfd_share(int fd);
-
 /* grow.c: ends the thread. The caller closes `grown` if `threaded`. */
 void arena_grow_stop(struct arena *a);
 

@@ -4,59 +4,20 @@
 #include "daemon/arena/internal.h"
 
 #include "daemon/base/log.h"
+#include "daemon/base/memfd.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/memfd.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* Newer than headers and kernels in use. */
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 8u
-#endif
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x10
-#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* ---- files of memory ---- */
-
-int arena_memfd(const char *name, uint64_t bytes, int *out)
-{
-    int rc, fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-
-    if (fd < 0 && errno == EINVAL)
-        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0)
-        return -errno;
-    if (fchmod(fd, 0400) < 0 || ftruncate(fd, (off_t)bytes) < 0) {
-        rc = -errno;
-        close(fd);
-        return rc;
-    }
-    *out = fd;
-    return 0;
-}
-
-/* Without FUTURE_WRITE (before Linux 5.1) there are no windows: a worker that runs as the daemon's user could
- * open the file anew, and write. Sealed after the daemon has mapped it: its own mapping stays writable. */
-int arena_memfd_share(int fd)
-{
-    char path[40];
-    int read_fd;
-
-    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0)
-        return -errno;
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    read_fd = open(path, O_RDONLY | O_CLOEXEC);
-    return read_fd < 0 ? -errno : read_fd;
-}
+/* ---- memory ---- */
 
 /* Takes the space of [offset, offset + bytes) of the file, mapped at p: a page that is missing later ends the
  * process. */
@@ -125,7 +86,7 @@ static int window_map(struct arena *a, const struct window *w, int fd)
     if (rc == 0)
         rc = table_populate(a, w);
     if (rc == 0)
-        rc = arena_memfd_share(fd);
+        rc = memfd_share(fd);
     if (rc >= 0 && a->nodes > 0)
         a->extent[extent].home = arena_home_of(a, a->config.numa->where(base));
     return rc;
@@ -133,7 +94,7 @@ static int window_map(struct arena *a, const struct window *w, int fd)
 
 static int window_make(struct arena *a, struct window *w)
 {
-    int fd, rc = arena_memfd("ucmd-window", a->config.extent, &fd);
+    int fd, rc = memfd_new("ucmd-window", a->config.extent, &fd);
 
     if (rc < 0)
         return rc;

@@ -62,6 +62,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->pressure);
     cache_coding_init(c);
     list_init(&c->relocations.ops);
+    list_init(&c->hints.all);
     c->relocations.most = CACHE_MAX_RELOCATIONS;
     *out = c;
     return 0;
@@ -88,7 +89,7 @@ void cache_free(struct cache *c)
         return;
     assert(c->tier_busy == 0 && list_empty(&c->space_waits) && table_count(&c->fills) == 0);
     assert(list_empty(&c->next_turn) && list_empty(&c->pressure) && c->share_busy == 0);
-    assert(c->relocations.n == 0);
+    assert(c->relocations.n == 0 && c->hints.n == 0);
     cache_snapshot_forget(c); /* where no snapshot was written */
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
@@ -144,6 +145,7 @@ void cache_stats(const struct cache *c, struct cache_stats *out)
 /* What the counts depend on, before a change and after it. */
 struct part_view {
     bool complete, whole, in_dram, on_nvme, on_share, local, dirty;
+    uint8_t hint; /* of the block; 0 where nobody reads it */
 };
 
 static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
@@ -160,6 +162,7 @@ static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
         .on_share = part_on_share(p),
         .local = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
         .dirty = b->flags & BLOCK_QUEUED && p->dram == PART_DRAM_READY && p->nvme == PART_NVME_NONE,
+        .hint = ns->hints ? cache_hint_of(c, ns, ref) : 0,
     };
 }
 
@@ -185,6 +188,8 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
     c->stats.complete += (uint64_t)change(was.complete, block_complete(b, ns));
     cache_list_update(c, ref);
     cache_reconsider(c, ref);
+    if (ns->hints)
+        cache_hints_changed(c, ns, ref, was.hint);
     if (was.complete && b->flags & BLOCK_PAIRED && !block_complete(b, ns))
         cache_unpair(c, ref);
 }

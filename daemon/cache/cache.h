@@ -127,6 +127,25 @@ bool cache_doomed(struct cache *c, block_ref ref);
 /* Returns whether it changed something. */
 bool cache_pin(struct cache *c, block_ref ref, bool pinned);
 
+/* ---- hints ---- */
+
+/* So many namespaces may have a table of hints. */
+#define CACHE_MAX_HINTS 1024u
+
+/* The namespace has a table of hints (proto/hint.h) while somebody uses it; it may have to be filled first, in turns of
+ * the loop. 0, -EMFILE: as many namespaces have one, or another -errno. */
+int cache_hints_use(struct cache *c, struct ns *ns);
+void cache_hints_unuse(struct cache *c, struct ns *ns);
+/* What to give to readers of a namespace whose table somebody uses: a descriptor, which stays the cache's, and how long
+ * the file is. */
+int cache_hints_table(const struct ns *ns, uint64_t *bytes);
+/* Tells readers that the daemon lives. */
+void cache_hints_beat(struct cache *c);
+struct cache_hints_stats {
+    uint64_t tables, bytes, left_out;
+};
+void cache_hints_stats(const struct cache *c, struct cache_hints_stats *out);
+
 /* ---- the shared tier ---- */
 
 /* A shared lookup found the block on that root. asked: the root said so itself; else the block lies

@@ -101,6 +101,12 @@ struct cache {
     } shards;
     uint32_t taking; /* 1 + the window extent that is emptied for another group, or 0 */
     uint32_t taken;  /* where the search for such an extent goes on */
+    /* Tables of hints. */
+    struct {
+        struct list all; /* struct ns_hints */
+        uint32_t n;
+        bool pump; /* the idle callback is to fill some */
+    } hints;
     /* Making space. */
     bool searching;     /* a search for a slot goes on in the next turn of the loop */
     uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
@@ -188,7 +194,18 @@ void block_retract(struct cache *c, block_ref ref);
 /* No part of it is being read, written or filled. */
 bool block_idle(const struct block *b, const struct ns *ns);
 
+/* ---- hints.c ---- */
+
+/* The block's tier, as lookups report it (enum ucm_lookup_status), was `was`. Of a namespace with a table of hints. */
+void cache_hints_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was);
+uint8_t cache_hint_of(const struct cache *c, const struct ns *ns, block_ref ref);
+/* Fills some. True: there is more for the next turn of the loop. */
+bool cache_hints_pump(struct cache *c);
+
 /* ---- turn.c ---- */
+
+/* Tables of hints are filled from the next turn of the loop on. */
+void cache_hints_later(struct cache *c);
 
 /* The coding queue is looked at in the next turn of the loop. */
 void cache_coding_later(struct cache *c);

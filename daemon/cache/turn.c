@@ -116,7 +116,18 @@ static void idle_cb(uv_idle_t *idle)
         idle_start(c);
     if (c->sweep > 0 && cache_list_sweep(c))
         idle_start(c);
+    if (c->hints.pump) {
+        c->hints.pump = cache_hints_pump(c);
+        if (c->hints.pump)
+            idle_start(c);
+    }
     pressure_wake(c);
+}
+
+void cache_hints_later(struct cache *c)
+{
+    c->hints.pump = true;
+    idle_start(c);
 }
 
 void cache_relocations_later(struct cache *c)

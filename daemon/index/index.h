@@ -26,6 +26,7 @@
 #include <stdint.h>
 
 struct encoded_ns;
+struct ns_hints;
 struct ucm_error;
 
 /* ---- blocks ---- */
@@ -199,8 +200,9 @@ struct ns {
     struct admission admission;                   /* to NVMe */
     uint32_t purges;                              /* under way */
     uint8_t record;                               /* enum ns_record */
-    uint64_t record_from;  /* tier_ns_record.from_sequence of a record that failed */
-    struct ns_form *forms; /* NS_FORMS of them, or NULL: coded forms of its blocks; cache/form.c */
+    uint64_t record_from;   /* tier_ns_record.from_sequence of a record that failed */
+    struct ns_hints *hints; /* NULL: nobody reads them; cache/hints.c */
+    struct ns_form *forms;  /* NS_FORMS of them, or NULL: coded forms of its blocks; cache/form.c */
 };
 
 static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)

@@ -3,6 +3,7 @@
  * with a share that other hosts change, once in an index that is always full, and once with blocks
  * in two forms. UCM_SEED repeats a run. */
 #include "tests/unit/form_rig.h"
+#include "tests/unit/hint_rig.h"
 #include "tests/unit/random.h"
 
 TestSuite(cache_random, .init = open_shared, .fini = close_shared);
@@ -180,6 +181,8 @@ static void invariants(void)
         dram += ns_at(i)->dram_bytes;
         nvme += ns_at(i)->nvme_bytes;
         shared += ns_at(i)->share_bytes;
+        if (ns_at(i)->hints)
+            hints_agree(ns_at(i), KEYS);
         cr_assert_geq(form_users(ns_at(i)), forms_named(ns_at(i)));
         cr_assert_leq(form_users(ns_at(i)), forms_named(ns_at(i)) + table_count(&rig.cache->fills));
     }
@@ -472,6 +475,17 @@ static const act chaos_acts[] = {
 #define ACTS_LOCAL 17u  /* of these, the ones that know no share */
 #define ACTS_SHARED 24u /* and no forms */
 
+/* A worker begins or ends to look at a namespace's hints. */
+static void chaos_hints(void)
+{
+    struct ns *ns = some_ns();
+
+    if (!ns->hints)
+        cr_assert_eq(cache_hints_use(rig.cache, ns), 0);
+    else if (below(8) == 0)
+        cache_hints_unuse(rig.cache, ns);
+}
+
 /* Everything ends: then nobody may still wait, and evicting everything leaves nothing. */
 static void chaos_end(void)
 {
@@ -508,6 +522,10 @@ static void chaos_end(void)
             (void)cache_evict(rig.cache, ref, CACHE_ALL);
         }
     }
+    invariants(); /* the hints, too */
+    for (unsigned i = 0; i < namespaces(); i++)
+        while (ns_at(i)->hints)
+            cache_hints_unuse(rig.cache, ns_at(i));
     expect_nothing_held();
     cr_expect(list_empty(&share.held) && rig.cache->write[WRITE_SHARE].writing_bytes == 0);
 }
@@ -526,6 +544,8 @@ static void chaos_run(unsigned acts, bool forms)
             chaos_acts[below(acts)]();
             if (op % 8 == 0)
                 invariants();
+            if (op % 64 == 0)
+                chaos_hints();
         }
         chaos_end();
         cr_assert_gt(chaos.reads, 20u, "round %u", round);

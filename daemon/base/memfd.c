@@ -1,0 +1,48 @@
+#include "daemon/base/memfd.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Newer than headers and kernels in use. */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x10
+#endif
+
+int memfd_new(const char *name, uint64_t bytes, int *out)
+{
+    int rc, fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+
+    if (fd < 0 && errno == EINVAL)
+        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -errno;
+    if (fchmod(fd, 0400) < 0 || ftruncate(fd, (off_t)bytes) < 0) {
+        rc = -errno;
+        close(fd);
+        return rc;
+    }
+    *out = fd;
+    return 0;
+}
+
+/* Without FUTURE_WRITE (before Linux 5.1) nothing is shared: a worker that runs as the daemon's user could open the
+ * file anew, and write. Sealed after the daemon has mapped it: its own mapping stays writable. */
+int memfd_share(int fd)
+{
+    char path[40];
+    int read_fd;
+
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0)
+        return -errno;
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    read_fd = open(path, O_RDONLY | O_CLOEXEC);
+    return read_fd < 0 ? -errno : read_fd;
+}

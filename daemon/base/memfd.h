@@ -1,0 +1,13 @@
+/* Files of memory that the daemon shares with other processes, which can read them and nothing else. Any thread. */
+#ifndef UCMD_BASE_MEMFD_H
+#define UCMD_BASE_MEMFD_H
+
+#include <stdint.h>
+
+/* A file of memory that grows no more once it is shared. 0 or -errno. */
+int memfd_new(const char *name, uint64_t bytes, int *out);
+/* From now on nobody can write to it but through what is mapped, and it can't shrink. Its descriptor to read it, or
+ * -errno. */
+int memfd_share(int fd);
+
+#endif

@@ -1,0 +1,221 @@
+/* Tables of hints: each follows what lookups of its namespace would find.
+ *
+ *   first use --> FILLING: memory, then blocks, some of both a turn --> LIVE --half full--> SUPERSEDED by another one, which
+ *   was filled beside it
+ *
+ * A table that gets blocks follows changes already. So a block that the scan has passed, or that came behind it, is there
+ * when the scan ends. */
+#include "daemon/cache/cache.h"
+
+#include "daemon/base/log.h"
+#include "daemon/cache/internal.h"
+#include "daemon/index/hints.h"
+#include "proto/messages.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+/* About 50 us of a turn of the loop. */
+#define SCANNED_PER_TURN 256u
+/* Between two tries to get memory for a table. */
+#define RETRY_MS 10000u
+
+struct ns_hints {
+    struct list link; /* in cache.hints.all */
+    struct ns *ns;
+    uint32_t uses;
+    struct hints *table;   /* what readers get */
+    struct hints *filling; /* the same, or what will take its place, or NULL */
+    bool reserved;         /* it has all of its memory */
+    uint64_t cursor;       /* of its scan */
+    uint64_t retry_ms;     /* no memory before */
+};
+
+static uint64_t now_ms(void)
+{
+    return uv_hrtime() / 1000000;
+}
+
+uint8_t cache_hint_of(const struct cache *c, const struct ns *ns, block_ref ref)
+{
+    static const uint8_t statuses[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
+                                       [CACHE_NVME] = UCM_LOOKUP_NVME,
+                                       [CACHE_SHARE] = UCM_LOOKUP_SHARED};
+
+    return statuses[cache_tier(c, ns, ref)];
+}
+
+/* ---- filling ---- */
+
+/* There was no memory: the first table waits for some, and one that should be larger stays as it is. */
+static void postpone(struct ns_hints *h, int rc)
+{
+    log_warn("hints", "no-memory", "ns=%u error=%s", h->ns->id, strerror(-rc));
+    h->retry_ms = now_ms() + RETRY_MS;
+    if (h->filling == h->table)
+        return;
+    hints_free(h->filling, UCM_HINT_ENDED);
+    h->filling = NULL;
+}
+
+static void grow(struct cache *c, struct ns_hints *h)
+{
+    int rc;
+
+    if (h->filling || h->retry_ms > now_ms())
+        return;
+    rc = hints_new(h->ns->identity.key_bytes, h->ns->blocks, now_ms(), &h->filling);
+    if (rc < 0) {
+        postpone(h, rc);
+        return;
+    }
+    h->reserved = false;
+    h->cursor = 0;
+    cache_hints_later(c);
+}
+
+static void fill_end(struct ns_hints *h)
+{
+    hints_begin(h->filling);
+    if (h->filling != h->table) {
+        hints_free(h->table, UCM_HINT_SUPERSEDED);
+        h->table = h->filling;
+    }
+    h->filling = NULL;
+}
+
+/* False: it waits. */
+static bool fill(struct cache *c, struct ns_hints *h)
+{
+    block_ref refs[SCANNED_PER_TURN];
+    uint32_t n;
+
+    if (!h->filling || h->retry_ms > now_ms())
+        return false;
+    if (!h->reserved) {
+        int rc = hints_reserve(h->filling);
+
+        if (rc < 0)
+            postpone(h, rc);
+        h->reserved = rc == 0;
+        return rc >= 0;
+    }
+    h->cursor = index_scan(c->config.index, h->ns, h->cursor, SCANNED_PER_TURN, refs, &n);
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t is = cache_hint_of(c, h->ns, refs[i]);
+
+        if (is != 0)
+            hints_set(h->filling, index_block(c->config.index, refs[i])->key, 0, is);
+    }
+    if (h->cursor == 0)
+        fill_end(h);
+    return h->cursor != 0;
+}
+
+bool cache_hints_pump(struct cache *c)
+{
+    bool more = false;
+
+    for (struct list *node = c->hints.all.next; node != &c->hints.all; node = node->next)
+        more = fill(c, LIST_ENTRY(node, struct ns_hints, link)) || more;
+    return more;
+}
+
+/* ---- following ---- */
+
+void cache_hints_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was)
+{
+    struct ns_hints *h = ns->hints;
+    const uint8_t *key = index_block(c->config.index, ref)->key;
+    uint8_t is = cache_hint_of(c, ns, ref);
+
+    if (is == was)
+        return;
+    if (h->table != h->filling)
+        hints_set(h->table, key, was, is);
+    if (h->filling && h->reserved)
+        hints_set(h->filling, key, was, is);
+    if (h->table != h->filling && hints_crowded(h->table))
+        grow(c, h);
+}
+
+/* ---- use ---- */
+
+int cache_hints_use(struct cache *c, struct ns *ns)
+{
+    struct ns_hints *h = ns->hints;
+    int rc;
+
+    if (h) {
+        h->uses++;
+        return 0;
+    }
+    if (c->hints.n >= CACHE_MAX_HINTS)
+        return -EMFILE;
+    h = calloc(1, sizeof(*h));
+    if (!h)
+        return -ENOMEM;
+    rc = hints_new(ns->identity.key_bytes, ns->blocks, now_ms(), &h->table);
+    if (rc < 0) {
+        free(h);
+        return rc;
+    }
+    h->ns = ns;
+    h->uses = 1;
+    h->filling = h->table;
+    list_push_back(&c->hints.all, &h->link);
+    c->hints.n++;
+    ns->hints = h;
+    cache_hints_later(c);
+    return 0;
+}
+
+void cache_hints_unuse(struct cache *c, struct ns *ns)
+{
+    struct ns_hints *h = ns->hints;
+
+    if (--h->uses > 0)
+        return;
+    ns->hints = NULL;
+    list_remove(&h->link);
+    c->hints.n--;
+    if (h->filling != h->table)
+        hints_free(h->filling, UCM_HINT_ENDED);
+    hints_free(h->table, UCM_HINT_ENDED);
+    free(h);
+}
+
+int cache_hints_table(const struct ns *ns, uint64_t *bytes)
+{
+    *bytes = hints_bytes(ns->hints->table);
+    return hints_fd(ns->hints->table);
+}
+
+void cache_hints_beat(struct cache *c)
+{
+    for (struct list *node = c->hints.all.next; node != &c->hints.all; node = node->next) {
+        struct ns_hints *h = LIST_ENTRY(node, struct ns_hints, link);
+
+        hints_beat(h->table, now_ms());
+        if (h->filling && h->filling != h->table)
+            hints_beat(h->filling, now_ms());
+        if (h->filling && h->retry_ms > 0 && h->retry_ms <= now_ms())
+            cache_hints_later(c); /* it waits for memory */
+    }
+}
+
+void cache_hints_stats(const struct cache *c, struct cache_hints_stats *out)
+{
+    *out = (struct cache_hints_stats){.tables = c->hints.n};
+    for (const struct list *node = c->hints.all.next; node != &c->hints.all; node = node->next) {
+        const struct ns_hints *h = LIST_ENTRY(node, struct ns_hints, link);
+
+        out->bytes += hints_bytes(h->table);
+        if (h->filling && h->filling != h->table)
+            out->bytes += hints_bytes(h->filling);
+        out->left_out += hints_left_out(h->table);
+    }
+}

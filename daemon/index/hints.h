@@ -1,0 +1,37 @@
+/* One table of hints (proto/hint.h), as the daemon has it: the memory that it shares, and the only writer.
+ *
+ * Promises:
+ * - A reader may map it at any time, and can't write to it, shrink it or grow it.
+ * - It takes 16 to 64 bytes a block. Setting an entry costs about one cache miss.
+ * - The seed of its hash is random: keys that a client chose to collide in one table don't in the next.
+ *
+ * Thread: the loop only. */
+#ifndef UCMD_INDEX_HINTS_H
+#define UCMD_INDEX_HINTS_H
+
+#include "proto/hint.h"
+
+struct hints;
+
+/* An empty table for about `blocks` blocks and up to as many more, in state FILLING. 0 or -errno. */
+int hints_new(uint32_t key_bytes, uint64_t blocks, uint64_t now_ms, struct hints **out);
+/* Readers keep what they have mapped, and see that state there. NULL-safe. */
+void hints_free(struct hints *h, enum ucm_hint_state last);
+
+/* Gets some of its memory; setting an entry may end the process before all is there. 0: all is there; 1: there is more
+ * to get; or -errno. */
+int hints_reserve(struct hints *h);
+/* The block's tier was `was`, of enum ucm_lookup_status, and is `is`. */
+void hints_set(struct hints *h, const uint8_t *key, uint8_t was, uint8_t is);
+/* All blocks are in it. */
+void hints_begin(struct hints *h);
+void hints_beat(struct hints *h, uint64_t now_ms);
+/* It should be replaced by a larger one: it is half full. */
+bool hints_crowded(const struct hints *h);
+
+int hints_fd(const struct hints *h); /* to be read; stays the table's */
+uint64_t hints_bytes(const struct hints *h);
+uint64_t hints_entries(const struct hints *h);
+uint64_t hints_left_out(const struct hints *h);
+
+#endif

@@ -1,0 +1,237 @@
+/* The table of hints that the daemon shares with the workers of a namespace: which of its blocks are complete, and in
+ * which tier. The daemon writes it, in a memfd; workers map it read-only and look keys up without asking.
+ * docs/protocol.md, "Hints", describes it.
+ *
+ * A bucket is a cache line: the number of entries of this bucket that lie in later ones, and 7 entries, each one
+ * atomic word. A key's entry is in its own bucket or, if that was full, in one of the 3 behind it. It never moves, and
+ * changes by single stores. So at every moment, also when the daemon dies amid a change, a reader finds each entry that
+ * stays, and no half of one. What a reader concludes is a hint all the same: the block may go at the next moment.
+ *
+ * Nothing in the table leads a reader out of it: it masks each position by its own copy of the size.
+ *
+ * Threads: one writes; readers anywhere. Stores are releases and loads acquires, so a reader that sees a store sees
+ * those before it. */
+#ifndef UCM_PROTO_HINT_H
+#define UCM_PROTO_HINT_H
+
+#include "proto/limits.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define UCM_HINT_MAGIC "UCMHINT1"
+#define UCM_HINT_VERSION 1u
+#define UCM_HINT_HEADER_BYTES 4096u /* the buckets begin here */
+#define UCM_HINT_ENTRIES 7u         /* of a bucket */
+#define UCM_HINT_PROBES 4u          /* buckets in which a key's entry may lie */
+#define UCM_HINT_MIN_BUCKETS 64u
+#define UCM_HINT_MAX_BUCKETS (1u << 30)
+
+/* The daemon beats once a second. A reader that finds the beat this much behind takes the daemon for dead or stuck. */
+#define UCM_HINT_BEAT_MS 1000u
+#define UCM_HINT_STALE_MS 5000u
+
+enum ucm_hint_state {
+    UCM_HINT_FILLING = 0,    /* not all blocks are in it yet */
+    UCM_HINT_LIVE = 1,       /* it follows the cache */
+    UCM_HINT_SUPERSEDED = 2, /* there is another one: ask for it */
+    UCM_HINT_ENDED = 3,      /* the daemon stopped, or ended it */
+};
+
+struct ucm_hint_header {
+    uint8_t magic[8];
+    uint32_t version;
+    uint32_t key_bytes;
+    uint64_t buckets;          /* a power of 2 */
+    uint64_t seed;             /* of the hash */
+    _Atomic uint64_t state;    /* enum ucm_hint_state */
+    _Atomic uint64_t left_out; /* at most so many blocks have no entry, as their buckets are full */
+    _Atomic uint64_t beat_ms;  /* CLOCK_MONOTONIC of the daemon when it beat last */
+};
+
+/* An entry: the tier (enum ucm_lookup_status) in bits 0 and 1, a generation in bits 2 to 15, and the 48 high bits of the
+ * key's hash. The generation is that of the block's latest entry into the table, so one that came back has another. */
+#define UCM_HINT_TIER_MASK UINT64_C(3)
+#define UCM_HINT_GENERATION_SHIFT 2
+#define UCM_HINT_GENERATION_MASK UINT64_C(0xfffc)
+#define UCM_HINT_PRINT_MASK (~UINT64_C(0xffff))
+
+/* Byte i of the tags is 0 while entry i is empty, else 0x80 and bits 16 to 22 of its hash. Byte 7 counts the entries whose
+ * own bucket is this one, but that lie in the 3 behind it; once it is 255 it stays. */
+struct ucm_hint_bucket {
+    _Atomic uint64_t tags;
+    _Atomic uint64_t entry[UCM_HINT_ENTRIES];
+};
+#define UCM_HINT_AWAY_SHIFT 56
+#define UCM_HINT_AWAY_MAX 255u
+
+_Static_assert(sizeof(struct ucm_hint_bucket) == 64, "a bucket is a cache line");
+_Static_assert(sizeof(struct ucm_hint_header) <= UCM_HINT_HEADER_BYTES, "the header has a page");
+
+static inline uint64_t ucm_hint_bytes(uint64_t buckets)
+{
+    return UCM_HINT_HEADER_BYTES + buckets * sizeof(struct ucm_hint_bucket);
+}
+
+/* XXH3-64 of the key with that seed. */
+uint64_t ucm_hint_hash(const uint8_t *key, uint32_t key_bytes, uint64_t seed);
+
+/* The model check of tests/unit/test_hint_model.c replaces these. */
+#ifndef UCM_HINT_LOAD
+#define UCM_HINT_LOAD(p) atomic_load_explicit(p, memory_order_acquire)
+#define UCM_HINT_STORE(p, value) atomic_store_explicit(p, value, memory_order_release)
+#endif
+
+/* ---- reading ---- */
+
+/* What a reader keeps of a header that it has checked. */
+struct ucm_hint_view {
+    const struct ucm_hint_header *header;
+    const struct ucm_hint_bucket *bucket;
+    uint64_t mask; /* buckets - 1 */
+    uint64_t seed;
+    uint32_t key_bytes;
+};
+
+/* Copies and checks the header of a mapping of `bytes` bytes. False: it is no table of keys of key_bytes that fits there.
+ */
+bool ucm_hint_open(const void *mapping, uint64_t bytes, uint32_t key_bytes,
+                   struct ucm_hint_view *out);
+
+static inline uint64_t ucm_hint_tag(uint64_t hash)
+{
+    return 0x80 | (hash >> 16 & 0x7f);
+}
+
+/* Has bit 7 of byte i for each entry i with that tag, and perhaps for others behind the first. */
+static inline uint64_t ucm_hint_candidates(uint64_t tags, uint64_t tag)
+{
+    uint64_t x = (tags ^ tag * UINT64_C(0x0101010101010101)) | UINT64_C(0xff)
+                                                                   << UCM_HINT_AWAY_SHIFT;
+
+    return (x - UINT64_C(0x0101010101010101)) & ~x & UINT64_C(0x8080808080808080);
+}
+
+/* The number of the bucket's entry with that hash, and the entry; UCM_HINT_ENTRIES: it has none. */
+static inline uint32_t ucm_hint_in(const struct ucm_hint_bucket *b, uint64_t tags, uint64_t hash,
+                                   uint64_t *entry)
+{
+    for (uint64_t c = ucm_hint_candidates(tags, ucm_hint_tag(hash)); c; c &= c - 1) {
+        uint32_t i = (uint32_t)__builtin_ctzll(c) / 8;
+
+        *entry = UCM_HINT_LOAD(&b->entry[i]);
+        if (((*entry ^ hash) & UCM_HINT_PRINT_MASK) == 0)
+            return i;
+    }
+    return UCM_HINT_ENTRIES;
+}
+
+/* The entry of a key with that hash; 0: none. */
+static inline uint64_t ucm_hint_find(const struct ucm_hint_view *v, uint64_t hash)
+{
+    const struct ucm_hint_bucket *b = &v->bucket[hash & v->mask];
+    uint64_t own = UCM_HINT_LOAD(&b->tags), tags = own, entry = 0;
+
+    for (uint32_t probe = 1; ucm_hint_in(b, tags, hash, &entry) == UCM_HINT_ENTRIES; probe++) {
+        if (own >> UCM_HINT_AWAY_SHIFT == 0 || probe == UCM_HINT_PROBES)
+            return 0;
+        b = &v->bucket[(hash + probe) & v->mask];
+        tags = UCM_HINT_LOAD(&b->tags);
+    }
+    return entry;
+}
+
+/* found[i]: the tier of keys + i * key_bytes as enum ucm_lookup_status, 0 for none. stop_at_gap: looks no further than
+ * the first that has none, and leaves what is behind it 0. Returns how many were found. */
+uint32_t ucm_hint_find_many(const struct ucm_hint_view *v, const uint8_t *keys, uint32_t n,
+                            bool stop_at_gap, uint8_t *found);
+
+/* ---- writing ---- */
+
+static inline void ucm_hint_tag_set(struct ucm_hint_bucket *b, uint32_t i, uint64_t tag)
+{
+    uint64_t tags = UCM_HINT_LOAD(&b->tags);
+
+    UCM_HINT_STORE(&b->tags, (tags & ~(UINT64_C(0xff) << 8 * i)) | tag << 8 * i);
+}
+
+static inline void ucm_hint_away(struct ucm_hint_bucket *b, bool more)
+{
+    uint64_t tags = UCM_HINT_LOAD(&b->tags), one = UINT64_C(1) << UCM_HINT_AWAY_SHIFT;
+
+    if (tags >> UCM_HINT_AWAY_SHIFT < UCM_HINT_AWAY_MAX)
+        UCM_HINT_STORE(&b->tags, more ? tags + one : tags - one);
+}
+
+/* How far behind its own bucket the one lies that has the entry, and the entry's number; UCM_HINT_PROBES: none has. */
+static inline uint32_t ucm_hint_place(const struct ucm_hint_bucket *buckets, uint64_t mask,
+                                      uint64_t hash, uint32_t *i)
+{
+    uint64_t away = UCM_HINT_LOAD(&buckets[hash & mask].tags) >> UCM_HINT_AWAY_SHIFT, entry;
+
+    for (uint32_t probe = 0; probe < (away ? UCM_HINT_PROBES : 1u); probe++) {
+        const struct ucm_hint_bucket *b = &buckets[(hash + probe) & mask];
+
+        *i = ucm_hint_in(b, UCM_HINT_LOAD(&b->tags), hash, &entry);
+        if (*i < UCM_HINT_ENTRIES)
+            return probe;
+    }
+    return UCM_HINT_PROBES;
+}
+
+/* The same of an empty entry. */
+static inline uint32_t ucm_hint_room(const struct ucm_hint_bucket *buckets, uint64_t mask,
+                                     uint64_t hash, uint32_t *i)
+{
+    uint32_t probe;
+
+    for (probe = 0; probe < UCM_HINT_PROBES; probe++) {
+        uint64_t tags = UCM_HINT_LOAD(&buckets[(hash + probe) & mask].tags);
+
+        for (*i = 0; *i < UCM_HINT_ENTRIES && tags >> (8 * *i + 7) & 1;)
+            ++*i;
+        if (*i < UCM_HINT_ENTRIES)
+            break;
+    }
+    return probe;
+}
+
+enum ucm_hint_change { UCM_HINT_SAME, UCM_HINT_ADDED, UCM_HINT_REMOVED, UCM_HINT_FULL };
+
+/* The block has that tier now; 0: it is not found any more. FULL: it should have an entry, and has none. SAME: the
+ * number of entries did not change. */
+static inline enum ucm_hint_change ucm_hint_set(struct ucm_hint_bucket *buckets, uint64_t mask,
+                                                uint64_t hash, uint64_t tier, uint64_t generation)
+{
+    struct ucm_hint_bucket *own = &buckets[hash & mask], *b;
+    uint32_t i, probe = ucm_hint_place(buckets, mask, hash, &i);
+
+    b = &buckets[(hash + probe) & mask];
+    if (probe < UCM_HINT_PROBES && tier != 0) {
+        UCM_HINT_STORE(&b->entry[i], (UCM_HINT_LOAD(&b->entry[i]) & ~UCM_HINT_TIER_MASK) | tier);
+        return UCM_HINT_SAME;
+    }
+    if (probe < UCM_HINT_PROBES) { /* readers look further until it has gone */
+        ucm_hint_tag_set(b, i, 0);
+        if (probe > 0)
+            ucm_hint_away(own, false);
+        return UCM_HINT_REMOVED;
+    }
+    if (tier == 0)
+        return UCM_HINT_SAME;
+    probe = ucm_hint_room(buckets, mask, hash, &i);
+    if (probe == UCM_HINT_PROBES)
+        return UCM_HINT_FULL;
+    b = &buckets[(hash + probe) & mask];
+    if (probe > 0) /* and look further before it comes */
+        ucm_hint_away(own, true);
+    UCM_HINT_STORE(&b->entry[i],
+                   (hash & UCM_HINT_PRINT_MASK) |
+                       (generation << UCM_HINT_GENERATION_SHIFT & UCM_HINT_GENERATION_MASK) | tier);
+    ucm_hint_tag_set(b, i, ucm_hint_tag(hash)); /* its entry is there */
+    return UCM_HINT_ADDED;
+}
+
+#endif

@@ -1,0 +1,330 @@
+/* The table of hints: what a reader finds beside what was set, under a writer that runs or dies, and in memory that a
+ * hostile daemon made. test_hint_model.c has all orders of a few steps. */
+#include "daemon/index/hints.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define KEY 32u
+
+static void key_make(uint8_t *key, uint64_t number)
+{
+    memset(key, 0, KEY);
+    memcpy(key, &number, sizeof(number));
+}
+
+static struct hints *table_new(uint64_t blocks)
+{
+    struct hints *h = NULL;
+    int rc;
+
+    cr_assert_eq(hints_new(KEY, blocks, 7, &h), 0);
+    while ((rc = hints_reserve(h)) > 0)
+        ;
+    cr_assert_eq(rc, 0);
+    return h;
+}
+
+static struct ucm_hint_view view_of(const struct hints *h)
+{
+    void *p = mmap(NULL, hints_bytes(h), PROT_READ, MAP_SHARED, hints_fd(h), 0);
+    struct ucm_hint_view v;
+
+    cr_assert_neq(p, MAP_FAILED);
+    cr_assert(ucm_hint_open(p, hints_bytes(h), KEY, &v));
+    return v;
+}
+
+static void view_close(const struct ucm_hint_view *v)
+{
+    munmap((void *)(uintptr_t)v->header, ucm_hint_bytes(v->mask + 1));
+}
+
+static void set(struct hints *h, uint64_t number, uint8_t was, uint8_t is)
+{
+    uint8_t key[KEY];
+
+    key_make(key, number);
+    hints_set(h, key, was, is);
+}
+
+static uint8_t find(const struct ucm_hint_view *v, uint64_t number)
+{
+    uint8_t key[KEY], found;
+
+    key_make(key, number);
+    (void)ucm_hint_find_many(v, key, 1, true, &found);
+    return found;
+}
+
+/* ---- what is set is found ---- */
+
+static uint64_t random_next(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+#define NUMBERS 4096u
+
+Test(hint, a_reader_finds_what_was_set)
+{
+    static uint8_t tiers[NUMBERS];
+    struct hints *h = table_new(NUMBERS / 4); /* up to two thirds full */
+    struct ucm_hint_view v = view_of(h);
+    uint64_t state = 1, entries = 0;
+
+    memset(tiers, 0, sizeof(tiers));
+    hints_begin(h);
+    for (unsigned i = 0; i < 200000; i++) {
+        uint64_t r = random_next(&state);
+        uint32_t n = (uint32_t)(r >> 8) % NUMBERS;
+        uint8_t is = (uint8_t)(r & 3);
+
+        if (is != tiers[n])
+            set(h, n, tiers[n], is);
+        tiers[n] = is;
+        n = (uint32_t)(r >> 40) % NUMBERS;
+        if (hints_left_out(h) == 0)
+            cr_assert_eq(find(&v, n), tiers[n]);
+        else
+            cr_assert(find(&v, n) == tiers[n] || find(&v, n) == 0);
+    }
+    for (uint32_t n = 0; n < NUMBERS; n++)
+        entries += find(&v, n) != 0;
+    cr_expect_eq(entries, hints_entries(h));
+    for (uint32_t n = 0; n < NUMBERS; n++)
+        if (tiers[n] != 0)
+            set(h, n, tiers[n], 0);
+    cr_expect_eq(hints_entries(h), 0u);
+    cr_expect_eq(hints_left_out(h), 0u);
+    for (uint32_t n = 0; n < NUMBERS; n++)
+        cr_assert_eq(find(&v, n), 0u);
+    view_close(&v);
+    hints_free(h, UCM_HINT_ENDED);
+}
+
+Test(hint, of_many_keys_each_or_the_prefix)
+{
+    enum { N = 1000, GAP = 777 };
+    static uint8_t keys[N * KEY], found[N + 1];
+    struct hints *h = table_new(N);
+    struct ucm_hint_view v = view_of(h);
+
+    hints_begin(h);
+    for (uint32_t i = 0; i < N; i++) {
+        key_make(keys + i * KEY, i);
+        if (i != GAP)
+            set(h, i, 0, 1 + i % 3);
+    }
+    for (uint32_t n = 1; n <= N; n = n < 100 ? n + 1 : n + 100) {
+        memset(found, 9, sizeof(found));
+        cr_expect_eq(ucm_hint_find_many(&v, keys, n, false, found), n > GAP ? n - 1 : n);
+        for (uint32_t i = 0; i < n; i++)
+            cr_assert_eq(found[i], i == GAP ? 0 : 1 + i % 3);
+        cr_assert_eq(found[n], 9u);
+        memset(found, 9, sizeof(found));
+        cr_expect_eq(ucm_hint_find_many(&v, keys, n, true, found), n > GAP ? GAP : n);
+        for (uint32_t i = 0; i < n; i++)
+            cr_assert_eq(found[i], i < GAP ? 1 + i % 3 : 0);
+        cr_assert_eq(found[n], 9u);
+    }
+    view_close(&v);
+    hints_free(h, UCM_HINT_ENDED);
+}
+
+/* More than there is room for: none is lost without a word. */
+Test(hint, what_has_no_room_is_counted)
+{
+    struct hints *h = table_new(1);
+    struct ucm_hint_view v = view_of(h);
+    uint32_t room = UCM_HINT_MIN_BUCKETS * UCM_HINT_ENTRIES, found = 0;
+
+    hints_begin(h);
+    for (uint32_t n = 0; n < 2 * room; n++)
+        set(h, n, 0, 1);
+    for (uint32_t n = 0; n < 2 * room; n++)
+        found += find(&v, n) != 0;
+    cr_expect(hints_crowded(h));
+    cr_expect_eq(found, hints_entries(h));
+    cr_expect_eq(found + atomic_load(&v.header->left_out), 2 * room);
+    cr_expect_gt(found, room * 9 / 10);
+    for (uint32_t n = 0; n < 2 * room; n++)
+        set(h, n, 1, 0);
+    cr_expect_eq(hints_entries(h), 0u);
+    cr_expect_eq(atomic_load(&v.header->left_out), 0u);
+    view_close(&v);
+    hints_free(h, UCM_HINT_ENDED);
+}
+
+Test(hint, states_and_beats_are_seen_after_the_table_is_gone)
+{
+    struct hints *h = table_new(1);
+    struct ucm_hint_view v = view_of(h);
+
+    cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_FILLING);
+    cr_expect_eq(atomic_load(&v.header->beat_ms), 7u);
+    hints_begin(h);
+    cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_LIVE);
+    hints_beat(h, 1234);
+    cr_expect_eq(atomic_load(&v.header->beat_ms), 1234u);
+    set(h, 5, 0, 2);
+    hints_free(h, UCM_HINT_SUPERSEDED);
+    cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_SUPERSEDED);
+    cr_expect_eq(find(&v, 5), 2u);
+    view_close(&v);
+}
+
+/* ---- a hostile client ---- */
+
+Test(hint, nobody_else_writes)
+{
+    struct hints *h = table_new(1);
+    char path[64];
+    void *p;
+    int fd;
+
+    cr_expect_eq(fcntl(hints_fd(h), F_GETFL) & O_ACCMODE, O_RDONLY);
+    cr_expect_eq(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, hints_fd(h), 0), MAP_FAILED);
+    p = mmap(NULL, hints_bytes(h), PROT_READ, MAP_SHARED, hints_fd(h), 0);
+    cr_assert_neq(p, MAP_FAILED);
+    cr_expect_eq(mprotect(p, 4096, PROT_READ | PROT_WRITE), -1);
+    cr_expect_eq(ftruncate(hints_fd(h), 0), -1);
+    cr_expect_eq(pwrite(hints_fd(h), "x", 1, 0), -1);
+    /* Its mode does not stop the superuser, the seals do. */
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", hints_fd(h));
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd >= 0) {
+        cr_expect_eq(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+        cr_expect_eq(pwrite(fd, "x", 1, 0), -1);
+        cr_expect_eq(ftruncate(fd, 0), -1);
+        cr_expect_eq(ftruncate(fd, 1 << 20), -1);
+        cr_expect_eq(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
+        cr_expect_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+        close(fd);
+    }
+    munmap(p, hints_bytes(h));
+    hints_free(h, UCM_HINT_ENDED);
+}
+
+/* ---- a hostile daemon ---- */
+
+Test(hint, a_header_that_does_not_fit_is_refused)
+{
+    static _Alignas(64) uint8_t memory[UCM_HINT_HEADER_BYTES + 64 * 64];
+    struct ucm_hint_header *h = (void *)memory;
+    struct ucm_hint_view v;
+
+    memset(memory, 0, sizeof(memory));
+    cr_expect_not(ucm_hint_open(memory, sizeof(memory), KEY, &v));
+    memcpy(h->magic, UCM_HINT_MAGIC, sizeof(h->magic));
+    h->version = UCM_HINT_VERSION;
+    h->key_bytes = KEY;
+    h->buckets = 64;
+    cr_expect(ucm_hint_open(memory, sizeof(memory), KEY, &v));
+    cr_expect_not(ucm_hint_open(memory, sizeof(memory), 16, &v));
+    cr_expect_not(ucm_hint_open(memory, sizeof(memory) - 1, KEY, &v));
+    cr_expect_not(ucm_hint_open(memory, 10, KEY, &v));
+    for (unsigned shift = 0; shift < 64; shift++) {
+        h->buckets = UINT64_C(1) << shift;
+        cr_expect_eq(ucm_hint_open(memory, sizeof(memory), KEY, &v), shift == 6);
+    }
+    h->buckets = 63;
+    cr_expect_not(ucm_hint_open(memory, UCM_HINT_HEADER_BYTES + 63 * 64, KEY, &v));
+    h->buckets = 64;
+    h->version = 2;
+    cr_expect_not(ucm_hint_open(memory, sizeof(memory), KEY, &v));
+}
+
+/* ---- beside a writer ---- */
+
+#define STABLE                                                                                     \
+    200u /* numbers 0 to 199 stay; those up to twice as many come and go; others never were */
+
+static void *churn(void *arg)
+{
+    uint64_t state = 3;
+
+    for (unsigned i = 0; i < 100000; i++) {
+        uint32_t n = STABLE + (uint32_t)(random_next(&state) % STABLE);
+
+        set(arg, n, 0, 1 + n % 3);
+        set(arg, n % STABLE, 1, 1 + (uint8_t)(state >> 33) % 3); /* its tier alone */
+        set(arg, n, 1, 0);
+    }
+    return NULL;
+}
+
+static void look(const struct ucm_hint_view *v)
+{
+    uint8_t moving;
+
+    for (uint32_t n = 0; n < STABLE; n++) {
+        cr_assert_neq(find(v, n), 0u, "%u is there", n);
+        moving = find(v, STABLE + n);
+        cr_assert(moving == 0 || moving == 1 + (STABLE + n) % 3);
+        cr_assert_eq(find(v, 2 * STABLE + n), 0u, "%u never was", n);
+    }
+}
+
+static struct hints *churned(void)
+{
+    struct hints *h = table_new(1); /* 448 entries: many lie behind their own bucket */
+
+    hints_begin(h);
+    for (uint32_t n = 0; n < STABLE; n++)
+        set(h, n, 0, 1);
+    return h;
+}
+
+Test(hint, a_reader_beside_a_writer)
+{
+    struct hints *h = churned();
+    struct ucm_hint_view v = view_of(h);
+    pthread_t thread;
+
+    cr_assert_eq(pthread_create(&thread, NULL, churn, h), 0);
+    for (unsigned i = 0; i < 20; i++)
+        look(&v);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    look(&v);
+    view_close(&v);
+    hints_free(h, UCM_HINT_ENDED);
+}
+
+/* The writer is a process that is killed somewhere in an update; what it leaves is a table all the same. */
+Test(hint, a_writer_that_is_killed)
+{
+    uint64_t state = 1;
+
+    for (unsigned round = 0; round < 20; round++) {
+        struct hints *h = churned();
+        struct ucm_hint_view v = view_of(h);
+        pid_t pid = fork();
+        int status;
+
+        cr_assert_geq(pid, 0);
+        if (pid == 0)
+            for (;;)
+                churn(h);
+        usleep((unsigned)(random_next(&state) % 1000));
+        look(&v);
+        cr_assert_eq(kill(pid, SIGKILL), 0);
+        cr_assert_eq(waitpid(pid, &status, 0), pid);
+        look(&v);
+        cr_expect_eq(atomic_load(&v.header->state), UCM_HINT_LIVE, "its beat alone tells");
+        view_close(&v);
+        hints_free(h, UCM_HINT_ENDED);
+    }
+}
