@@ -453,7 +453,8 @@ enum ucm_trace_op {
     M(CONFIG_RELOAD, config_reload, "config.reload", none, free_map)                               \
     M(CONFIG_GET, config_get, "config.get", none, free_map)                                        \
     M(BYPASS, bypass, "bypass", bypass, free_map)                                                  \
-    M(FETCH, fetch, "fetch", fetch, fetch_r)
+    M(FETCH, fetch, "fetch", fetch, fetch_r)                                                       \
+    M(HINTS_OPEN, hints_open, "hints.open", hints_open, hints_open_r)
 
 enum ucm_method {
 #define M(NAME, name, text, params, result) UCM_METHOD_##NAME,
@@ -582,7 +583,9 @@ struct proto_planes {
     S(window_pin_r, UCM_MSG_WINDOW_PIN_R)                                                          \
     S(window_unpin, UCM_MSG_WINDOW_UNPIN)                                                          \
     S(window_release, UCM_MSG_WINDOW_RELEASE)                                                      \
-    S(window_revoke, UCM_MSG_WINDOW_REVOKE)
+    S(window_revoke, UCM_MSG_WINDOW_REVOKE)                                                        \
+    S(hints_open, UCM_MSG_HINTS_OPEN)                                                              \
+    S(hints_open_r, UCM_MSG_HINTS_OPEN_R)
 
 #define S(suffix, list)                                                                            \
     struct msg_##suffix {                                                                          \

@@ -1,4 +1,5 @@
-/* The messages of workers that decode sparsely: fetches into pools, and windows. As messages.h, which includes this. */
+/* The messages of workers that decode sparsely: fetches into pools, and windows; and those that tell of memory that the
+ * daemon shares: windows and hints. As messages.h, which includes this. */
 #ifndef UCM_PROTO_MESSAGES_SPARSE_H
 #define UCM_PROTO_MESSAGES_SPARSE_H
 
@@ -73,5 +74,14 @@
     F(u32s, extents, REQ, 1, UCM_MAX_REVOKED)                                                      \
     F(u64, deadline_ms, REQ, 1, UCM_DEADLINE_MS)
 #define UCM_WINDOW_REVOKE "window.revoke"
+
+/* ---- hints ---- */
+
+/* The table of a namespace's blocks. The answer brings one descriptor: the table (proto/hint.h), of `bytes` bytes. shared:
+ * a block that is not in the table may lie on the shared tier all the same. */
+#define UCM_MSG_HINTS_OPEN(F) F(u64, ns, REQ, 1, UCM_U32)
+#define UCM_MSG_HINTS_OPEN_R(F)                                                                    \
+    F(u64, bytes, REQ, 4096, 1ull << 40)                                                           \
+    F(flag, shared, OPT, 0, 0)
 
 #endif

@@ -184,6 +184,9 @@
       "chosen blocks left out of answers because they were evicted by name")                       \
     X(prefetch_useful, counter, "blocks", "blocks brought into DRAM for a chain and then loaded")  \
     X(prefetch_useless, counter, "blocks", "blocks brought into DRAM for a chain, evicted unused") \
+    X(hint_tables, gauge, "tables", "namespaces whose blocks workers look up in a table of hints") \
+    X(hint_bytes, gauge, "bytes", "memory of tables of hints")                                     \
+    X(hint_left_out, gauge, "blocks", "blocks for which such a table has no room")                 \
     X(windows, gauge, "windows", "windows open now")                                               \
     X(window_bytes_configured, gauge, "bytes", "`window.size`: the most that is lent to windows")  \
     X(window_bytes, gauge, "bytes", "DRAM lent to windows, also what workers have yet to release") \

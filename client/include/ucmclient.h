@@ -359,6 +359,41 @@ UCM_API int ucm_lookup_each(struct ucm_namespace *ns, const struct ucm_lookup *l
 /* Ends a lease early. 0, and a lease that has ended already, are no errors. */
 UCM_API int ucm_release(struct ucm_client *client, uint32_t lease, int timeout_ms);
 
+/* ---- hints: lookups without asking ---- */
+
+/* The daemon shares a table of each namespace's complete blocks, and keeps it as it goes: a key is looked up there in some
+ * 100 ns, many in some 10 ns each, whether the daemon is busy or not. What is found there is a hint: the block may go at
+ * the next moment, and no lease keeps it. So load what is promised by a lease, and take what the lease leaves out as a
+ * miss. */
+
+/* Gets the table of the namespace, or a new one if the one before is of no use any more; returns at once if it is. Call it
+ * once before ucm_lookup_hint, and when that returns UCM_HINT_NONE. The daemon may need some milliseconds to fill a table:
+ * until then there are no hints. -UCM_EUNSUPPORTED: the daemon is older than hints, or the namespace holds digests. */
+UCM_API int ucm_hints_open(struct ucm_namespace *ns, int timeout_ms);
+
+struct ucm_hint {
+    uint32_t hits; /* keys that were found; without `found`, from the first key on without a gap */
+    uint32_t in_dram, on_shared; /* of these: wholly in DRAM, and to be read from the shared tier */
+    /* Not 0: the table had every block that this host could find, so a miss is one for ucm_lookup_prefix, too, but for what
+     * only the shared tier knows. */
+    uint32_t complete;
+    uint32_t shared_tier; /* not 0: there is one */
+};
+
+#define UCM_HINT_NONE 1
+
+/* Looks n_keys keys up in the table. found: NULL, or n_keys bytes that receive an enum ucm_found for each key. Never asks
+ * the daemon, never waits, takes no lease. Any thread; the namespace must stay open meanwhile. 0: *out is filled.
+ * UCM_HINT_NONE: there is no table to rely on (none was opened, it is being filled or was replaced, the connection broke,
+ * or the daemon has given no sign of life for 5 s): ask. */
+UCM_API int ucm_lookup_hint(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
+                            uint8_t *found, struct ucm_hint *out);
+/* Tells the daemon of a lookup that hints have answered, so that it counts these keys, and blocks of them as used. Sends a
+ * lookup, and waits for no answer. timeout_ms: to send it. -UCM_EBUSY: it has not answered 256 such lookups yet; this one
+ * is not told. */
+UCM_API int ucm_lookup_note(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
+                            int timeout_ms);
+
 /* ---- tasks: load, fetch, dump, prefetch ---- */
 
 /* What became of one block. */

@@ -36,6 +36,7 @@ static void drop(struct ucm_client *c)
     c->forked = true;
     TAILQ_FOREACH(w, &c->windows, node) /* the child has none of their mappings */
         atomic_store(&w->maps.opened, 0);
+    client_hints_end(c);
     TAILQ_FOREACH(h, &c->handles, node)
         while (h->request.n_fds > 0)
             close(h->fds[--h->request.n_fds]);

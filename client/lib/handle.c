@@ -47,6 +47,7 @@ void client_handle_unref(struct client_handle *h)
     client_call_close(&h->call);
     while (h->request.n_fds > 0)
         close(h->fds[--h->request.n_fds]);
+    client_hints_free(h->hints);
     free(h);
     if (parent)
         client_handle_unref(parent);

@@ -129,8 +129,9 @@ struct client_handle {
     uint32_t id;
     unsigned refs; /* of the user, of threads that wait or send, of a namespace's regions */
     struct client_call call;
-    struct client_request request; /* opens it; names a region's namespace, referenced */
-    int fds[UCM_MAX_FRAME_FDS];    /* sent with it, owned */
+    struct client_request request;        /* opens it; names a region's namespace, referenced */
+    int fds[UCM_MAX_FRAME_FDS];           /* sent with it, owned */
+    _Atomic(struct client_hints *) hints; /* of a namespace, freed with it; NULL: never opened */
     TAILQ_ENTRY(client_handle) node;
 };
 TAILQ_HEAD(client_handles, client_handle);
@@ -248,6 +249,18 @@ TAILQ_HEAD(client_staging_queue, ucm_ring_registration);
 bool client_rings_abandon(struct ucm_client *c);
 void client_rings_end(struct ucm_client *c); /* the daemon knows none of them any more */
 void client_rings_free(struct ucm_client *c);
+
+/* ---- memory of the daemon: memory.c, hints.c ---- */
+
+/* Maps a descriptor that the daemon sent, read-only, after it has checked that reading there can't kill this process.
+ * what: "a window". 0 or -code with *e. Without the lock. */
+int client_memory_map(int fd, uint64_t bytes, const char *what, void **out, struct ucm_error *e);
+
+/* A namespace's table of hints. NULL-safe. */
+struct client_hints;
+void client_hints_free(struct client_hints *h);
+/* The connection broke, or this is a forked child: the tables are worth nothing any more. */
+void client_hints_end(struct ucm_client *c);
 
 /* ---- windows: window.c, window_map.c ---- */
 
@@ -486,6 +499,8 @@ int client_exchange(struct client_call *call, struct ucm_client *c, client_take_
 /* After client_begin_same; drops the answer's result. -UCM_EDISCONNECTED: the connection broke. */
 int client_exchange_same(struct ucm_client *c, enum ucm_method method, const void *params,
                          int64_t deadline_ns);
+/* Sends a request, and drops the answer, of which as many may be awaited as of those that were given up. */
+int client_tell(struct ucm_client *c, const struct client_request *q, int64_t deadline_ns);
 /* Gives up on an answer, and undoes what it brings if it comes later. -UCM_EDEADLINE. */
 int client_call_orphan(struct client_call *call, const struct client_request *q);
 /* method: CANCEL, RELEASE, REGION_UNREGISTER, RING_UNREGISTER, CHAIN_CLOSE or WINDOW_CLOSE. */

@@ -87,6 +87,7 @@ static void link_down(struct ucm_client *c)
     client_call_finish_all(c, c->why, c->why_text);
     client_prefetchers_end(c);
     client_windows_end(c);
+    client_hints_end(c);
     client_lease_end_all(c);
     c->followups.n = 0;
     client_link_reap(c);

@@ -154,6 +154,30 @@ int client_call_orphan(struct client_call *call, const struct client_request *q)
                        q->name ? q->name : proto_method_name(q->method));
 }
 
+int client_tell(struct ucm_client *c, const struct client_request *q, int64_t deadline_ns)
+{
+    struct client_call *call;
+    int r;
+
+    if (c->n_orphans >= CLIENT_ORPHANS)
+        return client_fail(UCM_EBUSY, "ucmd has not answered %u requests that nobody waits for",
+                           c->n_orphans);
+    call = malloc(sizeof *call);
+    if (!call)
+        return client_fail(UCM_ENOMEMORY, "no memory for a request");
+    client_call_init(call, c, undo_cb, NULL);
+    c->n_orphans++;
+    do {
+        r = client_begin(c, q->handle, deadline_ns);
+        if (r == 0)
+            r = client_request(call, q, deadline_ns);
+    } while (r == CLIENT_AGAIN);
+    call->done_cb = orphan_done_cb;
+    if (r || call->done) /* it may have been answered, or the connection have broken */
+        orphan_done_cb(call);
+    return r;
+}
+
 /* A cancel may be lost, and a lease or a chain runs out; a mapping or a window would stay. */
 static void followup_append(struct ucm_client *c, enum ucm_method method, const void *params)
 {

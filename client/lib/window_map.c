@@ -3,46 +3,18 @@
 #include "client/lib/internal.h"
 #include "proto/window.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 
 /* ---- mapping ---- */
-
-/* A file that shrinks under a mapping, or a huge page that is not there, kills the reader. */
-static int file_check(int fd, uint64_t bytes, struct ucm_error *e)
-{
-    struct statfs fs;
-    struct stat st;
-    int seals = fcntl(fd, F_GET_SEALS);
-
-    if (seals < 0 || !(seals & F_SEAL_SHRINK))
-        return ucm_error_set(e, UCM_EPROTOCOL,
-                             "ucmd's memory of a window is no memfd that is sealed against "
-                             "shrinking");
-    if (fstat(fd, &st) < 0 || st.st_size < 0 || (uint64_t)st.st_size != bytes)
-        return ucm_error_set(e, UCM_EPROTOCOL,
-                             "ucmd's memory of a window has %lld bytes, not the %llu that were "
-                             "told",
-                             (long long)st.st_size, (unsigned long long)bytes);
-    if (fstatfs(fd, &fs) < 0 || fs.f_type == HUGETLBFS_MAGIC)
-        return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's memory of a window is of hugetlbfs");
-    return 0;
-}
 
 static int mapping_add(struct client_maps *m, uint32_t extent, uint64_t opened, int fd,
                        uint64_t bytes, struct ucm_error *e)
 {
     void *p;
-    int r = file_check(fd, bytes, e);
+    int r;
 
-    if (r)
-        return r;
     if (m->n == m->room) {
         uint32_t room = m->room ? 2 * m->room : 16;
         struct client_mapping *mappings = realloc(m->mappings, room * sizeof *mappings);
@@ -52,16 +24,9 @@ static int mapping_add(struct client_maps *m, uint32_t extent, uint64_t opened, 
         m->mappings = mappings;
         m->room = room;
     }
-    p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED)
-        return ucm_error_set(e, UCM_ENOMEMORY, "can't map %llu bytes of a window: %s",
-                             (unsigned long long)bytes, strerror(errno));
-    /* A forked child would hold the memory after this process has died. */
-    if (madvise(p, bytes, MADV_DONTFORK) < 0) {
-        munmap(p, bytes);
-        return ucm_error_set(e, UCM_ENOMEMORY, "can't keep a window from children: %s",
-                             strerror(errno));
-    }
+    r = client_memory_map(fd, bytes, "a window", &p, e);
+    if (r)
+        return r;
     m->mappings[m->n++] =
         (struct client_mapping){.p = p, .bytes = bytes, .extent = extent, .opened = opened};
     return 0;

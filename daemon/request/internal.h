@@ -156,6 +156,7 @@ enum session_ns {
     SESSION_NS_ENCODED = 4,
     SESSION_NS_DRAM_PLAIN = 8,
     SESSION_NS_DISK_PLAIN = 16,
+    SESSION_NS_HINTS = 32, /* it uses the namespace's table of hints */
 };
 
 /* A request that is answered later: the first member of what its method keeps. request_new makes
@@ -241,6 +242,8 @@ void session_ns_encoded(struct session *s, const struct ns *base, const struct n
                         unsigned plain);
 /* Of those two, what the session said last. */
 unsigned session_plain(struct session *s, const struct ns *coded);
+/* The session uses the namespace's table of hints, while the connection lives. 0 or -errno. */
+int session_hints_use(struct session *s, struct ns *ns);
 /* Whether a dump that asks for `durability` waits for stable storage. */
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability);
 /* How many keys `keys` holds; 0 with call->error: not a whole number of them, or too many. */

@@ -23,8 +23,13 @@ static uint64_t write_amplification(const struct metrics *m)
 /* Gauges that other rooms own. */
 static void gauges_read(struct metrics *m, const struct request_rooms *r)
 {
+    struct cache_hints_stats hs;
     struct cache_stats cs;
 
+    cache_hints_stats(r->cache, &hs);
+    m->hint_tables = hs.tables;
+    m->hint_bytes = hs.bytes;
+    m->hint_left_out = hs.left_out;
     cache_stats(r->cache, &cs);
     m->blocks = cs.complete;
     m->blocks_partial = index_blocks(r->index) - cs.complete;

@@ -142,9 +142,21 @@ static void ns_close_all(struct session *s)
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         struct ns *ns = s->ns[place] & SESSION_NS_OPEN ? index_ns_at(ix, place) : NULL;
 
+        if (ns && s->ns[place] & SESSION_NS_HINTS)
+            cache_hints_unuse(s->rq->rooms.cache, ns);
         if (ns)
             index_ns_unuse(ix, ns);
     }
+}
+
+int session_hints_use(struct session *s, struct ns *ns)
+{
+    uint8_t *flags = ns_flags(s, ns);
+    int rc = *flags & SESSION_NS_HINTS ? 0 : cache_hints_use(s->rq->rooms.cache, ns);
+
+    if (rc == 0)
+        *flags |= SESSION_NS_HINTS;
+    return rc;
 }
 
 struct encoded_ns *session_encoded(struct session *s, const struct ns *ns)

@@ -252,7 +252,7 @@ class Requests(Case):
             "chain.close": {"chain": chain},
             "window.open": {"ns": ns}, "window.pin": {"window": 1, "chain": chain, "n": 1},
             "window.unpin": {"window": 1, "chain": chain, "n": 1}, "window.release": {"window": 1, "extents": [0]},
-            "window.close": {"window": 1}}
+            "window.close": {"window": 1}, "hints.open": {"ns": ns}}
 
     def wrong(self, params, table):
         """Params with one field each that breaks its row of the page's table."""

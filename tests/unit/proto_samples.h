@@ -279,6 +279,8 @@ static const struct msg_encoding_open_r sample_encoding_open_r = {
     .dram = {"plain", 5},
     .disk = {"coded", 5},
 };
+static const struct msg_hints_open sample_hints_open = {.ns = 1};
+static const struct msg_hints_open_r sample_hints_open_r = {.bytes = 8192, .shared = true};
 static const struct msg_window_open sample_window_open = {.ns = 1, .part = 1};
 static const struct msg_window_open_r sample_window_open_r = {
     .window = 3, .extent_bytes = 1u << 30, .slot_bytes = 65536, .extents = 64, .budget = 1u << 30};
@@ -359,6 +361,8 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(window_unpin),
     SAMPLE(window_release),
     SAMPLE(window_revoke),
+    SAMPLE(hints_open),
+    SAMPLE(hints_open_r),
     SAMPLE(ring_register),
     SAMPLE(ring),
     {&proto_none, NULL},

@@ -125,6 +125,16 @@ class Lookup(Structure):
     ]
 
 
+class Hint(Structure):
+    _fields_ = [
+        ("hits", c_uint32),
+        ("in_dram", c_uint32),
+        ("on_shared", c_uint32),
+        ("complete", c_uint32),
+        ("shared_tier", c_uint32),
+    ]
+
+
 class Transfer(Structure):
     _fields_ = [
         ("keys", c_void_p),
@@ -180,6 +190,9 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, POINTER(Lookup), c_int, POINTER(c_uint32), POINTER(c_uint32), POINTER(c_uint32)],
     ),
     "ucm_lookup_each": (c_int, [c_void_p, POINTER(Lookup), c_int, c_char_p, POINTER(c_uint32), POINTER(c_uint32)]),
+    "ucm_hints_open": (c_int, [c_void_p, c_int]),
+    "ucm_lookup_hint": (c_int, [c_void_p, c_void_p, c_uint32, c_char_p, POINTER(Hint)]),
+    "ucm_lookup_note": (c_int, [c_void_p, c_void_p, c_uint32, c_int]),
     "ucm_release": (c_int, [c_void_p, c_uint32, c_int]),
     "ucm_load": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
     "ucm_fetch": (c_int, [c_void_p, POINTER(FetchSpec), c_int, POINTER(c_void_p)]),

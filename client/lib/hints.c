@@ -1,0 +1,292 @@
+/* Tables of hints: opening them, and looking keys up there. Nothing that the daemon writes leads a reader out of the mapping:
+ * proto/hint.h. */
+#include "client/lib/internal.h"
+
+#include "proto/hint.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+/* Keys that are looked up at once. */
+#define CHUNK 256u
+
+struct client_hints {
+    /* Readers only try it: while another table is mapped there are no hints. */
+    pthread_rwlock_t lock;
+    _Atomic bool usable; /* its connection lives */
+    void *p;             /* NULL: none is mapped */
+    uint64_t bytes;
+    struct ucm_hint_view view;
+    uint64_t
+        behind_ms; /* the clock of this process less the daemon's beat, when the table was mapped */
+    bool shared;
+};
+
+/* Both processes' CLOCK_MONOTONIC goes on alike, though a container may shift it. */
+static uint64_t clock_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+/* ---- mapping ---- */
+
+static struct client_hints *hints_new(void)
+{
+    struct client_hints *h = calloc(1, sizeof *h);
+
+    if (h && pthread_rwlock_init(&h->lock, NULL) != 0) {
+        free(h);
+        h = NULL;
+    }
+    return h;
+}
+
+void client_hints_free(struct client_hints *h)
+{
+    if (!h)
+        return;
+    if (h->p)
+        munmap(h->p, h->bytes);
+    pthread_rwlock_destroy(&h->lock);
+    free(h);
+}
+
+void client_hints_end(struct ucm_client *c)
+{
+    struct client_handle *handle;
+
+    TAILQ_FOREACH(handle, &c->handles, node)
+        if (handle->hints)
+            atomic_store(&handle->hints->usable, false);
+}
+
+static int hints_map(struct client_hints *h, const struct msg_hints_open_r *m, uint32_t key_bytes,
+                     int fd, struct ucm_error *e)
+{
+    struct ucm_hint_view view;
+    void *p;
+    int r = client_memory_map(fd, m->bytes, "hints", &p, e);
+
+    if (r)
+        return r;
+    if (!ucm_hint_open(p, m->bytes, key_bytes, &view)) {
+        munmap(p, m->bytes);
+        return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's table of hints is of another format");
+    }
+    /* A page that is first touched in a lookup would cost it a microsecond. */
+    (void)madvise(p, m->bytes, MADV_WILLNEED);
+    pthread_rwlock_wrlock(&h->lock);
+    if (h->p)
+        munmap(h->p, h->bytes);
+    h->p = p;
+    h->bytes = m->bytes;
+    h->view = view;
+    h->shared = m->shared;
+    h->behind_ms = clock_ms() - atomic_load_explicit(&view.header->beat_ms, memory_order_relaxed);
+    atomic_store(&h->usable, true);
+    pthread_rwlock_unlock(&h->lock);
+    return 0;
+}
+
+/* ---- hints.open ---- */
+
+struct open_call {
+    struct client_call call;
+    struct ucm_namespace *ns;
+};
+
+static int open_take_cb(struct client_call *call, const union proto_any *any)
+{
+    struct ucm_namespace *ns = ((struct open_call *)call)->ns;
+    struct client_hints *h = ns->handle.hints;
+
+    if (!call->fds || call->fds->n != 1)
+        return ucm_error_set(&call->error,
+                             call->fds && call->fds->lost ? UCM_ENOMEMORY : UCM_EPROTOCOL,
+                             "ucmd's answer to hints.open came without its descriptor");
+    if (!h)
+        h = hints_new();
+    if (!h)
+        return ucm_error_set(&call->error, UCM_ENOMEMORY, "no memory for hints");
+    atomic_store(&ns->handle.hints, h);
+    return hints_map(h, &any->hints_open_r, (uint32_t)ns->open.key_bytes, call->fds->fd[0],
+                     &call->error);
+}
+
+/* Its table may be read, or is being filled. */
+static bool current(const struct client_hints *h)
+{
+    const struct ucm_hint_header *header = h->view.header;
+    uint64_t silent_ms, state;
+
+    if (!atomic_load_explicit(&h->usable, memory_order_relaxed))
+        return false;
+    state = atomic_load_explicit(&header->state, memory_order_acquire);
+    silent_ms =
+        clock_ms() - h->behind_ms - atomic_load_explicit(&header->beat_ms, memory_order_relaxed);
+    return (state == UCM_HINT_FILLING || state == UCM_HINT_LIVE) &&
+           (silent_ms <= UCM_HINT_STALE_MS || silent_ms > UINT64_MAX / 2);
+}
+
+static int table_open(struct ucm_namespace *ns, int64_t deadline_ns)
+{
+    struct msg_hints_open m;
+    struct client_request q = {UCM_METHOD_HINTS_OPEN, &m, &ns->handle, .handle_id = &m.ns};
+    struct open_call open = {.ns = ns};
+    int r;
+
+    client_read_ready(ns->handle.client); /* has the connection broken meanwhile? */
+    if (ns->handle.hints && current(ns->handle.hints))
+        return 0;
+    client_handle_ref(&ns->handle);
+    r = client_exchange(&open.call, ns->handle.client, open_take_cb, &q, deadline_ns);
+    client_handle_unref(&ns->handle);
+    if (r == -UCM_EUNSUPPORTED)
+        r = client_fail(UCM_EUNSUPPORTED, "this ucmd is older than hints: ask for each lookup");
+    return r;
+}
+
+/* Blocks of an encoded namespace lie there or in its base. */
+static struct ucm_namespace *base_of(const struct ucm_namespace *ns)
+{
+    return ns->encoding ? (struct ucm_namespace *)ns->handle.request.handle : NULL;
+}
+
+int ucm_hints_open(struct ucm_namespace *ns, int timeout_ms)
+{
+    struct ucm_client *c;
+    int64_t deadline_ns;
+    int r;
+
+    if (!ns)
+        return client_fail(UCM_EINVALID, "namespace is NULL");
+    if (ns->digest)
+        return client_fail(UCM_EUNSUPPORTED, "there are no hints of digests");
+    c = ns->handle.client;
+    r = client_enter(c);
+    if (r)
+        return r;
+    deadline_ns = client_deadline(c, timeout_ms);
+    r = table_open(ns, deadline_ns);
+    if (r == 0 && base_of(ns))
+        r = table_open(base_of(ns), deadline_ns);
+    return client_leave(c, r);
+}
+
+/* ---- reading ---- */
+
+/* Takes the reader's lock if there is a table to rely on. */
+static struct client_hints *reader_enter(const struct ucm_namespace *ns)
+{
+    struct client_hints *h = atomic_load_explicit(&ns->handle.hints, memory_order_acquire);
+
+    if (!h || pthread_rwlock_tryrdlock(&h->lock) != 0)
+        return NULL;
+    if (current(h) &&
+        atomic_load_explicit(&h->view.header->state, memory_order_acquire) == UCM_HINT_LIVE)
+        return h;
+    pthread_rwlock_unlock(&h->lock);
+    return NULL;
+}
+
+static bool complete(const struct client_hints *h)
+{
+    return atomic_load_explicit(&h->view.header->left_out, memory_order_acquire) == 0;
+}
+
+/* Those that are not found yet, up to the first gap if `stop`. */
+static void chunk_find_base(const struct client_hints *base, const uint8_t *keys, uint32_t n,
+                            bool stop, uint8_t *found)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (found[i] == 0)
+            ucm_hint_find_many(&base->view, keys + (size_t)i * base->view.key_bytes, 1, true,
+                               found + i);
+        if (stop && found[i] == 0)
+            break;
+    }
+}
+
+/* Counts those of found[n], which end at the first gap if `stop`. Returns whether there was one. */
+static bool count(const uint8_t *found, uint32_t n, bool stop, struct ucm_hint *out)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (stop && found[i] == 0)
+            return true;
+        out->hits += found[i] != 0;
+        out->in_dram += found[i] == UCM_FOUND_DRAM;
+        out->on_shared += found[i] == UCM_FOUND_SHARED;
+    }
+    return false;
+}
+
+static void find(const struct client_hints *h, const struct client_hints *base, const uint8_t *keys,
+                 uint32_t n_keys, uint8_t *found, struct ucm_hint *out)
+{
+    uint8_t chunk[CHUNK];
+    bool stop = !found, gap = false;
+
+    for (uint32_t i = 0; i < n_keys && !gap; i += CHUNK) {
+        uint32_t n = n_keys - i < CHUNK ? n_keys - i : CHUNK;
+        uint8_t *at = found ? found + i : chunk;
+
+        /* What is not in the table may still be in the base's, and so may what is behind it. */
+        ucm_hint_find_many(&h->view, keys + (size_t)i * h->view.key_bytes, n, stop && !base, at);
+        if (base)
+            chunk_find_base(base, keys + (size_t)i * h->view.key_bytes, n, stop, at);
+        gap = count(at, n, stop, out);
+    }
+}
+
+int ucm_lookup_hint(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, uint8_t *found,
+                    struct ucm_hint *out)
+{
+    struct client_hints *h, *base = NULL;
+
+    if (!ns || !keys || !out || n_keys == 0)
+        return client_fail(UCM_EINVALID, "namespace, keys or out is NULL, or there are no keys");
+    h = reader_enter(ns);
+    if (!h)
+        return UCM_HINT_NONE;
+    if (base_of(ns)) {
+        base = reader_enter(base_of(ns));
+        if (!base) {
+            pthread_rwlock_unlock(&h->lock);
+            return UCM_HINT_NONE;
+        }
+    }
+    *out = (struct ucm_hint){.shared_tier = h->shared};
+    find(h, base, keys, n_keys, found, out);
+    out->complete = complete(h) && (!base || complete(base));
+    pthread_rwlock_unlock(&h->lock);
+    if (base)
+        pthread_rwlock_unlock(&base->lock);
+    return 0;
+}
+
+/* ---- telling the daemon of lookups ---- */
+
+int ucm_lookup_note(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, int timeout_ms)
+{
+    struct msg_lookup m = {.wait_ms = 1};
+    struct client_request q = {UCM_METHOD_LOOKUP, &m, .handle_id = &m.ns, .request_id = &m.request};
+    struct ucm_client *c;
+    int r;
+
+    if (!ns)
+        return client_fail(UCM_EINVALID, "namespace is NULL");
+    q.handle = &ns->handle;
+    c = ns->handle.client;
+    r = client_enter(c);
+    if (r)
+        return r;
+    r = client_keys_check(c, ns, keys, n_keys, &m.keys);
+    if (r == 0)
+        r = client_tell(c, &q, client_deadline(c, timeout_ms));
+    return client_leave(c, r);
+}

@@ -1,0 +1,333 @@
+#!/usr/bin/env python3
+"""Hints: an outsider who reads the table as docs/protocol.md says, and the client library, beside lookups: through the tiers,
+growth, a daemon that ends or is killed, and clients that would write."""
+
+import fcntl
+import faulthandler
+import mmap
+import os
+import pathlib
+import struct
+import sys
+import threading
+import time
+import unittest
+
+try:
+    from second_client import (DEMO, DENIED, NOT_FOUND, OTHER_UID, Case, Daemon, OwnDaemons, Refused, Region, keys)
+    from window_case import Reader
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / "client/python"))
+os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
+from ucmclient import Client as Library, Identity, Plane, SharedMemory, UcmError  # noqa: E402
+
+SUITE_TIMEOUT_S = 240
+FILLING, LIVE, SUPERSEDED, ENDED = range(4)
+MASK = (1 << 64) - 1
+WAIT_S = 20
+
+
+def xxh3(key, seed):
+    """XXH3-64 of 16 bytes, by the definition of xxHash 0.8."""
+    low, high = struct.unpack("<QQ", key)
+    low ^= (0x6782737BEA4239B9 + seed) & MASK
+    high ^= (0xAF56BC3B0996523A - seed) & MASK
+    product = low * high
+    h = 16 + int.from_bytes(low.to_bytes(8, "little"), "big") + high + ((product ^ product >> 64) & MASK) & MASK
+    h = (h ^ h >> 37) * 0x165667919E3779F9 & MASK
+    return h ^ h >> 32
+
+
+class Table:
+    """What an outsider does with a table."""
+
+    def __init__(self, client, ns):
+        answer = client.call("hints.open", ns=ns)
+        self.shared = answer.get("shared", False)
+        (self.fd,) = client.take_fds()
+        assert os.fstat(self.fd).st_size == answer["bytes"]
+        assert fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        self.memory = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
+        magic, version, self.key_bytes, self.buckets, self.seed = struct.unpack("<8sIIQQ", self.memory[:32])
+        assert magic == b"UCMHINT1" and version == 1 and answer["bytes"] == 4096 + 64 * self.buckets
+
+    def close(self):
+        self.memory.close()
+        os.close(self.fd)
+
+    def header(self):
+        """state, left_out, beat"""
+        return struct.unpack("<QQQ", self.memory[32:56])
+
+    def wait(self, state):
+        until = time.monotonic() + WAIT_S
+        while self.header()[0] != state:
+            assert time.monotonic() < until, self.header()
+            time.sleep(0.001)
+        return self
+
+    def bucket(self, number):
+        at = 4096 + 64 * (number % self.buckets)
+        return struct.unpack("<8Q", self.memory[at:at + 64])
+
+    def find(self, key):
+        """The entry, or 0."""
+        h = xxh3(key, self.seed)
+        away = self.bucket(h)[0] >> 56
+        for probe in range(4 if away else 1):
+            tags, *entries = self.bucket(h + probe)
+            for i, entry in enumerate(entries):
+                if tags >> 8 * i & 255 == 128 | h >> 16 & 127 and entry >> 16 == h >> 16:
+                    return entry
+        return 0
+
+    def tiers(self, *names):
+        return [self.find(keys(name)) & 3 for name in names]
+
+
+class ByThePage(Case):
+    def open(self, blocks=64):
+        identity = dict(DEMO, model=self.id())
+        client = Reader(self.daemon)
+        ns = client.open(identity)
+        return client, ns, Region(client, ns, identity, blocks)
+
+    def test_what_a_lookup_finds(self):
+        client, ns, region = self.open()
+        self.assertEqual(region.dump(range(8), range(8)), [0] * 8)
+        table = Table(client, ns).wait(LIVE)
+        self.addCleanup(table.close)
+        self.assertFalse(table.shared)
+        self.assertEqual(table.tiers(*range(10)), [1] * 8 + [0, 0])
+        self.assertEqual(table.tiers(*range(10)), client.tiers(ns, *range(10)))
+        region.dump([8], [8])
+        was = table.find(keys(8))
+        self.assertEqual(was & 3, 1)
+        client.call("evict", ns=ns, keys=keys(3, 8))
+        self.assertEqual(table.tiers(*range(10)), [1, 1, 1, 0, 1, 1, 1, 1, 0, 0])
+        region.dump([8], [8])
+        now = table.find(keys(8))
+        self.assertEqual(now & 3, 1)
+        self.assertNotEqual(now >> 2 & 0x3FFF, was >> 2 & 0x3FFF, "it came back")
+        self.assertEqual(table.header()[1], 0)
+        lease = client.call("lookup", ns=ns, keys=keys(0), lease_ms=10000)["lease"]
+        client.call("evict", ns=ns, keys=keys(0))
+        self.assertEqual(table.tiers(0), [0], "evicted by name, though leased")
+        client.call("release", lease=lease)
+
+    def test_growth(self):
+        client, ns, region = self.open(1000)
+        first = Table(client, ns).wait(LIVE)
+        self.addCleanup(first.close)
+        for at in range(0, 1000, 50):
+            region.dump(range(at, at + 50), range(at, at + 50))
+        first.wait(SUPERSEDED)
+        table = Table(client, ns).wait(LIVE)
+        self.addCleanup(table.close)
+        self.assertGreater(table.buckets, first.buckets)
+        self.assertNotEqual(table.seed, first.seed)
+        while table.header()[0] == SUPERSEDED:
+            table.close()
+            table = Table(client, ns).wait(LIVE)
+        self.assertEqual(table.tiers(*range(1100)), [1] * 1000 + [0] * 100)
+
+    def test_it_lives_as_long_as_somebody_asked(self):
+        client, ns, region = self.open()
+        table = Table(client, ns).wait(LIVE)
+        self.addCleanup(table.close)
+        other = Reader(self.daemon)
+        again = Table(other, other.open(dict(DEMO, model=self.id()))).wait(LIVE)
+        self.addCleanup(again.close)
+        client.close()
+        region = Region(other, other.open(dict(DEMO, model=self.id())), DEMO, 4)
+        region.dump([1], [1])
+        self.assertEqual(table.tiers(1), [1])
+        self.assertEqual(table.header()[0], LIVE)
+        other.close()
+        table.wait(ENDED)
+        again.wait(ENDED)
+
+    def test_who_gets_it(self):
+        client, ns, region = self.open()
+        self.refused(NOT_FOUND, client.call, "hints.open", ns=ns + 1000)
+        if os.geteuid() != 0:
+            self.skipTest("needs root to be another user")
+        other = Reader(self.daemon, uid=OTHER_UID)
+        self.refused(NOT_FOUND, other.call, "hints.open", ns=ns)
+        theirs = other.open(dict(DEMO, model=self.id()))
+        other.call("hints.open", ns=theirs)
+        self.refused(NOT_FOUND, Reader(self.daemon, uid=OTHER_UID).call, "hints.open", ns=theirs)
+        # An operator, who may use its number.
+        self.refused(DENIED, Reader(self.daemon).call, "hints.open", ns=theirs)
+        for fd in other.take_fds():
+            os.close(fd)
+
+    def test_nobody_writes(self):
+        client, ns, region = self.open()
+        table = Table(client, ns).wait(LIVE)
+        self.addCleanup(table.close)
+        fds = [table.fd]
+        try:  # its mode does not stop root
+            fds.append(os.open(f"/proc/self/fd/{table.fd}", os.O_RDWR))
+        except PermissionError:
+            pass
+        for fd in fds:
+            with self.assertRaises((PermissionError, OSError)):
+                mmap.mmap(fd, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            for change in (lambda: os.pwrite(fd, b"x", 0), lambda: os.ftruncate(fd, 0), lambda: os.ftruncate(fd, 1 << 30),
+                           lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)):
+                with self.assertRaises(OSError):
+                    change()
+        for fd in fds[1:]:
+            os.close(fd)
+
+    def test_many_opens(self):
+        """Each answer brings a descriptor; the table is one."""
+        client, ns, region = self.open()
+        for _ in range(200):
+            Table(client, ns).close()
+
+
+class ByLibrary(OwnDaemons, Case):
+    BLOCK = 4096
+
+    def start(self):
+        daemon = Daemon(nvme=False, folder=self.folder)
+        self.addCleanup(daemon.stop)
+        return daemon
+
+    def worker(self, daemon, blocks=64):
+        client = Library(socket=daemon.socket, name="hints")
+        self.addCleanup(client.close)
+        ns = client.namespace(Identity(self.id(), "f16", "test/1", 16, self.BLOCK, shards=(1,)))
+        shared = SharedMemory(self.BLOCK * blocks)
+        region = ns.register([shared.memory()], [Plane(0, 0, self.BLOCK, self.BLOCK, 0)], blocks=blocks)
+        return client, ns, region
+
+    @staticmethod
+    def names(*numbers):
+        return keys(*numbers, size=32)
+
+    def open(self, ns):
+        """Waits for the first hint."""
+        until = time.monotonic() + WAIT_S
+        ns.hints_open()
+        while (hint := ns.lookup_hint(self.names(0))) is None:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+            ns.hints_open()
+        return hint
+
+    def test_hints(self):
+        client, ns, region = self.worker(self.start())
+        self.assertIsNone(ns.lookup_hint(self.names(0)), "not opened yet")
+        region.dump(self.names(*range(10)), range(10)).wait()
+        self.open(ns)
+        hint = ns.lookup_hint(self.names(*range(20)))
+        self.assertEqual((hint.blocks, hint.in_dram, hint.on_shared), (10, 10, 0))
+        self.assertTrue(hint.certain)
+        ns.evict(self.names(4))
+        self.assertEqual(ns.lookup_hint(self.names(*range(20))).blocks, 4)
+        found, hint = ns.lookup_hint_each(self.names(*range(12)))
+        self.assertEqual(found, bytes([1] * 4 + [0] + [1] * 5 + [0, 0]))
+        self.assertEqual(hint.blocks, 9)
+
+    def test_a_noted_lookup_is_counted(self):
+        daemon = self.start()
+        client, ns, region = self.worker(daemon)
+        region.dump(self.names(*range(4)), range(4)).wait()
+        seen = Reader(daemon)
+        before = seen.call("stats")["metrics"]["lookup_keys"]
+        for _ in range(300):
+            try:
+                ns.lookup_note(self.names(*range(8)))
+            except UcmError:
+                client.process()
+        ns.lookup_prefix(self.names(0))
+        counted = seen.call("stats")["metrics"]["lookup_keys"] - before
+        self.assertGreater(counted, 8 * 256)
+        self.assertLessEqual(counted, 8 * 300 + 1)
+
+    def test_a_daemon_that_is_killed_amid_changes(self):
+        """What it leaves can be read, and is taken for nothing once the connection is known to be broken."""
+        for _ in range(3):
+            daemon = self.start()
+            client, ns, region = self.worker(daemon)
+            stays, moves = self.names(*range(8)), self.names(*range(8, 48))
+            region.dump(stays, range(8)).wait()
+            self.open(ns)
+            stop = threading.Event()
+
+            def churn():
+                try:
+                    while not stop.is_set():
+                        region.dump(moves, range(8, 48)).wait()
+                        ns.evict(moves)
+                except UcmError:
+                    pass
+
+            thread = threading.Thread(target=churn)
+            thread.start()
+            for i in range(200):
+                hint = ns.lookup_hint(stays)
+                self.assertEqual(hint.blocks, 8)
+            daemon.kill()
+            for i in range(200):
+                hint = ns.lookup_hint(stays)
+                self.assertIn(hint and hint.blocks, (None, 8))
+            stop.set()
+            thread.join()
+            with self.assertRaises(UcmError):
+                ns.lookup_prefix(stays, timeout=0.2)
+            self.assertIsNone(ns.lookup_hint(stays))
+            with self.assertRaises(UcmError):
+                ns.hints_open(timeout=0.2)
+            client.close()
+
+    def test_growth_and_a_new_daemon(self):
+        daemon = self.start()
+        client, ns, region = self.worker(daemon, 1000)
+        self.open(ns)
+        some = self.names(*range(1000))
+        region.dump(some, range(1000)).wait()
+        until = time.monotonic() + WAIT_S
+        while True:
+            self.assertLess(time.monotonic(), until)
+            hint = ns.lookup_hint(some)
+            if hint is not None and hint.certain:
+                self.assertEqual(hint.blocks, 1000)
+                break
+            ns.hints_open()
+        daemon.kill()
+        self.start()
+        until = time.monotonic() + WAIT_S
+        while True:
+            self.assertLess(time.monotonic(), until)
+            try:
+                ns.hints_open(timeout=1)
+            except UcmError:
+                continue
+            hint = ns.lookup_hint(some)
+            if hint is not None:
+                self.assertEqual(hint.blocks, ns.lookup_prefix(some).blocks)
+                break
+
+    def test_a_child_has_none(self):
+        client, ns, region = self.worker(self.start())
+        region.dump(self.names(0), [0]).wait()
+        self.open(ns)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if ns.lookup_hint(self.names(0)) is None else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertIsNotNone(ns.lookup_hint(self.names(0)))
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main(verbosity=0)
