@@ -201,8 +201,9 @@ UCM_API int ucm_cuda_decode_window_leave(struct ucm_cuda_decode *decode, void *s
 struct ucm_cuda_decode_key {
     uint32_t layer, head, number;
 };
-/* Lists up to `room` keys that the last step did not get, each of them once, and in *n how many there are. There may be
- * more that had no room in options.misses: the next run finds them. */
+/* Lists up to `room` keys that the last step did not get, each of them once, by layer, head and number, and in *n how many there
+ * are. There may be more that had no room in options.misses: the next run finds them. A layer behind one that lacks many chose by
+ * other queries than the next run has: ask for the first layer's only, unless all are few. */
 UCM_API int ucm_cuda_decode_unserved(struct ucm_cuda_decode *decode,
                                      struct ucm_cuda_decode_key *out, uint32_t room, uint32_t *n,
                                      void *stream);

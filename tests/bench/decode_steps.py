@@ -1,7 +1,6 @@
 """The GPU's half of decode.py's sparse step: a pool of slots, selections, and the steps over them (ucmclient.decode.cuda)."""
 
 import array
-from operator import itemgetter
 
 import decode_store as store
 import torch
@@ -52,9 +51,8 @@ class GpuSteps:
     def serve(self, stored):
         """Brings what the step's first layer that was not served lacks. A layer behind that one chose by queries that a real model would not
         have had. Returns how many layers of blocks came from the daemon."""
-        keys = self.steps.unserved()
-        layer = min(map(itemgetter(0), keys))
-        keys = [key for key in keys if key[0] == layer]
+        keys = self.steps.unserved(first_layer=True)
+        layer = keys[0].layer
         blocks = sorted({key.number % stored for key in keys})
         if self.fetched is None:
             self.fetched = store.room(self.setting.shape, FETCHED, 1, self.link.device)

@@ -188,6 +188,7 @@ class Checks(unittest.TestCase):
         self.assertEqual((result.step, result.flags, result.unserved), (5, cuda.Flag.UNSERVED | cuda.Flag.NO_SLOT, 2))
         keys = steps.unserved(stream=0)
         self.assertEqual(keys, [cuda.Key(1, 0, 7), cuda.Key(2, 1, 8)])
+        self.assertEqual(steps.unserved(stream=0, first_layer=True), keys[:1])
         self.assertEqual(steps.put([(key, 3, 0x100 * i) for i, key in enumerate(keys, 1)], stream=0), 2)
         steps.forget([4, 5], stream=0)
         self.assertEqual(self.library.calls, [[(1, 0, 7, 3, 0x100), (2, 1, 8, 3, 0x200)], ("forget", [4, 5])])
@@ -213,8 +214,8 @@ class FakeSteps:
     def result(self):
         return cuda.Result(1, cuda.Flag(self.flags), len(self.keys), self.missed, 0, 0)
 
-    def unserved(self):
-        return self.keys
+    def unserved(self, *, first_layer=False):
+        return [key for key in self.keys if not first_layer or key.layer == min(self.keys).layer]
 
     def put(self, items):
         self.calls.append(("put", items))
@@ -271,6 +272,16 @@ class Decoders(unittest.TestCase):
         self.assertTrue(decoder.counted())
         counts = decoder.counts
         self.assertEqual((counts.misses, counts.windowed, counts.fetched, counts.failed), (6, 2, 4, 0))
+
+    def test_much_that_is_missing_is_served_by_layer(self):
+        decoder = self.decoder([OK], [OK])
+        self.two(decoder)
+        self.steps.keys, self.steps.flags = [cuda.Key(0, 0, 0), cuda.Key(0, 1, 0), cuda.Key(1, 0, 0), cuda.Key(1, 1, 2)], cuda.Flag.UNSERVED
+        with mock.patch("ucmclient.decode.gpu.AT_ONCE", 1):
+            decoder.serve()
+            self.steps.keys = self.steps.keys[2:3]
+            decoder.serve()
+        self.assertEqual(self.source.asked, [[(0, 0, 0)], [(0, 1, 0)]])
 
     def test_who_loses(self):
         for answers, lost in ((([MISS, OK], [OK]), {"a", "b"}), (([OK, MISS], [OK]), {"b"}), (([OK, OK], [MISS]), {"a"})):

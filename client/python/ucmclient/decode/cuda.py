@@ -20,6 +20,7 @@ between steps waits for the stream. torch is not imported. Needs the optional li
 from __future__ import annotations
 
 import array
+import bisect
 import ctypes
 import enum
 from collections.abc import Iterable, Sequence
@@ -248,14 +249,18 @@ class Steps(_OnGpu):
         """All places become none: before Window.close()."""
         native.check(native.library().ucm_cuda_decode_window_leave(self.handle, self._stream(stream)))
 
-    def unserved(self, stream: Any = None) -> list[Key]:
-        """What the last step did not get, each strand once; or a part of it, if LIST_FULL."""
+    def unserved(self, stream: Any = None, *, first_layer: bool = False) -> list[Key]:
+        """What the last step did not get, each strand once, by layers; or a part of it, if LIST_FULL. first_layer: only what the first
+        layer that lacked something did not get: the layers behind it chose by queries that the next run will not have."""
         room, n, where = max(self.result().unserved, 1), c_uint32(), self._stream(stream)
         while True:
             out = (native.Key * room)()
             native.check(native.library().ucm_cuda_decode_unserved(self.handle, out, room, byref(n), where))
             if n.value <= room:
-                numbers = memoryview(out).cast("B").cast("I")[: 3 * n.value].tolist()
+                words, end = memoryview(out).cast("B").cast("I"), n.value
+                if first_layer and end:
+                    end = bisect.bisect_right(range(end), words[0], key=lambda i: words[3 * i])
+                numbers = words[: 3 * end].tolist()
                 return list(map(Key, numbers[::3], numbers[1::3], numbers[2::3]))
             room = n.value
 

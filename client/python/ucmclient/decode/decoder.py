@@ -18,7 +18,7 @@ from ..sparse.digest import Digest, Digests
 from ..sparse.window import Pinned, Window
 from .choices import Choices, Room
 from .heads import HeadBytes
-from .supply import Item, Lost, Sequence, Source, Supply
+from .supply import AT_ONCE, Item, Lost, Sequence, Source, Supply
 
 #: Strand, row.
 _Key = tuple[int, int]
@@ -243,7 +243,11 @@ class Decoder(Supply):
     def serve(self) -> set[Sequence]:
         """Fetches what is missing. Those whose blocks did not come: compute them again. They are closed by the caller. `crowded`
         are others, for which a step has too few slots: repeat it without some sequence."""
-        self.slots.want([(strand, row, by[0].number) for (strand, row), by in self.missing.items()])
+        missing = self.missing
+        if len(missing) > AT_ONCE * self.room.stream:
+            first = min(missing)[0] // self.strands
+            missing = {key: by for key, by in missing.items() if key[0] // self.strands == first}
+        self.slots.want([(strand, row, by[0].number) for (strand, row), by in missing.items()])
         taken = self.slots.take()
         items = [(strand, row, slot) for strand, row, slot in taken if slot is not None]
         landed = set(items).difference(self._fetch_slots(items))

@@ -15,7 +15,7 @@ from ..sparse.chain import DigestNamespace
 from ..sparse.digest import Digest
 from ..sparse.window import Pinned, Window
 from .cuda import Flag, Key, Result, Steps
-from .supply import Item, Sequence, Source, Supply
+from .supply import AT_ONCE, Item, Sequence, Source, Supply
 
 #: Registers a tensor's memory with the daemon: of which namespace, its planes from the tensor's first byte on, blocks, whether it is a
 #: pool for fetches, the part, and a timeout.
@@ -181,7 +181,7 @@ class GpuDecoder(Supply):
         full = bool(self.steps.result().flags & Flag.FULL)
         self.crowded, self._full = (set(self.sequences.values()) if full and self._full else set()), full
         self.counts.full += full
-        wanted = self._wanted(self.steps.unserved())
+        wanted = self._wanted(self.steps.unserved(first_layer=self.steps.result().unserved > AT_ONCE * len(self._landing)))
         if self._window is not None:
             self._pin_later()
         users = self._users({row for _, row in wanted})

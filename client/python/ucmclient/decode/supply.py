@@ -23,6 +23,9 @@ _GRACE = 0.5
 #: A later try may find the block.
 _PASSING = frozenset((BlockResult.NO_ROOM, BlockResult.IN_PROGRESS, BlockResult.CANCELLED))
 URGENT = 7
+#: A step that lacks more than so many times what is fetched at once is served layer by layer: what its later layers chose is worthless.
+#: Where it lacks less, most of what layers attend is there, and they choose nearly as they will.
+AT_ONCE = 16
 #: Of one fetch, and keys of one load (proto/limits.h).
 _MAX_ITEMS = 16384
 #: So long keep() waits before it pins again what has left the window.
