@@ -5,6 +5,7 @@ waited for. tests/integration/test_vllm_sparse.py has the rest."""
 import random
 import time
 import unittest
+from unittest import mock
 from dataclasses import replace
 
 from vllm_paths import TOP  # noqa: F401  sets the paths
@@ -230,6 +231,22 @@ class Served(unittest.TestCase):
         decoder.begin()
         decoder.resolve(0, [(a, [[0]])])
         self.assertEqual((decoder.serve(), decoder.crowded), (set(), set()), "another step")
+
+    def test_much_that_is_missing_is_served_by_layer(self):
+        source = Source([OK] * 2)
+        self.step(source)
+        decoder = self.decoder
+        a, b = decoder.sequences.values()
+        self.slots.at.clear()
+        decoder.begin()
+        for layer in (0, 1):
+            decoder.resolve(layer, [(a, [[0, 1]]), (b, [[0]])])
+        with mock.patch("ucmclient.decode.decoder.AT_ONCE", 0):
+            decoder.serve()
+        self.assertEqual(source.asked[1:], [[(0, 0, 0), (1, 0, 1)]])
+        decoder.begin(again=True)
+        decoder.resolve(0, [(a, [[0, 1]]), (b, [[0]])])
+        self.assertEqual(list(decoder.missing), [])
 
     def test_no_row(self):
         source = Source([OK])
