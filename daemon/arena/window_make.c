@@ -12,28 +12,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Newer than headers and kernels in use. */
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
-/* ---- memory ---- */
-
-/* Takes the space of [offset, offset + bytes) of the file, mapped at p: a page that is missing later ends the
- * process. */
-static int populate(int fd, uint64_t offset, char *p, uint64_t bytes)
-{
-    if (madvise(p, bytes, MADV_POPULATE_WRITE) == 0)
-        return 0;
-    if (errno != EINVAL)
-        return -errno;
-    if (fallocate(fd, 0, (off_t)offset, (off_t)bytes) < 0)
-        return -errno;
-    for (uint64_t i = 0; i < bytes; i += ARENA_ALIGN)
-        *(volatile char *)(p + i) = 0;
-    return 0;
-}
-
 /* ---- one extent ---- */
 
 /* The generations of all slots that the extent may have. */
@@ -82,7 +60,7 @@ static int window_map(struct arena *a, const struct window *w, int fd)
     (void)madvise(base, a->config.extent, MADV_HUGEPAGE); /* where files of memory may have them */
     (void)madvise(base, a->config.extent, MADV_DONTDUMP);
     place(a, w);
-    rc = populate(fd, 0, base, a->config.extent);
+    rc = memfd_populate(fd, 0, base, a->config.extent);
     if (rc == 0)
         rc = table_populate(a, w);
     if (rc == 0)

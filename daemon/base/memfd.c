@@ -15,6 +15,11 @@
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x10
 #endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define PAGE_BYTES 4096u
 
 int memfd_new(const char *name, uint64_t bytes, int *out)
 {
@@ -30,6 +35,19 @@ int memfd_new(const char *name, uint64_t bytes, int *out)
         return rc;
     }
     *out = fd;
+    return 0;
+}
+
+int memfd_populate(int fd, uint64_t offset, char *p, uint64_t bytes)
+{
+    if (madvise(p, bytes, MADV_POPULATE_WRITE) == 0)
+        return 0;
+    if (errno != EINVAL)
+        return -errno;
+    if (fallocate(fd, 0, (off_t)offset, (off_t)bytes) < 0)
+        return -errno;
+    for (uint64_t i = 0; i < bytes; i += PAGE_BYTES)
+        *(volatile char *)(p + i) = 0;
     return 0;
 }
 

@@ -6,6 +6,9 @@
 
 /* A file of memory that grows no more once it is shared. 0 or -errno. */
 int memfd_new(const char *name, uint64_t bytes, int *out);
+/* Takes the space of [offset, offset + bytes) of the file, which is mapped at p: a page that is missing later ends the
+ * process. 0 or -errno. */
+int memfd_populate(int fd, uint64_t offset, char *p, uint64_t bytes);
 /* From now on nobody can write to it but through what is mapped, and it can't shrink. Its descriptor to read it, or
  * -errno. */
 int memfd_share(int fd);

@@ -3,13 +3,12 @@
 #include "daemon/base/memfd.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The kernel takes about 50 us to clear so much. */
+/* The kernel takes about 100 us to get and clear so much. */
 #define RESERVE_BYTES (256u << 10)
 
 struct hints {
@@ -29,8 +28,8 @@ static uint64_t buckets_for(uint64_t blocks)
 {
     uint64_t buckets = UCM_HINT_MIN_BUCKETS;
 
-    /* A quarter full at first, so that it has as long until it is half full. */
-    while (buckets < UCM_HINT_MAX_BUCKETS && buckets * UCM_HINT_ENTRIES < 4 * blocks)
+    /* Two fifths full at most, so that it has some time until it is half full. */
+    while (buckets < UCM_HINT_MAX_BUCKETS && 2 * buckets * UCM_HINT_ENTRIES < 5 * blocks)
         buckets *= 2;
     return buckets;
 }
@@ -49,6 +48,7 @@ static int table_map(struct hints *h, uint64_t buckets, uint64_t now_ms)
         return -errno;
     h->header = p;
     h->bucket = (struct ucm_hint_bucket *)((char *)p + UCM_HINT_HEADER_BYTES);
+    (void)madvise(p, h->bytes, MADV_HUGEPAGE); /* where files of memory may have them */
     (void)madvise(p, h->bytes, MADV_DONTDUMP);
     rc = hints_reserve(h);
     if (rc < 0)
@@ -103,8 +103,10 @@ int hints_reserve(struct hints *h)
 {
     uint64_t left = h->bytes - h->reserved, n = left < RESERVE_BYTES ? left : RESERVE_BYTES;
 
-    if (n > 0 && fallocate(h->fd, 0, (off_t)h->reserved, (off_t)n) < 0)
-        return -errno;
+    int rc = n > 0 ? memfd_populate(h->fd, h->reserved, (char *)h->header + h->reserved, n) : 0;
+
+    if (rc < 0)
+        return rc;
     h->reserved += n;
     return h->reserved < h->bytes;
 }

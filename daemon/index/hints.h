@@ -2,7 +2,7 @@
  *
  * Promises:
  * - A reader may map it at any time, and can't write to it, shrink it or grow it.
- * - It takes 16 to 64 bytes a block. Setting an entry costs about one cache miss.
+ * - It takes 18 to 46 bytes a block. Setting an entry costs about one cache miss.
  * - The seed of its hash is random: keys that a client chose to collide in one table don't in the next.
  *
  * Thread: the loop only. */
@@ -13,7 +13,7 @@
 
 struct hints;
 
-/* An empty table for about `blocks` blocks and up to as many more, in state FILLING. 0 or -errno. */
+/* An empty table for `blocks` blocks and a quarter more at least, in state FILLING. 0 or -errno. */
 int hints_new(uint32_t key_bytes, uint64_t blocks, uint64_t now_ms, struct hints **out);
 /* Readers keep what they have mapped, and see that state there. NULL-safe. */
 void hints_free(struct hints *h, enum ucm_hint_state last);

@@ -381,7 +381,7 @@ static bool lookup_with_fds(struct fake *f, int conn, int method, struct proto_e
         return window_hook(f, conn, method, env);
     for (unsigned i = 0; i < UCM_MAX_FRAME_FDS; i++)
         fds[i] = dup(win.table);
-    window_reply(conn, env->msgid, &proto_lookup_r, &r, fds, UCM_MAX_FRAME_FDS);
+    fake_reply_fds(conn, env->msgid, &proto_lookup_r, &r, fds, UCM_MAX_FRAME_FDS);
     return true;
 }
 

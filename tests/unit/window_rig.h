@@ -126,45 +126,6 @@ FAKE_FN void window_unmake(void)
     }
 }
 
-/* One frame with descriptors, which it closes. */
-FAKE_FN void window_reply(int conn, uint32_t msgid, const struct proto_message *m,
-                          const void *result, int *fds, uint32_t n)
-{
-    union {
-        char bytes[CMSG_SPACE(UCM_MAX_FRAME_FDS * sizeof(int))];
-        struct cmsghdr align;
-    } control = {{0}};
-    struct proto_buf b;
-    struct ucm_error e;
-    struct iovec iov;
-    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
-
-    proto_buf_init(&b, 2u << 20);
-    cr_assert_eq(proto_response(&b, msgid, m, result, &e), 0, "%s", e.text);
-    iov = (struct iovec){b.p, b.n};
-    if (n > 0) {
-        message.msg_control = control.bytes;
-        message.msg_controllen = CMSG_SPACE(n * sizeof(int));
-        *CMSG_FIRSTHDR(&message) = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
-                                                    .cmsg_type = SCM_RIGHTS,
-                                                    .cmsg_len = CMSG_LEN(n * sizeof(int))};
-        memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), fds, n * sizeof(int));
-    }
-    while (b.n > 0) {
-        ssize_t sent = sendmsg(conn, &message, MSG_NOSIGNAL);
-
-        if (sent < 0)
-            break; /* the client hung up */
-        iov = (struct iovec){(char *)iov.iov_base + sent, iov.iov_len - (size_t)sent};
-        b.n -= (size_t)sent;
-        message.msg_control = NULL;
-        message.msg_controllen = 0;
-    }
-    proto_buf_free(&b);
-    for (uint32_t i = 0; i < n; i++)
-        close(fds[i]);
-}
-
 FAKE_FN void window_answer_open(struct fake *f, int conn, uint32_t msgid)
 {
     struct msg_window_open_r r = {.extent_bytes = WINDOW_EXTENT_BYTES,
@@ -202,7 +163,7 @@ FAKE_FN void window_answer_open(struct fake *f, int conn, uint32_t msgid)
     }
     win.header->magic[0] = spoil == SPOIL_TABLE_MAGIC ? 'X' : 'U';
     win.header->extents = spoil == SPOIL_TABLE_SIZES ? WINDOW_EXTENTS + 1 : WINDOW_EXTENTS;
-    window_reply(conn, msgid, &proto_window_open_r, &r, fds, n);
+    fake_reply_fds(conn, msgid, &proto_window_open_r, &r, fds, n);
 }
 
 FAKE_FN int window_extent_fd(enum window_spoil spoil, uint32_t extent)
@@ -267,7 +228,7 @@ FAKE_FN void window_answer_pin(struct fake *f, int conn, uint32_t msgid,
     if (spoil == SPOIL_PLACES_HALF)
         r.places.n -= 8;
     r.lent = (struct proto_u32s){lent, n_lent};
-    window_reply(conn, msgid, &proto_window_pin_r, &r, fds, n_fds);
+    fake_reply_fds(conn, msgid, &proto_window_pin_r, &r, fds, n_fds);
     free(places);
 }
 
