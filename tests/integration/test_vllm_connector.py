@@ -114,6 +114,24 @@ class Sharing(Case):
         self.check(b, Request("adapter again", tokens, lora=lora))
         self.assertEqual(b.loaded_tokens, 100 // BLOCK * BLOCK)
 
+    def test_lookups_of_what_nobody_has_wait_for_nobody(self):
+        """And the daemon counts them, and the others' hits, as it counts lookups that it was asked for."""
+        a, b = self.engine(), self.engine()
+        for e in (a, b):
+            scheduler = e.connector._scheduler
+            self.eventually(lambda: scheduler.link.ns.lookup_hint(bytes(32)) is not None)
+        before = self.stats()
+        for i in range(4):
+            self.check(a, Request(f"cold{i}", prompt(900 + i, 100)))
+        for i in range(4):
+            self.check(b, Request(f"warm{i}", prompt(900 + i, 100)))
+        counts = [e.connector._scheduler.hints.counts for e in (a, b)]
+        self.assertGreaterEqual(counts[0].spared, 4)
+        self.assertEqual((counts[0].asked, counts[1].spared, counts[1].asked), (0, 0, 4))
+        self.assertEqual([count.false_hits + count.false_misses for count in counts], [0, 0])
+        self.assertEqual(self.stats()["lookups"] - before["lookups"], 8)
+        self.assertEqual(self.stats()["lookup_hits"] - before["lookup_hits"], 4 * (100 // BLOCK))
+
     def test_two_engines_at_once(self):
         engines = [self.engine(blocks=40) for _ in range(2)]
         rounds = [[Request(f"{n}.{i}", prompt(20 + (i * (n + 1)) % 9, 120 + 9 * i, shared=48 * (i % 3)), outputs=12)

@@ -230,6 +230,7 @@ class Fleet(Bfloat16):
             return instead
         with mock.patch.object(Namespace, "encoded", side_effect=old), \
                 mock.patch.object(Namespace, "lookup_prefix", refuses(Namespace.lookup_prefix)), \
+                mock.patch.object(Namespace, "lookup_note", refuses(Namespace.lookup_note)), \
                 mock.patch.object(Region, "dump", refuses(Region.dump)):
             self.check(e, Request("between", prompt(454, 60)))
             tokens = prompt(455, 100)

@@ -20,7 +20,7 @@ import numpy
 import engine
 from engine import BLOCK, Request
 import ucmclient
-from ucmclient import BlockResult, PrefixHits, SharedMemory
+from ucmclient import BlockResult, Hint, PrefixHits, SharedMemory, Status, UcmError
 from ucmclient.vllm import companion, identity, layout, settings
 from ucmclient.vllm.connector import UcmConnector
 from ucmclient.vllm.nvme import NvmeRate
@@ -34,7 +34,8 @@ class Decisions(unittest.TestCase):
     """The scheduler's half, step by step, with a daemon that has nothing."""
 
     def half(self, **more):
-        ns = SimpleNamespace(lookup_prefix=lambda keys, **_: PrefixHits(0, 0, 0))
+        ns = SimpleNamespace(lookup_prefix=lambda keys, **_: PrefixHits(0, 0, 0), hints_open=lambda timeout: None,
+                             lookup_hint=lambda keys: None)
         half = SchedulerHalf(settings.Settings(**more), BLOCK)
         half.link = SimpleNamespace(ns=ns, ask=lambda call, *a, **k: call(*a, **k), release=lambda lease: None)
         return half
@@ -97,6 +98,37 @@ class Decisions(unittest.TestCase):
             with self.subTest(lost):
                 self.assertEqual(self.loading(lost), [])
                 self.assertEqual(self.loading(lost, anew=True), [[2]], "it was computed anew")
+
+    def test_a_lookup_of_which_hints_say_that_nothing_is_there_is_told_and_not_awaited(self):
+        half, told, asked, hint = self.half(), [], [], [None]
+        half.link.ns.lookup_hint = lambda keys: hint[0]
+        half.link.ns.lookup_note = lambda keys, **_: told.append(len(keys))
+        half.link.ns.lookup_prefix = lambda keys, **_: asked.append(len(keys)) or PrefixHits(1, 1, 7)
+        steps = [(None, True), (Hint(0, 0, 0, True, False), False),  # the first one opens the table
+                 (Hint(0, 0, 0, False, False), True), (Hint(0, 0, 0, True, True), True),  # it may be there all the same
+                 (Hint(2, 2, 0, True, False), True)]
+        for i, (hint[0], asks) in enumerate(steps):
+            request = Request(f"r{i}", range(40))
+            for _ in range(3):  # as vLLM does while the request waits
+                self.assertEqual(half.matched_tokens(request, 0), (16 if asks else 0, asks))
+            self.assertEqual(len(asked), asks, f"step {i}")
+            self.assertEqual(len(told), not asks, f"step {i}")
+            asked.clear(), told.clear()
+            half.finished(request, [])
+        counts = half.hints.counts
+        self.assertEqual((counts.asked, counts.spared, counts.false_hits, counts.false_misses), (4, 3, 1, 0))
+
+    def test_a_daemon_before_hints(self):
+        half, opens = self.half(), []
+
+        def refuse(timeout):
+            opens.append(timeout)
+            raise UcmError(Status.UNSUPPORTED, "older")
+
+        half.link.ns.hints_open = refuse
+        for i in range(3):
+            self.assertEqual(half.matched_tokens(Request(f"r{i}", range(40)), 0), (0, False))
+        self.assertEqual(len(opens), 1)
 
     def test_an_adapter_that_was_written_over_is_shared_with_nobody(self):
         half = self.half()

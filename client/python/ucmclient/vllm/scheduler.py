@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from .hints import Hints
 from .identity import EngineIdentity
 from .link import Link
 from .nvme import NvmeRate
@@ -81,6 +82,8 @@ class _Request:
     failed: bool = False
     #: How long to wait for blocks that a prefill instance hands over.
     wait_until: float = 0.0
+    #: The daemon was told of its lookup, which hints answered.
+    told: bool = False
 
     def keys(self, first: int, end: int) -> bytes:
         hashes = self.vllm.block_hashes[first:end]
@@ -141,6 +144,7 @@ class SchedulerHalf:
         self._requests: dict[str, _Request] = {}
         self._plan = Plan()
         self._nvme = NvmeRate(settings)
+        self.hints = Hints(settings)
         #: Random, part of all keys after a reset: no older block matches.
         self._epoch = b""
         #: Numbers of plans: the latest, the latest with loads within its step, the latest with a known outcome.
@@ -168,6 +172,8 @@ class SchedulerHalf:
             self._release(tracked)
         self.close()
         self.link = Link(self.settings, identity, name)
+        if self.link.ns is not None:
+            self.hints.open(self.link.ns)
 
     def close(self) -> None:
         if self.link is not None:
@@ -240,8 +246,9 @@ class SchedulerHalf:
         return now if self._adapters.setdefault(name, now) == now else os.urandom(32)
 
     def _promise(self, tracked: _Request) -> Optional[_Promise]:
-        """Looks the request up, unless a promise still holds (vLLM asks again in every step). The lookup includes the
-        engine's own hits: so the daemon knows that they are in use, and those that it lost are stored again."""
+        """Looks the request up, unless a promise still holds (vLLM asks again in every step), or hints say that nothing is there.
+        The lookup includes the engine's own hits: so the daemon knows that they are in use, and those that it lost are stored
+        again."""
         promise = tracked.promise
         if promise and time.monotonic() < promise.until:
             return promise
@@ -250,12 +257,21 @@ class SchedulerHalf:
         ns = self.link.ns if self.link is not None else None
         if not keys or ns is None:
             return None
+        hint = self.hints.look(ns, keys)
+        if self.hints.spares(hint):
+            if not tracked.told:
+                self.link.ask(
+                    ns.lookup_note, keys, timeout=self.settings.lookup_timeout, request=tracked.vllm.request_id
+                )
+            tracked.told, tracked.stored = True, 0
+            return None
         hits = self.link.ask(
             ns.lookup_prefix, keys, lease=self.settings.lease, timeout=self.settings.lookup_timeout,
             request=tracked.vllm.request_id,
         )
         if hits is None:
             return None
+        self.hints.learn(ns, hint, hits)
         tracked.stored = hits.blocks
         if hits.blocks == 0:
             return None

@@ -40,6 +40,8 @@ class Settings:
     prefill_rate: float = 0.0
     #: A lookup that takes longer is a miss.
     lookup_timeout: float = 0.02
+    #: Look in the daemon's table of hints first, and ask for no lookup of which it says that nothing is cached.
+    hints: bool = True
     #: Limit for opening and registering, at the engine's start.
     connect_timeout: float = 30.0
     #: Don't start without the daemon; False: start, and use the daemon once it is there.
