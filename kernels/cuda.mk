@@ -60,16 +60,18 @@ $(SLOTS_FATBIN): kernels/slots/slots.cu $(addprefix kernels/slots/,slots.cuh slo
 $O/obj/kernels/slots/slots_fatbin.o: kernels/fatbin.S $(SLOTS_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_slots_fatbin -DUCM_FATBIN='"$(SLOTS_FATBIN)"' -c $< -o $@
-ATTEND_FATBIN := $(FATBINS)/attend.fatbin
-$(ATTEND_FATBIN): kernels/attend/attend.cu $(wildcard kernels/attend/*.cuh) kernels/arith.h $(addprefix kernels/attend/,arith.h attend_cuda.h) kernels/sparse/arith.h
+ATTEND_FATBIN := $(FATBINS)/attend.fatbin $(FATBINS)/mla.fatbin
+$(ATTEND_FATBIN): $(FATBINS)/%.fatbin: kernels/attend/%.cu $(wildcard kernels/attend/attend*.cuh) kernels/arith.h $(addprefix kernels/attend/,arith.h attend_cuda.h) kernels/sparse/arith.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fmad=false -fatbin $(DECODE_ARCHS) $< -o $@
-$O/obj/kernels/attend/attend_fatbin.o: kernels/fatbin.S $(ATTEND_FATBIN)
+$(FATBINS)/mla.fatbin: $(wildcard kernels/attend/mla*.cuh) kernels/attend/mla_cuda.h
+ATTEND_CUDA_OBJ := $(ATTEND_FATBIN:$(FATBINS)/%.fatbin=$O/obj/kernels/attend/%_fatbin.o)
+$(ATTEND_CUDA_OBJ): $O/obj/kernels/attend/%_fatbin.o: kernels/fatbin.S $(FATBINS)/%.fatbin
 	@mkdir -p $(@D)
-	$(CC) -DUCM_FATBIN_SYMBOL=ucm_attend_fatbin -DUCM_FATBIN='"$(ATTEND_FATBIN)"' -c $< -o $@
+	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$(FATBINS)/$*.fatbin"' -c $< -o $@
 
 # What decode steps are launched with, in C too: checks of a pool's shape.
-DECODE_CUDA_OBJ := $O/obj/kernels/slots/slots.o $O/obj/kernels/slots/slots_fatbin.o $O/obj/kernels/attend/attend_fatbin.o
+DECODE_CUDA_OBJ := $O/obj/kernels/slots/slots.o $O/obj/kernels/slots/slots_fatbin.o $(ATTEND_CUDA_OBJ)
 SPARSE_CUDA_OBJ += $(DECODE_CUDA_OBJ)
 
 $O/obj/client/cuda/sparse_select.o $O/obj/client/cuda/decode_plan.o: CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
@@ -147,7 +149,7 @@ $O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
 	@mkdir -p $(@D)
 	$(LINK) $^ -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 ATTEND_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/attend*.c) $(wildcard kernels/slots/*.c))
-$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $O/obj/kernels/attend/attend_fatbin.o $O/obj/kernels/slots/slots_fatbin.o $O/libucmtools.a $O/libucmclient.a
+$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $(ATTEND_CUDA_OBJ) $O/obj/kernels/slots/slots_fatbin.o $O/libucmtools.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
 DECODE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/decode*.c)) \

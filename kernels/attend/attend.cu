@@ -91,30 +91,25 @@ static __device__ __forceinline__ void attend(args_t a)
 {
     __shared__ uint64_t where[UCM_ATTEND_CUDA_SPLIT];
     __shared__ struct block_sums sums;
-    uint32_t first = blockIdx.x * a.split_tiles, splits, n;
-    struct chosen early = chosen_early(a, first + threadIdx.x);
+    struct chosen early = chosen_early(a, blockIdx.x * a.split_tiles + threadIdx.x);
     struct tiles t = tiles_of(a);
+    struct split s = split_of(a, t);
     struct warp_state<D, O> st;
 
-    splits = max(1u, min(a.splits, (t.all + a.split_tiles - 1) / a.split_tiles));
-    n = t.all > first ? min(t.all - first, a.split_tiles) : 0;
-    if (blockIdx.x >= splits || is_over(a, t))
+    if (blockIdx.x >= s.of || is_over(a, t))
         return;
-    if (blockIdx.x == 0 && threadIdx.x == 0 && t.all > a.splits * a.split_tiles)
-        raise_flag(a, UCM_ATTEND_NO_PAGE); /* no thread block has the rest */
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS)
-        where[i] = tile_at(a, t, first + i, i < THREADS, early);
+    look_up<THREADS>(a, t, s, early, where);
     warp_begin<D, O>(st);
     __syncthreads();
     if (a.wait)
         arrived_before_copies(); /* blocks that came just before they were looked up */
-    attend_tiles<T, KV, D, O>(a, where, n, t.chosen > first ? t.chosen - first : 0, st);
+    attend_tiles<T, KV, D, O>(a, where, s.n, t.chosen > s.first ? t.chosen - s.first : 0, st);
     __syncthreads(); /* the tiles' memory takes the results */
     put_warp<KV, D, O>(st, sums);
     __syncthreads();
     weigh_warps(a, sums);
     __syncthreads();
-    finish<T, D, O>(a, splits, sums);
+    finish<T, D, O>(a, s.of, sums);
 }
 
 #define KERNEL(name, type, kv, d, rows)                                                                                \

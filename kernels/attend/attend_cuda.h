@@ -90,6 +90,7 @@ struct ucm_attend_cuda {
     uint32_t split_tiles, splits; /* tiles of a thread block; splits of a list, at most */
     float scale_log2;             /* of logits, k_scale included, times log2(e) */
     float v_scale;                /* of results; 0: 1 */
+    uint32_t ring;                /* mla_cuda.h */
     uint64_t q, q_stride; /* [chains][kv_heads][group][head_dim]; elements from chain to chain */
     /* The chosen blocks: list entry -> number -> slot. Each table may be 0: then there is no such step. */
     uint64_t list;                 /* int32_t[chains][lists][room] */
@@ -181,16 +182,16 @@ static inline uint32_t ucm_attend_cuda_places(uint32_t head_dim, uint32_t elemen
 }
 
 /* For the most tiles that a list of a captured launch can have, its window's included, and its number of lists: chains
- * times KV heads. places: of all multiprocessors. Results depend on the cut, so it comes from what is fixed when a graph
- * is captured. The fewest splits that keep nine tenths of the GPU's places busy to the end, or fill them three times;
- * each warp has three tiles, or splits cost more than they bring. docs/sparse.md has measurements. */
-static inline struct ucm_attend_cuda_cut ucm_attend_cuda_cut(uint32_t lists, uint32_t tiles,
-                                                             uint64_t places)
+ * times KV heads. places: of all multiprocessors. least: tiles of a split that is worth its cost. Results depend on the cut, so it comes from
+ * what is fixed when a graph is captured. The fewest splits that keep nine tenths of the GPU's places busy to the end, or fill them
+ * three times. docs/sparse.md has measurements. */
+static inline struct ucm_attend_cuda_cut ucm_attend_cuda_cut_of(uint32_t lists, uint32_t tiles,
+                                                                uint64_t places, uint32_t least)
 {
-    uint32_t least = (tiles + UCM_ATTEND_CUDA_SPLITS - 1) / UCM_ATTEND_CUDA_SPLITS;
+    uint32_t fit = (tiles + UCM_ATTEND_CUDA_SPLITS - 1) / UCM_ATTEND_CUDA_SPLITS;
     uint32_t splits = (tiles + UCM_ATTEND_CUDA_SPLIT - 1) / UCM_ATTEND_CUDA_SPLIT, each;
 
-    least = least > 3 * UCM_ATTEND_CUDA_WARPS ? least : 3 * UCM_ATTEND_CUDA_WARPS;
+    least = least > fit ? least : fit;
     splits = splits > 0 ? splits : 1;
     for (each = tiles / splits; each > least; each = (tiles + splits - 1) / splits) {
         uint64_t blocks = (uint64_t)lists * splits, waves = (blocks + places - 1) / places;
@@ -202,6 +203,13 @@ static inline struct ucm_attend_cuda_cut ucm_attend_cuda_cut(uint32_t lists, uin
     each = (tiles + splits - 1) / splits;
     each = each > least ? each : least;
     return (struct ucm_attend_cuda_cut){each, tiles > each ? (tiles + each - 1) / each : 1};
+}
+
+/* Each warp has three tiles. */
+static inline struct ucm_attend_cuda_cut ucm_attend_cuda_cut(uint32_t lists, uint32_t tiles,
+                                                             uint64_t places)
+{
+    return ucm_attend_cuda_cut_of(lists, tiles, places, 3 * UCM_ATTEND_CUDA_WARPS);
 }
 
 #endif

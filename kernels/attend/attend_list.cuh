@@ -7,10 +7,6 @@
 
 typedef const struct ucm_attend_cuda &args_t;
 
-#define THREADS UCM_ATTEND_CUDA_THREADS
-#define WARPS UCM_ATTEND_CUDA_WARPS
-#define ROWS UCM_ATTEND_CUDA_ROWS
-
 /* What one launch attends to for one KV head. */
 struct tiles {
     const int32_t *list, *table;
@@ -143,6 +139,38 @@ static __device__ __forceinline__ uint64_t tile_at(args_t a, const struct tiles 
         return chosen_at(a, early ? c : chosen_of(a, t.list[tile / in_block]), tile % in_block);
     tile -= t.chosen;
     return page_at(a, t, t.first + tile / in_block, tile % in_block);
+}
+
+/* A thread block's part of its list. */
+struct split {
+    uint32_t first, n; /* of the list's tiles; n 0: nothing is left for it */
+    uint32_t of;       /* splits of the list, one at least */
+};
+
+static __device__ __forceinline__ uint32_t splits_of(args_t a, const struct tiles &t)
+{
+    return max(1u, min(a.splits, (t.all + a.split_tiles - 1) / a.split_tiles));
+}
+
+static __device__ __forceinline__ struct split split_of(args_t a, const struct tiles &t)
+{
+    struct split s;
+
+    s.first = blockIdx.x * a.split_tiles;
+    s.of = splits_of(a, t);
+    s.n = t.all > s.first ? min(t.all - s.first, a.split_tiles) : 0;
+    return s;
+}
+
+/* By ALL threads of a thread block: where its tiles lie. early: of its tile of the thread's number. */
+template <uint32_t ALL>
+static __device__ __forceinline__ void look_up(args_t a, const struct tiles &t, const struct split &s, struct chosen early,
+                                               uint64_t *where)
+{
+    if (blockIdx.x == 0 && threadIdx.x == 0 && t.all > a.splits * a.split_tiles)
+        raise_flag(a, UCM_ATTEND_NO_PAGE); /* no thread block has the rest */
+    for (uint32_t i = threadIdx.x; i < s.n; i += ALL)
+        where[i] = tile_at(a, t, s.first + i, i < ALL, early);
 }
 
 /* By a warp, all of which has looked at *where: the tile's place, when its block has come, or has not. */

@@ -15,6 +15,9 @@
 
 #include "kernels/attend/attend_list.cuh"
 
+#define THREADS UCM_ATTEND_CUDA_THREADS
+#define WARPS UCM_ATTEND_CUDA_WARPS
+#define ROWS UCM_ATTEND_CUDA_ROWS
 #define RULE_PSA 1u /* enum ucm_stop_rule */
 
 extern __shared__ uint4 shared[];

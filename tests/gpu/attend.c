@@ -1,4 +1,4 @@
-/* test_attend [--few | --speed]: compares; a part of the cases only; or measures, and prints a table. */
+/* test_attend [--few | --speed] [PART]: compares; a part of the cases only; or measures, and prints tables. PART: heads or latents. */
 #include "tests/gpu/attend.h"
 
 #include "kernels/arith.h"
@@ -8,56 +8,87 @@
 #include <stdlib.h>
 #include <string.h>
 
-extern const unsigned char ucm_attend_fatbin[];
+extern const unsigned char ucm_attend_fatbin[], ucm_mla_fatbin[];
 
-static CUmodule module;
-static bool overlaps; /* launches can */
+static CUmodule module, latents;
+static bool overlaps;       /* launches can */
+static uint32_t most_bytes; /* of shared memory that a thread block can have */
 
 void attend_open(void)
 {
-    int major;
+    int major, most;
 
+    must(cuDeviceGetAttribute(&most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 0),
+         "the GPU");
+    most_bytes = (uint32_t)most;
     must(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0), "the GPU");
     overlaps = major >= 9;
     must(cuModuleLoadData(&module, ucm_attend_fatbin), "the kernels of attend.cu");
+    must(cuModuleLoadData(&latents, ucm_mla_fatbin), "the kernels of mla.cu");
 }
 
-static CUfunction kernel(const char *name)
+static CUfunction kernel(CUmodule from, const char *name)
 {
     CUfunction f;
 
-    must(cuModuleGetFunction(&f, module, name), name);
+    must(cuModuleGetFunction(&f, from, name), name);
     return f;
+}
+
+/* beside: it may begin before the launch before it has ended. */
+static void launch(CUfunction f, const uint32_t blocks[3], uint32_t threads, uint32_t shared,
+                   const struct ucm_attend_cuda *args, bool beside, const char *name)
+{
+    struct ucm_attend_cuda copy = *args;
+    void *parameters[] = {&copy};
+    CUlaunchAttribute overlap = {
+        .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        .value.programmaticStreamSerializationAllowed = 1,
+    };
+    CUlaunchConfig config = {.gridDimX = blocks[0],
+                             .gridDimY = blocks[1],
+                             .gridDimZ = blocks[2],
+                             .blockDimX = threads,
+                             .blockDimY = 1,
+                             .blockDimZ = 1,
+                             .sharedMemBytes = shared,
+                             .hStream = gpu_stream,
+                             .attrs = &overlap,
+                             .numAttrs = beside && overlaps};
+
+    must(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared), name);
+    must(cuLaunchKernelEx(&config, f, parameters, NULL), name);
 }
 
 void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t head_dim,
                    uint32_t narrow)
 {
-    struct ucm_attend_cuda copy = *args;
-    void *parameters[] = {&copy};
-    uint32_t shared = ucm_attend_cuda_shared(head_dim, narrow ? 1 : 2, args->group, args->splits);
-    CUlaunchAttribute beside = {
-        .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-        .value.programmaticStreamSerializationAllowed = 1,
-    };
-    CUlaunchConfig config = {.gridDimX = args->splits,
-                             .gridDimY = args->kv_heads,
-                             .gridDimZ = args->chains,
-                             .blockDimX = UCM_ATTEND_CUDA_THREADS,
-                             .blockDimY = 1,
-                             .blockDimZ = 1,
-                             .sharedMemBytes = shared,
-                             .hStream = gpu_stream,
-                             .attrs = &beside,
-                             .numAttrs = args->wait && overlaps};
     char name[64];
-    CUfunction f;
 
     ucm_attend_cuda_kernel(name, dtype == UCM_KV_F16 ? "f16" : "bf16", narrow, head_dim,
                            args->group);
-    f = kernel(name);
-    must(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared), name);
-    must(cuLaunchKernelEx(&config, f, parameters, NULL), name);
+    launch(kernel(module, name), (uint32_t[]){args->splits, args->kv_heads, args->chains},
+           UCM_ATTEND_CUDA_THREADS,
+           ucm_attend_cuda_shared(head_dim, narrow ? 1 : 2, args->group, args->splits), args,
+           args->wait, name);
+}
+
+void mla_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t narrow)
+{
+    uint32_t element = narrow ? 1 : 2, grid[] = {args->splits, args->kv_heads, args->chains};
+    const char *type = dtype == UCM_KV_F16 ? "f16" : "bf16";
+    struct ucm_attend_cuda a = *args;
+    char name[64];
+
+    a.ring = a.ring ? a.ring : ucm_attend_mla_ring(element, a.group, most_bytes);
+    ucm_attend_mla_kernel(name, type, narrow, a.group);
+    launch(kernel(latents, name), grid, UCM_ATTEND_MLA_THREADS,
+           ucm_attend_mla_shared(element, a.group, a.ring), &a, a.wait, name);
+    if (a.splits == 1)
+        return;
+    ucm_attend_mla_merge(name, type);
+    grid[0] = a.group * UCM_ATTEND_MLA_MERGE_BLOCKS;
+    launch(kernel(latents, name), grid, UCM_ATTEND_MLA_MERGE_THREADS, 0, &a, true, name);
 }
 
 void order_launch(const struct ucm_attend_cuda_order *args, uint32_t lists)
@@ -65,8 +96,8 @@ void order_launch(const struct ucm_attend_cuda_order *args, uint32_t lists)
     struct ucm_attend_cuda_order copy = *args;
     void *parameters[] = {&copy};
 
-    must(cuLaunchKernel(kernel("ucm_attend_order"), lists, 1, 1, UCM_ATTEND_CUDA_ORDER_THREADS, 1,
-                        1, 0, gpu_stream, parameters, NULL),
+    must(cuLaunchKernel(kernel(module, "ucm_attend_order"), lists, 1, 1,
+                        UCM_ATTEND_CUDA_ORDER_THREADS, 1, 1, 0, gpu_stream, parameters, NULL),
          "ucm_attend_order");
 }
 
@@ -118,15 +149,47 @@ void problem_draw_bytes(const struct problem *p, uint8_t *to, uint64_t n)
     }
 }
 
+void problem_launch_as(const struct problem *p, const struct ucm_attend_cuda *args)
+{
+    if (p->shape.latent)
+        mla_launch(args, p->shape.dtype, p->shape.narrow);
+    else
+        attend_launch(args, p->shape.dtype, p->shape.d, p->shape.narrow);
+}
+
 void problem_launch(const struct problem *p)
 {
-    attend_launch(&p->args, p->shape.dtype, p->shape.d, p->shape.narrow);
+    problem_launch_as(p, &p->args);
 }
 
 /* bfloat16's range is more than that of float16, by which E4M3 is multiplied. */
 static float query_size(const struct problem *p)
 {
     return p->shape.narrow && p->shape.dtype == UCM_KV_BF16 ? 0x1p30f : 1;
+}
+
+/* Slots: contiguous. Pages: rows set apart. */
+static void latent_plans(struct problem *p, struct ucm_attend_spec *spec)
+{
+    struct ucm_kv_shape *k = &spec->shape;
+    uint64_t row = problem_element(p) * (uint64_t)p->shape.d;
+    char why[UCM_SPARSE_WHY] = "";
+
+    *k = (struct ucm_kv_shape){.dtype = p->shape.narrow ? UCM_KV_FP8_E4M3 : p->shape.dtype,
+                               .tokens = p->shape.tokens,
+                               .kv_heads = 1,
+                               .head_dim = p->shape.d,
+                               .v_head_dim = p->v,
+                               .rope_dim = p->shape.d - p->v,
+                               .k_token_stride = row + 48,
+                               .k_head_stride = row,
+                               .v_token_stride = row + 48,
+                               .v_head_stride = row};
+    p->page = p->shape.tokens * k->k_token_stride;
+    check(ucm_attend_plan_init(&p->plan, spec, why) == 0, "a plan: %s", why);
+    k->k_token_stride = k->v_token_stride = row;
+    p->slot = p->shape.tokens * row;
+    check(ucm_attend_plan_init(&p->pool_plan, spec, why) == 0, "a plan: %s", why);
 }
 
 /* Slots: head by head. Pages: token by token, as engines have them. */
@@ -141,6 +204,10 @@ static void plan_of(struct problem *p)
     struct ucm_kv_shape *k = &spec.shape;
     char why[UCM_SPARSE_WHY] = "";
 
+    if (s->latent) {
+        latent_plans(p, &spec);
+        return;
+    }
     *k = (struct ucm_kv_shape){.dtype = s->narrow ? UCM_KV_FP8_E4M3 : s->dtype,
                                .tokens = s->tokens,
                                .kv_heads = s->kv_heads,
@@ -183,10 +250,14 @@ static uint64_t n_lists(const struct problem *p)
 void problem_open(struct problem *p, const struct attend_shape *s)
 {
     struct ucm_attend_cuda *a = &p->args;
+    uint32_t groups;
     uint64_t lists;
 
-    *p = (struct problem){
-        .shape = *s, .n_numbers = s->slots + s->slots / 2, .tables = s->apart ? s->lists : 1};
+    *p = (struct problem){.shape = *s,
+                          .v = s->latent ? UCM_ATTEND_MLA_VALUES : s->d,
+                          .n_numbers = s->slots + s->slots / 2,
+                          .tables = s->apart ? s->lists : 1};
+    groups = s->latent ? ucm_attend_mla_groups(s->group) : s->kv_heads;
     plan_of(p);
     lists = n_lists(p);
     p->rows = (uint64_t)s->chains * s->kv_heads * s->group;
@@ -204,8 +275,8 @@ void problem_open(struct problem *p, const struct attend_shape *s)
     p->length = fresh(s->chains * 4);
     p->table = fresh((uint64_t)s->chains * s->window * 4 + 4);
     *a = (struct ucm_attend_cuda){
-        .kv_heads = s->kv_heads,
-        .group = s->group,
+        .kv_heads = groups,
+        .group = s->kv_heads * s->group / groups,
         .tokens = s->tokens,
         .chains = s->chains,
         .lists = s->lists,
@@ -220,7 +291,7 @@ void problem_open(struct problem *p, const struct attend_shape *s)
         .numbers = gpu_new((uint64_t)s->chains * s->slots * 4),
         .numbers_stride = s->slots,
         .rows = p->n_numbers,
-        .apart = s->apart,
+        .apart = s->latent ? 0 : s->apart,
         .slot_of = gpu_new((uint64_t)p->tables * p->n_numbers * 4),
         .pool =
             memory_of(&p->pool_plan, gpu_put(0, p->pool, s->slots * p->slot), p->slot, s->slots),
@@ -230,7 +301,7 @@ void problem_open(struct problem *p, const struct attend_shape *s)
         .table_stride = s->window,
         .first = gpu_new(s->chains * 4),
         .length = s->window > 0 ? gpu_new(s->chains * 4) : 0,
-        .out = gpu_new(p->rows * s->d * 2),
+        .out = gpu_new(p->rows * p->v * 2),
         .lse = gpu_new(p->rows * 4),
         .flags = gpu_new(4),
         .done = gpu_new((uint64_t)s->chains * s->kv_heads * 4),
@@ -353,13 +424,13 @@ void problem_cut(struct problem *p, uint32_t tiles)
         gpu_free(p->args.partial);
         gpu_free(p->args.partial_sum);
     }
-    p->args.partial = gpu_new(rows * s->d * 4);
+    p->args.partial = gpu_new(rows * p->v * 4);
     p->args.partial_sum = gpu_new(rows * sizeof(struct ucm_attend_cuda_sum));
 }
 
 void problem_get(const struct problem *p, float *out, float *lse)
 {
-    uint64_t n = p->rows * p->shape.d;
+    uint64_t n = p->rows * p->v;
     uint16_t *bits = fresh(n * 2);
 
     gpu_get(bits, p->args.out, n * 2);
@@ -380,16 +451,24 @@ uint32_t problem_flags(const struct problem *p)
 
 int main(int argc, char **argv)
 {
+    const char *part = argc > 1 && argv[argc - 1][0] != '-' ? argv[argc - 1] : "";
+    bool speed = argc > 1 && strcmp(argv[1], "--speed") == 0;
+    bool heads = strcmp(part, "latents") != 0, mla = strcmp(part, "heads") != 0;
+
     gpu_begin();
     attend_open();
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
-    if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
+    if (heads && speed) {
         measure();
         measure_beside();
-    } else {
+    } else if (heads) {
         test_steps();
         test_beside();
         test_rounds();
     }
+    if (mla && speed)
+        measure_latents();
+    else if (mla)
+        test_latents();
     return gpu_end();
 }

@@ -4,6 +4,7 @@
 
 #include "kernels/attend/attend.h"
 #include "kernels/attend/attend_cuda.h"
+#include "kernels/attend/mla_cuda.h"
 #include "kernels/attend/stop.h"
 #include "tests/gpu/compare.h"
 
@@ -13,6 +14,8 @@ void attend_open(void);
 /* One launch; the grid follows from args. narrow: K and V are FP8 E4M3. */
 void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t head_dim,
                    uint32_t narrow);
+/* The same of latents, and of the launch that merges. args->ring is filled in. */
+void mla_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t narrow);
 void order_launch(const struct ucm_attend_cuda_order *args, uint32_t lists);
 
 /* n zero bytes, now. */
@@ -21,17 +24,19 @@ void gpu_clear(CUdeviceptr at, size_t n);
 /* ---- problems: pools, lists and windows, on the host and on the GPU ---- */
 
 struct attend_shape {
-    uint32_t dtype, tokens, kv_heads, group, d; /* dtype: F16 or BF16; d of K and V */
+    uint32_t dtype, tokens, kv_heads, group, d; /* dtype: F16 or BF16; d of K, and of V */
     uint32_t chains, lists, room;               /* lists of a chain: kv_heads or 1 */
     uint32_t slots, pages, window; /* window: blocks of a table, 0: there is no window */
     uint32_t apart;  /* 1: a slot holds one KV head, and lists have tables of their own */
     uint32_t narrow; /* 1: K and V are FP8 E4M3 */
+    uint32_t latent; /* 1: MLA; kv_heads 1, V is the first channels of K */
 };
 
 struct problem {
     struct attend_shape shape;
     struct ucm_attend_plan plan, pool_plan; /* of pages, and of slots: their layouts differ */
     uint64_t page, slot;                    /* bytes */
+    uint32_t v;                             /* channels of V and of results */
     uint8_t *pool, *pages;
     uint16_t *q16;
     float *q;
@@ -47,7 +52,9 @@ void problem_open(struct problem *p, const struct attend_shape *shape);
 void problem_close(struct problem *p);
 uint32_t problem_element(const struct problem *p); /* bytes, of K and V */
 void problem_draw_bytes(const struct problem *p, uint8_t *to, uint64_t n);
+/* By its arguments, or by these. */
 void problem_launch(const struct problem *p);
+void problem_launch_as(const struct problem *p, const struct ucm_attend_cuda *args);
 /* Fresh lists, lengths and queries, here and there. */
 void problem_draw(struct problem *p);
 /* The slot of an entry of list l of all chains' lists, for the C. */
@@ -80,11 +87,16 @@ void answer_compare(const struct problem *p, const struct answer *want, const st
 void answer_same(const struct problem *p, const struct answer *want, const struct answer *got,
                  const char *what);
 
+/* All that one launch a step is asked for, and launches beside the gather, with splits of so many tiles. */
+void test_steps_of(const struct attend_shape *shape);
+void test_beside_of(const struct attend_shape *shape, uint32_t tiles);
 void test_steps(void);
 void test_beside(void);
 void test_rounds(void);
+void test_latents(void);
 void measure(void);
 void measure_beside(void);
+void measure_latents(void);
 
 /* Microseconds of a graph, the median of some replays with memory that no cache holds; before each of them `prepare`,
  * which is not measured. */

@@ -7,7 +7,7 @@
 
 struct answer answer_new(const struct problem *p)
 {
-    return (struct answer){fresh(p->rows * p->shape.d * 4), fresh(p->rows * 4)};
+    return (struct answer){fresh(p->rows * p->v * 4), fresh(p->rows * 4)};
 }
 
 void answer_free(struct answer *a)
@@ -46,7 +46,7 @@ static void reference_head(const struct problem *p, uint32_t chain, uint32_t g, 
                                 blocks - p->first[chain], length % s->tokens, &state, NULL, 0);
     }
     check(r == 0, "the reference");
-    ucm_attend_end(&p->plan, &state, to->out + row * s->d, to->lse + row);
+    ucm_attend_end(&p->plan, &state, to->out + row * p->v, to->lse + row);
 }
 
 void answer_reference(const struct problem *p, struct answer *to)
@@ -72,7 +72,7 @@ void answer_compare(const struct problem *p, const struct answer *want, const st
     float by = 6 * p->plan.spec.v_scale * (s->dtype == UCM_KV_F16 ? 0x1p-10f : 0x1p-8f);
     uint64_t wrong = 0, at = 0, wrong_lse = 0;
 
-    for (uint64_t i = 0; i < p->rows * s->d; i++)
+    for (uint64_t i = 0; i < p->rows * p->v; i++)
         if (!near(want->out[i], got->out[i], by)) {
             wrong++;
             at = i;
@@ -84,14 +84,14 @@ void answer_compare(const struct problem *p, const struct answer *want, const st
           "(row %lu: "
           "%g, not %g), %lu lse",
           what, s->dtype, s->group, s->d, s->tokens, s->lists, s->apart, s->narrow,
-          p->args.split_tiles, (unsigned long)wrong, (unsigned long)(at / s->d),
+          p->args.split_tiles, (unsigned long)wrong, (unsigned long)(at / p->v),
           (double)got->out[at], (double)want->out[at], (unsigned long)wrong_lse);
 }
 
 void answer_same(const struct problem *p, const struct answer *want, const struct answer *got,
                  const char *what)
 {
-    check(memcmp(want->out, got->out, p->rows * p->shape.d * 4) == 0 &&
+    check(memcmp(want->out, got->out, p->rows * p->v * 4) == 0 &&
               memcmp(want->lse, got->lse, p->rows * 4) == 0,
           "%s: other bits", what);
 }

@@ -144,7 +144,7 @@ static void layer(struct beside *b, uint32_t wait, bool attend)
     launch("ucm_slots_gather_warp", GATHER_BLOCKS, UCM_SLOTS_CUDA_GATHER,
            (void *[]){&b->pool, &b->gather});
     if (attend)
-        attend_launch(&args, b->p.shape.dtype, b->p.shape.d, b->p.shape.narrow);
+        problem_launch_as(&b->p, &args);
 }
 
 static CUgraph captured(struct beside *b, uint32_t wait, bool attend)
@@ -170,6 +170,12 @@ static void forget(void *arg)
 }
 
 /* ---- tests ---- */
+
+static void open_module(void)
+{
+    if (module == NULL)
+        must(cuModuleLoadData(&module, ucm_slots_fatbin), "the kernels of slots.cu");
+}
 
 /* What is resident now, for the C. */
 static void read_pool(struct beside *b)
@@ -198,7 +204,7 @@ static void lose(struct beside *b)
     gpu_put(b->places + number * sizeof(none), &b->place[number], sizeof(none));
 }
 
-static void test_shape(const struct attend_shape *shape, uint32_t tiles)
+void test_beside_of(const struct attend_shape *shape, uint32_t tiles)
 {
     struct beside b;
     struct answer want, behind, got;
@@ -206,6 +212,7 @@ static void test_shape(const struct attend_shape *shape, uint32_t tiles)
     CUgraphExec graph;
     CUgraph made;
 
+    open_module();
     beside_open(&b, shape);
     problem_cut(&b.p, tiles);
     want = answer_new(&b.p);
@@ -243,24 +250,17 @@ static void test_shape(const struct attend_shape *shape, uint32_t tiles)
     beside_close(&b);
 }
 
-static void open_module(void)
-{
-    if (module == NULL)
-        must(cuModuleLoadData(&module, ucm_slots_fatbin), "the kernels of slots.cu");
-}
-
 void test_beside(void)
 {
     static const struct attend_shape shapes[] = {
-        {UCM_KV_BF16, 16, 8, 4, 128, 2, 8, 37, 640, 20, 5, 1, 0},
-        {UCM_KV_F16, 32, 3, 3, 64, 4, 3, 20, 300, 11, 4, 1, 0},
-        {UCM_KV_BF16, 16, 2, 16, 128, 40, 2, 30, 2500, 9, 3, 1, 1},
+        {UCM_KV_BF16, 16, 8, 4, 128, 2, 8, 37, 640, 20, 5, 1, 0, 0},
+        {UCM_KV_F16, 32, 3, 3, 64, 4, 3, 20, 300, 11, 4, 1, 0, 0},
+        {UCM_KV_BF16, 16, 2, 16, 128, 40, 2, 30, 2500, 9, 3, 1, 1, 0},
     };
 
-    open_module();
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        test_shape(&shapes[i], 3);
-        test_shape(&shapes[i], 12);
+        test_beside_of(&shapes[i], 3);
+        test_beside_of(&shapes[i], 12);
     }
 }
 
@@ -270,7 +270,7 @@ void test_beside(void)
 void measure_beside(void)
 {
     static const struct attend_shape shape = {UCM_KV_BF16, 16,   8,  4,  128, 1, 8,
-                                              256,         4096, 40, 32, 1,   0};
+                                              256,         4096, 40, 32, 1,   0, 0};
     static const uint32_t missing[] = {0, 16, 43, 128, 256};
     struct beside b;
 

@@ -339,10 +339,10 @@ static void replay(struct rounds *r)
 void test_rounds(void)
 {
     static const struct attend_shape shapes[] = {
-        {UCM_KV_BF16, 16, 4, 4, 128, 3, 4, 41, 60, 20, 5, 1, 0},
-        {UCM_KV_F16, 16, 2, 3, 64, 2, 1, 33, 50, 9, 3, 0, 0},
-        {UCM_KV_BF16, 16, 1, 16, 64, 2, 1, 300, 320, 9, 0, 0, 0},
-        {UCM_KV_BF16, 16, 2, 4, 128, 2, 2, 41, 60, 20, 5, 1, 1},
+        {UCM_KV_BF16, 16, 4, 4, 128, 3, 4, 41, 60, 20, 5, 1, 0, 0},
+        {UCM_KV_F16, 16, 2, 3, 64, 2, 1, 33, 50, 9, 3, 0, 0, 0},
+        {UCM_KV_BF16, 16, 1, 16, 64, 2, 1, 300, 320, 9, 0, 0, 0, 0},
+        {UCM_KV_BF16, 16, 2, 4, 128, 2, 2, 41, 60, 20, 5, 1, 1, 0},
     };
 
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)

@@ -164,6 +164,7 @@ float attend_median_us(CUgraph graph, void (*prepare)(void *), void *arg)
     CUgraphExec exec;
     CUevent begin, end;
 
+    flush = flush ? flush : gpu_new(FLUSH);
     must(cuGraphInstantiate(&exec, graph, 0), "the graph");
     must(cuGraphDestroy(graph), "the graph");
     must(cuEventCreate(&begin, 0), "an event");
@@ -209,7 +210,6 @@ void measure(void)
 
     must(cuDeviceGetAttribute(&n, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0), "multiprocessors");
     processors = (uint32_t)n;
-    flush = gpu_new(FLUSH);
     fill_pool();
     printf("| KV | chains | blocks a KV head | window | tiles a split | thread blocks | launches | "
            "us | GB/s |\n|---|---|---|---|---|---|---|---|---|\n");

@@ -1,0 +1,91 @@
+/* What attention over latents needs of the machine beside attend_machine.cuh: matrices out of shared memory, and rows that
+ * come to it while all warps of a thread block may wait for them. */
+#ifndef UCM_KERNELS_ATTEND_MLA_MACHINE_CUH
+#define UCM_KERNELS_ATTEND_MLA_MACHINE_CUH
+
+#include "kernels/attend/attend_machine.cuh"
+
+/* Four matrices of 8 x 8 words of 16 bits: lane i has the address of row i % 8 of matrix i / 8, and of each matrix gets
+ * columns 2 * (i % 4) and the next of row i / 4. */
+static __device__ __forceinline__ void load_matrices(uint32_t x[4], const void *at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(at))
+                 : "memory");
+}
+
+/* The same of the matrices' transposes. */
+static __device__ __forceinline__ void load_turned(uint32_t x[4], const void *at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(at))
+                 : "memory");
+}
+
+/* ---- a tile's rows ---- */
+
+/* By one thread. */
+static __device__ __forceinline__ void tile_barrier_begin(uint64_t *barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#else
+    asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+
+/* By a warp: `valid` rows, PITCH apart in shared memory. One phase of the barrier. */
+template <uint32_t BYTES, uint32_t PITCH>
+static __device__ __forceinline__ void copy_rows(uint8_t *to, const uint8_t *from, uint64_t stride, uint32_t valid,
+                                                 uint64_t *barrier)
+{
+    uint32_t at = shared_address(to), lane = threadIdx.x % 32, arrives = shared_address(barrier);
+
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrives), "r"(valid * BYTES)
+                     : "memory");
+    __syncwarp();
+    if (lane < valid)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         at + lane * PITCH),
+                     "l"(from + lane * stride), "r"(BYTES), "r"(arrives)
+                     : "memory");
+#else
+    for (uint32_t i = lane * 16; i < valid * BYTES; i += 512)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + i / BYTES * PITCH + i % BYTES),
+                     "l"(from + i / BYTES * stride + i % BYTES)
+                     : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(arrives) : "memory");
+#endif
+}
+
+/* Until the barrier's phase of that parity has ended. */
+static __device__ __forceinline__ void tile_barrier_wait(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t done;
+
+    do
+#if __CUDA_ARCH__ >= 900
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#else
+        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#endif
+                     : "=r"(done)
+                     : "r"(shared_address(barrier)), "r"(parity)
+                     : "memory");
+    while (!done);
+}
+
+/* The launch that waits for this one may begin as soon as all thread blocks have said so. */
+static __device__ __forceinline__ void let_next_launch_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif
