@@ -5,6 +5,7 @@ waited for. tests/integration/test_vllm_sparse.py has the rest."""
 import random
 import time
 import unittest
+from dataclasses import dataclass
 from unittest import mock
 from dataclasses import replace
 
@@ -173,6 +174,18 @@ class Slots:
         return self.at.get((strand, row))
 
 
+@dataclass
+class SimplePinned:
+    places: list
+    placed: int
+    moved: int
+    read: int
+    missing: int
+
+    def __iter__(self):
+        return iter(self.places)
+
+
 class Served(unittest.TestCase):
     def step(self, source, slots=4, deadline=5.0):
         """Two sequences that miss two blocks of which one is both's; the names of those that lost any."""
@@ -247,6 +260,37 @@ class Served(unittest.TestCase):
         decoder.begin(again=True)
         decoder.resolve(0, [(a, [[0, 1]]), (b, [[0]])])
         self.assertEqual(list(decoder.missing), [])
+
+    def test_pins(self):
+        """What is copied within DRAM is waited for; what is read comes beside the steps, some blocks in each."""
+        asked, answers = [], []
+
+        def pin(chain, first, n, *, priority, deadline, timeout):
+            came, moved, read, missing = answers.pop(0)
+            asked.append((first, n, priority))
+            places = [None if i in missing else "place" for i in range(came)] + [None] * (n - came)
+            return SimplePinned(places, n - places.count(None), moved, read, len(missing))
+
+        decoder = Decoder(Source([OK]), DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=1, shard_bytes=64)
+        a = decoder.open("a")
+        a.rows, a.kept, a.chain, decoder._window = list(range(800)), 800, mock.Mock(), mock.Mock(pin=pin)
+        answers += [(500, 500, 0, ()), (800 - 500, 300, 0, ())]
+        decoder._pin(a)
+        self.assertEqual((asked, a.pinned, a.below, len(decoder._places)), ([(0, 800, 7), (500, 300, 7)], 800, False, 800))
+        decoder._places.clear()
+        asked[:], a.pinned, answers[:] = [], 0, [(100, 0, 100, ()), (90, 0, 60, (2,))]
+        with mock.patch("ucmclient.decode.supply._BESIDE_PAUSE", 0):
+            decoder._pin(a)
+            self.assertEqual((asked, a.pinned, a.below), ([(0, 800, 7), (100, 256, 0)], 102, True), "up to the one that is missing")
+            self.assertEqual(len(decoder._places), 100 + 89)
+            answers[:] = [(256, 0, 200, (0,)), (256, 0, 40, ()), (186, 0, 0, ())]
+            for end, below in ((358, True), (614, True), (800, False)):
+                decoder._pin(a)
+                self.assertEqual((a.pinned, a.below), (end, below))
+            answers[:] = [(0, 0, 0, ())]
+            a.pinned = 700
+            decoder._pin(a)
+            self.assertEqual((a.pinned, a.below, asked[-1]), (800, False, (700, 100, 7)), "no room: whoever misses them asks again")
 
     def test_no_row(self):
         source = Source([OK])

@@ -30,6 +30,12 @@ AT_ONCE = 16
 _MAX_ITEMS = 16384
 #: So long keep() waits before it pins again what has left the window.
 _REPIN = 0.25
+#: So long a pin waits at first, to see whether blocks have to be read from below DRAM.
+_LOOK = 0.25
+#: Such blocks come beside the steps, which fetch what they need meanwhile. A pin asks for so many, its step waits so long for it, and none
+#: begins sooner after the one before.
+_BESIDE, _BESIDE_WAIT, _BESIDE_PAUSE = 256, 0.01, 0.05
+_ALL = 1 << 20
 #: A layer or strand, a row, and a slot.
 Item = tuple[int, int, int]
 
@@ -86,11 +92,12 @@ class Sequence:
     kept: int = 0
     asked: int = 0
     pinned: int = 0
+    below: bool = False
     taken: int = 0
 
     def forsake(self) -> None:
         """The daemon keeps nothing for it any more."""
-        chain, self.chain, self.kept, self.asked, self.pinned = self.chain, None, 0, 0, 0
+        chain, self.chain, self.kept, self.asked, self.pinned, self.below = self.chain, None, 0, 0, 0, False
         if chain is not None:
             chain.close()
 
@@ -113,7 +120,7 @@ class Supply:
         self._landing_region: Optional[Region] = None
         self._digest_region: Optional[Region] = None
         self._window: Optional[Window] = None
-        self._repin_at = 0.0
+        self._repin_at = self._beside_at = 0.0
 
     def _registered(self, ns: Namespace, digests: DigestNamespace) -> bool:
         """Sets the regions and the window, of a connection that has none of them yet."""
@@ -313,19 +320,36 @@ class Supply:
         if self._repin_at and time.monotonic() >= self._repin_at:
             self._repin_at = 0.0
             for sequence in self.sequences.values():
-                sequence.pinned = 0
+                if not sequence.below:
+                    sequence.pinned = 0
 
     def _pin(self, sequence: Sequence) -> None:
-        """Asks the daemon to bring what it keeps into the window. For a block that is pinned already it answers the place again."""
-        window, first, end = self._window, sequence.pinned, min(sequence.kept, len(sequence.rows))
+        """Asks the daemon to bring what it keeps into the window. For a block that is pinned already it answers the place again. What is
+        copied within DRAM is waited for; what has to be read comes in parts, beside the steps."""
+        left, until = self.deadline, time.monotonic() + self.deadline
+        while left > 0 and not sequence.below and self._pin_some(sequence, _ALL, URGENT, min(_LOOK, left)):
+            left = until - time.monotonic()
+        if sequence.below and time.monotonic() >= self._beside_at:
+            self._pin_some(sequence, _BESIDE, 0, _BESIDE_WAIT)
+            self._beside_at = time.monotonic() + _BESIDE_PAUSE
+
+    def _pin_some(self, sequence: Sequence, most: int, priority: int, wait: float) -> bool:
+        """So many of those that are not pinned. False: asking for more at once would be in vain."""
+        window, first, kept = self._window, sequence.pinned, min(sequence.kept, len(sequence.rows))
+        end = min(kept, first + most)
         if window is None or sequence.chain is None or first >= end:
-            return
+            return False
         pinned = self.source.ask(
-            window.pin, sequence.chain, first, end - first, priority=URGENT, deadline=self.deadline, timeout=self.deadline
+            window.pin, sequence.chain, first, end - first, priority=priority, deadline=wait, timeout=self.deadline
         )
-        if pinned is not None:
-            sequence.pinned = end
-            self._placed(sequence.rows[first:end], pinned, window)
+        if pinned is None:
+            return False
+        self._placed(sequence.rows[first:end], pinned, window)
+        late = pinned.moved + pinned.read > 0 and pinned.placed + pinned.missing < end - first
+        if late:  # those that came are pinned; more come
+            end = first + next(i for i, place in enumerate(pinned) if place is None)
+        sequence.pinned, sequence.below = end, (sequence.below or (late and pinned.read > 0)) and end < kept
+        return late
 
     def _pin_later(self) -> None:
         """Behind a pause, the next keep() pins again what has left the window."""
