@@ -354,7 +354,8 @@ class Decoders(unittest.TestCase):
         decoder = self.decoder([OK])
         a, _ = self.two(decoder)
         decoder._connected()
-        decoder._window, a.chain, a.kept = mock.Mock(**{"client.closed": False}), mock.Mock(), 3
+        pinned = mock.Mock(moved=0, read=0)
+        decoder._window, a.chain, a.kept = mock.Mock(**{"client.closed": False, "pin.return_value": pinned}), mock.Mock(), 3
         self.source.ask = self.asked
         return decoder, a
 
