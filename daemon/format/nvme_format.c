@@ -147,6 +147,11 @@ int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segmen
     return 0;
 }
 
+void nvme_shard_sum_set(uint8_t page[NVME_PAGE], uint32_t shard, uint64_t sum)
+{
+    put64(page + SHARD_SUMS_AT + (size_t)8 * shard, sum);
+}
+
 void nvme_record_header_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE])
 {
     page_begin(page, MAGIC_RECORD, in->uuid);
@@ -162,7 +167,7 @@ void nvme_record_header_encode(const struct nvme_record_header *in, uint8_t page
     put64(page + 128, in->checksum);
     put64(page + SHARD_BYTES_AT, in->shard_bytes);
     for (uint64_t i = 0; in->shard_bytes > 0 && i < in->payload_bytes / in->shard_bytes; i++)
-        put64(page + SHARD_SUMS_AT + 8 * i, in->shard_sums[i]);
+        nvme_shard_sum_set(page, (uint32_t)i, in->shard_sums[i]);
     page_end(page);
 }
 

@@ -107,6 +107,7 @@ int nvme_segment_header_decode(const uint8_t page[NVME_PAGE], struct nvme_segmen
 int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_header *out);
 /* The checksum of a piece, from a page that passed and has them. */
 uint64_t nvme_shard_sum(const uint8_t page[NVME_PAGE], uint32_t shard);
+void nvme_shard_sum_set(uint8_t page[NVME_PAGE], uint32_t shard, uint64_t sum);
 int nvme_quarantine_decode(const uint8_t page[NVME_PAGE], struct nvme_quarantine *out);
 int nvme_ns_record_decode(const uint8_t page[NVME_PAGE], struct nvme_ns_record *out);
 

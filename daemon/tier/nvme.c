@@ -292,6 +292,7 @@ static void tier_free(struct tier *t)
     free(t->read_ops);
     free(t->write_ops);
     free(t->headers);
+    nvme_known_close(t);
     segment_table_close(&t->segments);
     ns_records_close(&t->ns_records);
     devices_close(t);

@@ -94,6 +94,7 @@ enum {
     NVME_IO_SUMS,     /* of a write, or a read that is to be moved: checksums of shards, or NULL */
     NVME_IO_TO_BEGIN, /* TIER_READ_SHARDS: engine operations */
     NVME_IO_TO_END,
+    NVME_IO_KNOWN, /* TIER_READ_SHARDS: the header is not read */
     NVME_IO_STATUS /* TIER_READ_SHARDS: 0, or errno of one that failed */
 };
 
@@ -227,6 +228,13 @@ struct nvme_checkpoint {
     int status;
 };
 
+/* Checksums of a part's shards, from a header that was read. */
+#define NVME_KNOWN_BITS 14
+struct nvme_known {
+    uint64_t loc, checksum, bytes, shard_bytes;
+    uint64_t *sums; /* NULL: none */
+};
+
 struct tier {
     uv_loop_t *loop;
     struct tier_callbacks callbacks;
@@ -245,6 +253,8 @@ struct tier {
     struct nvme_op *read_ops, *write_ops;
     struct list read_pool, write_pool;
     uint8_t *headers; /* of the write_ops */
+
+    struct nvme_known *known; /* by their loc; NULL: none yet */
 
     struct list summed;                   /* writes that have their checksum */
     uint64_t backlog_bytes, backlog_max;  /* of accepted writes */
@@ -315,10 +325,11 @@ uint64_t nvme_sum_bytes(const struct tier_io *io);
 
 /* A read of shards: begin; next for each of its engine operations (false: there is another one); arrived when one has ended (false:
  * another one has not), with the read's status; verify with nvme_sum's answer. */
-void nvme_shards_begin(struct tier_io *io);
+void nvme_shards_begin(const struct tier *t, struct tier_io *io);
 bool nvme_shards_next(struct tier_io *io, struct iovec *to, uint64_t *from);
-bool nvme_shards_arrived(const struct tier *t, struct tier_io *io, int *status);
+bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status);
 int nvme_shards_verify(struct tier *t, struct tier_io *io, uint64_t wrong);
+void nvme_known_close(struct tier *t);
 
 /* ---- nvme_turn.c ---- */
 

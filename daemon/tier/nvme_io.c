@@ -171,7 +171,7 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
     io_record_set(io, s, record);
     io->scratch[NVME_IO_IDLE] = idle ? io : NULL;
     if (io->op == TIER_READ_SHARDS)
-        nvme_shards_begin(io);
+        nvme_shards_begin(t, io);
     d = &t->devices[s->file];
     list_push_back(read_list(d, io), &io->link);
     d->reads_waiting++;

@@ -2,7 +2,10 @@
  *
  * Such a read is two operations, side by side: the record's header, and the pages that the shards lie in. They are one where these
  * pages follow the header. What is read counts if the header is the one of this part and this write of it, and the shards agree
- * with its checksums of them. Whatever else is found changes nothing: the caller reads the whole part, which has the last word. */
+ * with its checksums of them. Whatever else is found changes nothing: the caller reads the whole part, which has the last word.
+ *
+ * A header's checksums of shards are kept for a while. Who reads other shards of the part, layer after layer, then needs these alone.
+ * They belong to the payload's checksum, by which the index knows the part: whatever lies there now, they are right. */
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/log.h"
@@ -67,12 +70,58 @@ static uintptr_t count(const struct tier_io *io, unsigned which)
     return (uintptr_t)io->scratch[which];
 }
 
-void nvme_shards_begin(struct tier_io *io)
+static struct nvme_known *known_at(const struct tier *t, const struct tier_io *io)
+{
+    return &t->known[io->place.loc * UINT64_C(0x9e3779b97f4a7c15) >> (64 - NVME_KNOWN_BITS)];
+}
+
+/* The checksums that the header has of these shards go where a read would bring them. False: they are not known. */
+static bool known_use(const struct tier *t, struct tier_io *io)
+{
+    const struct nvme_known *k = t->known ? known_at(t, io) : NULL;
+
+    if (!k || !k->sums || k->loc != io->place.loc || k->checksum != io->place.checksum ||
+        k->bytes != io->bytes || k->shard_bytes != io->shard_bytes)
+        return false;
+    for (uint32_t i = io->shard; i < io->shard + io->shards; i++)
+        nvme_shard_sum_set(io->data, i, k->sums[i]);
+    return true;
+}
+
+/* The header is this part's. Without memory nothing is known. */
+static void known_add(struct tier *t, const struct tier_io *io)
+{
+    uint32_t n = (uint32_t)(io->bytes / io->shard_bytes);
+    struct nvme_known *k;
+    uint64_t *sums;
+
+    if (!t->known)
+        t->known = calloc((size_t)1 << NVME_KNOWN_BITS, sizeof(*t->known));
+    sums = t->known ? malloc(n * sizeof(*sums)) : NULL;
+    if (!sums)
+        return;
+    for (uint32_t i = 0; i < n; i++)
+        sums[i] = nvme_shard_sum(io->data, i);
+    k = known_at(t, io);
+    free(k->sums);
+    *k = (struct nvme_known){io->place.loc, io->place.checksum, io->bytes, io->shard_bytes, sums};
+}
+
+void nvme_known_close(struct tier *t)
+{
+    for (size_t i = 0; t->known && i < (size_t)1 << NVME_KNOWN_BITS; i++)
+        free(t->known[i].sums);
+    free(t->known);
+}
+
+void nvme_shards_begin(const struct tier *t, struct tier_io *io)
 {
     bool follow = tier_shards_begin(io->shard_bytes, io->shard) == 0;
+    bool known = !follow && known_use(t, io);
 
+    io->scratch[NVME_IO_KNOWN] = known ? io : NULL;
     io->scratch[NVME_IO_TO_BEGIN] = io->scratch[NVME_IO_TO_END] =
-        (void *)(uintptr_t)(follow ? 1 : 2);
+        (void *)(uintptr_t)(follow || known ? 1 : 2);
     io->scratch[NVME_IO_STATUS] = NULL;
 }
 
@@ -113,7 +162,7 @@ static int header_check(const struct tier *t, const struct tier_io *io)
     return 0;
 }
 
-bool nvme_shards_arrived(const struct tier *t, struct tier_io *io, int *status)
+bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status)
 {
     uintptr_t left = count(io, NVME_IO_TO_END) - 1;
 
@@ -123,8 +172,11 @@ bool nvme_shards_arrived(const struct tier *t, struct tier_io *io, int *status)
     if (left > 0)
         return false;
     *status = -(int)count(io, NVME_IO_STATUS);
+    if (*status < 0 || io->scratch[NVME_IO_KNOWN])
+        return true;
+    *status = header_check(t, io);
     if (*status == 0)
-        *status = header_check(t, io);
+        known_add(t, io);
     return true;
 }
 
@@ -140,6 +192,7 @@ int nvme_shards_verify(struct tier *t, struct tier_io *io, uint64_t wrong)
     }
     s->used[count(io, NVME_IO_RECORD)] |= !io->check;
     t->metrics->nvme_reads++;
-    t->metrics->nvme_read_bytes += tier_shards_room(io->shard_bytes, io->shard, io->shards);
+    t->metrics->nvme_read_bytes += tier_shards_room(io->shard_bytes, io->shard, io->shards) -
+                                   (io->scratch[NVME_IO_KNOWN] ? NVME_PAGE : 0);
     return 0;
 }

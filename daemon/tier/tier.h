@@ -87,7 +87,7 @@ struct tier_io {
     void (*done_cb)(struct tier_io *io, int status); /* 0 or -errno */
     /* The tier's own, from submit to done. */
     struct list link;
-    void *scratch[9];
+    void *scratch[10];
 };
 
 #define TIER_ALIGN 4096u
