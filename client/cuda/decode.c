@@ -15,8 +15,8 @@ extern const unsigned char ucm_slots_fatbin[];
 extern const unsigned char ucm_attend_fatbin[];
 
 _Static_assert(sizeof(struct ucm_slots_word) == sizeof(struct ucm_cuda_decode_result) &&
-                   offsetof(struct ucm_slots_word, floors_broken) ==
-                       offsetof(struct ucm_cuda_decode_result, floors_broken),
+                   offsetof(struct ucm_slots_word, share) ==
+                       offsetof(struct ucm_cuda_decode_result, share),
                "the word is the result");
 _Static_assert(UCM_CUDA_DECODE_UNSERVED == UCM_SLOTS_UNSERVED &&
                    UCM_CUDA_DECODE_FULL == UCM_SLOTS_FULL &&
@@ -63,11 +63,17 @@ static CUresult launch(CUfunction kernel, const uint32_t grid[3], uint32_t threa
     return cuLaunchKernelEx(&config, kernel, arguments, NULL);
 }
 
+CUresult decode_launch_grid(struct ucm_cuda_decode *d, enum decode_kernel kernel,
+                            const uint32_t grid[3], uint32_t threads, void **arguments,
+                            CUstream stream)
+{
+    return launch(d->kernel[kernel], grid, threads, 0, arguments, stream, false);
+}
+
 CUresult decode_launch(struct ucm_cuda_decode *d, enum decode_kernel kernel, uint32_t blocks,
                        uint32_t threads, void **arguments, CUstream stream)
 {
-    return launch(d->kernel[kernel], (uint32_t[]){blocks, 1, 1}, threads, 0, arguments, stream,
-                  false);
+    return decode_launch_grid(d, kernel, (uint32_t[]){blocks, 1, 1}, threads, arguments, stream);
 }
 
 /* ---- a step, with the context entered ---- */
@@ -87,7 +93,7 @@ static CUresult launch_end(struct ucm_cuda_decode *d, CUstream stream)
 }
 
 static CUresult launch_resolve(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
-                               uint32_t strand, CUstream stream)
+                               uint32_t strand, const struct decode_round *round, CUstream stream)
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
     struct ucm_slots_lists lists = {.chains = l->chains,
@@ -100,13 +106,17 @@ static CUresult launch_resolve(struct ucm_cuda_decode *d, const struct ucm_cuda_
                                     .table_stride = l->table_stride,
                                     .request = (const void *)(uintptr_t)l->request};
 
+    if (round) {
+        lists.begin = (const void *)(uintptr_t)round->begin;
+        lists.end = (const void *)(uintptr_t)round->end;
+    }
     return decode_launch(d, DECODE_RESOLVE, l->chains * o->lists, UCM_SLOTS_CUDA_RESOLVE,
                          (void *[]){&d->slots, &strand, &lists}, stream);
 }
 
 /* The next launch behind the gather: it begins beside it, and waits for what is on its way. */
 static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
-                              uint32_t strand, CUstream stream)
+                              uint32_t strand, const struct decode_round *round, CUstream stream)
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
     struct ucm_attend_cuda a = d->plan.attend;
@@ -129,8 +139,24 @@ static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_d
     a.out = l->out;
     a.lse = l->lse;
     a.wait = d->beside;
+    if (round) {
+        a.round = round->number;
+        a.stop = round->stop;
+    }
     return launch(d->kernel[DECODE_ATTEND], (uint32_t[]){a.splits, a.kv_heads, a.chains},
                   UCM_ATTEND_CUDA_THREADS, d->plan.shared_bytes, (void *[]){&a}, stream, d->beside);
+}
+
+CUresult decode_launch_lists(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
+                             uint32_t strand, const struct decode_round *round, CUstream stream)
+{
+    CUresult r = launch_resolve(d, l, strand, round, stream);
+
+    if (r == CUDA_SUCCESS)
+        r = launch(d->kernel[DECODE_GATHER], (uint32_t[]){GATHER_BLOCKS, 1, 1},
+                   UCM_SLOTS_CUDA_GATHER, 0, (void *[]){&d->slots, &d->plan.gather}, stream,
+                   d->beside);
+    return r == CUDA_SUCCESS ? launch_attend(d, l, strand, round, stream) : r;
 }
 
 static CUresult launch_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
@@ -138,13 +164,9 @@ static CUresult launch_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_de
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
     uint32_t strand = l->layer * (d->plan.attend.apart ? o->kv_heads : 1);
-    CUresult r = launch_resolve(d, l, strand, stream);
 
-    if (r == CUDA_SUCCESS)
-        r = launch(d->kernel[DECODE_GATHER], (uint32_t[]){GATHER_BLOCKS, 1, 1},
-                   UCM_SLOTS_CUDA_GATHER, 0, (void *[]){&d->slots, &d->plan.gather}, stream,
-                   d->beside);
-    return r == CUDA_SUCCESS ? launch_attend(d, l, strand, stream) : r;
+    return o->rule == UCM_CUDA_DECODE_ALL ? decode_launch_lists(d, l, strand, NULL, stream)
+                                          : decode_rounds_launch(d, l, strand, stream);
 }
 
 static int launched(struct ucm_cuda_decode *d, CUresult r, const char *what)
@@ -174,6 +196,18 @@ int ucm_cuda_decode_end(struct ucm_cuda_decode *d, void *stream)
     return r ? r : launched(d, launch_end(d, stream), "a step can't end");
 }
 
+static int window_check(const struct ucm_cuda_decode_options *o,
+                        const struct ucm_cuda_decode_layer *l)
+{
+    if (o->window == 0 || l->length == 0)
+        return 0;
+    if (l->first == 0 || l->page_table == 0 || l->pages == 0)
+        return cuda_fail(UCM_EINVALID, "length is not 0, but first, page_table or pages is");
+    if (l->pages % 16 != 0 || l->page_stride % 16 != 0)
+        return cuda_fail(UCM_EINVALID, "pages or page_stride is no multiple of 16");
+    return 0;
+}
+
 static int layer_check(const struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l)
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
@@ -192,13 +226,7 @@ static int layer_check(const struct ucm_cuda_decode *d, const struct ucm_cuda_de
     if (l->q_stride % 2 != 0)
         return cuda_fail(UCM_EINVALID, "q_stride is %llu elements, which is odd",
                          (unsigned long long)l->q_stride);
-    if (o->window == 0 || l->length == 0)
-        return 0;
-    if (l->first == 0 || l->page_table == 0 || l->pages == 0)
-        return cuda_fail(UCM_EINVALID, "length is not 0, but first, page_table or pages is");
-    if (l->pages % 16 != 0 || l->page_stride % 16 != 0)
-        return cuda_fail(UCM_EINVALID, "pages or page_stride is no multiple of 16");
-    return 0;
+    return window_check(o, l) != 0 ? -UCM_EINVALID : decode_rounds_layer_check(o, l);
 }
 
 int ucm_cuda_decode_layer(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
@@ -228,6 +256,9 @@ int ucm_cuda_decode_result(struct ucm_cuda_decode *d, struct ucm_cuda_decode_res
     out->missed = w->missed;
     out->taken = w->taken;
     out->floors_broken = w->floors_broken;
+    out->attended = w->blocks;
+    out->rounds = w->rounds;
+    out->share = w->share;
     return 0;
 }
 
@@ -268,6 +299,8 @@ static CUresult kernels_load(struct ucm_cuda_decode *d)
                            o->kv_dtype == UCM_SPARSE_FP8_E4M3, o->head_dim, d->plan.attend.group);
     if (r == CUDA_SUCCESS)
         r = cuModuleGetFunction(&d->kernel[DECODE_ATTEND], d->attend_module, name);
+    if (r == CUDA_SUCCESS)
+        r = cuModuleGetFunction(&d->kernel[DECODE_ORDER], d->attend_module, "ucm_attend_order");
     if (r == CUDA_SUCCESS)
         r = cuFuncSetAttribute(d->kernel[DECODE_ATTEND],
                                CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -310,6 +343,7 @@ static CUresult memory_make(struct ucm_cuda_decode *d)
     p->attend.done = d->workspace + p->done;
     p->attend.partial = d->workspace + p->partial;
     p->attend.partial_sum = d->workspace + p->partial_sum;
+    decode_rounds_place(p, d->workspace);
     return r;
 }
 
@@ -346,7 +380,11 @@ static CUresult warm(struct ucm_cuda_decode *d, CUstream stream)
                                           .table_stride = 1,
                                           .request = at,
                                           .q = at,
-                                          .out = at};
+                                          .out = at,
+                                          .candidates = at,
+                                          .score = at,
+                                          .head_scores = at,
+                                          .head_pitch = 1};
     uint32_t none = 0, request = 0;
     CUresult r = launch_next(d, stream);
 

@@ -16,6 +16,8 @@ struct decode_plan {
     struct ucm_slots_shape shape;
     struct ucm_slots_gather gather;
     struct ucm_attend_cuda attend;
+    struct ucm_attend_cuda_order order; /* with a rule */
+    float logit_scale;                  /* attend.scale_log2 in natural logarithms */
     uint32_t shared_bytes;
     /* Offsets in the workspace, whose first counters_bytes must be 0 at first. */
     uint64_t done, flags, counters_bytes, partial, partial_sum;
@@ -25,6 +27,8 @@ struct decode_plan {
 /* decode_plan.c. Checks the options, and plans all but splits and memory, which come when the GPU is known. */
 int decode_plan(struct decode_plan *plan, const struct ucm_cuda_decode_options *options);
 void decode_plan_memory(struct decode_plan *plan, uint32_t multiprocessors);
+/* Room for so many bytes behind *end, which moves on: their offset. */
+uint64_t decode_plan_place(uint64_t *end, uint64_t bytes);
 
 enum decode_kernel {
     DECODE_NEXT,
@@ -36,6 +40,7 @@ enum decode_kernel {
     DECODE_FORGET,
     DECODE_LEAVE,
     DECODE_ATTEND,
+    DECODE_ORDER,
     DECODE_KERNELS
 };
 
@@ -79,6 +84,29 @@ void decode_leave(void);
 /* With the context entered. */
 CUresult decode_launch(struct ucm_cuda_decode *d, enum decode_kernel kernel, uint32_t blocks,
                        uint32_t threads, void **arguments, CUstream stream);
+
+CUresult decode_launch_grid(struct ucm_cuda_decode *d, enum decode_kernel kernel,
+                            const uint32_t grid[3], uint32_t threads, void **arguments,
+                            CUstream stream);
+
+/* Of a layer's lists, the blocks of a round. */
+struct decode_round {
+    uint32_t number;
+    struct ucm_attend_cuda_stop stop;
+    CUdeviceptr begin, end; /* uint32_t[chains][lists] */
+};
+/* Slots for them, misses, attention. round NULL: all of the lists. */
+CUresult decode_launch_lists(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *layer,
+                             uint32_t strand, const struct decode_round *round, CUstream stream);
+
+/* decode_rounds.c. The options' defaults are filled in; offsets in the workspace become addresses. */
+int decode_rounds_check(struct ucm_cuda_decode_options *options);
+void decode_rounds_plan(struct decode_plan *plan, uint64_t *end);
+void decode_rounds_place(struct decode_plan *plan, CUdeviceptr workspace);
+int decode_rounds_layer_check(const struct ucm_cuda_decode_options *options,
+                              const struct ucm_cuda_decode_layer *layer);
+CUresult decode_rounds_launch(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *layer,
+                              uint32_t strand, CUstream stream);
 
 /* decode_window.c, with the context entered. Puts what `place` has from number `first` to `last` on the GPU, and waits. */
 CUresult decode_places_upload(struct ucm_cuda_decode *d, uint32_t first, uint32_t last,

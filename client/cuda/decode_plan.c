@@ -221,14 +221,14 @@ static void attend_plan(struct decode_plan *p)
     float k_scale = o->k_scale > 0 ? o->k_scale : 1.0f;
     float scale = o->scale > 0 ? o->scale : 1.0f / ucm_sqrt((float)o->head_dim);
 
+    p->logit_scale = scale * k_scale;
     *a = (struct ucm_attend_cuda){
         .kv_heads = o->kv_heads,
         .group = o->q_heads / o->kv_heads,
         .tokens = o->tokens,
         .lists = o->lists,
         .room = o->room,
-        .end = o->room,
-        .scale_log2 = scale * k_scale * 1.44269504f,
+        .scale_log2 = p->logit_scale * 1.44269504f,
         .v_scale = o->v_scale,
         .rows = o->numbers,
         .apart = heads,
@@ -262,7 +262,7 @@ static void splits_plan(struct decode_plan *p, uint32_t multiprocessors)
 
 /* ---- memory ---- */
 
-static uint64_t place(uint64_t *end, uint64_t bytes)
+uint64_t decode_plan_place(uint64_t *end, uint64_t bytes)
 {
     uint64_t at = *end;
 
@@ -277,16 +277,17 @@ void decode_plan_memory(struct decode_plan *p, uint32_t multiprocessors)
 
     splits_plan(p, multiprocessors);
     rows = (uint64_t)o->chains * o->q_heads * p->info.splits;
-    p->flags = place(&end, sizeof(uint32_t));
-    p->done = place(&end, (uint64_t)o->chains * o->kv_heads * sizeof(uint32_t));
+    p->flags = decode_plan_place(&end, sizeof(struct ucm_attend_cuda_told));
+    p->done = decode_plan_place(&end, (uint64_t)o->chains * o->kv_heads * sizeof(uint32_t));
     p->counters_bytes = end;
-    p->partial = place(&end, rows * o->head_dim * sizeof(float));
-    p->partial_sum = place(&end, rows * sizeof(struct ucm_attend_cuda_sum));
+    p->partial = decode_plan_place(&end, rows * o->head_dim * sizeof(float));
+    p->partial_sum = decode_plan_place(&end, rows * sizeof(struct ucm_attend_cuda_sum));
+    decode_rounds_plan(p, &end);
     p->info.workspace_bytes = end;
     end = 0;
-    (void)place(&end, ucm_slots_bytes(&p->shape));
-    (void)place(&end, (uint64_t)o->numbers * sizeof(struct ucm_slots_place));
-    (void)place(&end, p->batch * (sizeof(uint64_t) + 2 * sizeof(uint32_t)));
+    (void)decode_plan_place(&end, ucm_slots_bytes(&p->shape));
+    (void)decode_plan_place(&end, (uint64_t)o->numbers * sizeof(struct ucm_slots_place));
+    (void)decode_plan_place(&end, p->batch * (sizeof(uint64_t) + 2 * sizeof(uint32_t)));
     p->info.table_bytes = end;
     p->info.host_bytes = sizeof(struct ucm_slots_word) +
                          (uint64_t)o->numbers * sizeof(struct ucm_slots_place) +
@@ -307,6 +308,8 @@ int decode_plan(struct decode_plan *p, const struct ucm_cuda_decode_options *opt
         r = shape_check(p);
     if (r == 0)
         r = tiles_check(options);
+    if (r == 0)
+        r = decode_rounds_check(&p->options);
     if (r != 0)
         return r;
     gather_plan(p);

@@ -16,7 +16,7 @@
  * doesn't: its outputs are to be thrown away. The worker then asks what was missing (ucm_cuda_decode_unserved), has the
  * daemon copy it to its memory (ucm_fetch), puts it into slots (ucm_cuda_decode_put), and runs the same step again: the
  * same graph over the same inputs. What a step used stays in its slots for the next one, so each run gets at least one
- * layer further than the one before it. Where a block was does not change one bit of what is attended.
+ * layer, or one round of it, further than the one before it. Where a block was does not change one bit of what is attended.
  *
  * Units: sizes, offsets and strides in bytes unless a field says elements. Addresses are those of the GPU's memory
  * in this process, and what they lead to is the caller's: it must stay until launches that read it have run.
@@ -63,6 +63,30 @@ struct ucm_cuda_decode_layout {
     uint64_t v_offset, v_token_stride, v_head_stride;
 };
 
+/* When a list stops: docs/sparse.md, "Rounds". Its blocks are attended in the order of their scores, a round after the other,
+ * until the share that they cover, over that and what is left, reaches eps. What a list attends follows from its queries
+ * and its chain's blocks alone. Blocks that are not attended are not copied. */
+enum ucm_cuda_decode_rule {
+    UCM_CUDA_DECODE_ALL = 0, /* all that was chosen is attended */
+    UCM_CUDA_DECODE_PSA =
+        1, /* each block that is left weighs as much as the lightest one attended */
+    UCM_CUDA_DECODE_ESTIMATED = 2, /* what its digest estimates */
+    UCM_CUDA_DECODE_CERTIFIED = 3, /* what its digest allows at most */
+};
+
+/* What scores of query heads say of a block: those of `stats` and of `tokens` with rest estimate its weight, those of `box`
+ * are bounds. */
+enum ucm_cuda_decode_known {
+    UCM_CUDA_DECODE_NOTHING = 0,
+    UCM_CUDA_DECODE_ESTIMATES = 1,
+    UCM_CUDA_DECODE_BOUNDS = 2, /* certificates are reported */
+};
+
+enum {
+    UCM_CUDA_DECODE_ROUNDS = 16, /* of a layer, at most */
+    UCM_CUDA_DECODE_ORDER = 4096 /* blocks of a list that is attended in more than one round */
+};
+
 /* What all launches of a handle have in common. Zeroed fields have no default unless it is named. */
 struct ucm_cuda_decode_options {
     uint32_t layers, q_heads, kv_heads;
@@ -88,6 +112,14 @@ struct ucm_cuda_decode_options {
     struct ucm_cuda_decode_layout shard; /* of a layer of a block in the daemon */
     uint64_t shard_bytes;                /* from one layer to the next there: the namespace's */
     struct ucm_cuda_decode_layout page;  /* of a page of the engine's, see ucm_cuda_decode_layer */
+    /* Rounds, unless rule is UCM_CUDA_DECODE_ALL; then these are not looked at. */
+    uint32_t rule;    /* enum ucm_cuda_decode_rule */
+    uint32_t known;   /* enum ucm_cuda_decode_known: what the layers' head_scores are */
+    float eps;        /* 0 to 1 */
+    uint32_t rounds;  /* of a layer, at most; the last one takes what is left of a list. 0: 5 */
+    uint32_t every;   /* a round ends behind a multiple of so many blocks of its list; 0: 4 */
+    uint32_t first;   /* the first round's blocks, beside the local window; 0: 64 */
+    uint32_t windows; /* a chain's first blocks, which come first whatever their scores */
 };
 
 /* Checks options, and tells how large a slot is. Needs no GPU, and does not look at `pool`. */
@@ -140,7 +172,24 @@ struct ucm_cuda_decode_layer {
     uint64_t q_stride; /* elements from one chain's queries to the next's; 0: contiguous */
     uint64_t out;      /* [chains][q_heads][head_dim], aligned to 16 */
     uint64_t lse;      /* float[chains][q_heads], natural logarithm; 0: not wanted */
+    /* With a rule: what the selection behind which this layer is launched says beside its lists. */
+    uint64_t candidates; /* int32_t[chains]: its n_blocks */
+    uint64_t score;      /* float[chains][lists][room]: its score. With one round it is not read */
+    uint64_t
+        head_scores; /* ucm_cuda_select_info, of a selection of one row; read unless nothing is `known` */
+    uint32_t head_pitch;
+    uint64_t
+        least; /* uint32_t[chains]: blocks that each list attends before it may stop; 0: none */
+    uint64_t report; /* struct ucm_cuda_decode_report[chains][lists] to be written; 0: not wanted */
 };
+
+/* Of a list: struct ucm_stop_report of kernels/attend. */
+struct ucm_cuda_decode_report {
+    uint32_t blocks, rounds; /* attended, without the local window */
+    float share;             /* that the rule says they cover: the least of the query heads */
+    float certificate;       /* that they cover at least, with bounds; 0: nothing is certain */
+};
+
 /* Launches: what the lists chose gets its slots, misses are copied, and all of it is attended. */
 UCM_API int ucm_cuda_decode_layer(struct ucm_cuda_decode *decode,
                                   const struct ucm_cuda_decode_layer *layer, void *stream);
@@ -166,6 +215,10 @@ struct ucm_cuda_decode_result {
     uint32_t unserved; /* keys; one may count twice */
     /* Since the handle was opened: misses; slots that they took; of those, in spite of a floor. */
     uint64_t missed, taken, floors_broken;
+    /* With a rule, of all lists and layers: */
+    uint64_t attended; /* blocks */
+    uint32_t rounds;   /* the most that one had */
+    float share;       /* the least that one covers */
 };
 /* Of the step that ended last. Waits for nothing: call it when the stream has run that step's end, and before
  * another's can run. */

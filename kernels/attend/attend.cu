@@ -13,6 +13,7 @@
  * of the largest |v|. */
 #include "kernels/attend/attend_cuda.h"
 #include "kernels/attend/attend_merge.cuh"
+#include "kernels/attend/attend_order.cuh"
 #include "kernels/attend/attend_stop.cuh"
 #include "kernels/attend/attend_tiles.cuh"
 
@@ -61,7 +62,7 @@ static __device__ __forceinline__ void finish(args_t a, uint32_t splits, struct 
         if (!is_last((uint32_t *)a.done + list_row, splits))
             return;
     }
-    if (threadIdx.x < a.group && a.begin > 0)
+    if (threadIdx.x < a.group && a.round > 0)
         before[threadIdx.x] = ((const sum_t *)a.state_sum)[row + threadIdx.x];
     __syncthreads();
     if (splits > 1)
@@ -72,18 +73,10 @@ static __device__ __forceinline__ void finish(args_t a, uint32_t splits, struct 
     if (threadIdx.x < a.group)
         sums.row[threadIdx.x] = finish_sum(a, row + threadIdx.x, sums.row[threadIdx.x], before[threadIdx.x]);
     __syncthreads();
-    if (a.stop.stopped != 0)
+    if (a.stop.ends != 0)
         stop_head<T, D>(a, sums.row, abs_sum);
     if (a.wait)
         await_launch();
-}
-
-/* Whether this launch has nothing to do for the list: it stopped, or all of it was attended. */
-static __device__ __forceinline__ bool is_over(args_t a, const struct tiles &t)
-{
-    if (a.begin == 0)
-        return false;
-    return t.all == 0 || (a.stop.stopped != 0 && ((const uint32_t *)a.stop.stopped)[list_of(a)] != 0);
 }
 
 template <typename T, typename KV, int D, int O>
@@ -96,7 +89,12 @@ static __device__ __forceinline__ void attend(args_t a)
     struct split s = split_of(a, t);
     struct warp_state<D, O> st;
 
-    if (blockIdx.x >= s.of || is_over(a, t))
+    if (a.round > 0 && t.all == 0) { /* the list has stopped */
+        if (a.wait)
+            await_launch();
+        return;
+    }
+    if (blockIdx.x >= s.of)
         return;
     look_up<THREADS>(a, t, s, early, where);
     warp_begin<D, O>(st);

@@ -1,11 +1,14 @@
 /* What the kernels of attend.cu take, filled in by their launcher. All addresses are the GPU's; passed by
  * value, so a captured launch keeps its own copy.
  *
- * The kernel that ucm_attend_cuda_kernel names attends blocks begin .. end - 1 of each list, and with begin = 0 the window
- * behind them. One launch over all of a list is a step. Or several are, *rounds*, each going on where the one before it
- * ended: a round of a list that has stopped, or has no more blocks, returns at once, so all rounds can be captured and no
- * host decides. Before the first of them ucm_attend_order puts the lists in the order of their scores and works out what
- * is left behind each block.
+ * The kernel that ucm_attend_cuda_kernel names attends all blocks of each list and the window behind them. One launch is a
+ * step. Or several are, *rounds*, each going on where the one before it ended; the window is the first one's. A round of a list
+ * that has stopped, or has no more blocks, returns at once, so all rounds can be captured and no host decides. Before the first
+ * of them ucm_attend_order puts the lists in the order of their scores, says where the first round ends, and works out what is
+ * left behind each block. Each round says where the next one ends: by an estimate or a bound of what is left, at the first block
+ * at which the rule would stop, were the blocks until then to weigh what is estimated of them, or nothing; by PSA's rule at twice
+ * the blocks. The last round takes the rest. So lists don't stop at each block at which a rule is fulfilled, but few launches
+ * are enough; and what a list attends follows from its queries and its blocks alone.
  *
  * Beside the gather. With `wait`, a chosen block that is on its way (UCM_SLOTS_WANTED) is waited for, by the warp whose
  * turn it is and nobody else; what is resident is attended meanwhile. No bit of the result depends on who waited. For
@@ -60,32 +63,54 @@ struct ucm_attend_cuda_sum {
     float key_max;  /* the largest |k|; with bounds only */
 };
 
-/* What is left behind the first i blocks of a list, for i = 0 .. room: ucm_left of arith.h with one top. */
+/* Of the blocks of a chain that lists choose from, those that are left behind the first i of a list, for i = 0 .. room: ucm_left
+ * of arith.h with one top for each query row. */
 struct ucm_attend_cuda_left {
-    uint64_t top;    /* float[chains][lists] */
-    uint64_t units;  /* uint64_t[chains][lists][room + 1]; UINT64_MAX: nothing is known of it */
-    uint64_t beyond; /* struct ucm_left[chains][lists]: blocks in no list; 0: there are none */
+    uint64_t top; /* float[chains][kv_heads][group] */
+    uint64_t
+        units; /* uint64_t[chains][kv_heads][group][room + 1]; UINT64_MAX: nothing is known of it */
+};
+
+/* What steps tell, over all of their lists: for the host. */
+struct ucm_attend_cuda_told {
+    uint32_t flags;  /* or-ed */
+    uint32_t rounds; /* the most of a list; 0: there were none */
+    float share;     /* the least of a list */
+    uint32_t pad;
+    uint64_t blocks; /* attended, of all lists */
+};
+
+enum ucm_attend_cuda_known {
+    UCM_ATTEND_CUDA_NOTHING = 0,
+    UCM_ATTEND_CUDA_ESTIMATES = 1, /* `left` is estimated */
+    UCM_ATTEND_CUDA_BOUNDS = 2,    /* it is at most that, and certificates are reported */
 };
 
 struct ucm_attend_cuda_stop {
     uint32_t rule; /* enum ucm_stop_rule */
     float eps;
     float logit_scale;
-    uint32_t certify; /* not 0: `bound` is there, and certificates are reported */
-    uint64_t beyond;  /* uint32_t[chains][lists]: blocks in no list; 0: none. psa */
-    struct ucm_attend_cuda_left estimate, bound;
-    uint64_t stopped; /* uint32_t[chains][lists] */
+    uint32_t known;      /* enum ucm_attend_cuda_known */
+    uint32_t every;      /* rounds end at multiples of so many blocks */
+    uint32_t rounds;     /* launches */
+    uint64_t candidates; /* int32_t[chains]: blocks that lists choose from */
+    struct ucm_attend_cuda_left left;
+    uint64_t
+        ends; /* uint32_t[rounds + 1][chains][lists]: of rounds; [0] is 0. 0: there are no rounds */
     uint64_t
         least; /* float[chains][lists][2]: share and certificate, over KV heads; 1 between launches */
-    uint64_t heads;  /* uint32_t[chains][lists]: KV heads that are done; 0 between launches */
-    uint64_t report; /* struct ucm_stop_report[chains][lists]; may be in pinned memory */
+    uint64_t
+        next; /* uint32_t[chains][lists]: where the next round ends, over KV heads; 0 between launches */
+    uint64_t heads; /* uint32_t[chains][lists]: KV heads that are done; 0 between launches */
+    uint64_t
+        report; /* struct ucm_stop_report[chains][lists]; may be in pinned memory; 0: not wanted */
+    uint64_t told; /* struct ucm_attend_cuda_told; 0: not wanted */
 };
 
 struct ucm_attend_cuda {
     uint32_t kv_heads, group; /* group: query rows of a KV head */
     uint32_t tokens;          /* of a block, a multiple of UCM_ATTEND_CUDA_TILE */
     uint32_t chains, lists, room;
-    uint32_t begin, end;          /* of each list, this launch's blocks */
     uint32_t round;               /* launches before this one */
     uint32_t split_tiles, splits; /* tiles of a thread block; splits of a list, at most */
     float scale_log2;             /* of logits, k_scale included, times log2(e) */
@@ -120,19 +145,23 @@ struct ucm_attend_cuda {
     struct ucm_attend_cuda_stop stop;
 };
 
-/* ucm_attend_order: a thread block a list. Sorts entries by score, best first and the earlier of equals, and takes
- * estimates and bounds along. */
+/* ucm_attend_order, of (query rows of a list, lists of all chains) thread blocks. Sorts entries, which are blocks of their chain:
+ * its first ones, then by score, best first and the earlier of equals. */
 struct ucm_attend_cuda_order {
-    uint32_t lists, room; /* lists: of all chains */
-    float logit_scale, ln_tokens;
-    uint64_t count;    /* uint32_t[lists] */
-    uint64_t list, to; /* int32_t[lists][room]; not the same */
-    uint64_t score;    /* float[lists][room]; 0: the order stays */
-    uint64_t
-        estimate_score; /* float[lists][room], logarithms of weights; may be `score`; 0: none */
-    uint64_t box_score; /* float[lists][room], of `box` digests; 0: none */
-    struct ucm_attend_cuda_left estimate, bound;
-    uint64_t stopped, least; /* are set to 0 and 1 */
+    uint32_t chains, lists, room, rows; /* lists: of a chain; rows: of a list */
+    uint32_t windows;                   /* blocks of a chain that come first */
+    uint32_t first;                     /* blocks of the first round, at least */
+    float logit_scale, ln_tokens;       /* of bounds */
+    uint64_t count;                     /* uint32_t[chains][lists] */
+    uint64_t list, to;                  /* int32_t[chains][lists][room]; not the same */
+    uint64_t score;                     /* float[chains][lists][room]; 0: the order stays */
+    uint64_t least;                     /* uint32_t[chains]: as `first`; 0: none */
+    /* What each query row makes of each block of its chain, float[chains][lists][rows][pitch]: logarithms of its weights, or
+     * scores of `box`. */
+    uint64_t row_score;
+    uint32_t pitch;
+    struct ucm_attend_cuda_stop
+        stop; /* whose arrays are written; rounds 1: there is one, of all blocks */
 };
 
 /* ---- launching ---- */

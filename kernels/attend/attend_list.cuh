@@ -12,7 +12,6 @@ struct tiles {
     const int32_t *list, *table;
     uint32_t chosen, all;   /* tiles of the chosen blocks; and of the window */
     uint32_t first, length; /* of the window: its first block; the chain's tokens */
-    uint32_t more;          /* not 0: the list goes on behind this launch's blocks */
 };
 
 static __device__ __forceinline__ uint32_t list_of(args_t a)
@@ -20,19 +19,26 @@ static __device__ __forceinline__ uint32_t list_of(args_t a)
     return blockIdx.z * a.lists + (a.lists > 1 ? blockIdx.y : 0);
 }
 
+/* Where a round of the list begins. */
+static __device__ __forceinline__ uint32_t round_at(args_t a, uint32_t round, uint32_t list)
+{
+    return round == 0 ? 0 : __ldcg((const uint32_t *)a.stop.ends + (uint64_t)round * a.chains * a.lists + list);
+}
+
 static __device__ __forceinline__ struct tiles tiles_of(args_t a)
 {
     uint32_t chain = blockIdx.z, which = list_of(a), in_block = a.tokens / TILE;
-    uint32_t count = min(((const uint32_t *)a.count)[which], a.room), end = min(a.end, count);
+    uint32_t end = min(((const uint32_t *)a.count)[which], a.room), begin = round_at(a, a.round, which);
     struct tiles t;
 
-    t.list = (const int32_t *)a.list + (uint64_t)which * a.room + a.begin;
-    t.chosen = end > a.begin ? (end - a.begin) * in_block : 0;
+    if (a.stop.ends != 0)
+        end = min(end, round_at(a, a.round + 1, which));
+    t.list = (const int32_t *)a.list + (uint64_t)which * a.room + begin;
+    t.chosen = end > begin ? (end - begin) * in_block : 0;
     t.all = t.chosen;
-    t.more = count > end;
     t.table = NULL;
     t.first = t.length = 0;
-    if (a.begin > 0 || a.length == 0)
+    if (a.round > 0 || a.length == 0)
         return t;
     t.table = (const int32_t *)a.table + chain * a.table_stride;
     t.first = ((const uint32_t *)a.first)[chain];
@@ -98,11 +104,11 @@ static __device__ __forceinline__ struct chosen chosen_of(args_t a, int32_t entr
 /* Looked up before it is known how long the list is: of what lies behind its end nothing is used. */
 static __device__ __forceinline__ struct chosen chosen_early(args_t a, uint32_t tile)
 {
-    uint32_t at = a.begin + tile / (a.tokens / TILE);
+    uint32_t list = list_of(a), at = round_at(a, a.round, list) + tile / (a.tokens / TILE);
 
     if (at >= a.room)
         return chosen{-1, -1};
-    return chosen_of(a, ((const int32_t *)a.list)[(uint64_t)list_of(a) * a.room + at]);
+    return chosen_of(a, ((const int32_t *)a.list)[(uint64_t)list * a.room + at]);
 }
 
 static __device__ __forceinline__ uint64_t chosen_at(args_t a, const struct chosen &c, uint32_t tile)

@@ -173,7 +173,7 @@ static __device__ __forceinline__ void finish_channels(args_t a, uint64_t row, u
     uint64_t at = row * D + channel;
     sum_t all = now;
 
-    if (a.begin > 0) {
+    if (a.round > 0) {
         float keep, more;
         float4 y = *(const float4 *)((const float *)a.state + at), z = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
@@ -192,7 +192,7 @@ static __device__ __forceinline__ sum_t finish_sum(args_t a, uint64_t row, sum_t
 {
     float keep, more;
 
-    if (a.begin > 0)
+    if (a.round > 0)
         now = join_sums(before, now, &keep, &more);
     if (a.state != 0)
         ((sum_t *)a.state_sum)[row] = now;

@@ -1,4 +1,4 @@
-/* After a round: whether its list ends, and what is reported. Before the first: the order of the lists. */
+/* After a round: whether its list ends, where the next round ends, and what is reported. */
 #ifndef UCM_KERNELS_ATTEND_STOP_CUH
 #define UCM_KERNELS_ATTEND_STOP_CUH
 
@@ -17,19 +17,21 @@ struct report {
 
 /* ---- shares of rows ---- */
 
-static __device__ __forceinline__ float left_ratio(const struct ucm_attend_cuda_left &l, uint32_t list, uint32_t room,
-                                                   uint32_t blocks, float top, float sum, float slack)
+/* Of a query row, counted over all chains: what is left behind the first 0, 1, .. blocks of its list. */
+static __device__ __forceinline__ const uint64_t *left_units(args_t a, uint64_t row)
+{
+    return (const uint64_t *)a.stop.left.units + row * (a.room + 1);
+}
+
+static __device__ __forceinline__ float left_ratio(args_t a, uint64_t row, uint32_t blocks, float top, float sum,
+                                                   float slack)
 {
     struct ucm_left left;
-    float ratio;
 
-    left.top = ((const float *)l.top)[list];
-    left.units = ((const uint64_t *)l.units)[(uint64_t)list * (room + 1) + blocks];
+    left.top = ((const float *)a.stop.left.top)[row];
+    left.units = left_units(a, row)[blocks];
     left.unknown = left.units == UNKNOWN;
-    ratio = ucm_left_ratio(top, sum, slack, &left);
-    if (l.beyond != 0)
-        ratio += ucm_left_ratio(top, sum, slack, (const struct ucm_left *)l.beyond + list);
-    return ratio;
+    return ucm_left_ratio(top, sum, slack, &left);
 }
 
 /* How far top + ln(sum) is from exact, at most. Tensor cores add 16 products to a sum at once, each cut at the last bit
@@ -64,7 +66,7 @@ static __device__ __forceinline__ void add_queries(args_t a, float *abs_sum)
     }
 }
 
-static __device__ __forceinline__ float rule_share(args_t a, uint32_t list, const sum_t &s, uint32_t blocks,
+static __device__ __forceinline__ float rule_share(args_t a, uint64_t row, const sum_t &s, uint32_t blocks,
                                                    uint32_t rest, float certificate)
 {
     float top = s.top * LN_2;
@@ -79,12 +81,52 @@ static __device__ __forceinline__ float rule_share(args_t a, uint32_t list, cons
         alike = ucm_left_alike(s.lightest * LN_2, rest);
         return ucm_left_share_of(ucm_left_ratio(top, s.sum, 0.0f, &alike));
     case RULE_ESTIMATED:
-        return ucm_left_share_of(left_ratio(a.stop.estimate, list, a.room, blocks, top, s.sum, 0.0f));
+        return ucm_left_share_of(left_ratio(a, row, blocks, top, s.sum, 0.0f));
     case RULE_CERTIFIED:
         return certificate;
     default:
         return 0.0f;
     }
+}
+
+/* ---- where the next round ends ---- */
+
+/* Whether the rule would be fulfilled behind `end` blocks for each row of a KV head. */
+static __device__ __forceinline__ bool would_end(args_t a, uint64_t first_row, const sum_t *rows, uint32_t blocks,
+                                                 uint32_t end)
+{
+    bool all = true;
+
+    for (uint32_t row = 0; row < a.group && all; row++) {
+        const uint64_t *units = left_units(a, first_row + row);
+        float top = ((const float *)a.stop.left.top)[first_row + row] * 1.44269504f;
+        float unit = exp2f(top - rows[row].top) / rows[row].sum * 0x1p-40f, gain = 0.0f;
+
+        if (a.stop.rule == RULE_ESTIMATED && units[blocks] != UNKNOWN)
+            gain = (float)(units[blocks] - units[end]) * unit;
+        all = units[end] != UNKNOWN && (float)units[end] * unit * a.stop.eps <= (1.0f - a.stop.eps) * (1.0f + gain);
+    }
+    return all;
+}
+
+/* At least an eighth more than there are, so that few rounds come to the end. By the whole thread block. */
+static __device__ __noinline__ uint32_t next_end(args_t a, uint64_t first_row, const sum_t *rows, uint32_t blocks,
+                                                 uint32_t count)
+{
+    uint32_t every = a.stop.every, least = (blocks + max(every, blocks / 8) + every - 1) / every * every;
+    bool predicts = a.stop.rule >= RULE_ESTIMATED;
+    __shared__ uint32_t end;
+
+    if (threadIdx.x == 0)
+        end = predicts ? count : min(count, max(2 * blocks, least));
+    __syncthreads();
+    for (uint32_t i = least + threadIdx.x * every; predicts && i < count; i += THREADS * every)
+        if (would_end(a, first_row, rows, blocks, i)) {
+            atomicMin(&end, i);
+            break;
+        }
+    __syncthreads();
+    return end;
 }
 
 /* ---- a list ---- */
@@ -95,16 +137,33 @@ static __device__ __forceinline__ void take_least(float *cell, float x)
     atomicMin((uint32_t *)cell, __float_as_uint(x));
 }
 
-/* By the last of the list's KV heads. */
-static __device__ __forceinline__ void decide(args_t a, uint32_t list, uint32_t blocks)
+static __device__ __forceinline__ void tell(args_t a, uint32_t blocks, float share)
+{
+    struct ucm_attend_cuda_told *told = (struct ucm_attend_cuda_told *)a.stop.told;
+
+    atomicMax(&told->rounds, a.round + 1);
+    take_least(&told->share, share);
+    atomicAdd((unsigned long long *)&told->blocks, blocks);
+}
+
+/* By the last of the list's KV heads. Without a block that was not there the list ends: the step does not count. */
+static __device__ __forceinline__ void decide(args_t a, uint32_t list, uint32_t blocks, uint32_t count)
 {
     volatile float *least = (volatile float *)a.stop.least + 2 * list;
+    volatile uint32_t *next = (volatile uint32_t *)a.stop.next + list;
     float share = least[0], certificate = least[1];
+    bool over = blocks == count || (a.stop.rule != 0 && share >= a.stop.eps) ||
+                (*(volatile uint32_t *)a.flags & UCM_ATTEND_NO_SLOT) != 0;
+    uint32_t end = over ? blocks : a.round + 2 < a.stop.rounds ? min(*next, count) : count;
 
-    ((struct report *)a.stop.report)[list] = report{blocks, a.round + 1, share, certificate};
-    if (a.stop.rule != 0 && share >= a.stop.eps)
-        ((uint32_t *)a.stop.stopped)[list] = 1;
+    for (uint32_t r = a.round + 2; r <= a.stop.rounds; r++)
+        ((uint32_t *)a.stop.ends)[(uint64_t)r * a.chains * a.lists + list] = end;
+    if (a.stop.report != 0)
+        ((struct report *)a.stop.report)[list] = report{blocks, a.round + 1, share, certificate};
+    if (a.stop.told != 0 && (over || a.round + 1 == a.stop.rounds))
+        tell(a, blocks, share);
     least[0] = least[1] = 1.0f;
+    *next = 0;
 }
 
 /* By the thread block that has finished a KV head's rows. abs_sum: scratch, of each row. */
@@ -112,15 +171,20 @@ template <typename T, int D>
 static __device__ __forceinline__ void stop_head(args_t a, const sum_t *rows, float *abs_sum)
 {
     uint32_t list = list_of(a), heads = a.lists > 1 ? 1 : a.kv_heads, row = threadIdx.x;
-    uint32_t count = min(((const uint32_t *)a.count)[list], a.room), blocks = min(a.end, count);
-    uint32_t rest = count - blocks + (a.stop.beyond != 0 ? ((const uint32_t *)a.stop.beyond)[list] : 0);
-    uint32_t tiles = blocks * (a.tokens / TILE);
+    uint64_t first_row = ((uint64_t)blockIdx.z * a.kv_heads + blockIdx.y) * a.group;
+    uint32_t count = min(((const uint32_t *)a.count)[list], a.room);
+    uint32_t blocks = min(count, round_at(a, a.round + 1, list));
+    uint32_t rest = max(count, (uint32_t)max(0, ((const int32_t *)a.stop.candidates)[blockIdx.z])) - blocks;
+    uint32_t tiles = blocks * (a.tokens / TILE), next = count;
     float *least = (float *)a.stop.least + 2 * list;
+    bool certify = a.stop.known == UCM_ATTEND_CUDA_BOUNDS;
 
     if (a.length != 0) /* the window has fewer than its chain */
         tiles += ((const uint32_t *)a.length)[blockIdx.z] / TILE + 1;
-    if (a.stop.certify != 0)
+    if (certify)
         add_queries<T, D>(a, abs_sum);
+    if (a.round + 2 < a.stop.rounds && blocks < count)
+        next = next_end(a, first_row, rows, blocks, count);
     __syncthreads();
     if (row < a.group) {
         const sum_t s = rows[row];
@@ -128,156 +192,17 @@ static __device__ __forceinline__ void stop_head(args_t a, const sum_t *rows, fl
 
         if (rest == 0) {
             certificate = 1.0f;
-        } else if (a.stop.certify != 0 && s.sum == s.sum) {
+        } else if (certify && s.sum == s.sum) {
             slack = slack_of(a, D, abs_sum[row], s.key_max, top, tiles);
-            certificate = ucm_left_share_of(left_ratio(a.stop.bound, list, a.room, blocks, top, s.sum, slack));
+            certificate = ucm_left_share_of(left_ratio(a, first_row + row, blocks, top, s.sum, slack));
         }
-        take_least(&least[0], rule_share(a, list, s, blocks, rest, certificate));
+        take_least(&least[0], rule_share(a, first_row + row, s, blocks, rest, certificate));
         take_least(&least[1], certificate);
     }
+    if (row == 0)
+        atomicMax((uint32_t *)a.stop.next + list, next);
     if (is_last((uint32_t *)a.stop.heads + list, heads) && threadIdx.x == 0)
-        decide(a, list, blocks);
-}
-
-/* ---- the order of a list ---- */
-
-#define ORDER_THREADS UCM_ATTEND_CUDA_ORDER_THREADS
-
-/* The best score has the smallest key; of equals the earlier. */
-static __device__ __forceinline__ void sort_keys(uint64_t *key, uint32_t n)
-{
-    for (uint32_t size = 2; size <= n; size *= 2)
-        for (uint32_t half = size / 2; half > 0; half /= 2) {
-            for (uint32_t i = threadIdx.x; i < n / 2; i += ORDER_THREADS) {
-                uint32_t at = i / half * 2 * half + i % half;
-                bool up = (at & size) == 0;
-                uint64_t x = key[at], y = key[at + half];
-
-                if ((x > y) == up) {
-                    key[at] = y;
-                    key[at + half] = x;
-                }
-            }
-            __syncthreads();
-        }
-}
-
-/* The largest of what is known, over the thread block. */
-static __device__ __forceinline__ float largest_known(float x)
-{
-    __shared__ float warp[ORDER_THREADS / 32];
-
-#pragma unroll
-    for (uint32_t h = 16; h > 0; h /= 2)
-        x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, h));
-    if (threadIdx.x % 32 == 0)
-        warp[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = warp[0];
-#pragma unroll
-    for (uint32_t w = 1; w < ORDER_THREADS / 32; w++)
-        x = fmaxf(x, warp[w]);
-    __syncthreads();
-    return x;
-}
-
-/* Sums never reach it: at most 2^12 blocks of 2^41 units. */
-static __device__ __forceinline__ uint64_t add_units(uint64_t x, uint64_t y)
-{
-    return x == UNKNOWN || y == UNKNOWN ? UNKNOWN : x + y;
-}
-
-/* This thread's sum and those of the threads behind it. */
-static __device__ __forceinline__ uint64_t units_behind(uint64_t own, uint64_t *sum)
-{
-    sum[threadIdx.x] = own;
-    __syncthreads();
-    for (uint32_t h = 1; h < ORDER_THREADS; h *= 2) {
-        uint64_t x = threadIdx.x + h < ORDER_THREADS ? sum[threadIdx.x + h] : 0;
-
-        __syncthreads();
-        sum[threadIdx.x] = add_units(sum[threadIdx.x], x);
-        __syncthreads();
-    }
-    return threadIdx.x + 1 < ORDER_THREADS ? sum[threadIdx.x + 1] : 0;
-}
-
-struct order_scores {
-    const float *at;
-    bool box;
-    float logit_scale, ln_tokens;
-};
-
-static __device__ __forceinline__ float log_weight_of(const struct order_scores &s, uint32_t entry)
-{
-    return s.box ? ucm_left_of_box(s.logit_scale, s.at[entry], s.ln_tokens) : s.at[entry];
-}
-
-/* What is left behind each of the list's n blocks, which come in the order of the low halves of key. */
-static __device__ __forceinline__ void put_left(const struct ucm_attend_cuda_left &to, uint32_t list, uint32_t room,
-                                                const struct order_scores &scores, const uint64_t *key, uint32_t n)
-{
-    __shared__ uint64_t sum[ORDER_THREADS];
-    uint32_t each = (n + ORDER_THREADS - 1) / ORDER_THREADS, first = threadIdx.x * each, end = min(first + each, n);
-    uint64_t *units = (uint64_t *)to.units + (uint64_t)list * (room + 1), behind = 0;
-    float top = -INFINITY;
-
-    for (uint32_t i = first; i < end; i++) {
-        float w = log_weight_of(scores, (uint32_t)key[i]);
-
-        if (ucm_left_is_known(w))
-            top = fmaxf(top, w);
-    }
-    top = largest_known(top);
-    for (uint32_t i = first; i < end; i++) {
-        float w = log_weight_of(scores, (uint32_t)key[i]);
-
-        behind = add_units(behind, ucm_left_is_known(w) ? ucm_left_units(top, w) : UNKNOWN);
-    }
-    behind = units_behind(behind, sum);
-    for (uint32_t i = end; i > first; i--) {
-        float w = log_weight_of(scores, (uint32_t)key[i - 1]);
-
-        units[i] = behind;
-        behind = add_units(behind, ucm_left_is_known(w) ? ucm_left_units(top, w) : UNKNOWN);
-    }
-    if (threadIdx.x == 0) {
-        units[0] = behind;
-        if (n == 0)
-            units[0] = 0;
-        ((float *)to.top)[list] = top;
-    }
-    __syncthreads();
-}
-
-static __device__ __forceinline__ void order(const struct ucm_attend_cuda_order &a)
-{
-    __shared__ uint64_t key[UCM_ATTEND_CUDA_ORDER];
-    uint32_t list = blockIdx.x, n = min(((const uint32_t *)a.count)[list], a.room), size = 1;
-    uint64_t at = (uint64_t)list * a.room;
-    const float *score = (const float *)a.score;
-
-    while (size < n)
-        size *= 2;
-    for (uint32_t i = threadIdx.x; i < size; i += ORDER_THREADS)
-        key[i] = i >= n         ? UINT64_MAX
-                 : a.score == 0 ? i
-                                : (uint64_t)~ucm_score_key(score[at + i]) << 32 | i;
-    __syncthreads();
-    if (a.score != 0)
-        sort_keys(key, size);
-    for (uint32_t i = threadIdx.x; i < n; i += ORDER_THREADS)
-        ((int32_t *)a.to)[at + i] = ((const int32_t *)a.list)[at + (uint32_t)key[i]];
-    if (a.estimate_score != 0)
-        put_left(a.estimate, list, a.room, order_scores{(const float *)a.estimate_score + at, false, 0.0f, 0.0f}, key,
-                 n);
-    if (a.box_score != 0)
-        put_left(a.bound, list, a.room,
-                 order_scores{(const float *)a.box_score + at, true, a.logit_scale, a.ln_tokens}, key, n);
-    if (threadIdx.x == 0) {
-        ((uint32_t *)a.stopped)[list] = 0;
-        ((float *)a.least)[2 * list] = ((float *)a.least)[2 * list + 1] = 1.0f;
-    }
+        decide(a, list, blocks, count);
 }
 
 #endif

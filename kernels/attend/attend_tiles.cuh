@@ -372,7 +372,7 @@ static __device__ __forceinline__ void attend_tiles(args_t a, uint64_t *where, u
     constexpr uint32_t bytes = row_of<KV, D>::bytes, tile_bytes = 2 * row_of<KV, D>::tile;
     uint32_t warp = threadIdx.x / 32;
     uint8_t *tiles = (uint8_t *)shared + warp * STAGES * tile_bytes;
-    bool light = a.stop.rule == RULE_PSA, certify = a.stop.certify != 0;
+    bool light = a.stop.rule == RULE_PSA, certify = a.stop.known == UCM_ATTEND_CUDA_BOUNDS;
     struct warp_query<D, O> query;
     struct arrivals on_way;
     float s[O][4];

@@ -205,10 +205,12 @@ void ucm_slots_resolve(struct ucm_slots *s, uint32_t strand, const struct ucm_sl
     for (uint32_t chain = 0; chain < lists->chains; chain++)
         for (uint32_t l = 0; l < lists->lists; l++) {
             size_t list = (size_t)chain * lists->lists + l;
-            uint32_t count = lists->count[list];
+            uint32_t count = lists->count[list], begin = lists->begin ? lists->begin[list] : 0;
 
-            resolve_list(s, strand + lists->apart * l, lists->index + list * lists->room,
-                         count < lists->room ? count : lists->room,
+            count = lists->end && lists->end[list] < count ? lists->end[list] : count;
+            count = count < lists->room ? count : lists->room;
+            resolve_list(s, strand + lists->apart * l, lists->index + list * lists->room + begin,
+                         count > begin ? count - begin : 0,
                          lists->table + chain * lists->table_stride, lists->table_stride,
                          lists->request[chain]);
         }

@@ -64,17 +64,16 @@ static __device__ __forceinline__ void await_last(void)
 
 /* ---- a step ---- */
 
-/* By one thread. Of a step that never ended, misses and what attention met (its word, or NULL) are
- * forgotten. */
+/* By one thread. Of a step that never ended, misses are forgotten. attended: or NULL. */
 extern "C" __global__ void ucm_slots_next(const __grid_constant__ struct ucm_slots s,
-                                          uint32_t *attended)
+                                          struct ucm_slots_attended *attended)
 {
     uint32_t n = slots_listed(s);
 
     for (uint32_t i = 0; i < n; i++)
         slots_end_miss(s, s.miss[i], s.miss[i].slot, false);
     if (attended)
-        *attended = 0;
+        *attended = ucm_slots_attended{0, 0, 1.0f, 0, 0};
     s.step->misses = 0;
     s.step->done = 0;
     s.step->now++;
@@ -88,30 +87,35 @@ extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_RESOLVE)
                       const __grid_constant__ struct ucm_slots_lists lists)
 {
     uint32_t chain = blockIdx.x / lists.lists, l = blockIdx.x % lists.lists;
-    uint32_t n = min(lists.count[blockIdx.x], lists.room);
+    uint32_t n = min(lists.count[blockIdx.x], lists.room), begin = lists.begin ? lists.begin[blockIdx.x] : 0;
     const uint32_t *index = lists.index + (size_t)blockIdx.x * lists.room;
     const int32_t *table = lists.table + chain * lists.table_stride;
     uint64_t now = s.step->now;
 
     let_next_begin();
-    for (uint32_t i = threadIdx.x; i < n; i += UCM_SLOTS_CUDA_RESOLVE)
+    if (lists.end)
+        n = min(n, lists.end[blockIdx.x]);
+    for (uint32_t i = begin + threadIdx.x; i < n; i += UCM_SLOTS_CUDA_RESOLVE)
         slots_chosen(s, now, strand + lists.apart * l, table, lists.table_stride, index[i],
                      lists.request[chain]);
 }
 
 /* The step's last launch, by one thread. Who reads the word's step sees what belongs to it. */
 extern "C" __global__ void ucm_slots_end(const __grid_constant__ struct ucm_slots s,
-                                         uint32_t *attended, struct ucm_slots_word *word)
+                                         const struct ucm_slots_attended *attended,
+                                         struct ucm_slots_word *word)
 {
     volatile struct ucm_slots_word *w = word;
     const struct ucm_slots_step *step = s.step;
 
-    w->flags = step->flags | *attended << UCM_SLOTS_ATTENDED;
+    w->flags = step->flags | attended->flags << UCM_SLOTS_ATTENDED;
     w->unserved = step->unserved;
     w->missed = step->missed;
     w->taken = step->taken;
     w->floors_broken = step->floors_broken;
-    *attended = 0;
+    w->blocks = attended->blocks;
+    w->rounds = attended->rounds;
+    w->share = attended->rounds > 0 ? attended->share : 0.0f;
     __threadfence_system();
     w->step = step->now;
 }

@@ -145,8 +145,9 @@ struct ucm_slots_lists {
     uint32_t apart; /* 0: all lists are of one strand; 1: list l is of strand + l, a KV head's */
     const uint32_t
         *index; /* [chains][lists][room] of the chain's blocks; UCM_SLOTS_NO_INDEX: none */
-    const uint32_t *count; /* [chains][lists] */
-    const int32_t *table;  /* [chains][table_stride]: the number of each block of a chain */
+    const uint32_t *count;       /* [chains][lists] */
+    const uint32_t *begin, *end; /* [chains][lists]: only these of a list's entries; NULL: all */
+    const int32_t *table;        /* [chains][table_stride]: the number of each block of a chain */
     uint64_t table_stride;
     const uint32_t *request; /* [chains] */
 };

@@ -59,12 +59,23 @@ struct ucm_slots_plane {
     uint32_t rows, row_bytes; /* row_bytes and all strides are multiples of 16 */
 };
 
+/* What attention met in a step, and its rounds: struct ucm_attend_cuda_told. */
+struct ucm_slots_attended {
+    uint32_t flags, rounds;
+    float share;
+    uint32_t pad;
+    uint64_t blocks;
+};
+
 /* What the host reads of a step, in pinned memory. */
 struct ucm_slots_word {
     uint64_t step;  /* struct ucm_slots_step.now; written last */
     uint32_t flags; /* of the step; those of attention above them */
     uint32_t unserved;
     uint64_t missed, taken, floors_broken;
+    uint64_t blocks;
+    uint32_t rounds;
+    float share;
 };
 #define UCM_SLOTS_ATTENDED 8 /* bits from which on flags are attention's */
 

@@ -91,13 +91,13 @@ void mla_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t nar
     launch(kernel(latents, name), grid, UCM_ATTEND_MLA_MERGE_THREADS, 0, &a, true, name);
 }
 
-void order_launch(const struct ucm_attend_cuda_order *args, uint32_t lists)
+void order_launch(const struct ucm_attend_cuda_order *args)
 {
     struct ucm_attend_cuda_order copy = *args;
     void *parameters[] = {&copy};
 
-    must(cuLaunchKernel(kernel(module, "ucm_attend_order"), lists, 1, 1,
-                        UCM_ATTEND_CUDA_ORDER_THREADS, 1, 1, 0, gpu_stream, parameters, NULL),
+    must(cuLaunchKernel(kernel(module, "ucm_attend_order"), args->rows, args->chains * args->lists,
+                        1, UCM_ATTEND_CUDA_ORDER_THREADS, 1, 1, 0, gpu_stream, parameters, NULL),
          "ucm_attend_order");
 }
 
@@ -281,7 +281,6 @@ void problem_open(struct problem *p, const struct attend_shape *s)
         .chains = s->chains,
         .lists = s->lists,
         .room = s->room,
-        .end = s->room,
         .scale_log2 = p->plan.logit_scale * 1.44269504f,
         .v_scale = s->narrow ? p->plan.spec.v_scale : 0,
         .q = gpu_new(p->rows * s->d * 2),

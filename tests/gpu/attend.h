@@ -16,7 +16,7 @@ void attend_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t 
                    uint32_t narrow);
 /* The same of latents, and of the launch that merges. args->ring is filled in. */
 void mla_launch(const struct ucm_attend_cuda *args, uint32_t dtype, uint32_t narrow);
-void order_launch(const struct ucm_attend_cuda_order *args, uint32_t lists);
+void order_launch(const struct ucm_attend_cuda_order *args);
 
 /* n zero bytes, now. */
 void gpu_clear(CUdeviceptr at, size_t n);

@@ -65,7 +65,6 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
         .chains = r->chains,
         .lists = 1,
         .room = r->chosen,
-        .end = r->chosen,
         .split_tiles = cut.split_tiles,
         .splits = cut.splits,
         .scale_log2 = 1.44269504f / 16,

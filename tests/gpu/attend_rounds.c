@@ -12,14 +12,16 @@
 struct rounds {
     struct problem p;
     struct ucm_stop_spec stop;
-    float *estimate, *box; /* of the lists' entries */
-    float *exact;          /* [kv_heads * group][room]: logarithms of weights, of one list */
-    int32_t *order;        /* [lists][room]: places in the list */
+    uint32_t known;     /* enum ucm_attend_cuda_known */
+    float *row_score;   /* [rows][blocks of the chain] */
+    float *score;       /* [lists][room] */
+    int32_t *order;     /* [lists][room]: places in the list */
+    uint32_t *list_end; /* [ROUNDS + 1][lists] */
     struct ucm_attend_cuda_order args;
     CUgraphExec graph;
     struct ucm_stop_report *report;
     float *out, *lse;
-    uint64_t lists;
+    uint64_t lists, list_rows;
 };
 
 /* ---- scores ---- */
@@ -49,32 +51,38 @@ static double logit(const struct rounds *r, const float *q, const uint8_t *k)
     return x;
 }
 
-/* Of one entry of a list, over its query heads: the largest q . k, and the largest logarithm of a weight. */
-static void judge(const struct rounds *r, uint64_t list, uint32_t entry, float *box,
-                  float *estimate)
+/* Blocks that lists choose from. */
+static uint32_t blocks_of(const struct rounds *r)
+{
+    return r->p.shape.slots;
+}
+
+/* The KV head of a row, and its list's number. */
+static uint32_t head_of(const struct rounds *r, uint64_t row)
+{
+    return (uint32_t)(row / r->p.shape.group % r->p.shape.kv_heads);
+}
+
+static uint64_t list_of(const struct rounds *r, uint64_t row)
+{
+    return row / r->list_rows;
+}
+
+/* What a row makes of a block: the largest q . k, or about the logarithm of its weight. */
+static float judge(const struct rounds *r, uint64_t row, uint32_t block)
 {
     const struct attend_shape *s = &r->p.shape;
-    uint32_t chain = (uint32_t)(list / s->lists),
-             first = s->lists > 1 ? (uint32_t)(list % s->lists) : 0;
-    uint32_t heads = s->lists > 1 ? 1 : s->kv_heads;
-    int32_t slot = problem_slot(&r->p, list, r->p.list[list * s->room + entry]);
-    double scale = (double)r->p.plan.logit_scale, most = -INFINITY, weight = -INFINITY;
+    int32_t slot = problem_slot(&r->p, list_of(r, row), (int32_t)block);
+    double scale = (double)r->p.plan.logit_scale, most = -INFINITY, sum = 0;
 
-    for (uint32_t g = first; g < first + heads; g++)
-        for (uint32_t h = 0; h < s->group; h++) {
-            const float *q = r->p.q + (((uint64_t)chain * s->kv_heads + g) * s->group + h) * s->d;
-            double sum = 0;
+    for (uint32_t t = 0; t < s->tokens; t++) {
+        double x = logit(r, r->p.q + row * s->d, key_at(r, slot, head_of(r, row), t));
 
-            for (uint32_t t = 0; t < s->tokens; t++) {
-                double x = logit(r, q, key_at(r, slot, g, t));
-
-                most = fmax(most, x);
-                sum += exp(x * scale);
-            }
-            weight = fmax(weight, log(sum));
-        }
-    *box = (float)most + fabsf((float)most) * 1e-6f;
-    *estimate = (float)weight + 0.2f * rnd_normal();
+        most = fmax(most, x);
+        sum += exp(x * scale);
+    }
+    return r->known == UCM_ATTEND_CUDA_BOUNDS ? (float)most + fabsf((float)most) * 1e-6f
+                                              : (float)log(sum) + 0.2f * rnd_normal();
 }
 
 static int by_score(const void *a, const void *b)
@@ -84,38 +92,63 @@ static int by_score(const void *a, const void *b)
     return *x < *y ? -1 : *x > *y;
 }
 
+/* Each block once in a list. */
+static void draw_list(struct rounds *r, uint64_t l)
+{
+    const struct attend_shape *s = &r->p.shape;
+    int32_t *list = r->p.list + l * s->room, *all = fresh(blocks_of(r) * 4);
+
+    for (uint32_t i = 0; i < blocks_of(r); i++)
+        all[i] = (int32_t)i;
+    for (uint32_t i = 0; i < s->room; i++) {
+        uint32_t j = i + rnd_below(blocks_of(r) - i);
+
+        list[i] = all[j];
+        all[j] = all[i];
+    }
+    free(all);
+}
+
 static void draw_scores(struct rounds *r)
 {
-    uint32_t room = r->p.shape.room;
+    uint32_t n = blocks_of(r);
+
+    for (uint64_t row = 0; row < r->p.rows; row++)
+        for (uint32_t b = 0; b < n; b++)
+            r->row_score[row * n + b] = judge(r, row, b);
+    for (uint64_t l = 0; l < r->lists; l++)
+        for (uint32_t b = 0; b < n; b++)
+            for (uint64_t row = l * r->list_rows;
+                 rnd_below(2000) == 0 && row < (l + 1) * r->list_rows; row++)
+                r->row_score[row * n + b] = INFINITY;
+    gpu_put(r->args.row_score, r->row_score, r->p.rows * n * 4);
+}
+
+static void draw_lists(struct rounds *r)
+{
+    uint32_t room = r->p.shape.room, n = blocks_of(r);
     uint64_t *key = fresh(room * 8);
 
     for (uint64_t l = 0; l < r->lists; l++) {
-        uint32_t n = r->p.count[l];
+        float *score = r->score + l * room;
 
-        for (uint32_t i = 0; i < n; i++) {
-            judge(r, l, i, &r->box[l * room + i], &r->estimate[l * room + i]);
-            if (rnd_below(40) == 0 && i > 0) /* ties */
-                r->estimate[l * room + i] = r->estimate[l * room + i - 1];
-            if (rnd_below(300) == 0)
-                r->estimate[l * room + i] = r->box[l * room + i] = INFINITY;
-            key[i] = (uint64_t)~ucm_score_key(r->estimate[l * room + i]) << 32 | i;
+        for (uint32_t i = 0; i < r->p.count[l]; i++) {
+            uint32_t block = (uint32_t)r->p.list[l * room + i];
+
+            score[i] = rnd_below(40) == 0 && i > 0 ? score[i - 1] : -INFINITY; /* ties */
+            for (uint64_t row = 0; row < r->list_rows; row++)
+                score[i] = fmaxf(score[i], r->row_score[(l * r->list_rows + row) * n + block]);
+            key[i] = (uint64_t)(block < r->args.windows ? 0 : ~ucm_score_key(score[i])) << 32 | i;
         }
-        qsort(key, n, 8, by_score);
-        for (uint32_t i = 0; i < n; i++)
+        qsort(key, r->p.count[l], 8, by_score);
+        for (uint32_t i = 0; i < r->p.count[l]; i++)
             r->order[l * room + i] = (int32_t)(uint32_t)key[i];
     }
-    gpu_put(r->args.score, r->estimate, r->lists * room * 4);
-    gpu_put(r->args.box_score, r->box, r->lists * room * 4);
+    gpu_put(r->args.score, r->score, r->lists * room * 4);
     free(key);
 }
 
 /* ---- the launches ---- */
-
-static void left_open(struct ucm_attend_cuda_left *left, uint64_t lists, uint32_t room)
-{
-    *left = (struct ucm_attend_cuda_left){.top = gpu_new(lists * 4),
-                                          .units = gpu_new(lists * (room + 1) * 8)};
-}
 
 static void capture(struct rounds *r)
 {
@@ -123,17 +156,38 @@ static void capture(struct rounds *r)
     CUgraph graph;
 
     must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "capture");
-    order_launch(&r->args, (uint32_t)r->lists);
+    order_launch(&r->args);
     a.list = r->args.to;
-    for (uint32_t round = 0; round < ROUNDS; round++) {
-        a.round = round;
-        a.begin = round * r->stop.every;
-        a.end = round + 1 < ROUNDS ? a.begin + r->stop.every : a.room; /* the last takes the rest */
+    for (a.round = 0; a.round < ROUNDS; a.round++)
         attend_launch(&a, r->p.shape.dtype, r->p.shape.d, r->p.shape.narrow);
-    }
     must(cuStreamEndCapture(gpu_stream, &graph), "capture");
     must(cuGraphInstantiate(&r->graph, graph, 0), "the graph");
     must(cuGraphDestroy(graph), "the graph");
+}
+
+static void stop_open(struct rounds *r)
+{
+    const struct attend_shape *s = &r->p.shape;
+    int32_t *candidates = fresh(s->chains * 4);
+
+    for (uint32_t c = 0; c < s->chains; c++)
+        candidates[c] = (int32_t)blocks_of(r);
+    r->p.args.stop = (struct ucm_attend_cuda_stop){
+        .rule = r->stop.rule,
+        .eps = r->stop.eps,
+        .logit_scale = r->p.plan.logit_scale,
+        .known = r->known,
+        .every = r->stop.every,
+        .rounds = ROUNDS,
+        .candidates = gpu_put(0, candidates, s->chains * 4),
+        .left = {.top = gpu_new(r->p.rows * 4), .units = gpu_new(r->p.rows * (s->room + 1) * 8)},
+        .ends = gpu_new((ROUNDS + 1) * r->lists * 4),
+        .least = gpu_new(r->lists * 8),
+        .next = gpu_new(r->lists * 4),
+        .heads = gpu_new(r->lists * 4),
+        .report = gpu_new(r->lists * sizeof(*r->report)),
+        .told = gpu_new(sizeof(struct ucm_attend_cuda_told))};
+    free(candidates);
 }
 
 static void rounds_open(struct rounds *r, const struct attend_shape *shape,
@@ -145,60 +199,54 @@ static void rounds_open(struct rounds *r, const struct attend_shape *shape,
     problem_open(&r->p, shape);
     problem_cut(&r->p, 3);
     r->stop = stop;
+    r->known = stop.rule == UCM_STOP_ESTIMATED ? UCM_ATTEND_CUDA_ESTIMATES : UCM_ATTEND_CUDA_BOUNDS;
     r->lists = (uint64_t)shape->chains * shape->lists;
-    r->estimate = fresh(r->lists * shape->room * 4);
-    r->box = fresh(r->lists * shape->room * 4);
+    r->list_rows = r->p.rows / r->lists;
+    r->row_score = fresh(r->p.rows * blocks_of(r) * 4);
+    r->score = fresh(r->lists * shape->room * 4);
     r->order = fresh(r->lists * shape->room * 4);
+    r->list_end = fresh((ROUNDS + 1) * r->lists * 4);
     r->report = fresh(r->lists * sizeof(*r->report));
     r->out = fresh(r->p.rows * shape->d * 4);
     r->lse = fresh(r->p.rows * 4);
     a->state = gpu_new(r->p.rows * shape->d * 4);
     a->state_sum = gpu_new(r->p.rows * sizeof(struct ucm_attend_cuda_sum));
-    a->stop = (struct ucm_attend_cuda_stop){.rule = stop.rule,
-                                            .eps = stop.eps,
-                                            .logit_scale = r->p.plan.logit_scale,
-                                            .certify = 1,
-                                            .stopped = gpu_new(r->lists * 4),
-                                            .least = gpu_new(r->lists * 8),
-                                            .heads = gpu_new(r->lists * 4),
-                                            .report = gpu_new(r->lists * sizeof(*r->report))};
-    gpu_clear(a->stop.heads, r->lists * 4);
-    left_open(&a->stop.estimate, r->lists, shape->room);
-    left_open(&a->stop.bound, r->lists, shape->room);
-    r->args = (struct ucm_attend_cuda_order){.lists = (uint32_t)r->lists,
+    stop_open(r);
+    r->args = (struct ucm_attend_cuda_order){.chains = shape->chains,
+                                             .lists = shape->lists,
                                              .room = shape->room,
+                                             .rows = (uint32_t)r->list_rows,
+                                             .windows = 2,
+                                             .first = stop.every,
                                              .logit_scale = r->p.plan.logit_scale,
                                              .ln_tokens = logf((float)shape->tokens),
                                              .count = a->count,
                                              .list = a->list,
                                              .to = gpu_new(r->lists * shape->room * 4),
                                              .score = gpu_new(r->lists * shape->room * 4),
-                                             .box_score = gpu_new(r->lists * shape->room * 4),
-                                             .estimate = a->stop.estimate,
-                                             .bound = a->stop.bound,
-                                             .stopped = a->stop.stopped,
-                                             .least = a->stop.least};
-    r->args.estimate_score = r->args.score;
+                                             .row_score = gpu_new(r->p.rows * blocks_of(r) * 4),
+                                             .pitch = blocks_of(r),
+                                             .stop = a->stop};
     capture(r);
 }
 
 static void rounds_close(struct rounds *r)
 {
     struct ucm_attend_cuda_stop *s = &r->p.args.stop;
-    CUdeviceptr mine[] = {r->p.args.state,  r->p.args.state_sum, s->stopped,      s->least,
-                          s->heads,         s->report,           s->estimate.top, s->estimate.units,
-                          s->bound.top,     s->bound.units,      r->args.to,      r->args.score,
-                          r->args.box_score};
+    CUdeviceptr mine[] = {r->p.args.state, r->p.args.state_sum,
+                          s->candidates,   s->left.top,
+                          s->left.units,   s->ends,
+                          s->least,        s->next,
+                          s->heads,        s->report,
+                          s->told,         r->args.to,
+                          r->args.score,   r->args.row_score};
+    void *here[] = {r->row_score, r->score, r->order, r->list_end, r->report, r->out, r->lse};
 
     must(cuGraphExecDestroy(r->graph), "the graph");
     for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++)
         gpu_free(mine[i]);
-    free(r->estimate);
-    free(r->box);
-    free(r->order);
-    free(r->report);
-    free(r->out);
-    free(r->lse);
+    for (size_t i = 0; i < sizeof(here) / sizeof(here[0]); i++)
+        free(here[i]);
     problem_close(&r->p);
 }
 
@@ -220,6 +268,55 @@ static void compare_order(const struct rounds *r)
     free(got);
 }
 
+/* Of a list, for the C: what its rows make of its blocks and of those that are not in it. */
+struct judged {
+    int32_t *slots;
+    float *left; /* [rows][count]: estimates or bounds */
+    struct ucm_left beyond[UCM_ATTEND_GROUP_MAX];
+};
+
+static float left_of(const struct rounds *r, uint64_t row, uint32_t block)
+{
+    float x = r->row_score[row * blocks_of(r) + block];
+
+    return r->known == UCM_ATTEND_CUDA_BOUNDS ? ucm_left_bound(&r->p.plan, x, r->p.shape.tokens)
+                                              : x;
+}
+
+static struct judged judged_new(const struct rounds *r, uint64_t l)
+{
+    uint32_t n = r->p.count[l], all = blocks_of(r), room = r->p.shape.room;
+    struct judged j = {.slots = fresh(n * 4 + 4), .left = fresh(r->list_rows * n * 4 + 4)};
+    bool *in = calloc(all, sizeof(*in));
+    float *out = fresh(all * 4);
+
+    for (uint32_t i = 0; i < n; i++) {
+        int32_t block = r->p.list[l * room + (uint32_t)r->order[l * room + i]];
+
+        in[block] = true;
+        j.slots[i] = problem_slot(&r->p, l, block);
+        for (uint64_t row = 0; row < r->list_rows; row++)
+            j.left[row * n + i] = left_of(r, l * r->list_rows + row, (uint32_t)block);
+    }
+    for (uint64_t row = 0; row < r->list_rows; row++) {
+        uint32_t beyond = 0;
+
+        for (uint32_t b = 0; b < all; b++)
+            if (!in[b])
+                out[beyond++] = left_of(r, l * r->list_rows + row, b);
+        j.beyond[row] = ucm_left_of(out, beyond);
+    }
+    free(in);
+    free(out);
+    return j;
+}
+
+static void judged_free(struct judged *j)
+{
+    free(j->slots);
+    free(j->left);
+}
+
 /* The C's states of a list's KV heads after the window and its first n blocks, and its report of them. */
 static struct ucm_stop_report reference(const struct rounds *r, uint64_t l, uint32_t n,
                                         uint32_t rule, float *out, float *lse)
@@ -230,30 +327,27 @@ static struct ucm_stop_report reference(const struct rounds *r, uint64_t l, uint
              first = s->lists > 1 ? (uint32_t)(l % s->lists) : 0;
     uint32_t chain = (uint32_t)(l / s->lists), count = r->p.count[l], rows = heads * s->group;
     struct ucm_stop_spec stop = {rule, n > 0 ? n : 1, 0};
-    int32_t *slots = fresh(count * 4 + 4);
-    float *bound = fresh(count * 4 + 4), *estimate = fresh(count * 4 + 4);
+    struct judged j = judged_new(r, l);
     float *query = fresh((uint64_t)heads * plan->query_floats * 4);
     float *floats = fresh((uint64_t)heads * plan->state_floats * 4);
     struct ucm_attend_state *states = fresh(heads * sizeof(*states));
     struct ucm_stop_row *scratch = fresh(rows * sizeof(*scratch));
     struct ucm_attend_memory pages = {r->p.pages, r->p.page, s->pages};
+    bool bounds = r->known == UCM_ATTEND_CUDA_BOUNDS;
     struct ucm_stop_report report = {0};
     struct ucm_stop_list list = {.first = problem_head(&r->p, first),
                                  .heads = heads,
                                  .query = query,
                                  .memory = {r->p.pool, r->p.slot, s->slots},
-                                 .blocks = slots,
+                                 .blocks = j.slots,
                                  .n = count,
-                                 .estimate = estimate,
-                                 .bound = bound};
+                                 .beyond = blocks_of(r) - count,
+                                 .estimate = bounds ? NULL : j.left,
+                                 .bound = bounds ? j.left : NULL,
+                                 .pitch = count,
+                                 .estimate_beyond = j.beyond,
+                                 .bound_beyond = j.beyond};
 
-    for (uint32_t i = 0; i < count; i++) {
-        uint64_t at = l * s->room + (uint32_t)r->order[l * s->room + i];
-
-        slots[i] = problem_slot(&r->p, l, r->p.list[at]);
-        estimate[i] = r->estimate[at];
-        bound[i] = ucm_left_bound(plan, r->box[at], s->tokens);
-    }
     for (uint32_t g = 0; g < heads; g++) {
         uint64_t row = ((uint64_t)chain * s->kv_heads + first + g) * s->group;
         uint32_t length = r->p.length[chain], blocks = (length + s->tokens - 1) / s->tokens;
@@ -270,14 +364,17 @@ static struct ucm_stop_report reference(const struct rounds *r, uint64_t l, uint
           "the reference");
     for (uint32_t g = 0; g < heads; g++)
         ucm_attend_end(plan, &states[g], out + (uint64_t)g * s->group * s->d, lse + g * s->group);
-    free(slots);
-    free(bound);
-    free(estimate);
+    judged_free(&j);
     free(query);
     free(floats);
     free(states);
     free(scratch);
     return report;
+}
+
+static uint32_t end_of(const struct rounds *r, uint32_t round, uint64_t l)
+{
+    return r->list_end[round * r->lists + l];
 }
 
 static void compare_list(const struct rounds *r, uint64_t l)
@@ -314,8 +411,12 @@ static void compare_list(const struct rounds *r, uint64_t l)
           (double)want.certificate);
     check(last || got->share >= r->stop.eps, "list %lu stopped at %g", (unsigned long)l,
           (double)got->share);
-    if (r->stop.rule != UCM_STOP_NEVER && got->rounds > 1 && got->rounds < ROUNDS) {
-        want = reference(r, l, (got->rounds - 1) * r->stop.every, r->stop.rule, out, lse);
+    for (uint32_t round = 0; round <= ROUNDS; round++)
+        check(round < got->rounds ? end_of(r, round, l) < n || n == 0 : end_of(r, round, l) == n,
+              "list %lu: round %u ends behind %u of %u blocks", (unsigned long)l, round,
+              end_of(r, round, l), n);
+    if (r->stop.rule != UCM_STOP_NEVER && got->rounds > 1) {
+        want = reference(r, l, end_of(r, got->rounds - 1, l), r->stop.rule, out, lse);
         check(want.share < r->stop.eps + 0.03f, "list %lu, rule %u: it did not stop at %g",
               (unsigned long)l, r->stop.rule, (double)want.share);
     }
@@ -323,15 +424,40 @@ static void compare_list(const struct rounds *r, uint64_t l)
     free(lse);
 }
 
+static void compare_told(const struct rounds *r)
+{
+    struct ucm_attend_cuda_told told, want = {.share = 1};
+
+    gpu_get(&told, r->p.args.stop.told, sizeof(told));
+    for (uint64_t l = 0; l < r->lists; l++) {
+        want.blocks += r->report[l].blocks;
+        want.rounds = r->report[l].rounds > want.rounds ? r->report[l].rounds : want.rounds;
+        want.share = fminf(want.share, r->report[l].share);
+    }
+    check(told.blocks == want.blocks && told.rounds == want.rounds && told.share == want.share,
+          "told: %lu blocks, %u rounds, share %g, not %lu, %u, %g", (unsigned long)told.blocks,
+          told.rounds, (double)told.share, (unsigned long)want.blocks, want.rounds,
+          (double)want.share);
+}
+
 static void replay(struct rounds *r)
 {
+    struct ucm_attend_cuda_told told = {.share = 1};
+
     problem_draw(&r->p);
+    for (uint64_t l = 0; l < r->lists; l++)
+        draw_list(r, l);
+    gpu_put(r->p.args.list, r->p.list, r->lists * r->p.shape.room * 4);
+    gpu_put(r->p.args.stop.told, &told, sizeof(told));
     draw_scores(r);
+    draw_lists(r);
     must(cuGraphLaunch(r->graph, gpu_stream), "the graph");
     gpu_sync();
     problem_get(&r->p, r->out, r->lse);
     gpu_get(r->report, r->p.args.stop.report, r->lists * sizeof(*r->report));
+    gpu_get(r->list_end, r->p.args.stop.ends, (ROUNDS + 1) * r->lists * 4);
     compare_order(r);
+    compare_told(r);
     for (uint64_t l = 0; l < r->lists; l++)
         compare_list(r, l);
 }

@@ -17,7 +17,7 @@
 
 /* split_tiles 0: as ucm_attend_cuda_cut has it. narrow: FP8 E4M3. */
 struct row {
-    uint32_t chains, chosen, split_tiles, rounds, narrow;
+    uint32_t chains, chosen, split_tiles, narrow;
 };
 
 static CUdeviceptr flush, pool;
@@ -85,7 +85,6 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
         .chains = r->chains,
         .lists = HEADS,
         .room = r->chosen,
-        .end = r->chosen,
         .split_tiles = cut.split_tiles,
         .splits = cut.splits,
         .scale_log2 = 1.44269504f / sqrtf(D),
@@ -109,8 +108,6 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
     };
     a->partial = gpu_new(rows * a->splits * D * 4);
     a->partial_sum = gpu_new(rows * a->splits * sizeof(struct ucm_attend_cuda_sum));
-    a->state = r->rounds > 1 ? gpu_new(rows * D * 4) : 0;
-    a->state_sum = r->rounds > 1 ? gpu_new(rows * sizeof(struct ucm_attend_cuda_sum)) : 0;
     must(cuMemsetD16Async(a->q, 0x3dcd, rows * D, gpu_stream), "queries");
     gpu_clear(a->first, r->chains * 4);
     gpu_clear(a->done, lists * 4);
@@ -123,9 +120,9 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
 
 static void args_close(const struct ucm_attend_cuda *a)
 {
-    CUdeviceptr mine[] = {a->q,     a->list,    a->count,       a->slot_of, a->table,
-                          a->first, a->length,  a->out,         a->lse,     a->flags,
-                          a->done,  a->partial, a->partial_sum, a->state,   a->state_sum};
+    CUdeviceptr mine[] = {a->q,     a->list,    a->count,      a->slot_of, a->table,
+                          a->first, a->length,  a->out,        a->lse,     a->flags,
+                          a->done,  a->partial, a->partial_sum};
 
     for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++)
         if (mine[i])
@@ -137,20 +134,6 @@ static int by_size(const void *a, const void *b)
     float x = *(const float *)a, y = *(const float *)b;
 
     return (x > y) - (x < y);
-}
-
-/* A step of `rounds` launches; they share the list evenly. */
-static void step(const struct row *r, const struct ucm_attend_cuda *args)
-{
-    struct ucm_attend_cuda a = *args;
-    uint32_t each = (r->chosen + r->rounds - 1) / r->rounds;
-
-    for (uint32_t i = 0; i < r->rounds; i++) {
-        a.round = i;
-        a.begin = i * each;
-        a.end = a.begin + each < r->chosen ? a.begin + each : r->chosen;
-        attend_launch(&a, UCM_KV_BF16, D, r->narrow);
-    }
 }
 
 static void nothing(void *arg)
@@ -191,7 +174,7 @@ static float median_us(const struct row *r, const struct ucm_attend_cuda *a)
     CUgraph graph;
 
     must(cuStreamBeginCapture(gpu_stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "capture");
-    step(r, a);
+    attend_launch(a, UCM_KV_BF16, D, r->narrow);
     must(cuStreamEndCapture(gpu_stream, &graph), "capture");
     return attend_median_us(graph, nothing, NULL);
 }
@@ -199,20 +182,19 @@ static float median_us(const struct row *r, const struct ucm_attend_cuda *a)
 void measure(void)
 {
     static const struct row rows[] = {
-        {1, 256, 0, 1, 0},    {1, 256, 8, 1, 0},   {1, 256, 12, 1, 0},  {1, 256, 18, 1, 0},
-        {1, 256, 24, 1, 0},   {1, 128, 0, 1, 0},   {8, 256, 0, 1, 0},   {8, 256, 24, 1, 0},
-        {8, 256, 36, 1, 0},   {50, 256, 0, 1, 0},  {50, 256, 48, 1, 0}, {50, 256, 96, 1, 0},
-        {50, 256, 144, 1, 0}, {1, 8192, 0, 1, 0},  {1, 8192, 64, 1, 0}, {1, 8192, 170, 1, 0},
-        {1, 256, 12, 4, 0},   {50, 256, 96, 4, 0}, {1, 256, 0, 1, 1},   {8, 256, 0, 1, 1},
-        {50, 256, 0, 1, 1},   {50, 256, 96, 1, 1}, {1, 8192, 0, 1, 1},
+        {1, 256, 0, 0},    {1, 256, 8, 0},   {1, 256, 12, 0},   {1, 256, 18, 0}, {1, 256, 24, 0},
+        {1, 128, 0, 0},    {8, 256, 0, 0},   {8, 256, 24, 0},   {8, 256, 36, 0}, {50, 256, 0, 0},
+        {50, 256, 48, 0},  {50, 256, 96, 0}, {50, 256, 144, 0}, {1, 8192, 0, 0}, {1, 8192, 64, 0},
+        {1, 8192, 170, 0}, {1, 256, 0, 1},   {8, 256, 0, 1},    {50, 256, 0, 1}, {50, 256, 96, 1},
+        {1, 8192, 0, 1},
     };
     int n;
 
     must(cuDeviceGetAttribute(&n, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0), "multiprocessors");
     processors = (uint32_t)n;
     fill_pool();
-    printf("| KV | chains | blocks a KV head | window | tiles a split | thread blocks | launches | "
-           "us | GB/s |\n|---|---|---|---|---|---|---|---|---|\n");
+    printf("| KV | chains | blocks a KV head | window | tiles a split | thread blocks | "
+           "us | GB/s |\n|---|---|---|---|---|---|---|---|\n");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const struct row *r = &rows[i];
         uint64_t bytes =
@@ -222,9 +204,9 @@ void measure(void)
 
         args_open(r, &a);
         us = median_us(r, &a);
-        printf("| %s | %u | %u | %u | %u | %u | %u | %.1f | %.0f |\n", r->narrow ? "e4m3" : "bf16",
+        printf("| %s | %u | %u | %u | %u | %u | %.1f | %.0f |\n", r->narrow ? "e4m3" : "bf16",
                r->chains, r->chosen, WINDOW * TOKENS, a.split_tiles, a.splits * HEADS * r->chains,
-               r->rounds, (double)us, (double)bytes / (double)us / 1e3);
+               (double)us, (double)bytes / (double)us / 1e3);
         args_close(&a);
     }
     gpu_free(pool);

@@ -1,4 +1,4 @@
-/* test_decode [--few]: decode steps of libucmclient_cuda beside the C of kernels/attend, over a window that this program plays. */
+/* test_decode [--few | --speed]: decode steps of libucmclient_cuda beside the C of kernels/attend, over a window that this program plays. */
 #include "tests/gpu/decode.h"
 
 #include "client/cuda/error.h"
@@ -128,6 +128,14 @@ static void options_make(struct scene *t)
         .shard = layout(t, s->heads_first),
         .shard_bytes = t->shard,
         .page = layout(t, !s->heads_first),
+        .rule = s->rule,
+        .known = s->rule == UCM_CUDA_DECODE_ESTIMATED ? UCM_CUDA_DECODE_ESTIMATES
+                                                      : UCM_CUDA_DECODE_BOUNDS,
+        .eps = s->eps,
+        .rounds = ROUNDS,
+        .every = 2,
+        .first = 2,
+        .windows = 1,
     };
     check(ucm_cuda_decode_slot_bytes(&t->options, &bytes) == 0, "%s", ucm_cuda_errmsg());
     t->pool = t->options.pool = gpu_new(bytes * s->slots);
@@ -140,6 +148,8 @@ static void input_fixed(struct scene *t)
     for (uint32_t c = 0; c < CHAINS; c++) {
         in->request[c] = c;
         in->first[c] = CHOSEN;
+        in->candidates[c] = CHOSEN;
+        in->least[c] = c == 1 ? UINT32_MAX : c; /* chain 1 is dense */
         for (uint32_t i = 0; i < BLOCKS; i++) { /* half of their blocks are the same */
             in->table[c * BLOCKS + i] = (int32_t)(i < 10 ? i : (10 + c * 14 + i) % NUMBERS);
             in->page_table[c * BLOCKS + i] = i < CHOSEN ? -1 : (int32_t)rnd_below(PAGES);
@@ -217,15 +227,20 @@ void scene_draw(struct scene *t)
         struct input_layer *in = &t->input.layer[layer];
 
         for (uint32_t l = 0; l < CHAINS * t->spec.lists; l++) {
-            uint32_t at = 0;
+            uint32_t at = 0, most = t->spec.rule ? CHOSEN : MOST;
 
-            for (uint32_t i = 0; i < CHOSEN && at < ROOM; i++) /* ascending, as a selection is */
-                if (rnd_below(3) == 0)
+            for (uint32_t i = 0; i < CHOSEN && at < most; i++) /* ascending, as a selection is */
+                if (t->spec.rule ? l == 1 || rnd_below(6) > 0 : rnd_below(3) == 0)
                     in->index[l * ROOM + at++] = i;
             in->count[l] = at;
             for (; at < ROOM; at++)
                 in->index[l * ROOM + at] = UCM_CUDA_SELECT_NONE;
         }
+        for (uint32_t i = 0; i < CHAINS * HEADS * ROOM; i++)
+            in->score[i] = rnd_normal();
+        for (uint32_t i = 0; i < CHAINS * HEADS * GROUP * CHOSEN; i++) /* of 16 tokens */
+            in->head_score[i] = t->options.known == UCM_CUDA_DECODE_BOUNDS ? 4.0f + rnd_normal()
+                                                                           : 2.0f + rnd_normal();
         for (uint32_t i = 0; i < CHAINS * HEADS * GROUP * t->spec.d; i++)
             draw(t, 1.5f, &in->q[i]);
     }
@@ -259,6 +274,13 @@ static void launch_all(struct scene *t)
                 out + offsetof(struct output, out) + layer * sizeof(((struct output *)0)->out[0]),
             .lse =
                 out + offsetof(struct output, lse) + layer * sizeof(((struct output *)0)->lse[0]),
+            .candidates = in + offsetof(struct input, candidates),
+            .score = at + offsetof(struct input_layer, score),
+            .head_scores = at + offsetof(struct input_layer, head_score),
+            .head_pitch = CHOSEN,
+            .least = in + offsetof(struct input, least),
+            .report = out + offsetof(struct output, report) +
+                      layer * sizeof(((struct output *)0)->report[0]),
         };
 
         r = ucm_cuda_decode_layer(t->decode, &l, gpu_stream);
@@ -306,7 +328,42 @@ void scene_output(struct scene *t, struct output *out)
                 2ull * CHAINS * HEADS * GROUP * t->spec.d);
         gpu_get(out->lse[i], t->gpu_output + offsetof(struct output, lse) + i * sizeof(out->lse[0]),
                 sizeof(out->lse[0]));
+        if (t->spec.rule)
+            gpu_get(out->report[i],
+                    t->gpu_output + offsetof(struct output, report) + i * sizeof(out->report[0]),
+                    CHAINS * t->spec.lists * sizeof(out->report[0][0]));
     }
+}
+
+void scene_forget(struct scene *t)
+{
+    uint32_t numbers[NUMBERS];
+
+    for (uint32_t i = 0; i < NUMBERS; i++)
+        numbers[i] = i;
+    check(ucm_cuda_decode_forget(t->decode, numbers, NUMBERS, gpu_stream) == 0, "%s",
+          ucm_cuda_errmsg());
+    scene_places(t);
+}
+
+uint32_t scene_serve(struct scene *t)
+{
+    struct ucm_cuda_decode_key key[LAYERS * HEADS * NUMBERS];
+    struct ucm_cuda_decode_put put[LAYERS * HEADS * NUMBERS];
+    uint32_t n = 0, placed = 0;
+
+    check(ucm_cuda_decode_unserved(t->decode, key, LAYERS * HEADS * NUMBERS, &n, gpu_stream) == 0,
+          "%s", ucm_cuda_errmsg());
+    for (uint32_t i = 0; i < n; i++)
+        put[i] = (struct ucm_cuda_decode_put){.key = key[i],
+                                              .request = i % CHAINS,
+                                              .from = t->blocks + key[i].number * t->block +
+                                                      key[i].layer * t->shard};
+    check(ucm_cuda_decode_put(t->decode, put, n, &placed, gpu_stream) == 0, "%s",
+          ucm_cuda_errmsg());
+    check(placed == n, "%s: %u of %u were put", t->spec.name, placed, n);
+    scene_resident(t, "put");
+    return n;
 }
 
 /* ---- what it should be ---- */
@@ -316,21 +373,52 @@ uint32_t scene_strand(const struct scene *t, uint32_t layer, uint32_t list)
     return t->spec.slot == UCM_CUDA_DECODE_HEAD ? layer * HEADS + list : layer;
 }
 
+/* Whether entry x of a list comes before y. */
+static bool comes_first(const struct scene *t, const struct input_layer *in, uint32_t x, uint32_t y)
+{
+    bool window = in->index[x] < t->options.windows, other = in->index[y] < t->options.windows;
+
+    if (window != other)
+        return window;
+    return !window && in->score[x] != in->score[y] ? in->score[x] > in->score[y] : x < y;
+}
+
+uint32_t scene_attended(struct scene *t, const struct output *out, uint32_t layer, uint32_t l,
+                        uint32_t index[ROOM])
+{
+    const struct input_layer *in = &t->input.layer[layer];
+    uint32_t n = in->count[l], first = l * ROOM;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t before = i;
+
+        for (uint32_t j = 0; t->spec.rule && j < n; j++)
+            before = (j == 0 ? 0 : before) + comes_first(t, in, first + j, first + i);
+        index[before] = in->index[first + i];
+    }
+    return t->spec.rule && out->report[layer][l].blocks < n ? out->report[layer][l].blocks : n;
+}
+
 uint32_t scene_chosen(struct scene *t, uint32_t layers)
 {
+    struct output *out = fresh(sizeof(*out));
     bool in[LAYERS * HEADS * NUMBERS] = {false};
     uint32_t n = 0;
 
+    scene_output(t, out);
     for (uint32_t layer = 0; layer < layers; layer++)
-        for (uint32_t l = 0; l < CHAINS * t->spec.lists; l++)
-            for (uint32_t i = 0; i < t->input.layer[layer].count[l]; i++) {
-                uint32_t at = t->input.layer[layer].index[l * ROOM + i];
-                uint32_t number = (uint32_t)t->input.table[l / t->spec.lists * BLOCKS + at];
+        for (uint32_t l = 0; l < CHAINS * t->spec.lists; l++) {
+            uint32_t index[ROOM], attended = scene_attended(t, out, layer, l, index);
+
+            for (uint32_t i = 0; i < attended; i++) {
+                uint32_t number = (uint32_t)t->input.table[l / t->spec.lists * BLOCKS + index[i]];
                 bool *one = &in[scene_strand(t, layer, l % t->spec.lists) * NUMBERS + number];
 
                 n += !*one;
                 *one = true;
             }
+        }
+    free(out);
     return n;
 }
 
@@ -340,14 +428,15 @@ static float decoded(const struct scene *t, uint16_t bits)
 }
 
 /* One KV head of a chain in a layer. */
-static void reference(struct scene *t, uint32_t layer, uint32_t c, uint32_t g, float *scratch,
-                      float *out, float *lse)
+static void reference(struct scene *t, const struct output *got, uint32_t layer, uint32_t c,
+                      uint32_t g, float *scratch, float *out, float *lse)
 {
     const struct input_layer *in = &t->input.layer[layer];
     struct ucm_attend_memory blocks = {t->window.bytes + layer * t->shard, t->block, NUMBERS};
     struct ucm_attend_memory pages = {t->pages + layer * PAGES * t->shard, t->shard, PAGES};
     uint32_t l = c * t->spec.lists + (t->spec.lists > 1 ? g : 0), row = (c * HEADS + g) * GROUP;
     uint32_t length = t->input.length[c], n = (length + TOKENS - 1) / TOKENS;
+    uint32_t index[ROOM], attended = scene_attended(t, got, layer, l, index);
     float q[GROUP * D_MAX], *query = scratch + t->plan.state_floats;
     struct ucm_attend_state state;
     int r = 0;
@@ -356,10 +445,9 @@ static void reference(struct scene *t, uint32_t layer, uint32_t c, uint32_t g, f
         q[i] = decoded(t, in->q[row * t->spec.d + i]);
     ucm_attend_query(&t->plan, q, query);
     ucm_attend_begin(&t->plan, &state, scratch);
-    for (uint32_t i = 0; i < in->count[l]; i++)
-        r |= ucm_attend_add(&t->plan, &blocks, g, query,
-                            &t->input.table[c * BLOCKS + in->index[l * ROOM + i]], 1, 0, &state,
-                            NULL, 0);
+    for (uint32_t i = 0; i < attended; i++)
+        r |= ucm_attend_add(&t->plan, &blocks, g, query, &t->input.table[c * BLOCKS + index[i]], 1,
+                            0, &state, NULL, 0);
     r |= ucm_attend_add(&t->plan, &pages, g, query, &t->input.page_table[c * BLOCKS + CHOSEN],
                         n - CHOSEN, length % TOKENS, &state, NULL, 0);
     check(r == 0, "the reference");
@@ -377,7 +465,7 @@ void scene_compare(struct scene *t, const char *what)
     for (uint32_t i = 0; i < LAYERS * CHAINS * HEADS; i++) {
         uint32_t layer = i / (CHAINS * HEADS), row = i % (CHAINS * HEADS) * GROUP;
 
-        reference(t, layer, i / HEADS % CHAINS, i % HEADS, scratch, out, lse);
+        reference(t, got, layer, i / HEADS % CHAINS, i % HEADS, scratch, out, lse);
         for (uint32_t j = 0; j < GROUP * d; j++)
             wrong += !(fabsf(decoded(t, got->out[layer][row * d + j]) - out[j]) <= by);
         for (uint32_t j = 0; j < GROUP; j++)
@@ -438,19 +526,38 @@ int main(int argc, char **argv)
 {
     static const struct scene_spec specs[] = {
         {"heads, tokens first", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 200, false,
-         false},
-        {"heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, true, false},
-        {"layers", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, false},
-        {"layers, one list", UCM_CUDA_DECODE_LAYER, 1, 64, UCM_SPARSE_BF16, 200, false, false},
-        {"heads, FP8", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 200, false, true},
-        {"layers, FP8", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, true},
+         false, 0, 0},
+        {"heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, true, false, 0, 0},
+        {"layers", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, false, 0, 0},
+        {"layers, one list", UCM_CUDA_DECODE_LAYER, 1, 64, UCM_SPARSE_BF16, 200, false, false, 0,
+         0},
+        {"heads, FP8", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 200, false, true, 0, 0},
+        {"layers, FP8", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, true, 0, 0},
+    };
+    static const struct scene_spec rounds[] = {
+        {"rounds, psa", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 400, false, false,
+         UCM_CUDA_DECODE_PSA, 0.7f},
+        {"rounds, estimated", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, true, false,
+         UCM_CUDA_DECODE_ESTIMATED, 0.9f},
+        {"rounds, certified, one list", UCM_CUDA_DECODE_LAYER, 1, 128, UCM_SPARSE_BF16, 400, true,
+         false, UCM_CUDA_DECODE_CERTIFIED, 0.3f},
+        {"rounds, estimated, FP8", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, false,
+         true, UCM_CUDA_DECODE_ESTIMATED, 0.9f},
+        {"rounds, all", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 400, false, false,
+         UCM_CUDA_DECODE_ESTIMATED, 1.0f},
     };
 
     gpu_begin();
+    if (argc > 1 && strcmp(argv[1], "--speed") == 0) {
+        measure_rounds();
+        return gpu_end();
+    }
     few = argc > 1 && strcmp(argv[1], "--few") == 0;
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
         test_decode_steps(&specs[i]);
         test_decode_between(&specs[i]);
     }
+    for (size_t i = 0; i < sizeof(rounds) / sizeof(rounds[0]); i++)
+        test_decode_rounds(&rounds[i]);
     return gpu_end();
 }

@@ -16,7 +16,9 @@
 #define WINDOW 4u  /* its last ones, in pages */
 #define CHOSEN (BLOCKS - WINDOW)
 #define PAGES 16u
-#define ROOM 9u
+#define ROOM CHOSEN
+#define MOST 9u /* of a list that is attended as it was drawn */
+#define ROUNDS 3u
 #define D_MAX 128u
 
 struct scene_spec {
@@ -25,14 +27,17 @@ struct scene_spec {
     uint32_t slots;
     bool heads_first; /* in shards; pages have it the other way around */
     bool narrow;      /* K and V are FP8 E4M3 */
+    uint32_t rule;    /* enum ucm_cuda_decode_rule */
+    float eps;
 };
 
 /* Of a step, at fixed addresses on the GPU. */
 struct input {
     int32_t table[CHAINS * BLOCKS], page_table[CHAINS * BLOCKS];
-    uint32_t request[CHAINS], first[CHAINS], length[CHAINS], pad;
+    uint32_t request[CHAINS], first[CHAINS], length[CHAINS], candidates[CHAINS], least[CHAINS], pad;
     struct input_layer {
         uint32_t count[CHAINS * HEADS], index[CHAINS * HEADS * ROOM];
+        float score[CHAINS * HEADS * ROOM], head_score[CHAINS * HEADS * GROUP * CHOSEN];
         uint16_t q[CHAINS * HEADS * GROUP * D_MAX];
     } layer[LAYERS];
 };
@@ -40,6 +45,7 @@ struct input {
 struct output {
     uint16_t out[LAYERS][CHAINS * HEADS * GROUP * D_MAX];
     float lse[LAYERS][CHAINS * HEADS * GROUP];
+    struct ucm_cuda_decode_report report[LAYERS][CHAINS * HEADS]; /* with a rule */
 };
 
 struct scene {
@@ -70,16 +76,26 @@ void scene_draw(struct scene *t);
 struct ucm_cuda_decode_result scene_step(struct scene *t);
 struct ucm_cuda_decode_result scene_replay(struct scene *t);
 void scene_output(struct scene *t, struct output *out);
+/* Nothing is resident any more, and all is in the window. */
+void scene_forget(struct scene *t);
+/* Puts what is not served from the GPU's memory; how many keys that were. */
+uint32_t scene_serve(struct scene *t);
+
+/* Of list l of a layer's, the entries that a step attended, in their order; how many. */
+uint32_t scene_attended(struct scene *t, const struct output *out, uint32_t layer, uint32_t l,
+                        uint32_t index[ROOM]);
 
 /* What the step attended, beside the C's. */
 void scene_compare(struct scene *t, const char *what);
 /* Whether the tables are whole, and each resident strand has its block's bytes; how many there are. */
 uint32_t scene_resident(struct scene *t, const char *what);
-/* Strands that the input's lists have, each once; of layers up to `layers`. */
+/* Strands that lists attended, each once; of layers up to `layers`. */
 uint32_t scene_chosen(struct scene *t, uint32_t layers);
 uint32_t scene_strand(const struct scene *t, uint32_t layer, uint32_t list);
 
 void test_decode_steps(const struct scene_spec *spec);
 void test_decode_between(const struct scene_spec *spec);
+void test_decode_rounds(const struct scene_spec *spec);
+void measure_rounds(void);
 
 #endif

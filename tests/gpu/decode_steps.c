@@ -9,16 +9,6 @@ static bool same(const struct output *a, const struct output *b)
     return memcmp(a, b, sizeof(*a)) == 0;
 }
 
-static void forget_all(struct scene *t)
-{
-    uint32_t numbers[NUMBERS];
-
-    for (uint32_t i = 0; i < NUMBERS; i++)
-        numbers[i] = i;
-    check(ucm_cuda_decode_forget(t->decode, numbers, NUMBERS, gpu_stream) == 0, "%s",
-          ucm_cuda_errmsg());
-}
-
 /* ---- steps that get everything ---- */
 
 static void check_first(struct scene *t)
@@ -45,8 +35,7 @@ static void check_bits(struct scene *t)
     check(scene_replay(t).missed == missed, "%s: all of it is resident", t->spec.name);
     scene_output(t, b);
     check(same(a, b), "%s: a graph has other bits", t->spec.name);
-    forget_all(t);
-    scene_places(t);
+    scene_forget(t);
     check(scene_replay(t).missed == missed + scene_chosen(t, LAYERS), "%s: nothing was resident",
           t->spec.name);
     scene_output(t, b);
@@ -82,27 +71,6 @@ void test_decode_steps(const struct scene_spec *spec)
 
 /* ---- steps that don't ---- */
 
-/* Puts what is not served from the GPU's memory; how many that were. */
-static uint32_t serve(struct scene *t)
-{
-    struct ucm_cuda_decode_key key[LAYERS * HEADS * NUMBERS];
-    struct ucm_cuda_decode_put put[LAYERS * HEADS * NUMBERS];
-    uint32_t n = 0, placed = 0;
-
-    check(ucm_cuda_decode_unserved(t->decode, key, LAYERS * HEADS * NUMBERS, &n, gpu_stream) == 0,
-          "%s", ucm_cuda_errmsg());
-    for (uint32_t i = 0; i < n; i++)
-        put[i] = (struct ucm_cuda_decode_put){.key = key[i],
-                                              .request = i % CHAINS,
-                                              .from = t->blocks + key[i].number * t->block +
-                                                      key[i].layer * t->shard};
-    check(ucm_cuda_decode_put(t->decode, put, n, &placed, gpu_stream) == 0, "%s",
-          ucm_cuda_errmsg());
-    check(placed == n, "%s: %u of %u were put", t->spec.name, placed, n);
-    scene_resident(t, "put");
-    return n;
-}
-
 static void check_served(struct scene *t, const char *what)
 {
     struct output *want = fresh(sizeof(*want)), *got = fresh(sizeof(*got));
@@ -111,8 +79,7 @@ static void check_served(struct scene *t, const char *what)
     scene_places(t);
     check(scene_replay(t).flags == 0, "%s, %s: all are in the window", t->spec.name, what);
     scene_output(t, want);
-    forget_all(t);
-    scene_places(t);
+    scene_forget(t);
     for (uint32_t i = 0; i < NUMBERS; i += 5)
         scene_no_place(t, i);
     atomic_store(scene_generation(t, 3), 3); /* its bytes are changing */
@@ -121,7 +88,7 @@ static void check_served(struct scene *t, const char *what)
     check(r.flags == (UCM_CUDA_DECODE_UNSERVED | UCM_CUDA_DECODE_NO_SLOT), "%s, %s: flags %u",
           t->spec.name, what, r.flags);
     scene_resident(t, "a step that was not served");
-    check(serve(t) == r.unserved, "%s, %s: %u keys", t->spec.name, what, r.unserved);
+    check(scene_serve(t) == r.unserved, "%s, %s: %u keys", t->spec.name, what, r.unserved);
     r = scene_replay(t);
     check(r.flags == 0, "%s, %s: run again, flags %u", t->spec.name, what, r.flags);
     scene_output(t, got);
@@ -180,7 +147,7 @@ static void check_aborted(struct scene *t)
     struct ucm_cuda_decode_put put = {.key = {0, 0, 5}, .from = t->blocks + 5 * t->block};
 
     for (uint32_t i = 0; i < 2; i++) {
-        forget_all(t);
+        scene_forget(t);
         check(ucm_cuda_decode_begin(t->decode, gpu_stream) == 0, "%s", ucm_cuda_errmsg());
         must(decode_launch(t->decode, DECODE_WANT, 1, 32,
                            (void *[]){(void *)s, &keys, &requests, &n}, gpu_stream),

@@ -116,6 +116,31 @@ class Needs(unittest.TestCase):
         with self.assertRaises(UcmError):
             Choices.from_policy("topk", SHAPE, 24, "gpt-oss-20b")
 
+    def test_rules_that_stop_are_for_attention_that_does(self):
+        for text, rule, known in (("psa", "psa", "bounds"), ("psa-estimated:limit=40,eps=0.9", "estimated", "estimates"), ("psa-certified", "certified", "bounds"),
+                                  ("psa:reduce=max", "psa", "")):
+            rounds = Choices.from_policy(text, SHAPE, 4, stops=True).rounds
+            self.assertEqual((rounds.rule, rounds.known, rounds.rounds, rounds.windows, rounds.every), (rule, known, 5, 1, 4))
+            self.assertEqual(rounds.eps, sparse.Policy(text).eps)
+        choices = Choices.from_policy("psa-estimated:limit=40,dense_first=1,min_tokens=160,dense_below=320", SHAPE, 2, stops=True)
+        self.assertEqual([choices.room(layer, n, SHAPE.tokens) for layer in (0, 1) for n in (10, 100)], [10, 100, 10, 38])
+        self.assertEqual([choices.least(layer, n) for layer in (0, 1) for n in (10, 100)], [10, 100, 10, 160 // SHAPE.tokens - 2])
+        for text, words in (("psa-estimated:reuse=2", "set reuse=1"), ("psa-estimated:reduce=max", "set reduce=softmax")):
+            with self.assertRaisesRegex(ValueError, words):
+                Choices.from_policy(text, SHAPE, 4, stops=True)
+        self.assertIsNone(Choices.from_policy("topk", SHAPE, 4, stops=True).rounds)
+
+    def test_a_budget_that_follows(self):
+        choices = Choices.from_policy("auto:goal=0.8,min_tokens=0,dense_below=0,dense_first=1", SHAPE, 2, stops=True)
+        self.assertEqual((choices.rounds.rule, choices.rounds.rounds), ("estimated", 1))
+        budget = choices.budget(500)
+        begun = choices.of_budget(1, 500, budget)
+        self.assertEqual(begun, choices.room(1, 500, SHAPE.tokens))
+        budget.next(502, 0.5)
+        self.assertGreater(choices.of_budget(1, 500, budget), begun)
+        self.assertEqual(choices.of_budget(0, 500, budget), 500, "a dense layer")
+        self.assertIsNone(Choices.from_policy("topk", SHAPE, 2).budget(500))
+
     def test_windows_are_alike(self):
         for windows in ((0, 0), (1, 2)):
             with self.assertRaisesRegex(ValueError, "all must have one size, 1 or more"):

@@ -24,8 +24,9 @@ if (TOP / "build/libucmclient.so").exists():
 from fake_source import MISS, OK, Source  # noqa: E402
 from fake_tensor import Fake  # noqa: E402
 from ucmclient import Client, Identity, Plane, Status, UcmError, cuda_allocation, keys, sparse  # noqa: E402
-from ucmclient.decode import _native_cuda as native, cuda  # noqa: E402
+from ucmclient.decode import Choices, Rounds, _native_cuda as native, cuda  # noqa: E402
 from ucmclient.decode.gpu import GpuDecoder  # noqa: E402
+from ucmclient.decode.layers import LayerChoices  # noqa: E402
 from ucmclient.sparse.cuda import Chosen, Selector  # noqa: E402
 
 try:
@@ -70,6 +71,7 @@ class Library:
         return 0
 
     def ucm_cuda_decode_result(self, handle, result):
+        result._obj.attended, result._obj.rounds, result._obj.share = 900, 3, 0.5
         result._obj.step, result._obj.flags, result._obj.unserved = 5, 257, len(self.unserved)
         return 0
 
@@ -120,7 +122,7 @@ class Checks(unittest.TestCase):
 
     def test_structures_have_the_headers_sizes(self):
         structures = (native.Layout, native.Options, native.Info, native.Layer, native.Result, native.Key, native.Put)
-        self.assertEqual([ctypes.sizeof(s) for s in structures], [48, 192, 40, 136, 40, 12, 24])
+        self.assertEqual([ctypes.sizeof(s) for s in structures], [48, 224, 40, 184, 56, 12, 24])
 
     def test_options(self):
         steps = self.steps(page_shape=sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM, v_offset=1 << 20))
@@ -165,6 +167,33 @@ class Checks(unittest.TestCase):
         steps.layer(*self.arguments(), out=out, stream=7)
         self.assertEqual((self.library.calls[-1][0].length, self.library.calls[-1][0].lse), (0, 0))
 
+    def test_rounds(self):
+        self.assertEqual((self.steps().rounds, self.library.options.rule), (None, 0))
+        steps = self.steps(rounds=Rounds("estimated", 0.9, "estimates", every=6, windows=2, least=100))
+        o = self.library.options
+        self.assertEqual((o.rule, o.known, o.rounds, o.every, o.first, o.windows), (2, 1, 5, 6, 102, 2))
+        self.assertAlmostEqual(o.eps, 0.9)
+        select = mock.Mock(head_scores=0xc000, head_pitch=300)
+        n, least, out = Fake("int32", 2, at=0xd000), Fake("int32", 2, at=0xe000), Fake("bfloat16", 2, GROUP * HEADS, DIM)
+        layer, chosen, *rest = self.arguments()
+        scored = Chosen(chosen.counts, chosen.index, Fake("float32", 2, HEADS, 20, at=0xf000))
+        report = Fake("int32", 2, HEADS, 4, at=0x1f000)
+        steps.layer(layer, scored, *rest, out=out, ranked=cuda.Ranked(select, n, least, report), stream=7)
+        l = self.library.calls[-1][0]
+        self.assertEqual((l.candidates, l.score, l.head_scores, l.head_pitch, l.least, l.report),
+                         (0xd000, 0xf000, 0xc000, 300, 0xe000, 0x1f000))
+        steps.layer(layer, scored, *rest, out=out, ranked=cuda.Ranked(select, n), stream=7)
+        self.assertEqual((self.library.calls[-1][0].least, self.library.calls[-1][0].report), (0, 0))
+        for words, of, ranked in (
+            ("`ranked` is wanted", scored, None),
+            ("scores of what was chosen", chosen, cuda.Ranked(select, n)),
+            ("chosen.scores has shape", Chosen(chosen.counts, chosen.index, Fake("float32", 2, HEADS, 19)), cuda.Ranked(select, n)),
+            ("ranked.least has 3", scored, cuda.Ranked(select, n, Fake("int32", 3))),
+            ("ranked.report has shape", scored, cuda.Ranked(select, n, None, Fake("int32", 2, HEADS, 3))),
+        ):
+            with self.subTest(words), self.assertRaisesRegex(ValueError, words):
+                steps.layer(layer, of, *rest, out=out, ranked=ranked, stream=7)
+
     def test_layers_refused(self):
         steps, q = self.steps(), Fake("bfloat16", 2, 6, DIM)
         for words, arguments, pages, more in (
@@ -186,6 +215,7 @@ class Checks(unittest.TestCase):
         steps, self.library.unserved = self.steps(), [(1, 0, 7), (2, 1, 8)]
         result = steps.result()
         self.assertEqual((result.step, result.flags, result.unserved), (5, cuda.Flag.UNSERVED | cuda.Flag.NO_SLOT, 2))
+        self.assertEqual((result.attended, result.rounds, result.share), (900, 3, 0.5))
         keys = steps.unserved(stream=0)
         self.assertEqual(keys, [cuda.Key(1, 0, 7), cuda.Key(2, 1, 8)])
         self.assertEqual(steps.unserved(stream=0, first_layer=True), keys[:1])
@@ -449,13 +479,18 @@ class Link:
 class Together:
     """Two sequences with the same blocks and different queries, in one step."""
 
+    rounds = None
+
+    def selector(self, pool):
+        return Selector(self.digest, pool, GROUP * HEADS, CANDIDATES, chains=CHAINS,
+                        choose=sparse.TopK(sparse_ratio=0.15, init_window_sz=0, local_window_sz=0))
+
     def __init__(self, link, kv, slots=200, **more):
         self.kv, self.digest = kv, link.digest
         pool = torch.empty(cuda.Steps.bytes_of(SHAPE, SHARD, slots), dtype=torch.uint8, device="cuda")
-        self.select = Selector(link.digest, pool, GROUP * HEADS, CANDIDATES, chains=CHAINS,
-                               choose=sparse.TopK(sparse_ratio=0.15, init_window_sz=0, local_window_sz=0))
+        self.select = self.selector(pool)
         self.steps = cuda.Steps(pool, SHAPE, layers=LAYERS, q_heads=GROUP * HEADS, shard_bytes=SHARD, numbers=80, requests=CHAINS,
-                                chains=CHAINS, room=self.select.room, window=WINDOW)
+                                chains=CHAINS, room=self.select.room, window=WINDOW, rounds=self.rounds)
         self.decoder = GpuDecoder(link, link.digest, self.steps, shard_bytes=SHARD, landing=16, **more)
         names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
         self.names = [names[32 * i : 32 * i + 32] for i in range(BLOCKS)]
@@ -485,11 +520,18 @@ class Together:
     def launch(self):
         self.steps.begin()
         for layer in range(LAYERS):
-            self.select(self.decoder.digests[layer], self.table[:, :CANDIDATES], self.candidates, self.q[layer], out=self.chosen[layer])
+            ranked = self.choose(layer, (self.decoder.digests[layer], self.table[:, :CANDIDATES], self.candidates, self.q[layer]))
             pages = cuda.Pages(self.kv[layer], self.page_table, self.first, self.length)
             self.steps.layer(layer, self.chosen[layer], self.table, self.requests, self.q[layer], pages, out=self.out[layer],
-                             lse=self.lse[layer])
+                             lse=self.lse[layer], ranked=ranked)
         self.steps.end()
+
+    def choose(self, layer, arguments):
+        self.select(*arguments, out=self.chosen[layer])
+
+    def attended(self, layer):
+        """[chain][list]: blocks."""
+        return self.chosen[layer].lists()
 
     def run(self):
         """-> whether the step counts."""
@@ -508,7 +550,7 @@ class Together:
     def expected(self, layer):
         """Of float32, over the blocks that were chosen."""
         out = torch.empty(CHAINS, GROUP * HEADS, DIM, device="cuda")
-        for chain, lists in enumerate(self.chosen[layer].lists()):
+        for chain, lists in enumerate(self.attended(layer)):
             for head, blocks in enumerate(lists):
                 k, v = (self.kv[layer, blocks + list(range(CANDIDATES, BLOCKS)), i, :, head].flatten(0, 1) for i in (0, 1))
                 n = len(blocks) * TOKENS + LENGTH - CANDIDATES * TOKENS
@@ -526,6 +568,39 @@ class Together:
         self.decoder.end()
         self.steps.close()
         self.select.close()
+
+
+class Stopping(Together):
+    """The same by a policy whose lists stop while attention runs, or whose budget follows what they cover."""
+
+    def __init__(self, link, kv, policy, follow=False, **more):
+        self.policy, self.follow = policy, follow
+        super().__init__(link, kv, slots=LAYERS * HEADS * 80, **more)
+
+    def selector(self, pool):
+        choices = Choices.from_policy(self.policy, SHAPE, LAYERS, stops=True)
+        self.rounds = choices.rounds
+        choices = LayerChoices(choices, self.digest, pool, GROUP * HEADS, max_blocks=CANDIDATES, chains=CHAINS, follow=self.follow)
+        for chain in range(CHAINS):
+            choices.set(chain, CANDIDATES)
+        return choices
+
+    def choose(self, layer, arguments):
+        self.chosen[layer] = self.select(layer, *arguments)
+        return self.select.ranked(layer, self.candidates)
+
+    def draw(self):
+        super().draw()
+        self.q *= 3  # so that some blocks weigh more than others
+
+    def attended(self, layer):
+        index, scores = self.chosen[layer].index.tolist(), self.chosen[layer].scores.tolist()
+        counts, reports = self.chosen[layer].counts.tolist(), self.select.reports[layer, ..., 0].tolist()
+
+        def first(chain, head):
+            entries = [(block >= self.rounds.windows, -score, block) for block, score in zip(index[chain][head], scores[chain][head])]
+            return [block for *_, block in sorted(entries[: counts[chain][head]])][: reports[chain][head]]
+        return [[first(chain, head) for head in range(HEADS)] for chain in range(CHAINS)]
 
 
 @unittest.skipUnless(GPU, "there is no torch with a GPU")
@@ -597,6 +672,74 @@ class OnGpu(unittest.TestCase):
         self.assertTrue(both.run())
         self.assertTrue(torch.equal(again, both.out))
         self.assertEqual(both.decoder.counts.misses, counts.misses)
+
+    STOPS = "psa-estimated:chosen=4,dense_below=0,local_window_sz=4,eps=0.8,microbatch=1"
+
+    def stopping(self, policy=STOPS, **more):
+        both = Stopping(self.link, self.kv, policy, **more)
+        self.addCleanup(both.close)
+        return both
+
+    def test_lists_that_stop(self):
+        both, attended = self.stopping(), 0
+        for step in range(6):
+            both.draw()
+            both.decoder.update()
+            self.assertEqual(self.served(both), 0)
+            result, blocks = both.steps.result(), both.select.reports[..., 0]
+            self.assertEqual(result.attended, blocks.sum().item())
+            self.assertEqual(result.rounds, both.select.reports[..., 1].max().item())
+            shares = both.select.reports[..., 2].contiguous().view(torch.float32)
+            self.assertTrue(torch.all((shares >= 0.8) | (blocks == CANDIDATES)))
+            self.assertAlmostEqual(result.share, shares.min().item())
+            attended += result.attended
+            if step == 2:
+                both.capture()
+        self.assertLess(attended, 0.9 * 6 * LAYERS * CHAINS * HEADS * CANDIDATES)
+        self.assertLess(both.decoder.counts.misses, LAYERS * HEADS * CANDIDATES + 1)
+
+    def test_lists_that_stop_with_the_same_bits_by_fetches(self):
+        window, fetch = self.stopping(), self.stopping(window=False)
+        for _ in range(2):
+            window.draw()
+            fetch.q.copy_(window.q)
+            self.assertEqual(self.served(window), 0)
+            self.assertGreater(self.served(fetch, runs=5 * LAYERS + 1), 0)
+            self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.select.reports, fetch.select.reports))
+
+    def test_layers_that_are_dense(self):
+        both = self.stopping(self.STOPS + ",dense_first=1")
+        both.draw()
+        self.assertEqual(self.served(both), 0)
+        self.assertTrue(torch.all(both.select.reports[0, ..., 0] == CANDIDATES))
+        self.assertTrue(torch.any(both.select.reports[1:, ..., 0] < CANDIDATES))
+
+    def dense(self, policy):
+        both = self.stopping(policy)
+        both.draw()
+        self.assertEqual(self.served(both), 0)
+        self.assertTrue(torch.all(both.select.reports[..., 0] == CANDIDATES))
+        self.assertEqual(both.steps.result().share, 1)
+
+    def test_all_of_an_estimate_is_dense_attention(self):
+        self.dense(self.STOPS.replace("eps=0.8", "eps=1"))
+
+    def test_all_of_a_certificate_is_dense_attention(self):
+        self.link.digest = sparse.box(SHAPE)
+        self.link.digests = sparse.DigestNamespace(self.link.ns, self.link.digest, build=True)
+        self.dense("psa-certified:dense_below=0,local_window_sz=4,eps=1")
+
+    def test_a_budget_that_follows(self):
+        both = self.stopping("auto:chosen=4,dense_below=0,local_window_sz=4,min_tokens=0,budget_tokens=1024,goal=0.9", follow=True)
+        both.capture()
+        both.draw()
+        before, shares = both.select.most.clone(), []
+        for _ in range(12):  # the same queries, so that more blocks cover more
+            self.assertEqual(self.served(both), 0)
+            shares.append(both.steps.result().share)
+            both.select.follow(range(CHAINS))
+        self.assertTrue(torch.all(both.select.most >= before) and torch.any(both.select.most > before))
+        self.assertGreater(shares[-1], shares[0])
 
     def test_by_fetches_with_the_same_bits(self):
         window, fetch = self.together(), self.together(window=False)

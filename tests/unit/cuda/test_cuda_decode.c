@@ -1,7 +1,7 @@
 /* Decode steps of libucmclient_cuda over the fake driver, which does not run them: what is refused, with which
  * sentence, how large things are, and that all is freed. tests/gpu has what they compute. */
 #include "client/include/ucmclient_cuda_decode.h"
-#include "tests/unit/cuda/fake_cuda.h"
+#include "tests/unit/cuda/library_rig.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -10,9 +10,7 @@
 
 #define ROW (64 * 2)
 
-static uint8_t uuid[16];
 static struct ucm_cuda_decode_options options;
-static CUstream stream;
 
 /* A shard has K of all tokens and heads, then V; pages have the same. */
 static void setup(void)
@@ -23,7 +21,7 @@ static void setup(void)
                                             .v_token_stride = 2 * ROW,
                                             .v_head_stride = ROW};
 
-    fake_cuda_uuid(0, uuid);
+    rig_open();
     options = (struct ucm_cuda_decode_options){
         .layers = 3,
         .q_heads = 8,
@@ -43,24 +41,9 @@ static void setup(void)
         .shard_bytes = 2 * 16 * 2 * ROW,
         .page = layout,
     };
-    cr_assert_eq(cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
 }
 
-static void teardown(void)
-{
-    (void)cuStreamDestroy(stream);
-    cr_expect_eq(fake_cuda_left(), 0, "all is freed");
-    cr_expect_eq(fake_cuda_registered(), 0);
-}
-
-TestSuite(cuda_decode, .init = setup, .fini = teardown, .timeout = 60);
-
-static void refused(int r, const char *part)
-{
-    cr_expect_eq(r, -UCM_EINVALID, "%d", r);
-    cr_expect_not_null(strstr(ucm_cuda_errmsg(), part), "'%s' has no '%s'", ucm_cuda_errmsg(),
-                       part);
-}
+TestSuite(cuda_decode, .init = setup, .fini = rig_close, .timeout = 60);
 
 static struct ucm_cuda_decode *opened(void)
 {
@@ -152,6 +135,60 @@ Test(cuda_decode, options_that_are_wrong)
     memset(uuid, 0xee, sizeof uuid);
     cr_expect_eq(ucm_cuda_decode_open(uuid, &options, &d), -UCM_EDEVICE);
     cr_expect_null(d);
+}
+
+Test(cuda_decode, rounds)
+{
+    struct ucm_cuda_decode_layer l = {.chains = 2,
+                                      .index = 4096,
+                                      .count = 4096,
+                                      .table = 4096,
+                                      .table_stride = 300,
+                                      .request = 4096,
+                                      .q = 4096,
+                                      .out = 4096,
+                                      .candidates = 4096,
+                                      .score = 4096,
+                                      .head_scores = 4096,
+                                      .head_pitch = 300};
+    struct ucm_cuda_decode *d;
+    struct ucm_cuda_decode_result result;
+    uint64_t plain, bytes;
+
+    cr_assert_eq(ucm_cuda_decode_slot_bytes(&options, &plain), 0);
+    REFUSED(rule, 4, "rule is 4");
+    options.rule = UCM_CUDA_DECODE_ESTIMATED;
+    options.eps = 0.9f;
+    option_refused(&options, "known is 0; rule 2 wants 1");
+    options.known = UCM_CUDA_DECODE_ESTIMATES;
+    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(bytes, plain);
+    REFUSED(known, 3, "known is 3");
+    REFUSED(rule, UCM_CUDA_DECODE_CERTIFIED, "known is 1; rule 3 wants 2");
+    REFUSED(eps, 1.5f, "eps is 1.5; 0 to 1");
+    REFUSED(eps, NAN, "eps is nan; 0 to 1");
+    REFUSED(rounds, 17, "rounds is 17; 1 to 16");
+    REFUSED(every, 1u << 20, "every is 1048576 and first 64 blocks");
+    REFUSED(room, 4097, "room is 4097; lists of more than one round have at most 4096");
+    d = opened();
+    cr_expect_eq(ucm_cuda_decode_begin(d, stream), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(ucm_cuda_decode_layer(d, &l, stream), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(ucm_cuda_decode_end(d, stream), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(ucm_cuda_decode_result(d, &result), 0);
+    cr_expect_eq(result.rounds, 0);
+    l.score = 0;
+    refused(ucm_cuda_decode_layer(d, &l, stream), "candidates or score is 0");
+    l.score = 4096;
+    l.head_scores = 0;
+    refused(ucm_cuda_decode_layer(d, &l, stream), "head_scores or head_pitch is 0");
+    ucm_cuda_decode_close(d);
+    options.rounds = 1;
+    options.room = 5000; /* nothing is sorted */
+    d = opened();
+    l.head_scores = 4096;
+    l.score = 0;
+    cr_expect_eq(ucm_cuda_decode_layer(d, &l, stream), 0, "%s", ucm_cuda_errmsg());
+    ucm_cuda_decode_close(d);
 }
 
 Test(cuda_decode, layers)

@@ -1,7 +1,7 @@
 /* What of a window the GPU knows, over the fake driver and a window that this program plays: mappings are registered once, and none is
  * released while the driver or a place has it. */
 #include "client/cuda/decode.h"
-#include "tests/unit/cuda/fake_cuda.h"
+#include "tests/unit/cuda/library_rig.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -20,7 +20,6 @@ static uint64_t opened, part_bytes = SLOT;
 static uint8_t memory[4][EXTENT];
 static int release_fails;
 static struct ucm_cuda_decode *d;
-static CUstream stream;
 
 int __wrap_ucm_window_info(struct ucm_window *w, struct ucm_window_info *out);
 int __wrap_ucm_window_mappings(struct ucm_window *w, struct ucm_window_mapping *out, uint32_t room,
@@ -119,10 +118,8 @@ static void setup(void)
         .room = 4,
         .shard = {.k_token_stride = 128, .v_offset = 2048, .v_token_stride = 128},
         .shard_bytes = SLOT};
-    uint8_t uuid[16];
 
-    fake_cuda_uuid(0, uuid);
-    cr_assert_eq(cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
+    rig_open();
     cr_assert_eq(ucm_cuda_decode_open(uuid, &options, &d), 0, "%s", ucm_cuda_errmsg());
     opened = 1;
     map(UCM_PLACE_NONE);
@@ -132,9 +129,7 @@ static void setup(void)
 static void teardown(void)
 {
     ucm_cuda_decode_close(d);
-    (void)cuStreamDestroy(stream);
-    cr_expect_eq(fake_cuda_registered(), 0);
-    cr_expect_eq(fake_cuda_left(), 0);
+    rig_close();
 }
 
 TestSuite(cuda_decode_window, .init = setup, .fini = teardown, .timeout = 60);

@@ -1,18 +1,17 @@
 /* Digests and selections of libucmclient_cuda over the fake driver, which does not run them: what is
  * refused, with which sentence, and that all is freed. tests/gpu has what they compute. */
 #include "client/include/ucmclient_cuda_sparse.h"
-#include "tests/unit/cuda/fake_cuda.h"
+#include "tests/unit/cuda/library_rig.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
 
-static uint8_t uuid[16];
 static struct ucm_sparse_digest digest;
 static struct ucm_cuda_select_options options;
 
 static void setup(void)
 {
-    fake_cuda_uuid(0, uuid);
+    rig_open();
     digest = (struct ucm_sparse_digest){
         .method = UCM_SPARSE_HASH,
         .bits = 128,
@@ -32,19 +31,7 @@ static void setup(void)
     };
 }
 
-static void teardown(void)
-{
-    cr_expect_eq(fake_cuda_left(), 0, "all is freed");
-}
-
-TestSuite(cuda_sparse, .init = setup, .fini = teardown, .timeout = 60);
-
-static void refused(int r, const char *part)
-{
-    cr_expect_eq(r, -UCM_EINVALID, "%d", r);
-    cr_expect_not_null(strstr(ucm_cuda_errmsg(), part), "'%s' has no '%s'", ucm_cuda_errmsg(),
-                       part);
-}
+TestSuite(cuda_sparse, .init = setup, .fini = rig_close, .timeout = 60);
 
 Test(cuda_sparse, builds)
 {

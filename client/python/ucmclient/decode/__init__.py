@@ -9,13 +9,13 @@ wanted of it. tests/vllm/sparse_engine.py is an engine on top of it, and describ
 """
 
 from .admission import Admission, Need
-from .choices import Choices, Refused, Room
+from .choices import Choices, Refused, Room, Rounds
 from .decoder import Chosen, Decoder, Slots
 from .heads import HeadBytes
 from .rows import Rows
 from .supply import Counts, Lost, Sequence, Supply
 
 __all__ = [
-    "Admission", "Choices", "Chosen", "Counts", "Decoder", "HeadBytes", "Lost", "Need", "Refused", "Room", "Rows", "Sequence", "Slots",
+    "Admission", "Choices", "Chosen", "Counts", "Decoder", "HeadBytes", "Lost", "Need", "Refused", "Room", "Rounds", "Rows", "Sequence", "Slots",
     "Supply",
 ]

@@ -50,6 +50,13 @@ class Options(Structure):
         ("shard", Layout),
         ("shard_bytes", c_uint64),
         ("page", Layout),
+        ("rule", c_uint32),
+        ("known", c_uint32),
+        ("eps", c_float),
+        ("rounds", c_uint32),
+        ("every", c_uint32),
+        ("first", c_uint32),
+        ("windows", c_uint32),
     ]
 
 
@@ -84,6 +91,12 @@ class Layer(Structure):
         ("q_stride", c_uint64),
         ("out", c_uint64),
         ("lse", c_uint64),
+        ("candidates", c_uint64),
+        ("score", c_uint64),
+        ("head_scores", c_uint64),
+        ("head_pitch", c_uint32),
+        ("least", c_uint64),
+        ("report", c_uint64),
     ]
 
 
@@ -95,6 +108,9 @@ class Result(Structure):
         ("missed", c_uint64),
         ("taken", c_uint64),
         ("floors_broken", c_uint64),
+        ("attended", c_uint64),
+        ("rounds", c_uint32),
+        ("share", c_float),
     ]
 
 

@@ -17,6 +17,22 @@ class Refused(ValueError):
 
 
 @dataclass(frozen=True)
+class Rounds:
+    """How a list stops while attention runs, for cuda.Steps: enum ucm_cuda_decode_rule. rule: psa, estimated or certified; eps: the share
+    to cover; every: rounds end behind multiples of so many blocks; windows: blocks that come first. known: what the digest's scores say,
+    "estimates" or "bounds" of weights, or nothing (""). rounds: of a layer, at most; with one, all that was chosen is attended, and what
+    it covers is reported. least: blocks that are attended at least."""
+
+    rule: str
+    eps: float
+    known: str = ""
+    every: int = 4
+    windows: int = 0
+    rounds: int = 5
+    least: int = 0
+
+
+@dataclass(frozen=True)
 class Choices:
     """layers: a Choice for each. A token whose block is the t-th attends its *window*, the blocks from t - `window` to its
     own, and of those before them, its *candidates*, what the layer's choice takes. The window is their local_window_sz, so
@@ -27,6 +43,8 @@ class Choices:
     score: Score = Score()
     #: Steps' worth of blocks that a request keeps in slots against others. Results do not depend on it.
     floor: float = field(default=1.0, repr=False, compare=False)
+    #: What attention itself decides; None: it attends to all that was chosen.
+    rounds: Optional[Rounds] = None
 
     def __post_init__(self) -> None:
         windows = {choice.local_window_sz for choice in self.layers}
@@ -38,25 +56,31 @@ class Choices:
         return cls((choice,) * layers, score)
 
     @classmethod
-    def from_policy(cls, policy: Union[Policy, str], shape: Shape, layers: int, model: Optional[str] = None) -> Choices:
+    def from_policy(
+        cls, policy: Union[Policy, str], shape: Shape, layers: int, model: Optional[str] = None, *, stops: bool = False
+    ) -> Choices:
         """As the policy says for blocks of this shape; model: as for Policy.schedule. A token's choice may depend on nothing
         but its own queries and the blocks before it, or its result would depend on what was computed in the same place before it. So
-        these are refused: choices that serve later steps (retrieval_stride, lag), and queries of earlier steps (rows). And rules that stop while attention runs (psa, estimated, certified) need an
-        attention that stops. With a `goal`, the budget is the one that a request of that length begins with, and does
-        not follow what steps cover."""
+        these are refused: choices that serve later steps (retrieval_stride, lag), and queries of earlier steps (rows). stops: attention
+        is by cuda.Steps, so rules that stop while it runs (psa, estimated, certified) can be had. With a `goal`, the budget is
+        the one that a request of that length begins with; with `stops` too, the steps report what they cover, and LayerChoices
+        can have budgets follow it."""
         policy = Policy(policy) if isinstance(policy, str) else policy
         for key, least in (("retrieval_stride", 1), ("rows", 1), ("lag", 0)):
             if getattr(policy, key) > least:
                 raise Refused(f"{policy}: {key}={getattr(policy, key)} needs what earlier tokens asked for; set {key}={least}")
-        if policy.choice not in ("topk", "mass"):
-            raise Refused(f"{policy}: choice={policy.choice} stops while attention runs; topk and mass choose before it")
+        if policy.choice not in ("topk", "mass") and not stops:
+            raise Refused(f"{policy}: choice={policy.choice} stops while attention runs, as that of cuda.Steps does; topk and mass choose before it")
+        if policy.choice not in ("topk", "mass") and policy.reuse > 1:
+            raise Refused(f"{policy}: reuse={policy.reuse} has layers attend by the scores of another one's queries; set reuse=1")
         schedule = policy.schedule(layers, model)
         window = policy.choose(shape.tokens, 0, _budget(policy, shape.tokens, 0)).local_window_sz
         score = policy.score if policy.beta else replace(policy.score, beta=schedule.beta)
         dense = tuple(mode == LayerMode.DENSE for mode in schedule.modes)
         sources = tuple(schedule.step(layer, 0, policy.dense_below).layer if not dense[layer] else layer for layer in range(layers))
         nominal = TopK(local_window_sz=window)
-        return _OfPolicy((nominal,) * layers, score, policy.slots, str(policy), shape.tokens, dense, sources)
+        rounds = _rounds(policy, shape) if stops else None
+        return _OfPolicy((nominal,) * layers, score, policy.slots, rounds, str(policy), shape.tokens, dense, sources)
 
     @property
     def window(self) -> int:
@@ -73,6 +97,18 @@ class Choices:
     def of_candidates(self, layer: int, candidates: int) -> Choice:
         """What is chosen of so many, their first blocks included and the window not."""
         return replace(self.layers[layer], local_window_sz=0)
+
+    def least(self, layer: int, candidates: int) -> int:
+        """Blocks of a list that are attended whatever they cover."""
+        return self.rounds.least if self.rounds else 0
+
+    def budget(self, candidates: int) -> Optional[Budget]:
+        """Of one layer of a request that begins with so many candidates, if the policy has a goal."""
+        return None
+
+    def of_budget(self, layer: int, candidates: int, budget: Budget) -> int:
+        """Blocks of a list that such a budget chooses."""
+        return self.room(layer, candidates, 1)
 
     def room(self, layer: int, candidates: int, block_tokens: int) -> int:
         """The most blocks of a list, unless more than these have no digest or NaN in their keys."""
@@ -95,6 +131,23 @@ def _parsed(text: str) -> Policy:
     return Policy(text)
 
 
+def _rounds(policy: Policy, shape: Shape) -> Optional[Rounds]:
+    digest, tokens = policy.digest(shape), shape.tokens
+    estimates = digest.method == "stats" or (digest.method == "tokens" and digest.native.rest != 0)
+    known = "estimates" if estimates else "bounds" if digest.method == "box" else ""
+    if policy.score.reduce != "softmax":
+        known = ""  # no scores of query heads are kept
+    if policy.choice in ("estimated", "certified") and not known:
+        raise Refused(f"{policy}: choice={policy.choice} asks each query head's scores what is left; set reduce=softmax")
+    windows = max(policy.init_window_sz, -(-policy.init_window_tokens // tokens))
+    least = max(policy.min_blocks, -(-policy.min_tokens // tokens))
+    if policy.choice in ("psa", "estimated", "certified"):
+        return Rounds(policy.choice, policy.eps, known, policy.microbatch, windows, least=least)
+    if policy.goal > 0 and known == "estimates":  # as many as the budget says; what they cover is reported
+        return Rounds("estimated", 1.0, known, rounds=1)
+    return None
+
+
 def _budget(policy: Policy, tokens: int, blocks: int) -> Optional[Budget]:
     return policy.budget(tokens, blocks) if policy.goal > 0 else None
 
@@ -111,11 +164,32 @@ class _OfPolicy(Choices):
     def source(self, layer: int) -> int:
         return self.sources[layer]
 
+    def is_dense(self, layer: int, candidates: int) -> bool:
+        return self.dense[layer] or (candidates + self.window) * self.tokens < _parsed(self.text).dense_below
+
+    def least(self, layer: int, candidates: int) -> int:
+        if not self.rounds or not self.is_dense(layer, candidates):
+            return max(0, super().least(layer, candidates) - self.window)
+        return candidates
+
     def of_candidates(self, layer: int, candidates: int) -> Choice:
         policy, complete = _parsed(self.text), candidates + self.window
-        if self.dense[layer] or complete * self.tokens < policy.dense_below:
+        if self.is_dense(layer, candidates):
             return TopK(init_window_sz=0, local_window_sz=0, sparse_ratio=1.0)
-        choice = policy.choose(self.tokens, complete, _budget(policy, self.tokens, complete))
+        return self._taken(candidates, policy.choose(self.tokens, complete, self.budget(candidates)))
+
+    def budget(self, candidates: int) -> Optional[Budget]:
+        return _budget(_parsed(self.text), self.tokens, candidates + self.window)
+
+    def of_budget(self, layer: int, candidates: int, budget: Budget) -> int:
+        if self.is_dense(layer, candidates):
+            return candidates
+        taken = self._taken(candidates, _parsed(self.text).choose(self.tokens, candidates + self.window, budget))
+        return min(candidates, max(taken.min_blocks, taken.init_window_sz)) if isinstance(taken, TopK) else candidates
+
+    def _taken(self, candidates: int, choice: Choice) -> Choice:
+        """Of what is chosen of all complete blocks, the candidates."""
+        complete = candidates + self.window
         first, limit = min(choice.init_window_sz, candidates), max(0, choice.limit - self.window)
         if isinstance(choice, Mass):
             return replace(choice, init_window_sz=first, local_window_sz=0, limit=max(limit, 1) if choice.limit else 0)

@@ -29,11 +29,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from ..buffers import Blocks, uint32s
-from ..sparse.cuda import Chosen, _dtype, _OnGpu, _step
+from ..sparse.cuda import Chosen, Selector, _dtype, _OnGpu, _step
 from ..sparse.digest import Shape
 from ..sparse.tensors import DTYPES, SIZES, dtype_number
 from ..sparse.window import Pinned, Window
 from . import _native_cuda as native
+from .choices import Rounds
+
+_RULES, _KNOWN = ("", "psa", "estimated", "certified"), ("", "estimates", "bounds")
 
 
 class Flag(enum.IntFlag):
@@ -51,7 +54,8 @@ class Flag(enum.IntFlag):
 @dataclass(frozen=True)
 class Result:
     """Of the step that ended last. flags 0: it counts. unserved: strands of blocks that did not come. Since the handle was opened:
-    missed, strands that were in no slot; taken, slots that they took; floors_broken, of those in spite of a floor."""
+    missed, strands that were in no slot; taken, slots that they took; floors_broken, of those in spite of a floor. With rounds, of
+    all lists and layers: attended, blocks; rounds, the most that one had; share, the least that one covers."""
 
     step: int
     flags: Flag
@@ -59,6 +63,20 @@ class Result:
     missed: int
     taken: int
     floors_broken: int
+    attended: int = 0
+    rounds: int = 0
+    share: float = 0.0
+
+
+class Ranked(NamedTuple):
+    """What Steps with rounds want of a layer's selection, which is the last one that was launched. n_blocks: as it was given.
+    least: int32 [chains], blocks that each list attends before it may stop. report: int32 [chains][lists][4], to be written: blocks,
+    rounds, and as float32 share and certificate; struct ucm_cuda_decode_report."""
+
+    select: Selector
+    n_blocks: Any
+    least: Any = None
+    report: Any = None
 
 
 class Key(NamedTuple):
@@ -97,7 +115,7 @@ class Steps(_OnGpu):
     shard_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are
     below this. lists: None: one a KV head. room: of a list, the Selector's. window: blocks of a chain in the engine's pages that a layer
     attends, at most. q_dtype: of queries and results, where K and V are fp8_e4m3; k_scale, v_scale: what these were divided by, 0: 1. whole: slots are of a layer, not of a KV head of it. misses: room for those of a layer, and for what a step did
-    not get; 0: for all."""
+    not get; 0: for all. rounds: how lists stop while attention runs; None: all that was chosen is attended."""
 
     _close = "ucm_cuda_decode_close"
 
@@ -122,11 +140,12 @@ class Steps(_OnGpu):
         k_scale: float = 0.0,
         v_scale: float = 0.0,
         misses: int = 0,
+        rounds: Optional[Rounds] = None,
     ):
         super().__init__(pool)
         self.shape, self.q_heads, self.chains, self.window = shape, q_heads, chains, window
         self.layers, self.numbers, self.requests, self.room = layers, numbers, requests, room
-        self.lists = shape.kv_heads if lists is None else lists
+        self.lists, self.rounds = shape.kv_heads if lists is None else lists, rounds
         known = (shape.tokens, shape.kv_heads, shape.head_dim, dtype_number(shape.dtype))
         dtype = dtype_number(shape.dtype if q_dtype is None else q_dtype)
         self._dtype, self._kv_dtype = (next(name for name, number in DTYPES.items() if number == n) for n in (dtype, known[3]))
@@ -140,7 +159,7 @@ class Steps(_OnGpu):
         options = native.Options(
             layers, q_heads, shape.kv_heads, shape.head_dim, dtype, known[3], shape.tokens, scale, k_scale, v_scale, int(whole), pool.data_ptr(),
             self.slots, numbers, requests, misses, chains, self.lists, room, window, _layout(shape, *known), shard_bytes,
-            _layout(page_shape or shape, *known),
+            _layout(page_shape or shape, *known), *self._options(rounds),
         )
         out, info, lib = c_void_p(), native.Info(), native.library()
         native.check(lib.ucm_cuda_decode_open(self._uuid(), byref(options), byref(out)))
@@ -148,6 +167,14 @@ class Steps(_OnGpu):
         native.check(lib.ucm_cuda_decode_info(self.handle, byref(info)))
         self.table_bytes, self.workspace_bytes, self.host_bytes = info.table_bytes, info.workspace_bytes, info.host_bytes
         self.splits, self.split_tiles = info.splits, info.split_tiles
+
+    @staticmethod
+    def _options(rounds: Optional[Rounds]) -> tuple[Any, ...]:
+        if rounds is None:
+            return ()
+        every = max(rounds.every, 1)
+        first = -(-max(16 * every, rounds.least) // every) * every
+        return _RULES.index(rounds.rule), _KNOWN.index(rounds.known), rounds.eps, rounds.rounds, every, first, rounds.windows
 
     @staticmethod
     def _slot_bytes(shape: Shape, shard_bytes: int, whole: bool) -> int:
@@ -182,11 +209,12 @@ class Steps(_OnGpu):
         *,
         out: Any = None,
         lse: Any = None,
+        ranked: Optional[Ranked] = None,
         stream: Any = None,
     ) -> Any:
         """Attends to what was chosen and to the local window. table: int32 [chains][...], the numbers of each chain's blocks.
         requests: int32 [chains]. q: [chains][q_heads][head_dim]; out, which is returned, likewise. lse: float32
-        [chains][q_heads]."""
+        [chains][q_heads]. ranked: wanted with rounds, and then chosen has scores."""
         self._inputs(chosen, table, requests, q)
         chains = q.shape[0]
         out = q.new_empty((chains, *self._out)) if out is None else out
@@ -200,6 +228,8 @@ class Steps(_OnGpu):
             what.pages, what.page_stride, what.page_bound = pages.kv.data_ptr(), _step(pages.kv), pages.kv.shape[0]
             what.page_table, what.page_table_stride = pages.table.data_ptr(), pages.table.stride()[0]
             what.first, what.length = pages.first.data_ptr(), pages.length.data_ptr()
+        if self.rounds is not None:
+            self._ranked(what, ranked, chosen, chains)
         native.check(native.library().ucm_cuda_decode_layer(self.handle, byref(what), self._stream(stream)))
         return out
 
@@ -207,7 +237,7 @@ class Steps(_OnGpu):
         """Call it when the stream has run the step's end, and before another's can run."""
         r = native.Result()
         native.check(native.library().ucm_cuda_decode_result(self.handle, byref(r)))
-        return Result(r.step, Flag(r.flags), r.unserved, r.missed, r.taken, r.floors_broken)
+        return Result(r.step, Flag(r.flags), r.unserved, r.missed, r.taken, r.floors_broken, r.attended, r.rounds, r.share)
 
     # ---- between steps ----
 
@@ -293,6 +323,25 @@ class Steps(_OnGpu):
         self._table(table, "table", q.shape[0])
         if self._numbers(requests, "requests").shape[0] != q.shape[0]:
             raise ValueError(f"requests has {requests.shape[0]} numbers for {q.shape[0]} chains")
+
+    def _ranked(self, what: native.Layer, ranked: Optional[Ranked], chosen: Chosen, chains: int) -> None:
+        if ranked is None or chosen.scores is None:
+            raise ValueError("these steps have rounds: `ranked` is wanted, and scores of what was chosen")
+        select, lists = ranked.select, (chains, self.lists)
+        self._check(chosen.scores, "chosen.scores", "float32", 3)
+        if tuple(chosen.scores.shape) != (*lists, self.room) or not chosen.scores.is_contiguous():
+            raise ValueError(f"chosen.scores has shape {tuple(chosen.scores.shape)}; {(*lists, self.room)} is wanted, contiguous")
+        for name, tensor in (("n_blocks", ranked.n_blocks), ("least", ranked.least)):
+            if tensor is not None and self._numbers(tensor, f"ranked.{name}").shape[0] != chains:
+                raise ValueError(f"ranked.{name} has {tensor.shape[0]} numbers for {chains} chains")
+        what.candidates, what.score = ranked.n_blocks.data_ptr(), chosen.scores.data_ptr()
+        what.head_scores, what.head_pitch = select.head_scores, select.head_pitch
+        what.least = 0 if ranked.least is None else ranked.least.data_ptr()
+        if ranked.report is not None:
+            self._check(ranked.report, "ranked.report", "int32", 3)
+            if tuple(ranked.report.shape) != (*lists, 4) or not ranked.report.is_contiguous():
+                raise ValueError(f"ranked.report has shape {tuple(ranked.report.shape)}; {(*lists, 4)} is wanted, contiguous")
+            what.report = ranked.report.data_ptr()
 
     def _table(self, table: Any, what: str, chains: int) -> None:
         self._check(table, what, "int32", 2)

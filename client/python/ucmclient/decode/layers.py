@@ -1,0 +1,117 @@
+"""What each layer of a step chooses, where launches read it: one Selector for layers and requests that choose different numbers of
+blocks, and budgets that follow what steps cover."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Optional
+
+from ..sparse.choice import TopK
+from ..sparse.cuda import Chosen, Selector
+from ..sparse.digest import Digest
+from ..sparse.policy import Budget
+from .choices import Choices, Refused
+from .cuda import Ranked
+
+
+class LayerChoices:
+    """Of `chains` chains of up to max_blocks candidates. Between steps set() says how many each has; in a step
+
+        chosen = choices(layer, digests[layer], table, candidates, q)
+        steps.layer(layer, chosen, table, requests, q, pages, ranked=choices.ranked(layer, candidates))
+
+    where `steps` is a cuda.Steps with this one's `room` and the choices' `rounds`. torch makes the tensors. follow: budgets of a policy
+    with a goal follow what steps covered; then what a token attends depends on the steps before it, too."""
+
+    def __init__(
+        self, choices: Choices, digest: Digest, gpu: Any, q_heads: int, *, max_blocks: int, chains: int = 1, follow: bool = False
+    ):
+        import torch
+
+        layers, tokens = range(len(choices.layers)), digest.shape.tokens
+        most = [choices.of_candidates(layer, max_blocks) for layer in layers]
+        if not all(isinstance(choice, TopK) for choice in most):
+            raise Refused("choice=mass says no number of blocks that a launch could be told; take a Selector for each layer")
+        if follow and choices.budget(max_blocks) is None:
+            raise Refused("follow: only a policy with a goal has budgets")
+        self.choices, self.chains, self.max_blocks, self.follows = choices, chains, max_blocks, follow
+        room = max_blocks if follow else max(choices.room(layer, max_blocks, tokens) for layer in layers)
+        choose = TopK(max(choice.init_window_sz for choice in most), 0, sparse_ratio=0.0, min_blocks=0)
+        self.select = Selector(digest, gpu, q_heads, max_blocks, chains=chains, choose=choose, score=choices.score, room=max(room, 1))
+        self.lists, self.room = self.select.lists, self.select.room
+        self._tensor, self._int32, self._float32 = torch.tensor, torch.int32, torch.float32
+        int32 = {"dtype": torch.int32, "device": self.select.device}
+        #: [layers][chains]: blocks of a list, and those that it attends whatever they cover.
+        self.most, self.least = torch.zeros((len(layers), chains), **int32), torch.zeros((len(layers), chains), **int32)
+        #: [layers][chains][lists]: blocks, rounds, and as float32 share and certificate.
+        self.reports = torch.zeros((len(layers), chains, self.lists, 4), **int32)
+        shape = (chains, self.lists)
+        self._chosen = {
+            layer: Chosen(
+                torch.zeros(shape, **int32), torch.zeros((*shape, self.room), **int32),
+                torch.zeros((*shape, self.room), dtype=torch.float32, device=self.select.device) if choices.rounds else None,
+            )
+            for layer in layers if choices.source(layer) == layer
+        }
+        self._candidates = [0] * chains
+        self._budgets: list[Optional[list[Budget]]] = [None] * chains
+
+    def close(self) -> None:
+        self.select.close()
+
+    # ---- between steps ----
+
+    def set(self, chain: int, candidates: int) -> None:
+        """The chain has so many candidates from now on; 0: nobody is there, and the next one begins with a budget of its own."""
+        if candidates == self._candidates[chain]:
+            return
+        layers, known = range(len(self.choices.layers)), self._budgets[chain]
+        if candidates == 0:
+            known = None
+        elif self.follows and known is None:
+            known = [budget for _ in layers if (budget := self.choices.budget(candidates)) is not None]
+        self._candidates[chain], self._budgets[chain] = candidates, known
+        self._write(chain)
+
+    def _write(self, chain: int) -> None:
+        candidates, budgets = self._candidates[chain], self._budgets[chain]
+        layers, tokens = range(len(self.choices.layers)), self.select.digest.shape.tokens
+        for to, numbers in (
+            (self.most, [self.choices.of_budget(layer, candidates, budgets[layer]) if budgets else
+                         self.choices.room(layer, candidates, tokens) for layer in layers]),
+            (self.least, [self.choices.least(layer, candidates) for layer in layers]),
+        ):
+            to[:, chain].copy_(self._tensor(numbers, dtype=self._int32))
+
+    def shares(self) -> Any:
+        """float32 [layers][chains] on the GPU: what the step that ran last covered of each layer's least covered KV head."""
+        return self.reports[..., 2].contiguous().view(self._float32).amin(-1)
+
+    def follow(self, chains: Iterable[int]) -> None:
+        """The step that ran last counts: budgets of these chains move on by what it covered. Waits for the GPU."""
+        shares = self.shares().tolist()
+        for chain in chains:
+            budgets = self._budgets[chain]
+            if not budgets:
+                continue
+            complete = self._candidates[chain] + self.choices.window
+            before = [budget.blocks for budget in budgets]
+            for layer, budget in enumerate(budgets):
+                budget.next(complete, shares[self.choices.source(layer)][chain])
+            if [budget.blocks for budget in budgets] != before:
+                self._write(chain)
+
+    # ---- a step ----
+
+    def __call__(self, layer: int, digests: Any, table: Any, candidates: Any, q: Any, stream: Any = None) -> Chosen:
+        """As a Selector's call, of all chains; of a layer that shares another one's choice, that one's."""
+        source = self.choices.source(layer)
+        if source == layer:
+            self.select(digests, table, candidates, q, out=self._chosen[layer], most=self.most[layer], stream=stream)
+        return self._chosen[source]
+
+    def ranked(self, layer: int, candidates: Any) -> Optional[Ranked]:
+        """For Steps.layer, behind that layer's selection."""
+        if self.choices.rounds is None:
+            return None
+        return Ranked(self.select, candidates, self.least[layer], self.reports[layer])
