@@ -156,6 +156,18 @@ enum ucm_handle_kind {
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
     F(u64, step, OPT, 0, UCM_MAX_SHARDS)                                                           \
     F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
+/* A lookup, its lease and a load in one: of the keys' prefix that is found. wait_ms: as in lookup. */
+#define UCM_MSG_LOAD_PREFIX(F)                                                                     \
+    F(u64, region, REQ, 1, UCM_U32)                                                                \
+    F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
+    F(bin, blocks, REQ, 4, UCM_BLOCKS_BYTES)                                                       \
+    F(u64, shard, OPT, 0, UCM_MAX_SHARDS - 1)                                                      \
+    F(u64, shards, OPT, 0, UCM_MAX_SHARDS)                                                         \
+    F(u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                       \
+    F(u64, priority, OPT, 0, 7)                                                                    \
+    F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
+    F(u64, step, OPT, 0, UCM_MAX_SHARDS)                                                           \
+    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
 /* The notification of a load with `step`: so many of its layers are loaded. status: as in the result;
  * left out while it has not changed since the last one (at first all OK). */
 #define UCM_MSG_PROGRESS(F)                                                                        \
@@ -454,7 +466,8 @@ enum ucm_trace_op {
     M(CONFIG_GET, config_get, "config.get", none, free_map)                                        \
     M(BYPASS, bypass, "bypass", bypass, free_map)                                                  \
     M(FETCH, fetch, "fetch", fetch, fetch_r)                                                       \
-    M(HINTS_OPEN, hints_open, "hints.open", hints_open, hints_open_r)
+    M(HINTS_OPEN, hints_open, "hints.open", hints_open, hints_open_r)                              \
+    M(LOAD_PREFIX, load_prefix, "load_prefix", load_prefix, blocks_r)
 
 enum ucm_method {
 #define M(NAME, name, text, params, result) UCM_METHOD_##NAME,
@@ -585,7 +598,8 @@ struct proto_planes {
     S(window_release, UCM_MSG_WINDOW_RELEASE)                                                      \
     S(window_revoke, UCM_MSG_WINDOW_REVOKE)                                                        \
     S(hints_open, UCM_MSG_HINTS_OPEN)                                                              \
-    S(hints_open_r, UCM_MSG_HINTS_OPEN_R)
+    S(hints_open_r, UCM_MSG_HINTS_OPEN_R)                                                          \
+    S(load_prefix, UCM_MSG_LOAD_PREFIX)
 
 #define S(suffix, list)                                                                            \
     struct msg_##suffix {                                                                          \

@@ -439,6 +439,11 @@ struct ucm_transfer {
  * returns -UCM_EDISCONNECTED. */
 UCM_API int ucm_load(struct ucm_region *region, const struct ucm_transfer *transfer, int timeout_ms,
                      struct ucm_task **out);
+/* ucm_lookup_prefix, its lease and ucm_load in one request, for callers that need no answer in between: loads the blocks that
+ * are cached from the first key on without a gap; the other keys' results are UCM_BLOCK_IS_MISS. transfer->lease must be 0.
+ * wait_ms: as in struct ucm_lookup. The task ends with -UCM_EUNSUPPORTED if the daemon is older than this. */
+UCM_API int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *transfer,
+                            uint32_t wait_ms, int timeout_ms, struct ucm_task **out);
 UCM_API int ucm_dump(struct ucm_region *region, const struct ucm_transfer *transfer, int timeout_ms,
                      struct ucm_task **out);
 /* As ucm_dump. In a region of an encoded namespace, stores the blocks in the base, as they are. */

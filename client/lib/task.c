@@ -115,10 +115,10 @@ static int task_send(struct ucm_task *task, const struct client_request *q, stru
 static void task_sent(struct ucm_task *task, enum ucm_method method)
 {
     struct ucm_client *c = task->call.client;
-    int spin = method == UCM_METHOD_LOAD    ? 0
-               : method == UCM_METHOD_DUMP  ? 1
-               : method == UCM_METHOD_FETCH ? 2
-                                            : -1;
+    int spin = method == UCM_METHOD_LOAD || method == UCM_METHOD_LOAD_PREFIX ? 0
+               : method == UCM_METHOD_DUMP                                   ? 1
+               : method == UCM_METHOD_FETCH                                  ? 2
+                                                                             : -1;
 
     if (spin >= 0) {
         task->spin = &c->spin[spin];
@@ -131,10 +131,10 @@ static void task_sent(struct ucm_task *task, enum ucm_method method)
         task_done_cb(&task->call);
 }
 
-/* load: as task_send. */
+/* load: as task_send. steps: it reports progress. */
 static int task_start(const struct client_request *q, const struct ucm_namespace *ns,
-                      struct proto_bin *keys, struct msg_load *load, const struct ucm_transfer *t,
-                      int timeout_ms, struct ucm_task **out)
+                      struct proto_bin *keys, struct msg_load *load, bool steps,
+                      const struct ucm_transfer *t, int timeout_ms, struct ucm_task **out)
 {
     struct ucm_client *c = q->handle->client;
     struct ucm_task *task;
@@ -149,7 +149,7 @@ static int task_start(const struct client_request *q, const struct ucm_namespace
     task = task_new(c, t->n_keys);
     if (!task)
         return client_leave(c, client_fail(UCM_ENOMEMORY, "no memory for a task"));
-    task->call.progress_cb = load && load->step ? task_progress_cb : NULL;
+    task->call.progress_cb = steps ? task_progress_cb : NULL;
     deadline_ns = client_deadline(c, timeout_ms);
     do
         r = task_send(task, q, load, t->lease, deadline_ns);
@@ -167,7 +167,7 @@ int client_task_start(const struct client_request *q, const struct ucm_namespace
                       struct proto_bin *keys, const struct ucm_transfer *t, int timeout_ms,
                       struct ucm_task **out)
 {
-    return task_start(q, ns, keys, NULL, t, timeout_ms, out);
+    return task_start(q, ns, keys, NULL, false, t, timeout_ms, out);
 }
 
 int client_task_start_chain(struct ucm_chain *chain, uint64_t *chain_id,
@@ -231,7 +231,32 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
         .deadline_ms = t->deadline_ms,
         .step = t->step,
     };
-    return task_start(&q, namespace_of(region), &m.keys, &m, t, timeout_ms, out);
+    return task_start(&q, namespace_of(region), &m.keys, &m, m.step != 0, t, timeout_ms, out);
+}
+
+int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *t, uint32_t wait_ms,
+                    int timeout_ms, struct ucm_task **out)
+{
+    struct msg_load_prefix m;
+    struct client_request q = {UCM_METHOD_LOAD_PREFIX, &m, .handle_id = &m.region,
+                               .request_id = &m.request};
+    int r = transfer_check(region, t, out);
+
+    if (r == 0 && t->lease != 0)
+        r = client_fail(UCM_EINVALID, "lease is %u: a load of a prefix takes its own", t->lease);
+    if (r)
+        return r;
+    q.handle = &region->handle;
+    m = (struct msg_load_prefix){
+        .blocks = {(const uint8_t *)t->blocks, t->n_keys * 4},
+        .shard = t->shard,
+        .shards = t->n_shards,
+        .wait_ms = wait_ms,
+        .priority = t->priority,
+        .deadline_ms = t->deadline_ms,
+        .step = t->step,
+    };
+    return task_start(&q, namespace_of(region), &m.keys, NULL, m.step != 0, t, timeout_ms, out);
 }
 
 static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool plain, int timeout_ms,

@@ -332,6 +332,12 @@ void shared_lookup_cancel(struct shared_lookup *k);
 int lease_new(struct call *call, const struct ns *ns, const block_ref *refs, uint32_t n,
               uint64_t lease_ms, uint32_t *name);
 void lease_end(struct session *s, uint32_t name);
+/* What a lookup of n keys found, for the counts of the daemon and of ns; plain: in an encoded namespace's base. */
+struct lookup_counts {
+    uint32_t n, hits, dram, shared, plain;
+};
+void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
+                       const struct lookup_counts *f);
 /* Ends some of the session's leases, as many as one turn of the loop may. True: it has none left. */
 bool leases_end(struct session *s);
 

@@ -182,15 +182,12 @@ static void keys_touch(struct requests *rq, const struct msg_lookup *m, const st
         cache_touch(c, f->ns, f->refs, covered);
 }
 
-static void lookup_count(struct requests *rq, const uint8_t *keys, const struct found *f)
+void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
+                       const struct lookup_counts *f)
 {
     struct metrics *m = rq->rooms.metrics;
-    struct metrics_tenant *t = f->ns->tenant;
+    struct metrics_tenant *t = ns->tenant;
 
-    if (f->bypassed) { /* it says nothing about how well the cache does */
-        m->bypass_lookup_keys += f->n;
-        return;
-    }
     m->lookups++;
     m->lookup_keys += f->n;
     m->lookup_hits += f->hits;
@@ -202,11 +199,20 @@ static void lookup_count(struct requests *rq, const uint8_t *keys, const struct 
     t->lookup_hits += f->hits;
     t->lookup_hits_dram += f->dram;
     t->lookup_hits_shared += f->shared;
-    f->ns->traffic.lookups++;
-    f->ns->traffic.lookup_keys += f->n;
-    f->ns->traffic.lookup_hits += f->hits;
-    reuse_lookup(rq->reuse, f->ns->id, keys, f->ns->identity.key_bytes, f->n, f->ns->block_bytes,
+    ns->traffic.lookups++;
+    ns->traffic.lookup_keys += f->n;
+    ns->traffic.lookup_hits += f->hits;
+    reuse_lookup(rq->reuse, ns->id, keys, ns->identity.key_bytes, f->n, ns->block_bytes,
                  uv_now(rq->rooms.loop));
+}
+
+static void lookup_count(struct requests *rq, const uint8_t *keys, const struct found *f)
+{
+    if (f->bypassed) /* it says nothing about how well the cache does */
+        rq->rooms.metrics->bypass_lookup_keys += f->n;
+    else
+        lookup_counts_add(rq, f->ns, keys,
+                          &(struct lookup_counts){f->n, f->hits, f->dram, f->shared, f->plain});
 }
 
 static void lookup_timed(struct requests *rq, const struct ns *ns, uint64_t begun_ns)

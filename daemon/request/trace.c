@@ -77,6 +77,11 @@ static bool call_about(struct call *call, struct trace_about *a, struct proto_bi
         a->request = m->load.request;
         region = m->load.region;
         break;
+    case UCM_METHOD_LOAD_PREFIX:
+        *keys = m->load_prefix.keys;
+        a->request = m->load_prefix.request;
+        region = m->load_prefix.region;
+        break;
     case UCM_METHOD_FETCH: /* of many requests of the engine, so of none */
         *keys = m->fetch.keys;
         region = m->fetch.region;
@@ -112,7 +117,8 @@ static void call_keys_trace(struct call *call, const struct trace_about *a, stru
     const struct ns *ns = index_ns(call->s->rq->rooms.index, a->ns);
     uint64_t bytes = 0;
 
-    if (a->part != 0 || (call->method != UCM_METHOD_LOOKUP && call->method != UCM_METHOD_DUMP))
+    if (a->part != 0 || (call->method != UCM_METHOD_LOOKUP && call->method != UCM_METHOD_DUMP &&
+                         call->method != UCM_METHOD_LOAD_PREFIX))
         return;
     if (call->method == UCM_METHOD_DUMP && call->params.dump.shard != 0)
         return; /* a later layer of the same blocks */

@@ -367,8 +367,9 @@ void transfer_stop_cb(struct request *r)
 
 uint64_t transfer_waits_since(const struct request *r)
 {
-    bool transfer = r->method == UCM_METHOD_LOAD || r->method == UCM_METHOD_DUMP ||
-                    r->method == UCM_METHOD_PREFETCH || r->method == UCM_METHOD_FETCH;
+    bool transfer = r->method == UCM_METHOD_LOAD || r->method == UCM_METHOD_LOAD_PREFIX ||
+                    r->method == UCM_METHOD_DUMP || r->method == UCM_METHOD_PREFETCH ||
+                    r->method == UCM_METHOD_FETCH;
 
     return transfer ? LIST_ENTRY(r, const struct transfer, r)->slot_wait_ns : 0;
 }
@@ -382,8 +383,8 @@ void transfers_stop_region(struct registered *region)
         struct request *r = LIST_ENTRY(node, struct request, link);
 
         next = node->next;
-        if ((r->method == UCM_METHOD_LOAD || r->method == UCM_METHOD_DUMP ||
-             r->method == UCM_METHOD_FETCH) &&
+        if ((r->method == UCM_METHOD_LOAD || r->method == UCM_METHOD_LOAD_PREFIX ||
+             r->method == UCM_METHOD_DUMP || r->method == UCM_METHOD_FETCH) &&
             LIST_ENTRY(r, struct transfer, r)->region == region)
             transfer_stop_cb(r);
     }

@@ -62,6 +62,7 @@ struct transfer {
     struct cache_retry pressure;  /* a dump whose answer is held back */
     struct deadline pressure_end; /* for so long at most */
     bool released, slowed;
+    bool prefix; /* LOAD: of the keys up to the first that is not found */
     /* n_keys each, in one allocation behind the struct */
     block_ref *refs;
     uint32_t *blocks;

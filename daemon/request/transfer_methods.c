@@ -1,4 +1,4 @@
-/* load, dump, prefetch as they arrive: everything is checked before anything moves. */
+/* load, load_prefix, dump, prefetch as they arrive: everything is checked before anything moves. */
 #include "daemon/request/transfer.h"
 
 #include <stdlib.h>
@@ -87,7 +87,7 @@ int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uin
     return rc;
 }
 
-static int blocks_take(struct call *call, struct transfer *t, const struct device_region *region,
+static int ids_take(struct call *call, struct transfer *t, const struct device_region *region,
                        struct proto_bin blocks)
 {
     for (uint32_t i = 0; i < t->n_keys; i++) {
@@ -171,7 +171,7 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     if (form)
         form_wish(t, region);
     copy_range(t, p, region->region);
-    if (blocks_take(call, t, region->region, p->blocks) != 0) {
+    if (ids_take(call, t, region->region, p->blocks) != 0) {
         request_refuse(&t->r);
         return NULL;
     }
@@ -190,6 +190,49 @@ static bool block_loads(const struct transfer *t, block_ref ref)
     return b && block_complete(b, index_ns(t->r.s->rq->rooms.index, b->ns));
 }
 
+/* Of a prefix: leases what a lookup would find, counts it as one, and lets the rest be missed. */
+static void prefix_take(struct transfer *t, const uint8_t *keys)
+{
+    struct requests *rq = t->r.s->rq;
+    struct lookup_counts found = {.n = t->n_keys};
+
+    for (uint32_t i = 0; i < t->n_keys; i++) {
+        bool plain = t->encoded && t->refs[i] != 0 && encoded_is_plain(t->encoded, t->refs[i]);
+        uint8_t tier = found.hits < i ? 0
+                                      : cache_tier(rq->rooms.cache,
+                                                   plain ? t->encoded->base : t->ns, t->refs[i]);
+
+        if (tier == 0) {
+            t->refs[i] = 0;
+            t->status[i] = UCM_BLOCK_MISS;
+            continue;
+        }
+        cache_lease(rq->rooms.cache, t->refs[i]);
+        found.hits++;
+        found.dram += tier == CACHE_DRAM;
+        found.shared += tier == CACHE_SHARE;
+        found.plain += plain;
+    }
+    if (t->part == 0) /* other ranks look the same blocks up */
+        lookup_counts_add(rq, t->ns, keys, &found);
+}
+
+/* Keys are looked up by themselves, and a block may be doomed. */
+static void blocks_take(struct transfer *t)
+{
+    struct requests *rq = t->r.s->rq;
+
+    for (uint32_t i = 0; i < t->n_keys; i++) {
+        if (block_loads(t, t->refs[i])) {
+            cache_lease(rq->rooms.cache, t->refs[i]);
+            continue;
+        }
+        t->refs[i] = 0;
+        t->status[i] = UCM_BLOCK_MISS;
+        rq->rooms.metrics->load_blocks_missed += t->kind == TRANSFER_LOAD;
+    }
+}
+
 void blocks_find(struct transfer *t, const uint8_t *keys)
 {
     struct requests *rq = t->r.s->rq;
@@ -203,19 +246,14 @@ void blocks_find(struct transfer *t, const uint8_t *keys)
     }
     trace_more(t->r.trace, TRACE_LOOKUP);
     if (t->encoded)
-        encoded_find(t->encoded, keys, t->n_keys, false, true, t->refs);
+        encoded_find(t->encoded, keys, t->n_keys, t->prefix, !t->prefix, t->refs);
     else
-        index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, false, t->refs);
+        index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, t->prefix, t->refs);
     t->opened = t->n_keys;
-    for (uint32_t i = 0; i < t->n_keys; i++) {
-        if (block_loads(t, t->refs[i])) {
-            cache_lease(rq->rooms.cache, t->refs[i]);
-            continue;
-        }
-        t->refs[i] = 0;
-        t->status[i] = UCM_BLOCK_MISS;
-        rq->rooms.metrics->load_blocks_missed += t->kind == TRANSFER_LOAD;
-    }
+    if (t->prefix)
+        prefix_take(t, keys);
+    else
+        blocks_take(t);
     if (t->encoded)
         encoded_touch(t->encoded, t->refs, t->n_keys);
     else
@@ -259,13 +297,13 @@ int method_dump(struct call *call)
     return 0;
 }
 
-static void prefetch_begin(struct transfer *t, const uint8_t *keys)
+static void found_begin(struct transfer *t, const uint8_t *keys)
 {
     blocks_find(t, keys);
     transfer_pump(t);
 }
 
-static void prefetch_looked_cb(struct shared_lookup *k)
+static void looked_cb(struct shared_lookup *k)
 {
     struct transfer *t = k->ctx;
     struct proto_bin keys = {k->keys, t->n_keys * t->ns->identity.key_bytes};
@@ -273,12 +311,28 @@ static void prefetch_looked_cb(struct shared_lookup *k)
     t->lookup = NULL;
     if (t->encoded && encoded_look_next(&t->look, keys, t->look_ms, &t->lookup)) {
         t->lookup->ctx = t;
-        t->lookup->done_cb = prefetch_looked_cb;
+        t->lookup->done_cb = looked_cb;
     } else {
         trace_less(t->r.trace, TRACE_SHARED_LOOKUP);
-        prefetch_begin(t, k->keys);
+        found_begin(t, k->keys);
     }
     shared_lookup_free(k);
+}
+
+/* Asks the shared tier for keys that are not here, if there is one, and then begins. */
+static void look_begin(struct transfer *t, struct proto_bin keys, uint64_t wait_ms)
+{
+    t->look = (struct encoded_look){.en = t->encoded};
+    t->look_ms = wait_ms;
+    if (t->encoded ? !encoded_look_next(&t->look, keys, wait_ms, &t->lookup)
+                   : shared_lookup_start(t->r.s->rq, t->ns, keys, 0, false, wait_ms, &t->lookup) !=
+                         0) {
+        found_begin(t, keys.p);
+        return;
+    }
+    trace_more(t->r.trace, TRACE_SHARED_LOOKUP);
+    t->lookup->ctx = t;
+    t->lookup->done_cb = looked_cb;
 }
 
 int method_prefetch(struct call *call)
@@ -302,16 +356,20 @@ int method_prefetch(struct call *call)
     t->parts = m->part ? 1 : ns->identity.parts;
     t->priority = (uint8_t)m->priority;
     t->encoded = session_encoded(call->s, ns);
-    t->look = (struct encoded_look){.en = t->encoded};
-    t->look_ms = m->deadline_ms;
-    if (t->encoded ? !encoded_look_next(&t->look, m->keys, t->look_ms, &t->lookup)
-                   : shared_lookup_start(call->s->rq, ns, m->keys, 0, false, m->deadline_ms,
-                                         &t->lookup) != 0) {
-        prefetch_begin(t, m->keys.p);
-        return 0;
-    }
-    trace_more(t->r.trace, TRACE_SHARED_LOOKUP);
-    t->lookup->ctx = t;
-    t->lookup->done_cb = prefetch_looked_cb;
+    look_begin(t, m->keys, m->deadline_ms);
+    return 0;
+}
+
+int method_load_prefix(struct call *call)
+{
+    const struct msg_load_prefix *m = &call->params.load_prefix;
+    struct copy_params p = {m->region, m->shard,  m->shards, m->priority, m->deadline_ms,
+                            m->keys,   m->blocks, m->step,   false};
+    struct transfer *t = copy_new(call, TRANSFER_LOAD, &p);
+
+    if (!t)
+        return -call->error.code;
+    t->prefix = true;
+    look_begin(t, m->keys, m->wait_ms);
     return 0;
 }

@@ -9,12 +9,13 @@ import os
 import pathlib
 import struct
 import sys
+import tempfile
 import threading
 import time
 import unittest
 
 try:
-    from second_client import (DEMO, DENIED, NOT_FOUND, OTHER_UID, Case, Daemon, OwnDaemons, Refused, Region, keys)
+    from second_client import (DEMO, DENIED, INVALID, NOT_FOUND, OTHER_UID, Case, Daemon, OwnDaemons, Region, keys, u32)
     from window_case import Reader
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -193,6 +194,66 @@ class ByThePage(Case):
             Table(client, ns).close()
 
 
+class Prefix(Case):
+    """load_prefix: a lookup, its lease and a load in one."""
+
+    def test_up_to_the_first_gap(self):
+        client, ns, region = self.worker(blocks=32)
+        want = [region.fill(block) for block in range(8)]
+        self.assertEqual(region.dump(range(8), range(8)), [0] * 8)
+        client.call("evict", ns=ns, keys=keys(5))
+        for block in range(16, 32):
+            region.fill(block)
+        behind = [region.bytes(block) for block in range(21, 26)]
+        before = client.call("stats")["metrics"]
+        answer = region.call("load_prefix", range(10), range(16, 26))
+        self.assertEqual(list(answer["status"]), [0] * 5 + [1] * 5)
+        self.assertEqual(answer["bytes"], 5 * region.size)
+        self.assertEqual([region.bytes(16 + i) for i in range(5)], want[:5])
+        self.assertEqual([region.bytes(block) for block in range(21, 26)], behind, "behind the gap nothing moved")
+        after = client.call("stats")["metrics"]
+        changed = {name: after[name] - before[name] for name in ("lookups", "lookup_keys", "lookup_hits", "leases", "load_blocks_missed")}
+        self.assertEqual(changed, {"lookups": 1, "lookup_keys": 10, "lookup_hits": 5, "leases": 0, "load_blocks_missed": 0})
+        self.assertEqual(list(region.call("load_prefix", range(50, 53), range(3))["status"]), [1] * 3)
+        self.assertEqual(list(region.call("load_prefix", range(5), range(5), shard=1, step=1)["status"]), [0] * 5)
+
+    def test_what_was_evicted_by_name_is_not_found_though_leased(self):
+        client, ns, region = self.worker(blocks=16)
+        region.dump(range(4), range(4))
+        lease = client.call("lookup", ns=ns, keys=keys(*range(4)), lease_ms=10000)["lease"]
+        client.call("evict", ns=ns, keys=keys(2))
+        self.assertEqual(list(region.call("load_prefix", range(4), range(8, 12))["status"]), [0, 0, 1, 1])
+        self.assertEqual(region.load(range(4), range(8, 12), lease=lease), [0] * 4, "a load of what was leased")
+
+    def test_refusals(self):
+        client, ns, region = self.worker()
+        for bad in ({"blocks": u32(0, 0)}, {"blocks": u32(0)}, {"blocks": u32(0, 99)}, {"shard": 9}, {"lease": 1}):
+            self.refused(INVALID, client.call, "load_prefix",
+                         **{"region": region.number, "keys": keys(1, 2), "blocks": u32(0, 1), **bad})
+
+    def test_of_the_shared_tier(self):
+        with tempfile.TemporaryDirectory() as root:
+            os.chmod(root, 0o777)
+            first = Daemon(**{"share.roots": root})
+            client = Reader(first)
+            ns = client.open(dict(DEMO, model=self.id()))
+            region = Region(client, ns, DEMO, 8)
+            want = [region.fill(block) for block in range(8)]
+            region.dump(range(8), range(8))
+            self.until(lambda: client.call("stats")["metrics"]["share_writes"] >= 8)
+            self.assertTrue(Table(client, ns).wait(LIVE).shared)
+            first.stop()
+            other = Daemon(nvme=False, **{"share.roots": root})
+            try:
+                client = Reader(other)
+                region = Region(client, client.open(dict(DEMO, model=self.id())), DEMO, 16)
+                answer = region.call("load_prefix", range(12), range(12), wait_ms=5000)
+                self.assertEqual(list(answer["status"]), [0] * 8 + [1] * 4)
+                self.assertEqual([region.bytes(block) for block in range(8)], want)
+            finally:
+                other.stop()
+
+
 class ByLibrary(OwnDaemons, Case):
     BLOCK = 4096
 
@@ -236,6 +297,12 @@ class ByLibrary(OwnDaemons, Case):
         found, hint = ns.lookup_hint_each(self.names(*range(12)))
         self.assertEqual(found, bytes([1] * 4 + [0] + [1] * 5 + [0, 0]))
         self.assertEqual(hint.blocks, 9)
+
+    def test_a_prefix_is_loaded_in_one_request(self):
+        client, ns, region = self.worker(self.start())
+        region.dump(self.names(*range(6)), range(6)).wait()
+        result = region.load_prefix(self.names(*range(8)), range(20, 28)).wait()
+        self.assertEqual(result.blocks, bytes([0] * 6 + [1] * 2))
 
     def test_a_noted_lookup_is_counted(self):
         daemon = self.start()

@@ -236,7 +236,7 @@ class Requests(Case):
         return client, fd, {
             "hello": {"version_min": 1, "version_max": 1, "client": "x"}, "namespace.open": dict(DEMO, model=self.id()),
             "region.register": {"ns": ns, "blocks": 1, "device": "cpu", "handles": handles, "planes": planes},
-            "lookup": one, "release": {"lease": 1}, "load": move, "dump": move, "prefetch": one, "cancel": {"msgid": 0},
+            "lookup": one, "release": {"lease": 1}, "load": move, "load_prefix": move, "dump": move, "prefetch": one, "cancel": {"msgid": 0},
             "pin": one, "unpin": one, "evict": one, "namespace.purge": one, "stats": {}, "health": {},
             "namespace.list": {}, "ls": {"ns": ns}, "inspect": {"ns": ns, "key": keys(1)}, "verify": {"ns": ns},
             "share.collect": {}, "config.reload": {}, "config.get": {},

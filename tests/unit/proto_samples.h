@@ -118,6 +118,18 @@ static const struct msg_load sample_load = {
     .step = 1,
     .request = SAMPLE_STR("cmpl-7f3a-0"),
 };
+static const struct msg_load_prefix sample_load_prefix = {
+    .region = 5,
+    .keys = SAMPLE_BIN(sample_keys),
+    .blocks = SAMPLE_BIN(sample_blocks),
+    .shard = 1,
+    .shards = 2,
+    .wait_ms = 9,
+    .priority = 7,
+    .deadline_ms = 5000,
+    .step = 1,
+    .request = SAMPLE_STR("cmpl-7f3a-0"),
+};
 static const struct msg_progress sample_progress = {
     .msgid = 3, .shards = 1, .status = SAMPLE_BIN(sample_status)};
 static const uint8_t sample_fetch_items[24] = {7, 0, 0, 0, 31, 0, 0, 0, 0, 1};
@@ -363,6 +375,7 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(window_revoke),
     SAMPLE(hints_open),
     SAMPLE(hints_open_r),
+    SAMPLE(load_prefix),
     SAMPLE(ring_register),
     SAMPLE(ring),
     {&proto_none, NULL},

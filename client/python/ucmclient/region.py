@@ -117,6 +117,28 @@ class Region(_Handle):
         fields = {"shard": shard, "n_shards": shards, "priority": priority, "lease": lease, "step": step}
         return Task(lib.ucm_load, self, self.ns, keys, blocks, timeout, deadline, **fields)
 
+    def load_prefix(
+        self,
+        keys: Keys,
+        blocks: Blocks,
+        *,
+        wait: float = 0.0,
+        shard: int = 0,
+        shards: int = 0,
+        priority: int = 0,
+        deadline: float = 0.0,
+        step: int = 0,
+        timeout: Optional[float] = None,
+    ) -> "Task":
+        """Namespace.lookup_prefix, its lease and load in one request: loads the blocks that are cached from the first key on
+        without a gap. The other keys' results are MISS. wait: as for lookup_prefix."""
+        fields = {"shard": shard, "n_shards": shards, "priority": priority, "step": step}
+
+        def call(handle: int, transfer: Any, timeout_ms: int, out: Any) -> int:
+            return lib.ucm_load_prefix(handle, transfer, _timeout(wait), timeout_ms, out)
+
+        return Task(call, self, self.ns, keys, blocks, timeout, deadline, **fields)
+
     def fetch(
         self,
         source: Union[Chain, Keys],
