@@ -15,7 +15,7 @@
 #endif
 
 /* Keys that are looked up at once. */
-#define CHUNK 256u
+#define CHUNK 2048u
 
 struct client_hints {
     /* Readers only try it: while another table is mapped there are no hints. */
@@ -217,17 +217,16 @@ static void chunk_find_base(const struct client_hints *base, const uint8_t *keys
     }
 }
 
-/* Counts those of found[n], which end at the first gap if `stop`. Returns whether there was one. */
-static bool count(const uint8_t *found, uint32_t n, bool stop, struct ucm_hint *out)
+/* Adds up found[n] in the 16 bits of each tier, which CHUNK does not fill. */
+static void count(const uint8_t *found, uint32_t n, struct ucm_hint *out)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        if (stop && found[i] == 0)
-            return true;
-        out->hits += found[i] != 0;
-        out->in_dram += found[i] == UCM_FOUND_DRAM;
-        out->on_shared += found[i] == UCM_FOUND_SHARED;
-    }
-    return false;
+    uint64_t sums = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        sums += UINT64_C(1) << 16 * found[i];
+    out->hits += n - (uint32_t)(sums & UINT16_MAX);
+    out->in_dram += (uint32_t)(sums >> 16 * UCM_FOUND_DRAM & UINT16_MAX);
+    out->on_shared += (uint32_t)(sums >> 16 * UCM_FOUND_SHARED);
 }
 
 static void find(const struct client_hints *h, const struct client_hints *base, const uint8_t *keys,
@@ -239,12 +238,15 @@ static void find(const struct client_hints *h, const struct client_hints *base, 
     for (uint32_t i = 0; i < n_keys && !gap; i += CHUNK) {
         uint32_t n = n_keys - i < CHUNK ? n_keys - i : CHUNK;
         uint8_t *at = found ? found + i : chunk;
+        const uint8_t *end;
 
         /* What is not in the table may still be in the base's, and so may what is behind it. */
         ucm_hint_find_many(&h->view, keys + (size_t)i * h->view.key_bytes, n, stop && !base, at);
         if (base)
             chunk_find_base(base, keys + (size_t)i * h->view.key_bytes, n, stop, at);
-        gap = count(at, n, stop, out);
+        end = stop ? memchr(at, UCM_FOUND_NOT, n) : NULL;
+        gap = end != NULL;
+        count(at, gap ? (uint32_t)(end - at) : n, out);
     }
 }
 
