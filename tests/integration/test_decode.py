@@ -3,6 +3,7 @@
 waited for. tests/integration/test_vllm_sparse.py has the rest."""
 
 import random
+import sys
 import time
 import unittest
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 from fake_source import MISS, NO_ROOM, OK, Source
 from ucmclient import sparse
 from ucmclient.decode import Admission, Choices, Decoder, HeadBytes, Lost, Refused, Room, Rows
+from ucmclient.decode.layers import LayerChoices
 from ucmclient.errors import Status, UcmError
 
 SHAPE = sparse.Shape("f32", tokens=16, kv_heads=2, head_dim=8)
@@ -145,6 +147,81 @@ class Needs(unittest.TestCase):
         for windows in ((0, 0), (1, 2)):
             with self.assertRaisesRegex(ValueError, "all must have one size, 1 or more"):
                 Choices(tuple(sparse.TopK(local_window_sz=n) for n in windows))
+
+
+class Array(np.ndarray):
+    """What LayerChoices asks of torch's tensors."""
+
+    contiguous = np.ndarray.copy
+
+    def copy_(self, other):
+        self[:] = other
+
+    def amin(self, axis):
+        return self.min(axis)
+
+    @staticmethod
+    def zeros(shape, dtype, device=None):
+        return np.zeros(shape, dtype).view(Array)
+
+
+class LayersChoose(unittest.TestCase):
+    """LayerChoices without a GPU."""
+
+    def choices(self, policy, selector=None, **more):
+        fake = mock.Mock(zeros=Array.zeros, tensor=lambda numbers, dtype: np.array(numbers, dtype), int32=np.int32, float32=np.float32)
+        self.opened = []
+
+        def select(digest, gpu, q_heads, max_blocks, **options):
+            self.opened.append((q_heads, max_blocks, options))
+            return mock.Mock(lists=2, room=options["room"], digest=digest, device="cuda:0")
+        with mock.patch.dict(sys.modules, torch=fake), mock.patch("ucmclient.decode.layers.Selector", select):
+            return LayerChoices(Choices.from_policy(policy, SHAPE, 3, stops=True), sparse.Policy(policy).digest(SHAPE), None, 8,
+                                max_blocks=500, chains=2, **more)
+
+    def test_one_selection_for_layers_and_requests_that_differ(self):
+        choices = self.choices("topk:topk_tokens=320,dense_first=1,dense_below=800,reuse=2")
+        (q_heads, max_blocks, options), = self.opened
+        self.assertEqual((q_heads, max_blocks, options["room"], options["choose"].init_window_sz), (8, 500, 500, 1))
+        choices.set(0, 300)
+        choices.set(1, 30)
+        self.assertEqual(choices.most.tolist(), [[300, 30], [18, 30], [18, 30]], "of 20 blocks 2 are the window")
+        chosen = choices(1, "digests", "table", "candidates", "q")
+        call = choices.select.call_args
+        self.assertEqual((call.args, call.kwargs["most"].tolist()), (("digests", "table", "candidates", "q"), [18, 30]))
+        self.assertIs(choices(2, "digests", "table", "candidates", "q2"), chosen, "of the layer before")
+        choices.select.assert_called_once()
+        self.assertIsNone(choices.ranked(1, "candidates"))
+        choices.set(0, 0)
+        self.assertEqual(choices.most[:, 0].tolist(), [0, 0, 0])
+
+    def test_what_lists_attend_at_least(self):
+        choices = self.choices("psa-estimated:limit=100,dense_first=1,min_tokens=160,dense_below=0")
+        choices.set(1, 300)
+        self.assertEqual((choices.most[:, 1].tolist(), choices.least[:, 1].tolist()), ([300, 98, 98], [300, 8, 8]))
+        ranked = choices.ranked(1, "candidates")
+        self.assertEqual((ranked.select, ranked.n_blocks, ranked.report.shape), (choices.select, "candidates", (2, 2, 4)))
+
+    def test_budgets_follow_what_was_covered(self):
+        choices = self.choices("auto:goal=0.8,min_tokens=0,dense_below=0,patience=1,reuse=2", follow=True)
+        choices.set(0, 300)
+        begun = choices.most[:, 0].tolist()
+        choices.reports[..., 2] = np.float32(0.9).view(np.int32)
+        choices.reports[0, 0, 1, 2] = np.float32(0.5).view(np.int32)  # one head of layers 0 and 1
+        choices.follow([0])
+        more = choices.most[:, 0].tolist()
+        self.assertTrue(more[0] > begun[0] and more[1] > begun[1] and more[2] < begun[2], (begun, more))
+        choices.set(0, 301)
+        self.assertEqual(choices.most[:, 0].tolist(), more, "the budget stays with the request")
+        choices.set(0, 0)
+        choices.set(0, 300)
+        self.assertEqual(choices.most[:, 0].tolist(), begun, "another one begins")
+        self.assertEqual(choices.most[:, 1].tolist(), [0, 0, 0])
+
+    def test_refused(self):
+        for policy, more, words in (("topk", {"follow": True}, "only a policy with a goal"), ("topk:choice=mass,reduce=max,dense_below=0", {}, "choice=mass")):
+            with self.assertRaisesRegex(ValueError, words):
+                self.choices(policy, **more)
 
 
 class Shared(unittest.TestCase):
