@@ -438,6 +438,7 @@ static int devices_init(struct server *s, struct ucm_error *e)
     struct device_config dc = {.cpu_threads = s->config.cpu_threads,
                                .cuda = (int)s->config.cuda,
                                .strategy = (enum copy_strategy)s->config.copy_strategy,
+                               .beside_percent = s->config.copy_beside,
                                .calibration = s->config.copy_calibration,
                                .numa = numa_used(s),
                                .failed_cb = device_failed_cb,

@@ -2,8 +2,8 @@
 #ifndef UCM_PROTO_LIMITS_H
 #define UCM_PROTO_LIMITS_H
 
-/* 2: lookup, load, dump and prefetch take `request`. */
-#define UCM_PROTOCOL_VERSION 2
+/* 2: lookup, load, dump and prefetch take `request`. 3: load and dump take `computes`. */
+#define UCM_PROTOCOL_VERSION 3
 #define UCM_PROTOCOL_VERSION_MIN 1
 
 #define UCM_TENANTS_OTHER "other"      /* in metrics: all tenants without a label of their own */

@@ -144,7 +144,8 @@ enum ucm_handle_kind {
 #define UCM_MSG_RELEASE(F) F(u64, lease, REQ, 1, UCM_U32)
 
 /* A load or a dump. keys[i] goes to or comes from block blocks[i] of the region (u32 each,
- * little-endian). shards: 0 means all from `shard` on. step: report progress every so many layers. */
+ * little-endian). shards: 0 means all from `shard` on. step: report progress every so many layers.
+ * computes: the worker's GPU computes meanwhile, and copies give way to its own. */
 #define UCM_MSG_LOAD(F)                                                                            \
     F(u64, region, REQ, 1, UCM_U32)                                                                \
     F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
@@ -155,7 +156,8 @@ enum ucm_handle_kind {
     F(u64, priority, OPT, 0, 7)                                                                    \
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
     F(u64, step, OPT, 0, UCM_MAX_SHARDS)                                                           \
-    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
+    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                                 \
+    F(flag, computes, OPT, 0, 0)
 /* A lookup, its lease and a load in one: of the keys' prefix that is found. wait_ms: as in lookup. */
 #define UCM_MSG_LOAD_PREFIX(F)                                                                     \
     F(u64, region, REQ, 1, UCM_U32)                                                                \
@@ -167,7 +169,8 @@ enum ucm_handle_kind {
     F(u64, priority, OPT, 0, 7)                                                                    \
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
     F(u64, step, OPT, 0, UCM_MAX_SHARDS)                                                           \
-    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
+    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                                 \
+    F(flag, computes, OPT, 0, 0)
 /* The notification of a load with `step`: so many of its layers are loaded. status: as in the result;
  * left out while it has not changed since the last one (at first all OK). */
 #define UCM_MSG_PROGRESS(F)                                                                        \
@@ -186,7 +189,8 @@ enum ucm_handle_kind {
     F(u64, deadline_ms, OPT, 0, UCM_DEADLINE_MS)                                                   \
     F(u64, durability, OPT, 0, 2)                                                                  \
     F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                                 \
-    F(flag, plain, OPT, 0, 0)
+    F(flag, plain, OPT, 0, 0)                                                                      \
+    F(flag, computes, OPT, 0, 0)
 
 enum ucm_durability {
     UCM_DURABILITY_DEFAULT = 0, /* as the connection opened the namespace; there 0 is DRAM */

@@ -275,6 +275,11 @@ UCM_API int ucm_region_register(struct ucm_namespace *ns, const struct ucm_regio
  * -UCM_EDISCONNECTED, when the daemon closes the mapping by itself, this frees the handle and the
  * caller may free the memory. On any other error the handle stays; call again. Never connects. */
 UCM_API int ucm_region_unregister(struct ucm_region *region, int timeout_ms);
+/* From now on the region's loads and dumps tell the daemon that the worker's GPU computes meanwhile (not 0), or
+ * that it does not (0, as at first). Beside a GPU that computes they give way to the worker's own small copies,
+ * and take at most copy.beside percent of the bus. For an engine to call in every step: it stores a word and
+ * sends nothing. A daemon that speaks version 2 of the protocol or older is not told. Any thread. */
+UCM_API void ucm_region_computes(struct ucm_region *region, int computes);
 
 /* Creates a memfd of `bytes` (at least 1), seals it against shrinking and maps it: memory for a
  * region with device "cpu". The caller closes *fd and unmaps *address. */

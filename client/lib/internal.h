@@ -103,6 +103,7 @@ struct client_request {
     struct client_handle *handle; /* must be ready before it is sent; NULL: none */
     uint64_t *handle_id;          /* the field of *params that receives its id */
     struct proto_str *request_id; /* the field that receives the thread's request id; NULL: none */
+    bool *computes;               /* the field that older daemons don't know; NULL: there is none */
     const int *fds;
     uint32_t n_fds;
     const char *name; /* not NULL: the method, with packed_bytes of packed parameters */
@@ -162,6 +163,7 @@ struct client_encoding {
 
 struct ucm_region {
     struct client_handle handle;
+    atomic_bool computes;           /* ucm_region_computes */
     struct msg_region_register msg; /* views into the members below and behind them */
     char device[16];
     uint8_t gpu[UCM_UUID_BYTES];

@@ -168,6 +168,12 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
                                 &(struct msg_region){.region = h->id}, deadline_ns);
 }
 
+void ucm_region_computes(struct ucm_region *region, int computes)
+{
+    if (region)
+        atomic_store(&region->computes, computes != 0);
+}
+
 int ucm_region_unregister(struct ucm_region *region, int timeout_ms)
 {
     struct ucm_client *c;

@@ -16,6 +16,8 @@ static int encode(struct ucm_client *c, uint32_t msgid, const struct client_requ
         *q->handle_id = q->handle->id;
     if (q->request_id)
         *q->request_id = c->version >= 2 ? client_request_id() : (struct proto_str){0};
+    if (q->computes)
+        *q->computes &= c->version >= 3;
     if (!q->name)
         return proto_request(&c->out, msgid, q->method, proto_method_params(q->method), q->params,
                              e);

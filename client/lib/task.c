@@ -217,7 +217,7 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
 {
     struct msg_load m;
     struct client_request q = {UCM_METHOD_LOAD, &m, .handle_id = &m.region,
-                               .request_id = &m.request};
+                               .request_id = &m.request, .computes = &m.computes};
     int r = transfer_check(region, t, out);
 
     if (r)
@@ -230,6 +230,7 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
         .priority = t->priority,
         .deadline_ms = t->deadline_ms,
         .step = t->step,
+        .computes = atomic_load(&region->computes),
     };
     return task_start(&q, namespace_of(region), &m.keys, &m, m.step != 0, t, timeout_ms, out);
 }
@@ -239,7 +240,7 @@ int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *t, uin
 {
     struct msg_load_prefix m;
     struct client_request q = {UCM_METHOD_LOAD_PREFIX, &m, .handle_id = &m.region,
-                               .request_id = &m.request};
+                               .request_id = &m.request, .computes = &m.computes};
     int r = transfer_check(region, t, out);
 
     if (r == 0 && t->lease != 0)
@@ -255,6 +256,7 @@ int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *t, uin
         .priority = t->priority,
         .deadline_ms = t->deadline_ms,
         .step = t->step,
+        .computes = atomic_load(&region->computes),
     };
     return task_start(&q, namespace_of(region), &m.keys, NULL, m.step != 0, t, timeout_ms, out);
 }
@@ -264,7 +266,7 @@ static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool pl
 {
     struct msg_dump m;
     struct client_request q = {UCM_METHOD_DUMP, &m, .handle_id = &m.region,
-                               .request_id = &m.request};
+                               .request_id = &m.request, .computes = &m.computes};
     int r = transfer_check(region, t, out);
 
     if (r)
@@ -279,6 +281,7 @@ static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool pl
         .deadline_ms = t->deadline_ms,
         .durability = t->durability,
         .plain = plain && namespace_of(region)->encoding,
+        .computes = atomic_load(&region->computes),
     };
     return client_task_start(&q, namespace_of(region), &m.keys, t, timeout_ms, out);
 }

@@ -105,6 +105,7 @@ struct config {
     enum config_cuda cuda;
     unsigned cpu_threads;
     enum config_copy copy_strategy;
+    unsigned copy_beside;
     char *copy_calibration; /* "": none */
 
     unsigned max_connections, max_requests_conn, max_namespaces, max_namespaces_tenant;

@@ -324,6 +324,10 @@ const struct config_key config_keys[] = {
              "kernel, which is faster for small scattered chunks; staged: through slices of the "
              "worker's memory, where the worker has a companion. auto takes for each copy what "
              "costs least."},
+    {KEY("copy.beside", INT, copy_beside, "85"), RANGE(5, 100),
+     .help = "Percent of the bus that loads take at most while their worker's engine computes, as "
+             "the vLLM connector tells. Copies then leave gaps for the engine's own small copies. "
+             "100: loads first, without gaps, which makes the engine's steps a quarter longer."},
     {KEY("copy.calibration", STRING, copy_calibration, "/var/lib/ucmd"), RANGE(0, 160),
      .internal = true,
      .help = "Folder that keeps what auto measured at a GPU's first use; \"\" measures at every "

@@ -32,6 +32,7 @@ static void take_copy(struct gpu *g, struct device_job *job)
     int rc;
 
     list_remove(&job->link);
+    gpu_beside_told(g, job);
     if (job->op == DEVICE_LOAD || !job->event) {
         job_queue_push(&g->queued, job);
         return;
@@ -81,6 +82,12 @@ static bool take(struct gpu *g)
     return moved;
 }
 
+static void close_region(struct gpu *g, struct device_region *region)
+{
+    gpu_beside_forget(g, region);
+    gpu_region_close(region);
+}
+
 static bool run_control(struct gpu *g)
 {
     struct device_job *job = job_queue_pop_control(&g->queued);
@@ -91,7 +98,7 @@ static bool run_control(struct gpu *g)
     if (job->op == DEVICE_CLOSE && job->staging)
         gpu_staging_close(job->staging);
     else if (job->op == DEVICE_CLOSE)
-        gpu_region_close(job->region);
+        close_region(g, job->region);
     else if (job->op == DEVICE_UNPIN)
         gpu_memory_remove(&g->memory, (uint64_t)(uintptr_t)job->memory, job->memory_bytes);
     else if (atomic_load(&g->failed))
@@ -132,12 +139,13 @@ static bool ends_soon(struct gpu *g, uint64_t now_ns)
 /* Nothing moved: naps, sleeps or pins a piece of memory. Returns false when the thread must end. */
 static bool nap(struct gpu *g)
 {
-    bool copying = g->streams[0].n + g->streams[1].n + g->slices > 0;
-    uint64_t now_ns = uv_hrtime(), still_ns = now_ns - g->moved_ns;
+    uint64_t now_ns = uv_hrtime(), still_ns = now_ns - g->moved_ns, next_ns = gpu_beside_next_ns(g);
+    bool copying = g->streams[0].n + g->streams[1].n + g->slices > 0 || next_ns > 0;
     struct work *w = &g->work;
     bool quit = false;
 
-    if (ends_soon(g, now_ns) || still_ns < (copying ? GPU_SPIN_NS : GPU_LINGER_NS))
+    if (ends_soon(g, now_ns) || still_ns < (copying ? GPU_SPIN_NS : GPU_LINGER_NS) ||
+        (next_ns > 0 && next_ns < now_ns + 2 * GPU_NAP_NS))
         return true;
     if (!copying && list_empty(&g->waiting) && g->context && g->memory.fresh > 0 &&
         !atomic_load(&g->failed)) {
@@ -180,6 +188,7 @@ static void thread_cb(void *arg)
     prctl(PR_SET_TIMERSLACK, 1000); /* naps are shorter than the usual slack of 50 us */
     do {
         moved = take(g);
+        gpu_beside_look(g);
         if (atomic_load(&g->failed))
             gpu_abandon(g);
         moved |= run_control(g);

@@ -64,6 +64,8 @@ bool gpu_others_run(struct gpu *g)
 {
     uint64_t now_ns = uv_hrtime();
 
+    if (g->beside.now)
+        return true;
     if (!busy_due(&g->busy, now_ns) || g->slices > 0)
         return g->busy.others;
     probe_want(g, now_ns);
@@ -74,6 +76,8 @@ bool gpu_others_look(struct gpu *g)
 {
     uint64_t now_ns = uv_hrtime();
 
+    if (g->beside.now)
+        return true;
     if (g->slices > 0) {
         if (busy_due(&g->busy, now_ns - GPU_PROBE_STAGED_NS))
             probe_want(g, now_ns);

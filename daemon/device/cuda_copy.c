@@ -211,7 +211,7 @@ struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direct
 {
     struct gpu_stream *s = &g->streams[direction];
 
-    if (s->n == GPU_LAUNCHES || s->bytes >= GPU_AHEAD_BYTES)
+    if (s->n == GPU_LAUNCHES || s->bytes >= GPU_AHEAD_BYTES || !gpu_beside_allows(g, direction))
         return NULL;
     return &s->launches[(s->oldest + s->n) % GPU_LAUNCHES];
 }
@@ -237,6 +237,7 @@ CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, str
     l->announced = false;
     s->n++;
     s->bytes += bytes;
+    gpu_beside_launched(g, direction, bytes);
     return r;
 }
 
@@ -259,7 +260,7 @@ static void launch_next(struct gpu *g, enum ucm_copy_direction direction, struct
 {
     struct job_piece piece;
 
-    if (job_next_piece(job, GPU_LAUNCH_BYTES, GPU_LAUNCH_ITEMS, &piece))
+    if (job_next_piece(job, gpu_launch_bytes(g), GPU_LAUNCH_ITEMS, &piece))
         list_remove(&job->link);
     job->pieces++;
     gpu_launch_piece(g, direction, job, &piece);

@@ -294,9 +294,11 @@ static void slice_move(struct gpu *g, struct gpu_slice *slice)
 /* ---- the planner ---- */
 
 /* How much of a slice is used: a worker with larger slices gets no more of the bus in one go. */
-static uint64_t slice_use(const struct gpu_staging *s)
+static uint64_t slice_use(const struct gpu *g, const struct gpu_staging *s)
 {
-    return s->slice_bytes < GPU_LAUNCH_BYTES ? s->slice_bytes : GPU_LAUNCH_BYTES;
+    uint64_t most = gpu_launch_bytes(g);
+
+    return s->slice_bytes < most ? s->slice_bytes : most;
 }
 
 static bool next_piece(struct device_job *job, const struct gpu_staging *s, uint64_t bytes,
@@ -337,7 +339,7 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     double times, idle_ns, busy_ns, staged_ns;
     uint32_t n;
 
-    (void)next_piece(&first, s, slice_use(s), &piece);
+    (void)next_piece(&first, s, slice_use(g, s), &piece);
     times = (double)job_item_bytes(job) * job->n_items / (double)piece.bytes;
     memcpy(items, job->items, piece.n_items * sizeof(*items));
     n = gpu_dma_plan(g, job, &piece, items);
@@ -349,6 +351,8 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
         staged_ns += STAGING_FIXED_NS;
     /* Narrower runs are moved by kernels, which would take turns with the companion's. */
     if (n == 0 || (direction == UCM_COPY_LOAD && piece.bytes / piece.n_items < COSTS_RUN_LEAST))
+        return false;
+    if (gpu_beside_suffices(g, direction, busy_ns, (uint64_t)(times * (double)piece.bytes)))
         return false;
     return staged_pays(g, staged_ns, idle_ns, busy_ns);
 }
@@ -387,14 +391,14 @@ bool gpu_staging_pays(struct gpu *g, struct device_job *job)
 
 /* Dumps begin with a small slice, so that the bus has work soon. Each further one is gathered while
  * the bus moves those before, and may be as large. */
-static uint64_t dump_piece(const struct gpu_staging *s)
+static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s)
 {
     uint64_t bytes = STAGING_FIRST_BYTES;
 
     for (uint32_t i = 0; i < s->n_slices; i++)
         if (s->slices[i].state != SLICE_FREE && s->slices[i].direction == UCM_COPY_DUMP)
             bytes += 2 * s->slices[i].piece.bytes;
-    return bytes < slice_use(s) ? bytes : slice_use(s);
+    return bytes < slice_use(g, s) ? bytes : slice_use(g, s);
 }
 
 /* A load is done only when its last slice is scattered. So the last slice is small, and the bus
@@ -406,7 +410,7 @@ static uint64_t load_piece(const struct gpu *g, const struct device_job *job,
                            const struct gpu_staging *s)
 {
     uint64_t left = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job);
-    uint64_t whole = slice_use(s), least = whole / STAGING_LAST_PART;
+    uint64_t whole = slice_use(g, s), least = whole / STAGING_LAST_PART;
     bool more = job_queue_next_of(&g->queued, job);
 
     if (more && left > whole && left < 2 * whole)
@@ -428,7 +432,7 @@ enum gpu_took gpu_staging_take(struct gpu *g, struct device_job *job)
     if (!slice)
         return GPU_FULL;
     slice->job = job;
-    if (next_piece(job, s, load ? load_piece(g, job, s) : dump_piece(s), &slice->piece))
+    if (next_piece(job, s, load ? load_piece(g, job, s) : dump_piece(g, s), &slice->piece))
         list_remove(&job->link);
     job->pieces++;
     order_write(slice);

@@ -123,6 +123,9 @@ enum device_op {
     DEVICE_DUMP,
 };
 
+/* What the worker's GPU does besides a copy, as the worker says. */
+enum device_beside { DEVICE_BESIDE_UNKNOWN, DEVICE_BESIDE_NOTHING, DEVICE_BESIDE_STEPS };
+
 /* One piece of work. The caller allocates it and does not touch it from submit until `done_cb`, which
  * may free it. A copy passes through the open staging ring of its region's connection where that pays. */
 struct device_job {
@@ -138,8 +141,9 @@ struct device_job {
     uint64_t deadline_ms; /* uv_now() time at which a job fails that has not begun; 0: none, but a
                                dump with an event must have one */
     uint8_t priority;     /* 0 to 7; loads go before dumps of the same priority */
-    bool straight;        /* never through a staging ring */
-    bool coded;           /* slots hold the region's encoding, and the device encodes or decodes */
+    enum device_beside beside;
+    bool straight; /* never through a staging ring */
+    bool coded;    /* slots hold the region's encoding, and the device encodes or decodes */
     /* Out, of a coded dump: set where a section of the item did not fit (ucm_encoding_fits), so that the
      * slot holds nothing of use. n_items, 0 at first; NULL: the encoding fits always. */
     atomic_uchar *unfit;
@@ -194,6 +198,8 @@ struct device_config {
     unsigned cpu_threads;
     int cuda; /* enum config_cuda */
     enum copy_strategy strategy;
+    unsigned
+        beside_percent; /* of the bus, for loads beside a worker that computes; 100: as if it did not */
     const char *calibration; /* folder for the measured costs of GPUs; NULL or "": none; borrowed */
     const struct numa *numa; /* looks up GPUs' nodes, borrowed; NULL: they have none */
     /* Runs on the loop, once a device, when the device failed for good (a sticky CUDA error). */

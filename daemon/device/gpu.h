@@ -20,6 +20,7 @@
 #define GPU_DMA_EXTENTS 4096u /* of one launch */
 /* Launched and not done, besides the newest launch: keeps the bus busy without a gap. */
 #define GPU_AHEAD_BYTES (32ull << 20)
+#define GPU_BESIDE_BYTES (4ull << 20) /* of one launch beside a worker that computes */
 
 /* A launch under way. The GPU reads items, in pinned memory, while the kernel runs: nobody writes
  * them before `done`. */
@@ -43,6 +44,7 @@ struct gpu_stream {
     uint32_t oldest, n;
     uint64_t bytes;
     uint64_t done_ns; /* when the last launch was seen done */
+    uint64_t next_ns; /* beside a worker that computes: no launch before */
     uint64_t due_ns;  /* when the newest should be done */
 };
 
@@ -55,6 +57,13 @@ struct gpu_probe {
      * hold this up until until_ns only. */
     bool wanted;
     uint64_t until_ns;
+};
+
+/* A worker computes on this GPU, or did until a moment ago. */
+struct gpu_beside {
+    const struct device_region *region; /* whose worker said so last; only compared */
+    uint64_t until_ms;
+    bool now; /* as this round of the thread sees it */
 };
 
 enum gpu_pin_state { GPU_PIN_NEW, GPU_PIN_OURS, GPU_PIN_OTHERS, GPU_PIN_FAILED };
@@ -115,6 +124,7 @@ struct gpu {
     struct costs_table costs;
     struct busy busy;
     struct gpu_probe probe;
+    struct gpu_beside beside;
     uint64_t moved_ns;   /* when something last made progress */
     uint64_t expired_ms; /* when deadlines of queued copies were last checked */
 };
@@ -142,7 +152,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction);
 bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction);
 void gpu_expire(struct gpu *g);
 
-/* A place for one more launch; NULL: none now. */
+/* A place for one more launch; NULL: none now. One that is there stays until it is used. */
 struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direction);
 /* Records the event behind what was enqueued. With its end gpu_reap calls gpu_staging_launched for
  * the slice or, when that is NULL, ends a piece of the job. */
@@ -161,6 +171,26 @@ void gpu_piece_fail(struct gpu *g, struct device_job *job, int status);
 CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
                            struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
                            uint32_t direction);
+
+/* ---- cuda_beside.c: a worker computes, and its own small copies wait behind ours ---- */
+
+/* A load or dump has come: its worker says whether it computes. That holds until it says something else, or
+ * nothing for a while. */
+void gpu_beside_told(struct gpu *g, const struct device_job *job);
+void gpu_beside_forget(struct gpu *g, const struct device_region *region); /* it is closed */
+/* Once in each round of the thread: what the functions below go by. */
+void gpu_beside_look(struct gpu *g);
+/* Bytes of one launch, at most. */
+uint64_t gpu_launch_bytes(const struct gpu *g);
+/* May a launch begin? Beside a worker that computes only when the one before has ended, so that the engine
+ * turns to others, and loads not before the bus would be done at their share of it. */
+bool gpu_beside_allows(const struct gpu *g, enum ucm_copy_direction direction);
+void gpu_beside_launched(struct gpu *g, enum ucm_copy_direction direction, uint64_t bytes);
+/* When what waits for its share of the bus may begin; 0: nothing waits for that. */
+uint64_t gpu_beside_next_ns(const struct gpu *g);
+/* Is a way of that time no slower than that share? Then slices would gain nothing. */
+bool gpu_beside_suffices(const struct gpu *g, enum ucm_copy_direction direction, double ns,
+                         uint64_t bytes);
 
 /* ---- cuda_busy.c ---- */
 

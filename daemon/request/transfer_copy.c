@@ -263,6 +263,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_pla
         .event = t->has_event ? t->event : NULL,
         .deadline_ms = t->r.deadline.at_ms,
         .priority = copy_priority(t),
+        .beside = t->beside,
         /* One chunk a slot is too narrow for slices; but beside others only a companion decodes. */
         .straight = t->steps != NULL && !b->coded,
         .coded = b->coded,

@@ -46,6 +46,7 @@ struct copy_params {
     struct proto_bin keys, blocks;
     uint64_t step; /* load */
     bool plain;    /* dump */
+    bool computes;
 };
 
 static int range_check(struct call *call, const struct copy_params *p, uint32_t shards)
@@ -179,6 +180,7 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     region->transfers++;
     t->part = region->region->part;
     t->priority = (uint8_t)p->priority;
+    t->beside = p->computes ? DEVICE_BESIDE_STEPS : DEVICE_BESIDE_NOTHING;
     return t;
 }
 
@@ -265,7 +267,7 @@ int method_load(struct call *call)
 {
     const struct msg_load *m = &call->params.load;
     struct copy_params p = {m->region, m->shard,  m->shards, m->priority, m->deadline_ms,
-                            m->keys,   m->blocks, m->step,   false};
+                            m->keys,   m->blocks, m->step,   false,       m->computes};
     struct transfer *t = copy_new(call, TRANSFER_LOAD, &p);
 
     if (!t) {
@@ -283,7 +285,7 @@ int method_dump(struct call *call)
 {
     const struct msg_dump *m = &call->params.dump;
     struct copy_params p = {m->region, m->shard,  m->shards, m->priority, m->deadline_ms,
-                            m->keys,   m->blocks, 0,         m->plain};
+                            m->keys,   m->blocks, 0,         m->plain,    m->computes};
     struct transfer *t = copy_new(call, TRANSFER_DUMP, &p);
 
     if (!t)
@@ -364,7 +366,7 @@ int method_load_prefix(struct call *call)
 {
     const struct msg_load_prefix *m = &call->params.load_prefix;
     struct copy_params p = {m->region, m->shard,  m->shards, m->priority, m->deadline_ms,
-                            m->keys,   m->blocks, m->step,   false};
+                            m->keys,   m->blocks, m->step,   false,       m->computes};
     struct transfer *t = copy_new(call, TRANSFER_LOAD, &p);
 
     if (!t)

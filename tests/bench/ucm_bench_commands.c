@@ -158,9 +158,10 @@ static const struct arg_option copy_options[] = {
 static const struct arg_option step_options[] = {
     {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
     {"strategies", ARG_TEXT, "LIST", "as those of copy; the last is held against the aims",
-     "dma,staged,auto,auto+ring", 0, 0},
+     "auto,auto+ring", 0, 0},
     {"chunk", ARG_SIZE, "SIZE", "bytes of a block that lie together", "64KiB", 4096, 4u << 20},
-    {"set", ARG_TEXT, "KEY=VALUE,...", "more settings of the daemon", NULL, 0, 0},
+    {"beside", ARG_TEXT, "LIST", "of copy.beside: percent of the bus beside the steps", "100,85", 0,
+     0},
     {"time", ARG_SECONDS, "SECONDS", "how long to measure each figure", "2s", 500, 60000},
 };
 
@@ -290,7 +291,8 @@ static const struct program_command commands[] = {
      PROGRAM_OPTIONS(copy_options), 0, 0, bench_copy},
     {"step", "",
      "What a decoding engine's steps take while loads run, and what those get of the bus",
-     "Starts a daemon for each strategy, in a temporary folder, and plays an engine that\n"
+     "Starts a daemon for each strategy and share, in a temporary folder, and plays an engine "
+     "that\n"
      "decodes: small copies of inputs, a CUDA graph of 289 kernels which read 14 GiB, and\n"
      "tokens copied back. Baselines are the same steps without loads, and one large DMA\n"
      "transfer after another, without a daemon.\n\n"

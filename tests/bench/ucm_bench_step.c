@@ -15,6 +15,7 @@
 #define P99_AIM 1.10
 #define BUS_AIM 0.95
 #define BUS_BESIDE_AIM 0.85
+#define DEFAULT_PERCENT 85
 
 /* Medians and p99s of steps, in ms. */
 struct step_row {
@@ -25,7 +26,9 @@ struct step_bench {
     struct copy_bench b; /* the first member: see of() */
     struct gpu_steps steps;
     struct step_row alone;
-    bool last; /* of the strategies: its figures have aims */
+    char name[64];    /* of the strategy and its share, in the report */
+    unsigned percent; /* copy.beside */
+    bool last;        /* of the strategies, at the default share: its figures have aims */
 };
 
 static struct step_bench *of(struct copy_bench *b)
@@ -124,7 +127,7 @@ static void report_loads(struct step_bench *t, const char *what, double rate, do
 {
     char name[96];
 
-    snprintf(name, sizeof name, "%s: %s", t->b.strategy, what);
+    snprintf(name, sizeof name, "%s: %s", t->name, what);
     report_figure(&t->b.report, &(struct figure){.name = name,
                                                  .unit = "GB/s",
                                                  .value = rate / 1e9,
@@ -148,38 +151,25 @@ static int measure_loads(struct step_bench *t, struct rig *rig)
     report_loads(t, "loads alone", rate, BUS_AIM);
     rc = steps_beside(t, beside_nothing, NULL, &t->alone);
     s.warm_ms = SETTLE_MS;
+    ucm_region_computes(rig->region, 1);
     if (rc == 0)
         rc = steps_beside(t, beside_loads, &s, &row);
     if (rc != 0)
         return rc;
-    report_row(t, t->b.strategy, &row);
+    report_row(t, t->name, &row);
     report_loads(t, "loads beside steps", streams_rate(&s, 1), BUS_BESIDE_AIM);
     return 0;
 }
 
-static unsigned settings(char *list, const char *sets[DAEMON_MAX_SETS + 1])
+static int measure_share(struct step_bench *t)
 {
-    unsigned n = 0;
-    char *set;
-
-    while ((set = strsep(&list, ",")) != NULL && n < DAEMON_MAX_SETS)
-        sets[n++] = set;
-    sets[n] = NULL;
-    return n;
-}
-
-static int measure_strategy(struct step_bench *t, const char *strategy)
-{
-    const char *given = args_text(t->b.args, "set"), *sets[DAEMON_MAX_SETS + 1] = {NULL};
-    char list[512];
+    char share[32];
     struct rig rig;
     int rc, stopped;
 
-    snprintf(list, sizeof list, "%s", given ? given : "");
-    if (given)
-        (void)settings(list, sets);
-    copy_strategy_set(&t->b, strategy);
-    rc = copy_daemon_start(&t->b, sets);
+    snprintf(t->name, sizeof t->name, "%s %u %%", t->b.strategy, t->percent);
+    snprintf(share, sizeof share, "copy.beside=%u", t->percent);
+    rc = copy_daemon_start(&t->b, (const char *const[]){share, NULL});
     if (rc != 0)
         return rc;
     rc = copy_rig_open(&t->b, &rig, args_number(t->b.args, "chunk"), 0);
@@ -189,6 +179,21 @@ static int measure_strategy(struct step_bench *t, const char *strategy)
     }
     stopped = copy_daemon_stop(&t->b);
     return rc != 0 ? rc : stopped;
+}
+
+static int measure_strategy(struct step_bench *t, const char *strategy, bool last)
+{
+    char shares[128], *list = shares, *share;
+    int rc = 0;
+
+    copy_strategy_set(&t->b, strategy);
+    snprintf(shares, sizeof shares, "%s", args_text(t->b.args, "beside"));
+    while (rc == 0 && (share = strsep(&list, ",")) != NULL) {
+        t->percent = (unsigned)strtoul(share, NULL, 10);
+        t->last = last && t->percent == DEFAULT_PERCENT;
+        rc = measure_share(t);
+    }
+    return rc;
 }
 
 /* ---- the command ---- */
@@ -223,10 +228,8 @@ static int measure_all(struct step_bench *t)
     int rc = measure_alone(t);
 
     snprintf(names, sizeof names, "%s", args_text(t->b.args, "strategies"));
-    while (rc == 0 && (name = strsep(&list, ",")) != NULL) {
-        t->last = list == NULL;
-        rc = measure_strategy(t, name);
-    }
+    while (rc == 0 && (name = strsep(&list, ",")) != NULL)
+        rc = measure_strategy(t, name, list == NULL);
     return rc;
 }
 

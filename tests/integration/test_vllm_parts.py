@@ -199,7 +199,7 @@ class Moves(unittest.TestCase):
         class Silent:
             @property
             def region(self):
-                return None if asked else SimpleNamespace(dump=None, load=None)
+                return None if asked else SimpleNamespace(dump=None, load=None, computes=lambda now: None)
 
             def ask(self, call, keys, *_, **__):
                 asked.append(keys)
@@ -243,7 +243,7 @@ class Moves(unittest.TestCase):
                 self.closed = True
 
         class Link:
-            region = SimpleNamespace(dump=None)
+            region = SimpleNamespace(dump=None, computes=lambda now: None)
 
             def ask(self, call, keys, blocks, *, event, **__):
                 given.append((keys, event is not None))
@@ -271,7 +271,7 @@ class Moves(unittest.TestCase):
         """One dump of all that decode. When one of them is preempted its blocks are read no more, and the others' are stored."""
         memory = SharedMemory(8 * 4096)
         view = engine.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
-        given, log = [], []
+        given, log, told = [], [], []
 
         class Task:
             result = None
@@ -290,7 +290,7 @@ class Moves(unittest.TestCase):
                 log.append("close")
 
         class Link:
-            region = SimpleNamespace(dump=None)
+            region = SimpleNamespace(dump=None, computes=told.append)
 
             def ask(self, call, keys, blocks, *, request, plain, **__):
                 given.append((keys, blocks, request, plain))
@@ -310,6 +310,10 @@ class Moves(unittest.TestCase):
         self.assertEqual((given, log), ([(b"a", [0], "a", False)], ["cancel", "wait", "close", "ask"]))
         half.start_stores(Plan(ended={"a", "b"}))
         self.assertEqual(half.finished(), ({"b"}, set()), "the blocks of a are still read")
+        self.assertEqual(told, 4 * [False])
+        half.start_loads(Plan(computes=True))
+        half.start_stores(Plan(stores=[Copy("e", b"e", [4])], computes=True))
+        self.assertEqual(told[4:], [True], "the daemon does not learn that the engine computes")
 
     def test_an_event_that_never_comes(self):
         memory = SharedMemory(8 * 4096)
@@ -318,7 +322,7 @@ class Moves(unittest.TestCase):
                           layout.layout_of({"0": view}, 8), name="test", part=0, writes=True, on_gpu=False,
                           event=lambda: SimpleNamespace(query=lambda: False))
         half.close()
-        half.link, half._events_refused = SimpleNamespace(region=SimpleNamespace(dump=None)), True
+        half.link, half._events_refused = SimpleNamespace(region=SimpleNamespace(dump=None, computes=lambda now: None)), True
         half.start_stores(Plan(stores=[Copy("a", b"a", [0])], ended={"a"}))
         deadline = time.monotonic() + 10
         while half.finished() != ({"a"}, set()):

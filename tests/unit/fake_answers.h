@@ -222,12 +222,16 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
         fake_note_request(f, m.load.request);
         pthread_mutex_lock(&f->lock);
         f->last_lease = (uint32_t)m.load.lease;
+        f->computing += m.load.computes;
         pthread_mutex_unlock(&f->lock);
         fake_reply_blocks(f, conn, id, m.load.keys.n / 16, UCM_BLOCK_OK);
         return;
     case UCM_METHOD_DUMP:
         DECODE(dump, dump);
         fake_note_request(f, m.dump.request);
+        pthread_mutex_lock(&f->lock);
+        f->computing += m.dump.computes;
+        pthread_mutex_unlock(&f->lock);
         fake_reply_blocks(f, conn, id, m.dump.keys.n / 16, UCM_BLOCK_EXISTS);
         return;
     case UCM_METHOD_PREFETCH:

@@ -121,6 +121,47 @@ Test(client, a_request_id_goes_with_the_threads_requests_to_a_daemon_that_takes_
     ucm_close(c);
 }
 
+/* How many of a load and a dump told that the worker computes. */
+static unsigned told_by_copies(struct ucm_region *region)
+{
+    struct ucm_transfer t = {.keys = rig.keys, .n_keys = 1, .blocks = rig.blocks};
+    unsigned before = FAKE_GET(&rig.fake, computing);
+    struct ucm_result result;
+    struct ucm_task *task;
+
+    for (unsigned i = 0; i < 2; i++) {
+        cr_assert_eq((i ? ucm_dump : ucm_load)(region, &t, -1, &task), 0, "%s", ucm_errmsg());
+        cr_assert_eq(ucm_task_wait(task, -1, &result), 0, "%s", ucm_errmsg());
+        ucm_task_free(task);
+    }
+    return FAKE_GET(&rig.fake, computing) - before;
+}
+
+Test(client, copies_tell_a_daemon_that_takes_it_whether_the_worker_computes)
+{
+    struct rig other = {.fd = rig.fd};
+    struct ucm_client *c;
+    struct ucm_namespace *ns;
+    struct ucm_region *region;
+
+    ucm_region_computes(rig.region, 1);
+    cr_expect_eq(told_by_copies(rig.region), 0, "the daemon speaks version 1 only");
+    pthread_mutex_lock(&rig.fake.lock);
+    rig.fake.version = 3;
+    pthread_mutex_unlock(&rig.fake.lock);
+    c = rig_connect(&rig.fake);
+    cr_assert_eq(rig_open(c, &ns), 0);
+    other.ns = ns;
+    cr_assert_eq(rig_register(&other, -1, &region), 0);
+    cr_expect_eq(told_by_copies(region), 0);
+    ucm_region_computes(region, 1);
+    cr_expect_eq(told_by_copies(region), 2);
+    ucm_region_computes(region, 0);
+    cr_expect_eq(told_by_copies(region), 0);
+    ucm_region_computes(NULL, 1);
+    ucm_close(c);
+}
+
 static uint32_t leased_lookup(void)
 {
     struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1, .lease_ms = 1000};

@@ -182,6 +182,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_namespace_close": (None, [c_void_p]),
     "ucm_namespace_fingerprint": (None, [c_void_p, c_char_p]),
     "ucm_region_register": (c_int, [c_void_p, POINTER(RegionSpec), c_int, POINTER(c_void_p)]),
+    "ucm_region_computes": (None, [c_void_p, c_int]),
     "ucm_region_unregister": (c_int, [c_void_p, c_int]),
     "ucm_shared_memory": (c_int, [c_size_t, POINTER(c_int), POINTER(c_void_p)]),
     "ucm_set_request_id": (c_int, [c_char_p]),

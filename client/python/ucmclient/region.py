@@ -99,6 +99,12 @@ class Region(_Handle):
         if not self.closed and not self.client.closed:
             self.unregister()
 
+    def computes(self, now: bool) -> None:
+        """Whether the worker's GPU computes: loads and dumps that begin from now on tell the daemon, and give way to the worker's
+        own copies. Sends nothing; of a region that is closed it does nothing."""
+        if self._handle is not None and not self.client.closed:
+            lib.ucm_region_computes(self._handle, int(now))
+
     def load(
         self,
         keys: Keys,

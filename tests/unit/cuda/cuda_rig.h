@@ -34,7 +34,8 @@ static uint8_t *slots;
 static size_t slots_bytes;
 static char folder[64];
 static unsigned failures;
-static const struct numa *numa; /* set before daemon_begin: where GPUs hang */
+static unsigned beside_percent = 85; /* set before daemon_begin */
+static const struct numa *numa;      /* set before daemon_begin: where GPUs hang */
 
 /* ---- the daemon ---- */
 
@@ -81,6 +82,7 @@ static inline void daemon_begin(enum copy_strategy strategy, size_t bytes)
     struct device_config config = {.cpu_threads = 1,
                                    .cuda = CONFIG_CUDA_REQUIRED,
                                    .strategy = strategy,
+                                   .beside_percent = beside_percent,
                                    .calibration = folder,
                                    .numa = numa,
                                    .failed_cb = failed_cb,

@@ -41,12 +41,14 @@ struct CUstream_st {
     pthread_t thread;
     struct op *first, **last;
     bool busy, quit;
+    unsigned events; /* that wait */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned objects;  /* streams and events */
 static unsigned enqueued; /* on all streams, and not done */
+static unsigned most_events;
 static uint64_t seed = 88172645463325252u;
 static atomic_uint delay_us, slow_us, lost, bad_records;
 static atomic_bool no_waits, capturing, held, holds;
@@ -232,6 +234,7 @@ static void *stream_run(void *arg)
         }
         pthread_mutex_lock(&mutex);
         if (o->event) {
+            s->events--;
             o->event->done = o->value;
             event_free(o->event);
         }
@@ -519,9 +522,22 @@ CUresult fake_cuda_daemon_record(CUevent e, CUstream s)
     e->refs++;
     o->event = e;
     o->value = ++e->wanted;
+    s->events++;
+    most_events = s->events > most_events ? s->events : most_events;
     op_put(s, o);
     pthread_mutex_unlock(&mutex);
     return CUDA_SUCCESS;
+}
+
+unsigned fake_cuda_most_events(void)
+{
+    unsigned most;
+
+    pthread_mutex_lock(&mutex);
+    most = most_events;
+    most_events = 0;
+    pthread_mutex_unlock(&mutex);
+    return most;
 }
 
 /* The companion's. */

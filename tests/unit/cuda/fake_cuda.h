@@ -38,6 +38,8 @@ void fake_clock_pass(unsigned ms);
 uint64_t fake_clock_ms(void);
 /* The companion's next n events can't be recorded. */
 void fake_cuda_fail_records(unsigned n);
+/* How many events waited at once on one of the daemon's streams, at most, since the last call. */
+unsigned fake_cuda_most_events(void);
 /* No stream can wait for a word; every stream is being captured. */
 void fake_cuda_refuse_waits(bool refuse);
 void fake_cuda_capture(bool begin);

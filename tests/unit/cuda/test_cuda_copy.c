@@ -35,6 +35,7 @@ static unsigned jobs_make(struct test_job *jobs, struct worker_side *w, uint64_t
 
         copy_init(j, w, i < BLOCKS / 2 ? DEVICE_DUMP : DEVICE_LOAD);
         j->job.priority = (uint8_t)(next_random(seed) % 8);
+        j->job.beside = (enum device_beside)(next_random(seed) % 3);
         if (n % 3 == 0) {
             j->job.first_plane = (uint32_t)(next_random(seed) % w->n_planes);
             j->job.n_planes =
@@ -239,6 +240,73 @@ Test(cuda_copy, one_order_moves_16_mib_at_most, .timeout = 60)
     cr_assert_eq(job_wait(&j), 0);
     cr_assert_gt(most_of_an_order(), 8u << 20);
     cr_assert_leq(most_of_an_order(), 16u << 20);
+    worker_end(&a);
+    daemon_end();
+}
+
+/* ---- beside a worker that computes ---- */
+
+/* Launches of a copy of 37 MiB, and how many were under way at once. */
+static void launches_of(struct test_job *j, enum device_op op, enum device_beside beside,
+                        unsigned *launches, unsigned *at_once)
+{
+    struct device_stats before, after;
+
+    copy_init(j, &a, op);
+    j->job.beside = beside;
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        copy_add(j, &a, i, i);
+    gpu->ops->stats(gpu, &before);
+    (void)fake_cuda_most_events();
+    job_submit(j, gpu);
+    cr_assert_eq(job_wait(j), 0, "%s", j->job.error.text);
+    gpu->ops->stats(gpu, &after);
+    *launches = (unsigned)(after.launches[COPY_DMA] - before.launches[COPY_DMA]);
+    *at_once = fake_cuda_most_events();
+}
+
+static void expect_gaps(enum device_op op, enum device_beside beside, bool gaps)
+{
+    static struct test_job j;
+    unsigned launches, at_once;
+
+    launches_of(&j, op, beside, &launches, &at_once);
+    cr_expect_eq(launches, gaps ? 11 : 3, "%u launches, operation %d, beside %d", launches, op,
+                 beside);
+    cr_expect_eq(at_once > 1, !gaps, "%u at once, operation %d, beside %d", at_once, op, beside);
+}
+
+/* The engine's own copies get their turn between two launches. What a worker says holds for all copies, also
+ * of those who say nothing, until it says something else, or nothing for a while, or its region is closed. */
+Test(cuda_copy, beside_steps_copies_leave_gaps, .timeout = 60)
+{
+    daemon_begin(COPY_DMA, 40 * MIB);
+    fake_cuda_delay(2000);
+    worker_begin(&a, getpid(), 1, 600 * 1024, 0);
+    expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
+    for (unsigned op = 0; op < 2; op++) {
+        expect_gaps(op ? DEVICE_DUMP : DEVICE_LOAD, DEVICE_BESIDE_STEPS, true);
+        expect_gaps(op ? DEVICE_DUMP : DEVICE_LOAD, DEVICE_BESIDE_NOTHING, false);
+    }
+    expect_gaps(DEVICE_DUMP, DEVICE_BESIDE_STEPS, true);
+    expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, true);
+    fake_clock_pass(300);
+    expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
+    expect_gaps(DEVICE_DUMP, DEVICE_BESIDE_STEPS, true);
+    worker_end(&a);
+    worker_begin(&a, getpid(), 1, 600 * 1024, 0);
+    expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
+    worker_end(&a);
+    daemon_end();
+}
+
+Test(cuda_copy, loads_first_if_the_site_wants_that, .timeout = 60)
+{
+    beside_percent = 100;
+    daemon_begin(COPY_DMA, 40 * MIB);
+    fake_cuda_delay(2000);
+    worker_begin(&a, getpid(), 1, 600 * 1024, 0);
+    expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_STEPS, false);
     worker_end(&a);
     daemon_end();
 }

@@ -56,5 +56,7 @@ class Plan:
     sparse: list[SparseStep] = field(default_factory=list)
     #: Requests that have finished or were preempted since the last plan.
     gone: set[str] = field(default_factory=set)
+    #: The step computes something, so that the GPU is busy while blocks are copied.
+    computes: bool = False
     #: The scheduler's half knows the namespace. Otherwise the workers send it.
     connected: bool = True

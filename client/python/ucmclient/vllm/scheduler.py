@@ -350,6 +350,7 @@ class SchedulerHalf:
         plan.gone = lost | set(output.finished_req_ids) if self.sparse is not None else set()
         plan.number = self._number if self._risky > self._known else 0
         plan.connected = self.link is not None
+        plan.computes = bool(output.num_scheduled_tokens)
         return plan
 
     def _go_on(self, cached: Any, output: Any) -> None:

@@ -130,6 +130,8 @@ class WorkerHalf:
         self._failed_blocks: set[int] = set()
         self._finished_loads: set[str] = set()
         self._stores: list[_Store] = []
+        #: The step computes something.
+        self._computes = False
         #: The daemon can't open this process's events, so dumps begin when these have come.
         self._events_refused = False
         #: Requests of which this step's plan stores nothing.
@@ -192,6 +194,7 @@ class WorkerHalf:
     # ---- loads ----
 
     def start_loads(self, plan: Plan) -> None:
+        self._computes = plan.computes
         self._loads += [_Load(copy.request, copy.blocks, self._begin_load(copy)) for copy in plan.loads]
         self._until = time.monotonic() + self.settings.transfer_deadline
         if not self.settings.async_load and not self.settings.layerwise:
@@ -201,6 +204,7 @@ class WorkerHalf:
         region = self.link.region
         if region is None:
             return None
+        region.computes(self._computes and self.settings.async_load)
         return self.link.ask(
             region.load, copy.keys, copy.blocks, step=int(self.settings.layerwise), priority=6,
             deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout, request=copy.request,
@@ -301,6 +305,7 @@ class WorkerHalf:
             elif not store.event.query():
                 return time.monotonic() < store.until
         store.by_event = handle is not None
+        region.computes(self._computes)
         first, *more = store.copies
         keys = b"".join(copy.keys for copy in store.copies) if more else first.keys
         blocks = [block for copy in store.copies for block in copy.blocks] if more else first.blocks

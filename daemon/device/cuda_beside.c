@@ -1,0 +1,86 @@
+/* The driver gives a copy engine to one process's copies for about a millisecond before it looks at another's,
+ * as long as the first one's queue is not empty: an engine's inputs, a few KiB, then wait for that long in every
+ * step. So beside a worker that computes the next launch comes when the last one has ended. */
+#include "daemon/device/gpu.h"
+
+#define BESIDE_HOLD_MS 300      /* a worker that decodes stores a block now and then */
+#define BESIDE_SLACK_NS 100000u /* a load that was late may catch up so much */
+#define BESIDE_URGENT_MS 1000   /* so near its deadline a load gets the whole bus */
+
+void gpu_beside_told(struct gpu *g, const struct device_job *job)
+{
+    struct gpu_beside *b = &g->beside;
+
+    if (job->beside == DEVICE_BESIDE_STEPS && g->config.beside_percent < 100) {
+        b->region = job->region;
+        b->until_ms = job_clock_ms() + BESIDE_HOLD_MS;
+    } else if (job->beside == DEVICE_BESIDE_NOTHING) {
+        gpu_beside_forget(g, job->region);
+    }
+}
+
+void gpu_beside_forget(struct gpu *g, const struct device_region *region)
+{
+    if (g->beside.region == region)
+        g->beside = (struct gpu_beside){.region = NULL};
+}
+
+void gpu_beside_look(struct gpu *g)
+{
+    g->beside.now = g->beside.until_ms > 0 && job_clock_ms() < g->beside.until_ms;
+}
+
+uint64_t gpu_launch_bytes(const struct gpu *g)
+{
+    return g->beside.now ? GPU_BESIDE_BYTES : GPU_LAUNCH_BYTES;
+}
+
+static double share_ns(const struct gpu *g, enum ucm_copy_direction direction, uint64_t bytes)
+{
+    return (double)bytes * g->costs.of[direction].byte_ns * 100 / g->config.beside_percent;
+}
+
+bool gpu_beside_suffices(const struct gpu *g, enum ucm_copy_direction direction, double ns,
+                         uint64_t bytes)
+{
+    return g->beside.now && ns <= share_ns(g, direction, bytes);
+}
+
+/* What is read from the GPU costs its kernels next to nothing: dumps only leave gaps. */
+void gpu_beside_launched(struct gpu *g, enum ucm_copy_direction direction, uint64_t bytes)
+{
+    struct gpu_stream *s = &g->streams[direction];
+    uint64_t earliest_ns = uv_hrtime() - BESIDE_SLACK_NS;
+
+    if (!g->beside.now || direction != UCM_COPY_LOAD) {
+        s->next_ns = 0;
+        return;
+    }
+    if (s->next_ns < earliest_ns)
+        s->next_ns = earliest_ns;
+    s->next_ns += (uint64_t)share_ns(g, direction, bytes);
+}
+
+static bool urgent(const struct gpu *g)
+{
+    const struct device_job *job = job_queue_first_of(&g->queued, DEVICE_LOAD);
+
+    return job && job->deadline_ms > 0 && job_clock_ms() + BESIDE_URGENT_MS >= job->deadline_ms;
+}
+
+bool gpu_beside_allows(const struct gpu *g, enum ucm_copy_direction direction)
+{
+    const struct gpu_stream *s = &g->streams[direction];
+
+    if (!g->beside.now)
+        return true;
+    return s->n == 0 && (s->next_ns == 0 || uv_hrtime() >= s->next_ns || urgent(g));
+}
+
+uint64_t gpu_beside_next_ns(const struct gpu *g)
+{
+    uint64_t next_ns = g->streams[UCM_COPY_LOAD].next_ns;
+    bool wants = g->slices > 0 || job_queue_first_of(&g->queued, DEVICE_LOAD);
+
+    return g->beside.now && wants && next_ns > uv_hrtime() ? next_ns : 0;
+}
