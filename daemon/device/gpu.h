@@ -20,7 +20,7 @@
 #define GPU_DMA_EXTENTS 4096u /* of one launch */
 /* Launched and not done, besides the newest launch: keeps the bus busy without a gap. */
 #define GPU_AHEAD_BYTES (32ull << 20)
-#define GPU_BESIDE_BYTES (4ull << 20) /* of one launch beside a worker that computes */
+#define GPU_BESIDE_BYTES (6ull << 20) /* of one launch beside a worker that computes */
 
 /* A launch under way. The GPU reads items, in pinned memory, while the kernel runs: nobody writes
  * them before `done`. */

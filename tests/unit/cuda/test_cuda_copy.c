@@ -271,7 +271,7 @@ static void expect_gaps(enum device_op op, enum device_beside beside, bool gaps)
     unsigned launches, at_once;
 
     launches_of(&j, op, beside, &launches, &at_once);
-    cr_expect_eq(launches, gaps ? 11 : 3, "%u launches, operation %d, beside %d", launches, op,
+    cr_expect_eq(launches, gaps ? 7 : 3, "%u launches, operation %d, beside %d", launches, op,
                  beside);
     cr_expect_eq(at_once > 1, !gaps, "%u at once, operation %d, beside %d", at_once, op, beside);
 }
