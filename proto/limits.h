@@ -2,7 +2,7 @@
 #ifndef UCM_PROTO_LIMITS_H
 #define UCM_PROTO_LIMITS_H
 
-/* 2: lookup, load, dump and prefetch take `request`. 3: load and dump take `computes`. */
+/* 2: lookup, load, dump and prefetch take `request`. 3: load, load_prefix and dump take `computes`. */
 #define UCM_PROTOCOL_VERSION 3
 #define UCM_PROTOCOL_VERSION_MIN 1
 
