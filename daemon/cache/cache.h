@@ -133,7 +133,7 @@ bool cache_pin(struct cache *c, block_ref ref, bool pinned);
 #define CACHE_MAX_HINTS 1024u
 
 /* The namespace has a table of hints (proto/hint.h) while somebody uses it; it may have to be filled first, in turns of
- * the loop. 0, -EMFILE: as many namespaces have one, or another -errno. */
+ * the loop. 0, -EBUSY: as many namespaces have one, or another -errno. */
 int cache_hints_use(struct cache *c, struct ns *ns);
 void cache_hints_unuse(struct cache *c, struct ns *ns);
 /* What to give to readers of a namespace whose table somebody uses: a descriptor, which stays the cache's, and how long

@@ -154,7 +154,7 @@ int cache_hints_use(struct cache *c, struct ns *ns)
         return 0;
     }
     if (c->hints.n >= CACHE_MAX_HINTS)
-        return -EMFILE;
+        return -EBUSY;
     h = calloc(1, sizeof(*h));
     if (!h)
         return -ENOMEM;

@@ -29,11 +29,14 @@ int method_hints_open(struct call *call)
     if (!ns || open_check(call, ns) != 0)
         return -call->error.code;
     rc = session_hints_use(s, ns);
-    if (rc == -EMFILE)
+    if (rc == -EBUSY)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
                              "%u namespaces have tables of hints, as many as may have one; "
                              "look the keys up",
                              CACHE_MAX_HINTS);
+    if (rc == -EINVAL)
+        return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
+                             "hints need a kernel that seals memory against writers: Linux 5.1");
     if (rc == 0) {
         fd = fcntl(cache_hints_table(ns, &r.bytes), F_DUPFD_CLOEXEC, 0);
         rc = fd < 0 ? -errno : 0;

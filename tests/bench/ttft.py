@@ -81,7 +81,7 @@ class Engine:
         import torch
         from ucmclient import Client
 
-        self.torch, self.most = torch, max(options["tokens"])
+        self.torch, self.most, self.one_request = torch, max(options["tokens"]), options["one_request"]
         self.model = Model(options["layers"], self.most // BLOCK)
         self.client, self.companion, self.base = Client(options["socket"], "ttft"), None, None
         self.regions, self.block_bytes = {}, {}
@@ -196,15 +196,21 @@ class Engine:
         whole = None
 
         def answer():
-            found = self.base.lookup_prefix(keys[: blocks * 32], lease=30)
-            assert found.blocks == blocks, f"{found.blocks} of {blocks} blocks were found"
-            self.region.load(keys[: blocks * 32], table[:blocks], lease=found.lease).wait(120)
+            self.load(keys[: blocks * 32], table[:blocks])
             return compute()
 
         seconds, _ = self.timed(answer)
         if hit == 100 and check:
             whole = self.digest(table)
         return {"seconds": seconds, "rest": rest, "bytes": blocks * self.block_bytes["none"], "digest": whole}
+
+    def load(self, keys, table):
+        if self.one_request:
+            assert self.region.load_prefix(keys, table).wait(120).all_ok, "not all blocks were loaded"
+            return
+        found = self.base.lookup_prefix(keys, lease=30)
+        assert found.blocks == len(table), f"{found.blocks} of {len(table)} blocks were found"
+        self.region.load(keys, table, lease=found.lease).wait(120)
 
     def whole(self, tokens, encoding):
         """A whole hit in that form."""
@@ -378,6 +384,7 @@ def main():
     parser.add_argument("--layout", choices=("blocks", "layers"), default="blocks",
                         help="all layers of a block side by side, or each layer's KV by itself")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--one-request", action="store_true", help="look up and load in one request (load_prefix); not with --encoding")
     words = parser.parse_args()
     if words.engine:
         return serve(lambda: Engine(json.loads(words.engine)))
@@ -385,7 +392,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         options = {"socket": os.path.join(folder, "s"), "tokens": [int(n) for n in words.tokens.split(",")],
                    "layers": words.layers, "nvme": words.nvme, "arena": words.arena, "encoding": ["none", *encodings],
-                   "layout": words.layout, "rounds": words.rounds}
+                   "layout": words.layout, "rounds": words.rounds, "one_request": words.one_request}
         with fleet(options, folder) as those:
             result = (measure_encodings if words.encoding else measure)(*those, options)
     if words.json:

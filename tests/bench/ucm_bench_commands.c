@@ -224,7 +224,8 @@ static const struct program_command commands[] = {
      PROGRAM_OPTIONS(serve_options), 1, 2, bench_serve},
     {"lookup", "", "Latency of lookups: one key, and a long prefix with a lease",
      "The baseline is an echo of frames of the same size between two processes over a\n"
-     "Unix socket.\n\n"
+     "Unix socket. The same keys are looked up in the table of hints, too, beside these\n"
+     "round trips.\n\n"
      "Example:\n"
      "  ucm-bench lookup --blocks 100000\n",
      PROGRAM_OPTIONS(lookup_options), 0, 0, bench_lookup},

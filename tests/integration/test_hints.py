@@ -298,6 +298,29 @@ class ByLibrary(OwnDaemons, Case):
         self.assertEqual(found, bytes([1] * 4 + [0] + [1] * 5 + [0, 0]))
         self.assertEqual(hint.blocks, 9)
 
+    def test_an_encoded_namespace_has_the_blocks_of_both_forms(self):
+        client = Library(socket=self.start().socket, name="coded")
+        self.addCleanup(client.close)
+        rows = (16, 2, 64)
+        shard = 2 * 16 * 2 * 64 * 2
+        base = client.namespace(Identity(self.id(), "bf16", "test/1", 16, shard, shards=(1,)))
+        ns = base.encoded("fp8", k=rows, v=rows)
+        shared = SharedMemory(shard * 8)
+        planes = [Plane(0, 0, shard, shard // 2, 0), Plane(0, shard // 2, shard, shard // 2, 0)]
+        region = ns.register([shared.memory()], planes, blocks=8)
+        region.dump(self.names(0, 1), [0, 1]).wait()
+        region.dump(self.names(2, 3), [2, 3], plain=True).wait()
+        region.dump(self.names(4), [4]).wait()
+        until = time.monotonic() + WAIT_S
+        while (hint := ns.lookup_hint(self.names(*range(6)))) is None:
+            self.assertLess(time.monotonic(), until)
+            ns.hints_open()
+        self.assertEqual((hint.blocks, ns.lookup_prefix(self.names(*range(6))).blocks), (5, 5))
+        ns.evict(self.names(1))
+        found, hint = ns.lookup_hint_each(self.names(*range(6)))
+        self.assertEqual([tier > 0 for tier in found], [tier > 0 for tier in ns.lookup_each(self.names(*range(6)))[0]])
+        self.assertEqual(ns.lookup_hint(self.names(*range(6))).blocks, 1)
+
     def test_a_prefix_is_loaded_in_one_request(self):
         client, ns, region = self.worker(self.start())
         region.dump(self.names(*range(6)), range(6)).wait()

@@ -2,6 +2,8 @@
  * compares them with lookups whatever happens. */
 #include "tests/unit/hint_rig.h"
 
+#include <sys/resource.h>
+
 TestSuite(hints, .init = rig_open, .fini = rig_close);
 
 static void turns(unsigned n)
@@ -81,4 +83,65 @@ Test(hints, a_table_that_is_crowded_is_superseded)
     cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
     hint_view_close(&first);
     hint_view_close(&v);
+}
+
+/* This process may open no more files from now on; 0: as many as before. */
+static void files_limit(bool limited)
+{
+    static struct rlimit before;
+    struct rlimit none;
+
+    if (before.rlim_cur == 0)
+        cr_assert_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = limited ? 3 : before.rlim_cur;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+}
+
+/* What has no room in a table that can't be replaced is told to be missing. */
+Test(hints, no_memory_for_a_larger_table)
+{
+    uint64_t found = 0, n = 700;
+    struct ucm_hint_view v;
+
+    files_limit(true);
+    cr_assert_lt(cache_hints_use(rig.cache, rig.one), 0);
+    cr_assert_null(rig.one->hints);
+    files_limit(false);
+    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+    turns(5);
+    v = hint_view(rig.one);
+    files_limit(true);
+    for (uint64_t i = 0; i < n; i++)
+        drop(store_below(rig.one, i));
+    files_limit(false);
+    cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
+    for (uint64_t i = 0; i < n; i++) {
+        cr_assert(hint_found(&v, i) == 0 || hint_found(&v, i) == UCM_LOOKUP_NVME);
+        found += hint_found(&v, i) != 0;
+    }
+    cr_expect_lt(found, n);
+    cr_expect_eq(found + atomic_load(&v.header->left_out), n);
+    cache_hints_unuse(rig.cache, rig.one);
+    hint_view_close(&v);
+}
+
+/* One table each, and no more namespaces than there may be. */
+Test(hints, tables_are_counted)
+{
+    struct cache_hints_stats stats;
+
+    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+    rig.cache->hints.n += CACHE_MAX_HINTS - 1;
+    cr_expect_eq(cache_hints_use(rig.cache, rig.one), 0, "it has one");
+    cr_expect_eq(cache_hints_use(rig.cache, rig.two), -EBUSY);
+    rig.cache->hints.n -= CACHE_MAX_HINTS - 1;
+    cr_assert_eq(cache_hints_use(rig.cache, rig.two), 0);
+    cache_hints_stats(rig.cache, &stats);
+    cr_expect(stats.tables == 2 && stats.bytes >= 2 * 8192 && stats.left_out == 0);
+    cache_hints_unuse(rig.cache, rig.one);
+    cache_hints_unuse(rig.cache, rig.one);
+    cache_hints_unuse(rig.cache, rig.two);
+    cache_hints_stats(rig.cache, &stats);
+    cr_expect_eq(stats.tables, 0u);
 }

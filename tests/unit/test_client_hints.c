@@ -253,6 +253,46 @@ Test(client_hints, answers_that_do_not_fit)
     cr_expect(h.shared_tier);
 }
 
+static void *read_hints(void *arg)
+{
+    unsigned *right = arg;
+    struct ucm_hint h;
+
+    for (unsigned i = 0; i < 20000; i++) {
+        int r = hint(&h);
+
+        cr_assert(r == 0 || r == UCM_HINT_NONE);
+        cr_assert(r != 0 || h.hits == 3);
+        *right += r == 0;
+    }
+    return NULL;
+}
+
+Test(client_hints, readers_beside_new_tables)
+{
+    unsigned right[2] = {0};
+    pthread_t threads[2];
+
+    for (unsigned i = 0; i < 3; i++)
+        set(i, 1);
+    cr_assert_eq(ucm_hints_open(rig.ns, -1), 0);
+    for (unsigned i = 0; i < 2; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, read_hints, &right[i]), 0);
+    for (unsigned i = 0; i < 100; i++) {
+        atomic_store(&own.header->state, UCM_HINT_SUPERSEDED);
+        cr_assert_eq(ucm_hints_open(rig.ns, -1), 0, "%s", ucm_errmsg());
+        atomic_store(&own.header->state, UCM_HINT_LIVE);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        cr_assert_eq(pthread_join(threads[i], NULL), 0);
+        right[0] += i > 0 ? right[i] : 0;
+    }
+    cr_expect_eq(opens(), 101u);
+    cr_assert_eq(ucm_hints_open(rig.ns, -1), 0);
+    cr_assert_eq(read_hints(&right[0]), NULL);
+    cr_expect_geq(right[0], 20000u);
+}
+
 /* Whatever is in the memory, and while it changes: no crash, and counts that fit the question. */
 Test(client_hints, memory_of_a_hostile_daemon)
 {

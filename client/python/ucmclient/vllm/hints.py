@@ -61,6 +61,14 @@ class Hints:
         self.counts.spared += spared
         return spared
 
+    def close(self) -> None:
+        c = self.counts
+        if c.spared:
+            logger.info(
+                "hints answered %d of %d lookups; of the others' blocks they had %d that ucmd had not, and lacked %d",
+                c.spared, c.asked + c.spared, c.false_hits, c.false_misses,
+            )
+
     def learn(self, ns: Any, hint: Optional[Hint], hits: PrefixHits) -> None:
         """The daemon has answered the same lookup."""
         self.counts.asked += 1

@@ -176,6 +176,7 @@ class SchedulerHalf:
             self.hints.open(self.link.ns)
 
     def close(self) -> None:
+        self.hints.close()
         if self.link is not None:
             self.link.close()
 
