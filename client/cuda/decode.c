@@ -296,7 +296,8 @@ static CUresult kernels_load(struct ucm_cuda_decode *d)
                                 o->slot == UCM_CUDA_DECODE_HEAD ? "ucm_slots_gather_warp"
                                                                 : "ucm_slots_gather_block");
     ucm_attend_cuda_kernel(name, o->dtype == UCM_SPARSE_F16 ? "f16" : "bf16",
-                           o->kv_dtype == UCM_SPARSE_FP8_E4M3, o->head_dim, d->plan.attend.group);
+                           o->kv_dtype == UCM_SPARSE_FP8_E4M3 || o->encoding == UCM_CUDA_DECODE_FP8,
+                           o->head_dim, d->plan.attend.group);
     if (r == CUDA_SUCCESS)
         r = cuModuleGetFunction(&d->kernel[DECODE_ATTEND], d->attend_module, name);
     if (r == CUDA_SUCCESS)

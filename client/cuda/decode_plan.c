@@ -21,6 +21,22 @@ static uint32_t row_bytes(const struct ucm_cuda_decode_options *o)
     return o->head_dim * element_bytes(o);
 }
 
+static bool is_coded(const struct ucm_cuda_decode_options *o)
+{
+    return o->encoding == UCM_CUDA_DECODE_FP8;
+}
+
+/* Bytes of an element of K and V in slots; and of a row there. */
+static uint32_t slot_element_bytes(const struct ucm_cuda_decode_options *o)
+{
+    return is_coded(o) ? 1 : element_bytes(o);
+}
+
+static uint32_t slot_row_bytes(const struct ucm_cuda_decode_options *o)
+{
+    return o->head_dim * slot_element_bytes(o);
+}
+
 /* ---- checks ---- */
 
 static int scale_check(float scale, const char *what)
@@ -53,6 +69,25 @@ static int counts_check(const struct ucm_cuda_decode_options *o)
     if (scale_check(o->scale, "scale") != 0 || scale_check(o->k_scale, "k_scale") != 0)
         return -UCM_EINVALID;
     return scale_check(o->v_scale, "v_scale");
+}
+
+static int encoding_check(const struct ucm_cuda_decode_options *o)
+{
+    if (o->encoding == UCM_CUDA_DECODE_AS_STORED)
+        return 0;
+    if (!is_coded(o))
+        return cuda_fail(UCM_EINVALID, "encoding is %u, which is no enum ucm_cuda_decode_encoding",
+                         o->encoding);
+    if (o->kv_dtype == UCM_SPARSE_FP8_E4M3)
+        return cuda_fail(UCM_EINVALID, "encoding fp8 makes 8 bits of 16; kv_dtype is fp8_e4m3");
+    if (o->slot != UCM_CUDA_DECODE_HEAD)
+        return cuda_fail(UCM_EINVALID, "encoding fp8 wants slots of a KV head, not of a layer");
+    if ((o->k_scale > 0 || o->v_scale > 0) && (o->k_scale != 1 || o->v_scale != 1))
+        return cuda_fail(UCM_EINVALID,
+                         "k_scale is %g and v_scale %g; with encoding fp8, which has scales of its "
+                         "own, 0 is right",
+                         (double)o->k_scale, (double)o->v_scale);
+    return 0;
 }
 
 static int lists_check(const struct ucm_cuda_decode_options *o)
@@ -164,15 +199,30 @@ static struct ucm_slots_plane head_plane(const struct ucm_cuda_decode_options *o
                                     .row_bytes = contiguous ? o->tokens * row : row};
 }
 
+/* Codes of K, codes of V, scales of K, scales of V. */
+static void gather_code(struct ucm_slots_gather *g, const struct ucm_cuda_decode_options *o,
+                        uint64_t half)
+{
+    uint64_t pitch[] = {o->shard.k_token_stride, o->shard.v_token_stride};
+
+    for (uint32_t i = 0; i < g->planes; i++) {
+        g->plane[i].pitch = pitch[i];
+        g->plane[i].rows = o->tokens;
+        g->plane[i].row_bytes = row_bytes(o);
+        g->plane[i].scales = o->pool + 2 * half + (uint64_t)i * o->tokens;
+        g->plane[i].dtype = o->dtype;
+    }
+}
+
 static void gather_plan(struct decode_plan *p)
 {
     const struct ucm_cuda_decode_options *o = &p->options;
     const struct ucm_cuda_decode_layout *l = &o->shard;
     struct ucm_slots_gather *g = &p->gather;
-    uint64_t half = (uint64_t)o->tokens * row_bytes(o);
+    uint64_t half = (uint64_t)o->tokens * slot_row_bytes(o);
 
     if (o->slot == UCM_CUDA_DECODE_HEAD) {
-        p->info.slot_bytes = 2 * half;
+        p->info.slot_bytes = 2 * (half + (is_coded(o) ? o->tokens : 0));
         *g = (struct ucm_slots_gather){.heads = o->kv_heads, .planes = 2};
         g->plane[0] = head_plane(o, l->k_offset, l->k_token_stride, l->k_head_stride);
         g->plane[1] = head_plane(o, l->v_offset, l->v_token_stride, l->v_head_stride);
@@ -186,6 +236,8 @@ static void gather_plan(struct decode_plan *p)
         g->plane[i].slots = o->pool + i * half;
         g->plane[i].slot_stride = p->info.slot_bytes;
     }
+    if (is_coded(o))
+        gather_code(g, o, half);
 }
 
 /* ---- attention ---- */
@@ -199,6 +251,11 @@ static void memory_layout(struct ucm_attend_cuda_memory *m, const struct ucm_cud
 static uint64_t tiles_of(const struct ucm_cuda_decode_options *o)
 {
     return ((uint64_t)o->room + o->window) * (o->tokens / UCM_ATTEND_CUDA_TILE);
+}
+
+static uint32_t splits_of(uint64_t blocks, const struct ucm_cuda_decode_options *o, uint32_t tiles)
+{
+    return (uint32_t)((blocks * (o->tokens / UCM_ATTEND_CUDA_TILE) + tiles - 1) / tiles);
 }
 
 static int tiles_check(const struct ucm_cuda_decode_options *o)
@@ -217,7 +274,7 @@ static void attend_plan(struct decode_plan *p)
     const struct ucm_cuda_decode_options *o = &p->options;
     bool heads = o->slot == UCM_CUDA_DECODE_HEAD;
     struct ucm_attend_cuda *a = &p->attend;
-    uint64_t row = row_bytes(o);
+    uint64_t row = slot_row_bytes(o);
     float k_scale = o->k_scale > 0 ? o->k_scale : 1.0f;
     float scale = o->scale > 0 ? o->scale : 1.0f / ucm_sqrt((float)o->head_dim);
 
@@ -237,6 +294,8 @@ static void attend_plan(struct decode_plan *p)
     if (heads) {
         a->pool.k.token_stride = a->pool.v.token_stride = row;
         a->pool.v.offset = o->tokens * row;
+        a->pool.scales = is_coded(o) ? 2 * o->tokens * o->head_dim : 0;
+        a->plain_pages = is_coded(o);
     } else {
         memory_layout(&a->pool, &o->shard);
     }
@@ -250,14 +309,19 @@ static void splits_plan(struct decode_plan *p, uint32_t multiprocessors)
     const struct ucm_cuda_decode_options *o = &p->options;
     struct ucm_attend_cuda *a = &p->attend;
     uint32_t chains = o->chains < CUT_CHAINS ? o->chains : CUT_CHAINS;
-    uint64_t places =
-        (uint64_t)multiprocessors * ucm_attend_cuda_places(o->head_dim, element_bytes(o), a->group);
+    uint64_t places = (uint64_t)multiprocessors *
+                      ucm_attend_cuda_places(o->head_dim, slot_element_bytes(o), a->group);
     struct ucm_attend_cuda_cut cut =
         ucm_attend_cuda_cut(chains * o->kv_heads, (uint32_t)tiles_of(o), places);
 
     a->split_tiles = p->info.split_tiles = cut.split_tiles;
-    a->splits = p->info.splits = cut.splits;
-    p->shared_bytes = ucm_attend_cuda_shared(o->head_dim, element_bytes(o), a->group, a->splits);
+    a->splits = cut.splits;
+    if (a->plain_pages) /* a split has tiles of slots, or of pages */
+        a->splits =
+            splits_of(o->room, o, cut.split_tiles) + splits_of(o->window, o, cut.split_tiles);
+    p->info.splits = a->splits;
+    p->shared_bytes =
+        ucm_attend_cuda_shared(o->head_dim, slot_element_bytes(o), a->group, a->splits);
 }
 
 /* ---- memory ---- */
@@ -300,6 +364,8 @@ int decode_plan(struct decode_plan *p, const struct ucm_cuda_decode_options *opt
 
     *p = (struct decode_plan){.options = *options};
     r = counts_check(options);
+    if (r == 0)
+        r = encoding_check(options);
     if (r == 0)
         r = lists_check(options);
     if (r == 0)

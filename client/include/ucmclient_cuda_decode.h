@@ -51,6 +51,15 @@ enum ucm_cuda_decode_slot {
     UCM_CUDA_DECODE_LAYER = 1, /* a slot: a layer, as a shard has it */
 };
 
+/* In which form slots hold K and V. */
+enum ucm_cuda_decode_encoding {
+    UCM_CUDA_DECODE_AS_STORED = 0,
+    /* As the encoding `fp8` has them (docs/encodings.md): a code of 8 bits for each element and a scale byte for each row,
+     * [tokens][head_dim] codes of K, those of V, [tokens] scales of K, those of V. Rows are coded on their way into
+     * a slot, and attended as what they decode to, with an infinity as NaN. The local window stays as it is. */
+    UCM_CUDA_DECODE_FP8 = 1,
+};
+
 enum {
     UCM_CUDA_DECODE_CHAINS = 1024, /* of one launch */
     UCM_CUDA_DECODE_GROUP = 16,    /* query heads of a KV head */
@@ -120,6 +129,8 @@ struct ucm_cuda_decode_options {
     uint32_t every;   /* a round ends behind a multiple of so many blocks of its list; 0: 4 */
     uint32_t first;   /* the first round's blocks, beside the local window; 0: 64 */
     uint32_t windows; /* a chain's first blocks, which come first whatever their scores */
+    /* enum ucm_cuda_decode_encoding. FP8 wants slots of a KV head, K and V of 16 bits, and no k_scale or v_scale. */
+    uint32_t encoding;
 };
 
 /* Checks options, and tells how large a slot is. Needs no GPU, and does not look at `pool`. */

@@ -10,7 +10,11 @@
  * K and V of a tile come by asynchronous copies, a tile ahead. The places of a split's tiles are looked up at once before
  * the first is copied. Logits and sums of weights are float32; the weights that V is multiplied by are rounded to
  * V's type (of E4M3 to float16), and results to the query's, so a channel is within 2^-8 (bfloat16) or 2^-10 (float16)
- * of the largest |v|. */
+ * of the largest |v|.
+ *
+ * Slots may hold what the encoding `fp8` made of K and V: E4M3 with a power of two for each row. Then these attend to what
+ * ucm_decode gives, but that codes 0x7e and 0xfe are 448 here and not infinities: who fills slots writes none. Pages
+ * beside them can have elements of the query's type. */
 #include "kernels/attend/attend_cuda.h"
 #include "kernels/attend/attend_merge.cuh"
 #include "kernels/attend/attend_order.cuh"
@@ -79,6 +83,33 @@ static __device__ __forceinline__ void finish(args_t a, uint32_t splits, struct 
         await_launch();
 }
 
+/* A split's tiles, all of one type; the results of its warps in shared memory. */
+template <typename T, typename KV, int D, int O, uint32_t S>
+static __device__ __forceinline__ void attend_split(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
+                                                    struct block_sums &sums)
+{
+    struct warp_state<D, O> st;
+
+    warp_begin<D, O>(st, row_of<KV, D>::scales && a.pool.scales != 0);
+    attend_tiles<T, KV, D, O, S>(a, where, n, chosen, st);
+    __syncthreads(); /* the tiles' memory takes the results */
+    put_warp<KV, D, O>(st, sums);
+}
+
+/* plain: they are of T, whatever slots are of. */
+template <typename T, typename KV, int D, int O>
+static __device__ __forceinline__ void attend_tiles_of(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
+                                                       bool plain, struct block_sums &sums)
+{
+    if constexpr (sizeof(KV) < sizeof(T)) {
+        if (plain) {
+            attend_split<T, T, D, O, 1>(a, where, n, chosen, sums);
+            return;
+        }
+    }
+    attend_split<T, KV, D, O, STAGES>(a, where, n, chosen, sums);
+}
+
 template <typename T, typename KV, int D, int O>
 static __device__ __forceinline__ void attend(args_t a)
 {
@@ -87,7 +118,6 @@ static __device__ __forceinline__ void attend(args_t a)
     struct chosen early = chosen_early(a, blockIdx.x * a.split_tiles + threadIdx.x);
     struct tiles t = tiles_of(a);
     struct split s = split_of(a, t);
-    struct warp_state<D, O> st;
 
     if (a.round > 0 && t.all == 0) { /* the list has stopped */
         if (a.wait)
@@ -97,13 +127,11 @@ static __device__ __forceinline__ void attend(args_t a)
     if (blockIdx.x >= s.of)
         return;
     look_up<THREADS>(a, t, s, early, where);
-    warp_begin<D, O>(st);
     __syncthreads();
     if (a.wait)
         arrived_before_copies(); /* blocks that came just before they were looked up */
-    attend_tiles<T, KV, D, O>(a, where, s.n, t.chosen > s.first ? t.chosen - s.first : 0, st);
-    __syncthreads(); /* the tiles' memory takes the results */
-    put_warp<KV, D, O>(st, sums);
+    attend_tiles_of<T, KV, D, O>(a, where, s.n, t.chosen > s.first ? t.chosen - s.first : 0,
+                                 a.plain_pages && s.first >= t.window, sums);
     __syncthreads();
     weigh_warps(a, sums);
     __syncthreads();

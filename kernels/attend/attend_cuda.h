@@ -53,6 +53,10 @@ struct ucm_attend_cuda_plane {
 struct ucm_attend_cuda_memory {
     uint64_t base, stride;
     uint32_t blocks; /* numbers from here on are not in that memory */
+    /* Not 0: each row of K and V has a scale byte, as the encoding `fp8` has it (docs/encodings.md). A block is one KV head, its
+     * rows lie one behind the other, and `scales` bytes from its begin, a multiple of 16, are those of K's tokens, then
+     * those of V's. E4M3 only. */
+    uint32_t scales;
     struct ucm_attend_cuda_plane k, v;
 };
 
@@ -129,6 +133,7 @@ struct ucm_attend_cuda {
     struct ucm_attend_cuda_memory pool;
     /* The window: blocks from first[chain] on, to the last token. length 0: there is none. */
     struct ucm_attend_cuda_memory pages;
+    uint32_t plain_pages;         /* 1: they have elements of q's type beside slots of E4M3 */
     uint64_t table, table_stride; /* int32_t[chains][table_stride] */
     uint64_t first;               /* uint32_t[chains]: its first block */
     uint64_t length;              /* uint32_t[chains]: tokens of the chain, the new one included */
@@ -175,13 +180,15 @@ static inline void ucm_attend_cuda_kernel(char name[40], const char *type, int n
              group > 8 ? 16 : 8);
 }
 
-/* Dynamic shared memory of a launch: tiles on their way (rows in fours, 32 bytes apart), then the warps' results, then the
- * splits' weights. element: bytes of an element of K and V. */
+/* Dynamic shared memory of a launch: tiles on their way (rows in fours, 32 bytes apart; E4M3 with 32 bytes of scales), then
+ * the warps' results, then the splits' weights. element: bytes of an element of K and V in slots. Pages with elements of 16 bits
+ * beside E4M3 have one stage of twice the size. */
 static inline uint32_t ucm_attend_cuda_shared(uint32_t head_dim, uint32_t element, uint32_t group,
                                               uint32_t splits)
 {
     uint32_t plane = UCM_ATTEND_CUDA_TILE * head_dim * element + UCM_ATTEND_CUDA_TILE / 4 * 32;
-    uint32_t tiles = UCM_ATTEND_CUDA_WARPS * UCM_ATTEND_CUDA_STAGES * 2 * plane;
+    uint32_t tile = 2 * plane + (element == 1 ? 2 * UCM_ATTEND_CUDA_TILE : 0);
+    uint32_t tiles = UCM_ATTEND_CUDA_WARPS * UCM_ATTEND_CUDA_STAGES * tile;
     uint32_t results = UCM_ATTEND_CUDA_WARPS * (group > 8 ? 16 : 8) * (head_dim + 8) * 4;
     uint32_t weights = group * splits * 4, most = tiles > results ? tiles : results;
 

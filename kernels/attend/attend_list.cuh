@@ -10,8 +10,8 @@ typedef const struct ucm_attend_cuda &args_t;
 /* What one launch attends to for one KV head. */
 struct tiles {
     const int32_t *list, *table;
-    uint32_t chosen, all;   /* tiles of the chosen blocks; and of the window */
-    uint32_t first, length; /* of the window: its first block; the chain's tokens */
+    uint32_t chosen, window, all; /* tiles of the chosen blocks; the window's first; its end */
+    uint32_t first, length;       /* of the window: its first block; the chain's tokens */
 };
 
 static __device__ __forceinline__ uint32_t list_of(args_t a)
@@ -35,7 +35,7 @@ static __device__ __forceinline__ struct tiles tiles_of(args_t a)
         end = min(end, round_at(a, a.round + 1, which));
     t.list = (const int32_t *)a.list + (uint64_t)which * a.room + begin;
     t.chosen = end > begin ? (end - begin) * in_block : 0;
-    t.all = t.chosen;
+    t.all = t.window = t.chosen;
     t.table = NULL;
     t.first = t.length = 0;
     if (a.round > 0 || a.length == 0)
@@ -43,8 +43,11 @@ static __device__ __forceinline__ struct tiles tiles_of(args_t a)
     t.table = (const int32_t *)a.table + chain * a.table_stride;
     t.first = ((const uint32_t *)a.first)[chain];
     t.length = ((const uint32_t *)a.length)[chain];
-    if (t.length > t.first * a.tokens)
-        t.all += (t.length - t.first * a.tokens + TILE - 1) / TILE;
+    if (t.length > t.first * a.tokens) {
+        if (a.plain_pages) /* a split has tiles of one type */
+            t.window = (t.chosen + a.split_tiles - 1) / a.split_tiles * a.split_tiles;
+        t.all = t.window + (t.length - t.first * a.tokens + TILE - 1) / TILE;
+    }
     return t;
 }
 
@@ -143,7 +146,7 @@ static __device__ __forceinline__ uint64_t tile_at(args_t a, const struct tiles 
 
     if (tile < t.chosen)
         return chosen_at(a, early ? c : chosen_of(a, t.list[tile / in_block]), tile % in_block);
-    tile -= t.chosen;
+    tile -= t.window;
     return page_at(a, t, t.first + tile / in_block, tile % in_block);
 }
 
@@ -161,10 +164,12 @@ static __device__ __forceinline__ uint32_t splits_of(args_t a, const struct tile
 static __device__ __forceinline__ struct split split_of(args_t a, const struct tiles &t)
 {
     struct split s;
+    uint32_t end;
 
     s.first = blockIdx.x * a.split_tiles;
     s.of = splits_of(a, t);
-    s.n = t.all > s.first ? min(t.all - s.first, a.split_tiles) : 0;
+    end = s.first < t.window && a.plain_pages ? t.chosen : t.all;
+    s.n = end > s.first ? min(end - s.first, a.split_tiles) : 0;
     return s;
 }
 

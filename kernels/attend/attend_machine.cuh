@@ -30,11 +30,15 @@ template <uint32_t BYTES> static __device__ __forceinline__ uint32_t row_offset(
     return row * BYTES + row / FOUR * 32;
 }
 
-/* Where rows of K and V lie, that count. */
+/* Behind a tile's rows of K and V: a scale byte for each of them. */
+#define SCALES_BYTES (2 * TILE)
+
+/* Where rows of K and V lie, that count; and if they have scales, where those of K and of V lie. */
 struct tile_rows {
     const uint8_t *k, *v;
     uint64_t k_stride, v_stride;
     uint32_t valid;
+    const uint8_t *k_scales, *v_scales;
 };
 
 template <uint32_t BYTES>
@@ -85,22 +89,35 @@ static __device__ __forceinline__ void copy_fours(uint32_t to, const uint8_t *fr
                 : "memory");
 }
 
+static __device__ __forceinline__ void copy_scales(uint32_t to, const uint8_t *from, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 16, [%2];" ::"r"(to),
+                 "l"(from), "r"(barrier)
+                 : "memory");
+}
+
 /* `valid` of TILE rows of K, then of V. Those that lie one behind the other are pieces for the copy engine, which takes
- * long for many small ones; other rows come 16 bytes a lane. */
+ * long for many small ones; other rows come 16 bytes a lane. Behind them their scales, if they have some. */
 template <uint32_t BYTES>
 static __device__ __forceinline__ void copy_tile(uint8_t *to, const struct tile_rows &r, struct arrivals &a,
                                                  uint32_t stage)
 {
     uint32_t barrier = shared_address(a.barrier + stage), k = shared_address(to), v = k + ROWS_BYTES(BYTES);
+    uint32_t scales = r.k_scales ? SCALES_BYTES : 0;
 
     if (r.k_stride == BYTES && r.v_stride == BYTES) {
         if (threadIdx.x % 32 != 0)
             return;
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 31;" ::"r"(barrier) : "memory");
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(2 * r.valid * BYTES)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                     "r"(2 * r.valid * BYTES + scales)
                      : "memory");
         copy_fours<BYTES>(k, r.k, r.valid, barrier);
         copy_fours<BYTES>(v, r.v, r.valid, barrier);
+        if (scales != 0) {
+            copy_scales(v + ROWS_BYTES(BYTES), r.k_scales, barrier);
+            copy_scales(v + ROWS_BYTES(BYTES) + TILE, r.v_scales, barrier);
+        }
         return;
     }
     copy_vectors<BYTES>(k, r.k, r.k_stride, r.valid);
@@ -149,6 +166,11 @@ static __device__ __forceinline__ void copy_tile(uint8_t *to, const struct tile_
 {
     copy_vectors<BYTES>(shared_address(to), r.k, r.k_stride, r.valid);
     copy_vectors<BYTES>(shared_address(to) + ROWS_BYTES(BYTES), r.v, r.v_stride, r.valid);
+    if (r.k_scales && threadIdx.x % 32 < 2)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared_address(to) + 2 * ROWS_BYTES(BYTES) +
+                                                                       threadIdx.x % 32 * TILE),
+                     "l"(threadIdx.x % 32 == 0 ? r.k_scales : r.v_scales)
+                     : "memory");
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 

@@ -75,9 +75,9 @@ template <> struct key_max<e4m3> {
     }
 };
 
-/* One row's channels of a lane: a piece, and every eighth piece behind it. */
+/* One row's channels of a lane, times `by`: a piece, and every eighth piece behind it. */
 template <typename KV, int D>
-static __device__ __forceinline__ void put_row(const float out[D / 16][4], uint32_t r, float *to)
+static __device__ __forceinline__ void put_row(const float out[D / 16][4], uint32_t r, float by, float *to)
 {
     constexpr uint32_t n = row_of<KV, D>::v_channels;
 
@@ -87,7 +87,8 @@ static __device__ __forceinline__ void put_row(const float out[D / 16][4], uint3
         for (uint32_t x = 0; x < n; x += 4) {
             const float *y = out[(i * n + x) / 2], *z = out[(i * n + x) / 2 + 1];
 
-            *(float4 *)(to + (8 * i + threadIdx.x % 32 / 4) * n + x) = make_float4(y[r], y[2 + r], z[r], z[2 + r]);
+            *(float4 *)(to + (8 * i + threadIdx.x % 32 / 4) * n + x) =
+                make_float4(y[r] * by, y[2 + r] * by, z[r] * by, z[2 + r] * by);
         }
 }
 
@@ -96,8 +97,13 @@ static __device__ __forceinline__ void put_warp(struct warp_state<D, O> &st, str
 {
     struct block_results<D, O> *to = (struct block_results<D, O> *)shared;
     uint32_t warp = threadIdx.x / 32;
-    float most = key_max<KV>::of(st.key_max);
+    float most = key_max<KV>::of(st.key_max), by = 1.0f;
 
+    if (row_of<KV, D>::scales) {
+        by = ucm_fp8_power(st.v_scale);
+        most *= ucm_fp8_power(__reduce_max_sync(ALL_LANES, st.k_scale));
+        most = most == most ? most : INFINITY;
+    }
 #pragma unroll
     for (uint32_t o = 0; o < O; o++)
 #pragma unroll
@@ -105,7 +111,7 @@ static __device__ __forceinline__ void put_warp(struct warp_state<D, O> &st, str
             uint32_t row = o * 8 + threadIdx.x % 4 * 2 + r;
             float sum = row_sum(st.sum[o][r]);
 
-            put_row<KV, D>(st.out[o], r, to->out[warp][row]);
+            put_row<KV, D>(st.out[o], r, by, to->out[warp][row]);
             if (threadIdx.x % 32 < 4)
                 sums.warp[warp][row] = sum_t{st.top[o][r], sum, st.lightest[o][r], most};
         }

@@ -14,6 +14,7 @@
 #define UCM_KERNELS_ATTEND_TILES_CUH
 
 #include "kernels/attend/attend_list.cuh"
+#include "kernels/encoding/arith.h"
 
 #define THREADS UCM_ATTEND_CUDA_THREADS
 #define WARPS UCM_ATTEND_CUDA_WARPS
@@ -46,6 +47,8 @@ template <typename KV, int D> struct row_of {
     static constexpr uint32_t k_pieces = bytes / 64, k_channels = 16 / sizeof(KV);
     static constexpr uint32_t v_piece = bytes < 128 ? bytes / 8 : 16, v_pieces = bytes / 8 / v_piece;
     static constexpr uint32_t v_channels = v_piece / sizeof(KV);
+    static constexpr bool scales = sizeof(KV) == 1; /* it may have one */
+    static constexpr uint32_t tile_bytes = 2 * tile + (scales ? SCALES_BYTES : 0);
 };
 
 /* ---- the way to shared memory ---- */
@@ -62,8 +65,10 @@ static __device__ __forceinline__ struct tile_rows rows_at(args_t a, uint64_t wh
     uint32_t tile = where % 16;
     uint64_t block = (where & ((UINT64_C(1) << VALID_SHIFT) - 1)) - tile;
 
+    const uint8_t *scales = m.scales && block ? (const uint8_t *)(block + m.scales + tile * TILE) : NULL;
+
     return tile_rows{plane_at(m.k, block, tile), plane_at(m.v, block, tile), m.k.token_stride, m.v.token_stride,
-                     valid_of(where)};
+                     valid_of(where), scales, scales + a.tokens};
 }
 
 template <uint32_t BYTES>
@@ -102,7 +107,8 @@ static __device__ __forceinline__ void tile_pad(uint8_t *tile, uint32_t valid)
 template <int D, int O> struct warp_state {
     float top[O][2], sum[O][2], lightest[O][2]; /* sum is of this lane's tokens */
     uint32_t key_max;                           /* bits of elements of KV without signs */
-    float out[O][D / 16][4];                    /* channel: row, row; the next channel: row, row */
+    uint32_t k_scale, v_scale;                  /* the largest so far, as ucm_fp8_power takes it */
+    float out[O][D / 16][4]; /* channel: row, row; the next channel: row, row; over v_scale's power */
 };
 
 template <int D, int O> struct warp_query {
@@ -111,9 +117,10 @@ template <int D, int O> struct warp_query {
 };
 
 template <int D, int O>
-static __device__ __forceinline__ void warp_begin(struct warp_state<D, O> &s)
+static __device__ __forceinline__ void warp_begin(struct warp_state<D, O> &s, bool scales)
 {
     s.key_max = 0;
+    s.k_scale = s.v_scale = scales ? 0 : 127; /* 2^0 */
 #pragma unroll
     for (uint32_t o = 0; o < O; o++) {
 #pragma unroll
@@ -288,6 +295,50 @@ static __device__ __forceinline__ void weigh(struct warp_state<D, O> &st, uint32
     }
 }
 
+/* ---- rows with scales: powers of two, which logits and weights are multiplied by ---- */
+
+/* 2^-n */
+static __device__ __forceinline__ float power_below(uint32_t n)
+{
+    return n < 127 ? __uint_as_float((127 - n) << 23) : 0.0f;
+}
+
+/* Of a tile's logits, as logits() has them. scales: of 16 tokens of K, then of V. */
+template <int D, int O>
+static __device__ __forceinline__ void scale_logits(struct warp_state<D, O> &st, float s[O][4], const uint8_t *scales)
+{
+    uint32_t row = row_of_token(threadIdx.x % 32 / 4), low = scales[row], high = scales[row + 2];
+
+    st.k_scale = max(st.k_scale, max(low, high));
+#pragma unroll
+    for (uint32_t o = 0; o < O; o++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            s[o][i] *= ucm_fp8_power(i < 2 ? low : high);
+}
+
+/* Of weights: over the largest scale of V so far, so that float16 holds them. A scale of NaN is above all, and stays. */
+template <int D, int O>
+static __device__ __forceinline__ void scale_weights(struct warp_state<D, O> &st, float s[O][4], const uint8_t *scales)
+{
+    uint32_t row = TILE + row_of_token(threadIdx.x % 32 / 4), low = scales[row], high = scales[row + 2];
+    uint32_t most = __reduce_max_sync(ALL_LANES, max(low, high));
+
+    if (most > st.v_scale) {
+        float keep = power_below(most - st.v_scale);
+
+        st.v_scale = most;
+#pragma unroll
+        for (uint32_t i = 0; i < O * D / 4; i++)
+            st.out[i / (D / 4)][i / 4 % (D / 16)][i % 4] *= keep;
+    }
+#pragma unroll
+    for (uint32_t o = 0; o < O; o++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            s[o][i] *= power_below(st.v_scale - (i < 2 ? low : high));
+}
+
 /* A word of each of four tokens: two channels of them, as float16 or as they are. */
 template <typename KV>
 static __device__ __forceinline__ void turn_word(uint32_t v[4], const uint32_t x[4], uint32_t pair)
@@ -364,14 +415,15 @@ static __device__ __forceinline__ void measure_keys(struct warp_state<D, O> &st,
 }
 
 /* Every WARPS-th of n tiles, from the warp's number on; the first `chosen` are of chosen blocks. A tile on its way to
- * its slot is waited for in its turn, behind the arithmetic of the one before it. */
-template <typename T, typename KV, int D, int O>
+ * its slot is waited for in its turn, behind the arithmetic of the one before it. S: stages, 1 or all. */
+template <typename T, typename KV, int D, int O, uint32_t S>
 static __device__ __forceinline__ void attend_tiles(args_t a, uint64_t *where, uint32_t n, uint32_t chosen,
                                                     struct warp_state<D, O> &st)
 {
-    constexpr uint32_t bytes = row_of<KV, D>::bytes, tile_bytes = 2 * row_of<KV, D>::tile;
+    constexpr uint32_t bytes = row_of<KV, D>::bytes, tile_bytes = row_of<KV, D>::tile_bytes;
     uint32_t warp = threadIdx.x / 32;
-    uint8_t *tiles = (uint8_t *)shared + warp * STAGES * tile_bytes;
+    uint8_t *tiles = (uint8_t *)shared + warp * S * tile_bytes;
+    bool scales = row_of<KV, D>::scales && a.pool.scales != 0;
     bool light = a.stop.rule == RULE_PSA, certify = a.stop.known == UCM_ATTEND_CUDA_BOUNDS;
     struct warp_query<D, O> query;
     struct arrivals on_way;
@@ -383,30 +435,36 @@ static __device__ __forceinline__ void attend_tiles(args_t a, uint64_t *where, u
     if (warp < n)
         copy_tile<bytes>(tiles, rows_at(a, where[warp]), on_way, 0);
     load_query<T, KV, D, O>(a, query);
-    for (uint32_t tile = warp, at = 0; tile < n; tile += WARPS, at ^= 1) {
+    for (uint32_t tile = warp, at = 0, then; tile < n; tile += WARPS, at = then) {
         uint32_t next = tile + WARPS, valid = valid_of(where[tile]);
-        bool wanted = next < n && where[next] & IS_WANTED, ahead = next < n && !wanted;
-        uint8_t *k = tiles + at * tile_bytes, *other = tiles + (at ^ 1) * tile_bytes;
+        bool more = next < n, wanted = more && where[next] & IS_WANTED, ahead = S > 1 && more && !wanted;
+        uint8_t *k = tiles + at * tile_bytes, *other;
 
+        then = (at + 1) % S;
+        other = tiles + then * tile_bytes;
         if (ahead)
-            copy_tile<bytes>(other, rows_at(a, where[next]), on_way, at ^ 1);
+            copy_tile<bytes>(other, rows_at(a, where[next]), on_way, then);
         arrivals_wait(on_way, at, ahead);
         if (valid < TILE)
             tile_pad<KV, D>(k, valid);
         logits<T, KV, D, O>(query, k, s);
+        if (scales)
+            scale_logits<D, O>(st, s, k + 2 * row_of<KV, D>::tile);
         if (certify)
             measure_keys<KV, D, O>(st, k);
 #pragma unroll
         for (uint32_t o = 0; o < O; o++)
             weigh<D, O>(st, o, s[o], query.scale[o], valid, light && tile < chosen);
+        if (scales)
+            scale_weights<D, O>(st, s, k + 2 * row_of<KV, D>::tile);
         add_values<T, KV, D, O>(st, s, k + row_of<KV, D>::tile);
         if (rows_are_apart<bytes>(a, where[tile])) /* then they came by stores, and the next tile may not */
             stores_before_copies();
         __syncwarp();
-        if (wanted) {
+        if (wanted)
             tile_await(a, &where[next]);
-            copy_tile<bytes>(other, rows_at(a, where[next]), on_way, at ^ 1);
-        }
+        if (more && !ahead)
+            copy_tile<bytes>(other, rows_at(a, where[next]), on_way, then);
     }
 }
 

@@ -1,4 +1,5 @@
 /* A pool's steps on the GPU: slots_cuda.h has the order of launches and what memory order they rest on. */
+#include "kernels/encoding/fp8.cuh"
 #include "kernels/slots/slots.cuh"
 #include "kernels/slots/slots_cuda.h"
 
@@ -200,6 +201,72 @@ static __device__ __forceinline__ void copy_plane(const struct ucm_slots_plane &
     }
 }
 
+/* Infinities become NaN: attention takes their code for a number. */
+static __device__ __forceinline__ uint32_t finite_codes(uint32_t four)
+{
+    return four | (((four & 0x7e7e7e7eu) + 0x02020202u) & 0x80808080u) >> 7;
+}
+
+/* One vector of a row, of which neighbouring lanes have the others: its codes, and by the row's first lane its scale. */
+template <uint32_t D>
+static __device__ __forceinline__ void code_vector(uint4 x, uint32_t row_vectors, uint2 *codes,
+                                                   uint8_t *scale)
+{
+    uint32_t most = element_largest<D>(x), k;
+    uint2 c;
+
+    for (uint32_t lanes = row_vectors / 2; lanes > 0; lanes /= 2)
+        most = max(most, __shfl_xor_sync(SLOTS_ALL, most, lanes));
+    k = fp8<D>::scale(most);
+    c = fp8<D>::encode(x, k);
+    *codes = make_uint2(finite_codes(c.x), finite_codes(c.y));
+    if (threadIdx.x % row_vectors == 0)
+        *scale = (uint8_t)k;
+}
+
+/* As copy_plane, coded. Warps are whole: vectors is a multiple of 32. */
+template <uint32_t TEAM, bool STRONG, uint32_t D>
+static __device__ __forceinline__ void code_plane(const struct ucm_slots_plane &p, uint64_t from,
+                                                  uint64_t to, uint64_t scales, uint32_t thread)
+{
+    uint32_t row_vectors = p.row_bytes / 16, vectors = p.rows * row_vectors;
+
+    for (uint32_t first = thread; first < vectors; first += TEAM * IN_FLIGHT) {
+        uint4 x[IN_FLIGHT];
+
+#pragma unroll
+        for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+            uint32_t v = first + i * TEAM;
+
+            if (v < vectors)
+                x[i] = load_vector<STRONG>(from + v / row_vectors * p.pitch + v % row_vectors * 16);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < IN_FLIGHT; i++) {
+            uint32_t v = first + i * TEAM;
+
+            if (v < vectors)
+                code_vector<D>(x[i], row_vectors, (uint2 *)to + v,
+                               (uint8_t *)scales + v / row_vectors);
+        }
+    }
+}
+
+/* A strand's plane into a slot. */
+template <uint32_t TEAM, bool STRONG>
+static __device__ __forceinline__ void bring_plane(const struct ucm_slots_plane &p, uint64_t from,
+                                                   int32_t slot, uint32_t thread)
+{
+    uint64_t at = (uint64_t)slot * p.slot_stride;
+
+    if (p.scales == 0)
+        copy_plane<TEAM, STRONG>(p, from, p.slots + at, thread);
+    else if (p.dtype == UCM_ENCODING_F16)
+        code_plane<TEAM, STRONG, UCM_ENCODING_F16>(p, from, p.slots + at, p.scales + at, thread);
+    else
+        code_plane<TEAM, STRONG, UCM_ENCODING_BF16>(p, from, p.slots + at, p.scales + at, thread);
+}
+
 template <uint32_t TEAM, bool STRONG>
 static __device__ __forceinline__ void gather(pool_t s, const struct ucm_slots_gather &g)
 {
@@ -221,11 +288,11 @@ static __device__ __forceinline__ void gather(pool_t s, const struct ucm_slots_g
             for (uint32_t j = 0; j < g.planes; j++) {
                 const struct ucm_slots_plane &p = g.plane[j];
 
-                copy_plane<TEAM, STRONG>(p,
-                                         a->place.bytes + p.first +
-                                             strand / g.heads * p.layer_stride +
-                                             strand % g.heads * p.head_stride,
-                                         p.slots + (uint64_t)a->miss.slot * p.slot_stride, thread);
+                bring_plane<TEAM, STRONG>(p,
+                                          a->place.bytes + p.first +
+                                              strand / g.heads * p.layer_stride +
+                                              strand % g.heads * p.head_stride,
+                                          a->miss.slot, thread);
             }
             fence_system();
         }
@@ -322,8 +389,7 @@ extern "C" __global__ void __launch_bounds__(UCM_SLOTS_CUDA_GATHER, 1)
         for (uint32_t j = 0; j < g.planes && slot != UCM_SLOTS_NONE && at != 0; j++) {
             const struct ucm_slots_plane &p = g.plane[j];
 
-            copy_plane<32, false>(p, at + p.first + head * p.head_stride,
-                                  p.slots + (uint64_t)slot * p.slot_stride, threadIdx.x % 32);
+            bring_plane<32, false>(p, at + p.first + head * p.head_stride, slot, threadIdx.x % 32);
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0)

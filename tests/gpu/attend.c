@@ -2,6 +2,7 @@
 #include "tests/gpu/attend.h"
 
 #include "kernels/arith.h"
+#include "kernels/encoding/arith.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -130,7 +131,7 @@ static float draw(uint32_t dtype, float size, uint16_t *bits)
 
 uint32_t problem_element(const struct problem *p)
 {
-    return p->shape.narrow ? 1 : 2;
+    return p->shape.narrow == 1 ? 1 : 2;
 }
 
 /* E4M3 is float16 without its low 7 bits, times 2^8. */
@@ -139,7 +140,7 @@ void problem_draw_bytes(const struct problem *p, uint8_t *to, uint64_t n)
     uint16_t bits;
 
     for (uint64_t i = 0; i < n; i += problem_element(p)) {
-        if (p->shape.narrow) {
+        if (p->shape.narrow == 1) {
             draw(UCM_KV_F16, 0x1p-8f, &bits);
             to[i] = (uint8_t)((bits >> 8 & 0x80) | (bits >> 7 & 0x7f));
         } else {
@@ -165,7 +166,7 @@ void problem_launch(const struct problem *p)
 /* bfloat16's range is more than that of float16, by which E4M3 is multiplied. */
 static float query_size(const struct problem *p)
 {
-    return p->shape.narrow && p->shape.dtype == UCM_KV_BF16 ? 0x1p30f : 1;
+    return p->shape.narrow == 1 && p->shape.dtype == UCM_KV_BF16 ? 0x1p30f : 1;
 }
 
 /* Slots: contiguous. Pages: rows set apart. */
@@ -175,7 +176,7 @@ static void latent_plans(struct problem *p, struct ucm_attend_spec *spec)
     uint64_t row = problem_element(p) * (uint64_t)p->shape.d;
     char why[UCM_SPARSE_WHY] = "";
 
-    *k = (struct ucm_kv_shape){.dtype = p->shape.narrow ? UCM_KV_FP8_E4M3 : p->shape.dtype,
+    *k = (struct ucm_kv_shape){.dtype = p->shape.narrow == 1 ? UCM_KV_FP8_E4M3 : p->shape.dtype,
                                .tokens = p->shape.tokens,
                                .kv_heads = 1,
                                .head_dim = p->shape.d,
@@ -192,6 +193,62 @@ static void latent_plans(struct problem *p, struct ucm_attend_spec *spec)
     check(ucm_attend_plan_init(&p->pool_plan, spec, why) == 0, "a plan: %s", why);
 }
 
+/* ---- coded slots ---- */
+
+/* Largest scale bytes that are drawn. Without a window beside them V is small: float16 must hold its weights all the same. */
+#define K_SCALE 127u
+static uint32_t v_scale(const struct problem *p)
+{
+    return p->shape.window > 0 ? 127 : 116;
+}
+
+float problem_v(const struct problem *p)
+{
+    float v = 6 * p->plan.spec.v_scale;
+
+    return p->shape.narrow == CODED ? v * ucm_fp8_power(v_scale(p)) : v;
+}
+
+static uint64_t coded_bytes(const struct problem *p)
+{
+    return 2ull * p->shape.tokens * (p->shape.d + 1);
+}
+
+void problem_decode(struct problem *p, uint32_t slot)
+{
+    const struct attend_shape *s = &p->shape;
+    const uint8_t *codes = p->coded + slot * coded_bytes(p), *scales = codes + 2 * s->tokens * s->d;
+    uint16_t *to = (uint16_t *)(void *)(p->pool + slot * p->slot);
+
+    for (uint32_t i = 0; i < 2 * s->tokens * s->d; i++)
+        to[i] = (uint16_t)ucm_fp8_decode(s->dtype, codes[i], ucm_fp8_power(scales[i / s->d]));
+    gpu_put(p->args.pool.base + slot * coded_bytes(p), codes, coded_bytes(p));
+}
+
+/* Codes of normal numbers, with scales from the largest to 2^-6 of it. */
+static void coded_draw(struct problem *p)
+{
+    const struct attend_shape *s = &p->shape;
+    uint32_t codes = 2 * s->tokens * s->d;
+
+    p->coded = fresh(s->slots * coded_bytes(p));
+    p->args.pool.base = gpu_new(s->slots * coded_bytes(p));
+    for (uint32_t slot = 0; slot < s->slots; slot++) {
+        uint8_t *to = p->coded + slot * coded_bytes(p);
+
+        for (uint32_t i = 0; i < codes; i++) {
+            float x = rnd_normal();
+
+            to[i] = (uint8_t)ucm_fp8_encode(x, 1.0f);
+        }
+        for (uint32_t i = 0; i < 2 * s->tokens; i++)
+            to[codes + i] = (uint8_t)((i < s->tokens ? K_SCALE : v_scale(p)) - rnd_below(7));
+        problem_decode(p, slot);
+    }
+}
+
+/* ---- plans ---- */
+
 /* Slots: head by head. Pages: token by token, as engines have them. */
 static void plan_of(struct problem *p)
 {
@@ -199,8 +256,8 @@ static void plan_of(struct problem *p)
     uint64_t row = problem_element(p) * (uint64_t)s->d, slot_heads = s->apart ? 1 : s->kv_heads;
     struct ucm_attend_spec spec = {.group = s->group,
                                    .scale = 1 / (query_size(p) * sqrtf((float)s->d)),
-                                   .k_scale = s->narrow ? 0.75f : 0,
-                                   .v_scale = s->narrow ? 1.5f : 0};
+                                   .k_scale = s->narrow == 1 ? 0.75f : 0,
+                                   .v_scale = s->narrow == 1 ? 1.5f : 0};
     struct ucm_kv_shape *k = &spec.shape;
     char why[UCM_SPARSE_WHY] = "";
 
@@ -208,7 +265,7 @@ static void plan_of(struct problem *p)
         latent_plans(p, &spec);
         return;
     }
-    *k = (struct ucm_kv_shape){.dtype = s->narrow ? UCM_KV_FP8_E4M3 : s->dtype,
+    *k = (struct ucm_kv_shape){.dtype = s->narrow == 1 ? UCM_KV_FP8_E4M3 : s->dtype,
                                .tokens = s->tokens,
                                .kv_heads = s->kv_heads,
                                .head_dim = s->d,
@@ -242,6 +299,21 @@ static struct ucm_attend_cuda_memory memory_of(const struct ucm_attend_plan *pla
         .v = {s->v_offset, s->v_token_stride, heads * s->v_head_stride}};
 }
 
+/* Slots of a KV head, rows in 8 bits. */
+static void pool_coded(struct problem *p)
+{
+    struct ucm_attend_cuda_memory *m = &p->args.pool;
+    uint64_t codes = (uint64_t)p->shape.tokens * p->shape.d;
+
+    *m = (struct ucm_attend_cuda_memory){.base = m->base,
+                                         .stride = coded_bytes(p),
+                                         .blocks = p->shape.slots,
+                                         .scales = (uint32_t)(2 * codes),
+                                         .k = {0, p->shape.d, 0},
+                                         .v = {codes, p->shape.d, 0}};
+    p->args.plain_pages = 1;
+}
+
 static uint64_t n_lists(const struct problem *p)
 {
     return (uint64_t)p->shape.chains * p->shape.lists;
@@ -263,7 +335,8 @@ void problem_open(struct problem *p, const struct attend_shape *s)
     p->rows = (uint64_t)s->chains * s->kv_heads * s->group;
     p->pool = fresh(s->slots * p->slot);
     p->pages = fresh(s->pages * p->page + 16);
-    problem_draw_bytes(p, p->pool, s->slots * p->slot);
+    if (s->narrow != CODED)
+        problem_draw_bytes(p, p->pool, s->slots * p->slot);
     problem_draw_bytes(p, p->pages, s->pages * p->page);
     p->q16 = fresh(p->rows * s->d * 2);
     p->q = fresh(p->rows * s->d * 4);
@@ -282,7 +355,7 @@ void problem_open(struct problem *p, const struct attend_shape *s)
         .lists = s->lists,
         .room = s->room,
         .scale_log2 = p->plan.logit_scale * 1.44269504f,
-        .v_scale = s->narrow ? p->plan.spec.v_scale : 0,
+        .v_scale = s->narrow == 1 ? p->plan.spec.v_scale : 0,
         .q = gpu_new(p->rows * s->d * 2),
         .q_stride = (uint64_t)s->kv_heads * s->group * s->d,
         .list = gpu_new(lists * s->room * 4),
@@ -292,8 +365,6 @@ void problem_open(struct problem *p, const struct attend_shape *s)
         .rows = p->n_numbers,
         .apart = s->latent ? 0 : s->apart,
         .slot_of = gpu_new((uint64_t)p->tables * p->n_numbers * 4),
-        .pool =
-            memory_of(&p->pool_plan, gpu_put(0, p->pool, s->slots * p->slot), p->slot, s->slots),
         .pages =
             memory_of(&p->plan, gpu_put(0, p->pages, s->pages * p->page + 16), p->page, s->pages),
         .table = gpu_new((uint64_t)s->chains * s->window * 4 + 4),
@@ -307,6 +378,13 @@ void problem_open(struct problem *p, const struct attend_shape *s)
     };
     gpu_clear(a->flags, 4);
     gpu_clear(a->done, (uint64_t)s->chains * s->kv_heads * 4);
+    if (s->narrow == CODED) {
+        coded_draw(p);
+        pool_coded(p);
+    } else {
+        a->pool =
+            memory_of(&p->pool_plan, gpu_put(0, p->pool, s->slots * p->slot), p->slot, s->slots);
+    }
 }
 
 void problem_close(struct problem *p)
@@ -316,8 +394,8 @@ void problem_close(struct problem *p)
                           a->slot_of, a->pool.base, a->pages.base, a->table,
                           a->first,   a->length,    a->out,        a->lse,
                           a->flags,   a->done,      a->partial,    a->partial_sum};
-    void *here[] = {p->pool,    p->pages, p->q16,   p->q,      p->list, p->numbers,
-                    p->slot_of, p->count, p->first, p->length, p->table};
+    void *here[] = {p->pool,    p->coded,   p->pages, p->q16,   p->q,      p->list,
+                    p->numbers, p->slot_of, p->count, p->first, p->length, p->table};
 
     for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++)
         if (mine[i])
@@ -413,11 +491,13 @@ void problem_draw(struct problem *p)
 void problem_cut(struct problem *p, uint32_t tiles)
 {
     const struct attend_shape *s = &p->shape;
-    uint32_t longest = (s->room + s->window) * (s->tokens / UCM_ATTEND_CUDA_TILE);
+    uint32_t in_block = s->tokens / UCM_ATTEND_CUDA_TILE, room = s->room * in_block;
     uint64_t rows;
 
+    if (s->narrow == CODED) /* the window begins with a split */
+        room = (room + tiles - 1) / tiles * tiles;
     p->args.split_tiles = tiles;
-    p->args.splits = (longest + tiles - 1) / tiles;
+    p->args.splits = (room + s->window * in_block + tiles - 1) / tiles;
     rows = p->rows * p->args.splits;
     if (p->args.partial) {
         gpu_free(p->args.partial);

@@ -64,12 +64,11 @@ static bool near(float a, float b, float by)
     return fabsf(a - b) <= by || (isnan(a) && isnan(b)) || (isinf(a) && a == b);
 }
 
-/* |v| is about 6 at most here, before v_scale. */
 void answer_compare(const struct problem *p, const struct answer *want, const struct answer *got,
                     const char *what)
 {
     const struct attend_shape *s = &p->shape;
-    float by = 6 * p->plan.spec.v_scale * (s->dtype == UCM_KV_F16 ? 0x1p-10f : 0x1p-8f);
+    float by = problem_v(p) * (s->dtype == UCM_KV_F16 ? 0x1p-10f : 0x1p-8f);
     uint64_t wrong = 0, at = 0, wrong_lse = 0;
 
     for (uint64_t i = 0; i < p->rows * p->v; i++)

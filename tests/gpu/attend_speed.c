@@ -15,7 +15,7 @@
 #define SAMPLES 15
 #define FLUSH (UINT64_C(256) << 20)
 
-/* split_tiles 0: as ucm_attend_cuda_cut has it. narrow: FP8 E4M3. */
+/* split_tiles 0: as ucm_attend_cuda_cut has it. narrow: FP8 E4M3, or CODED. */
 struct row {
     uint32_t chains, chosen, split_tiles, narrow;
 };
@@ -59,6 +59,8 @@ static CUdeviceptr put_slots(void)
 static void args_open(const struct row *r, struct ucm_attend_cuda *a)
 {
     uint64_t lists = (uint64_t)r->chains * HEADS, rows = lists * GROUP, row = r->narrow ? D : 2 * D;
+    uint64_t page_row = r->narrow == 1 ? D : 2 * D,
+             slot = 2 * TOKENS * (row + (r->narrow == CODED));
     int32_t *list = fresh(lists * r->chosen * 4), *table = fresh(r->chains * WINDOW * 4);
     uint32_t *count = fresh(lists * 4), *length = fresh(r->chains * 4);
     uint64_t places = (uint64_t)processors * ucm_attend_cuda_places(D, r->narrow ? 1 : 2, GROUP);
@@ -68,7 +70,9 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
     if (r->split_tiles > 0)
         cut = (struct ucm_attend_cuda_cut){
             r->split_tiles, (r->chosen + WINDOW + r->split_tiles - 1) / r->split_tiles};
-
+    if (r->narrow == CODED)
+        cut.splits = (r->chosen + cut.split_tiles - 1) / cut.split_tiles +
+                     (WINDOW + cut.split_tiles - 1) / cut.split_tiles;
     for (uint32_t c = 0; c < r->chains; c++) {
         length[c] = WINDOW * TOKENS - rnd_below(TOKENS);
         for (uint32_t i = 0; i < WINDOW; i++)
@@ -95,8 +99,18 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
         .rows = blocks,
         .apart = 1,
         .slot_of = put_slots(),
-        .pool = {pool, 2 * TOKENS * row, blocks * HEADS, {0, row, 0}, {TOKENS * row, row, 0}},
-        .pages = {pool, BLOCK, blocks, {0, HEADS * row, row}, {BLOCK / 2, HEADS * row, row}},
+        .pool = {.base = pool,
+                 .stride = slot,
+                 .blocks = blocks * HEADS,
+                 .scales = r->narrow == CODED ? 2 * TOKENS * D : 0,
+                 .k = {0, row, 0},
+                 .v = {TOKENS * row, row, 0}},
+        .plain_pages = r->narrow == CODED,
+        .pages = {.base = pool,
+                  .stride = BLOCK,
+                  .blocks = blocks,
+                  .k = {0, HEADS * page_row, page_row},
+                  .v = {BLOCK / 2, HEADS * page_row, page_row}},
         .table = gpu_put(0, table, r->chains * WINDOW * 4),
         .table_stride = WINDOW,
         .first = gpu_new(r->chains * 4),
@@ -182,12 +196,15 @@ static float median_us(const struct row *r, const struct ucm_attend_cuda *a)
 void measure(void)
 {
     static const struct row rows[] = {
-        {1, 256, 0, 0},    {1, 256, 8, 0},   {1, 256, 12, 0},   {1, 256, 18, 0}, {1, 256, 24, 0},
-        {1, 128, 0, 0},    {8, 256, 0, 0},   {8, 256, 24, 0},   {8, 256, 36, 0}, {50, 256, 0, 0},
-        {50, 256, 48, 0},  {50, 256, 96, 0}, {50, 256, 144, 0}, {1, 8192, 0, 0}, {1, 8192, 64, 0},
-        {1, 8192, 170, 0}, {1, 256, 0, 1},   {8, 256, 0, 1},    {50, 256, 0, 1}, {50, 256, 96, 1},
-        {1, 8192, 0, 1},
+        {1, 256, 0, 0},       {1, 256, 8, 0},      {1, 256, 12, 0},    {1, 256, 18, 0},
+        {1, 256, 24, 0},      {1, 128, 0, 0},      {8, 256, 0, 0},     {8, 256, 24, 0},
+        {8, 256, 36, 0},      {50, 256, 0, 0},     {50, 256, 48, 0},   {50, 256, 96, 0},
+        {50, 256, 144, 0},    {1, 8192, 0, 0},     {1, 8192, 64, 0},   {1, 8192, 170, 0},
+        {1, 256, 0, 1},       {8, 256, 0, 1},      {50, 256, 0, 1},    {50, 256, 96, 1},
+        {1, 8192, 0, 1},      {1, 256, 0, CODED},  {8, 256, 0, CODED}, {50, 256, 0, CODED},
+        {50, 256, 96, CODED}, {1, 8192, 0, CODED},
     };
+    static const char *const kinds[] = {"bf16", "e4m3", "coded"};
     int n;
 
     must(cuDeviceGetAttribute(&n, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0), "multiprocessors");
@@ -197,16 +214,16 @@ void measure(void)
            "us | GB/s |\n|---|---|---|---|---|---|---|---|\n");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const struct row *r = &rows[i];
-        uint64_t bytes =
-            (uint64_t)r->chains * HEADS * (r->chosen + WINDOW) * TOKENS * D * (r->narrow ? 2 : 4);
+        uint64_t elements = r->chosen * (r->narrow ? 1 : 2) + WINDOW * (r->narrow == 1 ? 1 : 2);
+        uint64_t bytes = 2 * elements * r->chains * HEADS * TOKENS * D;
         struct ucm_attend_cuda a;
         float us;
 
         args_open(r, &a);
         us = median_us(r, &a);
-        printf("| %s | %u | %u | %u | %u | %u | %.1f | %.0f |\n", r->narrow ? "e4m3" : "bf16",
-               r->chains, r->chosen, WINDOW * TOKENS, a.split_tiles, a.splits * HEADS * r->chains,
-               (double)us, (double)bytes / (double)us / 1e3);
+        printf("| %s | %u | %u | %u | %u | %u | %.1f | %.0f |\n", kinds[r->narrow], r->chains,
+               r->chosen, WINDOW * TOKENS, a.split_tiles, a.splits * HEADS * r->chains, (double)us,
+               (double)bytes / (double)us / 1e3);
         args_close(&a);
     }
     gpu_free(pool);

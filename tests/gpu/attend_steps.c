@@ -119,6 +119,32 @@ static void poison(struct problem *p)
     answer_free(&got);
 }
 
+/* The same, and NaN for a row's scale; then for one of V, which reaches all channels. */
+static void poison_coded(struct problem *p)
+{
+    struct answer want = answer_new(p), got = answer_new(p);
+    uint32_t slot = (uint32_t)problem_slot(p, 0, p->list[0]), tokens = p->shape.tokens;
+    uint32_t codes = 2 * tokens * p->shape.d,
+             at[] = {3 * p->shape.d + 8, codes + 5, codes + tokens};
+    uint8_t *bytes = p->coded + slot * p->args.pool.stride;
+
+    problem_cut(p, 4);
+    for (uint32_t i = 0; i < 3; i++) {
+        uint8_t before = bytes[at[i]];
+
+        bytes[at[i]] = i == 0 ? 0x7f : 0xff;
+        problem_decode(p, slot);
+        answer_reference(p, &want);
+        step(p, &got);
+        check(isnan(i < 2 ? got.lse[0] : got.out[0]), "NaN in a coded slot");
+        answer_compare(p, &want, &got, "coded, with NaN");
+        bytes[at[i]] = before;
+        problem_decode(p, slot);
+    }
+    answer_free(&want);
+    answer_free(&got);
+}
+
 static const struct attend_shape shapes[] = {
     {UCM_KV_BF16, 16, 8, 4, 128, 3, 8, 37, 60, 20, 5, 0, 0, 0},
     {UCM_KV_BF16, 16, 8, 4, 128, 2, 8, 37, 60, 20, 5, 1, 0, 0},
@@ -134,6 +160,10 @@ static const struct attend_shape shapes[] = {
     {UCM_KV_BF16, 16, 2, 5, 256, 2, 2, 30, 40, 9, 3, 1, 1, 0},
     {UCM_KV_BF16, 16, 3, 7, 64, 2, 3, 30, 40, 9, 3, 1, 1, 0},
     {UCM_KV_F16, 64, 1, 8, 128, 2, 1, 12, 20, 9, 3, 0, 1, 0},
+    {UCM_KV_BF16, 16, 8, 4, 128, 3, 8, 37, 60, 20, 5, 1, CODED, 0},
+    {UCM_KV_F16, 32, 2, 16, 64, 2, 2, 20, 33, 9, 3, 1, CODED, 0},
+    {UCM_KV_F16, 16, 2, 4, 128, 2, 2, 90, 99, 0, 0, 1, CODED, 0},
+    {UCM_KV_BF16, 16, 2, 5, 256, 2, 2, 30, 40, 9, 3, 1, CODED, 0},
 };
 
 void test_steps_of(const struct attend_shape *shape)
@@ -145,7 +175,10 @@ void test_steps_of(const struct attend_shape *shape)
         compare_cuts(&p);
         compare_places(&p);
         miss(&p);
-        poison(&p);
+        if (shape->narrow == CODED)
+            poison_coded(&p);
+        else
+            poison(&p);
     }
     problem_close(&p);
 }

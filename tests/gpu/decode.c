@@ -3,6 +3,7 @@
 
 #include "client/cuda/error.h"
 #include "kernels/arith.h"
+#include "kernels/encoding/encoding.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -50,6 +51,59 @@ static void draw_bytes(const struct scene *t, uint8_t *at, uint64_t bytes)
         at[i] = (uint8_t)(rnd_below(2) << 7 | rnd_below(0x50));
     for (uint64_t i = 0; i < bytes / 2 && !t->spec.narrow; i++)
         draw(t, 1, (uint16_t *)(void *)(at + 2 * i));
+}
+
+/* K or V of a layer of a block, in either order: a row has a scale of its own. */
+static struct ucm_encoding_spec coding(const struct scene *t, uint32_t heads)
+{
+    struct ucm_encoding_section section = {
+        .tokens = TOKENS, .heads = heads, .dim = t->spec.d, .order = UCM_ENCODING_HND};
+
+    return (struct ucm_encoding_spec){.encoding = UCM_ENCODING_FP8,
+                                      .version = 1,
+                                      .dtype = t->spec.dtype,
+                                      .n_sections = 1,
+                                      .section = {section}};
+}
+
+/* Rows of different sizes. */
+static void blocks_vary(struct scene *t)
+{
+    uint16_t *row = (uint16_t *)(void *)t->window.bytes;
+    uint32_t sign = t->spec.dtype == UCM_SPARSE_BF16 ? 7 : 10, d = t->spec.d;
+
+    for (uint64_t i = 0; i < NUMBERS * t->block / t->row; i++, row += d) {
+        uint32_t by = rnd_below(8);
+
+        for (uint32_t c = 0; c < d; c++) /* less by 2^by, but no denormals */
+            if ((row[c] & 0x7fffu) >> sign > by)
+                row[c] = (uint16_t)(row[c] - (by << sign));
+    }
+}
+
+static void blocks_code(struct scene *t)
+{
+    struct ucm_encoding_spec spec = coding(t, HEADS);
+    uint64_t half = t->shard / 2;
+    uint8_t *coded = fresh(ucm_encoding_bytes(&spec, 0));
+
+    blocks_vary(t);
+    for (uint64_t at = 0; at < NUMBERS * t->block; at += half) {
+        ucm_encode(&spec, 0, t->window.bytes + at, coded);
+        ucm_decode(&spec, 0, coded, t->attended + at);
+    }
+    free(coded);
+}
+
+static void blocks_make(struct scene *t)
+{
+    draw_bytes(t, t->window.bytes, NUMBERS * t->block);
+    t->attended = fresh(NUMBERS * t->block);
+    if (t->spec.coded)
+        blocks_code(t);
+    else
+        memcpy(t->attended, t->window.bytes, NUMBERS * t->block);
+    t->blocks = gpu_put(0, t->window.bytes, NUMBERS * t->block);
 }
 
 /* The other order of tokens and heads. */
@@ -136,6 +190,7 @@ static void options_make(struct scene *t)
         .every = 2,
         .first = 2,
         .windows = 1,
+        .encoding = s->coded ? UCM_CUDA_DECODE_FP8 : UCM_CUDA_DECODE_AS_STORED,
     };
     check(ucm_cuda_decode_slot_bytes(&t->options, &bytes) == 0, "%s", ucm_cuda_errmsg());
     t->pool = t->options.pool = gpu_new(bytes * s->slots);
@@ -168,8 +223,7 @@ void scene_open(struct scene *t, const struct scene_spec *spec)
     plan_make(t);
     window_open(&t->window, NUMBERS * t->block);
     window_open(&t->table, 4096);
-    draw_bytes(t, t->window.bytes, NUMBERS * t->block);
-    t->blocks = gpu_put(0, t->window.bytes, NUMBERS * t->block);
+    blocks_make(t);
     pages_make(t);
     input_fixed(t);
     t->gpu_input = gpu_new(sizeof(t->input));
@@ -191,6 +245,7 @@ void scene_close(struct scene *t)
     gpu_free(t->gpu_output);
     window_close(&t->window);
     window_close(&t->table);
+    free(t->attended);
     free(t->pages);
 }
 
@@ -432,7 +487,7 @@ static void reference(struct scene *t, const struct output *got, uint32_t layer,
                       uint32_t g, float *scratch, float *out, float *lse)
 {
     const struct input_layer *in = &t->input.layer[layer];
-    struct ucm_attend_memory blocks = {t->window.bytes + layer * t->shard, t->block, NUMBERS};
+    struct ucm_attend_memory blocks = {t->attended + layer * t->shard, t->block, NUMBERS};
     struct ucm_attend_memory pages = {t->pages + layer * PAGES * t->shard, t->shard, PAGES};
     uint32_t l = c * t->spec.lists + (t->spec.lists > 1 ? g : 0), row = (c * HEADS + g) * GROUP;
     uint32_t length = t->input.length[c], n = (length + TOKENS - 1) / TOKENS;
@@ -476,6 +531,26 @@ void scene_compare(struct scene *t, const char *what)
     free(got);
 }
 
+/* Codes of K, codes of V, scales of K, scales of V. */
+static bool coded_wrong(const struct scene *t, const uint8_t *slot, const uint8_t *shard)
+{
+    const struct ucm_cuda_decode_layout *l = &t->options.shard;
+    struct ucm_encoding_spec spec = coding(t, 1);
+    uint32_t half = TOKENS * t->spec.d, wrong = 0;
+    uint8_t plain[2 * TOKENS * D_MAX], coded[TOKENS * (D_MAX + 1)];
+
+    for (uint32_t v = 0; v < 2; v++) {
+        uint64_t pitch = v ? l->v_token_stride : l->k_token_stride;
+
+        for (uint32_t token = 0; token < TOKENS; token++)
+            memcpy(plain + token * t->row, shard + v * l->v_offset + token * pitch, t->row);
+        ucm_encode(&spec, 0, plain, coded);
+        wrong |= memcmp(slot + v * half, coded, half) != 0;
+        wrong |= memcmp(slot + 2 * half + v * TOKENS, coded + half, TOKENS) != 0;
+    }
+    return wrong;
+}
+
 /* Bytes of a slot that differ from the strand's of its block. */
 static bool slot_wrong(const struct scene *t, const uint8_t *slot, uint32_t strand, uint32_t number)
 {
@@ -486,6 +561,8 @@ static bool slot_wrong(const struct scene *t, const uint8_t *slot, uint32_t stra
     if (t->spec.slot == UCM_CUDA_DECODE_LAYER)
         return memcmp(slot, shard + strand * t->shard, t->shard) != 0;
     shard += strand / HEADS * t->shard + strand % HEADS * l->k_head_stride;
+    if (t->spec.coded)
+        return coded_wrong(t, slot, shard);
     for (uint32_t token = 0; token < TOKENS; token++)
         if (memcmp(slot + token * row, shard + token * l->k_token_stride, row) != 0 ||
             memcmp(slot + half + token * row, shard + l->v_offset + token * l->v_token_stride,
@@ -526,25 +603,37 @@ int main(int argc, char **argv)
 {
     static const struct scene_spec specs[] = {
         {"heads, tokens first", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 200, false,
-         false, 0, 0},
-        {"heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, true, false, 0, 0},
-        {"layers", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, false, 0, 0},
-        {"layers, one list", UCM_CUDA_DECODE_LAYER, 1, 64, UCM_SPARSE_BF16, 200, false, false, 0,
-         0},
-        {"heads, FP8", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 200, false, true, 0, 0},
-        {"layers, FP8", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, true, 0, 0},
+         false, 0, 0, false},
+        {"heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, true, false, 0, 0,
+         false},
+        {"layers", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, false, 0, 0,
+         false},
+        {"layers, one list", UCM_CUDA_DECODE_LAYER, 1, 64, UCM_SPARSE_BF16, 200, false, false, 0, 0,
+         false},
+        {"heads, FP8", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 200, false, true, 0, 0,
+         false},
+        {"layers, FP8", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, true, 0, 0,
+         false},
+        {"coded, tokens first", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 200, false,
+         false, 0, 0, true},
+        {"coded, heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 200, true, false, 0,
+         0, true},
     };
     static const struct scene_spec rounds[] = {
         {"rounds, psa", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 400, false, false,
-         UCM_CUDA_DECODE_PSA, 0.7f},
+         UCM_CUDA_DECODE_PSA, 0.7f, false},
         {"rounds, estimated", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, true, false,
-         UCM_CUDA_DECODE_ESTIMATED, 0.9f},
+         UCM_CUDA_DECODE_ESTIMATED, 0.9f, false},
         {"rounds, certified, one list", UCM_CUDA_DECODE_LAYER, 1, 128, UCM_SPARSE_BF16, 400, true,
-         false, UCM_CUDA_DECODE_CERTIFIED, 0.3f},
+         false, UCM_CUDA_DECODE_CERTIFIED, 0.3f, false},
         {"rounds, estimated, FP8", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, false,
-         true, UCM_CUDA_DECODE_ESTIMATED, 0.9f},
+         true, UCM_CUDA_DECODE_ESTIMATED, 0.9f, false},
         {"rounds, all", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 400, false, false,
-         UCM_CUDA_DECODE_ESTIMATED, 1.0f},
+         UCM_CUDA_DECODE_ESTIMATED, 1.0f, false},
+        {"rounds, estimated, coded", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 400, true,
+         false, UCM_CUDA_DECODE_ESTIMATED, 0.9f, true},
+        {"rounds, certified, coded", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, false,
+         false, UCM_CUDA_DECODE_CERTIFIED, 0.3f, true},
     };
 
     gpu_begin();

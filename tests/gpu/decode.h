@@ -29,6 +29,7 @@ struct scene_spec {
     bool narrow;      /* K and V are FP8 E4M3 */
     uint32_t rule;    /* enum ucm_cuda_decode_rule */
     float eps;
+    bool coded;       /* slots are, as the encoding fp8 has them */
 };
 
 /* Of a step, at fixed addresses on the GPU. */
@@ -56,6 +57,7 @@ struct scene {
     uint64_t row, shard, block;  /* bytes; row: of a token and KV head */
     struct window window, table; /* blocks; generations */
     CUdeviceptr blocks;          /* the same blocks in the GPU's memory */
+    uint8_t *attended;           /* the same blocks as slots hold them */
     uint8_t *pages;              /* [LAYERS][PAGES], as shards are */
     CUdeviceptr pool, gpu_pages, gpu_input, gpu_output;
     struct input input;

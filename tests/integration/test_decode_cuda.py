@@ -139,6 +139,9 @@ class Checks(unittest.TestCase):
                            shard_bytes=SHARD // 2, numbers=9, requests=1, chains=1, room=20, window=5, q_dtype="bf16", v_scale=0.5)
         o = self.library.options
         self.assertEqual((small.slots, small.slot_bytes, o.dtype, o.kv_dtype, o.k_scale, o.v_scale), (50, HEAD_SLOT // 2, 2, 3, 0, 0.5))
+        coded = self.steps(Fake("uint8", 50, HEAD_SLOT // 2 + 2 * TOKENS), encoding="fp8")
+        self.assertEqual((coded.slots, self.library.options.encoding), (50, 1))
+        self.assertEqual(cuda.Steps.bytes_of(SHAPE, SHARD, 10, encoding="fp8"), 10 * coded.slot_bytes)
         steps.close(), steps.close()
         self.assertEqual(self.library.closed, 1)
         with self.assertRaisesRegex(UcmError, "closed"):
@@ -147,6 +150,8 @@ class Checks(unittest.TestCase):
     def test_options_refused(self):
         with self.assertRaisesRegex(ValueError, "pool has 100 bytes"):
             self.steps(Fake("uint8", 100))
+        with self.assertRaisesRegex(ValueError, "encoding 'q4' of slots: 'fp8' is known"):
+            self.steps(encoding="q4")
         with self.assertRaisesRegex(ValueError, "V has 0 channels"):
             cuda._layout(sparse.Shape("bf16", TOKENS, HEADS, DIM), TOKENS, HEADS, DIM, 2)
         with self.assertRaisesRegex(ValueError, "differ in tokens"):
@@ -485,12 +490,13 @@ class Together:
         return Selector(self.digest, pool, GROUP * HEADS, CANDIDATES, chains=CHAINS,
                         choose=sparse.TopK(sparse_ratio=0.15, init_window_sz=0, local_window_sz=0))
 
-    def __init__(self, link, kv, slots=200, **more):
+    def __init__(self, link, kv, slots=200, encoding="", **more):
         self.kv, self.digest = kv, link.digest
-        pool = torch.empty(cuda.Steps.bytes_of(SHAPE, SHARD, slots), dtype=torch.uint8, device="cuda")
+        pool = torch.empty(cuda.Steps.bytes_of(SHAPE, SHARD, slots, encoding=encoding), dtype=torch.uint8, device="cuda")
         self.select = self.selector(pool)
         self.steps = cuda.Steps(pool, SHAPE, layers=LAYERS, q_heads=GROUP * HEADS, shard_bytes=SHARD, numbers=80, requests=CHAINS,
-                                chains=CHAINS, room=self.select.room, window=WINDOW, rounds=self.rounds)
+                                chains=CHAINS, room=self.select.room, window=WINDOW, rounds=self.rounds,
+                                encoding=encoding)
         self.decoder = GpuDecoder(link, link.digest, self.steps, shard_bytes=SHARD, landing=16, **more)
         names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
         self.names = [names[32 * i : 32 * i + 32] for i in range(BLOCKS)]
@@ -649,11 +655,11 @@ class OnGpu(unittest.TestCase):
             self.assertLess(time.monotonic(), until)
             time.sleep(0.02)
 
-    def served(self, both, runs=LAYERS + 1):
+    def served(self, both, runs=LAYERS + 1, within=0.03):
         """Runs a step until it counts; how often it was served."""
         for run in range(runs):
             if both.run():
-                self.assertLess(both.wrong(), 0.03)
+                self.assertLess(both.wrong(), within)
                 return run
             self.assertEqual(len(both.decoder.serve()), 0, "sequences that are lost")
         self.fail("the step does not come to its end")
@@ -752,6 +758,21 @@ class OnGpu(unittest.TestCase):
             self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.lse, fetch.lse))
         self.assertEqual(fetch.decoder.counts.windowed, 0)
         self.assertGreater(fetch.decoder.counts.fetched, 100)
+
+    def test_coded_slots(self):
+        """Blocks are coded on their way, by the window or by fetches: the same bits, near those of blocks as they are."""
+        plain, window, fetch = self.together(), self.together(encoding="fp8"), self.together(encoding="fp8", window=False)
+        fetch.capture()
+        self.assertLess(window.steps.slot_bytes, plain.steps.slot_bytes * 0.52)
+        for _ in range(3):
+            plain.draw()
+            for both in (plain, window, fetch):
+                both.q.copy_(plain.q)
+                self.served(both, within=0.03 if both is plain else 0.2)
+            self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.lse, fetch.lse))
+            off = (window.out.float() - plain.out.float()).norm() / plain.out.float().norm()
+            self.assertTrue(1e-4 < off < 0.05, off)
+        self.assertEqual((window.decoder.counts.fetched, fetch.decoder.counts.windowed), (0, 0))
 
     def test_the_daemon_takes_the_window_back(self):
         both = self.together()

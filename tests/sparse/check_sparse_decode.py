@@ -42,6 +42,9 @@ def sweep(few=False):
     add("auto:min_tokens=0", "goal", (0.8,) if few else (0.8, 0.9, 0.95))
     add("psa", "eps", (0.98,) if few else (0.9, 0.98))
     out.extend((f"topk:chosen=8,topk_tokens={tokens}", "digest", "least", keep) for tokens in (256, 1024) for keep in (2.0, 4.0, 8.0))
+    for tokens in (256, 1024, 2048):
+        text = f"topk:chosen=8,topk_tokens={tokens}"
+        out += [(text, "digest", "least", 1.0, True), (f"{text},reuse=2", "digest", "least"), (f"{text},reuse=2", "digest", "least", 1.0, True)]
     add("topk", "topk_tokens", (2048,), "window")
     out += [("auto", "digest", "least")]
     if few:
@@ -57,10 +60,10 @@ def sweep(few=False):
     return out + [(name, "digest", "least") for name in ("esa", "gsa", "gsa-device", "kvstar", "kvstar-corrected", "psa-certified")]
 
 
-def config(text, order, share, keep=1.0):
-    name = {"digest": text}.get(order, f"{order} {text}") + (f", kept against {keep:g} times" if keep != 1 else "")
+def config(text, order, share, keep=1.0, coded=False):
+    name = {"digest": text}.get(order, f"{order} {text}") + (f", kept against {keep:g} times" if keep != 1 else "") + ", fp8 slots" * coded
     full = text + (":" if ":" not in text else ",") + "dense_below=0"
-    return Config(name if share == "least" else f"{name}, mean of heads", sparse.Policy(full), order, share, keep)
+    return Config(name if share == "least" else f"{name}, mean of heads", sparse.Policy(full), order, share, keep, coded)
 
 
 # What continuations, whose steps can't be computed side by side, are asked for.

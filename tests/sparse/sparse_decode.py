@@ -22,12 +22,14 @@ ORDERS = ("digest", "oracle", "random", "window")
 class Config:
     """policy: a ucmclient.sparse.Policy; None: dense. order: what ranks the blocks; only `digest` can be had in earnest. share:
     what stands for a group where a rule or a budget asks what is covered, its least covered head or the mean of its heads. keep: of top k,
-    what the step before chose keeps its place unless another block scores so many times as much."""
+    what the step before chose keeps its place unless another block scores so many times as much. coded: blocks before the last ones,
+    which slots hold, are attended as the encoding `fp8` leaves them."""
     name: str
     policy: object = None
     order: str = "digest"
     share: str = "least"
     keep: float = 1.0
+    coded: bool = False
 
 
 class Request:
@@ -40,6 +42,7 @@ class Request:
         self.digests = [{} for _ in range(model.layers)]
         self.layers = [Layer() for _ in range(model.layers)]
         self.room = [None] * model.layers  # of each layer, (K, V) with places for tokens to come
+        self.coded = [None] * model.layers  # of each layer, (K, V) of the first tokens as `fp8` leaves them
 
     def append(self, layer, k, v):
         """k, v: [T, G, d]"""
@@ -58,8 +61,20 @@ class Request:
         assert self.steps == 0
         out = Request.__new__(Request)
         out.__dict__.update(self.__dict__, parent=self, K=list(self.K), V=list(self.V), digests=[{} for _ in self.digests],
-                            layers=[Layer() for _ in self.layers], room=[None] * len(self.layers))
+                            layers=[Layer() for _ in self.layers], room=[None] * len(self.layers), coded=[None] * len(self.layers))
         return out
+
+    def decoded(self, layer):
+        """(K, V), encoded and decoded; a row of channels has a scale."""
+        old = self.coded[layer]
+        if old is None and self.parent:
+            old = self.parent.decoded(layer)
+        done = old[0].shape[1] if old else 0
+        if done < self.K[layer].shape[1]:
+            new = [fp8(x[layer][:, done:]) for x in (self.K, self.V)]
+            old = [np.concatenate(pair, 1) for pair in zip(old, new)] if old else new
+            self.coded[layer] = old
+        return old
 
     def digest(self, layer, spec, complete):
         """Of the complete blocks, each digested once, when it is complete."""
@@ -75,6 +90,15 @@ class Request:
         return {name: x[:complete] for name, x in old.items()}
 
 
+def fp8(x):
+    """float32 as docs/encodings.md's `fp8` leaves it: E4M3 times the least power of two of a row with which none is 432 or more."""
+    m, e = np.frexp(abs(x).max(-1, keepdims=True))
+    power = np.where(m < 432 / 512, e - 9, e - 8)
+    y = np.ldexp(x, -power)
+    step = np.maximum(np.frexp(y)[1] - 4, -9)
+    return np.ldexp(np.rint(np.ldexp(y, -step)), step + power).astype(f32)
+
+
 class Layer:
     """What a layer of a request keeps from step to step."""
 
@@ -83,6 +107,7 @@ class Layer:
         self.chosen = {}  # {step: bool[lists, blocks]} that may serve yet
         self.last = None  # bool[lists, blocks] of the last step
         self.budget = None
+        self.made = None  # the choice of the steps under way, for layers that share it
 
 
 @dataclasses.dataclass
@@ -270,7 +295,15 @@ class Weights:
     top: object    # [G, group, T, 1]
 
 
-def weights(request, layer, q, positions):
+def coded_ends(request, config, positions):
+    """Of each step, the first token that it attends as it was computed."""
+    policy, block = config.policy, request.block
+    last = max(policy.local_window_sz, -(-policy.local_window_tokens // block))
+    return np.maximum(positions // block - last, 0) * block
+
+
+def weights(request, layer, q, positions, coded=None):
+    """coded: coded_ends; None: nothing is."""
     model, block, N = request.model, request.block, request.K[layer].shape[1]
     G, T = model.kv_heads, len(q)
     nb = -(-N // block)
@@ -278,6 +311,10 @@ def weights(request, layer, q, positions):
     rows = (q.reshape(T, G, model.group, model.d) * f32(model.beta)).transpose(1, 2, 0, 3)
     for g in range(G):
         np.matmul(rows[g].reshape(-1, model.d), request.K[layer][g].T, out=x[g].reshape(-1, nb * block)[:, :N])
+        if coded is not None:
+            of_coded = (rows[g].reshape(-1, model.d) @ request.decoded(layer)[0][g].T).reshape(model.group, T, N)
+            for t, end in enumerate(coded):
+                x[g, :, t, :end] = of_coded[:, t, :end]
     first = int(positions[0])
     x[..., first:][..., np.arange(first, nb * block)[None] > positions[:, None]] = -np.inf
     top = x.max(-1, keepdims=True)
@@ -396,8 +433,12 @@ class Attended:
 def attend(request, layer, config, q, positions, attended):
     """out[T, heads, d]"""
     model, block = request.model, request.block
-    w = weights(request, layer, q, positions)
-    chosen = choose(request, layer, config, q, w, positions)
+    coded = coded_ends(request, config, positions) if config.coded else None
+    w = weights(request, layer, q, positions, coded)
+    source = layer - layer % config.policy.reuse if config.policy else layer
+    if source == layer:
+        request.layers[layer].made = choose(request, layer, config, q, w, positions)
+    chosen = request.layers[source].made
     if attended is not None:
         attended.add(chosen, w, positions, block)
     N = request.V[layer].shape[1]
@@ -408,7 +449,13 @@ def attend(request, layer, config, q, positions, attended):
         sums = sums * mask[:, None]
     out = np.empty((model.kv_heads, model.group * len(q), model.d), f32)
     for g in range(model.kv_heads):
+        if coded is not None:
+            old = every[g][..., :N].copy()
+            for t, end in enumerate(coded):
+                old[:, t, end:] = every[g, :, t, :end] = 0
         np.matmul(every[g].reshape(-1, every.shape[-1])[:, :N], request.V[layer][g], out=out[g])
+        if coded is not None:
+            out[g] += old.reshape(-1, N) @ request.decoded(layer)[1][g]
     out = out.reshape(model.kv_heads, model.group, len(q), model.d) / sums.sum(-1)[..., None]
     return out.transpose(2, 0, 1, 3).reshape(len(q), model.heads, model.d)
 

@@ -73,6 +73,14 @@ Test(cuda_decode, sizes)
     cr_expect_eq(bytes, 16 * ROW, "a byte an element");
     ucm_cuda_decode_close(opened());
     options.kv_dtype = UCM_SPARSE_BF16;
+    options.encoding = UCM_CUDA_DECODE_FP8;
+    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(bytes, 16 * ROW + 2 * 16, "a byte an element, and a row");
+    d = opened();
+    cr_expect_eq(ucm_cuda_decode_info(d, &info), 0);
+    cr_expect_geq(info.splits * info.split_tiles, 23);
+    ucm_cuda_decode_close(d);
+    options.encoding = UCM_CUDA_DECODE_AS_STORED;
     options.slot = UCM_CUDA_DECODE_LAYER;
     cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
     cr_expect_eq(bytes, options.shard_bytes);
@@ -125,6 +133,12 @@ Test(cuda_decode, options_that_are_wrong)
     REFUSED(shard_bytes, 0, "shard_bytes is 0");
     REFUSED(shard.v_offset, 16 * 2 * ROW + 16, "shard reaches byte 8208 of 8192");
     REFUSED(shard.v_token_stride, 1ull << 62, "beyond the 8192 of a layer");
+    REFUSED(encoding, 2, "encoding is 2, which is no");
+    options.encoding = UCM_CUDA_DECODE_FP8;
+    REFUSED(kv_dtype, UCM_SPARSE_FP8_E4M3, "encoding fp8 makes 8 bits of 16");
+    REFUSED(slot, UCM_CUDA_DECODE_LAYER, "wants slots of a KV head");
+    REFUSED(v_scale, 0.5f, "v_scale 0.5; with encoding fp8");
+    options.encoding = UCM_CUDA_DECODE_AS_STORED;
     REFUSED(slots, 0, "slots is 0; 1 to");
     REFUSED(numbers, 1u << 31, "numbers is 2147483648");
     REFUSED(requests, 0, "requests is 0");

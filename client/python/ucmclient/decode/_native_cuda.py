@@ -12,6 +12,7 @@ from ..errors import check as _check
 from ..sparse._native import Place
 
 HEAD, LAYER = 0, 1
+ENCODINGS = {"": 0, "fp8": 1}
 
 
 class Layout(Structure):
@@ -57,6 +58,7 @@ class Options(Structure):
         ("every", c_uint32),
         ("first", c_uint32),
         ("windows", c_uint32),
+        ("encoding", c_uint32),
     ]
 
 

@@ -114,7 +114,7 @@ class Steps(_OnGpu):
     pool: a contiguous tensor on the GPU, of bytes_of() so many slots. shape: of one layer of a block in the daemon, with
     shard_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are
     below this. lists: None: one a KV head. room: of a list, the Selector's. window: blocks of a chain in the engine's pages that a layer
-    attends, at most. q_dtype: of queries and results, where K and V are fp8_e4m3; k_scale, v_scale: what these were divided by, 0: 1. whole: slots are of a layer, not of a KV head of it. misses: room for those of a layer, and for what a step did
+    attends, at most. q_dtype: of queries and results, where K and V are fp8_e4m3; k_scale, v_scale: what these were divided by, 0: 1. whole: slots are of a layer, not of a KV head of it. encoding: of slots: "fp8", which halves them (docs/encodings.md), or none. misses: room for those of a layer, and for what a step did
     not get; 0: for all. rounds: how lists stop while attention runs; None: all that was chosen is attended."""
 
     _close = "ucm_cuda_decode_close"
@@ -141,8 +141,11 @@ class Steps(_OnGpu):
         v_scale: float = 0.0,
         misses: int = 0,
         rounds: Optional[Rounds] = None,
+        encoding: str = "",
     ):
         super().__init__(pool)
+        if encoding not in native.ENCODINGS:
+            raise ValueError(f"encoding {encoding!r} of slots: 'fp8' is known, and '' for K and V as they are")
         self.shape, self.q_heads, self.chains, self.window = shape, q_heads, chains, window
         self.layers, self.numbers, self.requests, self.room = layers, numbers, requests, room
         self.lists, self.rounds = shape.kv_heads if lists is None else lists, rounds
@@ -150,7 +153,7 @@ class Steps(_OnGpu):
         dtype = dtype_number(shape.dtype if q_dtype is None else q_dtype)
         self._dtype, self._kv_dtype = (next(name for name, number in DTYPES.items() if number == n) for n in (dtype, known[3]))
         self._out = (q_heads, shape.head_dim)
-        self.slot_bytes = self._slot_bytes(shape, shard_bytes, whole)
+        self.slot_bytes = self._slot_bytes(shape, shard_bytes, whole, encoding)
         self.pool = self._check(pool, "pool")
         size = pool.numel() * pool.element_size()
         if not pool.is_contiguous() or size < self.slot_bytes:
@@ -159,7 +162,7 @@ class Steps(_OnGpu):
         options = native.Options(
             layers, q_heads, shape.kv_heads, shape.head_dim, dtype, known[3], shape.tokens, scale, k_scale, v_scale, int(whole), pool.data_ptr(),
             self.slots, numbers, requests, misses, chains, self.lists, room, window, _layout(shape, *known), shard_bytes,
-            _layout(page_shape or shape, *known), *self._options(rounds),
+            _layout(page_shape or shape, *known), *self._options(rounds), encoding=native.ENCODINGS[encoding],
         )
         out, info, lib = c_void_p(), native.Info(), native.library()
         native.check(lib.ucm_cuda_decode_open(self._uuid(), byref(options), byref(out)))
@@ -177,13 +180,16 @@ class Steps(_OnGpu):
         return _RULES.index(rounds.rule), _KNOWN.index(rounds.known), rounds.eps, rounds.rounds, every, first, rounds.windows
 
     @staticmethod
-    def _slot_bytes(shape: Shape, shard_bytes: int, whole: bool) -> int:
-        return shard_bytes if whole else 2 * shape.tokens * shape.head_dim * SIZES[dtype_number(shape.dtype)]
+    def _slot_bytes(shape: Shape, shard_bytes: int, whole: bool, encoding: str) -> int:
+        if whole:
+            return shard_bytes
+        row = shape.head_dim + 1 if encoding else shape.head_dim * SIZES[dtype_number(shape.dtype)]
+        return 2 * shape.tokens * row
 
     @classmethod
-    def bytes_of(cls, shape: Shape, shard_bytes: int, slots: int, whole: bool = False) -> int:
+    def bytes_of(cls, shape: Shape, shard_bytes: int, slots: int, whole: bool = False, encoding: str = "") -> int:
         """Of a pool of so many slots."""
-        return slots * cls._slot_bytes(shape, shard_bytes, whole)
+        return slots * cls._slot_bytes(shape, shard_bytes, whole, encoding)
 
     def close(self) -> None:
         handle = self._take()
