@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sparse decoding on one GPU beside dense attention with all KV there: the table of docs/sparse.md, "Measured on a GPU".
 
-    decode.py [PART...] [--json FILE] [--known FILE] [--tokens N] [--policies POLICY/POLICY...] [--slots X] [--nvme FOLDER]
+    decode.py [PART...] [--json FILE] [--known FILE] [--tokens N] [--policies POLICY/POLICY...] [--only PART=POLICY/POLICY...] [--slots X] [--nvme FOLDER]
 
 A transformer of Llama-3.1-8B's shape with random weights decodes a token of each request a step, as one CUDA graph. The KV of a long prompt
 lies in the daemon, in a window, from which the GPU itself reads what it misses. Parts:
@@ -14,6 +14,9 @@ lies in the daemon, in a window, from which the GPU itself reads what it misses.
     second    what a second engine takes from the daemon
     restart   the first token after a restart of daemon and engine, from NVMe in --nvme
     serve     requests a second by a simulation that takes the steps' times from the parts above
+
+A policy may say how its slots are: "topk:topk_tokens=4096 +fp8 +3x" for coded ones, three times what a step chooses. --only names
+those of a part: --only batch=POLICY/POLICY.
 
 All requests of a batch, and all 128k pieces of 1M tokens, are the same prompt in DRAM; on the GPU each has numbers, digests and slots of its own.
 
@@ -32,8 +35,8 @@ import decode_serve
 from engines import Daemon, Process, serve
 
 PARTS = ("dense", "one", "eighth", "batch", "long", "second", "restart", "serve")
-POLICIES = ("topk:topk_tokens=4096", "topk:topk_tokens=4096,reuse=2", "topk:topk_tokens=4096,digest=hash,reduce=max",
-            "topk:topk_tokens=4096,digest=mean,reduce=max")
+POLICIES = ("topk:topk_tokens=4096", "topk:topk_tokens=4096 +fp8", "topk:topk_tokens=4096,reuse=2", "topk:topk_tokens=4096,reuse=2 +fp8",
+            "topk:topk_tokens=4096,digest=hash,reduce=max", "topk:topk_tokens=4096,digest=mean,reduce=max")
 MIB = 1 << 20
 #: Share of the blocks among which all layers and heads of a step choose after the restart: SmolLM2's at 1/32 of 8,192 tokens.
 LEANING = 0.226
@@ -119,7 +122,7 @@ class Bench:
         for part, more in (("one", ([1],)), ("eighth", ([1], None, 0)), ("batch", (self.options["batches"],)),
                            ("long", ([1], 8 * self.options["tokens"]))):
             if part in parts:
-                for policy in self.options["policies"]:
+                for policy in self.options["only"].get(part, self.options["policies"]):
                     engine = self.sparse(daemon, engine, part, policy, *more)
         engine.close()
         daemon.stop()
@@ -146,7 +149,8 @@ class Bench:
 def options_of(words, folder):
     layer_bytes, layers = (2 * 16 * 2 * 64 * 2, 2) if words.tiny else (64 << 10, 32)
     policies = words.policies.split("/")
-    return {"socket": os.path.join(folder, "s"), "tokens": words.tokens, "steps": words.steps, "settle": words.settle, "policies": policies,
+    only = {part: some.split("/") for part, _, some in (one.partition("=") for one in words.only)}
+    return {"only": only, "socket": os.path.join(folder, "s"), "tokens": words.tokens, "steps": words.steps, "settle": words.settle, "policies": policies,
             "policy": policies[0], "slots": words.slots, "batches": [int(n) for n in words.batches.split(",") if n], "nvme": words.nvme,
             "tiny": words.tiny, "json": words.json, "kv_bytes": words.tokens // 16 * layers * layer_bytes}
 
@@ -161,6 +165,7 @@ def parser():
     parser.add_argument("--steps", type=int, default=64, help="that are timed")
     parser.add_argument("--settle", type=int, default=64, help="before them: they fill the slots")
     parser.add_argument("--policies", default="/".join(POLICIES))
+    parser.add_argument("--only", action="append", default=[], metavar="PART=POLICY/POLICY", help="in place of --policies, for that part")
     parser.add_argument("--slots", type=float, default=4.0, help="of a request, in multiples of what its step chooses")
     parser.add_argument("--batches", default="", help="in place of four up to as many as fit: 1,8,16; 0 is as many as fit")
     parser.add_argument("--nvme", default="", help="a folder, for the restart")

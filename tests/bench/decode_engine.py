@@ -199,8 +199,11 @@ class Engine:
         for c in {0, kv.batch - 1}:
             local = kv.pages[layer][kv.page_table[c, setting.candidates:].long()]
             for head, chosen in enumerate(kv.steps.lists(kv, c)):
-                some = torch.cat([whole[torch.tensor(chosen, device=self.device) % self.blocks], local])[:, :, :, head]
-                k, v = some.transpose(0, 1).reshape(2, -1, s.head).float()
+                some = whole[torch.tensor(chosen, device=self.device) % self.blocks][:, :, :, head]
+                if setting.encoding and not self.tiny:
+                    some = store.coded(some)
+                some = torch.cat([some.float(), local[:, :, :, head].float()])
+                k, v = some.transpose(0, 1).reshape(2, -1, s.head)
                 rows = q[c].view(s.kv_heads, s.group, s.head)[head].float()
                 right = torch.softmax(rows @ k.T * s.head ** -0.5, -1) @ v
                 got = kv.out[c].view(s.kv_heads, s.group, s.head)[head].float()

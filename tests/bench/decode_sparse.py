@@ -40,11 +40,20 @@ class Queries:
         self.now.copy_(now if self.lean is None else now + self.lean)
 
 
+def policy_of(text):
+    """A policy, and behind it what its slots are: "POLICY +fp8 +3x" for coded ones, three times what a step chooses. -> the policy's text,
+    the slots' encoding, the multiple or None."""
+    policy, *words = text.split(" +")
+    times = [float(word[:-1]) for word in words if word.endswith("x")]
+    return policy, "fp8" if "fp8" in words else "", times[0] if times else None
+
+
 class Setting:
     """A policy for requests of so many tokens: what it chooses, and the memory that a request needs."""
 
     def __init__(self, shape, policy, tokens, digest_shape, slots_of_need):
-        """slots_of_need: a request's slots, in multiples of what its step chooses."""
+        """policy: as policy_of has it. slots_of_need: a request's slots, in multiples of what its step chooses."""
+        policy, self.encoding, times = policy_of(policy)
         self.shape, self.tokens, self.policy = shape, tokens, sparse.Policy(policy)
         self.blocks = tokens // shape.block
         self.window = min(WINDOW // shape.block, self.blocks // 2)
@@ -56,18 +65,19 @@ class Setting:
             raise SystemExit(f"{policy}: only top k, in layers that select or reuse, is measured here")
         self.chosen = min(self.candidates, -(-self.choice.topk_tokens // shape.block) or int(self.candidates * self.choice.sparse_ratio))
         self.head_bytes = shape.layer_bytes // shape.kv_heads
+        self.slot_bytes = self.head_bytes // 2 + 2 * shape.block if self.encoding else self.head_bytes
         self.need = self.chosen * shape.kv_heads * shape.layers
-        self.slots = int(slots_of_need * self.need)
+        self.slots = int((times or slots_of_need) * self.need)
 
     def fit(self, memory):
         """Slots for what digests and pages leave of that memory."""
         others = self.request_bytes()
-        self.slots = max((memory - others["digests"] - others["pages"]) // self.head_bytes, self.need)
+        self.slots = max((memory - others["digests"] - others["pages"]) // self.slot_bytes, self.need)
 
     def request_bytes(self):
         """Of GPU memory, tables and workspaces left out: digests, slots, pages of the window."""
         digests = self.shape.layers * self.blocks * self.digest.bytes
-        return {"digests": digests, "slots": self.slots * self.head_bytes, "pages": self.window * self.shape.layers * self.shape.layer_bytes}
+        return {"digests": digests, "slots": self.slots * self.slot_bytes, "pages": self.window * self.shape.layers * self.shape.layer_bytes}
 
 
 class SparseKv:

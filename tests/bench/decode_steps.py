@@ -20,9 +20,9 @@ class GpuSteps:
         self.select = Selector(setting.digest, gpu=self.device, q_heads=s.heads, max_blocks=setting.candidates, chains=batch,
                                choose=setting.choice, score=setting.policy.score)
         shape = store.digest_shape(s)
-        self.pool = torch.empty(Steps.bytes_of(shape, s.layer_bytes, batch * setting.slots), dtype=torch.uint8, device=self.device)
+        self.pool = torch.empty(Steps.bytes_of(shape, s.layer_bytes, batch * setting.slots, encoding=setting.encoding), dtype=torch.uint8, device=self.device)
         self.steps = Steps(self.pool, shape, layers=s.layers, q_heads=s.heads, shard_bytes=s.layer_bytes, numbers=batch * setting.blocks,
-                           requests=batch, chains=batch, room=self.select.room, window=setting.window)
+                           requests=batch, chains=batch, room=self.select.room, window=setting.window, encoding=setting.encoding)
         self.begin, self.end = self.steps.begin, self.steps.end
         self.table_bytes = self.steps.table_bytes + self.steps.workspace_bytes + self.select.workspace_bytes
         for request in range(batch):
