@@ -363,6 +363,9 @@ UCM_API int ucm_lookup_each(struct ucm_namespace *ns, const struct ucm_lookup *l
                             int timeout_ms, uint8_t *found, uint32_t *hits, uint32_t *lease);
 /* Ends a lease early. 0, and a lease that has ended already, are no errors. */
 UCM_API int ucm_release(struct ucm_client *client, uint32_t lease, int timeout_ms);
+/* The same without waiting for the daemon: it ends when the daemon reads that. If the socket is full, that leaves with a later
+ * call. Never connects. */
+UCM_API int ucm_release_soon(struct ucm_client *client, uint32_t lease);
 
 /* ---- hints: lookups without asking ---- */
 

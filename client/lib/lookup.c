@@ -157,3 +157,22 @@ int ucm_release(struct ucm_client *c, uint32_t lease, int timeout_ms)
         return r;
     return client_leave(c, release(c, lease, client_deadline(c, timeout_ms)));
 }
+
+/* A followup leaves on the way out, or with a later call if the socket is full; one that is lost runs out. */
+int ucm_release_soon(struct ucm_client *c, uint32_t lease)
+{
+    uint32_t wire;
+    int r;
+
+    if (!c)
+        return client_fail(UCM_EINVALID, "client is NULL");
+    r = client_enter(c);
+    if (r)
+        return r;
+    wire = client_lease_find(c, lease);
+    if (wire != 0) {
+        client_followup(c, UCM_METHOD_RELEASE, wire);
+        client_lease_end(c, lease);
+    }
+    return client_leave(c, 0);
+}

@@ -184,6 +184,25 @@ Test(client, a_lease_is_released_once)
     cr_assert_eq(ucm_release(rig.client, 0, -1), 0);
 }
 
+Test(client, a_lease_is_released_without_a_wait)
+{
+    uint32_t lease = leased_lookup();
+
+    atomic_store(&rig.fake.paused, true);
+    fake_wake(&rig.fake);
+    while (!atomic_load(&rig.fake.is_paused))
+        usleep(100);
+    cr_assert_eq(ucm_release_soon(rig.client, lease), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_release_soon(rig.client, lease), 0);
+    cr_assert_eq(ucm_release_soon(rig.client, 0), 0);
+    atomic_store(&rig.fake.paused, false);
+    fake_wake(&rig.fake);
+    cr_assert_eq(rig_lookup(&rig, -1), 0);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_RELEASE), 1);
+    cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 1000);
+    cr_expect_eq(ucm_release_soon(NULL, lease), -UCM_EINVALID);
+}
+
 Test(client, a_load_takes_its_lease_along)
 {
     uint32_t lease = leased_lookup();

@@ -195,6 +195,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_lookup_hint": (c_int, [c_void_p, c_void_p, c_uint32, c_char_p, POINTER(Hint)]),
     "ucm_lookup_note": (c_int, [c_void_p, c_void_p, c_uint32, c_int]),
     "ucm_release": (c_int, [c_void_p, c_uint32, c_int]),
+    "ucm_release_soon": (c_int, [c_void_p, c_uint32]),
     "ucm_load": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
     "ucm_load_prefix": (c_int, [c_void_p, POINTER(Transfer), c_uint32, c_int, POINTER(c_void_p)]),
     "ucm_fetch": (c_int, [c_void_p, POINTER(FetchSpec), c_int, POINTER(c_void_p)]),

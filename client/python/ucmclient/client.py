@@ -193,6 +193,10 @@ class Client(_Handle):
         """Ends a lease early. 0, or a lease that has ended already, is no error."""
         check(lib.ucm_release(self.handle, lease, _timeout(timeout)))
 
+    def release_soon(self, lease: int) -> None:
+        """The same without waiting for the daemon."""
+        check(lib.ucm_release_soon(self.handle, lease))
+
 
 class Namespace(_Handle):
     """A namespace, opened for one Identity. Unregister its regions before you close it."""

@@ -195,9 +195,14 @@ class Link:
                 self.cut()  # an older daemon has taken its place: the next connection is to that
 
     def release(self, lease: int) -> None:
-        """One that can't be given back runs out."""
-        if lease and self._client is not None and time.monotonic() >= self._silent_until:
-            self.ask(self._client.release, lease, timeout=self.settings.lookup_timeout)
+        """Waits for nobody. One that can't be given back runs out."""
+        client = self._client
+        if not lease or client is None or time.monotonic() < self._silent_until:
+            return
+        try:
+            client.release_soon(lease)
+        except UcmError as error:
+            self._failed(error)
 
     def drop_region(self) -> None:
         """Returns when the daemon has unmapped the memory. If the daemon does not answer, this breaks the
