@@ -229,24 +229,24 @@ static void count(const uint8_t *found, uint32_t n, struct ucm_hint *out)
     out->on_shared += (uint32_t)(sums >> 16 * UCM_FOUND_SHARED);
 }
 
+/* each: `found` has room for all keys; else for a chunk, and the search ends at the first gap. */
 static void find(const struct client_hints *h, const struct client_hints *base, const uint8_t *keys,
-                 uint32_t n_keys, uint8_t *found, struct ucm_hint *out)
+                 uint32_t n_keys, bool each, uint8_t *found, struct ucm_hint *out)
 {
-    uint8_t chunk[CHUNK];
-    bool stop = !found, gap = false;
+    bool gap = false;
 
     for (uint32_t i = 0; i < n_keys && !gap; i += CHUNK) {
         uint32_t n = n_keys - i < CHUNK ? n_keys - i : CHUNK;
-        uint8_t *at = found ? found + i : chunk;
-        const uint8_t *end;
+        const uint8_t *at = keys + (size_t)i * h->view.key_bytes, *end;
+        uint8_t *to = each ? found + i : found;
 
         /* What is not in the table may still be in the base's, and so may what is behind it. */
-        ucm_hint_find_many(&h->view, keys + (size_t)i * h->view.key_bytes, n, stop && !base, at);
+        ucm_hint_find_many(&h->view, at, n, !each && !base, to);
         if (base)
-            chunk_find_base(base, keys + (size_t)i * h->view.key_bytes, n, stop, at);
-        end = stop ? memchr(at, UCM_FOUND_NOT, n) : NULL;
+            chunk_find_base(base, at, n, !each, to);
+        end = each ? NULL : memchr(to, UCM_FOUND_NOT, n);
         gap = end != NULL;
-        count(at, gap ? (uint32_t)(end - at) : n, out);
+        count(to, gap ? (uint32_t)(end - to) : n, out);
     }
 }
 
@@ -254,6 +254,7 @@ int ucm_lookup_hint(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
                     struct ucm_hint *out)
 {
     struct client_hints *h, *base = NULL;
+    uint8_t chunk[CHUNK];
 
     if (!ns || !keys || !out || n_keys == 0)
         return client_fail(UCM_EINVALID, "namespace, keys or out is NULL, or there are no keys");
@@ -268,7 +269,7 @@ int ucm_lookup_hint(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
         }
     }
     *out = (struct ucm_hint){.shared_tier = h->shared};
-    find(h, base, keys, n_keys, found, out);
+    find(h, base, keys, n_keys, found != NULL, found ? found : chunk, out);
     out->complete = complete(h) && (!base || complete(base));
     pthread_rwlock_unlock(&h->lock);
     if (base)

@@ -48,16 +48,59 @@ uint8_t cache_hint_of(const struct cache *c, const struct ns *ns, block_ref ref)
     return statuses[cache_tier(c, ns, ref)];
 }
 
+/* ---- the end of a table ---- */
+
+/* Smaller ones are freed at once. */
+#define THREAD_BYTES (1u << 20)
+
+/* A thread of libuv's pool gives the memory back. The cache may be gone by then. */
+struct ending {
+    uv_work_t work;
+    struct hints *table;
+    enum ucm_hint_state last;
+};
+
+static void ending_run_cb(uv_work_t *work)
+{
+    struct ending *e = LIST_ENTRY(work, struct ending, work);
+
+    hints_free(e->table, e->last);
+}
+
+static void ending_done_cb(uv_work_t *work, int status)
+{
+    struct ending *e = LIST_ENTRY(work, struct ending, work);
+
+    if (status != 0) /* it did not run, as the daemon stops */
+        hints_free(e->table, e->last);
+    free(e);
+}
+
+static void table_end(struct cache *c, struct hints *table, enum ucm_hint_state last)
+{
+    struct ending *e = hints_bytes(table) > THREAD_BYTES ? malloc(sizeof(*e)) : NULL;
+
+    hints_end(table, last);
+    if (e) {
+        e->table = table;
+        e->last = last;
+        if (uv_queue_work(c->config.loop, &e->work, ending_run_cb, ending_done_cb) == 0)
+            return;
+        free(e);
+    }
+    hints_free(table, last);
+}
+
 /* ---- filling ---- */
 
 /* There was no memory: the first table waits for some, and one that should be larger stays as it is. */
-static void postpone(struct ns_hints *h, int rc)
+static void postpone(struct cache *c, struct ns_hints *h, int rc)
 {
     log_warn("hints", "no-memory", "ns=%u error=%s", h->ns->id, strerror(-rc));
     h->retry_ms = now_ms() + RETRY_MS;
-    if (h->filling == h->table)
+    if (!h->filling || h->filling == h->table)
         return;
-    hints_free(h->filling, UCM_HINT_ENDED);
+    table_end(c, h->filling, UCM_HINT_ENDED);
     h->filling = NULL;
 }
 
@@ -69,7 +112,7 @@ static void grow(struct cache *c, struct ns_hints *h)
         return;
     rc = hints_new(h->ns->identity.key_bytes, h->ns->blocks, now_ms(), &h->filling);
     if (rc < 0) {
-        postpone(h, rc);
+        postpone(c, h, rc);
         return;
     }
     h->reserved = false;
@@ -77,11 +120,11 @@ static void grow(struct cache *c, struct ns_hints *h)
     cache_hints_later(c);
 }
 
-static void fill_end(struct ns_hints *h)
+static void fill_end(struct cache *c, struct ns_hints *h)
 {
     hints_begin(h->filling);
     if (h->filling != h->table) {
-        hints_free(h->table, UCM_HINT_SUPERSEDED);
+        table_end(c, h->table, UCM_HINT_SUPERSEDED);
         h->table = h->filling;
     }
     h->filling = NULL;
@@ -99,7 +142,7 @@ static bool fill(struct cache *c, struct ns_hints *h)
         int rc = hints_reserve(h->filling);
 
         if (rc < 0)
-            postpone(h, rc);
+            postpone(c, h, rc);
         h->reserved = rc == 0;
         return rc >= 0;
     }
@@ -111,7 +154,7 @@ static bool fill(struct cache *c, struct ns_hints *h)
             hints_set(h->filling, index_block(c->config.index, refs[i])->key, 0, is);
     }
     if (h->cursor == 0)
-        fill_end(h);
+        fill_end(c, h);
     return h->cursor != 0;
 }
 
@@ -182,9 +225,9 @@ void cache_hints_unuse(struct cache *c, struct ns *ns)
     ns->hints = NULL;
     list_remove(&h->link);
     c->hints.n--;
-    if (h->filling != h->table)
-        hints_free(h->filling, UCM_HINT_ENDED);
-    hints_free(h->table, UCM_HINT_ENDED);
+    if (h->filling && h->filling != h->table)
+        table_end(c, h->filling, UCM_HINT_ENDED);
+    table_end(c, h->table, UCM_HINT_ENDED);
     free(h);
 }
 

@@ -84,12 +84,17 @@ int hints_new(uint32_t key_bytes, uint64_t blocks, uint64_t now_ms, struct hints
     return 0;
 }
 
+void hints_end(struct hints *h, enum ucm_hint_state last)
+{
+    atomic_store_explicit(&h->header->state, last, memory_order_release);
+}
+
 void hints_free(struct hints *h, enum ucm_hint_state last)
 {
     if (!h)
         return;
     if (h->header) {
-        atomic_store_explicit(&h->header->state, last, memory_order_release);
+        hints_end(h, last);
         munmap(h->header, h->bytes);
     }
     if (h->read_fd >= 0)

@@ -5,7 +5,7 @@
  * - It takes 18 to 46 bytes a block. Setting an entry costs about one cache miss.
  * - The seed of its hash is random: keys that a client chose to collide in one table don't in the next.
  *
- * Thread: the loop only. */
+ * Thread: the loop only, but for hints_free. */
 #ifndef UCMD_INDEX_HINTS_H
 #define UCMD_INDEX_HINTS_H
 
@@ -15,7 +15,10 @@ struct hints;
 
 /* An empty table for `blocks` blocks and a quarter more at least, in state FILLING. 0 or -errno. */
 int hints_new(uint32_t key_bytes, uint64_t blocks, uint64_t now_ms, struct hints **out);
-/* Readers keep what they have mapped, and see that state there. NULL-safe. */
+/* Readers see that state from now on: nothing is set any more. */
+void hints_end(struct hints *h, enum ucm_hint_state last);
+/* hints_end, and gives the memory back, which takes some ms for a million blocks. Readers keep what they have mapped. Any
+ * thread, when no other one uses it. NULL-safe. */
 void hints_free(struct hints *h, enum ucm_hint_state last);
 
 /* Gets some of its memory; setting an entry may end the process before all is there. 0: all is there; 1: there is more

@@ -89,7 +89,7 @@ int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uin
 }
 
 static int ids_take(struct call *call, struct transfer *t, const struct device_region *region,
-                       struct proto_bin blocks)
+                    struct proto_bin blocks)
 {
     for (uint32_t i = 0; i < t->n_keys; i++) {
         const uint8_t *p = blocks.p + 4 * (size_t)i;
@@ -326,9 +326,9 @@ static void look_begin(struct transfer *t, struct proto_bin keys, uint64_t wait_
 {
     t->look = (struct encoded_look){.en = t->encoded};
     t->look_ms = wait_ms;
-    if (t->encoded ? !encoded_look_next(&t->look, keys, wait_ms, &t->lookup)
-                   : shared_lookup_start(t->r.s->rq, t->ns, keys, 0, false, wait_ms, &t->lookup) !=
-                         0) {
+    if (t->encoded
+            ? !encoded_look_next(&t->look, keys, wait_ms, &t->lookup)
+            : shared_lookup_start(t->r.s->rq, t->ns, keys, 0, false, wait_ms, &t->lookup) != 0) {
         found_begin(t, keys.p);
         return;
     }

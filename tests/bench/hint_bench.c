@@ -189,7 +189,7 @@ static struct hints *table_make(uint64_t stay, uint32_t window)
 
 static struct ucm_hint_view map(const struct hints *h)
 {
-    struct ucm_hint_view v;
+    struct ucm_hint_view v = {0};
     void *p = mmap(NULL, hints_bytes(h), PROT_READ, MAP_SHARED | MAP_POPULATE, hints_fd(h), 0);
 
     must(p != MAP_FAILED && ucm_hint_open(p, hints_bytes(h), KEY_BYTES, &v), "no mapping");

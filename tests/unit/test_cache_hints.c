@@ -126,6 +126,25 @@ Test(hints, no_memory_for_a_larger_table)
     hint_view_close(&v);
 }
 
+/* A thread gives the memory of a large one back, and the next one is there meanwhile. */
+Test(hints, large_tables_end_beside_the_loop)
+{
+    struct ucm_hint_view v;
+
+    for (unsigned i = 0; i < 3; i++) {
+        rig.one->blocks += 100000; /* so large */
+        cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+        v = hint_view(rig.one);
+        rig.one->blocks -= 100000;
+        cr_expect_gt(v.mask, 16383u);
+        turns(40);
+        cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
+        cache_hints_unuse(rig.cache, rig.one);
+        cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
+        hint_view_close(&v);
+    }
+}
+
 /* One table each, and no more namespaces than there may be. */
 Test(hints, tables_are_counted)
 {
