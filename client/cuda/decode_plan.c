@@ -37,6 +37,12 @@ static uint32_t slot_row_bytes(const struct ucm_cuda_decode_options *o)
     return o->head_dim * slot_element_bytes(o);
 }
 
+/* Whether a KV head's query heads are attended in two halves. */
+static bool is_halved(const struct ucm_cuda_decode_options *o)
+{
+    return o->head_dim > 128 && o->q_heads / o->kv_heads > 8;
+}
+
 /* ---- checks ---- */
 
 static int scale_check(float scale, const char *what)
@@ -59,6 +65,11 @@ static int counts_check(const struct ucm_cuda_decode_options *o)
                          o->q_heads, UCM_CUDA_DECODE_GROUP, o->kv_heads);
     if (o->head_dim != 64 && o->head_dim != 128 && o->head_dim != 256)
         return cuda_fail(UCM_EINVALID, "head_dim is %u; 64, 128 and 256 are right", o->head_dim);
+    if (is_halved(o) && o->q_heads / o->kv_heads % 2 != 0)
+        return cuda_fail(UCM_EINVALID,
+                         "q_heads is %u times kv_heads; with head_dim 256, at most 8 or an even "
+                         "number of times are right",
+                         o->q_heads / o->kv_heads);
     if (o->dtype != UCM_SPARSE_F16 && o->dtype != UCM_SPARSE_BF16)
         return cuda_fail(UCM_EINVALID, "dtype %u is neither f16 nor bf16", o->dtype);
     if (o->kv_dtype != 0 && o->kv_dtype != o->dtype && o->kv_dtype != UCM_SPARSE_FP8_E4M3)
@@ -276,12 +287,14 @@ static void attend_plan(struct decode_plan *p)
     struct ucm_attend_cuda *a = &p->attend;
     uint64_t row = slot_row_bytes(o);
     float k_scale = o->k_scale > 0 ? o->k_scale : 1.0f;
+    uint32_t group = o->q_heads / o->kv_heads, halved = is_halved(o);
     float scale = o->scale > 0 ? o->scale : 1.0f / ucm_sqrt((float)o->head_dim);
 
     p->logit_scale = scale * k_scale;
     *a = (struct ucm_attend_cuda){
-        .kv_heads = o->kv_heads,
-        .group = o->q_heads / o->kv_heads,
+        .kv_heads = o->kv_heads << halved,
+        .group = group >> halved,
+        .halved = halved,
         .tokens = o->tokens,
         .lists = o->lists,
         .room = o->room,
@@ -312,7 +325,7 @@ static void splits_plan(struct decode_plan *p, uint32_t multiprocessors)
     uint64_t places = (uint64_t)multiprocessors *
                       ucm_attend_cuda_places(o->head_dim, slot_element_bytes(o), a->group);
     struct ucm_attend_cuda_cut cut =
-        ucm_attend_cuda_cut(chains * o->kv_heads, (uint32_t)tiles_of(o), places);
+        ucm_attend_cuda_cut(chains * a->kv_heads, (uint32_t)tiles_of(o), places);
 
     a->split_tiles = p->info.split_tiles = cut.split_tiles;
     a->splits = cut.splits;
@@ -342,7 +355,7 @@ void decode_plan_memory(struct decode_plan *p, uint32_t multiprocessors)
     splits_plan(p, multiprocessors);
     rows = (uint64_t)o->chains * o->q_heads * p->info.splits;
     p->flags = decode_plan_place(&end, sizeof(struct ucm_attend_cuda_told));
-    p->done = decode_plan_place(&end, (uint64_t)o->chains * o->kv_heads * sizeof(uint32_t));
+    p->done = decode_plan_place(&end, (uint64_t)o->chains * p->attend.kv_heads * sizeof(uint32_t));
     p->counters_bytes = end;
     p->partial = decode_plan_place(&end, rows * o->head_dim * sizeof(float));
     p->partial_sum = decode_plan_place(&end, rows * sizeof(struct ucm_attend_cuda_sum));

@@ -62,8 +62,9 @@ enum ucm_cuda_decode_encoding {
 
 enum {
     UCM_CUDA_DECODE_CHAINS = 1024, /* of one launch */
-    UCM_CUDA_DECODE_GROUP = 16,    /* query heads of a KV head */
-    UCM_CUDA_DECODE_TOKENS = 256,  /* of a block */
+    UCM_CUDA_DECODE_GROUP =
+        16, /* query heads of a KV head; with head_dim 256, more than 8 are even */
+    UCM_CUDA_DECODE_TOKENS = 256, /* of a block */
 };
 
 /* Where K and V lie: of a token and KV head of a block, head_dim contiguous elements. Multiples of 16. */

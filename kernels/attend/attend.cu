@@ -149,8 +149,7 @@ static __device__ __forceinline__ void attend(args_t a)
     KERNEL(name, type, kv, 64, 16)                                                                                     \
     KERNEL(name, type, kv, 128, 8)                                                                                     \
     KERNEL(name, type, kv, 128, 16)                                                                                    \
-    KERNEL(name, type, kv, 256, 8)                                                                                     \
-    KERNEL(name, type, kv, 256, 16)
+    KERNEL(name, type, kv, 256, 8)
 
 KERNELS(f16, __half, __half)
 KERNELS(bf16, __nv_bfloat16, __nv_bfloat16)

@@ -113,7 +113,10 @@ struct ucm_attend_cuda_stop {
 
 struct ucm_attend_cuda {
     uint32_t kv_heads, group; /* group: query rows of a KV head */
-    uint32_t tokens;          /* of a block, a multiple of UCM_ATTEND_CUDA_TILE */
+    /* 1: kv_heads counts each KV head of the model twice, once for either half of its query rows, which kernels of head_dim
+     * 256 want where there are more than 8. Its K and V are then read twice. */
+    uint32_t halved;
+    uint32_t tokens; /* of a block, a multiple of UCM_ATTEND_CUDA_TILE */
     uint32_t chains, lists, room;
     uint32_t round;               /* launches before this one */
     uint32_t split_tiles, splits; /* tiles of a thread block; splits of a list, at most */
@@ -205,9 +208,7 @@ struct ucm_attend_cuda_cut {
 static inline uint32_t ucm_attend_cuda_places(uint32_t head_dim, uint32_t element, uint32_t group)
 {
     uint32_t shared = ucm_attend_cuda_shared(head_dim, element, group, 1) + (6 << 10);
-    uint32_t registers = group > 8 ? (head_dim > 128  ? 255
-                                      : head_dim > 64 ? 168
-                                                      : 128)
+    uint32_t registers = group > 8 ? (head_dim > 64 ? 168 : 128)
                                    : (head_dim > 128  ? 192
                                       : head_dim > 64 ? 128
                                                       : 80);

@@ -14,9 +14,15 @@ struct tiles {
     uint32_t first, length;       /* of the window: its first block; the chain's tokens */
 };
 
+/* The model's KV head. */
+static __device__ __forceinline__ uint32_t head_of(args_t a)
+{
+    return blockIdx.y >> a.halved;
+}
+
 static __device__ __forceinline__ uint32_t list_of(args_t a)
 {
-    return blockIdx.z * a.lists + (a.lists > 1 ? blockIdx.y : 0);
+    return blockIdx.z * a.lists + (a.lists > 1 ? head_of(a) : 0);
 }
 
 /* Where a round of the list begins. */
@@ -87,7 +93,7 @@ struct chosen {
 
 static __device__ __forceinline__ uint64_t row_of_number(args_t a, int32_t number)
 {
-    return (uint64_t)(a.apart * blockIdx.y) * a.rows + (uint32_t)number;
+    return (uint64_t)(a.apart * head_of(a)) * a.rows + (uint32_t)number;
 }
 
 static __device__ __forceinline__ struct chosen chosen_of(args_t a, int32_t entry)

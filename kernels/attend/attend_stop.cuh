@@ -170,7 +170,7 @@ static __device__ __forceinline__ void decide(args_t a, uint32_t list, uint32_t 
 template <typename T, int D>
 static __device__ __forceinline__ void stop_head(args_t a, const sum_t *rows, float *abs_sum)
 {
-    uint32_t list = list_of(a), heads = a.lists > 1 ? 1 : a.kv_heads, row = threadIdx.x;
+    uint32_t list = list_of(a), heads = a.kv_heads / a.lists, row = threadIdx.x;
     uint64_t first_row = ((uint64_t)blockIdx.z * a.kv_heads + blockIdx.y) * a.group;
     uint32_t count = min(((const uint32_t *)a.count)[list], a.room);
     uint32_t blocks = min(count, round_at(a, a.round + 1, list));

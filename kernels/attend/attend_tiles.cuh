@@ -54,9 +54,9 @@ template <typename KV, int D> struct row_of {
 /* ---- the way to shared memory ---- */
 
 static __device__ __forceinline__ const uint8_t *plane_at(const struct ucm_attend_cuda_plane &p, uint64_t block,
-                                                         uint32_t tile)
+                                                         uint32_t tile, uint32_t head)
 {
-    return (const uint8_t *)(block + p.offset + tile * TILE * p.token_stride + blockIdx.y * p.head_stride);
+    return (const uint8_t *)(block + p.offset + tile * TILE * p.token_stride + head * p.head_stride);
 }
 
 static __device__ __forceinline__ struct tile_rows rows_at(args_t a, uint64_t where)
@@ -67,8 +67,8 @@ static __device__ __forceinline__ struct tile_rows rows_at(args_t a, uint64_t wh
 
     const uint8_t *scales = m.scales && block ? (const uint8_t *)(block + m.scales + tile * TILE) : NULL;
 
-    return tile_rows{plane_at(m.k, block, tile), plane_at(m.v, block, tile), m.k.token_stride, m.v.token_stride,
-                     valid_of(where), scales, scales + a.tokens};
+    return tile_rows{plane_at(m.k, block, tile, head_of(a)), plane_at(m.v, block, tile, head_of(a)), m.k.token_stride,
+                     m.v.token_stride, valid_of(where), scales, scales + a.tokens};
 }
 
 template <uint32_t BYTES>

@@ -319,6 +319,11 @@ static uint64_t n_lists(const struct problem *p)
     return (uint64_t)p->shape.chains * p->shape.lists;
 }
 
+static bool is_halved(const struct attend_shape *s)
+{
+    return !s->latent && s->d == 256 && s->group > 8;
+}
+
 void problem_open(struct problem *p, const struct attend_shape *s)
 {
     struct ucm_attend_cuda *a = &p->args;
@@ -329,7 +334,7 @@ void problem_open(struct problem *p, const struct attend_shape *s)
                           .v = s->latent ? UCM_ATTEND_MLA_VALUES : s->d,
                           .n_numbers = s->slots + s->slots / 2,
                           .tables = s->apart ? s->lists : 1};
-    groups = s->latent ? ucm_attend_mla_groups(s->group) : s->kv_heads;
+    groups = s->latent ? ucm_attend_mla_groups(s->group) : s->kv_heads << is_halved(s);
     plan_of(p);
     lists = n_lists(p);
     p->rows = (uint64_t)s->chains * s->kv_heads * s->group;
@@ -350,6 +355,7 @@ void problem_open(struct problem *p, const struct attend_shape *s)
     *a = (struct ucm_attend_cuda){
         .kv_heads = groups,
         .group = s->kv_heads * s->group / groups,
+        .halved = is_halved(s),
         .tokens = s->tokens,
         .chains = s->chains,
         .lists = s->lists,
@@ -374,10 +380,10 @@ void problem_open(struct problem *p, const struct attend_shape *s)
         .out = gpu_new(p->rows * p->v * 2),
         .lse = gpu_new(p->rows * 4),
         .flags = gpu_new(4),
-        .done = gpu_new((uint64_t)s->chains * s->kv_heads * 4),
+        .done = gpu_new((uint64_t)s->chains * groups * 4),
     };
     gpu_clear(a->flags, 4);
-    gpu_clear(a->done, (uint64_t)s->chains * s->kv_heads * 4);
+    gpu_clear(a->done, (uint64_t)s->chains * groups * 4);
     if (s->narrow == CODED) {
         coded_draw(p);
         pool_coded(p);

@@ -116,6 +116,9 @@ Test(cuda_decode, options_that_are_wrong)
     REFUSED(q_heads, 9, "q_heads is 9; 1 to 16 times kv_heads, 2");
     REFUSED(q_heads, 34, "q_heads is 34");
     REFUSED(head_dim, 96, "head_dim is 96; 64, 128 and 256");
+    options.head_dim = 256;
+    REFUSED(q_heads, 18, "q_heads is 9 times kv_heads; with head_dim 256");
+    options.head_dim = 64;
     REFUSED(dtype, UCM_SPARSE_F32, "dtype 0 is neither");
     REFUSED(kv_dtype, UCM_SPARSE_F16, "kv_dtype 1 is neither");
     REFUSED(k_scale, -1, "k_scale is -1");
