@@ -15,6 +15,7 @@
 #define BLOCKS 24u /* of a chain */
 #define WINDOW 4u  /* its last ones, in pages */
 #define CHOSEN (BLOCKS - WINDOW)
+#define STRANGER 15u /* a number that is in no chain */
 #define PAGES 16u
 #define ROOM CHOSEN
 #define MOST 9u /* of a list that is attended as it was drawn */
@@ -29,7 +30,7 @@ struct scene_spec {
     bool narrow;      /* K and V are FP8 E4M3 */
     uint32_t rule;    /* enum ucm_cuda_decode_rule */
     float eps;
-    bool coded;       /* slots are, as the encoding fp8 has them */
+    bool coded; /* slots are, as the encoding fp8 has them */
 };
 
 /* Of a step, at fixed addresses on the GPU. */

@@ -168,6 +168,18 @@ static void check_aborted(struct scene *t)
     gpu_free(keys);
 }
 
+/* A block with an infinity, where slots are coded. */
+static void check_stranger(struct scene *t)
+{
+    struct ucm_cuda_decode_put put = {.key = {0, 0, STRANGER},
+                                      .from = t->blocks + STRANGER * t->block};
+    uint32_t placed = 0, before = scene_resident(t, "before a stranger");
+
+    check(ucm_cuda_decode_put(t->decode, &put, 1, &placed, gpu_stream) == 0 && placed == 1,
+          "%s: a stranger", t->spec.name);
+    check(scene_resident(t, "a stranger") == before + 1, "%s: a stranger", t->spec.name);
+}
+
 void test_decode_between(const struct scene_spec *spec)
 {
     struct scene t;
@@ -179,6 +191,7 @@ void test_decode_between(const struct scene_spec *spec)
     check_served(&t, "served");
     check_strays(&t);
     check_aborted(&t);
+    check_stranger(&t);
     for (uint32_t i = 0; i < (few ? 0u : 5u); i++) {
         scene_draw(&t);
         check_served(&t, "served again");
