@@ -79,10 +79,10 @@ class Bench:
                     self.result[part] = self.result.get(part, []) + values
 
     def run(self, parts):
-        if set(parts) & {"one", "eighth", "batch", "long", "second"}:
-            self.windows(parts)
         if "dense" in parts:
             self.dense()
+        if set(parts) & {"one", "eighth", "batch", "long", "second"}:
+            self.windows(parts)
         if "restart" in parts:
             self.restart()
         if "serve" in parts:
