@@ -203,7 +203,9 @@ class LayersChoose(unittest.TestCase):
         self.assertEqual((ranked.select, ranked.n_blocks, ranked.report.shape), (choices.select, "candidates", (2, 2, 4)))
 
     def test_budgets_follow_what_was_covered(self):
+        self.assertEqual(self.choices("auto:goal=0.8,dense_below=0,limit=90", follow=True).room, 88)
         choices = self.choices("auto:goal=0.8,min_tokens=0,dense_below=0,patience=1,reuse=2", follow=True)
+        self.assertEqual(choices.room, 500)
         choices.set(0, 300)
         begun = choices.most[:, 0].tolist()
         choices.reports[..., 2] = np.float32(0.9).view(np.int32)

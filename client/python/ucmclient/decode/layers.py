@@ -35,7 +35,7 @@ class LayerChoices:
         if follow and choices.budget(max_blocks) is None:
             raise Refused("follow: only a policy with a goal has budgets")
         self.choices, self.chains, self.max_blocks, self.follows = choices, chains, max_blocks, follow
-        room = max_blocks if follow else max(choices.room(layer, max_blocks, tokens) for layer in layers)
+        room = max(self._room(layer, tokens) for layer in layers)
         choose = TopK(max(choice.init_window_sz for choice in most), 0, sparse_ratio=0.0, min_blocks=0)
         self.select = Selector(digest, gpu, q_heads, max_blocks, chains=chains, choose=choose, score=choices.score, room=max(room, 1))
         self.lists, self.room = self.select.lists, self.select.room
@@ -58,6 +58,14 @@ class LayerChoices:
 
     def close(self) -> None:
         self.select.close()
+
+    def _room(self, layer: int, tokens: int) -> int:
+        """What a list of the layer has at most."""
+        budget = self.choices.budget(self.max_blocks) if self.follows else None
+        if budget is None:
+            return self.choices.room(layer, self.max_blocks, tokens)
+        budget.native.blocks = self.max_blocks + self.choices.window  # what it may grow to
+        return self.choices.of_budget(layer, self.max_blocks, budget)
 
     # ---- between steps ----
 
