@@ -25,14 +25,15 @@ def keys_of(shape, blocks):
     return sha256_chain(list(range(blocks * shape.block)), shape.block)
 
 
-def random_kv(shape, first, out, leaning=0.0):
-    """KV of blocks from `first` on, normally distributed: [blocks][layers][K, V][tokens][kv_heads][head], the same in every process. Keys of a
-    share `leaning` of the blocks point a little into the direction of LEAN, in all layers."""
+def random_kv(shape, first, out, leaning=None):
+    """KV of blocks from `first` on, normally distributed: [blocks][layers][K, V][tokens][kv_heads][head], the same in every process. leaning: of a
+    share of the blocks, in a share of the layers each, keys point a little into the direction of LEAN."""
     generator = torch.Generator(out.device).manual_seed(first)
     out.normal_(generator=generator)
     if leaning:
-        some = torch.rand(len(out), generator=generator, device=out.device) < leaning
-        out[some, :, 0] += LEAN[0] * shape.head ** -0.5
+        blocks, layers = (torch.rand(size, generator=generator, device=out.device) < share
+                          for size, share in zip(((len(out), 1), out.shape[:2]), leaning))
+        out[:, :, 0][blocks & layers] += LEAN[0] * shape.head ** -0.5
     return out
 
 
@@ -151,7 +152,7 @@ def make_rows(shape, digest, blocks, device):
     return rows
 
 
-def store(link, blocks, windowed=True, leaning=0.0):
+def store(link, blocks, windowed=True, leaning=None):
     """Makes the prompt: KV and digests of its blocks, in the daemon, in the window if it has room for them."""
     shape, keys, began = link.shape, keys_of(link.shape, blocks), time.perf_counter()
     pages = room(shape, min(SOME, blocks), shape.layers, link.device)
