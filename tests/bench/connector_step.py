@@ -26,6 +26,7 @@ from engine import BLOCK, Engine  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector  # noqa: E402
 
 AIM_US = 100
+PAUSE_S = 0.003  # between steps, in which stores end as they do beside a model
 LAYERS = 32  # hooks of layers that a step calls
 SHARED = 4096  # the region's blocks; more requests' blocks than that lie in the same ones
 
@@ -138,6 +139,7 @@ def measure(daemon, running, args):
             profile.enable()
         for _ in range(args.steps):
             steps.decode()
+            time.sleep(PAUSE_S)
         if profile:
             profile.disable()
             pstats.Stats(profile).sort_stats("tottime").print_stats(25)

@@ -36,7 +36,7 @@ class Borrowed:
             self._keep = (whole, pointer)
         else:
             flat = view.cast("B")
-            exported = (ctypes.c_char * self.bytes).from_buffer(flat)
+            exported = ctypes.c_char.from_buffer(flat)  # a type for each size would take longer than the call it is for
             self.address = ctypes.addressof(exported)
             self._keep = (flat, exported)
 

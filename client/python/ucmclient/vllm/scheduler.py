@@ -365,23 +365,21 @@ class SchedulerHalf:
             fills, all_of = size - max(scheduled.values(), default=0), enumerate(zip(ids, added, computed))
             due = [i for i, (name, blocks, tokens) in all_of if blocks or tokens % size >= fills or name in behind]
         for i in due:
-            tracked = self._requests.get(ids[i])
-            if tracked is not None:
-                self._goes_on(tracked, added[i], computed[i], ids[i] in cached.resumed_req_ids, output)
-
-    def _goes_on(self, tracked: _Request, added: Any, computed: int, resumed: bool, output: Any) -> None:
-        if resumed:
-            tracked.blocks = list(added[0]) if added else []
-            self._begin_anew(tracked, computed)
-        elif added:
-            for block in added[0] if self._invalid else ():
-                self._invalid.pop(block, None)
-            tracked.blocks.extend(added[0])
-        if self.sparse is not None:
-            self._sparse_step(tracked, computed, output, reset=resumed)
-        end = (computed + output.num_scheduled_tokens[tracked.vllm.request_id]) // self.block_tokens
-        if end > tracked.stored or self._invalid:
-            self._store(tracked, end)
+            tracked, blocks, resumed = self._requests.get(ids[i]), added[i], ids[i] in cached.resumed_req_ids
+            if tracked is None:
+                continue
+            if resumed:
+                tracked.blocks = list(blocks[0]) if blocks else []
+                self._begin_anew(tracked, computed[i])
+            elif blocks:
+                for block in blocks[0] if self._invalid else ():
+                    self._invalid.pop(block, None)
+                tracked.blocks.extend(blocks[0])
+            if self.sparse is not None:
+                self._sparse_step(tracked, computed[i], output, reset=resumed)
+            end = (computed[i] + scheduled[ids[i]]) // size
+            if end > tracked.stored or self._invalid:
+                self._store(tracked, end)
 
     def _sparse_step(self, tracked: _Request, computed: int, output: Any, reset: bool) -> None:
         """A rank may lack a block that the step attends, and all ranks' results are then worthless: so stores wait."""
