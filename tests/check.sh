@@ -205,7 +205,7 @@ pythons() {
         case ${file##*/}:$label in
         # What is installed and what is measured is the plain build; and a client's behaviour, and what needs no daemon: once.
         test_install.py:* | test_bench_gate.py:* | test_vllm_*.py:* | test_proxy.py:* | test_sparse_methods.py:* | \
-            test_sparse_decode.py:* | test_decode.py:* | test_*_numpy.py:*)
+            test_sparse_decode.py:* | test_decode.py:* | test_decode_gpu.py:* | test_*_numpy.py:*)
             [ "$label" = plain ] || continue ;;
         # These load into the same blocks twice at once, which races in the worker's memory by design.
         test_protocol*:tsan) continue ;;

@@ -1,0 +1,443 @@
+#!/usr/bin/env python3
+"""GpuDecoder on a GPU, against a real daemon: what is attended comes from the window, by fetches, or is a miss, and is never wrong.
+Skipped where torch has no GPU."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / "client/python"))
+sys.path.insert(0, str(TOP / "client/python/examples"))
+if (TOP / "build/libucmclient.so").exists():
+    os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
+
+from ucmclient import Client, Identity, Plane, UcmError, cuda_allocation, keys, sparse  # noqa: E402
+from ucmclient.decode import Choices, cuda  # noqa: E402
+from ucmclient.decode.gpu import GpuDecoder  # noqa: E402
+from ucmclient.decode.layers import LayerChoices  # noqa: E402
+from ucmclient.sparse.cuda import Chosen, Selector  # noqa: E402
+
+try:
+    import torch
+except ImportError:
+    torch = None
+GPU = torch is not None and torch.cuda.is_available()
+TOKENS, HEADS, DIM, GROUP = 16, 2, 64, 4
+SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)
+SHARD = 2 * TOKENS * HEADS * DIM * 2
+LAYERS, BLOCKS, WINDOW, CHAINS = 3, 64, 4, 2
+CANDIDATES = BLOCKS - WINDOW
+LENGTH = BLOCKS * TOKENS - 5
+
+
+class Link:
+    """A connection as an engine has it: gone with cut(), new with open()."""
+
+    def __init__(self, socket, digest):
+        self.socket, self.digest, self.client = socket, digest, None
+        self.open()
+
+    def open(self):
+        self.client = Client(socket=self.socket, name="decode", default_timeout=10)
+        self.ns = self.client.namespace(Identity("decode", "bf16", "decode/1", TOKENS, SHARD, shards=(LAYERS,)))
+        self.digests = sparse.DigestNamespace(self.ns, self.digest, build=True)
+
+    def ask(self, call, *arguments, **named):
+        try:
+            return call(*arguments, **named)
+        except UcmError as error:
+            self.failed = error
+            return None
+
+    def cut(self):
+        if self.client is not None:
+            self.client.close()
+        self.client = self.ns = self.digests = None
+
+
+class Together:
+    """Two sequences with the same blocks and different queries, in one step."""
+
+    rounds = None
+
+    def selector(self, pool):
+        return Selector(self.digest, pool, GROUP * HEADS, CANDIDATES, chains=CHAINS,
+                        choose=sparse.TopK(sparse_ratio=0.15, init_window_sz=0, local_window_sz=0))
+
+    def __init__(self, link, kv, slots=200, encoding="", **more):
+        self.kv, self.digest = kv, link.digest
+        pool = torch.empty(cuda.Steps.bytes_of(SHAPE, SHARD, slots, encoding=encoding), dtype=torch.uint8, device="cuda")
+        self.select = self.selector(pool)
+        self.steps = cuda.Steps(pool, SHAPE, layers=LAYERS, q_heads=GROUP * HEADS, shard_bytes=SHARD, numbers=80, requests=CHAINS,
+                                chains=CHAINS, room=self.select.room, window=WINDOW, rounds=self.rounds,
+                                encoding=encoding)
+        self.decoder = GpuDecoder(link, link.digest, self.steps, shard_bytes=SHARD, landing=16, **more)
+        names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
+        self.names = [names[32 * i : 32 * i + 32] for i in range(BLOCKS)]
+        int32 = {"dtype": torch.int32, "device": "cuda"}
+        self.table = torch.full((CHAINS, BLOCKS), -1, **int32)
+        self.page_table = torch.arange(BLOCKS, **int32).expand(CHAINS, BLOCKS).contiguous()
+        self.page_table[:, :CANDIDATES] = -1
+        self.candidates, self.first = torch.full((CHAINS,), CANDIDATES, **int32), torch.full((CHAINS,), CANDIDATES, **int32)
+        self.length, self.requests = torch.full((CHAINS,), LENGTH, **int32), torch.zeros(CHAINS, **int32)
+        self.q = torch.zeros(LAYERS, CHAINS, GROUP * HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+        self.out, self.lse = torch.zeros_like(self.q), torch.zeros(LAYERS, CHAINS, GROUP * HEADS, device="cuda")
+        self.chosen = [Chosen(torch.empty(CHAINS, HEADS, **int32), torch.empty(CHAINS, HEADS, self.select.room, **int32))
+                       for _ in range(LAYERS)]
+        self.graph = None
+        for chain in range(CHAINS):
+            self.open(chain)
+
+    def open(self, chain):
+        sequence = self.decoder.open(f"request {chain}", floor=60)
+        self.requests[chain] = sequence.number
+        self.decoder.extend(sequence, self.names[:CANDIDATES], lambda block: None)
+        self.decoder.write(self.table[chain], sequence)
+
+    def draw(self):
+        self.q.copy_(torch.randn(self.q.shape).bfloat16())
+
+    def launch(self):
+        self.steps.begin()
+        for layer in range(LAYERS):
+            ranked = self.choose(layer, (self.decoder.digests[layer], self.table[:, :CANDIDATES], self.candidates, self.q[layer]))
+            pages = cuda.Pages(self.kv[layer], self.page_table, self.first, self.length)
+            self.steps.layer(layer, self.chosen[layer], self.table, self.requests, self.q[layer], pages, out=self.out[layer],
+                             lse=self.lse[layer], ranked=ranked)
+        self.steps.end()
+
+    def choose(self, layer, arguments):
+        self.select(*arguments, out=self.chosen[layer])
+
+    def attended(self, layer):
+        """[chain][list]: blocks."""
+        return self.chosen[layer].lists()
+
+    def run(self):
+        """-> whether the step counts."""
+        if self.graph is None:
+            self.launch()
+        else:
+            self.graph.replay()
+        torch.cuda.synchronize()
+        return self.decoder.counted()
+
+    def capture(self):
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.launch()
+
+    def expected(self, layer):
+        """Of float32, over the blocks that were chosen."""
+        out = torch.empty(CHAINS, GROUP * HEADS, DIM, device="cuda")
+        for chain, lists in enumerate(self.attended(layer)):
+            for head, blocks in enumerate(lists):
+                k, v = (self.kv[layer, blocks + list(range(CANDIDATES, BLOCKS)), i, :, head].flatten(0, 1) for i in (0, 1))
+                n = len(blocks) * TOKENS + LENGTH - CANDIDATES * TOKENS
+                q = self.q[layer, chain, head * GROUP : (head + 1) * GROUP].float()
+                weights = torch.softmax(q @ k[:n].float().T / DIM ** 0.5, 1)
+                out[chain, head * GROUP : (head + 1) * GROUP] = weights @ v[:n].float()
+        return out
+
+    def wrong(self):
+        """The largest difference from what is expected."""
+        return max((self.out[layer].float() - self.expected(layer)).abs().max().item() for layer in range(LAYERS))
+
+    def close(self):
+        self.graph = None
+        self.decoder.end()
+        self.steps.close()
+        self.select.close()
+
+
+class Stopping(Together):
+    """The same by a policy whose lists stop while attention runs, or whose budget follows what they cover."""
+
+    def __init__(self, link, kv, policy, follow=False, **more):
+        self.policy, self.follow = policy, follow
+        super().__init__(link, kv, slots=LAYERS * HEADS * 80, **more)
+
+    def selector(self, pool):
+        choices = Choices.from_policy(self.policy, SHAPE, LAYERS, stops=True)
+        self.rounds = choices.rounds
+        choices = LayerChoices(choices, self.digest, pool, GROUP * HEADS, max_blocks=CANDIDATES, chains=CHAINS, follow=self.follow)
+        for chain in range(CHAINS):
+            choices.set(chain, CANDIDATES)
+        return choices
+
+    def choose(self, layer, arguments):
+        self.chosen[layer] = self.select(layer, *arguments)
+        return self.select.ranked(layer, self.candidates)
+
+    def draw(self):
+        super().draw()
+        self.q *= 3  # so that some blocks weigh more than others
+
+    def attended(self, layer):
+        index, scores = self.chosen[layer].index.tolist(), self.chosen[layer].scores.tolist()
+        counts, reports = self.chosen[layer].counts.tolist(), self.select.reports[layer, ..., 0].tolist()
+
+        def first(chain, head):
+            entries = [(block >= self.rounds.windows, -score, block) for block, score in zip(index[chain][head], scores[chain][head])]
+            return [block for *_, block in sorted(entries[: counts[chain][head]])][: reports[chain][head]]
+        return [[first(chain, head) for head in range(HEADS)] for chain in range(CHAINS)]
+
+
+@unittest.skipUnless(GPU, "there is no torch with a GPU")
+class OnGpu(unittest.TestCase):
+    CONFIG = "window:\n  size: {}MiB\n"
+
+    def setUp(self):
+        torch.manual_seed(1)
+        self.folder = tempfile.mkdtemp(prefix="protocol.")
+        self.addCleanup(shutil.rmtree, self.folder, True)
+        self.start()
+        self.kv = torch.randn(LAYERS, BLOCKS, 2, TOKENS, HEADS, DIM, device="cuda").bfloat16()
+        self.link = Link(self.daemon.socket, sparse.tokens(SHAPE, chosen=4, rest=True))
+        self.addCleanup(self.link.cut)
+        self.addCleanup(lambda: self.daemon.stop())
+        self.store()
+
+    def start(self, window=16):
+        from daemon import Daemon
+
+        self.daemon = Daemon(folder=self.folder, config=self.CONFIG.format(window), **{"device.cuda": "required"})
+
+    def store(self):
+        memory, base, gpu = cuda_allocation(self.kv.data_ptr())
+        begin = self.kv.data_ptr() - base
+        planes = [Plane(0, begin + layer * BLOCKS * SHARD, SHARD, SHARD, layer) for layer in range(LAYERS)]
+        torch.cuda.synchronize()
+        with self.link.ns.register([memory], planes, blocks=BLOCKS, gpu=gpu) as region:
+            self.assertTrue(region.dump(keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS), range(BLOCKS)).wait().all_ok)
+
+    def together(self, **more):
+        both = Together(self.link, self.kv, **more)
+        self.addCleanup(both.close)
+        return both
+
+    def stats(self):
+        from daemon import UCMCTL
+
+        said = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "stats", "--json"], capture_output=True, text=True, timeout=30,
+                              check=True)
+        return json.loads(said.stdout)["metrics"]
+
+    def eventually(self, condition):
+        until = time.monotonic() + 20
+        while not condition():
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.02)
+
+    def served(self, both, runs=LAYERS + 1, within=0.03):
+        """Runs a step until it counts; how often it was served."""
+        for run in range(runs):
+            if both.run():
+                self.assertLess(both.wrong(), within)
+                return run
+            self.assertEqual(len(both.decoder.serve()), 0, "sequences that are lost")
+        self.fail("the step does not come to its end")
+
+    def test_from_the_window_by_launches_and_by_a_graph(self):
+        both = self.together()
+        for step in range(6):
+            both.draw()
+            both.decoder.update()
+            self.assertEqual(self.served(both), 0)
+            if step == 2:
+                both.capture()
+        counts, again = both.decoder.counts, both.out.clone()
+        self.assertEqual((counts.fetched, counts.windowed), (0, counts.misses))
+        self.assertGreater(counts.windowed, 100)
+        self.assertTrue(both.run())
+        self.assertTrue(torch.equal(again, both.out))
+        self.assertEqual(both.decoder.counts.misses, counts.misses)
+
+    STOPS = "psa-estimated:chosen=4,dense_below=0,local_window_sz=4,eps=0.8,microbatch=1"
+
+    def stopping(self, policy=STOPS, **more):
+        both = Stopping(self.link, self.kv, policy, **more)
+        self.addCleanup(both.close)
+        return both
+
+    def test_lists_that_stop(self):
+        both, attended = self.stopping(), 0
+        for step in range(6):
+            both.draw()
+            both.decoder.update()
+            self.assertEqual(self.served(both), 0)
+            result, blocks = both.steps.result(), both.select.reports[..., 0]
+            self.assertEqual(result.attended, blocks.sum().item())
+            self.assertEqual(result.rounds, both.select.reports[..., 1].max().item())
+            shares = both.select.reports[..., 2].contiguous().view(torch.float32)
+            self.assertTrue(torch.all((shares >= 0.8) | (blocks == CANDIDATES)))
+            self.assertAlmostEqual(result.share, shares.min().item())
+            attended += result.attended
+            if step == 2:
+                both.capture()
+        self.assertLess(attended, 0.9 * 6 * LAYERS * CHAINS * HEADS * CANDIDATES)
+        self.assertLess(both.decoder.counts.misses, LAYERS * HEADS * CANDIDATES + 1)
+
+    def test_lists_that_stop_with_the_same_bits_by_fetches(self):
+        window, fetch = self.stopping(), self.stopping(window=False)
+        for _ in range(2):
+            window.draw()
+            fetch.q.copy_(window.q)
+            self.assertEqual(self.served(window), 0)
+            self.assertGreater(self.served(fetch, runs=5 * LAYERS + 1), 0)
+            self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.select.reports, fetch.select.reports))
+
+    def test_layers_that_are_dense(self):
+        both = self.stopping(self.STOPS + ",dense_first=1")
+        both.draw()
+        self.assertEqual(self.served(both), 0)
+        self.assertTrue(torch.all(both.select.reports[0, ..., 0] == CANDIDATES))
+        self.assertTrue(torch.any(both.select.reports[1:, ..., 0] < CANDIDATES))
+
+    def dense(self, policy):
+        both = self.stopping(policy)
+        both.draw()
+        self.assertEqual(self.served(both), 0)
+        self.assertTrue(torch.all(both.select.reports[..., 0] == CANDIDATES))
+        self.assertEqual(both.steps.result().share, 1)
+
+    def test_all_of_an_estimate_is_dense_attention(self):
+        self.dense(self.STOPS.replace("eps=0.8", "eps=1"))
+
+    def test_all_of_a_certificate_is_dense_attention(self):
+        self.link.digest = sparse.box(SHAPE)
+        self.link.digests = sparse.DigestNamespace(self.link.ns, self.link.digest, build=True)
+        self.dense("psa-certified:dense_below=0,local_window_sz=4,eps=1")
+
+    def test_a_budget_that_follows(self):
+        both = self.stopping("auto:chosen=4,dense_below=0,local_window_sz=4,min_tokens=0,budget_tokens=1024,goal=0.9", follow=True)
+        both.capture()
+        both.draw()
+        before, shares = both.select.most.clone(), []
+        for _ in range(12):  # the same queries, so that more blocks cover more
+            self.assertEqual(self.served(both), 0)
+            shares.append(both.steps.result().share)
+            both.select.follow(range(CHAINS))
+        self.assertTrue(torch.all(both.select.most >= before) and torch.any(both.select.most > before))
+        self.assertGreater(shares[-1], shares[0])
+
+    def test_by_fetches_with_the_same_bits(self):
+        window, fetch = self.together(), self.together(window=False)
+        fetch.capture()
+        for _ in range(3):
+            window.draw()
+            fetch.q.copy_(window.q)
+            self.assertEqual(self.served(window), 0)
+            self.assertGreater(self.served(fetch), 0)
+            self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.lse, fetch.lse))
+        self.assertEqual(fetch.decoder.counts.windowed, 0)
+        self.assertGreater(fetch.decoder.counts.fetched, 100)
+
+    def test_coded_slots(self):
+        """Blocks are coded on their way, by the window or by fetches: the same bits, near those of blocks as they are."""
+        plain, window, fetch = self.together(), self.together(encoding="fp8"), self.together(encoding="fp8", window=False)
+        fetch.capture()
+        self.assertLess(window.steps.slot_bytes, plain.steps.slot_bytes * 0.52)
+        for _ in range(3):
+            plain.draw()
+            for both in (plain, window, fetch):
+                both.q.copy_(plain.q)
+                self.served(both, within=0.03 if both is plain else 0.2)
+            self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.lse, fetch.lse))
+            off = (window.out.float() - plain.out.float()).norm() / plain.out.float().norm()
+            self.assertTrue(1e-4 < off < 0.05, off)
+        self.assertEqual((window.decoder.counts.fetched, fetch.decoder.counts.windowed), (0, 0))
+
+    def test_the_daemon_takes_the_window_back(self):
+        both = self.together()
+        both.draw()
+        self.assertEqual(self.served(both), 0)
+        self.daemon.configure(self.CONFIG.format(0))
+        os.kill(self.daemon.process.pid, signal.SIGHUP)
+
+        def given_back():
+            both.decoder.update()
+            return self.stats()["window_bytes"] == 0
+        self.eventually(given_back)
+        both.draw()
+        self.assertGreater(self.served(both), 0)
+        self.assertGreater(both.decoder.counts.fetched, 0)
+
+    def test_evicted_by_name(self):
+        """The window's places are worth nothing, though they are still mapped."""
+        both = self.together()
+        both.draw()
+        self.assertEqual(self.served(both), 0)
+        self.link.ns.evict()
+        both.draw()
+        self.assertFalse(both.run())
+        if not both.decoder.serve():  # what chains keep is there
+            self.served(both)
+
+    def test_killed(self):
+        both = self.together(deadline=0.3)
+        both.draw()
+        self.assertEqual(self.served(both), 0)
+        self.eventually(lambda: self.stats()["nvme_writes"] >= BLOCKS)
+        self.daemon.kill()
+        for _ in range(3):  # its memory is still mapped, until update() asks
+            both.draw()
+            self.assertEqual(self.served(both), 0)
+        both.decoder.update()
+        both.draw()
+        self.assertFalse(both.run())
+        self.assertEqual(len(both.decoder.serve()), CHAINS)
+        self.link.cut()
+        both.decoder.update()
+        self.start()
+        self.link.open()
+        both.decoder.deadline = 5.0
+        before = both.decoder.counts.windowed
+        for _ in range(3):
+            both.draw()
+            both.decoder.update()
+            self.served(both)
+        self.assertGreater(both.decoder.counts.windowed, before)
+
+    def test_cut_while_the_window_is_in_use(self):
+        both = self.together()
+        for _ in range(2):
+            both.draw()
+            both.decoder.update()
+            self.assertEqual(self.served(both), 0)
+            self.link.cut()  # its memory is unmapped before the GPU forgets it
+            both.decoder.update()
+            self.link.open()
+        both.draw()
+        both.decoder.update()
+        self.assertEqual(self.served(both), 0)
+
+    def example(self):
+        import decode_on_gpu
+
+        said = []
+        with Client(socket=self.daemon.socket, default_timeout=10) as client:
+            result = decode_on_gpu.decode(client, out=said.append)
+        for head in range(0, decode_on_gpu.GROUP * HEADS, decode_on_gpu.GROUP):
+            self.assertTrue(torch.all((result[:, 0, head] - 7).abs() < 0.1), said)
+        return said[0]
+
+    def test_the_example(self):
+        self.assertIn(" 0 by fetches", self.example())
+
+    def test_the_example_without_a_window(self):
+        self.daemon.stop()
+        self.start(window=0)
+        self.assertIn(" 0 strands came through the window", self.example())
+
+
+if __name__ == "__main__":
+    unittest.main()
