@@ -9,11 +9,6 @@
 #include <sys/mman.h>
 #include <time.h>
 
-/* Newer than headers and kernels in use. */
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
-
 /* Keys that are looked up at once. */
 #define CHUNK 2048u
 
@@ -83,8 +78,6 @@ static int hints_map(struct client_hints *h, const struct msg_hints_open_r *m, u
         munmap(p, m->bytes);
         return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's table of hints is of another format");
     }
-    /* A page that is first touched in a lookup would cost it a microsecond. */
-    (void)madvise(p, m->bytes, MADV_POPULATE_READ);
     pthread_rwlock_wrlock(&h->lock);
     if (h->p)
         munmap(h->p, h->bytes);
