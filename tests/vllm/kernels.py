@@ -19,7 +19,8 @@ class SlotsShape(Structure):
 
 class Lists(Structure):
     _fields_ = [(name, c_uint32) for name in ("chains", "lists", "room", "apart")] + [
-        ("index", c_void_p), ("count", c_void_p), ("table", c_void_p), ("table_stride", c_uint64), ("request", c_void_p)]
+        ("index", c_void_p), ("count", c_void_p), ("begin", c_void_p), ("end", c_void_p), ("table", c_void_p), ("table_stride", c_uint64),
+        ("request", c_void_p)]
 
 
 class Miss(Structure):
@@ -92,7 +93,7 @@ class Slots:
                 index[chain, l, : len(blocks)] = blocks
         requests = np.array([request for request, _, _ in chains], np.uint32)
         LIB.test_slots_resolve(self._s, strand, byref(Lists(
-            *index.shape, int(apart), index.ctypes.data, count.ctypes.data, table.ctypes.data, table.shape[1], requests.ctypes.data)))
+            *index.shape, int(apart), index.ctypes.data, count.ctypes.data, None, None, table.ctypes.data, table.shape[1], requests.ctypes.data)))
 
     def want(self, wanted):
         for strand, row, request in wanted:
