@@ -25,9 +25,20 @@ void gpu_beside_forget(struct gpu *g, const struct device_region *region)
         g->beside = (struct gpu_beside){.region = NULL};
 }
 
+/* A fetch is what a step waits for. */
+static bool urgent(const struct device_job *job, uint64_t now_ms)
+{
+    return job->beside == DEVICE_BESIDE_AWAITED ||
+           (job->deadline_ms > 0 && now_ms + BESIDE_URGENT_MS >= job->deadline_ms);
+}
+
 void gpu_beside_look(struct gpu *g)
 {
-    g->beside.now = g->beside.until_ms > 0 && job_clock_ms() < g->beside.until_ms;
+    const struct device_job *job = job_queue_first_of(&g->queued, DEVICE_LOAD);
+    uint64_t now_ms = job_clock_ms();
+
+    g->beside.now = g->beside.until_ms > 0 && now_ms < g->beside.until_ms;
+    g->beside.hurry = g->beside.now && job && urgent(job, now_ms);
 }
 
 uint64_t gpu_launch_bytes(const struct gpu *g)
@@ -56,16 +67,9 @@ void gpu_beside_launched(struct gpu *g, enum ucm_copy_direction direction, uint6
         s->next_ns = 0;
         return;
     }
-    if (s->next_ns < earliest_ns)
+    if (s->next_ns < earliest_ns || g->beside.hurry) /* who hurried leaves no debt to others */
         s->next_ns = earliest_ns;
     s->next_ns += (uint64_t)share_ns(g, direction, bytes);
-}
-
-static bool urgent(const struct gpu *g)
-{
-    const struct device_job *job = job_queue_first_of(&g->queued, DEVICE_LOAD);
-
-    return job && job->deadline_ms > 0 && job_clock_ms() + BESIDE_URGENT_MS >= job->deadline_ms;
 }
 
 bool gpu_beside_allows(const struct gpu *g, enum ucm_copy_direction direction)
@@ -74,7 +78,7 @@ bool gpu_beside_allows(const struct gpu *g, enum ucm_copy_direction direction)
 
     if (!g->beside.now)
         return true;
-    return s->n == 0 && (s->next_ns == 0 || uv_hrtime() >= s->next_ns || urgent(g));
+    return s->n == 0 && (s->next_ns == 0 || g->beside.hurry || uv_hrtime() >= s->next_ns);
 }
 
 uint64_t gpu_beside_next_ns(const struct gpu *g)

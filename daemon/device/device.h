@@ -123,8 +123,13 @@ enum device_op {
     DEVICE_DUMP,
 };
 
-/* What the worker's GPU does besides a copy, as the worker says. */
-enum device_beside { DEVICE_BESIDE_UNKNOWN, DEVICE_BESIDE_NOTHING, DEVICE_BESIDE_STEPS };
+/* What the worker's GPU does besides a copy, as the worker says. AWAITED: a step of it waits for this copy. */
+enum device_beside {
+    DEVICE_BESIDE_UNKNOWN,
+    DEVICE_BESIDE_NOTHING,
+    DEVICE_BESIDE_STEPS,
+    DEVICE_BESIDE_AWAITED,
+};
 
 /* One piece of work. The caller allocates it and does not touch it from submit until `done_cb`, which
  * may free it. A copy passes through the open staging ring of its region's connection where that pays. */

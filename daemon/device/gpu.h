@@ -63,7 +63,9 @@ struct gpu_probe {
 struct gpu_beside {
     const struct device_region *region; /* whose worker said so last; only compared */
     uint64_t until_ms;
-    bool now; /* as this round of the thread sees it */
+    /* As this round of the thread sees them. What gpu_launch_next goes by must not change between a look whether
+     * there is a place and its use. */
+    bool now, hurry; /* hurry: the first load waits for no share of the bus */
 };
 
 enum gpu_pin_state { GPU_PIN_NEW, GPU_PIN_OURS, GPU_PIN_OTHERS, GPU_PIN_FAILED };

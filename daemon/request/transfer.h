@@ -41,7 +41,7 @@ struct transfer {
     uint32_t slot_wait_at; /* cursor at that time */
     uint8_t slowest;       /* enum metric_tier that a part of a load came from */
     uint8_t priority;
-    enum device_beside beside; /* of load and dump */
+    enum device_beside beside; /* of load, dump and fetch */
     bool stopping, pumping, finished;
     bool no_slot;     /* in this pump its next item found no slot */
     bool yielded;     /* begins no item before the next turn of the loop */

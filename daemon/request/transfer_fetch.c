@@ -245,6 +245,7 @@ static struct transfer *fetch_new(struct call *call, const struct msg_fetch *m,
     t->encoded = region->encoded;
     t->part = region->region->part;
     t->priority = (uint8_t)m->priority;
+    t->beside = DEVICE_BESIDE_AWAITED;
     t->shards = 1;
     t->n_planes = region->region->n_planes;
     t->window_bytes = arena_bytes_configured(call->s->rq->rooms.arena) / WINDOW_FRACTION;

@@ -34,8 +34,10 @@ static uint8_t *slots;
 static size_t slots_bytes;
 static char folder[64];
 static unsigned failures;
-static unsigned beside_percent = 85; /* set before daemon_begin */
-static const struct numa *numa;      /* set before daemon_begin: where GPUs hang */
+/* Set before daemon_begin. bus_byte_ns: what a byte over the bus costs, by the calibration; 0: as ever. */
+static unsigned beside_percent = 85;
+static double bus_byte_ns;
+static const struct numa *numa; /* set before daemon_begin: where GPUs hang */
 
 /* ---- the daemon ---- */
 
@@ -63,6 +65,8 @@ static inline void calibration_write(void)
     struct costs_table costs;
 
     costs_default(&costs);
+    if (bus_byte_ns > 0)
+        costs.of[UCM_COPY_LOAD].byte_ns = bus_byte_ns;
     costs_format(&costs, "13000/", text);
     for (int i = 0; i < FAKE_GPUS; i++) {
         uint8_t uuid[UCM_UUID_BYTES];

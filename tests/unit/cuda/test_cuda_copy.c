@@ -300,6 +300,35 @@ Test(cuda_copy, beside_steps_copies_leave_gaps, .timeout = 60)
     daemon_end();
 }
 
+/* By this calibration the share of each launch lasts 6 s. */
+Test(cuda_copy, who_is_in_a_hurry_waits_for_no_share, .timeout = 60)
+{
+    static struct test_job urgent, awaited, other;
+    struct test_job *jobs[] = {&urgent, &awaited};
+
+    bus_byte_ns = 10;
+    beside_percent = 1;
+    daemon_begin(COPY_DMA, 40 * MIB);
+    worker_begin(&a, getpid(), 1, 600 * 1024, 0);
+    for (unsigned k = 0; k < 2; k++) {
+        copy_init(jobs[k], &a, DEVICE_LOAD);
+        for (uint32_t i = 0; i < BLOCKS; i++)
+            copy_add(jobs[k], &a, i, i);
+    }
+    copy_half(&other, &a, DEVICE_DUMP);
+    other.job.beside = urgent.job.beside = DEVICE_BESIDE_STEPS;
+    urgent.job.deadline_ms = fake_clock_ms() + 1000;
+    awaited.job.beside = DEVICE_BESIDE_AWAITED;
+    job_submit(&urgent, gpu);
+    cr_expect_eq(job_wait(&urgent), 0, "%s", urgent.job.error.text);
+    job_submit(&other, gpu);
+    job_submit(&awaited, gpu);
+    cr_expect_eq(job_wait(&awaited), 0, "%s", awaited.job.error.text);
+    cr_expect_eq(job_wait(&other), 0, "%s", other.job.error.text);
+    worker_end(&a);
+    daemon_end();
+}
+
 Test(cuda_copy, loads_first_if_the_site_wants_that, .timeout = 60)
 {
     beside_percent = 100;
