@@ -35,7 +35,7 @@ class Decisions(unittest.TestCase):
 
     def half(self, **more):
         ns = SimpleNamespace(lookup_prefix=lambda keys, **_: PrefixHits(0, 0, 0), hints_open=lambda timeout: None,
-                             lookup_hint=lambda keys: None)
+                             lookup_hint=lambda keys: None, identity=SimpleNamespace(key_bytes=32))
         half = SchedulerHalf(settings.Settings(**more), BLOCK)
         half.link = SimpleNamespace(ns=ns, ask=lambda call, *a, **k: call(*a, **k), release=lambda lease: None)
         return half

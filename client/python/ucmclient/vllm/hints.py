@@ -18,6 +18,9 @@ from .settings import Settings
 
 logger = logging.getLogger("ucmclient.vllm")
 
+#: So many keys of a request are looked at: the first one decides, the others are counted.
+_LOOKED = 128
+
 
 @dataclass
 class HintCounts:
@@ -53,7 +56,7 @@ class Hints:
 
     def look(self, ns: Any, keys: bytes) -> Optional[Hint]:
         """None: ask."""
-        return ns.lookup_hint(keys) if ns is self._opened else None
+        return ns.lookup_hint(keys[: _LOOKED * ns.identity.key_bytes]) if ns is self._opened else None
 
     def spares(self, hint: Optional[Hint]) -> bool:
         """Nothing is cached: the lookup need not be awaited."""
@@ -75,6 +78,7 @@ class Hints:
         if hint is None:
             self.open(ns)
             return
-        self.counts.false_hits += max(0, hint.blocks - hits.blocks)
+        blocks = min(hits.blocks, _LOOKED)
+        self.counts.false_hits += max(0, hint.blocks - blocks)
         if hint.certain:
-            self.counts.false_misses += max(0, hits.blocks - hint.blocks)
+            self.counts.false_misses += max(0, blocks - hint.blocks)
