@@ -30,7 +30,7 @@ from ucmclient import Client as Library, Identity, Plane, SharedMemory, UcmError
 SUITE_TIMEOUT_S = 240
 FILLING, LIVE, SUPERSEDED, ENDED = range(4)
 MASK = (1 << 64) - 1
-WAIT_S = 20
+WAIT_S = 60
 
 
 def xxh3(key, seed):
@@ -274,27 +274,30 @@ class ByLibrary(OwnDaemons, Case):
     def names(*numbers):
         return keys(*numbers, size=32)
 
-    def open(self, ns):
-        """Waits for the first hint."""
+    @staticmethod
+    def hint(ns, names, look=None):
+        """Waits for the table, which is of no use while it is filled, or if the daemon had no turn for 5 s."""
         until = time.monotonic() + WAIT_S
-        ns.hints_open()
-        while (hint := ns.lookup_hint(self.names(0))) is None:
+        while (hint := (look or ns.lookup_hint)(names)) is None:
             assert time.monotonic() < until
-            time.sleep(0.001)
             ns.hints_open()
+            time.sleep(0.001)
         return hint
+
+    def open(self, ns):
+        return self.hint(ns, self.names(0))
 
     def test_hints(self):
         client, ns, region = self.worker(self.start())
         self.assertIsNone(ns.lookup_hint(self.names(0)), "not opened yet")
         region.dump(self.names(*range(10)), range(10)).wait()
         self.open(ns)
-        hint = ns.lookup_hint(self.names(*range(20)))
+        hint = self.hint(ns, self.names(*range(20)))
         self.assertEqual((hint.blocks, hint.in_dram, hint.on_shared), (10, 10, 0))
         self.assertTrue(hint.certain)
         ns.evict(self.names(4))
-        self.assertEqual(ns.lookup_hint(self.names(*range(20))).blocks, 4)
-        found, hint = ns.lookup_hint_each(self.names(*range(12)))
+        self.assertEqual(self.hint(ns, self.names(*range(20))).blocks, 4)
+        found, hint = self.hint(ns, self.names(*range(12)), ns.lookup_hint_each)
         self.assertEqual(found, bytes([1] * 4 + [0] + [1] * 5 + [0, 0]))
         self.assertEqual(hint.blocks, 9)
 
@@ -311,15 +314,12 @@ class ByLibrary(OwnDaemons, Case):
         region.dump(self.names(0, 1), [0, 1]).wait()
         region.dump(self.names(2, 3), [2, 3], plain=True).wait()
         region.dump(self.names(4), [4]).wait()
-        until = time.monotonic() + WAIT_S
-        while (hint := ns.lookup_hint(self.names(*range(6)))) is None:
-            self.assertLess(time.monotonic(), until)
-            ns.hints_open()
+        hint = self.hint(ns, self.names(*range(6)))
         self.assertEqual((hint.blocks, ns.lookup_prefix(self.names(*range(6))).blocks), (5, 5))
         ns.evict(self.names(1))
-        found, hint = ns.lookup_hint_each(self.names(*range(6)))
+        found, hint = self.hint(ns, self.names(*range(6)), ns.lookup_hint_each)
         self.assertEqual([tier > 0 for tier in found], [tier > 0 for tier in ns.lookup_each(self.names(*range(6)))[0]])
-        self.assertEqual(ns.lookup_hint(self.names(*range(6))).blocks, 1)
+        self.assertEqual(self.hint(ns, self.names(*range(6))).blocks, 1)
 
     def test_a_prefix_is_loaded_in_one_request(self):
         client, ns, region = self.worker(self.start())
@@ -365,7 +365,7 @@ class ByLibrary(OwnDaemons, Case):
             thread.start()
             for i in range(200):
                 hint = ns.lookup_hint(stays)
-                self.assertEqual(hint.blocks, 8)
+                self.assertIn(hint and hint.blocks, (None, 8))
             daemon.kill()
             for i in range(200):
                 hint = ns.lookup_hint(stays)
@@ -415,7 +415,7 @@ class ByLibrary(OwnDaemons, Case):
         if child == 0:
             os._exit(0 if ns.lookup_hint(self.names(0)) is None else 1)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
-        self.assertIsNotNone(ns.lookup_hint(self.names(0)))
+        self.assertEqual(self.hint(ns, self.names(0)).blocks, 1)
 
 
 if __name__ == "__main__":
