@@ -5,9 +5,10 @@
 #include "kernels/attend/stop.h"
 #include "kernels/sparse/spec.h"
 
-#define DEFAULT_ROUNDS 5u
+#define DEFAULT_ROUNDS 3u
+#define DEFAULT_PSA_ROUNDS 6u /* they double: 32 blocks to 1,024 */
 #define DEFAULT_EVERY 4u
-#define DEFAULT_FIRST 64u
+#define DEFAULT_FIRST 32u
 
 _Static_assert((int)UCM_CUDA_DECODE_PSA == (int)UCM_STOP_PSA &&
                    (int)UCM_CUDA_DECODE_ESTIMATED == (int)UCM_STOP_ESTIMATED &&
@@ -26,7 +27,8 @@ _Static_assert(UCM_CUDA_DECODE_ORDER == UCM_ATTEND_CUDA_ORDER, "limits are the k
 
 static void defaults(struct ucm_cuda_decode_options *o)
 {
-    o->rounds = o->rounds ? o->rounds : DEFAULT_ROUNDS;
+    if (o->rounds == 0)
+        o->rounds = o->rule == UCM_CUDA_DECODE_PSA ? DEFAULT_PSA_ROUNDS : DEFAULT_ROUNDS;
     o->every = o->every ? o->every : DEFAULT_EVERY;
     o->first = o->first ? o->first : DEFAULT_FIRST;
 }

@@ -123,12 +123,13 @@ struct ucm_cuda_decode_options {
     uint64_t shard_bytes;                /* from one layer to the next there: the namespace's */
     struct ucm_cuda_decode_layout page;  /* of a page of the engine's, see ucm_cuda_decode_layer */
     /* Rounds, unless rule is UCM_CUDA_DECODE_ALL; then these are not looked at. */
-    uint32_t rule;    /* enum ucm_cuda_decode_rule */
-    uint32_t known;   /* enum ucm_cuda_decode_known: what the layers' head_scores are */
-    float eps;        /* 0 to 1 */
-    uint32_t rounds;  /* of a layer, at most; the last one takes what is left of a list. 0: 5 */
+    uint32_t rule;  /* enum ucm_cuda_decode_rule */
+    uint32_t known; /* enum ucm_cuda_decode_known: what the layers' head_scores are */
+    float eps;      /* 0 to 1 */
+    uint32_t
+        rounds; /* of a layer, at most; the last one takes what is left of a list. 0: 3; PSA 6 */
     uint32_t every;   /* a round ends behind a multiple of so many blocks of its list; 0: 4 */
-    uint32_t first;   /* the first round's blocks, beside the local window; 0: 64 */
+    uint32_t first;   /* the first round's blocks, beside the local window; 0: 32 */
     uint32_t windows; /* a chain's first blocks, which come first whatever their scores */
     /* enum ucm_cuda_decode_encoding. FP8 wants slots of a KV head, K and V of 16 bits, and no k_scale or v_scale. */
     uint32_t encoding;

@@ -166,6 +166,7 @@ static void bench_open(struct bench *b, uint32_t chains, uint32_t rounds, uint32
         .known = UCM_CUDA_DECODE_ESTIMATES,
         .eps = 0.95f,
         .rounds = rounds,
+        .first = 64,
     };
     check(ucm_cuda_decode_slot_bytes(&b->options, &bytes) == 0, "%s", ucm_cuda_errmsg());
     b->options.pool = gpu_new(bytes * b->options.slots);

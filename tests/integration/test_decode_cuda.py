@@ -163,7 +163,7 @@ class Checks(unittest.TestCase):
         self.assertEqual((self.steps().rounds, self.library.options.rule), (None, 0))
         steps = self.steps(rounds=Rounds("estimated", 0.9, "estimates", every=6, windows=2, least=100))
         o = self.library.options
-        self.assertEqual((o.rule, o.known, o.rounds, o.every, o.first, o.windows), (2, 1, 5, 6, 102, 2))
+        self.assertEqual((o.rule, o.known, o.rounds, o.every, o.first, o.windows), (2, 1, 3, 6, 102, 2))
         self.assertAlmostEqual(o.eps, 0.9)
         select = mock.Mock(head_scores=0xc000, head_pitch=300)
         n, least, out = Fake("int32", 2, at=0xd000), Fake("int32", 2, at=0xe000), Fake("bfloat16", 2, GROUP * HEADS, DIM)

@@ -45,6 +45,7 @@ def sweep(few=False):
     for tokens in (256, 1024, 2048):
         text = f"topk:chosen=8,topk_tokens={tokens}"
         out += [(text, "digest", "least", 1.0, True), (f"{text},reuse=2", "digest", "least"), (f"{text},reuse=2", "digest", "least", 1.0, True)]
+    out += [("psa-estimated:chosen=8,eps=0.95", "digest", "least", 1.0, False, first) for first in (16, 32, 64)]
     add("topk", "topk_tokens", (2048,), "window")
     out += [("auto", "digest", "least")]
     if few:
@@ -60,10 +61,11 @@ def sweep(few=False):
     return out + [(name, "digest", "least") for name in ("esa", "gsa", "gsa-device", "kvstar", "kvstar-corrected", "psa-certified")]
 
 
-def config(text, order, share, keep=1.0, coded=False):
+def config(text, order, share, keep=1.0, coded=False, first=0):
     name = {"digest": text}.get(order, f"{order} {text}") + (f", kept against {keep:g} times" if keep != 1 else "") + ", fp8 slots" * coded
+    name += f", at most 3 rounds, the first of {first} blocks" if first else ""
     full = text + (":" if ":" not in text else ",") + "dense_below=0"
-    return Config(name if share == "least" else f"{name}, mean of heads", sparse.Policy(full), order, share, keep, coded)
+    return Config(name if share == "least" else f"{name}, mean of heads", sparse.Policy(full), order, share, keep, coded, first)
 
 
 # What continuations, whose steps can't be computed side by side, are asked for.

@@ -23,13 +23,15 @@ class Config:
     """policy: a ucmclient.sparse.Policy; None: dense. order: what ranks the blocks; only `digest` can be had in earnest. share:
     what stands for a group where a rule or a budget asks what is covered, its least covered head or the mean of its heads. keep: of top k,
     what the step before chose keeps its place unless another block scores so many times as much. coded: blocks before the last ones,
-    which slots hold, are attended as the encoding `fp8` leaves them."""
+    which slots hold, are attended as the encoding `fp8` leaves them. first: of `estimated`, rounds as a GPU's steps have them, the first
+    of so many blocks beside the last window; 0: of `microbatch` blocks."""
     name: str
     policy: object = None
     order: str = "digest"
     share: str = "least"
     keep: float = 1.0
     coded: bool = False
+    first: int = 0
 
 
 class Request:
@@ -263,6 +265,24 @@ def rounds(policy, shares, windows, n, block):
     return bounded(policy, np.maximum(enough.argmax(-1), least(policy, block)), n)
 
 
+def few_rounds(policy, covered, n, block, first, most=3):
+    """The same by at most so many rounds: the first of the last window and `first` blocks, each further one up to where the share would reach
+    eps if the blocks until there weighed what is estimated, the last of all."""
+    shares, m, eps = covered.shares(), policy.microbatch, policy.eps
+    k = np.zeros(shares.shape[:2], np.int64)
+    for l, t in np.ndindex(*k.shape):
+        left, of, took = covered.left[l, :, t], int(n[t]), 1
+        end = min(of, policy.local_window_sz + first)
+        while end < of and shares[l, t, end] < eps:
+            took += 1
+            i = np.arange(end + max(m, end // 8), of if took < most else 0, m)
+            gain = covered.attended[l, :, t, end, None] + left[:, end, None] - left[:, i]
+            ends = i[(left[:, i] * eps <= (1 - eps) * gain).all(0)]
+            end = int(ends[0]) if len(ends) else of
+        k[l, t] = end
+    return bounded(policy, np.maximum(k, least(policy, block)), n)
+
+
 def budgets(request, state, policy, shares, n):
     """A budget a step, moved on by what the step covered."""
     out, worst = np.empty(len(n), np.int64), shares.min(0)
@@ -380,6 +400,8 @@ def choose(request, layer, config, q, w, positions):
         k = np.maximum((have >= policy.eps * have[..., -1:]).argmax(-1) + 1, always)
     elif policy.choice == "psa":
         k = rounds(policy, covered(None).by_lightest(always).shares(), always, n, request.block)
+    elif policy.choice == "estimated" and config.first:
+        k = few_rounds(policy, covered(estimate()), n, request.block, config.first)
     elif policy.choice == "estimated":
         k = rounds(policy, covered(estimate()).shares(), always, n, request.block)
     else:

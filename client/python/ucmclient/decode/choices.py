@@ -28,7 +28,7 @@ class Rounds:
     known: str = ""
     every: int = 4
     windows: int = 0
-    rounds: int = 5
+    rounds: int = 3
     least: int = 0
 
 
@@ -142,7 +142,8 @@ def _rounds(policy: Policy, shape: Shape) -> Optional[Rounds]:
     windows = max(policy.init_window_sz, -(-policy.init_window_tokens // tokens))
     least = max(policy.min_blocks, -(-policy.min_tokens // tokens))
     if policy.choice in ("psa", "estimated", "certified"):
-        return Rounds(policy.choice, policy.eps, known, policy.microbatch, windows, least=least)
+        most = 6 if policy.choice == "psa" else Rounds.rounds  # PSA's double
+        return Rounds(policy.choice, policy.eps, known, policy.microbatch, windows, most, least)
     if policy.goal > 0 and known == "estimates":  # as many as the budget says; what they cover is reported
         return Rounds("estimated", 1.0, known, rounds=1)
     return None

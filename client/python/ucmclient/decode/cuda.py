@@ -176,7 +176,7 @@ class Steps(_OnGpu):
         if rounds is None:
             return ()
         every = max(rounds.every, 1)
-        first = -(-max(16 * every, rounds.least) // every) * every
+        first = -(-max(8 * every, rounds.least) // every) * every
         return _RULES.index(rounds.rule), _KNOWN.index(rounds.known), rounds.eps, rounds.rounds, every, first, rounds.windows
 
     @staticmethod
