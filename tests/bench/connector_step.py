@@ -21,6 +21,8 @@ from types import SimpleNamespace
 
 sys.path[:0] = [os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "integration")]
 
+os.environ.setdefault("PYTHONHASHSEED", "0")  # the connector wants one; nothing here depends on it
+
 import vllm_case  # noqa: E402  sets the paths of the others
 from engine import BLOCK, Engine  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector  # noqa: E402
