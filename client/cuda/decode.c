@@ -12,7 +12,7 @@
     32u /* the bus is full with fewer, and attention beside it has the rest of the GPU */
 
 extern const unsigned char ucm_slots_fatbin[];
-extern const unsigned char ucm_attend_fatbin[];
+extern const unsigned char ucm_attend_fatbin[], ucm_mla_fatbin[];
 
 _Static_assert(sizeof(struct ucm_slots_word) == sizeof(struct ucm_cuda_decode_result) &&
                    offsetof(struct ucm_slots_word, share) ==
@@ -114,6 +114,20 @@ static CUresult launch_resolve(struct ucm_cuda_decode *d, const struct ucm_cuda_
                          (void *[]){&d->slots, &strand, &lists}, stream);
 }
 
+static CUresult launch_latents(struct ucm_cuda_decode *d, struct ucm_attend_cuda *a,
+                               CUstream stream)
+{
+    CUresult r =
+        launch(d->kernel[DECODE_ATTEND], (uint32_t[]){a->splits, a->kv_heads, a->chains},
+               UCM_ATTEND_MLA_THREADS, d->plan.shared_bytes, (void *[]){a}, stream, d->beside);
+
+    if (r != CUDA_SUCCESS || a->splits == 1)
+        return r;
+    return launch(d->kernel[DECODE_MERGE],
+                  (uint32_t[]){a->group * UCM_ATTEND_MLA_MERGE_BLOCKS, a->kv_heads, a->chains},
+                  UCM_ATTEND_MLA_MERGE_THREADS, 0, (void *[]){a}, stream, d->beside);
+}
+
 /* The next launch behind the gather: it begins beside it, and waits for what is on its way. */
 static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
                               uint32_t strand, const struct decode_round *round, CUstream stream)
@@ -139,6 +153,8 @@ static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_d
     a.out = l->out;
     a.lse = l->lse;
     a.wait = d->beside;
+    if (d->plan.latent)
+        return launch_latents(d, &a, stream);
     if (round) {
         a.round = round->number;
         a.stop = round->stop;
@@ -272,6 +288,30 @@ int ucm_cuda_decode_info(const struct ucm_cuda_decode *d, struct ucm_cuda_decode
 
 /* ---- open and close ---- */
 
+static CUresult attend_load(struct ucm_cuda_decode *d)
+{
+    const struct ucm_cuda_decode_options *o = &d->plan.options;
+    const char *type = o->dtype == UCM_SPARSE_F16 ? "f16" : "bf16";
+    bool narrow = o->kv_dtype == UCM_SPARSE_FP8_E4M3;
+    CUresult r = CUDA_SUCCESS;
+    char name[48];
+
+    if (d->plan.latent) {
+        ucm_attend_mla_merge(name, type);
+        r = cuModuleGetFunction(&d->kernel[DECODE_MERGE], d->attend_module, name);
+        ucm_attend_mla_kernel(name, type, narrow, d->plan.attend.group);
+    } else {
+        ucm_attend_cuda_kernel(name, type, narrow, o->head_dim, d->plan.attend.group);
+    }
+    if (r == CUDA_SUCCESS)
+        r = cuModuleGetFunction(&d->kernel[DECODE_ATTEND], d->attend_module, name);
+    if (r == CUDA_SUCCESS)
+        r = cuFuncSetAttribute(d->kernel[DECODE_ATTEND],
+                               CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                               (int)d->plan.shared_bytes);
+    return r;
+}
+
 static CUresult kernels_load(struct ucm_cuda_decode *d)
 {
     static const char *const names[] = {"ucm_slots_next",
@@ -284,10 +324,10 @@ static CUresult kernels_load(struct ucm_cuda_decode *d)
                                         "ucm_slots_leave_request"};
     const struct ucm_cuda_decode_options *o = &d->plan.options;
     CUresult r = cuModuleLoadData(&d->slots_module, ucm_slots_fatbin);
-    char name[48];
 
     if (r == CUDA_SUCCESS)
-        r = cuModuleLoadData(&d->attend_module, ucm_attend_fatbin);
+        r = cuModuleLoadData(&d->attend_module,
+                             d->plan.latent ? ucm_mla_fatbin : ucm_attend_fatbin);
     for (int i = 0; r == CUDA_SUCCESS && i < DECODE_ATTEND; i++)
         if (names[i])
             r = cuModuleGetFunction(&d->kernel[i], d->slots_module, names[i]);
@@ -295,18 +335,7 @@ static CUresult kernels_load(struct ucm_cuda_decode *d)
         r = cuModuleGetFunction(&d->kernel[DECODE_GATHER], d->slots_module,
                                 o->slot == UCM_CUDA_DECODE_HEAD ? "ucm_slots_gather_warp"
                                                                 : "ucm_slots_gather_block");
-    ucm_attend_cuda_kernel(name, o->dtype == UCM_SPARSE_F16 ? "f16" : "bf16",
-                           o->kv_dtype == UCM_SPARSE_FP8_E4M3 || o->encoding == UCM_CUDA_DECODE_FP8,
-                           o->head_dim, d->plan.attend.group);
-    if (r == CUDA_SUCCESS)
-        r = cuModuleGetFunction(&d->kernel[DECODE_ATTEND], d->attend_module, name);
-    if (r == CUDA_SUCCESS)
-        r = cuModuleGetFunction(&d->kernel[DECODE_ORDER], d->attend_module, "ucm_attend_order");
-    if (r == CUDA_SUCCESS)
-        r = cuFuncSetAttribute(d->kernel[DECODE_ATTEND],
-                               CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                               (int)d->plan.shared_bytes);
-    return r;
+    return r == CUDA_SUCCESS ? attend_load(d) : r;
 }
 
 static uint64_t aligned(uint64_t n)
@@ -443,10 +472,28 @@ static void release(struct ucm_cuda_decode *d)
     decode_leave();
 }
 
+/* What of the plan follows from the GPU. */
+static int plan_gpu(struct ucm_cuda_decode *d)
+{
+    int multiprocessors, bytes, major;
+    CUresult r =
+        cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->dev);
+
+    if (r == CUDA_SUCCESS)
+        r = cuDeviceGetAttribute(&bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                                 d->dev);
+    if (r == CUDA_SUCCESS)
+        r = cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, d->dev);
+    if (r != CUDA_SUCCESS)
+        return cuda_fail_driver(r, "the GPU can't be asked");
+    d->beside = major >= 9;
+    return decode_plan_memory(&d->plan, (uint32_t)multiprocessors, (uint32_t)bytes);
+}
+
 static int decode_make(struct ucm_cuda_decode *d, const uint8_t *gpu)
 {
     CUresult rc = ucm_device_find(gpu, &d->dev);
-    int multiprocessors, major, r;
+    int r;
 
     if (rc == CUDA_SUCCESS)
         rc = cuDevicePrimaryCtxRetain(&d->context, d->dev);
@@ -454,24 +501,19 @@ static int decode_make(struct ucm_cuda_decode *d, const uint8_t *gpu)
         return cuda_fail_driver(rc, "the GPU can't be used");
     r = decode_enter(d);
     if (r == 0) {
-        rc = cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                                  d->dev);
-        if (rc == CUDA_SUCCESS)
-            rc = cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, d->dev);
-        if (rc == CUDA_SUCCESS) {
-            d->beside = major >= 9;
-            decode_plan_memory(&d->plan, (uint32_t)multiprocessors);
+        r = plan_gpu(d);
+        if (r == 0)
             rc = kernels_load(d);
-        }
-        if (rc == CUDA_SUCCESS)
+        if (r == 0 && rc == CUDA_SUCCESS)
             rc = memory_make(d);
-        if (rc == CUDA_SUCCESS)
+        if (r == 0 && rc == CUDA_SUCCESS)
             rc = prepare(d);
-        if (rc == CUDA_SUCCESS) {
+        if (r == 0 && rc == CUDA_SUCCESS) {
             decode_leave();
             return 0;
         }
-        r = cuda_fail_driver(rc, "decode steps can't be prepared");
+        if (r == 0)
+            r = cuda_fail_driver(rc, "decode steps can't be prepared");
         release(d);
     }
     (void)cuDevicePrimaryCtxRelease(d->dev);

@@ -4,6 +4,7 @@
 
 #include "client/include/ucmclient_cuda_decode.h"
 #include "kernels/attend/attend_cuda.h"
+#include "kernels/attend/mla_cuda.h"
 #include "kernels/slots/slots_cuda.h"
 
 #include <cuda.h>
@@ -18,6 +19,7 @@ struct decode_plan {
     struct ucm_attend_cuda attend;
     struct ucm_attend_cuda_order order; /* with a rule */
     float logit_scale;                  /* attend.scale_log2 in natural logarithms */
+    bool latent; /* MLA */
     uint32_t shared_bytes;
     /* Offsets in the workspace, whose first counters_bytes must be 0 at first. */
     uint64_t done, flags, counters_bytes, partial, partial_sum;
@@ -26,7 +28,9 @@ struct decode_plan {
 
 /* decode_plan.c. Checks the options, and plans all but splits and memory, which come when the GPU is known. */
 int decode_plan(struct decode_plan *plan, const struct ucm_cuda_decode_options *options);
-void decode_plan_memory(struct decode_plan *plan, uint32_t multiprocessors);
+/* thread_block_bytes: of shared memory, that one can have. */
+int decode_plan_memory(struct decode_plan *plan, uint32_t multiprocessors,
+                       uint32_t thread_block_bytes);
 /* Room for so many bytes behind *end, which moves on: their offset. */
 uint64_t decode_plan_place(uint64_t *end, uint64_t bytes);
 
@@ -41,6 +45,7 @@ enum decode_kernel {
     DECODE_LEAVE,
     DECODE_ATTEND,
     DECODE_ORDER,
+    DECODE_MERGE, /* splits of latents */
     DECODE_KERNELS
 };
 

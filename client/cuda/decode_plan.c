@@ -37,10 +37,21 @@ static uint32_t slot_row_bytes(const struct ucm_cuda_decode_options *o)
     return o->head_dim * slot_element_bytes(o);
 }
 
+/* Of V, and of results. */
+static uint32_t value_channels(const struct ucm_cuda_decode_options *o)
+{
+    return o->v_head_dim > 0 ? o->v_head_dim : o->head_dim;
+}
+
+static bool is_latent(const struct ucm_cuda_decode_options *o)
+{
+    return o->head_dim == UCM_ATTEND_MLA_CHANNELS && o->v_head_dim == UCM_ATTEND_MLA_VALUES;
+}
+
 /* Whether a KV head's query heads are attended in two halves. */
 static bool is_halved(const struct ucm_cuda_decode_options *o)
 {
-    return o->head_dim > 128 && o->q_heads / o->kv_heads > 8;
+    return o->head_dim > 128 && !is_latent(o) && o->q_heads / o->kv_heads > 8;
 }
 
 /* ---- checks ---- */
@@ -53,23 +64,56 @@ static int scale_check(float scale, const char *what)
     return 0;
 }
 
+/* Query heads and channels. */
+static int latent_check(const struct ucm_cuda_decode_options *o)
+{
+    if (o->kv_heads != 1)
+        return cuda_fail(UCM_EINVALID, "kv_heads is %u; MLA has 1, the latent", o->kv_heads);
+    if (o->q_heads < 1 || o->q_heads > UCM_CUDA_DECODE_LATENT)
+        return cuda_fail(UCM_EINVALID, "q_heads is %u; 1 to %d are right for MLA", o->q_heads,
+                         UCM_CUDA_DECODE_LATENT);
+    if (o->scale == 0)
+        return cuda_fail(UCM_EINVALID, "scale is 0; MLA's must be given, since 1 / sqrt(head_dim) "
+                                       "is not the model's");
+    if (o->v_scale > 0 && (o->v_scale < o->k_scale || o->v_scale > o->k_scale))
+        return cuda_fail(UCM_EINVALID, "v_scale is %g and k_scale %g; MLA has one scale, k_scale",
+                         (double)o->v_scale, (double)o->k_scale);
+    if (o->encoding != UCM_CUDA_DECODE_AS_STORED)
+        return cuda_fail(UCM_EINVALID, "encoding is %u; slots of MLA are as stored", o->encoding);
+    if (o->rule != UCM_CUDA_DECODE_ALL)
+        return cuda_fail(UCM_EINVALID, "rule is %u; lists of MLA don't stop", o->rule);
+    return 0;
+}
+
+static int heads_check(const struct ucm_cuda_decode_options *o)
+{
+    if (is_latent(o))
+        return latent_check(o);
+    if (o->q_heads < 1 || o->q_heads % o->kv_heads != 0 ||
+        o->q_heads / o->kv_heads > UCM_CUDA_DECODE_GROUP)
+        return cuda_fail(UCM_EINVALID, "q_heads is %u; 1 to %d times kv_heads, %u, are right",
+                         o->q_heads, UCM_CUDA_DECODE_GROUP, o->kv_heads);
+    if (o->head_dim != 64 && o->head_dim != 128 && o->head_dim != 256)
+        return cuda_fail(UCM_EINVALID,
+                         "head_dim is %u; 64, 128 and 256 are right, and 576 with v_head_dim 512",
+                         o->head_dim);
+    if (is_halved(o) && o->q_heads / o->kv_heads % 2 != 0)
+        return cuda_fail(UCM_EINVALID,
+                         "q_heads is %u times kv_heads; with head_dim 256, at most 8 or an even "
+                         "number of times are right",
+                         o->q_heads / o->kv_heads);
+    if (o->v_head_dim != 0 && o->v_head_dim != o->head_dim)
+        return cuda_fail(UCM_EINVALID, "v_head_dim is %u; head_dim, %u, is right, or 512 of 576",
+                         o->v_head_dim, o->head_dim);
+    return 0;
+}
+
 static int counts_check(const struct ucm_cuda_decode_options *o)
 {
     if (o->layers < 1 || o->layers > 65536)
         return cuda_fail(UCM_EINVALID, "layers is %u; 1 to 65536 are right", o->layers);
     if (o->kv_heads < 1 || o->kv_heads > 1024)
         return cuda_fail(UCM_EINVALID, "kv_heads is %u; 1 to 1024 are right", o->kv_heads);
-    if (o->q_heads < 1 || o->q_heads % o->kv_heads != 0 ||
-        o->q_heads / o->kv_heads > UCM_CUDA_DECODE_GROUP)
-        return cuda_fail(UCM_EINVALID, "q_heads is %u; 1 to %d times kv_heads, %u, are right",
-                         o->q_heads, UCM_CUDA_DECODE_GROUP, o->kv_heads);
-    if (o->head_dim != 64 && o->head_dim != 128 && o->head_dim != 256)
-        return cuda_fail(UCM_EINVALID, "head_dim is %u; 64, 128 and 256 are right", o->head_dim);
-    if (is_halved(o) && o->q_heads / o->kv_heads % 2 != 0)
-        return cuda_fail(UCM_EINVALID,
-                         "q_heads is %u times kv_heads; with head_dim 256, at most 8 or an even "
-                         "number of times are right",
-                         o->q_heads / o->kv_heads);
     if (o->dtype != UCM_SPARSE_F16 && o->dtype != UCM_SPARSE_BF16)
         return cuda_fail(UCM_EINVALID, "dtype %u is neither f16 nor bf16", o->dtype);
     if (o->kv_dtype != 0 && o->kv_dtype != o->dtype && o->kv_dtype != UCM_SPARSE_FP8_E4M3)
@@ -77,9 +121,10 @@ static int counts_check(const struct ucm_cuda_decode_options *o)
     if (o->tokens < 16 || o->tokens % 16 != 0 || o->tokens > UCM_CUDA_DECODE_TOKENS)
         return cuda_fail(UCM_EINVALID, "tokens is %u; multiples of 16 up to %d are right",
                          o->tokens, UCM_CUDA_DECODE_TOKENS);
-    if (scale_check(o->scale, "scale") != 0 || scale_check(o->k_scale, "k_scale") != 0)
+    if (scale_check(o->scale, "scale") != 0 || scale_check(o->k_scale, "k_scale") != 0 ||
+        scale_check(o->v_scale, "v_scale") != 0)
         return -UCM_EINVALID;
-    return scale_check(o->v_scale, "v_scale");
+    return heads_check(o);
 }
 
 static int encoding_check(const struct ucm_cuda_decode_options *o)
@@ -159,7 +204,7 @@ static int shard_check(const struct ucm_cuda_decode_options *o)
         return cuda_fail(UCM_EINVALID, "an offset or stride of shard is beyond the %llu of a layer",
                          (unsigned long long)o->shard_bytes);
     k = end_of(o, l->k_offset, l->k_token_stride, l->k_head_stride);
-    v = end_of(o, l->v_offset, l->v_token_stride, l->v_head_stride);
+    v = is_latent(o) ? k : end_of(o, l->v_offset, l->v_token_stride, l->v_head_stride);
     if (k > o->shard_bytes || v > o->shard_bytes)
         return cuda_fail(UCM_EINVALID, "shard reaches byte %llu of %llu of a layer",
                          (unsigned long long)(k > v ? k : v), (unsigned long long)o->shard_bytes);
@@ -233,8 +278,8 @@ static void gather_plan(struct decode_plan *p)
     uint64_t half = (uint64_t)o->tokens * slot_row_bytes(o);
 
     if (o->slot == UCM_CUDA_DECODE_HEAD) {
-        p->info.slot_bytes = 2 * (half + (is_coded(o) ? o->tokens : 0));
-        *g = (struct ucm_slots_gather){.heads = o->kv_heads, .planes = 2};
+        *g = (struct ucm_slots_gather){.heads = o->kv_heads, .planes = p->latent ? 1 : 2};
+        p->info.slot_bytes = g->planes * (half + (is_coded(o) ? o->tokens : 0));
         g->plane[0] = head_plane(o, l->k_offset, l->k_token_stride, l->k_head_stride);
         g->plane[1] = head_plane(o, l->v_offset, l->v_token_stride, l->v_head_stride);
     } else {
@@ -285,23 +330,24 @@ static void attend_plan(struct decode_plan *p)
     const struct ucm_cuda_decode_options *o = &p->options;
     bool heads = o->slot == UCM_CUDA_DECODE_HEAD;
     struct ucm_attend_cuda *a = &p->attend;
+    uint32_t halved = is_halved(o);
+    uint32_t groups = p->latent ? ucm_attend_mla_groups(o->q_heads) : o->kv_heads << halved;
     uint64_t row = slot_row_bytes(o);
     float k_scale = o->k_scale > 0 ? o->k_scale : 1.0f;
-    uint32_t group = o->q_heads / o->kv_heads, halved = is_halved(o);
     float scale = o->scale > 0 ? o->scale : 1.0f / ucm_sqrt((float)o->head_dim);
 
     p->logit_scale = scale * k_scale;
     *a = (struct ucm_attend_cuda){
-        .kv_heads = o->kv_heads << halved,
-        .group = group >> halved,
+        .kv_heads = groups,
+        .group = o->q_heads / groups,
         .halved = halved,
         .tokens = o->tokens,
         .lists = o->lists,
         .room = o->room,
         .scale_log2 = p->logit_scale * 1.44269504f,
-        .v_scale = o->v_scale,
+        .v_scale = p->latent ? o->k_scale : o->v_scale,
         .rows = o->numbers,
-        .apart = heads,
+        .apart = heads && !p->latent,
         .pool = {.base = o->pool, .stride = p->info.slot_bytes, .blocks = o->slots},
     };
     if (heads) {
@@ -313,28 +359,42 @@ static void attend_plan(struct decode_plan *p)
         memory_layout(&a->pool, &o->shard);
     }
     memory_layout(&a->pages, &o->page);
+    if (p->latent) /* row groups share it */
+        a->pool.k.head_stride = a->pages.k.head_stride = 0;
 }
 
 /* By the sizes of the options, not by those of a launch: a chain's results don't depend on who is beside it. For many
  * chains lists are cut as for CUT_CHAINS: small batches of such a handle need the splits, and large ones lose a twentieth. */
-static void splits_plan(struct decode_plan *p, uint32_t multiprocessors)
+static int splits_plan(struct decode_plan *p, uint32_t multiprocessors, uint32_t thread_block_bytes)
 {
     const struct ucm_cuda_decode_options *o = &p->options;
     struct ucm_attend_cuda *a = &p->attend;
-    uint32_t chains = o->chains < CUT_CHAINS ? o->chains : CUT_CHAINS;
-    uint64_t places = (uint64_t)multiprocessors *
-                      ucm_attend_cuda_places(o->head_dim, slot_element_bytes(o), a->group);
-    struct ucm_attend_cuda_cut cut =
-        ucm_attend_cuda_cut(chains * a->kv_heads, (uint32_t)tiles_of(o), places);
+    uint32_t lists = (o->chains < CUT_CHAINS ? o->chains : CUT_CHAINS) * a->kv_heads;
+    uint32_t tiles = (uint32_t)tiles_of(o), element = slot_element_bytes(o);
+    struct ucm_attend_cuda_cut cut;
 
+    if (p->latent) {
+        cut = ucm_attend_mla_cut(lists, tiles, multiprocessors);
+        a->ring = ucm_attend_mla_ring(element, a->group, thread_block_bytes);
+        if (a->ring < UCM_ATTEND_MLA_STEP)
+            return cuda_fail(UCM_EDEVICE,
+                             "a thread block of this GPU has %u bytes of shared memory, which is "
+                             "too little for MLA",
+                             thread_block_bytes);
+        p->shared_bytes = ucm_attend_mla_shared(element, a->group, a->ring);
+    } else {
+        cut = ucm_attend_cuda_cut(lists, tiles,
+                                  (uint64_t)multiprocessors *
+                                      ucm_attend_cuda_places(o->head_dim, element, a->group));
+    }
     a->split_tiles = p->info.split_tiles = cut.split_tiles;
-    a->splits = cut.splits;
     if (a->plain_pages) /* a split has tiles of slots, or of pages */
-        a->splits =
+        cut.splits =
             splits_of(o->room, o, cut.split_tiles) + splits_of(o->window, o, cut.split_tiles);
-    p->info.splits = a->splits;
-    p->shared_bytes =
-        ucm_attend_cuda_shared(o->head_dim, slot_element_bytes(o), a->group, a->splits);
+    a->splits = p->info.splits = cut.splits;
+    if (!p->latent)
+        p->shared_bytes = ucm_attend_cuda_shared(o->head_dim, element, a->group, cut.splits);
+    return 0;
 }
 
 /* ---- memory ---- */
@@ -347,17 +407,19 @@ uint64_t decode_plan_place(uint64_t *end, uint64_t bytes)
     return at;
 }
 
-void decode_plan_memory(struct decode_plan *p, uint32_t multiprocessors)
+int decode_plan_memory(struct decode_plan *p, uint32_t multiprocessors, uint32_t thread_block_bytes)
 {
     const struct ucm_cuda_decode_options *o = &p->options;
+    int r = splits_plan(p, multiprocessors, thread_block_bytes);
     uint64_t end = 0, rows;
 
-    splits_plan(p, multiprocessors);
+    if (r != 0)
+        return r;
     rows = (uint64_t)o->chains * o->q_heads * p->info.splits;
     p->flags = decode_plan_place(&end, sizeof(struct ucm_attend_cuda_told));
     p->done = decode_plan_place(&end, (uint64_t)o->chains * p->attend.kv_heads * sizeof(uint32_t));
     p->counters_bytes = end;
-    p->partial = decode_plan_place(&end, rows * o->head_dim * sizeof(float));
+    p->partial = decode_plan_place(&end, rows * value_channels(o) * sizeof(float));
     p->partial_sum = decode_plan_place(&end, rows * sizeof(struct ucm_attend_cuda_sum));
     decode_rounds_plan(p, &end);
     p->info.workspace_bytes = end;
@@ -369,13 +431,14 @@ void decode_plan_memory(struct decode_plan *p, uint32_t multiprocessors)
     p->info.host_bytes = sizeof(struct ucm_slots_word) +
                          (uint64_t)o->numbers * sizeof(struct ucm_slots_place) +
                          p->batch * (sizeof(uint64_t) + 2 * sizeof(uint32_t));
+    return 0;
 }
 
 int decode_plan(struct decode_plan *p, const struct ucm_cuda_decode_options *options)
 {
     int r;
 
-    *p = (struct decode_plan){.options = *options};
+    *p = (struct decode_plan){.options = *options, .latent = is_latent(options)};
     r = counts_check(options);
     if (r == 0)
         r = encoding_check(options);

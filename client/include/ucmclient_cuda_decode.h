@@ -47,7 +47,7 @@ struct ucm_cuda_decode;
 
 enum ucm_cuda_decode_slot {
     UCM_CUDA_DECODE_HEAD =
-        0, /* a slot: one KV head of a layer; K, then V, [tokens][head_dim] each */
+        0, /* a slot: one KV head of a layer; K, then V, [tokens][head_dim] each; MLA: K */
     UCM_CUDA_DECODE_LAYER = 1, /* a slot: a layer, as a shard has it */
 };
 
@@ -64,6 +64,7 @@ enum {
     UCM_CUDA_DECODE_CHAINS = 1024, /* of one launch */
     UCM_CUDA_DECODE_GROUP =
         16, /* query heads of a KV head; with head_dim 256, more than 8 are even */
+    UCM_CUDA_DECODE_LATENT = 128, /* query heads of a latent (MLA) */
     UCM_CUDA_DECODE_TOKENS = 256, /* of a block */
 };
 
@@ -100,11 +101,14 @@ enum {
 /* What all launches of a handle have in common. Zeroed fields have no default unless it is named. */
 struct ucm_cuda_decode_options {
     uint32_t layers, q_heads, kv_heads;
-    uint32_t head_dim;      /* of K and V: 64, 128 or 256 */
-    uint32_t dtype;         /* of q and out: UCM_SPARSE_F16 or UCM_SPARSE_BF16 */
-    uint32_t kv_dtype;      /* of K and V: 0: as dtype; or UCM_SPARSE_FP8_E4M3 */
-    uint32_t tokens;        /* of a block: a multiple of 16 */
-    float scale;            /* of logits; 0: 1 / sqrt(head_dim) */
+    uint32_t head_dim; /* of K and V: 64, 128 or 256; 576: MLA */
+    /* 0: as head_dim. 512, with head_dim 576 and kv_heads 1: MLA in absorbed form. K is a token's latent, V its first 512 channels:
+     * layouts' v fields are not read, and v_scale is k_scale. q has 576 channels, out 512. */
+    uint32_t v_head_dim;
+    uint32_t dtype;    /* of q and out: UCM_SPARSE_F16 or UCM_SPARSE_BF16 */
+    uint32_t kv_dtype; /* of K and V: 0: as dtype; or UCM_SPARSE_FP8_E4M3 */
+    uint32_t tokens;   /* of a block: a multiple of 16 */
+    float scale; /* of logits; 0: 1 / sqrt(head_dim), which is not MLA's: there it is the model's */
     float k_scale, v_scale; /* what K and V that are stored were divided by; 0: 1 */
     uint32_t slot;          /* enum ucm_cuda_decode_slot */
     uint64_t pool;          /* slots * ucm_cuda_decode_slot_bytes, aligned to 16 */
@@ -183,7 +187,7 @@ struct ucm_cuda_decode_layer {
         length; /* uint32_t[chains]: the chain's tokens, the new one included; 0: nothing is attended but lists */
     uint64_t q; /* [chains][q_heads][head_dim]; those of a KV head are neighbours; aligned to 4 */
     uint64_t q_stride; /* elements from one chain's queries to the next's; 0: contiguous */
-    uint64_t out;      /* [chains][q_heads][head_dim], aligned to 16 */
+    uint64_t out;      /* [chains][q_heads][v_head_dim], aligned to 16 */
     uint64_t lse;      /* float[chains][q_heads], natural logarithm; 0: not wanted */
     /* With a rule: what the selection behind which this layer is launched says beside its lists. */
     uint64_t candidates; /* int32_t[chains]: its n_blocks */

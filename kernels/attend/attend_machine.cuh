@@ -245,9 +245,16 @@ static __device__ __forceinline__ uint32_t turned(uint32_t x)
 /* The low two of E4M3 as float16, exactly. */
 static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t x)
 {
+#if __CUDA_ARCH__ >= 890
     __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)x, __NV_E4M3);
 
     return h.x | (uint32_t)h.y << 16;
+#else /* there is no such instruction: the bits in place are 2^-8 of it; and NaN */
+    uint32_t apart = __byte_perm(x, 0, 0x1404), size = apart & 0x7f007f00, y = (apart & 0x80008000) | size >> 1;
+
+    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(y) : "r"(0x5c005c00));
+    return y | (((size + 0x01000100) & 0x80008000) >> 15) * 0x7e00;
+#endif
 }
 
 template <typename T> struct element;

@@ -94,12 +94,18 @@ template <int R> static __device__ __forceinline__ void put_sums(const struct ml
     }
 }
 
+/* Beside the scratch and the ring. */
+struct mla_block {
+    uint64_t where[UCM_ATTEND_CUDA_SPLIT], barriers[UCM_ATTEND_MLA_RING];
+    sum_t sums[UCM_ATTEND_MLA_ROWS];
+};
+static_assert(sizeof(struct mla_block) <= UCM_ATTEND_MLA_STATIC, "mla_cuda.h");
+
 template <typename T, typename KV, int R> static __device__ __forceinline__ void mla(args_t a)
 {
-    __shared__ uint64_t where[UCM_ATTEND_CUDA_SPLIT], barriers[UCM_ATTEND_MLA_RING];
-    __shared__ sum_t sums[16 * R];
+    __shared__ struct mla_block block;
     struct mla_scratch<R> &scratch = *(struct mla_scratch<R> *)shared;
-    struct ring ring = {(uint8_t *)shared + sizeof(scratch), barriers, a.ring, 0};
+    struct ring ring = {(uint8_t *)shared + sizeof(scratch), block.barriers, a.ring, 0, 0, 0, 0};
     struct chosen early = chosen_early(a, blockIdx.x * a.split_tiles + threadIdx.x);
     struct tiles t = tiles_of(a);
     struct split s = split_of(a, t);
@@ -109,19 +115,19 @@ template <typename T, typename KV, int R> static __device__ __forceinline__ void
     if (blockIdx.x >= s.of)
         return;
     if (threadIdx.x < a.ring)
-        tile_barrier_begin(barriers + threadIdx.x);
-    look_up<MLA_THREADS>(a, t, s, early, where);
+        tile_barrier_begin(block.barriers + threadIdx.x);
+    look_up<MLA_THREADS>(a, t, s, early, block.where);
     mla_begin<R>(st);
     __syncthreads();
     if (a.wait)
         arrived_before_copies(); /* blocks that came just before they were looked up */
-    mla_tiles<T, KV, R>(a, where, s.n, ring, scratch, st);
-    put_sums<R>(st, sums);
+    mla_tiles<T, KV, R>(a, block.where, s.n, ring, scratch, st);
+    put_sums<R>(st, block.sums);
     __syncthreads();
     if (s.of > 1)
-        put_part<KV, R>(a, st, sums);
+        put_part<KV, R>(a, st, block.sums);
     else
-        put_result<T, KV, R>(a, st, sums);
+        put_result<T, KV, R>(a, st, block.sums);
     if (a.wait && blockIdx.x == 0)
         await_launch();
 }

@@ -7,7 +7,7 @@
  *   k of both memories; v is not read
  *   ring              tiles in a thread block's shared memory
  *   partial           float[chains][kv_heads][splits][group][512], and 512 channels in out
- *   begin, state, stop are 0: no rounds
+ *   round, state, stop are 0: no rounds
  *
  * A step is ucm_attend_mla_*, and behind it, where splits is above 1, ucm_attend_mla_merge_*: a thread block for each query head
  * and ucm_attend_mla_merge_blocks of its channels. Lists that one split covers are complete without. The merge may be
@@ -56,17 +56,19 @@ static inline uint32_t ucm_attend_mla_scratch(uint32_t group)
     return group > 16 ? 2 * UCM_ATTEND_MLA_SCRATCH : UCM_ATTEND_MLA_SCRATCH;
 }
 
-/* Rows of a tile are 16 bytes longer than they are in a block. element: bytes of a channel. */
+/* Rows of a tile lie in twos, 16 bytes apart. element: bytes of a channel. */
 static inline uint32_t ucm_attend_mla_tile(uint32_t element)
 {
-    return UCM_ATTEND_CUDA_TILE * (UCM_ATTEND_MLA_CHANNELS * element + 16);
+    return UCM_ATTEND_CUDA_TILE * (UCM_ATTEND_MLA_CHANNELS * element + 8);
 }
+
+#define UCM_ATTEND_MLA_STATIC 3328u /* bytes of shared memory beside the dynamic, at most */
 
 /* Tiles of the ring, and the launch's dynamic shared memory, on a GPU whose thread blocks have at most `most` bytes. A ring
  * below UCM_ATTEND_MLA_STEP: it has too few. */
 static inline uint32_t ucm_attend_mla_ring(uint32_t element, uint32_t group, uint32_t most)
 {
-    uint32_t fixed = ucm_attend_mla_scratch(group) + 4096;
+    uint32_t fixed = ucm_attend_mla_scratch(group) + UCM_ATTEND_MLA_STATIC;
     uint32_t ring = most > fixed ? (most - fixed) / ucm_attend_mla_tile(element) : 0;
 
     return ring < UCM_ATTEND_MLA_RING ? ring : UCM_ATTEND_MLA_RING;

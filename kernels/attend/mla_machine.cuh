@@ -37,26 +37,47 @@ static __device__ __forceinline__ void tile_barrier_begin(uint64_t *barrier)
 #endif
 }
 
-/* By a warp: `valid` rows, PITCH apart in shared memory. One phase of the barrier. */
-template <uint32_t BYTES, uint32_t PITCH>
+/* Rows lie in twos, 16 bytes apart. */
+#define TWO 2u
+#define LATENT_BYTES(bytes) (TILE * (bytes) + TILE / TWO * 16)
+
+template <uint32_t BYTES> static __device__ __forceinline__ uint32_t latent_row(uint32_t row)
+{
+    return row * BYTES + row / TWO * 16;
+}
+
+#if __CUDA_ARCH__ >= 900
+static __device__ __forceinline__ void copy_piece(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+#endif
+
+/* By a warp: `valid` rows. One phase of the barrier. */
+template <uint32_t BYTES>
 static __device__ __forceinline__ void copy_rows(uint8_t *to, const uint8_t *from, uint64_t stride, uint32_t valid,
                                                  uint64_t *barrier)
 {
     uint32_t at = shared_address(to), lane = threadIdx.x % 32, arrives = shared_address(barrier);
 
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrives), "r"(valid * BYTES)
-                     : "memory");
-    __syncwarp();
-    if (lane < valid)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         at + lane * PITCH),
-                     "l"(from + lane * stride), "r"(BYTES), "r"(arrives)
-                     : "memory");
+    if (lane != 0) /* a copy of each lane would be issued one by one all the same, and slower */
+        return;
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrives), "r"(valid * BYTES) : "memory");
+    if (stride == BYTES) {
+#pragma unroll
+        for (uint32_t row = 0; row < TILE; row += TWO)
+            if (row < valid)
+                copy_piece(at + latent_row<BYTES>(row), from + row * BYTES, min(valid - row, TWO) * BYTES, arrives);
+        return;
+    }
+    for (uint32_t row = 0; row < valid; row++)
+        copy_piece(at + latent_row<BYTES>(row), from + row * stride, BYTES, arrives);
 #else
     for (uint32_t i = lane * 16; i < valid * BYTES; i += 512)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + i / BYTES * PITCH + i % BYTES),
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + latent_row<BYTES>(i / BYTES) + i % BYTES),
                      "l"(from + i / BYTES * stride + i % BYTES)
                      : "memory");
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(arrives) : "memory");

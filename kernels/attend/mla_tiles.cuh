@@ -8,7 +8,9 @@
  *
  * Tiles come to a ring as soon as its oldest are done with, so what is ahead is what the ring has beyond a step. Tile t is
  * brought by warp t % 8, which is one of the two that make its logits: if its block is on its way to a slot, that
- * warp waits for it when the step begins. Rows lie 16 bytes further apart than they are long, and no bank is met twice.
+ * warp waits for it when the step begins. Two rows lie in shared memory as they lie in a block, and the next two 16 bytes
+ * further: a tile is eight copies, and in a matrix of every second row no bank is met twice. So a tile's tokens have in products the
+ * order 0, 2 .. 14, 1, 3 .. 15.
  *
  * T is the type of queries and results, KV that of latents: T, or E4M3, as in attend_tiles.cuh. */
 #ifndef UCM_KERNELS_ATTEND_MLA_TILES_CUH
@@ -29,13 +31,13 @@
 #define WARP_VALUES (VALUES / MLA_WARPS) /* channels of a warp's values */
 
 template <typename KV> struct latent {
-    static constexpr uint32_t bytes = CHANNELS * sizeof(KV), pitch = bytes + 16, tile = TILE * pitch;
+    static constexpr uint32_t bytes = CHANNELS * sizeof(KV), tile = LATENT_BYTES(bytes);
 };
 
 /* Shared memory before the ring. Rows are set apart for the banks' sake. */
 template <int R> struct mla_scratch {
     float logits[2][16 * R][STEP_TOKENS + 8];
-    uint16_t weights[16 * R][STEP_TOKENS + 8];
+    uint16_t weights[16 * R][STEP_TOKENS + 8]; /* tokens in the order of products */
     float keep[16 * R]; /* what results so far are multiplied by */
 };
 
@@ -72,27 +74,42 @@ template <int R> static __device__ __forceinline__ void mla_begin(struct mla_sta
 struct ring {
     uint8_t *tiles;
     uint64_t *barriers;
-    uint32_t size, brought; /* tiles before this one are there, or on their way, or wait for their block */
+    uint32_t size;
+    uint32_t brought, to; /* tiles before this one are there, or on their way, or wait for their block; its place */
+    uint32_t from, turn;  /* of the step's first tile: its place, and how often the ring was full before it */
 };
 
-template <typename KV> static __device__ __forceinline__ uint8_t *ring_tile(const struct ring &ring, uint32_t tile)
+static __device__ __forceinline__ uint32_t ring_next(const struct ring &ring, uint32_t place, uint32_t n)
 {
-    return ring.tiles + tile % ring.size * latent<KV>::tile;
+    return place + n < ring.size ? place + n : place + n - ring.size;
+}
+
+/* Of tile j of the step. */
+template <typename KV> static __device__ __forceinline__ uint8_t *ring_tile(const struct ring &ring, uint32_t j)
+{
+    return ring.tiles + ring_next(ring, ring.from, j) * latent<KV>::tile;
+}
+
+static __device__ __forceinline__ void ring_step(struct ring &ring)
+{
+    ring.turn ^= ring.from + STEP >= ring.size;
+    ring.from = ring_next(ring, ring.from, STEP);
 }
 
 /* By a warp. Rows that don't count become zeros, whatever lay there. */
 template <typename KV>
-static __device__ __forceinline__ void ring_copy(args_t a, struct ring &ring, const uint64_t *where, uint32_t tile)
+static __device__ __forceinline__ void ring_copy(args_t a, const struct ring &ring, uint64_t where, uint32_t place)
 {
-    uint32_t valid = valid_of(where[tile]);
-    uint8_t *to = ring_tile<KV>(ring, tile);
-    struct tile_rows rows = rows_at(a, where[tile]);
+    constexpr uint32_t bytes = latent<KV>::bytes;
+    uint32_t valid = valid_of(where);
+    uint8_t *to = ring.tiles + place * latent<KV>::tile;
+    struct tile_rows rows = rows_at(a, where);
 
-    copy_rows<latent<KV>::bytes, latent<KV>::pitch>(to, rows.k, rows.k_stride, valid, ring.barriers + tile % ring.size);
+    copy_rows<bytes>(to, rows.k, rows.k_stride, valid, ring.barriers + place);
     if (valid == TILE)
         return;
-    for (uint32_t i = valid * latent<KV>::pitch + threadIdx.x % 32 * 16; i < latent<KV>::tile; i += 512)
-        *(uint4 *)(to + i) = make_uint4(0, 0, 0, 0);
+    for (uint32_t i = valid * bytes + threadIdx.x % 32 * 16; i < TILE * bytes; i += 512)
+        *(uint4 *)(to + latent_row<bytes>(i / bytes) + i % bytes) = make_uint4(0, 0, 0, 0);
     stores_before_copies();
 }
 
@@ -100,21 +117,24 @@ static __device__ __forceinline__ void ring_copy(args_t a, struct ring &ring, co
 template <typename KV>
 static __device__ __forceinline__ void ring_bring(args_t a, struct ring &ring, const uint64_t *where, uint32_t end)
 {
-    for (; ring.brought < end; ring.brought++)
+    for (; ring.brought < end; ring.brought++, ring.to = ring_next(ring, ring.to, 1))
         if (ring.brought % MLA_WARPS == threadIdx.x / 32 && !(where[ring.brought] & IS_WANTED))
-            ring_copy<KV>(a, ring, where, ring.brought);
+            ring_copy<KV>(a, ring, where[ring.brought], ring.to);
 }
 
-/* By a warp. */
+/* By a warp: tile j of the step, which is that of the list. */
 template <typename KV>
-static __device__ __forceinline__ const uint8_t *ring_await(args_t a, struct ring &ring, uint64_t *where, uint32_t tile)
+static __device__ __forceinline__ const uint8_t *ring_await(args_t a, struct ring &ring, uint64_t *where, uint32_t j,
+                                                            uint32_t tile)
 {
+    uint32_t place = ring_next(ring, ring.from, j);
+
     if (tile % MLA_WARPS == threadIdx.x / 32 && where[tile] & IS_WANTED) {
         tile_await(a, &where[tile]);
-        ring_copy<KV>(a, ring, where, tile);
+        ring_copy<KV>(a, ring, where[tile], place);
     }
-    tile_barrier_wait(ring.barriers + tile % ring.size, tile / ring.size & 1);
-    return ring_tile<KV>(ring, tile);
+    tile_barrier_wait(ring.barriers + place, ring.turn ^ (ring.from + j >= ring.size));
+    return ring_tile<KV>(ring, j);
 }
 
 /* ---- logits ---- */
@@ -175,7 +195,7 @@ static __device__ __forceinline__ void mla_load_query(args_t a, struct mla_query
         scale_rows<T, R>(query);
 }
 
-/* x: of tokens lane / 4, y: of those 8 behind them; two words of 16 bits, or four E4M3, of which a product has 16 channels. */
+/* x: of tokens 2 * (lane / 4), y: of those behind them; two words of 16 bits, or four E4M3, of which a product has 16 channels. */
 template <typename T, typename KV, int R>
 static __device__ __forceinline__ void multiply_keys(float s[R][2][4], const struct mla_query<R> &query, uint32_t i,
                                                      const uint32_t x[2], const uint32_t y[2])
@@ -189,6 +209,13 @@ static __device__ __forceinline__ void multiply_keys(float s[R][2][4], const str
     }
 }
 
+template <int R> static __device__ __forceinline__ void add_turns(float x[R][2][4], const float y[R][2][4])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < R * 8; i++)
+        x[i / 8][i / 4 % 2][i % 4] += y[i / 8][i / 4 % 2][i % 4];
+}
+
 /* Of one tile and the warp's half of the channels, to `logits`. Products take turns at two sums where rows are few, so that none
  * waits for the one before it. */
 template <typename T, typename KV, int R>
@@ -199,7 +226,7 @@ static __device__ __forceinline__ void mla_logits(const struct mla_query<R> &que
     constexpr uint32_t turns = R == 1 ? 2 : 1;
     float s[turns][R][2][4] = {};
 
-    tile += (lane / 16 * 8 + lane % 8) * latent<KV>::pitch + half * HALF * sizeof(KV) + lane / 8 % 2 * 16;
+    tile += latent_row<latent<KV>::bytes>(lane % 8 * 2 + lane / 16) + half * HALF * sizeof(KV) + lane / 8 % 2 * 16;
 #pragma unroll
     for (uint32_t i = 0; i < HALF * sizeof(KV) / 32; i++) {
         uint32_t x[4];
@@ -217,22 +244,17 @@ static __device__ __forceinline__ void mla_logits(const struct mla_query<R> &que
             }
         }
     }
+    if constexpr (turns == 2)
+        add_turns<R>(s[0], s[1]);
 #pragma unroll
     for (uint32_t r = 0; r < R; r++)
 #pragma unroll
-        for (uint32_t n = 0; n < 2; n++)
-#pragma unroll
-            for (uint32_t h = 0; h < 2; h++) {
-                uint32_t token = warp % STEP * TILE + n * 8 + lane % 4 * 2;
-                float *x = s[0][r][n] + h * 2, *y = s[turns - 1][r][n] + h * 2;
-                float2 sum = turns == 2 ? make_float2(x[0] + y[0], x[1] + y[1]) : make_float2(x[0], x[1]);
+        for (uint32_t h = 0; h < 2; h++) {
+            float *x = s[0][r][0] + h * 2, *y = s[0][r][1] + h * 2, by = product<T, KV>::scaled ? query.back[r][h] : 1.0f;
 
-                if constexpr (product<T, KV>::scaled) {
-                    sum.x *= query.back[r][h];
-                    sum.y *= query.back[r][h];
-                }
-                *(float2 *)&scratch.logits[half][r * 16 + h * 8 + lane / 4][token] = sum;
-            }
+            *(float4 *)&scratch.logits[half][r * 16 + h * 8 + lane / 4][warp % STEP * TILE + lane % 4 * 4] =
+                make_float4(x[0] * by, y[0] * by, x[1] * by, y[1] * by);
+        }
 }
 
 /* ---- weights ---- */
@@ -280,7 +302,8 @@ static __device__ __forceinline__ void mla_weigh(args_t a, struct mla_state<R> &
             w[j] = exp2f(w[j] - base);
         st.top[i] = top;
         st.sum[i] = st.sum[i] * keep + ((w[0] + w[1]) + (w[2] + w[3]));
-        *(uint2 *)&scratch.weights[row][token] = make_uint2(e::pair(w[0], w[1]), e::pair(w[2], w[3]));
+        *(uint32_t *)&scratch.weights[row][lane % 16 / 4 * TILE + lane % 4 * 2] = e::pair(w[0], w[2]);
+        *(uint32_t *)&scratch.weights[row][lane % 16 / 4 * TILE + 8 + lane % 4 * 2] = e::pair(w[1], w[3]);
         if (lane % 16 == 0)
             scratch.keep[row] = keep;
     }
@@ -317,7 +340,8 @@ static __device__ __forceinline__ void mla_values(struct mla_state<R> &st, const
 #pragma unroll
     for (uint32_t r = 0; r < R; r++)
         load_matrices(w[r], &scratch.weights[r * 16 + lane % 16][j * TILE + lane / 16 * 8]);
-    tile += lane % 16 * latent<KV>::pitch + threadIdx.x / 32 * WARP_VALUES * sizeof(KV) + lane / 16 * 16;
+    tile += latent_row<latent<KV>::bytes>(lane % 8 * 2 + lane / 8 % 2) + threadIdx.x / 32 * WARP_VALUES * sizeof(KV) +
+            lane / 16 * 16;
 #pragma unroll
     for (uint32_t i = 0; i < WARP_VALUES * sizeof(KV) / 32; i++) {
         uint32_t x[4];
@@ -360,14 +384,17 @@ static __device__ __forceinline__ void mla_tiles(args_t a, uint64_t *where, uint
         uint32_t end = min(n, first + STEP);
 
         if (first + own < end)
-            mla_logits<T, KV, R>(query, ring_await<KV>(a, ring, where, first + own), scratch);
+            mla_logits<T, KV, R>(query, ring_await<KV>(a, ring, where, own, first + own), scratch);
         __syncthreads(); /* all are done with the tiles before `first`, too */
         ring_bring<KV>(a, ring, where, min(n, first + ring.size));
         mla_weigh<T, KV, R>(a, st, scratch, first + quarter < end ? valid_of(where[first + quarter]) : 0);
         __syncthreads();
         mla_keep<R>(st, scratch);
-        for (uint32_t tile = first; tile < end; tile++)
-            mla_values<T, KV, R>(st, scratch, ring_tile<KV>(ring, tile), tile - first);
+#pragma unroll
+        for (uint32_t j = 0; j < STEP; j++)
+            if (first + j < end)
+                mla_values<T, KV, R>(st, scratch, ring_tile<KV>(ring, j), j);
+        ring_step(ring);
         if (ring.size < 2 * STEP) { /* the next step's would not come */
             __syncthreads();
             ring_bring<KV>(a, ring, where, min(n, first + STEP + ring.size));

@@ -15,12 +15,12 @@
 
 static struct ucm_cuda_decode_layout layout(const struct scene *t, bool heads_first)
 {
-    uint64_t token = heads_first ? t->row : t->row * HEADS;
+    uint64_t token = heads_first ? t->row : t->row * t->heads;
     uint64_t head = heads_first ? t->row * TOKENS : t->row;
 
     return (struct ucm_cuda_decode_layout){.k_token_stride = token,
                                            .k_head_stride = head,
-                                           .v_offset = t->shard / 2,
+                                           .v_offset = t->spec.latent ? 0 : t->shard / 2,
                                            .v_token_stride = token,
                                            .v_head_stride = head};
 }
@@ -114,7 +114,7 @@ static void turn(const struct scene *t, const uint8_t *shard, uint8_t *page)
     const struct ucm_cuda_decode_layout *a = &t->options.shard, *b = &t->options.page;
 
     for (uint32_t token = 0; token < TOKENS; token++)
-        for (uint32_t head = 0; head < HEADS; head++) {
+        for (uint32_t head = 0; head < t->heads; head++) {
             uint64_t from = token * a->k_token_stride + head * a->k_head_stride;
             uint64_t to = token * b->k_token_stride + head * b->k_head_stride;
 
@@ -140,16 +140,17 @@ static void pages_make(struct scene *t)
 static void plan_make(struct scene *t)
 {
     const struct ucm_cuda_decode_layout *l = &t->options.shard;
-    struct ucm_attend_spec spec = {.group = GROUP};
+    struct ucm_attend_spec spec = {.group = t->group, .scale = t->options.scale};
     char why[UCM_SPARSE_WHY] = "";
 
     spec.k_scale = t->options.k_scale;
     spec.v_scale = t->options.v_scale;
     spec.shape = (struct ucm_kv_shape){.dtype = t->spec.narrow ? UCM_KV_FP8_E4M3 : t->spec.dtype,
                                        .tokens = TOKENS,
-                                       .kv_heads = HEADS,
+                                       .kv_heads = t->heads,
                                        .head_dim = t->spec.d,
-                                       .v_head_dim = t->spec.d,
+                                       .v_head_dim = t->v,
+                                       .rope_dim = t->spec.d - t->v,
                                        .k_token_stride = l->k_token_stride,
                                        .k_head_stride = l->k_head_stride,
                                        .v_offset = l->v_offset,
@@ -166,12 +167,16 @@ static void options_make(struct scene *t)
     t->options = (struct ucm_cuda_decode_options){
         .layers = LAYERS,
         .q_heads = HEADS * GROUP,
-        .kv_heads = HEADS,
+        .kv_heads = t->heads,
         .head_dim = s->d,
+        .v_head_dim = t->v,
+        .scale = s->latent ? 0.05f : 0,
         .dtype = s->dtype,
         .kv_dtype = s->narrow ? UCM_SPARSE_FP8_E4M3 : 0,
         .k_scale = s->narrow ? 0.25f : 0,
-        .v_scale = s->narrow ? 0.5f : 0,
+        .v_scale = !s->narrow  ? 0
+                   : s->latent ? 0.25f
+                               : 0.5f,
         .tokens = TOKENS,
         .slot = s->slot,
         .slots = s->slots,
@@ -219,7 +224,10 @@ void scene_open(struct scene *t, const struct scene_spec *spec)
     memset(t, 0, sizeof(*t));
     t->spec = *spec;
     t->row = spec->d * (spec->narrow ? 1ull : 2ull);
-    t->shard = 2 * TOKENS * HEADS * t->row;
+    t->heads = spec->latent ? 1 : HEADS;
+    t->group = HEADS * GROUP / t->heads;
+    t->v = spec->latent ? 512 : spec->d;
+    t->shard = (spec->latent ? 1 : 2) * TOKENS * t->heads * t->row;
     t->block = LAYERS * t->shard;
     options_make(t);
     plan_make(t);
@@ -382,7 +390,7 @@ void scene_output(struct scene *t, struct output *out)
     memset(out, 0, sizeof(*out));
     for (uint32_t i = 0; i < LAYERS; i++) { /* what a shorter row leaves is anything */
         gpu_get(out->out[i], t->gpu_output + offsetof(struct output, out) + i * sizeof(out->out[0]),
-                2ull * CHAINS * HEADS * GROUP * t->spec.d);
+                2ull * CHAINS * HEADS * GROUP * t->v);
         gpu_get(out->lse[i], t->gpu_output + offsetof(struct output, lse) + i * sizeof(out->lse[0]),
                 sizeof(out->lse[0]));
         if (t->spec.rule)
@@ -427,7 +435,7 @@ uint32_t scene_serve(struct scene *t)
 
 uint32_t scene_strand(const struct scene *t, uint32_t layer, uint32_t list)
 {
-    return t->spec.slot == UCM_CUDA_DECODE_HEAD ? layer * HEADS + list : layer;
+    return t->spec.slot == UCM_CUDA_DECODE_HEAD ? layer * t->heads + list : layer;
 }
 
 /* Whether entry x of a list comes before y. */
@@ -491,14 +499,15 @@ static void reference(struct scene *t, const struct output *got, uint32_t layer,
     const struct input_layer *in = &t->input.layer[layer];
     struct ucm_attend_memory blocks = {t->attended + layer * t->shard, t->block, NUMBERS};
     struct ucm_attend_memory pages = {t->pages + layer * PAGES * t->shard, t->shard, PAGES};
-    uint32_t l = c * t->spec.lists + (t->spec.lists > 1 ? g : 0), row = (c * HEADS + g) * GROUP;
+    uint32_t l = c * t->spec.lists + (t->spec.lists > 1 ? g : 0),
+             row = (c * t->heads + g) * t->group;
     uint32_t length = t->input.length[c], n = (length + TOKENS - 1) / TOKENS;
     uint32_t index[ROOM], attended = scene_attended(t, got, layer, l, index);
-    float q[GROUP * D_MAX], *query = scratch + t->plan.state_floats;
+    float q[HEADS * GROUP * D_MAX], *query = scratch + t->plan.state_floats;
     struct ucm_attend_state state;
     int r = 0;
 
-    for (uint32_t i = 0; i < GROUP * t->spec.d; i++)
+    for (uint32_t i = 0; i < t->group * t->spec.d; i++)
         q[i] = decoded(t, in->q[row * t->spec.d + i]);
     ucm_attend_query(&t->plan, q, query);
     ucm_attend_begin(&t->plan, &state, scratch);
@@ -514,18 +523,19 @@ static void reference(struct scene *t, const struct output *got, uint32_t layer,
 void scene_compare(struct scene *t, const char *what)
 {
     float by = 6 * (t->spec.dtype == UCM_SPARSE_F16 ? 0x1p-10f : 0x1p-8f);
-    float *scratch = fresh(ucm_attend_scratch_floats(&t->plan) * 4), out[GROUP * D_MAX], lse[GROUP];
+    float *scratch = fresh(ucm_attend_scratch_floats(&t->plan) * 4);
+    float out[HEADS * GROUP * D_MAX], lse[HEADS * GROUP];
     struct output *got = fresh(sizeof(*got));
-    uint32_t wrong = 0, d = t->spec.d;
+    uint32_t wrong = 0, d = t->v, lists = CHAINS * t->heads;
 
     scene_output(t, got);
-    for (uint32_t i = 0; i < LAYERS * CHAINS * HEADS; i++) {
-        uint32_t layer = i / (CHAINS * HEADS), row = i % (CHAINS * HEADS) * GROUP;
+    for (uint32_t i = 0; i < LAYERS * lists; i++) {
+        uint32_t layer = i / lists, row = i % lists * t->group;
 
-        reference(t, got, layer, i / HEADS % CHAINS, i % HEADS, scratch, out, lse);
-        for (uint32_t j = 0; j < GROUP * d; j++)
+        reference(t, got, layer, i / t->heads % CHAINS, i % t->heads, scratch, out, lse);
+        for (uint32_t j = 0; j < t->group * d; j++)
             wrong += !(fabsf(decoded(t, got->out[layer][row * d + j]) - out[j]) <= by);
-        for (uint32_t j = 0; j < GROUP; j++)
+        for (uint32_t j = 0; j < t->group; j++)
             wrong += !(fabsf(got->lse[layer][row + j] - lse[j]) <= 1e-3f);
     }
     check(wrong == 0, "%s, %s: %u numbers are wrong", t->spec.name, what, wrong);
@@ -564,13 +574,13 @@ static bool slot_wrong(const struct scene *t, const uint8_t *slot, uint32_t stra
 
     if (t->spec.slot == UCM_CUDA_DECODE_LAYER)
         return memcmp(slot, shard + strand * t->shard, t->shard) != 0;
-    shard += strand / HEADS * t->shard + strand % HEADS * l->k_head_stride;
+    shard += strand / t->heads * t->shard + strand % t->heads * l->k_head_stride;
     if (t->spec.coded)
         return coded_wrong(t, slot, shard);
     for (uint32_t token = 0; token < TOKENS; token++)
         if (memcmp(slot + token * row, shard + token * l->k_token_stride, row) != 0 ||
-            memcmp(slot + half + token * row, shard + l->v_offset + token * l->v_token_stride,
-                   row) != 0)
+            (!t->spec.latent && memcmp(slot + half + token * row,
+                                       shard + l->v_offset + token * l->v_token_stride, row) != 0))
             return true;
     return false;
 }
@@ -607,37 +617,43 @@ int main(int argc, char **argv)
 {
     static const struct scene_spec specs[] = {
         {"heads, tokens first", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 200, false,
-         false, 0, 0, false},
+         false, 0, 0, false, false},
         {"heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, true, false, 0, 0,
-         false},
+         false, false},
         {"layers", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, false, 0, 0,
-         false},
+         false, false},
         {"layers, one list", UCM_CUDA_DECODE_LAYER, 1, 64, UCM_SPARSE_BF16, 200, false, false, 0, 0,
-         false},
+         false, false},
         {"heads, FP8", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 200, false, true, 0, 0,
-         false},
+         false, false},
         {"layers, FP8", UCM_CUDA_DECODE_LAYER, HEADS, 128, UCM_SPARSE_BF16, 160, true, true, 0, 0,
-         false},
+         false, false},
         {"coded, tokens first", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 200, false,
-         false, 0, 0, true},
+         false, 0, 0, true, false},
         {"coded, heads first", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 200, true, false, 0,
-         0, true},
+         0, true, false},
+        {"latents", UCM_CUDA_DECODE_HEAD, 1, 576, UCM_SPARSE_BF16, 120, false, false, 0, 0, false,
+         true},
+        {"latents in layers", UCM_CUDA_DECODE_LAYER, 1, 576, UCM_SPARSE_F16, 120, false, false, 0,
+         0, false, true},
+        {"latents, FP8", UCM_CUDA_DECODE_HEAD, 1, 576, UCM_SPARSE_BF16, 120, false, true, 0, 0,
+         false, true},
     };
     static const struct scene_spec rounds[] = {
         {"rounds, psa", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 400, false, false,
-         UCM_CUDA_DECODE_PSA, 0.7f, false},
+         UCM_CUDA_DECODE_PSA, 0.7f, false, false},
         {"rounds, estimated", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, true, false,
-         UCM_CUDA_DECODE_ESTIMATED, 0.9f, false},
+         UCM_CUDA_DECODE_ESTIMATED, 0.9f, false, false},
         {"rounds, certified, one list", UCM_CUDA_DECODE_LAYER, 1, 128, UCM_SPARSE_BF16, 400, true,
-         false, UCM_CUDA_DECODE_CERTIFIED, 0.3f, false},
+         false, UCM_CUDA_DECODE_CERTIFIED, 0.3f, false, false},
         {"rounds, estimated, FP8", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, false,
-         true, UCM_CUDA_DECODE_ESTIMATED, 0.9f, false},
+         true, UCM_CUDA_DECODE_ESTIMATED, 0.9f, false, false},
         {"rounds, all", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 400, false, false,
-         UCM_CUDA_DECODE_ESTIMATED, 1.0f, false},
+         UCM_CUDA_DECODE_ESTIMATED, 1.0f, false, false},
         {"rounds, estimated, coded", UCM_CUDA_DECODE_HEAD, HEADS, 128, UCM_SPARSE_BF16, 400, true,
-         false, UCM_CUDA_DECODE_ESTIMATED, 0.9f, true},
+         false, UCM_CUDA_DECODE_ESTIMATED, 0.9f, true, false},
         {"rounds, certified, coded", UCM_CUDA_DECODE_HEAD, HEADS, 64, UCM_SPARSE_F16, 400, false,
-         false, UCM_CUDA_DECODE_CERTIFIED, 0.3f, true},
+         false, UCM_CUDA_DECODE_CERTIFIED, 0.3f, true, false},
     };
 
     gpu_begin();

@@ -20,7 +20,7 @@
 #define ROOM CHOSEN
 #define MOST 9u /* of a list that is attended as it was drawn */
 #define ROUNDS 3u
-#define D_MAX 128u
+#define D_MAX 576u
 
 struct scene_spec {
     const char *name;
@@ -30,7 +30,8 @@ struct scene_spec {
     bool narrow;      /* K and V are FP8 E4M3 */
     uint32_t rule;    /* enum ucm_cuda_decode_rule */
     float eps;
-    bool coded; /* slots are, as the encoding fp8 has them */
+    bool coded;  /* slots are, as the encoding fp8 has them */
+    bool latent; /* MLA: one latent for all HEADS * GROUP query heads */
 };
 
 /* Of a step, at fixed addresses on the GPU. */
@@ -55,6 +56,7 @@ struct scene {
     struct ucm_cuda_decode_options options;
     struct ucm_cuda_decode *decode;
     struct ucm_attend_plan plan; /* of shards */
+    uint32_t heads, group, v;    /* KV heads, query heads of one, channels of V */
     uint64_t row, shard, block;  /* bytes; row: of a token and KV head */
     struct window window, table; /* blocks; generations */
     CUdeviceptr blocks;          /* the same blocks in the GPU's memory */

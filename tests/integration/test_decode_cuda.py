@@ -25,6 +25,7 @@ TOKENS, HEADS, DIM, GROUP = 16, 2, 64, 4
 SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)
 SHARD = 2 * TOKENS * HEADS * DIM * 2
 HEAD_SLOT = 2 * TOKENS * DIM * 2
+LATENT = sparse.Shape("bf16", TOKENS, 1, 576, rope_dim=64)
 
 
 class Library:
@@ -141,8 +142,27 @@ class Checks(unittest.TestCase):
             self.steps(encoding="q4")
         with self.assertRaisesRegex(ValueError, "V has 0 channels"):
             cuda._layout(sparse.Shape("bf16", TOKENS, HEADS, DIM), TOKENS, HEADS, DIM, 2)
+        with self.assertRaisesRegex(ValueError, "V has 32 channels and K 64: as many are wanted, or a latent"):
+            cuda._layout(sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=32), TOKENS, HEADS, DIM, 2)
         with self.assertRaisesRegex(ValueError, "differ in tokens"):
             self.steps(page_shape=sparse.Shape("bf16", 32, HEADS, DIM, v_head_dim=DIM))
+
+    def test_latents(self):
+        size = TOKENS * 576 * 2
+        steps = cuda.Steps(Fake("uint8", 50, size), LATENT, layers=3, q_heads=128, shard_bytes=size, numbers=9, requests=1, chains=2,
+                           room=20, window=5, scale=0.07)
+        o = self.library.options
+        self.assertEqual((steps.slots, steps.lists, o.kv_heads, o.q_heads, o.head_dim, o.v_head_dim), (50, 1, 1, 128, 576, 512))
+        self.assertEqual((o.shard.k_token_stride, o.shard.v_token_stride, o.page.k_token_stride), (1152, 0, 1152))
+        chosen = Chosen(Fake("int32", 2, 1), Fake("int32", 2, 1, 20))
+        rest = (Fake("int32", 2, 300), Fake("int32", 2))
+        q, out = Fake("bfloat16", 2, 128, 576), Fake("bfloat16", 2, 128, 512, at=0xa000)
+        self.assertIs(steps.layer(1, chosen, *rest, q, out=out, stream=0), out)
+        self.assertEqual((self.library.calls[-1][0].q_stride, self.library.calls[-1][0].out), (128 * 576, 0xa000))
+        with self.assertRaisesRegex(ValueError, "out has shape"):
+            steps.layer(1, chosen, *rest, q, out=q, stream=0)
+        with self.assertRaisesRegex(ValueError, "q has shape"):
+            steps.layer(1, chosen, *rest, out, out=out, stream=0)
 
     def test_a_layer_says_where_everything_lies(self):
         steps, out = self.steps(), Fake("bfloat16", 2, GROUP * HEADS, DIM, at=0xa000)

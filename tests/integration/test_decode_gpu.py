@@ -34,6 +34,7 @@ GPU = torch is not None and torch.cuda.is_available()
 TOKENS, HEADS, DIM, GROUP = 16, 2, 64, 4
 SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)
 SHARD = 2 * TOKENS * HEADS * DIM * 2
+LATENT = sparse.Shape("bf16", TOKENS, 1, 576, rope_dim=64)
 LAYERS, BLOCKS, WINDOW, CHAINS = 3, 64, 4, 2
 CANDIDATES = BLOCKS - WINDOW
 LENGTH = BLOCKS * TOKENS - 5
@@ -42,13 +43,13 @@ LENGTH = BLOCKS * TOKENS - 5
 class Link:
     """A connection as an engine has it: gone with cut(), new with open()."""
 
-    def __init__(self, socket, digest):
-        self.socket, self.digest, self.client = socket, digest, None
+    def __init__(self, socket, digest, shard=SHARD):
+        self.socket, self.digest, self.shard, self.client = socket, digest, shard, None
         self.open()
 
     def open(self):
         self.client = Client(socket=self.socket, name="decode", default_timeout=10)
-        self.ns = self.client.namespace(Identity("decode", "bf16", "decode/1", TOKENS, SHARD, shards=(LAYERS,)))
+        self.ns = self.client.namespace(Identity("decode", "bf16", f"decode/{self.shard}", TOKENS, self.shard, shards=(LAYERS,)))
         self.digests = sparse.DigestNamespace(self.ns, self.digest, build=True)
 
     def ask(self, call, *arguments, **named):
@@ -67,7 +68,7 @@ class Link:
 class Together:
     """Two sequences with the same blocks and different queries, in one step."""
 
-    rounds = None
+    SHAPE, VALUES, SCALE, rounds = SHAPE, DIM, DIM**-0.5, None
 
     def selector(self, pool):
         return Selector(self.digest, pool, GROUP * HEADS, CANDIDATES, chains=CHAINS,
@@ -75,12 +76,13 @@ class Together:
 
     def __init__(self, link, kv, slots=200, encoding="", **more):
         self.kv, self.digest = kv, link.digest
-        pool = torch.empty(cuda.Steps.bytes_of(SHAPE, SHARD, slots, encoding=encoding), dtype=torch.uint8, device="cuda")
+        shape, shard, lists = self.SHAPE, link.shard, self.SHAPE.kv_heads
+        pool = torch.empty(cuda.Steps.bytes_of(shape, shard, slots, encoding=encoding), dtype=torch.uint8, device="cuda")
         self.select = self.selector(pool)
-        self.steps = cuda.Steps(pool, SHAPE, layers=LAYERS, q_heads=GROUP * HEADS, shard_bytes=SHARD, numbers=80, requests=CHAINS,
-                                chains=CHAINS, room=self.select.room, window=WINDOW, rounds=self.rounds,
+        self.steps = cuda.Steps(pool, shape, layers=LAYERS, q_heads=GROUP * HEADS, shard_bytes=shard, numbers=80, requests=CHAINS,
+                                chains=CHAINS, room=self.select.room, window=WINDOW, scale=self.SCALE, rounds=self.rounds,
                                 encoding=encoding)
-        self.decoder = GpuDecoder(link, link.digest, self.steps, shard_bytes=SHARD, landing=16, **more)
+        self.decoder = GpuDecoder(link, link.digest, self.steps, shard_bytes=shard, landing=16, **more)
         names = keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS)
         self.names = [names[32 * i : 32 * i + 32] for i in range(BLOCKS)]
         int32 = {"dtype": torch.int32, "device": "cuda"}
@@ -89,9 +91,9 @@ class Together:
         self.page_table[:, :CANDIDATES] = -1
         self.candidates, self.first = torch.full((CHAINS,), CANDIDATES, **int32), torch.full((CHAINS,), CANDIDATES, **int32)
         self.length, self.requests = torch.full((CHAINS,), LENGTH, **int32), torch.zeros(CHAINS, **int32)
-        self.q = torch.zeros(LAYERS, CHAINS, GROUP * HEADS, DIM, dtype=torch.bfloat16, device="cuda")
-        self.out, self.lse = torch.zeros_like(self.q), torch.zeros(LAYERS, CHAINS, GROUP * HEADS, device="cuda")
-        self.chosen = [Chosen(torch.empty(CHAINS, HEADS, **int32), torch.empty(CHAINS, HEADS, self.select.room, **int32))
+        self.q = torch.zeros(LAYERS, CHAINS, GROUP * HEADS, shape.head_dim, dtype=torch.bfloat16, device="cuda")
+        self.out, self.lse = torch.zeros_like(self.q[..., : self.VALUES]), torch.zeros(LAYERS, CHAINS, GROUP * HEADS, device="cuda")
+        self.chosen = [Chosen(torch.empty(CHAINS, lists, **int32), torch.empty(CHAINS, lists, self.select.room, **int32))
                        for _ in range(LAYERS)]
         self.graph = None
         for chain in range(CHAINS):
@@ -136,16 +138,20 @@ class Together:
         with torch.cuda.graph(self.graph):
             self.launch()
 
+    def of_tokens(self, layer, blocks, head):
+        """K and V of these blocks' tokens."""
+        return (self.kv[layer, blocks, i, :, head].flatten(0, 1) for i in (0, 1))
+
     def expected(self, layer):
         """Of float32, over the blocks that were chosen."""
-        out = torch.empty(CHAINS, GROUP * HEADS, DIM, device="cuda")
+        out, group = torch.empty(CHAINS, GROUP * HEADS, self.VALUES, device="cuda"), GROUP * HEADS // self.SHAPE.kv_heads
         for chain, lists in enumerate(self.attended(layer)):
             for head, blocks in enumerate(lists):
-                k, v = (self.kv[layer, blocks + list(range(CANDIDATES, BLOCKS)), i, :, head].flatten(0, 1) for i in (0, 1))
+                k, v = self.of_tokens(layer, blocks + list(range(CANDIDATES, BLOCKS)), head)
                 n = len(blocks) * TOKENS + LENGTH - CANDIDATES * TOKENS
-                q = self.q[layer, chain, head * GROUP : (head + 1) * GROUP].float()
-                weights = torch.softmax(q @ k[:n].float().T / DIM ** 0.5, 1)
-                out[chain, head * GROUP : (head + 1) * GROUP] = weights @ v[:n].float()
+                q = self.q[layer, chain, head * group : (head + 1) * group].float()
+                weights = torch.softmax(q @ k[:n].float().T * self.SCALE, 1)
+                out[chain, head * group : (head + 1) * group] = weights @ v[:n].float()
         return out
 
     def wrong(self):
@@ -194,6 +200,16 @@ class Stopping(Together):
         return [[first(chain, head) for head in range(HEADS)] for chain in range(CHAINS)]
 
 
+class Latents(Together):
+    """The same of a model with MLA: all query heads have one list over one latent, whose first channels are V."""
+
+    SHAPE, VALUES, SCALE = LATENT, 512, 0.07
+
+    def of_tokens(self, layer, blocks, head):
+        k = self.kv[layer, blocks].flatten(0, 1)
+        return k, k[:, : self.VALUES]
+
+
 @unittest.skipUnless(GPU, "there is no torch with a GPU")
 class OnGpu(unittest.TestCase):
     CONFIG = "window:\n  size: {}MiB\n"
@@ -217,13 +233,14 @@ class OnGpu(unittest.TestCase):
     def store(self):
         memory, base, gpu = cuda_allocation(self.kv.data_ptr())
         begin = self.kv.data_ptr() - base
-        planes = [Plane(0, begin + layer * BLOCKS * SHARD, SHARD, SHARD, layer) for layer in range(LAYERS)]
+        shard = self.link.shard
+        planes = [Plane(0, begin + layer * BLOCKS * shard, shard, shard, layer) for layer in range(LAYERS)]
         torch.cuda.synchronize()
         with self.link.ns.register([memory], planes, blocks=BLOCKS, gpu=gpu) as region:
             self.assertTrue(region.dump(keys.sha256_chain(range(BLOCKS * TOKENS), TOKENS), range(BLOCKS)).wait().all_ok)
 
-    def together(self, **more):
-        both = Together(self.link, self.kv, **more)
+    def together(self, what=Together, **more):
+        both = what(self.link, self.kv, **more)
         self.addCleanup(both.close)
         return both
 
@@ -358,6 +375,22 @@ class OnGpu(unittest.TestCase):
             off = (window.out.float() - plain.out.float()).norm() / plain.out.float().norm()
             self.assertTrue(1e-4 < off < 0.05, off)
         self.assertEqual((window.decoder.counts.fetched, fetch.decoder.counts.windowed), (0, 0))
+
+    def test_latents_from_the_window_and_by_fetches(self):
+        self.link.cut()
+        self.kv = torch.randn(LAYERS, BLOCKS, TOKENS, 576, device="cuda").bfloat16()
+        self.link = Link(self.daemon.socket, sparse.mean(LATENT), TOKENS * 576 * 2)
+        self.addCleanup(self.link.cut)
+        self.store()
+        window, fetch = self.together(Latents), self.together(Latents, window=False)
+        window.capture()
+        for _ in range(3):
+            window.draw()
+            fetch.q.copy_(window.q)
+            self.assertEqual(self.served(window), 0)
+            self.assertGreater(self.served(fetch), 0)
+            self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.lse, fetch.lse))
+        self.assertEqual(window.decoder.counts.fetched, 0)
 
     def test_the_daemon_takes_the_window_back(self):
         both = self.together()

@@ -277,10 +277,11 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 
 CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice dev)
 {
-    *out = attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID      ? FAKE_BUS + dev
-           : attribute == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID ? FAKE_DOMAIN
-           : attribute == CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID ? 0
-                                                            : 1;
+    *out = attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID                          ? FAKE_BUS + dev
+           : attribute == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID                     ? FAKE_DOMAIN
+           : attribute == CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID                     ? 0
+           : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 232448
+                                                                                : 1;
     return CUDA_SUCCESS;
 }
 

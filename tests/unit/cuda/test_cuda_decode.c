@@ -88,6 +88,22 @@ Test(cuda_decode, sizes)
     ucm_cuda_decode_close(opened());
 }
 
+/* A latent of 576 channels a token for 128 query heads. */
+static struct ucm_cuda_decode_options latent_options(void)
+{
+    struct ucm_cuda_decode_options o = options;
+
+    o.q_heads = 128;
+    o.kv_heads = o.lists = 1;
+    o.head_dim = 576;
+    o.v_head_dim = 512;
+    o.scale = 0.07f;
+    o.shard = o.page =
+        (struct ucm_cuda_decode_layout){.k_token_stride = 1152, .k_head_stride = 1152};
+    o.shard_bytes = 16 * 1152;
+    return o;
+}
+
 static void option_refused(const struct ucm_cuda_decode_options *o, const char *part)
 {
     struct ucm_cuda_decode *d = NULL;
@@ -107,6 +123,45 @@ static void option_refused(const struct ucm_cuda_decode_options *o, const char *
         option_refused(&o, part);                                                                  \
     } while (0)
 
+Test(cuda_decode, latents)
+{
+    uint64_t bytes;
+
+    options = latent_options();
+    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0, "%s", ucm_cuda_errmsg());
+    cr_expect_eq(bytes, 16 * 1152, "K alone");
+    ucm_cuda_decode_close(opened());
+    options.slot = UCM_CUDA_DECODE_LAYER;
+    options.shard_bytes = 2 * 16 * 1152;
+    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(bytes, 2 * 16 * 1152);
+    ucm_cuda_decode_close(opened());
+    options = latent_options();
+    options.slot = UCM_CUDA_DECODE_HEAD;
+    options.kv_dtype = UCM_SPARSE_FP8_E4M3;
+    options.k_scale = options.v_scale = 0.5f;
+    cr_expect_eq(ucm_cuda_decode_slot_bytes(&options, &bytes), 0);
+    cr_expect_eq(bytes, 16 * 576);
+    ucm_cuda_decode_close(opened());
+}
+
+Test(cuda_decode, latents_that_are_wrong)
+{
+    options = latent_options();
+    REFUSED(q_heads, 129, "q_heads is 129; 1 to 128 are right for MLA");
+    REFUSED(kv_heads, 2, "kv_heads is 2; MLA has 1");
+    options.q_heads = 16;
+    REFUSED(v_head_dim, 0,
+            "head_dim is 576; 64, 128 and 256 are right, and 576 with v_head_dim 512");
+    options.q_heads = 128;
+    REFUSED(head_dim, 256, "q_heads is 128; 1 to 16 times kv_heads");
+    REFUSED(scale, 0, "MLA's must be given");
+    REFUSED(v_scale, 0.5f, "v_scale is 0.5 and k_scale 0; MLA has one scale");
+    REFUSED(encoding, UCM_CUDA_DECODE_FP8, "slots of MLA are as stored");
+    REFUSED(rule, UCM_CUDA_DECODE_PSA, "lists of MLA don't stop");
+    REFUSED(shard_bytes, 15 * 1152, "shard reaches byte 18432 of 17280");
+}
+
 Test(cuda_decode, options_that_are_wrong)
 {
     struct ucm_cuda_decode *d = NULL;
@@ -119,6 +174,7 @@ Test(cuda_decode, options_that_are_wrong)
     options.head_dim = 256;
     REFUSED(q_heads, 18, "q_heads is 9 times kv_heads; with head_dim 256");
     options.head_dim = 64;
+    REFUSED(v_head_dim, 32, "v_head_dim is 32; head_dim, 64, is right");
     REFUSED(dtype, UCM_SPARSE_F32, "dtype 0 is neither");
     REFUSED(kv_dtype, UCM_SPARSE_F16, "kv_dtype 1 is neither");
     REFUSED(k_scale, -1, "k_scale is -1");

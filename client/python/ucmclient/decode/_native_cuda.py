@@ -32,6 +32,7 @@ class Options(Structure):
         ("q_heads", c_uint32),
         ("kv_heads", c_uint32),
         ("head_dim", c_uint32),
+        ("v_head_dim", c_uint32),
         ("dtype", c_uint32),
         ("kv_dtype", c_uint32),
         ("tokens", c_uint32),

@@ -103,8 +103,10 @@ def _layout(shape: Shape, tokens: int, kv_heads: int, head_dim: int, dtype: int)
     s = shape.native()
     if (s.tokens, s.kv_heads, s.head_dim, s.dtype) != (tokens, kv_heads, head_dim, dtype):
         raise ValueError("shape and page_shape differ in tokens, KV heads, channels or dtype")
-    if s.v_head_dim != s.head_dim or s.rope_dim:
-        raise ValueError(f"V has {s.v_head_dim} channels and K {s.head_dim}: as many are wanted, and no MLA")
+    if s.rope_dim:  # V is the first channels of K
+        return native.Layout(s.k_offset, s.k_token_stride, s.k_head_stride, 0, 0, 0)
+    if s.v_head_dim != s.head_dim:
+        raise ValueError(f"V has {s.v_head_dim} channels and K {s.head_dim}: as many are wanted, or a latent with rope_dim (MLA)")
     return native.Layout(s.k_offset, s.k_token_stride, s.k_head_stride, s.v_offset, s.v_token_stride, s.v_head_stride)
 
 
@@ -114,7 +116,7 @@ class Steps(_OnGpu):
     pool: a contiguous tensor on the GPU, of bytes_of() so many slots. shape: of one layer of a block in the daemon, with
     shard_bytes from one layer to the next; page_shape: of one of the engine's pages, the same if None. numbers: those of blocks are
     below this. lists: None: one a KV head. room: of a list, the Selector's. window: blocks of a chain in the engine's pages that a layer
-    attends, at most. q_dtype: of queries and results, where K and V are fp8_e4m3; k_scale, v_scale: what these were divided by, 0: 1. whole: slots are of a layer, not of a KV head of it. encoding: of slots: "fp8", which halves them (docs/encodings.md), or none. misses: room for those of a layer, and for what a step did
+    attends, at most. A shape with rope_dim is a latent (MLA): 576 channels, of which 512 are V, up to 128 q_heads, and a scale. q_dtype: of queries and results, where K and V are fp8_e4m3; k_scale, v_scale: what these were divided by, 0: 1. whole: slots are of a layer, not of a KV head of it. encoding: of slots: "fp8", which halves them (docs/encodings.md), or none. misses: room for those of a layer, and for what a step did
     not get; 0: for all. rounds: how lists stop while attention runs; None: all that was chosen is attended."""
 
     _close = "ucm_cuda_decode_close"
@@ -152,7 +154,7 @@ class Steps(_OnGpu):
         known = (shape.tokens, shape.kv_heads, shape.head_dim, dtype_number(shape.dtype))
         dtype = dtype_number(shape.dtype if q_dtype is None else q_dtype)
         self._dtype, self._kv_dtype = (next(name for name, number in DTYPES.items() if number == n) for n in (dtype, known[3]))
-        self._out = (q_heads, shape.head_dim)
+        self._q, self._out = (q_heads, shape.head_dim), (q_heads, shape.head_dim - shape.rope_dim)
         self.slot_bytes = self._slot_bytes(shape, shard_bytes, whole, encoding)
         self.pool = self._check(pool, "pool")
         size = pool.numel() * pool.element_size()
@@ -160,7 +162,7 @@ class Steps(_OnGpu):
             raise ValueError(f"pool has {size} bytes: a contiguous tensor of slots of {self.slot_bytes} bytes is wanted")
         self.slots = size // self.slot_bytes
         options = native.Options(
-            layers, q_heads, shape.kv_heads, shape.head_dim, dtype, known[3], shape.tokens, scale, k_scale, v_scale, int(whole), pool.data_ptr(),
+            layers, q_heads, shape.kv_heads, shape.head_dim, self._out[1], dtype, known[3], shape.tokens, scale, k_scale, v_scale, int(whole), pool.data_ptr(),
             self.slots, numbers, requests, misses, chains, self.lists, room, window, _layout(shape, *known), shard_bytes,
             _layout(page_shape or shape, *known), *self._options(rounds), encoding=native.ENCODINGS[encoding],
         )
@@ -184,7 +186,7 @@ class Steps(_OnGpu):
         if whole:
             return shard_bytes
         row = shape.head_dim + 1 if encoding else shape.head_dim * SIZES[dtype_number(shape.dtype)]
-        return 2 * shape.tokens * row
+        return (1 if shape.rope_dim else 2) * shape.tokens * row
 
     @classmethod
     def bytes_of(cls, shape: Shape, shard_bytes: int, slots: int, whole: bool = False, encoding: str = "") -> int:
@@ -219,7 +221,7 @@ class Steps(_OnGpu):
         stream: Any = None,
     ) -> Any:
         """Attends to what was chosen and to the local window. table: int32 [chains][...], the numbers of each chain's blocks.
-        requests: int32 [chains]. q: [chains][q_heads][head_dim]; out, which is returned, likewise. lse: float32
+        requests: int32 [chains]. q: [chains][q_heads][head_dim]; out, which is returned, likewise, for MLA without the rope_dim last channels. lse: float32
         [chains][q_heads]. ranked: wanted with rounds, and then chosen has scores."""
         self._inputs(chosen, table, requests, q)
         chains = q.shape[0]
@@ -317,8 +319,8 @@ class Steps(_OnGpu):
 
     def _inputs(self, chosen: Chosen, table: Any, requests: Any, q: Any) -> None:
         self._check(q, "q", self._dtype, 3)
-        if tuple(q.shape[1:]) != self._out or not 1 <= q.shape[0] <= self.chains:
-            raise ValueError(f"q has shape {tuple(q.shape)}; [1 to {self.chains}, {self._out[0]}, {self._out[1]}] is wanted")
+        if tuple(q.shape[1:]) != self._q or not 1 <= q.shape[0] <= self.chains:
+            raise ValueError(f"q has shape {tuple(q.shape)}; [1 to {self.chains}, {self._q[0]}, {self._q[1]}] is wanted")
         if not q[0].is_contiguous() or q.stride()[0] == 0:
             raise ValueError("q: the queries of a chain must be contiguous, and each chain has its own")
         lists = (q.shape[0], self.lists)
