@@ -161,6 +161,8 @@ int client_tell(struct ucm_client *c, const struct client_request *q, int64_t de
     struct client_call *call;
     int r;
 
+    if (c->n_orphans > 0)
+        client_read_ready(c); /* who only tells reads no answer elsewhere */
     if (c->n_orphans >= CLIENT_ORPHANS)
         return client_fail(UCM_EBUSY, "ucmd has not answered %u requests that nobody waits for",
                            c->n_orphans);

@@ -23,6 +23,7 @@ import ucmclient
 from ucmclient import BlockResult, Hint, PrefixHits, SharedMemory, Status, UcmError
 from ucmclient.vllm import companion, identity, layout, settings
 from ucmclient.vllm.connector import UcmConnector
+from ucmclient.vllm.link import Link
 from ucmclient.vllm.nvme import NvmeRate
 from ucmclient.vllm.plan import Copy, Plan
 from ucmclient.vllm.scheduler import SchedulerHalf
@@ -37,7 +38,8 @@ class Decisions(unittest.TestCase):
         ns = SimpleNamespace(lookup_prefix=lambda keys, **_: PrefixHits(0, 0, 0), hints_open=lambda timeout: None,
                              lookup_hint=lambda keys: None, identity=SimpleNamespace(key_bytes=32))
         half = SchedulerHalf(settings.Settings(**more), BLOCK)
-        half.link = SimpleNamespace(ns=ns, ask=lambda call, *a, **k: call(*a, **k), release=lambda lease: None)
+        half.link = SimpleNamespace(ns=ns, ask=lambda call, *a, **k: call(*a, **k), tell=lambda call, *a, **k: call(*a, **k),
+                                    release=lambda lease: None)
         return half
 
     def output(self, request, blocks, tokens, preempted=(), resumed=False):
@@ -117,6 +119,18 @@ class Decisions(unittest.TestCase):
             half.finished(request, [])
         counts = half.hints.counts
         self.assertEqual((counts.asked, counts.spared, counts.false_hits, counts.false_misses), (4, 3, 1, 0))
+
+    def test_a_daemon_that_can_be_told_no_more_is_not_taken_for_silent(self):
+        def fails(status):
+            raise UcmError(status, "")
+
+        link = Link(settings.Settings(socket="/nonexistent", connect_timeout=0.1, retry_interval=100.0), None, "test")
+        self.addCleanup(link.close)
+        link._ns = object()
+        link.tell(fails, Status.BUSY)
+        self.assertIsNotNone(link.ns)
+        link.tell(fails, Status.DEADLINE)
+        self.assertIsNone(link.ns)
 
     def test_a_daemon_before_hints(self):
         half, opens = self.half(), []

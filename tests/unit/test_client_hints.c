@@ -7,6 +7,7 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <time.h>
+#include <unistd.h>
 
 #define BUCKETS 64u
 #define BYTES (UCM_HINT_HEADER_BYTES + BUCKETS * 64u)
@@ -338,4 +339,14 @@ Test(client_hints, lookups_that_are_told)
         cr_assert_eq(ucm_lookup_note(rig.ns, rig.keys, 1, -1), 0);
     fake_hang_up(&rig.fake);
     cr_assert_eq(ucm_lookup_note(rig.ns, rig.keys, 1, -1), 0);
+}
+
+/* As a scheduler whose lookups all miss: it makes no other call. */
+Test(client_hints, any_number_of_lookups_is_told)
+{
+    for (unsigned i = 0; i < 1000; i++) {
+        cr_assert_eq(ucm_lookup_note(rig.ns, rig.keys, 1, -1), 0, "note %u: %s", i, ucm_errmsg());
+        while (FAKE_GET(&rig.fake, count[UCM_METHOD_LOOKUP]) <= i)
+            usleep(10);
+    }
 }

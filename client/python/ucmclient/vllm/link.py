@@ -184,6 +184,15 @@ class Link:
             self._silent_until = 0.0
         return result
 
+    def tell(self, call: Callable[..., Any], *args: Any, request: str = "", **named: Any) -> None:
+        """What the daemon can do without: with too much on its way already, this is left out."""
+        try:
+            with on_behalf_of(request):
+                call(*args, **named)
+        except UcmError as error:
+            if error.status != Status.BUSY:
+                self._failed(error)
+
     def _failed(self, error: UcmError) -> None:
         if error.away or error.status in (Status.DEADLINE, Status.BUSY):
             if not self._silent_until:

@@ -261,7 +261,7 @@ class SchedulerHalf:
         hint = self.hints.look(ns, keys)
         if self.hints.spares(hint):
             if not tracked.told:
-                self.link.ask(
+                self.link.tell(
                     ns.lookup_note, keys, timeout=self.settings.lookup_timeout, request=tracked.vllm.request_id
                 )
             tracked.told, tracked.stored = True, 0
