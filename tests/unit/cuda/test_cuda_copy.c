@@ -322,9 +322,9 @@ Test(cuda_copy, who_is_in_a_hurry_waits_for_no_share, .timeout = 60)
     job_submit(&urgent, gpu);
     cr_expect_eq(job_wait(&urgent), 0, "%s", urgent.job.error.text);
     job_submit(&other, gpu);
+    cr_expect_eq(job_wait(&other), 0, "%s", other.job.error.text);
     job_submit(&awaited, gpu);
     cr_expect_eq(job_wait(&awaited), 0, "%s", awaited.job.error.text);
-    cr_expect_eq(job_wait(&other), 0, "%s", other.job.error.text);
     worker_end(&a);
     daemon_end();
 }
