@@ -117,6 +117,7 @@ static const struct msg_load sample_load = {
     .deadline_ms = 5000,
     .step = 1,
     .request = SAMPLE_STR("cmpl-7f3a-0"),
+    .computes = true,
 };
 static const struct msg_load_prefix sample_load_prefix = {
     .region = 5,
@@ -129,6 +130,7 @@ static const struct msg_load_prefix sample_load_prefix = {
     .deadline_ms = 5000,
     .step = 1,
     .request = SAMPLE_STR("cmpl-7f3a-0"),
+    .computes = true,
 };
 static const struct msg_progress sample_progress = {
     .msgid = 3, .shards = 1, .status = SAMPLE_BIN(sample_status)};
@@ -155,6 +157,7 @@ static const struct msg_dump sample_dump = {
     .durability = 1,
     .request = SAMPLE_STR("cmpl-7f3a-0"),
     .plain = true,
+    .computes = true,
 };
 static const struct msg_prefetch sample_prefetch = {
     .ns = 1,
