@@ -185,7 +185,8 @@ class Checks(unittest.TestCase):
         o = self.library.options
         self.assertEqual((o.rule, o.known, o.rounds, o.every, o.first, o.windows), (2, 1, 3, 6, 102, 2))
         self.assertAlmostEqual(o.eps, 0.9)
-        select = mock.Mock(head_scores=0xc000, head_pitch=300)
+        sizes = {"rows": 1, "q_heads": GROUP * HEADS, "lists": HEADS, "chains": 2}
+        select = mock.Mock(head_scores=0xc000, head_pitch=300, **sizes)
         n, least, out = Fake("int32", 2, at=0xd000), Fake("int32", 2, at=0xe000), Fake("bfloat16", 2, GROUP * HEADS, DIM)
         layer, chosen, *rest = self.arguments()
         scored = Chosen(chosen.counts, chosen.index, Fake("float32", 2, HEADS, 20, at=0xf000))
@@ -202,6 +203,8 @@ class Checks(unittest.TestCase):
             ("chosen.scores has shape", Chosen(chosen.counts, chosen.index, Fake("float32", 2, HEADS, 19)), cuda.Ranked(select, n)),
             ("ranked.least has 3", scored, cuda.Ranked(select, n, Fake("int32", 3))),
             ("ranked.report has shape", scored, cuda.Ranked(select, n, None, Fake("int32", 2, HEADS, 3))),
+            *((f"ranked.select has .*{name}={size - 1}", scored, cuda.Ranked(mock.Mock(**{**sizes, name: size - 1}), n))
+              for name, size in (*sizes.items(), ("rows", 3))),  # the kernels would read beyond its scores
         ):
             with self.subTest(words), self.assertRaisesRegex(ValueError, words):
                 steps.layer(layer, of, *rest, out=out, ranked=ranked, stream=7)

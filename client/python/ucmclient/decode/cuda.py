@@ -336,6 +336,11 @@ class Steps(_OnGpu):
         if ranked is None or chosen.scores is None:
             raise ValueError("these steps have rounds: `ranked` is wanted, and scores of what was chosen")
         select, lists = ranked.select, (chains, self.lists)
+        if (select.rows, select.q_heads, select.lists) != (1, self.q_heads, self.lists) or select.chains < chains:
+            raise ValueError(
+                f"ranked.select has rows={select.rows}, q_heads={select.q_heads}, lists={select.lists}, chains={select.chains}; "
+                f"1, {self.q_heads}, {self.lists} and at least {chains} are wanted"
+            )
         self._check(chosen.scores, "chosen.scores", "float32", 3)
         if tuple(chosen.scores.shape) != (*lists, self.room) or not chosen.scores.is_contiguous():
             raise ValueError(f"chosen.scores has shape {tuple(chosen.scores.shape)}; {(*lists, self.room)} is wanted, contiguous")
