@@ -166,12 +166,16 @@ static CUresult launch_attend(struct ucm_cuda_decode *d, const struct ucm_cuda_d
 CUresult decode_launch_lists(struct ucm_cuda_decode *d, const struct ucm_cuda_decode_layer *l,
                              uint32_t strand, const struct decode_round *round, CUstream stream)
 {
+    struct ucm_slots_gather gather = d->plan.gather;
     CUresult r = launch_resolve(d, l, strand, round, stream);
 
+    gather.pages = l->pages;
+    gather.page_stride = l->page_stride;
+    gather.page_bound = l->page_bound;
+    gather.page_of = (const void *)(uintptr_t)l->page_of;
     if (r == CUDA_SUCCESS)
         r = launch(d->kernel[DECODE_GATHER], (uint32_t[]){GATHER_BLOCKS, 1, 1},
-                   UCM_SLOTS_CUDA_GATHER, 0, (void *[]){&d->slots, &d->plan.gather}, stream,
-                   d->beside);
+                   UCM_SLOTS_CUDA_GATHER, 0, (void *[]){&d->slots, &gather}, stream, d->beside);
     return r == CUDA_SUCCESS ? launch_attend(d, l, strand, round, stream) : r;
 }
 
@@ -215,6 +219,10 @@ int ucm_cuda_decode_end(struct ucm_cuda_decode *d, void *stream)
 static int window_check(const struct ucm_cuda_decode_options *o,
                         const struct ucm_cuda_decode_layer *l)
 {
+    if (l->page_of != 0 && (l->pages == 0 || l->pages % 16 != 0 || l->page_stride % 16 != 0 ||
+                            memcmp(&o->page, &o->shard, sizeof o->page) != 0))
+        return cuda_fail(UCM_EINVALID,
+                         "page_of is not 0; pages of multiples of 16, laid out as shards, are right");
     if (o->window == 0 || l->length == 0)
         return 0;
     if (l->first == 0 || l->page_table == 0 || l->pages == 0)

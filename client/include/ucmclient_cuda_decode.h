@@ -198,6 +198,10 @@ struct ucm_cuda_decode_layer {
     uint64_t
         least; /* uint32_t[chains]: blocks that each list attends before it may stop; 0: none */
     uint64_t report; /* struct ucm_cuda_decode_report[chains][lists] to be written; 0: not wanted */
+    /* int32_t[numbers]: the page that has the block of a number, or -1; 0: none has. What misses and has a page is copied
+     * from there, not over the bus: blocks that the daemon does not have yet. Such a block is complete, `page` and `shard`
+     * of the options are the same, and `pages` is not 0. */
+    uint64_t page_of;
 };
 
 /* Of a list: struct ucm_stop_report of kernels/attend. */

@@ -159,6 +159,20 @@ struct arriving {
     bool there;
 };
 
+/* Where a miss is copied from. In a page only one layer of the block lies, so the place is that of a block whose layer lies
+ * there. */
+static __device__ __forceinline__ struct ucm_slots_place
+place_of(pool_t s, const struct ucm_slots_gather &g, uint32_t key)
+{
+    uint32_t number = key % s.shape.numbers, layer = key / s.shape.numbers / g.heads;
+    int32_t page = g.page_of ? __ldcg(&g.page_of[number]) : -1;
+
+    if (page < 0 || (uint32_t)page >= g.page_bound)
+        return ((const struct ucm_slots_place *)g.places)[number];
+    return ucm_slots_place{
+        g.pages + (uint32_t)page * g.page_stride - layer * g.plane[0].layer_stride, 0, 0};
+}
+
 /* By the team's first warp. */
 static __device__ __forceinline__ void begin_arriving(pool_t s, const struct ucm_slots_gather &g,
                                                       uint32_t i, struct arriving *a)
@@ -170,9 +184,9 @@ static __device__ __forceinline__ void begin_arriving(pool_t s, const struct ucm
         return;
     miss.slot = slot;
     a->miss = miss;
-    a->place = ((const struct ucm_slots_place *)g.places)[miss.key % s.shape.numbers];
+    a->place = place_of(s, g, miss.key);
     a->there = slot != UCM_SLOTS_NONE && a->place.bytes != 0 &&
-               load_acquire(a->place.generation) == a->place.told;
+               (a->place.generation == 0 || load_acquire(a->place.generation) == a->place.told);
 }
 
 #define IN_FLIGHT 8u
@@ -299,7 +313,8 @@ static __device__ __forceinline__ void gather(pool_t s, const struct ucm_slots_g
         team_sync<TEAM>();
         if (thread == 0)
             slots_end_miss(s, a->miss, a->miss.slot,
-                           a->there && load_relaxed(a->place.generation) == a->place.told);
+                           a->there && (a->place.generation == 0 ||
+                                        load_relaxed(a->place.generation) == a->place.told));
         team_sync<TEAM>();
     }
     end_misses(s);

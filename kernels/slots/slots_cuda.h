@@ -89,6 +89,11 @@ struct ucm_slots_gather {
     uint32_t heads;  /* strands of a layer */
     uint32_t planes;
     struct ucm_slots_plane plane[UCM_SLOTS_CUDA_PLANES];
+    /* Of the launch's layer: the engine's pages, which hold a block's layer as the window does, and which of them has a
+     * number's block. Such a block is copied from there. Nobody writes to a complete block's page, so there is no generation. */
+    uint64_t pages, page_stride;
+    const int32_t *page_of; /* [numbers], -1: none; NULL: nobody's */
+    uint32_t page_bound;
 };
 
 #endif

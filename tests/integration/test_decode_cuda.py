@@ -110,7 +110,7 @@ class Checks(unittest.TestCase):
 
     def test_structures_have_the_headers_sizes(self):
         structures = (native.Layout, native.Options, native.Info, native.Layer, native.Result, native.Key, native.Put)
-        self.assertEqual([ctypes.sizeof(s) for s in structures], [48, 224, 40, 184, 56, 12, 24])
+        self.assertEqual([ctypes.sizeof(s) for s in structures], [48, 224, 40, 192, 56, 12, 24])
 
     def test_options(self):
         steps = self.steps(page_shape=sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM, v_offset=1 << 20))
@@ -176,6 +176,9 @@ class Checks(unittest.TestCase):
                          (1, 2, 0x1000, 0x2000, 0x3000, 300, 0x4000, 0x5000, GROUP * HEADS * DIM, 0xa000, 0xb000))
         self.assertEqual((l.pages, l.page_stride, l.page_bound, l.page_table, l.page_table_stride, l.first, l.length),
                          (0x6000, SHARD, 30, 0x7000, 300, 0x8000, 0x9000))
+        self.assertEqual(l.page_of, 0)
+        steps.layer(*self.arguments(), self.pages(of=Fake("int32", 1000, at=0xc000)), out=out, stream=7)
+        self.assertEqual(self.library.calls[-1][0].page_of, 0xc000)
         steps.layer(*self.arguments(), out=out, stream=7)
         self.assertEqual((self.library.calls[-1][0].length, self.library.calls[-1][0].lse), (0, 0))
 
@@ -218,6 +221,7 @@ class Checks(unittest.TestCase):
             ("each chain has its own", self.arguments(q=Fake("bfloat16", 2, 8, DIM, strides=(0, DIM, 1))), None, {}),
             ("chosen.index has shape", self.arguments(room=19), None, {}),
             ("pages.first has 3", self.arguments(), self.pages(first=Fake("int32", 3)), {}),
+            ("pages.of has 999", self.arguments(), self.pages(of=Fake("int32", 999)), {}),
             ("pages.kv is of uint8", self.arguments(), self.pages(kv=Fake("uint8", 30, SHARD)), {}),
             ("out has shape", self.arguments(), None, {"out": Fake("bfloat16", 2, 8, 32)}),
             ("lse is of int32", self.arguments(), None, {"lse": Fake("int32", 2, 8)}),

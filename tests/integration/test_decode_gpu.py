@@ -95,7 +95,7 @@ class Together:
         self.out, self.lse = torch.zeros_like(self.q[..., : self.VALUES]), torch.zeros(LAYERS, CHAINS, GROUP * HEADS, device="cuda")
         self.chosen = [Chosen(torch.empty(CHAINS, lists, **int32), torch.empty(CHAINS, lists, self.select.room, **int32))
                        for _ in range(LAYERS)]
-        self.graph = None
+        self.graph = self.of = None
         for chain in range(CHAINS):
             self.open(chain)
 
@@ -112,7 +112,7 @@ class Together:
         self.steps.begin()
         for layer in range(LAYERS):
             ranked = self.choose(layer, (self.decoder.digests[layer], self.table[:, :CANDIDATES], self.candidates, self.q[layer]))
-            pages = cuda.Pages(self.kv[layer], self.page_table, self.first, self.length)
+            pages = cuda.Pages(self.kv[layer], self.page_table, self.first, self.length, self.of)
             self.steps.layer(layer, self.chosen[layer], self.table, self.requests, self.q[layer], pages, out=self.out[layer],
                              lse=self.lse[layer], ranked=ranked)
         self.steps.end()
@@ -391,6 +391,23 @@ class OnGpu(unittest.TestCase):
             self.assertGreater(self.served(fetch), 0)
             self.assertTrue(torch.equal(window.out, fetch.out) and torch.equal(window.lse, fetch.lse))
         self.assertEqual(window.decoder.counts.fetched, 0)
+
+    def test_from_pages_with_the_same_bits(self):
+        """Neither the window nor a fetch is needed for what the engine still has."""
+        window, pages = self.together(), self.together(window=False)
+        pages.of = torch.full((pages.steps.numbers,), -1, dtype=torch.int32, device="cuda")
+        for sequence in pages.decoder.sequences.values():
+            rows = torch.tensor(sequence.rows, device="cuda")
+            pages.of[rows] = torch.arange(len(rows), dtype=torch.int32, device="cuda")
+        pages.capture()
+        for _ in range(3):
+            window.draw()
+            pages.q.copy_(window.q)
+            self.assertEqual((self.served(window), self.served(pages)), (0, 0))
+            self.assertTrue(torch.equal(window.out, pages.out) and torch.equal(window.lse, pages.lse))
+        pages.of.fill_(-1)
+        pages.draw()
+        self.assertGreater(self.served(pages), 0)
 
     def test_the_daemon_takes_the_window_back(self):
         both = self.together()

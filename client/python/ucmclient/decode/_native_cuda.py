@@ -100,6 +100,7 @@ class Layer(Structure):
         ("head_pitch", c_uint32),
         ("least", c_uint64),
         ("report", c_uint64),
+        ("page_of", c_uint64),
     ]
 
 

@@ -91,12 +91,14 @@ class Key(NamedTuple):
 class Pages:
     """The engine's pages of a layer. kv: the first dimension counts pages, which page_shape describes. table: int32 [chains][...],
     the page of each block of a chain. first: int32 [chains], the local window's first block; length: int32 [chains], tokens of the
-    chain with the new one."""
+    chain with the new one. of: int32 [numbers], the page that has the complete block of a number, or -1: what misses is copied from
+    there, which wants page_shape to be that of a shard."""
 
     kv: Any
     table: Any
     first: Any
     length: Any
+    of: Any = None
 
 
 def _layout(shape: Shape, tokens: int, kv_heads: int, head_dim: int, dtype: int) -> native.Layout:
@@ -236,6 +238,7 @@ class Steps(_OnGpu):
             what.pages, what.page_stride, what.page_bound = pages.kv.data_ptr(), _step(pages.kv), pages.kv.shape[0]
             what.page_table, what.page_table_stride = pages.table.data_ptr(), pages.table.stride()[0]
             what.first, what.length = pages.first.data_ptr(), pages.length.data_ptr()
+            what.page_of = 0 if pages.of is None else pages.of.data_ptr()
         if self.rounds is not None:
             self._ranked(what, ranked, chosen, chains)
         native.check(native.library().ucm_cuda_decode_layer(self.handle, byref(what), self._stream(stream)))
@@ -377,6 +380,8 @@ class Steps(_OnGpu):
         if _dtype(self._check(pages.kv, "pages.kv", dims=2)) not in (self._kv_dtype, *["uint8"] * (self._kv_dtype[:6] == "float8")):
             raise ValueError(f"pages.kv is of {_dtype(pages.kv)}; {self._kv_dtype} is wanted")
         self._table(pages.table, "pages.table", chains)
+        if pages.of is not None and self._numbers(pages.of, "pages.of").shape[0] != self.numbers:
+            raise ValueError(f"pages.of has {pages.of.shape[0]} entries for {self.numbers} numbers")
         for what, tensor in (("first", pages.first), ("length", pages.length)):
             if self._numbers(tensor, f"pages.{what}").shape[0] != chains:
                 raise ValueError(f"pages.{what} has {tensor.shape[0]} numbers for {chains} chains")
