@@ -188,6 +188,14 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	    python3 -B tests/vllm/check_vllm.py
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
 	    python3 -B tests/vllm/check_sparse.py
+	UCMCLIENT_LIB=$(abspath $O)/$(SO) $(abspath $(VLLM_VENV))/bin/python -B tests/vllm/check_sparse_rows.py
+	UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python python3 -B tests/vllm/check_sparse_steps.py
+
+check-vllm-gpu: setup-build ## sparse decoding in a real vLLM on a GPU; VLLM_PYTHON=python names one that has vLLM
+	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU's kernels can't be built"; exit 1)
+	+@$(SUBMAKE) all
+	UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl UCMCLIENT_LIB=$(abspath $O)/$(SO) UCMCLIENT_CUDA_LIB=$(abspath $O)/$(CUDA_SO) \
+	    $(or $(VLLM_PYTHON),python3) -B tests/vllm/check_sparse_gpu.py
 
 # $(call study,FOLDER,PROGRAM,MODEL,SIZE): a study of tests/FOLDER on a model, and its tables. Short ones are measured anew.
 define study
@@ -589,7 +597,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
+.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -131,13 +131,25 @@ class GpuDecoder(Supply):
         finally:
             self._forget_all()
 
+    def bind(self, sequence: Sequence, keys: abc.Sequence[bytes]) -> None:
+        try:
+            super().bind(sequence, keys)
+        finally:
+            self._forget_all()
+
     def write(self, table: Any, sequence: Sequence, first: int = 0) -> None:
         """The rows of the sequence's blocks from `first` on into a chain's table, int32 on the GPU."""
         rows = self._tensor(sequence.rows[first:], dtype=table.dtype)
         table[first : first + len(rows)].copy_(rows)
 
-    def update(self) -> None:
-        """Between steps: gives the daemon what it wants back of the window, and has pinned again what left it."""
+    @property
+    def windowed(self) -> bool:
+        """Whether it reads from a window now, so that a block is there when it is pinned."""
+        return self._window is not None
+
+    def update(self, most: Optional[int] = None) -> None:
+        """Between steps: gives the daemon what it wants back of the window, has pinned again what left it, and has kept what is new: of
+        each sequence at most so many blocks more, which the daemon may have to copy first."""
         window = self._window
         if window is not None and (window.client is None or window.client.closed):
             self.steps.leave_window()
@@ -149,7 +161,7 @@ class GpuDecoder(Supply):
             self.source.ask(self._window.client.process)
             if self.source.ask(self.steps.update_window):
                 self._pin_later()
-        self._keep_all()
+        self._keep_all(most)
 
     def _give_back(self) -> None:
         """To a daemon that is not asked for anything now: it ends the connection of who keeps its memory all the same."""

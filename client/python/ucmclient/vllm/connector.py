@@ -14,7 +14,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as _base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -25,7 +25,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from ..memory import SharedMemory, in_shared_memory
-from .digests import digest_of
+from ..sparse.policy import Policy
+from .digests import digest_of, shape_of
 from .identity import EngineIdentity, Unsupported, block_tokens, check_engine, heads_of, identity_of, ranks_of
 from .layout import Layout, layout_of
 from .plan import Plan
@@ -33,6 +34,7 @@ from .scheduler import SchedulerHalf
 from .settings import Settings
 from .sparse_rules import NOT_OURS, rules_of
 from .sparse_scheduler import SparseScheduler
+from .sparse_gpu import SparseGpuWorker
 from .sparse_worker import SparseWorker, digest_by
 from .worker import WorkerHalf
 
@@ -102,7 +104,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._worker: Optional[WorkerHalf] = None
         self._carried_out: Optional[Plan] = None
         self._identity: Optional[EngineIdentity] = None
-        self._sparse: Optional[SparseWorker] = None
+        self._sparse: Union[SparseWorker, SparseGpuWorker, None] = None
         check_engine(vllm_config, kv_cache_config)
         sparse = self._settings.sparse is not None
         self._rules = rules_of(self._settings, vllm_config, kv_cache_config) if sparse else None
@@ -165,11 +167,12 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             on_gpu=on_gpu,
             event=_record_event if on_gpu else _no_event,
             digest=digest,
-            build=self._rules is None,
+            build=self._rules is None or self._rules.on_gpu,
         )
         if self._rules is not None and digest is not None:
             _check_backend(self._config)
-            self._sparse = SparseWorker(self._rules, self._worker, layout, digest, kv_caches, self._config, ranks.part)
+            make = SparseGpuWorker if self._rules.on_gpu else SparseWorker
+            self._sparse = make(self._rules, self._worker, layout, digest, kv_caches, self._config, ranks.part)
         sparse = self._sparse.chosen_as if self._sparse is not None else ""
         for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.digested_as, sparse):
             if sentence:
@@ -180,13 +183,16 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         coded = heads_of(self._kv_config, "encoding") if settings.encoding != "none" else None
         apart = settings.layerwise or settings.digests is not None or self._rules is not None
         layout = layout_of(kv_caches, blocks, apart, coded)
-        if self._rules is not None:
+        if self._rules is not None and not self._rules.on_gpu:
             return layout, digest_by(self._rules, self._kv_config)
-        if settings.digests is None:
+        if self._rules is None and settings.digests is None:
             return layout, None
         tensors: dict[int, Any] = {}
         for name, tensor in kv_caches.items():
             tensors.setdefault(layout.numbers[name], tensor)
+        if self._rules is not None:
+            heads, cache_dtype = heads_of(self._kv_config, "sparse"), str(self._config.cache_config.cache_dtype)
+            return layout, Policy(self._rules.policy).digest(shape_of(list(tensors.values()), layout, heads, cache_dtype))
         heads, cache_dtype = heads_of(self._kv_config, "digests"), str(self._config.cache_config.cache_dtype)
         return layout, digest_of(settings.digests, list(tensors.values()), layout, heads, cache_dtype)
 

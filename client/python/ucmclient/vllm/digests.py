@@ -59,14 +59,19 @@ def digest_of(
     settings: DigestSettings, tensors: Sequence[Any], layout: Layout, of: Heads, cache_dtype: str
 ) -> methods.Digest:
     """The digest of each layer of a block. tensors: of the layout's shards, in their order."""
-    shapes = {_shape(tensor, layout.blocks, of, chunks, cache_dtype) for tensor, chunks in zip(tensors, layout.layers)}
-    if len(shapes) > 1 or len(tensors) != len(layout.layers):
-        raise _refusal("layers keep their KV in different ways", "take another model")
-    shape = shapes.pop()
+    shape = shape_of(tensors, layout, of, cache_dtype)
     try:
         return METHODS[settings.method](shape, **settings.parameters)
     except (TypeError, ValueError) as error:
         raise _refusal(f"{settings.method}: {error}", "correct the parameters") from None
+
+
+def shape_of(tensors: Sequence[Any], layout: Layout, of: Heads, cache_dtype: str) -> methods.Shape:
+    """Where K and V of each layer lie in a block."""
+    shapes = {_shape(tensor, layout.blocks, of, chunks, cache_dtype) for tensor, chunks in zip(tensors, layout.layers)}
+    if len(shapes) > 1 or len(tensors) != len(layout.layers):
+        raise _refusal("layers keep their KV in different ways", "take another model")
+    return shapes.pop()
 
 
 def _shape(tensor: Any, blocks: int, of: Heads, chunks: Sequence[Chunk], cache_dtype: str) -> methods.Shape:

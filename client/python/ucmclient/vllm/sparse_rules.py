@@ -35,6 +35,12 @@ class Rules:
     #: Each rank's memory for slots and digests, and what requests are admitted by.
     room: Room
     max_tokens: int
+    #: Slots are on a GPU, one for each KV head of a layer of a block, and no dense token attends what has no page.
+    on_gpu: bool = False
+
+    def own(self, prompt_tokens: int) -> int:
+        """From which block on a sparse request's blocks hold tokens that were computed sparsely."""
+        return (prompt_tokens - 1) // self.block_tokens
 
     def own(self, prompt_tokens: int) -> int:
         """From which block on a sparse request's blocks hold tokens that were computed sparsely."""
@@ -48,7 +54,11 @@ class Rules:
         return self.choices.candidates(position // self.block_tokens)
 
     def admission(self) -> Admission:
-        return Admission(self.room, self.choices, lists=self.lists, block_tokens=self.block_tokens)
+        return _admission(self.room, self.choices, self.lists, self.block_tokens, self.on_gpu)
+
+
+def _admission(room: Room, choices: Choices, lists: int, block_tokens: int, on_gpu: bool) -> Admission:
+    return Admission(room, choices, lists=lists, block_tokens=block_tokens, strands=lists if on_gpu else 1)
 
 
 def rules_of(settings: Settings, config: Any, kv_cache_config: Any) -> Rules:
@@ -56,13 +66,15 @@ def rules_of(settings: Settings, config: Any, kv_cache_config: Any) -> Rules:
     assert settings.sparse is not None
     policy, group = Policy(settings.sparse), kv_cache_config.kv_cache_groups[0]
     of, longest = heads_of(kv_cache_config, "sparse"), config.model_config.max_model_len
-    shape = Shape("f32", of.tokens, of.heads, of.dim)
+    shape, on_gpu = Shape("f32", of.tokens, of.heads, of.dim), device_of(config) == "cuda"
     try:
+        if on_gpu:
+            _on_gpu(policy)
         choices = _choices(policy, shape, len(group.layer_names), str(config.model_config.model))
     except (Refused, ValueError) as error:
         raise Unsupported(f"sparse: {error}") from None
     lists = 1 if choices.score.heads != "each" else of.heads
-    most = Admission(Room(0, 0), choices, lists=lists, block_tokens=of.tokens).need(longest)
+    most = _admission(Room(0, 0), choices, lists, of.tokens, on_gpu).need(longest)
     prompt = policy.dense_below + of.tokens
     if not most.rows or prompt >= longest:
         raise Unsupported(
@@ -70,7 +82,26 @@ def rules_of(settings: Settings, config: Any, kv_cache_config: Any) -> Rules:
             f"{choices.window} blocks no request would ever be sparse: allow longer ones, or remove the setting"
         )
     room = Room(most.slots * settings.sparse_room, most.rows * settings.sparse_room, _STREAM)
-    return Rules(str(policy), choices, of.tokens, prompt, lists, room, longest)
+    return Rules(str(policy), choices, of.tokens, prompt, lists, room, longest, on_gpu)
+
+
+def device_of(config: Any) -> str:
+    """"cuda", "cpu" ..."""
+    return str(getattr(getattr(config, "device_config", None), "device_type", "cpu"))
+
+
+def _on_gpu(policy: Policy) -> None:
+    if policy.choice != "topk":
+        raise Refused(f"{policy}: on a GPU how many blocks a token takes is known before it is computed; set choice=topk")
+    if policy.dense_first or policy.dense_last:
+        raise Refused(f"{policy}: a dense layer would bring all blocks in each step; set dense_first=0,dense_last=0")
+
+
+def _asked_for(config: Any) -> bool:
+    """For a vLLM that does not ask the backend for the KV cache's spec: whether --attention-backend CUSTOM was said. The worker
+    looks whose backend that is."""
+    backend = getattr(getattr(config, "attention_config", None), "backend", None)
+    return getattr(backend, "name", backend) == "CUSTOM"
 
 
 def _asked_for(config: Any) -> bool:
@@ -97,13 +128,15 @@ def _check(settings: Settings, config: Any, kv_cache_config: Any) -> None:
 
 
 def _reasons(settings: Settings, config: Any, spec: Any) -> Iterator[tuple[str, str]]:
-    cache_dtype = str(config.cache_config.cache_dtype)
+    cache_dtype, on_gpu = str(config.cache_config.cache_dtype), device_of(config) == "cuda"
     if cache_dtype not in ("auto", "bfloat16", "float16", "float32"):
         yield f"a KV cache of {cache_dtype}", "start with --kv-cache-dtype auto"
     if type(spec).__name__ != "SparseSpec" and not (type(spec).__name__ == "FullAttentionSpec" and _asked_for(config)):
         yield f"a KV cache of kind {type(spec).__name__}", _REMEDY
     if getattr(spec, "sliding_window", None) is not None or getattr(spec, "attention_chunk_size", None) is not None:
         yield "sliding windows or chunked attention", "take a model of full attention only"
+    if on_gpu and str(config.model_config.dtype).rpartition(".")[2] not in ("bfloat16", "float16"):
+        yield f"{config.model_config.dtype} on a GPU", "start with --dtype bfloat16"
     if getattr(config.scheduler_config, "async_scheduling", False):
         yield "asynchronous scheduling, which delivers a token before its step is known to be right", "start with --no-async-scheduling"
     if getattr(config, "speculative_config", None) is not None:

@@ -104,6 +104,8 @@ class SparseScheduler:
         computed = local * self.rules.block_tokens + external_tokens
         if of.vllm.num_tokens - computed > self.budget:
             return 0
+        if self.rules.on_gpu and computed < self.rules.own(of.prompt_tokens) * self.rules.block_tokens:
+            return 0
         return self.rules.candidates(computed)
 
     def give_back(self, name: str, computed: int) -> tuple[int, int]:
