@@ -7,22 +7,36 @@
 #define BESIDE_SLACK_NS 100000u /* a load that was late may catch up so much */
 #define BESIDE_URGENT_MS 1000   /* so near its deadline a load gets the whole bus */
 
+/* What the region's worker said; if nothing, the place of what ends first. */
+static struct gpu_said *said_by(struct gpu *g, const struct device_region *region)
+{
+    struct gpu_said *first = g->beside.said;
+
+    for (unsigned i = 0; i < GPU_BESIDE_WORKERS; i++) {
+        struct gpu_said *s = &g->beside.said[i];
+
+        if (s->region == region)
+            return s;
+        if (s->until_ms < first->until_ms)
+            first = s;
+    }
+    return first;
+}
+
 void gpu_beside_told(struct gpu *g, const struct device_job *job)
 {
-    struct gpu_beside *b = &g->beside;
-
-    if (job->beside == DEVICE_BESIDE_STEPS && g->config.beside_percent < 100) {
-        b->region = job->region;
-        b->until_ms = job_clock_ms() + BESIDE_HOLD_MS;
-    } else if (job->beside == DEVICE_BESIDE_NOTHING) {
+    if (job->beside == DEVICE_BESIDE_STEPS && g->config.beside_percent < 100)
+        *said_by(g, job->region) = (struct gpu_said){job->region, job_clock_ms() + BESIDE_HOLD_MS};
+    else if (job->beside == DEVICE_BESIDE_NOTHING)
         gpu_beside_forget(g, job->region);
-    }
 }
 
 void gpu_beside_forget(struct gpu *g, const struct device_region *region)
 {
-    if (g->beside.region == region)
-        g->beside = (struct gpu_beside){.region = NULL};
+    struct gpu_said *s = said_by(g, region);
+
+    if (s->region == region)
+        *s = (struct gpu_said){.region = NULL};
 }
 
 /* A fetch is what a step waits for. */
@@ -37,7 +51,9 @@ void gpu_beside_look(struct gpu *g)
     const struct device_job *job = job_queue_first_of(&g->queued, DEVICE_LOAD);
     uint64_t now_ms = job_clock_ms();
 
-    g->beside.now = g->beside.until_ms > 0 && now_ms < g->beside.until_ms;
+    g->beside.now = false;
+    for (unsigned i = 0; i < GPU_BESIDE_WORKERS; i++)
+        g->beside.now |= now_ms < g->beside.said[i].until_ms;
     g->beside.hurry = g->beside.now && job && urgent(job, now_ms);
 }
 

@@ -20,6 +20,7 @@
 #define GPU_DMA_EXTENTS 4096u /* of one launch */
 /* Launched and not done, besides the newest launch: keeps the bus busy without a gap. */
 #define GPU_AHEAD_BYTES (32ull << 20)
+#define GPU_BESIDE_WORKERS 8          /* that compute, of which one GPU is told */
 #define GPU_BESIDE_BYTES (6ull << 20) /* of one launch beside a worker that computes */
 
 /* A launch under way. The GPU reads items, in pinned memory, while the kernel runs: nobody writes
@@ -61,8 +62,10 @@ struct gpu_probe {
 
 /* A worker computes on this GPU, or did until a moment ago. */
 struct gpu_beside {
-    const struct device_region *region; /* whose worker said so last; only compared */
-    uint64_t until_ms;
+    struct gpu_said {
+        const struct device_region *region; /* whose worker said so; only compared */
+        uint64_t until_ms;
+    } said[GPU_BESIDE_WORKERS]; /* of more workers the latest */
     /* As this round of the thread sees them. What gpu_launch_next goes by must not change between a look whether
      * there is a place and its use. */
     bool now, hurry; /* hurry: the first load waits for no share of the bus */

@@ -247,15 +247,15 @@ Test(cuda_copy, one_order_moves_16_mib_at_most, .timeout = 60)
 /* ---- beside a worker that computes ---- */
 
 /* Launches of a copy of 37 MiB, and how many were under way at once. */
-static void launches_of(struct test_job *j, enum device_op op, enum device_beside beside,
-                        unsigned *launches, unsigned *at_once)
+static void launches_of(struct test_job *j, struct worker_side *w, enum device_op op,
+                        enum device_beside beside, unsigned *launches, unsigned *at_once)
 {
     struct device_stats before, after;
 
-    copy_init(j, &a, op);
+    copy_init(j, w, op);
     j->job.beside = beside;
     for (uint32_t i = 0; i < BLOCKS; i++)
-        copy_add(j, &a, i, i);
+        copy_add(j, w, i, i);
     gpu->ops->stats(gpu, &before);
     (void)fake_cuda_most_events();
     job_submit(j, gpu);
@@ -265,15 +265,21 @@ static void launches_of(struct test_job *j, enum device_op op, enum device_besid
     *at_once = fake_cuda_most_events();
 }
 
-static void expect_gaps(enum device_op op, enum device_beside beside, bool gaps)
+static void expect_gaps_of(struct worker_side *w, enum device_op op, enum device_beside beside,
+                           bool gaps)
 {
     static struct test_job j;
     unsigned launches, at_once;
 
-    launches_of(&j, op, beside, &launches, &at_once);
+    launches_of(&j, w, op, beside, &launches, &at_once);
     cr_expect_eq(launches, gaps ? 7 : 3, "%u launches, operation %d, beside %d", launches, op,
                  beside);
     cr_expect_eq(at_once > 1, !gaps, "%u at once, operation %d, beside %d", at_once, op, beside);
+}
+
+static void expect_gaps(enum device_op op, enum device_beside beside, bool gaps)
+{
+    expect_gaps_of(&a, op, beside, gaps);
 }
 
 /* The engine's own copies get their turn between two launches. What a worker says holds for all copies, also
@@ -297,6 +303,29 @@ Test(cuda_copy, beside_steps_copies_leave_gaps, .timeout = 60)
     worker_begin(&a, getpid(), 1, 600 * 1024, 0);
     expect_gaps(DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, false);
     worker_end(&a);
+    daemon_end();
+}
+
+/* One that is idle, or leaves, takes nothing from another. */
+Test(cuda_copy, beside_one_of_two_that_compute, .timeout = 60)
+{
+    daemon_begin(COPY_DMA, 40 * MIB);
+    fake_cuda_delay(2000);
+    for (unsigned leaves = 0; leaves < 2; leaves++) {
+        worker_begin(&a, getpid(), 1, 600 * 1024, 0);
+        worker_begin(&b, getpid(), 1, 600 * 1024, 0);
+        expect_gaps_of(&a, DEVICE_LOAD, DEVICE_BESIDE_STEPS, true);
+        expect_gaps_of(&b, DEVICE_LOAD, DEVICE_BESIDE_STEPS, true);
+        if (leaves)
+            worker_end(&b);
+        else
+            expect_gaps_of(&b, DEVICE_LOAD, DEVICE_BESIDE_NOTHING, true);
+        expect_gaps_of(&a, DEVICE_LOAD, DEVICE_BESIDE_UNKNOWN, true);
+        expect_gaps_of(&a, DEVICE_LOAD, DEVICE_BESIDE_NOTHING, false);
+        if (!leaves)
+            worker_end(&b);
+        worker_end(&a);
+    }
     daemon_end();
 }
 
