@@ -71,6 +71,8 @@ class _Request:
     end: int = 0
     #: Of its candidates, those that were whole before the step.
     whole: int = 0
+    #: So many first blocks have no pages any more.
+    given: int = 0
     #: The page for which `_owner` has it.
     last_page: int = 0
 
@@ -292,10 +294,10 @@ class SparseGpuWorker:
         request = self._requests[step.request]
         request.pages += step.pages
         request.keys += step.keys
-        given = [i for i, page in enumerate(request.pages[: step.given]) if page]
-        self._forget_pages(request, given)
-        for i in given:
+        self._forget_pages(request, range(request.given, step.given))
+        for i in range(request.given, step.given):
             request.pages[i] = 0
+        request.given = step.given
         request.first, request.end = step.first, step.end
         return request
 
