@@ -3,9 +3,7 @@
 
 #include "client/cuda/error.h"
 #include "kernels/arith.h"
-#include "kernels/encoding/encoding.h"
 
-#include <math.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -54,7 +52,7 @@ static void draw_bytes(const struct scene *t, uint8_t *at, uint64_t bytes)
 }
 
 /* K or V of a layer of a block, in either order: a row has a scale of its own. */
-static struct ucm_encoding_spec coding(const struct scene *t, uint32_t heads)
+struct ucm_encoding_spec scene_coding(const struct scene *t, uint32_t heads)
 {
     struct ucm_encoding_section section = {
         .tokens = TOKENS, .heads = heads, .dim = t->spec.d, .order = UCM_ENCODING_HND};
@@ -85,7 +83,7 @@ static void blocks_vary(struct scene *t)
 
 static void blocks_code(struct scene *t)
 {
-    struct ucm_encoding_spec spec = coding(t, HEADS);
+    struct ucm_encoding_spec spec = scene_coding(t, HEADS);
     uint64_t half = t->shard / 2;
     uint8_t *coded = fresh(ucm_encoding_bytes(&spec, 0));
 
@@ -429,188 +427,6 @@ uint32_t scene_serve(struct scene *t)
     check(placed == n, "%s: %u of %u were put", t->spec.name, placed, n);
     scene_resident(t, "put");
     return n;
-}
-
-/* ---- what it should be ---- */
-
-uint32_t scene_strand(const struct scene *t, uint32_t layer, uint32_t list)
-{
-    return t->spec.slot == UCM_CUDA_DECODE_HEAD ? layer * t->heads + list : layer;
-}
-
-/* Whether entry x of a list comes before y. */
-static bool comes_first(const struct scene *t, const struct input_layer *in, uint32_t x, uint32_t y)
-{
-    bool window = in->index[x] < t->options.windows, other = in->index[y] < t->options.windows;
-
-    if (window != other)
-        return window;
-    return !window && in->score[x] != in->score[y] ? in->score[x] > in->score[y] : x < y;
-}
-
-uint32_t scene_attended(struct scene *t, const struct output *out, uint32_t layer, uint32_t l,
-                        uint32_t index[ROOM])
-{
-    const struct input_layer *in = &t->input.layer[layer];
-    uint32_t n = in->count[l], first = l * ROOM;
-
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t before = i;
-
-        for (uint32_t j = 0; t->spec.rule && j < n; j++)
-            before = (j == 0 ? 0 : before) + comes_first(t, in, first + j, first + i);
-        index[before] = in->index[first + i];
-    }
-    return t->spec.rule && out->report[layer][l].blocks < n ? out->report[layer][l].blocks : n;
-}
-
-uint32_t scene_chosen(struct scene *t, uint32_t layers)
-{
-    struct output *out = fresh(sizeof(*out));
-    bool in[LAYERS * HEADS * NUMBERS] = {false};
-    uint32_t n = 0;
-
-    scene_output(t, out);
-    for (uint32_t layer = 0; layer < layers; layer++)
-        for (uint32_t l = 0; l < CHAINS * t->spec.lists; l++) {
-            uint32_t index[ROOM], attended = scene_attended(t, out, layer, l, index);
-
-            for (uint32_t i = 0; i < attended; i++) {
-                uint32_t number = (uint32_t)t->input.table[l / t->spec.lists * BLOCKS + index[i]];
-                bool *one = &in[scene_strand(t, layer, l % t->spec.lists) * NUMBERS + number];
-
-                n += !*one;
-                *one = true;
-            }
-        }
-    free(out);
-    return n;
-}
-
-static float decoded(const struct scene *t, uint16_t bits)
-{
-    return t->spec.dtype == UCM_SPARSE_F16 ? ucm_f16_decode(bits) : ucm_bf16_decode(bits);
-}
-
-/* One KV head of a chain in a layer. */
-static void reference(struct scene *t, const struct output *got, uint32_t layer, uint32_t c,
-                      uint32_t g, float *scratch, float *out, float *lse)
-{
-    const struct input_layer *in = &t->input.layer[layer];
-    struct ucm_attend_memory blocks = {t->attended + layer * t->shard, t->block, NUMBERS};
-    struct ucm_attend_memory pages = {t->pages + layer * PAGES * t->shard, t->shard, PAGES};
-    uint32_t l = c * t->spec.lists + (t->spec.lists > 1 ? g : 0),
-             row = (c * t->heads + g) * t->group;
-    uint32_t length = t->input.length[c], n = (length + TOKENS - 1) / TOKENS;
-    uint32_t index[ROOM], attended = scene_attended(t, got, layer, l, index);
-    float q[HEADS * GROUP * D_MAX], *query = scratch + t->plan.state_floats;
-    struct ucm_attend_state state;
-    int r = 0;
-
-    for (uint32_t i = 0; i < t->group * t->spec.d; i++)
-        q[i] = decoded(t, in->q[row * t->spec.d + i]);
-    ucm_attend_query(&t->plan, q, query);
-    ucm_attend_begin(&t->plan, &state, scratch);
-    for (uint32_t i = 0; i < attended; i++)
-        r |= ucm_attend_add(&t->plan, &blocks, g, query, &t->input.table[c * BLOCKS + index[i]], 1,
-                            0, &state, NULL, 0);
-    r |= ucm_attend_add(&t->plan, &pages, g, query, &t->input.page_table[c * BLOCKS + CHOSEN],
-                        n - CHOSEN, length % TOKENS, &state, NULL, 0);
-    check(r == 0, "the reference");
-    ucm_attend_end(&t->plan, &state, out, lse);
-}
-
-void scene_compare(struct scene *t, const char *what)
-{
-    float by = 6 * (t->spec.dtype == UCM_SPARSE_F16 ? 0x1p-10f : 0x1p-8f);
-    float *scratch = fresh(ucm_attend_scratch_floats(&t->plan) * 4);
-    float out[HEADS * GROUP * D_MAX], lse[HEADS * GROUP];
-    struct output *got = fresh(sizeof(*got));
-    uint32_t wrong = 0, d = t->v, lists = CHAINS * t->heads;
-
-    scene_output(t, got);
-    for (uint32_t i = 0; i < LAYERS * lists; i++) {
-        uint32_t layer = i / lists, row = i % lists * t->group;
-
-        reference(t, got, layer, i / t->heads % CHAINS, i % t->heads, scratch, out, lse);
-        for (uint32_t j = 0; j < t->group * d; j++)
-            wrong += !(fabsf(decoded(t, got->out[layer][row * d + j]) - out[j]) <= by);
-        for (uint32_t j = 0; j < t->group; j++)
-            wrong += !(fabsf(got->lse[layer][row + j] - lse[j]) <= 1e-3f);
-    }
-    check(wrong == 0, "%s, %s: %u numbers are wrong", t->spec.name, what, wrong);
-    free(scratch);
-    free(got);
-}
-
-/* Codes of K, codes of V, scales of K, scales of V. */
-static bool coded_wrong(const struct scene *t, const uint8_t *slot, const uint8_t *shard)
-{
-    const struct ucm_cuda_decode_layout *l = &t->options.shard;
-    struct ucm_encoding_spec spec = coding(t, 1);
-    uint32_t half = TOKENS * t->spec.d, wrong = 0;
-    uint8_t plain[2 * TOKENS * D_MAX], coded[TOKENS * (D_MAX + 1)];
-
-    for (uint32_t v = 0; v < 2; v++) {
-        uint64_t pitch = v ? l->v_token_stride : l->k_token_stride;
-
-        for (uint32_t token = 0; token < TOKENS; token++)
-            memcpy(plain + token * t->row, shard + v * l->v_offset + token * pitch, t->row);
-        ucm_encode(&spec, 0, plain, coded);
-        for (uint32_t i = 0; i < half; i++) /* an infinity is NaN in a slot */
-            coded[i] |= (coded[i] & 0x7f) == 0x7e;
-        wrong |= memcmp(slot + v * half, coded, half) != 0;
-        wrong |= memcmp(slot + 2 * half + v * TOKENS, coded + half, TOKENS) != 0;
-    }
-    return wrong;
-}
-
-/* Bytes of a slot that differ from the strand's of its block. */
-static bool slot_wrong(const struct scene *t, const uint8_t *slot, uint32_t strand, uint32_t number)
-{
-    const struct ucm_cuda_decode_layout *l = &t->options.shard;
-    const uint8_t *shard = t->window.bytes + number * t->block;
-    uint64_t row = t->row, half = TOKENS * row;
-
-    if (t->spec.slot == UCM_CUDA_DECODE_LAYER)
-        return memcmp(slot, shard + strand * t->shard, t->shard) != 0;
-    shard += strand / t->heads * t->shard + strand % t->heads * l->k_head_stride;
-    if (t->spec.coded)
-        return coded_wrong(t, slot, shard);
-    for (uint32_t token = 0; token < TOKENS; token++)
-        if (memcmp(slot + token * row, shard + token * l->k_token_stride, row) != 0 ||
-            (!t->spec.latent && memcmp(slot + half + token * row,
-                                       shard + l->v_offset + token * l->v_token_stride, row) != 0))
-            return true;
-    return false;
-}
-
-uint32_t scene_resident(struct scene *t, const char *what)
-{
-    const struct ucm_slots_shape *shape = &t->decode->plan.shape;
-    uint64_t bytes = t->decode->plan.info.slot_bytes, size = ucm_slots_bytes(shape);
-    uint8_t *pool = fresh(bytes * t->spec.slots);
-    uint32_t there = 0, wrong = 0;
-    char why[UCM_SLOTS_WHY] = "";
-    struct ucm_slots s;
-    void *memory;
-
-    if (posix_memalign(&memory, 64, size) != 0)
-        must(CUDA_ERROR_OUT_OF_MEMORY, "memory");
-    gpu_get(memory, t->decode->tables, size);
-    gpu_get(pool, t->pool, bytes * t->spec.slots);
-    ucm_slots_layout(&s, shape, memory);
-    check(ucm_slots_verify(&s, why) == 0, "%s, %s: %s", t->spec.name, what, why);
-    for (uint32_t key = 0; key < shape->strands * NUMBERS; key++)
-        if (s.slot_of[key] >= 0) {
-            there++;
-            wrong += slot_wrong(t, pool + (uint32_t)s.slot_of[key] * bytes, key / NUMBERS,
-                                key % NUMBERS);
-        }
-    check(wrong == 0, "%s, %s: %u of %u slots are wrong", t->spec.name, what, wrong, there);
-    free(memory);
-    free(pool);
-    return there;
 }
 
 int main(int argc, char **argv)

@@ -4,6 +4,7 @@
 
 #include "client/cuda/decode.h"
 #include "kernels/attend/attend.h"
+#include "kernels/encoding/encoding.h"
 #include "tests/gpu/window.h"
 
 #define LAYERS 3u
@@ -69,6 +70,9 @@ struct scene {
 
 void scene_open(struct scene *t, const struct scene_spec *spec);
 void scene_close(struct scene *t);
+
+/* What codes a shard of so many KV heads, where slots are coded. */
+struct ucm_encoding_spec scene_coding(const struct scene *t, uint32_t heads);
 
 /* All blocks' places, or none of this number's. */
 void scene_places(struct scene *t);
