@@ -47,6 +47,13 @@ $(SPARSE_FATBIN): $(FATBINS)/%.fatbin: kernels/sparse/%.cu kernels/sparse/%_cuda
 	$(NVCC) -I. -O3 -fmad=false -fatbin $(SPARSE_ARCHS) $< -o $@
 $(FATBINS)/digest.fatbin: $(wildcard kernels/sparse/digest_*.cuh)
 $(FATBINS)/select.fatbin: $(wildcard kernels/sparse/select_*.cuh)
+# Clusters of thread blocks there are from compute capability 9.0 on.
+CLUSTER_FATBIN := $(FATBINS)/select_cluster.fatbin
+$(CLUSTER_FATBIN): kernels/sparse/select_cluster.cu $(wildcard kernels/sparse/cluster*) $(addprefix kernels/sparse/select_,cuda.h cut.cuh item.cuh reduce.cuh sums.cuh) kernels/arith.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
+	@mkdir -p $(@D)
+	$(NVCC) -I. -O3 -fmad=false -fatbin -gencode arch=compute_90,code=[sm_90,compute_90] $< -o $@
+$O/obj/kernels/sparse/select_cluster_fatbin.o: $(CLUSTER_FATBIN)
+SPARSE_CUDA_OBJ += $O/obj/kernels/sparse/select_cluster_fatbin.o
 $(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/fatbin.S $(FATBINS)/%.fatbin
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$(FATBINS)/$*.fatbin"' -c $< -o $@
@@ -100,7 +107,7 @@ $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 
-fatbins: $(SPARSE_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
+fatbins: $(SPARSE_FATBIN) $(CLUSTER_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
 
 # Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
 UNIT_SRC  += $(wildcard tests/unit/cuda/test_*.c)

@@ -1,23 +1,13 @@
 #include "client/cuda/error.h"
-#include "client/cuda/sparse.h"
+#include "client/cuda/sparse_select.h"
 #include "kernels/sparse/arith.h"
-#include "kernels/sparse/select_cuda.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #define WORKSPACE_ALIGN 4096
 
 extern const unsigned char ucm_select_fatbin[];
-
-struct ucm_cuda_select {
-    struct sparse_kernel kernel;
-    struct ucm_select_cuda args; /* what follows from digest and options, and the workspace */
-    uint32_t chains, thread_blocks, shared_bytes;
-    CUdeviceptr workspace;
-    uint64_t workspace_bytes, counters_bytes;
-};
 
 /* ---- options ---- */
 
@@ -306,6 +296,8 @@ static CUresult launch(struct ucm_cuda_select *s, const struct ucm_select_cuda *
 {
     void *arguments[] = {(void *)args};
 
+    if (s->cluster > 0)
+        return sparse_cluster_launch(s, args, stream);
     return cuLaunchKernel(s->kernel.function, thread_blocks, 1, 1, UCM_SELECT_CUDA_THREADS, 1, 1,
                           s->shared_bytes, stream, arguments, NULL);
 }
@@ -386,8 +378,10 @@ static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
     args_from_plan(s, family);
     args_from_specs(s, family, o, &score, &choose);
     n = words_of(s, family);
-    tile_plan(s, n, score.rows * score.q_heads);
-    r = kernel_open(s, gpu, family, n);
+    if (!sparse_cluster_serves(s, gpu, family) || sparse_cluster_open(s, gpu) != 0) {
+        tile_plan(s, n, score.rows * score.q_heads);
+        r = kernel_open(s, gpu, family, n);
+    }
     if (r != 0)
         return r;
     s->args.channel = s->kernel.channel;

@@ -362,9 +362,9 @@ static void compare(struct problem *p)
 
 /* ---- cases ---- */
 
-static void random_choose(struct ucm_sparse_choose *c, uint32_t max_blocks)
+static void random_choose(struct ucm_sparse_choose *c, uint32_t policy, uint32_t max_blocks)
 {
-    *c = (struct ucm_sparse_choose){.policy = rnd_below(2),
+    *c = (struct ucm_sparse_choose){.policy = policy,
                                     .topk_tokens = rnd_below(2) * rnd_below(max_blocks * 8),
                                     .min_blocks = rnd_below(8),
                                     .init_window_sz = rnd_below(4),
@@ -394,14 +394,14 @@ static uint32_t random_metric(uint32_t method)
     }
 }
 
-static void one(uint32_t method, const struct shape *s, uint32_t reduce, uint32_t heads,
-                uint32_t max_blocks)
+static void one_by(uint32_t metric, uint32_t policy, uint32_t method, const struct shape *s,
+                   uint32_t reduce, uint32_t heads, uint32_t max_blocks)
 {
     struct problem p = {.region = 40 + rnd_below(400)};
 
     if (!digest_of(&p.digest, method, UCM_SPARSE_F16, s->tokens, s->heads, s->d, s->rope))
         return;
-    p.options.score = (struct ucm_sparse_score){.metric = random_metric(method),
+    p.options.score = (struct ucm_sparse_score){.metric = metric,
                                                 .reduce = reduce,
                                                 .heads = heads,
                                                 .rows = rnd_below(2) ? 1 : 1 + rnd_below(3),
@@ -409,8 +409,14 @@ static void one(uint32_t method, const struct shape *s, uint32_t reduce, uint32_
                                                 .beta = rnd_below(2) ? 0 : 0.1f};
     p.options.q_dtype = rnd_below(3);
     p.options.max_blocks = max_blocks;
-    random_choose(&p.options.choose, max_blocks);
+    random_choose(&p.options.choose, policy, max_blocks);
     compare(&p);
+}
+
+static void one(uint32_t method, const struct shape *s, uint32_t reduce, uint32_t heads,
+                uint32_t max_blocks)
+{
+    one_by(random_metric(method), rnd_below(2), method, s, reduce, heads, max_blocks);
 }
 
 static const struct shape shapes[] = {{8, 4, 128, 16, 0}, {1, 128, 576, 16, 64}, {3, 3, 64, 16, 0},
@@ -434,8 +440,27 @@ static void many_candidates(double sparse_ratio)
     compare(&p);
 }
 
+/* Lists of KV heads of tokens with rest by the metric `rounded`, which clusters of thread blocks choose from: as many as the
+ * GPU has room for at once, few and many query heads, short lists and long ones. */
+static void clusters(void)
+{
+    static const struct shape of[] = {{2, 4, 128, 16, 0}, {1, 8, 128, 4, 0},  {2, 1, 128, 16, 0},
+                                      {1, 5, 128, 16, 0}, {1, 16, 128, 8, 0}, {2, 3, 128, 33, 0}};
+    static const uint32_t blocks[] = {9, 150, 700, 2500, 9000};
+
+    for (uint32_t i = 0; i < (few ? 1 : sizeof(of) / sizeof(*of)); i++)
+        for (uint32_t k = 0; k < (few ? 2 : sizeof(blocks) / sizeof(*blocks)); k++)
+            for (uint32_t reduce = 0; reduce < 3; reduce++)
+                one_by(UCM_SPARSE_ROUNDED, UCM_SPARSE_TOPK, TOKENS_REST, &of[i], reduce,
+                       UCM_SPARSE_HEADS_EACH, 1 + rnd_below(blocks[k]));
+    if (!few)
+        one_by(UCM_SPARSE_ROUNDED, UCM_SPARSE_TOPK, TOKENS_REST, &of[0], UCM_SPARSE_REDUCE_SOFTMAX,
+               UCM_SPARSE_HEADS_EACH, 66000);
+}
+
 void test_selections(void)
 {
+    clusters();
     for (uint32_t method = UCM_SPARSE_MEAN; method <= TOKENS_REST; method++) {
         for (uint32_t reduce = 0; reduce < 3; reduce++)
             for (uint32_t heads = 0; heads < 3; heads++)

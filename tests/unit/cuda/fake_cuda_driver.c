@@ -358,6 +358,13 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
     return CUDA_SUCCESS;
 }
 
+/* It has no clusters. */
+CUresult cuOccupancyMaxActiveClusters(int *out, CUfunction function, const CUlaunchConfig *config)
+{
+    (void)out, (void)function, (void)config;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)
 {
     (void)function, (void)attribute, (void)value;

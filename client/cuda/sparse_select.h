@@ -1,0 +1,29 @@
+/* Selections on a GPU, inside: what a handle has, and lists that a cluster of thread blocks chooses from. */
+#ifndef UCM_CUDA_SPARSE_SELECT_H
+#define UCM_CUDA_SPARSE_SELECT_H
+
+#include "client/cuda/sparse.h"
+#include "kernels/sparse/cluster.h"
+
+#include <stdbool.h>
+
+struct ucm_cuda_select {
+    struct sparse_kernel kernel;
+    struct ucm_select_cuda args; /* what follows from digest and options, and the workspace */
+    uint32_t chains, thread_blocks, shared_bytes;
+    uint32_t cluster,
+        threads; /* thread blocks a list, of so many threads; 0: a kernel of select.cu */
+    CUdeviceptr workspace;
+    uint64_t workspace_bytes, counters_bytes;
+};
+
+/* Whether select_cluster.cu has what the arguments ask for, and the GPU has clusters. */
+bool sparse_cluster_serves(const struct ucm_cuda_select *s, const uint8_t *gpu,
+                           enum ucm_select_cuda_family family);
+/* As sparse_kernel_open; plans the launches. After an error another kernel can be opened: a cluster may have no room for
+ * its list, or the GPU none for a cluster a list. */
+int sparse_cluster_open(struct ucm_cuda_select *s, const uint8_t *gpu);
+CUresult sparse_cluster_launch(struct ucm_cuda_select *s, const struct ucm_select_cuda *args,
+                               CUstream stream);
+
+#endif

@@ -1,0 +1,433 @@
+/* Scores by the matrix units, for UCM_METRIC_ROUNDED: vectors of 32 N channels against 4 P queries of a KV head, a panel being four.
+ *
+ * Rounded queries are integers of at most 15 bits times a power of two, so each is two int8, a high and a low one, and
+ * a dot product is two exact sums of products of int8: 256 * high + low. One m16n8k32 has 16 vectors, each of another
+ * block, against 4 queries' two halves; a thread gets both halves of its query's sums with two of the blocks, one
+ * vector after the other, so that it makes those blocks' scores alone. Channels are taken in the order in which a thread
+ * loads them; the queries' are the same. Vectors come through a ring in shared memory, one a warp, that cp.async fills some
+ * steps ahead: loads to registers would have to share the scoreboards by which a warp waits, and it would wait for the
+ * newest. */
+#ifndef UCM_KERNELS_SPARSE_CLUSTER_SCORE_CUH
+#define UCM_KERNELS_SPARSE_CLUSTER_SCORE_CUH
+
+#include "kernels/sparse/cluster.h"
+#include "kernels/sparse/select_cut.cuh"
+#include "kernels/sparse/select_sums.cuh"
+
+#define GROUP UCM_SELECT_CUDA_MATRIX_BLOCKS
+
+/* The blocks of a list that are this thread block's. */
+struct part {
+    uint32_t chain, list, n; /* n: of all the chain's blocks */
+    uint32_t first, count;   /* first: a multiple of GROUP */
+};
+
+template <int F, int N> struct panel {
+    static constexpr uint32_t words = F == UCM_SELECT_REST ? N : 2 * N; /* of a vector that a thread loads */
+    static constexpr uint32_t bytes = 16 * words;                       /* of a vector */
+    static constexpr uint32_t at_once = words < 4 ? words : 4;
+    static constexpr uint32_t top = F == UCM_SELECT_REST ? 3 : 7; /* of ucm_grid_coarser */
+    /* A slot of the ring: each thread's words of two vectors, then the vectors' scales, in the 4 bytes that have them. */
+    static constexpr uint32_t scales = GROUP * bytes;
+    static constexpr uint32_t slot = scales + GROUP * 4;
+    static constexpr uint32_t depth = UCM_SELECT_CLUSTER_RING / slot;
+
+    static_assert(depth >= 3, "a ring fits");
+};
+
+/* Four threads share a vector, and a query. */
+static __device__ __forceinline__ uint32_t quarter(void)
+{
+    return threadIdx.x % 4;
+}
+
+/* ---- queries ---- */
+
+/* An integer of at most 22 bits to the nearest, ties to even. */
+static __device__ __forceinline__ int32_t to_integer(float x)
+{
+    return (int32_t)(ucm_f32_bits(x + 0x1.8p23f) - 0x4b400000u);
+}
+
+/* Half of four integers: bytes, the high ones such that 256 * high + low is the integer, both signed. */
+static __device__ __forceinline__ uint32_t pack_halves(const int32_t x[4], bool low)
+{
+    uint32_t word = 0;
+
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+        word |= (uint32_t)((low ? x[j] : (x[j] + 128) >> 8) & 0xff) << 8 * j;
+    return word;
+}
+
+/* Where channels c .. c + 3 of a query are: the thread of four, and its word. */
+template <int F, int N>
+static __device__ __forceinline__ uint32_t channel_place(uint32_t c, uint32_t *word)
+{
+    uint32_t at = c / 32 * 16 + c % 16; /* rest: the byte of the vector that has them in its halves */
+
+    if (F == UCM_SELECT_REST) {
+        *word = at % (4 * N) / 4 * 2 + c / 16 % 2;
+        return at / (4 * N);
+    }
+    *word = c / 64 * 4 + c % 16 / 4;
+    return c % 64 / 16;
+}
+
+/* By a warp: rounds the i-th query of the list as ucm_digest_round does, and puts its halves where the unit's threads
+ * take them: halves[panel][word][lane], the high one in an even eighth of the lanes and the low one behind it. *step:
+ * what its integers are multiplied with. */
+template <int F, int N>
+static __device__ __forceinline__ void round_query_halves(args_t a, const struct part &p, uint32_t i,
+                                                          uint32_t *halves, float *step)
+{
+    uint32_t group = a.q_heads / a.kv_heads, row = i / group, c = 4 * warp_lane(), largest = 0, units = 0, word, to;
+    float x[4] = {}, by;
+    int32_t e, n[4];
+
+    if (i < a.queries_a_head && c < 32 * N)
+        query_word(a, p.chain * a.q_stride + ((uint64_t)row * a.q_heads + p.list * group + i % group) * a.head_dim,
+                   c, x);
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+        largest = max(largest, ucm_f32_bits(x[j]) & 0x7fffffffu);
+    largest = __reduce_max_sync(WARP_ALL, largest);
+    e = ucm_grid_first(min(largest, UCM_GRID_TOP));
+    by = largest < UCM_GRID_TOP ? ucm_power(-e) : 0;
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+        units += (uint32_t)to_integer(ucm_abs(x[j]) * by);
+    e += (int32_t)ucm_grid_coarser(__reduce_add_sync(WARP_ALL, units), a.channels, panel<F, N>::top);
+    by = ucm_power(-e);
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++)
+        n[j] = to_integer(x[j] * by);
+    if (c < 32 * N) {
+        to = 8 * (i % 4) + channel_place<F, N>(c, &word);
+        word = ((i / 4 * 2 * N) + word) * WARP_LANES + to;
+        halves[word] = pack_halves(n, false);
+        halves[word + 4] = pack_halves(n, true);
+    }
+    if (F == UCM_SELECT_REST) /* vectors of 4 bits are in the high halves of bytes */
+        e -= 4;
+    if (warp_lane() == 0)
+        *step = largest < UCM_GRID_TOP ? ucm_power(e) : ucm_f32(0x7fc00000u);
+}
+
+/* ---- vectors ---- */
+
+/* What a warp loads next: vector v of its blocks of one group, to a slot of its ring. A thread has two blocks, lane / 4
+ * and 8 more, and copies the scale of one of them, if any. */
+struct feed {
+    const uint8_t *vector[2]; /* of its part of the next ones */
+    const uint8_t *scale;
+    uint32_t v, group;      /* group: the next one */
+    uint32_t number[2];     /* of the next group's blocks, in the digests' memory */
+    uint32_t at, from, end; /* address of the next slot; of the ring */
+};
+
+static __device__ __forceinline__ void feed_numbers(args_t a, const struct part &p, struct feed *f)
+{
+    const uint32_t *table = (const uint32_t *)a.table + p.chain * a.table_stride + p.first;
+
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        uint32_t b = f->group * GROUP + 8 * k + warp_lane() / 4;
+
+        f->number[k] = b < p.count ? __ldg(table + b) : ~0u;
+    }
+}
+
+/* Behind the last group a thread's blocks are those that have no digest. */
+template <int F, int N>
+static __device__ __forceinline__ void feed_group(args_t a, const struct part &p, struct feed *f)
+{
+    uint32_t first = p.list * a.vectors;
+
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        const uint8_t *digest = (const uint8_t *)(f->number[k] < a.blocks ? a.digests + f->number[k] * a.block_stride
+                                                                          : a.poison);
+
+        f->vector[k] = digest + a.array[0] + first * panel<F, N>::bytes + quarter() * panel<F, N>::at_once * 4;
+        if (k == quarter() % 2)
+            f->scale = digest + a.scale[0] + 2 * first;
+    }
+    f->v = 0;
+    f->group += blockDim.x / WARP_LANES;
+    feed_numbers(a, p, f);
+}
+
+template <int WORDS>
+static __device__ __forceinline__ void copy_words(uint32_t to, const uint8_t *from)
+{
+    static_assert(WORDS == 1 || WORDS == 2 || WORDS == 4, "cp.async has these");
+    if (WORDS == 4)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(4 * WORDS));
+}
+
+/* Begins the copies of the next step, as a group of its own. */
+template <int F, int N>
+static __device__ __forceinline__ void feed_next(args_t a, const struct part &p, struct feed *f)
+{
+    typedef struct panel<F, N> panel;
+    constexpr uint32_t WORDS = panel::at_once;
+    uint32_t to = f->at + warp_lane() * WORDS * 4;
+
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+#pragma unroll
+        for (uint32_t i = 0; i < panel::words; i += WORDS)
+            if (a.wide)
+                copy_words<WORDS>(to + (k * panel::words + i) * 128, f->vector[k] + 16 * i);
+            else
+#pragma unroll 1
+                for (uint32_t j = 0; j < 4 * WORDS; j += 4)
+                    copy_words<1>(to + (k * panel::words + i) * 128 + j, f->vector[k] + 16 * i + j);
+        f->vector[k] += panel::bytes;
+    }
+    if (quarter() < 2)
+        copy_words<1>(f->at + panel::scales + warp_lane() / 4 * 8 + quarter() * 4,
+                      (const uint8_t *)((uint64_t)f->scale & ~(uint64_t)3));
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    f->scale += 2;
+    f->at = f->at + panel::slot == f->end ? f->from : f->at + panel::slot;
+    if (++f->v == a.vectors)
+        feed_group<F, N>(a, p, f);
+}
+
+/* A thread's quarter of two blocks' vectors. */
+template <int F, int N> struct vectors {
+    uint32_t word[2][panel<F, N>::words];
+    float scale[2];
+};
+
+/* The oldest copy is there: takes the step's vectors out of their slot. odd: where their scales are in the 4 bytes. */
+template <int F, int N>
+static __device__ __forceinline__ void take_vectors(uint32_t slot, uint32_t odd, struct vectors<F, N> *to)
+{
+    typedef struct panel<F, N> panel;
+    constexpr uint32_t WORDS = panel::at_once;
+    uint32_t from = slot + warp_lane() * WORDS * 4, scale[2], select = odd ? 0x3244 : 0x1044;
+
+    asm volatile("cp.async.wait_group %0;" ::"n"(panel::depth - 2) : "memory");
+    __syncwarp();
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++)
+#pragma unroll
+        for (uint32_t i = 0; i < panel::words; i += WORDS) {
+            uint32_t *x = to->word[k] + i, at = from + (k * panel::words + i) * 128;
+
+            if constexpr (WORDS == 4)
+                asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                             : "r"(at));
+            else
+                asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(at));
+        }
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(scale[0]), "=r"(scale[1])
+                 : "r"(slot + panel::scales + warp_lane() / 4 * 8));
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++)
+        to->scale[k] = ucm_f32(__byte_perm(scale[k], 0, select));
+}
+
+/* ---- scores ---- */
+
+/* ucm_exp without a branch and a conversion: the integer is in the low bits of what rounded it. */
+static __device__ __forceinline__ float exp_of(float x)
+{
+    float shifted = x * 0x1.715476p+0f + 0x1.8p23f, n = shifted - 0x1.8p23f, r, p;
+
+    r = ucm_fma(n, -0x1.62e4p-1f, x);
+    r = ucm_fma(n, -0x1.7f7d1cp-20f, r);
+    p = ucm_fma(r, 0x1.a01a02p-13f, 0x1.6c16c2p-10f);
+    p = ucm_fma(p, r, 0x1.111112p-7f);
+    p = ucm_fma(p, r, 0x1.555556p-5f);
+    p = ucm_fma(p, r, 0x1.555556p-3f);
+    p = ucm_fma(p, r, 0.5f);
+    p = ucm_fma(p, r, 1.0f);
+    p = ucm_fma(p, r, 1.0f);
+    p *= ucm_f32((ucm_f32_bits(shifted) << 23) + 0x3f800000u);
+    return x >= -87.0f ? p : 0.0f;
+}
+
+/* ucm_log_sum_add with it. */
+static __device__ __forceinline__ void add_to_log_sum(struct ucm_log_sum *s, float t)
+{
+    float e = exp_of(-ucm_abs(t - s->top));
+    float grown = s->sum * e + 1.0f, same = s->sum + e;
+
+    s->sum = t > s->top ? grown : same;
+    s->top = ucm_max(t, s->top);
+}
+
+static __device__ __forceinline__ void multiply(int32_t sums[4], const uint32_t vectors[4], const uint32_t queries[2])
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+        : "r"(vectors[0]), "r"(vectors[1]), "r"(vectors[2]), "r"(vectors[3]), "r"(queries[0]), "r"(queries[1]));
+}
+
+/* 32 channels of two vectors, as the unit takes them. */
+template <int F, int N>
+static __device__ __forceinline__ void channels_of(const struct vectors<F, N> &x, uint32_t k, uint32_t to[4])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++)
+        if (F == UCM_SELECT_REST) { /* 4 bits: 16 times what they are */
+            to[i] = x.word[i][k] << 4 & 0xf0f0f0f0u;
+            to[2 + i] = x.word[i][k] & 0xf0f0f0f0u;
+        } else {
+            to[i] = x.word[i][2 * k];
+            to[2 + i] = x.word[i][2 * k + 1];
+        }
+}
+
+/* The larger; NaN if either is. */
+static __device__ __forceinline__ float max_or_nan(float x, float y)
+{
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+    return x;
+}
+
+/* A warp's queries, P panels of them, and what they made of two blocks so far. */
+template <int F, int N, int P> struct scoring {
+    uint32_t query[P][2 * N];
+    float step[P];
+    uint32_t top[P]; /* key of the largest score that is not +inf */
+    struct gathered<F> of[P][2];
+    float worst[2]; /* scale: NaN if one is, and then the score is +inf */
+};
+
+template <int F, int N, int P>
+static __device__ __forceinline__ void add_vectors(args_t a, const struct vectors<F, N> &x, float ln_count,
+                                                   struct scoring<F, N, P> *s)
+{
+    int32_t sums[P][4] = {};
+
+#pragma unroll
+    for (uint32_t k = 0; k < N; k++) {
+        uint32_t channels[4];
+
+        channels_of<F, N>(x, k, channels);
+#pragma unroll
+        for (uint32_t p = 0; p < P; p++)
+            multiply(sums[p], channels, s->query[p] + 2 * k);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        float scale = x.scale[k];
+
+        s->worst[k] = max_or_nan(s->worst[k], scale);
+#pragma unroll
+        for (uint32_t p = 0; p < P; p++) {
+            float sum = (float)(256 * sums[p][2 * k] + sums[p][2 * k + 1]) * s->step[p];
+
+            if (F == UCM_SELECT_REST) /* ucm_rest_score, but for NaN */
+                add_to_log_sum(&s->of[p][k].sum, (a.stats_beta * scale) * sum + ln_count);
+            else
+                s->of[p][k].add(scale * sum);
+        }
+    }
+}
+
+/* The warp's blocks b and b + 8 are scored by queries `first` and behind it. */
+template <int F, int N, int P>
+static __device__ __forceinline__ void put_scores(args_t a, const struct part &p, uint32_t b, uint32_t first,
+                                                  struct scoring<F, N, P> *s)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < P; i++)
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            uint32_t query = first + 4 * i + quarter();
+            float x = s->of[i][k].score();
+
+            x = ucm_is_nan(s->worst[k]) ? ucm_inf() : ucm_is_nan(x) ? -ucm_inf() : x;
+            if (b + 8 * k < p.count && query < a.queries_a_head) {
+                ((float *)shared)[query * a.raw_pitch + b + 8 * k] = x;
+                s->top[i] = x == ucm_inf() ? s->top[i] : max(s->top[i], ucm_score_key(x));
+            }
+            s->of[i][k] = gathered<F>();
+        }
+    s->worst[0] = s->worst[1] = 0;
+}
+
+/* By a warp: its groups of the thread block's blocks, by queries `first` and behind it. ring: the warp's, an address of
+ * shared memory. */
+template <int F, int N, int P>
+static __device__ __forceinline__ void score_groups(args_t a, const struct part &p, uint32_t ring, uint32_t first,
+                                                    struct scoring<F, N, P> *s)
+{
+    typedef struct panel<F, N> panel;
+    uint32_t group = threadIdx.x / WARP_LANES, groups = (p.count + GROUP - 1) / GROUP, v = 0, slot = ring;
+    uint32_t odd = (a.scale[0] / 2 + p.list * a.vectors) % 2;
+    struct feed f = {{}, 0, 0, group, {}, ring, ring, ring + panel::depth * panel::slot};
+
+    if (group >= groups)
+        return;
+    feed_numbers(a, p, &f);
+    feed_group<F, N>(a, p, &f);
+#pragma unroll 1
+    for (uint32_t i = 0; i < panel::depth - 1; i++)
+        feed_next<F, N>(a, p, &f);
+    while (group < groups) {
+        struct vectors<F, N> x;
+
+        take_vectors<F, N>(slot, (odd + v) % 2, &x);
+        feed_next<F, N>(a, p, &f); /* to the slot before, which all have taken */
+        slot = slot + panel::slot == f.end ? ring : slot + panel::slot;
+        v++;
+        add_vectors<F, N, P>(a, x, v == a.vectors ? a.ln_count : 0.0f, s);
+        if (v < a.vectors)
+            continue;
+        put_scores<F, N, P>(a, p, group * GROUP + warp_lane() / 4, first, s);
+        v = 0;
+        group += blockDim.x / WARP_LANES;
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp(); /* before the ring is filled again */
+}
+
+/* By all threads: scores of the thread block's blocks by all queries of the list, at `shared`, raw_pitch apart; and
+ * the largest of each query, as a key, in top, which is 0 before. halves, step: room for the queries; rings: a ring for
+ * each warp. */
+template <int F, int N, int P>
+static __device__ __forceinline__ void score_part(args_t a, const struct part &p, uint32_t *halves, float *step,
+                                                  const uint8_t *rings, uint32_t *top)
+{
+    uint32_t padded = (a.queries_a_head + 4 * P - 1) / (4 * P) * 4 * P, warps = blockDim.x / WARP_LANES;
+    uint32_t ring = (uint32_t)__cvta_generic_to_shared(rings + threadIdx.x / WARP_LANES * UCM_SELECT_CLUSTER_RING);
+
+    for (uint32_t i = threadIdx.x / WARP_LANES; i < padded; i += warps)
+        round_query_halves<F, N>(a, p, i, halves, step + i);
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t first = 0; first < a.queries_a_head; first += 4 * P) {
+        struct scoring<F, N, P> s = {};
+
+#pragma unroll
+        for (uint32_t i = 0; i < P; i++) {
+#pragma unroll
+            for (uint32_t j = 0; j < 2 * N; j++)
+                s.query[i][j] = halves[((first / 4 + i) * 2 * N + j) * WARP_LANES + warp_lane()];
+            s.step[i] = step[first + 4 * i + quarter()];
+        }
+        score_groups<F, N, P>(a, p, ring, first, &s);
+#pragma unroll
+        for (uint32_t i = 0; i < P; i++) {
+            for (uint32_t l = 4; l < WARP_LANES; l *= 2)
+                s.top[i] = max(s.top[i], __shfl_xor_sync(WARP_ALL, s.top[i], l));
+            if (warp_lane() < 4 && first + 4 * i + warp_lane() < a.queries_a_head)
+                atomicMax(top + first + 4 * i + warp_lane(), s.top[i]);
+        }
+    }
+    __syncthreads();
+}
+
+#endif
