@@ -129,8 +129,8 @@ bool cache_pin(struct cache *c, block_ref ref, bool pinned);
 
 /* ---- hints ---- */
 
-/* So many namespaces may have a table of hints. */
-#define CACHE_MAX_HINTS 1024u
+/* So many namespaces may have a table of hints: 1024, or a quarter of this process's descriptors. */
+uint32_t cache_hints_max(void);
 
 /* The namespace has a table of hints (proto/hint.h) while somebody uses it; it may have to be filled first, in turns of
  * the loop. 0, -EBUSY: as many namespaces have one, or another -errno. */

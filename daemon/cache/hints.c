@@ -16,7 +16,10 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <uv.h>
+
+#define MAX_TABLES 1024u
 
 /* About 50 us of a turn of the loop. */
 #define SCANNED_PER_TURN 256u
@@ -187,6 +190,16 @@ void cache_hints_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t 
 
 /* ---- use ---- */
 
+/* A table has one descriptor, and two while it is filled. The others are for connections. */
+uint32_t cache_hints_max(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 4 > MAX_TABLES)
+        return MAX_TABLES;
+    return (uint32_t)(limit.rlim_cur / 4);
+}
+
 int cache_hints_use(struct cache *c, struct ns *ns)
 {
     struct ns_hints *h = ns->hints;
@@ -196,7 +209,7 @@ int cache_hints_use(struct cache *c, struct ns *ns)
         h->uses++;
         return 0;
     }
-    if (c->hints.n >= CACHE_MAX_HINTS)
+    if (c->hints.n >= cache_hints_max())
         return -EBUSY;
     h = calloc(1, sizeof(*h));
     if (!h)

@@ -33,7 +33,7 @@ int method_hints_open(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
                              "%u namespaces have tables of hints, as many as may have one; "
                              "look the keys up",
-                             CACHE_MAX_HINTS);
+                             cache_hints_max());
     if (rc == -EINVAL)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
                              "hints need a kernel that seals memory against writers: Linux 5.1");

@@ -15,7 +15,7 @@ import time
 import unittest
 
 try:
-    from second_client import (DEMO, DENIED, INVALID, NOT_FOUND, OTHER_UID, Case, Daemon, OwnDaemons, Region, keys, u32)
+    from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OTHER_UID, Case, Daemon, OwnDaemons, Region, keys, u32)
     from window_case import Reader
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -252,6 +252,18 @@ class Prefix(Case):
                 self.assertEqual([region.bytes(block) for block in range(8)], want)
             finally:
                 other.stop()
+
+
+class Descriptors(OwnDaemons, Case):
+    def test_tables_leave_descriptors_for_others(self):
+        daemon = Daemon(nvme=False, folder=self.folder, before=("prlimit", "--nofile=128"))
+        self.addCleanup(daemon.stop)
+        client = Reader(daemon)
+        for i in range(32):
+            Table(client, client.open(dict(DEMO, model=str(i)))).close()
+        self.refused(BUSY, client.call, "hints.open", ns=client.open(dict(DEMO, model="another")))
+        others = [Reader(daemon) for _ in range(20)]
+        Table(others[-1], others[-1].open(dict(DEMO, model="7"))).close()
 
 
 class ByLibrary(OwnDaemons, Case):
