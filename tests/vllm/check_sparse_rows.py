@@ -126,7 +126,7 @@ class FakeDecoder:
         return {sequence for name, sequence in self.sequences.items() if name in self.gone}
 
     def update(self, most):
-        pass
+        return False
 
 
 class Engine:

@@ -305,14 +305,18 @@ class Supply:
         self._pin(sequence)
         return sequence.kept
 
-    def _keep_all(self, most: Optional[int] = None) -> None:
-        """Of each sequence what the daemon was not asked for yet, or would say otherwise now; nothing, at most steps."""
+    def _keep_all(self, most: Optional[int] = None) -> bool:
+        """Of each sequence what the daemon was not asked for yet, or would say otherwise now; nothing, at most steps. Whether one got
+        further, so that there may be more."""
         self._repin()
+        further = False
         for sequence in self.sequences.values():
             unpinned = self._window is not None and sequence.pinned < min(sequence.kept, len(sequence.rows))
             if unpinned or sequence.asked < len(sequence.keys):
                 has = sequence.pinned if self._window is not None else sequence.kept
                 self.keep(sequence, sequence.keys if most is None else sequence.keys[: has + most])
+                further |= (sequence.pinned if self._window is not None else sequence.kept) > has
+        return further
 
     def _append(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool) -> None:
         if sequence.chain is None:

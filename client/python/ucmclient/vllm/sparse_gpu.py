@@ -42,10 +42,10 @@ _DEADLINE = 2.0
 #: So often the daemon is asked for what has changed, in seconds, if nothing else is new; without steps, by a thread.
 _UPDATE = 0.1
 _IDLE = 0.5
-#: It may have to copy what it is asked to keep into the window: of each request so many blocks at once that the engine waits for
-#: so long.
-_KEEP, _MOST_KEPT = 16, 4096
-_WAIT = 0.01
+#: It may have to copy what it is asked to keep into the window, and the engine waits: of each request so many blocks at once, for
+#: about so long.
+_KEEP = 8
+_WAIT = 0.005
 #: Runs of a layer, each of which gets at least one block that was missing.
 _RUNS = 64
 
@@ -155,7 +155,7 @@ class SparseGpuWorker:
         #: The number of the last step of slots that was looked at.
         self._seen = 0
         self._rows_of: tuple[Any, Optional[Rows]] = (None, None)
-        self._updated, self._keep = 0.0, _KEEP
+        self._updated = 0.0
         #: Held while `decoder` is used. A step is from begin() to end(), and _live then.
         self._lock, self._stop = threading.Lock(), threading.Event()
         #: The pages that hold a row's block, each with how many requests say so.
@@ -235,14 +235,14 @@ class SparseGpuWorker:
                     self._update()
 
     def _update(self) -> None:
-        began = time.monotonic()
+        until = time.monotonic() + _WAIT
         try:
-            self.decoder.update(self._keep)
+            while self.decoder.update(_KEEP) and time.monotonic() < until:
+                pass
         except UcmError as error:
             logger.error("the daemon's window can't be used any more: %s", error)
             self.decoder.source.cut()
         self._updated = time.monotonic()
-        self._keep = max(_KEEP, self._keep // 2) if self._updated - began > _WAIT else min(_MOST_KEPT, 2 * self._keep)
 
     def shutdown(self) -> None:
         self._stop.set()
