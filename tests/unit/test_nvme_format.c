@@ -39,7 +39,7 @@ Test(nvme_format, record_with_shards)
     uint8_t page[NVME_PAGE];
 
     for (unsigned i = 0; i < NVME_SHARDS_MAX; i++)
-        sums[i] = 0x0101010101010101 * (i % 251 + 1);
+        sums[i] = UINT64_C(0x0101010101010101) * (i % 251 + 1);
     in.payload_bytes = NVME_SHARDS_MAX * 4100;
     in.shard_bytes = 4100;
     in.shard_sums = sums;
