@@ -16,7 +16,7 @@ _Static_assert((int)UCM_CUDA_DECODE_PSA == (int)UCM_STOP_PSA &&
                "rules are the kernels'");
 _Static_assert((int)UCM_CUDA_DECODE_ESTIMATES == (int)UCM_ATTEND_CUDA_ESTIMATES &&
                    (int)UCM_CUDA_DECODE_BOUNDS == (int)UCM_ATTEND_CUDA_BOUNDS,
-               "what is known is the kernels'");
+               "estimates and bounds have the kernels' numbers");
 _Static_assert(sizeof(struct ucm_cuda_decode_report) == sizeof(struct ucm_stop_report),
                "the report is the kernels'");
 _Static_assert(sizeof(struct ucm_slots_attended) == sizeof(struct ucm_attend_cuda_told),
@@ -131,8 +131,8 @@ int decode_rounds_layer_check(const struct ucm_cuda_decode_options *o,
     if (l->candidates == 0 || (o->rounds > 1 && l->score == 0))
         return cuda_fail(UCM_EINVALID, "candidates or score is 0; rounds want both");
     if (o->known != UCM_CUDA_DECODE_NOTHING && (l->head_scores == 0 || l->head_pitch == 0))
-        return cuda_fail(UCM_EINVALID, "head_scores or head_pitch is 0; what is known comes from "
-                                       "them, of a selection with softmax");
+        return cuda_fail(UCM_EINVALID, "head_scores or head_pitch is 0; name those of a selection "
+                                       "with softmax, which estimates and bounds come from");
     return 0;
 }
 

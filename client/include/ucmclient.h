@@ -369,10 +369,9 @@ UCM_API int ucm_release_soon(struct ucm_client *client, uint32_t lease);
 
 /* ---- hints: lookups without asking ---- */
 
-/* The daemon shares a table of each namespace's complete blocks, and keeps it as it goes: a key is looked up there in some
- * 100 ns, many in some 10 ns each, whether the daemon is busy or not. What is found there is a hint: the block may go at
- * the next moment, and no lease keeps it. So load what is promised by a lease, and take what the lease leaves out as a
- * miss. */
+/* The daemon shares a table of each namespace's complete blocks, and keeps it up to date. A process looks a key up there in
+ * some 100 ns, many in some 10 ns each, however busy the daemon is. The table gives hints: no lease keeps the block, so the
+ * daemon may evict it at the next moment. Ask for a lease, load what it has, and take what it leaves out as a miss. */
 
 /* Gets the table of the namespace, or a new one if the one before is of no use any more; returns at once if it is. Call it
  * once before ucm_lookup_hint, and when that returns UCM_HINT_NONE. The daemon may need some milliseconds to fill a table:

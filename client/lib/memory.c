@@ -21,8 +21,8 @@ static int file_check(int fd, uint64_t bytes, const char *what, struct ucm_error
                              what);
     if (fstat(fd, &st) < 0 || st.st_size < 0 || (uint64_t)st.st_size != bytes)
         return ucm_error_set(e, UCM_EPROTOCOL,
-                             "ucmd's memory of %s has %lld bytes, not the %llu that were told",
-                             what, (long long)st.st_size, (unsigned long long)bytes);
+                             "ucmd's memory of %s has %lld bytes, and its answer says %llu", what,
+                             (long long)st.st_size, (unsigned long long)bytes);
     if (fstatfs(fd, &fs) < 0 || fs.f_type == HUGETLBFS_MAGIC)
         return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's memory of %s is of hugetlbfs", what);
     return 0;

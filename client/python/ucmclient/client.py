@@ -123,7 +123,7 @@ class Hint:
 
     @property
     def certain(self) -> bool:
-        """What is not found is no hit for lookup_prefix either, at this moment."""
+        """Whether lookup_prefix would miss, at this moment, what the table does not have."""
         return self.complete and not self.shared_tier
 
 

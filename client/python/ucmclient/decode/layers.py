@@ -31,7 +31,7 @@ class LayerChoices:
         layers, tokens = range(len(choices.layers)), digest.shape.tokens
         most = [choices.of_candidates(layer, max_blocks) for layer in layers]
         if not all(isinstance(choice, TopK) for choice in most):
-            raise Refused("choice=mass says no number of blocks that a launch could be told; take a Selector for each layer")
+            raise Refused("choice=mass has no number of blocks that a launch can take; make a Selector for each layer")
         if follow and choices.budget(max_blocks) is None:
             raise Refused("follow: only a policy with a goal has budgets")
         self.choices, self.chains, self.max_blocks, self.follows = choices, chains, max_blocks, follow
