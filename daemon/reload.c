@@ -49,7 +49,8 @@ int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e)
     if (rc == 0) {
         config_reload(r->config, &fresh, changes);
         log_set_level(r->config->log_level);
-        index_ns_limit(r->index, r->config->max_namespaces_tenant);
+        if (tenant_set_configure(index_tenants(r->index), r->config) != 0)
+            log_error("server", "tenant-settings", "reason=\"%s\"", "memory ran out");
         arena_window_budget_set(r->arena, r->config->window_size);
         cache_windows_changed(r->cache);
         requests_window_size_changed(r->requests);

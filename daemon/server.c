@@ -403,7 +403,7 @@ static int cache_init(struct server *s, struct ucm_error *e)
     int rc = index_new(c->index_max_blocks, c->max_namespaces, &s->index);
 
     if (rc == 0)
-        index_ns_limit(s->index, c->max_namespaces_tenant);
+        rc = tenant_set_configure(index_tenants(s->index), c);
     s->reload.index = s->index;
     if (rc == 0)
         rc = policy_new(s->index, c->arena_size / TYPICAL_PART_BYTES, &s->policy);

@@ -61,7 +61,7 @@ struct config {
     char *socket;
     unsigned socket_mode;
     char *socket_group; /* "": the process's */
-    struct config_list tenants, admins;
+    struct config_list tenants, tenant_settings, admins;
     bool container_admins;
     enum log_level log_level;
 
@@ -178,6 +178,8 @@ int config_fail(const struct config *c, struct config_error *e, const char *key,
                 ...) __attribute__((format(printf, 4, 5)));
 /* Whom "uid:N" or "gid:N" names, into *is_gid and *id. false when the n bytes of text are neither. */
 bool config_principal(const char *text, size_t n, bool *is_gid, uint32_t *id);
+/* Whether the n bytes of text are a name that `tenants` takes. */
+bool config_tenant_named(const char *text, size_t n);
 /* The path in "cgroup:/PATH", and its length, or NULL when the n bytes of text are none. */
 const char *config_cgroup(const char *text, size_t n, size_t *bytes);
 /* Whether any entry of nvme.paths exists. Then one that does not may be a disk that has died. */

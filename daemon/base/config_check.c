@@ -1,6 +1,7 @@
 /* What no key of a configuration shows alone; see config_check. */
 #include "daemon/base/config_roots.h"
 #include "daemon/base/config_table.h"
+#include "daemon/base/config_tenants.h"
 #include "daemon/base/memory.h"
 #include "daemon/format/nvme_format.h"
 #include "daemon/format/take.h"
@@ -503,7 +504,8 @@ static int check_all(const struct config *c, struct config_error *e, const check
 
 int config_check_values(const struct config *c, struct config_error *e)
 {
-    static const check_fn checks[] = {check_sizes, check_tenants, check_share};
+    static const check_fn checks[] = {check_sizes, check_tenants, config_tenants_check,
+                                      check_share};
 
     return check_all(c, e, checks, sizeof(checks) / sizeof(checks[0]));
 }

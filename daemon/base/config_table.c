@@ -98,9 +98,22 @@ static const char *item_admin(const char *text)
                : "write uid:NUMBER or gid:NUMBER, e.g. uid:1000";
 }
 
+#define TENANT_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+
+static bool is_other(const char *text, size_t n)
+{
+    return n == strlen(UCM_TENANTS_OTHER) && memcmp(text, UCM_TENANTS_OTHER, n) == 0;
+}
+
+bool config_tenant_named(const char *text, size_t n)
+{
+    return n > 0 && n <= UCM_MAX_NAME_BYTES && strspn(text, TENANT_CHARACTERS) >= n &&
+           !is_other(text, n);
+}
+
 static const char *item_tenant(const char *text)
 {
-    size_t n = strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+    size_t n = strspn(text, TENANT_CHARACTERS);
     unsigned members = 0;
     size_t bytes;
     bool is_gid;
@@ -109,7 +122,7 @@ static const char *item_tenant(const char *text)
     if (n == 0 || n > UCM_MAX_NAME_BYTES || (text[n] != ' ' && text[n] != '\0'))
         return "begin with a name of letters, digits, '.', '_' and '-', e.g. \"team-a uid:1000 "
                "gid:200\"";
-    if (n == strlen(UCM_TENANTS_OTHER) && memcmp(text, UCM_TENANTS_OTHER, n) == 0)
+    if (is_other(text, n))
         return "another name than \"" UCM_TENANTS_OTHER
                "\", which metrics give to all tenants beyond "
                "those that have a label of their own";
@@ -169,6 +182,11 @@ const struct config_key config_keys[] = {
          "number of members behind the name. A client belongs to the tenant with the longest PATH "
          "that its cgroup is or lies in, else to the first that lists its uid or its primary "
          "gid. One that no tenant lists is a tenant by itself, named uid:N."},
+    {KEY("tenant_settings", LIST, tenant_settings, ""), RANGE(0, 4096), .reloadable = true,
+     .help = "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\", where NAME is one of "
+             "tenants or uid:N, or * for all, where their own entry says nothing else. weight=N: "
+             "the share of what tenants wait for, against others' weights (100); namespaces=N: in "
+             "place of limits.namespaces_per_tenant."},
     {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
      .help = "Who may use operators' calls besides root and the daemon's own user: a list of "
              "uid:N and gid:N, where gid is a client's primary group. In another user namespace "

@@ -304,7 +304,7 @@ static void block_evict(struct cache *c, block_ref ref, bool all)
     complete = block_complete(b, ns);
     c->config.metrics->arena_evicted_blocks++;
     ns->traffic.evicted_blocks++;
-    ns->tenant->evicted_blocks++;
+    ns->tenant->metrics->evicted_blocks++;
     c->config.metrics->arena_evicted_lost += was_complete && !complete && !paired;
     /* A block that lost a part is worth nothing, whatever the tier still has of it. */
     if (all || (!complete && b->leases == 0 && block_idle(b, ns)))

@@ -12,9 +12,12 @@ int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
 
     if (!ix)
         return -ENOMEM;
-    rc = ns_set_init(&ix->ns, max_ns);
+    rc = tenant_set_init(&ix->tenants);
     if (rc != 0)
         goto err_after_index;
+    rc = ns_set_init(&ix->ns, max_ns);
+    if (rc != 0)
+        goto err_after_tenants;
     rc = getentropy(ix->secret, sizeof(ix->secret)) < 0 ? -errno : 0;
     if (rc != 0)
         goto err_after_ns;
@@ -28,6 +31,8 @@ int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
 
 err_after_ns:
     ns_set_close(&ix->ns);
+err_after_tenants:
+    tenant_set_close(&ix->tenants);
 err_after_index:
     free(ix);
     return rc;
@@ -38,6 +43,7 @@ void index_free(struct index *ix)
     if (!ix)
         return;
     ns_set_close(&ix->ns);
+    tenant_set_close(&ix->tenants);
     slab_close(&ix->slab);
     pages_close(&ix->pages);
     free(ix);

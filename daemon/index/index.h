@@ -17,7 +17,7 @@
 #define UCMD_INDEX_INDEX_H
 
 #include "daemon/index/admission.h"
-#include "daemon/observe/tenants.h"
+#include "daemon/tenant/tenant.h"
 #include "proto/limits.h"
 
 #include <assert.h>
@@ -186,13 +186,11 @@ struct ns {
     uint64_t used; /* when, by ns_set.clock */
     struct ns *chain;
     struct ns_table *table;
-    /* Requests for the namespace count in all three. They live as long as the daemon. */
-    struct metrics_tenant *tenant;
-    struct tenant_times *times;
+    struct tenant *tenant; /* which it refers to */
     struct {
         uint64_t lookups, lookup_keys, lookup_hits, loads, load_bytes, dumps, dump_bytes,
             evicted_blocks;
-    } traffic;
+    } traffic;       /* as the tenant's metrics count it */
     struct ns *base; /* what index_ns_derive said; or NULL */
     struct encoded_ns *encoded;
     /* The cache's own. */
@@ -232,10 +230,8 @@ int index_ns_open(struct index *ix, const struct ns_identity *identity, struct n
  * are no identity that namespace.open would take, or have another fingerprint. */
 int index_ns_restore(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                      const uint8_t *canonical, size_t n, struct ns **out, struct ucm_error *e);
-/* Sets how many namespaces a tenant may have; before, max_ns. */
-void index_ns_limit(struct index *ix, uint32_t tenant_max);
-/* The tenants of all namespaces that there were. */
-struct tenants *index_tenants(struct index *ix);
+/* All tenants, which the index owns, as namespaces refer to theirs. */
+struct tenant_set *index_tenants(struct index *ix);
 /* A namespace lives while it has uses or blocks, and may be freed after that. */
 void index_ns_use(struct index *ix, struct ns *ns);
 void index_ns_unuse(struct index *ix, struct ns *ns);

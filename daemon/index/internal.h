@@ -117,7 +117,7 @@ struct ns_set {
     struct ns **at;    /* by place: (id - 1) & mask */
     struct ns **chain; /* hash table by fingerprint */
     uint32_t mask;     /* places and chains, max rounded up to a power of 2, less 1 */
-    uint32_t count, max, tenant_max;
+    uint32_t count, max;
     uint32_t last_id;
     uint64_t clock; /* of ns.used */
     uint64_t bytes; /* of namespaces, without their tables */
@@ -127,7 +127,7 @@ struct index {
     struct pages pages;
     struct slab slab;
     struct ns_set ns;
-    struct tenants tenants;
+    struct tenant_set tenants;
     uint64_t blocks, blocks_max;
     uint8_t secret[HASH_SECRET_BYTES];
 };
@@ -163,6 +163,7 @@ int ns_identity_decode(const uint8_t *bytes, size_t n, struct ns_identity_memory
                        struct ns_identity *out);
 
 int ns_set_init(struct ns_set *set, uint32_t max);
+/* Tenants are left alone. */
 void ns_set_close(struct ns_set *set);
 uint64_t ns_set_bytes(const struct ns_set *set);
 

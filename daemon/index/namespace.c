@@ -80,7 +80,7 @@ int ns_set_init(struct ns_set *set, uint32_t max)
     max = max ? max : 1;
     while (places < max)
         places *= 2;
-    *set = (struct ns_set){.mask = places - 1, .max = max, .tenant_max = max};
+    *set = (struct ns_set){.mask = places - 1, .max = max};
     set->at = calloc(places, sizeof(set->at[0]));
     set->chain = calloc(places, sizeof(set->chain[0]));
     if (set->at && set->chain)
@@ -138,8 +138,9 @@ static void set_add(struct ns_set *set, struct ns *ns)
     set->bytes += ns_size_bytes(ns);
 }
 
-static void set_remove(struct ns_set *set, struct ns *ns)
+static void set_remove(struct index *ix, struct ns *ns)
 {
+    struct ns_set *set = &ix->ns;
     struct ns **link = chain_of(set, ns->fingerprint);
 
     while (*link != ns)
@@ -150,11 +151,13 @@ static void set_remove(struct ns_set *set, struct ns *ns)
     set->bytes -= ns_size_bytes(ns);
     if (ns->base)
         ns->base->uses--;
+    ns->tenant->namespaces--;
+    tenant_unref(&ix->tenants, ns->tenant);
     ns_free(ns);
 }
 
 /* The least recently used namespace without blocks and uses; of this tenant, or (NULL) of any. */
-static struct ns *set_idle(const struct ns_set *set, const char *tenant)
+static struct ns *set_idle(const struct ns_set *set, const struct tenant *tenant)
 {
     struct ns *oldest = NULL;
 
@@ -162,45 +165,36 @@ static struct ns *set_idle(const struct ns_set *set, const char *tenant)
         struct ns *ns = set->at[i];
 
         if (ns && ns->blocks == 0 && ns->uses == 0 && (!oldest || ns->used < oldest->used) &&
-            (!tenant || strcmp(ns->identity.tenant, tenant) == 0))
+            (!tenant || ns->tenant == tenant))
             oldest = ns;
     }
     return oldest;
 }
 
-static uint32_t set_count_tenant(const struct ns_set *set, const char *tenant)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i <= set->mask; i++)
-        n += set->at[i] && strcmp(set->at[i]->identity.tenant, tenant) == 0;
-    return n;
-}
-
 /* Removes an idle namespace when there are as many as there may be. 0, or -code with *e. */
-static int set_make_space(struct ns_set *set, const char *tenant, bool bound_tenant,
+static int set_make_space(struct index *ix, const struct tenant *tenant, bool bound_tenant,
                           struct ucm_error *e)
 {
-    bool tenant_full = bound_tenant && set_count_tenant(set, tenant) >= set->tenant_max;
+    bool tenant_full = bound_tenant && tenant->namespaces >= tenant->settings.namespaces;
     struct ns *idle;
 
-    if (!tenant_full && set->count < set->max)
+    if (!tenant_full && ix->ns.count < ix->ns.max)
         return 0;
-    idle = set_idle(set, tenant_full ? tenant : NULL);
+    idle = set_idle(&ix->ns, tenant_full ? tenant : NULL);
     if (idle) {
-        set_remove(set, idle);
+        set_remove(ix, idle);
         return 0;
     }
     if (tenant_full)
         return ucm_error_set(e, UCM_WIRE_BUSY,
                              "tenant \"%.64s\" has %u namespaces, as many as "
-                             "limits.namespaces_per_tenant allows, and all of them are open or "
-                             "hold blocks: purge one",
-                             tenant, set->tenant_max);
+                             "limits.namespaces_per_tenant or its own settings allow, and all of "
+                             "them are open or hold blocks: purge one",
+                             tenant->name, tenant->namespaces);
     return ucm_error_set(e, UCM_WIRE_BUSY,
                          "there are %u namespaces, as many as limits.namespaces allows, and all "
                          "of them are open or hold blocks",
-                         set->max);
+                         ix->ns.max);
 }
 
 /* ---- for others ---- */
@@ -216,24 +210,42 @@ static int identity_check(const struct ns_identity *id, struct ucm_error *e)
     return 0;
 }
 
+/* Takes the reference to the tenant. */
 static int ns_add(struct index *ix, const struct ns_identity *identity, const uint8_t *canonical,
-                  size_t n, const uint8_t *fingerprint, bool bound_tenant, struct ns **out,
+                  size_t n, const uint8_t *fingerprint, struct tenant *tenant, struct ns **out,
                   struct ucm_error *e)
 {
-    struct ns *ns;
-    int rc = set_make_space(&ix->ns, identity->tenant, bound_tenant, e);
+    struct ns *ns = ns_new(identity, canonical, (uint32_t)n);
 
-    if (rc != 0)
-        return rc;
-    ns = ns_new(identity, canonical, (uint32_t)n);
     if (!ns)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
     memcpy(ns->fingerprint, fingerprint, sizeof(ns->fingerprint));
-    ns->tenant = tenants_find(&ix->tenants, ns->identity.tenant);
-    ns->times = tenants_times(&ix->tenants, ns->tenant);
+    ns->tenant = tenant;
+    tenant->namespaces++;
+    if (!tenant->metrics) {
+        tenant->metrics = tenants_find(&ix->tenants.metrics, tenant->name);
+        tenant->times = tenants_times(&ix->tenants.metrics, tenant->metrics);
+    }
     set_add(&ix->ns, ns);
     *out = ns;
     return 0;
+}
+
+static int ns_add_bounded(struct index *ix, const struct ns_identity *identity,
+                          const uint8_t *canonical, size_t n, const uint8_t *fingerprint,
+                          bool bound_tenant, struct ns **out, struct ucm_error *e)
+{
+    struct tenant *tenant = tenant_ref(&ix->tenants, identity->tenant);
+    int rc;
+
+    if (!tenant)
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a tenant");
+    rc = set_make_space(ix, tenant, bound_tenant, e);
+    if (rc == 0)
+        rc = ns_add(ix, identity, canonical, n, fingerprint, tenant, out, e);
+    if (rc != 0)
+        tenant_unref(&ix->tenants, tenant);
+    return rc;
 }
 
 int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
@@ -253,7 +265,7 @@ int index_ns_open(struct index *ix, const struct ns_identity *identity, struct n
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
     ns = index_ns_find(ix, fingerprint);
     if (!ns)
-        return ns_add(ix, identity, canonical, (size_t)n, fingerprint, true, out, e);
+        return ns_add_bounded(ix, identity, canonical, (size_t)n, fingerprint, true, out, e);
     *out = ns;
     return 0;
 }
@@ -276,17 +288,12 @@ int index_ns_restore(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
     if (memcmp(own, fingerprint, sizeof(own)) != 0)
         return ucm_error_set(e, UCM_WIRE_INVALID, "its identity has another fingerprint");
-    return ns_add(ix, &identity, canonical, n, fingerprint, false, out, e);
+    return ns_add_bounded(ix, &identity, canonical, n, fingerprint, false, out, e);
 }
 
-struct tenants *index_tenants(struct index *ix)
+struct tenant_set *index_tenants(struct index *ix)
 {
     return &ix->tenants;
-}
-
-void index_ns_limit(struct index *ix, uint32_t tenant_max)
-{
-    ix->ns.tenant_max = tenant_max;
 }
 
 void index_ns_use(struct index *ix, struct ns *ns)

@@ -41,7 +41,7 @@ static struct metrics *metrics_at(const struct derived_space *space)
 /* ---- tenants ---- */
 
 /* With one more reference. NULL: no memory. */
-static struct derived_tenant *tenant_ref(struct derived *d, const char *name)
+static struct derived_tenant *derived_tenant_ref(struct derived *d, const char *name)
 {
     struct derived_tenant *t;
 
@@ -63,7 +63,7 @@ static struct derived_tenant *tenant_ref(struct derived *d, const char *name)
     return t;
 }
 
-static void tenant_unref(struct derived_tenant *t)
+static void derived_tenant_unref(struct derived_tenant *t)
 {
     if (--t->refs > 0)
         return;
@@ -88,7 +88,7 @@ void space_unref(struct derived_space *space)
     index_ns_unuse(ix, space->base);
     index_ns_unuse(ix, space->derived);
     list_remove(&space->link);
-    tenant_unref(space->tenant);
+    derived_tenant_unref(space->tenant);
     free(space);
 }
 
@@ -119,7 +119,7 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
     }
     space = calloc(1, sizeof(*space));
     if (space)
-        space->tenant = tenant_ref(&rq->derived, base->identity.tenant);
+        space->tenant = derived_tenant_ref(&rq->derived, base->identity.tenant);
     if (!space || !space->tenant) {
         free(space);
         return NULL;

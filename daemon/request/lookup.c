@@ -186,7 +186,7 @@ void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
                        const struct lookup_counts *f)
 {
     struct metrics *m = rq->rooms.metrics;
-    struct metrics_tenant *t = ns->tenant;
+    struct metrics_tenant *t = ns->tenant->metrics;
 
     m->lookups++;
     m->lookup_keys += f->n;
@@ -220,7 +220,7 @@ static void lookup_timed(struct requests *rq, const struct ns *ns, uint64_t begu
     uint64_t took_ns = uv_hrtime() - begun_ns;
 
     histogram_count(rq->rooms.metrics->histograms.lookup, took_ns);
-    histogram_count(&ns->times->lookup, took_ns);
+    histogram_count(&ns->tenant->times->lookup, took_ns);
 }
 
 /* Takes the lease and fills *r. 0 or -code with call->error. */

@@ -122,19 +122,21 @@ static void nodes_read(struct exposition *x, const struct arena *a)
 /* Sums of the namespaces that there are now. */
 static void tenants_read(struct exposition *x, struct index *ix)
 {
-    struct tenants *tenants = index_tenants(ix);
+    struct tenants *tenants = &index_tenants(ix)->metrics;
 
     tenants_gauges_clear(tenants);
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         const struct ns *ns = index_ns_at(ix, place);
+        struct metrics_tenant *t;
 
         if (!ns)
             continue;
-        ns->tenant->namespaces++;
-        ns->tenant->blocks += ns->blocks;
-        ns->tenant->dram_bytes += ns->dram_bytes;
-        ns->tenant->nvme_bytes += ns->nvme_bytes;
-        ns->tenant->shared_bytes += ns->share_bytes;
+        t = ns->tenant->metrics;
+        t->namespaces++;
+        t->blocks += ns->blocks;
+        t->dram_bytes += ns->dram_bytes;
+        t->nvme_bytes += ns->nvme_bytes;
+        t->shared_bytes += ns->share_bytes;
     }
     x->n_tenants = tenants->n;
     memcpy(x->tenant, tenants->at, tenants->n * sizeof(x->tenant[0]));

@@ -224,7 +224,7 @@ int method_stats(struct call *call)
     pack_devices(&pb.pk, x, rq->rooms.devices);
     pack_nodes(&pb.pk, x, rq->rooms.arena);
     bypass_pack(&pb.pk, rq, &call->s->peer);
-    pack_tenants(&pb.pk, x, index_tenants(rq->rooms.index), &call->s->peer);
+    pack_tenants(&pb.pk, x, &index_tenants(rq->rooms.index)->metrics, &call->s->peer);
     pack_histograms(&pb.pk, &x->metrics.histograms);
     pack_reuse(&pb.pk, &x->reuse);
     return call_reply_map(call, &pb);

@@ -104,18 +104,18 @@ static void transfer_count(struct transfer *t)
     took_ns = uv_hrtime() - t->r.begun_ns;
     if (t->kind == TRANSFER_FETCH) {
         timed = &h->fetch[t->slowest];
-        t->ns->tenant->load_bytes += t->bytes;
+        t->ns->tenant->metrics->load_bytes += t->bytes;
         t->ns->traffic.load_bytes += t->bytes;
     } else if (t->kind == TRANSFER_LOAD) {
         timed = &h->load[t->slowest * METRIC_SIZES + size_of(t->bytes)];
-        histogram_count(&t->ns->times->load, took_ns);
-        t->ns->tenant->loads++;
-        t->ns->tenant->load_bytes += t->bytes;
+        histogram_count(&t->ns->tenant->times->load, took_ns);
+        t->ns->tenant->metrics->loads++;
+        t->ns->tenant->metrics->load_bytes += t->bytes;
         t->ns->traffic.loads++;
         t->ns->traffic.load_bytes += t->bytes;
     } else {
-        t->ns->tenant->dumps++;
-        t->ns->tenant->dump_bytes += t->bytes;
+        t->ns->tenant->metrics->dumps++;
+        t->ns->tenant->metrics->dump_bytes += t->bytes;
         t->ns->traffic.dumps++;
         t->ns->traffic.dump_bytes += t->bytes;
     }

@@ -23,7 +23,7 @@ uint64_t window_slot_bytes(const struct window *w)
 
 /* ---- tenants ---- */
 
-static void tenant_unref(struct requests *rq, struct window_tenant *t)
+static void window_tenant_unref(struct requests *rq, struct window_tenant *t)
 {
     if (--t->windows > 0)
         return;
@@ -74,7 +74,7 @@ static struct window_tenant *tenant_new(struct requests *rq, const char *name, i
     return t;
 }
 
-static struct window_tenant *tenant_ref(struct requests *rq, const char *name, int *rc)
+static struct window_tenant *window_tenant_ref(struct requests *rq, const char *name, int *rc)
 {
     struct list *tenants = &rq->windows.tenants;
     struct window_tenant *t = NULL;
@@ -188,7 +188,7 @@ static void window_free(struct window *w)
     list_remove(&w->link);
     rq->rooms.metrics->windows--;
     memory_return(rq, s, sizeof(*w) + w->tenant->header.extents);
-    tenant_unref(rq, w->tenant);
+    window_tenant_unref(rq, w->tenant);
     free(w);
     s->n_windows--;
     if (close)
@@ -369,7 +369,8 @@ int method_window_open(struct call *call)
     if (conn_fds_room(call->s->conn) == 0)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY, "read the answers before this one");
     rc = -EOPNOTSUPP;
-    t = arena_window_budget(rq->rooms.arena) > 0 ? tenant_ref(rq, call->s->peer.tenant, &rc) : NULL;
+    t = arena_window_budget(rq->rooms.arena) > 0 ? window_tenant_ref(rq, call->s->peer.tenant, &rc)
+                                                 : NULL;
     if (!t)
         return open_refused(call, rc);
     fd = fcntl(arena_group_table(t->group, &header), F_DUPFD_CLOEXEC, 0);
@@ -379,7 +380,7 @@ int method_window_open(struct call *call)
             ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no descriptor for a window");
         else
             close(fd);
-        tenant_unref(rq, t);
+        window_tenant_unref(rq, t);
         return -call->error.code;
     }
     w->ns = ns;

@@ -183,10 +183,14 @@ Test(index_ns, a_tenant_has_a_bound_of_its_own)
     struct ns_identity id = identity();
     struct index *ix = NULL;
     struct ns *other, *ns = NULL;
+    struct config config;
     struct left left;
 
     cr_assert_eq(index_new(100, 8, &ix), 0);
-    index_ns_limit(ix, 2);
+    config_init(&config);
+    config.max_namespaces_tenant = 2;
+    cr_assert_eq(tenant_set_configure(index_tenants(ix), &config), 0);
+    config_free(&config);
     other = open_model(ix, "other", 1);
     for (unsigned i = 0; i < 2; i++)
         index_ns_use(ix, open_model(ix, "t", i));

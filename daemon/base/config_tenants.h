@@ -1,0 +1,52 @@
+/* What tenants are given, as people write it: "KEY=VALUE KEY=VALUE", in the configuration
+ * (`tenant_settings`), in `ucmctl tenant set`, and in the file that keeps what that has set. Pure
+ * functions, any thread. */
+#ifndef UCMD_BASE_CONFIG_TENANTS_H
+#define UCMD_BASE_CONFIG_TENANTS_H
+
+#include "daemon/base/config.h"
+
+/* The name that stands for every tenant, where its own settings say nothing. */
+#define TENANT_ALL "*"
+
+/* X(field, name, kind, min, max, initial): SIZE in bytes, or COUNT. */
+#define TENANT_SETTINGS(X)                                                                         \
+    X(weight, "weight", COUNT, 1, 10000, 100)                                                      \
+    X(namespaces, "namespaces", COUNT, 1, 32768, 32768)
+
+enum tenant_key {
+#define X(field, name, kind, min, max, initial) TENANT_KEY_##field,
+    TENANT_SETTINGS(X)
+#undef X
+        TENANT_KEYS
+};
+
+struct tenant_settings {
+    uint64_t given; /* bit by enum tenant_key: these were written */
+#define X(field, name, kind, min, max, initial) uint64_t field;
+    TENANT_SETTINGS(X)
+#undef X
+};
+
+#define TENANT_WHY_BYTES 320
+#define TENANT_TEXT_BYTES 512
+
+/* What holds when nothing is written: by the table, and by the keys of `limits` (NULL: by the table
+ * alone). None is `given`. */
+struct tenant_settings tenant_settings_initial(const struct config *c);
+/* Takes over "KEY=VALUE ..." what is in it. 0, or -EINVAL with a sentence; *s is untouched then. */
+int tenant_settings_parse(const char *text, struct tenant_settings *s, char why[TENANT_WHY_BYTES]);
+/* What is given, as tenant_settings_parse takes it. Returns text. */
+char *tenant_settings_text(const struct tenant_settings *s, char text[TENANT_TEXT_BYTES]);
+/* What `over` gives goes over what *s has. */
+void tenant_settings_over(struct tenant_settings *s, const struct tenant_settings *over);
+
+/* Whether a tenant may have this name: as `tenants` of the configuration takes it, or uid:N. */
+bool tenant_name_possible(const char *name);
+/* Splits an entry of `tenant_settings` into a name and what it is given. The same results as above. */
+int config_tenant(const char *item, char name[UCM_MAX_NAME_BYTES + 1], struct tenant_settings *s,
+                  char why[TENANT_WHY_BYTES]);
+/* The whole list. 0, or -EINVAL with *e. */
+int config_tenants_check(const struct config *c, struct config_error *e);
+
+#endif

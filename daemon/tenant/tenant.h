@@ -1,0 +1,50 @@
+/* Tenants: one object each, found by name, with what it is given (base/config_tenants.h) and what is
+ * counted for it. Namespaces and connections refer to their tenant; it lives while something refers
+ * to it, or it has settings of its own.
+ *
+ * So their number needs no bound but those of namespaces, connections and settings.
+ * Thread: the loop only. */
+#ifndef UCMD_TENANT_TENANT_H
+#define UCMD_TENANT_TENANT_H
+
+#include "daemon/base/config_tenants.h"
+#include "daemon/base/table.h"
+#include "daemon/observe/tenants.h"
+
+struct tenant {
+    uint32_t id; /* from 1; it is given again when the tenant is gone */
+    uint32_t refs;
+    uint32_t namespaces;
+    struct tenant_settings settings;   /* in force; every field holds */
+    struct tenant_settings configured; /* of its own, by the configuration */
+    /* What its namespaces count; NULL before the first one. They live as long as the daemon. */
+    struct metrics_tenant *metrics;
+    struct tenant_times *times;
+    struct tenant *chain;
+    char name[];
+};
+
+struct tenant_set {
+    struct table all;
+    struct tenant **chain;           /* hash table by name */
+    struct tenant_settings defaults; /* of one without settings of its own */
+    struct tenants metrics;
+};
+
+/* 0 or -ENOMEM. */
+int tenant_set_init(struct tenant_set *set);
+void tenant_set_close(struct tenant_set *set);
+/* Takes over what a configuration gives, which config_check has passed. 0, or -ENOMEM: some tenants
+ * have settings of before. */
+int tenant_set_configure(struct tenant_set *set, const struct config *c);
+
+/* NULL: there is none. */
+struct tenant *tenant_find(const struct tenant_set *set, const char *name);
+/* Finds the tenant, or makes it, and refers to it. NULL: no memory. */
+struct tenant *tenant_ref(struct tenant_set *set, const char *name);
+void tenant_unref(struct tenant_set *set, struct tenant *t);
+
+/* for (t = tenant_next(set, NULL); t; t = tenant_next(set, t)): all of them. */
+struct tenant *tenant_next(const struct tenant_set *set, const struct tenant *t);
+
+#endif
