@@ -1,0 +1,71 @@
+/* Shares one resource among tenants by their weights: who of those that have something waiting is served next.
+ *
+ * Start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queuing: A Scheduling Algorithm for Integrated
+ * Services Packet Switching Networks", SIGCOMM 1996). A flow's *start* counts the bytes that it has had, divided by its
+ * weight; the flow with the lowest start is served. *Now* is the start of what was served last. A flow that
+ * comes back from idle starts at now, or behind what it has had: so nobody saves up credit, and nobody's debt is
+ * forgiven by a short pause. The resource may do several things at a time; they count when they begin
+ * (SFQ(D): Jin, Chase, Kaur, "Interposed Proportional Sharing for a Storage Service Utility", SIGMETRICS 2004).
+ *
+ * One thing is added. A flow that comes back, and has had no more than its due, is served at once and may have up to
+ * `burst` bytes before its turn ends: a request that small waits for what is under way and for other bursts, not for
+ * its neighbours' queues. What it gets counts as all else.
+ *
+ * Promises, for flows i and j that have something waiting during an interval, with bytes W, weights w, and L the most
+ * that is charged at once:
+ * - |W_i/w_i - W_j/w_j| <= (burst + L)/w_i + (burst + L)/w_j + 2, however the others come and go. The 2 is
+ *   rounding: starts are whole numbers.
+ * - A flow that comes back and has had no more than its due (its start is at most now) gets `burst` bytes
+ *   before any flow that waits without a burst gets one, and behind at most `burst` + L of each that has one.
+ * - There is no clock, nothing is allocated, and each call takes O(log n), fair_next O(n).
+ *
+ * Threads: the owner's. */
+#ifndef UCMD_BASE_FAIR_H
+#define UCMD_BASE_FAIR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define FAIR_FLOWS_MAX 256u
+#define FAIR_WEIGHT_MAX 10000u
+
+/* All zero before its first use. */
+struct fair_flow {
+    uint32_t weight; /* 1 to FAIR_WEIGHT_MAX, set by the caller, at any time; 0 counts as 1 */
+    uint32_t at;     /* its place among those that wait, from 1; 0: it has nothing waiting */
+    uint64_t start;
+    uint64_t rest;  /* bytes that `start` does not count yet: less than its weight */
+    uint64_t burst; /* bytes that it may still have at once */
+    uint64_t came;  /* when its burst began: its place among the bursts */
+    uint64_t bytes; /* all that it has had */
+};
+
+struct fair {
+    uint64_t burst;       /* bytes */
+    uint64_t now, latest; /* latest: the highest start so far */
+    uint64_t arrivals;
+    /* Who was served last, all that was served, and how much that was when another one was. */
+    const struct fair_flow *last;
+    uint64_t served, alone_from;
+    bool shared; /* more than one was ever served */
+    uint32_t n;
+    struct fair_flow *heap[FAIR_FLOWS_MAX];
+};
+
+void fair_init(struct fair *f, uint64_t burst);
+/* The flow has something waiting from now on. It must not have had. There are at most FAIR_FLOWS_MAX. */
+void fair_add(struct fair *f, struct fair_flow *flow);
+/* It has nothing waiting any more. Harmless if it had none. */
+void fair_remove(struct fair *f, struct fair_flow *flow);
+/* Who is to be served, or NULL. */
+struct fair_flow *fair_first(const struct fair *f);
+/* Who would be if that one, which waits, could not be served; or NULL. */
+struct fair_flow *fair_next(const struct fair *f, const struct fair_flow *flow);
+/* So many bytes of that flow, which waits, begin. Anybody may be served, though only fair_first's answer keeps the
+ * promises; who was passed over gets no credit for that. */
+void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes);
+/* Does more than one flow use the resource: is another one waiting than was served last, or was another one served
+ * within the last `window` bytes? Then as little as possible should be under way, as it is in nobody's order. */
+bool fair_contended(const struct fair *f, uint64_t window);
+
+#endif

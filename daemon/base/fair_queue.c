@@ -1,0 +1,116 @@
+#include "daemon/base/fair_queue.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+int fair_queue_init(struct fair_queue *q, unsigned classes, uint64_t burst)
+{
+    memset(q, 0, sizeof(*q));
+    q->lists = malloc(FAIR_LANES * classes * sizeof(*q->lists));
+    if (!q->lists)
+        return -ENOMEM;
+    q->classes = classes;
+    fair_init(&q->fair, burst);
+    for (unsigned i = 0; i < FAIR_LANES * classes; i++)
+        list_init(&q->lists[i]);
+    for (unsigned i = 0; i < FAIR_LANES; i++)
+        q->lanes[i].classes = &q->lists[i * classes];
+    return 0;
+}
+
+void fair_queue_close(struct fair_queue *q)
+{
+    free(q->lists);
+    q->lists = NULL;
+}
+
+static struct fair_lane *lane_of(struct fair_queue *q, const struct fair_who *who)
+{
+    return &q->lanes[who->tenant == 0 ? 0 : 1 + (who->tenant - 1) % (FAIR_LANES - 1)];
+}
+
+/* From that class on; NULL: nothing waits there. */
+static struct list *lane_first(const struct fair_queue *q, const struct fair_lane *lane,
+                               unsigned class)
+{
+    for (; class < q->classes; class++)
+        if (!list_empty(&lane->classes[class]))
+            return lane->classes[class].next;
+    return NULL;
+}
+
+static struct fair_lane *lane_at(struct fair_flow *flow)
+{
+    return LIST_ENTRY(flow, struct fair_lane, flow);
+}
+
+void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned class,
+                     struct list *node, bool front)
+{
+    struct fair_lane *lane = lane_of(q, who);
+
+    if (!lane_first(q, lane, 0)) {
+        fair_remove(&q->fair, &lane->flow); /* what was there was taken out */
+        fair_add(&q->fair, &lane->flow);
+    }
+    lane->flow.weight = who->weight > 0 ? who->weight : FAIR_WEIGHT;
+    if (front)
+        list_push_front(&lane->classes[class], node);
+    else
+        list_push_back(&lane->classes[class], node);
+}
+
+struct list *fair_queue_first(struct fair_queue *q)
+{
+    struct fair_flow *flow;
+
+    while ((flow = fair_first(&q->fair))) {
+        struct list *node = lane_first(q, lane_at(flow), 0);
+
+        if (node)
+            return node;
+        fair_remove(&q->fair, flow);
+    }
+    return NULL;
+}
+
+struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned class,
+                             struct list *node)
+{
+    struct fair_lane *lane = lane_of(q, who);
+    struct fair_flow *flow = &lane->flow;
+    struct list *next =
+        node->next != &lane->classes[class] ? node->next : lane_first(q, lane, class + 1);
+
+    while (!next && (flow = fair_next(&q->fair, flow)))
+        next = lane_first(q, lane_at(flow), 0);
+    return next;
+}
+
+void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes)
+{
+    struct fair_lane *lane = lane_of(q, who);
+
+    if (lane->flow.at == 0)
+        return;
+    fair_charge(&q->fair, &lane->flow, bytes);
+    if (!lane_first(q, lane, 0))
+        fair_remove(&q->fair, &lane->flow);
+}
+
+void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node), void *ctx)
+{
+    for (uint32_t i = 0; i < q->fair.n; i++) {
+        struct fair_lane *lane = lane_at(q->fair.heap[i]);
+
+        for (unsigned class = 0; class < q->classes; class++) {
+            struct list *head = &lane->classes[class], *next;
+
+            for (struct list *node = head->next; node != head; node = next) {
+                next = node->next;
+                each_cb(ctx, node);
+            }
+        }
+    }
+}

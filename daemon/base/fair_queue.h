@@ -1,0 +1,52 @@
+/* What waits for one resource, in a lane for each tenant: tenants share the resource as fair.h says, and within a lane the
+ * more urgent class goes first, the oldest of a class before the others.
+ *
+ * Tenants are told apart by their numbers. There are FAIR_LANES lanes, and more tenants than that share some of them,
+ * as stochastic fairness queueing does (McKenney, "Stochastic Fairness Queueing", INFOCOM 1990). Tenant 0 is the daemon
+ * itself, and shares with nobody.
+ *
+ * The owner's objects have a list node each and stay the owner's: to take one out of the queue, remove its node.
+ * Threads: the owner's. */
+#ifndef UCMD_BASE_FAIR_QUEUE_H
+#define UCMD_BASE_FAIR_QUEUE_H
+
+#include "daemon/base/fair.h"
+#include "daemon/base/list.h"
+
+#define FAIR_LANES FAIR_FLOWS_MAX
+#define FAIR_WEIGHT 100u /* of the daemon's own work, and what tenants have unless somebody says otherwise */
+
+/* For whom something is done. All zero: for the daemon itself. */
+struct fair_who {
+    uint32_t tenant, weight;
+};
+
+struct fair_lane {
+    struct fair_flow flow;
+    struct list *classes; /* the queue's number of them, the most urgent first */
+};
+
+struct fair_queue {
+    struct fair fair;
+    unsigned classes;
+    struct list *lists; /* of all lanes */
+    struct fair_lane lanes[FAIR_LANES];
+};
+
+/* 0 or -ENOMEM. burst: see fair.h. */
+int fair_queue_init(struct fair_queue *q, unsigned classes, uint64_t burst);
+void fair_queue_close(struct fair_queue *q); /* harmless on zeroed memory; nothing may wait */
+/* Behind all of its class in its lane; front: before them. */
+void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned class,
+                     struct list *node, bool front);
+/* What is to be served, left in the queue, or NULL. */
+struct list *fair_queue_first(struct fair_queue *q);
+/* What would be if `node`, which waits, could not be; or NULL. */
+struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned class,
+                             struct list *node);
+/* So many bytes begin of something that waits, or did until now. */
+void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes);
+/* Calls each for all that waits, which it may take out. */
+void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node), void *ctx);
+
+#endif

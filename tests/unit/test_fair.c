@@ -1,0 +1,347 @@
+#include "daemon/base/fair.h"
+
+#include <criterion/criterion.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define N 100u
+#define KIB (1ull << 10)
+#define MIB (1ull << 20)
+#define BURST (16 * MIB)
+
+static struct fair fair;
+static struct fair_flow flows[N];
+static uint64_t largest[N];     /* what a flow is charged at once, at most */
+static uint64_t since[N];       /* when it came; 0: it has nothing waiting */
+static uint64_t snapshot[N][N]; /* [i]: what all had had when i came */
+static uint64_t steps;
+
+static uint64_t random_to(uint64_t n)
+{
+    return 1 + ((uint64_t)rand() << 15 ^ (uint64_t)rand()) % n;
+}
+
+static void begin(uint64_t burst, unsigned seed)
+{
+    fair_init(&fair, burst);
+    memset(flows, 0, sizeof(flows));
+    memset(since, 0, sizeof(since));
+    steps = 0;
+    srand(seed);
+}
+
+static void come(unsigned i)
+{
+    fair_add(&fair, &flows[i]);
+    since[i] = ++steps;
+    for (unsigned j = 0; j < N; j++)
+        snapshot[i][j] = flows[j].bytes;
+}
+
+static void go(unsigned i)
+{
+    fair_remove(&fair, &flows[i]);
+    since[i] = 0;
+}
+
+/* Serves once. Returns whom. */
+static unsigned serve(void)
+{
+    struct fair_flow *flow = fair_first(&fair);
+    unsigned i = (unsigned)(flow - flows);
+
+    fair_charge(&fair, flow, random_to(largest[i]));
+    return i;
+}
+
+/* The promise for two flows, over the whole time in which both had something waiting. */
+static void check_pair(unsigned i, unsigned j, uint64_t burst)
+{
+    unsigned later = since[i] > since[j] ? i : j;
+    double wi = flows[i].weight, wj = flows[j].weight;
+    double had_i = (double)(flows[i].bytes - snapshot[later][i]) / wi;
+    double had_j = (double)(flows[j].bytes - snapshot[later][j]) / wj;
+    double bound =
+        (double)(burst + largest[i]) / wi + (double)(burst + largest[j]) / wj + 2 + 1e-6;
+
+    cr_assert(had_i - had_j <= bound && had_j - had_i <= bound,
+              "flows %u and %u have %f and %f, bound %f", i, j, had_i, had_j, bound);
+}
+
+static void check_all(unsigned n, uint64_t burst)
+{
+    for (unsigned i = 0; i < n; i++)
+        for (unsigned j = i + 1; j < n; j++)
+            if (since[i] && since[j])
+                check_pair(i, j, burst);
+}
+
+static void make(unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        flows[i].weight = 50 + (uint32_t)random_to(950);
+        largest[i] = i % 3 == 0 ? 16 * KIB : i % 3 == 1 ? 256 * KIB : 2 * MIB;
+    }
+}
+
+/* What a flow may be ahead of its share or behind it, when all bursts are over. */
+static double slack(unsigned n, unsigned i)
+{
+    double most = 0;
+
+    for (unsigned j = 0; j < n; j++)
+        if ((double)largest[j] / flows[j].weight > most)
+            most = (double)largest[j] / flows[j].weight;
+    return (double)largest[i] + flows[i].weight * most;
+}
+
+/* All want as much as they can get: each gets its part of all, whatever the sizes. Over an interval in which
+ * the promise allows 1 percent. */
+static void flood(unsigned n)
+{
+    uint64_t weights = 0, all = 0, before[N];
+    bool enough = false;
+
+    begin(BURST, n);
+    make(n);
+    for (unsigned i = 0; i < n; i++) {
+        weights += flows[i].weight;
+        come(i);
+    }
+    while (fair_first(&fair)->burst > 0)
+        (void)serve();
+    for (uint64_t even = fair.latest; fair.now < even;) /* each has paid for its burst */
+        (void)serve();
+    for (unsigned i = 0; i < n; i++)
+        before[i] = flows[i].bytes;
+    while (!enough) {
+        for (unsigned i = 0; i < 1000; i++)
+            (void)serve();
+        enough = true;
+        for (unsigned i = 0; i < n; i++)
+            enough = enough && (double)(flows[i].bytes - before[i]) > 100 * slack(n, i);
+    }
+    check_all(n, BURST);
+    for (unsigned i = 0; i < n; i++)
+        all += flows[i].bytes - before[i];
+    for (unsigned i = 0; i < n; i++) {
+        double due = (double)all * flows[i].weight / (double)weights;
+        double had = (double)(flows[i].bytes - before[i]);
+
+        cr_assert(had > 0.98 * due && had < 1.02 * due, "flow %u of weight %u had %f, due %f", i,
+                  flows[i].weight, had, due);
+    }
+}
+
+Test(fair, two_floods_have_their_shares)
+{
+    flood(2);
+}
+
+Test(fair, ten_floods_have_their_shares)
+{
+    flood(10);
+}
+
+Test(fair, a_hundred_floods_have_their_shares)
+{
+    flood(100);
+}
+
+/* Who has something waiting keeps to its share against each other one, while others come and go. */
+static void churn(unsigned n, uint64_t burst)
+{
+    begin(burst, 7 * n);
+    make(n);
+    for (unsigned step = 0; step < 200000; step++) {
+        unsigned i = (unsigned)random_to(n) - 1;
+
+        if (!since[i] && rand() % 4 == 0)
+            come(i);
+        else if (since[i] && rand() % 16 == 0)
+            go(i);
+        if (fair.n > 0)
+            (void)serve();
+        if (step % 1000 == 0)
+            check_all(n, burst);
+    }
+}
+
+Test(fair, shares_hold_over_every_busy_interval)
+{
+    churn(2, 0);
+    churn(2, BURST);
+    churn(10, 0);
+    churn(10, BURST);
+    churn(100, 0);
+    churn(100, BURST);
+}
+
+/* Floods of nine neighbours: a small request of one that comes back waits for nothing that they have queued. */
+Test(fair, a_small_request_goes_before_what_others_queue)
+{
+    begin(BURST, 1);
+    for (unsigned i = 0; i < 10; i++) {
+        flows[i].weight = 100;
+        largest[i] = 2 * MIB;
+        if (i > 0)
+            come(i);
+    }
+    for (unsigned i = 0; i < 1000; i++)
+        (void)serve();
+    for (unsigned round = 0; round < 1000; round++) {
+        uint64_t left = BURST;
+
+        come(0);
+        while (left > 0) {
+            uint64_t piece = left < 2 * MIB ? left : 2 * MIB;
+
+            cr_assert_eq(fair_first(&fair), &flows[0], "round %u, left %" PRIu64, round, left);
+            fair_charge(&fair, &flows[0], piece);
+            left -= piece;
+        }
+        go(0);
+        /* a pause in which the others have more than it has had */
+        for (unsigned i = 0; i < 9 * 20; i++)
+            cr_assert_neq(serve(), 0);
+    }
+}
+
+/* One request of 1 MiB after the other, no pause: it is below its share, so each goes at once. */
+Test(fair, small_requests_in_a_row_go_at_once)
+{
+    begin(BURST, 1);
+    flows[0].weight = flows[1].weight = 1;
+    largest[1] = 2 * MIB;
+    come(1);
+    while (fair_first(&fair)->burst > 0)
+        (void)serve();
+    for (unsigned round = 0; round < 1000; round++) {
+        come(0);
+        cr_assert_eq(fair_first(&fair), &flows[0]);
+        fair_charge(&fair, &flows[0], 1 * MIB);
+        go(0);
+        fair_charge(&fair, &flows[1], 2 * MIB); /* two are under way at a time: it is served */
+    }
+}
+
+Test(fair, idle_saves_no_credit)
+{
+    uint64_t had, all;
+
+    begin(BURST, 1);
+    for (unsigned i = 0; i < 3; i++) {
+        flows[i].weight = 100;
+        largest[i] = 2 * MIB;
+    }
+    come(0);
+    come(1);
+    for (unsigned i = 0; i < 100000; i++)
+        (void)serve();
+    come(2); /* after all that */
+    had = flows[2].bytes;
+    all = flows[0].bytes + flows[1].bytes + had;
+    for (unsigned i = 0; i < 3000; i++)
+        (void)serve();
+    all = flows[0].bytes + flows[1].bytes + flows[2].bytes - all;
+    cr_assert_leq(flows[2].bytes - had, all / 3 + BURST + 2 * MIB);
+    cr_assert_geq(flows[2].bytes - had, all / 3 - 2 * MIB);
+}
+
+Test(fair, a_short_pause_forgives_nothing)
+{
+    begin(BURST, 1);
+    flows[0].weight = flows[1].weight = 100;
+    come(1);
+    fair_charge(&fair, &flows[1], 1 * MIB); /* of its burst, as it came first */
+    fair_charge(&fair, &flows[1], BURST);
+    for (unsigned i = 0; i < 100; i++) {
+        uint64_t had = flows[0].bytes;
+
+        come(0);
+        while (fair_first(&fair) == &flows[0])
+            fair_charge(&fair, &flows[0], 1 * MIB);
+        cr_assert_leq(flows[0].bytes - had, BURST + 1 * MIB);
+        cr_assert_leq(flows[0].bytes, flows[1].bytes + BURST + 1 * MIB);
+        go(0);
+        fair_charge(&fair, &flows[1], 1 * MIB);
+    }
+}
+
+Test(fair, weights_change_at_once)
+{
+    uint64_t before[2];
+
+    begin(BURST, 1);
+    flows[0].weight = flows[1].weight = 100;
+    come(0);
+    come(1);
+    largest[0] = largest[1] = 1 * MIB;
+    for (unsigned i = 0; i < 1000; i++)
+        (void)serve();
+    flows[0].weight = 300;
+    for (unsigned i = 0; i < 2; i++)
+        before[i] = flows[i].bytes;
+    for (unsigned i = 0; i < 10000; i++)
+        (void)serve();
+    cr_assert_float_eq((double)(flows[0].bytes - before[0]) /
+                           (double)(flows[1].bytes - before[1]),
+                       3.0, 0.05);
+}
+
+/* A flow that can't be served lets others pass, and gets no more for it afterwards than its share. */
+Test(fair, who_is_passed_over_gets_no_credit)
+{
+    uint64_t before;
+
+    begin(0, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        flows[i].weight = 100;
+        largest[i] = 1 * MIB;
+        come(i);
+    }
+    fair_charge(&fair, &flows[0], 1 * MIB);
+    for (unsigned i = 0; i < 1000; i++) {
+        struct fair_flow *first = fair_first(&fair);
+
+        cr_assert_eq(fair_next(&fair, first == &flows[1] ? first : &flows[1]),
+                     first == &flows[1] ? &flows[0] : NULL);
+        fair_charge(&fair, &flows[0], 1 * MIB);
+    }
+    before = flows[0].bytes;
+    for (unsigned i = 0; i < 100; i++)
+        (void)serve();
+    cr_assert_geq(flows[0].bytes - before, flows[1].bytes - 3 * MIB);
+}
+
+Test(fair, one_alone_gets_all_and_contends_with_nobody)
+{
+    begin(BURST, 1);
+    for (unsigned i = 0; i < 1000; i++) {
+        cr_assert_not(fair_contended(&fair, UINT64_MAX));
+        come(0);
+        for (unsigned k = 0; k < 20; k++) {
+            cr_assert_eq(fair_first(&fair), &flows[0]);
+            fair_charge(&fair, &flows[0], 1 * MIB);
+        }
+        go(0);
+    }
+    cr_assert_null(fair_first(&fair));
+}
+
+Test(fair, others_contend_while_they_wait_and_a_while_after)
+{
+    begin(BURST, 1);
+    come(0);
+    fair_charge(&fair, &flows[0], 1 * MIB);
+    come(1);
+    cr_assert(fair_contended(&fair, 1));
+    fair_charge(&fair, &flows[1], 1 * MIB);
+    go(1);
+    cr_assert(fair_contended(&fair, 10 * MIB), "the last one was not who waits");
+    fair_charge(&fair, &flows[0], 9 * MIB);
+    cr_assert(fair_contended(&fair, 10 * MIB));
+    fair_charge(&fair, &flows[0], 1 * MIB);
+    cr_assert_not(fair_contended(&fair, 10 * MIB));
+}

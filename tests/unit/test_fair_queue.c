@@ -1,0 +1,139 @@
+#include "daemon/base/fair_queue.h"
+
+#include <criterion/criterion.h>
+
+#define MIB (1ull << 20)
+
+static struct fair_queue q;
+
+static void begin(void)
+{
+    cr_assert_eq(fair_queue_init(&q, 3, 4 * MIB), 0);
+}
+
+static struct fair_who who(uint32_t tenant)
+{
+    return (struct fair_who){.tenant = tenant, .weight = 100};
+}
+
+Test(fair_queue, a_lane_goes_by_class_and_age)
+{
+    struct list node[4];
+    static const unsigned order[] = {3, 1, 0, 2};
+    struct fair_who a = who(1);
+
+    begin();
+    cr_assert_null(fair_queue_first(&q));
+    fair_queue_push(&q, &a, 2, &node[0], false);
+    fair_queue_push(&q, &a, 1, &node[1], false);
+    fair_queue_push(&q, &a, 2, &node[2], false);
+    fair_queue_push(&q, &a, 1, &node[3], true);
+    cr_assert_eq(fair_queue_next(&q, &a, 1, &node[3]), &node[1]);
+    cr_assert_eq(fair_queue_next(&q, &a, 1, &node[1]), &node[0]);
+    cr_assert_null(fair_queue_next(&q, &a, 2, &node[2]));
+    for (unsigned i = 0; i < 4; i++) {
+        cr_assert_eq(fair_queue_first(&q), &node[order[i]]);
+        list_remove(&node[order[i]]);
+        fair_queue_charge(&q, &a, MIB);
+    }
+    cr_assert_null(fair_queue_first(&q));
+    fair_queue_close(&q);
+}
+
+/* However urgent one tenant says that its own are. */
+Test(fair_queue, classes_say_nothing_between_tenants)
+{
+    struct list urgent[64], lazy[64];
+    struct fair_who a = who(1), b = who(2);
+    unsigned served = 0;
+
+    begin();
+    for (unsigned i = 0; i < 64; i++) {
+        fair_queue_push(&q, &a, 0, &urgent[i], false);
+        fair_queue_push(&q, &b, 2, &lazy[i], false);
+    }
+    for (unsigned i = 0; i < 64; i++) {
+        struct list *node = fair_queue_first(&q);
+        bool of_a = node >= urgent && node < urgent + 64;
+
+        served += of_a;
+        list_remove(node);
+        fair_queue_charge(&q, of_a ? &a : &b, MIB);
+    }
+    cr_assert(served >= 27 && served <= 37, "%u of 64", served);
+    while (fair_queue_first(&q))
+        list_remove(fair_queue_first(&q));
+    fair_queue_close(&q);
+}
+
+Test(fair_queue, what_cannot_go_lets_others_pass)
+{
+    struct list node[3];
+    struct fair_who a = who(1), b = who(2), c = who(3);
+
+    begin();
+    fair_queue_push(&q, &a, 0, &node[0], false);
+    fair_queue_push(&q, &b, 1, &node[1], false);
+    fair_queue_push(&q, &c, 2, &node[2], false);
+    cr_assert_eq(fair_queue_first(&q), &node[0]);
+    cr_assert_eq(fair_queue_next(&q, &a, 0, &node[0]), &node[1]);
+    list_remove(&node[1]);
+    fair_queue_charge(&q, &b, MIB);
+    cr_assert_eq(fair_queue_next(&q, &a, 0, &node[0]), &node[2]);
+    list_remove(&node[0]);
+    list_remove(&node[2]);
+    cr_assert_null(fair_queue_first(&q), "what was taken out without a word is no turn of anybody");
+    cr_assert_eq(q.fair.n, 0);
+    fair_queue_close(&q);
+}
+
+/* More tenants than lanes: none is lost, and none shares the daemon's own. */
+Test(fair_queue, many_tenants_share_lanes)
+{
+    enum { TENANTS = 3 * FAIR_LANES };
+    static struct list node[TENANTS];
+    unsigned served = 0;
+
+    begin();
+    for (uint32_t i = 0; i < TENANTS; i++) {
+        struct fair_who t = who(i);
+
+        fair_queue_push(&q, &t, 1, &node[i], false);
+    }
+    cr_assert_eq(q.fair.n, FAIR_LANES);
+    cr_assert_eq(q.lanes[0].classes[1].next, &node[0]);
+    cr_assert_eq(node[0].next, &q.lanes[0].classes[1]);
+    for (struct list *next; (next = fair_queue_first(&q)); served++) {
+        struct fair_who t = who((uint32_t)(next - node));
+
+        list_remove(next);
+        fair_queue_charge(&q, &t, MIB);
+    }
+    cr_assert_eq(served, TENANTS);
+    fair_queue_close(&q);
+}
+
+static unsigned seen;
+
+static void take_cb(void *ctx, struct list *n)
+{
+    (void)ctx;
+    list_remove(n);
+    seen++;
+}
+
+Test(fair_queue, each_may_take_all_out)
+{
+    struct list node[12];
+
+    begin();
+    for (uint32_t i = 0; i < 12; i++) {
+        struct fair_who t = who(i % 4);
+
+        fair_queue_push(&q, &t, i % 3, &node[i], false);
+    }
+    fair_queue_each(&q, take_cb, NULL);
+    cr_assert_eq(seen, 12);
+    cr_assert_null(fair_queue_first(&q));
+    fair_queue_close(&q);
+}
