@@ -34,7 +34,7 @@ static struct fair_lane *lane_of(struct fair_queue *q, const struct fair_who *wh
 static struct list *lane_first(const struct fair_queue *q, const struct fair_lane *lane,
                                unsigned class)
 {
-    for (; class < q->classes; class++)
+    for (; class < q->classes; class ++)
         if (!list_empty(&lane->classes[class]))
             return lane->classes[class].next;
     return NULL;
@@ -104,7 +104,7 @@ void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct lis
     for (uint32_t i = 0; i < q->fair.n; i++) {
         struct fair_lane *lane = lane_at(q->fair.heap[i]);
 
-        for (unsigned class = 0; class < q->classes; class++) {
+        for (unsigned class = 0; class < q->classes; class ++) {
             struct list *head = &lane->classes[class], *next;
 
             for (struct list *node = head->next; node != head; node = next) {

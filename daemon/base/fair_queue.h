@@ -14,7 +14,8 @@
 #include "daemon/base/list.h"
 
 #define FAIR_LANES FAIR_FLOWS_MAX
-#define FAIR_WEIGHT 100u /* of the daemon's own work, and what tenants have unless somebody says otherwise */
+#define FAIR_WEIGHT                                                                                \
+    100u /* of the daemon's own work, and what tenants have unless somebody says otherwise */
 
 /* For whom something is done. All zero: for the daemon itself. */
 struct fair_who {
@@ -47,6 +48,7 @@ struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, u
 /* So many bytes begin of something that waits, or did until now. */
 void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes);
 /* Calls each for all that waits, which it may take out. */
-void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node), void *ctx);
+void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node),
+                     void *ctx);
 
 #endif

@@ -9,9 +9,11 @@
 
 #define CPU_THREADS_MAX 64
 #define CPU_PIECE_BYTES (1u << 20) /* of one thread at a time, so that others help and overtake */
+#define CPU_BURST_BYTES (16ull << 20)
 
 struct cpu {
-    struct work work; /* its inbox is the threads' queue */
+    struct work work;
+    struct job_queue queue; /* under its mutex */
     unsigned n_threads;
     uv_thread_t threads[CPU_THREADS_MAX];
 };
@@ -99,7 +101,7 @@ static void begin(struct cpu *c, struct device_job *job)
         return;
     }
     job->begun = true;
-    job_queue_push_front(&c->work.inbox, job);
+    job_queue_push_front(&c->queue, job);
     if (job->n_items * job_item_bytes(job) > CPU_PIECE_BYTES)
         uv_cond_broadcast(&c->work.cond);
 }
@@ -140,6 +142,7 @@ static void copy_next(struct cpu *c, struct device_job *job)
 
     if (job_next_piece(job, CPU_PIECE_BYTES, UINT32_MAX, &piece))
         list_remove(&job->link);
+    job_queue_charge(&c->queue, job, piece.bytes);
     job->pieces++;
     uv_mutex_unlock(&c->work.mutex);
     deserted = job->op == DEVICE_LOAD && job_deserted(job);
@@ -165,11 +168,12 @@ static void thread_cb(void *arg)
 
     uv_mutex_lock(&w->mutex);
     for (;;) {
-        if ((job = job_queue_pop_control(&w->inbox)) != NULL) {
+        job_queue_take(&c->queue, &w->inbox);
+        if ((job = job_queue_pop_control(&c->queue)) != NULL) {
             uv_mutex_unlock(&w->mutex);
             run_control(c, job);
             uv_mutex_lock(&w->mutex);
-        } else if ((job = job_queue_first(&w->inbox)) != NULL) {
+        } else if ((job = job_queue_first(&c->queue)) != NULL) {
             if (job->begun)
                 copy_next(c, job);
             else
@@ -197,6 +201,7 @@ static void cpu_close(struct device *d)
     work_quit(&c->work);
     for (unsigned i = 0; i < c->n_threads; i++)
         uv_thread_join(&c->threads[i]);
+    job_queue_close(&c->queue);
     work_close(&c->work);
 }
 
@@ -219,6 +224,7 @@ int cpu_new(struct uv_loop_s *loop, unsigned threads, struct device **out)
         return rc;
     }
     strcpy(c->work.stats.name, "cpu");
+    rc = job_queue_init(&c->queue, true, CPU_BURST_BYTES);
     threads = threads < 1 ? 1 : threads > CPU_THREADS_MAX ? CPU_THREADS_MAX : threads;
     while (rc == 0 && c->n_threads < threads) {
         rc = uv_thread_create(&c->threads[c->n_threads], thread_cb, c);

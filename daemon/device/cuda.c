@@ -31,7 +31,6 @@ static void take_copy(struct gpu *g, struct device_job *job)
 {
     int rc;
 
-    list_remove(&job->link);
     gpu_beside_told(g, job);
     if (job->op == DEVICE_LOAD || !job->event) {
         job_queue_push(&g->queued, job);
@@ -59,26 +58,27 @@ static void take_memory(struct gpu *g, struct list *added)
 /* Takes over what the loop has submitted. */
 static bool take(struct gpu *g)
 {
-    struct job_queue jobs;
-    struct device_job *job;
-    struct list added, *node;
+    struct list jobs, added, *node;
     bool moved = false;
 
-    job_queue_init(&jobs);
+    list_init(&jobs);
     list_init(&added);
     uv_mutex_lock(&g->work.mutex);
-    job_queue_move(&jobs, &g->work.inbox);
+    list_splice_front(&jobs, &g->work.inbox);
     while ((node = list_pop_front(&g->added)) != NULL)
         list_push_back(&added, node);
     uv_mutex_unlock(&g->work.mutex);
 
     take_memory(g, &added);
-    for (job = job_queue_first(&jobs); job; job = job_queue_first(&jobs)) {
-        take_copy(g, job);
+    while ((node = list_pop_front(&jobs)) != NULL) {
+        struct device_job *job = LIST_ENTRY(node, struct device_job, link);
+
+        if (job_is_copy(job))
+            take_copy(g, job);
+        else
+            job_queue_push(&g->queued, job);
         moved = true;
     }
-    moved |= !list_empty(&jobs.control);
-    job_queue_move(&g->queued, &jobs);
     return moved;
 }
 
@@ -153,7 +153,7 @@ static bool nap(struct gpu *g)
         return true;
     }
     uv_mutex_lock(&w->mutex);
-    if (job_queue_empty(&w->inbox) && list_empty(&g->added)) {
+    if (list_empty(&w->inbox) && list_empty(&g->added)) {
         if (copying || (!list_empty(&g->waiting) && still_ns < GPU_LONG_WAIT_NS))
             uv_cond_timedwait(&w->cond, &w->mutex, GPU_NAP_NS);
         else if (!list_empty(&g->waiting))
@@ -189,6 +189,7 @@ static void thread_cb(void *arg)
     do {
         moved = take(g);
         gpu_beside_look(g);
+        gpu_contended_look(g);
         if (atomic_load(&g->failed))
             gpu_abandon(g);
         moved |= run_control(g);
@@ -255,6 +256,7 @@ static void cuda_close(struct device *d)
 
     work_quit(&g->work);
     uv_thread_join(&g->thread);
+    job_queue_close(&g->queued);
     work_close(&g->work);
 }
 
@@ -288,13 +290,15 @@ int cuda_new(struct uv_loop_s *loop, const struct cuda_gpu_id *id,
     memcpy(stats->uuid, id->uuid, sizeof(id->uuid));
     g->config = *config;
     g->ordinal = id->ordinal;
-    job_queue_init(&g->queued);
     list_init(&g->added);
     list_init(&g->waiting);
     list_init(&g->opened);
     list_init(&g->stagings);
-    rc = uv_thread_create(&g->thread, thread_cb, g);
+    rc = job_queue_init(&g->queued, false, GPU_BURST_BYTES);
+    if (rc == 0)
+        rc = uv_thread_create(&g->thread, thread_cb, g);
     if (rc < 0) {
+        job_queue_close(&g->queued);
         work_close(&g->work);
         return rc;
     }

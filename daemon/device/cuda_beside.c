@@ -57,11 +57,6 @@ void gpu_beside_look(struct gpu *g)
     g->beside.hurry = g->beside.now && job && urgent(job, now_ms);
 }
 
-uint64_t gpu_launch_bytes(const struct gpu *g)
-{
-    return g->beside.now ? GPU_BESIDE_BYTES : GPU_LAUNCH_BYTES;
-}
-
 static double share_ns(const struct gpu *g, enum ucm_copy_direction direction, uint64_t bytes)
 {
     return (double)bytes * g->costs.of[direction].byte_ns * 100 / g->config.beside_percent;
@@ -97,7 +92,7 @@ bool gpu_beside_allows(const struct gpu *g, enum ucm_copy_direction direction)
     return s->n == 0 && (s->next_ns == 0 || g->beside.hurry || uv_hrtime() >= s->next_ns);
 }
 
-uint64_t gpu_beside_next_ns(const struct gpu *g)
+uint64_t gpu_beside_next_ns(struct gpu *g)
 {
     uint64_t next_ns = g->streams[UCM_COPY_LOAD].next_ns;
     bool wants = g->slices > 0 || job_queue_first_of(&g->queued, DEVICE_LOAD);

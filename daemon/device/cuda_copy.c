@@ -138,6 +138,19 @@ bool gpu_events_poll(struct gpu *g)
 
 /* ---- launches ---- */
 
+void gpu_contended_look(struct gpu *g)
+{
+    for (unsigned i = 0; i < 2; i++)
+        g->contended[i] = fair_contended(&g->queued.copies[i].fair, GPU_FAIR_WINDOW);
+}
+
+uint64_t gpu_launch_bytes(const struct gpu *g, enum ucm_copy_direction direction)
+{
+    if (g->beside.now)
+        return GPU_BESIDE_BYTES;
+    return g->contended[direction] ? GPU_FAIR_BYTES : GPU_LAUNCH_BYTES;
+}
+
 CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
                            struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
                            uint32_t direction)
@@ -210,8 +223,9 @@ static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct d
 struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direction)
 {
     struct gpu_stream *s = &g->streams[direction];
+    uint64_t ahead = g->contended[direction] ? GPU_FAIR_BYTES : GPU_AHEAD_BYTES;
 
-    if (s->n == GPU_LAUNCHES || s->bytes >= GPU_AHEAD_BYTES || !gpu_beside_allows(g, direction))
+    if (s->n == GPU_LAUNCHES || s->bytes >= ahead || !gpu_beside_allows(g, direction))
         return NULL;
     return &s->launches[(s->oldest + s->n) % GPU_LAUNCHES];
 }
@@ -260,8 +274,9 @@ static void launch_next(struct gpu *g, enum ucm_copy_direction direction, struct
 {
     struct job_piece piece;
 
-    if (job_next_piece(job, gpu_launch_bytes(g), GPU_LAUNCH_ITEMS, &piece))
+    if (job_next_piece(job, gpu_launch_bytes(g, direction), GPU_LAUNCH_ITEMS, &piece))
         list_remove(&job->link);
+    job_queue_charge(&g->queued, job, piece.bytes);
     job->pieces++;
     gpu_launch_piece(g, direction, job, &piece);
 }

@@ -294,9 +294,10 @@ static void slice_move(struct gpu *g, struct gpu_slice *slice)
 /* ---- the planner ---- */
 
 /* How much of a slice is used: a worker with larger slices gets no more of the bus in one go. */
-static uint64_t slice_use(const struct gpu *g, const struct gpu_staging *s)
+static uint64_t slice_use(const struct gpu *g, const struct gpu_staging *s,
+                          enum ucm_copy_direction direction)
 {
-    uint64_t most = gpu_launch_bytes(g);
+    uint64_t most = gpu_launch_bytes(g, direction);
 
     return s->slice_bytes < most ? s->slice_bytes : most;
 }
@@ -339,7 +340,7 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     double times, idle_ns, busy_ns, staged_ns;
     uint32_t n;
 
-    (void)next_piece(&first, s, slice_use(g, s), &piece);
+    (void)next_piece(&first, s, slice_use(g, s, direction), &piece);
     times = (double)job_item_bytes(job) * job->n_items / (double)piece.bytes;
     memcpy(items, job->items, piece.n_items * sizeof(*items));
     n = gpu_dma_plan(g, job, &piece, items);
@@ -393,12 +394,12 @@ bool gpu_staging_pays(struct gpu *g, struct device_job *job)
  * the bus moves those before, and may be as large. */
 static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s)
 {
-    uint64_t bytes = STAGING_FIRST_BYTES;
+    uint64_t bytes = STAGING_FIRST_BYTES, use = slice_use(g, s, UCM_COPY_DUMP);
 
     for (uint32_t i = 0; i < s->n_slices; i++)
         if (s->slices[i].state != SLICE_FREE && s->slices[i].direction == UCM_COPY_DUMP)
             bytes += 2 * s->slices[i].piece.bytes;
-    return bytes < slice_use(g, s) ? bytes : slice_use(g, s);
+    return bytes < use ? bytes : use;
 }
 
 /* A load is done only when its last slice is scattered. So the last slice is small, and the bus
@@ -406,11 +407,10 @@ static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s)
  * instead. Halving ends after three slices, as many as one direction may have. Of several loads, what
  * is little more than a slice goes in two halves: a slice with a block or two costs a full one's
  * time. */
-static uint64_t load_piece(const struct gpu *g, const struct device_job *job,
-                           const struct gpu_staging *s)
+static uint64_t load_piece(struct gpu *g, struct device_job *job, const struct gpu_staging *s)
 {
     uint64_t left = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job);
-    uint64_t whole = slice_use(g, s), least = whole / STAGING_LAST_PART;
+    uint64_t whole = slice_use(g, s, UCM_COPY_LOAD), least = whole / STAGING_LAST_PART;
     bool more = job_queue_next_of(&g->queued, job);
 
     if (more && left > whole && left < 2 * whole)
@@ -434,6 +434,7 @@ enum gpu_took gpu_staging_take(struct gpu *g, struct device_job *job)
     slice->job = job;
     if (next_piece(job, s, load ? load_piece(g, job, s) : dump_piece(g, s), &slice->piece))
         list_remove(&job->link);
+    job_queue_charge(&g->queued, job, slice->piece.bytes);
     job->pieces++;
     order_write(slice);
     if (load)

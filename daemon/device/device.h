@@ -22,6 +22,7 @@
 #ifndef UCMD_DEVICE_DEVICE_H
 #define UCMD_DEVICE_DEVICE_H
 
+#include "daemon/base/fair_queue.h"
 #include "daemon/base/list.h"
 #include "daemon/base/numa.h"
 #include "daemon/device/plan.h"
@@ -145,7 +146,8 @@ struct device_job {
     const uint8_t *event; /* dump: 64 bytes of an IPC event handle, or NULL; alive until done */
     uint64_t deadline_ms; /* uv_now() time at which a job fails that has not begun; 0: none, but a
                                dump with an event must have one */
-    uint8_t priority;     /* 0 to 7; loads go before dumps of the same priority */
+    struct fair_who who;  /* whose copy it is: tenants share the bus by their weights */
+    uint8_t priority;     /* 0 to 7, among the tenant's own */
     enum device_beside beside;
     bool straight; /* never through a staging ring */
     bool coded;    /* slots hold the region's encoding, and the device encodes or decodes */

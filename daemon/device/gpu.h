@@ -20,6 +20,14 @@
 #define GPU_DMA_EXTENTS 4096u /* of one launch */
 /* Launched and not done, besides the newest launch: keeps the bus busy without a gap. */
 #define GPU_AHEAD_BYTES (32ull << 20)
+/* While several tenants use a direction: a launch, and what is launched besides the newest. What is launched is in
+ * nobody's order any more, so a tenant that comes waits for that much. It holds for GPU_FAIR_WINDOW bytes of one
+ * tenant alone, about 0.3 s. */
+#ifndef GPU_FAIR_BYTES
+#define GPU_FAIR_BYTES (2ull << 20)
+#endif
+#define GPU_FAIR_WINDOW (16ull << 30)
+#define GPU_BURST_BYTES (16ull << 20)  /* see base/fair.h */
 #define GPU_BESIDE_WORKERS 8          /* that compute, of which one GPU is told */
 #define GPU_BESIDE_BYTES (6ull << 20) /* of one launch beside a worker that computes */
 
@@ -119,6 +127,7 @@ struct gpu {
     struct ucm_copy_item *items;  /* of all launches */
     struct gpu_stream streams[2]; /* by enum ucm_copy_direction */
     struct job_queue queued;
+    bool contended[2]; /* by direction, in this round of the thread: see GPU_FAIR_BYTES */
     struct list waiting;
     struct list opened;   /* IPC memory, struct gpu_ipc */
     struct list stagings; /* struct gpu_staging */
@@ -157,6 +166,10 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction);
 bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction);
 void gpu_expire(struct gpu *g);
 
+/* Once in each round of the thread: do several tenants use a direction? */
+void gpu_contended_look(struct gpu *g);
+/* Bytes of one launch, at most. */
+uint64_t gpu_launch_bytes(const struct gpu *g, enum ucm_copy_direction direction);
 /* A place for one more launch; NULL: none now. One that is there stays until it is used. */
 struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direction);
 /* Records the event behind what was enqueued. With its end gpu_reap calls gpu_staging_launched for
@@ -185,14 +198,12 @@ void gpu_beside_told(struct gpu *g, const struct device_job *job);
 void gpu_beside_forget(struct gpu *g, const struct device_region *region); /* it is closed */
 /* Once in each round of the thread: what the functions below go by. */
 void gpu_beside_look(struct gpu *g);
-/* Bytes of one launch, at most. */
-uint64_t gpu_launch_bytes(const struct gpu *g);
 /* May a launch begin? Beside a worker that computes only when the one before has ended, so that the engine
  * turns to others, and loads not before the bus would be done at their share of it. */
 bool gpu_beside_allows(const struct gpu *g, enum ucm_copy_direction direction);
 void gpu_beside_launched(struct gpu *g, enum ucm_copy_direction direction, uint64_t bytes);
 /* When what waits for its share of the bus may begin; 0: nothing waits for that. */
-uint64_t gpu_beside_next_ns(const struct gpu *g);
+uint64_t gpu_beside_next_ns(struct gpu *g);
 /* Is a way of that time no slower than that share? Then slices would gain nothing. */
 bool gpu_beside_suffices(const struct gpu *g, enum ucm_copy_direction direction, double ns,
                          uint64_t bytes);

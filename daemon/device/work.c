@@ -15,94 +15,108 @@
 
 /* ---- queue ---- */
 
-void job_queue_init(struct job_queue *q)
+int job_queue_init(struct job_queue *q, bool joint, uint64_t burst)
 {
+    unsigned classes = joint ? 2 * JOB_PRIORITIES : JOB_PRIORITIES;
+    int rc = fair_queue_init(&q->copies[0], classes, burst);
+
     list_init(&q->control);
-    for (unsigned i = 0; i < JOB_CLASSES; i++)
-        list_init(&q->copies[i]);
+    q->joint = joint;
+    if (rc == 0 && !joint)
+        rc = fair_queue_init(&q->copies[1], classes, burst);
+    if (rc < 0)
+        job_queue_close(q);
+    return rc;
 }
 
-static unsigned job_class(const struct device_job *job)
+void job_queue_close(struct job_queue *q)
 {
-    unsigned priority = job->priority < 8 ? job->priority : 7;
-
-    return (7 - priority) * 2 + (job->op == DEVICE_DUMP);
+    fair_queue_close(&q->copies[0]);
+    fair_queue_close(&q->copies[1]);
 }
 
-static struct list *job_list(struct job_queue *q, const struct device_job *job)
+static unsigned job_class(const struct job_queue *q, const struct device_job *job)
 {
-    return job_is_copy(job) ? &q->copies[job_class(job)] : &q->control;
+    unsigned class = JOB_PRIORITIES - 1;
+
+    class -= job->priority < JOB_PRIORITIES ? job->priority : class;
+    return q->joint ? 2 * class + (job->op == DEVICE_DUMP) : class;
+}
+
+static struct fair_queue *queue_of(struct job_queue *q, enum device_op op)
+{
+    return &q->copies[!q->joint && op == DEVICE_DUMP];
+}
+
+static struct device_job *job_at(struct list *node)
+{
+    return node ? LIST_ENTRY(node, struct device_job, link) : NULL;
 }
 
 void job_queue_push(struct job_queue *q, struct device_job *job)
 {
-    list_push_back(job_list(q, job), &job->link);
+    if (job_is_copy(job))
+        fair_queue_push(queue_of(q, job->op), &job->who, job_class(q, job), &job->link, false);
+    else
+        list_push_back(&q->control, &job->link);
 }
 
 void job_queue_push_front(struct job_queue *q, struct device_job *job)
 {
-    list_push_front(job_list(q, job), &job->link);
+    fair_queue_push(queue_of(q, job->op), &job->who, job_class(q, job), &job->link, true);
 }
 
 struct device_job *job_queue_pop_control(struct job_queue *q)
 {
-    struct list *node = list_pop_front(&q->control);
-
-    return node ? LIST_ENTRY(node, struct device_job, link) : NULL;
+    return job_at(list_pop_front(&q->control));
 }
 
-static struct device_job *first_from(const struct job_queue *q, unsigned begin, unsigned skip)
+struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job)
 {
-    for (unsigned i = begin; i < JOB_CLASSES; i += skip)
-        if (!list_empty(&q->copies[i]))
-            return LIST_ENTRY(q->copies[i].next, struct device_job, link);
-    return NULL;
+    return job_at(
+        fair_queue_next(queue_of(q, job->op), &job->who, job_class(q, job), &job->link));
 }
 
-bool job_queue_empty(const struct job_queue *q)
+struct device_job *job_queue_first_of(struct job_queue *q, enum device_op op)
 {
-    return list_empty(&q->control) && !job_queue_first(q);
+    return job_at(fair_queue_first(queue_of(q, op)));
 }
 
-struct device_job *job_queue_next_of(const struct job_queue *q, const struct device_job *job)
+struct device_job *job_queue_first(struct job_queue *q)
 {
-    unsigned class = job_class(job);
+    struct device_job *job = job_queue_first_of(q, DEVICE_LOAD);
 
-    if (job->link.next != &q->copies[class])
-        return LIST_ENTRY(job->link.next, struct device_job, link);
-    return first_from(q, class + 2, 2);
+    return job ? job : job_queue_first_of(q, DEVICE_DUMP);
 }
 
-struct device_job *job_queue_first(const struct job_queue *q)
+void job_queue_charge(struct job_queue *q, const struct device_job *job, uint64_t bytes)
 {
-    return first_from(q, 0, 1);
+    fair_queue_charge(queue_of(q, job->op), &job->who, bytes);
 }
 
-struct device_job *job_queue_first_of(const struct job_queue *q, enum device_op op)
+struct expiry {
+    uint64_t now_ms;
+    struct list *expired;
+};
+
+static void expire_cb(void *ctx, struct list *node)
 {
-    return first_from(q, op == DEVICE_DUMP, 2);
-}
+    const struct device_job *job = LIST_ENTRY(node, struct device_job, link);
+    const struct expiry *e = ctx;
+    bool moves = job->pieces > 0 || job->next_item > 0 || job->next_plane > 0;
 
-static void expire_list(struct list *head, uint64_t now_ms, struct list *expired)
-{
-    struct list *next;
-
-    for (struct list *node = head->next; node != head; node = next) {
-        struct device_job *job = LIST_ENTRY(node, struct device_job, link);
-        bool moves = job->pieces > 0 || job->next_item > 0 || job->next_plane > 0;
-
-        next = node->next;
-        if (moves || !job_late(job, now_ms))
-            continue;
-        list_remove(node);
-        list_push_back(expired, node);
-    }
+    if (moves || !job_late(job, e->now_ms))
+        return;
+    list_remove(node);
+    list_push_back(e->expired, node);
 }
 
 void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired)
 {
-    for (unsigned i = 0; i < JOB_CLASSES; i++)
-        expire_list(&q->copies[i], now_ms, expired);
+    struct expiry e = {now_ms, expired};
+
+    for (unsigned i = 0; i < 2; i++)
+        fair_queue_each(&q->copies[i], expire_cb, &e);
 }
 
 static void list_move(struct list *to, struct list *from)
@@ -113,11 +127,12 @@ static void list_move(struct list *to, struct list *from)
         list_push_back(to, node);
 }
 
-void job_queue_move(struct job_queue *to, struct job_queue *from)
+void job_queue_take(struct job_queue *q, struct list *jobs)
 {
-    list_move(&to->control, &from->control);
-    for (unsigned i = 0; i < JOB_CLASSES; i++)
-        list_move(&to->copies[i], &from->copies[i]);
+    struct list *node;
+
+    while ((node = list_pop_front(jobs)) != NULL)
+        job_queue_push(q, job_at(node));
 }
 
 /* ---- jobs ---- */
@@ -270,7 +285,7 @@ static void users_drop(struct work *w, struct device_users *u)
 {
     if (--u->jobs > 0 || !u->close)
         return;
-    job_queue_push(&w->inbox, u->close);
+    list_push_back(&w->inbox, &u->close->link);
     u->close = NULL;
     uv_cond_signal(&w->cond);
 }
@@ -344,7 +359,7 @@ int work_init(struct work *w, uv_loop_t *loop, const struct device_ops *ops)
         goto err_after_cond;
     (void)uv_idle_init(loop, &w->awake); /* can't fail */
     atomic_init(&w->soon, false);
-    job_queue_init(&w->inbox);
+    list_init(&w->inbox);
     list_init(&w->done);
     list_init(&w->staging_open);
     w->device = (struct device){.ops = ops, .node = NUMA_NONE};
@@ -386,7 +401,7 @@ static void submit_locked(struct work *w, struct device_job *job)
             return;
         }
     }
-    job_queue_push(&w->inbox, job);
+    list_push_back(&w->inbox, &job->link);
     uv_cond_signal(&w->cond);
 }
 

@@ -2,7 +2,9 @@
  * back, and how a job is cut into pieces. Inside this room only.
  *
  * Promises:
- * - A queue allocates nothing and never holds more than DEVICE_QUEUE_MAX loads and dumps.
+ * - A queue allocates nothing once it is made, and never holds more than DEVICE_QUEUE_MAX loads and dumps.
+ * - Copies of several tenants share what they wait for by the tenants' weights (base/fair.h); a tenant's own go by
+ *   priority, loads before dumps where these two share it.
  * - Pieces of a job cover each (item, plane) once.
  * - work_finish runs `done_cb` of its job once, on the loop; a CLOSE reaches the threads only after
  *   every copy of its region or staging ring.
@@ -10,6 +12,7 @@
 #ifndef UCMD_DEVICE_WORK_H
 #define UCMD_DEVICE_WORK_H
 
+#include "daemon/base/fair_queue.h"
 #include "daemon/device/device.h"
 #include "daemon/device/worker.h"
 
@@ -27,28 +30,33 @@ void region_mapped(struct device_region *r);
 
 /* ---- queue ---- */
 
-#define JOB_CLASSES 16 /* 8 priorities, each loads before dumps */
+#define JOB_PRIORITIES 8u
 
+/* To take a job out, remove its link. */
 struct job_queue {
-    struct list control;             /* all but copies */
-    struct list copies[JOB_CLASSES]; /* the most urgent first */
+    struct list control; /* all but copies */
+    bool joint;          /* loads and dumps share the threads: both wait in the first of: */
+    struct fair_queue copies[2];
 };
 
-void job_queue_init(struct job_queue *q);
-bool job_queue_empty(const struct job_queue *q);
+/* burst: see base/fair.h. 0 or -ENOMEM. */
+int job_queue_init(struct job_queue *q, bool joint, uint64_t burst);
+void job_queue_close(struct job_queue *q); /* harmless on zeroed memory */
 void job_queue_push(struct job_queue *q, struct device_job *job);
-void job_queue_push_front(struct job_queue *q, struct device_job *job); /* of its class */
+void job_queue_push_front(struct job_queue *q, struct device_job *job); /* of its tenant's class */
 struct device_job *job_queue_pop_control(struct job_queue *q);          /* or NULL */
-/* The most urgent copy, left in the queue, or NULL. */
-struct device_job *job_queue_first(const struct job_queue *q);
+/* The copy whose turn it is, left in the queue, or NULL. Where directions are apart: any, loads first. */
+struct device_job *job_queue_first(struct job_queue *q);
 /* Of one direction only. */
-struct device_job *job_queue_first_of(const struct job_queue *q, enum device_op op);
-/* The next one of its direction after `job`, or NULL. */
-struct device_job *job_queue_next_of(const struct job_queue *q, const struct device_job *job);
+struct device_job *job_queue_first_of(struct job_queue *q, enum device_op op);
+/* The next one of its direction after `job`, which waits; or NULL. */
+struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job);
+/* So many bytes of the job begin, which waits or did until now. */
+void job_queue_charge(struct job_queue *q, const struct device_job *job, uint64_t bytes);
 /* Moves every copy of which no piece was taken and whose deadline has passed to `expired`. */
 void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired);
-/* Appends every job of `from`, in order; `from` is empty afterwards. */
-void job_queue_move(struct job_queue *to, struct job_queue *from);
+/* Moves all jobs of a list there, in order. */
+void job_queue_take(struct job_queue *q, struct list *jobs);
 
 /* ---- jobs ---- */
 
@@ -104,7 +112,7 @@ struct work {
     uv_mutex_t mutex;
     uv_cond_t cond; /* signalled with everything that goes into the inbox, and with quit */
     /* Under the mutex. */
-    struct job_queue inbox;
+    struct list inbox; /* submitted, and not yet taken by a thread */
     struct list done;
     bool quit;
 

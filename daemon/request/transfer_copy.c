@@ -262,6 +262,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_pla
         .n_planes = n_planes,
         .event = t->has_event ? t->event : NULL,
         .deadline_ms = t->r.deadline.at_ms,
+        .who = tenant_who(t->ns->tenant),
         .priority = copy_priority(t),
         .beside = t->beside,
         /* One chunk a slot is too narrow for slices; but beside others only a companion decodes. */

@@ -8,6 +8,7 @@
 #define UCMD_TENANT_TENANT_H
 
 #include "daemon/base/config_tenants.h"
+#include "daemon/base/fair_queue.h"
 #include "daemon/base/table.h"
 #include "daemon/observe/tenants.h"
 
@@ -30,6 +31,12 @@ struct tenant_set {
     struct tenant_settings defaults; /* of one without settings of its own */
     struct tenants metrics;
 };
+
+/* For queues in which several tenants' work waits. */
+static inline struct fair_who tenant_who(const struct tenant *t)
+{
+    return (struct fair_who){.tenant = t->id, .weight = (uint32_t)t->settings.weight};
+}
 
 /* 0 or -ENOMEM. */
 int tenant_set_init(struct tenant_set *set);

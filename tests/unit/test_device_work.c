@@ -53,34 +53,66 @@ Test(device_work, pieces_cover_each_chunk_once)
     }
 }
 
+static struct job_queue q;
+
+static struct device_job *pop(struct device_job *job)
+{
+    list_remove(&job->link);
+    return job;
+}
+
 Test(device_work, queue_orders_by_priority_direction_and_age)
 {
     struct device_job jobs[] = {
         {.op = DEVICE_DUMP, .priority = 0}, {.op = DEVICE_LOAD, .priority = 0},
         {.op = DEVICE_DUMP, .priority = 7}, {.op = DEVICE_LOAD, .priority = 7},
         {.op = DEVICE_LOAD, .priority = 0}, {.op = DEVICE_CLOSE}};
-    static const unsigned order[] = {3, 2, 1, 4, 0};
-    struct job_queue q, other;
-    struct device_job *job;
+    static const unsigned joint[] = {3, 2, 1, 4, 0}, loads[] = {3, 1, 4}, dumps[] = {2, 0};
+    struct list inbox;
 
-    job_queue_init(&q);
-    job_queue_init(&other);
-    cr_assert(job_queue_empty(&q));
+    list_init(&inbox);
+    cr_assert_eq(job_queue_init(&q, true, 0), 0);
     for (unsigned i = 0; i < 6; i++)
-        job_queue_push(&other, &jobs[i]);
-    job_queue_move(&q, &other);
-    cr_assert(job_queue_empty(&other));
-    cr_assert_eq(job_queue_first_of(&q, DEVICE_DUMP), &jobs[2]);
-    cr_assert_eq(job_queue_first_of(&q, DEVICE_LOAD), &jobs[3]);
-    for (unsigned i = 0; i < 5; i++) {
-        job = job_queue_first(&q);
-        cr_assert_eq(job, &jobs[order[i]], "place %u", i);
-        list_remove(&job->link);
-    }
+        list_push_back(&inbox, &jobs[i].link);
+    job_queue_take(&q, &inbox);
+    cr_assert(list_empty(&inbox));
+    for (unsigned i = 0; i < 5; i++)
+        cr_assert_eq(pop(job_queue_first(&q)), &jobs[joint[i]], "place %u", i);
     cr_assert_null(job_queue_first(&q));
-    cr_assert_not(job_queue_empty(&q));
     cr_assert_eq(job_queue_pop_control(&q), &jobs[5]);
-    cr_assert(job_queue_empty(&q));
+    cr_assert_null(job_queue_pop_control(&q));
+    job_queue_close(&q);
+
+    cr_assert_eq(job_queue_init(&q, false, 0), 0);
+    for (unsigned i = 0; i < 5; i++)
+        job_queue_push(&q, &jobs[i]);
+    for (unsigned i = 0; i < 3; i++)
+        cr_assert_eq(pop(job_queue_first_of(&q, DEVICE_LOAD)), &jobs[loads[i]], "load %u", i);
+    for (unsigned i = 0; i < 2; i++)
+        cr_assert_eq(pop(job_queue_first_of(&q, DEVICE_DUMP)), &jobs[dumps[i]], "dump %u", i);
+    job_queue_close(&q);
+}
+
+/* Jobs of 32 MiB of one tenant, a small one of another: it goes before all that has not begun. */
+Test(device_work, a_tenant_waits_for_what_is_under_way_only)
+{
+    struct device_job flood[8], small = {.op = DEVICE_LOAD, .who = {2, 100}};
+
+    cr_assert_eq(job_queue_init(&q, false, 16 << 20), 0);
+    for (unsigned i = 0; i < 8; i++) {
+        flood[i] = (struct device_job){.op = DEVICE_LOAD, .who = {1, 100}, .priority = 7};
+        job_queue_push(&q, &flood[i]);
+    }
+    for (unsigned i = 0; i < 40; i++)
+        job_queue_charge(&q, job_queue_first(&q), 2 << 20);
+    job_queue_push(&q, &small);
+    cr_assert_eq(job_queue_first(&q), &small, "whatever their priorities are");
+    cr_assert_eq(job_queue_next_of(&q, &small), &flood[0]);
+    (void)pop(&small);
+    job_queue_charge(&q, &small, 1 << 20);
+    for (unsigned i = 0; i < 8; i++)
+        cr_assert_eq(pop(job_queue_first(&q)), &flood[i]);
+    job_queue_close(&q);
 }
 
 Test(device_work, only_what_does_not_move_expires)
@@ -93,9 +125,8 @@ Test(device_work, only_what_does_not_move_expires)
         {.op = DEVICE_DUMP, .deadline_ms = 50},
         {.op = DEVICE_DUMP, .deadline_ms = 50, .begun = true}};
     struct list expired;
-    struct job_queue q;
 
-    job_queue_init(&q);
+    cr_assert_eq(job_queue_init(&q, true, 0), 0);
     list_init(&expired);
     for (unsigned i = 0; i < 6; i++)
         job_queue_push(&q, &jobs[i]);
@@ -105,7 +136,10 @@ Test(device_work, only_what_does_not_move_expires)
     cr_assert_eq(list_pop_front(&expired), &jobs[5].link,
                  "its time was looked at, and nothing of it moved");
     cr_assert_null(list_pop_front(&expired));
-    cr_assert_eq(job_queue_first(&q), &jobs[1]);
+    cr_assert_eq(pop(job_queue_first(&q)), &jobs[1]);
+    cr_assert_eq(pop(job_queue_first(&q)), &jobs[2]);
+    cr_assert_eq(pop(job_queue_first(&q)), &jobs[3]);
+    job_queue_close(&q);
 }
 
 static struct work *w;
@@ -141,14 +175,14 @@ Test(device_work, the_loop_is_awake_when_a_job_ends_but_not_for_good, .timeout =
     cr_assert(uv_is_active((uv_handle_t *)&w->awake));
     run_until_asleep(&loop);
     cr_assert_eq(work_submit(&w->device, &job), 0);
-    cr_assert_eq(job_queue_pop_control(&w->inbox), &job);
+    cr_assert_eq(list_pop_front(&w->inbox), &job.link);
     work_soon(w);
     (void)uv_run(&loop, UV_RUN_ONCE);
     work_finish(w, &job, 0);
     run_until_asleep(&loop);
     cr_assert_eq(delivered, 1);
     cr_assert_eq(work_submit(&w->device, &job), 0);
-    cr_assert_eq(job_queue_pop_control(&w->inbox), &job);
+    cr_assert_eq(list_pop_front(&w->inbox), &job.link);
     work_finish(w, &job, 0);
     work_soon(w);
     (void)uv_run(&loop, UV_RUN_ONCE);

@@ -62,8 +62,7 @@ static void check_pair(unsigned i, unsigned j, uint64_t burst)
     double wi = flows[i].weight, wj = flows[j].weight;
     double had_i = (double)(flows[i].bytes - snapshot[later][i]) / wi;
     double had_j = (double)(flows[j].bytes - snapshot[later][j]) / wj;
-    double bound =
-        (double)(burst + largest[i]) / wi + (double)(burst + largest[j]) / wj + 2 + 1e-6;
+    double bound = (double)(burst + largest[i]) / wi + (double)(burst + largest[j]) / wj + 2 + 1e-6;
 
     cr_assert(had_i - had_j <= bound && had_j - had_i <= bound,
               "flows %u and %u have %f and %f, bound %f", i, j, had_i, had_j, bound);
@@ -285,8 +284,7 @@ Test(fair, weights_change_at_once)
         before[i] = flows[i].bytes;
     for (unsigned i = 0; i < 10000; i++)
         (void)serve();
-    cr_assert_float_eq((double)(flows[0].bytes - before[0]) /
-                           (double)(flows[1].bytes - before[1]),
+    cr_assert_float_eq((double)(flows[0].bytes - before[0]) / (double)(flows[1].bytes - before[1]),
                        3.0, 0.05);
 }
 
