@@ -46,6 +46,7 @@ struct server {
     const char *commit; /* that the program was built from */
     struct metrics metrics;
     struct deadlines deadlines;
+    struct limits *limits;
     struct index *index;
     struct policy *policy;
     struct cache *cache;
@@ -400,8 +401,10 @@ static int cache_init(struct server *s, struct ucm_error *e)
 {
     struct config *c = &s->config;
     struct cache_config cc = {.loop = &s->loop, .metrics = &s->metrics};
-    int rc = index_new(c->index_max_blocks, c->max_namespaces, &s->index);
+    int rc;
 
+    s->limits = limits_new();
+    rc = s->limits ? index_new(c->index_max_blocks, c->max_namespaces, &s->index) : -ENOMEM;
     if (rc == 0)
         rc = tenant_set_configure(index_tenants(s->index), c);
     s->reload.index = s->index;
@@ -460,6 +463,7 @@ static int front_init(struct server *s, struct ucm_error *e)
         .config = &s->config,
         .metrics = &s->metrics,
         .deadlines = &s->deadlines,
+        .limits = s->limits,
         .index = s->index,
         .arena = s->arena,
         .cache = s->cache,
@@ -488,7 +492,8 @@ static int front_init(struct server *s, struct ucm_error *e)
         return rc;
     s->reload.requests = s->requests;
     handler = requests_handler(s->requests);
-    return front_new(&s->loop, &s->config, fd, &s->deadlines, &s->metrics, &handler, &s->front, e);
+    return front_new(&s->loop, &s->config, fd, &s->deadlines, s->limits, &s->metrics, &handler,
+                     &s->front, e);
 }
 
 static void observe_fill_cb(void *ctx, struct observe_snapshot *out)
@@ -587,6 +592,7 @@ void server_free(struct server *s)
     (void)rc;
     policy_free(s->policy);
     index_free(s->index);
+    limits_free(s->limits);
     config_free(&s->config);
     config_free(&s->reload.next);
     free(s);

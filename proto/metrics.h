@@ -15,6 +15,11 @@
     X(connections_refused, counter, "connections", "clients refused at a limit of connections")    \
     X(connections_dropped, counter, "connections",                                                 \
       "connections that the daemon ended: protocol broken, or no memory")                          \
+    X(limit_refusals, counter, "refusals",                                                         \
+      "what a uid or tenant did not get since it had its share, or nothing was left")              \
+    X(client_descriptors, gauge, "descriptors", "descriptors that clients take")                   \
+    X(frame_bytes, gauge, "bytes", "bytes of frames that arrive and of unread answers")            \
+    X(request_bytes, gauge, "bytes", "memory of requests under way and of chains")                 \
     X(requests_total, counter, "requests", "requests received")                                    \
     X(requests_active, gauge, "requests", "requests under way")                                    \
     X(requests_busy, counter, "requests", "requests answered BUSY")                                \

@@ -111,7 +111,7 @@ struct config {
     unsigned max_connections, max_requests_conn, max_namespaces, max_namespaces_tenant;
     uint64_t max_frame_memory;
 
-    uint64_t lease_max_ms, deadline_ms, handshake_ms, drain_ms;
+    uint64_t lease_max_ms, deadline_ms, handshake_ms, unread_ms, drain_ms;
 };
 
 /* "FILE:LINE: what is wrong; what would be right", with "--set:" instead of file and line for what

@@ -373,6 +373,8 @@ const struct config_key config_keys[] = {
     {KEY("request.handshake", DURATION, handshake_ms, "10s"), RANGE(10, HOUR), .internal = true,
      .help = "Time until a client must have said hello, and for a frame that has begun to arrive "
              "whole."},
+    {KEY("request.unread", DURATION, unread_ms, "10min"), RANGE(10, HOUR), .internal = true,
+     .help = "Time until a client for which 1 MiB of answers waits must have read some."},
 
     {KEY("shutdown.drain", DURATION, drain_ms, "10s"), RANGE(0, HOUR),
      .help = "Time that requests in progress get to finish before the daemon ends."},

@@ -7,6 +7,7 @@
 #include "daemon/front/internal.h"
 
 #include "daemon/base/log.h"
+#include "daemon/front/peer.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -16,13 +17,11 @@
 #include <unistd.h>
 
 #define OUT_HIGH_BYTES (1u << 20)
-#define DRAIN_MS 1000 /* for a dropped peer to read its last answers */
-/* Of limits.connections: */
-#define UID_DIVISOR 2        /* one uid's */
-#define SILENT_DIVISOR 8     /* one uid's that have not said hello */
-#define OPERATORS_DIVISOR 64 /* the last ones, for operators only */
+#define OUT_KEPT_BYTES (64u << 10) /* of an empty buffer */
+#define DRAIN_MS 1000              /* for a dropped peer to read its last answers */
 
 static void poll_cb(uv_poll_t *poll, int status, int events);
+static void out_free(struct conn *c);
 
 bool conn_backed_up(const struct conn *c)
 {
@@ -31,71 +30,37 @@ bool conn_backed_up(const struct conn *c)
 
 /* ---- how many there may be ---- */
 
-static struct user *user_of(struct front *f, uid_t uid)
-{
-    struct user *u;
+/* What each connection takes; operators may all be silent. */
+static const enum limit taken[] = {LIMIT_DESCRIPTORS, LIMIT_CONNECTIONS, LIMIT_SILENT};
 
-    for (struct list *node = f->users.next; node != &f->users; node = node->next) {
-        u = LIST_ENTRY(node, struct user, link);
-        if (u->uid == uid)
-            return u;
+static unsigned taken_by(const struct peer *peer)
+{
+    return peer->admin ? 2 : 3;
+}
+
+/* 0, or -EUSERS with *e. */
+static int conn_admit(const struct peer *peer, struct ucm_error *e)
+{
+    for (unsigned i = 0; i < taken_by(peer); i++) {
+        if (limit_take(peer->owner, taken[i], 1, e) == 0)
+            continue;
+        while (i > 0)
+            limit_give(peer->owner, taken[--i], 1);
+        return -EUSERS;
     }
-    u = calloc(1, sizeof(*u));
-    if (!u)
-        return NULL;
-    u->uid = uid;
-    list_push_back(&f->users, &u->link);
-    return u;
+    return 0;
 }
 
-static void user_leave(struct conn *c)
+static void silence_end(struct conn *c)
 {
-    struct user *u = c->user;
-
-    u->conns--;
-    u->silent -= !c->greeted;
-    if (u->conns > 0)
-        return;
-    list_remove(&u->link);
-    free(u);
-}
-
-/* A fraction of a limit, rounded up so that it is never 0. */
-static uint32_t fraction(uint32_t limit, uint32_t divisor)
-{
-    return (limit + divisor - 1) / divisor;
-}
-
-/* Whether one more may come. 0 or -EUSERS with *e. */
-static int conn_admit(const struct front *f, const struct user *u, const struct peer *peer,
-                      struct ucm_error *e)
-{
-    uint32_t limit = f->config->max_connections, of_uid = fraction(limit, UID_DIVISOR),
-             silent = fraction(limit, SILENT_DIVISOR);
-    /* Rounded down: a small limit has no place to spare. */
-    uint32_t all = peer->admin ? limit : limit - limit / OPERATORS_DIVISOR;
-
-    if (f->n_conns >= all)
-        ucm_error_set(e, UCM_WIRE_BUSY,
-                      "there are %u connections, as many as limits.connections allows", f->n_conns);
-    else if (!peer->admin && u->conns >= of_uid)
-        ucm_error_set(e, UCM_WIRE_BUSY,
-                      "uid %u has %u connections; one uid may have half of limits.connections",
-                      (unsigned)peer->uid, u->conns);
-    else if (!peer->admin && u->silent >= silent)
-        ucm_error_set(e, UCM_WIRE_BUSY,
-                      "uid %u has %u connections that have not said hello; one uid may have an "
-                      "eighth of limits.connections",
-                      (unsigned)peer->uid, u->silent);
-    else
-        return 0;
-    return -EUSERS;
+    if (!c->greeted && !c->peer.admin)
+        limit_give(c->peer.owner, LIMIT_SILENT, 1);
 }
 
 void conn_welcome(struct conn *c)
 {
-    if (!c->greeted && c->state != CONN_CLOSED)
-        c->user->silent--;
+    if (c->state != CONN_CLOSED)
+        silence_end(c);
     c->greeted = true;
 }
 
@@ -123,6 +88,8 @@ static void conn_interest(struct conn *c)
 static void conn_release(struct conn *c)
 {
     close(c->fd);
+    limit_give(c->peer.owner, LIMIT_DESCRIPTORS, 1);
+    limit_owner_unref(c->peer.owner);
     free(c);
 }
 
@@ -156,16 +123,16 @@ void conn_close(struct conn *c, const char *reason, bool offence)
                   (int)c->peer.pid, reason);
     }
     deadline_disarm(f->deadlines, &c->frame_deadline);
+    deadline_disarm(f->deadlines, &c->unread_deadline);
     list_remove(&c->link);
     list_remove(&c->link_unflushed);
-    user_leave(c);
+    silence_end(c);
+    limit_give(c->peer.owner, LIMIT_CONNECTIONS, 1);
+    limit_give(c->peer.owner, LIMIT_FRAMES, c->in_cap);
     f->n_conns--;
     f->metrics->connections = f->n_conns;
-    f->frame_memory -= c->in_cap;
     parcels_drop(c);
-    free(c->out);
-    c->out = NULL;
-    c->out_at = c->out_n = c->out_cap = 0;
+    out_free(c);
     if (c->polling)
         uv_close((uv_handle_t *)&c->poll, poll_closed_cb);
     if (c->session)
@@ -180,8 +147,7 @@ void conn_free(struct conn *c)
         conn_release(c);
 }
 
-static int conn_alloc(struct front *f, int fd, const struct peer *peer, struct user *u,
-                      struct conn **out)
+static int conn_alloc(struct front *f, int fd, const struct peer *peer, struct conn **out)
 {
     struct conn *c = calloc(1, sizeof(*c));
 
@@ -192,35 +158,45 @@ static int conn_alloc(struct front *f, int fd, const struct peer *peer, struct u
         return -ENOMEM;
     }
     c->front = f;
-    c->user = u;
     c->peer = *peer;
     c->fd = fd;
     c->id = ++f->next_id;
     list_init(&c->link_unflushed);
     list_init(&c->parcels);
-    u->conns++;
-    u->silent++;
     *out = c;
     return 0;
 }
 
-int conn_new(struct front *f, int fd, const struct peer *peer, struct ucm_error *e)
+/* With an owner, as long as this is admitted. 0, or -errno with *e. */
+static int conn_begin(struct front *f, int fd, struct peer *peer, struct conn **out,
+                      struct ucm_error *e)
 {
-    struct user *u = user_of(f, peer->uid);
-    struct conn *c;
-    int rc = u ? conn_admit(f, u, peer, e) : -ENOMEM;
+    int rc;
 
-    if (rc == 0)
-        rc = conn_alloc(f, fd, peer, u, &c);
-    if (rc != 0) {
-        if (rc == -ENOMEM)
-            ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a connection");
-        if (u && u->conns == 0) {
-            list_remove(&u->link);
-            free(u);
-        }
-        return rc;
+    peer->owner = limits_uid(f->limits, peer->tenant, peer->uid, peer->admin);
+    if (!peer->owner)
+        return -ENOMEM;
+    rc = conn_admit(peer, e);
+    if (rc == 0) {
+        rc = conn_alloc(f, fd, peer, out);
+        for (unsigned i = 0; rc != 0 && i < taken_by(peer); i++)
+            limit_give(peer->owner, taken[i], 1);
     }
+    if (rc != 0)
+        limit_owner_unref(peer->owner);
+    return rc;
+}
+
+int conn_new(struct front *f, int fd, const struct peer *from, struct ucm_error *e)
+{
+    struct peer peer = *from;
+    struct conn *c;
+    int rc = conn_begin(f, fd, &peer, &c, e);
+
+    if (rc == -ENOMEM)
+        ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a connection");
+    if (rc != 0)
+        return rc;
     c->poll.data = c;
     c->polling = true;
     list_push_back(&f->conns, &c->link);
@@ -273,72 +249,141 @@ static void flusher_cb(uv_idle_t *idle)
     }
 }
 
+/* Writes what the peer takes now. 0, or -errno: the connection is broken. */
+static int out_write(struct conn *c)
+{
+    while (c->out_at < c->out_n) {
+        ssize_t n = parcels_send(c);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
+        c->out_at += (size_t)n;
+        c->sent += (uint64_t)n;
+    }
+    return 0;
+}
+
+/* Drops sent bytes before the buffer grows: a peer that is always a little behind never empties it. */
+static void out_compact(struct conn *c)
+{
+    c->out_n -= c->out_at;
+    memmove(c->out, c->out + c->out_at, c->out_n);
+    c->out_at = 0;
+}
+
+/* 0, -ENOMEM, or -EUSERS: the peer's uid or tenant leaves too much unread. */
+static int out_grow(struct conn *c, size_t n)
+{
+    size_t cap = c->out_cap ? c->out_cap : 4096;
+    uint8_t *out;
+
+    while (cap < c->out_n + n)
+        cap *= 2;
+    if (!conn_take(c, LIMIT_FRAMES, cap - c->out_cap))
+        return -EUSERS;
+    out = realloc(c->out, cap);
+    if (!out) {
+        limit_give(c->peer.owner, LIMIT_FRAMES, cap - c->out_cap);
+        return -ENOMEM;
+    }
+    c->out = out;
+    c->out_cap = cap;
+    return 0;
+}
+
 static int out_append(struct conn *c, const uint8_t *p, size_t n)
 {
-    /* Drop sent bytes before growing: a peer that is always a little behind never empties the
-     * buffer. */
-    if (c->out_at > 0 && (c->out_at == c->out_n || c->out_n + n > c->out_cap)) {
-        c->out_n -= c->out_at;
-        memmove(c->out, c->out + c->out_at, c->out_n);
-        c->out_at = 0;
-    }
-    if (c->out_n + n > c->out_cap) {
-        size_t cap = c->out_cap ? c->out_cap : 4096;
-        uint8_t *out;
+    int rc = 0;
 
-        while (cap < c->out_n + n)
-            cap *= 2;
-        out = realloc(c->out, cap);
-        if (!out)
-            return -ENOMEM;
-        c->out = out;
-        c->out_cap = cap;
+    if (c->out_at > 0 && (c->out_at == c->out_n || c->out_n + n > c->out_cap))
+        out_compact(c);
+    if (c->out_n + n > c->out_cap)
+        rc = out_grow(c, n);
+    if (rc == -EUSERS) {    /* the peer may read, and the daemon did not write yet */
+        (void)out_write(c); /* the flusher sees an error, too */
+        out_compact(c);
+        rc = c->out_n + n > c->out_cap ? out_grow(c, n) : 0;
     }
+    if (rc != 0)
+        return rc;
     memcpy(c->out + c->out_n, p, n);
     c->out_n += n;
     return 0;
 }
 
+static void out_free(struct conn *c)
+{
+    limit_give(c->peer.owner, LIMIT_FRAMES, c->out_cap);
+    free(c->out);
+    c->out = NULL;
+    c->out_at = c->out_n = c->out_cap = 0;
+}
+
 void conn_send(struct conn *c, struct proto_buf *b)
 {
     if (c->state != CONN_CLOSED && b->n > 0) {
+        int rc = out_append(c, b->p, b->n);
+
         /* A peer that never gets an answer would wait for ever: end the connection instead. */
-        if (out_append(c, b->p, b->n) != 0)
-            conn_drop(c, "no memory for an answer");
+        if (rc != 0)
+            conn_drop(c, rc == -EUSERS ? "its uid or tenant leaves more answers unread than it may"
+                                       : "no memory for an answer");
         else
             flush_later(c);
     }
     b->n = 0;
 }
 
+static void unread_expired_cb(struct deadline *d);
+
+/* A peer that is backed up has request.unread to read something. */
+static void unread_watch(struct conn *c)
+{
+    struct front *f = c->front;
+
+    if (!conn_backed_up(c)) {
+        deadline_disarm(f->deadlines, &c->unread_deadline);
+        return;
+    }
+    if (deadline_armed(&c->unread_deadline))
+        return;
+    c->sent_then = c->sent;
+    deadline_arm(f->deadlines, &c->unread_deadline, uv_now(f->loop) + 1 + f->config->unread_ms,
+                 unread_expired_cb);
+}
+
+static void unread_expired_cb(struct deadline *d)
+{
+    struct conn *c = LIST_ENTRY(d, struct conn, unread_deadline);
+
+    (void)out_write(c); /* first: it may have read, and the daemon did not look */
+    if (c->sent == c->sent_then && !peer_stopped(c->peer.pid))
+        conn_close(c, "did not read its answers", true);
+    else
+        unread_watch(c);
+}
+
 void conn_flush(struct conn *c)
 {
+    int rc;
+
     list_remove(&c->link_unflushed);
     if (c->state == CONN_CLOSED)
         return;
-    while (c->out_at < c->out_n) {
-        ssize_t n = parcels_send(c);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            break;
-        if (n < 0) {
-            conn_close(c, strerror(errno), false);
-            return;
-        }
-        c->out_at += (size_t)n;
-        c->sent += (uint64_t)n;
+    rc = out_write(c);
+    if (rc != 0) {
+        conn_close(c, strerror(-rc), false);
+        return;
     }
     if (c->out_at == c->out_n && c->state == CONN_DRAINING) {
         conn_close(c, "drained", false);
         return;
     }
-    if (c->out_at == c->out_n && c->out_cap > OUT_HIGH_BYTES) {
-        free(c->out);
-        c->out = NULL;
-        c->out_at = c->out_n = c->out_cap = 0;
-    }
+    if (c->out_at == c->out_n && c->out_cap > OUT_KEPT_BYTES)
+        out_free(c);
+    unread_watch(c);
     if (c->stalled && c->state == CONN_OPEN && !conn_backed_up(c))
         flush_later(c);
     conn_interest(c);

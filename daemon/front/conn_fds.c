@@ -31,21 +31,34 @@ static void parcel_free(struct conn *c, struct parcel *p)
 
 void parcels_drop(struct conn *c)
 {
+    limit_give(c->peer.owner, LIMIT_DESCRIPTORS, c->fds_waiting + c->fds_unread);
+    c->fds_unread = 0;
     while (!list_empty(&c->parcels))
         parcel_free(c, LIST_ENTRY(c->parcels.next, struct parcel, link));
 }
 
-uint32_t conn_fds_room(struct conn *c)
+void conn_fds_refresh(struct conn *c)
 {
     int unread = 0;
+
+    if (c->fds_unread == 0 || ioctl(c->fd, SIOCOUTQ, &unread) != 0 || unread != 0)
+        return;
+    limit_give(c->peer.owner, LIMIT_DESCRIPTORS, c->fds_unread);
+    c->fds_unread = 0;
+}
+
+uint32_t conn_fds_room(struct conn *c)
+{
+    uint64_t room;
     uint32_t n;
 
     if (c->state != CONN_OPEN)
         return 0;
-    if (ioctl(c->fd, SIOCOUTQ, &unread) == 0 && unread == 0)
-        c->fds_unread = 0;
+    conn_fds_refresh(c);
     n = c->fds_waiting + c->fds_unread;
-    return n < FDS_MAX ? FDS_MAX - n : 0;
+    n = n < FDS_MAX ? FDS_MAX - n : 0;
+    room = limit_room(c->peer.owner, LIMIT_DESCRIPTORS);
+    return room < n ? (uint32_t)room : n;
 }
 
 static uint64_t queued_end(const struct conn *c)
@@ -59,12 +72,16 @@ void conn_send_fds(struct conn *c, struct proto_buf *b, const int *fds, uint32_t
     uint64_t at = queued_end(c), end = at + b->n;
 
     assert(n <= UCM_MAX_FRAME_FDS);
-    if (n > 0 && !p) {
+    if (n > 0 && (!p || !conn_take(c, LIMIT_DESCRIPTORS, n))) {
+        free(p);
+        p = NULL;
         b->n = 0;
-        conn_drop(c, "no memory for an answer");
+        conn_drop(c, "no memory or descriptors for an answer");
     }
     conn_send(c, b);
     if (!p || queued_end(c) != end || end == at) {
+        if (p)
+            limit_give(c->peer.owner, LIMIT_DESCRIPTORS, n);
         fds_close(fds, n);
         free(p);
         return;

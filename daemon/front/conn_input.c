@@ -19,6 +19,7 @@ static void fds_close(struct conn *c)
     for (uint32_t i = 0; i < c->n_fds; i++)
         if (c->fds[i] >= 0)
             close(c->fds[i]);
+    limit_give(c->peer.owner, LIMIT_DESCRIPTORS, c->n_fds);
     c->n_fds = 0;
 }
 
@@ -120,19 +121,23 @@ void conn_watch(struct conn *c)
 
 /* ---- reading ---- */
 
-/* Closes the connection that holds most memory among those that make no progress: their peers do
- * not read answers, or were stopped in the middle of a frame. False: there is none. */
-static bool idler_close(const struct conn *c)
+/* Closes the connection that holds most memory among those of `group` that make no progress: their
+ * peers do not read answers, or were stopped in the middle of a frame. False: there is none. */
+static bool idler_close(const struct conn *c, const struct limit_owner *group)
 {
     struct list *conns = &c->front->conns;
+    size_t most_bytes = IN_FIRST_BYTES;
     struct conn *most = NULL;
 
     for (struct list *node = conns->next; node != conns; node = node->next) {
         struct conn *other = LIST_ENTRY(node, struct conn, link);
+        size_t bytes = other->in_cap + other->out_cap;
 
-        if (other != c && (other->stalled || other->excused) &&
-            other->in_cap > (most ? most->in_cap : IN_FIRST_BYTES))
-            most = other;
+        if (other == c || !limit_within(other->peer.owner, group) || bytes <= most_bytes ||
+            !(other->stalled || other->excused || conn_backed_up(other)))
+            continue;
+        most = other;
+        most_bytes = bytes;
     }
     if (most)
         conn_close(most, "held memory that others need, and did not move on", true);
@@ -140,10 +145,10 @@ static bool idler_close(const struct conn *c)
 }
 
 /* Makes space for more bytes. The buffer grows with the bytes that arrive, not by the length that a
- * header names. 0 or a wire code. */
-static int in_reserve(struct conn *c)
+ * header names. 0 or a negative wire code with *e. */
+static int in_reserve(struct conn *c, struct ucm_error *e)
 {
-    struct front *f = c->front;
+    const struct limit_owner *refuser;
     size_t cap = c->in_cap ? 2 * c->in_cap : IN_FIRST_BYTES;
     uint8_t *in;
 
@@ -151,13 +156,13 @@ static int in_reserve(struct conn *c)
         return 0;
     if (cap > UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES)
         cap = UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES;
-    while (f->frame_memory + cap - c->in_cap > f->config->max_frame_memory)
-        if (!idler_close(c))
-            return UCM_WIRE_BUSY;
+    while ((refuser = limit_refuser(c->peer.owner, LIMIT_FRAMES, cap - c->in_cap)))
+        if (!idler_close(c, refuser))
+            return limit_take(c->peer.owner, LIMIT_FRAMES, cap - c->in_cap, e);
     in = realloc(c->in, cap);
     if (!in)
-        return UCM_WIRE_NO_MEMORY;
-    f->frame_memory += cap - c->in_cap;
+        return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "the daemon has no memory left for frames");
+    (void)limit_take(c->peer.owner, LIMIT_FRAMES, cap - c->in_cap, NULL); /* nobody refuses */
     c->in = in;
     c->in_cap = cap;
     return 0;
@@ -173,12 +178,20 @@ static void in_shrink(struct conn *c)
     in = realloc(c->in, IN_FIRST_BYTES);
     if (!in)
         return;
-    c->front->frame_memory -= c->in_cap - IN_FIRST_BYTES;
+    limit_give(c->peer.owner, LIMIT_FRAMES, c->in_cap - IN_FIRST_BYTES);
     c->in = in;
     c->in_cap = IN_FIRST_BYTES;
 }
 
-static int fds_take(struct conn *c, struct msghdr *m)
+static int too_many_fds(struct ucm_error *e)
+{
+    return ucm_error_set(e, UCM_WIRE_INVALID,
+                         "too many descriptors came with one frame, at most %d may",
+                         UCM_MAX_FRAME_FDS);
+}
+
+/* 0, or a negative wire code with *e. */
+static int fds_take(struct conn *c, struct msghdr *m, struct ucm_error *e)
 {
     int rc = 0;
 
@@ -192,15 +205,17 @@ static int fds_take(struct conn *c, struct msghdr *m)
             int fd;
 
             memcpy(&fd, CMSG_DATA(h) + i * sizeof(int), sizeof(fd));
-            if (c->n_fds < UCM_MAX_FRAME_FDS) {
+            if (rc == 0)
+                rc = c->n_fds == UCM_MAX_FRAME_FDS
+                         ? too_many_fds(e)
+                         : limit_take(c->peer.owner, LIMIT_DESCRIPTORS, 1, e);
+            if (rc == 0)
                 c->fds[c->n_fds++] = fd;
-            } else {
+            else
                 close(fd);
-                rc = -EMFILE;
-            }
         }
     }
-    return m->msg_flags & MSG_CTRUNC ? -EMFILE : rc;
+    return rc == 0 && m->msg_flags & MSG_CTRUNC ? too_many_fds(e) : rc;
 }
 
 /* How much to read. Once descriptors have come, only up to the end of their frame, so that those of
@@ -216,8 +231,8 @@ static size_t in_wanted(const struct conn *c)
     return frame - c->in_n < space ? frame - c->in_n : space;
 }
 
-/* Returns the bytes read, 0 at the end or when there are none now, or -errno. */
-static ssize_t in_receive(struct conn *c, bool *end)
+/* Returns the bytes read, 0 at the end or when there are none now, or -errno; or -EPROTO with *e. */
+static ssize_t in_receive(struct conn *c, bool *end, struct ucm_error *e)
 {
     union {
         struct cmsghdr align;
@@ -230,7 +245,6 @@ static ssize_t in_receive(struct conn *c, bool *end)
                        .msg_controllen = sizeof(control.bytes)};
     uint32_t n_fds = c->n_fds;
     ssize_t n;
-    int rc;
 
     do
         n = recvmsg(c->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -238,9 +252,8 @@ static ssize_t in_receive(struct conn *c, bool *end)
     if (n < 0)
         return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
     *end = n == 0;
-    rc = fds_take(c, &m);
-    if (rc != 0)
-        return rc;
+    if (fds_take(c, &m, e) != 0)
+        return -EPROTO;
     c->in_n += (size_t)n;
     if (c->n_fds > n_fds)
         c->fds_end = c->in_n;
@@ -319,30 +332,20 @@ void conn_frames(struct conn *c)
     }
 }
 
-static const char *receive_error(ssize_t n)
-{
-    return n == -EMFILE ? "too many descriptors came with one frame, at most 64 may"
-                        : strerror((int)-n);
-}
-
 void conn_read(struct conn *c)
 {
+    conn_fds_refresh(c);
     for (int i = 0; i < READS_PER_TURN && c->state == CONN_OPEN && !c->stalled; i++) {
+        struct ucm_error e;
         bool end = false;
-        ssize_t n;
-        int code = in_reserve(c);
+        ssize_t n = in_reserve(c, &e) == 0 ? in_receive(c, &end, &e) : -EPROTO;
 
-        if (code != 0) {
-            violate(c, code, "the daemon has no memory left for frames under way");
-            return;
-        }
-        n = in_receive(c, &end);
-        if (n == -EMFILE) {
-            violate(c, UCM_WIRE_INVALID, receive_error(n));
+        if (n == -EPROTO) {
+            conn_violation(c, 0, false, &e);
             return;
         }
         if (n < 0 || end) {
-            conn_close(c, end ? "peer closed" : receive_error(n), false);
+            conn_close(c, end ? "peer closed" : strerror((int)-n), false);
             return;
         }
         if (n == 0)

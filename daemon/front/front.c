@@ -9,12 +9,15 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define BACKLOG 128
 #define BACKOFF_MS 100
 #define ACCEPTS_PER_TURN 64
+#define SILENT_PART 4 /* of limits.connections, and so many at least: */
+#define SILENT_LEAST 16u
 
 static void listener_cb(uv_poll_t *poll, int status, int events);
 
@@ -92,8 +95,21 @@ static int handles_start(struct front *f)
     return uv_poll_start(&f->listener, UV_READABLE, listener_cb);
 }
 
+/* Descriptors: the others are the daemon's own, for files, threads and devices. */
+static void limits_init(struct front *f)
+{
+    uint64_t silent = f->config->max_connections / SILENT_PART;
+    struct rlimit files;
+
+    limits_set(f->limits, LIMIT_CONNECTIONS, f->config->max_connections);
+    limits_set(f->limits, LIMIT_SILENT, silent < SILENT_LEAST ? SILENT_LEAST : silent);
+    limits_set(f->limits, LIMIT_FRAMES, f->config->max_frame_memory);
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur != RLIM_INFINITY)
+        limits_set(f->limits, LIMIT_DESCRIPTORS, files.rlim_cur / 4 * 3);
+}
+
 int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
-              struct deadlines *deadlines, struct metrics *metrics,
+              struct deadlines *deadlines, struct limits *limits, struct metrics *metrics,
               const struct front_handler *handler, struct front **out, struct ucm_error *e)
 {
     struct front *f = calloc(1, sizeof(*f));
@@ -104,11 +120,12 @@ int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
     f->loop = loop;
     f->config = config;
     f->deadlines = deadlines;
+    f->limits = limits;
     f->metrics = metrics;
     f->handler = *handler;
     list_init(&f->conns);
     list_init(&f->unflushed);
-    list_init(&f->users);
+    limits_init(f);
     if (listen_fd >= 0)
         listener_take(&f->socket, listen_fd);
     else

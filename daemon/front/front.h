@@ -3,15 +3,17 @@
  *
  * Promise: no peer makes memory grow past limits.connections and limits.frame_memory, or delays
  * another. hello, and later each frame, must arrive within request.handshake (the time that the
- * peer's process is stopped does not count); a peer that does not read is not read from. The front
- * drops the offender only, and says why. One uid has at most half of the connections, and an eighth
- * that have not said hello; operators are exempt, and the last 64th is theirs.
+ * peer's process is stopped does not count); a peer that does not read is not read from, and is
+ * dropped when it has read nothing for request.unread. The front drops the offender only, and says
+ * why. Connections, those that have not said hello, descriptors, and the bytes that arrive or wait
+ * to be read are bounded by uid and tenant (limit.h).
  * Thread: the loop only. */
 #ifndef UCMD_FRONT_FRONT_H
 #define UCMD_FRONT_FRONT_H
 
 #include "daemon/base/config.h"
 #include "daemon/base/deadline.h"
+#include "daemon/base/limit.h"
 #include "daemon/front/place.h"
 #include "proto/metrics.h"
 #include "proto/proto.h"
@@ -29,6 +31,7 @@ struct peer {
     enum peer_place place;
     bool admin;
     char tenant[UCM_MAX_NAME_BYTES + 1];
+    struct limit_owner *owner; /* the connection's, which has it until conn_free */
     int fd; /* the socket, open until conn_free, for others to ask whether it hung up; no more */
 };
 
@@ -46,10 +49,10 @@ struct front_handler {
 };
 
 /* Listens on config->socket, or on listen_fd when it is not -1 (socket activation). A socket that
- * another daemon serves is refused, a stale one replaced. 0 or -errno with *e. config is borrowed.
- */
+ * another daemon serves is refused, a stale one replaced. 0 or -errno with *e. config and limits are
+ * borrowed; the front sets what there is of the kinds that it counts. */
 int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
-              struct deadlines *deadlines, struct metrics *metrics,
+              struct deadlines *deadlines, struct limits *limits, struct metrics *metrics,
               const struct front_handler *handler, struct front **out, struct ucm_error *e);
 /* No new connections from now on. */
 void front_stop(struct front *f);
@@ -65,7 +68,7 @@ void conn_send(struct conn *c, struct proto_buf *b);
  * on: it closes them once they are sent, or can't be. */
 void conn_send_fds(struct conn *c, struct proto_buf *b, const int *fds, uint32_t n);
 /* How many descriptors may be sent now. A peer that does not read keeps them open in the kernel, where they
- * count against the daemon: it gets no more until it has read all. */
+ * count against the daemon and against what its uid and tenant may have: it gets no more until it has read all. */
 uint32_t conn_fds_room(struct conn *c);
 /* The peer has said hello: from now on it may be silent between frames. */
 void conn_welcome(struct conn *c);

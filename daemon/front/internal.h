@@ -12,6 +12,7 @@ struct front {
     uv_loop_t *loop;
     const struct config *config;
     struct deadlines *deadlines;
+    struct limits *limits;
     struct metrics *metrics;
     struct front_handler handler;
     uv_poll_t listener;
@@ -20,16 +21,9 @@ struct front {
     struct listener socket;
     int handles;
     bool stopped;
-    struct list conns, unflushed, users;
+    struct list conns, unflushed;
     uint32_t n_conns;
-    uint64_t next_id, frame_memory;
-};
-
-/* What the connections of one uid add up to. */
-struct user {
-    struct list link;
-    uid_t uid;
-    uint32_t conns, silent; /* silent: these have not said hello */
+    uint64_t next_id;
 };
 
 enum conn_state {
@@ -41,7 +35,6 @@ enum conn_state {
 struct conn {
     struct list link, link_unflushed;
     struct front *front;
-    struct user *user;
     struct peer peer;
     uint64_t id;
     void *session;
@@ -63,10 +56,12 @@ struct conn {
 
     uint8_t *out;
     size_t out_at, out_n, out_cap;
-    uint64_t sent;        /* bytes so far */
-    struct list parcels;  /* struct parcel, in the order in which they go */
-    uint32_t fds_waiting; /* in parcels */
-    uint32_t fds_unread;  /* sent since the peer was last known to have read all */
+    uint64_t sent;                   /* bytes so far */
+    uint64_t sent_then;              /* when unread_deadline was armed */
+    struct deadline unread_deadline; /* while the peer is backed up */
+    struct list parcels;             /* struct parcel, in the order in which they go */
+    uint32_t fds_waiting;            /* in parcels */
+    uint32_t fds_unread;             /* sent since the peer was last known to have read all */
 };
 
 /* Descriptors that go with the frame whose bytes are [at, end) of all that the connection sends. */
@@ -83,7 +78,15 @@ int conn_new(struct front *f, int fd, const struct peer *peer, struct ucm_error 
 void conn_close(struct conn *c, const char *reason, bool offence);
 void conn_flush(struct conn *c);
 
+/* Whether descriptors and bytes of frames may be taken; what is taken is given back by limit_give. */
+static inline bool conn_take(struct conn *c, enum limit what, uint64_t n)
+{
+    return limit_take(c->peer.owner, what, n, NULL) == 0;
+}
+
 /* conn_fds.c */
+/* Which of the descriptors that were sent the peer has read by now. */
+void conn_fds_refresh(struct conn *c);
 void parcels_drop(struct conn *c);
 /* Sends some of what waits, as send() does: up to the next descriptors, or these with bytes of their frame. */
 ssize_t parcels_send(struct conn *c);

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Chains take up to this fraction of limits.frame_memory, so that requests find some. */
-#define MEMORY_FRACTION 2
 #define BLOCKS_MIN 256
 /* Blocks of a closing chain that go in one turn of the loop. */
 #define CLOSE_BLOCKS_PER_TURN 8192
@@ -23,31 +21,31 @@ static struct request_rooms *rooms_of(const struct chain *ch)
 
 void chain_held_add(const struct chain *ch, int64_t digests)
 {
-    struct digests *ds = &ch->s->rq->digests;
-    int64_t bytes = digests * (int64_t)chain_slot_bytes(ch);
+    uint64_t bytes = chain_slot_bytes(ch);
 
-    ds->held_bytes += (uint64_t)bytes;
-    ch->s->user->held_bytes += (uint64_t)bytes;
-    rooms_of(ch)->metrics->digest_held_bytes = ds->held_bytes;
+    if (digests < 0)
+        limit_give(owner_of(ch->s), LIMIT_DIGESTS, (uint64_t)-digests * bytes);
+    else /* may_hold allowed them */
+        (void)limit_take(owner_of(ch->s), LIMIT_DIGESTS, (uint64_t)digests * bytes, NULL);
+    rooms_of(ch)->metrics->digest_held_bytes = limits_used(rooms_of(ch)->limits, LIMIT_DIGESTS);
 }
 
 /* ---- memory ---- */
 
 static bool chain_memory_take(struct session *s, size_t bytes)
 {
-    struct digests *ds = &s->rq->digests;
-
-    if (ds->chain_memory + bytes > s->rq->rooms.config->max_frame_memory / MEMORY_FRACTION ||
-        !memory_take(s->rq, s, bytes))
+    if (limit_take(owner_of(s), LIMIT_CHAINS, bytes, NULL) != 0)
         return false;
-    ds->chain_memory += bytes;
-    return true;
+    if (memory_take(s, bytes))
+        return true;
+    limit_give(owner_of(s), LIMIT_CHAINS, bytes);
+    return false;
 }
 
 static void chain_memory_return(struct session *s, size_t bytes)
 {
-    s->rq->digests.chain_memory -= bytes;
-    memory_return(s->rq, s, bytes);
+    limit_give(owner_of(s), LIMIT_CHAINS, bytes);
+    memory_return(s, bytes);
 }
 
 void chain_digests_unref(struct chain_digests *d)
@@ -122,8 +120,8 @@ int chain_reserve(struct call *call, struct chain *ch, uint32_t n)
         ((!ch->digests || cap > ch->digests->cap) && !digests_resize(ch, cap)))
         return ucm_error_set(
             &call->error, UCM_WIRE_BUSY,
-            "chains take as much memory as they may: half of limits.frame_memory, or "
-            "this user's three quarters of it; close some");
+            "chains take as much memory as they may, of half of limits.frame_memory, or this uid's "
+            "and tenant's do, three times what they leave free; close some");
     return 0;
 }
 

@@ -7,7 +7,6 @@
 #include <string.h>
 
 /* Chains hold digests up to this fraction of the arena. */
-#define HELD_FRACTION 4
 /* Keys that an append looks for in one turn of the loop. */
 #define APPEND_KEYS_PER_TURN 4096
 
@@ -77,14 +76,7 @@ static uint32_t bases_append(struct transfer *t, uint32_t from, uint32_t n)
 /* How many more digests chains may hold. */
 static uint32_t may_hold(const struct chain *ch)
 {
-    const struct requests *rq = ch->s->rq;
-    uint64_t most = arena_bytes_configured(rq->rooms.arena) / HELD_FRACTION;
-    uint64_t of_user = user_most(ch->s, most), held = rq->digests.held_bytes;
-    uint64_t left = held < most ? most - held : 0;
-
-    held = ch->s->user->held_bytes;
-    of_user = held < of_user ? of_user - held : 0;
-    return (uint32_t)((left < of_user ? left : of_user) / chain_slot_bytes(ch));
+    return (uint32_t)(limit_room(owner_of(ch->s), LIMIT_DIGESTS) / chain_slot_bytes(ch));
 }
 
 /* Holds those of the digests that are in DRAM; the others are the transfer's, leased. Of `found` keys

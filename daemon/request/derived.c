@@ -41,8 +41,9 @@ static struct metrics *metrics_at(const struct derived_space *space)
 /* ---- tenants ---- */
 
 /* With one more reference. NULL: no memory. */
-static struct derived_tenant *derived_tenant_ref(struct derived *d, const char *name)
+static struct derived_tenant *derived_tenant_ref(struct requests *rq, const char *name)
 {
+    struct derived *d = &rq->derived;
     struct derived_tenant *t;
 
     for (struct list *n = d->tenants.next; n != &d->tenants; n = n->next) {
@@ -53,8 +54,12 @@ static struct derived_tenant *derived_tenant_ref(struct derived *d, const char *
         }
     }
     t = calloc(1, sizeof(*t));
-    if (!t)
+    if (t)
+        t->owner = limits_tenant(rq->rooms.limits, name);
+    if (!t || !t->owner) {
+        free(t);
         return NULL;
+    }
     t->refs = 1;
     snprintf(t->name, sizeof(t->name), "%s", name);
     list_init(&t->turn);
@@ -68,6 +73,7 @@ static void derived_tenant_unref(struct derived_tenant *t)
     if (--t->refs > 0)
         return;
     list_remove(&t->link);
+    limit_owner_unref(t->owner);
     free(t);
 }
 
@@ -119,7 +125,7 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
     }
     space = calloc(1, sizeof(*space));
     if (space)
-        space->tenant = derived_tenant_ref(&rq->derived, base->identity.tenant);
+        space->tenant = derived_tenant_ref(rq, base->identity.tenant);
     if (!space || !space->tenant) {
         free(space);
         return NULL;
@@ -149,16 +155,14 @@ static uint64_t scratch_bytes(const struct derived_space *space)
 /* For a digest of a coded block. 0 or -ENOMEM. */
 static int scratch_new(struct derived_build *b, struct derived_space *space, block_ref base)
 {
-    struct requests *rq = space->rq;
-
     if (!space->digests || !space->encoding || cache_ns(cache_at(space), base) != space->base)
         return 0;
-    if (!memory_take(rq, NULL, scratch_bytes(space)))
+    if (limit_take(space->tenant->owner, LIMIT_MEMORY, scratch_bytes(space), NULL) != 0)
         return -ENOMEM;
     b->work.scratch = malloc(scratch_bytes(space));
     if (b->work.scratch)
         return 0;
-    memory_return(rq, NULL, scratch_bytes(space));
+    limit_give(space->tenant->owner, LIMIT_MEMORY, scratch_bytes(space));
     return -ENOMEM;
 }
 
@@ -167,7 +171,7 @@ static void scratch_free(struct derived_build *b)
     if (!b->work.scratch)
         return;
     free(b->work.scratch);
-    memory_return(b->space->rq, NULL, scratch_bytes(b->space));
+    limit_give(b->space->tenant->owner, LIMIT_MEMORY, scratch_bytes(b->space));
 }
 
 static void build_end(struct derived_build *b, int status)
@@ -179,8 +183,7 @@ static void build_end(struct derived_build *b, int status)
 
     list_remove(&b->link);
     scratch_free(b);
-    rq->derived.n_builds--;
-    space->tenant->builds--;
+    limit_give(space->tenant->owner, LIMIT_BUILDS, 1);
     metrics_at(space)->digest_build_failed += status != 0 && space->digests;
     metrics_at(space)->unfit_decode_failed += status != 0 && space->decodes;
     /* Who waits holds both blocks, and may drop them when its callback returns. */
@@ -276,8 +279,7 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     struct derived_build *b;
     int got, rc;
 
-    if (d->n_builds == DERIVED_BUILDS_MAX ||
-        space->tenant->builds == DERIVED_OF_TENANT(DERIVED_BUILDS_MAX))
+    if (limit_room(space->tenant->owner, LIMIT_BUILDS) == 0)
         return -EBUSY;
     b = calloc(1, sizeof(*b));
     if (!b)
@@ -310,8 +312,7 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     cache_lease(c, base);
     cache_lease(c, derived);
     list_push_back(&d->builds, &b->link);
-    d->n_builds++;
-    space->tenant->builds++;
+    (void)limit_take(space->tenant->owner, LIMIT_BUILDS, 1, NULL); /* there was room */
     if (got == CACHE_READY)
         build_submit(b);
     *out = b;
@@ -399,6 +400,6 @@ void derived_stop(struct requests *rq)
 
 void derived_close(struct requests *rq)
 {
-    assert(rq->derived.n_builds == 0);
+    assert(limits_used(rq->rooms.limits, LIMIT_BUILDS) == 0);
     assert(list_empty(&rq->derived.spaces) && list_empty(&rq->derived.tenants));
 }

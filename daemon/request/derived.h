@@ -10,15 +10,12 @@
 
 /* Builds under way. Each has a thread's work ahead of it, and the slots of two parts. */
 #define DERIVED_BUILDS_MAX 256
-/* What one tenant may take of builds, or of the parts that wait for them. */
-#define DERIVED_OF_TENANT(all) ((all) / 4 * 3)
 
-/* Of all the spaces of one tenant. Tenants take turns with the parts that wait for their builds, and none
- * takes more than three quarters of the places. */
+/* Of all the spaces of one tenant. Tenants take turns with the parts that wait for their builds. */
 struct derived_tenant {
     struct list link;
-    uint32_t refs;   /* spaces */
-    uint32_t builds; /* under way */
+    struct limit_owner *owner; /* of builds, and of the parts that wait for them */
+    uint32_t refs;             /* spaces */
     /* digest_build.c */
     struct list turn;  /* in digests.turns, while parts wait */
     struct list parts; /* struct published, the oldest first */
@@ -61,7 +58,7 @@ bool space_decodes(const struct ns *base);
  * nowhere, it is built from the held block `base` (0: from nothing). That is one of space->base, or, for digests
  * of an encoded namespace, of the one that this is derived from. Further: -ENOENT: neither is whole;
  * -EINPROGRESS: a worker's dump is writing the part; -EBUSY also with DERIVED_BUILDS_MAX builds, or the
- * tenant's part of them. */
+ * tenant's part of them (limit.h). */
 int derived_get(struct derived_space *space, block_ref base, block_ref derived, uint32_t part,
                 uint8_t priority, struct cache_wait *w);
 /* Begins to build that part, which nobody waits for. 0, or -errno as above, also -EEXIST. */

@@ -24,11 +24,9 @@ bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part)
     struct list *node;
     struct published *p;
 
-    if (tenant->waiting == DERIVED_OF_TENANT(DIGEST_PUBLISHED_MAX))
+    if (limit_take(tenant->owner, LIMIT_BUILDS_WAITING, 1, NULL) != 0)
         return false;
-    node = list_pop_front(&ds->published_free);
-    if (!node)
-        return false;
+    node = list_pop_front(&ds->published_free); /* there are as many as may wait */
     p = LIST_ENTRY(node, struct published, link);
     p->space = space_ref(space);
     p->part = part;
@@ -57,6 +55,7 @@ static void published_remove(struct digests *ds, struct derived_tenant *tenant)
     struct published *p = LIST_ENTRY(list_pop_front(&tenant->parts), struct published, link);
 
     list_remove(&tenant->turn);
+    limit_give(tenant->owner, LIMIT_BUILDS_WAITING, 1);
     if (--tenant->waiting > 0)
         list_push_back(&ds->turns, &tenant->turn);
     list_push_back(&ds->published_free, &p->link);
@@ -130,12 +129,10 @@ static struct derived_tenant *turn_next(struct requests *rq)
 {
     struct digests *ds = &rq->digests;
 
-    if (rq->derived.n_builds == DERIVED_BUILDS_MAX)
-        return NULL;
     for (struct list *n = ds->turns.next; n != &ds->turns; n = n->next) {
         struct derived_tenant *tenant = LIST_ENTRY(n, struct derived_tenant, turn);
 
-        if (tenant->builds < DERIVED_OF_TENANT(DERIVED_BUILDS_MAX))
+        if (limit_room(tenant->owner, LIMIT_BUILDS) > 0)
             return tenant;
     }
     return NULL;
@@ -218,7 +215,6 @@ void digests_drop(struct requests *rq)
 
 void digests_close(struct requests *rq)
 {
-    assert(rq->digests.held_bytes == 0);
     digests_drop(rq);
     free(rq->digests.published);
     free(rq->digests.spare);

@@ -162,7 +162,7 @@ bool encoded_look_next(struct encoded_look *look, struct proto_bin keys, uint64_
     while (look->rounds < (look->each ? 2 : ROUNDS_MAX) && look_time(look, &wait_ms)) {
         struct ns *ns = look->rounds++ % 2 == 0 ? en->coded : en->base;
 
-        if (shared_lookup_start(en->rq, ns, keys, look->hits, look->each, wait_ms, k) == 0)
+        if (shared_lookup_start(look->s, ns, keys, look->hits, look->each, wait_ms, k) == 0)
             return true;
         if (look->rounds >= 2)
             return false;

@@ -64,6 +64,7 @@ bool encoded_identity(const struct ns *ns, struct encoded_identity *out);
 /* Shared lookups for an encoded namespace: of it, of the base, and so on in turn while each finds more of
  * the chain, for a chain's head may be plain and its middle coded. With `each` one of either. */
 struct encoded_look {
+    struct session *s;
     const struct encoded_ns *en;
     bool each;
     uint8_t rounds;

@@ -23,19 +23,16 @@
 
 /* derived.c */
 struct derived {
-    struct list spaces;  /* struct derived_space */
-    struct list tenants; /* struct derived_tenant: of spaces */
-    struct list builds;  /* struct derived_build */
-    uint32_t n_builds;
+    struct list spaces;       /* struct derived_space */
+    struct list tenants;      /* struct derived_tenant: of spaces */
+    struct list builds;       /* struct derived_build */
     bool stopping;            /* builds */
     struct cache_fills fills; /* of builds */
 };
 
 /* digest.c, digest_build.c, chain.c, chain_append.c, select.c */
 struct digests {
-    uint64_t held_bytes;   /* slots of digests that chains hold */
-    uint64_t chain_memory; /* of requests.memory */
-    void *spare;           /* select.c: the memory of a selection that has ended, or NULL */
+    void *spare; /* select.c: the memory of a selection that has ended, or NULL */
     size_t spare_bytes;
     /* Parts that were published and whose digests are to be built. */
     uint32_t watchers; /* sessions that want that, of all namespaces */
@@ -98,7 +95,6 @@ struct requests {
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
     uint8_t secret[4]; /* keys hashes of what peers choose */
-    uint64_t memory;   /* bytes of request objects under way, of chains, and of shared lookups */
     bool draining;
     /* transfer_reads.c */
     struct list readers;   /* of transfer.retry.link: they wait for a turn to read */
@@ -122,8 +118,6 @@ struct user {
     struct list link;
     uid_t uid;
     uint32_t sessions;
-    uint64_t memory, held_bytes;    /* of those in struct requests and struct digests */
-    uint64_t leased_keys;           /* of its sessions */
     struct digest_queue selections; /* under way */
 };
 
@@ -292,26 +286,26 @@ void tracing_session_ended(struct session *s);
 void call_trace_begin(struct call *call);
 
 /* user.c */
+static inline struct limit_owner *owner_of(const struct session *s)
+{
+    return s->peer.owner;
+}
 /* NULL: no memory. */
 struct user *user_ref(struct requests *rq, uid_t uid);
 void user_unref(struct user *u);
-/* What of `all` the session's user may take: three quarters, an operator all of it. */
-uint64_t user_most(const struct session *s, uint64_t all);
 /* Counts keys that leases and chains of the session cover; negative: less. */
 void leased_add(struct session *s, int64_t keys);
-/* May the session's user lease more? No, if three quarters of what this host can hold is leased and
- * more than a quarter of that by him; operators may. 0, or -UCM_WIRE_BUSY with call->error. */
+/* May the session lease more of what this host can hold, by the rule of limit.h? 0, or -UCM_WIRE_BUSY with call->error. */
 int leased_check(struct call *call);
-/* Counts `bytes` against limits.frame_memory, and the session's user's part of it, until memory_return.
- * s: NULL for what is nobody's. False: that is too much. */
-bool memory_take(struct requests *rq, struct session *s, size_t bytes);
-void memory_return(struct requests *rq, struct session *s, size_t bytes);
+/* Counts `bytes` as LIMIT_MEMORY of the session's, until memory_return. False: that is too much. */
+bool memory_take(struct session *s, size_t bytes);
+void memory_return(struct session *s, size_t bytes);
 
 /* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in
  * the cache, as far as there is room, before done_cb runs. */
 struct shared_lookup {
     struct share_lookup p;
-    struct requests *rq;
+    struct session *s; /* whose memory it takes */
     struct ns *ns;
     void (*done_cb)(struct shared_lookup *k); /* calls shared_lookup_free */
     void *ctx;
@@ -321,7 +315,7 @@ struct shared_lookup {
 /* Asks for those of keys[from, n) that are not found here: one chain, or each by itself. Waits for
  * wait_ms at most (0: share.lookup_deadline). 0: done_cb will run. Otherwise there is nothing to wait
  * for. */
-int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin keys, uint32_t from,
+int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys, uint32_t from,
                         bool each, uint64_t wait_ms, struct shared_lookup **out);
 void shared_lookup_free(struct shared_lookup *k);
 /* done_cb does not run any more; frees it. */

@@ -318,14 +318,14 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
                          const struct found *f)
 {
     struct requests *rq = call->s->rq;
-    struct encoded_look look = {.en = f->encoded, .each = m->each};
+    struct encoded_look look = {.s = call->s, .en = f->encoded, .each = m->each};
     struct shared_lookup *lookup;
     struct lookup_wait *w;
 
     if (f->hits == f->n)
         return false;
     if (f->encoded ? !encoded_look_next(&look, m->keys, m->wait_ms, &lookup)
-                   : shared_lookup_start(rq, ns, m->keys, m->each ? 0 : f->hits, m->each,
+                   : shared_lookup_start(call->s, ns, m->keys, m->each ? 0 : f->hits, m->each,
                                          m->wait_ms, &lookup) != 0)
         return false;
     w = request_new(call, sizeof(*w),

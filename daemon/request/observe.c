@@ -41,6 +41,10 @@ static void gauges_read(struct metrics *m, const struct request_rooms *r)
     m->arena_bytes_used = arena_bytes_used(r->arena);
     m->window_bytes = arena_window_lent(r->arena, NULL);
     m->window_bytes_configured = arena_window_budget(r->arena);
+    m->limit_refusals = limits_refused(r->limits);
+    m->client_descriptors = limits_used(r->limits, LIMIT_DESCRIPTORS);
+    m->frame_bytes = limits_used(r->limits, LIMIT_FRAMES);
+    m->request_bytes = limits_used(r->limits, LIMIT_MEMORY);
 }
 
 static void tiers_read(struct exposition *x, const struct request_rooms *r)

@@ -2,12 +2,17 @@
 #include "daemon/request/request.h"
 #include "daemon/request/digest.h"
 #include "daemon/request/window.h"
+#include "daemon/share/share.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+
+/* Chains take up to this fraction of limits.frame_memory, so that requests find some; held digests of the arena. */
+#define CHAINS_FRACTION 2
+#define HELD_FRACTION 4
 
 static void handle_closed_cb(uv_handle_t *handle)
 {
@@ -28,6 +33,20 @@ static int secrets_new(struct requests *rq)
         getrandom(&seed, sizeof(seed), 0) != sizeof(seed))
         return -EIO;
     return reuse_new(seed, &rq->reuse);
+}
+
+static void limits_init(struct requests *rq)
+{
+    struct limits *l = rq->rooms.limits;
+    uint64_t memory = rq->rooms.config->max_frame_memory;
+
+    limits_set(l, LIMIT_REQUESTS, CONFIG_MAX_REQUESTS);
+    limits_set(l, LIMIT_MEMORY, memory);
+    limits_set(l, LIMIT_CHAINS, memory / CHAINS_FRACTION);
+    limits_set(l, LIMIT_DIGESTS, arena_bytes_configured(rq->rooms.arena) / HELD_FRACTION);
+    limits_set(l, LIMIT_SHARED_LOOKUPS, SHARE_LOOKUPS_MAX);
+    limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);
+    limits_set(l, LIMIT_BUILDS_WAITING, DIGEST_PUBLISHED_MAX);
 }
 
 int requests_new(const struct request_rooms *rooms, struct requests **out)
@@ -65,6 +84,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     rq->tracing.turn.data = rq;
     rq->handles++;
     proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
+    limits_init(rq);
     reuse_update(rq);
     *out = rq;
     return 0;
@@ -88,7 +108,7 @@ void requests_drain(struct requests *rq)
 
 uint32_t requests_active(const struct requests *rq)
 {
-    return rq->n_active + rq->derived.n_builds;
+    return rq->n_active + (uint32_t)limits_used(rq->rooms.limits, LIMIT_BUILDS);
 }
 
 uint32_t requests_sessions(const struct requests *rq)
@@ -124,10 +144,10 @@ static bool gives_back(enum ucm_method method)
            method == UCM_METHOD_WINDOW_CLOSE;
 }
 
-/* 0 or -code: whether one more request may begin. */
+/* Counts one more request, which may begin, until limit_give. 0 or -code. */
 static int request_admit(struct call *call)
 {
-    const struct session *s = call->s;
+    struct session *s = call->s;
     const struct requests *rq = s->rq;
     const struct config *config = rq->rooms.config;
 
@@ -138,11 +158,7 @@ static int request_admit(struct call *call)
                              "this connection has %u requests under way, as many as "
                              "limits.requests_per_connection allows",
                              s->n_requests);
-    if (rq->n_active >= CONFIG_MAX_REQUESTS)
-        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                             "the daemon has %u requests under way, as many as it may; try again",
-                             rq->n_active);
-    return 0;
+    return limit_take(owner_of(s), LIMIT_REQUESTS, 1, &call->error);
 }
 
 void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
@@ -154,7 +170,7 @@ void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
 /* False with call->error: trying again would not help. */
 static bool memory_may_fit(struct call *call, size_t bytes)
 {
-    uint64_t most = user_most(call->s, call->s->rq->rooms.config->max_frame_memory);
+    uint64_t most = limit_most(owner_of(call->s), LIMIT_MEMORY);
 
     if (bytes > most)
         ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -164,6 +180,23 @@ static bool memory_may_fit(struct call *call, size_t bytes)
     return bytes <= most;
 }
 
+/* NULL with call->error. */
+static struct request *request_alloc(struct call *call, size_t bytes, size_t more)
+{
+    struct session *s = call->s;
+    struct request *r;
+
+    if (!memory_may_fit(call, bytes + more) ||
+        limit_take(owner_of(s), LIMIT_MEMORY, bytes + more, &call->error) != 0)
+        return NULL;
+    r = calloc(1, bytes);
+    if (!r) {
+        memory_return(s, bytes + more);
+        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    }
+    return r;
+}
+
 void *request_new_with(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
                        void (*stop_cb)(struct request *r))
 {
@@ -171,22 +204,15 @@ void *request_new_with(struct call *call, size_t bytes, size_t more, uint64_t de
     struct requests *rq = s->rq;
     struct request *r;
 
-    if (request_admit(call) != 0 || !memory_may_fit(call, bytes + more))
+    if (request_admit(call) != 0)
         return NULL;
-    if (!memory_take(rq, s, bytes + more)) {
-        ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                      "requests and chains take as much memory as limits.frame_memory allows, or "
-                      "this user's three quarters of it; try again");
+    r = request_alloc(call, bytes, more);
+    if (!r) {
+        limit_give(owner_of(s), LIMIT_REQUESTS, 1);
         return NULL;
     }
     if (deadline_ms == 0)
         deadline_ms = rq->rooms.config->deadline_ms;
-    r = calloc(1, bytes);
-    if (!r) {
-        memory_return(rq, s, bytes + more);
-        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
-        return NULL;
-    }
     deadline_arm(rq->rooms.deadlines, &r->deadline, uv_now(rq->rooms.loop) + deadline_ms,
                  expired_cb);
     r->s = s;
@@ -213,7 +239,8 @@ void request_refuse(struct request *r)
     list_remove(&r->link);
     list_remove(&r->link_all);
     r->s->n_requests--;
-    memory_return(rq, r->s, r->memory);
+    memory_return(r->s, r->memory);
+    limit_give(owner_of(r->s), LIMIT_REQUESTS, 1);
     rq->rooms.metrics->requests_active = --rq->n_active;
     free(r);
 }

@@ -26,6 +26,7 @@ struct request_rooms {
     const struct config *config;
     struct metrics *metrics;
     struct deadlines *deadlines;
+    struct limits *limits;
     struct index *index;
     struct arena *arena;
     struct cache *cache;

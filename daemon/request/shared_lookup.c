@@ -16,8 +16,8 @@ static void lookup_note(struct shared_lookup *k)
         share_root_id root = p->answers[i] <= UCM_MAX_ROOTS ? p->answers[i] : 0;
 
         if (root != 0 || !p->each)
-            cache_shared_note(k->rq->rooms.cache, k->ns, p->keys + (size_t)i * p->key_bytes, root,
-                              p->each);
+            cache_shared_note(k->s->rq->rooms.cache, k->ns, p->keys + (size_t)i * p->key_bytes,
+                              root, p->each);
     }
 }
 
@@ -45,7 +45,7 @@ static uint32_t keys_missing(struct requests *rq, struct ns *ns, struct proto_bi
 }
 
 /* Behind it: the keys, those to ask for, and the answers. NULL: nothing to ask for, or no memory. */
-static struct shared_lookup *lookup_new(struct requests *rq, struct ns *ns, struct proto_bin keys,
+static struct shared_lookup *lookup_new(struct session *s, struct ns *ns, struct proto_bin keys,
                                         uint32_t from)
 {
     uint32_t key_bytes = ns->identity.key_bytes, most = keys.n / key_bytes - from;
@@ -53,41 +53,46 @@ static struct shared_lookup *lookup_new(struct requests *rq, struct ns *ns, stru
     struct shared_lookup *k;
     uint8_t *all, *asked;
 
-    if (!memory_take(rq, NULL, memory))
+    if (limit_take(owner_of(s), LIMIT_SHARED_LOOKUPS, 1, NULL) != 0)
         return NULL;
+    if (!memory_take(s, memory)) {
+        limit_give(owner_of(s), LIMIT_SHARED_LOOKUPS, 1);
+        return NULL;
+    }
     k = calloc(1, memory);
     if (!k) {
-        memory_return(rq, NULL, memory);
+        memory_return(s, memory);
+        limit_give(owner_of(s), LIMIT_SHARED_LOOKUPS, 1);
         return NULL;
     }
     all = (uint8_t *)(k + 1);
     asked = all + keys.n;
     memcpy(all, keys.p, keys.n);
-    k->rq = rq;
+    k->s = s;
     k->ns = ns;
     k->memory = memory;
     k->keys = all;
     k->p.keys = asked;
     k->p.answers = asked + (size_t)most * key_bytes;
-    k->p.n = keys_missing(rq, ns, keys, from, asked);
+    k->p.n = keys_missing(s->rq, ns, keys, from, asked);
     if (k->p.n > 0)
         return k;
     shared_lookup_free(k);
     return NULL;
 }
 
-int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin keys, uint32_t from,
+int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys, uint32_t from,
                         bool each, uint64_t wait_ms, struct shared_lookup **out)
 {
-    const struct request_rooms *rooms = &rq->rooms;
+    const struct request_rooms *rooms = &s->rq->rooms;
     uint64_t most_ms = rooms->config->share_lookup_ms;
     uint32_t last = ns->identity.parts - 1;
     struct shared_lookup *k;
     int rc;
 
-    if (!rooms->share || rq->draining || bypass_on(rq, ns, BYPASS_LOAD))
+    if (!rooms->share || s->rq->draining || bypass_on(s->rq, ns, BYPASS_LOAD))
         return -ENOENT;
-    k = lookup_new(rq, ns, keys, from);
+    k = lookup_new(s, ns, keys, from);
     if (!k)
         return -ENOENT;
     memcpy(k->p.fingerprint, ns->fingerprint, sizeof(k->p.fingerprint));
@@ -107,12 +112,13 @@ int shared_lookup_start(struct requests *rq, struct ns *ns, struct proto_bin key
 
 void shared_lookup_free(struct shared_lookup *k)
 {
-    memory_return(k->rq, NULL, k->memory);
+    memory_return(k->s, k->memory);
+    limit_give(owner_of(k->s), LIMIT_SHARED_LOOKUPS, 1);
     free(k);
 }
 
 void shared_lookup_cancel(struct shared_lookup *k)
 {
-    share_lookup_cancel(k->rq->rooms.share, &k->p);
+    share_lookup_cancel(k->s->rq->rooms.share, &k->p);
     shared_lookup_free(k);
 }

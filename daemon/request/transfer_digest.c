@@ -28,7 +28,7 @@ static bool look_start(struct transfer *t, struct ns *ns, void (*done_cb)(struct
 {
     struct proto_bin keys = {t->keys, t->n_keys * t->ns->identity.key_bytes};
 
-    if (shared_lookup_start(t->r.s->rq, ns, keys, 0, false, 0, &t->lookup) != 0)
+    if (shared_lookup_start(t->r.s, ns, keys, 0, false, 0, &t->lookup) != 0)
         return false;
     t->lookup->ctx = t;
     t->lookup->done_cb = done_cb;
@@ -70,7 +70,7 @@ static void bases_looked_cb(struct shared_lookup *k)
 
 void digests_look(struct transfer *t)
 {
-    t->look = (struct encoded_look){.en = session_encoded(t->r.s, t->space->base)};
+    t->look = (struct encoded_look){.s = t->r.s, .en = session_encoded(t->r.s, t->space->base)};
     if (t->look.en ? encoded_look(t) : look_start(t, t->space->base, bases_looked_cb))
         return;
     if (!look_start(t, t->ns, digests_looked_cb))

@@ -324,11 +324,10 @@ static void looked_cb(struct shared_lookup *k)
 /* Asks the shared tier for keys that are not here, if there is one, and then begins. */
 static void look_begin(struct transfer *t, struct proto_bin keys, uint64_t wait_ms)
 {
-    t->look = (struct encoded_look){.en = t->encoded};
+    t->look = (struct encoded_look){.s = t->r.s, .en = t->encoded};
     t->look_ms = wait_ms;
-    if (t->encoded
-            ? !encoded_look_next(&t->look, keys, wait_ms, &t->lookup)
-            : shared_lookup_start(t->r.s->rq, t->ns, keys, 0, false, wait_ms, &t->lookup) != 0) {
+    if (t->encoded ? !encoded_look_next(&t->look, keys, wait_ms, &t->lookup)
+                   : shared_lookup_start(t->r.s, t->ns, keys, 0, false, wait_ms, &t->lookup) != 0) {
         found_begin(t, keys.p);
         return;
     }

@@ -1,5 +1,5 @@
-/* What one uid's connections take of what all share: memory, the DRAM of held digests, turns of the
- * digest threads, leases. Others must find some left, whatever one uid does; operators may take all. */
+/* What one uid's and one tenant's connections take of what all share, by the rule of limit.h: memory, leases, turns of
+ * the digest threads. */
 #include "daemon/request/internal.h"
 
 #include <stdlib.h>
@@ -33,67 +33,58 @@ void user_unref(struct user *u)
     free(u);
 }
 
-uint64_t user_most(const struct session *s, uint64_t all)
-{
-    return s->peer.admin ? all : all / 4 * 3;
-}
-
 void leased_add(struct session *s, int64_t keys)
 {
     s->leased_keys = (uint32_t)((int64_t)s->leased_keys + keys);
-    s->user->leased_keys = (uint64_t)((int64_t)s->user->leased_keys + keys);
+    if (keys < 0)
+        limit_give(owner_of(s), LIMIT_LEASED, (uint64_t)-keys);
+    else
+        (void)limit_take(owner_of(s), LIMIT_LEASED, (uint64_t)keys,
+                         NULL); /* leased_check bounds it */
 }
 
-static bool three_quarters(uint64_t part, uint64_t all)
-{
-    return part >= all / 4 * 3;
-}
-
-/* Of the places for blocks; or of the bytes, unless blocks may move to a shared tier. */
-static bool leased_much(const struct request_rooms *rooms, const struct cache_leased *leased)
+/* Bytes for blocks that are leased; 0: they may move to a shared tier, which has no bound here. */
+static uint64_t lease_room(const struct request_rooms *rooms)
 {
     uint64_t room = arena_bytes_configured(rooms->arena);
     struct tier_stats ts;
 
-    if (three_quarters(leased->blocks, index_blocks_max(rooms->index)))
-        return true;
-    if (rooms->share || !three_quarters(leased->bytes, room))
-        return false;
+    if (rooms->share)
+        return 0;
     if (rooms->tier) {
         rooms->tier_ops->stats(rooms->tier, &ts);
         room += ts.capacity_bytes;
     }
-    return three_quarters(leased->bytes, room);
+    return room;
 }
 
+/* Several leases may cover one block: of what is leased, a session's user and tenant count as having the part that they
+ * have of the leases' keys. */
 int leased_check(struct call *call)
 {
     const struct session *s = call->s;
-    struct cache_leased leased = cache_leased(s->rq->rooms.cache);
+    const struct request_rooms *rooms = &s->rq->rooms;
+    struct cache_leased leased = cache_leased(rooms->cache);
+    struct limit_pool blocks = {"blocks that leases and chains keep", "index.max_blocks",
+                                index_blocks_max(rooms->index), leased.blocks};
+    struct limit_pool bytes = {"bytes that leases and chains keep", "the size of DRAM and NVMe",
+                               lease_room(rooms), leased.bytes};
+    int rc;
 
-    if (s->peer.admin || s->user->leased_keys <= leased.blocks / 4 ||
-        !leased_much(&s->rq->rooms, &leased))
+    if (s->peer.admin)
         return 0;
-    return ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                         "leases and chains keep three quarters of what this host can hold, and "
-                         "more than a quarter of that is this user's; release some");
+    rc = limit_check(owner_of(s), LIMIT_LEASED, &blocks, 1, &call->error);
+    if (rc == 0 && bytes.all > 0)
+        rc = limit_check(owner_of(s), LIMIT_LEASED, &bytes, 1, &call->error);
+    return rc;
 }
 
-bool memory_take(struct requests *rq, struct session *s, size_t bytes)
+bool memory_take(struct session *s, size_t bytes)
 {
-    uint64_t most = rq->rooms.config->max_frame_memory;
-
-    if (rq->memory + bytes > most || (s && s->user->memory + bytes > user_most(s, most)))
-        return false;
-    rq->memory += bytes;
-    if (s)
-        s->user->memory += bytes;
-    return true;
+    return limit_take(owner_of(s), LIMIT_MEMORY, bytes, NULL) == 0;
 }
 
-void memory_return(struct requests *rq, struct session *s, size_t bytes)
+void memory_return(struct session *s, size_t bytes)
 {
-    rq->memory -= bytes;
-    if (s)
-        s->user->memory -= bytes;
+    limit_give(owner_of(s), LIMIT_MEMORY, bytes);
 }

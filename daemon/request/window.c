@@ -187,7 +187,7 @@ static void window_free(struct window *w)
             extent_unmap(w, i);
     list_remove(&w->link);
     rq->rooms.metrics->windows--;
-    memory_return(rq, s, sizeof(*w) + w->tenant->header.extents);
+    memory_return(s, sizeof(*w) + w->tenant->header.extents);
     window_tenant_unref(rq, w->tenant);
     free(w);
     s->n_windows--;
@@ -322,10 +322,10 @@ static struct window *window_alloc(struct call *call, struct window_tenant *t)
     size_t bytes = sizeof(struct window) + t->header.extents;
     struct window *w = NULL;
 
-    if (memory_take(s->rq, s, bytes)) {
+    if (memory_take(s, bytes)) {
         w = calloc(1, bytes);
         if (!w)
-            memory_return(s->rq, s, bytes);
+            memory_return(s, bytes);
     }
     if (!w) {
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a window");
@@ -333,7 +333,7 @@ static struct window *window_alloc(struct call *call, struct window_tenant *t)
     }
     w->number = table_add(&s->windows, w);
     if (w->number == 0) {
-        memory_return(s->rq, s, bytes);
+        memory_return(s, bytes);
         free(w);
         ucm_error_set(&call->error, UCM_WIRE_BUSY,
                       "this connection has %u windows, as many as one may have; close some",

@@ -27,11 +27,11 @@ static bool pins_reserve(struct window_pins *p)
         cap *= 2;
     if (cap == p->cap)
         return true;
-    if (!memory_take(s->rq, s, (cap - p->cap) * sizeof(*extent)))
+    if (!memory_take(s, (cap - p->cap) * sizeof(*extent)))
         return false;
     extent = realloc(p->extent, cap * sizeof(*extent));
     if (!extent) {
-        memory_return(s->rq, s, (cap - p->cap) * sizeof(*extent));
+        memory_return(s, (cap - p->cap) * sizeof(*extent));
         return false;
     }
     memset(extent + p->cap, 0xff, (cap - p->cap) * sizeof(*extent)); /* UCM_PLACE_NONE */
@@ -48,7 +48,7 @@ static void pins_free(struct window_pins *p)
     list_remove(&p->link);
     list_remove(&p->of_window);
     list_remove(&p->of_chain);
-    memory_return(s->rq, s, sizeof(*p) + p->cap * sizeof(*p->extent));
+    memory_return(s, sizeof(*p) + p->cap * sizeof(*p->extent));
     free(p->extent);
     free(p);
 }
@@ -57,11 +57,11 @@ static struct window_pins *pins_new(struct window *w, struct chain *ch)
 {
     struct window_pins *p;
 
-    if (!memory_take(w->s->rq, w->s, sizeof(*p)))
+    if (!memory_take(w->s, sizeof(*p)))
         return NULL;
     p = calloc(1, sizeof(*p));
     if (!p) {
-        memory_return(w->s->rq, w->s, sizeof(*p));
+        memory_return(w->s, sizeof(*p));
         return NULL;
     }
     p->w = w;

@@ -15,7 +15,6 @@
 
 #define LOOKUP_WAVE 64u /* keys under way of one lookup */
 #define LOOKUP_HEAD 4u  /* the first few */
-#define LOOKUPS 256u    /* under way */
 #define ALL_KEYS LOOKUP_WAVE
 
 struct key_state {
@@ -407,7 +406,7 @@ int share_lookup(struct share *s, struct share_lookup *request)
 {
     struct lookup *p;
 
-    if (s->n_lookups >= LOOKUPS)
+    if (s->n_lookups >= SHARE_LOOKUPS_MAX)
         return -EAGAIN;
     p = lookup_new(s, request);
     if (!p)

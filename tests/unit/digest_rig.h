@@ -61,8 +61,8 @@ static inline void close_all(void)
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
     settle();
-    cr_expect_eq(door.requests->digests.held_bytes, 0u);
-    cr_expect_eq(door.requests->memory, 0u);
+    cr_expect_eq(taken(LIMIT_DIGESTS), 0u);
+    cr_expect_eq(taken(LIMIT_MEMORY), 0u);
     cr_expect_eq(rig.metrics.chains + rig.metrics.chain_blocks, 0u);
     close_door();
     cr_expect_eq(rig.metrics.digest_held_bytes, 0u);

@@ -23,6 +23,8 @@ static struct {
     struct conn conn;
     struct config config;
     struct deadlines deadlines;
+    struct limits *limits;
+    struct limit_owner *owner; /* the session's */
     struct requests *requests;
     struct front_handler handler;
     void *session;
@@ -127,7 +129,7 @@ static inline bool pool_next(void)
 
 static inline void open_door(void)
 {
-    static const struct peer peer = {.admin = true, .tenant = "t"};
+    struct peer peer = {.admin = true, .tenant = "t"};
     struct request_rooms rooms = {.loop = &rig.loop,
                                   .config = &door.config,
                                   .metrics = &rig.metrics,
@@ -139,6 +141,10 @@ static inline void open_door(void)
     config_init(&door.config);
     door.config.share_lookup_ms = 50;
     cr_assert_eq(deadlines_init(&door.deadlines, &rig.loop), 0);
+    door.limits = rooms.limits = limits_new();
+    cr_assert(door.limits);
+    peer.owner = door.owner = limits_uid(door.limits, peer.tenant, 0, true);
+    cr_assert(peer.owner);
     rooms.index = rig.index;
     rooms.arena = rig.arena;
     rooms.cache = rig.cache;
@@ -156,6 +162,40 @@ static inline void open_door(void)
         turn();
 }
 
+/* What the session has is from now on that of an operator, or of another user. */
+static inline void become(bool admin)
+{
+    struct session *s = door.session;
+    struct limit_owner *from = s->peer.owner, *to;
+
+    to = limits_uid(door.limits, s->peer.tenant, 0, admin);
+    cr_assert(to);
+    for (unsigned i = 0; i < LIMIT_KINDS; i++) {
+        uint64_t n = limit_has(from, (enum limit)i);
+
+        limit_give(from, (enum limit)i, n);
+        cr_assert_eq(limit_take(to, (enum limit)i, n, NULL), 0);
+    }
+    limit_owner_unref(from);
+    s->peer.admin = admin;
+    s->peer.owner = door.owner = to;
+}
+
+static inline uint64_t taken(enum limit what)
+{
+    return limits_used(door.limits, what);
+}
+
+/* What one tenant may have of it alone. */
+static inline uint32_t most_of_tenant(enum limit what)
+{
+    struct limit_owner *t = limits_tenant(door.limits, "alone");
+    uint64_t most = limit_most(t, what);
+
+    limit_owner_unref(t);
+    return (uint32_t)most;
+}
+
 static inline void hang_up(void)
 {
     if (door.session)
@@ -171,8 +211,12 @@ static inline void close_door(void)
         ;
     cr_expect_eq(requests_active(door.requests), 0u);
     requests_free(door.requests);
+    limit_owner_unref(door.owner);
     deadlines_close(&door.deadlines);
     close_shared();
+    for (unsigned i = 0; i < LIMIT_KINDS; i++)
+        cr_expect_eq(limits_used(door.limits, (enum limit)i), 0u);
+    limits_free(door.limits);
     config_free(&door.config);
     for (unsigned i = 0; i < door.conn.n; i++)
         free(door.conn.answer[i].frame);

@@ -403,15 +403,13 @@ static int open_ns(uint32_t number)
 
 Test(request, a_connection_opens_so_many_namespaces)
 {
-    struct session *s = door.session;
-
-    s->peer.admin = false;
+    become(false);
     door.config.max_namespaces_tenant = 80;
     for (uint32_t i = 0; i < 20; i++)
         cr_assert_eq(open_ns(i), 0);
     cr_expect_eq(open_ns(20), UCM_WIRE_BUSY);
     cr_expect_eq(open_ns(3), 0, "it is open already");
-    s->peer.admin = true;
+    become(true);
     cr_expect_eq(open_ns(20), 0, "an operator's are not counted");
 }
 
@@ -420,13 +418,13 @@ Test(request, a_connection_opens_so_many_namespaces)
 Test(request, a_search_on_the_shared_tier_counts_as_memory)
 {
     struct msg_prefetch m = {.ns = rig.one->id, .keys = chain(1, KEYS_MAX)};
-    uint64_t idle = door.requests->memory;
+    uint64_t idle = taken(LIMIT_MEMORY);
     uint32_t id = call(UCM_METHOD_PREFETCH, &proto_prefetch, &m);
 
-    cr_expect_geq(door.requests->memory - idle, (uint64_t)KEYS_MAX * (2 * 16 + 1));
+    cr_expect_geq(taken(LIMIT_MEMORY) - idle, (uint64_t)KEYS_MAX * (2 * 16 + 1));
     cr_expect_eq(requests_active(door.requests), 1u);
     call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
-    cr_expect_eq(door.requests->memory, idle);
+    cr_expect_eq(taken(LIMIT_MEMORY), idle);
 }
 
 Test(request, without_memory_for_a_search_it_is_not_made)
@@ -434,7 +432,7 @@ Test(request, without_memory_for_a_search_it_is_not_made)
     struct msg_prefetch m = {.ns = rig.one->id, .keys = chain(1, KEYS_MAX)};
     struct msg_blocks_r r;
 
-    door.config.max_frame_memory = sizeof(struct shared_lookup) + KEYS_MAX * (2 * 16 + 1);
+    limits_set(door.limits, LIMIT_MEMORY, sizeof(struct shared_lookup) + KEYS_MAX * (2 * 16 + 1));
     result_of(call(UCM_METHOD_PREFETCH, &proto_prefetch, &m), &proto_blocks_r, &r);
     cr_expect_eq(r.status.p[0], UCM_BLOCK_MISS);
     cr_expect_null(share.lookup);

@@ -255,15 +255,15 @@ Test(digest_tenants, take_turns_with_what_they_stored)
 
 Test(digest_tenants, one_has_three_quarters_of_the_builds)
 {
-    const uint32_t most = DERIVED_OF_TENANT(DERIVED_BUILDS_MAX);
+    const uint32_t most = most_of_tenant(LIMIT_BUILDS);
 
     for (uint64_t i = 1; i <= most + 8; i++)
         drop(store(ours, i));
     settle();
-    cr_expect_eq(door.requests->derived.n_builds, most);
+    cr_expect_eq(taken(LIMIT_BUILDS), most);
     drop(store(theirs, 1));
     settle();
-    cr_expect_eq(door.requests->derived.n_builds, most + 1);
+    cr_expect_eq(taken(LIMIT_BUILDS), most + 1);
     work();
     cr_expect_eq(rig.metrics.digest_builds, most + 9);
     cr_expect_eq(rig.metrics.digest_build_skipped, 0u);
@@ -272,7 +272,7 @@ Test(digest_tenants, one_has_three_quarters_of_the_builds)
 /* An append that builds waits for its tenant's places, and gets them. */
 Test(digest_tenants, an_append_waits_for_its_tenants_builds)
 {
-    const uint32_t most = DERIVED_OF_TENANT(DERIVED_BUILDS_MAX);
+    const uint32_t most = most_of_tenant(LIMIT_BUILDS);
     struct msg_chain_open open = {.ns = our_digests->id};
     struct msg_chain r;
     uint32_t asked;
@@ -286,14 +286,14 @@ Test(digest_tenants, an_append_waits_for_its_tenants_builds)
     result_of(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &open), &proto_chain, &r);
     asked = append((uint32_t)r.chain, most + 1, 1, true);
     settle();
-    cr_expect_eq(door.requests->derived.n_builds, most);
+    cr_expect_eq(taken(LIMIT_BUILDS), most);
     work();
     cr_expect_eq(appended(asked).digests, 1u);
 }
 
 Test(digest_tenants, one_has_three_quarters_of_the_places_to_wait_in)
 {
-    const uint32_t most = DERIVED_OF_TENANT(DIGEST_PUBLISHED_MAX);
+    const uint32_t most = most_of_tenant(LIMIT_BUILDS_WAITING);
 
     for (uint32_t i = 0; i < most + 5; i++) {
         drop(store(ours, 1));

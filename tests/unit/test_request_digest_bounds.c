@@ -6,15 +6,17 @@ TestSuite(digests, .init = open_all, .fini = close_all);
 Test(digests, memory_of_chains_and_selections_is_bounded)
 {
     uint32_t name = chain_of(2);
-    const uint64_t all = door.config.max_frame_memory, before = door.requests->memory;
+    const uint64_t all = door.config.max_frame_memory, before = taken(LIMIT_MEMORY);
+    struct limit_owner *other = limits_uid(door.limits, "other", 1, true);
 
-    cr_assert(memory_take(door.requests, NULL, all - door.requests->memory - 1000));
+    cr_assert_eq(limit_take(other, LIMIT_MEMORY, all - before - 1000, NULL), 0);
     cr_expect_eq(answer_code(ask_best(name, 2)), UCM_WIRE_BUSY);
-    door.config.max_frame_memory = 1000;
+    limits_set(door.limits, LIMIT_MEMORY, 1000);
     cr_expect_eq(answer_code(ask_best(name, 2)), UCM_WIRE_INVALID, "never fits");
-    door.config.max_frame_memory = all;
+    limits_set(door.limits, LIMIT_MEMORY, all);
     cr_expect_eq(answer_code(append(name, 1, KEYS_MAX, false)), UCM_WIRE_BUSY);
-    memory_return(door.requests, NULL, door.requests->memory - before);
+    limit_give(other, LIMIT_MEMORY, all - before - 1000);
+    limit_owner_unref(other);
 }
 
 Test(digests, keys_that_are_missing_take_no_memory)
@@ -26,48 +28,53 @@ Test(digests, keys_that_are_missing_take_no_memory)
     memset(missing, 0xee, sizeof(missing));
     for (int i = 0; i < 2; i++) {
         m.chain = i ? open_chain() : chain_of(2);
-        before = door.requests->memory;
+        before = taken(LIMIT_MEMORY);
         cr_expect_eq(appended(call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m)).missing,
                      UCM_MAX_KEYS);
-        cr_expect_eq(door.requests->memory, before);
+        cr_expect_eq(taken(LIMIT_MEMORY), before);
     }
 }
 
-/* Others find a quarter of the memory, and requests half of it, whatever one user's chains take. */
+/* Others find some of the memory, and requests half of it, whatever one user's chains take. */
 Test(digests, a_user_takes_a_part_of_the_memory)
 {
-    struct session *s = door.session;
     const uint64_t limit = 24 << 10;
+    struct limit_owner *other = limits_uid(door.limits, "other", 1, false);
     uint32_t name = chain_of(1), i = 0;
     struct msg_chain_open open = {.ns = derived->id};
     uint64_t left;
 
-    s->peer.admin = false;
-    door.config.max_frame_memory = limit;
+    become(false);
+    limits_set(door.limits, LIMIT_MEMORY, limit);
+    limits_set(door.limits, LIMIT_CHAINS, limit / 2);
     while (i < 50 && answer_code(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &open)) == 0)
         i++;
     cr_expect_lt(i, 50u);
-    cr_expect_leq(door.requests->digests.chain_memory, limit / 2);
+    cr_expect_leq(taken(LIMIT_CHAINS), limit / 2);
     cr_expect_eq(answer_code(append(name, 1, 1, false)), 0);
-    left = user_most(s, limit) - s->user->memory;
-    cr_assert(memory_take(door.requests, s, left));
-    cr_expect_not(memory_take(door.requests, s, 1));
-    cr_expect(memory_take(door.requests, NULL, limit / 4), "nobody's");
-    memory_return(door.requests, NULL, limit / 4);
-    s->peer.admin = true;
-    cr_expect(memory_take(door.requests, s, limit / 4), "an operator's");
-    memory_return(door.requests, s, left + limit / 4);
+    left = limit_room(door.owner, LIMIT_MEMORY);
+    cr_assert_gt(left, 0u);
+    cr_assert(memory_take(door.session, left));
+    cr_expect_not(memory_take(door.session, 1));
+    cr_expect_eq(limit_take(other, LIMIT_MEMORY, limit / 8, NULL), 0, "another tenant's");
+    limit_give(other, LIMIT_MEMORY, limit / 8);
+    limit_owner_unref(other);
+    become(true);
+    cr_expect(memory_take(door.session, limit / 4), "an operator's");
+    memory_return(door.session, left + limit / 4);
 }
 
+/* Tenant "t" is not the uid's own: three quarters of three quarters are one uid's. */
 Test(digests, a_user_holds_a_part_of_the_digests)
 {
-    struct session *s = door.session;
-    uint32_t name = chain_of(1);
+    uint32_t name = chain_of(1), held;
 
-    s->peer.admin = false;
-    cr_expect_eq(appended(append_same(name, 2000)).digests, HELD_MAX * 3 / 4 - 1);
-    s->peer.admin = true;
-    cr_expect_eq(appended(append_same(name, 2000)).digests, HELD_MAX / 4);
+    become(false);
+    held = appended(append_same(name, 2000)).digests + 1;
+    cr_expect_geq(held, HELD_MAX / 2);
+    cr_expect_leq(held, HELD_MAX * 9 / 16);
+    become(true);
+    cr_expect_eq(appended(append_same(name, 2000)).digests, HELD_MAX - held);
 }
 
 static int lease_code(uint64_t first, uint32_t n)
@@ -80,27 +87,26 @@ static int lease_code(uint64_t first, uint32_t n)
 /* Others can store and lease, whatever one user's leases and chains cover. */
 Test(digests, a_user_leases_a_part_of_what_there_is)
 {
-    struct session *s = door.session;
-    uint64_t leased, blocks = arena_bytes_configured(rig.arena) / ns_part_bytes(rig.one, 0) / 4 * 3;
-    uint32_t name;
+    uint64_t all = arena_bytes_configured(rig.arena) / ns_part_bytes(rig.one, 0);
+    uint32_t blocks = (uint32_t)(all * 9 + 15) / 16, name; /* a uid's part of its tenant's part */
+    struct limit_owner *other = limits_uid(door.limits, "other", 1, false);
 
-    s->peer.admin = false;
-    store_base((uint32_t)blocks);
+    become(false);
+    store_base(blocks);
     name = open_chain();
-    cr_expect_eq(lease_code(1, (uint32_t)blocks - 1), 0);
-    cr_expect_eq(answer_code(append(name, 1, (uint32_t)blocks, false)), 0,
-                 "one less than too many");
+    cr_expect_eq(lease_code(1, blocks - 1), 0);
+    cr_expect_eq(answer_code(append(name, 1, blocks, false)), 0, "one less than too many");
     cr_expect_eq(cache_leased(rig.cache).blocks, blocks);
     cr_expect_eq(cache_leased(rig.cache).bytes, blocks * ns_part_bytes(rig.one, 0));
     cr_expect_eq(lease_code(1, 1), UCM_WIRE_BUSY);
     cr_expect_eq(answer_code(append(name, 1, 1, false)), UCM_WIRE_BUSY);
-    leased = s->user->leased_keys;
-    s->user->leased_keys = blocks / 4; /* as another user would be */
-    cr_expect_eq(lease_code(1, 1), 0);
-    s->user->leased_keys += leased - blocks / 4;
-    s->peer.admin = true;
+    cr_assert_eq(limit_take(other, LIMIT_LEASED, 10 * blocks, NULL), 0);
+    cr_expect_eq(lease_code(1, 1), 0, "most of it is another user's");
+    limit_give(other, LIMIT_LEASED, 10 * blocks);
+    limit_owner_unref(other);
+    become(true);
     cr_expect_eq(lease_code(1, 1), 0, "an operator");
-    s->peer.admin = false;
+    become(false);
     close_chain(name);
     cr_expect_eq(lease_code(1, 1), 0, "one block is free");
     hang_up();

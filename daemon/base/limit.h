@@ -1,0 +1,89 @@
+/* Limits: what clients have of each thing that the daemon has so much of, counted by uid and tenant, and whether
+ * somebody may have more.
+ *
+ * One rule for all of it: **nobody may have more than three times what he leaves free.** One alone gets three quarters;
+ * two that take all they can get three sevenths each, n of them 3 in 3n + 1; and whoever comes next finds some free,
+ * without anybody having to know how many there are, or to be told a share. It is Choudhury and Hahne's dynamic
+ * threshold with alpha = 3 ("Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on
+ * Networking 6(2), 1998). It holds
+ *
+ *   for a tenant, of all that there is, less the last 64th, which is for operators;
+ *   for a uid of a tenant that may have several, of what the tenant may have by this rule and by its setting.
+ *
+ * A 64th of all, but one at least, anybody may have while there is that much. The rule does not apply to operators.
+ * What somebody has stays with him when others come, or when a limit falls: he only gets no more.
+ *
+ * Thread: the loop only. */
+#ifndef UCMD_BASE_LIMIT_H
+#define UCMD_BASE_LIMIT_H
+
+#include "proto/errors.h"
+#include "proto/limits.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* What is bounded: its name in sentences, and what sets how much there is. */
+#define LIMITS(X)                                                                                  \
+    X(CONNECTIONS, "connections", "limits.connections")                                            \
+    X(SILENT, "connections that have not said hello", "a quarter of limits.connections")           \
+    X(DESCRIPTORS, "descriptors", "three quarters of the daemon's limit of open files")            \
+    X(FRAMES, "bytes of frames that arrive and of answers that wait to be read",                   \
+      "limits.frame_memory")                                                                       \
+    X(REQUESTS, "requests under way", "the daemon's bound")                                        \
+    X(MEMORY, "bytes of requests and chains", "limits.frame_memory")                               \
+    X(CHAINS, "bytes of chains", "half of limits.frame_memory")                                    \
+    X(DIGESTS, "bytes of digests that chains hold", "a quarter of arena.size")                     \
+    X(LEASED, "keys under leases and in chains", "nothing")                                        \
+    X(SHARED_LOOKUPS, "lookups that wait for the shared tier", "the daemon's bound")               \
+    X(BUILDS, "builds under way", "the daemon's bound")                                            \
+    X(BUILDS_WAITING, "parts that wait for their builds", "the daemon's bound")
+
+enum limit {
+#define X(NAME, things, source) LIMIT_##NAME,
+    LIMITS(X)
+#undef X
+        LIMIT_KINDS
+};
+
+struct limits;
+/* One who has something: a uid of a tenant, a tenant, or all of them. */
+struct limit_owner;
+
+struct limits *limits_new(void);    /* NULL: no memory */
+void limits_free(struct limits *l); /* after the last unref; NULL-safe */
+/* There is so much of it in all. What is not set has no bound. */
+void limits_set(struct limits *l, enum limit what, uint64_t all);
+uint64_t limits_used(const struct limits *l, enum limit what);
+/* How often somebody was refused. */
+uint64_t limits_refused(const struct limits *l);
+
+/* That uid of the tenant, as an operator or not. NULL: no memory. The names are copied. */
+struct limit_owner *limits_uid(struct limits *l, const char *tenant, uid_t uid, bool admin);
+/* The tenant itself, for what no uid of it has by itself. */
+struct limit_owner *limits_tenant(struct limits *l, const char *tenant);
+/* Of one that has nothing any more. */
+void limit_owner_unref(struct limit_owner *o);
+
+/* Who would not let the owner have n more: the owner, its tenant, or all; NULL: he may. */
+const struct limit_owner *limit_refuser(const struct limit_owner *o, enum limit what, uint64_t n);
+/* Whether o is `group`, or one of it. */
+bool limit_within(const struct limit_owner *o, const struct limit_owner *group);
+/* 0; or -UCM_WIRE_BUSY and nothing is taken. *e (or NULL) then says whose limit it was, and what sets it. */
+int limit_take(struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e);
+void limit_give(struct limit_owner *o, enum limit what, uint64_t n);
+/* The same rule for what is counted elsewhere: `used` of `all` is taken, of which each has the part that he has of all
+ * that is counted as `what`. Takes nothing. 0, or -UCM_WIRE_BUSY with *e. */
+struct limit_pool {
+    const char *things, *source; /* for the sentence */
+    uint64_t all, used;
+};
+int limit_check(const struct limit_owner *o, enum limit what, const struct limit_pool *pool,
+                uint64_t n, struct ucm_error *e);
+/* How much more the owner may have now; and how much in all if nobody else had any. */
+uint64_t limit_room(const struct limit_owner *o, enum limit what);
+uint64_t limit_most(const struct limit_owner *o, enum limit what);
+uint64_t limit_has(const struct limit_owner *o, enum limit what);
+
+#endif
