@@ -289,6 +289,9 @@ class SimplePinned:
     def __iter__(self):
         return iter(self.places)
 
+    def __len__(self):
+        return len(self.places)
+
 
 class Served(unittest.TestCase):
     def step(self, source, slots=4, deadline=5.0):
@@ -395,6 +398,51 @@ class Served(unittest.TestCase):
             a.pinned = 700
             decoder._pin(a)
             self.assertEqual((a.pinned, a.below, asked[-1]), (800, False, (700, 100, 7)), "no room: whoever misses them asks again")
+
+    def test_pins_beside_a_step(self):
+        """Nothing is waited for longer than was said, nothing counts before the step is over, and in vain is asked less and less often."""
+        asked, answers = [], []
+
+        def pin(chain, first, n, *, priority, deadline, timeout):
+            came = answers.pop(0)
+            asked.append((first, n, round(deadline, 6)))
+            return SimplePinned(["place"] * came + [None] * (n - came), came, 0, 0, 0)
+
+        source = Source([OK])
+        decoder = Decoder(source, DIGEST, Choices.alike(sparse.TopK(), 1), Room(1, 800), Slots(), requests=2, shard_bytes=64)
+        a, b = decoder.open("a"), decoder.open("b")
+        decoder._connected()
+        for one, first, n in (a, 0, 600), (b, 600, 40):
+            one.rows, one.keys, one.kept, one.asked, one.chain = list(range(first, first + n)), [b""] * n, n, n, mock.Mock()
+        decoder._window = mock.Mock(pin=pin)
+        with mock.patch("ucmclient.decode.supply.time.monotonic") as now:
+            now.return_value = 10.0
+            self.assertFalse(decoder.keep_beside(0.0005), "no time is left")
+            answers[:] = [256, 40]
+            self.assertTrue(decoder.keep_beside(0.006))
+            self.assertEqual((asked, a.pinned, len(decoder._places)), ([(0, 256, 0.006), (0, 40, 0.006)], 0, 0))
+            self.assertFalse(decoder.keep_beside(0.006), "what was told was not looked at yet")
+            decoder._come()
+            self.assertEqual((a.pinned, b.pinned, len(decoder._places)), (256, 40, 296))
+            answers[:] = [100]
+            decoder.keep_beside(0.006)
+            decoder._come()
+            self.assertEqual((a.pinned, asked[-1]), (356, (256, 256, 0.006)))
+            for at, tries in (10.0, 1), (10.04, 0), (10.06, 1), (10.15, 0), (10.17, 1), (10.36, 0), (10.38, 1):
+                now.return_value, answers[:] = at, [0]
+                self.assertEqual((decoder.keep_beside(0.006), len(answers)), (tries == 1, 1 - tries), at)
+                decoder._come()
+            self.assertEqual(a.pinned, 356)
+            now.return_value, answers[:] = 10.8, [244]
+            decoder.keep_beside(0.006)
+            decoder.close("b")
+            decoder._pin_later()
+            now.return_value = 11.2
+            decoder._repin()
+            decoder._come()
+            self.assertEqual((a.pinned, a.coming), (0, None), "what left the window meanwhile is asked for again")
+            source.ns.client.generation += 1
+            self.assertFalse(decoder.keep_beside(0.006), "another connection, which update() takes notice of")
 
     def test_no_row(self):
         source = Source([OK])

@@ -125,8 +125,20 @@ class FakeDecoder:
     def serve(self):
         return {sequence for name, sequence in self.sequences.items() if name in self.gone}
 
-    def update(self, most):
+    def update(self, keep):
+        pass
+
+    def keep_beside(self, seconds):
         return False
+
+
+def no_device(worker):
+    """For sparse_gpu.SparseGpuWorker: its kernels have run when they return."""
+    worker._use_device = worker._wait = lambda worker: None
+    worker._running = lambda worker: False
+
+
+no_device(sparse_gpu.SparseGpuWorker)
 
 
 class Engine:
@@ -145,7 +157,6 @@ class Engine:
         fakes = {"Steps": FakeSteps, "Selector": FakeSelector, "Builder": FakeBuilder, "GpuDecoder": FakeDecoder}
         with mock.patch.multiple(sparse_gpu, **fakes):
             self.worker = sparse_gpu.SparseGpuWorker(rules, link, layout, digest, self.caches, config, 0)
-        self.worker._wait = lambda: None
         self.free, self.tables, self.kv, self.told = list(range(PAGES - 1, 0, -1)), {}, {}, {}
 
     def step(self, *of):

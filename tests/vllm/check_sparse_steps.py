@@ -83,7 +83,6 @@ def pretend(short):
     sparse_rules._reasons = lambda *of: (reason for reason in reasons(*of) if "on a GPU" not in reason[0])
     sparse_gpu.Steps, sparse_gpu.GpuDecoder = make_steps(rows, sparse_worker._split, short), Decoder
     sparse_gpu.Selector, sparse_gpu.Builder = rows.FakeSelector, rows.FakeBuilder
-    sparse_gpu.SparseGpuWorker._wait = lambda worker: None
     backend_cpu.SparseImpl.forward = forward
 
 

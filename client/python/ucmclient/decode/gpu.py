@@ -147,21 +147,26 @@ class GpuDecoder(Supply):
         """Whether it reads from a window now, so that a block is there when it is pinned."""
         return self._window is not None
 
-    def update(self, most: Optional[int] = None) -> bool:
-        """Between steps: gives the daemon what it wants back of the window, has pinned again what left it, and has kept what is new: of
-        each sequence at most so many blocks more, which the daemon may have to copy first. Whether that got further."""
+    def update(self, keep: bool = True) -> None:
+        """Between steps: gives the daemon what it wants back of the window, and takes what keep_beside() has found there. keep: has pinned
+        again what left it, and has kept what is new, which the daemon may have to copy first: the caller waits. Without, keep_beside()
+        does that while a step runs."""
         window = self._window
         if window is not None and (window.client is None or window.client.closed):
             self.steps.leave_window()
             self._window = self._ns = None
         if not self._connected():
             self._give_back()
-            return False
+            return
         if self._window is not None:
             self.source.ask(self._window.client.process)
             if self.source.ask(self.steps.update_window):
                 self._pin_later()
-        return self._keep_all(most)
+        self._come()
+        if keep:
+            self._keep_all()
+        else:
+            self._repin()
 
     def _give_back(self) -> None:
         """To a daemon that is not asked for anything now: it ends the connection of who keeps its memory all the same."""

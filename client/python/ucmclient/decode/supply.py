@@ -35,6 +35,8 @@ _LOOK = 0.25
 #: Such blocks come beside the steps, which fetch what they need meanwhile. A pin asks for so many, its step waits so long for it, and none
 #: begins sooner after the one before.
 _BESIDE, _BESIDE_WAIT, _BESIDE_PAUSE = 256, 0.01, 0.05
+#: Keys that keep_beside() asks for at once; and the shortest wait of a pin, which the daemon counts in ms.
+_APPENDED, GLANCE = 2048, 0.001
 _ALL = 1 << 20
 #: A layer or strand, a row, and a slot.
 Item = tuple[int, int, int]
@@ -82,7 +84,8 @@ class Counts:
 class Sequence:
     """Of one request. number: for Slots. keys, rows: of its candidates from the first block on. kept: so many of its first
     blocks are in the daemon, and stay there; asked: of so many it was asked whether it has them. pinned: of so many it was asked to have
-    them in the window. taken: slots that the last run of a step used for it."""
+    them in the window. coming: what keep_beside() was told of the blocks behind these, and update() has not seen yet; it asks nothing
+    before `again`, `pause` behind an answer that brought nothing. taken: slots that the last run of a step used for it."""
 
     name: str
     number: int
@@ -93,11 +96,15 @@ class Sequence:
     asked: int = 0
     pinned: int = 0
     below: bool = False
+    coming: Optional[tuple[Window, Pinned]] = None
+    again: float = 0.0
+    pause: float = 0.0
     taken: int = 0
 
     def forsake(self) -> None:
         """The daemon keeps nothing for it any more."""
         chain, self.chain, self.kept, self.asked, self.pinned, self.below = self.chain, None, 0, 0, 0, False
+        self.coming, self.again, self.pause = None, 0.0, 0.0
         if chain is not None:
             chain.close()
 
@@ -305,18 +312,56 @@ class Supply:
         self._pin(sequence)
         return sequence.kept
 
-    def _keep_all(self, most: Optional[int] = None) -> bool:
-        """Of each sequence what the daemon was not asked for yet, or would say otherwise now; nothing, at most steps. Whether one got
-        further, so that there may be more."""
+    def _keep_all(self) -> None:
+        """Of each sequence what the daemon was not asked for yet, or would say otherwise now; nothing, at most steps."""
         self._repin()
-        further = False
         for sequence in self.sequences.values():
-            unpinned = self._window is not None and sequence.pinned < min(sequence.kept, len(sequence.rows))
-            if unpinned or sequence.asked < len(sequence.keys):
-                has = sequence.pinned if self._window is not None else sequence.kept
-                self.keep(sequence, sequence.keys if most is None else sequence.keys[: has + most])
-                further |= (sequence.pinned if self._window is not None else sequence.kept) > has
-        return further
+            if self._unpinned(sequence) or sequence.asked < len(sequence.keys):
+                self.keep(sequence, sequence.keys)
+
+    def _unpinned(self, sequence: Sequence) -> bool:
+        return self._window is not None and sequence.pinned < min(sequence.kept, len(sequence.rows))
+
+    def keep_beside(self, seconds: float) -> bool:
+        """What keep() asks for, of all sequences, while a step runs: about so long, and nothing that a step reads changes before the
+        next _come(). Whether it asked for anything."""
+        until, ns, asked = time.monotonic() + seconds, self.source.ns, False
+        if ns is None or ns is not self._ns or ns.client.generation != self._generation:
+            return False
+        for sequence in sorted(self.sequences.values(), key=lambda sequence: sequence.again):
+            now = time.monotonic()
+            if until - now < GLANCE:
+                break
+            wants = self._unpinned(sequence) or sequence.kept < len(sequence.keys)
+            if wants and sequence.coming is None and sequence.again <= now:
+                self._ask_beside(sequence, until)
+                asked = True
+        return asked
+
+    def _ask_beside(self, sequence: Sequence, until: float) -> None:
+        """Behind an answer that brought nothing is a pause, which doubles: blocks are not stored yet, or the window is full."""
+        window, kept = self._window, sequence.kept
+        if kept < len(sequence.keys):
+            self._append(sequence, sequence.keys[: kept + _APPENDED], False)
+        end = min(sequence.kept, len(sequence.rows), sequence.pinned + _BESIDE)
+        pinned = self._ask_window(sequence, end, 0, max(GLANCE, until - time.monotonic()))
+        if window is not None and pinned is not None:
+            sequence.coming = window, pinned
+        if sequence.kept > kept or (pinned is not None and next(iter(pinned)) is not None):
+            sequence.again = sequence.pause = 0.0
+        else:
+            sequence.pause = min(max(_BESIDE_PAUSE, 2 * sequence.pause), _REPIN)
+            sequence.again = time.monotonic() + sequence.pause
+
+    def _come(self) -> None:
+        """What keep_beside() has found counts from now on."""
+        for sequence in self.sequences.values():
+            coming, sequence.coming = sequence.coming, None
+            if coming is not None and coming[0] is self._window:
+                first, (window, pinned) = sequence.pinned, coming
+                self._placed(sequence.rows[first : first + len(pinned)], pinned, window)
+                all_of_it = pinned.placed + pinned.missing == len(pinned)
+                sequence.pinned = first + (len(pinned) if all_of_it else self._placeless(pinned))
 
     def _append(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool) -> None:
         if sequence.chain is None:
@@ -336,7 +381,7 @@ class Supply:
             self._repin_at = 0.0
             for sequence in self.sequences.values():
                 if not sequence.below:
-                    sequence.pinned = 0
+                    sequence.pinned, sequence.coming = 0, None
 
     def _pin(self, sequence: Sequence) -> None:
         """Asks the daemon to bring what it keeps into the window. For a block that is pinned already it answers the place again. What is
@@ -352,19 +397,30 @@ class Supply:
         """So many of those that are not pinned. False: asking for more at once would be in vain."""
         window, first, kept = self._window, sequence.pinned, min(sequence.kept, len(sequence.rows))
         end = min(kept, first + most)
-        if window is None or sequence.chain is None or first >= end:
-            return False
-        pinned = self.source.ask(
-            window.pin, sequence.chain, first, end - first, priority=priority, deadline=wait, timeout=self.deadline
-        )
-        if pinned is None:
+        pinned = self._ask_window(sequence, end, priority, wait)
+        if window is None or pinned is None:
             return False
         self._placed(sequence.rows[first:end], pinned, window)
         late = pinned.moved + pinned.read > 0 and pinned.placed + pinned.missing < end - first
         if late:  # those that came are pinned; more come
-            end = first + next(i for i, place in enumerate(pinned) if place is None)
+            end = first + self._placeless(pinned)
         sequence.pinned, sequence.below = end, (sequence.below or (late and pinned.read > 0)) and end < kept
         return late
+
+    def _ask_window(self, sequence: Sequence, end: int, priority: int, wait: float) -> Optional[Pinned]:
+        """For its blocks up to `end` that are not pinned: where those are that have come in so many seconds."""
+        first = sequence.pinned
+        if self._window is None or sequence.chain is None or first >= end:
+            return None
+        pinned: Optional[Pinned] = self.source.ask(
+            self._window.pin, sequence.chain, first, end - first, priority=priority, deadline=wait, timeout=self.deadline
+        )
+        return pinned
+
+    @staticmethod
+    def _placeless(pinned: Pinned) -> int:
+        """The first block that has no place."""
+        return next(i for i, place in enumerate(pinned) if place is None)
 
     def _pin_later(self) -> None:
         """Behind a pause, the next keep() pins again what has left the window."""

@@ -42,10 +42,10 @@ _DEADLINE = 2.0
 #: So often the daemon is asked for what has changed, in seconds, if nothing else is new; without steps, by a thread.
 _UPDATE = 0.1
 _IDLE = 0.5
-#: It may have to copy what it is asked to keep into the window, and the engine waits: of each request so many blocks at once, for
-#: about so long.
-_KEEP = 8
-_WAIT = 0.005
+#: It may have to copy what it is asked to keep into the window. Nobody waits for that: it is asked while the GPU runs a step, up to so long
+#: before the step's end; of a step of so many tokens, which takes far longer, so long at once. A thread that has nothing to wait for asks
+#: likewise.
+_MARGIN, _MANY, _ASK = 0.001, 512, 0.004
 #: Runs of a layer, each of which gets at least one block that was missing.
 _RUNS = 64
 
@@ -156,6 +156,8 @@ class SparseGpuWorker:
         self._seen = 0
         self._rows_of: tuple[Any, Optional[Rows]] = (None, None)
         self._updated = 0.0
+        #: When the step began, and what one of one token a request took, from then to its end, by recent ones.
+        self._began, self._took = 0.0, 0.0
         #: Held while `decoder` is used. A step is from begin() to end(), and _live then.
         self._lock, self._stop = threading.Lock(), threading.Event()
         #: The pages that hold a row's block, each with how many requests say so.
@@ -229,16 +231,21 @@ class SparseGpuWorker:
 
     def _idling(self) -> None:
         """Gives the daemon what it wants back of the window while the engine has no steps: it waits for no more than seconds."""
+        self._use_device()
         while not self._stop.wait(_IDLE):
             with self._lock:
                 if not self._live and time.monotonic() >= self._updated + _IDLE:
+                    self.decoder.keep_beside(_ASK)
                     self._update()
 
+    def _use_device(self) -> None:
+        """The CUDA driver knows the device's context in this thread from now on, which asking for memory's address needs."""
+        self._torch.cuda.set_device(self._device)
+        self._torch.cuda.synchronize(self._device)
+
     def _update(self) -> None:
-        until = time.monotonic() + _WAIT
         try:
-            while self.decoder.update(_KEEP) and time.monotonic() < until:
-                pass
+            self.decoder.update(keep=False)
         except UcmError as error:
             logger.error("the daemon's window can't be used any more: %s", error)
             self.decoder.source.cut()
@@ -252,6 +259,9 @@ class SparseGpuWorker:
         self._torch.cuda.synchronize(self._device)
         self._requests.clear()
         self.decoder.end()
+
+    def _running(self) -> bool:
+        return not self._torch.cuda.current_stream(self._device).query()
 
     def _wait(self) -> None:
         self._torch.cuda.current_stream(self._device).synchronize()
@@ -272,6 +282,7 @@ class SparseGpuWorker:
 
     def _begin(self, plan: Plan) -> None:
         self._step, self._rows_of, self.kept, self.spoiled, self._lost = [], (None, None), {}, {}, set()
+        self._began = time.monotonic()
         self.close(plan.gone)
         for step in plan.sparse:
             request = self._told(step)
@@ -374,19 +385,32 @@ class SparseGpuWorker:
             self._live = False
 
     def _end(self) -> None:
+        asked = bool(self._step) and self._keep_beside()
         if self._step:
             self._wait()
             if self._steps.result().step != self._seen:  # uniform() has run, perhaps in a graph
                 self._seen = self._steps.result().step
+                took = time.monotonic() - self._began
+                self._took = min(took, 1.01 * self._took) if self._took else took
                 if not self.decoder.counted():
                     self._short()
-        if self.spoiled or time.monotonic() >= self._updated + (_UPDATE if self._step else _IDLE):
+        if asked or self.spoiled or time.monotonic() >= self._updated + (_UPDATE if self._step else _IDLE):
             self._update()
         for request in self._step:
             if request.name not in self.spoiled:
                 n, sequence = min(request.whole, self.rules.candidates(request.end)), request.sequence
                 self.kept[request.name] = min(n, sequence.kept, sequence.pinned) if self.decoder.windowed else 0
         self._step = []
+
+    def _keep_beside(self) -> bool:
+        """Whether it asked the daemon for anything while the GPU ran the step."""
+        asked, many = False, sum(request.end - request.first for request in self._step) >= _MANY
+        while self._running():
+            left = _ASK if many else self._began + self._took - _MARGIN - time.monotonic()
+            if not self.decoder.keep_beside(left):
+                break
+            asked = True
+        return asked
 
     def _short(self) -> None:
         """What a step did not get is fetched, and the step is computed again."""

@@ -42,10 +42,6 @@ class Rules:
         """From which block on a sparse request's blocks hold tokens that were computed sparsely."""
         return (prompt_tokens - 1) // self.block_tokens
 
-    def own(self, prompt_tokens: int) -> int:
-        """From which block on a sparse request's blocks hold tokens that were computed sparsely."""
-        return (prompt_tokens - 1) // self.block_tokens
-
     def sparse(self, prompt_tokens: int) -> bool:
         return prompt_tokens >= self.prompt
 
@@ -95,13 +91,6 @@ def _on_gpu(policy: Policy) -> None:
         raise Refused(f"{policy}: on a GPU how many blocks a token takes is known before it is computed; set choice=topk")
     if policy.dense_first or policy.dense_last:
         raise Refused(f"{policy}: a dense layer would bring all blocks in each step; set dense_first=0,dense_last=0")
-
-
-def _asked_for(config: Any) -> bool:
-    """For a vLLM that does not ask the backend for the KV cache's spec: whether --attention-backend CUSTOM was said. The worker
-    looks whose backend that is."""
-    backend = getattr(getattr(config, "attention_config", None), "backend", None)
-    return getattr(backend, "name", backend) == "CUSTOM"
 
 
 def _asked_for(config: Any) -> bool:
