@@ -248,7 +248,7 @@ struct ucm_plane {
     uint64_t stride;      /* bytes from one block to the next; at least chunk_bytes */
     uint32_t chunk_bytes; /* KV bytes of this plane in one block */
     /* Layer, from 0. Planes are sorted by it, and the chunks of a layer add up to the namespace's
-     * shard_bytes. */
+     * shard_bytes. A region may leave layers out; loads and dumps then name ranges without them. */
     uint32_t shard;
 };
 

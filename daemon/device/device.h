@@ -68,7 +68,9 @@ struct device_region {
     uint32_t ring_region; /* what orders of a staging ring call it; 0: never staged */
     uint32_t n_handles, n_planes;
     struct device_handle *handles;
-    uint32_t *shard_first; /* shards + 1 entries: planes [shard_first[s], shard_first[s+1]) */
+    uint32_t
+        *shard_first; /* shards + 1 entries: planes [shard_first[s], shard_first[s+1]); none: the
+                              region has no memory for that shard */
     /* Until OPEN, `base` counts from the first byte of handle `memory`'s mapping. */
     struct ucm_copy_plane *planes;
     /* Of an encoded namespace's region, each of whose planes is one section: how blocks are encoded, and
@@ -100,7 +102,7 @@ struct device_staging {
  * sizes of its handles:
  * - handles are of the device's kind;
  * - every plane's last block ends inside its handle, and strides hold a chunk;
- * - planes are sorted by shard, and the chunks of each shard add up to shard_bytes;
+ * - planes are sorted by shard, and the chunks of each shard that has some add up to shard_bytes;
  * - no byte belongs to two chunks; planes of one allocation may interleave with one stride only;
  * - with an encoding (shard_bytes is that of plain blocks): every plane is one section, in order, and
  *   begins at a multiple of DEVICE_ENCODED_ALIGN in every block.

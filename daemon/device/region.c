@@ -13,16 +13,15 @@
 
 /* ---- handles ---- */
 
-static int check_counts(const struct msg_region_register *m, uint32_t shards, struct ucm_error *e)
+static int check_counts(const struct msg_region_register *m, struct ucm_error *e)
 {
     if (m->blocks < 1 || m->blocks > UINT32_MAX)
         return REFUSE(e, "blocks is %" PRIu64 "; 1 to %u are possible", m->blocks, UINT32_MAX);
     if (m->handles.n < 1 || m->handles.n > UCM_MAX_HANDLES)
         return REFUSE(e, "%u handles; 1 to %d are possible", m->handles.n, UCM_MAX_HANDLES);
-    if (m->planes.n < shards || m->planes.n > UCM_MAX_PLANES)
-        return REFUSE(e,
-                      "%u planes; at least one for each of the %u shards and at most %d are right",
-                      m->planes.n, shards, UCM_MAX_PLANES);
+    if (m->planes.n < 1 || m->planes.n > UCM_MAX_PLANES)
+        return REFUSE(e, "%u planes; at least one for each shard and at most %d are right",
+                      m->planes.n, UCM_MAX_PLANES);
     return 0;
 }
 
@@ -109,7 +108,7 @@ static int check_plane_bounds(const struct msg_region_register *m, uint32_t i, s
     return 0;
 }
 
-/* Shards come in order without a gap and each adds up to shard_bytes, so a shard's chunks are
+/* Shards come in order, some may be left out, and each adds up to shard_bytes, so a shard's chunks are
  * contiguous in a slot. */
 static int check_shards(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
                         struct ucm_error *e)
@@ -124,8 +123,8 @@ static int check_shards(const struct msg_region_register *m, uint32_t shards, ui
             return REFUSE(e,
                           "plane %u is of shard %" PRIu64 "; the namespace has %u, counted from 0",
                           i, p->shard, shards);
-        if (sum == shard_bytes && p->shard == shard + 1) {
-            shard++;
+        if (i == 0 || (sum == shard_bytes && p->shard > shard)) {
+            shard = (uint32_t)p->shard;
             sum = 0;
         }
         if (p->shard != shard)
@@ -140,11 +139,10 @@ static int check_shards(const struct msg_region_register *m, uint32_t shards, ui
                           " bytes; the namespace's shard has %" PRIu64,
                           i, shard, sum, shard_bytes);
     }
-    if (sum != shard_bytes || shard + 1 != shards)
-        return REFUSE(e,
-                      "plane %u is the last and shard %u has %" PRIu64
-                      " bytes; %u shards of %" PRIu64 " bytes are right",
-                      m->planes.n - 1, shard, sum, shards, shard_bytes);
+    if (sum != shard_bytes)
+        return REFUSE(
+            e, "plane %u is the last and shard %u has %" PRIu64 " bytes; %" PRIu64 " are right",
+            m->planes.n - 1, shard, sum, shard_bytes);
     return 0;
 }
 
@@ -363,27 +361,31 @@ static void fill_handles(struct device_region *r, const struct msg_region_regist
 
 static void fill_planes(struct device_region *r, const struct msg_region_register *m)
 {
-    uint64_t slot_offset = 0;
+    uint32_t i = 0;
 
-    for (uint32_t i = 0; i < r->n_planes; i++) {
-        const struct msg_plane *p = &m->planes.p[i];
+    for (uint32_t shard = 0; shard < r->shards; shard++) {
+        uint64_t slot_offset = shard * r->shard_bytes;
 
-        r->planes[i] = (struct ucm_copy_plane){.base = r->handles[p->handle].offset + p->offset,
-                                               .stride = p->stride,
-                                               .slot_offset = slot_offset,
-                                               .chunk = (uint32_t)p->chunk,
-                                               .memory = (uint32_t)p->handle};
-        slot_offset += p->chunk;
-        r->shard_first[p->shard + 1] = i + 1;
+        for (; i < r->n_planes && m->planes.p[i].shard == shard; i++) {
+            const struct msg_plane *p = &m->planes.p[i];
+
+            r->planes[i] = (struct ucm_copy_plane){.base = r->handles[p->handle].offset + p->offset,
+                                                   .stride = p->stride,
+                                                   .slot_offset = slot_offset,
+                                                   .chunk = (uint32_t)p->chunk,
+                                                   .memory = (uint32_t)p->handle};
+            slot_offset += p->chunk;
+        }
+        r->shard_first[shard + 1] = i;
     }
 }
 
 /* Sections follow one another in a coded slot, as chunks do in a plain one. */
 static void fill_coded(struct device_region *r)
 {
-    uint64_t slot_offset = 0;
+    for (uint32_t shard = 0; shard < r->shards; shard++) {
+        uint64_t slot_offset = shard * ucm_encoding_shard_bytes(r->encoding);
 
-    for (uint32_t shard = 0; shard < r->shards; shard++)
         for (uint32_t i = r->shard_first[shard]; i < r->shard_first[shard + 1]; i++) {
             uint32_t section = i - r->shard_first[shard];
             uint64_t bytes = ucm_encoding_bytes(r->encoding, section);
@@ -395,6 +397,7 @@ static void fill_coded(struct device_region *r)
                                                       .section = section};
             slot_offset += bytes;
         }
+    }
 }
 
 int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
@@ -402,7 +405,7 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
                  struct device_region **out, struct ucm_error *e)
 {
     struct device_region *r;
-    int rc = check_counts(m, shards, e);
+    int rc = check_counts(m, e);
 
     if (rc == 0)
         rc = check_handles(m, fds, n_fds, e);

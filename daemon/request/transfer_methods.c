@@ -49,12 +49,22 @@ struct copy_params {
     bool computes;
 };
 
-static int range_check(struct call *call, const struct copy_params *p, uint32_t shards)
+static int range_check(struct call *call, const struct copy_params *p,
+                       const struct device_region *r)
 {
+    uint32_t shards = r->shards, end;
+
     if (p->shard >= shards || p->shards > shards - p->shard)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "shards %llu + %llu reach past this part's %u",
                              (unsigned long long)p->shard, (unsigned long long)p->shards, shards);
+    end = p->shards ? (uint32_t)(p->shard + p->shards) : shards;
+    for (uint32_t shard = (uint32_t)p->shard; shard < end; shard++)
+        if (r->shard_first[shard + 1] == r->shard_first[shard])
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                                 "shards %llu to %u: this region has no memory for shard %u; name "
+                                 "shards that it has",
+                                 (unsigned long long)p->shard, end - 1, shard);
     return 0;
 }
 
@@ -152,7 +162,7 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                       (unsigned long long)p->region);
         return NULL;
     }
-    if (!region || range_check(call, p, region->region->shards) != 0)
+    if (!region || range_check(call, p, region->region) != 0)
         return NULL;
     n = call_keys(call, region->ns, p->keys);
     if (n == 0)

@@ -303,17 +303,32 @@ Test(region, shards_are_filled_in_order)
     refused("plane 3 is of shard 0");
     planes[3].shard = 1;
     planes[0].shard = 1;
-    refused("plane 0 is of shard 1");
+    refused("plane 1 is of shard 0 where shard 1 has 1024 of its 2048");
     planes[0].shard = 0;
     planes[1].shard = 1;
     refused("plane 1 is of shard 1 where shard 0 has 1024");
     planes[1].shard = 0;
     refused_as(2, 2 * CHUNK - 1, "plane 1: the chunks of shard 0 add up");
     refused_as(2, 2 * CHUNK + 1, "shard 0 has 2048 of its 2049");
-    refused_as(3, 2 * CHUNK, "plane 3 is the last");
+    refused_as(2, 3 * CHUNK, "plane 2 is of shard 1 where shard 0 has 2048 of its 3072");
     refused_as(1, 2 * CHUNK, "plane 2 is of shard 1; the namespace has 1");
     m.planes.n = 3;
     refused("plane 2 is the last and shard 1 has 1024");
+}
+
+Test(region, shards_may_be_left_out)
+{
+    struct device_region *r;
+
+    planes[0].shard = planes[1].shard = 1;
+    planes[2].shard = planes[3].shard = 4;
+    cr_assert_eq(ask(6, 2 * CHUNK, &r), 0, "%s", e.text);
+    cr_assert_eq(r->shards, 6);
+    for (uint32_t shard = 0; shard <= 6; shard++)
+        cr_assert_eq(r->shard_first[shard], shard <= 1 ? 0 : shard <= 4 ? 2 : 4, "shard %u", shard);
+    for (uint32_t i = 0; i < 4; i++)
+        cr_assert_eq(r->planes[i].slot_offset, (i < 2 ? 2 + i : 6 + i) * CHUNK, "plane %u", i);
+    region_free(r);
 }
 
 Test(region, same_bytes_in_two_planes_are_refused)
