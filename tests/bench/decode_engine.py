@@ -113,12 +113,13 @@ class Engine:
         return steps
 
     def rows_of(self, setting, batch):
-        """Digests of all requests. The first one's are those in the daemon, if they are of this policy; others have copies."""
+        """Digests of all requests, by layers that choose. The first one's are those in the daemon, if they are of this policy; others have
+        copies."""
         if setting.tokens == self.options["tokens"] and setting.digest.bytes == self.link.digest.bytes:
             one = self.stored_rows
         else:
             one = store.make_rows(self.shape, setting.digest, setting.blocks, self.device)
-        return one if batch == 1 else one.repeat(1, batch, 1)
+        return {layer: one[layer] if batch == 1 else one[layer].repeat(batch, 1) for layer in setting.choosing}
 
     def sparse(self, policy, batches, tokens=None, slots=None):
         """Step times by batch size, in the memory of the largest. batches: 0 stands for as many as fit into the memory; none for
@@ -179,12 +180,13 @@ class Engine:
         if self.tiny:
             return 0.0
         from llama_torch import microseconds
-        return microseconds(lambda: [kv.choose(layer) for layer in range(self.shape.layers)]) / self.shape.layers
+        choosing = kv.setting.choosing
+        return microseconds(lambda: [kv.choose(layer) for layer in choosing]) / len(choosing)
 
     def check(self, kv):
-        """The last layer's attention against torch's over the same tokens, which are made again. Returns the largest error, over the largest
+        """Attention of the last layer that chooses against torch's over the same tokens, which are made again. Returns the largest error, over the largest
         value."""
-        s, setting, layer = self.shape, kv.setting, self.shape.layers - 1
+        s, setting, layer = self.shape, kv.setting, kv.setting.choosing[-1]
         pages = store.room(s, min(store.SOME, self.blocks), s.layers, self.device)
         whole = torch.cat([store.random_kv(s, first, pages)[:, layer].clone() for first in range(0, self.blocks, len(pages))])
         q = torch.randn(kv.batch, s.heads, s.head, dtype=torch.bfloat16, device=self.device)
@@ -240,7 +242,7 @@ class Engine:
         rows = store.bytes_for(size, self.device).view(self.shape.layers, self.blocks, -1).zero_()
         region = self.link.rows(rows, self.blocks)
         lean = store.LEAN[1] * self.shape.head ** -0.5
-        kv = SparseKv(self.weights, setting, 1, rows, steps, lean)
+        kv = SparseKv(self.weights, setting, 1, dict(enumerate(rows)), steps, lean)
         step = Decode(self.weights, 1, kv).capture(steps.begin, steps.end)
         began = time.perf_counter()
         self.link.chain.append(keys, timeout=store.PATIENCE)

@@ -61,6 +61,8 @@ class Setting:
         self.digest = self.policy.digest(digest_shape)
         self.choice = replace(self.policy.choose(shape.block, self.candidates), local_window_sz=0)
         self.modes = self.policy.schedule(shape.layers).modes
+        #: Layers that choose themselves: the others need no digests.
+        self.choosing = [layer for layer, mode in enumerate(self.modes) if mode == LayerMode.SELECT]
         if LayerMode.DENSE in self.modes or self.policy.choice != "topk":
             raise SystemExit(f"{policy}: only top k, in layers that select or reuse, is measured here")
         self.chosen = min(self.candidates, -(-self.choice.topk_tokens // shape.block) or int(self.candidates * self.choice.sparse_ratio))
@@ -76,12 +78,12 @@ class Setting:
 
     def request_bytes(self):
         """Of GPU memory, tables and workspaces left out: digests, slots, pages of the window."""
-        digests = self.shape.layers * self.blocks * self.digest.bytes
+        digests = len(self.choosing) * self.blocks * self.digest.bytes
         return {"digests": digests, "slots": self.slots * self.slot_bytes, "pages": self.window * self.shape.layers * self.shape.layer_bytes}
 
 
 class SparseKv:
-    """`batch` requests. steps: of decode_steps.py. Each step decodes the last token again, with queries of its own."""
+    """`batch` requests. rows: digests of all of them, by layer. steps: of decode_steps.py. Each step decodes the last token again, with queries of its own."""
 
     def __init__(self, weights, setting, batch, rows, steps, lean=None):
         s, device = weights.shape, weights.head.device

@@ -163,6 +163,15 @@ class Admitted(Together):
                 if text.startswith("topk:topk"):
                     self.assertEqual({len(blocks) for blocks in request.choices.values()}, {2}, "four, of which the window has two")
 
+    def test_layers_that_share_a_choice_have_no_digests(self):
+        """Neither computed from pages nor loaded: layers 0 and 2 choose, layer 1 attends what layer 0 chose."""
+        for how in ("computed", "loaded"):  # by the second engine, which finds the prompt in the daemon
+            e = self.engine("topk:topk_tokens=64,reuse=2,dense_below=0", salt="share a choice", ranks=2, apart=True)
+            self.check(e, e.request("r", self.KNOWN, outputs=15))
+            for decoder in (rank.decoder for rank in e.sparse):
+                self.assertEqual((decoder.digested, len(decoder._digests.buffer)), ((0, 2), 2 * e.room.rows * decoder.digest.bytes))
+                self.assertGreater(getattr(decoder.counts, how), 0)
+
     def test_windows(self):
         with self.assertRaisesRegex(ValueError, "1 or more"):
             policy(sparse.TopK(local_window_sz=0))

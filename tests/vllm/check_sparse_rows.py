@@ -91,9 +91,9 @@ class FakeBuilder:
 class FakeDecoder:
     """No daemon."""
 
-    def __init__(self, link, digest, steps, *, build, **more):
+    def __init__(self, link, digest, steps, *, build, digested, **more):
         self.steps, self._build, self.rows, self.windowed = steps, build, Rows(steps.numbers, lambda row: None), False
-        self.digests = torch.zeros((LAYERS, steps.numbers, 1), dtype=torch.uint8)
+        self.digested, self.digests = digested, torch.zeros((LAYERS, steps.numbers, 1), dtype=torch.uint8)
         self.sequences, self.crowded, self.gone, self.numbers = {}, set(), set(), list(range(6))
 
     def open(self, name, floor):

@@ -94,6 +94,11 @@ class Choices:
         """The layer whose lists it attends: itself, or one before it."""
         return layer
 
+    @property
+    def choosing(self) -> tuple[int, ...]:
+        """The layers that choose themselves. No other one's digests are looked at."""
+        return tuple(layer for layer in range(len(self.layers)) if self.source(layer) == layer)
+
     def of_candidates(self, layer: int, candidates: int) -> Choice:
         """What is chosen of so many, their first blocks included and the window not."""
         return replace(self.layers[layer], local_window_sz=0)

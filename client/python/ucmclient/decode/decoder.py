@@ -92,14 +92,15 @@ class Decoder(Supply):
         """slots: empty, for as many strands, rows, slots and requests. window: read from the daemon's window, if it has one."""
         self.slots = slots
         self._places: dict[int, Any] = {}
-        super().__init__(source, digest, len(choices.layers), room.rows, requests, part, deadline, timeout)
+        super().__init__(source, digest, len(choices.layers), choices.choosing, room.rows, requests, part, deadline, timeout)
+        self._digest_of = {layer: i for i, layer in enumerate(self.digested)}
         self.choices, self.room, self.shard_bytes, self._windows = choices, room, shard_bytes, window
         self._heads = HeadBytes(digest.shape) if apart else None
         self.strands, self.slot_bytes = (digest.shape.kv_heads, self._heads.bytes) if self._heads else (1, shard_bytes)
         self.pool = SharedMemory(room.slots * self.slot_bytes)
         #: Whole layers of blocks on their way.
         self.landing = SharedMemory(room.stream * shard_bytes)
-        self._digests = SharedMemory(room.rows * self.layers * digest.bytes)
+        self._digests = SharedMemory(room.rows * len(self.digested) * digest.bytes)
         self._pool_region: Optional[Region] = None
         #: Strands of rows that this run chose and that are in no slot, with who chose them.
         self.missing: dict[_Key, list[Sequence]] = {}
@@ -137,7 +138,7 @@ class Decoder(Supply):
             if region is None:
                 return False
         size, n = self.digest.bytes, self.room.rows
-        planes = [Plane(0, layer * n * size, size, size, layer) for layer in range(self.layers)]
+        planes = [Plane(0, i * n * size, size, size, layer) for i, layer in enumerate(self.digested)]
         self._digest_region = self.source.ask(
             digests.register, [self._digests.memory()], planes, blocks=n, part=self.part, timeout=self.timeout
         )
@@ -149,14 +150,14 @@ class Decoder(Supply):
         return [self._pool_region, *super()._regions()]
 
     def _at(self, layer: int, row: int) -> slice:
-        begin = (layer * self.room.rows + row) * self.digest.bytes
+        begin = (self._digest_of[layer] * self.room.rows + row) * self.digest.bytes
         return slice(begin, begin + self.digest.bytes)
 
     def _compute(self, wanted: abc.Sequence[tuple[int, Any]]) -> None:
         """extend()'s pages are the bytes of all layers."""
         for row, shards in wanted:
-            for layer, shard in enumerate(shards):
-                self._digests.buffer[self._at(layer, row)] = self.digest.compute(shard, 1).data.cast("B")
+            for layer in self.digested:
+                self._digests.buffer[self._at(layer, row)] = self.digest.compute(shards[layer], 1).data.cast("B")
 
     # ---- a step ----
 

@@ -50,22 +50,31 @@ class GpuDecoder(Supply):
         register: Optional[Register] = None,
         window: bool = True,
         part: int = 0,
+        digested: Optional[Iterable[int]] = None,
         deadline: float = 2.0,
         timeout: float = 1.0,
     ):
-        """steps: nobody has entered it. landing: layers of blocks that are fetched at once. build(pages, rows): digests of blocks
-        that extend() finds in the engine's pages, by cuda.Builder, into self.digests. register: by default the daemon maps the memory, and
+        """steps: nobody has entered it. landing: layers of blocks that are fetched at once. digested: layers that choose
+        (Choices.choosing), the others need no digests; None: all. build(pages, rows): digests of blocks that extend() finds in the engine's
+        pages, by cuda.Builder, into self.digests of these layers. register: by default the daemon maps the memory, and
         no companion helps. window: read from the daemon's window, if it has one."""
         import torch
 
         #: Rows that stand for other blocks now, and whose slots don't know it yet.
         self._forgotten: list[int] = []
-        super().__init__(source, digest, steps.layers, steps.numbers, steps.requests, part, deadline, timeout)
+        super().__init__(
+            source, digest, steps.layers, range(steps.layers) if digested is None else digested, steps.numbers, steps.requests, part,
+            deadline, timeout,
+        )
         self.steps, self.shard_bytes, self._build, self._windows = steps, shard_bytes, build, window
         self._register = register or _register
         self._tensor = torch.tensor
-        #: [layers][rows][bytes of a digest]
-        self.digests = torch.zeros((self.layers, steps.numbers, digest.bytes), dtype=torch.uint8, device=steps.device)
+        #: [digested][rows][bytes of a digest], for the daemon
+        self._digests = torch.zeros((len(self.digested), steps.numbers, digest.bytes), dtype=torch.uint8, device=steps.device)
+        #: Of each layer [rows][bytes of a digest], or None.
+        self.digests: list[Any] = [None] * self.layers
+        for i, layer in enumerate(self.digested):
+            self.digests[layer] = self._digests[i]
         self._landing = torch.empty((landing, shard_bytes), dtype=torch.uint8, device=steps.device)
         #: Of serve(): sequences of a step that needs more slots than there are.
         self.crowded: set[Sequence] = set()
@@ -77,11 +86,11 @@ class GpuDecoder(Supply):
     def _registered(self, ns: Namespace, digests: DigestNamespace) -> bool:
         self.steps.leave_window()  # of a client before
         size, n = self.digest.bytes, self.steps.numbers
-        planes = [Plane(0, layer * n * size, size, size, layer) for layer in range(self.layers)]
+        planes = [Plane(0, i * n * size, size, size, layer) for i, layer in enumerate(self.digested)]
         whole = [Plane(0, 0, self.shard_bytes, self.shard_bytes, 0)]
         ask, part, timeout = self.source.ask, self.part, self.timeout
         self._landing_region = ask(self._register, ns, self._landing, whole, len(self._landing), True, part, timeout)
-        self._digest_region = ask(self._register, digests, self.digests, planes, n, False, part, timeout)
+        self._digest_region = ask(self._register, digests, self._digests, planes, n, False, part, timeout)
         if self._landing_region is None or self._digest_region is None:
             return False
         if self._windows:

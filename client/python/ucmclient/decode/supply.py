@@ -109,15 +109,31 @@ class Sequence:
             chain.close()
 
 
+def _runs(layers: abc.Sequence[int]) -> list[tuple[int, int]]:
+    """Of layers that follow one another: the first, and how many."""
+    runs: list[tuple[int, int]] = []
+    for layer in layers:
+        if runs and sum(runs[-1]) == layer:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((layer, 1))
+    return runs
+
+
 class Supply:
     """Derived from by who has the memory: `_registered` says where the daemon finds it, `_compute` makes digests of blocks that have
     pages, `_placed` takes places in the window, `_enter`, `_leave` and `_forget` go to the slots."""
 
     def __init__(
-        self, source: Source, digest: Digest, layers: int, rows: int, requests: int, part: int, deadline: float, timeout: float
+        self, source: Source, digest: Digest, layers: int, digested: abc.Iterable[int], rows: int, requests: int, part: int,
+        deadline: float, timeout: float
     ):
-        """deadline: for blocks and digests to come, in seconds. timeout: of calls that only name them."""
+        """digested: layers whose digests are held. deadline: for blocks and digests to come, in seconds. timeout: of calls that only
+        name them."""
         self.source, self.digest, self.layers, self.part = source, digest, layers, part
+        self.digested = tuple(sorted(set(digested)))
+        if not self.digested or self.digested[0] < 0 or self.digested[-1] >= layers:
+            raise ValueError(f"digested: layers {self.digested} of {layers}; at least one, each below that, is right")
         self.deadline, self.timeout = deadline, timeout
         self.counts = Counts()
         self.rows, self._numbers = Rows(rows, self._forget), list(range(requests))
@@ -183,10 +199,11 @@ class Supply:
         what: abc.Sequence[Any],
         begin: Callable[[abc.Sequence[Any], float], Optional[Task]],
         landed: Callable[[Any], None],
+        until: float = 0.0,
     ) -> list[Any]:
-        """Until all have come, or the deadline: what did not. begin(what, seconds) starts the transfer of all, landed(one) runs
-        for each that has come."""
-        until, failed = time.monotonic() + self.deadline, []
+        """Until all have come, or the deadline, or a moment: what did not. begin(what, seconds) starts the transfer of all, landed(one)
+        runs for each that has come."""
+        until, failed = until or time.monotonic() + self.deadline, []
         while what:
             left = until - time.monotonic()
             if left <= 0:
@@ -282,24 +299,32 @@ class Supply:
 
     def _load_digests(self, sequence: Sequence, wanted: list[tuple[bytes, int]]) -> None:
         self.keep(sequence, sequence.keys, build=True)
-
-        def begin(some: abc.Sequence[tuple[bytes, int]], left: float) -> Optional[Task]:
-            region, keys = self._digest_region, b"".join(key for key, _ in some)
-            assert region is not None
-            return self.source.ask(
-                region.load, keys, [row for _, row in some], priority=URGENT, deadline=left, timeout=self.timeout
-            )
-
-        def landed(one: tuple[bytes, int]) -> None:
-            self.rows.fill(one[1])
-            self.counts.loaded += 1
-
-        failed = []
+        failed = 0
         for at in range(0, len(wanted), _MAX_ITEMS):
-            failed += self._bring(wanted[at : at + _MAX_ITEMS], begin, landed)
+            failed += self._load_some(wanted[at : at + _MAX_ITEMS])
         if failed:
-            self.counts.failed += len(failed)
-            raise Lost(f"digests of {len(failed)} blocks did not come")
+            self.counts.failed += failed
+            raise Lost(f"digests of {failed} blocks did not come")
+
+    def _load_some(self, wanted: abc.Sequence[tuple[bytes, int]]) -> int:
+        """A run of layers after the other; how many did not come."""
+        coming, until = dict.fromkeys(wanted), time.monotonic() + self.deadline
+        for first, layers in _runs(self.digested):
+
+            def begin(some: abc.Sequence[tuple[bytes, int]], left: float) -> Optional[Task]:
+                region, keys = self._digest_region, b"".join(key for key, _ in some)
+                assert region is not None
+                return self.source.ask(
+                    region.load, keys, [row for _, row in some], shard=first, shards=layers, priority=URGENT, deadline=left,
+                    timeout=self.timeout,
+                )
+
+            for one in self._bring(list(coming), begin, lambda one: None, until):
+                del coming[one]
+        for _, row in coming:
+            self.rows.fill(row)
+        self.counts.loaded += len(coming)
+        return len(wanted) - len(coming)
 
     def keep(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool = False) -> int:
         """Has the daemon keep the sequence's first blocks, which these keys name, as far as it has them: the pages of so

@@ -174,7 +174,7 @@ class SparseGpuWorker:
         torch, shape, choices = self._torch, digest.shape, rules.choices
         whole = rules.lists == 1 and shape.kv_heads > 1
         self._pool_bytes = Steps.bytes_of(shape, layout.layer_bytes, rules.room.slots, whole)
-        self._digest_bytes = rules.room.rows * self._layers * digest.bytes
+        self._digest_bytes = rules.room.rows * len(choices.choosing) * digest.bytes
         self._pool = torch.empty(self._pool_bytes, dtype=torch.uint8, device=self._device)
         most = choices.candidates(self._blocks)
         choose = choices.of_candidates(0, most)
@@ -188,8 +188,8 @@ class SparseGpuWorker:
         )
         self._build = Builder(digest, self._pool)
         self.decoder = GpuDecoder(
-            worker.link, digest, self._steps, shard_bytes=layout.layer_bytes, build=self._digests, part=part, deadline=_DEADLINE,
-            timeout=worker.settings.lookup_timeout,
+            worker.link, digest, self._steps, shard_bytes=layout.layer_bytes, build=self._digests, part=part,
+            digested=choices.choosing, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
         )
 
     def _tables(self, shape: Any, heads: int) -> None:
@@ -368,7 +368,11 @@ class SparseGpuWorker:
         self._set(self._page_of, where, values)
 
     def _digests(self, pages: Sequence[Any], rows: Sequence[int]) -> None:
-        self._build(self._caches, self.decoder.digests, self._numbers(pages), self._numbers(rows))
+        layers = self.decoder.digested
+        self._build(
+            [self._caches[layer] for layer in layers], [self.decoder.digests[layer] for layer in layers], self._numbers(pages),
+            self._numbers(rows),
+        )
 
     def _spoil(self, request: _Request, why: Any, lost: bool) -> None:
         """Its latest page, as far as vLLM knew it before this step, stands for the request. vLLM then computes that page's tokens again,
@@ -550,7 +554,7 @@ class SparseGpuWorker:
     def _digest_new(self, layer: int, rows: Rows) -> None:
         new = [(row.request.pages[b], row.request.sequence.rows[b])
                for row in rows.sparse for b in range(row.request.whole, len(row.request.sequence.rows))]
-        if new:
+        if new and self.decoder.digests[layer] is not None:
             pages, at = zip(*new)
             self._build([self._caches[layer]], [self.decoder.digests[layer]], self._numbers(pages), self._numbers(at))
 

@@ -122,7 +122,7 @@ class SparseWorker:
     def chosen_as(self) -> str:
         """A sentence for the log, after the start."""
         room = self.rules.room
-        slots, digests = len(self.decoder.pool.buffer) >> 20, room.rows * self._layers * self.decoder.digest.bytes >> 20
+        slots, digests = len(self.decoder.pool.buffer) >> 20, room.rows * len(self.decoder.digested) * self.decoder.digest.bytes >> 20
         return (
             f"requests whose prompts have {self.rules.prompt} tokens and more decode sparsely, by {self.rules.policy}: {room.slots} slots, "
             f"{slots} MiB, and {room.rows} rows of digests, {digests} MiB"
@@ -258,7 +258,7 @@ class SparseWorker:
         """Blocks that this very step fills can be chosen by its last tokens, as they would be if they came one at a time."""
         candidates = self.rules.candidates(request.end - 1)
         self.decoder.bind(request.sequence, request.keys[len(request.sequence.rows) : candidates])
-        for block in range(request.whole, candidates):
+        for block in range(request.whole, candidates if layer in self.decoder.digested else 0):
             self.decoder.digest_layer(request.sequence.rows[block], layer, self._keys_in(self._caches[layer][request.pages[block]]))
 
     def _bring(self, layer: int, request: _Request, lists: Sequence[Sequence[int]]) -> Optional[dict[int, int]]:
@@ -331,7 +331,7 @@ class _Decoder(Decoder):
         rows = {row for _, row in wanted}
         blocks = [i for i, row in enumerate(sequence.rows) if row in rows]
         self.keep(sequence, sequence.keys)
-        for layer in range(self.layers):
+        for layer in self.digested:
             for shards in self.stream(sequence, layer, blocks):
                 for block, shard in shards.items():
                     self.digest_layer(sequence.rows[block], layer, self.keys_in(shard))
