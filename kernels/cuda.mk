@@ -49,7 +49,7 @@ $(FATBINS)/digest.fatbin: $(wildcard kernels/sparse/digest_*.cuh)
 $(FATBINS)/select.fatbin: $(wildcard kernels/sparse/select_*.cuh)
 # Clusters of thread blocks there are from compute capability 9.0 on.
 CLUSTER_FATBIN := $(FATBINS)/select_cluster.fatbin
-$(CLUSTER_FATBIN): kernels/sparse/select_cluster.cu $(wildcard kernels/sparse/cluster*) $(addprefix kernels/sparse/select_,cuda.h cut.cuh item.cuh reduce.cuh sums.cuh) kernels/arith.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
+$(CLUSTER_FATBIN): kernels/sparse/select_cluster.cu $(wildcard kernels/sparse/cluster*) $(addprefix kernels/sparse/select_,cuda.h cut.cuh halves.cuh item.cuh reduce.cuh sums.cuh) kernels/arith.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fmad=false -fatbin -gencode arch=compute_90,code=[sm_90,compute_90] $< -o $@
 $O/obj/kernels/sparse/select_cluster_fatbin.o: $(CLUSTER_FATBIN)

@@ -1,17 +1,15 @@
 /* Scores by the matrix units, for UCM_METRIC_ROUNDED: vectors of 32 N channels against 4 P queries of a KV head, a panel being four.
  *
- * Rounded queries are integers of at most 15 bits times a power of two, so each is two int8, a high and a low one, and
- * a dot product is two exact sums of products of int8: 256 * high + low. One m16n8k32 has 16 vectors, each of another
- * block, against 4 queries' two halves; a thread gets both halves of its query's sums with two of the blocks, one
- * vector after the other, so that it makes those blocks' scores alone. Channels are taken in the order in which a thread
- * loads them; the queries' are the same. Vectors come through a ring in shared memory, one a warp, that cp.async fills some
- * steps ahead: loads to registers would have to share the scoreboards by which a warp waits, and it would wait for the
- * newest. */
+ * A thread takes two blocks' vectors one after the other, so that it makes those blocks' scores alone. Channels are taken in the
+ * order in which a thread loads them; the queries' are the same. Vectors come through a ring in shared memory, one a warp,
+ * that cp.async fills some steps ahead: loads to registers would have to share the scoreboards by which a warp waits, and
+ * it would wait for the newest. */
 #ifndef UCM_KERNELS_SPARSE_CLUSTER_SCORE_CUH
 #define UCM_KERNELS_SPARSE_CLUSTER_SCORE_CUH
 
 #include "kernels/sparse/cluster.h"
 #include "kernels/sparse/select_cut.cuh"
+#include "kernels/sparse/select_halves.cuh"
 #include "kernels/sparse/select_sums.cuh"
 
 #define GROUP UCM_SELECT_CUDA_MATRIX_BLOCKS
@@ -23,10 +21,9 @@ struct part {
 };
 
 template <int F, int N> struct panel {
-    static constexpr uint32_t words = F == UCM_SELECT_REST ? N : 2 * N; /* of a vector that a thread loads */
-    static constexpr uint32_t bytes = 16 * words;                       /* of a vector */
+    static constexpr uint32_t words = quarter_of<F, N>::words;
+    static constexpr uint32_t bytes = 16 * words; /* of a vector */
     static constexpr uint32_t at_once = words < 4 ? words : 4;
-    static constexpr uint32_t top = F == UCM_SELECT_REST ? 3 : 7; /* of ucm_grid_coarser */
     /* A slot of the ring: each thread's words of two vectors, then the vectors' scales, in the 4 bytes that have them. */
     static constexpr uint32_t scales = GROUP * bytes;
     static constexpr uint32_t slot = scales + GROUP * 4;
@@ -35,30 +32,7 @@ template <int F, int N> struct panel {
     static_assert(depth >= 3, "a ring fits");
 };
 
-/* Four threads share a vector, and a query. */
-static __device__ __forceinline__ uint32_t quarter(void)
-{
-    return threadIdx.x % 4;
-}
-
 /* ---- queries ---- */
-
-/* An integer of at most 22 bits to the nearest, ties to even. */
-static __device__ __forceinline__ int32_t to_integer(float x)
-{
-    return (int32_t)(ucm_f32_bits(x + 0x1.8p23f) - 0x4b400000u);
-}
-
-/* Half of four integers: bytes, the high ones such that 256 * high + low is the integer, both signed. */
-static __device__ __forceinline__ uint32_t pack_halves(const int32_t x[4], bool low)
-{
-    uint32_t word = 0;
-
-#pragma unroll
-    for (uint32_t j = 0; j < 4; j++)
-        word |= (uint32_t)((low ? x[j] : (x[j] + 128) >> 8) & 0xff) << 8 * j;
-    return word;
-}
 
 /* Where channels c .. c + 3 of a query are: the thread of four, and its word. */
 template <int F, int N>
@@ -74,44 +48,31 @@ static __device__ __forceinline__ uint32_t channel_place(uint32_t c, uint32_t *w
     return c % 64 / 16;
 }
 
-/* By a warp: rounds the i-th query of the list as ucm_digest_round does, and puts its halves where the unit's threads
- * take them: halves[panel][word][lane], the high one in an even eighth of the lanes and the low one behind it. *step:
- * what its integers are multiplied with. */
+/* By a warp: rounds the i-th query of the list, and puts its halves where the unit's threads take them:
+ * halves[panel][word][lane], the high one in an even eighth of the lanes and the low one behind it. *step: what its sums
+ * are multiplied with. */
 template <int F, int N>
 static __device__ __forceinline__ void round_query_halves(args_t a, const struct part &p, uint32_t i,
                                                           uint32_t *halves, float *step)
 {
-    uint32_t group = a.q_heads / a.kv_heads, row = i / group, c = 4 * warp_lane(), largest = 0, units = 0, word, to;
-    float x[4] = {}, by;
-    int32_t e, n[4];
+    uint32_t group = a.q_heads / a.kv_heads, row = i / group, c = 4 * warp_lane(), word, to;
+    float x[1][4] = {};
+    struct grid grid;
+    int32_t n[4];
 
     if (i < a.queries_a_head && c < 32 * N)
         query_word(a, p.chain * a.q_stride + ((uint64_t)row * a.q_heads + p.list * group + i % group) * a.head_dim,
-                   c, x);
-#pragma unroll
-    for (uint32_t j = 0; j < 4; j++)
-        largest = max(largest, ucm_f32_bits(x[j]) & 0x7fffffffu);
-    largest = __reduce_max_sync(WARP_ALL, largest);
-    e = ucm_grid_first(min(largest, UCM_GRID_TOP));
-    by = largest < UCM_GRID_TOP ? ucm_power(-e) : 0;
-#pragma unroll
-    for (uint32_t j = 0; j < 4; j++)
-        units += (uint32_t)to_integer(ucm_abs(x[j]) * by);
-    e += (int32_t)ucm_grid_coarser(__reduce_add_sync(WARP_ALL, units), a.channels, panel<F, N>::top);
-    by = ucm_power(-e);
-#pragma unroll
-    for (uint32_t j = 0; j < 4; j++)
-        n[j] = to_integer(x[j] * by);
+                   c, x[0]);
+    grid = grid_of<F, N, true, 1>(a, x);
+    to_integers(grid, x[0], n);
     if (c < 32 * N) {
         to = 8 * (i % 4) + channel_place<F, N>(c, &word);
         word = ((i / 4 * 2 * N) + word) * WARP_LANES + to;
         halves[word] = pack_halves(n, false);
         halves[word + 4] = pack_halves(n, true);
     }
-    if (F == UCM_SELECT_REST) /* vectors of 4 bits are in the high halves of bytes */
-        e -= 4;
     if (warp_lane() == 0)
-        *step = largest < UCM_GRID_TOP ? ucm_power(e) : ucm_f32(0x7fc00000u);
+        *step = step_of<F>(grid);
 }
 
 /* ---- vectors ---- */
@@ -265,29 +226,6 @@ static __device__ __forceinline__ void add_to_log_sum(struct ucm_log_sum *s, flo
     s->top = ucm_max(t, s->top);
 }
 
-static __device__ __forceinline__ void multiply(int32_t sums[4], const uint32_t vectors[4], const uint32_t queries[2])
-{
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-        : "r"(vectors[0]), "r"(vectors[1]), "r"(vectors[2]), "r"(vectors[3]), "r"(queries[0]), "r"(queries[1]));
-}
-
-/* 32 channels of two vectors, as the unit takes them. */
-template <int F, int N>
-static __device__ __forceinline__ void channels_of(const struct vectors<F, N> &x, uint32_t k, uint32_t to[4])
-{
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++)
-        if (F == UCM_SELECT_REST) { /* 4 bits: 16 times what they are */
-            to[i] = x.word[i][k] << 4 & 0xf0f0f0f0u;
-            to[2 + i] = x.word[i][k] & 0xf0f0f0f0u;
-        } else {
-            to[i] = x.word[i][2 * k];
-            to[2 + i] = x.word[i][2 * k + 1];
-        }
-}
-
 /* The larger; NaN if either is. */
 static __device__ __forceinline__ float max_or_nan(float x, float y)
 {
@@ -314,7 +252,7 @@ static __device__ __forceinline__ void add_vectors(args_t a, const struct vector
     for (uint32_t k = 0; k < N; k++) {
         uint32_t channels[4];
 
-        channels_of<F, N>(x, k, channels);
+        channels_of<F, N>(x.word, k, channels);
 #pragma unroll
         for (uint32_t p = 0; p < P; p++)
             multiply(sums[p], channels, s->query[p] + 2 * k);

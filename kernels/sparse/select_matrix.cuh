@@ -1,30 +1,21 @@
 /* Scores by the matrix units, for UCM_METRIC_ROUNDED: vectors of 32 N channels against 4 P queries of a KV head.
  *
- * Rounded queries are integers of at most 15 bits times a power of two, so each is two int8, a high and a low one, and
- * a dot product is two exact sums of products of int8: 256 * high + low. One m16n8k32 has 16 vectors, each of another
- * block, against 4 queries' two halves; a thread gets both halves of its query's sums with two of the blocks. Channels
- * are taken in the order in which a thread loads them; the queries' are the same. A warp waits for nobody: it rounds
- * its queries in registers and loads vectors DEPTH steps ahead. */
+ * Channels are taken in the order in which a thread loads them; the queries' are the same. A warp waits for nobody: it
+ * rounds its queries in registers and loads vectors some steps ahead. */
 #ifndef UCM_KERNELS_SPARSE_SELECT_MATRIX_CUH
 #define UCM_KERNELS_SPARSE_SELECT_MATRIX_CUH
 
+#include "kernels/sparse/select_halves.cuh"
 #include "kernels/sparse/select_work.cuh"
 
 #define MATRIX_BLOCKS UCM_SELECT_CUDA_MATRIX_BLOCKS
 
 static_assert(WARPS * MATRIX_BLOCKS <= UCM_SELECT_CUDA_TILE, "a tile has blocks for all warps");
 
-template <int F, int N> struct matrix {
-    static constexpr uint32_t words = F == UCM_SELECT_REST ? N : 2 * N; /* of a vector that a thread loads */
+/* Steps that vectors are loaded ahead. */
+template <int F> struct ahead {
     static constexpr uint32_t depth = F == UCM_SELECT_REST ? 4 : 3;
-    static constexpr uint32_t top = F == UCM_SELECT_REST ? 3 : 7; /* of ucm_grid_coarser */
 };
-
-/* Four threads share a vector, and a query. */
-static __device__ __forceinline__ uint32_t quarter(void)
-{
-    return threadIdx.x % 4;
-}
 
 /* ---- queries ---- */
 
@@ -53,70 +44,26 @@ static __device__ __forceinline__ uint64_t query_at(args_t a, uint32_t chain, ui
     return chain * a.q_stride + ((uint64_t)row * a.q_heads + g * group + i - row * group) * a.head_dim;
 }
 
-static __device__ __forceinline__ uint32_t quad_max(uint32_t x)
-{
-    x = max(x, __shfl_xor_sync(WARP_ALL, x, 1));
-    return max(x, __shfl_xor_sync(WARP_ALL, x, 2));
-}
-
-static __device__ __forceinline__ uint32_t quad_sum(uint32_t x)
-{
-    x += __shfl_xor_sync(WARP_ALL, x, 1);
-    return x + __shfl_xor_sync(WARP_ALL, x, 2);
-}
-
-/* An integer of at most 22 bits to the nearest, ties to even. */
-static __device__ __forceinline__ int32_t to_integer(float x)
-{
-    return (int32_t)(ucm_f32_bits(x + 0x1.8p23f) - 0x4b400000u);
-}
-
-/* Half of four integers: bytes, the high ones such that 256 * high + low is the integer, both signed. */
-static __device__ __forceinline__ uint32_t pack_halves(const int32_t x[4], bool low)
-{
-    uint32_t word = 0;
-
-#pragma unroll
-    for (uint32_t j = 0; j < 4; j++)
-        word |= (uint32_t)((low ? x[j] : (x[j] + 128) >> 8) & 0xff) << 8 * j;
-    return word;
-}
-
-/* Rounds the query at element `at` as ucm_digest_round does. Returns what its integers are multiplied with. */
+/* The halves of the query at element `at`. Returns what its sums are multiplied with. */
 template <int F, int N>
 static __device__ __forceinline__ float round_halves(args_t a, uint64_t at, uint32_t word[2 * N])
 {
     bool low = threadIdx.x / 4 % 2 != 0;
-    uint32_t largest = 0, units = 0;
-    float x[2 * N][4], by;
-    int32_t e;
+    float x[2 * N][4];
+    struct grid grid;
 
 #pragma unroll
     for (uint32_t i = 0; i < 2 * N; i++)
         query_word(a, at, word_channel<F, N>(i), x[i]);
-#pragma unroll
-    for (uint32_t i = 0; i < 8 * N; i++)
-        largest = max(largest, ucm_f32_bits(x[i / 4][i % 4]) & 0x7fffffffu);
-    largest = quad_max(largest);
-    e = ucm_grid_first(min(largest, UCM_GRID_TOP));
-    by = largest < UCM_GRID_TOP ? ucm_power(-e) : 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 8 * N; i++)
-        units += (uint32_t)to_integer(ucm_abs(x[i / 4][i % 4]) * by);
-    e += (int32_t)ucm_grid_coarser(quad_sum(units), a.channels, matrix<F, N>::top);
-    by = ucm_power(-e);
+    grid = grid_of<F, N, false, 2 * N>(a, x);
 #pragma unroll
     for (uint32_t i = 0; i < 2 * N; i++) {
         int32_t n[4];
 
-#pragma unroll
-        for (uint32_t j = 0; j < 4; j++)
-            n[j] = to_integer(x[i][j] * by);
+        to_integers(grid, x[i], n);
         word[i] = pack_halves(n, low);
     }
-    if (F == UCM_SELECT_REST) /* vectors of 4 bits are in the high halves of bytes */
-        e -= 4;
-    return largest < UCM_GRID_TOP ? ucm_power(e) : ucm_f32(0x7fc00000u);
+    return step_of<F>(grid);
 }
 
 template <int F, int N, int P>
@@ -136,7 +83,7 @@ static __device__ __forceinline__ void load_halves(args_t a, uint32_t chain, uin
 
 /* A thread's quarter of two blocks' vectors. */
 template <int F, int N> struct pair {
-    uint32_t word[2][matrix<F, N>::words];
+    uint32_t word[2][quarter_of<F, N>::words];
     uint16_t scale[2];
 };
 
@@ -171,7 +118,7 @@ template <int F, int N>
 static __device__ __forceinline__ void load_pair(args_t a, const struct work &w, struct next *n,
                                                  struct pair<F, N> *to)
 {
-    constexpr uint32_t WORDS = matrix<F, N>::words, AT_ONCE = WORDS < 4 ? WORDS : 4;
+    constexpr uint32_t WORDS = quarter_of<F, N>::words, AT_ONCE = WORDS < 4 ? WORDS : 4;
     uint32_t vector = w.g * a.vectors + n->v;
 
     if (n->block >= w.count)
@@ -193,30 +140,6 @@ static __device__ __forceinline__ void load_pair(args_t a, const struct work &w,
 
 /* ---- scores ---- */
 
-static __device__ __forceinline__ void multiply(int32_t sums[4], const uint32_t vectors[4], const uint32_t queries[2])
-{
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-                 : "r"(vectors[0]), "r"(vectors[1]), "r"(vectors[2]), "r"(vectors[3]), "r"(queries[0]),
-                   "r"(queries[1]));
-}
-
-/* 32 channels of two vectors, as the unit takes them. */
-template <int F, int N>
-static __device__ __forceinline__ void channels_of(const struct pair<F, N> &x, uint32_t k, uint32_t to[4])
-{
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++)
-        if (F == UCM_SELECT_REST) { /* 4 bits: 16 times what they are */
-            to[i] = x.word[i][k] << 4 & 0xf0f0f0f0u;
-            to[2 + i] = x.word[i][k] & 0xf0f0f0f0u;
-        } else {
-            to[i] = x.word[i][2 * k];
-            to[2 + i] = x.word[i][2 * k + 1];
-        }
-}
-
 /* What the vectors of two blocks make, for each of P queries. */
 template <int F, int P> struct scores {
     struct gathered<F> of[P][2];
@@ -232,7 +155,7 @@ static __device__ __forceinline__ void add_pair(args_t a, const struct halves<N,
     for (uint32_t k = 0; k < N; k++) {
         uint32_t vectors[4];
 
-        channels_of<F, N>(x, k, vectors);
+        channels_of<F, N>(x.word, k, vectors);
 #pragma unroll
         for (uint32_t p = 0; p < P; p++)
             multiply(sums[p], vectors, q.word[p] + 2 * k);
@@ -270,7 +193,7 @@ static __device__ __forceinline__ void put_scores(args_t a, const struct work &w
 template <int F, int N, int P>
 static __device__ __forceinline__ void score_matrix(args_t a, const struct work &w, const struct halves<N, P> &q)
 {
-    constexpr uint32_t DEPTH = matrix<F, N>::depth;
+    constexpr uint32_t DEPTH = ahead<F>::depth;
     struct pair<F, N> ring[DEPTH];
     struct next next = {w.first, 0, {}};
     struct scores<F, P> scores = {};
