@@ -183,10 +183,13 @@ const struct config_key config_keys[] = {
          "that its cgroup is or lies in, else to the first that lists its uid or its primary "
          "gid. One that no tenant lists is a tenant by itself, named uid:N."},
     {KEY("tenant_settings", LIST, tenant_settings, ""), RANGE(0, 4096), .reloadable = true,
-     .help = "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\", where NAME is one of "
-             "tenants or uid:N, or * for all, where their own entry says nothing else. weight=N: "
-             "the share of what tenants wait for, against others' weights (100); namespaces=N: in "
-             "place of limits.namespaces_per_tenant."},
+     .help =
+         "What tenants are given: a list of \"NAME KEY=VALUE KEY=VALUE\", where NAME is one of "
+         "tenants or uid:N, or * for all, where their own entry says nothing else. weight=N: "
+         "the share of what tenants wait for, against others' weights (100); namespaces=N: in "
+         "place of limits.namespaces_per_tenant; dram.guaranteed=SIZE: of the cache in DRAM stays "
+         "the tenant's, whatever others store; dram.most=SIZE: it gets no more (0: no bound). "
+         "docs/operations.md has more."},
     {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
      .help = "Who may use operators' calls besides root and the daemon's own user: a list of "
              "uid:N and gid:N, where gid is a client's primary group. In another user namespace "

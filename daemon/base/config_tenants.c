@@ -151,6 +151,47 @@ void tenant_settings_over(struct tenant_settings *s, const struct tenant_setting
     s->given |= over->given;
 }
 
+/* ---- what holds together ---- */
+
+static int most_check(const char *tier, uint64_t guaranteed, uint64_t most,
+                      char why[TENANT_WHY_BYTES])
+{
+    char text[UNITS_TEXT_BYTES], bound[UNITS_TEXT_BYTES];
+
+    if (most == 0 || guaranteed <= most)
+        return 0;
+    return refuse(why, "%s.guaranteed (%s) is more than %s.most (%s); lower it, or raise %s.most",
+                  tier, units_size_text(text, guaranteed), tier, units_size_text(bound, most),
+                  tier);
+}
+
+int tenant_settings_check(const struct tenant_settings *s, char why[TENANT_WHY_BYTES])
+{
+    return most_check("dram", s->dram_guaranteed, s->dram_most, why);
+}
+
+void tenant_guarantees_add(struct tenant_settings *sum, const struct tenant_settings *s)
+{
+    sum->dram_guaranteed += s->dram_guaranteed;
+}
+
+static int sum_check(const char *key, uint64_t sum, const char *of, uint64_t size,
+                     char why[TENANT_WHY_BYTES])
+{
+    char text[UNITS_TEXT_BYTES], bound[UNITS_TEXT_BYTES];
+
+    if (sum <= size)
+        return 0;
+    return refuse(why, "all tenants' %s are %s in sum, and %s is %s; guarantee less", key,
+                  units_size_text(text, sum), of, units_size_text(bound, size));
+}
+
+int tenant_guarantees_check(const struct config *c, const struct tenant_settings *sum,
+                            char why[TENANT_WHY_BYTES])
+{
+    return sum_check("dram.guaranteed", sum->dram_guaranteed, "arena.size", c->arena_size, why);
+}
+
 /* ---- names ---- */
 
 bool tenant_name_possible(const char *name)
@@ -178,28 +219,54 @@ int config_tenant(const char *item, char name[UCM_MAX_NAME_BYTES + 1], struct te
                       "\"%.60s\" does not begin with a tenant's name; write one of `tenants`, "
                       "uid:N or " TENANT_ALL " for all",
                       item);
-    return tenant_settings_parse(item + n, s, why);
+    if (tenant_settings_parse(item + n, s, why) != 0)
+        return -EINVAL;
+    if (strcmp(name, TENANT_ALL) == 0 && s->dram_guaranteed > 0)
+        return refuse(why, "a guarantee is one tenant's; give it by name, not to " TENANT_ALL);
+    return 0;
 }
 
 /* ---- the list ---- */
+
+/* Whether an entry before the i-th has its name. */
+static bool named_before(const struct config_list *list, size_t i, const char *name)
+{
+    size_t n = strlen(name);
+
+    for (size_t j = 0; j < i; j++)
+        if (strncmp(list->item[j], name, n) == 0 && list->item[j][n] == ' ')
+            return true;
+    return false;
+}
 
 int config_tenants_check(const struct config *c, struct config_error *e)
 {
     const struct config_list *list = &c->tenant_settings;
     char name[UCM_MAX_NAME_BYTES + 1], why[TENANT_WHY_BYTES];
+    struct tenant_settings sum = {.given = 0}, all = tenant_settings_initial(c), own;
 
     for (size_t i = 0; i < list->n; i++) {
-        struct tenant_settings s = {.given = 0};
-
-        if (config_tenant(list->item[i], name, &s, why) != 0)
+        own = (struct tenant_settings){.given = 0};
+        if (config_tenant(list->item[i], name, &own, why) != 0)
             return config_fail(c, e, LIST, LIST ": %s", why);
-        for (size_t j = 0; j < i; j++)
-            if (strncmp(list->item[j], name, strlen(name)) == 0 &&
-                list->item[j][strlen(name)] == ' ')
-                return config_fail(c, e, LIST,
-                                   LIST ": \"%s\" is there twice; write all it is given behind "
-                                        "one name",
-                                   name);
+        if (named_before(list, i, name))
+            return config_fail(
+                c, e, LIST, LIST ": \"%s\" is there twice; write all it is given behind one name",
+                name);
+        tenant_guarantees_add(&sum, &own);
+        if (strcmp(name, TENANT_ALL) == 0)
+            tenant_settings_over(&all, &own);
     }
+    for (size_t i = 0; i < list->n; i++) {
+        struct tenant_settings s = all;
+
+        own = (struct tenant_settings){.given = 0};
+        (void)config_tenant(list->item[i], name, &own, why);
+        tenant_settings_over(&s, &own);
+        if (tenant_settings_check(&s, why) != 0)
+            return config_fail(c, e, LIST, LIST ": %s: %s", name, why);
+    }
+    if (tenant_guarantees_check(c, &sum, why) != 0)
+        return config_fail(c, e, LIST, LIST ": %s", why);
     return 0;
 }

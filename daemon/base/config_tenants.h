@@ -9,9 +9,14 @@
 /* The name that stands for every tenant, where its own settings say nothing. */
 #define TENANT_ALL "*"
 
-/* X(field, name, kind, min, max, initial): SIZE in bytes, or COUNT. */
+#define TENANT_SIZE_MAX (UINT64_C(1) << 50)
+
+/* X(field, name, kind, min, max, initial): SIZE in bytes, or COUNT. What is guaranteed of a tier stays the
+ * tenant's, whatever others store; it gets no more than `most`, where 0 is no bound. */
 #define TENANT_SETTINGS(X)                                                                         \
     X(weight, "weight", COUNT, 1, 10000, 100)                                                      \
+    X(dram_guaranteed, "dram.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                             \
+    X(dram_most, "dram.most", SIZE, 0, TENANT_SIZE_MAX, 0)                                         \
     X(namespaces, "namespaces", COUNT, 1, 32768, 32768)
 
 enum tenant_key {
@@ -46,6 +51,13 @@ bool tenant_name_possible(const char *name);
 /* Splits an entry of `tenant_settings` into a name and what it is given. The same results as above. */
 int config_tenant(const char *item, char name[UCM_MAX_NAME_BYTES + 1], struct tenant_settings *s,
                   char why[TENANT_WHY_BYTES]);
+/* Of values that hold together: -EINVAL when a tenant is guaranteed more than it gets at most. */
+int tenant_settings_check(const struct tenant_settings *s, char why[TENANT_WHY_BYTES]);
+/* Adds what one tenant is guaranteed to *sum, whose fields were 0 before the first one. */
+void tenant_guarantees_add(struct tenant_settings *sum, const struct tenant_settings *s);
+/* -EINVAL when the sum is more than a tier of this configuration has. */
+int tenant_guarantees_check(const struct config *c, const struct tenant_settings *sum,
+                            char why[TENANT_WHY_BYTES]);
 /* The whole list. 0, or -EINVAL with *e. */
 int config_tenants_check(const struct config *c, struct config_error *e);
 

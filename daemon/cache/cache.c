@@ -63,6 +63,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     cache_coding_init(c);
     list_init(&c->relocations.ops);
     list_init(&c->hints.all);
+    list_init(&c->quotas.open);
     c->relocations.most = CACHE_MAX_RELOCATIONS;
     *out = c;
     return 0;
@@ -144,7 +145,7 @@ void cache_stats(const struct cache *c, struct cache_stats *out)
 
 /* What the counts depend on, before a change and after it. */
 struct part_view {
-    bool complete, whole, in_dram, on_nvme, on_share, local, dirty;
+    bool complete, whole, in_dram, on_nvme, on_share, local, dirty, slot;
     uint8_t hint; /* of the block; 0 where nobody reads it */
 };
 
@@ -161,6 +162,7 @@ static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
         .on_nvme = p->nvme == PART_NVME_READY,
         .on_share = part_on_share(p),
         .local = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
+        .slot = cache_quota_slot(c, p),
         .dirty = b->flags & BLOCK_QUEUED && p->dram == PART_DRAM_READY && p->nvme == PART_NVME_NONE,
         .hint = ns->hints ? cache_hint_of(c, ns, ref) : 0,
     };
@@ -175,15 +177,19 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    uint64_t slot_bytes = arena_padded(ns_part_bytes(ns, part));
+    uint64_t part_bytes = ns_part_bytes(ns, part), slot_bytes = arena_padded(part_bytes);
     struct part_view is = part_view(c, ref, part);
 
     b->whole_parts = (uint16_t)(b->whole_parts + change(was.whole, is.whole));
     b->dram_parts = (uint16_t)(b->dram_parts + change(was.in_dram, is.in_dram));
     ns->dram_bytes += slot_bytes * (uint64_t)change(was.in_dram, is.in_dram);
     b->local_parts = (uint16_t)(b->local_parts + change(was.local, is.local));
-    ns->nvme_bytes += ns_part_bytes(ns, part) * (uint64_t)change(was.on_nvme, is.on_nvme);
-    ns->share_bytes += ns_part_bytes(ns, part) * (uint64_t)change(was.on_share, is.on_share);
+    ns->nvme_bytes += part_bytes * (uint64_t)change(was.on_nvme, is.on_nvme);
+    ns->share_bytes += part_bytes * (uint64_t)change(was.on_share, is.on_share);
+    ns->tenant->nvme_bytes += part_bytes * (uint64_t)change(was.on_nvme, is.on_nvme);
+    ns->tenant->share_bytes += part_bytes * (uint64_t)change(was.on_share, is.on_share);
+    if (was.slot != is.slot)
+        cache_quota_count(c, ns, slot_bytes * (uint64_t)change(was.slot, is.slot));
     c->dirty_bytes += slot_bytes * (uint64_t)change(was.dirty, is.dirty);
     c->stats.complete += (uint64_t)change(was.complete, block_complete(b, ns));
     cache_list_update(c, ref);

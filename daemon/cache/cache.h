@@ -320,6 +320,8 @@ bool cache_space_wait(struct cache *c, struct cache_retry *r, bool first);
 bool cache_space_awaited(const struct cache *c, const struct cache_retry *r);
 /* Enough was done in this turn of the loop: retry_cb runs in the next. */
 void cache_next_turn(struct cache *c, struct cache_retry *r);
+/* Settings of tenants have changed. */
+void cache_tenants_changed(struct cache *c);
 /* The arena has grown, or will not grow any more. */
 void cache_arena_grew(struct cache *c);
 

@@ -117,7 +117,6 @@ static void fetch_take(struct part_op *f, int status)
 {
     struct cache *c = f->cache;
 
-    table_remove(&c->fetches, f->number);
     f->failed = status != 0;
     if (f->failed) {
         part_set_dram(c, f->ref, f->part, PART_DRAM_NONE, 0);
@@ -127,6 +126,7 @@ static void fetch_take(struct part_op *f, int status)
         cache_form_read(c, f->ref);
         part_use(c, cache_part(c, f->ref, f->part));
     }
+    table_remove(&c->fetches, f->number);
 }
 
 /* Nobody writes into the slot any more. */

@@ -111,8 +111,14 @@ struct cache {
     bool searching;     /* a search for a slot goes on in the next turn of the loop */
     uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
     uint32_t emptying;  /* 1 + the extent that changes its slot size, or 0 */
+    struct {
+        struct list open; /* of policy_group.open: of tenants that hold more than is guaranteed */
+        bool regroup; /* the idle callback is to bring blocks into their groups, from here on: */
+        uint32_t place;
+        uint64_t cursor;
+    } quotas;
     struct cache_leased leased;
-    uint64_t stuck;     /* blocks that a search has not looked at since something was released */
+    uint64_t releases;  /* how often something was released */
     uint32_t fruitless; /* searches for space in the index since something was released */
     struct block_list below, shared; /* blocks with nothing in DRAM: some part on NVMe; none */
     uint64_t sweep; /* blocks of `below` that cache_list_sweep still has to look at */
@@ -206,6 +212,9 @@ bool cache_hints_pump(struct cache *c);
 
 /* Tables of hints are filled from the next turn of the loop on. */
 void cache_hints_later(struct cache *c);
+
+/* Blocks come over to their tenants' groups from the next turn of the loop on. */
+void cache_regroup_later(struct cache *c);
 
 /* The coding queue is looked at in the next turn of the loop. */
 void cache_coding_later(struct cache *c);
@@ -331,7 +340,8 @@ bool cache_coldest_drop(struct cache *c);
 /* A slot, on the node if that costs nothing; evicts what must leave. keep: nothing that waits to be written
  * leaves for it. 0, or
  * - -EBUSY: everything is in use, or lies nowhere else while the arena has more space in a moment;
- * - -EFBIG: no extent is as long.
+ * - -EFBIG: no extent is as long;
+ * - -EDQUOT: the owner's tenant gets no more, and nothing of its own may leave now.
  * owner: part_owner(), or 0 for a slot that holds no part. */
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out);
 /* The block in a slot of this owner may leave DRAM now without loss, or is not waiting to be written; and
@@ -340,6 +350,21 @@ bool cache_owner_may_leave(struct cache *c, uint64_t owner);
 void cache_owner_evict(struct cache *c, uint64_t owner);
 /* The block's state changed, and it may be one that may leave now. */
 void cache_reconsider(struct cache *c, block_ref ref);
+
+/* ---- quota.c: what tenants are guaranteed, and get at most ---- */
+
+/* Whether the part has a slot of ordinary DRAM, or fills one. */
+bool cache_quota_slot(struct cache *c, const struct part *p);
+/* A namespace's tenant has so much more of these slots; less: the negative number. */
+void cache_quota_count(struct cache *c, struct ns *ns, uint64_t more_bytes);
+/* Its blocks stay in DRAM whoever else wants the space. */
+bool cache_quota_keeps(const struct tenant *t);
+/* The groups among which a search may choose, the one with the coldest candidate first: of more than these, some,
+ * in turn. Returns their number. */
+#define QUOTA_GROUPS 17u
+uint32_t cache_quota_groups(struct cache *c, struct policy_group *out[QUOTA_GROUPS]);
+/* Brings some blocks into their groups. True: there is more for the next turn of the loop. */
+bool cache_quota_regroup(struct cache *c);
 
 /* ---- queue.c ---- */
 

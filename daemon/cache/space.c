@@ -45,11 +45,16 @@ _Static_assert((int)LIST_WINDOW < (int)POLICY_LISTS, "the policy has too few lis
 
 struct space_search {
     struct cache *cache;
-    bool lose;    /* blocks that lie nowhere else may leave though they wait to be written */
-    bool spare;   /* the arena has space in a moment: what lies nowhere else stays */
-    bool keep;    /* what waits to be written stays, whatever else does not help */
-    bool drop;    /* the block is to leave all tiers */
-    bool windows; /* blocks in windows may leave, too */
+    bool lose;     /* blocks that lie nowhere else may leave though they wait to be written */
+    bool spare;    /* the arena has space in a moment: what lies nowhere else stays */
+    bool keep;     /* what waits to be written stays, whatever else does not help */
+    bool drop;     /* the block is to leave all tiers */
+    bool windows;  /* blocks in windows may leave, too */
+    bool any_size; /* of slots */
+    struct tenant *tenant;      /* that the slot is for; NULL: nobody */
+    struct policy_group *only;  /* whose blocks alone may leave; NULL: all */
+    struct policy_group *group; /* at hand */
+    bool unseen;                /* there are stuck blocks that the search has not looked at */
     uint64_t slot_bytes;
     int node;
     int64_t looks;
@@ -162,7 +167,8 @@ static bool owner_blocks(struct space_search *s, uint64_t owner)
     uint32_t part = owner_part(owner);
 
     return !b || part >= ns->identity.parts || b->part[part].dram != PART_DRAM_READY ||
-           list_for_dram(s, b, ns) != LIST_CANDIDATES;
+           list_for_dram(s, b, ns) != LIST_CANDIDATES ||
+           (!s->windows && cache_quota_keeps(ns->tenant));
 }
 
 static bool owner_blocked_cb(void *ctx, uint64_t owner)
@@ -212,7 +218,7 @@ static unsigned slot_list_cb(void *ctx, block_ref ref)
     slot = block_slot(s->cache, ref, s->slot_bytes);
     if (slot == 0)
         return LIST_HELD;
-    if (arena_slot_bytes(a, slot) == s->slot_bytes || extent_may_go(s, slot))
+    if (s->any_size || arena_slot_bytes(a, slot) == s->slot_bytes || extent_may_go(s, slot))
         return LIST_CANDIDATES;
     return LIST_STUCK;
 }
@@ -237,38 +243,43 @@ static block_ref victim_near(struct space_search *s)
 
     if (s->node == NUMA_NONE)
         return 0;
-    return policy_near(policy, near_cb, s, tries < NEAR_TRIES ? (uint32_t)tries : NEAR_TRIES);
+    return policy_near(policy, s->group, near_cb, s,
+                       tries < NEAR_TRIES ? (uint32_t)tries : NEAR_TRIES);
 }
 
 static block_ref victim_from(struct space_search *s, unsigned list)
 {
-    return policy_victim(s->cache->config.policy, list, slot_list_cb, s, &s->looks);
+    return policy_victim(s->cache->config.policy, s->group, list, slot_list_cb, s, &s->looks);
 }
 
 /* Each of them is looked at once, at most, after something was released. */
 static block_ref victim_stuck(struct space_search *s, uint64_t most)
 {
-    struct cache *c = s->cache;
-    uint64_t n = policy_list_count(c->config.policy, LIST_STUCK), seen = s->seen;
+    struct policy_group *g = s->group;
+    uint64_t n = policy_list_count(g, LIST_STUCK), seen = s->seen;
     int64_t rest;
     block_ref ref;
 
-    if (c->stuck > n)
-        c->stuck = n;
-    if (most > c->stuck)
-        most = c->stuck;
+    if (g->released != s->cache->releases) {
+        g->released = s->cache->releases;
+        g->stuck = UINT64_MAX;
+    }
+    if (g->stuck > n)
+        g->stuck = n;
+    if (most > g->stuck)
+        most = g->stuck;
     if (s->looks <= 0 || most == 0)
         return 0;
     rest = s->looks - (int64_t)most;
     s->looks = rest < 0 ? s->looks : (int64_t)most;
     ref = victim_from(s, LIST_STUCK);
     s->looks += rest < 0 ? 0 : rest;
-    c->stuck -= s->seen - seen;
+    g->stuck -= s->seen - seen;
     return ref;
 }
 
-/* What went aside was coldest then. */
-static block_ref victim_find(struct space_search *s)
+/* Of the group at hand. What went aside was coldest then. */
+static block_ref victim_first(struct space_search *s)
 {
     block_ref ref = victim_near(s);
 
@@ -280,13 +291,59 @@ static block_ref victim_find(struct space_search *s)
         ref = victim_from(s, LIST_KEPT);
     if (ref == 0)
         ref = victim_stuck(s, STUCK_LOOKS);
-    if (ref == 0)
-        ref = victim_from(s, LIST_CANDIDATES);
+    return ref ? ref : victim_from(s, LIST_CANDIDATES);
+}
+
+static block_ref victim_unwritten(struct space_search *s)
+{
+    return victim_from(s, LIST_UNWRITTEN);
+}
+
+static block_ref victim_any_stuck(struct space_search *s)
+{
+    block_ref ref = victim_stuck(s, UINT64_MAX);
+
+    s->unseen |= s->group->stuck > 0;
+    return ref;
+}
+
+static block_ref groups_search(struct space_search *s, struct policy_group **g, uint32_t n,
+                               block_ref (*search)(struct space_search *s))
+{
+    block_ref ref = 0;
+
+    for (uint32_t i = 0; i < n && ref == 0; i++) {
+        s->group = g[i];
+        ref = search(s);
+    }
+    return ref;
+}
+
+static block_ref victim_among(struct space_search *s, struct policy_group **g, uint32_t n)
+{
+    block_ref ref = groups_search(s, g, n, victim_first);
+
     if (ref == 0 && !s->spare && !s->lose && !s->keep) {
         s->lose = true;
-        ref = victim_from(s, LIST_UNWRITTEN);
+        ref = groups_search(s, g, n, victim_unwritten);
     }
-    return ref ? ref : victim_stuck(s, UINT64_MAX);
+    s->unseen = false;
+    return ref ? ref : groups_search(s, g, n, victim_any_stuck);
+}
+
+static block_ref victim_find(struct space_search *s)
+{
+    struct policy_group *g[QUOTA_GROUPS] = {s->only};
+    uint32_t n = s->only ? 1 : cache_quota_groups(s->cache, g);
+    block_ref ref = victim_among(s, g, n);
+    bool unseen = s->unseen;
+
+    /* Who holds no more than is guaranteed gives up its own when nobody else can. */
+    if (ref == 0 && !s->only && s->tenant && s->tenant->group && cache_quota_keeps(s->tenant)) {
+        ref = victim_among(s, &s->tenant->group, 1);
+        s->unseen |= unseen;
+    }
+    return ref;
 }
 
 /* ---- evicting ---- */
@@ -326,7 +383,8 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
 
 bool cache_owner_may_leave(struct cache *c, uint64_t owner)
 {
-    struct space_search s = {.cache = c, .lose = c->dirty_bytes > c->config.backlog_bytes};
+    struct space_search s = {
+        .cache = c, .lose = c->dirty_bytes > c->config.backlog_bytes, .windows = true};
 
     return owner != 0 && !owner_blocks(&s, owner);
 }
@@ -368,7 +426,7 @@ static bool evict_some(struct space_search *s)
     if (c->emptying)
         return extent_evict(s);
     victim = victim_find(s);
-    if (victim == 0 && (s->looks <= 0 || c->stuck > 0)) {
+    if (victim == 0 && (s->looks <= 0 || s->unseen)) {
         cache_search_later(c);
         return false;
     }
@@ -394,16 +452,33 @@ static unsigned drop_list_cb(void *ctx, block_ref ref)
     return list_for(s, ref);
 }
 
+static block_ref drop_find(struct space_search *s, unsigned list)
+{
+    return policy_victim(s->cache->config.policy, s->group, list, drop_list_cb, s, &s->looks);
+}
+
+static block_ref drop_candidate(struct space_search *s)
+{
+    block_ref ref = drop_find(s, LIST_CANDIDATES);
+
+    return ref ? ref : drop_find(s, LIST_STUCK);
+}
+
+static block_ref drop_in_window(struct space_search *s)
+{
+    return drop_find(s, LIST_WINDOW);
+}
+
 bool cache_coldest_drop(struct cache *c)
 {
     struct space_search s = {.cache = c, .drop = true, .looks = LOOKS};
-    block_ref ref = policy_victim(c->config.policy, LIST_CANDIDATES, drop_list_cb, &s, &s.looks);
+    struct policy_group *g[QUOTA_GROUPS];
+    uint32_t n = cache_quota_groups(c, g);
+    block_ref ref = groups_search(&s, g, n, drop_candidate);
 
-    if (ref == 0)
-        ref = policy_victim(c->config.policy, LIST_STUCK, drop_list_cb, &s, &s.looks);
     s.windows = true;
     if (ref == 0)
-        ref = policy_victim(c->config.policy, LIST_WINDOW, drop_list_cb, &s, &s.looks);
+        ref = groups_search(&s, g, n, drop_in_window);
     c->reclaims = true;
     if (ref != 0)
         block_evict(c, ref, true);
@@ -412,6 +487,29 @@ bool cache_coldest_drop(struct cache *c)
 }
 
 /* ---- a slot ---- */
+
+/* Makes space for a tenant that gets no more, of its own blocks. 0, -EDQUOT, or -EBUSY: the search
+ * goes on in the next turn of the loop. */
+static int most_keep(const struct space_search *of)
+{
+    struct space_search s = *of;
+    const struct tenant *t = s.tenant;
+
+    s.only = t->group;
+    s.any_size = true;
+    s.spare = false;
+    s.node = NUMA_NONE;
+    while (t->dram_bytes + s.slot_bytes > t->settings.dram_most) {
+        block_ref victim = s.cache->searching ? 0 : victim_find(&s);
+
+        if (victim == 0 && s.looks <= 0)
+            cache_search_later(s.cache);
+        if (victim == 0)
+            return s.cache->searching ? -EBUSY : -EDQUOT;
+        block_evict(s.cache, victim, false);
+    }
+    return 0;
+}
 
 static void slot_count(struct space_search *s, slot_ref slot)
 {
@@ -433,11 +531,16 @@ int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool k
                              .spare = arena_grows(c),
                              .looks = LOOKS,
                              .slot_bytes = arena_padded(bytes),
+                             .tenant = owner ? cache_ns(c, owner_block(owner))->tenant : NULL,
                              .node = arena_nodes(c->arena) > 0 ? node : NUMA_NONE};
     slot_ref slot;
+    int rc;
 
     if (s.slot_bytes > arena_extent_bytes(c->arena))
         return -EFBIG;
+    rc = s.tenant && s.tenant->settings.dram_most > 0 && s.tenant->group ? most_keep(&s) : 0;
+    if (rc != 0)
+        return rc;
     slot = arena_alloc(c->arena, bytes, owner, s.node);
     while (slot == 0 && !c->searching && evict_some(&s))
         slot = arena_alloc(c->arena, bytes, owner, s.node);

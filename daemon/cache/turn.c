@@ -121,7 +121,15 @@ static void idle_cb(uv_idle_t *idle)
         if (c->hints.pump)
             idle_start(c);
     }
+    if (c->quotas.regroup && cache_quota_regroup(c))
+        idle_start(c);
     pressure_wake(c);
+}
+
+void cache_regroup_later(struct cache *c)
+{
+    c->quotas.regroup = true;
+    idle_start(c);
 }
 
 void cache_hints_later(struct cache *c)
@@ -159,7 +167,7 @@ void cache_search_later(struct cache *c)
 void cache_released(struct cache *c)
 {
     c->fruitless = 0;
-    c->stuck = UINT64_MAX;
+    c->releases++;
     c->window_search.change++;
     if (!list_empty(&c->space_waits)) {
         c->wake = true;

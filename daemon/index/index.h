@@ -124,9 +124,10 @@ struct block {
     uint32_t leases;      /* of clients and running requests: while > 0 it stays in some tier */
     uint16_t whole_parts; /* parts that are whole in some tier; all of them: it is complete */
     uint16_t dram_parts;  /* parts that are READY in DRAM */
-    uint16_t local_parts; /* parts with anything in DRAM or on NVMe, or on its way there */
-    uint16_t flags;       /* BLOCK_* */
-    struct part part[];   /* ns->parts of them */
+    uint16_t local_parts : 15; /* parts with anything in DRAM or on NVMe, or on its way there */
+    uint16_t grouped : 1;      /* in the policy's lists of its tenant; the policy's */
+    uint16_t flags;            /* BLOCK_* */
+    struct part part[];        /* ns->parts of them */
 };
 
 enum {
@@ -195,6 +196,7 @@ struct ns {
     struct encoded_ns *encoded;
     /* The cache's own. */
     uint64_t dram_bytes, nvme_bytes, share_bytes; /* of its parts in each tier */
+    uint64_t slot_bytes;                          /* of a block's slots; 0: not summed up yet */
     struct admission admission;                   /* to NVMe */
     uint32_t purges;                              /* under way */
     uint8_t record;                               /* enum ns_record */

@@ -1,4 +1,5 @@
 #include "daemon/index/policy.h"
+#include "daemon/index/ghosts.h"
 #include "daemon/index/internal.h"
 #include "daemon/index/learner.h"
 
@@ -28,25 +29,17 @@
 /* Inserts without a touch between them are taken for one chain, head first, up to this many. */
 #define RUN_MAX 1024
 
-/* A ghost has the uses of a block that left: a word of 13 bits of hash above 3 bits of uses, in a set of
- * GHOST_WAYS, newest first. The first table has SOON_FACTOR ghosts for each block in DRAM. The second
- * remembers longer where DRAM holds few blocks: LATE_FACTOR for each, but LATE_GHOSTS at most. */
-#define GHOST_WAYS 8u
-#define GHOST_USES 0x7u
+/* The first table of ghosts has SOON_FACTOR for each block in DRAM. The second remembers longer where DRAM
+ * holds few blocks: LATE_FACTOR for each, but LATE_GHOSTS at most. */
 #define SOON_FACTOR 2
 #define LATE_FACTOR 32
 #define LATE_GHOSTS 131072u
 
-struct ghosts {
-    uint32_t sets; /* 0: nothing was evicted yet, or there is no memory */
-    uint16_t (*set)[GHOST_WAYS];
-};
-
 struct policy {
     struct index *ix;
     struct learner *learner;
-    struct block_list list[USES_CLASSES]; /* the candidates, by uses */
-    struct block_list aside[POLICY_LISTS];
+    struct policy_group common;
+    bool grouped;   /* some tenant has a group */
     uint64_t clock; /* inserts */
     unsigned stamp_shift;
     block_ref run; /* the last of the present run of inserts, or 0 */
@@ -54,7 +47,7 @@ struct policy {
     uint32_t chain_stamp; /* of blocks that are inserted now */
     uint32_t chain_n;     /* that have got it */
     bool full;            /* something was evicted */
-    uint64_t count, candidates, restored;
+    uint64_t count, restored;
     uint64_t ghost_for; /* blocks in DRAM when the number of ghosts was chosen */
     struct ghosts soon, late;
 };
@@ -136,24 +129,67 @@ static uint32_t age_of(const struct policy *p, const struct block *b)
 
 /* ---- lists ---- */
 
-static struct block_list *list_of(struct policy *p, const struct block *b)
+static struct policy_group *tenant_group(const struct policy *p, const struct block *b)
+{
+    return index_ns(p->ix, b->ns)->tenant->group;
+}
+
+/* Where the block is, and where it belongs. */
+static struct policy_group *group_of(struct policy *p, const struct block *b)
+{
+    return b->grouped ? tenant_group(p, b) : &p->common;
+}
+
+static struct policy_group *group_for(struct policy *p, const struct block *b)
+{
+    struct policy_group *g = p->grouped ? tenant_group(p, b) : NULL;
+
+    return g ? g : &p->common;
+}
+
+struct policy_group *policy_common(struct policy *p)
+{
+    return &p->common;
+}
+
+void policy_group_made(struct policy *p)
+{
+    p->grouped = true;
+}
+
+static struct block_list *list_in(struct policy_group *g, const struct block *b)
 {
     uint32_t aside = aside_of(b);
 
-    return aside ? &p->aside[aside] : &p->list[uses_of(b)];
+    return aside ? &g->aside[aside] : &g->list[uses_of(b)];
 }
 
 /* Next to `behind`, on its colder side; 0: at the front. */
 static void link_behind(struct policy *p, block_ref ref, struct block *b, block_ref behind)
 {
-    block_list_insert(p->ix, list_of(p, b), ref, behind);
-    p->candidates += aside_of(b) == POLICY_CANDIDATES;
+    struct policy_group *g = group_for(p, b);
+
+    block_list_insert(p->ix, list_in(g, b), ref, behind);
+    g->candidates += aside_of(b) == POLICY_CANDIDATES;
+    b->grouped = g != &p->common;
+}
+
+/* The coldest of its list. */
+static void link_last(struct policy *p, block_ref ref, struct block *b)
+{
+    link_behind(p, ref, b, list_in(group_for(p, b), b)->back);
 }
 
 static void unlink_block(struct policy *p, struct block *b)
 {
-    block_list_remove(p->ix, list_of(p, b), b);
-    p->candidates -= aside_of(b) == POLICY_CANDIDATES;
+    struct policy_group *g = group_of(p, b);
+
+    block_ref *came = &g->came[uses_of(b)];
+
+    if (aside_of(b) == POLICY_CANDIDATES && *came && block_at(p->ix, *came) == b)
+        *came = b->list_next;
+    block_list_remove(p->ix, list_in(g, b), b);
+    g->candidates -= aside_of(b) == POLICY_CANDIDATES;
 }
 
 /* ---- ghosts ---- */
@@ -161,16 +197,6 @@ static void unlink_block(struct policy *p, struct block *b)
 static uint64_t hash_of(const struct policy *p, const struct block *b)
 {
     return index_hash(p->ix, b->key, UCM_MAX_KEY_BYTES) + b->ns * UINT64_C(0x9e3779b97f4a7c15);
-}
-
-/* All empty. Without memory for them the policy goes on without ghosts. */
-static void ghosts_clear(struct ghosts *g, uint64_t ghosts)
-{
-    uint64_t sets = ghosts / GHOST_WAYS + 1;
-
-    free(g->set);
-    g->set = calloc(sets, sizeof(*g->set));
-    g->sets = g->set ? (uint32_t)sets : 0;
 }
 
 /* As many as the blocks in DRAM call for. */
@@ -181,42 +207,6 @@ static void ghosts_renew(struct policy *p)
     ghosts_clear(&p->soon, p->count * SOON_FACTOR);
     ghosts_clear(&p->late, late < LATE_GHOSTS ? late : LATE_GHOSTS);
     p->ghost_for = p->count;
-}
-
-static uint16_t *ghost_set(const struct ghosts *g, uint64_t hash)
-{
-    return g->set[(hash >> 32) * g->sets >> 32];
-}
-
-static void ghost_put(struct ghosts *g, uint64_t hash, uint32_t uses)
-{
-    uint16_t *set;
-
-    if (g->sets == 0)
-        return;
-    set = ghost_set(g, hash);
-    memmove(set + 1, set, (GHOST_WAYS - 1) * sizeof(*set));
-    set[0] = (uint16_t)((hash & ~(uint64_t)GHOST_USES) | uses);
-}
-
-/* Takes out what is known of the block: its uses, or -1. */
-static int ghost_take(struct ghosts *g, uint64_t hash)
-{
-    uint16_t *set;
-
-    if (g->sets == 0)
-        return -1;
-    set = ghost_set(g, hash);
-    for (uint32_t i = 0; i < GHOST_WAYS; i++) {
-        uint16_t word = set[i];
-
-        if (word == 0 || (word ^ (uint16_t)hash) > GHOST_USES)
-            continue;
-        memmove(set + i, set + i + 1, (GHOST_WAYS - 1 - i) * sizeof(*set));
-        set[GHOST_WAYS - 1] = 0;
-        return word & (int)GHOST_USES;
-    }
-    return -1;
 }
 
 /* ---- what happens ---- */
@@ -262,7 +252,7 @@ void policy_insert(struct policy *p, block_ref ref)
     if (p->chain_n++ % RUN_MAX == 0 && p->chain_n > 1)
         p->chain_stamp = stamp_now(p);
     set_stamp(b, p->chain_stamp);
-    follows = follows && uses_of(before) == uses_of(b);
+    follows = follows && uses_of(before) == uses_of(b) && group_of(p, before) == group_for(p, b);
     link_behind(p, ref, b, follows ? p->run : 0);
     p->run_n = follows ? p->run_n + 1 : 1;
     p->run = ref;
@@ -341,7 +331,7 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted)
 /* Of the blocks at[], one of each list or 0, the one that goes first, or the one that goes last;
  * among equals the one with the fewest uses goes first. Returns the list, or -1. Time is what is left
  * until a block's time is up, in stamps, less what is the same for all. */
-static int list_choose(const struct policy *p, const block_ref *at, bool first)
+static int list_choose(const struct policy *p, const block_ref *at, bool first, int64_t *when)
 {
     const int32_t *bonus = learner_bonus(p->learner);
     int64_t best = 0, blocks = (int64_t)(p->count >> p->stamp_shift);
@@ -358,25 +348,44 @@ static int list_choose(const struct policy *p, const block_ref *at, bool first)
         chosen = i;
         best = time;
     }
+    *when = best;
     return chosen;
 }
 
-static void lists_ends(const struct policy *p, bool back, block_ref *at)
+static void lists_ends(const struct policy_group *g, bool back, block_ref *at)
 {
     for (uint32_t i = 0; i < USES_CLASSES; i++)
-        at[i] = back ? p->list[i].back : p->list[i].front;
+        at[i] = back ? g->list[i].back : g->list[i].front;
 }
 
-static block_ref coldest(const struct policy *p, unsigned list)
+static block_ref coldest(const struct policy *p, const struct policy_group *g, unsigned list)
 {
     block_ref at[USES_CLASSES];
+    int64_t when;
     int from;
 
     if (list != POLICY_CANDIDATES)
-        return p->aside[list].back;
-    lists_ends(p, true, at);
-    from = list_choose(p, at, true);
+        return g->aside[list].back;
+    lists_ends(g, true, at);
+    from = list_choose(p, at, true, &when);
     return from < 0 ? 0 : at[from];
+}
+
+int policy_coldest_group(const struct policy *p, struct policy_group *const *g, uint32_t n)
+{
+    int64_t best = 0, when;
+    int found = -1;
+
+    for (uint32_t i = 0; i < n; i++) {
+        block_ref at[USES_CLASSES];
+
+        lists_ends(g[i], true, at);
+        if (list_choose(p, at, true, &when) < 0 || (found >= 0 && when >= best))
+            continue;
+        found = (int)i;
+        best = when;
+    }
+    return found;
 }
 
 unsigned policy_list(const struct policy *p, block_ref ref)
@@ -394,18 +403,52 @@ void policy_move(struct policy *p, block_ref ref, unsigned list)
         p->run = 0;
     unlink_block(p, b);
     set_aside(b, list);
-    link_behind(p, ref, b, list == POLICY_CANDIDATES ? list_of(p, b)->back : 0);
+    if (list == POLICY_CANDIDATES)
+        link_last(p, ref, b);
+    else
+        link_behind(p, ref, b, 0);
 }
 
-block_ref policy_victim(struct policy *p, unsigned from,
+/* From the common group into its tenant's. */
+static void come_over(struct policy *p, block_ref ref)
+{
+    struct block *b = block_at(p->ix, ref);
+    struct policy_group *g = group_for(p, b);
+    block_ref *came = &g->came[uses_of(b)];
+
+    if (aside_of(b) != POLICY_CANDIDATES) {
+        policy_move(p, ref, aside_of(b));
+        return;
+    }
+    if (p->run == ref)
+        p->run = 0;
+    unlink_block(p, b);
+    link_behind(p, ref, b, *came ? block_at(p->ix, *came)->list_prev : list_in(g, b)->back);
+    *came = ref;
+}
+
+void policy_come_over(struct policy *p, block_ref ref)
+{
+    const struct block *b = block_at(p->ix, ref);
+
+    if (p->grouped && b->flags & BLOCK_IN_POLICY && !b->grouped && group_for(p, b) != &p->common)
+        come_over(p, ref);
+}
+
+block_ref policy_victim(struct policy *p, struct policy_group *g, unsigned from,
                         unsigned (*judge)(void *ctx, block_ref ref), void *ctx, int64_t *looks)
 {
     block_ref ref;
 
-    while (*looks > 0 && (ref = coldest(p, from)) != 0) {
-        unsigned list = judge(ctx, ref);
+    while (*looks > 0 && (ref = coldest(p, g, from)) != 0) {
+        unsigned list;
 
         --*looks;
+        if (p->grouped && group_for(p, block_at(p->ix, ref)) != g) {
+            come_over(p, ref);
+            continue;
+        }
+        list = judge(ctx, ref);
         if (list == POLICY_CANDIDATES)
             return ref;
         policy_move(p, ref, list);
@@ -413,19 +456,20 @@ block_ref policy_victim(struct policy *p, unsigned from,
     return 0;
 }
 
-uint64_t policy_list_count(const struct policy *p, unsigned list)
+uint64_t policy_list_count(const struct policy_group *g, unsigned list)
 {
-    return list == POLICY_CANDIDATES ? p->candidates : p->aside[list].n;
+    return list == POLICY_CANDIDATES ? g->candidates : g->aside[list].n;
 }
 
-block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref ref), void *ctx,
-                      uint32_t tries)
+block_ref policy_near(const struct policy *p, const struct policy_group *g,
+                      bool (*like)(void *ctx, block_ref ref), void *ctx, uint32_t tries)
 {
     block_ref at[USES_CLASSES];
+    int64_t when;
     int from;
 
-    lists_ends(p, true, at);
-    while (tries-- > 0 && (from = list_choose(p, at, true)) >= 0) {
+    lists_ends(g, true, at);
+    while (tries-- > 0 && (from = list_choose(p, at, true, &when)) >= 0) {
         if (like(ctx, at[from]))
             return at[from];
         at[from] = block_at(p->ix, at[from])->list_prev;
@@ -435,21 +479,72 @@ block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref 
 
 /* ---- over a restart ---- */
 
-/* What is aside was colder than the candidates when it went there. */
+/* The candidates of a group that are not visited yet. */
+struct walk {
+    const struct policy_group *g;
+    block_ref at[USES_CLASSES];
+    int from; /* the list whose front should leave last; -1: none is left */
+    int64_t when;
+};
+
+static void walk_begin(const struct policy *p, struct walk *w, const struct policy_group *g)
+{
+    w->g = g;
+    lists_ends(g, false, w->at);
+    w->from = list_choose(p, w->at, false, &w->when);
+}
+
+static block_ref walk_next(const struct policy *p, struct walk *w)
+{
+    block_ref ref = w->at[w->from];
+
+    w->at[w->from] = block_at(p->ix, ref)->list_next;
+    w->from = list_choose(p, w->at, false, &w->when);
+    return ref;
+}
+
+/* Of n groups: what is aside was colder than the candidates when it went there. */
+static void groups_walk(const struct policy *p, struct walk *w, uint32_t n,
+                        void (*visit)(void *ctx, block_ref ref, uint32_t uses), void *ctx)
+{
+    for (;;) {
+        struct walk *last = NULL;
+        block_ref ref;
+
+        for (uint32_t i = 0; i < n; i++)
+            if (w[i].from >= 0 && (!last || w[i].when > last->when))
+                last = &w[i];
+        if (!last)
+            break;
+        ref = walk_next(p, last);
+        visit(ctx, ref, uses_of(block_at(p->ix, ref)));
+    }
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t list = 1; list < POLICY_LISTS; list++)
+            for (block_ref ref = w[i].g->aside[list].front; ref;
+                 ref = block_at(p->ix, ref)->list_next)
+                visit(ctx, ref, uses_of(block_at(p->ix, ref)));
+}
+
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
                  void *ctx)
 {
-    block_ref at[USES_CLASSES];
-    int from;
+    const struct tenant_set *tenants = &p->ix->tenants;
+    struct walk *w;
+    uint32_t n = 1;
 
-    lists_ends(p, false, at);
-    while ((from = list_choose(p, at, false)) >= 0) {
-        visit(ctx, at[from], uses_of(block_at(p->ix, at[from])));
-        at[from] = block_at(p->ix, at[from])->list_next;
-    }
-    for (uint32_t i = 1; i < POLICY_LISTS; i++)
-        for (block_ref ref = p->aside[i].front; ref; ref = block_at(p->ix, ref)->list_next)
-            visit(ctx, ref, uses_of(block_at(p->ix, ref)));
+    for (const struct tenant *t = tenant_next(tenants, NULL); t; t = tenant_next(tenants, t))
+        n += t->group != NULL;
+    w = malloc(n * sizeof(*w));
+    if (!w)
+        return;
+    walk_begin(p, &w[0], &p->common);
+    n = 1;
+    for (const struct tenant *t = tenant_next(tenants, NULL); t; t = tenant_next(tenants, t))
+        if (t->group)
+            walk_begin(p, &w[n++], t->group);
+    groups_walk(p, w, n, visit, ctx);
+    free(w);
 }
 
 /* As if they had been inserted one after the other before all that are there. */
@@ -461,7 +556,7 @@ void policy_restore(struct policy *p, block_ref ref, uint32_t uses)
     set_uses(b, uses);
     b->policy_data |= DATA_KNOWN;
     set_stamp(b, (uint32_t)((p->clock - ++p->restored) >> p->stamp_shift));
-    link_behind(p, ref, b, p->list[uses_of(b)].back);
+    link_last(p, ref, b);
     b->flags |= BLOCK_IN_POLICY;
     p->count++;
 }

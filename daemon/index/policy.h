@@ -7,9 +7,34 @@
 #ifndef UCMD_INDEX_POLICY_H
 #define UCMD_INDEX_POLICY_H
 
+#include "daemon/base/list.h"
 #include "daemon/index/index.h"
+#include "daemon/index/learner.h"
 
 struct policy;
+
+/* The blocks of one tenant may be a group: a search looks at one group at a time, so the caller decides
+ * whose blocks may leave. All others are in the common group. A tenant's group is tenant.group, where
+ * the cache sets it before policy_group_made; blocks that are in the common group by then come over when they are
+ * used, moved, or met by a search. */
+enum { POLICY_CANDIDATES = 0, POLICY_LISTS = 8 };
+struct policy_group {
+    struct block_list list[USES_CLASSES]; /* the candidates, by uses */
+    struct block_list aside[POLICY_LISTS];
+    uint64_t candidates;
+    /* Of each list the first of those that came over from the common group. They came coldest first, and are colder
+     * than what was used since. 0: none is left. */
+    block_ref came[USES_CLASSES];
+    /* The cache's own: quota.c, space.c. */
+    struct list open;
+    struct tenant *tenant;
+    bool whole; /* none of its blocks is in the common group, or a walk brings them over */
+    uint64_t stuck, released;
+};
+struct policy_group *policy_common(struct policy *p);
+void policy_group_made(struct policy *p);
+/* Brings a block that is in the common group into its tenant's, if that has one. */
+void policy_come_over(struct policy *p, block_ref ref);
 
 /* capacity_hint: how many blocks DRAM is likely to hold. The unit of the policy's time follows from
  * it; an estimate that is 16 times too low or too high does no harm. */
@@ -31,27 +56,28 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted);
 /* Every block is a candidate, or in one of the lists aside. Those hold the blocks that may not leave
  * now, so that no search meets them again. The caller says what each list means, and moves a block
  * back to the candidates when it may leave; policy_touch does so, too. */
-enum { POLICY_CANDIDATES = 0, POLICY_LISTS = 8 };
 
-/* Looks for a block that may leave, among the candidates or in a list aside, coldest first. judge
+/* Looks for a block of the group that may leave, among the candidates or in a list aside, coldest first. judge
  * says in which list the block belongs. POLICY_CANDIDATES: the block may leave; policy_victim
  * returns it and leaves it where it is. Another list: the block moves there, behind the others. Each
  * call of judge takes one from *looks; judge itself may take more. Returns 0 when there is no block,
  * or no look, left. */
-block_ref policy_victim(struct policy *p, unsigned from,
+block_ref policy_victim(struct policy *p, struct policy_group *g, unsigned from,
                         unsigned (*judge)(void *ctx, block_ref ref), void *ctx, int64_t *looks);
 /* The list of a block; POLICY_CANDIDATES for one that is not in the policy. */
 unsigned policy_list(const struct policy *p, block_ref ref);
 /* Back among the candidates it is the coldest of them; in a list aside it is the last. */
 void policy_move(struct policy *p, block_ref ref, unsigned list);
-uint64_t policy_list_count(const struct policy *p, unsigned list);
+uint64_t policy_list_count(const struct policy_group *g, unsigned list);
+/* Which of these groups has the candidate that should leave first; -1: none has one. */
+int policy_coldest_group(const struct policy *p, struct policy_group *const *g, uint32_t n);
 /* The first candidate that the caller's `like` accepts, coldest first; 0 when it accepts none of the
  * `tries` coldest. All keep their places. */
-block_ref policy_near(const struct policy *p, bool (*like)(void *ctx, block_ref ref), void *ctx,
-                      uint32_t tries);
+block_ref policy_near(const struct policy *p, const struct policy_group *g,
+                      bool (*like)(void *ctx, block_ref ref), void *ctx, uint32_t tries);
 uint64_t policy_count(const struct policy *p);
 /* Over a restart. policy_walk visits the blocks, those first that should leave last, with the uses
- * that the next run needs. policy_restore puts a block of the run before behind all that are there. */
+ * that the next run needs; none without memory for some bytes a group. policy_restore puts a block of the run before behind all that are there. */
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
                  void *ctx);
 void policy_restore(struct policy *p, block_ref ref, uint32_t uses);

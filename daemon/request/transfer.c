@@ -262,6 +262,7 @@ static void blocks_open(struct transfer *t)
 static bool items_begin(struct transfer *t)
 {
     uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS;
+    int rc;
 
     while (!t->stopping && !t->yielded && !t->awaits_read && t->cursor < items_of(t) &&
            (t->in_window < t->window_bytes || t->in_window == 0)) {
@@ -275,8 +276,11 @@ static bool items_begin(struct transfer *t)
         trace_set(t->r.trace, TRACE_READ_TURN, t->awaits_read);
         if (t->awaits_read)
             break;
-        if (item_begin(t, t->cursor) == -EBUSY)
+        rc = item_begin(t, t->cursor);
+        if (rc == -EBUSY)
             return false;
+        if (rc == -EDQUOT)
+            break; /* the end of what is under way goes on */
         items -= copies < items ? copies : items;
         slots -= t->kind == TRANSFER_DUMP || t->waits_n > waits;
         t->cursor++;

@@ -225,7 +225,8 @@ void read_begun(struct item_wait *iw);
 void read_ended(const struct item_wait *iw);
 
 /* transfer_copy.c */
-/* Begins item `item`. 0: begun or ended with its status set; -EBUSY: no slot, or no place in a batch, now. */
+/* Begins item `item`. 0: begun or ended with its status set; -EBUSY: no slot, or no place in a batch, now;
+ * -EDQUOT: no slot of its tenant's before something of this transfer has ended. */
 int item_begin(struct transfer *t, uint32_t item);
 /* Puts items that were read into open batches. False: one is full and the device takes no job. */
 bool ready_take(struct transfer *t);

@@ -459,11 +459,16 @@ bool item_in_dram(const struct transfer *t, uint32_t item)
     return b->part[item_part(t, item)].dram == PART_DRAM_READY;
 }
 
-/* A prefetch larger than the arena would evict its own blocks. What is in DRAM needs no slot. */
+/* A prefetch larger than the arena, or than what its tenant gets of that, would evict its own blocks. What is
+ * in DRAM needs no slot. */
 static bool prefetch_enough(const struct transfer *t, uint32_t item)
 {
+    uint64_t room = arena_bytes_configured(t->r.s->rq->rooms.arena),
+             most = t->ns->tenant->settings.dram_most;
+
+    room = most > 0 && most < room ? most : room;
     return t->kind == TRANSFER_PREFETCH && !item_in_dram(t, item) &&
-           t->bytes + t->in_window >= arena_bytes_configured(t->r.s->rq->rooms.arena) / 2;
+           t->bytes + t->in_window >= room / 2;
 }
 
 bool slot_waits(const struct transfer *t, uint32_t item)
@@ -528,6 +533,8 @@ static int item_get(struct transfer *t, uint32_t item)
     } else if (rc == -EBUSY) {
         t->no_slot = placed;
         return rc;
+    } else if (rc == -EDQUOT && t->in_window > 0) {
+        return rc;
     } else {
         item_status(t, item,
                     rc == -ENOENT ? UCM_BLOCK_MISS
@@ -553,10 +560,10 @@ static int item_fill(struct transfer *t, uint32_t item)
     if (rc == 0)
         rc = cache_fill_claim(cache_of(t), &t->r.s->fills, t->refs[item], t->part, t->shard,
                               t->shards, node_of(t), &fill);
-    if (rc == -EBUSY) {
+    if (rc == -EBUSY)
         t->no_slot = placed;
+    if (rc == -EBUSY || (rc == -EDQUOT && t->in_window > 0))
         return rc;
-    }
     if (rc == 0) {
         if (t->form)
             cache_fill_form(cache_of(t), fill, t->form, t->below);

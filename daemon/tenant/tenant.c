@@ -14,6 +14,12 @@
 /* More than namespaces, connections and settings can refer to. */
 #define NUMBERS_MAX (1u << 18)
 
+static void tenant_free(struct tenant *t)
+{
+    free(t->group); /* it is empty: no namespace refers to the tenant */
+    free(t);
+}
+
 int tenant_set_init(struct tenant_set *set)
 {
     *set = (struct tenant_set){.chain = calloc(CHAINS, sizeof(set->chain[0])),
@@ -25,7 +31,7 @@ int tenant_set_init(struct tenant_set *set)
 void tenant_set_close(struct tenant_set *set)
 {
     for (uint32_t i = table_next(&set->all, 0); i; i = table_next(&set->all, i))
-        free(table_remove(&set->all, i));
+        tenant_free(table_remove(&set->all, i));
     table_close(&set->all);
     free(set->chain);
 }
@@ -82,7 +88,7 @@ static void tenant_drop_idle(struct tenant_set *set, struct tenant *t)
         link = &(*link)->chain;
     *link = t->chain;
     (void)table_remove(&set->all, t->id);
-    free(t);
+    tenant_free(t);
 }
 
 struct tenant *tenant_ref(struct tenant_set *set, const char *name)

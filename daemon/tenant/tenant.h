@@ -12,6 +12,8 @@
 #include "daemon/base/table.h"
 #include "daemon/observe/tenants.h"
 
+struct policy_group;
+
 struct tenant {
     uint32_t id; /* from 1; it is given again when the tenant is gone */
     uint32_t refs;
@@ -21,6 +23,12 @@ struct tenant {
     /* What its namespaces count; NULL before the first one. They live as long as the daemon. */
     struct metrics_tenant *metrics;
     struct tenant_times *times;
+    /* The cache's own: cache/quota.c. */
+    uint64_t
+        dram_bytes; /* of slots of its blocks, in windows not, those that are being filled too */
+    uint64_t nvme_bytes, share_bytes; /* of its parts there */
+    uint64_t block_max_bytes;         /* slots of its largest block, so far */
+    struct policy_group *group;       /* from malloc; NULL: none */
     struct tenant *chain;
     char name[];
 };

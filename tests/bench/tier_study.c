@@ -207,7 +207,7 @@ static unsigned any_cb(void *ctx, block_ref ref)
 
 static void dram_evict(void)
 {
-    block_ref ref = policy_victim(policy, POLICY_CANDIDATES, list_cb, NULL, &(int64_t){INT64_MAX});
+    block_ref ref = policy_victim(policy, policy_common(policy), POLICY_CANDIDATES, list_cb, NULL, &(int64_t){INT64_MAX});
     uint32_t id = number_of(ref);
 
     policy_remove(policy, ref, true);
@@ -307,8 +307,8 @@ static void use(const struct request *r, uint32_t n)
 
     for (uint32_t i = 0; i < n; i++)
         refs[i] = places[r->id[i]].ref;
-    while (policy_list_count(policy, BUSY) > 0)
-        policy_move(policy, policy_victim(policy, BUSY, any_cb, NULL, &(int64_t){1}),
+    while (policy_list_count(policy_common(policy), BUSY) > 0)
+        policy_move(policy, policy_victim(policy, policy_common(policy), BUSY, any_cb, NULL, &(int64_t){1}),
                     POLICY_CANDIDATES);
     admission_hits(&ns->admission, policy_touch(policy, refs, n)); /* the lookup */
     policy_touch(policy, refs, n);                                 /* the load */

@@ -161,6 +161,7 @@ static struct {
     uint64_t ready_bytes;    /* set before rig_open: how much memory it waits for; 0: all */
     uint64_t max_blocks;     /* set before rig_open: of the index; 0: 1000 */
     uint64_t extent;         /* set before rig_open: bytes of each of the two; 0: MIB */
+    bool apart;              /* set before rig_open: `two` is tenant "u"'s */
     uint32_t windows;        /* set before rig_open: extents that may be lent */
     unsigned window_events[WINDOW_GONE + 1];
 } rig;
@@ -245,7 +246,7 @@ static inline void rig_open(void)
     arena_wait(rig.ready_bytes > 0 ? rig.ready_bytes : 2 * extent);
     cache_arena_attach(rig.cache, rig.arena);
     rig.one = space("one", 1, MIB / 4 / SHARDS);
-    rig.two = space("two", 2, MIB / 8 / SHARDS);
+    rig.two = space_of(rig.apart ? "u" : "t", "two", 2, MIB / 8 / SHARDS);
     for (int i = 0; i < 3; i++)
         cache_fills_init(&rig.fills[i]);
 }

@@ -1,7 +1,7 @@
 /* Everything that happens to a cache, at random, against a recount of all that it counts: no wrong
  * byte, no use or hold that is left over, nobody who waits for ever. Once over NVMe alone, once
- * with a share that other hosts change, once in an index that is always full, and once with blocks
- * in two forms. UCM_SEED repeats a run. */
+ * with a share that other hosts change, once in an index that is always full, once with blocks
+ * in two forms, and once with what tenants are guaranteed and get at most changing all the time. UCM_SEED repeats a run. */
 #include "tests/unit/form_rig.h"
 #include "tests/unit/hint_rig.h"
 #include "tests/unit/random.h"
@@ -33,7 +33,7 @@ static struct {
     struct load load[LOADS];
     struct asker asker[ASKERS];
     bool forms;
-    unsigned reads, failures, waits, shared_reads, late, paired;
+    unsigned reads, failures, waits, shared_reads, late, paired, refused;
 } chaos;
 
 static struct ns *some_ns(void)
@@ -57,6 +57,7 @@ static unsigned namespaces(void)
 }
 
 struct recount {
+    uint64_t slot_bytes; /* of DRAM, those that are being filled too */
     uint64_t complete, dram_bytes, nvme_bytes, share_bytes, dirty, users, pinned, fetching, only,
         below;
 };
@@ -104,6 +105,7 @@ static void recount(struct recount *r, block_ref ref)
         ready += part_whole(p);
         dram += in_dram;
         here += p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE;
+        r->slot_bytes += p->dram != PART_DRAM_NONE ? ns_part_bytes(ns, i) : 0;
         r->share_bytes += part_on_share(p) ? ns_part_bytes(ns, i) : 0;
         r->dram_bytes += in_dram ? ns_part_bytes(ns, i) : 0;
         r->nvme_bytes += p->nvme == PART_NVME_READY ? ns_part_bytes(ns, i) : 0;
@@ -159,6 +161,21 @@ static void recount_all(struct recount *r, const struct ns *ns)
         recount(r, refs[i]);
 }
 
+/* One tenant's namespaces are `ns` and what is derived of it. */
+static void tenant_recount(const struct tenant *t)
+{
+    struct recount r = {0};
+
+    for (unsigned i = 0; i < namespaces(); i++)
+        if (ns_at(i)->tenant == t)
+            recount_all(&r, ns_at(i));
+    cr_assert_eq(t->dram_bytes, r.slot_bytes);
+    cr_assert_eq(t->nvme_bytes, r.nvme_bytes);
+    cr_assert_eq(t->share_bytes, r.share_bytes);
+    if (t->group)
+        cr_assert_eq(!list_empty(&t->group->open), t->dram_bytes > 0 && !cache_quota_keeps(t));
+}
+
 static uint64_t forms_named(const struct ns *ns)
 {
     block_ref refs[1000];
@@ -186,6 +203,8 @@ static void invariants(void)
         cr_assert_geq(form_users(ns_at(i)), forms_named(ns_at(i)));
         cr_assert_leq(form_users(ns_at(i)), forms_named(ns_at(i)) + table_count(&rig.cache->fills));
     }
+    tenant_recount(rig.one->tenant);
+    tenant_recount(rig.two->tenant);
     cr_assert_eq(r.complete, rig.cache->stats.complete);
     cr_assert_eq(r.pinned, rig.cache->stats.pinned);
     cr_assert_eq(r.dram_bytes, dram);
@@ -249,7 +268,9 @@ static void chaos_claim(void)
     if (rc == 0)
         return; /* the block stays held until the copy has ended */
     c->fill = NULL;
-    cr_assert(rc == -EEXIST || rc == -EINPROGRESS || rc == -EBUSY);
+    cr_assert(rc == -EEXIST || rc == -EINPROGRESS || rc == -EBUSY ||
+              (rc == -EDQUOT && ns->tenant->settings.dram_most > 0));
+    chaos.refused += rc == -EDQUOT;
     drop(c->ref);
     if (rc == -EBUSY)
         chaos_wait_room();
@@ -304,10 +325,13 @@ static void chaos_load(void)
         load_has(l);
     if (rc == CACHE_READY || rc == CACHE_PENDING)
         return;
-    cr_assert_eq(rc, -EBUSY, "found, and then not there: %d", rc);
+    cr_assert(rc == -EBUSY || (rc == -EDQUOT && ns->tenant->settings.dram_most > 0),
+              "found, and then not there: %d", rc);
     l->state = LOAD_FREE;
     drop(ref);
-    chaos_wait_room();
+    chaos.refused += rc == -EDQUOT;
+    if (rc == -EBUSY)
+        chaos_wait_room();
 }
 
 static void load_end(struct load *l)
@@ -486,6 +510,13 @@ static void chaos_hints(void)
         cache_hints_unuse(rig.cache, ns);
 }
 
+static void chaos_quota(struct tenant *t)
+{
+    t->settings.dram_guaranteed = below(4) * (MIB / 4);
+    t->settings.dram_most = below(2) ? t->settings.dram_guaranteed + (1 + below(4)) * (MIB / 4) : 0;
+    cache_tenants_changed(rig.cache);
+}
+
 /* Everything ends: then nobody may still wait, and evicting everything leaves nothing. */
 static void chaos_end(void)
 {
@@ -546,6 +577,8 @@ static void chaos_run(unsigned acts, bool forms)
                 invariants();
             if (op % 64 == 0)
                 chaos_hints();
+            if (rig.apart && op % 256 == 0)
+                chaos_quota(below(2) ? rig.one->tenant : rig.two->tenant);
         }
         chaos_end();
         cr_assert_gt(chaos.reads, 20u, "round %u", round);
@@ -599,4 +632,18 @@ Test(forms, random_interleavings_with_blocks_in_two_forms)
     chaos_run(sizeof(chaos_acts) / sizeof(chaos_acts[0]), true);
     cr_expect_gt(chaos.paired, 500u);
     cr_expect_gt(coder.begun, 10u);
+}
+
+static void open_apart(void)
+{
+    rig.apart = true;
+    open_shared();
+}
+
+TestSuite(quotas, .init = open_apart, .fini = close_shared);
+
+Test(quotas, random_interleavings_of_two_tenants)
+{
+    chaos_run(ACTS_SHARED, false);
+    cr_expect_gt(chaos.refused, 20u);
 }

@@ -77,7 +77,7 @@ static unsigned unpinned_cb(void *ctx, block_ref ref)
 
 static block_ref victim(unsigned (*judge)(void *ctx, block_ref ref), void *ctx, int64_t looks)
 {
-    return policy_victim(p, POLICY_CANDIDATES, judge, ctx, &looks);
+    return policy_victim(p, policy_common(p), POLICY_CANDIDATES, judge, ctx, &looks);
 }
 
 static void drop(block_ref ref, bool evicted)
@@ -346,8 +346,8 @@ Test(policy, the_pinned_are_looked_at_once)
     cr_assert_eq(victim(unpinned_cb, &asked, 5000), 0);
     cr_expect_eq(asked, 2000u);
     cr_expect_eq(policy_count(p), 1800);
-    cr_expect_eq(policy_list_count(p, PINNED), 1800);
-    cr_expect_eq(policy_list_count(p, POLICY_CANDIDATES), 0);
+    cr_expect_eq(policy_list_count(policy_common(p), PINNED), 1800);
+    cr_expect_eq(policy_list_count(policy_common(p), POLICY_CANDIDATES), 0);
     cr_assert_eq(victim(unpinned_cb, &asked, 5000), 0);
     cr_expect_eq(asked, 2000u);
 }
@@ -378,8 +378,8 @@ Test(policy, what_comes_back_leaves_next)
         cr_expect_eq(evict(), i);
     cr_expect_eq(evict(), 6u);
     policy_move(p, refs[7], OTHERS);
-    cr_expect_eq(policy_victim(p, PINNED, any_cb, NULL, &looks), 0u);
-    cr_expect_eq(policy_victim(p, OTHERS, any_cb, NULL, &looks), refs[7]);
+    cr_expect_eq(policy_victim(p, policy_common(p), PINNED, any_cb, NULL, &looks), 0u);
+    cr_expect_eq(policy_victim(p, policy_common(p), OTHERS, any_cb, NULL, &looks), refs[7]);
     cr_expect_eq(looks, 99);
     drop(refs[7], true);
     cr_expect_eq(policy_count(p), 0u);

@@ -97,7 +97,8 @@ Test(tenant, settings_come_from_the_table_then_from_all_then_from_its_own)
 Test(tenant, what_is_wrong_is_said)
 {
     refused("tenant_settings=team-a", "no setting is named");
-    refused("tenant_settings=team-a wieght=3", "no setting \"wieght\"; there are weight, ");
+    refused("tenant_settings=team-a wieght=3",
+            "no setting \"wieght\"; there are weight, dram.guaranteed, ");
     refused("tenant_settings=team-a weight", "write KEY=VALUE");
     refused("tenant_settings=team-a weight=0", "from 1 to 10000");
     refused("tenant_settings=team-a weight=3 weight=4", "given twice");
@@ -105,6 +106,18 @@ Test(tenant, what_is_wrong_is_said)
     refused("tenant_settings=other weight=3", "does not begin with a tenant's name");
     refused("tenant_settings=weight=3", "does not begin with a tenant's name");
     refused("tenant_settings=a weight=3,b weight=3,a namespaces=3", "\"a\" is there twice");
+}
+
+Test(tenant, guarantees_fit_together)
+{
+    configure("arena.size=1GiB");
+    configure("tenant_settings=a dram.guaranteed=512MiB dram.most=512MiB,b dram.guaranteed=512MiB");
+    refused("tenant_settings=a dram.guaranteed=512MiB,b dram.guaranteed=513MiB",
+            "all tenants' dram.guaranteed are 1025MiB in sum, and arena.size is 1GiB");
+    refused("tenant_settings=a dram.guaranteed=2MiB dram.most=1MiB",
+            "a: dram.guaranteed (2MiB) is more than dram.most (1MiB)");
+    refused("tenant_settings=a dram.guaranteed=2MiB,* dram.most=1MiB", "is more than dram.most");
+    refused("tenant_settings=* dram.guaranteed=2MiB", "give it by name");
 }
 
 Test(tenant, settings_are_written_as_they_are_read)

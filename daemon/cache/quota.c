@@ -1,0 +1,163 @@
+/* What tenants are guaranteed of DRAM, and what they get at most.
+ *
+ * A tenant with either has a group of its own in the policy. What it holds is counted when a slot becomes its, or
+ * is given back. While that is no more than it is guaranteed, its group is closed: searches for space pass it over. What
+ * it holds beyond is everybody's: the open groups and the common one give what is coldest. One that may
+ * get no more gives way to itself. */
+#include "daemon/cache/internal.h"
+
+#include "daemon/base/log.h"
+
+#include <stdlib.h>
+
+/* Blocks that come over to their groups in one turn of the loop, when settings have changed. */
+#define REGROUP_TURN 256u
+
+/* ---- counting ---- */
+
+bool cache_quota_slot(struct cache *c, const struct part *p)
+{
+    const struct part_op *f;
+
+    switch ((enum part_dram)p->dram) {
+    case PART_DRAM_FILLING:
+        return true;
+    case PART_DRAM_FETCHING:
+        f = table_get(&c->fetches, part_fetch(p));
+        return !arena_slot_group(c->arena, f->slot);
+    case PART_DRAM_READY:
+        return !arena_slot_group(c->arena, part_slot(p));
+    case PART_DRAM_NONE:
+        break;
+    }
+    return false;
+}
+
+static bool has_quota(const struct tenant *t)
+{
+    return t->settings.dram_guaranteed > 0 || t->settings.dram_most > 0;
+}
+
+/* Whether it has more than its guarantee, even when its largest block leaves. */
+static bool may_lose(const struct tenant *t)
+{
+    return t->settings.dram_guaranteed == 0 ||
+           t->dram_bytes >= t->settings.dram_guaranteed + t->block_max_bytes;
+}
+
+static void group_update(struct cache *c, struct tenant *t)
+{
+    bool open;
+
+    if (!t->group && has_quota(t)) {
+        t->group = calloc(1, sizeof(*t->group));
+        if (!t->group) {
+            log_warn("cache", "quota-skipped", "tenant=%s reason=\"no memory\"", t->name);
+            return;
+        }
+        t->group->tenant = t;
+        list_init(&t->group->open);
+        policy_group_made(c->config.policy);
+    }
+    if (!t->group)
+        return;
+    open = t->dram_bytes > 0 && may_lose(t);
+    if (open == !list_empty(&t->group->open))
+        return;
+    if (open)
+        list_push_back(&c->quotas.open, &t->group->open);
+    else
+        list_remove(&t->group->open);
+}
+
+void cache_quota_count(struct cache *c, struct ns *ns, uint64_t more_bytes)
+{
+    struct tenant *t = ns->tenant;
+
+    if (ns->slot_bytes == 0)
+        for (uint32_t i = 0; i < ns->identity.parts; i++)
+            ns->slot_bytes += arena_padded(ns_part_bytes(ns, i));
+    t->dram_bytes += more_bytes;
+    if (ns->slot_bytes > t->block_max_bytes)
+        t->block_max_bytes = ns->slot_bytes;
+    group_update(c, t);
+}
+
+/* ---- whose blocks may leave ---- */
+
+bool cache_quota_keeps(const struct tenant *t)
+{
+    return !may_lose(t);
+}
+
+uint32_t cache_quota_groups(struct cache *c, struct policy_group *out[QUOTA_GROUPS])
+{
+    struct list *node = c->quotas.open.next;
+    uint32_t n = 1;
+
+    out[0] = policy_common(c->config.policy);
+    for (; node != &c->quotas.open && n < QUOTA_GROUPS; node = node->next)
+        out[n++] = LIST_ENTRY(node, struct policy_group, open);
+    /* Of more than that, others have their turn next. */
+    for (uint32_t i = 1; node != &c->quotas.open && i < n; i++) {
+        list_remove(&out[i]->open);
+        list_push_back(&c->quotas.open, &out[i]->open);
+    }
+    if (n > 1) {
+        int coldest = policy_coldest_group(c->config.policy, out, n);
+        uint32_t best = coldest > 0 ? (uint32_t)coldest : 0;
+        struct policy_group *first = out[best];
+
+        out[best] = out[0];
+        out[0] = first;
+    }
+    return n;
+}
+
+/* ---- settings that change ---- */
+
+void cache_tenants_changed(struct cache *c)
+{
+    struct tenant_set *tenants = index_tenants(c->config.index);
+
+    for (struct tenant *t = tenant_next(tenants, NULL); t; t = tenant_next(tenants, t)) {
+        group_update(c, t);
+        /* Of one that is only guaranteed something, searches bring over what they meet, in its order. */
+        if (t->group && t->settings.dram_most > 0 && !t->group->whole) {
+            t->group->whole = true;
+            c->quotas.place = 0;
+            c->quotas.cursor = 0;
+            cache_regroup_later(c);
+        }
+    }
+    cache_released(c);
+}
+
+/* Where the walk goes on: a namespace of a tenant with a group. NULL: it is over. */
+static struct ns *regroup_ns(struct cache *c)
+{
+    for (; c->quotas.place < index_ns_places(c->config.index); c->quotas.place++) {
+        struct ns *ns = index_ns_at(c->config.index, c->quotas.place);
+
+        if (ns && ns->tenant->group && ns->tenant->settings.dram_most > 0 && ns->dram_bytes > 0)
+            return ns;
+        c->quotas.cursor = 0;
+    }
+    return NULL;
+}
+
+bool cache_quota_regroup(struct cache *c)
+{
+    block_ref refs[REGROUP_TURN];
+    struct ns *ns = regroup_ns(c);
+    uint32_t n = 0;
+
+    c->quotas.regroup = ns != NULL;
+    if (!ns)
+        return false;
+    c->quotas.cursor = index_scan(c->config.index, ns, c->quotas.cursor, REGROUP_TURN, refs, &n);
+    c->quotas.place += c->quotas.cursor == 0;
+    for (uint32_t i = 0; i < n; i++)
+        policy_come_over(c->config.policy, refs[i]);
+    return true;
+}

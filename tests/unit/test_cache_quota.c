@@ -1,0 +1,213 @@
+/* What tenants are guaranteed of DRAM, and get at most. The arena has 8 slots of a quarter of a MiB. */
+#include "tests/unit/cache_rig.h"
+
+#define SLOT (MIB / 4)
+
+static struct ns *quiet, *noisy; /* of two tenants */
+
+static void open_tenants(void)
+{
+    rig_open();
+    quiet = rig.one;
+    noisy = space_of("u", "one", 1, SLOT / SHARDS);
+}
+
+TestSuite(cache_quota, .init = open_tenants, .fini = rig_close);
+
+static void give(struct ns *ns, uint64_t guaranteed, uint64_t most)
+{
+    ns->tenant->settings.dram_guaranteed = guaranteed;
+    ns->tenant->settings.dram_most = most;
+    cache_tenants_changed(rig.cache);
+}
+
+static void settle(void)
+{
+    for (int i = 0; i < 10; i++) {
+        turn();
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+    }
+}
+
+/* Stores blocks, each as a prefix of its own, and lets go of them; they are written below. */
+static void stores(struct ns *ns, uint64_t from, uint64_t n)
+{
+    for (uint64_t i = from; i < from + n; i++) {
+        block_ref ref = open_block(ns, i);
+
+        cache_touch(rig.cache, ns, &ref, 1);
+        cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
+        drop(ref);
+        settle();
+    }
+}
+
+static unsigned in_dram(struct ns *ns, uint64_t from, uint64_t n)
+{
+    unsigned found = 0;
+
+    for (uint64_t i = from; i < from + n; i++) {
+        block_ref ref = find(ns, i);
+
+        found += ref != 0 && cache_in_dram(rig.cache, ref);
+    }
+    return found;
+}
+
+Test(cache_quota, without_quotas_who_stores_most_has_all)
+{
+    stores(quiet, 0, 3);
+    stores(noisy, 0, 50);
+    cr_expect_eq(in_dram(quiet, 0, 3), 0u);
+    cr_expect_eq(in_dram(noisy, 0, 50), 8u);
+    cr_expect_eq(noisy->tenant->dram_bytes, 8 * SLOT);
+}
+
+Test(cache_quota, what_is_guaranteed_stays)
+{
+    give(quiet, 3 * SLOT, 0);
+    stores(quiet, 0, 3);
+    stores(noisy, 0, 50);
+    cr_expect_eq(in_dram(quiet, 0, 3), 3u);
+    cr_expect_eq(in_dram(noisy, 0, 50), 5u);
+    /* and what it stores beyond is everybody's */
+    stores(quiet, 3, 4);
+    cr_expect_eq(in_dram(quiet, 3, 4), 4u);
+    stores(noisy, 50, 50);
+    cr_expect_eq(in_dram(quiet, 0, 7), 3u);
+    cr_expect_eq(in_dram(quiet, 4, 3), 3u, "its coldest left");
+}
+
+Test(cache_quota, who_has_less_than_is_guaranteed_gets_it_back)
+{
+    stores(noisy, 0, 8);
+    give(quiet, 4 * SLOT, 0);
+    stores(quiet, 0, 4);
+    stores(noisy, 8, 8);
+    cr_expect_eq(in_dram(quiet, 0, 4), 4u);
+    /* More of its own gives way to its own. */
+    give(noisy, 4 * SLOT, 0);
+    stores(quiet, 4, 2);
+    cr_expect_eq(in_dram(quiet, 0, 6), 4u);
+    cr_expect_eq(in_dram(noisy, 0, 16), 4u);
+}
+
+Test(cache_quota, a_guarantee_that_comes_late_keeps_what_is_there)
+{
+    stores(quiet, 0, 8);
+    give(quiet, 5 * SLOT, 0);
+    stores(noisy, 0, 50);
+    cr_expect_eq(in_dram(quiet, 3, 5), 5u, "its coldest left");
+    give(quiet, 2 * SLOT, 0);
+    stores(noisy, 50, 50);
+    cr_expect_eq(in_dram(quiet, 6, 2), 2u);
+    give(quiet, 0, 0);
+    stores(noisy, 100, 50);
+    cr_expect_eq(in_dram(quiet, 0, 8), 0u);
+}
+
+Test(cache_quota, at_most_gives_way_to_itself)
+{
+    stores(quiet, 0, 4);
+    give(noisy, 0, 3 * SLOT);
+    for (uint64_t i = 0; i < 20; i++) {
+        stores(noisy, i, 1);
+        cr_assert_leq(noisy->tenant->dram_bytes, 3 * SLOT);
+    }
+    cr_expect_eq(in_dram(quiet, 0, 4), 4u, "though a slot was free");
+    cr_expect_eq(in_dram(noisy, 17, 3), 3u);
+    cr_expect_eq(arena_bytes_used(rig.arena), 7 * SLOT);
+}
+
+Test(cache_quota, at_most_set_late_is_reached_by_its_own_blocks)
+{
+    stores(noisy, 0, 6);
+    stores(quiet, 0, 2);
+    give(noisy, 0, 2 * SLOT);
+    settle();
+    stores(noisy, 6, 1);
+    cr_expect_eq(noisy->tenant->dram_bytes, 2 * SLOT);
+    cr_expect_eq(in_dram(noisy, 6, 1), 1u);
+    cr_expect_eq(in_dram(quiet, 0, 2), 2u);
+}
+
+Test(cache_quota, at_most_is_refused_while_all_of_it_is_in_use)
+{
+    block_ref held[2], more;
+    struct cache_fill *f;
+
+    give(noisy, 0, 2 * SLOT);
+    for (uint64_t i = 0; i < 2; i++)
+        held[i] = store(noisy, i);
+    rig.cache->no_writes = true;
+    more = open_block(noisy, 2);
+    cr_expect_eq(claim(more, 0, 0, 1, &f), -EDQUOT);
+    cr_expect_eq(in_dram(noisy, 0, 2), 2u);
+    drop(held[0]);
+    cr_expect_eq(claim(more, 0, 0, 1, &f), 0);
+    cr_expect_eq(noisy->tenant->dram_bytes, 2 * SLOT);
+    cache_fill_done(rig.cache, f, 1, false);
+    cr_expect_eq(noisy->tenant->dram_bytes, SLOT);
+    drop(held[1]);
+    drop(more);
+}
+
+Test(cache_quota, an_extent_with_guaranteed_blocks_keeps_its_slots)
+{
+    struct ns *big = space_of("v", "big", 1, 2 * SLOT / SHARDS);
+    struct cache_fill *f;
+    block_ref ref;
+
+    give(quiet, 8 * SLOT, 0);
+    stores(quiet, 0, 8);
+    ref = open_block(big, 0);
+    cr_expect_eq(claim(ref, 0, 0, 1, &f), -EBUSY);
+    cr_expect_eq(in_dram(quiet, 0, 8), 8u);
+    give(quiet, 4 * SLOT, 0);
+    cr_expect_eq(claim(ref, 0, 0, 1, &f), 0);
+    cr_expect_eq(in_dram(quiet, 0, 8), 4u);
+    cache_fill_done(rig.cache, f, 1, false);
+    drop(ref);
+}
+
+Test(cache_quota, an_index_that_is_full_drops_no_guaranteed_block)
+{
+    rig_close();
+    rig.max_blocks = 6;
+    rig.tier = (struct tier){0};
+    open_tenants();
+    cache_stop_writing(rig.cache);
+    give(quiet, 3 * SLOT, 0);
+    stores(quiet, 0, 3);
+    stores(noisy, 0, 50);
+    cr_expect_eq(in_dram(quiet, 0, 3), 3u);
+    cr_expect_eq(in_dram(noisy, 0, 50), 3u);
+    rig.max_blocks = 0;
+}
+
+/* Of more tenants than a search looks at, all have their turn. */
+Test(cache_quota, many_tenants)
+{
+    struct ns *ns[24];
+    unsigned kept = 0;
+    char name[16];
+
+    rig_close();
+    rig.extent = 8 * MIB;
+    rig.tier = (struct tier){0};
+    open_tenants();
+    for (unsigned i = 0; i < 24; i++) {
+        snprintf(name, sizeof(name), "uid:%u", i);
+        ns[i] = space_of(name, "one", 1, SLOT / SHARDS);
+        give(ns[i], i % 2 ? SLOT : 0, i % 2 ? 0 : 8 * SLOT);
+        stores(ns[i], 0, 2);
+    }
+    stores(noisy, 0, 100);
+    for (unsigned i = 0; i < 24; i++) {
+        cr_expect_eq(in_dram(ns[i], 0, 2), i % 2, "tenant %u", i);
+        kept += in_dram(ns[i], 0, 2);
+    }
+    cr_expect_eq(in_dram(noisy, 0, 100), 64 - kept);
+    rig.extent = 0;
+}
