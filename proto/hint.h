@@ -2,10 +2,11 @@
  * which tier. The daemon writes it, in a memfd; workers map it read-only and look keys up without asking.
  * docs/protocol.md, "Hints", describes it.
  *
- * A bucket is a cache line: the number of entries of this bucket that lie in later ones, and 7 entries, each one
- * atomic word. A key's entry is in its own bucket or, if that was full, in one of the 3 behind it. It never moves, and
- * changes by single stores. So at every moment, also when the daemon dies amid a change, a reader finds each entry that
- * stays, and no half of one. What a reader concludes is a hint all the same: the block may go at the next moment.
+ * A bucket is a cache line: how far behind it entries lie that belong into it, and 7 entries, each one atomic word. A
+ * key's entry is in its own bucket or, if that was full, in one of the 15 behind it: so many that a table of 100 million
+ * entries has room for each until 3 of 5 are taken. It never moves, and changes by single stores. So at every moment,
+ * also when the daemon dies amid a change, a reader finds each entry that stays, and no half of one. What a reader
+ * concludes is a hint all the same: the block may go at the next moment.
  *
  * Nothing in the table leads a reader out of it: it masks each position by its own copy of the size.
  *
@@ -22,10 +23,10 @@
 #include <stdint.h>
 
 #define UCM_HINT_MAGIC "UCMHINT1"
-#define UCM_HINT_VERSION 1u
+#define UCM_HINT_VERSION 2u
 #define UCM_HINT_HEADER_BYTES 4096u /* the buckets begin here */
 #define UCM_HINT_ENTRIES 7u         /* of a bucket */
-#define UCM_HINT_PROBES 4u          /* buckets in which a key's entry may lie */
+#define UCM_HINT_PROBES 16u         /* buckets in which a key's entry may lie */
 #define UCM_HINT_MIN_BUCKETS 64u
 #define UCM_HINT_MAX_BUCKETS (1u << 30)
 
@@ -58,15 +59,19 @@ struct ucm_hint_header {
 #define UCM_HINT_GENERATION_MASK UINT64_C(0xfffc)
 #define UCM_HINT_PRINT_MASK (~UINT64_C(0xffff))
 
-/* Byte i of the tags is 0 while entry i is empty, else 0x80 and bits 16 to 22 of its hash. Byte 7 counts the entries whose
- * own bucket is this one, but that lie in the 3 behind it; once it is 255 it stays. */
+/* Byte i of the tags is 0 while entry i is empty, else 0x80 and bits 57 to 63 of its hash. Of byte 7 the low half counts the
+ * entries whose own bucket is this one, but that lie behind it; once it is 15 it stays. The high half is how many buckets
+ * behind it the furthest of them has lain since the count was 0. */
 struct ucm_hint_bucket {
     _Atomic uint64_t tags;
     _Atomic uint64_t entry[UCM_HINT_ENTRIES];
 };
 #define UCM_HINT_AWAY_SHIFT 56
-#define UCM_HINT_AWAY_MAX 255u
+#define UCM_HINT_AWAY_MAX 15u
+#define UCM_HINT_FAR_SHIFT 60
 
+_Static_assert(UCM_HINT_PROBES - 1 <= UINT64_MAX >> UCM_HINT_FAR_SHIFT,
+               "the furthest one has 4 bits");
 _Static_assert(sizeof(struct ucm_hint_bucket) == 64, "a bucket is a cache line");
 _Static_assert(sizeof(struct ucm_hint_header) <= UCM_HINT_HEADER_BYTES, "the header has a page");
 
@@ -102,7 +107,7 @@ bool ucm_hint_open(const void *mapping, uint64_t bytes, uint32_t key_bytes,
 
 static inline uint64_t ucm_hint_tag(uint64_t hash)
 {
-    return 0x80 | (hash >> 16 & 0x7f);
+    return 0x80 | hash >> 57;
 }
 
 /* Has bit 7 of byte i for each entry i with that tag, and perhaps for others behind the first. */
@@ -132,10 +137,10 @@ static inline uint32_t ucm_hint_in(const struct ucm_hint_bucket *b, uint64_t tag
 static inline uint64_t ucm_hint_find(const struct ucm_hint_view *v, uint64_t hash)
 {
     const struct ucm_hint_bucket *b = &v->bucket[hash & v->mask];
-    uint64_t own = UCM_HINT_LOAD(&b->tags), tags = own, entry = 0;
+    uint64_t tags = UCM_HINT_LOAD(&b->tags), far = tags >> UCM_HINT_FAR_SHIFT, entry = 0;
 
-    for (uint32_t probe = 1; ucm_hint_in(b, tags, hash, &entry) == UCM_HINT_ENTRIES; probe++) {
-        if (own >> UCM_HINT_AWAY_SHIFT == 0 || probe == UCM_HINT_PROBES)
+    for (uint64_t probe = 1; ucm_hint_in(b, tags, hash, &entry) == UCM_HINT_ENTRIES; probe++) {
+        if (probe > far)
             return 0;
         b = &v->bucket[(hash + probe) & v->mask];
         tags = UCM_HINT_LOAD(&b->tags);
@@ -157,21 +162,39 @@ static inline void ucm_hint_tag_set(struct ucm_hint_bucket *b, uint32_t i, uint6
     UCM_HINT_STORE(&b->tags, (tags & ~(UINT64_C(0xff) << 8 * i)) | tag << 8 * i);
 }
 
-static inline void ucm_hint_away(struct ucm_hint_bucket *b, bool more)
+/* One more of the bucket's entries lies so far behind it. */
+static inline void ucm_hint_away(struct ucm_hint_bucket *own, uint64_t distance)
 {
-    uint64_t tags = UCM_HINT_LOAD(&b->tags), one = UINT64_C(1) << UCM_HINT_AWAY_SHIFT;
+    uint64_t tags = UCM_HINT_LOAD(&own->tags), far = tags >> UCM_HINT_FAR_SHIFT;
 
-    if (tags >> UCM_HINT_AWAY_SHIFT < UCM_HINT_AWAY_MAX)
-        UCM_HINT_STORE(&b->tags, more ? tags + one : tags - one);
+    if ((tags >> UCM_HINT_AWAY_SHIFT & UCM_HINT_AWAY_MAX) < UCM_HINT_AWAY_MAX)
+        tags += UINT64_C(1) << UCM_HINT_AWAY_SHIFT;
+    if (distance > far)
+        tags += (distance - far) << UCM_HINT_FAR_SHIFT;
+    UCM_HINT_STORE(&own->tags, tags);
+}
+
+/* One less. */
+static inline void ucm_hint_back(struct ucm_hint_bucket *own)
+{
+    uint64_t tags = UCM_HINT_LOAD(&own->tags);
+    uint64_t away = tags >> UCM_HINT_AWAY_SHIFT & UCM_HINT_AWAY_MAX;
+
+    if (away == UCM_HINT_AWAY_MAX)
+        return;
+    tags -= UINT64_C(1) << UCM_HINT_AWAY_SHIFT;
+    if (away == 1)
+        tags &= ~(UINT64_MAX << UCM_HINT_FAR_SHIFT);
+    UCM_HINT_STORE(&own->tags, tags);
 }
 
 /* How far behind its own bucket the one lies that has the entry, and the entry's number; UCM_HINT_PROBES: none has. */
 static inline uint32_t ucm_hint_place(const struct ucm_hint_bucket *buckets, uint64_t mask,
                                       uint64_t hash, uint32_t *i)
 {
-    uint64_t away = UCM_HINT_LOAD(&buckets[hash & mask].tags) >> UCM_HINT_AWAY_SHIFT, entry;
+    uint64_t far = UCM_HINT_LOAD(&buckets[hash & mask].tags) >> UCM_HINT_FAR_SHIFT, entry;
 
-    for (uint32_t probe = 0; probe < (away ? UCM_HINT_PROBES : 1u); probe++) {
+    for (uint32_t probe = 0; probe <= far; probe++) {
         const struct ucm_hint_bucket *b = &buckets[(hash + probe) & mask];
 
         *i = ucm_hint_in(b, UCM_HINT_LOAD(&b->tags), hash, &entry);
@@ -216,7 +239,7 @@ static inline enum ucm_hint_change ucm_hint_set(struct ucm_hint_bucket *buckets,
     if (probe < UCM_HINT_PROBES) { /* readers look further until it has gone */
         ucm_hint_tag_set(b, i, 0);
         if (probe > 0)
-            ucm_hint_away(own, false);
+            ucm_hint_back(own);
         return UCM_HINT_REMOVED;
     }
     if (tier == 0)
@@ -226,7 +249,7 @@ static inline enum ucm_hint_change ucm_hint_set(struct ucm_hint_bucket *buckets,
         return UCM_HINT_FULL;
     b = &buckets[(hash + probe) & mask];
     if (probe > 0) /* and look further before it comes */
-        ucm_hint_away(own, true);
+        ucm_hint_away(own, probe);
     UCM_HINT_STORE(&b->entry[i],
                    (hash & UCM_HINT_PRINT_MASK) |
                        (generation << UCM_HINT_GENERATION_SHIFT & UCM_HINT_GENERATION_MASK) | tier);

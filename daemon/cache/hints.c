@@ -1,6 +1,6 @@
 /* Tables of hints: each follows what lookups of its namespace would find.
  *
- *   first use --> FILLING: memory, then blocks, some of both a turn --> LIVE --half full--> SUPERSEDED by another one, which
+ *   first use --> FILLING: memory, then blocks, some of both a turn --> LIVE --crowded--> SUPERSEDED by another one, which
  *   was filled beside it
  *
  * A table that gets blocks follows changes already. So a block that the scan has passed, or that came behind it, is there

@@ -28,8 +28,8 @@ static uint64_t buckets_for(uint64_t blocks)
 {
     uint64_t buckets = UCM_HINT_MIN_BUCKETS;
 
-    /* Two fifths full at most, so that it has some time until it is half full. */
-    while (buckets < UCM_HINT_MAX_BUCKETS && 2 * buckets * UCM_HINT_ENTRIES < 5 * blocks)
+    /* Four of a bucket's entries at most, so that it has some time until it is crowded. */
+    while (buckets < UCM_HINT_MAX_BUCKETS && 4 * buckets < blocks)
         buckets *= 2;
     return buckets;
 }
@@ -159,7 +159,8 @@ void hints_beat(struct hints *h, uint64_t now_ms)
 
 bool hints_crowded(const struct hints *h)
 {
-    return h->entries > (h->mask + 1) * UCM_HINT_ENTRIES / 2 && h->mask + 1 < UCM_HINT_MAX_BUCKETS;
+    return h->entries > (h->mask + 1) * UCM_HINT_ENTRIES * 3 / 5 &&
+           h->mask + 1 < UCM_HINT_MAX_BUCKETS;
 }
 
 /* ---- what it is ---- */

@@ -2,7 +2,7 @@
  *
  * Promises:
  * - A reader may map it at any time, and can't write to it, shrink it or grow it.
- * - It takes 18 to 46 bytes a block. Setting an entry costs about one cache miss.
+ * - It takes 15 to 32 bytes a block. Setting an entry costs about one cache miss.
  * - The seed of its hash is random: keys that a client chose to collide in one table don't in the next.
  *
  * Thread: the loop only, but for hints_free. */
@@ -13,7 +13,7 @@
 
 struct hints;
 
-/* An empty table for `blocks` blocks and a quarter more at least, in state FILLING. 0 or -errno. */
+/* An empty table in state FILLING, which is crowded by `blocks` blocks and a twentieth more at the earliest. 0 or -errno. */
 int hints_new(uint32_t key_bytes, uint64_t blocks, uint64_t now_ms, struct hints **out);
 /* Readers see that state from now on: nothing is set any more. */
 void hints_end(struct hints *h, enum ucm_hint_state last);
@@ -29,7 +29,7 @@ void hints_set(struct hints *h, const uint8_t *key, uint8_t was, uint8_t is);
 /* All blocks are in it. */
 void hints_begin(struct hints *h);
 void hints_beat(struct hints *h, uint64_t now_ms);
-/* It should be replaced by a larger one: it is half full. */
+/* It should be replaced by a larger one, as it will soon have no room for some blocks: it is three fifths full. */
 bool hints_crowded(const struct hints *h);
 
 int hints_fd(const struct hints *h); /* to be read; stays the table's */

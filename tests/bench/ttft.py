@@ -5,8 +5,11 @@ A transformer of Llama-3.1-8B's shape with random weights (PyTorch, bfloat16), i
 layers of a block side by side. One process computes prompts and stores their blocks, another one loads them: what the
 second one's model says to the last token has to be what the first one's said, bit for bit.
 
-    ttft.py [--json FILE] [--tokens N,N] [--layers N] [--nvme FOLDER] [--arena SIZE]
+    ttft.py [--json FILE] [--tokens N,N] [--hits 50,80,100] [--rounds N] [--layers N] [--nvme FOLDER] [--arena SIZE] [--one-request]
     ttft.py --encoding none,fp8,int8,q4,lossless [--layout layers] [--rounds N] [...]
+
+"above" is what it takes more than the bus's time for the bytes and the GPU's for the remaining tokens; "of bus" the load itself, beside
+the bus's time. The aim of whole hits from DRAM is 0.5 ms above.
 
 With --encoding: whole hits only, by encoding, each beside `none` of the same run. What a lossless one loads is compared
 byte by byte, and the logits bit by bit; of the others the squared error of the loaded KV must be below a limit, and how far
@@ -18,6 +21,7 @@ $UCMD is the daemon, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the compani
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -31,7 +35,7 @@ from llama import Shape
 
 BLOCK, WIDTH, HEADS, KV_HEADS, HEAD, VOCABULARY = (
     getattr(Shape, name) for name in ("block", "width", "heads", "kv_heads", "head", "vocabulary"))
-HITS, ROUNDS = (50, 80, 100), 3
+ROUNDS = 3  # of what is computed without a hit
 #: Of the time to first token without an encoding, at the longest prompt.
 AIMS = {"fp8": 0.65, "int8": 0.65, "q4": 0.5}
 #: Squared error of loaded KV over its squares, of normally distributed values (docs/encodings.md, "Bytes").
@@ -81,7 +85,7 @@ class Engine:
         import torch
         from ucmclient import Client
 
-        self.torch, self.most, self.one_request = torch, max(options["tokens"]), options["one_request"]
+        self.torch, self.most = torch, max(options["tokens"])
         self.model = Model(options["layers"], self.most // BLOCK)
         self.client, self.companion, self.base = Client(options["socket"], "ttft"), None, None
         self.regions, self.block_bytes = {}, {}
@@ -181,7 +185,7 @@ class Engine:
         times = [self.timed(lambda: self.model.forward(numbers, 0, on_gpu))[0] for _ in range(ROUNDS + 1)]
         return {"seconds": statistics.median(times[1:])}
 
-    def load(self, tokens, hit, check):
+    def load(self, tokens, hit, one_request, check):
         """Blocks of the first `hit` percent loaded, the rest computed."""
         numbers, keys, table, on_gpu = self.prompt(tokens)
         blocks = tokens * hit // 100 // BLOCK
@@ -193,24 +197,28 @@ class Engine:
         for _ in range(3):
             rest, _ = self.timed(compute)
         self.model.pages.zero_()
-        whole = None
+        told = {"rest": rest, "bytes": blocks * self.block_bytes["none"], "digest": None}
 
         def answer():
-            self.load(keys[: blocks * 32], table[:blocks])
+            told["lookup"], told["load"] = self.bring(keys[: blocks * 32], table[:blocks], one_request)
             return compute()
 
-        seconds, _ = self.timed(answer)
+        told["seconds"], _ = self.timed(answer)
         if hit == 100 and check:
-            whole = self.digest(table)
-        return {"seconds": seconds, "rest": rest, "bytes": blocks * self.block_bytes["none"], "digest": whole}
+            told["digest"] = self.digest(table)
+        return told
 
-    def load(self, keys, table):
-        if self.one_request:
+    def bring(self, keys, table, one_request):
+        """Loads these blocks; how long the lookup took, and the load."""
+        began = time.perf_counter()
+        if one_request:
             assert self.region.load_prefix(keys, table).wait(120).all_ok, "not all blocks were loaded"
-            return
+            return 0, time.perf_counter() - began
         found = self.base.lookup_prefix(keys, lease=30)
         assert found.blocks == len(table), f"{found.blocks} of {len(table)} blocks were found"
-        self.region.load(keys, table, lease=found.lease).wait(120)
+        looked = time.perf_counter()
+        assert self.region.load(keys, table, lease=found.lease).wait(120).all_ok, "not all blocks were loaded"
+        return looked - began, time.perf_counter() - looked
 
     def whole(self, tokens, encoding):
         """A whole hit in that form."""
@@ -277,6 +285,11 @@ def tiers(options):
     return ("DRAM", "NVMe") if options["nvme"] else ("DRAM",)
 
 
+def ways(options):
+    """Loads in one request or not."""
+    return (False, True) if options["one_request"] else (False,)
+
+
 def measure(daemon, a, b, options):
     bus = b("bus")["bytes_per_second"]
     rows = []
@@ -284,22 +297,22 @@ def measure(daemon, a, b, options):
         digest = a("store", tokens)["digest"]
         plain = b("recompute", tokens)["seconds"]
         rows.append({"tokens": tokens, "hit": 0, "tier": "-", "seconds": plain, "sooner": 1.0})
-        for tier in tiers(options):
-            for hit in HITS:
-                rounds = []
-                for i in range(ROUNDS):
-                    if tier == "NVMe":
-                        daemon.to_nvme()
-                    rounds.append(b("load", tokens, hit, i == 0))
-                one = sorted(rounds, key=lambda r: r["seconds"])[ROUNDS // 2]
-                ideal = one["bytes"] / bus + one["rest"]
-                rows.append({"tokens": tokens, "hit": hit, "tier": tier, "seconds": one["seconds"],
-                             "sooner": plain / one["seconds"], "at_most": plain / one["rest"],
-                             "of_ideal": one["seconds"] / ideal,
-                             "same": hit < 100 or rounds[0]["digest"] == digest})
-                print(".", end="", file=sys.stderr, flush=True)
+        for tier, hit, one_request in itertools.product(tiers(options), options["hits"], ways(options)):
+            rounds = []
+            for i in range(options["rounds"]):
+                if tier == "NVMe":
+                    daemon.to_nvme()
+                rounds.append(b("load", tokens, hit, one_request, i == 0))
+            one = sorted(rounds, key=lambda r: r["seconds"])[len(rounds) // 2]
+            ideal = one["bytes"] / bus + one["rest"]
+            rows.append({"tokens": tokens, "hit": hit, "tier": tier, "one_request": one_request, "sooner": plain / one["seconds"],
+                         "at_most": plain / one["rest"], "of_ideal": one["seconds"] / ideal,
+                         "above": one["seconds"] - ideal, "of_bus": one["load"] * bus / one["bytes"],
+                         **{name: one[name] for name in ("seconds", "rest", "lookup", "load")},
+                         "same": hit < 100 or rounds[0]["digest"] == digest})
+            print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return {"bus_bytes_per_second": bus, "layers": options["layers"], "rows": rows}
+    return {"bus_bytes_per_second": bus, **{name: options[name] for name in ("layers", "rounds")}, "rows": rows}
 
 
 # ---- by encoding ----
@@ -362,13 +375,17 @@ def table_encodings(result):
 
 
 def table(result):
-    print(f"bus {result['bus_bytes_per_second'] / 1e9:.1f} GB/s; times are medians of {ROUNDS}")
-    print(f"{'tokens':>7} {'hit':>5} {'from':>5} {'ms':>9} {'sooner':>7} {'at most':>8} {'of bus+rest':>12} {'bytes':>8}")
+    print(f"bus {result['bus_bytes_per_second'] / 1e9:.1f} GB/s; times are medians of {result['rounds']}, in ms")
+    print(f"{'tokens':>7} {'hit':>5} {'from':>5} {'asks':>5} {'ms':>9} {'sooner':>7} {'at most':>8} {'of bus+rest':>12} {'above':>6} {'lookup':>6} "
+          f"{'load':>7} {'of bus':>6} {'rest':>7} {'bytes':>6}")
     for r in result["rows"]:
-        line = f"{r['tokens']:>7} {r['hit']:>4}% {r['tier']:>5} {r['seconds'] * 1e3:>9.1f} {r['sooner']:>6.1f}x"
+        asks = ("once" if r["one_request"] else "twice") if r["hit"] else ""
+        line = f"{r['tokens']:>7} {r['hit']:>4}% {r['tier']:>5} {asks:>5} {r['seconds'] * 1e3:>9.2f} {r['sooner']:>6.1f}x"
         if r["hit"]:
+            ms = {name: r[name] * 1e3 for name in ("above", "lookup", "load", "rest")}
             same = ("same" if r["hit"] == 100 else "") if r["same"] else "DIFFER"
-            line += f" {r['at_most']:>7.1f}x {r['of_ideal']:>12.2f} {same:>8}"
+            line += (f" {r['at_most']:>7.1f}x {r['of_ideal']:>12.2f} {ms['above']:>6.2f} {ms['lookup']:>6.2f} {ms['load']:>7.2f} "
+                     f"{r['of_bus']:>6.2f} {ms['rest']:>7.2f} {same:>6}")
         print(line)
 
 
@@ -383,8 +400,9 @@ def main():
     parser.add_argument("--encoding", default="")
     parser.add_argument("--layout", choices=("blocks", "layers"), default="blocks",
                         help="all layers of a block side by side, or each layer's KV by itself")
+    parser.add_argument("--hits", default="50,80,100", help="percent of the prompt's blocks that are loaded")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--one-request", action="store_true", help="look up and load in one request (load_prefix); not with --encoding")
+    parser.add_argument("--one-request", action="store_true", help="also look up and load in one request (load_prefix); not with --encoding")
     words = parser.parse_args()
     if words.engine:
         return serve(lambda: Engine(json.loads(words.engine)))
@@ -392,7 +410,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         options = {"socket": os.path.join(folder, "s"), "tokens": [int(n) for n in words.tokens.split(",")],
                    "layers": words.layers, "nvme": words.nvme, "arena": words.arena, "encoding": ["none", *encodings],
-                   "layout": words.layout, "rounds": words.rounds, "one_request": words.one_request}
+                   "layout": words.layout, "rounds": words.rounds,
+                   "hits": [int(n) for n in words.hits.split(",")], "one_request": words.one_request}
         with fleet(options, folder) as those:
             result = (measure_encodings if words.encoding else measure)(*those, options)
     if words.json:

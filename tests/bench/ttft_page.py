@@ -56,7 +56,7 @@ def plot(rows, path):
 
 def main():
     with open(sys.argv[1]) as f:
-        rows = json.load(f)["rows"]
+        rows = [r for r in json.load(f)["rows"] if not r.get("one_request")]
     table(rows)
     plot(rows, sys.argv[2])
 

@@ -6,7 +6,10 @@ GPU. One engine of Llama-3.1-8B's shape with random weights, CUDA graphs for dec
 (copy.beside), in turn. Beside it the same steps alone, before and after, because they grow with the contexts, and with requests whose
 KV is still on the GPU.
 
-    python3 tests/bench/vllm_steps.py [--ucmd build/ucmd] [--beside 100,85,50] [--steps 300] [--json FILE]
+--first-token measures something else, while nobody decodes: the time to the first token of prompts of that length, one after another, whose
+KV lies in DRAM, and of the same prompts once more, whose KV then is on the GPU. What lies between is to be the bus's time and 0.5 ms.
+
+    python3 tests/bench/vllm_steps.py [--ucmd build/ucmd] [--beside 100,85,50] [--steps 300] [--first-token 2000] [--json FILE]
 
 Needs vLLM 0.26 with a GPU of 80 GB, ucmclient in PYTHONPATH, 24 GiB of memory, and about a minute for the engine and 12 s for a share.
 """
@@ -27,7 +30,8 @@ DECODING, LONG, PROMPTS, SHORT = 16, 16000, 7, 512
 EVERY, MOST = 6, 4
 PAGES = 5600  # less than the prompts take: the oldest one is never on the GPU
 VOCABULARY = 128256
-LOAD_BYTES = LONG * 131072
+TOKEN_BYTES = 131072
+LOAD_BYTES = LONG * TOKEN_BYTES
 START_S = 60
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
          "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": VOCABULARY,
@@ -106,16 +110,27 @@ class Steps:
         self.worker.finished()
         return not self.worker._stores
 
-    def begin(self):
-        """Stores the prompts with the present daemon; then the others decode."""
+    def answer(self, prompt):
+        """Seconds to its first token, and of each step until then."""
+        begin = last = time.perf_counter()
+        name, steps, over = self.add(prompt, 1, "one"), [last], False
+        while not over:
+            over = any(one.finished and one.request_id == name for one in self.engine.step())
+            steps.append(time.perf_counter())
+        return steps[-1] - begin, [b - a for a, b in zip(steps, steps[1:])]
+
+    def store(self, prompts):
+        """With the present daemon."""
         wait(self.connected, "the engine did not connect to the daemon again")
         if self.decoding:
             self.engine.abort_request(self.decoding)
-        for prompt in self.prompts:
-            name, over = self.add(prompt, 1, "store"), False
-            while not over:
-                over = any(one.finished and one.request_id == name for one in self.engine.step())
+        for prompt in prompts:
+            self.answer(prompt)
         wait(self.stored, "the prompts were not stored")
+
+    def begin(self):
+        """Then the others decode."""
+        self.store(self.prompts)
         self.decoding = [self.add(self.tokens(SHORT), 19000, "decode") for _ in range(DECODING)]
         for _ in range(40):
             self.engine.step()
@@ -160,11 +175,38 @@ def measure(steps, n):
     return rows
 
 
+def first_token(steps, tokens):
+    """Prompts that take more pages than there are, each asked for when it is the one that was on the GPU least recently, and at once
+    again. The first two are left out: they find things cold."""
+    prompts = [steps.tokens(tokens + 1) for _ in range(PAGES * 16 // tokens + 4)]  # the engine computes the last one alone
+    steps.store(prompts)
+    rows = [(steps.answer(prompt), steps.answer(prompt)) for prompt in prompts][2:]
+    loaded, hit = ([row[i][0] * 1e3 for row in rows] for i in (0, 1))
+    bus = bus_speed()
+    above = [a - b - 1e3 * tokens * TOKEN_BYTES / bus for a, b in zip(loaded, hit)]
+    for what, ms in (("from DRAM", loaded), ("on the GPU", hit), (f"above bus ({bus / 1e9:.1f} GB/s) and engine", above)):
+        print(f"first of {tokens} tokens: {what:38} median {at(ms, 0.5):6.2f} ms  p10 {at(ms, 0.1):6.2f}  p90 {at(ms, 0.9):6.2f}", flush=True)
+    for what, i in (("from DRAM", 0), ("on the GPU", 1)):
+        of = sorted((row[i] for row in rows), key=lambda one: one[0])[len(rows) // 2][1]
+        shown = " ".join(f"{1e3 * one:.2f}" for one in of[:2] + of[-3:])
+        print(f"  {what}: {len(of)} steps of the engine, the first 2 and the last 3 of them (ms) {shown}", flush=True)
+    return {"loaded_ms": loaded, "hit_ms": hit, "bus_bytes_per_second": bus, "steps": rows}
+
+
+def bus_speed():
+    import torch
+
+    from engines import bus
+
+    return bus(torch)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ucmd", default="build/ucmd")
     parser.add_argument("--beside", default="100,85,50")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--first-token", type=int, default=0)
     parser.add_argument("--json")
     args = parser.parse_args()
     steps, everything = None, {}
@@ -173,6 +215,10 @@ def main():
             daemon = Daemon(args.ucmd, folder, share)
             wait(lambda: os.path.exists(daemon.socket), f"the daemon did not start: {folder}/log")
             steps = steps or Steps(folder, daemon.socket)
+            if args.first_token:
+                everything[f"first token {share}"] = first_token(steps, args.first_token)
+                daemon.stop()
+                continue
             steps.begin()
             everything[share] = dict(measure(steps, args.steps))
             alone = (at(everything[share]["alone"]["ms"], 0.5) + at(everything[share]["alone again"]["ms"], 0.5)) / 2

@@ -55,7 +55,7 @@ class Table:
         assert fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         self.memory = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
         magic, version, self.key_bytes, self.buckets, self.seed = struct.unpack("<8sIIQQ", self.memory[:32])
-        assert magic == b"UCMHINT1" and version == 1 and answer["bytes"] == 4096 + 64 * self.buckets
+        assert magic == b"UCMHINT1" and version == 2 and answer["bytes"] == 4096 + 64 * self.buckets
 
     def close(self):
         self.memory.close()
@@ -79,11 +79,10 @@ class Table:
     def find(self, key):
         """The entry, or 0."""
         h = xxh3(key, self.seed)
-        away = self.bucket(h)[0] >> 56
-        for probe in range(4 if away else 1):
+        for probe in range(1 + (self.bucket(h)[0] >> 60)):
             tags, *entries = self.bucket(h + probe)
             for i, entry in enumerate(entries):
-                if tags >> 8 * i & 255 == 128 | h >> 16 & 127 and entry >> 16 == h >> 16:
+                if tags >> 8 * i & 255 == 128 | h >> 57 and entry >> 16 == h >> 16:
                     return entry
         return 0
 

@@ -118,7 +118,7 @@ static unsigned explore(uint64_t hash, unsigned seen[4][4])
 /* A hash of own bucket 2; keys of one `kind` have the same tag. */
 static uint64_t key(uint64_t number, uint64_t kind)
 {
-    return 2 | kind << 16 | (number + 1) << 32;
+    return 2 | kind << 57 | (number + 1) << 32;
 }
 
 static void only(const unsigned seen[4][4], unsigned allowed[][2], unsigned n)
@@ -210,6 +210,31 @@ Test(hint_model, what_stays_is_always_seen)
         ONLY(seen, {3, 3});
     }
     cr_expect_gt(runs, 200u);
+}
+
+/* It lies two buckets behind its own, and one that lay there, too, or further, goes. */
+Test(hint_model, what_stays_far_behind_is_always_seen)
+{
+    unsigned seen[4][4], runs = 0;
+
+    for (unsigned first = 0; first < 2; first++) {
+        begin(7);
+        for (unsigned i = 0; i < 7; i++) /* of the next bucket */
+            set(key(20 + i, i) + 1, 1);
+        for (unsigned i = 0; i < 8; i++) /* until one of its own lies three behind it */
+            set(key(10 + i, 9), i == first ? 3 : 1);
+        cr_assert_eq(ucm_hint_find(&(struct ucm_hint_view){.bucket = table, .mask = BUCKETS - 1},
+                                   key(17, 9)) &
+                         UCM_HINT_TIER_MASK,
+                     1u);
+        record();
+        set(key(17, 9), 0); /* the furthest one */
+        set(key(16, 9), 0);
+        set(key(12, 9), 0);
+        runs += explore(key(10 + first, 9), seen);
+        ONLY(seen, {3, 3});
+    }
+    cr_expect_gt(runs, 100u);
 }
 
 Test(hint_model, what_never_was_is_never_seen)
