@@ -85,6 +85,10 @@ class _Request:
     #: The daemon was told of its lookup, which hints answered.
     told: bool = False
 
+    def key(self, block: int) -> bytes:
+        key = self.vllm.block_hashes[block]
+        return self._hashed(block, key) if self.prefix or block >= self.own_from else key
+
     def keys(self, first: int, end: int) -> bytes:
         hashes = self.vllm.block_hashes[first:end]
         if self.prefix or first + len(hashes) > self.own_from:
@@ -144,14 +148,16 @@ class SchedulerHalf:
         self._requests: dict[str, _Request] = {}
         self._plan = Plan()
         self._nvme = NvmeRate(settings)
+        self._keeps_plain = settings.plain_first > 0 or settings.plain_recent > 0
         self.hints = Hints(settings)
         #: Random, part of all keys after a reset: no older block matches.
         self._epoch = b""
         #: Numbers of plans: the latest, the latest with loads within its step, the latest with a known outcome.
         self._number = self._risky = self._known = 0
         self._held: list[_Held] = []
-        #: Requests that filled a block which has no hash yet, as where the engine schedules before it knows the last token.
-        self._behind: set[str] = set()
+        #: Requests that filled a block which has no hash yet, as where the engine schedules before it knows the last token, and how many
+        #: they have filled.
+        self._behind: dict[str, int] = {}
         #: Requests with a `past`.
         self._lost: list[_Request] = []
         #: Block ids that a failed load within a step left invalid, with the request that computes them again ("":
@@ -358,12 +364,14 @@ class SchedulerHalf:
         """Of requests that run already: in most steps most of them get no block and fill none."""
         ids, added, computed = cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
         scheduled, size = output.num_scheduled_tokens, self.block_tokens
-        behind, self._behind = self._behind, set()
+        behind, self._behind = self._behind, {}
         if self._invalid or self.sparse is not None or cached.resumed_req_ids:
             due = range(len(ids))
         else:
-            fills, all_of = size - max(scheduled.values(), default=0), enumerate(zip(ids, added, computed))
-            due = [i for i, (name, blocks, tokens) in all_of if blocks or tokens % size >= fills or name in behind]
+            fills, all_of = size - max(scheduled.values(), default=0), enumerate(zip(added, computed))
+            due = [i for i, (blocks, tokens) in all_of if blocks or tokens % size >= fills]
+            for name in behind.keys() & scheduled.keys() & self._requests.keys():
+                self._store(self._requests[name], behind[name])
         for i in due:
             tracked, blocks, resumed = self._requests.get(ids[i]), added[i], ids[i] in cached.resumed_req_ids
             if tracked is None:
@@ -404,7 +412,7 @@ class SchedulerHalf:
             else:
                 self._invalid.pop(block, None)
         if end > len(request.block_hashes):
-            self._behind.add(request.request_id)
+            self._behind[request.request_id] = end
         end = min(end, len(request.block_hashes), len(tracked.blocks))
         if not self.settings.store or self.link is None or self.link.ns is None or tracked.tainted:
             return
@@ -413,7 +421,7 @@ class SchedulerHalf:
         tracked.reported_later = True
         while tracked.stored < end:
             first = tracked.stored
-            plain, until = self._plain(request, first)
+            plain, until = self._plain(request, first) if self._keeps_plain else (False, _NEVER)
             tracked.stored = min(end, until, first + _MAX_KEYS)
             copy = self._copy(tracked, first, tracked.stored, plain)
             if not copy.blocks:
@@ -426,8 +434,8 @@ class SchedulerHalf:
     @staticmethod
     def _copy(tracked: _Request, first: int, end: int, plain: bool = False) -> Copy:
         """Of these blocks, but for those that have no pages."""
-        if end == first + 1 and tracked.blocks[first] != _NULL_BLOCK:
-            return Copy(tracked.vllm.request_id, tracked.keys(first, end), [tracked.blocks[first]], plain)
+        if end == first + 1 and tracked.blocks[first] != _NULL_BLOCK:  # nearly all are of one block
+            return Copy(tracked.vllm.request_id, tracked.key(first), [tracked.blocks[first]], plain)
         there = [i for i in range(first, end) if tracked.blocks[i] != _NULL_BLOCK]
         keys = b"".join(tracked.keys(i, i + 1) for i in there) if len(there) < end - first else tracked.keys(first, end)
         return Copy(tracked.vllm.request_id, keys, [tracked.blocks[i] for i in there], plain)
