@@ -3,62 +3,20 @@
  * of blocks that stay, false hits of blocks that never were.
  * Usage: hint_bench [blocks...; 100000 1000000] */
 #include "daemon/index/hints.h"
+#include "tests/bench/key_batch.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
-#define KEY_BYTES 32u
-#define BATCH 8192u
 #define ROUNDS 400u
 #define PACE 1000000u   /* blocks stored, and as many evicted, a second */
 #define KEYS (1u << 20) /* of the writer, made before */
 
-static uint8_t keys[BATCH * KEY_BYTES], found[BATCH];
+static uint8_t found[BATCH];
 static uint8_t *churn_keys;
-static uint64_t random_state = 1;
-
-static uint64_t clock_ns(clockid_t clock)
-{
-    struct timespec t;
-
-    clock_gettime(clock, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static uint64_t now_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC);
-}
-
-static uint64_t mix(uint64_t x)
-{
-    x += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
-}
-
-static void key_make(uint8_t *key, uint64_t number)
-{
-    for (uint64_t i = 0; i < KEY_BYTES / 8; i++) {
-        uint64_t v = mix(number * 4 + i);
-
-        memcpy(key + 8 * i, &v, 8);
-    }
-}
-
-static int by_value(const void *a, const void *b)
-{
-    uint64_t x, y;
-
-    memcpy(&x, a, sizeof(x));
-    memcpy(&y, b, sizeof(y));
-    return (x > y) - (x < y);
-}
 
 /* ---- the writer: stores the next block, and evicts the oldest ---- */
 
@@ -105,15 +63,6 @@ static void *write_run(void *arg)
 struct times {
     uint64_t many[ROUNDS], one[ROUNDS], false_misses, false_hits, asked;
 };
-
-static void batch_draw(uint64_t blocks, bool present)
-{
-    for (uint32_t i = 0; i < BATCH; i++) {
-        random_state = mix(random_state);
-        key_make(keys + (size_t)i * KEY_BYTES,
-                 random_state % blocks + (present ? 0 : UINT64_C(1) << 40));
-    }
-}
 
 static void measure(const struct ucm_hint_view *v, uint64_t blocks, struct times *t)
 {

@@ -1,64 +1,16 @@
 /* How long the index takes to find 8192 keys as it grows, what an insert costs, bytes a block.
  * Usage: index_bench [--small-pages] [max blocks, 10000000] */
 #include "daemon/index/index.h"
+#include "tests/bench/key_batch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
 
-#define KEY_BYTES 32
-#define BATCH 8192
 #define ROUNDS 100
 
-static uint8_t keys[BATCH * KEY_BYTES];
 static block_ref refs[BATCH];
-static uint64_t random_state = 1;
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static uint64_t mix(uint64_t x)
-{
-    x += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
-}
-
-static void key_make(uint8_t *key, uint64_t number)
-{
-    for (uint64_t i = 0; i < KEY_BYTES / 8; i++) {
-        uint64_t v = mix(number * 4 + i);
-
-        memcpy(key + 8 * i, &v, 8);
-    }
-}
-
-static int by_value(const void *a, const void *b)
-{
-    uint64_t x, y;
-
-    memcpy(&x, a, sizeof(x));
-    memcpy(&y, b, sizeof(y));
-    return (x > y) - (x < y);
-}
-
-/* One batch of keys drawn from numbers below `blocks`, or from those that are not there. */
-static void batch_draw(uint64_t blocks, bool present)
-{
-    for (uint32_t i = 0; i < BATCH; i++) {
-        random_state = mix(random_state);
-        key_make(keys + (size_t)i * KEY_BYTES,
-                 random_state % blocks + (present ? 0 : UINT64_C(1) << 40));
-    }
-}
 
 enum how { HIT, HIT_AND_READ, MISS, ONE_BY_ONE };
 

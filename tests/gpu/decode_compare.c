@@ -1,7 +1,6 @@
 /* What a step of test_decode should have made: attention by the C of kernels/attend, slots with the bytes of their blocks. */
 #include "tests/gpu/decode.h"
 
-#include "client/cuda/error.h"
 #include "kernels/arith.h"
 
 #include <math.h>

@@ -47,8 +47,9 @@ def makefile():
 
 @functools.cache
 def make_names():
-    """Every target and prerequisite that make knows when it reads the Makefile, and runs nothing."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    """Every target and prerequisite that make knows when it reads the Makefile, and runs nothing: with the folder that documents
+    name, whatever the tests were built in."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "SAN")}
     rules = run("make", "-C", str(TOP), "-pq", "list-fuzz", env=environment).stdout
     names = set()
     for line in rules.splitlines():
@@ -71,7 +72,8 @@ def retired_keys():
 
 @functools.cache
 def messages():
-    return set(re.findall(r'"([a-z]+\.[a-z_]+)"', (TOP / "proto/messages.h").read_text() + (TOP / "proto/messages_sparse.h").read_text()))
+    text = "".join(header.read_text() for header in (TOP / "proto").glob("messages*.h"))
+    return set(re.findall(r'"([a-z]+\.[a-z_]+)"', text))
 
 
 @functools.cache
