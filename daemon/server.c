@@ -397,6 +397,32 @@ static int tier_init(struct server *s, struct ucm_error *e)
     return 0;
 }
 
+static uint64_t bound_of(uint64_t setting)
+{
+    return setting > 0 ? setting : UINT64_MAX;
+}
+
+/* What a tenant's settings bound, besides namespaces, which the index bounds. */
+static uint64_t setting_cb(void *ctx, const char *tenant, enum limit what)
+{
+    const struct tenant_set *set = ctx;
+    const struct tenant *t = tenant_find(set, tenant);
+    const struct tenant_settings *given = t ? &t->settings : &set->defaults;
+
+    switch (what) {
+    case LIMIT_CONNECTIONS:
+        return bound_of(given->connections);
+    case LIMIT_REQUESTS:
+        return bound_of(given->requests);
+    case LIMIT_MEMORY:
+        return bound_of(given->memory);
+    case LIMIT_LEASED:
+        return bound_of(given->leased);
+    default:
+        return UINT64_MAX;
+    }
+}
+
 static int cache_init(struct server *s, struct ucm_error *e)
 {
     struct config *c = &s->config;
@@ -407,6 +433,10 @@ static int cache_init(struct server *s, struct ucm_error *e)
     rc = s->limits ? index_new(c->index_max_blocks, c->max_namespaces, &s->index) : -ENOMEM;
     if (rc == 0)
         rc = tenant_set_configure(index_tenants(s->index), c);
+    if (rc == 0) {
+        index_limits(s->index, s->limits);
+        limits_settings(s->limits, setting_cb, index_tenants(s->index));
+    }
     s->reload.index = s->index;
     if (rc == 0)
         rc = policy_new(s->index, c->arena_size / TYPICAL_PART_BYTES, &s->policy);

@@ -12,12 +12,17 @@
 #define TENANT_SIZE_MAX (UINT64_C(1) << 50)
 
 /* X(field, name, kind, min, max, initial): SIZE in bytes, or COUNT. What is guaranteed of a tier stays the
- * tenant's, whatever others store; it gets no more than `most`, where 0 is no bound. */
+ * tenant's, whatever others store; it gets no more than `most`. Connections, requests, memory and leased bound what
+ * base/limit.h counts. 0 is no bound. */
 #define TENANT_SETTINGS(X)                                                                         \
     X(weight, "weight", COUNT, 1, 10000, 100)                                                      \
     X(dram_guaranteed, "dram.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                             \
     X(dram_most, "dram.most", SIZE, 0, TENANT_SIZE_MAX, 0)                                         \
-    X(namespaces, "namespaces", COUNT, 1, 32768, 32768)
+    X(namespaces, "namespaces", COUNT, 1, 32768, 32768)                                            \
+    X(connections, "connections", COUNT, 0, 65536, 0)                                              \
+    X(requests, "requests", COUNT, 0, 65536, 0)                                                    \
+    X(memory, "memory", SIZE, 0, TENANT_SIZE_MAX, 0)                                               \
+    X(leased, "leased", SIZE, 0, TENANT_SIZE_MAX, 0)
 
 enum tenant_key {
 #define X(field, name, kind, min, max, initial) TENANT_KEY_##field,

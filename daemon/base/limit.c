@@ -28,12 +28,14 @@ struct limit_owner {
 struct limits {
     struct limit_owner all;
     uint64_t most[LIMIT_KINDS], refused;
+    limit_setting_fn setting_cb;
+    void *setting_ctx;
 };
 
 static const struct {
-    const char *things, *source;
+    const char *things, *source, *setting;
 } kinds[] = {
-#define X(NAME, things, source) {things, source},
+#define X(NAME, things, source, setting) {things, source, setting},
     LIMITS(X)
 #undef X
 };
@@ -73,6 +75,12 @@ void limits_free(struct limits *l)
 void limits_set(struct limits *l, enum limit what, uint64_t all)
 {
     l->most[what] = all;
+}
+
+void limits_settings(struct limits *l, limit_setting_fn setting_cb, void *ctx)
+{
+    l->setting_cb = setting_cb;
+    l->setting_ctx = ctx;
 }
 
 uint64_t limits_used(const struct limits *l, enum limit what)
@@ -132,6 +140,12 @@ struct limit_owner *limits_uid(struct limits *l, const char *tenant, uid_t uid, 
     return o;
 }
 
+struct limit_owner *limit_owner_ref(struct limit_owner *o)
+{
+    o->refs++;
+    return o;
+}
+
 void limit_owner_unref(struct limit_owner *o)
 {
     struct limit_owner *parent = o->parent;
@@ -169,10 +183,21 @@ static const struct limit_owner *tenant_of(const struct limit_owner *o)
     return o->parent->parent ? o->parent : o;
 }
 
-static struct limit_pool pool_of(const struct limits *l, enum limit what)
+uint64_t limit_setting(const struct limit_owner *o, enum limit what)
 {
+    const struct limits *l = o->limits;
+
+    if (!l->setting_cb || !kinds[what].setting || o->admin)
+        return UINT64_MAX;
+    return l->setting_cb(l->setting_ctx, o->tenant, what);
+}
+
+static struct limit_pool pool_of(const struct limit_owner *o, enum limit what)
+{
+    const struct limits *l = o->limits;
+
     return (struct limit_pool){kinds[what].things, kinds[what].source, l->most[what],
-                               l->all.used[what]};
+                               l->all.used[what], limit_setting(o, what)};
 }
 
 /* What o has of what is taken of the pool. */
@@ -203,11 +228,12 @@ static uint64_t all_room(const struct limit_owner *o, const struct limit_pool *p
 static uint64_t tenant_room(const struct limit_owner *o, enum limit what,
                             const struct limit_pool *pool)
 {
-    uint64_t free_now = all_room(o, pool);
+    uint64_t free_now = all_room(o, pool), has;
 
     if (o->admin)
         return free_now;
-    return share_room(pool->all, free_now, part_of(tenant_of(o), what, pool));
+    has = part_of(tenant_of(o), what, pool);
+    return smaller(share_room(pool->all, free_now, has), less(pool->of_tenant, has));
 }
 
 static uint64_t owner_room(const struct limit_owner *o, enum limit what,
@@ -233,7 +259,7 @@ static const struct limit_owner *refuser_of(const struct limit_owner *o, enum li
 
 uint64_t limit_room(const struct limit_owner *o, enum limit what)
 {
-    struct limit_pool pool = pool_of(o->limits, what);
+    struct limit_pool pool = pool_of(o, what);
 
     return owner_room(o, what, &pool);
 }
@@ -244,7 +270,7 @@ uint64_t limit_most(const struct limit_owner *o, enum limit what)
 
     if (o->admin)
         return all;
-    most = share_room(all, most, 0);
+    most = smaller(share_room(all, most, 0), limit_setting(o, what));
     return o->alone || o == tenant_of(o) ? most : share_room(most, most, 0);
 }
 
@@ -255,7 +281,7 @@ uint64_t limit_has(const struct limit_owner *o, enum limit what)
 
 const struct limit_owner *limit_refuser(const struct limit_owner *o, enum limit what, uint64_t n)
 {
-    struct limit_pool pool = pool_of(o->limits, what);
+    struct limit_pool pool = pool_of(o, what);
 
     return refuser_of(o, what, &pool, n);
 }
@@ -274,7 +300,7 @@ static int refuse(const struct limit_owner *o, enum limit what, const struct lim
                   uint64_t n, struct ucm_error *e)
 {
     const struct limit_owner *refuser = refuser_of(o, what, pool, n);
-    unsigned long long all = pool->all, used = pool->used, more = n;
+    unsigned long long all = pool->all, used = pool->used, more = n, has;
     char who[128];
 
     if (!refuser)
@@ -289,11 +315,17 @@ static int refuse(const struct limit_owner *o, enum limit what, const struct lim
             used, all, pool->things, more, o->admin ? "" : " beside what is left for operators",
             pool->source);
     name_write(refuser, who, sizeof(who));
+    has = part_of(refuser, what, pool);
+    if (refuser == tenant_of(o) && has + n > pool->of_tenant)
+        return ucm_error_set(e, UCM_WIRE_BUSY,
+                             "%s has %llu %s, and with %llu more it would have more than the %llu "
+                             "of its setting \"%s\" (ucmctl tenant set)",
+                             who, has, pool->things, more, (unsigned long long)pool->of_tenant,
+                             kinds[what].setting);
     return ucm_error_set(e, UCM_WIRE_BUSY,
                          "%s has %llu of %llu %s, and with %llu more it would have more than three "
                          "times what it leaves free; %s sets how many there are",
-                         who, (unsigned long long)part_of(refuser, what, pool), all, pool->things,
-                         more, pool->source);
+                         who, has, all, pool->things, more, pool->source);
 }
 
 int limit_check(const struct limit_owner *o, enum limit what, const struct limit_pool *pool,
@@ -302,14 +334,26 @@ int limit_check(const struct limit_owner *o, enum limit what, const struct limit
     return refuse(o, what, pool, n, e);
 }
 
+int limit_ask(const struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e)
+{
+    struct limit_pool pool = pool_of(o, what);
+
+    return refuse(o, what, &pool, n, e);
+}
+
 int limit_take(struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e)
 {
-    struct limit_pool pool = pool_of(o->limits, what);
-    int rc = refuse(o, what, &pool, n, e);
+    int rc = limit_ask(o, what, n, e);
 
-    for (; rc == 0 && o; o = o->parent)
-        o->used[what] += n;
+    if (rc == 0)
+        limit_add(o, what, n);
     return rc;
+}
+
+void limit_add(struct limit_owner *o, enum limit what, uint64_t n)
+{
+    for (; o; o = o->parent)
+        o->used[what] += n;
 }
 
 void limit_give(struct limit_owner *o, enum limit what, uint64_t n)

@@ -24,24 +24,30 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* What is bounded: its name in sentences, and what sets how much there is. */
+/* What is bounded: its name in sentences, what sets how much there is, and a tenant's setting that bounds it, too
+ * (config_tenants.h). */
 #define LIMITS(X)                                                                                  \
-    X(CONNECTIONS, "connections", "limits.connections")                                            \
-    X(SILENT, "connections that have not said hello", "a quarter of limits.connections")           \
-    X(DESCRIPTORS, "descriptors", "three quarters of the daemon's limit of open files")            \
+    X(CONNECTIONS, "connections", "limits.connections", "connections")                             \
+    X(SILENT, "connections that have not said hello", "a quarter of limits.connections", NULL)     \
+    X(DESCRIPTORS, "descriptors", "three quarters of the daemon's limit of open files", NULL)      \
     X(FRAMES, "bytes of frames that arrive and of answers that wait to be read",                   \
-      "limits.frame_memory")                                                                       \
-    X(REQUESTS, "requests under way", "the daemon's bound")                                        \
-    X(MEMORY, "bytes of requests and chains", "limits.frame_memory")                               \
-    X(CHAINS, "bytes of chains", "half of limits.frame_memory")                                    \
-    X(DIGESTS, "bytes of digests that chains hold", "a quarter of arena.size")                     \
-    X(LEASED, "keys under leases and in chains", "nothing")                                        \
-    X(SHARED_LOOKUPS, "lookups that wait for the shared tier", "the daemon's bound")               \
-    X(BUILDS, "builds under way", "the daemon's bound")                                            \
-    X(BUILDS_WAITING, "parts that wait for their builds", "the daemon's bound")
+      "limits.frame_memory", NULL)                                                                 \
+    X(NAMESPACES, "namespaces", "limits.namespaces", NULL)                                         \
+    X(REQUESTS, "requests under way", "the daemon's bound", "requests")                            \
+    X(MEMORY, "bytes of requests, leases and chains", "limits.frame_memory", "memory")             \
+    X(CHAINS, "bytes of chains", "half of limits.frame_memory", NULL)                              \
+    X(DIGESTS, "bytes of digests that chains hold", "a quarter of arena.size", NULL)               \
+    X(LEASED, "keys under leases and in chains", "nothing", "leased")                              \
+    X(HINTS, "tables of hints", "a quarter of the daemon's limit of open files, or 1024,", NULL)   \
+    X(MAPPINGS, "mappings of workers' memory", "half of the kernel's vm.max_map_count", NULL)      \
+    X(MAPPED, "bytes of workers' memory that the daemon maps", "the address space", NULL)          \
+    X(MOVES, "parts on their way into windows", "the daemon's bound", NULL)                        \
+    X(SHARED_LOOKUPS, "lookups that wait for the shared tier", "the daemon's bound", NULL)         \
+    X(BUILDS, "builds under way", "the daemon's bound", NULL)                                      \
+    X(BUILDS_WAITING, "parts that wait for their builds", "the daemon's bound", NULL)
 
 enum limit {
-#define X(NAME, things, source) LIMIT_##NAME,
+#define X(NAME, things, source, setting) LIMIT_##NAME,
     LIMITS(X)
 #undef X
         LIMIT_KINDS
@@ -55,6 +61,9 @@ struct limits *limits_new(void);    /* NULL: no memory */
 void limits_free(struct limits *l); /* after the last unref; NULL-safe */
 /* There is so much of it in all. What is not set has no bound. */
 void limits_set(struct limits *l, enum limit what, uint64_t all);
+/* What a tenant's setting gives it; UINT64_MAX: it has none. */
+typedef uint64_t (*limit_setting_fn)(void *ctx, const char *tenant, enum limit what);
+void limits_settings(struct limits *l, limit_setting_fn setting_cb, void *ctx);
 uint64_t limits_used(const struct limits *l, enum limit what);
 /* How often somebody was refused. */
 uint64_t limits_refused(const struct limits *l);
@@ -63,7 +72,8 @@ uint64_t limits_refused(const struct limits *l);
 struct limit_owner *limits_uid(struct limits *l, const char *tenant, uid_t uid, bool admin);
 /* The tenant itself, for what no uid of it has by itself. */
 struct limit_owner *limits_tenant(struct limits *l, const char *tenant);
-/* Of one that has nothing any more. */
+struct limit_owner *limit_owner_ref(struct limit_owner *o);
+/* The last one: of an owner that has nothing any more. */
 void limit_owner_unref(struct limit_owner *o);
 
 /* Who would not let the owner have n more: the owner, its tenant, or all; NULL: he may. */
@@ -72,13 +82,19 @@ const struct limit_owner *limit_refuser(const struct limit_owner *o, enum limit 
 bool limit_within(const struct limit_owner *o, const struct limit_owner *group);
 /* 0; or -UCM_WIRE_BUSY and nothing is taken. *e (or NULL) then says whose limit it was, and what sets it. */
 int limit_take(struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e);
+/* The same without taking. */
+int limit_ask(const struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e);
+/* Counts n, whoever would refuse them. */
+void limit_add(struct limit_owner *o, enum limit what, uint64_t n);
 void limit_give(struct limit_owner *o, enum limit what, uint64_t n);
 /* The same rule for what is counted elsewhere: `used` of `all` is taken, of which each has the part that he has of all
  * that is counted as `what`. Takes nothing. 0, or -UCM_WIRE_BUSY with *e. */
 struct limit_pool {
     const char *things, *source; /* for the sentence */
     uint64_t all, used;
+    uint64_t of_tenant; /* its setting; UINT64_MAX: none */
 };
+uint64_t limit_setting(const struct limit_owner *o, enum limit what);
 int limit_check(const struct limit_owner *o, enum limit what, const struct limit_pool *pool,
                 uint64_t n, struct ucm_error *e);
 /* How much more the owner may have now; and how much in all if nobody else had any. */

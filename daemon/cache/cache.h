@@ -129,11 +129,11 @@ bool cache_pin(struct cache *c, block_ref ref, bool pinned);
 
 /* ---- hints ---- */
 
-/* So many namespaces may have a table of hints: 1024, or a quarter of this process's descriptors. */
+/* So many namespaces should have a table of hints: 1024, or a quarter of this process's descriptors. */
 uint32_t cache_hints_max(void);
 
 /* The namespace has a table of hints (proto/hint.h) while somebody uses it; it may have to be filled first, in turns of
- * the loop. 0, -EBUSY: as many namespaces have one, or another -errno. */
+ * the loop. The caller bounds how many have one. 0 or -errno. */
 int cache_hints_use(struct cache *c, struct ns *ns);
 void cache_hints_unuse(struct cache *c, struct ns *ns);
 /* What to give to readers of a namespace whose table somebody uses: a descriptor, which stays the cache's, and how long
@@ -217,6 +217,7 @@ struct cache_move {
     /* The cache's own. */
     struct list link;
 };
+#define CACHE_MOVES_MAX 1024u /* under way */
 /* Makes part `part` of a held block of the group's tenant lie in a slot of the group's window: reads it into one,
  * or copies it and moves the part there once nobody else uses it. CACHE_READY: it does, and the caller has one
  * use of it. CACHE_PENDING: done_cb will run. As long as others use the part that takes; who can't wait any

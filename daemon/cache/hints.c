@@ -209,8 +209,6 @@ int cache_hints_use(struct cache *c, struct ns *ns)
         h->uses++;
         return 0;
     }
-    if (c->hints.n >= cache_hints_max())
-        return -EBUSY;
     h = calloc(1, sizeof(*h));
     if (!h)
         return -ENOMEM;

@@ -12,7 +12,6 @@
 /* Operations under way at once; more are -EBUSY. */
 #define CACHE_MAX_FILLS (1u << 20)
 #define CACHE_MAX_FETCHES (1u << 16)
-#define CACHE_MAX_RELOCATIONS 1024u
 #define CACHE_SHARD_SUM_BITS 16
 /* Bytes that a target of write-behind has at once: enough for any disk's queue, little to lose. */
 #define CACHE_WRITE_WINDOW (64u << 20)

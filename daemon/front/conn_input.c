@@ -158,11 +158,11 @@ static int in_reserve(struct conn *c, struct ucm_error *e)
         cap = UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES;
     while ((refuser = limit_refuser(c->peer.owner, LIMIT_FRAMES, cap - c->in_cap)))
         if (!idler_close(c, refuser))
-            return limit_take(c->peer.owner, LIMIT_FRAMES, cap - c->in_cap, e);
+            return limit_ask(c->peer.owner, LIMIT_FRAMES, cap - c->in_cap, e);
     in = realloc(c->in, cap);
     if (!in)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "the daemon has no memory left for frames");
-    (void)limit_take(c->peer.owner, LIMIT_FRAMES, cap - c->in_cap, NULL); /* nobody refuses */
+    limit_add(c->peer.owner, LIMIT_FRAMES, cap - c->in_cap); /* nobody refuses */
     c->in = in;
     c->in_cap = cap;
     return 0;

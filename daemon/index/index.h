@@ -16,6 +16,7 @@
 #ifndef UCMD_INDEX_INDEX_H
 #define UCMD_INDEX_INDEX_H
 
+#include "daemon/base/limit.h"
 #include "daemon/index/admission.h"
 #include "daemon/tenant/tenant.h"
 #include "proto/limits.h"
@@ -187,7 +188,8 @@ struct ns {
     uint64_t used; /* when, by ns_set.clock */
     struct ns *chain;
     struct ns_table *table;
-    struct tenant *tenant; /* which it refers to */
+    struct tenant *tenant;     /* which it refers to */
+    struct limit_owner *owner; /* who made it, or the tenant; NULL: it is not counted */
     struct {
         uint64_t lookups, lookup_keys, lookup_hits, loads, load_bytes, dumps, dump_bytes,
             evicted_blocks;
@@ -200,9 +202,10 @@ struct ns {
     struct admission admission;                   /* to NVMe */
     uint32_t purges;                              /* under way */
     uint8_t record;                               /* enum ns_record */
-    uint64_t record_from;   /* tier_ns_record.from_sequence of a record that failed */
-    struct ns_hints *hints; /* NULL: nobody reads them; cache/hints.c */
-    struct ns_form *forms;  /* NS_FORMS of them, or NULL: coded forms of its blocks; cache/form.c */
+    uint64_t record_from;            /* tier_ns_record.from_sequence of a record that failed */
+    struct ns_hints *hints;          /* NULL: nobody reads them; cache/hints.c */
+    struct limit_owner *hints_owner; /* the request room's: who made them */
+    struct ns_form *forms; /* NS_FORMS of them, or NULL: coded forms of its blocks; cache/form.c */
 };
 
 static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
@@ -222,11 +225,13 @@ struct index;
 int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out);
 void index_free(struct index *ix); /* NULL-safe */
 
-/* Finds the namespace with this identity, or makes it. 0, or -code with *e: BUSY when the index or
- * the tenant has as many as it may have, and all of them have blocks or uses; of the others the
- * least recently used one is freed. */
-int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
-                  struct ucm_error *e);
+/* Counts namespaces as LIMIT_NAMESPACES from now on, which is before the first one. Borrowed. */
+void index_limits(struct index *ix, struct limits *l);
+/* Finds the namespace with this identity, or makes it, which the owner (NULL: nobody) has then. 0, or -code
+ * with *e: BUSY when the index, the tenant or the owner has as many as it may have, and all of them
+ * have blocks or uses; of the others the least recently used one is freed. */
+int index_ns_open(struct index *ix, const struct ns_identity *identity, struct limit_owner *owner,
+                  struct ns **out, struct ucm_error *e);
 /* The same for a namespace of an earlier run, by bytes of unknown origin: its fingerprint, and n
  * bytes that should be its canonical form. The tenant's bound does not count. -code INVALID: they
  * are no identity that namespace.open would take, or have another fingerprint. */

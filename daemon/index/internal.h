@@ -128,6 +128,7 @@ struct index {
     struct slab slab;
     struct ns_set ns;
     struct tenant_set tenants;
+    struct limits *limits; /* or NULL */
     uint64_t blocks, blocks_max;
     uint8_t secret[HASH_SECRET_BYTES];
 };

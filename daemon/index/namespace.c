@@ -63,6 +63,14 @@ static size_t ns_size_bytes(const struct ns *ns)
     return ((const struct ns_memory *)ns)->size_bytes;
 }
 
+static void owner_drop(struct ns *ns)
+{
+    if (!ns->owner)
+        return;
+    limit_give(ns->owner, LIMIT_NAMESPACES, 1);
+    limit_owner_unref(ns->owner);
+}
+
 static void ns_free(struct ns *ns)
 {
     ns_table_close(ns->table);
@@ -92,8 +100,10 @@ int ns_set_init(struct ns_set *set, uint32_t max)
 void ns_set_close(struct ns_set *set)
 {
     for (uint32_t i = 0; set->at && i <= set->mask; i++)
-        if (set->at[i])
+        if (set->at[i]) {
+            owner_drop(set->at[i]);
             ns_free(set->at[i]);
+        }
     free(set->at);
     free(set->chain);
 }
@@ -153,11 +163,14 @@ static void set_remove(struct index *ix, struct ns *ns)
         ns->base->uses--;
     ns->tenant->namespaces--;
     tenant_unref(&ix->tenants, ns->tenant);
+    owner_drop(ns);
     ns_free(ns);
 }
 
-/* The least recently used namespace without blocks and uses; of this tenant, or (NULL) of any. */
-static struct ns *set_idle(const struct ns_set *set, const struct tenant *tenant)
+/* The least recently used namespace without blocks and uses; of this tenant, or (NULL) of any; of these owners,
+ * or (NULL) of any. */
+static struct ns *set_idle(const struct ns_set *set, const struct tenant *tenant,
+                           const struct limit_owner *owners)
 {
     struct ns *oldest = NULL;
 
@@ -165,7 +178,7 @@ static struct ns *set_idle(const struct ns_set *set, const struct tenant *tenant
         struct ns *ns = set->at[i];
 
         if (ns && ns->blocks == 0 && ns->uses == 0 && (!oldest || ns->used < oldest->used) &&
-            (!tenant || ns->tenant == tenant))
+            (!tenant || ns->tenant == tenant) && (!owners || limit_within(ns->owner, owners)))
             oldest = ns;
     }
     return oldest;
@@ -180,7 +193,7 @@ static int set_make_space(struct index *ix, const struct tenant *tenant, bool bo
 
     if (!tenant_full && ix->ns.count < ix->ns.max)
         return 0;
-    idle = set_idle(&ix->ns, tenant_full ? tenant : NULL);
+    idle = set_idle(&ix->ns, tenant_full ? tenant : NULL, NULL);
     if (idle) {
         set_remove(ix, idle);
         return 0;
@@ -195,6 +208,21 @@ static int set_make_space(struct index *ix, const struct tenant *tenant, bool bo
                          "there are %u namespaces, as many as limits.namespaces allows, and all "
                          "of them are open or hold blocks",
                          ix->ns.max);
+}
+
+/* Removes idle namespaces of the owner, its tenant or all, until nobody refuses it one more. 0, or -code with *e. */
+static int owner_make_space(struct index *ix, const struct limit_owner *owner, struct ucm_error *e)
+{
+    const struct limit_owner *refuser;
+    struct ns *idle;
+
+    while (owner && (refuser = limit_refuser(owner, LIMIT_NAMESPACES, 1))) {
+        idle = set_idle(&ix->ns, NULL, refuser);
+        if (!idle)
+            return limit_ask(owner, LIMIT_NAMESPACES, 1, e);
+        set_remove(ix, idle);
+    }
+    return 0;
 }
 
 /* ---- for others ---- */
@@ -212,8 +240,8 @@ static int identity_check(const struct ns_identity *id, struct ucm_error *e)
 
 /* Takes the reference to the tenant. */
 static int ns_add(struct index *ix, const struct ns_identity *identity, const uint8_t *canonical,
-                  size_t n, const uint8_t *fingerprint, struct tenant *tenant, struct ns **out,
-                  struct ucm_error *e)
+                  size_t n, const uint8_t *fingerprint, struct tenant *tenant,
+                  struct limit_owner *owner, struct ns **out, struct ucm_error *e)
 {
     struct ns *ns = ns_new(identity, canonical, (uint32_t)n);
 
@@ -222,6 +250,10 @@ static int ns_add(struct index *ix, const struct ns_identity *identity, const ui
     memcpy(ns->fingerprint, fingerprint, sizeof(ns->fingerprint));
     ns->tenant = tenant;
     tenant->namespaces++;
+    if (owner) {
+        ns->owner = limit_owner_ref(owner);
+        limit_add(owner, LIMIT_NAMESPACES, 1);
+    }
     if (!tenant->metrics) {
         tenant->metrics = tenants_find(&ix->tenants.metrics, tenant->name);
         tenant->times = tenants_times(&ix->tenants.metrics, tenant->metrics);
@@ -233,23 +265,32 @@ static int ns_add(struct index *ix, const struct ns_identity *identity, const ui
 
 static int ns_add_bounded(struct index *ix, const struct ns_identity *identity,
                           const uint8_t *canonical, size_t n, const uint8_t *fingerprint,
-                          bool bound_tenant, struct ns **out, struct ucm_error *e)
+                          struct limit_owner *owner, bool restored, struct ns **out,
+                          struct ucm_error *e)
 {
     struct tenant *tenant = tenant_ref(&ix->tenants, identity->tenant);
     int rc;
 
     if (!tenant)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a tenant");
-    rc = set_make_space(ix, tenant, bound_tenant, e);
+    rc = restored ? 0 : owner_make_space(ix, owner, e);
     if (rc == 0)
-        rc = ns_add(ix, identity, canonical, n, fingerprint, tenant, out, e);
+        rc = set_make_space(ix, tenant, !restored, e);
+    if (rc == 0)
+        rc = ns_add(ix, identity, canonical, n, fingerprint, tenant, owner, out, e);
     if (rc != 0)
         tenant_unref(&ix->tenants, tenant);
     return rc;
 }
 
-int index_ns_open(struct index *ix, const struct ns_identity *identity, struct ns **out,
-                  struct ucm_error *e)
+void index_limits(struct index *ix, struct limits *l)
+{
+    ix->limits = l;
+    limits_set(l, LIMIT_NAMESPACES, ix->ns.max);
+}
+
+int index_ns_open(struct index *ix, const struct ns_identity *identity, struct limit_owner *owner,
+                  struct ns **out, struct ucm_error *e)
 {
     uint8_t canonical[NS_CANONICAL_MAX], fingerprint[UCM_FINGERPRINT_BYTES];
     struct ns *ns;
@@ -265,7 +306,8 @@ int index_ns_open(struct index *ix, const struct ns_identity *identity, struct n
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
     ns = index_ns_find(ix, fingerprint);
     if (!ns)
-        return ns_add_bounded(ix, identity, canonical, (size_t)n, fingerprint, true, out, e);
+        return ns_add_bounded(ix, identity, canonical, (size_t)n, fingerprint, owner, false, out,
+                              e);
     *out = ns;
     return 0;
 }
@@ -277,6 +319,8 @@ int index_ns_restore(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT
     struct ns_identity_memory memory;
     struct ns_identity identity;
     struct ns *ns = index_ns_find(ix, fingerprint);
+    struct limit_owner *owner;
+    int rc;
 
     if (ns) {
         *out = ns;
@@ -288,7 +332,11 @@ int index_ns_restore(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a fingerprint");
     if (memcmp(own, fingerprint, sizeof(own)) != 0)
         return ucm_error_set(e, UCM_WIRE_INVALID, "its identity has another fingerprint");
-    return ns_add_bounded(ix, &identity, canonical, n, fingerprint, false, out, e);
+    owner = ix->limits ? limits_tenant(ix->limits, identity.tenant) : NULL;
+    rc = ns_add_bounded(ix, &identity, canonical, n, fingerprint, owner, true, out, e);
+    if (owner)
+        limit_owner_unref(owner);
+    return rc;
 }
 
 struct tenant_set *index_tenants(struct index *ix)

@@ -26,7 +26,7 @@ void chain_held_add(const struct chain *ch, int64_t digests)
     if (digests < 0)
         limit_give(owner_of(ch->s), LIMIT_DIGESTS, (uint64_t)-digests * bytes);
     else /* may_hold allowed them */
-        (void)limit_take(owner_of(ch->s), LIMIT_DIGESTS, (uint64_t)digests * bytes, NULL);
+        limit_add(owner_of(ch->s), LIMIT_DIGESTS, (uint64_t)digests * bytes);
     rooms_of(ch)->metrics->digest_held_bytes = limits_used(rooms_of(ch)->limits, LIMIT_DIGESTS);
 }
 

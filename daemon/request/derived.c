@@ -312,7 +312,7 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     cache_lease(c, base);
     cache_lease(c, derived);
     list_push_back(&d->builds, &b->link);
-    (void)limit_take(space->tenant->owner, LIMIT_BUILDS, 1, NULL); /* there was room */
+    limit_add(space->tenant->owner, LIMIT_BUILDS, 1); /* there was room */
     if (got == CACHE_READY)
         build_submit(b);
     *out = b;

@@ -28,12 +28,9 @@ int method_hints_open(struct call *call)
 
     if (!ns || open_check(call, ns) != 0)
         return -call->error.code;
-    rc = session_hints_use(s, ns);
+    rc = session_hints_use(s, ns, &call->error);
     if (rc == -EBUSY)
-        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                             "%u namespaces have tables of hints, as many as may have one; "
-                             "look the keys up",
-                             cache_hints_max());
+        return -call->error.code;
     if (rc == -EINVAL)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
                              "hints need a kernel that seals memory against writers: Linux 5.1");

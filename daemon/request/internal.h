@@ -236,8 +236,8 @@ void session_ns_encoded(struct session *s, const struct ns *base, const struct n
                         unsigned plain);
 /* Of those two, what the session said last. */
 unsigned session_plain(struct session *s, const struct ns *coded);
-/* The session uses the namespace's table of hints, while the connection lives. 0 or -errno. */
-int session_hints_use(struct session *s, struct ns *ns);
+/* The session uses the namespace's table of hints, while the connection lives. 0; -EBUSY with *e, or another -errno. */
+int session_hints_use(struct session *s, struct ns *ns, struct ucm_error *e);
 /* Whether a dump that asks for `durability` waits for stable storage. */
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability);
 /* How many keys `keys` holds; 0 with call->error: not a whole number of them, or too many. */
@@ -336,6 +336,7 @@ void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
 bool leases_end(struct session *s);
 
 /* registered.c: a region or a staging ring of a session */
+#define REGISTERED_KINDS 4 /* of what is bounded it takes */
 struct registered {
     struct session *s;
     struct table *table;   /* of the session's regions, or of its staging rings */
@@ -351,6 +352,7 @@ struct registered {
     bool pool; /* its blocks are slots, and the planes are those of one shard */
     struct device_job job;
     struct list pending; /* requests that wait for the job: the register, or unregisters */
+    uint64_t taken[REGISTERED_KINDS]; /* of its session's: by registered_kinds */
 };
 /* The open region that the call names, or NULL with call->error. */
 struct registered *call_region(struct call *call, uint64_t name);

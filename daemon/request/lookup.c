@@ -12,6 +12,7 @@ struct lease {
     struct deadline deadline;
     uint32_t number, name; /* number: in the session's table */
     uint32_t n, n_base;    /* of n, the last n_base are the base's */
+    size_t memory;
     block_ref refs[];
 };
 
@@ -27,6 +28,7 @@ void lease_end(struct session *s, uint32_t name)
     if (l->n_base > 0)
         cache_unlease_many(s->rq->rooms.cache, l->base, l->refs + l->n - l->n_base, l->n_base);
     leased_add(s, -(int64_t)l->n);
+    memory_return(s, l->memory);
     s->rq->rooms.metrics->leases--;
     free(l);
 }
@@ -70,6 +72,24 @@ static void lease_take(struct lease *l, const struct encoded_ns *en, const block
     cache_lease_many(c, l->base, l->refs + own, l->n_base);
 }
 
+/* NULL with call->error. */
+static struct lease *lease_alloc(struct call *call, size_t memory)
+{
+    struct session *s = call->s;
+    struct lease *l;
+
+    if (limit_take(owner_of(s), LIMIT_MEMORY, memory, &call->error) != 0)
+        return NULL;
+    l = malloc(memory);
+    if (!l) {
+        memory_return(s, memory);
+        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a lease");
+        return NULL;
+    }
+    *l = (struct lease){.s = s, .memory = memory};
+    return l;
+}
+
 int lease_new(struct call *call, const struct ns *ns, const block_ref *refs, uint32_t n,
               uint64_t lease_ms, uint32_t *name)
 {
@@ -85,12 +105,13 @@ int lease_new(struct call *call, const struct ns *ns, const block_ref *refs, uin
             s->leased_keys, SESSION_MAX_LEASED_KEYS);
     if (leased_check(call) != 0)
         return -call->error.code;
-    l = malloc(sizeof(*l) + n * sizeof(*refs));
+    l = lease_alloc(call, sizeof(*l) + n * sizeof(*refs));
     if (!l)
-        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a lease");
-    *l = (struct lease){.s = s, .ns = ns};
+        return -call->error.code;
+    l->ns = ns;
     l->number = table_add(&s->leases, l);
     if (l->number == 0) {
+        memory_return(s, l->memory);
         free(l);
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
                              "this connection has %u leases, as many as one may have; release some",

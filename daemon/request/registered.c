@@ -48,8 +48,35 @@ static void pending_answer(struct registered *r, const struct ucm_error *e, cons
 
 /* ---- states ---- */
 
+/* What a registration takes of its session's. DESCRIPTORS: until they are mapped. */
+static const enum limit registered_kinds[REGISTERED_KINDS] = {LIMIT_MAPPINGS, LIMIT_MAPPED,
+                                                              LIMIT_MEMORY, LIMIT_DESCRIPTORS};
+
+static void taken_give(struct registered *r, unsigned from)
+{
+    for (unsigned i = from; i < REGISTERED_KINDS; i++) {
+        limit_give(owner_of(r->s), registered_kinds[i], r->taken[i]);
+        r->taken[i] = 0;
+    }
+}
+
+/* 0, or -code with call->error. */
+static int taken_take(struct call *call, struct registered *r,
+                      const uint64_t wanted[REGISTERED_KINDS])
+{
+    int rc = 0;
+
+    for (unsigned i = 0; rc == 0 && i < REGISTERED_KINDS; i++) {
+        rc = limit_take(owner_of(r->s), registered_kinds[i], wanted[i], &call->error);
+        if (rc == 0)
+            r->taken[i] = wanted[i];
+    }
+    return rc; /* registered_free gives back */
+}
+
 static void registered_free(struct registered *r)
 {
+    taken_give(r, 0);
     if (r->number != 0)
         table_remove(r->table, r->number);
     region_free(r->region);
@@ -133,6 +160,7 @@ static void opened_cb(struct device_job *job, int status)
         return;
     }
     r->state = REGISTERED_OPEN;
+    taken_give(r, REGISTERED_KINDS - 1);
     if (r->region)
         pending_answer(r, NULL, &(struct msg_region){r->name});
     else
@@ -195,6 +223,27 @@ static int registered_open(struct call *call, struct registered *r, struct table
     return 0;
 }
 
+/* Memory of the host is mapped from the file's beginning on. No sum of them passes the type's end. */
+static uint64_t mapped_bytes(const struct device_handle *h)
+{
+    uint64_t bytes = h->kind == UCM_HANDLE_MEMFD ? h->offset + h->bytes : h->bytes;
+
+    return bytes < UINT64_MAX / UCM_MAX_HANDLES ? bytes : UINT64_MAX / UCM_MAX_HANDLES;
+}
+
+static int region_take(struct call *call, struct registered *r)
+{
+    const struct device_region *region = r->region;
+    uint64_t wanted[REGISTERED_KINDS] = {region->n_handles, 0,
+                                         region->n_planes * sizeof(region->planes[0]) +
+                                             region->n_handles * sizeof(region->handles[0]),
+                                         call->n_fds};
+
+    for (uint32_t i = 0; i < region->n_handles; i++)
+        wanted[1] += mapped_bytes(&region->handles[i]);
+    return taken_take(call, r, wanted);
+}
+
 /* A slot of a pool takes any shard, so there is one place for all of them. 0, or -code with call->error. */
 static int pool_check(struct call *call, const struct msg_region_register *m)
 {
@@ -234,6 +283,8 @@ int method_region_register(struct call *call)
         m, m->pool ? 1 : ns->identity.shards[m->part],
         r->encoded ? r->encoded->base->identity.shard_bytes : ns->identity.shard_bytes,
         r->encoded ? &r->encoded->spec : NULL, call->fds, call->n_fds, &r->region, &call->error);
+    if (rc == 0)
+        rc = region_take(call, r);
     if (rc != 0) {
         registered_free(r);
         return rc;
@@ -257,6 +308,9 @@ int method_ring_register(struct call *call)
     if (!r)
         return -call->error.code;
     rc = staging_check(m, call->fds, call->n_fds, &r->staging, &call->error);
+    if (rc == 0)
+        rc = taken_take(
+            call, r, (const uint64_t[]){2, m->offset + m->slice_bytes * m->slices, 0, call->n_fds});
     if (rc != 0) {
         registered_free(r);
         return rc;

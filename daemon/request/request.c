@@ -1,11 +1,13 @@
 /* Request objects and the room's life. */
 #include "daemon/request/request.h"
+#include "daemon/base/text_file.h"
 #include "daemon/request/digest.h"
 #include "daemon/request/window.h"
 #include "daemon/share/share.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -13,6 +15,9 @@
 /* Chains take up to this fraction of limits.frame_memory, so that requests find some; held digests of the arena. */
 #define CHAINS_FRACTION 2
 #define HELD_FRACTION 4
+/* Of the address space, 128 TiB on most processors, the daemon keeps half for itself. */
+#define MAPPED_BYTES_MAX (UINT64_C(1) << 46)
+#define MAPPINGS_USUAL 65530u
 
 static void handle_closed_cb(uv_handle_t *handle)
 {
@@ -35,6 +40,16 @@ static int secrets_new(struct requests *rq)
     return reuse_new(seed, &rq->reuse);
 }
 
+/* How many mappings the kernel lets a process have. */
+static uint64_t mappings_max(void)
+{
+    char text[32];
+
+    if (text_file_read(AT_FDCWD, "/proc/sys/vm/max_map_count", 0, text, sizeof(text)) > 0)
+        return strtoull(text, NULL, 10);
+    return MAPPINGS_USUAL;
+}
+
 static void limits_init(struct requests *rq)
 {
     struct limits *l = rq->rooms.limits;
@@ -44,6 +59,10 @@ static void limits_init(struct requests *rq)
     limits_set(l, LIMIT_MEMORY, memory);
     limits_set(l, LIMIT_CHAINS, memory / CHAINS_FRACTION);
     limits_set(l, LIMIT_DIGESTS, arena_bytes_configured(rq->rooms.arena) / HELD_FRACTION);
+    limits_set(l, LIMIT_HINTS, cache_hints_max());
+    limits_set(l, LIMIT_MAPPINGS, mappings_max() / 2);
+    limits_set(l, LIMIT_MAPPED, MAPPED_BYTES_MAX);
+    limits_set(l, LIMIT_MOVES, CACHE_MOVES_MAX);
     limits_set(l, LIMIT_SHARED_LOOKUPS, SHARE_LOOKUPS_MAX);
     limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);
     limits_set(l, LIMIT_BUILDS_WAITING, DIGEST_PUBLISHED_MAX);

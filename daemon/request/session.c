@@ -4,6 +4,7 @@
 #include "daemon/request/request.h"
 #include "daemon/request/window.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -135,6 +136,25 @@ int session_ns_open(struct call *call, struct ns *ns)
     return 0;
 }
 
+/* A table of hints has a descriptor, and two while it is filled. */
+#define HINTS_DESCRIPTORS 2
+
+static void hints_give(struct limit_owner *o)
+{
+    limit_give(o, LIMIT_HINTS, 1);
+    limit_give(o, LIMIT_DESCRIPTORS, HINTS_DESCRIPTORS);
+    limit_owner_unref(o);
+}
+
+static void hints_unuse(struct session *s, struct ns *ns)
+{
+    cache_hints_unuse(s->rq->rooms.cache, ns);
+    if (ns->hints)
+        return;
+    hints_give(ns->hints_owner);
+    ns->hints_owner = NULL;
+}
+
 static void ns_close_all(struct session *s)
 {
     struct index *ix = s->rq->rooms.index;
@@ -143,17 +163,39 @@ static void ns_close_all(struct session *s)
         struct ns *ns = s->ns[place] & SESSION_NS_OPEN ? index_ns_at(ix, place) : NULL;
 
         if (ns && s->ns[place] & SESSION_NS_HINTS)
-            cache_hints_unuse(s->rq->rooms.cache, ns);
+            hints_unuse(s, ns);
         if (ns)
             index_ns_unuse(ix, ns);
     }
 }
 
-int session_hints_use(struct session *s, struct ns *ns)
+/* A new table is that of who uses it first. 0; -EBUSY with *e, or another -errno. */
+static int hints_make(struct session *s, struct ns *ns, struct ucm_error *e)
+{
+    struct limit_owner *o = owner_of(s);
+    int rc;
+
+    if (limit_take(o, LIMIT_HINTS, 1, e) != 0)
+        return -EBUSY;
+    if (limit_take(o, LIMIT_DESCRIPTORS, HINTS_DESCRIPTORS, e) != 0) {
+        limit_give(o, LIMIT_HINTS, 1);
+        return -EBUSY;
+    }
+    rc = cache_hints_use(s->rq->rooms.cache, ns);
+    if (rc == 0)
+        ns->hints_owner = limit_owner_ref(o);
+    else
+        hints_give(limit_owner_ref(o));
+    return rc;
+}
+
+int session_hints_use(struct session *s, struct ns *ns, struct ucm_error *e)
 {
     uint8_t *flags = ns_flags(s, ns);
-    int rc = *flags & SESSION_NS_HINTS ? 0 : cache_hints_use(s->rq->rooms.cache, ns);
+    int rc = 0;
 
+    if (!(*flags & SESSION_NS_HINTS))
+        rc = ns->hints ? cache_hints_use(s->rq->rooms.cache, ns) : hints_make(s, ns, e);
     if (rc == 0)
         *flags |= SESSION_NS_HINTS;
     return rc;
@@ -349,7 +391,7 @@ static int ns_open_checked(struct call *call, const struct msg_ns_open *m, struc
         rc = text_copy(call, "dtype", m->dtype, dtype);
     if (rc == 0)
         rc = text_copy(call, "layout", m->layout, layout);
-    return rc != 0 ? rc : index_ns_open(s->rq->rooms.index, &id, out, &call->error);
+    return rc != 0 ? rc : index_ns_open(s->rq->rooms.index, &id, owner_of(s), out, &call->error);
 }
 
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability)

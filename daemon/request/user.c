@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#define LEASES_UNBOUND (UINT64_C(1) << 60)
+
 struct user *user_ref(struct requests *rq, uid_t uid)
 {
     struct user *u;
@@ -39,18 +41,17 @@ void leased_add(struct session *s, int64_t keys)
     if (keys < 0)
         limit_give(owner_of(s), LIMIT_LEASED, (uint64_t)-keys);
     else
-        (void)limit_take(owner_of(s), LIMIT_LEASED, (uint64_t)keys,
-                         NULL); /* leased_check bounds it */
+        limit_add(owner_of(s), LIMIT_LEASED, (uint64_t)keys); /* leased_check bounds it */
 }
 
-/* Bytes for blocks that are leased; 0: they may move to a shared tier, which has no bound here. */
+/* Bytes for blocks that are leased. */
 static uint64_t lease_room(const struct request_rooms *rooms)
 {
     uint64_t room = arena_bytes_configured(rooms->arena);
     struct tier_stats ts;
 
     if (rooms->share)
-        return 0;
+        return LEASES_UNBOUND; /* they may move there */
     if (rooms->tier) {
         rooms->tier_ops->stats(rooms->tier, &ts);
         room += ts.capacity_bytes;
@@ -66,15 +67,16 @@ int leased_check(struct call *call)
     const struct request_rooms *rooms = &s->rq->rooms;
     struct cache_leased leased = cache_leased(rooms->cache);
     struct limit_pool blocks = {"blocks that leases and chains keep", "index.max_blocks",
-                                index_blocks_max(rooms->index), leased.blocks};
+                                index_blocks_max(rooms->index), leased.blocks, UINT64_MAX};
     struct limit_pool bytes = {"bytes that leases and chains keep", "the size of DRAM and NVMe",
-                               lease_room(rooms), leased.bytes};
+                               lease_room(rooms), leased.bytes,
+                               limit_setting(owner_of(s), LIMIT_LEASED)};
     int rc;
 
     if (s->peer.admin)
         return 0;
     rc = limit_check(owner_of(s), LIMIT_LEASED, &blocks, 1, &call->error);
-    if (rc == 0 && bytes.all > 0)
+    if (rc == 0)
         rc = limit_check(owner_of(s), LIMIT_LEASED, &bytes, 1, &call->error);
     return rc;
 }

@@ -218,13 +218,19 @@ static void block_failed(struct pin_request *q, int status)
     q->missing += status == -ENOENT || status == -EIO || status == -EBADMSG;
 }
 
+static void wait_ended(struct pin_request *q, struct pin_wait *pw)
+{
+    list_remove(&pw->link);
+    q->waits_n--;
+    limit_give(owner_of(q->r.s), LIMIT_MOVES, 1);
+}
+
 static void moved_cb(struct cache_move *m, int status)
 {
     struct pin_wait *pw = LIST_ENTRY(m, struct pin_wait, m);
     struct pin_request *q = pw->q;
 
-    list_remove(&pw->link);
-    q->waits_n--;
+    wait_ended(q, pw);
     if (status == 0)
         block_take(q, pw->block, m);
     else
@@ -277,6 +283,7 @@ static int block_begin(struct pin_request *q, uint32_t block)
     } else if (rc == CACHE_PENDING) {
         q->spare = NULL;
         q->waits_n++;
+        limit_add(owner_of(q->r.s), LIMIT_MOVES, 1); /* one at least is anybody's */
         list_push_back(&q->waits, &pw->link);
     } else if (rc == -EBUSY) {
         return rc;
@@ -291,7 +298,8 @@ static int block_begin(struct pin_request *q, uint32_t block)
 static bool may_begin(const struct pin_request *q)
 {
     return q->waits_n == 0 ||
-           (q->waits_n < WAITS_MAX && q->waits_n * window_slot_bytes(q->w) < WAIT_BYTES_MAX);
+           (q->waits_n < WAITS_MAX && q->waits_n * window_slot_bytes(q->w) < WAIT_BYTES_MAX &&
+            limit_room(owner_of(q->r.s), LIMIT_MOVES) > 0);
 }
 
 static void again_cb(struct deadline *d)
@@ -393,8 +401,7 @@ static void pin_stop_cb(struct request *r)
         struct pin_wait *pw = LIST_ENTRY(q->waits.next, struct pin_wait, link);
 
         cache_relocate_cancel(cache_of_pin(q), &pw->m);
-        list_remove(&pw->link);
-        q->waits_n--;
+        wait_ended(q, pw);
         block_failed(q, -ETIMEDOUT);
         free(pw);
     }

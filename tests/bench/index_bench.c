@@ -91,7 +91,7 @@ int main(int argc, char **argv)
     }
     if (argc > 1)
         max = strtoull(argv[1], NULL, 10);
-    if (index_new(max, 1, &ix) != 0 || index_ns_open(ix, &id, &ns, NULL) != 0)
+    if (index_new(max, 1, &ix) != 0 || index_ns_open(ix, &id, NULL, &ns, NULL) != 0)
         return 1;
     printf("%10s | %8s %8s %7s | %8s %8s %7s | %9s %8s %8s | %7s %9s %7s | %7s\n", "blocks",
            "8192, us", "ns/key", "to 10k", "tenth,us", "ns/key", "to 10k", "and state", "missing",

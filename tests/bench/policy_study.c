@@ -32,7 +32,8 @@ static void own_open(void)
     struct ns_identity id = {"study",           "", "",      "", "",   512,
                              UCM_MAX_KEY_BYTES, 1,  &shards, 1,  NULL, 0};
 
-    if (index_new(n_ids, 1, &own_index) != 0 || index_ns_open(own_index, &id, &own_ns, NULL) != 0 ||
+    if (index_new(n_ids, 1, &own_index) != 0 ||
+        index_ns_open(own_index, &id, NULL, &own_ns, NULL) != 0 ||
         policy_new(own_index, (uint64_t)(capacity * own_hint), &own_policy) != 0)
         abort();
     own_ref = zeroed(n_ids, sizeof(*own_ref));

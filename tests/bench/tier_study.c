@@ -355,7 +355,7 @@ static void replay(double dram, double nvme)
     dram_n = inserts = 0;
     written = rewritten = hits = hits_below = 0;
     places = zeroed(n_ids, sizeof(*places));
-    if (index_new(n_ids, 1, &ix) != 0 || index_ns_open(ix, &id, &ns, NULL) != 0 ||
+    if (index_new(n_ids, 1, &ix) != 0 || index_ns_open(ix, &id, NULL, &ns, NULL) != 0 ||
         policy_new(ix, dram_max, &policy) != 0 ||
         segment_table_init(&segments, SEGMENT_BYTES, 1, &count, 1) != 0)
         abort();

@@ -137,7 +137,7 @@ Test(namespaces, the_unused_give_way)
 /* Needs root to become somebody else. */
 Test(namespaces, a_tenant_does_not_lock_others_out)
 {
-    static const char *const sets[] = {"limits.namespaces=6", "limits.namespaces_per_tenant=4",
+    static const char *const sets[] = {"limits.namespaces=8", "limits.namespaces_per_tenant=4",
                                        NULL};
     struct ucm_namespace *ns;
     struct ucm_client *c;

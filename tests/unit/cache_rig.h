@@ -196,7 +196,7 @@ static inline struct ns *space_of(const char *tenant, const char *model, uint32_
     struct ucm_error e;
     struct ns *ns = NULL;
 
-    cr_assert_eq(index_ns_open(rig.index, &id, &ns, &e), 0);
+    cr_assert_eq(index_ns_open(rig.index, &id, NULL, &ns, &e), 0);
     ns->record = NS_RECORD_WRITTEN; /* the fake tier keeps no names */
     return ns;
 }

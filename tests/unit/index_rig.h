@@ -25,7 +25,7 @@ static inline struct ns *open_ns(struct index *ix, const struct ns_identity *id)
     struct ucm_error e = {0};
     struct ns *ns = NULL;
 
-    cr_assert_eq(index_ns_open(ix, id, &ns, &e), 0, "%s", e.text);
+    cr_assert_eq(index_ns_open(ix, id, NULL, &ns, &e), 0, "%s", e.text);
     return ns;
 }
 

@@ -200,7 +200,7 @@ Test(pressure, a_turn_begins_few_of_many_parts)
     struct ns *ns;
     block_ref ref;
 
-    cr_assert_eq(index_ns_open(rig.index, &id, &ns, &e), 0);
+    cr_assert_eq(index_ns_open(rig.index, &id, NULL, &ns, &e), 0);
     ns->record = NS_RECORD_WRITTEN;
     ref = open_block(ns, 1);
     for (uint32_t p = 0; p < 16; p++)

@@ -118,7 +118,7 @@ Test(cache_restore, a_record_with_another_identity_makes_no_namespace)
     cr_expect_eq(rig.tier.callbacks.restore_cb(rig.tier.callbacks.ctx, &f), 0u);
     for (uint32_t place = 2; place < index_ns_places(rig.index); place++)
         cr_expect_null(index_ns_at(rig.index, place));
-    cr_assert_eq(index_ns_open(rig.index, &id, &ns, &e), 0);
+    cr_assert_eq(index_ns_open(rig.index, &id, NULL, &ns, &e), 0);
     cr_expect_eq(ns->record, NS_RECORD_NONE, "it has no record yet");
 }
 

@@ -19,7 +19,7 @@ static void open_cb(void)
     struct ucm_error e;
 
     rig_open();
-    cr_assert_eq(index_ns_open(rig.index, &id, &space_many, &e), 0);
+    cr_assert_eq(index_ns_open(rig.index, &id, NULL, &space_many, &e), 0);
     space_many->record = NS_RECORD_WRITTEN;
 }
 

@@ -140,7 +140,7 @@ static struct ns *open_model(struct index *ix, const char *tenant, unsigned numb
     snprintf(model, sizeof(model), "model %u", number);
     id.tenant = tenant;
     id.model = model;
-    return index_ns_open(ix, &id, &ns, &e) == 0 ? ns : NULL;
+    return index_ns_open(ix, &id, NULL, &ns, &e) == 0 ? ns : NULL;
 }
 
 Test(index_ns, at_the_bound_the_namespace_that_rested_longest_gives_way)
@@ -242,14 +242,14 @@ Test(index_ns, refuses_what_is_out_of_bounds)
 
     cr_assert_eq(index_new(10, 1, &ix), 0);
     bad.parts = UCM_MAX_PARTS + 1;
-    cr_assert_eq(index_ns_open(ix, &bad, &ns, &e), -UCM_WIRE_INVALID);
+    cr_assert_eq(index_ns_open(ix, &bad, NULL, &ns, &e), -UCM_WIRE_INVALID);
     bad = id;
     bad.key_bytes = 8;
-    cr_assert_eq(index_ns_open(ix, &bad, &ns, &e), -UCM_WIRE_INVALID);
+    cr_assert_eq(index_ns_open(ix, &bad, NULL, &ns, &e), -UCM_WIRE_INVALID);
     index_ns_use(ix, open_ns(ix, &id));
     bad = id;
     bad.model = "one too many";
-    cr_assert_eq(index_ns_open(ix, &bad, &ns, &e), -UCM_WIRE_BUSY);
+    cr_assert_eq(index_ns_open(ix, &bad, NULL, &ns, &e), -UCM_WIRE_BUSY);
     cr_assert_null(ns);
     open_ns(ix, &id);
     index_free(ix);

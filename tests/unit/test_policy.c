@@ -18,7 +18,7 @@ static void setup(void)
     struct ns_identity id = {"t", "m", "", "d", "l", 16, 32, 1, &shards, 4096, NULL, 0};
 
     cr_assert_eq(index_new(N, 1, &ix), 0);
-    cr_assert_eq(index_ns_open(ix, &id, &ns, NULL), 0);
+    cr_assert_eq(index_ns_open(ix, &id, NULL, &ns, NULL), 0);
     cr_assert_eq(policy_new(ix, 256, &p), 0);
 }
 

@@ -418,7 +418,7 @@ Test(kept, what_goes_first_goes_first_again)
     struct ns *ns;
 
     cr_assert_eq(index_new(64, 1, &ix), 0);
-    cr_assert_eq(index_ns_open(ix, &id, &ns, NULL), 0);
+    cr_assert_eq(index_ns_open(ix, &id, NULL, &ns, NULL), 0);
     cr_assert_eq(policy_new(ix, 16, &p), 0);
     for (unsigned i = 0; i < 40; i++) {
         key[0] = (uint8_t)i;

@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""One uid or tenant floods what clients share: others still get their work done, operators get in, and all comes back."""
+
+import os
+import sys
+import unittest
+
+try:
+    from second_client import BUSY, DEMO, OK, Case, Client, Closed, Refused, Region, keys, memfd
+    from window_case import Reader
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+FLOOD, OTHER, FIRST, SECOND, FEW = 2001, 2002, 2003, 2004, 2005  # uids; two of them are of one tenant
+TENANT = "team"
+HOLDS = ("connections", "requests_active", "regions", "leases", "request_bytes", "hint_tables")
+
+
+@unittest.skipUnless(os.geteuid() == 0, "several uids need root")
+class Flood(Case):
+    options = {"nvme": False, "limits.connections": "64", "limits.frame_memory": "8MiB", "limits.namespaces": "64",
+               "request.unread": "500ms", "tenants": f"{TENANT} uid:{FIRST} uid:{SECOND}",
+               "tenant_settings": f"uid:{FEW} connections=2 memory=1MiB",
+               "before": ("prlimit", "--nofile=512")}
+
+    def setUp(self):
+        self.until(lambda: self.holds()["connections"] == 1, "the end of an earlier test's connections")
+        self.before = self.holds()
+
+    def tearDown(self):
+        self.doCleanups()
+        self.until(lambda: self.holds() == self.before, "the return of all that the flood took")
+
+    def holds(self):
+        client = Client(self.daemon)
+        metrics = client.call("stats")["metrics"]
+        client.close()
+        return {name: metrics[name] for name in HOLDS}
+
+    def flood(self, uid, begin, most=2000):
+        """Begins connections of that uid until one is refused: the connections, and the sentence."""
+        clients = []
+        for _ in range(most):
+            try:
+                client = self.client(uid=uid, hello=False)
+                begin(client)
+            except Refused as e:
+                return clients, e.args[2]
+            except (Closed, BrokenPipeError):
+                continue  # the sentence was lost, as there was a request behind it
+            clients.append(client)
+        self.fail(f"nothing stopped uid {uid}")
+
+    def hello(self, client):
+        client.call("hello", version_min=1, version_max=3, client="flood")
+
+    def works(self, uid=OTHER):
+        """Another client stores and finds a block."""
+        client = self.client(uid=uid)
+        ns = client.open(dict(DEMO, model=f"{self.id()} {uid}"))
+        region = Region(client, ns, DEMO, 2)
+        self.assertIn(region.dump(["a"], [0])[0], (OK, 4))
+        found = client.call("lookup", ns=ns, keys=keys("a"), lease_ms=1000)
+        self.assertEqual(found["hits"], 1)
+        client.call("release", lease=found["lease"])
+        client.close()
+
+    def silent(self, client):
+        """Connects; a refusal comes at once."""
+        client.socket.settimeout(0.05)
+        try:
+            client.next()
+        except TimeoutError:
+            client.socket.settimeout(20)
+
+    def test_silent_connections(self):
+        clients, why = self.flood(FLOOD, self.silent)
+        self.assertLess(len(clients), 16)
+        self.assertRegex(why, r'tenant "uid:2001" has \d+ of 16 connections that have not said hello')
+        self.works()
+        self.works(uid=None)
+
+    def test_connections(self):
+        clients, why = self.flood(FLOOD, self.hello)
+        self.assertRegex(why, r'tenant "uid:2001" has \d+ of 64 connections.*limits\.connections')
+        self.assertIn(len(clients), range(40, 48))
+        self.works()
+        for uid in (FIRST, SECOND, 3000, 3001, 3002, 3003):
+            self.flood(uid, self.hello)
+        self.works(uid=None)  # an operator gets in
+
+    def test_connections_of_a_tenant_with_many_uids(self):
+        first, why = self.flood(FIRST, self.hello)
+        self.assertRegex(why, r'uid 2003 of tenant "team" has')
+        second, _ = self.flood(SECOND, self.hello)
+        self.assertLess(len(first) + len(second), 48)
+        self.assertGreater(len(second), 4)
+        self.works()
+
+    def test_a_tenants_setting(self):
+        clients, why = self.flood(FEW, self.hello)
+        self.assertEqual(len(clients), 2)
+        self.assertIn('its setting "connections" (ucmctl tenant set)', why)
+
+    def test_frames_that_do_not_end(self):
+        def begin(client):
+            self.hello(client)
+            client.send((1 << 20).to_bytes(4, "big") + bytes((1 << 20) - 64))
+        clients = []
+        for _ in range(20):
+            client = self.client(uid=FLOOD)
+            clients.append(client)
+            try:
+                begin(client)
+            except Closed:
+                pass
+        self.works()
+
+        def frame_bytes():
+            return self.client().call("stats")["metrics"]["frame_bytes"]
+        self.until(lambda: frame_bytes() < 7 << 20)
+
+    def test_answers_that_nobody_reads(self):
+        missing = bytes(16 * 16384)
+        for _ in range(8):
+            client = self.client(uid=FLOOD)
+            ns = client.open(dict(DEMO, model=self.id()))
+            client.socket.settimeout(0.2)
+            try:
+                for _ in range(200):
+                    client.begin("lookup", ns=ns, keys=missing, each=True)
+            except (TimeoutError, Closed):
+                pass
+        self.works()
+        self.until(lambda: self.holds()["connections"] == 1, "the end of those who read nothing")
+
+    def test_descriptors(self):
+        clients, fd = [], os.open("/dev/null", os.O_RDONLY)
+        self.addCleanup(os.close, fd)
+        refused = 0
+        for _ in range(12):
+            clients.append(self.client(uid=FLOOD))
+        for client in clients:  # each begins a frame
+            client.send(b"\0", [fd] * 60)
+        for client in clients:
+            client.socket.settimeout(0.1)
+            try:
+                client.next()
+            except TimeoutError:
+                continue
+            except (Refused, Closed) as e:
+                refused += 1
+                self.assertIn("descriptors", str(e))
+        self.assertGreater(refused, 5)
+        self.works()
+        self.assertLess(self.client().call("stats")["metrics"]["client_descriptors"], 384)
+
+    def test_namespaces(self):
+        opened, sentence = 0, ""
+        for _ in range(8):
+            client = self.client(uid=FLOOD)
+            try:
+                for _ in range(16):
+                    client.open(dict(DEMO, model=f"{self.id()} {opened}"))
+                    opened += 1
+            except Refused as e:
+                self.assertEqual(e.code, BUSY)
+                sentence = e.args[2]
+                break
+        self.assertRegex(sentence, r'tenant "uid:2001" has \d+ of 64 namespaces.*limits\.namespaces')
+        self.assertLess(opened, 48)
+        self.works()
+
+    def test_tables_of_hints(self):
+        opened, refused = 0, None
+        for _ in range(3):
+            client = Reader(self.daemon, uid=FLOOD)
+            self.addCleanup(client.close)
+            for _ in range(16):
+                try:
+                    client.call("hints.open", ns=client.open(dict(DEMO, model=f"{self.id()} {opened}")))
+                except Refused as e:
+                    refused = refused or e
+                    continue
+                opened += 1
+                for fd in client.take_fds():
+                    os.close(fd)
+        client = Reader(self.daemon, uid=OTHER)
+        self.addCleanup(client.close)
+        client.call("hints.open", ns=client.open(dict(DEMO, model=self.id())))
+        for fd in client.take_fds():
+            os.close(fd)
+        self.assertGreater(opened, 20)
+
+    def test_memory_of_others_that_is_mapped(self):
+        client = self.client(uid=FLOOD)
+        ns = client.open(dict(DEMO, model=self.id()))
+        fd = memfd(1 << 45)  # nothing is in it
+        self.addCleanup(os.close, fd)
+
+        def register():
+            client.call("region.register", [fd], ns=ns, part=0, blocks=1, device="cpu",
+                        handles=[{"kind": 0, "bytes": 1 << 45}],
+                        planes=[{"shard": i, "offset": i * 4096, "stride": 8192, "chunk": 4096} for i in range(2)])
+        register()
+        refused = self.refused(BUSY, register)
+        self.assertIn("bytes of workers' memory that the daemon maps", refused.args[2])
+        self.works()
+
+    def test_memory_of_leases(self):
+        client = self.client(uid=FEW)
+        ns = client.open(dict(DEMO, model=self.id()))
+        region = Region(client, ns, DEMO, 1)
+        region.dump(["a"], [0])
+        with self.assertRaises(Refused) as caught:
+            for _ in range(4096):
+                client.call("lookup", ns=ns, keys=keys(*["a"] * 4000), lease_ms=60000)
+        self.assertEqual(caught.exception.code, BUSY)
+        self.assertIn('its setting "memory"', caught.exception.args[2])
+
+
+if __name__ == "__main__":
+    unittest.main()
