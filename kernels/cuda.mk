@@ -111,7 +111,7 @@ fatbins: $(SPARSE_FATBIN) $(CLUSTER_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(E
 
 # Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
 UNIT_SRC  += $(wildcard tests/unit/cuda/test_*.c)
-FAKE_CUDA := $O/obj/tests/unit/cuda/fake_cuda.o $O/obj/tests/unit/cuda/fake_cuda_driver.o
+FAKE_CUDA := $(addprefix $O/obj/tests/unit/cuda/,fake_cuda.o fake_cuda_copy.o fake_cuda_driver.o)
 # A static rule, or make prefers the general one while an object of this one is still to be made.
 CUDA_UNIT := $(patsubst tests/%.c,$O/tests/%,$(wildcard tests/unit/cuda/test_*.c))
 $(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \

@@ -2,9 +2,6 @@
 
 #include "tests/unit/cuda/fake_cuda_inside.h"
 
-#include "kernels/copy.h"
-#include "kernels/encoding/encoding.h"
-
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -17,24 +14,6 @@
 struct CUevent_st {
     unsigned refs;
     uint64_t wanted, done;
-};
-
-struct rows {
-    uint64_t to, from, to_pitch, from_pitch, width, height;
-};
-
-struct op {
-    struct op *next;
-    CUevent event; /* done is set to `value`, and nothing else */
-    uint64_t value;
-    const _Atomic uint32_t *word; /* or is waited for until it reaches `value` */
-    uint64_t planes, items;       /* a kernel, when n_items is not 0 */
-    uint32_t n_planes, n_items, direction, slow_us;
-    bool companion; /* a kernel of the companion's */
-    bool coded;     /* it encodes or decodes */
-    struct ucm_encoding_spec spec;
-    size_t n; /* or copies */
-    struct rows rows[];
 };
 
 struct CUstream_st {
@@ -101,6 +80,11 @@ void fake_cuda_slow(unsigned us)
     atomic_store(&slow_us, us);
 }
 
+unsigned fake_cuda_slow_us(void)
+{
+    return atomic_load(&slow_us);
+}
+
 void fake_cuda_fail_records(unsigned n)
 {
     atomic_store(&bad_records, n);
@@ -138,39 +122,6 @@ unsigned fake_cuda_objects(void)
 }
 
 /* ---- streams ---- */
-
-static void code(const struct op *o)
-{
-    const struct ucm_encoding_plane *planes =
-        (const struct ucm_encoding_plane *)(uintptr_t)o->planes;
-    const struct ucm_copy_item *items = (const struct ucm_copy_item *)(uintptr_t)o->items;
-
-    for (uint32_t i = 0; i < o->n_items; i++)
-        for (uint32_t p = 0; p < o->n_planes; p++) {
-            void *coded = (void *)(uintptr_t)(items[i].slot + planes[p].slot_offset);
-            void *page = (void *)(uintptr_t)(planes[p].base + items[i].block * planes[p].stride);
-
-            if (o->direction == UCM_COPY_LOAD)
-                ucm_decode(&o->spec, planes[p].section, coded, page);
-            else
-                ucm_encode(&o->spec, planes[p].section, page, coded);
-        }
-}
-
-static void op_run(const struct op *o)
-{
-    if (o->coded)
-        code(o);
-    else if (o->n_items > 0)
-        ucm_copy_ref((const struct ucm_copy_plane *)(uintptr_t)o->planes, o->n_planes,
-                     (const struct ucm_copy_item *)(uintptr_t)o->items, o->n_items,
-                     (enum ucm_copy_direction)o->direction);
-    for (size_t i = 0; i < o->n; i++)
-        for (uint64_t row = 0; row < o->rows[i].height; row++)
-            memcpy((void *)(uintptr_t)(o->rows[i].to + row * o->rows[i].to_pitch),
-                   (const void *)(uintptr_t)(o->rows[i].from + row * o->rows[i].from_pitch),
-                   o->rows[i].width);
-}
 
 static void wait_a_little(void)
 {
@@ -230,7 +181,7 @@ static void *stream_run(void *arg)
                 atomic_store(&holds, true);
                 usleep(50);
             }
-            op_run(o);
+            fake_op_run(o);
         }
         pthread_mutex_lock(&mutex);
         if (o->event) {
@@ -247,7 +198,7 @@ static void *stream_run(void *arg)
     return NULL;
 }
 
-static struct op *op_new(size_t n)
+struct op *fake_op_new(size_t n)
 {
     struct op *o = calloc(1, sizeof(*o) + n * sizeof(o->rows[0]));
 
@@ -265,7 +216,7 @@ static void op_put(CUstream s, struct op *o)
     pthread_cond_broadcast(&changed);
 }
 
-static CUresult op_send(CUstream s, struct op *o)
+CUresult fake_op_send(CUstream s, struct op *o)
 {
     pthread_mutex_lock(&mutex);
     op_put(s, o);
@@ -324,10 +275,10 @@ CUresult cuStreamWaitValue32(CUstream s, CUdeviceptr word, cuuint32_t value, uns
 
     if (flags != CU_STREAM_WAIT_VALUE_GEQ || atomic_load(&no_waits))
         return CUDA_ERROR_NOT_SUPPORTED;
-    o = op_new(0);
+    o = fake_op_new(0);
     o->word = (const _Atomic uint32_t *)(uintptr_t)word;
     o->value = value;
-    return op_send(s, o);
+    return fake_op_send(s, o);
 }
 
 CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *out)
@@ -348,145 +299,6 @@ CUresult cuStreamDestroy(CUstream s)
     pthread_join(s->thread, NULL);
     free(s);
     return CUDA_SUCCESS;
-}
-
-/* By enum ucm_copy_direction. */
-static const char coders[2];
-
-CUfunction fake_cuda_coder(const char *name)
-{
-    const char *end = strrchr(name, '_');
-
-    return (CUfunction)(uintptr_t)&coders[end && strcmp(end, "_dump") == 0];
-}
-
-static CUresult launch(CUfunction f, CUstream s, void **arguments, bool companion)
-{
-    bool coded = f == (CUfunction)(uintptr_t)&coders[0] || f == (CUfunction)(uintptr_t)&coders[1];
-    struct op *o = op_new(0);
-
-    o->planes = *(uint64_t *)arguments[0];
-    o->n_planes = *(uint32_t *)arguments[1];
-    o->items = *(uint64_t *)arguments[2];
-    o->n_items = *(uint32_t *)arguments[3];
-    o->coded = coded && o->n_items > 0;
-    if (coded)
-        memcpy(&o->spec, arguments[4], sizeof(o->spec));
-    o->direction = coded ? f == (CUfunction)(uintptr_t)&coders[1] : *(uint32_t *)arguments[5];
-    o->companion = companion;
-    o->slow_us = companion ? atomic_load(&slow_us) : 0;
-    return op_send(s, o);
-}
-
-/* The companion's. */
-CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                        unsigned by, unsigned bz, unsigned shared, CUstream s, void **arguments,
-                        void **extra)
-{
-    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
-    return f ? launch(f, s, arguments, true) : CUDA_SUCCESS;
-}
-
-CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **arguments, void **extra)
-{
-    return cuLaunchKernel(f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY,
-                          c->blockDimZ, c->sharedMemBytes, c->hStream, arguments, extra);
-}
-
-CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                                 unsigned by, unsigned bz, unsigned shared, CUstream s,
-                                 void **arguments, void **extra)
-{
-    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
-    return launch(f, s, arguments, false);
-}
-
-static struct rows rows_of(const CUDA_MEMCPY2D *c)
-{
-    return (struct rows){.to = c->dstDevice,
-                         .from = c->srcDevice,
-                         .to_pitch = c->dstPitch,
-                         .from_pitch = c->srcPitch,
-                         .width = c->WidthInBytes,
-                         .height = c->Height};
-}
-
-CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *c, CUstream s)
-{
-    struct op *o = op_new(1);
-
-    o->rows[0] = rows_of(c);
-    return op_send(s, o);
-}
-
-/* Whole pages, then what is left. */
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream s)
-{
-    static uint8_t pages[256][4096];
-    uint8_t *page = pages[value];
-    size_t whole = bytes / sizeof(*pages), rest = bytes % sizeof(*pages);
-    struct op *o = op_new(2);
-
-    memset(page, value, sizeof(*pages));
-    o->rows[0] = (struct rows){.to = to,
-                               .from = (uint64_t)(uintptr_t)page,
-                               .to_pitch = sizeof(*pages),
-                               .width = sizeof(*pages),
-                               .height = whole};
-    o->rows[1] = (struct rows){.to = to + whole * sizeof(*pages),
-                               .from = (uint64_t)(uintptr_t)page,
-                               .width = rest,
-                               .height = rest > 0};
-    return op_send(s, o);
-}
-
-CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream s)
-{
-    struct op *o = op_new(1);
-
-    o->rows[0] = (struct rows){.to = to,
-                               .from = (uint64_t)(uintptr_t)from,
-                               .to_pitch = bytes,
-                               .width = bytes,
-                               .height = 1};
-    return op_send(s, o);
-}
-
-CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream s)
-{
-    return cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)to, (const void *)(uintptr_t)from, bytes, s);
-}
-
-CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n,
-                            CUmemcpyAttributes *attributes, size_t *at, size_t n_attributes,
-                            CUstream s)
-{
-    struct op *o = op_new(n);
-
-    (void)at;
-    if (n_attributes != 1 || attributes->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM) {
-        free(o);
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    for (size_t i = 0; i < n; i++)
-        o->rows[i] = (struct rows){.to = to[i], .from = from[i], .width = sizes[i], .height = 1};
-    return op_send(s, o);
-}
-
-CUresult cuMemcpy3DBatchAsync(size_t n, CUDA_MEMCPY3D_BATCH_OP *ops, unsigned long long flags,
-                              CUstream s)
-{
-    struct op *o = op_new(n);
-
-    (void)flags;
-    for (size_t i = 0; i < n; i++)
-        o->rows[i] = (struct rows){.to = ops[i].dst.op.ptr.ptr,
-                                   .from = ops[i].src.op.ptr.ptr,
-                                   .to_pitch = ops[i].dst.op.ptr.rowLength,
-                                   .from_pitch = ops[i].src.op.ptr.rowLength,
-                                   .width = ops[i].extent.width,
-                                   .height = ops[i].extent.height};
-    return op_send(s, o);
 }
 
 /* ---- events ---- */
@@ -516,7 +328,7 @@ CUresult cuEventDestroy(CUevent e)
 
 CUresult fake_cuda_daemon_record(CUevent e, CUstream s)
 {
-    struct op *o = op_new(0);
+    struct op *o = fake_op_new(0);
 
     pthread_mutex_lock(&mutex);
     e->refs++;

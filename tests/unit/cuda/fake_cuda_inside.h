@@ -1,14 +1,45 @@
-/* What the fake driver's two files share. */
+/* What the fake driver's files share. */
 #ifndef UCM_TESTS_FAKE_CUDA_INSIDE_H
 #define UCM_TESTS_FAKE_CUDA_INSIDE_H
 
+#include "kernels/encoding/encoding.h"
+
 #include <cuda.h>
 
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define FAKE_HANDLE_MEMORY 0x6d656d6fu
 #define FAKE_HANDLE_EVENT 0x65766e74u
 
+struct rows {
+    uint64_t to, from, to_pitch, from_pitch, width, height;
+};
+
+struct op {
+    struct op *next;
+    CUevent event; /* done is set to `value`, and nothing else */
+    uint64_t value;
+    const _Atomic uint32_t *word; /* or is waited for until it reaches `value` */
+    uint64_t planes, items;       /* a kernel, when n_items is not 0 */
+    uint32_t n_planes, n_items, direction, slow_us;
+    bool companion; /* a kernel of the companion's */
+    bool coded;     /* it encodes or decodes */
+    struct ucm_encoding_spec spec;
+    size_t n; /* or copies */
+    struct rows rows[];
+};
+
+/* With room for so many copies. */
+struct op *fake_op_new(size_t n);
+/* Behind what the stream has to do; it then owns it. */
+CUresult fake_op_send(CUstream s, struct op *o);
+/* Does what a kernel or copies do. */
+void fake_op_run(const struct op *o);
+
+unsigned fake_cuda_slow_us(void); /* of a kernel of the companion's */
 unsigned fake_cuda_objects(void); /* streams and events that are there */
 CUresult fake_cuda_daemon_query(CUevent e);
 CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
