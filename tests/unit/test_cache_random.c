@@ -2,15 +2,14 @@
  * byte, no use or hold that is left over, nobody who waits for ever. Once over NVMe alone, once
  * with a share that other hosts change, once in an index that is always full, once with blocks
  * in two forms, and once with what tenants are guaranteed and get at most changing all the time. UCM_SEED repeats a run. */
-#include "tests/unit/form_rig.h"
-#include "tests/unit/hint_rig.h"
+#include "tests/unit/cache_recount.h"
 #include "tests/unit/random.h"
 
 TestSuite(cache_random, .init = open_shared, .fini = close_shared);
 
 /* ---- everything at once, against a recount ---- */
 
-#define KEYS 12
+#define KEYS RECOUNT_KEYS
 #define COPIES 5
 #define LOADS 8
 #define ASKERS 4
@@ -32,192 +31,20 @@ static struct {
     struct copy copy[COPIES];
     struct load load[LOADS];
     struct asker asker[ASKERS];
-    bool forms;
-    unsigned reads, failures, waits, shared_reads, late, paired, refused;
+    unsigned reads, failures, waits, shared_reads, late, refused;
 } chaos;
 
 static struct ns *some_ns(void)
 {
-    if (chaos.forms && below(4) == 0)
+    if (recounted.forms && below(4) == 0)
         return below(2) ? coder.one : coder.two;
     return below(2) ? rig.one : rig.two;
 }
 
-/* 0 to 3, and the bases are the first two. */
-static struct ns *ns_at(unsigned i)
-{
-    struct ns *all[] = {rig.one, rig.two, coder.one, coder.two};
-
-    return all[i];
-}
-
-static unsigned namespaces(void)
-{
-    return chaos.forms ? 4 : 2;
-}
-
-struct recount {
-    uint64_t slot_bytes; /* of DRAM, those that are being filled too */
-    uint64_t complete, dram_bytes, nvme_bytes, share_bytes, dirty, users, pinned, fetching, only,
-        below;
-};
-
-#define HELD 1u /* the list of what is in use, see space.c */
-
-/* Of two forms one may be written, or is below, at any moment. */
-static void recount_form(block_ref ref)
-{
-    const struct block *b = index_block(rig.index, ref);
-    const struct ns *ns = cache_ns(rig.cache, ref);
-    const struct ns_form *form = cache_form_of(ns, b);
-    block_ref other = cache_pair_of(rig.cache, ref);
-    const struct block *o = other ? index_block(rig.index, other) : NULL;
-
-    cr_assert(!form || form->users > 0);
-    if (b->flags & BLOCK_PAIRED) {
-        chaos.paired++;
-        cr_assert(o && o->flags & BLOCK_PAIRED && cache_pair_of(rig.cache, other) == ref);
-        cr_assert(block_complete(b, ns) && block_complete(o, cache_ns(rig.cache, other)));
-        cr_assert_eq((b->flags ^ o->flags) & BLOCK_HELD_BACK, BLOCK_HELD_BACK);
-    } else if (b->flags & BLOCK_HELD_BACK) {
-        uint8_t key[UCM_MAX_KEY_BYTES];
-
-        memcpy(key, b->key, sizeof(key));
-        cr_assert(ns->base &&
-                  cache_coding_under_way(rig.cache, index_find(rig.index, ns->base, key)));
-    }
-    if (!(b->flags & BLOCK_PAIRED) && form && form->below && !form->ended &&
-        b->flags & (BLOCK_QUEUED | BLOCK_SHARE_QUEUED))
-        cr_assert(b->flags & BLOCK_CODING);
-}
-
-static void recount(struct recount *r, block_ref ref)
-{
-    const struct block *b = index_block(rig.index, ref);
-    const struct ns *ns = cache_ns(rig.cache, ref);
-    uint32_t ready = 0, dram = 0, here = 0;
-    unsigned aside, now;
-
-    for (uint32_t i = 0; i < ns->identity.parts; i++) {
-        const struct part *p = &b->part[i];
-        bool in_dram = p->dram == PART_DRAM_READY;
-
-        ready += part_whole(p);
-        dram += in_dram;
-        here += p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE;
-        r->slot_bytes += p->dram != PART_DRAM_NONE ? ns_part_bytes(ns, i) : 0;
-        r->share_bytes += part_on_share(p) ? ns_part_bytes(ns, i) : 0;
-        r->dram_bytes += in_dram ? ns_part_bytes(ns, i) : 0;
-        r->nvme_bytes += p->nvme == PART_NVME_READY ? ns_part_bytes(ns, i) : 0;
-        r->dirty += b->flags & BLOCK_QUEUED && in_dram && p->nvme == PART_NVME_NONE
-                        ? ns_part_bytes(ns, i)
-                        : 0;
-        r->users += p->users;
-        r->fetching += p->dram == PART_DRAM_FETCHING;
-        cr_assert(p->nvme != PART_NVME_READY || rig.tier.place[part_loc(p) - 1].live);
-        cr_assert(p->users == 0 || in_dram, "a user of nothing");
-    }
-    cr_assert(b->whole_parts == ready && b->dram_parts == dram && b->local_parts == here);
-    cr_assert_eq(!!(b->flags & BLOCK_SHARED_ONLY), here == 0 && ready > 0);
-    cr_assert_eq(!!(b->flags & BLOCK_BELOW), here > 0 && ready > 0 && dram == 0);
-    r->only += here == 0 && ready > 0;
-    r->below += here > 0 && ready > 0 && dram == 0;
-    cr_assert_eq(!!(b->flags & BLOCK_IN_POLICY), dram > 0);
-    cr_assert(b->leases > 0 || !block_idle(b, ns) || dram > 0 || ready == ns->identity.parts,
-              "a block that nobody would ever find");
-    cr_assert(b->leases > 0 || !block_idle(b, ns) || !(b->flags & BLOCK_DOOMED));
-    /* What went aside has come back if it may leave. */
-    aside = policy_list(rig.policy, ref);
-    cache_reconsider(rig.cache, ref);
-    now = policy_list(rig.policy, ref);
-    cr_assert(now == aside || now == HELD || (now != POLICY_CANDIDATES && aside != HELD));
-    r->complete += ready == ns->identity.parts;
-    r->pinned += !!(b->flags & BLOCK_PINNED);
-    recount_form(ref);
-}
-
-static void list_walk(const struct block_list *l)
-{
-    block_ref before = 0, ref = l->front;
-    uint64_t n = 0;
-
-    for (; ref != 0; n++) {
-        const struct block *b = index_block(rig.index, ref);
-
-        cr_assert(b && b->list_prev == before && n < l->n);
-        before = ref;
-        ref = b->list_next;
-    }
-    cr_assert(n == l->n && before == l->back);
-}
-
-static void recount_all(struct recount *r, const struct ns *ns)
-{
-    block_ref refs[1000];
-    uint32_t n;
-
-    cr_assert_eq(index_scan(rig.index, ns, 0, 1000, refs, &n), 0u);
-    for (uint32_t i = 0; i < n; i++)
-        recount(r, refs[i]);
-}
-
-/* One tenant's namespaces are `ns` and what is derived of it. */
-static void tenant_recount(const struct tenant *t)
-{
-    struct recount r = {0};
-
-    for (unsigned i = 0; i < namespaces(); i++)
-        if (ns_at(i)->tenant == t)
-            recount_all(&r, ns_at(i));
-    cr_assert_eq(t->dram_bytes, r.slot_bytes);
-    cr_assert_eq(t->nvme_bytes, r.nvme_bytes);
-    cr_assert_eq(t->share_bytes, r.share_bytes);
-    if (t->group)
-        cr_assert_eq(!list_empty(&t->group->open), t->dram_bytes > 0 && !cache_quota_keeps(t));
-}
-
-static uint64_t forms_named(const struct ns *ns)
-{
-    block_ref refs[1000];
-    uint64_t named = 0;
-    uint32_t n;
-
-    cr_assert_eq(index_scan(rig.index, ns, 0, 1000, refs, &n), 0u);
-    for (uint32_t i = 0; i < n; i++)
-        named += cache_form_of(ns, index_block(rig.index, refs[i])) != NULL;
-    return named;
-}
-
 static void invariants(void)
 {
-    uint64_t copying = coder.n, slots, dram = 0, nvme = 0, shared = 0;
-    struct recount r = {0};
+    uint64_t copying = coder.n;
 
-    for (unsigned i = 0; i < namespaces(); i++) {
-        recount_all(&r, ns_at(i));
-        dram += ns_at(i)->dram_bytes;
-        nvme += ns_at(i)->nvme_bytes;
-        shared += ns_at(i)->share_bytes;
-        if (ns_at(i)->hints)
-            hints_agree(ns_at(i), KEYS);
-        cr_assert_geq(form_users(ns_at(i)), forms_named(ns_at(i)));
-        cr_assert_leq(form_users(ns_at(i)), forms_named(ns_at(i)) + table_count(&rig.cache->fills));
-    }
-    tenant_recount(rig.one->tenant);
-    tenant_recount(rig.two->tenant);
-    cr_assert_eq(r.complete, rig.cache->stats.complete);
-    cr_assert_eq(r.pinned, rig.cache->stats.pinned);
-    cr_assert_eq(r.dram_bytes, dram);
-    cr_assert_eq(r.nvme_bytes, nvme);
-    cr_assert_eq(r.share_bytes, shared);
-    cr_assert_eq(r.only, rig.cache->shared.n);
-    cr_assert_eq(r.below, rig.cache->below.n);
-    list_walk(&rig.cache->below);
-    list_walk(&rig.cache->shared);
-    cr_assert_eq(share.n_pending, rig.cache->share_busy);
-    cr_assert_eq(r.dirty, rig.cache->dirty_bytes);
-    cr_assert_eq(r.fetching, table_count(&rig.cache->fetches));
-    cr_assert_eq(rig.tier.n_pending, rig.cache->tier_busy);
     for (uint32_t i = table_next(&rig.cache->fills, 0); i; i = table_next(&rig.cache->fills, i)) {
         uint32_t at = 0;
 
@@ -226,10 +53,7 @@ static void invariants(void)
                 break;
         copying += at < COPIES;
     }
-    cr_assert_eq(r.users + copying, rig.cache->users);
-    slots = arena_bytes_used(rig.arena);
-    cr_assert_geq(slots, r.dram_bytes);
-    cr_assert_leq(slots, 2u * (rig.extent > 0 ? rig.extent : MIB));
+    recount_cache(copying);
 }
 
 static void chaos_wait_room(void)
@@ -263,7 +87,7 @@ static void chaos_claim(void)
         return;
     rc = cache_fill_claim(rig.cache, &rig.fills[c->owner], c->ref, c->part, c->shard, c->n,
                           NUMA_NONE, &c->fill);
-    if (rc == 0 && chaos.forms && !ns->base && below(16) != 0)
+    if (rc == 0 && recounted.forms && !ns->base && below(16) != 0)
         cache_fill_form(rig.cache, c->fill, ns == rig.one ? coder.one : coder.two, number % 2);
     if (rc == 0)
         return; /* the block stays held until the copy has ended */
@@ -567,7 +391,8 @@ static void chaos_run(unsigned acts, bool forms)
 
     for (unsigned round = 0; round < 2; round++) {
         memset(&chaos, 0, sizeof(chaos));
-        chaos.forms = forms;
+        memset(&recounted, 0, sizeof(recounted));
+        recounted.forms = forms;
         random_state = (seed + round) * UINT64_C(0x9E3779B97F4A7C15) | 1;
         for (int i = 0; i < ASKERS; i++)
             ask(&chaos.asker[i]);
@@ -630,7 +455,7 @@ TestSuite(forms, .init = open_roomy, .fini = close_forms);
 Test(forms, random_interleavings_with_blocks_in_two_forms)
 {
     chaos_run(sizeof(chaos_acts) / sizeof(chaos_acts[0]), true);
-    cr_expect_gt(chaos.paired, 500u);
+    cr_expect_gt(recounted.paired, 500u);
     cr_expect_gt(coder.begun, 10u);
 }
 
