@@ -5,7 +5,8 @@ from vllm_case import BLOCK, MODEL, Case, daemon, prompt, run  # sets the paths
 import numpy
 import kernels
 import model
-from engine import HostPages, Pool
+from engine import Pool
+from engine_pages import HostPages
 from sparse_engine import SparseEngine
 from ucmclient import sparse
 from ucmclient.decode import Choices

@@ -2,24 +2,18 @@
 """ucmclient.decode.cuda and GpuDecoder without a GPU: checks, with tensors that only say where they lie."""
 
 import ctypes
-import os
-import pathlib
 import sys
 import time
 import unittest
 from unittest import mock
 
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "client/python"))
-if (TOP / "build/libucmclient.so").exists():
-    os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
-
-from fake_source import MISS, OK, Source  # noqa: E402
-from fake_tensor import Fake  # noqa: E402
-from ucmclient import Status, UcmError, sparse  # noqa: E402
-from ucmclient.decode import Rounds, _native_cuda as native, cuda  # noqa: E402
-from ucmclient.decode.gpu import GpuDecoder  # noqa: E402
-from ucmclient.sparse.cuda import Chosen  # noqa: E402
+import cuda_paths  # noqa: F401  sets the paths of the others
+from fake_source import MISS, OK, Source
+from fake_tensor import Fake
+from ucmclient import Status, UcmError, sparse
+from ucmclient.decode import Rounds, _native_cuda as native, cuda
+from ucmclient.decode.gpu import GpuDecoder
+from ucmclient.sparse.cuda import Chosen
 
 TOKENS, HEADS, DIM, GROUP = 16, 2, 64, 4
 SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)

@@ -4,33 +4,21 @@ Skipped where torch has no GPU."""
 
 import json
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 from dataclasses import replace
 
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "client/python"))
-sys.path.insert(0, str(TOP / "client/python/examples"))
-if (TOP / "build/libucmclient.so").exists():
-    os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
+from cuda_paths import GPU, torch  # sets the paths of the others
+from ucmclient import Client, Identity, Plane, UcmError, cuda_allocation, keys, sparse
+from ucmclient.decode import Choices, cuda
+from ucmclient.decode.gpu import GpuDecoder
+from ucmclient.decode.layers import LayerChoices
+from ucmclient.sparse.cuda import Chosen, Selector
 
-from ucmclient import Client, Identity, Plane, UcmError, cuda_allocation, keys, sparse  # noqa: E402
-from ucmclient.decode import Choices, cuda  # noqa: E402
-from ucmclient.decode.gpu import GpuDecoder  # noqa: E402
-from ucmclient.decode.layers import LayerChoices  # noqa: E402
-from ucmclient.sparse.cuda import Chosen, Selector  # noqa: E402
-
-try:
-    import torch
-except ImportError:
-    torch = None
-GPU = torch is not None and torch.cuda.is_available()
 TOKENS, HEADS, DIM, GROUP = 16, 2, 64, 4
 SHAPE = sparse.Shape("bf16", TOKENS, HEADS, DIM, v_head_dim=DIM)
 SHARD = 2 * TOKENS * HEADS * DIM * 2

@@ -3,28 +3,15 @@
 and choices beside those of the CPU, a captured graph, and the example over a real daemon."""
 
 import ctypes
-import os
-import pathlib
-import sys
 import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "client/python"))
-sys.path.insert(0, str(TOP / "client/python/examples"))
-if (TOP / "build/libucmclient.so").exists():
-    os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
+from cuda_paths import GPU, torch  # sets the paths of the others
+from fake_tensor import Device, Fake
+from ucmclient import Client, Status, UcmError, sparse
+from ucmclient.sparse import _native_cuda as native, cuda
 
-from fake_tensor import Device, Fake  # noqa: E402
-from ucmclient import Client, Status, UcmError, sparse  # noqa: E402
-from ucmclient.sparse import _native_cuda as native, cuda  # noqa: E402
-
-try:
-    import torch
-except ImportError:
-    torch = None
-GPU = torch is not None and torch.cuda.is_available()
 TOKENS, HEADS, DIM, BLOCKS = 16, 2, 64, 300
 
 

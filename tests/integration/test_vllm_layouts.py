@@ -10,6 +10,7 @@ import vllm_paths  # noqa: F401  sets the paths of the others
 import numpy
 
 import engine
+import engine_pages
 from ucmclient.vllm import identity, layout, settings
 
 
@@ -30,7 +31,7 @@ class Tensors:
         else:
             whole = memory[offset:].view(dtype).reshape(physical)
         view = whole.transpose(order)
-        return engine.Tensor(view if logical is None else view.reshape(logical)), memory
+        return engine_pages.Tensor(view if logical is None else view.reshape(logical)), memory
 
     def block(self, chunks, memory, b):
         base = memory.__array_interface__["data"][0]
@@ -77,7 +78,7 @@ class Layouts(Tensors, unittest.TestCase):
                 ("BLNHC", (6, layers, tokens, heads, content), (1, 0, 3, 2, 4), 1),
                 ("BHLNC", (6, heads, layers, tokens, content), (2, 0, 1, 3, 4), heads)):
             whole, memory = self.tensor(physical, order, dtype=numpy.float16)
-            views = {f"layers.{i}": engine.Tensor(layer) for i, layer in enumerate(whole.array)}
+            views = {f"layers.{i}": engine_pages.Tensor(layer) for i, layer in enumerate(whole.array)}
             for view in views.values():
                 with self.subTest(name):
                     self.right(view, memory, chunks=chunks)
@@ -123,7 +124,7 @@ class Layouts(Tensors, unittest.TestCase):
         for view, _ in (self.tensor((7, 16, 8), (0, 1, 2)), self.tensor((3, 6, 16), (0, 1, 2)), self.tensor((768,), (0,))):
             with self.assertRaisesRegex(ValueError, "not understood"):
                 layout.tensor_chunks(view, 6)
-        overlapping = engine.Tensor(numpy.lib.stride_tricks.as_strided(numpy.zeros(64, numpy.uint8), (6, 16), (8, 1)))
+        overlapping = engine_pages.Tensor(numpy.lib.stride_tricks.as_strided(numpy.zeros(64, numpy.uint8), (6, 16), (8, 1)))
         with self.assertRaisesRegex(ValueError, "not understood"):
             layout.tensor_chunks(overlapping, 6)
         view, _ = self.tensor((2, 2, 16, 8), (0, 1, 2, 3))
@@ -185,7 +186,7 @@ class Sections(Tensors, unittest.TestCase):
                 ("BLHNC", (6, 3, 4, 16, 16), (1, 0, 2, 3, 4), (192, 2, 8)),
                 ("BLNHC", (6, 3, 16, 4, 16), (1, 0, 3, 2, 4), (48, 8, 8))):
             whole, _ = self.tensor(physical, order, dtype=numpy.uint16)
-            views = {str(i): engine.Tensor(layer) for i, layer in enumerate(whole.array)}
+            views = {str(i): engine_pages.Tensor(layer) for i, layer in enumerate(whole.array)}
             with self.subTest(name):
                 self.assertEqual(self.of(views), (right, None, 0))
                 self.assertEqual(self.layout(views).sections.run, 0 if name == "LBNHC" else 16)
@@ -200,16 +201,16 @@ class Sections(Tensors, unittest.TestCase):
         self.assertEqual(self.of(view), ((16, 24, 8), None, 1))
         self.assertEqual(self.layout(view).sections.run, 0, "heads of each layer are heads of their own")
         whole, _ = self.tensor((6, 3, 2, 16, 4, 8), (1, 0, 2, 3, 4, 5), dtype=numpy.uint16)
-        views = {str(i): engine.Tensor(layer) for i, layer in enumerate(whole.array)}
+        views = {str(i): engine_pages.Tensor(layer) for i, layer in enumerate(whole.array)}
         self.assertEqual(self.of(views), ((96, 4, 8), None, 0))
         self.assertEqual(self.of(views, layerwise=True), ((16, 4, 8), (16, 4, 8), 0))
 
     def test_more_layers_than_a_section_holds(self):
         whole, _ = self.tensor((6, 80, 16, 4, 16), (1, 0, 3, 2, 4), dtype=numpy.uint16)
-        views = {str(i): engine.Tensor(layer) for i, layer in enumerate(whole.array)}
+        views = {str(i): engine_pages.Tensor(layer) for i, layer in enumerate(whole.array)}
         self.assertEqual(self.of(views), ((1280, 8, 8), None, 0))
         whole, _ = self.tensor((6, 2, 1024, 4, 1024), (1, 0, 3, 2, 4), dtype=numpy.uint16)
-        views = {str(i): engine.Tensor(layer, "bfloat16") for i, layer in enumerate(whole.array)}
+        views = {str(i): engine_pages.Tensor(layer, "bfloat16") for i, layer in enumerate(whole.array)}
         of = layout.Heads(1024, 4, 512)
         got = layout.layout_of(views, 6, False, of)
         self.assertEqual((len(got.layers), got.sections.k), (2, (1024, 8, 512)))

@@ -18,6 +18,7 @@ from vllm_paths import TOP  # sets the paths of the others
 import numpy
 
 import engine
+import engine_pages
 from engine import BLOCK, Request
 import ucmclient
 from ucmclient import BlockResult, Hint, PrefixHits, SharedMemory, Status, UcmError
@@ -204,7 +205,7 @@ class Decisions(unittest.TestCase):
 class Moves(unittest.TestCase):
     def test_a_daemon_that_falls_silent_costs_one_timeout(self):
         memory = SharedMemory(8 * 4096)
-        view = engine.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
+        view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
         asked = []
         half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1), None, layout.layout_of({"0": view}, 8),
                           name="test", part=0, writes=True, on_gpu=False, event=lambda: None)
@@ -232,7 +233,7 @@ class Moves(unittest.TestCase):
     def test_events_that_the_daemon_can_not_open(self):
         """The worker waits for them itself, and stores the refused blocks again."""
         memory = SharedMemory(8 * 4096)
-        view = engine.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
+        view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
         come, given, tasks = [False], [], []
 
         class Event:
@@ -284,7 +285,7 @@ class Moves(unittest.TestCase):
     def test_what_requests_fill_in_a_step_goes_together(self):
         """One dump of all that decode. When one of them is preempted its blocks are read no more, and the others' are stored."""
         memory = SharedMemory(8 * 4096)
-        view = engine.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
+        view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
         given, log, told = [], [], []
 
         class Task:
@@ -331,7 +332,7 @@ class Moves(unittest.TestCase):
 
     def test_an_event_that_never_comes(self):
         memory = SharedMemory(8 * 4096)
-        view = engine.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
+        view = engine_pages.Tensor(numpy.frombuffer(memory.buffer, numpy.uint8).reshape(8, 4096))
         half = WorkerHalf(settings.Settings(socket="/nonexistent", connect_timeout=0.1, transfer_deadline=0.05), None,
                           layout.layout_of({"0": view}, 8), name="test", part=0, writes=True, on_gpu=False,
                           event=lambda: SimpleNamespace(query=lambda: False))
@@ -404,7 +405,7 @@ class Refusals(unittest.TestCase):
                 to_dict=lambda: {"rope_theta": 1e4}, rope_scaling={"original_max_position_embeddings": 4096})
             config.model_config.max_model_len = 4096
             change(config)
-            view = engine.Tensor(numpy.zeros((8, 2, BLOCK, 4), numpy.float16))
+            view = engine_pages.Tensor(numpy.zeros((8, 2, BLOCK, 4), numpy.float16))
             return identity.identity_of(config, kv_config, layout.layout_of({"0": view}, 8), identity.Ranks(0, 1, True),
                                         settings.Settings(), {"backends": [backend]})
 
