@@ -63,6 +63,7 @@ int bench_tier(const struct args *a);
 int bench_share(const struct args *a);
 int bench_copy(const struct args *a);
 int bench_step(const struct args *a);
+int bench_fair(const struct args *a);
 int bench_select(const struct args *a);
 int bench_chain(const struct args *a);
 

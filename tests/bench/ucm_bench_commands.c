@@ -165,6 +165,20 @@ static const struct arg_option step_options[] = {
     {"time", ARG_SECONDS, "SECONDS", "how long to measure each figure", "2s", 500, 60000},
 };
 
+static const struct arg_option fair_options[] = {
+    {"ucmd", ARG_TEXT, "PATH", "the daemon's program", "build/ucmd", 0, 0},
+    {"tenants", ARG_TEXT, "LIST", "how many load at the same time", "2,10", 0, 0},
+    {"tier", ARG_CHOICE, "dram|nvme|share", "where the blocks come from", "dram", 0, 0},
+    {"dir", ARG_TEXT, "DIR", "where a folder for the daemon, its disk and its root is made", "/tmp",
+     0, 0},
+    {"device", ARG_CHOICE, "cpu|gpu", "where they go", "cpu", 0, 0},
+    {"companion", ARG_FLAG, NULL, "gpu: copies may go through slices, by libucmclient_cuda", NULL,
+     0, 0},
+    {"large", ARG_NUMBER, "N", "blocks of 1 MiB that every second tenant has", "64", 16, 4096},
+    {"time", ARG_SECONDS, "SECONDS", "how long to measure each figure", "2s", 100, 60000},
+    {"set", ARG_TEXT, "KEY=VALUE", "one more setting of the daemon", NULL, 0, 0},
+};
+
 static const struct arg_option select_options[] = {
     {"device", ARG_TEXT, "NAME", "what selects: cpu, or gpu with libucmclient_cuda", "cpu", 0, 0},
     {"blocks", ARG_TEXT, "LIST", "blocks of the sequence", "8192", 0, 0},
@@ -301,6 +315,15 @@ static const struct program_command commands[] = {
      "  ucm-bench step\n"
      "  ucm-bench step --strategies auto+ring --chunk 32KiB --json\n",
      PROGRAM_OPTIONS(step_options), 0, 0, bench_step},
+    {"fair", "", "What each of several tenants gets while all of them load; needs root",
+     "Starts a daemon of its own and is a user of its own for each tenant. Tenants have\n"
+     "weights of 100 to 400, and requests of 16 MiB and of 1 MiB in turn. Then one floods\n"
+     "and another one of the same weight sends a request now and then: how long does it\n"
+     "wait, beside the same alone?\n\n"
+     "Examples:\n"
+     "  ucm-bench fair --device gpu --tenants 2,10,100\n"
+     "  ucm-bench fair --tier nvme --dir /var/cache\n",
+     PROGRAM_OPTIONS(fair_options), 0, 0, bench_fair},
     {"select", "", "Scoring a layer's blocks and choosing among them; needs no daemon",
      "Digests lie as in the daemon's arena, all layers of a block in one slot. Times are\n"
      "of one layer: queries to chosen blocks, a list for each KV head. The baseline reads\n"
