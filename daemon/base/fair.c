@@ -56,6 +56,7 @@ void fair_add(struct fair *f, struct fair_flow *flow)
         flow->start = f->now;
     flow->came = ++f->arrivals;
     flow->at = ++f->n;
+    f->n_aside += flow->aside;
     sift_up(f, flow);
 }
 
@@ -72,6 +73,7 @@ void fair_remove(struct fair *f, struct fair_flow *flow)
         sift_down(f, last);
     }
     flow->at = 0;
+    f->n_aside -= flow->aside;
     if (f->n == 0)
         f->now = f->latest; /* the end of a busy period: nobody waited, so nobody is in debt */
 }
@@ -93,6 +95,8 @@ struct fair_flow *fair_next(const struct fair *f, const struct fair_flow *flow)
 
 static void count_last(struct fair *f, const struct fair_flow *flow, uint64_t bytes)
 {
+    if (flow->aside)
+        return;
     if (f->last != flow) {
         f->shared = f->last != NULL;
         f->alone_from = f->served;
@@ -105,7 +109,6 @@ void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes)
 {
     uint64_t weight = flow->weight > 0 ? flow->weight : 1, cost = flow->rest + bytes;
 
-    assert(flow->at > 0);
     count_last(f, flow, bytes);
     flow->bytes += bytes;
     if (flow->start < f->now)
@@ -117,12 +120,15 @@ void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes)
     if (flow->start > f->latest)
         f->latest = flow->start;
     flow->burst -= bytes < flow->burst ? bytes : flow->burst;
-    sift_down(f, flow);
+    if (flow->at > 0)
+        sift_down(f, flow);
 }
 
 bool fair_contended(const struct fair *f, uint64_t window)
 {
-    if (f->n > 1 || (f->n == 1 && f->last && f->last != f->heap[0]))
+    uint32_t n = f->n - f->n_aside;
+
+    if (n > 1 || (n == 1 && f->last && f->last->at == 0))
         return true;
     return f->shared && f->served - f->alone_from < window;
 }

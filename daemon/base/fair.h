@@ -33,6 +33,7 @@
 struct fair_flow {
     uint32_t weight; /* 1 to FAIR_WEIGHT_MAX, set by the caller, at any time; 0 counts as 1 */
     uint32_t at;     /* its place among those that wait, from 1; 0: it has nothing waiting */
+    bool aside;      /* set by the caller before its first use: it contends with nobody */
     uint64_t start;
     uint64_t rest;  /* bytes that `start` does not count yet: less than its weight */
     uint64_t burst; /* bytes that it may still have at once */
@@ -47,8 +48,8 @@ struct fair {
     /* Who was served last, all that was served, and how much that was when another one was. */
     const struct fair_flow *last;
     uint64_t served, alone_from;
-    bool shared; /* more than one was ever served */
-    uint32_t n;
+    bool shared;         /* more than one was ever served */
+    uint32_t n, n_aside; /* n_aside: of them, those that contend with nobody */
     struct fair_flow *heap[FAIR_FLOWS_MAX];
 };
 
@@ -61,8 +62,8 @@ void fair_remove(struct fair *f, struct fair_flow *flow);
 struct fair_flow *fair_first(const struct fair *f);
 /* Who would be if that one, which waits, could not be served; or NULL. */
 struct fair_flow *fair_next(const struct fair *f, const struct fair_flow *flow);
-/* So many bytes of that flow, which waits, begin. Anybody may be served, though only fair_first's answer keeps the
- * promises; who was passed over gets no credit for that. */
+/* So many bytes of that flow begin. Anybody may be served, though only fair_first's answer keeps the promises; who
+ * was passed over gets no credit for that. */
 void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes);
 /* Does more than one flow use the resource: is another one waiting than was served last, or was another one served
  * within the last `window` bytes? Then as little as possible should be under way, as it is in nobody's order. */

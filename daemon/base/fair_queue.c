@@ -1,28 +1,18 @@
 #include "daemon/base/fair_queue.h"
 
-#include <errno.h>
-#include <stdlib.h>
+#include <assert.h>
 #include <string.h>
 
-int fair_queue_init(struct fair_queue *q, unsigned classes, uint64_t burst)
+void fair_queue_init(struct fair_queue *q, unsigned classes, uint64_t burst)
 {
+    assert(classes <= FAIR_CLASSES);
     memset(q, 0, sizeof(*q));
-    q->lists = malloc(FAIR_LANES * classes * sizeof(*q->lists));
-    if (!q->lists)
-        return -ENOMEM;
     q->classes = classes;
     fair_init(&q->fair, burst);
-    for (unsigned i = 0; i < FAIR_LANES * classes; i++)
-        list_init(&q->lists[i]);
     for (unsigned i = 0; i < FAIR_LANES; i++)
-        q->lanes[i].classes = &q->lists[i * classes];
-    return 0;
-}
-
-void fair_queue_close(struct fair_queue *q)
-{
-    free(q->lists);
-    q->lists = NULL;
+        for (unsigned class = 0; class < classes; class ++)
+            list_init(&q->lanes[i].classes[class]);
+    q->lanes[0].flow.aside = true;
 }
 
 static struct fair_lane *lane_of(struct fair_queue *q, const struct fair_who *who)
@@ -31,8 +21,7 @@ static struct fair_lane *lane_of(struct fair_queue *q, const struct fair_who *wh
 }
 
 /* From that class on; NULL: nothing waits there. */
-static struct list *lane_first(const struct fair_queue *q, const struct fair_lane *lane,
-                               unsigned class)
+static struct list *lane_first(const struct fair_queue *q, struct fair_lane *lane, unsigned class)
 {
     for (; class < q->classes; class ++)
         if (!list_empty(&lane->classes[class]))
@@ -92,10 +81,9 @@ void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_
 {
     struct fair_lane *lane = lane_of(q, who);
 
-    if (lane->flow.at == 0)
-        return;
+    lane->flow.weight = who->weight > 0 ? who->weight : FAIR_WEIGHT;
     fair_charge(&q->fair, &lane->flow, bytes);
-    if (!lane_first(q, lane, 0))
+    if (!lane_first(q, lane, 0)) /* harmless if it is out already */
         fair_remove(&q->fair, &lane->flow);
 }
 

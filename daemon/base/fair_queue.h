@@ -14,6 +14,7 @@
 #include "daemon/base/list.h"
 
 #define FAIR_LANES FAIR_FLOWS_MAX
+#define FAIR_CLASSES 16u
 #define FAIR_WEIGHT                                                                                \
     100u /* of the daemon's own work, and what tenants have unless somebody says otherwise */
 
@@ -24,19 +25,17 @@ struct fair_who {
 
 struct fair_lane {
     struct fair_flow flow;
-    struct list *classes; /* the queue's number of them, the most urgent first */
+    struct list classes[FAIR_CLASSES]; /* the most urgent first */
 };
 
 struct fair_queue {
     struct fair fair;
-    unsigned classes;
-    struct list *lists; /* of all lanes */
+    unsigned classes; /* that are used */
     struct fair_lane lanes[FAIR_LANES];
 };
 
-/* 0 or -ENOMEM. burst: see fair.h. */
-int fair_queue_init(struct fair_queue *q, unsigned classes, uint64_t burst);
-void fair_queue_close(struct fair_queue *q); /* harmless on zeroed memory; nothing may wait */
+/* burst: see fair.h. */
+void fair_queue_init(struct fair_queue *q, unsigned classes, uint64_t burst);
 /* Behind all of its class in its lane; front: before them. */
 void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned class,
                      struct list *node, bool front);
@@ -45,7 +44,7 @@ struct list *fair_queue_first(struct fair_queue *q);
 /* What would be if `node`, which waits, could not be; or NULL. */
 struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned class,
                              struct list *node);
-/* So many bytes begin of something that waits, or did until now. */
+/* So many bytes begin of something that waits, or did. */
 void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes);
 /* Calls each for all that waits, which it may take out. */
 void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node),

@@ -30,6 +30,7 @@ void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_r
 {
     *io = (struct tier_io){.op = op,
                            .bytes = ns_part_bytes(cache_ns(c, ref), part),
+                           .who = tenant_who(cache_ns(c, ref)->tenant),
                            .shard_bytes = cache_ns(c, ref)->identity.shard_bytes,
                            .name = cache_tier_name(c, ref, part)};
     if (op != TIER_WRITE)
@@ -73,6 +74,7 @@ int part_op_share(struct part_op *op, slot_ref slot, bool write,
                                      .id = cache_shared_id(c, op->ref, op->part),
                                      .data = arena_memory(c->arena, slot),
                                      .bytes = ns_part_bytes(cache_ns(c, op->ref), op->part),
+                                     .who = tenant_who(cache_ns(c, op->ref)->tenant),
                                      .root = cache_part(c, op->ref, op->part)->root,
                                      .done_cb = done_cb,
                                      .released_cb = released_cb};
@@ -385,6 +387,7 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
     k->part = part;
     cache_tier_io(c, &k->io, TIER_READ, ref, part, k->slot);
     k->io.check = true;
+    k->io.who = (struct fair_who){0};
     k->io.done_cb = check_done_cb;
     rc = cache_tier_submit(c, &k->io);
     if (rc != 0)

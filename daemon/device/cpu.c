@@ -201,7 +201,6 @@ static void cpu_close(struct device *d)
     work_quit(&c->work);
     for (unsigned i = 0; i < c->n_threads; i++)
         uv_thread_join(&c->threads[i]);
-    job_queue_close(&c->queue);
     work_close(&c->work);
 }
 
@@ -224,7 +223,7 @@ int cpu_new(struct uv_loop_s *loop, unsigned threads, struct device **out)
         return rc;
     }
     strcpy(c->work.stats.name, "cpu");
-    rc = job_queue_init(&c->queue, true, CPU_BURST_BYTES);
+    job_queue_init(&c->queue, true, CPU_BURST_BYTES);
     threads = threads < 1 ? 1 : threads > CPU_THREADS_MAX ? CPU_THREADS_MAX : threads;
     while (rc == 0 && c->n_threads < threads) {
         rc = uv_thread_create(&c->threads[c->n_threads], thread_cb, c);

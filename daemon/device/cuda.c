@@ -256,7 +256,6 @@ static void cuda_close(struct device *d)
 
     work_quit(&g->work);
     uv_thread_join(&g->thread);
-    job_queue_close(&g->queued);
     work_close(&g->work);
 }
 
@@ -294,11 +293,9 @@ int cuda_new(struct uv_loop_s *loop, const struct cuda_gpu_id *id,
     list_init(&g->waiting);
     list_init(&g->opened);
     list_init(&g->stagings);
-    rc = job_queue_init(&g->queued, false, GPU_BURST_BYTES);
-    if (rc == 0)
-        rc = uv_thread_create(&g->thread, thread_cb, g);
+    job_queue_init(&g->queued, false, GPU_BURST_BYTES);
+    rc = uv_thread_create(&g->thread, thread_cb, g);
     if (rc < 0) {
-        job_queue_close(&g->queued);
         work_close(&g->work);
         return rc;
     }

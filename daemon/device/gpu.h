@@ -23,11 +23,9 @@
 /* While several tenants use a direction: a launch, and what is launched besides the newest. What is launched is in
  * nobody's order any more, so a tenant that comes waits for that much. It holds for GPU_FAIR_WINDOW bytes of one
  * tenant alone, about 0.3 s. */
-#ifndef GPU_FAIR_BYTES
-#define GPU_FAIR_BYTES (2ull << 20)
-#endif
+#define GPU_FAIR_BYTES (4ull << 20)
 #define GPU_FAIR_WINDOW (16ull << 30)
-#define GPU_BURST_BYTES (16ull << 20)  /* see base/fair.h */
+#define GPU_BURST_BYTES (16ull << 20) /* see base/fair.h */
 #define GPU_BESIDE_WORKERS 8          /* that compute, of which one GPU is told */
 #define GPU_BESIDE_BYTES (6ull << 20) /* of one launch beside a worker that computes */
 

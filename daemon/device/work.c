@@ -15,24 +15,12 @@
 
 /* ---- queue ---- */
 
-int job_queue_init(struct job_queue *q, bool joint, uint64_t burst)
+void job_queue_init(struct job_queue *q, bool joint, uint64_t burst)
 {
-    unsigned classes = joint ? 2 * JOB_PRIORITIES : JOB_PRIORITIES;
-    int rc = fair_queue_init(&q->copies[0], classes, burst);
-
     list_init(&q->control);
     q->joint = joint;
-    if (rc == 0 && !joint)
-        rc = fair_queue_init(&q->copies[1], classes, burst);
-    if (rc < 0)
-        job_queue_close(q);
-    return rc;
-}
-
-void job_queue_close(struct job_queue *q)
-{
-    fair_queue_close(&q->copies[0]);
-    fair_queue_close(&q->copies[1]);
+    for (unsigned i = 0; i < 2; i++)
+        fair_queue_init(&q->copies[i], joint ? 2 * JOB_PRIORITIES : JOB_PRIORITIES, burst);
 }
 
 static unsigned job_class(const struct job_queue *q, const struct device_job *job)
@@ -73,8 +61,7 @@ struct device_job *job_queue_pop_control(struct job_queue *q)
 
 struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job)
 {
-    return job_at(
-        fair_queue_next(queue_of(q, job->op), &job->who, job_class(q, job), &job->link));
+    return job_at(fair_queue_next(queue_of(q, job->op), &job->who, job_class(q, job), &job->link));
 }
 
 struct device_job *job_queue_first_of(struct job_queue *q, enum device_op op)

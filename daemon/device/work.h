@@ -2,7 +2,7 @@
  * back, and how a job is cut into pieces. Inside this room only.
  *
  * Promises:
- * - A queue allocates nothing once it is made, and never holds more than DEVICE_QUEUE_MAX loads and dumps.
+ * - A queue allocates nothing and never holds more than DEVICE_QUEUE_MAX loads and dumps.
  * - Copies of several tenants share what they wait for by the tenants' weights (base/fair.h); a tenant's own go by
  *   priority, loads before dumps where these two share it.
  * - Pieces of a job cover each (item, plane) once.
@@ -39,9 +39,8 @@ struct job_queue {
     struct fair_queue copies[2];
 };
 
-/* burst: see base/fair.h. 0 or -ENOMEM. */
-int job_queue_init(struct job_queue *q, bool joint, uint64_t burst);
-void job_queue_close(struct job_queue *q); /* harmless on zeroed memory */
+/* burst: see base/fair.h. */
+void job_queue_init(struct job_queue *q, bool joint, uint64_t burst);
 void job_queue_push(struct job_queue *q, struct device_job *job);
 void job_queue_push_front(struct job_queue *q, struct device_job *job); /* of its tenant's class */
 struct device_job *job_queue_pop_control(struct job_queue *q);          /* or NULL */

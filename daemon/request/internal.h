@@ -97,7 +97,7 @@ struct requests {
     uint8_t secret[4]; /* keys hashes of what peers choose */
     bool draining;
     /* transfer_reads.c */
-    struct list readers;   /* of transfer.retry.link: they wait for a turn to read */
+    struct fair_queue readers; /* of transfer.retry.link: they wait for a turn to read */
     uint32_t large_reads;  /* reads of large transfers that are under way */
     uint64_t large_bytes;  /* the slots of these */
     uint32_t narrow_reads; /* so many of them still begin under the bound */
@@ -360,6 +360,8 @@ void region_transfer_ended(struct registered *r);
 /* Begins to close all regions and staging rings of a session whose requests have ended. */
 void registered_close_all(struct session *s);
 
+/* transfer_reads.c */
+void transfers_init(struct requests *rq);
 /* transfer.c */
 /* Stops the transfers that use the region. */
 void transfers_stop_region(struct registered *r);

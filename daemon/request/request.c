@@ -91,7 +91,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     list_init(&rq->users);
     list_init(&rq->active);
     list_init(&rq->walks);
-    list_init(&rq->readers);
+    transfers_init(rq);
     derived_init(rq);
     windows_init(rq);
     rc = digests_init(rq);

@@ -99,6 +99,7 @@ int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys,
     k->p.key_bytes = ns->identity.key_bytes;
     k->p.part = last;
     k->p.part_bytes = ns_part_bytes(ns, last);
+    k->p.who = tenant_who(ns->tenant);
     k->p.each = each;
     k->p.deadline_ms = uv_now(rooms->loop) + (wait_ms && wait_ms < most_ms ? wait_ms : most_ms);
     k->p.done_cb = lookup_done_cb;

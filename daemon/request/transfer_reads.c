@@ -2,8 +2,8 @@
  *
  * A transfer of more than SMALL_ITEMS items is large. Large transfers may fill the tier's queue, but
  * then a client that wants one block waits for every read ahead of its own. So each read of a small
- * transfer narrows the queue: the next NARROW_READS reads of large transfers begin under a bound, and
- * the large transfers take turns, the more urgent ones first. The bound is low enough for a small
+ * transfer narrows the queue: the next NARROW_READS reads of large transfers begin under a bound. Tenants
+ * share these turns by their weights, and of a tenant's large transfers the more urgent ones go first. The bound is low enough for a small
  * read to take at most three times as long as on an idle disk, and high enough to keep a disk busy
  * with parts of 128 KiB and more. The tier does the same with writes (tier_io.small). */
 #include "daemon/request/transfer.h"
@@ -15,7 +15,8 @@
 #define LARGE_MIN 2u
 #define LARGE_MAX 16u
 #define LARGE_BYTES (256u << 10)
-#define PRIORITY_MAX 7 /* of the wire and of devices */
+#define LARGE_BURST (2u << 20) /* see base/fair.h */
+#define PRIORITY_MAX 7         /* of the wire and of devices */
 
 bool transfer_large(const struct transfer *t)
 {
@@ -53,15 +54,17 @@ static bool item_on_nvme(const struct transfer *t, uint32_t item)
     return b->part[item_part(t, item)].nvme == PART_NVME_READY;
 }
 
-/* Behind those of its priority. */
+void transfers_init(struct requests *rq)
+{
+    fair_queue_init(&rq->readers, PRIORITY_MAX + 1, LARGE_BURST);
+}
+
 static void reader_queue(struct requests *rq, struct transfer *t)
 {
-    struct list *before = rq->readers.prev;
+    struct fair_who who = tenant_who(t->ns->tenant);
 
-    while (before != &rq->readers &&
-           LIST_ENTRY(before, struct transfer, retry.link)->priority < t->priority)
-        before = before->prev;
-    list_push_front(before, &t->retry.link);
+    fair_queue_push(&rq->readers, &who, (unsigned)PRIORITY_MAX - t->priority, &t->retry.link,
+                    false);
 }
 
 bool read_waits(struct transfer *t)
@@ -77,15 +80,18 @@ bool read_waits(struct transfer *t)
 
 void reader_wake(struct requests *rq)
 {
-    struct list *node = bound_reached(rq) ? NULL : list_pop_front(&rq->readers);
+    struct list *node = bound_reached(rq) ? NULL : fair_queue_first(&rq->readers);
 
-    if (node)
-        cache_next_turn(rq->rooms.cache, LIST_ENTRY(node, struct cache_retry, link));
+    if (!node)
+        return;
+    list_remove(node);
+    cache_next_turn(rq->rooms.cache, LIST_ENTRY(node, struct cache_retry, link));
 }
 
 void read_begun(struct item_wait *iw)
 {
     struct requests *rq = iw->t->r.s->rq;
+    struct fair_who who = tenant_who(iw->t->ns->tenant);
 
     if (iw->t->r.trace) {
         iw->span = item_on_nvme(iw->t, iw->item) ? TRACE_NVME_READ : TRACE_SHARED_READ;
@@ -96,6 +102,7 @@ void read_begun(struct item_wait *iw)
         rq->narrow_reads = NARROW_READS;
         return;
     }
+    fair_queue_charge(&rq->readers, &who, item_slot_bytes(iw->t, iw->item));
     rq->large_reads++;
     rq->large_bytes += item_slot_bytes(iw->t, iw->item);
     rq->narrow_reads -= rq->narrow_reads > 0;

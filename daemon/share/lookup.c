@@ -164,6 +164,7 @@ static int find_begin(struct lookup *p, uint32_t key, uint32_t root, const struc
     f->key = key;
 
     f->task.class = SHARE_LOOKUP;
+    f->task.who = p->request->who;
     f->task.op.verb = SHARE_FIND;
     f->task.op.id = *id;
     f->task.op.bytes = p->request->part_bytes;

@@ -9,6 +9,12 @@
 
 #define STORE_BYTES (64ull << 20)    /* of queued and begun writes, except a single larger one */
 #define BACKGROUND_PATIENCE_MS 1000u /* then a background task goes before all else */
+/* Loads begun while several tenants load: what is begun is in nobody's order, so a tenant that comes waits for it.
+ * An eighth of the depth at least. It holds for FAIR_WINDOW bytes of one tenant alone. */
+#define FAIR_BYTES (4ull << 20)
+#define FAIR_WINDOW (1ull << 30)
+#define BURST_BYTES (4ull << 20) /* see base/fair.h */
+#define OPERATION_COST 4096u     /* what one counts as at least */
 
 static const uint32_t queue_max[SHARE_CLASSES] = {4096, 4096, 1024, 256};
 
@@ -53,6 +59,12 @@ static uint32_t stores_max(const struct share_root *r)
     return at_least_one(r->begun[SHARE_LOAD] > 0 ? depth / 2 : depth * 3 / 4);
 }
 
+static bool loads_may_begin(const struct share_root *r)
+{
+    return !fair_contended(&r->queue[SHARE_LOAD].fair, FAIR_WINDOW) || r->loading < FAIR_BYTES ||
+           r->begun[SHARE_LOAD] < at_least_one(r->config.depth / 8);
+}
+
 /* An eighth of the depth is for lookups only. */
 static bool class_may_begin(const struct share_root *r, enum share_class class)
 {
@@ -63,7 +75,7 @@ static bool class_may_begin(const struct share_root *r, enum share_class class)
     case SHARE_LOOKUP:
         return all < depth;
     case SHARE_LOAD:
-        return all < rest;
+        return all < rest && loads_may_begin(r);
     case SHARE_STORE:
         return all < rest && r->queued[SHARE_LOAD] == 0 && r->begun[SHARE_STORE] < stores_max(r);
     default:
@@ -81,12 +93,13 @@ static bool class_may_wait(const struct share_root *r, enum share_class class, u
            (r->store_bytes == 0 || r->store_bytes + bytes <= STORE_BYTES);
 }
 
-static struct share_task *queue_first(const struct share_root *r, enum share_class class)
+/* Something waits there. */
+static struct share_task *queue_first(struct share_root *r, enum share_class class)
 {
-    return LIST_ENTRY(r->queue[class].next, struct share_task, link);
+    return LIST_ENTRY(fair_queue_first(&r->queue[class]), struct share_task, link);
 }
 
-static struct share_task *task_next(const struct share_root *r)
+static struct share_task *task_next(struct share_root *r)
 {
     bool starved = r->queued[SHARE_BACKGROUND] > 0 && r->begun[SHARE_BACKGROUND] == 0 &&
                    share_root_now(r) - queue_first(r, SHARE_BACKGROUND)->submitted_ms >=
@@ -107,6 +120,13 @@ static void task_unqueue(struct share_task *t)
 {
     list_remove(&t->link);
     t->root->queued[t->class]--;
+}
+
+/* The backend has it no more, or will give no answer to it that anybody waits for. */
+static void begun_less(struct share_root *r, const struct share_task *t)
+{
+    r->begun[t->class]--;
+    r->loading -= t->class == SHARE_LOAD ? t->cost : 0;
 }
 
 static void task_accounts_close(struct share_task *t)
@@ -147,6 +167,7 @@ static void queue_begin(struct share_root *r)
 
     while ((t = task_next(r))) {
         task_unqueue(t);
+        fair_queue_charge(&r->queue[t->class], &t->who, t->cost);
         root_begin(r, t);
     }
 }
@@ -163,7 +184,7 @@ static void backend_done_cb(struct share_op *op, int status)
     struct share_root *r = t->root;
     bool late = t->state == SHARE_TASK_LATE;
 
-    r->begun[t->class]--;
+    begun_less(r, t);
     r->late -= late;
     r->heard_ms = share_root_now(r);
     if (!late) {
@@ -180,6 +201,7 @@ void root_begin(struct share_root *r, struct share_task *t)
 {
     if (r->begun[t->class]++ == 0 && t->class == SHARE_LOOKUP)
         r->heard_ms = share_root_now(r);
+    r->loading += t->class == SHARE_LOAD ? t->cost : 0;
     t->state = SHARE_TASK_BEGUN;
     t->begun_ns = uv_hrtime();
     t->op.done_cb = backend_done_cb;
@@ -210,8 +232,8 @@ static void deadline_cb(struct deadline *d)
 
     if (waited)
         task_unqueue(t);
-    else
-        r->begun[t->class] -= given_back;
+    else if (given_back)
+        begun_less(r, t);
     t->state = given_back ? SHARE_TASK_ENDING : SHARE_TASK_LATE;
     if (fails)
         root_status_note(r, t, -ETIMEDOUT);
@@ -265,7 +287,10 @@ int share_root_submit(struct share_root *r, struct share_task *t)
     t->submitted_ms = share_root_now(r);
     if (t->class == SHARE_STORE)
         r->store_bytes += t->op.bytes;
-    list_push_back(&r->queue[t->class], &t->link);
+    t->cost = OPERATION_COST;
+    if (t->class == SHARE_LOAD || t->class == SHARE_STORE)
+        t->cost += t->op.bytes;
+    fair_queue_push(&r->queue[t->class], &t->who, 0, &t->link, false);
     r->queued[t->class]++;
     queue_begin(r);
     return 0;
@@ -276,7 +301,7 @@ bool share_root_cancel(struct share_root *r, struct share_task *t)
     if (t->state == SHARE_TASK_QUEUED)
         task_unqueue(t);
     else if (t->state == SHARE_TASK_BEGUN && r->config.ops->cancel(r->backend, &t->op))
-        r->begun[t->class]--;
+        begun_less(r, t);
     else
         return false;
     deadline_disarm(r->config.deadlines, &t->deadline);
@@ -335,7 +360,7 @@ int share_root_open(const struct share_root_config *config, struct share_root **
     r->config = *config;
     r->config.target = r->config.host = NULL; /* borrowed */
     for (int c = 0; c < SHARE_CLASSES; c++)
-        list_init(&r->queue[c]);
+        fair_queue_init(&r->queue[c], 1, BURST_BYTES);
     root_health_init(r);
     target_show(config->target, r->shown);
     r->hash = XXH3_64bits(config->target, strlen(config->target));

@@ -7,7 +7,7 @@
  *   never from inside the call that submitted the task.
  * - Late tasks count against `depth`, so a hung root holds no more.
  * - Lookups begin before reads, reads before writes, the background last; no write begins while a
- *   read waits. Queues are bounded.
+ *   read waits. Within a class tenants take turns by their weights. Queues are bounded.
  * - When the breaker opens, waiting tasks end with -EHOSTDOWN, and new ones are refused with it. A
  *   health check (CHECK) after each pause finds out that the root is back.
  * - No timer runs while nothing is under way and the root is well.
@@ -30,6 +30,7 @@ enum share_class { SHARE_LOOKUP, SHARE_LOAD, SHARE_STORE, SHARE_BACKGROUND, SHAR
 struct share_task {
     struct share_op op; /* verb, id and so on as backend.h says; done_cb is the root's */
     enum share_class class;
+    struct fair_who who;
     uint64_t deadline_ms; /* by uv_now */
     /* The task is late: its status will be -ETIMEDOUT. May be NULL. */
     void (*late_cb)(struct share_task *t);
@@ -43,6 +44,7 @@ struct share_task {
     struct list link;
     struct deadline deadline;
     uint64_t submitted_ms, begun_ns;
+    uint64_t cost; /* bytes, as tenants are charged */
     enum {
         SHARE_TASK_NONE,
         SHARE_TASK_QUEUED,
@@ -83,8 +85,9 @@ struct share_root {
     struct breaker lookups;                               /* does it answer in time for them? */
     int writes_status;                                    /* why `writes` is open; 0 */
     uint64_t writes_stopped_ms;                           /* by uv_now: since when it takes none */
-    struct list queue[SHARE_CLASSES];                     /* of share_task.link */
+    struct fair_queue queue[SHARE_CLASSES];               /* of share_task.link */
     uint32_t queued[SHARE_CLASSES], begun[SHARE_CLASSES]; /* begun: LATE ones too */
+    uint64_t loading;                                     /* bytes of begun loads */
     uint32_t late;
     uint64_t store_bytes; /* of writes that are queued or begun */
     uint64_t heard_ms;    /* of the last answer, or of the first lookup under way */

@@ -14,6 +14,7 @@
 #ifndef UCMD_SHARE_SHARE_H
 #define UCMD_SHARE_SHARE_H
 
+#include "daemon/base/fair_queue.h"
 #include "daemon/base/list.h"
 #include "daemon/share/block_file.h"
 #include "proto/limits.h"
@@ -55,6 +56,7 @@ struct share_io {
     struct block_file_id id;
     void *data;
     uint64_t bytes; /* of the payload */
+    struct fair_who who;
     /* in: of a read, the root that is asked first, or 0. out, with status 0: where the part is. */
     share_root_id root;
     /* Runs by the deadline at the latest. Status:
@@ -91,6 +93,7 @@ struct share_lookup {
     uint32_t n;           /* at most UCM_MAX_KEYS */
     uint32_t part;        /* the block's highest: written last, removed first */
     uint64_t part_bytes;  /* of that part's payload */
+    struct fair_who who;
     bool each;            /* every key by itself; otherwise the end of a chain is searched */
     uint64_t deadline_ms; /* by uv_now */
     /* out. answers[i]: a root, SHARE_MISSING or SHARE_UNKNOWN. A chain: the first `prefix` keys

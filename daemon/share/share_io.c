@@ -229,6 +229,7 @@ int share_submit(struct share *s, struct share_io *io)
     m->n = io->write ? share_write_roots(s, &io->id, m->roots) : read_roots(s, io, m->roots);
 
     m->task.class = io->write ? SHARE_STORE : SHARE_LOAD;
+    m->task.who = io->who;
     m->deadline_ms = share_now(s) + s->settings.deadline_ms;
     m->task.late_cb = part_io_late_cb;
     m->task.released_cb = part_io_released_cb;

