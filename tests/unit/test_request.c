@@ -51,7 +51,7 @@ static void close_all(void)
 
 TestSuite(request, .init = open_all, .fini = close_all);
 
-/* An open region of `blocks` blocks, without planes. Returns its name. */
+/* An open region of `blocks` blocks, of a plane for each shard that nobody looks at. Returns its name. */
 static uint32_t region_open(struct ns *ns, uint32_t blocks)
 {
     struct session *s = door.session;
@@ -61,6 +61,8 @@ static uint32_t region_open(struct ns *ns, uint32_t blocks)
     r->region = calloc(1, sizeof(*r->region) + (SHARDS + 1) * sizeof(uint32_t));
     cr_assert(r->region);
     r->region->shard_first = (uint32_t *)(r->region + 1); /* freed with the region */
+    for (uint32_t i = 0; i <= SHARDS; i++)
+        r->region->shard_first[i] = i;
     r->region->blocks = blocks;
     r->region->shards = SHARDS;
     r->region->device = r->device = &gpu.device;
