@@ -56,13 +56,8 @@ static CUdeviceptr put_slots(void)
     return at;
 }
 
-static void args_open(const struct row *r, struct ucm_attend_cuda *a)
+static struct ucm_attend_cuda_cut cut_of(const struct row *r)
 {
-    uint64_t lists = (uint64_t)r->chains * HEADS, rows = lists * GROUP, row = r->narrow ? D : 2 * D;
-    uint64_t page_row = r->narrow == 1 ? D : 2 * D,
-             slot = 2 * TOKENS * (row + (r->narrow == CODED));
-    int32_t *list = fresh(lists * r->chosen * 4), *table = fresh(r->chains * WINDOW * 4);
-    uint32_t *count = fresh(lists * 4), *length = fresh(r->chains * 4);
     uint64_t places = (uint64_t)processors * ucm_attend_cuda_places(D, r->narrow ? 1 : 2, GROUP);
     struct ucm_attend_cuda_cut cut =
         ucm_attend_cuda_cut(r->chains * HEADS, r->chosen + WINDOW, places);
@@ -73,6 +68,16 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
     if (r->narrow == CODED)
         cut.splits = (r->chosen + cut.split_tiles - 1) / cut.split_tiles +
                      (WINDOW + cut.split_tiles - 1) / cut.split_tiles;
+    return cut;
+}
+
+/* What each list chose, and the latest pages of each chain. */
+static void put_choices(const struct row *r, struct ucm_attend_cuda *a)
+{
+    uint64_t lists = (uint64_t)r->chains * HEADS;
+    int32_t *list = fresh(lists * r->chosen * 4), *table = fresh(r->chains * WINDOW * 4);
+    uint32_t *count = fresh(lists * 4), *length = fresh(r->chains * 4);
+
     for (uint32_t c = 0; c < r->chains; c++) {
         length[c] = WINDOW * TOKENS - rnd_below(TOKENS);
         for (uint32_t i = 0; i < WINDOW; i++)
@@ -82,6 +87,40 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
         list[i] = (int32_t)rnd_below(blocks);
     for (uint64_t l = 0; l < lists; l++)
         count[l] = r->chosen;
+    a->list = gpu_put(0, list, lists * r->chosen * 4);
+    a->count = gpu_put(0, count, lists * 4);
+    a->table = gpu_put(0, table, r->chains * WINDOW * 4);
+    a->length = gpu_put(0, length, r->chains * 4);
+    free(list);
+    free(table);
+    free(count);
+    free(length);
+}
+
+/* Results, and what a launch needs beside. */
+static void make_room(uint64_t rows, struct ucm_attend_cuda *a)
+{
+    uint64_t lists = rows / GROUP;
+
+    a->q = gpu_new(rows * D * 2);
+    a->first = gpu_new(a->chains * 4);
+    a->out = gpu_new(rows * D * 2);
+    a->lse = gpu_new(rows * 4);
+    a->flags = gpu_new(4);
+    a->done = gpu_new(lists * 4);
+    a->partial = gpu_new(rows * a->splits * D * 4);
+    a->partial_sum = gpu_new(rows * a->splits * sizeof(struct ucm_attend_cuda_sum));
+    must(cuMemsetD16Async(a->q, 0x3dcd, rows * D, gpu_stream), "queries");
+    gpu_clear(a->first, a->chains * 4);
+    gpu_clear(a->done, lists * 4);
+    gpu_clear(a->flags, 4);
+}
+
+static void args_open(const struct row *r, struct ucm_attend_cuda *a)
+{
+    uint64_t row = r->narrow ? D : 2 * D, page_row = r->narrow == 1 ? D : 2 * D;
+    struct ucm_attend_cuda_cut cut = cut_of(r);
+
     *a = (struct ucm_attend_cuda){
         .kv_heads = HEADS,
         .group = GROUP,
@@ -92,15 +131,12 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
         .split_tiles = cut.split_tiles,
         .splits = cut.splits,
         .scale_log2 = 1.44269504f / sqrtf(D),
-        .q = gpu_new(rows * D * 2),
         .q_stride = HEADS * GROUP * D,
-        .list = gpu_put(0, list, lists * r->chosen * 4),
-        .count = gpu_put(0, count, lists * 4),
         .rows = blocks,
         .apart = 1,
         .slot_of = put_slots(),
         .pool = {.base = pool,
-                 .stride = slot,
+                 .stride = 2 * TOKENS * (row + (r->narrow == CODED)),
                  .blocks = blocks * HEADS,
                  .scales = r->narrow == CODED ? 2 * TOKENS * D : 0,
                  .k = {0, row, 0},
@@ -111,25 +147,10 @@ static void args_open(const struct row *r, struct ucm_attend_cuda *a)
                   .blocks = blocks,
                   .k = {0, HEADS * page_row, page_row},
                   .v = {BLOCK / 2, HEADS * page_row, page_row}},
-        .table = gpu_put(0, table, r->chains * WINDOW * 4),
         .table_stride = WINDOW,
-        .first = gpu_new(r->chains * 4),
-        .length = gpu_put(0, length, r->chains * 4),
-        .out = gpu_new(rows * D * 2),
-        .lse = gpu_new(rows * 4),
-        .flags = gpu_new(4),
-        .done = gpu_new(lists * 4),
     };
-    a->partial = gpu_new(rows * a->splits * D * 4);
-    a->partial_sum = gpu_new(rows * a->splits * sizeof(struct ucm_attend_cuda_sum));
-    must(cuMemsetD16Async(a->q, 0x3dcd, rows * D, gpu_stream), "queries");
-    gpu_clear(a->first, r->chains * 4);
-    gpu_clear(a->done, lists * 4);
-    gpu_clear(a->flags, 4);
-    free(list);
-    free(table);
-    free(count);
-    free(length);
+    put_choices(r, a);
+    make_room((uint64_t)r->chains * HEADS * GROUP, a);
 }
 
 static void args_close(const struct ucm_attend_cuda *a)

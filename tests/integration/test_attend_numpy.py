@@ -8,7 +8,7 @@ import sys
 import unittest
 
 import numpy as np
-from test_digest_numpy import DTYPES, LIB, Shape, encode, methods, u32, u64
+from test_digest_numpy import DTYPES, LIB, Shape, encode, formats, u32, u64
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests/sparse"))
 import attend  # noqa: E402
@@ -81,7 +81,7 @@ class Slots:
         self.mla = mla
 
     def block(self, i, g, tokens=None):
-        x = methods.decode(self.raw[i, g, :tokens], self.dtype)
+        x = formats.decode(self.raw[i, g, :tokens], self.dtype)
         return x[:, : self.d], x[:, : self.v] if self.mla else x[:, self.d :]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / "tests/sparse"))
+import formats  # noqa: E402
 import methods  # noqa: E402
 
 LIB = ctypes.CDLL(os.environ.get("UCM_SPARSE_KERNELS", str(TOP / "build/sparse_kernels.so")))
@@ -93,10 +94,10 @@ def values(rng, dtype, shape, kind):
     if kind in ("bits", "poison"):
         t = raw.dtype.type
         bits = rng.integers(0, 256, raw.nbytes, np.uint8).view(t).reshape(shape)
-        clean = np.isfinite(methods.decode(bits, dtype))
+        clean = np.isfinite(formats.decode(bits, dtype))
         raw = np.where(clean if kind == "bits" else np.ones_like(clean), bits, raw).astype(t)
         if kind == "poison":  # about one head in two
-            keep = np.where(np.isfinite(methods.decode(raw, dtype)), raw, encode(x, dtype))
+            keep = np.where(np.isfinite(formats.decode(raw, dtype)), raw, encode(x, dtype))
             bad = rng.random((shape[0], 1, shape[2], 1)) < 0.5
             raw = np.where(bad, raw, keep).astype(t)
     return raw
@@ -106,7 +107,7 @@ def encode(x, dtype):
     if dtype == "bf16":
         return (x.view(np.uint32) >> 16).astype(np.uint16)
     if dtype == "fp8_e4m3":
-        table = methods.fp8_e4m3_to_f32(np.arange(256))
+        table = formats.fp8_e4m3_to_f32(np.arange(256))
         table[[0x7F, 0xFF]] = np.inf
         order = np.argsort(table)[:254]
         return order[np.clip(np.searchsorted(table[order], x), 0, 253)].astype(np.uint8)
@@ -169,7 +170,7 @@ class Digests(unittest.TestCase):
         spec = c_spec(m, dtype, gap, k_offset)
         what = f"{m} {dtype} {kind} {ISAS[isa]} gap {gap}"
         with np.errstate(all="ignore"), Plan(spec, isa) as plan:
-            digest = methods.build(m, methods.decode(raw_k, dtype), None if raw_v is None else methods.decode(raw_v, dtype))
+            digest = methods.build(m, formats.decode(raw_k, dtype), None if raw_v is None else formats.decode(raw_v, dtype))
             want = methods.pack(m, digest)
             got = plan.build(lay(spec, raw_k, raw_v, 1))
             self.assertEqual(plan.bytes, methods.digest_bytes(m), what)
@@ -227,7 +228,7 @@ class Arithmetic(unittest.TestCase):
             for isa in range(LIB.test_isa(2) + 1):
                 spec = c_spec(m, dtype)
                 with Plan(spec, isa) as plan:
-                    want = methods.pack(m, methods.build(m, methods.decode(k, dtype)))
+                    want = methods.pack(m, methods.build(m, formats.decode(k, dtype)))
                     np.testing.assert_array_equal(plan.build(lay(spec, k, None, 0)), want)
 
     def test_exp(self):

@@ -9,6 +9,7 @@ import unittest
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "sparse"))
+import formats  # noqa: E402
 import methods as m  # noqa: E402
 
 RNG = np.random.default_rng(14)
@@ -57,11 +58,11 @@ class Arithmetic(unittest.TestCase):
             self.assertEqual(m.dot(q, r), acc[0])
 
     def test_formats(self):
-        self.assertEqual([float(x) for x in m.fp8_e4m3_to_f32([0x00, 0x01, 0x08, 0x38, 0x7E, 0xFE, 0xB8])],
+        self.assertEqual([float(x) for x in formats.fp8_e4m3_to_f32([0x00, 0x01, 0x08, 0x38, 0x7E, 0xFE, 0xB8])],
                          [0, 2 ** -9, 2 ** -6, 1, 448, -448, -1])
-        self.assertTrue(np.isnan(m.fp8_e4m3_to_f32([0x7F, 0xFF])).all())
+        self.assertTrue(np.isnan(formats.fp8_e4m3_to_f32([0x7F, 0xFF])).all())
         x = np.abs(RNG.normal(size=1000)).astype(np.float32)
-        up = m.bf16_to_f32(m.bf16_up(x))
+        up = formats.bf16_to_f32(formats.bf16_up(x))
         self.assertTrue(((up >= x) & (up <= x * np.float32(1 + 2 ** -7))).all())
         self.assertEqual(int(m.splitmix64(m.GOLDEN)), 0xE220A8397B1DCDAF)
 
@@ -83,7 +84,7 @@ class Digests(unittest.TestCase):
         spec = m.Spec("mean")
         K = keys(spec)
         digest = m.build(spec, K)
-        scale = m.bf16_to_f32(digest["s"])[..., None]
+        scale = formats.bf16_to_f32(digest["s"])[..., None]
         self.assertTrue((np.abs(digest["r"] * scale - K.mean(1)) <= scale * 0.5001 + 1e-6).all())
         self.assertGreaterEqual(np.abs(digest["r"]).max(-1).min(), 126)
         zero = m.build(spec, np.zeros_like(K))

@@ -9,13 +9,14 @@ import dataclasses
 import numpy as np
 from model import f32, xp
 
+import formats
 import methods
 
 BLOCK = 16
 WARM = 16  # steps before the first that counts, so that a choice may lag
 
 if xp is not np:
-    methods.np = xp
+    methods.np = formats.np = xp
 methods.fma = lambda a, b, c: a * b + c  # twice rounded; the choices of a study don't need the last bit
 
 
@@ -55,14 +56,14 @@ def build(spec, K):
     d = methods.BUILDERS[spec.method](spec, K, None)
 
     def wide(name, scale):
-        return d[name].astype(f32) * methods.bf16_to_f32(d[scale])[..., None]
+        return d[name].astype(f32) * formats.bf16_to_f32(d[scale])[..., None]
 
     if spec.method == "box":
         return {"lo": wide("lo", "s"), "hi": wide("hi", "s")}
     if spec.method == "stats":
         return {"k": wide("m", "s_m")[:, :, None], "var": wide("var", "s_v")}
     if spec.rest:
-        return {"k": methods.whole(d["k"], spec.head_dim).astype(f32) * methods.bf16_to_f32(d["s"])[..., None]}
+        return {"k": methods.whole(d["k"], spec.head_dim).astype(f32) * formats.bf16_to_f32(d["s"])[..., None]}
     vectors = wide("k" if spec.method == "tokens" else "r", "s")
     return {"k": vectors if vectors.ndim == 4 else vectors[:, :, None]}
 
