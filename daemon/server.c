@@ -17,6 +17,7 @@
 #include "daemon/observe/observe.h"
 #include "daemon/reload.h"
 #include "daemon/request/request.h"
+#include "daemon/seal/seal.h"
 #include "daemon/share/share.h"
 #include "daemon/tier/tier.h"
 #include "proto/build.h"
@@ -56,6 +57,7 @@ struct server {
     const struct tier_ops *tier_ops;
     struct tier *tier;   /* NULL, and tier_ops too: the configuration wants no tier */
     struct share *share; /* NULL: nothing is shared with other hosts */
+    struct seal *seal; /* NULL: nothing is encrypted */
     struct device_set *devices;
     struct digest_pool *digests;
     struct requests *requests;
@@ -95,6 +97,7 @@ static void rooms_free(struct server *s)
     digest_pool_free(s->digests);
     tier_stop(s);
     share_close(s->share);
+    seal_close(s->seal);
     device_set_free(s->devices);
     cache_free(s->cache);
     arena_free(s->arena);
@@ -385,6 +388,7 @@ static int tier_init(struct server *s, struct ucm_error *e)
     size_t i = 0;
     int rc;
 
+    callbacks.seal = s->seal;
     while (i < TIERS && !tiers[i]->wanted(&s->config))
         i++;
     if (i == TIERS)
@@ -427,10 +431,12 @@ static int cache_init(struct server *s, struct ucm_error *e)
 {
     struct config *c = &s->config;
     struct cache_config cc = {.loop = &s->loop, .metrics = &s->metrics};
-    int rc;
+    int rc = seal_open(&s->loop, c, &s->metrics, &s->seal);
 
+    cc.seal = s->seal;
     s->limits = limits_new();
-    rc = s->limits ? index_new(c->index_max_blocks, c->max_namespaces, &s->index) : -ENOMEM;
+    if (rc == 0)
+        rc = s->limits ? index_new(c->index_max_blocks, c->max_namespaces, &s->index) : -ENOMEM;
     if (rc == 0)
         rc = tenant_set_configure(index_tenants(s->index), c);
     if (rc == 0) {
@@ -503,6 +509,7 @@ static int front_init(struct server *s, struct ucm_error *e)
         .tier_ops = s->tier_ops,
         .tier = s->tier,
         .share = s->share,
+        .seal = s->seal,
         .commit = ucm_build_commit,
         .options = ucm_build_options,
         .reload_cb = s->reload.sources->path ? reload_cb : NULL,

@@ -254,6 +254,9 @@ enum ucm_durability {
     F(u64, load, OPT, 0, 2)                                                                        \
     F(u64, store, OPT, 0, 2)
 
+/* Of this tenant's source; empty: of all. */
+#define UCM_MSG_KEY_RELOAD(F) F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)
+
 enum ucm_bypass { UCM_BYPASS_KEEP = 0, UCM_BYPASS_ON = 1, UCM_BYPASS_OFF = 2 };
 
 /* A page of namespaces, like ls. */
@@ -351,7 +354,9 @@ enum ucm_trace_op {
     M(BYPASS, bypass, "bypass", bypass, free_map)                                                  \
     M(FETCH, fetch, "fetch", fetch, fetch_r)                                                       \
     M(HINTS_OPEN, hints_open, "hints.open", hints_open, hints_open_r)                              \
-    M(LOAD_PREFIX, load_prefix, "load_prefix", load_prefix, blocks_r)
+    M(LOAD_PREFIX, load_prefix, "load_prefix", load_prefix, blocks_r)                              \
+    M(KEY_LIST, key_list, "key.list", none, free_map)                                              \
+    M(KEY_RELOAD, key_reload, "key.reload", key_reload, free_map)
 
 enum ucm_method {
 #define M(NAME, name, text, params, result) UCM_METHOD_##NAME,
@@ -455,6 +460,7 @@ struct proto_planes {
     S(collect, UCM_MSG_COLLECT)                                                                    \
     S(collect_r, UCM_MSG_COLLECT_R)                                                                \
     S(bypass, UCM_MSG_BYPASS)                                                                      \
+    S(key_reload, UCM_MSG_KEY_RELOAD)                                                              \
     S(page, UCM_MSG_PAGE)                                                                          \
     S(trace, UCM_MSG_TRACE)                                                                        \
     S(digest_open, UCM_MSG_DIGEST_OPEN)                                                            \

@@ -114,6 +114,8 @@
     X(nvme_scrub_passes, counter, "passes", "scrubs of all of NVMe that ended")                    \
     X(nvme_scrub_segments, gauge, "segments", "segments that the present scrub has read")          \
     X(nvme_scrub_bad, counter, "parts", "parts that the scrub found damaged or unreadable")        \
+    X(seal_key_missing, counter, "parts",                                                          \
+      "reads and writes of encrypted parts without the key for them")                              \
     X(nvme_bad_headers, counter, "pages", "damaged headers of sound parts, found while running")   \
     X(nvme_quarantined_bytes, gauge, "bytes", "bytes of segments in quarantine")                   \
     X(nvme_files_lost, gauge, "files",                                                             \

@@ -54,6 +54,16 @@ static const struct program_command commands[] = {
      "  ucmctl bypass\n"
      "  ucmctl bypass load off --tenant team-a\n",
      PROGRAM_OPTIONS(bypass_options), 0, 2, cmd_bypass},
+    {"key", "[list | rotate TENANT | forget TENANT ID]",
+     "Show the keys of encrypted tenants, or read their source again",
+     "list: each key's id, the current one first. rotate reads the source again, in which a new\n"
+     "key stands last: what is stored from now on has it. forget does the same, when the key's\n"
+     "line is gone: what it has sealed is a miss from now on. Where the source still says the\n"
+     "same, the exit status is 1. TENANT is as in encryption.tenants. For operators.\n\n"
+     "Examples:\n"
+     "  openssl rand -hex 32 >> /etc/ucmd/team-a.keys && ucmctl key rotate team-a\n"
+     "  ucmctl key forget team-a 5f3c09a1b2c4d6e8\n",
+     NULL, 0, 0, 3, cmd_key},
     {"reload", "", "Read the daemon's configuration again, and say what changed",
      "Lists what changed and what needs a restart. A mistake anywhere in the file changes\n"
      "nothing: the exit status is 1, with the file, the line and what would be right.\n"

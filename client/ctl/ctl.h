@@ -133,6 +133,7 @@ int cmd_purge(const struct args *a);
 int cmd_verify(const struct args *a);
 int cmd_reload(const struct args *a);
 int cmd_bypass(const struct args *a);
+int cmd_key(const struct args *a);
 int cmd_config(const struct args *a);
 int cmd_format(const struct args *a);
 int cmd_plan(const struct args *a);

@@ -63,6 +63,9 @@ struct config {
     char *socket_group; /* "": the process's */
     struct config_list tenants, tenant_settings, admins;
     bool container_admins;
+    struct config_list encryption_tenants;
+    bool encryption_plain;
+    uint64_t encryption_command_ms;
     enum log_level log_level;
 
     char *metrics_socket; /* "": none; without a slash: beside `socket` */

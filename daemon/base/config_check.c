@@ -161,6 +161,21 @@ static int check_cgroups(const struct config *c, struct config_error *e, struct 
     return 0;
 }
 
+/* With a tenant in it twice the order of the list would decide. */
+static int check_encryption(const struct config *c, struct config_error *e)
+{
+    const struct config_list *t = &c->encryption_tenants;
+
+    for (size_t i = 0; i < t->n; i++)
+        for (size_t j = 0; j < i; j++)
+            if (name_length(t->item[i]) == name_length(t->item[j]) &&
+                strncmp(t->item[i], t->item[j], (size_t)name_length(t->item[i])) == 0)
+                return config_fail(c, e, "encryption.tenants",
+                                   "encryption.tenants: \"%.*s\" is there twice; leave one",
+                                   name_length(t->item[i]), t->item[i]);
+    return 0;
+}
+
 static int check_tenants(const struct config *c, struct config_error *e)
 {
     const struct config_list *t = &c->tenants;
@@ -505,7 +520,7 @@ static int check_all(const struct config *c, struct config_error *e, const check
 int config_check_values(const struct config *c, struct config_error *e)
 {
     static const check_fn checks[] = {check_sizes, check_tenants, config_tenants_check,
-                                      check_share};
+                                      check_encryption, check_share};
 
     return check_all(c, e, checks, sizeof(checks) / sizeof(checks[0]));
 }

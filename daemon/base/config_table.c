@@ -136,6 +136,23 @@ static const char *item_tenant(const char *text)
     return members > 0 ? NULL : "after the name say who it is, e.g. \"team-a uid:1000 gid:200\"";
 }
 
+static const char *item_encryption(const char *text)
+{
+    size_t n = strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:");
+    const char *from = text + strcspn(text, " ");
+
+    if (text[0] == '*' && text[1] == ' ')
+        n = 1;
+    if (n == 0 || n > UCM_MAX_NAME_BYTES || text[n] != ' ')
+        return "begin with a tenant's name, or * for all others, and one space, e.g. \"team-a "
+               "file:/etc/ucmd/team-a.keys\"";
+    if (strncmp(from, " file:/", 7) == 0 || strncmp(from, " command:/", 10) == 0 ||
+        (strncmp(from, " credential:", 12) == 0 && from[12] && !strchr(from, '/')))
+        return NULL;
+    return "after the name write file:/PATH, credential:NAME or command:/PATH, e.g. \"team-a "
+           "file:/etc/ucmd/team-a.keys\"";
+}
+
 /* ---- the table ---- */
 
 #define KEY(name_, kind_, field_, initial_)                                                        \
@@ -149,6 +166,7 @@ const struct config_section config_sections[] = {
      "with B, KiB, MiB, GiB or TiB (none: bytes), durations whole numbers with ms, s, min or "
      "h. ucmd --check --config FILE checks a changed file. 'ucmctl reload' (and SIGHUP) reloads "
      "the keys that are marked (reloadable); the others take effect at the next start."},
+    {"encryption", "What is encrypted on NVMe and on the shared tier (docs/security.md)."},
     {"log", "One line for each event, on standard error."},
     {"metrics",
      "What monitoring reads over HTTP: /metrics for Prometheus, /live and /ready for probes "
@@ -198,6 +216,19 @@ const struct config_key config_keys[] = {
      .reloadable = true,
      .help = "Whether they may in a container, too, which is another PID namespace than the "
              "daemon's: a root there, that is the host's, takes any uid."},
+
+    {KEY("encryption.tenants", LIST, encryption_tenants, ""), RANGE(0, 4096),
+     .item_cb = item_encryption,
+     .help = "Whose blocks are encrypted, and where the keys come from: a list of \"NAME "
+             "file:/PATH\", \"NAME credential:NAME\" (of systemd) and \"NAME command:/PATH "
+             "WORDS\"; for * as a name, all that are not in the list. A key is a line of 64 "
+             "hexadecimal digits; the last line is the current key."},
+    {KEY("encryption.plain", BOOL, encryption_plain, "true"), .names = bool_names,
+     .help = "Whether parts that NVMe has of such a tenant in the clear, from before, are still "
+             "read. With false they are left out at the start."},
+    {KEY("encryption.command_deadline", DURATION, encryption_command_ms, "10s"),
+     RANGE(10, 60 * SECOND), .internal = true,
+     .help = "How long a command for keys may run before it is killed."},
 
     {KEY("log.level", ENUM, log_level, "info"), .names = level_names, .reloadable = true,
      .help = "Events of this level, and of those before it in the list, are logged."},

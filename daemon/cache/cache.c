@@ -240,6 +240,7 @@ static void nvme_set(struct cache *c, block_ref ref, uint32_t part, struct part 
     p->nvme = to.nvme;
     p->nvme_at = to.nvme_at;
     p->checksum = to.checksum;
+    p->sealed = to.sealed;
     part_changed(c, ref, part, was);
 }
 
@@ -249,7 +250,10 @@ void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct t
 
     if (place)
         to = (struct part){
-            .nvme = PART_NVME_READY, .nvme_at.loc = place->loc, .checksum = place->checksum};
+            .nvme = PART_NVME_READY,
+                           .nvme_at.loc = place->loc,
+                           .checksum = place->checksum,
+                           .sealed = place->sealed};
     nvme_set(c, ref, part, to);
 }
 

@@ -30,6 +30,7 @@ struct cache_config {
     struct index *index; /* borrowed, as are the next two */
     struct policy *policy;
     struct metrics *metrics;
+    struct seal *seal;      /* NULL: nothing is encrypted */
     bool write_reused;      /* NVMe gets only blocks that were used or stored before */
     bool write_learned;     /* or those that daemon/index/admission.h lets in */
     uint64_t backlog_bytes; /* dirty DRAM that eviction spares */

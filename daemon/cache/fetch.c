@@ -5,6 +5,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/observe/histogram.h"
+#include "daemon/seal/seal.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -32,6 +33,7 @@ void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_r
                            .bytes = ns_part_bytes(cache_ns(c, ref), part),
                            .who = tenant_who(cache_ns(c, ref)->tenant),
                            .shard_bytes = cache_ns(c, ref)->identity.shard_bytes,
+                           .seal = seal_wanted(c->config.seal, cache_ns(c, ref)->identity.tenant),
                            .name = cache_tier_name(c, ref, part)};
     if (op != TIER_WRITE)
         io->place = part_place(cache_part(c, ref, part));
@@ -69,6 +71,8 @@ int part_op_share(struct part_op *op, slot_ref slot, bool write,
     struct cache *c = op->cache;
     int rc;
 
+    if (write && seal_wanted(c->config.seal, cache_ns(c, op->ref)->identity.tenant))
+        return -ENOKEY; /* files are in the clear */
     op->shared = true;
     op->io.share = (struct share_io){.write = write,
                                      .id = cache_shared_id(c, op->ref, op->part),
@@ -160,7 +164,7 @@ static void tier_done_cb(struct tier_io *io, int status)
         /* A copy that can't be read must not stay a hit: engines would ask for it again and again.
          * Recovery may have found another in the meantime, or the shared tier has one. */
         if (part_is_at(cache_part(c, f->ref, f->part), io->place.loc))
-            cache_nvme_lost(c, f->ref, f->part, true);
+            cache_nvme_lost(c, f->ref, f->part, status != -ENOKEY);
         rc = fetch_read(f);
         if (rc == 0)
             return;

@@ -160,7 +160,7 @@ static inline struct admission *ns_admission(struct ns *ns)
 
 static inline struct tier_place part_place(const struct part *p)
 {
-    return (struct tier_place){part_loc(p), p->checksum};
+    return (struct tier_place){part_loc(p), p->checksum, p->sealed};
 }
 
 /* A part as the owner of a slot or of a place on NVMe. */

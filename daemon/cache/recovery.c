@@ -36,7 +36,7 @@ static bool part_wanted(struct cache *c, block_ref ref, const struct tier_found 
         known = c->tier_ops->sequence(c->tier, part_loc(p));
         if (known == f->sequence && f->duplicate)
             *f->duplicate =
-                (struct tier_duplicate){part_owner(ref, f->name->part), {part_loc(p), p->checksum}};
+                (struct tier_duplicate){part_owner(ref, f->name->part), part_place(p)};
         return known < f->sequence;
     }
     /* Also when the part was dumped since the start: this copy may have been promised. */
@@ -67,7 +67,8 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
     if (!part_wanted(c, ref, f))
         return 0;
     /* Bytes from a snapshot were compared with their checksum. */
-    same = p->dram == PART_DRAM_READY && p->checksum == f->place.checksum && p->checksum != 0;
+    same = p->dram == PART_DRAM_READY && !p->sealed && !f->place.sealed &&
+           p->checksum == f->place.checksum && p->checksum != 0;
     if (p->nvme == PART_NVME_READY)
         cache_nvme_lost(c, ref, f->name->part, true);
     part_set_nvme(c, ref, f->name->part, &f->place);
@@ -107,6 +108,7 @@ bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out)
     out->name = cache_tier_name(c, owner_block(owner), part);
     out->bytes = ns_part_bytes(ns, part);
     out->checksum = b->part[part].checksum;
+    out->sealed = b->part[part].sealed;
     out->shard_bytes = ns->identity.shard_bytes;
     return true;
 }

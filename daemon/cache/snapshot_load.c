@@ -120,7 +120,7 @@ static bool part_wanted(const struct block *b, const struct snapshot_part *k)
 
     return !(b->flags & BLOCK_DOOMED) && p->dram == PART_DRAM_NONE &&
            (p->nvme == PART_NVME_NONE ||
-            (p->nvme == PART_NVME_READY && p->checksum == k->checksum));
+            (p->nvme == PART_NVME_READY && (p->sealed || p->checksum == k->checksum)));
 }
 
 static bool part_load(struct snapshot_load *l, const struct snapshot_part *k, slot_ref slot)

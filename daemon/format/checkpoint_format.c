@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define MAGIC "UCMI"
+#define SEALED (1u << 31) /* beside key_bytes; daemons that do not know it leave the entry out */
 
 static uint8_t *entry_at(uint8_t *p, uint32_t i)
 {
@@ -21,7 +22,7 @@ void checkpoint_entry_encode(uint8_t *p, uint32_t i, const struct nvme_record_he
     put32(e + 4, (uint32_t)in->payload_bytes);
     put64(e + 8, in->sequence);
     put64(e + 16, in->checksum);
-    put32(e + 24, in->key_bytes);
+    put32(e + 24, in->key_bytes | (in->sealed ? SEALED : 0));
     put32(e + 28, in->part);
     memcpy(e + 32, in->key, UCM_MAX_KEY_BYTES);
     memcpy(e + 64, in->fingerprint, UCM_FINGERPRINT_BYTES);
@@ -36,7 +37,8 @@ bool checkpoint_entry_decode(const uint8_t *p, uint32_t i, struct nvme_record_he
     out->payload_bytes = get32(e + 4);
     out->sequence = get64(e + 8);
     out->checksum = get64(e + 16);
-    out->key_bytes = get32(e + 24);
+    out->key_bytes = get32(e + 24) & ~SEALED;
+    out->sealed = get32(e + 24) & SEALED;
     out->part = get32(e + 28);
     memcpy(out->key, e + 32, UCM_MAX_KEY_BYTES);
     memcpy(out->fingerprint, e + 64, UCM_FINGERPRINT_BYTES);

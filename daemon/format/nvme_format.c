@@ -12,6 +12,7 @@
 #define MAGIC_STATE "UCMDSTAT"
 #define MAGIC_SEGMENT "UCMG"
 #define MAGIC_RECORD "UCMS"
+#define MAGIC_SEALED "UCME"
 #define MAGIC_NAME "UCMN"
 #define MAGIC_QUARANTINE "UCMQ"
 
@@ -28,6 +29,19 @@ void nvme_uuid_text(const uint8_t uuid[NVME_UUID_BYTES], char out[NVME_UUID_TEXT
 #define SHARD_SUMS_AT 144
 _Static_assert(SHARD_SUMS_AT + 8 * NVME_SHARDS_MAX == CHECKSUM_AT,
                "checksums fill a header's page");
+
+/* Of a sealed header, whose fields up to 128 are those of a record. */
+#define KEY_ID_AT 128
+#define SALT_AT 144
+#define PAGE_TAG_AT 168
+#define TAGS_AT 192
+_Static_assert(SALT_AT + NVME_SALT_BYTES == PAGE_TAG_AT &&
+                   PAGE_TAG_AT + NVME_TAG_BYTES <= TAGS_AT &&
+                   TAGS_AT + NVME_TAG_BYTES * NVME_PIECES_MAX <= CHECKSUM_AT,
+               "tags fit into a header's page");
+
+#define SEED_AT (72 + NVME_IDENTITY_BYTES)
+_Static_assert(SEED_AT + NVME_SEED_BYTES == CHECKSUM_AT, "the seed fills a namespace's page");
 
 /* magic of 4 or 8 bytes at 0, version right after it, the file's UUID at 16 in all of them */
 static void page_begin(uint8_t *page, const char *magic, const uint8_t *uuid)
@@ -152,9 +166,10 @@ void nvme_shard_sum_set(uint8_t page[NVME_PAGE], uint32_t shard, uint64_t sum)
     put64(page + SHARD_SUMS_AT + (size_t)8 * shard, sum);
 }
 
-void nvme_record_header_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE])
+/* The fields that plain and sealed records have in one place. */
+static void record_begin(const struct nvme_record_header *in, const char *magic, uint8_t *page)
 {
-    page_begin(page, MAGIC_RECORD, in->uuid);
+    page_begin(page, magic, in->uuid);
     put32(page + 8, in->segment);
     put32(page + 12, in->record);
     memcpy(page + 32, in->fingerprint, UCM_FINGERPRINT_BYTES);
@@ -164,8 +179,13 @@ void nvme_record_header_encode(const struct nvme_record_header *in, uint8_t page
     put64(page + 104, in->payload_bytes);
     put64(page + 112, in->generation);
     put64(page + 120, in->sequence);
-    put64(page + 128, in->checksum);
     put64(page + SHARD_BYTES_AT, in->shard_bytes);
+}
+
+void nvme_record_header_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE])
+{
+    record_begin(in, MAGIC_RECORD, page);
+    put64(page + 128, in->checksum);
     for (uint64_t i = 0; in->shard_bytes > 0 && i < in->payload_bytes / in->shard_bytes; i++)
         nvme_shard_sum_set(page, (uint32_t)i, in->shard_sums[i]);
     page_end(page);
@@ -175,14 +195,17 @@ int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_
 {
     uint32_t key_bytes = get32(page + 96);
     uint64_t payload_bytes = get64(page + 104), shard_bytes = get64(page + SHARD_BYTES_AT);
-    int rc = page_check(page, MAGIC_RECORD);
+    bool sealed = memcmp(page, MAGIC_SEALED, 4) == 0;
+    int rc = page_check(page, sealed ? MAGIC_SEALED : MAGIC_RECORD);
 
     if (rc < 0)
         return rc;
     if (key_bytes < UCM_MIN_KEY_BYTES || key_bytes > UCM_MAX_KEY_BYTES || payload_bytes == 0 ||
         payload_bytes > NVME_SEGMENT_MAX || get32(page + 100) >= UCM_MAX_PARTS ||
-        (shard_bytes != 0 && !nvme_shards_fit(payload_bytes, shard_bytes)))
+        (shard_bytes != 0 && !nvme_shards_fit(payload_bytes, shard_bytes)) ||
+        (sealed && shard_bytes != 0 && payload_bytes / shard_bytes > NVME_PIECES_MAX))
         return -EBADMSG;
+    memset(out, 0, sizeof(*out));
     memcpy(out->uuid, page + 16, NVME_UUID_BYTES);
     memcpy(out->fingerprint, page + 32, UCM_FINGERPRINT_BYTES);
     memcpy(out->key, page + 64, UCM_MAX_KEY_BYTES);
@@ -193,10 +216,63 @@ int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_
     out->payload_bytes = payload_bytes;
     out->generation = get64(page + 112);
     out->sequence = get64(page + 120);
-    out->checksum = get64(page + 128);
+    out->checksum = get64(page + (sealed ? PAGE_TAG_AT : 128));
     out->shard_bytes = shard_bytes;
     out->shard_sums = NULL;
+    out->sealed = sealed;
+    if (!sealed)
+        return 0;
+    memcpy(out->key_id, page + KEY_ID_AT, NVME_KEY_ID_BYTES);
+    memcpy(out->salt, page + SALT_AT, NVME_SALT_BYTES);
     return 0;
+}
+
+/* ---- sealed records ---- */
+
+void nvme_sealed_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE])
+{
+    record_begin(in, MAGIC_SEALED, page);
+    memcpy(page + KEY_ID_AT, in->key_id, NVME_KEY_ID_BYTES);
+    memcpy(page + SALT_AT, in->salt, NVME_SALT_BYTES);
+}
+
+uint8_t *nvme_sealed_tag(uint8_t page[NVME_PAGE], uint32_t piece)
+{
+    return page + TAGS_AT + (size_t)NVME_TAG_BYTES * piece;
+}
+
+uint8_t *nvme_sealed_page_tag(uint8_t page[NVME_PAGE])
+{
+    return page + PAGE_TAG_AT;
+}
+
+void nvme_sealed_ranges(const uint8_t page[NVME_PAGE], struct nvme_sealed_range out[2])
+{
+    const size_t behind = PAGE_TAG_AT + NVME_TAG_BYTES;
+
+    out[0] = (struct nvme_sealed_range){page, PAGE_TAG_AT};
+    out[1] = (struct nvme_sealed_range){page + behind, CHECKSUM_AT - behind};
+}
+
+uint64_t nvme_sealed_finish(uint8_t page[NVME_PAGE])
+{
+    page_end(page);
+    return get64(page + PAGE_TAG_AT);
+}
+
+size_t nvme_sealed_context(const struct nvme_record_header *in, uint8_t out[NVME_SEALED_CONTEXT])
+{
+    uint8_t *at = out;
+
+    memcpy(at, in->salt, NVME_SALT_BYTES);
+    memcpy(at + 24, in->fingerprint, UCM_FINGERPRINT_BYTES);
+    memcpy(at + 56, in->key, UCM_MAX_KEY_BYTES);
+    put32(at + 88, in->key_bytes);
+    put32(at + 92, in->part);
+    put64(at + 96, in->payload_bytes);
+    put64(at + 104, in->shard_bytes);
+    put64(at + 112, in->sequence);
+    return 120;
 }
 
 uint64_t nvme_shard_sum(const uint8_t page[NVME_PAGE], uint32_t shard)
@@ -240,6 +316,7 @@ void nvme_ns_record_encode(const struct nvme_ns_record *in, uint8_t page[NVME_PA
     memcpy(page + 32, in->fingerprint, UCM_FINGERPRINT_BYTES);
     put64(page + 64, in->from_sequence);
     memcpy(page + 72, in->identity, in->identity_bytes);
+    memcpy(page + SEED_AT, in->seed, NVME_SEED_BYTES);
     page_end(page);
 }
 
@@ -256,5 +333,6 @@ int nvme_ns_record_decode(const uint8_t page[NVME_PAGE], struct nvme_ns_record *
     out->from_sequence = get64(page + 64);
     out->identity_bytes = bytes;
     memcpy(out->identity, page + 72, bytes);
+    memcpy(out->seed, page + SEED_AT, NVME_SEED_BYTES);
     return 0;
 }

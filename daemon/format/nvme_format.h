@@ -15,6 +15,10 @@
 #define NVME_PAGE 4096u
 #define NVME_FORMAT_VERSION 1u
 #define NVME_UUID_BYTES 16
+#define NVME_TAG_BYTES 16
+#define NVME_KEY_ID_BYTES 8
+#define NVME_SALT_BYTES 24
+#define NVME_SEED_BYTES 16
 #define NVME_EPOCH_BITS 24 /* of a sequence; the rest counts within the epoch */
 
 /* What a folder of nvme.paths holds. */
@@ -64,7 +68,14 @@ struct nvme_record_header {
     uint64_t shard_bytes; /* of the pieces that have a checksum each; 0: none has */
     /* Their checksums, to be encoded; decode says NULL, and nvme_shard_sum has them. */
     const uint64_t *shard_sums;
+    /* Sealed: the payload is encrypted, in one piece or a shard a piece. Then checksum is the first 8 bytes of the page's tag, and the
+     * pieces' tags take the place of their checksums. */
+    bool sealed;
+    uint8_t key_id[NVME_KEY_ID_BYTES], salt[NVME_SALT_BYTES];
 };
+
+/* Pieces that a sealed record has tags for. */
+#define NVME_PIECES_MAX 243u
 
 #define NVME_SHARDS_MAX 493u
 /* Whether pieces of that length may have checksums in a record of so many bytes. */
@@ -90,7 +101,15 @@ struct nvme_ns_record {
     uint64_t from_sequence; /* records with a lower sequence are forgotten */
     uint32_t identity_bytes;
     uint8_t identity[NVME_IDENTITY_BYTES];
+    uint8_t seed[NVME_SEED_BYTES]; /* of the namespace's keys; zeros: it has none */
 };
+
+static inline bool nvme_ns_seeded(const struct nvme_ns_record *r)
+{
+    static const uint8_t none[NVME_SEED_BYTES];
+
+    return memcmp(r->seed, none, sizeof(none)) != 0;
+}
 
 void nvme_super_encode(const struct nvme_super *in, uint8_t page[NVME_PAGE]);
 void nvme_state_encode(const struct nvme_state *in, uint8_t page[NVME_PAGE]);
@@ -108,6 +127,32 @@ int nvme_record_header_decode(const uint8_t page[NVME_PAGE], struct nvme_record_
 /* The checksum of a piece, from a page that passed and has them. */
 uint64_t nvme_shard_sum(const uint8_t page[NVME_PAGE], uint32_t shard);
 void nvme_shard_sum_set(uint8_t page[NVME_PAGE], uint32_t shard, uint64_t sum);
+
+/* ---- sealed records ---- */
+
+/* All of the page of a sealed header but what follows here; nvme_sealed_finish ends it. */
+void nvme_sealed_encode(const struct nvme_record_header *in, uint8_t page[NVME_PAGE]);
+/* Of piece i, below NVME_PIECES_MAX. */
+uint8_t *nvme_sealed_tag(uint8_t page[NVME_PAGE], uint32_t piece);
+/* What the page's own tag covers: two ranges, around it. */
+struct nvme_sealed_range {
+    const uint8_t *bytes;
+    size_t n;
+};
+void nvme_sealed_ranges(const uint8_t page[NVME_PAGE], struct nvme_sealed_range out[2]);
+/* The page's own tag; zeros in a page that was encoded and not finished. */
+uint8_t *nvme_sealed_page_tag(uint8_t page[NVME_PAGE]);
+/* The tag is there: adds the page's checksum, and returns what the header's `checksum` is from now on. */
+uint64_t nvme_sealed_finish(uint8_t page[NVME_PAGE]);
+/* Bytes that say what the record is, wherever it lies: out, at least NVME_SEALED_CONTEXT; returns how many. */
+#define NVME_SEALED_CONTEXT 128u
+size_t nvme_sealed_context(const struct nvme_record_header *in, uint8_t out[NVME_SEALED_CONTEXT]);
+/* In how many pieces the payload is sealed; 1: as a whole. */
+static inline uint32_t nvme_sealed_pieces(const struct nvme_record_header *h)
+{
+    return h->shard_bytes > 0 ? (uint32_t)(h->payload_bytes / h->shard_bytes) : 1;
+}
+
 int nvme_quarantine_decode(const uint8_t page[NVME_PAGE], struct nvme_quarantine *out);
 int nvme_ns_record_decode(const uint8_t page[NVME_PAGE], struct nvme_ns_record *out);
 

@@ -4,6 +4,7 @@
 #include "daemon/index/policy.h"
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
+#include "daemon/seal/seal.h"
 
 #include <assert.h>
 #include <stdarg.h>
@@ -244,6 +245,14 @@ static void report_shares(struct observe_snapshot *o, const struct request_rooms
     }
 }
 
+static void report_seal(struct observe_snapshot *o, const struct request_rooms *rooms)
+{
+    const char *problem = seal_problem(rooms->seal);
+
+    if (problem)
+        report(o, HEALTH_DEGRADED, "%s", problem);
+}
+
 static void report_devices(struct observe_snapshot *o, struct device_set *devices)
 {
     for (uint32_t i = 0; i < device_set_count(devices); i++) {
@@ -265,6 +274,7 @@ static void health_read(struct observe_snapshot *o, struct requests *rq)
     o->n_reasons = 0;
     if (rooms->tier)
         report_tier(o, rq);
+    report_seal(o, rooms);
     if (cache_snapshot_loading(rooms->cache, &done, &of))
         report(o, HEALTH_RECOVERING, "DRAM: %llu of %llu parts of the snapshot looked at",
                (unsigned long long)done, (unsigned long long)of);

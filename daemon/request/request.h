@@ -36,6 +36,7 @@ struct request_rooms {
     const struct tier_ops *tier_ops;
     struct tier *tier;
     struct share *share;
+    struct seal *seal; /* NULL: nothing is encrypted */
     uint8_t instance[16];
     const char *commit, *options; /* of the build; NULL: not shown */
     /* Reads the configuration again. 0; -EINVAL or another -errno with *e: nothing changed. NULL: it

@@ -70,7 +70,9 @@ static void sqe_fill(const struct uring *e, struct io_uring_sqe *sqe, struct eng
     unsigned bytes = (unsigned)op->iov[0].iov_len;
     const struct buffer *b = op->buffer < e->buffers_max ? &e->buffers[op->buffer] : NULL;
 
-    if (op->write)
+    if (op->iovs > 1 && !op->write)
+        io_uring_prep_readv(sqe, (int)op->file, op->iov, op->iovs, op->offset);
+    else if (op->write)
         io_uring_prep_writev(sqe, (int)op->file, op->iov, op->iovs, op->offset);
     else if (b && b->bytes >= bytes && base >= b->base && base <= b->base + (b->bytes - bytes))
         io_uring_prep_read_fixed(sqe, (int)op->file, base, bytes, op->offset, (int)op->buffer);

@@ -59,12 +59,25 @@ void ns_records_forget(struct ns_records *n, const uint8_t *fingerprint, uint64_
         __atomic_store_n(&known->from_sequence, from_sequence, __ATOMIC_RELAXED);
 }
 
+void ns_records_seed(struct ns_records *n, const uint8_t *fingerprint,
+                     const uint8_t seed[NVME_SEED_BYTES])
+{
+    struct nvme_ns_record *known = record_of(n, fingerprint);
+
+    if (known)
+        memcpy(known->seed, seed, NVME_SEED_BYTES);
+}
+
 int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r)
 {
     uint32_t i = record_index(n, r->fingerprint);
-    struct nvme_ns_record *known;
+    struct nvme_ns_record *known = record_of(n, r->fingerprint);
 
-    if (record_of(n, r->fingerprint)) {
+    if (known) {
+        /* A later record without a seed is of a purge, when the tenant had no keys any more. */
+        if (r->from_sequence > known->from_sequence ||
+            (r->from_sequence == known->from_sequence && nvme_ns_seeded(r)))
+            memcpy(known->seed, r->seed, NVME_SEED_BYTES);
         ns_records_forget(n, r->fingerprint, r->from_sequence);
         return 0;
     }
@@ -154,6 +167,63 @@ static int file_read(struct ns_records *n, struct ns_file *f, int fd)
     return 0;
 }
 
+static int record_write(int fd, const uint8_t page[NVME_PAGE], uint64_t i)
+{
+    return io_write(fd, page, NVME_PAGE, i * NVME_PAGE);
+}
+
+/* ---- seeds ---- */
+
+static bool seed_current(const struct ns_records *n, const struct nvme_ns_record *written,
+                         const struct nvme_ns_record *r)
+{
+    const struct nvme_ns_record *known = ns_records_find(n, r->fingerprint);
+
+    if (written && memcmp(written->fingerprint, r->fingerprint, UCM_FINGERPRINT_BYTES) == 0)
+        known = written;
+    return known && memcmp(known->seed, r->seed, NVME_SEED_BYTES) == 0;
+}
+
+/* Overwrites seeds that are not current any more, or all. Each such page is of no use but for its sequence, which a later page has,
+ * too: one that is cut off is a damaged page, and is skipped. written: counts more than what is known in memory; or NULL. */
+static int seeds_wipe(const struct ns_records *n, int fd, const struct nvme_ns_record *written,
+                      bool all)
+{
+    struct nvme_ns_record r;
+    uint8_t page[NVME_PAGE];
+    bool any = false;
+    int rc = 0;
+
+    for (uint64_t i = 0; i < NVME_NS_RECORDS_MAX && (rc == 0 || rc == -EBADMSG); i++) {
+        rc = nvme_ns_record_read(fd, i, &r);
+        if (rc < 0 || !nvme_ns_seeded(&r) || (!all && seed_current(n, written, &r)))
+            continue;
+        memset(r.seed, 0, sizeof(r.seed));
+        nvme_ns_record_encode(&r, page);
+        KILL_POINT_WITH("ns-wipe-torn",
+                        if (pwrite(fd, page, 512, (off_t)(i * NVME_PAGE)) < 0) abort());
+        rc = record_write(fd, page, i);
+        any = true;
+    }
+    if (rc == -ENODATA || rc == -EBADMSG)
+        rc = 0;
+    if (any && fdatasync(fd) < 0)
+        rc = -errno;
+    KILL_POINT("ns-wipe-done");
+    return rc;
+}
+
+static int path_wipe(const struct ns_records *n, const char *path, bool all)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC), rc;
+
+    if (fd < 0)
+        return errno == ENOENT ? 0 : -errno;
+    rc = seeds_wipe(n, fd, NULL, all);
+    close(fd);
+    return rc;
+}
+
 /* Removes what a daemon that died while it rewrote the file has left. */
 static void rewrite_remove(const struct ns_file *f)
 {
@@ -161,6 +231,7 @@ static void rewrite_remove(const struct ns_file *f)
 
     if (asprintf(&path, "%s" REWRITE_SUFFIX, f->path) < 0)
         return;
+    (void)path_wipe(NULL, path, true); /* a file that can't be read has no seed that can be */
     if (unlink(path) < 0 && errno != ENOENT)
         log_warn("tier", "ns-records-left", "path=%s error=%s", path, strerror(errno));
     free(path);
@@ -206,6 +277,13 @@ int ns_records_open(struct ns_records *n, const char *const *folders, unsigned c
     for (unsigned i = 0; i < count && rc == 0; i++)
         if (folders[i])
             rc = file_init(n, &n->files[i], folders[i]);
+    for (unsigned i = 0; i < count && rc == 0; i++) {
+        int one = n->files[i].linked ? path_wipe(n, n->files[i].path, false) : 0;
+
+        if (one < 0)
+            log_error("tier", "seeds-not-wiped", "path=%s error=%s", n->files[i].path,
+                      strerror(-one));
+    }
     if (rc < 0)
         ns_records_close(n);
     return rc;
@@ -225,11 +303,6 @@ void ns_records_close(struct ns_records *n)
 }
 
 /* ---- writing ---- */
-
-static int record_write(int fd, const uint8_t page[NVME_PAGE], uint64_t i)
-{
-    return io_write(fd, page, NVME_PAGE, i * NVME_PAGE);
-}
 
 /* The file is under its name, also after a power failure. */
 static int file_link(struct ns_file *f)
@@ -279,6 +352,7 @@ static int64_t all_write(const struct ns_records *n, const struct nvme_ns_record
         memcpy(one.identity, n->record[i]->identity, one.identity_bytes);
         one.from_sequence =
             n->record[i] == known && r->from_sequence > from ? r->from_sequence : from;
+        memcpy(one.seed, n->record[i] == known ? r->seed : n->record[i]->seed, sizeof(one.seed));
         nvme_ns_record_encode(&one, page);
         KILL_POINT_WITH("ns-rewrite-torn",
                         if (pwrite(fd, page, 512, (off_t)i * NVME_PAGE) < 0) abort());
@@ -334,8 +408,8 @@ static bool file_lost(const struct ns_file *f)
     return f->pages > 0 && (stat(f->path, &st) < 0 || (uint64_t)st.st_size < f->pages * NVME_PAGE);
 }
 
-static int file_write(const struct ns_records *n, struct ns_file *f, const struct nvme_ns_record *r,
-                      const uint8_t *page)
+static int file_put(const struct ns_records *n, struct ns_file *f, const struct nvme_ns_record *r,
+                    const uint8_t *page, bool *rewritten)
 {
     bool lost = file_lost(f);
     int rc;
@@ -344,6 +418,7 @@ static int file_write(const struct ns_records *n, struct ns_file *f, const struc
         return file_append(f, page);
     f->rewrite = false;
     rc = file_rewrite(n, f, r);
+    *rewritten = rc == 0;
     if (rc == 0)
         return file_link(f);
     /* The old one does as long as it has space; the next time that it is due comes later. */
@@ -352,6 +427,22 @@ static int file_write(const struct ns_records *n, struct ns_file *f, const struc
         return rc;
     f->check_at = f->pages + SPARE_PAGES;
     return file_append(f, page);
+}
+
+/* The new record is on stable storage before a former seed goes. */
+static int file_write(const struct ns_records *n, struct ns_file *f, const struct nvme_ns_record *r,
+                      const uint8_t *page)
+{
+    int old = open(f->path, O_RDWR | O_CLOEXEC); /* a rewrite takes its name away */
+    bool rewritten = false;
+    int rc = file_put(n, f, r, page, &rewritten);
+
+    KILL_POINT("ns-wipe-begin");
+    if (rc == 0 && old >= 0)
+        rc = seeds_wipe(n, old, r, rewritten);
+    if (old >= 0)
+        close(old);
+    return rc;
 }
 
 int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r)

@@ -5,6 +5,8 @@
  * - Every later start finds what ns_records_write has written, whatever dies in between.
  * - Records are appended; a torn or damaged one is skipped.
  * - When most of a file is of no use any more, it is rewritten beside and renamed when it is whole.
+ * - A seed that was replaced, as a purge does it, is overwritten in every file that has it, also in one that is being left behind by a
+ *   rewrite. What a killed daemon did not come to, the next start does.
  * - A file that somebody removed or cut is rewritten, too: the records are in memory.
  *
  * Threads: ns_records_write and ns_records_restore in one thread at a time, away from the loop.
@@ -43,6 +45,8 @@ const struct nvme_ns_record *ns_records_find(const struct ns_records *n,
                                              const uint8_t *fingerprint);
 /* In memory: adds the record, or raises from_sequence of the one that is there. 0 or -ENOMEM. */
 int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r);
+/* In memory, of a namespace that has a record: the seed of its keys from now on. */
+void ns_records_seed(struct ns_records *n, const uint8_t *fingerprint, const uint8_t seed[16]);
 /* In memory, of a namespace that has a record: parts before this sequence are purged. */
 void ns_records_forget(struct ns_records *n, const uint8_t *fingerprint, uint64_t from_sequence);
 
@@ -55,7 +59,7 @@ bool ns_records_crowded(const struct ns_records *n);
  * is left to be rewritten. */
 void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint),
                       void *ctx);
-/* To stable storage in every folder; blocks. 0, or -errno when one of them has failed. */
+/* To stable storage in every folder, and then former seeds of the namespace are overwritten there; blocks. 0, or -errno when one of them has failed. */
 int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r);
 /* The file in this folder was removed, or there has been none yet. */
 bool ns_records_removed(const struct ns_records *n, unsigned file);

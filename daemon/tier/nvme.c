@@ -229,6 +229,7 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->mover.percent = c->nvme_rewrite;
     t->quarantine_percent = c->nvme_quarantine;
     list_init(&t->summed);
+    list_init(&t->to_seal);
     list_init(&t->read_pool);
     list_init(&t->write_pool);
     list_init(&t->ns_writer.queue);
@@ -424,6 +425,7 @@ static int nvme_submit(struct tier *t, struct tier_io *io)
     if (io->op == TIER_SYNC)
         return nvme_sync_part(t, io);
     io->scratch[NVME_IO_SUMS] = NULL;
+    io->scratch[NVME_IO_SEALED] = NULL;
     return io->op == TIER_WRITE ? nvme_write(t, io) : nvme_read(t, io, false);
 }
 

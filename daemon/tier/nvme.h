@@ -103,8 +103,9 @@ enum {
     NVME_IO_SUMS,     /* of a write, or a read that is to be moved: checksums of shards, or NULL */
     NVME_IO_TO_BEGIN, /* TIER_READ_SHARDS: engine operations */
     NVME_IO_TO_END,
-    NVME_IO_KNOWN, /* TIER_READ_SHARDS: the header is not read */
-    NVME_IO_STATUS /* TIER_READ_SHARDS: 0, or errno of one that failed */
+    NVME_IO_KNOWN,  /* TIER_READ_SHARDS: the header is not read */
+    NVME_IO_STATUS, /* TIER_READ_SHARDS: 0, or errno of one that failed */
+    NVME_IO_SEALED  /* of an encrypted record: struct nvme_sealed; else NULL */
 };
 
 /* One engine operation; in a pool of free ones otherwise. */
@@ -283,9 +284,12 @@ struct tier {
     struct nvme_checkpoint checkpoint;
     uint64_t checkpoint_mark, checkpoint_size; /* of the last whole one */
     uv_timer_t checkpoint_timer;
-    bool stalled;    /* no space until a write has ended */
-    unsigned checks; /* under way */
-    unsigned held;   /* how often nvme_hold was called and not undone */
+    struct list to_seal;   /* writes that wait for memory to be sealed into */
+    uint64_t sealed_bytes; /* of such memory in use */
+    uint64_t no_keys_ms;   /* when a line of the log said so last; 0: never */
+    bool stalled;          /* no space until a write has ended */
+    unsigned checks;       /* under way */
+    unsigned held;         /* how often nvme_hold was called and not undone */
     bool closing;
     unsigned handles; /* of the loop that are still open */
 };
@@ -314,9 +318,9 @@ void nvme_write_finish(struct nvme_op *op, int status);
 /* idle: behind all other I/O of the host, and not counted. */
 int nvme_read(struct tier *t, struct tier_io *io, bool idle);
 int nvme_write(struct tier *t, struct tier_io *io);
-/* Writes a part that the mover has read: it keeps its checksum and its sequence. The caller pumps
- * the writes. */
-void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
+/* Writes a part that the mover has read: it keeps its sequence, and its checksum where it is not sealed. The caller pumps
+ * the writes. 0, or what nvme_sealed_write_begin says. */
+int nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
 /* Begins writes that are summed, as far as the files and this turn of the loop allow. */
 void nvme_pump_writes(struct tier *t);
 /* There may be space for what was stalled. */
@@ -340,6 +344,38 @@ bool nvme_shards_next(struct tier_io *io, struct iovec *to, uint64_t *from);
 bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status);
 int nvme_shards_verify(struct tier *t, struct tier_io *io, uint64_t wrong);
 void nvme_known_close(struct tier *t);
+
+/* ---- nvme_seal.c: on the loop, except nvme_sealed_sum ---- */
+
+/* Does the namespace's tenant have keys? */
+bool nvme_seal_wanted(const struct tier *t, const uint8_t *fingerprint);
+/* May a record of it in the clear be taken over? */
+bool nvme_plain_allowed(const struct tier *t, const struct nvme_ns_record *r);
+/* The io's record is encrypted, and one of the two begin succeeded. */
+bool nvme_sealed(const struct tier_io *io);
+/* 0, -ENOKEY, -ENOMEM. The io has its sequence. */
+int nvme_sealed_write_begin(struct tier *t, struct tier_io *io);
+/* The write, which has begun, goes to the pool, now or when there is memory. */
+void nvme_sealed_push(struct tier *t, struct tier_io *io);
+/* There may be. */
+void nvme_sealed_pump(struct tier *t);
+/* 0 or -EAGAIN. */
+int nvme_sealed_read_begin(struct tier_io *io);
+/* For the pool, in place of nvme_sum: seals or opens. */
+uint64_t nvme_sealed_sum(const struct tier_io *io);
+/* 0, or why sealing failed. */
+int nvme_sealed_status(const struct tier_io *io);
+/* What a write brings to storage. */
+void *nvme_sealed_data(const struct tier_io *io);
+/* The record has its place: makes the page, and sets io->place. */
+void nvme_sealed_header(struct tier_io *io, struct nvme_record_header *placed,
+                        uint8_t page[NVME_PAGE]);
+/* Where a read of the whole record goes, from its header on. */
+unsigned nvme_sealed_read_next(const struct tier_io *io, struct iovec to[2]);
+/* The page is there: 0; -EBADMSG: it is not the record's; -ENOKEY: the record stays, without its owner. */
+int nvme_sealed_arrived(struct tier *t, struct tier_io *io);
+/* NULL-safe: of an io without one. */
+void nvme_sealed_drop(struct tier *t, struct tier_io *io);
 
 /* ---- nvme_turn.c ---- */
 

@@ -45,6 +45,7 @@ void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32
         .generation = s->sequence,
         .sequence = s->sequences[record],
         .checksum = d->checksum,
+        .sealed = d->sealed,
     };
     memcpy(out->uuid, t->devices[s->file].file.uuid, sizeof(out->uuid));
     memcpy(out->fingerprint, d->name.fingerprint, sizeof(out->fingerprint));
@@ -65,7 +66,7 @@ void nvme_segment_header_of(const struct tier *t, const struct segment *s,
 bool nvme_describe(const struct tier *t, const struct segment *s, uint32_t record,
                    struct tier_described *out)
 {
-    return s->states[record] == RECORD_LIVE &&
+    return s->states[record] == RECORD_LIVE && s->owners[record] != 0 &&
            t->callbacks.describe_cb(t->callbacks.ctx, s->owners[record], out);
 }
 
@@ -111,6 +112,8 @@ static bool record_header_right(const struct check *c)
     if (io_read(c->fd, found, NVME_PAGE, c->offset[OF_RECORD]) < 0 ||
         nvme_record_header_decode(found, &h) < 0 || h.payload_bytes != header.payload_bytes)
         return false;
+    if (header.sealed) /* the read that has just ended has opened it: this is the same page, as its tag says */
+        return h.sealed && h.checksum == header.checksum;
     for (uint32_t i = 0; h.shard_bytes > 0 && i < h.payload_bytes / h.shard_bytes; i++)
         sums[i] = nvme_shard_sum(found, i);
     header.shard_bytes = h.shard_bytes;
@@ -130,6 +133,11 @@ static void headers_run(struct nvme_job *job)
         return;
     if (record_header_right(c))
         return;
+    if (c->record_header.sealed) { /* what it held is not known: it can't be made again */
+        c->bad[OF_RECORD] = true;
+        c->status = -EIO;
+        return;
+    }
     nvme_record_header_encode(&c->record_header, want);
     c->status = header_repair(c, OF_RECORD, want);
 }

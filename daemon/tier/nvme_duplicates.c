@@ -52,7 +52,7 @@ static void check_done_cb(struct tier *t, void *ctx, int status, bool bad_header
 
     (void)bad_header; /* none was looked at */
     t->recovery.duplicate_reads--;
-    if (!t->closing && status < 0 && status != -ESTALE) {
+    if (!t->closing && status < 0 && status != -ESTALE && status != -ENOKEY) {
         if (segment_find(&t->segments, w->other.place.loc, w->header.payload_bytes, &s, &record) ==
             0)
             t->callbacks.lost_cb(t->callbacks.ctx, w->other.owner, w->other.place.loc);

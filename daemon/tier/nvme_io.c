@@ -173,6 +173,9 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
     }
     if (t->reads_queued >= NVME_READS_QUEUED_MAX)
         return -EAGAIN;
+    io->scratch[NVME_IO_SEALED] = NULL;
+    if (io->place.sealed && nvme_sealed_read_begin(io) < 0)
+        return -EAGAIN;
     segment_read_begin(s);
     io_record_set(io, s, record);
     io->scratch[NVME_IO_IDLE] = idle ? io : NULL;
@@ -203,11 +206,17 @@ static bool device_may_read(struct tier *t, const struct nvme_device *d)
            d->in_flight - d->writes < NVME_FAIR_READS;
 }
 
-/* Where the read's next operation goes, and from where in the record. False: another one follows. */
-static bool read_next(struct tier_io *io, struct iovec *to, uint64_t *from)
+/* Where the read's next operation goes, at most two pieces of memory, and from where in the record. False: another one follows. */
+static bool read_next(struct tier_io *io, struct iovec *to, unsigned *n, uint64_t *from)
 {
+    *n = 1;
     if (io->op == TIER_READ_SHARDS)
         return nvme_shards_next(io, to, from);
+    if (nvme_sealed(io)) {
+        *n = nvme_sealed_read_next(io, to);
+        *from = 0;
+        return true;
+    }
     *to = (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
     *from = NVME_PAGE;
     return true;
@@ -221,36 +230,48 @@ static void pump_reads(struct tier *t, struct nvme_device *d)
         struct segment *s = io_segment(io);
         uint64_t from;
 
-        if (read_next(io, &op->iov[0], &from)) {
+        if (read_next(io, op->iov, &op->e.iovs, &from)) {
             list_remove(&io->link);
             d->reads_waiting--;
             t->reads_queued--;
         }
-        op->bytes = op->iov[0].iov_len;
+        op->bytes = op->iov[op->e.iovs - 1].iov_len;
         if (!io->scratch[NVME_IO_IDLE])
             fair_queue_charge(&d->reads, &io->who, op->bytes);
         d->reading += op->bytes;
         d->in_flight++;
         op->ios[0] = io;
         op->e.iov = op->iov;
-        op->e.iovs = 1;
         op->e.buffer = io->buffer;
         op->e.idle = io->scratch[NVME_IO_IDLE] != NULL;
         nvme_op_begin(op, s->file, segment_record_offset(&t->segments, s, io_record(io)) + from);
     }
 }
 
+static void read_failed(struct tier *t, struct tier_io *io, int status)
+{
+    nvme_sealed_drop(t, io);
+    segment_read_end(&t->segments, io_segment(io));
+    io->done_cb(io, status);
+}
+
 static void read_arrived(struct tier *t, struct tier_io *io, int status)
 {
-    if (status == 0 && nvme_sum_bytes(io) <= CHECKSUM_SMALL) {
-        uint64_t sum = nvme_sum(io);
+    bool sealed = nvme_sealed(io);
+    uint64_t sum;
 
+    if (status == 0 && sealed)
+        status = nvme_sealed_arrived(t, io);
+    if (status == -EBADMSG && sealed && io->op == TIER_READ) {
+        sum = ~io->place.checksum;
         reads_end(t, &io, &sum, 1);
-    } else if (status == 0) {
-        checksum_push(&t->checksums, io, true);
+    } else if (status < 0) {
+        read_failed(t, io, status);
+    } else if (!sealed && nvme_sum_bytes(io) <= CHECKSUM_SMALL) {
+        sum = nvme_sum(io);
+        reads_end(t, &io, &sum, 1);
     } else {
-        segment_read_end(&t->segments, io_segment(io));
-        io->done_cb(io, status);
+        checksum_push(&t->checksums, io, true);
     }
 }
 
@@ -298,6 +319,7 @@ static int read_verify(struct tier *t, struct tier_io *io, uint64_t sum)
 int nvme_write(struct tier *t, struct tier_io *io)
 {
     uint64_t bytes = nvme_padded(io->bytes);
+    int rc;
 
     assert(io->name.key_bytes <= UCM_MAX_KEY_BYTES);
     if (!segment_writable(&t->segments))
@@ -308,16 +330,22 @@ int nvme_write(struct tier *t, struct tier_io *io)
         t->metrics->nvme_write_waits++;
         return -EAGAIN;
     }
-    t->backlog_bytes += bytes;
-    t->writes_queued++;
     /* Numbered now and not when it is written: a purge knows by it what came before. */
     io->scratch[NVME_IO_SEQUENCE] = (void *)(uintptr_t)t->record_sequence++;
     io->scratch[NVME_IO_MOVED] = NULL;
-    nvme_sums_reserve(io);
-    if (io->bytes <= CHECKSUM_SMALL) {
+    rc = io->seal ? nvme_sealed_write_begin(t, io) : 0;
+    if (rc < 0)
+        return rc;
+    t->backlog_bytes += bytes;
+    t->writes_queued++;
+    if (!io->seal)
+        nvme_sums_reserve(io);
+    if (io->bytes <= CHECKSUM_SMALL && !io->seal) {
         io->place.checksum = nvme_sum(io);
         list_push_back(&t->summed, &io->link);
         nvme_turn_want(t, NVME_TURN_WRITES);
+    } else if (io->seal) {
+        nvme_sealed_push(t, io);
     } else {
         checksum_push(&t->checksums, io, false);
         nvme_turn_want(t, NVME_TURN_GATHERED);
@@ -325,21 +353,47 @@ int nvme_write(struct tier *t, struct tier_io *io)
     return 0;
 }
 
-void nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence)
+int nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence)
 {
-    /* Not counted in the backlog: a caller that waits for that sees its own writes end only. */
-    t->writes_queued++;
+    int rc;
+
     io->scratch[NVME_IO_SEQUENCE] = (void *)(uintptr_t)sequence;
     io->scratch[NVME_IO_MOVED] = io;
-    list_push_front(&t->summed, &io->link); /* writes that wait for its segment wait behind it */
+    rc = io->seal ? nvme_sealed_write_begin(t, io) : 0;
+    if (rc < 0)
+        return rc;
+    /* Not counted in the backlog: a caller that waits for that sees its own writes end only. */
+    t->writes_queued++;
+    io->place.sealed = io->seal;
+    if (io->seal)
+        checksum_push(&t->checksums, io, true); /* again, and with the current key */
+    else
+        list_push_front(&t->summed,
+                        &io->link); /* writes that wait for its segment wait behind it */
+    return 0;
 }
 
-static void writes_take(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n)
+static void summed_fail(struct tier *t, struct tier_io *io, int status)
 {
-    for (unsigned i = 0; i < n; i++) {
-        ios[i]->place.checksum = sums[i];
-        list_push_back(&t->summed, &ios[i]->link);
-    }
+    list_remove(&io->link);
+    t->writes_queued--;
+    t->backlog_bytes -= io_moved(io) ? 0 : nvme_padded(io->bytes);
+    t->metrics->nvme_write_dropped += !io_moved(io);
+    nvme_sums_drop(io);
+    nvme_sealed_drop(t, io);
+    io->done_cb(io, status);
+}
+
+static void write_take(struct tier *t, struct tier_io *io, uint64_t sum)
+{
+    if (!nvme_sealed(io))
+        io->place.checksum = sum;
+    if (io_moved(io))
+        list_push_front(&t->summed, &io->link);
+    else
+        list_push_back(&t->summed, &io->link);
+    if (nvme_sealed_status(io) < 0)
+        summed_fail(t, io, nvme_sealed_status(io));
 }
 
 static void reads_end(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n)
@@ -348,6 +402,7 @@ static void reads_end(struct tier *t, struct tier_io **ios, const uint64_t *sums
         int status = ios[i]->op == TIER_READ_SHARDS ? nvme_shards_verify(t, ios[i], sums[i])
                                                     : read_verify(t, ios[i], sums[i]);
 
+        nvme_sealed_drop(t, ios[i]);
         segment_read_end(&t->segments, io_segment(ios[i]));
         ios[i]->done_cb(ios[i], status);
     }
@@ -358,10 +413,13 @@ void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, u
     struct tier *t = ctx;
 
     nvme_hold(t);
-    if (ios[0]->op == TIER_WRITE)
-        writes_take(t, ios, sums, n);
-    else
-        reads_end(t, ios, sums, n);
+    /* What is moved is as urgent as a read. */
+    for (unsigned i = 0; i < n; i++) {
+        if (ios[i]->op == TIER_WRITE)
+            write_take(t, ios[i], sums[i]);
+        else
+            reads_end(t, &ios[i], &sums[i], 1);
+    }
     nvme_pump_writes(t);
     nvme_release(t);
 }
@@ -452,17 +510,21 @@ static void merge_add(struct nvme_op *op, uint32_t record)
     struct tier *t = op->tier;
     struct tier_io *io = LIST_ENTRY(list_pop_front(&t->summed), struct tier_io, link);
     uint8_t *page = op->headers + (size_t)NVME_PAGE * (1 + op->n);
-    struct tier_described d = {io->name, io->bytes, io->place.checksum, io->shard_bytes};
+    struct tier_described d = {
+        .name = io->name, .bytes = io->bytes, .checksum = io->place.checksum};
     struct nvme_record_header header;
 
     op->segment->sequences[record] = (uintptr_t)io->scratch[NVME_IO_SEQUENCE];
     nvme_record_header_of(t, op->segment, record, &d, &header);
     nvme_sums_of(io, &header);
-    nvme_record_header_encode(&header, page);
+    if (nvme_sealed(io))
+        nvme_sealed_header(io, &header, page);
+    else
+        nvme_record_header_encode(&header, page);
     nvme_sums_drop(io);
     op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = page, .iov_len = NVME_PAGE};
     op->e.iov[op->e.iovs++] =
-        (struct iovec){.iov_base = io->data, .iov_len = nvme_padded(io->bytes)};
+        (struct iovec){.iov_base = nvme_sealed_data(io), .iov_len = nvme_padded(io->bytes)};
     io_record_set(io, op->segment, record);
     op->ios[op->n++] = io;
     t->writes_queued--;
@@ -520,17 +582,7 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
     return 0;
 }
 
-static void summed_fail(struct tier *t, struct tier_io *io, int status)
-{
-    list_remove(&io->link);
-    t->writes_queued--;
-    t->backlog_bytes -= io_moved(io) ? 0 : nvme_padded(io->bytes);
-    t->metrics->nvme_write_dropped += !io_moved(io);
-    nvme_sums_drop(io);
-    io->done_cb(io, status);
-}
-
-void nvme_pump_writes(struct tier *t)
+static void pump_summed(struct tier *t)
 {
     struct tier_io *io;
     bool full = false;
@@ -550,6 +602,12 @@ void nvme_pump_writes(struct tier *t)
         if (rc < 0)
             summed_fail(t, io, rc);
     }
+}
+
+void nvme_pump_writes(struct tier *t)
+{
+    pump_summed(t);
+    nvme_sealed_pump(t);
 }
 
 void nvme_writes_go_on(struct tier *t)
@@ -582,6 +640,7 @@ void nvme_write_finish(struct nvme_op *op, int status)
     struct tier *t = op->tier;
     struct nvme_device *d = &t->devices[op->e.file];
     struct tier_io *ios[NVME_MERGE_IOS];
+    int statuses[NVME_MERGE_IOS];
     unsigned n = op->n;
 
     KILL_POINT("write-done");
@@ -594,7 +653,9 @@ void nvme_write_finish(struct nvme_op *op, int status)
     }
     for (unsigned i = 0; i < n; i++) {
         ios[i] = op->ios[i];
-        write_settle(t, op, ios[i], status == 0);
+        statuses[i] = status < 0 ? status : nvme_sealed_status(ios[i]);
+        write_settle(t, op, ios[i], statuses[i] == 0);
+        nvme_sealed_drop(t, ios[i]);
     }
     if (op->record == 0) {
         if (op->segment->header == SEGMENT_HEADER_NOT_YET) /* else a sync failed meanwhile */
@@ -609,7 +670,7 @@ void nvme_write_finish(struct nvme_op *op, int status)
     list_push_front(&t->write_pool, &op->link);
     /* Before anything can be reclaimed: the owner must know of its live record. */
     for (unsigned i = 0; i < n; i++)
-        ios[i]->done_cb(ios[i], status);
+        ios[i]->done_cb(ios[i], statuses[i]);
     KILL_POINT("write-reported");
     nvme_checkpoint_later(t);
     nvme_sync_pump(t, d);

@@ -97,7 +97,8 @@ static void read_cb(struct tier_io *io, int status)
     io->op = TIER_WRITE;
     io->done_cb = written_cb;
     /* With the sequence of its first write, which a purge of its namespace goes by. */
-    nvme_write_moved(v->mover->tier, io, v->mover->segment->sequences[v->record]);
+    if (nvme_write_moved(v->mover->tier, io, v->mover->segment->sequences[v->record]) < 0)
+        move_end(v);
 }
 
 static int move_start(struct nvme_mover *m, uint32_t record)
@@ -123,7 +124,10 @@ static int move_start(struct nvme_mover *m, uint32_t record)
         .check = true,
         .shard_bytes = d.shard_bytes,
         .name = d.name,
-        .place = {.loc = segment_loc(&t->segments, m->segment, record), .checksum = d.checksum},
+        .place = {.loc = segment_loc(&t->segments, m->segment, record),
+                  .checksum = d.checksum,
+                  .sealed = d.sealed},
+        .seal = nvme_seal_wanted(t, d.name.fingerprint),
         .done_cb = read_cb,
     };
     v->io.name.owner = owner;

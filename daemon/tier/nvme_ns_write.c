@@ -1,6 +1,9 @@
 /* Namespaces become known to later starts: one at a time, in the thread pool. */
 #include "daemon/tier/nvme.h"
 
+#include "daemon/base/log.h"
+#include "daemon/seal/seal.h"
+
 #include <assert.h>
 #include <string.h>
 
@@ -23,6 +26,8 @@ static void write_done(struct nvme_job *job)
     n->busy = false;
     if (n->status == 0 && asked->fingerprint)
         n->status = ns_records_set(&t->ns_records, &n->record);
+    if (n->status == 0 && asked->fingerprint)
+        ns_records_seed(&t->ns_records, n->record.fingerprint, n->record.seed);
     asked->done_cb(asked, n->status);
     write_next(t);
     nvme_release(t); /* the request's */
@@ -33,6 +38,20 @@ static void restore_run(struct nvme_job *job)
     struct nvme_ns_writer *n = LIST_ENTRY(job, struct nvme_ns_writer, job);
 
     n->status = ns_records_restore(&n->tier->ns_records);
+}
+
+/* A purge replaces the seed, so that the keys of what was stored before can't be derived any more. */
+static int seed_choose(struct tier *t, const struct tier_ns_record *asked,
+                       const struct nvme_ns_record *known, uint8_t seed[NVME_SEED_BYTES])
+{
+    if (known && nvme_ns_seeded(known) && !asked->forget) {
+        memcpy(seed, known->seed, NVME_SEED_BYTES);
+        return 0;
+    }
+    memset(seed, 0, NVME_SEED_BYTES);
+    return seal_wanted_by(t->callbacks.seal, asked->identity, asked->identity_bytes)
+               ? seal_random(seed, NVME_SEED_BYTES)
+               : 0;
 }
 
 /* Through the pool also when nothing needs to be written: done never runs inside the call. */
@@ -54,14 +73,15 @@ static void write_next(struct tier *t)
     if (ns_records_crowded(&t->ns_records) && !nvme_recovering(t))
         ns_records_prune(&t->ns_records, t->callbacks.ns_known_cb, t->callbacks.ctx);
     known = asked->forget ? NULL : ns_records_find(&t->ns_records, asked->fingerprint);
-    there = known && !t->ns_records.unsynced;
     memcpy(n->record.fingerprint, asked->fingerprint, sizeof(n->record.fingerprint));
     memcpy(n->record.identity, asked->identity, asked->identity_bytes);
     n->record.identity_bytes = asked->identity_bytes;
     n->record.from_sequence = known ? known->from_sequence : asked->from_sequence;
     n->busy = true;
-    n->status = 0;
-    nvme_job_start(t, &n->job, there ? NULL : write_run, write_done);
+    n->status = seed_choose(t, asked, known, n->record.seed);
+    there = known && !t->ns_records.unsynced &&
+            memcmp(known->seed, n->record.seed, NVME_SEED_BYTES) == 0;
+    nvme_job_start(t, &n->job, there || n->status < 0 ? NULL : write_run, write_done);
 }
 
 void nvme_ns_write(struct tier *t, struct tier_ns_record *asked)
@@ -86,6 +106,25 @@ void nvme_ns_restore(struct tier *t, struct tier_ns_record *asked)
     write_next(t);
 }
 
+/* Namespaces from before their tenant had keys get their seed. Where it can't be written, nothing of them is stored. */
+static void seeds_add(struct tier *t)
+{
+    for (uint32_t i = 0; i < t->ns_records.count; i++) {
+        struct nvme_ns_record r = *t->ns_records.record[i];
+        int rc;
+
+        if (nvme_ns_seeded(&r) || !seal_wanted_by(t->callbacks.seal, r.identity, r.identity_bytes))
+            continue;
+        rc = seal_random(r.seed, sizeof(r.seed));
+        if (rc == 0)
+            rc = ns_records_write(&t->ns_records, &r);
+        if (rc == 0)
+            ns_records_seed(&t->ns_records, r.fingerprint, r.seed);
+        else
+            log_error("tier", "seed-not-written", "error=%s", strerror(-rc));
+    }
+}
+
 /* Behind the records that may not be on the disk, the same once more. */
 static bool ns_records_renew(struct tier *t)
 {
@@ -106,6 +145,8 @@ int nvme_ns_records_open(struct tier *t)
     rc = ns_records_open(&t->ns_records, folders, t->files);
     if (rc == 0 && t->ns_records.unsynced)
         t->ns_records.unsynced = !ns_records_renew(t);
+    if (rc == 0 && t->callbacks.seal)
+        seeds_add(t);
     t->metrics->nvme_damaged_pages += t->ns_records.damaged;
     return rc;
 }

@@ -50,7 +50,8 @@ static void record_bad(struct nvme_scrub *k, const char *what, bool lost)
 
 static void record_report(struct nvme_scrub *k, int status, bool bad_header)
 {
-    bool unreadable = status < 0 && status != -EBADMSG && !bad_header;
+    bool unreadable =
+        status < 0 && status != -EBADMSG && status != -ENOKEY && !bad_header;
 
     k->unreadable = unreadable ? k->unreadable + 1 : 0;
     if (k->unreadable == UNREADABLE_MAX)
@@ -109,7 +110,7 @@ static bool record_wanted(struct nvme_scrub *k, struct segment *s)
         .owner = s->owners[k->record],
         .part = k->want.name.part,
         .bytes = k->want.bytes,
-        .place = {segment_loc(&t->segments, s, k->record), k->want.checksum},
+        .place = {segment_loc(&t->segments, s, k->record), k->want.checksum, k->want.sealed},
         .headers = true,
         .idle = true,
         .done_cb = check_done_cb,

@@ -56,6 +56,8 @@ uint64_t nvme_sum_bytes(const struct tier_io *io)
 
 uint64_t nvme_sum(const struct tier_io *io)
 {
+    if (nvme_sealed(io))
+        return nvme_sealed_sum(io);
     if (io->op == TIER_READ_SHARDS)
         return shards_wrong(io);
     if (io->scratch[NVME_IO_SUMS])
@@ -117,7 +119,7 @@ void nvme_known_close(struct tier *t)
 void nvme_shards_begin(const struct tier *t, struct tier_io *io)
 {
     bool follow = tier_shards_begin(io->shard_bytes, io->shard) == 0;
-    bool known = !follow && known_use(t, io);
+    bool known = !follow && !io->place.sealed && known_use(t, io);
 
     io->scratch[NVME_IO_KNOWN] = known ? io : NULL;
     io->scratch[NVME_IO_TO_BEGIN] = io->scratch[NVME_IO_TO_END] =
@@ -175,7 +177,7 @@ bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status)
     if (*status < 0 || io->scratch[NVME_IO_KNOWN])
         return true;
     *status = header_check(t, io);
-    if (*status == 0)
+    if (*status == 0 && !io->place.sealed)
         known_add(t, io);
     return true;
 }

@@ -479,7 +479,7 @@ static uint64_t segment_value(const struct segment *s, const struct tier_callbac
 
         if (s->states[i] != RECORD_LIVE)
             continue;
-        heat = cb->heat_cb(cb->ctx, s->owners[i]);
+        heat = s->owners[i] ? cb->heat_cb(cb->ctx, s->owners[i]) : 0;
         weight += weights[heat > 3 ? 3 : heat];
         seen++;
     }
@@ -529,7 +529,7 @@ static unsigned candidates_collect(const struct segment_table *t, const struct t
 static bool segment_busy(const struct segment *s, const struct tier_callbacks *cb)
 {
     for (uint32_t i = 0; i < s->next; i++)
-        if (s->states[i] == RECORD_LIVE && cb->heat_cb(cb->ctx, s->owners[i]) == TIER_HEAT_BUSY)
+        if (s->states[i] == RECORD_LIVE && s->owners[i] && cb->heat_cb(cb->ctx, s->owners[i]) == TIER_HEAT_BUSY)
             return true;
     return false;
 }
@@ -551,7 +551,7 @@ bool segment_take(struct segment_table *t, struct segment *s, const struct tier_
             continue;
         if (most-- == 0)
             return false;
-        all = cb->drop_cb(cb->ctx, s->owners[i], segment_loc(t, s, i));
+        all = !s->owners[i] || cb->drop_cb(cb->ctx, s->owners[i], segment_loc(t, s, i));
         /* drop may have called forget itself */
         if (all && s->states[i] == RECORD_LIVE) {
             record_kill(t, s, i);

@@ -9,6 +9,8 @@
  * - An accepted operation completes exactly once, on the loop, and never from inside submit.
  * - A refused operation never completes.
  * - While an operation is under way the tier keeps the loop alive.
+ * - What a tenant with keys (daemon/seal) stores is encrypted. A read without the right key fails with -ENOKEY, a write with the
+ *   same from submit; the bytes stay on storage, and a start with the key finds them again.
  * - The tier counts its own work in the nvme_* metrics; there are no others. It leaves
  *   nvme_write_refused and nvme_write_amplification to the cache and to the method stats.
  * - While operations are under way the watchdog counts on nvme_reads, nvme_writes,
@@ -40,6 +42,7 @@
 struct config;
 struct config_error;
 struct ucm_error;
+struct seal;
 struct uv_loop_s;
 struct tier;
 
@@ -58,6 +61,8 @@ struct tier_place {
     /* XXH3-64 of the payload's `bytes` bytes. Each write fills it: a snapshot compares the part's
      * bytes in DRAM with it. 0 says that nobody knows it: the snapshot then computes it. */
     uint64_t checksum;
+    /* Encrypted: `checksum` is 8 bytes of the record's tag, and says nothing about bytes in DRAM. */
+    bool sealed;
 };
 
 #define TIER_HEAT_BUSY 255u
@@ -80,6 +85,7 @@ struct tier_io {
     uint32_t buffer;  /* number of the registered buffer that `data` lies in */
     struct fair_who who; /* whose: tenants share a disk by their weights; reads go before writes */
     uint8_t priority;    /* 0 to 15, more is sooner among the reads of one tenant */
+    bool seal;           /* a write: encrypted or not at all */
     bool check;       /* a read that only checks the part: no use of it */
     bool small;       /* a read of a request for few parts: it should not wait behind many writes */
     uint64_t shard_bytes; /* of a write and TIER_READ_SHARDS: of each shard; 0: one can't be read */
@@ -89,7 +95,7 @@ struct tier_io {
     void (*done_cb)(struct tier_io *io, int status); /* 0 or -errno */
     /* The tier's own, from submit to done. */
     struct list link;
-    void *scratch[10];
+    void *scratch[11];
 };
 
 #define TIER_ALIGN 4096u
@@ -138,6 +144,7 @@ struct tier_found {
 struct tier_described {
     struct tier_name name;
     uint64_t bytes, checksum;
+    bool sealed;          /* as tier_place's */
     uint64_t shard_bytes; /* as tier_io's; not kept */
 };
 
@@ -168,6 +175,7 @@ struct tier_callbacks {
      * ended. */
     bool (*ns_known_cb)(void *ctx, const uint8_t *fingerprint);
     void *ctx;
+    struct seal *seal; /* keys of tenants; NULL: nothing is encrypted */
 };
 
 /* Makes a namespace known to later starts. The caller allocates it, as it does a tier_io, and keeps the

@@ -2,6 +2,7 @@
 
 #include "daemon/base/config.h"
 #include "daemon/format/nvme_format.h"
+#include "daemon/seal/seal.h"
 #include "daemon/tier/tier.h"
 #include "proto/errors.h"
 #include "tests/bench/ucm_bench_disk.h"
@@ -9,6 +10,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -27,6 +29,7 @@ struct alone {
     struct config config;
     struct metrics metrics;
     struct tier *tier;
+    struct seal *seal;
     struct tier_stats stats;
     char file[DISK_PATH_BYTES];
     uint64_t part_bytes, random;
@@ -128,6 +131,47 @@ int alone_run(struct alone *a, bool write, double seconds, double *rate, double 
 
 /* ---- opening ---- */
 
+/* A key for all tenants, in a file of the folder, and the namespace that the parts are of. */
+static int seal_start(struct alone *a, const char *folder, char *why, size_t why_bytes)
+{
+    struct config_error bad = {.text = ""};
+    char path[DISK_PATH_BYTES + 16], set[DISK_PATH_BYTES + 64];
+    FILE *f;
+    int rc;
+
+    snprintf(path, sizeof(path), "%s/keys", folder);
+    f = fopen(path, "w");
+    if (!f)
+        return -errno;
+    fprintf(f, "%064d\n", 7); /* it protects nothing */
+    if (fclose(f) != 0)
+        return -errno;
+    snprintf(set, sizeof(set), "encryption.tenants=* file:%s", path);
+    rc = config_set(&a->config, set, &bad);
+    if (rc < 0)
+        snprintf(why, why_bytes, "%s", bad.text);
+    return rc < 0 ? rc : seal_open(&a->loop, &a->config, &a->metrics, &a->seal);
+}
+
+static void recorded_cb(struct tier_ns_record *n, int status)
+{
+    n->from_sequence = status == 0;
+}
+
+static int ns_record(struct alone *a)
+{
+    static const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+        identity[] = "bench           \5\0\0\0bench";
+    struct tier_ns_record n = {.fingerprint = fingerprint,
+                               .identity = identity,
+                               .identity_bytes = sizeof(identity) - 1,
+                               .done_cb = recorded_cb};
+
+    tier_nvme.ns_record(a->tier, &n);
+    uv_run(&a->loop, UV_RUN_DEFAULT);
+    return n.from_sequence ? 0 : -EIO;
+}
+
 static int tier_start(struct alone *a, const struct alone_options *o, char *why, size_t why_bytes)
 {
     /* the others are for recovery, the scrub, moves and purges, of which there are none */
@@ -151,13 +195,19 @@ static int tier_start(struct alone *a, const struct alone_options *o, char *why,
         snprintf(why, why_bytes, "%s", bad.text);
         return rc;
     }
+    rc = o->sealed ? seal_start(a, o->folder, why, why_bytes) : 0;
+    if (rc < 0)
+        return rc;
+    callbacks.seal = a->seal;
     rc = tier_nvme.open(&a->loop, &a->config, &callbacks, &a->metrics, &a->tier, &e);
     if (rc < 0)
         snprintf(why, why_bytes, "%s", e.text);
+    if (rc == 0 && o->sealed)
+        rc = ns_record(a);
     return rc;
 }
 
-static int memory_init(struct alone *a)
+static int memory_init(struct alone *a, bool sealed)
 {
     a->memory_bytes = a->jobs_n * a->part_bytes;
     a->memory =
@@ -177,6 +227,7 @@ static int memory_init(struct alone *a)
         a->jobs[i].io.bytes = a->part_bytes;
         a->jobs[i].io.shard_bytes = a->part_bytes / LAYERS;
         a->jobs[i].io.done_cb = job_done_cb;
+        a->jobs[i].io.seal = sealed;
     }
     return 0;
 }
@@ -202,7 +253,7 @@ int alone_open(const struct alone_options *o, struct alone **out, char *why, siz
     rc = uv_loop_init(&a->loop);
     if (rc < 0)
         goto err_after_alone;
-    rc = memory_init(a);
+    rc = memory_init(a, o->sealed);
     if (rc == 0)
         rc = tier_start(a, o, why, why_bytes);
     if (rc < 0)
@@ -233,6 +284,7 @@ err_after_alone:
 void alone_close(struct alone *a)
 {
     tier_nvme.close(a->tier);
+    seal_close(a->seal);
     uv_run(&a->loop, UV_RUN_DEFAULT);
     uv_loop_close(&a->loop);
     munmap(a->memory, a->memory_bytes);

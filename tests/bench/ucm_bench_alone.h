@@ -14,6 +14,7 @@ struct alone_options {
     unsigned depth; /* at the disk; twice as many are given, so that those being checked are not
                        missing there */
     const char *io; /* as nvme.io */
+    bool sealed;    /* with a key, encrypted */
 };
 
 struct alone;

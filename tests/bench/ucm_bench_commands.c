@@ -123,7 +123,7 @@ static const struct arg_option tier_options[] = {
     {"baseline", ARG_CHOICE, "auto|fio|loop",
      "loop: a plain io_uring loop; auto: fio if it is there", "auto", 0, 0},
     {"io", ARG_TEXT, "IO", "nvme.io of the tier alone", "auto", 0, 0},
-    {"only", ARG_CHOICE, "alone|daemon|hits", "measure just this", NULL, 0, 0},
+    {"only", ARG_CHOICE, "alone|daemon|hits|encrypted", "measure just this", NULL, 0, 0},
 };
 
 static const struct arg_option share_options[] = {

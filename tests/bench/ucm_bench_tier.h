@@ -51,5 +51,7 @@ int tier_alone(struct tier_bench *b);
 int tier_through(struct tier_bench *b);
 /* Loads of blocks that lie in DRAM while the disk is busy with writes and while it is not. */
 int tier_hits(struct tier_bench *b);
+/* Reads and writes by the tier alone, encrypted against plain. */
+int tier_sealed(struct tier_bench *b);
 
 #endif

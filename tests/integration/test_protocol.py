@@ -239,7 +239,7 @@ class Requests(Case):
             "lookup": one, "release": {"lease": 1}, "load": move, "load_prefix": move, "dump": move, "prefetch": one, "cancel": {"msgid": 0},
             "pin": one, "unpin": one, "evict": one, "namespace.purge": one, "stats": {}, "health": {},
             "namespace.list": {}, "ls": {"ns": ns}, "inspect": {"ns": ns, "key": keys(1)}, "verify": {"ns": ns},
-            "share.collect": {}, "config.reload": {}, "config.get": {},
+            "share.collect": {}, "config.reload": {}, "config.get": {}, "key.list": {}, "key.reload": {},
             "bypass": {}, "trace": {"op": 1},
             "region.unregister": {"region": region.number},
             "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},

@@ -112,7 +112,11 @@ static inline bool rig_describe_cb(void *ctx, uint64_t owner, struct tier_descri
     const struct rig_part *p = &r->parts[owner - 1];
 
     cr_assert(p->stored);
-    *out = (struct tier_described){p->io.name, p->io.bytes, p->place.checksum, p->io.shard_bytes};
+    *out = (struct tier_described){.name = p->io.name,
+                                  .bytes = p->io.bytes,
+                                  .checksum = p->place.checksum,
+                                  .sealed = p->place.sealed,
+                                  .shard_bytes = p->io.shard_bytes};
     return true;
 }
 

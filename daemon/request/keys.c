@@ -1,0 +1,67 @@
+/* key.list and key.reload: what operators see and change of tenants' keys. Never a key, only ids. */
+#include "daemon/request/internal.h"
+#include "daemon/seal/seal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void pack_tenant(msgpack_packer *pk, const struct seal_tenant_view *v)
+{
+    char text[2 * SEAL_ID_BYTES + 1], error[200];
+
+    snprintf(error, sizeof(error), "%s", v->error);
+    proto_clean(error); /* it holds paths */
+    msgpack_pack_map(pk, 5);
+    proto_pack_text(pk, "tenant", v->tenant);
+    proto_pack_text(pk, "source", v->source);
+    proto_pack_str(pk, "ids");
+    msgpack_pack_array(pk, v->keys);
+    for (unsigned i = 0; i < v->keys; i++) {
+        for (unsigned byte = 0; byte < SEAL_ID_BYTES; byte++)
+            snprintf(text + 2 * (size_t)byte, 3, "%02x", v->id[i][byte]);
+        proto_pack_str(pk, text);
+    }
+    proto_pack_flag(pk, "reading", v->reading);
+    proto_pack_text(pk, "error", error);
+}
+
+static int answer(struct call *call)
+{
+    const struct seal *seal = call->s->rq->rooms.seal;
+    struct seal_tenant_view v;
+    struct proto_builder pb;
+    unsigned n = 0;
+
+    while (seal_view(seal, n, &v))
+        n++;
+    call_map_begin(call, &pb);
+    msgpack_pack_map(&pb.pk, 1);
+    proto_pack_str(&pb.pk, "keys");
+    msgpack_pack_array(&pb.pk, n);
+    for (unsigned i = 0; seal_view(seal, i, &v); i++)
+        pack_tenant(&pb.pk, &v);
+    return call_reply_map(call, &pb);
+}
+
+int method_key_list(struct call *call)
+{
+    return call_operator(call) ? answer(call) : -call->error.code;
+}
+
+int method_key_reload(struct call *call)
+{
+    const struct msg_key_reload *m = &call->params.key_reload;
+    char tenant[UCM_MAX_NAME_BYTES + 1], shown[4 * UCM_MAX_NAME_BYTES];
+    int rc;
+
+    if (!call_operator(call))
+        return -call->error.code;
+    snprintf(tenant, sizeof(tenant), "%.*s", (int)m->tenant.n, m->tenant.p);
+    rc = seal_reload(call->s->rq->rooms.seal, tenant[0] ? tenant : NULL);
+    audit(call->s, UCM_METHOD_KEY_RELOAD, "tenant=\"%s\" sources=%d",
+          log_escape(tenant, shown, sizeof(shown)), rc < 0 ? 0 : rc);
+    if (rc < 0)
+        return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "encryption.tenants has no \"%s\"",
+                             tenant);
+    return answer(call);
+}

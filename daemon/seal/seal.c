@@ -1,0 +1,480 @@
+#include "daemon/seal/seal.h"
+
+#include "daemon/base/config.h"
+#include "daemon/base/kill_point.h"
+#include "daemon/base/log.h"
+#include "daemon/format/bytes.h"
+#include "daemon/seal/source.h"
+#include "proto/metrics.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <openssl/crypto.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROOM "seal"
+#define LOCKED_BYTES (1u << 20) /* for keys: 32 bytes each, and the text of a source */
+#define BUCKETS 1024u
+#define DERIVED_MAX 8192u /* beyond it, those that nobody uses are derived again */
+#define MISSING_MS 10000u /* between two lines about one tenant's missing key */
+
+struct key {
+    uint8_t id[SEAL_ID_BYTES];
+    uint8_t *secret;
+};
+
+/* A tenant's source and what it brought. */
+struct seal_origin {
+    struct seal *seal;
+    char name[UCM_MAX_NAME_BYTES + 1];
+    struct source source;
+    struct key key[SEAL_KEYS_MAX];
+    unsigned n;
+    char error[200]; /* of the last attempt; "": none */
+    uint64_t told_ms;
+};
+
+struct seal {
+    uv_loop_t *loop;
+    struct metrics *metrics;
+    struct seal_origin *origin, *others; /* by name; others: of "*", or NULL */
+    unsigned n;
+    bool plain, closing;
+    struct seal_key *derived[BUCKETS];
+    unsigned derived_n;
+    unsigned busy; /* sources being read */
+    char problem[560];
+};
+
+static void seal_free(struct seal *s);
+
+/* ---- locked memory ---- */
+
+static void *locked_new(size_t bytes)
+{
+    return CRYPTO_secure_zalloc(bytes, __FILE__, __LINE__);
+}
+
+static void locked_free(void *p, size_t bytes)
+{
+    CRYPTO_secure_clear_free(p, bytes, __FILE__, __LINE__);
+}
+
+/* OpenSSL's: between guard pages, locked, left out of core dumps. One for the process, and it stays. */
+static int locked_open(void)
+{
+    int rc = CRYPTO_secure_malloc_initialized() ? 1 : CRYPTO_secure_malloc_init(LOCKED_BYTES, 32);
+
+    if (rc == 2)
+        log_warn(ROOM, "keys-not-locked", "reason=\"%s\"",
+                 "mlock is refused: keys may reach the swap; raise LimitMEMLOCK");
+    return rc == 0 ? -ENOMEM : 0;
+}
+
+/* ---- derived keys ---- */
+
+static unsigned bucket_of(const uint8_t *fingerprint, const uint8_t *id)
+{
+    return (unsigned)((get64(fingerprint) ^ get64(id)) % BUCKETS);
+}
+
+static void derived_free(struct seal *s, struct seal_key *k)
+{
+    locked_free((void *)k->secret, SEAL_KEY_BYTES);
+    free(k);
+    s->derived_n--;
+}
+
+/* Takes those that nobody uses, of this origin and with this id, or all, out of the table and frees them; what is in use goes with its
+ * last user. */
+static void derived_drop(struct seal *s, const struct seal_origin *o, const uint8_t *id)
+{
+    for (unsigned i = 0; i < BUCKETS; i++) {
+        struct seal_key **at = &s->derived[i], *k;
+
+        while ((k = *at) != NULL) {
+            if ((o && k->origin != o) || (id && memcmp(k->id, id, SEAL_ID_BYTES) != 0) ||
+                (!o && k->users > 0)) {
+                at = &k->next;
+                continue;
+            }
+            *at = k->next;
+            k->origin = NULL;
+            if (k->users == 0)
+                derived_free(s, k);
+        }
+    }
+}
+
+static struct seal_key *derived_find(const struct seal *s, const struct seal_origin *o,
+                                     const struct seal_space *space, const uint8_t *id)
+{
+    struct seal_key *k = s->derived[bucket_of(space->fingerprint, id)];
+
+    while (k &&
+           (k->origin != o || memcmp(k->id, id, SEAL_ID_BYTES) != 0 ||
+            memcmp(k->fingerprint, space->fingerprint, UCM_FINGERPRINT_BYTES) != 0 ||
+            k->salt_bytes != space->salt_bytes || memcmp(k->salt, space->salt, k->salt_bytes) != 0))
+        k = k->next;
+    return k;
+}
+
+static int derived_new(struct seal *s, struct seal_origin *o, const struct key *from,
+                       const struct seal_space *space, struct seal_key **out)
+{
+    struct seal_key *k, **bucket = &s->derived[bucket_of(space->fingerprint, from->id)];
+    uint8_t *secret;
+
+    assert(space->salt_bytes <= sizeof(k->salt));
+    if (s->derived_n >= DERIVED_MAX)
+        derived_drop(s, NULL, NULL);
+    secret = s->derived_n < 2 * DERIVED_MAX ? locked_new(SEAL_KEY_BYTES) : NULL;
+    k = secret ? calloc(1, sizeof(*k)) : NULL;
+    if (!k || seal_derive(from->secret, space->salt, space->salt_bytes, "ucmd namespace 1",
+                          space->fingerprint, UCM_FINGERPRINT_BYTES, secret, SEAL_KEY_BYTES) < 0) {
+        locked_free(secret, SEAL_KEY_BYTES);
+        free(k);
+        return -ENOMEM;
+    }
+    k->secret = secret;
+    k->origin = o;
+    memcpy(k->id, from->id, SEAL_ID_BYTES);
+    memcpy(k->fingerprint, space->fingerprint, UCM_FINGERPRINT_BYTES);
+    k->salt_bytes = space->salt_bytes;
+    memcpy(k->salt, space->salt, space->salt_bytes);
+    k->next = *bucket;
+    *bucket = k;
+    s->derived_n++;
+    *out = k;
+    return 0;
+}
+
+/* ---- tenants ---- */
+
+static int name_compare(const void *left, const void *right)
+{
+    return strcmp(((const struct seal_origin *)left)->name,
+                  ((const struct seal_origin *)right)->name);
+}
+
+static struct seal_origin *origin_of(const struct seal *s, const char *tenant, size_t n)
+{
+    unsigned low = 0, high = s ? s->n : 0;
+
+    while (low < high) {
+        unsigned mid = low + (high - low) / 2;
+        struct seal_origin *o = &s->origin[mid];
+        int order = strncmp(o->name, tenant, n);
+
+        if (order == 0 && o->name[n] == '\0')
+            return o;
+        if (order < 0)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return s ? s->others : NULL;
+}
+
+/* The tenant stands first in an identity: 16 bytes that say what this is, the name's length, the name. */
+static struct seal_origin *origin_by(const struct seal *s, const uint8_t *identity, uint32_t bytes)
+{
+    uint32_t n = bytes >= 20 ? get32(identity + 16) : UINT32_MAX;
+
+    return n <= UCM_MAX_NAME_BYTES && n <= bytes - 20 ? origin_of(s, (const char *)identity + 20, n)
+                                                      : NULL;
+}
+
+bool seal_wanted(const struct seal *s, const char *tenant)
+{
+    return origin_of(s, tenant, strlen(tenant)) != NULL;
+}
+
+bool seal_wanted_by(const struct seal *s, const uint8_t *identity, uint32_t identity_bytes)
+{
+    return origin_by(s, identity, identity_bytes) != NULL;
+}
+
+bool seal_plain_allowed(const struct seal *s)
+{
+    return !s || s->plain;
+}
+
+static int missing(struct seal_origin *o, const uint8_t *id)
+{
+    uint64_t now_ms = uv_now(o->seal->loop);
+    char text[2 * SEAL_ID_BYTES + 1] = "the current one";
+
+    o->seal->metrics->seal_key_missing++;
+    if (o->told_ms != 0 && now_ms - o->told_ms < MISSING_MS)
+        return -ENOKEY;
+    o->told_ms = now_ms | 1;
+    if (id)
+        snprintf(text, sizeof(text), "%016" PRIx64, __builtin_bswap64(get64(id)));
+    log_warn(ROOM, "key-missing",
+             "tenant=%s key=%s: what it has sealed is a miss, and stays where it is", o->name,
+             text);
+    return -ENOKEY;
+}
+
+int seal_key_take(struct seal *s, const struct seal_space *space, const uint8_t *id,
+                  struct seal_key **out)
+{
+    struct seal_origin *o = origin_by(s, space->identity, space->identity_bytes);
+    const struct key *from = NULL;
+    struct seal_key *k;
+    int rc = 0;
+
+    if (!o)
+        return -ENOKEY;
+    for (unsigned i = o->n; i > 0 && !from; i--)
+        if (!id || memcmp(o->key[i - 1].id, id, SEAL_ID_BYTES) == 0)
+            from = &o->key[i - 1];
+    if (!from)
+        return missing(o, id);
+    k = derived_find(s, o, space, from->id);
+    if (!k)
+        rc = derived_new(s, o, from, space, &k);
+    if (rc < 0)
+        return rc;
+    k->users++;
+    *out = k;
+    return 0;
+}
+
+void seal_key_drop(struct seal *s, struct seal_key *k)
+{
+    if (--k->users > 0)
+        return;
+    if (!k->origin)
+        derived_free(s, k);
+    if (s->closing)
+        seal_free(s);
+}
+
+/* ---- sources ---- */
+
+static void keys_free(struct key *key, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        locked_free(key[i].secret, SEAL_KEY_BYTES);
+}
+
+static int keys_make(uint8_t secrets[SEAL_KEYS_MAX][SEAL_KEY_BYTES], unsigned n, struct key *out)
+{
+    for (unsigned i = 0; i < n; i++) {
+        out[i].secret = locked_new(SEAL_KEY_BYTES);
+        if (!out[i].secret || seal_derive(secrets[i], NULL, 0, "ucmd key id 1", NULL, 0, out[i].id,
+                                          SEAL_ID_BYTES) < 0) {
+            keys_free(out, i + 1);
+            return -ENOMEM;
+        }
+        memcpy(out[i].secret, secrets[i], SEAL_KEY_BYTES);
+    }
+    return 0;
+}
+
+static bool has(const struct key *key, unsigned n, const uint8_t *id)
+{
+    while (n > 0 && memcmp(key[n - 1].id, id, SEAL_ID_BYTES) != 0)
+        n--;
+    return n > 0;
+}
+
+static void keys_take_over(struct seal_origin *o, const struct key *fresh, unsigned n)
+{
+    struct key old[SEAL_KEYS_MAX];
+    unsigned old_n = o->n, added = 0, gone = 0;
+
+    KILL_POINT("keys-read");
+    memcpy(old, o->key, sizeof(old));
+    memcpy(o->key, fresh, n * sizeof(*fresh));
+    o->n = n;
+    for (unsigned i = 0; i < n; i++)
+        added += !has(old, old_n, fresh[i].id);
+    for (unsigned i = 0; i < old_n; i++) {
+        if (has(fresh, n, old[i].id))
+            continue;
+        derived_drop(o->seal, o, old[i].id);
+        gone++;
+    }
+    keys_free(old, old_n);
+    KILL_POINT("keys-taken");
+    log_info(ROOM, "keys-read", "tenant=%s keys=%u added=%u forgotten=%u current=%016" PRIx64,
+             o->name, n, added, gone, __builtin_bswap64(get64(o->key[n - 1].id)));
+}
+
+/* The sentence of health. */
+static void problem_find(struct seal *s)
+{
+    s->problem[0] = '\0';
+    for (unsigned i = 0; i < s->n && !s->problem[0]; i++) {
+        const struct seal_origin *o = &s->origin[i];
+
+        if (o->error[0])
+            snprintf(s->problem, sizeof(s->problem), "keys of tenant %s: %s%s", o->name, o->error,
+                     o->n > 0 ? "; the keys read before are used"
+                              : "; nothing of it is stored or read below DRAM");
+    }
+}
+
+static void source_done_cb(struct source *source, int status, const char *why)
+{
+    struct seal_origin *o =
+        (struct seal_origin *)((char *)source - offsetof(struct seal_origin, source));
+    uint8_t(*secrets)[SEAL_KEY_BYTES] = locked_new(SEAL_KEYS_MAX * SEAL_KEY_BYTES);
+    struct seal *s = o->seal;
+    struct key fresh[SEAL_KEYS_MAX];
+    char text[160] = "";
+    unsigned n = 0;
+
+    if (status == 0)
+        status = secrets ? source_parse(source->text, source->n, secrets, &n, text) : -ENOMEM;
+    else
+        snprintf(text, sizeof(text), "%s", why);
+    if (status == 0)
+        status = keys_make(secrets, n, fresh);
+    OPENSSL_cleanse(source->text, SOURCE_BYTES);
+    locked_free(secrets, SEAL_KEYS_MAX * SEAL_KEY_BYTES);
+    s->busy--;
+    if (s->closing) {
+        keys_free(fresh, status == 0 ? n : 0);
+        seal_free(s);
+        return;
+    }
+    o->error[0] = '\0';
+    if (status == 0)
+        keys_take_over(o, fresh, n);
+    else
+        snprintf(o->error, sizeof(o->error), "%s",
+                 status == -ENOMEM ? "no locked memory for them" : text);
+    if (status < 0)
+        log_error(ROOM, "keys-not-read", "tenant=%s source=\"%s\" reason=\"%s\" keys=%u", o->name,
+                  source->from, o->error, o->n);
+    problem_find(s);
+}
+
+static void origin_read(struct seal_origin *o)
+{
+    if (o->n == 0 && !o->error[0])
+        snprintf(o->error, sizeof(o->error), "they are being read");
+    o->seal->busy++;
+    source_read(&o->source);
+    problem_find(o->seal);
+}
+
+int seal_reload(struct seal *s, const char *tenant)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; s && i < s->n; i++) {
+        struct seal_origin *o = &s->origin[i];
+
+        if (tenant && strcmp(o->name, tenant) != 0)
+            continue;
+        n++;
+        if (!o->source.busy)
+            origin_read(o);
+    }
+    return n > 0 || !tenant ? (int)n : -ENOENT;
+}
+
+bool seal_view(const struct seal *s, unsigned i, struct seal_tenant_view *out)
+{
+    const struct seal_origin *o = s && i < s->n ? &s->origin[i] : NULL;
+
+    if (!o)
+        return false;
+    *out = (struct seal_tenant_view){.tenant = o->name,
+                                     .source = o->source.from,
+                                     .error = o->error,
+                                     .keys = o->n,
+                                     .reading = o->source.busy};
+    for (unsigned k = 0; k < o->n; k++)
+        memcpy(out->id[k], o->key[k].id, SEAL_ID_BYTES);
+    return true;
+}
+
+const char *seal_problem(const struct seal *s)
+{
+    return s && s->problem[0] ? s->problem : NULL;
+}
+
+/* ---- opening and closing ---- */
+
+static int origin_init(struct seal *s, struct seal_origin *o, const char *item, uint64_t command_ms)
+{
+    size_t n = source_name_bytes(item);
+
+    o->seal = s;
+    memcpy(o->name, item, n);
+    o->source.loop = s->loop;
+    o->source.from = item + n + 1;
+    o->source.command_ms = command_ms;
+    o->source.done_cb = source_done_cb;
+    o->source.text = locked_new(SOURCE_BYTES);
+    return o->source.text ? 0 : -ENOMEM;
+}
+
+int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metrics,
+              struct seal **out)
+{
+    const struct config_list *list = &config->encryption_tenants;
+    struct seal *s;
+    int rc;
+
+    *out = NULL;
+    if (list->n == 0)
+        return 0;
+    rc = locked_open();
+    s = rc == 0 ? calloc(1, sizeof(*s)) : NULL;
+    if (!s)
+        return -ENOMEM;
+    s->loop = loop;
+    s->metrics = metrics;
+    s->plain = config->encryption_plain;
+    s->origin = calloc(list->n, sizeof(*s->origin));
+    for (size_t i = 0; s->origin && i < list->n && rc == 0; i++, s->n++)
+        rc = origin_init(s, &s->origin[i], list->item[i], config->encryption_command_ms);
+    if (!s->origin || rc < 0) {
+        seal_free(s);
+        return -ENOMEM;
+    }
+    qsort(s->origin, s->n, sizeof(*s->origin), name_compare);
+    for (unsigned i = 0; i < s->n; i++) {
+        s->others = strcmp(s->origin[i].name, "*") == 0 ? &s->origin[i] : s->others;
+        origin_read(&s->origin[i]);
+    }
+    *out = s;
+    return 0;
+}
+
+/* Once no source is being read and no key is in use. */
+static void seal_free(struct seal *s)
+{
+    derived_drop(s, NULL, NULL);
+    if (s->busy > 0 || s->derived_n > 0)
+        return;
+    for (unsigned i = 0; i < s->n; i++) {
+        keys_free(s->origin[i].key, s->origin[i].n);
+        locked_free(s->origin[i].source.text, SOURCE_BYTES);
+    }
+    free(s->origin);
+    free(s);
+    seal_memory_drop();
+}
+
+void seal_close(struct seal *s)
+{
+    if (!s)
+        return;
+    s->closing = true;
+    s->busy++; /* a source that ends now must not free it */
+    for (unsigned i = 0; i < s->n; i++)
+        source_stop(&s->origin[i].source);
+    s->busy--;
+    seal_free(s);
+}

@@ -1,0 +1,312 @@
+#include "daemon/seal/source.h"
+
+#include "daemon/format/io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/crypto.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define WORDS_MAX 32u
+#define FILE_PREFIX "file:"
+#define CREDENTIAL_PREFIX "credential:"
+#define COMMAND_PREFIX "command:"
+
+static bool starts(const char *text, const char *with)
+{
+    return strncmp(text, with, strlen(with)) == 0;
+}
+
+size_t source_name_bytes(const char *item)
+{
+    return strcspn(item, " ");
+}
+
+/* ---- the text ---- */
+
+static int digit_of(char c)
+{
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
+static bool key_parse(const char *line, size_t n, uint8_t key[SEAL_KEY_BYTES])
+{
+    if (n != 2 * SEAL_KEY_BYTES)
+        return false;
+    for (size_t i = 0; i < SEAL_KEY_BYTES; i++) {
+        int high = digit_of(line[2 * i]), low = digit_of(line[2 * i + 1]);
+
+        if (high < 0 || low < 0)
+            return false;
+        key[i] = (uint8_t)(high << 4 | low);
+    }
+    return true;
+}
+
+/* At the end, and not where it was before. */
+static int key_add(uint8_t keys[SEAL_KEYS_MAX][SEAL_KEY_BYTES], unsigned *n,
+                   const uint8_t key[SEAL_KEY_BYTES])
+{
+    for (unsigned i = 0; i < *n; i++) {
+        if (CRYPTO_memcmp(keys[i], key, SEAL_KEY_BYTES) != 0)
+            continue;
+        memmove(keys[i], keys[i + 1], (size_t)(--*n - i) * SEAL_KEY_BYTES);
+        break;
+    }
+    if (*n == SEAL_KEYS_MAX)
+        return -ENOSPC;
+    memcpy(keys[(*n)++], key, SEAL_KEY_BYTES);
+    return 0;
+}
+
+int source_parse(const char *text, size_t n, uint8_t keys[SEAL_KEYS_MAX][SEAL_KEY_BYTES],
+                 unsigned *count, char why[160])
+{
+    uint8_t key[SEAL_KEY_BYTES];
+    unsigned line = 0;
+    int rc = 0;
+
+    *count = 0;
+    for (const char *at = text, *end = text + n; at < end && rc == 0;) {
+        const char *stop = memchr(at, '\n', (size_t)(end - at));
+        size_t bytes = (size_t)((stop ? stop : end) - at);
+
+        line++;
+        while (bytes > 0 && (at[bytes - 1] == '\r' || at[bytes - 1] == ' '))
+            bytes--;
+        if (bytes > 0 && *at != '#') {
+            rc = key_parse(at, bytes, key) ? key_add(keys, count, key) : -EINVAL;
+            if (rc == -ENOSPC)
+                snprintf(why, 160, "more than %u keys", SEAL_KEYS_MAX);
+            else if (rc < 0)
+                snprintf(why, 160,
+                         "line %u has %zu bytes and should be a key, 64 hexadecimal digits: "
+                         "openssl rand -hex 32",
+                         line, bytes);
+        }
+        at = stop ? stop + 1 : end;
+    }
+    OPENSSL_cleanse(key, sizeof(key));
+    if (rc == 0 && *count == 0) {
+        snprintf(why, 160, "no key; one is a line of 64 hexadecimal digits: openssl rand -hex 32");
+        rc = -EINVAL;
+    }
+    return rc < 0 ? -EINVAL : 0;
+}
+
+/* ---- files ---- */
+
+static int fd_read(struct source *s, int fd)
+{
+    struct stat st;
+    ssize_t n = 1;
+
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if (!S_ISREG(st.st_mode))
+        return -EINVAL;
+    if (st.st_mode & 0022)
+        return -EPERM;
+    while (n > 0 && s->n < SOURCE_BYTES) {
+        n = io_read_some(fd, s->text + s->n, SOURCE_BYTES - s->n, s->n);
+        s->n += n > 0 ? (size_t)n : 0;
+    }
+    return n < 0 ? (int)n : s->n == SOURCE_BYTES ? -EFBIG : 0;
+}
+
+static void file_read(struct source *s, const char *path)
+{
+    char why[160] = "";
+    int fd =
+        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not wait for the other end of a FIFO */
+    int rc = fd < 0 ? -errno : fd_read(s, fd);
+
+    if (fd >= 0)
+        close(fd);
+    if (rc < 0)
+        snprintf(why, sizeof(why), "%s: %s", path,
+                 rc == -EINVAL  ? "it should be a regular file"
+                 : rc == -EPERM ? "its group or others may write it: chmod go-w"
+                 : rc == -EFBIG ? "it is longer than 4 KiB"
+                                : strerror(-rc));
+    s->busy = false;
+    s->done_cb(s, rc, why);
+}
+
+static void credential_read(struct source *s, const char *name)
+{
+    const char *folder = getenv("CREDENTIALS_DIRECTORY");
+    char path[4096];
+
+    if (!folder || snprintf(path, sizeof(path), "%s/%s", folder, name) >= (int)sizeof(path)) {
+        s->busy = false;
+        s->done_cb(s, -ENOENT,
+                   "$CREDENTIALS_DIRECTORY is not set: LoadCredential= of systemd does so");
+        return;
+    }
+    file_read(s, path);
+}
+
+/* ---- commands ---- */
+
+static void command_ended(struct source *s)
+{
+    char why[160] = "";
+    int rc = s->status;
+
+    if (rc == 0 && (s->exit_status != 0 || s->signal != 0))
+        rc = -EIO;
+    if (rc == -ETIMEDOUT)
+        snprintf(why, sizeof(why), "the command did not end within %llu ms",
+                 (unsigned long long)s->command_ms);
+    else if (rc == -EFBIG)
+        snprintf(why, sizeof(why), "the command wrote more than 4 KiB");
+    else if (rc == -EIO && s->signal != 0)
+        snprintf(why, sizeof(why), "the command ended by signal %d", s->signal);
+    else if (rc == -EIO)
+        snprintf(why, sizeof(why), "the command ended with status %lld", (long long)s->exit_status);
+    else if (rc < 0)
+        snprintf(why, sizeof(why), "the command: %s", strerror(-rc));
+    s->busy = false;
+    s->done_cb(s, rc, why);
+}
+
+static void handle_closed_cb(uv_handle_t *h)
+{
+    struct source *s = h->data;
+
+    if (--s->handles == 0)
+        command_ended(s);
+}
+
+static void close_once(uv_handle_t *h)
+{
+    if (!uv_is_closing(h))
+        uv_close(h, handle_closed_cb);
+}
+
+/* The process has ended and the pipe is at its end: nothing is left to wait for. */
+static void timer_close_last(struct source *s)
+{
+    if (uv_is_closing((uv_handle_t *)&s->process) && uv_is_closing((uv_handle_t *)&s->out))
+        close_once((uv_handle_t *)&s->timer);
+}
+
+static void command_stop(struct source *s, int status)
+{
+    if (s->status == 0)
+        s->status = status;
+    close_once((uv_handle_t *)&s->out);
+    if (!uv_is_closing((uv_handle_t *)&s->process))
+        (void)uv_process_kill(&s->process, SIGKILL); /* exit_cb follows */
+    timer_close_last(s);
+}
+
+static void timer_cb(uv_timer_t *timer)
+{
+    command_stop(timer->data, -ETIMEDOUT);
+}
+
+static void exit_cb(uv_process_t *process, int64_t exit_status, int signal)
+{
+    struct source *s = process->data;
+
+    s->exit_status = exit_status;
+    s->signal = signal;
+    close_once((uv_handle_t *)process);
+    timer_close_last(
+        s); /* else what it wrote is in the pipe, which a child of it may keep open until the deadline */
+}
+
+static void alloc_cb(uv_handle_t *h, size_t hint, uv_buf_t *out)
+{
+    struct source *s = h->data;
+
+    (void)hint;
+    *out = uv_buf_init(s->text + s->n, (unsigned)(SOURCE_BYTES - s->n));
+}
+
+static void read_cb(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
+{
+    struct source *s = stream->data;
+
+    (void)buf;
+    if (n > 0)
+        s->n += (size_t)n;
+    if (s->n == SOURCE_BYTES)
+        command_stop(s, -EFBIG);
+    if (n >= 0)
+        return;
+    close_once((uv_handle_t *)stream);
+    timer_close_last(s);
+}
+
+static void command_start(struct source *s, char *words)
+{
+    char *argv[WORDS_MAX + 1];
+    uv_stdio_container_t io[3] = {{.flags = UV_IGNORE},
+                                  {.flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE},
+                                  {.flags = UV_INHERIT_FD, .data.fd = 2}};
+    uv_process_options_t options = {
+        .exit_cb = exit_cb, .args = argv, .stdio = io, .stdio_count = 3};
+    unsigned n = 0;
+    int rc;
+
+    for (char *save, *word = strtok_r(words, " ", &save); word && n < WORDS_MAX;
+         word = strtok_r(NULL, " ", &save))
+        argv[n++] = word;
+    argv[n] = NULL;
+    options.file = argv[0];
+    s->status = s->signal = 0;
+    s->exit_status = 0;
+    s->handles = 3;
+    (void)uv_pipe_init(s->loop, &s->out, 0); /* neither can fail */
+    (void)uv_timer_init(s->loop, &s->timer);
+    s->process.data = s->out.data = s->timer.data = s;
+    io[1].data.stream = (uv_stream_t *)&s->out;
+    rc = uv_spawn(s->loop, &s->process, &options); /* initialises the handle also when it fails */
+    if (rc < 0) {
+        close_once((uv_handle_t *)&s->process);
+        command_stop(s, rc);
+        return;
+    }
+    (void)uv_timer_start(&s->timer, timer_cb, s->command_ms, 0);
+    rc = uv_read_start((uv_stream_t *)&s->out, alloc_cb, read_cb);
+    if (rc < 0)
+        command_stop(s, rc);
+}
+
+void source_read(struct source *s)
+{
+    s->n = 0;
+    s->busy = true;
+    if (starts(s->from, FILE_PREFIX)) {
+        file_read(s, s->from + strlen(FILE_PREFIX));
+    } else if (starts(s->from, CREDENTIAL_PREFIX)) {
+        credential_read(s, s->from + strlen(CREDENTIAL_PREFIX));
+    } else {
+        char *words = strdup(s->from + strlen(COMMAND_PREFIX));
+
+        if (words) {
+            command_start(s, words);
+        } else {
+            s->busy = false;
+            s->done_cb(s, -ENOMEM, "no memory");
+        }
+        free(words);
+    }
+}
+
+void source_stop(struct source *s)
+{
+    if (s->busy && s->handles > 0)
+        command_stop(s, -ECANCELED);
+}

@@ -1,0 +1,42 @@
+/* Where a tenant's keys come from: the text of a file, of a systemd credential, or of a command's output. One key a line, 64 hexadecimal
+ * digits; empty lines and such that begin with '#' do not count. docs/security.md, "Keys".
+ *
+ * Threads: the loop. */
+#ifndef UCMD_SEAL_SOURCE_H
+#define UCMD_SEAL_SOURCE_H
+
+#include "daemon/seal/seal.h"
+
+#define SOURCE_BYTES 4096u /* of the text */
+
+/* Length of the name in an item of encryption.tenants. */
+size_t source_name_bytes(const char *item);
+
+/* 0 and the number of keys, or -EINVAL with `why`. Keys that occur twice count once, at the last place. */
+int source_parse(const char *text, size_t n, uint8_t keys[SEAL_KEYS_MAX][SEAL_KEY_BYTES],
+                 unsigned *count, char why[160]);
+
+/* Memory of the caller. text holds keys: the caller cleanses it when it has used it. */
+struct source {
+    uv_loop_t *loop;
+    const char *from;    /* the item behind the name */
+    uint64_t command_ms; /* then a command is killed */
+    void (*done_cb)(struct source *s, int status, const char *why);
+    char *text; /* SOURCE_BYTES of locked memory */
+    size_t n;
+    bool busy;
+    /* of a command */
+    uv_process_t process;
+    uv_pipe_t out;
+    uv_timer_t timer;
+    unsigned handles; /* open */
+    int status;       /* 0, or why it was ended */
+    int64_t exit_status;
+    int signal;
+};
+/* done_cb runs once, on the loop, for a file or a credential inside the call: 0 with s->text and s->n, or -errno with a sentence. */
+void source_read(struct source *s);
+/* Ends a command; done_cb runs. */
+void source_stop(struct source *s);
+
+#endif
