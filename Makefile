@@ -189,7 +189,8 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
 	    python3 -B tests/vllm/check_sparse.py
 	UCMCLIENT_LIB=$(abspath $O)/$(SO) $(abspath $(VLLM_VENV))/bin/python -B tests/vllm/check_sparse_rows.py
-	UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python python3 -B tests/vllm/check_sparse_steps.py
+	UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
+	    python3 -B tests/vllm/check_sparse_steps.py
 
 check-vllm-gpu: setup-build ## sparse decoding in a real vLLM on a GPU; VLLM_PYTHON=python names one that has vLLM
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU's kernels can't be built"; exit 1)

@@ -251,6 +251,16 @@ class Batches(unittest.TestCase):
         self.engine.step(("b", 45, 46, 47), ("a", 30, 32, 33))
         self.assertEqual((self.worker.lost, set(self.worker.spoiled)), (frozenset("b"), {"a", "b"}))
 
+    def test_one_that_loses_blocks_in_the_middle_of_a_layer(self):
+        self.prompts()
+        self.worker._steps.lacks, self.worker.decoder.gone = [Flag.UNSERVED], {"b"}
+        wanted, got = self.engine.step(("b", 45, 44, 47), ("a", 30, 28, 32))
+        self.assertLess((wanted - got)[:, 3:].abs().max(), 1e-5)
+        self.assertEqual((self.worker.lost, set(self.worker.spoiled)), (frozenset("b"), {"b"}))
+        (some, _), *_ = self.worker._rows_of[1].slices
+        lost = some.requests == self.worker._requests["b"].sequence.number
+        self.assertEqual((int(some.length[lost].sum()), int(some.candidates[lost].sum())), (0, 0), "it would attend blocks without pages")
+
     def test_the_first_sparse_tokens_are_not_computed_again_alone(self):
         self.right(("a", 30, 0, 28))
         self.worker._steps.lacks = [Flag.UNSERVED]

@@ -43,9 +43,9 @@ _DEADLINE = 2.0
 _UPDATE = 0.1
 _IDLE = 0.5
 #: It may have to copy what it is asked to keep into the window. Nobody waits for that: it is asked while the GPU runs a step, up to so long
-#: before the step's end; of a step of so many tokens, which takes far longer, so long at once. A thread that has nothing to wait for asks
-#: likewise.
-_MARGIN, _MANY, _ASK = 0.001, 512, 0.004
+#: before the step's end; of a step of so many tokens, which takes far longer, so long at once. Where steps are too short, it is asked
+#: behind one, each _UPDATE, for so long.
+_MARGIN, _MANY, _ASK, _BEHIND = 0.001, 512, 0.004, 0.002
 #: Runs of a layer, each of which gets at least one block that was missing.
 _RUNS = 64
 
@@ -398,7 +398,10 @@ class SparseGpuWorker:
                 self._took = min(took, 1.01 * self._took) if self._took else took
                 if not self.decoder.counted():
                     self._short()
-        if asked or self.spoiled or time.monotonic() >= self._updated + (_UPDATE if self._step else _IDLE):
+        due = time.monotonic() >= self._updated + (_UPDATE if self._step else _IDLE)
+        if due and not asked:
+            self.decoder.keep_beside(_BEHIND)
+        if asked or due or self.spoiled:
             self._update()
         for request in self._step:
             if request.name not in self.spoiled:
@@ -532,10 +535,11 @@ class SparseGpuWorker:
         requests, n, width = [row.request for row, _, _ in tokens], len(tokens), self._blocks + 1
         of = self._numbers([request.sequence.number for request in requests])
         page_table = self._torch.tensor([(r.pages + [0] * width)[:width] for r in requests], dtype=self._torch.int32).to(self._device)
-        candidates = self._numbers([self.rules.candidates(p) if r.name not in self.spoiled else 0 for r, (_, _, p) in zip(requests, tokens)])
+        ends = [p + 1 if row.request.name not in self.spoiled else 0 for row, _, p in tokens]
+        candidates = self._numbers([self.rules.candidates(max(end - 1, 0)) for end in ends])
         some = _Slice(
             self._numbers([at for _, at, _ in tokens]).long(), candidates, self._most_of.index_select(0, candidates),
-            self._numbers([p + 1 for _, _, p in tokens]),
+            self._numbers(ends),
             self._rows_table.index_select(0, of), page_table, of, n,
         )
         room = self._select.room
@@ -576,9 +580,15 @@ class SparseGpuWorker:
             for request in self._step:
                 if request.sequence in lost or (self.decoder.crowded and request.sequence.number in some.requests.tolist()):
                     self._spoil(request, "blocks did not come", lost=True)
-                    gone = some.requests == request.sequence.number
-                    some.candidates[gone] = 0
+                    self._leave_out(request)
         raise RuntimeError("a layer of sparse tokens does not end")
+
+    def _leave_out(self, request: _Request) -> None:
+        """Its tokens are attended no more in this step."""
+        rows = self._rows_of[1]
+        for some, _ in (rows.slices if rows is not None else None) or ():
+            gone = some.requests == request.sequence.number
+            some.candidates[gone], some.most[gone], some.length[gone] = 0, self._most_of[0], 0
 
     def _one_by_one(self, layer: int, some: _Slice, q: Any, chosen: Chosen, out: Any) -> Any:
         """What the tokens of a slice need together are more slots than there are."""

@@ -1,0 +1,175 @@
+"""What sparse decoding in vLLM must bear, for who has a GPU (check_sparse_gpu.py) and who has none (check_sparse_steps.py): the answers of engines whose
+policy takes everything are those of a dense one, whatever happens to blocks, daemon and requests meanwhile."""
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+
+from gpu_engine import HERE, PYTHON, Engine, plugin, prompt
+
+#: Between log probabilities of one token, by two ways to compute it: rounding makes a token choose another block now and then, if there
+#: is a choice.
+CLOSE, EXACT = 0.5, 0.25
+
+
+def differs(a, b, close):
+    """Of two answers to the same prompt, as tokens and log probabilities: where they differ by more than rounding, and by how much
+    they differ at most. From a near tie on each follows its own text, and nothing is compared."""
+    most = 0.0
+    for i, (s, t) in enumerate(zip(a[1], b[1])):
+        x, y = str(a[0][i]), str(b[0][i])
+        most = max(most, abs(s[x] - t.get(x, -99.0)), abs(t[y] - s.get(y, -99.0)))
+        if most > close:
+            return f"token {i}: {x} {s[x]:.3f} and {t.get(x)}, {y} {t[y]:.3f} and {s.get(y)}", most
+        if x != y:
+            break
+    return None, most
+
+
+def said(answer):
+    print("  ", round(answer["seconds"], 2), "s", {k: v for k, v in answer["counts"].items() if v}, flush=True)
+    return answer
+
+
+class Scenarios:
+    """Of a TestCase. ENGINES: of each the window of its daemon in MiB, None: no daemon, and what it is started with, beside SIZES."""
+
+    ENGINES, SIZES = {}, {}
+    #: Of engines whose policy leaves blocks out: who else has that policy, and how close log probabilities are.
+    REFERENCES = {}
+    PROMPTS = MORE = ()
+    #: Tokens that are generated where something happens meanwhile; pages that go back, and that hits don't take.
+    SOME, PAGES = 200, 100
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        plugin(os.path.join(cls.folder.name, "plugin"))
+        cls.model = os.path.join(cls.folder.name, "model")
+        subprocess.run([PYTHON, "-B", os.path.join(HERE, "gpu_engine.py"), "--model", cls.model], check=True)
+        cls.daemons, cls.engines, cls.known = {}, {}, {}
+        chosen = os.environ.get("UCM_CHECK_ENGINES", ";".join(cls.ENGINES)).split(";")
+        for name in (name for name in cls.ENGINES if name in chosen):
+            window, options = cls.ENGINES[name]
+            if window is not None:
+                cls.daemons[name] = cls.daemon(window)
+                cls.addClassCleanup(lambda name=name: cls.daemons[name].stop())
+                options = {**options, "socket": cls.daemons[name].socket}
+            cls.engines[name] = Engine(cls.model, name=name, **{**cls.SIZES, **options})
+            cls.addClassCleanup(cls.engines[name].close)
+
+    @staticmethod
+    def daemon(window, **more):
+        from daemon import Daemon
+
+        return Daemon(nvme=False, **{"arena.size": "512MiB", "arena.extent": "8MiB", "window.size": f"{window}MiB", **more})
+
+    def engine(self, name):
+        e = self.engines[name].ready()
+        print(f"{name}: started in {e.started['start']:.0f} s", flush=True)
+        return e
+
+    def of(self, name, prompts=None, outputs=40):
+        """What an engine answers first."""
+        prompts = self.PROMPTS if prompts is None else prompts
+        key = name, json.dumps(prompts), outputs
+        if key not in self.known:
+            self.known[key] = self.engine(name).generate(prompts, outputs)
+        return self.known[key]
+
+    def alike(self, answer, wanted, which=None, close=CLOSE):
+        found = [differs(*[(of["tokens"][i], of["logprobs"][i]) for of in (answer, wanted)], close)
+                 for i in (range(len(wanted["tokens"])) if which is None else which)]
+        print("   differ by", [round(most, 3) for _, most in found], flush=True)
+        self.assertEqual([why for why, _ in found if why], [])
+
+    def right(self, name, answer):
+        """Those of a dense engine, or of one that has the same policy and nothing to bear."""
+        of, close = self.REFERENCES.get(name, ("dense", EXACT))
+        self.alike(answer, self.of(of, outputs=len(answer["tokens"][0])), close=close)
+
+    # ---- scenarios ----
+
+    def everything(self, name):
+        e = self.engine(name)
+        self.right(name, e.generate(self.PROMPTS))
+        second = e.generate(self.PROMPTS)
+        third = said(e.generate(self.PROMPTS, reset=True))
+        for answer in second, third:
+            self.right(name, answer)
+        self.assertGreater(second["counts"]["given_back"], self.PAGES)
+        self.assertGreater(third["counts"]["spared"], self.PAGES)  # hits without pages
+        self.assertEqual(third["counts"]["lost"], second["counts"]["lost"])
+
+    def ucmctl(self, name, *words):
+        from daemon import UCMCTL
+
+        return [UCMCTL, "--socket", self.daemons[name].socket, *words]
+
+    def losses(self, answer):
+        return answer["counts"]["lost"] + answer["counts"]["repeated"]
+
+    def goes_on(self, name, loses=True):
+        """Evictions while requests hit and decode; then all is purged, of which no page has some any more. loses: not all of that is in
+        slots."""
+        e, evict, purge = self.engine(name), self.ucmctl(name, "evict", "1", "--yes"), self.ucmctl(name, "purge", "1", "--yes")
+        e.generate(self.PROMPTS)
+        for _ in range(2):
+            evicted = said(e.generate(self.PROMPTS, self.SOME, reset=True, events=[[1, 3, "run", evict]]))
+            self.right(name, evicted)
+        e.generate(self.PROMPTS)
+        purged = said(e.generate(self.PROMPTS, self.SOME, events=[[self.SOME // 2, 20, "run", purge]]))
+        self.right(name, purged)
+        if loses:
+            self.assertGreater(self.losses(purged), self.losses(evicted))
+        self.right(name, said(e.generate(self.PROMPTS, self.SOME)))
+
+    def gives_up(self, name):
+        """Aborted while they decode, and while prompts are computed; the others' answers stay, and nothing is left."""
+        e = self.engine(name)
+        for step in 1, 2, 30:
+            answer = said(e.generate(self.PROMPTS[:3] * 2, reset=True, events=[[step, 0, "abort", [1, 3, 5]]]))
+            self.alike(answer, {n: [self.of("dense")[n][i] for i in (0, 2, 1)] for n in ("tokens", "logprobs")}, close=EXACT)
+            self.assertLessEqual(answer["counts"]["sequences"], 3)
+        after = e.generate([self.PROMPTS[3]])
+        self.assertEqual((after["counts"]["sequences"], after["counts"]["requests"]), (0, 0))
+        self.right(name, e.generate(self.PROMPTS))
+
+    def preempts(self, name):
+        """More requests than there are pages for."""
+        e = self.engine(name)
+        for again in False, True:
+            answer = said(e.generate(self.MORE, 60, reset=again))
+            self.alike(answer, self.of("dense", self.MORE, 60), close=EXACT)
+        self.assertGreater(answer["counts"]["preempted"], answer["counts"]["lost"])  # what loses blocks is preempted, too
+
+    def dies(self, name, loses=True):
+        """The daemon, while requests decode whose blocks it alone has, but for slots; then another comes."""
+        e, daemon = self.engine(name), self.daemons[name]
+        before = e.generate(self.PROMPTS)
+        answer = said(e.generate(self.PROMPTS, self.SOME, reset=True, events=[[self.SOME // 2, 0, "kill", daemon.process.pid]]))
+        self.right(name, answer)
+        if loses:
+            self.assertGreater(self.losses(answer), self.losses(before))
+        daemon.process.wait()
+        self.daemons[name] = self.daemon(self.ENGINES[name][0], socket=daemon.socket)
+        until = time.monotonic() + 60
+        while True:
+            again = e.generate(self.PROMPTS, self.SOME)
+            self.right(name, again)
+            if again["counts"]["given_back"] > answer["counts"]["given_back"]:
+                break
+            self.assertLess(time.monotonic(), until)
+        said(again)
+
+    def fetches(self, name):
+        """Blocks for which there is no place in the window keep their pages; those that hits brought are fetched."""
+        e = self.engine(name)
+        self.right(name, e.generate(self.PROMPTS))
+        for _ in range(2):
+            answer = said(e.generate(self.PROMPTS, reset=True))
+            self.right(name, answer)
+        self.assertGreater(answer["counts"]["fetched"], 0)
