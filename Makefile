@@ -128,6 +128,7 @@ endif
 
 # Where `make check-vllm` keeps its virtual environment.
 VLLM_VENV ?= $O/vllm-venv
+SGLANG_VENV ?= $O/sglang-venv
 # And `make check-sparse` and `make check-encodings` theirs, with the model's weights in it.
 SPARSE_VENV ?= $O/sparse-venv
 # Recursive calls use all cores when the caller gave no -j.
@@ -191,6 +192,11 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	UCMCLIENT_LIB=$(abspath $O)/$(SO) $(abspath $(VLLM_VENV))/bin/python -B tests/vllm/check_sparse_rows.py
 	UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
 	    python3 -B tests/vllm/check_sparse_steps.py
+
+check-sglang: setup-build ## the storage in SGLang's own code, which is fetched from PyPI (some GB); SGLANG_PYTHON=python names one that has it
+	+@$(SUBMAKE) all
+	$(if $(SGLANG_PYTHON),,tests/setup/sglang.sh $(SGLANG_VENV))
+	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) $(or $(SGLANG_PYTHON),$(abspath $(SGLANG_VENV))/bin/python) -B tests/sglang/check_sglang.py
 
 check-vllm-gpu: setup-build ## sparse decoding in a real vLLM on a GPU; VLLM_PYTHON=python names one that has vLLM
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU's kernels can't be built"; exit 1)
@@ -598,7 +604,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
+.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

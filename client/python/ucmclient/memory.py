@@ -45,9 +45,9 @@ class SharedMemory:
         libc.munmap.argtypes = [c_void_p, c_size_t]
         libc.munmap(address, size)
         # Python's own mapping counts its views, so it stays while one is in use.
-        self._map = mmap.mmap(self.fd, size)
-        self.buffer = memoryview(self._map)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.mapping = mmap.mmap(self.fd, size)
+        self.buffer = memoryview(self.mapping)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.mapping))
         _shared.add(self)
 
     def memory(self, offset: int = 0) -> Memory:

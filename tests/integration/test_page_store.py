@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+"""ucmclient.pages against a real daemon: pages that the daemon copies by itself and pages that go through this process, and SGLang's
+backend over them with SGLang's classes played (check_sglang.py has the real ones)."""
+
+import ctypes
+import enum
+import os
+import signal
+import sys
+import time
+import types
+import unittest
+from collections import namedtuple
+from unittest import mock
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [os.path.join(TOP, "client/python")]
+os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
+
+from daemon import Daemon  # noqa: E402
+from ucmclient.memory import SharedMemory  # noqa: E402
+from ucmclient.pages import Chunk, PageStore, key_of, settings_of  # noqa: E402
+from ucmclient.vllm.identity import EngineIdentity  # noqa: E402
+
+PAGES, SIZES = 12, (96, 32)
+
+
+def module(name, **members):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__dict__.update(members)
+
+
+class Pool:
+    """As SGLang's host pools: K of all pages, then V of all pages; an index counts tokens, and a page has 4."""
+
+    page_size, page_num, dtype, layout, head_num, head_dim = 4, PAGES, "torch.bfloat16", "page_first", 2, 8
+
+    def __init__(self, shared=True, pages=PAGES):
+        self.page_num, size = pages, pages * sum(SIZES)
+        self.memory = SharedMemory(size) if shared else ctypes.create_string_buffer(size)
+        self.address = self.memory.address if shared else ctypes.addressof(self.memory)
+        self.bytes = (ctypes.c_char * size).from_address(self.address)
+        for page in range(pages):
+            self.set(page, os.urandom(sum(SIZES)))
+
+    def at(self, page):
+        return self.address + page * SIZES[0], self.address + self.page_num * SIZES[0] + page * SIZES[1]
+
+    def chunks(self):
+        return [Chunk(at, size, size) for at, size in zip(self.at(0), SIZES)]
+
+    def get(self, page):
+        return b"".join(ctypes.string_at(at, size) for at, size in zip(self.at(page), SIZES))
+
+    def set(self, page, data):
+        ctypes.memmove(self.at(page)[0], data[:SIZES[0]], SIZES[0])
+        ctypes.memmove(self.at(page)[1], data[SIZES[0]:], SIZES[1])
+
+    def get_page_buffer_meta(self, indices):
+        pages = [i // self.page_size for i in indices.tolist()[::self.page_size]]
+        return [at for page in pages for at in self.at(page)], list(SIZES) * len(pages)
+
+
+class Indices(list):
+    def tolist(self):
+        return list(self)
+
+
+def places(*pages):
+    return Indices(4 * page + i for page in pages for i in range(4))
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.daemon = Daemon(nvme=False)
+        self.addCleanup(self.daemon.stop)
+
+    def settings(self, **more):
+        return settings_of({"socket": self.daemon.socket, "retry_interval": 0.05, "connect_timeout": 5.0, **more}, "here")
+
+    def eventually(self, condition):
+        self.daemon.deadline = time.monotonic() + 30
+        self.daemon.until(condition, "was not found again")
+
+
+class Pages(Case):
+    def store(self, pool, salt=b"", **more):
+        identity = EngineIdentity("m", "bf16", "pages/1", 4, sum(SIZES), (1,), salt=salt)
+        store = PageStore(self.settings(**more), identity, pool.chunks(), pool.page_num, "test")
+        self.addCleanup(store.close)
+        return store
+
+    def test_both_ways(self):
+        """What one engine saved another one loads, whichever way their pages go."""
+        for there in (True, False):
+            for here in (True, False):
+                a, b = Pool(there), Pool(here)
+                names = [key_of(f"{there} {here} {i}") for i in range(PAGES)]
+                one, two = self.store(a), self.store(b)
+                self.assertEqual((one.direct, two.direct), (there, here))
+                self.assertEqual(one.save(names[:8], range(2, 10)), [True] * 8)
+                self.assertEqual((two.prefix(names), two.each(names)), (8, [True] * 8 + [False] * 4))
+                self.assertEqual(two.load(names[6:10], [5, 0, 1, 2]), [True, True, False, False])
+                self.assertEqual((b.get(5), b.get(0)), (a.get(8), a.get(9)))
+                self.assertEqual(one.save(names[:2], [0, 0]), [True] * 2, "they are there already")
+                two.load(names[:1], [3])
+                self.assertEqual(b.get(3), a.get(2), "what is kept stays as it was first")
+        self.assertEqual(self.store(Pool(), salt=b"other").prefix(names), 0)
+
+    def test_more_than_goes_through_at_once(self):
+        pool = Pool(False)
+        with mock.patch("ucmclient.pages._STAGING", 3 * sum(SIZES)):
+            self.more_than_goes_through(pool, self.store(pool))
+
+    def more_than_goes_through(self, pool, store):
+        names, before = [key_of(str(i)) for i in range(PAGES)], [pool.get(i) for i in range(PAGES)]
+        self.assertTrue(all(store.save(names, range(PAGES))))
+        self.assertTrue(all(store.load(names, range(PAGES)[::-1])))
+        self.assertEqual([pool.get(i) for i in range(PAGES)], before[::-1])
+
+    def test_a_daemon_that_goes_and_comes(self):
+        pool = Pool()
+        store, names = self.store(pool), [key_of(str(i)) for i in range(3)]
+        self.assertEqual(store.save(names, [0, 1, 2]), [True] * 3)
+        self.daemon.process.send_signal(signal.SIGKILL)
+        self.daemon.process.wait()
+        self.assertEqual((store.prefix(names), store.load(names, [0, 1, 2]), store.save(names, [0, 1, 2])), (0, [False] * 3, [False] * 3))
+        self.daemon.kept = True
+        self.daemon = Daemon(nvme=False, folder=self.daemon.folder)
+        self.addCleanup(self.daemon.stop)
+        self.eventually(lambda: all(store.save(names, [0, 1, 2])))
+        self.assertEqual(store.load(names, [3, 4, 5]), [True] * 3)
+        self.assertEqual(pool.get(3), pool.get(0))
+
+    def test_what_is_refused(self):
+        pool = Pool()
+        store = self.store(pool)
+        for keys, pages in (([key_of("a")], []), ([key_of("a")], [PAGES]), ([key_of("a")], [-1])):
+            with self.assertRaisesRegex(ValueError, f"a page for each is right, below {PAGES}"):
+                store.load(keys, pages)
+        with self.assertRaisesRegex(ValueError, "one part with one shard"):
+            PageStore(self.settings(), EngineIdentity("m", "bf16", "pages/1", 4, 64, (1,)), pool.chunks(), PAGES, "test")
+        for extra, word in (({"sockt": "x"}, "here has no setting 'sockt'"), ({"socket": 1}, "socket must be str"),
+                            ({"lookup_timeout": -1}, "a number of seconds"), ({"required": 1}, "required must be bool")):
+            with self.assertRaisesRegex(ValueError, word):
+                settings_of(extra, "here")
+
+    def test_only_one_way(self):
+        pool = Pool()
+        self.assertEqual(self.store(pool, store=False).save([key_of("a")], [0]), [False])
+        self.assertEqual(self.store(pool).save([key_of("a")], [0]), [True])
+        reads = self.store(pool, load=False)
+        self.assertEqual((reads.prefix([key_of("a")]), reads.each([key_of("a")]), reads.load([key_of("a")], [1])), (0, [False], [False]))
+
+    def test_dropped(self):
+        store = self.store(Pool())
+        store.save([key_of("a")], [0])
+        self.assertTrue(store.drop())
+        self.assertEqual(store.prefix([key_of("a")]), 0)
+
+    def test_keys(self):
+        self.assertEqual(key_of("ab" * 32), bytes.fromhex("ab" * 32))
+        self.assertEqual(len({key_of(name) for name in ("ab" * 32, "AB" * 32, "ab" * 31, "zz" * 32, "")}), 5)
+
+
+Transfer = namedtuple("Transfer", "name keys hit_policy host_indices", defaults=(None, None))
+
+
+class SGLang(Case):
+    @classmethod
+    def setUpClass(cls):
+        class Policy(enum.Enum):
+            ALL_PAGES, TRAILING_PAGES, BLOCK_GROUPS = "all_pages", "trailing_pages", "block_groups"
+
+        class Name(str, enum.Enum):
+            KV, MAMBA, INDEXER = "kv", "mamba", "indexer"
+            __str__ = lambda self: self.value  # noqa: E731
+
+        class Storage:
+            def register_mem_pool_host(self, pool):
+                self.mem_pool_host = pool
+
+            def register_mem_host_pool_v2(self, pool, name):
+                pass
+        cls.Policy, cls.Name = Policy, Name
+        cls.utils = types.ModuleType("utils")
+        cls.utils.storage_namespace_seed = None
+        module("sglang"), module("sglang.srt"), module("sglang.srt.mem_cache", utils=cls.utils)
+        module("sglang.srt.mem_cache.hicache_storage", HiCacheStorage=Storage, PoolHitPolicy=Policy, PoolName=Name,
+               PoolTransferResult=namedtuple("PoolTransferResult", "kv_hit_pages extra_pool_hit_pages restorable_prefix_pages"))
+        cls.torch = sys.modules.get("torch")
+        module("torch", arange=lambda a, b: Indices(range(a, b)))
+        from ucmclient.sglang.backend import Refused, UcmStorage
+        cls.Refused, cls.UcmStorage = Refused, UcmStorage
+
+    @classmethod
+    def tearDownClass(cls):
+        for name in [name for name in sys.modules if name.split(".")[0] in ("sglang", "torch") or name.startswith("ucmclient.sglang")]:
+            del sys.modules[name]
+        if cls.torch is not None:
+            sys.modules["torch"] = cls.torch
+
+    def storage(self, pool, ucm=(), extra=(), **config):
+        config = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1, "is_mla_model": False,
+                  "model_name": self.id(), "should_split_heads": False, **config,
+                  "extra_config": {"interface_v1": 1, "ucm": {"socket": self.daemon.socket, "connect_timeout": 5.0, **dict(ucm)}, **dict(extra)}}
+        storage = self.UcmStorage(types.SimpleNamespace(**config), {})
+        self.addCleanup(storage.close)
+        if pool is not None:
+            storage.register_mem_pool_host(pool)
+        return storage
+
+    def test_pages(self):
+        pool, names = Pool(), [f"{i:064x}" for i in range(6)]
+        one, other = self.storage(pool), Pool(False)
+        self.assertEqual(one.batch_set_v1(names[:4], places(3, 4, 5, 6)), [True] * 4)
+        two = self.storage(other)
+        self.assertEqual((two.batch_exists(names), two.exists(names[3]), two.exists(names[4])), (4, True, False))
+        self.assertEqual(two.batch_get_v1(names[2:5], places(0, 1, 2)), [True, True, False])
+        self.assertEqual((other.get(0), other.get(1)), (pool.get(5), pool.get(6)))
+        self.assertEqual(two.batch_get_v1(names[:2], places(0)), [False] * 2, "places are missing")
+        self.assertTrue(two.clear())
+        self.assertEqual(one.batch_exists(names), 0)
+
+    def test_who_shares(self):
+        names, pool = [f"{i:064x}" for i in range(2)], Pool()
+        self.storage(pool, tp_rank=0, tp_size=2).batch_set_v1(names, places(0, 1))
+        for differs in ({"tp_rank": 1, "tp_size": 2}, {"tp_rank": 0, "tp_size": 1}, {"tp_rank": 0, "tp_size": 2, "pp_rank": 1, "pp_size": 2},
+                        {"tp_rank": 0, "tp_size": 2, "model_name": "other"}, {"tp_rank": 0, "tp_size": 2, "ucm": {"salt": "x"}}):
+            self.assertEqual(self.storage(Pool(), **differs).batch_exists(names), 0, differs)
+        self.assertEqual(self.storage(Pool(), tp_rank=0, tp_size=2).batch_exists(names), 2)
+        self.storage(pool, tp_rank=0, tp_size=2, is_mla_model=True).batch_set_v1(names, places(0, 1))
+        self.assertEqual(self.storage(Pool(), tp_rank=1, tp_size=2, is_mla_model=True).batch_exists(names), 2, "all ranks have the same latents")
+
+    def test_several_pools(self):
+        names, kv, state, index = [f"{i:064x}" for i in range(6)], Pool(), Pool(False), Pool()
+        storage = self.storage(kv)
+        for pool, name in ((kv, self.Name.KV), (state, self.Name.MAMBA), (index, self.Name.INDEXER)):
+            storage.register_mem_host_pool_v2(pool, name)
+        storage.batch_set_v1(names[:5], places(0, 1, 2, 3, 4))
+        saved = storage.batch_set_v2([Transfer(self.Name.MAMBA, [names[1], names[3]], None, places(7, 8)),
+                                      Transfer(self.Name.INDEXER, names[:5], None, places(0, 1, 2, 3, 4))])
+        self.assertEqual(saved, {"mamba": [True] * 2, "indexer": [True] * 5})
+        every, last = self.Policy.ALL_PAGES, self.Policy.TRAILING_PAGES
+        for transfers, hit, hits, restorable in (
+                ([], 5, {"kv": 5}, [1, 2, 3, 4, 5]), ([Transfer("indexer", None, every)], 5, {"kv": 5, "indexer": 5}, [1, 2, 3, 4, 5]),
+                ([Transfer("mamba", ["x"], last)], 4, {"kv": 5, "mamba": 4}, [2, 4]),
+                ([Transfer("mamba", None, every)], 0, {"kv": 5}, []),
+                ([Transfer("indexer", None, every), Transfer("mamba", ["x"], last)], 4, {"kv": 5, "indexer": 5, "mamba": 4}, [2, 4])):
+            self.assertEqual(tuple(storage.batch_exists_v2(names, transfers)), (hit, hits, restorable))
+        got = storage.batch_get_v2([Transfer(self.Name.MAMBA, [names[3], names[4]], None, places(0, 1))])
+        self.assertEqual((got, state.get(0)), ({"mamba": [True, False]}, state.get(8)))
+        with self.assertRaisesRegex(self.Refused, "BLOCK_GROUPS are not supported"):
+            storage.batch_exists_v2(names, [Transfer("indexer", None, self.Policy.BLOCK_GROUPS)])
+        with self.assertRaisesRegex(self.Refused, "pool swa was never registered"):
+            storage.batch_get_v2([Transfer("swa", names[:1], None, places(0))])
+
+    def test_what_is_refused(self):
+        for words, sentence in ((({"extra": {"interface_v1": 0}}), '"interface_v1": 1'), ({"should_split_heads": True}, "tp_lcm_size"),
+                                ({"ucm": {"sokcet": "x"}}, "has no setting 'sokcet'")):
+            with self.assertRaisesRegex(ValueError, sentence):
+                self.storage(None, **words)
+        with self.assertRaisesRegex(self.Refused, "moved by their places only"):
+            self.storage(Pool()).batch_get(["x"], [None])
+        del self.utils.storage_namespace_seed
+        try:
+            with self.assertRaisesRegex(self.Refused, "LoRA adapter and the salt"):
+                self.storage(Pool())
+        finally:
+            self.utils.storage_namespace_seed = None
+        bytes_, uneven, silent = Pool(), Pool(), Pool()
+        bytes_.dtype = "torch.uint8"
+        with self.assertRaisesRegex(self.Refused, "of which type they are"):
+            self.storage(bytes_)
+        self.storage(bytes_, ucm={"dtype": "fp8_e4m3"}).batch_set_v1(["0" * 64], places(0))
+        self.assertEqual(self.storage(bytes_, ucm={"dtype": "fp8_e5m2"}).batch_exists(["0" * 64]), 0)
+        uneven.at = lambda page: (uneven.address + page * page * 8, uneven.address)
+        silent.get_page_buffer_meta = mock.Mock(side_effect=NotImplementedError("not this layout"))
+        for pool, sentence in ((uneven, "equal distances"), (silent, "does not say where its pages lie .not this layout.")):
+            with self.assertRaisesRegex(self.Refused, sentence):
+                self.storage(pool)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
