@@ -6,7 +6,7 @@
 /* X(NAME, code, sentence) */
 #define UCM_ERRORS(X)                                                                              \
     X(INVALID, 1, "the request breaks the protocol or a bound")                                    \
-    X(UNSUPPORTED, 2, "this version, method or feature is not supported")                          \
+    X(UNSUPPORTED, 2, "this version or feature is not supported")                                  \
     X(DENIED, 3, "the peer's uid and gid do not allow this")                                       \
     X(NOT_FOUND, 4, "no such namespace, region, lease or request")                                 \
     X(BUSY, 5, "a bounded resource is used up; try again")                                         \
@@ -16,7 +16,8 @@
     X(IO, 9, "storage failed")                                                                     \
     X(NO_MEMORY, 10, "memory ran out")                                                             \
     X(SHUTDOWN, 11, "the daemon is shutting down")                                                 \
-    X(INTERNAL, 12, "a bug in the daemon")
+    X(INTERNAL, 12, "a bug in the daemon")                                                         \
+    X(NO_METHOD, 13, "the daemon has no such method: it is older than the client")
 
 enum ucm_wire_error {
     UCM_WIRE_OK = 0,

@@ -123,9 +123,6 @@ int ucm_encoding_open(struct ucm_namespace *base, const struct ucm_encoded_form 
     r = client_handle_open(&ns->handle, client_deadline(c, timeout_ms));
     if (r == 0)
         *out = ns;
-    else if (r == -UCM_EUNSUPPORTED && strstr(ucm_errmsg(), "unknown method"))
-        r = client_fail(UCM_EUNSUPPORTED, "this ucmd is older than encodings: blocks can only be "
-                                          "stored as they are, in the base");
     return client_leave(c, r);
 }
 

@@ -144,8 +144,6 @@ static int table_open(struct ucm_namespace *ns, int64_t deadline_ns)
     client_handle_ref(&ns->handle);
     r = client_exchange(&open.call, ns->handle.client, open_take_cb, &q, deadline_ns);
     client_handle_unref(&ns->handle);
-    if (r == -UCM_EUNSUPPORTED && strstr(ucm_errmsg(), "unknown method"))
-        r = client_fail(UCM_EUNSUPPORTED, "this ucmd is older than hints: ask for each lookup");
     return r;
 }
 

@@ -18,8 +18,9 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#define CLIENT_BUCKETS 256           /* of the hash table of calls, by message id */
-#define CLIENT_ORPHANS 256           /* timed-out calls whose late answer must be undone */
+#define CLIENT_BUCKETS 256 /* of the hash table of calls, by message id */
+#define CLIENT_ORPHANS 256 /* timed-out calls whose late answer must be undone; half: leases */
+#define CLIENT_TOLD 256    /* requests whose answers nobody waits for */
 #define CLIENT_FOLLOWUPS_BYTES 16384 /* cancels, releases and unregisters that nobody waits for */
 #define CLIENT_DEFAULT_TIMEOUT_MS 10000
 #define CLIENT_WHY_BYTES 480
@@ -406,7 +407,7 @@ struct ucm_client {
     uint32_t next_msgid;
     LIST_HEAD(client_bucket, client_call) calls[CLIENT_BUCKETS];
     struct client_calls waiting;
-    unsigned n_orphans;         /* given up calls in that table: see request.c */
+    unsigned n_orphans, n_told; /* given up calls, and told ones, in that table: see request.c */
     struct proto_buf followups; /* encoded; never sent in part */
 
     struct client_handles handles; /* each namespace before its regions */
@@ -501,7 +502,7 @@ int client_exchange(struct client_call *call, struct ucm_client *c, client_take_
 /* After client_begin_same; drops the answer's result. -UCM_EDISCONNECTED: the connection broke. */
 int client_exchange_same(struct ucm_client *c, enum ucm_method method, const void *params,
                          int64_t deadline_ns);
-/* Sends a request, and drops the answer, of which as many may be awaited as of those that were given up. */
+/* Sends a request, and drops the answer, of which CLIENT_TOLD may be awaited. */
 int client_tell(struct ucm_client *c, const struct client_request *q, int64_t deadline_ns);
 /* Gives up on an answer, and undoes what it brings if it comes later. -UCM_EDEADLINE. */
 int client_call_orphan(struct client_call *call, const struct client_request *q);

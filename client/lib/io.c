@@ -94,7 +94,11 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env, struct cli
 
     if (!call) /* of a followup, or of a call that was given up */
         return;
-    if (env->error.code) {
+    if (env->error.code == UCM_WIRE_NO_METHOD) {
+        r = ucm_error_set(&call->error, UCM_EUNSUPPORTED, "this ucmd is older than %s",
+                          call->method == UCM_METHOD_COUNT ? "that method"
+                                                           : proto_method_name(call->method));
+    } else if (env->error.code) {
         call->error = env->error;
         /* A newer daemon may have codes that enum ucm_status lacks. */
         r = env->error.code <= UCM_EINTERNAL ? -env->error.code : -UCM_EINTERNAL;

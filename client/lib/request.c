@@ -126,11 +126,20 @@ static void orphan_done_cb(struct client_call *call)
     free(call);
 }
 
-/* Takes the place of a call that was given up in the table, to undo what its late answer brings. */
-static bool orphan_new(const struct client_call *call)
+static void told_done_cb(struct client_call *call)
+{
+    call->client->n_told--;
+    client_call_close(call);
+    free(call);
+}
+
+/* Takes the place of a call that was given up in the table, to undo what its late answer brings. Lookups and chains
+ * leave places to registrations. */
+static bool orphan_new(const struct client_call *call, bool registers)
 {
     struct ucm_client *c = call->client;
-    struct client_call *orphan = c->n_orphans < CLIENT_ORPHANS ? malloc(sizeof *orphan) : NULL;
+    unsigned most = registers ? CLIENT_ORPHANS : CLIENT_ORPHANS / 2;
+    struct client_call *orphan = c->n_orphans < most ? malloc(sizeof *orphan) : NULL;
 
     if (!orphan)
         return false;
@@ -150,7 +159,7 @@ int client_call_orphan(struct client_call *call, const struct client_request *q)
     bool leases = call->method == UCM_METHOD_LOOKUP || call->method == UCM_METHOD_CHAIN_OPEN;
 
     client_call_unlink(call);
-    if ((registers || leases) && !orphan_new(call) && registers)
+    if ((registers || leases) && !orphan_new(call, registers) && registers)
         client_link_break(call->client, UCM_EDISCONNECTED, "ucmd answers no registration");
     return client_fail(UCM_EDEADLINE, "ucmd did not answer %s in time",
                        q->name ? q->name : proto_method_name(q->method));
@@ -161,24 +170,24 @@ int client_tell(struct ucm_client *c, const struct client_request *q, int64_t de
     struct client_call *call;
     int r;
 
-    if (c->n_orphans > 0)
+    if (c->n_told > 0)
         client_read_ready(c); /* who only tells reads no answer elsewhere */
-    if (c->n_orphans >= CLIENT_ORPHANS)
+    if (c->n_told >= CLIENT_TOLD)
         return client_fail(UCM_EBUSY, "ucmd has not answered %u requests that nobody waits for",
-                           c->n_orphans);
+                           c->n_told);
     call = malloc(sizeof *call);
     if (!call)
         return client_fail(UCM_ENOMEMORY, "no memory for a request");
     client_call_init(call, c, undo_cb, NULL);
-    c->n_orphans++;
+    c->n_told++;
     do {
         r = client_begin(c, q->handle, deadline_ns);
         if (r == 0)
             r = client_request(call, q, deadline_ns);
     } while (r == CLIENT_AGAIN);
-    call->done_cb = orphan_done_cb;
+    call->done_cb = told_done_cb;
     if (r || call->done) /* it may have been answered, or the connection have broken */
-        orphan_done_cb(call);
+        told_done_cb(call);
     return r;
 }
 

@@ -39,6 +39,7 @@ enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
 #define CONFIG_MAX_REQUESTS 4096u   /* in progress, of all clients */
 #define CONFIG_MAX_REGIONS_CONN 64u /* of one client */
 #define CONFIG_MAX_LEASES_CONN 4096u
+#define CONFIG_NVME_SUMS_BYTES (16u << 20) /* checksums of layers that the NVMe tier keeps */
 #define CONFIG_SHARE_LOW 90u /* percent of a root's capacity that a garbage collection leaves */
 
 #define CONFIG_MAX_KEYS 96

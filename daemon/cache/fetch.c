@@ -301,6 +301,7 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     struct part_op *f;
 
     list_init(&w->link);
+    w->shards = NULL;
     if (p->dram == PART_DRAM_READY) {
         if (p->users >= PART_USERS_MAX)
             return -EBUSY; /* one key may come often in a request */
@@ -323,6 +324,7 @@ int cache_get_window(struct cache *c, block_ref ref, uint32_t part, struct arena
 {
     assert(cache_part(c, ref, part)->dram == PART_DRAM_NONE);
     list_init(&w->link);
+    w->shards = NULL;
     return fetch_start(c, ref, part, priority, NUMA_NONE, group, w);
 }
 
@@ -330,6 +332,7 @@ void cache_get_cancel(struct cache *c, struct cache_wait *w)
 {
     (void)c;
     list_remove(&w->link);
+    cache_shards_cancel(w);
 }
 
 void cache_put(struct cache *c, block_ref ref, uint32_t part)

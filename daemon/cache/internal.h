@@ -498,4 +498,8 @@ void cache_ns_record(struct cache *c, struct ns *ns);
 bool cache_ns_writable(const struct ns *ns);
 bool cache_ns_known_cb(void *ctx, const uint8_t *fingerprint); /* for tier_callbacks */
 
+/* shards.c */
+/* Who waits for the whole part, for want of a slot, waits no more. No effect on others. */
+void cache_shards_cancel(struct cache_wait *w);
+
 #endif

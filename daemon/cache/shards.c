@@ -28,7 +28,8 @@ struct cache_shards {
     struct tier_io io;
     struct cache *cache;
     struct cache_stage *stage;
-    struct list waiter; /* cache_wait.link of who asked, unless he has cancelled */
+    struct list waiter;       /* cache_wait.link of who asked, unless he has cancelled */
+    struct cache_retry retry; /* without a stage: who asked waits for a slot for the whole part */
     block_ref ref;
     uint32_t part;
     int node;
@@ -124,19 +125,38 @@ uintptr_t cache_shards_origin(const struct cache_shards *s)
            s->io.shard * s->io.shard_bytes;
 }
 
-/* The whole part for who waits: he holds the block. */
+/* The whole part for who waits: he holds the block. Without a slot he waits on, before those who come now. */
 static void whole_instead(struct cache_shards *s, struct cache_wait *w)
 {
     struct cache *c = s->cache;
-    block_ref ref = s->ref;
-    uint32_t part = s->part;
-    uint8_t priority = s->io.priority;
-    int node = s->node, rc;
+    int rc = cache_get(c, s->ref, s->part, s->io.priority, s->node, w);
 
-    cache_shards_put(c, s);
-    rc = cache_get(c, ref, part, priority, node, w);
+    if (rc == -EBUSY && cache_space_wait(c, &s->retry, true)) {
+        list_push_back(&s->waiter, &w->link);
+        w->shards = s;
+        return;
+    }
+    free(s);
     if (rc != CACHE_PENDING)
         w->done_cb(w, rc == CACHE_READY ? 0 : rc == -ENOMEM ? -EBUSY : rc);
+}
+
+static void whole_retry_cb(struct cache_retry *r)
+{
+    struct cache_shards *s = LIST_ENTRY(r, struct cache_shards, retry);
+
+    whole_instead(s, LIST_ENTRY(list_pop_front(&s->waiter), struct cache_wait, link));
+}
+
+void cache_shards_cancel(struct cache_wait *w)
+{
+    struct cache_shards *s = w->shards;
+
+    if (!s || s->stage)
+        return;
+    cache_retry_cancel(&s->retry);
+    free(s);
+    w->shards = NULL;
 }
 
 static void shards_done_cb(struct tier_io *io, int status)
@@ -155,6 +175,8 @@ static void shards_done_cb(struct tier_io *io, int status)
     }
     w = LIST_ENTRY(node, struct cache_wait, link);
     if (status != 0) {
+        stage_put(c, s->stage);
+        s->stage = NULL;
         whole_instead(s, w);
         return;
     }
@@ -177,6 +199,8 @@ static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t 
     s->part = part;
     s->node = node;
     list_init(&s->waiter);
+    list_init(&s->retry.link);
+    s->retry.retry_cb = whole_retry_cb;
     cache_tier_io(c, &s->io, TIER_READ_SHARDS, ref, part, 0);
     s->io.shard = first;
     s->io.shards = n;

@@ -497,7 +497,7 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
         char name[65];
 
         proto_quote(env->method, name, sizeof(name));
-        ucm_error_set(&call.error, UCM_WIRE_UNSUPPORTED, "unknown method \"%s\"", name);
+        ucm_error_set(&call.error, UCM_WIRE_NO_METHOD, "unknown method \"%s\"", name);
     } else if (!s->hello && method != UCM_METHOD_HELLO) {
         ucm_error_set(&call.error, UCM_WIRE_INVALID, "the first call of a connection is hello");
     } else if (n_fds > 0 && method != UCM_METHOD_REGION_REGISTER &&

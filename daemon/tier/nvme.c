@@ -225,6 +225,7 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->files = (unsigned)c->nvme_paths.n;
     t->segment_bytes = c->nvme_segment;
     t->backlog_max = c->nvme_backlog;
+    t->known_most = NVME_KNOWN_BYTES;
     t->mover.tier = t;
     t->mover.percent = c->nvme_rewrite;
     t->quarantine_percent = c->nvme_quarantine;

@@ -12,6 +12,7 @@
 #ifndef UCMD_TIER_NVME_H
 #define UCMD_TIER_NVME_H
 
+#include "daemon/base/config.h"
 #include "daemon/format/checkpoint_format.h"
 #include "daemon/format/nvme_read.h"
 #include "daemon/tier/checksum_pool.h"
@@ -239,8 +240,9 @@ struct nvme_checkpoint {
     int status;
 };
 
-/* Checksums of a part's shards, from a header that was read. */
+/* Checksums of a part's shards, from a header that was read. They are counted as the daemon's memory by config_check. */
 #define NVME_KNOWN_BITS 14
+#define NVME_KNOWN_BYTES CONFIG_NVME_SUMS_BYTES
 struct nvme_known {
     uint64_t loc, checksum, bytes, shard_bytes;
     uint64_t *sums; /* NULL: none */
@@ -265,7 +267,9 @@ struct tier {
     struct list read_pool, write_pool;
     uint8_t *headers; /* of the write_ops */
 
-    struct nvme_known *known; /* by their loc; NULL: none yet */
+    struct nvme_known *known;         /* by their loc; NULL: none yet */
+    uint64_t known_bytes, known_most; /* of their checksums */
+    uint32_t known_next;              /* whose go next */
 
     struct list summed;                   /* writes that have their checksum */
     uint64_t backlog_bytes, backlog_max;  /* of accepted writes */
@@ -329,6 +333,8 @@ void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, u
 
 /* ---- nvme_shards.c ---- */
 
+/* Whether records of such a part have checksums of its shards. */
+bool nvme_sums_kept(const struct tier_io *io);
 /* Memory for the checksums of shards that nvme_sum computes, and merge_add writes: of a write, or of a read that becomes one. */
 void nvme_sums_reserve(struct tier_io *io);
 void nvme_sums_drop(struct tier_io *io);

@@ -171,6 +171,8 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
         t->metrics->nvme_read_errors++;
         return -ESTALE;
     }
+    if (io->op == TIER_READ_SHARDS && !nvme_sums_kept(io))
+        return -ENODATA;
     if (t->reads_queued >= NVME_READS_QUEUED_MAX)
         return -EAGAIN;
     io->scratch[NVME_IO_SEALED] = NULL;

@@ -17,9 +17,14 @@
 
 /* ---- checksums ---- */
 
+bool nvme_sums_kept(const struct tier_io *io)
+{
+    return io->bytes > CHECKSUM_SMALL && nvme_shards_fit(io->bytes, io->shard_bytes);
+}
+
 void nvme_sums_reserve(struct tier_io *io)
 {
-    bool wanted = io->bytes > CHECKSUM_SMALL && nvme_shards_fit(io->bytes, io->shard_bytes);
+    bool wanted = nvme_sums_kept(io);
 
     /* Without memory the record has none. */
     io->scratch[NVME_IO_SUMS] =
@@ -90,6 +95,24 @@ static bool known_use(const struct tier *t, struct tier_io *io)
     return true;
 }
 
+static void known_drop(struct tier *t, struct nvme_known *k)
+{
+    if (!k->sums)
+        return;
+    t->known_bytes -= k->bytes / k->shard_bytes * sizeof(*k->sums);
+    free(k->sums);
+    k->sums = NULL;
+}
+
+/* Some of the others go, in the order of their places. */
+static void known_bound(struct tier *t)
+{
+    while (t->known_bytes > t->known_most) {
+        known_drop(t, &t->known[t->known_next]);
+        t->known_next = (t->known_next + 1) & ((1u << NVME_KNOWN_BITS) - 1);
+    }
+}
+
 /* The header is this part's. Without memory nothing is known. */
 static void known_add(struct tier *t, const struct tier_io *io)
 {
@@ -105,8 +128,10 @@ static void known_add(struct tier *t, const struct tier_io *io)
     for (uint32_t i = 0; i < n; i++)
         sums[i] = nvme_shard_sum(io->data, i);
     k = known_at(t, io);
-    free(k->sums);
+    known_drop(t, k);
+    t->known_bytes += n * sizeof(*sums);
     *k = (struct nvme_known){io->place.loc, io->place.checksum, io->bytes, io->shard_bytes, sums};
+    known_bound(t);
 }
 
 void nvme_known_close(struct tier *t)

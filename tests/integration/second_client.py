@@ -27,7 +27,7 @@ DEMO = {"model": "demo", "dtype": "bf16", "layout": "nhd/1", "block_tokens": 16,
         "shards": [2], "shard_bytes": 4096}
 BIG = dict(DEMO, shard_bytes=262144)
 OTHER_UID = 1000
-INVALID, UNSUPPORTED, DENIED, NOT_FOUND, BUSY, DEADLINE, _, DEVICE, _, _, SHUTDOWN, _ = range(1, 13)
+INVALID, UNSUPPORTED, DENIED, NOT_FOUND, BUSY, DEADLINE, _, DEVICE, _, _, SHUTDOWN, _, NO_METHOD = range(1, 14)
 OK, MISS, FAILED, NO_ROOM, EXISTS, IN_PROGRESS, CANCELLED = range(7)
 
 

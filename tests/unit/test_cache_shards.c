@@ -253,6 +253,82 @@ Test(cache_shards, neither_slot_nor_place_in_the_queue)
     drop(ref);
 }
 
+/* The tier knows before it reads. */
+Test(cache_shards, what_the_tier_refuses_is_read_whole_at_once)
+{
+    block_ref ref = below(1);
+    struct waiter w;
+
+    rig.tier.refuse = -ENODATA;
+    rig.tier.refuse_n = 1;
+    cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+    cr_expect_eq(dram(ref), PART_DRAM_FETCHING);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(w.status, 0);
+    cache_put(rig.cache, ref, 0);
+    all_ended(ref);
+}
+
+/* A read of shards of block 1 that failed, while another piece keeps their slot and parts in use take the others. */
+static struct {
+    block_ref ref, other, used[9];
+    struct waiter w, piece, users[9];
+} full;
+
+static void fail_in_a_full_arena(void)
+{
+    full.ref = below(1);
+    full.other = below(2);
+    for (unsigned i = 0; i < 9; i++) {
+        full.used[i] = below(3 + i);
+        cr_assert_eq(get(&full.users[i], full.used[i], 0, LAYERS), CACHE_PENDING);
+        fake_next(&rig.tier, 0);
+    }
+    cr_assert_eq(get(&full.w, full.ref, 3, 1), CACHE_PENDING);
+    cr_assert_eq(get(&full.piece, full.other, 3, 1), CACHE_PENDING);
+    fake_finish(&rig.tier, fake_at(&rig.tier, 0), -ENODATA);
+    turn();
+    cr_assert_eq(full.w.calls, 0, "he waits for a slot");
+    cr_expect_eq(dram(full.ref), PART_DRAM_NONE);
+}
+
+static void empty_the_arena(void)
+{
+    for (unsigned i = 0; i < 9; i++) {
+        cache_put(rig.cache, full.used[i], 0);
+        drop(full.used[i]);
+    }
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(full.piece.status, 0);
+    cache_shards_put(rig.cache, full.piece.w.shards);
+    turn();
+}
+
+Test(cache_shards, without_a_slot_for_the_whole_part_he_waits)
+{
+    fail_in_a_full_arena();
+    empty_the_arena();
+    cr_assert_eq(dram(full.ref), PART_DRAM_FETCHING);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(full.w.calls, 1);
+    cr_expect_eq(full.w.status, 0);
+    cr_expect_null(full.w.w.shards);
+    cache_put(rig.cache, full.ref, 0);
+    drop(full.ref);
+    drop(full.other);
+}
+
+Test(cache_shards, who_waits_for_a_slot_may_cancel)
+{
+    fail_in_a_full_arena();
+    cache_get_cancel(rig.cache, &full.w.w);
+    empty_the_arena();
+    cr_expect_eq(full.w.calls, 0);
+    cr_expect_eq(dram(full.ref), PART_DRAM_NONE);
+    drop(full.ref);
+    drop(full.other);
+}
+
 /* The tier has reused its place. */
 Test(cache_shards, a_place_that_is_gone_is_a_miss)
 {

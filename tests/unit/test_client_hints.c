@@ -90,7 +90,7 @@ static bool hook(struct fake *f, int conn, int method, struct proto_envelope *en
     if (method != UCM_METHOD_HINTS_OPEN)
         return false;
     if (spoil == SPOIL_OLD) {
-        fake_error(f, conn, env->msgid, UCM_WIRE_UNSUPPORTED, "unknown method \"hints.open\"");
+        fake_error(f, conn, env->msgid, UCM_WIRE_NO_METHOD, "whatever it says");
         return true;
     }
     if (spoil == SPOIL_NO_FD) {
@@ -246,6 +246,7 @@ Test(client_hints, a_daemon_before_hints)
 
     own.spoil = SPOIL_OLD;
     cr_expect_eq(open_table(), -UCM_EUNSUPPORTED);
+    cr_expect_str_eq(ucm_errmsg(), "this ucmd is older than hints.open");
     cr_expect_eq(hint(&h), UCM_HINT_NONE);
     cr_expect_eq(rig_lookup(&rig, -1), 0, "the connection goes on");
 }
@@ -349,4 +350,34 @@ Test(client_hints, any_number_of_lookups_is_told)
         while (FAKE_GET(&rig.fake, count[UCM_METHOD_LOOKUP]) <= i)
             usleep(10);
     }
+}
+
+static atomic_bool go;
+
+/* No lookup is answered, and a registration late. */
+static bool slow(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    (void)conn;
+    (void)env;
+    while (method == UCM_METHOD_REGION_REGISTER && fake_count(f, method) == 2 && !atomic_load(&go))
+        fake_sleep_ms(1);
+    return method == UCM_METHOD_LOOKUP;
+}
+
+/* Notes that are not answered have places of their own: a registration that was given up is undone. */
+Test(client_hints, told_lookups_leave_a_place_to_a_late_registration)
+{
+    struct ucm_region *region = NULL;
+
+    rig.fake.hook = slow;
+    for (unsigned i = 0; i < 256; i++)
+        cr_assert_eq(ucm_lookup_note(rig.ns, rig.keys, 1, -1), 0, "note %u: %s", i, ucm_errmsg());
+    cr_expect_eq(ucm_lookup_note(rig.ns, rig.keys, 1, -1), -UCM_EBUSY);
+    cr_expect_eq(rig_register(&rig, 10, &region), -UCM_EDEADLINE);
+    atomic_store(&go, true);
+    fake_await(&rig.fake, &rig.fake.count[UCM_METHOD_REGION_REGISTER], 2);
+    cr_expect_eq(ucm_region_unregister(rig.region, -1), 0);
+    rig.region = NULL;
+    fake_await(&rig.fake, &rig.fake.count[UCM_METHOD_REGION_UNREGISTER], 2);
+    cr_expect_eq(ucm_generation(rig.client), 1u, "the connection goes on");
 }

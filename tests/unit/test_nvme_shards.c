@@ -1,4 +1,5 @@
 /* Reads of some shards of a part. */
+#include "daemon/tier/nvme.h"
 #include "tests/unit/nvme_rig.h"
 
 static struct rig rig;
@@ -100,12 +101,18 @@ Test(nvme_shards, many_at_once)
         cr_assert_eq(part_write(&rig, i, 4 * shard_bytes[i % 5]), 0);
     }
     rig_run(&rig);
-    for (unsigned i = 0; i < n; i++)
-        cr_assert_eq(i % 7 == 0 ? part_read(&rig, i, 3) : shards_submit(i, i % 4, 1), 0);
+    for (unsigned i = 0; i < n; i++) {
+        bool small = i % 5 == 0 || i % 5 == 2; /* at most 16 KiB: without checksums of shards */
+
+        if (i % 7 == 0)
+            cr_assert_eq(part_read(&rig, i, 3), 0);
+        else
+            cr_assert_eq(shards_submit(i, i % 4, 1), small ? -ENODATA : 0);
+    }
     rig_run(&rig);
-    for (unsigned i = 0; i < n; i++) /* parts of at most 16 KiB have no checksums of shards */
-        cr_assert_eq(rig.parts[i].status, i % 7 == 0 || (i % 5 != 0 && i % 5 != 2) ? 0 : -ENODATA,
-                     "part %u: %d", i, rig.parts[i].status);
+    for (unsigned i = 0; i < n; i++)
+        if (i % 7 == 0 || (i % 5 != 0 && i % 5 != 2))
+            cr_assert_eq(rig.parts[i].status, 0, "part %u: %d", i, rig.parts[i].status);
     cr_assert_eq(rig_verify(&rig), n);
     rig_close(&rig);
 }
@@ -182,6 +189,23 @@ Test(nvme_shards, a_header_is_read_once)
     rig_close(&rig);
 }
 
+/* Others' checksums go when they would be more than the tier keeps. */
+Test(nvme_shards, checksums_that_are_kept_are_bounded)
+{
+    stored(CONFIG_IO_AUTO, 5);
+    for (unsigned i = 0; i < 3; i++)
+        cr_assert_eq(shards_read(i, 3, 1), 0);
+    cr_expect_eq(rig.tier->known_bytes, 3 * SHARDS * 8);
+    rig.tier->known_most = 2 * SHARDS * 8;
+    for (unsigned i = 3; i < 5; i++) {
+        cr_assert_eq(shards_read(i, 3, 1), 0);
+        cr_expect_leq(rig.tier->known_bytes, 2 * SHARDS * 8);
+    }
+    for (unsigned i = 0; i < 5; i++)
+        cr_assert_eq(shards_read(i, 4, 2), 0);
+    rig_close(&rig);
+}
+
 Test(nvme_shards, records_without_them)
 {
     static const struct {
@@ -194,8 +218,14 @@ Test(nvme_shards, records_without_them)
     for (unsigned i = 0; i < 5; i++) {
         write_parts(i, i + 1, without[i].bytes, without[i].shard_bytes);
         rig.parts[i].io.shard_bytes = without[i].bytes / 4;
-        cr_assert_eq(shards_read(i, 1, 1), -ENODATA, "part %u", i);
+        if (i < 4)
+            cr_assert_eq(shards_read(i, 1, 1), -ENODATA, "part %u", i);
     }
+    /* Of these the tier knows it before it reads. */
+    rig.parts[3].io.shard_bytes = 100;
+    cr_expect_eq(shards_submit(3, 1, 1), -ENODATA);
+    rig.parts[4].io.shard_bytes = 4096;
+    cr_expect_eq(shards_submit(4, 1, 1), -ENODATA);
     cr_assert_eq(rig_verify(&rig), 5);
     rig_close(&rig);
 }
