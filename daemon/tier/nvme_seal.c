@@ -135,8 +135,7 @@ int nvme_sealed_write_begin(struct tier *t, struct tier_io *io)
         .payload_bytes = io->bytes,
         .sequence = (uintptr_t)io->scratch[NVME_IO_SEQUENCE],
     };
-    if (io->bytes > CHECKSUM_SMALL && nvme_shards_fit(io->bytes, io->shard_bytes) &&
-        io->bytes / io->shard_bytes <= NVME_PIECES_MAX)
+    if (nvme_sums_kept(io) && io->bytes / io->shard_bytes <= NVME_PIECES_MAX)
         x->header.shard_bytes = io->shard_bytes;
     memcpy(x->header.fingerprint, io->name.fingerprint, sizeof(x->header.fingerprint));
     memcpy(x->header.key, io->name.key, io->name.key_bytes);
