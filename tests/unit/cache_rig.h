@@ -97,7 +97,7 @@ static inline void fake_finish(struct tier *t, struct tier_io *io, int status)
         *p = (struct place){true, io->name.owner, io->bytes, malloc(io->bytes), t->places};
         cr_assert(p->data);
         memcpy(p->data, io->data, io->bytes);
-        io->place = (struct tier_place){t->places, io->bytes};
+        io->place = (struct tier_place){.loc = t->places, .checksum = io->bytes};
         t->n_live++;
     } else if (status == 0 && io->op == TIER_READ) {
         memcpy(io->data, t->place[io->place.loc - 1].data, io->bytes);
