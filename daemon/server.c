@@ -443,6 +443,8 @@ static int cache_init(struct server *s, struct ucm_error *e)
         index_limits(s->index, s->limits);
         limits_settings(s->limits, setting_cb, index_tenants(s->index));
     }
+    if (rc == 0)
+        tenants_kept_read(index_tenants(s->index), c);
     s->reload.index = s->index;
     if (rc == 0)
         rc = policy_new(s->index, c->arena_size / TYPICAL_PART_BYTES, &s->policy);

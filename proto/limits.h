@@ -18,8 +18,9 @@
 #define UCM_MAX_FETCH_ITEMS 65536
 #define UCM_FETCH_ITEM_BYTES 12
 
-#define UCM_MAX_NAME_BYTES 256   /* model, revision, dtype, layout, client, tenant */
-#define UCM_MAX_REQUEST_BYTES 64 /* the engine's id of a request */
+#define UCM_MAX_SETTINGS_BYTES 512 /* of tenant.set */
+#define UCM_MAX_NAME_BYTES 256     /* model, revision, dtype, layout, client, tenant */
+#define UCM_MAX_REQUEST_BYTES 64   /* the engine's id of a request */
 #define UCM_MAX_SALT_BYTES 1024
 #define UCM_MAX_PARTS 256
 #define UCM_MAX_SHARDS 1024      /* layers of one part: the length of a part's shard bitmap */

@@ -256,6 +256,11 @@ enum ucm_durability {
 
 /* Of this tenant's source; empty: of all. */
 #define UCM_MSG_KEY_RELOAD(F) F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)
+/* tenant: by name, or "*". settings: "KEY=VALUE KEY=VALUE". */
+#define UCM_MSG_TENANT_SET(F)                                                                      \
+    F(str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)                                                     \
+    F(str, settings, REQ, 1, UCM_MAX_SETTINGS_BYTES)
+#define UCM_MSG_TENANT(F) F(str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)
 
 enum ucm_bypass { UCM_BYPASS_KEEP = 0, UCM_BYPASS_ON = 1, UCM_BYPASS_OFF = 2 };
 
@@ -356,7 +361,10 @@ enum ucm_trace_op {
     M(HINTS_OPEN, hints_open, "hints.open", hints_open, hints_open_r)                              \
     M(LOAD_PREFIX, load_prefix, "load_prefix", load_prefix, blocks_r)                              \
     M(KEY_LIST, key_list, "key.list", none, free_map)                                              \
-    M(KEY_RELOAD, key_reload, "key.reload", key_reload, free_map)
+    M(KEY_RELOAD, key_reload, "key.reload", key_reload, free_map)                                  \
+    M(TENANT_LIST, tenant_list, "tenant.list", page, free_map)                                     \
+    M(TENANT_SET, tenant_set, "tenant.set", tenant_set, none)                                      \
+    M(TENANT_RESET, tenant_reset, "tenant.reset", tenant, none)
 
 enum ucm_method {
 #define M(NAME, name, text, params, result) UCM_METHOD_##NAME,
@@ -461,6 +469,8 @@ struct proto_planes {
     S(collect_r, UCM_MSG_COLLECT_R)                                                                \
     S(bypass, UCM_MSG_BYPASS)                                                                      \
     S(key_reload, UCM_MSG_KEY_RELOAD)                                                              \
+    S(tenant_set, UCM_MSG_TENANT_SET)                                                              \
+    S(tenant, UCM_MSG_TENANT)                                                                      \
     S(page, UCM_MSG_PAGE)                                                                          \
     S(trace, UCM_MSG_TRACE)                                                                        \
     S(digest_open, UCM_MSG_DIGEST_OPEN)                                                            \

@@ -1,4 +1,4 @@
-/* namespaces, tenants, ls, inspect: what is cached, and where. */
+/* namespaces, ls, inspect: what is cached, and where. */
 #include "client/ctl/ctl.h"
 
 #include <inttypes.h>
@@ -94,98 +94,6 @@ int cmd_namespaces(const struct args *a)
 
     return rc != CTL_OK ? rc
                         : listing_print(&l, a, args_given(a, "json") ? cJSON_CreateObject() : NULL);
-}
-
-/* ---- tenants ---- */
-
-static const char *const sums[] = {"namespaces", "blocks", "dram_bytes", "nvme_bytes",
-                                   "shared_bytes"};
-#define SUMS (sizeof sums / sizeof sums[0])
-
-/* The tenant's object in the list, which is ordered by name; NULL when memory ran out. Its sums are exact up
- * to 2^53. */
-static cJSON *tenant_of(cJSON *list, const char *name)
-{
-    cJSON *item;
-    int at = 0, order = 1;
-
-    cJSON_ArrayForEach(item, list) {
-        order = strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(item, "tenant")), name);
-        if (order >= 0)
-            break;
-        at++;
-    }
-    if (order == 0)
-        return item;
-    item = cJSON_CreateObject();
-    if (!cJSON_AddStringToObject(item, "tenant", name)) {
-        cJSON_Delete(item);
-        return NULL;
-    }
-    for (size_t i = 0; i < SUMS; i++)
-        cJSON_AddNumberToObject(item, sums[i], 0);
-    /* Not cJSON_InsertItemInArray: Debian 12's refuses any place but the first and the last. */
-    cJSON_AddItemToArray(list, item);
-    for (int behind = cJSON_GetArraySize(list) - 1 - at; behind > 0; behind--)
-        cJSON_AddItemToArray(list, cJSON_DetachItemFromArray(list, at));
-    return item;
-}
-
-static int tenant_add_cb(const struct args *a, const msgpack_object *ns, void *ctx)
-{
-    char name[257];
-    cJSON *tenant = tenant_of(ctx, answer_text(ns, "tenant", name, sizeof name));
-
-    (void)a;
-    for (size_t i = 0; i < SUMS; i++) {
-        cJSON *sum = cJSON_GetObjectItem(tenant, sums[i]);
-
-        if (!sum)
-            return ctl_fail(CTL_ERROR, "memory ran out");
-        cJSON_SetNumberValue(sum,
-                             sum->valuedouble + (double)(i == 0 ? 1 : answer_u64(ns, sums[i])));
-    }
-    return CTL_OK;
-}
-
-static int tenants_print(const cJSON *list)
-{
-    static const char *const titles[] = {"TENANT", ">NAMESPACES", ">BLOCKS", ">DRAM",
-                                         ">NVME",  ">SHARED",     NULL};
-    char human[HUMAN_BYTES];
-    const cJSON *item;
-    struct table t;
-
-    if (cJSON_GetArraySize(list) == 0) {
-        printf("no tenant has a namespace\n");
-        return CTL_OK;
-    }
-    table_begin(&t, titles);
-    cJSON_ArrayForEach(item, list) {
-        table_cell(&t, "%s", cJSON_GetStringValue(cJSON_GetObjectItem(item, "tenant")));
-        for (size_t i = 0; i < SUMS; i++) {
-            double sum = cJSON_GetNumberValue(cJSON_GetObjectItem(item, sums[i]));
-
-            if (strstr(sums[i], "_bytes"))
-                table_cell(&t, "%s", human_bytes(human, (uint64_t)sum));
-            else
-                table_cell(&t, "%.0f", sum);
-        }
-    }
-    return ctl_table_end(&t);
-}
-
-int cmd_tenants(const struct args *a)
-{
-    cJSON *j = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(j, "tenants");
-    int rc = ctl_each_namespace(a, tenant_add_cb, list);
-
-    if (rc == CTL_OK && args_given(a, "json"))
-        return ctl_print_json(j, false);
-    if (rc == CTL_OK)
-        rc = tenants_print(list);
-    cJSON_Delete(j);
-    return rc;
 }
 
 /* ---- ls ---- */

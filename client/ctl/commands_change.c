@@ -2,6 +2,7 @@
 #include "client/ctl/ctl.h"
 
 #define MAX_KEY_WORDS 16384
+#define MAX_SETTINGS_WORDS 64
 
 static const struct arg_option evict_options[] = {
     {"tier", ARG_CHOICE, "all|dram|nvme|share",
@@ -64,6 +65,15 @@ static const struct program_command commands[] = {
      "  openssl rand -hex 32 >> /etc/ucmd/team-a.keys && ucmctl key rotate team-a\n"
      "  ucmctl key forget team-a 5f3c09a1b2c4d6e8\n",
      NULL, 0, 0, 3, cmd_key},
+    {"tenant", "set|reset NAME [KEY=VALUE...]", "Change what a tenant is given, at once",
+     "Over what tenant_settings of the configuration gives, and kept over a restart of the\n"
+     "daemon, until reset. NAME is one of tenants, uid:N, or '*' for all whose own settings\n"
+     "say nothing. 'ucmctl tenants' shows what each has. For operators.\n\n"
+     "Examples:\n"
+     "  ucmctl tenant set team-a dram.guaranteed=64GiB weight=300\n"
+     "  ucmctl tenant set '*' dram.most=200GiB\n"
+     "  ucmctl tenant reset team-a\n",
+     NULL, 0, 2, MAX_SETTINGS_WORDS, cmd_tenant},
     {"reload", "", "Read the daemon's configuration again, and say what changed",
      "Lists what changed and what needs a restart. A mistake anywhere in the file changes\n"
      "nothing: the exit status is 1, with the file, the line and what would be right.\n"

@@ -69,7 +69,9 @@ static const struct program_command commands[] = {
      "Example:\n"
      "  ucmctl namespaces\n",
      NULL, 0, 0, 0, cmd_namespaces},
-    {"tenants", "", "What each tenant's namespaces hold in sum",
+    {"tenants", "", "What each tenant has, and is given",
+     "GIVEN is what of the cache in DRAM is guaranteed, and what the tenant gets at most: see\n"
+     "tenant_settings in ucmd.yaml(5), and 'ucmctl tenant'.\n\n"
      "Example:\n"
      "  ucmctl tenants --json | jq '.tenants[] | {tenant, nvme_bytes}'\n",
      NULL, 0, 0, 0, cmd_tenants},

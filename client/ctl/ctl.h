@@ -124,6 +124,7 @@ int cmd_top(const struct args *a);
 int cmd_share(const struct args *a);
 int cmd_namespaces(const struct args *a);
 int cmd_tenants(const struct args *a);
+int cmd_tenant(const struct args *a);
 int cmd_ls(const struct args *a);
 int cmd_inspect(const struct args *a);
 int cmd_evict(const struct args *a);

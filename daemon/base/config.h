@@ -63,6 +63,7 @@ struct config {
     unsigned socket_mode;
     char *socket_group; /* "": the process's */
     struct config_list tenants, tenant_settings, admins;
+    char *state; /* "": none */
     bool container_admins;
     struct config_list encryption_tenants;
     bool encryption_plain;

@@ -217,6 +217,11 @@ const struct config_key config_keys[] = {
      .help = "Whether they may in a container, too, which is another PID namespace than the "
              "daemon's: a root there, that is the host's, takes any uid."},
 
+    {KEY("state", STRING, state, "/var/lib/ucmd"), RANGE(0, 160),
+     .help =
+         "Folder that keeps what 'ucmctl tenant set' has set, over a restart; \"\": it ends with "
+         "the daemon."},
+
     {KEY("encryption.tenants", LIST, encryption_tenants, ""), RANGE(0, 4096),
      .item_cb = item_encryption,
      .help = "Whose blocks are encrypted, and where the keys come from: a list of \"NAME "

@@ -170,6 +170,11 @@ int tenant_settings_check(const struct tenant_settings *s, char why[TENANT_WHY_B
     return most_check("dram", s->dram_guaranteed, s->dram_most, why);
 }
 
+bool tenant_gives_guarantee(const struct tenant_settings *s)
+{
+    return s->dram_guaranteed > 0;
+}
+
 void tenant_guarantees_add(struct tenant_settings *sum, const struct tenant_settings *s)
 {
     sum->dram_guaranteed += s->dram_guaranteed;
@@ -221,7 +226,7 @@ int config_tenant(const char *item, char name[UCM_MAX_NAME_BYTES + 1], struct te
                       item);
     if (tenant_settings_parse(item + n, s, why) != 0)
         return -EINVAL;
-    if (strcmp(name, TENANT_ALL) == 0 && s->dram_guaranteed > 0)
+    if (strcmp(name, TENANT_ALL) == 0 && tenant_gives_guarantee(s))
         return refuse(why, "a guarantee is one tenant's; give it by name, not to " TENANT_ALL);
     return 0;
 }

@@ -39,7 +39,7 @@ struct tenant_settings {
 };
 
 #define TENANT_WHY_BYTES 320
-#define TENANT_TEXT_BYTES 512
+#define TENANT_TEXT_BYTES 704
 
 /* What holds when nothing is written: by the table, and by the keys of `limits` (NULL: by the table
  * alone). None is `given`. */
@@ -58,6 +58,8 @@ int config_tenant(const char *item, char name[UCM_MAX_NAME_BYTES + 1], struct te
                   char why[TENANT_WHY_BYTES]);
 /* Of values that hold together: -EINVAL when a tenant is guaranteed more than it gets at most. */
 int tenant_settings_check(const struct tenant_settings *s, char why[TENANT_WHY_BYTES]);
+/* Whether it gives a guarantee of any tier. */
+bool tenant_gives_guarantee(const struct tenant_settings *s);
 /* Adds what one tenant is guaranteed to *sum, whose fields were 0 before the first one. */
 void tenant_guarantees_add(struct tenant_settings *sum, const struct tenant_settings *s);
 /* -EINVAL when the sum is more than a tier of this configuration has. */

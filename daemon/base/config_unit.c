@@ -93,6 +93,7 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
     fputs("[Service]\n", out);
     print_nvme(c, out);
     print_folder(out, c->arena_keep);
+    print_folder(out, c->state);
     print_folder(out, c->copy_calibration);
     snprintf(socket, sizeof(socket), "%s", c->metrics_socket);
     print_folder(out, dirname(socket));

@@ -64,6 +64,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->relocations.ops);
     list_init(&c->hints.all);
     list_init(&c->quotas.open);
+    list_init(&c->quotas.waits);
     c->relocations.most = CACHE_MOVES_MAX;
     *out = c;
     return 0;

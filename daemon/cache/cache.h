@@ -318,6 +318,8 @@ void cache_retry_cancel(struct cache_retry *r); /* r is initialised; it need not
  * could free a slot (a copy, a read, a write, the arena's growth). first: before those who wait
  * already. */
 bool cache_space_wait(struct cache *c, struct cache_retry *r, bool first);
+/* The same for one whose tenant gets no more (-EDQUOT): nobody waits behind it. */
+bool cache_most_wait(struct cache *c, struct cache_retry *r);
 /* Others wait for that, and none of them is r, or r is not the first. */
 bool cache_space_awaited(const struct cache *c, const struct cache_retry *r);
 /* Enough was done in this turn of the loop: retry_cb runs in the next. */

@@ -111,7 +111,8 @@ struct cache {
     uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
     uint32_t emptying;  /* 1 + the extent that changes its slot size, or 0 */
     struct {
-        struct list open; /* of policy_group.open: of tenants that hold more than is guaranteed */
+        struct list open;  /* of policy_group.open: of tenants that hold more than is guaranteed */
+        struct list waits; /* of cache_retry.link: for space of a tenant that gets no more */
         bool regroup; /* the idle callback is to bring blocks into their groups, from here on: */
         uint32_t place;
         uint64_t cursor;

@@ -20,6 +20,29 @@ static void idle_start(struct cache *c)
     }
 }
 
+/* Of those who wait for their own tenant's, that try again in one turn of the loop. */
+#define MOST_WAKES 16
+
+static bool anybody_waits(const struct cache *c)
+{
+    return !list_empty(&c->space_waits) || !list_empty(&c->quotas.waits);
+}
+
+/* Each waits for what is its tenant's, so none of them says anything about those behind it. */
+static void most_wake(struct cache *c)
+{
+    struct list again, *node;
+
+    list_init(&again);
+    list_splice_front(&again, &c->quotas.waits);
+    for (int i = 0; i < MOST_WAKES && (node = list_pop_front(&again)) != NULL; i++) {
+        struct cache_retry *r = LIST_ENTRY(node, struct cache_retry, link);
+
+        r->retry_cb(r);
+    }
+    list_splice_front(&c->quotas.waits, &again); /* they are first the next time */
+}
+
 static void space_wake(struct cache *c)
 {
     struct list *node;
@@ -89,7 +112,7 @@ static void pump(struct cache *c)
             idle_start(c);
     }
     /* No write began: if nothing else can free a slot, its waiters have to know. */
-    if (pumped && !list_empty(&c->space_waits) && !space_may_come(c)) {
+    if (pumped && anybody_waits(c) && !space_may_come(c)) {
         c->wake = true;
         idle_start(c);
     }
@@ -103,8 +126,10 @@ static void idle_cb(uv_idle_t *idle)
     c->idle_on = false;
     c->wake = c->wake || c->searching;
     c->searching = false;
-    if (c->wake)
+    if (c->wake) {
         space_wake(c);
+        most_wake(c);
+    }
     next_turn_wake(c);
     pump(c);
     c->window_search.looks = 0;
@@ -169,7 +194,7 @@ void cache_released(struct cache *c)
     c->fruitless = 0;
     c->releases++;
     c->window_search.change++;
-    if (!list_empty(&c->space_waits)) {
+    if (anybody_waits(c)) {
         c->wake = true;
         idle_start(c);
     }
@@ -196,6 +221,14 @@ bool cache_space_wait(struct cache *c, struct cache_retry *r, bool first)
         list_push_front(&c->space_waits, &r->link);
     else
         list_push_back(&c->space_waits, &r->link);
+    return true;
+}
+
+bool cache_most_wait(struct cache *c, struct cache_retry *r)
+{
+    if (!space_may_come(c))
+        return false;
+    list_push_back(&c->quotas.waits, &r->link);
     return true;
 }
 

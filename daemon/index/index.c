@@ -70,6 +70,7 @@ block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key)
     }
     ix->blocks++;
     ns->blocks++;
+    ns->tenant->blocks++;
     return ref;
 }
 
@@ -85,6 +86,7 @@ void index_remove(struct index *ix, block_ref ref)
     slab_give(&ix->slab, ref);
     ix->blocks--;
     ns->blocks--;
+    ns->tenant->blocks--;
 }
 
 struct block *index_block(struct index *ix, block_ref ref)

@@ -68,28 +68,6 @@ void bypass_pack(msgpack_packer *pk, const struct requests *rq, const struct pee
 
 /* ---- the method ---- */
 
-/* Whether anybody is, or could become, this tenant: a name that is mistyped must not pass for a switch that
- * was thrown. */
-static bool tenant_known(const struct requests *rq, const char *name)
-{
-    const struct config_list *tenants = &rq->rooms.config->tenants;
-    struct index *ix = rq->rooms.index;
-    size_t n = strlen(name);
-
-    if (strncmp(name, "uid:", 4) == 0 && n > 4 && strspn(name + 4, "0123456789") == n - 4)
-        return true;
-    for (size_t i = 0; i < tenants->n; i++)
-        if (strncmp(tenants->item[i], name, n) == 0 && tenants->item[i][n] == ' ')
-            return true;
-    for (uint32_t place = 0; place < index_ns_places(ix); place++) {
-        const struct ns *ns = index_ns_at(ix, place);
-
-        if (ns && strcmp(ns->identity.tenant, name) == 0)
-            return true;
-    }
-    return false;
-}
-
 static struct bypass *bypass_find(struct bypasses *all, const struct bypass *like)
 {
     for (uint32_t i = 0; i < all->n; i++) {

@@ -89,6 +89,7 @@ struct requests {
     struct request_rooms rooms;
     struct drops drops; /* of writes to NVMe */
     struct bypasses bypasses;
+    bool keeping;           /* tenants.c: a thread writes what tenants were given */
     uint64_t audit_idle_ms; /* audit.c: when a call that changed nothing had its line last */
     uint32_t audit_idle_held;
     struct list sessions, users, active, walks;
@@ -245,6 +246,10 @@ uint32_t call_keys(struct call *call, const struct ns *ns, struct proto_bin keys
 
 /* Whether the peer is an operator; false with call->error. */
 bool call_operator(struct call *call);
+
+/* tenants.c */
+/* Whether anybody is, or could become, this tenant: a name that is mistyped must not pass for a change that was made. */
+bool tenant_known(const struct requests *rq, const char *name);
 
 /* bypass.c */
 bool bypass_on(const struct requests *rq, const struct ns *ns, enum bypass_what what);

@@ -206,7 +206,8 @@ static void transfer_park(struct transfer *t)
     }
     if (!list_empty(&t->retry.link))
         return;
-    if (cache_space_wait(cache_of(t), &t->retry, t->in_window == 0))
+    if (t->most ? cache_most_wait(cache_of(t), &t->retry)
+                : cache_space_wait(cache_of(t), &t->retry, t->in_window == 0))
         trace_set(t->r.trace, TRACE_SLOT_WAIT, true);
     else
         give_up(t, UCM_BLOCK_NO_ROOM);
@@ -277,7 +278,8 @@ static bool items_begin(struct transfer *t)
         if (t->awaits_read)
             break;
         rc = item_begin(t, t->cursor);
-        if (rc == -EBUSY)
+        t->most = rc == -EDQUOT;
+        if (rc == -EBUSY || (rc == -EDQUOT && t->in_window == 0))
             return false;
         if (rc == -EDQUOT)
             break; /* the end of what is under way goes on */
@@ -320,7 +322,7 @@ void transfer_pump(struct transfer *t)
     if (t->pumping || t->finished || t->lookup)
         return;
     t->pumping = true;
-    t->no_slot = false;
+    t->no_slot = t->most = false;
     if (t->opened < t->n_keys && !t->stopping && !t->yielded) {
         if (t->space)
             digests_open(t);

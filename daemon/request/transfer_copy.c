@@ -530,10 +530,8 @@ static int item_get(struct transfer *t, uint32_t item)
         cache_put(cache_of(t), ref, part);
     } else if (rc == CACHE_PENDING) {
         item_waits(t, item);
-    } else if (rc == -EBUSY) {
+    } else if (rc == -EBUSY || rc == -EDQUOT) {
         t->no_slot = placed;
-        return rc;
-    } else if (rc == -EDQUOT && t->in_window > 0) {
         return rc;
     } else {
         item_status(t, item,
@@ -560,10 +558,10 @@ static int item_fill(struct transfer *t, uint32_t item)
     if (rc == 0)
         rc = cache_fill_claim(cache_of(t), &t->r.s->fills, t->refs[item], t->part, t->shard,
                               t->shards, node_of(t), &fill);
-    if (rc == -EBUSY)
+    if (rc == -EBUSY || rc == -EDQUOT) {
         t->no_slot = placed;
-    if (rc == -EBUSY || (rc == -EDQUOT && t->in_window > 0))
         return rc;
+    }
     if (rc == 0) {
         if (t->form)
             cache_fill_form(cache_of(t), fill, t->form, t->below);

@@ -54,6 +54,7 @@ static void settings_apply(const struct tenant_set *set, struct tenant *t)
 {
     t->settings = set->defaults;
     tenant_settings_over(&t->settings, &t->configured);
+    tenant_settings_over(&t->settings, &t->kept);
 }
 
 static struct tenant *tenant_make(struct tenant_set *set, const char *name)
@@ -82,7 +83,7 @@ static void tenant_drop_idle(struct tenant_set *set, struct tenant *t)
 {
     struct tenant **link = chain_of(set, t->name);
 
-    if (t->refs > 0 || t->configured.given)
+    if (t->refs > 0 || t->configured.given || t->kept.given)
         return;
     while (*link != t)
         link = &(*link)->chain;
@@ -106,6 +107,13 @@ void tenant_unref(struct tenant_set *set, struct tenant *t)
     tenant_drop_idle(set, t);
 }
 
+struct tenant *tenant_from(const struct tenant_set *set, uint64_t id)
+{
+    uint32_t next = id > UINT32_MAX ? 0 : table_next(&set->all, id > 0 ? (uint32_t)id - 1 : 0);
+
+    return next ? table_get(&set->all, next) : NULL;
+}
+
 struct tenant *tenant_next(const struct tenant_set *set, const struct tenant *t)
 {
     uint32_t next = table_next(&set->all, t ? t->id : 0);
@@ -114,6 +122,20 @@ struct tenant *tenant_next(const struct tenant_set *set, const struct tenant *t)
 }
 
 /* ---- settings ---- */
+
+/* What they come from has changed. */
+static void settings_renew(struct tenant_set *set)
+{
+    set->defaults = set->initial;
+    tenant_settings_over(&set->defaults, &set->configured);
+    tenant_settings_over(&set->defaults, &set->kept);
+    for (uint32_t i = table_next(&set->all, 0); i; i = table_next(&set->all, i)) {
+        struct tenant *t = table_get(&set->all, i);
+
+        settings_apply(set, t);
+        tenant_drop_idle(set, t);
+    }
+}
 
 static int configured_take(struct tenant_set *set, const char *item)
 {
@@ -126,7 +148,7 @@ static int configured_take(struct tenant_set *set, const char *item)
         return 0;
     }
     if (strcmp(name, TENANT_ALL) == 0) {
-        tenant_settings_over(&set->defaults, &s);
+        set->configured = s;
         return 0;
     }
     t = tenant_make(set, name);
@@ -140,16 +162,30 @@ int tenant_set_configure(struct tenant_set *set, const struct config *c)
 {
     int rc = 0;
 
-    set->defaults = tenant_settings_initial(c);
+    set->initial = tenant_settings_initial(c);
+    set->configured = (struct tenant_settings){.given = 0};
     for (struct tenant *t = tenant_next(set, NULL); t; t = tenant_next(set, t))
         t->configured = (struct tenant_settings){.given = 0};
     for (size_t i = 0; rc == 0 && i < c->tenant_settings.n; i++)
         rc = configured_take(set, c->tenant_settings.item[i]);
-    for (uint32_t i = table_next(&set->all, 0); i; i = table_next(&set->all, i)) {
-        struct tenant *t = table_get(&set->all, i);
-
-        settings_apply(set, t);
-        tenant_drop_idle(set, t);
-    }
+    settings_renew(set);
     return rc;
+}
+
+int tenant_give(struct tenant_set *set, const char *name, const struct tenant_settings *s)
+{
+    bool all = strcmp(name, TENANT_ALL) == 0;
+    struct tenant *t = all ? NULL : s ? tenant_make(set, name) : tenant_find(set, name);
+    struct tenant_settings *kept = all ? &set->kept : t ? &t->kept : NULL;
+
+    if (!kept)
+        return s ? -ENOMEM : 0;
+    set->n_kept -= kept->given != 0;
+    if (s)
+        tenant_settings_over(kept, s);
+    else
+        kept->given = 0;
+    set->n_kept += kept->given != 0;
+    settings_renew(set);
+    return 0;
 }

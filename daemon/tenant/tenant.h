@@ -18,8 +18,10 @@ struct tenant {
     uint32_t id; /* from 1; it is given again when the tenant is gone */
     uint32_t refs;
     uint32_t namespaces;
-    struct tenant_settings settings;   /* in force; every field holds */
-    struct tenant_settings configured; /* of its own, by the configuration */
+    uint64_t blocks;
+    struct tenant_settings settings; /* in force; every field holds */
+    /* Of its own: by the configuration, and set while the daemon ran, which goes over that. */
+    struct tenant_settings configured, kept;
     /* What its namespaces count; NULL before the first one. They live as long as the daemon. */
     struct metrics_tenant *metrics;
     struct tenant_times *times;
@@ -36,7 +38,9 @@ struct tenant {
 struct tenant_set {
     struct table all;
     struct tenant **chain;           /* hash table by name */
-    struct tenant_settings defaults; /* of one without settings of its own */
+    struct tenant_settings defaults; /* of one without settings of its own: from these three */
+    struct tenant_settings initial, configured, kept;
+    uint32_t n_kept; /* tenants with such settings, all of them as one */
     struct tenants metrics;
 };
 
@@ -53,6 +57,24 @@ void tenant_set_close(struct tenant_set *set);
  * have settings of before. */
 int tenant_set_configure(struct tenant_set *set, const struct config *c);
 
+/* ---- settings that operators give, and that are kept over a restart: kept.c ---- */
+
+#define TENANTS_KEPT_MAX 1024u
+
+/* Whether the tenant may be given this on top of what it has (NULL: instead of what was given so): by name, or TENANT_ALL. 0, or -EINVAL
+ * with a sentence. */
+int tenant_give_check(struct tenant_set *set, const struct config *c, const char *name,
+                      const struct tenant_settings *s, char why[TENANT_WHY_BYTES]);
+/* What the check has passed; NULL: takes back all that was given. 0 or -ENOMEM. */
+int tenant_give(struct tenant_set *set, const char *name, const struct tenant_settings *s);
+/* What was given to all tenants, as a text from malloc; NULL: no memory. */
+char *tenants_kept_text(const struct tenant_set *set);
+/* Writes such a text into the folder: whole, or not at all. 0 or -errno. Waits for the disk; any thread. */
+int tenants_kept_write(const char *folder, const char *text);
+/* Takes over what an earlier run has written there. What can't be had, or does not hold with the configuration any more, is
+ * left out, and the log says so. */
+void tenants_kept_read(struct tenant_set *set, const struct config *c);
+
 /* NULL: there is none. */
 struct tenant *tenant_find(const struct tenant_set *set, const char *name);
 /* Finds the tenant, or makes it, and refers to it. NULL: no memory. */
@@ -60,6 +82,8 @@ struct tenant *tenant_ref(struct tenant_set *set, const char *name);
 void tenant_unref(struct tenant_set *set, struct tenant *t);
 
 /* for (t = tenant_next(set, NULL); t; t = tenant_next(set, t)): all of them. */
+struct tenant *tenant_from(const struct tenant_set *set,
+                           uint64_t id); /* the first with this id or a higher one */
 struct tenant *tenant_next(const struct tenant_set *set, const struct tenant *t);
 
 #endif

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""What tenants are given, against a real daemon: settings of the configuration and of `ucmctl tenant`, kept over restarts and kills; and
+a noisy neighbour, who stores far more than there is, beside one who has a guarantee.
+"""
+
+import json
+import os
+import subprocess
+import unittest
+
+from second_client import BIG, BUSY, DENIED, INVALID, NOT_FOUND, OK, TIMEOUT_S, TOP, Case, Daemon, OwnDaemons, Region
+
+UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
+QUIET, NOISY = 1001, 1002
+DRAM = 1  # of a lookup's status
+MIB = 1 << 20
+BLOCK = 2 * BIG["shard_bytes"]
+
+
+class Own(OwnDaemons, Case):
+    """A daemon, or several, over a folder of each test's own."""
+    options = {"arena.size": "16MiB", "nvme.size": "64MiB", "tenants": f"quiet uid:{QUIET},noisy uid:{NOISY}"}
+
+    def start(self, **more):
+        self.daemon = Daemon(folder=self.folder, **{**self.options, "state": self.folder, **more})
+        self.addCleanup(self.daemon.stop)
+
+    def ctl(self, *words):
+        return subprocess.run([UCMCTL, "--socket", self.daemon.socket, *words], capture_output=True, text=True, timeout=TIMEOUT_S)
+
+    def tenants(self):
+        return {each["tenant"]: each for each in json.loads(self.ctl("tenants", "--json").stdout)["tenants"]}
+
+    def worker(self, uid, blocks=8):
+        client = self.client(uid=uid)
+        ns = client.open(BIG)
+        return client, ns, Region(client, ns, BIG, blocks)
+
+    def store(self, region, names):
+        """In requests of four blocks, each a prefix of its own."""
+        for at in range(0, len(names), 4):
+            some = names[at:at + 4]
+            self.assertEqual(set(region.dump(some, range(len(some)))), {OK})
+
+
+class Settings(Own):
+    def test_what_is_set_is_kept_until_it_is_reset(self):
+        self.start(tenant_settings="quiet weight=200 namespaces=3")
+        self.assertEqual(self.ctl("tenant", "set", "quiet", "weight=300", "dram.guaranteed=4MiB").stdout, "tenant quiet changed\n")
+        self.assertEqual(self.ctl("tenant", "set", "*", "dram.most=12MiB").returncode, 0)
+        self.assertEqual(self.ctl("tenant", "set", "uid:7", "weight=5").returncode, 0)
+        for _ in range(2):
+            quiet = self.tenants()["quiet"]
+            self.assertEqual([quiet["given_" + key] for key in ("weight", "namespaces", "dram_guaranteed", "dram_most")],
+                             [300, 3, 4 * MIB, 12 * MIB])
+            self.assertEqual(quiet["kept"], "weight=300 dram.guaranteed=4MiB")
+            self.assertEqual(self.tenants()["uid:7"]["given_dram_most"], 12 * MIB)
+            self.daemon.kill()
+            self.start(tenant_settings="quiet weight=200 namespaces=3")
+        self.assertEqual(self.ctl("tenant", "reset", "quiet").stdout, "tenant quiet has what the configuration gives\n")
+        self.assertEqual(self.ctl("tenant", "reset", "*").returncode, 0)
+        self.assertEqual(self.ctl("tenant", "reset", "uid:7").returncode, 0)
+        for _ in range(2):
+            self.assertEqual([self.tenants()["quiet"]["given_" + key] for key in ("weight", "dram_guaranteed", "dram_most")], [200, 0, 0])
+            self.assertNotIn("uid:7", self.tenants())
+            self.daemon.kill()
+            self.start(tenant_settings="quiet weight=200 namespaces=3")
+        self.assertRegex(self.daemon.log(), r'audit tenant.set uid=0 .* of_tenant=quiet settings="weight=300 dram.guaranteed=4MiB"')
+        self.assertRegex(self.daemon.log(), r'audit tenant.reset uid=0 .* of_tenant=\* settings=""')
+
+    def test_what_can_not_be_is_refused_and_changes_nothing(self):
+        self.start()
+        client = self.client()
+        for code, name, settings, says in (
+                (NOT_FOUND, "quite", "weight=2", 'there is no tenant "quite"'), (NOT_FOUND, "gid:7", "weight=2", "there is no tenant"),
+                (INVALID, "quiet", "wieght=2", 'no setting "wieght"; there are weight, '), (INVALID, "quiet", "weight", "write KEY=VALUE"),
+                (INVALID, "quiet", "weight=0", "from 1 to 10000"), (INVALID, "*", "dram.guaranteed=1MiB", "give it by name"),
+                (INVALID, "quiet", "dram.guaranteed=17MiB", "in sum, and arena.size is 16MiB"),
+                (INVALID, "quiet", "dram.guaranteed=2MiB dram.most=1MiB", "is more than dram.most")):
+            self.assertIn(says, str(self.refused(code, client.call, "tenant.set", tenant=name, settings=settings)))
+        client.call("tenant.set", tenant="quiet", settings="dram.guaranteed=10MiB")
+        self.assertIn("17MiB in sum", str(self.refused(INVALID, client.call, "tenant.set", tenant="noisy", settings="dram.guaranteed=7MiB")))
+        self.assertIn("(10MiB) is more than dram.most (9MiB)",
+                      str(self.refused(INVALID, client.call, "tenant.set", tenant="*", settings="dram.most=9MiB")))
+        self.assertEqual(self.tenants()["quiet"]["kept"], "dram.guaranteed=10MiB")
+        for words in (("set", "quiet"), ("reset", "quiet", "weight=2"), ("give", "quiet")):
+            self.assertEqual(self.ctl("tenant", *words).returncode, 2)
+
+    def test_a_folder_that_takes_no_file(self):
+        self.start(state=os.path.join(self.folder, "none"))
+        done = self.ctl("tenant", "set", "quiet", "weight=2")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("it is in force, but ends with the daemon", done.stderr)
+        self.assertEqual(self.tenants()["quiet"]["given_weight"], 2)
+
+    def test_what_an_earlier_run_kept_and_does_not_hold_any_more(self):
+        with open(os.path.join(self.folder, "tenants"), "w", encoding="utf-8") as file:
+            file.write("# words\nquiet weight=9\nnoisy dram.guaranteed=1TiB\nquiet2 colour=red\n" + "x" * 3000 + "\n")
+        self.start()
+        self.assertEqual(self.tenants()["quiet"]["given_weight"], 9)
+        self.assertNotIn("noisy", self.tenants())
+        self.assertEqual(self.daemon.log().count("kept-settings-refused"), 3)
+
+    @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
+    def test_who_may(self):
+        self.start()
+        client, _, _ = self.worker(QUIET)
+        self.worker(NOISY)
+        self.refused(DENIED, client.call, "tenant.set", tenant="quiet", settings="weight=9")
+        self.refused(DENIED, client.call, "tenant.reset", tenant="quiet")
+        self.assertEqual([each["tenant"] for each in client.call("tenant.list")["tenants"]], ["quiet"])
+        self.assertEqual([each["tenant"] for each in self.pages(self.client(), "tenant.list", "tenants")], ["quiet", "noisy"])
+
+
+@unittest.skipUnless(os.geteuid() == 0, "takes other uids")
+class NoisyNeighbour(Own):
+    """The quiet one stores 8 blocks, 4 MiB. The noisy one then stores 200, 100 MiB: six times DRAM."""
+    quiet = [f"quiet {i}" for i in range(8)]
+    noise = [f"noise {i}" for i in range(200)]
+
+    def play(self, **more):
+        """How many blocks of the quiet one are still hits in DRAM."""
+        self.start(**more)
+        client, ns, region = self.worker(QUIET)
+        self.store(region, self.quiet)
+        said = [region.bytes(i) for i in range(4)]
+        self.settled(client, ns)
+        self.store(self.worker(NOISY)[2], self.noise)
+        tiers = [client.tiers(ns, name)[0] for name in self.quiet]
+        held = tiers.count(DRAM)
+        if held:
+            self.assertEqual(region.load(self.quiet[4:], range(4)), [OK] * 4)
+            self.assertEqual([region.bytes(i) for i in range(4)], said)
+        return held
+
+    def test_without_a_guarantee_the_noisy_one_has_all_of_dram(self):
+        self.assertEqual(self.play(), 0)
+
+    def test_with_a_guarantee_all_its_blocks_are_hits_in_dram(self):
+        self.assertEqual(self.play(tenant_settings="quiet dram.guaranteed=4MiB"), 8)
+        self.assertEqual(self.tenants()["quiet"]["dram_bytes"], 8 * BLOCK)
+        self.assertGreater(self.tenants()["noisy"]["dram_bytes"], 10 * MIB)
+
+    def test_a_bound_for_the_noisy_one_keeps_all_others(self):
+        self.assertEqual(self.play(tenant_settings="noisy dram.most=8MiB"), 8)
+        self.assertLessEqual(self.tenants()["noisy"]["dram_bytes"], 8 * MIB)
+
+    def test_a_guarantee_that_is_set_live_and_kept_over_a_kill(self):
+        self.start()
+        self.assertEqual(self.ctl("tenant", "set", "quiet", "dram.guaranteed=4MiB").returncode, 0)
+        self.daemon.kill()
+        self.assertEqual(self.play(), 8)
+
+
+if __name__ == "__main__":
+    unittest.main()
