@@ -99,6 +99,13 @@ class Flood(Case):
         self.assertGreater(len(second), 4)
         self.works()
 
+    def test_who_connects_again_and_again(self):
+        for _ in range(1200):
+            client = self.client(uid=FLOOD, hello=False)
+            client.close()
+        self.works()
+        self.works(uid=None)
+
     def test_a_tenants_setting(self):
         clients, why = self.flood(FEW, self.hello)
         self.assertEqual(len(clients), 2)
