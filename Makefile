@@ -196,7 +196,10 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 check-sglang: setup-build ## the storage in SGLang's own code, which is fetched from PyPI (some GB); SGLANG_PYTHON=python names one that has it
 	+@$(SUBMAKE) all
 	$(if $(SGLANG_PYTHON),,tests/setup/sglang.sh $(SGLANG_VENV))
-	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) $(or $(SGLANG_PYTHON),$(abspath $(SGLANG_VENV))/bin/python) -B tests/sglang/check_sglang.py
+	for file in check_sglang check_sglang_tree; do \
+	    UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
+	        $(or $(SGLANG_PYTHON),$(abspath $(SGLANG_VENV))/bin/python) -B tests/sglang/$$file.py || exit 1; \
+	done
 
 check-vllm-gpu: setup-build ## sparse decoding in a real vLLM on a GPU; VLLM_PYTHON=python names one that has vLLM
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU's kernels can't be built"; exit 1)
