@@ -308,6 +308,22 @@ struct metrics {
     X(dumps, counter, "requests", "dumps of a tenant")                                             \
     X(dump_bytes, counter, "bytes", "bytes copied out of the memory of a tenant's workers")        \
     X(evicted_blocks, counter, "blocks", "blocks of a tenant evicted from DRAM to make space")     \
+    X(nvme_read_bytes, counter, "bytes", "bytes read from NVMe for a tenant")                      \
+    X(shared_read_bytes, counter, "bytes", "bytes read from shared roots for a tenant")            \
+    X(bus_contended_bytes, counter, "bytes",                                                       \
+      "bytes of a tenant that copies moved while other tenants' copies waited, too")               \
+    X(bus_due_bytes, counter, "bytes",                                                             \
+      "its weight's part of all that was copied while copies of a tenant and of others waited")    \
+    X(nvme_contended_bytes, counter, "bytes",                                                      \
+      "bytes read from NVMe for a tenant while other tenants' reads waited, too")                  \
+    X(nvme_due_bytes, counter, "bytes",                                                            \
+      "its weight's part of all that was read from NVMe while reads of a tenant and of others "    \
+      "waited")                                                                                    \
+    X(shared_contended_bytes, counter, "bytes",                                                    \
+      "bytes read from a root for a tenant while other tenants' reads waited, too")                \
+    X(shared_due_bytes, counter, "bytes",                                                          \
+      "its weight's part of all that was read from roots while reads of a tenant and of others "   \
+      "waited")                                                                                    \
     X(namespaces, gauge, "namespaces", "namespaces of a tenant")                                   \
     X(blocks, gauge, "blocks", "blocks of a tenant, complete or not")                              \
     X(dram_bytes, gauge, "bytes", "bytes of a tenant's parts in DRAM")                             \

@@ -48,6 +48,23 @@ static void sift_down(struct fair *f, struct fair_flow *flow)
 
 /* ---- flows ---- */
 
+static uint32_t weight_of(const struct fair_flow *flow)
+{
+    return flow->weight > 0 ? flow->weight : 1;
+}
+
+static bool contends(const struct fair_flow *flow)
+{
+    return flow->at > 0 && !flow->aside;
+}
+
+void fair_weigh(struct fair *f, struct fair_flow *flow, uint32_t weight)
+{
+    f->weights -= contends(flow) ? weight_of(flow) : 0;
+    flow->weight = weight;
+    f->weights += contends(flow) ? weight_of(flow) : 0;
+}
+
 void fair_add(struct fair *f, struct fair_flow *flow)
 {
     assert(flow->at == 0 && f->n < FAIR_FLOWS_MAX);
@@ -57,6 +74,8 @@ void fair_add(struct fair *f, struct fair_flow *flow)
     flow->came = ++f->arrivals;
     flow->at = ++f->n;
     f->n_aside += flow->aside;
+    f->weights += contends(flow) ? weight_of(flow) : 0;
+    flow->settled = f->turn;
     sift_up(f, flow);
 }
 
@@ -66,6 +85,7 @@ void fair_remove(struct fair *f, struct fair_flow *flow)
 
     if (flow->at == 0)
         return;
+    f->weights -= contends(flow) ? weight_of(flow) : 0;
     last = f->heap[--f->n];
     if (last != flow) {
         place(f, last, flow->at);
@@ -105,11 +125,27 @@ static void count_last(struct fair *f, const struct fair_flow *flow, uint64_t by
     f->served += bytes;
 }
 
-void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes)
+static void settle(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got)
 {
-    uint64_t weight = flow->weight > 0 ? flow->weight : 1, cost = flow->rest + bytes;
+    bool others = f->n - f->n_aside > 1;
+
+    if (!contends(flow))
+        return;
+    if (others)
+        f->turn += (double)bytes / (double)f->weights;
+    if (got) {
+        got->contended += others ? bytes : 0;
+        got->due += (uint64_t)((f->turn - flow->settled) * weight_of(flow) + 0.5);
+    }
+    flow->settled = f->turn;
+}
+
+void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got)
+{
+    uint64_t weight = weight_of(flow), cost = flow->rest + bytes;
 
     count_last(f, flow, bytes);
+    settle(f, flow, bytes, got);
     flow->bytes += bytes;
     if (flow->start < f->now)
         flow->start = f->now; /* it was passed over */

@@ -31,7 +31,7 @@
 
 /* All zero before its first use. */
 struct fair_flow {
-    uint32_t weight; /* 1 to FAIR_WEIGHT_MAX, set by the caller, at any time; 0 counts as 1 */
+    uint32_t weight; /* see fair_weigh */
     uint32_t at;     /* its place among those that wait, from 1; 0: it has nothing waiting */
     bool aside;      /* set by the caller before its first use: it contends with nobody */
     uint64_t start;
@@ -39,6 +39,13 @@ struct fair_flow {
     uint64_t burst; /* bytes that it may still have at once */
     uint64_t came;  /* when its burst began: its place among the bursts */
     uint64_t bytes; /* all that it has had */
+    double settled; /* fair.turn up to which what was due to it has been told */
+};
+
+/* What a flow got while others waited besides it, and what its weight's part of all that was served then is. Where the
+ * scheduler keeps its promises these two become alike. */
+struct fair_got {
+    uint64_t contended, due;
 };
 
 struct fair {
@@ -50,10 +57,14 @@ struct fair {
     uint64_t served, alone_from;
     bool shared;         /* more than one was ever served */
     uint32_t n, n_aside; /* n_aside: of them, those that contend with nobody */
+    uint64_t weights;    /* of those that wait and contend */
+    double turn; /* bytes that were served while several waited, each by their weights' sum then */
     struct fair_flow *heap[FAIR_FLOWS_MAX];
 };
 
 void fair_init(struct fair *f, uint64_t burst);
+/* 1 to FAIR_WEIGHT_MAX; 0 counts as 1, and is what a flow has before. At any time. */
+void fair_weigh(struct fair *f, struct fair_flow *flow, uint32_t weight);
 /* The flow has something waiting from now on. It must not have had. There are at most FAIR_FLOWS_MAX. */
 void fair_add(struct fair *f, struct fair_flow *flow);
 /* It has nothing waiting any more. Harmless if it had none. */
@@ -63,8 +74,8 @@ struct fair_flow *fair_first(const struct fair *f);
 /* Who would be if that one, which waits, could not be served; or NULL. */
 struct fair_flow *fair_next(const struct fair *f, const struct fair_flow *flow);
 /* So many bytes of that flow begin. Anybody may be served, though only fair_first's answer keeps the promises; who
- * was passed over gets no credit for that. */
-void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes);
+ * was passed over gets no credit for that. Adds to *got, which may be NULL. */
+void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got);
 /* Does more than one flow use the resource: is another one waiting than was served last, or was another one served
  * within the last `window` bytes? Then as little as possible should be under way, as it is in nobody's order. */
 bool fair_contended(const struct fair *f, uint64_t window);

@@ -43,7 +43,7 @@ void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned 
         fair_remove(&q->fair, &lane->flow); /* what was there was taken out */
         fair_add(&q->fair, &lane->flow);
     }
-    lane->flow.weight = who->weight > 0 ? who->weight : FAIR_WEIGHT;
+    fair_weigh(&q->fair, &lane->flow, who->weight > 0 ? who->weight : FAIR_WEIGHT);
     if (front)
         list_push_front(&lane->classes[class], node);
     else
@@ -77,23 +77,24 @@ struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, u
     return next;
 }
 
-void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes)
+void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes,
+                       struct fair_got *got)
 {
     struct fair_lane *lane = lane_of(q, who);
 
-    lane->flow.weight = who->weight > 0 ? who->weight : FAIR_WEIGHT;
-    fair_charge(&q->fair, &lane->flow, bytes);
+    fair_weigh(&q->fair, &lane->flow, who->weight > 0 ? who->weight : FAIR_WEIGHT);
+    fair_charge(&q->fair, &lane->flow, bytes, got);
     if (!lane_first(q, lane, 0)) /* harmless if it is out already */
         fair_remove(&q->fair, &lane->flow);
 }
 
 void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node), void *ctx)
 {
-    for (uint32_t i = 0; i < q->fair.n; i++) {
-        struct fair_lane *lane = lane_at(q->fair.heap[i]);
+    for (uint32_t at = 0; at < q->fair.n; at++) {
+        struct fair_lane *lane = lane_at(q->fair.heap[at]);
 
-        for (unsigned class = 0; class < q->classes; class ++) {
-            struct list *head = &lane->classes[class], *next;
+        for (unsigned i = 0; i < q->classes; i++) {
+            struct list *head = &lane->classes[i], *next;
 
             for (struct list *node = head->next; node != head; node = next) {
                 next = node->next;

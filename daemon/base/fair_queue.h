@@ -44,8 +44,9 @@ struct list *fair_queue_first(struct fair_queue *q);
 /* What would be if `node`, which waits, could not be; or NULL. */
 struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned class,
                              struct list *node);
-/* So many bytes begin of something that waits, or did. */
-void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes);
+/* So many bytes begin of something that waits, or did. got: see fair_charge. */
+void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes,
+                       struct fair_got *got);
 /* Calls each for all that waits, which it may take out. */
 void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node),
                      void *ctx);

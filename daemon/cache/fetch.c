@@ -89,6 +89,15 @@ int part_op_share(struct part_op *op, slot_ref slot, bool write,
     return rc;
 }
 
+void cache_tier_read(struct cache *c, block_ref ref, const struct tier_io *io, uint64_t bytes)
+{
+    struct metrics_tenant *m = cache_ns(c, ref)->tenant->metrics;
+
+    m->nvme_read_bytes += bytes;
+    m->nvme_contended_bytes += io->got.contended;
+    m->nvme_due_bytes += io->got.due;
+}
+
 static void log_read_failed(const struct tier_io *io, int status)
 {
     log_warn("cache", "read-failed", "status=%s key=%02x%02x%02x%02x part=%u loc=%#llx",
@@ -158,6 +167,7 @@ static void tier_done_cb(struct tier_io *io, int status)
     int rc;
 
     c->tier_busy--;
+    cache_tier_read(c, f->ref, io, status == 0 ? io->bytes : 0);
     histogram_count(c->config.metrics->histograms.nvme_read, uv_hrtime() - f->begun_ns);
     if (status != 0) {
         log_read_failed(io, status);
@@ -209,8 +219,12 @@ static void share_done_cb(struct share_io *io, int status)
 {
     struct part_op *f = LIST_ENTRY(io, struct part_op, io.share);
     struct cache *c = f->cache;
+    struct metrics_tenant *m = cache_ns(c, f->ref)->tenant->metrics;
 
     c->share_busy--;
+    m->shared_read_bytes += status == 0 ? io->bytes : 0;
+    m->shared_contended_bytes += io->got.contended;
+    m->shared_due_bytes += io->got.due;
     fetch_take(f, status);
     if (status == 0) {
         part_set_share(c, f->ref, f->part, PART_SHARE_KNOWN, io->root);

@@ -268,6 +268,8 @@ struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part);
 void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_ref ref,
                    uint32_t part, slot_ref slot);
 int cache_tier_submit(struct cache *c, struct tier_io *io);
+/* Counts a read of the block for a request, which has ended and brought so many bytes. */
+void cache_tier_read(struct cache *c, block_ref ref, const struct tier_io *io, uint64_t bytes);
 
 /* As cache_get, of a part that is not in DRAM, into a slot of the group's window. -EAGAIN, -ENOSPC: also
  * cache_window_slot. */

@@ -173,7 +173,8 @@ static void shards_done_cb(struct tier_io *io, int status)
         cache_shards_put(c, s);
         return;
     }
-    w = LIST_ENTRY(node, struct cache_wait, link);
+    w = LIST_ENTRY(node, struct cache_wait, link); /* he holds the block */
+    cache_tier_read(c, s->ref, io, status == 0 ? s->io.shards * s->io.shard_bytes : 0);
     if (status != 0) {
         stage_put(c, s->stage);
         s->stage = NULL;

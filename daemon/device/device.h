@@ -156,6 +156,7 @@ struct device_job {
     /* Out, of a coded dump: set where a section of the item did not fit (ucm_encoding_fits), so that the
      * slot holds nothing of use. n_items, 0 at first; NULL: the encoding fits always. */
     atomic_uchar *unfit;
+    struct fair_got got;    /* out, of a copy */
     struct ucm_error error; /* out, when status is not 0 */
     /* status is one of:
      * - 0

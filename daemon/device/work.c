@@ -76,9 +76,9 @@ struct device_job *job_queue_first(struct job_queue *q)
     return job ? job : job_queue_first_of(q, DEVICE_DUMP);
 }
 
-void job_queue_charge(struct job_queue *q, const struct device_job *job, uint64_t bytes)
+void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t bytes)
 {
-    fair_queue_charge(queue_of(q, job->op), &job->who, bytes);
+    fair_queue_charge(queue_of(q, job->op), &job->who, bytes, &job->got);
 }
 
 struct expiry {
@@ -409,6 +409,7 @@ int work_submit(struct device *d, struct device_job *job)
     job->begun = job->staged = false;
     job->next_item = job->next_plane = job->pieces = 0;
     job->scratch = NULL;
+    job->got = (struct fair_got){0};
     job->error.code = 0;
     job->error.text[0] = '\0';
     uv_mutex_lock(&w->mutex);

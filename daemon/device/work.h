@@ -51,7 +51,7 @@ struct device_job *job_queue_first_of(struct job_queue *q, enum device_op op);
 /* The next one of its direction after `job`, which waits; or NULL. */
 struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job);
 /* So many bytes of the job begin, which waits or did until now. */
-void job_queue_charge(struct job_queue *q, const struct device_job *job, uint64_t bytes);
+void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t bytes);
 /* Moves every copy of which no piece was taken and whose deadline has passed to `expired`. */
 void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired);
 /* Moves all jobs of a list there, in order. */

@@ -255,6 +255,8 @@ void durable_abandon(struct durable_wait *dw);
 void batch_abandon(struct transfer *t);
 /* Ends all its items, and frees it. */
 void batch_end(struct copy_batch *b, enum ucm_block_status status);
+/* Of a job that has ended: what it got of the bus. */
+void job_count(struct transfer *t, const struct device_job *job);
 /* What a job's end means for its items; counts errors. */
 enum ucm_block_status batch_outcome(struct transfer *t, int status);
 

@@ -196,6 +196,15 @@ void batch_end(struct copy_batch *b, enum ucm_block_status status)
     batch_free(b);
 }
 
+void job_count(struct transfer *t, const struct device_job *job)
+{
+    struct metrics_tenant *m = t->ns->tenant->metrics;
+
+    trace_less(t->r.trace, TRACE_COPY);
+    m->bus_contended_bytes += job->got.contended;
+    m->bus_due_bytes += job->got.due;
+}
+
 enum ucm_block_status batch_outcome(struct transfer *t, int status)
 {
     if (status == 0)
@@ -217,7 +226,7 @@ static void batch_done_cb(struct device_job *job, int status)
 
     enum ucm_block_status outcome = batch_outcome(t, status);
 
-    trace_less(t->r.trace, TRACE_COPY);
+    job_count(t, job);
     if (outcome ==
         UCM_BLOCK_DEVICE) /* the answer has a status for each block, and no room for words */
         log_warn("request", "copy-failed", "pid=%ld why=\"%s\"", (long)t->region->region->pid,

@@ -102,7 +102,7 @@ void read_begun(struct item_wait *iw)
         rq->narrow_reads = NARROW_READS;
         return;
     }
-    fair_queue_charge(&rq->readers, &who, item_slot_bytes(iw->t, iw->item));
+    fair_queue_charge(&rq->readers, &who, item_slot_bytes(iw->t, iw->item), NULL);
     rq->large_reads++;
     rq->large_bytes += item_slot_bytes(iw->t, iw->item);
     rq->narrow_reads -= rq->narrow_reads > 0;

@@ -92,7 +92,7 @@ static void step_done_cb(struct device_job *job, int status)
     struct copy_batch *b = sj->batch;
     struct transfer *t = b->t;
 
-    trace_less(t->r.trace, TRACE_COPY);
+    job_count(t, job);
     t->steps->landed[sj->step]++;
     list_push_back(&t->steps->idle, &sj->link);
     t->jobs--;

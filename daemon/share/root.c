@@ -167,7 +167,7 @@ static void queue_begin(struct share_root *r)
 
     while ((t = task_next(r))) {
         task_unqueue(t);
-        fair_queue_charge(&r->queue[t->class], &t->who, t->cost);
+        fair_queue_charge(&r->queue[t->class], &t->who, t->cost, &t->got);
         root_begin(r, t);
     }
 }

@@ -31,6 +31,7 @@ struct share_task {
     struct share_op op; /* verb, id and so on as backend.h says; done_cb is the root's */
     enum share_class class;
     struct fair_who who;
+    struct fair_got got;  /* out; 0 in */
     uint64_t deadline_ms; /* by uv_now */
     /* The task is late: its status will be -ETIMEDOUT. May be NULL. */
     void (*late_cb)(struct share_task *t);

@@ -57,6 +57,7 @@ struct share_io {
     void *data;
     uint64_t bytes; /* of the payload */
     struct fair_who who;
+    struct fair_got got; /* out, with done_cb */
     /* in: of a read, the root that is asked first, or 0. out, with status 0: where the part is. */
     share_root_id root;
     /* Runs by the deadline at the latest. Status:

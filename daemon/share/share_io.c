@@ -119,6 +119,7 @@ static void part_io_end(struct part_io *m, int status)
 {
     struct share_io *io = m->io;
 
+    io->got = m->task.got;
     free(m);
     io->op = NULL;
     io->done_cb(io, status);

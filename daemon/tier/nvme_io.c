@@ -239,7 +239,7 @@ static void pump_reads(struct tier *t, struct nvme_device *d)
         }
         op->bytes = op->iov[op->e.iovs - 1].iov_len;
         if (!io->scratch[NVME_IO_IDLE])
-            fair_queue_charge(&d->reads, &io->who, op->bytes);
+            fair_queue_charge(&d->reads, &io->who, op->bytes, &io->got);
         d->reading += op->bytes;
         d->in_flight++;
         op->ios[0] = io;

@@ -84,6 +84,7 @@ struct tier_io {
     uint64_t bytes;   /* payload, without padding */
     uint32_t buffer;  /* number of the registered buffer that `data` lies in */
     struct fair_who who; /* whose: tenants share a disk by their weights; reads go before writes */
+    struct fair_got got; /* out, of a read; 0 in */
     uint8_t priority;    /* 0 to 15, more is sooner among the reads of one tenant */
     bool seal;           /* a write: encrypted or not at all */
     bool check;       /* a read that only checks the part: no use of it */

@@ -240,7 +240,6 @@ class Requests(Case):
             "pin": one, "unpin": one, "evict": one, "namespace.purge": one, "stats": {}, "health": {},
             "namespace.list": {}, "ls": {"ns": ns}, "inspect": {"ns": ns, "key": keys(1)}, "verify": {"ns": ns},
             "share.collect": {}, "config.reload": {}, "config.get": {}, "key.list": {}, "key.reload": {},
-            "tenant.list": {}, "tenant.set": {"tenant": "uid:9", "settings": "weight=50"}, "tenant.reset": {"tenant": "uid:9"},
             "bypass": {}, "trace": {"op": 1},
             "region.unregister": {"region": region.number},
             "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},

@@ -16,6 +16,7 @@ static uint64_t largest[N];     /* what a flow is charged at once, at most */
 static uint64_t since[N];       /* when it came; 0: it has nothing waiting */
 static uint64_t snapshot[N][N]; /* [i]: what all had had when i came */
 static uint64_t steps;
+static struct fair_got got[N];
 
 static uint64_t random_to(uint64_t n)
 {
@@ -27,6 +28,7 @@ static void begin(uint64_t burst, unsigned seed)
     fair_init(&fair, burst);
     memset(flows, 0, sizeof(flows));
     memset(since, 0, sizeof(since));
+    memset(got, 0, sizeof(got));
     steps = 0;
     srand(seed);
 }
@@ -51,7 +53,7 @@ static unsigned serve(void)
     struct fair_flow *flow = fair_first(&fair);
     unsigned i = (unsigned)(flow - flows);
 
-    fair_charge(&fair, flow, random_to(largest[i]));
+    fair_charge(&fair, flow, random_to(largest[i]), &got[i]);
     return i;
 }
 
@@ -130,6 +132,9 @@ static void flood(unsigned n)
 
         cr_assert(had > 0.98 * due && had < 1.02 * due, "flow %u of weight %u had %f, due %f", i,
                   flows[i].weight, had, due);
+        /* and so it tells: of all, bursts included */
+        cr_assert_leq(llabs((long long)(got[i].contended - got[i].due)), BURST + 2 * slack(n, i));
+        cr_assert_eq(got[i].contended, flows[i].bytes);
     }
 }
 
@@ -197,7 +202,7 @@ Test(fair, a_small_request_goes_before_what_others_queue)
             uint64_t piece = left < 2 * MIB ? left : 2 * MIB;
 
             cr_assert_eq(fair_first(&fair), &flows[0], "round %u, left %" PRIu64, round, left);
-            fair_charge(&fair, &flows[0], piece);
+            fair_charge(&fair, &flows[0], piece, NULL);
             left -= piece;
         }
         go(0);
@@ -219,9 +224,10 @@ Test(fair, small_requests_in_a_row_go_at_once)
     for (unsigned round = 0; round < 1000; round++) {
         come(0);
         cr_assert_eq(fair_first(&fair), &flows[0]);
-        fair_charge(&fair, &flows[0], 1 * MIB);
+        fair_charge(&fair, &flows[0], 1 * MIB, NULL);
         go(0);
-        fair_charge(&fair, &flows[1], 2 * MIB); /* two are under way at a time: it is served */
+        fair_charge(&fair, &flows[1], 2 * MIB,
+                    NULL); /* two are under way at a time: it is served */
     }
 }
 
@@ -253,18 +259,18 @@ Test(fair, a_short_pause_forgives_nothing)
     begin(BURST, 1);
     flows[0].weight = flows[1].weight = 100;
     come(1);
-    fair_charge(&fair, &flows[1], 1 * MIB); /* of its burst, as it came first */
-    fair_charge(&fair, &flows[1], BURST);
+    fair_charge(&fair, &flows[1], 1 * MIB, NULL); /* of its burst, as it came first */
+    fair_charge(&fair, &flows[1], BURST, NULL);
     for (unsigned i = 0; i < 100; i++) {
         uint64_t had = flows[0].bytes;
 
         come(0);
         while (fair_first(&fair) == &flows[0])
-            fair_charge(&fair, &flows[0], 1 * MIB);
+            fair_charge(&fair, &flows[0], 1 * MIB, NULL);
         cr_assert_leq(flows[0].bytes - had, BURST + 1 * MIB);
         cr_assert_leq(flows[0].bytes, flows[1].bytes + BURST + 1 * MIB);
         go(0);
-        fair_charge(&fair, &flows[1], 1 * MIB);
+        fair_charge(&fair, &flows[1], 1 * MIB, NULL);
     }
 }
 
@@ -279,7 +285,7 @@ Test(fair, weights_change_at_once)
     largest[0] = largest[1] = 1 * MIB;
     for (unsigned i = 0; i < 1000; i++)
         (void)serve();
-    flows[0].weight = 300;
+    fair_weigh(&fair, &flows[0], 300);
     for (unsigned i = 0; i < 2; i++)
         before[i] = flows[i].bytes;
     for (unsigned i = 0; i < 10000; i++)
@@ -299,13 +305,13 @@ Test(fair, who_is_passed_over_gets_no_credit)
         largest[i] = 1 * MIB;
         come(i);
     }
-    fair_charge(&fair, &flows[0], 1 * MIB);
+    fair_charge(&fair, &flows[0], 1 * MIB, NULL);
     for (unsigned i = 0; i < 1000; i++) {
         struct fair_flow *first = fair_first(&fair);
 
         cr_assert_eq(fair_next(&fair, first == &flows[1] ? first : &flows[1]),
                      first == &flows[1] ? &flows[0] : NULL);
-        fair_charge(&fair, &flows[0], 1 * MIB);
+        fair_charge(&fair, &flows[0], 1 * MIB, NULL);
     }
     before = flows[0].bytes;
     for (unsigned i = 0; i < 100; i++)
@@ -321,25 +327,26 @@ Test(fair, one_alone_gets_all_and_contends_with_nobody)
         come(0);
         for (unsigned k = 0; k < 20; k++) {
             cr_assert_eq(fair_first(&fair), &flows[0]);
-            fair_charge(&fair, &flows[0], 1 * MIB);
+            fair_charge(&fair, &flows[0], 1 * MIB, NULL);
         }
         go(0);
     }
     cr_assert_null(fair_first(&fair));
+    cr_assert_eq(got[0].contended + got[0].due, 0);
 }
 
 Test(fair, others_contend_while_they_wait_and_a_while_after)
 {
     begin(BURST, 1);
     come(0);
-    fair_charge(&fair, &flows[0], 1 * MIB);
+    fair_charge(&fair, &flows[0], 1 * MIB, NULL);
     come(1);
     cr_assert(fair_contended(&fair, 1));
-    fair_charge(&fair, &flows[1], 1 * MIB);
+    fair_charge(&fair, &flows[1], 1 * MIB, NULL);
     go(1);
     cr_assert(fair_contended(&fair, 10 * MIB), "the last one was not who waits");
-    fair_charge(&fair, &flows[0], 9 * MIB);
+    fair_charge(&fair, &flows[0], 9 * MIB, NULL);
     cr_assert(fair_contended(&fair, 10 * MIB));
-    fair_charge(&fair, &flows[0], 1 * MIB);
+    fair_charge(&fair, &flows[0], 1 * MIB, NULL);
     cr_assert_not(fair_contended(&fair, 10 * MIB));
 }

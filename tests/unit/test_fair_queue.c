@@ -34,7 +34,7 @@ Test(fair_queue, a_lane_goes_by_class_and_age)
     for (unsigned i = 0; i < 4; i++) {
         cr_assert_eq(fair_queue_first(&q), &node[order[i]]);
         list_remove(&node[order[i]]);
-        fair_queue_charge(&q, &a, MIB);
+        fair_queue_charge(&q, &a, MIB, NULL);
     }
     cr_assert_null(fair_queue_first(&q));
 }
@@ -57,7 +57,7 @@ Test(fair_queue, classes_say_nothing_between_tenants)
 
         served += of_a;
         list_remove(node);
-        fair_queue_charge(&q, of_a ? &a : &b, MIB);
+        fair_queue_charge(&q, of_a ? &a : &b, MIB, NULL);
     }
     cr_assert(served >= 27 && served <= 37, "%u of 64", served);
     while (fair_queue_first(&q))
@@ -76,7 +76,7 @@ Test(fair_queue, what_cannot_go_lets_others_pass)
     cr_assert_eq(fair_queue_first(&q), &node[0]);
     cr_assert_eq(fair_queue_next(&q, &a, 0, &node[0]), &node[1]);
     list_remove(&node[1]);
-    fair_queue_charge(&q, &b, MIB);
+    fair_queue_charge(&q, &b, MIB, NULL);
     cr_assert_eq(fair_queue_next(&q, &a, 0, &node[0]), &node[2]);
     list_remove(&node[0]);
     list_remove(&node[2]);
@@ -104,7 +104,7 @@ Test(fair_queue, many_tenants_share_lanes)
         struct fair_who t = who((uint32_t)(next - node));
 
         list_remove(next);
-        fair_queue_charge(&q, &t, MIB);
+        fair_queue_charge(&q, &t, MIB, NULL);
     }
     cr_assert_eq(served, TENANTS);
 }

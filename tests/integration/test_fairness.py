@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Tenants that load at the same time, against a real daemon: each gets its weight's part of what is copied or read while others wait, too,
+counted in bytes; and who loads little waits for what is under way and not for what others have queued, counted in requests, by the order in
+which a trace says that they ended.
+"""
+
+import os
+import statistics
+import unittest
+
+from second_client import BIG, DEMO, OK, Case, Daemon, Region, keys
+
+MIB = 1 << 20
+FIRST_UID = 61000
+WIDE = dict(BIG, shards=[8], shard_bytes=512 << 10)
+COPIED = dict(BIG, shards=[4], shard_bytes=512 << 10)
+READ = dict(BIG, shard_bytes=128 << 10)
+
+
+def weight(number):
+    return 100 * (1 + number % 3)
+
+
+@unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
+class Tenants(Case):
+    tenants = 10
+
+    @classmethod
+    def setUpClass(cls):
+        weights = ",".join(f"uid:{FIRST_UID + i} weight={weight(i)}" for i in range(cls.tenants))
+        cls.daemon = Daemon(**{"arena.size": "400MiB", "arena.extent": "8MiB", "nvme.size": "640MiB", "nvme.depth": "2", "device.cpu_threads": "1",
+                               "tenant_settings": weights})
+
+    def setUp(self):
+        self.operator = self.client()
+
+    def stored(self, number, identity, blocks, names):
+        client = self.client(uid=FIRST_UID + number)
+        ns = client.open(dict(identity, model=self.id()))
+        region = Region(client, ns, identity, blocks)
+        for at in range(0, len(names), blocks):
+            some = names[at:at + blocks]
+            self.assertEqual(set(region.dump(some, range(len(some)))), {OK})
+        return client, ns, region
+
+    def flood(self, workers, requests, names_of):
+        """All send `requests` loads, and have them all."""
+        for client, _, region in workers:
+            for i in range(requests):
+                region.begin("load", names_of(i), range(len(names_of(i))), more=i + 1 < requests)
+        for client, _, _ in workers:
+            for msgid in range(client.msgid - requests + 1, client.msgid + 1):
+                self.assertEqual(set(client.wait(msgid)["status"]), {OK})
+
+    def told(self, tenants, resource):
+        """Of each tenant: what it has had while others waited, too, and what its part of that was."""
+        told = {tenant["name"]: tenant for tenant in self.operator.call("stats")["tenants"]}
+        mine = [told.get(f"uid:{FIRST_UID + i}", {}) for i in range(tenants)]
+        return [(each.get(resource + "_contended_bytes", 0), each.get(resource + "_due_bytes", 0)) for each in mine]
+
+    def check_shares(self, resource, before, total, slack):
+        """slack: bytes that a tenant may be ahead of its part, or behind it: bursts, and one part."""
+        after = self.told(len(before), resource)
+        got = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before)]
+        self.assertGreater(sum(had for had, _ in got), total / 4, "hardly two tenants ever waited at the same time")
+        for i, (had, due) in enumerate(got):
+            self.assertLessEqual(abs(had - due), 0.1 * due + slack, f"tenant {i} of weight {weight(i)}: {got}")
+
+    def below(self, workers, names):
+        """Brings the blocks out of DRAM."""
+        for client, ns, _ in workers:
+            self.settled(client, ns)
+            client.call("evict", ns=ns, keys=keys(*names), tier=1)
+            self.assertNotIn(1, client.tiers(ns, *names))
+
+    def copies(self, tenants):
+        workers = [self.stored(i, COPIED, 1, ["a"]) for i in range(tenants)]
+        before = self.told(tenants, "bus")
+        self.flood(workers, 100, lambda i: ["a"])
+        self.check_shares("bus", before, tenants * 200 * MIB, 24 * MIB)
+
+    def reads(self, tenants):
+        names = list(range(100))
+        workers = [self.stored(i, READ, 8, names) for i in range(tenants)]
+        self.below(workers, names)
+        before = self.told(tenants, "nvme")
+        self.flood(workers, 100, lambda i: [i])
+        self.check_shares("nvme", before, tenants * 25 * MIB, 4 * MIB)
+
+    def test_two_share_the_copies(self):
+        self.copies(2)
+
+    def test_ten_share_the_copies(self):
+        self.copies(10)
+
+    def test_two_share_a_disk(self):
+        self.reads(2)
+
+    def test_ten_share_a_disk(self):
+        self.reads(10)
+
+    def test_a_small_load_goes_before_what_another_has_queued(self):
+        noisy, _, flood = self.stored(0, WIDE, 1, ["a"])
+        quiet, _, region = self.stored(1, DEMO, 1, ["b"])
+        self.operator.call("trace", op=1)
+        for i in range(200):
+            flood.begin("load", ["a"], [0], more=i < 199)
+        for _ in range(20):
+            self.assertEqual(region.load(["b"], [0]), [OK])
+        for msgid in range(noisy.msgid - 199, noisy.msgid + 1):
+            noisy.wait(msgid)
+        records = self.operator.call("trace", op=2)["records"]
+        ends = [r["start_us"] + r["us"] for r in records if r["uid"] == FIRST_UID]
+        beside = [r for r in records if r["uid"] == FIRST_UID + 1 and r["start_us"] + r["us"] < max(ends)]
+        self.assertGreaterEqual(len(beside), 5, "the flood was over too soon")
+        passed = sorted(sum(r["start_us"] < end < r["start_us"] + r["us"] for end in ends) for r in beside)
+        self.assertLessEqual(statistics.median(passed), 2, passed)
+
+
+if __name__ == "__main__":
+    unittest.main()
