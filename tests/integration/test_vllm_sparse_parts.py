@@ -65,6 +65,15 @@ class Pages(unittest.TestCase):
         self.assertEqual(s.needs_no_pages("r", 0, 0), 0)
         self.assertEqual(s.needs_no_pages("dense", 0, 144), 0)
 
+    def test_on_a_gpu_the_last_computed_blocks_window_has_pages(self):
+        """A step that came short is computed again from the first token on of that block."""
+        s = SparseScheduler(rules(on_gpu=True), budget=64)
+        s.admit(self.request)
+        s.received({"r": 12}, (), ())
+        self.assertEqual(s.give_back("r", 176), (0, 8), "176 is a block's first token: 160 may be computed again")
+        self.assertEqual(s.give_back("r", 177), (8, 9))
+        self.assertEqual(s.needs_no_pages("r", 0, 160), 7)
+
     def test_lost_blocks(self):
         s = self.scheduler
         s.received({"r": 9}, (), ())

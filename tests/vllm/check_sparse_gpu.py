@@ -37,6 +37,7 @@ class Sparse(Scenarios, unittest.TestCase):
         "newer": (256, {"sparse": SOME, "environment": NEWER}),
         "newer, all": (256, {"sparse": ALL, "environment": NEWER}),
         "pieces": (256, {"sparse": ALL, "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 16 << 20}),
+        "few": (0, {"sparse": ALL, "kv_cache_memory_bytes": 10 << 20}),
         "short": (8, {"sparse": ALL}),
         "windowless": (0, {"sparse": SOME}),
     }
@@ -98,9 +99,11 @@ class Sparse(Scenarios, unittest.TestCase):
     def test_aborts_with_the_newer_runner(self):
         self.gives_up("newer, all")
 
-    def test_prompts_in_pieces_and_preemption(self):
+    def test_prompts_in_pieces(self):
         self.everything("pieces")
-        self.preempts("pieces")
+
+    def test_preemption(self):
+        self.preempts("few")
 
     def test_zz_the_daemon_dies_and_comes_back(self):
         self.dies("eager")

@@ -15,7 +15,8 @@ class Steps(Scenarios, unittest.TestCase):
     ENGINES = {
         "dense": (None, {}),
         "all": (64, {"sparse": ALL, "cpu": {"others": 5}}),
-        "preempted": (64, {"sparse": ALL, "cpu": {"preempts": True, "others": 7, "short": 53}, "num_gpu_blocks_override": 60}),
+        "preempted": (64, {"sparse": ALL, "cpu": {"preempts": True, "others": 7, "short": 53}}),
+        "few": (0, {"sparse": ALL, "cpu": {"others": 5}, "num_gpu_blocks_override": 33}),
         "short": (8, {"sparse": ALL, "cpu": {"others": 7, "short": 17}}),
     }
     PROMPTS = [prompt(i, n) for i, n in enumerate((300, 170, 415))] + [prompt(9, 60)]
@@ -35,7 +36,7 @@ class Steps(Scenarios, unittest.TestCase):
         self.gives_up("all")
 
     def test_preemption(self):
-        self.preempts("preempted")
+        self.preempts("few")
 
     def test_steps_that_came_short_are_computed_again(self):
         self.fetches("short")

@@ -137,11 +137,13 @@ class Decoder(GpuDecoder):
     def __init__(self, source, digest, steps, **more):
         super().__init__(source, digest, steps, register=self._of_host, **more)
         self._shared = {}
-        for name in "digests", "_landing":
+        for name in "_digests", "_landing":
             like = getattr(self, name)
             memory = SharedMemory(like.nbytes)
             setattr(self, name, torch.frombuffer(memory.buffer, dtype=torch.uint8).view(like.shape))
             self._shared[getattr(self, name).data_ptr()] = memory
+        for i, layer in enumerate(self.digested):
+            self.digests[layer] = self._digests[i]
 
     def _of_host(self, ns, tensor, planes, blocks, pool, part, timeout):
         memory = self._shared[tensor.data_ptr()].memory()

@@ -139,11 +139,11 @@ class Scenarios:
         self.right(name, e.generate(self.PROMPTS))
 
     def preempts(self, name):
-        """More requests than there are pages for."""
+        """More requests than there are pages for, none of which go back while they decode."""
         e = self.engine(name)
         for again in False, True:
-            answer = said(e.generate(self.MORE, 60, reset=again))
-            self.alike(answer, self.of("dense", self.MORE, 60), close=EXACT)
+            answer = said(e.generate(self.MORE, 100, reset=again))
+            self.alike(answer, self.of("dense", self.MORE, 100), close=EXACT)
         self.assertGreater(answer["counts"]["preempted"], answer["counts"]["lost"])  # what loses blocks is preempted, too
 
     def dies(self, name, loses=True):

@@ -49,6 +49,11 @@ class Rules:
         """Of how many first blocks the token there chooses; the window is behind these."""
         return self.choices.candidates(position // self.block_tokens)
 
+    def pageless(self, computed: int) -> int:
+        """How many first blocks need no pages when so many tokens are computed. On a GPU a step that came short is computed again, from
+        the first token on of the last computed one's block, which has that block's window."""
+        return self.candidates(max(0, computed - 1) if self.on_gpu else computed)
+
     def admission(self) -> Admission:
         return _admission(self.room, self.choices, self.lists, self.block_tokens, self.on_gpu)
 

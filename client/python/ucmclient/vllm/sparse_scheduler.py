@@ -106,14 +106,14 @@ class SparseScheduler:
             return 0
         if self.rules.on_gpu and computed < self.rules.own(of.prompt_tokens) * self.rules.block_tokens:
             return 0
-        return self.rules.candidates(computed)
+        return self.rules.pageless(computed)
 
     def give_back(self, name: str, computed: int) -> tuple[int, int]:
         """Between which blocks pages are needed no more."""
         of = self._of.get(name)
         if of is None or of.lost or of.losses >= _LOSSES or computed < of.prompt_tokens - 1:
             return 0, 0
-        first, end = of.given, min(of.kept, self.rules.candidates(computed))
+        first, end = of.given, min(of.kept, self.rules.pageless(computed))
         if first < end:
             of.given = end
             self.given_back(name, end)
