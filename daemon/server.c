@@ -467,7 +467,7 @@ static int cache_init(struct server *s, struct ucm_error *e)
 /* Does no I/O on roots yet: a server that hangs does not delay the start. */
 static int share_init(struct server *s, struct ucm_error *e)
 {
-    int rc = share_open(&s->loop, &s->deadlines, &s->config, &s->metrics, &s->share, e);
+    int rc = share_open(&s->loop, &s->deadlines, &s->config, s->seal, &s->metrics, &s->share, e);
 
     if (rc == 0 && s->share)
         cache_share_attach(s->cache, s->share);

@@ -5,7 +5,6 @@
 
 #include "daemon/base/log.h"
 #include "daemon/observe/histogram.h"
-#include "daemon/seal/seal.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -33,7 +32,7 @@ void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_r
                            .bytes = ns_part_bytes(cache_ns(c, ref), part),
                            .who = tenant_who(cache_ns(c, ref)->tenant),
                            .shard_bytes = cache_ns(c, ref)->identity.shard_bytes,
-                           .seal = seal_wanted(c->config.seal, cache_ns(c, ref)->identity.tenant),
+                           .seal = cache_sealed(c, cache_ns(c, ref)),
                            .name = cache_tier_name(c, ref, part)};
     if (op != TIER_WRITE)
         io->place = part_place(cache_part(c, ref, part));
@@ -69,17 +68,20 @@ int part_op_share(struct part_op *op, slot_ref slot, bool write,
                   void (*released_cb)(struct share_io *io))
 {
     struct cache *c = op->cache;
+    const struct ns *ns = cache_ns(c, op->ref);
     int rc;
 
-    if (write && seal_wanted(c->config.seal, cache_ns(c, op->ref)->identity.tenant))
-        return -ENOKEY; /* files are in the clear */
     op->shared = true;
     op->io.share = (struct share_io){.write = write,
                                      .id = cache_shared_id(c, op->ref, op->part),
                                      .data = arena_memory(c->arena, slot),
-                                     .bytes = ns_part_bytes(cache_ns(c, op->ref), op->part),
-                                     .who = tenant_who(cache_ns(c, op->ref)->tenant),
+                                     .bytes = ns_part_bytes(ns, op->part),
+                                     .who = tenant_who(ns->tenant),
                                      .root = cache_part(c, op->ref, op->part)->root,
+                                     .sealed = cache_sealed(c, ns),
+                                     .space = {.fingerprint = ns->fingerprint,
+                                               .identity = ns->canonical,
+                                               .identity_bytes = ns->canonical_bytes},
                                      .done_cb = done_cb,
                                      .released_cb = released_cb};
     rc = share_submit(c->share, &op->io.share);

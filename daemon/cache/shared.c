@@ -4,6 +4,8 @@
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
+#include "daemon/seal/seal.h"
+
 #include <string.h>
 
 void cache_shared_trim(struct cache *c)
@@ -60,11 +62,25 @@ void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part)
 
 /* ---- names ---- */
 
-static struct block_file_id id_of(const struct ns *ns, const uint8_t *key, uint32_t part)
+bool cache_sealed(const struct cache *c, const struct ns *ns)
+{
+    return seal_wanted(c->config.seal, ns->identity.tenant);
+}
+
+void cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
+                              uint8_t out[UCM_FINGERPRINT_BYTES])
+{
+    memcpy(out, ns->fingerprint, UCM_FINGERPRINT_BYTES);
+    if (cache_sealed(c, ns) && block_file_sealed_fingerprint(ns->fingerprint, out) < 0)
+        memset(out, 0, UCM_FINGERPRINT_BYTES); /* no memory: a name that no file has */
+}
+
+static struct block_file_id id_of(const struct cache *c, const struct ns *ns, const uint8_t *key,
+                                  uint32_t part)
 {
     struct block_file_id id = {.key_bytes = ns->identity.key_bytes, .part = part};
 
-    memcpy(id.fingerprint, ns->fingerprint, sizeof(id.fingerprint));
+    cache_shared_fingerprint(c, ns, id.fingerprint);
     memcpy(id.key, key, ns->identity.key_bytes);
     return id;
 }
@@ -74,14 +90,14 @@ struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t pa
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    return id_of(ns, b->key, part);
+    return id_of(c, ns, b->key, part);
 }
 
 void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *key)
 {
     /* The last part first: lookups ask for it, so without it nobody reads the others. */
     for (uint32_t i = ns->identity.parts; c->share && i-- > 0;) {
-        struct block_file_id id = id_of(ns, key, i);
+        struct block_file_id id = id_of(c, ns, key, i);
 
         if (share_remove(c->share, &id) != 0)
             c->config.metrics->share_remove_dropped++;

@@ -18,7 +18,7 @@ int share_op_resolve(struct share_op *op)
 
     if (op->verb == SHARE_CHECK || op->verb == SHARE_LIST)
         return 0;
-    op->file.payload_bytes = op->bytes;
+    op->file.payload_bytes = share_op_file_bytes(op) - BLOCK_FILE_HEADER_BYTES;
     if (op->by_name) {
         memcpy(op->file.identity, op->identity, sizeof(op->identity));
         if (block_file_name_parse(op->name, &name) < 0)
@@ -33,14 +33,24 @@ int share_op_resolve(struct share_op *op)
     return err;
 }
 
+/* What the header's checksum is of. A copy of a sealed file has the seal in front of its data. */
+static uint64_t sum_of(const struct share_op *op, bool sealed)
+{
+    if (op->sealed)
+        return checksum_of(op->header + BLOCK_FILE_HEADER_BYTES, BLOCK_FILE_SEAL_BYTES);
+    return checksum_of(op->data, sealed ? BLOCK_FILE_SEAL_BYTES : op->bytes);
+}
+
 void share_op_seal(struct share_op *op)
 {
-    op->file.checksum = checksum_of(op->data, op->bytes);
+    op->file.sealed = op->sealed || op->copy_sealed;
+    op->file.checksum = sum_of(op, op->file.sealed);
     block_file_encode(&op->file, op->header);
 }
 
 int share_op_verify(struct share_op *op)
 {
+    bool sealed = block_file_is_sealed(op->header);
     uint64_t checksum;
 
     if (op->by_name) {
@@ -50,8 +60,11 @@ int share_op_verify(struct share_op *op)
             return -EBADMSG;
     }
     if (block_file_decode(op->header, &op->file, &checksum) < 0 ||
-        checksum_of(op->data, op->bytes) != checksum)
+        (!op->by_name && sealed != op->sealed) ||
+        (sealed && op->file.payload_bytes < BLOCK_FILE_SEAL_BYTES) ||
+        sum_of(op, sealed) != checksum)
         return -EBADMSG;
+    op->copy_sealed = op->by_name && sealed;
     return 0;
 }
 

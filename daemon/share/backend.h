@@ -5,7 +5,7 @@
  * - done_cb of a started operation runs once, on the loop, never from inside start; not after a
  *   successful cancel.
  * - A READ with 0 has delivered exactly the bytes written for this part: header, identity, length
- *   and checksum were compared.
+ *   and checksum were compared; of a sealed part the seal's, and the caller has the last word.
  * - A WRITE leaves a whole file under its name or none, whatever dies meanwhile. A file that exists
  *   with the right length is not written again (-EEXIST).
  *
@@ -66,6 +66,7 @@ struct share_op {
     struct block_file_id id; /* not for LIST and CHECK, nor with by_name */
     bool by_name;            /* the caller gives bucket and name, from a listing */
     uint8_t bucket;          /* LIST, and with by_name; else share_op_resolve sets it */
+    bool copy_sealed; /* with by_name: out, READ with 0: the file is sealed. in, WRITE: the same */
     /* With by_name. out, READ with 0: the identity in the header; all else was compared. in, WRITE:
      * the identity to write. */
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
@@ -74,7 +75,10 @@ struct share_op {
     uint64_t mtime_ns;            /* out: READ with 0: by the server's clock; 0: unknown */
     void *data;                   /* of READ and WRITE */
     uint64_t bytes;               /* of the payload; of FIND too */
-    bool sync;                    /* WRITE: on stable storage before done_cb. CHECK: see above */
+    /* READ and WRITE, not by_name: data is encrypted, and the seal, behind the header, is the caller's: it fills it for a WRITE,
+     * and opens what a READ brings. */
+    bool sealed;
+    bool sync; /* WRITE: on stable storage before done_cb. CHECK: see above */
     void (*done_cb)(struct share_op *op, int status);
     /* The backend's own. */
     struct list link;
@@ -82,7 +86,7 @@ struct share_op {
     int status;
     enum { SHARE_OP_QUEUED, SHARE_OP_BUSY, SHARE_OP_ENDED } state;
     struct block_file_header file;
-    uint8_t header[BLOCK_FILE_HEADER_BYTES];
+    uint8_t header[BLOCK_FILE_HEADER_BYTES + BLOCK_FILE_SEAL_BYTES]; /* the seal: with `sealed` */
     char name[BLOCK_FILE_NAME_CAP], temp[BLOCK_FILE_TEMP_CAP];
 };
 
@@ -127,9 +131,14 @@ void share_op_seal(struct share_op *op);
 /* Are header and payload those of the part? 0 or -EBADMSG. */
 int share_op_verify(struct share_op *op);
 
+static inline uint64_t share_op_head_bytes(const struct share_op *op)
+{
+    return BLOCK_FILE_HEADER_BYTES + (op->sealed ? BLOCK_FILE_SEAL_BYTES : 0);
+}
+
 static inline uint64_t share_op_file_bytes(const struct share_op *op)
 {
-    return BLOCK_FILE_HEADER_BYTES + op->bytes;
+    return share_op_head_bytes(op) + op->bytes;
 }
 
 bool share_listing_wants(const char *name);

@@ -140,7 +140,7 @@ void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FIL
 {
     memset(out, 0, BLOCK_FILE_HEADER_BYTES);
     memcpy(out, magic, sizeof(magic));
-    put32(out + AT_VERSION, BLOCK_FILE_VERSION);
+    put32(out + AT_VERSION, in->sealed ? BLOCK_FILE_SEALED_VERSION : BLOCK_FILE_VERSION);
     put64(out + AT_BYTES, in->payload_bytes);
     put64(out + AT_CHECKSUM, in->checksum);
     put32(out + AT_PART, in->part);
@@ -157,9 +157,11 @@ void block_file_identity(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
 int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
                       const struct block_file_header *wanted, uint64_t *checksum)
 {
+    uint32_t version = get32(in + AT_VERSION);
+
     if (memcmp(in, magic, sizeof(magic)) != 0)
         return -EILSEQ;
-    if (get32(in + AT_VERSION) != BLOCK_FILE_VERSION)
+    if (version != BLOCK_FILE_VERSION && version != BLOCK_FILE_SEALED_VERSION)
         return -EPROTONOSUPPORT;
     if (get64(in + AT_SUM) != checksum_of(in, AT_SUM))
         return -EBADMSG;
@@ -167,5 +169,41 @@ int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
         get32(in + AT_PART) != wanted->part || get64(in + AT_BYTES) != wanted->payload_bytes)
         return -ESTALE;
     *checksum = get64(in + AT_CHECKSUM);
+    return 0;
+}
+
+/* ---- sealed files ---- */
+
+bool block_file_is_sealed(const uint8_t in[BLOCK_FILE_HEADER_BYTES])
+{
+    return get32(in + AT_VERSION) == BLOCK_FILE_SEALED_VERSION;
+}
+
+void block_file_seal_encode(const struct block_file_seal *in, uint8_t out[BLOCK_FILE_SEAL_BYTES])
+{
+    memset(out, 0, BLOCK_FILE_SEAL_BYTES);
+    memcpy(out, in->key_id, sizeof(in->key_id));
+    memcpy(out + 8, in->salt, sizeof(in->salt));
+    memcpy(out + 32, in->tag, sizeof(in->tag));
+}
+
+void block_file_seal_decode(const uint8_t in[BLOCK_FILE_SEAL_BYTES], struct block_file_seal *out)
+{
+    memcpy(out->key_id, in, sizeof(out->key_id));
+    memcpy(out->salt, in + 8, sizeof(out->salt));
+    memcpy(out->tag, in + 32, sizeof(out->tag));
+}
+
+int block_file_sealed_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                                  uint8_t out[UCM_FINGERPRINT_BYTES])
+{
+    static const char label[16] = "ucmd sealed 1";
+    uint8_t bytes[sizeof(label) + UCM_FINGERPRINT_BYTES], digest[EVP_MAX_MD_SIZE];
+
+    memcpy(bytes, label, sizeof(label));
+    memcpy(bytes + sizeof(label), fingerprint, UCM_FINGERPRINT_BYTES);
+    if (EVP_Digest(bytes, sizeof(bytes), digest, NULL, EVP_sha256(), NULL) != 1)
+        return -ENOMEM;
+    memcpy(out, digest, UCM_FINGERPRINT_BYTES);
     return 0;
 }

@@ -65,9 +65,9 @@ static struct iovec read_land_cb(struct nfs_rpc_call *rpc, uint32_t at)
 
     if (!op)
         return (struct iovec){NULL, call->args.n - at};
-    if (from < BLOCK_FILE_HEADER_BYTES)
-        return (struct iovec){op->header + from, BLOCK_FILE_HEADER_BYTES - from};
-    return (struct iovec){(uint8_t *)op->data + (from - BLOCK_FILE_HEADER_BYTES),
+    if (from < share_op_head_bytes(op))
+        return (struct iovec){op->header + from, share_op_head_bytes(op) - from};
+    return (struct iovec){(uint8_t *)op->data + (from - share_op_head_bytes(op)),
                           call->args.n - at};
 }
 
@@ -90,14 +90,14 @@ static void payload_set(struct nfs_call *call)
 {
     struct share_op *op = call->task->op;
     uint64_t at = call->args.at, n = call->args.n;
-    uint64_t head = at < BLOCK_FILE_HEADER_BYTES ? BLOCK_FILE_HEADER_BYTES - at : 0;
+    uint64_t heads = share_op_head_bytes(op), head = at < heads ? heads - at : 0;
 
     head = head < n ? head : n;
     if (head > 0)
         call->rpc.payload[0] = (struct iovec){op->header + at, head};
     if (n > head)
         call->rpc.payload[1] =
-            (struct iovec){(uint8_t *)op->data + (at + head - BLOCK_FILE_HEADER_BYTES), n - head};
+            (struct iovec){(uint8_t *)op->data + (at + head - heads), n - head};
     list_push_back(&call->task->payloads, &call->of_task);
 }
 

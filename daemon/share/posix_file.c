@@ -38,7 +38,7 @@ static int file_find(const struct share_op *op, int folder)
 /* All of header and payload, or -errno; -EBADMSG: the file ends before that. */
 static int file_move(int fd, struct share_op *op, bool write)
 {
-    uint64_t at = 0, all = share_op_file_bytes(op);
+    uint64_t at = 0, all = share_op_file_bytes(op), head = share_op_head_bytes(op);
 
     while (at < all) {
         struct iovec iov[2], *from = iov;
@@ -46,11 +46,11 @@ static int file_move(int fd, struct share_op *op, bool write)
         uint64_t payload_at = 0;
         ssize_t moved;
 
-        if (at < BLOCK_FILE_HEADER_BYTES) {
+        if (at < head) {
             iov[0].iov_base = op->header + at;
-            iov[0].iov_len = BLOCK_FILE_HEADER_BYTES - at;
+            iov[0].iov_len = head - at;
         } else {
-            payload_at = at - BLOCK_FILE_HEADER_BYTES;
+            payload_at = at - head;
             from++;
             n--;
         }

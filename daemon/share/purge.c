@@ -19,6 +19,7 @@ struct purge {
     struct list link;
     struct share_purge *request; /* NULL: its done_cb has run, or it cancelled */
     uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
+    uint8_t sealed[BLOCK_FILE_NAMESPACE_BYTES]; /* what its encrypted files have for it */
     struct share *share;
     struct deadline stall; /* when no root has made progress for STALL_MS */
     uint64_t files;
@@ -103,7 +104,8 @@ static bool wanted_cb(struct gc_sweep *s, const struct share_file *file)
     struct block_file_name parsed;
 
     return block_file_name_parse(file->name, &parsed) == 0 &&
-           memcmp(parsed.namespace, purge_of(s)->namespace, sizeof(parsed.namespace)) == 0;
+           (memcmp(parsed.namespace, purge_of(s)->namespace, sizeof(parsed.namespace)) == 0 ||
+            memcmp(parsed.namespace, purge_of(s)->sealed, sizeof(parsed.namespace)) == 0);
 }
 
 static void removed_cb(struct gc_sweep *s, const struct share_file *file, int status)
@@ -135,6 +137,7 @@ int share_purge(struct share *s, struct share_purge *request)
         return -ENOMEM;
     p->share = s;
     memcpy(p->namespace, request->fingerprint, sizeof(p->namespace));
+    memcpy(p->sealed, request->sealed_fingerprint, sizeof(p->sealed));
     for (uint32_t i = 0; i < s->n && !s->stopped; i++) {
         struct purge_root *root = &p->roots[p->n];
 

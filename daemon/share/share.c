@@ -16,6 +16,7 @@ static void ready_cb(void *ctx)
 {
     struct share *s = ctx;
 
+    share_sealed_go_on(s);
     if (s->ready_cb)
         s->ready_cb(s->ready_ctx);
 }
@@ -78,6 +79,7 @@ int share_new(const struct share_settings *settings, struct share **out)
     s->settings = *settings;
     list_init(&s->lookups);
     list_init(&s->purges);
+    list_init(&s->sealed);
     if (getrandom(&s->seed, sizeof(s->seed), 0) != sizeof(s->seed))
         s->seed = uv_hrtime();
     err = answer_cache_init(&s->answers, SHARE_ANSWERS);
@@ -110,12 +112,14 @@ static void roots_take(const struct config *c, const struct config_root *roots,
 }
 
 int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *c,
-               struct metrics *metrics, struct share **out, struct ucm_error *e)
+               struct seal *seal, struct metrics *metrics, struct share **out,
+               struct ucm_error *e)
 {
     struct config_root roots[UCM_MAX_ROOTS];
     struct share_settings settings = {.loop = loop,
                                       .deadlines = deadlines,
                                       .metrics = metrics,
+                                      .seal = seal,
                                       .spread = c->share_spread,
                                       .exact = c->share_lookup == CONFIG_LOOKUP_EXACT,
                                       .sync = c->share_sync,
@@ -154,6 +158,7 @@ void share_stop(struct share *s)
         return;
     s->stopped = true;
     share_purges_stop(s);
+    share_sealed_go_on(s);
     for (uint32_t i = 0; i < s->n; i++)
         if (s->roots[i]->gc)
             gc_stop(s->roots[i]->gc);
@@ -163,7 +168,7 @@ void share_stop(struct share *s)
 
 uint32_t share_busy(const struct share *s)
 {
-    uint32_t n = s->n_lookups + !list_empty(&s->purges);
+    uint32_t n = s->n_lookups + !list_empty(&s->purges) + s->sealing;
 
     for (uint32_t i = 0; i < s->n; i++)
         n += share_root_busy(s->roots[i]) + (s->roots[i]->gc && gc_busy(s->roots[i]->gc));

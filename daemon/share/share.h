@@ -16,6 +16,7 @@
 
 #include "daemon/base/fair_queue.h"
 #include "daemon/base/list.h"
+#include "daemon/seal/seal.h"
 #include "daemon/share/block_file.h"
 #include "proto/limits.h"
 #include "proto/metrics.h"
@@ -39,7 +40,7 @@ typedef uint8_t share_root_id;
  * health check of each is under way on return. 0, or -errno with *e saying what would be right.
  * Without roots *out is NULL. */
 int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *config,
-               struct metrics *metrics, struct share **out, struct ucm_error *e);
+               struct seal *seal, struct metrics *metrics, struct share **out, struct ucm_error *e);
 /* Not while share_busy. Closes its handles on the loop. NULL-safe. */
 void share_close(struct share *s);
 /* Operations whose callback has not run, or whose memory is still in use. */
@@ -60,9 +61,13 @@ struct share_io {
     struct fair_got got; /* out, with done_cb */
     /* in: of a read, the root that is asked first, or 0. out, with status 0: where the part is. */
     share_root_id root;
+    /* Encrypted, or not at all: `id` has the sealed fingerprint, `space` says whose keys. */
+    bool sealed;
+    struct seal_space space;
     /* Runs by the deadline at the latest. Status:
      * - 0; a write of a part that exists already, too
      * - -ENOENT: a read; no root has the part, or what is there can't be trusted
+     * - -ENOKEY: it is sealed with a key that is not there; the file stays
      * - -EBUSY: a read; the queue of a root that may have the part is full
      * - -ETIMEDOUT, -EIO, ...: what a root reported
      * A write that fails may leave the whole file all the same, never a part of it. */
@@ -77,7 +82,7 @@ struct share_io {
 
 /* 0: accepted. -EAGAIN: the queue is full, or reads wait (write): try again when ready_cb runs.
  * -ENOENT: a read, and no root that could have the part is usable now. -EROFS: no root takes writes
- * now. -ENOMEM. */
+ * now. -ENOKEY: a write, and there is no key. -ENOMEM. */
 int share_submit(struct share *s, struct share_io *io);
 /* ready_cb runs when a submit that returned -EAGAIN may be accepted. One caller: the cache. */
 void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void *ctx);
@@ -90,10 +95,10 @@ enum { SHARE_UNKNOWN = 0, SHARE_MISSING = 0xff }; /* other answers: a share_root
 struct share_lookup {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
     uint32_t key_bytes;
-    const uint8_t *keys;  /* n of key_bytes each */
-    uint32_t n;           /* at most UCM_MAX_KEYS */
-    uint32_t part;        /* the block's highest: written last, removed first */
-    uint64_t part_bytes;  /* of that part's payload */
+    const uint8_t *keys; /* n of key_bytes each */
+    uint32_t n;          /* at most UCM_MAX_KEYS */
+    uint32_t part;       /* the block's highest: written last, removed first */
+    uint64_t part_bytes; /* of that part's payload, and of the seal where it has one */
     struct fair_who who;
     bool each;            /* every key by itself; otherwise the end of a chain is searched */
     uint64_t deadline_ms; /* by uv_now */
@@ -119,6 +124,8 @@ int share_remove(struct share *s, const struct block_file_id *id);
  * a file that is being written has no namespace in its name yet. Memory of the caller. */
 struct share_purge {
     uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    uint8_t sealed_fingerprint
+        [UCM_FINGERPRINT_BYTES]; /* of its encrypted files; or once more the same */
     /* Runs once, at the latest when no root has made progress for 90 s. status: the first failure of
      * any root, or 0. files: how many were removed. */
     void (*done_cb)(struct share_purge *p, int status, uint64_t files);

@@ -10,12 +10,14 @@
 /* How long an answer about a key is remembered: the file exists; it is damaged. */
 #define SHARE_FOUND_MS 5000u
 #define SHARE_DAMAGED_MS 600000u
+#define SHARE_NO_KEY_MS 60000u
 #define SHARE_ANSWERS (64u << 10) /* remembered at a time */
 
 struct share_settings {
     uv_loop_t *loop;
     struct deadlines *deadlines;
     struct metrics *metrics;
+    struct seal *seal;
     const char *host; /* borrowed during share_new */
     enum config_spread spread;
     bool exact, sync;
@@ -39,6 +41,10 @@ struct share {
     uint32_t n_lookups;
     void (*ready_cb)(void *ctx);
     void *ready_ctx;
+    struct list sealed;    /* writes of share_io.c that are sealed and wait for a root */
+    uint32_t sealing;      /* parts that are being sealed, opened, or wait in `sealed` */
+    uint64_t sealed_bytes; /* of memory that was sealed into */
+    bool seal_full;        /* a write was refused for it */
 };
 
 /* A set of roots: bit i is share->roots[i]. */
@@ -73,7 +79,28 @@ share_roots_mask share_roots_up(const struct share *s);
 uint32_t share_write_roots(struct share *s, const struct block_file_id *id,
                            uint8_t out[UCM_MAX_ROOTS]);
 
+/* share_seal.c */
+
+/* One part that is sealed or opened in a thread. Memory of the caller, embedded. */
+struct share_seal {
+    uv_work_t work;
+    struct share *share;
+    const struct share_io *io;
+    struct seal_key *key;
+    void *cipher;  /* of a write: what goes to the root */
+    uint8_t *seal; /* the file's second header: BLOCK_FILE_SEAL_BYTES, of the operation */
+    int status;
+    void (*done_cb)(struct share_seal *x, int status);
+};
+/* 0: done_cb will run, on the loop. A write: -EAGAIN: too much waits, and ready_cb will say when not; -ENOKEY. */
+int share_seal_begin(struct share_seal *x);
+/* Gives up its memory and key; of one of zeroes, too. */
+void share_seal_end(struct share_seal *x);
+
 /* share_io.c */
+
+/* A root may take writes again, or the share stops. */
+void share_sealed_go_on(struct share *s);
 
 /* REMOVE or TOUCH in the background; nobody waits for it. 0 or -errno of the root. */
 int share_submit_background(struct share *s, uint32_t root, enum share_verb verb,

@@ -15,8 +15,10 @@ struct part_io {
     uint8_t roots[UCM_MAX_ROOTS]; /* in the order in which they are asked */
     uint32_t n, at;
     uint64_t deadline_ms;
-    int status; /* the worst so far */
-    bool late;  /* done_cb has run */
+    int status;             /* the worst so far */
+    bool late;              /* done_cb has run */
+    struct share_seal seal; /* of io->sealed */
+    struct list link;       /* in share.sealed */
 };
 
 /* ---- background operations ---- */
@@ -60,6 +62,12 @@ int share_submit_background(struct share *s, uint32_t root, enum share_verb verb
     return err;
 }
 
+/* What a file's length is without its first header, also of an operation that knows of no seal. */
+static uint64_t behind_header(const struct share_op *op)
+{
+    return share_op_file_bytes(op) - BLOCK_FILE_HEADER_BYTES;
+}
+
 /* Touches the file that was read when its time is older than share.touch. */
 static void touch_if_old(struct share *s, uint32_t root, const struct share_task *t)
 {
@@ -70,7 +78,7 @@ static void touch_if_old(struct share *s, uint32_t root, const struct share_task
         return;
     if (now_ns > t->op.mtime_ns && now_ns - t->op.mtime_ns > s->settings.touch_ms * 1000000u)
         (void)share_submit_background(s, root, SHARE_TOUCH, &t->op.id,
-                                      t->op.bytes); /* else its next reader */
+                                      behind_header(&t->op)); /* else its next reader */
 }
 
 /* Removes the file. A good one that another host put there meanwhile is lost: a miss. */
@@ -80,7 +88,7 @@ static void damaged_remove(struct share *s, uint32_t root, const struct share_ta
     log_warn("share", "damaged-file", "root=%s bucket=%02x file=%s", s->roots[root]->shown,
              t->op.bucket, t->op.name);
     share_remember(s, &t->op.id, root, false, SHARE_DAMAGED_MS);
-    (void)share_submit_background(s, root, SHARE_REMOVE, &t->op.id, t->op.bytes);
+    (void)share_submit_background(s, root, SHARE_REMOVE, &t->op.id, behind_header(&t->op));
 }
 
 /* ---- parts ---- */
@@ -115,15 +123,33 @@ static int part_io_begin(struct part_io *m)
     return err;
 }
 
+static void part_io_free(struct part_io *m)
+{
+    m->io->op = NULL;
+    share_seal_end(&m->seal);
+    free(m);
+}
+
+/* Others were refused while sealed parts took all the memory there is for them. */
+static void sealed_ready(struct share *s)
+{
+    bool full = s->seal_full;
+
+    s->seal_full = false;
+    if (full && s->ready_cb)
+        s->ready_cb(s->ready_ctx);
+}
+
 static void part_io_end(struct part_io *m, int status)
 {
     struct share_io *io = m->io;
+    struct share *s = m->share;
 
     io->got = m->task.got;
-    free(m);
-    io->op = NULL;
+    part_io_free(m);
     io->done_cb(io, status);
     io->released_cb(io);
+    sealed_ready(s);
 }
 
 /* The root still uses the memory, so no other root can be asked. */
@@ -150,6 +176,8 @@ static void read_answered(struct part_io *m, int status)
     }
     if (status == -EBADMSG)
         damaged_remove(s, root, &m->task);
+    else if (status == -ENOKEY) /* another host's, or of a key that is gone: not ours to remove */
+        share_remember(s, &m->io->id, root, false, SHARE_NO_KEY_MS);
     else if (share_status_missing(status))
         share_remember(s, &m->io->id, root, false, s->settings.negative_ms);
     else
@@ -184,14 +212,59 @@ static void part_io_released_cb(struct share_task *t)
 
     if (m->late) {
         struct share_io *io = m->io;
+        struct share *s = m->share;
 
-        free(m);
-        io->op = NULL;
+        part_io_free(m);
         io->released_cb(io);
+        sealed_ready(s);
     } else if (m->io->write) {
         write_answered(m, t->status);
+    } else if (t->status == 0 && m->io->sealed) {
+        (void)share_seal_begin(&m->seal); /* of a read: it always begins */
     } else {
         read_answered(m, t->status);
+    }
+}
+
+/* ---- encrypted parts ---- */
+
+/* A root's queue may be full: the part waits until one says that it is not, or its deadline has passed. */
+static void sealed_write(struct part_io *m)
+{
+    int err = m->share->stopped ? -ECANCELED : part_io_begin(m);
+
+    if (err == -EAGAIN) {
+        m->share->sealing++;
+        list_push_back(&m->share->sealed, &m->link);
+    } else if (err < 0) {
+        part_io_end(m, err == -ENOENT ? -ETIMEDOUT : err);
+    }
+}
+
+void share_sealed_go_on(struct share *s)
+{
+    struct list waiting, *node;
+
+    list_init(&waiting);
+    list_splice_front(&waiting, &s->sealed);
+    while ((node = list_pop_front(&waiting)) != NULL) {
+        s->sealing--;
+        sealed_write(LIST_ENTRY(node, struct part_io, link));
+    }
+}
+
+static void sealed_cb(struct share_seal *x, int status)
+{
+    struct part_io *m = LIST_ENTRY(x, struct part_io, seal);
+
+    if (!m->io->write) {
+        share_seal_end(x);
+        read_answered(m, status);
+    } else if (status < 0) {
+        part_io_end(m, status);
+    } else {
+        m->task.op.data = x->cipher;
+        sealed_write(m);
     }
 }
 
@@ -212,7 +285,7 @@ static uint32_t read_roots(struct share *s, const struct share_io *io, uint8_t o
 
 static int refusal(const struct share_io *io, int err)
 {
-    if (err == -EAGAIN || err == -ENOMEM)
+    if (err == -EAGAIN || err == -ENOMEM || err == -ENOKEY)
         return err;
     return io->write ? -EROFS : -ENOENT;
 }
@@ -238,8 +311,16 @@ int share_submit(struct share *s, struct share_io *io)
                                    .id = io->id,
                                    .data = io->data,
                                    .bytes = io->bytes,
+                                   .sealed = io->sealed,
                                    .sync = io->write && s->settings.sync};
-    err = part_io_begin(m);
+    m->seal = (struct share_seal){.share = s,
+                                  .io = io,
+                                  .seal = m->task.op.header + BLOCK_FILE_HEADER_BYTES,
+                                  .done_cb = sealed_cb};
+    if (io->write && io->sealed)
+        err = m->n > 0 ? share_seal_begin(&m->seal) : -EROFS;
+    else
+        err = part_io_begin(m);
     if (err < 0) {
         free(m);
         return refusal(io, err);

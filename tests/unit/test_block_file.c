@@ -96,7 +96,7 @@ Test(block_file, foreign_bytes_and_versions_are_told_apart)
 
     cr_assert_eq(block_file_decode(b, &h, &sum), -EILSEQ);
     block_file_encode(&h, b);
-    put32(b + 4, 2);
+    put32(b + 4, 3);
     cr_assert_eq(block_file_decode(b, &h, &sum), -EPROTONOSUPPORT);
 }
 

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Encryption on the shared tier (docs/security.md): what lies there, hosts with one key and with two, damage, rotation, purges."""
+
+import faulthandler
+import os
+import secrets
+import sys
+import unittest
+
+try:
+    from daemon import Daemon
+    from second_client import DEMO, OK, Client, Region, keys
+    from share_case import ABSENT, ON_SHARE, Host, ShareCase
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+SUITE_TIMEOUT_S = 300
+BLOCKS, SEALED_HEADER = 6, 128
+BIG = dict(DEMO, shards=[4], shard_bytes=9000)
+
+
+class Keyed(Host):
+    """A host whose tenants have their keys in a file."""
+
+    def __init__(self, folder, identity, blocks, key_file, **options):
+        self.key_file = key_file
+        tenants = f'encryption:\n  tenants: ["* file:{key_file}"]\n' if key_file else "{}\n"
+        self.daemon = Daemon(nvme=False, config=tenants,
+                             **{"share.roots": folder, "share.negative": "50ms", "share.lookup_deadline": "10s",
+                                "share.deadline": "30s", **options})
+        self.client = Client(self.daemon)
+        self.ns = self.client.open(identity)
+        self.regions = [Region(self.client, self.ns, identity, blocks, part) for part in range(identity["parts"])]
+        self.region = self.regions[0]
+
+    def fill(self, count):
+        """A text that a peer would know, in every 64 bytes."""
+        for block in range(count):
+            mark = (b"the prompt of block %d is known to me " % block).ljust(64, b".")
+            size = self.region.size
+            self.region.memory[block * size:(block + 1) * size] = (mark * (size // 64 + 1))[:size]
+        return [self.region.bytes(block) for block in range(count)]
+
+    def load(self, *names):
+        self.look(*names, each=True)
+        self.region.memory[:] = bytes(len(self.region.memory))
+        return self.region.load(names, range(len(names)))
+
+
+class Shared(ShareCase):
+    def setUp(self):
+        super().setUp()
+        os.chmod(self.folder, 0o755)
+        self.identity = dict(BIG, model=self.id())
+        self.keys = os.path.join(self.folder, "keys")
+        self.root = os.path.join(self.folder, "root")
+        os.mkdir(self.root)
+        self.one = self.key_file("one")
+
+    def key_file(self, name, *lines):
+        path = os.path.join(self.folder, name)
+        with open(path + ".new", "w", encoding="ascii") as file:
+            file.write("".join(line + "\n" for line in lines or [secrets.token_hex(32)]))
+        os.rename(path + ".new", path)
+        return path
+
+    def host(self, key_file=None, identity=None, **options):
+        self.hosts.append(Keyed(self.root, identity or self.identity, 16, key_file, **options))
+        return self.hosts[-1]
+
+    def stored_by(self, host, count=BLOCKS):
+        kv, before = host.fill(count), len(self.files())
+        self.assertEqual(set(host.region.dump(range(count), range(count))), {OK})
+        self.until(lambda: len(self.files()) == before + count, "their writing")
+        return kv
+
+    def loads(self, host, kv):
+        self.assertEqual(host.tiers(*range(len(kv))), [ON_SHARE] * len(kv))
+        self.assertEqual(host.load(*range(len(kv))), [OK] * len(kv))
+        for block, bytes_ in enumerate(kv):
+            self.assertEqual(host.region.bytes(block), bytes_, block)
+
+    def contents(self):
+        found = {}
+        for path in self.files():
+            with open(path, "rb") as file:
+                found[path] = file.read()
+        return found
+
+    def test_two_hosts_with_one_key_and_nothing_in_the_clear(self):
+        kv = self.stored_by(self.host(self.one))
+        with open(self.one, encoding="ascii") as file:
+            key = file.read().strip()
+        for path, data in self.contents().items():
+            self.assertEqual(len(data), SEALED_HEADER + len(kv[0]))
+            for mark in (b"the prompt of block", b"is known to me", key.encode(), bytes.fromhex(key)):
+                self.assertNotIn(mark, data, path)
+        salts = {data[72:96] for data in self.contents().values()}
+        self.assertEqual(len(salts), BLOCKS, "a salt each")
+        self.loads(self.host(self.one), kv)
+
+    def test_hosts_with_different_keys_do_not_share_and_delete_nothing(self):
+        first = self.host(self.one)
+        kv, other = self.stored_by(first), self.host(self.key_file("two"))
+        before = self.contents()
+        self.assertEqual(set(other.load(*range(BLOCKS))) & {OK}, set())
+        self.assertGreaterEqual(other.metrics()["seal_key_missing"], BLOCKS)
+        self.assertEqual(other.metrics()["share_damaged"], 0)
+        own = other.fill(BLOCKS)
+        self.assertEqual(set(other.region.dump(range(BLOCKS), range(BLOCKS))), {OK})
+        self.assertEqual(other.load(*range(BLOCKS)), [OK] * BLOCKS, "out of its own DRAM")
+        self.assertEqual(own, kv)
+        self.assertEqual(self.contents(), before)
+        self.loads(self.host(self.one), kv)
+        plain = self.host()
+        self.assertEqual(plain.tiers(*range(BLOCKS)), [ABSENT] * BLOCKS, "without keys they are other files")
+        self.stored_by(plain)
+        self.assertEqual({path: data for path, data in self.contents().items() if path in before}, before)
+        self.loads(self.host(self.one), kv)
+
+    def test_a_flipped_bit_is_a_miss(self):
+        self.stored_by(self.host(self.one))
+        places = [5, 20, 70, 80, 100, SEALED_HEADER + 9000]
+        for path, at in zip(self.files(), places):
+            with open(path, "r+b") as file:
+                file.seek(at)
+                old = file.read(1)
+                file.seek(at)
+                file.write(bytes([old[0] ^ 4]))
+        host = self.host(self.one)
+        self.assertEqual(set(host.load(*range(BLOCKS))) & {OK}, set())
+        self.until(lambda: not self.files(), "damaged files to go")
+        self.assertEqual(host.metrics()["share_damaged"], BLOCKS)
+
+    def test_a_file_under_another_name_is_a_miss(self):
+        self.stored_by(self.host(self.one))
+        one, two = self.files()[:2]
+        os.unlink(two)
+        os.link(one, two)
+        host = self.host(self.one)
+        self.assertEqual(host.load(*range(BLOCKS)).count(OK), BLOCKS - 1)
+
+    def test_plain_files_that_a_peer_plants_are_not_read(self):
+        self.stored_by(self.host())
+        host = self.host(self.one)
+        self.assertEqual(host.tiers(*range(BLOCKS)), [ABSENT] * BLOCKS)
+        self.assertEqual(set(host.load(*range(BLOCKS))) & {OK}, set())
+
+    def test_rotation(self):
+        first = self.host(self.one)
+        kv = self.stored_by(first, 3)
+        with open(self.one, encoding="ascii") as file:
+            old = file.read().strip()
+        fresh = secrets.token_hex(32)
+        self.key_file("one", old, fresh)
+        first.client.call("key.reload")
+        self.assertEqual(set(first.region.dump([8, 9], [0, 1])), {OK})
+        self.until(lambda: len(self.files()) == 5, "their writing")
+        self.assertEqual(len({data[64:72] for data in self.contents().values()}), 2)
+        other = self.host(self.one)
+        self.loads(other, kv)
+        self.assertEqual(other.load(8, 9), [OK, OK])
+        late = self.host(self.key_file("late", fresh))
+        self.assertEqual(late.load(8, 9), [OK, OK])
+        self.assertEqual(set(late.load(0, 1, 2)) & {OK}, set())
+        self.assertEqual(len(self.files()), 5)
+
+    def test_a_purge_removes_encrypted_and_plain_files(self):
+        self.stored_by(self.host())
+        host = self.host(self.one)
+        self.stored_by(host)
+        self.assertEqual(len(self.files()), 2 * BLOCKS)
+        host.client.call("namespace.purge", ns=host.ns)
+        self.until(lambda: not self.files(), "files to go")
+        host.fill(1)
+        self.assertEqual(host.region.dump([0], [0]), [OK])
+        self.until(lambda: len(self.files()) == 1, "its writing")
+        host.client.call("evict", ns=host.ns, keys=keys(0), tier=0)
+        self.until(lambda: not self.files(), "an eviction by name")
+
+    def test_many_at_once(self):
+        """More than may wait in memory that was sealed into, by way of several roots' queues."""
+        identity = dict(DEMO, shards=[8], shard_bytes=131072, model=self.id() + "big")
+        host = self.host(self.one, identity=identity, **{"arena.size": "256MiB"})
+        for first in range(0, 160, 16):
+            host.fill(16)
+            self.assertEqual(set(host.region.dump(range(first, first + 16), range(16))), {OK})
+        self.until(lambda: len(self.files()) == 160, "their writing")
+        other = self.host(self.one, identity=identity, **{"arena.size": "256MiB"})
+        for first in range(0, 160, 16):
+            self.assertEqual(other.load(*range(first, first + 16)), [OK] * 16)
+        self.assertTrue(other.region.bytes(3).startswith(b"the prompt of block 3 "))
+        self.assertEqual(other.metrics()["share_damaged"], 0)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main(verbosity=2)
