@@ -34,7 +34,7 @@ struct uv_loop_s;
  * the other roots when the part is not there any more. */
 typedef uint8_t share_root_id;
 
-#define SHARE_LOOKUPS_MAX 256u /* under way */
+#define SHARE_LOOKUPS_MAX 512u /* under way */
 
 /* Opens the roots of config->share_roots. Does no I/O on them, so no server delays the start; a
  * health check of each is under way on return. 0, or -errno with *e saying what would be right.

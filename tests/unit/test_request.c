@@ -429,6 +429,33 @@ Test(request, a_search_on_the_shared_tier_counts_as_memory)
     cr_expect_eq(taken(LIMIT_MEMORY), idle);
 }
 
+/* Others' requests begin, whatever one has under way, and all come back. */
+Test(request, requests_under_way_are_bounded_by_tenant)
+{
+    uint32_t region = region_open(store_many(), 1);
+    struct limit_owner *other = limits_uid(door.limits, "other", 1, false);
+    uint32_t ids[64], n = 0;
+
+    limits_set(door.limits, LIMIT_REQUESTS, 16);
+    become(false);
+    while (n < 64 && !answer_of(ids[n] = load_range(region, n + 1, 1)))
+        n++;
+    cr_assert_lt(n, 64u);
+    cr_expect_eq(answer_code(ids[n]), UCM_WIRE_BUSY);
+    cr_expect_eq(taken(LIMIT_REQUESTS), n);
+    cr_expect_gt(n, 4u);
+    cr_expect_eq(limit_take(other, LIMIT_REQUESTS, 1, NULL), 0, "another tenant's");
+    limit_give(other, LIMIT_REQUESTS, 1);
+    limit_owner_unref(other);
+    for (uint32_t i = 0; i < n; i++)
+        call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = ids[i]});
+    turns();
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    turns();
+    cr_expect_eq(taken(LIMIT_REQUESTS), 0u);
+}
+
 Test(request, without_memory_for_a_search_it_is_not_made)
 {
     struct msg_prefetch m = {.ns = rig.one->id, .keys = chain(1, KEYS_MAX)};
