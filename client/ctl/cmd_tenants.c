@@ -76,8 +76,8 @@ static void bounds_cell(struct table *t, cJSON *tenant, const char *guaranteed, 
 
 static int tenants_print(cJSON **all, uint32_t n)
 {
-    static const char *const titles[] = {"TENANT", ">NAMESPACES", ">BLOCKS", ">DRAM", ">GIVEN",
-                                         ">NVME",  ">SHARED",     ">WEIGHT", NULL};
+    static const char *const titles[] = {"TENANT", ">NAMESPACES", ">BLOCKS", ">DRAM",   ">GIVEN",
+                                         ">NVME",  ">GIVEN",      ">SHARED", ">WEIGHT", NULL};
     struct table t;
 
     if (n == 0) {
@@ -92,6 +92,7 @@ static int tenants_print(cJSON **all, uint32_t n)
         bytes_cell(&t, all[i], "dram_bytes");
         bounds_cell(&t, all[i], "given_dram_guaranteed", "given_dram_most");
         bytes_cell(&t, all[i], "nvme_bytes");
+        bounds_cell(&t, all[i], "given_nvme_guaranteed", "");
         bytes_cell(&t, all[i], "shared_bytes");
         table_cell(&t, "%llu", (unsigned long long)number_of(all[i], "given_weight"));
     }

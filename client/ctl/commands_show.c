@@ -70,7 +70,7 @@ static const struct program_command commands[] = {
      "  ucmctl namespaces\n",
      NULL, 0, 0, 0, cmd_namespaces},
     {"tenants", "", "What each tenant has, and is given",
-     "GIVEN is what of the cache in DRAM is guaranteed, and what the tenant gets at most: see\n"
+     "GIVEN is what of the tier before it is guaranteed, and what the tenant gets at most: see\n"
      "tenant_settings in ucmd.yaml(5), and 'ucmctl tenant'.\n\n"
      "Example:\n"
      "  ucmctl tenants --json | jq '.tenants[] | {tenant, nvme_bytes}'\n",

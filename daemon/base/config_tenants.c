@@ -172,12 +172,13 @@ int tenant_settings_check(const struct tenant_settings *s, char why[TENANT_WHY_B
 
 bool tenant_gives_guarantee(const struct tenant_settings *s)
 {
-    return s->dram_guaranteed > 0;
+    return s->dram_guaranteed > 0 || s->nvme_guaranteed > 0;
 }
 
 void tenant_guarantees_add(struct tenant_settings *sum, const struct tenant_settings *s)
 {
     sum->dram_guaranteed += s->dram_guaranteed;
+    sum->nvme_guaranteed += s->nvme_guaranteed;
 }
 
 static int sum_check(const char *key, uint64_t sum, const char *of, uint64_t size,
@@ -194,7 +195,13 @@ static int sum_check(const char *key, uint64_t sum, const char *of, uint64_t siz
 int tenant_guarantees_check(const struct config *c, const struct tenant_settings *sum,
                             char why[TENANT_WHY_BYTES])
 {
-    return sum_check("dram.guaranteed", sum->dram_guaranteed, "arena.size", c->arena_size, why);
+    uint64_t half = c->nvme_paths.n * c->nvme_size / 2;
+    int rc = sum_check("dram.guaranteed", sum->dram_guaranteed, "arena.size", c->arena_size, why);
+
+    return rc != 0 ? rc
+                   : sum_check("nvme.guaranteed", sum->nvme_guaranteed,
+                               "half of the NVMe tier, the rest of which it needs to write,", half,
+                               why);
 }
 
 /* ---- names ---- */

@@ -227,7 +227,11 @@ static unsigned tier_heat_cb(void *ctx, uint64_t owner)
 {
     struct cache *c = ctx;
 
-    return tier_may_drop(c, owner) ? cache_pair_heat(c, owner_block(owner)) : TIER_HEAT_BUSY;
+    if (!tier_may_drop(c, owner))
+        return TIER_HEAT_BUSY;
+    if (cache_quota_keeps_below(cache_ns(c, owner_block(owner))->tenant))
+        return TIER_HEAT_KEPT;
+    return cache_pair_heat(c, owner_block(owner));
 }
 
 static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to)

@@ -361,6 +361,8 @@ bool cache_quota_slot(struct cache *c, const struct part *p);
 void cache_quota_count(struct cache *c, struct ns *ns, uint64_t more_bytes);
 /* Its blocks stay in DRAM whoever else wants the space. */
 bool cache_quota_keeps(const struct tenant *t);
+/* Its blocks stay on NVMe. */
+bool cache_quota_keeps_below(const struct tenant *t);
 /* The groups among which a search may choose, the one with the coldest candidate first: of more than these, some,
  * in turn. Returns their number. */
 #define QUOTA_GROUPS 17u

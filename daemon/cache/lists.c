@@ -86,7 +86,8 @@ bool cache_list_drop(struct cache *c, struct block_list *l)
     for (unsigned i = 0; i < DROP_TRIES && l->back != 0; i++) {
         block_ref ref = l->back;
 
-        if (may_drop(c, ref)) {
+        if (may_drop(c, ref) &&
+            (l != &c->below || !cache_quota_keeps_below(cache_ns(c, ref)->tenant))) {
             cache_discard_for_space(c, ref);
             return true;
         }

@@ -1,4 +1,4 @@
-/* What tenants are guaranteed of DRAM, and what they get at most.
+/* What tenants are guaranteed of DRAM, and what they get at most; what they are guaranteed of NVMe.
  *
  * A tenant with either has a group of its own in the policy. What it holds is counted when a slot becomes its, or
  * is given back. While that is no more than it is guaranteed, its group is closed: searches for space pass it over. What
@@ -88,6 +88,12 @@ void cache_quota_count(struct cache *c, struct ns *ns, uint64_t more_bytes)
 bool cache_quota_keeps(const struct tenant *t)
 {
     return !may_lose(t);
+}
+
+bool cache_quota_keeps_below(const struct tenant *t)
+{
+    return t->settings.nvme_guaranteed > 0 &&
+           t->nvme_bytes < t->settings.nvme_guaranteed + t->block_max_bytes;
 }
 
 uint32_t cache_quota_groups(struct cache *c, struct policy_group *out[QUOTA_GROUPS])

@@ -338,8 +338,9 @@ static block_ref victim_find(struct space_search *s)
     block_ref ref = victim_among(s, g, n);
     bool unseen = s->unseen;
 
-    /* Who holds no more than is guaranteed gives up its own when nobody else can. */
-    if (ref == 0 && !s->only && s->tenant && s->tenant->group && cache_quota_keeps(s->tenant)) {
+    /* Who holds no more than is guaranteed gives up its own when nobody else can, now or in a moment. */
+    if (ref == 0 && !s->spare && !s->only && s->tenant && s->tenant->group &&
+        cache_quota_keeps(s->tenant)) {
         ref = victim_among(s, &s->tenant->group, 1);
         s->unseen |= unseen;
     }

@@ -216,11 +216,12 @@ struct nvme_mover {
     unsigned percent; /* of a segment's records that may be moved; 0: nothing is */
     /* That is being emptied; NULL: idle. Parts that left it may lie in another file, not synced. */
     struct segment *segment;
-    uint32_t record, left; /* the cursor; how many may still be moved */
-    unsigned active;       /* operations under way */
-    uint64_t bytes;        /* of their memory */
-    struct list moved;     /* to be synced */
-    bool unsynced;         /* some could not be */
+    uint32_t record;      /* the cursor */
+    uint32_t left, moves; /* how many may still be moved because they were read, and of all */
+    unsigned active;      /* operations under way */
+    uint64_t bytes;       /* of their memory */
+    struct list moved;    /* to be synced */
+    bool unsynced;        /* some could not be */
     bool checking;
 };
 

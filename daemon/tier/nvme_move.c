@@ -1,8 +1,8 @@
-/* Parts that were read since they were written are moved before their segment is reused, so that
- * the log does not drop them with their neighbours.
+/* Parts that were read since they were written, and those that are guaranteed to stay, are moved before
+ * their segment is reused, so that the log does not drop them with their neighbours.
  *
  * When few segments are free, the one with the least to lose is emptied ahead of need. Up to a
- * percentage of its records, those that were read, are read, written to the head of the log, and
+ * percentage of its records, those that were read, and all that are guaranteed, are read, written to the head of the log, and
  * synced; then the rest is dropped. Until then the segment is held as if read and not reused, so a
  * whole copy lies on storage at every moment. Where the sync fails the segment is not reused at
  * all. Writes that need its space wait meanwhile. That wait is bounded: a move that finds no space,
@@ -208,22 +208,32 @@ static void segment_end(struct nvme_mover *m)
     nvme_release(t);
 }
 
+static bool is_kept(const struct nvme_mover *m, uint32_t record)
+{
+    const struct tier_callbacks *cb = &m->tier->callbacks;
+    const struct segment *s = m->segment;
+
+    return s->states[record] == RECORD_LIVE && s->owners[record] &&
+           cb->heat_cb(cb->ctx, s->owners[record]) == TIER_HEAT_KEPT;
+}
+
 static void parts_start(struct nvme_mover *m)
 {
     const struct segment *s = m->segment;
 
-    while (!m->tier->closing && !s->withheld && m->left > 0 && m->record < s->records &&
+    while (!m->tier->closing && !s->withheld && m->moves > 0 && m->record < s->records &&
            m->active < MOVES && (m->active == 0 || m->bytes < MOVE_BYTES)) {
         uint32_t record = m->record++;
+        bool kept = is_kept(m, record);
         int rc;
 
-        if (!s->used[record])
+        if (!kept && (!s->used[record] || m->left == 0))
             continue;
         rc = move_start(m, record);
         if (rc == -ENOMEM || rc == -EAGAIN)
-            m->left = 0; /* the rest is dropped */
-        else if (rc == 0)
-            m->left--;
+            m->moves = 0; /* the rest is dropped */
+        m->moves -= rc == 0;
+        m->left -= rc == 0 && !kept;
     }
 }
 
@@ -259,7 +269,7 @@ void nvme_move_check(struct tier *t)
         m->unsynced = false;
         m->record = 0;
         m->left = (uint32_t)((uint64_t)s->records * m->percent / 100);
-        m->left = m->left < MOVED_MAX ? m->left : MOVED_MAX;
+        m->moves = MOVED_MAX;
         pump(m);
     }
     m->checking = false;

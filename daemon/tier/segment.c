@@ -470,7 +470,7 @@ struct candidate {
  * spread over the segment. */
 static uint64_t segment_value(const struct segment *s, const struct tier_callbacks *cb)
 {
-    static const unsigned weights[] = {1, 3, 6, 10};
+    static const unsigned weights[] = {1, 3, 6, 10, 30}; /* the last: TIER_HEAT_KEPT */
     uint32_t step = s->next / HEAT_SAMPLES + 1;
     uint64_t weight = 0, seen = 0;
 
@@ -480,7 +480,7 @@ static uint64_t segment_value(const struct segment *s, const struct tier_callbac
         if (s->states[i] != RECORD_LIVE)
             continue;
         heat = s->owners[i] ? cb->heat_cb(cb->ctx, s->owners[i]) : 0;
-        weight += weights[heat > 3 ? 3 : heat];
+        weight += weights[heat > TIER_HEAT_KEPT ? 3 : heat];
         seen++;
     }
     if (seen == 0)

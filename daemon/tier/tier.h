@@ -65,6 +65,7 @@ struct tier_place {
     bool sealed;
 };
 
+#define TIER_HEAT_KEPT 4u
 #define TIER_HEAT_BUSY 255u
 
 /* What a part is, for its header on storage. */
@@ -81,14 +82,14 @@ struct tier_name {
 struct tier_io {
     enum tier_op op;
     void *data;
-    uint64_t bytes;   /* payload, without padding */
-    uint32_t buffer;  /* number of the registered buffer that `data` lies in */
+    uint64_t bytes;      /* payload, without padding */
+    uint32_t buffer;     /* number of the registered buffer that `data` lies in */
     struct fair_who who; /* whose: tenants share a disk by their weights; reads go before writes */
     struct fair_got got; /* out, of a read; 0 in */
     uint8_t priority;    /* 0 to 15, more is sooner among the reads of one tenant */
     bool seal;           /* a write: encrypted or not at all */
-    bool check;       /* a read that only checks the part: no use of it */
-    bool small;       /* a read of a request for few parts: it should not wait behind many writes */
+    bool check;          /* a read that only checks the part: no use of it */
+    bool small; /* a read of a request for few parts: it should not wait behind many writes */
     uint64_t shard_bytes; /* of a write and TIER_READ_SHARDS: of each shard; 0: one can't be read */
     uint32_t shard, shards; /* TIER_READ_SHARDS: the first, and how many */
     struct tier_name name;
@@ -155,7 +156,8 @@ struct tier_callbacks {
      * the place is the tier's. false: the part is in use or pinned, and heat_cb says so, too. Not
      * from inside submit. */
     bool (*drop_cb)(void *ctx, uint64_t owner, uint64_t loc);
-    /* How much the part deserves to stay when its neighbours go: 0 (cold) to 3. TIER_HEAT_BUSY:
+    /* How much the part deserves to stay when its neighbours go: 0 (cold) to 3. TIER_HEAT_KEPT: it is
+     * guaranteed to stay, so it is moved if it can be. TIER_HEAT_BUSY:
      * drop_cb would refuse now; the tier then spares the neighbours. Not from inside submit. */
     unsigned (*heat_cb)(void *ctx, uint64_t owner);
     /* For each part of an earlier run, from open until stats no longer says `recovering`. Returns

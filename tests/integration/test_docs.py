@@ -60,6 +60,11 @@ def make_names():
     return names | {f"build/{name}" for name in re.findall(r"^\$O/([\w./-]+):", makefile(), re.M)}
 
 
+def tenant_keys():
+    """What `tenant_settings` gives."""
+    return set(re.findall(r'X\(\w+, "([a-z.]+)"', (TOP / "daemon/base/config_tenants.h").read_text()))
+
+
 @functools.cache
 def config_keys():
     return set(re.findall(r'KEY\("([a-z_.]+)"', (TOP / "daemon/base/config_table.c").read_text()))
@@ -275,7 +280,7 @@ class Docs(unittest.TestCase):
             for span in document.spans:
                 found = re.match(r"([a-z]+\.[a-z_]+)(: .*|=.*)?$", span)
                 if found and found[1].partition(".")[0] in sections and not re.search(r"\.(c|h|cu|py|md)$", found[1]):
-                    known = config_keys() | messages() | (retired_keys() if document.name == "docs/operations.md" else set())
+                    known = config_keys() | tenant_keys() | messages() | (retired_keys() if document.name == "docs/operations.md" else set())
                     self.check([] if found[1] in known else [f"no configuration key {found[1]}"], document.name)
         self.assertTrue(retired_keys())
         operations = (TOP / "docs/operations.md").read_text()

@@ -24,6 +24,13 @@ class Own(OwnDaemons, Case):
     def start(self, **more):
         self.daemon = Daemon(folder=self.folder, **{**self.options, "state": self.folder, **more})
         self.addCleanup(self.daemon.stop)
+        client = self.client()
+        self.until(lambda: self.grown(client), "all of DRAM")
+
+    def grown(self, client):
+        """What is cached may leave while the arena is smaller than it will be."""
+        metrics = client.call("stats")["metrics"]
+        return metrics["arena_bytes_total"] == metrics["arena_bytes_configured"]
 
     def ctl(self, *words):
         return subprocess.run([UCMCTL, "--socket", self.daemon.socket, *words], capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -140,6 +147,29 @@ class NoisyNeighbour(Own):
         self.assertEqual(self.play(tenant_settings="quiet dram.guaranteed=4MiB"), 8)
         self.assertEqual(self.tenants()["quiet"]["dram_bytes"], 8 * BLOCK)
         self.assertGreater(self.tenants()["noisy"]["dram_bytes"], 10 * MIB)
+
+    def below(self, **more):
+        """The same of NVMe, which the noisy one fills three times; then both are read from there by an engine."""
+        self.start(**more)
+        client, ns, region = self.worker(QUIET)
+        self.store(region, self.quiet)
+        said = [region.bytes(i) for i in range(4)]
+        self.settled(client, ns)
+        noisy = self.worker(NOISY)
+        for at in range(0, 2 * len(self.noise), 4):
+            self.store(noisy[2], [f"more noise {i}" for i in range(at, at + 4)])
+            self.settled(*noisy[:2])
+        found = sum(client.hits(ns, name) for name in self.quiet)
+        if found:
+            self.assertEqual(region.load(self.quiet[4:], range(4)), [OK] * 4)
+            self.assertEqual([region.bytes(i) for i in range(4)], said)
+        return found
+
+    def test_without_a_guarantee_the_noisy_one_has_all_of_nvme(self):
+        self.assertEqual(self.below(), 0)
+
+    def test_with_a_guarantee_all_its_blocks_stay_on_nvme(self):
+        self.assertEqual(self.below(tenant_settings="quiet nvme.guaranteed=4MiB"), 8)
 
     def test_a_bound_for_the_noisy_one_keeps_all_others(self):
         self.assertEqual(self.play(tenant_settings="noisy dram.most=8MiB"), 8)

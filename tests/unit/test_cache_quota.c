@@ -186,6 +186,22 @@ Test(cache_quota, an_index_that_is_full_drops_no_guaranteed_block)
     rig.max_blocks = 0;
 }
 
+Test(cache_quota, what_is_guaranteed_below_is_moved_with_the_log)
+{
+    const struct tier_callbacks *cb = &rig.tier.callbacks;
+    uint64_t owner;
+
+    quiet->tenant->settings.nvme_guaranteed = 2 * SLOT;
+    stores(quiet, 0, 2);
+    owner = part_owner(find(quiet, 0), 0);
+    cr_expect_eq(quiet->tenant->nvme_bytes, 2 * SLOT);
+    cr_expect_eq(cb->heat_cb(cb->ctx, owner), TIER_HEAT_KEPT);
+    stores(quiet, 2, 1);
+    cr_expect_neq(cb->heat_cb(cb->ctx, owner), TIER_HEAT_KEPT, "the log's oldest goes");
+    stores(noisy, 0, 1);
+    cr_expect_neq(cb->heat_cb(cb->ctx, part_owner(find(noisy, 0), 0)), TIER_HEAT_KEPT);
+}
+
 /* Of more tenants than a search looks at, all have their turn. */
 Test(cache_quota, many_tenants)
 {

@@ -96,6 +96,26 @@ Test(nvme_move, at_most_its_share_is_kept)
     rig_close(&rig);
 }
 
+/* A third of what the tier holds, and all of one segment: nobody reads them, and they stay. */
+Test(nvme_move, what_is_guaranteed_stays)
+{
+    unsigned first[RECORDS];
+
+    open_moving(1, 9 * MIB, 50);
+    cr_assert_eq(rig_write(&rig, 0, FULL, PART), FULL);
+    first_parts(first);
+    for (unsigned i = 0; i < RECORDS; i++)
+        rig.parts[first[i]].heat = TIER_HEAT_KEPT;
+    for (unsigned i = 2 * RECORDS; i < 3 * RECORDS; i++)
+        rig.parts[i].heat = TIER_HEAT_KEPT;
+    cr_expect_eq(rig_write(&rig, FULL, 40 * RECORDS, PART), 34 * RECORDS);
+    for (unsigned i = 0; i < FULL; i++)
+        if (rig.parts[i].heat == TIER_HEAT_KEPT)
+            cr_expect(rig.parts[i].stored, "part %u", i);
+    cr_expect_geq(rig_verify(&rig), 2 * RECORDS);
+    rig_close(&rig);
+}
+
 Test(nvme_move, without_a_share_nothing_is_moved)
 {
     open_moving(1, 9 * MIB, 0);
