@@ -12,13 +12,13 @@
 
 #define MIB (UINT64_C(1) << 20)
 #define PLAYERS_MAX 128
-#define SLOTS 8
+#define SLOTS 32
 #define FIRST_UID 60001u
 #define WARM_MS 300
 #define START_MS 60000
 #define LARGE_BLOCK (1 * MIB)
 #define SMALL_BLOCK (128u << 10)
-#define SMALL_BLOCKS 128u
+#define SMALL_BLOCKS 256u
 #define RUN_MAX 128u
 #define PAUSE 3 /* a victim pauses for so many times what a request takes alone */
 
@@ -68,6 +68,11 @@ static uint64_t player_bytes(const struct fair_bench *b, unsigned i)
     return is_large(i) ? args_number(b->args, "large") * LARGE_BLOCK : SMALL_BLOCKS * SMALL_BLOCK;
 }
 
+static int folder_make(const char *path)
+{
+    return mkdir(path, 0700) == 0 ? 0 : bench_fail(BENCH_FAILED, "%s: %s", path, strerror(errno));
+}
+
 /* "uid:N weight=W,...": one setting, with commas. */
 static char *settings_of(const struct fair_bench *b)
 {
@@ -102,10 +107,12 @@ static int start(struct fair_bench *b)
     if (strcmp(tier, "nvme") == 0) {
         sets[n++] = disk;
         sets[n++] = size;
+        if (folder_make(strchr(disk, '=') + 1) != 0)
+            return BENCH_FAILED;
     } else if (strcmp(tier, "share") == 0) {
         sets[n++] = root;
-        if (mkdir(root + strlen("share.roots="), 0700) != 0)
-            return bench_fail(BENCH_FAILED, "%s: %s", root, strerror(errno));
+        if (folder_make(strchr(root, '=') + 1) != 0)
+            return BENCH_FAILED;
     }
     if (!b->gpu)
         sets[n++] = "device.cuda=off";
