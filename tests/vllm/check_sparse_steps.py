@@ -21,7 +21,7 @@ class Steps(Scenarios, unittest.TestCase):
     }
     PROMPTS = [prompt(i, n) for i, n in enumerate((300, 170, 415))] + [prompt(9, 60)]
     MORE = [prompt(40 + i, 500) for i in range(6)]
-    SOME, PAGES = 80, 15
+    SOME, PAGES, AT_ONCE = 80, 15, False
 
     def test_a_policy_that_takes_everything_is_dense(self):
         self.everything("all")

@@ -37,6 +37,8 @@ class Scenarios:
     """Of a TestCase. ENGINES: of each the window of its daemon in MiB, None: no daemon, and what it is started with, beside SIZES."""
 
     ENGINES, SIZES = {}, {}
+    #: Whether engines start beside each other, or when they are needed.
+    AT_ONCE = True
     #: Of engines whose policy leaves blocks out: who else has that policy, and how close log probabilities are.
     REFERENCES = {}
     PROMPTS = MORE = ()
@@ -51,15 +53,18 @@ class Scenarios:
         cls.model = os.path.join(cls.folder.name, "model")
         subprocess.run([PYTHON, "-B", os.path.join(HERE, "gpu_engine.py"), "--model", cls.model], check=True)
         cls.daemons, cls.engines, cls.known = {}, {}, {}
-        chosen = os.environ.get("UCM_CHECK_ENGINES", ";".join(cls.ENGINES)).split(";")
-        for name in (name for name in cls.ENGINES if name in chosen):
-            window, options = cls.ENGINES[name]
-            if window is not None:
-                cls.daemons[name] = cls.daemon(window)
-                cls.addClassCleanup(lambda name=name: cls.daemons[name].stop())
-                options = {**options, "socket": cls.daemons[name].socket}
-            cls.engines[name] = Engine(cls.model, name=name, **{**cls.SIZES, **options})
-            cls.addClassCleanup(cls.engines[name].close)
+        for name in os.environ.get("UCM_CHECK_ENGINES", ";".join(cls.ENGINES)).split(";") if cls.AT_ONCE else ():
+            cls.start(name)
+
+    @classmethod
+    def start(cls, name):
+        window, options = cls.ENGINES[name]
+        if window is not None:
+            cls.daemons[name] = cls.daemon(window)
+            cls.addClassCleanup(lambda: cls.daemons[name].stop())
+            options = {**options, "socket": cls.daemons[name].socket}
+        cls.engines[name] = Engine(cls.model, name=name, **{**cls.SIZES, **options})
+        cls.addClassCleanup(cls.engines[name].close)
 
     @staticmethod
     def daemon(window, **more):
@@ -68,6 +73,8 @@ class Scenarios:
         return Daemon(nvme=False, **{"arena.size": "512MiB", "arena.extent": "8MiB", "window.size": f"{window}MiB", **more})
 
     def engine(self, name):
+        if name not in self.engines:
+            self.start(name)
         e = self.engines[name].ready()
         print(f"{name}: started in {e.started['start']:.0f} s", flush=True)
         return e
