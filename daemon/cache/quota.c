@@ -38,11 +38,14 @@ static bool has_quota(const struct tenant *t)
     return t->settings.dram_guaranteed > 0 || t->settings.dram_most > 0;
 }
 
-/* Whether it has more than its guarantee, even when its largest block leaves. */
+/* Whether it has more than its guarantee, even when its largest block leaves. A block counts as its guarantee at
+ * most: whoever names huge blocks keeps twice as much, and not all there is. */
 static bool may_lose(const struct tenant *t)
 {
-    return t->settings.dram_guaranteed == 0 ||
-           t->dram_bytes >= t->settings.dram_guaranteed + t->block_max_bytes;
+    uint64_t guaranteed = t->settings.dram_guaranteed,
+             block = t->block_max_bytes < guaranteed ? t->block_max_bytes : guaranteed;
+
+    return guaranteed == 0 || t->dram_bytes >= guaranteed + block;
 }
 
 static void group_update(struct cache *c, struct tenant *t)

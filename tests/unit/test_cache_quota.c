@@ -107,6 +107,22 @@ Test(cache_quota, a_guarantee_that_comes_late_keeps_what_is_there)
     cr_expect_eq(in_dram(quiet, 0, 8), 0u);
 }
 
+Test(cache_quota, huge_blocks_keep_no_more_than_twice_what_is_guaranteed)
+{
+    struct ns *huge = space_of("t", "huge", 2, MIB / SHARDS);
+    block_ref ref = open_block(huge, 0);
+
+    give(quiet, SLOT, 0);
+    cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
+    drop(ref);
+    settle();
+    cr_assert_eq(huge->tenant->block_max_bytes, 8 * SLOT, "though one part of it was stored");
+    stores(quiet, 0, 4);
+    stores(noisy, 0, 50);
+    cr_expect_leq(quiet->tenant->dram_bytes, 2 * SLOT);
+    cr_expect_geq(in_dram(noisy, 0, 50), 6u);
+}
+
 Test(cache_quota, at_most_gives_way_to_itself)
 {
     stores(quiet, 0, 4);
