@@ -241,6 +241,7 @@ class Requests(Case):
             "namespace.list": {}, "ls": {"ns": ns}, "inspect": {"ns": ns, "key": keys(1)}, "verify": {"ns": ns},
             "share.collect": {}, "config.reload": {}, "config.get": {}, "key.list": {}, "key.reload": {},
             "bypass": {}, "trace": {"op": 1},
+            "tenant.list": {}, "tenant.set": {"tenant": "uid:7", "settings": "weight=100"}, "tenant.reset": {"tenant": "uid:7"},
             "region.unregister": {"region": region.number},
             "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},
             "ring.unregister": {"ring": 1},

@@ -22,7 +22,7 @@ class Own(OwnDaemons, Case):
     options = {"arena.size": "16MiB", "nvme.size": "64MiB", "tenants": f"quiet uid:{QUIET},noisy uid:{NOISY}"}
 
     def start(self, **more):
-        self.daemon = Daemon(folder=self.folder, **{**self.options, "state": self.folder, **more})
+        self.daemon = Daemon(folder=self.folder, **{**self.options, **more})
         self.addCleanup(self.daemon.stop)
         client = self.client()
         self.until(lambda: self.grown(client), "all of DRAM")
