@@ -74,10 +74,20 @@ static void bounds_cell(struct table *t, cJSON *tenant, const char *guaranteed, 
                    bound > 0 ? human_bytes(to, bound) : "all");
 }
 
+/* What it had while others waited, too, to what was due to it: 1.00 is its share. */
+static void obtained_cell(struct table *t, cJSON *tenant, const char *had, const char *due)
+{
+    if (number_of(tenant, due) == 0)
+        table_cell(t, "-");
+    else
+        table_cell(t, "%.2f", (double)number_of(tenant, had) / (double)number_of(tenant, due));
+}
+
 static int tenants_print(cJSON **all, uint32_t n)
 {
-    static const char *const titles[] = {"TENANT", ">NAMESPACES", ">BLOCKS", ">DRAM",   ">GIVEN",
-                                         ">NVME",  ">GIVEN",      ">SHARED", ">WEIGHT", NULL};
+    static const char *const titles[] = {"TENANT",   ">NAMESPACES", ">BLOCKS", ">DRAM",   ">GIVEN",
+                                         ">NVME",    ">GIVEN",      ">SHARED", ">WEIGHT", ">OF BUS",
+                                         ">OF NVME", ">OF SHARED",  NULL};
     struct table t;
 
     if (n == 0) {
@@ -95,6 +105,9 @@ static int tenants_print(cJSON **all, uint32_t n)
         bounds_cell(&t, all[i], "given_nvme_guaranteed", "");
         bytes_cell(&t, all[i], "shared_bytes");
         table_cell(&t, "%llu", (unsigned long long)number_of(all[i], "given_weight"));
+        obtained_cell(&t, all[i], "bus_contended_bytes", "bus_due_bytes");
+        obtained_cell(&t, all[i], "nvme_contended_bytes", "nvme_due_bytes");
+        obtained_cell(&t, all[i], "shared_contended_bytes", "shared_due_bytes");
     }
     return ctl_table_end(&t);
 }

@@ -28,11 +28,26 @@ static bool is_shown(const struct tenant *t, const struct peer *peer)
            (peer->admin || strcmp(t->name, peer->tenant) == 0);
 }
 
+/* Of one without a label of its own in the metrics, which counts among others: 0. */
+static void pack_obtained(msgpack_packer *pk, const struct tenant *t)
+{
+    static const struct metrics_tenant none;
+    const struct metrics_tenant *m =
+        t->metrics && strcmp(t->metrics->name, t->name) == 0 ? t->metrics : &none;
+
+    proto_pack_u64(pk, "bus_contended_bytes", m->bus_contended_bytes);
+    proto_pack_u64(pk, "bus_due_bytes", m->bus_due_bytes);
+    proto_pack_u64(pk, "nvme_contended_bytes", m->nvme_contended_bytes);
+    proto_pack_u64(pk, "nvme_due_bytes", m->nvme_due_bytes);
+    proto_pack_u64(pk, "shared_contended_bytes", m->shared_contended_bytes);
+    proto_pack_u64(pk, "shared_due_bytes", m->shared_due_bytes);
+}
+
 static void pack_tenant(msgpack_packer *pk, const struct tenant *t)
 {
     char text[TENANT_TEXT_BYTES];
 
-    msgpack_pack_map(pk, 7 + TENANT_KEYS);
+    msgpack_pack_map(pk, 13 + TENANT_KEYS);
     proto_pack_text(pk, "tenant", t->name);
     proto_pack_u64(pk, "namespaces", t->namespaces);
     proto_pack_u64(pk, "blocks", t->blocks);
@@ -43,6 +58,7 @@ static void pack_tenant(msgpack_packer *pk, const struct tenant *t)
     proto_pack_u64(pk, "given_" #field, t->settings.field);
     TENANT_SETTINGS(X)
 #undef X
+    pack_obtained(pk, t);
     proto_pack_text(pk, "kept", tenant_settings_text(&t->kept, text));
 }
 

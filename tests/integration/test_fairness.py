@@ -62,6 +62,8 @@ class Tenants(Case):
         """slack: bytes that a tenant may be ahead of its part, or behind it: bursts, and one part."""
         after = self.told(len(before), resource)
         got = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before)]
+        listed = {tenant["tenant"]: tenant for tenant in self.operator.call("tenant.list")["tenants"]}
+        self.assertEqual([listed[f"uid:{FIRST_UID + i}"][resource + "_due_bytes"] for i in range(len(after))], [due for _, due in after])
         self.assertGreater(sum(had for had, _ in got), total / 4, "hardly two tenants ever waited at the same time")
         for i, (had, due) in enumerate(got):
             self.assertLessEqual(abs(had - due), 0.1 * due + slack, f"tenant {i} of weight {weight(i)}: {got}")
