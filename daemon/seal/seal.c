@@ -109,15 +109,21 @@ static void derived_drop(struct seal *s, const struct seal_origin *o, const uint
     }
 }
 
+static bool is_of(const struct seal_key *k, const struct seal_origin *o,
+                  const struct seal_space *space, const uint8_t *id)
+{
+    return k->origin == o && memcmp(k->id, id, SEAL_ID_BYTES) == 0 &&
+           memcmp(k->fingerprint, space->fingerprint, UCM_FINGERPRINT_BYTES) == 0 &&
+           k->salt_bytes == space->salt_bytes &&
+           (k->salt_bytes == 0 || memcmp(k->salt, space->salt, k->salt_bytes) == 0);
+}
+
 static struct seal_key *derived_find(const struct seal *s, const struct seal_origin *o,
                                      const struct seal_space *space, const uint8_t *id)
 {
     struct seal_key *k = s->derived[bucket_of(space->fingerprint, id)];
 
-    while (k &&
-           (k->origin != o || memcmp(k->id, id, SEAL_ID_BYTES) != 0 ||
-            memcmp(k->fingerprint, space->fingerprint, UCM_FINGERPRINT_BYTES) != 0 ||
-            k->salt_bytes != space->salt_bytes || memcmp(k->salt, space->salt, k->salt_bytes) != 0))
+    while (k && !is_of(k, o, space, id))
         k = k->next;
     return k;
 }
@@ -144,7 +150,8 @@ static int derived_new(struct seal *s, struct seal_origin *o, const struct key *
     memcpy(k->id, from->id, SEAL_ID_BYTES);
     memcpy(k->fingerprint, space->fingerprint, UCM_FINGERPRINT_BYTES);
     k->salt_bytes = space->salt_bytes;
-    memcpy(k->salt, space->salt, space->salt_bytes);
+    if (space->salt_bytes > 0)
+        memcpy(k->salt, space->salt, space->salt_bytes);
     k->next = *bucket;
     *bucket = k;
     s->derived_n++;

@@ -391,6 +391,30 @@ class Keys(Encrypted):
         self.loads(kv)
         self.assertEqual(self.metrics()["nvme_corrupt"], 0)
 
+    def test_what_is_moved_is_sealed_again(self):
+        """Parts that were read outlive their segment, and are what they were, also after a rotation and a restart."""
+        options = {"nvme.size": "9MiB", "nvme.segment": "1MiB"}
+        self.start(**options)
+        kv, names = {}, iter(range(0, 256, 8))
+        while self.metrics()["nvme_rewritten"] < 8:
+            first = next(names)
+            some = self.store(range(first, first + 8))
+            self.forget_dram()
+            self.loads(some)
+            self.forget_dram()
+            kv.update(some)
+            if first == 8:
+                self.keys.append(secrets.token_hex(32))
+                self.write_keys()
+                self.client.call("key.reload")
+        for _ in range(2):
+            there = [name for name in kv if self.client.tiers(self.ns, name) == [ON_NVME]]
+            self.assertGreater(len(there), 16)
+            for at in range(0, len(there), BLOCKS):
+                self.loads({name: kv[name] for name in there[at:at + BLOCKS]})
+            self.assertEqual(self.metrics()["nvme_corrupt"], 0)
+            self.restart(**options)
+
     def test_a_command_and_one_that_hangs(self):
         """A key from a command; one that hangs, fails, or never stops writing costs that tenant's encrypted blocks alone."""
         self.start(tenants=[f"* command:/bin/cat {self.key_file}"])
