@@ -268,6 +268,8 @@ static int out_write(struct conn *c)
 /* Drops sent bytes before the buffer grows: a peer that is always a little behind never empties it. */
 static void out_compact(struct conn *c)
 {
+    if (c->out_at == 0)
+        return;
     c->out_n -= c->out_at;
     memmove(c->out, c->out + c->out_at, c->out_n);
     c->out_at = 0;
