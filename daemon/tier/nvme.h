@@ -379,7 +379,8 @@ void nvme_sealed_header(struct tier_io *io, struct nvme_record_header *placed,
                         uint8_t page[NVME_PAGE]);
 /* Where a read of the whole record goes, from its header on. */
 unsigned nvme_sealed_read_next(const struct tier_io *io, struct iovec to[2]);
-/* The page is there: 0; -EBADMSG: it is not the record's; -ENOKEY: the record stays, without its owner. */
+/* The page is there: 0; -EBADMSG: it is not the record's; -ESTALE: its namespace was purged; -ENOKEY: the record stays, without its
+ * owner. */
 int nvme_sealed_arrived(struct tier *t, struct tier_io *io);
 /* NULL-safe: of an io without one. */
 void nvme_sealed_drop(struct tier *t, struct tier_io *io);
@@ -398,6 +399,8 @@ void nvme_turn_dropped(struct tier *t, uint64_t records);
 /* ---- nvme_sync.c ---- */
 
 int nvme_sync_part(struct tier *t, struct tier_io *io);
+/* A later start would skip a record with this sequence. */
+bool nvme_purged(const struct tier *t, const uint8_t *fingerprint, uint64_t sequence);
 /* Syncs a file and looks whether it is intact, from any thread. Nothing else may sync it: the
  * kernel reports a failure once and then counts what it could not write as clean. */
 int nvme_device_sync(struct nvme_device *d);

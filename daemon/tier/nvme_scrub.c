@@ -51,7 +51,7 @@ static void record_bad(struct nvme_scrub *k, const char *what, bool lost)
 static void record_report(struct nvme_scrub *k, int status, bool bad_header)
 {
     bool unreadable =
-        status < 0 && status != -EBADMSG && status != -ENOKEY && !bad_header;
+        status < 0 && status != -EBADMSG && status != -ENOKEY && status != -ESTALE && !bad_header;
 
     k->unreadable = unreadable ? k->unreadable + 1 : 0;
     if (k->unreadable == UNREADABLE_MAX)

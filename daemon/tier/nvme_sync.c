@@ -18,15 +18,20 @@ static struct segment *io_segment(const struct tier_io *io)
     return io->scratch[0];
 }
 
-/* A later start would skip it. */
+bool nvme_purged(const struct tier *t, const uint8_t *fingerprint, uint64_t sequence)
+{
+    const struct nvme_ns_record *known = ns_records_find(&t->ns_records, fingerprint);
+
+    return known && sequence < known->from_sequence;
+}
+
 static bool io_purged(const struct tier *t, const struct tier_io *io)
 {
-    const struct nvme_ns_record *known = ns_records_find(&t->ns_records, io->name.fingerprint);
     struct segment *s;
     uint32_t record;
 
-    return known && segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) == 0 &&
-           s->sequences[record] < known->from_sequence;
+    return segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) == 0 &&
+           nvme_purged(t, io->name.fingerprint, s->sequences[record]);
 }
 
 static void sync_end(struct tier *t, struct tier_io *io, int status)

@@ -163,6 +163,18 @@ class Thief(Encrypted):
         self.start()
         self.assertEqual(self.load(list(kv)), [MISS] * BLOCKS)
 
+    def test_what_is_leased_while_it_is_purged_is_a_miss_and_no_damage(self):
+        """Whoever purges his own blocks, and reads those that he had leased, costs nobody a segment."""
+        self.start()
+        kv = self.store()
+        self.forget_dram()
+        self.assertEqual(self.client.call("lookup", ns=self.ns, keys=keys(*kv), lease_ms=60000)["hits"], BLOCKS)
+        self.assertEqual(self.client.call("namespace.purge", ns=self.ns)["busy"], BLOCKS)
+        self.assertEqual(self.load(list(kv)), [FAILED] * BLOCKS)
+        metrics = self.metrics()
+        self.assertEqual((metrics["nvme_corrupt"], metrics["nvme_quarantined_bytes"]), (0, 0))
+        self.assertNotIn("quarantined", self.daemon.log())
+
     def test_plain_tenants_are_as_before(self):
         self.start(tenants=[f"other file:{self.key_file}"])
         kv = self.store()
