@@ -16,7 +16,7 @@
 #include <string.h>
 
 #define ROOM "seal"
-#define LOCKED_BYTES (1u << 20) /* for keys: 32 bytes each, and the text of a source */
+#define LOCKED_BYTES (1u << 20) /* for keys, 32 bytes each; and two texts' room for each source */
 #define BUCKETS 1024u
 #define DERIVED_MAX 8192u /* beyond it, those that nobody uses are derived again */
 #define MISSING_MS 10000u /* between two lines about one tenant's missing key */
@@ -64,9 +64,14 @@ static void locked_free(void *p, size_t bytes)
 }
 
 /* OpenSSL's: between guard pages, locked, left out of core dumps. One for the process, and it stays. */
-static int locked_open(void)
+static int locked_open(size_t sources)
 {
-    int rc = CRYPTO_secure_malloc_initialized() ? 1 : CRYPTO_secure_malloc_init(LOCKED_BYTES, 32);
+    size_t bytes = LOCKED_BYTES; /* OpenSSL wants a power of two */
+    int rc;
+
+    while (bytes < LOCKED_BYTES + sources * 2 * SOURCE_BYTES)
+        bytes *= 2;
+    rc = CRYPTO_secure_malloc_initialized() ? 1 : CRYPTO_secure_malloc_init(bytes, 32);
 
     if (rc == 2)
         log_warn(ROOM, "keys-not-locked", "reason=\"%s\"",
@@ -436,7 +441,7 @@ int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metr
     *out = NULL;
     if (list->n == 0)
         return 0;
-    rc = locked_open();
+    rc = locked_open(list->n);
     s = rc == 0 ? calloc(1, sizeof(*s)) : NULL;
     if (!s)
         return -ENOMEM;
