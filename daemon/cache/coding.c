@@ -38,7 +38,7 @@ static void count_failed(struct cache *c, int status)
 
     if (status == -ERANGE)
         m->transcode_unfit++;
-    else if (status == -EBUSY || status == -ENOMEM || status == -ENOSPC)
+    else if (status == -EBUSY || status == -EDQUOT || status == -ENOMEM || status == -ENOSPC)
         m->transcode_no_room++;
     else
         m->transcode_failed++;

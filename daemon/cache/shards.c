@@ -137,8 +137,9 @@ static void whole_instead(struct cache_shards *s, struct cache_wait *w)
         return;
     }
     free(s);
+    rc = rc == -ENOMEM || rc == -EDQUOT ? -EBUSY : rc; /* no slot: its copy below is as it was */
     if (rc != CACHE_PENDING)
-        w->done_cb(w, rc == CACHE_READY ? 0 : rc == -ENOMEM ? -EBUSY : rc);
+        w->done_cb(w, rc == CACHE_READY ? 0 : rc);
 }
 
 static void whole_retry_cb(struct cache_retry *r)

@@ -329,6 +329,22 @@ Test(cache_shards, who_waits_for_a_slot_may_cancel)
     drop(full.other);
 }
 
+Test(cache_shards, a_tenant_that_gets_no_more_has_no_room_and_loses_nothing)
+{
+    block_ref ref = below(1);
+    struct waiter w;
+
+    space_many->tenant->settings.dram_most = 1;
+    cache_tenants_changed(rig.cache);
+    cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+    fake_finish(&rig.tier, fake_at(&rig.tier, 0), -ENODATA);
+    turn();
+    cr_expect_eq(w.calls, 1);
+    cr_expect_eq(w.status, -EBUSY);
+    cr_expect_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);
+    drop(ref);
+}
+
 /* The tier has reused its place. */
 Test(cache_shards, a_place_that_is_gone_is_a_miss)
 {
