@@ -322,6 +322,13 @@ static int refuse(const struct limit_owner *o, enum limit what, const struct lim
                              "of its setting \"%s\" (ucmctl tenant set)",
                              who, has, pool->things, more, (unsigned long long)pool->of_tenant,
                              kinds[what].setting);
+    if (refuser != tenant_of(o) && pool->of_tenant < all)
+        return ucm_error_set(
+            e, UCM_WIRE_BUSY,
+            "%s has %llu of the %llu %s that its tenant's setting \"%s\" gives, and "
+            "with %llu more it would have more than three times what it leaves free "
+            "of them (ucmctl tenant set)",
+            who, has, (unsigned long long)pool->of_tenant, pool->things, kinds[what].setting, more);
     return ucm_error_set(e, UCM_WIRE_BUSY,
                          "%s has %llu of %llu %s, and with %llu more it would have more than three "
                          "times what it leaves free; %s sets how many there are",

@@ -203,3 +203,27 @@ Test(limit, whatever_is_taken_nobody_has_more_than_the_rule_says)
     for (unsigned i = 0; i < 6; i++)
         drop(o[i]);
 }
+
+static uint64_t ten_cb(void *ctx, const char *tenant, enum limit what)
+{
+    (void)ctx;
+    (void)tenant;
+    (void)what;
+    return 10;
+}
+
+Test(limit, who_sets_what_a_uid_may_have)
+{
+    struct limit_owner *first = user("team", 1), *second = user("team", 2);
+    struct ucm_error e = {0};
+
+    limits_settings(limits, ten_cb, NULL);
+    cr_expect_eq(take_all(first), 7u);
+    cr_expect_eq(limit_take(first, LIMIT_CONNECTIONS, 1, &e), -UCM_WIRE_BUSY);
+    cr_expect(strstr(e.text,
+                     "uid 1 of tenant \"team\" has 7 of the 10 connections that its tenant's "
+                     "setting \"connections\" gives"),
+              "%s", e.text);
+    drop(first);
+    drop(second);
+}
