@@ -61,7 +61,7 @@ $(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/fatbin.S $(FATBINS
 # A worker's pool, and attention over it, which from compute capability 9.0 on begins beside the gather.
 DECODE_ARCHS ?= -gencode arch=compute_90,code=[sm_90,compute_90] -gencode arch=compute_80,code=compute_80
 SLOTS_FATBIN := $(FATBINS)/slots.fatbin
-$(SLOTS_FATBIN): kernels/slots/slots.cu $(addprefix kernels/slots/,slots.cuh slots.h slots_cuda.h)
+$(SLOTS_FATBIN): kernels/slots/slots.cu $(addprefix kernels/slots/,slots.cuh slots.h slots_cuda.h) kernels/encoding/fp8.cuh kernels/encoding/rows.cuh
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(DECODE_ARCHS) $< -o $@
 $O/obj/kernels/slots/slots_fatbin.o: kernels/fatbin.S $(SLOTS_FATBIN)
