@@ -180,7 +180,7 @@ struct cache_wait {
 enum cache_got { CACHE_PENDING = 0, CACHE_READY = 1 };
 /* CACHE_READY: the caller has one use of the part, until cache_put. CACHE_PENDING: done_cb will
  * run. -ENOENT: the part is not whole, or its last copy is gone. -EIO: its read can't begin; that
- * copy is dropped. -EBUSY: no slot, no place in the tier's queue, or too many
+ * copy is dropped. -EINPROGRESS: its key is still being read. -EBUSY: no slot, no place in the tier's queue, or too many
  * users now; see cache_space_wait. node: where a new slot should lie if that costs nothing, or
  * NUMA_NONE. */
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,

@@ -203,7 +203,7 @@ static int tier_start(struct part_op *f)
     rc = cache_tier_submit(c, io);
     if (rc == 0 && policy_heat(c->config.policy, f->ref) == HEAT_ONCE)
         admission_returned(ns_admission(cache_ns(c, f->ref)));
-    if (rc == 0 || rc == -EAGAIN)
+    if (rc == 0 || rc == -EAGAIN || rc == -EINPROGRESS)
         return rc;
     log_read_failed(io, rc);
     cache_nvme_lost(c, f->ref, f->part, true);
@@ -254,7 +254,8 @@ static int share_start(struct part_op *f)
 }
 
 /* Reads the copy on NVMe, or if there is none that can be read, the one on the shared tier. 0: the
- * read is under way; -EAGAIN: the tier's queue is full; -ENOENT, -EIO: no copy is left. */
+ * read is under way; -EAGAIN: the tier's queue is full; -EINPROGRESS: its key is being read; -ENOENT,
+ * -EIO: no copy is left. */
 static int fetch_read(struct part_op *f)
 {
     const struct part *p = cache_part(f->cache, f->ref, f->part);

@@ -210,6 +210,13 @@ bool seal_wanted_by(const struct seal *s, const uint8_t *identity, uint32_t iden
     return origin_by(s, identity, identity_bytes) != NULL;
 }
 
+bool seal_awaited_by(const struct seal *s, const uint8_t *identity, uint32_t identity_bytes)
+{
+    const struct seal_origin *o = origin_by(s, identity, identity_bytes);
+
+    return o && o->n == 0 && o->source.busy;
+}
+
 bool seal_plain_allowed(const struct seal *s)
 {
     return !s || s->plain;

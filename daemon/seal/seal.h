@@ -35,6 +35,8 @@ void seal_close(struct seal *s);
 bool seal_wanted(const struct seal *s, const char *tenant);
 /* The same of a namespace's canonical identity (docs/protocol.md, "Fingerprint"). */
 bool seal_wanted_by(const struct seal *s, const uint8_t *identity, uint32_t identity_bytes);
+/* Is its source being read for the first time, so that it has no key yet? */
+bool seal_awaited_by(const struct seal *s, const uint8_t *identity, uint32_t identity_bytes);
 /* May records in the clear of such a tenant be read? */
 bool seal_plain_allowed(const struct seal *s);
 

@@ -356,6 +356,8 @@ void nvme_known_close(struct tier *t);
 
 /* Does the namespace's tenant have keys? */
 bool nvme_seal_wanted(const struct tier *t, const uint8_t *fingerprint);
+/* Has it no key yet, because that is being read? */
+bool nvme_key_awaited(const struct tier *t, const uint8_t *fingerprint);
 /* May a record of it in the clear be taken over? */
 bool nvme_plain_allowed(const struct tier *t, const struct nvme_ns_record *r);
 /* The io's record is encrypted, and one of the two begin succeeded. */

@@ -176,6 +176,8 @@ int nvme_read(struct tier *t, struct tier_io *io, bool idle)
     if (t->reads_queued >= NVME_READS_QUEUED_MAX)
         return -EAGAIN;
     io->scratch[NVME_IO_SEALED] = NULL;
+    if (io->place.sealed && !io->check && nvme_key_awaited(t, io->name.fingerprint))
+        return -EINPROGRESS;
     if (io->place.sealed && nvme_sealed_read_begin(io) < 0)
         return -EAGAIN;
     segment_read_begin(s);

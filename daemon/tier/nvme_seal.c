@@ -106,6 +106,13 @@ bool nvme_seal_wanted(const struct tier *t, const uint8_t *fingerprint)
     return r && seal_wanted_by(t->callbacks.seal, r->identity, r->identity_bytes);
 }
 
+bool nvme_key_awaited(const struct tier *t, const uint8_t *fingerprint)
+{
+    const struct nvme_ns_record *r = ns_records_find(&t->ns_records, fingerprint);
+
+    return r && seal_awaited_by(t->callbacks.seal, r->identity, r->identity_bytes);
+}
+
 bool nvme_plain_allowed(const struct tier *t, const struct nvme_ns_record *r)
 {
     return seal_plain_allowed(t->callbacks.seal) ||

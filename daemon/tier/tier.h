@@ -18,6 +18,7 @@
  *
  * submit refuses with:
  * - -EAGAIN: the queue is full; a write may be dropped, a read retried after a completion
+ * - -EINPROGRESS: of a read: its key is being read; the part is as it was
  * - -EROFS: a write, and no file takes writes any more
  * - -EFBIG: a write of a part that is too long for this tier's layout
  * - -ESTALE: a read of a place that was reused or forgotten, which is a miss

@@ -12,7 +12,7 @@ import unittest
 try:
     import daemon
     from daemon import UCMCTL, UCMD, Daemon
-    from second_client import DEMO, EXISTS, FAILED, MISS, OK, Case, Client, Closed, OwnDaemons, Pool, Region, keys
+    from second_client import DEMO, EXISTS, FAILED, MISS, NO_ROOM, OK, Case, Client, Closed, OwnDaemons, Pool, Region, keys
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -439,7 +439,7 @@ class Keys(Encrypted):
             self.assertIn(reason, self.listed()["error"])
         self.restart(tenants=["* command:/bin/sleep 1000", f"team file:{self.key_file}"])
         self.assertTrue(self.listed()["reading"])
-        self.assertEqual(set(self.load(list(kv))), {FAILED})
+        self.assertEqual(set(self.load(list(kv))), {NO_ROOM})
         self.assertIn("being read", self.daemon.health())
         self.restart(tenants=["* command:/bin/sleep 1000"], more={"command_deadline": "20ms"})
         self.until(lambda: not self.listed()["reading"], "the command's deadline")
@@ -453,6 +453,24 @@ class Keys(Encrypted):
         self.start(tenants=["* credential:keys"])
         kv = self.store()
         self.restart(tenants=["* credential:keys"])
+        self.loads(kv)
+
+    def test_a_command_that_takes_its_time_after_a_start_loses_nothing(self):
+        fifo = os.path.join(self.folder, "fifo")
+        os.mkfifo(fifo)
+        tenants, more = [f"* command:/bin/cat {fifo}"], {"command_deadline": "1min"}
+
+        def keys_come():
+            with open(fifo, "w", encoding="ascii") as file:
+                file.write(self.keys[0] + "\n")
+            self.until(lambda: self.client.call("key.list")["keys"][0]["ids"], "the keys")
+
+        self.start(tenants=tenants, more=more)
+        keys_come()
+        kv = self.store()
+        self.restart(tenants=tenants, more=more)
+        self.assertEqual(self.load(list(kv)), [NO_ROOM] * BLOCKS)
+        keys_come()
         self.loads(kv)
 
     def test_a_tenant_that_gets_keys_keeps_what_it_has(self):
