@@ -209,11 +209,14 @@ int tenant_guarantees_check(const struct config *c, const struct tenant_settings
 bool tenant_name_possible(const char *name)
 {
     size_t n = strlen(name);
+    char written[32];
     bool is_gid;
     uint32_t id;
 
-    if (config_principal(name, n, &is_gid, &id))
-        return !is_gid;
+    if (config_principal(name, n, &is_gid, &id)) {
+        snprintf(written, sizeof(written), "uid:%u", (unsigned)id);
+        return !is_gid && strcmp(written, name) == 0; /* "uid:007" is nobody's */
+    }
     return config_tenant_named(name, n);
 }
 

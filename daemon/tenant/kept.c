@@ -161,6 +161,8 @@ void tenants_kept_read(struct tenant_set *set, const struct config *c)
     if (n < 0 && n != -ENOENT)
         log_error("tenant", "kept-settings-refused", "file=\"%s\" reason=\"%s\"", path,
                   strerror((int)-n));
+    for (ssize_t i = 0; i < n; i++) /* damage is refused, and does not hide what follows */
+        text[i] = text[i] == '\0' ? '?' : text[i];
     rest = n > 0 ? text : NULL;
     while ((line = strsep(&rest, "\n")))
         if (line[0] != '\0' && line[0] != '#')

@@ -102,11 +102,11 @@ class Settings(Own):
 
     def test_what_an_earlier_run_kept_and_does_not_hold_any_more(self):
         with open(os.path.join(self.folder, "tenants"), "w", encoding="utf-8") as file:
-            file.write("# words\nquiet weight=9\nnoisy dram.guaranteed=1TiB\nquiet2 colour=red\n" + "x" * 3000 + "\n")
+            file.write("# words\nquiet2 \0\nquiet weight=9\nnoisy dram.guaranteed=1TiB\nquiet2 colour=red\n" + "x" * 3000 + "\n")
         self.start()
         self.assertEqual(self.tenants()["quiet"]["given_weight"], 9)
         self.assertNotIn("noisy", self.tenants())
-        self.assertEqual(self.daemon.log().count("kept-settings-refused"), 3)
+        self.assertEqual(self.daemon.log().count("kept-settings-refused"), 4)
 
     @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
     def test_who_may(self):

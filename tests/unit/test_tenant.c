@@ -103,6 +103,7 @@ Test(tenant, what_is_wrong_is_said)
     refused("tenant_settings=team-a weight=0", "from 1 to 10000");
     refused("tenant_settings=team-a weight=3 weight=4", "given twice");
     refused("tenant_settings=gid:3 weight=3", "does not begin with a tenant's name");
+    refused("tenant_settings=uid:007 weight=3", "does not begin with a tenant's name");
     refused("tenant_settings=other weight=3", "does not begin with a tenant's name");
     refused("tenant_settings=weight=3", "does not begin with a tenant's name");
     refused("tenant_settings=a weight=3,b weight=3,a namespaces=3", "\"a\" is there twice");
