@@ -299,12 +299,13 @@ static void name_write(const struct limit_owner *o, char *out, size_t size)
 static int refuse(const struct limit_owner *o, enum limit what, const struct limit_pool *pool,
                   uint64_t n, struct ucm_error *e)
 {
-    const struct limit_owner *refuser = refuser_of(o, what, pool, n);
+    const struct limit_owner *refuser;
     unsigned long long all = pool->all, used = pool->used, more = n, has;
     char who[128];
 
-    if (!refuser)
+    if (n <= owner_room(o, what, pool))
         return 0;
+    refuser = refuser_of(o, what, pool, n);
     o->limits->refused++;
     if (!e)
         return -UCM_WIRE_BUSY;

@@ -8,6 +8,15 @@
 
 #include <sys/types.h>
 
+#define CONNECTS_BITS 8
+
+/* How often a uid has connected lately; of uids with one place the last. */
+struct connects {
+    uint64_t counted_ms;
+    uid_t uid;
+    uint32_t n; /* less those that time has taken off */
+};
+
 struct front {
     uv_loop_t *loop;
     const struct config *config;
@@ -24,6 +33,7 @@ struct front {
     struct list conns, unflushed;
     uint32_t n_conns;
     uint64_t next_id;
+    struct connects connects[1 << CONNECTS_BITS];
 };
 
 enum conn_state {

@@ -82,13 +82,19 @@ static void tenant_find(const struct config *config, const struct ucred *cred, c
                  (int)cred->pid, cgroup);
 }
 
-static bool is_admin(const struct config *config, const struct ucred *cred, enum peer_place place)
+bool peer_may_be_admin(const struct config *config, const struct ucred *cred)
 {
     bool named = cred->uid == 0 || cred->uid == geteuid();
 
     for (size_t i = 0; i < config->admins.n; i++)
         named |= names_peer(config->admins.item[i], cred);
-    return named && (place == PLACE_HERE || (place == PLACE_CONTAINER && config->container_admins));
+    return named;
+}
+
+static bool is_admin(const struct config *config, const struct ucred *cred, enum peer_place place)
+{
+    return peer_may_be_admin(config, cred) &&
+           (place == PLACE_HERE || (place == PLACE_CONTAINER && config->container_admins));
 }
 
 static bool has_cgroups(const struct config_list *tenants)

@@ -29,7 +29,7 @@ from ucmclient.vllm.connector import UcmConnector  # noqa: E402
 
 AIM_US = 100
 PAUSE_S = 0.003  # between steps, in which stores end as they do beside a model
-LAYERS = 32  # hooks of layers that a step calls
+LAYERS = [f"layers.{i}" for i in range(32)]  # a step calls hooks of each
 SHARED = 4096  # the region's blocks; more requests' blocks than that lie in the same ones
 
 
@@ -113,9 +113,9 @@ class Steps:
         worker.handle_preemptions(meta)
         worker.bind_connector_metadata(meta)
         worker.start_load_kv(None)
-        for layer in range(LAYERS):
-            worker.wait_for_layer_load(f"layers.{layer}")
-            worker.save_kv_layer(f"layers.{layer}", None, None)
+        for layer in LAYERS:
+            worker.wait_for_layer_load(layer)
+            worker.save_kv_layer(layer, None, None)
         worker.wait_for_save()
         sent, received = worker.get_finished(out.finished_req_ids)
         done = SimpleNamespace(finished_sending=sent, finished_recving=received,

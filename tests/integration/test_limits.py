@@ -99,10 +99,36 @@ class Flood(Case):
         self.assertGreater(len(second), 4)
         self.works()
 
+    def test_who_connects_again_and_again(self):
+        for _ in range(1200):
+            client = self.client(uid=FLOOD, hello=False)
+            client.close()
+        self.works()
+        self.works(uid=None)
+
     def test_a_tenants_setting(self):
         clients, why = self.flood(FEW, self.hello)
         self.assertEqual(len(clients), 2)
         self.assertIn('its setting "connections" (ucmctl tenant set)', why)
+
+    def test_settings_that_change_live(self):
+        operator, tenant = self.client(), f"uid:{OTHER}"
+        operator.call("tenant.set", tenant=tenant, settings="connections=3 leased=64KiB")
+        clients, why = self.flood(OTHER, self.hello)
+        self.assertEqual(len(clients), 3)
+        self.assertIn('its setting "connections"', why)
+        client, identity = clients[0], dict(DEMO, model=self.id())
+        ns = client.open(identity)
+        names = [str(i) for i in range(16)]
+        self.assertEqual(set(Region(client, ns, identity, 16).dump(names, range(16))), {OK})  # 8 KiB each
+
+        def lease(part):
+            client.call("lookup", ns=ns, keys=keys(*part), lease_ms=60000)
+        lease(names[:8])
+        self.assertIn('its setting "leased"', self.refused(BUSY, lease, names[8:]).args[2])
+        operator.call("tenant.reset", tenant=tenant)
+        lease(names[8:])
+        self.assertGreater(len(self.flood(OTHER, self.hello)[0]), 20)
 
     def test_frames_that_do_not_end(self):
         def begin(client):

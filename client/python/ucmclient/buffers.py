@@ -22,23 +22,20 @@ class Borrowed:
     __slots__ = ("address", "bytes", "_keep")
 
     def __init__(self, source: Any):
-        view = memoryview(source)
-        if not view.c_contiguous:
-            raise ValueError("the buffer must be contiguous")
-        self.bytes = view.nbytes
-        if self.bytes == 0:
-            self.address, self._keep = None, (view,)
-        elif view.readonly:
-            # bytes have no writable export for ctypes: c_char_p points into the object itself
-            whole = source if isinstance(source, bytes) else view.tobytes()
-            pointer = ctypes.c_char_p(whole)
-            self.address = ctypes.cast(pointer, ctypes.c_void_p).value
-            self._keep = (whole, pointer)
-        else:
-            flat = view.cast("B")
-            exported = ctypes.c_char.from_buffer(flat)  # a type for each size would take longer than the call it is for
-            self.address = ctypes.addressof(exported)
-            self._keep = (flat, exported)
+        if not isinstance(source, bytes):  # as most are
+            view = memoryview(source)
+            if not view.c_contiguous:
+                raise ValueError("the buffer must be contiguous")
+            if view.nbytes > 0 and not view.readonly:
+                flat = view.cast("B")
+                exported = ctypes.c_char.from_buffer(flat)  # a type for each size would take longer than the call it is for
+                self.bytes, self.address, self._keep = view.nbytes, ctypes.addressof(exported), (flat, exported)
+                return
+            source = view.tobytes()
+        # bytes have no writable export for ctypes: c_char_p points into the object itself
+        pointer = ctypes.c_char_p(source)
+        self.bytes, self._keep = len(source), (source, pointer)
+        self.address = ctypes.cast(pointer, ctypes.c_void_p).value if source else None
 
 
 def keys(value: Keys, key_bytes: int) -> tuple[Borrowed, int]:
@@ -57,7 +54,7 @@ def keys(value: Keys, key_bytes: int) -> tuple[Borrowed, int]:
 def uint32s(value: Blocks) -> tuple[Borrowed, int]:
     """Packed uint32 and their number."""
     try:
-        view = memoryview(value)  # type: ignore[arg-type]
+        view = None if isinstance(value, (list, tuple)) else memoryview(value)  # type: ignore[arg-type]
     except TypeError:
         view = None
     if view is None or view.format in ("b", "h", "l", "q", "B", "H", "L", "Q"):

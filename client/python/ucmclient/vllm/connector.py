@@ -229,7 +229,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             self._worker.start_loads(self._plan())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        if self._worker is not None:
+        if self._settings.layerwise and self._worker is not None:
             self._worker.wait_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:

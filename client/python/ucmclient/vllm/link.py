@@ -174,7 +174,10 @@ class Link:
         """Returns the call's result; None if the daemon did not answer in time, or refused. request: the engine's id
         of the request that the call is for."""
         try:
-            with on_behalf_of(request):
+            if request:
+                with on_behalf_of(request):
+                    result = call(*args, **named)
+            else:
                 result = call(*args, **named)
         except UcmError as error:
             self._failed(error)

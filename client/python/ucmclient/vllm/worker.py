@@ -212,7 +212,7 @@ class WorkerHalf:
 
     def wait_layer(self, name: str) -> None:
         """For layer-wise loads: on return the layer has arrived, or its load will be reported as failed."""
-        if not self.settings.layerwise or not self._loads:
+        if not self._loads:
             return
         layers = self._numbers.get(name, self._shards) + 1
         if layers >= self._shards:
