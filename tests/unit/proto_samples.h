@@ -191,6 +191,12 @@ static const struct msg_trace sample_trace = {
 };
 static const struct msg_bypass sample_bypass = {
     .ns = 7, .tenant = {"team-a", 6}, .load = UCM_BYPASS_ON, .store = UCM_BYPASS_OFF};
+static const struct msg_key_reload sample_key_reload = {.tenant = SAMPLE_STR("team-a")};
+static const struct msg_tenant_set sample_tenant_set = {
+    .tenant = SAMPLE_STR("team-a"),
+    .settings = SAMPLE_STR("weight=300 dram.guaranteed=1GiB"),
+};
+static const struct msg_tenant sample_tenant = {.tenant = SAMPLE_STR("team-a")};
 static const struct msg_collect_r sample_collect_r = {.roots = 1, .busy = 1};
 static const struct msg_page sample_page = {.cursor = 3, .limit = 100};
 static const uint8_t sample_keep[4] = {0xff, 0x0f, 0, 1};
@@ -351,6 +357,9 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(key),
     SAMPLE(verify_r),
     SAMPLE(bypass),
+    SAMPLE(key_reload),
+    SAMPLE(tenant_set),
+    SAMPLE(tenant),
     SAMPLE(collect),
     SAMPLE(collect_r),
     SAMPLE(trace),

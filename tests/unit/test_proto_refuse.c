@@ -220,7 +220,7 @@ Test(proto, sentences_say_what_would_be_right)
     struct opened o;
 
     open_message(&o, &proto_load, &sample_load);
-    val = &o.env.body.via.map.ptr[6].val;
+    val = &o.env.body.via.map.ptr[5].val;
     val->via.u64 = 9;
     assert_says(&proto_load, &o.env,
                 "field \"priority\" is 9; it must be an unsigned integer, 0 to 7, or be left out");
@@ -236,8 +236,8 @@ Test(proto, sentences_say_what_would_be_right)
     o.env.body.via.map.ptr[0].key.via.str.ptr = "sl\"ot\n";
     assert_says(
         &proto_load, &o.env,
-        "field \"sl?ot?\" is not known; there are: region, keys, blocks, shard, shards, lease, "
-        "priority, deadline_ms, step, request, computes");
+        "field \"sl?ot?\" is not known; there are: region, keys, blocks, shard, shards, "
+        "priority, deadline_ms, step, request, computes, lease");
     o.env.body.via.map.ptr[0].key.type = MSGPACK_OBJECT_BIN;
     assert_says(&proto_load, &o.env,
                 "a field's name is binary (MessagePack bin); it must be text (MessagePack str)");
