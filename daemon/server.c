@@ -57,7 +57,7 @@ struct server {
     const struct tier_ops *tier_ops;
     struct tier *tier;   /* NULL, and tier_ops too: the configuration wants no tier */
     struct share *share; /* NULL: nothing is shared with other hosts */
-    struct seal *seal; /* NULL: nothing is encrypted */
+    struct seal *seal;   /* NULL: nothing is encrypted */
     struct device_set *devices;
     struct digest_pool *digests;
     struct requests *requests;

@@ -405,7 +405,8 @@ static int print_text(const struct offline *o)
                               : "sound",
            o->short_file ? "; the cache file is shorter than it was" : "");
     if (o->sealed > 0)
-        printf("%" PRIu64 " records live are encrypted: without their keys only their headers were checked\n",
+        printf("%" PRIu64
+               " records live are encrypted: without their keys only their headers were checked\n",
                o->sealed);
     if (o->quarantined > 0)
         printf("%" PRIu64 " segments in quarantine\n", o->quarantined);

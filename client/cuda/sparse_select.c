@@ -1,5 +1,5 @@
-#include "client/cuda/error.h"
 #include "client/cuda/sparse_select.h"
+#include "client/cuda/error.h"
 #include "kernels/sparse/arith.h"
 
 #include <stdio.h>

@@ -10,8 +10,8 @@ void fair_queue_init(struct fair_queue *q, unsigned classes, uint64_t burst)
     q->classes = classes;
     fair_init(&q->fair, burst);
     for (unsigned i = 0; i < FAIR_LANES; i++)
-        for (unsigned class = 0; class < classes; class ++)
-            list_init(&q->lanes[i].classes[class]);
+        for (unsigned rank = 0; rank < classes; rank++)
+            list_init(&q->lanes[i].classes[rank]);
     q->lanes[0].flow.aside = true;
 }
 
@@ -20,12 +20,12 @@ static struct fair_lane *lane_of(struct fair_queue *q, const struct fair_who *wh
     return &q->lanes[who->tenant == 0 ? 0 : 1 + (who->tenant - 1) % (FAIR_LANES - 1)];
 }
 
-/* From that class on; NULL: nothing waits there. */
-static struct list *lane_first(const struct fair_queue *q, struct fair_lane *lane, unsigned class)
+/* From that rank on; NULL: nothing waits there. */
+static struct list *lane_first(const struct fair_queue *q, struct fair_lane *lane, unsigned rank)
 {
-    for (; class < q->classes; class ++)
-        if (!list_empty(&lane->classes[class]))
-            return lane->classes[class].next;
+    for (; rank < q->classes; rank++)
+        if (!list_empty(&lane->classes[rank]))
+            return lane->classes[rank].next;
     return NULL;
 }
 
@@ -34,7 +34,7 @@ static struct fair_lane *lane_at(struct fair_flow *flow)
     return LIST_ENTRY(flow, struct fair_lane, flow);
 }
 
-void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned class,
+void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned rank,
                      struct list *node, bool front)
 {
     struct fair_lane *lane = lane_of(q, who);
@@ -45,9 +45,9 @@ void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned 
     }
     fair_weigh(&q->fair, &lane->flow, who->weight > 0 ? who->weight : FAIR_WEIGHT);
     if (front)
-        list_push_front(&lane->classes[class], node);
+        list_push_front(&lane->classes[rank], node);
     else
-        list_push_back(&lane->classes[class], node);
+        list_push_back(&lane->classes[rank], node);
 }
 
 struct list *fair_queue_first(struct fair_queue *q)
@@ -64,13 +64,13 @@ struct list *fair_queue_first(struct fair_queue *q)
     return NULL;
 }
 
-struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned class,
+struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned rank,
                              struct list *node)
 {
     struct fair_lane *lane = lane_of(q, who);
     struct fair_flow *flow = &lane->flow;
     struct list *next =
-        node->next != &lane->classes[class] ? node->next : lane_first(q, lane, class + 1);
+        node->next != &lane->classes[rank] ? node->next : lane_first(q, lane, rank + 1);
 
     while (!next && (flow = fair_next(&q->fair, flow)))
         next = lane_first(q, lane_at(flow), 0);

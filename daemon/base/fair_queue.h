@@ -1,5 +1,5 @@
 /* What waits for one resource, in a lane for each tenant: tenants share the resource as fair.h says, and within a lane the
- * more urgent class goes first, the oldest of a class before the others.
+ * more urgent rank goes first, the oldest of a rank before the others.
  *
  * Tenants are told apart by their numbers. There are FAIR_LANES lanes, and more tenants than that share some of them,
  * as stochastic fairness queueing does (McKenney, "Stochastic Fairness Queueing", INFOCOM 1990). Tenant 0 is the daemon
@@ -36,13 +36,13 @@ struct fair_queue {
 
 /* burst: see fair.h. */
 void fair_queue_init(struct fair_queue *q, unsigned classes, uint64_t burst);
-/* Behind all of its class in its lane; front: before them. */
-void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned class,
+/* Behind all of its rank in its lane; front: before them. */
+void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned rank,
                      struct list *node, bool front);
 /* What is to be served, left in the queue, or NULL. */
 struct list *fair_queue_first(struct fair_queue *q);
 /* What would be if `node`, which waits, could not be; or NULL. */
-struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned class,
+struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned rank,
                              struct list *node);
 /* So many bytes begin of something that waits, or did. got: see fair_charge. */
 void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes,

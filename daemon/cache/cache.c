@@ -250,8 +250,7 @@ void part_set_nvme(struct cache *c, block_ref ref, uint32_t part, const struct t
     struct part to = {.nvme = PART_NVME_NONE};
 
     if (place)
-        to = (struct part){
-            .nvme = PART_NVME_READY,
+        to = (struct part){.nvme = PART_NVME_READY,
                            .nvme_at.loc = place->loc,
                            .checksum = place->checksum,
                            .sealed = place->sealed};

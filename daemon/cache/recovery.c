@@ -35,8 +35,7 @@ static bool part_wanted(struct cache *c, block_ref ref, const struct tier_found 
     if (p->nvme == PART_NVME_READY) {
         known = c->tier_ops->sequence(c->tier, part_loc(p));
         if (known == f->sequence && f->duplicate)
-            *f->duplicate =
-                (struct tier_duplicate){part_owner(ref, f->name->part), part_place(p)};
+            *f->duplicate = (struct tier_duplicate){part_owner(ref, f->name->part), part_place(p)};
         return known < f->sequence;
     }
     /* Also when the part was dumped since the start: this copy may have been promised. */

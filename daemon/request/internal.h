@@ -99,9 +99,9 @@ struct requests {
     bool draining;
     /* transfer_reads.c */
     struct fair_queue readers; /* of transfer.retry.link: they wait for a turn to read */
-    uint32_t large_reads;  /* reads of large transfers that are under way */
-    uint64_t large_bytes;  /* the slots of these */
-    uint32_t narrow_reads; /* so many of them still begin under the bound */
+    uint32_t large_reads;      /* reads of large transfers that are under way */
+    uint64_t large_bytes;      /* the slots of these */
+    uint32_t narrow_reads;     /* so many of them still begin under the bound */
     uv_idle_t walker;
     struct proto_buf out;             /* one answer at a time */
     struct observe_snapshot observed; /* for that answer */

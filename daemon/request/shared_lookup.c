@@ -98,8 +98,8 @@ int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys,
     cache_shared_fingerprint(rooms->cache, ns, k->p.fingerprint);
     k->p.key_bytes = ns->identity.key_bytes;
     k->p.part = last;
-    k->p.part_bytes = ns_part_bytes(ns, last) +
-                      (cache_sealed(rooms->cache, ns) ? BLOCK_FILE_SEAL_BYTES : 0);
+    k->p.part_bytes =
+        ns_part_bytes(ns, last) + (cache_sealed(rooms->cache, ns) ? BLOCK_FILE_SEAL_BYTES : 0);
     k->p.who = tenant_who(ns->tenant);
     k->p.each = each;
     k->p.deadline_ms = uv_now(rooms->loop) + (wait_ms && wait_ms < most_ms ? wait_ms : most_ms);

@@ -96,8 +96,7 @@ static void payload_set(struct nfs_call *call)
     if (head > 0)
         call->rpc.payload[0] = (struct iovec){op->header + at, head};
     if (n > head)
-        call->rpc.payload[1] =
-            (struct iovec){(uint8_t *)op->data + (at + head - heads), n - head};
+        call->rpc.payload[1] = (struct iovec){(uint8_t *)op->data + (at + head - heads), n - head};
     list_push_back(&call->task->payloads, &call->of_task);
 }
 

@@ -112,8 +112,7 @@ static void roots_take(const struct config *c, const struct config_root *roots,
 }
 
 int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct config *c,
-               struct seal *seal, struct metrics *metrics, struct share **out,
-               struct ucm_error *e)
+               struct seal *seal, struct metrics *metrics, struct share **out, struct ucm_error *e)
 {
     struct config_root roots[UCM_MAX_ROOTS];
     struct share_settings settings = {.loop = loop,

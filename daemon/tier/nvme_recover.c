@@ -137,7 +137,9 @@ bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
         .name = &name,
         .bytes = h->payload_bytes,
         .sequence = h->sequence,
-        .place = {.loc = segment_loc(&t->segments, s, record), .checksum = h->checksum, .sealed = h->sealed},
+        .place = {.loc = segment_loc(&t->segments, s, record),
+                  .checksum = h->checksum,
+                  .sealed = h->sealed},
         .duplicate = other,
     };
     uint64_t owner = 0;
@@ -145,7 +147,8 @@ bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
     *other = (struct tier_duplicate){.owner = 0};
     KILL_POINT("recover-record");
     s->unknown |= !known && t->ns_records.unread;
-    if (known && h->sequence >= known->from_sequence && (h->sealed || nvme_plain_allowed(t, known))) {
+    if (known && h->sequence >= known->from_sequence &&
+        (h->sealed || nvme_plain_allowed(t, known))) {
         memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
         memcpy(name.key, h->key, h->key_bytes);
         found.identity = known->identity;

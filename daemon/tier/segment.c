@@ -529,7 +529,8 @@ static unsigned candidates_collect(const struct segment_table *t, const struct t
 static bool segment_busy(const struct segment *s, const struct tier_callbacks *cb)
 {
     for (uint32_t i = 0; i < s->next; i++)
-        if (s->states[i] == RECORD_LIVE && s->owners[i] && cb->heat_cb(cb->ctx, s->owners[i]) == TIER_HEAT_BUSY)
+        if (s->states[i] == RECORD_LIVE && s->owners[i] &&
+            cb->heat_cb(cb->ctx, s->owners[i]) == TIER_HEAT_BUSY)
             return true;
     return false;
 }

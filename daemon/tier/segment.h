@@ -22,9 +22,10 @@ enum segment_header { SEGMENT_HEADER_NOT_YET, SEGMENT_HEADER_WRITTEN, SEGMENT_HE
 enum record_state { RECORD_EMPTY, RECORD_WRITING, RECORD_LIVE, RECORD_DEAD };
 
 struct segment {
-    struct list link;    /* in the file's free or open list, in a list of sealed ones, or in none */
-    uint64_t sequence;   /* of its present opening */
-    uint64_t *owners;    /* records of them, then as many of the next three; none while FREE. 0: a record
+    struct list link;  /* in the file's free or open list, in a list of sealed ones, or in none */
+    uint64_t sequence; /* of its present opening */
+    uint64_t
+        *owners; /* records of them, then as many of the next three; none while FREE. 0: a record
                           * that nobody can read now, kept until the segment is reclaimed */
     uint64_t *sequences; /* of the writes */
     uint8_t *states;

@@ -122,8 +122,8 @@ static unsigned own_judge_cb(void *ctx, block_ref ref)
 
 static uint32_t own_victim(void)
 {
-    block_ref ref =
-        policy_victim(own_policy, policy_common(own_policy), POLICY_CANDIDATES, own_judge_cb, NULL, &(int64_t){INT64_MAX});
+    block_ref ref = policy_victim(own_policy, policy_common(own_policy), POLICY_CANDIDATES,
+                                  own_judge_cb, NULL, &(int64_t){INT64_MAX});
     uint32_t id = own_number(ref);
 
     policy_remove(own_policy, ref, true);

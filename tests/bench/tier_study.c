@@ -207,7 +207,8 @@ static unsigned any_cb(void *ctx, block_ref ref)
 
 static void dram_evict(void)
 {
-    block_ref ref = policy_victim(policy, policy_common(policy), POLICY_CANDIDATES, list_cb, NULL, &(int64_t){INT64_MAX});
+    block_ref ref = policy_victim(policy, policy_common(policy), POLICY_CANDIDATES, list_cb, NULL,
+                                  &(int64_t){INT64_MAX});
     uint32_t id = number_of(ref);
 
     policy_remove(policy, ref, true);
@@ -308,7 +309,8 @@ static void use(const struct request *r, uint32_t n)
     for (uint32_t i = 0; i < n; i++)
         refs[i] = places[r->id[i]].ref;
     while (policy_list_count(policy_common(policy), BUSY) > 0)
-        policy_move(policy, policy_victim(policy, policy_common(policy), BUSY, any_cb, NULL, &(int64_t){1}),
+        policy_move(policy,
+                    policy_victim(policy, policy_common(policy), BUSY, any_cb, NULL, &(int64_t){1}),
                     POLICY_CANDIDATES);
     admission_hits(&ns->admission, policy_touch(policy, refs, n)); /* the lookup */
     policy_touch(policy, refs, n);                                 /* the load */

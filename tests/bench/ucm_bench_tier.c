@@ -115,7 +115,10 @@ int tier_daemon_close(struct tier_bench *b, struct rig *rig)
 static const struct {
     const char *name;
     int (*measure)(struct tier_bench *b);
-} things[] = {{"alone", tier_alone}, {"daemon", tier_through}, {"hits", tier_hits}, {"encrypted", tier_sealed}};
+} things[] = {{"alone", tier_alone},
+              {"daemon", tier_through},
+              {"hits", tier_hits},
+              {"encrypted", tier_sealed}};
 
 static int measure(struct tier_bench *b)
 {

@@ -113,10 +113,10 @@ static inline bool rig_describe_cb(void *ctx, uint64_t owner, struct tier_descri
 
     cr_assert(p->stored);
     *out = (struct tier_described){.name = p->io.name,
-                                  .bytes = p->io.bytes,
-                                  .checksum = p->place.checksum,
-                                  .sealed = p->place.sealed,
-                                  .shard_bytes = p->io.shard_bytes};
+                                   .bytes = p->io.bytes,
+                                   .checksum = p->place.checksum,
+                                   .sealed = p->place.sealed,
+                                   .shard_bytes = p->io.shard_bytes};
     return true;
 }
 

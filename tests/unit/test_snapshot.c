@@ -434,7 +434,8 @@ Test(kept, what_goes_first_goes_first_again)
     for (unsigned i = 0; i < 40; i++)
         policy_restore(p, seen[i], seen_uses[i]);
     for (unsigned i = 40; i-- > 0;) {
-        order[i] = policy_victim(p, policy_common(p), POLICY_CANDIDATES, any_cb, NULL, &(int64_t){1});
+        order[i] =
+            policy_victim(p, policy_common(p), POLICY_CANDIDATES, any_cb, NULL, &(int64_t){1});
         policy_remove(p, order[i], true);
     }
     cr_expect_eq(memcmp(order, seen, sizeof(order)), 0);
