@@ -35,6 +35,16 @@ static void changes_log(const struct config *fresh, const struct config_changes 
              keys_text(changes, true, restart, sizeof(restart)));
 }
 
+static int tenants_check(const struct reload *r, const struct config *fresh, struct config_error *e)
+{
+    char why[TENANT_WHY_BYTES];
+
+    if (tenant_configure_check(index_tenants(r->index), r->config, fresh, why) == 0)
+        return 0;
+    return config_fail(fresh, e, "tenant_settings", "with what 'ucmctl tenant set' has set: %s",
+                       why);
+}
+
 int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e)
 {
     struct reload *r = ctx;
@@ -46,6 +56,8 @@ int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e)
     rc = config_read_all(&fresh, r->sources, e);
     if (rc == 0)
         rc = config_check_values(&fresh, e);
+    if (rc == 0)
+        rc = tenants_check(r, &fresh, e);
     if (rc == 0) {
         config_reload(r->config, &fresh, changes);
         log_set_level(r->config->log_level);

@@ -73,6 +73,41 @@ int tenant_give_check(struct tenant_set *set, const struct config *c, const char
     return tenant_guarantees_check(c, &sum, why);
 }
 
+/* What the tenants of `set` would have under another configuration. 0 or -ENOMEM. */
+static int trial_make(struct tenant_set *trial, const struct tenant_set *set,
+                      const struct config *fresh)
+{
+    int rc = tenant_set_configure(trial, fresh);
+
+    if (rc == 0 && set->kept.given)
+        rc = tenant_give(trial, TENANT_ALL, &set->kept);
+    for (struct tenant *t = tenant_next(set, NULL); rc == 0 && t; t = tenant_next(set, t))
+        if (t->kept.given)
+            rc = tenant_give(trial, t->name, &t->kept);
+    return rc;
+}
+
+int tenant_configure_check(const struct tenant_set *set, const struct config *running,
+                           const struct config *fresh, char why[TENANT_WHY_BYTES])
+{
+    struct tenant_settings sum = {.given = 0};
+    struct tenant_set trial;
+    int rc = tenant_set_init(&trial);
+
+    if (rc == 0) {
+        rc = trial_make(&trial, set, fresh);
+        for (struct tenant *t = tenant_next(&trial, NULL); rc == 0 && t;
+             t = tenant_next(&trial, t)) {
+            rc = tenant_settings_check(&t->settings, why);
+            tenant_guarantees_add(&sum, &t->settings);
+        }
+        tenant_set_close(&trial);
+    }
+    if (rc == -ENOMEM)
+        snprintf(why, TENANT_WHY_BYTES, "memory ran out");
+    return rc == 0 ? tenant_guarantees_check(running, &sum, why) : -EINVAL;
+}
+
 /* ---- the file ---- */
 
 char *tenants_kept_text(const struct tenant_set *set)

@@ -65,6 +65,10 @@ int tenant_set_configure(struct tenant_set *set, const struct config *c);
  * with a sentence. */
 int tenant_give_check(struct tenant_set *set, const struct config *c, const char *name,
                       const struct tenant_settings *s, char why[TENANT_WHY_BYTES]);
+/* Whether a reload may give what `fresh` says, beside what operators have given: guarantees in sum against the sizes of the running
+ * configuration. 0, or -EINVAL with a sentence. */
+int tenant_configure_check(const struct tenant_set *set, const struct config *running,
+                           const struct config *fresh, char why[TENANT_WHY_BYTES]);
 /* What the check has passed; NULL: takes back all that was given. 0 or -ENOMEM. */
 int tenant_give(struct tenant_set *set, const char *name, const struct tenant_settings *s);
 /* What was given to all tenants, as a text from malloc; NULL: no memory. */
