@@ -15,7 +15,7 @@ import time
 import unittest
 
 try:
-    from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OTHER_UID, Case, Daemon, OwnDaemons, Region, keys, u32)
+    from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, Case, Daemon, OwnDaemons, Region, keys, u32)
     from window_case import Reader
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -110,7 +110,7 @@ class ByThePage(Case):
         self.assertEqual(was & 3, 1)
         client.call("evict", ns=ns, keys=keys(3, 8))
         self.assertEqual(table.tiers(*range(10)), [1, 1, 1, 0, 1, 1, 1, 1, 0, 0])
-        region.dump([8], [8])
+        self.until(lambda: region.dump([8], [8]) == [OK], "the end of its write to NVMe")
         now = table.find(keys(8))
         self.assertEqual(now & 3, 1)
         self.assertNotEqual(now >> 2 & 0x3FFF, was >> 2 & 0x3FFF, "it came back")
