@@ -101,13 +101,14 @@ static bool update(struct seal_box *b, const uint8_t *in, uint8_t *out, uint64_t
 {
     int done;
 
-    for (; bytes > 0;) {
+    while (bytes > 0) {
         uint64_t n = bytes < PIECE_BYTES ? bytes : PIECE_BYTES;
 
         if (EVP_CipherUpdate(b->ctx, out, &done, in, (int)n) != 1)
             return false;
         in += n;
-        out += out ? n : 0;
+        if (out)
+            out += n;
         bytes -= n;
     }
     return true;
