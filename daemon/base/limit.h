@@ -84,7 +84,7 @@ bool limit_within(const struct limit_owner *o, const struct limit_owner *group);
 int limit_take(struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e);
 /* The same without taking. */
 int limit_ask(const struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e);
-/* Counts n, whoever would refuse them. */
+/* Counts n more, also beyond what limit_take would allow. */
 void limit_add(struct limit_owner *o, enum limit what, uint64_t n);
 void limit_give(struct limit_owner *o, enum limit what, uint64_t n);
 /* The same rule for what is counted elsewhere: `used` of `all` is taken, of which each has the part that he has of all
