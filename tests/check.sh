@@ -211,7 +211,7 @@ pythons() {
         test_protocol*:tsan) continue ;;
         # What is theirs has one thread, or is the plain library; the daemon below them is in other tests.
         test_sparse_python.py:tsan | test_pages.py:tsan | test_docs.py:tsan | test_top.py:tsan | test_ucmctl.py:tsan | test_service.py:tsan | \
-            test_bench_*.py:tsan | test_record.py:tsan | test_configure.py:tsan | test_isolation.py:tsan | \
+            test_bench_*.py:tsan | test_record.py:tsan | test_configure.py:tsan | test_isolation.py:tsan | test_limits.py:tsan | \
             test_encoding_hostile.py:tsan | test_retrieval_select.py:tsan) continue ;;
         esac
         echo "$file"

@@ -149,7 +149,7 @@ class Client:
         if uid is not None:
             os.seteuid(uid)
         try:
-            self.socket.connect(daemon.socket)
+            self.connect(daemon.socket, time.monotonic() + timeout_s)
         except OSError:
             self.socket.close()
             raise
@@ -164,6 +164,16 @@ class Client:
         except BaseException:
             self.close()
             raise
+
+    def connect(self, path, deadline):
+        """A socket with a timeout does not wait while the daemon's backlog is full."""
+        while True:
+            try:
+                return self.socket.connect(path)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
 
     def close(self):
         self.socket.close()
