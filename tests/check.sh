@@ -211,7 +211,7 @@ pythons() {
         test_protocol*:tsan) continue ;;
         # What is theirs has one thread, or is the plain library; the daemon below them is in other tests.
         test_sparse_python.py:tsan | test_pages.py:tsan | test_docs.py:tsan | test_top.py:tsan | test_ucmctl.py:tsan | test_service.py:tsan | \
-            test_bench_*.py:tsan | test_record.py:tsan | test_configure.py:tsan | test_isolation.py:tsan | test_limits.py:tsan | \
+            test_bench_*.py:tsan | test_record.py:tsan | test_configure.py:tsan | test_isolation.py:tsan | test_limits.py:tsan | test_fairness.py:tsan | \
             test_encoding_hostile.py:tsan | test_retrieval_select.py:tsan) continue ;;
         esac
         echo "$file"
@@ -250,7 +250,8 @@ suite() {
         test_cache_random:tsan | test_index:tsan | test_index_full:tsan | test_plan:tsan | test_choose:tsan | \
             test_select:tsan | test_reuse:tsan | test_learner:tsan | test_encoding_forms:tsan | test_digest:tsan | \
             test_attend:tsan | test_attend_stop:tsan | test_cache_admission:tsan | test_digest_bound:tsan | test_encoding_q4:tsan | \
-            test_encoding_lossless:tsan | test_encoding_int8:tsan | test_slots_random:tsan | test_policy:tsan | test_client_policy:tsan) ;;
+            test_encoding_lossless:tsan | test_encoding_int8:tsan | test_slots_random:tsan | test_policy:tsan | test_client_policy:tsan | \
+            test_fair:tsan | test_fair_queue:tsan | test_room_work:tsan | test_front:tsan | test_entries:tsan) ;;
         # Of disks, deadlines and starts.
         test_entries:* | test_place:* | test_keep:* | test_damage:* | test_salvage:* | test_restart:* | test_disk:* | \
             test_durability:* | test_share_gc:*)
