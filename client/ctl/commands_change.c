@@ -57,10 +57,11 @@ static const struct program_command commands[] = {
      PROGRAM_OPTIONS(bypass_options), 0, 2, cmd_bypass},
     {"key", "[list | rotate TENANT | forget TENANT ID]",
      "Show the keys of encrypted tenants, or read their source again",
-     "list: each key's id, the current one first. rotate reads the source again, in which a new\n"
-     "key stands last: what is stored from now on has it. forget does the same, when the key's\n"
-     "line is gone: what it has sealed is a miss from now on. Where the source still says the\n"
-     "same, the exit status is 1. TENANT is as in encryption.tenants. For operators.\n\n"
+     "list: each key's id, the current one first. rotate: write the new key as the source's\n"
+     "last line first; the daemon then reads the source again and seals with that key. forget:\n"
+     "remove the key's line first; the daemon then reads the source again, and what the key has\n"
+     "sealed is a miss from now on. Where the source still says the same, the exit status is 1.\n"
+     "TENANT is as in encryption.tenants. For operators.\n\n"
      "Examples:\n"
      "  openssl rand -hex 32 >> /etc/ucmd/team-a.keys && ucmctl key rotate team-a\n"
      "  ucmctl key forget team-a 5f3c09a1b2c4d6e8\n",

@@ -6,7 +6,7 @@
 
 #include "daemon/base/config.h"
 
-/* The name that stands for every tenant, where its own settings say nothing. */
+/* A name: its settings are those of each tenant whose own say nothing. */
 #define TENANT_ALL "*"
 
 #define TENANT_SIZE_MAX (UINT64_C(1) << 50)

@@ -39,7 +39,7 @@ struct fair_flow {
     uint64_t burst; /* bytes that it may still have at once */
     uint64_t came;  /* when its burst began: its place among the bursts */
     uint64_t bytes; /* all that it has had */
-    double settled; /* fair.turn up to which what was due to it has been told */
+    double settled; /* fair.turn when the caller was last told what was due to it */
 };
 
 /* What a flow got while others waited besides it, and what its weight's part of all that was served then is. Where the

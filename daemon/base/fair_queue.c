@@ -40,7 +40,7 @@ void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned 
     struct fair_lane *lane = lane_of(q, who);
 
     if (!lane_first(q, lane, 0)) {
-        fair_remove(&q->fair, &lane->flow); /* what was there was taken out */
+        fair_remove(&q->fair, &lane->flow); /* the owner took out what it had waiting */
         fair_add(&q->fair, &lane->flow);
     }
     fair_weigh(&q->fair, &lane->flow, who->weight > 0 ? who->weight : FAIR_WEIGHT);

@@ -15,8 +15,8 @@
 
 #define FAIR_LANES FAIR_FLOWS_MAX
 #define FAIR_CLASSES 16u
-#define FAIR_WEIGHT                                                                                \
-    100u /* of the daemon's own work, and what tenants have unless somebody says otherwise */
+/* Of the daemon's own work, and of tenants unless somebody gives them another. */
+#define FAIR_WEIGHT 100u
 
 /* For whom something is done. All zero: for the daemon itself. */
 struct fair_who {
