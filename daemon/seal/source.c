@@ -222,8 +222,8 @@ static void exit_cb(uv_process_t *process, int64_t exit_status, int signal)
     s->exit_status = exit_status;
     s->signal = signal;
     close_once((uv_handle_t *)process);
-    timer_close_last(
-        s); /* else what it wrote is in the pipe, which a child of it may keep open until the deadline */
+    /* What it wrote may still be in the pipe, which a child of it may keep open until the deadline. */
+    timer_close_last(s);
 }
 
 static void alloc_cb(uv_handle_t *h, size_t hint, uv_buf_t *out)
@@ -249,22 +249,27 @@ static void read_cb(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     timer_close_last(s);
 }
 
-static void command_start(struct source *s, char *words)
+/* False: there are more than WORDS_MAX. */
+static bool words_split(char *words, char *argv[WORDS_MAX + 1])
 {
-    char *argv[WORDS_MAX + 1];
+    unsigned n = 0;
+    char *save, *word = strtok_r(words, " ", &save);
+
+    for (; word && n < WORDS_MAX; word = strtok_r(NULL, " ", &save))
+        argv[n++] = word;
+    argv[n] = NULL;
+    return !word;
+}
+
+static void command_start(struct source *s, char **argv)
+{
     uv_stdio_container_t io[3] = {{.flags = UV_IGNORE},
                                   {.flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE},
                                   {.flags = UV_INHERIT_FD, .data.fd = 2}};
     uv_process_options_t options = {
-        .exit_cb = exit_cb, .args = argv, .stdio = io, .stdio_count = 3};
-    unsigned n = 0;
+        .exit_cb = exit_cb, .file = argv[0], .args = argv, .stdio = io, .stdio_count = 3};
     int rc;
 
-    for (char *save, *word = strtok_r(words, " ", &save); word && n < WORDS_MAX;
-         word = strtok_r(NULL, " ", &save))
-        argv[n++] = word;
-    argv[n] = NULL;
-    options.file = argv[0];
     s->status = s->signal = 0;
     s->exit_status = 0;
     s->handles = 3;
@@ -293,13 +298,15 @@ void source_read(struct source *s)
     } else if (starts(s->from, CREDENTIAL_PREFIX)) {
         credential_read(s, s->from + strlen(CREDENTIAL_PREFIX));
     } else {
-        char *words = strdup(s->from + strlen(COMMAND_PREFIX));
+        char *words = strdup(s->from + strlen(COMMAND_PREFIX)), *argv[WORDS_MAX + 1];
 
-        if (words) {
-            command_start(s, words);
+        if (words && words_split(words, argv)) {
+            command_start(s, argv);
         } else {
             s->busy = false;
-            s->done_cb(s, -ENOMEM, "no memory");
+            s->done_cb(s, words ? -E2BIG : -ENOMEM,
+                       words ? "the command has more than 32 words: put them into a script"
+                             : "no memory");
         }
         free(words);
     }

@@ -433,7 +433,7 @@ class Keys(Encrypted):
         self.until(lambda: self.listed()["ids"], "the command's key")
         kv = self.store()
         for command, reason in (("/bin/false", "ended with status 1"), ("/usr/bin/yes", "more than 4 KiB"),
-                                ("/nowhere/at-all", "No such file")):
+                                ("/nowhere/at-all", "No such file"), ("/bin/echo" + " x" * 32, "more than 32 words")):
             self.restart(tenants=[f"* command:{command}"])
             self.until(lambda: not self.listed()["reading"], "the command's end")
             self.assertIn(reason, self.listed()["error"])
