@@ -6,8 +6,8 @@
 #include <string.h>
 #include <time.h>
 
-#define POLL_MS 100
-#define WAIT_MS 15000 /* a command has 10 s */
+#define POLL_MS 20
+#define WAIT_MS 15000 /* a source has 10 s */
 
 /* What came before, to tell what a reload changed. */
 static struct {

@@ -67,7 +67,7 @@ struct config {
     bool container_admins;
     struct config_list encryption_tenants;
     bool encryption_plain;
-    uint64_t encryption_command_ms;
+    uint64_t encryption_deadline_ms;
     enum log_level log_level;
 
     char *metrics_socket; /* "": none; without a slash: beside `socket` */

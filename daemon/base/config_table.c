@@ -232,9 +232,10 @@ const struct config_key config_keys[] = {
     {KEY("encryption.plain", BOOL, encryption_plain, "true"), .names = bool_names,
      .help = "Whether parts that NVMe has of such a tenant in the clear, from before, are still "
              "read. With false they are left out at the start."},
-    {KEY("encryption.command_deadline", DURATION, encryption_command_ms, "10s"),
-     RANGE(10, 60 * SECOND), .internal = true,
-     .help = "How long a command for keys may run before it is killed."},
+    {KEY("encryption.deadline", DURATION, encryption_deadline_ms, "10s"), RANGE(10, 60 * SECOND),
+     .internal = true,
+     .help = "How long a source of keys may take: then a command is killed, and a file or "
+             "credential, whose mount may hang, counts as not read."},
 
     {KEY("log.level", ENUM, log_level, "info"), .names = level_names, .reloadable = true,
      .help = "Events of this level, and of those before it in the list, are logged."},

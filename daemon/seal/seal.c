@@ -19,6 +19,7 @@
 #define LOCKED_BYTES (1u << 20) /* for keys, 32 bytes each; and two texts' room for each source */
 #define BUCKETS 1024u
 #define DERIVED_MAX 8192u /* beyond it, those that nobody uses are derived again */
+#define FILES_MS 2000u    /* that the start waits for all files together */
 #define MISSING_MS 10000u /* between two lines about one tenant's missing key */
 
 struct key {
@@ -424,7 +425,8 @@ const char *seal_problem(const struct seal *s)
 
 /* ---- opening and closing ---- */
 
-static int origin_init(struct seal *s, struct seal_origin *o, const char *item, uint64_t command_ms)
+static int origin_init(struct seal *s, struct seal_origin *o, const char *item,
+                       uint64_t deadline_ms)
 {
     size_t n = source_name_bytes(item);
 
@@ -432,10 +434,22 @@ static int origin_init(struct seal *s, struct seal_origin *o, const char *item, 
     memcpy(o->name, item, n);
     o->source.loop = s->loop;
     o->source.from = item + n + 1;
-    o->source.command_ms = command_ms;
+    o->source.deadline_ms = deadline_ms;
     o->source.done_cb = source_done_cb;
     o->source.text = locked_new(SOURCE_BYTES);
     return o->source.text ? 0 : -ENOMEM;
+}
+
+/* Nobody is served yet, and the keys are there, as a rule, before the first request. */
+static void files_await(struct seal *s)
+{
+    uint64_t until_ms = uv_hrtime() / 1000000 + FILES_MS;
+
+    for (unsigned i = 0; i < s->n; i++) {
+        uint64_t now_ms = uv_hrtime() / 1000000;
+
+        source_wait(&s->origin[i].source, now_ms < until_ms ? until_ms - now_ms : 0);
+    }
 }
 
 int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metrics,
@@ -457,7 +471,7 @@ int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metr
     s->plain = config->encryption_plain;
     s->origin = calloc(list->n, sizeof(*s->origin));
     for (size_t i = 0; s->origin && i < list->n && rc == 0; i++, s->n++)
-        rc = origin_init(s, &s->origin[i], list->item[i], config->encryption_command_ms);
+        rc = origin_init(s, &s->origin[i], list->item[i], config->encryption_deadline_ms);
     if (!s->origin || rc < 0) {
         seal_free(s);
         return -ENOMEM;
@@ -467,6 +481,7 @@ int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metr
         s->others = strcmp(s->origin[i].name, "*") == 0 ? &s->origin[i] : s->others;
         origin_read(&s->origin[i]);
     }
+    files_await(s);
     *out = s;
     return 0;
 }

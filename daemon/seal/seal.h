@@ -24,8 +24,8 @@ struct config;
 struct metrics;
 struct seal;
 
-/* Reads files and credentials at once, and begins with commands. Logs what fails. 0, with *out NULL when nothing is to be encrypted,
- * or -ENOMEM. The configuration stays as long as it. */
+/* Begins to read all sources, and waits up to 2 s for files and credentials. Logs what fails. 0, with *out NULL when nothing is to be
+ * encrypted, or -ENOMEM. The configuration stays as long as it. */
 int seal_open(uv_loop_t *loop, const struct config *config, struct metrics *metrics,
               struct seal **out);
 /* Ends on the loop, once the last key that was taken is dropped. NULL-safe. */
@@ -74,8 +74,7 @@ struct seal_tenant_view {
 };
 /* False: there are at most i. A tenant "*" is all that have no source of their own. */
 bool seal_view(const struct seal *s, unsigned i, struct seal_tenant_view *out);
-/* Reads the tenant's source again, or with NULL all. Files and credentials have been read when it returns; commands go on, and
- * `reading` says so. How many sources, or -ENOENT: no such tenant. */
+/* Begins to read the tenant's source again, or with NULL all; `reading` says whether it has ended. How many sources, or -ENOENT: no such tenant. */
 int seal_reload(struct seal *s, const char *tenant);
 /* Why health is degraded; NULL: it is not. */
 const char *seal_problem(const struct seal *s);

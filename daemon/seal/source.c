@@ -104,39 +104,104 @@ int source_parse(const char *text, size_t n, uint8_t keys[SEAL_KEYS_MAX][SEAL_KE
 
 /* ---- files ---- */
 
-static int fd_read(struct source *s, int fd)
-{
-    struct stat st;
-    ssize_t n = 1;
+/* What the thread that reads it has; the loop's again once it has ended. */
+struct file_job {
+    char *path, *text; /* text: SOURCE_BYTES of locked memory */
+    size_t n;
+    int status;
+};
 
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    if (!S_ISREG(st.st_mode))
-        return -EINVAL;
-    if (st.st_mode & 0022)
-        return -EPERM;
-    while (n > 0 && s->n < SOURCE_BYTES) {
-        n = io_read_some(fd, s->text + s->n, SOURCE_BYTES - s->n, s->n);
-        s->n += n > 0 ? (size_t)n : 0;
-    }
-    return n < 0 ? (int)n : s->n == SOURCE_BYTES ? -EFBIG : 0;
+/* Up to the end of the file, and one byte more, which is too many. */
+static int text_read(struct file_job *j, int fd)
+{
+    char more;
+    ssize_t n = io_read_some(fd, j->text, SOURCE_BYTES, 0);
+
+    if (n < 0)
+        return (int)n;
+    j->n = (size_t)n;
+    n = io_read_some(fd, &more, 1, j->n);
+    OPENSSL_cleanse(&more, 1);
+    return n < 0 ? (int)n : n > 0 ? -EFBIG : 0;
 }
 
-static void file_read(struct source *s, const char *path)
+static int file_status(const struct stat *st)
 {
-    char why[160] = "";
-    int fd =
-        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not wait for the other end of a FIFO */
-    int rc = fd < 0 ? -errno : fd_read(s, fd);
+    return !S_ISREG(st->st_mode) ? -EINVAL : st->st_mode & 0022 ? -EPERM : 0;
+}
 
+static void file_run_cb(void *job)
+{
+    struct file_job *j = job;
+    struct stat st;
+    int fd;
+
+    /* First by its name: to open a FIFO waits for its other end. */
+    j->status = stat(j->path, &st) < 0 ? -errno : file_status(&st);
+    if (j->status < 0)
+        return;
+    fd = open(j->path, O_RDONLY | O_CLOEXEC);
+    j->status = fd < 0 || fstat(fd, &st) < 0 ? -errno : file_status(&st);
+    if (j->status == 0)
+        j->status = text_read(j, fd);
     if (fd >= 0)
         close(fd);
-    if (rc < 0)
-        snprintf(why, sizeof(why), "%s: %s", path,
-                 rc == -EINVAL  ? "it should be a regular file"
-                 : rc == -EPERM ? "its group or others may write it: chmod go-w"
-                 : rc == -EFBIG ? "it is longer than 4 KiB"
-                                : strerror(-rc));
+}
+
+static void file_free_cb(void *job)
+{
+    struct file_job *j = job;
+
+    CRYPTO_secure_clear_free(j->text, SOURCE_BYTES, __FILE__, __LINE__);
+    free(j->path);
+    free(j);
+}
+
+static void file_ended_cb(void *ctx, void *job, int status)
+{
+    struct file_job *j = job;
+    struct source *s = ctx;
+    char why[160] = "";
+
+    if (j)
+        status = j->status;
+    if (status == 0) {
+        memcpy(s->text, j->text, j->n);
+        s->n = j->n;
+    } else if (!j) {
+        snprintf(why, sizeof(why), "%.100s did not answer within %llu ms", s->path,
+                 (unsigned long long)s->deadline_ms);
+    } else {
+        snprintf(why, sizeof(why), "%.100s: %s", s->path,
+                 status == -EINVAL  ? "it should be a regular file"
+                 : status == -EPERM ? "its group or others may write it: chmod go-w"
+                 : status == -EFBIG ? "it is longer than 4 KiB"
+                                    : strerror(-status));
+    }
+    s->busy = false;
+    s->done_cb(s, status, why);
+}
+
+static void file_read(struct source *s)
+{
+    static const struct aside_call call = {file_run_cb, file_ended_cb, file_free_cb};
+    struct file_job *j = calloc(1, sizeof(*j));
+    char why[160];
+    int rc = -ENOMEM;
+
+    if (j) {
+        j->path = strdup(s->path);
+        j->text = CRYPTO_secure_zalloc(SOURCE_BYTES, __FILE__, __LINE__);
+        if (j->path && j->text)
+            rc = aside_start(&s->aside, s->loop, &call, s, j, s->deadline_ms);
+        if (rc == 0)
+            return;
+        file_free_cb(j);
+    }
+    snprintf(why, sizeof(why), "%.100s%s", s->path,
+             rc == -EBUSY    ? ": the read before this one has not been answered yet"
+             : rc == -EAGAIN ? ": no thread to read it"
+                             : ": no memory to read it");
     s->busy = false;
     s->done_cb(s, rc, why);
 }
@@ -144,15 +209,14 @@ static void file_read(struct source *s, const char *path)
 static void credential_read(struct source *s, const char *name)
 {
     const char *folder = getenv("CREDENTIALS_DIRECTORY");
-    char path[4096];
 
-    if (!folder || snprintf(path, sizeof(path), "%s/%s", folder, name) >= (int)sizeof(path)) {
-        s->busy = false;
-        s->done_cb(s, -ENOENT,
-                   "$CREDENTIALS_DIRECTORY is not set: LoadCredential= of systemd does so");
+    if (folder &&
+        snprintf(s->path, sizeof(s->path), "%s/%s", folder, name) < (int)sizeof(s->path)) {
+        file_read(s);
         return;
     }
-    file_read(s, path);
+    s->busy = false;
+    s->done_cb(s, -ENOENT, "$CREDENTIALS_DIRECTORY is not set: LoadCredential= of systemd does so");
 }
 
 /* ---- commands ---- */
@@ -166,7 +230,7 @@ static void command_ended(struct source *s)
         rc = -EIO;
     if (rc == -ETIMEDOUT)
         snprintf(why, sizeof(why), "the command did not end within %llu ms",
-                 (unsigned long long)s->command_ms);
+                 (unsigned long long)s->deadline_ms);
     else if (rc == -EFBIG)
         snprintf(why, sizeof(why), "the command wrote more than 4 KiB");
     else if (rc == -EIO && s->signal != 0)
@@ -231,7 +295,9 @@ static void alloc_cb(uv_handle_t *h, size_t hint, uv_buf_t *out)
     struct source *s = h->data;
 
     (void)hint;
-    *out = uv_buf_init(s->text + s->n, (unsigned)(SOURCE_BYTES - s->n));
+    /* Behind a full text one byte more is too many. */
+    *out = s->n < SOURCE_BYTES ? uv_buf_init(s->text + s->n, (unsigned)(SOURCE_BYTES - s->n))
+                               : uv_buf_init(&s->more, 1);
 }
 
 static void read_cb(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
@@ -239,10 +305,12 @@ static void read_cb(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     struct source *s = stream->data;
 
     (void)buf;
-    if (n > 0)
-        s->n += (size_t)n;
-    if (s->n == SOURCE_BYTES)
+    if (n > 0 && s->n == SOURCE_BYTES) {
+        OPENSSL_cleanse(&s->more, 1);
         command_stop(s, -EFBIG);
+    } else if (n > 0) {
+        s->n += (size_t)n;
+    }
     if (n >= 0)
         return;
     close_once((uv_handle_t *)stream);
@@ -283,7 +351,7 @@ static void command_start(struct source *s, char **argv)
         command_stop(s, rc);
         return;
     }
-    (void)uv_timer_start(&s->timer, timer_cb, s->command_ms, 0);
+    (void)uv_timer_start(&s->timer, timer_cb, s->deadline_ms, 0);
     rc = uv_read_start((uv_stream_t *)&s->out, alloc_cb, read_cb);
     if (rc < 0)
         command_stop(s, rc);
@@ -294,7 +362,8 @@ void source_read(struct source *s)
     s->n = 0;
     s->busy = true;
     if (starts(s->from, FILE_PREFIX)) {
-        file_read(s, s->from + strlen(FILE_PREFIX));
+        snprintf(s->path, sizeof(s->path), "%s", s->from + strlen(FILE_PREFIX));
+        file_read(s);
     } else if (starts(s->from, CREDENTIAL_PREFIX)) {
         credential_read(s, s->from + strlen(CREDENTIAL_PREFIX));
     } else {
@@ -312,8 +381,14 @@ void source_read(struct source *s)
     }
 }
 
+void source_wait(struct source *s, uint64_t ms)
+{
+    aside_wait(&s->aside, ms);
+}
+
 void source_stop(struct source *s)
 {
+    aside_stop(&s->aside);
     if (s->busy && s->handles > 0)
         command_stop(s, -ECANCELED);
 }

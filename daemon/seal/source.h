@@ -5,6 +5,7 @@
 #ifndef UCMD_SEAL_SOURCE_H
 #define UCMD_SEAL_SOURCE_H
 
+#include "daemon/base/aside.h"
 #include "daemon/seal/seal.h"
 
 #define SOURCE_BYTES 4096u /* of the text */
@@ -19,12 +20,15 @@ int source_parse(const char *text, size_t n, uint8_t keys[SEAL_KEYS_MAX][SEAL_KE
 /* Memory of the caller. text holds keys: the caller cleanses it when it has used it. */
 struct source {
     uv_loop_t *loop;
-    const char *from;    /* the item behind the name */
-    uint64_t command_ms; /* then a command is killed */
+    const char *from;     /* the item behind the name */
+    uint64_t deadline_ms; /* then a command is killed, and a file is left to its thread */
     void (*done_cb)(struct source *s, int status, const char *why);
     char *text; /* SOURCE_BYTES of locked memory */
     size_t n;
     bool busy;
+    /* of a file */
+    char path[4096];
+    struct aside aside;
     /* of a command */
     uv_process_t process;
     uv_pipe_t out;
@@ -33,10 +37,13 @@ struct source {
     int status;       /* 0, or why it was ended */
     int64_t exit_status;
     int signal;
+    char more; /* room for what is too much */
 };
-/* done_cb runs once, on the loop, for a file or a credential inside the call: 0 with s->text and s->n, or -errno with a sentence. */
+/* done_cb runs once, on the loop, inside the call where nothing can be begun: 0 with s->text and s->n, or -errno with a sentence. */
 void source_read(struct source *s);
-/* Ends a command; done_cb runs. */
+/* Blocks for at most so long until a file has been read; then done_cb has run. Not for a command. */
+void source_wait(struct source *s, uint64_t ms);
+/* Ends what is under way; done_cb runs. */
 void source_stop(struct source *s);
 
 #endif

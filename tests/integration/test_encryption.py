@@ -2,8 +2,10 @@
 """Encryption at rest on NVMe (docs/security.md): what a thief of the disk finds, what damage and replays do, and what becomes of keys."""
 
 import faulthandler
+import fcntl
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import threading
@@ -110,6 +112,10 @@ class Encrypted(OwnDaemons, Case):
         with open(os.path.join(self.daemon.store, "ucmd.namespaces"), "rb") as file:
             data = file.read()
         return [(data[at + 32:at + 64], data[at + 4072:at + 4088]) for at in range(0, len(data), PAGE)]
+
+    def reload(self):
+        self.client.call("key.reload")
+        self.until(lambda: not any(one["reading"] for one in self.client.call("key.list")["keys"]), "the keys' reading")
 
     def records(self):
         """Where the headers of records lie, by the block's name."""
@@ -302,7 +308,7 @@ class Killed(Encrypted):
             self.write_keys()
 
             def rotate():
-                self.client.call("key.reload")
+                self.reload()
                 self.store([10 + step])  # noqa: B023
 
             self.killed_at(point, rotate)
@@ -418,7 +424,7 @@ class Keys(Encrypted):
             if first == 8:
                 self.keys.append(secrets.token_hex(32))
                 self.write_keys()
-                self.client.call("key.reload")
+                self.reload()
         for _ in range(2):
             there = [name for name in kv if self.client.tiers(self.ns, name) == [ON_NVME]]
             self.assertGreater(len(there), 16)
@@ -433,6 +439,8 @@ class Keys(Encrypted):
         self.until(lambda: self.listed()["ids"], "the command's key")
         kv = self.store()
         for command, reason in (("/bin/false", "ended with status 1"), ("/usr/bin/yes", "more than 4 KiB"),
+                                ("/usr/bin/head -c 4096 /dev/zero", "line 1 has 4096 bytes"),
+                                ("/usr/bin/head -c 4097 /dev/zero", "more than 4 KiB"),
                                 ("/nowhere/at-all", "No such file"), ("/bin/echo" + " x" * 32, "more than 32 words")):
             self.restart(tenants=[f"* command:{command}"])
             self.until(lambda: not self.listed()["reading"], "the command's end")
@@ -441,11 +449,61 @@ class Keys(Encrypted):
         self.assertTrue(self.listed()["reading"])
         self.assertEqual(set(self.load(list(kv))), {NO_ROOM})
         self.assertIn("being read", self.daemon.health())
-        self.restart(tenants=["* command:/bin/sleep 1000"], more={"command_deadline": "20ms"})
+        self.restart(tenants=["* command:/bin/sleep 1000"], more={"deadline": "20ms"})
         self.until(lambda: not self.listed()["reading"], "the command's deadline")
         self.assertIn("did not end within 20 ms", self.listed()["error"])
         self.restart()
         self.loads(kv)
+
+    def hung(self):
+        """From now on whoever opens the file of keys waits until what this returns is closed: a mount that hangs does the same."""
+        os.chmod(self.key_file, 0o600)
+        held = os.open(self.key_file, os.O_RDWR)
+        before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+        self.addCleanup(signal.signal, signal.SIGIO, before)
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        return held
+
+    def test_a_file_that_hangs(self):
+        """At the start and at a rotation: whatever it does, the daemon serves, and says what is the matter."""
+        self.start()
+        kv = self.store()
+        held = self.hung()
+        self.restart(more={"deadline": "5s"})  # it waits 2 s for it
+        self.assertTrue(self.listed()["reading"])
+        self.assertEqual(set(self.load(list(kv))), {NO_ROOM})
+        self.until(lambda: not self.listed()["reading"], "its deadline")
+        self.assertIn("did not answer within 5000 ms", self.listed()["error"])
+        self.assertIn("did not answer", self.daemon.health())
+        self.assertIn("keys-not-read", self.daemon.log())
+        self.assertEqual(set(self.load(list(kv))), {FAILED})
+        self.client.call("key.reload")
+        self.assertIn("has not been answered yet", self.listed()["error"])
+        os.close(held)
+
+        def answered():
+            self.reload()
+            return self.listed()["ids"]
+
+        self.until(answered, "the mount's answer to be over")
+        self.assertNotIn("keys of tenant", self.daemon.health())
+        held = self.hung()
+        self.client.call("key.reload")
+        self.assertTrue(self.listed()["reading"])
+        self.fill(0, 51)
+        self.assertEqual(self.region.dump([51], [0]), [OK], "with the keys of before")
+        self.settled(self.client, self.ns)
+        self.assertEqual(self.daemon.stop(), 0, "an orderly end beside a thread that hangs")
+        os.close(held)
+        self.start()
+        self.loads(kv)
+        self.assertEqual(self.load([51]), [OK])
+
+    def test_a_fifo_is_refused(self):
+        os.unlink(self.key_file)
+        os.mkfifo(self.key_file, 0o600)
+        self.start()
+        self.assertIn("regular file", self.daemon.health())
 
     def test_a_credential(self):
         os.environ["CREDENTIALS_DIRECTORY"] = self.folder
@@ -458,7 +516,7 @@ class Keys(Encrypted):
     def test_a_command_that_takes_its_time_after_a_start_loses_nothing(self):
         fifo = os.path.join(self.folder, "fifo")
         os.mkfifo(fifo)
-        tenants, more = [f"* command:/bin/cat {fifo}"], {"command_deadline": "1min"}
+        tenants, more = [f"* command:/bin/cat {fifo}"], {"deadline": "1min"}
 
         def keys_come():
             with open(fifo, "w", encoding="ascii") as file:

@@ -156,6 +156,7 @@ class Shared(ShareCase):
         fresh = secrets.token_hex(32)
         self.key_file("one", old, fresh)
         first.client.call("key.reload")
+        self.until(lambda: not first.client.call("key.list")["keys"][0]["reading"], "the keys' reading")
         self.assertEqual(set(first.region.dump([8, 9], [0, 1])), {OK})
         self.until(lambda: len(self.files()) == 5, "their writing")
         self.assertEqual(len({data[64:72] for data in self.contents().values()}), 2)
