@@ -94,6 +94,8 @@
     X(nvme_write_amplification, gauge, "1/1000", "bytes written to NVMe for each byte stored")     \
     X(nvme_writes, counter, "parts", "parts written to NVMe")                                      \
     X(nvme_write_dropped, counter, "parts", "parts not written: backlog or tier full, or failed")  \
+    X(nvme_most_dropped, counter, "parts",                                                         \
+      "parts dropped from NVMe because their tenant gets no more there")                           \
     X(nvme_write_refused, counter, "parts",                                                        \
       "parts not admitted to NVMe until they are used again")                                      \
     X(nvme_write_waits, counter, "times", "writes postponed because the tier's queue was full")    \

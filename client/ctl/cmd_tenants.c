@@ -102,7 +102,7 @@ static int tenants_print(cJSON **all, uint32_t n)
         bytes_cell(&t, all[i], "dram_bytes");
         bounds_cell(&t, all[i], "given_dram_guaranteed", "given_dram_most");
         bytes_cell(&t, all[i], "nvme_bytes");
-        bounds_cell(&t, all[i], "given_nvme_guaranteed", "");
+        bounds_cell(&t, all[i], "given_nvme_guaranteed", "given_nvme_most");
         bytes_cell(&t, all[i], "shared_bytes");
         table_cell(&t, "%llu", (unsigned long long)number_of(all[i], "given_weight"));
         obtained_cell(&t, all[i], "bus_contended_bytes", "bus_due_bytes");

@@ -167,7 +167,9 @@ static int most_check(const char *tier, uint64_t guaranteed, uint64_t most,
 
 int tenant_settings_check(const struct tenant_settings *s, char why[TENANT_WHY_BYTES])
 {
-    return most_check("dram", s->dram_guaranteed, s->dram_most, why);
+    int rc = most_check("dram", s->dram_guaranteed, s->dram_most, why);
+
+    return rc != 0 ? rc : most_check("nvme", s->nvme_guaranteed, s->nvme_most, why);
 }
 
 bool tenant_gives_guarantee(const struct tenant_settings *s)
@@ -198,6 +200,9 @@ int tenant_guarantees_check(const struct config *c, const struct tenant_settings
     uint64_t half = c->nvme_paths.n * c->nvme_size / 2;
     int rc = sum_check("dram.guaranteed", sum->dram_guaranteed, "arena.size", c->arena_size, why);
 
+    if (rc == 0 && sum->nvme_guaranteed > 0 && c->nvme_rewrite == 0)
+        return refuse(why, "nvme.guaranteed is kept by writing parts again, and nvme.rewrite is 0; "
+                           "raise it, or guarantee nothing of NVMe");
     return rc != 0 ? rc
                    : sum_check("nvme.guaranteed", sum->nvme_guaranteed,
                                "half of the NVMe tier, the rest of which it needs to write,", half,

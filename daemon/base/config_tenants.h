@@ -19,6 +19,7 @@
     X(dram_guaranteed, "dram.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                             \
     X(dram_most, "dram.most", SIZE, 0, TENANT_SIZE_MAX, 0)                                         \
     X(nvme_guaranteed, "nvme.guaranteed", SIZE, 0, TENANT_SIZE_MAX, 0)                             \
+    X(nvme_most, "nvme.most", SIZE, 0, TENANT_SIZE_MAX, 0)                                         \
     X(namespaces, "namespaces", COUNT, 1, 32768, 32768)                                            \
     X(connections, "connections", COUNT, 0, 65536, 0)                                              \
     X(requests, "requests", COUNT, 0, 65536, 0)                                                    \

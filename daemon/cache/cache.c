@@ -146,7 +146,7 @@ void cache_stats(const struct cache *c, struct cache_stats *out)
 
 /* What the counts depend on, before a change and after it. */
 struct part_view {
-    bool complete, whole, in_dram, on_nvme, on_share, local, dirty, slot;
+    bool complete, whole, in_dram, on_nvme, to_nvme, on_share, local, dirty, slot;
     uint8_t hint; /* of the block; 0 where nobody reads it */
 };
 
@@ -161,6 +161,7 @@ static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
         .whole = part_whole(p),
         .in_dram = p->dram == PART_DRAM_READY,
         .on_nvme = p->nvme == PART_NVME_READY,
+        .to_nvme = p->nvme == PART_NVME_WRITING,
         .on_share = part_on_share(p),
         .local = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
         .slot = cache_quota_slot(c, p),
@@ -188,6 +189,7 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
     ns->nvme_bytes += part_bytes * (uint64_t)change(was.on_nvme, is.on_nvme);
     ns->share_bytes += part_bytes * (uint64_t)change(was.on_share, is.on_share);
     ns->tenant->nvme_bytes += part_bytes * (uint64_t)change(was.on_nvme, is.on_nvme);
+    ns->tenant->nvme_writing_bytes += part_bytes * (uint64_t)change(was.to_nvme, is.to_nvme);
     ns->tenant->share_bytes += part_bytes * (uint64_t)change(was.on_share, is.on_share);
     if (was.slot != is.slot)
         cache_quota_count(c, ns, slot_bytes * (uint64_t)change(was.slot, is.slot));

@@ -127,7 +127,7 @@ static int coded_begin(struct cache *c, struct cache_durable *d)
         return 0;
     }
     cache_unlease(c, d->coded);
-    if (rc == -EBUSY && c->users > 0)
+    if ((rc == -EBUSY || rc == -EDQUOT) && c->users > 0)
         return -EBUSY; /* what is under way frees a slot, or a place among the builds */
     d->plain = true;
     return 0;
@@ -159,7 +159,9 @@ static int durable_begin(struct cache *c, struct cache_durable *d)
             return -EAGAIN; /* its copy of an earlier run may turn up */
         rc = p->dram != PART_DRAM_READY ? -ENOENT
              : c->no_writes             ? -ESHUTDOWN
-                                        : cache_nvme_write(c, d->ref, d->part);
+                                        : cache_nvme_write(c, d->ref, d->part, true);
+        if (rc == -EDQUOT && c->users > 0)
+            return -EBUSY; /* of its tenant's blocks none may give way now */
     }
     if (rc == 0)
         list_push_back(&((struct part_op *)part_write(p))->waiters, &d->link);

@@ -113,6 +113,7 @@ struct cache {
     struct {
         struct list open;  /* of policy_group.open: of tenants that hold more than is guaranteed */
         struct list waits; /* of cache_retry.link: for space of a tenant that gets no more */
+        bool trim;         /* the idle callback is to drop what tenants have too much of NVMe */
         bool regroup; /* the idle callback is to bring blocks into their groups, from here on: */
         uint32_t place;
         uint64_t cursor;
@@ -215,6 +216,8 @@ void cache_hints_later(struct cache *c);
 
 /* Blocks come over to their tenants' groups from the next turn of the loop on. */
 void cache_regroup_later(struct cache *c);
+/* What tenants have too much of NVMe is dropped from the next turn of the loop on. */
+void cache_quota_trim_later(struct cache *c);
 
 /* The coding queue is looked at in the next turn of the loop. */
 void cache_coding_later(struct cache *c);
@@ -370,6 +373,14 @@ uint32_t cache_quota_groups(struct cache *c, struct policy_group *out[QUOTA_GROU
 /* Brings some blocks into their groups. True: there is more for the next turn of the loop. */
 bool cache_quota_regroup(struct cache *c);
 
+/* ---- quota_below.c: what tenants get of NVMe at most ---- */
+
+/* Makes room for a part of the tenant's, of its own blocks there. 0, or -EDQUOT: none may go now. durable: for a part that
+ * somebody waits for. */
+int cache_quota_below(struct cache *c, struct tenant *t, uint64_t bytes, bool durable);
+/* Drops some of what tenants have too much. True: there is more for the next turn of the loop. */
+bool cache_quota_trim(struct cache *c);
+
 /* ---- queue.c ---- */
 
 /* 0, -ENOMEM, or -ENOSPC: the queue is as long as it may be. */
@@ -409,7 +420,8 @@ void cache_writes_abandon(struct cache *c);
 
 /* ---- write_part.c: 0, -EAGAIN (not now), or another -errno: it will not be written ---- */
 
-int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part);
+/* durable: see cache_quota_below. */
+int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part, bool durable);
 int cache_share_write(struct cache *c, block_ref ref, uint32_t part);
 
 /* ---- form.c: blocks in two forms ---- */

@@ -139,6 +139,7 @@ void cache_tenants_changed(struct cache *c)
             cache_regroup_later(c);
         }
     }
+    cache_quota_trim_later(c);
     cache_released(c);
 }
 

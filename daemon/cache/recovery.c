@@ -89,6 +89,7 @@ void cache_recovered_cb(void *ctx)
     struct cache *c = ctx;
 
     cache_list_sweep_begin(c);
+    cache_quota_trim_later(c);
     cache_released(c);
     cache_durables_retry(c);
 }

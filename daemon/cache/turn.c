@@ -148,12 +148,20 @@ static void idle_cb(uv_idle_t *idle)
     }
     if (c->quotas.regroup && cache_quota_regroup(c))
         idle_start(c);
+    if (c->quotas.trim && cache_quota_trim(c))
+        idle_start(c);
     pressure_wake(c);
 }
 
 void cache_regroup_later(struct cache *c)
 {
     c->quotas.regroup = true;
+    idle_start(c);
+}
+
+void cache_quota_trim_later(struct cache *c)
+{
+    c->quotas.trim = true;
     idle_start(c);
 }
 

@@ -233,7 +233,7 @@ static int part_begin(struct cache *c, enum write_to to, block_ref ref, uint32_t
         return to == WRITE_NVME ? 1 : -ENOENT;
     if (*left == 0)
         return -EAGAIN;
-    rc = to == WRITE_NVME ? cache_nvme_write(c, ref, part) : cache_share_write(c, ref, part);
+    rc = to == WRITE_NVME ? cache_nvme_write(c, ref, part, false) : cache_share_write(c, ref, part);
     if (rc == -EAGAIN)
         c->write[to].full = true;
     if (rc == 0)

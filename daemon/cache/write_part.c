@@ -23,14 +23,15 @@ static void nvme_done_cb(struct tier_io *io, int status)
     cache_durables_written(c, &waiters, status);
 }
 
-int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part)
+int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part, bool durable)
 {
-    struct part_op *w = part_op_new(c, ref, part);
+    struct ns *ns = cache_ns(c, ref);
+    int rc = cache_quota_below(c, ns->tenant, ns_part_bytes(ns, part), durable);
+    struct part_op *w = rc == 0 ? part_op_new(c, ref, part) : NULL;
     struct part *p = cache_part(c, ref, part);
-    int rc;
 
     if (!w)
-        return -ENOMEM;
+        return rc != 0 ? rc : -ENOMEM;
     cache_tier_io(c, &w->io.tier, TIER_WRITE, ref, part, part_slot(p));
     w->io.tier.done_cb = nvme_done_cb;
     rc = cache_tier_submit(c, &w->io.tier);

@@ -29,8 +29,13 @@ struct tenant {
     uint64_t
         dram_bytes; /* of slots of its blocks, in windows not, those that are being filled too */
     uint64_t nvme_bytes, share_bytes; /* of its parts there */
-    uint64_t block_max_bytes;         /* slots of its largest block, so far */
-    struct policy_group *group;       /* from malloc; NULL: none */
+    uint64_t nvme_writing_bytes;      /* of its parts on their way there */
+    struct {
+        uint32_t place;
+        uint64_t cursor;
+    } below;                    /* where the search for a block of it on NVMe goes on */
+    uint64_t block_max_bytes;   /* slots of its largest block, so far */
+    struct policy_group *group; /* from malloc; NULL: none */
     struct tenant *chain;
     char name[];
 };

@@ -191,6 +191,13 @@ class NoisyNeighbour(Own):
         self.assertEqual(self.play(tenant_settings="noisy dram.most=8MiB"), 8)
         self.assertLessEqual(self.tenants()["noisy"]["dram_bytes"], 8 * MIB)
 
+    def test_a_bound_of_nvme_for_the_noisy_one_keeps_all_others(self):
+        self.assertEqual(self.below(tenant_settings="noisy nvme.most=16MiB"), 8)
+        self.assertLessEqual(self.tenants()["noisy"]["nvme_bytes"], 16 * MIB)
+        self.daemon.kill()
+        self.start(tenant_settings="noisy nvme.most=8MiB")
+        self.until(lambda: 0 < self.tenants()["noisy"]["nvme_bytes"] <= 8 * MIB, "what recovery found gives way")
+
     def test_a_guarantee_that_is_set_live_and_kept_over_a_kill(self):
         self.start()
         self.assertEqual(self.ctl("tenant", "set", "quiet", "dram.guaranteed=4MiB").returncode, 0)

@@ -27,8 +27,8 @@ static unsigned namespaces(void)
 
 struct recount {
     uint64_t slot_bytes; /* of DRAM, those that are being filled too */
-    uint64_t complete, dram_bytes, nvme_bytes, share_bytes, dirty, users, pinned, fetching, only,
-        below;
+    uint64_t complete, dram_bytes, nvme_bytes, to_nvme_bytes, share_bytes, dirty, users, pinned,
+        fetching, only, below;
 };
 
 #define HELD 1u /* the list of what is in use, see space.c */
@@ -78,6 +78,7 @@ static void recount(struct recount *r, block_ref ref)
         r->share_bytes += part_on_share(p) ? ns_part_bytes(ns, i) : 0;
         r->dram_bytes += in_dram ? ns_part_bytes(ns, i) : 0;
         r->nvme_bytes += p->nvme == PART_NVME_READY ? ns_part_bytes(ns, i) : 0;
+        r->to_nvme_bytes += p->nvme == PART_NVME_WRITING ? ns_part_bytes(ns, i) : 0;
         r->dirty += b->flags & BLOCK_QUEUED && in_dram && p->nvme == PART_NVME_NONE
                         ? ns_part_bytes(ns, i)
                         : 0;
@@ -140,6 +141,7 @@ static void tenant_recount(const struct tenant *t)
             recount_all(&r, ns_at(i));
     cr_assert_eq(t->dram_bytes, r.slot_bytes);
     cr_assert_eq(t->nvme_bytes, r.nvme_bytes);
+    cr_assert_eq(t->nvme_writing_bytes, r.to_nvme_bytes);
     cr_assert_eq(t->share_bytes, r.share_bytes);
     if (t->group)
         cr_assert_eq(!list_empty(&t->group->open), t->dram_bytes > 0 && !cache_quota_keeps(t));

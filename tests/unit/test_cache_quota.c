@@ -218,6 +218,56 @@ Test(cache_quota, what_is_guaranteed_below_is_moved_with_the_log)
     cr_expect_neq(cb->heat_cb(cb->ctx, part_owner(find(noisy, 0), 0)), TIER_HEAT_KEPT);
 }
 
+static unsigned on_nvme(struct ns *ns, uint64_t from, uint64_t n)
+{
+    unsigned found = 0;
+
+    for (uint64_t i = from; i < from + n; i++) {
+        block_ref ref = find(ns, i);
+
+        found += ref != 0 && cache_part(rig.cache, ref, 0)->nvme == PART_NVME_READY;
+    }
+    return found;
+}
+
+Test(cache_quota, at_most_on_nvme_gives_way_to_itself)
+{
+    noisy->tenant->settings.nvme_most = 10 * SLOT;
+    stores(quiet, 0, 20);
+    for (uint64_t i = 0; i < 40; i++) {
+        stores(noisy, i, 1);
+        cr_assert_leq(noisy->tenant->nvme_bytes, 10 * SLOT);
+    }
+    cr_expect_eq(on_nvme(noisy, 30, 10), 10u, "those that were written first went");
+    cr_expect_eq(on_nvme(quiet, 0, 20), 20u);
+    cr_expect_eq(rig.metrics.nvme_most_dropped, 30u);
+}
+
+Test(cache_quota, at_most_on_nvme_spares_what_dram_has)
+{
+    noisy->tenant->settings.nvme_most = 3 * SLOT;
+    stores(noisy, 0, 8);
+    cr_expect_eq(on_nvme(noisy, 0, 3), 3u);
+    cr_expect_eq(on_nvme(noisy, 0, 8), 3u);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 5u);
+}
+
+Test(cache_quota, at_most_on_nvme_that_is_lowered)
+{
+    stores(noisy, 0, 30);
+    cr_assert_eq(noisy->tenant->nvme_bytes, 30 * SLOT);
+    noisy->tenant->settings.nvme_most = 4 * SLOT;
+    cache_tenants_changed(rig.cache);
+    settle();
+    cr_expect_eq(noisy->tenant->nvme_bytes, 4 * SLOT);
+    noisy->tenant->settings.nvme_most = SLOT / 2;
+    cache_tenants_changed(rig.cache);
+    settle();
+    cr_expect_eq(noisy->tenant->nvme_bytes, 0u);
+    stores(noisy, 30, 1);
+    cr_expect_eq(on_nvme(noisy, 30, 1), 0u, "a part that is larger than all");
+}
+
 /* Of more tenants than a search looks at, all have their turn. */
 Test(cache_quota, many_tenants)
 {

@@ -338,6 +338,7 @@ static void chaos_quota(struct tenant *t)
 {
     t->settings.dram_guaranteed = below(4) * (MIB / 4);
     t->settings.dram_most = below(2) ? t->settings.dram_guaranteed + (1 + below(4)) * (MIB / 4) : 0;
+    t->settings.nvme_most = below(2) ? (1 + below(8)) * (MIB / 4) : 0;
     cache_tenants_changed(rig.cache);
 }
 

@@ -112,11 +112,15 @@ Test(tenant, what_is_wrong_is_said)
 Test(tenant, guarantees_fit_together)
 {
     configure("arena.size=1GiB");
+    configure("nvme.rewrite=0");
+    refused("tenant_settings=a nvme.guaranteed=1MiB", "and nvme.rewrite is 0; raise it");
     configure("tenant_settings=a dram.guaranteed=512MiB dram.most=512MiB,b dram.guaranteed=512MiB");
     refused("tenant_settings=a dram.guaranteed=512MiB,b dram.guaranteed=513MiB",
             "all tenants' dram.guaranteed are 1025MiB in sum, and arena.size is 1GiB");
     refused("tenant_settings=a dram.guaranteed=2MiB dram.most=1MiB",
             "a: dram.guaranteed (2MiB) is more than dram.most (1MiB)");
+    refused("tenant_settings=a nvme.guaranteed=2MiB nvme.most=1MiB",
+            "a: nvme.guaranteed (2MiB) is more than nvme.most (1MiB)");
     refused("tenant_settings=a dram.guaranteed=2MiB,* dram.most=1MiB", "is more than dram.most");
     refused("tenant_settings=* dram.guaranteed=2MiB", "give it by name");
 }
