@@ -70,6 +70,7 @@ KERNEL_SRC := $(wildcard kernels/*.c)
 # For the daemon and the client: digests and selection, and encodings. A simd/ is compiled for each instruction set.
 SPARSE_SRC   := $(wildcard kernels/sparse/*.c)
 ENCODING_SRC := $(wildcard kernels/encoding/*.c)
+ROPE_SRC     := $(wildcard kernels/rope/*.c)
 # The references of what runs on a GPU only: no library has them, tests and tools do.
 ATTEND_SRC   := $(wildcard kernels/attend/*.c)
 SLOTS_SRC    := $(wildcard kernels/slots/*.c)
@@ -101,8 +102,9 @@ obj = $(patsubst %.c,$O/obj/%.o,$(1))
 simd_obj = $(foreach isa,$(2),$(patsubst kernels/$(1)/simd/%.c,$O/obj/kernels/$(1)/$(isa)/%.o,$(wildcard kernels/$(1)/simd/*.c)))
 SPARSE_OBJ := $(call obj,$(SPARSE_SRC)) $(call simd_obj,sparse,$(KERNEL_ISA))
 ENCODING_OBJ := $(call obj,$(ENCODING_SRC)) $(call simd_obj,encoding,$(filter-out base,$(KERNEL_ISA)))
+ROPE_OBJ := $(call obj,$(ROPE_SRC)) $(call simd_obj,rope,$(filter-out avx512,$(KERNEL_ISA)))
 ATTEND_OBJ := $(call obj,$(ATTEND_SRC)) $(call simd_obj,attend,$(KERNEL_ISA))
-DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(ENCODING_OBJ) $(CUDA_OBJ)
+DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(ENCODING_OBJ) $(ROPE_OBJ) $(CUDA_OBJ)
 # What only shows metrics is the tools', not every worker's.
 SHOWN_SRC  := proto/exposition.c proto/histogram.c
 CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) kernels/isa.c) $(SPARSE_OBJ) $(ENCODING_OBJ)
@@ -415,7 +417,7 @@ KERNEL_CFLAGS_base   :=
 KERNEL_CFLAGS_avx2   := -mavx2 -mfma -mf16c -mpopcnt
 KERNEL_CFLAGS_avx512 := $(KERNEL_CFLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vpopcntdq \
                         -mprefer-vector-width=512
-$(call obj,kernels/isa.c $(SPARSE_SRC) $(ENCODING_SRC) $(ATTEND_SRC)): CFLAGS += $(KERNEL_CFLAGS)
+$(call obj,kernels/isa.c $(SPARSE_SRC) $(ENCODING_SRC) $(ROPE_SRC) $(ATTEND_SRC)): CFLAGS += $(KERNEL_CFLAGS)
 # simd_rule ROOM ISA FLAGS
 define simd_rule
 $O/obj/kernels/$(1)/$(2)/%.o: kernels/$(1)/simd/%.c
@@ -429,6 +431,8 @@ UNDEFINED := $(if $(findstring undefined,$(SAN)),-fno-sanitize=undefined)
 UNCOUNTED := $(if $(findstring fuzzer,$(SAN)),-fno-sanitize=fuzzer-no-link)
 $(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,sparse,$(isa),$(KERNEL_CFLAGS_$(isa)) $(UNCOUNTED) $(if $(filter avx%,$(isa)),$(UNDEFINED)))))
 $(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,encoding,$(isa),$(KERNEL_CFLAGS_$(isa)) $(if $(filter avx512,$(isa)),$(UNDEFINED)))))
+# No instruction to fuse with: gcc 12 makes vfmaddsub of a pair's turn, whatever -ffp-contract says.
+$(foreach isa,$(filter-out avx512,$(KERNEL_ISA)),$(eval $(call simd_rule,rope,$(isa),$(KERNEL_CFLAGS_$(isa)) $(if $(filter avx%,$(isa)),-mno-fma) $(UNCOUNTED))))
 $(foreach isa,$(KERNEL_ISA),$(eval $(call simd_rule,attend,$(isa),$(KERNEL_CFLAGS_$(isa)) $(UNCOUNTED) $(if $(filter avx%,$(isa)),$(UNDEFINED)))))
 
 $O/libucmdaemon.a: $(DAEMON_OBJ)
