@@ -47,13 +47,15 @@ $(SPARSE_FATBIN): $(FATBINS)/%.fatbin: kernels/sparse/%.cu kernels/sparse/%_cuda
 	$(NVCC) -I. -O3 -fmad=false -fatbin $(SPARSE_ARCHS) $< -o $@
 $(FATBINS)/digest.fatbin: $(wildcard kernels/sparse/digest_*.cuh)
 $(FATBINS)/select.fatbin: $(wildcard kernels/sparse/select_*.cuh)
-# Clusters of thread blocks there are from compute capability 9.0 on.
-CLUSTER_FATBIN := $(FATBINS)/select_cluster.fatbin
-$(CLUSTER_FATBIN): kernels/sparse/select_cluster.cu $(wildcard kernels/sparse/cluster*) $(addprefix kernels/sparse/select_,cuda.h cut.cuh halves.cuh item.cuh reduce.cuh sums.cuh) kernels/arith.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
+# Clusters of thread blocks and bulk copies there are from compute capability 9.0 on.
+CLUSTER_FATBIN := $(FATBINS)/select_cluster.fatbin $(FATBINS)/select_stream.fatbin
+$(CLUSTER_FATBIN): $(FATBINS)/%.fatbin: kernels/sparse/%.cu $(wildcard kernels/sparse/list_*) $(addprefix kernels/sparse/select_,cuda.h cut.cuh halves.cuh item.cuh reduce.cuh sums.cuh) kernels/arith.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fmad=false -fatbin -gencode arch=compute_90,code=[sm_90,compute_90] $< -o $@
-$O/obj/kernels/sparse/select_cluster_fatbin.o: $(CLUSTER_FATBIN)
-SPARSE_CUDA_OBJ += $O/obj/kernels/sparse/select_cluster_fatbin.o
+$(FATBINS)/select_cluster.fatbin: $(wildcard kernels/sparse/cluster*)
+$(FATBINS)/select_stream.fatbin: $(wildcard kernels/sparse/stream*)
+$O/obj/kernels/sparse/select_cluster_fatbin.o $O/obj/kernels/sparse/select_stream_fatbin.o: $(CLUSTER_FATBIN)
+SPARSE_CUDA_OBJ += $O/obj/kernels/sparse/select_cluster_fatbin.o $O/obj/kernels/sparse/select_stream_fatbin.o
 $(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/fatbin.S $(FATBINS)/%.fatbin
 	@mkdir -p $(@D)
 	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$(FATBINS)/$*.fatbin"' -c $< -o $@

@@ -26,8 +26,7 @@ static uint32_t shared_plan(struct ucm_cuda_select *s)
     return a->stage_at + s->threads / WARP_LANES * UCM_SELECT_CLUSTER_RING;
 }
 
-/* From 9.0 on GPUs have clusters. */
-static bool has_clusters(const uint8_t *gpu)
+bool sparse_has_clusters(const uint8_t *gpu)
 {
     CUdevice dev;
     int major;
@@ -45,7 +44,7 @@ bool sparse_cluster_serves(const struct ucm_cuda_select *s, const uint8_t *gpu,
 
     return family == UCM_SELECT_REST && a->channels == 128 && a->rounds > 0 &&
            a->heads == UCM_HEADS_EACH && a->policy == UCM_CHOOSE_TOPK &&
-           a->queries_a_head <= UCM_SELECT_CLUSTER_QUERIES && has_clusters(gpu);
+           a->queries_a_head <= UCM_SELECT_CLUSTER_QUERIES && sparse_has_clusters(gpu);
 }
 
 static CUlaunchConfig config_of(const struct ucm_cuda_select *s, uint32_t chains, CUstream stream,

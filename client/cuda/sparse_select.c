@@ -255,7 +255,7 @@ static void workspace_plan(struct ucm_cuda_select *s)
     uint64_t raw = a->reduce == UCM_REDUCE_SOFTMAX ? heads : 0;
     uint64_t lists = a->slices > 0 ? chains * a->lists : 0; /* that may be long */
 
-    a->ticket = place(&end, 2 * sizeof(uint32_t));
+    a->ticket = place(&end, UCM_SELECT_STREAM_TICKETS * sizeof(uint32_t));
     a->progress = place(&end, chains * sizeof(struct ucm_select_cuda_progress));
     a->top = place(&end, raw * sizeof(uint32_t));
     a->sum = place(&end, raw * sizeof(uint64_t));
@@ -298,7 +298,7 @@ static CUresult launch(struct ucm_cuda_select *s, const struct ucm_select_cuda *
 
     if (s->cluster > 0)
         return sparse_cluster_launch(s, args, stream);
-    return cuLaunchKernel(s->kernel.function, thread_blocks, 1, 1, UCM_SELECT_CUDA_THREADS, 1, 1,
+    return cuLaunchKernel(s->kernel.function, thread_blocks, 1, 1, s->threads, 1, 1,
                           s->shared_bytes, stream, arguments, NULL);
 }
 
@@ -354,7 +354,23 @@ static int kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
                  panels_of(s, n));
     else
         snprintf(name, sizeof name, "ucm_select_%s_%u_%u", names[family], queries, n);
+    s->threads = UCM_SELECT_CUDA_THREADS;
     return sparse_kernel_open(&s->kernel, gpu, ucm_select_fatbin, name, s->shared_bytes);
+}
+
+/* By clusters, where all lists have one at once; else by a stream of tiles, or by items. */
+static int any_kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
+                           enum ucm_select_cuda_family family)
+{
+    const struct ucm_select_cuda *a = &s->args;
+    uint32_t n = words_of(s, family);
+
+    if (sparse_cluster_serves(s, gpu, family) && sparse_cluster_open(s, gpu) == 0)
+        return 0;
+    if (sparse_stream_serves(s, gpu, family))
+        return sparse_stream_open(s, gpu);
+    tile_plan(s, n, a->rows * a->q_heads);
+    return kernel_open(s, gpu, family, n);
 }
 
 static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
@@ -364,7 +380,6 @@ static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
     enum ucm_select_cuda_family family;
     struct ucm_choose_spec choose;
     struct ucm_score_spec score;
-    uint32_t n;
     int r = sparse_plan(&s->kernel.plan, digest);
 
     if (r == 0)
@@ -377,11 +392,7 @@ static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
     s->chains = o->chains;
     args_from_plan(s, family);
     args_from_specs(s, family, o, &score, &choose);
-    n = words_of(s, family);
-    if (!sparse_cluster_serves(s, gpu, family) || sparse_cluster_open(s, gpu) != 0) {
-        tile_plan(s, n, score.rows * score.q_heads);
-        r = kernel_open(s, gpu, family, n);
-    }
+    r = any_kernel_open(s, gpu, family);
     if (r != 0)
         return r;
     s->args.channel = s->kernel.channel;

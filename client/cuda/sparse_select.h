@@ -4,6 +4,7 @@
 
 #include "client/cuda/sparse.h"
 #include "kernels/sparse/cluster.h"
+#include "kernels/sparse/stream.h"
 
 #include <stdbool.h>
 
@@ -11,8 +12,8 @@ struct ucm_cuda_select {
     struct sparse_kernel kernel;
     struct ucm_select_cuda args; /* what follows from digest and options, and the workspace */
     uint32_t chains, thread_blocks, shared_bytes;
-    uint32_t cluster,
-        threads; /* thread blocks a list, of so many threads; 0: a kernel of select.cu */
+    uint32_t threads; /* of a thread block */
+    uint32_t cluster; /* thread blocks a list; 0: a kernel of select.cu or select_stream.cu */
     CUdeviceptr workspace;
     uint64_t workspace_bytes, counters_bytes;
 };
@@ -25,5 +26,14 @@ bool sparse_cluster_serves(const struct ucm_cuda_select *s, const uint8_t *gpu,
 int sparse_cluster_open(struct ucm_cuda_select *s, const uint8_t *gpu);
 CUresult sparse_cluster_launch(struct ucm_cuda_select *s, const struct ucm_select_cuda *args,
                                CUstream stream);
+
+/* From compute capability 9.0 on GPUs have clusters, and bulk copies. */
+bool sparse_has_clusters(const uint8_t *gpu);
+
+/* Whether select_stream.cu has what the arguments ask for; then it plans the shared memory. */
+bool sparse_stream_serves(struct ucm_cuda_select *s, const uint8_t *gpu,
+                          enum ucm_select_cuda_family family);
+/* As sparse_kernel_open. */
+int sparse_stream_open(struct ucm_cuda_select *s, const uint8_t *gpu);
 
 #endif

@@ -46,7 +46,7 @@ static __device__ __forceinline__ void select_list(args_t a)
     cluster_arrive(); /* this thread block's memory is ready for the others */
     score_part<F, N, P>(a, p, shared + a.query_at / 4, step, (const uint8_t *)shared + a.stage_at, s.top);
     cluster_wait();
-    r = run_of(p);
+    r = run_of<cluster_crew>(p);
     between = between_windows(a, p.n);
     if (a.reduce == UCM_REDUCE_SOFTMAX) {
         weigh(a, p, r, agree_top(a, &s), &s);
@@ -54,8 +54,8 @@ static __device__ __forceinline__ void select_list(args_t a)
     }
     put_list(a, p, r, between, total, &s);
     if (room > p.n - (between.end - between.begin))
-        cut = agree_cut(a, p, r, between, room, &s);
-    put_answer(a, p, r, between, cut, room, &s);
+        cut = agree_cut<cluster_crew>(a, p, r, between, room, &s);
+    put_answer<cluster_crew>(a, p, r, between, cut, room, &s);
 }
 
 #define KERNEL(panels)                                                                             \

@@ -458,9 +458,22 @@ static void clusters(void)
                UCM_SPARSE_HEADS_EACH, 66000);
 }
 
+/* The same with more lists than clusters at once: tiles of digests stream to warps that score, while others choose. */
+static void streams(void)
+{
+    static const struct shape of[] = {{8, 4, 128, 16, 0}, {4, 7, 128, 16, 0}, {8, 1, 128, 33, 0}};
+    static const uint32_t blocks[] = {20, 700, 9000};
+
+    for (uint32_t i = 0; i < (few ? 1 : sizeof(of) / sizeof(*of)); i++)
+        for (uint32_t k = 0; k < (few ? 2 : sizeof(blocks) / sizeof(*blocks)); k++)
+            one_by(UCM_SPARSE_ROUNDED, UCM_SPARSE_TOPK, TOKENS_REST, &of[i],
+                   UCM_SPARSE_REDUCE_SOFTMAX, UCM_SPARSE_HEADS_EACH, 1 + rnd_below(blocks[k]));
+}
+
 void test_selections(void)
 {
     clusters();
+    streams();
     for (uint32_t method = UCM_SPARSE_MEAN; method <= TOKENS_REST; method++) {
         for (uint32_t reduce = 0; reduce < 3; reduce++)
             for (uint32_t heads = 0; heads < 3; heads++)

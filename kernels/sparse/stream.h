@@ -1,0 +1,20 @@
+/* What select_stream.cu and client/cuda/sparse_stream.c agree on. */
+#ifndef UCM_KERNELS_SPARSE_STREAM_H
+#define UCM_KERNELS_SPARSE_STREAM_H
+
+#include "kernels/sparse/select_cuda.h"
+
+#define UCM_SELECT_STREAM_SCORERS 8u  /* warps that score; KV heads must divide it */
+#define UCM_SELECT_STREAM_CHOOSERS 8u /* warps that choose */
+#define UCM_SELECT_STREAM_STAGES 2u   /* tiles of digests in shared memory */
+#define UCM_SELECT_STREAM_QUERIES 8u  /* of a KV head, at most */
+#define UCM_SELECT_STREAM_TICKETS 3u  /* words of the workspace: more than other kernels need */
+#define UCM_SELECT_STREAM_THREADS                                                                  \
+    (32u * (UCM_SELECT_STREAM_SCORERS + UCM_SELECT_STREAM_CHOOSERS + 1))
+
+/* The kernels ucm_select_stream_rest_4_PANELS, for tokens with rest by UCM_METRIC_ROUNDED, softmax, a list for each KV head
+ * and top k: heads of 128 channels, at most 4 * PANELS queries of a KV head, PANELS being 1 or 2. They take struct
+ * ucm_select_cuda; of its places in shared memory stage_at, where STAGES tiles are, each with `staged` bytes a block,
+ * an odd multiple of 16; query_at; and a list's scores at 0. */
+
+#endif
