@@ -16,6 +16,7 @@
 #define UCM_MAX_KEY_BYTES 32
 #define UCM_MAX_KEYS 16384 /* keys of one request */
 #define UCM_MAX_FETCH_ITEMS 65536
+#define UCM_MAX_DESCRIBED 1024 /* keys of one events.describe */
 #define UCM_FETCH_ITEM_BYTES 12
 
 #define UCM_MAX_SETTINGS_BYTES 512 /* of tenant.set */

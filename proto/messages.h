@@ -262,6 +262,23 @@ enum ucm_durability {
     F(str, settings, REQ, 1, UCM_MAX_SETTINGS_BYTES)
 #define UCM_MSG_TENANT(F) F(str, tenant, REQ, 1, UCM_MAX_NAME_BYTES)
 
+/* Events behind number `since`, of the peer's tenant or, for operators, of `tenant`; wait_ms: until there is one. tokens: with
+ * what blocks stand for. */
+#define UCM_MSG_EVENTS(F)                                                                          \
+    F(u64, since, OPT, 0, UINT64_MAX)                                                              \
+    F(u64, limit, OPT, 0, 2048)                                                                    \
+    F(u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                       \
+    F(str, tenant, OPT, 0, UCM_MAX_NAME_BYTES)                                                     \
+    F(flag, tokens, OPT, 0, 0)
+/* The keys' blocks follow one another in one sequence; parent: the key before them, if there is one. tokens: block_tokens u32 for
+ * each key, little-endian. */
+#define UCM_MSG_EVENTS_DESCRIBE(F)                                                                 \
+    F(u64, ns, REQ, 1, UCM_U32)                                                                    \
+    F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_MAX_DESCRIBED *UCM_MAX_KEY_BYTES)                     \
+    F(bin, tokens, REQ, 4, UCM_MAX_FRAME_BYTES / 2)                                                \
+    F(bin, parent, OPT, 0, UCM_MAX_KEY_BYTES)                                                      \
+    F(str, lora, OPT, 0, UCM_MAX_NAME_BYTES)
+
 enum ucm_bypass { UCM_BYPASS_KEEP = 0, UCM_BYPASS_ON = 1, UCM_BYPASS_OFF = 2 };
 
 /* A page of namespaces, like ls. */
@@ -364,7 +381,10 @@ enum ucm_trace_op {
     M(KEY_RELOAD, key_reload, "key.reload", key_reload, free_map)                                  \
     M(TENANT_LIST, tenant_list, "tenant.list", page, free_map)                                     \
     M(TENANT_SET, tenant_set, "tenant.set", tenant_set, none)                                      \
-    M(TENANT_RESET, tenant_reset, "tenant.reset", tenant, none)
+    M(TENANT_RESET, tenant_reset, "tenant.reset", tenant, none)                                    \
+    M(EVENTS, events, "events", events, free_map)                                                  \
+    M(EVENTS_LIST, events_list, "events.list", ls, free_map)                                       \
+    M(EVENTS_DESCRIBE, events_describe, "events.describe", events_describe, none)
 
 enum ucm_method {
 #define M(NAME, name, text, params, result) UCM_METHOD_##NAME,
@@ -495,7 +515,9 @@ struct proto_planes {
     S(window_revoke, UCM_MSG_WINDOW_REVOKE)                                                        \
     S(hints_open, UCM_MSG_HINTS_OPEN)                                                              \
     S(hints_open_r, UCM_MSG_HINTS_OPEN_R)                                                          \
-    S(load_prefix, UCM_MSG_LOAD_PREFIX)
+    S(load_prefix, UCM_MSG_LOAD_PREFIX)                                                            \
+    S(events, UCM_MSG_EVENTS)                                                                      \
+    S(events_describe, UCM_MSG_EVENTS_DESCRIBE)
 
 #define S(suffix, list)                                                                            \
     struct msg_##suffix {                                                                          \

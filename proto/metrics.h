@@ -196,6 +196,13 @@
     X(hint_tables, gauge, "tables", "namespaces whose blocks workers look up in a table of hints") \
     X(hint_bytes, gauge, "bytes", "memory of tables of hints")                                     \
     X(hint_left_out, gauge, "blocks", "blocks for which such a table has no room")                 \
+    X(events_recorded, counter, "events",                                                          \
+      "changes of where a block lies, of tenants that have events")                                \
+    X(events_lost, counter, "events", "events that a reader asked for too late")                   \
+    X(events_subscribers, gauge, "connections", "connections that have asked for events")          \
+    X(events_bytes, gauge, "bytes", "memory of events and of what they tell of blocks")            \
+    X(events_described, gauge, "blocks", "blocks whose tokens are kept for events")                \
+    X(events_undescribed, counter, "blocks", "descriptions that were not kept for want of memory") \
     X(windows, gauge, "windows", "windows open now")                                               \
     X(window_bytes_configured, gauge, "bytes", "`window.size`: the most that is lent to windows")  \
     X(window_bytes, gauge, "bytes", "DRAM lent to windows, also what workers have yet to release") \

@@ -29,6 +29,16 @@ static const struct arg_option trace_options[] = {
     {"ring", ARG_SIZE, "SIZE", "memory that the daemon takes meanwhile", "4MiB", 65536, 268435456},
 };
 
+static const struct arg_option events_options[] = {
+    {"follow", ARG_FLAG, NULL, "go on, from what happens from now on if --since is not given", NULL,
+     0, 0},
+    {"since", ARG_NUMBER, "N", "those behind number N", NULL, 0, UINT64_MAX},
+    {"count", ARG_NUMBER, "N", "stop after N events", NULL, 1, UINT64_MAX},
+    {"tenant", ARG_TEXT, "NAME", "of this tenant, for operators", NULL, 0, 0},
+    {"tokens", ARG_FLAG, NULL, "with each block's parent and tokens, where they are known", NULL, 0,
+     0},
+};
+
 static const struct arg_option config_options[] = {
     {"changed", ARG_FLAG, NULL, "only keys that are not the default, or wait for a restart", NULL,
      0, 0},
@@ -99,6 +109,15 @@ static const struct program_command commands[] = {
      "  ucmctl trace --out slow.json --slower 50ms --seconds 60\n"
      "  ucmctl trace --out one.json --request cmpl-7f3a\n",
      PROGRAM_OPTIONS(trace_options), 0, 0, cmd_trace},
+    {"events", "", "What became of which block: stored, moved between tiers, gone",
+     "One line an event, with its number, namespace and key. Without --follow it prints what the\n"
+     "daemon still has. Says how many events were lost where there is a gap. The daemon\n"
+     "keeps events only with events.memory set, and of a tenant from the first time that somebody\n"
+     "asked for them. With --json each line is a JSON document.\n\n"
+     "Examples:\n"
+     "  ucmctl events --follow\n"
+     "  ucmctl events --since 4000 --json --tokens\n",
+     PROGRAM_OPTIONS(events_options), 0, 0, cmd_events},
     {"health", "", "ok, recovering, degraded or failing, and why; for monitoring",
      "The exit status is 0 for ok and recovering, 4 for degraded (a disk or a shared root is\n"
      "lost: less cache, and a restart mends nothing), 6 for failing, 3 without an answer, 1\n"

@@ -140,6 +140,7 @@ int cmd_format(const struct args *a);
 int cmd_plan(const struct args *a);
 int cmd_doctor(const struct args *a);
 int cmd_trace(const struct args *a);
+int cmd_events(const struct args *a);
 
 /* verify --offline: the files of an entry of nvme.paths, read without a daemon; state: nvme.state,
  * for one that is no folder, or NULL. salvage: and repaired; lift: and taken out of quarantine. An

@@ -113,6 +113,8 @@ struct config {
     unsigned copy_beside;
     char *copy_calibration; /* "": none */
 
+    uint64_t events_memory; /* 0: no events */
+
     unsigned max_connections, max_requests_conn, max_namespaces, max_namespaces_tenant;
     uint64_t max_frame_memory;
 
@@ -121,6 +123,8 @@ struct config {
 
 /* "FILE:LINE: what is wrong; what would be right", with "--set:" instead of file and line for what
  * came from the command line, and "UCMD_ARENA_SIZE:" for what came from the environment. */
+#define CONFIG_EVENTS_MIN (1u << 20) /* of events.memory, unless it is 0 */
+
 struct config_error {
     char text[512];
     const char *file; /* what the text begins with; the functions below set it */

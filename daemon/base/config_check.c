@@ -62,6 +62,9 @@ static int check_sizes(const struct config *c, struct config_error *e)
         rc = check_power_of_two(c, e, "nvme.segment");
     if (rc == 0 && c->nvme_paths.n > 0)
         rc = check_at_least(c, e, "nvme.size", 4, "nvme.segment");
+    if (rc == 0 && c->events_memory > 0 && c->events_memory < CONFIG_EVENTS_MIN)
+        rc = config_fail(c, e, "events.memory",
+                         "events.memory is too small; write 1MiB or more, or 0 for no events");
     return rc;
 }
 
@@ -282,13 +285,13 @@ static uint64_t bytes_there(const char *folder, const char *name)
 #define INDEX_BYTES 128u
 
 /* Memory beside the arena: the index of what DRAM and NVMe can hold, frames and unread answers, requests with what
- * they keep, checksums of layers. */
+ * they keep, checksums of layers, events. */
 static uint64_t beside_arena(const struct config *c)
 {
     uint64_t blocks = (c->arena_size + c->nvme_paths.n * c->nvme_size) / BLOCK_BYTES;
 
     blocks = blocks < c->index_max_blocks ? blocks : c->index_max_blocks;
-    return blocks * INDEX_BYTES + 2 * c->max_frame_memory +
+    return blocks * INDEX_BYTES + 2 * c->max_frame_memory + c->events_memory +
            (c->nvme_paths.n > 0 ? CONFIG_NVME_SUMS_BYTES : 0);
 }
 

@@ -178,6 +178,7 @@ const struct config_section config_sections[] = {
     {"share", "The tier that several hosts have in common. Without roots there is none."},
     {"device", "The GPUs."},
     {"copy", "How bytes get into and out of GPUs."},
+    {"events", "What routers follow: where which block lies (docs/events.md)."},
     {"limits", "Hard bounds. A client that reaches one is answered BUSY, or turned away."},
     {"lease", "How long a lookup may protect what it found."},
     {"request", "How long requests may take."},
@@ -391,6 +392,11 @@ const struct config_key config_keys[] = {
      .internal = true,
      .help = "Folder that keeps what auto measured at a GPU's first use; \"\" measures at every "
              "start, as does a folder that can't be written to."},
+
+    {KEY("events.memory", SIZE, events_memory, "0"), RANGE(0, TIB),
+     .help = "Memory for events, and for the tokens that they tell of blocks: about 200 bytes a "
+             "block, all "
+             "tenants together. 0: nobody may follow them, and no tokens are kept."},
 
     {KEY("limits.connections", INT, max_connections, "1024"), RANGE(1, 65536),
      .help = "Clients connected at once."},

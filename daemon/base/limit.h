@@ -44,7 +44,8 @@
     X(MOVES, "parts on their way into windows", "the daemon's bound", NULL)                        \
     X(SHARED_LOOKUPS, "lookups that wait for the shared tier", "the daemon's bound", NULL)         \
     X(BUILDS, "builds under way", "the daemon's bound", NULL)                                      \
-    X(BUILDS_WAITING, "parts that wait for their builds", "the daemon's bound", NULL)
+    X(BUILDS_WAITING, "parts that wait for their builds", "the daemon's bound", NULL)              \
+    X(EVENTS, "bytes of events and descriptions", "events.memory", NULL)
 
 enum limit {
 #define X(NAME, things, source, setting) LIMIT_##NAME,

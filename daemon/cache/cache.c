@@ -2,6 +2,7 @@
 
 #include "daemon/cache/internal.h"
 #include "daemon/cache/snapshot.h"
+#include "proto/messages.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -147,7 +148,7 @@ void cache_stats(const struct cache *c, struct cache_stats *out)
 /* What the counts depend on, before a change and after it. */
 struct part_view {
     bool complete, whole, in_dram, on_nvme, to_nvme, on_share, local, dirty, slot;
-    uint8_t hint; /* of the block; 0 where nobody reads it */
+    uint8_t status; /* of the block, as lookups report it; 0 where nobody follows it */
 };
 
 static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
@@ -166,8 +167,38 @@ static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
         .local = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
         .slot = cache_quota_slot(c, p),
         .dirty = b->flags & BLOCK_QUEUED && p->dram == PART_DRAM_READY && p->nvme == PART_NVME_NONE,
-        .hint = ns->hints ? cache_hint_of(c, ns, ref) : 0,
+        .status = cache_followed(ns) ? cache_status(c, ns, ref) : 0,
     };
+}
+
+uint8_t cache_status(const struct cache *c, const struct ns *ns, block_ref ref)
+{
+    static const uint8_t statuses[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
+                                       [CACHE_NVME] = UCM_LOOKUP_NVME,
+                                       [CACHE_SHARE] = UCM_LOOKUP_SHARED};
+
+    return statuses[cache_tier(c, ns, ref)];
+}
+
+void cache_follow(struct cache *c,
+                  void (*changed_cb)(void *ctx, const struct ns *ns, const uint8_t *key,
+                                     uint8_t was, uint8_t is),
+                  void *ctx)
+{
+    c->changed_cb = changed_cb;
+    c->changed_ctx = ctx;
+}
+
+void cache_status_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was)
+{
+    uint8_t is = cache_status(c, ns, ref);
+
+    if (is == was)
+        return;
+    if (ns->hints)
+        cache_hints_changed(c, ns, ref, was, is);
+    if (ns->tenant->events)
+        c->changed_cb(c->changed_ctx, ns, index_block(c->config.index, ref)->key, was, is);
 }
 
 static int change(bool was, bool is)
@@ -197,8 +228,8 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
     c->stats.complete += (uint64_t)change(was.complete, block_complete(b, ns));
     cache_list_update(c, ref);
     cache_reconsider(c, ref);
-    if (ns->hints)
-        cache_hints_changed(c, ns, ref, was.hint);
+    if (cache_followed(ns))
+        cache_status_changed(c, ns, ref, was.status);
     if (was.complete && b->flags & BLOCK_PAIRED && !block_complete(b, ns))
         cache_unpair(c, ref);
 }

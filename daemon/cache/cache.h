@@ -109,6 +109,8 @@ uint32_t cache_lease_found(struct cache *c, const struct ns *ns, const block_ref
                            uint8_t *tiers);
 /* That tier of one block of ns; 0 if it is not found, or the ref is 0. */
 uint8_t cache_tier(const struct cache *c, const struct ns *ns, block_ref ref);
+/* The same as lookups report it: enum ucm_lookup_status. */
+uint8_t cache_status(const struct cache *c, const struct ns *ns, block_ref ref);
 /* Finds or makes the block of a key, and holds it. 0: the index is full. */
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key);
 /* A request uses these blocks of one prefix in namespace ns, head first, or is about to store them; 0
@@ -132,6 +134,13 @@ uint64_t cache_dooms(const struct cache *c);
 bool cache_doomed(struct cache *c, block_ref ref);
 /* Returns whether it changed something. */
 bool cache_pin(struct cache *c, block_ref ref, bool pinned);
+
+/* changed_cb runs when the status of a block (enum ucm_lookup_status) changes whose tenant has events, inside what changed it. It
+ * may call nothing of the cache. NULL: no more; then no tenant has events. */
+void cache_follow(struct cache *c,
+                  void (*changed_cb)(void *ctx, const struct ns *ns, const uint8_t *key,
+                                     uint8_t was, uint8_t is),
+                  void *ctx);
 
 /* ---- hints ---- */
 

@@ -141,12 +141,12 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
         cache_fills_break(c, ref);
     if (b->leases > 0 || !block_idle(b, ns)) {
         if (all) {
-            uint8_t hint = ns->hints ? cache_hint_of(c, ns, ref) : 0;
+            uint8_t status = cache_followed(ns) ? cache_status(c, ns, ref) : 0;
 
             c->dooms += !(b->flags & BLOCK_DOOMED);
             b->flags |= BLOCK_DOOMED;
-            if (ns->hints)
-                cache_hints_changed(c, ns, ref, hint);
+            if (cache_followed(ns))
+                cache_status_changed(c, ns, ref, status);
             block_retract(c, ref);
             cache_relocations_later(c);
         }

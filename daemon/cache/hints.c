@@ -42,15 +42,6 @@ static uint64_t now_ms(void)
     return uv_hrtime() / 1000000;
 }
 
-uint8_t cache_hint_of(const struct cache *c, const struct ns *ns, block_ref ref)
-{
-    static const uint8_t statuses[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
-                                       [CACHE_NVME] = UCM_LOOKUP_NVME,
-                                       [CACHE_SHARE] = UCM_LOOKUP_SHARED};
-
-    return statuses[cache_tier(c, ns, ref)];
-}
-
 /* ---- the end of a table ---- */
 
 /* Smaller ones are freed at once. */
@@ -151,7 +142,7 @@ static bool fill(struct cache *c, struct ns_hints *h)
     }
     h->cursor = index_scan(c->config.index, h->ns, h->cursor, SCANNED_PER_TURN, refs, &n);
     for (uint32_t i = 0; i < n; i++) {
-        uint8_t is = cache_hint_of(c, h->ns, refs[i]);
+        uint8_t is = cache_status(c, h->ns, refs[i]);
 
         if (is != 0)
             hints_set(h->filling, index_block(c->config.index, refs[i])->key, 0, is);
@@ -172,14 +163,11 @@ bool cache_hints_pump(struct cache *c)
 
 /* ---- following ---- */
 
-void cache_hints_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was)
+void cache_hints_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was, uint8_t is)
 {
     struct ns_hints *h = ns->hints;
     const uint8_t *key = index_block(c->config.index, ref)->key;
-    uint8_t is = cache_hint_of(c, ns, ref);
 
-    if (is == was)
-        return;
     if (h->table != h->filling)
         hints_set(h->table, key, was, is);
     if (h->filling && h->reserved)

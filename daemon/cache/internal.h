@@ -48,6 +48,8 @@ struct cache {
     bool reclaims;   /* blocks that leave now give way to newer ones */
     void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part); /* or NULL */
     void *published_ctx;
+    void (*changed_cb)(void *ctx, const struct ns *ns, const uint8_t *key, uint8_t was, uint8_t is);
+    void *changed_ctx;
     struct table fills, fetches;
     struct list fills_by_age; /* those that no copy is writing, oldest progress first */
     struct cache_stats stats;
@@ -195,6 +197,14 @@ void part_set_share(struct cache *c, block_ref ref, uint32_t part, enum part_sha
 void part_use(struct cache *c, struct part *p);
 void part_unuse(struct cache *c, struct part *p);
 
+/* Somebody wants to know when the status of a block changes. */
+static inline bool cache_followed(const struct ns *ns)
+{
+    return ns->hints || ns->tenant->events;
+}
+/* What may have changed it is over: it was `was` before. Of a namespace that is followed. */
+void cache_status_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was);
+
 /* Workers miss the block's parts in their windows from now on. */
 void block_retract(struct cache *c, block_ref ref);
 
@@ -203,9 +213,8 @@ bool block_idle(const struct block *b, const struct ns *ns);
 
 /* ---- hints.c ---- */
 
-/* The block's tier, as lookups report it (enum ucm_lookup_status), was `was`. Of a namespace with a table of hints. */
-void cache_hints_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was);
-uint8_t cache_hint_of(const struct cache *c, const struct ns *ns, block_ref ref);
+/* The block's status has changed. Of a namespace with a table of hints. */
+void cache_hints_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was, uint8_t is);
 /* Fills some. True: there is more for the next turn of the loop. */
 bool cache_hints_pump(struct cache *c);
 

@@ -85,6 +85,13 @@ struct bypasses {
     struct bypass at[BYPASSES_MAX];
 };
 
+/* events.c */
+struct following {
+    struct events *events; /* NULL: events.memory is 0 */
+    struct list waits;     /* struct follow: requests that wait for an event */
+    struct deadline gather;
+};
+
 struct requests {
     struct request_rooms rooms;
     struct drops drops; /* of writes to NVMe */
@@ -112,6 +119,7 @@ struct requests {
     struct derived derived;
     struct digests digests;
     struct windows windows;
+    struct following following;
 };
 
 /* The connections of one uid; see user.c. */
@@ -129,7 +137,8 @@ struct session {
     struct peer peer;
     struct user *user;
     bool hello, closing, chains_ending, windows_ending;
-    uint32_t n_ns; /* open ones */
+    bool subscriber, follows; /* it has asked for events; waits for one */
+    uint32_t n_ns;            /* open ones */
     struct table regions, stagings, leases, chains, windows;
     /* Given out so far; see session_name. */
     uint32_t region_names, staging_names, lease_names, chain_names, window_names;
@@ -284,6 +293,13 @@ void *request_new_with(struct call *call, size_t bytes, size_t more, uint64_t de
 void request_end(struct request *r, const struct ucm_error *e, const void *result);
 /* Ends a request that its method refuses after all: the caller returns call->error. */
 void request_refuse(struct request *r);
+
+/* events.c */
+int following_init(struct requests *rq); /* 0 or -errno */
+void following_close(struct requests *rq);
+/* Whoever waits for an event is answered. */
+void following_stop(struct requests *rq);
+void following_session_ended(struct session *s);
 
 /* trace.c */
 void tracing_session_ended(struct session *s);

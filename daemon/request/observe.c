@@ -42,6 +42,7 @@ static void gauges_read(struct metrics *m, const struct request_rooms *r)
     m->arena_bytes_used = arena_bytes_used(r->arena);
     m->window_bytes = arena_window_lent(r->arena, NULL);
     m->window_bytes_configured = arena_window_budget(r->arena);
+    m->events_bytes = limits_used(r->limits, LIMIT_EVENTS);
     m->limit_refusals = limits_refused(r->limits);
     m->client_descriptors = limits_used(r->limits, LIMIT_DESCRIPTORS);
     m->frame_bytes = limits_used(r->limits, LIMIT_FRAMES);

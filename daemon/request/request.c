@@ -94,7 +94,9 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     transfers_init(rq);
     derived_init(rq);
     windows_init(rq);
-    rc = digests_init(rq);
+    rc = following_init(rq);
+    if (rc == 0 && (rc = digests_init(rq)) != 0)
+        following_close(rq);
     if (rc != 0) {
         uv_close((uv_handle_t *)&rq->walker, handle_closed_cb);
         return rc;
@@ -112,6 +114,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
 void requests_free(struct requests *rq)
 {
     assert(rq->n_sessions == 0 && rq->n_active == 0);
+    following_close(rq);
     windows_close(rq);
     digests_close(rq);
     derived_close(rq);
@@ -122,6 +125,7 @@ void requests_free(struct requests *rq)
 void requests_drain(struct requests *rq)
 {
     rq->draining = true;
+    following_stop(rq);
     digests_drop(rq);
 }
 

@@ -549,6 +549,7 @@ static void close_cb(void *session)
 
     s->closing = true;
     tracing_session_ended(s);
+    following_session_ended(s);
     /* stop_cb may end the request at once; none of them frees a session that has requests left. */
     s->n_requests++;
     for (node = s->requests.next; node != &s->requests; node = next) {

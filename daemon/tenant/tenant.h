@@ -13,6 +13,7 @@
 #include "daemon/observe/tenants.h"
 
 struct policy_group;
+struct tenant_events;
 
 struct tenant {
     uint32_t id; /* from 1; it is given again when the tenant is gone */
@@ -36,6 +37,7 @@ struct tenant {
     } below;                    /* where the search for a block of it on NVMe goes on */
     uint64_t block_max_bytes;   /* slots of its largest block, so far */
     struct policy_group *group; /* from malloc; NULL: none */
+    struct tenant_events *events; /* the events room's; NULL: nobody follows its blocks */
     struct tenant *chain;
     char name[];
 };

@@ -66,7 +66,7 @@ class Page:
                 assert fits(value, table[name][0], table[name][2] if strict else ""), f"{method}: {name} is {value}"
                 if table[name][0] == "array of map":
                     for entry in value:
-                        self.check_map(method, "in a " + name.rstrip("s"), entry)
+                        self.check_map(method, f"in a{'n' * (name[0] in 'aeiou')} {name.rstrip('s')}", entry)
 
 
 def bounds(words):

@@ -220,6 +220,8 @@ class Few(Case):
 
 
 class Requests(Case):
+    options = {"events.memory": "1MiB"}
+
     def good(self):
         """Parameters with which each method of the page is answered by a result."""
         client, ns, region = self.worker()
@@ -253,7 +255,8 @@ class Requests(Case):
             "chain.close": {"chain": chain},
             "window.open": {"ns": ns}, "window.pin": {"window": 1, "chain": chain, "n": 1},
             "window.unpin": {"window": 1, "chain": chain, "n": 1}, "window.release": {"window": 1, "extents": [0]},
-            "window.close": {"window": 1}, "hints.open": {"ns": ns}}
+            "window.close": {"window": 1}, "hints.open": {"ns": ns},
+            "events": {}, "events.list": {"ns": ns}, "events.describe": {"ns": ns, "keys": keys(1), "tokens": bytes(64)}}
 
     def wrong(self, params, table):
         """Params with one field each that breaks its row of the page's table."""

@@ -300,6 +300,16 @@ static const struct msg_encoding_open_r sample_encoding_open_r = {
     .dram = {"plain", 5},
     .disk = {"coded", 5},
 };
+static const struct msg_events sample_events = {
+    .since = 41, .limit = 512, .wait_ms = 1000, .tenant = SAMPLE_STR("team-a"), .tokens = true};
+static const uint8_t sample_tokens[8] = {1, 0, 0, 0, 2, 0, 0, 0};
+static const struct msg_events_describe sample_events_describe = {
+    .ns = 1,
+    .keys = SAMPLE_BIN(sample_keys),
+    .tokens = SAMPLE_BIN(sample_tokens),
+    .parent = SAMPLE_BIN(sample_uuid),
+    .lora = SAMPLE_STR("tuned"),
+};
 static const struct msg_hints_open sample_hints_open = {.ns = 1};
 static const struct msg_hints_open_r sample_hints_open_r = {.bytes = 8192, .shared = true};
 static const struct msg_window_open sample_window_open = {.ns = 1, .part = 1};
@@ -385,6 +395,8 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(window_unpin),
     SAMPLE(window_release),
     SAMPLE(window_revoke),
+    SAMPLE(events),
+    SAMPLE(events_describe),
     SAMPLE(hints_open),
     SAMPLE(hints_open_r),
     SAMPLE(load_prefix),

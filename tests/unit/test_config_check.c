@@ -23,6 +23,11 @@ static void set_sound(void)
     set(text);
     set("nvme.size=4MiB");
     set("nvme.segment=1MiB");
+    set("events.memory=1000KiB");
+    check_refused("--set: events.memory is too small", "write 1MiB or more");
+    set("events.memory=1MiB");
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+    set("events.memory=0");
 }
 
 Test(config_check, a_sound_configuration_passes)

@@ -1,0 +1,88 @@
+/* Events: what each tenant's blocks became, in the order in which it happened, and what the blocks stand for.
+ * docs/events.md says what for.
+ *
+ * A tenant that somebody follows has a ring of its latest events, numbered from 1 on. Who reads keeps a number and asks for what
+ * came behind it: the daemon knows nothing of its readers but who waits, so a slow one costs nothing, loses what the ring has
+ * overwritten, and sees so by the numbers.
+ *
+ * Descriptions (a block's parent and tokens) come from engines, before the block or after it. They stay while the block is found
+ * somewhere; where memory ends the oldest of the tenant goes first.
+ *
+ * All of it together takes `memory` bytes at most, shared by tenants by the rule of limit.h.
+ * Thread: the loop only. */
+#ifndef UCMD_EVENTS_EVENTS_H
+#define UCMD_EVENTS_EVENTS_H
+
+#include "daemon/base/limit.h"
+#include "daemon/index/index.h"
+#include "proto/messages.h"
+#include "proto/metrics.h"
+
+struct events;
+
+/* was, is: enum ucm_lookup_status of the block before and after. Both alike: its description came later than the block. */
+struct event {
+    uint32_t ns;
+    uint8_t was, is;
+    uint8_t key[UCM_MAX_KEY_BYTES];
+};
+
+/* One tenant's. */
+struct tenant_events {
+    struct list link;
+    struct tenant *tenant; /* which it refers to */
+    struct limit_owner *owner;
+    struct event *ring;    /* of cap, a power of two */
+    uint64_t cap, last;    /* last: the number of the latest event, 0: there was none */
+    uint32_t waiting;      /* the request room's: who waits for the next event */
+    uint64_t used_ms;      /* when somebody asked last */
+    struct list described; /* struct described, the oldest first */
+};
+
+/* memory: at least CONFIG_EVENTS_MIN. wake_cb: a tenant for whom somebody waits has an event; it runs inside what changed the
+ * block, and once until events_awake. Everything else is borrowed. 0 or -errno. */
+struct events_config {
+    uint64_t memory;
+    struct limits *limits;
+    struct tenant_set *tenants;
+    struct metrics *metrics;
+    void (*wake_cb)(void *ctx);
+    void *ctx;
+};
+int events_new(const struct events_config *config, struct events **out);
+void events_free(struct events *es); /* NULL-safe; nobody may wait */
+void events_awake(struct events *es);
+
+/* From now on the tenant's events are kept. Takes away those of tenants of whom nobody has asked for an hour, if it must. 0, or
+ * -code with *e: BUSY, NO_MEMORY. */
+int events_open(struct events *es, const char *tenant, uint64_t now_ms, struct tenant_events **out,
+                struct ucm_error *e);
+
+/* For the cache: a block of a tenant that has events. */
+void events_changed(struct events *es, const struct ns *ns, const uint8_t *key, uint8_t was,
+                    uint8_t is);
+
+/* The number of the oldest event that is still there; last + 1: none is. */
+static inline uint64_t events_first(const struct tenant_events *te)
+{
+    return te->last > te->cap ? te->last - te->cap + 1 : 1;
+}
+static inline const struct event *events_at(const struct tenant_events *te, uint64_t number)
+{
+    return &te->ring[number & (te->cap - 1)];
+}
+
+/* What a block stands for. Views. parent: the key before it; empty: it begins a sequence. tokens: u32 each, little-endian. */
+struct events_description {
+    struct proto_bin parent, tokens;
+    struct proto_str lora;
+};
+/* Keeps a copy, in place of an earlier one. is: the block's status now; with one that is found, and was not described before, the
+ * description is an event. False: there is no memory for it, which is counted. */
+bool events_describe(struct events *es, struct tenant_events *te, const struct ns *ns,
+                     const uint8_t *key, uint8_t is, const struct events_description *d);
+/* The views hold until the next call that changes something. */
+bool events_described(const struct events *es, const struct tenant_events *te, uint32_t ns,
+                      const uint8_t *key, struct events_description *out);
+
+#endif

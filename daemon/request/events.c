@@ -1,0 +1,409 @@
+/* events, events.list, events.describe: what happens to a tenant's blocks, for who routes requests (daemon/events). */
+#include "daemon/events/events.h"
+
+#include "daemon/request/internal.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* From the first event that somebody waits for to the answer, so that one answer has many. */
+#define GATHER_MS 5
+#define PAGE_USUAL 512
+#define LIST_PAGE 1024
+/* Of a page's frame; a record without its description takes less than RECORD_BYTES. */
+#define PAGE_BYTES (UCM_MAX_FRAME_BYTES * 7 / 8)
+#define RECORD_BYTES 128
+
+/* One that waits for an event. */
+struct follow {
+    struct request r;
+    struct list link;
+    struct tenant_events *te;
+    struct msg_events asked; /* without its text */
+};
+
+/* ---- who may ask ---- */
+
+static int events_on(struct call *call)
+{
+    if (call->s->rq->following.events)
+        return 0;
+    return ucm_error_set(
+        &call->error, UCM_WIRE_UNSUPPORTED,
+        "this daemon keeps no events; set events.memory, e.g. 64MiB, and start it again");
+}
+
+static int tenant_events(struct call *call, const char *tenant, struct tenant_events **out)
+{
+    struct requests *rq = call->s->rq;
+    int rc = events_on(call);
+
+    return rc != 0 ? rc
+                   : events_open(rq->following.events, tenant, uv_now(rq->rooms.loop), out,
+                                 &call->error);
+}
+
+/* The tenant that the call names: the peer's own, or for operators any. */
+static int tenant_named(struct call *call, struct proto_str name, char out[UCM_MAX_NAME_BYTES + 1])
+{
+    const struct peer *peer = &call->s->peer;
+
+    snprintf(out, UCM_MAX_NAME_BYTES + 1, "%.*s", (int)name.n, name.n > 0 ? name.p : "");
+    if (name.n == 0)
+        strcpy(out, peer->tenant);
+    if (strcmp(out, peer->tenant) == 0)
+        return 0;
+    if (!peer->admin)
+        return ucm_error_set(&call->error, UCM_WIRE_DENIED,
+                             "events of another tenant are for operators; leave `tenant` out");
+    if (!tenant_known(call->s->rq, out))
+        return ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "there is no tenant \"%.64s\"", out);
+    return 0;
+}
+
+/* ---- packing ---- */
+
+static void pack_description(msgpack_packer *pk, const struct events_description *d)
+{
+    proto_pack_bin(pk, "parent", d->parent.p, d->parent.n);
+    proto_pack_bin(pk, "tokens", d->tokens.p, d->tokens.n);
+    proto_pack_str(pk, "lora");
+    proto_pack_strn(pk, d->lora.p, d->lora.n);
+}
+
+static uint32_t description_bytes(const struct events_description *d)
+{
+    return d->parent.n + d->tokens.n + d->lora.n;
+}
+
+static void pack_event(msgpack_packer *pk, const struct requests *rq, const struct follow *f,
+                       uint64_t number)
+{
+    const struct event *e = events_at(f->te, number);
+    const struct ns *ns = index_ns(rq->rooms.index, e->ns);
+    struct events_description d;
+    bool described = f->asked.tokens && e->is != UCM_LOOKUP_MISS &&
+                     events_described(rq->following.events, f->te, e->ns, e->key, &d);
+
+    msgpack_pack_map(pk, described ? 8 : 5);
+    proto_pack_u64(pk, "number", number);
+    proto_pack_u64(pk, "ns", e->ns);
+    proto_pack_bin(pk, "key", e->key, ns ? ns->identity.key_bytes : UCM_MAX_KEY_BYTES);
+    proto_pack_u64(pk, "was", e->was);
+    proto_pack_u64(pk, "is", e->is);
+    if (described)
+        pack_description(pk, &d);
+}
+
+static uint32_t event_bytes(const struct requests *rq, const struct follow *f, uint64_t number)
+{
+    const struct event *e = events_at(f->te, number);
+    struct events_description d;
+
+    if (!f->asked.tokens || e->is == UCM_LOOKUP_MISS ||
+        !events_described(rq->following.events, f->te, e->ns, e->key, &d))
+        return RECORD_BYTES;
+    return RECORD_BYTES + description_bytes(&d);
+}
+
+/* Events from *first on that together fit an answer; of those that are asked for, *lost are gone. */
+static uint32_t page_of(const struct requests *rq, const struct follow *f, uint64_t *first,
+                        uint64_t *lost)
+{
+    uint32_t limit = f->asked.limit ? (uint32_t)f->asked.limit : PAGE_USUAL, n = 0, bytes = 0;
+
+    *first = events_first(f->te);
+    *lost = 0;
+    if (f->asked.since >= f->te->last)
+        return 0;
+    if (f->asked.since + 1 < *first)
+        *lost = *first - f->asked.since - 1;
+    else
+        *first = f->asked.since + 1;
+    while (n < limit && *first + n <= f->te->last) {
+        uint32_t more = event_bytes(rq, f, *first + n);
+
+        if (n > 0 && bytes + more > PAGE_BYTES)
+            break;
+        bytes += more;
+        n++;
+    }
+    return n;
+}
+
+static void pack_page(struct proto_builder *pb, struct requests *rq, const struct follow *f)
+{
+    uint64_t first, lost;
+    uint32_t n = page_of(rq, f, &first, &lost);
+
+    if (f->asked.since > 0)
+        rq->rooms.metrics->events_lost += lost;
+    msgpack_pack_map(&pb->pk, 5);
+    proto_pack_bin(&pb->pk, "instance", rq->rooms.instance, sizeof(rq->rooms.instance));
+    proto_pack_u64(&pb->pk, "last", f->te->last);
+    proto_pack_u64(&pb->pk, "next", n > 0 ? first + n - 1 : f->te->last);
+    proto_pack_u64(&pb->pk, "lost", lost);
+    proto_pack_str(&pb->pk, "events");
+    msgpack_pack_array(&pb->pk, n);
+    for (uint32_t i = 0; i < n; i++)
+        pack_event(&pb->pk, rq, f, first + i);
+}
+
+/* ---- waiting ---- */
+
+static void follow_end(struct follow *f)
+{
+    struct session *s = f->r.s;
+    struct proto_builder pb;
+    struct ucm_error e;
+
+    list_remove(&f->link);
+    f->te->waiting--;
+    s->follows = false;
+    if (!s->closing) {
+        proto_response_begin(&pb, &s->rq->out, f->r.msgid);
+        pack_page(&pb, s->rq, f);
+        if (proto_response_end(&pb, &e) != 0)
+            session_reply(s, f->r.msgid, f->r.method, &e, NULL);
+        else
+            conn_send(s->conn, &s->rq->out);
+    }
+    f->r.silent = true;
+    request_end(&f->r, NULL, NULL);
+}
+
+static void follow_stop_cb(struct request *r)
+{
+    follow_end((struct follow *)r);
+}
+
+static void waited_cb(struct deadline *d)
+{
+    follow_end((struct follow *)LIST_ENTRY(d, struct request, deadline));
+}
+
+/* One that does not read what it was sent gets no more before its own time is over: its events wait in the ring. */
+static void gathered_cb(struct deadline *d)
+{
+    struct following *of = LIST_ENTRY(d, struct following, gather);
+    struct list *node, *next;
+
+    events_awake(of->events);
+    for (node = of->waits.next; node != &of->waits; node = next) {
+        struct follow *f = LIST_ENTRY(node, struct follow, link);
+
+        next = node->next;
+        if (f->te->last > f->asked.since && !conn_backed_up(f->r.s->conn))
+            follow_end(f);
+    }
+}
+
+static void wake_cb(void *ctx)
+{
+    struct requests *rq = ctx;
+
+    deadline_arm(rq->rooms.deadlines, &rq->following.gather, uv_now(rq->rooms.loop) + GATHER_MS,
+                 gathered_cb);
+}
+
+static int follow_begin(struct call *call, const struct follow *asked)
+{
+    struct session *s = call->s;
+    struct follow *f;
+
+    if (s->follows)
+        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                             "this connection waits for events already; a second one needs a "
+                             "connection of its own");
+    f = request_new(call, sizeof(*f), asked->asked.wait_ms, follow_stop_cb);
+    if (!f)
+        return -call->error.code;
+    /* That nothing happened is no deadline that passed. */
+    deadline_arm(s->rq->rooms.deadlines, &f->r.deadline,
+                 uv_now(s->rq->rooms.loop) + asked->asked.wait_ms, waited_cb);
+    f->te = asked->te;
+    f->asked = asked->asked;
+    f->te->waiting++;
+    s->follows = true;
+    list_push_back(&s->rq->following.waits, &f->link);
+    return 0;
+}
+
+int method_events(struct call *call)
+{
+    struct session *s = call->s;
+    const struct msg_events *m = &call->params.events;
+    struct follow f = {.asked = *m};
+    char tenant[UCM_MAX_NAME_BYTES + 1];
+    struct proto_builder pb;
+    int rc = tenant_named(call, m->tenant, tenant);
+
+    if (rc == 0)
+        rc = tenant_events(call, tenant, &f.te);
+    if (rc != 0)
+        return rc;
+    if (!s->subscriber)
+        s->rq->rooms.metrics->events_subscribers++;
+    s->subscriber = true;
+    if (f.te->last == m->since && m->wait_ms > 0)
+        return follow_begin(call, &f);
+    call_map_begin(call, &pb);
+    pack_page(&pb, s->rq, &f);
+    return call_reply_map(call, &pb);
+}
+
+/* ---- events.list ---- */
+
+static void pack_block(msgpack_packer *pk, const struct requests *rq, const struct ns *ns,
+                       const struct tenant_events *te, block_ref ref)
+{
+    const struct block *b = index_block(rq->rooms.index, ref);
+    struct events_description d;
+    bool described = events_described(rq->following.events, te, ns->id, b->key, &d);
+
+    msgpack_pack_map(pk, described ? 5 : 2);
+    proto_pack_bin(pk, "key", b->key, ns->identity.key_bytes);
+    proto_pack_u64(pk, "is", cache_status(rq->rooms.cache, ns, ref));
+    if (described)
+        pack_description(pk, &d);
+}
+
+/* Blocks of which as many fit an answer, whatever is known of them. */
+static uint32_t list_limit(const struct ns *ns, uint64_t asked)
+{
+    uint64_t each = RECORD_BYTES + UCM_MAX_KEY_BYTES + UCM_MAX_NAME_BYTES +
+                    4 * (uint64_t)ns->identity.block_tokens;
+    uint64_t most = PAGE_BYTES / each;
+
+    most = most < LIST_PAGE ? most : LIST_PAGE;
+    most = most > 0 ? most : 1;
+    return (uint32_t)(asked > 0 && asked < most ? asked : most);
+}
+
+int method_events_list(struct call *call)
+{
+    struct requests *rq = call->s->rq;
+    const struct msg_ls *m = &call->params.ls;
+    struct ns *ns = call_stored_namespace(call, m->ns);
+    block_ref refs[LIST_PAGE];
+    struct tenant_events *te;
+    struct proto_builder pb;
+    uint32_t n, found = 0;
+    uint64_t next;
+
+    if (!ns || tenant_events(call, ns->identity.tenant, &te) != 0)
+        return -call->error.code;
+    next = index_scan(rq->rooms.index, ns, m->cursor, list_limit(ns, m->limit), refs, &n);
+    for (uint32_t i = 0; i < n; i++)
+        if (cache_status(rq->rooms.cache, ns, refs[i]) != UCM_LOOKUP_MISS)
+            refs[found++] = refs[i];
+    call_map_begin(call, &pb);
+    msgpack_pack_map(&pb.pk, 4);
+    proto_pack_bin(&pb.pk, "instance", rq->rooms.instance, sizeof(rq->rooms.instance));
+    proto_pack_u64(&pb.pk, "last", te->last);
+    proto_pack_u64(&pb.pk, "next", next);
+    proto_pack_str(&pb.pk, "blocks");
+    msgpack_pack_array(&pb.pk, found);
+    for (uint32_t i = 0; i < found; i++)
+        pack_block(&pb.pk, rq, ns, te, refs[i]);
+    return call_reply_map(call, &pb);
+}
+
+/* ---- events.describe ---- */
+
+static int describe_check(struct call *call, const struct ns *ns, uint32_t n)
+{
+    const struct msg_events_describe *m = &call->params.events_describe;
+    uint32_t key_bytes = ns->identity.key_bytes;
+
+    if (n > UCM_MAX_DESCRIBED)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "keys: %u keys; one events.describe has at most %u", n,
+                             UCM_MAX_DESCRIBED);
+    if (m->tokens.n != (uint64_t)n * ns->identity.block_tokens * 4)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "tokens: %u bytes; %u blocks of %u tokens take 4 bytes a token",
+                             m->tokens.n, n, ns->identity.block_tokens);
+    if (m->parent.n != 0 && m->parent.n != key_bytes)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "parent: %u bytes; this namespace's keys have %u", m->parent.n,
+                             key_bytes);
+    return 0;
+}
+
+int method_events_describe(struct call *call)
+{
+    struct requests *rq = call->s->rq;
+    const struct msg_events_describe *m = &call->params.events_describe;
+    int rc = events_on(call);
+    struct ns *ns = rc == 0 ? call_namespace(call, m->ns) : NULL;
+    uint32_t n = ns ? call_keys(call, ns, m->keys) : 0, bytes;
+    struct tenant_events *te;
+    block_ref refs[UCM_MAX_DESCRIBED];
+
+    if (n == 0 || describe_check(call, ns, n) != 0 ||
+        tenant_events(call, ns->identity.tenant, &te) != 0)
+        return -call->error.code;
+    bytes = ns->identity.block_tokens * 4;
+    index_find_many(rq->rooms.index, ns, m->keys.p, n, false, refs);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint8_t *key = m->keys.p + (size_t)i * ns->identity.key_bytes;
+        struct events_description d = {
+            .parent =
+                i == 0 ? m->parent
+                       : (struct proto_bin){key - ns->identity.key_bytes, ns->identity.key_bytes},
+            .tokens = {m->tokens.p + (size_t)i * bytes, bytes},
+            .lora = m->lora};
+
+        events_describe(rq->following.events, te, ns, key,
+                        cache_status(rq->rooms.cache, ns, refs[i]), &d);
+    }
+    return call_reply(call, NULL);
+}
+
+/* ---- life ---- */
+
+static void changed_cb(void *ctx, const struct ns *ns, const uint8_t *key, uint8_t was, uint8_t is)
+{
+    if (strcmp(ns->identity.dtype, "digest") != 0) /* under the keys of its base's blocks */
+        events_changed(ctx, ns, key, was, is);
+}
+
+int following_init(struct requests *rq)
+{
+    struct events_config config = {.memory = rq->rooms.config->events_memory,
+                                   .limits = rq->rooms.limits,
+                                   .tenants = index_tenants(rq->rooms.index),
+                                   .metrics = rq->rooms.metrics,
+                                   .wake_cb = wake_cb,
+                                   .ctx = rq};
+    int rc;
+
+    list_init(&rq->following.waits);
+    if (config.memory == 0)
+        return 0;
+    rc = events_new(&config, &rq->following.events);
+    if (rc == 0)
+        cache_follow(rq->rooms.cache, changed_cb, rq->following.events);
+    return rc;
+}
+
+void following_close(struct requests *rq)
+{
+    deadline_disarm(rq->rooms.deadlines, &rq->following.gather);
+    events_free(rq->following.events);
+    rq->following.events = NULL;
+}
+
+void following_stop(struct requests *rq)
+{
+    while (!list_empty(&rq->following.waits))
+        follow_end(LIST_ENTRY(rq->following.waits.next, struct follow, link));
+}
+
+void following_session_ended(struct session *s)
+{
+    s->rq->rooms.metrics->events_subscribers -= s->subscriber;
+    s->subscriber = false;
+}
