@@ -118,6 +118,12 @@
     X(nvme_scrub_bad, counter, "parts", "parts that the scrub found damaged or unreadable")        \
     X(seal_key_missing, counter, "parts",                                                          \
       "reads and writes of encrypted parts without the key for them")                              \
+    X(seal_bytes_current, gauge, "bytes",                                                          \
+      "bytes on NVMe that are encrypted with a tenant's current key")                              \
+    X(seal_bytes_older, gauge, "bytes",                                                            \
+      "bytes on NVMe that are encrypted with a key that is there and no tenant's current one")     \
+    X(seal_bytes_unknown, gauge, "bytes",                                                          \
+      "bytes on NVMe that are encrypted with a key that no source has")                            \
     X(nvme_bad_headers, counter, "pages", "damaged headers of sound parts, found while running")   \
     X(nvme_quarantined_bytes, gauge, "bytes", "bytes of segments in quarantine")                   \
     X(nvme_files_lost, gauge, "files",                                                             \

@@ -2,6 +2,7 @@
 #include "client/ctl/ctl.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -18,9 +19,31 @@ static struct {
     char error[256];
 } seen;
 
+/* Element i of an array of numbers. */
+static uint64_t number_at(const msgpack_object *o, const char *field, uint32_t i)
+{
+    const msgpack_object *n = answer_at(o, field, i);
+
+    return n && n->type == MSGPACK_OBJECT_POSITIVE_INTEGER ? n->via.u64 : 0;
+}
+
+/* What the k-th key, counted from 1, has sealed; 0: there is none. */
+static void sealed_cells(struct table *t, const msgpack_object *o, uint32_t k)
+{
+    char bytes[HUMAN_BYTES];
+
+    if (k == 0) {
+        table_cell(t, "%s", "");
+        table_cell(t, "%s", "");
+        return;
+    }
+    table_cell(t, "%" PRIu64, number_at(o, "nvme_parts", k - 1));
+    table_cell(t, "%s", human_bytes(bytes, number_at(o, "nvme_bytes", k - 1)));
+}
+
 static int print_list(const struct args *a, const msgpack_object *result)
 {
-    static const char *const titles[] = {"TENANT", "KEY", "", "SOURCE", NULL};
+    static const char *const titles[] = {"TENANT", "KEY", "", ">PARTS", ">BYTES", "SOURCE", NULL};
     char tenant[257], source[512], error[256], id[64];
     struct table t;
 
@@ -46,6 +69,7 @@ static int print_list(const struct args *a, const msgpack_object *result)
             table_cell(&t, "%s", tenant);
             table_cell(&t, "%s", none ? "none" : id);
             table_cell(&t, "%s", none ? error : k == n ? "current" : "");
+            sealed_cells(&t, o, k);
             table_cell(&t, "%s", source);
             if (none)
                 break;

@@ -7,7 +7,9 @@
 #include <string.h>
 
 #define MAGIC "UCMI"
-#define SEALED (1u << 31) /* beside key_bytes; daemons that do not know it leave the entry out */
+/* Beside key_bytes, which is 32 at most; daemons that do not know them leave the entry out. */
+#define SEALED (1u << 31)
+#define TAG_SHIFT 8 /* 16 bits of key_id */
 
 static uint8_t *entry_at(uint8_t *p, uint32_t i)
 {
@@ -16,13 +18,14 @@ static uint8_t *entry_at(uint8_t *p, uint32_t i)
 
 void checkpoint_entry_encode(uint8_t *p, uint32_t i, const struct nvme_record_header *in)
 {
+    uint32_t tag = in->key_id[0] | (uint32_t)in->key_id[1] << 8;
     uint8_t *e = entry_at(p, i);
 
     put32(e, in->record);
     put32(e + 4, (uint32_t)in->payload_bytes);
     put64(e + 8, in->sequence);
     put64(e + 16, in->checksum);
-    put32(e + 24, in->key_bytes | (in->sealed ? SEALED : 0));
+    put32(e + 24, in->key_bytes | (in->sealed ? SEALED | tag << TAG_SHIFT : 0));
     put32(e + 28, in->part);
     memcpy(e + 32, in->key, UCM_MAX_KEY_BYTES);
     memcpy(e + 64, in->fingerprint, UCM_FINGERPRINT_BYTES);
@@ -37,8 +40,13 @@ bool checkpoint_entry_decode(const uint8_t *p, uint32_t i, struct nvme_record_he
     out->payload_bytes = get32(e + 4);
     out->sequence = get64(e + 8);
     out->checksum = get64(e + 16);
-    out->key_bytes = get32(e + 24) & ~SEALED;
-    out->sealed = get32(e + 24) & SEALED;
+    out->key_bytes = get32(e + 24);
+    out->sealed = out->key_bytes & SEALED;
+    if (out->sealed) {
+        out->key_id[0] = (uint8_t)(out->key_bytes >> TAG_SHIFT);
+        out->key_id[1] = (uint8_t)(out->key_bytes >> (TAG_SHIFT + 8));
+        out->key_bytes &= 0xff;
+    }
     out->part = get32(e + 28);
     memcpy(out->key, e + 32, UCM_MAX_KEY_BYTES);
     memcpy(out->fingerprint, e + 64, UCM_FINGERPRINT_BYTES);

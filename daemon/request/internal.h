@@ -197,6 +197,9 @@ struct call {
  * code. */
 typedef int (*method_fn)(struct call *call);
 
+/* keys.c: what of NVMe which keys have sealed; *out had zeroes there. */
+void keys_observe(const struct request_rooms *r, struct metrics *out);
+
 /* observe.c: tells rq->reuse the tiers' sizes. */
 void reuse_update(struct requests *rq);
 /* transfer.c: since when a load, dump or prefetch waits for a slot; 0: it does not, or is another request. */

@@ -5,13 +5,67 @@
 #include <stdio.h>
 #include <string.h>
 
-static void pack_tenant(msgpack_packer *pk, const struct seal_tenant_view *v)
+static uint64_t sealed_by(const struct request_rooms *r, const uint8_t *id, uint64_t *parts)
+{
+    uint64_t bytes = 0;
+
+    *parts = 0;
+    if (r->tier)
+        r->tier_ops->sealed(r->tier, id, parts, &bytes);
+    return bytes;
+}
+
+/* Bytes of the keys that are current, or of those that are not, whose ids nobody has counted yet: one key may be of several tenants,
+ * and ids count together when their first 16 bits agree. */
+static uint64_t sealed_by_those(const struct request_rooms *r, bool current, uint8_t counted[8192])
+{
+    struct seal_tenant_view v;
+    uint64_t bytes = 0, parts;
+
+    for (unsigned i = 0; seal_view(r->seal, i, &v); i++)
+        for (unsigned k = 0; k < v.keys; k++) {
+            const uint8_t *id = v.id[k];
+
+            if ((k + 1 == v.keys) != current || counted[id[0] << 5 | id[1] >> 3] & 1 << id[1] % 8)
+                continue;
+            counted[id[0] << 5 | id[1] >> 3] |= (uint8_t)(1 << id[1] % 8);
+            bytes += sealed_by(r, id, &parts);
+        }
+    return bytes;
+}
+
+void keys_observe(const struct request_rooms *r, struct metrics *out)
+{
+    uint8_t counted[8192] = {0};
+    uint64_t parts, all = sealed_by(r, NULL, &parts);
+
+    if (all == 0)
+        return;
+    out->seal_bytes_current = sealed_by_those(r, true, counted);
+    out->seal_bytes_older = sealed_by_those(r, false, counted);
+    out->seal_bytes_unknown = all - out->seal_bytes_current - out->seal_bytes_older;
+}
+
+static void pack_sealed(msgpack_packer *pk, const struct request_rooms *r,
+                        const struct seal_tenant_view *v, bool of_parts)
+{
+    proto_pack_str(pk, of_parts ? "nvme_parts" : "nvme_bytes");
+    msgpack_pack_array(pk, v->keys);
+    for (unsigned i = 0; i < v->keys; i++) {
+        uint64_t parts, bytes = sealed_by(r, v->id[i], &parts);
+
+        msgpack_pack_uint64(pk, of_parts ? parts : bytes);
+    }
+}
+
+static void pack_tenant(msgpack_packer *pk, const struct request_rooms *r,
+                        const struct seal_tenant_view *v)
 {
     char text[2 * SEAL_ID_BYTES + 1], error[200];
 
     snprintf(error, sizeof(error), "%s", v->error);
     proto_clean(error); /* it holds paths */
-    msgpack_pack_map(pk, 5);
+    msgpack_pack_map(pk, 7);
     proto_pack_text(pk, "tenant", v->tenant);
     proto_pack_text(pk, "source", v->source);
     proto_pack_str(pk, "ids");
@@ -21,6 +75,8 @@ static void pack_tenant(msgpack_packer *pk, const struct seal_tenant_view *v)
             snprintf(text + 2 * (size_t)byte, 3, "%02x", v->id[i][byte]);
         proto_pack_str(pk, text);
     }
+    pack_sealed(pk, r, v, true);
+    pack_sealed(pk, r, v, false);
     proto_pack_flag(pk, "reading", v->reading);
     proto_pack_text(pk, "error", error);
 }
@@ -39,7 +95,7 @@ static int answer(struct call *call)
     proto_pack_str(&pb.pk, "keys");
     msgpack_pack_array(&pb.pk, n);
     for (unsigned i = 0; seal_view(seal, i, &v); i++)
-        pack_tenant(&pb.pk, &v);
+        pack_tenant(&pb.pk, &call->s->rq->rooms, &v);
     return call_reply_map(call, &pb);
 }
 

@@ -65,6 +65,7 @@ static void tiers_read(struct exposition *x, const struct request_rooms *r)
     x->metrics.nvme_bytes_capacity = ts.capacity_bytes;
     x->metrics.nvme_bytes_used = ts.used_bytes;
     x->metrics.nvme_write_amplification = write_amplification(&x->metrics);
+    keys_observe(r, &x->metrics);
 }
 
 static void roots_read(struct exposition *x, const struct share *share)

@@ -19,6 +19,11 @@
 
 /* ---- in memory ---- */
 
+struct ns_entry {
+    struct nvme_ns_record r;
+    bool kept; /* whatever `wanted` of ns_records_prune says */
+};
+
 /* The first record that is not before the fingerprint. */
 static uint32_t record_index(const struct ns_records *n, const uint8_t *fingerprint)
 {
@@ -27,7 +32,7 @@ static uint32_t record_index(const struct ns_records *n, const uint8_t *fingerpr
     while (low < high) {
         uint32_t mid = low + (high - low) / 2;
 
-        if (memcmp(n->record[mid]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) < 0)
+        if (memcmp(n->record[mid]->r.fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) < 0)
             low = mid + 1;
         else
             high = mid;
@@ -35,14 +40,29 @@ static uint32_t record_index(const struct ns_records *n, const uint8_t *fingerpr
     return low;
 }
 
-static struct nvme_ns_record *record_of(const struct ns_records *n, const uint8_t *fingerprint)
+static struct ns_entry *entry_of(const struct ns_records *n, const uint8_t *fingerprint)
 {
     uint32_t i = record_index(n, fingerprint);
 
     return i < n->count &&
-                   memcmp(n->record[i]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0
+                   memcmp(n->record[i]->r.fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0
                ? n->record[i]
                : NULL;
+}
+
+static struct nvme_ns_record *record_of(const struct ns_records *n, const uint8_t *fingerprint)
+{
+    struct ns_entry *e = entry_of(n, fingerprint);
+
+    return e ? &e->r : NULL;
+}
+
+void ns_records_keep(struct ns_records *n, const uint8_t *fingerprint)
+{
+    struct ns_entry *e = entry_of(n, fingerprint);
+
+    if (e)
+        e->kept = true;
 }
 
 const struct nvme_ns_record *ns_records_find(const struct ns_records *n, const uint8_t *fingerprint)
@@ -50,13 +70,21 @@ const struct nvme_ns_record *ns_records_find(const struct ns_records *n, const u
     return record_of(n, fingerprint);
 }
 
+const struct nvme_ns_record *ns_records_at(const struct ns_records *n, uint32_t i)
+{
+    return &n->record[i]->r;
+}
+
 void ns_records_forget(struct ns_records *n, const uint8_t *fingerprint, uint64_t from_sequence)
 {
-    struct nvme_ns_record *known = record_of(n, fingerprint);
+    struct ns_entry *e = entry_of(n, fingerprint);
+    struct nvme_ns_record *known = e ? &e->r : NULL;
 
     /* A rewrite that runs meanwhile takes the one number or the other. */
-    if (known && known->from_sequence < from_sequence)
-        __atomic_store_n(&known->from_sequence, from_sequence, __ATOMIC_RELAXED);
+    if (!known || known->from_sequence >= from_sequence)
+        return;
+    __atomic_store_n(&known->from_sequence, from_sequence, __ATOMIC_RELAXED);
+    e->kept = false;
 }
 
 void ns_records_seed(struct ns_records *n, const uint8_t *fingerprint,
@@ -72,6 +100,7 @@ int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r)
 {
     uint32_t i = record_index(n, r->fingerprint);
     struct nvme_ns_record *known = record_of(n, r->fingerprint);
+    struct ns_entry *fresh;
 
     if (known) {
         /* A later record without a seed is of a purge, when the tenant had no keys any more. */
@@ -83,19 +112,19 @@ int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r)
     }
     if (n->count == n->cap) {
         uint32_t cap = n->cap ? 2 * n->cap : 16;
-        struct nvme_ns_record **p = realloc(n->record, cap * sizeof(*p));
+        struct ns_entry **p = realloc(n->record, cap * sizeof(*p));
 
         if (!p)
             return -ENOMEM;
         n->record = p;
         n->cap = cap;
     }
-    known = malloc(sizeof(*known));
-    if (!known)
+    fresh = calloc(1, sizeof(*fresh));
+    if (!fresh)
         return -ENOMEM;
-    *known = *r;
+    fresh->r = *r;
     memmove(n->record + i + 1, n->record + i, (n->count - i) * sizeof(n->record[0]));
-    n->record[i] = known;
+    n->record[i] = fresh;
     n->count++;
     return 0;
 }
@@ -105,8 +134,8 @@ uint64_t ns_records_last_sequence(const struct ns_records *n)
     uint64_t last = 0;
 
     for (uint32_t i = 0; i < n->count; i++)
-        if (n->record[i]->from_sequence > last)
-            last = n->record[i]->from_sequence;
+        if (n->record[i]->r.from_sequence > last)
+            last = n->record[i]->r.from_sequence;
     return last;
 }
 
@@ -125,7 +154,7 @@ void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint
     uint32_t left = 0;
 
     for (uint32_t i = 0; i < n->count; i++) {
-        if (wanted(ctx, n->record[i]->fingerprint))
+        if (n->record[i]->kept || wanted(ctx, n->record[i]->r.fingerprint))
             n->record[left++] = n->record[i];
         else
             free(n->record[i]);
@@ -345,14 +374,14 @@ static int64_t all_write(const struct ns_records *n, const struct nvme_ns_record
     int rc = 0;
 
     for (uint32_t i = 0; i < n->count && rc == 0; i++) {
-        uint64_t from = __atomic_load_n(&n->record[i]->from_sequence, __ATOMIC_RELAXED);
+        const struct nvme_ns_record *own = &n->record[i]->r;
+        uint64_t from = __atomic_load_n(&own->from_sequence, __ATOMIC_RELAXED);
 
-        memcpy(one.fingerprint, n->record[i]->fingerprint, sizeof(one.fingerprint));
-        one.identity_bytes = n->record[i]->identity_bytes;
-        memcpy(one.identity, n->record[i]->identity, one.identity_bytes);
-        one.from_sequence =
-            n->record[i] == known && r->from_sequence > from ? r->from_sequence : from;
-        memcpy(one.seed, n->record[i] == known ? r->seed : n->record[i]->seed, sizeof(one.seed));
+        memcpy(one.fingerprint, own->fingerprint, sizeof(one.fingerprint));
+        one.identity_bytes = own->identity_bytes;
+        memcpy(one.identity, own->identity, one.identity_bytes);
+        one.from_sequence = own == known && r->from_sequence > from ? r->from_sequence : from;
+        memcpy(one.seed, own == known ? r->seed : own->seed, sizeof(one.seed));
         nvme_ns_record_encode(&one, page);
         KILL_POINT_WITH("ns-rewrite-torn",
                         if (pwrite(fd, page, 512, (off_t)i * NVME_PAGE) < 0) abort());
@@ -431,12 +460,13 @@ static int file_put(const struct ns_records *n, struct ns_file *f, const struct 
 
 /* The new record is on stable storage before a former seed goes. */
 static int file_write(const struct ns_records *n, struct ns_file *f, const struct nvme_ns_record *r,
-                      const uint8_t *page)
+                      const uint8_t *page, bool *any)
 {
     int old = open(f->path, O_RDWR | O_CLOEXEC); /* a rewrite takes its name away */
     bool rewritten = false;
     int rc = file_put(n, f, r, page, &rewritten);
 
+    *any |= rc == 0;
     KILL_POINT("ns-wipe-begin");
     if (rc == 0 && old >= 0)
         rc = seeds_wipe(n, old, r, rewritten);
@@ -445,14 +475,15 @@ static int file_write(const struct ns_records *n, struct ns_file *f, const struc
     return rc;
 }
 
-int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r)
+int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r, bool *any)
 {
     uint8_t page[NVME_PAGE];
     int rc = 0;
 
+    *any = false;
     nvme_ns_record_encode(r, page);
     for (unsigned i = 0; i < n->n_files; i++) {
-        int one = n->files[i].path ? file_write(n, &n->files[i], r, page) : 0;
+        int one = n->files[i].path ? file_write(n, &n->files[i], r, page, any) : 0;
 
         if (one == 0)
             continue;
@@ -480,7 +511,7 @@ int ns_records_restore(struct ns_records *n)
 
         if (!f->path || !file_lost(f))
             continue;
-        one = file_rewrite(n, f, n->record[0]);
+        one = file_rewrite(n, f, &n->record[0]->r);
         if (one == 0)
             one = file_link(f);
         log_error("tier", "ns-records-removed", "path=%s restored=%s", f->path,

@@ -26,11 +26,12 @@ struct ns_file {
     bool linked;       /* its name is on stable storage */
 };
 
+struct ns_entry;
 struct ns_records {
     struct ns_file *files;
     unsigned n_files;
-    uint64_t damaged;               /* records that were skipped */
-    struct nvme_ns_record **record; /* by fingerprint */
+    uint64_t damaged;         /* records that were skipped */
+    struct ns_entry **record; /* by fingerprint */
     uint32_t count, cap;
     bool unsynced; /* what was found is not known to be on the disk */
     bool unread;   /* a file could not be read: there may be others */
@@ -43,10 +44,14 @@ void ns_records_close(struct ns_records *n);
 
 const struct nvme_ns_record *ns_records_find(const struct ns_records *n,
                                              const uint8_t *fingerprint);
+/* i: below count; in the fingerprints' order. */
+const struct nvme_ns_record *ns_records_at(const struct ns_records *n, uint32_t i);
 /* In memory: adds the record, or raises from_sequence of the one that is there. 0 or -ENOMEM. */
 int ns_records_set(struct ns_records *n, const struct nvme_ns_record *r);
 /* In memory, of a namespace that has a record: the seed of its keys from now on. */
 void ns_records_seed(struct ns_records *n, const uint8_t *fingerprint, const uint8_t seed[16]);
+/* In memory, of a namespace that has a record: records of it wait on the disk for a key, so it is wanted until it is purged. */
+void ns_records_keep(struct ns_records *n, const uint8_t *fingerprint);
 /* In memory, of a namespace that has a record: parts before this sequence are purged. */
 void ns_records_forget(struct ns_records *n, const uint8_t *fingerprint, uint64_t from_sequence);
 
@@ -55,12 +60,13 @@ uint64_t ns_records_last_sequence(const struct ns_records *n);
 
 /* A file has grown so long that ns_records_prune is due. */
 bool ns_records_crowded(const struct ns_records *n);
-/* Drops records that are not wanted from memory, and marks files that hold more than twice of what
+/* Drops records that are neither wanted nor kept from memory, and marks files that hold more than twice of what
  * is left to be rewritten. */
 void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint),
                       void *ctx);
-/* To stable storage in every folder, and then former seeds of the namespace are overwritten there; blocks. 0, or -errno when one of them has failed. */
-int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r);
+/* To stable storage in every folder, and then former seeds of the namespace are overwritten there; blocks. 0, or -errno when one of them
+ * has failed. *any: a folder has the record, and the next start will go by it. */
+int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r, bool *any);
 /* The file in this folder was removed, or there has been none yet. */
 bool ns_records_removed(const struct ns_records *n, unsigned file);
 /* Rewrites files that were removed or cut; blocks. 0 or -errno, as ns_records_write. */

@@ -471,6 +471,15 @@ static uint64_t nvme_sequence(struct tier *t, uint64_t loc)
     return segment_find(&t->segments, loc, 0, &s, &record) < 0 ? 0 : s->sequences[record];
 }
 
+static void nvme_sealed_by(const struct tier *t, const uint8_t *key_id, uint64_t *parts,
+                           uint64_t *bytes)
+{
+    const struct segment_keyed *k = &t->segments.keyed[key_id ? segment_tag(key_id) : 0];
+
+    *parts = k->records;
+    *bytes = k->bytes;
+}
+
 static int nvme_sync(struct tier *t)
 {
     int rc = 0;
@@ -499,6 +508,7 @@ const struct tier_ops tier_nvme = {
     .submit = nvme_submit,
     .forget = nvme_forget,
     .stats = nvme_stats,
+    .sealed = nvme_sealed_by,
     .sequence = nvme_sequence,
     .ns_record = nvme_ns_write,
     .sync = nvme_sync,

@@ -164,7 +164,7 @@ struct nvme_recovery {
 struct nvme_ns_writer {
     struct tier *tier;
     struct list queue; /* of tier_ns_record; the first is being written while busy */
-    bool busy;
+    bool busy, any;    /* any: a folder has the record, whatever the status */
     int status;
     struct nvme_job job;
     struct nvme_ns_record record;

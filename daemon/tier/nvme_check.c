@@ -50,6 +50,8 @@ void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32
     memcpy(out->uuid, t->devices[s->file].file.uuid, sizeof(out->uuid));
     memcpy(out->fingerprint, d->name.fingerprint, sizeof(out->fingerprint));
     memcpy(out->key, d->name.key, d->name.key_bytes);
+    out->key_id[0] = (uint8_t)s->tags[record]; /* all that a checkpoint has of it */
+    out->key_id[1] = (uint8_t)(s->tags[record] >> 8);
 }
 
 void nvme_segment_header_of(const struct tier *t, const struct segment *s,

@@ -525,6 +525,7 @@ static void merge_add(struct nvme_op *op, uint32_t record)
         nvme_sealed_header(io, &header, page);
     else
         nvme_record_header_encode(&header, page);
+    segment_tag_set(op->segment, record, nvme_sealed(io) ? segment_tag(header.key_id) : 0);
     nvme_sums_drop(io);
     op->e.iov[op->e.iovs++] = (struct iovec){.iov_base = page, .iov_len = NVME_PAGE};
     op->e.iov[op->e.iovs++] =

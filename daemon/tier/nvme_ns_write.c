@@ -13,7 +13,7 @@ static void write_run(struct nvme_job *job)
 {
     struct nvme_ns_writer *n = LIST_ENTRY(job, struct nvme_ns_writer, job);
 
-    n->status = ns_records_write(&n->tier->ns_records, &n->record);
+    n->status = ns_records_write(&n->tier->ns_records, &n->record, &n->any);
 }
 
 static void write_done(struct nvme_job *job)
@@ -26,7 +26,8 @@ static void write_done(struct nvme_job *job)
     n->busy = false;
     if (n->status == 0 && asked->fingerprint)
         n->status = ns_records_set(&t->ns_records, &n->record);
-    if (n->status == 0 && asked->fingerprint)
+    /* Where one of several folders has a purge's new seed, the next start goes by that. */
+    if ((n->status == 0 || (n->any && asked->forget)) && asked->fingerprint)
         ns_records_seed(&t->ns_records, n->record.fingerprint, n->record.seed);
     asked->done_cb(asked, n->status);
     write_next(t);
@@ -78,6 +79,7 @@ static void write_next(struct tier *t)
     n->record.identity_bytes = asked->identity_bytes;
     n->record.from_sequence = known ? known->from_sequence : asked->from_sequence;
     n->busy = true;
+    n->any = false;
     n->status = seed_choose(t, asked, known, n->record.seed);
     there = known && !t->ns_records.unsynced &&
             memcmp(known->seed, n->record.seed, NVME_SEED_BYTES) == 0;
@@ -110,14 +112,15 @@ void nvme_ns_restore(struct tier *t, struct tier_ns_record *asked)
 static void seeds_add(struct tier *t)
 {
     for (uint32_t i = 0; i < t->ns_records.count; i++) {
-        struct nvme_ns_record r = *t->ns_records.record[i];
+        struct nvme_ns_record r = *ns_records_at(&t->ns_records, i);
+        bool any;
         int rc;
 
         if (nvme_ns_seeded(&r) || !seal_wanted_by(t->callbacks.seal, r.identity, r.identity_bytes))
             continue;
         rc = seal_random(r.seed, sizeof(r.seed));
         if (rc == 0)
-            rc = ns_records_write(&t->ns_records, &r);
+            rc = ns_records_write(&t->ns_records, &r, &any);
         if (rc == 0)
             ns_records_seed(&t->ns_records, r.fingerprint, r.seed);
         else
@@ -128,8 +131,10 @@ static void seeds_add(struct tier *t)
 /* Behind the records that may not be on the disk, the same once more. */
 static bool ns_records_renew(struct tier *t)
 {
+    bool any;
+
     for (uint32_t i = 0; i < t->ns_records.count; i++)
-        if (ns_records_write(&t->ns_records, t->ns_records.record[i]) < 0)
+        if (ns_records_write(&t->ns_records, ns_records_at(&t->ns_records, i), &any) < 0)
             return false;
     return true;
 }

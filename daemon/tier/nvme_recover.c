@@ -158,6 +158,7 @@ bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
     }
     if (owner == 0)
         return false;
+    segment_tag_set(s, record, h->sealed ? segment_tag(h->key_id) : 0);
     segment_restore(&t->segments, s, record, owner, h->sequence);
     t->metrics->nvme_recovered_parts++;
     t->metrics->nvme_recovered_bytes += h->payload_bytes;

@@ -292,7 +292,7 @@ static bool header_right(const struct tier *t, const struct tier_io *io,
 }
 
 /* No key: the caller forgets the part, but its bytes stay until their segment's turn comes, and the next start finds them again. */
-static void record_keep(const struct tier_io *io)
+static void record_keep(struct tier *t, const struct tier_io *io)
 {
     struct segment *s = io->scratch[NVME_IO_SEGMENT];
     uint32_t record = (uint32_t)(uintptr_t)io->scratch[NVME_IO_RECORD];
@@ -301,6 +301,8 @@ static void record_keep(const struct tier_io *io)
         return;
     s->owners[record] = 0;
     s->unknown = true;
+    ns_records_keep(&t->ns_records,
+                    io->name.fingerprint); /* or its seed may go before the key comes */
 }
 
 int nvme_sealed_arrived(struct tier *t, struct tier_io *io)
@@ -314,7 +316,7 @@ int nvme_sealed_arrived(struct tier *t, struct tier_io *io)
         return -ESTALE; /* the seed that its key came from is gone, or goes now: its bytes are not wrong */
     rc = key_take(t, x->header.fingerprint, x->header.key_id, &x->key);
     if (rc == -ENOKEY && io->op == TIER_READ && !io->check)
-        record_keep(io);
+        record_keep(t, io);
     return rc;
 }
 

@@ -74,8 +74,12 @@ int segment_table_init(struct segment_table *t, uint64_t segment_bytes, uint64_t
     *t = (struct segment_table){
         .segment_bytes = segment_bytes, .sequence = sequence, .files = files};
     t->file = calloc(files, sizeof(t->file[0]));
-    if (!t->file)
+    t->keyed =
+        calloc(SEGMENT_TAGS, sizeof(t->keyed[0])); /* 1 MiB, of which few pages are touched */
+    if (!t->file || !t->keyed) {
+        segment_table_close(t);
         return -ENOMEM;
+    }
     for (unsigned i = 0; i < SEGMENT_RANKS; i++)
         list_init(&t->sealed[i]);
     for (uint32_t i = 0; i < files; i++) {
@@ -99,7 +103,9 @@ void segment_table_close(struct segment_table *t)
         free(f->segments);
     }
     free(t->file);
+    free(t->keyed);
     t->file = NULL;
+    t->keyed = NULL;
 }
 
 bool segment_writable(const struct segment_table *t)
@@ -158,6 +164,7 @@ static void segment_settle(struct segment_table *t, struct segment *s)
         free(s->owners);
         s->owners = s->sequences = NULL;
         s->states = s->used = NULL;
+        s->tags = NULL;
         segment_change(t, s, SEGMENT_FREE, s->withheld);
     } else if (segment_rank(s) != s->rank) {
         segment_change(t, s, SEGMENT_SEALED, s->withheld);
@@ -181,7 +188,7 @@ static uint32_t open_max(const struct segment_file *f)
 
 static uint64_t *records_new(uint32_t records)
 {
-    return calloc(records, 2 * sizeof(uint64_t) + 2);
+    return calloc(records, 2 * sizeof(uint64_t) + sizeof(uint16_t) + 2);
 }
 
 static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence, uint64_t stride,
@@ -189,7 +196,8 @@ static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence
 {
     s->owners = owners;
     s->sequences = owners + records;
-    s->states = (uint8_t *)(owners + 2 * (size_t)records);
+    s->tags = (uint16_t *)(owners + 2 * (size_t)records);
+    s->states = (uint8_t *)(s->tags + records);
     s->used = s->states + records;
     s->sequence = sequence;
     s->stride_pages = (uint32_t)(stride / NVME_PAGE);
@@ -329,6 +337,25 @@ bool segment_has_space(const struct segment_table *t, uint32_t file, uint64_t st
     return f->writable && f->free_count >= keep && (f->free_count > keep || segment_fit(f, stride));
 }
 
+/* By its key, and all; adds one record, or takes it away. */
+static void keyed_count(struct segment_table *t, const struct segment *s, uint32_t record, bool add)
+{
+    struct segment_keyed *k[] = {&t->keyed[s->tags[record]], &t->keyed[0]};
+
+    for (unsigned i = 0; s->tags[record] != 0 && i < 2; i++) {
+        k[i]->records += add ? 1 : UINT64_MAX;
+        k[i]->bytes += add ? segment_stride(s) : -segment_stride(s);
+    }
+}
+
+static void record_live(struct segment_table *t, struct segment *s, uint32_t record)
+{
+    s->states[record] = RECORD_LIVE;
+    s->live++;
+    t->used_bytes += segment_stride(s);
+    keyed_count(t, s, record, true);
+}
+
 /* ---- records of an earlier run ---- */
 
 int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint64_t sequence,
@@ -358,12 +385,16 @@ void segment_restore(struct segment_table *t, struct segment *s, uint32_t record
     assert((s->states[record] == RECORD_EMPTY || s->states[record] == RECORD_DEAD) && s->reads > 0);
     s->owners[record] = owner;
     s->sequences[record] = sequence;
-    s->states[record] = RECORD_LIVE;
-    s->live++;
-    t->used_bytes += segment_stride(s);
+    record_live(t, s, record);
 }
 
 /* ---- records ---- */
+
+void segment_tag_set(struct segment *s, uint32_t record, uint16_t tag)
+{
+    assert(s->states[record] != RECORD_LIVE);
+    s->tags[record] = tag;
+}
 
 int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uint64_t owner,
                     struct segment **out, uint32_t *record)
@@ -397,13 +428,11 @@ void segment_written(struct segment_table *t, struct segment *s, uint32_t record
 {
     assert(s->writes > 0 && s->states[record] == RECORD_WRITING);
     s->writes--;
-    s->states[record] = ok ? RECORD_LIVE : RECORD_DEAD;
-    if (ok) {
-        s->live++;
-        t->used_bytes += segment_stride(s);
-    } else {
+    s->states[record] = RECORD_DEAD;
+    if (ok)
+        record_live(t, s, record);
+    else
         segment_seal(t, s);
-    }
     segment_settle(t, s);
 }
 
@@ -450,6 +479,7 @@ static void record_kill(struct segment_table *t, struct segment *s, uint32_t rec
     s->states[record] = RECORD_DEAD;
     s->live--;
     t->used_bytes -= segment_stride(s);
+    keyed_count(t, s, record, false);
 }
 
 void segment_forget(struct segment_table *t, struct segment *s, uint32_t record)

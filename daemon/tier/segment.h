@@ -30,6 +30,7 @@ struct segment {
     uint64_t *sequences; /* of the writes */
     uint8_t *states;
     uint8_t *used;         /* 1: read since it was written, and not only checked */
+    uint16_t *tags;        /* of the keys that sealed them; 0: in the clear */
     uint32_t file, number; /* number: in its file */
     uint32_t stride_pages, records, next, live;
     uint32_t reads, writes; /* under way */
@@ -52,6 +53,20 @@ struct segment_file {
     uint32_t quarantined;   /* segments in quarantine */
 };
 
+/* Live records that one key has sealed, or one of the few whose ids have the same tag. */
+struct segment_keyed {
+    uint64_t records, bytes;
+};
+#define SEGMENT_TAGS (1u << 16)
+
+/* 16 bits of a key's id, never 0: what a record remembers of it in memory and in a checkpoint. */
+static inline uint16_t segment_tag(const uint8_t key_id[8])
+{
+    uint16_t tag = (uint16_t)(key_id[0] | key_id[1] << 8);
+
+    return tag ? tag : 1;
+}
+
 #define SEGMENT_RANKS 4 /* sealed segments, by how much of them is live; the oldest first */
 
 struct segment_table {
@@ -60,7 +75,8 @@ struct segment_table {
     uint32_t files;
     struct segment_file *file;
     struct list sealed[SEGMENT_RANKS];
-    struct segment *leaving; /* that segment_reclaim has begun with, or NULL */
+    struct segment *leaving;     /* that segment_reclaim has begun with, or NULL */
+    struct segment_keyed *keyed; /* by tag; [0]: all that are sealed */
 };
 
 /* counts: segments of each file, 0 for one that can't be used. 0 or -ENOMEM. */
@@ -91,6 +107,8 @@ int segment_reserve(struct segment_table *t, uint32_t file, uint64_t stride, uin
                     struct segment **out, uint32_t *record);
 /* May the next record of this stride follow `record` of `s` directly? */
 bool segment_has_next(const struct segment *s, uint32_t record, uint64_t stride);
+/* Which key has sealed the record, before it is live; 0: it is in the clear. */
+void segment_tag_set(struct segment *s, uint32_t record, uint16_t tag);
 /* The write has ended: the record is LIVE or, if it failed, DEAD and the segment sealed. */
 void segment_written(struct segment_table *t, struct segment *s, uint32_t record, bool ok);
 

@@ -234,6 +234,9 @@ struct tier_ops {
      * or sync of the place may be under way: it still completes, never with other bytes. */
     void (*forget)(struct tier *t, const struct tier_place *place, uint64_t bytes);
     void (*stats)(struct tier *t, struct tier_stats *out);
+    /* How many parts, and bytes, it has that the key with this id has sealed; NULL: that are sealed at all. They may count another
+     * key's too, whose id begins with the same 16 bits; never less. Any time. */
+    void (*sealed)(const struct tier *t, const uint8_t *key_id, uint64_t *parts, uint64_t *bytes);
     /* A number that grows with each write: of the part at `loc`; 0 when there is none. */
     uint64_t (*sequence)(struct tier *t, uint64_t loc);
     /* Later starts may not find parts of a namespace that were written before `done_cb` ran. Several

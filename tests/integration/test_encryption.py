@@ -14,7 +14,7 @@ import unittest
 try:
     import daemon
     from daemon import UCMCTL, UCMD, Daemon
-    from second_client import DEMO, EXISTS, FAILED, MISS, NO_ROOM, OK, Case, Client, Closed, OwnDaemons, Pool, Region, keys
+    from second_client import DEMO, EXISTS, FAILED, MISS, NO_ROOM, OK, Case, Client, Closed, OwnDaemons, Pool, Refused, Region, keys
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -262,6 +262,28 @@ class Damage(Encrypted):
         self.assertEqual(self.load([name]), [MISS])
 
 
+class TwoDisks(Encrypted):
+    def test_a_purge_that_one_disk_refuses_costs_nothing_that_is_stored_later(self):
+        second = os.path.join(self.folder, "second")
+        os.mkdir(second)
+        paths = os.path.join(self.folder, "nvme") + "," + second
+        self.start(**{"nvme.paths": paths})
+        before = self.store(range(4))
+        names = os.path.join(second, "ucmd.namespaces")
+        os.rename(names, names + ".away")
+        os.mkdir(names)
+        with self.assertRaises(Refused):
+            self.client.call("namespace.purge", ns=self.ns)
+        os.rmdir(names)
+        os.rename(names + ".away", names)
+        later = self.store(range(4, 8))
+        self.forget_dram()
+        self.loads(later)
+        self.restart(**{"nvme.paths": paths})
+        self.loads(later)
+        self.assertEqual(self.load(list(before)), [MISS] * 4)
+
+
 class Killed(Encrypted):
     def killed_at(self, point, call):
         """The daemon, which was started to be killed there, is gone after the call; another one serves."""
@@ -381,6 +403,69 @@ class Keys(Encrypted):
         self.assertEqual(self.load(list(range(8))), [FAILED] * 4 + [OK] * 4)
         self.assertIn("is the one that was current", self.ctl("key", "rotate", "*", status=1))
         self.assertIn(ids[1], self.ctl("key", "list"))
+
+    def sealed(self):
+        """Parts that each key has sealed, the metrics agreeing."""
+        listed, metrics = self.listed(), self.metrics()
+        self.assertEqual(metrics["seal_bytes_current"], listed["nvme_bytes"][-1])
+        self.assertEqual(metrics["seal_bytes_older"], sum(listed["nvme_bytes"][:-1]))
+        self.assertEqual(listed["nvme_bytes"], [parts * STRIDE for parts in listed["nvme_parts"]])
+        return listed["nvme_parts"]
+
+    def test_what_a_key_still_seals(self):
+        """Through a rotation, a restart, a kill and an eviction: an operator knows when the old key may go."""
+        self.start()
+        self.assertEqual(self.sealed(), [0])
+        self.store(range(5))
+        self.assertEqual(self.sealed(), [5])
+        self.keys.append(secrets.token_hex(32))
+        self.write_keys()
+        self.ctl("key", "rotate", "*")
+        self.store(range(5, 8))
+        self.assertEqual(self.sealed(), [5, 3])
+        self.restart()
+        self.until(lambda: not self.metrics()["nvme_recovering"], "recovery")
+        self.assertEqual(self.sealed(), [5, 3], "out of the checkpoint")
+        self.client.close()
+        self.daemon.kill()
+        os.unlink(os.path.join(self.daemon.store, "ucmd.index"))
+        self.start()
+        self.until(lambda: sum(self.sealed()) == 8, "recovery")
+        self.assertEqual(self.sealed(), [5, 3], "out of the headers")
+        self.assertRegex(self.ctl("key"), rf" 3 +{STRIDE * 3 / 1024:.0f}(\.\d)? KiB")
+        self.write_keys(self.keys[1])
+        self.restart()
+        self.until(lambda: self.listed()["nvme_parts"] == [3], "recovery")
+        self.until(lambda: self.metrics()["seal_bytes_unknown"] == 5 * STRIDE, "the rest of it")
+        self.assertEqual(self.load([0]), [FAILED])
+        self.assertEqual(self.metrics()["seal_bytes_unknown"], 5 * STRIDE, "it waits for its key")
+        self.write_keys()
+        self.restart()
+        self.until(lambda: sum(self.sealed()) == 8, "recovery")
+        self.client.call("evict", ns=self.ns, keys=keys(*range(5)), tier=0)
+        self.until(lambda: self.sealed() == [0, 3], "the eviction")
+        self.client.call("namespace.purge", ns=self.ns)
+        self.assertEqual(self.sealed(), [0, 0])
+
+    def test_what_waits_for_a_key_outlives_its_namespace_s_place(self):
+        """Nobody has the namespace open, others take its place, the list of namespaces is written anew: its seed stays."""
+        few = {"limits.namespaces": 4, "limits.namespaces_per_tenant": 4}
+        self.start(**few)
+        kv = self.store()
+        right = list(self.keys)
+        self.write_keys(secrets.token_hex(32))
+        self.restart(**few)
+        self.assertEqual(set(self.load(list(kv))), {FAILED})
+        self.client.close()
+        self.client = Client(self.daemon)
+        for other in range(4):
+            ns = self.client.open(dict(DEMO, model=f"other {other}"))
+            for _ in range(40):
+                self.client.call("namespace.purge", ns=ns)
+        self.assertIn("ns-records-rewritten", self.daemon.log())
+        self.write_keys(*right)
+        self.restart()
+        self.loads(kv)
 
     def test_rotation_under_load(self):
         self.start()

@@ -70,7 +70,8 @@ static struct nvme_ns_record name_make(unsigned number, uint64_t from_sequence)
 static int keep(unsigned number, uint64_t from_sequence)
 {
     struct nvme_ns_record name = name_make(number, from_sequence);
-    int rc = ns_records_write(&names, &name);
+    bool any;
+    int rc = ns_records_write(&names, &name, &any);
 
     return rc < 0 ? rc : ns_records_set(&names, &name);
 }
@@ -156,6 +157,46 @@ Test(nvme_ns_records, a_file_does_not_grow_for_ever)
     cr_expect_eq(names.count, 5u);
     for (unsigned i = 495; i < 500; i++)
         expect(i % 5, i);
+}
+
+Test(nvme_ns_records, what_waits_for_a_key_is_kept_whoever_wants_it)
+{
+    struct nvme_ns_record odd = name_make(7, 0);
+
+    for (unsigned i = 0; i < 100; i++)
+        cr_assert_eq(keep(i, i), 0);
+    for (unsigned i = 0; i < 70; i++)
+        cr_assert_eq(keep(2, 200 + i), 0);
+    ns_records_keep(&names, odd.fingerprint);
+    ns_records_prune(&names, is_even, NULL);
+    cr_expect_eq(names.count, 51u);
+    cr_assert_eq(keep(2, 1000), 0); /* rewrites the files */
+    reopen();
+    expect(7, 7);
+    cr_expect_eq(names.count, 51u);
+}
+
+/* The caller goes by the record that one folder has: the next start does. */
+Test(nvme_ns_records, a_record_that_one_folder_takes)
+{
+    struct nvme_ns_record one = name_make(1, 10);
+    char path[128];
+    bool any;
+
+    memset(one.seed, 1, sizeof(one.seed));
+    cr_assert_eq(ns_records_write(&names, &one, &any), 0);
+    cr_assert(any);
+    cr_assert_eq(ns_records_set(&names, &one), 0);
+    path_make(1, path);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(mkdir(path, 0700), 0); /* nothing can be written there */
+    memset(one.seed, 2, sizeof(one.seed));
+    one.from_sequence = 20;
+    cr_assert_lt(ns_records_write(&names, &one, &any), 0);
+    cr_assert(any);
+    cr_assert_eq(rmdir(path), 0);
+    reopen();
+    cr_assert_arr_eq(ns_records_find(&names, one.fingerprint)->seed, one.seed, sizeof(one.seed));
 }
 
 Test(nvme_ns_records, what_nobody_wants_goes)
