@@ -301,16 +301,15 @@ static CUresult attend_load(struct ucm_cuda_decode *d)
 {
     const struct ucm_cuda_decode_options *o = &d->plan.options;
     const char *type = o->dtype == UCM_SPARSE_F16 ? "f16" : "bf16";
-    bool narrow = o->kv_dtype == UCM_SPARSE_FP8_E4M3;
     CUresult r = CUDA_SUCCESS;
     char name[48];
 
     if (d->plan.latent) {
         ucm_attend_mla_merge(name, type);
         r = cuModuleGetFunction(&d->kernel[DECODE_MERGE], d->attend_module, name);
-        ucm_attend_mla_kernel(name, type, narrow, d->plan.attend.group);
+        ucm_attend_mla_kernel(name, type, d->plan.narrow, d->plan.attend.group);
     } else {
-        ucm_attend_cuda_kernel(name, type, narrow, o->head_dim, d->plan.attend.group);
+        ucm_attend_cuda_kernel(name, type, d->plan.narrow, o->head_dim, d->plan.attend.group);
     }
     if (r == CUDA_SUCCESS)
         r = cuModuleGetFunction(&d->kernel[DECODE_ATTEND], d->attend_module, name);

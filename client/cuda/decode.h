@@ -20,6 +20,7 @@ struct decode_plan {
     struct ucm_attend_cuda_order order; /* with a rule */
     float logit_scale;                  /* attend.scale_log2 in natural logarithms */
     bool latent;                        /* MLA */
+    bool narrow;                        /* slots have FP8, as stored or encoded */
     uint32_t shared_bytes;
     /* Offsets in the workspace, whose first counters_bytes must be 0 at first. */
     uint64_t done, flags, counters_bytes, partial, partial_sum;

@@ -336,6 +336,7 @@ static void attend_plan(struct decode_plan *p)
     float k_scale = o->k_scale > 0 ? o->k_scale : 1.0f;
     float scale = o->scale > 0 ? o->scale : 1.0f / ucm_sqrt((float)o->head_dim);
 
+    p->narrow = slot_element_bytes(o) == 1;
     p->logit_scale = scale * k_scale;
     *a = (struct ucm_attend_cuda){
         .kv_heads = groups,

@@ -56,5 +56,7 @@ void fake_cuda_fence(void);
 /* Counts memory, streams and events that exist: 0 at the end of a test. */
 unsigned fake_cuda_left(void);
 unsigned fake_cuda_registered(void); /* ranges of host memory */
+/* Whether a kernel of this name has been asked for since the last call, of the 8 asked for last. */
+bool fake_cuda_asked(const char *kernel);
 
 #endif

@@ -88,6 +88,20 @@ Test(cuda_decode, sizes)
     ucm_cuda_decode_close(opened());
 }
 
+/* A kernel for another type reads beyond the slots. */
+Test(cuda_decode, kernels_of_the_type_of_slots)
+{
+    ucm_cuda_decode_close(opened());
+    cr_expect(fake_cuda_asked("ucm_attend_bf16_64_8"));
+    options.encoding = UCM_CUDA_DECODE_FP8;
+    ucm_cuda_decode_close(opened());
+    cr_expect(fake_cuda_asked("ucm_attend_bf16_e4m3_64_8"));
+    options.encoding = UCM_CUDA_DECODE_AS_STORED;
+    options.kv_dtype = UCM_SPARSE_FP8_E4M3;
+    ucm_cuda_decode_close(opened());
+    cr_expect(fake_cuda_asked("ucm_attend_bf16_e4m3_64_8"));
+}
+
 /* A latent of 576 channels a token for 128 query heads. */
 static struct ucm_cuda_decode_options latent_options(void)
 {
