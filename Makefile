@@ -76,6 +76,11 @@ ATTEND_SRC   := $(wildcard kernels/attend/*.c)
 SLOTS_SRC    := $(wildcard kernels/slots/*.c)
 KERNEL_ISA   := base $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
 DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
+# Packets between the daemon and processes of roots; and the library for those, which has them too.
+WIRE_SRC   := $(wildcard backend/wire*.c)
+BACKEND_SRC := $(filter-out backend/main_%,$(wildcard backend/*.c))
+# backend/main_NAME.c is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
+BACKEND_MAIN := $(wildcard backend/main_*.c)
 CLIENT_SRC := $(wildcard client/lib/*.c)
 CTL_SRC    := $(wildcard client/ctl/*.c)
 # The NVMe tier's format on disk: the daemon's, and that of ucmctl's offline tools.
@@ -104,7 +109,7 @@ SPARSE_OBJ := $(call obj,$(SPARSE_SRC)) $(call simd_obj,sparse,$(KERNEL_ISA))
 ENCODING_OBJ := $(call obj,$(ENCODING_SRC)) $(call simd_obj,encoding,$(filter-out base,$(KERNEL_ISA)))
 ROPE_OBJ := $(call obj,$(ROPE_SRC)) $(call simd_obj,rope,$(filter-out avx512,$(KERNEL_ISA)))
 ATTEND_OBJ := $(call obj,$(ATTEND_SRC)) $(call simd_obj,attend,$(KERNEL_ISA))
-DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(ENCODING_OBJ) $(ROPE_OBJ) $(CUDA_OBJ)
+DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(WIRE_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(ENCODING_OBJ) $(ROPE_OBJ) $(CUDA_OBJ)
 # What only shows metrics is the tools', not every worker's.
 SHOWN_SRC  := proto/exposition.c proto/histogram.c
 CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) kernels/isa.c) $(SPARSE_OBJ) $(ENCODING_OBJ)
@@ -113,6 +118,7 @@ CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) k
 BUILT := $O/built
 NO_GPU := $(if $(HAVE_CUDA),, without GPU support (no CUDA toolkit found))
 
+BACKENDS := $(patsubst backend/main_%.c,$O/ucmd-backend-%,$(BACKEND_MAIN))
 BINS := $(if $(wildcard daemon/main.c),$O/ucmd) $(if $(CTL_SRC),$O/ucmctl) \
         $(if $(BENCH_SRC),$O/ucm-bench)
 STUDIES := $(patsubst tests/bench/%.c,$O/bench/%,$(STUDY_SRC))
@@ -141,7 +147,7 @@ SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(J
 help: ## what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-all: $(LIBS) $(BINS) $(EXAMPLES) $(PAGES) | missing-packages ## daemon, client library, ucmctl, ucm-bench; what `make` alone does
+all: $(LIBS) $(BINS) $(BACKENDS) $(EXAMPLES) $(PAGES) | missing-packages ## daemon, client library, ucmctl, ucm-bench; what `make` alone does
 	@touch $(BUILT)
 	@$(if $(silent)$(filter-out 0,$(MAKELEVEL)),,echo \
 	    'Built $(notdir $(BINS)) and libucmclient in $O/$(NO_GPU). Next: sudo make install, or make demo.')
@@ -322,6 +328,7 @@ PREFIX         ?= /usr/local
 SYSCONFDIR     ?= /etc
 BINDIR         ?= $(PREFIX)/bin
 LIBDIR         ?= $(PREFIX)/lib
+LIBEXECDIR     ?= $(PREFIX)/libexec/ucmd
 INCLUDEDIR     ?= $(PREFIX)/include
 SYSTEMDUNITDIR ?= $(PREFIX)/lib/systemd/system
 GENERATORDIR   ?= $(PREFIX)/lib/systemd/system-generators
@@ -335,12 +342,14 @@ FISHCOMPDIR    ?= $(PREFIX)/share/fish/vendor_completions.d
 OBSERVE        := prometheus.yml alerts.yml ucmd-board.json
 MAN_PAGES      := man1/ucmctl.1 man1/ucm-bench.1 man8/ucmd.8 man5/ucmd.yaml.5
 D = $(DESTDIR)
-INSTALLED_FROM := proto kernels client daemon tests/bench
+INSTALLED_FROM := proto kernels backend client daemon tests/bench
 
 install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTDIR; an existing configuration is kept
 	install -d $(D)$(BINDIR) $(D)$(LIBDIR)/pkgconfig $(D)$(INCLUDEDIR) $(D)$(SYSCONFDIR)/ucmd \
 	    $(D)$(SYSTEMDUNITDIR) $(D)$(GENERATORDIR) $(D)$(SYSUSERSDIR) $(D)$(TMPFILESDIR)
 	install -m 755 $(BINS) $(D)$(BINDIR)
+	install -d $(D)$(LIBEXECDIR)
+	install -m 755 $(BACKENDS) backend/folder.py $(D)$(LIBEXECDIR)
 	for lib in libucmclient $(patsubst $O/%.a,%,$(wildcard $O/libucmclient_cuda.a)); do \
 	    install -m 755 $O/$$lib.so.$(VERSION) $(D)$(LIBDIR) && \
 	    ln -sf $$lib.so.$(VERSION) $(D)$(LIBDIR)/$$lib.so.$(SO_VERSION) && \
@@ -379,6 +388,7 @@ check-built:
 
 uninstall: ## what install put there, but for the configuration
 	rm -f $(addprefix $(D)$(BINDIR)/,$(notdir $(BINS))) \
+	    $(addprefix $(D)$(LIBEXECDIR)/,$(notdir $(BACKENDS)) folder.py) \
 	    $(addprefix $(D)$(LIBDIR)/,$(SO) $(SO).$(SO_VERSION) $(SO).$(VERSION) libucmclient.a) \
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient.h ucmclient_sparse.h ucmclient_window.h) \
 	    $(addprefix $(D)$(LIBDIR)/libucmclient_cuda.,so so.$(SO_VERSION) so.$(VERSION) a) \
@@ -441,6 +451,12 @@ $O/libucmdaemon.a: $(DAEMON_OBJ)
 $O/libucmclient.a: $(CLIENT_OBJ)
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
+$O/libucmbackend.a: $(call obj,$(BACKEND_SRC) $(PROTO_SRC))
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
+$O/ucmd-backend-%: $O/obj/backend/main_%.o $O/libucmbackend.a
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(BACKEND_LIBS_$*) -lmsgpackc -o $@
 $O/obj/tests/bench/ucm_bench_fatbin.o: tests/bench/ucm_bench_fatbin.S $(BENCH_FATBIN)
 	@mkdir -p $(@D)
 	$(call say,CC)

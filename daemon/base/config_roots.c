@@ -19,10 +19,30 @@
 #define ROOTS "share.roots"
 #define BACKENDS "share.storage_backends"
 #define CAPACITY "capacity="
+#define BUFFER "buffer="
+#define FOLDER "write="
 
 static bool is_nfs(const char *text)
 {
     return strncmp(text, NFS, strlen(NFS)) == 0;
+}
+
+static bool is_process(const char *text)
+{
+    return strncmp(text, CONFIG_PROCESS, strlen(CONFIG_PROCESS)) == 0;
+}
+
+static int process_name_check(const char *key, const char *text, struct config_error *e)
+{
+    const char *name = text + strlen(CONFIG_PROCESS);
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_");
+
+    if (n == 0 || n > 63 || name[n] != '\0')
+        return config_refuse(e,
+                             "%s: \"%.80s\": behind " CONFIG_PROCESS
+                             " stands a name of 1 to 63 letters, digits, dots, dashes and _",
+                             key, text);
+    return 0;
 }
 
 static int target_take(const char *key, const char *text, struct config_root *out,
@@ -41,40 +61,108 @@ static int target_take(const char *key, const char *text, struct config_root *ou
         out->target[--n] = '\0';
     if (text[0] == '/')
         return 0;
+    if (is_process(text) && strcmp(key, ROOTS) == 0)
+        return process_name_check(key, text, e);
     if (!is_nfs(text))
         return config_refuse(
             e,
-            "%s: \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT; write "
+            "%s: \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT%s; write "
             "one of them",
-            key, text);
+            key, text, strcmp(key, ROOTS) == 0 ? " nor " CONFIG_PROCESS "NAME" : "");
     if (nfs_target_parse(text, &nfs, &wrong) < 0)
         return config_refuse(e, "%s: \"%.80s\": %s", key, text, wrong);
     return 0;
 }
 
-static int word_take(const char *word, struct config_root *out, struct config_error *e)
+/* "NAME=SIZE"; which may be there once. */
+static int size_take(const char *word, uint64_t *to, const struct config_root *out,
+                     struct config_error *e)
 {
     char why[UNITS_WHY_BYTES];
     const char *size = strchr(word, '=');
+    int name = (int)(size - word);
 
-    if (strcmp(word, "ro") != 0 && (strncmp(word, CAPACITY, strlen(CAPACITY)) != 0 || !size[1]))
-        return config_refuse(e,
-                             ROOTS ": \"%.40s\" behind %.80s is neither capacity=SIZE nor ro; "
-                                   "write one of them, or leave it out",
+    if (*to != 0)
+        return config_refuse(e, ROOTS ": %.*s is given twice behind %.80s; leave one out", name + 1,
                              word, out->target);
-    if (size ? out->capacity_bytes != 0 : out->read_only)
-        return config_refuse(e, ROOTS ": %s is given twice behind %.80s; leave one out",
-                             size ? CAPACITY : "ro", out->target);
-    if (!size) {
-        out->read_only = true;
-        return 0;
-    }
-    if (units_parse_size(size + 1, &out->capacity_bytes, why) < 0)
+    if (units_parse_size(size + 1, to, why) < 0)
         return config_refuse(e, ROOTS ": %s", why);
-    return out->capacity_bytes > 0 ? 0 : config_refuse(e, ROOTS ": capacity=0; leave it out");
+    return *to > 0 ? 0 : config_refuse(e, ROOTS ": %.*s=0; leave it out", name, word);
 }
 
-/* "TARGET [capacity=SIZE] [ro]" */
+static bool word_is(const char *word, const char *name)
+{
+    return strncmp(word, name, strlen(name)) == 0 && word[strlen(name)] != '\0';
+}
+
+static int folder_take(const char *folder, struct config_root *out, struct config_error *e)
+{
+    if (folder[0] != '/' || out->process.folder[0])
+        return config_refuse(
+            e, ROOTS ": " FOLDER "%.80s behind %.80s: it is given once, with an absolute path",
+            folder, out->target);
+    snprintf(out->process.folder, sizeof(out->process.folder), "%s", folder);
+    return 0;
+}
+
+/* False: it is none of a process. */
+static bool process_word_take(const char *word, struct config_root *out, int *rc,
+                              struct config_error *e)
+{
+    *rc = 0;
+    if (word_is(word, BUFFER))
+        *rc = size_take(word, &out->process.buffer_bytes, out, e);
+    else if (word_is(word, FOLDER))
+        *rc = folder_take(word + strlen(FOLDER), out, e);
+    else if (strcmp(word, "network") == 0)
+        out->process.network = true;
+    else
+        return false;
+    return true;
+}
+
+static int word_take(const char *word, struct config_root *out, struct config_error *e)
+{
+    bool process = is_process(out->target);
+    int rc;
+
+    if (word_is(word, CAPACITY))
+        return size_take(word, &out->capacity_bytes, out, e);
+    if (process && process_word_take(word, out, &rc, e))
+        return rc;
+    if (strcmp(word, "ro") != 0)
+        return config_refuse(
+            e,
+            ROOTS ": \"%.40s\" behind %.80s is neither capacity=SIZE nor ro%s; "
+                  "write one of them, or leave it out",
+            word, out->target,
+            process ? " nor buffer=SIZE, network or write=FOLDER; a command stands behind --" : "");
+    if (out->read_only)
+        return config_refuse(e, ROOTS ": ro is given twice behind %.80s; leave one out",
+                             out->target);
+    out->read_only = true;
+    return 0;
+}
+
+/* What stands behind "--". */
+static int command_take(const char *rest, struct config_root *out, struct config_error *e)
+{
+    while (rest && *rest == ' ')
+        rest++;
+    if (!rest || *rest != '/')
+        return config_refuse(e,
+                             ROOTS
+                             ": %.80s: behind its options stand -- and a command that begins with "
+                             "an absolute path",
+                             out->target);
+    snprintf(out->process.command, sizeof(out->process.command), "%s", rest);
+    if (out->process.buffer_bytes == 0)
+        out->process.buffer_bytes = CONFIG_BUFFER;
+    out->process.buffer_bytes = (out->process.buffer_bytes + 4095) & ~(uint64_t)4095;
+    return 0;
+}
+
+/* "TARGET [capacity=SIZE] [ro]", and of a process "[buffer=SIZE] -- COMMAND" */
 static int root_parse(const char *item, struct config_root *out, struct config_error *e)
 {
     char copy[CONFIG_ITEM_BYTES], *rest = copy;
@@ -83,10 +171,13 @@ static int root_parse(const char *item, struct config_root *out, struct config_e
 
     snprintf(copy, sizeof(copy), "%s", item);
     rc = target_take(ROOTS, strsep(&rest, " "), out, e);
-    while (rc == 0 && (word = strsep(&rest, " ")))
+    while (rc == 0 && (word = strsep(&rest, " ")) &&
+           !(is_process(out->target) && strcmp(word, "--") == 0))
         if (*word)
             rc = word_take(word, out, e);
-    return rc;
+    if (rc < 0 || !is_process(out->target))
+        return rc;
+    return command_take(rest, out, e);
 }
 
 /* Up to the colon that ends this target. A colon of a port, of an address or of "nfs:" does not end
@@ -132,6 +223,18 @@ static const char *key_of_roots(const struct config *c)
     return c->share_backends[0] ? BACKENDS : ROOTS;
 }
 
+/* A part is as large as an extent at most; its header and seal lie in front of it. */
+static int buffer_check(const struct config *c, const struct config_root *r, struct config_error *e)
+{
+    if (!r->process.command[0] || r->process.buffer_bytes >= c->arena_extent + 4096)
+        return 0;
+    return config_refuse(e,
+                         ROOTS
+                         ": %.80s: the buffer must be 4096 bytes larger than arena.extent, so "
+                         "that it holds any part; write %s%llu",
+                         r->target, BUFFER, (unsigned long long)c->arena_extent + 4096);
+}
+
 int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,
                  struct config_error *e)
 {
@@ -150,6 +253,8 @@ int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], 
     }
     for (size_t i = 0; rc == 0 && i < c->share_roots.n; i++)
         rc = root_parse(c->share_roots.item[i], &out[(*n)++], e);
+    for (uint32_t i = 0; rc == 0 && i < *n; i++)
+        rc = buffer_check(c, &out[i], e);
     for (uint32_t i = 1; rc == 0 && i < *n; i++)
         for (uint32_t j = 0; j < i; j++)
             if (strcmp(out[i].target, out[j].target) == 0)
@@ -226,6 +331,15 @@ static int network_look(void)
     return status;
 }
 
+/* Its file is there and may be executed. */
+static int command_look(const struct config_root *r)
+{
+    char path[CONFIG_ITEM_BYTES];
+
+    snprintf(path, sizeof(path), "%.*s", (int)strcspn(r->process.command, " "), r->process.command);
+    return faccessat(AT_FDCWD, path, X_OK, AT_EACCESS) < 0 ? -errno : 0;
+}
+
 static const char *status_text(int status)
 {
     return status == -EAFNOSUPPORT ? "this process may not use the network" : strerror(-status);
@@ -244,9 +358,12 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
         return -EINVAL;
     for (uint32_t i = 0; i < n; i++) {
         const struct config_root *r = &roots[i];
-        int status =
-            r->target[0] == '/' ? config_root_look(r->target, !r->read_only) : network_look();
-        bool there = status == -EROFS || ((status == -EACCES || status == -EPERM) && !r->read_only);
+        int status = r->process.command[0] ? command_look(r)
+                     : r->target[0] == '/' ? config_root_look(r->target, !r->read_only)
+                                           : network_look();
+        bool there =
+            !r->process.command[0] &&
+            (status == -EROFS || ((status == -EACCES || status == -EPERM) && !r->read_only));
 
         if (status == -ENOTDIR)
             return config_refuse(e,

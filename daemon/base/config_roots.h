@@ -5,12 +5,24 @@
 
 #include "daemon/base/config_table.h"
 
-struct config_root {
-    char
-        target[CONFIG_ITEM_BYTES]; /* absolute path of a folder, or nfs://SERVER/EXPORT[?OPTIONS] */
-    uint64_t capacity_bytes;       /* 0: no bound */
-    bool read_only;
+/* A root that is a process (docs/backends.md). */
+struct config_process {
+    char command
+        [CONFIG_ITEM_BYTES]; /* words with single spaces between them; "": the root is none */
+    uint64_t buffer_bytes;   /* that daemon and process share */
+    bool network;            /* it may use it */
+    char folder[CONFIG_ITEM_BYTES]; /* that it may write to; "": none */
 };
+struct config_root {
+    /* Absolute path of a folder, nfs://SERVER/EXPORT[?OPTIONS], or process:NAME. */
+    char target[CONFIG_ITEM_BYTES];
+    uint64_t capacity_bytes; /* 0: no bound */
+    bool read_only;
+    struct config_process process;
+};
+
+#define CONFIG_PROCESS "process:"
+#define CONFIG_BUFFER (128ull << 20) /* of a process, unless buffer= says otherwise */
 
 /* All of them, in order. 0 and *n; -EINVAL with *e. No I/O. */
 int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,

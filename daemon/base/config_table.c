@@ -333,7 +333,8 @@ const struct config_key config_keys[] = {
      .help = "Folders of mounted file systems, and NFS servers that the daemon speaks to itself: "
              "[/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 capacity=10TiB\"]. After the target "
              "may follow capacity=SIZE (the oldest files go beyond it; none: no bound) and ro "
-             "(nothing is written there)."},
+             "(nothing is written there). And backends in processes of their own: "
+             "\"process:NAME capacity=10TiB -- /usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
     {KEY("share.storage_backends", STRING, share_backends, ""), RANGE(0, 4096),
      .help = "The same in the form of UCM's storage_backends: targets with colons between them."},
     {KEY("share.spread", ENUM, share_spread, "tiered"), .names = spread_names,

@@ -98,9 +98,12 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
     snprintf(socket, sizeof(socket), "%s", c->metrics_socket);
     print_folder(out, dirname(socket));
     for (uint32_t i = 0; i < n; i++) {
-        if (roots[i].target[0] != '/')
-            network = true;
-        else if (!roots[i].read_only)
+        const struct config_process *process = &roots[i].process;
+
+        network = network || (process->command[0] ? process->network : roots[i].target[0] != '/');
+        if (process->folder[0])
+            print_folder(out, process->folder);
+        else if (roots[i].target[0] == '/' && !roots[i].read_only)
             print_folder(out, roots[i].target);
     }
     if (c->socket_group[0]) {
@@ -109,7 +112,7 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
         fputs("\nSystemCallFilter=@chown\n", out);
     }
     if (network || c->metrics_listen[0])
-        fputs("# For nfs:// roots and metrics.listen\n"
+        fputs("# For nfs:// roots, backends with `network` and metrics.listen\n"
               "PrivateNetwork=no\n"
               "RestrictAddressFamilies=AF_INET AF_INET6\n"
               "IPAddressAllow=any\n",

@@ -1,5 +1,5 @@
-/* How block files get to and from a root: one vtable, two kinds (posix, nfs). root.h bounds what a
- * backend is given.
+/* How block files get to and from a root: one vtable, three kinds (posix, nfs, process). root.h bounds what
+ * a backend is given.
  *
  * Promises:
  * - done_cb of a started operation runs once, on the loop, never from inside start; not after a
@@ -79,6 +79,8 @@ struct share_op {
      * and opens what a READ brings. */
     bool sealed;
     bool sync; /* WRITE: on stable storage before done_cb. CHECK: see above */
+    /* When the caller will cancel it, by uv_now; 0: it may not. A backend may give up by itself then. */
+    uint64_t deadline_ms;
     void (*done_cb)(struct share_op *op, int status);
     /* The backend's own. */
     struct list link;
@@ -97,13 +99,16 @@ static inline bool share_status_missing(int status)
 }
 
 struct share_backend;
+struct config_process;
 
 struct share_backend_config {
     uv_loop_t *loop;
     struct deadlines *deadlines;
-    const char *target; /* a folder, or nfs://server/export?options */
+    const char *target; /* a folder, nfs://server/export?options, or process:name */
     const char *host;   /* for temporary names */
     unsigned depth;     /* operations, or requests of a server, under way */
+    bool read_only;
+    const struct config_process *process; /* of a process; borrowed during open */
 };
 
 struct share_backend_ops {
@@ -116,9 +121,11 @@ struct share_backend_ops {
     /* True: done_cb will not run, and op and data are the caller's again. False: done_cb will run when
      * the operation returns. */
     bool (*cancel)(struct share_backend *b, struct share_op *op);
+    /* Why operations fail, better than their status says it; NULL: nothing is known. May be NULL. */
+    const char *(*reason)(const struct share_backend *b);
 };
 
-extern const struct share_backend_ops share_posix, share_nfs;
+extern const struct share_backend_ops share_posix, share_nfs, share_process;
 
 void share_listing_free(struct share_listing *l); /* one of zeroes too */
 

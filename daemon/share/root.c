@@ -205,6 +205,7 @@ void root_begin(struct share_root *r, struct share_task *t)
     t->state = SHARE_TASK_BEGUN;
     t->begun_ns = uv_hrtime();
     t->op.done_cb = backend_done_cb;
+    t->op.deadline_ms = t->deadline.at_ms;
     r->config.ops->start(r->backend, &t->op);
 }
 
@@ -352,13 +353,16 @@ int share_root_open(const struct share_root_config *config, struct share_root **
                                       .deadlines = config->deadlines,
                                       .target = config->target,
                                       .host = config->host,
-                                      .depth = config->depth};
+                                      .depth = config->depth,
+                                      .read_only = config->read_only,
+                                      .process = config->process};
     int err;
 
     if (!r)
         return -ENOMEM;
     r->config = *config;
     r->config.target = r->config.host = NULL; /* borrowed */
+    r->config.process = NULL;
     for (int c = 0; c < SHARE_CLASSES; c++)
         fair_queue_init(&r->queue[c], 1, BURST_BYTES);
     root_health_init(r);

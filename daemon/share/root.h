@@ -64,9 +64,10 @@ struct share_root_config {
     struct deadlines *deadlines;
     struct metrics *metrics;
     const struct share_backend_ops *ops;
-    const char *target, *host; /* borrowed during open */
-    unsigned depth;            /* tasks that the backend has at a time */
-    uint64_t capacity_bytes;   /* 0: no bound */
+    const char *target, *host;            /* borrowed during open */
+    const struct config_process *process; /* the same; NULL: it is none */
+    unsigned depth;                       /* tasks that the backend has at a time */
+    uint64_t capacity_bytes;              /* 0: no bound */
     bool read_only;
     uint64_t deadline_ms; /* of the root's own CHECKs: a duration */
     /* Runs when a task that was refused with -EAGAIN may be accepted. */

@@ -81,14 +81,18 @@ static bool status_local(int status)
     return status == -ENOMEM || status == -ECANCELED || status == -EMFILE || status == -ENFILE;
 }
 
-static const char *status_text(int status)
+static const char *status_text(const struct share_root *r, int status)
 {
+    const char *known = r->config.ops->reason ? r->config.ops->reason(r->backend) : NULL;
+
+    if (known)
+        return known;
     return status == -ENODEV ? "the folder or export does not exist" : strerror(-status);
 }
 
 static void reason_note(struct share_root *r, int status)
 {
-    snprintf(r->stats.reason, sizeof(r->stats.reason), "%s", status_text(status));
+    snprintf(r->stats.reason, sizeof(r->stats.reason), "%s", status_text(r, status));
 }
 
 /* What began before the root went down says nothing of it as it is now. */
@@ -114,7 +118,7 @@ static void root_bad(struct share_root *r, const struct share_task *t, int statu
     r->stats.breaks++;
     r->config.metrics->share_breaks++;
     r->config.metrics->share_roots_down++;
-    log_warn("share", "root-down", "root=%s reason=\"%s\"", r->shown, status_text(status));
+    log_warn("share", "root-down", "root=%s reason=\"%s\"", r->shown, status_text(r, status));
     root_check_plan(r);
     root_flush(r);
 }
@@ -128,7 +132,7 @@ static void writes_breaker_feed(struct share_root *r, const struct share_task *t
             r->writes_stopped_ms = share_root_now(r);
         if (breaker_bad(&r->writes, share_root_now(r)))
             log_warn("share", "root-takes-no-writes", "root=%s reason=\"%s\"", r->shown,
-                     status_text(status));
+                     status_text(r, status));
     } else if (status == 0 && task_writes(t) &&
                (t->op.verb == SHARE_WRITE || !status_full(r->writes_status)) &&
                breaker_good(&r->writes)) {

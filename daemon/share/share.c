@@ -95,19 +95,27 @@ int share_new(const struct share_settings *settings, struct share **out)
     return 0;
 }
 
-/* config_roots lets absolute paths and nfs:// pass, nothing else. */
+/* config_roots lets absolute paths, nfs:// and process: pass, nothing else. */
+static const struct share_backend_ops *kind_of(const struct config_root *r)
+{
+    if (r->process.command[0])
+        return &share_process;
+    return r->target[0] == '/' ? &share_posix : &share_nfs;
+}
+
 static void roots_take(const struct config *c, const struct config_root *roots,
                        struct share_settings *settings)
 {
     for (uint32_t i = 0; i < settings->n; i++) {
-        bool posix = roots[i].target[0] == '/';
+        const struct share_backend_ops *ops = kind_of(&roots[i]);
 
-        settings->roots[i] =
-            (struct share_root_config){.ops = posix ? &share_posix : &share_nfs,
-                                       .target = roots[i].target,
-                                       .depth = posix ? c->share_threads : c->share_depth,
-                                       .capacity_bytes = roots[i].capacity_bytes,
-                                       .read_only = roots[i].read_only};
+        settings->roots[i] = (struct share_root_config){
+            .ops = ops,
+            .target = roots[i].target,
+            .process = &roots[i].process,
+            .depth = ops == &share_posix ? c->share_threads : c->share_depth,
+            .capacity_bytes = roots[i].capacity_bytes,
+            .read_only = roots[i].read_only};
     }
 }
 

@@ -32,7 +32,8 @@
 struct contract {
     const struct share_backend_ops *ops;
     char folder[128], target[256];
-    unsigned depth; /* 8 unless begin says otherwise; at least 2 */
+    const struct config_process *process; /* NULL: it is none */
+    unsigned depth;                       /* 8 unless begin says otherwise; at least 2 */
     /* The root goes away, as the backend sees it, and comes back. NULL: the folder is renamed. */
     void (*root_away)(struct contract *c);
     void (*root_back)(struct contract *c);
@@ -64,7 +65,8 @@ static inline void contract_open(struct contract *c)
                                           .deadlines = &c->deadlines,
                                           .target = c->target,
                                           .host = "host",
-                                          .depth = c->depth};
+                                          .depth = c->depth,
+                                          .process = c->process};
 
     cr_assert_eq(c->ops->open(&config, &c->b), 0);
 }

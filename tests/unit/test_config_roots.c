@@ -58,6 +58,50 @@ Test(config_roots, roots)
     cr_assert(roots[1].read_only && roots[2].read_only);
 }
 
+Test(config_roots, processes)
+{
+    struct config_root roots[UCM_MAX_ROOTS];
+
+    set("share.roots=process:cold capacity=1TiB network write=/mnt/kv buffer=1GiB -- /usr/x -- y,"
+        "process:b ro -- /usr/z");
+    cr_assert_eq(roots_of(roots), 2);
+    cr_assert_str_eq(roots[0].target, "process:cold");
+    cr_assert_str_eq(roots[0].process.command, "/usr/x -- y");
+    cr_assert_str_eq(roots[0].process.folder, "/mnt/kv");
+    cr_assert(roots[0].process.network && !roots[1].process.network);
+    cr_assert_eq(roots[0].capacity_bytes, 1ull << 40);
+    cr_assert_eq(roots[0].process.buffer_bytes, 1ull << 30);
+    cr_assert_eq(roots[1].process.buffer_bytes, CONFIG_BUFFER);
+    cr_assert(roots[1].read_only);
+}
+
+Test(config_roots, processes_that_are_refused)
+{
+    set("share.roots=process: -- /x");
+    check_refused("", "a name of 1 to 63");
+    set("share.roots=process:a/b -- /x");
+    check_refused("", "a name of 1 to 63");
+    set("share.roots=process:a");
+    check_refused("", "behind its options stand --");
+    set("share.roots=process:a --");
+    check_refused("", "behind its options stand --");
+    set("share.roots=process:a -- x");
+    check_refused("", "an absolute path");
+    set("share.roots=process:a fast -- /x");
+    check_refused("", "network or write=FOLDER");
+    set("share.roots=process:a buffer=1MiB -- /x");
+    check_refused("", "write buffer=67112960");
+    set("share.roots=process:a write=b -- /x");
+    check_refused("", "an absolute path");
+    set("share.roots=/a network");
+    check_refused("", "neither capacity=SIZE nor ro;");
+    set("share.roots=process:a -- /x,process:a -- /y");
+    check_refused("", "there twice");
+    set("share.roots=");
+    set("share.storage_backends=process:a");
+    check_refused("", "neither an absolute path");
+}
+
 Test(config_roots, roots_as_ucm_writes_them)
 {
     struct config_root roots[UCM_MAX_ROOTS];

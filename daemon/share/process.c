@@ -1,0 +1,589 @@
+/* Operations and calls of a root that is a process. */
+#include "daemon/share/process.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FOLDER "blocks"
+
+/* ---- ends ---- */
+
+static void turn_cb(uv_idle_t *turn);
+
+void process_turn(struct share_backend *b)
+{
+    (void)uv_idle_start(&b->turn, turn_cb); /* can't fail */
+}
+
+/* done_cb runs at the end of this turn of the loop. */
+static void op_ended(struct share_backend *b, struct share_op *op, int status)
+{
+    op->status = status;
+    op->state = SHARE_OP_ENDED;
+    list_push_back(&b->ended, &op->link);
+    process_turn(b);
+}
+
+static void call_free(struct process_call *c)
+{
+    struct share_backend *b = c->run->b;
+
+    deadline_disarm(b->deadlines, &c->hang);
+    list_remove(&c->span_link);
+    list_remove(&c->link);
+    share_listing_free(&c->listing);
+    c->stage = CALL_FREE;
+    c->op = NULL;
+    list_push_front(&b->free, &c->link);
+    b->calls_used--;
+    process_turn(b);
+}
+
+static void call_end(struct process_call *c, int status)
+{
+    struct share_op *op = c->op;
+    struct share_backend *b = c->run->b;
+
+    if (op && status == 0 && c->verb == SHARE_LIST) {
+        op->listing = c->listing;
+        c->listing = (struct share_listing){0};
+    }
+    if (op && status == 0 && c->verb == SHARE_READ)
+        op->mtime_ns = c->mtime_ns;
+    call_free(c);
+    if (op)
+        op_ended(b, op, status);
+}
+
+void process_calls_fail(struct process_run *run)
+{
+    struct share_backend *b = run->b;
+
+    for (unsigned i = 0; i <= b->depth; i++) {
+        struct process_call *c = &b->calls[i];
+
+        if (c->stage == CALL_READY || c->stage == CALL_ASKED)
+            call_end(c, -ECONNRESET);
+    }
+}
+
+static void list_fail(struct share_backend *b, struct list *ops, int status)
+{
+    for (struct list *node; (node = list_pop_front(ops));)
+        op_ended(b, LIST_ENTRY(node, struct share_op, link), status);
+}
+
+void process_queue_fail(struct share_backend *b, int status)
+{
+    list_fail(b, &b->light, status);
+    list_fail(b, &b->heavy, status);
+}
+
+/* ---- the buffer ---- */
+
+static uint64_t padded(uint64_t bytes)
+{
+    return (bytes + WIRE_SPAN_ALIGN - 1) & ~(uint64_t)(WIRE_SPAN_ALIGN - 1);
+}
+
+/* The first gap that is large enough. */
+static bool span_take(struct process_run *run, struct process_call *c, uint64_t bytes)
+{
+    struct list *node;
+    uint64_t at = 0;
+
+    bytes = padded(bytes);
+    for (node = run->spans.next; node != &run->spans; node = node->next) {
+        const struct process_call *other = LIST_ENTRY(node, struct process_call, span_link);
+
+        if (other->offset - at >= bytes)
+            break;
+        at = other->offset + other->span_bytes;
+    }
+    if (node == &run->spans && run->buffer_bytes - at < bytes)
+        return false;
+    c->offset = at;
+    c->span_bytes = bytes;
+    list_push_back(node, &c->span_link); /* before that one */
+    return true;
+}
+
+/* ---- copies ---- */
+
+static void copy(struct process_call *c)
+{
+    struct share_op *op = c->op;
+    uint8_t *span = c->run->buffer + c->offset;
+    uint64_t head = share_op_head_bytes(op);
+
+    if (c->back) {
+        memcpy(op->header, span, head);
+        memcpy(op->data, span + head, op->bytes);
+        c->status = share_op_verify(op); /* of the copy: the process may still write to the span */
+    } else {
+        share_op_seal(op);
+        memcpy(span, op->header, head);
+        memcpy(span + head, op->data, op->bytes);
+        c->status = 0;
+    }
+}
+
+static void copied(struct process_call *c)
+{
+    struct share_backend *b = c->run->b;
+
+    if (c->back) {
+        call_end(c, c->status);
+    } else if (c->run->state == RUN_ENDING) {
+        call_end(c, -ECONNRESET);
+    } else {
+        c->stage = CALL_READY;
+        list_push_back(&b->ready, &c->link);
+        process_turn(b);
+    }
+}
+
+static void copy_cb(uv_work_t *work)
+{
+    copy(work->data);
+}
+
+static void copied_cb(uv_work_t *work, int status)
+{
+    struct process_call *c = work->data;
+    struct process_run *run = c->run;
+
+    if (status < 0)
+        c->status = status;
+    run->copying--;
+    copied(c);
+    process_run_settle(run);
+}
+
+static void copy_begin(struct process_call *c, bool back)
+{
+    c->stage = CALL_COPIES;
+    c->back = back;
+    if (c->op->bytes > PROCESS_INLINE_BYTES) {
+        c->copy.data = c;
+        if (uv_queue_work(c->run->b->loop, &c->copy, copy_cb, copied_cb) == 0) {
+            c->run->copying++;
+            return;
+        }
+    }
+    copy(c);
+    copied(c);
+}
+
+/* ---- requests ---- */
+
+static void hang_cb(struct deadline *d)
+{
+    struct process_call *c = LIST_ENTRY(d, struct process_call, hang);
+
+    process_run_end(c->run, 0, "it hangs: a %s was not answered %u s after its deadline",
+                    wire_verb_name((enum wire_verb)c->verb), PROCESS_HANG_MS / 1000);
+}
+
+static uint64_t ms_left(const struct process_call *c)
+{
+    uint64_t now = uv_now(c->run->b->loop), until = c->op->deadline_ms;
+
+    return until == 0 ? PROCESS_REQUEST_MS : until > now ? until - now : 1;
+}
+
+_Static_assert((int)SHARE_FIND == (int)WIRE_FIND && (int)SHARE_CHECK == (int)WIRE_CHECK &&
+                   (int)SHARE_LIST == (int)WIRE_LIST,
+               "verbs are numbered alike");
+
+void process_request_of(struct process_call *c, struct wire_request *out)
+{
+    const struct share_op *op = c->op;
+
+    *out = (struct wire_request){.id = c->id,
+                                 .ms = ms_left(c),
+                                 .offset = c->offset,
+                                 .bytes = share_op_file_bytes(op),
+                                 .verb = (enum wire_verb)c->verb,
+                                 .sync = op->sync};
+    if (c->verb == SHARE_LIST)
+        snprintf(out->key, sizeof(out->key), FOLDER "/%02x/", op->bucket);
+    else if (c->verb != SHARE_CHECK)
+        snprintf(out->key, sizeof(out->key), FOLDER "/%02x/%s", op->bucket, op->name);
+    snprintf(out->temp, sizeof(out->temp), FOLDER "/%02x/%s", op->bucket, op->temp);
+}
+
+void process_call_asked(struct process_call *c)
+{
+    struct share_backend *b = c->run->b;
+
+    c->stage = CALL_ASKED;
+    deadline_arm(b->deadlines, &c->hang, uv_now(b->loop) + ms_left(c) + PROCESS_HANG_MS, hang_cb);
+}
+
+static bool moves(const struct share_op *op)
+{
+    return op->verb == SHARE_READ || op->verb == SHARE_WRITE;
+}
+
+/* The health check has a call of its own: it must find out about a process that has no other left. */
+static bool call_room(const struct process_run *run, const struct share_op *op)
+{
+    return run->b->calls_used < run->depth + (op->verb == SHARE_CHECK);
+}
+
+/* False: there is no room for it now. */
+static bool call_begin(struct process_run *run, struct share_op *op)
+{
+    struct share_backend *b = run->b;
+    struct process_call *c;
+
+    if (!call_room(run, op))
+        return false;
+    c = LIST_ENTRY(b->free.next, struct process_call, link);
+    if (moves(op) && !span_take(run, c, share_op_file_bytes(op)))
+        return false;
+    list_remove(&c->link);
+    b->calls_used++;
+    c->run = run;
+    c->op = op;
+    c->verb = op->verb;
+    c->id = ++b->numbers * PROCESS_CALLS + (uint64_t)(c - b->calls);
+    c->mtime_ns = 0;
+    op->state = SHARE_OP_BUSY;
+    op->backend = c;
+    share_temp_next(&b->temps, op->temp);
+    if (op->verb == SHARE_WRITE) {
+        copy_begin(c, false);
+        return true;
+    }
+    c->stage = CALL_READY;
+    list_push_back(&b->ready, &c->link);
+    return true;
+}
+
+static void queue_begin(struct process_run *run, struct list *ops)
+{
+    while (!list_empty(ops)) {
+        struct share_op *op = LIST_ENTRY(ops->next, struct share_op, link);
+
+        list_remove(&op->link);
+        if (call_begin(run, op))
+            continue;
+        list_push_front(ops, &op->link);
+        return;
+    }
+}
+
+/* What this process can't do, and nothing that does not fit. 1: it is to be queued. */
+static int answer_now(const struct share_backend *b, const struct share_op *op)
+{
+    const struct process_run *run = b->run;
+
+    if (moves(op) && padded(share_op_file_bytes(op)) > b->config.buffer_bytes)
+        return -ENOMEM; /* says nothing about the root */
+    if (run && run->state == RUN_UP &&
+        ((op->verb == SHARE_TOUCH && !run->touch) || (op->verb == SHARE_LIST && !run->list)))
+        return 0;
+    return 1;
+}
+
+static void incapable_end(struct process_run *run)
+{
+    struct list *next;
+
+    for (struct list *node = run->b->light.next; node != &run->b->light; node = next) {
+        struct share_op *op = LIST_ENTRY(node, struct share_op, link);
+        int status = answer_now(run->b, op);
+
+        next = node->next;
+        if (status > 0)
+            continue;
+        list_remove(&op->link);
+        op_ended(run->b, op, status);
+    }
+}
+
+static void pump(struct share_backend *b)
+{
+    bool waits = !list_empty(&b->light) || !list_empty(&b->heavy);
+    int err = 0;
+
+    if (!b->run && waits)
+        err = backoff_ready(&b->pause, uv_now(b->loop)) ? process_run_start(b) : -ECONNREFUSED;
+    if (err < 0)
+        process_queue_fail(b, err);
+    if (!b->run || b->run->state != RUN_UP)
+        return;
+    incapable_end(b->run);
+    queue_begin(b->run, &b->light);
+    queue_begin(b->run, &b->heavy);
+    process_io_flush(b->run);
+}
+
+static void turn_cb(uv_idle_t *turn)
+{
+    struct share_backend *b = turn->data;
+    struct list ended;
+
+    uv_idle_stop(turn);
+    if (b->closing)
+        return;
+    pump(b);
+    list_init(&ended);
+    list_splice_front(&ended, &b->ended);
+    for (struct list *node; (node = list_pop_front(&ended));) {
+        struct share_op *op = LIST_ENTRY(node, struct share_op, link);
+
+        b->under_way--;
+        op->done_cb(op, op->status); /* may close the backend */
+    }
+}
+
+/* ---- answers ---- */
+
+static const int statuses[WIRE_STATUSES] = {
+    [WIRE_OK] = 0,
+    [WIRE_MORE] = 0,
+    [WIRE_MISSING] = -ENOENT,
+    [WIRE_EXISTS] = -EEXIST,
+    [WIRE_OTHER] = -EBADMSG,
+    [WIRE_ABSENT] = -ENODEV,
+    [WIRE_FULL] = -ENOSPC,
+    [WIRE_READ_ONLY] = -EROFS,
+    [WIRE_DENIED] = -EACCES,
+    [WIRE_UNREACHABLE] = -EHOSTUNREACH,
+    [WIRE_TIMEOUT] = -ETIMEDOUT,
+    [WIRE_FAILED] = -EIO,
+};
+
+static struct process_call *call_find(struct process_run *run, uint64_t id)
+{
+    struct process_call *c = &run->b->calls[id % PROCESS_CALLS];
+
+    if (id % PROCESS_CALLS > run->b->depth || c->stage != CALL_ASKED || c->id != id)
+        return NULL;
+    return c;
+}
+
+/* NULL, or which rule the answer breaks. */
+static const char *rule_broken(const struct process_call *c, const struct wire_answer *a)
+{
+    bool ok = a->status == WIRE_OK;
+
+    if (!c)
+        return "it answered a request that is not under way";
+    if (a->status == WIRE_MORE && c->verb != SHARE_LIST)
+        return "\"more\" is for a list only";
+    if (a->status == WIRE_EXISTS && c->verb != SHARE_WRITE)
+        return "\"exists\" is for a write only";
+    if (a->files && c->verb != SHARE_LIST)
+        return "\"files\" are of a list only";
+    if (ok && (c->verb == SHARE_FIND || c->verb == SHARE_READ) && !a->has_bytes)
+        return "\"bytes\" is missing";
+    if (ok && c->verb == SHARE_CHECK && c->op && c->op->sync && !a->has_now)
+        return "\"now\" is missing";
+    return NULL;
+}
+
+/* 0, -ENOMEM, or -EPROTO with *why. */
+static int files_take(struct process_call *c, const struct wire_answer *a, const char **why)
+{
+    struct wire_file file;
+    struct ucm_error e;
+    int rc = 0;
+
+    for (uint32_t i = 0; rc == 0 && a->files && i < a->files->size; i++) {
+        if (wire_file_at(a, i, &file, &e) < 0) {
+            *why = "\"files\" has an entry that is not [name, bytes, mtime]";
+            return -EPROTO;
+        }
+        if (share_listing_wants(file.name))
+            rc = share_listing_add(&c->listing, file.name, file.bytes, file.mtime_ns);
+    }
+    c->listing.unread = a->unread < UINT32_MAX ? (uint32_t)a->unread : UINT32_MAX;
+    return rc;
+}
+
+/* An answer about a file says nothing about a root or a bucket. */
+static int status_of(struct process_call *c, const struct wire_answer *a)
+{
+    int status = statuses[a->status];
+    bool of_file = c->verb != SHARE_CHECK && c->verb != SHARE_LIST;
+
+    if (!of_file && (a->status == WIRE_MISSING || a->status == WIRE_OTHER))
+        return -EIO;
+    if (status == 0 && c->verb == SHARE_LIST && c->listing.unread > SHARE_LISTING_UNREAD)
+        return -EIO;
+    if (status == 0 && c->op && (c->verb == SHARE_FIND || c->verb == SHARE_READ) &&
+        a->bytes != share_op_file_bytes(c->op))
+        return -EBADMSG;
+    return status;
+}
+
+static void reason_take(struct share_backend *b, const struct wire_answer *a)
+{
+    bool failure = a->status >= WIRE_ABSENT;
+
+    if (failure && a->reason[0])
+        memcpy(b->reason, a->reason, sizeof(a->reason));
+    else if (failure)
+        b->reason[0] = '\0';
+}
+
+bool process_answered(struct process_run *run, const struct wire_answer *a, const char **why)
+{
+    struct process_call *c = call_find(run, a->id);
+    int status;
+
+    *why = rule_broken(c, a);
+    if (*why)
+        return false;
+    reason_take(run->b, a);
+    status = c->verb == SHARE_LIST ? files_take(c, a, why) : 0;
+    if (status == -EPROTO)
+        return false;
+    if (status == 0 && a->status == WIRE_MORE)
+        return true;
+    if (status == 0)
+        status = status_of(c, a);
+    if (status == 0 && c->op && c->verb == SHARE_CHECK && c->op->sync)
+        c->op->now_ns = a->now_ns;
+    c->mtime_ns = a->mtime_ns;
+    deadline_disarm(run->b->deadlines, &c->hang);
+    if (status == 0 && c->op && c->verb == SHARE_READ)
+        copy_begin(c, true);
+    else
+        call_end(c, status);
+    return true;
+}
+
+/* ---- the vtable ---- */
+
+static int calls_make(struct share_backend *b)
+{
+    b->calls = calloc(b->depth + 1, sizeof(*b->calls));
+    if (!b->calls)
+        return -ENOMEM;
+    for (unsigned i = 0; i <= b->depth; i++) {
+        list_init(&b->calls[i].span_link);
+        list_push_back(&b->free, &b->calls[i].link);
+    }
+    return 0;
+}
+
+static void host_take(struct share_backend *b, const char *host)
+{
+    snprintf(b->host, sizeof(b->host), "%.*s", (int)WIRE_NAME_BYTES, host);
+    for (char *c = b->host; *c; c++)
+        if (*c < ' ' || *c > '~')
+            *c = '_';
+}
+
+static int process_open(const struct share_backend_config *config, struct share_backend **out)
+{
+    struct share_backend *b;
+
+    if (strncmp(config->target, CONFIG_PROCESS, strlen(CONFIG_PROCESS)) != 0 || !config->process ||
+        config->depth >= PROCESS_CALLS)
+        return -EINVAL;
+    b = calloc(1, sizeof(*b));
+    if (!b)
+        return -ENOMEM;
+    b->loop = config->loop;
+    b->deadlines = config->deadlines;
+    b->config = *config->process;
+    b->depth = config->depth;
+    b->read_only = config->read_only;
+    snprintf(b->name, sizeof(b->name), "%s", config->target + strlen(CONFIG_PROCESS));
+    host_take(b, config->host);
+    share_temp_init(&b->temps, config->host);
+    backoff_init(&b->pause, PROCESS_PAUSE_MS, PROCESS_PAUSE_MAX_MS, uv_hrtime() | 1);
+    list_init(&b->light);
+    list_init(&b->heavy);
+    list_init(&b->ended);
+    list_init(&b->ready);
+    list_init(&b->free);
+    if (calls_make(b) < 0) {
+        free(b);
+        return -ENOMEM;
+    }
+    (void)uv_idle_init(b->loop, &b->turn); /* can't fail */
+    b->turn.data = b;
+    *out = b;
+    return 0;
+}
+
+static void turn_closed_cb(uv_handle_t *h)
+{
+    struct share_backend *b = h->data;
+
+    free(b->calls);
+    free(b);
+}
+
+void process_close_last(struct share_backend *b)
+{
+    uv_close((uv_handle_t *)&b->turn, turn_closed_cb);
+}
+
+static void process_close(struct share_backend *b)
+{
+    if (!b)
+        return;
+    assert(b->under_way == 0);
+    b->closing = true;
+    if (!b->run)
+        process_close_last(b);
+    else if (b->run->state != RUN_STARTING)
+        process_run_end(b->run, PROCESS_STOP_MS, "the daemon stops");
+}
+
+static void process_op_start(struct share_backend *b, struct share_op *op)
+{
+    int err = share_op_resolve(op), now = err < 0 ? err : answer_now(b, op);
+
+    b->under_way++;
+    process_turn(b);
+    op->state = SHARE_OP_QUEUED;
+    if (now <= 0)
+        op_ended(b, op, now);
+    else if (op->verb == SHARE_CHECK)
+        list_push_front(&b->light, &op->link);
+    else
+        list_push_back(moves(op) ? &b->heavy : &b->light, &op->link);
+}
+
+static bool process_cancel(struct share_backend *b, struct share_op *op)
+{
+    struct process_call *c = op->backend;
+
+    if (op->state != SHARE_OP_BUSY) {
+        list_remove(&op->link);
+    } else if (c->stage == CALL_COPIES) {
+        return false;
+    } else if (c->stage == CALL_READY) {
+        call_free(c);
+    } else {
+        c->op = NULL; /* the process has the span until it answers */
+    }
+    b->under_way--;
+    return true;
+}
+
+static const char *process_reason(const struct share_backend *b)
+{
+    return b->reason[0] ? b->reason : NULL;
+}
+
+const struct share_backend_ops share_process = {
+    .name = "process",
+    .open = process_open,
+    .close = process_close,
+    .start = process_op_start,
+    .cancel = process_cancel,
+    .reason = process_reason,
+};

@@ -1,0 +1,141 @@
+/* The process backend: a root that is a process of its own, which docs/backends.md describes. This room's
+ * own, behind backend.h.
+ *
+ * - A run is one process with its socket and its buffer. There is one at a time, and all that it had is
+ *   gone before the next one starts.
+ * - A call is one request to a run. Its operation may be cancelled at any time but while a thread copies:
+ *   the call, and its span of the buffer, stay until the process has answered or the run ends.
+ * - Slots are never in the buffer: what is read from there is copied first, then verified.
+ *
+ * process.c has operations and calls, process_run.c starts, watches and ends runs, process_io.c sends and
+ * receives packets, process_start.c makes processes. */
+#ifndef UCMD_SHARE_PROCESS_H
+#define UCMD_SHARE_PROCESS_H
+
+#include "backend/wire.h"
+#include "daemon/base/config_roots.h"
+#include "daemon/share/backend.h"
+#include "proto/backoff.h"
+
+#include <sys/types.h>
+
+#define PROCESS_HELLO_MS 10000u
+#define PROCESS_HANG_MS 10000u    /* beyond a request's deadline */
+#define PROCESS_STOP_MS 2000u     /* to end by itself */
+#define PROCESS_EXIT_MS 200u      /* the same, when it has closed its socket */
+#define PROCESS_REQUEST_MS 60000u /* of an operation without a deadline */
+#define PROCESS_PAUSE_MS 250u     /* between starts; doubles to */
+#define PROCESS_PAUSE_MAX_MS 30000u
+#define PROCESS_WELL_MS 10000u /* a run that was up for so long: the next pause is the shortest */
+#define PROCESS_INLINE_BYTES 65536u /* copied on the loop; more in a thread */
+#define PROCESS_TURN_PACKETS 16u    /* received for one turn of the loop */
+#define PROCESS_CALLS 1025u         /* at most */
+
+struct process_run;
+
+struct process_call {
+    struct list link;      /* in `free` or `ready` of the backend, or in none */
+    struct list span_link; /* in `spans` of the run, by offset */
+    struct process_run *run;
+    struct share_op *op; /* NULL: cancelled */
+    enum { CALL_FREE, CALL_COPIES, CALL_READY, CALL_ASKED } stage;
+    enum share_verb verb;
+    uint64_t id, offset, span_bytes;
+    uint64_t mtime_ns;
+    bool back;  /* CALL_COPIES: from the buffer */
+    int status; /* of the copy */
+    uv_work_t copy;
+    struct deadline hang;
+    struct share_listing listing;
+};
+
+struct process_run {
+    struct share_backend *b;
+    enum { RUN_STARTING, RUN_GREETING, RUN_UP, RUN_ENDING } state;
+    uv_work_t start;
+    bool threaded; /* `start` is under way */
+    int start_status;
+    pid_t pid; /* 0: none, or reaped */
+    int socket, pid_fd, buffer_fd;
+    uint8_t *buffer;
+    uint64_t buffer_bytes;
+    uv_poll_t io, exit;
+    bool io_open, exit_open, writable_wanted;
+    unsigned handles;      /* that are open or closing */
+    unsigned copying;      /* threads that use the buffer */
+    struct deadline limit; /* of the greeting, and of the end */
+    struct list spans;     /* of process_call.span_link */
+    struct wire_packet out;
+    bool out_waits; /* it is whole, and the socket took it not */
+    uint64_t up_ms;
+    unsigned depth;
+    bool touch, list;
+    char name[WIRE_NAME_BYTES + 1];
+    char why[160]; /* it ends */
+};
+
+struct share_backend {
+    uv_loop_t *loop;
+    struct deadlines *deadlines;
+    struct config_process config;
+    char name[WIRE_NAME_BYTES + 1];
+    char host[WIRE_NAME_BYTES + 1];
+    bool read_only;
+    unsigned depth;
+    struct share_temp temps;
+    struct process_run *run; /* NULL: down */
+    struct backoff pause;
+    uv_idle_t turn; /* sends what was started in this turn of the loop, and ends what ended */
+    bool closing;
+    unsigned under_way;       /* operations */
+    struct list light, heavy; /* of share_op.link: queued; heavy: they need a span */
+    struct list ended;        /* of share_op.link: done_cb is still to run */
+    struct list ready;        /* of process_call.link: to be sent */
+    struct list free;
+    struct process_call *calls;
+    unsigned calls_used;
+    uint64_t numbers; /* of calls */
+    uint64_t starts, deaths, kills;
+    char reason[160]; /* of the last failure; "": none since the last start */
+};
+
+/* ---- process.c ---- */
+
+/* Does at the end of this turn of the loop what is to be done: starts, requests, ends. */
+void process_turn(struct share_backend *b);
+/* The message of an answer. False: it breaks a rule, which *why then says. */
+bool process_answered(struct process_run *run, const struct wire_answer *a, const char **why);
+/* The run ends: fails all calls of it but those that a thread copies. */
+void process_calls_fail(struct process_run *run);
+/* All operations that wait for a call end with `status`. */
+void process_queue_fail(struct share_backend *b, int status);
+void process_request_of(struct process_call *c, struct wire_request *out);
+/* It was put into a packet. */
+void process_call_asked(struct process_call *c);
+/* The run is gone and the backend closes. */
+void process_close_last(struct share_backend *b);
+
+/* ---- process_run.c ---- */
+
+/* There is none. 0, -ENOMEM. */
+int process_run_start(struct share_backend *b);
+/* Ends it, for this reason (a sentence's end: "it ..."). grace_ms: to end by itself; 0: it is killed at once. */
+void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why, ...)
+    __attribute__((format(printf, 3, 4)));
+/* A thread has ended. */
+void process_run_settle(struct process_run *run);
+void process_run_up(struct process_run *run, const struct wire_hello_answer *h);
+
+/* ---- process_io.c ---- */
+
+/* 0 or -errno. Begins with the hello. */
+int process_io_open(struct process_run *run);
+/* Sends calls of `ready`. */
+void process_io_flush(struct process_run *run);
+
+/* ---- process_start.c ---- */
+
+/* In a thread: buffer, socket and process. 0, or -errno and what failed in `why`. */
+int process_make(struct process_run *run);
+
+#endif

@@ -1,0 +1,247 @@
+/* One process at a time: started, watched, ended.
+ *
+ *   STARTING --thread--> GREETING --hello--> UP --> ENDING --reaped, threads done--> none
+ *
+ * Every state may go to ENDING. */
+#include "daemon/share/process.h"
+
+#include "daemon/base/log.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+static void run_free(struct process_run *run)
+{
+    struct share_backend *b = run->b;
+
+    deadline_disarm(b->deadlines, &run->limit);
+    if (run->buffer)
+        munmap(run->buffer, run->buffer_bytes);
+    close_fd(&run->buffer_fd);
+    close_fd(&run->socket);
+    close_fd(&run->pid_fd);
+    free(run);
+    b->run = NULL;
+    if (b->closing)
+        process_close_last(b);
+    else
+        process_turn(b);
+}
+
+void process_run_settle(struct process_run *run)
+{
+    if (run->state == RUN_ENDING && run->pid == 0 && run->handles == 0 && run->copying == 0 &&
+        !run->threaded)
+        run_free(run);
+}
+
+static void handle_closed_cb(uv_handle_t *h)
+{
+    struct process_run *run = h->data;
+
+    run->handles--;
+    process_run_settle(run);
+}
+
+static void handle_close(bool *open, uv_poll_t *poll)
+{
+    if (*open)
+        uv_close((uv_handle_t *)poll, handle_closed_cb);
+    *open = false;
+}
+
+/* The session is killed while its first process, a zombie now, keeps its number from being used again. */
+static void reap(struct process_run *run)
+{
+    struct share_backend *b = run->b;
+    char how[64] = "it is gone";
+    int status;
+
+    (void)kill(-run->pid, SIGKILL);
+    if (waitpid(run->pid, &status, WNOHANG) == run->pid) {
+        if (WIFSIGNALED(status))
+            snprintf(how, sizeof(how), "signal %d", WTERMSIG(status));
+        else
+            snprintf(how, sizeof(how), "exit status %d", WEXITSTATUS(status));
+    }
+    if (!b->closing)
+        log_warn("share", "backend-ended",
+                 "root=" CONFIG_PROCESS "%s pid=%d how=\"%s\" reason=\"%s\" next_start_ms=%llu",
+                 b->name, (int)run->pid, how, run->why,
+                 (unsigned long long)(b->pause.until > uv_now(b->loop)
+                                          ? b->pause.until - uv_now(b->loop)
+                                          : 0));
+    run->pid = 0;
+}
+
+static void exit_cb(uv_poll_t *poll, int status, int events)
+{
+    struct process_run *run = poll->data;
+
+    (void)status, (void)events;
+    if (run->state != RUN_ENDING)
+        process_run_end(run, PROCESS_EXIT_MS, "it ended by itself");
+    reap(run);
+    deadline_disarm(run->b->deadlines, &run->limit);
+    handle_close(&run->exit_open, &run->exit);
+}
+
+static void kill_cb(struct deadline *d)
+{
+    struct process_run *run = LIST_ENTRY(d, struct process_run, limit);
+
+    if (run->pid > 0)
+        (void)kill(-run->pid, SIGKILL);
+}
+
+static void hello_late_cb(struct deadline *d)
+{
+    process_run_end(LIST_ENTRY(d, struct process_run, limit), 0,
+                    "it did not answer the hello within %u s", PROCESS_HELLO_MS / 1000);
+}
+
+void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why, ...)
+{
+    struct share_backend *b = run->b;
+    uint64_t now = uv_now(b->loop);
+    va_list args;
+
+    if (run->state == RUN_ENDING)
+        return;
+    va_start(args, why);
+    vsnprintf(run->why, sizeof(run->why), why, args);
+    va_end(args);
+    snprintf(b->reason, sizeof(b->reason), "the backend: %.140s", run->why);
+    if (!b->closing) {
+        if (run->state == RUN_UP && now - run->up_ms >= PROCESS_WELL_MS)
+            backoff_reset(&b->pause);
+        (void)backoff_fail(&b->pause, now);
+        b->deaths++;
+        b->kills += grace_ms == 0 && run->pid > 0;
+    }
+    run->state = RUN_ENDING;
+    handle_close(&run->io_open, &run->io);
+    close_fd(&run->socket);
+    deadline_disarm(b->deadlines, &run->limit);
+    if (run->pid > 0 && grace_ms == 0)
+        (void)kill(-run->pid, SIGKILL);
+    else if (run->pid > 0)
+        deadline_arm(b->deadlines, &run->limit, now + grace_ms, kill_cb);
+    process_calls_fail(run);
+    process_queue_fail(b, -ECONNREFUSED);
+    process_run_settle(run);
+}
+
+void process_run_up(struct process_run *run, const struct wire_hello_answer *h)
+{
+    struct share_backend *b = run->b;
+
+    run->state = RUN_UP;
+    run->up_ms = uv_now(b->loop);
+    run->depth = h->depth < b->depth ? (unsigned)h->depth : b->depth;
+    run->touch = h->touch;
+    run->list = h->list;
+    memcpy(run->name, h->name, sizeof(run->name));
+    deadline_disarm(b->deadlines, &run->limit);
+    b->reason[0] = '\0';
+    log_info("share", "backend-up", "root=" CONFIG_PROCESS "%s pid=%d backend=\"%s\" depth=%u",
+             b->name, (int)run->pid, run->name, run->depth);
+    process_turn(b);
+}
+
+/* ---- starting ---- */
+
+static void start_cb(uv_work_t *work)
+{
+    struct process_run *run = work->data;
+
+    run->start_status = process_make(run);
+}
+
+static int exit_watch(struct process_run *run)
+{
+    int err = uv_poll_init(run->b->loop, &run->exit, run->pid_fd);
+
+    if (err < 0)
+        return err;
+    run->exit.data = run;
+    run->exit_open = true;
+    run->handles++;
+    return uv_poll_start(&run->exit, UV_READABLE, exit_cb);
+}
+
+/* It was started and can't be watched: it is killed, and waited for here. It does not take long, as SIGKILL
+ * ends what has not done anything yet. */
+static void kill_unwatched(struct process_run *run)
+{
+    (void)kill(-run->pid, SIGKILL);
+    (void)kill(run->pid, SIGKILL);
+    (void)waitpid(run->pid, NULL, 0);
+    run->pid = 0;
+}
+
+static void started_cb(uv_work_t *work, int status)
+{
+    struct process_run *run = work->data;
+    struct share_backend *b = run->b;
+    int err = status < 0 ? status : run->start_status;
+    char why[sizeof(run->why)];
+
+    run->threaded = false;
+    b->starts += run->pid > 0;
+    memcpy(why, run->why, sizeof(why));
+    if (err == 0) {
+        err = exit_watch(run);
+        if (err == 0)
+            err = process_io_open(run);
+        if (err < 0)
+            snprintf(why, sizeof(why), "its socket can't be watched: %s", strerror(-err));
+    }
+    if (err == 0 && !b->closing) {
+        run->state = RUN_GREETING;
+        deadline_arm(b->deadlines, &run->limit, uv_now(b->loop) + PROCESS_HELLO_MS, hello_late_cb);
+        return;
+    }
+    if (run->pid > 0 && !run->exit_open)
+        kill_unwatched(run);
+    if (err < 0 && !b->closing)
+        log_warn("share", "backend-not-started", "root=" CONFIG_PROCESS "%s reason=\"%s\"", b->name,
+                 why);
+    process_run_end(run, b->closing ? PROCESS_STOP_MS : 0, "%s", why);
+}
+
+int process_run_start(struct share_backend *b)
+{
+    struct process_run *run = calloc(1, sizeof(*run));
+    int err;
+
+    if (!run)
+        return -ENOMEM;
+    run->b = b;
+    run->socket = run->pid_fd = run->buffer_fd = -1;
+    run->buffer_bytes = b->config.buffer_bytes;
+    list_init(&run->spans);
+    run->start.data = run;
+    err = uv_queue_work(b->loop, &run->start, start_cb, started_cb);
+    if (err < 0) {
+        free(run);
+        return err;
+    }
+    run->threaded = true;
+    b->run = run;
+    return 0;
+}
