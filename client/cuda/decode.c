@@ -309,6 +309,7 @@ static CUresult attend_load(struct ucm_cuda_decode *d)
         r = cuModuleGetFunction(&d->kernel[DECODE_MERGE], d->attend_module, name);
         ucm_attend_mla_kernel(name, type, d->plan.narrow, d->plan.attend.group);
     } else {
+        r = cuModuleGetFunction(&d->kernel[DECODE_ORDER], d->attend_module, "ucm_attend_order");
         ucm_attend_cuda_kernel(name, type, d->plan.narrow, o->head_dim, d->plan.attend.group);
     }
     if (r == CUDA_SUCCESS)

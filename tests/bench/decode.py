@@ -20,7 +20,7 @@ those of a part: --only batch=POLICY/POLICY.
 
 All requests of a batch, and all 128k pieces of 1M tokens, are the same prompt in DRAM; on the GPU each has numbers, digests and slots of its own.
 
-$UCMD is the daemon, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the companion's. Needs PyTorch with CUDA; with --tiny a small shape
+$UCMD is the daemon, $UCMCTL the ucmctl beside it, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the companion's. Needs PyTorch with CUDA; with --tiny a small shape
 runs on a CPU, which shows that the script works."""
 
 import argparse

@@ -11,6 +11,7 @@ import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
+UCMCTL = os.environ.get("UCMCTL", os.path.join(os.path.dirname(UCMD), "ucmctl"))
 sys.path.insert(0, os.environ.get("UCM_PYTHON", os.path.join(TOP, "client/python")))
 
 
@@ -65,8 +66,7 @@ class Daemon:
             time.sleep(0.05)
 
     def ctl(self, *words):
-        ctl = os.path.join(os.path.dirname(UCMD), "ucmctl")
-        return subprocess.run([ctl, "--socket", self.socket, *words], capture_output=True, check=True).stdout
+        return subprocess.run([UCMCTL, "--socket", self.socket, *words], capture_output=True, check=True).stdout
 
     def metrics(self):
         return json.loads(self.ctl("--json", "stats"))["metrics"]

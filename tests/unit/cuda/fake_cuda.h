@@ -4,7 +4,8 @@
  * Promises: each stream runs its work in order, on a thread of its own, after the delay of
  * fake_cuda_delay. Kernels read their items and planes only then, so a descriptor that is
  * overwritten too early shows. Kernels other than the copy kernel and
- * those of kernels/encoding do nothing. Freed memory that is open stays until it is closed.
+ * those of kernels/encoding do nothing, but fake_cuda_launched tells that they were launched.
+ * Freed memory that is open stays until it is closed.
  * Threads: any; install and fake_cuda_delay come first. */
 #ifndef UCM_TESTS_FAKE_CUDA_H
 #define UCM_TESTS_FAKE_CUDA_H
@@ -53,10 +54,10 @@ void fake_cuda_uuid(int ordinal, uint8_t uuid[16]);
  * and companion order themselves by words that each has mapped for itself: ThreadSanitizer takes
  * these for different ones. */
 void fake_cuda_fence(void);
+/* Whether a kernel of the companion's with that name was launched since this was asked last. */
+bool fake_cuda_launched(const char *name);
 /* Counts memory, streams and events that exist: 0 at the end of a test. */
 unsigned fake_cuda_left(void);
 unsigned fake_cuda_registered(void); /* ranges of host memory */
-/* Whether a kernel of this name has been asked for since the last call, of the 8 asked for last. */
-bool fake_cuda_asked(const char *kernel);
 
 #endif

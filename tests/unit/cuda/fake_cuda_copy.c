@@ -1,8 +1,11 @@
 /* What streams of the fake driver carry out: kernels, copies, memory that is set. */
+#include "tests/unit/cuda/fake_cuda.h"
 #include "tests/unit/cuda/fake_cuda_inside.h"
 
 #include "kernels/copy.h"
 
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,6 +52,62 @@ CUfunction fake_cuda_coder(const char *name)
     return (CUfunction)(uintptr_t)&coders[end && strcmp(end, "_dump") == 0];
 }
 
+/* ---- kernels that do nothing ---- */
+
+static struct idle {
+    char name[64];
+    bool launched;
+} idles[128];
+static pthread_mutex_t idles_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* With the lock: the one of that name, or the first without one. */
+static struct idle *idle_named(const char *name)
+{
+    struct idle *i = idles;
+
+    while (i < idles + sizeof idles / sizeof *idles - 1 && i->name[0] != 0 &&
+           strcmp(i->name, name) != 0)
+        i++;
+    return i;
+}
+
+CUfunction fake_cuda_idle(const char *name)
+{
+    struct idle *i;
+
+    pthread_mutex_lock(&idles_lock);
+    i = idle_named(name);
+    snprintf(i->name, sizeof i->name, "%s", name);
+    pthread_mutex_unlock(&idles_lock);
+    return (CUfunction)(uintptr_t)i;
+}
+
+bool fake_cuda_launched(const char *name)
+{
+    bool launched;
+
+    pthread_mutex_lock(&idles_lock);
+    launched = idle_named(name)->launched;
+    idle_named(name)->launched = false;
+    pthread_mutex_unlock(&idles_lock);
+    return launched;
+}
+
+/* False: it is none of them. */
+static bool idle_launch(CUfunction f)
+{
+    uintptr_t at = (uintptr_t)f - (uintptr_t)idles;
+
+    if (at >= sizeof idles)
+        return false;
+    pthread_mutex_lock(&idles_lock);
+    idles[at / sizeof *idles].launched = true;
+    pthread_mutex_unlock(&idles_lock);
+    return true;
+}
+
+/* ---- kernels that copy ---- */
+
 static CUresult launch(CUfunction f, CUstream s, void **arguments, bool companion)
 {
     bool coded = f == (CUfunction)(uintptr_t)&coders[0] || f == (CUfunction)(uintptr_t)&coders[1];
@@ -73,7 +132,9 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
                         void **extra)
 {
     (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
-    return f ? launch(f, s, arguments, true) : CUDA_SUCCESS;
+    if (f == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    return idle_launch(f) ? CUDA_SUCCESS : launch(f, s, arguments, true);
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **arguments, void **extra)

@@ -46,6 +46,7 @@ CUresult fake_cuda_daemon_launch(CUfunction f, unsigned gx, unsigned gy, unsigne
                                  unsigned by, unsigned bz, unsigned shared, CUstream s,
                                  void **arguments, void **extra);
 CUfunction fake_cuda_coder(const char *name); /* a kernel of kernels/encoding */
+CUfunction fake_cuda_idle(const char *name);  /* a kernel that does nothing */
 CUresult fake_cuda_daemon_record(CUevent e, CUstream s);
 void fake_cuda_handle_fill(uint8_t handle[64], uint32_t kind, void *what);
 /* NULL: it is none of that kind. */

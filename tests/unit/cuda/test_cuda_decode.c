@@ -88,20 +88,6 @@ Test(cuda_decode, sizes)
     ucm_cuda_decode_close(opened());
 }
 
-/* A kernel for another type reads beyond the slots. */
-Test(cuda_decode, kernels_of_the_type_of_slots)
-{
-    ucm_cuda_decode_close(opened());
-    cr_expect(fake_cuda_asked("ucm_attend_bf16_64_8"));
-    options.encoding = UCM_CUDA_DECODE_FP8;
-    ucm_cuda_decode_close(opened());
-    cr_expect(fake_cuda_asked("ucm_attend_bf16_e4m3_64_8"));
-    options.encoding = UCM_CUDA_DECODE_AS_STORED;
-    options.kv_dtype = UCM_SPARSE_FP8_E4M3;
-    ucm_cuda_decode_close(opened());
-    cr_expect(fake_cuda_asked("ucm_attend_bf16_e4m3_64_8"));
-}
-
 /* A latent of 576 channels a token for 128 query heads. */
 static struct ucm_cuda_decode_options latent_options(void)
 {
@@ -136,6 +122,42 @@ static void option_refused(const struct ucm_cuda_decode_options *o, const char *
         o.field = value;                                                                           \
         option_refused(&o, part);                                                                  \
     } while (0)
+
+/* A layer as it has to be, without what rounds want. */
+static struct ucm_cuda_decode_layer layer_right(void)
+{
+    return (struct ucm_cuda_decode_layer){.chains = 2,
+                                          .index = 4096,
+                                          .count = 4096,
+                                          .table = 4096,
+                                          .table_stride = 300,
+                                          .request = 4096,
+                                          .q = 4096,
+                                          .out = 4096};
+}
+
+/* A kernel for another type reads beyond the slots. */
+Test(cuda_decode, kernels_of_the_type_of_slots)
+{
+    static const struct {
+        uint32_t kv_dtype, encoding;
+        const char *kernel;
+    } of[] = {{0, UCM_CUDA_DECODE_AS_STORED, "ucm_attend_bf16_64_8"},
+              {UCM_SPARSE_FP8_E4M3, UCM_CUDA_DECODE_AS_STORED, "ucm_attend_bf16_e4m3_64_8"},
+              {0, UCM_CUDA_DECODE_FP8, "ucm_attend_bf16_e4m3_64_8"}};
+    struct ucm_cuda_decode_layer l = layer_right();
+
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        struct ucm_cuda_decode *d;
+
+        options.kv_dtype = of[i].kv_dtype;
+        options.encoding = of[i].encoding;
+        d = opened();
+        cr_expect_eq(ucm_cuda_decode_layer(d, &l, stream), 0, "%s", ucm_cuda_errmsg());
+        cr_expect(fake_cuda_launched(of[i].kernel), "%s", of[i].kernel);
+        ucm_cuda_decode_close(d);
+    }
+}
 
 Test(cuda_decode, latents)
 {
@@ -226,21 +248,13 @@ Test(cuda_decode, options_that_are_wrong)
 
 Test(cuda_decode, rounds)
 {
-    struct ucm_cuda_decode_layer l = {.chains = 2,
-                                      .index = 4096,
-                                      .count = 4096,
-                                      .table = 4096,
-                                      .table_stride = 300,
-                                      .request = 4096,
-                                      .q = 4096,
-                                      .out = 4096,
-                                      .candidates = 4096,
-                                      .score = 4096,
-                                      .head_scores = 4096,
-                                      .head_pitch = 300};
+    struct ucm_cuda_decode_layer l = layer_right();
     struct ucm_cuda_decode *d;
     struct ucm_cuda_decode_result result;
     uint64_t plain, bytes;
+
+    l.candidates = l.score = l.head_scores = 4096;
+    l.head_pitch = 300;
 
     cr_assert_eq(ucm_cuda_decode_slot_bytes(&options, &plain), 0);
     REFUSED(rule, 4, "rule is 4");
@@ -260,6 +274,7 @@ Test(cuda_decode, rounds)
     d = opened();
     cr_expect_eq(ucm_cuda_decode_begin(d, stream), 0, "%s", ucm_cuda_errmsg());
     cr_expect_eq(ucm_cuda_decode_layer(d, &l, stream), 0, "%s", ucm_cuda_errmsg());
+    cr_expect(fake_cuda_launched("ucm_attend_order"));
     cr_expect_eq(ucm_cuda_decode_end(d, stream), 0, "%s", ucm_cuda_errmsg());
     cr_expect_eq(ucm_cuda_decode_result(d, &result), 0);
     cr_expect_eq(result.rounds, 0);

@@ -2,6 +2,7 @@
  * tells. */
 #include "client/cuda/stream_wait.h"
 #include "client/include/ucmclient_cuda.h"
+#include "kernels/copy.h"
 #include "tests/unit/client_rig.h"
 #include "tests/unit/cuda/fake_cuda.h"
 
@@ -351,9 +352,11 @@ static void kernel_run(unsigned us)
     uint64_t nowhere = 0;
     uint32_t none = 0;
     void *arguments[] = {&nowhere, &none, &nowhere, &none, &none, &none};
+    CUfunction copy;
 
+    cr_assert_eq(cuModuleGetFunction(&copy, (CUmodule)arguments, UCM_COPY_KERNEL), CUDA_SUCCESS);
     fake_cuda_slow(us);
-    cr_assert_eq(cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL), CUDA_SUCCESS);
+    cr_assert_eq(cuLaunchKernel(copy, 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL), CUDA_SUCCESS);
     fake_cuda_slow(0);
 }
 
