@@ -464,13 +464,31 @@ static int cache_init(struct server *s, struct ucm_error *e)
     return rc == 0 ? arena_init(s, e) : rc;
 }
 
+static bool share_quota_cb(void *ctx, const char *tenant, uint64_t *guaranteed, uint64_t *most)
+{
+    const struct tenant_set *set = ctx;
+    const struct tenant_settings *s = tenant ? tenant_settings_of(set, tenant) : &set->defaults;
+    bool any = s->share_guaranteed > 0 || s->share_most > 0;
+
+    for (const struct tenant *t = tenant_next(set, NULL); !tenant && !any && t;
+         t = tenant_next(set, t))
+        any = t->settings.share_guaranteed > 0 || t->settings.share_most > 0;
+    if (tenant) {
+        *guaranteed = s->share_guaranteed;
+        *most = s->share_most;
+    }
+    return any;
+}
+
 /* Does no I/O on roots yet: a server that hangs does not delay the start. */
 static int share_init(struct server *s, struct ucm_error *e)
 {
     int rc = share_open(&s->loop, &s->deadlines, &s->config, s->seal, &s->metrics, &s->share, e);
 
-    if (rc == 0 && s->share)
+    if (rc == 0 && s->share) {
         cache_share_attach(s->cache, s->share);
+        share_quotas(s->share, share_quota_cb, index_tenants(s->index));
+    }
     return rc;
 }
 

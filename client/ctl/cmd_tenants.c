@@ -85,9 +85,9 @@ static void obtained_cell(struct table *t, cJSON *tenant, const char *had, const
 
 static int tenants_print(cJSON **all, uint32_t n)
 {
-    static const char *const titles[] = {"TENANT",   ">NAMESPACES", ">BLOCKS", ">DRAM",   ">GIVEN",
-                                         ">NVME",    ">GIVEN",      ">SHARED", ">WEIGHT", ">OF BUS",
-                                         ">OF NVME", ">OF SHARED",  NULL};
+    static const char *const titles[] = {
+        "TENANT",  ">NAMESPACES", ">BLOCKS", ">DRAM",   ">GIVEN",   ">NVME",      ">GIVEN",
+        ">SHARED", ">GIVEN",      ">WEIGHT", ">OF BUS", ">OF NVME", ">OF SHARED", NULL};
     struct table t;
 
     if (n == 0) {
@@ -104,6 +104,7 @@ static int tenants_print(cJSON **all, uint32_t n)
         bytes_cell(&t, all[i], "nvme_bytes");
         bounds_cell(&t, all[i], "given_nvme_guaranteed", "given_nvme_most");
         bytes_cell(&t, all[i], "shared_bytes");
+        bounds_cell(&t, all[i], "given_share_guaranteed", "given_share_most");
         table_cell(&t, "%llu", (unsigned long long)number_of(all[i], "given_weight"));
         obtained_cell(&t, all[i], "bus_contended_bytes", "bus_due_bytes");
         obtained_cell(&t, all[i], "nvme_contended_bytes", "nvme_due_bytes");

@@ -208,7 +208,8 @@ const struct config_key config_keys[] = {
          "the share of what tenants wait for, against others' weights (100); namespaces=N: in "
          "place of limits.namespaces_per_tenant; dram.guaranteed=SIZE: of the cache in DRAM stays "
          "the tenant's, whatever others store; dram.most=SIZE: it gets no more (0: no bound); "
-         "nvme.guaranteed=SIZE, nvme.most=SIZE: the same of NVMe, guarantees at most half of it. "
+         "nvme.guaranteed=SIZE, nvme.most=SIZE: the same of NVMe, guarantees at most half of it; "
+         "share.guaranteed=SIZE, share.most=SIZE: of each shared root, kept by garbage collection. "
          "docs/operations.md has more."},
     {KEY("admins", LIST, admins, ""), RANGE(0, 1024), .item_cb = item_admin, .reloadable = true,
      .help = "Who may use operators' calls besides root and the daemon's own user: a list of "

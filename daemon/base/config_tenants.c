@@ -1,5 +1,6 @@
 #include "daemon/base/config_tenants.h"
 
+#include "daemon/base/config_roots.h"
 #include "daemon/base/config_table.h"
 #include "proto/units.h"
 
@@ -169,18 +170,21 @@ int tenant_settings_check(const struct tenant_settings *s, char why[TENANT_WHY_B
 {
     int rc = most_check("dram", s->dram_guaranteed, s->dram_most, why);
 
-    return rc != 0 ? rc : most_check("nvme", s->nvme_guaranteed, s->nvme_most, why);
+    if (rc == 0)
+        rc = most_check("nvme", s->nvme_guaranteed, s->nvme_most, why);
+    return rc != 0 ? rc : most_check("share", s->share_guaranteed, s->share_most, why);
 }
 
 bool tenant_gives_guarantee(const struct tenant_settings *s)
 {
-    return s->dram_guaranteed > 0 || s->nvme_guaranteed > 0;
+    return s->dram_guaranteed > 0 || s->nvme_guaranteed > 0 || s->share_guaranteed > 0;
 }
 
 void tenant_guarantees_add(struct tenant_settings *sum, const struct tenant_settings *s)
 {
     sum->dram_guaranteed += s->dram_guaranteed;
     sum->nvme_guaranteed += s->nvme_guaranteed;
+    sum->share_guaranteed += s->share_guaranteed;
 }
 
 static int sum_check(const char *key, uint64_t sum, const char *of, uint64_t size,
@@ -194,6 +198,22 @@ static int sum_check(const char *key, uint64_t sum, const char *of, uint64_t siz
                   units_size_text(text, sum), of, units_size_text(bound, size));
 }
 
+/* Of roots with a capacity; UINT64_MAX: they have none. 0: there are no roots. */
+static uint64_t root_least(const struct config *c)
+{
+    struct config_root roots[UCM_MAX_ROOTS];
+    struct config_error e;
+    uint64_t least = UINT64_MAX;
+    uint32_t n = 0;
+
+    if (config_roots(c, roots, &n, &e) != 0)
+        return UINT64_MAX; /* that is said elsewhere */
+    for (uint32_t i = 0; i < n; i++)
+        if (roots[i].capacity_bytes > 0 && roots[i].capacity_bytes < least)
+            least = roots[i].capacity_bytes;
+    return n == 0 ? 0 : least == UINT64_MAX ? least : least / 100 * CONFIG_SHARE_LOW;
+}
+
 int tenant_guarantees_check(const struct config *c, const struct tenant_settings *sum,
                             char why[TENANT_WHY_BYTES])
 {
@@ -203,10 +223,13 @@ int tenant_guarantees_check(const struct config *c, const struct tenant_settings
     if (rc == 0 && sum->nvme_guaranteed > 0 && c->nvme_rewrite == 0)
         return refuse(why, "nvme.guaranteed is kept by writing parts again, and nvme.rewrite is 0; "
                            "raise it, or guarantee nothing of NVMe");
+    if (rc == 0)
+        rc = sum_check("nvme.guaranteed", sum->nvme_guaranteed,
+                       "half of the NVMe tier, the rest of which it needs to write,", half, why);
     return rc != 0 ? rc
-                   : sum_check("nvme.guaranteed", sum->nvme_guaranteed,
-                               "half of the NVMe tier, the rest of which it needs to write,", half,
-                               why);
+                   : sum_check("share.guaranteed", sum->share_guaranteed,
+                               "what garbage collection leaves on the smallest shared root",
+                               root_least(c), why);
 }
 
 /* ---- names ---- */

@@ -22,7 +22,7 @@ int share_op_resolve(struct share_op *op)
     if (op->by_name) {
         memcpy(op->file.identity, op->identity, sizeof(op->identity));
         if (block_file_name_parse(op->name, &name) < 0)
-            return block_file_temp_valid(op->name) ? 0 : -EINVAL;
+            return share_listing_wants(op->name) ? 0 : -EINVAL;
         op->file.part = name.part;
         return 0;
     }
@@ -76,7 +76,10 @@ void share_listing_free(struct share_listing *l)
 
 bool share_listing_wants(const char *name)
 {
-    return block_file_name_valid(name) || block_file_temp_valid(name);
+    uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
+
+    return block_file_name_valid(name) || block_file_temp_valid(name) ||
+           block_file_tenant_parse(name, namespace);
 }
 
 int share_listing_add(struct share_listing *l, const char *name, uint64_t bytes, uint64_t mtime_ns)

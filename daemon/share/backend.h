@@ -65,6 +65,7 @@ struct share_op {
     enum share_verb verb;
     struct block_file_id id; /* not for LIST and CHECK, nor with by_name */
     bool by_name;            /* the caller gives bucket and name, from a listing */
+    bool note;               /* of a tenant file: it does not count as a part */
     uint8_t bucket;          /* LIST, and with by_name; else share_op_resolve sets it */
     bool copy_sealed; /* with by_name: out, READ with 0: the file is sealed. in, WRITE: the same */
     /* With by_name. out, READ with 0: the identity in the header; all else was compared. in, WRITE:

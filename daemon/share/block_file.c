@@ -124,6 +124,28 @@ bool block_file_temp_valid(const char *name)
     return n < BLOCK_FILE_TEMP_CAP;
 }
 
+#define TENANT_PREFIX ".tenant-"
+
+void block_file_tenant_name(const uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES],
+                            char out[BLOCK_FILE_NAME_CAP])
+{
+    strcpy(out, TENANT_PREFIX);
+    *hex_put(out + sizeof(TENANT_PREFIX) - 1, namespace, BLOCK_FILE_NAMESPACE_BYTES) = '\0';
+}
+
+bool block_file_tenant_parse(const char *name, uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES])
+{
+    const char *hex = name + sizeof(TENANT_PREFIX) - 1;
+
+    if (strncmp(name, TENANT_PREFIX, sizeof(TENANT_PREFIX) - 1) != 0 ||
+        hex_span(hex) != 2 * BLOCK_FILE_NAMESPACE_BYTES ||
+        hex[2 * BLOCK_FILE_NAMESPACE_BYTES] != '\0')
+        return false;
+    for (unsigned i = 0; i < BLOCK_FILE_NAMESPACE_BYTES; i++)
+    namespace[i] = byte_of(hex + 2 * (size_t)i);
+    return true;
+}
+
 void block_file_temp_prefix(const char *host, uint32_t pid, uint64_t started,
                             char out[BLOCK_FILE_TEMP_CAP])
 {

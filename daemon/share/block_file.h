@@ -67,10 +67,17 @@ struct block_file_name {
     size_t key_chars; /* the name begins with so many digits of the key */
 };
 /* 0, or -EINVAL for another name, a temporary file's too. Only files with such a name, or with one
- * that block_file_temp_valid accepts, are looked at or removed; neither leads out of the bucket. */
+ * that block_file_temp_valid or block_file_tenant_parse accepts, are looked at or removed; none leads out of the bucket. */
 int block_file_name_parse(const char *name, struct block_file_name *out);
 bool block_file_name_valid(const char *name);
 bool block_file_temp_valid(const char *name);
+/* ".tenant-<32 hex digits of the fingerprint>", in one bucket: its payload says whose the namespace is (share_tenant.c). Such files
+ * are no block files, and not counted. */
+#define BLOCK_FILE_TENANT_BUCKET 0u
+void block_file_tenant_name(const uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES],
+                            char out[BLOCK_FILE_NAME_CAP]);
+/* True: it is such a name, of this namespace. */
+bool block_file_tenant_parse(const char *name, uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES]);
 /* What begins the temporary names of one process: 16 hex digits, different each time, must follow.
  * Of the host's name as much as fits; other characters than letters, digits, '.' and '_' are
  * replaced. */

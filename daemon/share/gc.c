@@ -2,9 +2,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/format/bytes.h"
-#include "daemon/share/gc_ages.h"
-#include "daemon/share/gc_parts.h"
-#include "daemon/share/gc_sweep.h"
+#include "daemon/share/gc_pass.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -16,29 +14,6 @@
 #define SOON_MS 1000u   /* after one that was not enough */
 #define STEP_TRIES 100u /* of a step that the root has no time for, GC_PAUSE_MS apart */
 #define NS_PER_MS 1000000u
-
-/* The sweeps of a pass:
- * - GC_ADD: adds up bytes by age, removes old temporary files
- * - GC_HIGHEST: removes the highest parts of blocks
- * - GC_OTHERS: removes their other parts */
-enum gc_phase { GC_ADD, GC_HIGHEST, GC_OTHERS };
-
-struct gc_pass {
-    enum gc_phase phase;
-    bool for_full, has_others;
-    uint64_t now_ns, began_ms;
-    uint32_t cut;     /* files of this cell and above go */
-    uint64_t target;  /* bytes that the root is brought to */
-    uint64_t pending; /* bytes of files that are being removed */
-    uint64_t used_bytes, used_files;
-    uint64_t removed, removed_bytes;
-    int partly; /* why a folder or a file was left as it is; 0: none was */
-    struct {
-        uint64_t bytes;
-        uint32_t files;
-    } buckets[BLOCK_FILE_BUCKETS]; /* as last seen */
-    struct gc_ages ages;
-};
 
 /* What a pass asks of the root before and after its sweeps, one after the other. */
 enum gc_step {
@@ -66,187 +41,12 @@ struct gc {
     struct share_task task;
     unsigned tries;
     uint8_t marker[GC_MARKER_BYTES];
-    struct gc_parts parts; /* kept from pass to pass: it only becomes more complete */
-    struct gc_pass pass;
-    struct gc_sweep sweep;
+    struct gc_walk walk;
 };
 
 static const struct block_file_id marker_id = {.key_bytes = UCM_MIN_KEY_BYTES};
 
 static void step_start(struct gc *gc, enum gc_step step);
-static void pass_ended(struct gc *gc, int status);
-
-static bool is_marker(const char *name)
-{
-    return strspn(name, "0-") == 2 * UCM_MIN_KEY_BYTES + 1 + 2 * BLOCK_FILE_NAMESPACE_BYTES + 3 &&
-           name[2 * UCM_MIN_KEY_BYTES] == '-';
-}
-
-/* ---- the sweeps of a pass, and which files go ---- */
-
-static struct gc *gc_of(struct gc_sweep *s)
-{
-    return LIST_ENTRY(s, struct gc, sweep);
-}
-
-/* Counts what the bucket holds now, without the marker: other hosts may have written to it or
- * removed from it since it was last listed. */
-static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
-{
-    struct gc_pass *pass = &gc_of(s)->pass;
-    uint64_t bytes = 0;
-    uint32_t files = 0;
-
-    for (uint32_t i = 0; i < l->n; i++) {
-        if (is_marker(l->files[i].name))
-            continue;
-        bytes += l->files[i].bytes;
-        files++;
-    }
-    if (l->unread > 0)
-        pass->partly = -EIO;
-    pass->used_bytes += bytes - pass->buckets[s->bucket].bytes;
-    pass->used_files += files - (uint64_t)pass->buckets[s->bucket].files;
-    pass->buckets[s->bucket].bytes = bytes;
-    pass->buckets[s->bucket].files = files;
-}
-
-/* Parts below the highest count as an eighth younger: see gc.h. */
-static uint32_t cell_of(const struct gc_pass *pass, const struct share_file *file, size_t key_chars,
-                        bool highest)
-{
-    uint64_t age = gc_age(pass->now_ns, file->mtime_ns);
-
-    return gc_cell(highest ? age : age - age / 8, file->name, key_chars);
-}
-
-static bool temp_old(const struct gc_pass *pass, const struct share_file *file)
-{
-    return file->mtime_ns < pass->now_ns && pass->now_ns - file->mtime_ns >= GC_TEMP_AGE_NS;
-}
-
-static bool wanted(struct gc *gc, const struct share_file *file)
-{
-    struct gc_pass *pass = &gc->pass;
-    struct block_file_name parsed;
-    bool highest;
-    uint32_t cell;
-
-    if (is_marker(file->name))
-        return false;
-    if (block_file_name_parse(file->name, &parsed) < 0)
-        return pass->phase == GC_ADD && block_file_temp_valid(file->name) && temp_old(pass, file);
-    highest = gc_parts_learn(&gc->parts, &parsed);
-    if (!highest)
-        pass->has_others = true;
-    cell = cell_of(pass, file, parsed.key_chars, highest);
-    if (pass->phase == GC_ADD)
-        pass->ages.bytes[cell] += file->bytes;
-    return pass->phase == (highest ? GC_HIGHEST : GC_OTHERS) && cell >= pass->cut &&
-           pass->used_bytes > pass->pending && pass->used_bytes - pass->pending > pass->target;
-}
-
-static bool wanted_cb(struct gc_sweep *s, const struct share_file *file)
-{
-    struct gc *gc = gc_of(s);
-    bool is = wanted(gc, file);
-
-    if (is)
-        gc->pass.pending += file->bytes;
-    return is;
-}
-
-static void removed_cb(struct gc_sweep *s, const struct share_file *file, int status)
-{
-    struct gc *gc = gc_of(s);
-    struct gc_pass *pass = &gc->pass;
-
-    pass->pending -= file->bytes;
-    if (status < 0)
-        return;
-    pass->used_bytes -= file->bytes;
-    pass->used_files--;
-    pass->buckets[s->bucket].bytes -= file->bytes;
-    pass->buckets[s->bucket].files--;
-    if (block_file_temp_valid(file->name)) {
-        gc->config.root->config.metrics->share_gc_temps++;
-        return;
-    }
-    pass->removed++;
-    pass->removed_bytes += file->bytes;
-    gc->config.root->config.metrics->share_gc_removed++;
-    gc->config.root->config.metrics->share_gc_bytes += file->bytes;
-}
-
-/* Bytes that the root is brought to; UINT64_MAX: it may stay as it is. */
-static uint64_t target_of(const struct gc *gc)
-{
-    uint64_t capacity = gc->config.root->config.capacity_bytes, low = gc->config.low;
-    uint64_t target = UINT64_MAX, used = gc->pass.used_bytes;
-
-    if (capacity && used > capacity)
-        target = capacity / 100 * low + capacity % 100 * low / 100;
-    if (gc->pass.for_full && used / 100 * low < target)
-        target = used / 100 * low;
-    return target;
-}
-
-/* True: the root holds too much, and there are files that may go. */
-static bool cut_find(struct gc *gc)
-{
-    struct gc_pass *pass = &gc->pass;
-
-    pass->target = target_of(gc);
-    if (pass->used_bytes <= pass->target)
-        return false;
-    pass->cut = gc_ages_cut(&pass->ages, pass->used_bytes - pass->target);
-    if (pass->cut == GC_CELLS)
-        log_warn("share", "gc-none-old-enough", "root=%u used=%llu target=%llu",
-                 gc->config.root->number, (unsigned long long)pass->used_bytes,
-                 (unsigned long long)pass->target);
-    return pass->cut < GC_CELLS;
-}
-
-/* False: there is no further phase. */
-static bool phase_next(struct gc *gc)
-{
-    struct gc_pass *pass = &gc->pass;
-
-    if (pass->phase == GC_OTHERS)
-        return false;
-    return pass->phase++ == GC_ADD ? cut_find(gc)
-                                   : pass->has_others && pass->used_bytes > pass->target;
-}
-
-static void sweep_done_cb(struct gc_sweep *s, int status)
-{
-    struct gc *gc = gc_of(s);
-
-    if (status < 0 && !s->stopped && !s->given_up) {
-        gc->pass.partly = status;
-        status = 0;
-    }
-    if (status == 0 && phase_next(gc)) {
-        gc_sweep_start(&gc->sweep);
-        return;
-    }
-    pass_ended(gc, status);
-}
-
-static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
-                                              .wanted_cb = wanted_cb,
-                                              .removed_cb = removed_cb,
-                                              .done_cb = sweep_done_cb};
-
-static void pass_begin(struct gc *gc, uint64_t now_ns, bool for_full)
-{
-    memset(&gc->pass, 0, sizeof(gc->pass));
-    gc->pass.now_ns = now_ns;
-    gc->pass.for_full = for_full;
-    gc->pass.began_ms = uv_now(gc->config.root->config.loop);
-    gc_sweep_init(&gc->sweep, gc->config.root, gc->config.next, gc->config.sync, &sweep_ops);
-    gc_sweep_start(&gc->sweep);
-}
 
 /* ---- when passes begin ---- */
 
@@ -336,7 +136,8 @@ static void marker_make(struct gc *gc)
 /* How long ago the marker was set; very long: never, or its time makes no sense. */
 static uint64_t marker_age_ms(const struct gc *gc)
 {
-    return gc->marked_ns == 0 ? UINT64_MAX : gc_age(gc->pass.now_ns, gc->marked_ns) / NS_PER_MS;
+    return gc->marked_ns == 0 ? UINT64_MAX
+                              : gc_age(gc->walk.pass.now_ns, gc->marked_ns) / NS_PER_MS;
 }
 
 /* The server was full, and no host has begun or ended a pass since. The server's time is a little
@@ -361,7 +162,7 @@ static void begin(struct gc *gc)
 
     gc->full = false;
     gc->step = GC_STEP_SWEEP;
-    pass_begin(gc, gc->pass.now_ns, for_full);
+    gc_walk_begin(&gc->walk, gc->walk.pass.now_ns, for_full);
 }
 
 static void skip(struct gc *gc)
@@ -372,9 +173,10 @@ static void skip(struct gc *gc)
     idle(gc, gc->config.collect_ms - age_ms + jittered(gc->config.collect_ms / 10));
 }
 
-static void pass_ended(struct gc *gc, int status)
+static void pass_ended_cb(struct gc_walk *w, int status)
 {
-    struct gc_pass *pass = &gc->pass;
+    struct gc *gc = LIST_ENTRY(w, struct gc, walk);
+    const struct gc_pass *pass = &w->pass;
 
     if (status < 0) {
         failed(gc, status);
@@ -400,7 +202,7 @@ static void ended(struct gc *gc)
 {
     uint64_t capacity = gc->config.root->config.capacity_bytes, in_ms = gc->config.collect_ms;
 
-    if (capacity && gc->usage.bytes > capacity && gc->pass.removed > 0)
+    if (capacity && gc->usage.bytes > capacity && gc->walk.pass.removed > 0)
         in_ms = SOON_MS; /* highest parts were not all known, or the root grew meanwhile */
     idle(gc, jittered(in_ms));
     if (gc->full) {
@@ -416,9 +218,9 @@ static void clock_taken(struct gc *gc, int status)
 {
     int err = status;
 
-    gc->pass.now_ns = gc->task.op.now_ns;
+    gc->walk.pass.now_ns = gc->task.op.now_ns;
     if (status == -ENOSPC || status == -EDQUOT)
-        err = share_root_time(gc->config.root, &gc->pass.now_ns);
+        err = share_root_time(gc->config.root, &gc->walk.pass.now_ns);
     if (gc->look && !gc->forced && !gc->full)
         looked(gc);
     else if (err < 0)
@@ -523,6 +325,7 @@ int gc_new(const struct gc_config *config, struct gc **out)
     if (!gc)
         return -ENOMEM;
     gc->config = *config;
+    gc->walk = (struct gc_walk){.config = &gc->config, .ended_cb = pass_ended_cb};
     gc->look = config->first_ms == 0;
     next_in(gc, gc->look ? 0 : jittered(config->first_ms));
     *out = gc;
@@ -538,12 +341,12 @@ void gc_stop(struct gc *gc)
     if (step_under_way(gc) && share_root_cancel(gc->config.root, &gc->task))
         gc->step = GC_STEP_IDLE;
     if (gc->step == GC_STEP_SWEEP)
-        gc_sweep_stop(&gc->sweep);
+        gc_walk_stop(&gc->walk);
 }
 
 bool gc_busy(const struct gc *gc)
 {
-    return step_under_way(gc) || gc->sweep.active;
+    return step_under_way(gc) || gc_walk_busy(&gc->walk);
 }
 
 void gc_free(struct gc *gc)
@@ -551,16 +354,17 @@ void gc_free(struct gc *gc)
     if (!gc)
         return;
     deadline_disarm(gc->config.root->config.deadlines, &gc->next);
+    gc_walk_free(&gc->walk);
     free(gc);
 }
 
 void gc_full(struct gc *gc)
 {
     uint64_t now_ms = uv_now(gc->config.root->config.loop);
-    uint64_t at_ms = gc->pass.for_full ? gc->pass.began_ms + GC_FULL_PAUSE_MS : 0;
+    uint64_t at_ms = gc->walk.pass.for_full ? gc->walk.pass.began_ms + GC_FULL_PAUSE_MS : 0;
 
     if (gc->stopped || gc->full || gc->config.root->config.read_only ||
-        (gc->step != GC_STEP_IDLE && gc->pass.for_full))
+        (gc->step != GC_STEP_IDLE && gc->walk.pass.for_full))
         return;
     gc->full = true;
     gc->full_ms = now_ms;
@@ -586,4 +390,10 @@ int gc_run(struct gc *gc)
 struct gc_usage gc_usage(const struct gc *gc)
 {
     return gc->usage;
+}
+
+void gc_quotas(struct gc *gc, share_quota_fn quota_cb, void *ctx)
+{
+    gc->walk.quota.quota_cb = quota_cb;
+    gc->walk.quota.ctx = ctx;
 }

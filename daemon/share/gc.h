@@ -51,6 +51,9 @@ void gc_full(struct gc *gc);
 /* Begins a pass now, whatever the marker says. 0; -EALREADY; -EROFS; -ECANCELED after gc_stop. */
 int gc_run(struct gc *gc);
 
+/* Tenants' quotas, which passes keep from the next one on: gc_quota.h. */
+void gc_quotas(struct gc *gc, share_quota_fn quota_cb, void *ctx);
+
 struct gc_usage {
     bool known;
     uint64_t bytes, files;

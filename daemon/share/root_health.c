@@ -148,12 +148,12 @@ static void count(struct share_root *r, const struct share_task *t, int status)
 
     if (t->op.verb == SHARE_FIND && status_answers(status))
         r->stats.latency_us += r->stats.latency_us ? us / 8 - r->stats.latency_us / 8 : us;
-    if (t->op.verb == SHARE_READ && status == 0) {
+    if (t->op.verb == SHARE_READ && status == 0 && !t->op.note) {
         r->stats.reads++;
         r->stats.read_bytes += t->op.bytes;
         m->share_reads++;
         m->share_read_bytes += t->op.bytes;
-    } else if (t->op.verb == SHARE_WRITE && status == 0) {
+    } else if (t->op.verb == SHARE_WRITE && status == 0 && !t->op.note) {
         r->stats.writes++;
         r->stats.write_bytes += t->op.bytes;
         m->share_writes++;

@@ -173,6 +173,13 @@ void share_stop(struct share *s)
         share_root_stop(s->roots[i]);
 }
 
+void share_quotas(struct share *s, share_quota_fn quota_cb, void *ctx)
+{
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->roots[i]->gc)
+            gc_quotas(s->roots[i]->gc, quota_cb, ctx);
+}
+
 uint32_t share_busy(const struct share *s)
 {
     uint32_t n = s->n_lookups + !list_empty(&s->purges) + s->sealing;

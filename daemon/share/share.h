@@ -36,6 +36,10 @@ typedef uint8_t share_root_id;
 
 #define SHARE_LOOKUPS_MAX 512u /* under way */
 
+/* What the tenant of that name is guaranteed of each root, and gets at most there (0: no bound). tenant NULL: nothing is set.
+ * Returns whether it is given either; NULL: whether anybody may be. */
+typedef bool (*share_quota_fn)(void *ctx, const char *tenant, uint64_t *guaranteed, uint64_t *most);
+
 /* Opens the roots of config->share_roots. Does no I/O on them, so no server delays the start; a
  * health check of each is under way on return. 0, or -errno with *e saying what would be right.
  * Without roots *out is NULL. */
@@ -43,6 +47,8 @@ int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct
                struct seal *seal, struct metrics *metrics, struct share **out, struct ucm_error *e);
 /* Not while share_busy. Closes its handles on the loop. NULL-safe. */
 void share_close(struct share *s);
+/* Quotas, which garbage collection keeps from its next pass on. */
+void share_quotas(struct share *s, share_quota_fn quota_cb, void *ctx);
 /* Operations whose callback has not run, or whose memory is still in use. */
 uint32_t share_busy(const struct share *s);
 /* The daemon stops: garbage collection and writes end, reads and lookups go on. */
@@ -58,6 +64,7 @@ struct share_io {
     void *data;
     uint64_t bytes; /* of the payload */
     struct fair_who who;
+    const char *tenant;  /* of a write: whose the namespace is; NULL: that is not noted */
     struct fair_got got; /* out, with done_cb */
     /* in: of a read, the root that is asked first, or 0. out, with status 0: where the part is. */
     share_root_id root;

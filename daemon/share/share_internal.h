@@ -12,6 +12,8 @@
 #define SHARE_DAMAGED_MS 600000u
 #define SHARE_NO_KEY_MS 60000u
 #define SHARE_ANSWERS (64u << 10) /* remembered at a time */
+#define SHARE_NOTED 1024u         /* namespaces whose notes are remembered */
+#define SHARE_NOTES_MAX 64u       /* under way */
 
 struct share_settings {
     uv_loop_t *loop;
@@ -26,6 +28,13 @@ struct share_settings {
     uint32_t n;
     /* ops, target (borrowed), depth, capacity_bytes and read_only; share_new sets the others. */
     struct share_root_config roots[UCM_MAX_ROOTS];
+};
+
+/* A namespace whose tenant file was written, or is on its way, to these roots. */
+struct share_noted {
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES];
+    uint64_t until_ms;
+    uint32_t roots; /* bit by root */
 };
 
 struct share {
@@ -45,6 +54,8 @@ struct share {
     uint32_t sealing;      /* parts that are being sealed, opened, or wait in `sealed` */
     uint64_t sealed_bytes; /* of memory that was sealed into */
     bool seal_full;        /* a write was refused for it */
+    struct share_noted noted[SHARE_NOTED];
+    uint32_t noting; /* under way */
 };
 
 /* A set of roots: bit i is share->roots[i]. */
@@ -96,6 +107,11 @@ struct share_seal {
 int share_seal_begin(struct share_seal *x);
 /* Gives up its memory and key; of one of zeroes, too. */
 void share_seal_end(struct share_seal *x);
+
+/* share_tenant.c */
+
+/* A part was written: notes whose its namespace is, on roots where this host has not done so lately. Best effort. */
+void share_tenant_note(struct share *s, const struct share_io *io);
 
 /* share_io.c */
 

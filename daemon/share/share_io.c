@@ -200,6 +200,7 @@ static void write_answered(struct part_io *m, int status)
     if (status == 0) {
         share_remember(s, &m->io->id, root, true, SHARE_FOUND_MS);
         m->io->root = (share_root_id)(root + 1);
+        share_tenant_note(s, m->io);
     } else if ((status == -ENOSPC || status == -EDQUOT) && s->roots[root]->gc) {
         gc_full(s->roots[root]->gc);
     }

@@ -57,6 +57,13 @@ static void settings_apply(const struct tenant_set *set, struct tenant *t)
     tenant_settings_over(&t->settings, &t->kept);
 }
 
+const struct tenant_settings *tenant_settings_of(const struct tenant_set *set, const char *name)
+{
+    const struct tenant *t = tenant_find(set, name);
+
+    return t ? &t->settings : &set->defaults;
+}
+
 static struct tenant *tenant_make(struct tenant_set *set, const char *name)
 {
     struct tenant *t = tenant_find(set, name), **chain = chain_of(set, name);

@@ -86,6 +86,9 @@ int tenants_kept_write(const char *folder, const char *text);
  * left out, and the log says so. */
 void tenants_kept_read(struct tenant_set *set, const struct config *c);
 
+/* What a tenant of that name has, or would. */
+const struct tenant_settings *tenant_settings_of(const struct tenant_set *set, const char *name);
+
 /* NULL: there is none. */
 struct tenant *tenant_find(const struct tenant_set *set, const char *name);
 /* Finds the tenant, or makes it, and refers to it. NULL: no memory. */

@@ -205,7 +205,7 @@ class Missing(RootsCase):
         whole = block_files(self.roots[0])
         self.assertEqual({os.path.getsize(path) for path in whole}, {HEADER + region.size})
         for path in (os.path.join(at, name) for at, _, names in os.walk(self.roots[0]) for name in names):
-            self.assertTrue(path in whole or os.path.basename(path).startswith(".tmp-"), path)
+            self.assertTrue(path in whole or os.path.basename(path).startswith((".tmp-", ".tenant-")), path)
             self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
         self.assertEqual(len(self.good(self.over(self.roots[:1], blocks=4), bytes_of)), len(whole))
 

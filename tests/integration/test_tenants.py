@@ -3,10 +3,15 @@
 a noisy neighbour, who stores far more than there is, beside one who has a guarantee.
 """
 
+import glob
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 try:
@@ -203,6 +208,61 @@ class NoisyNeighbour(Own):
         self.assertEqual(self.ctl("tenant", "set", "quiet", "dram.guaranteed=4MiB").returncode, 0)
         self.daemon.kill()
         self.assertEqual(self.play(), 8)
+
+
+@unittest.skipUnless(os.geteuid() == 0, "takes other uids")
+class SharedRoot(Own):
+    """Two hosts over one folder. The quiet one's files are the oldest, and only the first host has ever seen its namespace; the other collects."""
+    def files(self):
+        return [os.path.join(at, name) for at, _, names in os.walk(self.root) for name in names
+                if len(name) > 64 and not name.startswith((".", "0" * 32))]
+
+    def age(self, days):
+        """Files that are not old yet, all of them."""
+        for path in self.files():
+            if time.time() - os.path.getmtime(path) < 3600:
+                os.utime(path, (time.time() - days * 86400,) * 2)
+
+    def play(self, blocks, **more):
+        """How many files the quiet one of 8 and the noisy one of 40 have after a collection."""
+        self.root = tempfile.mkdtemp(prefix="share.")
+        self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)
+        os.makedirs(os.path.join(self.root, "blocks"))
+        hosts = {"share.roots": self.root, "arena.size": "64MiB", **more}
+        self.start(**hosts)
+        self.store(self.worker(QUIET)[2], [f"quiet {i}" for i in range(8)])
+        self.until(lambda: len(self.files()) == 8, "the quiet one's files")
+        quiet = set(self.files())
+        self.age(60)
+        self.store(self.worker(NOISY)[2], [f"noise {i}" for i in range(40)])
+        self.until(lambda: len(self.files()) == 48, "all files")
+        self.age(10)
+        notes = glob.glob(os.path.join(self.root, "blocks", "00", ".tenant-*"))
+        self.assertEqual(len(notes), 2)
+        self.folder = tempfile.mkdtemp(prefix="host.")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.start(**{**hosts, "share.roots": f"{self.root} capacity={blocks * (BLOCK + 64)}"})
+        self.until(lambda: self.ctl("share", "collect").returncode == 0, "a collection")
+        self.until(lambda: re.search(r"share gc root=1 removed=[1-9]", self.daemon.log()), "its end")
+        left = set(self.files())
+        return len(left & quiet), len(left - quiet)
+
+    def test_without_a_guarantee_the_oldest_files_go(self):
+        self.assertEqual(self.play(24)[0], 0)
+
+    def test_what_is_guaranteed_stays_on_the_root(self):
+        quiet, noisy = self.play(24, tenant_settings=f"quiet share.guaranteed={8 * (BLOCK + 64)}")
+        self.assertEqual(quiet, 8)
+        self.assertTrue(12 <= noisy <= 14, noisy)
+
+    def test_at_most(self):
+        quiet, noisy = self.play(1000, tenant_settings=f"noisy share.most={20 * (BLOCK + 64)}")
+        self.assertEqual(quiet, 8)
+        self.assertTrue(16 <= noisy <= 18, noisy)
+
+    def test_a_guarantee_that_no_root_could_keep(self):
+        with self.assertRaisesRegex(RuntimeError, "share.guaranteed are 2MiB in sum, and what garbage collection leaves on the smallest shared"):
+            Daemon(**{"share.roots": "/tmp capacity=2MiB", **self.options, "tenant_settings": "quiet share.guaranteed=2MiB"})
 
 
 if __name__ == "__main__":
