@@ -67,6 +67,7 @@ struct config {
     bool container_admins;
     struct config_list encryption_tenants;
     bool encryption_plain;
+    bool encryption_kept;
     uint64_t encryption_deadline_ms;
     enum log_level log_level;
 

@@ -169,6 +169,13 @@ static int check_encryption(const struct config *c, struct config_error *e)
 {
     const struct config_list *t = &c->encryption_tenants;
 
+    if (t->n > 0 && c->arena_keep[0] != '\0' && !c->encryption_kept)
+        return config_fail(
+            c, e, "arena.keep",
+            "arena.keep would keep blocks of the tenants of encryption.tenants in the "
+            "clear, in memory that outlives the daemon; leave it empty, or write "
+            "encryption.kept: true");
+
     for (size_t i = 0; i < t->n; i++)
         for (size_t j = 0; j < i; j++)
             if (name_length(t->item[i]) == name_length(t->item[j]) &&

@@ -231,9 +231,13 @@ const struct config_key config_keys[] = {
              "file:/PATH\", \"NAME credential:NAME\" (of systemd) and \"NAME command:/PATH "
              "WORDS\"; for * as a name, all that are not in the list. A key is a line of 64 "
              "hexadecimal digits; the last line is the current key."},
-    {KEY("encryption.plain", BOOL, encryption_plain, "true"), .names = bool_names,
+    {KEY("encryption.plain", BOOL, encryption_plain, "false"), .names = bool_names,
      .help = "Whether parts that NVMe has of such a tenant in the clear, from before, are still "
-             "read. With false they are left out at the start."},
+             "read. With true a restart with encryption is not cold, and whoever writes to the "
+             "disk can plant blocks; with false they are left out at the start."},
+    {KEY("encryption.kept", BOOL, encryption_kept, "false"), .names = bool_names,
+     .help = "Whether arena.keep may keep blocks of such tenants in memory that outlives the "
+             "daemon, where they lie in the clear. With false both together are refused."},
     {KEY("encryption.deadline", DURATION, encryption_deadline_ms, "10s"), RANGE(10, 60 * SECOND),
      .internal = true,
      .help = "How long a source of keys may take: then a command is killed, and a file or "

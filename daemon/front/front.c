@@ -65,26 +65,30 @@ static int connects_check(struct front *f, uid_t uid, struct ucm_error *e)
     return 0;
 }
 
-/* Who connects too often is not asked further who he is, unless he may be an operator. */
-static int connects_admit(struct front *f, int fd, struct ucm_error *e)
+/* Who connects too often is not asked further who he is. Who may be an operator by his uid is asked always: root of a container may not
+ * keep that of the host out, and connects too often like anybody else. */
+static int connects_admit(struct front *f, int fd, struct peer *peer, struct ucm_error *e)
 {
     struct ucred cred;
     socklen_t len = sizeof(cred);
+    bool maybe;
+    int rc = 0;
 
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0 ||
-        peer_may_be_admin(f->config, &cred))
-        return 0;
-    return connects_check(f, cred.uid, e);
+    maybe = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0 ||
+            peer_may_be_admin(f->config, &cred);
+    if (!maybe)
+        rc = connects_check(f, cred.uid, e);
+    if (rc == 0)
+        rc = peer_identify(fd, f->config, peer, e);
+    return rc == 0 && maybe && !peer->admin ? connects_check(f, peer->uid, e) : rc;
 }
 
 static void admit(struct front *f, int fd)
 {
     struct ucm_error e;
     struct peer peer;
-    int rc = connects_admit(f, fd, &e);
+    int rc = connects_admit(f, fd, &peer, &e);
 
-    if (rc == 0)
-        rc = peer_identify(fd, f->config, &peer, &e);
     if (rc == 0)
         rc = conn_new(f, fd, &peer, &e);
     if (rc != 0)

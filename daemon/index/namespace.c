@@ -322,6 +322,9 @@ int index_ns_restore(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT
     struct limit_owner *owner;
     int rc;
 
+    /* What a disk says of it decided whether the part may be in the clear. */
+    if (ns && (n != ns->canonical_bytes || memcmp(canonical, ns->canonical, n) != 0))
+        return ucm_error_set(e, UCM_WIRE_INVALID, "its identity is another one's");
     if (ns) {
         *out = ns;
         return 0;

@@ -127,7 +127,11 @@ static int text_read(struct file_job *j, int fd)
 
 static int file_status(const struct stat *st)
 {
-    return !S_ISREG(st->st_mode) ? -EINVAL : st->st_mode & 0022 ? -EPERM : 0;
+    return !S_ISREG(st->st_mode)                        ? -EINVAL
+           : st->st_uid != 0 && st->st_uid != geteuid() ? -EXDEV
+           : st->st_mode & (S_IWGRP | S_IWOTH)          ? -EPERM
+           : st->st_mode & S_IROTH                      ? -EROFS
+                                                        : 0;
 }
 
 static void file_run_cb(void *job)
@@ -157,6 +161,16 @@ static void file_free_cb(void *job)
     free(j);
 }
 
+static const char *status_text(int status)
+{
+    return status == -EINVAL  ? "it should be a regular file"
+           : status == -EXDEV ? "it should belong to root or the daemon's user"
+           : status == -EPERM ? "its group or others may write it: chmod go-w"
+           : status == -EROFS ? "others may read it: chmod o-r"
+           : status == -EFBIG ? "it is longer than 4 KiB"
+                              : strerror(-status);
+}
+
 static void file_ended_cb(void *ctx, void *job, int status)
 {
     struct file_job *j = job;
@@ -172,11 +186,7 @@ static void file_ended_cb(void *ctx, void *job, int status)
         snprintf(why, sizeof(why), "%.100s did not answer within %llu ms", s->path,
                  (unsigned long long)s->deadline_ms);
     } else {
-        snprintf(why, sizeof(why), "%.100s: %s", s->path,
-                 status == -EINVAL  ? "it should be a regular file"
-                 : status == -EPERM ? "its group or others may write it: chmod go-w"
-                 : status == -EFBIG ? "it is longer than 4 KiB"
-                                    : strerror(-status));
+        snprintf(why, sizeof(why), "%.100s: %s", s->path, status_text(status));
     }
     s->busy = false;
     s->done_cb(s, status, why);

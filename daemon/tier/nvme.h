@@ -158,6 +158,7 @@ struct nvme_recovery {
     struct list duplicates;        /* found twice, to be compared */
     unsigned duplicates_n, duplicate_reads;
     uint64_t segments, segments_done, refused;
+    uint64_t plain; /* refused: in the clear, of tenants with keys */
     uint64_t start_ms, progress_ms;
 };
 

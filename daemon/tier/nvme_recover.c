@@ -75,6 +75,12 @@ static void recover_end(struct tier *t)
              " seconds=%.3f",
              t->metrics->nvme_recovered_parts, t->metrics->nvme_recovered_bytes, r->segments,
              r->refused, seconds(t));
+    if (r->plain > 0)
+        log_warn(ROOM, "plain-left-out",
+                 "parts=%" PRIu64
+                 " reason=\"their tenants have keys, and encryption.plain is false: "
+                 "somebody may have planted them\"",
+                 r->plain);
     t->callbacks.recovered_cb(t->callbacks.ctx);
     nvme_writes_go_on(t);
 }
@@ -147,8 +153,9 @@ bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
     *other = (struct tier_duplicate){.owner = 0};
     KILL_POINT("recover-record");
     s->unknown |= !known && t->ns_records.unread;
-    if (known && h->sequence >= known->from_sequence &&
-        (h->sealed || nvme_plain_allowed(t, known))) {
+    if (known && !h->sealed && !nvme_plain_allowed(t, known)) {
+        t->recovery.plain++;
+    } else if (known && h->sequence >= known->from_sequence) {
         memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
         memcpy(name.key, h->key, h->key_bytes);
         found.identity = known->identity;

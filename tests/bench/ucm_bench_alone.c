@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/mman.h>
 #include <uv.h>
 
@@ -144,7 +145,7 @@ static int seal_start(struct alone *a, const char *folder, char *why, size_t why
     if (!f)
         return -errno;
     fprintf(f, "%064d\n", 7); /* it protects nothing */
-    if (fclose(f) != 0)
+    if (fclose(f) != 0 || chmod(path, 0600) < 0)
         return -errno;
     snprintf(set, sizeof(set), "encryption.tenants=* file:%s", path);
     rc = config_set(&a->config, set, &bad);

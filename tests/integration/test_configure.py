@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -561,6 +562,31 @@ class Containers(Configured):
         self.assertEqual(self.seen(*self.pid_ns, *as_admin), ("uid:1001", True))
         self.assertEqual(self.seen(*self.user_ns), ("uid:0", False))
         self.assertEqual(self.seen("unshare", "--user", "--map-root-user", "--pid", "--fork"), ("uid:0", False))
+
+    def test_root_of_a_container_may_not_connect_without_pause(self):
+        """1,000 connections at once, which wait while the daemon is stopped: it gets its 512 and what time brings; root of the host gets in."""
+        code = ("import resource, socket, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\n"
+                "held = [socket.socket(socket.AF_UNIX) for _ in range(1000)]\n"
+                "for one in held: one.connect(sys.argv[1])\n"
+                "print('connected', flush=True)\nsys.stdin.read()\nrefused = 0\n"
+                "for one in held:\n"
+                "    one.setblocking(False)\n"
+                "    try: refused += b'connects more than' in one.recv(4096)\n"
+                "    except BlockingIOError: pass\n"
+                "print(refused > 0)\n")
+        for before, refused in ((("unshare", "--mount"), b"False\n"), (self.pid_ns, b"True\n")):
+            os.kill(self.daemon.process.pid, signal.SIGSTOP)
+            try:
+                client = subprocess.Popen([*before, sys.executable, "-c", code, self.daemon.socket], stdin=subprocess.PIPE,
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                ready = client.stdout.readline()
+            finally:
+                os.kill(self.daemon.process.pid, signal.SIGCONT)
+            self.assertEqual(self.seen(), ("uid:0", True))  # behind all of them
+            seen, words = client.communicate(timeout=TIMEOUT_S)
+            if b"unshare" in words:
+                self.skipTest("no namespaces here: " + words.decode())
+            self.assertEqual((ready, seen), (b"connected\n", refused), words)
 
     def test_tenants_by_cgroup(self):
         made = cgroup_make("ucmd-test-a")

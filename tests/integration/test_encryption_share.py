@@ -61,7 +61,7 @@ class Shared(ShareCase):
 
     def key_file(self, name, *lines):
         path = os.path.join(self.folder, name)
-        with open(path + ".new", "w", encoding="ascii") as file:
+        with open(os.open(path + ".new", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
             file.write("".join(line + "\n" for line in lines or [secrets.token_hex(32)]))
         os.rename(path + ".new", path)
         return path

@@ -127,6 +127,9 @@ Test(index_ns, what_an_earlier_run_left_of_a_namespace_is_taken_only_whole)
     cr_expect_eq(open_ns(ix, &id), ns);
     cr_expect_eq(ns->canonical_bytes, l.n);
     cr_expect_arr_eq(ns->canonical, l.canonical, l.n);
+    cr_expect_eq(restore(ix, &l, &ns), 0, "once more");
+    l.canonical[l.n - 1] ^= 1;
+    cr_expect_eq(restore(ix, &l, &ns), -UCM_WIRE_INVALID, "another identity under its fingerprint");
     index_free(ix);
 }
 

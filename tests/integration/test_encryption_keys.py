@@ -1,0 +1,370 @@
+#!/usr/bin/env python3
+"""Tenants' keys (docs/security.md): where they come from, rotation, what is there without them, what is in the clear."""
+
+import faulthandler
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import unittest
+
+try:
+    from daemon import UCMCTL
+    from encryption_case import BLOCKS, MISSING, ON_NVME, STRIDE, Encrypted
+    from second_client import DEMO, FAILED, MISS, NO_ROOM, OK, Client, keys
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+SUITE_TIMEOUT_S = 300
+
+
+class Keys(Encrypted):
+    def ctl(self, *words, status=0):
+        done = subprocess.run([UCMCTL, "--socket", self.daemon.socket, *words], capture_output=True, text=True, timeout=60,
+                              check=False)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def listed(self):
+        return self.client.call("key.list")["keys"][0]
+
+    def test_a_wrong_or_missing_key_is_a_miss_and_deletes_nothing(self):
+        self.start()
+        kv = self.store()
+        right = list(self.keys)
+        for lines in ([secrets.token_hex(32)], ["12ab"], None):
+            if lines:
+                self.write_keys(*lines)
+            else:
+                os.unlink(self.key_file)
+            self.restart()
+            self.assertEqual(self.client.tiers(self.ns, 0), [ON_NVME])
+            self.assertEqual(set(self.load(list(kv))), {FAILED})
+            self.assertEqual(self.client.tiers(self.ns, *kv), [MISSING] * BLOCKS, "engines do not ask again")
+            self.assertEqual((self.metrics()["nvme_corrupt"], self.metrics()["nvme_quarantined_bytes"]), (0, 0))
+            self.assertGreaterEqual(self.metrics()["seal_key_missing"], BLOCKS)
+            self.assertEqual(self.daemon.log().count("key-missing"), self.daemon.log().count("key-missing tenant=*"))
+        self.assertIn("No such file", self.daemon.health())
+        self.assertIn("degraded", self.daemon.health())
+        # Nothing is stored in the clear meanwhile.
+        self.fill(0, 50)
+        self.assertEqual(self.region.dump([50], [0]), [OK])
+        self.assertEqual(self.region.load([50], [0]), [OK])
+        self.write_keys(*right)
+        self.restart()
+        self.loads(kv)
+        self.assertNotIn("keys of tenant", self.daemon.health())
+        self.assertEqual(self.client.tiers(self.ns, 50), [MISSING])
+        self.assertNotIn(b"is known to me", self.disk())
+
+    def test_rotation_and_forgetting(self):
+        self.start()
+        first = self.store(range(4))
+        old = self.listed()["ids"]
+        self.keys.append(secrets.token_hex(32))
+        self.write_keys()
+        self.assertIn("rotated", self.ctl("key", "rotate", "*"))
+        ids = self.listed()["ids"]
+        self.assertEqual((len(ids), ids[0]), (2, old[0]))
+        second = self.store(range(4, 8))
+        self.forget_dram()
+        self.loads({**first, **second})
+        used = {name: self.disk()[at + 128:at + 136].hex() for name, at in self.records().items()}
+        self.assertEqual([used[name] for name in range(8)], [ids[0]] * 4 + [ids[1]] * 4)
+        self.assertIn("is still there", self.ctl("key", "forget", "*", ids[0], status=1))
+        self.restart()
+        self.loads({**first, **second})
+        self.write_keys(self.keys[1])
+        self.ctl("key", "forget", "*", ids[0])
+        self.assertEqual(self.listed()["ids"], [ids[1]])
+        self.forget_dram()
+        self.assertEqual(self.load(list(range(8))), [FAILED] * 4 + [OK] * 4)
+        self.assertIn("is the one that was current", self.ctl("key", "rotate", "*", status=1))
+        self.assertIn(ids[1], self.ctl("key", "list"))
+
+    def sealed(self):
+        """Parts that each key has sealed, the metrics agreeing."""
+        listed, metrics = self.listed(), self.metrics()
+        self.assertEqual(metrics["seal_bytes_current"], listed["nvme_bytes"][-1])
+        self.assertEqual(metrics["seal_bytes_older"], sum(listed["nvme_bytes"][:-1]))
+        self.assertEqual(listed["nvme_bytes"], [parts * STRIDE for parts in listed["nvme_parts"]])
+        return listed["nvme_parts"]
+
+    def test_what_a_key_still_seals(self):
+        """Through a rotation, a restart, a kill and an eviction: an operator knows when the old key may go."""
+        self.start()
+        self.assertEqual(self.sealed(), [0])
+        self.store(range(5))
+        self.assertEqual(self.sealed(), [5])
+        self.keys.append(secrets.token_hex(32))
+        self.write_keys()
+        self.ctl("key", "rotate", "*")
+        self.store(range(5, 8))
+        self.assertEqual(self.sealed(), [5, 3])
+        self.restart()
+        self.until(lambda: not self.metrics()["nvme_recovering"], "recovery")
+        self.assertEqual(self.sealed(), [5, 3], "out of the checkpoint")
+        self.client.close()
+        self.daemon.kill()
+        os.unlink(os.path.join(self.daemon.store, "ucmd.index"))
+        self.start()
+        self.until(lambda: sum(self.sealed()) == 8, "recovery")
+        self.assertEqual(self.sealed(), [5, 3], "out of the headers")
+        self.assertRegex(self.ctl("key"), rf" 3 +{STRIDE * 3 / 1024:.0f}(\.\d)? KiB")
+        self.write_keys(self.keys[1])
+        self.restart()
+        self.until(lambda: self.listed()["nvme_parts"] == [3], "recovery")
+        self.until(lambda: self.metrics()["seal_bytes_unknown"] == 5 * STRIDE, "the rest of it")
+        self.assertEqual(self.load([0]), [FAILED])
+        self.assertEqual(self.metrics()["seal_bytes_unknown"], 5 * STRIDE, "it waits for its key")
+        self.write_keys()
+        self.restart()
+        self.until(lambda: sum(self.sealed()) == 8, "recovery")
+        self.client.call("evict", ns=self.ns, keys=keys(*range(5)), tier=0)
+        self.until(lambda: self.sealed() == [0, 3], "the eviction")
+        self.client.call("namespace.purge", ns=self.ns)
+        self.assertEqual(self.sealed(), [0, 0])
+
+    def test_what_waits_for_a_key_outlives_its_namespace_s_place(self):
+        """Nobody has the namespace open, others take its place, the list of namespaces is written anew: its seed stays."""
+        few = {"limits.namespaces": 4, "limits.namespaces_per_tenant": 4}
+        self.start(**few)
+        kv = self.store()
+        right = list(self.keys)
+        self.write_keys(secrets.token_hex(32))
+        self.restart(**few)
+        self.assertEqual(set(self.load(list(kv))), {FAILED})
+        self.client.close()
+        self.client = Client(self.daemon)
+        for other in range(4):
+            ns = self.client.open(dict(DEMO, model=f"other {other}"))
+            for _ in range(40):
+                self.client.call("namespace.purge", ns=ns)
+        self.assertIn("ns-records-rewritten", self.daemon.log())
+        self.write_keys(*right)
+        self.restart()
+        self.loads(kv)
+
+    def test_rotation_under_load(self):
+        self.start()
+        kv, stop, wrong = {}, threading.Event(), []
+
+        def rotate():
+            while not stop.is_set() and len(self.keys) < 16:
+                self.keys.append(secrets.token_hex(32))
+                self.write_keys()
+                if subprocess.run([UCMCTL, "--socket", self.daemon.socket, "key", "rotate", "*"], capture_output=True,
+                                  check=False).returncode:
+                    wrong.append(self.keys[-1])
+
+        thread = threading.Thread(target=rotate)
+        thread.start()
+        try:
+            for round_ in range(25):
+                kv = self.store(range(round_ * 8 % 200, round_ * 8 % 200 + 8))
+                self.client.call("evict", ns=self.ns, keys=keys(*kv), tier=1)
+                self.loads(kv)
+        finally:
+            stop.set()
+            thread.join()
+        self.assertEqual(wrong, [])
+        self.restart()
+        self.loads(kv)
+        self.assertEqual(self.metrics()["nvme_corrupt"], 0)
+
+    def test_what_is_moved_is_sealed_again(self):
+        """Parts that were read outlive their segment, and are what they were, also after a rotation and a restart."""
+        options = {"nvme.size": "9MiB", "nvme.segment": "1MiB"}
+        self.start(**options)
+        kv, names = {}, iter(range(0, 256, 8))
+        while self.metrics()["nvme_rewritten"] < 8:
+            first = next(names)
+            some = self.store(range(first, first + 8))
+            self.forget_dram()
+            self.loads(some)
+            self.forget_dram()
+            kv.update(some)
+            if first == 8:
+                self.keys.append(secrets.token_hex(32))
+                self.write_keys()
+                self.reload()
+        for _ in range(2):
+            there = [name for name in kv if self.client.tiers(self.ns, name) == [ON_NVME]]
+            self.assertGreater(len(there), 16)
+            for at in range(0, len(there), BLOCKS):
+                self.loads({name: kv[name] for name in there[at:at + BLOCKS]})
+            self.assertEqual(self.metrics()["nvme_corrupt"], 0)
+            self.restart(**options)
+
+    def test_a_command_and_one_that_hangs(self):
+        """A key from a command; one that hangs, fails, or never stops writing costs that tenant's encrypted blocks alone."""
+        self.start(tenants=[f"* command:/bin/cat {self.key_file}"])
+        self.until(lambda: self.listed()["ids"], "the command's key")
+        kv = self.store()
+        for command, reason in (("/bin/false", "ended with status 1"), ("/usr/bin/yes", "more than 4 KiB"),
+                                ("/usr/bin/head -c 4096 /dev/zero", "line 1 has 4096 bytes"),
+                                ("/usr/bin/head -c 4097 /dev/zero", "more than 4 KiB"),
+                                ("/nowhere/at-all", "No such file"), ("/bin/echo" + " x" * 32, "more than 32 words")):
+            self.restart(tenants=[f"* command:{command}"])
+            self.until(lambda: not self.listed()["reading"], "the command's end")
+            self.assertIn(reason, self.listed()["error"])
+        self.restart(tenants=["* command:/bin/sleep 1000", f"team file:{self.key_file}"])
+        self.assertTrue(self.listed()["reading"])
+        self.assertEqual(set(self.load(list(kv))), {NO_ROOM})
+        self.assertIn("being read", self.daemon.health())
+        self.restart(tenants=["* command:/bin/sleep 1000"], more={"deadline": "20ms"})
+        self.until(lambda: not self.listed()["reading"], "the command's deadline")
+        self.assertIn("did not end within 20 ms", self.listed()["error"])
+        self.restart()
+        self.loads(kv)
+
+    def hung(self):
+        """From now on whoever opens the file of keys waits until what this returns is closed: a mount that hangs does the same."""
+        held = os.open(self.key_file, os.O_RDWR)
+        before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+        self.addCleanup(signal.signal, signal.SIGIO, before)
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        return held
+
+    def test_a_file_that_hangs(self):
+        """At the start and at a rotation: whatever it does, the daemon serves, and says what is the matter."""
+        self.start()
+        kv = self.store()
+        held = self.hung()
+        self.restart(more={"deadline": "5s"})  # it waits 2 s for it
+        self.assertTrue(self.listed()["reading"])
+        self.assertEqual(set(self.load(list(kv))), {NO_ROOM})
+        self.until(lambda: not self.listed()["reading"], "its deadline")
+        self.assertIn("did not answer within 5000 ms", self.listed()["error"])
+        self.assertIn("did not answer", self.daemon.health())
+        self.assertIn("keys-not-read", self.daemon.log())
+        self.assertEqual(set(self.load(list(kv))), {FAILED})
+        self.client.call("key.reload")
+        self.assertIn("has not been answered yet", self.listed()["error"])
+        os.close(held)
+
+        def answered():
+            self.reload()
+            return self.listed()["ids"]
+
+        self.until(answered, "the mount's answer to be over")
+        self.assertNotIn("keys of tenant", self.daemon.health())
+        held = self.hung()
+        self.client.call("key.reload")
+        self.assertTrue(self.listed()["reading"])
+        self.fill(0, 51)
+        self.assertEqual(self.region.dump([51], [0]), [OK], "with the keys of before")
+        self.settled(self.client, self.ns)
+        self.assertEqual(self.daemon.stop(), 0, "an orderly end beside a thread that hangs")
+        os.close(held)
+        self.start()
+        self.loads(kv)
+        self.assertEqual(self.load([51]), [OK])
+
+    def test_a_fifo_is_refused(self):
+        os.unlink(self.key_file)
+        os.mkfifo(self.key_file, 0o600)
+        self.start()
+        self.assertIn("regular file", self.daemon.health())
+
+    def test_a_credential(self):
+        os.environ["CREDENTIALS_DIRECTORY"] = self.folder
+        self.addCleanup(os.environ.pop, "CREDENTIALS_DIRECTORY")
+        self.start(tenants=["* credential:keys"])
+        kv = self.store()
+        self.restart(tenants=["* credential:keys"])
+        self.loads(kv)
+
+    def test_a_command_that_takes_its_time_after_a_start_loses_nothing(self):
+        fifo = os.path.join(self.folder, "fifo")
+        os.mkfifo(fifo)
+        tenants, more = [f"* command:/bin/cat {fifo}"], {"deadline": "1min"}
+
+        def keys_come():
+            with open(fifo, "w", encoding="ascii") as file:
+                file.write(self.keys[0] + "\n")
+            self.until(lambda: self.client.call("key.list")["keys"][0]["ids"], "the keys")
+
+        self.start(tenants=tenants, more=more)
+        keys_come()
+        kv = self.store()
+        self.restart(tenants=tenants, more=more)
+        self.assertEqual(self.load(list(kv)), [NO_ROOM] * BLOCKS)
+        keys_come()
+        self.loads(kv)
+
+    def test_a_tenant_that_gets_keys_keeps_what_it_has(self):
+        self.start(tenants=[])
+        plain = self.store(range(4))
+        migrating = {"plain": "true"}
+        self.restart(more=migrating)
+        sealed = self.store(range(4, 8))
+        self.forget_dram()
+        self.loads({**plain, **sealed})
+        self.restart(more=migrating)
+        self.loads({**plain, **sealed})
+        self.restart()
+        self.assertEqual(self.load(list(range(8))), [MISS] * 4 + [OK] * 4)
+        self.assertIn("plain-left-out parts=4", self.daemon.log())
+        self.restart(tenants=[])
+        self.assertEqual(self.load(list(range(8)))[4:], [FAILED] * 4)
+
+    def test_files_that_others_could_have_are_refused(self):
+        self.start()
+        for mode, owner, reason in ((0o620, 0, "chmod go-w"), (0o644, 0, "chmod o-r"), (0o600, 65534, "root or the daemon's user")):
+            os.chmod(self.key_file, mode)
+            os.chown(self.key_file, owner or os.geteuid(), -1)
+            self.reload()
+            self.assertIn(reason, self.daemon.health())
+
+    def test_kept_dram_is_refused_unless_it_is_allowed(self):
+        """What arena.keep keeps is in the clear."""
+        kept = os.path.join("/dev/shm", os.path.basename(self.folder))
+        os.mkdir(kept)
+        self.addCleanup(shutil.rmtree, kept)
+        with self.assertRaisesRegex(RuntimeError, "encryption.kept: true"):
+            self.start(**{"arena.keep": kept})
+        self.start(more={"kept": "true"}, **{"arena.keep": kept})
+        kv = self.store()
+        self.restart(more={"kept": "true"}, **{"arena.keep": kept})
+        self.loads(kv)
+
+    def test_a_thief_plants_nothing_in_the_clear(self):
+        """The cache file of a daemon without keys, whole and of the same blocks, in place of the sealed one."""
+        self.start(tenants=[])
+        kv = self.store()
+        self.assertEqual(self.daemon.stop(), 0)
+        plain = self.disk()
+        for name in os.listdir(self.daemon.store):
+            os.unlink(os.path.join(self.daemon.store, name))
+        self.start()
+        self.assertEqual(self.store(), kv)
+        self.assertEqual(self.daemon.stop(), 0)
+        for allowed, status in (("false", MISS), ("true", OK)):
+            with open(os.path.join(self.daemon.store, "ucmd.cache"), "wb") as file:
+                file.write(plain)
+            os.unlink(os.path.join(self.daemon.store, "ucmd.index"))
+            self.start(more={"plain": allowed})
+            self.assertEqual(self.load(list(kv)), [status] * BLOCKS)
+            self.assertEqual(f"plain-left-out parts={BLOCKS}" in self.daemon.log().rsplit("serving", 1)[1], allowed == "false")
+            self.assertEqual(self.daemon.stop(), 0)
+        self.start()
+
+    def test_a_kill_is_survived(self):
+        self.start()
+        kv = self.store()
+        self.client.close()
+        self.daemon.kill()
+        self.start()
+        self.loads(kv)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main(verbosity=2)
