@@ -1,0 +1,37 @@
+"""Chunks of tokens whose KV serves behind any beginning.
+
+    chunks = blend.Chunks(client, identity)
+    spans = blend.split(tokens, separator)
+    found = chunks.lookup(tokens, spans, lease=10)
+    plan = blend.plan(found, blend.First(16))
+
+plan says which blocks to load where, and which tokens to compute. docs/blend.md defines everything, and says what it is worth.
+"""
+
+from .chunks import ChunkPages, Chunks, Found, chunk_identity, chunk_keys, store_prefix
+from .plan import BlendedError, Load, Plan, Segment, plan, selecting
+from .policy import First, Hkvd, Nothing, Policy
+from .spans import Span, check_spans, split, split_fixed
+
+__all__ = [
+    "BlendedError",
+    "ChunkPages",
+    "Chunks",
+    "First",
+    "Found",
+    "Hkvd",
+    "Load",
+    "Nothing",
+    "Plan",
+    "Policy",
+    "Segment",
+    "Span",
+    "check_spans",
+    "chunk_identity",
+    "chunk_keys",
+    "plan",
+    "selecting",
+    "split",
+    "split_fixed",
+    "store_prefix",
+]

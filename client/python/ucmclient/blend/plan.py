@@ -1,0 +1,141 @@
+"""What is loaded for a request, what is computed, and what of it may be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .policy import First, Hkvd, Policy
+from .spans import Span
+
+if TYPE_CHECKING:
+    from .chunks import Found
+
+
+class BlendedError(ValueError):
+    """KV that was computed beside turned blocks, or not at a chunk's own start, was to be stored."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A block of a chunk: its tokens lie at `position` of the request, and were computed at `old`. chunk, block: which of the chunk's
+    blocks, and of which chunk of the request."""
+
+    key: bytes
+    chunk: int
+    block: int
+    old: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Loads that follow one another, here and where they were computed: loads [first, first + count)."""
+
+    first: int
+    count: int
+    old: int
+    new: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For one request. Tokens below `prefix` are there already, and exact.
+
+    loads: blocks to load, in order. compute: positions to compute in all layers, in order; the last token of the request is one. Every other position
+    from `prefix` on is reused: it has K and V of a load, and with Hkvd some of them are computed as the policy then says. passed_over: chunks that were
+    not reused, because they begin at no multiple of the block's tokens.
+
+    exact: how many tokens from the first on have exactly the KV that a computation of the request gives. Only those may be stored."""
+
+    n_tokens: int
+    block_tokens: int
+    prefix: int
+    spans: tuple[Span, ...]
+    policy: Policy
+    loads: tuple[Load, ...]
+    compute: tuple[int, ...]
+    reused: tuple[int, ...]
+    exact: int
+    passed_over: tuple[int, ...]
+
+    @property
+    def segments(self) -> list[Segment]:
+        out: list[Segment] = []
+        for i, load in enumerate(self.loads):
+            if out:
+                last = out[-1]
+                step = last.count * self.block_tokens
+                if load.old == last.old + step and load.position == last.new + step:
+                    out[-1] = Segment(last.first, last.count + 1, last.old, last.new)
+                    continue
+            out.append(Segment(i, 1, load.old, load.position))
+        return out
+
+    def check_prefix(self, first_block: int, blocks: int) -> None:
+        """Raises BlendedError unless those blocks of the request hold exact KV."""
+        end = (first_block + blocks) * self.block_tokens
+        if end > self.exact:
+            raise BlendedError(
+                f"blocks {first_block} to {first_block + blocks - 1} reach to token {end}, but from token {self.exact} on KV is blended: "
+                "it belongs to this request alone"
+            )
+
+    def check_chunk(self, chunk: int) -> None:
+        """Raises BlendedError unless that chunk's KV was computed at its own start."""
+        span = self.spans[chunk]
+        if span.start != 0:
+            raise BlendedError(
+                f"chunk {chunk} begins at token {span.start} of this request; only KV that was computed at a chunk's own start, with nothing before it, "
+                "may be stored"
+            )
+        whole = len(span) // self.block_tokens * self.block_tokens
+        if whole > self.exact:
+            raise BlendedError(f"chunk {chunk} reaches to token {whole}, but from token {self.exact} on KV is blended")
+
+
+def _first_positions(spans: Sequence[Span], turned: set[int], tokens: int) -> set[int]:
+    out: set[int] = set()
+    for i in turned:
+        out.update(range(spans[i].start, min(spans[i].end, spans[i].start + tokens)))
+    return out
+
+
+def plan(found: Found, policy: Policy, *, paged: bool = True) -> Plan:
+    """paged: the engine's pages hold block_tokens tokens each from token 0 on, so only chunks that begin at a multiple of that can be loaded in place;
+    False: it copies tokens from where they were loaded to."""
+    B = found.block_tokens
+    loads: list[Load] = []
+    passed: list[int] = []
+    for i, (span, keys, there) in enumerate(zip(found.spans, found.keys, found.there)):
+        if paged and span.start % B != 0:
+            passed.append(i)
+            continue
+        for j, key in enumerate(keys):
+            if there[j] and span.start + j * B >= found.prefix:
+                loads.append(Load(key, i, j, j * B, span.start + j * B))
+    turned = {load.chunk for load in loads if load.old != load.position}
+    again = _first_positions(found.spans, turned, policy.tokens) if isinstance(policy, First) else set()
+    again.add(found.n_tokens - 1)
+    loads = [load for load in loads if not again.issuperset(range(load.position, load.position + B))]
+    covered = {p for load in loads for p in range(load.position, load.position + B)}
+    compute = [p for p in range(found.prefix, found.n_tokens) if p not in covered or p in again]
+    exact = min((load.position for load in loads if load.old != load.position), default=found.n_tokens)
+    return Plan(
+        n_tokens=found.n_tokens,
+        block_tokens=B,
+        prefix=found.prefix,
+        spans=tuple(found.spans),
+        policy=policy,
+        loads=tuple(loads),
+        compute=tuple(compute),
+        reused=tuple(sorted(covered - again)),
+        exact=exact,
+        passed_over=tuple(passed),
+    )
+
+
+def selecting(policy: Policy) -> list[int]:
+    """The layers in which the policy chooses by what was computed."""
+    return policy.choosing if isinstance(policy, Hkvd) else []

@@ -1,0 +1,72 @@
+"""Which tokens of reused chunks are computed anew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Optional, Union
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """None: chunks are taken as they are."""
+
+
+@dataclass(frozen=True)
+class First:
+    """The first tokens of each chunk, which as the first of a sequence drew much attention that they don't draw inside one (EPIC, Hu
+    et al., arXiv 2410.15332)."""
+
+    tokens: int = 16
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise ValueError(f"the first {self.tokens} tokens; 0 and more are allowed")
+
+
+@dataclass(frozen=True)
+class Hkvd:
+    """Those whose K deviates most from what a computation behind the request's own tokens gives, in chosen early layers (CacheBlend, Yao
+    et al., arXiv 2405.16444). All tokens pass the layers up to the first that chooses, and the chosen ones those behind it.
+
+    layers: those that choose. ratio: the share of the reused tokens that goes on, for all of them or for each layer; it must not grow. threshold:
+    instead of a share, those go on whose deviation is more than that times the mean. The deviation of a token is the sum over its KV heads and
+    channels of |K computed - K loaded|; layer 0's depends on no other token, so it tells nothing."""
+
+    ratio: Union[float, Mapping[int, float]] = 0.2
+    layers: Sequence[int] = (1,)
+    threshold: Optional[float] = None
+    _ratios: dict = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        layers = sorted(self.ratio) if isinstance(self.ratio, Mapping) else list(self.layers)
+        if not layers or layers[0] < 1 or any(a >= b for a, b in zip(layers, layers[1:])):
+            raise ValueError(f"layers {layers} choose; name at least one, from 1 on, each once and in order (layer 0 has no deviation)")
+        before = 1.0
+        for layer in layers:
+            ratio = self.ratio[layer] if isinstance(self.ratio, Mapping) else self.ratio
+            if not 0 <= ratio <= before:
+                raise ValueError(f"layer {layer} lets a share of {ratio} go on; 0 to {before} are allowed: a later layer's is no larger")
+            self._ratios[layer] = before = ratio
+        if self.threshold is not None and not self.threshold >= 0:
+            raise ValueError(f"the threshold is {self.threshold}; 0 and more are allowed")
+
+    @property
+    def choosing(self) -> list[int]:
+        """The layers that choose, in order."""
+        return list(self._ratios)
+
+    def choose(self, layer: int, deviation: Sequence[float], reused: int) -> list[int]:
+        """Which of the tokens go on behind that layer, as indices of `deviation`, in order. reused: how many tokens were reused at first. Of
+        equals the earlier go on; NaN counts as more than any number."""
+        values = [math.inf if math.isnan(d) else float(d) for d in deviation]
+        if self.threshold is not None:
+            finite = [v for v in values if v != math.inf]
+            limit = self.threshold * sum(finite) / len(finite) if finite else 0.0
+            return [i for i, v in enumerate(values) if v > limit]
+        count = min(len(values), math.ceil(self._ratios[layer] * reused))
+        return sorted(sorted(range(len(values)), key=lambda i: (-values[i], i))[:count])
+
+
+Policy = Union[Nothing, First, Hkvd]

@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""ucmclient.blend over a real daemon: chunks by their content, plans, and what is never stored."""
+
+import os
+import pathlib
+import sys
+import unittest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / "client/python"))
+os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
+
+from daemon import Daemon  # noqa: E402
+from ucmclient import Client, Identity, Plane, SharedMemory, blend, keys  # noqa: E402
+from ucmclient.blend import BlendedError, First, Found, Hkvd, Nothing, Span  # noqa: E402
+
+B, CHUNK, BLOCKS = 16, 4096, 32
+A, C, QUESTION = list(range(100, 150)), list(range(500, 580)), list(range(900, 910))  # 50, 80 and 10 tokens
+SEPARATOR = [7, 7]
+
+
+class Spans(unittest.TestCase):
+    def test_a_separator_ends_chunks_and_belongs_to_none(self):
+        self.assertEqual(blend.split([1, 2, 7, 7, 3, 7, 4, 7, 7], SEPARATOR), [Span(0, 2), Span(4, 7)])
+        self.assertEqual(blend.split([7, 7, 1, 7, 7, 7, 7, 2], SEPARATOR), [Span(2, 3), Span(7, 8)])
+        self.assertEqual(blend.split([7, 7, 7, 1], SEPARATOR), [Span(2, 4)])
+        self.assertEqual(blend.split([1, 2, 7, 7, 3], SEPARATOR, least=2), [Span(0, 2)])
+        self.assertEqual(blend.split([], SEPARATOR), [])
+        with self.assertRaisesRegex(ValueError, "name at least one"):
+            blend.split([1], [])
+
+    def test_fixed_lengths_leave_the_rest(self):
+        self.assertEqual(blend.split_fixed(70, 32), [Span(0, 32), Span(32, 64)])
+        self.assertEqual(blend.split_fixed(70, 32, start=6), [Span(6, 38), Span(38, 70)])
+        with self.assertRaisesRegex(ValueError, "at least one token"):
+            blend.split_fixed(70, 0)
+
+    def test_wrong_chunks_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "chunk 1 begins at token 5, chunk 0 ends at 8; chunks come in order and do not overlap"):
+            blend.check_spans([Span(0, 8), Span(5, 9)], 20)
+        with self.assertRaisesRegex(ValueError, "chunk 0 is tokens 4 to 21 of a request of 20"):
+            blend.check_spans([Span(4, 21)], 20)
+        with self.assertRaisesRegex(ValueError, "chunk 0 is tokens -1 to 3"):
+            blend.check_spans([Span(-1, 3)], 20)
+
+
+def found(n, spans, prefix=0, lacking=()):
+    """All blocks of these chunks but some (chunk, block)."""
+    there = tuple(tuple((i, j) not in lacking for j in range(len(s) // B)) for i, s in enumerate(spans))
+    names = tuple(tuple(bytes([i, j]) * 16 for j in range(len(of))) for i, of in enumerate(there))
+    return Found(n, B, prefix, tuple(spans), names, there)
+
+
+class Plans(unittest.TestCase):
+    def check_covers(self, plan):
+        """Each token behind the prefix is computed or reused, and one of them only."""
+        self.assertEqual(sorted(plan.compute + plan.reused), list(range(plan.prefix, plan.n_tokens)))
+        self.assertIn(plan.n_tokens - 1, plan.compute)
+        held = {p for load in plan.loads for p in range(load.position, load.position + B)}
+        self.assertLessEqual(set(plan.reused), held)
+
+    def test_the_first_tokens_of_each_chunk(self):
+        plan = blend.plan(found(200, [Span(16, 66), Span(96, 176)]), First(4))
+        self.check_covers(plan)
+        self.assertEqual([(s.count, s.old, s.new) for s in plan.segments], [(3, 0, 16), (5, 0, 96)])
+        self.assertEqual(plan.compute, tuple([*range(0, 20), *range(64, 100), *range(176, 200)]))
+        self.assertEqual(plan.exact, 16)
+
+    def test_a_block_whose_tokens_are_all_computed_is_not_loaded(self):
+        plan = blend.plan(found(200, [Span(16, 66), Span(96, 176)]), First(16))
+        self.check_covers(plan)
+        self.assertEqual([(s.count, s.old, s.new) for s in plan.segments], [(2, 16, 32), (4, 16, 112)])
+        self.assertEqual(plan.exact, 32, "the first 16 tokens are computed behind what is exact")
+
+    def test_a_chunk_at_the_beginning_is_exact(self):
+        plan = blend.plan(found(200, [Span(0, 50), Span(64, 144)]), First(16))
+        self.check_covers(plan)
+        self.assertEqual((plan.loads[0].old, plan.loads[0].position), (0, 0))
+        self.assertEqual(plan.exact, 80)
+        plan = blend.plan(found(64, [Span(0, 48)]), Nothing())
+        self.assertEqual(plan.exact, 64)
+
+    def test_blocks_that_lack_are_computed_and_the_others_loaded(self):
+        plan = blend.plan(found(200, [Span(16, 96)], lacking={(0, 1), (0, 4)}), Nothing())
+        self.check_covers(plan)
+        self.assertEqual([(s.count, s.old, s.new) for s in plan.segments], [(1, 0, 16), (2, 32, 48)])
+        self.assertLessEqual(set(range(32, 48)), set(plan.compute))
+
+    def test_a_prefix_hit_goes_before_chunks(self):
+        plan = blend.plan(found(200, [Span(16, 64), Span(96, 176)], prefix=48), Nothing())
+        self.check_covers(plan)
+        self.assertEqual([(s.count, s.old, s.new) for s in plan.segments], [(1, 32, 48), (5, 0, 96)])
+
+    def test_pages_take_chunks_at_whole_blocks(self):
+        spans = [Span(10, 60), Span(64, 144)]
+        plan = blend.plan(found(200, spans), Nothing())
+        self.check_covers(plan)
+        self.assertEqual((plan.passed_over, {load.chunk for load in plan.loads}), ((0,), {1}))
+        plan = blend.plan(found(200, spans), Nothing(), paged=False)
+        self.check_covers(plan)
+        self.assertEqual((plan.passed_over, {load.chunk for load in plan.loads}), ((), {0, 1}))
+
+    def test_the_last_token_is_always_computed(self):
+        plan = blend.plan(found(64, [Span(16, 64)]), Nothing())
+        self.check_covers(plan)
+        self.assertEqual(plan.compute, tuple([*range(16), 63]))
+
+
+class Deviations(unittest.TestCase):
+    def test_the_largest_go_on(self):
+        policy = Hkvd(ratio=0.4)
+        self.assertEqual(policy.choosing, [1])
+        self.assertEqual(policy.choose(1, [1, 9, 3, 9, 0], 5), [1, 3])
+        self.assertEqual(policy.choose(1, [2, 2, 2, 2, 2], 5), [0, 1], "of equals the earlier")
+        self.assertEqual(policy.choose(1, [1, 9, float("nan"), 9, 0], 5), [1, 2], "NaN is computed anew")
+        self.assertEqual(policy.choose(1, [], 0), [])
+
+    def test_a_ratio_for_each_layer(self):
+        policy = Hkvd(ratio={1: 0.6, 3: 0.2})
+        self.assertEqual(policy.choosing, [1, 3])
+        self.assertEqual(policy.choose(1, [5, 4, 3, 2, 1], 5), [0, 1, 2])
+        self.assertEqual(policy.choose(3, [1, 2, 3], 5), [2], "of all that were reused, not of what is left")
+
+    def test_a_threshold_instead_of_a_share(self):
+        self.assertEqual(Hkvd(threshold=1.5).choose(1, [1, 1, 1, 5], 4), [3])
+        self.assertEqual(Hkvd(threshold=0.5).choose(1, [0, 0], 2), [])
+
+    def test_wrong_settings_are_refused(self):
+        for words, settings in (("from 1 on", dict(layers=[0])), ("from 1 on", dict(layers=[])), ("in order", dict(layers=[2, 1])),
+                                ("no larger", dict(ratio={1: 0.2, 2: 0.4})), ("0 to 1.0 are allowed", dict(ratio=1.5)),
+                                ("0 and more", dict(threshold=-1))):
+            with self.assertRaisesRegex(ValueError, words):
+                Hkvd(**settings)
+        with self.assertRaisesRegex(ValueError, "0 and more"):
+            First(-1)
+
+
+class Storing(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon()
+
+    @classmethod
+    def tearDownClass(cls):
+        status = cls.daemon.stop()
+        assert status == 0, f"the daemon ended with {status}"
+
+    def setUp(self):
+        self.client = Client(socket=self.daemon.socket, name="blend")
+        self.addCleanup(self.client.close)
+        self.identity = Identity(model=self.id(), dtype="bf16", layout="nhd/1", block_tokens=B, shards=(1,), shard_bytes=CHUNK)
+        self.chunks = blend.Chunks(self.client, self.identity)
+        self.shared = SharedMemory(CHUNK * BLOCKS)
+        self.shared.buffer[:] = os.urandom(CHUNK * BLOCKS)
+        self.planes = [Plane(0, 0, CHUNK, CHUNK, 0)]
+        self.pages = self.chunks.register([self.shared.memory()], self.planes, blocks=BLOCKS)
+
+    def store(self, tokens):
+        """As a request that is this chunk alone."""
+        own = self.chunks.lookup(tokens, [Span(0, len(tokens))])
+        plan = blend.plan(own, Nothing())
+        n = len(tokens) // B
+        self.assertTrue(self.pages.store(plan, tokens, 0, range(n)).wait().all_ok)
+
+    def test_a_chunk_is_found_behind_any_beginning(self):
+        self.store(A)
+        self.store(C)
+        for tokens in (A + SEPARATOR + C + QUESTION, C + SEPARATOR + A + SEPARATOR + QUESTION, QUESTION + SEPARATOR + A):
+            spans = blend.split(tokens, SEPARATOR, least=B)
+            seen = self.chunks.lookup(tokens, spans, lease=5)
+            whole = {len(A): 3, len(C): 5, len(C + QUESTION): 5}
+            self.assertEqual([sum(of) for of in seen.there], [whole[len(s)] for s in spans])
+            self.assertNotEqual(seen.lease, 0)
+            self.client.release(seen.lease)
+        changed = A[:20] + [1] + A[21:]
+        self.assertEqual(self.chunks.lookup(changed, [Span(0, 50)]).there, ((True, False, False),))
+
+    def test_chunks_and_prefixes_never_meet(self):
+        self.store(A)
+        prefixes = self.client.namespace(self.identity)
+        self.assertEqual(prefixes.lookup_prefix(keys.sha256_chain(A, B)).blocks, 0)
+        self.assertNotEqual(prefixes.fingerprint, self.chunks.fingerprint)
+        with self.assertRaisesRegex(ValueError, "already"):
+            blend.chunk_identity(blend.chunk_identity(self.identity))
+
+    def test_blended_kv_is_never_stored(self):
+        self.store(A)
+        tokens = QUESTION + SEPARATOR + [3] * 4 + A + SEPARATOR + [4] * 12 + C
+        spans = [Span(16, 66), Span(80, 160)]
+        plan = blend.plan(self.chunks.lookup(tokens, spans), First(4))
+        self.assertEqual((plan.exact, len(plan.loads)), (16, 3))
+        with self.assertRaisesRegex(BlendedError, "chunk 0 begins at token 16"):
+            self.pages.store(plan, tokens, 0, range(3))
+        with self.assertRaisesRegex(BlendedError, "chunk 1 begins at token 80"):
+            self.pages.store(plan, tokens, 1, range(5))  # computed in full, but behind what is blended
+        prefixes = self.client.namespace(self.identity)
+        region = prefixes.register([self.shared.memory()], self.planes, blocks=BLOCKS)
+        names = [keys.sha256_chain(tokens, B)[i:i + 32] for i in range(0, 10 * 32, 32)]
+        with self.assertRaisesRegex(BlendedError, "blocks 0 to 1 reach to token 32, but from token 16 on KV is blended"):
+            blend.store_prefix(plan, region, names[:2], range(2))
+        self.assertTrue(blend.store_prefix(plan, region, names[:1], range(1)).wait().all_ok)
+        self.assertEqual(prefixes.lookup_prefix(names).blocks, 1)
+        self.assertEqual(self.chunks.lookup(tokens, spans).there[1], (False,) * 5)
+
+    def test_pages_of_chunks_have_no_way_around_the_plan(self):
+        self.assertFalse(hasattr(self.pages, "dump"))
+        self.assertFalse(hasattr(self.chunks, "ns"))
+        plan = blend.plan(self.chunks.lookup(A, [Span(0, 50)]), Nothing())
+        with self.assertRaisesRegex(ValueError, "49 tokens were given, the plan is for 50"):
+            self.pages.store(plan, A[:49], 0, range(3))
+
+    def test_requests_that_can_not_be_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "do not overlap"):
+            self.chunks.lookup(A, [Span(0, 20), Span(10, 40)])
+        with self.assertRaisesRegex(ValueError, "the prefix has 51 tokens, the request 50"):
+            self.chunks.lookup(A, [], prefix=51)
+        with self.assertRaisesRegex(ValueError, "keys of chunks have 32 bytes"):
+            blend.chunk_identity(Identity(model="m", dtype="bf16", layout="l", block_tokens=B, shards=(1,), shard_bytes=CHUNK, key_bytes=16))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
