@@ -19,6 +19,10 @@
 #define UCM_MAX_DESCRIBED 1024 /* keys of one events.describe */
 #define UCM_FETCH_ITEM_BYTES 12
 
+#define UCM_MAX_TURNS 512   /* runs of blocks that one load turns */
+#define UCM_TURN_NUMBERS 5   /* of each */
+#define UCM_ROPE_NUMBERS 5   /* that say where K lies in a shard */
+
 #define UCM_MAX_SETTINGS_BYTES 512 /* of tenant.set */
 #define UCM_MAX_NAME_BYTES 256     /* model, revision, dtype, layout, client, tenant */
 #define UCM_MAX_REQUEST_BYTES 64   /* the engine's id of a request */

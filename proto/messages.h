@@ -99,7 +99,10 @@ enum ucm_handle_kind {
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)
 
-/* pool: `blocks` slots, each for one shard of any block, for fetch; planes are those of one shard. */
+/* pool: `blocks` slots, each for one shard of any block, for fetch; planes are those of one shard.
+ * rope: K of a shard, which loads may turn: its first byte, rows, elements of a row, and of these the
+ * first that turns and how many do. The fields behind it are those of struct ucm_rope_spec
+ * (kernels/rope/rope.h). */
 #define UCM_MSG_REGION_REGISTER(F)                                                                 \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(u64, part, OPT, 0, UCM_MAX_PARTS - 1)                                                        \
@@ -109,7 +112,17 @@ enum ucm_handle_kind {
     F(handles, handles, REQ, 1, UCM_MAX_HANDLES)                                                   \
     F(planes, planes, REQ, 1, UCM_MAX_PLANES)                                                      \
     F(u64, ring_region, OPT, 0, UCM_U32)                                                           \
-    F(flag, pool, OPT, 0, 0)
+    F(flag, pool, OPT, 0, 0)                                                                       \
+    F(u32s, rope, OPT, 0, UCM_ROPE_NUMBERS)                                                        \
+    F(str, rope_dtype, OPT, 0, 16)                                                                 \
+    F(flag, rope_interleaved, OPT, 0, 0)                                                           \
+    F(f64, rope_base, OPT, 0, UINT64_C(1000000000000))                                             \
+    F(str, rope_scaling, OPT, 0, 16)                                                               \
+    F(f64, rope_factor, OPT, 0, 1000000)                                                           \
+    F(u64, rope_trained, OPT, 0, UCM_U32)                                                          \
+    F(f64, rope_fast, OPT, 0, 1000000)                                                             \
+    F(f64, rope_slow, OPT, 0, 1000000)                                                             \
+    F(flag, rope_whole, OPT, 0, 0)
 #define UCM_MSG_REGION(F) F(u64, region, REQ, 1, UCM_U32)
 
 /* GPU memory of the worker that copies may pass through, see proto/staging.h. ipc and offset name the
@@ -159,9 +172,12 @@ enum ucm_handle_kind {
     F(u64, step, OPT, 0, UCM_MAX_SHARDS)                                                           \
     F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                                 \
     F(flag, computes, OPT, 0, 0)
+/* turns: runs of keys whose K turns, UCM_TURN_NUMBERS each: keys, old position, new position, old
+ * length, new length. */
 #define UCM_MSG_LOAD(F)                                                                            \
     UCM_LOADED_FIELDS(F)                                                                           \
-    F(u64, lease, OPT, 0, UCM_U32)
+    F(u64, lease, OPT, 0, UCM_U32)                                                                 \
+    F(u32s, turns, OPT, 0, UCM_MAX_TURNS *UCM_TURN_NUMBERS)
 /* A lookup, its lease and a load in one: of the keys' prefix that is found. wait_ms: as in lookup. */
 #define UCM_MSG_LOAD_PREFIX(F)                                                                     \
     UCM_LOADED_FIELDS(F)                                                                           \

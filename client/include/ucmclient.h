@@ -252,6 +252,24 @@ struct ucm_plane {
     uint32_t shard;
 };
 
+/* Where K lies in a layer, and how the model rotates it: for loads that turn K to other positions (struct
+ * ucm_turn). K is `rows` rows of `dim` elements, contiguous, from byte `offset` of the layer on, and lies in
+ * one plane; of a row, elements [first, first + rotary) turn. A row is a token of a KV head; of MLA a token,
+ * with the latent before the rotary part; where K and V of a token and head lie side by side, both.
+ * docs/blend.md defines the arithmetic and says what the kinds of scaling are. */
+struct ucm_rope {
+    uint32_t offset, rows, dim, first, rotary;
+    uint32_t interleaved; /* not 0: pairs are neighbours; 0: the halves of the rotary part (neox) */
+    const char *dtype;    /* "f32", "f16", "bf16" or "fp8_e4m3" */
+    const char *scaling;  /* NULL or "default", "linear", "dynamic", "yarn" or "llama3" */
+    double base;          /* rope_theta */
+    double factor;        /* all but default */
+    uint32_t trained;     /* dynamic, yarn, llama3: original_max_position_embeddings, in tokens */
+    uint32_t whole;       /* yarn: "truncate"; 1 where a model says nothing */
+    double fast, slow;    /* yarn: beta_fast, beta_slow (32, 1 where a model says nothing); llama3:
+                             high_freq_factor, low_freq_factor */
+};
+
 struct ucm_region_spec {
     uint32_t part;      /* which part of each block this worker holds, from 0 */
     uint32_t blocks;    /* how many blocks the memory holds; block ids are below this */
@@ -265,6 +283,7 @@ struct ucm_region_spec {
     /* Not 0: a pool. Its blocks are slots, each for one layer of any block, and `planes` are those of one
      * layer, of shard 0: for ucm_fetch alone. */
     uint32_t pool;
+    const struct ucm_rope *rope; /* NULL: its loads turn nothing. Device "cpu" only */
 };
 
 /* The memory must stay allocated until ucm_region_unregister has returned 0 or
@@ -420,6 +439,16 @@ enum ucm_block_result {
 
 struct ucm_task;
 
+/* A run of blocks whose K turns: of so many keys, the first of which was computed with its first token at
+ * old_position, and now has it at new_position. Lengths are those that dynamic scaling computed its
+ * frequencies for; 0 where the model has another kind. */
+struct ucm_turn {
+    uint32_t keys;
+    uint32_t old_position, new_position;
+    uint32_t old_length, new_length;
+};
+enum { UCM_TURNS_MAX = 512 };
+
 struct ucm_transfer {
     const void *keys;       /* n_keys * key_bytes */
     const uint32_t *blocks; /* n_keys block ids of the region, one a key; prefetch: NULL */
@@ -438,6 +467,10 @@ struct ucm_transfer {
     /* Load: not 0: copy layer by layer and report every `step` layers, for ucm_task_wait_layers; 0:
      * copy block by block, without reports. */
     uint32_t step;
+    /* Load, of a region with `rope`: runs that together have n_keys keys, in the order of `keys`, by new
+     * position and without overlap. NULL: K stays as it was stored. */
+    const struct ucm_turn *turns;
+    uint32_t n_turns; /* at most UCM_TURNS_MAX */
 };
 
 /* Each sends a request and returns without waiting for the answer; *out receives a task, for

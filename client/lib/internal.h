@@ -166,6 +166,8 @@ struct ucm_region {
     struct client_handle handle;
     atomic_bool computes;           /* ucm_region_computes */
     struct msg_region_register msg; /* views into the members below and behind them */
+    uint32_t rope[UCM_ROPE_NUMBERS];
+    char rope_dtype[16], rope_scaling[16];
     char device[16];
     uint8_t gpu[UCM_UUID_BYTES];
     struct msg_plane planes[]; /* then a struct msg_handle and an IPC handle for each memory */

@@ -93,6 +93,39 @@ static void spec_copy(struct ucm_region *region, const struct ucm_region_spec *s
     region->msg.planes = (struct proto_planes){region->planes, spec->n_planes};
 }
 
+/* A name that the wire has room for; the daemon says whether it knows it. */
+static int name_copy(char to[16], const char *from, const char *what, struct proto_str *out)
+{
+    size_t n = from ? strlen(from) : 0;
+
+    if (n > 16)
+        return client_fail(UCM_EINVALID, "rope: %s is \"%.40s\"; no name is that long", what, from);
+    if (n > 0)
+        memcpy(to, from, n);
+    *out = (struct proto_str){to, (uint32_t)n};
+    return 0;
+}
+
+static int rope_copy(struct ucm_region *region, const struct ucm_rope *rope)
+{
+    struct msg_region_register *m = &region->msg;
+    const uint32_t at[] = {rope->offset, rope->rows, rope->dim, rope->first, rope->rotary};
+    int r = name_copy(region->rope_dtype, rope->dtype, "dtype", &m->rope_dtype);
+
+    if (r == 0)
+        r = name_copy(region->rope_scaling, rope->scaling, "scaling", &m->rope_scaling);
+    memcpy(region->rope, at, sizeof at);
+    m->rope = (struct proto_u32s){region->rope, UCM_ROPE_NUMBERS};
+    m->rope_interleaved = rope->interleaved != 0;
+    m->rope_base = rope->base;
+    m->rope_factor = rope->factor;
+    m->rope_trained = rope->trained;
+    m->rope_fast = rope->fast;
+    m->rope_slow = rope->slow;
+    m->rope_whole = rope->whole != 0;
+    return r;
+}
+
 static int region_new(struct ucm_namespace *ns, const struct ucm_region_spec *spec,
                       struct ucm_region **out)
 {
@@ -109,6 +142,8 @@ static int region_new(struct ucm_namespace *ns, const struct ucm_region_spec *sp
     client_handle_init(&region->handle, ns->handle.client, &q, register_take_cb);
     spec_copy(region, spec);
     r = memory_copy(region, spec);
+    if (r == 0 && spec->rope)
+        r = rope_copy(region, spec->rope);
     if (r)
         client_handle_unref(&region->handle);
     else

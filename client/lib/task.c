@@ -197,6 +197,10 @@ int client_task_start_chain(struct ucm_chain *chain, uint64_t *chain_id,
     return 0;
 }
 
+_Static_assert(sizeof(struct ucm_turn) == UCM_TURN_NUMBERS * sizeof(uint32_t) &&
+                   (int)UCM_TURNS_MAX == (int)UCM_MAX_TURNS,
+               "turns are sent as they lie in memory");
+
 static const struct ucm_namespace *namespace_of(const struct ucm_region *region)
 {
     return (const struct ucm_namespace *)region->handle.request.handle;
@@ -220,6 +224,8 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
                                .request_id = &m.request, .computes = &m.computes};
     int r = transfer_check(region, t, out);
 
+    if (r == 0 && t->turns && t->n_turns > UCM_TURNS_MAX)
+        r = client_fail(UCM_EINVALID, "%u turns; a load has at most %d", t->n_turns, UCM_TURNS_MAX);
     if (r)
         return r;
     q.handle = &region->handle;
@@ -231,6 +237,7 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
         .deadline_ms = t->deadline_ms,
         .step = t->step,
         .computes = atomic_load(&region->computes),
+        .turns = {(const uint32_t *)t->turns, t->turns ? t->n_turns * UCM_TURN_NUMBERS : 0},
     };
     return task_start(&q, namespace_of(region), &m.keys, &m, m.step != 0, t, timeout_ms, out);
 }

@@ -126,6 +126,22 @@ static void code_piece(struct device_job *job, const struct job_piece *piece)
         job_mark_unfit(job, piece);
 }
 
+/* Turns K where it lies, in pages that the copy has just written. */
+static void turn_piece(struct device_job *job, const struct job_piece *piece)
+{
+    const struct device_rope *rope = job->region->rope;
+
+    for (uint32_t i = piece->first_item; i < piece->first_item + piece->n_items; i++)
+        for (uint32_t p = piece->first_plane; p < piece->first_plane + piece->n_planes; p++) {
+            const struct ucm_copy_plane *plane = &job->region->planes[p];
+            void *k = (void *)(uintptr_t)(plane->base + job->items[i].block * plane->stride +
+                                          rope->at[p]);
+
+            if (job->turns[i] && rope->at[p] != DEVICE_NO_K)
+                ucm_rope_apply(&rope->spec, job->turns[i], k, k);
+        }
+}
+
 static void copy_piece(struct device_job *job, const struct job_piece *piece)
 {
     if (job->coded)
@@ -133,6 +149,8 @@ static void copy_piece(struct device_job *job, const struct job_piece *piece)
     else
         ucm_copy_ref(&job->region->planes[piece->first_plane], piece->n_planes,
                      &job->items[piece->first_item], piece->n_items, job_direction(job));
+    if (job->turns)
+        turn_piece(job, piece);
 }
 
 static void copy_next(struct cpu *c, struct device_job *job)

@@ -28,6 +28,7 @@
 #include "daemon/device/plan.h"
 #include "kernels/copy.h"
 #include "kernels/encoding/encoding.h"
+#include "kernels/rope/rope.h"
 #include "proto/errors.h"
 #include "proto/messages.h"
 
@@ -52,6 +53,13 @@ struct device_handle {
     int fd;           /* owned; -1: none. The device closes it once it has mapped the memory */
     uint64_t address; /* of the mapping, whose first byte is the handle's offset 0; 0: none */
 };
+
+/* Where K lies in the planes of a region, and how it turns. */
+struct device_rope {
+    struct ucm_rope_spec spec;
+    uint32_t at[]; /* n_planes: where K begins in the plane's chunk; DEVICE_NO_K: not there */
+};
+#define DEVICE_NO_K UINT32_MAX
 
 #define DEVICE_ENCODED_ALIGN 16u /* where a section begins in a page */
 
@@ -78,6 +86,7 @@ struct device_region {
      * are. A region serves both forms, by device_job.coded. */
     const struct ucm_encoding_spec *encoding;
     struct ucm_encoding_plane *coded;
+    struct device_rope *rope; /* NULL: loads can't turn K */
     struct device_users users;
     void *mapping; /* device's own */
 };
@@ -105,7 +114,8 @@ struct device_staging {
  * - planes are sorted by shard, and the chunks of each shard that has some add up to shard_bytes;
  * - no byte belongs to two chunks; planes of one allocation may interleave with one stride only;
  * - with an encoding (shard_bytes is that of plain blocks): every plane is one section, in order, and
- *   begins at a multiple of DEVICE_ENCODED_ALIGN in every block.
+ *   begins at a multiple of DEVICE_ENCODED_ALIGN in every block;
+ * - with `rope`: the K of each shard lies whole in one plane's chunk; device cpu only.
  * Takes the descriptors that handles name out of fds and sets their entries to -1. Returns 0 and
  * *out; or -code with *e, and then takes nothing. */
 int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
@@ -145,6 +155,9 @@ struct device_job {
     const struct ucm_copy_item *items; /* slot addresses as the CPU sees them; alive until done */
     uint32_t n_items;
     uint32_t first_plane, n_planes; /* range of the region's planes */
+    /* Load: the table by which K of each item turns (NULL: it stays); NULL: all stays. Alive until
+     * done. */
+    const struct ucm_rope_angle *const *turns;
     const uint8_t *event; /* dump: 64 bytes of an IPC event handle, or NULL; alive until done */
     uint64_t deadline_ms; /* uv_now() time at which a job fails that has not begun; 0: none, but a
                                dump with an event must have one */

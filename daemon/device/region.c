@@ -427,10 +427,15 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
     r->blocks = (uint32_t)m->blocks;
     r->ring_region = (uint32_t)m->ring_region;
     r->shard_bytes = shard_bytes;
-    fill_handles(r, m, fds);
     fill_planes(r, m);
     if (encoding)
         fill_coded(r);
+    rc = region_rope(m, r, &r->rope, e);
+    if (rc < 0) {
+        free(r);
+        return rc;
+    }
+    fill_handles(r, m, fds);
     *out = r;
     return 0;
 }
@@ -472,6 +477,7 @@ void region_free(struct device_region *r)
     if (!r)
         return;
     close_fds(r);
+    free(r->rope);
     free(r);
 }
 

@@ -24,6 +24,10 @@ static inline bool text_is(struct proto_str s, const char *text)
 {
     return s.n == strlen(text) && memcmp(s.p, text, s.n) == 0;
 }
+/* region_rope.c: what a registration says of K. 0 with *out (NULL: nothing), which region_free frees;
+ * or -code with *e. r has its planes. */
+int region_rope(const struct msg_region_register *m, const struct device_region *r,
+                struct device_rope **out, struct ucm_error *e);
 /* region.c, when all handles are mapped: gives planes their addresses, and closes the descriptors,
  * which would keep the memory when mapping and worker are gone. */
 void region_mapped(struct device_region *r);

@@ -234,10 +234,13 @@ static uint64_t mapped_bytes(const struct device_handle *h)
 static int region_take(struct call *call, struct registered *r)
 {
     const struct device_region *region = r->region;
-    uint64_t wanted[REGISTERED_KINDS] = {region->n_handles, 0,
-                                         region->n_planes * sizeof(region->planes[0]) +
-                                             region->n_handles * sizeof(region->handles[0]),
-                                         call->n_fds};
+    uint64_t wanted[REGISTERED_KINDS] = {
+        region->n_handles, 0,
+        region->n_planes * sizeof(region->planes[0]) +
+            region->n_handles * sizeof(region->handles[0]) +
+            (region->rope ? sizeof(*region->rope) + region->n_planes * sizeof(region->rope->at[0])
+                          : 0),
+        call->n_fds};
 
     for (uint32_t i = 0; i < region->n_handles; i++)
         wanted[1] += mapped_bytes(&region->handles[i]);

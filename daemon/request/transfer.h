@@ -53,10 +53,11 @@ struct transfer {
     bool below;       /* with form: it goes below; else it is for DRAM */
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
-    struct copy_batch *open[2];   /* filling up; of plain blocks, of coded ones */
-    struct shared_lookup *lookup; /* while it waits for the shared tier, else NULL */
-    struct steps *steps;          /* a load that goes layer by layer, else NULL */
-    struct list waits;            /* struct item_wait: waiting for a read */
+    struct copy_batch *open[2];          /* filling up; of plain blocks, of coded ones */
+    struct shared_lookup *lookup;        /* while it waits for the shared tier, else NULL */
+    struct steps *steps;                 /* a load that goes layer by layer, else NULL */
+    const struct ucm_rope_angle **turns; /* a load: n_keys tables, NULL where K stays; NULL: all */
+    struct list waits;                   /* struct item_wait: waiting for a read */
     struct list ready;            /* struct item_wait: read, and waiting for a place in a batch */
     struct list durables;         /* struct durable_wait: waiting for stable storage */
     struct item_wait *spare;      /* the next item's, if it has to wait */
@@ -106,11 +107,12 @@ struct copy_batch {
     bool coded; /* its slots hold the coded form */
     uint32_t n, copies,
         cap; /* items of the transfer, and copies: one an item, of a fetch one a piece */
-    struct ucm_copy_item *items;  /* of copies */
-    uint32_t *item;               /* which item of the transfer */
-    struct cache_fill **fill;     /* dump */
-    struct cache_shards **shards; /* fetch: what was read of the part; NULL: the part */
-    atomic_uchar *unfit;          /* of items; NULL: the encoding holds any bytes */
+    struct ucm_copy_item *items;         /* of copies */
+    uint32_t *item;                      /* which item of the transfer */
+    struct cache_fill **fill;            /* dump */
+    struct cache_shards **shards;        /* fetch: what was read of the part; NULL: the part */
+    const struct ucm_rope_angle **turns; /* of copies, with t->turns */
+    atomic_uchar *unfit;                 /* of items; NULL: the encoding holds any bytes */
     /* Of a load in steps. */
     struct list link;         /* in steps->batches while a step of it is to be sent */
     uint32_t next_step, jobs; /* jobs: under way */
@@ -279,6 +281,14 @@ int digest_begin(struct transfer *t, uint32_t item);
 bool digest_ended(struct item_wait *iw, int status);
 /* Begins items anew that could not be read. False: there is no room now. */
 bool digests_again(struct transfer *t);
+
+/* transfer_turns.c: a load whose K turns. */
+/* Checks what a load of n keys says. 0 with *memory, the bytes that its tables take (0: it says nothing);
+ * or -code with call->error. */
+int turns_check(struct call *call, const struct registered *region, struct proto_u32s turns,
+                uint32_t n_keys, size_t *memory);
+/* Fills in zeroed memory of so many bytes, as t->turns. */
+void turns_init(struct transfer *t, struct proto_u32s turns, void *memory);
 
 /* transfer_steps.c: a load that goes layer by layer and reports progress. */
 /* Bytes that the steps of a load take. */

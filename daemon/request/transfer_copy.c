@@ -21,6 +21,7 @@ void batch_free(struct copy_batch *b)
     free(b->fill);
     free(b->shards);
     free(b->unfit);
+    free(b->turns);
     free(b);
 }
 
@@ -57,7 +58,9 @@ static struct copy_batch *batch_new(struct transfer *t, bool coded, uint32_t cop
     b->fill = calloc(cap, sizeof(*b->fill));
     b->shards = calloc(cap, sizeof(*b->shards));
     b->unfit = refuses ? calloc(cap, sizeof(*b->unfit)) : NULL;
-    if (!b->items || !b->item || !b->fill || !b->shards || (refuses && !b->unfit)) {
+    b->turns = t->turns ? calloc(cap, sizeof(*b->turns)) : NULL;
+    if (!b->items || !b->item || !b->fill || !b->shards || (refuses && !b->unfit) ||
+        (t->turns && !b->turns)) {
         batch_free(b);
         return NULL;
     }
@@ -278,6 +281,7 @@ bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_pla
         .straight = t->steps != NULL && !b->coded,
         .coded = b->coded,
         .unfit = b->unfit,
+        .turns = b->turns,
         .done_cb = done_cb,
     };
     if (region->device->ops->submit(region->device, job) != 0)
@@ -292,7 +296,7 @@ bool batch_send(struct transfer *t, bool coded)
 {
     struct copy_batch *b = t->open[coded];
 
-    if (t->region->region->ring_region != 0)
+    if (t->region->region->ring_region != 0 && !b->turns)
         batch_sort(b);
     if (!job_submit(b, &b->job, t->first_plane, t->n_planes, batch_done_cb))
         return false;
@@ -330,8 +334,11 @@ static void batch_add(struct transfer *t, uint32_t item, uintptr_t slot, struct 
 
     if (t->kind == TRANSFER_FETCH)
         fetch_copies(t, item, slot, b);
-    else
+    else {
+        if (b->turns)
+            b->turns[b->copies] = t->turns[item_key(t, item)];
         b->items[b->copies++] = (struct ucm_copy_item){.slot = slot, .block = t->blocks[item]};
+    }
     b->item[b->n] = item;
     b->fill[b->n] = fill;
     b->shards[b->n] = shards;

@@ -47,6 +47,7 @@ struct copy_params {
     uint64_t step; /* load */
     bool plain;    /* dump */
     bool computes;
+    struct proto_u32s turns; /* load */
 };
 
 static int range_check(struct call *call, const struct copy_params *p,
@@ -151,6 +152,7 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                                  const struct copy_params *p)
 {
     struct registered *region = call_region(call, p->region);
+    size_t steps, turns;
     struct transfer *t;
     struct ns *ns;
     uint32_t n;
@@ -172,10 +174,12 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                       "blocks: %u bytes for %u keys; give 4 for each", p->blocks.n, n);
         return NULL;
     }
+    if (turns_check(call, region, p->turns, n, &turns) != 0)
+        return NULL;
     form = kind == TRANSFER_DUMP && !p->plain && dumps_plain(call, region);
+    steps = steps_memory((uint32_t)p->step, region->region->shards);
     ns = (p->plain || form) && region->encoded ? region->encoded->base : region->ns;
-    t = transfer_new(call, kind, ns, n, p->deadline_ms,
-                     steps_memory((uint32_t)p->step, region->region->shards));
+    t = transfer_new(call, kind, ns, n, p->deadline_ms, steps + turns);
     if (!t)
         return NULL;
     t->encoded = ns == region->ns ? region->encoded : NULL;
@@ -187,6 +191,8 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
         return NULL;
     }
     t->region = region;
+    if (turns > 0)
+        turns_init(t, p->turns, (uint8_t *)(t + 1) + steps);
     region->transfers++;
     t->part = region->region->part;
     t->priority = (uint8_t)p->priority;
@@ -276,8 +282,8 @@ void blocks_find(struct transfer *t, const uint8_t *keys)
 int method_load(struct call *call)
 {
     const struct msg_load *m = &call->params.load;
-    struct copy_params p = {m->region, m->shard,  m->shards, m->priority, m->deadline_ms,
-                            m->keys,   m->blocks, m->step,   false,       m->computes};
+    struct copy_params p = {m->region, m->shard, m->shards, m->priority, m->deadline_ms, m->keys,
+                            m->blocks, m->step,  false,     m->computes, m->turns};
     struct transfer *t = copy_new(call, TRANSFER_LOAD, &p);
 
     if (!t) {
@@ -294,8 +300,9 @@ int method_load(struct call *call)
 int method_dump(struct call *call)
 {
     const struct msg_dump *m = &call->params.dump;
-    struct copy_params p = {m->region, m->shard,  m->shards, m->priority, m->deadline_ms,
-                            m->keys,   m->blocks, 0,         m->plain,    m->computes};
+    struct copy_params p = {m->region,      m->shard,    m->shards, m->priority,
+                            m->deadline_ms, m->keys,     m->blocks, 0,
+                            m->plain,       m->computes, {0}};
     struct transfer *t = copy_new(call, TRANSFER_DUMP, &p);
 
     if (!t)
@@ -374,8 +381,9 @@ int method_prefetch(struct call *call)
 int method_load_prefix(struct call *call)
 {
     const struct msg_load_prefix *m = &call->params.load_prefix;
-    struct copy_params p = {m->region, m->shard,  m->shards, m->priority, m->deadline_ms,
-                            m->keys,   m->blocks, m->step,   false,       m->computes};
+    struct copy_params p = {m->region,      m->shard,    m->shards, m->priority,
+                            m->deadline_ms, m->keys,     m->blocks, m->step,
+                            false,          m->computes, {0}};
     struct transfer *t = copy_new(call, TRANSFER_LOAD, &p);
 
     if (!t)

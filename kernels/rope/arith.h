@@ -49,12 +49,12 @@ UCM_HD uint32_t ucm_rope_encode(uint32_t dtype, float x)
 /* The channels of pair i. */
 UCM_HD uint32_t ucm_rope_channel_x(const struct ucm_rope_spec *s, uint32_t i)
 {
-    return s->first + (s->pairs == UCM_ROPE_NEOX ? i : 2 * i);
+    return s->first + (s->pairs == UCM_ROPE_HALVES ? i : 2 * i);
 }
 
 UCM_HD uint32_t ucm_rope_channel_y(const struct ucm_rope_spec *s, uint32_t i)
 {
-    return s->first + (s->pairs == UCM_ROPE_NEOX ? i + s->rotary / 2 : 2 * i + 1);
+    return s->first + (s->pairs == UCM_ROPE_HALVES ? i + s->rotary / 2 : 2 * i + 1);
 }
 
 #endif

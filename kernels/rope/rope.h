@@ -35,7 +35,7 @@ enum ucm_rope_dtype { /* the numbers of enum ucm_kv_dtype */
 };
 
 /* Which channels of the rotary part are a pair: i and i + rotary / 2, or 2 i and 2 i + 1. */
-enum ucm_rope_pairs { UCM_ROPE_NEOX = 0, UCM_ROPE_INTERLEAVED = 1 };
+enum ucm_rope_pairing { UCM_ROPE_HALVES = 0, UCM_ROPE_NEIGHBOURS = 1 };
 
 /* How frequencies differ from base^(-2 i / rotary). On the wire: numbers keep their meaning. */
 enum ucm_rope_scaling {
@@ -52,7 +52,7 @@ enum ucm_rope_scaling {
 struct ucm_rope_spec {
     uint32_t dtype; /* enum ucm_rope_dtype */
     uint32_t rows, dim, first, rotary;
-    uint32_t pairs;   /* enum ucm_rope_pairs */
+    uint32_t pairs;   /* enum ucm_rope_pairing */
     uint32_t scaling; /* enum ucm_rope_scaling; it says which of the following it uses */
     uint32_t
         trained; /* dynamic, yarn, llama3: the length, in tokens, that the model was trained for

@@ -42,7 +42,7 @@ static int check_rows(const struct ucm_rope_spec *s, char why[UCM_ROPE_WHY])
     if (s->first > s->dim || s->rotary > s->dim - s->first)
         return refuse(why, "channels %u to %u turn, but a row has %u", s->first,
                       s->first + s->rotary - 1, s->dim);
-    if (s->pairs > UCM_ROPE_INTERLEAVED)
+    if (s->pairs > UCM_ROPE_NEIGHBOURS)
         return refuse(why,
                       "pairs is %u; 0 (neox: the halves of the rotary part) and 1 (interleaved: "
                       "neighbours) are known",

@@ -1,9 +1,15 @@
 #!/usr/bin/env python3
 """ucmclient.blend over a real daemon: chunks by their content, plans, and what is never stored."""
 
+import array
+import math
 import os
 import pathlib
+import random
+import shutil
+import struct
 import sys
+import tempfile
 import unittest
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -11,7 +17,7 @@ sys.path.insert(0, str(TOP / "client/python"))
 os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
 
 from daemon import Daemon  # noqa: E402
-from ucmclient import Client, Identity, Plane, SharedMemory, blend, keys  # noqa: E402
+from ucmclient import Client, Identity, Plane, Rope, SharedMemory, UcmError, blend, keys  # noqa: E402
 from ucmclient.blend import BlendedError, First, Found, Hkvd, Nothing, Span  # noqa: E402
 
 B, CHUNK, BLOCKS = 16, 4096, 32
@@ -133,6 +139,140 @@ class Deviations(unittest.TestCase):
                 Hkvd(**settings)
         with self.assertRaisesRegex(ValueError, "0 and more"):
             First(-1)
+
+
+HEADS, DIM = 2, 64  # K of a block: 4 KiB in BF16, and V as much
+
+
+def bf16(x):
+    """x rounded to BF16, to nearest even, as its 16 bits."""
+    u = struct.unpack("<I", struct.pack("<f", x))[0]
+    return (u + 0x7FFF + (u >> 16 & 1)) >> 16
+
+
+def value(h):
+    return struct.unpack("<f", struct.pack("<I", h << 16))[0]
+
+
+def rotated(raw, position, base):
+    """The rows of a block's K in BF16, whose first token is at that position."""
+    out = []
+    for token, rows in enumerate(raw):
+        for row in rows:
+            half = [0.0] * DIM
+            for i in range(DIM // 2):
+                a = (position + token) * base ** (-2 * i / DIM)
+                x, y = row[i], row[i + DIM // 2]
+                half[i], half[i + DIM // 2] = x * math.cos(a) - y * math.sin(a), x * math.sin(a) + y * math.cos(a)
+            out += [bf16(v) for v in half]
+    return array.array("H", out)
+
+
+class Turning(unittest.TestCase):
+    """Through the daemon: K of a chunk at other positions, V as it was."""
+
+    BASE, SECTION = 10000.0, B * HEADS * DIM * 2
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="blend.")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.daemon = Daemon(folder=self.folder)
+        self.addCleanup(lambda: self.daemon.stop())
+        self.open()
+
+    def open(self):
+        self.client = Client(socket=self.daemon.socket, name="turning")
+        identity = Identity(model="turning", dtype="bf16", layout="nhd/1", block_tokens=B, shards=(1,), shard_bytes=2 * self.SECTION)
+        self.chunks = blend.Chunks(self.client, identity)
+        self.shared = SharedMemory(2 * self.SECTION * BLOCKS)
+        self.planes = [Plane(0, i * self.SECTION, 2 * self.SECTION, self.SECTION, 0) for i in range(2)]
+        self.pages = self.chunks.register([self.shared.memory()], self.planes, blocks=BLOCKS,
+                                          rope=Rope(rows=B * HEADS, dim=DIM, rotary=DIM, base=self.BASE))
+
+    def section(self, block, which):
+        start = (2 * block + which) * self.SECTION
+        return self.shared.buffer[start:start + self.SECTION]
+
+    def put(self, tokens):
+        """Stores a chunk as it was computed at its own start. -> its raw K, block by block."""
+        rng = random.Random(str(tokens))
+        n = len(tokens) // B
+        raw = [[[[rng.uniform(-2, 2) for _ in range(DIM)] for _ in range(HEADS)] for _ in range(B)] for _ in range(n)]
+        for j in range(n):
+            self.section(j, 0)[:] = rotated(raw[j], j * B, self.BASE).tobytes()
+            self.section(j, 1)[:] = rng.randbytes(self.SECTION)
+        self.values = [bytes(self.section(j, 1)) for j in range(n)]
+        plan = blend.plan(self.chunks.lookup(tokens, [Span(0, len(tokens))]), Nothing())
+        self.assertTrue(self.pages.store(plan, tokens, 0, range(n)).wait().all_ok)
+        return raw
+
+    def get(self, tokens, spans, policy=Nothing()):
+        found = self.chunks.lookup(tokens, spans, lease=10)
+        plan = blend.plan(found, policy)
+        self.shared.buffer[:] = bytes(len(self.shared.buffer))
+        self.assertTrue(self.pages.load(plan, range(len(plan.loads)), lease=found.lease).wait().all_ok)
+        return plan
+
+    def check(self, plan, chunk, raw, values):
+        for i, load in enumerate(plan.loads):
+            if load.chunk != chunk:
+                continue
+            want, got = rotated(raw[load.block], load.position, self.BASE), array.array("H", bytes(self.section(i, 0)))
+            for a, b in zip(want, got):
+                self.assertLess(abs(value(a) - value(b)), 0.03, (load, value(a), value(b)))
+            self.assertEqual(bytes(self.section(i, 1)), values[load.block], "V stays")
+
+    def test_a_chunk_at_two_positions_and_across_a_restart(self):
+        raw_a, values_a = self.put(A), self.values
+        raw_c, values_c = self.put(C), self.values
+        tokens = [1] * 16 + A + [2] * 14 + C + [3] * 16 + A + QUESTION
+        spans = [Span(16, 66), Span(80, 160), Span(176, 226)]
+
+        def check():
+            plan = self.get(tokens, spans)
+            self.assertEqual([(s.count, s.new) for s in plan.segments], [(3, 16), (5, 80), (3, 176)])
+            for chunk, raw, values in ((0, raw_a, values_a), (1, raw_c, values_c), (2, raw_a, values_a)):
+                self.check(plan, chunk, raw, values)
+
+        check()
+        self.client.close()
+        self.assertEqual(self.daemon.stop(), 0)
+        self.daemon = Daemon(folder=self.folder)
+        self.open()
+        check()
+
+    def test_a_chunk_where_it_was_computed_keeps_its_bits(self):
+        self.put(A)
+        before = [bytes(self.section(j, 0)) for j in range(3)]
+        plan = self.get(A + QUESTION, [Span(0, 50)])
+        self.assertEqual([bytes(self.section(j, 0)) for j in range(3)], before)
+        self.assertEqual(plan.exact, 60)
+
+    def test_loads_that_can_not_be_are_refused(self):
+        self.put(A)
+        region, names = self.pages._region, blend.chunk_keys(A, B)
+        for words, turns in (
+            ("the runs have 2 keys, the load has 3", [(2, 0, 16)]),
+            ("run 1 begins at position 40, the one before ends at 48", [(2, 0, 16), (1, 32, 40)]),
+            ("run 0 has no keys", [(0, 0, 16), (3, 0, 16)]),
+            ("of run 0's last token the new position is 2147483687; 0 to 2147483647 are allowed", [(3, 0, 2147483640)]),
+            ("of run 0's last token the old position", [(3, 2147483640, 0)]),
+        ):
+            with self.assertRaisesRegex(UcmError, words):
+                region.load(names, range(3), turns=turns).wait()
+        plain = self.chunks.register([self.shared.memory()], self.planes, blocks=BLOCKS)
+        with self.assertRaisesRegex(UcmError, "was registered without rope"):
+            plain._region.load(names, range(3), turns=[(3, 0, 16)]).wait()
+        with self.assertRaisesRegex(UcmError, 'rope_scaling is "longrope"; default, linear, dynamic, yarn and llama3 are known'):
+            self.chunks.register([self.shared.memory()], self.planes, blocks=BLOCKS,
+                                 rope=Rope(rows=B * HEADS, dim=DIM, rotary=DIM, base=1e4, scaling="longrope"))
+
+    def test_dynamic_scaling_stores_no_more_than_the_model_was_trained_for(self):
+        rope = Rope(rows=B * HEADS, dim=DIM, rotary=DIM, base=1e4, scaling="dynamic", factor=2, trained=40)
+        pages = self.chunks.register([self.shared.memory()], self.planes, blocks=BLOCKS, rope=rope)
+        plan = blend.plan(self.chunks.lookup(A, [Span(0, 50)]), Nothing())
+        with self.assertRaisesRegex(BlendedError, "the request has 50 tokens, the model was trained for 40"):
+            pages.store(plan, A, 0, range(3))
 
 
 class Storing(unittest.TestCase):

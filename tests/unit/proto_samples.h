@@ -73,6 +73,7 @@ static const struct msg_ns_open sample_ns_open = {
 };
 static const struct msg_ns_open_r sample_ns_open_r = {
     .ns = 1, .fingerprint = SAMPLE_BIN(sample_fingerprint)};
+static const uint32_t sample_rope[] = {0, 128, 128, 0, 128};
 static const struct msg_region_register sample_region_register = {
     .ns = 1,
     .part = 1,
@@ -83,6 +84,16 @@ static const struct msg_region_register sample_region_register = {
     .planes = {sample_planes, 2},
     .ring_region = 3,
     .pool = true,
+    .rope = {sample_rope, 5},
+    .rope_dtype = SAMPLE_STR("bf16"),
+    .rope_interleaved = true,
+    .rope_base = 500000,
+    .rope_scaling = SAMPLE_STR("llama3"),
+    .rope_factor = 8,
+    .rope_trained = 8192,
+    .rope_fast = 4,
+    .rope_slow = 1,
+    .rope_whole = true,
 };
 static const struct msg_region sample_region = {.region = 5};
 static const struct msg_ring_register sample_ring_register = {
@@ -106,6 +117,7 @@ static const struct msg_lookup sample_lookup = {
 static const struct msg_lookup_r sample_lookup_r = {
     .hits = 2, .dram = 1, .lease = 9, .status = SAMPLE_BIN(sample_found), .shared = 1};
 static const struct msg_release sample_release = {.lease = 9};
+static const uint32_t sample_turns[] = {2, 0, 512, 0, 0};
 static const struct msg_load sample_load = {
     .region = 5,
     .keys = SAMPLE_BIN(sample_keys),
@@ -118,6 +130,7 @@ static const struct msg_load sample_load = {
     .step = 1,
     .request = SAMPLE_STR("cmpl-7f3a-0"),
     .computes = true,
+    .turns = {sample_turns, 5},
 };
 static const struct msg_load_prefix sample_load_prefix = {
     .region = 5,

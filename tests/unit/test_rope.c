@@ -23,8 +23,8 @@ static const struct ucm_rope_spec shapes[] = {
     {.rows = 6, .dim = 96, .rotary = 24},                /* partial rotary */
     {.rows = 5, .dim = 576, .first = 512, .rotary = 64}, /* MLA: latent, then the rotary part */
     {.rows = 6, .dim = 128, .rotary = 64},               /* K and V of a token side by side */
-    {.rows = 3, .dim = 64, .rotary = 64, .pairs = UCM_ROPE_INTERLEAVED},
-    {.rows = 3, .dim = 576, .first = 512, .rotary = 64, .pairs = UCM_ROPE_INTERLEAVED},
+    {.rows = 3, .dim = 64, .rotary = 64, .pairs = UCM_ROPE_NEIGHBOURS},
+    {.rows = 3, .dim = 576, .first = 512, .rotary = 64, .pairs = UCM_ROPE_NEIGHBOURS},
 };
 
 static const struct ucm_rope_spec scalings[] = {

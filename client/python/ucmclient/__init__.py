@@ -26,7 +26,7 @@ from .companion import Companion, CompanionMissing, CompanionRegion
 from .errors import Status, UcmError
 from .handle import on_behalf_of
 from .memory import SharedMemory, cuda_allocation, data_pointer, gpu_uuid
-from .region import BlockResult, Region, Task, TaskResult
+from .region import BlockResult, Region, Rope, Task, TaskResult
 
 __version__ = _lib.ucm_version().decode()
 
@@ -46,6 +46,7 @@ __all__ = [
     "Plane",
     "PrefixHits",
     "Region",
+    "Rope",
     "ServerInfo",
     "SharedMemory",
     "Status",

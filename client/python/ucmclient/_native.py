@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable
-from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 SONAME = "libucmclient.so.0"
@@ -96,6 +96,25 @@ class Plane(Structure):
     ]
 
 
+class Rope(Structure):
+    _fields_ = [
+        ("offset", c_uint32),
+        ("rows", c_uint32),
+        ("dim", c_uint32),
+        ("first", c_uint32),
+        ("rotary", c_uint32),
+        ("interleaved", c_uint32),
+        ("dtype", c_char_p),
+        ("scaling", c_char_p),
+        ("base", c_double),
+        ("factor", c_double),
+        ("trained", c_uint32),
+        ("whole", c_uint32),
+        ("fast", c_double),
+        ("slow", c_double),
+    ]
+
+
 class RegionSpec(Structure):
     _fields_ = [
         ("part", c_uint32),
@@ -108,6 +127,7 @@ class RegionSpec(Structure):
         ("n_planes", c_uint32),
         ("ring_region", c_uint32),
         ("pool", c_uint32),
+        ("rope", POINTER(Rope)),
     ]
 
 
@@ -149,6 +169,8 @@ class Transfer(Structure):
         ("part", c_uint32),
         ("durability", c_uint32),
         ("step", c_uint32),
+        ("turns", c_void_p),
+        ("n_turns", c_uint32),
     ]
 
 

@@ -19,7 +19,7 @@ from ._native import lib
 from .buffers import Keys, keys as borrow_keys
 from .errors import check
 from .handle import _Handle, _text, _timeout, on_behalf_of  # noqa: F401  here for who imports it from here
-from .region import BlockResult, Region, Task, TaskResult, region_spec  # noqa: F401  likewise
+from .region import BlockResult, Region, Rope, Task, TaskResult, region_spec  # noqa: F401  likewise
 
 if TYPE_CHECKING:
     from .companion import Companion
@@ -357,11 +357,13 @@ class Namespace(_Handle):
         part: int = 0,
         gpu: Optional[bytes] = None,
         pool: bool = False,
+        rope: Optional[Rope] = None,
         timeout: Optional[float] = None,
     ) -> "Region":
         """Registers paged KV memory of this worker. gpu: the UUID of its GPU, None for host memory. pool: its blocks are
-        slots for Region.fetch, each for one layer of any block, and planes are those of one layer, of shard 0."""
-        spec, out = region_spec(memory, planes, blocks, part, gpu, pool), c_void_p()
+        slots for Region.fetch, each for one layer of any block, and planes are those of one layer, of shard 0. rope: where K lies, for
+        loads that turn it."""
+        spec, out = region_spec(memory, planes, blocks, part, gpu, pool, rope), c_void_p()
         check(lib.ucm_region_register(self.handle, byref(spec), _timeout(timeout), byref(out)))
         return Region(self, out.value, memory)
 

@@ -48,6 +48,45 @@ class TaskResult:
         return self.ok == len(self.blocks)
 
 
+@dataclass(frozen=True)
+class Rope:
+    """struct ucm_rope: where K lies in a layer of a block, and how the model rotates it. rows of dim elements from byte `offset` of the layer
+    on; elements [first, first + rotary) of a row turn."""
+
+    rows: int
+    dim: int
+    rotary: int
+    base: float
+    dtype: str = "bf16"
+    offset: int = 0
+    first: int = 0
+    interleaved: bool = False
+    scaling: str = "default"
+    factor: float = 1.0
+    trained: int = 0
+    fast: float = 32.0
+    slow: float = 1.0
+    whole: bool = True
+
+    def native(self) -> native.Rope:
+        return native.Rope(
+            self.offset,
+            self.rows,
+            self.dim,
+            self.first,
+            self.rotary,
+            int(self.interleaved),
+            self.dtype.encode(),
+            self.scaling.encode(),
+            self.base,
+            self.factor,
+            self.trained,
+            int(self.whole),
+            self.fast,
+            self.slow,
+        )
+
+
 def region_spec(
     memory: Sequence[Memory],
     planes: Sequence[Plane],
@@ -55,6 +94,7 @@ def region_spec(
     part: int,
     gpu: Optional[bytes],
     pool: bool = False,
+    rope: Optional[Rope] = None,
 ) -> native.RegionSpec:
     if gpu is not None:
         check_uuid(gpu)
@@ -68,7 +108,10 @@ def region_spec(
         *((p.memory, p.offset, p.stride, p.chunk_bytes, p.shard) for p in planes)
     )
     device = b"cpu" if gpu is None else b"cuda"
-    return native.RegionSpec(part, blocks, device, gpu, native_memory, len(memory), native_planes, len(planes), 0, int(pool))
+    turned = None if rope is None else ctypes.pointer(rope.native())
+    return native.RegionSpec(
+        part, blocks, device, gpu, native_memory, len(memory), native_planes, len(planes), 0, int(pool), turned
+    )
 
 
 class Region(_Handle):
@@ -116,11 +159,16 @@ class Region(_Handle):
         deadline: float = 0.0,
         lease: int = 0,
         step: int = 0,
+        turns: Optional[Sequence[Sequence[int]]] = None,
         timeout: Optional[float] = None,
     ) -> "Task":
         """Copies blocks into the region's pages. shards 0: every layer from `shard` on. step: copies layer by layer,
-        with a report every `step` layers, for Task.wait_layers."""
-        fields = {"shard": shard, "n_shards": shards, "priority": priority, "lease": lease, "step": step}
+        with a report every `step` layers, for Task.wait_layers. turns: of a region with `rope`, runs of keys whose K turns, as (keys, old
+        position, new position, old length, new length); the lengths, of dynamic scaling, may be left out."""
+        fields: dict[str, Any] = {"shard": shard, "n_shards": shards, "priority": priority, "lease": lease, "step": step}
+        if turns is not None:
+            packed, n = uint32s([number for run in turns for number in (*run, 0, 0)[:5]])
+            fields.update(turns=packed.address, n_turns=n // 5)
         return Task(lib.ucm_load, self, self.ns, keys, blocks, timeout, deadline, **fields)
 
     def load_prefix(

@@ -126,7 +126,7 @@ INLINE void turn_rows(const struct ucm_rope_spec *s, uint32_t dtype,
         if (copies)
             memcpy(to, from, bytes);
         load_run(dtype, from + first, s->rotary, in);
-        if (s->pairs == UCM_ROPE_NEOX)
+        if (s->pairs == UCM_ROPE_HALVES)
             turn_run(table, half, 1, half, in, out);
         else
             turn_run(table, half, 2, 1, in, out);

@@ -10,8 +10,8 @@ from typing import Any, Optional
 from ..buffers import Blocks
 from ..client import Client, Found as Tier, Identity, Memory, Plane
 from ..keys import sha256_chain
-from ..region import Region, Task
-from .plan import Plan
+from ..region import Region, Rope, Task
+from .plan import BlendedError, Plan
 from .spans import Span, check_spans
 
 #: What the layout of a chunk namespace's identity ends with: keys of version 1, SHA-256 chained from a chunk's first token.
@@ -97,16 +97,18 @@ class Chunks:
             at += len(of)
         return Found(len(tokens), B, prefix, tuple(spans), keys, tuple(there), number)
 
-    def register(self, memory: Sequence[Memory], planes: Sequence[Plane], *, blocks: int, **options: Any) -> "ChunkPages":
-        """Registers pages, as Namespace.register does."""
-        return ChunkPages(self, self._ns.register(memory, planes, blocks=blocks, **options))
+    def register(
+        self, memory: Sequence[Memory], planes: Sequence[Plane], *, blocks: int, rope: Optional[Rope] = None, **options: Any
+    ) -> "ChunkPages":
+        """Registers pages, as Namespace.register does. Without rope they can only be stored from."""
+        return ChunkPages(self, self._ns.register(memory, planes, blocks=blocks, rope=rope, **options), rope)
 
 
 class ChunkPages:
-    """Pages that chunks are stored from."""
+    """Pages that chunks are loaded to, turned, and stored from."""
 
-    def __init__(self, chunks: Chunks, region: Region):
-        self.chunks, self._region = chunks, region
+    def __init__(self, chunks: Chunks, region: Region, rope: Optional[Rope]):
+        self.chunks, self._region, self._rope = chunks, region, rope
 
     def close(self) -> None:
         self._region.close()
@@ -117,10 +119,22 @@ class ChunkPages:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def load(self, plan: Plan, blocks: Blocks, *, lease: int = 0, **options: Any) -> Task:
+        """Loads what the plan says, K turned: blocks[i] of the pages takes plan.loads[i]. The plan has loads. A block whose result is not OK is
+        missing: its tokens are to be computed. lease: the lookup's. options: as for Region.load."""
+        dynamic = self._rope is not None and self._rope.scaling == "dynamic"
+        length = plan.n_tokens if dynamic else 0
+        turns = [(s.count, s.old, s.new, 0, length) for s in plan.segments]
+        return self._region.load([load.key for load in plan.loads], blocks, lease=lease, turns=turns, **options)
+
     def store(self, plan: Plan, tokens: Sequence[int], chunk: int, blocks: Blocks, **options: Any) -> Task:
         """Stores the whole blocks of a chunk that a request computed at the chunk's own start: the plan's chunk of that number, whose KV lies in
         these blocks of the pages. tokens: the request's. Raises BlendedError of any other. options: as for Region.dump."""
         plan.check_chunk(chunk)
+        if self._rope is not None and self._rope.scaling == "dynamic" and plan.n_tokens > self._rope.trained:
+            raise BlendedError(
+                f"the request has {plan.n_tokens} tokens, the model was trained for {self._rope.trained}: dynamic scaling gave its K frequencies of its own"
+            )
         if len(tokens) != plan.n_tokens:
             raise ValueError(f"{len(tokens)} tokens were given, the plan is for {plan.n_tokens}")
         span = plan.spans[chunk]

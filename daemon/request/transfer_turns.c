@@ -1,0 +1,96 @@
+/* A load whose K turns: each run of keys has a table of angles, made when the request arrives. */
+#include "daemon/request/transfer.h"
+
+#include <string.h>
+
+/* A run of keys, as the client names it. */
+struct turn_run {
+    uint32_t keys;
+    struct ucm_rope_turn turn;
+};
+
+static uint32_t runs_of(struct proto_u32s turns)
+{
+    return turns.n / UCM_TURN_NUMBERS;
+}
+
+static struct turn_run run_at(struct proto_u32s turns, uint32_t i)
+{
+    const uint32_t *p = turns.p + (size_t)i * UCM_TURN_NUMBERS;
+
+    return (struct turn_run){p[0], {p[1], p[2], p[3], p[4]}};
+}
+
+static int run_check(struct call *call, const struct turn_run *run, uint32_t i, uint64_t tokens,
+                     uint64_t *end)
+{
+    struct ucm_rope_turn last = run->turn;
+    char why[UCM_ROPE_WHY];
+
+    if (run->keys == 0)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID, "turns: run %u has no keys", i);
+    if (run->turn.new_position < *end)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "turns: run %u begins at position %llu, the one before ends at %llu; "
+                             "runs come by their new positions and do not overlap",
+                             i, (unsigned long long)run->turn.new_position,
+                             (unsigned long long)*end);
+    last.old_position += run->keys * tokens - 1;
+    last.new_position += run->keys * tokens - 1;
+    if (ucm_rope_check_turn(&last, why) != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID, "turns: of run %u's last token %s", i,
+                             why);
+    *end = last.new_position + 1;
+    return 0;
+}
+
+int turns_check(struct call *call, const struct registered *region, struct proto_u32s turns,
+                uint32_t n_keys, size_t *memory)
+{
+    const struct device_rope *rope = region->region->rope;
+    uint64_t keys = 0, end = 0;
+
+    *memory = 0;
+    if (turns.n == 0)
+        return 0;
+    if (!rope)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "turns: region %u was registered without rope, which says where K "
+                             "lies and how it turns",
+                             region->name);
+    if (turns.n % UCM_TURN_NUMBERS != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "turns: %u numbers are no whole number of runs of %d", turns.n,
+                             UCM_TURN_NUMBERS);
+    for (uint32_t i = 0; i < runs_of(turns); i++) {
+        struct turn_run run = run_at(turns, i);
+
+        if (run_check(call, &run, i, region->ns->identity.block_tokens, &end) != 0)
+            return -call->error.code;
+        keys += run.keys;
+    }
+    if (keys != n_keys)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "turns: the runs have %llu keys, the load has %u",
+                             (unsigned long long)keys, n_keys);
+    *memory = n_keys * sizeof(struct ucm_rope_angle *) +
+              (size_t)runs_of(turns) * (rope->spec.rotary / 2) * sizeof(struct ucm_rope_angle);
+    return 0;
+}
+
+void turns_init(struct transfer *t, struct proto_u32s turns, void *memory)
+{
+    const struct ucm_rope_spec *spec = &t->region->region->rope->spec;
+    struct ucm_rope_angle *table;
+    uint32_t key = 0;
+
+    t->turns = memory;
+    table = (struct ucm_rope_angle *)(t->turns + t->n_keys);
+    for (uint32_t i = 0; i < runs_of(turns); i++, table += spec->rotary / 2) {
+        struct turn_run run = run_at(turns, i);
+        bool turned = ucm_rope_table(spec, &run.turn, table);
+
+        for (uint32_t end = key + run.keys; key < end; key++)
+            t->turns[key] = turned ? table : NULL;
+    }
+}
