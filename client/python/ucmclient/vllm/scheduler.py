@@ -158,6 +158,8 @@ class SchedulerHalf:
         #: Requests that filled a block which has no hash yet, as where the engine schedules before it knows the last token, and how many
         #: they have filled.
         self._behind: dict[str, int] = {}
+        #: Blocks are stored at all, and the daemon is there.
+        self._stores = False
         #: Requests with a `past`.
         self._lost: list[_Request] = []
         #: Block ids that a failed load within a step left invalid, with the request that computes them again ("":
@@ -335,6 +337,7 @@ class SchedulerHalf:
     def step(self, output: Any) -> Plan:
         """Returns the workers' plan for this step."""
         self._number += 1
+        self._look_whether_to_store()
         if getattr(output, "has_sync_kv_loads", False) or (self._plan.loads and not self.settings.async_load):
             self._risky = self._number
         lost = set(getattr(output, "preempted_req_ids", None) or ())
@@ -361,21 +364,23 @@ class SchedulerHalf:
         return plan
 
     def _go_on(self, cached: Any, output: Any) -> None:
-        """Of requests that run already: in most steps most of them get no block and fill none."""
+        """Of requests that run already. In most steps most of them get no block: what one has filled meanwhile is stored when it gets the
+        next, or ends."""
         ids, added, computed = cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
         scheduled, size = output.num_scheduled_tokens, self.block_tokens
         behind, self._behind = self._behind, {}
         if self._invalid or self.sparse is not None or cached.resumed_req_ids:
-            due = range(len(ids))
+            due = list(range(len(ids)))
         else:
-            fills, all_of = size - max(scheduled.values(), default=0), enumerate(zip(added, computed))
-            due = [i for i, (blocks, tokens) in all_of if blocks or tokens % size >= fills]
+            due = [i for i, blocks in enumerate(added) if blocks]
             for name in behind.keys() & scheduled.keys() & self._requests.keys():
                 self._store(self._requests[name], behind[name])
         for i in due:
-            tracked, blocks, resumed = self._requests.get(ids[i]), added[i], ids[i] in cached.resumed_req_ids
+            name, blocks = ids[i], added[i]
+            tracked = self._requests.get(name)
             if tracked is None:
                 continue
+            resumed = name in cached.resumed_req_ids
             if resumed:
                 tracked.blocks = list(blocks[0]) if blocks else []
                 self._begin_anew(tracked, computed[i])
@@ -385,7 +390,7 @@ class SchedulerHalf:
                 tracked.blocks.extend(blocks[0])
             if self.sparse is not None:
                 self._sparse_step(tracked, computed[i], output, reset=resumed)
-            end = (computed[i] + scheduled[ids[i]]) // size
+            end = (computed[i] + scheduled[name]) // size
             if end > tracked.stored or self._invalid:
                 self._store(tracked, end)
 
@@ -404,24 +409,18 @@ class SchedulerHalf:
 
     def _store(self, tracked: _Request, end: int) -> None:
         """Stores blocks up to `end`, if they have a hash. Speculated tokens, which may be rejected, have none."""
-        request = tracked.vllm
-        clean = not self._invalid or self._invalid.keys().isdisjoint(tracked.blocks[:end])
-        for block in () if clean else tracked.blocks[:end]:
-            if self._invalid.get(block, request.request_id) != request.request_id:
-                tracked.tainted = True
-            else:
-                self._invalid.pop(block, None)
-        if end > len(request.block_hashes):
-            self._behind[request.request_id] = end
-        end = min(end, len(request.block_hashes), len(tracked.blocks))
-        if not self.settings.store or self.link is None or self.link.ns is None or tracked.tainted:
-            return
-        if end <= tracked.stored:
+        hashes, blocks = tracked.vllm.block_hashes, tracked.blocks
+        if self._invalid:
+            self._judge(tracked, blocks[:end])
+        if end > len(hashes):
+            self._behind[tracked.vllm.request_id] = end
+        end = min(end, len(hashes), len(blocks))
+        if end <= tracked.stored or tracked.tainted or not self._stores:
             return
         tracked.reported_later = True
         while tracked.stored < end:
             first = tracked.stored
-            plain, until = self._plain(request, first) if self._keeps_plain else (False, _NEVER)
+            plain, until = self._plain(tracked.vllm, first) if self._keeps_plain else (False, _NEVER)
             tracked.stored = min(end, until, first + _MAX_KEYS)
             copy = self._copy(tracked, first, tracked.stored, plain)
             if not copy.blocks:
@@ -430,6 +429,21 @@ class SchedulerHalf:
                 self._held.append(_Held(self._number, tracked, first, copy))
             else:
                 self._plan.stores.append(copy)
+
+    def _judge(self, tracked: _Request, blocks: list[int]) -> None:
+        """Whether what it computes with these is right: of blocks whose load failed only those that it computes itself are."""
+        if self._invalid.keys().isdisjoint(blocks):
+            return
+        name = tracked.vllm.request_id
+        for block in blocks:
+            if self._invalid.get(block, name) != name:
+                tracked.tainted = True
+            else:
+                self._invalid.pop(block, None)
+
+    def _look_whether_to_store(self) -> None:
+        """Once a step: the daemon may have gone."""
+        self._stores = self.settings.store and self.link is not None and self.link.ns is not None
 
     @staticmethod
     def _copy(tracked: _Request, first: int, end: int, plain: bool = False) -> Copy:
@@ -542,6 +556,7 @@ class SchedulerHalf:
             self._gone += [(self._number, *gone) for gone in tracked.past + now]
         if blocks and not tracked.loading:
             tracked.blocks = list(blocks)
+            self._look_whether_to_store()
             self._store(tracked, request.num_computed_tokens // self.block_tokens)
         asked = (getattr(request, "kv_transfer_params", None) or {}).get(PREFILL)
         handover = {HANDOVER: tracked.stored} if asked and tracked.stored else None
