@@ -9,8 +9,9 @@ OK, MISS, NO_ROOM = BlockResult.OK, BlockResult.MISS, BlockResult.NO_ROOM
 
 
 class Source:
-    """A daemon that answers fetches as it is told: statuses, an error, or None for away."""
+    """A daemon that answers fetches as it is told: statuses, an error, or None for no answer."""
 
+    away = False
     digests = SimpleNamespace(register=lambda *_, **__: True)
 
     def __init__(self, *answers):

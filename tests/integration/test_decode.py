@@ -331,6 +331,12 @@ class Served(unittest.TestCase):
             self.assertEqual(self.step(Source(answer), deadline=0.1), {"a", "b"})
             self.assertLess(time.monotonic() - began, 5)
 
+    def test_nobody_waits_for_a_daemon_that_is_away(self):
+        source = Source(None)
+        source.away = True
+        self.assertEqual(self.step(source, deadline=1e6), {"a", "b"})
+        self.assertEqual(len(source.asked), 1, "it is asked once: it may be there again")
+
     def test_a_fetch_that_does_not_end_is_cut(self):
         source = Source(UcmError(Status.DEADLINE, "late"))
         self.assertEqual(self.step(source, deadline=0.1), {"a", "b"})

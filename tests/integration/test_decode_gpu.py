@@ -47,6 +47,10 @@ class Link:
             self.failed = error
             return None
 
+    @property
+    def away(self):
+        return self.client is None
+
     def cut(self):
         if self.client is not None:
             self.client.close()

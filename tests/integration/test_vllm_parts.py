@@ -54,6 +54,23 @@ class Decisions(unittest.TestCase):
         return SimpleNamespace(scheduled_new_reqs=new, scheduled_cached_reqs=cached, preempted_req_ids=set(preempted),
                                num_scheduled_tokens={"r": tokens})
 
+    def test_a_block_that_decoding_fills_is_stored_when_the_next_one_comes(self):
+        half, request = self.half(), Request("r", range(3 * BLOCK))
+        half.matched_tokens(request, 0)
+        half.allocated(request, [1, 2, 3], 0)
+        self.assertEqual([c.blocks for c in half.step(self.output(request, [1, 2, 3], 3 * BLOCK - 1)).stores], [[1, 2]])
+        for computed, added, stored in ((3 * BLOCK - 1, None, []), (3 * BLOCK, ([4],), [[3]]), (3 * BLOCK + 1, None, [])):
+            out = self.output(request, [], 1)
+            out.scheduled_new_reqs, of = [], out.scheduled_cached_reqs
+            of.req_ids, of.new_block_ids, of.num_computed_tokens = ["r"], [added], [computed]
+            self.assertEqual([c.blocks for c in half.step(out).stores], stored, computed)
+            request.append(7)
+        request.num_computed_tokens = 4 * BLOCK
+        for token in range(BLOCK):
+            request.append(token)
+        self.assertTrue(half.finished(request, [1, 2, 3, 4])[0], "its end stores what is left")
+        self.assertEqual([c.blocks for c in half.step(self.output(SimpleNamespace(request_id="r"), [], 0)).stores], [[4]])
+
     def test_preempted_and_resumed_in_one_step(self):
         for resumed in (True, False):  # the older and the newer model runner
             half, request = self.half(), Request("r", range(40))
@@ -200,6 +217,23 @@ class Decisions(unittest.TestCase):
             rate.measured(4000, 1.0)
         self.assertTrue(rate.worth(1000, 1000))
         self.assertTrue(NvmeRate(settings.Settings()).worth(1, 1))
+
+
+class Away(unittest.TestCase):
+    def test_who_waits_for_a_daemon_waits_once(self):
+        """One that is restarted has retry_interval; after that nobody waits, until one answers."""
+        now, missing = [100.0], UcmError(Status.NO_DAEMON, "none")
+        with mock.patch("ucmclient.vllm.link.Client"), mock.patch("ucmclient.vllm.link.time.monotonic", lambda: now[0]):
+            link = Link(settings.Settings(retry_interval=1.0), SimpleNamespace(sections=None), "test")
+            for after, error, away in ((0, missing, False), (0.5, missing, False), (0.5, missing, True), (9, UcmError(Status.BUSY, ""), True),
+                                       (1, None, False), (9, UcmError(Status.DEADLINE, ""), False), (1, missing, False), (1, missing, True)):
+                now[0] += after
+                with mock.patch.object(link, "_look_for_it"):
+                    link.ask(mock.Mock(side_effect=error))
+                self.assertEqual(link.away, away, (now[0], error))
+            link.cut()
+            self.assertTrue(link.away)
+            link.close()
 
 
 class Moves(unittest.TestCase):

@@ -41,7 +41,8 @@ class Sparse(Scenarios, unittest.TestCase):
         "short": (8, {"sparse": ALL}),
         "windowless": (0, {"sparse": SOME}),
     }
-    REFERENCES = {"eager": ("some", CLOSE), "newer": ("some", CLOSE)}
+    #: Not "some": that one has memory for fewer requests at once, so its batches have other shapes.
+    REFERENCES = {"eager": ("windowless", CLOSE), "newer": ("windowless", CLOSE)}
     SOME = 400
     PROMPTS = [prompt(i, 1500 + 333 * i) for i in range(3)] + [prompt(9, 200)]
     MORE = [prompt(40 + i, 2500) for i in range(6)]
@@ -77,11 +78,11 @@ class Sparse(Scenarios, unittest.TestCase):
 
     def test_eagerly(self):
         self.lives("eager")
-        self.alike(self.of("eager"), self.of("some"))
+        self.right("eager", self.of("eager"))
 
     def test_the_newer_runner(self):
         self.lives("newer")
-        self.alike(self.of("newer"), self.of("some"))
+        self.right("newer", self.of("newer"))
 
     # ---- what goes wrong ----
 
@@ -119,7 +120,6 @@ class Sparse(Scenarios, unittest.TestCase):
     def test_without_a_window(self):
         """Pages stay; what hits brought is fetched, and steps are computed again."""
         first, e = self.of("windowless"), self.engine("windowless")
-        self.alike(first, self.of("some"))
         for again in False, True:
             self.alike(said(e.generate(self.PROMPTS, reset=again)), first)
 
@@ -176,10 +176,13 @@ def speed(file):
 
 
 def measured(e, asked):
-    some, more = (e.generate([asked], outputs, None) for outputs in (65, 321))
-    for part, row in more["times"].items():
+    """The first hit waits for what is copied into the window; the second finds it there."""
+    first, second = (e.generate([asked], 321, None) for _ in range(2))
+    for part, row in second["times"].items():
         print("   ", part, row, flush=True)
-    return {"hit and 65 tokens s": some["seconds"], "ms a token": (more["seconds"] - some["seconds"]) / 256 * 1e3, "counts": more["counts"]}
+    steps = [answer["times"]["LLMEngine.step"] for answer in (first, second)]
+    return {"321 tokens s": [first["seconds"], second["seconds"]], "ms a token": [step["last mean ms"] for step in steps],
+            "median": [step["last median ms"] for step in steps], "first ms": [step["first ms"] for step in steps], "counts": second["counts"]}
 
 
 def profiled(e, asked, name):

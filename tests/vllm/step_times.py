@@ -44,12 +44,13 @@ class Times:
     def start(self):
         self.calls.clear()
 
-    def table(self, first=8):
-        """Of each part: calls, the median and the mean in ms, and the first calls."""
+    def table(self, first=8, last=256):
+        """Of each part: calls, the median and the mean in ms, of all and of the last ones, and the first calls."""
         rows = {}
         for name, calls in self.calls.items():
             ms = [1e3 * seconds for _, seconds in calls]
             rows[name] = {"calls": len(ms), "median ms": round(statistics.median(ms), 3), "mean ms": round(sum(ms) / len(ms), 3),
+                          "last median ms": round(statistics.median(ms[-last:]), 3), "last mean ms": round(statistics.fmean(ms[-last:]), 3),
                           "most ms": round(max(ms), 2), "first ms": [round(x, 2) for x in ms[:first]]}
         return rows
 

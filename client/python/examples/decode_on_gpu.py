@@ -43,6 +43,10 @@ class Link:
             print(f"{error}")
             return None
 
+    @property
+    def away(self) -> bool:
+        return self.client.closed
+
     def cut(self) -> None:
         self.client.close()
 

@@ -44,13 +44,17 @@ Item = tuple[int, int, int]
 
 class Source(Protocol):
     """The connection, as ucmclient.vllm.link.Link has it. While the daemon is away, the namespaces are None; after it they may be
-    other objects. ask() returns the call's result, or None if it failed."""
+    other objects. away: there is none, so nothing that it is asked for will come soon. ask() returns the call's result, or None if it
+    failed."""
 
     @property
     def ns(self) -> Optional[Namespace]: ...
 
     @property
     def digests(self) -> Optional[DigestNamespace]: ...
+
+    @property
+    def away(self) -> bool: ...
 
     def ask(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any: ...
 
@@ -201,8 +205,8 @@ class Supply:
         landed: Callable[[Any], None],
         until: float = 0.0,
     ) -> list[Any]:
-        """Until all have come, or the deadline, or a moment: what did not. begin(what, seconds) starts the transfer of all, landed(one)
-        runs for each that has come."""
+        """Until all have come, or the deadline, or the daemon is away: what did not. begin(what, seconds) starts the transfer of all,
+        landed(one) runs for each that has come."""
         until, failed = until or time.monotonic() + self.deadline, []
         while what:
             left = until - time.monotonic()
@@ -210,6 +214,8 @@ class Supply:
                 return failed + list(what)
             results = self._transferred(begin(what, left) if self._connected() else None, left)
             if results is None:
+                if self.source.away:  # the engine computes sooner what is lost than a daemon comes back
+                    return failed + list(what)
                 time.sleep(min(PAUSE, left))
                 continue
             again = []

@@ -58,6 +58,8 @@ class Link:
         self._digests: Optional[DigestNamespace] = None
         self._region: Optional[Region] = None
         self._silent_until = 0.0
+        #: When a call found no daemon first, and whether one found none retry_interval later.
+        self._away_since, self._gone = 0.0, False
         #: The engine sleeps: its memory is not there.
         self._asleep = False
         try:
@@ -167,6 +169,11 @@ class Link:
         return self._digests if time.monotonic() >= self._silent_until else None
 
     @property
+    def away(self) -> bool:
+        """No daemon is there, nor was one retry_interval before. One that is restarted has had that time."""
+        return self._ns is None or self._gone
+
+    @property
     def region(self) -> Optional[Region]:
         return self._region if time.monotonic() >= self._silent_until else None
 
@@ -184,7 +191,7 @@ class Link:
             return None
         if self._silent_until:
             logger.info("ucmd answers again")
-            self._silent_until = 0.0
+            self._silent_until, self._away_since, self._gone = 0.0, 0.0, False
         return result
 
     def tell(self, call: Callable[..., Any], *args: Any, request: str = "", **named: Any) -> None:
@@ -200,7 +207,11 @@ class Link:
         if error.away or error.status in (Status.DEADLINE, Status.BUSY):
             if not self._silent_until:
                 logger.warning("ucmd does not answer (%s): going on without it", error)
-            self._silent_until = time.monotonic() + self.settings.retry_interval
+            now = time.monotonic()
+            self._silent_until = now + self.settings.retry_interval
+            if error.away:
+                self._away_since = self._away_since or now
+                self._gone = now >= self._away_since + self.settings.retry_interval
         else:
             logger.error("ucmd refused a call: %s", error)
             if error.status == Status.UNSUPPORTED and isinstance(self._ns, EncodedNamespace):
