@@ -36,6 +36,7 @@ struct events {
     struct described **bucket;
     uint64_t buckets; /* a power of two */
     uint64_t ring_cap;
+    uint64_t begin; /* numbers of the next ring come behind it */
     bool woken;
 };
 
@@ -200,6 +201,9 @@ static void tenant_close(struct events *es, struct tenant_events *te)
     limit_give(te->owner, LIMIT_EVENTS, te->cap * sizeof(*te->ring));
     limit_owner_unref(te->owner);
     te->tenant->events = NULL;
+    /* A tenant whose ring comes back has missed events: no number of before is one of now. */
+    if (te->last >= es->begin)
+        es->begin = te->last + 1;
     tenant_unref(es->config.tenants, te->tenant);
     list_remove(&te->link);
     free(te->ring);
@@ -258,6 +262,7 @@ static int tenant_open(struct events *es, const char *name, uint64_t now_ms,
     }
     list_init(&te->described);
     list_push_back(&es->tenants, &te->link);
+    te->began = te->last = es->begin;
     te->tenant->events = te;
     *out = te;
     return 0;

@@ -32,8 +32,9 @@ struct tenant_events {
     struct list link;
     struct tenant *tenant; /* which it refers to */
     struct limit_owner *owner;
-    struct event *ring;    /* of cap, a power of two */
-    uint64_t cap, last;    /* last: the number of the latest event, 0: there was none */
+    struct event *ring; /* of cap, a power of two */
+    /* last: the number of the latest event; began: of none, the one before the ring's first. */
+    uint64_t cap, began, last;
     uint32_t waiting;      /* the request room's: who waits for the next event */
     uint64_t used_ms;      /* when somebody asked last */
     struct list described; /* struct described, the oldest first */
@@ -65,7 +66,7 @@ void events_changed(struct events *es, const struct ns *ns, const uint8_t *key, 
 /* The number of the oldest event that is still there; last + 1: none is. */
 static inline uint64_t events_first(const struct tenant_events *te)
 {
-    return te->last > te->cap ? te->last - te->cap + 1 : 1;
+    return te->last - te->began > te->cap ? te->last - te->cap + 1 : te->began + 1;
 }
 static inline const struct event *events_at(const struct tenant_events *te, uint64_t number)
 {
