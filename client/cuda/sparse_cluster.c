@@ -82,8 +82,10 @@ static CUresult sizes_plan(struct ucm_cuda_select *s)
         return CUDA_ERROR_NOT_SUPPORTED;
     config = config_of(s, s->chains, NULL, &attribute);
     r = cuOccupancyMaxActiveClusters(&at_once, s->kernel.function, &config);
-    if (r == CUDA_SUCCESS && (uint32_t)at_once < s->chains * s->args.lists)
+    if (r == CUDA_SUCCESS && (uint32_t)at_once < s->args.lists)
         r = CUDA_ERROR_NOT_SUPPORTED;
+    if (r == CUDA_SUCCESS && (uint32_t)at_once / s->args.lists < s->chains)
+        s->chains = (uint32_t)at_once / s->args.lists;
     return r;
 }
 
@@ -101,7 +103,7 @@ int sparse_cluster_open(struct ucm_cuda_select *s, const uint8_t *gpu)
         return 0;
     s->cluster = 0;
     sparse_kernel_close(&s->kernel);
-    return cuda_fail_driver(rc, "a cluster for each list");
+    return cuda_fail_driver(rc, "a cluster for each list of a chain");
 }
 
 CUresult sparse_cluster_launch(struct ucm_cuda_select *s, const struct ucm_select_cuda *args,

@@ -311,10 +311,28 @@ static CUresult warm(struct ucm_cuda_select *s)
     if (r != CUDA_SUCCESS)
         return r;
     r = launch(s, &s->args, 1, stream);
+    if (r == CUDA_SUCCESS && s->few)
+        r = launch(s->few, &s->few->args, 1, stream);
     if (r == CUDA_SUCCESS)
         r = cuStreamSynchronize(stream);
     (void)cuStreamDestroy(stream);
     return r;
+}
+
+static void workspace_share(struct ucm_select_cuda *to, const struct ucm_select_cuda *of)
+{
+    to->ticket = of->ticket;
+    to->progress = of->progress;
+    to->top = of->top;
+    to->sum = of->sum;
+    to->digits = of->digits;
+    to->found = of->found;
+    to->found_at = of->found_at;
+    to->marks = of->marks;
+    to->poison = of->poison;
+    to->queries = of->queries;
+    to->scores = of->scores;
+    to->raw = of->raw;
 }
 
 static int workspace_make(struct ucm_cuda_select *s)
@@ -329,6 +347,8 @@ static int workspace_make(struct ucm_cuda_select *s)
     if (r != CUDA_SUCCESS)
         return cuda_fail_driver(r, "no workspace for selections");
     workspace_place(&s->args, s->workspace);
+    if (s->few)
+        workspace_share(&s->few->args, &s->args);
     s->thread_blocks = (uint32_t)sms;
     r = sparse_fill(s->workspace, 0, s->counters_bytes);
     if (r == CUDA_SUCCESS) /* scales are NaN then, and words that say "poisoned" are not 0 */
@@ -358,15 +378,41 @@ static int kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
     return sparse_kernel_open(&s->kernel, gpu, ucm_select_fatbin, name, s->shared_bytes);
 }
 
-/* By clusters, where all lists have one at once; else by a stream of tiles, or by items. */
+/* A form by clusters beside the handle's own. Its error is no error of the handle's. */
+static void few_open(struct ucm_cuda_select *s, const uint8_t *gpu)
+{
+    struct ucm_cuda_select *few = malloc(sizeof *few);
+
+    if (!few)
+        return;
+    *few = *s;
+    if (sparse_cluster_open(few, gpu) != 0) {
+        free(few);
+        return;
+    }
+    few->args.channel = few->kernel.channel;
+    few->args.flips = few->kernel.flips;
+    sparse_kernel_leave();
+    s->few = few;
+}
+
+static void few_close(struct ucm_cuda_select *s)
+{
+    if (s->few && sparse_kernel_enter(&s->few->kernel) == 0)
+        sparse_kernel_close(&s->few->kernel);
+    free(s->few);
+    s->few = NULL;
+}
+
+/* Launches of so few chains that all lists have a cluster at once by clusters; the others by a stream of tiles, or by items. */
 static int any_kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
                            enum ucm_select_cuda_family family)
 {
     const struct ucm_select_cuda *a = &s->args;
     uint32_t n = words_of(s, family);
 
-    if (sparse_cluster_serves(s, gpu, family) && sparse_cluster_open(s, gpu) == 0)
-        return 0;
+    if (sparse_cluster_serves(s, gpu, family))
+        few_open(s, gpu);
     if (sparse_stream_serves(s, gpu, family))
         return sparse_stream_open(s, gpu);
     tile_plan(s, n, a->rows * a->q_heads);
@@ -393,15 +439,19 @@ static int select_make(struct ucm_cuda_select *s, const uint8_t *gpu,
     args_from_plan(s, family);
     args_from_specs(s, family, o, &score, &choose);
     r = any_kernel_open(s, gpu, family);
-    if (r != 0)
+    if (r != 0) {
+        few_close(s);
         return r;
+    }
     s->args.channel = s->kernel.channel;
     s->args.flips = s->kernel.flips;
     r = workspace_make(s);
-    if (r == 0)
+    if (r == 0) {
         sparse_kernel_leave();
-    else
+    } else {
         sparse_kernel_close(&s->kernel);
+        few_close(s);
+    }
     return r;
 }
 
@@ -434,6 +484,7 @@ void ucm_cuda_select_close(struct ucm_cuda_select *s)
         (void)cuMemFree(s->workspace);
         sparse_kernel_close(&s->kernel);
     }
+    few_close(s);
     free(s);
 }
 
@@ -479,6 +530,8 @@ int ucm_cuda_select(struct ucm_cuda_select *s, const struct ucm_cuda_select_laye
     r = layer_check(s, l);
     if (r != 0 || l->chains == 0)
         return r;
+    if (s->few && l->chains <= s->few->chains)
+        s = s->few;
     args = s->args;
     args.chains = l->chains;
     args.blocks = l->bound;

@@ -59,5 +59,7 @@ bool fake_cuda_launched(const char *name);
 /* Counts memory, streams and events that exist: 0 at the end of a test. */
 unsigned fake_cuda_left(void);
 unsigned fake_cuda_registered(void); /* ranges of host memory */
+/* GPUs then have compute capability 9.0 and so many clusters at once; 0, at first: none. */
+void fake_cuda_clusters(int at_once);
 
 #endif

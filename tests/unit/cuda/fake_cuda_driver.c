@@ -275,13 +275,22 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
+static int clusters;
+
+void fake_cuda_clusters(int at_once)
+{
+    clusters = at_once;
+}
+
 CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice dev)
 {
     *out = attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID                          ? FAKE_BUS + dev
            : attribute == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID                     ? FAKE_DOMAIN
            : attribute == CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID                     ? 0
            : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 232448
-                                                                                : 1;
+           : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR && clusters > 0
+               ? 9
+               : 1;
     return CUDA_SUCCESS;
 }
 
@@ -358,11 +367,11 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
     return CUDA_SUCCESS;
 }
 
-/* It has no clusters. */
 CUresult cuOccupancyMaxActiveClusters(int *out, CUfunction function, const CUlaunchConfig *config)
 {
-    (void)out, (void)function, (void)config;
-    return CUDA_ERROR_NOT_SUPPORTED;
+    (void)function, (void)config;
+    *out = clusters;
+    return clusters > 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value)

@@ -120,6 +120,42 @@ Test(cuda_sparse, selections)
     ucm_cuda_select_close(NULL);
 }
 
+Test(cuda_sparse, launches_of_few_chains_take_clusters)
+{
+    struct ucm_cuda_select_layer l = {.digests = 4096,
+                                      .stride = 4096,
+                                      .bound = 10,
+                                      .table = 4096,
+                                      .table_stride = 1000,
+                                      .n_blocks = 4096,
+                                      .q = 4096,
+                                      .count = 4096,
+                                      .index = 4096};
+    static const char *const cluster = "ucm_select_cluster_rest_4_1";
+    struct ucm_cuda_select *s;
+
+    digest.method = UCM_SPARSE_TOKENS;
+    digest.bits = 0;
+    digest.chosen = 8;
+    digest.rest = 1;
+    digest.shape.head_dim = 128;
+    digest.shape.k_token_stride = 512;
+    digest.shape.k_head_stride = 256;
+    options.score.metric = UCM_SPARSE_ROUNDED;
+    options.score.reduce = UCM_SPARSE_REDUCE_SOFTMAX;
+    for (int at_once = 0; at_once <= 6; at_once++) { /* a chain has two lists */
+        fake_cuda_clusters(at_once);
+        cr_assert_eq(ucm_cuda_select_open(uuid, &digest, &options, &s), 0, "%s", ucm_cuda_errmsg());
+        (void)fake_cuda_launched(cluster); /* to load it */
+        for (l.chains = 1; l.chains <= 4; l.chains++) {
+            cr_assert_eq(ucm_cuda_select(s, &l, NULL), 0, "%s", ucm_cuda_errmsg());
+            cr_expect_eq(fake_cuda_launched(cluster), 2 * (int)l.chains <= at_once,
+                         "%u chains, %d clusters", l.chains, at_once);
+        }
+        ucm_cuda_select_close(s);
+    }
+}
+
 Test(cuda_sparse, options_that_are_wrong)
 {
     struct ucm_cuda_select_options o = options;
