@@ -95,6 +95,7 @@ class FakeDecoder:
         self.steps, self._build, self.rows, self.windowed = steps, build, Rows(steps.numbers, lambda row: None), False
         self.digested, self.digests = digested, torch.zeros((LAYERS, steps.numbers, 1), dtype=torch.uint8)
         self.sequences, self.crowded, self.gone, self.numbers = {}, set(), set(), list(range(6))
+        self.pin_beside = None
 
     def open(self, name, floor):
         self.sequences[name] = Sequence(name, self.numbers.pop())
@@ -153,7 +154,7 @@ class Engine:
                                  model_config=SimpleNamespace(get_num_attention_heads=lambda _: HEADS * GROUP))
         layout = SimpleNamespace(layers=range(LAYERS), numbers={str(i): i for i in range(LAYERS)}, blocks=PAGES, layer_bytes=512)
         digest = SimpleNamespace(shape=Shape("f32", BLOCK, HEADS, DIM), bytes=1)
-        link = SimpleNamespace(link=None, settings=SimpleNamespace(lookup_timeout=1.0))
+        link = SimpleNamespace(link=SimpleNamespace(digests=None), settings=SimpleNamespace(lookup_timeout=1.0))
         fakes = {"Steps": FakeSteps, "Selector": FakeSelector, "Builder": FakeBuilder, "GpuDecoder": FakeDecoder}
         with mock.patch.multiple(sparse_gpu, **fakes):
             self.worker = sparse_gpu.SparseGpuWorker(rules, link, layout, digest, self.caches, config, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import abc
 from collections.abc import Callable, Iterable
@@ -11,11 +12,11 @@ from typing import Any, Optional
 from ..client import Namespace, Plane, Region
 from ..errors import UcmError
 from ..memory import cuda_allocation
-from ..sparse.chain import DigestNamespace
+from ..sparse.chain import Chain, DigestNamespace
 from ..sparse.digest import Digest
 from ..sparse.window import Pinned, Window
 from .cuda import Flag, Key, Result, Steps
-from .supply import AT_ONCE, Item, Sequence, Source, Supply
+from .supply import AT_ONCE, URGENT, Item, Sequence, Source, Supply
 
 #: Registers a tensor's memory with the daemon: of which namespace, its planes from the tensor's first byte on, blocks, whether it is a
 #: pool for fetches, the part, and a timeout.
@@ -62,6 +63,8 @@ class GpuDecoder(Supply):
 
         #: Rows that stand for other blocks now, and whose slots don't know it yet.
         self._forgotten: list[int] = []
+        #: Held while another thread pins, and while the window is closed.
+        self._pinning = threading.Lock()
         super().__init__(
             source, digest, steps.layers, range(steps.layers) if digested is None else digested, steps.numbers, steps.requests, part,
             deadline, timeout,
@@ -111,8 +114,9 @@ class GpuDecoder(Supply):
 
         if not self.source.ask(places):  # the driver can't register it: what misses is fetched
             self.steps.leave_window()
-            self._window = None
-            window.close()
+            with self._pinning:
+                self._window = None
+                window.close()
 
     def _enter(self, request: int, floor: int) -> None:
         self.steps.enter(request, floor)
@@ -150,6 +154,14 @@ class GpuDecoder(Supply):
         """The rows of the sequence's blocks from `first` on into a chain's table, int32 on the GPU."""
         rows = self._tensor(sequence.rows[first:], dtype=table.dtype)
         table[first : first + len(rows)].copy_(rows)
+
+    def pin_beside(self, chain: Chain, first: int, n: int, wait: float) -> Optional[Pinned]:
+        """For another thread than the steps': has these blocks brought into the window, so long. It may keep the steps' thread from the
+        window so long. None: there is none, or no daemon."""
+        with self._pinning:
+            if self._window is None:
+                return None
+            return self.source.ask(self._window.pin, chain, first, n, priority=URGENT, deadline=wait, timeout=self.deadline)
 
     @property
     def windowed(self) -> bool:

@@ -265,6 +265,15 @@ class Supply:
             self.rows.release(row)
         sequence.forsake()
 
+    def adopt(self, sequence: Sequence, chain: Chain, generation: int) -> None:
+        """The sequence is new, and chain has its first blocks; it is the sequence's from now on. generation: the client's when the chain was
+        made. One of an older connection is closed."""
+        ns = self._ns if self._connected() else None
+        if ns is None or chain.client is not ns.client or generation != self._generation:
+            chain.close()
+            return
+        sequence.chain, sequence.kept, sequence.asked = chain, len(chain), len(chain)
+
     def extend(self, sequence: Sequence, keys: abc.Sequence[bytes], pages: Callable[[int], Any]) -> None:
         """Makes candidates of the blocks of these keys, from the sequence's end on. pages(i): where block i of the sequence is,
         for what computes digests; None: it has no pages, and its digests are loaded."""

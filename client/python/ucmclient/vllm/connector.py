@@ -254,6 +254,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             return None, None
         self._start_stores(self._worker)
         sent, received = self._worker.finished()
+        if isinstance(self._sparse, SparseGpuWorker):
+            received = self._sparse.arrived(received)
         return sent or None, received or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:

@@ -54,6 +54,8 @@ class Plan:
     number: int = 0
     #: Of this step's sparse requests.
     sparse: list[SparseStep] = field(default_factory=list)
+    #: Of requests whose load takes no pages for its first blocks: the keys of these, packed.
+    ahead: dict[str, bytes] = field(default_factory=dict)
     #: Requests that have finished or were preempted since the last plan.
     gone: set[str] = field(default_factory=set)
     #: The step computes something, so that the GPU is busy while blocks are copied.

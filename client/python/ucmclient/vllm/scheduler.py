@@ -318,6 +318,9 @@ class SchedulerHalf:
         first, end = promise.start, promise.start + -(-tokens // self.block_tokens)
         copy = self._copy(tracked, first, end)
         self._plan.loads.append(copy)
+        if self.sparse is not None and self.sparse.rules.on_gpu and blocks[:1] == [_NULL_BLOCK]:
+            pageless = next((i for i, block in enumerate(blocks) if block != _NULL_BLOCK), len(blocks))
+            self._plan.ahead[request.request_id] = tracked.keys(0, pageless)
         tracked.loads, tracked.began = frozenset(copy.blocks), time.monotonic()
         tracked.slow = min(promise.on_nvme, end - first) * self.block_tokens
         # After a load within a step the lease stays until the request ends, or runs out.
@@ -544,6 +547,7 @@ class SchedulerHalf:
         """Returns whether its blocks must stay until the workers report it, and kv_transfer_params for decode if the
         request asked for prefill only."""
         tracked = self._requests.pop(request.request_id, None)
+        self._plan.ahead.pop(request.request_id, None)
         if self.sparse is not None:
             self.sparse.finished(request.request_id)
         if tracked is None:

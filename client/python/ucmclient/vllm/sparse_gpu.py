@@ -32,6 +32,7 @@ from ..sparse.digest import Digest
 from .identity import Unsupported
 from .layout import Layout
 from .plan import Plan, SparseStep
+from .sparse_ahead import Ahead
 from .sparse_rules import Rules
 from .worker import WorkerHalf
 
@@ -191,6 +192,7 @@ class SparseGpuWorker:
             worker.link, digest, self._steps, shard_bytes=layout.layer_bytes, build=self._digests, part=part,
             digested=choices.choosing, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
         )
+        self._ahead = Ahead(worker.link, self.decoder.pin_beside, part, _DEADLINE)
 
     def _tables(self, shape: Any, heads: int) -> None:
         """What launches name: their addresses never change."""
@@ -254,6 +256,7 @@ class SparseGpuWorker:
     def shutdown(self) -> None:
         self._stop.set()
         self._idle.join()
+        self._ahead.end()
         for cache in self._caches:
             _by_address.pop(cache.data_ptr(), None)
         self._torch.cuda.synchronize(self._device)
@@ -284,6 +287,8 @@ class SparseGpuWorker:
         self._step, self._rows_of, self.kept, self.spoiled, self._lost = [], (None, None), {}, {}, set()
         self._began = time.monotonic()
         self.close(plan.gone)
+        for name, keys in plan.ahead.items():
+            self._ahead.begin(name, keys)
         for step in plan.sparse:
             request = self._told(step)
             for row in request.sequence.rows[request.whole :]:
@@ -298,8 +303,11 @@ class SparseGpuWorker:
 
     def _told(self, step: SparseStep) -> _Request:
         if step.reset:
+            brought = self._ahead.take(step.request)
             self.close([step.request])
             sequence = self.decoder.open(step.request, step.floor)
+            if brought is not None:
+                self.decoder.adopt(sequence, *brought)
             own = self.rules.own(step.prompt_tokens) * self.rules.block_tokens
             self._requests[step.request] = _Request(step.request, own, sequence)
         request = self._requests[step.request]
@@ -434,7 +442,12 @@ class SparseGpuWorker:
             if request is not None:
                 self._forget_pages(request, range(len(request.pages)))
                 self._set(self._owner, [request.last_page][: bool(request.last_page)], [0])
+            self._ahead.drop(name)
             self.decoder.close(name)
+
+    def arrived(self, names: set[str]) -> set[str]:
+        """names: requests whose loads have ended. Those, and earlier ones, that need not wait for the daemon any more."""
+        return self._ahead.arrived(names)
 
     # ---- layers, of one token a request ----
 

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""What a hit without pages waits for, brought by a thread: the engine's thread is never kept, and the request goes on when all that will come
+is there. No daemon."""
+
+import threading
+import unittest
+from types import SimpleNamespace
+
+from vllm_paths import TOP  # noqa: F401  sets the paths of the others
+
+from ucmclient.vllm import sparse_ahead
+from ucmclient.vllm.sparse_ahead import Ahead
+
+
+class Chain:
+    made = []
+
+    def __init__(self, digests, part, timeout):
+        self.client, self.keys, self.closed = digests.client, b"", False
+        Chain.made.append(self)
+
+    def append(self, keys, **_):
+        self.keys += keys
+        return SimpleNamespace(missing=0)
+
+    def close(self):
+        self.closed = True
+
+
+class Daemon:
+    """Has room for so many blocks in its window; a pin brings `each` of them, when `go` is set."""
+
+    away = False
+
+    def __init__(self, room=10**6, each=10**6):
+        self.digests = SimpleNamespace(client=SimpleNamespace(generation=3), identity=SimpleNamespace(key_bytes=1))
+        self.room, self.each, self.go, self.there, self.pins = room, each, threading.Event(), {}, 0
+
+    def ask(self, call, *args, **named):
+        return call(*args, **named)
+
+    def pin(self, chain, first, n, wait):
+        if not self.go.wait(60):
+            raise AssertionError("a thread that nobody waits for, and that nobody ends")
+        self.pins += 1
+        there = self.there.setdefault(chain, set())
+        coming = [i for i in range(first, first + n) if i not in there][: max(0, min(self.each, self.room - len(there)))]
+        there.update(coming)
+        return SimpleNamespace(placed=len(there.intersection(range(first, first + n))), missing=0)
+
+
+class Thread(unittest.TestCase):
+    def setUp(self):
+        Chain.made = []
+        real, sparse_ahead.Chain = sparse_ahead.Chain, Chain
+        self.addCleanup(setattr, sparse_ahead, "Chain", real)
+
+    def ahead(self, daemon, deadline=1e6):
+        self.daemon = daemon
+        ahead = Ahead(daemon, daemon.pin, 0, deadline)
+        self.addCleanup(ahead.end)
+        self.addCleanup(daemon.go.set)
+        return ahead
+
+    def until(self, ahead, wanted, names=frozenset()):
+        got = ahead.arrived(set(names))
+        while not wanted <= got:
+            threading.Event().wait(0.001)
+            got |= ahead.arrived(set())
+        self.assertEqual(got, wanted)
+
+    def test_a_load_is_reported_when_the_window_has_its_blocks(self):
+        ahead = self.ahead(Daemon(each=700))
+        ahead.begin("a", bytes(3000))
+        self.assertEqual(ahead.arrived({"a", "dense"}), {"dense"}, "others go on meanwhile")
+        self.assertEqual(ahead.arrived(set()), set())
+        self.daemon.go.set()
+        self.until(ahead, {"a"})
+        chain, generation = ahead.take("a")
+        self.assertEqual((len(self.daemon.there[chain]), generation, chain.closed), (3000, 3, False))
+        self.assertIsNone(ahead.take("a"))
+
+    def test_a_window_that_is_too_small_keeps_nobody(self):
+        ahead = self.ahead(Daemon(room=100))
+        self.daemon.go.set()
+        ahead.begin("a", bytes(3000))
+        self.until(ahead, {"a"}, {"a"})
+        self.assertEqual(len(self.daemon.there[ahead.take("a")[0]]), 100)
+
+    def test_no_daemon_keeps_nobody(self):
+        ahead = self.ahead(Daemon())
+        self.daemon.digests = None
+        ahead.begin("a", bytes(10))
+        self.until(ahead, {"a"}, {"a"})
+        self.assertIsNone(ahead.take("a"))
+
+    def test_a_mistake_keeps_nobody(self):
+        ahead = self.ahead(Daemon())
+        Chain.append, append = None, Chain.append
+        self.addCleanup(setattr, Chain, "append", append)
+        with self.assertLogs("ucmclient.vllm"):
+            ahead.begin("a", bytes(10))
+            self.until(ahead, {"a"}, {"a"})
+
+    def test_one_that_ends_meanwhile(self):
+        ahead = self.ahead(Daemon())
+        ahead.begin("a", bytes(10))
+        while not Chain.made:
+            threading.Event().wait(0.001)
+        ahead.drop("a")
+        self.until(ahead, {"a"}, {"a"})
+        ahead.begin("b", bytes(10))
+        self.daemon.go.set()
+        self.until(ahead, {"b"}, {"b"})
+        self.assertEqual([chain.closed for chain in Chain.made], [True, False])
+        ahead.end()
+        self.assertEqual([chain.closed for chain in Chain.made], [True, True])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
