@@ -124,8 +124,10 @@ class Sparse(Scenarios, unittest.TestCase):
             self.alike(said(e.generate(self.PROMPTS, reset=again)), first)
 
 
-#: Engines of speed(): vLLM's runner (2: its default for such a model), and whether it is sparse.
-SPEEDS = {"dense": ("1", False), "sparse": ("1", True), "sparse, older runner": ("0", True), "dense, older runner": ("0", False)}
+#: Engines of speed(): vLLM's newer runner, its default for such a model, or the older one; and the policy.
+TOPK = "topk:topk_tokens=4096"
+SPEEDS = {"dense": ("1", None), "sparse": ("1", TOPK), "sparse, older runner": ("0", TOPK), "dense, older runner": ("0", None),
+          "sparse, layers in pairs": ("1", TOPK + ",reuse=2")}
 
 
 def speed(file):
@@ -135,15 +137,15 @@ def speed(file):
     plugin(os.path.join(folder.name, "plugin"))
     longest = int(os.environ.get("UCM_SPEED_TOKENS", "131072"))
     model = llama(os.path.join(folder.name, "llama"), 32, 4096, 14336, 32, 8, 128, 128256, longest)
-    kv, policy, engines = longest * 131072, "topk:topk_tokens=4096", {}
+    kv, engines = longest * 131072, {}
     common = {"load_format": "dummy", "max_model_len": longest, "max_num_batched_tokens": 8192, "max_num_seqs": 4, "gpu_memory_utilization": 0.3,
               "kv_cache_memory_bytes": kv + (1 << 30), "compilation_config": {**GRAPHS, "cudagraph_capture_sizes": [1, 2, 4]}, "dtype": "bfloat16",
               "timed": True}
     memory = f"{(kv + kv // 8 >> 30) + 1}GiB"
     daemon = Daemon(nvme=False, **{"arena.size": memory, "arena.extent": "512MiB", "window.size": memory})
     for name in os.environ.get("UCM_SPEED_ENGINES", "dense;sparse;sparse, older runner").split(";"):
-        runner, sparse = SPEEDS[name]
-        more = {"socket": daemon.socket, "sparse": policy, "settings": {"sparse_room": 1}} if sparse else {}
+        runner, policy = SPEEDS[name]
+        more = {"socket": daemon.socket, "sparse": policy, "settings": {"sparse_room": 1}} if policy else {}
         engines[name] = Engine(model, name=name.replace(", older runner", "-older") + "-llama",
                                environment={"VLLM_USE_V2_MODEL_RUNNER": runner}, **common, **more)
     asked, rows, first = prompt(1, longest - 600), [], {}
