@@ -2,6 +2,7 @@
 #include "daemon/base/config.h"
 #include "daemon/base/config_unit.h"
 #include "daemon/server.h"
+#include "daemon/share/process_sandbox.h"
 #include "daemon/usage.h"
 #include "proto/build.h"
 #include "proto/errors.h"
@@ -152,6 +153,8 @@ int main(int argc, char **argv)
     struct config_error e;
     int status = 1;
 
+    if (argc > 2 && strcmp(argv[1], PROCESS_SANDBOX) == 0)
+        return process_sandbox_main(argv + 2);
     config_init(&config);
     o.sets = calloc((size_t)argc, sizeof(*o.sets));
     if (!o.sets)

@@ -288,6 +288,9 @@ struct metrics {
     X(failures, counter, "operations", "operations that failed on a root")                         \
     X(timeouts, counter, "operations", "operations given up at their deadline on a root")          \
     X(breaks, counter, "times", "times that a root went down after failures in a row")             \
+    X(backend_starts, counter, "times", "processes of a root that were started")                   \
+    X(backend_ends, counter, "times", "processes of a root that ended, and nobody had asked")      \
+    X(backend_kills, counter, "times", "of these, killed: they hung or broke the protocol")        \
     X(latency_us, gauge, "us", "time that a lookup's operation takes on a root, smoothed")
 
 #define UCMD_DEVICE_METRICS(X)                                                                     \

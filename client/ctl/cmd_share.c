@@ -17,6 +17,7 @@ static int print_roots(const struct args *a, const msgpack_object *stats)
                                                 {">READ", "read_bytes", SHOW_BYTES},
                                                 {">WRITTEN", "write_bytes", SHOW_BYTES},
                                                 {">MS", "latency_us", SHOW_US},
+                                                {">PID", "pid", SHOW_NUMBER},
                                                 {">FAILURES", "failures", SHOW_NUMBER},
                                                 {">TIMED OUT", "timeouts", SHOW_NUMBER},
                                                 {"REASON", "reason", SHOW_TEXT},

@@ -134,6 +134,22 @@ static void print_tiers(const msgpack_object *stats)
     }
 }
 
+/* Of a root that is one. */
+static void print_process(const msgpack_object *o)
+{
+    char program[80], kind[32];
+
+    if (strcmp(answer_text(o, "backend", kind, sizeof kind), "process") != 0)
+        return;
+    if (answer_u64(o, "pid") == 0)
+        printf(", no process");
+    else
+        printf(", %s with pid %" PRIu64, answer_text(o, "program", program, sizeof program),
+               answer_u64(o, "pid"));
+    if (answer_u64(o, "backend_ends") > 0)
+        printf(", ended %" PRIu64 " times", answer_u64(o, "backend_ends"));
+}
+
 static void print_shares(const msgpack_object *stats)
 {
     char used[HUMAN_BYTES], name[128], health[32], reason[160];
@@ -143,10 +159,11 @@ static void print_shares(const msgpack_object *stats)
         const char *why = answer_text(o, "reason", reason, sizeof reason);
         bool up = strcmp(answer_text(o, "health", health, sizeof health), "up") == 0;
 
-        printf("share      %s: %s, %s used, %.1f ms%s%s\n",
-               answer_text(o, "name", name, sizeof name), health,
-               human_bytes(used, answer_u64(o, "used_bytes")),
-               (double)answer_u64(o, "latency_us") / 1000, up ? "" : ": ", up ? "" : why);
+        printf("share      %s: %s, %s used, %.1f ms", answer_text(o, "name", name, sizeof name),
+               health, human_bytes(used, answer_u64(o, "used_bytes")),
+               (double)answer_u64(o, "latency_us") / 1000);
+        print_process(o);
+        printf("%s%s\n", up ? "" : ": ", up ? "" : why);
     }
 }
 

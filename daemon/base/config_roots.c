@@ -20,7 +20,9 @@
 #define BACKENDS "share.storage_backends"
 #define CAPACITY "capacity="
 #define BUFFER "buffer="
+#define MEMORY "memory="
 #define FOLDER "write="
+#define READ "read="
 
 static bool is_nfs(const char *text)
 {
@@ -95,13 +97,16 @@ static bool word_is(const char *word, const char *name)
     return strncmp(word, name, strlen(name)) == 0 && word[strlen(name)] != '\0';
 }
 
-static int folder_take(const char *folder, struct config_root *out, struct config_error *e)
+static int path_take(const char *word, char to[CONFIG_ITEM_BYTES], struct config_root *out,
+                     struct config_error *e)
 {
-    if (folder[0] != '/' || out->process.folder[0])
-        return config_refuse(
-            e, ROOTS ": " FOLDER "%.80s behind %.80s: it is given once, with an absolute path",
-            folder, out->target);
-    snprintf(out->process.folder, sizeof(out->process.folder), "%s", folder);
+    const char *path = strchr(word, '=') + 1;
+
+    if (path[0] != '/' || to[0])
+        return config_refuse(e,
+                             ROOTS ": %.80s behind %.80s: it is given once, with an absolute path",
+                             word, out->target);
+    snprintf(to, CONFIG_ITEM_BYTES, "%s", path);
     return 0;
 }
 
@@ -112,8 +117,12 @@ static bool process_word_take(const char *word, struct config_root *out, int *rc
     *rc = 0;
     if (word_is(word, BUFFER))
         *rc = size_take(word, &out->process.buffer_bytes, out, e);
+    else if (word_is(word, MEMORY))
+        *rc = size_take(word, &out->process.memory_bytes, out, e);
     else if (word_is(word, FOLDER))
-        *rc = folder_take(word + strlen(FOLDER), out, e);
+        *rc = path_take(word, out->process.folder, out, e);
+    else if (word_is(word, READ))
+        *rc = path_take(word, out->process.read, out, e);
     else if (strcmp(word, "network") == 0)
         out->process.network = true;
     else
@@ -131,12 +140,13 @@ static int word_take(const char *word, struct config_root *out, struct config_er
     if (process && process_word_take(word, out, &rc, e))
         return rc;
     if (strcmp(word, "ro") != 0)
-        return config_refuse(
-            e,
-            ROOTS ": \"%.40s\" behind %.80s is neither capacity=SIZE nor ro%s; "
-                  "write one of them, or leave it out",
-            word, out->target,
-            process ? " nor buffer=SIZE, network or write=FOLDER; a command stands behind --" : "");
+        return config_refuse(e,
+                             ROOTS ": \"%.40s\" behind %.80s is neither capacity=SIZE nor ro%s; "
+                                   "write one of them, or leave it out",
+                             word, out->target,
+                             process ? " nor buffer=SIZE, memory=SIZE, network, read=PATH or "
+                                       "write=FOLDER; a command stands behind --"
+                                     : "");
     if (out->read_only)
         return config_refuse(e, ROOTS ": ro is given twice behind %.80s; leave one out",
                              out->target);
@@ -158,6 +168,8 @@ static int command_take(const char *rest, struct config_root *out, struct config
     snprintf(out->process.command, sizeof(out->process.command), "%s", rest);
     if (out->process.buffer_bytes == 0)
         out->process.buffer_bytes = CONFIG_BUFFER;
+    if (out->process.memory_bytes == 0)
+        out->process.memory_bytes = CONFIG_MEMORY;
     out->process.buffer_bytes = (out->process.buffer_bytes + 4095) & ~(uint64_t)4095;
     return 0;
 }

@@ -7,11 +7,16 @@
 
 /* A root that is a process (docs/backends.md). */
 struct config_process {
-    char command
-        [CONFIG_ITEM_BYTES]; /* words with single spaces between them; "": the root is none */
-    uint64_t buffer_bytes;   /* that daemon and process share */
-    bool network;            /* it may use it */
-    char folder[CONFIG_ITEM_BYTES]; /* that it may write to; "": none */
+    /* Words with single spaces between them; "": the root is no process. */
+    char command[CONFIG_ITEM_BYTES];
+    uint64_t buffer_bytes; /* that daemon and process share */
+    uint64_t memory_bytes; /* of its own, at most; 0: no bound */
+    bool network;          /* it may use it */
+    /* Absolute paths that it may write to and read besides; "": none. */
+    char folder[CONFIG_ITEM_BYTES], read[CONFIG_ITEM_BYTES];
+    /* Not to be configured; 0: as docs/backends.md says. How long it may be silent beyond what is due; the
+     * shortest pause between starts. */
+    unsigned patience_ms, pause_ms;
 };
 struct config_root {
     /* Absolute path of a folder, nfs://SERVER/EXPORT[?OPTIONS], or process:NAME. */
@@ -22,7 +27,9 @@ struct config_root {
 };
 
 #define CONFIG_PROCESS "process:"
-#define CONFIG_BUFFER (128ull << 20) /* of a process, unless buffer= says otherwise */
+/* Of a process, unless buffer= and memory= say otherwise. */
+#define CONFIG_BUFFER (128ull << 20)
+#define CONFIG_MEMORY (2ull << 30)
 
 /* All of them, in order. 0 and *n; -EINVAL with *e. No I/O. */
 int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,

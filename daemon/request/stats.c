@@ -56,11 +56,13 @@ static void pack_shares(msgpack_packer *pk, const struct exposition *x, const st
         struct share_root_stats rs = {0};
 
         share_stats(share, i, &rs);
-        msgpack_pack_map(pk, 4 + fields_of(METRIC_LIST_ROOTS));
+        msgpack_pack_map(pk, 6 + fields_of(METRIC_LIST_ROOTS));
         proto_pack_text(pk, "name", rs.target);
         proto_pack_text(pk, "backend", rs.backend);
         proto_pack_text(pk, "health", root_state_names[rs.health]);
         proto_pack_text(pk, "reason", rs.reason);
+        proto_pack_u64(pk, "pid", rs.process.pid);
+        proto_pack_text(pk, "program", rs.process.name);
         pack_fields(pk, &metric_lists[METRIC_LIST_ROOTS], &x->root[i]);
     }
 }

@@ -101,6 +101,7 @@ static inline bool share_status_missing(int status)
 
 struct share_backend;
 struct config_process;
+struct share_process_stats;
 
 struct share_backend_config {
     uv_loop_t *loop;
@@ -110,6 +111,7 @@ struct share_backend_config {
     unsigned depth;     /* operations, or requests of a server, under way */
     bool read_only;
     const struct config_process *process; /* of a process; borrowed during open */
+    const char *launcher; /* ucmd, which puts the process into its sandbox; NULL: it has none */
 };
 
 struct share_backend_ops {
@@ -124,6 +126,8 @@ struct share_backend_ops {
     bool (*cancel)(struct share_backend *b, struct share_op *op);
     /* Why operations fail, better than their status says it; NULL: nothing is known. May be NULL. */
     const char *(*reason)(const struct share_backend *b);
+    /* NULL: the root is no process. */
+    void (*process)(const struct share_backend *b, struct share_process_stats *out);
 };
 
 extern const struct share_backend_ops share_posix, share_nfs, share_process;

@@ -1,6 +1,8 @@
 /* Operations and calls of a root that is a process. */
 #include "daemon/share/process.h"
 
+#include "daemon/share/share.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -184,8 +186,8 @@ static void hang_cb(struct deadline *d)
 {
     struct process_call *c = LIST_ENTRY(d, struct process_call, hang);
 
-    process_run_end(c->run, 0, "it hangs: a %s was not answered %u s after its deadline",
-                    wire_verb_name((enum wire_verb)c->verb), PROCESS_HANG_MS / 1000);
+    process_run_end(c->run, 0, "it hangs: a %s was not answered %u ms after its deadline",
+                    wire_verb_name((enum wire_verb)c->verb), c->run->b->config.patience_ms);
 }
 
 static uint64_t ms_left(const struct process_call *c)
@@ -221,7 +223,8 @@ void process_call_asked(struct process_call *c)
     struct share_backend *b = c->run->b;
 
     c->stage = CALL_ASKED;
-    deadline_arm(b->deadlines, &c->hang, uv_now(b->loop) + ms_left(c) + PROCESS_HANG_MS, hang_cb);
+    deadline_arm(b->deadlines, &c->hang, uv_now(b->loop) + ms_left(c) + b->config.patience_ms,
+                 hang_cb);
 }
 
 static bool moves(const struct share_op *op)
@@ -452,12 +455,18 @@ bool process_answered(struct process_run *run, const struct wire_answer *a, cons
         status = status_of(c, a);
     if (status == 0 && c->op && c->verb == SHARE_CHECK && c->op->sync)
         c->op->now_ns = a->now_ns;
+    if (c->verb == SHARE_CHECK)
+        run->checks_failed = status < 0 ? run->checks_failed + 1 : 0;
     c->mtime_ns = a->mtime_ns;
     deadline_disarm(run->b->deadlines, &c->hang);
     if (status == 0 && c->op && c->verb == SHARE_READ)
         copy_begin(c, true);
     else
         call_end(c, status);
+    /* Its connections and its sandbox may be of a time that has passed: a folder was mounted anew. */
+    if (run->checks_failed >= PROCESS_CHECKS)
+        process_run_end(run, PROCESS_STOP_MS, "its health check failed %u times in a row",
+                        PROCESS_CHECKS);
     return true;
 }
 
@@ -496,12 +505,16 @@ static int process_open(const struct share_backend_config *config, struct share_
     b->loop = config->loop;
     b->deadlines = config->deadlines;
     b->config = *config->process;
+    if (b->config.patience_ms == 0)
+        b->config.patience_ms = PROCESS_PATIENCE_MS;
     b->depth = config->depth;
+    b->launcher = config->launcher;
     b->read_only = config->read_only;
     snprintf(b->name, sizeof(b->name), "%s", config->target + strlen(CONFIG_PROCESS));
     host_take(b, config->host);
     share_temp_init(&b->temps, config->host);
-    backoff_init(&b->pause, PROCESS_PAUSE_MS, PROCESS_PAUSE_MAX_MS, uv_hrtime() | 1);
+    backoff_init(&b->pause, b->config.pause_ms ? b->config.pause_ms : PROCESS_PAUSE_MS,
+                 PROCESS_PAUSE_MAX_MS, uv_hrtime() | 1);
     list_init(&b->light);
     list_init(&b->heavy);
     list_init(&b->ended);
@@ -579,6 +592,15 @@ static const char *process_reason(const struct share_backend *b)
     return b->reason[0] ? b->reason : NULL;
 }
 
+static void process_stats(const struct share_backend *b, struct share_process_stats *out)
+{
+    out->starts = b->starts;
+    out->ends = b->ends;
+    out->kills = b->kills;
+    out->pid = b->run && b->run->pid > 0 ? (uint64_t)b->run->pid : 0;
+    snprintf(out->name, sizeof(out->name), "%s", b->run ? b->run->name : "");
+}
+
 const struct share_backend_ops share_process = {
     .name = "process",
     .open = process_open,
@@ -586,4 +608,5 @@ const struct share_backend_ops share_process = {
     .start = process_op_start,
     .cancel = process_cancel,
     .reason = process_reason,
+    .process = process_stats,
 };

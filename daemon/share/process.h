@@ -19,13 +19,13 @@
 
 #include <sys/types.h>
 
-#define PROCESS_HELLO_MS 10000u
-#define PROCESS_HANG_MS 10000u    /* beyond a request's deadline */
-#define PROCESS_STOP_MS 2000u     /* to end by itself */
-#define PROCESS_EXIT_MS 200u      /* the same, when it has closed its socket */
-#define PROCESS_REQUEST_MS 60000u /* of an operation without a deadline */
-#define PROCESS_PAUSE_MS 250u     /* between starts; doubles to */
+#define PROCESS_PATIENCE_MS 10000u /* for its hello, and beyond a request's deadline */
+#define PROCESS_STOP_MS 2000u      /* to end by itself */
+#define PROCESS_EXIT_MS 200u       /* the same, when it has closed its socket */
+#define PROCESS_REQUEST_MS 60000u  /* of an operation without a deadline */
+#define PROCESS_PAUSE_MS 250u      /* between starts; doubles to */
 #define PROCESS_PAUSE_MAX_MS 30000u
+#define PROCESS_CHECKS 3u      /* that fail in a row: it is started anew */
 #define PROCESS_WELL_MS 10000u /* a run that was up for so long: the next pause is the shortest */
 #define PROCESS_INLINE_BYTES 65536u /* copied on the loop; more in a thread */
 #define PROCESS_TURN_PACKETS 16u    /* received for one turn of the loop */
@@ -60,11 +60,13 @@ struct process_run {
     uint8_t *buffer;
     uint64_t buffer_bytes;
     uv_poll_t io, exit;
-    bool io_open, exit_open, writable_wanted;
-    unsigned handles;      /* that are open or closing */
-    unsigned copying;      /* threads that use the buffer */
-    struct deadline limit; /* of the greeting, and of the end */
-    struct list spans;     /* of process_call.span_link */
+    bool io_open, exit_open, limit_open, writable_wanted;
+    unsigned handles;       /* that are open or closing */
+    unsigned checks_failed; /* in a row */
+    unsigned copying;       /* threads that use the buffer */
+    uv_timer_t
+        limit; /* of the greeting, and of the end, which the daemon's deadlines may not outlive */
+    struct list spans; /* of process_call.span_link */
     struct wire_packet out;
     bool out_waits; /* it is whole, and the socket took it not */
     uint64_t up_ms;
@@ -80,6 +82,7 @@ struct share_backend {
     struct config_process config;
     char name[WIRE_NAME_BYTES + 1];
     char host[WIRE_NAME_BYTES + 1];
+    const char *launcher;
     bool read_only;
     unsigned depth;
     struct share_temp temps;
@@ -94,9 +97,9 @@ struct share_backend {
     struct list free;
     struct process_call *calls;
     unsigned calls_used;
-    uint64_t numbers; /* of calls */
-    uint64_t starts, deaths, kills;
-    char reason[160]; /* of the last failure; "": none since the last start */
+    uint64_t numbers;             /* of calls */
+    uint64_t starts, ends, kills; /* ends: unasked; kills: of these, by the daemon */
+    char reason[160];             /* of the last failure; "": none since the last start */
 };
 
 /* ---- process.c ---- */

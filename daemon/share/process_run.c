@@ -28,7 +28,6 @@ static void run_free(struct process_run *run)
 {
     struct share_backend *b = run->b;
 
-    deadline_disarm(b->deadlines, &run->limit);
     if (run->buffer)
         munmap(run->buffer, run->buffer_bytes);
     close_fd(&run->buffer_fd);
@@ -42,13 +41,6 @@ static void run_free(struct process_run *run)
         process_turn(b);
 }
 
-void process_run_settle(struct process_run *run)
-{
-    if (run->state == RUN_ENDING && run->pid == 0 && run->handles == 0 && run->copying == 0 &&
-        !run->threaded)
-        run_free(run);
-}
-
 static void handle_closed_cb(uv_handle_t *h)
 {
     struct process_run *run = h->data;
@@ -57,11 +49,20 @@ static void handle_closed_cb(uv_handle_t *h)
     process_run_settle(run);
 }
 
-static void handle_close(bool *open, uv_poll_t *poll)
+static void handle_close(bool *open, void *handle)
 {
     if (*open)
-        uv_close((uv_handle_t *)poll, handle_closed_cb);
+        uv_close(handle, handle_closed_cb);
     *open = false;
+}
+
+void process_run_settle(struct process_run *run)
+{
+    if (run->state != RUN_ENDING || run->pid != 0)
+        return;
+    handle_close(&run->limit_open, &run->limit);
+    if (run->handles == 0 && run->copying == 0 && !run->threaded)
+        run_free(run);
 }
 
 /* The session is killed while its first process, a zombie now, keeps its number from being used again. */
@@ -96,22 +97,20 @@ static void exit_cb(uv_poll_t *poll, int status, int events)
     if (run->state != RUN_ENDING)
         process_run_end(run, PROCESS_EXIT_MS, "it ended by itself");
     reap(run);
-    deadline_disarm(run->b->deadlines, &run->limit);
     handle_close(&run->exit_open, &run->exit);
 }
 
-static void kill_cb(struct deadline *d)
+static void kill_cb(uv_timer_t *timer)
 {
-    struct process_run *run = LIST_ENTRY(d, struct process_run, limit);
+    struct process_run *run = timer->data;
 
     if (run->pid > 0)
         (void)kill(-run->pid, SIGKILL);
 }
 
-static void hello_late_cb(struct deadline *d)
+static void hello_late_cb(uv_timer_t *timer)
 {
-    process_run_end(LIST_ENTRY(d, struct process_run, limit), 0,
-                    "it did not answer the hello within %u s", PROCESS_HELLO_MS / 1000);
+    process_run_end(timer->data, 0, "it did not answer the hello in time");
 }
 
 void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why, ...)
@@ -130,17 +129,16 @@ void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why
         if (run->state == RUN_UP && now - run->up_ms >= PROCESS_WELL_MS)
             backoff_reset(&b->pause);
         (void)backoff_fail(&b->pause, now);
-        b->deaths++;
+        b->ends++;
         b->kills += grace_ms == 0 && run->pid > 0;
     }
     run->state = RUN_ENDING;
     handle_close(&run->io_open, &run->io);
     close_fd(&run->socket);
-    deadline_disarm(b->deadlines, &run->limit);
     if (run->pid > 0 && grace_ms == 0)
         (void)kill(-run->pid, SIGKILL);
     else if (run->pid > 0)
-        deadline_arm(b->deadlines, &run->limit, now + grace_ms, kill_cb);
+        (void)uv_timer_start(&run->limit, kill_cb, grace_ms, 0); /* can't fail */
     process_calls_fail(run);
     process_queue_fail(b, -ECONNREFUSED);
     process_run_settle(run);
@@ -156,7 +154,7 @@ void process_run_up(struct process_run *run, const struct wire_hello_answer *h)
     run->touch = h->touch;
     run->list = h->list;
     memcpy(run->name, h->name, sizeof(run->name));
-    deadline_disarm(b->deadlines, &run->limit);
+    (void)uv_timer_stop(&run->limit);
     b->reason[0] = '\0';
     log_info("share", "backend-up", "root=" CONFIG_PROCESS "%s pid=%d backend=\"%s\" depth=%u",
              b->name, (int)run->pid, run->name, run->depth);
@@ -213,7 +211,7 @@ static void started_cb(uv_work_t *work, int status)
     }
     if (err == 0 && !b->closing) {
         run->state = RUN_GREETING;
-        deadline_arm(b->deadlines, &run->limit, uv_now(b->loop) + PROCESS_HELLO_MS, hello_late_cb);
+        (void)uv_timer_start(&run->limit, hello_late_cb, b->config.patience_ms, 0);
         return;
     }
     if (run->pid > 0 && !run->exit_open)
@@ -242,6 +240,10 @@ int process_run_start(struct share_backend *b)
         return err;
     }
     run->threaded = true;
+    (void)uv_timer_init(b->loop, &run->limit); /* can't fail */
+    run->limit.data = run;
+    run->limit_open = true;
+    run->handles++;
     b->run = run;
     return 0;
 }

@@ -1,11 +1,13 @@
 #include "daemon/share/process.h"
 
 #include "daemon/base/memfd.h"
+#include "daemon/share/process_sandbox.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -40,15 +42,62 @@ static int buffer_make(struct process_run *run)
     return rc < 0 ? fail(run, "no memory for the buffer", -rc) : 0;
 }
 
-static unsigned words_split(char *words, char *argv[WORDS_MAX + 1])
-{
-    unsigned n = 0;
-    char *save, *word = strtok_r(words, " ", &save);
+struct words {
+    char *argv[WORDS_MAX + 16];
+    unsigned n;
+    char texts[4 * CONFIG_ITEM_BYTES];
+    size_t at;
+};
 
-    for (; word && n < WORDS_MAX; word = strtok_r(NULL, " ", &save))
-        argv[n++] = word;
-    argv[n] = NULL;
-    return n;
+static int word_add(struct words *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int word_add(struct words *w, const char *format, ...)
+{
+    size_t room = sizeof(w->texts) - w->at;
+    va_list args;
+    int n;
+
+    va_start(args, format);
+    n = vsnprintf(w->texts + w->at, room, format, args);
+    va_end(args);
+    if (n < 0 || (size_t)n >= room || w->n + 1 >= sizeof(w->argv) / sizeof(w->argv[0]))
+        return -E2BIG;
+    w->argv[w->n++] = w->texts + w->at;
+    w->argv[w->n] = NULL;
+    w->at += (size_t)n + 1;
+    return 0;
+}
+
+/* What the launcher is told of the sandbox. */
+static int sandbox_words(struct words *w, const struct share_backend *b)
+{
+    const struct config_process *c = &b->config;
+    int rc = word_add(w, "%s", b->launcher);
+
+    if (rc == 0)
+        rc = word_add(w, PROCESS_SANDBOX);
+    if (rc == 0 && c->network)
+        rc = word_add(w, "network");
+    if (rc == 0 && c->memory_bytes > 0)
+        rc = word_add(w, "memory=%llu", (unsigned long long)c->memory_bytes);
+    if (rc == 0 && c->read[0])
+        rc = word_add(w, "read=%s", c->read);
+    if (rc == 0 && c->folder[0])
+        rc = word_add(w, "%s=%s", b->read_only ? "read" : "write", c->folder);
+    return rc == 0 ? word_add(w, "--") : rc;
+}
+
+static int command_words(struct words *w, const char *command)
+{
+    int rc = 0;
+
+    while (rc == 0 && *command) {
+        size_t n = strcspn(command, " ");
+
+        if (n > 0)
+            rc = w->n < WORDS_MAX ? word_add(w, "%.*s", (int)n, command) : -E2BIG;
+        command += n + (command[n] == ' ');
+    }
+    return rc;
 }
 
 /* What the process has: its socket as WIRE_FD, the daemon's standard error, and no other descriptor. */
@@ -115,24 +164,27 @@ static int spawn(pid_t *pid, char *const *argv, int socket)
 
 int process_make(struct process_run *run)
 {
-    char words[CONFIG_ITEM_BYTES], *argv[WORDS_MAX + 1], what[128];
+    struct words words = {.n = 0};
+    char what[128];
     int sockets[2], err, rc = buffer_make(run);
 
     if (rc < 0)
         return rc;
-    snprintf(words, sizeof(words), "%s", run->b->config.command);
-    if (words_split(words, argv) == 0)
-        return fail(run, "the command is empty", EINVAL);
+    rc = run->b->launcher ? sandbox_words(&words, run->b) : 0;
+    if (rc == 0)
+        rc = command_words(&words, run->b->config.command);
+    if (rc < 0)
+        return fail(run, "its command", -rc);
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0)
         return fail(run, "no socket", errno);
     run->socket = sockets[0];
     err = fcntl(run->socket, F_SETFL, O_NONBLOCK) < 0 ? errno : 0;
     if (err == 0)
-        err = spawn(&run->pid, argv, sockets[1]);
+        err = spawn(&run->pid, words.argv, sockets[1]);
     close(sockets[1]);
     if (err != 0) {
         run->pid = 0;
-        snprintf(what, sizeof(what), "%.100s can't be started", argv[0]);
+        snprintf(what, sizeof(what), "%.100s can't be started", words.argv[0]);
         return fail(run, what, err);
     }
     run->pid_fd = (int)syscall(SYS_pidfd_open, run->pid, 0);

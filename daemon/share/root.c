@@ -355,7 +355,8 @@ int share_root_open(const struct share_root_config *config, struct share_root **
                                       .host = config->host,
                                       .depth = config->depth,
                                       .read_only = config->read_only,
-                                      .process = config->process};
+                                      .process = config->process,
+                                      .launcher = config->launcher};
     int err;
 
     if (!r)

@@ -66,6 +66,7 @@ struct share_root_config {
     const struct share_backend_ops *ops;
     const char *target, *host;            /* borrowed during open */
     const struct config_process *process; /* the same; NULL: it is none */
+    const char *launcher;                 /* see backend.h */
     unsigned depth;                       /* tasks that the backend has at a time */
     uint64_t capacity_bytes;              /* 0: no bound */
     bool read_only;

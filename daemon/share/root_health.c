@@ -323,6 +323,11 @@ void share_root_stats_get(const struct share_root *r, struct share_root_stats *o
     *out = r->stats;
     out->target = r->shown;
     out->backend = r->config.ops->name;
+    if (r->config.ops->process)
+        r->config.ops->process(r->backend, &out->process);
+    out->backend_starts = out->process.starts;
+    out->backend_ends = out->process.ends;
+    out->backend_kills = out->process.kills;
     out->health = share_root_health(r);
     out->writes_refused = !r->config.read_only && !breaker_closed(&r->writes);
     out->refused_ms = out->writes_refused ? share_root_now(r) - r->writes_stopped_ms : 0;

@@ -113,6 +113,7 @@ static void roots_take(const struct config *c, const struct config_root *roots,
             .ops = ops,
             .target = roots[i].target,
             .process = &roots[i].process,
+            .launcher = "/proc/self/exe",
             .depth = ops == &share_posix ? c->share_threads : c->share_depth,
             .capacity_bytes = roots[i].capacity_bytes,
             .read_only = roots[i].read_only};

@@ -147,6 +147,12 @@ void share_purge_cancel(struct share *s, struct share_purge *p); /* done_cb will
  * not collected; -ECANCELED: stopped. */
 int share_collect(struct share *s, uint32_t root);
 
+/* Of a root that is a process; zeroes of one that is none. */
+struct share_process_stats {
+    uint64_t starts, ends, kills; /* ends: unasked; kills: of these, by the daemon */
+    uint64_t pid;                 /* 0: there is none now */
+    char name[64];                /* what it says that it is */
+};
 enum share_health { SHARE_UP, SHARE_READ_ONLY, SHARE_FULL, SHARE_DOWN };
 struct share_root_stats {
     const char *target; /* without user, password and options */
@@ -160,6 +166,8 @@ struct share_root_stats {
     uint64_t in_flight, queued; /* operations */
     uint64_t reads, read_bytes, writes, write_bytes, failures, timeouts, breaks;
     uint64_t latency_us; /* of a lookup's operation, smoothed */
+    uint64_t backend_starts, backend_ends, backend_kills;
+    struct share_process_stats process;
 };
 uint32_t share_roots(const struct share *s); /* how many; s may be NULL */
 /* root: from 0 */

@@ -14,17 +14,27 @@ static int wipe_cb(const char *path, const struct stat *st, int type, struct FTW
     return remove(path);
 }
 
-/* program: below the folder that the tests run in. */
+/* An absolute path of what the build made, beside the daemon that is tested. */
+static void built(const char *program, char out[256])
+{
+    const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
+    char *real = realpath(ucmd, NULL);
+
+    cr_assert(real, "%s", ucmd);
+    cr_assert_lt(snprintf(out, 256, "%.*s/%s", (int)(strrchr(real, '/') - real), real, program),
+                 256);
+    free(real);
+}
+
 static void begin_with(struct contract *c, const char *program)
 {
-    char here[256];
-
     signal(SIGPIPE, SIG_IGN); /* as the daemon does */
     snprintf(c->folder, sizeof(c->folder), "/tmp/ucm-test-process-XXXXXX");
     cr_assert(mkdtemp(c->folder));
-    cr_assert(getcwd(here, sizeof(here)));
-    snprintf(process.command, sizeof(process.command), "%s/%s %s", here, program, c->folder);
-    process.buffer_bytes = 64u << 20;
+    snprintf(process.command, sizeof(process.command), "%s %s", program, c->folder);
+    process.buffer_bytes = 20u << 20;
+    strcpy(process.folder, c->folder); /* what it may write to, and no more */
+    built("ucmd", c->launcher);
     strcpy(c->target, CONFIG_PROCESS "folder");
     c->process = &process;
     c->ops = &share_process;
@@ -32,17 +42,19 @@ static void begin_with(struct contract *c, const char *program)
 
 static void python_begin(struct contract *c)
 {
-    begin_with(c, "backend/folder.py");
+    char *program = realpath("backend/folder.py", NULL);
+
+    cr_assert(program);
+    process.memory_bytes = 1u << 30;
+    begin_with(c, program);
+    free(program);
 }
 
 static void c_begin(struct contract *c)
 {
     char program[256];
-    const char *ucmd = getenv("UCMD"), *slash = ucmd ? strrchr(ucmd, '/') : NULL;
 
-    /* Beside the daemon that is tested. */
-    snprintf(program, sizeof(program), "%.*s/ucmd-backend-folder", slash ? (int)(slash - ucmd) : 5,
-             slash ? ucmd : "build");
+    built("ucmd-backend-folder", program);
     begin_with(c, program);
 }
 

@@ -33,6 +33,7 @@ struct contract {
     const struct share_backend_ops *ops;
     char folder[128], target[256];
     const struct config_process *process; /* NULL: it is none */
+    char launcher[256];                   /* its ucmd; "": no sandbox */
     unsigned depth;                       /* 8 unless begin says otherwise; at least 2 */
     /* The root goes away, as the backend sees it, and comes back. NULL: the folder is renamed. */
     void (*root_away)(struct contract *c);
@@ -66,7 +67,8 @@ static inline void contract_open(struct contract *c)
                                           .target = c->target,
                                           .host = "host",
                                           .depth = c->depth,
-                                          .process = c->process};
+                                          .process = c->process,
+                                          .launcher = c->launcher[0] ? c->launcher : NULL};
 
     cr_assert_eq(c->ops->open(&config, &c->b), 0);
 }

@@ -62,7 +62,8 @@ Test(config_roots, processes)
 {
     struct config_root roots[UCM_MAX_ROOTS];
 
-    set("share.roots=process:cold capacity=1TiB network write=/mnt/kv buffer=1GiB -- /usr/x -- y,"
+    set("share.roots=process:cold capacity=1TiB network write=/mnt/kv read=/etc/x memory=3GiB "
+        "buffer=1GiB -- /usr/x -- y,"
         "process:b ro -- /usr/z");
     cr_assert_eq(roots_of(roots), 2);
     cr_assert_str_eq(roots[0].target, "process:cold");
@@ -71,7 +72,10 @@ Test(config_roots, processes)
     cr_assert(roots[0].process.network && !roots[1].process.network);
     cr_assert_eq(roots[0].capacity_bytes, 1ull << 40);
     cr_assert_eq(roots[0].process.buffer_bytes, 1ull << 30);
+    cr_assert_str_eq(roots[0].process.read, "/etc/x");
+    cr_assert_eq(roots[0].process.memory_bytes, 3ull << 30);
     cr_assert_eq(roots[1].process.buffer_bytes, CONFIG_BUFFER);
+    cr_assert_eq(roots[1].process.memory_bytes, CONFIG_MEMORY);
     cr_assert(roots[1].read_only);
 }
 
@@ -88,7 +92,7 @@ Test(config_roots, processes_that_are_refused)
     set("share.roots=process:a -- x");
     check_refused("", "an absolute path");
     set("share.roots=process:a fast -- /x");
-    check_refused("", "network or write=FOLDER");
+    check_refused("", "read=PATH or write=FOLDER");
     set("share.roots=process:a buffer=1MiB -- /x");
     check_refused("", "write buffer=67112960");
     set("share.roots=process:a write=b -- /x");

@@ -1,0 +1,14 @@
+/* What a process of a root may do, which it is bound to before its program runs (docs/backends.md, "The
+ * sandbox"). The daemon executes itself for this, with the first word PROCESS_SANDBOX: what follows happens
+ * in a process of its own, with one thread. */
+#ifndef UCMD_SHARE_PROCESS_SANDBOX_H
+#define UCMD_SHARE_PROCESS_SANDBOX_H
+
+#define PROCESS_SANDBOX "--backend"
+#define PROCESS_USER "ucmd-backend"
+
+/* words: "network", "memory=BYTES", "read=PATH", "write=PATH", as many as there are, then "--" and the command,
+ * then NULL. Returns only on failure, with a line on standard error: the exit status. */
+int process_sandbox_main(char **words);
+
+#endif

@@ -1,0 +1,155 @@
+#!/usr/bin/python3
+"""A backend that misbehaves: hostile_backend.py FOLDER [VERB:HOW]. It keeps files in FOLDER, flat, and behaves, but when the
+verb (or `hello`) comes for the first time ever: FOLDER/done says that it came."""
+
+import mmap
+import os
+import socket
+import sys
+import threading
+import time
+
+import msgpack
+
+folder = sys.argv[1]
+verb, _, how = (sys.argv[2] if len(sys.argv) > 2 else "").partition(":")
+sock = socket.socket(fileno=int(os.environ["UCM_BACKEND_FD"]))
+
+
+def path(key):
+    return os.path.join(folder, key.replace("/", "+"))
+
+
+def send(*answers):
+    sock.send(msgpack.packb(list(answers)))
+
+
+def listing(prefix):
+    start = prefix.replace("/", "+")
+    return [[n[len(start):], os.stat(os.path.join(folder, n)).st_size, 1600000000000000000]
+            for n in os.listdir(folder) if n.startswith(start)]
+
+
+def answer(r, buffer):
+    kind = r["verb"]
+    if kind == "check":
+        return {"id": r["id"], "status": "ok", **({"now": time.time_ns()} if r["sync"] else {})}
+    if kind == "list":
+        return {"id": r["id"], "status": "ok", "files": listing(r["prefix"])}
+    if kind == "write":
+        with open(path(r["key"]), "wb") as f:
+            f.write(buffer[r["offset"]:r["offset"] + r["bytes"]])
+        return {"id": r["id"], "status": "ok"}
+    try:
+        with open(path(r["key"]), "rb") as f:
+            data = f.read()
+    except FileNotFoundError:
+        return {"id": r["id"], "status": "missing"}
+    if kind == "remove":
+        os.unlink(path(r["key"]))
+    if kind == "read":
+        buffer[r["offset"]:r["offset"] + r["bytes"]] = data.ljust(r["bytes"])[:r["bytes"]]
+    return {"id": r["id"], "status": "ok", **({"bytes": len(data)} if kind in ("read", "find") else {})}
+
+
+def scribble(buffer, r):
+    while True:
+        buffer[r["offset"]:r["offset"] + r["bytes"]] = os.urandom(r["bytes"])
+
+
+def endless(r):
+    while True:
+        send({"id": r["id"], "status": "more", "files": [[f"{'ab' * 16}-{'0' * 32}-00", 1, 1]] * 300})
+
+
+def misbehave(r, buffer):
+    good = {} if r["verb"] == "hello" or how in ("die", "abort", "hang", "close", "fork") else answer(r, buffer)
+    if how == "die":
+        os._exit(3)
+    elif how == "abort":
+        os.abort()
+    elif how == "hang":
+        time.sleep(600)
+    elif how == "close":
+        sock.close()
+        time.sleep(600)
+    elif how == "twice":
+        send(good, good)
+    elif how == "stranger":
+        send({**good, "id": good["id"] + 1025})
+    elif how == "far":
+        send({**good, "id": 2**64 - 1})
+    elif how == "exists":
+        send({"id": r["id"], "status": "exists"})
+    elif how == "files":
+        send({**good, "files": []})
+    elif how == "no-bytes":
+        send({"id": r["id"], "status": "ok"})
+    elif how == "word":
+        send({"id": r["id"], "status": "splendid"})
+    elif how == "field":
+        send({**good, "colour": "red"})
+    elif how == "length":
+        send({**good, "bytes": good["bytes"] + 1})
+    elif how == "wrong":
+        buffer[r["offset"] + 70] ^= 1
+        send(good)
+    elif how == "early":
+        buffer[r["offset"]:r["offset"] + r["bytes"]] = bytes(r["bytes"])
+        send(good)
+    elif how == "scribble":
+        threading.Thread(target=scribble, args=(buffer, r), daemon=True).start()
+        send(good)
+        return
+    elif how == "garbage":
+        sock.send(b"\xc1\xff" * 50)
+    elif how == "empty":
+        send()
+    elif how == "deep":
+        sock.send(b"\x91" * 5000)
+    elif how == "huge":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        sock.send(bytes(100000))
+    elif how == "flood":
+        while True:
+            sock.send(b"\x91\x80")
+    elif how == "endless":
+        endless(r)
+    elif how == "fds":
+        socket.send_fds(sock, [msgpack.packb([good])], [0, 1, 2])
+        return
+    elif how == "fork":
+        if os.fork() > 0:
+            os._exit(0)
+        os.setsid()
+        scribble(buffer, r) if "offset" in r else time.sleep(600)
+    time.sleep(600)
+
+
+def first_time(r):
+    if r["verb"] != verb or os.path.exists(os.path.join(folder, "done")):
+        return False
+    open(os.path.join(folder, "done"), "w").close()
+    return True
+
+
+def main():
+    packet, fds, _, _ = socket.recv_fds(sock, 65536, 1)
+    hello = msgpack.unpackb(packet)[0]
+    buffer = mmap.mmap(fds[0], hello["buffer"])
+    r = {"verb": "hello", "id": 0}
+    version = 1
+    if first_time(r):
+        if how != "version":
+            misbehave(r, buffer)
+        version = 2
+    send({"hello": "hostile", "version": version, "depth": 1000, "abilities": ["touch", "list"]})
+    while packet := sock.recv(65536):
+        for r in msgpack.unpackb(packet):
+            if first_time(r):
+                misbehave(r, buffer)
+            else:
+                send(answer(r, buffer))
+
+
+main()

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Roots that are processes, through real daemons: hosts find each other's blocks, and a process that is killed costs its own
+hits only."""
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+try:
+    from second_client import MISS, OK, TIMEOUT_S, TOP
+    from share_case import Host, ShareCase
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
+FOLDER = os.path.join(TOP, "backend/folder.py")
+SMALL = {"arena.size": "8MiB", "arena.extent": "1MiB", "share.lookup_deadline": "10s", "share.deadline": "30s"}
+
+
+def runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return " Z " not in f.read()
+    except FileNotFoundError:
+        return False
+
+
+class Backends(ShareCase):
+    def host(self, blocks=16, command=None, **options):
+        root = f"process:cold write={self.folder} buffer=4MiB -- {command or f'{FOLDER} {self.folder}'}"
+        self.hosts.append(Host(root, self.identity, blocks, **{**SMALL, **options}))
+        return self.hosts[-1]
+
+    def root(self, host):
+        return host.client.call("stats")["shares"][0]
+
+    def ctl(self, host, *words):
+        argv = [UCMCTL, "--socket", host.daemon.socket, *words]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S).stdout
+
+    def loaded(self, host, names):
+        """How many of these blocks came; none that came is wrong."""
+        region, n = host.regions[0], 0
+        host.look(*names, each=True)
+        for name in names:
+            right = region.fill(0)
+            status = region.load([name], [1])[0]
+            self.assertIn(status, (OK, MISS))
+            n += status == OK
+            if status == OK:
+                self.assertEqual(region.bytes(1), self.right[name])
+        return n
+
+    def written(self, host, count):
+        self.right = {name: host.regions[0].fill(name) for name in range(count)}
+        self.assertEqual(set(host.regions[0].dump(range(count), range(count))), {OK})
+        self.until(lambda: len(self.files()) == count, "their writing")
+
+    def test_another_host_reads_what_one_wrote(self):
+        self.identity["parts"], self.identity["shards"] = 1, self.identity["shards"][:1]
+        self.written(self.host(), 8)
+        other = self.host()
+        self.assertEqual(self.loaded(other, range(8)), 8)
+        root = self.root(other)
+        self.assertEqual((root["backend"], root["program"], root["health"]), ("process", "folder", "up"))
+        self.assertEqual((root["backend_starts"], root["backend_ends"]), (1, 0))
+        self.assertRegex(self.ctl(other, "status"), rf"share +process:cold: up, .*, folder with pid {root['pid']}\n")
+        self.assertIn(str(root["pid"]), self.ctl(other, "share"))
+
+    def test_what_the_process_inherits(self):
+        pid = self.until_up(self.host())
+        with open(f"/proc/{pid}/environ") as f:
+            self.assertEqual({word.split("=")[0] for word in f.read().split("\0") if word}, {"PATH", "LANG", "UCM_BACKEND_FD"})
+        opened = {fd: os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+        self.assertEqual(opened["0"], "/dev/null")
+        self.assertTrue(opened["3"].startswith("socket:"), opened)
+        others = [to for fd, to in opened.items() if fd not in ("0", "1", "2", "3")]
+        self.assertEqual([to for to in others if not to.startswith("/memfd:ucmd-backend")], [])
+        self.assertEqual(os.getsid(pid), pid)
+        self.assertEqual(os.readlink(f"/proc/{pid}/cwd"), "/")
+
+    def until_up(self, host):
+        self.until(lambda: self.root(host)["health"] == "up" and self.root(host)["program"], "its process")
+        return self.root(host)["pid"]
+
+    def test_a_killed_process_costs_its_own_hits(self):
+        self.identity["parts"], self.identity["shards"] = 1, self.identity["shards"][:1]
+        host = self.host()
+        self.written(host, 8)
+        for _ in range(3):
+            pid = self.until_up(host)
+            os.kill(pid, signal.SIGKILL)
+            self.assertEqual(self.loaded(host, range(8)), 8)  # DRAM serves meanwhile
+            self.until(lambda: self.root(host)["pid"] not in (0, pid) or self.poke(host), "the next process")
+        self.assertEqual(self.root(host)["backend_ends"], 3)
+        self.assertEqual(self.root(host)["backend_kills"], 0)
+        other = self.host()
+        self.assertEqual(self.loaded(other, range(8)), 8)
+
+    def poke(self, host):
+        """Asks the root, which starts a process when the pause is over."""
+        host.look(time.time_ns() % 10**9, each=True)
+        return False
+
+    def test_a_command_that_ends_at_once(self):
+        host = self.host(command="/bin/false")
+        self.until(lambda: self.root(host)["health"] == "down", "its failure")
+        self.assertRegex(self.root(host)["reason"], "the backend: ")
+        self.assertIn("no process", self.ctl(host, "status"))
+        self.assertEqual(set(host.regions[0].dump(range(4), range(4))), {OK})
+
+    def test_the_process_ends_with_the_daemon(self):
+        host = self.host()
+        pid = self.until_up(host)
+        host.daemon.kill()
+        self.hosts.remove(host)
+        host.client.close()
+        self.until(lambda: not runs(pid), "its end")
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(300, exit=True)
+    unittest.main()
