@@ -253,6 +253,15 @@ check-sparse-decode-trained: $(TRAINED)/shape.json ## the same of a decoder that
 	+@$(SUBMAKE) $O/$(SO)
 	$(call decode_study,$(TRAINED),trained-$(or $(SIZE),short))
 
+check-blend: ## chunks in a real model, and what they cost its answers (SIZE=full: more and longer chunks); torch and transformers come from PyPI
+	+@$(SUBMAKE) $O/ucmd $O/ucmctl $O/$(SO)
+	tests/setup/smollm2.sh $(SPARSE_VENV)
+	tests/setup/transformers.sh $(SPARSE_VENV)
+	@mkdir -p $O/blend/$(or $(SIZE),short)
+	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) $(SPARSE_VENV)/bin/python -B tests/blend/check_runner.py
+	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) $(SPARSE_VENV)/bin/python -B tests/blend/check_blend.py $(SMOLLM2) \
+	    $O/blend/$(or $(SIZE),short) $(or $(SIZE),short)
+
 check-encodings: ## what encodings lose on the same model (SIZE=full: the tables of docs/encodings.md)
 	tests/setup/smollm2.sh $(SPARSE_VENV)
 	$(call study,encoding,check_encodings.py,$(SMOLLM2),$(or $(SIZE),short))
@@ -627,7 +636,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
+.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""ucmclient.blend.transformers over a real daemon, with a small Llama of random weights. Needs torch and transformers: make check-blend."""
+
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import unittest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(TOP / "client/python"), str(TOP / "tests/integration")]
+os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
+
+import torch  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM  # noqa: E402
+
+from daemon import Daemon  # noqa: E402
+from ucmclient import Client, blend  # noqa: E402
+from ucmclient.blend import First, Hkvd, Nothing, Span  # noqa: E402
+from ucmclient.blend.transformers import Runner, rope_of  # noqa: E402
+
+torch.manual_seed(1)
+SCALED = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
+SHAPE = dict(vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=1024)
+MODEL = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=SCALED)).eval()
+A = [int(i) for i in torch.randint(0, 90, (70,))]
+C = [int(i) for i in torch.randint(0, 90, (50,))]
+QUESTION = [91, 92, 93, 94, 95]
+
+
+def reference(tokens):
+    with torch.no_grad():
+        return MODEL(torch.tensor([tokens])).logits[0, -1]
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="runner.")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.daemon = Daemon(folder=self.folder)
+        self.addCleanup(lambda: self.daemon.stop())
+        self.runner = self.open()
+
+    def open(self, model=MODEL, **more):
+        self.client = Client(socket=self.daemon.socket, name="runner")
+        return Runner(model, self.client, name=self.id(), **{"blocks": 64, **more})
+
+    def close_to(self, logits, other, most):
+        self.assertLess(float((logits - other).abs().max()), most)
+
+    def test_what_is_computed_in_full_is_what_the_model_computes(self):
+        tokens = A + C + QUESTION
+        for step in (0, 7, 16):
+            logits, cache = self.runner.prefill(tokens, [], Nothing(), step=step, prefixes=False)
+            self.close_to(logits, reference(tokens), 1e-4)
+        out = self.runner.generate(tokens, logits, cache, 4)
+        with torch.no_grad():
+            self.assertEqual(out, MODEL.generate(torch.tensor([tokens]), max_new_tokens=4, do_sample=False, eos_token_id=None)[0, len(tokens):].tolist())
+
+    def test_turned_k_is_what_the_position_gives_in_layer_0(self):
+        """Its K and V depend on the token and its position alone."""
+        self.assertEqual(self.runner.store(A), 4)
+        self.assertEqual(self.runner.store(A), 0, "it is there")
+        tokens = QUESTION + A + QUESTION + A
+        spans = [Span(5, 75), Span(80, 150)]
+        _, full = self.runner.prefill(tokens, [], Nothing(), prefixes=False)
+        _, cache = self.runner.prefill(tokens, spans, Nothing(), prefixes=False)
+        self.assertEqual(len(self.runner.last_plan.loads), 8)
+        self.close_to(cache.layers[0].keys, full.layers[0].keys, 1e-4)
+        self.close_to(cache.layers[0].values, full.layers[0].values, 1e-5)
+        self.assertGreater(float((cache.layers[3].keys - full.layers[3].keys).abs().max()), 1e-3, "later layers know what stands before")
+
+    def test_the_more_is_computed_the_closer(self):
+        self.runner.store(A), self.runner.store(C)
+        tokens, spans = QUESTION + A + C + QUESTION, [Span(5, 75), Span(75, 125)]
+        full, _ = self.runner.prefill(tokens, [], Nothing(), prefixes=False)
+        off = {}
+        for name, policy in (("none", Nothing()), ("all", First(70)), ("most", Hkvd(1.0)), ("some", Hkvd(0.5)), ("two", Hkvd({1: 0.5, 2: 0.25}))):
+            for step in (0, 40):
+                logits, _ = self.runner.prefill(tokens, spans, policy, step=step, prefixes=False)
+                off[name, step] = float((logits - full).abs().max())
+                whole = len(tokens)
+                if name == "two" and step == 0:
+                    fresh = len(self.runner.last_plan.compute)
+                    reused = whole - fresh
+                    self.assertAlmostEqual(self.runner.computed_tokens, (2 * whole + (fresh + -(-reused // 2)) + (fresh + -(-reused // 4))) / 4, delta=0.01)
+        for name in ("all", "most"):
+            for step in (0, 40):
+                self.assertLess(off[name, step], 1e-4, name)
+        self.assertGreater(off["none", 0], 1e-3)
+        self.assertLess(off["some", 0], off["none", 0])
+
+    def test_a_chunk_at_two_positions_across_a_restart_beside_prefix_hits_and_in_steps(self):
+        self.runner.store(A), self.runner.store(C)
+        system = [int(i) for i in range(40)]
+        first = system + C + QUESTION + A + QUESTION
+        spans = [Span(40, 90), Span(95, 165)]
+        before, _ = self.runner.prefill(first, spans, First(4))
+        self.assertEqual((self.runner.last_plan.prefix, self.runner.last_plan.exact), (0, 40))
+        self.runner.close()
+        self.client.close()
+        self.assertEqual(self.daemon.stop(), 0)
+        self.daemon = Daemon(folder=self.folder)
+        runner = self.open()
+        again, _ = runner.prefill(first, spans, First(4), step=32)
+        self.assertEqual(runner.last_plan.prefix, 32, "the exact blocks of the first time, and no more")
+        self.close_to(before, again, 1e-4)
+        other = system + A + QUESTION + C + QUESTION  # the same chunks elsewhere
+        logits, cache = runner.prefill(other, [Span(40, 110), Span(115, 165)], First(4))
+        self.assertEqual((runner.last_plan.prefix, len(runner.last_plan.loads)), (32, 7))
+        self.assertEqual(len(runner.generate(other, logits, cache, 3)), 3)
+
+    def test_what_is_lost_meanwhile_is_computed(self):
+        self.runner.store(A)
+        tokens, spans = QUESTION + A, [Span(5, 75)]
+        lookup = self.runner.chunks.lookup
+
+        def loses(*args, **more):
+            found = lookup(*args, **{**more, "lease": 0})
+            self.runner.chunks._ns.evict([found.keys[0][1]])
+            return found
+
+        self.runner.chunks.lookup = loses
+        logits, _ = self.runner.prefill(tokens, spans, First(70), prefixes=False)
+        self.runner.chunks.lookup = lookup
+        self.close_to(logits, reference(tokens), 1e-4)
+        self.runner.prefill(tokens, spans, Nothing(), prefixes=False)
+        self.assertEqual([load.block for load in self.runner.last_plan.loads], [0, 2, 3])
+
+    def test_models_that_can_not_be_are_refused(self):
+        windowed = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=32))
+        with self.assertRaisesRegex(ValueError, "attends through a window"):
+            self.open(windowed)
+        config = LlamaConfig(**SHAPE)
+        config.rope_parameters = {"rope_type": "longrope", "rope_theta": 1e4}
+        with self.assertRaisesRegex(ValueError, "rope_type is 'longrope'; default, linear"):
+            rope_of(config, 16)
+        with self.assertRaisesRegex(ValueError, "5 blocks are to move at once, the pages hold 4"):
+            self.open(blocks=4).store(A + [1] * 10)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
