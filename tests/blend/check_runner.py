@@ -120,7 +120,8 @@ class Case(unittest.TestCase):
 
         def loses(*args, **more):
             found = lookup(*args, **{**more, "lease": 0})
-            self.runner.chunks._ns.evict([found.keys[0][1]])
+            # What is being written to NVMe goes a moment later.
+            self.daemon.until(lambda: self.runner.chunks._ns.evict([found.keys[0][1]])[1] == 0, "keeps a block")
             return found
 
         self.runner.chunks.lookup = loses

@@ -134,7 +134,8 @@ class Case(unittest.TestCase):
 
         def loses(*args, **more):
             found = lookup(*args, **{**more, "lease": 0})
-            engine.chunks._ns.evict()
+            # What is being written to NVMe goes a moment later.
+            self.daemon.until(lambda: engine.chunks._ns.evict()[1] == 0, "keeps blocks")
             return found
 
         engine.chunks.lookup = loses
