@@ -80,7 +80,7 @@ struct ucm_rope_turn {
 int ucm_rope_check(const struct ucm_rope_spec *spec, char why[UCM_ROPE_WHY]);
 int ucm_rope_check_turn(const struct ucm_rope_turn *turn, char why[UCM_ROPE_WHY]);
 
-/* The number of "linear" and so on, "" and "default" being plain; -EINVAL: no such kind. */
+/* The number of "linear" and so on, "default" and no name (n is 0) being plain; -EINVAL: no such kind. */
 int ucm_rope_scaling_named(const char *name, uint32_t n, uint32_t *out);
 
 /* Radians a position of each pair (rotary / 2 of them), rounded to float32, as engines hold them. */

@@ -112,7 +112,7 @@ int ucm_rope_scaling_named(const char *name, uint32_t n, uint32_t *out)
                  {"yarn", UCM_ROPE_YARN},     {"llama3", UCM_ROPE_LLAMA3}};
 
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strlen(names[i].name) == n && memcmp(names[i].name, name, n) == 0) {
+        if (strlen(names[i].name) == n && (n == 0 || memcmp(names[i].name, name, n) == 0)) {
             *out = names[i].scaling;
             return 0;
         }

@@ -371,5 +371,7 @@ Test(rope, refuses_with_a_sentence)
               why);
     cr_assert_eq(ucm_rope_scaling_named("llama3", 6, &scaling), 0);
     cr_assert_eq(scaling, UCM_ROPE_LLAMA3);
+    cr_assert_eq(ucm_rope_scaling_named(NULL, 0, &scaling), 0, "an absent field");
+    cr_assert_eq(scaling, UCM_ROPE_PLAIN);
     cr_assert_lt(ucm_rope_scaling_named("longrope", 8, &scaling), 0);
 }
