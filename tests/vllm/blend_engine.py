@@ -37,9 +37,12 @@ class BlendEngine(Engine):
         super().__init__(model, **options)
         self.pool, self.client = BlendPool(self.blocks), client
         self.turned = self.computed = 0  # blocks; tokens of prompts, a layer each
-        rank, section = self.ranks[0], BLOCK * M.KV_HEADS * M.HEAD * 4
+        self._open_chunks(self.ranks[0])
+
+    def _open_chunks(self, rank):
+        section = BLOCK * M.KV_HEADS * M.HEAD * 4
         identity = Identity(model="mini", dtype="f32", layout="split/1", block_tokens=BLOCK, shards=(M.LAYERS,), shard_bytes=2 * section)
-        self.chunks = blend.Chunks(client, identity)
+        self.chunks = blend.Chunks(self.client, identity)
         planes = [Plane(0, i * self.blocks * section, section, section, i // 2) for i in range(2 * M.LAYERS)]
         self.chunk_pages = self.chunks.register([rank.memory.memory.memory()], planes, blocks=self.blocks, rope=ROPE)
 
