@@ -140,8 +140,9 @@ static void print_text(const struct doctor *d, uint32_t from)
 
 int cmd_doctor(const struct args *a)
 {
-    static void (*const checks[])(struct doctor * d) = {
-        doctor_daemon, doctor_host, doctor_memory, doctor_disks, doctor_gpus, doctor_trip_cpu};
+    static void (*const checks[])(struct doctor * d) = {doctor_daemon,  doctor_keys,  doctor_host,
+                                                        doctor_memory,  doctor_disks, doctor_gpus,
+                                                        doctor_trip_cpu};
     static const int status[] = {
         [DOCTOR_OK] = CTL_OK, [DOCTOR_WARN] = CTL_DEGRADED, [DOCTOR_FAIL] = CTL_ERROR};
     static struct doctor d;

@@ -164,6 +164,15 @@ static int forget(const struct args *a)
     return CTL_OK;
 }
 
+static int read_again(const struct args *a)
+{
+    int rc = reload(a);
+
+    if (rc == CTL_OK)
+        printf("read: %u keys, %s is current\n", seen.ids, seen.current);
+    return rc;
+}
+
 int cmd_key(const struct args *a)
 {
     const char *what = a->n_words > 0 ? a->word[0] : "list";
@@ -172,9 +181,11 @@ int cmd_key(const struct args *a)
         return ctl_show(a, UCM_METHOD_KEY_LIST, NULL, print_list);
     if (a->n_words > 1)
         seen.tenant = a->word[1];
+    if (strcmp(what, "reload") == 0 && a->n_words == 2)
+        return read_again(a);
     if (strcmp(what, "rotate") == 0 && a->n_words == 2)
         return rotate(a);
     if (strcmp(what, "forget") == 0 && a->n_words == 3)
         return forget(a);
-    return program_usage_error(a, "'key' wants list, rotate TENANT or forget TENANT ID");
+    return program_usage_error(a, "'key' wants list, reload TENANT, rotate TENANT or forget TENANT ID");
 }

@@ -55,12 +55,13 @@ static const struct program_command commands[] = {
      "  ucmctl bypass\n"
      "  ucmctl bypass load off --tenant team-a\n",
      PROGRAM_OPTIONS(bypass_options), 0, 2, cmd_bypass},
-    {"key", "[list | rotate TENANT | forget TENANT ID]",
+    {"key", "[list | reload TENANT | rotate TENANT | forget TENANT ID]",
      "Show the keys of encrypted tenants, or read their source again",
-     "list: each key's id, the current one first. rotate: write the new key as the source's\n"
-     "last line first; the daemon then reads the source again and seals with that key. forget:\n"
-     "remove the key's line first; the daemon then reads the source again, and what the key has\n"
-     "sealed is a miss from now on. Where the source still says the same, the exit status is 1.\n"
+     "list: each key's id, the current one first, and what of this host's NVMe it has sealed.\n"
+     "reload: reads the source again, after one that failed. rotate: write the new key as the\n"
+     "source's last line first; the daemon then reads it and seals with that key. forget: remove\n"
+     "the key's line first; the daemon then reads the source, and what the key has sealed is a\n"
+     "miss from now on. Where the source still says the same, rotate and forget exit with 1.\n"
      "TENANT is as in encryption.tenants. For operators.\n\n"
      "Examples:\n"
      "  openssl rand -hex 32 >> /etc/ucmd/team-a.keys && ucmctl key rotate team-a\n"

@@ -1,5 +1,6 @@
 #include "daemon/share/posix_file.h"
 
+#include "daemon/base/kill_point.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -115,8 +116,13 @@ static int temp_open(struct share_op *op, int folder, const struct share_temp *t
 /* A file server may report a full disk as late as at close. */
 static int temp_fill(struct share_op *op, int fd)
 {
-    int err = file_move(fd, op, true);
+    int err;
 
+    KILL_POINT("share-write-begin");
+    KILL_POINT_WITH("share-write-torn",
+                    if (pwrite(fd, op->header, sizeof(op->header), 0) < 0 ||
+                        pwrite(fd, op->data, op->bytes / 2, sizeof(op->header)) < 0) abort());
+    err = file_move(fd, op, true);
     if (err == 0 && op->sync && fdatasync(fd) < 0)
         err = -errno;
     if (close(fd) < 0 && err == 0)
@@ -137,12 +143,14 @@ static int file_write(struct share_op *op, int folder, const struct share_temp *
     if (fd < 0)
         return fd;
     err = temp_fill(op, fd);
+    KILL_POINT("share-write-written");
     if (err == 0 && renameat(folder, op->temp, folder, op->name) < 0)
         err = errno == EISDIR ? -EBADMSG : -errno;
     if (err < 0) {
         unlinkat(folder, op->temp, 0); /* on failure garbage collection removes it when it is old */
         return err;
     }
+    KILL_POINT("share-write-named");
     return op->sync ? folder_sync(folder) : 0;
 }
 

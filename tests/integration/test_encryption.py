@@ -4,6 +4,7 @@
 import faulthandler
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import unittest
@@ -184,12 +185,12 @@ class Killed(Encrypted):
         os.environ.pop("UCMD_KILL_AT", None)
         self.start()
 
-    def start_for(self, point):
+    def start_for(self, point, **options):
         os.environ["UCMD_KILL_AT"] = point
         self.addCleanup(os.environ.pop, "UCMD_KILL_AT", None)
         daemon.UCMD = KILLED
         try:
-            self.start()
+            self.start(**options)
         finally:
             daemon.UCMD = UCMD
 
@@ -209,9 +210,12 @@ class Killed(Encrypted):
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_at_every_step_of_a_rotation(self):
+        """The source is read, the keys are taken, blocks are written with the new one, the checkpoint says so."""
         self.start()
         kv = self.store(range(4))
-        for step, point in enumerate(("keys-read:2", "keys-taken:2", "write-begin:1", "write-torn:1", "write-done:1")):
+        points = ("keys-read:2", "keys-taken:2", "write-begin:1", "write-torn:1", "write-done:1", "write-reported:1",
+                  "checkpoint-begin:1", "checkpoint-written:1", "checkpoint-named:1")
+        for step, point in enumerate(points):
             self.assertEqual(self.daemon.stop(), 0)
             self.start_for(point)
             self.keys.append(secrets.token_hex(32))
@@ -220,12 +224,73 @@ class Killed(Encrypted):
             def rotate():
                 self.reload()
                 self.store([10 + step])  # noqa: B023
+                self.daemon.process.terminate()
 
             self.killed_at(point, rotate)
             self.loads(kv)
-            if self.client.tiers(self.ns, 10 + step) != [MISSING]:
+            if point.startswith("checkpoint"):
+                self.assertEqual(self.client.call("key.list")["keys"][0]["nvme_parts"][-1], 1)
+                self.assertEqual(self.load([10 + step]), [OK])
+            elif self.client.tiers(self.ns, 10 + step) != [MISSING]:
                 self.assertIn(self.load([10 + step]), ([OK], [FAILED]), "of a write that was cut off")
-        self.assertEqual(len(self.client.call("key.list")["keys"][0]["ids"]), 6)
+        self.assertEqual(len(self.client.call("key.list")["keys"][0]["ids"]), 1 + len(points))
+        self.assertNotIn(b"is known to me", self.disk())
+
+    @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
+    def test_at_every_step_of_dropping_a_key(self):
+        """What the old key has sealed is a miss, and comes back with its line; what the new one has is there."""
+        self.start()
+        old = self.store(range(4))
+        both = self.keys + [secrets.token_hex(32)]
+        self.write_keys(*both)
+        self.reload()
+        fresh = self.store(range(4, 8))
+        for point in ("keys-read:2", "keys-taken:2"):
+            self.write_keys(*both)
+            self.assertEqual(self.daemon.stop(), 0)
+            self.start_for(point)
+            self.write_keys(both[1])
+            self.killed_at(point, self.reload)
+            self.assertEqual(self.load(list(old)), [FAILED] * 4)
+            self.loads(fresh)
+            self.write_keys(*both)
+            self.restart()
+            self.loads({**old, **fresh})
+
+    @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
+    def test_while_records_are_sealed_again(self):
+        """The log moves what the old key has sealed: at every step one of both copies is whole."""
+        options = {"nvme.size": "9MiB", "nvme.segment": "1MiB"}
+        for point in ("move-read:1", "move-written:1", "move-synced:1"):
+            self.keys = [secrets.token_hex(32)]
+            self.write_keys()
+            self.start_for(point, **options)
+            kv, wrong = {}, False
+            try:
+                for first in range(0, 256, 8):
+                    some = self.store(range(first, first + 8))
+                    self.forget_dram()
+                    self.loads(some)
+                    self.forget_dram()
+                    kv.update(some)
+                    if first == 8:
+                        self.keys.append(secrets.token_hex(32))
+                        self.write_keys()
+                        self.reload()
+            except Closed:
+                wrong = True
+            self.assertTrue(wrong, point)
+            self.assertEqual(self.daemon.process.wait(60), -9, point)
+            os.environ.pop("UCMD_KILL_AT", None)
+            self.start(**options)
+            there = [name for name in kv if self.client.tiers(self.ns, name) == [ON_NVME]]
+            self.assertGreater(len(there), 16)
+            for at in range(0, len(there), BLOCKS):
+                self.loads({name: kv[name] for name in there[at:at + BLOCKS]})
+            self.assertEqual(self.metrics()["nvme_corrupt"], 0)
+            self.assertEqual(self.daemon.stop(), 0)
+            shutil.rmtree(self.daemon.store)
+        self.daemon = None
 
 
 if __name__ == "__main__":

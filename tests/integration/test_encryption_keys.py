@@ -3,6 +3,7 @@
 
 import faulthandler
 import fcntl
+import json
 import os
 import secrets
 import shutil
@@ -87,6 +88,31 @@ class Keys(Encrypted):
         self.assertEqual(self.load(list(range(8))), [FAILED] * 4 + [OK] * 4)
         self.assertIn("is the one that was current", self.ctl("key", "rotate", "*", status=1))
         self.assertIn(ids[1], self.ctl("key", "list"))
+
+    def test_what_an_operator_sees(self):
+        """Keys that are there, whose source has failed since, that are missing, and that come back."""
+        self.start()
+        self.store()
+
+        def findings():
+            done = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "doctor", "--quick", "--json"], capture_output=True,
+                                  text=True, timeout=60, check=False)
+            return [(one["verdict"], one["text"]) for one in json.loads(done.stdout)["findings"] if one["check"] == "keys"]
+
+        self.assertEqual(findings(), [("ok", "tenant *: 1, the last is current")])
+        right = self.keys[0]
+        os.unlink(self.key_file)
+        self.assertIn("No such file", self.ctl("key", "reload", "*", status=1))
+        (verdict, text), = findings()
+        self.assertEqual(verdict, "warn")
+        self.assertIn("the keys of before are used", text)
+        self.restart()
+        (verdict, text), = [one for one in findings() if "has none" in one[1]]
+        self.assertEqual(verdict, "fail")
+        self.assertTrue([text for verdict, text in findings() if verdict == "warn" and "no source has" in text])
+        self.write_keys(right)
+        self.assertIn("read: 1 keys", self.ctl("key", "reload", "*"))
+        self.assertEqual(findings(), [("ok", "tenant *: 1, the last is current")])
 
     def sealed(self):
         """Parts that each key has sealed, the metrics agreeing."""

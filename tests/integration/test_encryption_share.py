@@ -8,8 +8,10 @@ import sys
 import unittest
 
 try:
-    from daemon import Daemon
-    from second_client import DEMO, OK, Client, Region, keys
+    import daemon
+    from daemon import UCMD, Daemon
+    from encryption_case import KILLED
+    from second_client import DEMO, MISS, OK, Client, Closed, Region, keys
     from share_case import ABSENT, ON_SHARE, Host, ShareCase
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -167,6 +169,41 @@ class Shared(ShareCase):
         self.assertEqual(late.load(8, 9), [OK, OK])
         self.assertEqual(set(late.load(0, 1, 2)) & {OK}, set())
         self.assertEqual(len(self.files()), 5)
+
+    @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
+    def test_a_kill_at_every_step_of_a_rotation(self):
+        """A file is whole under its name, or there is none; what is left of it, too, is sealed."""
+        kv = self.stored_by(self.host(self.one))
+        with open(self.one, encoding="ascii") as file:
+            lines = [file.read().strip()]
+        points = ("keys-read:2", "keys-taken:2", "share-write-begin:1", "share-write-torn:1", "share-write-written:1", "share-write-named:1")
+        for name, point in enumerate(points, 10):
+            os.environ["UCMD_KILL_AT"] = point
+            daemon.UCMD = KILLED
+            try:
+                host = self.host(self.one)
+            finally:
+                daemon.UCMD = UCMD
+                del os.environ["UCMD_KILL_AT"]
+            lines.append(secrets.token_hex(32))
+            self.key_file("one", *lines)
+            host.fill(1)
+            with self.assertRaises(Closed):
+                host.client.call("key.reload")
+                self.until(lambda: not host.client.call("key.list")["keys"][0]["reading"], "the keys' reading")  # noqa: B023
+                host.region.dump([name], [0])
+                self.until(lambda: host.client.call("stats") and False, "its end")  # noqa: B023
+            self.assertEqual(host.daemon.process.wait(60), -9, point)
+            self.hosts.remove(host)
+            host.daemon.stop()
+            for at, _, files in os.walk(self.root):
+                for path in files:
+                    with open(os.path.join(at, path), "rb") as file:
+                        self.assertNotIn(b"is known to me", file.read(), point)
+            other = self.host(self.one)
+            self.loads(other, kv)
+            self.assertEqual(other.load(name), [OK if point.startswith("share-write-named") else MISS], point)
+            self.assertEqual(other.metrics()["share_damaged"], 0)
 
     def test_a_purge_removes_encrypted_and_plain_files(self):
         self.stored_by(self.host())
