@@ -433,7 +433,7 @@ static void reason_take(struct share_backend *b, const struct wire_answer *a)
 
     if (failure && a->reason[0])
         memcpy(b->reason, a->reason, sizeof(a->reason));
-    else if (failure)
+    else if (failure || a->status == WIRE_OK)
         b->reason[0] = '\0';
 }
 
