@@ -195,6 +195,8 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	tests/setup/vllm.sh $(VLLM_VENV)
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
 	    python3 -B tests/vllm/check_vllm.py
+	UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
+	    python3 -B tests/vllm/check_hybrid.py
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
 	    python3 -B tests/vllm/check_sparse.py
 	UCMCLIENT_LIB=$(abspath $O)/$(SO) $(abspath $(VLLM_VENV))/bin/python -B tests/vllm/check_sparse_rows.py

@@ -417,11 +417,11 @@ class Refusals(unittest.TestCase):
         config, kv_config = engine.configuration(8, 1, False, {})
         change(config, kv_config)
         with self.assertRaises(identity.Unsupported) as caught:
-            identity.check_engine(config, kv_config)
+            identity.check_engine(config)
+            identity.check_one_group(kv_config)
         self.assertIn(words, str(caught.exception))
 
     def test_engines_that_can_not_share(self):
-        self.refused("hybrid", lambda c, k: k.kv_cache_groups.append(k.kv_cache_groups[0]))
         self.refused("prefix-caching", lambda c, k: setattr(c.cache_config, "enable_prefix_caching", False))
         self.refused("pipeline", lambda c, k: setattr(c.parallel_config, "pipeline_parallel_size", 2))
         self.refused("scales", lambda c, k: setattr(c.cache_config, "calculate_kv_scales", True))

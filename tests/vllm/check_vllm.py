@@ -149,7 +149,7 @@ class MiniEngine(unittest.TestCase):
     def test_all_of_it_on_the_real_base_class(self):
         env = {**os.environ, "UCM_REAL_VLLM": "1", "PYTHONHASHSEED": "0"}
         for name in ("test_vllm_layouts.py", "test_vllm_parts.py", "test_vllm_connector.py", "test_vllm_trouble.py",
-                     "test_vllm_encoding.py", "test_vllm_forms.py", "test_vllm_digests.py",
+                     "test_vllm_encoding.py", "test_vllm_forms.py", "test_vllm_digests.py", "test_vllm_hybrid.py",
                      "test_vllm_sparse.py", "test_vllm_slots.py"):
             done = subprocess.run([PYTHON, "-B", os.path.join(TOP, "tests/integration", name)], env=env, text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=WAIT_S)

@@ -166,6 +166,8 @@ class Rank:
 
 
 class Engine:
+    RANK = Rank
+
     def __init__(self, model, connector=None, *, blocks=64, ranks=1, replicated=False, layout="split", budget=64,
                  batch=4, gpu=False, dtype="float32", role="kv_both", handshake=True, **extra):
         """extra: kv_connector_extra_config. budget: tokens of a step. replicated: every rank has all KV heads. handshake
@@ -173,21 +175,27 @@ class Engine:
         self.model, self.blocks, self.budget, self.batch = model, blocks, budget, batch
         self.options = SimpleNamespace(layout=layout, gpu=gpu, dtype=dtype)
         self.connector_class = connector
-        self.config, self.kv_config = configuration(blocks, ranks, replicated, extra, role, dtype)
+        self.config, self.kv_config = self._configuration(blocks, ranks, replicated, extra, role, dtype)
         heads = range(M.KV_HEADS)
         share = M.KV_HEADS // (1 if replicated else ranks)
-        self.ranks = [Rank(self, r, list(heads) if replicated else list(heads[r * share: (r + 1) * share]))
+        self.ranks = [self.RANK(self, r, list(heads) if replicated else list(heads[r * share: (r + 1) * share]))
                       for r in range(ranks)]
+        self.pool = self._new_pool()
         self.connector = None
         if connector is not None:
             self.connector = connector(self.config, KVConnectorRole.SCHEDULER, self.kv_config)
             self.shake_hands(handshake)
-        self.pool = Pool(blocks)
         self.requests, self.waiting, self.loading, self.running = {}, deque(), [], []
         self.finished, self.received, self.failed = set(), set(), set()
         self.lost, self.reset_lost = set(), set()  # preempted since the last step; by reset_prefix_cache
         self.reports = {"sent": {}, "received": {}}
         self.steps = self.loaded_tokens = self.preemptions = self.recomputed = 0
+
+    def _configuration(self, *of):
+        return configuration(*of)
+
+    def _new_pool(self):
+        return Pool(self.blocks)
 
     def shake_hands(self, ours=True):
         self.connector.set_xfer_handshake_metadata(
@@ -231,10 +239,14 @@ class Engine:
                     break
                 continue
             self.pool.cache(request, request.num_computed_tokens + n)
-            self._scheduled(out, request, n, (new,), resumed=False)
+            self._scheduled(out, request, n, self._ids(new), resumed=False)
             left -= n
             i += 1
         return left
+
+    def _ids(self, blocks):
+        """As vLLM says a request's blocks: a list for each group."""
+        return (list(blocks),)
 
     def _tokens(self, request, computed, left):
         """How many tokens of it the next step may compute."""
@@ -243,6 +255,9 @@ class Engine:
     def _waits_for_pages(self, request):
         """Some that it has will be free without a preemption."""
         return False
+
+    def _hit_tokens(self, hits):
+        return len(hits) * BLOCK
 
     def _holes(self, request, computed, hits):
         """How many blocks behind these hits need no pages."""
@@ -307,7 +322,7 @@ class Engine:
         external, asynchronous, hits, computed = 0, False, [], request.num_computed_tokens
         if computed == 0:
             hits = self.pool.hits(request)
-            computed = len(hits) * BLOCK
+            computed = self._hit_tokens(hits)
             if self.connector is not None:
                 external, asynchronous = self.connector.get_num_new_matched_tokens(request, computed)
                 if external is None:
@@ -320,7 +335,7 @@ class Engine:
         blocks = self.pool.requests[request.request_id]
         if self.connector is not None:
             self.connector.update_state_after_alloc(
-                request, SimpleNamespace(get_block_ids=lambda: (list(blocks),)), external)
+                request, SimpleNamespace(get_block_ids=lambda: self._ids(blocks)), external)
         self.loaded_tokens += external
         request.num_computed_tokens = computed
         if asynchronous:
@@ -330,10 +345,10 @@ class Engine:
         self.pool.cache(request, computed + n)
         self.running.append(request)
         if request.status == "preempted":
-            self._scheduled(out, request, n, (list(blocks),), resumed=True)
+            self._scheduled(out, request, n, self._ids(blocks), resumed=True)
         else:
             out.num_scheduled_tokens[request.request_id] = n
-            out.scheduled_new_reqs.append(SimpleNamespace(req_id=request.request_id, block_ids=(list(blocks),),
+            out.scheduled_new_reqs.append(SimpleNamespace(req_id=request.request_id, block_ids=self._ids(blocks),
                                                           num_computed_tokens=computed))
         request.status = "running"
         return n
@@ -356,15 +371,18 @@ class Engine:
                 connector.start_load_kv(None)
             if out.num_scheduled_tokens:  # else only newer ones do
                 connector.wait_for_save()
-            sent, received = connector.get_finished(out.finished_req_ids)
-            done.finished_sending |= self._all_ranks("sent", sent)
-            done.finished_recving |= self._all_ranks("received", received)
+            self._transfers(connector, out, done)
             done.invalid_block_ids |= connector.get_block_ids_with_load_errors()
             meta = connector.build_connector_worker_meta()
             before = done.kv_connector_worker_meta
             done.kv_connector_worker_meta = before.aggregate(meta) if before and meta else before or meta
             connector.clear_connector_metadata()
         return done, logits
+
+    def _transfers(self, connector, out, done):
+        sent, received = connector.get_finished(out.finished_req_ids)
+        done.finished_sending |= self._all_ranks("sent", sent)
+        done.finished_recving |= self._all_ranks("received", received)
 
     def _all_ranks(self, kind, names):
         """What every rank has reported by now."""
@@ -456,11 +474,14 @@ class Engine:
         request.status = "finished"
         delayed = False
         if self.connector is not None:
-            delayed, request.answer = self.connector.request_finished(request, list(self.pool.requests.get(request.request_id, [])))
+            delayed, request.answer = self._tell_finished(request, self.pool.requests.get(request.request_id, []))
         assert not (delayed and loading)
         self.finished.add(request.request_id)
         if not (delayed or loading):
             self._forget(request.request_id)
+
+    def _tell_finished(self, request, blocks):
+        return self.connector.request_finished(request, list(blocks))
 
     def _forget(self, name):
         request = self.requests.pop(name)

@@ -2,7 +2,7 @@
 
 The argument is JSON, {"model": folder, "connector": settings or null, and LLM's own}. A line in is {"prompts": [[token]],
 "outputs": n, "more": of each prompt}; a line out {"tokens": [[token]], "cached": [tokens found in a cache], "transfer":
-[kv_transfer_params], "sparse": counts}, or {"error": text} for the start.
+[kv_transfer_params], "sparse": counts, "free": pages that nobody has, "logs": of each token, if "more" asks}, or {"error": text} for the start.
 """
 
 import json
@@ -33,6 +33,28 @@ def tiny_models(folder, wild):
     llama.save_pretrained(wild)
 
 
+def hybrid_models(folder):
+    """Small models whose layers keep their KV in several ways, with random weights, the same for all who ask: sliding windows beside
+    full attention (with and without a remainder of layers, and of one size of heads and of two), and recurrent state."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM
+
+    size = dict(hidden_size=128, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+                vocab_size=512, max_position_embeddings=8192, sliding_window=256, initializer_range=0.2)
+    window, full = "sliding_attention", "full_attention"
+    torch.manual_seed(1)
+    models = {
+        "gemma3": Gemma3ForCausalLM(Gemma3TextConfig(num_hidden_layers=6, layer_types=[window, window, full] * 2, **size)),
+        "gemma3-odd": Gemma3ForCausalLM(Gemma3TextConfig(
+            num_hidden_layers=7, layer_types=[window, window, full, window, window, full, window], **size)),
+        "gptoss": GptOssForCausalLM(GptOssConfig(
+            num_hidden_layers=4, num_local_experts=4, num_experts_per_tok=2,
+            **{**size, "sliding_window": 128, "intermediate_size": 128})),
+    }
+    for name, model in models.items():
+        model.save_pretrained(os.path.join(folder, name))
+
+
 def start(options):
     from vllm import LLM
     from vllm.config import KVTransferConfig
@@ -60,9 +82,16 @@ def sparse_counts():
     return counts
 
 
+def free_pages(llm):
+    return llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+
 def main():
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer
+    if sys.argv[1] == "hybrid":
+        hybrid_models(sys.argv[2])
+        return
     if sys.argv[1] == "models":
         tiny_models(*sys.argv[2:])
         return
@@ -77,13 +106,17 @@ def main():
     for line in sys.stdin:
         asked = json.loads(line)
         transfer = asked["more"].pop("transfer", None)
-        sampling = SamplingParams(temperature=0, max_tokens=asked["outputs"], detokenize=False, ignore_eos=True,
+        logs = asked["more"].pop("logs", None)  # of how many tokens the log probabilities are wanted; a token's own comes in any case
+        sampling = SamplingParams(temperature=0, max_tokens=asked["outputs"], detokenize=False, ignore_eos=True, logprobs=logs,
                                   extra_args={"kv_transfer_params": transfer} if transfer else None)
         done = llm.generate([{"prompt_token_ids": p, **asked["more"]} for p in asked["prompts"]], sampling,
                             use_tqdm=False)
         out.write(json.dumps({"tokens": [list(o.outputs[0].token_ids) for o in done],
                               "cached": [o.num_cached_tokens or 0 for o in done],
-                              "transfer": [o.kv_transfer_params for o in done], "sparse": sparse_counts()}) + "\n")
+                              "transfer": [o.kv_transfer_params for o in done], "sparse": sparse_counts(),
+                              "free": free_pages(llm),
+                              "logs": [[step[t].logprob for t, step in zip(o.outputs[0].token_ids, o.outputs[0].logprobs or ())]
+                                       for o in done]}) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,10 @@ from vllm.logger import init_logger
 from ..memory import SharedMemory, in_shared_memory
 from ..sparse.policy import Policy
 from .digests import digest_of, shape_of
-from .identity import EngineIdentity, Unsupported, block_tokens, check_engine, heads_of, identity_of, ranks_of
+from .groups import Group, HybridIdentity, check_hybrid, groups_of, hash_tokens, hybrid_identity, kinds_of
+from .hybrid_scheduler import HybridScheduler
+from .hybrid_worker import HybridWorker
+from .identity import EngineIdentity, Unsupported, block_tokens, check_engine, check_one_group, heads_of, identity_of, ranks_of
 from .layout import Layout, layout_of
 from .plan import Plan
 from .scheduler import SchedulerHalf
@@ -69,7 +72,7 @@ class UcmMetadata(KVConnectorMetadata):
 
 @dataclass
 class UcmHandshake(_HandshakeBase):
-    identity: EngineIdentity
+    identity: Union[EngineIdentity, HybridIdentity]
 
 
 @dataclass
@@ -78,18 +81,21 @@ class UcmProgress(_base.KVConnectorWorkerMetadata):
     if that did not reach the scheduler's half (MultiConnector passes on one connector's only)."""
 
     number: int
-    identities: frozenset[EngineIdentity] = frozenset()
+    identities: frozenset[Union[EngineIdentity, HybridIdentity]] = frozenset()
     #: Of sparse requests of the step: how many first blocks the daemon keeps.
     kept: dict[str, int] = field(default_factory=dict)
     #: Those whose step is worthless, with a block id that vLLM is told as invalid.
     spoiled: dict[str, int] = field(default_factory=dict)
     #: Of these, whose blocks are lost.
     lost: frozenset[str] = frozenset()
+    #: By how many workers holds of blocks are given up.
+    released: dict[int, int] = field(default_factory=dict)
 
     def aggregate(self, other: "UcmProgress") -> "UcmProgress":
         kept = {name: min(n, other.kept[name]) for name, n in self.kept.items() if name in other.kept}
         identities, spoiled = self.identities | other.identities, {**self.spoiled, **other.spoiled}
-        return UcmProgress(min(self.number, other.number), identities, kept, spoiled, self.lost | other.lost)
+        released = {n: self.released.get(n, 0) + other.released.get(n, 0) for n in self.released.keys() | other.released.keys()}
+        return UcmProgress(min(self.number, other.number), identities, kept, spoiled, self.lost | other.lost, released)
 
 
 class UcmConnector(KVConnectorBase_V1, _GroupsBase):
@@ -101,11 +107,17 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         )
         self._config = vllm_config
         self._kv_config = kv_cache_config
-        self._worker: Optional[WorkerHalf] = None
+        self._worker: Union[WorkerHalf, HybridWorker, None] = None
         self._carried_out: Optional[Plan] = None
-        self._identity: Optional[EngineIdentity] = None
+        self._identity: Union[EngineIdentity, HybridIdentity, None] = None
         self._sparse: Union[SparseWorker, SparseGpuWorker, None] = None
-        check_engine(vllm_config, kv_cache_config)
+        check_engine(vllm_config)
+        #: None: the model has one kind of KV cache, which is full attention.
+        self._groups = groups_of(kv_cache_config)
+        if self._groups is None:
+            check_one_group(kv_cache_config)
+        else:
+            check_hybrid(kv_cache_config, self._groups, self._settings, KVConnectorBase_V1)
         sparse = self._settings.sparse is not None
         self._rules = rules_of(self._settings, vllm_config, kv_cache_config) if sparse else None
         if role == KVConnectorRole.SCHEDULER:
@@ -113,7 +125,13 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
                 logger.warning(
                     'kv_load_failure_policy is not "recompute": a request whose blocks turn out to be gone fails'
                 )
-            self._scheduler = SchedulerHalf(self._settings, block_tokens(kv_cache_config), self._sparse_scheduler())
+            self._scheduler = self._make_scheduler()
+
+    def _make_scheduler(self) -> SchedulerHalf:
+        if self._groups is None:
+            return SchedulerHalf(self._settings, block_tokens(self._kv_config), self._sparse_scheduler())
+        workers = self._config.parallel_config.tensor_parallel_size
+        return HybridScheduler(self._settings, self._groups, hash_tokens(self._kv_config), workers)
 
     def _sparse_scheduler(self) -> Optional[SparseScheduler]:
         if self._rules is None:
@@ -153,6 +171,9 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         on_gpu = next(iter(kv_caches.values())).device.type == "cuda"
         if not on_gpu:
             self._shared = _share(kv_caches)
+        if self._groups is not None:
+            self._register_groups(self._groups, kv_caches, on_gpu)
+            return
         layout, digest = self._layout(kv_caches)
         tp_rank = _tensor_parallel_rank()
         ranks = ranks_of(self._config, self._kv_config, tp_rank)
@@ -177,6 +198,19 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.digested_as, sparse):
             if sentence:
                 logger.info("%s", sentence)
+
+    def _register_groups(self, groups: list[Group], kv_caches: dict[str, Any], on_gpu: bool) -> None:
+        kinds = kinds_of(groups, kv_caches, self._kv_config.num_blocks)
+        tp_rank = _tensor_parallel_rank()
+        ranks = ranks_of(self._config, self._kv_config, tp_rank)
+        one = identity_of(self._config, self._kv_config, kinds.layouts[0], ranks, self._settings, _engine(self._config))
+        self._identity = hybrid_identity(one, kinds, groups)
+        self._worker = HybridWorker(
+            self._settings, self._identity, kinds, name=f"vllm-worker-{tp_rank}-{os.getpid()}", part=ranks.part, writes=ranks.writes,
+            on_gpu=on_gpu, event=_record_event if on_gpu else _no_event,
+        )
+        for sentence in self._worker.sentences:
+            logger.info("%s", sentence)
 
     def _layout(self, kv_caches: dict[str, Any]) -> tuple[Layout, Optional[Digest]]:
         settings, blocks = self._settings, self._kv_config.num_blocks
@@ -229,7 +263,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             self._worker.start_loads(self._plan())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        if self._settings.layerwise and self._worker is not None:
+        if self._settings.layerwise and isinstance(self._worker, WorkerHalf):
             self._worker.wait_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
@@ -239,7 +273,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if self._worker is not None:
             self._start_stores(self._worker)
 
-    def _start_stores(self, worker: WorkerHalf) -> None:
+    def _start_stores(self, worker: Union[WorkerHalf, HybridWorker]) -> None:
         """Runs once for each plan. vLLM 0.20 skips wait_for_save in a step without tokens, but always calls
         get_finished."""
         plan = self._plan()
@@ -253,24 +287,32 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if self._worker is None:
             return None, None
         self._start_stores(self._worker)
-        sent, received = self._worker.finished()
+        sent, received = self._worker.finished()[:2]
         if isinstance(self._sparse, SparseGpuWorker):
             received = self._sparse.arrived(received)
         return sent or None, received or None
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """vLLM's call of get_finished, where it has this; only here can failed loads of several groups be told."""
+        if not isinstance(self._worker, HybridWorker):
+            return super().get_transfer_results(finished_req_ids)
+        self._start_stores(self._worker)
+        return _base.KVConnectorTransferResults(*self._worker.finished())
+
     def get_block_ids_with_load_errors(self) -> set[int]:
-        failed = self._worker.failed_blocks() if self._worker is not None else set()
+        failed = self._worker.failed_blocks() if isinstance(self._worker, WorkerHalf) else set()
         return failed.union(self._sparse.spoiled.values()) if self._sparse is not None else failed
 
     def build_connector_worker_meta(self) -> Optional[UcmProgress]:
         if self._worker is None or self._identity is None:
             return None
         plan = self._plan()
-        if not plan.number and plan.connected:
+        released = self._worker.take_released() if isinstance(self._worker, HybridWorker) else None
+        if not plan.number and plan.connected and not released:
             return None
         identities = frozenset() if plan.connected else frozenset((self._identity,))
         if self._sparse is None:
-            return UcmProgress(plan.number, identities)
+            return UcmProgress(plan.number, identities, released=released or {})
         sparse = self._sparse
         return UcmProgress(plan.number, identities, dict(sparse.kept), dict(sparse.spoiled), frozenset(sparse.lost))
 
@@ -287,7 +329,11 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def set_xfer_handshake_metadata(self, metadata: dict[Any, Any]) -> None:
         self._connect({handshake.identity for handshake in metadata.values() if isinstance(handshake, UcmHandshake)})
 
-    def _connect(self, identities: Collection[EngineIdentity]) -> None:
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        if isinstance(self._scheduler, HybridScheduler):
+            self._scheduler.bind(gpu_block_pool)
+
+    def _connect(self, identities: Collection[Any]) -> None:
         if len(identities) > 1:
             raise Unsupported(f"the engine's ranks keep their KV in {len(identities)} different layouts")
         for identity in identities:
@@ -297,7 +343,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         return self._scheduler.matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        tables = blocks.get_block_ids()
+        self._scheduler.allocated(request, tables[0] if self._groups is None else tables, num_external_tokens)
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         """Splits hits into DRAM and NVMe, for vLLM's statistics."""
@@ -313,6 +360,10 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if not isinstance(progress, UcmProgress):
             progress = UcmProgress(0)
         self._connect(progress.identities)
+        if isinstance(self._scheduler, HybridScheduler):
+            failed = getattr(connector_output, "failed_recving", None)
+            self._scheduler.received_all(connector_output.finished_recving, failed, progress.released)
+            return
         invalid = set(connector_output.invalid_block_ids or ())
         if self._scheduler.sparse is not None:
             self._scheduler.sparse.received(progress.kept, progress.spoiled, progress.lost)
@@ -332,6 +383,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, Optional[dict[str, Any]]]:
+        if isinstance(self._scheduler, HybridScheduler):
+            return self._scheduler.finished_all(request, block_ids)
         return self.request_finished(request, block_ids[0])
 
 

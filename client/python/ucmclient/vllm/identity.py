@@ -49,27 +49,11 @@ class EngineIdentity(Identity):
     sections: Optional[Sections] = None
 
 
-def check_engine(config: Any, kv_cache_config: Any) -> None:
+def check_engine(config: Any) -> None:
     """Refuses configurations that would share wrong bytes, or none at all."""
     cache, parallel = config.cache_config, config.parallel_config
     if not cache.enable_prefix_caching:
         raise Unsupported("ucmd needs the engine's block hashes: start without --no-enable-prefix-caching")
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        raise Unsupported(
-            f"the model keeps {len(groups)} kinds of KV cache (sliding windows or recurrent state beside full "
-            "attention), which are not supported; models with sliding windows work with "
-            "--disable-hybrid-kv-cache-manager"
-        )
-    spec = groups[0].kv_cache_spec
-    for one in (spec, *getattr(spec, "kv_cache_specs", {}).values()):
-        if type(one).__name__ not in _SPECS:
-            raise Unsupported(
-                f"KV cache of kind {type(one).__name__} is not supported: only full attention and MLA are"
-            )
-    hashed = getattr(kv_cache_config, "hash_block_size", None)
-    if hashed not in (None, spec.block_size):
-        raise Unsupported(f"the engine hashes {hashed} tokens and keeps {spec.block_size} in a block: they must agree")
     for kind in ("pipeline", "decode context", "prefill context"):
         size = kind.replace(" ", "_") + "_parallel_size"
         if getattr(parallel, size, 1) > 1:
@@ -85,6 +69,18 @@ def check_engine(config: Any, kv_cache_config: Any) -> None:
             "--calculate-kv-scales"
         )
     check_hash(cache.prefix_caching_hash_algo)
+
+
+def check_one_group(kv_cache_config: Any) -> None:
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    for one in (spec, *getattr(spec, "kv_cache_specs", {}).values()):
+        if type(one).__name__ not in _SPECS:
+            raise Unsupported(
+                f"KV cache of kind {type(one).__name__} is not supported: full attention, MLA and sliding windows are"
+            )
+    hashed = getattr(kv_cache_config, "hash_block_size", None)
+    if hashed not in (None, spec.block_size):
+        raise Unsupported(f"the engine hashes {hashed} tokens and keeps {spec.block_size} in a block: they must agree")
 
 
 def check_hash(algorithm: str, default_seed: bool | None = None) -> int:

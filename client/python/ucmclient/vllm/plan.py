@@ -62,3 +62,23 @@ class Plan:
     computes: bool = False
     #: The scheduler's half knows the namespace. Otherwise the workers send it.
     connected: bool = True
+
+
+@dataclass
+class HeldCopy(Copy):
+    """A store of blocks that the engine may give to others while their request runs: its scheduler's half holds them until all
+    workers have reported the number."""
+
+    hold: int = 0
+
+
+@dataclass
+class HybridPlan(Plan):
+    """Of an engine with several kinds of blocks."""
+
+    #: Loads and stores of each kind.
+    kinds: list[Plan] = field(default_factory=list)
+    #: The number of this plan's stores that hold blocks. 0: none do.
+    hold: int = 0
+    #: Requests for whose loads there is nothing right to load.
+    hopeless: set[str] = field(default_factory=set)

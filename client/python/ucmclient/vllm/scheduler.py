@@ -223,9 +223,13 @@ class SchedulerHalf:
         if tokens >= max(1, self.settings.min_load_tokens):
             if self._nvme.worth(tokens, slow):
                 return tokens, self.settings.async_load
-            self._nvme.bring_in(self.link, tracked.keys(promise.start, promise.blocks), slow, request.request_id)
+            self._bring_in(tracked, promise, slow)
         self._release(tracked)
         return 0, False
+
+    def _bring_in(self, tracked: _Request, promise: _Promise, slow: int) -> None:
+        if self.link is not None:
+            self._nvme.bring_in(self.link, tracked.keys(promise.start, promise.blocks), slow, tracked.vllm.request_id)
 
     def _tracked(self, request: Any) -> _Request:
         tracked = self._requests.get(request.request_id)

@@ -33,6 +33,8 @@ class Settings:
     store: bool = True
     #: Load what is stored.
     load: bool = True
+    #: Of models with sliding windows: hits end at multiples of so many tokens, and where prompts and answers do. 0: four windows.
+    window_interval: int = 0
     #: Compute hits of fewer tokens: a load costs a round trip.
     min_load_tokens: int = 0
     #: Tokens that this engine computes in a second. If set, hits on NVMe that would take longer than that are computed,

@@ -1,5 +1,6 @@
 import enum
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 
 
 class KVConnectorRole(enum.Enum):
@@ -19,6 +20,13 @@ class KVConnectorWorkerMetadata(ABC):
     @abstractmethod
     def aggregate(self, other):
         pass
+
+
+@dataclass
+class KVConnectorTransferResults:
+    finished_sending: set = field(default_factory=set)
+    finished_recving: set = field(default_factory=set)
+    failed_recving: set = field(default_factory=set)
 
 
 class SupportsHMA(ABC):
@@ -45,6 +53,16 @@ class KVConnectorBase_V1(ABC):
 
     def set_xfer_handshake_metadata(self, metadata):
         return None
+
+    def bind_gpu_block_pool(self, gpu_block_pool):
+        return None
+
+    def get_finished(self, finished_req_ids):
+        return None, None
+
+    def get_transfer_results(self, finished_req_ids):
+        sent, received = self.get_finished(finished_req_ids)
+        return KVConnectorTransferResults(set(sent or ()), set(received or ()))
 
     def handle_preemptions(self, kv_connector_metadata):
         return None

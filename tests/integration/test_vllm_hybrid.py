@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""The vLLM connector for models whose layers keep their KV in several ways, against a real daemon, in a small engine with a pool of
+blocks as vLLM's (tests/vllm/hybrid_engine.py): logits are the same bit for bit as without a cache, and only what a request can use
+is stored and loaded."""
+
+import dataclasses
+import unittest
+from types import SimpleNamespace
+
+from vllm_case import BLOCK, MODEL, Case, Request, numpy, prompt, run, watch
+
+from hybrid_engine import ALIKE, ONLY_WINDOWS, UNLIKE, Group, HybridEngine, Pool
+from ucmclient.vllm import groups as groups_module
+from ucmclient.vllm import identity, settings
+from ucmclient.vllm.connector import UcmConnector
+
+EXPECTED = {}
+
+
+def expected(tokens, outputs, groups):
+    key = (tuple(tokens), outputs, groups)
+    if key not in EXPECTED:
+        EXPECTED[key] = run(HybridEngine(MODEL, groups=groups, blocks=160), Request("alone", tokens, outputs))["alone"].logits
+    return EXPECTED[key]
+
+
+class HybridCase(Case):
+    def engine(self, groups=ALIKE, **more):
+        e = HybridEngine(MODEL, UcmConnector, groups, **{
+            "socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, "blocks": 160, **more})
+        self.addCleanup(e.close)
+        return e
+
+    def check(self, e, *requests, but=(), **more):
+        for r in run(e, *requests, **more).values():
+            if r.request_id not in but:
+                want = expected(r.tokens[: r.prompt_tokens], r.outputs, e.groups)
+                self.assertEqual(len(r.logits), len(want))
+                for a, b in zip(r.logits, want):
+                    self.assertTrue(numpy.array_equal(a, b), r.request_id)
+        for _ in range(500):
+            if e.pool.idle():
+                return
+            e.step()  # the workers' reports of what they stored
+        self.fail("blocks were never given back")
+
+
+class Hits(HybridCase):
+    def test_another_engine_loads_what_one_has_computed(self):
+        for name, groups in (("alike", ALIKE), ("unlike", UNLIKE), ("windows", ONLY_WINDOWS)):
+            with self.subTest(name):
+                a, b = self.engine(groups, salt=name), self.engine(groups, salt=name)
+                self.check(a, Request("cold", prompt(1, 200)))
+                self.assertEqual(a.loaded_tokens, 0)
+                self.check(b, Request("warm", prompt(1, 200)))
+                self.assertEqual(b.loaded_tokens, 192)
+                self.check(b, Request("local", prompt(1, 200)))
+                self.assertEqual(b.loaded_tokens, 192)
+
+    def test_two_ranks(self):
+        a, b = self.engine(ranks=2), self.engine(ranks=2)
+        self.check(a, Request("cold", prompt(1, 200)))
+        self.check(b, Request("warm", prompt(1, 200)))
+        self.assertEqual(b.loaded_tokens, 192)
+
+    def test_a_full_hit_leaves_the_last_token(self):
+        for name, groups in (("alike", ALIKE), ("unlike", UNLIKE)):
+            with self.subTest(name):
+                a, b = self.engine(groups, salt=name), self.engine(groups, salt=name)
+                self.check(a, Request("cold", prompt(2, 192)))
+                self.check(b, Request("warm", prompt(2, 192)))
+                self.assertEqual(b.loaded_tokens, 191)
+
+    def test_the_next_turn_of_a_chat(self):
+        a, b = self.engine(), self.engine()
+        cold = Request("cold", prompt(3, 100), outputs=100)
+        self.check(a, cold)
+        self.check(b, Request("next", cold.tokens + prompt(4, 20)))
+        self.assertEqual(b.loaded_tokens, 192)
+
+    def test_windows_are_stored_and_loaded_where_a_hit_may_end(self):
+        """Of 40 blocks each: full attention all; a window of 40 tokens at each multiple of 160 (four windows) and the prompt's end. A
+        hit loads one window."""
+        a, b = self.engine(blocks=200), self.engine(blocks=200)
+        self.check(a, Request("cold", prompt(5, 650), outputs=1))
+        tails = 4 * 3  # a window of 40 tokens, and one token more, lies in 3 blocks
+        self.assertEqual(self.stats()["dump_blocks"], 40 + 2 * tails)
+        self.check(b, Request("warm", prompt(5, 650), outputs=1))
+        self.assertEqual(b.loaded_tokens, 640)
+        self.assertEqual(self.stats()["load_blocks_dram"], 40 + 2 * 3)
+
+    def test_a_beginning_that_requests_share_is_a_hit_from_the_third_on(self):
+        """The second one finds full attention's blocks and no window that ends there, and so stores that."""
+        engines = [self.engine(window_interval=1 << 20) for _ in range(3)]
+        for i, e in enumerate(engines):
+            self.check(e, Request("r", prompt(10 + i, 300, shared=200)))
+        self.assertEqual([e.loaded_tokens for e in engines], [0, 0, 192])
+
+    def test_a_hit_ends_at_the_last_multiple_of_the_interval(self):
+        a, b = self.engine(window_interval=64), self.engine(window_interval=64)
+        self.check(a, Request("first", prompt(20, 300, shared=180)))
+        self.check(b, Request("second", prompt(21, 300, shared=180)))
+        self.assertEqual(b.loaded_tokens, 128)
+
+    def test_engines_of_other_groups_do_not_share(self):
+        """With the same layers, the same tensors and the same bytes in a block."""
+        a = self.engine((Group([0], 40), Group([1], 40), Group([2])))
+        b = self.engine((Group([0], 48), Group([1], 48), Group([2])))
+        c = self.engine((Group([2]), Group([0], 40), Group([1], 40)))
+        self.check(a, Request("cold", prompt(6, 200)))
+        self.check(b, Request("other", prompt(6, 200)))
+        self.assertEqual(b.loaded_tokens, 0)
+        self.check(c, Request("same", prompt(6, 200)))  # groups in another order are the same
+        self.assertEqual(c.loaded_tokens, 192)
+
+
+class Trouble(HybridCase):
+    def test_what_is_evicted_of_any_group_after_the_lookup_is_computed(self):
+        for number in range(len(ALIKE)):
+            with self.subTest(number):
+                a, b = self.engine(salt=str(number)), self.engine(salt=str(number))
+                tokens = prompt(7, 200)
+                self.check(a, Request("cold", tokens))
+                scheduler = b.connector._scheduler
+                load = scheduler._load
+
+                def lose(tracked, group, blocks, load=load, number=number):
+                    if group.number == number:  # a lease keeps what it found: other keys stand for blocks that went
+                        tracked = dataclasses.replace(tracked, prefix=b"other")
+                    return load(tracked, group, blocks)
+                scheduler._load = lose
+                self.check(b, Request("warm", tokens))
+                self.assertEqual(b.failures, 1)
+
+    def test_windows_that_went_shorten_the_hit(self):
+        a, b = self.engine(window_interval=64), self.engine(window_interval=64)
+        tokens = prompt(8, 200)
+        self.check(a, Request("cold", tokens))
+        scheduler = a.connector._scheduler
+        tracked = scheduler._tracked(Request("names", tokens))
+        group = scheduler._groups[0]
+        keys = scheduler._keys(tracked, group, 11, 12)
+        self.assertEqual(scheduler.link.ns.evict(keys), (1, 0))
+        self.check(b, Request("warm", tokens))
+        self.assertEqual(b.loaded_tokens, 128)
+
+    def test_little_memory(self):
+        """Blocks change hands between groups and requests while stores read; nobody writes to one that is being read."""
+        a = self.engine(blocks=40, budget=48, batch=3)
+        for turn in range(2):
+            self.check(a, *(Request(f"{turn}.{i}", prompt(30 + i, 120 + 20 * i, shared=100), outputs=30) for i in range(4)))
+        self.assertGreater(a.preemptions, 0)
+        self.assertGreater(a.loaded_tokens, 0)
+        self.assertGreater(a.pool.most_held, 0)
+
+    def test_aborts(self):
+        a, b = self.engine(), self.engine()
+        self.check(a, Request("cold", prompt(9, 300)))
+        for wait in range(6):
+            b.pool.of_hash.clear()
+            b.pool.hash_of.clear()
+            name = f"gone{wait}"
+            b.add(Request(name, prompt(9, 300), outputs=50))
+            for _ in range(wait):
+                b.step()
+            if name in b.requests and b.requests[name].status != "finished":
+                b.abort(name)
+            self.check(b, Request(f"after{wait}", prompt(9, 300)), but=[name])
+
+    def test_the_daemon_dies_and_comes_back(self):
+        a, b = self.engine(transfer_deadline=2.0), self.engine()
+        self.check(a, Request("cold", prompt(12, 200)))
+        self.daemon.process.kill()
+        self.check(b, Request("away", prompt(12, 200)))
+        self.restart()
+        self.eventually(lambda: a.connector._scheduler.link.ns is not None and all(
+            kind.link.region is not None for kind in a.ranks[0].connector._worker.kinds))
+        a.pool = Pool(a.blocks, a.groups)
+        a.connector.bind_gpu_block_pool(a.pool)
+        self.check(a, Request("again", prompt(12, 200)))
+        self.eventually(lambda: b.connector._scheduler.link.ns is not None and all(
+            kind.link.region is not None for kind in b.ranks[0].connector._worker.kinds))
+        b.pool = Pool(b.blocks, b.groups)
+        b.connector.bind_gpu_block_pool(b.pool)
+        self.check(b, Request("warm", prompt(12, 200)))
+        self.assertEqual(b.loaded_tokens, 192)
+
+    def test_reset_and_adapters(self):
+        a, b = self.engine(), self.engine()
+        lora = SimpleNamespace(lora_path="/adapters/a")
+        self.check(a, Request("plain", prompt(13, 100)))
+        self.check(b, Request("adapter", prompt(13, 100), lora=lora))
+        self.assertEqual(b.loaded_tokens, 0)
+        self.assertTrue(a.reset_prefix_cache(external=True))
+        self.check(a, Request("after", prompt(13, 100)))
+        self.assertEqual(a.loaded_tokens, 0)
+
+
+class Parts(unittest.TestCase):
+    def refused(self, words, base=None, spec=None, **given):
+        made = HybridEngine(MODEL)
+        for name, value in (spec or {}).items():
+            setattr(made.kv_config.kv_cache_groups[0].kv_cache_spec, name, value)
+        base = base or type("Base", (), {"get_transfer_results": None, "bind_gpu_block_pool": None})
+        with self.assertRaisesRegex(identity.Unsupported, words):
+            found = groups_module.groups_of(made.kv_config)
+            groups_module.check_hybrid(made.kv_config, found, settings.Settings.parse(given), base)
+
+    def test_refusals_say_what_to_do(self):
+        self.refused("get_transfer_results.*--disable-hybrid", base=type("Old", (), {}))
+        self.refused('remove the setting .encoding', encoding="lossless")
+        self.refused("remove the setting .digests", digests="mean")
+        self.refused("remove the settings async_load", async_load=False)
+        self.refused("--block-size", spec={"block_size": 24})
+        chunked = HybridEngine(MODEL).kv_config
+        chunked.kv_cache_groups[0].kv_cache_spec = type("ChunkedLocalAttentionSpec", (), {"block_size": 16})()
+        with self.assertRaisesRegex(identity.Unsupported, "ChunkedLocal.*--disable-hybrid"):
+            groups_module.groups_of(chunked)
+
+    def test_what_a_window_needs(self):
+        """At each count of tokens at least what vLLM keeps pages for, and one token more."""
+        for window in (1, 16, 17, 40, 128):
+            group = groups_module.Group(0, groups_module.WINDOW, 16, window, ())
+            for tokens in range(1, 300):
+                needed = max(0, tokens - window + 1) // 16
+                self.assertLessEqual(group.first(tokens), needed)
+                self.assertLessEqual(group.first(tokens), max(0, tokens - 1 - window + 1) // 16)
+                self.assertEqual(group.kept_from(tokens), needed)
+
+    def test_marks(self):
+        keys = bytes(range(96))
+        one, other = groups_module.marked(keys, b"\x01" * 32, 32), groups_module.marked(keys, b"\x02" * 32, 32)
+        self.assertEqual(one, bytes(i ^ 1 for i in keys))
+        self.assertNotEqual(one, other)
+        self.assertEqual(groups_module.marked(b"", b"\x01" * 32, 32), b"")
+        self.assertEqual(groups_module.marked(keys[:32], b"\x01" * 32, 16), bytes(i ^ 1 for i in keys[:32]))
+
+
+if __name__ == "__main__":
+    watch()
+    unittest.main()

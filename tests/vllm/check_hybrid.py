@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Models whose layers keep their KV in several ways, in a real vLLM, a part of `make check-vllm`: what an engine generates, and how
+probable it finds that, is the same with the cache and without."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+
+import check_vllm as real
+from check_vllm import BLOCK, Engine, Refused, prompt
+from daemon import Daemon
+
+UCMCTL = os.environ.get("UCMCTL", os.path.join(real.TOP, "build/ucmctl"))
+#: Of log probabilities: kernels add up in another order where a batch has another shape.
+NEAR = 2e-5
+
+
+class Hybrid(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        subprocess.run([real.PYTHON, real.ENGINE, "hybrid", cls.folder.name], check=True, stderr=subprocess.DEVNULL, timeout=real.WAIT_S)
+
+        cls.without = {}
+
+    @classmethod
+    def tearDownClass(cls):
+        for e in cls.without.values():
+            e.close()
+        cls.folder.cleanup()
+
+    def setUp(self):
+        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+        self.addCleanup(lambda: self.daemon.stop())
+
+    def engines(self, name, n=2, **more):
+        started = [Engine(self.daemon.socket, os.path.join(self.folder.name, name), **more) for _ in range(n)]
+        for e in started:
+            self.addCleanup(e.close)
+        for e in started:
+            e.ready()
+        return started
+
+    def plain(self, name):
+        """An engine without a connector, which computes each prompt alone."""
+        if name not in self.without:
+            self.without[name] = Engine(None, os.path.join(self.folder.name, name), connector=False).ready()
+        return self.without[name]
+
+    def metrics(self):
+        out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "--json", "stats"], capture_output=True, check=True)
+        return json.loads(out.stdout)["metrics"]
+
+    @staticmethod
+    def ask(e, prompts, outputs):
+        e.ask(prompts, outputs, logs=0)
+        return e.answer()
+
+    def same(self, e, name, prompts, outputs=8):
+        """The engine's answer; it is the one of an engine without a cache."""
+        got = self.ask(e, prompts, outputs)
+        for i, one in enumerate(prompts):
+            want = self.ask(self.plain(name), [one], outputs)
+            self.assertEqual(got["tokens"][i], want["tokens"][0])
+            for a, b in zip(got["logs"][i], want["logs"][0]):
+                self.assertAlmostEqual(a, b, delta=NEAR)
+        return got
+
+    def share(self, name, n=2):
+        a, b, *more = self.engines(name, n)
+        self.same(a, name, [prompt(1, 1000)])
+        self.assertEqual(self.same(b, name, [prompt(1, 1000)])["cached"], [1000 // BLOCK * BLOCK])
+        self.same(a, name, [prompt(2, 1024)])
+        self.assertEqual(self.same(b, name, [prompt(2, 1024)])["cached"], [1023])
+        cold = self.same(a, name, [prompt(3, 500)], outputs=300)
+        turn = prompt(3, 500) + cold["tokens"][0] + prompt(4, 20)
+        self.assertEqual(self.same(b, name, [turn])["cached"], [799 // BLOCK * BLOCK])
+        return a, b, *more
+
+    def test_windows_as_gemma_3_has_them(self):
+        """Three groups."""
+        a, b, c = self.share("gemma3", 3)
+        # Of a long prompt 23 blocks of full attention are stored; of two windows of 256 tokens, and one token more, those that end
+        # at 1024, 2048 and 2944.
+        before = self.metrics()["dump_blocks"]
+        self.same(a, "gemma3", [prompt(5, 3000)])
+        stored = self.metrics()["dump_blocks"] - before
+        self.assertEqual(stored, 23 + 2 * 3 * 2)
+        before = self.metrics()["load_blocks_dram"]
+        self.assertEqual(self.same(b, "gemma3", [prompt(5, 3000)])["cached"], [2944])
+        self.assertEqual(self.metrics()["load_blocks_dram"] - before, 23 + 2 * 2)
+        # A beginning that prompts share: full attention's blocks are there for the second one, and all for the third one.
+        cached = [self.same(e, "gemma3", [prompt(10 + i, 1500, shared=1000)])["cached"] for i, e in enumerate((a, b, c))]
+        self.assertEqual(cached, [[0], [0], [896]])
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+        self.assertEqual(self.same(c, "gemma3", [prompt(5, 3000)])["cached"], [0])
+        self.daemon = Daemon(nvme=False, socket=self.daemon.socket, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+
+    def test_layers_that_leave_a_remainder(self):
+        """The last group has fewer layers, so its blocks are of another kind."""
+        self.share("gemma3-odd")
+
+    def test_windows_as_gpt_oss_has_them(self):
+        self.share("gptoss")
+
+    def test_chunks_and_preemption(self):
+        """Prompts come in pieces, and the pages are too few for all at once."""
+        a, b = self.engines("gemma3", num_gpu_blocks_override=64, max_num_batched_tokens=256)
+        prompts = [prompt(20 + i, 900 + 100 * i, shared=600) for i in range(5)]
+        self.same(a, "gemma3", prompts, outputs=150)
+        got = self.same(b, "gemma3", prompts, outputs=150)
+        self.assertGreaterEqual(sum(got["cached"]), 5 * 512)
+
+    def test_two_ranks(self):
+        a, b = self.engines("gemma3", tensor_parallel_size=2)
+        self.same(a, "gemma3", [prompt(1, 1000)])
+        self.assertEqual(self.same(b, "gemma3", [prompt(1, 1000)])["cached"], [896])
+
+    def test_what_is_refused(self):
+        model = os.path.join(self.folder.name, "gemma3")
+        for settings, words in (({"encoding": "lossless"}, "remove the setting 'encoding'"), ({"async_load": False}, "async_load")):
+            e = Engine(self.daemon.socket, model, settings=settings)
+            self.addCleanup(e.close)
+            with self.assertRaises(Refused) as caught:
+                e.ready()
+            self.assertIn(words, str(caught.exception))
+
+
+if __name__ == "__main__":
+    unittest.main()

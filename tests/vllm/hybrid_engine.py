@@ -1,0 +1,253 @@
+"""engine.py for a model whose layers keep their KV in several ways, as vLLM has it: a group of layers for each way, with block sizes
+of their own, out of one pool of blocks. Layers of a group with a sliding window attend the last tokens only, and blocks that no
+window reaches any more are given to others at once.
+"""
+
+from collections import OrderedDict
+from types import SimpleNamespace
+
+import numpy as np
+
+import model as M
+from engine import BLOCK, HOLE, Engine, configuration
+from engine_pages import HostPages
+from ucmclient.vllm import connector as connector_module
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+
+class Group:
+    """window: tokens that a token attends, itself included; 0: all before it. tensor: groups with the same number lie in the same
+    tensors, each block of which belongs to one group at a time."""
+
+    def __init__(self, layers, window=0, tokens=BLOCK, tensor=0):
+        self.layers, self.window, self.tokens, self.tensor = layers, window, tokens, tensor
+
+    def skipped(self, computed):
+        """How many first blocks a request does not need any more."""
+        return max(0, computed - self.window + 1) // self.tokens if self.window else 0
+
+
+#: Two windows and full attention, in blocks that look alike.
+ALIKE = (Group([0], 40), Group([1], 40), Group([2]))
+#: The window's layers lie elsewhere, and have blocks of twice as many tokens.
+UNLIKE = (Group([0, 1], 40, 2 * BLOCK, 1), Group([2]))
+ONLY_WINDOWS = (Group([0, 1, 2], 40),)
+
+
+class Block:
+    def __init__(self, number):
+        self.block_id = number
+
+
+class Pool:
+    """Tables of block ids, one for each group; the methods of engine.py's, and those of vLLM's that a connector calls."""
+
+    def __init__(self, blocks, groups):
+        self.groups, self.references = groups, [0] * blocks
+        self.free = OrderedDict((b, None) for b in range(1, blocks))
+        self.of_hash, self.hash_of, self.requests = {}, {}, {}
+        self.blocks = [Block(b) for b in range(blocks)]
+        self.most_held = 0
+
+    # ---- the connector's ----
+
+    def touch(self, blocks):
+        for block in blocks:
+            assert self.references[block.block_id] > 0, "it was free already"
+            self._take(block.block_id)
+        self.most_held = max(self.most_held, len(blocks))
+
+    def free_blocks(self, blocks):
+        for block in blocks:
+            self._unused(block.block_id)
+
+    # ---- the engine's ----
+
+    def _key(self, request, number, block):
+        return number, request.block_hashes[(block + 1) * self.groups[number].tokens // BLOCK - 1]
+
+    def hits(self, request):
+        unit = int(np.lcm.reduce([g.tokens for g in self.groups]))
+        for end in range((request.num_tokens - 1) // unit * unit, 0, -unit):
+            tables = []
+            for number, group in enumerate(self.groups):
+                first = group.skipped(end)
+                keys = [self._key(request, number, i) for i in range(first, end // group.tokens)]
+                tables.append([HOLE] * first + [self.of_hash.get(key) for key in keys])
+            if not any(None in table for table in tables):
+                return tables
+        return ()
+
+    def allocate(self, request, tokens, hits=(), computed=0):
+        """computed: of a new request, tokens that are cached here or loaded."""
+        name = request.request_id
+        if name in self.requests:
+            tables = self.requests[name]
+            for table, group in zip(tables, self.groups):
+                self._skip(table, group.skipped(request.num_computed_tokens))
+        else:
+            tables = [[] for _ in self.groups]
+            for table, found, group in zip(tables, hits or tables, self.groups):
+                skipped = group.skipped(computed)
+                table += [HOLE] * skipped + list(found[skipped:])
+        wanted = [max(0, -(-tokens // g.tokens) - len(t)) for t, g in zip(tables, self.groups)]
+        if sum(wanted) > len(self.free) - len({b for t in tables for b in t if b in self.free}):
+            return None
+        if name not in self.requests:
+            for b in (b for table in tables for b in table if b != HOLE):
+                self._take(b)
+        new = [[self._new() for _ in range(n)] for n in wanted]
+        self.requests[name] = [table + more for table, more in zip(tables, new)]
+        return new
+
+    def _new(self):
+        b, _ = self.free.popitem(last=False)
+        self.of_hash.pop(self.hash_of.pop(b, None), None)
+        self.references[b] = 1
+        return b
+
+    def _take(self, b):
+        self.references[b] += 1
+        self.free.pop(b, None)
+
+    def _unused(self, b):
+        self.references[b] -= 1
+        assert self.references[b] >= 0
+        if self.references[b] == 0:
+            self.free[b] = None
+            self.free.move_to_end(b, last=False)  # whoever reads it still would see
+
+    def _skip(self, table, blocks):
+        for i in range(min(blocks, len(table))):
+            table[i], b = HOLE, table[i]
+            if b != HOLE:
+                self._unused(b)
+
+    def cache(self, request, tokens):
+        for number, (table, group) in enumerate(zip(self.requests[request.request_id], self.groups)):
+            for i in range(min(tokens, len(request.block_hashes) * BLOCK) // group.tokens):
+                key = self._key(request, number, i)
+                if table[i] != HOLE and key not in self.of_hash and table[i] not in self.hash_of:
+                    self.of_hash[key], self.hash_of[table[i]] = table[i], key
+
+    def release(self, request):
+        for table in self.requests.pop(request.request_id, []):
+            self._skip(table, len(table))
+
+    def idle(self):
+        return len(self.free) == len(self.references) - 1 and not self.requests
+
+
+class Rank:
+    def __init__(self, engine, number, heads):
+        self.heads, groups, self.at = heads, engine.groups, {}
+        n, self.pages, tensors = len(heads), {}, {}
+        sizes = {g.tensor: (max(len(one.layers) for one in groups if one.tensor == g.tensor), g.tokens) for g in groups}
+        shapes = {t: (layers, engine.blocks, 2, tokens, n, M.HEAD) for t, (layers, tokens) in sizes.items()}
+        self.memory = HostPages(sum(int(np.prod(shape)) for shape in shapes.values()), engine.options.dtype)
+        begin = 0
+        for t, shape in shapes.items():
+            pages, begin = self.memory.whole[begin : begin + int(np.prod(shape))].reshape(shape), begin + int(np.prod(shape))
+            for group in (g for g in groups if g.tensor == t):
+                for i, layer in enumerate(group.layers):
+                    self.pages[layer], tensors[f"layers.{layer}"] = pages[i], self.memory.tensor(pages[i])
+        self.memory.forget()
+        self.connector = None
+        if engine.connector_class is not None:
+            connector_module._tensor_parallel_rank = lambda: number
+            self.connector = engine.connector_class(engine.config, KVConnectorRole.WORKER, engine.kv_config)
+            self.connector.register_kv_caches(dict(sorted(tensors.items())))
+
+    def write(self, layer, block, row, k, v):
+        self.memory.put(self.pages[layer][block, 0, row], k[self.heads])
+        self.memory.put(self.pages[layer][block, 1, row], v[self.heads])
+
+    def read(self, layer, blocks):
+        return self.memory.get(self.pages[layer][blocks].swapaxes(0, 1)).reshape(2, -1, len(self.heads), M.HEAD)
+
+    def being_read(self):
+        """Blocks that a store of this rank reads now."""
+        kinds = self.connector._worker.kinds if self.connector is not None else ()
+        return {block for kind in kinds for store in kind._stores if store.task is not None for copy in store.copies for block in copy.blocks}
+
+
+class HybridEngine(Engine):
+    RANK = Rank
+
+    def __init__(self, model, connector=None, groups=ALIKE, **more):
+        self.groups = groups
+        self.of_layer = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+        super().__init__(model, connector, **more)
+        if self.connector is not None:
+            self.connector.bind_gpu_block_pool(self.pool)
+        self.failures = 0
+
+    def _configuration(self, blocks, ranks, *more):
+        config, kv_config = configuration(blocks, ranks, *more)
+        heads = kv_config.kv_cache_groups[0].kv_cache_spec.num_kv_heads
+        kv_config.kv_cache_groups, kv_config.hash_block_size = [self._group(g, heads) for g in self.groups], BLOCK
+        return config, kv_config
+
+    @staticmethod
+    def _group(group, heads):
+        of = {"block_size": group.tokens, "num_kv_heads": heads, "head_size": M.HEAD}
+        spec = type("SlidingWindowSpec", (), {**of, "sliding_window": group.window}) if group.window else type("FullAttentionSpec", (), of)
+        return SimpleNamespace(kv_cache_spec=spec(), layer_names=[f"layers.{i}" for i in group.layers])
+
+    def _new_pool(self):
+        return Pool(self.blocks, self.groups)
+
+    def _ids(self, blocks):
+        return tuple(list(table) for table in blocks)
+
+    def _hit_tokens(self, hits):
+        return len(hits[0]) * self.groups[0].tokens if hits else 0
+
+    def _holes(self, request, computed, hits):
+        return computed
+
+    def _tell_finished(self, request, blocks):
+        return self.connector.request_finished_all_groups(request, tuple(list(table) for table in blocks))
+
+    def _transfers(self, connector, out, done):
+        results = connector.get_transfer_results(out.finished_req_ids)
+        done.finished_sending |= self._all_ranks("sent", results.finished_sending)
+        done.finished_recving |= self._all_ranks("received", results.finished_recving)
+        self.failed_on_a_rank = getattr(self, "failed_on_a_rank", set()) | results.failed_recving
+        done.failed_recving = self.failed_on_a_rank & done.finished_recving
+        self.failed_on_a_rank -= done.failed_recving
+
+    def update(self, out, done, logits):
+        for name in getattr(done, "failed_recving", ()):
+            request = self.requests[name]
+            if request.status == "loading":
+                request.num_computed_tokens = 0
+                self.failed.add(name)
+                self.failures += 1
+        super().update(out, done, logits)
+
+    def _invalid(self, bad, out):
+        assert not bad, "vLLM can't tell whose they are"
+        return set()
+
+    def _write(self, layer, request, position, k, v):
+        number = self.of_layer[layer]
+        size = self.groups[number].tokens
+        block = self.pool.requests[request.request_id][number][position // size]
+        assert block != HOLE
+        for rank in self.ranks:
+            assert block not in rank.being_read(), "a store reads this block"
+            rank.write(layer, block, position % size, k, v)
+
+    def _read(self, layer, request, tokens):
+        """Of the tokens that the last one of these attends."""
+        number = self.of_layer[layer]
+        group, table = self.groups[number], self.pool.requests[request.request_id][number]
+        first = max(0, tokens - group.window) if group.window else 0
+        blocks = table[first // group.tokens : -(-tokens // group.tokens)]
+        assert HOLE not in blocks
+        begin = first % group.tokens
+        both = np.empty((2, tokens - first, M.KV_HEADS, M.HEAD), np.float32)
+        for rank in self.ranks:
+            both[:, :, rank.heads] = rank.read(layer, blocks)[:, begin : begin + tokens - first]
+        return both
