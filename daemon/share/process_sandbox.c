@@ -178,7 +178,7 @@ static int landlock_enter(char **words, const struct wants *w)
 
     if (version < 1) {
         fprintf(stderr,
-                "ucmd: backend: warning: this kernel has no Landlock (%s): the backend sees "
+                "ucmd: backend: warning: it can't be bound by Landlock (%s): the backend sees "
                 "the files that ucmd sees\n",
                 strerror(errno));
         return 0;
@@ -267,8 +267,6 @@ int process_sandbox_main(char **words)
         rc = limit_set(RLIMIT_CORE, "RLIMIT_CORE", 0); /* blocks in the clear */
     if (rc == 0)
         rc = limit_set(RLIMIT_NOFILE, "RLIMIT_NOFILE", FILES);
-    if (rc == 0 && w.memory_bytes > 0)
-        rc = limit_set(RLIMIT_DATA, "RLIMIT_DATA", w.memory_bytes);
     (void)setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + NICE);
     if (rc == 0)
         rc = user_change();
@@ -280,6 +278,9 @@ int process_sandbox_main(char **words)
         rc = landlock_enter(words, &w);
     if (rc == 0 && process_filter_enter(w.network) < 0)
         rc = fail("seccomp", errno);
+    /* Last: this program, with a sanitizer in it, may have more. */
+    if (rc == 0 && w.memory_bytes > 0)
+        rc = limit_set(RLIMIT_DATA, "RLIMIT_DATA", w.memory_bytes);
     if (rc != 0)
         return rc;
     execv(w.command[0], w.command);

@@ -132,6 +132,20 @@ class Roots(Case):
         self.until_health("ok")
         self.assertLessEqual(self.exposure(), EXPOSURE_NFS)
 
+    def test_a_backends_process_works_in_its_sandbox(self):
+        self.folder("/disk/kv")
+        backend = "/usr/libexec/ucmd/ucmd-backend-folder /disk/kv"
+        self.start(SMALL + f"share:\n  roots: [\"process:kv write=/disk/kv buffer=4MiB -- {backend}\"]\n")
+        self.until_health("ok")
+        self.dump(count=64)
+        self.until_files("/disk/kv", 64)
+        self.m.run("systemctl", "restart", "ucmd")
+        self.load(count=64)
+        status = self.m.sh("cat /proc/$(pidof ucmd-backend-folder)/status").stdout
+        self.assertIn("Seccomp:\t2", status)
+        self.assertNotIn("can't be bound by Landlock", self.m.journal())
+        self.assertLessEqual(self.exposure(), EXPOSURE)
+
     def test_the_sandbox_opens_nothing_that_the_configuration_does_not_name(self):
         self.folder("/disk/kv")
         self.start(SMALL)
