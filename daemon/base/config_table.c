@@ -238,6 +238,10 @@ const struct config_key config_keys[] = {
     {KEY("encryption.kept", BOOL, encryption_kept, "false"), .names = bool_names,
      .help = "Whether arena.keep may keep blocks of such tenants in memory that outlives the "
              "daemon, where they lie in the clear. With false both together are refused."},
+    {KEY("encryption.seeds", STRING, encryption_seeds, ""), RANGE(0, 1024),
+     .help = "Folder for the seeds of namespaces on shared roots, which a purge replaces, so that "
+             "what a server keeps of their files opens no more: the same for all hosts, and on "
+             "storage that keeps no snapshots; \"\": none, and a purge there removes files alone."},
     {KEY("encryption.deadline", DURATION, encryption_deadline_ms, "10s"), RANGE(10, 60 * SECOND),
      .internal = true,
      .help = "How long a source of keys may take: then a command is killed, and a file or "

@@ -48,9 +48,11 @@ struct tier_callbacks cache_tier_callbacks(struct cache *c);
 void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier *tier);
 void cache_share_attach(struct cache *c, struct share *share);
 
-/* Are the namespace's blocks encrypted below DRAM? Then its files have another fingerprint in their names. */
+/* Are the namespace's blocks encrypted below DRAM? */
 bool cache_sealed(const struct cache *c, const struct ns *ns);
-void cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
+/* The fingerprint that its files have in their names: another one if it is encrypted. False: that is not known now, and *out is one that
+ * no file has. */
+bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
                               uint8_t out[UCM_FINGERPRINT_BYTES]);
 void cache_arena_attach(struct cache *c, struct arena *arena);
 

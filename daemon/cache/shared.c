@@ -67,12 +67,22 @@ bool cache_sealed(const struct cache *c, const struct ns *ns)
     return seal_wanted(c->config.seal, ns->identity.tenant);
 }
 
-void cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
+bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
                               uint8_t out[UCM_FINGERPRINT_BYTES])
 {
+    const uint8_t *seed = NULL;
+    int rc = 0;
+
     memcpy(out, ns->fingerprint, UCM_FINGERPRINT_BYTES);
-    if (cache_sealed(c, ns) && block_file_sealed_fingerprint(ns->fingerprint, out) < 0)
-        memset(out, 0, UCM_FINGERPRINT_BYTES); /* no memory: a name that no file has */
+    if (!cache_sealed(c, ns))
+        return true;
+    if (c->share)
+        rc = share_seed(c->share, ns->fingerprint, &seed);
+    if (rc == 0)
+        rc = block_file_sealed_fingerprint(ns->fingerprint, seed, out);
+    if (rc < 0)
+        memset(out, 0, UCM_FINGERPRINT_BYTES); /* a name that no file has */
+    return rc == 0;
 }
 
 static struct block_file_id id_of(const struct cache *c, const struct ns *ns, const uint8_t *key,
@@ -80,7 +90,7 @@ static struct block_file_id id_of(const struct cache *c, const struct ns *ns, co
 {
     struct block_file_id id = {.key_bytes = ns->identity.key_bytes, .part = part};
 
-    cache_shared_fingerprint(c, ns, id.fingerprint);
+    (void)cache_shared_fingerprint(c, ns, id.fingerprint);
     memcpy(id.key, key, ns->identity.key_bytes);
     return id;
 }

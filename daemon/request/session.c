@@ -405,6 +405,7 @@ int method_ns_open(struct call *call)
 {
     struct session *s = call->s;
     const struct msg_ns_open *m = &call->params.ns_open;
+    uint8_t names[UCM_FINGERPRINT_BYTES];
     struct msg_ns_open_r r;
     struct ns *ns;
     int rc;
@@ -420,6 +421,8 @@ int method_ns_open(struct call *call)
         rc = session_ns_open(call, ns);
     if (rc != 0)
         return rc;
+    /* Its names on shared roots, which may have to be read, are there for the first lookup then. */
+    (void)cache_shared_fingerprint(s->rq->rooms.cache, ns, names);
     *ns_flags(s, ns) &= (uint8_t)~SESSION_NS_DURABLE;
     if (m->durability == UCM_DURABILITY_NVME)
         *ns_flags(s, ns) |= SESSION_NS_DURABLE;

@@ -95,7 +95,10 @@ int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys,
     k = lookup_new(s, ns, keys, from);
     if (!k)
         return -ENOENT;
-    cache_shared_fingerprint(rooms->cache, ns, k->p.fingerprint);
+    if (!cache_shared_fingerprint(rooms->cache, ns, k->p.fingerprint)) {
+        shared_lookup_free(k);
+        return -ENOENT; /* its names there are not known now */
+    }
     k->p.key_bytes = ns->identity.key_bytes;
     k->p.part = last;
     k->p.part_bytes =

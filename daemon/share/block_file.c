@@ -217,14 +217,19 @@ void block_file_seal_decode(const uint8_t in[BLOCK_FILE_SEAL_BYTES], struct bloc
 }
 
 int block_file_sealed_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                                  uint8_t out[UCM_FINGERPRINT_BYTES])
+                                  const uint8_t *seed, uint8_t out[UCM_FINGERPRINT_BYTES])
 {
-    static const char label[16] = "ucmd sealed 1";
-    uint8_t bytes[sizeof(label) + UCM_FINGERPRINT_BYTES], digest[EVP_MAX_MD_SIZE];
+    uint8_t bytes[16 + UCM_FINGERPRINT_BYTES + BLOCK_FILE_SEED_BYTES] = {0},
+                                               digest[EVP_MAX_MD_SIZE];
+    size_t n = 16 + UCM_FINGERPRINT_BYTES;
 
-    memcpy(bytes, label, sizeof(label));
-    memcpy(bytes + sizeof(label), fingerprint, UCM_FINGERPRINT_BYTES);
-    if (EVP_Digest(bytes, sizeof(bytes), digest, NULL, EVP_sha256(), NULL) != 1)
+    memcpy(bytes, seed ? "ucmd sealed 2" : "ucmd sealed 1", 13);
+    memcpy(bytes + 16, fingerprint, UCM_FINGERPRINT_BYTES);
+    if (seed) {
+        memcpy(bytes + n, seed, BLOCK_FILE_SEED_BYTES);
+        n += BLOCK_FILE_SEED_BYTES;
+    }
+    if (EVP_Digest(bytes, n, digest, NULL, EVP_sha256(), NULL) != 1)
         return -ENOMEM;
     memcpy(out, digest, UCM_FINGERPRINT_BYTES);
     return 0;

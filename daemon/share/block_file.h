@@ -46,15 +46,18 @@ struct block_file_header {
     bool sealed; /* then payload_bytes is that of seal and payload */
 };
 
+#define BLOCK_FILE_SEED_BYTES 16u
+
 struct block_file_seal {
     uint8_t key_id[8], salt[24], tag[16];
 };
 void block_file_seal_encode(const struct block_file_seal *in, uint8_t out[BLOCK_FILE_SEAL_BYTES]);
 void block_file_seal_decode(const uint8_t in[BLOCK_FILE_SEAL_BYTES], struct block_file_seal *out);
-/* The fingerprint that the files of an encrypted namespace have in their names, so that they are never taken for plain ones.
+/* The fingerprint that the files of an encrypted namespace have in their names, so that they are never taken for plain ones. seed: 16
+ * bytes, or NULL: there is none.
  * Returns 0 or -ENOMEM. */
 int block_file_sealed_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                                  uint8_t out[UCM_FINGERPRINT_BYTES]);
+                                  const uint8_t *seed, uint8_t out[UCM_FINGERPRINT_BYTES]);
 
 /* The part's identity, whose first byte is its bucket, and its name. 0, or -EINVAL for an id that no
  * namespace has. */

@@ -21,7 +21,8 @@ struct purge {
     uint8_t namespace[BLOCK_FILE_NAMESPACE_BYTES];
     uint8_t sealed[BLOCK_FILE_NAMESPACE_BYTES]; /* what its encrypted files have for it */
     struct share *share;
-    struct deadline stall; /* when no root has made progress for STALL_MS */
+    struct seeds_purge seed; /* while it is queued it counts in `active` */
+    struct deadline stall;   /* when no root has made progress for STALL_MS */
     uint64_t files;
     int status;
     uint32_t n, active;
@@ -63,6 +64,10 @@ static void sweep_ended(struct purge *p)
 static void purge_stop(struct purge *p)
 {
     p->active++; /* keeps the last sweep that ends from freeing it too early */
+    if (p->seed.queued) {
+        seeds_cancel(p->share->seeds, &p->seed);
+        p->active--;
+    }
     for (uint32_t i = 0; i < p->n; i++)
         gc_sweep_stop(&p->roots[i].sweep);
     sweep_ended(p);
@@ -124,6 +129,26 @@ static void sweep_done_cb(struct gc_sweep *s, int status)
     sweep_ended(p);
 }
 
+static void seed_replaced_cb(struct seeds_purge *seed, int status)
+{
+    struct purge *p = LIST_ENTRY(seed, struct purge, seed);
+
+    p->status = first_failure(p->status, status);
+    sweep_ended(p);
+}
+
+/* First of all: without its seed a file that is still there, or that a server has a copy of, can't be opened. */
+static void seed_replace(struct purge *p, const struct share_purge *request)
+{
+    if (!p->share->seeds || memcmp(request->fingerprint, request->sealed_fingerprint,
+                                   sizeof(request->fingerprint)) == 0)
+        return;
+    p->active++;
+    p->seed.done_cb = seed_replaced_cb;
+    memcpy(p->seed.fingerprint, request->fingerprint, sizeof(p->seed.fingerprint));
+    seeds_purge(p->share->seeds, &p->seed);
+}
+
 static const struct gc_sweep_ops sweep_ops = {.listed_cb = listed_cb,
                                               .wanted_cb = wanted_cb,
                                               .removed_cb = removed_cb,
@@ -146,9 +171,12 @@ int share_purge(struct share *s, struct share_purge *request)
         root->purge = p;
         gc_sweep_init(&root->sweep, s->roots[i], NULL, false, &sweep_ops);
         gc_sweep_start(&root->sweep);
-        p->active = ++p->n;
+        p->n++;
+        p->active++;
     }
-    if (p->n == 0) {
+    if (!s->stopped)
+        seed_replace(p, request);
+    if (p->active == 0) {
         free(p);
         return s->stopped ? -ECANCELED : -EROFS;
     }

@@ -21,6 +21,15 @@ static void ready_cb(void *ctx)
         s->ready_cb(s->ready_ctx);
 }
 
+/* Encrypted parts have other names now, or may be written. */
+static void seeds_changed_cb(void *ctx)
+{
+    struct share *s = ctx;
+
+    if (!s->stopped)
+        ready_cb(s);
+}
+
 /* ---- opening ---- */
 
 static int root_open(struct share *s, struct share_root_config *config)
@@ -83,6 +92,9 @@ int share_new(const struct share_settings *settings, struct share **out)
     if (getrandom(&s->seed, sizeof(s->seed), 0) != sizeof(s->seed))
         s->seed = uv_hrtime();
     err = answer_cache_init(&s->answers, SHARE_ANSWERS);
+    if (err == 0 && settings->seal && settings->seeds && settings->seeds[0] != '\0')
+        err = seeds_open(settings->loop, settings->seeds, settings->seeds_ms, seeds_changed_cb, s,
+                         &s->seeds);
     for (uint32_t i = 0; err == 0 && i < settings->n; i++)
         err = root_open(s, &s->settings.roots[i]);
     if (err == 0)
@@ -128,6 +140,8 @@ int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct
                                       .deadlines = deadlines,
                                       .metrics = metrics,
                                       .seal = seal,
+                                      .seeds = c->encryption_seeds,
+                                      .seeds_ms = c->encryption_deadline_ms,
                                       .spread = c->share_spread,
                                       .exact = c->share_lookup == CONFIG_LOOKUP_EXACT,
                                       .sync = c->share_sync,
@@ -199,6 +213,7 @@ void share_close(struct share *s)
         gc_free(s->roots[i]->gc);
     for (uint32_t i = 0; i < s->n; i++)
         share_root_close(s->roots[i]);
+    seeds_close(s->seeds);
     answer_cache_close(&s->answers);
     free(s);
 }
@@ -207,6 +222,13 @@ void share_on_ready(struct share *s, void (*cb)(void *ctx), void *ctx)
 {
     s->ready_cb = cb;
     s->ready_ctx = ctx;
+}
+
+int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+               const uint8_t **seed)
+{
+    *seed = NULL;
+    return s->seeds ? seeds_find(s->seeds, fingerprint, seed) : 0;
 }
 
 /* ---- for operators ---- */

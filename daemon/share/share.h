@@ -87,6 +87,10 @@ struct share_io {
     void *op;
 };
 
+/* The seed of an encrypted namespace's names and keys here. 0 and *seed, until the next turn of the loop, or NULL where seeds are not in
+ * use; -EAGAIN: it is being read; -ENOKEY: it can't be had now. */
+int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+               const uint8_t **seed);
 /* 0: accepted. -EAGAIN: the queue is full, or reads wait (write): try again when ready_cb runs.
  * -ENOENT: a read, and no root that could have the part is usable now. -EROFS: no root takes writes
  * now. -ENOKEY: a write, and there is no key. -ENOMEM. */

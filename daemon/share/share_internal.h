@@ -6,6 +6,7 @@
 #include "daemon/base/config.h"
 #include "daemon/share/answer_cache.h"
 #include "daemon/share/root.h"
+#include "daemon/share/seeds.h"
 
 /* How long an answer about a key is remembered: the file exists; it is damaged. */
 #define SHARE_FOUND_MS 5000u
@@ -20,7 +21,9 @@ struct share_settings {
     struct deadlines *deadlines;
     struct metrics *metrics;
     struct seal *seal;
-    const char *host; /* borrowed during share_new */
+    const char *seeds; /* a folder, borrowed during share_new; NULL or "": none */
+    uint64_t seeds_ms; /* that a call to it may take */
+    const char *host;  /* borrowed during share_new */
     enum config_spread spread;
     bool exact, sync;
     unsigned low; /* 0: no garbage collection */
@@ -53,6 +56,7 @@ struct share {
     struct list sealed;    /* writes of share_io.c that are sealed and wait for a root */
     uint32_t sealing;      /* parts that are being sealed, opened, or wait in `sealed` */
     uint64_t sealed_bytes; /* of memory that was sealed into */
+    struct seeds *seeds;   /* NULL: keys here have none */
     bool seal_full;        /* a write was refused for it */
     struct share_noted noted[SHARE_NOTED];
     uint32_t noting; /* under way */
@@ -98,6 +102,8 @@ struct share_seal {
     struct share *share;
     const struct share_io *io;
     struct seal_key *key;
+    struct seal_space space; /* whose salt is `seed`, or none */
+    uint8_t seed[SEEDS_BYTES];
     void *cipher;  /* of a write: what goes to the root */
     uint8_t *seal; /* the file's second header: BLOCK_FILE_SEAL_BYTES, of the operation */
     int status;

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* One read or write of a part: one root after the other until one succeeds, within one deadline. */
 struct part_io {
@@ -291,6 +292,21 @@ static int refusal(const struct share_io *io, int err)
     return io->write ? -EROFS : -ENOENT;
 }
 
+/* Of this moment: the part's name comes of it, too. */
+static int seed_take(struct share_seal *x)
+{
+    const uint8_t *seed;
+    int rc = share_seed(x->share, x->io->space.fingerprint, &seed);
+
+    x->space = x->io->space;
+    if (rc < 0 || !seed)
+        return rc < 0 && !x->io->write ? -ENOENT : rc;
+    memcpy(x->seed, seed, sizeof(x->seed));
+    x->space.salt = x->seed;
+    x->space.salt_bytes = sizeof(x->seed);
+    return 0;
+}
+
 int share_submit(struct share *s, struct share_io *io)
 {
     struct part_io *m = calloc(1, sizeof(*m));
@@ -318,7 +334,11 @@ int share_submit(struct share *s, struct share_io *io)
                                   .io = io,
                                   .seal = m->task.op.header + BLOCK_FILE_HEADER_BYTES,
                                   .done_cb = sealed_cb};
-    if (io->write && io->sealed)
+    err = io->sealed ? seed_take(&m->seal) : 0;
+    if (err < 0) {
+        s->seal_full |= io->write && err == -EAGAIN;
+        s->settings.metrics->seal_key_missing += err != -EAGAIN;
+    } else if (io->write && io->sealed)
         err = m->n > 0 ? share_seal_begin(&m->seal) : -EROFS;
     else
         err = part_io_begin(m);

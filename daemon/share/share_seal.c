@@ -95,7 +95,7 @@ int share_seal_begin(struct share_seal *x)
     }
     if (!x->io->write)
         block_file_seal_decode(x->seal, &seal);
-    rc = s->settings.seal ? seal_key_take(s->settings.seal, &x->io->space,
+    rc = s->settings.seal ? seal_key_take(s->settings.seal, &x->space,
                                           x->io->write ? NULL : seal.key_id, &x->key)
                           : -ENOKEY;
     if (rc < 0 && x->io->write)

@@ -151,6 +151,33 @@ class Damage(Encrypted):
         self.assertEqual(self.load([name]), [MISS])
 
 
+class Restored(Encrypted):
+    def test_a_backup_that_is_restored_repeats_no_nonce(self):
+        """Disk, seeds and counters go back, and the daemon writes the same blocks anew, with the same numbers: under other keys."""
+        self.start()
+        self.store(range(2))
+        self.assertEqual(self.daemon.stop(), 0)
+        backup, written = os.path.join(self.folder, "backup"), []
+        shutil.copytree(self.daemon.store, backup)
+        for _ in range(3):
+            shutil.rmtree(self.daemon.store)
+            shutil.copytree(backup, self.daemon.store)
+            self.start()
+            kv = self.store(range(2, 8))
+            self.loads(kv)
+            self.assertEqual(self.daemon.stop(), 0)
+            data = self.disk()
+            written.append({name: data[at:at + STRIDE] for name, at in self.records().items() if name >= 2})
+        self.start()
+        numbers = [{name: record[120:128] for name, record in run.items()} for run in written]
+        self.assertEqual(numbers[0], numbers[1], "the same sequences: nothing but the salt tells them apart")
+        for name in range(2, 8):
+            self.assertEqual(len({run[name][144:168] for run in written}), 3, "a salt each")
+            self.assertEqual(len({run[name][PAGE:PAGE + 64] for run in written}), 3, "other bytes for the same text")
+            pads = [bytes(a ^ b for a, b in zip(run[name][PAGE:PAGE + SHARD], kv[name])) for run in written]
+            self.assertEqual(len(set(pads)), 3, "and of no common key stream")
+
+
 class TwoDisks(Encrypted):
     def test_a_purge_that_one_disk_refuses_costs_nothing_that_is_stored_later(self):
         second = os.path.join(self.folder, "second")

@@ -2,8 +2,11 @@
 """Encryption on the shared tier (docs/security.md): what lies there, hosts with one key and with two, damage, rotation, purges."""
 
 import faulthandler
+import fcntl
 import os
 import secrets
+import shutil
+import signal
 import sys
 import unittest
 
@@ -26,9 +29,11 @@ BIG = dict(DEMO, shards=[4], shard_bytes=9000)
 class Keyed(Host):
     """A host whose tenants have their keys in a file."""
 
-    def __init__(self, folder, identity, blocks, key_file, **options):
+    def __init__(self, folder, identity, blocks, key_file, seeds=None, **options):
         self.key_file = key_file
         tenants = f'encryption:\n  tenants: ["* file:{key_file}"]\n' if key_file else "{}\n"
+        if seeds:
+            tenants += f"  seeds: {seeds}\n  deadline: 3s\n"
         self.daemon = Daemon(nvme=False, config=tenants,
                              **{"share.roots": folder, "share.negative": "50ms", "share.lookup_deadline": "10s",
                                 "share.deadline": "30s", **options})
@@ -51,7 +56,7 @@ class Keyed(Host):
         return self.region.load(names, range(len(names)))
 
 
-class Shared(ShareCase):
+class Sealed(ShareCase):
     def setUp(self):
         super().setUp()
         os.chmod(self.folder, 0o755)
@@ -72,6 +77,21 @@ class Shared(ShareCase):
         self.hosts.append(Keyed(self.root, identity or self.identity, 16, key_file, **options))
         return self.hosts[-1]
 
+    def killed_host(self, point):
+        """One that will be killed there."""
+        os.environ["UCMD_KILL_AT"] = point
+        daemon.UCMD = KILLED
+        try:
+            return self.host(self.one)
+        finally:
+            daemon.UCMD = UCMD
+            del os.environ["UCMD_KILL_AT"]
+
+    def ended(self, host, point):
+        self.assertEqual(host.daemon.process.wait(60), -9, point)
+        self.hosts.remove(host)
+        host.daemon.stop()
+
     def stored_by(self, host, count=BLOCKS):
         kv, before = host.fill(count), len(self.files())
         self.assertEqual(set(host.region.dump(range(count), range(count))), {OK})
@@ -91,6 +111,8 @@ class Shared(ShareCase):
                 found[path] = file.read()
         return found
 
+
+class Shared(Sealed):
     def test_two_hosts_with_one_key_and_nothing_in_the_clear(self):
         kv = self.stored_by(self.host(self.one))
         with open(self.one, encoding="ascii") as file:
@@ -178,13 +200,7 @@ class Shared(ShareCase):
             lines = [file.read().strip()]
         points = ("keys-read:2", "keys-taken:2", "share-write-begin:1", "share-write-torn:1", "share-write-written:1", "share-write-named:1")
         for name, point in enumerate(points, 10):
-            os.environ["UCMD_KILL_AT"] = point
-            daemon.UCMD = KILLED
-            try:
-                host = self.host(self.one)
-            finally:
-                daemon.UCMD = UCMD
-                del os.environ["UCMD_KILL_AT"]
+            host = self.killed_host(point)
             lines.append(secrets.token_hex(32))
             self.key_file("one", *lines)
             host.fill(1)
@@ -193,9 +209,7 @@ class Shared(ShareCase):
                 self.until(lambda: not host.client.call("key.list")["keys"][0]["reading"], "the keys' reading")  # noqa: B023
                 host.region.dump([name], [0])
                 self.until(lambda: host.client.call("stats") and False, "its end")  # noqa: B023
-            self.assertEqual(host.daemon.process.wait(60), -9, point)
-            self.hosts.remove(host)
-            host.daemon.stop()
+            self.ended(host, point)
             for at, _, files in os.walk(self.root):
                 for path in files:
                     with open(os.path.join(at, path), "rb") as file:
@@ -231,6 +245,107 @@ class Shared(ShareCase):
             self.assertEqual(other.load(*range(first, first + 16)), [OK] * 16)
         self.assertTrue(other.region.bytes(3).startswith(b"the prompt of block 3 "))
         self.assertEqual(other.metrics()["share_damaged"], 0)
+
+
+class Seeded(Sealed):
+    """Two hosts with a folder of seeds, beside the root, of which no snapshots are kept."""
+
+    def setUp(self):
+        super().setUp()
+        self.seeds = os.path.join(self.folder, "seeds")
+        os.mkdir(self.seeds)
+
+    def host(self, key_file=None, identity=None, **options):
+        if key_file:
+            options.setdefault("seeds", self.seeds)
+        return super().host(key_file, identity, **options)
+
+    def loads(self, host, kv):
+        self.until(lambda: host.tiers(*range(len(kv))) == [ON_SHARE] * len(kv), "the seed")
+        super().loads(host, kv)
+
+    def seed(self):
+        (name,) = [name for name in os.listdir(self.seeds) if not name.startswith(".")]
+        with open(os.path.join(self.seeds, name), "rb") as file:
+            return file.read()[40:56]
+
+    def test_a_snapshot_of_a_purged_namespace_is_worth_nothing(self):
+        """Not to another host, which still had the old seed, nor to a new one, with the tenant's key and all files as they were."""
+        first, second = self.host(self.one), self.host(self.one)
+        kv = self.stored_by(first)
+        self.loads(second, kv)
+        snapshot, old = self.contents(), self.seed()
+        first.client.call("namespace.purge", ns=first.ns)
+        self.until(lambda: not self.files(), "files to go")
+        self.assertNotEqual(self.seed(), old)
+        for path, data in snapshot.items():
+            with open(path, "wb") as file:
+                file.write(data)
+
+        def given_up():
+            second.client.call("evict", ns=second.ns, keys=keys(*range(BLOCKS)), tier=1)
+            return OK not in second.load(*range(BLOCKS))
+
+        self.until(given_up, "the second host to give up the old seed")
+        for host in (first, second, self.host(self.one)):
+            self.assertEqual(host.load(*range(BLOCKS)), [MISS] * BLOCKS)
+        self.assertEqual(self.contents(), snapshot, "they are of names that nobody asks for")
+        fresh = self.stored_by(first)
+        self.loads(second, fresh)
+        self.assertEqual({path: data for path, data in self.contents().items() if path in snapshot}, snapshot)
+
+    def test_hosts_that_make_a_seed_at_once_agree(self):
+        one, two = self.host(self.one), self.host(self.one)
+        for round_ in range(8):
+            identity = dict(BIG, model=f"{self.id()} {round_}")
+            asked = [host.client.begin("namespace.open", **identity) for host in (one, two)]
+            for host, msgid in zip((one, two), asked):
+                host.ns = host.client.wait(msgid)["ns"]
+                host.region = Region(host.client, host.ns, identity, 16)
+            kv = self.stored_by(one, 2)
+            self.loads(two, kv)
+        self.assertEqual(len([name for name in os.listdir(self.seeds) if not name.startswith(".")]), 9)
+        self.assertEqual([name for name in os.listdir(self.seeds) if name.startswith(".")], [])
+
+    def test_a_folder_of_seeds_that_hangs(self):
+        """Costs encrypted blocks on shared roots, while it hangs, and nothing else."""
+        kv = self.stored_by(self.host(self.one))
+        (name,) = os.listdir(self.seeds)
+        held = os.open(os.path.join(self.seeds, name), os.O_RDWR)
+        before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+        self.addCleanup(signal.signal, signal.SIGIO, before)
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        host = self.host(self.one)
+        self.assertEqual(host.tiers(*range(BLOCKS)), [ABSENT] * BLOCKS)
+        host.fill(1)
+        self.assertEqual(host.region.dump([50], [0]), [OK])
+        self.assertEqual(host.region.load([50], [0]), [OK])
+        self.until(lambda: "seed-not-read" in host.daemon.log(), "its deadline")
+        os.close(held)
+        self.loads(host, kv)
+
+    @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
+    def test_a_kill_at_every_step_of_a_purge(self):
+        """The seed of before is there, or a new one; with it all files, or none."""
+        for point in ("seed-written:1", "seed-replaced:1", "seed-wiped:1"):
+            kv, old = self.stored_by(self.host(self.one)), self.seed()
+            host = self.killed_host(point)
+            self.until(lambda: host.tiers(0) == [ON_SHARE], "the seed")  # noqa: B023
+            with self.assertRaises(Closed):
+                host.client.call("namespace.purge", ns=host.ns)
+                host.client.call("stats")
+            self.ended(host, point)
+            self.assertEqual(self.seed() == old, point.startswith("seed-written"), point)
+            other = self.host(self.one)
+            if self.seed() == old and len(self.files()) == BLOCKS:
+                self.loads(other, kv)
+            elif self.seed() != old:
+                other.fill(1)
+                self.assertEqual(other.region.dump([50], [0]), [OK])  # behind its seed
+                self.assertNotIn(OK, other.load(*range(BLOCKS)))
+            other.client.call("namespace.purge", ns=other.ns)
+            shutil.rmtree(self.root)
+            os.mkdir(self.root)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,374 @@
+#include "daemon/share/seeds.h"
+
+#include "daemon/base/aside.h"
+#include "daemon/base/log.h"
+
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROOM "share"
+#define WAYS 4u
+#define SETS 256u
+#define BATCH 64u
+#define IDLE_MS 60000u /* one that nobody asked for is forgotten */
+
+enum state { NONE, AWAITED, KNOWN, FAILED };
+
+struct entry {
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES], seed[SEEDS_BYTES];
+    enum state state;
+    bool due;         /* to be read, or looked at again */
+    uint64_t read_ms; /* when the last reading that succeeded began; of FAILED: when it failed */
+    uint64_t used_ms;
+};
+
+/* One call to the folder: purges, or seeds to be read. */
+struct job {
+    char *folder;
+    bool replace;
+    unsigned n;
+    uint64_t began_ms;
+    struct item {
+        uint8_t fingerprint[UCM_FINGERPRINT_BYTES], seed[SEEDS_BYTES];
+        int status;
+    } item[BATCH];
+};
+
+struct seeds {
+    uv_loop_t *loop;
+    uv_timer_t timer;
+    uint64_t deadline_ms;
+    void (*changed_cb)(void *ctx);
+    void *ctx;
+    char *folder;
+    struct aside aside;
+    bool busy, closing, news;  /* news: changed_cb is due */
+    struct list purges;        /* that wait */
+    struct seeds_purge *purge; /* under way; NULL: none, or it was cancelled */
+    struct entry entry[SETS][WAYS];
+    uint64_t told_ms;
+};
+
+static void pump(struct seeds *s);
+static void timer_cb(uv_timer_t *timer);
+
+/* ---- the table ---- */
+
+static struct entry *entry_find(struct seeds *s, const uint8_t *fingerprint)
+{
+    struct entry *set = s->entry[fingerprint[0]];
+
+    for (unsigned i = 0; i < WAYS; i++)
+        if (set[i].state != NONE &&
+            memcmp(set[i].fingerprint, fingerprint, sizeof(set[i].fingerprint)) == 0)
+            return &set[i];
+    return NULL;
+}
+
+static void entry_drop(struct entry *e)
+{
+    OPENSSL_cleanse(e, sizeof(*e));
+}
+
+/* In the place of the one that nobody has used for longest. */
+static struct entry *entry_new(struct seeds *s, const uint8_t *fingerprint)
+{
+    struct entry *set = s->entry[fingerprint[0]], *e = &set[0];
+
+    for (unsigned i = 0; i < WAYS && e->state != NONE; i++)
+        if (set[i].state == NONE || set[i].used_ms < e->used_ms)
+            e = &set[i];
+    entry_drop(e);
+    memcpy(e->fingerprint, fingerprint, sizeof(e->fingerprint));
+    e->state = AWAITED;
+    e->due = true;
+    return e;
+}
+
+static void changed(struct seeds *s)
+{
+    if (!s->closing)
+        s->changed_cb(s->ctx);
+}
+
+int seeds_find(struct seeds *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+               const uint8_t **seed)
+{
+    uint64_t now_ms = uv_now(s->loop);
+    struct entry *e = entry_find(s, fingerprint);
+
+    if (s->closing)
+        return -ENOKEY;
+    if (!e)
+        e = entry_new(s, fingerprint);
+    e->used_ms = now_ms;
+    if (e->state == FAILED && now_ms - e->read_ms >= SEEDS_CHECK_MS) {
+        e->state = AWAITED;
+        e->due = true;
+    }
+    if (e->state == KNOWN && now_ms - e->read_ms >= SEEDS_FRESH_MS) {
+        e->state = AWAITED; /* another host may have replaced it */
+        e->due = true;
+    }
+    if (e->due)
+        pump(s);
+    if (!uv_is_active((uv_handle_t *)&s->timer))
+        (void)uv_timer_start(&s->timer, timer_cb, SEEDS_CHECK_MS, 0);
+    *seed = e->seed;
+    return e->state == KNOWN ? 0 : e->state == AWAITED ? -EAGAIN : -ENOKEY;
+}
+
+/* ---- calls to the folder ---- */
+
+static void run_cb(void *job)
+{
+    struct job *j = job;
+
+    for (unsigned i = 0; i < j->n; i++)
+        j->item[i].status = (j->replace ? seeds_file_replace : seeds_file_get)(
+            j->folder, j->item[i].fingerprint, j->item[i].seed);
+}
+
+static void free_cb(void *job)
+{
+    struct job *j = job;
+
+    free(j->folder);
+    OPENSSL_cleanse(j, sizeof(*j));
+    free(j);
+}
+
+static void tell(struct seeds *s, int status)
+{
+    uint64_t now_ms = uv_now(s->loop);
+
+    if (s->told_ms != 0 && now_ms - s->told_ms < 2 * SEEDS_CHECK_MS)
+        return;
+    s->told_ms = now_ms | 1;
+    log_warn(
+        ROOM, "seed-not-read",
+        "folder=%s error=\"%s\": encrypted blocks of its namespaces are misses on shared roots",
+        s->folder, strerror(-status));
+}
+
+/* True: who asked has something new to see. */
+static bool entry_settle(struct seeds *s, struct entry *e, int status, const uint8_t *seed,
+                         uint64_t began_ms)
+{
+    bool same = e->state == KNOWN && status == 0 && memcmp(e->seed, seed, SEEDS_BYTES) == 0;
+
+    if (status < 0 && !s->closing)
+        tell(s, status);
+    if (status < 0 && e->state == KNOWN)
+        return false; /* until it is too old */
+    e->state = status == 0 ? KNOWN : FAILED;
+    e->read_ms = status == 0 ? began_ms : uv_now(s->loop);
+    if (status == 0)
+        memcpy(e->seed, seed, SEEDS_BYTES);
+    return !same;
+}
+
+static void purge_end(struct seeds *s, int status)
+{
+    struct seeds_purge *p = s->purge;
+
+    s->purge = NULL;
+    if (!p)
+        return;
+    p->queued = false;
+    p->done_cb(p, status);
+}
+
+static void ended_cb(void *ctx, void *job, int status)
+{
+    struct job *j = job;
+    struct seeds *s = ctx;
+    bool any = false;
+
+    s->busy = false;
+    for (unsigned i = 0; j && i < j->n; i++) {
+        struct entry *e = entry_find(s, j->item[i].fingerprint);
+
+        if (e)
+            any |= entry_settle(s, e, j->item[i].status, j->item[i].seed, j->began_ms);
+    }
+    /* A call that hangs: all that wait for one. */
+    for (unsigned i = 0; !j && i < SETS * WAYS; i++) {
+        struct entry *e = &s->entry[i / WAYS][i % WAYS];
+
+        if (e->state == AWAITED)
+            any |= entry_settle(s, e, status, NULL, 0);
+        e->due = false;
+    }
+    purge_end(s, j ? j->item[0].status : status);
+    if (any)
+        changed(s);
+    if (!s->closing)
+        pump(s);
+}
+
+static void job_add(struct job *j, const uint8_t *fingerprint)
+{
+    memcpy(j->item[j->n++].fingerprint, fingerprint, UCM_FINGERPRINT_BYTES);
+}
+
+/* What is to be done next; false: nothing. */
+static bool job_fill(struct seeds *s, struct job *j)
+{
+    struct list *node = list_pop_front(&s->purges);
+
+    j->began_ms = uv_now(s->loop);
+    if (node) {
+        struct entry *e;
+
+        s->purge = LIST_ENTRY(node, struct seeds_purge, link);
+        e = entry_find(s, s->purge->fingerprint);
+        if (!e)
+            e = entry_new(s, s->purge->fingerprint);
+        e->state = AWAITED; /* nobody uses the one that goes */
+        e->due = false;
+        e->used_ms = j->began_ms;
+        j->replace = true;
+        job_add(j, s->purge->fingerprint);
+        return true;
+    }
+    for (unsigned i = 0; i < SETS * WAYS && j->n < BATCH; i++) {
+        struct entry *e = &s->entry[i / WAYS][i % WAYS];
+
+        if (e->state != NONE && e->due) {
+            e->due = false;
+            job_add(j, e->fingerprint);
+        }
+    }
+    return j->n > 0;
+}
+
+static void pump(struct seeds *s)
+{
+    static const struct aside_call call = {run_cb, ended_cb, free_cb};
+    struct job *j;
+    int rc = -ENOMEM;
+
+    if (s->busy || s->purge) /* the timer ends a purge that could not begin */
+        return;
+    j = calloc(1, sizeof(*j));
+    if (j && job_fill(s, j)) {
+        j->folder = strdup(s->folder);
+        rc = j->folder ? aside_start(&s->aside, s->loop, &call, s, j, s->deadline_ms) : -ENOMEM;
+    } else if (j) {
+        free(j);
+        return;
+    }
+    s->busy = rc == 0;
+    if (rc == 0)
+        return;
+    if (j)
+        free_cb(j);
+    /* The call before hangs still. A later seeds_find tries again; who waits hears of it in the next turn. */
+    for (unsigned i = 0; i < SETS * WAYS; i++) {
+        struct entry *e = &s->entry[i / WAYS][i % WAYS];
+
+        if (e->state == AWAITED)
+            s->news |= entry_settle(s, e, rc, NULL, 0);
+        e->due = false;
+    }
+    if (s->purge || s->news)
+        (void)uv_timer_start(&s->timer, timer_cb, 0, 0);
+}
+
+/* A purge that could not begin ends here: done_cb never runs inside seeds_purge. */
+static void timer_cb(uv_timer_t *timer)
+{
+    struct seeds *s = timer->data;
+    uint64_t now_ms = uv_now(s->loop);
+    bool any = false;
+
+    if (!s->busy && s->purge)
+        purge_end(s, -EBUSY);
+    for (unsigned i = 0; i < SETS * WAYS; i++) {
+        struct entry *e = &s->entry[i / WAYS][i % WAYS];
+
+        if (e->state != NONE && e->state != AWAITED && now_ms - e->used_ms >= IDLE_MS)
+            entry_drop(e);
+        any |= e->state != NONE;
+        e->due |= e->state == KNOWN;
+    }
+    if (s->news) {
+        s->news = false;
+        changed(s);
+    }
+    pump(s);
+    if (any && !uv_is_active((uv_handle_t *)timer))
+        (void)uv_timer_start(&s->timer, timer_cb, SEEDS_CHECK_MS, 0);
+}
+
+void seeds_purge(struct seeds *s, struct seeds_purge *p)
+{
+    p->queued = true;
+    list_push_back(&s->purges, &p->link);
+    pump(s);
+}
+
+void seeds_cancel(struct seeds *s, struct seeds_purge *p)
+{
+    if (!p->queued)
+        return;
+    p->queued = false;
+    if (s->purge == p)
+        s->purge = NULL;
+    else
+        list_remove(&p->link);
+}
+
+/* ---- opening and closing ---- */
+
+int seeds_open(uv_loop_t *loop, const char *folder, uint64_t deadline_ms,
+               void (*changed_cb)(void *ctx), void *ctx, struct seeds **out)
+{
+    struct seeds *s = calloc(1, sizeof(*s));
+
+    if (!s)
+        return -ENOMEM;
+    s->folder = strdup(folder);
+    if (!s->folder) {
+        free(s);
+        return -ENOMEM;
+    }
+    s->loop = loop;
+    s->deadline_ms = deadline_ms;
+    s->changed_cb = changed_cb;
+    s->ctx = ctx;
+    list_init(&s->purges);
+    (void)uv_timer_init(loop, &s->timer); /* can't fail */
+    s->timer.data = s;
+    uv_unref((uv_handle_t *)&s->timer);
+    *out = s;
+    return 0;
+}
+
+static void closed_cb(uv_handle_t *handle)
+{
+    struct seeds *s = handle->data;
+
+    OPENSSL_cleanse(s->entry, sizeof(s->entry));
+    free(s->folder);
+    free(s);
+}
+
+void seeds_close(struct seeds *s)
+{
+    struct list *node;
+
+    if (!s)
+        return;
+    s->closing = true;
+    aside_stop(&s->aside);
+    purge_end(s, -ECANCELED); /* of one that could not begin */
+    while ((node = list_pop_front(&s->purges)) != NULL) {
+        s->purge = LIST_ENTRY(node, struct seeds_purge, link);
+        purge_end(s, -ECANCELED);
+    }
+    uv_close((uv_handle_t *)&s->timer, closed_cb);
+}

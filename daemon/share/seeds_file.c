@@ -1,0 +1,184 @@
+#include "daemon/share/seeds_file.h"
+
+#include "daemon/base/kill_point.h"
+#include "daemon/format/bytes.h"
+#include "daemon/format/checksum.h"
+#include "daemon/format/io.h"
+#include "daemon/seal/box.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAGIC "UCMSEED1"
+#define FILE_BYTES 64u
+#define AT_FINGERPRINT 8u
+#define AT_SEED 40u
+#define AT_SUM 56u
+#define NAME_BYTES (2 * UCM_FINGERPRINT_BYTES + 1)
+#define TEMP_BYTES 32u
+
+static void name_make(const uint8_t *fingerprint, char out[NAME_BYTES])
+{
+    for (unsigned i = 0; i < UCM_FINGERPRINT_BYTES; i++)
+        snprintf(out + 2 * (size_t)i, 3, "%02x", fingerprint[i]);
+}
+
+static void encode(const uint8_t *fingerprint, const uint8_t *seed, uint8_t out[FILE_BYTES])
+{
+    memcpy(out, MAGIC, 8);
+    memcpy(out + AT_FINGERPRINT, fingerprint, UCM_FINGERPRINT_BYTES);
+    memcpy(out + AT_SEED, seed, SEEDS_BYTES);
+    put64(out + AT_SUM, checksum_of(out, AT_SUM));
+}
+
+static int decode(const uint8_t in[FILE_BYTES], const uint8_t *fingerprint, uint8_t *seed)
+{
+    if (memcmp(in, MAGIC, 8) != 0 || get64(in + AT_SUM) != checksum_of(in, AT_SUM) ||
+        memcmp(in + AT_FINGERPRINT, fingerprint, UCM_FINGERPRINT_BYTES) != 0)
+        return -EBADMSG;
+    memcpy(seed, in + AT_SEED, SEEDS_BYTES);
+    return 0;
+}
+
+static int seed_read(int folder, const char *name, const uint8_t *fingerprint, uint8_t *seed)
+{
+    uint8_t bytes[FILE_BYTES];
+    struct stat st;
+    int fd, rc;
+
+    if (fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return -errno;
+    if (!S_ISREG(st.st_mode))
+        return -EBADMSG;
+    fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    rc = io_read(fd, bytes, sizeof(bytes), 0);
+    close(fd);
+    return rc == -ENODATA ? -EBADMSG : rc < 0 ? rc : decode(bytes, fingerprint, seed);
+}
+
+/* A new seed, whole and on stable storage, under a name of its own. */
+static int temp_write(int folder, const uint8_t *fingerprint, char temp[TEMP_BYTES])
+{
+    uint8_t bytes[FILE_BYTES], seed[SEEDS_BYTES];
+    uint64_t number;
+    int rc = seal_random(&number, sizeof(number)), fd;
+
+    if (rc == 0)
+        rc = seal_random(seed, sizeof(seed));
+    if (rc < 0)
+        return rc;
+    snprintf(temp, TEMP_BYTES, ".tmp-%016" PRIx64, number);
+    encode(fingerprint, seed, bytes);
+    fd = openat(folder, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return -errno;
+    rc = io_write(fd, bytes, sizeof(bytes), 0);
+    if (rc == 0 && fsync(fd) < 0)
+        rc = -errno;
+    if (close(fd) < 0 && rc == 0)
+        rc = -errno;
+    if (rc < 0)
+        unlinkat(folder, temp, 0);
+    KILL_POINT("seed-written");
+    return rc;
+}
+
+static int folder_open(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    return fd < 0 ? -errno : fd;
+}
+
+static int names_sync(int folder)
+{
+    return fsync(folder) < 0 && errno != EINVAL ? -errno : 0;
+}
+
+/* Of hosts that come at once the first one's link succeeds. */
+static int seed_make(int folder, const char *name, const uint8_t *fingerprint)
+{
+    char temp[TEMP_BYTES];
+    int rc = temp_write(folder, fingerprint, temp);
+
+    if (rc < 0)
+        return rc;
+    if (linkat(folder, temp, folder, name, 0) < 0 && errno != EEXIST)
+        rc = -errno;
+    KILL_POINT("seed-linked");
+    unlinkat(folder, temp, 0);
+    return rc == 0 ? names_sync(folder) : rc;
+}
+
+int seeds_file_get(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                   uint8_t seed[SEEDS_BYTES])
+{
+    int folder = folder_open(path), rc;
+    char name[NAME_BYTES];
+
+    if (folder < 0)
+        return folder;
+    name_make(fingerprint, name);
+    rc = seed_read(folder, name, fingerprint, seed);
+    if (rc == -ENOENT) {
+        rc = seed_make(folder, name, fingerprint);
+        if (rc == 0)
+            rc = seed_read(folder, name, fingerprint, seed);
+    }
+    close(folder);
+    return rc;
+}
+
+/* Only what has a seed's length: whoever may write to the folder could have linked something else there. */
+static int old_wipe(int fd)
+{
+    static const uint8_t zeros[FILE_BYTES];
+    struct stat st;
+    int rc = fstat(fd, &st) < 0 ? -errno : 0;
+
+    if (rc < 0 || !S_ISREG(st.st_mode) || st.st_size != FILE_BYTES)
+        return rc;
+    rc = io_write(fd, zeros, sizeof(zeros), 0);
+    return rc == 0 && fsync(fd) < 0 ? -errno : rc;
+}
+
+int seeds_file_replace(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                       uint8_t seed[SEEDS_BYTES])
+{
+    int folder = folder_open(path), old, rc;
+    char name[NAME_BYTES], temp[TEMP_BYTES];
+
+    if (folder < 0)
+        return folder;
+    name_make(fingerprint, name);
+    rc = temp_write(folder, fingerprint, temp);
+    if (rc < 0) {
+        close(folder);
+        return rc;
+    }
+    old = openat(folder, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    rc = old < 0 && errno != ENOENT ? -errno : 0;
+    if (rc == 0 && renameat(folder, temp, folder, name) < 0)
+        rc = -errno;
+    KILL_POINT("seed-replaced");
+    if (rc < 0)
+        unlinkat(folder, temp, 0);
+    if (rc == 0)
+        rc = names_sync(folder);
+    if (rc == 0 && old >= 0)
+        rc = old_wipe(old);
+    KILL_POINT("seed-wiped");
+    if (old >= 0)
+        close(old);
+    if (rc == 0)
+        rc = seed_read(folder, name, fingerprint, seed);
+    close(folder);
+    return rc;
+}

@@ -1,0 +1,20 @@
+/* Seeds of namespaces in a folder that hosts have in common: one file each, named by the fingerprint (docs/storage-format.md, "Seeds").
+ * Any thread; all of it blocks for as long as the folder's file system does. */
+#ifndef UCMD_SHARE_SEEDS_FILE_H
+#define UCMD_SHARE_SEEDS_FILE_H
+
+#include "proto/limits.h"
+
+#include <stdint.h>
+
+#define SEEDS_BYTES 16u
+
+/* The namespace's seed; of several hosts that make it at once all get the same. 0; -EBADMSG: what lies there is no seed; -errno. */
+int seeds_file_get(const char *folder, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                   uint8_t seed[SEEDS_BYTES]);
+/* Puts a new seed in the place of the one that is there, and overwrites that. 0 and the new one, or another host's that came between;
+ * -errno: the former one may still be there. */
+int seeds_file_replace(const char *folder, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
+                       uint8_t seed[SEEDS_BYTES]);
+
+#endif

@@ -1,0 +1,137 @@
+/* Seeds in a folder: one for all who use it, another one behind a purge, and what becomes of questions when it can't be had. */
+#include "daemon/share/seeds.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static uv_loop_t loop;
+static struct seeds *one, *two;
+static char folder[] = "/tmp/seeds.XXXXXX";
+static unsigned changes;
+static int purged;
+static const uint8_t space[UCM_FINGERPRINT_BYTES] = "a namespace",
+                     other[UCM_FINGERPRINT_BYTES] = "b";
+
+static void changed_cb(void *ctx)
+{
+    (void)ctx;
+    changes++;
+}
+
+static void purged_cb(struct seeds_purge *p, int status)
+{
+    (void)p;
+    purged = status;
+}
+
+static void setup(void)
+{
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_not_null(mkdtemp(folder));
+    cr_assert_eq(seeds_open(&loop, folder, 60000, changed_cb, NULL, &one), 0);
+    cr_assert_eq(seeds_open(&loop, folder, 60000, changed_cb, NULL, &two), 0);
+    changes = 0;
+    purged = 1;
+}
+
+static void teardown(void)
+{
+    char command[128];
+
+    seeds_close(one);
+    seeds_close(two);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    cr_expect_eq(uv_loop_close(&loop), 0);
+    snprintf(command, sizeof(command), "rm -rf %s 2>/dev/null", folder);
+    while (system(command) != 0) /* a thread that was given up may still be writing there */
+        ;
+}
+
+TestSuite(share_seeds, .init = setup, .fini = teardown, .timeout = 60);
+
+static int found(struct seeds *s, const uint8_t *fingerprint, uint8_t seed[SEEDS_BYTES])
+{
+    const uint8_t *at;
+    int rc;
+
+    while ((rc = seeds_find(s, fingerprint, &at)) == -EAGAIN)
+        uv_run(&loop, UV_RUN_ONCE);
+    if (rc == 0)
+        memcpy(seed, at, SEEDS_BYTES);
+    return rc;
+}
+
+Test(share_seeds, all_who_ask_get_the_same_and_each_namespace_its_own)
+{
+    uint8_t a[SEEDS_BYTES], b[SEEDS_BYTES], c[SEEDS_BYTES];
+    const uint8_t *at;
+
+    cr_assert_eq(seeds_find(one, space, &at), -EAGAIN);
+    cr_assert_eq(seeds_find(two, space, &at), -EAGAIN, "both make it at once");
+    cr_assert_eq(found(one, space, a), 0);
+    cr_assert_eq(found(two, space, b), 0);
+    cr_assert_arr_eq(a, b, sizeof(a));
+    cr_assert_eq(found(one, other, c), 0);
+    cr_assert_arr_neq(a, c, sizeof(a));
+    cr_assert_geq(changes, 3u);
+}
+
+Test(share_seeds, a_purge_puts_another_one_in_its_place_and_overwrites_it)
+{
+    static struct seeds_purge p = {.done_cb = purged_cb}, q = {.done_cb = purged_cb};
+    uint8_t before[SEEDS_BYTES], after[SEEDS_BYTES], bytes[64];
+    char path[256], kept[256];
+    const uint8_t *at;
+    FILE *f;
+
+    cr_assert_eq(found(one, space, before), 0);
+    snprintf(path, sizeof(path), "%s/", folder);
+    for (unsigned i = 0; i < sizeof(space); i++)
+        snprintf(path + strlen(path), 3, "%02x", space[i]);
+    snprintf(kept, sizeof(kept), "%s/kept", folder);
+    cr_assert_eq(link(path, kept), 0);
+    memcpy(p.fingerprint, space, sizeof(space));
+    seeds_purge(one, &p);
+    cr_assert_eq(seeds_find(one, space, &at), -EAGAIN, "nobody uses the one that goes");
+    while (purged == 1)
+        uv_run(&loop, UV_RUN_ONCE);
+    cr_assert_eq(purged, 0);
+    cr_assert_eq(found(one, space, after), 0);
+    cr_assert_arr_neq(before, after, sizeof(before));
+    f = fopen(kept, "rb");
+    cr_assert_eq(fread(bytes, 1, sizeof(bytes), f), sizeof(bytes));
+    fclose(f);
+    cr_assert(bytes[0] == 0 && memcmp(bytes, bytes + 1, sizeof(bytes) - 1) == 0);
+    cr_assert_eq(found(two, space, before), 0);
+    cr_assert_arr_eq(before, after, sizeof(before));
+    memcpy(q.fingerprint, other, sizeof(other));
+    seeds_purge(one, &p);
+    seeds_purge(one, &q);
+    seeds_cancel(one, &p);
+    purged = 1;
+    while (purged == 1)
+        uv_run(&loop, UV_RUN_ONCE);
+    cr_assert_eq(purged, 0, "of a namespace that nobody had asked for");
+    seeds_purge(one, &p); /* under way when it ends */
+    seeds_purge(one, &q);
+}
+
+Test(share_seeds, what_is_no_seed_is_none)
+{
+    uint8_t seed[SEEDS_BYTES];
+    char path[256];
+    FILE *f;
+
+    snprintf(path, sizeof(path), "%s/", folder);
+    for (unsigned i = 0; i < sizeof(space); i++)
+        snprintf(path + strlen(path), 3, "%02x", space[i]);
+    f = fopen(path, "wb");
+    fputs("UCMSEED1 and something else", f);
+    fclose(f);
+    cr_assert_eq(found(one, space, seed), -ENOKEY);
+    cr_assert_eq(found(one, other, seed), 0, "others are not concerned");
+}
