@@ -47,6 +47,18 @@ $(SPARSE_FATBIN): $(FATBINS)/%.fatbin: kernels/sparse/%.cu kernels/sparse/%_cuda
 	$(NVCC) -I. -O3 -fmad=false -fatbin $(SPARSE_ARCHS) $< -o $@
 $(FATBINS)/digest.fatbin: $(wildcard kernels/sparse/digest_*.cuh)
 $(FATBINS)/select.fatbin: $(wildcard kernels/sparse/select_*.cuh)
+# Each of these kernels ends in the same functions. Compiled in one go each would get machine code of its own of them, which takes
+# four times as long; so they are compiled once, and linked. 128 registers are what a thread of 512 has.
+RARE_FATBIN := $(FATBINS)/select_rare.fatbin
+$(RARE_FATBIN): kernels/sparse/select_rare.cu $(wildcard kernels/sparse/select_*.cuh) kernels/arith.h $(addprefix kernels/sparse/,select_cuda.h arith.h select.h sparse.h warp.cuh)
+	@mkdir -p $(@D)
+	$(NVCC) -I. -O3 -fmad=false -ptx -arch=compute_80 $< -o $@.ptx
+	$(NVCC) -O3 -arch=sm_90 -rdc=true -maxrregcount=128 -cubin $@.ptx -o $@.parts.cubin
+	$(NVCC) -arch=sm_90 -dlink -cubin $@.parts.cubin -o $@.cubin
+	$(CUDA_HOME)/bin/fatbinary -64 --compress-all --create=$@ --image3=kind=elf,sm=90,file=$@.cubin --image3=kind=ptx,sm=80,file=$@.ptx
+	@rm -f $@.ptx $@.parts.cubin $@.cubin
+$O/obj/kernels/sparse/select_rare_fatbin.o: $(RARE_FATBIN)
+SPARSE_CUDA_OBJ += $O/obj/kernels/sparse/select_rare_fatbin.o
 # Clusters of thread blocks and bulk copies there are from compute capability 9.0 on.
 CLUSTER_FATBIN := $(FATBINS)/select_cluster.fatbin $(FATBINS)/select_stream.fatbin
 $(CLUSTER_FATBIN): $(FATBINS)/%.fatbin: kernels/sparse/%.cu $(wildcard kernels/sparse/list_*) $(addprefix kernels/sparse/select_,cuda.h cut.cuh halves.cuh item.cuh reduce.cuh sums.cuh) kernels/arith.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
@@ -109,7 +121,7 @@ $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 
-fatbins: $(SPARSE_FATBIN) $(CLUSTER_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
+fatbins: $(SPARSE_FATBIN) $(RARE_FATBIN) $(CLUSTER_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
 
 # Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
 UNIT_SRC  += $(wildcard tests/unit/cuda/test_*.c)

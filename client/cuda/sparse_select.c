@@ -7,7 +7,7 @@
 
 #define WORKSPACE_ALIGN 4096
 
-extern const unsigned char ucm_select_fatbin[];
+extern const unsigned char ucm_select_fatbin[], ucm_select_rare_fatbin[];
 
 /* ---- options ---- */
 
@@ -361,21 +361,32 @@ static int workspace_make(struct ucm_cuda_select *s)
     return cuda_fail_driver(r, "the selection can't be launched");
 }
 
+/* Whether select.cu has the kernel, and not select_rare.cu. */
+static bool is_usual(enum ucm_select_cuda_family family, uint32_t queries, uint32_t n,
+                     uint32_t panels)
+{
+    if (panels > 0)
+        return n == 4;
+    return queries == 4 && (family == UCM_SELECT_HASH || (family != UCM_SELECT_L2 && n == 4) ||
+                            (family == UCM_SELECT_DOT && n == 0));
+}
+
 static int kernel_open(struct ucm_cuda_select *s, const uint8_t *gpu,
                        enum ucm_select_cuda_family family, uint32_t n)
 {
     static const char *const names[] = {"dot", "l2", "box", "stats", "hash", "rest"};
     const struct ucm_select_cuda *a = &s->args;
-    uint32_t queries = a->queries_a_head > 1 ? 4 : 1;
+    uint32_t queries = a->queries_a_head > 1 ? 4 : 1, panels = panels_of(s, n);
+    const unsigned char *fatbin =
+        is_usual(family, queries, n, panels) ? ucm_select_fatbin : ucm_select_rare_fatbin;
     char name[48];
 
-    if (panels_of(s, n) > 0)
-        snprintf(name, sizeof name, "ucm_select_matrix_%s_%u_%u", names[family], n,
-                 panels_of(s, n));
+    if (panels > 0)
+        snprintf(name, sizeof name, "ucm_select_matrix_%s_%u_%u", names[family], n, panels);
     else
         snprintf(name, sizeof name, "ucm_select_%s_%u_%u", names[family], queries, n);
     s->threads = UCM_SELECT_CUDA_THREADS;
-    return sparse_kernel_open(&s->kernel, gpu, ucm_select_fatbin, name, s->shared_bytes);
+    return sparse_kernel_open(&s->kernel, gpu, fatbin, name, s->shared_bytes);
 }
 
 /* A form by clusters beside the handle's own. Its error is no error of the handle's. */

@@ -1,0 +1,232 @@
+/* Scores and choices for many chains in one launch.
+ *
+ * The work is cut into items, numbered in the order of their needs: each chain's queries are prepared;
+ * tiles of its blocks are scored; with softmax the weights of each tile are summed, then shared out;
+ * slices of long lists are looked through; at last a choice is made from each list. Thread blocks draw
+ * items from a counter, and an item waits for those that it needs. They have lower numbers, so thread
+ * blocks that run have drawn them: no wait needs a thread block that has not begun, whatever else the GPU
+ * does. The last thread block that finds no item sets all counters to 0 for the next launch. The bits are
+ * those of score_plain.c and choose.c.
+ *
+ * select_item.cuh has what items have in common; select_score.cuh scores a tile, by select_short.cuh or select_long.cuh,
+ * which share select_work.cuh and select_sums.cuh; select_reduce.cuh makes lists of the scores; select_cut.cuh and
+ * select_choose.cuh choose. Here are the items; select.cu and select_rare.cu have the kernels. */
+#ifndef UCM_KERNELS_SPARSE_SELECT_ITEMS_CUH
+#define UCM_KERNELS_SPARSE_SELECT_ITEMS_CUH
+
+#include "kernels/sparse/select_choose.cuh"
+#include "kernels/sparse/select_score.cuh"
+
+/* ---- items ---- */
+
+struct plan {
+    uint32_t tile;                                   /* blocks of an item */
+    uint32_t first_tile[UCM_SELECT_CUDA_CHAINS + 1]; /* of each chain, counted over all */
+};
+
+static __device__ __forceinline__ uint32_t chain_blocks(args_t a, uint32_t chain)
+{
+    int32_t n = ((const int32_t *)a.n_blocks)[chain];
+
+    return n < 0 ? 0 : min((uint32_t)n, a.max_blocks);
+}
+
+/* Of an item where chains share the launch, at most: their ends leave small tiles. */
+#define SHARED_TILE 256u
+
+/* So many blocks that each thread block gets as many tiles, and few of them. */
+static __device__ __forceinline__ uint32_t tile_blocks(args_t a)
+{
+    uint32_t most = a.chains > 1 ? min(a.tile, SHARED_TILE) : a.tile;
+    uint64_t all = 0, whole = (uint64_t)gridDim.x * most, waves;
+
+    for (uint32_t chain = a.chains > 1 ? threadIdx.x : 0; chain < a.chains; chain += THREADS)
+        all += chain_blocks(a, chain);
+    if (a.chains > 1)
+        all = block_sum(all);
+    waves = (all + whole - 1) / whole * gridDim.x;
+    if (waves == 0)
+        return most;
+    all = (all + waves - 1) / waves;
+    return min(most, max(32u, (uint32_t)(all + a.grain - 1) / a.grain * a.grain));
+}
+
+/* By all threads: counts the tiles of the chains before each. */
+static __device__ __forceinline__ void plan_tiles(args_t a, struct plan *p)
+{
+    __shared__ uint32_t part[WARPS];
+    uint32_t base = 0, tile = tile_blocks(a);
+
+    if (a.chains == 1) {
+        p->first_tile[0] = 0; /* the same by all threads */
+        p->first_tile[1] = (chain_blocks(a, 0) + tile - 1) / tile;
+        p->tile = tile;
+        __syncthreads();
+        return;
+    }
+    for (uint32_t from = 0; from < a.chains; from += THREADS) {
+        uint32_t chain = from + threadIdx.x;
+        uint32_t tiles = chain < a.chains ? (chain_blocks(a, chain) + tile - 1) / tile : 0;
+        uint32_t sum = tiles;
+
+        for (uint32_t s = 1; s < WARP_LANES; s *= 2) {
+            uint32_t other = __shfl_up_sync(WARP_ALL, sum, s);
+
+            sum += warp_lane() >= s ? other : 0;
+        }
+        if (warp_lane() == WARP_LANES - 1)
+            part[threadIdx.x / WARP_LANES] = sum;
+        __syncthreads();
+        for (uint32_t i = 0; i < WARPS; i++)
+            sum += i < threadIdx.x / WARP_LANES ? part[i] : 0;
+        if (chain < a.chains)
+            p->first_tile[chain] = base + sum - tiles;
+        for (uint32_t i = 0; i < WARPS; i++)
+            base += part[i];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0)
+        p->first_tile[a.chains] = base;
+    p->tile = tile;
+    __syncthreads();
+}
+
+static __device__ __forceinline__ struct tile tile_of(args_t a, const struct plan *p, uint32_t number)
+{
+    uint32_t low = 0, high = a.chains; /* the last chain whose first tile is not above number */
+    struct tile t;
+
+    while (high - low > 1) {
+        uint32_t middle = (low + high) / 2;
+
+        if (p->first_tile[middle] <= number)
+            low = middle;
+        else
+            high = middle;
+    }
+    t.chain = low;
+    t.n = chain_blocks(a, low);
+    t.first = (number - p->first_tile[low]) * p->tile;
+    t.count = min(p->tile, t.n - t.first);
+    return t;
+}
+
+static __device__ __forceinline__ uint32_t chain_tiles(const struct plan *p, uint32_t chain)
+{
+    return p->first_tile[chain + 1] - p->first_tile[chain];
+}
+
+/* Returns false when there is no such item. */
+template <int F, int Q, int N, int P>
+static __device__ __forceinline__ bool run_item(args_t a, const struct plan *p, uint32_t item)
+{
+    uint32_t tiles = p->first_tile[a.chains];
+    bool softmax = a.reduce == UCM_REDUCE_SOFTMAX;
+    struct tile t;
+
+    if (a.prepares) {
+        if (item < a.chains) {
+            prepare_item<F>(a, item);
+            return true;
+        }
+        item -= a.chains;
+    }
+    if (item < (softmax ? 3 : 1) * tiles) {
+        t = tile_of(a, p, item % tiles);
+        if (item < tiles) {
+            score_item<F, Q, N, P>(a, t);
+        } else if (item < 2 * tiles) {
+            wait_for(&progress(a, t.chain)->scored, chain_tiles(p, t.chain));
+            weigh_item(a, t);
+        } else {
+            wait_for(&progress(a, t.chain)->weighed, chain_tiles(p, t.chain));
+            share_item(a, t);
+        }
+        return true;
+    }
+    item -= (softmax ? 3 : 1) * tiles;
+    if (item < a.chains * a.lists * a.slices) {
+        t.chain = item / (a.lists * a.slices);
+        item %= a.lists * a.slices;
+        wait_for(softmax ? &progress(a, t.chain)->shared : &progress(a, t.chain)->scored,
+                 chain_tiles(p, t.chain));
+        look_item(a, t.chain, item / a.slices, item % a.slices, chain_blocks(a, t.chain));
+        return true;
+    }
+    item -= a.chains * a.lists * a.slices;
+    if (item >= a.chains * a.lists)
+        return false;
+    t.chain = item / a.lists;
+    if (a.slices > 0)
+        wait_for(&progress(a, t.chain)->looked, a.lists * a.slices);
+    else
+        wait_for(softmax ? &progress(a, t.chain)->shared : &progress(a, t.chain)->scored,
+                 chain_tiles(p, t.chain));
+    choose_item(a, t.chain, item % a.lists, chain_blocks(a, t.chain));
+    return true;
+}
+
+/* By the last thread block: for the next launch. */
+static __device__ __forceinline__ void reset(args_t a)
+{
+    uint32_t *words = (uint32_t *)a.progress;
+
+    for (uint32_t i = threadIdx.x; i < a.chains * sizeof(struct ucm_select_cuda_progress) / 4; i += THREADS)
+        words[i] = 0;
+    if (a.reduce == UCM_REDUCE_SOFTMAX)
+        for (uint32_t i = threadIdx.x; i < a.chains * a.rows * a.q_heads; i += THREADS) {
+            ((uint32_t *)a.top)[i] = 0;
+            ((uint64_t *)a.sum)[i] = 0;
+        }
+    if (threadIdx.x < 2)
+        ((uint32_t *)a.ticket)[threadIdx.x] = 0;
+}
+
+template <int F, int Q, int N, int P>
+static __device__ __forceinline__ void select_all(args_t a)
+{
+    __shared__ struct plan p;
+    __shared__ uint32_t drawn;
+    uint32_t *ticket = (uint32_t *)a.ticket, next = 0;
+    bool more = true;
+
+    if (threadIdx.x == 0)
+        next = atomicAdd(&ticket[0], 1);
+    plan_tiles(a, &p);
+    while (more) {
+        if (threadIdx.x == 0)
+            drawn = next;
+        __syncthreads();
+        uint32_t item = drawn;
+        /* The next is drawn ahead. An item drawn waits only for lower numbers: the lowest that is not
+         * done is being run, or waits behind a lower one, which can't be. */
+        if (threadIdx.x == 0)
+            next = atomicAdd(&ticket[0], 1);
+        more = run_item<F, Q, N, P>(a, &p, item);
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        __threadfence();
+        drawn = atomicAdd(&ticket[1], 1) + 1 == gridDim.x;
+    }
+    __syncthreads();
+    if (drawn)
+        reset(a);
+}
+
+#define KERNEL(name, family, queries, n)                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
+    ucm_select_##name##_##queries##_##n(const __grid_constant__ struct ucm_select_cuda args)       \
+    {                                                                                              \
+        select_all<family, queries, n, 0>(args);                                                   \
+    }
+
+/* For UCM_METRIC_ROUNDED: by the matrix units, for vectors of 32 * n channels and 4 * panels queries at once. */
+#define MATRIX_KERNEL(name, family, n, panels)                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                       \
+    ucm_select_matrix_##name##_##n##_##panels(const __grid_constant__ struct ucm_select_cuda args) \
+    {                                                                                              \
+        select_all<family, 4, n, panels>(args);                                                    \
+    }
+
+#endif
