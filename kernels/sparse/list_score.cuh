@@ -105,9 +105,10 @@ template <int F, int N, int P> struct scoring {
     float worst[2]; /* scale: NaN if one is, and then the score is +inf */
 };
 
+/* What a vector of each of two blocks weighs by a warp's queries, before ln_count. Nothing of it waits for another vector. */
 template <int F, int N, int P>
-static __device__ __forceinline__ void add_vectors(args_t a, const struct vectors<F, N> &x, float ln_count,
-                                                   struct scoring<F, N, P> *s)
+static __device__ __forceinline__ void weigh_vectors(args_t a, const struct vectors<F, N> &x, struct scoring<F, N, P> *s,
+                                                     float of[P][2])
 {
     int32_t sums[P][4] = {};
 
@@ -129,12 +130,32 @@ static __device__ __forceinline__ void add_vectors(args_t a, const struct vector
         for (uint32_t p = 0; p < P; p++) {
             float sum = (float)(256 * sums[p][2 * k] + sums[p][2 * k + 1]) * s->step[p];
 
-            if (F == UCM_SELECT_REST) /* ucm_rest_score, but for NaN */
-                add_to_log_sum(&s->of[p][k].sum, (a.stats_beta * scale) * sum + ln_count);
-            else
-                s->of[p][k].add(scale * sum);
+            of[p][k] = (F == UCM_SELECT_REST ? a.stats_beta * scale : scale) * sum;
         }
     }
+}
+
+template <int F, int N, int P>
+static __device__ __forceinline__ void add_weighed(const float of[P][2], float ln_count, struct scoring<F, N, P> *s)
+{
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++)
+#pragma unroll
+        for (uint32_t p = 0; p < P; p++)
+            if (F == UCM_SELECT_REST) /* ucm_rest_score, but for NaN */
+                add_to_log_sum(&s->of[p][k].sum, of[p][k] + ln_count);
+            else
+                s->of[p][k].add(of[p][k]);
+}
+
+template <int F, int N, int P>
+static __device__ __forceinline__ void add_vectors(args_t a, const struct vectors<F, N> &x, float ln_count,
+                                                   struct scoring<F, N, P> *s)
+{
+    float of[P][2];
+
+    weigh_vectors<F, N, P>(a, x, s, of);
+    add_weighed<F, N, P>(of, ln_count, s);
 }
 
 #endif

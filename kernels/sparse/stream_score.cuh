@@ -58,19 +58,47 @@ static __device__ __forceinline__ void take_queries(args_t a, uint32_t chain, ui
 }
 
 template <int F, int N>
-static __device__ __forceinline__ void take_staged(struct mine *m, struct vectors<F, N> *x)
+static __device__ __forceinline__ void take_staged(const struct mine &m, uint32_t v, struct vectors<F, N> *x)
 {
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
-        uint4 v = *(const uint4 *)m->vector[k];
+        uint4 w = *(const uint4 *)(m.vector[k] + 64 * v);
 
-        x->word[k][0] = v.x;
-        x->word[k][1] = v.y;
-        x->word[k][2] = v.z;
-        x->word[k][3] = v.w;
-        x->scale[k] = ucm_bf16_decode(*(const uint16_t *)m->scale[k]);
-        m->vector[k] += 64;
-        m->scale[k] += 2;
+        x->word[k][0] = w.x;
+        x->word[k][1] = w.y;
+        x->word[k][2] = w.z;
+        x->word[k][3] = w.w;
+        x->scale[k] = ucm_bf16_decode(*(const uint16_t *)(m.scale[k] + 2 * v));
+    }
+}
+
+#define AT_ONCE 9u /* vectors: those of 8 tokens and rest */
+
+/* Scores the warp's part of the tile in a stage. The stage is given back when all of its vectors are weighed; to add them up, one behind the
+ * other, takes longer. */
+template <int F, int N, int P>
+static __device__ __forceinline__ void score_tile(args_t a, const struct mine &m, uint64_t *empty, struct scoring<F, N, P> *s)
+{
+#pragma unroll 1
+    for (uint32_t v = 0; v < a.vectors; v += AT_ONCE) {
+        float of[AT_ONCE][P][2];
+
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            struct vectors<F, N> x;
+
+            take_staged<F, N>(m, min(v + i, a.vectors - 1), &x); /* the last one again, in place of a branch */
+            weigh_vectors<F, N, P>(a, x, s, of[i]);
+        }
+        if (v + AT_ONCE >= a.vectors) {
+            __syncwarp();
+            if (warp_lane() == 0)
+                barrier_arrive(empty);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++)
+            if (v + i < a.vectors)
+                add_weighed<F, N, P>(of[i], v + i + 1 == a.vectors ? a.ln_count : 0.0f, s);
     }
 }
 
@@ -104,20 +132,21 @@ static __device__ __forceinline__ void keep_scores(args_t a, const struct mine &
     s->worst[0] = s->worst[1] = 0;
 }
 
-/* Scores of a chain's tile are where others see them. */
-static __device__ __forceinline__ void tell_scored(args_t a, uint32_t chain)
+/* Scores of so many of a chain's tiles are where others see them. */
+static __device__ __forceinline__ void tell_scored(args_t a, uint32_t chain, uint32_t tiles)
 {
     __syncwarp();
-    if (warp_lane() == 0 && chain != NO_CHAIN)
-        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&progress(a, chain)->scored) : "memory");
+    if (warp_lane() == 0 && tiles > 0)
+        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(&progress(a, chain)->scored), "r"(tiles) : "memory");
 }
 
-/* By a warp: its part of all tiles that come. halves, step: room for its queries. */
+/* By a warp: its part of all tiles that come. halves, step: room for its queries. To tell waits for all that the warp has stored: so
+ * that is done once a chain, when another's first tile is there, or the end. */
 template <int F, int N, int P>
 static __device__ __forceinline__ void score_pipe(args_t a, struct pipe *pipe, uint32_t *halves, float *step)
 {
     struct scoring<F, N, P> s = {};
-    uint32_t chain = NO_CHAIN;
+    uint32_t chain = NO_CHAIN, tiles = 0;
 
     for (uint32_t i = 0;; i++) {
         uint32_t stage = i % STAGES;
@@ -134,22 +163,16 @@ static __device__ __forceinline__ void score_pipe(args_t a, struct pipe *pipe, u
             for (uint32_t j = 0; j < P; j++)
                 s.top[j] = 0;
         }
-#pragma unroll 3
-        for (uint32_t v = 0; v < a.vectors; v++) {
-            struct vectors<F, N> x;
-
-            take_staged<F, N>(&m, &x);
-            add_vectors<F, N, P>(a, x, v + 1 == a.vectors ? a.ln_count : 0.0f, &s);
+        score_tile<F, N, P>(a, m, &pipe->empty[stage], &s);
+        if (t.chain != chain) {
+            tell_scored(a, chain, tiles);
+            chain = t.chain;
+            tiles = 0;
         }
-        __syncwarp();
-        if (warp_lane() == 0)
-            barrier_arrive(&pipe->empty[stage]);
-        if (i > 0)
-            tell_scored(a, chain); /* of the tile before: its scores are there by now */
-        chain = t.chain;
         keep_scores<F, N, P>(a, m, &s);
+        tiles++;
     }
-    tell_scored(a, chain);
+    tell_scored(a, chain, tiles);
 }
 
 #endif
