@@ -21,8 +21,17 @@ static struct turn_run run_at(struct proto_u32s turns, uint32_t i)
     return (struct turn_run){p[0], {p[1], p[2], p[3], p[4]}};
 }
 
-static int run_check(struct call *call, const struct turn_run *run, uint32_t i, uint64_t tokens,
-                     uint64_t *end)
+/* Tokens of a run turn by one table, so their frequencies must not have changed in between. */
+static bool frequencies_differ(const struct ucm_rope_spec *s, const struct ucm_rope_turn *t)
+{
+    uint64_t old = t->old_length > s->trained ? t->old_length : s->trained;
+    uint64_t new = t->new_length > s->trained ? t->new_length : s->trained;
+
+    return s->scaling == UCM_ROPE_DYNAMIC && old != new;
+}
+
+static int run_check(struct call *call, const struct ucm_rope_spec *spec,
+                     const struct turn_run *run, uint32_t i, uint64_t tokens, uint64_t *end)
 {
     struct ucm_rope_turn last = run->turn;
     char why[UCM_ROPE_WHY];
@@ -35,6 +44,13 @@ static int run_check(struct call *call, const struct turn_run *run, uint32_t i, 
                              "runs come by their new positions and do not overlap",
                              i, (unsigned long long)run->turn.new_position,
                              (unsigned long long)*end);
+    if (frequencies_differ(spec, &run->turn))
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "turns: run %u goes from a length of %llu to %llu, past the trained "
+                             "%u: dynamic scaling then gives each token an angle of its own, so "
+                             "its K must be computed",
+                             i, (unsigned long long)run->turn.old_length,
+                             (unsigned long long)run->turn.new_length, spec->trained);
     last.old_position += run->keys * tokens - 1;
     last.new_position += run->keys * tokens - 1;
     if (ucm_rope_check_turn(&last, why) != 0)
@@ -65,7 +81,7 @@ int turns_check(struct call *call, const struct registered *region, struct proto
     for (uint32_t i = 0; i < runs_of(turns); i++) {
         struct turn_run run = run_at(turns, i);
 
-        if (run_check(call, &run, i, region->ns->identity.block_tokens, &end) != 0)
+        if (run_check(call, &rope->spec, &run, i, region->ns->identity.block_tokens, &end) != 0)
             return -call->error.code;
         keys += run.keys;
     }

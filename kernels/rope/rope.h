@@ -67,7 +67,8 @@ struct ucm_rope_spec {
 
 /* From where to where a run of tokens moves: the positions of its first token. Lengths are those that
  * dynamic scaling computed its frequencies for, at most UCM_ROPE_POSITION_MAX; up to `trained` they
- * all mean the same, and other kinds ignore them. */
+ * all mean the same, and other kinds ignore them. Where two lengths give different frequencies a table is that
+ * of the first token alone. */
 struct ucm_rope_turn {
     uint64_t old_position, new_position;
     uint64_t old_length, new_length;

@@ -131,6 +131,18 @@ class Case(unittest.TestCase):
         self.runner.prefill(tokens, spans, Nothing(), prefixes=False)
         self.assertEqual([load.block for load in self.runner.last_plan.loads], [0, 2, 3])
 
+    def test_dynamic_scaling_past_the_trained_length_computes(self):
+        shape = {**SHAPE, "max_position_embeddings": 128, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
+        runner = self.open(LlamaForCausalLM(LlamaConfig(**shape)).eval())
+        runner.store(A)
+        for before, loads in ((20, 4), (100, 0)):
+            tokens = [1] * before + A + QUESTION
+            spans = [Span(before, before + len(A))]
+            _, full = runner.prefill(tokens, [], Nothing(), prefixes=False)
+            _, cache = runner.prefill(tokens, spans, Nothing(), prefixes=False)
+            self.assertEqual(len(runner.last_plan.loads), loads)
+            self.close_to(cache.layers[0].keys, full.layers[0].keys, 1e-4)
+
     def test_models_that_can_not_be_are_refused(self):
         windowed = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=32))
         with self.assertRaisesRegex(ValueError, "attends through a window"):

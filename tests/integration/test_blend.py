@@ -273,6 +273,11 @@ class Turning(unittest.TestCase):
         plan = blend.plan(self.chunks.lookup(A, [Span(0, 50)]), Nothing())
         with self.assertRaisesRegex(BlendedError, "the request has 50 tokens, the model was trained for 40"):
             pages.store(plan, A, 0, range(3))
+        self.put(A)
+        names = blend.chunk_keys(A, B)
+        self.assertTrue(pages._region.load(names, range(3), turns=[(3, 0, 16, 20, 40)]).wait().all_ok, "both within what it was trained for")
+        with self.assertRaisesRegex(UcmError, "run 0 goes from a length of 0 to 66, past the trained 40: dynamic scaling then gives each token an angle"):
+            pages._region.load(names, range(3), turns=[(3, 0, 16, 0, 66)]).wait()
 
 
 class Storing(unittest.TestCase):

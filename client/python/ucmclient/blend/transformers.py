@@ -117,6 +117,7 @@ class Runner:
         #: [layer][K, V][block][token][head][channel]
         self.pages = torch.frombuffer(self._memory.buffer, dtype=self.dtype).view(self.layers, 2, blocks, block_tokens, self.heads, self.dim)
         self.chunks = Chunks(client, self.identity)
+        self._rope = rope
         self._chunk_pages = self.chunks.register([self._memory.memory()], planes, blocks=blocks, rope=rope)
         self.prefixes = client.namespace(self.identity)
         self._prefix_pages = self.prefixes.register([self._memory.memory()], planes, blocks=blocks)
@@ -216,7 +217,9 @@ class Runner:
         return whole
 
     def _load_chunks(self, found: Found, policy: Policy, cache: BlendCache) -> Plan:
-        """Blocks that could not be loaded are computed."""
+        """Blocks that could not be loaded are computed, and all of a request that dynamic scaling gives frequencies of its own."""
+        if self._rope.scaling == "dynamic" and found.n_tokens > self._rope.trained:
+            found = dataclasses.replace(found, there=tuple((False,) * len(of) for of in found.there))
         plan = make_plan(found, policy, paged=False)
         while plan.loads:
             self._room(len(plan.loads))
