@@ -86,11 +86,14 @@ class _Store:
 def together(copies: list[Copy]) -> list[list[Copy]]:
     """What goes to the daemon as one dump: a call takes as long as the bookkeeping of a hundred requests. What a prefill has
     filled goes by itself, so that a trace shows it as its request's."""
-    alone = [[copy] for copy in copies if len(copy.blocks) > _FEW]
-    for plain in (False, True):
-        few = [copy for copy in copies if len(copy.blocks) <= _FEW and copy.plain == plain]
-        alone += [few[i : i + _TOGETHER] for i in range(0, len(few), _TOGETHER)]
-    return alone
+    groups: list[list[Copy]] = []
+    few: tuple[list[Copy], list[Copy]] = [], []
+    for copy in copies:
+        if len(copy.blocks) > _FEW:
+            groups.append([copy])
+        else:
+            few[copy.plain].append(copy)
+    return groups + [of[i : i + _TOGETHER] for of in few for i in range(0, len(of), _TOGETHER)]
 
 
 class WorkerHalf:
@@ -277,7 +280,9 @@ class WorkerHalf:
     def start_stores(self, plan: Plan) -> None:
         self._ending |= plan.ended
         discarded, self._discarded = self._discarded, set()
-        stores = [copy for copy in plan.stores if copy.request not in discarded] if self.writes else []
+        stores = plan.stores if self.writes else []
+        if discarded:
+            stores = [copy for copy in stores if copy.request not in discarded]
         if not stores or self.link.region is None:
             return
         event, until = self.event(), time.monotonic() + self.settings.transfer_deadline
