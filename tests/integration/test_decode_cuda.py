@@ -418,6 +418,21 @@ class Decoders(unittest.TestCase):
         self.steps.places.assert_called_once()
         window.pin.assert_called_once()
 
+    def test_a_chain_that_another_thread_brought(self):
+        """It serves a new sequence, but not behind a reconnect."""
+        decoder, _ = self.windowed()
+        decoder.close("b")
+        generation = decoder.source.ns.client.generation
+        for of, kept in ((generation, 2), (generation - 1, 0)):
+            c, chain = decoder.open("c"), mock.MagicMock(client=decoder.source.ns.client, __len__=lambda _: 2)
+            decoder.adopt(c, chain, of)
+            self.assertEqual((c.kept, c.chain is chain, chain.close.call_count), (kept, kept > 0, kept == 0))
+            decoder.close("c")
+        self.assertIs(decoder.pin_beside(chain, 0, 2, 0.5), decoder._window.pin.return_value)
+        self.assertEqual(decoder._window.pin.call_args, mock.call(chain, 0, 2, priority=7, deadline=0.5, timeout=5.0))
+        decoder._window = None
+        self.assertIsNone(decoder.pin_beside(chain, 0, 2, 0.5))
+
     def test_an_update_asks_for_what_is_new(self):
         decoder, a = self.windowed()
         b, window, decoder.source.digests = decoder.sequences["b"], decoder._window, mock.Mock()
