@@ -115,7 +115,8 @@ class Hybrid(unittest.TestCase):
         self.assertGreaterEqual(sum(got["cached"]), 5 * 512)
 
     def test_two_ranks(self):
-        a, b = self.engines("gemma3", tensor_parallel_size=2)
+        a, b = self.engines("gemma3", tensor_parallel_size=2, distributed_executor_backend="mp",
+                            environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
         self.same(a, "gemma3", [prompt(1, 1000)])
         self.assertEqual(self.same(b, "gemma3", [prompt(1, 1000)])["cached"], [896])
 
