@@ -72,6 +72,8 @@
     X(arena_evicted_lost, counter, "blocks",                                                       \
       "blocks evicted from DRAM that were in no other tier")                                       \
     X(arena_candidates, counter, "blocks", "blocks looked at for eviction from DRAM")              \
+    X(arena_parts_moved, counter, "parts",                                                         \
+      "guaranteed parts moved to another slot, so that their extent could change its slot size")   \
     X(arena_extents_moved, counter, "extents", "extents moved between slot sizes")                 \
     X(arena_full, counter, "times", "times a slot was needed and all were in use")                 \
     X(arena_slots_near, counter, "slots", "slots on the NUMA node of the GPU that needed them")    \
@@ -346,7 +348,14 @@ struct metrics {
     X(blocks, gauge, "blocks", "blocks of a tenant, complete or not")                              \
     X(dram_bytes, gauge, "bytes", "bytes of a tenant's parts in DRAM")                             \
     X(nvme_bytes, gauge, "bytes", "bytes of a tenant's parts on NVMe")                             \
-    X(shared_bytes, gauge, "bytes", "bytes of a tenant's parts on the shared tier")
+    X(shared_bytes, gauge, "bytes", "bytes of a tenant's parts on the shared tier")                \
+    X(dram_guaranteed_bytes, gauge, "bytes", "what a tenant is guaranteed of DRAM")                \
+    X(dram_most_bytes, gauge, "bytes", "what a tenant gets of DRAM at most; 0: no bound")          \
+    X(nvme_guaranteed_bytes, gauge, "bytes", "what a tenant is guaranteed of NVMe")                \
+    X(nvme_most_bytes, gauge, "bytes", "what a tenant gets of NVMe at most; 0: no bound")          \
+    X(shared_guaranteed_bytes, gauge, "bytes", "what a tenant is guaranteed of each shared root")  \
+    X(shared_most_bytes, gauge, "bytes",                                                           \
+      "what a tenant gets of each shared root at most; 0: no bound")
 
 /* ---- reuse: the hit rate of lookups that other sizes would give ---- */
 

@@ -419,6 +419,12 @@ bool arena_extent_closed(const struct arena *a, uint32_t extent)
     return a->extent[extent].closed;
 }
 
+uint64_t arena_extent_slot_bytes(const struct arena *a, uint32_t extent)
+{
+    return arena_extent_in_window(a, extent) || extent >= a->ready ? 0
+                                                                   : a->extent[extent].slot_bytes;
+}
+
 /* ---- slots of an earlier run ---- */
 
 slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64_t bytes)

@@ -88,6 +88,8 @@ bool arena_extent_owners(struct arena *a, uint32_t extent, bool (*visit)(void *c
  * The extent has slots in use. */
 void arena_extent_close(struct arena *a, uint32_t extent, bool closed);
 bool arena_extent_closed(const struct arena *a, uint32_t extent);
+/* 0: it has no slots, is not ready, or is a window's. */
+uint64_t arena_extent_slot_bytes(const struct arena *a, uint32_t extent);
 
 /* Takes a slot of an earlier run, before arena_grow. It is in use from then on; its memory may be
  * touched when its extent is ready. 0: there is no such slot, it is taken, or its extent has slots

@@ -85,6 +85,7 @@ void fair_remove(struct fair *f, struct fair_flow *flow)
 
     if (flow->at == 0)
         return;
+    flow->owed += contends(flow) ? (f->turn - flow->settled) * weight_of(flow) : 0;
     f->weights -= contends(flow) ? weight_of(flow) : 0;
     last = f->heap[--f->n];
     if (last != flow) {
@@ -135,7 +136,8 @@ static void settle(struct fair *f, struct fair_flow *flow, uint64_t bytes, struc
         f->turn += (double)bytes / (double)f->weights;
     if (got) {
         got->contended += others ? bytes : 0;
-        got->due += (uint64_t)((f->turn - flow->settled) * weight_of(flow) + 0.5);
+        got->due += (uint64_t)((f->turn - flow->settled) * weight_of(flow) + flow->owed + 0.5);
+        flow->owed = 0;
     }
     flow->settled = f->turn;
 }

@@ -63,6 +63,8 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->pressure);
     cache_coding_init(c);
     list_init(&c->relocations.ops);
+    list_init(&c->compact.moves);
+    c->compact.vain = UINT64_MAX;
     list_init(&c->hints.all);
     list_init(&c->quotas.open);
     list_init(&c->quotas.waits);
@@ -77,10 +79,8 @@ static void idle_closed_cb(uv_handle_t *handle)
 
     table_close(&c->fills);
     table_close(&c->fetches);
-    for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
-        free(c->write[to].queue.entries);
-        free(c->write[to].stalled.entries);
-    }
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
+        writes_free(&c->write[to]);
     free(c->coding.queue.entries);
     free(c->blockers);
     free(c);
@@ -92,7 +92,7 @@ void cache_free(struct cache *c)
         return;
     assert(c->tier_busy == 0 && list_empty(&c->space_waits) && table_count(&c->fills) == 0);
     assert(list_empty(&c->next_turn) && list_empty(&c->pressure) && c->share_busy == 0);
-    assert(c->relocations.n == 0 && c->hints.n == 0);
+    assert(c->relocations.n == 0 && c->compact.n == 0 && c->hints.n == 0);
     cache_snapshot_forget(c); /* where no snapshot was written */
     c->closing = true;
     uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
@@ -122,7 +122,7 @@ bool cache_writes_below(const struct cache *c)
 bool cache_written(const struct cache *c)
 {
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
-        if (c->write[to].queue.n + c->write[to].stalled.n > 0 || c->write[to].writing_bytes > 0)
+        if (c->write[to].n + c->write[to].stalled.n > 0 || c->write[to].writing_bytes > 0)
             return false;
     return c->unverified == 0 && !c->loading && c->coding.queue.n == 0 &&
            list_empty(&c->coding.ops);

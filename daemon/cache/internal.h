@@ -26,9 +26,18 @@ struct block_queue {
     uint32_t head, n, cap;
 };
 
-/* Write-behind to one target. */
+/* A tenant's blocks that wait to be written, in the order in which they became complete. Of more tenants than there are lanes
+ * some share one, as in base/fair_queue.h. */
+struct write_lane {
+    struct fair_flow flow;
+    struct block_queue queue;
+};
+
+/* Write-behind to one target: tenants take turns by their weights. */
 struct write_target {
-    struct block_queue queue;   /* in the order in which they became complete */
+    struct fair fair;
+    struct write_lane lane[FAIR_FLOWS_MAX];
+    uint32_t n;                 /* that wait, in all lanes */
     struct block_queue stalled; /* blocks of namespaces that may not be written now */
     uint64_t writing_bytes;     /* of parts whose write is under way */
     bool full; /* it refused an operation: no more before one has ended, or it says so */
@@ -112,7 +121,23 @@ struct cache {
     bool searching;     /* a search for a slot goes on in the next turn of the loop */
     uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
     uint32_t emptying;  /* 1 + the extent that changes its slot size, or 0 */
+    /* An extent that is emptied of guaranteed blocks: compact.c. */
     struct {
+        uint64_t slot_bytes; /* that are wanted; 0: none is */
+        uint32_t extent;     /* 1 + its number; 0: one is sought, from `cursor` on, among `left` */
+        uint32_t cursor, left;
+        struct list moves; /* struct slot_move */
+        uint32_t n;        /* of them */
+        uint64_t bytes;
+        uint64_t progress_ms; /* by uv_now: of the last part that moved */
+        uint64_t vain;        /* `releases` when the last one was given up; */
+        uint64_t pause_ms;    /* the last one in vain was followed by */
+        uint64_t again_ms;    /* by uv_now: no other one earlier */
+        uint32_t failed;      /* 1 + the one that was given up */
+        bool pump;            /* the idle callback is to go on */
+    } compact;
+    struct {
+        bool guaranteed;   /* some tenant has been guaranteed DRAM */
         struct list open;  /* of policy_group.open: of tenants that hold more than is guaranteed */
         struct list waits; /* of cache_retry.link: for space of a tenant that gets no more */
         bool trim;         /* the idle callback is to drop what tenants have too much of NVMe */
@@ -223,6 +248,8 @@ bool cache_hints_pump(struct cache *c);
 /* Tables of hints are filled from the next turn of the loop on. */
 void cache_hints_later(struct cache *c);
 
+/* compact.c goes on in the next turn of the loop. */
+void cache_compact_later(struct cache *c);
 /* Blocks come over to their tenants' groups from the next turn of the loop on. */
 void cache_regroup_later(struct cache *c);
 /* What tenants have too much of NVMe is dropped from the next turn of the loop on. */
@@ -365,6 +392,17 @@ void cache_owner_evict(struct cache *c, uint64_t owner);
 /* The block's state changed, and it may be one that may leave now. */
 void cache_reconsider(struct cache *c, block_ref ref);
 
+/* A slot for a part that moves out of a closed extent; blocks leave for it that may leave for anybody's. 0: there is none now. */
+slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int node);
+
+/* ---- compact.c: extents emptied of guaranteed blocks ---- */
+
+/* Nothing else gives a slot of that size: an extent may be emptied for it. True: that is under way, and who waits for space will be
+ * told. */
+bool cache_compact(struct cache *c, uint64_t slot_bytes);
+/* True: there is more for the next turn of the loop. */
+bool cache_compact_pump(struct cache *c);
+
 /* ---- quota.c: what tenants are guaranteed, and get at most ---- */
 
 /* Whether the part has a slot of ordinary DRAM, or fills one. */
@@ -398,6 +436,13 @@ int queue_push_front(struct block_queue *q, block_ref ref);
 /* The queue must not be empty. */
 block_ref queue_pop(struct block_queue *q);
 block_ref queue_pop_last(struct block_queue *q);
+/* A block of that tenant waits; front: before its others. 0 or -errno of its queue. */
+int writes_push(struct write_target *t, const struct tenant *of, block_ref ref, bool front);
+/* The next block, which leaves its queue, and the lane that it was in. Something must wait. */
+block_ref writes_pop(struct write_target *t, struct write_lane **lane);
+/* So many bytes of what was popped of the lane are being written; 0: nothing is. Once for each writes_pop. */
+void writes_charge(struct write_target *t, struct write_lane *lane, uint64_t bytes);
+void writes_free(struct write_target *t);
 
 /* ---- write_behind.c ---- */
 

@@ -52,6 +52,7 @@ static void group_update(struct cache *c, struct tenant *t)
 {
     bool open;
 
+    c->quotas.guaranteed = c->quotas.guaranteed || t->settings.dram_guaranteed > 0;
     if (!t->group && has_quota(t)) {
         t->group = calloc(1, sizeof(*t->group));
         if (!t->group) {

@@ -339,5 +339,5 @@ void cache_copier_attach(struct cache *c, void (*copy)(void *ctx, struct cache_c
 
 uint32_t cache_relocations(const struct cache *c)
 {
-    return c->relocations.n;
+    return c->relocations.n + c->compact.n;
 }

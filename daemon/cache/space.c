@@ -51,6 +51,7 @@ struct space_search {
     bool drop;     /* the block is to leave all tiers */
     bool windows;  /* blocks in windows may leave, too */
     bool any_size; /* of slots */
+    bool beside;   /* for a part that is moved: nothing else is begun for it */
     struct tenant *tenant;      /* that the slot is for; NULL: nobody */
     struct policy_group *only;  /* whose blocks alone may leave; NULL: all */
     struct policy_group *group; /* at hand */
@@ -431,10 +432,20 @@ static bool evict_some(struct space_search *s)
         cache_search_later(c);
         return false;
     }
-    if (victim == 0)
-        return !s->spare && !s->keep && cache_fill_reclaim(c);
+    if (victim == 0 && s->beside)
+        return false;
+    if (victim == 0 && !s->spare && !s->keep && cache_fill_reclaim(c))
+        return true;
+    if (victim == 0) {
+        if (!s->spare)
+            (void)cache_compact(c, s->slot_bytes);
+        return false;
+    }
     slot = block_slot(c, victim, s->slot_bytes);
     if (arena_slot_bytes(c->arena, slot) == s->slot_bytes) {
+        /* What is stuck was colder. */
+        if (!s->beside && policy_list_count(s->group, LIST_STUCK) > 0)
+            (void)cache_compact(c, s->slot_bytes);
         block_evict(c, victim, false);
         return true;
     }
@@ -522,6 +533,23 @@ static void slot_count(struct space_search *s, slot_ref slot)
         c->config.metrics->arena_slots_near++;
     else if (s->node != NUMA_NONE)
         c->config.metrics->arena_slots_far++;
+}
+
+slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int node)
+{
+    struct space_search s = {.cache = c,
+                             .lose = c->dirty_bytes > c->config.backlog_bytes,
+                             .beside = true,
+                             .looks = LOOKS,
+                             .slot_bytes = arena_padded(bytes),
+                             .node = NUMA_NONE};
+    slot_ref slot = arena_alloc(c->arena, bytes, owner, node);
+
+    if (slot == 0)
+        c->releases++; /* what another size's search found stuck may do for this one */
+    while (slot == 0 && !c->searching && evict_some(&s))
+        slot = arena_alloc(c->arena, bytes, owner, node);
+    return slot;
 }
 
 int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out)

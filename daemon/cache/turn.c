@@ -90,7 +90,8 @@ static bool space_may_come(const struct cache *c)
     return c->searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
            c->shards.pieces > 0 || c->write[WRITE_SHARE].full ||
            ((c->write[WRITE_NVME].pump || c->write[WRITE_SHARE].pump) && !c->no_writes) ||
-           c->relocations.n > 0 || arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
+           c->relocations.n > 0 || c->compact.slot_bytes > 0 ||
+           arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
 }
 
 static void pump(struct cache *c)
@@ -146,6 +147,8 @@ static void idle_cb(uv_idle_t *idle)
         if (c->hints.pump)
             idle_start(c);
     }
+    if (c->compact.pump && cache_compact_pump(c))
+        cache_compact_later(c);
     if (c->quotas.regroup && cache_quota_regroup(c))
         idle_start(c);
     if (c->quotas.trim && cache_quota_trim(c))
@@ -156,6 +159,12 @@ static void idle_cb(uv_idle_t *idle)
 void cache_regroup_later(struct cache *c)
 {
     c->quotas.regroup = true;
+    idle_start(c);
+}
+
+void cache_compact_later(struct cache *c)
+{
+    c->compact.pump = true;
     idle_start(c);
 }
 
@@ -213,6 +222,8 @@ void cache_released(struct cache *c)
             idle_start(c);
         }
     cache_relocations_later(c);
+    if (c->compact.slot_bytes > 0 || c->compact.n > 0)
+        cache_compact_later(c);
     if (c->sweep > 0 || c->taking || cache_window_over(c))
         idle_start(c);
     if (!list_empty(&c->pressure) && !cache_back_pressure(c))

@@ -1,6 +1,6 @@
 /* Write-behind: two queues of complete blocks, one for each target, NVMe and the shared tier.
- * Blocks are written from DRAM in the order in which they became complete, a bounded window of
- * bytes at a time. A part that has left DRAM before its turn is not read back, and not written.
+ * A tenant's blocks are written from DRAM in the order in which they became complete, a bounded window of
+ * bytes at a time; tenants take turns by their weights, in bytes. A part that has left DRAM before its turn is not read back, and not written.
  *
  * A namespace may be closed to writes for a while (its record is not on stable storage yet, or it
  * is purged, which may take as long as the shared tier does). Its blocks and durable parts are
@@ -139,7 +139,8 @@ static void write_later(struct cache *c, enum write_to to, block_ref ref)
 
     if (c->no_writes || b->flags & queued_flag[to] || !writable(c, to, b, ns))
         return;
-    rc = goes_coded(ns, b) ? cache_coding_push(c, ref) : queue_push(&c->write[to].queue, ref);
+    rc = goes_coded(ns, b) ? cache_coding_push(c, ref)
+                           : writes_push(&c->write[to], ns->tenant, ref, false);
     if (rc != 0) {
         *dropped(c, to) += cache_parts_missing(b, ns, to);
         return;
@@ -279,7 +280,7 @@ void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
         share_writing(b, ns))
         return;
     /* In front: the block's other parts are in DRAM now, and may not be later. */
-    if (!c->no_writes && queue_push_front(&c->write[WRITE_SHARE].queue, ref) == 0)
+    if (!c->no_writes && writes_push(&c->write[WRITE_SHARE], ns->tenant, ref, true) == 0)
         queued_set(c, WRITE_SHARE, ref, true);
     else
         c->config.metrics->share_write_dropped++; /* the last part */
@@ -310,12 +311,21 @@ static bool still_waits(struct cache *c, enum write_to to, block_ref ref)
            !(b->flags & BLOCK_CODING && goes_coded(cache_ns(c, ref), b));
 }
 
-/* Takes the first block of the queue. False: it has to stay there. */
-static bool queue_take(struct cache *c, enum write_to to, unsigned *left)
+/* What `begun` parts of a block are charged: its parts differ little in size. */
+static uint64_t cost_of(const struct ns *ns, unsigned begun)
+{
+    return ns->block_bytes / ns->identity.parts * begun;
+}
+
+/* Takes a block out of its queue. False: it has to stay there, and the target takes no more now. *bytes: of its parts whose write
+ * has begun. */
+static bool block_take(struct cache *c, enum write_to to, block_ref ref, unsigned *left,
+                       uint64_t *bytes)
 {
     struct write_target *t = &c->write[to];
-    block_ref ref = queue_pop(&t->queue);
-    bool doomed;
+    unsigned before = *left;
+    struct ns *ns;
+    bool doomed, over;
 
     if (!still_waits(c, to, ref))
         return true;
@@ -326,11 +336,27 @@ static bool queue_take(struct cache *c, enum write_to to, unsigned *left)
         return true;
     }
     queued_set(c, to, ref, false);
-    if (doomed || block_write(c, to, ref, left) != -EAGAIN)
+    if (doomed)
         return true;
-    queued_set(c, to, ref, true);
-    (void)queue_push_front(&t->queue, ref); /* where it was: there is a place */
-    return false;
+    ns = cache_ns(c, ref);
+    over = block_write(c, to, ref, left) != -EAGAIN;
+    *bytes = cost_of(ns, before - *left);
+    if (!over) {
+        queued_set(c, to, ref, true);
+        (void)writes_push(t, ns->tenant, ref, true); /* where it was: there is a place */
+    }
+    return over;
+}
+
+static bool queue_take(struct cache *c, enum write_to to, unsigned *left)
+{
+    struct write_lane *lane;
+    uint64_t bytes = 0;
+    block_ref ref = writes_pop(&c->write[to], &lane);
+    bool over = block_take(c, to, ref, left, &bytes);
+
+    writes_charge(&c->write[to], lane, bytes);
+    return over;
 }
 
 void cache_writes_abandon(struct cache *c)
@@ -338,12 +364,14 @@ void cache_writes_abandon(struct cache *c)
     uint32_t blocks[WRITE_TARGETS] = {0};
 
     for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
-        while (c->write[to].queue.n > 0) {
-            block_ref ref = queue_pop(&c->write[to].queue);
+        while (c->write[to].n > 0) {
+            struct write_lane *lane;
+            block_ref ref = writes_pop(&c->write[to], &lane);
             struct ns *ns;
             const struct block *b;
             uint32_t parts;
 
+            writes_charge(&c->write[to], lane, 0);
             if (!still_waits(c, to, ref))
                 continue;
             b = cache_block(c, ref, &ns);
@@ -362,7 +390,7 @@ bool cache_write_waits(const struct cache *c, enum write_to to)
 {
     const struct write_target *t = &c->write[to];
 
-    return (t->queue.n > 0 || (to == WRITE_NVME && !list_empty(&c->durables))) &&
+    return (t->n > 0 || (to == WRITE_NVME && !list_empty(&c->durables))) &&
            t->writing_bytes < CACHE_WRITE_WINDOW && !t->full && !c->no_writes;
 }
 
@@ -376,9 +404,9 @@ bool cache_write_pump(struct cache *c, enum write_to to)
         cache_durables_retry(c);
     }
     for (int i = 0; i < PUMP_BLOCKS && left > 0; i++)
-        if (c->write[to].queue.n == 0 || !cache_write_waits(c, to) || !queue_take(c, to, &left))
+        if (c->write[to].n == 0 || !cache_write_waits(c, to) || !queue_take(c, to, &left))
             break;
-    return c->write[to].queue.n > 0 && cache_write_waits(c, to);
+    return c->write[to].n > 0 && cache_write_waits(c, to);
 }
 
 void cache_writes_unstall(struct cache *c)
@@ -389,7 +417,7 @@ void cache_writes_unstall(struct cache *c)
         while (t->stalled.n > 0) {
             block_ref ref = queue_pop_last(&t->stalled);
 
-            if (still_waits(c, to, ref) && queue_push_front(&t->queue, ref) != 0)
+            if (still_waits(c, to, ref) && writes_push(t, cache_ns(c, ref)->tenant, ref, true) != 0)
                 give_up(c, to, ref);
         }
     }

@@ -126,10 +126,27 @@ static void nodes_read(struct exposition *x, const struct arena *a)
     }
 }
 
+/* Not of those that share a label, whose sum would say nothing. */
+static void given_read(const struct tenant *t)
+{
+    const struct tenant_settings *s = &t->settings;
+    struct metrics_tenant *m = t->metrics;
+
+    if (!m || strcmp(m->name, t->name) != 0)
+        return;
+    m->dram_guaranteed_bytes = s->dram_guaranteed;
+    m->dram_most_bytes = s->dram_most;
+    m->nvme_guaranteed_bytes = s->nvme_guaranteed;
+    m->nvme_most_bytes = s->nvme_most;
+    m->shared_guaranteed_bytes = s->share_guaranteed;
+    m->shared_most_bytes = s->share_most;
+}
+
 /* Sums of the namespaces that there are now. */
 static void tenants_read(struct exposition *x, struct index *ix)
 {
-    struct tenants *tenants = &index_tenants(ix)->metrics;
+    struct tenant_set *set = index_tenants(ix);
+    struct tenants *tenants = &set->metrics;
 
     tenants_gauges_clear(tenants);
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
@@ -145,6 +162,8 @@ static void tenants_read(struct exposition *x, struct index *ix)
         t->nvme_bytes += ns->nvme_bytes;
         t->shared_bytes += ns->share_bytes;
     }
+    for (const struct tenant *t = tenant_next(set, NULL); t; t = tenant_next(set, t))
+        given_read(t);
     x->n_tenants = tenants->n;
     memcpy(x->tenant, tenants->at, tenants->n * sizeof(x->tenant[0]));
 }

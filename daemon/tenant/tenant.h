@@ -34,9 +34,9 @@ struct tenant {
     struct {
         uint32_t place;
         uint64_t cursor;
-    } below;                    /* where the search for a block of it on NVMe goes on */
-    uint64_t block_max_bytes;   /* slots of its largest block, so far */
-    struct policy_group *group; /* from malloc; NULL: none */
+    } below;                      /* where the search for a block of it on NVMe goes on */
+    uint64_t block_max_bytes;     /* slots of its largest block, so far */
+    struct policy_group *group;   /* from malloc; NULL: none */
     struct tenant_events *events; /* the events room's; NULL: nobody follows its blocks */
     struct tenant *chain;
     char name[];

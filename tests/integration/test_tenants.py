@@ -203,6 +203,32 @@ class NoisyNeighbour(Own):
         self.start(tenant_settings="noisy nvme.most=8MiB")
         self.until(lambda: 0 < self.tenants()["noisy"]["nvme_bytes"] <= 8 * MIB, "what recovery found gives way")
 
+    def test_a_guarantee_leaves_room_for_blocks_of_another_size(self):
+        """Each extent of 1 MiB has one block of the quiet one and one of the noisy one, so half of DRAM is guaranteed, and all of its extents are mixed."""
+        self.start(tenant_settings=f"quiet dram.guaranteed={16 * BLOCK}")
+        client, ns, region = self.worker(QUIET)
+        noisy, noisy_ns, noise = self.worker(NOISY)
+        for i in range(16):
+            self.store(region, [f"quiet {i}"])
+            said = region.bytes(0)
+            self.store(noise, [f"noise {i}"])
+        self.settled(client, ns)
+        self.settled(noisy, noisy_ns)
+        wide = dict(BIG, model="wide", shard_bytes=2 * BIG["shard_bytes"])
+        wide_ns = noisy.open(wide)
+        wide_region = Region(noisy, wide_ns, wide, 4)
+        names = []
+
+        def fits():
+            names.append(f"wide {len(names)}")
+            self.store(wide_region, names[-1:])
+            return noisy.tiers(wide_ns, *names).count(DRAM) >= 6
+        self.until(fits, "6 of them in DRAM")
+        self.assertEqual([client.tiers(ns, f"quiet {i}")[0] for i in range(16)], [DRAM] * 16)
+        self.assertEqual(region.load(["quiet 15"], [1]), [OK])
+        self.assertEqual(region.bytes(1), said)
+        self.assertGreater(client.call("stats")["metrics"]["arena_parts_moved"], 0)
+
     def test_a_guarantee_that_is_set_live_and_kept_over_a_kill(self):
         self.start()
         self.assertEqual(self.ctl("tenant", "set", "quiet", "dram.guaranteed=4MiB").returncode, 0)

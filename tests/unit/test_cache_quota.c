@@ -268,6 +268,43 @@ Test(cache_quota, at_most_on_nvme_that_is_lowered)
     cr_expect_eq(on_nvme(noisy, 30, 1), 0u, "a part that is larger than all");
 }
 
+/* Which tenant's block is the i-th that is being written. */
+static const struct tenant *writes_at(unsigned i)
+{
+    const struct list *node = rig.tier.pending.next;
+
+    while (i-- > 0)
+        node = node->next;
+    return cache_ns(rig.cache, owner_block(LIST_ENTRY(node, struct tier_io, link)->name.owner))
+        ->tenant;
+}
+
+Test(cache_quota, write_behind_takes_turns)
+{
+    block_ref refs[7];
+
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = UINT32_MAX;
+    noisy->tenant->settings.weight = 100;
+    quiet->tenant->settings.weight = 100;
+    for (unsigned i = 0; i < 7; i++)
+        refs[i] = store(i < 5 ? noisy : quiet, i);
+    turn();
+    rig.tier.refuse_n = 0;
+    for (unsigned i = 0; i < 7; i++)
+        drop(refs[i]);
+    turn();
+    turn();
+    turn();
+    cr_assert_eq(rig.tier.n_pending, 7u);
+    cr_expect_eq(writes_at(0), noisy->tenant);
+    cr_expect_eq(writes_at(1), quiet->tenant, "though all of the noisy one's were complete before");
+    cr_expect_eq(writes_at(2), noisy->tenant);
+    cr_expect_eq(writes_at(3), quiet->tenant);
+    settle();
+    cr_expect_eq(on_nvme(noisy, 0, 5) + on_nvme(quiet, 5, 2), 7u);
+}
+
 /* Of more tenants than a search looks at, all have their turn. */
 Test(cache_quota, many_tenants)
 {

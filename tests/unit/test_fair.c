@@ -319,6 +319,25 @@ Test(fair, who_is_passed_over_gets_no_credit)
     cr_assert_geq(flows[0].bytes - before, flows[1].bytes - 3 * MIB);
 }
 
+/* Who waits in vain and takes it back is told later what was due meanwhile. */
+Test(fair, what_was_due_is_not_lost_with_what_is_taken_back)
+{
+    begin(0, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        flows[i].weight = 100;
+        come(i);
+    }
+    for (unsigned i = 0; i < 10; i++)
+        fair_charge(&fair, &flows[0], 1 * MIB, &got[0]);
+    go(1);
+    cr_assert_eq(got[1].due, 0);
+    come(1);
+    fair_charge(&fair, &flows[1], 1 * MIB, &got[1]);
+    cr_expect_eq(got[0].due, 5 * MIB);
+    cr_expect_eq(got[1].due, 5 * MIB + MIB / 2);
+    cr_expect_eq(got[1].contended, 1 * MIB);
+}
+
 Test(fair, one_alone_gets_all_and_contends_with_nobody)
 {
     begin(BURST, 1);

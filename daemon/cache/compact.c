@@ -1,0 +1,306 @@
+/* Empties an extent in which guaranteed blocks lie among others, for slots of another size: moves the guaranteed ones into slots of their
+ * own size in other extents, a few at a time, and then lets the others leave. A search for space begins it when it has found nothing else,
+ * or passed over colder blocks that are stuck in such extents (space.c); the idle callback goes on with it.
+ *
+ *   choose the extent with the fewest guaranteed parts ---> copy these ---> exchange each one's slot when nobody else uses it
+ *   ---> nothing guaranteed is left: evict the rest ---> the extent is free
+ *
+ * Where the others' slots in other extents are wanted, their coldest blocks leave, as for any slot. So a guarantee keeps as many bytes as it
+ * says, and not the extents in which they came to lie. It gives up, and puts the extent back, when a part stays in use or no slot is to be had;
+ * then nothing is tried for a moment, nor before something was released. */
+#include "daemon/cache/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* Owners that a search for an extent looks at in one turn of the loop. An extent may have more. */
+#define LOOKS 4096
+/* Parts on their way at once, and bytes, or one part. */
+#define MOVES_MAX 64u
+#define MOVE_BYTES (16u << 20)
+/* Blocks that leave in one turn of the loop, and slots that are sought. */
+#define TURN 64u
+/* Without progress for so long it gives up; and for so long nothing is tried then, twice as long each time. */
+#define PATIENCE_MS 2000u
+#define PAUSE_MS 250u
+#define PAUSE_MAX_MS 8000u
+/* What a part in use adds to an extent's cost, in parts that are moved. */
+#define BUSY_COST 8u
+
+struct slot_move {
+    struct list link; /* in cache.compact.moves */
+    struct cache *cache;
+    block_ref ref; /* the move has a use of the part */
+    uint32_t part;
+    slot_ref to;
+    bool copied;
+    struct cache_copy copy;
+};
+
+/* What stands in an extent's way. */
+struct survey {
+    struct cache *cache;
+    unsigned kept, rest, busy;
+    unsigned most;    /* of each, that are dealt with in this turn */
+    bool move, evict; /* deal with them */
+    bool stuck;       /* a slot is not to be had now */
+};
+
+static const struct part *part_at(struct cache *c, uint64_t owner, const struct ns **ns)
+{
+    const struct block *b = index_peek(c->config.index, owner_block(owner));
+
+    *ns = b ? index_ns(c->config.index, b->ns) : NULL;
+    if (!b || b->flags & BLOCK_DOOMED || owner_part(owner) >= (*ns)->identity.parts)
+        return NULL;
+    return &b->part[owner_part(owner)];
+}
+
+static bool is_kept(struct cache *c, uint64_t owner)
+{
+    const struct ns *ns;
+
+    return owner != 0 && part_at(c, owner, &ns) && cache_quota_keeps(ns->tenant);
+}
+
+static bool may_move(struct cache *c, uint64_t owner)
+{
+    const struct ns *ns;
+    const struct part *p = part_at(c, owner, &ns);
+
+    return p && p->dram == PART_DRAM_READY && p->users == 0 && !p->moving;
+}
+
+/* ---- one part ---- */
+
+static void move_end(struct slot_move *m)
+{
+    struct cache *c = m->cache;
+
+    list_remove(&m->link);
+    c->compact.n--;
+    c->compact.bytes -= m->copy.bytes;
+    cache_put(c, m->ref, m->part);
+    free(m);
+}
+
+/* The part lies there from now on; or, when somebody is about to move or evict it, the copy is dropped. */
+static bool move_switch(struct slot_move *m, bool give_up)
+{
+    struct cache *c = m->cache;
+    struct part *p = cache_part(c, m->ref, m->part);
+    slot_ref drop = m->to;
+
+    if (!m->copied)
+        return false;
+    if (p->users == 1 && !p->moving && !cache_doomed(c, m->ref)) {
+        drop = part_slot(p);
+        part_set_dram(c, m->ref, m->part, PART_DRAM_READY, m->to);
+        c->config.metrics->arena_parts_moved++;
+    } else if (!give_up && !p->moving && !cache_doomed(c, m->ref)) {
+        return false;
+    }
+    arena_slot_free(c->arena, drop);
+    c->compact.progress_ms = uv_now(c->config.loop);
+    move_end(m);
+    return true;
+}
+
+static void copied_cb(struct cache_copy *k)
+{
+    struct slot_move *m = LIST_ENTRY(k, struct slot_move, copy);
+
+    m->copied = true;
+    cache_compact_later(m->cache);
+}
+
+/* 0, or -EBUSY: there is no slot. */
+static int move_begin(struct cache *c, uint64_t owner)
+{
+    block_ref ref = owner_block(owner);
+    uint32_t part = owner_part(owner);
+    uint64_t bytes = ns_part_bytes(cache_ns(c, ref), part);
+    struct part *p = cache_part(c, ref, part);
+    struct slot_move *m = calloc(1, sizeof(*m));
+
+    if (!m)
+        return -EBUSY;
+    part_use(c, p); /* whatever leaves for the slot, it is not this part */
+    m->to = cache_slot_beside(c, bytes, owner, arena_slot_node(c->arena, part_slot(p)));
+    if (m->to == 0) {
+        part_unuse(c, p);
+        cache_reconsider(c, ref);
+        free(m);
+        return -EBUSY;
+    }
+    m->cache = c;
+    m->ref = ref;
+    m->part = part;
+    m->copy = (struct cache_copy){.to = arena_memory(c->arena, m->to),
+                                  .from = arena_memory(c->arena, part_slot(p)),
+                                  .bytes = bytes,
+                                  .done_cb = copied_cb};
+    list_push_back(&c->compact.moves, &m->link);
+    c->compact.n++;
+    c->compact.bytes += bytes;
+    c->relocations.copy(c->relocations.ctx, &m->copy);
+    return 0;
+}
+
+/* ---- the extent ---- */
+
+static bool survey_cb(void *ctx, uint64_t owner)
+{
+    struct survey *s = ctx;
+    struct cache *c = s->cache;
+    bool kept = is_kept(c, owner);
+
+    c->config.metrics->arena_candidates++;
+    if (kept ? !may_move(c, owner) : !cache_owner_may_leave(c, owner)) {
+        s->busy++;
+    } else if (kept) {
+        s->kept++;
+        if (s->move && c->compact.n < MOVES_MAX && c->compact.bytes < MOVE_BYTES && !s->stuck)
+            s->stuck = move_begin(c, owner) != 0;
+    } else {
+        s->rest++;
+        if (s->evict && s->rest <= TURN)
+            cache_owner_evict(c, owner);
+    }
+    return s->kept + s->rest + s->busy < s->most;
+}
+
+static struct survey survey(struct cache *c, uint32_t extent, struct survey s)
+{
+    s.cache = c;
+    s.most = LOOKS;
+    (void)arena_extent_owners(c->arena, extent, survey_cb, &s);
+    return s;
+}
+
+/* The extent that costs least, of those that one turn looks at. */
+static void choose(struct cache *c)
+{
+    uint32_t extents = arena_extents(c->arena), best = 0;
+    unsigned least = UINT32_MAX;
+
+    for (int64_t looks = LOOKS; looks > 0 && c->compact.left > 0; c->compact.left--) {
+        uint32_t extent = c->compact.cursor++ % extents;
+        uint64_t slot_bytes = arena_extent_slot_bytes(c->arena, extent);
+        struct survey s;
+
+        looks--;
+        if (slot_bytes == 0 || slot_bytes == c->compact.slot_bytes ||
+            arena_extent_closed(c->arena, extent))
+            continue;
+        s = survey(c, extent, (struct survey){0});
+        looks -= s.kept + s.rest + s.busy;
+        if (s.kept + s.busy * BUSY_COST >= least || 1 + extent == c->compact.failed)
+            continue;
+        least = s.kept + s.busy * BUSY_COST;
+        best = 1 + extent;
+    }
+    if (best == 0)
+        return;
+    c->compact.extent = best;
+    c->compact.progress_ms = uv_now(c->config.loop);
+    arena_extent_close(c->arena, best - 1, true);
+}
+
+/* It is free, or another one made it so. */
+static bool emptied(const struct cache *c)
+{
+    return !arena_extent_closed(c->arena, c->compact.extent - 1);
+}
+
+static bool late(const struct cache *c)
+{
+    return uv_now(c->config.loop) - c->compact.progress_ms > PATIENCE_MS;
+}
+
+static void end(struct cache *c, bool in_vain)
+{
+    if (c->compact.extent > 0 && !emptied(c))
+        arena_extent_close(c->arena, c->compact.extent - 1, false);
+    c->compact.failed = in_vain ? c->compact.extent : 0;
+    c->compact.extent = 0;
+    c->compact.slot_bytes = 0;
+    cache_released(c);
+    if (!in_vain) {
+        c->compact.pause_ms = 0;
+        return;
+    }
+    c->compact.pause_ms = c->compact.pause_ms > 0 ? 2 * c->compact.pause_ms : PAUSE_MS;
+    if (c->compact.pause_ms > PAUSE_MAX_MS)
+        c->compact.pause_ms = PAUSE_MAX_MS;
+    c->compact.vain = c->releases;
+    c->compact.again_ms = uv_now(c->config.loop) + c->compact.pause_ms;
+}
+
+/* True: there is more for the next turn of the loop. Else the end of a copy, or of what is in use, goes on. */
+static bool step(struct cache *c)
+{
+    uint32_t extent = c->compact.extent - 1;
+    struct survey s = survey(c, extent, (struct survey){.move = true});
+    bool evict = s.kept + s.busy == 0 && c->compact.n == 0;
+
+    if (evict) {
+        s = survey(c, extent, (struct survey){.evict = true});
+        c->compact.progress_ms = uv_now(c->config.loop);
+    }
+    if (emptied(c)) {
+        c->config.metrics->arena_extents_moved++;
+        end(c, false);
+    } else if ((s.stuck && c->compact.n == 0 && !c->searching) || late(c)) {
+        end(c, true);
+    }
+    return c->compact.slot_bytes > 0 && (evict || (s.stuck && c->searching));
+}
+
+static void moves_go_on(struct cache *c)
+{
+    bool give_up = c->no_writes || c->compact.slot_bytes == 0 || late(c);
+    struct list *moves = &c->compact.moves, *node = moves->next, *next;
+
+    for (; node != moves; node = next) {
+        next = node->next;
+        (void)move_switch(LIST_ENTRY(node, struct slot_move, link), give_up);
+    }
+}
+
+bool cache_compact_pump(struct cache *c)
+{
+    c->compact.pump = false;
+    moves_go_on(c);
+    if (c->compact.slot_bytes == 0)
+        return false;
+    if (c->no_writes || (c->compact.extent == 0 && c->compact.left == 0)) {
+        end(c, true);
+        return false;
+    }
+    if (c->compact.extent == 0) {
+        choose(c);
+        return true;
+    }
+    if (emptied(c)) {
+        end(c, false);
+        return false;
+    }
+    return step(c);
+}
+
+bool cache_compact(struct cache *c, uint64_t slot_bytes)
+{
+    if (c->compact.slot_bytes > 0) {
+        if (c->compact.extent > 0 && late(c))
+            cache_compact_later(c);
+        return true;
+    }
+    if (!c->quotas.guaranteed || !c->relocations.copy || c->no_writes ||
+        c->compact.vain == c->releases || uv_now(c->config.loop) < c->compact.again_ms)
+        return false;
+    c->compact.slot_bytes = slot_bytes;
+    c->compact.left = arena_extents(c->arena);
+    cache_compact_later(c);
+    return true;
+}
