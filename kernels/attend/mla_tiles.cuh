@@ -105,12 +105,13 @@ static __device__ __forceinline__ void ring_copy(args_t a, const struct ring &ri
     uint8_t *to = ring.tiles + place * latent<KV>::tile;
     struct tile_rows rows = rows_at(a, where);
 
+    if (valid < TILE) {
+        for (uint32_t i = valid * bytes + threadIdx.x % 32 * 16; i < TILE * bytes; i += 512)
+            *(uint4 *)(to + latent_row<bytes>(i / bytes) + i % bytes) = make_uint4(0, 0, 0, 0);
+        stores_before_copies();
+        __syncwarp(); /* so the copy's barrier tells of the zeros, too */
+    }
     copy_rows<bytes>(to, rows.k, rows.k_stride, valid, ring.barriers + place);
-    if (valid == TILE)
-        return;
-    for (uint32_t i = valid * bytes + threadIdx.x % 32 * 16; i < TILE * bytes; i += 512)
-        *(uint4 *)(to + latent_row<bytes>(i / bytes) + i % bytes) = make_uint4(0, 0, 0, 0);
-    stores_before_copies();
 }
 
 /* Tiles below `end`; each by its warp, except those that wait for their block. */
