@@ -50,14 +50,19 @@ LINK_TEST    = $(LINK) $(LLD)
 
 DAEMON_LIBS = -luv -luring -lmsgpackc -lcrypto -lxxhash -lyaml -lsystemd -lmicrohttpd -ldl -lm $(CUDA_LIBS)
 CLIENT_LIBS = -lmsgpackc -lcrypto -lm
+# ucmevents alone has libzmq; without its header it is left out. Debian's, or what lies in another prefix.
+ZMQ_PREFIX ?= /usr
+HAVE_ZMQ   := $(wildcard $(ZMQ_PREFIX)/include/zmq.h)
+ZMQ_FLAGS   = $(if $(filter-out /usr,$(ZMQ_PREFIX)),$(addprefix -L,$(wildcard $(ZMQ_PREFIX)/lib $(ZMQ_PREFIX)/lib/*-linux-gnu)) -Wl$(comma)--allow-shlib-undefined)
+ZMQ_LIBS    = $(if $(HAVE_ZMQ),-lzmq)
 CTL_LIBS    = $(CLIENT_LIBS) -lcjson -lxxhash -lyaml
 BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm -lyaml
 
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
-             libyaml-dev libcjson-dev libsystemd-dev libmicrohttpd-dev libnfs-dev libcurl4-openssl-dev
+             libyaml-dev libcjson-dev libsystemd-dev libmicrohttpd-dev libnfs-dev libcurl4-openssl-dev libzmq3-dev
 PKG_BENCH := $(PKG_BUILD) fio
-PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3 python3-msgpack python3-numpy \
+PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3 python3-msgpack python3-numpy python3-zmq \
              nfs-ganesha nfs-ganesha-vfs rpcbind iproute2 prometheus man-db groff-base lld
 # The test names runc: Debian's crun refuses to run where cgroup v1 and v2 are mixed.
 PKG_IMAGE := podman runc python3-msgpack python3-yaml
@@ -83,6 +88,8 @@ BACKEND_SRC := $(filter-out backend/main_%,$(wildcard backend/*.c))
 BACKEND_MAIN := $(wildcard backend/main_*.c)
 CLIENT_SRC := $(wildcard client/lib/*.c)
 CTL_SRC    := $(wildcard client/ctl/*.c)
+# ucmevents, but for its main.
+EVENTS_SRC := $(if $(HAVE_ZMQ),$(filter-out client/events/ucmevents.c,$(wildcard client/events/*.c)))
 # The NVMe tier's format on disk: the daemon's, and that of ucmctl's offline tools.
 FORMAT_SRC := $(wildcard daemon/format/*.c)
 DEMO_SRC   := $(wildcard tests/demo/*.c)
@@ -120,11 +127,11 @@ NO_GPU := $(if $(HAVE_CUDA),, without GPU support (no CUDA toolkit found))
 
 BACKENDS := $(patsubst backend/main_%.c,$O/ucmd-backend-%,$(BACKEND_MAIN))
 BINS := $(if $(wildcard daemon/main.c),$O/ucmd) $(if $(CTL_SRC),$O/ucmctl) \
-        $(if $(BENCH_SRC),$O/ucm-bench)
+        $(if $(BENCH_SRC),$O/ucm-bench) $(if $(HAVE_ZMQ),$O/ucmevents)
 STUDIES := $(patsubst tests/bench/%.c,$O/bench/%,$(STUDY_SRC))
 # Manual pages and completion, of the programs' own tables.
 PAGES := $O/pages/made
-PAGED := ucmctl ucm-bench ucmd
+PAGED := ucmctl ucm-bench ucmd $(if $(HAVE_ZMQ),ucmevents)
 EXAMPLES := $(patsubst client/examples/%.c,$O/examples/%,$(wildcard client/examples/*.c))
 TESTS   := $(patsubst tests/%.c,$O/tests/%,$(UNIT_SRC) $(SYSTEM_SRC))
 DEMO    := $(if $(DEMO_SRC),$O/ucm-demo)
@@ -137,6 +144,7 @@ endif
 # Where `make check-vllm` keeps its virtual environment.
 VLLM_VENV ?= $O/vllm-venv
 SGLANG_VENV ?= $O/sglang-venv
+ROUTERS_VENV ?= $O/routers-venv
 # And `make check-sparse` and `make check-encodings` theirs, with the model's weights in it.
 SPARSE_VENV ?= $O/sparse-venv
 # Recursive calls use all cores when the caller gave no -j.
@@ -210,6 +218,11 @@ check-sglang: setup-build ## the storage in SGLang's own code, which is fetched 
 	    UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
 	        $(or $(SGLANG_PYTHON),$(abspath $(SGLANG_VENV))/bin/python) -B tests/sglang/$$file.py || exit 1; \
 	done
+
+check-routers: setup-build ## what ucmevents publishes, read by Dynamo's indexer, from PyPI, and by vLLM's decoder if VLLM_PYTHON names a Python that has it
+	+@$(SUBMAKE) all
+	tests/setup/routers.sh $(ROUTERS_VENV)
+	UCMD=$(abspath $O)/ucmd UCMEVENTS=$(abspath $O)/ucmevents $(abspath $(ROUTERS_VENV))/bin/python -B tests/routers/check_routers.py
 
 check-vllm-gpu: setup-build ## sparse decoding in a real vLLM on a GPU; VLLM_PYTHON=python names one that has vLLM
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU's kernels can't be built"; exit 1)
@@ -351,7 +364,7 @@ ZSHCOMPDIR     ?= $(PREFIX)/share/zsh/site-functions
 FISHCOMPDIR    ?= $(PREFIX)/share/fish/vendor_completions.d
 # For Prometheus and Grafana.
 OBSERVE        := prometheus.yml alerts.yml ucmd-board.json
-MAN_PAGES      := man1/ucmctl.1 man1/ucm-bench.1 man8/ucmd.8 man5/ucmd.yaml.5
+MAN_PAGES      := man1/ucmctl.1 man1/ucm-bench.1 man8/ucmd.8 man5/ucmd.yaml.5 $(if $(HAVE_ZMQ),man1/ucmevents.1)
 D = $(DESTDIR)
 INSTALLED_FROM := proto kernels backend client daemon tests/bench
 
@@ -381,7 +394,7 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 	    install -m 644 config/ucmd.yaml $(D)$(SYSCONFDIR)/ucmd/ucmd.yaml$$new
 	install -d $(D)$(PREFIX)/share/ucmd
 	install -m 644 $(addprefix config/observe/,$(OBSERVE)) $(D)$(PREFIX)/share/ucmd
-	for unit in ucmd.service ucmd.socket; do \
+	for unit in ucmd.service ucmd.socket $(if $(HAVE_ZMQ),ucmevents@.service); do \
 	    sed -e 's|/usr/bin/ucm|$(BINDIR)/ucm|' -e 's|/etc/ucmd/|$(SYSCONFDIR)/ucmd/|' \
 	        systemd/$$unit > $(D)$(SYSTEMDUNITDIR)/$$unit || exit 1; done
 	sed -e 's|/usr/bin/ucmd|$(BINDIR)/ucmd|' -e 's|/etc/ucmd/|$(SYSCONFDIR)/ucmd/|' \
@@ -404,7 +417,7 @@ uninstall: ## what install put there, but for the configuration
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient.h ucmclient_sparse.h ucmclient_window.h) \
 	    $(addprefix $(D)$(LIBDIR)/libucmclient_cuda.,so so.$(SO_VERSION) so.$(VERSION) a) \
 	    $(D)$(LIBDIR)/pkgconfig/libucmclient_cuda.pc $(addprefix $(D)$(INCLUDEDIR)/,ucmclient_cuda.h ucmclient_cuda_sparse.h ucmclient_cuda_decode.h) \
-	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket $(D)$(GENERATORDIR)/ucmd-generator \
+	    $(D)$(SYSTEMDUNITDIR)/ucmd.service $(D)$(SYSTEMDUNITDIR)/ucmd.socket $(D)$(SYSTEMDUNITDIR)/ucmevents@.service $(D)$(GENERATORDIR)/ucmd-generator \
 	    $(D)$(SYSUSERSDIR)/ucmd.conf $(D)$(TMPFILESDIR)/ucmd.conf $(addprefix $(D)$(MANDIR)/,$(MAN_PAGES)) \
 	    $(addprefix $(D)$(PREFIX)/share/ucmd/,$(OBSERVE)) \
 	    $(foreach p,$(PAGED),$(D)$(BASHCOMPDIR)/$p $(D)$(ZSHCOMPDIR)/_$p $(D)$(FISHCOMPDIR)/$p.fish)
@@ -536,10 +549,15 @@ $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(TOOL_LIBS)
 $O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(BUILD_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson -o $@
-# What writes the pages; it reads tables of all three programs.
-$O/make-pages: $(call obj,$(wildcard client/pages/*.c)) $(BUILD_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
+# What writes the pages; it reads tables of all programs.
+EVENTS_OBJ := $(call obj,$(EVENTS_SRC))
+$(EVENTS_OBJ) $(call obj,client/pages/pages.c client/events/ucmevents.c): CPPFLAGS += $(if $(HAVE_ZMQ),-DUCM_HAVE_ZMQ -I$(ZMQ_PREFIX)/include)
+$O/ucmevents: $(call obj,client/events/ucmevents.c) $(EVENTS_OBJ) $(BUILD_OBJ) $(TOOL_LIBS)
 	$(call say,LINK)
-	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson -o $@
+	$(Q)$(LINK) $(ZMQ_FLAGS) $^ $(CTL_LIBS) $(ZMQ_LIBS) -o $@
+$O/make-pages: $(call obj,$(wildcard client/pages/*.c)) $(EVENTS_OBJ) $(BUILD_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
+	$(call say,LINK)
+	$(Q)$(LINK_TEST) $(ZMQ_FLAGS) $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson $(ZMQ_LIBS) -o $@
 $(PAGES): $O/make-pages
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(call say,PAGES)
@@ -638,7 +656,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
+.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-routers check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -2,6 +2,9 @@
 #include "client/pages/pages.h"
 
 #include "client/ctl/ctl.h"
+#ifdef UCM_HAVE_ZMQ
+#include "client/events/events.h"
+#endif
 #include "tests/bench/ucm_bench.h"
 
 #include <errno.h>
@@ -71,6 +74,10 @@ int main(int argc, char **argv)
     write_completion(folder, &ctl_program);
     write_completion(folder, &bench_program);
     write_completion(folder, pages_daemon());
+#ifdef UCM_HAVE_ZMQ
+    write_man(folder, &events_program, "1", "ucmd(8), ucmctl(1)");
+    write_completion(folder, &events_program);
+#endif
     out = begin(folder, "", "ucmd.yaml", ".5");
     man_config(out);
     end(out);

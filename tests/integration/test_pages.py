@@ -18,7 +18,8 @@ from daemon import TOP, UCMD, Daemon
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 PAGES = pathlib.Path(UCMCTL).parent / "pages"
-MAN = ("ucmctl.1", "ucm-bench.1", "ucmd.8", "ucmd.yaml.5")
+EVENTS = ("ucmevents",) if (PAGES.parent / "ucmevents").exists() else ()  # where libzmq3-dev was
+MAN = ("ucmctl.1", "ucm-bench.1", "ucmd.8", "ucmd.yaml.5", *(f"{name}.1" for name in EVENTS))
 PROGRAMS = {"ucmctl": UCMCTL, "ucm-bench": UCM_BENCH}
 TIMEOUT_S = 120
 
@@ -135,7 +136,7 @@ class Completion(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("zsh"), "zsh is not installed")
     def test_zsh(self):
-        for program in ("ucmctl", "ucm-bench", "ucmd"):
+        for program in ("ucmctl", "ucm-bench", "ucmd", *EVENTS):
             run("zsh", "-n", str(PAGES / f"_{program}"))
         ours, theirs = pty.openpty()
         shell = subprocess.Popen(["zsh", "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
