@@ -420,6 +420,20 @@ UCM_API int ucm_lookup_hint(struct ucm_namespace *ns, const void *keys, uint32_t
 UCM_API int ucm_lookup_note(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
                             int timeout_ms);
 
+/* What consecutive blocks of one sequence stand for: routers that follow the daemon's events read it (docs/events.md). It is the text
+ * of prompts. keys: n_keys packed keys; tokens: block_tokens ids for each. parent: the key before the first, or NULL. lora: the
+ * adapter's name, or NULL. Everything is borrowed for the call. */
+struct ucm_description {
+    const void *keys;
+    uint32_t n_keys;
+    const uint32_t *tokens;
+    const void *parent;
+    const char *lora;
+};
+
+/* Describes blocks, stored already or later. -UCM_EUNSUPPORTED: this daemon keeps no events. */
+UCM_API int ucm_describe(struct ucm_namespace *ns, const struct ucm_description *d, int timeout_ms);
+
 /* ---- tasks: load, fetch, dump, prefetch ---- */
 
 /* What became of one block. */

@@ -35,6 +35,10 @@ class Request:
     def num_tokens(self):
         return len(self.tokens)
 
+    @property
+    def all_token_ids(self):
+        return self.tokens
+
     def append(self, token):
         self.tokens.append(token)
         self._hash()

@@ -155,6 +155,10 @@ class Hint(Structure):
     ]
 
 
+class Description(Structure):
+    _fields_ = [("keys", c_void_p), ("n_keys", c_uint32), ("tokens", c_void_p), ("parent", c_char_p), ("lora", c_char_p)]
+
+
 class Transfer(Structure):
     _fields_ = [
         ("keys", c_void_p),
@@ -216,6 +220,11 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ucm_hints_open": (c_int, [c_void_p, c_int]),
     "ucm_lookup_hint": (c_int, [c_void_p, c_void_p, c_uint32, c_char_p, POINTER(Hint)]),
     "ucm_lookup_note": (c_int, [c_void_p, c_void_p, c_uint32, c_int]),
+    "ucm_describe": (c_int, [c_void_p, POINTER(Description), c_int]),
+    "ucm_call": (
+        c_int,
+        [c_void_p, c_char_p, c_char_p, c_size_t, c_int, POINTER(c_void_p), POINTER(c_size_t)],
+    ),
     "ucm_release": (c_int, [c_void_p, c_uint32, c_int]),
     "ucm_release_soon": (c_int, [c_void_p, c_uint32]),
     "ucm_load": (c_int, [c_void_p, POINTER(Transfer), c_int, POINTER(c_void_p)]),
@@ -270,3 +279,11 @@ except OSError as error:
     raise ImportError(
         f"libucmclient was not found: install ucmd, or name the library in UCMCLIENT_LIB ({error})"
     ) from None
+
+_libc = ctypes.CDLL(None)
+_libc.free.restype, _libc.free.argtypes = None, [c_void_p]
+
+
+def free(memory: c_void_p) -> None:
+    """What the library took from malloc for its caller."""
+    _libc.free(memory)

@@ -10,13 +10,13 @@ import ctypes
 import enum
 import os
 from collections.abc import Sequence
-from ctypes import byref, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import _native as native
 from ._native import lib
-from .buffers import Keys, keys as borrow_keys
+from .buffers import Blocks, Keys, keys as borrow_keys, uint32s
 from .errors import check
 from .handle import _Handle, _text, _timeout, on_behalf_of  # noqa: F401  here for who imports it from here
 from .region import BlockResult, Region, Rope, Task, TaskResult, region_spec  # noqa: F401  likewise
@@ -193,6 +193,15 @@ class Client(_Handle):
         """Ends a lease early. 0, or a lease that has ended already, is no error."""
         check(lib.ucm_release(self.handle, lease, _timeout(timeout)))
 
+    def call(self, method: str, params: bytes, timeout: Optional[float] = None) -> bytes:
+        """Calls any method of docs/protocol.md: a packed map for a packed map."""
+        out, n = c_void_p(), c_size_t()
+        check(lib.ucm_call(self.handle, method.encode(), params, len(params), _timeout(timeout), byref(out), byref(n)))
+        try:
+            return ctypes.string_at(out.value, n.value)
+        finally:
+            native.free(out)
+
     def release_soon(self, lease: int) -> None:
         """The same without waiting for the daemon."""
         check(lib.ucm_release_soon(self.handle, lease))
@@ -315,6 +324,23 @@ class Namespace(_Handle):
         """Tells the daemon of a lookup that hints have answered, so that it counts it. Waits for no answer."""
         borrowed, n = borrow_keys(keys, self.identity.key_bytes)
         check(lib.ucm_lookup_note(self.handle, borrowed.address, n, _timeout(timeout)))
+
+    def describe(
+        self,
+        keys: Keys,
+        tokens: Blocks,
+        parent: Optional[bytes] = None,
+        lora: Optional[str] = None,
+        timeout: Optional[float] = None,
+    ) -> None:
+        """Says what consecutive blocks of one sequence stand for, for who follows the daemon's events: the text of prompts.
+        parent: the key before the first."""
+        borrowed, n = borrow_keys(keys, self.identity.key_bytes)
+        ids, n_tokens = uint32s(tokens)
+        if n_tokens != n * self.identity.block_tokens or (parent is not None and len(parent) != self.identity.key_bytes):
+            raise ValueError(f"{n} blocks of {self.identity.block_tokens} tokens, {n_tokens} tokens and this parent do not fit")
+        description = native.Description(borrowed.address, n, ids.address, parent, _text(lora))
+        check(lib.ucm_describe(self.handle, byref(description), _timeout(timeout)))
 
     def prefetch(
         self,

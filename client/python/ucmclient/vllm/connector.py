@@ -27,6 +27,7 @@ from vllm.logger import init_logger
 from ..memory import SharedMemory, in_shared_memory
 from ..sparse.policy import Policy
 from .digests import digest_of, shape_of
+from .events import EventFeed
 from .groups import Group, HybridIdentity, check_hybrid, groups_of, hash_tokens, hybrid_identity, kinds_of
 from .hybrid_scheduler import HybridScheduler
 from .hybrid_worker import HybridWorker
@@ -35,6 +36,7 @@ from .layout import Layout, layout_of
 from .plan import Plan
 from .scheduler import SchedulerHalf
 from .settings import Settings
+from .stats import UcmPromMetrics, UcmStats
 from .sparse_rules import NOT_OURS, rules_of
 from .sparse_scheduler import SparseScheduler
 from .sparse_gpu import SparseGpuWorker
@@ -109,6 +111,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._kv_config = kv_cache_config
         self._worker: Union[WorkerHalf, HybridWorker, None] = None
         self._carried_out: Optional[Plan] = None
+        self._feed: Optional[EventFeed] = None
         self._identity: Union[EngineIdentity, HybridIdentity, None] = None
         self._sparse: Union[SparseWorker, SparseGpuWorker, None] = None
         check_engine(vllm_config)
@@ -126,6 +129,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
                     'kv_load_failure_policy is not "recompute": a request whose blocks turn out to be gone fails'
                 )
             self._scheduler = self._make_scheduler()
+            if self._groups is None and self._settings.events and _events_on(vllm_config):
+                self._feed = EventFeed(self._settings, f"vllm-events-{os.getpid()}", self._namespace)
 
     def _make_scheduler(self) -> SchedulerHalf:
         if self._groups is None:
@@ -316,7 +321,25 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         sparse = self._sparse
         return UcmProgress(plan.number, identities, dict(sparse.kept), dict(sparse.spoiled), frozenset(sparse.lost))
 
+    def get_kv_connector_stats(self) -> Optional[UcmStats]:
+        stats = UcmStats()
+        for worker in getattr(self._worker, "kinds", [self._worker]) if self._worker is not None else ():
+            stats.aggregate(UcmStats(worker.counts.take()))
+        return None if stats.is_empty() else stats
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Optional[dict[str, Any]] = None) -> UcmStats:
+        return UcmStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: "VllmConfig", metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> UcmPromMetrics:
+        return UcmPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     def shutdown(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
         if self._sparse is not None:
             self._sparse.shutdown()
         if self._worker is not None:
@@ -377,6 +400,15 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             self._scheduler.reset()
         return True
 
+    def take_events(self) -> list[Any]:
+        return self._feed.take() if self._feed is not None else []
+
+    def _namespace(self) -> Optional[bytes]:
+        """By its fingerprint; None while the daemon is away."""
+        link = self._scheduler.link
+        ns = link.ns if link is not None else None
+        return ns.fingerprint if ns is not None else None
+
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
         return self._scheduler.finished(request, block_ids)
 
@@ -386,6 +418,10 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if isinstance(self._scheduler, HybridScheduler):
             return self._scheduler.finished_all(request, block_ids)
         return self.request_finished(request, block_ids[0])
+
+
+def _events_on(config: Any) -> bool:
+    return bool(getattr(getattr(config, "kv_events_config", None), "enable_kv_cache_events", False))
 
 
 def _engine(config: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from .describe import Describer
 from .hints import Hints
 from .identity import EngineIdentity
 from .link import Link
@@ -150,6 +151,7 @@ class SchedulerHalf:
         self._nvme = NvmeRate(settings)
         self._keeps_plain = settings.plain_first > 0 or settings.plain_recent > 0
         self.hints = Hints(settings)
+        self.describer = self._describer()
         #: Random, part of all keys after a reset: no older block matches.
         self._epoch = b""
         #: Numbers of plans: the latest, the latest with loads within its step, the latest with a known outcome.
@@ -179,12 +181,17 @@ class SchedulerHalf:
         for tracked in self._requests.values():
             self._release(tracked)
         self.close()
+        self.describer = self._describer()
         self.link = Link(self.settings, identity, name)
         if self.link.ns is not None:
             self.hints.open(self.link.ns)
 
+    def _describer(self) -> Describer:
+        return Describer(lambda: self.link.ns if self.link is not None and self.settings.describe else None, self.block_tokens)
+
     def close(self) -> None:
         self.hints.close()
+        self.describer.close()
         if self.link is not None:
             self.link.close()
 
@@ -288,6 +295,7 @@ class SchedulerHalf:
         tracked.stored = hits.blocks
         if hits.blocks == 0:
             return None
+        self.describer.found(tracked, hits.blocks)
         # This leaves half of the lease for the load.
         until = time.monotonic() + self.settings.lease / 2
         tracked.promise = _Promise(hits.blocks, hits.lease, until, hits.blocks - hits.in_dram)
@@ -425,6 +433,7 @@ class SchedulerHalf:
         if end <= tracked.stored or tracked.tainted or not self._stores:
             return
         tracked.reported_later = True
+        self.describer.stored(tracked, tracked.stored, end)
         while tracked.stored < end:
             first = tracked.stored
             plain, until = self._plain(tracked.vllm, first) if self._keeps_plain else (False, _NEVER)

@@ -63,6 +63,10 @@ class Settings:
     keep_on_reset: bool = False
     #: Separates this engine's cache from others with the same model, for reasons that the namespace can't know.
     salt: str = ""
+    #: If the daemon keeps events for routers: tell it which tokens stored blocks stand for.
+    describe: bool = True
+    #: With vLLM's own KV events on: they tell of this engine's blocks in the daemon, too, as ucmevents does for a whole host.
+    events: bool = False
     #: How stored blocks are encoded (docs/encodings.md): "none", "fp8", "int8", "q4", "lossless".
     encoding: str = "none"
     #: With "int8": what has a scale in K, a "row" (token and head) or a "channel" of a head over a block's tokens, which bears

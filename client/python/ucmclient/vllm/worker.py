@@ -23,6 +23,7 @@ from .layout import Layout
 from .link import Link
 from .plan import Copy, Plan
 from .settings import Settings
+from .stats import Counts
 
 logger = logging.getLogger("ucmclient.vllm")
 
@@ -30,6 +31,8 @@ logger = logging.getLogger("ucmclient.vllm")
 _GRACE = 0.5
 #: Blocks of a store that is small, and how many of these go together (at most 16384 keys: proto/limits.h).
 _FEW, _TOGETHER = 8, 1024
+#: What a store may say of a block that is stored, or will be.
+_STORED = (BlockResult.OK, BlockResult.EXISTS, BlockResult.IN_PROGRESS)
 #: Limit for a cancelled store to end, which it does after the piece that is being copied.
 _STOP = 2.0
 
@@ -61,6 +64,7 @@ class _Load:
     #: None: there was no daemon.
     task: Optional[Task]
     failed: set[int] = field(default_factory=set)
+    began: float = field(default_factory=time.monotonic)
     #: The load must not be reported before this time.
     not_before: float = 0.0
 
@@ -128,6 +132,8 @@ class WorkerHalf:
             self.link.close()
             raise
         self._loads: list[_Load] = []
+        #: For vLLM's statistics.
+        self.counts = Counts()
         #: When loads within the step have failed.
         self._until = 0.0
         self._failed_blocks: set[int] = set()
@@ -271,7 +277,9 @@ class WorkerHalf:
         return time.monotonic() >= load.not_before
 
     def _report(self, load: _Load) -> None:
-        self._failed_blocks.update(load.blocks if load.task is None else load.failed)
+        failed = load.blocks if load.task is None else load.failed
+        self._failed_blocks.update(failed)
+        self.counts.load(len(load.blocks), len(failed), load.began)
         if self.settings.async_load:
             self._finished_loads.add(load.request)
 
@@ -354,6 +362,7 @@ class WorkerHalf:
     def _store_done(self, store: _Store) -> bool:
         if store.task is None:
             return not self._begin_store(store)
+        blocks = sum(len(copy.blocks) for copy in store.copies)
         try:
             result = store.task.check()
             if result is None:
@@ -363,9 +372,11 @@ class WorkerHalf:
             result = None
         store.task.close()
         if result is None:
+            self.counts.store(blocks, blocks)
             return True
         if store.by_event and BlockResult.DEVICE in result.blocks:
             return self._without_event(store)
+        self.counts.store(blocks, 0 if result.all_ok else sum(status not in _STORED for status in result.blocks))
         return BlockResult.UNFIT not in result.blocks or self._as_it_is(store, result)
 
     def _as_it_is(self, store: _Store, result: TaskResult) -> bool:
