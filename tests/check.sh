@@ -182,7 +182,7 @@ together() {
 # environment LABEL FOLDER NAME: what a test knows of the build that it belongs to.
 environment() {
     local label=$1 o=$PWD/$2 log=$results/$1/$3.san
-    export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCM_BENCH=$o/ucm-bench UCM_PHASE=$label
+    export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCMEVENTS=$o/ucmevents UCM_BENCH=$o/ucm-bench UCM_PHASE=$label
     export UCMCLIENT_LIB=$PWD/build/libucmclient.so PYTHONPATH=$PWD/client/python
     # What has one thread, or only makes work for a daemon, does it without ThreadSanitizer.
     if [ "$label" = tsan ]; then
@@ -212,6 +212,7 @@ pythons() {
         # What is theirs has one thread, or is the plain library; the daemon below them is in other tests.
         test_sparse_python.py:tsan | test_pages.py:tsan | test_docs.py:tsan | test_top.py:tsan | test_ucmctl.py:tsan | test_service.py:tsan | \
             test_bench_*.py:tsan | test_record.py:tsan | test_configure.py:tsan | test_isolation.py:tsan | test_limits.py:tsan | test_fairness.py:tsan | \
+            test_events*.py:tsan | \
             test_encoding_hostile.py:tsan | test_retrieval_select.py:tsan) continue ;;
         esac
         echo "$file"

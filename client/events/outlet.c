@@ -16,6 +16,8 @@
 /* Of a replay request: the number, behind who asks and an empty frame. */
 #define NUMBER_BYTES 8
 #define WHO_BYTES 256
+/* Requests and subscriptions that are looked at before events have their turn. */
+#define SERVED_MOST 64
 
 /* A batch, which libzmq has too until it is sent. */
 struct kept {
@@ -193,17 +195,20 @@ static void replay_send(struct outlet *o, const uint8_t *who, size_t who_n, uint
 
 bool outlet_serve(struct outlet *o)
 {
-    uint8_t who[WHO_BYTES], change;
+    uint8_t who[WHO_BYTES], change = 0;
     bool subscribed = false, sound;
     uint64_t from;
     size_t who_n;
 
-    while (o->replay && request_take(o, who, &who_n, &from, &sound))
+    for (int i = 0; i < SERVED_MOST && o->replay && request_take(o, who, &who_n, &from, &sound);
+         i++)
         if (sound)
             replay_send(o, who, who_n, from);
     /* An XPUB socket receives subscriptions: 1, and the topic. */
-    while (zmq_recv(o->pub, &change, 1, ZMQ_DONTWAIT) > 0)
+    for (int i = 0; i < SERVED_MOST && zmq_recv(o->pub, &change, 1, ZMQ_DONTWAIT) >= 0; i++) {
         subscribed = subscribed || change == 1;
+        change = 0; /* an empty message writes none */
+    }
     return subscribed;
 }
 
