@@ -176,8 +176,8 @@ class Publisher(OwnDaemons, Case):
         self.worker_of(self.id())
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
-        names, ring, begun = range(100, 116), 4096, self.engine.call("events", since=2 ** 64 - 1)["last"]
-        while self.engine.call("events", since=2 ** 64 - 1)["last"] < begun + ring + 1:
+        names, ring, page, begun = range(100, 116), 4096, 1024, self.engine.call("events", since=2 ** 64 - 1)["last"]
+        while self.engine.call("events", since=2 ** 64 - 1)["last"] <= begun + page + ring:  # its request under way still brings a page
             self.region.dump(names, range(16))
             self.engine.call("evict", ns=self.ns, keys=keys(*names))
         self.process.send_signal(signal.SIGCONT)
