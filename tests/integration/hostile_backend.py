@@ -53,7 +53,8 @@ def answer(r, buffer):
 
 
 def scribble(buffer, r):
-    while True:
+    end = time.monotonic() + 10  # a forked one outlives its test
+    while time.monotonic() < end:
         buffer[r["offset"]:r["offset"] + r["bytes"]] = os.urandom(r["bytes"])
 
 
@@ -122,7 +123,8 @@ def misbehave(r, buffer):
         if os.fork() > 0:
             os._exit(0)
         os.setsid()
-        scribble(buffer, r) if "offset" in r else time.sleep(600)
+        scribble(buffer, r) if "offset" in r else time.sleep(10)
+        os._exit(0)
     time.sleep(600)
 
 
