@@ -341,7 +341,8 @@ static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
     return r;
 }
 
-static void fill_handles(struct device_region *r, const struct msg_region_register *m, int *fds)
+/* But for their descriptors. */
+static void fill_handles(struct device_region *r, const struct msg_region_register *m)
 {
     for (uint32_t i = 0; i < m->handles.n; i++) {
         const struct msg_handle *from = &m->handles.p[i];
@@ -349,14 +350,20 @@ static void fill_handles(struct device_region *r, const struct msg_region_regist
 
         *h = (struct device_handle){
             .kind = from->kind, .offset = from->offset, .bytes = from->bytes, .fd = -1};
-        if (h->kind == UCM_HANDLE_CUDA_IPC) {
+        if (h->kind == UCM_HANDLE_CUDA_IPC)
             memcpy(h->ipc, from->ipc.p, sizeof(h->ipc));
-        } else {
-            h->fd = fds[from->fd];
-            fds[from->fd] = -1;
-        }
     }
     r->n_handles = m->handles.n;
+}
+
+static void take_fds(struct device_region *r, const struct msg_region_register *m, int *fds)
+{
+    for (uint32_t i = 0; i < m->handles.n; i++) {
+        if (r->handles[i].kind == UCM_HANDLE_CUDA_IPC)
+            continue;
+        r->handles[i].fd = fds[m->handles.p[i].fd];
+        fds[m->handles.p[i].fd] = -1;
+    }
 }
 
 static void fill_planes(struct device_region *r, const struct msg_region_register *m)
@@ -427,6 +434,7 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
     r->blocks = (uint32_t)m->blocks;
     r->ring_region = (uint32_t)m->ring_region;
     r->shard_bytes = shard_bytes;
+    fill_handles(r, m);
     fill_planes(r, m);
     if (encoding)
         fill_coded(r);
@@ -435,7 +443,7 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
         free(r);
         return rc;
     }
-    fill_handles(r, m, fds);
+    take_fds(r, m, fds);
     *out = r;
     return 0;
 }

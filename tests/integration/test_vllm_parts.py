@@ -281,7 +281,7 @@ class Moves(unittest.TestCase):
             """A dump's task: refused with an event, done without."""
 
             def __init__(self, event):
-                self.result = SimpleNamespace(blocks=bytes([BlockResult.DEVICE if event else BlockResult.OK]))
+                self.result = SimpleNamespace(blocks=bytes([BlockResult.DEVICE if event else BlockResult.OK]), all_ok=not event)
                 self.closed = False
                 tasks.append(self)
 
@@ -330,7 +330,7 @@ class Moves(unittest.TestCase):
 
             def cancel(self, timeout):
                 log.append("cancel")
-                self.result = SimpleNamespace(blocks=bytes([BlockResult.CANCELLED]))
+                self.result = SimpleNamespace(blocks=bytes([BlockResult.CANCELLED]), all_ok=False)
 
             def wait(self, timeout):
                 log.append("wait")
