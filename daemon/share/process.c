@@ -597,7 +597,8 @@ static void process_stats(const struct share_backend *b, struct share_process_st
     out->starts = b->starts;
     out->ends = b->ends;
     out->kills = b->kills;
-    out->pid = b->run && b->run->pid > 0 ? (uint64_t)b->run->pid : 0;
+    /* Until it has been started a thread writes there. */
+    out->pid = b->run && !b->run->threaded && b->run->pid > 0 ? (uint64_t)b->run->pid : 0;
     snprintf(out->name, sizeof(out->name), "%s", b->run ? b->run->name : "");
 }
 
