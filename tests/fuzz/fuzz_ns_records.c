@@ -94,9 +94,10 @@ static void file_make(const uint8_t *data, size_t size, uint64_t *newest)
 static void ns_records_expect(const struct ns_records *n, const uint64_t *newest)
 {
     for (uint32_t i = 0; i < n->count; i++) {
-        must(n->record[i]->identity_bytes >= 1 &&
-             n->record[i]->identity_bytes <= NVME_IDENTITY_BYTES);
-        must(ns_records_find(n, n->record[i]->fingerprint) == n->record[i]);
+        const struct nvme_ns_record *r = ns_records_at(n, i);
+
+        must(r->identity_bytes >= 1 && r->identity_bytes <= NVME_IDENTITY_BYTES);
+        must(ns_records_find(n, r->fingerprint) == r);
     }
     for (unsigned i = 0; i < 256; i++) {
         uint8_t fingerprint[UCM_FINGERPRINT_BYTES] = {(uint8_t)i};
