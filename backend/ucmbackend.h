@@ -80,7 +80,7 @@ int ucm_backend_serve(const struct ucm_backend_about *about, unsigned threads,
                                         struct ucm_backend_result *result),
                       void *ctx);
 
-/* The status that an errno stands for; WIRE_FAILED for those that say nothing. */
+/* Turns an errno into a status. An errno without a status of its own gives WIRE_FAILED. */
 enum wire_status ucm_backend_status(int error);
 
 #endif

@@ -24,8 +24,8 @@ struct outlet_config {
 };
 /* 0; or -1, and says why on standard error. */
 int outlet_open(const struct outlet_config *config, struct outlet **out);
-void outlet_close(
-    struct outlet *o); /* NULL-safe; waits for 1 s at most until what was sent has left */
+/* NULL-safe. Waits at most 1 s for messages to leave. */
+void outlet_close(struct outlet *o);
 /* Numbers a batch, sends it under each of `topics` (separated by commas) and keeps it. Never blocks: a subscriber that does not
  * read loses batches, and sees so by their numbers. -1: no memory. */
 int outlet_send(struct outlet *o, const char *topics, const void *batch, size_t n);

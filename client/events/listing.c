@@ -130,7 +130,8 @@ static bool table_make(struct listing *l)
     return true;
 }
 
-/* The first of the block's parents that is still to be told. Marks those on the way, so that no circle is followed twice. */
+/* Walks from the block to its parents and returns the farthest one that nobody has been told of. It marks each on the way, so a
+ * circle of parents ends. */
 static uint32_t top_of(struct listing *l, uint32_t at)
 {
     uint32_t below = NONE;

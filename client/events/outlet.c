@@ -148,7 +148,8 @@ int outlet_send(struct outlet *o, const char *topics, const void *batch, size_t 
 
 /* ---- replay ---- */
 
-/* A whole message of three frames: who, nothing, a number. What is no such message is passed over. False: none waits. */
+/* Reads one request: a message of three frames, which are the peer's identity, an empty one, and a number. It drops any other
+ * message, and then *sound is false. Returns false if no message waits. */
 static bool request_take(struct outlet *o, uint8_t who[WHO_BYTES], size_t *who_n, uint64_t *from,
                          bool *sound)
 {

@@ -299,7 +299,7 @@ static void event_tell(struct publisher *p, const struct space *s, const msgpack
     if (from && to && strcmp(from, to) == 0 && was != is)
         return;
     under(p, s->topics);
-    /* First where it is: a router that hears that the last copy has gone forgets what the block stands for. */
+    /* The new place goes first: a router forgets a block's tokens when it hears that the last copy has gone. */
     b.medium = to;
     if (to)
         batch_stored(p->batch, &b);
