@@ -222,6 +222,12 @@ check-sglang: setup-build ## the storage in SGLang's own code, which is fetched 
 	        $(or $(SGLANG_PYTHON),$(abspath $(SGLANG_VENV))/bin/python) -B tests/sglang/$$file.py || exit 1; \
 	done
 
+check-ucm: setup-build ## the stores in UCM's own code, of which UCM_SOURCE names a checkout; VLLM_PYTHON=python names a Python that has vLLM
+	+@$(SUBMAKE) all
+	$(if $(VLLM_PYTHON),,tests/setup/vllm.sh $(VLLM_VENV))
+	UCM_SOURCE=$(UCM_SOURCE) UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
+	    $(or $(VLLM_PYTHON),$(abspath $(VLLM_VENV))/bin/python) -B tests/ucm/check_ucm.py
+
 check-routers: setup-build ## what ucmevents publishes, read by Dynamo's indexer, from PyPI, and by vLLM's decoder if VLLM_PYTHON names a Python that has it
 	+@$(SUBMAKE) all
 	tests/setup/routers.sh $(ROUTERS_VENV)
@@ -659,7 +665,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-routers check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
+.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-ucm check-routers check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

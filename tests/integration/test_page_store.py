@@ -80,6 +80,10 @@ class Case(unittest.TestCase):
     def settings(self, **more):
         return settings_of({"socket": self.daemon.socket, "retry_interval": 0.05, "connect_timeout": 5.0, **more}, "here")
 
+    def stats(self):
+        out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "--json", "stats"], capture_output=True, check=True, timeout=60).stdout
+        return json.loads(out)["metrics"]
+
     def eventually(self, condition):
         self.daemon.deadline = time.monotonic() + 30
         self.daemon.until(condition, "was not found again")
@@ -164,10 +168,6 @@ class Pages(Case):
         pool = Pool()
         self.assertEqual(self.store(pool).load([key_of("a")], [7]), [True])
         self.assertEqual(pool.get(7).hex(), page.strip())
-
-    def stats(self):
-        out = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "--json", "stats"], capture_output=True, check=True, timeout=60).stdout
-        return json.loads(out)["metrics"]
 
     def test_what_is_refused(self):
         pool = Pool()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 import weakref
 from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
 from functools import lru_cache
@@ -90,6 +91,9 @@ def _dlpack_pointer(capsule: Any) -> int:
 
 # ---- CUDA, by the driver's API ----
 
+_MEMORY_TYPE = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _POSIX_FD = 1  # CUmemAllocationHandleType
 
@@ -121,6 +125,34 @@ def gpu_uuid(ordinal: int) -> bytes:
     _call("cuDeviceGet", byref(device), ordinal)
     _call("cuDeviceGetUuid_v2", byref(uuid), device)
     return ctypes.string_at(byref(uuid), 16)
+
+
+def on_gpu(pointer: int) -> bool:
+    """Whether CUDA, if this process has it, knows the address as memory of a GPU."""
+    kind = c_int()
+    try:
+        return _cuda().cuPointerGetAttribute(byref(kind), _MEMORY_TYPE, c_uint64(pointer)) == 0 and kind.value == _DEVICE
+    except UcmError:
+        return False
+
+
+def current_context() -> Optional[int]:
+    """The calling thread's CUDA context."""
+    context = c_void_p()
+    _call("cuCtxGetCurrent", byref(context))
+    return context.value
+
+
+def wait_for_event(event: int, context: Optional[int], timeout: float) -> None:
+    """Returns when what was on the event's stream before it is done. event: a cudaEvent_t; context: of the thread that recorded it."""
+    _call("cuCtxSetCurrent", c_void_p(context))
+    until = time.monotonic() + timeout
+    while (rc := _cuda().cuEventQuery(c_void_p(event))) == _NOT_READY:
+        if time.monotonic() >= until:
+            raise UcmError(Status.DEADLINE, f"the GPU did not reach the event within {timeout:g} s")
+        time.sleep(0.0001)
+    if rc != 0:
+        raise UcmError(Status.DEVICE, f"cuEventQuery failed with {rc}")
 
 
 def _descriptor(pointer: int) -> Optional[int]:

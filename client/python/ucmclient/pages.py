@@ -19,9 +19,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Optional
 
-from .client import BlockResult, Found, Namespace, Plane, Region
+from .client import BlockResult, Found, Namespace, Plane, Region, Task
 from .errors import UcmError
 from .memory import SharedMemory, in_shared_memory, shared_memory_of
 from .vllm.identity import EngineIdentity
@@ -65,34 +65,31 @@ def settings_of(extra: Mapping[str, Any], where: str) -> Settings:
     return Settings(**{"lookup_timeout": 1.0, **extra})
 
 
-class PageStore:
-    def __init__(self, settings: Settings, identity: EngineIdentity, chunks: Sequence[Chunk], pages: int, name: str):
-        """identity: one shard of all chunks of a page, in their order; its `parts` is 1. Raises if settings.required and the daemon is not
-        there, or if it refuses."""
-        self.chunks, self.pages, self.settings = list(chunks), pages, settings
-        self.page_bytes = sum(chunk.size for chunk in self.chunks)
-        if identity.parts != 1 or identity.shards != (1,) or identity.shard_bytes != self.page_bytes:
-            raise ValueError(f"a page has {self.page_bytes} bytes: an identity of one part with one shard of as many is right")
-        self.direct = all(in_shared_memory(chunk.address) for chunk in self.chunks)
-        #: Held while pages go through `_staging`.
-        self._lock, self._staging = threading.Lock(), None if self.direct else SharedMemory(self._room() * self.page_bytes)
+class Kept:
+    """A namespace of the daemon in which an engine keeps pages: what does not depend on where they lie in the engine's memory."""
+
+    def __init__(self, settings: Settings, identity: EngineIdentity, name: str):
+        self.settings, self.identity = settings, identity
+        self.page_bytes = identity.shard_bytes * identity.shards[0]
+        #: Held while pages go through `_staging`, which has whole pages: memory that the daemon maps, for memory that it can't map.
+        self._lock, self._staging = threading.Lock(), self._first_staging()
         self.link = Link(settings, identity, name, self._register)
 
-    def _room(self) -> int:
-        return max(1, min(self.pages, _STAGING // self.page_bytes, _MOST))
+    def _first_staging(self) -> Optional[SharedMemory]:
+        return None
 
-    def _register(self, ns: Namespace, timeout: float) -> Region:
-        if self._staging is not None:
-            size = self.page_bytes
-            return ns.register([self._staging.memory()], [Plane(0, 0, size, size, 0)], blocks=self._room(), timeout=timeout)
-        memory, first, planes = [], {}, []
-        for chunk in self.chunks:
-            one, base = shared_memory_of(chunk.address)
-            if base not in first:
-                first[base] = len(memory)
-                memory.append(one)
-            planes.append(Plane(first[base], chunk.address - base, chunk.stride, chunk.size, 0))
-        return ns.register(memory, planes, blocks=self.pages, timeout=timeout)
+    def _stage(self) -> SharedMemory:
+        return SharedMemory(self._room() * self.page_bytes)
+
+    def _room(self) -> int:
+        return max(1, min(_STAGING // self.page_bytes, _MOST))
+
+    def _register(self, ns: Namespace, timeout: float) -> Optional[Region]:
+        if self._staging is None:
+            return None
+        size, shards = self.identity.shard_bytes, self.identity.shards[0]
+        planes = [Plane(0, shard * size, self.page_bytes, size, shard) for shard in range(shards)]
+        return ns.register([self._staging.memory()], planes, blocks=self._room(), timeout=timeout)
 
     # ---- what is there ----
 
@@ -115,13 +112,100 @@ class PageStore:
             out += [False] * len(some) if found is None else [one != Found.NOT for one in found[0]]
         return out
 
-    def drop(self) -> bool:
-        """Has the daemon forget all pages of this identity. False: it did not, or kept some that are in use."""
+    def fetch(self, keys: Sequence[bytes]) -> None:
+        """Has the daemon read pages into its DRAM, and waits for that."""
+        for at in range(0, len(keys), _MOST):
+            ns = self.link.ns if self.settings.load else None
+            if ns is not None:
+                self._finish(self.link.ask(ns.prefetch, b"".join(keys[at : at + _MOST]), deadline=self.settings.transfer_deadline,
+                                           timeout=self.settings.connect_timeout), 0, touched=False)
+
+    def drop(self, keys: Optional[Sequence[bytes]] = None) -> bool:
+        """Has the daemon forget these pages, or all of this identity. False: it did not, or kept some that are in use."""
         ns = self.link.ns
-        dropped = None if ns is None else self.link.ask(ns.evict, timeout=self.settings.transfer_deadline)
+        packed = None if keys is None else b"".join(keys)
+        dropped = None if ns is None else self.link.ask(ns.evict, packed, timeout=self.settings.transfer_deadline)
         return dropped is not None and dropped[1] == 0
 
     # ---- what moves ----
+
+    def _through(self, verb: str, keys: Sequence[bytes], rows: Sequence[Sequence[int]], sizes: Sequence[int], shard: int = 0) -> bytes:
+        """Shards whose pieces lie at these addresses, `_room` at most, by way of `_staging`."""
+        with self._lock:
+            if verb == "dump":
+                for slot, row in enumerate(rows):
+                    self._copy(slot, row, sizes, shard, out=False)
+            results = self._ask(self.link.region, verb, keys, range(len(keys)), shard=shard, shards=1)
+            if verb == "load":
+                for slot, (row, result) in enumerate(zip(rows, results)):
+                    if result == BlockResult.OK:
+                        self._copy(slot, row, sizes, shard, out=True)
+        return results
+
+    def _copy(self, slot: int, row: Sequence[int], sizes: Sequence[int], shard: int, out: bool) -> None:
+        assert self._staging is not None
+        at = self._staging.address + slot * self.page_bytes + shard * self.identity.shard_bytes
+        for there, size in zip(row, sizes):
+            ctypes.memmove(*((there, at) if out else (at, there)), size)
+            at += size
+
+    def _ask(self, region: Optional[Region], verb: str, keys: Sequence[bytes], blocks: Sequence[int], **shards: int) -> bytes:
+        """A BlockResult's number for each."""
+        task = None if region is None else self.link.ask(
+            getattr(region, verb), b"".join(keys), list(blocks), deadline=self.settings.transfer_deadline,
+            timeout=self.settings.connect_timeout, **shards
+        )
+        return self._finish(task, len(keys), touched=True)
+
+    def _finish(self, task: Optional[Task], n: int, touched: bool) -> bytes:
+        """touched: the task reads or writes the engine's pages."""
+        nothing = bytes([BlockResult.FAILED]) * n
+        if task is None:
+            return nothing
+        try:
+            return task.wait(self.settings.transfer_deadline + _MARGIN).blocks
+        except UcmError:
+            if touched:
+                self.link.cut()  # nothing may read or write these pages any more
+                time.sleep(_GRACE)
+            return nothing
+        finally:
+            task.close()
+
+    def close(self) -> None:
+        """The daemon unmaps the memory."""
+        self.link.drop_region()
+        self.link.close()
+
+
+class PageStore(Kept):
+    def __init__(self, settings: Settings, identity: EngineIdentity, chunks: Sequence[Chunk], pages: int, name: str):
+        """identity: one shard of all chunks of a page, in their order; its `parts` is 1. Raises if settings.required and the daemon is not
+        there, or if it refuses."""
+        self.chunks, self.pages = list(chunks), pages
+        size = sum(chunk.size for chunk in self.chunks)
+        if identity.parts != 1 or identity.shards != (1,) or identity.shard_bytes != size:
+            raise ValueError(f"a page has {size} bytes: an identity of one part with one shard of as many is right")
+        self.direct = all(in_shared_memory(chunk.address) for chunk in self.chunks)
+        super().__init__(settings, identity, name)
+
+    def _first_staging(self) -> Optional[SharedMemory]:
+        return None if self.direct else self._stage()
+
+    def _room(self) -> int:
+        return min(super()._room(), max(1, self.pages))
+
+    def _register(self, ns: Namespace, timeout: float) -> Optional[Region]:
+        if not self.direct:
+            return super()._register(ns, timeout)
+        memory, first, planes = [], {}, []
+        for chunk in self.chunks:
+            one, base = shared_memory_of(chunk.address)
+            if base not in first:
+                first[base] = len(memory)
+                memory.append(one)
+            planes.append(Plane(first[base], chunk.address - base, chunk.stride, chunk.size, 0))
+        return ns.register(memory, planes, blocks=self.pages, timeout=timeout)
 
     def load(self, keys: Sequence[bytes], pages: Sequence[int]) -> list[bool]:
         """Into these pages, each named once. What was not loaded may hold anything."""
@@ -135,54 +219,15 @@ class PageStore:
         if len(keys) != len(pages) or any(not 0 <= page < self.pages for page in pages):
             raise ValueError(f"{len(keys)} keys and {len(pages)} pages; a page for each is right, below {self.pages}")
         out: list[bool] = []
-        most = _MOST if self._staging is None else self._room()
+        most, sizes = _MOST if self.direct else self._room(), [chunk.size for chunk in self.chunks]
         for at in range(0, len(keys), most):
-            move = self._ask if self._staging is None else self._through
-            out += [result in good for result in move(verb, keys[at : at + most], pages[at : at + most])]
+            some, places = keys[at : at + most], pages[at : at + most]
+            if self.direct:
+                results = self._ask(self.link.region, verb, some, places)
+            else:
+                results = self._through(verb, some, [[one.address + page * one.stride for one in self.chunks] for page in places], sizes)
+            out += [result in good for result in results]
         return out
-
-    def _through(self, verb: str, keys: Sequence[bytes], pages: Sequence[int]) -> bytes:
-        with self._lock:
-            if verb == "dump":
-                for slot, page in enumerate(pages):
-                    self._copy(slot, page, out=False)
-            results = self._ask(verb, keys, range(len(keys)))
-            if verb == "load":
-                for slot, (page, result) in enumerate(zip(pages, results)):
-                    if result == BlockResult.OK:
-                        self._copy(slot, page, out=True)
-        return results
-
-    def _copy(self, slot: int, page: int, out: bool) -> None:
-        assert self._staging is not None
-        at = self._staging.address + slot * self.page_bytes
-        for chunk in self.chunks:
-            there = chunk.address + page * chunk.stride
-            ctypes.memmove(*((there, at) if out else (at, there)), chunk.size)
-            at += chunk.size
-
-    def _ask(self, verb: str, keys: Sequence[bytes], blocks: Sequence[int]) -> bytes:
-        """A BlockResult's number for each."""
-        region, deadline = self.link.region, self.settings.transfer_deadline
-        task = None if region is None else self.link.ask(
-            getattr(region, verb), b"".join(keys), list(blocks), deadline=deadline, timeout=self.settings.connect_timeout
-        )
-        nothing = bytes([BlockResult.FAILED]) * len(keys)
-        if task is None:
-            return nothing
-        try:
-            return task.wait(deadline + _MARGIN).blocks
-        except UcmError:
-            self.link.cut()  # nothing may read or write these pages any more
-            time.sleep(_GRACE)
-            return nothing
-        finally:
-            task.close()
-
-    def close(self) -> None:
-        """The daemon unmaps the memory."""
-        self.link.drop_region()
-        self.link.close()
 
 
 def key_of(name: str) -> bytes:

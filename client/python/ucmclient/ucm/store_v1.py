@@ -1,0 +1,85 @@
+"""UCM's store V1 on ucmd, by "ucm_connector_module_path" or ucmclient.ucm.register() (docs/engines.md).
+
+A block is kept under its id, in as many shards as block_size has shard_size. It is found when all its shards are there. The id is all that UCM
+says of what a block holds, so engines share by it: what it leaves out (weights, type of the KV cache, its layout) belongs into model, revision or salt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
+
+from ..memory import data_pointer
+from .core import WHERE, Refused, Store, logger, own_of
+
+
+@dataclass
+class UcmdTask(Task):
+    task_id: int
+    future: Future
+
+
+class UcmdStore(UcmKVStoreBaseV1):
+    def __init__(self, config: dict[str, Any]):
+        super().__init__(config)
+        own, model, shards = own_of(config)
+        block = int(config.get("block_size") or 0)
+        if block < 1:
+            raise Refused(f"block_size must be the bytes of a block, not {config.get('block_size')!r}")
+        shard = int(config.get("shard_size") or block // (shards or 1))
+        if block % shard or (shards or block // shard) != block // shard:
+            raise Refused(f"blocks of {block} bytes in shards of {shard}, and {shards or 'no'} \"shards\" in {WHERE}: shards of equal size, and their "
+                          "number, are right")
+        if config.get("shard_size") and shards is None and block != shard:
+            logger.warning('blocks have %d shards: set "shards": %d in %s, since a scheduler\'s store is told block_size alone, and finds nothing '
+                           "without", block // shard, block // shard, WHERE)
+        sizes = [int(size) for size in config.get("tensor_size_list") or ()]
+        if not sizes and config.get("tensor_size"):
+            sizes = [int(config["tensor_size"])] * (shard // int(config["tensor_size"]))
+        sizes = sizes or [shard]
+        if sum(sizes) != shard:
+            raise Refused(f"tensors of {sum(sizes)} bytes in all, and shard_size {shard}: as many are right")
+        self._store = Store(own, model, block, block // shard, sizes, threads=2)
+        self.close = self._store.close
+
+    def cc_store(self) -> int:
+        raise RuntimeError("ucmd's store has no C++ object: what wants one needs a store of UCM's own")
+
+    def lookup(self, block_ids: list[bytes]) -> list[bool]:
+        return self._store.found(block_ids)
+
+    def lookup_on_prefix(self, block_ids: list[bytes]) -> int:
+        return self._store.prefix(block_ids) - 1
+
+    def prefetch(self, block_ids: list[bytes]) -> None:
+        self._store.fetch(block_ids)
+
+    def load(self, block_ids: list[bytes], shard_index: list[int], dst_tensor: Sequence[Sequence[Any]]) -> Task:
+        return self.load_data(block_ids, shard_index, _addresses(dst_tensor))
+
+    def dump(self, block_ids: list[bytes], shard_index: list[int], src_tensor: Sequence[Sequence[Any]]) -> Task:
+        return self.dump_data(block_ids, shard_index, _addresses(src_tensor))
+
+    def load_data(self, block_ids: list[bytes], shard_index: list[int], dst_addr: Any) -> Task:
+        return self._start("load", block_ids, shard_index, dst_addr)
+
+    def dump_data(self, block_ids: list[bytes], shard_index: list[int], src_addr: Any, prerequisite_handle: int = 0) -> Task:
+        return self._start("save", block_ids, shard_index, src_addr, prerequisite_handle)
+
+    def _start(self, verb: str, blocks: list[bytes], shards: Sequence[int], rows: Any, event: int = 0) -> Task:
+        # Some of UCM's callers give no shards where a block has one.
+        return UcmdTask(*self._store.start(verb, blocks, shards if len(shards) else [0] * len(blocks), rows, event))
+
+    def wait(self, task: Task) -> None:
+        self._store.end(task.task_id, task.future)
+
+    def check(self, task: Task) -> bool:
+        return task.future.done()
+
+
+def _addresses(tensors: Sequence[Sequence[Any]]) -> Any:
+    return np.array([[data_pointer(tensor) for tensor in row] for row in tensors], dtype=np.uint64)
