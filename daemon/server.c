@@ -422,6 +422,8 @@ static uint64_t setting_cb(void *ctx, const char *tenant, enum limit what)
         return bound_of(given->memory);
     case LIMIT_LEASED:
         return bound_of(given->leased);
+    case LIMIT_DIGESTS:
+        return bound_of(given->dram_most / REQUESTS_HELD_FRACTION);
     default:
         return UINT64_MAX;
     }

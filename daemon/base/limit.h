@@ -36,7 +36,7 @@
     X(REQUESTS, "requests under way", "the daemon's bound", "requests")                            \
     X(MEMORY, "bytes of requests, leases and chains", "limits.frame_memory", "memory")             \
     X(CHAINS, "bytes of chains", "half of limits.frame_memory", NULL)                              \
-    X(DIGESTS, "bytes of digests that chains hold", "a quarter of arena.size", NULL)               \
+    X(DIGESTS, "bytes of digests that chains hold", "a quarter of arena.size", "dram.most")        \
     X(LEASED, "keys under leases and in chains", "nothing", "leased")                              \
     X(HINTS, "tables of hints", "a quarter of the daemon's limit of open files, or 1024,", NULL)   \
     X(MAPPINGS, "mappings of workers' memory", "half of the kernel's vm.max_map_count", NULL)      \

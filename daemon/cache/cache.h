@@ -204,6 +204,9 @@ int cache_get_shards(struct cache *c, block_ref ref, uint32_t part, uint32_t fir
 /* Where the part's first byte would lie: of the part, only these shards are there. */
 uintptr_t cache_shards_origin(const struct cache_shards *s);
 void cache_shards_put(struct cache *c, struct cache_shards *s);
+/* Gives back a use that cache_get gave in this same callback: nobody who waits for space is told, as nothing became free that was not
+ * before. */
+void cache_get_undo(struct cache *c, block_ref ref, uint32_t part);
 /* done_cb will not run. The read goes on for others. */
 void cache_get_cancel(struct cache *c, struct cache_wait *w);
 void cache_put(struct cache *c, block_ref ref, uint32_t part);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define DURABLES_TURN (1u << 16) /* looked at in one turn of the loop */
+#define DURABLES_REFUSED 16u     /* of those, for which somebody looked for space in vain */
 
 /* The cache's own check of an unverified part ended; no client waits for it. */
 static void unverified_done_cb(struct cache_durable *d, int status)
@@ -228,9 +229,10 @@ void cache_durables_written(struct cache *c, struct list *waiters, int status)
 
 void cache_durables_retry(struct cache *c)
 {
-    uint32_t turns = DURABLES_TURN;
+    uint32_t turns = DURABLES_TURN, refused = 0;
+    const struct list *first_refused = NULL;
 
-    while (!list_empty(&c->durables) && turns-- > 0) {
+    while (!list_empty(&c->durables) && c->durables.next != first_refused && turns-- > 0) {
         struct cache_durable *d = LIST_ENTRY(c->durables.next, struct cache_durable, link);
         int rc;
 
@@ -243,7 +245,9 @@ void cache_durables_retry(struct cache *c)
             break;
         } else if (rc == -EBUSY) {
             list_push_back(&c->durables, &d->link); /* the next time others come first */
-            break;
+            first_refused = first_refused ? first_refused : &d->link;
+            if (++refused == DURABLES_REFUSED)
+                break;
         } else if (rc < 0) {
             durable_end(d, rc);
         }

@@ -353,7 +353,7 @@ void cache_get_cancel(struct cache *c, struct cache_wait *w)
     cache_shards_cancel(w);
 }
 
-void cache_put(struct cache *c, block_ref ref, uint32_t part)
+void cache_get_undo(struct cache *c, block_ref ref, uint32_t part)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
@@ -361,6 +361,11 @@ void cache_put(struct cache *c, block_ref ref, uint32_t part)
     part_unuse(c, &b->part[part]);
     if (b->part[part].users == 0)
         cache_settle(c, ref);
+}
+
+void cache_put(struct cache *c, block_ref ref, uint32_t part)
+{
+    cache_get_undo(c, ref, part);
     cache_released(c);
 }
 

@@ -12,9 +12,8 @@
 #include <string.h>
 #include <sys/random.h>
 
-/* Chains take up to this fraction of limits.frame_memory, so that requests find some; held digests of the arena. */
+/* Chains take up to this fraction of limits.frame_memory, so that requests find some. */
 #define CHAINS_FRACTION 2
-#define HELD_FRACTION 4
 /* Of the address space, 128 TiB on most processors, the daemon keeps half for itself. */
 #define MAPPED_BYTES_MAX (UINT64_C(1) << 46)
 #define MAPPINGS_USUAL 65530u
@@ -58,7 +57,7 @@ static void limits_init(struct requests *rq)
     limits_set(l, LIMIT_REQUESTS, CONFIG_MAX_REQUESTS);
     limits_set(l, LIMIT_MEMORY, memory);
     limits_set(l, LIMIT_CHAINS, memory / CHAINS_FRACTION);
-    limits_set(l, LIMIT_DIGESTS, arena_bytes_configured(rq->rooms.arena) / HELD_FRACTION);
+    limits_set(l, LIMIT_DIGESTS, arena_bytes_configured(rq->rooms.arena) / REQUESTS_HELD_FRACTION);
     limits_set(l, LIMIT_HINTS, cache_hints_max());
     limits_set(l, LIMIT_MAPPINGS, mappings_max() / 2);
     limits_set(l, LIMIT_MAPPED, MAPPED_BYTES_MAX);

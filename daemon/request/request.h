@@ -18,6 +18,9 @@
 #include "daemon/tier/tier.h"
 #include "proto/metrics.h"
 
+/* Chains hold digests in this fraction of the arena at most; those of a tenant, of what it gets of DRAM (dram.most). */
+#define REQUESTS_HELD_FRACTION 4u
+
 struct requests;
 
 /* Everything is borrowed. tier and share may be NULL: then there is none. */

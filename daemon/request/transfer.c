@@ -207,10 +207,13 @@ static void transfer_park(struct transfer *t)
     if (!list_empty(&t->retry.link))
         return;
     if (t->most ? cache_most_wait(cache_of(t), &t->retry)
-                : cache_space_wait(cache_of(t), &t->retry, t->in_window == 0))
+                : cache_space_wait(cache_of(t), &t->retry, t->in_window == 0)) {
         trace_set(t->r.trace, TRACE_SLOT_WAIT, true);
-    else
-        give_up(t, UCM_BLOCK_NO_ROOM);
+        return;
+    }
+    give_up(t, UCM_BLOCK_NO_ROOM);
+    if (t->space)
+        ready_abandon(t, UCM_BLOCK_NO_ROOM); /* no room for what they are built in */
 }
 
 void transfer_yield(struct transfer *t)

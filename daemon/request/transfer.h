@@ -239,7 +239,9 @@ int wait_reserve(struct transfer *t);
 void item_waits(struct transfer *t, uint32_t item);
 /* Who has something under way lets those who wait for space go first. */
 bool slot_waits(const struct transfer *t, uint32_t item);
-/* Ends what waits for a read or for a place in a batch as CANCELLED. */
+/* Ends what was read and waits for a place in a batch; of digests what is to be built in place of its read. */
+void ready_abandon(struct transfer *t, enum ucm_block_status status);
+/* The same, and what waits for a read, as CANCELLED. */
 void waits_abandon(struct transfer *t);
 /* Submits a copy of the batch's items in these planes. False: the device's queue is full. */
 bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_plane,
@@ -279,7 +281,7 @@ void digests_open(struct transfer *t);
 int digest_begin(struct transfer *t, uint32_t item);
 /* The item's read or build ended. True: iw goes on. */
 bool digest_ended(struct item_wait *iw, int status);
-/* Begins items anew that could not be read. False: there is no room now. */
+/* Begins items anew that could not be read. False: there is no room now, with t->most if it is the tenant's. */
 bool digests_again(struct transfer *t);
 
 /* transfer_turns.c: a load whose K turns. */

@@ -450,6 +450,14 @@ bool ready_take(struct transfer *t)
     return true;
 }
 
+void ready_abandon(struct transfer *t, enum ucm_block_status status)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(&t->ready)) != NULL)
+        ready_drop(LIST_ENTRY(node, struct item_wait, link), status);
+}
+
 void waits_abandon(struct transfer *t)
 {
     struct list *node;
@@ -464,8 +472,7 @@ void waits_abandon(struct transfer *t)
         t->waits_n--;
         free(iw);
     }
-    while ((node = list_pop_front(&t->ready)) != NULL)
-        ready_drop(LIST_ENTRY(node, struct item_wait, link), UCM_BLOCK_CANCELLED);
+    ready_abandon(t, UCM_BLOCK_CANCELLED);
 }
 
 bool item_in_dram(const struct transfer *t, uint32_t item)

@@ -308,6 +308,27 @@ Test(cache_forms, without_a_slot_blocks_are_written_as_they_are)
     expect_nothing_held();
 }
 
+/* Of a tenant that gets no more DRAM: no place is taken for it that others want. */
+Test(cache_forms, beyond_what_its_tenant_gets_a_block_is_written_as_it_is)
+{
+    block_ref ref = open_block(rig.one, 1);
+    struct waiter w;
+
+    rig.one->tenant->settings.dram_most = MIB / 4;
+    cache_tenants_changed(rig.cache);
+    cr_assert_eq(dump_form(ref, 0, true), 0);
+    cr_assert_eq(get(&w, ref, 0), CACHE_READY); /* something is under way: a wait would not end */
+    quiet();
+    EXPECT_AT(1, "dn", "");
+    cr_expect_eq(rig.metrics.transcode_no_room, 1u);
+    cr_expect_eq(coder.begun, 0u);
+    cr_expect_eq(rig.one->tenant->dram_bytes, MIB / 4);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+    evict_all(1);
+    expect_nothing_held();
+}
+
 /* What finds no place in it stays in DRAM, counted as not written, or is written as it is; others go on behind it. */
 Test(cache_forms, a_full_queue_of_what_is_to_be_encoded)
 {

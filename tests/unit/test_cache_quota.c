@@ -268,6 +268,52 @@ Test(cache_quota, at_most_on_nvme_that_is_lowered)
     cr_expect_eq(on_nvme(noisy, 30, 1), 0u, "a part that is larger than all");
 }
 
+struct promise {
+    struct cache_durable d;
+    int status;
+};
+
+static void promise_cb(struct cache_durable *d, int status)
+{
+    ((struct promise *)d)->status = status;
+}
+
+/* Dumps that are to be durable, of a tenant all of whose part of NVMe is leased, wait; another tenant's behind them do not. */
+Test(cache_quota, durable_beyond_at_most_on_nvme_keeps_nobody_waiting)
+{
+    struct promise p[6];
+    block_ref refs[6], leased;
+    struct cache_wait w = {0};
+
+    noisy->tenant->settings.nvme_most = SLOT;
+    stores(noisy, 0, 1);
+    leased = find(noisy, 0);
+    cache_lease(rig.cache, leased);
+    cr_assert_eq(cache_get(rig.cache, leased, 0, 0, NUMA_NONE, &w),
+                 CACHE_READY);  /* something is under way */
+    rig.tier.recovering = true; /* none is begun yet */
+    for (unsigned i = 0; i < 6; i++) {
+        p[i] = (struct promise){.d.done_cb = promise_cb, .status = 1};
+        refs[i] = store(i < 5 ? noisy : quiet, 10 + i);
+        cr_assert_eq(cache_durable(rig.cache, &p[i].d, refs[i], 0), 0);
+    }
+    rig.tier.recovering = false;
+    rig.tier.callbacks.recovered_cb(rig.tier.callbacks.ctx);
+    settle();
+    cr_expect_eq(p[5].status, 0, "the other tenant's");
+    for (unsigned i = 0; i < 5; i++)
+        cr_expect_eq(p[i].status, 1);
+    cache_put(rig.cache, leased, 0);
+    drop(leased);
+    settle();
+    for (unsigned i = 0; i < 6; i++)
+        drop(refs[i]);
+    settle();
+    for (unsigned i = 0; i < 5; i++)
+        cr_expect_neq(p[i].status, 1, "nothing is under way any more");
+    cr_expect_leq(noisy->tenant->nvme_bytes, SLOT);
+}
+
 /* Which tenant's block is the i-th that is being written. */
 static const struct tenant *writes_at(unsigned i)
 {
