@@ -144,6 +144,7 @@ endif
 # Where `make check-vllm` keeps its virtual environment.
 VLLM_VENV ?= $O/vllm-venv
 SGLANG_VENV ?= $O/sglang-venv
+LMCACHE_VENV ?= $O/lmcache-venv
 ROUTERS_VENV ?= $O/routers-venv
 # And `make check-sparse` and `make check-encodings` theirs, with the model's weights in it.
 SPARSE_VENV ?= $O/sparse-venv
@@ -221,6 +222,12 @@ check-sglang: setup-build ## the storage in SGLang's own code, which is fetched 
 	    UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
 	        $(or $(SGLANG_PYTHON),$(abspath $(SGLANG_VENV))/bin/python) -B tests/sglang/$$file.py || exit 1; \
 	done
+
+check-lmcache: setup-build ## the adapter in LMCache's own code, which is fetched from PyPI (some GB); LMCACHE_PYTHON=python names one that has it
+	+@$(SUBMAKE) all
+	$(if $(LMCACHE_PYTHON),,tests/setup/lmcache.sh $(LMCACHE_VENV))
+	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
+	    $(or $(LMCACHE_PYTHON),$(abspath $(LMCACHE_VENV))/bin/python) -B tests/lmcache/check_lmcache.py
 
 check-ucm: setup-build ## the stores in UCM's own code, of which UCM_SOURCE names a checkout; VLLM_PYTHON=python names a Python that has vLLM
 	+@$(SUBMAKE) all
@@ -665,7 +672,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-ucm check-routers check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
+.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-lmcache check-ucm check-routers check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
         bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

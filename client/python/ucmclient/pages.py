@@ -105,12 +105,25 @@ class Kept:
 
     def each(self, keys: Sequence[bytes]) -> list[bool]:
         """Which of them are there."""
+        return self.hold(keys, 0.0)[0]
+
+    def hold(self, keys: Sequence[bytes], seconds: float) -> tuple[list[bool], list[tuple[Namespace, int]]]:
+        """Likewise, and leases: those that are there stay for so long, or until let_go()."""
         out: list[bool] = []
+        leases = []
         for at in range(0, len(keys), _MOST):
             some, ns = keys[at : at + _MOST], self.link.ns if self.settings.load else None
-            found = None if ns is None else self.link.ask(ns.lookup_each, b"".join(some), timeout=self.settings.lookup_timeout)
+            found = None if ns is None else self.link.ask(ns.lookup_each, b"".join(some), seconds, timeout=self.settings.lookup_timeout)
             out += [False] * len(some) if found is None else [one != Found.NOT for one in found[0]]
-        return out
+            if found is not None and found[1]:
+                leases.append((ns, found[1]))
+        return out, leases
+
+    def let_go(self, leases: Sequence[tuple[Namespace, int]]) -> None:
+        """Ends leases early, without waiting for the daemon."""
+        for ns, lease in leases:
+            if ns is self.link.ns:  # a connection's leases end with it, and the next one has numbers of its own
+                self.link.release(lease)
 
     def fetch(self, keys: Sequence[bytes]) -> None:
         """Has the daemon read pages into its DRAM, and waits for that."""
