@@ -24,7 +24,8 @@ struct ucm_copy_plane {
 struct ucm_copy_item {
     uint64_t slot;   /* address of the slot, as the copier sees it */
     uint32_t block;  /* block id in the region */
-    uint32_t memory; /* which piece of pinned memory the slot lies in, as planes name theirs */
+    uint32_t memory; /* which piece of pinned memory the slot lies in, as planes name theirs; for
+                        kernels/rope, which table of angles turns its K */
 };
 
 enum ucm_copy_direction {

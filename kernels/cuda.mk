@@ -19,12 +19,22 @@ CUDA_ARCHS    ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,co
 FATBINS       ?= $(BUILD)/fatbin
 CUDA_FATBIN   := $(FATBINS)/copy.fatbin
 
-$(CUDA_FATBIN): kernels/copy.cu kernels/copy.h
+$(CUDA_FATBIN): kernels/copy.cu kernels/copy.cuh kernels/copy.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 $O/obj/kernels/copy_fatbin.o: kernels/copy_fatbin.S $(CUDA_FATBIN)
 	@mkdir -p $(@D)
 	$(CC) -DUCM_COPY_FATBIN='"$(CUDA_FATBIN)"' -c $< -o $@
+
+# Turned loads, for the daemon and for workers: -fmad=false, as below.
+ROPE_FATBIN := $(FATBINS)/rope.fatbin
+$(ROPE_FATBIN): kernels/rope/rope.cu kernels/rope/words.cuh kernels/copy.cuh kernels/copy.h $(wildcard kernels/rope/*.h) kernels/arith.h kernels/encoding/arith.h
+	@mkdir -p $(@D)
+	$(NVCC) -I. -O3 -fmad=false -fatbin $(ENCODING_ARCHS) $< -o $@
+$O/obj/kernels/rope/rope_fatbin.o: kernels/fatbin.S $(ROPE_FATBIN)
+	@mkdir -p $(@D)
+	$(CC) -DUCM_FATBIN_SYMBOL=ucm_rope_fatbin -DUCM_FATBIN='"$(ROPE_FATBIN)"' -c $< -o $@
+CUDA_OBJ += $O/obj/kernels/rope/rope_fatbin.o
 
 # Encodings, for the daemon and for workers. -fmad=false, and machine code for one GPU: as below.
 ENCODING_ARCHS ?= -gencode arch=compute_90,code=sm_90 -gencode arch=compute_80,code=compute_80
@@ -99,7 +109,7 @@ $O/obj/client/cuda/sparse_select.o $O/obj/client/cuda/decode_plan.o: CFLAGS += -
 
 # The companion, for workers: libcuda is theirs already, libucmclient beside it, wherever the two lie.
 CUDA_SO     := libucmclient_cuda.so
-CUDA_CLIENT := $(patsubst %.c,$O/obj/%.o,$(wildcard client/cuda/*.c))
+CUDA_CLIENT := $(patsubst %.c,$O/obj/%.o,$(wildcard client/cuda/*.c)) $O/obj/kernels/rope/check.o
 LIBS        += $O/libucmclient_cuda.a $O/$(CUDA_SO).$(VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/$(CUDA_SO)
 
 $O/libucmclient_cuda.a: $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ)
@@ -117,11 +127,11 @@ $O/$(CUDA_SO): $O/$(CUDA_SO).$(SO_VERSION)
 
 # What ucm-bench runs on a GPU.
 BENCH_FATBIN := $(FATBINS)/bench.fatbin
-$(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.h kernels/copy.cu kernels/copy.h
+$(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.h kernels/copy.cu kernels/copy.cuh kernels/copy.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 
-fatbins: $(SPARSE_FATBIN) $(RARE_FATBIN) $(CLUSTER_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
+fatbins: $(SPARSE_FATBIN) $(RARE_FATBIN) $(CLUSTER_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(ROPE_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
 
 # Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
 UNIT_SRC  += $(wildcard tests/unit/cuda/test_*.c)
@@ -137,7 +147,7 @@ $(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
 $O/tests/unit/cuda/test_cuda_decode_window: WRAPPED = $(addprefix -Wl$(comma)--wrap=ucm_window_,info mappings release address)
 
 # Tests of the device room on a GPU, with workers written in CUDA.
-GPU_SRC    := client/cuda/companion.c client/cuda/companion_encoding.c tests/gpu/worker_staging.c
+GPU_SRC    := client/cuda/companion.c client/cuda/companion_encoding.c client/cuda/companion_rope.c tests/gpu/worker_staging.c
 GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $O/libucmdaemon.a
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
@@ -165,6 +175,10 @@ $O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/
 $O/gpu/test_encoding: $(ENCODING_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/obj/kernels/encoding/encoding_fatbin.o $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
+ROPE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/rope.c kernels/copy_ref.c)
+$O/gpu/test_rope: $(ROPE_TEST_OBJ) $(CUDA_OBJ) $O/libucmdaemon.a
+	@mkdir -p $(@D)
+	$(LINK) $^ -Wl,--as-needed -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
 SLOTS_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/slots*.c) $(wildcard kernels/slots/*.c))
 $O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
 	@mkdir -p $(@D)
@@ -178,7 +192,7 @@ DECODE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/windo
 $O/gpu/test_decode: $(DECODE_TEST_OBJ) $O/libucmclient_cuda.a $O/libucmtools.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
-GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_slots $O/gpu/test_attend $O/gpu/test_decode
+GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_rope $O/gpu/test_slots $O/gpu/test_attend $O/gpu/test_decode
 # Companions for Python tests that speak the protocol by themselves.
 GPU_COMPANIONS := $O/gpu/companions.so
 $(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libucmclient.a

@@ -110,3 +110,22 @@ bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t sli
     *item_bytes = bytes;
     return true;
 }
+
+bool ucm_staging_turns_sound(const struct ucm_staging_order *order, uint64_t slice_bytes,
+                             uint64_t item_bytes, uint64_t table_bytes, uint32_t most)
+{
+    uint64_t items = order->n_items * ucm_staging_pitch(item_bytes);
+
+    if (order->tables == 0)
+        return true;
+    if (table_bytes == 0 || order->direction != 0 || order->n_items > UCM_STAGING_TURNED ||
+        order->tables > most || order->tables * table_bytes > slice_bytes - items)
+        return false;
+    for (uint32_t i = 0; i < order->n_items; i++) {
+        uint32_t table = order->blocks[order->n_items + i];
+
+        if (table >= order->tables && table != UCM_STAGING_STAYS)
+            return false;
+    }
+    return true;
+}

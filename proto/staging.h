@@ -47,11 +47,19 @@ struct ucm_staging_order {
     uint32_t region;    /* ring_region of region.register */
     uint32_t first_plane, n_planes, n_items;
     uint32_t coded; /* not 0: items are in the encoding of the region's namespace, pages are not */
-    uint32_t unused[10];
+    /* Not 0: K of the items turns, by so many tables of angles, which lie in the slice behind the items. Block
+     * ids are then followed by as many numbers: which of the tables each item's K turns by, or none
+     * (UCM_STAGING_STAYS). */
+    uint32_t tables;
+    uint32_t unused[9];
     uint32_t blocks[UCM_STAGING_ITEMS]; /* item i begins at i * ucm_staging_pitch() */
 };
 
-#define UCM_STAGING_KNOWS_CODED 1u /* orders with `coded` */
+#define UCM_STAGING_TURNED (UCM_STAGING_ITEMS / 2) /* items of an order that turns */
+#define UCM_STAGING_STAYS UINT32_MAX
+
+#define UCM_STAGING_KNOWS_CODED 1u  /* orders with `coded` */
+#define UCM_STAGING_KNOWS_TURNED 2u /* and with `tables` */
 
 struct ucm_staging_words {
     _Atomic uint32_t generation; /* of this registration, 1 to 4095; by the daemon */
@@ -59,7 +67,7 @@ struct ucm_staging_words {
     _Atomic uint32_t bell;       /* counts posts; a futex */
     _Atomic uint32_t asleep;     /* not 0: the companion waits for the bell */
     _Atomic uint32_t soon;       /* not 0: orders are near, sleep lightly; by the daemon */
-    /* Bits of UCM_STAGING_KNOWS_, by the companion: an older one would move a coded order's items as
+    /* Bits of UCM_STAGING_KNOWS_, by the companion: an older one would move such an order's items as
      * they are, so it gets none. */
     _Atomic uint32_t knows;
     uint8_t unused[40];
@@ -129,5 +137,9 @@ bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t sli
                              uint32_t blocks, uint32_t planes,
                              uint32_t (*chunk)(const void *ctx, uint32_t plane), const void *ctx,
                              uint64_t *item_bytes);
+/* The same of an order that is sound so far, and its turns: are the tables, of table_bytes each, in the slice, and
+ * are there at most `most`, and their numbers right? table_bytes 0: the region's K does not turn. */
+bool ucm_staging_turns_sound(const struct ucm_staging_order *order, uint64_t slice_bytes,
+                             uint64_t item_bytes, uint64_t table_bytes, uint32_t most);
 
 #endif

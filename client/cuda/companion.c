@@ -1,6 +1,7 @@
 #include "client/cuda/companion.h"
 
 #include "client/cuda/companion_encoding.h"
+#include "client/cuda/companion_rope.h"
 
 #include "kernels/encoding/encoding_cuda.h"
 
@@ -74,7 +75,9 @@ static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_
     uint64_t begin = c->base + slice * c->slice_bytes - offset;
     bool alone = o->coded && ucm_encoding_alone(&s->region->encoding, o->direction);
     CUstream stream = c->streams[o->direction][alone ? 0 : slice];
-    CUresult r;
+    CUdeviceptr tables =
+        c->base + slice * c->slice_bytes + o->n_items * ucm_staging_pitch(item_bytes);
+    CUresult r = CUDA_SUCCESS;
 
     for (uint32_t i = 0; i < o->n_items; i++)
         s->items[i] = (struct ucm_copy_item){.slot = begin + i * ucm_staging_pitch(item_bytes),
@@ -82,11 +85,13 @@ static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_
     if (o->coded)
         r = companion_encoding_launch(s->region, o->first_plane, o->n_planes, s->items, o->n_items,
                                       o->direction, stream);
-    else
+    else if (o->tables == 0)
         r = kernel_launch(c, s->region->planes + o->first_plane * sizeof(*first), o->n_planes,
                           s->items, o->n_items,
                           ucm_copy_tiles(ucm_copy_largest_chunk(first, o->n_planes)), o->direction,
                           stream);
+    if (r == CUDA_SUCCESS && o->tables > 0)
+        r = companion_rope_launch(s->region, o, s->items, tables, stream);
     if (r == CUDA_SUCCESS)
         r = cuEventRecord(s->moved, stream);
     if (r != CUDA_SUCCESS) /* a refused order must not run: the slice will hold another's bytes */
@@ -112,6 +117,7 @@ static bool slice_begin(struct companion *c, uint32_t slice)
     if (atomic_load(&c->served->words.dead) ||
         !ucm_staging_order_sound(&s->order, c->slice_bytes, s->region->blocks, s->region->n_planes,
                                  bytes, s->region, &item_bytes) ||
+        !companion_rope_sound(c, s->region, &s->order, item_bytes) ||
         slice_launch(c, slice, item_bytes) != CUDA_SUCCESS)
         return false;
     s->region->kernels++;
@@ -223,7 +229,7 @@ static void *thread_run(void *arg)
 void companion_serve(struct companion *c, struct ucm_staging *staging)
 {
     if (staging)
-        atomic_store(&staging->words.knows, UCM_STAGING_KNOWS_CODED);
+        atomic_store(&staging->words.knows, UCM_STAGING_KNOWS_CODED | UCM_STAGING_KNOWS_TURNED);
     pthread_mutex_lock(&c->mutex);
     if (c->served) {
         atomic_store(&c->served->words.dead, 1);
@@ -243,6 +249,7 @@ static void region_free(struct companion_region *r)
     if (r->planes)
         (void)cuMemFree(r->planes);
     companion_encoding_close(r);
+    companion_rope_close(r);
     free(r->spec);
     free(r);
 }
@@ -258,8 +265,8 @@ CUresult companion_upload(struct companion *c, const void *from, size_t bytes, C
 }
 
 static CUresult region_new(struct companion *c, const struct ucm_copy_plane *planes,
-                           uint32_t n_planes, uint32_t blocks,
-                           const struct ucm_encoding_spec *encoding, struct companion_region **out)
+                           uint32_t n_planes, uint32_t blocks, struct companion_skills skills,
+                           struct companion_region **out)
 {
     struct companion_region *r = calloc(1, sizeof(*r));
     size_t bytes = n_planes * sizeof(*r->spec);
@@ -277,8 +284,10 @@ static CUresult region_new(struct companion *c, const struct ucm_copy_plane *pla
         slot_offset += planes[p].chunk;
     }
     rc = r->spec ? companion_upload(c, r->spec, bytes, &r->planes) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (rc == CUDA_SUCCESS && encoding)
-        rc = companion_encoding_open(c, r, encoding);
+    if (rc == CUDA_SUCCESS && skills.encoding)
+        rc = companion_encoding_open(c, r, skills.encoding);
+    if (rc == CUDA_SUCCESS && skills.rope)
+        rc = companion_rope_open(c, r, skills.rope);
     if (rc == CUDA_SUCCESS)
         *out = r;
     else
@@ -301,8 +310,8 @@ CUresult companion_owns(struct companion *c, uint64_t address, bool *owns)
 }
 
 CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *planes,
-                              uint32_t n_planes, uint32_t blocks,
-                              const struct ucm_encoding_spec *encoding, uint32_t *number)
+                              uint32_t n_planes, uint32_t blocks, struct companion_skills skills,
+                              uint32_t *number)
 {
     struct companion_region *region = NULL;
     uint32_t i = 0;
@@ -310,7 +319,7 @@ CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *
 
     if (r != CUDA_SUCCESS)
         return r;
-    r = region_new(c, planes, n_planes, blocks, encoding, &region);
+    r = region_new(c, planes, n_planes, blocks, skills, &region);
     if (r == CUDA_SUCCESS) {
         pthread_mutex_lock(&c->mutex);
         while (i < COMPANION_REGIONS && c->regions[i])

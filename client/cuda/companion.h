@@ -13,6 +13,7 @@
 
 #include "kernels/copy.h"
 #include "kernels/encoding/encoding.h"
+#include "kernels/rope/rope.h"
 #include "proto/staging.h"
 
 #include <cuda.h>
@@ -50,6 +51,12 @@ struct companion_region {
     CUdeviceptr coded;
     CUmodule module;
     CUfunction coders[2];
+    /* Of a region whose loads turn K: how, where K lies in each plane, in GPU memory, and the kernel. turner NULL:
+     * they don't, and orders that turn are refused. */
+    struct ucm_rope_spec rope;
+    CUdeviceptr rope_at;
+    CUmodule rope_module;
+    CUfunction turner;
     uint32_t kernels; /* under way */
     void *user;       /* companion_region_mark */
 };
@@ -100,18 +107,33 @@ void companion_close(struct companion *c);
  * previous one is dead on return and may be unmapped. */
 void companion_serve(struct companion *c, struct ucm_staging *staging);
 
-/* Adds a region; planes' bases are addresses in this process. Orders call it *number. encoding: how its
- * namespace's blocks are encoded, where each plane is one section, in order; NULL: they are not. A CUDA
- * error; OUT_OF_MEMORY also when there are COMPANION_REGIONS already, INVALID_VALUE when the planes are
- * no sections. */
+/* Where K lies in a region, and how it turns. */
+struct companion_rope {
+    struct ucm_rope_spec spec;
+    uint32_t *at; /* of each plane, where K begins in its chunk; UCM_ROPE_NO_K: not there */
+};
+
+/* What orders of a region may ask besides copies. encoding: how its namespace's blocks are encoded, where each
+ * plane is one section, in order; NULL: they are not. rope NULL: K does not turn. */
+struct companion_skills {
+    const struct ucm_encoding_spec *encoding;
+    const struct companion_rope *rope;
+};
+
+/* Adds a region; planes' bases are addresses in this process. Orders call it *number. A CUDA error;
+ * OUT_OF_MEMORY also when there are COMPANION_REGIONS already, INVALID_VALUE when the planes are no sections,
+ * or K does not lie in them. */
 CUresult companion_region_add(struct companion *c, const struct ucm_copy_plane *planes,
-                              uint32_t n_planes, uint32_t blocks,
-                              const struct ucm_encoding_spec *encoding, uint32_t *number);
+                              uint32_t n_planes, uint32_t blocks, struct companion_skills skills,
+                              uint32_t *number);
 void companion_region_remove(struct companion *c, uint32_t number);
 /* Attaches a pointer to a region; find detaches it and returns the region's number, or 0. */
 void companion_region_mark(struct companion *c, uint32_t number, void *user);
 uint32_t companion_region_find(struct companion *c, const void *user);
 /* Is the address on the slices' GPU? A CUDA error: on none. */
 CUresult companion_owns(struct companion *c, uint64_t address, bool *owns);
+
+/* For the files beside companion.c: copies to new memory of the GPU. */
+CUresult companion_upload(struct companion *c, const void *from, size_t bytes, CUdeviceptr *out);
 
 #endif

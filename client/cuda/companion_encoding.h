@@ -14,7 +14,4 @@ CUresult companion_encoding_launch(const struct companion_region *region, uint32
                                    uint32_t n_planes, struct ucm_copy_item *items, uint32_t n_items,
                                    uint32_t direction, CUstream stream);
 
-/* companion.c: copies to new memory of the GPU. */
-CUresult companion_upload(struct companion *c, const void *from, size_t bytes, CUdeviceptr *out);
-
 #endif

@@ -4,6 +4,7 @@
 #include "client/cuda/error.h"
 #include "client/cuda/stream_wait.h"
 #include "client/lib/encoding_spec.h"
+#include "kernels/rope/rope_cuda.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -231,6 +232,14 @@ static int memory_check(struct ucm_cuda *cuda, uint32_t n, const uint64_t *addre
     return 0;
 }
 
+static int planes_check(const struct ucm_region_spec *spec)
+{
+    if (!spec->planes || spec->n_planes == 0 || spec->n_planes > UCM_MAX_PLANES)
+        return cuda_fail(UCM_EINVALID, "a region has 1 to %d planes, not %u", UCM_MAX_PLANES,
+                         spec->planes ? spec->n_planes : 0);
+    return 0;
+}
+
 /* How the namespace's blocks are encoded. *has false: they are not. */
 static int encoding_of(const struct ucm_namespace *ns, struct ucm_encoding_spec *out, bool *has)
 {
@@ -247,16 +256,73 @@ static int encoding_of(const struct ucm_namespace *ns, struct ucm_encoding_spec 
     return r == 0 ? 0 : cuda_fail(-r, "%s", why);
 }
 
+static bool rope_dtype(const char *name, uint32_t *out)
+{
+    static const char *const names[] = {[UCM_ROPE_F32] = "f32",
+                                        [UCM_ROPE_F16] = "f16",
+                                        [UCM_ROPE_BF16] = "bf16",
+                                        [UCM_ROPE_FP8_E4M3] = "fp8_e4m3"};
+
+    for (uint32_t i = 0; name && i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *out = i;
+            return true;
+        }
+    return false;
+}
+
+/* Where K lies in each plane, whose shards come in order. The angles are the daemon's: of the frequencies nothing
+ * is needed here. */
+static void rope_places(const struct ucm_region_spec *spec, struct companion_rope *out)
+{
+    uint64_t begin = 0, k = spec->rope->offset, bytes = ucm_rope_bytes(&out->spec);
+
+    for (uint32_t p = 0; p < spec->n_planes; p++) {
+        const struct ucm_plane *plane = &spec->planes[p];
+
+        if (p > 0 && plane->shard != spec->planes[p - 1].shard)
+            begin = 0;
+        out->at[p] = k >= begin && k + bytes <= begin + plane->chunk_bytes ? (uint32_t)(k - begin)
+                                                                           : UCM_ROPE_NO_K;
+        begin += plane->chunk_bytes;
+    }
+}
+
+/* *out: what the companion must know of the region's rope, to be freed; `at` NULL: nothing. */
+static int rope_of(const struct ucm_region_spec *spec, struct companion_rope *out)
+{
+    const struct ucm_rope *r = spec->rope;
+    char why[UCM_ROPE_WHY];
+
+    out->at = NULL;
+    if (!r)
+        return 0;
+    out->spec =
+        (struct ucm_rope_spec){.rows = r->rows,
+                               .dim = r->dim,
+                               .first = r->first,
+                               .rotary = r->rotary,
+                               .pairs = r->interleaved ? UCM_ROPE_NEIGHBOURS : UCM_ROPE_HALVES,
+                               .base = r->base};
+    if (!rope_dtype(r->dtype, &out->spec.dtype))
+        return cuda_fail(UCM_EINVALID,
+                         "rope: dtype is \"%.40s\"; f32, f16, bf16 and fp8_e4m3 can be turned",
+                         r->dtype ? r->dtype : "");
+    if (ucm_rope_check(&out->spec, why) != 0)
+        return cuda_fail(UCM_EINVALID, "rope: %s", why);
+    out->at = malloc(spec->n_planes * sizeof(*out->at));
+    if (!out->at)
+        return cuda_fail(UCM_ENOMEMORY, "no memory for the region");
+    rope_places(spec, out);
+    return 0;
+}
+
 static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
-                      const struct ucm_encoding_spec *encoding, const uint64_t *addresses,
-                      uint32_t *number)
+                      struct companion_skills skills, const uint64_t *addresses, uint32_t *number)
 {
     struct ucm_copy_plane *planes;
     CUresult rc;
 
-    if (!spec->planes || spec->n_planes == 0 || spec->n_planes > UCM_MAX_PLANES)
-        return cuda_fail(UCM_EINVALID, "a region has 1 to %d planes, not %u", UCM_MAX_PLANES,
-                         spec->planes ? spec->n_planes : 0);
     planes = calloc(spec->n_planes, sizeof *planes);
     if (!planes)
         return cuda_fail(UCM_ENOMEMORY, "no memory for the region");
@@ -271,10 +337,10 @@ static int planes_add(struct ucm_cuda *cuda, const struct ucm_region_spec *spec,
         planes[i] = (struct ucm_copy_plane){
             .base = addresses[p->memory] + p->offset, .stride = p->stride, .chunk = p->chunk_bytes};
     }
-    rc = companion_region_add(&cuda->companion, planes, spec->n_planes, spec->blocks, encoding,
+    rc = companion_region_add(&cuda->companion, planes, spec->n_planes, spec->blocks, skills,
                               number);
     free(planes);
-    if (rc == CUDA_ERROR_INVALID_VALUE && encoding)
+    if (rc == CUDA_ERROR_INVALID_VALUE && skills.encoding)
         return cuda_fail(
             UCM_EINVALID,
             "planes: in an encoded namespace each is a layer's whole K, or its whole V, "
@@ -287,6 +353,8 @@ int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
                              int timeout_ms, struct ucm_region **out)
 {
     struct ucm_encoding_spec encoding;
+    struct companion_rope rope = {.at = NULL};
+    struct companion_skills skills = {NULL, NULL};
     struct ucm_region_spec with;
     uint32_t number;
     bool encoded;
@@ -298,7 +366,15 @@ int ucm_cuda_region_register(struct ucm_cuda *cuda, struct ucm_namespace *ns,
     if (r == 0)
         r = encoding_of(ns, &encoding, &encoded);
     if (r == 0)
-        r = planes_add(cuda, spec, encoded ? &encoding : NULL, addresses, &number);
+        r = planes_check(spec);
+    if (r == 0)
+        r = rope_of(spec, &rope);
+    if (r == 0) {
+        skills.encoding = encoded ? &encoding : NULL;
+        skills.rope = rope.at ? &rope : NULL;
+        r = planes_add(cuda, spec, skills, addresses, &number);
+    }
+    free(rope.at);
     if (r != 0)
         return r;
     with = *spec;

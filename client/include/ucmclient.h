@@ -283,7 +283,7 @@ struct ucm_region_spec {
     /* Not 0: a pool. Its blocks are slots, each for one layer of any block, and `planes` are those of one
      * layer, of shard 0: for ucm_fetch alone. */
     uint32_t pool;
-    const struct ucm_rope *rope; /* NULL: its loads turn nothing. Device "cpu" only */
+    const struct ucm_rope *rope; /* NULL: its loads turn nothing */
 };
 
 /* The memory must stay allocated until ucm_region_unregister has returned 0 or

@@ -126,12 +126,17 @@ void gpu_context_close(struct gpu *g)
         (void)cuda.cuModuleUnload(g->module);
     if (g->encoding_module)
         (void)cuda.cuModuleUnload(g->encoding_module);
+    if (g->tables)
+        (void)cuda.cuMemFreeHost(g->tables);
+    if (g->rope_module)
+        (void)cuda.cuModuleUnload(g->rope_module);
     (void)cuda.cuCtxSetCurrent(NULL);
     (void)cuda.cuDevicePrimaryCtxRelease(g->dev);
     g->probe = (struct gpu_probe){0};
     g->uploads = NULL;
     g->items = NULL;
-    g->module = g->encoding_module = NULL;
+    g->tables = NULL;
+    g->module = g->encoding_module = g->rope_module = NULL;
     g->context = NULL;
 }
 

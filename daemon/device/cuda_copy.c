@@ -168,7 +168,7 @@ static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *p
     const struct costs *c = &g->costs.of[direction];
     enum copy_strategy pick;
 
-    if (extents == 0) /* the engines can't; of coded slots, never */
+    if (extents == 0) /* the engines can't; of coded slots and of K that turns, never */
         return COPY_SM;
     if (g->config.strategy == COPY_DMA || g->config.strategy == COPY_SM)
         return g->config.strategy;
@@ -192,15 +192,30 @@ static CUresult launch_copy_kernel(struct gpu *g, struct gpu_launch *l,
                              ucm_copy_largest_chunk(planes, piece->n_planes), direction);
 }
 
+/* Where the engines can't. */
+static CUresult launch_kernels(struct gpu *g, struct gpu_launch *l, const struct device_job *job,
+                               const struct job_piece *piece, enum ucm_copy_direction direction,
+                               bool turned)
+{
+    CUresult r = CUDA_SUCCESS;
+
+    if (job->coded)
+        r = gpu_encoding_launch(g, job, piece, l->items);
+    else if (!turned)
+        r = launch_copy_kernel(g, l, job, piece, direction);
+    return r == CUDA_SUCCESS && turned ? gpu_rope_launch(g, job, piece, l) : r;
+}
+
 static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct device_job *job,
                              const struct job_piece *piece, enum ucm_copy_direction direction)
 {
     const struct costs *costs = &g->costs.of[direction];
+    bool turned = gpu_rope_turns(job, piece);
     uint32_t extents = 0;
     double cost_ns;
     CUresult r;
 
-    if (g->config.strategy != COPY_SM && !job->coded)
+    if (g->config.strategy != COPY_SM && !job->coded && !turned)
         extents = gpu_dma_plan(g, job, piece, l->items);
     l->strategy = strategy_pick(g, piece, direction, extents);
     cost_ns = l->strategy == COPY_DMA ? costs_dma_ns(costs, g->dma.extents, extents)
@@ -209,10 +224,8 @@ static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct d
     l->begun_ns = uv_hrtime();
     if (l->strategy == COPY_DMA)
         r = gpu_dma_launch(g, direction, extents);
-    else if (job->coded)
-        r = gpu_encoding_launch(g, job, piece, l->items);
     else
-        r = launch_copy_kernel(g, l, job, piece, direction);
+        r = launch_kernels(g, l, job, piece, direction, turned);
     if (r == CUDA_SUCCESS) {
         atomic_fetch_add(&g->strategy_bytes[l->strategy], piece->bytes);
         atomic_fetch_add(&g->strategy_launches[l->strategy], 1);
@@ -274,7 +287,8 @@ static void launch_next(struct gpu *g, enum ucm_copy_direction direction, struct
 {
     struct job_piece piece;
 
-    if (job_next_piece(job, gpu_launch_bytes(g, direction), GPU_LAUNCH_ITEMS, &piece))
+    if (job_next_piece(job, gpu_launch_bytes(g, direction), gpu_rope_items(job, GPU_LAUNCH_ITEMS),
+                       &piece))
         list_remove(&job->link);
     job_queue_charge(&g->queued, job, piece.bytes);
     job->pieces++;
@@ -375,7 +389,8 @@ bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
             gpu_fail(g, r, "a copy failed");
             return true;
         }
-        if (l->strategy == COPY_SM && g->config.strategy == COPY_AUTO && !l->job->coded)
+        if (l->strategy == COPY_SM && g->config.strategy == COPY_AUTO && !l->job->coded &&
+            !l->job->turns)
             gpu_kernel_seen(g, direction, l);
         s->done_ns = uv_hrtime();
         s->oldest = (s->oldest + 1) % GPU_LAUNCHES;

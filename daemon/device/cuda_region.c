@@ -225,6 +225,7 @@ void gpu_region_close(struct device_region *region)
     if (mapping->planes)
         (void)cuda.cuMemFree(mapping->planes);
     gpu_encoding_close(mapping);
+    gpu_rope_close(mapping);
     for (uint32_t i = 0; i < mapping->n; i++) {
         if (mapping->maps[i].ipc)
             gpu_ipc_put(mapping->maps[i].ipc);
@@ -280,6 +281,8 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
     }
     if (rc == 0 && region->encoding)
         rc = gpu_encoding_open(g, job);
+    if (rc == 0 && region->rope)
+        rc = gpu_rope_open(g, job);
     if (rc < 0)
         gpu_region_close(region);
     return rc;

@@ -249,6 +249,7 @@ static void order_write(struct gpu_slice *slice)
     order->n_planes = slice->piece.n_planes;
     order->n_items = slice->piece.n_items;
     order->coded = job->coded;
+    gpu_rope_order(job, &slice->piece, order);
     for (uint32_t i = 0; i < slice->piece.n_items; i++)
         order->blocks[i] = job->items[slice->piece.first_item + i].block;
 }
@@ -269,6 +270,7 @@ static CUresult slice_launch(struct gpu *g, struct gpu_slice *slice)
     uint32_t n = gpu_dma_plan_slice(g, slice->job, &slice->piece, l->items, base);
     CUresult r;
 
+    n = gpu_rope_slice(g, slice->job, &slice->piece, l, base, n);
     if (n == 0) {
         slice->state = SLICE_STRAIGHT;
         return CUDA_SUCCESS;
@@ -293,22 +295,28 @@ static void slice_move(struct gpu *g, struct gpu_slice *slice)
 
 /* ---- the planner ---- */
 
-/* How much of a slice is used: a worker with larger slices gets no more of the bus in one go. */
-static uint64_t slice_use(const struct gpu *g, const struct gpu_staging *s,
-                          enum ucm_copy_direction direction)
+/* What items of the job may take of a slice. */
+static uint64_t slice_room(const struct gpu_staging *s, const struct device_job *job)
 {
-    uint64_t most = gpu_launch_bytes(g, direction);
+    return s->slice_bytes - (job->turns ? UCM_ROPE_TABLES_BYTES : 0);
+}
 
-    return s->slice_bytes < most ? s->slice_bytes : most;
+/* How much of that is used: a worker with larger slices gets no more of the bus in one go. */
+static uint64_t slice_use(const struct gpu *g, const struct gpu_staging *s,
+                          const struct device_job *job)
+{
+    uint64_t most = gpu_launch_bytes(g, job_direction(job)), room = slice_room(s, job);
+
+    return room < most ? room : most;
 }
 
 static bool next_piece(struct device_job *job, const struct gpu_staging *s, uint64_t bytes,
                        struct job_piece *out)
 {
-    uint64_t most = s->slice_bytes / ucm_staging_pitch(job_item_bytes(job));
+    uint64_t fit = slice_room(s, job) / ucm_staging_pitch(job_item_bytes(job));
+    uint32_t most = job->turns ? UCM_STAGING_TURNED : UCM_STAGING_ITEMS;
 
-    return job_next_piece(job, bytes, most < UCM_STAGING_ITEMS ? (uint32_t)most : UCM_STAGING_ITEMS,
-                          out);
+    return job_next_piece(job, bytes, gpu_rope_items(job, fit < most ? (uint32_t)fit : most), out);
 }
 
 /* Looks whether others run only where the answer matters, and at once where the job takes longer
@@ -340,10 +348,10 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     double times, idle_ns, busy_ns, staged_ns;
     uint32_t n;
 
-    (void)next_piece(&first, s, slice_use(g, s, direction), &piece);
+    (void)next_piece(&first, s, slice_use(g, s, job), &piece);
     times = (double)job_item_bytes(job) * job->n_items / (double)piece.bytes;
     memcpy(items, job->items, piece.n_items * sizeof(*items));
-    n = gpu_dma_plan(g, job, &piece, items);
+    n = job->turns ? 0 : gpu_dma_plan(g, job, &piece, items);
     idle_ns = times * costs_direct_ns(costs, extents, n, piece.bytes, g->slices > 0);
     busy_ns = times * costs_direct_ns(costs, extents, n, piece.bytes, true);
     n = gpu_dma_plan_slice(g, job, &piece, items, s->base);
@@ -368,13 +376,21 @@ static uint32_t largest_plane(const struct device_job *job)
     return largest;
 }
 
+/* Does the companion know what the job asks of it? */
+static bool companion_knows(const struct gpu_staging *s, const struct device_job *job)
+{
+    uint32_t asks =
+        (job->coded ? UCM_STAGING_KNOWS_CODED : 0) | (job->turns ? UCM_STAGING_KNOWS_TURNED : 0);
+
+    return (atomic_load(&s->shared->words.knows) & asks) == asks;
+}
+
 /* The other way of a coded job is the daemon's own kernel, over the bus: hardly faster than the engines on an
  * idle GPU, and hopeless beside others. Only narrow items of loads go there, which kernels of the driver
  * would move to a slice. */
-static bool coded_pays(const struct gpu_staging *s, const struct device_job *job)
+static bool coded_pays(const struct device_job *job)
 {
-    return (atomic_load(&s->shared->words.knows) & UCM_STAGING_KNOWS_CODED) &&
-           (job->op == DEVICE_DUMP || job_item_bytes(job) >= COSTS_RUN_LEAST);
+    return job->op == DEVICE_DUMP || job_item_bytes(job) >= COSTS_RUN_LEAST;
 }
 
 bool gpu_staging_pays(struct gpu *g, struct device_job *job)
@@ -383,18 +399,19 @@ bool gpu_staging_pays(struct gpu *g, struct device_job *job)
     const struct gpu_staging *s = job->staging ? job->staging->mapping : NULL;
 
     if (!s || wanted == COPY_DMA || wanted == COPY_SM || paused(s) ||
-        largest_plane(job) > s->slice_bytes)
+        largest_plane(job) > slice_room(s, job) || !companion_knows(s, job))
         return false;
     if (job->coded)
-        return coded_pays(s, job);
+        return coded_pays(job);
     return wanted == COPY_STAGED || staged_is_faster(g, job, s);
 }
 
 /* Dumps begin with a small slice, so that the bus has work soon. Each further one is gathered while
  * the bus moves those before, and may be as large. */
-static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s)
+static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s,
+                           const struct device_job *job)
 {
-    uint64_t bytes = STAGING_FIRST_BYTES, use = slice_use(g, s, UCM_COPY_DUMP);
+    uint64_t bytes = STAGING_FIRST_BYTES, use = slice_use(g, s, job);
 
     for (uint32_t i = 0; i < s->n_slices; i++)
         if (s->slices[i].state != SLICE_FREE && s->slices[i].direction == UCM_COPY_DUMP)
@@ -410,7 +427,7 @@ static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s)
 static uint64_t load_piece(struct gpu *g, struct device_job *job, const struct gpu_staging *s)
 {
     uint64_t left = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job);
-    uint64_t whole = slice_use(g, s, UCM_COPY_LOAD), least = whole / STAGING_LAST_PART;
+    uint64_t whole = slice_use(g, s, job), least = whole / STAGING_LAST_PART;
     bool more = job_queue_next_of(&g->queued, job);
 
     if (more && left > whole && left < 2 * whole)
@@ -432,7 +449,7 @@ enum gpu_took gpu_staging_take(struct gpu *g, struct device_job *job)
     if (!slice)
         return GPU_FULL;
     slice->job = job;
-    if (next_piece(job, s, load ? load_piece(g, job, s) : dump_piece(g, s), &slice->piece))
+    if (next_piece(job, s, load ? load_piece(g, job, s) : dump_piece(g, s, job), &slice->piece))
         list_remove(&job->link);
     job_queue_charge(&g->queued, job, slice->piece.bytes);
     job->pieces++;

@@ -115,7 +115,7 @@ struct device_staging {
  * - no byte belongs to two chunks; planes of one allocation may interleave with one stride only;
  * - with an encoding (shard_bytes is that of plain blocks): every plane is one section, in order, and
  *   begins at a multiple of DEVICE_ENCODED_ALIGN in every block;
- * - with `rope`: the K of each shard lies whole in one plane's chunk; device cpu only.
+ * - with `rope`: the K of each shard lies whole in one plane's chunk.
  * Takes the descriptors that handles name out of fds and sets their entries to -1. Returns 0 and
  * *out; or -code with *e, and then takes nothing. */
 int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,

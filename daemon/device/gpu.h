@@ -13,6 +13,7 @@
 #include "daemon/device/cuda_api.h"
 #include "daemon/device/work.h"
 #include "daemon/device/worker.h"
+#include "kernels/rope/rope_cuda.h"
 
 #define GPU_LAUNCHES 16                /* under way in one direction */
 #define GPU_LAUNCH_BYTES (16ull << 20) /* of one launch; a chunk larger than that is not cut */
@@ -36,6 +37,7 @@ struct gpu_launch {
     struct device_job *job;
     struct job_piece piece; /* of the job, unless a slice has it */
     struct ucm_copy_item *items;
+    struct ucm_rope_angle *tables; /* of a load that turns K; pinned as well */
     uint64_t bytes;
     enum copy_strategy strategy;
     uint64_t begun_ns, cost_ns; /* cost_ns: estimated from the measured costs */
@@ -121,9 +123,11 @@ struct gpu {
     CUcontext context; /* NULL until the first OPEN */
     CUmodule module;
     CUfunction kernel;
-    CUmodule encoding_module;     /* NULL until the first region that is encoded */
-    struct ucm_copy_item *items;  /* of all launches */
-    struct gpu_stream streams[2]; /* by enum ucm_copy_direction */
+    CUmodule encoding_module;      /* NULL until the first region that is encoded */
+    CUmodule rope_module;          /* NULL until the first region whose loads can turn K */
+    struct ucm_copy_item *items;   /* of all launches */
+    struct ucm_rope_angle *tables; /* the same */
+    struct gpu_stream streams[2];  /* by enum ucm_copy_direction */
     struct job_queue queued;
     bool contended[2]; /* by direction, in this round of the thread: see GPU_FAIR_BYTES */
     struct list waiting;
@@ -249,6 +253,9 @@ struct gpu_region {
      * ucm_copy_direction. */
     CUdeviceptr coded;
     CUfunction encoding[2];
+    /* Of a region whose loads can turn K: device_rope.at in GPU memory, and the kernel. */
+    CUdeviceptr rope_at;
+    CUfunction rope;
     uint32_t n; /* maps made so far */
     struct gpu_map {
         struct gpu_ipc *ipc; /* or, for VMM memory: */
@@ -294,6 +301,29 @@ void gpu_encoding_close(struct gpu_region *mapping); /* harmless when it is not 
 /* Launches a coded piece straight between its slots and pages. */
 CUresult gpu_encoding_launch(struct gpu *g, const struct device_job *job,
                              const struct job_piece *piece, struct ucm_copy_item *items);
+
+/* ---- cuda_rope.c ---- */
+
+struct ucm_staging_order;
+
+/* For a region with `rope`, as a part of its OPEN. 0 or -errno, job->error filled. */
+int gpu_rope_open(struct gpu *g, struct device_job *job);
+void gpu_rope_close(struct gpu_region *mapping); /* harmless when it is not open */
+/* Does K of any item turn? */
+bool gpu_rope_turns(const struct device_job *job, const struct job_piece *piece);
+/* How many of the job's next items one launch has tables for, at most `most`. */
+uint32_t gpu_rope_items(const struct device_job *job, uint32_t most);
+/* Launches a piece that turns: the copy, too, unless the job is coded and its decoding was launched. Writes
+ * the launch's items and tables. */
+CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
+                         struct gpu_launch *l);
+/* What an order says of a piece's turns. */
+void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
+                    struct ucm_staging_order *order);
+/* To the extents that fill the slice at that address: the piece's tables, where it turns. Returns how many
+ * they are now; 0: too many for the copy engines. */
+uint32_t gpu_rope_slice(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
+                        struct gpu_launch *l, uint64_t slice, uint32_t extents);
 
 /* ---- cuda_staging.c ---- */
 

@@ -95,9 +95,6 @@ static int rope_allowed(const struct msg_region_register *m, struct ucm_error *e
 {
     if (m->pool)
         return REFUSE(e, "rope: the slots of a pool are filled by fetch, which does not turn K");
-    if (!text_is(m->device, "cpu"))
-        return ucm_error_set(e, UCM_WIRE_UNSUPPORTED,
-                             "rope: this daemon turns K in host memory (device cpu) only");
     return 0;
 }
 

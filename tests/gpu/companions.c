@@ -61,8 +61,8 @@ int companions_region(struct companions_ring *ring, const struct ucm_copy_plane 
                       uint32_t n_planes, uint32_t blocks, const struct ucm_encoding_spec *encoding)
 {
     uint32_t number = 0;
-    CUresult r =
-        companion_region_add(&ring->companion, planes, n_planes, blocks, encoding, &number);
+    CUresult r = companion_region_add(&ring->companion, planes, n_planes, blocks,
+                                      (struct companion_skills){.encoding = encoding}, &number);
 
     return r == CUDA_SUCCESS ? (int)number : -(int)r;
 }

@@ -40,6 +40,6 @@ int worker_ring_region(const struct worker_region *region, uint64_t memory, uint
         planes[i] = region->planes[i];
         planes[i].base += memory;
     }
-    return (int)companion_region_add(&companion, planes, region->n_planes, region->blocks, NULL,
-                                     number);
+    return (int)companion_region_add(&companion, planes, region->n_planes, region->blocks,
+                                     (struct companion_skills){NULL, NULL}, number);
 }

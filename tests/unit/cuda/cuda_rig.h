@@ -201,8 +201,21 @@ struct worker_side {
     bool served;
     struct companion companion;
     const struct ucm_encoding_spec
-        *encoding; /* set before the region and the companion; NULL: none */
+        *encoding;                     /* set before the region and the companion; NULL: none */
+    const struct companion_rope *rope; /* the same */
 };
+
+/* BF16 K at the beginning of each shard. */
+static inline void rope_says(struct msg_region_register *m, const struct ucm_rope_spec *s,
+                             uint32_t numbers[5])
+{
+    const uint32_t at[5] = {0, s->rows, s->dim, s->first, s->rotary};
+
+    memcpy(numbers, at, sizeof(at));
+    m->rope = (struct proto_u32s){numbers, 5};
+    m->rope_dtype = (struct proto_str){"bf16", 4};
+    m->rope_base = s->base;
+}
 
 /* n_planes layers of BLOCKS chunks, `gap` apart. */
 static inline struct device_region *region_of(struct worker_side *w, struct device *device,
@@ -219,7 +232,10 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
                                     .planes = {planes, w->n_planes}};
     struct device_region *r = NULL;
     struct ucm_error e = {0};
+    uint32_t rope[5];
 
+    if (w->rope)
+        rope_says(&m, &w->rope->spec, rope);
     for (uint32_t p = 0; p < w->n_planes; p++)
         planes[p] = (struct msg_plane){.offset = (uint64_t)p * BLOCKS * (w->chunk + gap),
                                        .stride = w->chunk + gap,
@@ -255,7 +271,7 @@ static inline void worker_begin(struct worker_side *w, pid_t pid, uint32_t n_pla
 {
     struct ucm_error e = {0};
 
-    *w = (struct worker_side){.encoding = w->encoding};
+    *w = (struct worker_side){.encoding = w->encoding, .rope = w->rope};
     worker_memory(w, 0, n_planes, chunk, gap);
     w->region = region_of(w, gpu, pid, gap);
     cr_assert_eq(control(DEVICE_OPEN, w->region, NULL, &e), 0, "%s", e.text);
@@ -302,9 +318,9 @@ static inline void worker_companion(struct worker_side *w, uint64_t slice_bytes,
     memcpy(w->ring.ipc, w->companion.ipc, sizeof(w->ring.ipc));
     for (uint32_t p = 0; p < w->n_planes; p++)
         planes[p] = w->region->planes[p];
-    cr_assert_eq(
-        companion_region_add(&w->companion, planes, w->n_planes, BLOCKS, w->encoding, &number),
-        CUDA_SUCCESS);
+    cr_assert_eq(companion_region_add(&w->companion, planes, w->n_planes, BLOCKS,
+                                      (struct companion_skills){w->encoding, w->rope}, &number),
+                 CUDA_SUCCESS);
     cr_assert_eq(ring_open(w, getpid(), &e), 0, "%s", e.text);
     companion_serve(&w->companion, w->shared);
     w->region->ring_region = number;

@@ -4,7 +4,7 @@
  * Promises: each stream runs its work in order, on a thread of its own, after the delay of
  * fake_cuda_delay. Kernels read their items and planes only then, so a descriptor that is
  * overwritten too early shows. Kernels other than the copy kernel and
- * those of kernels/encoding do nothing, but fake_cuda_launched tells that they were launched.
+ * those of kernels/encoding and kernels/rope do nothing, but fake_cuda_launched tells that they were launched.
  * Freed memory that is open stays until it is closed.
  * Threads: any; install and fake_cuda_delay come first. */
 #ifndef UCM_TESTS_FAKE_CUDA_H

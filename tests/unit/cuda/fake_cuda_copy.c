@@ -3,6 +3,7 @@
 #include "tests/unit/cuda/fake_cuda_inside.h"
 
 #include "kernels/copy.h"
+#include "kernels/rope/rope_cuda.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -27,10 +28,32 @@ static void code(const struct op *o)
         }
 }
 
+/* Tables are read now, as late as a kernel would. */
+static void turn(const struct op *o)
+{
+    const struct ucm_copy_plane *planes = (const struct ucm_copy_plane *)(uintptr_t)o->planes;
+    const struct ucm_copy_item *items = (const struct ucm_copy_item *)(uintptr_t)o->items;
+    const struct ucm_rope_angle *tables = (const struct ucm_rope_angle *)(uintptr_t)o->tables;
+    const uint32_t *at = (const uint32_t *)(uintptr_t)o->at;
+
+    if (!o->in_place)
+        ucm_copy_ref(planes, o->n_planes, items, o->n_items, UCM_COPY_LOAD);
+    for (uint32_t i = 0; i < o->n_items; i++)
+        for (uint32_t p = 0; p < o->n_planes; p++) {
+            void *k =
+                (void *)(uintptr_t)(planes[p].base + items[i].block * planes[p].stride + at[p]);
+
+            if (at[p] != UCM_ROPE_NO_K && items[i].memory != UCM_ROPE_STAYS)
+                ucm_rope_apply(&o->rope, tables + items[i].memory * (o->rope.rotary / 2), k, k);
+        }
+}
+
 void fake_op_run(const struct op *o)
 {
     if (o->coded)
         code(o);
+    else if (o->turned)
+        turn(o);
     else if (o->n_items > 0)
         ucm_copy_ref((const struct ucm_copy_plane *)(uintptr_t)o->planes, o->n_planes,
                      (const struct ucm_copy_item *)(uintptr_t)o->items, o->n_items,
@@ -50,6 +73,13 @@ CUfunction fake_cuda_coder(const char *name)
     const char *end = strrchr(name, '_');
 
     return (CUfunction)(uintptr_t)&coders[end && strcmp(end, "_dump") == 0];
+}
+
+static const char turner;
+
+CUfunction fake_cuda_turner(void)
+{
+    return (CUfunction)(uintptr_t)&turner;
 }
 
 /* ---- kernels that do nothing ---- */
@@ -108,9 +138,18 @@ static bool idle_launch(CUfunction f)
 
 /* ---- kernels that copy ---- */
 
+static void turn_take(struct op *o, void **arguments)
+{
+    o->at = *(uint64_t *)arguments[4];
+    o->tables = *(uint64_t *)arguments[5];
+    memcpy(&o->rope, arguments[7], sizeof(o->rope));
+    o->in_place = *(uint32_t *)arguments[9] != 0;
+}
+
 static CUresult launch(CUfunction f, CUstream s, void **arguments, bool companion)
 {
     bool coded = f == (CUfunction)(uintptr_t)&coders[0] || f == (CUfunction)(uintptr_t)&coders[1];
+    bool turned = f == fake_cuda_turner();
     struct op *o = fake_op_new(0);
 
     o->planes = *(uint64_t *)arguments[0];
@@ -120,7 +159,12 @@ static CUresult launch(CUfunction f, CUstream s, void **arguments, bool companio
     o->coded = coded && o->n_items > 0;
     if (coded)
         memcpy(&o->spec, arguments[4], sizeof(o->spec));
-    o->direction = coded ? f == (CUfunction)(uintptr_t)&coders[1] : *(uint32_t *)arguments[5];
+    o->turned = turned && o->n_items > 0;
+    if (turned)
+        turn_take(o, arguments);
+    o->direction = turned  ? UCM_COPY_LOAD
+                   : coded ? f == (CUfunction)(uintptr_t)&coders[1]
+                           : *(uint32_t *)arguments[5];
     o->companion = companion;
     o->slow_us = companion ? fake_cuda_slow_us() : 0;
     return fake_op_send(s, o);

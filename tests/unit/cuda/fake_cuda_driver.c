@@ -288,9 +288,8 @@ CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice d
            : attribute == CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID                     ? FAKE_DOMAIN
            : attribute == CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID                     ? 0
            : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? 232448
-           : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR && clusters > 0
-               ? 9
-               : 1;
+           : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR && clusters > 0 ? 9
+                                                                                       : 1;
     return CUDA_SUCCESS;
 }
 
@@ -363,6 +362,7 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
 {
     *out = strcmp(name, UCM_COPY_KERNEL) == 0                             ? (CUfunction)module
            : strncmp(name, "ucm_encoding_", strlen("ucm_encoding_")) == 0 ? fake_cuda_coder(name)
+           : strncmp(name, "ucm_rope_", strlen("ucm_rope_")) == 0         ? fake_cuda_turner()
                                                                           : fake_cuda_idle(name);
     return CUDA_SUCCESS;
 }

@@ -313,12 +313,13 @@ Test(cuda_encoded, planes_that_are_no_sections_get_no_companion, .timeout = 60)
     cr_assert_eq(companion_init(&w.companion, uuid, 65536, 2), CUDA_SUCCESS);
     memcpy(planes, w.region->planes, sizeof(planes));
     planes[PLANES - 1].chunk -= 16;
-    cr_assert_eq(companion_region_add(&w.companion, planes, PLANES, BLOCKS, &spec, &number),
+    cr_assert_eq(companion_region_add(&w.companion, planes, PLANES, BLOCKS,
+                                      (struct companion_skills){.encoding = &spec}, &number),
                  CUDA_ERROR_INVALID_VALUE);
     spec.version = 99;
-    cr_assert_eq(
-        companion_region_add(&w.companion, w.region->planes, PLANES, BLOCKS, &spec, &number),
-        CUDA_ERROR_INVALID_VALUE);
+    cr_assert_eq(companion_region_add(&w.companion, w.region->planes, PLANES, BLOCKS,
+                                      (struct companion_skills){.encoding = &spec}, &number),
+                 CUDA_ERROR_INVALID_VALUE);
     companion_close(&w.companion);
     end();
 }

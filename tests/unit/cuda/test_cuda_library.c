@@ -54,7 +54,7 @@ static bool encodes(struct fake *f, int conn, int method, struct proto_envelope 
     return method == UCM_METHOD_ENCODING_OPEN;
 }
 
-static int region_add_to(struct ucm_namespace *ns, CUdeviceptr at)
+static int region_add_with(struct ucm_namespace *ns, CUdeviceptr at, const struct ucm_rope *rope)
 {
     struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = 65536};
     struct ucm_plane planes[2] = {
@@ -67,12 +67,18 @@ static int region_add_to(struct ucm_namespace *ns, CUdeviceptr at)
                                    .memory = &memory,
                                    .n_memory = 1,
                                    .planes = planes,
-                                   .n_planes = 2};
+                                   .n_planes = 2,
+                                   .rope = rope};
     struct ucm_region *region;
     uint64_t address = at;
 
     fake_cuda_uuid(0, uuid);
     return ucm_cuda_region_register(cuda, ns, &spec, &address, -1, &region);
+}
+
+static int region_add_to(struct ucm_namespace *ns, CUdeviceptr at)
+{
+    return region_add_with(ns, at, NULL);
 }
 
 static void region_add(CUdeviceptr at)
@@ -95,6 +101,29 @@ Test(cuda_library, says_what_planes_of_encoded_regions_are)
     ucm_namespace_close(ns);
     cr_assert_eq(cuMemFree(memory), CUDA_SUCCESS);
     cr_assert_eq(ucm_cuda_close(cuda, -1), 0, "%s", ucm_cuda_errmsg());
+}
+
+static void rope_refused(struct ucm_rope rope, CUdeviceptr memory, const char *sentence)
+{
+    cr_expect_eq(region_add_with(rig.ns, memory, &rope), -UCM_EINVALID);
+    cr_expect(strstr(ucm_cuda_errmsg(), sentence), "%s", ucm_cuda_errmsg());
+}
+
+/* The companion turns K, too, so it must know where K lies before the daemon is asked. */
+Test(cuda_library, knows_where_k_lies)
+{
+    struct ucm_rope rope = {.rows = 16, .dim = 64, .rotary = 64, .dtype = "bf16", .base = 10000};
+    struct ucm_rope wrong = rope;
+    CUdeviceptr memory = fake_cuda_alloc(0, 65536);
+
+    wrong.dtype = "fp8_e5m2";
+    rope_refused(wrong, memory, "rope: dtype is \"fp8_e5m2\"");
+    wrong = rope;
+    wrong.rotary = 65;
+    rope_refused(wrong, memory, "rope: ");
+    cr_expect_eq(region_add_with(rig.ns, memory, &rope), 0, "%s", ucm_cuda_errmsg());
+    cr_assert_eq(ucm_cuda_close(cuda, -1), 0, "%s", ucm_cuda_errmsg());
+    cr_assert_eq(cuMemFree(memory), CUDA_SUCCESS);
 }
 
 Test(cuda_library, closes_with_the_daemon)

@@ -1,0 +1,179 @@
+/* Turned loads. Copy engines don't compute: the daemon's own kernel turns K as it copies, or, where blocks were
+ * encoded, behind the decoding; or a companion does, whose slices hold the tables of angles behind the items. */
+#include "daemon/device/gpu.h"
+
+#include "proto/staging.h"
+
+#include <errno.h>
+#include <string.h>
+
+extern const unsigned char ucm_rope_fatbin[];
+
+_Static_assert(DEVICE_NO_K == UCM_ROPE_NO_K, "kernels read device_rope.at");
+
+/* ---- the tables of a piece ---- */
+
+/* Items of one run of keys have one table, and follow one another. */
+struct walk {
+    const struct ucm_rope_angle *last;
+    uint32_t n; /* tables so far */
+};
+
+/* The number of the table by which an item turns. */
+static uint32_t number(struct walk *w, const struct device_job *job, uint32_t item)
+{
+    const struct ucm_rope_angle *table = job->turns[item];
+
+    if (!table)
+        return UCM_ROPE_STAYS;
+    w->n += table != w->last;
+    w->last = table;
+    return w->n - 1;
+}
+
+bool gpu_rope_turns(const struct device_job *job, const struct job_piece *piece)
+{
+    for (uint32_t i = 0; job->turns && i < piece->n_items; i++)
+        if (job->turns[piece->first_item + i])
+            return true;
+    return false;
+}
+
+uint32_t gpu_rope_items(const struct device_job *job, uint32_t most)
+{
+    struct walk w = {0};
+    uint32_t left = job->n_items - job->next_item, i = 0;
+
+    if (!job->turns)
+        return most;
+    while (i < left && i < most) {
+        (void)number(&w, job, job->next_item + i);
+        if (w.n > ucm_rope_tables_most(&job->region->rope->spec))
+            break;
+        i++;
+    }
+    return i;
+}
+
+/* Copies them to where a launch reads them. Returns how many there are. */
+static uint32_t tables_copy(const struct device_job *job, const struct job_piece *piece,
+                            struct ucm_rope_angle *to)
+{
+    uint32_t angles = job->region->rope->spec.rotary / 2, had = 0;
+    struct walk w = {0};
+
+    for (uint32_t i = 0; i < piece->n_items; i++) {
+        (void)number(&w, job, piece->first_item + i);
+        if (w.n > had)
+            memcpy(to + had++ * angles, w.last, angles * sizeof(*to));
+    }
+    return w.n;
+}
+
+/* ---- straight ---- */
+
+CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
+                         struct gpu_launch *l)
+{
+    const struct gpu_region *mapping = job->region->mapping;
+    const struct ucm_copy_plane *first = &job->region->planes[piece->first_plane];
+    struct ucm_rope_spec spec = job->region->rope->spec;
+    CUdeviceptr planes = mapping->planes + piece->first_plane * sizeof(*first);
+    CUdeviceptr at = mapping->rope_at + piece->first_plane * sizeof(uint32_t);
+    uint32_t n_planes = piece->n_planes, n_items = piece->n_items, in_place = job->coded;
+    uint32_t n_tables = tables_copy(job, piece, l->tables);
+    uint32_t tiles = ucm_rope_tiles(&spec, ucm_copy_largest_chunk(first, n_planes));
+    void *arguments[] = {&planes,    &n_planes, &l->items, &n_items, &at,
+                         &l->tables, &n_tables, &spec,     &tiles,   &in_place};
+    struct walk w = {0};
+
+    for (uint32_t i = 0; i < n_items; i++)
+        l->items[i].memory = number(&w, job, piece->first_item + i);
+    return cuda.cuLaunchKernel(mapping->rope, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1,
+                               ucm_rope_tables_bytes(&spec, n_tables),
+                               g->streams[UCM_COPY_LOAD].stream, arguments, NULL);
+}
+
+/* ---- through a slice ---- */
+
+void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
+                    struct ucm_staging_order *order)
+{
+    struct walk w = {0};
+
+    order->tables = 0;
+    if (!gpu_rope_turns(job, piece))
+        return;
+    for (uint32_t i = 0; i < piece->n_items; i++)
+        order->blocks[piece->n_items + i] = number(&w, job, piece->first_item + i);
+    order->tables = w.n;
+}
+
+uint32_t gpu_rope_slice(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
+                        struct gpu_launch *l, uint64_t slice, uint32_t extents)
+{
+    uint64_t pitch = ucm_staging_pitch(piece->bytes / piece->n_items);
+    uint32_t n, bytes;
+
+    if (extents == 0 || !gpu_rope_turns(job, piece))
+        return extents;
+    if (extents == GPU_DMA_EXTENTS)
+        return 0;
+    n = tables_copy(job, piece, l->tables);
+    bytes = ucm_rope_tables_bytes(&job->region->rope->spec, n);
+    g->dma.extents[extents] = (struct plan_extent){.slot = (uint64_t)(uintptr_t)l->tables,
+                                                   .page = slice + piece->n_items * pitch,
+                                                   .slot_pitch = bytes,
+                                                   .page_pitch = bytes,
+                                                   .width = bytes,
+                                                   .rows = 1};
+    return extents + 1;
+}
+
+/* ---- regions ---- */
+
+/* With the first region that turns: the kernels, and pinned memory for the tables of each load's launch. */
+static CUresult tables_create(struct gpu *g)
+{
+    size_t angles = UCM_ROPE_TABLES_BYTES / sizeof(*g->tables);
+    CUresult r = CUDA_SUCCESS;
+
+    if (!g->rope_module)
+        r = cuda.cuModuleLoadData(&g->rope_module, ucm_rope_fatbin);
+    if (r != CUDA_SUCCESS || g->tables)
+        return r;
+    r = cuda.cuMemHostAlloc((void **)&g->tables, GPU_LAUNCHES * UCM_ROPE_TABLES_BYTES,
+                            CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+    for (unsigned i = 0; r == CUDA_SUCCESS && i < GPU_LAUNCHES; i++)
+        g->streams[UCM_COPY_LOAD].launches[i].tables = g->tables + i * angles;
+    return r;
+}
+
+int gpu_rope_open(struct gpu *g, struct device_job *job)
+{
+    const struct device_region *region = job->region;
+    struct gpu_region *mapping = region->mapping;
+    size_t size = region->n_planes * sizeof(region->rope->at[0]);
+    char name[UCM_ROPE_KERNEL_NAME];
+    CUresult r = tables_create(g);
+
+    ucm_rope_kernel_name(&region->rope->spec, name);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuModuleGetFunction(&mapping->rope, g->rope_module, name);
+    if (r != CUDA_SUCCESS)
+        return gpu_refuse(g, job, -EIO, r, "the GPU can't be prepared for turned loads");
+    r = cuda.cuMemAlloc(&mapping->rope_at, size);
+    if (r == CUDA_SUCCESS) /* not cuMemcpyHtoD: see planes_upload */
+        r = cuda.cuMemcpyHtoDAsync(mapping->rope_at, region->rope->at, size, g->uploads);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuStreamSynchronize(g->uploads);
+    if (r != CUDA_SUCCESS)
+        return gpu_refuse(g, job, -EIO, r, "no GPU memory for where K lies");
+    return 0;
+}
+
+void gpu_rope_close(struct gpu_region *mapping)
+{
+    if (mapping->rope_at)
+        (void)cuda.cuMemFree(mapping->rope_at);
+}

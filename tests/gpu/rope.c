@@ -1,0 +1,351 @@
+/* test_rope [--few | --speed]: turned loads on a GPU beside the same in C, or what turning costs of a load's bandwidth. */
+#include "kernels/rope/rope_cuda.h"
+#include "tests/gpu/compare.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCKS 6u
+#define ITEMS 4u
+#define LAYERS 2u
+#define TABLES 2u
+#define GUARD 0xa5
+
+extern const unsigned char ucm_rope_fatbin[], ucm_copy_fatbin[];
+
+static CUmodule rope_module, copy_module;
+
+static CUfunction kernel_of(const struct ucm_rope_spec *spec)
+{
+    char name[UCM_ROPE_KERNEL_NAME];
+    CUfunction kernel;
+
+    ucm_rope_kernel_name(spec, name);
+    must(cuModuleGetFunction(&kernel, rope_module, name), name);
+    return kernel;
+}
+
+/* What a launch reads, in the GPU's memory. */
+struct work {
+    CUdeviceptr planes, items, at, tables;
+    uint32_t n_planes, n_items, n_tables, largest;
+};
+
+static void launch(const struct work *w, const struct ucm_rope_spec *spec, uint32_t ctas,
+                   uint32_t in_place)
+{
+    struct work own = *w;
+    struct ucm_rope_spec by_value = *spec;
+    uint32_t tiles = ucm_rope_tiles(spec, w->largest);
+    void *arguments[] = {&own.planes, &own.n_planes, &own.items, &own.n_items, &own.at,
+                         &own.tables, &own.n_tables, &by_value,  &tiles,       &in_place};
+
+    must(cuLaunchKernel(kernel_of(spec), ctas, 1, 1, UCM_COPY_THREADS, 1, 1,
+                        ucm_rope_tables_bytes(spec, w->n_tables), gpu_stream, arguments, NULL),
+         "a launch");
+}
+
+static void work_free(struct work *w)
+{
+    gpu_free(w->planes);
+    gpu_free(w->items);
+    gpu_free(w->at);
+    gpu_free(w->tables);
+}
+
+/* ---- bits ---- */
+
+struct shape {
+    uint32_t rows, dim, first, rotary, before, behind; /* the last two: bytes of a chunk around K */
+};
+
+static void fill_rows(const struct ucm_rope_spec *spec, uint8_t *at, uint64_t bytes)
+{
+    uint32_t element = spec->dtype == UCM_ROPE_F32 ? 4 : spec->dtype == UCM_ROPE_FP8_E4M3 ? 1 : 2;
+
+    for (uint64_t i = 0; i + element <= bytes; i += element) {
+        uint32_t word = rnd_below(16) == 0 ? rnd() : ucm_rope_encode(spec->dtype, rnd_normal() * 4);
+
+        memcpy(at + i, &word, element);
+    }
+}
+
+/* By the reference, in pages that lie here. */
+static void turn_pages(const struct ucm_rope_spec *spec, const struct ucm_copy_plane *planes,
+                       const uint32_t *at, const struct ucm_copy_item *items,
+                       const struct ucm_rope_angle *tables)
+{
+    for (uint32_t i = 0; i < ITEMS; i++)
+        for (uint32_t p = 0; p < 2 * LAYERS; p += 2) {
+            uint8_t *page =
+                (uint8_t *)(uintptr_t)(planes[p].base + items[i].block * planes[p].stride + at[p]);
+
+            if (items[i].memory != UCM_ROPE_STAYS)
+                ucm_rope_apply(spec, tables + items[i].memory * (spec->rotary / 2), page, page);
+        }
+}
+
+static void check_load(const struct ucm_rope_spec *spec, const struct shape *shape, uint32_t shift)
+{
+    uint32_t k = spec->rows * ucm_rope_row_bytes(spec), chunk = shape->before + k + shape->behind,
+             v = 1000;
+    uint64_t stride = (uint64_t)chunk + (shift ? 3 : 16 - chunk % 16),
+             slot = (uint64_t)LAYERS * (chunk + v) + (shift ? 5 : 0);
+    uint64_t layer = BLOCKS * stride + BLOCKS * 1024u, page_bytes = LAYERS * layer + 16,
+             slots_bytes = (slot + 16) / 16 * 16 * ITEMS + 16;
+    uint64_t slot_step = shift ? slot : (slot + 15) / 16 * 16;
+    uint8_t *pages = fresh(page_bytes), *slots = fresh(slots_bytes), *found = fresh(page_bytes);
+    struct ucm_copy_plane planes[2 * LAYERS], host[2 * LAYERS];
+    struct ucm_copy_item items[ITEMS], on_host[ITEMS];
+    uint32_t at[2 * LAYERS], half = spec->rotary / 2;
+    struct ucm_rope_angle *tables = fresh(TABLES * half * sizeof *tables);
+    CUdeviceptr gpu_pages = gpu_new(page_bytes), gpu_slots = gpu_new(slots_bytes);
+    struct work w = {.n_planes = 2 * LAYERS,
+                     .n_items = ITEMS,
+                     .n_tables = TABLES,
+                     .largest = chunk > v ? chunk : v};
+
+    memset(pages, GUARD, page_bytes);
+    fill_rows(spec, slots + shift, slots_bytes - shift);
+    for (uint32_t p = 0; p < 2 * LAYERS; p++) {
+        uint64_t base = p / 2 * layer + (p % 2 ? BLOCKS * stride : 0) + shift;
+
+        planes[p] = (struct ucm_copy_plane){gpu_pages + base, p % 2 ? 1024 : stride,
+                                            p / 2 * (chunk + v) + (p % 2 ? chunk : 0),
+                                            p % 2 ? v : chunk, 0};
+        host[p] = planes[p];
+        host[p].base = (uint64_t)(uintptr_t)pages + base;
+        at[p] = p % 2 ? UCM_ROPE_NO_K : shape->before;
+    }
+    for (uint32_t i = 0; i < ITEMS; i++) {
+        items[i] = (struct ucm_copy_item){.slot = gpu_slots + shift + i * slot_step,
+                                          .block = (i * 5 + 2) % BLOCKS,
+                                          .memory = i == 2 ? UCM_ROPE_STAYS : i % TABLES};
+        on_host[i] = items[i];
+        on_host[i].slot = (uint64_t)(uintptr_t)slots + shift + i * slot_step;
+    }
+    for (uint32_t i = 0; i < TABLES; i++)
+        ucm_rope_table(spec, &(struct ucm_rope_turn){i * 70000u, 5 + rnd_below(1000000), 0, 0},
+                       tables + i * half);
+    w.planes = gpu_put(0, planes, sizeof planes);
+    w.items = gpu_put(0, items, sizeof items);
+    w.at = gpu_put(0, at, sizeof at);
+    w.tables = gpu_put(0, tables, TABLES * half * sizeof *tables);
+    gpu_put(gpu_pages, pages, page_bytes);
+    gpu_put(gpu_slots, slots, slots_bytes);
+    launch(&w, spec, 5, 0);
+    gpu_sync();
+    gpu_get(found, gpu_pages, page_bytes);
+    ucm_copy_ref(host, 2 * LAYERS, on_host, ITEMS, UCM_COPY_LOAD);
+    turn_pages(spec, host, at, items, tables);
+    check(memcmp(found, pages, page_bytes) == 0,
+          "dtype %u, pairs %u, %u rows of %u, [%u, +%u), %u and %u bytes around, shifted by %u",
+          spec->dtype, spec->pairs, spec->rows, spec->dim, spec->first, spec->rotary, shape->before,
+          shape->behind, shift);
+    launch(&w, spec, 5, 1);
+    gpu_sync();
+    gpu_get(found, gpu_pages, page_bytes);
+    turn_pages(spec, host, at, items, tables);
+    check(memcmp(found, pages, page_bytes) == 0, "in place: dtype %u, pairs %u, rows of %u",
+          spec->dtype, spec->pairs, spec->dim);
+    work_free(&w);
+    gpu_free(gpu_pages);
+    gpu_free(gpu_slots);
+    free(pages);
+    free(slots);
+    free(found);
+    free(tables);
+}
+
+static void test_bits(void)
+{
+    static const struct shape shapes[] = {
+        {128, 128, 0, 128, 0, 0}, /* 16 tokens of 8 heads */
+        {37, 64, 0, 64, 0, 4608}, /* K, then V, in one plane */
+        {16, 576, 512, 64, 0, 0}, /* MLA */
+        {33, 96, 0, 24, 48, 16},  /* partial rotary, lanes that divide no warp */
+        {40, 128, 32, 64, 0, 0},  /* the middle of a row */
+        {5, 80, 0, 80, 0, 0},     /* a head of 80 */
+        {9, 30, 3, 18, 7, 9},     /* nothing fits */
+        {3, 1024, 0, 1024, 0, 0}, /* long rows */
+        {50, 128, 0, 32, 0, 0},   /* partial rotary, whole rows as runs */
+    };
+    uint32_t n = few ? 4 : sizeof shapes / sizeof *shapes;
+
+    for (uint32_t dtype = 0; dtype <= UCM_ROPE_FP8_E4M3; dtype++)
+        for (uint32_t pairs = 0; pairs < 2; pairs++)
+            for (uint32_t i = 0; i < n; i++)
+                for (uint32_t shift = 0; shift < 2; shift++) {
+                    struct ucm_rope_spec spec = {.dtype = dtype,
+                                                 .rows = shapes[i].rows,
+                                                 .dim = shapes[i].dim,
+                                                 .first = shapes[i].first,
+                                                 .rotary = shapes[i].rotary,
+                                                 .pairs = pairs,
+                                                 .base = 500000};
+                    char why[UCM_ROPE_WHY] = "";
+
+                    if (check(ucm_rope_check(&spec, why) == 0, "a spec: %s", why))
+                        check_load(&spec, &shapes[i], shift);
+                }
+}
+
+/* ---- speed ---- */
+
+#define RUNS 9
+#define TOTAL (256u << 20)
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+
+    return (x > y) - (x < y);
+}
+
+struct speed {
+    struct work w;
+    struct ucm_rope_spec spec;
+    uint32_t ctas;
+    bool turns;
+};
+
+static float once(const struct speed *s)
+{
+    CUdeviceptr planes = s->w.planes, items = s->w.items;
+    uint32_t n_planes = s->w.n_planes, n_items = s->w.n_items, tiles = ucm_copy_tiles(s->w.largest),
+             direction = UCM_COPY_LOAD;
+    void *arguments[] = {&planes, &n_planes, &items, &n_items, &tiles, &direction};
+    CUevent begin, end;
+    CUfunction copy;
+    float ms = 0;
+
+    must(cuModuleGetFunction(&copy, copy_module, UCM_COPY_KERNEL), "the copy kernel");
+    must(cuEventCreate(&begin, 0), "an event");
+    must(cuEventCreate(&end, 0), "an event");
+    must(cuEventRecord(begin, gpu_stream), "recording");
+    if (s->turns)
+        launch(&s->w, &s->spec, s->ctas, 0);
+    else
+        must(cuLaunchKernel(copy, s->ctas, 1, 1, UCM_COPY_THREADS, 1, 1, 0, gpu_stream, arguments,
+                            NULL),
+             "a launch");
+    must(cuEventRecord(end, gpu_stream), "recording");
+    gpu_sync();
+    must(cuEventElapsedTime(&ms, begin, end), "a time");
+    cuEventDestroy(begin);
+    cuEventDestroy(end);
+    return ms;
+}
+
+static void speed_case(const char *name, const struct ucm_rope_spec *spec, uint32_t chunk, bool mla,
+                       bool host, uint32_t ctas)
+{
+    uint32_t layers = 32, n_planes = mla ? layers : 2 * layers, blocks;
+    uint64_t slot = (uint64_t)n_planes * chunk, half = spec->rotary / 2;
+    struct ucm_copy_plane *planes;
+    struct ucm_copy_item *items;
+    struct ucm_rope_angle table[UCM_ROPE_PAIRS_MAX];
+    uint32_t *at;
+    float plain[RUNS], turned[RUNS];
+    CUdeviceptr pages, slots;
+    void *pinned = NULL;
+    struct speed s = {.spec = *spec, .ctas = ctas};
+
+    blocks = (uint32_t)(TOTAL / slot);
+    pages = gpu_new(blocks * slot);
+    if (host) {
+        must(cuMemHostAlloc(&pinned, blocks * slot, CU_MEMHOSTALLOC_DEVICEMAP), "pinned memory");
+        memset(pinned, 0x3c, blocks * slot);
+        must(cuMemHostGetDevicePointer(&slots, pinned, 0), "its address");
+    } else {
+        slots = gpu_new(blocks * slot);
+    }
+    planes = fresh(n_planes * sizeof *planes);
+    at = fresh(n_planes * sizeof *at);
+    items = fresh(blocks * sizeof *items);
+    for (uint32_t p = 0; p < n_planes; p++) {
+        planes[p] = (struct ucm_copy_plane){pages + (uint64_t)p * blocks * chunk, chunk,
+                                            (uint64_t)p * chunk, chunk, 0};
+        at[p] = mla || p % 2 == 0 ? 0 : UCM_ROPE_NO_K;
+    }
+    for (uint32_t i = 0; i < blocks; i++)
+        items[i] = (struct ucm_copy_item){.slot = slots + i * slot,
+                                          .block = (uint32_t)((uint64_t)i * 7919 % blocks)};
+    ucm_rope_table(spec, &(struct ucm_rope_turn){0, 4096, 0, 0}, table);
+    s.w = (struct work){.planes = gpu_put(0, planes, n_planes * sizeof *planes),
+                        .items = gpu_put(0, items, blocks * sizeof *items),
+                        .at = gpu_put(0, at, n_planes * sizeof *at),
+                        .tables = gpu_put(0, table, half * sizeof *table),
+                        .n_planes = n_planes,
+                        .n_items = blocks,
+                        .n_tables = 1,
+                        .largest = chunk};
+    for (int i = -2; i < RUNS; i++)
+        for (int t = 0; t < 2; t++) {
+            s.turns = t;
+            (t ? turned : plain)[i < 0 ? 0 : i] = once(&s);
+        }
+    qsort(plain, RUNS, sizeof *plain, by_value);
+    qsort(turned, RUNS, sizeof *turned, by_value);
+    printf("%-28s %-5s %3u CTAs  copy %8.2f GB/s  turned %8.2f GB/s  ratio %.3f (%.3f to %.3f)\n",
+           name, host ? "host" : "HBM", ctas,
+           (double)(blocks * slot) / (double)plain[RUNS / 2] / 1e6,
+           (double)(blocks * slot) / (double)turned[RUNS / 2] / 1e6,
+           (double)(plain[RUNS / 2] / turned[RUNS / 2]), (double)(plain[0] / turned[RUNS - 1]),
+           (double)(plain[RUNS - 1] / turned[0]));
+    work_free(&s.w);
+    gpu_free(pages);
+    if (pinned)
+        must(cuMemFreeHost(pinned), "freeing");
+    else
+        gpu_free(slots);
+    free(planes);
+    free(at);
+    free(items);
+}
+
+static void test_speed(void)
+{
+    static const struct {
+        const char *name;
+        uint32_t dtype, rows, dim, first, rotary, pairs;
+    } cases[] = {
+        {"bf16 halves, 8 heads of 128", UCM_ROPE_BF16, 128, 128, 0, 128, 0},
+        {"bf16 neighbours", UCM_ROPE_BF16, 128, 128, 0, 128, 1},
+        {"f16 halves", UCM_ROPE_F16, 128, 128, 0, 128, 0},
+        {"fp8 halves", UCM_ROPE_FP8_E4M3, 128, 128, 0, 128, 0},
+        {"bf16 partial, 32 of 128", UCM_ROPE_BF16, 128, 128, 0, 32, 0},
+        {"bf16 MLA, 64 of 576", UCM_ROPE_BF16, 16, 576, 512, 64, 1},
+    };
+
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ucm_rope_spec spec = {.dtype = cases[i].dtype,
+                                     .rows = cases[i].rows,
+                                     .dim = cases[i].dim,
+                                     .first = cases[i].first,
+                                     .rotary = cases[i].rotary,
+                                     .pairs = cases[i].pairs,
+                                     .base = 500000};
+        uint32_t chunk = spec.rows * ucm_rope_row_bytes(&spec);
+        bool mla = cases[i].dim == 576;
+
+        speed_case(cases[i].name, &spec, chunk, mla, true, UCM_COPY_CTAS);
+        if (i == 0)
+            speed_case(cases[i].name, &spec, chunk, mla, true, 8);
+        speed_case(cases[i].name, &spec, chunk, mla, false, 32);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    gpu_begin();
+    few = argc > 1 && strcmp(argv[1], "--few") == 0;
+    must(cuModuleLoadFatBinary(&rope_module, ucm_rope_fatbin), "the turning kernels");
+    must(cuModuleLoadFatBinary(&copy_module, ucm_copy_fatbin), "the copy kernel");
+    if (argc > 1 && strcmp(argv[1], "--speed") == 0)
+        test_speed();
+    else
+        test_bits();
+    return gpu_end();
+}
