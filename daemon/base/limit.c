@@ -264,6 +264,13 @@ uint64_t limit_room(const struct limit_owner *o, enum limit what)
     return owner_room(o, what, &pool);
 }
 
+uint64_t limit_room_within(const struct limit_owner *o, enum limit what, uint64_t all)
+{
+    uint64_t free_now = less(all, tenant_of(o)->used[what]);
+
+    return o->admin || o->alone ? UINT64_MAX : share_room(all, free_now, o->used[what]);
+}
+
 uint64_t limit_most(const struct limit_owner *o, enum limit what)
 {
     uint64_t all = o->limits->most[what], most = all - all / SMALL_PART;

@@ -42,6 +42,7 @@
     X(MAPPINGS, "mappings of workers' memory", "half of the kernel's vm.max_map_count", NULL)      \
     X(MAPPED, "bytes of workers' memory that the daemon maps", "the address space", NULL)          \
     X(MOVES, "parts on their way into windows", "the daemon's bound", NULL)                        \
+    X(PINNED, "bytes that windows pin", "window.size", NULL)                                       \
     X(SHARED_LOOKUPS, "lookups that wait for the shared tier", "the daemon's bound", NULL)         \
     X(BUILDS, "builds under way", "the daemon's bound", NULL)                                      \
     X(BUILDS_WAITING, "parts that wait for their builds", "the daemon's bound", NULL)              \
@@ -98,6 +99,10 @@ struct limit_pool {
 uint64_t limit_setting(const struct limit_owner *o, enum limit what);
 int limit_check(const struct limit_owner *o, enum limit what, const struct limit_pool *pool,
                 uint64_t n, struct ucm_error *e);
+/* The same rule among the uids of a tenant alone, for what the tenant is given elsewhere: it may have `all`, and all of its
+ * uids together have what they have of what is counted as `what`. How much more the owner may have; UINT64_MAX: he is the
+ * tenant's only one, or an operator. */
+uint64_t limit_room_within(const struct limit_owner *o, enum limit what, uint64_t all);
 /* How much more the owner may have now; and how much in all if nobody else had any. */
 uint64_t limit_room(const struct limit_owner *o, enum limit what);
 uint64_t limit_most(const struct limit_owner *o, enum limit what);

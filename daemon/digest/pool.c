@@ -12,7 +12,7 @@ struct digest_pool {
     uv_mutex_t mutex;
     uv_cond_t cond; /* signalled with pieces, and with quit */
     /* Under the mutex. */
-    struct list urgent;         /* queues with jobs */
+    struct list urgent;         /* struct digest_turns */
     struct digest_queue others; /* the queue of jobs that have none */
     unsigned urgent_in_a_row;
     unsigned slow, slow_most; /* slow pieces that run, and may */
@@ -42,7 +42,25 @@ static struct digest_job *job_of(const struct digest_pool *p, const struct diges
     return NULL;
 }
 
-/* The job whose turn it is; NULL: no piece may run now. Its queue, if urgent, goes to the end of the
+/* The first queue of the tenant with a job that may run, which goes to the end of the list; or NULL. */
+static struct digest_job *turns_take(const struct digest_pool *p, struct digest_turns *turns,
+                                     struct digest_queue **queue)
+{
+    for (struct list *n = turns->queues.next; n != &turns->queues; n = n->next) {
+        struct digest_queue *q = LIST_ENTRY(n, struct digest_queue, link);
+        struct digest_job *job = job_of(p, q);
+
+        if (!job)
+            continue;
+        list_remove(&q->link);
+        list_push_back(&turns->queues, &q->link);
+        *queue = q;
+        return job;
+    }
+    return NULL;
+}
+
+/* The job whose turn it is; NULL: no piece may run now. Its tenant, if it is urgent, goes to the end of the
  * list. */
 static struct digest_job *job_take(struct digest_pool *p, struct digest_queue **queue)
 {
@@ -54,15 +72,14 @@ static struct digest_job *job_take(struct digest_pool *p, struct digest_queue **
         return other;
     }
     for (struct list *n = p->urgent.next; n != &p->urgent; n = n->next) {
-        struct digest_queue *q = LIST_ENTRY(n, struct digest_queue, link);
+        struct digest_turns *turns = LIST_ENTRY(n, struct digest_turns, link);
 
-        job = job_of(p, q);
+        job = turns_take(p, turns, queue);
         if (!job)
             continue;
-        list_remove(&q->link);
-        list_push_back(&p->urgent, &q->link);
+        list_remove(&turns->link);
+        list_push_back(&p->urgent, &turns->link);
         p->urgent_in_a_row++;
-        *queue = q;
         return job;
     }
     p->urgent_in_a_row = 0;
@@ -80,10 +97,13 @@ static struct digest_job *piece_take(struct digest_pool *p, uint32_t *piece)
     list_remove(&job->link);
     *piece = job->next++;
     p->slow += job->slow;
-    if (job->next < job->pieces)
+    if (job->next < job->pieces) {
         list_push_back(&queue->jobs, &job->link);
-    else if (list_empty(&queue->jobs))
+    } else if (queue->turns && list_empty(&queue->jobs)) {
         list_remove(&queue->link);
+        if (list_empty(&queue->turns->queues))
+            list_remove(&queue->turns->link);
+    }
     return job;
 }
 
@@ -100,8 +120,10 @@ static void phase_queue(struct digest_pool *p, struct digest_job *job, uint32_t 
     }
     queue = job->queue ? job->queue : &p->others;
     list_push_back(&queue->jobs, &job->link);
-    if (job->queue && list_empty(&queue->link))
-        list_push_back(&p->urgent, &queue->link);
+    if (queue->turns && list_empty(&queue->link))
+        list_push_back(&queue->turns->queues, &queue->link);
+    if (queue->turns && list_empty(&queue->turns->link))
+        list_push_back(&p->urgent, &queue->turns->link);
     if (pieces > 1)
         uv_cond_broadcast(&p->cond);
     else
@@ -210,7 +232,7 @@ int digest_pool_new(uv_loop_t *loop, unsigned threads, struct digest_pool **out)
     if (!p)
         return -ENOMEM;
     list_init(&p->urgent);
-    digest_queue_init(&p->others);
+    digest_queue_init(&p->others, NULL);
     list_init(&p->done);
     rc = locks_init(p);
     if (rc != 0) {
@@ -242,8 +264,15 @@ int digest_pool_new(uv_loop_t *loop, unsigned threads, struct digest_pool **out)
     return 0;
 }
 
-void digest_queue_init(struct digest_queue *queue)
+void digest_turns_init(struct digest_turns *turns)
 {
+    list_init(&turns->link);
+    list_init(&turns->queues);
+}
+
+void digest_queue_init(struct digest_queue *queue, struct digest_turns *turns)
+{
+    queue->turns = turns;
     list_init(&queue->link);
     list_init(&queue->jobs);
 }

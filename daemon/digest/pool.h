@@ -1,8 +1,8 @@
 /* Threads that build digests and score them, on memory that the loop gave.
  *
  * A job is cut into pieces that threads run at the same time. When all pieces of a phase have ended, the
- * thread that ended the last one may set up another phase. Queues take turns, piece by piece, and so do the
- * jobs of one queue. Urgent jobs (somebody waits for the answer to a query) go before the others, but for
+ * thread that ended the last one may set up another phase. Tenants take turns, piece by piece, so do the queues of
+ * one tenant, and the jobs of one queue. Urgent jobs (somebody waits for the answer to a query) go before the others, but for
  * every POOL_OTHERS_TURN-th piece. Slow pieces run on all threads but one, if there are two, so a piece
  * that is not slow never waits for one.
  *
@@ -26,10 +26,17 @@
 struct digest_pool;
 struct uv_loop_s;
 
-/* Jobs that share one turn among those of other queues: one user's. Its owner's memory, which stays while
- * a job of it is under way; the fields are the pool's own. */
+/* Queues that share one turn among those of others: one tenant's. Its owner's memory, which stays while a job of it is
+ * under way; the fields are the pool's own. */
+struct digest_turns {
+    struct list link;   /* in the pool, while there are jobs */
+    struct list queues; /* with jobs */
+};
+
+/* Jobs that share one of their tenant's turns: one user's. As above. */
 struct digest_queue {
-    struct list link; /* in the pool, while there are jobs */
+    struct digest_turns *turns;
+    struct list link; /* in turns, while there are jobs */
     struct list jobs; /* with pieces that have not begun */
 };
 
@@ -53,7 +60,8 @@ int digest_pool_new(struct uv_loop_s *loop, unsigned threads, struct digest_pool
 /* No job may be under way. Joins the threads; closes its handle on the loop. NULL-safe. */
 void digest_pool_free(struct digest_pool *pool);
 unsigned digest_pool_threads(const struct digest_pool *pool);
-void digest_queue_init(struct digest_queue *queue);
+void digest_turns_init(struct digest_turns *turns);
+void digest_queue_init(struct digest_queue *queue, struct digest_turns *turns);
 void digest_pool_submit(struct digest_pool *pool, struct digest_job *job, uint32_t pieces);
 /* Pieces and phases that have not begun are left out; done_cb runs as ever. */
 void digest_job_stop(struct digest_job *job);

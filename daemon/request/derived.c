@@ -40,8 +40,7 @@ static struct metrics *metrics_at(const struct derived_space *space)
 
 /* ---- tenants ---- */
 
-/* With one more reference. NULL: no memory. */
-static struct derived_tenant *derived_tenant_ref(struct requests *rq, const char *name)
+struct derived_tenant *derived_tenant_ref(struct requests *rq, const char *name)
 {
     struct derived *d = &rq->derived;
     struct derived_tenant *t;
@@ -64,11 +63,12 @@ static struct derived_tenant *derived_tenant_ref(struct requests *rq, const char
     snprintf(t->name, sizeof(t->name), "%s", name);
     list_init(&t->turn);
     list_init(&t->parts);
+    digest_turns_init(&t->selections);
     list_push_back(&d->tenants, &t->link);
     return t;
 }
 
-static void derived_tenant_unref(struct derived_tenant *t)
+void derived_tenant_unref(struct derived_tenant *t)
 {
     if (--t->refs > 0)
         return;

@@ -11,17 +11,23 @@
 /* Builds under way. Each has a thread's work ahead of it, and the slots of two parts. */
 #define DERIVED_BUILDS_MAX 256
 
-/* Of all the spaces of one tenant. Tenants take turns with the parts that wait for their builds. */
+/* Of all the spaces and sessions of one tenant. Tenants take turns with the parts that wait for their builds, and with their
+ * selections. */
 struct derived_tenant {
     struct list link;
     struct limit_owner *owner; /* of builds, and of the parts that wait for them */
-    uint32_t refs;             /* spaces */
+    uint32_t refs;             /* spaces, users */
+    struct digest_turns selections;
     /* digest_build.c */
     struct list turn;  /* in digests.turns, while parts wait */
     struct list parts; /* struct published, the oldest first */
     uint32_t waiting;  /* of them */
     char name[UCM_MAX_NAME_BYTES + 1];
 };
+
+/* With one more reference. NULL: no memory. */
+struct derived_tenant *derived_tenant_ref(struct requests *rq, const char *name);
+void derived_tenant_unref(struct derived_tenant *t);
 
 /* What the blocks of a derived namespace are made of. There is one for each while sessions, chains or builds
  * use it. */

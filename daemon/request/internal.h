@@ -126,6 +126,7 @@ struct requests {
 struct user {
     struct list link;
     uid_t uid;
+    struct derived_tenant *tenant;
     uint32_t sessions;
     struct digest_queue selections; /* under way */
 };
@@ -315,7 +316,7 @@ static inline struct limit_owner *owner_of(const struct session *s)
     return s->peer.owner;
 }
 /* NULL: no memory. */
-struct user *user_ref(struct requests *rq, uid_t uid);
+struct user *user_ref(struct requests *rq, const struct peer *peer);
 void user_unref(struct user *u);
 /* Counts keys that leases and chains of the session cover; negative: less. */
 void leased_add(struct session *s, int64_t keys);

@@ -445,7 +445,7 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
 
     if (!s)
         return NULL;
-    s->user = user_ref(rq, peer->uid);
+    s->user = user_ref(rq, peer);
     if (!s->user) {
         free(s);
         return NULL;

@@ -97,6 +97,8 @@ uint64_t window_slot_bytes(const struct window *w);
 /* Begins to take an extent from a tenant that has more than its part of the budget, if the window's has less.
  * False: it has not, or nobody has more. */
 bool window_claim(const struct window *w);
+/* Whether the window's uid may pin a block more of what its tenant may have of the budget. */
+bool window_may_pin(const struct window *w);
 
 /* ---- window_pins.c ---- */
 
@@ -104,8 +106,8 @@ bool window_claim(const struct window *w);
 struct window_pins *pins_get(struct window *w, struct chain *ch);
 /* Drops it if nothing is pinned and nobody works on it. */
 void pins_put(struct window_pins *p);
-/* The caller has one use of the block's part. True: it is pinned now. False: it can't be (evicted by name, or in an
- * extent that is wanted back), and the use has ended. */
+/* The caller has one use of the block's part. True: it is pinned now. False: it can't be (evicted by name, in an extent
+ * that is wanted back, or its uid has pinned what it may), and the use has ended. */
 bool pins_add(struct window_pins *p, uint32_t block);
 /* Ends pins of blocks from *at up to `end`, and looks at `*most` blocks at most, which falls. True: *at is `end`. */
 bool pins_end(struct window_pins *p, uint32_t *at, uint32_t end, uint32_t *most);

@@ -1,4 +1,4 @@
-/* Tenants' parts of window.size: who gives extents up for whom. */
+/* Tenants' parts of window.size, and uids' parts of those: who gives extents up for whom, and who pins no more. */
 #include "daemon/request/window.h"
 
 /* While an extent is wanted back nobody pins in it: so long, if nobody took it by then. */
@@ -44,6 +44,17 @@ static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t 
         }
     }
     return most;
+}
+
+/* The tenant may have what others leave of the budget, and its part at least. A block that two windows pin counts for both. */
+bool window_may_pin(const struct window *w)
+{
+    const struct arena *a = w->s->rq->rooms.arena;
+    uint64_t budget = arena_window_budget(a), part = budget / w->s->rq->windows.n_tenants;
+    uint64_t others = arena_window_lent(a, NULL) - arena_window_lent(a, w->tenant->group);
+    uint64_t most = budget > others + part ? budget - others : part;
+
+    return limit_room_within(owner_of(w->s), LIMIT_PINNED, most) >= window_slot_bytes(w);
 }
 
 bool window_claim(const struct window *w)

@@ -253,7 +253,7 @@ static int block_begin(struct pin_request *q, uint32_t block)
     struct pin_wait *pw;
     int rc;
 
-    if (q->p->extent[block] != UCM_PLACE_NONE)
+    if (q->p->extent[block] != UCM_PLACE_NONE || !window_may_pin(q->w))
         return 0;
     if (!spare_reserve(q)) {
         block_failed(q, -ENOMEM);

@@ -107,7 +107,7 @@ bool pins_add(struct window_pins *p, uint32_t block)
     struct arena_place place;
 
     assert(p->extent[block] == UCM_PLACE_NONE);
-    if (!cache_window_place(cache_of_pins(p), ref, p->ch->part, &place) ||
+    if (!window_may_pin(p->w) || !cache_window_place(cache_of_pins(p), ref, p->ch->part, &place) ||
         extent_taken(ws, place.window, p->w->tenant, uv_now(p->w->s->rq->rooms.loop))) {
         cache_put(cache_of_pins(p), ref, p->ch->part);
         return false;
@@ -119,6 +119,7 @@ bool pins_add(struct window_pins *p, uint32_t block)
     e->pins++;
     p->extent[block] = place.window;
     p->n++;
+    limit_add(owner_of(p->w->s), LIMIT_PINNED, window_slot_bytes(p->w));
     metrics_of_pins(p)->window_pins++;
     metrics_of_pins(p)->window_pinned_bytes += window_slot_bytes(p->w);
     return true;
@@ -129,6 +130,7 @@ static void pin_end(struct window_pins *p, uint32_t block)
     windows_of(p->w)->extents[p->extent[block]].pins--;
     p->extent[block] = UCM_PLACE_NONE;
     p->n--;
+    limit_give(owner_of(p->w->s), LIMIT_PINNED, window_slot_bytes(p->w));
     metrics_of_pins(p)->window_pins--;
     metrics_of_pins(p)->window_pinned_bytes -= window_slot_bytes(p->w);
     cache_unhold(cache_of_pins(p), p->ch->blocks[block].base, p->ch->part);

@@ -222,11 +222,11 @@ class Tenants(OwnDaemons, Case):
         self.daemon = Daemon(folder=self.folder, **dict(self.options, **more))
         self.addCleanup(self.daemon.stop)
 
-    def of(self, uid, blocks, seed):
+    def of(self, uid, blocks, seed, model=""):
         """The same as pinned() for a uid's tenant, with blocks of that seed."""
         client = Reader(self.daemon, uid=uid)
         self.addCleanup(client.close)
-        identity = dict(IDENTITY, model=self.id())
+        identity = dict(IDENTITY, model=self.id() + model)
         ns, kv = client.open(identity), random_kv(blocks, seed)
         region = Region(client, ns, identity, blocks)
         region.memory[:] = kv.tobytes()
@@ -274,6 +274,25 @@ class Tenants(OwnDaemons, Case):
             for at in range(0, EXTENT, PART):
                 data = extent[at:at + PART]
                 self.assertTrue(data.strip(b"\0") == b"" or data[:PART] in mine or len(data) < PART, at)
+
+    def test_one_uid_pins_three_times_what_it_leaves_of_its_tenants_part(self):
+        self.start(tenants="team uid:2003 uid:2004")
+
+        def pins(window, chain):
+            return sum(place is not None for place in window.pin(chain, 4 * SLOTS, deadline_ms=20000))
+        a, _, a_window, a_chain, _ = self.of(2003, 4 * SLOTS, 5)
+        most = 3 * EXTENT // a_window.slot_bytes
+        self.assertEqual(pins(a_window, a_chain), most)
+        b, _, b_window, b_chain, b_kv = self.of(2004, 4 * SLOTS, 6, "b")
+        self.assertEqual(pins(b_window, b_chain), (4 * EXTENT - most * a_window.slot_bytes) * 3 // 4 // a_window.slot_bytes)
+        before = self.metrics(b)["window_pins"]
+        a.close()
+        self.until(lambda: self.metrics(b)["window_pins"] == before - most, "the end of the first one's pins")
+        places = b_window.pin(b_chain, 4 * SLOTS, deadline_ms=20000)
+        self.assertEqual(sum(place is not None for place in places), most)
+        self.assert_read(b_window, [p for p in places if p], [k for p, k in zip(places, b_kv) if p])
+        b.close()
+        self.until(lambda: self.metrics(self.client())["window_pins"] == 0, "the end of all pins")
 
     def test_a_tenant_gets_its_part_from_another_that_has_more(self):
         self.start()

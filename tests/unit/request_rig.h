@@ -85,8 +85,14 @@ unsigned digest_pool_threads(const struct digest_pool *p)
     return 1;
 }
 
-void digest_queue_init(struct digest_queue *queue)
+void digest_turns_init(struct digest_turns *turns)
 {
+    list_init(&turns->queues);
+}
+
+void digest_queue_init(struct digest_queue *queue, struct digest_turns *turns)
+{
+    queue->turns = turns;
     list_init(&queue->link);
     list_init(&queue->jobs);
 }

@@ -12,12 +12,16 @@
 
 static uv_loop_t loop;
 static struct digest_pool *pool;
-static struct digest_queue queues[2];
+/* 0 and 1 are of two tenants; 2 is of the first, too. */
+static struct digest_turns tenants[2];
+static struct digest_queue queues[3];
 
 static void open_pool(unsigned threads)
 {
-    digest_queue_init(&queues[0]);
-    digest_queue_init(&queues[1]);
+    for (unsigned i = 0; i < 2; i++)
+        digest_turns_init(&tenants[i]);
+    for (unsigned i = 0; i < 3; i++)
+        digest_queue_init(&queues[i], &tenants[i % 2]);
     cr_assert_eq(uv_loop_init(&loop), 0);
     cr_assert_eq(digest_pool_new(&loop, threads, &pool), 0);
     cr_assert_eq(digest_pool_threads(pool), threads);
@@ -178,6 +182,12 @@ Test(digest_pool, urgent_jobs_first_and_in_turns)
 Test(digest_pool, queues_take_turns)
 {
     expect_order("A0x2 B0x2 C0x2 D1x3", "ADBDCDABC");
+}
+
+/* Nor has a tenant with many users more turns than one with one user. */
+Test(digest_pool, tenants_take_turns)
+{
+    expect_order("A0x2 B2x2 C1x4 D2x1", "ACBCACDCB");
 }
 
 Test(digest_pool, others_are_not_starved)
