@@ -176,6 +176,8 @@ static const struct arg_option fair_options[] = {
      0, 0},
     {"large", ARG_NUMBER, "N", "blocks of 1 MiB that every second tenant has", "64", 16, 4096},
     {"small", ARG_NUMBER, "N", "blocks of 128 KiB that the others have", "256", 16, 4096},
+    {"shares", ARG_FLAG, NULL, "measure shares only, and not how long a neighbour waits", NULL, 0,
+     0},
     {"time", ARG_SECONDS, "SECONDS", "how long to measure each figure", "2s", 100, 60000},
     {"set", ARG_TEXT, "KEY=VALUE", "one more setting of the daemon", NULL, 0, 0},
 };

@@ -385,7 +385,8 @@ static int measure_shares(struct fair_bench *b, unsigned n)
         most[small] = got > most[small] ? got : most[small];
     }
     snprintf(name, sizeof name, "%u tenants: all together", n);
-    report_ratio(b, name, rate / 1e9, rate * (double)args_number(b->args, "time") / 1e3 / alone_s / 1e9,
+    report_ratio(b, name, rate / 1e9,
+                 rate * (double)args_number(b->args, "time") / 1e3 / alone_s / 1e9,
                  "the same bytes alone", "GB/s", TOGETHER_AIM, true);
     for (unsigned small = 0; small < 2; small++) {
         if (most[small] == 0)
@@ -466,7 +467,8 @@ static int measure(struct fair_bench *b)
     snprintf(names, sizeof names, "%s", args_text(b->args, "tenants"));
     while (rc == 0 && (name = strsep(&list, ",")) != NULL)
         rc = measure_shares(b, (unsigned)strtoul(name, NULL, 10));
-    for (uint32_t batch = 2; rc == 0 && batch <= RUN_MAX; batch *= 8)
+    for (uint32_t batch = 2; rc == 0 && batch <= RUN_MAX && !args_given(b->args, "shares");
+         batch *= 8)
         rc = measure_neighbour(b, batch);
     return rc;
 }
