@@ -26,7 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define FAIR_FLOWS_MAX 256u
+#define FAIR_FLOWS_MAX 4096u
 #define FAIR_WEIGHT_MAX 10000u
 
 /* All zero before its first use. */

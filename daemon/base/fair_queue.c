@@ -1,23 +1,23 @@
 #include "daemon/base/fair_queue.h"
 
 #include <assert.h>
-#include <string.h>
 
 void fair_queue_init(struct fair_queue *q, unsigned classes, uint64_t burst)
 {
     assert(classes <= FAIR_CLASSES);
-    memset(q, 0, sizeof(*q));
     q->classes = classes;
     fair_init(&q->fair, burst);
-    for (unsigned i = 0; i < FAIR_LANES; i++)
-        for (unsigned rank = 0; rank < classes; rank++)
-            list_init(&q->lanes[i].classes[rank]);
     q->lanes[0].flow.aside = true;
 }
 
 static struct fair_lane *lane_of(struct fair_queue *q, const struct fair_who *who)
 {
-    return &q->lanes[who->tenant == 0 ? 0 : 1 + (who->tenant - 1) % (FAIR_LANES - 1)];
+    struct fair_lane *lane =
+        &q->lanes[who->tenant == 0 ? 0 : 1 + (who->tenant - 1) % (FAIR_LANES - 1)];
+
+    for (unsigned rank = 0; !lane->classes[0].next && rank < q->classes; rank++)
+        list_init(&lane->classes[q->classes - 1 - rank]); /* the first one last */
+    return lane;
 }
 
 /* From that rank on; NULL: nothing waits there. */

@@ -1,9 +1,10 @@
 /* What waits for one resource, in a lane for each tenant: tenants share the resource as fair.h says, and within a lane the
  * more urgent rank goes first, the oldest of a rank before the others.
  *
- * Tenants are told apart by their numbers. There are FAIR_LANES lanes, and more tenants than that share some of them,
- * as stochastic fairness queueing does (McKenney, "Stochastic Fairness Queueing", INFOCOM 1990). Tenant 0 is the daemon
- * itself, and shares with nobody.
+ * Tenants are told apart by their numbers, which are dense: below twice as many as there ever were at once. Each number below
+ * FAIR_LANES has a lane of its own; above, some share one, as in stochastic fairness queueing (McKenney, "Stochastic Fairness
+ * Queueing", INFOCOM 1990): together they get one tenant's part, with the weight of who came last. Tenant 0 is the daemon
+ * itself, and shares with nobody. Memory of a lane that nobody has used is not touched.
  *
  * The owner's objects have a list node each and stay the owner's: to take one out of the queue, remove its node.
  * Threads: the owner's. */
@@ -25,7 +26,7 @@ struct fair_who {
 
 struct fair_lane {
     struct fair_flow flow;
-    struct list classes[FAIR_CLASSES]; /* the most urgent first */
+    struct list classes[FAIR_CLASSES]; /* the most urgent first; all zero before its first use */
 };
 
 struct fair_queue {
@@ -34,7 +35,7 @@ struct fair_queue {
     struct fair_lane lanes[FAIR_LANES];
 };
 
-/* burst: see fair.h. */
+/* On zeroed memory. burst: see fair.h. */
 void fair_queue_init(struct fair_queue *q, unsigned classes, uint64_t burst);
 /* Behind all of its rank in its lane; front: before them. */
 void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned rank,

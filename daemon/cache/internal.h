@@ -36,7 +36,8 @@ struct write_lane {
 /* Write-behind to one target: tenants take turns by their weights. */
 struct write_target {
     struct fair fair;
-    struct write_lane lane[FAIR_FLOWS_MAX];
+    struct write_lane
+        lane[FAIR_FLOWS_MAX];   /* memory of those that nobody has used is not touched */
     uint32_t n;                 /* that wait, in all lanes */
     struct block_queue stalled; /* blocks of namespaces that may not be written now */
     uint64_t writing_bytes;     /* of parts whose write is under way */

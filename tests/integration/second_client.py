@@ -239,6 +239,13 @@ class Client:
         PAGE.check_map(self.methods[msgid], "result", result)
         return result
 
+    def drain(self):
+        """The results of all requests that are answered by what the socket has now; it has something."""
+        self.next()
+        while len(self.input) >= 4 and len(self.input) >= 4 + int.from_bytes(self.input[:4], "big"):
+            self.next()
+        return [self.wait(msgid) for msgid in list(self.answers)]
+
     def call(self, name, fds=(), **params):
         return self.wait(self.begin(name, fds, **params))
 

@@ -5,6 +5,7 @@ which a trace says that they ended.
 """
 
 import os
+import selectors
 import statistics
 import sys
 import unittest
@@ -123,6 +124,65 @@ class Tenants(Case):
         self.assertGreaterEqual(len(beside), 5, "the flood was over too soon")
         passed = sorted(sum(r["start_us"] < end < r["start_us"] + r["us"] for end in ends) for r in beside)
         self.assertLessEqual(statistics.median(passed), 2, passed)
+
+
+@unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
+class Hundred(Case):
+    """A hundred tenants of unequal weights, half of them with requests eight times as large. Counted by answers, from when each has paid for its
+    burst: what each had, against its weight's part of what all had meanwhile."""
+    tenants, in_flight = 100, 24
+
+    @classmethod
+    def setUpClass(cls):
+        weights = ",".join(f"uid:{FIRST_UID + i} weight={cls.weight(i)}" for i in range(cls.tenants))
+        cls.daemon = Daemon(**{"arena.size": "256MiB", "arena.extent": "8MiB", "device.cpu_threads": "1", "tenant_settings": weights})
+
+    @staticmethod
+    def weight(number):
+        return 100 + 50 * (number % 3)
+
+    def worker_of(self, number, large):
+        """A tenant's region of one block that is stored."""
+        size = large if number // 3 % 2 else large // 8
+        identity = dict(DEMO, model=self.id(), shard_bytes=size // 2)
+        client = self.client(uid=FIRST_UID + number)
+        region = Region(client, client.open(identity), identity, 1)
+        self.assertEqual(region.dump(["a"], [0]), [OK])
+        return region
+
+    def loads(self, regions):
+        """Keeps each tenant's queue filled, and yields what each has had so far, again and again."""
+        had = [0] * len(regions)
+        with selectors.DefaultSelector() as ready:
+            for i, region in enumerate(regions):
+                ready.register(region.client.socket, selectors.EVENT_READ, i)
+                for k in range(self.in_flight):
+                    region.begin("load", ["a"], [0], more=k + 1 < self.in_flight)
+            while True:
+                for key, _ in ready.select():
+                    region = regions[key.data]
+                    answers = region.client.drain()
+                    self.assertTrue(all(set(answer["status"]) == {OK} for answer in answers))
+                    had[key.data] += region.size * len(answers)
+                    for k in range(len(answers)):
+                        region.begin("load", ["a"], [0], more=k + 1 < len(answers))
+                yield list(had)
+
+    def test_a_hundred_share_the_copies(self):
+        large, burst = 1 * MIB, 16 * MIB
+        regions = [self.worker_of(i, large) for i in range(self.tenants)]
+        weights = [self.weight(i) for i in range(self.tenants)]
+        even = (burst + large) / min(weights)  # bytes for each of weight: then nobody is ahead by a burst
+        before = None
+        for had in self.loads(regions):
+            if before is None and all(h >= even * w for h, w in zip(had, weights)):
+                before = had
+            if before and all(h - b >= 10 * large for h, b in zip(had, before)):
+                break
+        got = [h - b for h, b in zip(had, before)]
+        for i, g in enumerate(got):
+            due = sum(got) * weights[i] / sum(weights)
+            self.assertLessEqual(abs(g - due), 0.1 * due + regions[i].size, f"tenant {i} of weight {weights[i]}: {got}")
 
 
 if __name__ == "__main__":
