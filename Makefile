@@ -81,11 +81,12 @@ ATTEND_SRC   := $(wildcard kernels/attend/*.c)
 SLOTS_SRC    := $(wildcard kernels/slots/*.c)
 KERNEL_ISA   := base $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
 DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
-# Packets between the daemon and processes of roots; and the library for those, which has them too.
-WIRE_SRC   := $(wildcard backend/wire*.c)
+# Packets between the daemon and processes of roots, and targets; and the library for those, which has them too.
+WIRE_SRC   := $(wildcard backend/wire*.c) backend/nfs_target.c
 BACKEND_SRC := $(filter-out backend/main_%,$(wildcard backend/*.c))
-# backend/main_NAME.c is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
+# backend/main_NAME.c, with backend/NAME/, is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
 BACKEND_MAIN := $(wildcard backend/main_*.c)
+BACKEND_LIBS_nfs := -lnfs
 CLIENT_SRC := $(wildcard client/lib/*.c)
 CTL_SRC    := $(wildcard client/ctl/*.c)
 # ucmevents, but for its main.
@@ -495,9 +496,10 @@ $O/libucmclient.a: $(CLIENT_OBJ)
 $O/libucmbackend.a: $(call obj,$(BACKEND_SRC) $(PROTO_SRC))
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
+$(foreach name,$(patsubst backend/main_%.c,%,$(BACKEND_MAIN)),$(eval $O/ucmd-backend-$(name): $(call obj,$(wildcard backend/$(name)/*.c))))
 $O/ucmd-backend-%: $O/obj/backend/main_%.o $O/libucmbackend.a
 	$(call say,LINK)
-	$(Q)$(LINK) $^ $(BACKEND_LIBS_$*) -lmsgpackc -o $@
+	$(Q)$(LINK) $(filter %.o,$^) $(filter %.a,$^) $(BACKEND_LIBS_$*) -lmsgpackc -o $@
 $O/obj/tests/bench/ucm_bench_fatbin.o: tests/bench/ucm_bench_fatbin.S $(BENCH_FATBIN)
 	@mkdir -p $(@D)
 	$(call say,CC)

@@ -1,11 +1,12 @@
 #include "daemon/base/config_roots.h"
 
+#include "backend/nfs_target.h"
 #include "daemon/base/config_unit.h"
-#include "daemon/base/nfs_target.h"
 #include "proto/units.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +74,48 @@ static int target_take(const char *key, const char *text, struct config_root *ou
             key, text, strcmp(key, ROOTS) == 0 ? " nor " CONFIG_PROCESS "NAME" : "");
     if (nfs_target_parse(text, &nfs, &wrong) < 0)
         return config_refuse(e, "%s: \"%.80s\": %s", key, text, wrong);
+    if (strchr(text, ' '))
+        return config_refuse(
+            e, "%s: \"%.80s\": a target has no spaces; give the export another path", key, text);
+    return 0;
+}
+
+/* Where ucmd's own backends lie: beside it, or where `make install` puts them. */
+static void backend_path(const char *name, char *path, size_t n)
+{
+    char folder[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", folder, sizeof(folder) - 1);
+    char *slash;
+
+    folder[length > 0 ? length : 0] = '\0';
+    slash = strrchr(folder, '/');
+    if (slash)
+        *slash = '\0';
+    snprintf(path, n, "%s/ucmd-backend-%s", folder, name);
+    if (access(path, X_OK) == 0)
+        return;
+    slash = strrchr(folder, '/');
+    if (slash)
+        *slash = '\0';
+    snprintf(path, n, "%s/libexec/ucmd/ucmd-backend-%s", folder, name);
+}
+
+/* The process has a user of its own, but the server is to take it for the daemon. */
+static int nfs_process(const struct config *c, struct config_root *r, struct config_error *e)
+{
+    struct config_process *p = &r->process;
+    uint64_t part = (c->arena_extent + 4096 + 4095) & ~(uint64_t)4095;
+    char path[PATH_MAX + 64];
+    int n;
+
+    backend_path("nfs", path, sizeof(path));
+    n = snprintf(p->command, sizeof(p->command), "%s %s %u %u", path, r->target,
+                 (unsigned)geteuid(), (unsigned)getegid());
+    if (n >= (int)sizeof(p->command))
+        return config_refuse(e, ROOTS ": %.80s is too long with %.80s before it", r->target, path);
+    p->buffer_bytes = part > CONFIG_BUFFER ? part : CONFIG_BUFFER;
+    p->memory_bytes = CONFIG_MEMORY;
+    p->network = true;
     return 0;
 }
 
@@ -266,7 +309,7 @@ int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], 
     for (size_t i = 0; rc == 0 && i < c->share_roots.n; i++)
         rc = root_parse(c->share_roots.item[i], &out[(*n)++], e);
     for (uint32_t i = 0; rc == 0 && i < *n; i++)
-        rc = buffer_check(c, &out[i], e);
+        rc = is_nfs(out[i].target) ? nfs_process(c, &out[i], e) : buffer_check(c, &out[i], e);
     for (uint32_t i = 1; rc == 0 && i < *n; i++)
         for (uint32_t j = 0; j < i; j++)
             if (strcmp(out[i].target, out[j].target) == 0)
@@ -343,13 +386,15 @@ static int network_look(void)
     return status;
 }
 
-/* Its file is there and may be executed. */
-static int command_look(const struct config_root *r)
+/* Its file is there and may be executed, and it may use the network that it needs. */
+static int process_look(const struct config_root *r, char file[CONFIG_COMMAND_BYTES])
 {
-    char path[CONFIG_ITEM_BYTES];
-
-    snprintf(path, sizeof(path), "%.*s", (int)strcspn(r->process.command, " "), r->process.command);
-    return faccessat(AT_FDCWD, path, X_OK, AT_EACCESS) < 0 ? -errno : 0;
+    snprintf(file, CONFIG_COMMAND_BYTES, "%.*s", (int)strcspn(r->process.command, " "),
+             r->process.command);
+    if (faccessat(AT_FDCWD, file, X_OK, AT_EACCESS) < 0)
+        return -errno;
+    file[0] = '\0';
+    return r->process.network ? network_look() : 0;
 }
 
 static const char *status_text(int status)
@@ -370,9 +415,9 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
         return -EINVAL;
     for (uint32_t i = 0; i < n; i++) {
         const struct config_root *r = &roots[i];
-        int status = r->process.command[0] ? command_look(r)
-                     : r->target[0] == '/' ? config_root_look(r->target, !r->read_only)
-                                           : network_look();
+        char file[CONFIG_COMMAND_BYTES] = ""; /* what is wrong, if not the target itself */
+        int status = r->process.command[0] ? process_look(r, file)
+                                           : config_root_look(r->target, !r->read_only);
         bool there =
             !r->process.command[0] &&
             (status == -EROFS || ((status == -EACCES || status == -EPERM) && !r->read_only));
@@ -392,9 +437,9 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
                                 config_unit_hint());
         else
             (void)config_refuse(e,
-                                "%s: %.120s: %s; ucmd starts without this root and uses it as soon "
-                                "as it is there%s",
-                                key, r->target, status_text(status),
+                                "%s: %.120s: %.160s%s%s; ucmd starts without this root and uses it "
+                                "as soon as it is there%s",
+                                key, r->target, file, file[0] ? ": " : "", status_text(status),
                                 status == -EAFNOSUPPORT ? config_unit_hint() : "");
         warn_cb(e->text);
     }

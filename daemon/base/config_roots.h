@@ -5,10 +5,12 @@
 
 #include "daemon/base/config_table.h"
 
-/* A root that is a process (docs/backends.md). */
+#define CONFIG_COMMAND_BYTES (2 * CONFIG_ITEM_BYTES)
+
+/* A root that is a process (docs/backends.md). One that is an NFS server is one of ucmd's own. */
 struct config_process {
     /* Words with single spaces between them; "": the root is no process. */
-    char command[CONFIG_ITEM_BYTES];
+    char command[CONFIG_COMMAND_BYTES];
     uint64_t buffer_bytes; /* that daemon and process share */
     uint64_t memory_bytes; /* of its own, at most; 0: no bound */
     bool network;          /* it may use it */
@@ -31,7 +33,19 @@ struct config_root {
 #define CONFIG_BUFFER (128ull << 20)
 #define CONFIG_MEMORY (2ull << 30)
 
-/* All of them, in order. 0 and *n; -EINVAL with *e. No I/O. */
+/* A sanitizer reserves more memory than any bound allows. gcc says so by macros, clang by __has_feature. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#undef CONFIG_MEMORY
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#undef CONFIG_MEMORY
+#endif
+#endif
+#ifndef CONFIG_MEMORY
+#define CONFIG_MEMORY 0ull
+#endif
+
+/* All of them, in order. 0 and *n; -EINVAL with *e. No I/O but to find the programs that ucmd brings. */
 int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,
                  struct config_error *e);
 

@@ -339,7 +339,7 @@ const struct config_key config_keys[] = {
              "that were read since they were written."},
 
     {KEY("share.roots", LIST, share_roots, ""), RANGE(0, UCM_MAX_ROOTS),
-     .help = "Folders of mounted file systems, and NFS servers that the daemon speaks to itself: "
+     .help = "Folders of mounted file systems, and NFS servers, which need no mount: "
              "[/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 capacity=10TiB\"]. After the target "
              "may follow capacity=SIZE (the oldest files go beyond it; none: no bound) and ro "
              "(nothing is written there). And backends in processes of their own: "

@@ -484,20 +484,28 @@ static int calls_make(struct share_backend *b)
     return 0;
 }
 
-static void host_take(struct share_backend *b, const char *host)
+static void name_take(char out[WIRE_NAME_BYTES + 1], const char *name)
 {
-    snprintf(b->host, sizeof(b->host), "%.*s", (int)WIRE_NAME_BYTES, host);
-    for (char *c = b->host; *c; c++)
+    snprintf(out, WIRE_NAME_BYTES + 1, "%.*s", (int)WIRE_NAME_BYTES, name);
+    for (char *c = out; *c; c++)
         if (*c < ' ' || *c > '~')
             *c = '_';
+}
+
+/* A process is told the NAME of process:NAME, or all but options of another target. */
+static void target_take(struct share_backend *b, const char *target)
+{
+    size_t scheme = strlen(CONFIG_PROCESS);
+
+    snprintf(b->shown, sizeof(b->shown), "%.*s", (int)strcspn(target, "?"), target);
+    name_take(b->name, strncmp(target, CONFIG_PROCESS, scheme) == 0 ? target + scheme : b->shown);
 }
 
 static int process_open(const struct share_backend_config *config, struct share_backend **out)
 {
     struct share_backend *b;
 
-    if (strncmp(config->target, CONFIG_PROCESS, strlen(CONFIG_PROCESS)) != 0 || !config->process ||
-        config->depth >= PROCESS_CALLS)
+    if (config->target[0] == '/' || !config->process || config->depth >= PROCESS_CALLS)
         return -EINVAL;
     b = calloc(1, sizeof(*b));
     if (!b)
@@ -510,8 +518,8 @@ static int process_open(const struct share_backend_config *config, struct share_
     b->depth = config->depth;
     b->launcher = config->launcher;
     b->read_only = config->read_only;
-    snprintf(b->name, sizeof(b->name), "%s", config->target + strlen(CONFIG_PROCESS));
-    host_take(b, config->host);
+    target_take(b, config->target);
+    name_take(b->host, config->host);
     share_temp_init(&b->temps, config->host);
     backoff_init(&b->pause, b->config.pause_ms ? b->config.pause_ms : PROCESS_PAUSE_MS,
                  PROCESS_PAUSE_MAX_MS, uv_hrtime() | 1);
@@ -602,12 +610,12 @@ static void process_stats(const struct share_backend *b, struct share_process_st
     snprintf(out->name, sizeof(out->name), "%s", b->run ? b->run->name : "");
 }
 
-const struct share_backend_ops share_process = {
-    .name = "process",
-    .open = process_open,
-    .close = process_close,
-    .start = process_op_start,
-    .cancel = process_cancel,
-    .reason = process_reason,
-    .process = process_stats,
-};
+#define PROCESS_OPS(kind)                                                                          \
+    {                                                                                              \
+        .name = (kind), .open = process_open, .close = process_close, .start = process_op_start,   \
+        .cancel = process_cancel, .reason = process_reason, .process = process_stats,              \
+    }
+
+const struct share_backend_ops share_process = PROCESS_OPS("process");
+/* The same, but users know it by what it speaks to. */
+const struct share_backend_ops share_nfs = PROCESS_OPS("nfs");

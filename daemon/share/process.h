@@ -81,6 +81,7 @@ struct share_backend {
     struct deadlines *deadlines;
     struct config_process config;
     char name[WIRE_NAME_BYTES + 1];
+    char shown[128]; /* the target, for the log */
     char host[WIRE_NAME_BYTES + 1];
     const char *launcher;
     bool read_only;

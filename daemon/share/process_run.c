@@ -80,12 +80,11 @@ static void reap(struct process_run *run)
             snprintf(how, sizeof(how), "exit status %d", WEXITSTATUS(status));
     }
     if (!b->closing)
-        log_warn("share", "backend-ended",
-                 "root=" CONFIG_PROCESS "%s pid=%d how=\"%s\" reason=\"%s\" next_start_ms=%llu",
-                 b->name, (int)run->pid, how, run->why,
-                 (unsigned long long)(b->pause.until > uv_now(b->loop)
-                                          ? b->pause.until - uv_now(b->loop)
-                                          : 0));
+        log_warn(
+            "share", "backend-ended", "root=%s pid=%d how=\"%s\" reason=\"%s\" next_start_ms=%llu",
+            b->shown, (int)run->pid, how, run->why,
+            (unsigned long long)(b->pause.until > uv_now(b->loop) ? b->pause.until - uv_now(b->loop)
+                                                                  : 0));
     run->pid = 0;
 }
 
@@ -156,8 +155,8 @@ void process_run_up(struct process_run *run, const struct wire_hello_answer *h)
     memcpy(run->name, h->name, sizeof(run->name));
     (void)uv_timer_stop(&run->limit);
     b->reason[0] = '\0';
-    log_info("share", "backend-up", "root=" CONFIG_PROCESS "%s pid=%d backend=\"%s\" depth=%u",
-             b->name, (int)run->pid, run->name, run->depth);
+    log_info("share", "backend-up", "root=%s pid=%d backend=\"%s\" depth=%u", b->shown,
+             (int)run->pid, run->name, run->depth);
     process_turn(b);
 }
 
@@ -217,8 +216,7 @@ static void started_cb(uv_work_t *work, int status)
     if (run->pid > 0 && !run->exit_open)
         kill_unwatched(run);
     if (err < 0 && !b->closing)
-        log_warn("share", "backend-not-started", "root=" CONFIG_PROCESS "%s reason=\"%s\"", b->name,
-                 why);
+        log_warn("share", "backend-not-started", "root=%s reason=\"%s\"", b->shown, why);
     process_run_end(run, b->closing ? PROCESS_STOP_MS : 0, "%s", why);
 }
 

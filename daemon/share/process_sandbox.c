@@ -217,24 +217,40 @@ static int limit_set(int what, const char *name, uint64_t to)
     return setrlimit(what, &l) < 0 ? fail(name, errno) : 0;
 }
 
+/* Of what root had: a port below 1024, which some file servers want. Who may not keep it does without. */
+static void port_keep(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    uint32_t bit = 1u << CAP_NET_BIND_SERVICE;
+    struct __user_cap_data_struct caps[_LINUX_CAPABILITY_U32S_3] = {{bit, bit, bit}};
+
+    if (syscall(SYS_capset, &head, caps) == 0)
+        (void)prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_NET_BIND_SERVICE, 0, 0);
+}
+
 /* A user of its own, where the daemon may change users and there is one. */
-static int user_change(void)
+static int user_change(bool network)
 {
     const struct passwd *user = geteuid() == 0 ? getpwnam(PROCESS_USER) : NULL;
 
     if (!user)
         return 0;
+    if (network)
+        (void)prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0); /* until it is executed */
     if (setgroups(0, NULL) < 0 || setgid(user->pw_gid) < 0 || setuid(user->pw_uid) < 0)
         return fail("user " PROCESS_USER, errno);
+    if (network)
+        port_keep();
     return 0;
 }
 
-/* Of root: what remains is about the files that Landlock allows, and memory that a network card reads. The program
- * gets no more than the bounding set when it is executed. */
-static int capabilities_drop(void)
+/* Of root: what remains is about the files that Landlock allows, memory that a network card reads and, with
+ * `network`, ports below 1024. The program gets no more than the bounding set when it is executed. */
+static int capabilities_drop(bool network)
 {
     for (int c = 0; prctl(PR_CAPBSET_READ, c) >= 0; c++) {
-        bool kept = c == CAP_DAC_OVERRIDE || c == CAP_FOWNER || c == CAP_IPC_LOCK;
+        bool kept = c == CAP_DAC_OVERRIDE || c == CAP_FOWNER || c == CAP_IPC_LOCK ||
+                    (network && c == CAP_NET_BIND_SERVICE);
 
         if (!kept && prctl(PR_CAPBSET_DROP, c) < 0)
             return fail("capabilities", errno);
@@ -262,16 +278,16 @@ int process_sandbox_main(char **words)
     int rc = words_read(words, &w);
 
     if (rc == 0)
-        rc = prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 ? fail("prctl", errno) : 0;
-    if (rc == 0)
         rc = limit_set(RLIMIT_CORE, "RLIMIT_CORE", 0); /* blocks in the clear */
     if (rc == 0)
         rc = limit_set(RLIMIT_NOFILE, "RLIMIT_NOFILE", FILES);
     (void)setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + NICE);
     if (rc == 0)
-        rc = user_change();
+        rc = user_change(w.network);
+    if (rc == 0) /* a change of users forgets it */
+        rc = prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 ? fail("prctl", errno) : 0;
     if (rc == 0 && geteuid() == 0)
-        rc = capabilities_drop();
+        rc = capabilities_drop(w.network);
     if (rc == 0)
         rc = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ? fail("prctl", errno) : 0;
     if (rc == 0)

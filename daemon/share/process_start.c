@@ -45,7 +45,7 @@ static int buffer_make(struct process_run *run)
 struct words {
     char *argv[WORDS_MAX + 16];
     unsigned n;
-    char texts[4 * CONFIG_ITEM_BYTES];
+    char texts[4 * CONFIG_ITEM_BYTES + CONFIG_COMMAND_BYTES];
     size_t at;
 };
 

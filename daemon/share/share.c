@@ -110,9 +110,10 @@ int share_new(const struct share_settings *settings, struct share **out)
 /* config_roots lets absolute paths, nfs:// and process: pass, nothing else. */
 static const struct share_backend_ops *kind_of(const struct config_root *r)
 {
-    if (r->process.command[0])
-        return &share_process;
-    return r->target[0] == '/' ? &share_posix : &share_nfs;
+    if (!r->process.command[0])
+        return &share_posix;
+    return strncmp(r->target, CONFIG_PROCESS, strlen(CONFIG_PROCESS)) == 0 ? &share_process
+                                                                           : &share_nfs;
 }
 
 static void roots_take(const struct config *c, const struct config_root *roots,

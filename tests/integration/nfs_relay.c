@@ -80,33 +80,70 @@ static void damage(struct nfs_relay *r, uint8_t *bytes, size_t n)
             bytes[i] ^= (uint8_t)(1u << next_random(r) % 8);
 }
 
+static bool turn_of(struct nfs_relay *r)
+{
+    return atomic_load(&r->say_after) == 0 || atomic_fetch_sub(&r->say_after, 1) == 0;
+}
+
 /* Length, number, type, accepted, verifier (2), success, then NFS's status; and no attributes. */
 static void say(struct nfs_relay *r, uint8_t *bytes, size_t n)
 {
-    uint32_t status = htonl(atomic_load(&r->say_status));
+    uint32_t status = htonl(atomic_load(&r->say_status)), word = htonl(atomic_load(&r->word_is));
+    unsigned at = atomic_load(&r->word_at);
 
-    if (status == 0 || n < 48 || atomic_fetch_sub(&r->say_after, 1) > 0)
+    if ((status == 0 && at == 0) || n < 48 || !turn_of(r))
         return;
-    memcpy(bytes + 28, &status, sizeof(status));
-    memset(bytes + 32, 0, 16);
+    if (status != 0) {
+        memcpy(bytes + 28, &status, sizeof(status));
+        memset(bytes + 32, 0, 16);
+    }
+    if (at > 0 && at + sizeof(word) <= n)
+        memcpy(bytes + at, &word, sizeof(word));
     atomic_store(&r->say_status, 0);
+    atomic_store(&r->word_at, 0);
+}
+
+/* What goes in the place of a reply that begins with `bytes`; the number of its bytes, or 0. */
+static size_t put(struct nfs_relay *r, const uint8_t *bytes, size_t n, uint8_t out[PIECE_BYTES])
+{
+    unsigned put_n = atomic_load(&r->put_n);
+    uint32_t mark = htonl(0x80000000u | (put_n + 4));
+
+    if (put_n == 0 || n < 8 || put_n > PIECE_BYTES - 8 || !turn_of(r))
+        return 0;
+    if (atomic_load(&r->put_raw)) {
+        memcpy(out, r->put, put_n);
+    } else {
+        memcpy(out, &mark, 4);
+        memcpy(out + 4, bytes + 4, 4);
+        memcpy(out + 8, r->put, put_n);
+        put_n += 8;
+    }
+    atomic_store(&r->put_n, 0);
+    return put_n;
 }
 
 static bool piece(struct nfs_relay *r, unsigned i, bool request)
 {
-    uint8_t bytes[PIECE_BYTES];
+    uint8_t bytes[PIECE_BYTES], other[PIECE_BYTES];
     int from = request ? r->pairs[i].client : r->pairs[i].server;
     int to = request ? r->pairs[i].server : r->pairs[i].client;
     ssize_t n = recv(from, bytes, sizeof(bytes), 0);
+    size_t n_other;
 
     if (n <= 0)
         return false;
-    if (request)
+    if (request) {
         count(r, i, bytes, (size_t)n);
-    else
+    } else {
         say(r, bytes, (size_t)n);
-    if (!request)
         damage(r, bytes, (size_t)n);
+        n_other = put(r, bytes, (size_t)n, other);
+        if (n_other > 0) {
+            memcpy(bytes, other, n_other);
+            n = (ssize_t)n_other;
+        }
+    }
     for (ssize_t at = 0, sent; at < n; at += sent) {
         sent = send(to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
         if (sent <= 0)

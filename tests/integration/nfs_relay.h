@@ -1,5 +1,5 @@
-/* A relay of TCP between a client of NFS and its server, in a thread: counts requests, cuts
- * connections, damages and changes replies. */
+/* A relay of TCP between a client of NFS and its server, in a thread: counts requests, cuts connections, damages,
+ * changes and replaces replies. */
 #ifndef UCMD_TESTS_NFS_RELAY_H
 #define UCMD_TESTS_NFS_RELAY_H
 
@@ -18,6 +18,13 @@ struct nfs_relay {
     /* One reply says this instead: that after `say_after` others, of a client that has one request
      * under way at a time. */
     atomic_uint say_status, say_after;
+    /* The same reply, but: 32 bits of it, at this multiple of four, become `word_is`; 0: none. */
+    atomic_uint word_at, word_is;
+    /* The same reply, but: a record with its number and these bytes comes in its place, or, with put_raw, they come
+     * as they are. Set before put_n, which is 0 when it was done. */
+    const uint8_t *put;
+    atomic_bool put_raw;
+    atomic_uint put_n;
     atomic_bool stop;
     pthread_t thread;
     int listener, to_port;

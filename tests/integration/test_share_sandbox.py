@@ -86,6 +86,12 @@ class Sandbox(unittest.TestCase):
         self.assertEqual(self.run_in(local, "network"), "OSError")
         self.assertEqual(self.run_in("socket.socketpair(); print('yes')"), "yes")
 
+    @unittest.skipIf(os.geteuid() != 0, "ports below 1024 are root's")
+    def test_ports_that_file_servers_want(self):
+        bound = "for port in range(900, 1000):\n    try:\n        socket.socket().bind(('127.0.0.9', port)); print('yes'); break\n" \
+                "    except PermissionError: print('no'); break\n    except OSError: pass"
+        self.assertEqual(self.run_in(bound, "network"), "yes")
+
     def test_limits(self):
         self.assertEqual(self.run_in("bytearray(200 << 20)", f"memory={150 << 20}"), "MemoryError")
         self.assertEqual(self.run_in("bytearray(200 << 20); print('fits')", f"memory={1 << 30}"), "fits")

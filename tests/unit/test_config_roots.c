@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct config c;
 static struct config_error e;
@@ -180,7 +181,7 @@ Test(config_roots, a_file_is_refused_and_what_is_missing_is_warned_of)
     cr_assert_eq(config_root_look("/tmp", true), 0);
     cr_assert_eq(config_root_look("/proc/version", true), -ENOTDIR);
     cr_assert_eq(config_root_look("/nonexistent/kv", true), -ENOENT);
-    set("share.roots=/nonexistent/kv,/tmp,nfs://192.0.2.1/kv");
+    set("share.roots=/nonexistent/kv,/tmp");
     cr_assert_eq(config_check_roots(&c, warn_cb, &e), 0, "%s", e.text);
     cr_assert_eq(warnings, 1);
     set("share.roots=/proc/version");
@@ -204,4 +205,31 @@ Test(config_roots, a_folder_that_takes_no_writes_is_warned_of)
     set("share.roots=/proc/self ro");
     cr_assert_eq(config_check_roots(&c, keep_cb, &e), 0, "%s", e.text);
     cr_assert_str_empty(last, "%s", last);
+}
+
+/* It is a process of ucmd's own, which lies beside the daemon, or where it is installed: here is none. */
+Test(config_roots, an_nfs_server_is_a_process)
+{
+    struct config_root roots[UCM_MAX_ROOTS];
+    char words[300];
+    const char *path;
+
+    set("share.roots=nfs://192.0.2.1/kv?version=3 capacity=1GiB ro");
+    cr_assert_eq(roots_of(roots), 1);
+    snprintf(words, sizeof(words), "/ucmd-backend-nfs nfs://192.0.2.1/kv?version=3 %u %u",
+             (unsigned)geteuid(), (unsigned)getegid());
+    path = strstr(roots[0].process.command, "/libexec/ucmd/ucmd-backend-nfs");
+    cr_assert(path && roots[0].process.command[0] == '/', "%s", roots[0].process.command);
+    cr_assert_str_eq(strstr(path, "/ucmd-backend-nfs"), words);
+    cr_assert(roots[0].process.network && roots[0].read_only);
+    cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
+    set("arena.size=1GiB");
+    set("arena.extent=256MiB");
+    roots_of(roots);
+    cr_assert_eq(roots[0].process.buffer_bytes, (256u << 20) + 4096, "it holds any part");
+    cr_assert_eq(config_check_roots(&c, keep_cb, &e), 0, "%s", e.text);
+    cr_assert_not_null(strstr(last, "/libexec/ucmd/ucmd-backend-nfs: No such file"), "%s", last);
+    set("share.roots=");
+    set("share.storage_backends=nfs://h/a b");
+    check_refused("", "a target has no spaces");
 }

@@ -3,11 +3,11 @@
  * Options, each at most once:
  * - version: 3
  * - nfsport, mountport: 1 to 65535
- * - uid, gid: who the server takes this daemon for
+ * - uid, gid: whom the server takes us for
  *
  * Pure functions, any thread. */
-#ifndef UCMD_BASE_NFS_TARGET_H
-#define UCMD_BASE_NFS_TARGET_H
+#ifndef UCM_BACKEND_NFS_TARGET_H
+#define UCM_BACKEND_NFS_TARGET_H
 
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/base/nfs_target.h"
+#include "backend/nfs_target.h"
 
 #include "proto/units.h"
 

@@ -1,0 +1,83 @@
+#include "backend/nfs/nfs.h"
+
+#include <errno.h>
+
+static int file_fits(struct nfs_task *t, const struct nfs_attributes *a)
+{
+    t->result.bytes = a->bytes;
+    t->result.mtime_ns = a->mtime_ns;
+    return a->file && (t->verb == WIRE_FIND || a->bytes == t->request->bytes) ? 0 : -EBADMSG;
+}
+
+int nfs_gone_errno(const struct nfs_reply *r)
+{
+    return r->err == -ESTALE ? -ENOENT : r->err;
+}
+
+/* ---- removing, touching ---- */
+
+static void removed_cb(struct nfs_task *t, const struct nfs_reply *r)
+{
+    int err = nfs_missing_errno(r);
+
+    nfs_task_end(t, err == -EISDIR ? -EBADMSG : err);
+}
+
+void nfs_remove_step(struct nfs_task *t)
+{
+    nfs_ask(t, NFS_REMOVE, &(struct nfs_args){.handle = &t->folder, .name = t->name}, removed_cb);
+}
+
+static void touched_cb(struct nfs_task *t, const struct nfs_reply *r)
+{
+    nfs_task_end(t, nfs_gone_errno(r));
+}
+
+static void set_time_step(struct nfs_task *t)
+{
+    nfs_ask(t, NFS_SETATTR, &(struct nfs_args){.handle = &t->file}, touched_cb);
+}
+
+/* ---- looking a file up ---- */
+
+/* err: 0: the file is there; -EBADMSG: something else has its name. */
+static void looked(struct nfs_task *t, int err)
+{
+    if (err < 0 && err != -ENOENT && err != -EBADMSG)
+        nfs_task_end(t, err);
+    else if (t->verb == WIRE_READ && err == 0)
+        nfs_data_begin(t);
+    else if (t->verb == WIRE_WRITE && err < 0)
+        nfs_task_next(t, nfs_create_step);
+    else if (t->verb == WIRE_TOUCH && err != -ENOENT)
+        nfs_task_next(t, set_time_step);
+    else
+        nfs_task_end(t, t->verb == WIRE_WRITE ? -EEXIST : err);
+}
+
+static void attributes_cb(struct nfs_task *t, const struct nfs_reply *r)
+{
+    looked(t, r->err == 0 ? file_fits(t, &r->attributes) : nfs_gone_errno(r));
+}
+
+/* For servers whose LOOKUP has no attributes. */
+static void attributes_step(struct nfs_task *t)
+{
+    nfs_ask(t, NFS_GETATTR, &(struct nfs_args){.handle = &t->file}, attributes_cb);
+}
+
+static void look_cb(struct nfs_task *t, const struct nfs_reply *r)
+{
+    t->file = r->handle;
+    if (r->err < 0)
+        looked(t, nfs_missing_errno(r));
+    else if (r->attributes.known)
+        looked(t, file_fits(t, &r->attributes));
+    else
+        nfs_task_next(t, attributes_step);
+}
+
+void nfs_look_step(struct nfs_task *t)
+{
+    nfs_ask(t, NFS_LOOKUP, &(struct nfs_args){.handle = &t->folder, .name = t->name}, look_cb);
+}
