@@ -538,8 +538,10 @@ int ucm_cuda_decode_open(const uint8_t *gpu, const struct ucm_cuda_decode_option
     if (!gpu || !options || !out)
         return cuda_fail(UCM_EINVALID, "gpu, options or out is NULL");
     d = calloc(1, sizeof *d);
-    if (!d)
+    if (!d || pthread_mutex_init(&d->window_lock, NULL) != 0) {
+        free(d);
         return cuda_fail(UCM_ENOMEMORY, "no memory for decode steps");
+    }
     r = decode_plan(&d->plan, options);
     if (r == 0 && (options->pool == 0 || options->pool % 16 != 0))
         r = cuda_fail(UCM_EINVALID, "pool is 0, or no multiple of 16");
@@ -549,6 +551,7 @@ int ucm_cuda_decode_open(const uint8_t *gpu, const struct ucm_cuda_decode_option
                       : cuda_fail(UCM_ENOMEMORY, "no memory for the floors of requests");
     }
     if (r != 0) {
+        pthread_mutex_destroy(&d->window_lock);
         free(d->floors);
         free(d);
         return r;
@@ -564,6 +567,7 @@ void ucm_cuda_decode_close(struct ucm_cuda_decode *d)
     if (decode_enter(d) == 0)
         release(d);
     (void)cuDevicePrimaryCtxRelease(d->dev);
+    pthread_mutex_destroy(&d->window_lock);
     free(d->mapping);
     free(d->floors);
     free(d);

@@ -8,6 +8,7 @@
 #include "kernels/slots/slots_cuda.h"
 
 #include <cuda.h>
+#include <pthread.h>
 #include <stdbool.h>
 
 /* What launches take that follows from the options alone, without memory. */
@@ -79,6 +80,7 @@ struct ucm_cuda_decode {
     struct decode_scratch scratch;
     uint32_t *floors; /* [requests] */
     uint64_t floors_sum;
+    pthread_mutex_t window_lock; /* of the rest: ucm_cuda_decode_window_register runs beside other calls */
     struct ucm_window *window;
     struct decode_mapping *mapping;
     uint32_t n_mappings, mappings_room;

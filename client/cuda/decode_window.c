@@ -111,11 +111,12 @@ static int part_check(const struct ucm_cuda_decode *d, const struct ucm_window_i
     return 0;
 }
 
-static int mappings_register(struct ucm_cuda_decode *d)
+/* At most `most` of those that the driver does not know yet; *left: the others. */
+static int mappings_register(struct ucm_cuda_decode *d, uint32_t most, uint32_t *left)
 {
     struct ucm_window_mapping *list;
     struct ucm_window_info info;
-    uint32_t n;
+    uint32_t n, done = 0, unknown = 0;
     int r = cuda_pass(ucm_window_info(d->window, &info));
 
     if (r == 0)
@@ -124,10 +125,52 @@ static int mappings_register(struct ucm_cuda_decode *d)
         r = mappings_list(d->window, &list, &n);
     if (r != 0)
         return r;
-    for (uint32_t i = 0; r == 0 && i < n; i++)
-        if (!is_wanted(&list[i], info.opened) && !mapping_at(d, list[i].address))
+    for (uint32_t i = 0; r == 0 && i < n; i++) {
+        if (is_wanted(&list[i], info.opened) || mapping_at(d, list[i].address))
+            continue;
+        unknown++;
+        if (done < most) {
             r = mapping_register(d, &list[i]);
+            done++;
+        }
+    }
     free(list);
+    *left = unknown - done;
+    return r;
+}
+
+/* The window is this handle's from now on, if it has none. */
+static int window_take(struct ucm_cuda_decode *d, struct ucm_window *window, uint32_t most,
+                       uint32_t *left)
+{
+    int r;
+
+    if (d->window && d->window != window)
+        return cuda_fail(UCM_EINVALID, "places are of another window; leave that one first");
+    d->window = window;
+    r = mappings_register(d, most, left);
+    if (r != 0 && d->n_mappings == 0)
+        d->window = NULL; /* it may be closed now */
+    return r;
+}
+
+int ucm_cuda_decode_window_register(struct ucm_cuda_decode *d, struct ucm_window *window,
+                                    uint32_t most, uint32_t *left)
+{
+    uint32_t others = 0;
+    int r;
+
+    if (!d || !window || !left)
+        return cuda_fail(UCM_EINVALID, "decode, window or left is NULL");
+    r = decode_enter(d);
+    if (r != 0)
+        return r;
+    pthread_mutex_lock(&d->window_lock);
+    r = window_take(d, window, most, &others);
+    pthread_mutex_unlock(&d->window_lock);
+    decode_leave();
+    if (r == 0)
+        *left = others;
     return r;
 }
 
@@ -166,32 +209,26 @@ int ucm_cuda_decode_places(struct ucm_cuda_decode *d, struct ucm_window *window,
                            const uint32_t *numbers, const struct ucm_place *places, uint32_t n,
                            void *stream)
 {
-    CUresult rc;
+    CUresult rc = CUDA_SUCCESS;
+    uint32_t left;
     int r;
 
     if (!d || (n > 0 && !numbers) || (places && !window))
         return cuda_fail(UCM_EINVALID, "decode or numbers is NULL, or places is not and window is");
-    if (places && d->window && d->window != window)
-        return cuda_fail(UCM_EINVALID, "places are of another window; leave that one first");
     for (uint32_t i = 0; i < n; i++)
         if (numbers[i] >= d->plan.shape.numbers)
             return cuda_fail(UCM_EINVALID, "number %u of %u", numbers[i], d->plan.shape.numbers);
     r = decode_enter(d);
     if (r != 0)
         return r;
-    if (places) {
-        d->window = window;
-        r = mappings_register(d);
-    }
-    if (r != 0) {
-        if (d->n_mappings == 0)
-            d->window = NULL; /* it may be closed now */
-        decode_leave();
-        return r;
-    }
-    rc = places_set(d, numbers, places, n, stream);
+    pthread_mutex_lock(&d->window_lock);
+    if (places)
+        r = window_take(d, window, UINT32_MAX, &left);
+    if (r == 0)
+        rc = places_set(d, numbers, places, n, stream);
+    pthread_mutex_unlock(&d->window_lock);
     decode_leave();
-    return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "places can't be copied to the GPU");
+    return rc == CUDA_SUCCESS ? r : cuda_fail_driver(rc, "places can't be copied to the GPU");
 }
 
 /* ---- giving back ---- */
@@ -295,13 +332,14 @@ int ucm_cuda_decode_window_update(struct ucm_cuda_decode *d, uint32_t *lost, voi
 
     if (!d)
         return cuda_fail(UCM_EINVALID, "decode is NULL");
-    if (d->window) {
-        r = decode_enter(d);
-        if (r != 0)
-            return r;
+    r = decode_enter(d);
+    if (r != 0)
+        return r;
+    pthread_mutex_lock(&d->window_lock);
+    if (d->window)
         r = window_update(d, &none, stream);
-        decode_leave();
-    }
+    pthread_mutex_unlock(&d->window_lock);
+    decode_leave();
     if (r == 0 && lost)
         *lost = none;
     return r;
@@ -317,10 +355,12 @@ int ucm_cuda_decode_window_leave(struct ucm_cuda_decode *d, void *stream)
     r = decode_enter(d);
     if (r != 0)
         return r;
+    pthread_mutex_lock(&d->window_lock);
     memset(d->place, 0, d->plan.shape.numbers * sizeof *d->place);
     rc = decode_places_upload(d, 0, d->plan.shape.numbers - 1, stream);
     if (rc == CUDA_SUCCESS)
         decode_window_end(d);
+    pthread_mutex_unlock(&d->window_lock);
     decode_leave();
     return rc == CUDA_SUCCESS ? 0 : cuda_fail_driver(rc, "places can't be copied to the GPU");
 }

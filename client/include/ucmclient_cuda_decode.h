@@ -25,12 +25,12 @@
  * Ownership: the pool is the caller's memory. Tables and workspace are the handle's; ucm_cuda_decode_info tells how
  * large. ucm_cuda_decode_open brings a pool in which nobody is resident, whatever its bytes are.
  *
- * Threads: calls for one handle one at a time. All launches of a handle follow each other, in one stream or by events.
+ * Threads: calls for one handle one at a time, but for ucm_cuda_decode_window_register. All launches of a handle follow each other, in one stream or by events.
  *
  * Capture: begin, layer and end only launch kernels. Everything in their structs is copied into the graph; what
  * addresses lead to is read when the graph runs, so contents (lists, tables, lengths, queries, pages) may change
  * between replays, addresses and counts may not. All other calls wait for their stream: not in a stream
- * that captures, and never while a step runs.
+ * that captures, and never while a step runs, but for ucm_cuda_decode_window_register.
  *
  * Errors: 0 or a negative enum ucm_status; ucm_cuda_errmsg has the sentence. -UCM_EINVALID names the field. Outputs
  * are untouched on failure. */
@@ -259,10 +259,16 @@ UCM_API int ucm_cuda_decode_forget(struct ucm_cuda_decode *decode, const uint32_
 
 /* Where blocks lie in the daemon's memory: places[i], of ucm_window_pin, of number numbers[i]. places NULL: these are in no
  * window. The window is of UCM_WINDOW_ADDRESSES, and one a handle. Memory of it that the GPU does not know yet is registered with
- * the driver, which pins its pages and takes a while. A place that is worth nothing any more is none. */
+ * the driver, which pins its pages: 70 ms a GiB. A place that is worth nothing any more is none. */
 UCM_API int ucm_cuda_decode_places(struct ucm_cuda_decode *decode, struct ucm_window *window,
                                    const uint32_t *numbers, const struct ucm_place *places,
                                    uint32_t n, void *stream);
+/* Registers memory of the window with the driver before places() needs it: at most `most` mappings that the GPU does not know yet,
+ * each an extent of the daemon's. *left receives how many others there are. Any thread may call it beside steps and beside other
+ * calls for the handle, which may wait for the registration under way; so ask for one at a time. The caller keeps the window open. */
+UCM_API int ucm_cuda_decode_window_register(struct ucm_cuda_decode *decode,
+                                            struct ucm_window *window, uint32_t most,
+                                            uint32_t *left);
 /* Gives back what the daemon wants back, and everything of an earlier connection: places there are none from now on.
  * Call it between steps when ucm_fd was readable, and at least every second. *lost receives how many places became
  * none; NULL is allowed. */

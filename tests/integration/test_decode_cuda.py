@@ -248,6 +248,13 @@ class FakeSteps:
 
     def __init__(self):
         self.calls, self.flags, self.missed, self.keys, self.lost = [], 0, 0, [], 0
+        #: Extents of the window that the driver does not know, and the windows for which one was registered.
+        self.unregistered, self.registered = 0, []
+
+    def register_window(self, window):
+        self.registered.append(window)
+        self.unregistered = max(0, self.unregistered - 1)
+        return self.unregistered
 
     def __getattr__(self, name):
         if name not in ("enter", "leave", "forget", "leave_window", "places"):
@@ -428,7 +435,9 @@ class Decoders(unittest.TestCase):
             decoder.adopt(c, chain, of)
             self.assertEqual((c.kept, c.chain is chain, chain.close.call_count), (kept, kept > 0, kept == 0))
             decoder.close("c")
+        self.steps.unregistered = 3
         self.assertIs(decoder.pin_beside(chain, 0, 2, 0.5), decoder._window.pin.return_value)
+        self.assertEqual(self.steps.registered, [decoder._window] * 3, "one extent a call: a step may wait for it")
         self.assertEqual(decoder._window.pin.call_args, mock.call(chain, 0, 2, priority=7, deadline=0.5, timeout=5.0))
         decoder._window = None
         self.assertIsNone(decoder.pin_beside(chain, 0, 2, 0.5))

@@ -249,6 +249,13 @@ class OnGpu(unittest.TestCase):
             self.assertLess(time.monotonic(), until)
             time.sleep(0.02)
 
+    def windowed(self, both):
+        """All blocks are in the window now: the daemon copies them there beside what others ask of it."""
+        def all_pinned():
+            both.decoder.update()
+            return all(sequence.pinned == CANDIDATES for sequence in both.decoder.sequences.values())
+        self.eventually(all_pinned)
+
     def served(self, both, runs=LAYERS + 1, within=0.03):
         """Runs a step until it counts; how often it was served."""
         for run in range(runs):
@@ -344,6 +351,7 @@ class OnGpu(unittest.TestCase):
     def test_by_fetches_with_the_same_bits(self):
         window, fetch = self.together(), self.together(window=False)
         fetch.capture()
+        self.windowed(window)
         for _ in range(3):
             window.draw()
             fetch.q.copy_(window.q)
@@ -357,6 +365,7 @@ class OnGpu(unittest.TestCase):
         """Blocks are coded on their way, by the window or by fetches: the same bits, near those of blocks as they are."""
         plain, window, fetch = self.together(), self.together(encoding="fp8"), self.together(encoding="fp8", window=False)
         fetch.capture()
+        self.windowed(window)
         self.assertLess(window.steps.slot_bytes, plain.steps.slot_bytes * 0.52)
         for _ in range(3):
             plain.draw()

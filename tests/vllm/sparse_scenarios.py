@@ -98,16 +98,25 @@ class Scenarios:
         of, close = self.REFERENCES.get(name, ("dense", EXACT))
         self.alike(answer, self.of(of, outputs=len(answer["tokens"][0])), close=close)
 
+    def giving_back(self, e, pages, check):
+        """Answers until so many pages have gone back: the daemon gets time for it beside steps, and a small model's are over soon. check(): each
+        answer. -> the last one."""
+        until = time.monotonic() + 60
+        while True:
+            answer = said(e.generate(self.PROMPTS))
+            check(answer)
+            if answer["counts"]["given_back"] > pages:
+                return answer
+            self.assertLess(time.monotonic(), until, f"pages that went back: {answer['counts']['given_back']}, and not {pages}")
+
     # ---- scenarios ----
 
     def everything(self, name):
         e = self.engine(name)
         self.right(name, e.generate(self.PROMPTS))
-        second = e.generate(self.PROMPTS)
+        second = self.giving_back(e, self.PAGES, lambda answer: self.right(name, answer))
         third = said(e.generate(self.PROMPTS, reset=True))
-        for answer in second, third:
-            self.right(name, answer)
-        self.assertGreater(second["counts"]["given_back"], self.PAGES)
+        self.right(name, third)
         self.assertGreater(third["counts"]["spared"], self.PAGES)  # hits without pages
         self.assertEqual(third["counts"]["lost"], second["counts"]["lost"])
 

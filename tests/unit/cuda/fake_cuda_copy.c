@@ -213,15 +213,23 @@ CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *c, CUstream s)
     return fake_op_send(s, o);
 }
 
+static uint8_t pages[256][4096]; /* of each value; streams read them */
+
+static void pages_fill(void)
+{
+    for (unsigned value = 0; value < 256; value++)
+        memset(pages[value], (int)value, sizeof(*pages));
+}
+
 /* Whole pages, then what is left. */
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream s)
 {
-    static uint8_t pages[256][4096];
+    static pthread_once_t filled = PTHREAD_ONCE_INIT;
     uint8_t *page = pages[value];
     size_t whole = bytes / sizeof(*pages), rest = bytes % sizeof(*pages);
     struct op *o = fake_op_new(2);
 
-    memset(page, value, sizeof(*pages));
+    (void)pthread_once(&filled, pages_fill);
     o->rows[0] = (struct rows){.to = to,
                                .from = (uint64_t)(uintptr_t)page,
                                .to_pitch = sizeof(*pages),

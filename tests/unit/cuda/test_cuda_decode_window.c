@@ -4,6 +4,7 @@
 #include "tests/unit/cuda/library_rig.h"
 
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -256,4 +257,59 @@ Test(cuda_decode_window, one_at_a_time)
     cr_expect_eq(update(0), 0, "there is none");
     cr_expect_eq(put(1, at), 0);
     cr_expect_eq(fake_cuda_registered(), 2);
+}
+
+Test(cuda_decode_window, registered_before_places_need_it)
+{
+    uint32_t left = 9;
+
+    map(1);
+    map(2);
+    cr_expect_eq(ucm_cuda_decode_window_register(d, window, 1, &left), 0);
+    cr_expect_eq(left, 3);
+    cr_expect_eq(fake_cuda_registered(), 1);
+    maps[3].wanted = 1; /* nobody needs that one any more */
+    cr_expect_eq(ucm_cuda_decode_window_register(d, window, 1, &left), 0);
+    cr_expect_eq(left, 1);
+    cr_expect_eq(put(1, place(1, 1)), 0, "registers what is left");
+    cr_expect_eq(fake_cuda_registered(), 3);
+    cr_expect_eq(ucm_cuda_decode_window_register(d, window, 1, &left), 0);
+    cr_expect_eq(left, 0);
+    cr_expect_eq(fake_cuda_registered(), 3, "each once");
+    cr_expect_eq(ucm_cuda_decode_window_register(d, (void *)0x2000, 1, &left), -UCM_EINVALID);
+    cr_expect_not_null(strstr(ucm_cuda_errmsg(), "another window"));
+    cr_expect_eq(ucm_cuda_decode_window_register(d, NULL, 1, &left), -UCM_EINVALID);
+    cr_expect_eq(ucm_cuda_decode_window_leave(d, stream), 0);
+    cr_expect_eq(fake_cuda_registered(), 0);
+}
+
+static void *register_all(void *ctx)
+{
+    uint32_t left = 1;
+
+    while (left > 0)
+        cr_expect_eq(ucm_cuda_decode_window_register(d, window, 1, &left), 0);
+    return ctx;
+}
+
+/* For TSan, too. */
+Test(cuda_decode_window, registered_beside_steps)
+{
+    for (uint32_t round = 0; round < 50; round++) {
+        pthread_t beside;
+
+        n_maps = 0;
+        map(UCM_PLACE_NONE);
+        for (uint32_t i = 0; i < 3; i++)
+            map(i);
+        cr_assert_eq(pthread_create(&beside, NULL, register_all, NULL), 0);
+        for (uint32_t i = 0; i < 6; i++) {
+            cr_expect_eq(put(i, place(i % 3, i)), 0);
+            cr_expect_eq(update(0), 0);
+        }
+        cr_assert_eq(pthread_join(beside, NULL), 0);
+        cr_expect_eq(fake_cuda_registered(), 4);
+        cr_expect_eq(ucm_cuda_decode_window_leave(d, stream), 0);
+        cr_expect_eq(fake_cuda_registered(), 0);
+    }
 }

@@ -87,7 +87,9 @@ class GpuDecoder(Supply):
     # ---- what the supply asks ----
 
     def _registered(self, ns: Namespace, digests: DigestNamespace) -> bool:
-        self.steps.leave_window()  # of a client before
+        with self._pinning:
+            self.steps.leave_window()  # of a client before
+            self._window = None
         size, n = self.digest.bytes, self.steps.numbers
         planes = [Plane(0, i * n * size, size, size, layer) for i, layer in enumerate(self.digested)]
         whole = [Plane(0, 0, self.shard_bytes, self.shard_bytes, 0)]
@@ -113,8 +115,8 @@ class GpuDecoder(Supply):
             return True
 
         if not self.source.ask(places):  # the driver can't register it: what misses is fetched
-            self.steps.leave_window()
             with self._pinning:
+                self.steps.leave_window()
                 self._window = None
                 window.close()
 
@@ -156,12 +158,21 @@ class GpuDecoder(Supply):
         table[first : first + len(rows)].copy_(rows)
 
     def pin_beside(self, chain: Chain, first: int, n: int, wait: float) -> Optional[Pinned]:
-        """For another thread than the steps': has these blocks brought into the window, so long. It may keep the steps' thread from the
-        window so long. None: there is none, or no daemon."""
+        """For another thread than the steps': has these blocks brought into the window, so long, and its memory made known to the driver. It
+        may keep the steps' thread from the window so long. None: there is none, or no daemon."""
         with self._pinning:
             if self._window is None:
                 return None
-            return self.source.ask(self._window.pin, chain, first, n, priority=URGENT, deadline=wait, timeout=self.deadline)
+            pinned = self.source.ask(self._window.pin, chain, first, n, priority=URGENT, deadline=wait, timeout=self.deadline)
+        while self._register_beside():
+            pass
+        return pinned
+
+    def _register_beside(self) -> bool:
+        """The driver pins an extent's memory for milliseconds, and all of a long prompt's for more than a second: in one step, all requests
+        would wait for it."""
+        with self._pinning:
+            return self._window is not None and bool(self.source.ask(self.steps.register_window, self._window))
 
     @property
     def windowed(self) -> bool:
@@ -174,8 +185,9 @@ class GpuDecoder(Supply):
         does that while a step runs."""
         window = self._window
         if window is not None and (window.client is None or window.client.closed):
-            self.steps.leave_window()
-            self._window = self._ns = None
+            with self._pinning:
+                self.steps.leave_window()
+                self._window = self._ns = None
         if not self._connected():
             self._give_back()
             return
