@@ -289,6 +289,8 @@ class Seeded(Sealed):
         self.until(given_up, "the second host to give up the old seed")
         for host in (first, second, self.host(self.one)):
             self.assertEqual(host.load(*range(BLOCKS)), [MISS] * BLOCKS)
+        first.client.call("share.collect")  # as it does by itself, some seconds after its start
+        self.until(lambda: first.metrics()["share_gc_passes"], "the garbage collection")
         self.assertEqual(self.contents(), snapshot, "they are of names that nobody asks for")
         fresh = self.stored_by(first)
         self.loads(second, fresh)
