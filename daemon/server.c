@@ -15,6 +15,7 @@
 #include "daemon/index/policy.h"
 #include "daemon/notify.h"
 #include "daemon/observe/observe.h"
+#include "daemon/observe/turns.h"
 #include "daemon/reload.h"
 #include "daemon/request/request.h"
 #include "daemon/seal/seal.h"
@@ -66,6 +67,7 @@ struct server {
     struct notify notify;
     uv_signal_t term, intr, hup;
     uv_timer_t stop_timer;
+    struct turns turns;
     uint64_t stop_at_ms, progress_seen;
     /* DRAINING: requests and write-behind have until stop_at_ms. DROPPING: what is left was stopped,
      * connections end. SNAPSHOT: the list of parts in DRAM is being written. */
@@ -108,6 +110,7 @@ static void rooms_free(struct server *s)
     uv_close((uv_handle_t *)&s->intr, NULL);
     uv_close((uv_handle_t *)&s->hup, NULL);
     uv_close((uv_handle_t *)&s->stop_timer, NULL);
+    turns_end(&s->turns);
 }
 
 /* Nobody uses the rooms any more. After a device failed there is no snapshot: it may have written where
@@ -303,6 +306,8 @@ static int loop_init(struct server *s)
         rc = uv_signal_init(&s->loop, &s->hup);
     if (rc == 0)
         rc = uv_timer_init(&s->loop, &s->stop_timer);
+    if (rc == 0)
+        rc = turns_begin(&s->turns, &s->loop, s->metrics.histograms.loop_turn);
     if (rc == 0)
         rc = notify_init(&s->notify, &s->loop, progress_cb, s);
     s->term.data = s->intr.data = s->hup.data = s->stop_timer.data = s;

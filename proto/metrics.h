@@ -252,7 +252,8 @@ enum metric_size { METRIC_LE_1MIB, METRIC_LE_64MIB, METRIC_GT_64MIB, METRIC_SIZE
     X(fetch, METRIC_TIERS, 1, "time from a fetch's frame to its answer")                           \
     X(dump, 1, METRIC_SIZES, "time from a dump's frame to its answer")                             \
     X(slot_wait, 1, 1, "time that a transfer waited for a free slot in DRAM, if it had to")        \
-    X(nvme_read, 1, 1, "time from asking NVMe for a part to its verified bytes")
+    X(nvme_read, 1, 1, "time from asking NVMe for a part to its verified bytes")                   \
+    X(loop_turn, 1, 1, "time of one turn of the loop that serves all, without its sleep")
 
 struct histograms {
 #define X(name, tiers, sizes, help) struct histogram name[(tiers) * (sizes)];

@@ -1,0 +1,36 @@
+#include "daemon/observe/turns.h"
+
+#include "daemon/observe/histogram.h"
+
+static void before_poll_cb(uv_prepare_t *before_poll)
+{
+    struct turns *t = before_poll->data;
+    uint64_t now_ns = uv_hrtime(), slept_ns = uv_metrics_idle_time(before_poll->loop);
+    uint64_t took_ns = now_ns - t->at_ns, of_it_ns = slept_ns - t->slept_ns;
+
+    histogram_count(t->histogram, took_ns > of_it_ns ? took_ns - of_it_ns : 0);
+    t->at_ns = now_ns;
+    t->slept_ns = slept_ns;
+}
+
+int turns_begin(struct turns *t, uv_loop_t *loop, struct histogram *histogram)
+{
+    int rc = uv_loop_configure(loop, UV_METRICS_IDLE_TIME);
+
+    if (rc == 0)
+        rc = uv_prepare_init(loop, &t->before_poll);
+    if (rc < 0)
+        return rc;
+    t->histogram = histogram;
+    t->at_ns = uv_hrtime();
+    t->slept_ns = 0;
+    t->before_poll.data = t;
+    rc = uv_prepare_start(&t->before_poll, before_poll_cb);
+    uv_unref((uv_handle_t *)&t->before_poll);
+    return rc;
+}
+
+void turns_end(struct turns *t)
+{
+    uv_close((uv_handle_t *)&t->before_poll, NULL);
+}
