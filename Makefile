@@ -60,7 +60,7 @@ BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm -lyaml
 
 # What the build needs, and what the tests need besides.
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
-             libyaml-dev libcjson-dev libsystemd-dev libmicrohttpd-dev libnfs-dev libcurl4-openssl-dev libzmq3-dev
+             libyaml-dev libcjson-dev libsystemd-dev libmicrohttpd-dev libnfs-dev libcurl4-openssl-dev libexpat1-dev libzmq3-dev
 PKG_BENCH := $(PKG_BUILD) fio
 PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3 python3-msgpack python3-numpy python3-zmq \
              nfs-ganesha nfs-ganesha-vfs rpcbind iproute2 prometheus man-db groff-base lld
@@ -87,6 +87,7 @@ BACKEND_SRC := $(filter-out backend/main_%,$(wildcard backend/*.c))
 # backend/main_NAME.c, with backend/NAME/, is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
 BACKEND_MAIN := $(wildcard backend/main_*.c)
 BACKEND_LIBS_nfs := -lnfs
+BACKEND_LIBS_s3 := -lcurl -lexpat -lcjson -lcrypto
 CLIENT_SRC := $(wildcard client/lib/*.c)
 CTL_SRC    := $(wildcard client/ctl/*.c)
 # ucmevents, but for its main.
@@ -637,10 +638,11 @@ $O/tests/integration/%: $O/obj/tests/integration/%.o $(RUNNER) $(HELPER_OBJ) $(T
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -lcriterion -o $@
 # A root of the shared tier, by itself, on a real server.
+TEST_LIBS_s3 := -lcurl
 $O/tests/integration/test_share_%: $O/obj/tests/integration/test_share_%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
-	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
+	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) $(TEST_LIBS_$*) -lcjson -lcriterion -o $@
 $O/tests/fault/%: $O/obj/tests/fault/%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS)
 	@mkdir -p $(@D)
 	$(call say,LINK)

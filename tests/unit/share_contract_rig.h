@@ -2,7 +2,8 @@
  *
  * begin(c) of a test fills in `ops`, `target` and `folder`: the same root as `target`, seen as a
  * folder here, for the tests lay and damage files there directly. A server that stands between must
- * not remember attributes of files. Every test is a process, with a begin and an end of its own. */
+ * not remember attributes of files. A root that can't be seen as a folder has `contract_remote`, and
+ * `folder` is "". Every test is a process, with a begin and an end of its own. */
 #ifndef UCMD_TESTS_SHARE_CONTRACT_RIG_H
 #define UCMD_TESTS_SHARE_CONTRACT_RIG_H
 
@@ -28,6 +29,16 @@
 #define CONTRACT_OPS 64
 #define CONTRACT_DEADLINE_MS 60000
 #define PENDING 1 /* no status: 0 and -errno are */
+
+/* Files of a root that is no folder, by their paths. Any thread. */
+struct contract_remote {
+    uint8_t *(*get)(const char *path, uint64_t *bytes);              /* NULL: there is none */
+    void (*put)(const char *path, const void *data, uint64_t bytes); /* in one step */
+    void (*remove)(const char *path);
+    unsigned (*count)(void);
+    bool removes_blind; /* to remove what is not there is no different */
+};
+static const struct contract_remote *contract_remote;
 
 struct contract {
     const struct share_backend_ops *ops;
@@ -239,6 +250,8 @@ static inline void contract_bucket_make(const struct contract *c, uint8_t bucket
 {
     char path[512];
 
+    if (contract_remote)
+        return;
     snprintf(path, sizeof(path), "%s/blocks", c->folder);
     cr_assert(mkdir(path, 0700) == 0 || errno == EEXIST);
     contract_path_in(c, bucket, "", path);
@@ -247,11 +260,120 @@ static inline void contract_bucket_make(const struct contract *c, uint8_t bucket
 
 static inline void contract_put(const char *path, const void *data, uint64_t bytes)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    int fd;
 
+    if (contract_remote) {
+        contract_remote->put(path, data, bytes);
+        return;
+    }
+    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     cr_assert_geq(fd, 0);
     cr_assert_eq(write(fd, data, bytes), (ssize_t)bytes);
     cr_assert_eq(close(fd), 0);
+}
+
+/* All of a file; it is there. */
+static inline uint8_t *contract_get(const char *path, uint64_t *bytes)
+{
+    uint8_t *data = contract_remote ? contract_remote->get(path, bytes) : NULL;
+    struct stat st;
+    int fd;
+
+    if (contract_remote) {
+        cr_assert(data, "%s", path);
+        return data;
+    }
+    fd = open(path, O_RDONLY);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(fstat(fd, &st), 0);
+    *bytes = (uint64_t)st.st_size;
+    data = malloc(*bytes + 1);
+    cr_assert(data);
+    cr_assert_eq(read(fd, data, *bytes), (ssize_t)*bytes);
+    close(fd);
+    return data;
+}
+
+static inline bool contract_exists(const char *path)
+{
+    uint8_t *data;
+    uint64_t bytes;
+
+    if (!contract_remote)
+        return access(path, F_OK) == 0;
+    data = contract_remote->get(path, &bytes);
+    free(data);
+    return data != NULL;
+}
+
+static inline void contract_unlink(const char *path)
+{
+    if (contract_remote)
+        contract_remote->remove(path);
+    else
+        cr_assert_eq(unlink(path), 0);
+}
+
+/* In the place of what is there. */
+static inline void contract_rename(const char *from, const char *to)
+{
+    uint8_t *data;
+    uint64_t bytes;
+
+    if (!contract_remote) {
+        cr_assert_eq(rename(from, to), 0);
+        return;
+    }
+    data = contract_get(from, &bytes);
+    contract_put(to, data, bytes);
+    contract_unlink(from);
+    free(data);
+}
+
+static inline void contract_truncate(const char *path, uint64_t to)
+{
+    uint8_t *data;
+    uint64_t bytes;
+
+    if (!contract_remote) {
+        cr_assert_eq(truncate(path, (off_t)to), 0);
+        return;
+    }
+    data = contract_get(path, &bytes);
+    data = realloc(data, to + 1);
+    cr_assert(data);
+    if (to > bytes)
+        memset(data + bytes, 0, to - bytes);
+    contract_put(path, data, to);
+    free(data);
+}
+
+/* False: the root knows no such thing. */
+static inline bool contract_age(const char *path, const struct timespec times[2])
+{
+    if (!contract_remote)
+        cr_assert_eq(utimensat(AT_FDCWD, path, times, 0), 0);
+    return !contract_remote;
+}
+
+/* What has this length, and the modes that block files have. */
+static inline void contract_stored(const char *path, uint64_t bytes)
+{
+    char folder[512];
+    struct stat st;
+    uint64_t n;
+
+    if (contract_remote) {
+        free(contract_get(path, &n));
+        cr_assert_eq(n, bytes);
+        return;
+    }
+    cr_assert_eq(lstat(path, &st), 0);
+    cr_assert_eq(st.st_mode, S_IFREG | 0600u);
+    cr_assert_eq((uint64_t)st.st_size, bytes);
+    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(path, '/') - path), path);
+    cr_assert_eq(lstat(folder, &st), 0);
+    cr_assert_eq(st.st_mode, S_IFDIR | 0700u);
 }
 
 /* A whole file of part `number`, with content that says `content`. */
@@ -273,9 +395,19 @@ static inline void contract_lay(const char *path, unsigned number, unsigned cont
 
 static inline void contract_flip(const char *path, off_t at, uint8_t bits)
 {
-    int fd = open(path, O_RDWR);
-    uint8_t byte;
+    uint64_t bytes;
+    uint8_t *data, byte;
+    int fd;
 
+    if (contract_remote) {
+        data = contract_get(path, &bytes);
+        cr_assert_lt((uint64_t)at, bytes);
+        data[at] ^= bits;
+        contract_put(path, data, bytes);
+        free(data);
+        return;
+    }
+    fd = open(path, O_RDWR);
     cr_assert_geq(fd, 0);
     cr_assert_eq(pread(fd, &byte, 1, at), 1);
     byte ^= bits;
@@ -295,6 +427,8 @@ static inline int contract_files_cb(const char *path, const struct stat *st, int
 /* All that is no folder below this one, temporary files among it. */
 static inline unsigned contract_files(const char *folder)
 {
+    if (contract_remote)
+        return contract_remote->count();
     contract_files_n = 0;
     cr_assert_eq(nftw(folder, contract_files_cb, 16, FTW_PHYS), 0);
     return contract_files_n;
