@@ -326,7 +326,7 @@ int s3_http_begin(struct s3_job *j, const struct s3_key *key)
 
 static void reason_set(struct s3_job *j, const char *what, const char *more)
 {
-    snprintf(j->reason, sizeof(j->reason), "%.80s%s%.60s", what, more[0] ? ": " : "", more);
+    snprintf(j->reason, sizeof(j->reason), "%.66s%s%.50s", what, more[0] ? ": " : "", more);
 }
 
 /* No answer, or not all of it. */

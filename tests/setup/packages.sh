@@ -51,7 +51,7 @@ clean() {
 }
 trap clean EXIT
 trap 'exit 1' INT TERM HUP
-# prometheus and nfs-ganesha are for tests, which start their own: Debian's services of them neither start now
+# prometheus, nfs-ganesha and Swift are for tests, which start their own: Debian's services of them neither start now
 # (policy-rc.d, 101: not allowed) nor at the next boot.
 if [ ! -e "$policy" ]; then
     made=yes
