@@ -94,6 +94,7 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
     print_nvme(c, out);
     print_folder(out, c->arena_keep);
     print_folder(out, c->state);
+    print_folder(out, c->encryption_seeds);
     print_folder(out, c->copy_calibration);
     snprintf(socket, sizeof(socket), "%s", c->metrics_socket);
     print_folder(out, dirname(socket));

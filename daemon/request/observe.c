@@ -252,6 +252,10 @@ static void report_tier(struct observe_snapshot *o, struct requests *rq)
 /* Without a root there is less cache, and nothing else is slower. */
 static void report_shares(struct observe_snapshot *o, const struct request_rooms *rooms)
 {
+    const char *seeds = share_seeds_problem(rooms->share);
+
+    if (seeds)
+        report(o, HEALTH_DEGRADED, "%s", seeds);
     for (uint32_t i = 0; i < share_roots(rooms->share); i++) {
         struct share_root_stats stats = {0};
 

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <openssl/crypto.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,8 @@
 #define WAYS 4u
 #define SETS 256u
 #define BATCH 64u
-#define IDLE_MS 60000u /* one that nobody asked for is forgotten */
+#define TROUBLE_MS 1000u /* then a folder that can't be used is looked at again */
+#define IDLE_MS 60000u   /* one that nobody asked for is forgotten */
 
 enum state { NONE, AWAITED, KNOWN, FAILED };
 
@@ -24,10 +26,11 @@ struct entry {
     uint64_t used_ms;
 };
 
-/* One call to the folder: purges, or seeds to be read. */
+/* One call to the folder: a purge, seeds to be read, or with neither a look at the folder itself. */
 struct job {
     char *folder;
     bool replace;
+    int checked; /* with n == 0 */
     unsigned n;
     uint64_t began_ms;
     struct item {
@@ -49,6 +52,10 @@ struct seeds {
     struct seeds_purge *purge; /* under way; NULL: none, or it was cancelled */
     struct entry entry[SETS][WAYS];
     uint64_t told_ms;
+    bool check_due;
+    int checked,
+        read; /* of the last look at the folder (seeds_file_check), and of the last seeds: 0 or -errno */
+    char problem[320];
 };
 
 static void pump(struct seeds *s);
@@ -126,6 +133,8 @@ static void run_cb(void *job)
 {
     struct job *j = job;
 
+    if (j->n == 0)
+        j->checked = seeds_file_check(j->folder);
     for (unsigned i = 0; i < j->n; i++)
         j->item[i].status = (j->replace ? seeds_file_replace : seeds_file_get)(
             j->folder, j->item[i].fingerprint, j->item[i].seed);
@@ -151,6 +160,52 @@ static void tell(struct seeds *s, int status)
         ROOM, "seed-not-read",
         "folder=%s error=\"%s\": encrypted blocks of its namespaces are misses on shared roots",
         s->folder, strerror(-status));
+}
+
+static const char *words(int status)
+{
+    return status > 0 ? "users other than its owner and group may write to it, and make misses"
+           : status == -EBADMSG ? "a seed in it is damaged"
+                                : strerror(-status);
+}
+
+/* The sentence of health. */
+static void problem_find(struct seeds *s)
+{
+    bool before = s->problem[0] != '\0', now = s->checked != 0 || s->read != 0;
+
+    s->problem[0] = '\0';
+    if (now)
+        snprintf(s->problem, sizeof(s->problem), "encryption.seeds %.160s: %s%s", s->folder,
+                 words(s->checked ? s->checked : s->read),
+                 s->checked > 0
+                     ? ""
+                     : "; encrypted blocks are misses on shared roots, and can't be purged there");
+    if (now && !before)
+        log_warn(ROOM, "seeds-trouble", "%s", s->problem);
+    else if (before && !now)
+        log_info(ROOM, "seeds-well", "folder=%s", s->folder);
+    if (now && !s->closing && !uv_is_active((uv_handle_t *)&s->timer))
+        (void)uv_timer_start(&s->timer, timer_cb, TROUBLE_MS, 0);
+}
+
+const char *seeds_problem(const struct seeds *s)
+{
+    return s->problem[0] ? s->problem : NULL;
+}
+
+/* Of a call that has ended: job NULL: it hangs. */
+static void health_take(struct seeds *s, const struct job *j, int status)
+{
+    int worst = status;
+
+    for (unsigned i = 0; j && i < j->n; i++)
+        worst = worst ? worst : j->item[i].status;
+    if (!j || j->n == 0)
+        s->checked = j ? j->checked : status;
+    if (j && (j->n > 0 || (j->checked == 0 && s->read != -EBADMSG)))
+        s->read = worst;
+    problem_find(s);
 }
 
 /* True: who asked has something new to see. */
@@ -188,6 +243,8 @@ static void ended_cb(void *ctx, void *job, int status)
     bool any = false;
 
     s->busy = false;
+    if (status != -ECANCELED)
+        health_take(s, j, status);
     for (unsigned i = 0; j && i < j->n; i++) {
         struct entry *e = entry_find(s, j->item[i].fingerprint);
 
@@ -202,7 +259,8 @@ static void ended_cb(void *ctx, void *job, int status)
             any |= entry_settle(s, e, status, NULL, 0);
         e->due = false;
     }
-    purge_end(s, j ? j->item[0].status : status);
+    if (!j || j->n > 0)
+        purge_end(s, j ? j->item[0].status : status);
     if (any)
         changed(s);
     if (!s->closing)
@@ -227,7 +285,7 @@ static bool job_fill(struct seeds *s, struct job *j)
         e = entry_find(s, s->purge->fingerprint);
         if (!e)
             e = entry_new(s, s->purge->fingerprint);
-        e->state = AWAITED; /* nobody uses the one that goes */
+        e->state = AWAITED; /* a read may have brought it meanwhile */
         e->due = false;
         e->used_ms = j->began_ms;
         j->replace = true;
@@ -242,7 +300,10 @@ static bool job_fill(struct seeds *s, struct job *j)
             job_add(j, e->fingerprint);
         }
     }
-    return j->n > 0;
+    if (j->n > 0 || !s->check_due)
+        return j->n > 0;
+    s->check_due = false;
+    return true;
 }
 
 static void pump(struct seeds *s)
@@ -266,6 +327,7 @@ static void pump(struct seeds *s)
         return;
     if (j)
         free_cb(j);
+    problem_find(s);
     /* The call before hangs still. A later seeds_find tries again; who waits hears of it in the next turn. */
     for (unsigned i = 0; i < SETS * WAYS; i++) {
         struct entry *e = &s->entry[i / WAYS][i % WAYS];
@@ -295,17 +357,24 @@ static void timer_cb(uv_timer_t *timer)
         any |= e->state != NONE;
         e->due |= e->state == KNOWN;
     }
+    if (!any && s->read == -EBADMSG)
+        s->read = 0; /* nobody has asked for it for long */
+    s->check_due |= s->checked != 0 || s->read != 0;
     if (s->news) {
         s->news = false;
         changed(s);
     }
     pump(s);
-    if (any && !uv_is_active((uv_handle_t *)timer))
+    if ((any || s->check_due) && !uv_is_active((uv_handle_t *)timer))
         (void)uv_timer_start(&s->timer, timer_cb, SEEDS_CHECK_MS, 0);
 }
 
 void seeds_purge(struct seeds *s, struct seeds_purge *p)
 {
+    struct entry *e = entry_find(s, p->fingerprint);
+
+    if (e && e->state == KNOWN)
+        e->state = AWAITED; /* nobody uses the one that goes */
     p->queued = true;
     list_push_back(&s->purges, &p->link);
     pump(s);
@@ -344,6 +413,8 @@ int seeds_open(uv_loop_t *loop, const char *folder, uint64_t deadline_ms,
     (void)uv_timer_init(loop, &s->timer); /* can't fail */
     s->timer.data = s;
     uv_unref((uv_handle_t *)&s->timer);
+    s->check_due = true;
+    (void)uv_timer_start(&s->timer, timer_cb, 0, 0);
     *out = s;
     return 0;
 }

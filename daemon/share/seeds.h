@@ -6,6 +6,7 @@
  * - All hosts that use the folder get the same seed of a namespace. One that another host has replaced is given up within
  *   SEEDS_FRESH_MS, also where the folder does not answer any more.
  * - No call waits for the folder: calls to it run in a thread, one at a time, with a deadline.
+ * - A folder that can't be used is told of from the start on, whether anybody needs a seed or not, until it can.
  *
  * Thread: the loop. */
 #ifndef UCMD_SHARE_SEEDS_H
@@ -21,7 +22,7 @@
 
 struct seeds;
 
-/* changed_cb: a seed has come, or another one. folder is copied. 0 or -ENOMEM. */
+/* changed_cb: a seed has come, or another one. The folder is looked at soon. It is copied. 0 or -ENOMEM. */
 int seeds_open(uv_loop_t *loop, const char *folder, uint64_t deadline_ms,
                void (*changed_cb)(void *ctx), void *ctx, struct seeds **out);
 /* Calls back for what is under way, with -ECANCELED. Its handles end on the loop. NULL-safe. */
@@ -31,6 +32,9 @@ void seeds_close(struct seeds *s);
  * can't be had now. */
 int seeds_find(struct seeds *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                const uint8_t **seed);
+
+/* What is wrong with the folder, or was when it was last used, for health; NULL: nothing. */
+const char *seeds_problem(const struct seeds *s);
 
 /* A purge: memory of the caller until done_cb or seeds_cancel. */
 struct seeds_purge {

@@ -86,7 +86,6 @@ static int temp_write(int folder, const uint8_t *fingerprint, char temp[TEMP_BYT
         rc = -errno;
     if (rc < 0)
         unlinkat(folder, temp, 0);
-    KILL_POINT("seed-written");
     return rc;
 }
 
@@ -110,6 +109,7 @@ static int seed_make(int folder, const char *name, const uint8_t *fingerprint)
 
     if (rc < 0)
         return rc;
+    KILL_POINT("seed-written");
     if (linkat(folder, temp, folder, name, 0) < 0 && errno != EEXIST)
         rc = -errno;
     KILL_POINT("seed-linked");
@@ -163,6 +163,7 @@ int seeds_file_replace(const char *path, const uint8_t fingerprint[UCM_FINGERPRI
         close(folder);
         return rc;
     }
+    KILL_POINT("seed-written");
     old = openat(folder, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     rc = old < 0 && errno != ENOENT ? -errno : 0;
     if (rc == 0 && renameat(folder, temp, folder, name) < 0)
@@ -181,4 +182,23 @@ int seeds_file_replace(const char *path, const uint8_t fingerprint[UCM_FINGERPRI
         rc = seed_read(folder, name, fingerprint, seed);
     close(folder);
     return rc;
+}
+
+/* A file that comes and goes: permissions alone do not say what a server makes of them. */
+int seeds_file_check(const char *path)
+{
+    static const uint8_t nobody[UCM_FINGERPRINT_BYTES];
+    int folder = folder_open(path), rc;
+    char temp[TEMP_BYTES];
+    struct stat st;
+
+    if (folder < 0)
+        return folder;
+    rc = fstat(folder, &st) < 0 ? -errno : 0;
+    if (rc == 0)
+        rc = temp_write(folder, nobody, temp);
+    if (rc == 0 && unlinkat(folder, temp, 0) < 0)
+        rc = -errno;
+    close(folder);
+    return rc == 0 ? (st.st_mode & S_IWOTH) != 0 : rc;
 }

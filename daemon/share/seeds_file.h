@@ -16,5 +16,8 @@ int seeds_file_get(const char *folder, const uint8_t fingerprint[UCM_FINGERPRINT
  * -errno: the former one may still be there. */
 int seeds_file_replace(const char *folder, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                        uint8_t seed[SEEDS_BYTES]);
+/* Whether seeds can be made there. 0: they can; 1: they can, but users other than the folder's owner and group may write to it, too;
+ * -errno. */
+int seeds_file_check(const char *folder);
 
 #endif

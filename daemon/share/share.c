@@ -234,6 +234,11 @@ int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES]
 
 /* ---- for operators ---- */
 
+const char *share_seeds_problem(const struct share *s)
+{
+    return s && s->seeds ? seeds_problem(s->seeds) : NULL;
+}
+
 int share_collect(struct share *s, uint32_t root)
 {
     return root < s->n && s->roots[root]->gc ? gc_run(s->roots[root]->gc) : -EINVAL;

@@ -91,6 +91,8 @@ struct share_io {
  * use; -EAGAIN: it is being read; -ENOKEY: it can't be had now. */
 int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                const uint8_t **seed);
+/* Why the folder of seeds can't be used, for health; NULL: it can, or there is none. */
+const char *share_seeds_problem(const struct share *s);
 /* 0: accepted. -EAGAIN: the queue is full, or reads wait (write): try again when ready_cb runs.
  * -ENOENT: a read, and no root that could have the part is usable now. -EROFS: no root takes writes
  * now. -ENOKEY: a write, and there is no key. -ENOMEM. */

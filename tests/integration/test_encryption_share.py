@@ -7,12 +7,13 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 import unittest
 
 try:
     import daemon
-    from daemon import UCMD, Daemon
+    from daemon import UCMCTL, UCMD, Daemon
     from encryption_case import KILLED
     from second_client import DEMO, MISS, OK, Client, Closed, Region, keys
     from share_case import ABSENT, ON_SHARE, Host, ShareCase
@@ -308,6 +309,24 @@ class Seeded(Sealed):
             self.loads(two, kv)
         self.assertEqual(len([name for name in os.listdir(self.seeds) if not name.startswith(".")]), 9)
         self.assertEqual([name for name in os.listdir(self.seeds) if name.startswith(".")], [])
+
+    def test_a_folder_of_seeds_that_is_away_shows_in_health(self):
+        """Before anybody needs a seed, until it is there."""
+        away = self.seeds + ".away"
+        os.rename(self.seeds, away)
+        host = self.host(self.one)
+
+        def health():
+            return subprocess.run([UCMCTL, "--socket", host.daemon.socket, "health"], capture_output=True, text=True, timeout=60)
+        self.until(lambda: f"encryption.seeds {self.seeds}: No such file or directory" in health().stdout, "health to say it")
+        self.assertIn("degraded", health().stdout)
+        self.assertNotEqual(health().returncode, 0)
+        os.rename(away, self.seeds)
+        os.chmod(self.seeds, 0o777)
+        self.until(lambda: "users other than its owner and group may write to it" in health().stdout, "health to say the mode")
+        os.chmod(self.seeds, 0o700)
+        self.until(lambda: health().returncode == 0, "health to be well")
+        self.loads(self.host(self.one), self.stored_by(host))
 
     def test_a_folder_of_seeds_that_hangs(self):
         """Costs encrypted blocks on shared roots, while it hangs, and nothing else."""

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static uv_loop_t loop;
@@ -134,4 +135,42 @@ Test(share_seeds, what_is_no_seed_is_none)
     fclose(f);
     cr_assert_eq(found(one, space, seed), -ENOKEY);
     cr_assert_eq(found(one, other, seed), 0, "others are not concerned");
+}
+
+static void told(const char *of, const char *word)
+{
+    const char *problem;
+    uv_async_t awake; /* the folder's timer alone keeps no loop alive */
+
+    cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
+    while (!(problem = seeds_problem(one)) != !word || (word && !strstr(problem, word)))
+        uv_run(&loop, UV_RUN_ONCE);
+    uv_close((uv_handle_t *)&awake, NULL);
+    uv_run(&loop, UV_RUN_NOWAIT);
+    cr_expect(!word || strstr(problem, of), "%s", problem);
+}
+
+/* Without anybody who asks for a seed. */
+Test(share_seeds, a_folder_that_can_not_be_used_is_told_of_until_it_can)
+{
+    char away[sizeof(folder) + 8];
+    uint8_t seed[SEEDS_BYTES];
+
+    cr_expect_eq(found(one, space, seed), 0);
+    snprintf(away, sizeof(away), "%s.away", folder);
+    cr_assert_eq(rename(folder, away), 0);
+    cr_expect_eq(found(one, other, seed), -ENOKEY);
+    cr_expect(strstr(seeds_problem(one), "No such file"), "%s", seeds_problem(one));
+    seeds_close(one);
+    cr_assert_eq(seeds_open(&loop, folder, 60000, changed_cb, NULL, &one), 0);
+    told(folder, "No such file or directory; encrypted blocks are misses");
+    cr_assert_eq(rename(away, folder), 0);
+    cr_assert_eq(chmod(folder, 0777), 0);
+    told(folder, "users other than its owner and group may write to it");
+    cr_expect_eq(found(one, space, seed), 0, "which stops nobody");
+    seeds_close(one);
+    cr_assert_eq(seeds_open(&loop, folder, 60000, changed_cb, NULL, &one), 0);
+    told(folder, "users other than its owner and group");
+    cr_assert_eq(chmod(folder, 0700), 0);
+    told(folder, NULL);
 }
