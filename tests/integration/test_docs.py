@@ -19,7 +19,7 @@ PROGRAMS = {"ucmd": UCMD, "ucmctl": os.environ.get("UCMCTL", str(TOP / "build/uc
 # Not ours, so only their first word is looked at. A command that is neither ours nor here fails the test.
 SYSTEM = set("""apt apt-get awk cat cc cd chmod chown cmake cp curl docker dpkg echo env export exportfs fio for git grep install journalctl kill kubectl ldd lfs
     mkdir mount lmcache numactl nvme perf pip podman pkg-config printf ps python python3 rm sed setfattr smartctl ssh sudo sudoedit systemctl
-    systemd-run systemd-sysusers systemd-tmpfiles tar taskset umount uv useradd usermod vllm wget""".split())
+    systemd-run systemd-sysusers systemd-tmpfiles tar taskset trtllm-serve umount uv useradd usermod vllm wget""".split())
 # Files that tests/check.sh and make leave, or programs whose rules are patterns.
 MADE = {"build/results", "build/san-address", "build/san-thread", "build/wheel/ucmclient-*.whl", "build/bench-bundle",
         "build/bench-bundle/run.sh", "build/deb", "build/deb/ucmd_*.deb", "build/deb/libucmclient0_*.deb", "build/gpu",

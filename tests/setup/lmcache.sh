@@ -19,7 +19,7 @@ pip() {
 echo "check-lmcache: fetching $wanted and what it needs, some GB"
 pip --no-deps "$wanted"
 pip torch 'numpy<=2.2.6' msgspec blake3 pyyaml pyzmq psutil py-cpuinfo sortedcontainers cachetools nvtx aiofile aiofiles \
-    'prometheus_client<=0.24.1' 'opentelemetry-sdk' 'opentelemetry-exporter-prometheus<=0.61b0' opentelemetry-exporter-otlp safetensors numba transformers httpx fastapi
+    'prometheus_client<=0.24.1' 'opentelemetry-sdk' 'opentelemetry-exporter-prometheus<=0.61b0' opentelemetry-exporter-otlp safetensors numba transformers httpx fastapi aiohttp cryptography protobuf grpcio redis uvicorn huggingface_hub
 (cd "$venv" && bin/python -c 'import lmcache.v1.distributed.storage_manager') || {
     echo "check-lmcache: $wanted can't be imported from $venv" >&2
     exit 1

@@ -205,3 +205,10 @@ def shared_memory_of(pointer: int) -> tuple[Memory, int]:
             "the daemon can copy only to host memory in a SharedMemory: allocate the KV tensors from one",
         )
     return shared.memory(), shared.address
+
+
+def allocation_of(pointer: int) -> tuple[Memory, int, Optional[bytes]]:
+    """The allocation that contains `pointer`, its first address, and its GPU's UUID; None for a SharedMemory."""
+    if in_shared_memory(pointer) or not on_gpu(pointer):
+        return (*shared_memory_of(pointer), None)
+    return cuda_allocation(pointer)

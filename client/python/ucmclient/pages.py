@@ -7,7 +7,7 @@ HiCache and its like), whatever their interface is.
     store.prefix(keys)               # so many from the first one on are there
     store.load(keys, [7, 8])         # -> [True, True]
 
-Memory that is a SharedMemory's is copied to and from by the daemon itself. Other memory goes through a SharedMemory of this module: one
+Memory that is a SharedMemory's or a GPU's is copied to and from by the daemon itself. Other memory goes through a SharedMemory of this module: one
 copy more, by this process. While the daemon is away nothing is found, and nothing is kept; no call waits longer than its deadline.
 Threads may share a PageStore. An engine may write to its pages again when a call has returned, whatever it returned."""
 
@@ -23,7 +23,7 @@ from typing import Any, Optional
 
 from .client import BlockResult, Found, Namespace, Plane, Region, Task
 from .errors import UcmError
-from .memory import SharedMemory, in_shared_memory, shared_memory_of
+from .memory import SharedMemory, allocation_of, in_shared_memory, on_gpu
 from .vllm.identity import EngineIdentity
 from .vllm.link import Link
 from .vllm.settings import Settings
@@ -68,6 +68,8 @@ def settings_of(extra: Mapping[str, Any], where: str) -> Settings:
 class Kept:
     """A namespace of the daemon in which an engine keeps pages: what does not depend on where they lie in the engine's memory."""
 
+    _part = 0
+
     def __init__(self, settings: Settings, identity: EngineIdentity, name: str):
         self.settings, self.identity = settings, identity
         self.page_bytes = identity.shard_bytes * identity.shards[0]
@@ -89,19 +91,26 @@ class Kept:
             return None
         size, shards = self.identity.shard_bytes, self.identity.shards[0]
         planes = [Plane(0, shard * size, self.page_bytes, size, shard) for shard in range(shards)]
-        return ns.register([self._staging.memory()], planes, blocks=self._room(), timeout=timeout)
+        return ns.register([self._staging.memory()], planes, blocks=self._room(), part=self._part, timeout=timeout)
 
     # ---- what is there ----
 
     def prefix(self, keys: Sequence[bytes]) -> int:
         """How many from the first one on are there. The daemon may drop them before they are loaded."""
+        return self.hold_prefix(keys, 0.0)[0]
+
+    def hold_prefix(self, keys: Sequence[bytes], seconds: float) -> tuple[int, list[tuple[Namespace, int]]]:
+        """Likewise, and leases: those that are there stay for so long, or until let_go()."""
+        leases: list[tuple[Namespace, int]] = []
         for at in range(0, len(keys), _MOST):
             some = keys[at : at + _MOST]
             ns = self.link.ns if self.settings.load else None
-            hits = None if ns is None else self.link.ask(ns.lookup_prefix, b"".join(some), timeout=self.settings.lookup_timeout)
+            hits = None if ns is None else self.link.ask(ns.lookup_prefix, b"".join(some), seconds, timeout=self.settings.lookup_timeout)
+            if hits is not None and hits.lease:
+                leases.append((ns, hits.lease))
             if hits is None or hits.blocks < len(some):
-                return at + (0 if hits is None else hits.blocks)
-        return len(keys)
+                return at + (0 if hits is None else hits.blocks), leases
+        return len(keys), leases
 
     def each(self, keys: Sequence[bytes]) -> list[bool]:
         """Which of them are there."""
@@ -192,14 +201,14 @@ class Kept:
 
 
 class PageStore(Kept):
-    def __init__(self, settings: Settings, identity: EngineIdentity, chunks: Sequence[Chunk], pages: int, name: str):
-        """identity: one shard of all chunks of a page, in their order; its `parts` is 1. Raises if settings.required and the daemon is not
-        there, or if it refuses."""
-        self.chunks, self.pages = list(chunks), pages
+    def __init__(self, settings: Settings, identity: EngineIdentity, chunks: Sequence[Chunk], pages: int, name: str, part: int = 0):
+        """identity: one shard of all chunks of a page, in their order. part: which part of a block these pages hold. Raises if settings.required and
+        the daemon is not there, or if it refuses."""
+        self.chunks, self.pages, self._part = list(chunks), pages, part
         size = sum(chunk.size for chunk in self.chunks)
-        if identity.parts != 1 or identity.shards != (1,) or identity.shard_bytes != size:
-            raise ValueError(f"a page has {size} bytes: an identity of one part with one shard of as many is right")
-        self.direct = all(in_shared_memory(chunk.address) for chunk in self.chunks)
+        if not 0 <= part < identity.parts or identity.shards != (1,) or identity.shard_bytes != size:
+            raise ValueError(f"a page has {size} bytes: an identity of parts with one shard of as many is right")
+        self.direct = all(in_shared_memory(chunk.address) or on_gpu(chunk.address) for chunk in self.chunks)
         super().__init__(settings, identity, name)
 
     def _first_staging(self) -> Optional[SharedMemory]:
@@ -213,12 +222,12 @@ class PageStore(Kept):
             return super()._register(ns, timeout)
         memory, first, planes = [], {}, []
         for chunk in self.chunks:
-            one, base = shared_memory_of(chunk.address)
+            one, base, gpu = allocation_of(chunk.address)
             if base not in first:
                 first[base] = len(memory)
                 memory.append(one)
             planes.append(Plane(first[base], chunk.address - base, chunk.stride, chunk.size, 0))
-        return ns.register(memory, planes, blocks=self.pages, timeout=timeout)
+        return ns.register(memory, planes, blocks=self.pages, part=self._part, gpu=gpu, timeout=timeout)
 
     def load(self, keys: Sequence[bytes], pages: Sequence[int]) -> list[bool]:
         """Into these pages, each named once. What was not loaded may hold anything."""

@@ -21,7 +21,7 @@ from typing import Any, Optional
 import numpy as np
 
 from .client import Memory, Namespace, Plane, Region
-from .memory import cuda_allocation, in_shared_memory, on_gpu, shared_memory_of
+from .memory import allocation_of, in_shared_memory, on_gpu
 from .pages import _LOADED, _MOST, _SAVED, Kept
 from .vllm.identity import EngineIdentity
 from .vllm.settings import Settings
@@ -217,14 +217,10 @@ class PlaceStore(Kept):
         for one in self._allocations:
             if one.base <= at and at + size <= one.end:
                 return one
-        if in_shared_memory(at):
-            memory, base = shared_memory_of(at)
-            found = _Allocation(base, memory, None)
-        elif on_gpu(at):
-            memory, base, gpu = cuda_allocation(at)
-            found = _Allocation(base, memory, gpu)
-        else:
+        if not in_shared_memory(at) and not on_gpu(at):
             return None
+        memory, base, gpu = allocation_of(at)
+        found = _Allocation(base, memory, gpu)
         if at + size > found.end:
             raise Unreachable(f"a piece of {size} bytes reaches beyond the memory that it begins in")
         self._allocations.append(found)
