@@ -354,6 +354,19 @@ class Storing(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "49 tokens were given, the plan is for 50"):
             self.pages.store(plan, A[:49], 0, range(3))
 
+    def test_a_companion_learns_where_k_lies(self):
+        asked = {}
+
+        class Companion:
+            def register(_, ns, memory, planes, **more):
+                asked.update(more, fingerprint=ns.fingerprint)
+                return ns.register(memory, planes, blocks=more["blocks"], rope=more["rope"])
+
+        rope = Rope(rows=32, dim=32, rotary=32, base=1e4)
+        pages = self.chunks.register([self.shared.memory()], self.planes, blocks=BLOCKS, rope=rope, companion=Companion(), addresses=[4096])
+        self.assertEqual(asked, {"blocks": BLOCKS, "rope": rope, "addresses": [4096], "fingerprint": self.chunks.fingerprint})
+        pages.close()
+
     def test_requests_that_can_not_be_are_refused(self):
         with self.assertRaisesRegex(ValueError, "do not overlap"):
             self.chunks.lookup(A, [Span(0, 20), Span(10, 40)])

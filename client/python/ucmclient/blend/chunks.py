@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from ..buffers import Blocks
 from ..client import Client, Found as Tier, Identity, Memory, Plane
+from ..companion import Companion
 from ..keys import sha256_chain
 from ..region import Region, Rope, Task
 from .plan import BlendedError, Plan
@@ -98,9 +99,19 @@ class Chunks:
         return Found(len(tokens), B, prefix, tuple(spans), keys, tuple(there), number)
 
     def register(
-        self, memory: Sequence[Memory], planes: Sequence[Plane], *, blocks: int, rope: Optional[Rope] = None, **options: Any
+        self,
+        memory: Sequence[Memory],
+        planes: Sequence[Plane],
+        *,
+        blocks: int,
+        rope: Optional[Rope] = None,
+        companion: Optional[Companion] = None,
+        **options: Any,
     ) -> "ChunkPages":
-        """Registers pages, as Namespace.register does. Without rope they can only be stored from."""
+        """Registers pages, as Namespace.register does, or with a companion, as Companion.register does. Without rope they can only be
+        stored from."""
+        if companion is not None:
+            return ChunkPages(self, companion.register(self._ns, memory, planes, blocks=blocks, rope=rope, **options), rope)
         return ChunkPages(self, self._ns.register(memory, planes, blocks=blocks, rope=rope, **options), rope)
 
 
