@@ -203,7 +203,11 @@ static CUresult launch_kernels(struct gpu *g, struct gpu_launch *l, const struct
         r = gpu_encoding_launch(g, job, piece, l->items);
     else if (!turned)
         r = launch_copy_kernel(g, l, job, piece, direction);
-    return r == CUDA_SUCCESS && turned ? gpu_rope_launch(g, job, piece, l) : r;
+    if (r == CUDA_SUCCESS && turned)
+        r = gpu_rope_launch(g, job, piece, l);
+    if (r != CUDA_SUCCESS) /* the decoding may run, and no event will follow it */
+        (void)cuda.cuStreamSynchronize(g->streams[direction].stream);
+    return r;
 }
 
 static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct device_job *job,

@@ -306,12 +306,17 @@ static __device__ __forceinline__ void turn_rows(uint64_t to, uint64_t from, uin
 
 /* ---- tiles ---- */
 
+static __device__ __forceinline__ uint32_t tiles_of(uint32_t bytes)
+{
+    return (bytes + UCM_COPY_TILE_BYTES - 1) / UCM_COPY_TILE_BYTES;
+}
+
 /* Tile t of the bytes [0, before) and [behind, chunk). */
 static __device__ __forceinline__ void tile_around(uint64_t to, uint64_t from, uint32_t t,
                                                    uint32_t before, uint32_t behind, uint32_t chunk,
                                                    uint32_t lane)
 {
-    uint32_t first = (before + UCM_COPY_TILE_BYTES - 1) / UCM_COPY_TILE_BYTES;
+    uint32_t first = tiles_of(before);
     uint64_t begin = t < first ? (uint64_t)t * UCM_COPY_TILE_BYTES
                                : behind + (uint64_t)(t - first) * UCM_COPY_TILE_BYTES;
     uint32_t end = t < first ? before : chunk;
@@ -336,8 +341,14 @@ load_all(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct uc
     for (uint64_t n = warp; n < total; n += warps) {
         uint64_t chunk_number = n / tiles;
         uint32_t t = (uint32_t)(n % tiles), p = (uint32_t)(chunk_number % n_planes), k = at[p];
-        const struct ucm_copy_item item = items[chunk_number / n_planes];
         const struct ucm_copy_plane *plane = &planes[p];
+        uint32_t behind = k + s->rows * row_bytes;
+
+        /* Items may lie in host memory: what has no bytes for a tile does not ask for one. */
+        if (t >= (k == UCM_ROPE_NO_K ? tiles_of(plane->chunk)
+                                     : k_tiles + tiles_of(k) + tiles_of(plane->chunk - behind)))
+            continue;
+        const struct ucm_copy_item item = items[chunk_number / n_planes];
         uint64_t to = plane->base + item.block * plane->stride,
                  from = in_place ? to : item.slot + plane->slot_offset;
 
@@ -350,7 +361,7 @@ load_all(const struct ucm_copy_plane *planes, uint32_t n_planes, const struct uc
             turn_rows<DTYPE, HALVES>(to + byte, from + byte, min(s->rows - row, tile_rows), s,
                                      tables + (uint64_t)item.memory * (s->rotary / 2), lane);
         } else {
-            tile_around(to, from, t - k_tiles, k, k + s->rows * row_bytes, plane->chunk, lane);
+            tile_around(to, from, t - k_tiles, k, behind, plane->chunk, lane);
         }
     }
 }
