@@ -187,5 +187,8 @@ int cmd_key(const struct args *a)
         return rotate(a);
     if (strcmp(what, "forget") == 0 && a->n_words == 3)
         return forget(a);
-    return program_usage_error(a, "'key' wants list, reload TENANT, rotate TENANT or forget TENANT ID");
+    if (strcmp(what, "files") == 0 && a->n_words == 2)
+        return key_files(a, a->word[1]);
+    return program_usage_error(
+        a, "'key' wants list, files FOLDER, reload TENANT, rotate TENANT or forget TENANT ID");
 }

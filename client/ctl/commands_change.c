@@ -55,9 +55,12 @@ static const struct program_command commands[] = {
      "  ucmctl bypass\n"
      "  ucmctl bypass load off --tenant team-a\n",
      PROGRAM_OPTIONS(bypass_options), 0, 2, cmd_bypass},
-    {"key", "[list | reload TENANT | rotate TENANT | forget TENANT ID]",
+    {"key", "[list | files FOLDER | reload TENANT | rotate TENANT | forget TENANT ID]",
      "Show the keys of encrypted tenants, or read their source again",
      "list: each key's id, the current one first, and what of this host's NVMe it has sealed.\n"
+     "files: what each key has sealed on a shared root, by reading the beginning of each file; "
+     "FOLDER is\n"
+     "where the root is mounted, here or on any other host. It asks no daemon and needs no key.\n"
      "reload: reads the source again, after one that failed. rotate: write the new key as the\n"
      "source's last line first; the daemon then reads it and seals with that key. forget: remove\n"
      "the key's line first; the daemon then reads the source, and what the key has sealed is a\n"
@@ -65,6 +68,7 @@ static const struct program_command commands[] = {
      "TENANT is as in encryption.tenants. For operators.\n\n"
      "Examples:\n"
      "  openssl rand -hex 32 >> /etc/ucmd/team-a.keys && ucmctl key rotate team-a\n"
+     "  ucmctl key files /mnt/kv\n"
      "  ucmctl key forget team-a 5f3c09a1b2c4d6e8\n",
      NULL, 0, 0, 3, cmd_key},
     {"tenant", "set|reset NAME [KEY=VALUE...]", "Change what a tenant is given, at once",

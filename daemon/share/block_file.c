@@ -1,22 +1,12 @@
 #include "daemon/share/block_file.h"
 
 #include "daemon/format/bytes.h"
-#include "daemon/format/checksum.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <string.h>
-
-#define AT_VERSION 4
-#define AT_BYTES 8
-#define AT_CHECKSUM 16
-#define AT_PART 24
-#define AT_IDENTITY 32
-#define AT_SUM (BLOCK_FILE_HEADER_BYTES - 8)
-
-static const uint8_t magic[4] = {'U', 'C', 'M', 'B'};
 
 static char *hex_put(char *at, const uint8_t *bytes, size_t n)
 {
@@ -156,64 +146,6 @@ void block_file_temp_prefix(const char *host, uint32_t pid, uint64_t started,
         *c = host_byte(*c) ? *c : '_';
     snprintf(out, BLOCK_FILE_TEMP_CAP, BLOCK_FILE_TEMP_PREFIX "%s-%08" PRIx32 "-%016" PRIx64 "-",
              name, pid, started);
-}
-
-void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FILE_HEADER_BYTES])
-{
-    memset(out, 0, BLOCK_FILE_HEADER_BYTES);
-    memcpy(out, magic, sizeof(magic));
-    put32(out + AT_VERSION, in->sealed ? BLOCK_FILE_SEALED_VERSION : BLOCK_FILE_VERSION);
-    put64(out + AT_BYTES, in->payload_bytes);
-    put64(out + AT_CHECKSUM, in->checksum);
-    put32(out + AT_PART, in->part);
-    memcpy(out + AT_IDENTITY, in->identity, BLOCK_FILE_IDENTITY_BYTES);
-    put64(out + AT_SUM, checksum_of(out, AT_SUM));
-}
-
-void block_file_identity(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
-                         uint8_t identity[BLOCK_FILE_IDENTITY_BYTES])
-{
-    memcpy(identity, in + AT_IDENTITY, BLOCK_FILE_IDENTITY_BYTES);
-}
-
-int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
-                      const struct block_file_header *wanted, uint64_t *checksum)
-{
-    uint32_t version = get32(in + AT_VERSION);
-
-    if (memcmp(in, magic, sizeof(magic)) != 0)
-        return -EILSEQ;
-    if (version != BLOCK_FILE_VERSION && version != BLOCK_FILE_SEALED_VERSION)
-        return -EPROTONOSUPPORT;
-    if (get64(in + AT_SUM) != checksum_of(in, AT_SUM))
-        return -EBADMSG;
-    if (memcmp(in + AT_IDENTITY, wanted->identity, BLOCK_FILE_IDENTITY_BYTES) != 0 ||
-        get32(in + AT_PART) != wanted->part || get64(in + AT_BYTES) != wanted->payload_bytes)
-        return -ESTALE;
-    *checksum = get64(in + AT_CHECKSUM);
-    return 0;
-}
-
-/* ---- sealed files ---- */
-
-bool block_file_is_sealed(const uint8_t in[BLOCK_FILE_HEADER_BYTES])
-{
-    return get32(in + AT_VERSION) == BLOCK_FILE_SEALED_VERSION;
-}
-
-void block_file_seal_encode(const struct block_file_seal *in, uint8_t out[BLOCK_FILE_SEAL_BYTES])
-{
-    memset(out, 0, BLOCK_FILE_SEAL_BYTES);
-    memcpy(out, in->key_id, sizeof(in->key_id));
-    memcpy(out + 8, in->salt, sizeof(in->salt));
-    memcpy(out + 32, in->tag, sizeof(in->tag));
-}
-
-void block_file_seal_decode(const uint8_t in[BLOCK_FILE_SEAL_BYTES], struct block_file_seal *out)
-{
-    memcpy(out->key_id, in, sizeof(out->key_id));
-    memcpy(out->salt, in + 8, sizeof(out->salt));
-    memcpy(out->tag, in + 32, sizeof(out->tag));
 }
 
 int block_file_sealed_fingerprint(const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],

@@ -1,28 +1,16 @@
-/* Headers and names of block files, as docs/storage-format.md, "Block files", defines them. Pure
- * functions, any thread.
- *
- * Promise: block_file_decode returns 0 only for the header of the wanted part: magic, version,
- * checksum of the header, identity (namespace, part and key) and length agree. The payload counts if
- * its checksum is the header's. Nothing else on a root is trusted.
- *
- * The file of an encrypted part has a second header of 64 bytes behind the first, the *seal*, and its checksum is the seal's. The tag in
- * there says whether the rest is what was sealed. */
+/* Names of block files, and whose parts they are, as docs/storage-format.md, "Block files", defines them; their headers are in
+ * daemon/format/block_header.h. Pure functions, any thread. */
 #ifndef UCMD_SHARE_BLOCK_FILE_H
 #define UCMD_SHARE_BLOCK_FILE_H
 
+#include "daemon/format/block_header.h"
 #include "proto/limits.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define BLOCK_FILE_HEADER_BYTES 64u
-#define BLOCK_FILE_VERSION 1u
-#define BLOCK_FILE_SEALED_VERSION 2u
-#define BLOCK_FILE_SEAL_BYTES 64u /* behind the header of a sealed file */
-#define BLOCK_FILE_IDENTITY_BYTES 16u
 #define BLOCK_FILE_NAMESPACE_BYTES 16u
-#define BLOCK_FILE_BUCKETS 256u
 
 /* "<key, 64 hex digits at most>-<32 hex digits of the fingerprint>-<part, 2 hex digits>" */
 #define BLOCK_FILE_NAME_CAP (2 * UCM_MAX_KEY_BYTES + 1 + 32 + 1 + 2 + 1)
@@ -38,21 +26,8 @@ struct block_file_id {
     uint32_t key_bytes, part;
 };
 
-struct block_file_header {
-    uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
-    uint64_t payload_bytes;
-    uint64_t checksum; /* XXH3-64 of the payload; sealed: of the seal */
-    uint32_t part;
-    bool sealed; /* then payload_bytes is that of seal and payload */
-};
-
 #define BLOCK_FILE_SEED_BYTES 16u
 
-struct block_file_seal {
-    uint8_t key_id[8], salt[24], tag[16];
-};
-void block_file_seal_encode(const struct block_file_seal *in, uint8_t out[BLOCK_FILE_SEAL_BYTES]);
-void block_file_seal_decode(const uint8_t in[BLOCK_FILE_SEAL_BYTES], struct block_file_seal *out);
 /* The fingerprint that the files of an encrypted namespace have in their names, so that they are never taken for plain ones. seed: 16
  * bytes, or NULL: there is none.
  * Returns 0 or -ENOMEM. */
@@ -86,16 +61,5 @@ bool block_file_tenant_parse(const char *name, uint8_t namespace[BLOCK_FILE_NAME
  * replaced. */
 void block_file_temp_prefix(const char *host, uint32_t pid, uint64_t started,
                             char out[BLOCK_FILE_TEMP_CAP]);
-
-void block_file_encode(const struct block_file_header *in, uint8_t out[BLOCK_FILE_HEADER_BYTES]);
-/* The identity in the header, unchecked. */
-void block_file_identity(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
-                         uint8_t identity[BLOCK_FILE_IDENTITY_BYTES]);
-/* wanted: all but checksum and `sealed`. 0 and *checksum of the payload, or of the seal; -EILSEQ: no block file;
- * -EPROTONOSUPPORT: of another version; -EBADMSG: damaged; -ESTALE: of another part. */
-int block_file_decode(const uint8_t in[BLOCK_FILE_HEADER_BYTES],
-                      const struct block_file_header *wanted, uint64_t *checksum);
-/* Of a header that passed: a seal follows it. */
-bool block_file_is_sealed(const uint8_t in[BLOCK_FILE_HEADER_BYTES]);
 
 #endif

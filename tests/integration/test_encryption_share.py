@@ -3,6 +3,7 @@
 
 import faulthandler
 import fcntl
+import json
 import os
 import secrets
 import shutil
@@ -185,6 +186,7 @@ class Shared(Sealed):
         self.assertEqual(set(first.region.dump([8, 9], [0, 1])), {OK})
         self.until(lambda: len(self.files()) == 5, "their writing")
         self.assertEqual(len({data[64:72] for data in self.contents().values()}), 2)
+        self.counted(first, {0: 3, 1: 2})
         other = self.host(self.one)
         self.loads(other, kv)
         self.assertEqual(other.load(8, 9), [OK, OK])
@@ -192,6 +194,39 @@ class Shared(Sealed):
         self.assertEqual(late.load(8, 9), [OK, OK])
         self.assertEqual(set(late.load(0, 1, 2)) & {OK}, set())
         self.assertEqual(len(self.files()), 5)
+        first.client.call("evict", ns=first.ns, keys=keys(0, 1, 2), tier=0)
+        self.until(lambda: len(self.files()) == 2, "an eviction by name")
+        self.counted(first, {1: 2})
+
+    def counted(self, host, files):
+        """What `ucmctl key files` says of each of the host's keys, by their order; an old key may go when it is in no list."""
+        ids = host.client.call("key.list")["keys"][0]["ids"]
+        listed = json.loads(self.key_files("--json").stdout)
+        self.assertEqual({ids.index(key["key"]): key["files"] for key in listed["keys"]}, files)
+        self.assertEqual([listed[what] for what in ("damaged", "unread")] + [listed["plain"]["files"]], [0, 0, 0])
+
+    def key_files(self, *more, folder=None):
+        return subprocess.run([UCMCTL, "key", "files", folder or self.root, *more], capture_output=True, text=True, timeout=60)
+
+    def test_what_else_lies_on_a_root_is_counted_apart(self):
+        """By an operator who counts what a key has sealed: plain and damaged files; and what is no root."""
+        host, plain = self.host(self.one), self.host()
+        self.stored_by(host, 3)
+        self.stored_by(plain, 2)
+        sealed = next(path for path, data in self.contents().items() if data[4] == 2)
+        with open(sealed, "r+b") as file:
+            file.truncate(100)
+        size = os.path.getsize(next(path for path, data in self.contents().items() if data[4] == 1))
+        done = self.key_files()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (key,) = host.client.call("key.list")["keys"][0]["ids"]
+        self.assertRegex(done.stdout, rf"(?m)^{key} +2 +[0-9.]+ KiB$")
+        self.assertRegex(done.stdout, rf"(?m)^not encrypted +2 +{2 * size / 1024:.1f} KiB$")
+        self.assertIn("1 files are damaged, or no block files", done.stdout)
+        os.unlink(sealed)
+        done = self.key_files(folder=self.folder)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("name the folder of a root", done.stderr)
 
     @unittest.skipUnless(os.path.exists(KILLED), "ucmd-kill is not built")
     def test_a_kill_at_every_step_of_a_rotation(self):
