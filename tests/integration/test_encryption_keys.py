@@ -5,6 +5,7 @@ import faulthandler
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -14,6 +15,7 @@ import threading
 import unittest
 
 try:
+    import daemon
     from daemon import UCMCTL
     from encryption_case import BLOCKS, MISSING, ON_NVME, STRIDE, Encrypted
     from second_client import DEMO, FAILED, MISS, NO_ROOM, OK, Client, keys
@@ -351,6 +353,38 @@ class Keys(Encrypted):
             os.chown(self.key_file, owner or os.geteuid(), -1)
             self.reload()
             self.assertIn(reason, self.daemon.health())
+
+    def test_a_core_dump_has_neither_keys_nor_the_arena(self):
+        """And what the daemon has of keys is locked in memory."""
+        with open("/proc/sys/kernel/core_pattern", encoding="ascii") as file:
+            pattern = file.read().strip()
+        if not re.fullmatch(r"core(\.%p)?", pattern):
+            self.skipTest(f"core dumps go to {pattern}")
+        self.key_file = os.path.abspath(self.key_file)
+        program, daemon.UCMD, here = daemon.UCMD, os.path.abspath(daemon.UCMD), os.getcwd()
+        os.chdir(self.folder)
+        try:
+            self.start(before=("prlimit", "--core=unlimited"), nvme=False)
+        finally:
+            os.chdir(here)
+            daemon.UCMD = program
+        names = range(BLOCKS)
+        for place, name in enumerate(names):
+            self.fill(place, name)
+        self.assertEqual(set(self.region.dump(names, names)), {OK})
+        with open(f"/proc/{self.daemon.process.pid}/smaps", encoding="ascii") as file:
+            flags = [line.split()[1:] for line in file if line.startswith("VmFlags")]
+        self.assertTrue(any({"lo", "dd"} <= set(each) for each in flags), "locked, and left out of dumps")
+        self.client.close()
+        self.region.memory.close()
+        self.daemon.process.send_signal(signal.SIGABRT)
+        self.daemon.process.wait(60)
+        (core,) = [name for name in os.listdir(self.folder) if name.startswith("core")]
+        with open(os.path.join(self.folder, core), "rb") as file:
+            data = file.read()
+        self.assertIn(b"uid:", data, "it is a dump of the heap")
+        for what in (bytes.fromhex(self.keys[0]), self.keys[0].encode(), *self.marks):
+            self.assertNotIn(what, data)
 
     def test_kept_dram_is_refused_unless_it_is_allowed(self):
         """What arena.keep keeps is in the clear."""

@@ -5,13 +5,16 @@ which a trace says that they ended.
 """
 
 import os
+import re
 import selectors
 import signal
 import statistics
+import subprocess
 import sys
 import unittest
 
 try:
+    from daemon import UCMCTL
     from second_client import BIG, DEMO, OK, TIMEOUT_S, Case, Daemon, Region, keys
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -72,6 +75,10 @@ class Tenants(Case):
         got = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before)]
         listed = {tenant["tenant"]: tenant for tenant in self.operator.call("tenant.list")["tenants"]}
         self.assertEqual([listed[f"uid:{FIRST_UID + i}"][resource + "_due_bytes"] for i in range(len(after))], [due for _, due in after])
+        rows = subprocess.run([UCMCTL, "--socket", self.daemon.socket, "tenants"], capture_output=True, text=True, check=True, timeout=60).stdout
+        for i, (had, due) in enumerate(after):
+            shown = re.search(rf"(?m)^uid:{FIRST_UID + i} .* (\S+) +(\S+) +\S+$", rows)
+            self.assertEqual(shown[1 if resource == "bus" else 2], f"{had / due:.2f}" if due else "-", rows)
         self.assertGreater(sum(had for had, _ in got), total / 4, "hardly two tenants ever waited at the same time")
         for i, (had, due) in enumerate(got):
             self.assertLessEqual(abs(had - due), 0.1 * due + slack, f"tenant {i} of weight {weight(i)}: {got}")

@@ -15,7 +15,7 @@ import time
 import unittest
 
 try:
-    from second_client import BIG, BUSY, DENIED, INVALID, NOT_FOUND, OK, TIMEOUT_S, TOP, Case, Daemon, OwnDaemons, Region
+    from second_client import BIG, BUSY, DENIED, INVALID, NOT_FOUND, OK, TIMEOUT_S, TOP, Case, Daemon, OwnDaemons, Region, keys
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -130,6 +130,26 @@ class Settings(Own):
         self.assertEqual([self.tenants()[name]["given_dram_guaranteed"] for name in ("quiet", "noisy")], [10 * MIB, 6 * MIB])
 
     @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
+    def test_what_an_operator_sees(self):
+        """Of DRAM, NVMe and the shared tier: use, guarantee and bound; the weight; changed live. What each obtained: test_fairness.py."""
+        root = os.path.join(self.folder, "root")
+        os.mkdir(root)
+        self.start(**{"share.roots": f"{root} capacity=1GiB", "tenant_settings":
+                      "quiet dram.guaranteed=4MiB dram.most=12MiB nvme.guaranteed=8MiB nvme.most=32MiB share.guaranteed=16MiB share.most=64MiB weight=200"})
+        client, ns, region = self.worker(QUIET)
+        self.store(region, ["a", "b", "c", "d"])
+        self.settled(client, ns)
+        self.until(lambda: self.tenants()["quiet"]["shared_bytes"] == 4 * BLOCK, "what was written to the root")
+
+        def row():
+            return re.search(r"(?m)^quiet .*$", self.ctl("tenants").stdout)[0]
+        self.assertRegex(self.ctl("tenants").stdout, r"^TENANT +NAMESPACES +BLOCKS +DRAM +GIVEN +NVME +GIVEN +SHARED +GIVEN +WEIGHT +OF BUS +OF NVME +OF SHARED")
+        self.assertRegex(row(), r"^quiet +1 +4 +2\.0 MiB +4\.0 MiB to 12\.0 MiB +2\.0 MiB +8\.0 MiB to 32\.0 MiB +"
+                                r"2\.0 MiB +16\.0 MiB to 64\.0 MiB +200 +- +- +-$")
+        self.ctl("tenant", "set", "quiet", "weight=300", "dram.guaranteed=0", "dram.most=0", "share.most=0")
+        client.call("evict", ns=ns, keys=keys("a"), tier=1)
+        self.assertRegex(row(), r"^quiet +1 +4 +1\.5 MiB +- +2\.0 MiB +8\.0 MiB to 32\.0 MiB +2\.0 MiB +16\.0 MiB to all +300 ")
+
     def test_who_may(self):
         self.start()
         client, _, _ = self.worker(QUIET)
