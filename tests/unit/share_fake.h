@@ -152,6 +152,12 @@ void share_purge_cancel(struct share *s, struct share_purge *p)
     s->purge = NULL;
 }
 
+const char *share_seeds_problem(const struct share *s)
+{
+    (void)s;
+    return NULL;
+}
+
 uint32_t share_roots(const struct share *s)
 {
     return s ? 2 : 0;
