@@ -205,7 +205,7 @@ pythons() {
         case ${file##*/}:$label in
         # What is installed and what is measured is the plain build; and a client's behaviour, and what needs no daemon: once.
         test_install.py:* | test_bench_gate.py:* | test_vllm_*.py:* | test_proxy.py:* | test_sparse_methods.py:* | \
-            test_sparse_decode.py:* | test_decode.py:* | test_decode_gpu.py:* | test_*_numpy.py:*)
+            test_sparse_decode.py:* | test_decode.py:* | test_decode_gpu.py:* | test_*_numpy.py:* | test_share_s3_hosts.py:*)
             [ "$label" = plain ] || continue ;;
         # These load into the same blocks twice at once, which races in the worker's memory by design.
         test_protocol*:tsan) continue ;;
@@ -247,6 +247,8 @@ suite() {
         case ${program##*/}:$label in
         # Its library goes beneath the plain daemon only; sanitizers keep what was freed for a while.
         test_power:[at]san | test_memory:[at]san) ;;
+        # Its server takes long; the sanitizer sees what the plain build does.
+        test_share_s3:plain | test_share_s3:tsan) ;;
         # Long, and of one thread.
         test_cache_random:tsan | test_index:tsan | test_index_full:tsan | test_plan:tsan | test_choose:tsan | \
             test_select:tsan | test_reuse:tsan | test_learner:tsan | test_encoding_forms:tsan | test_digest:tsan | \

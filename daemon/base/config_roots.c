@@ -17,6 +17,8 @@
 #include <unistd.h>
 
 #define NFS "nfs://"
+#define S3 "s3://"
+#define S3_READ "/etc/ucmd/s3" /* its key */
 #define ROOTS "share.roots"
 #define BACKENDS "share.storage_backends"
 #define CAPACITY "capacity="
@@ -28,6 +30,11 @@
 static bool is_nfs(const char *text)
 {
     return strncmp(text, NFS, strlen(NFS)) == 0;
+}
+
+static bool is_s3(const char *text)
+{
+    return strncmp(text, S3, strlen(S3)) == 0;
 }
 
 static bool is_process(const char *text)
@@ -66,12 +73,18 @@ static int target_take(const char *key, const char *text, struct config_root *ou
         return 0;
     if (is_process(text) && strcmp(key, ROOTS) == 0)
         return process_name_check(key, text, e);
+    if (is_s3(text) && strcmp(key, ROOTS) == 0)
+        return text[strlen(S3)] && !strchr("/?", text[strlen(S3)])
+                   ? 0
+                   : config_refuse(e, "%s: \"%.80s\": write s3://BUCKET[/PREFIX][?OPTIONS]", key,
+                                   text);
     if (!is_nfs(text))
         return config_refuse(
             e,
             "%s: \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT%s; write "
             "one of them",
-            key, text, strcmp(key, ROOTS) == 0 ? " nor " CONFIG_PROCESS "NAME" : "");
+            key, text,
+            strcmp(key, ROOTS) == 0 ? " nor s3://BUCKET nor " CONFIG_PROCESS "NAME" : "");
     if (nfs_target_parse(text, &nfs, &wrong) < 0)
         return config_refuse(e, "%s: \"%.80s\": %s", key, text, wrong);
     if (strchr(text, ' '))
@@ -100,23 +113,42 @@ static void backend_path(const char *name, char *path, size_t n)
     snprintf(path, n, "%s/libexec/ucmd/ucmd-backend-%s", folder, name);
 }
 
-/* The process has a user of its own, but the server is to take it for the daemon. */
-static int nfs_process(const struct config *c, struct config_root *r, struct config_error *e)
+/* One of ucmd's own. */
+static int own_process(const struct config *c, struct config_root *r, const char *name,
+                       const char *words, struct config_error *e)
 {
     struct config_process *p = &r->process;
     uint64_t part = (c->arena_extent + 4096 + 4095) & ~(uint64_t)4095;
     char path[PATH_MAX + 64];
     int n;
 
-    backend_path("nfs", path, sizeof(path));
-    n = snprintf(p->command, sizeof(p->command), "%s %s %u %u", path, r->target,
-                 (unsigned)geteuid(), (unsigned)getegid());
+    backend_path(name, path, sizeof(path));
+    n = snprintf(p->command, sizeof(p->command), "%s %s%s", path, r->target, words);
     if (n >= (int)sizeof(p->command))
         return config_refuse(e, ROOTS ": %.80s is too long with %.80s before it", r->target, path);
-    p->buffer_bytes = part > CONFIG_BUFFER ? part : CONFIG_BUFFER;
-    p->memory_bytes = CONFIG_MEMORY;
+    if (p->buffer_bytes == 0)
+        p->buffer_bytes = part > CONFIG_BUFFER ? part : CONFIG_BUFFER;
+    p->buffer_bytes = (p->buffer_bytes + 4095) & ~(uint64_t)4095;
+    if (p->memory_bytes == 0)
+        p->memory_bytes = CONFIG_MEMORY;
     p->network = true;
     return 0;
+}
+
+/* The process has a user of its own, but the server is to take it for the daemon. */
+static int nfs_process(const struct config *c, struct config_root *r, struct config_error *e)
+{
+    char words[32];
+
+    snprintf(words, sizeof(words), " %u %u", (unsigned)geteuid(), (unsigned)getegid());
+    return own_process(c, r, "nfs", words, e);
+}
+
+static int s3_process(const struct config *c, struct config_root *r, struct config_error *e)
+{
+    if (!r->process.read[0])
+        strcpy(r->process.read, S3_READ);
+    return own_process(c, r, "s3", "", e);
 }
 
 /* "NAME=SIZE"; which may be there once. */
@@ -175,7 +207,7 @@ static bool process_word_take(const char *word, struct config_root *out, int *rc
 
 static int word_take(const char *word, struct config_root *out, struct config_error *e)
 {
-    bool process = is_process(out->target);
+    bool process = is_process(out->target) || is_s3(out->target);
     int rc;
 
     if (word_is(word, CAPACITY))
@@ -290,6 +322,13 @@ static int buffer_check(const struct config *c, const struct config_root *r, str
                          r->target, BUFFER, (unsigned long long)c->arena_extent + 4096);
 }
 
+static int process_make(const struct config *c, struct config_root *r, struct config_error *e)
+{
+    int rc = is_nfs(r->target) ? nfs_process(c, r, e) : is_s3(r->target) ? s3_process(c, r, e) : 0;
+
+    return rc < 0 ? rc : buffer_check(c, r, e);
+}
+
 int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,
                  struct config_error *e)
 {
@@ -309,7 +348,7 @@ int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], 
     for (size_t i = 0; rc == 0 && i < c->share_roots.n; i++)
         rc = root_parse(c->share_roots.item[i], &out[(*n)++], e);
     for (uint32_t i = 0; rc == 0 && i < *n; i++)
-        rc = is_nfs(out[i].target) ? nfs_process(c, &out[i], e) : buffer_check(c, &out[i], e);
+        rc = process_make(c, &out[i], e);
     for (uint32_t i = 1; rc == 0 && i < *n; i++)
         for (uint32_t j = 0; j < i; j++)
             if (strcmp(out[i].target, out[j].target) == 0)

@@ -339,8 +339,9 @@ const struct config_key config_keys[] = {
              "that were read since they were written."},
 
     {KEY("share.roots", LIST, share_roots, ""), RANGE(0, UCM_MAX_ROOTS),
-     .help = "Folders of mounted file systems, and NFS servers, which need no mount: "
-             "[/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 capacity=10TiB\"]. After the target "
+     .help = "Folders of mounted file systems, NFS servers, which need no mount, and buckets of S3 "
+             "servers (docs/s3.md): [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 "
+             "capacity=10TiB\", \"s3://bucket?region=eu-central-1\"]. After the target "
              "may follow capacity=SIZE (the oldest files go beyond it; none: no bound) and ro "
              "(nothing is written there). And backends in processes of their own: "
              "\"process:NAME capacity=10TiB -- /usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},

@@ -113,7 +113,7 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
         fputs("\nSystemCallFilter=@chown\n", out);
     }
     if (network || c->metrics_listen[0])
-        fputs("# For nfs:// roots, backends with `network` and metrics.listen\n"
+        fputs("# For nfs:// and s3:// roots, backends with `network` and metrics.listen\n"
               "PrivateNetwork=no\n"
               "RestrictAddressFamilies=AF_INET AF_INET6\n"
               "IPAddressAllow=any\n",

@@ -130,7 +130,7 @@ struct share_backend_ops {
     void (*process)(const struct share_backend *b, struct share_process_stats *out);
 };
 
-extern const struct share_backend_ops share_posix, share_nfs, share_process;
+extern const struct share_backend_ops share_posix, share_nfs, share_s3, share_process;
 
 void share_listing_free(struct share_listing *l); /* one of zeroes too */
 

@@ -617,5 +617,6 @@ static void process_stats(const struct share_backend *b, struct share_process_st
     }
 
 const struct share_backend_ops share_process = PROCESS_OPS("process");
-/* The same, but users know it by what it speaks to. */
+/* The same, but users know them by what they speak to. */
 const struct share_backend_ops share_nfs = PROCESS_OPS("nfs");
+const struct share_backend_ops share_s3 = PROCESS_OPS("s3");

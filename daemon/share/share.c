@@ -107,13 +107,14 @@ int share_new(const struct share_settings *settings, struct share **out)
     return 0;
 }
 
-/* config_roots lets absolute paths, nfs:// and process: pass, nothing else. */
+/* config_roots lets absolute paths, nfs://, s3:// and process: pass, nothing else. */
 static const struct share_backend_ops *kind_of(const struct config_root *r)
 {
     if (!r->process.command[0])
         return &share_posix;
-    return strncmp(r->target, CONFIG_PROCESS, strlen(CONFIG_PROCESS)) == 0 ? &share_process
-                                                                           : &share_nfs;
+    if (strncmp(r->target, CONFIG_PROCESS, strlen(CONFIG_PROCESS)) == 0)
+        return &share_process;
+    return strncmp(r->target, "s3://", 5) == 0 ? &share_s3 : &share_nfs;
 }
 
 static void roots_take(const struct config *c, const struct config_root *roots,

@@ -62,6 +62,7 @@ max_bucket_listing = 100
 [filter:tempauth]
 use = egg:swift#tempauth
 user_test_tester = testing .admin
+user_test_tester3 = testing3 .admin
 [filter:copy]
 use = egg:swift#copy
 [filter:away]

@@ -207,6 +207,30 @@ Test(config_roots, a_folder_that_takes_no_writes_is_warned_of)
     cr_assert_str_empty(last, "%s", last);
 }
 
+Test(config_roots, a_bucket_is_a_process)
+{
+    struct config_root roots[UCM_MAX_ROOTS];
+
+    set("share.roots=s3://kv/a?region=eu-1&endpoint=https://h:9 capacity=1GiB memory=1GiB,s3://b "
+        "read=/srv/key buffer=1GiB");
+    cr_assert_eq(roots_of(roots), 2);
+    cr_assert_str_eq(strstr(roots[0].process.command, "/ucmd-backend-s3"),
+                     "/ucmd-backend-s3 s3://kv/a?region=eu-1&endpoint=https://h:9");
+    cr_assert(roots[0].process.network && roots[1].process.network);
+    cr_assert_str_eq(roots[0].process.read, "/etc/ucmd/s3");
+    cr_assert_str_eq(roots[1].process.read, "/srv/key");
+    cr_assert_eq(roots[0].process.memory_bytes, 1u << 30);
+    cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
+    cr_assert_eq(roots[1].process.buffer_bytes, 1u << 30);
+    set("share.roots=s3:///prefix");
+    check_refused("", "s3://BUCKET");
+    set("share.roots=s3://b buffer=1MiB");
+    check_refused("", "larger than arena.extent");
+    set("share.roots=");
+    set("share.storage_backends=s3://b");
+    check_refused("", "neither an absolute path nor nfs://SERVER/EXPORT;");
+}
+
 /* It is a process of ucmd's own, which lies beside the daemon, or where it is installed: here is none. */
 Test(config_roots, an_nfs_server_is_a_process)
 {

@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Roots that are buckets, through real daemons and OpenStack Swift: hosts find each other's blocks; a server or a network that does
+harm costs hits, and never brings a wrong byte; credentials change while they are in use."""
+
+import faulthandler
+import hashlib
+import hmac
+import http.client
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+try:
+    from second_client import DEMO, MISS, OK, TIMEOUT_S, TOP, Case, OwnDaemons, keys
+    from s3_proxy import Proxy
+    from share_case import Host
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+SERVER = os.path.join(TOP, "tests/integration/swift_server.py")
+UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
+SMALL = {"arena.size": "8MiB", "arena.extent": "1MiB", "share.lookup_deadline": "10s", "share.deadline": "30s"}
+BLOCKS = 4
+swift = {}
+
+
+def setUpModule():
+    disk = os.environ.get("UCM_TEST_DISK", "/tmp")
+    swift["folder"] = tempfile.mkdtemp(prefix="ucm-swift-", dir=disk)
+    try:
+        os.setxattr(swift["folder"], "user.swift", b"x")
+    except OSError as e:
+        shutil.rmtree(swift["folder"])
+        raise unittest.SkipTest(f"Swift needs extended attributes in {disk}: {e}") from None
+    swift["process"] = subprocess.Popen(["/usr/bin/python3", "-B", SERVER, swift["folder"]], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE)
+    line = swift["process"].stdout.readline()
+    if not line:
+        tearDownModule()
+        raise unittest.SkipTest("Swift does not start: is python3-swift installed?")
+    swift["port"] = int(line)
+
+
+def tearDownModule():
+    swift["process"].stdin.close()
+    swift["process"].wait(TIMEOUT_S)
+    swift["process"].stdout.close()
+    shutil.rmtree(swift["folder"], ignore_errors=True)
+
+
+def signed(method, path):
+    """The status of a request without a body, which this signs by itself: AWS's Signature Version 4."""
+    host, payload = f"127.0.0.1:{swift['port']}", "UNSIGNED-PAYLOAD"
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    scope, names = f"{now[:8]}/us-east-1/s3/aws4_request", "host;x-amz-content-sha256;x-amz-date"
+    asked = f"{method}\n{path}\n\nhost:{host}\nx-amz-content-sha256:{payload}\nx-amz-date:{now}\n\n{names}\n{payload}"
+    key = b"AWS4testing"
+    for word in (*scope.split("/"), f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{hashlib.sha256(asked.encode()).hexdigest()}"):
+        key = hmac.digest(key, word.encode(), "sha256")
+    server = http.client.HTTPConnection(host, timeout=TIMEOUT_S)
+    server.request(method, path, headers={
+        "x-amz-content-sha256": payload, "x-amz-date": now,
+        "Authorization": f"AWS4-HMAC-SHA256 Credential=test:tester/{scope}, SignedHeaders={names}, Signature={key.hex()}"})
+    try:
+        with server.getresponse() as answer:
+            return answer.status
+    finally:
+        server.close()
+
+
+class Buckets(OwnDaemons, Case):
+    def setUp(self):
+        super().setUp()
+        self.secret = tempfile.mkdtemp(prefix="keys.")
+        self.addCleanup(shutil.rmtree, self.secret, True)
+        os.chmod(self.secret, 0o755)  # where a user ucmd-backend is
+        self.credentials("test:tester", "testing")
+        self.proxy = self.made(Proxy(swift["port"]))
+        self.bucket = "kv-%x" % time.time_ns()
+        self.assertEqual(signed("PUT", f"/{self.bucket}"), 200)
+        self.identity = dict(DEMO, model=self.id(), parts=1, shards=DEMO["shards"][:1])
+
+    def made(self, proxy):
+        self.addCleanup(proxy.close)
+        return proxy
+
+    def credentials(self, key, secret):
+        """In the place of what is there, as a tool that rotates keys does it."""
+        path = os.path.join(self.secret, "credentials")
+        with open(path + ".new", "w", encoding="ascii") as f:
+            f.write(f"# of a test\n[other]\naws_access_key_id = none\n[default]\naws_access_key_id={key}\naws_secret_access_key = {secret}\n")
+        os.rename(path + ".new", path)
+
+    def host(self, port=None, query="", words="", scheme="http", name="127.0.0.1", **options):
+        root = f"s3://{self.bucket}/a/b?endpoint={scheme}://{name}:{port or self.proxy.port}" \
+               f"{query or f'&credentials={self.secret}/credentials'} read={self.secret} buffer=4MiB {words}"
+        host = Host(root.strip(), self.identity, 16, **{**SMALL, **options})
+        self.addCleanup(lambda: self.assertEqual(host.daemon.stop(), 0))
+        self.addCleanup(lambda: self.assertNotIn("testing", host.daemon.log()))
+        return host
+
+    def root(self, host):
+        return host.client.call("stats")["shares"][0]
+
+    def written(self, host, first=0):
+        names = range(first, first + BLOCKS)
+        right = {name: host.regions[0].fill(name - first) for name in names}
+        self.assertEqual(set(host.regions[0].dump(names, range(BLOCKS))), {OK})
+        self.until(lambda: all(host.client.call("inspect", ns=host.ns, key=keys(name))["parts"][0]["shared"] == "ready"
+                               for name in names), "their writing")
+        return right
+
+    def loaded(self, host, right):
+        """How many came. What came is right."""
+        region, n = host.regions[0], 0
+        host.look(*right, each=True)
+        for name in right:
+            region.fill(1)
+            status = region.load([name], [1])[0]
+            self.assertIn(status, (OK, MISS))
+            n += status == OK
+            if status == OK:
+                self.assertEqual(region.bytes(1), right[name])
+        return n
+
+    def test_another_host_reads_what_one_wrote(self):
+        right = self.written(self.host(swift["port"]))
+        other = self.host(swift["port"], query=f"&credentials={self.secret}/credentials&style=virtual", name="localhost")
+        self.assertEqual(self.loaded(other, right), BLOCKS)
+        root = self.root(other)
+        self.assertEqual((root["backend"], root["program"], root["health"], root["backend_ends"]), ("s3", "s3", "up", 0))
+        shown = subprocess.run([UCMCTL, "--socket", other.daemon.socket, "share"], capture_output=True, text=True, timeout=TIMEOUT_S).stdout
+        self.assertIn(f"s3://{self.bucket}/a/b", shown)
+        self.assertNotIn("testing", shown)
+
+    def certificate(self):
+        """A file with a key, and one with what clients trust."""
+        made, trusted = os.path.join(self.folder, "server.pem"), os.path.join(self.secret, "ca.pem")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj",
+                        "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", made, "-out", trusted],
+                       check=True, capture_output=True, timeout=TIMEOUT_S)
+        with open(made, "a", encoding="ascii") as f, open(trusted, encoding="ascii") as of:
+            f.write(of.read())
+        return made, trusted
+
+    @unittest.skipIf(not shutil.which("openssl"), "no openssl")
+    def test_certificates_are_verified(self):
+        made, trusted = self.certificate()
+        port = self.made(Proxy(swift["port"], made)).port
+        query = f"&credentials={self.secret}/credentials"
+        right = self.written(self.host(port, scheme="https", query=f"{query}&ca={trusted}&payload=signed"))
+        self.assertEqual(self.loaded(self.host(port, scheme="https", query=f"{query}&ca={trusted}"), right), BLOCKS)
+        doubting = self.host(port, scheme="https", query=query)
+        self.until(lambda: self.root(doubting)["health"] == "down", "its doubt")
+        self.assertIn("certificate", self.root(doubting)["reason"])
+        self.assertEqual(self.loaded(doubting, right), 0)
+
+    def test_what_passes_is_tried_again(self):
+        kinds = "503", "drop", "cut", "slow"
+        writer, host = self.host(), self.host()
+        right = {kind: self.written(writer, first=BLOCKS * i) for i, kind in enumerate(kinds)}
+        for kind in kinds:
+            with self.subTest(kind):
+                self.proxy.harm(kind, ("GET",), BLOCKS)
+                self.assertEqual(self.loaded(host, right[kind]), BLOCKS)
+                self.assertGreater(self.proxy.done, 0)
+                self.assertEqual((self.root(host)["health"], self.root(host)["failures"]), ("up", 0))
+        self.assertIn("GET is tried again in ", host.daemon.log())
+        for i, kind in enumerate(kinds[:2]):
+            with self.subTest(kind, what="writes"):
+                self.proxy.harm(kind, ("PUT",), 2)
+                more = self.written(writer, first=100 + BLOCKS * i)
+                self.assertEqual(self.proxy.done, 2)
+                self.assertEqual(self.loaded(host, more), BLOCKS)
+
+    def test_wrong_answers_are_misses(self):
+        writer, host = self.host(), self.host()
+        for i, kind in enumerate(("wrong bytes", "wrong length")):
+            with self.subTest(kind):
+                right = self.written(writer, first=BLOCKS * i)
+                self.proxy.harm(kind, ("GET",), 2)
+                self.assertEqual(self.loaded(host, right), BLOCKS - 2)
+                self.assertEqual(self.root(host)["health"], "up")
+
+    def test_a_server_that_fails_for_long(self):
+        right = self.written(self.host())
+        host = self.host(**{"share.deadline": "2s", "share.lookup_deadline": "2s"})
+        self.until(lambda: self.root(host)["health"] == "up")
+        self.proxy.harm("503", ("GET",), 1 << 30)
+        self.assertEqual(self.loaded(host, right), 0)
+        root = self.root(host)
+        self.assertGreater(root["failures"] + root["timeouts"], 0)
+        self.assertIn("503: SlowDown", host.daemon.log())
+        self.proxy.harm(None)
+        self.until(lambda: self.loaded(host, right) == BLOCKS, "its recovery")
+
+    def test_keys_that_expire_are_fetched_anew(self):
+        right = self.written(self.host())
+        host = self.host()
+        self.until(lambda: self.root(host)["health"] == "up")
+        self.credentials("test:tester3", "testing3")
+        self.proxy.expired = {"test:tester"}
+        self.assertEqual(self.loaded(host, right), BLOCKS)
+        self.assertIn("test:tester3", self.proxy.keys)
+
+    def test_no_keys(self):
+        os.unlink(os.path.join(self.secret, "credentials"))
+        host = self.host()
+        self.until(lambda: self.root(host)["health"] == "down")
+        self.assertIn("No such file", self.root(host)["reason"])
+        self.credentials("test:tester", "testing")
+        self.until(lambda: self.root(host)["health"] == "up", "its key")
+        self.assertEqual(self.loaded(self.host(), self.written(host)), BLOCKS)
+
+    def test_a_command_brings_keys_again_and_again(self):
+        command = os.path.join(self.secret, "keys.sh")
+        with open(command, "w", encoding="ascii") as f:
+            f.write("#!/bin/sh\nu=tester\n[ ! -e \"$0.other\" ] || u=tester3\n"
+                    "printf '{\"Version\": 1, \"AccessKeyId\": \"test:%s\", \"SecretAccessKey\": \"testing%s\", \"Expiration\": \"%s\"}' "
+                    "$u \"${u#tester}\" \"$(date -u -d '+4 seconds' +%Y-%m-%dT%H:%M:%SZ)\"\n")
+        os.chmod(command, 0o755)
+        host = self.host(query=f"&command={command}")
+        right = self.written(host)
+        self.assertEqual(self.proxy.keys, {"test:tester"})
+        with open(command + ".other", "w", encoding="ascii"):
+            pass
+
+        def other():
+            host.look(time.time_ns() % 10**9, each=True)
+            return "test:tester3" in self.proxy.keys
+        self.until(other, "the next key")
+        self.assertEqual(self.loaded(self.host(query=f"&command={command}"), right), BLOCKS)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(280, exit=True)
+    unittest.main()
