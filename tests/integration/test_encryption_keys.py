@@ -18,7 +18,7 @@ try:
     import daemon
     from daemon import UCMCTL, UCMD
     from encryption_case import BLOCKS, MISSING, ON_NVME, STRIDE, Encrypted
-    from second_client import DEMO, FAILED, MISS, NO_ROOM, OK, Client, keys
+    from second_client import DEMO, FAILED, MISS, NO_ROOM, OK, TOP, Client, keys
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -353,6 +353,13 @@ class Keys(Encrypted):
             os.chown(self.key_file, owner or os.geteuid(), -1)
             self.reload()
             self.assertIn(reason, self.daemon.health())
+        for lines, reason in ((["# " + 62 * "x"] * 64 + self.keys, "longer than 4 KiB"), ([secrets.token_hex(32) for _ in range(17)], r"\b16\b")):
+            self.write_keys(*lines)
+            self.reload()
+            self.assertRegex(self.daemon.health(), reason)
+        self.write_keys()
+        self.reload()
+        self.assertNotIn("keys of tenant", self.daemon.health())
 
     @unittest.skipIf("san-" in UCMD, "sanitizers dump no core")
     def test_a_core_dump_has_neither_keys_nor_the_arena(self):
@@ -386,6 +393,17 @@ class Keys(Encrypted):
         self.assertIn(b"uid:", data, "it is a dump of the heap")
         for what in (bytes.fromhex(self.keys[0]), self.keys[0].encode(), *self.marks):
             self.assertNotIn(what, data)
+
+    def test_keys_that_can_not_be_locked_are_told_of(self):
+        self.start(before=("prlimit", "--memlock=65536", "setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"))
+        self.assertIn("keys-not-locked", self.daemon.log())
+        self.loads(self.store())
+
+    def test_the_unit_dumps_no_core_and_lets_memory_be_locked(self):
+        with open(os.path.join(TOP, "systemd/ucmd.service"), encoding="utf-8") as file:
+            unit = file.read().splitlines()
+        self.assertIn("LimitCORE=0", unit)
+        self.assertIn("LimitMEMLOCK=infinity", unit)
 
     def test_kept_dram_is_refused_unless_it_is_allowed(self):
         """What arena.keep keeps is in the clear."""
