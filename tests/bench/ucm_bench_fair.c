@@ -1,5 +1,8 @@
 /* fair: what tenants get of the bus, the disk or a root while all of them load, against their weights; and how long a
  * tenant waits that loads little beside one that floods. Starts a daemon of its own, and is one user for each tenant. */
+#include "client/ctl/answer.h"
+#include "proto/histogram.h"
+#include "proto/proto.h"
 #include "tests/bench/ucm_bench.h"
 #include "tests/bench/ucm_bench_daemon.h"
 
@@ -14,7 +17,7 @@
 #define PLAYERS_MAX 128
 #define SLOTS 32
 #define FIRST_UID 60001u
-#define WARM_MS 300
+#define WARM_MS 300u /* or a quarter of the time, if that is longer: bursts are over then */
 #define START_MS 60000
 #define LARGE_BLOCK (1 * MIB)
 #define SMALL_BLOCK (128u << 10)
@@ -292,12 +295,12 @@ static void *player_run(void *arg)
 /* Lets them load side by side. Returns all bytes a second, or less than 0. */
 static double run(struct fair_bench *b, struct player *const *players, unsigned n)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, run_ms = args_number(b->args, "time");
     unsigned started = 0;
     int rc = 0;
 
-    b->begin_ns = clock_ns() + WARM_MS * UINT64_C(1000000);
-    b->end_ns = b->begin_ns + args_number(b->args, "time") * UINT64_C(1000000);
+    b->begin_ns = clock_ns() + (run_ms / 4 > WARM_MS ? run_ms / 4 : WARM_MS) * UINT64_C(1000000);
+    b->end_ns = b->begin_ns + run_ms * UINT64_C(1000000);
     for (unsigned i = 0; i < n; i++) {
         players[i]->bytes = 0;
         players[i]->rc = 0;
@@ -316,13 +319,16 @@ static double run(struct fair_bench *b, struct player *const *players, unsigned 
     return (double)bytes * 1e9 / (double)(b->end_ns - b->begin_ns);
 }
 
-/* From below: with half of its blocks under way, as the others are to leave DRAM again. */
+/* With four requests under way at least, of half the size and so on where its blocks are too few; from below with half of
+ * its blocks, as the others are to leave DRAM again. */
 static void flood(struct player *p)
 {
     uint32_t most = p->b->evicts ? p->blocks / 2 : p->blocks;
 
     p->pause_ns = 0;
     p->batch = p->rig.block_bytes == LARGE_BLOCK ? 16 : 8;
+    while (p->batch > 1 && 4 * p->batch > most)
+        p->batch /= 2;
     p->in_flight = most / p->batch < SLOTS ? most / p->batch : SLOTS;
 }
 
@@ -340,8 +346,16 @@ static void report_ratio(struct fair_bench *b, const char *name, double value, d
                                                .more_is_better = more});
 }
 
+static const char *request_name(const struct player *p, char name[32])
+{
+    snprintf(name, 32, "%u KiB", (unsigned)(p->batch * p->rig.block_bytes >> 10));
+    return name;
+}
+
 static int measure_alone(struct fair_bench *b)
 {
+    char name[96], size[32];
+
     for (unsigned i = 0; i < 2 && i < b->n; i++) {
         struct player *p = &b->players[i];
         bool small = !is_large(i);
@@ -350,12 +364,51 @@ static int measure_alone(struct fair_bench *b)
         b->alone[small] = run(b, &p, 1);
         if (b->alone[small] <= 0)
             return BENCH_FAILED;
-        report_number(&b->report,
-                      small ? "one alone, requests of 1 MiB, bytes a second"
-                            : "one alone, requests of 16 MiB, bytes a second",
-                      b->alone[small]);
+        snprintf(name, sizeof name, "one alone, requests of %s, bytes a second",
+                 request_name(p, size));
+        report_number(&b->report, name, b->alone[small]);
     }
     return 0;
+}
+
+/* ---- turns of the daemon's loop ---- */
+
+static int turns_read(struct fair_bench *b, struct histogram *out)
+{
+    struct rig *rig = &b->players[PLAYERS_MAX].rig;
+    struct answer stats;
+    char name[32];
+    int rc = answer_call(rig->client, UCM_METHOD_STATS, NULL, rig->timeout_ms, &stats);
+
+    if (rc < 0)
+        return bench_fail(BENCH_FAILED, "stats: %s", ucm_errmsg());
+    *out = (struct histogram){.sum_ns = 0};
+    for (uint32_t i = 0; i < answer_count(stats.root, "histograms"); i++) {
+        const msgpack_object *o = answer_at(stats.root, "histograms", i);
+
+        if (strcmp(answer_text(o, "name", name, sizeof name), "loop_turn") == 0)
+            answer_histogram(o, out);
+    }
+    answer_close(&stats);
+    return 0;
+}
+
+/* An older daemon does not tell. */
+static void report_turns(struct fair_bench *b, unsigned n, struct histogram turns[2])
+{
+    char name[96];
+    unsigned last = 0;
+
+    for (unsigned i = 0; i < HISTOGRAM_BUCKETS; i++) {
+        turns[1].bucket[i] -= turns[0].bucket[i];
+        last = turns[1].bucket[i] > 0 ? i : last;
+    }
+    if (last == 0)
+        return;
+    snprintf(name, sizeof name, "%u tenants, turns of the loop: p99, us", n);
+    report_number(&b->report, name, (double)histogram_quantile_us(&turns[1], 990));
+    snprintf(name, sizeof name, "%u tenants, turns of the loop: longest at most, us", n);
+    report_number(&b->report, name, (double)histogram_bound_us(last));
 }
 
 /* The least and the most that a tenant got of its due; and all bytes, against the time that they would take if each
@@ -364,16 +417,20 @@ static int measure_shares(struct fair_bench *b, unsigned n)
 {
     struct player *players[PLAYERS_MAX];
     double rate, least[2] = {1e9, 1e9}, most[2] = {0, 0}, weights = 0, alone_s = 0;
-    char name[96];
+    struct histogram turns[2];
+    char name[96], size[32];
 
     for (unsigned i = 0; i < n; i++) {
         players[i] = &b->players[i];
         flood(players[i]);
         weights += players[i]->weight;
     }
-    rate = run(b, players, n);
-    if (rate < 0)
+    if (turns_read(b, &turns[0]) != 0)
         return BENCH_FAILED;
+    rate = run(b, players, n);
+    if (rate < 0 || turns_read(b, &turns[1]) != 0)
+        return BENCH_FAILED;
+    report_turns(b, n, turns);
     for (unsigned i = 0; i < n; i++) {
         double seconds = (double)args_number(b->args, "time") / 1e3;
         double due = rate * seconds * players[i]->weight / weights;
@@ -391,10 +448,10 @@ static int measure_shares(struct fair_bench *b, unsigned n)
     for (unsigned small = 0; small < 2; small++) {
         if (most[small] == 0)
             continue;
-        snprintf(name, sizeof name, "%u tenants, %s: least of a due", n,
-                 small ? "1 MiB" : "16 MiB");
+        (void)request_name(players[small], size);
+        snprintf(name, sizeof name, "%u tenants, %s: least of a due", n, size);
         report_ratio(b, name, least[small], 1, "its due", "", SHARE_AIM, true);
-        snprintf(name, sizeof name, "%u tenants, %s: most", n, small ? "1 MiB" : "16 MiB");
+        snprintf(name, sizeof name, "%u tenants, %s: most", n, size);
         report_ratio(b, name, most[small], 1, "its due", "", 2 - SHARE_AIM, false);
     }
     return 0;
