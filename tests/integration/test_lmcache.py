@@ -44,6 +44,7 @@ class Notifier:
     def close(self):
         for fd in self.fileno_:
             os.close(fd)
+        self.fileno_ = ()
 
 
 class Interface:

@@ -90,7 +90,7 @@ class Ucm(Case):
             del sys.modules[name]
 
     def own(self, **more):
-        return {"socket": self.daemon.socket, "retry_interval": 0.05, "connect_timeout": 5.0, **more}
+        return {"socket": self.daemon.socket, "retry_interval": 0.05, "connect_timeout": 5.0, "lookup_timeout": 5.0, **more}
 
     def config(self, shards=1, own=(), **more):
         whole = LAYERS * 2 * SIZE

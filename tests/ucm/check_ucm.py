@@ -64,7 +64,7 @@ class Case(unittest.TestCase):
         self.addCleanup(patch.stop)
 
     def own(self, **more):
-        return {"socket": self.daemon.socket, "model": self.id(), **more}
+        return {"socket": self.daemon.socket, "model": self.id(), "lookup_timeout": 5.0, **more}
 
     def store(self, factory=None, name="UcmdStore", path=None, own=(), **config):
         arguments = (path,) if path else ()

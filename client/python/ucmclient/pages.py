@@ -140,7 +140,7 @@ class Kept:
             ns = self.link.ns if self.settings.load else None
             if ns is not None:
                 self._finish(self.link.ask(ns.prefetch, b"".join(keys[at : at + _MOST]), deadline=self.settings.transfer_deadline,
-                                           timeout=self.settings.connect_timeout), 0, touched=False)
+                                           timeout=self.settings.lookup_timeout), 0, touched=False)
 
     def drop(self, keys: Optional[Sequence[bytes]] = None) -> bool:
         """Has the daemon forget these pages, or all of this identity. False: it did not, or kept some that are in use."""
@@ -175,7 +175,7 @@ class Kept:
         """A BlockResult's number for each."""
         task = None if region is None else self.link.ask(
             getattr(region, verb), b"".join(keys), list(blocks), deadline=self.settings.transfer_deadline,
-            timeout=self.settings.connect_timeout, **shards
+            timeout=self.settings.lookup_timeout, **shards  # of sending it, which waits for a daemon that has gone
         )
         return self._finish(task, len(keys), touched=True)
 

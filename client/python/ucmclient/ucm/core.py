@@ -18,6 +18,8 @@ from ..vllm.identity import EngineIdentity
 
 logger = logging.getLogger("ucmclient.ucm")
 WHERE = '"ucmd" in ucm_connector_config'
+#: Seconds: UCM's connector looks up in vLLM's loop.
+_LOOKUP = 0.1
 #: Beyond a transfer's deadline, in seconds: for what waits before it.
 _PATIENCE = 60.0
 
@@ -47,7 +49,7 @@ class Store:
 
     def __init__(self, settings: Mapping[str, Any], model: str, block_bytes: int, shards: int, sizes: Sequence[int], threads: int):
         """sizes: of the pieces of a shard; one for all of it, if this store moves nothing."""
-        self.settings = settings_of(settings, WHERE)
+        self.settings = settings_of({"lookup_timeout": _LOOKUP, **settings}, WHERE)
         identity = EngineIdentity(
             model=model, dtype="bytes", layout="ucm/1", block_tokens=1, shard_bytes=block_bytes // shards, shards=(shards,),
             revision=self.settings.revision or "", salt=self.settings.salt.encode(),

@@ -1,0 +1,455 @@
+#!/usr/bin/env python3
+"""Every plug-in of an engine but vLLM's connector, which test_vllm_trouble.py has, when things go wrong: a daemon that is killed, stops answering, evicts,
+reads damaged blocks or comes later; engines that are killed. Whatever a plug-in says is loaded has the right bytes, nothing is written
+to pages that an engine got back, and nothing wrong is stored. The engines' classes are played."""
+
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [os.path.join(TOP, "client/python")]
+os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
+
+import test_lmcache  # noqa: E402
+import test_page_store  # noqa: E402
+import test_trtllm  # noqa: E402
+import test_ucm_store  # noqa: E402
+import test_vllm_tier  # noqa: E402
+from daemon import Daemon  # noqa: E402
+from ucmclient.memory import SharedMemory  # noqa: E402
+from ucmclient.region import Task  # noqa: E402
+
+PAGES, SIZE = 24, 4096
+test_trtllm.PAGES, test_trtllm.SIZE, test_vllm_tier.SIZE = PAGES, SIZE, SIZE
+QUICK = {"retry_interval": 0.05, "connect_timeout": 5.0, "lookup_timeout": 5.0, "transfer_deadline": 20.0}
+#: Of a daemon that is going to die or stop: what is late is tried again.
+IMPATIENT = {"lookup_timeout": 0.3, "transfer_deadline": 0.3}
+
+
+def right(name):
+    return hashlib.shake_256(name.encode()).digest(SIZE)
+
+
+class Plugin:
+    """An engine's pages, and its plug-in. save() and load(): which of these names, at these pages."""
+
+    def __init__(self, shared):
+        self.memory = SharedMemory(PAGES * SIZE) if shared else ctypes.create_string_buffer(PAGES * SIZE)
+        self.address = self.memory.address if shared else ctypes.addressof(self.memory)
+
+    def get(self, page):
+        return ctypes.string_at(self.address + page * SIZE, SIZE)
+
+    def set(self, page, data):
+        ctypes.memmove(self.address + page * SIZE, data, SIZE)
+
+    def at(self, page):
+        return self.address + page * SIZE
+
+
+class SGLang(Plugin):
+    def __init__(self, shared, socket, settings):
+        super().__init__(shared)
+        from ucmclient.sglang.backend import UcmStorage
+        config = types.SimpleNamespace(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
+                                       model_name=f"sglang{shared}", should_split_heads=False,
+                                       extra_config={"interface_v1": 1, "ucm": {"socket": socket, **settings}})
+        self.storage = UcmStorage(config, {})
+        self.storage.register_mem_pool_host(types.SimpleNamespace(
+            page_size=1, page_num=PAGES, dtype="torch.bfloat16", layout="page_first", head_num=2, head_dim=8,
+            get_page_buffer_meta=lambda indices: ([self.at(i) for i in indices], [SIZE] * len(indices))))
+        self.close = self.storage.close
+
+    def names(self, names):
+        return [hashlib.sha256(name.encode()).hexdigest() for name in names]
+
+    def found(self, names):
+        return [self.storage.exists(name) for name in self.names(names)]
+
+    def save(self, names, pages):
+        return self.storage.batch_set_v1(self.names(names), list(pages))
+
+    def load(self, names, pages):
+        return self.storage.batch_get_v1(self.names(names), list(pages))
+
+
+class Ucm(Plugin):
+    def __init__(self, shared, socket, settings):
+        super().__init__(shared)
+        from ucmclient.ucm.store_v1 import UcmdStore
+        self.store = UcmdStore({"block_size": SIZE, "device_id": 0, "ucmd": {"socket": socket, "model": f"ucm{shared}", **settings}})
+        self.close = self.store.close
+
+    def found(self, names):
+        return self.store.lookup([name.encode() for name in names])
+
+    def moved(self, verb, names, pages):
+        try:
+            self.store.wait(verb([name.encode() for name in names], [0] * len(names), [[self.at(page)] for page in pages]))
+        except RuntimeError:
+            return [False] * len(names)
+        return [True] * len(names)
+
+    def save(self, names, pages):
+        return self.moved(self.store.dump_data, names, pages)
+
+    def load(self, names, pages):
+        return self.moved(self.store.load_data, names, pages)
+
+
+class LMCache(Plugin):
+    def __init__(self, shared, socket, settings):
+        super().__init__(shared)
+        from ucmclient.lmcache.adapter import UcmL2Adapter
+        self.adapter = UcmL2Adapter({"socket": socket, **settings})
+        self.close = self.adapter.close
+
+    def keys(self, names):
+        return [test_lmcache.Key(name.encode(), f"lmcache{isinstance(self.memory, SharedMemory)}") for name in names]
+
+    def objects(self, pages):
+        return [types.SimpleNamespace(data_ptr=self.at(page), get_size=lambda: SIZE) for page in pages]
+
+    def done(self, ask):
+        while (result := ask()) is None:
+            time.sleep(0.001)
+        return result
+
+    def found(self, names):
+        keys, layout = self.keys(names), test_lmcache.LMCache.layout(SIZE)
+        number = self.adapter.submit_lookup_and_lock_task(keys, layout)
+        found = self.done(lambda: self.adapter.query_lookup_and_lock_result(number)).bits
+        self.adapter.submit_unlock([key for key, one in zip(keys, found) if one])
+        return [bool(one) for one in found]
+
+    def save(self, names, pages):
+        number = self.adapter.submit_store_task(self.keys(names), self.objects(pages))
+        return [self.done(lambda: self.adapter.pop_completed_store_tasks().get(number)) >= 0] * len(names)
+
+    def load(self, names, pages):
+        number = self.adapter.submit_load_task(self.keys(names), self.objects(pages))
+        return [bool(one) for one in self.done(lambda: self.adapter.query_load_result(number)).bits]
+
+
+class Tier(Plugin):
+    def __init__(self, shared, socket, settings):
+        super().__init__(shared)
+        from ucmclient.vllm.tier import UcmTier
+        view = memoryview((ctypes.c_uint8 * (PAGES * SIZE)).from_address(self.address)).cast("B").cast("B", (PAGES, SIZE))
+        self.tier, self.jobs = UcmTier(test_vllm_tier.spec(), view, "UcmTier", socket=socket, **settings), 0
+        self.close = self.tier.shutdown
+
+    def found(self, names):
+        self.tier._lookups.known.clear()
+        return [self.tier.lookup(name.encode(), None).name == "HIT" for name in names]
+
+    def moved(self, submit, names, pages):
+        self.jobs += 1
+        keys = [name.encode() for name in names]
+        submit(test_vllm_tier.Job(self.jobs, keys, list(pages)))
+        self.tier.drain_jobs()
+        (result,) = self.tier.get_finished_jobs()
+        return [result.success or key in (result.successful_keys or ()) for key in keys]
+
+    def save(self, names, pages):
+        return self.moved(self.tier.submit_store, names, pages)
+
+    def load(self, names, pages):
+        return self.moved(self.tier.submit_load, names, pages)
+
+
+class TensorRT(Plugin):
+    def __init__(self, shared, socket, settings):
+        super().__init__(shared)
+        from ucmclient.trtllm import connector as of
+        self.of, tensor = of, test_trtllm.Tensor()
+        tensor.memory, tensor.shape = self.memory, (PAGES, 2, SIZE // 4)
+        args = types.SimpleNamespace(model="trt", tensor_parallel_size=1, kv_cache_config=types.SimpleNamespace(tokens_per_block=4))
+        with mock.patch.dict(os.environ, UCM_TRTLLM=json.dumps({"socket": socket, **settings})):
+            self.worker = of.UcmWorker(args)
+        self.worker.register_kv_caches(tensor)
+        self.close = self.worker.close
+
+    def keys(self, names):
+        return [hashlib.sha256(name.encode()).digest() for name in names]
+
+    def step(self, **meta):
+        self.worker.bind_connector_meta(self.of.Meta(**meta))
+        self.worker.start_load_kv(test_trtllm.Stream())
+        self.worker.wait_for_save(test_trtllm.Stream())
+
+    def found(self, names):
+        return self.worker.store.each(self.keys(names))
+
+    def save(self, names, pages):
+        self.step(save=list(zip(self.keys(names), pages)))
+        self.step()  # waits
+        return self.found(names)
+
+    def load(self, names, pages):
+        try:
+            self.step(load=list(zip(self.keys(names), pages)))
+        except self.of.LoadFailed:
+            return [False] * len(names)
+        return [True] * len(names)
+
+
+KINDS = {"SGLang": (SGLang, True), "SGLang's pages, copied": (SGLang, False), "UCM": (Ucm, True), "UCM's memory, copied": (Ucm, False),
+         "LMCache": (LMCache, False), "LMCache, shared": (LMCache, True), "vLLM's tier": (Tier, False), "TensorRT-LLM": (TensorRT, True)}
+
+
+def play():
+    test_page_store.SGLang.setUpClass()
+    test_ucm_store.play_ucm(), test_lmcache.play_lmcache(), test_vllm_tier.play_tiers(), test_trtllm.play_trtllm()
+
+
+def forget():
+    test_page_store.SGLang.tearDownClass()
+    test_ucm_store.Ucm.tearDownClass()
+    test_lmcache.forget_lmcache(), test_vllm_tier.forget_tiers(), test_trtllm.forget_trtllm()
+
+
+class Trouble(test_page_store.Case):
+    NAMES = [f"block {i}" for i in range(8)]
+
+    @classmethod
+    def setUpClass(cls):
+        play()
+
+    @classmethod
+    def tearDownClass(cls):
+        forget()
+
+    def plugins(self, **settings):
+        """One of each."""
+        made = {name: kind(shared, self.daemon.socket, {**QUICK, **settings}) for name, (kind, shared) in KINDS.items()}
+        for one in made.values():
+            self.addCleanup(one.close)
+        return made
+
+    def each(self, plugins, act):
+        for name, plugin in plugins.items():
+            with self.subTest(name):
+                act(plugin)
+
+    def stored(self, plugin, names=NAMES):
+        for page, name in enumerate(names):
+            plugin.set(page, right(name))
+        return plugin.save(names, range(len(names)))
+
+    def check(self, plugin, names=NAMES, first=8):
+        """Loads what is there, and compares. Returns how many came."""
+        for page in range(first, first + len(names)):
+            plugin.set(page, b"\x55" * SIZE)
+        good = plugin.load(names, range(first, first + len(names)))
+        for page, (name, one) in enumerate(zip(names, good)):
+            if one:
+                self.assertEqual(plugin.get(first + page), right(name), name)
+        return good.count(True)
+
+    def comes(self, plugin, names=NAMES):
+        self.eventually(lambda: all(plugin.found(names)) and self.check(plugin, names) == len(names))
+
+    def ready(self, plugins):
+        """Each has stored NAMES."""
+        self.each(plugins, lambda one: self.eventually(lambda: all(self.stored(one))))
+
+    def again(self):
+        """A daemon in the place of one that was killed."""
+        self.daemon.kept = True
+        self.daemon = Daemon(nvme=False, folder=self.daemon.folder)
+        self.addCleanup(self.daemon.stop)
+
+    def test_killed_between_and_started_again(self):
+        plugins = self.plugins(**IMPATIENT)
+        self.ready(plugins)
+        self.each(plugins, self.comes)
+        self.daemon.kill()
+        self.each(plugins, lambda one: self.assertEqual((self.check(one), any(one.found(self.NAMES))), (0, False)))
+        self.again()
+        self.ready(plugins)
+        self.each(plugins, self.comes)
+
+    def at_once(self, plugins, act, strike, behind=True):
+        """act with each plugin, in threads. strike happens when the requests of all are on their way, or before they begin."""
+        wait, lock, struck, arrived = Task.wait, threading.Lock(), threading.Event(), []
+
+        def held(task, *timeout):
+            with lock:
+                arrived.append(task)
+                if len(arrived) == len(plugins) and behind:
+                    strike()
+                    struck.set()
+            self.assertTrue(struck.wait(60))
+            return wait(task, *timeout)
+        if not behind:
+            strike()
+            struck.set()
+        with mock.patch.object(Task, "wait", held), ThreadPoolExecutor(len(plugins)) as pool:
+            for future in [pool.submit(act, plugin) for plugin in plugins.values()]:
+                future.result(120)
+
+    def test_killed_in_mid_move(self):
+        plugins, new = self.plugins(lookup_timeout=0.3), [f"new {i}" for i in range(8)]
+        for act in (self.check, lambda one: self.stored(one, new)):
+            self.ready(plugins)
+            self.at_once(plugins, act, self.daemon.kill)
+            self.again()
+            self.ready(plugins)
+            self.each(plugins, self.comes)
+
+    def stop(self):
+        self.daemon.process.send_signal(signal.SIGSTOP)
+
+    def test_stopped_in_mid_load(self):
+        """Pages are the engine's again when a load has failed: nothing is written to them later."""
+        for behind in (True, False):
+            plugins = self.plugins(**IMPATIENT)
+            self.ready(plugins)
+
+            def act(one):
+                one.load(self.NAMES, range(8, 16))
+                for page in range(8, 16):
+                    one.set(page, b"\x77" * SIZE)
+            try:
+                self.at_once(plugins, act, self.stop, behind)
+                before = {name: [one.get(page) for page in range(PAGES)] for name, one in plugins.items()}
+            finally:
+                self.daemon.process.send_signal(signal.SIGCONT)
+            self.each(plugins, lambda one: self.eventually(lambda: all(one.found(self.NAMES))))
+            self.assertEqual({name: [one.get(page) for page in range(PAGES)] for name, one in plugins.items()}, before)
+            self.each(plugins, self.comes)
+
+    def test_stopped_in_mid_save(self):
+        """An engine writes to its pages again when a save has failed: what it writes is not stored under the old name."""
+        for behind in (True, False):
+            plugins, new = self.plugins(**IMPATIENT), [f"new {behind} {i}" for i in range(8)]
+            self.ready(plugins)
+
+            def act(one):
+                self.stored(one, new)
+                for page in range(8):
+                    one.set(page, b"\x77" * SIZE)
+            try:
+                self.at_once(plugins, act, self.stop, behind)
+            finally:
+                self.daemon.process.send_signal(signal.SIGCONT)
+
+            def after(one):
+                self.eventually(lambda: all(one.found(self.NAMES)))
+                there = [name for name, found in zip(new, one.found(new)) if found]
+                if there:
+                    self.comes(one, there)
+                self.eventually(lambda: all(self.stored(one, new)))
+                self.comes(one, new)
+            self.each(plugins, after)
+
+    def test_before_the_daemon(self):
+        self.daemon.stop()
+        plugins = self.plugins(connect_timeout=0.3, **IMPATIENT)
+        self.each(plugins, lambda one: self.assertEqual((self.check(one), any(one.found(self.NAMES)), any(self.stored(one))), (0, False, False)))
+        os.makedirs(self.daemon.folder)
+        self.daemon = Daemon(nvme=False, folder=self.daemon.folder)
+        self.addCleanup(self.daemon.stop)
+        self.ready(plugins)
+        self.each(plugins, self.comes)
+
+    def test_the_daemon_evicts(self):
+        self.daemon.stop()
+        self.daemon = Daemon(nvme=False, **{"arena.size": "1MiB", "arena.extent": "1MiB"})
+        self.addCleanup(self.daemon.stop)
+        for name, (kind, shared) in KINDS.items():
+            with self.subTest(name):
+                plugin = kind(shared, self.daemon.socket, QUICK)
+                self.addCleanup(plugin.close)
+                for i in range(40):
+                    self.stored(plugin, [f"{name} {i} {j}" for j in range(8)])
+                came = sum(self.check(plugin, [f"{name} {i} {j}"]) for i in range(40) for j in range(8))
+                self.assertTrue(0 < came < 320, came)
+
+    def test_damaged_blocks(self):
+        """One bit of some blocks is another one on the disk: they are misses, or their loads fail."""
+        self.daemon.stop()
+        self.daemon = Daemon()
+        plugins = self.plugins()
+        self.each(plugins, lambda one: self.assertEqual(self.stored(one), [True] * 8))
+        self.eventually(lambda: self.stats()["nvme_writes"] >= 8 * len(plugins))
+        self.each(plugins, lambda one: one.close())
+        self.daemon.kept = True
+        self.daemon.stop()
+        damaged = self.NAMES[1::3]
+        self.damage(os.path.join(self.daemon.store, "ucmd.cache"), [right(name)[:256] for name in damaged])
+        self.daemon = Daemon(folder=self.daemon.folder)
+        self.addCleanup(self.daemon.stop)
+
+        def act(one):
+            for i, name in enumerate(self.NAMES):
+                self.assertEqual(self.check(one, [name], 8 + i), int(name not in damaged), name)
+        self.each(self.plugins(), act)
+        self.assertGreater(self.stats()["nvme_corrupt"], 0)
+
+    def damage(self, path, payloads):
+        with open(path, "r+b") as file:
+            data, seen = file.read(), 0
+            for payload in payloads:
+                at = data.find(payload)
+                while at >= 0:
+                    file.seek(at + 100)
+                    file.write(bytes([data[at + 100] ^ 4]))
+                    seen, at = seen + 1, data.find(payload, at + 1)
+        self.assertEqual(seen, len(payloads) * len(KINDS))
+
+    def test_engines_that_are_killed(self):
+        """In the midst of saves and loads: their regions and leases go with them, and what they saved is right."""
+        child = subprocess.Popen([sys.executable, "-B", os.path.abspath(__file__), "engines", self.daemon.socket], stdout=subprocess.PIPE)
+        self.assertEqual(child.stdout.readline(), b"busy\n")
+        self.assertGreaterEqual(self.stats()["regions"], len(KINDS))
+        child.kill()
+        child.communicate()
+        self.eventually(lambda: (self.stats()["regions"], self.stats()["leases"]) == (0, 0))
+        self.each(self.plugins(), self.comes)
+
+    def test_nothing_is_left(self):
+        plugins = self.plugins()
+        self.each(plugins, lambda one: self.assertEqual(self.stored(one), [True] * 8))
+        self.each(plugins, self.comes)
+        self.each(plugins, lambda one: one.close())
+        self.eventually(lambda: (self.stats()["regions"], self.stats()["leases"]) == (0, 0))
+
+
+def engines(socket):
+    """One of each, which store and load without an end."""
+    play()
+
+    def busy(name, begun):
+        kind, shared = KINDS[name]
+        plugin = kind(shared, socket, QUICK)
+        while True:
+            for page, one in enumerate(Trouble.NAMES):
+                plugin.set(page, right(one))
+            plugin.save(Trouble.NAMES, range(8))
+            plugin.found(Trouble.NAMES)
+            plugin.load(Trouble.NAMES, range(8, 16))
+            begun.set()
+    begun = {name: threading.Event() for name in KINDS}
+    for name in KINDS:
+        threading.Thread(target=busy, args=(name, begun[name]), daemon=True).start()
+    for one in begun.values():
+        one.wait()
+    print("busy", flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    engines(*sys.argv[2:]) if sys.argv[1:2] == ["engines"] else unittest.main(verbosity=2)
