@@ -111,15 +111,14 @@ bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t sli
     return true;
 }
 
-bool ucm_staging_turns_sound(const struct ucm_staging_order *order, uint64_t slice_bytes,
-                             uint64_t item_bytes, uint64_t table_bytes, uint32_t most)
+bool ucm_staging_turns_sound(const struct ucm_staging_order *order, uint32_t table_words)
 {
-    uint64_t items = order->n_items * ucm_staging_pitch(item_bytes);
+    uint64_t words =
+        (uint64_t)order->n_items * UCM_STAGING_TURN_WORDS + (uint64_t)order->tables * table_words;
 
     if (order->tables == 0)
         return true;
-    if (table_bytes == 0 || order->direction != 0 || order->n_items > UCM_STAGING_TURNED ||
-        order->tables > most || order->tables * table_bytes > slice_bytes - items)
+    if (table_words == 0 || order->direction != 0 || words > UCM_STAGING_ITEMS)
         return false;
     for (uint32_t i = 0; i < order->n_items; i++) {
         uint32_t table = order->blocks[order->n_items + i];

@@ -47,15 +47,14 @@ struct ucm_staging_order {
     uint32_t region;    /* ring_region of region.register */
     uint32_t first_plane, n_planes, n_items;
     uint32_t coded; /* not 0: items are in the encoding of the region's namespace, pages are not */
-    /* Not 0: K of the items turns, by so many tables of angles, which lie in the slice behind the items. Block
-     * ids are then followed by as many numbers: which of the tables each item's K turns by, or none
-     * (UCM_STAGING_STAYS). */
+    /* Not 0: K of the items turns, by so many tables of angles. Block ids are then followed by a number for each
+     * item: which of the tables its K turns by, or none (UCM_STAGING_STAYS); and these by the tables. */
     uint32_t tables;
     uint32_t unused[9];
     uint32_t blocks[UCM_STAGING_ITEMS]; /* item i begins at i * ucm_staging_pitch() */
 };
 
-#define UCM_STAGING_TURNED (UCM_STAGING_ITEMS / 2) /* items of an order that turns */
+#define UCM_STAGING_TURN_WORDS 2u /* of an item in an order that turns */
 #define UCM_STAGING_STAYS UINT32_MAX
 
 #define UCM_STAGING_KNOWS_CODED 1u  /* orders with `coded` */
@@ -137,9 +136,8 @@ bool ucm_staging_order_sound(const struct ucm_staging_order *order, uint64_t sli
                              uint32_t blocks, uint32_t planes,
                              uint32_t (*chunk)(const void *ctx, uint32_t plane), const void *ctx,
                              uint64_t *item_bytes);
-/* The same of an order that is sound so far, and its turns: are the tables, of table_bytes each, in the slice, and
- * are there at most `most`, and their numbers right? table_bytes 0: the region's K does not turn. */
-bool ucm_staging_turns_sound(const struct ucm_staging_order *order, uint64_t slice_bytes,
-                             uint64_t item_bytes, uint64_t table_bytes, uint32_t most);
+/* The same of an order that is sound so far, and its turns: do the tables, of so many words each, fit behind their
+ * numbers, and are these right? table_words 0: the region's K does not turn. */
+bool ucm_staging_turns_sound(const struct ucm_staging_order *order, uint32_t table_words);
 
 #endif

@@ -4,6 +4,7 @@
 #include "client/cuda/companion_rope.h"
 
 #include "kernels/encoding/encoding_cuda.h"
+#include "kernels/rope/rope_cuda.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -75,8 +76,6 @@ static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_
     uint64_t begin = c->base + slice * c->slice_bytes - offset;
     bool alone = o->coded && ucm_encoding_alone(&s->region->encoding, o->direction);
     CUstream stream = c->streams[o->direction][alone ? 0 : slice];
-    CUdeviceptr tables =
-        c->base + slice * c->slice_bytes + o->n_items * ucm_staging_pitch(item_bytes);
     CUresult r = CUDA_SUCCESS;
 
     for (uint32_t i = 0; i < o->n_items; i++)
@@ -91,7 +90,7 @@ static CUresult slice_launch(struct companion *c, uint32_t slice, uint64_t item_
                           ucm_copy_tiles(ucm_copy_largest_chunk(first, o->n_planes)), o->direction,
                           stream);
     if (r == CUDA_SUCCESS && o->tables > 0)
-        r = companion_rope_launch(s->region, o, s->items, tables, stream);
+        r = companion_rope_launch(s->region, o, s->items, s->tables, stream);
     if (r == CUDA_SUCCESS)
         r = cuEventRecord(s->moved, stream);
     if (r != CUDA_SUCCESS) /* a refused order must not run: the slice will hold another's bytes */
@@ -117,7 +116,7 @@ static bool slice_begin(struct companion *c, uint32_t slice)
     if (atomic_load(&c->served->words.dead) ||
         !ucm_staging_order_sound(&s->order, c->slice_bytes, s->region->blocks, s->region->n_planes,
                                  bytes, s->region, &item_bytes) ||
-        !companion_rope_sound(c, s->region, &s->order, item_bytes) ||
+        !companion_rope_sound(s->region, &s->order) ||
         slice_launch(c, slice, item_bytes) != CUDA_SUCCESS)
         return false;
     s->region->kernels++;
@@ -422,8 +421,11 @@ static CUresult slices_create(struct companion *c)
         r = cuMemGetAddressRange(&base, NULL, c->base);
     if (r == CUDA_SUCCESS)
         r = cuMemHostAlloc((void **)&c->items, items * sizeof(*c->items), 0);
+    if (r == CUDA_SUCCESS)
+        r = cuMemHostAlloc((void **)&c->tables, c->n_slices * UCM_ROPE_TABLES_BYTES, 0);
     for (uint32_t i = 0; r == CUDA_SUCCESS && i < c->n_slices; i++) {
         c->slices[i].items = c->items + (size_t)i * UCM_STAGING_ITEMS;
+        c->slices[i].tables = c->tables + i * (UCM_ROPE_TABLES_BYTES / sizeof(*c->tables));
         r = cuEventCreate(&c->slices[i].moved, CU_EVENT_DISABLE_TIMING);
     }
     if (r != CUDA_SUCCESS)
@@ -485,6 +487,8 @@ static void destroy(struct companion *c)
             (void)cuEventDestroy(c->slices[i].moved);
     if (c->items)
         (void)cuMemFreeHost(c->items);
+    if (c->tables)
+        (void)cuMemFreeHost(c->tables);
     if (c->base)
         (void)cuMemFree(c->base);
     if (c->module)

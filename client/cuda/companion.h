@@ -65,7 +65,8 @@ struct companion_slice {
     bool claimed; /* and then its order: */
     uint32_t tag;
     CUevent moved;
-    struct ucm_copy_item *items; /* pinned; the kernel reads them */
+    struct ucm_copy_item *items;   /* pinned; the kernel reads them */
+    struct ucm_rope_angle *tables; /* the same, of an order that turns */
     struct companion_region *region;
     struct ucm_staging_order order; /* a copy that the daemon can't change */
 };
@@ -83,7 +84,8 @@ struct companion {
     uint64_t offset; /* of base in the allocation that ipc names */
     uint64_t slice_bytes;
     uint32_t n_slices;
-    struct ucm_copy_item *items; /* of all slices */
+    struct ucm_copy_item *items;   /* of all slices */
+    struct ucm_rope_angle *tables; /* the same */
     struct companion_slice *slices;
 
     pthread_t thread;

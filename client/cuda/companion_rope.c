@@ -2,24 +2,20 @@
 
 #include "kernels/rope/rope_cuda.h"
 
-#include <stdlib.h>
+#include <string.h>
 
 _Static_assert(UCM_STAGING_STAYS == UCM_ROPE_STAYS, "orders say it as kernels do");
 
 extern const unsigned char ucm_rope_fatbin[];
 
-bool companion_rope_sound(const struct companion *c, const struct companion_region *r,
-                          const struct ucm_staging_order *order, uint64_t item_bytes)
+bool companion_rope_sound(const struct companion_region *r, const struct ucm_staging_order *order)
 {
-    uint32_t bytes = r->turner ? ucm_rope_tables_bytes(&r->rope, 1) : 0;
-
-    return ucm_staging_turns_sound(order, c->slice_bytes, item_bytes, bytes,
-                                   r->turner ? ucm_rope_tables_most(&r->rope) : 0);
+    return ucm_staging_turns_sound(order, r->turner ? r->rope.rotary : 0);
 }
 
 CUresult companion_rope_launch(const struct companion_region *r,
                                const struct ucm_staging_order *order, struct ucm_copy_item *items,
-                               CUdeviceptr tables, CUstream stream)
+                               struct ucm_rope_angle *tables, CUstream stream)
 {
     const struct ucm_copy_plane *first = &r->spec[order->first_plane];
     CUdeviceptr planes = r->planes + order->first_plane * sizeof(*first);
@@ -33,6 +29,8 @@ CUresult companion_rope_launch(const struct companion_region *r,
 
     for (uint32_t i = 0; i < n_items; i++)
         items[i].memory = order->blocks[n_items + i];
+    memcpy(tables, order->blocks + (size_t)n_items * UCM_STAGING_TURN_WORDS,
+           ucm_rope_tables_bytes(&spec, n_tables));
     return cuLaunchKernel(r->turner, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1,
                           ucm_rope_tables_bytes(&spec, n_tables), stream, arguments, NULL);
 }
@@ -49,7 +47,7 @@ static CUresult turner_load(struct companion *c, struct companion_region *r)
     if (rc == CUDA_SUCCESS)
         rc = cuModuleGetFunction(&r->turner, r->rope_module, name);
     if (rc == CUDA_SUCCESS)
-        rc = companion_rope_launch(r, &nothing, NULL, 0, stream);
+        rc = companion_rope_launch(r, &nothing, NULL, c->tables, stream);
     return rc == CUDA_SUCCESS ? cuStreamSynchronize(stream) : rc;
 }
 

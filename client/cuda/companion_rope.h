@@ -10,12 +10,12 @@ CUresult companion_rope_open(struct companion *c, struct companion_region *r,
                              const struct companion_rope *rope);
 void companion_rope_close(struct companion_region *r); /* harmless when it is not open */
 /* Are the order's turns the region's, and sound? */
-bool companion_rope_sound(const struct companion *c, const struct companion_region *r,
-                          const struct ucm_staging_order *order, uint64_t item_bytes);
+bool companion_rope_sound(const struct companion_region *r, const struct ucm_staging_order *order);
 /* Copies items of a slice to pages and turns their K; of a coded order only turns it, behind the decoding. The
- * items are those of the order, whose numbers of tables go into them; the tables lie at that address. */
+ * items are those of the order, whose numbers of tables go into them; its tables go to pinned memory, where the
+ * kernel reads them. */
 CUresult companion_rope_launch(const struct companion_region *r,
                                const struct ucm_staging_order *order, struct ucm_copy_item *items,
-                               CUdeviceptr tables, CUstream stream);
+                               struct ucm_rope_angle *tables, CUstream stream);
 
 #endif

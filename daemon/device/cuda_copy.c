@@ -291,8 +291,8 @@ static void launch_next(struct gpu *g, enum ucm_copy_direction direction, struct
 {
     struct job_piece piece;
 
-    if (job_next_piece(job, gpu_launch_bytes(g, direction), gpu_rope_items(job, GPU_LAUNCH_ITEMS),
-                       &piece))
+    if (job_next_piece(job, gpu_launch_bytes(g, direction),
+                       gpu_rope_items(job, GPU_LAUNCH_ITEMS, 0), &piece))
         list_remove(&job->link);
     job_queue_charge(&g->queued, job, piece.bytes);
     job->pieces++;

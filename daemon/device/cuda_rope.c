@@ -1,5 +1,5 @@
 /* Turned loads. Copy engines don't compute: the daemon's own kernel turns K as it copies, or, where blocks were
- * encoded, behind the decoding; or a companion does, whose slices hold the tables of angles behind the items. */
+ * encoded, behind the decoding; or a companion does, whose orders hold the tables of angles. */
 #include "daemon/device/gpu.h"
 
 #include "proto/staging.h"
@@ -9,6 +9,11 @@
 
 extern const unsigned char ucm_rope_fatbin[];
 
+/* A table has a cosine and a sine for each pair of channels, so as many words as channels turn. An order and a
+ * launch have room for as many tables. */
+#define TABLES_WORDS (UCM_ROPE_TABLES_BYTES / sizeof(uint32_t))
+
+_Static_assert(TABLES_WORDS == UCM_STAGING_ITEMS, "what an order has beside its items are words");
 _Static_assert(DEVICE_NO_K == UCM_ROPE_NO_K, "kernels read device_rope.at");
 
 /* ---- the tables of a piece ---- */
@@ -39,7 +44,7 @@ bool gpu_rope_turns(const struct device_job *job, const struct job_piece *piece)
     return false;
 }
 
-uint32_t gpu_rope_items(const struct device_job *job, uint32_t most)
+uint32_t gpu_rope_items(const struct device_job *job, uint32_t most, uint32_t words)
 {
     struct walk w = {0};
     uint32_t left = job->n_items - job->next_item, i = 0;
@@ -48,7 +53,7 @@ uint32_t gpu_rope_items(const struct device_job *job, uint32_t most)
         return most;
     while (i < left && i < most) {
         (void)number(&w, job, job->next_item + i);
-        if (w.n > ucm_rope_tables_most(&job->region->rope->spec))
+        if (w.n * job->region->rope->spec.rotary + (i + 1) * words > TABLES_WORDS)
             break;
         i++;
     }
@@ -99,35 +104,15 @@ CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const stru
 void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
                     struct ucm_staging_order *order)
 {
+    uint32_t *numbers = order->blocks + piece->n_items;
     struct walk w = {0};
 
     order->tables = 0;
     if (!gpu_rope_turns(job, piece))
         return;
     for (uint32_t i = 0; i < piece->n_items; i++)
-        order->blocks[piece->n_items + i] = number(&w, job, piece->first_item + i);
-    order->tables = w.n;
-}
-
-uint32_t gpu_rope_slice(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
-                        struct gpu_launch *l, uint64_t slice, uint32_t extents)
-{
-    uint64_t pitch = ucm_staging_pitch(piece->bytes / piece->n_items);
-    uint32_t n, bytes;
-
-    if (extents == 0 || !gpu_rope_turns(job, piece))
-        return extents;
-    if (extents == GPU_DMA_EXTENTS)
-        return 0;
-    n = tables_copy(job, piece, l->tables);
-    bytes = ucm_rope_tables_bytes(&job->region->rope->spec, n);
-    g->dma.extents[extents] = (struct plan_extent){.slot = (uint64_t)(uintptr_t)l->tables,
-                                                   .page = slice + piece->n_items * pitch,
-                                                   .slot_pitch = bytes,
-                                                   .page_pitch = bytes,
-                                                   .width = bytes,
-                                                   .rows = 1};
-    return extents + 1;
+        numbers[i] = number(&w, job, piece->first_item + i);
+    order->tables = tables_copy(job, piece, (struct ucm_rope_angle *)(numbers + piece->n_items));
 }
 
 /* ---- regions ---- */

@@ -270,7 +270,6 @@ static CUresult slice_launch(struct gpu *g, struct gpu_slice *slice)
     uint32_t n = gpu_dma_plan_slice(g, slice->job, &slice->piece, l->items, base);
     CUresult r;
 
-    n = gpu_rope_slice(g, slice->job, &slice->piece, l, base, n);
     if (n == 0) {
         slice->state = SLICE_STRAIGHT;
         return CUDA_SUCCESS;
@@ -295,28 +294,22 @@ static void slice_move(struct gpu *g, struct gpu_slice *slice)
 
 /* ---- the planner ---- */
 
-/* What items of the job may take of a slice. */
-static uint64_t slice_room(const struct gpu_staging *s, const struct device_job *job)
-{
-    return s->slice_bytes - (job->turns ? UCM_ROPE_TABLES_BYTES : 0);
-}
-
-/* How much of that is used: a worker with larger slices gets no more of the bus in one go. */
+/* How much of a slice is used: a worker with larger slices gets no more of the bus in one go. */
 static uint64_t slice_use(const struct gpu *g, const struct gpu_staging *s,
-                          const struct device_job *job)
+                          enum ucm_copy_direction direction)
 {
-    uint64_t most = gpu_launch_bytes(g, job_direction(job)), room = slice_room(s, job);
+    uint64_t most = gpu_launch_bytes(g, direction);
 
-    return room < most ? room : most;
+    return s->slice_bytes < most ? s->slice_bytes : most;
 }
 
 static bool next_piece(struct device_job *job, const struct gpu_staging *s, uint64_t bytes,
                        struct job_piece *out)
 {
-    uint64_t fit = slice_room(s, job) / ucm_staging_pitch(job_item_bytes(job));
-    uint32_t most = job->turns ? UCM_STAGING_TURNED : UCM_STAGING_ITEMS;
+    uint64_t fit = s->slice_bytes / ucm_staging_pitch(job_item_bytes(job));
+    uint32_t most = fit < UCM_STAGING_ITEMS ? (uint32_t)fit : UCM_STAGING_ITEMS;
 
-    return job_next_piece(job, bytes, gpu_rope_items(job, fit < most ? (uint32_t)fit : most), out);
+    return job_next_piece(job, bytes, gpu_rope_items(job, most, UCM_STAGING_TURN_WORDS), out);
 }
 
 /* Looks whether others run only where the answer matters, and at once where the job takes longer
@@ -348,7 +341,7 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     double times, idle_ns, busy_ns, staged_ns;
     uint32_t n;
 
-    (void)next_piece(&first, s, slice_use(g, s, job), &piece);
+    (void)next_piece(&first, s, slice_use(g, s, direction), &piece);
     times = (double)job_item_bytes(job) * job->n_items / (double)piece.bytes;
     memcpy(items, job->items, piece.n_items * sizeof(*items));
     n = job->turns ? 0 : gpu_dma_plan(g, job, &piece, items);
@@ -399,7 +392,7 @@ bool gpu_staging_pays(struct gpu *g, struct device_job *job)
     const struct gpu_staging *s = job->staging ? job->staging->mapping : NULL;
 
     if (!s || wanted == COPY_DMA || wanted == COPY_SM || paused(s) ||
-        largest_plane(job) > slice_room(s, job) || !companion_knows(s, job))
+        largest_plane(job) > s->slice_bytes || !companion_knows(s, job))
         return false;
     if (job->coded)
         return coded_pays(job);
@@ -408,10 +401,9 @@ bool gpu_staging_pays(struct gpu *g, struct device_job *job)
 
 /* Dumps begin with a small slice, so that the bus has work soon. Each further one is gathered while
  * the bus moves those before, and may be as large. */
-static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s,
-                           const struct device_job *job)
+static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s)
 {
-    uint64_t bytes = STAGING_FIRST_BYTES, use = slice_use(g, s, job);
+    uint64_t bytes = STAGING_FIRST_BYTES, use = slice_use(g, s, UCM_COPY_DUMP);
 
     for (uint32_t i = 0; i < s->n_slices; i++)
         if (s->slices[i].state != SLICE_FREE && s->slices[i].direction == UCM_COPY_DUMP)
@@ -427,7 +419,7 @@ static uint64_t dump_piece(const struct gpu *g, const struct gpu_staging *s,
 static uint64_t load_piece(struct gpu *g, struct device_job *job, const struct gpu_staging *s)
 {
     uint64_t left = (uint64_t)(job->n_items - job->next_item) * job_item_bytes(job);
-    uint64_t whole = slice_use(g, s, job), least = whole / STAGING_LAST_PART;
+    uint64_t whole = slice_use(g, s, UCM_COPY_LOAD), least = whole / STAGING_LAST_PART;
     bool more = job_queue_next_of(&g->queued, job);
 
     if (more && left > whole && left < 2 * whole)
@@ -449,7 +441,7 @@ enum gpu_took gpu_staging_take(struct gpu *g, struct device_job *job)
     if (!slice)
         return GPU_FULL;
     slice->job = job;
-    if (next_piece(job, s, load ? load_piece(g, job, s) : dump_piece(g, s, job), &slice->piece))
+    if (next_piece(job, s, load ? load_piece(g, job, s) : dump_piece(g, s), &slice->piece))
         list_remove(&job->link);
     job_queue_charge(&g->queued, job, slice->piece.bytes);
     job->pieces++;

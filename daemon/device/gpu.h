@@ -311,19 +311,16 @@ int gpu_rope_open(struct gpu *g, struct device_job *job);
 void gpu_rope_close(struct gpu_region *mapping); /* harmless when it is not open */
 /* Does K of any item turn? */
 bool gpu_rope_turns(const struct device_job *job, const struct job_piece *piece);
-/* How many of the job's next items one launch has tables for, at most `most`. */
-uint32_t gpu_rope_items(const struct device_job *job, uint32_t most);
+/* How many of the job's next items, at most `most`, have tables that fit: into a launch, or an order, where each item
+ * takes so many words beside them. */
+uint32_t gpu_rope_items(const struct device_job *job, uint32_t most, uint32_t words);
 /* Launches a piece that turns: the copy, too, unless the job is coded and its decoding was launched. Writes
  * the launch's items and tables. */
 CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                          struct gpu_launch *l);
-/* What an order says of a piece's turns. */
+/* What an order says of a piece's turns, tables and all. */
 void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
                     struct ucm_staging_order *order);
-/* To the extents that fill the slice at that address: the piece's tables, where it turns. Returns how many
- * they are now; 0: too many for the copy engines. */
-uint32_t gpu_rope_slice(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
-                        struct gpu_launch *l, uint64_t slice, uint32_t extents);
 
 /* ---- cuda_staging.c ---- */
 

@@ -2,10 +2,10 @@
 """Loads that turn K into GPU memory, through a daemon and its clients: bits beside those of a region in host memory, and speed
 beside plain loads of the same bytes.
 
-turned.py [--json FILE] [--mib N] [--rounds N]
+turned.py [--json FILE] [--mib N] [--rounds N] [--strategy staged|sm|dma|auto]
 
-Each case stores random blocks and loads them as they are and turned, by the daemon's own kernel ("straight") and through a
-companion. $UCMD is the daemon, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the companion's. Needs PyTorch with CUDA.
+Each case stores random blocks and loads them as they are and turned, without a companion ("straight": by the daemon's own kernel) and with
+one. The strategy is the daemon's copy.strategy; with sm plain loads go by a kernel, too. $UCMD is the daemon, $UCMCLIENT_LIB the library, $UCMCLIENT_CUDA_LIB the companion's. Needs PyTorch with CUDA.
 Exit status: 0 when all bits are equal; no speed fails it.
 """
 
@@ -140,6 +140,7 @@ def main():
     parser.add_argument("--json")
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--strategy", default="staged")
     words = parser.parse_args()
     import torch
     from ucmclient import Client, Companion
@@ -149,9 +150,10 @@ def main():
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         socket = os.path.join(folder, "s")
-        daemon = Daemon({"socket": socket, "arena.size": "4GiB", "device.cuda": "required", "copy.strategy": "staged"}, folder)
+        daemon = Daemon({"socket": socket, "arena.size": "4GiB", "device.cuda": "required", "copy.strategy": words.strategy}, folder)
         client = Client(socket, "turned")
         companion = Companion(client, gpu_uuid(0), timeout=60)
+        run(client, companion, next(iter(CASES)), words.mib, 1)  # the first copies find sleeping clocks and unpinned memory
         for name, encoding in [*((name, None) for name in CASES), (next(iter(CASES)), "fp8")]:
             row = run(client, companion, name, words.mib, words.rounds, encoding)
             rows.append(row)

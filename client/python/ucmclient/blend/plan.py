@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .policy import First, Hkvd, Policy
 from .spans import Span
@@ -17,8 +18,7 @@ class BlendedError(ValueError):
     """KV that was computed beside turned blocks, or not at a chunk's own start, was to be stored."""
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """A block of a chunk: its tokens lie at `position` of the request, and were computed at `old`. chunk, block: which of the chunk's
     blocks, and of which chunk of the request."""
 
@@ -62,16 +62,14 @@ class Plan:
 
     @property
     def segments(self) -> list[Segment]:
-        out: list[Segment] = []
-        for i, load in enumerate(self.loads):
-            if out:
-                last = out[-1]
-                step = last.count * self.block_tokens
-                if load.old == last.old + step and load.position == last.new + step:
-                    out[-1] = Segment(last.first, last.count + 1, last.old, last.new)
-                    continue
-            out.append(Segment(i, 1, load.old, load.position))
-        return out
+        step = (self.block_tokens, self.block_tokens)
+        starts = [
+            i
+            for i, (last, load) in enumerate(zip((None, *self.loads), self.loads))
+            if last is None or (load.old - last.old, load.position - last.position) != step
+        ]
+        ends = (*starts[1:], len(self.loads))
+        return [Segment(i, end - i, self.loads[i].old, self.loads[i].position) for i, end in zip(starts, ends)]
 
     def check_prefix(self, first_block: int, blocks: int) -> None:
         """Raises BlendedError unless those blocks of the request hold exact KV."""
@@ -102,6 +100,10 @@ def _first_positions(spans: Sequence[Span], turned: set[int], tokens: int) -> se
     return out
 
 
+#: Turns 0 to 1 and 1 to 0.
+_NOT = bytes((1, 0)) + bytes(254)
+
+
 def plan(found: Found, policy: Policy, *, paged: bool = True) -> Plan:
     """paged: the engine's pages hold block_tokens tokens each from token 0 on, so only chunks that begin at a multiple of that can be loaded in place;
     False: it copies tokens from where they were loaded to."""
@@ -118,9 +120,15 @@ def plan(found: Found, policy: Policy, *, paged: bool = True) -> Plan:
     turned = {load.chunk for load in loads if load.old != load.position}
     again = _first_positions(found.spans, turned, policy.tokens) if isinstance(policy, First) else set()
     again.add(found.n_tokens - 1)
-    loads = [load for load in loads if not again.issuperset(range(load.position, load.position + B))]
-    covered = {p for load in loads for p in range(load.position, load.position + B)}
-    compute = [p for p in range(found.prefix, found.n_tokens) if p not in covered or p in again]
+    # Marks of positions, not sets of them: a long request has a million, and its first token waits.
+    computed, reuse = bytearray(found.n_tokens), bytearray(found.n_tokens)
+    for p in again:
+        computed[p] = 1
+    loads = [load for load in loads if computed.find(0, load.position, load.position + B) >= 0]
+    for load in loads:
+        reuse[load.position : load.position + B] = computed[load.position : load.position + B].translate(_NOT)
+    reused = tuple(itertools.compress(range(found.n_tokens), reuse))
+    compute = tuple(itertools.compress(range(found.prefix, found.n_tokens), reuse[found.prefix :].translate(_NOT)))
     exact = min((load.position for load in loads if load.old != load.position), default=found.n_tokens)
     return Plan(
         n_tokens=found.n_tokens,
@@ -129,8 +137,8 @@ def plan(found: Found, policy: Policy, *, paged: bool = True) -> Plan:
         spans=tuple(found.spans),
         policy=policy,
         loads=tuple(loads),
-        compute=tuple(compute),
-        reused=tuple(sorted(covered - again)),
+        compute=compute,
+        reused=reused,
         exact=exact,
         passed_over=tuple(passed),
     )
