@@ -27,7 +27,7 @@ from ucmclient.blend import First, Hkvd, Nothing, Span  # noqa: E402
 from ucmclient.blend.transformers import Runner  # noqa: E402
 
 POLICIES = {"none": Nothing(), **{f"first {n}": First(n) for n in (4, 16, 64)}, **{f"hkvd {r} %": Hkvd(r / 100) for r in (5, 10, 20, 40)}}
-SIZES = {"short": dict(requests=12, chunks=6, tokens=192), "full": dict(requests=24, chunks=8, tokens=512)}
+SIZES = {"short": dict(requests=20, chunks=6, tokens=192), "full": dict(requests=24, chunks=8, tokens=512)}
 ASKED, SCORED = 16, 48  # tokens of a part of the tail before those that are scored, and those
 
 
@@ -118,7 +118,8 @@ def table(rows):
         for part in ("recall", "continue"):
             kl, error = mean(r[part]["kl"] for r in mine)
             off, off_error = mean(r[part]["nll"] - r[part]["full_nll"] for r in mine)
-            cells += [f"{kl:.4f} ± {error:.4f}", f"{mean(r[part]['same'] for r in mine)[0]:.3f}", f"{math.expm1(off):+.1%} ± {off_error:.1%}"]
+            same, same_error = mean(r[part]["same"] for r in mine)
+            cells += [f"{kl:.4f} ± {error:.4f}", f"{same:.3f} ± {same_error:.3f}", f"{math.expm1(off):+.1%} ± {off_error:.1%}"]
         out.append(f"| {name} | " + " | ".join(cells) + " |")
     n = len({r["request"] for r in rows})
     out.append(f"\n{n} requests of {rows[0]['tokens']} tokens; full computation: perplexity " + ", ".join(
