@@ -83,12 +83,16 @@ static void blanks_step(struct nfs_task *t)
 
 static void page_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
-    const struct entryplus3 *e = r->entries;
+    const void *at = r->entries;
     int err = r->err == 0 && r->folder.known && r->folder.links == 0 ? -ESTALE : r->err;
 
-    for (; err == 0 && e; e = e->nextentry) {
-        err = entry_add(t, e);
-        t->cookie = e->cookie;
+    while (err == 0 && at) {
+        struct entryplus3 e;
+
+        memcpy(&e, at, sizeof(e)); /* libnfs does not align them */
+        err = entry_add(t, &e);
+        t->cookie = e.cookie;
+        at = e.nextentry;
     }
     if (err < 0) {
         nfs_task_end(t, err);
