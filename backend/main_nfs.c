@@ -4,12 +4,15 @@
 #include "backend/nfs/nfs.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#define PACKETS_BYTES (64 << 20) /* that are kept for reuse */
 
 static void clock_take(struct nfs *n)
 {
@@ -74,8 +77,16 @@ static int turn(struct nfs *n)
     return rc == 0 && n->broken ? -EPIPE : rc;
 }
 
+/* libnfs allocates each packet: pages that went back to the kernel would come back one by one, as zeroes. */
+static void memory_keep(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, PACKETS_BYTES / 2);
+    (void)mallopt(M_TRIM_THRESHOLD, PACKETS_BYTES);
+}
+
 static void init(struct nfs *n)
 {
+    memory_keep();
     n->depth = (unsigned)ucm_backend_hello(n->backend)->depth;
     n->write_calls_max = n->depth > 1 ? n->depth - (n->depth + 3) / 4 : 1;
     TAILQ_INIT(&n->calls);
