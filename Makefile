@@ -594,7 +594,7 @@ build-tests: $O/clock.so
 $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
-	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -lcjson -o $@
+	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -lnfs -lcjson -o $@
 
 # A side of bench-gate: with the client library that the loader finds, and nothing of it within.
 GATE_SRC := $(addprefix tests/bench/,gate_worker.c gate_place.c $(addprefix ucm_bench_,companion.c daemon.c figure.c gpu.c pattern.c rig.c)) client/ctl/answer.c

@@ -1,13 +1,15 @@
 /* What the hop to a root's process costs: the same file of a folder on tmpfs is looked up and read by system calls
  * alone, by the daemon's threads, and through ucmd-backend-folder in its sandbox, one operation at a time. Medians of one run.
+ * With nfs://SERVER/EXPORT the same through ucmd-backend-nfs, and by libnfs alone.
  *
- *   build/bench/backend_bench [FOLDER] */
+ *   build/bench/backend_bench [FOLDER | nfs://SERVER/EXPORT] */
 #include "daemon/base/config_roots.h"
 #include "daemon/base/log.h"
 #include "daemon/share/backend.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <nfsc/libnfs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,55 +128,134 @@ static void closed(struct bench *m)
     uv_run(&m->loop, UV_RUN_DEFAULT);
 }
 
+/* The same number of calls to the server by libnfs alone: GETATTR where LOOKUP is, then READ. */
+static double library_us(const char *target, uint64_t file_bytes, uint64_t bytes, unsigned rounds)
+{
+    static double times[ROUNDS];
+    struct nfs_context *nfs = nfs_init_context();
+    struct nfs_url *url = nfs ? nfs_parse_url_dir(nfs, target) : NULL;
+    struct nfs_stat_64 st;
+    struct nfsfh *file = NULL;
+    char *data = malloc(LARGE);
+    char path[600];
+    bool ok = url && data && path_of("", file_bytes, path) == 0 &&
+              nfs_mount(nfs, url->server, url->path) == 0 &&
+              nfs_open(nfs, path, O_RDONLY, &file) == 0;
+
+    for (unsigned i = 0; ok && i < rounds; i++) {
+        uint64_t from = uv_hrtime();
+
+        ok = nfs_fstat64(nfs, file, &st) == 0 &&
+             (bytes == 0 || nfs_pread(nfs, file, 0, bytes, data) == (int)bytes);
+        times[i] = (double)(uv_hrtime() - from) / 1000;
+    }
+    if (file)
+        (void)nfs_close(nfs, file);
+    if (url)
+        nfs_destroy_url(url);
+    if (nfs)
+        nfs_destroy_context(nfs);
+    free(data);
+    return ok ? median(times, rounds) : -1;
+}
+
+static const struct {
+    const char *name;
+    uint64_t bytes; /* 0: it is looked up */
+    unsigned rounds;
+} things[] = {{"find", 0, ROUNDS}, {"read 64 KiB", SMALL, ROUNDS}, {"read 4 MiB", LARGE, 400}};
+#define THINGS (sizeof(things) / sizeof(things[0]))
+
+static int measure(struct bench *m, const struct share_backend_ops *ops,
+                   const struct share_backend_config *config, uint8_t *data, double us[THINGS])
+{
+    if (opened(m, ops, config) < 0 || run(m, SHARE_CHECK, NULL, 0) != 0)
+        return -1;
+    (void)run(m, SHARE_WRITE, data, SMALL);
+    (void)run(m, SHARE_WRITE, data, LARGE);
+    for (unsigned i = 0; i < THINGS; i++)
+        us[i] = backend_us(m, things[i].bytes ? SHARE_READ : SHARE_FIND, data,
+                           things[i].bytes ? things[i].bytes : SMALL, things[i].rounds);
+    closed(m);
+    return 0;
+}
+
+static int measure_nfs(struct bench *m, struct share_backend_config *config,
+                       struct config_process *process, uint8_t *data)
+{
+    char *here = realpath("build/ucmd-backend-nfs", NULL);
+    const char *target = config->target;
+    double us[THINGS];
+
+    snprintf(process->command, sizeof(process->command), "%s %s", here ? here : "", target);
+    process->network = true;
+    free(here);
+    if (measure(m, &share_nfs, config, data, us) < 0)
+        return 1;
+    printf("%-12s %10s %10s %10s\n", "us", "libnfs", "process", "hop");
+    for (unsigned i = 0; i < THINGS; i++) {
+        uint64_t bytes = things[i].bytes;
+        double alone = library_us(target, bytes ? bytes : SMALL, bytes, things[i].rounds);
+
+        printf("%-12s %10.1f %10.1f %10.1f\n", things[i].name, alone, us[i], us[i] - alone);
+    }
+    return 0;
+}
+
+static int measure_folder(struct bench *m, struct share_backend_config *config,
+                          struct config_process *process, uint8_t *data)
+{
+    char *here = realpath("build/ucmd-backend-folder", NULL), path[600];
+    const char *folder = config->target;
+    double threads[THINGS], us[THINGS];
+
+    if (!here || (mkdir(folder, 0700) < 0 && errno != EEXIST))
+        return 1;
+    snprintf(process->command, sizeof(process->command), "%s %s", here, folder);
+    snprintf(process->folder, sizeof(process->folder), "%s", folder);
+    free(here);
+    if (measure(m, &share_posix, config, data, threads) < 0)
+        return 1;
+    config->target = CONFIG_PROCESS "bench";
+    if (measure(m, &share_process, config, data, us) < 0)
+        return 1;
+    printf("%-12s %10s %10s %10s %10s\n", "us", "calls", "threads", "process", "hop");
+    for (unsigned i = 0; i < THINGS; i++) {
+        uint64_t bytes = things[i].bytes;
+        double alone;
+
+        path_of(folder, bytes ? bytes : SMALL, path);
+        alone = calls_us(path, bytes ? data : NULL, bytes, things[i].rounds);
+        printf("%-12s %10.1f %10.1f %10.1f %10.1f\n", things[i].name, alone, threads[i], us[i],
+               us[i] - alone);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
-    char folder[256], path[600];
     struct config_process process = {.buffer_bytes = 64u << 20};
     struct bench m;
+    char *ucmd = realpath("build/ucmd", NULL);
     struct share_backend_config config = {.loop = &m.loop,
                                           .deadlines = &m.deadlines,
                                           .host = "bench",
                                           .depth = 8,
-                                          .process = &process};
-    static const uint64_t sizes[] = {0, SMALL, LARGE};
-    double us[3][3];
+                                          .process = &process,
+                                          .launcher = ucmd,
+                                          .target = argc > 1 ? argv[1] : "/dev/shm/backend-bench"};
     uint8_t *data = malloc(LARGE);
-    char *here = realpath("build/ucmd-backend-folder", NULL), *ucmd = realpath("build/ucmd", NULL);
+    int rc = 1;
 
     log_set_level(LOG_ERROR);
-    snprintf(folder, sizeof(folder), "%s", argc > 1 ? argv[1] : "/dev/shm/backend-bench");
-    if (!data || !here || !ucmd || (mkdir(folder, 0700) < 0 && errno != EEXIST))
+    if (!data || !ucmd)
         return 1;
-    snprintf(process.command, sizeof(process.command), "%s %s", here, folder);
-    snprintf(process.folder, sizeof(process.folder), "%s", folder);
-    config.launcher = ucmd;
     memset(data, 7, LARGE);
     uv_loop_init(&m.loop);
     deadlines_init(&m.deadlines, &m.loop);
-    for (unsigned k = 1; k < 3; k++) {
-        config.target = k == 1 ? folder : CONFIG_PROCESS "bench";
-        if (opened(&m, k == 1 ? &share_posix : &share_process, &config) < 0 ||
-            run(&m, SHARE_CHECK, NULL, 0) != 0)
-            return 1;
-        (void)run(&m, SHARE_WRITE, data, SMALL);
-        (void)run(&m, SHARE_WRITE, data, LARGE);
-        for (unsigned i = 0; i < 3; i++)
-            us[i][k] = backend_us(&m, sizes[i] ? SHARE_READ : SHARE_FIND, data,
-                                  sizes[i] ? sizes[i] : SMALL, i == 2 ? 400 : ROUNDS);
-        closed(&m);
-    }
-    printf("%-12s %10s %10s %10s %10s\n", "us", "calls", "threads", "process", "hop");
-    for (unsigned i = 0; i < 3; i++) {
-        path_of(folder, sizes[i] ? sizes[i] : SMALL, path);
-        us[i][0] = calls_us(path, sizes[i] ? data : NULL, sizes[i], i == 2 ? 400 : ROUNDS);
-        printf("%-12s %10.1f %10.1f %10.1f %10.1f\n",
-               i == 0   ? "find"
-               : i == 1 ? "read 64 KiB"
-                        : "read 4 MiB",
-               us[i][0], us[i][1], us[i][2], us[i][2] - us[i][0]);
-    }
+    rc = strncmp(config.target, "nfs://", 6) == 0 ? measure_nfs(&m, &config, &process, data)
+                                                  : measure_folder(&m, &config, &process, data);
     free(data);
-    free(here);
     free(ucmd);
-    return 0;
+    return rc;
 }
