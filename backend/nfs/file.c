@@ -1,6 +1,7 @@
 #include "backend/nfs/nfs.h"
 
 #include <errno.h>
+#include <limits.h>
 
 static int file_fits(struct nfs_task *t, const struct nfs_attributes *a)
 {
@@ -40,6 +41,14 @@ static void set_time_step(struct nfs_task *t)
 
 /* ---- looking a file up ---- */
 
+/* A write of it was for nothing. Where hosts store the same blocks there will be more of these. */
+static void file_there(struct nfs_task *t)
+{
+    if (t->nfs->not_eager < NFS_NOT_EAGER)
+        t->nfs->not_eager = NFS_NOT_EAGER;
+    nfs_task_end(t, -EEXIST);
+}
+
 /* err: 0: the file is there; -EBADMSG: something else has its name. */
 static void looked(struct nfs_task *t, int err)
 {
@@ -48,11 +57,13 @@ static void looked(struct nfs_task *t, int err)
     else if (t->verb == WIRE_READ && err == 0)
         nfs_data_begin(t);
     else if (t->verb == WIRE_WRITE && err < 0)
-        nfs_task_next(t, nfs_create_step);
+        nfs_write_looked(t);
     else if (t->verb == WIRE_TOUCH && err != -ENOENT)
         nfs_task_next(t, set_time_step);
+    else if (t->verb == WIRE_WRITE)
+        file_there(t);
     else
-        nfs_task_end(t, t->verb == WIRE_WRITE ? -EEXIST : err);
+        nfs_task_end(t, err);
 }
 
 static void attributes_cb(struct nfs_task *t, const struct nfs_reply *r)
@@ -68,16 +79,28 @@ static void attributes_step(struct nfs_task *t)
 
 static void look_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
-    t->file = r->handle;
+    if (!t->eager)
+        t->file = r->handle;
     if (r->err < 0)
         looked(t, nfs_missing_errno(r));
     else if (r->attributes.known)
         looked(t, file_fits(t, &r->attributes));
+    else if (t->eager)
+        nfs_not_eager(t);
     else
         nfs_task_next(t, attributes_step);
 }
 
+/* Most files that are written are not there: a write makes its file meanwhile. */
 void nfs_look_step(struct nfs_task *t)
 {
+    struct nfs *n = t->nfs;
+
+    if (t->verb == WIRE_WRITE) {
+        t->eager = n->not_eager == 0 && t->attempts == 0 && t->turns == 0;
+        n->not_eager -= n->not_eager > 0 && n->not_eager < UINT_MAX;
+        if (t->eager)
+            nfs_task_next(t, nfs_create_step);
+    }
     nfs_ask(t, NFS_LOOKUP, &(struct nfs_args){.handle = &t->folder, .name = t->name}, look_cb);
 }

@@ -35,6 +35,7 @@
 #define NFS_CONNECT_MS 5000u              /* for each step of connecting */
 #define NFS_SILENT_MS 15000u              /* without any reply while replies are awaited */
 #define NFS_CALL_MS 60000u                /* for one reply, whatever else comes */
+#define NFS_NOT_EAGER 16u                 /* writes, after one of a file that was there */
 #define NFS_PAUSE_MS 250u                 /* after a failed attempt to connect */
 #define NFS_MAX_TRANSFER_BYTES (1u << 20) /* of one call; libnfs takes no more */
 #define NFS_HANDLE_BYTES 64u
@@ -132,6 +133,9 @@ struct nfs_task {
     struct nfs_handle *wanted; /* a handle that is looked up */
     struct nfs_handle folder, file;
     bool temp_made;     /* a file named `temp` may exist */
+    bool eager;         /* WRITE: it is made while the name is looked up */
+    bool looked, made;  /* WRITE: nothing has the name; `file` is there to be written */
+    int make_error;     /* WRITE: why it could not be made */
     uint64_t at, moved; /* bytes of the file: asked for, and answered */
     uint32_t chunk;     /* bytes of one call */
     bool verifier_known, verifier_changed;
@@ -170,7 +174,8 @@ struct nfs {
     struct nfs_target target;
     struct nfs_conn conn;
     unsigned depth, n_calls, n_write_calls, write_calls_max;
-    unsigned steps; /* taken: decides when a write's step comes first */
+    unsigned steps;     /* taken: decides when a write's step comes first */
+    unsigned not_eager; /* writes that look before they make a file */
     TAILQ_HEAD(, nfs_call) calls;
     struct nfs_tasks tasks, reads, writes, later;
     uint64_t now_ms, later_ms, tick_ms;
@@ -241,6 +246,10 @@ int nfs_gone_errno(const struct nfs_reply *r);
 void nfs_data_begin(struct nfs_task *t);
 /* write.c. WRITE of a missing file; CHECK, in the root and in a bucket. */
 void nfs_create_step(struct nfs_task *t);
+/* A WRITE may go on: no such file is there. */
+void nfs_write_looked(struct nfs_task *t);
+/* Two chains of steps can't be taken at once: the server tells less than others. Writes look first from now on. */
+void nfs_not_eager(struct nfs_task *t);
 void nfs_rename_step(struct nfs_task *t);
 void nfs_check_step(struct nfs_task *t);
 void nfs_unlink_temp_step(struct nfs_task *t);

@@ -47,6 +47,8 @@ static void task_begin(struct nfs_task *t)
     t->status = 0;
     t->folder.n = t->file.n = 0;
     t->temp_made = t->verifier_known = t->verifier_changed = false;
+    t->eager = t->looked = t->made = false;
+    t->make_error = 0;
     t->at = t->moved = t->cookie = t->unread = 0;
     t->n_files = t->pages = t->blank = 0;
     memset(t->cookie_verifier, 0, sizeof(t->cookie_verifier));

@@ -1,6 +1,7 @@
 #include "backend/nfs/nfs.h"
 
 #include <errno.h>
+#include <limits.h>
 
 void nfs_unlink_temp_step(struct nfs_task *t)
 {
@@ -81,17 +82,44 @@ static void fill(struct nfs_task *t)
 {
     if (t->verb == WIRE_CHECK)
         nfs_task_next(t, check_write_step);
-    else
+    else if (t->looked && t->make_error < 0)
+        nfs_task_end(t, t->make_error);
+    else if (t->looked && t->made)
         nfs_data_begin(t);
+}
+
+void nfs_write_looked(struct nfs_task *t)
+{
+    t->looked = true;
+    if (t->eager)
+        fill(t);
+    else
+        nfs_task_next(t, nfs_create_step);
+}
+
+void nfs_not_eager(struct nfs_task *t)
+{
+    t->nfs->not_eager = UINT_MAX;
+    nfs_task_end(t, -ECONNRESET); /* begins anew */
+}
+
+static void make_failed(struct nfs_task *t, int err)
+{
+    if (t->eager && !t->looked) /* the file may be there */
+        t->make_error = err;
+    else
+        nfs_task_end(t, err);
 }
 
 static void temp_found_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
     t->file = r->handle;
-    if (r->err < 0)
-        nfs_task_end(t, r->err == -ENOENT ? -ESTALE : r->err);
-    else
+    if (r->err < 0) {
+        make_failed(t, r->err == -ENOENT ? -ESTALE : r->err);
+    } else {
+        t->made = true;
         fill(t);
+    }
 }
 
 /* For servers whose CREATE returns no handle. */
@@ -107,10 +135,13 @@ static void created_cb(struct nfs_task *t, const struct nfs_reply *r)
     if (r->err < 0) {
         t->temp_made = false;
         /* -EEXIST would mean that the file is there. */
-        nfs_task_end(t, r->err == -EEXIST ? -EIO : r->err == -ENOENT ? -ESTALE : r->err);
+        make_failed(t, r->err == -EEXIST ? -EIO : r->err == -ENOENT ? -ESTALE : r->err);
+    } else if (r->handle.n == 0 && t->eager) {
+        nfs_not_eager(t);
     } else if (r->handle.n == 0) {
         nfs_task_next(t, temp_find_step);
     } else {
+        t->made = true;
         fill(t);
     }
 }
