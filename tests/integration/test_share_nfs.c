@@ -145,6 +145,8 @@ NFS_CASE(what_servers_say_is_understood, begin_by_relay, end_by_relay)
     cr_assert_eq(contract_write(c, 1, 5000), 0);
     contract_do(c, SHARE_FIND, 2, NULL, 5000); /* its bucket is made */
     cr_assert_eq(contract_write(c, 2, 5000), 0);
+    cr_assert_eq(contract_write(c, 2, 5000), -EEXIST,
+                 "the next ones look first: one reply at a time");
     cr_assert_eq(contract_do(c, SHARE_REMOVE, 2, NULL, 0), 0);
     cr_assert_eq(ended_with(c, SHARE_FIND, 1, LOOK, ERR_JUKEBOX), 0, "asked again later");
     cr_assert_eq(ended_with(c, SHARE_FIND, 1, LOOK, ERR_STALE), 0, "with fresh handles");
