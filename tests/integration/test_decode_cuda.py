@@ -13,6 +13,7 @@ from fake_tensor import Fake
 from ucmclient import Status, UcmError, sparse
 from ucmclient.decode import Rounds, _native_cuda as native, cuda
 from ucmclient.decode.gpu import GpuDecoder
+from ucmclient.decode.supply import GLANCE
 from ucmclient.sparse.cuda import Chosen
 
 TOKENS, HEADS, DIM, GROUP = 16, 2, 64, 4
@@ -424,6 +425,18 @@ class Decoders(unittest.TestCase):
         decoder.keep(a, a.keys)
         self.steps.places.assert_called_once()
         window.pin.assert_called_once()
+
+    def test_a_step_takes_of_the_window_what_is_there(self):
+        """With beside, extend() of blocks whose digests are loaded waits for nothing to come there."""
+        decoder, a = self.windowed()
+        decoder._beside, a.chain.__len__ = True, lambda _: 3
+        a.chain.append.return_value = mock.Mock(blocks=4)
+        places = mock.MagicMock(placed=3, missing=0, moved=1, read=0, __len__=lambda _: 4, __iter__=lambda _: iter([1, 1, 1, None]))
+        decoder._window.pin.return_value = places
+        decoder._load_some = lambda wanted: 0
+        decoder.extend(a, [bytes([9]) * 32], lambda block: None)
+        decoder._window.pin.assert_called_once_with(a.chain, 0, 4, priority=7, deadline=GLANCE, timeout=5.0)
+        self.assertEqual((self.steps.calls[-1][0], self.steps.calls[-1][1], a.pinned, a.below), ("places", [0, 1, 2, 5], 3, False))
 
     def test_a_chain_that_another_thread_brought(self):
         """It serves a new sequence, but not behind a reconnect."""

@@ -363,7 +363,8 @@ class OnGpu(unittest.TestCase):
 
     def test_coded_slots(self):
         """Blocks are coded on their way, by the window or by fetches: the same bits, near those of blocks as they are."""
-        plain, window, fetch = self.together(), self.together(encoding="fp8"), self.together(encoding="fp8", window=False)
+        plain, fetch = self.together(window=False), self.together(encoding="fp8", window=False)
+        window = self.together(encoding="fp8")  # a connection has one of a part
         fetch.capture()
         self.windowed(window)
         self.assertLess(window.steps.slot_bytes, plain.steps.slot_bytes * 0.52)

@@ -87,6 +87,14 @@ class Thread(unittest.TestCase):
         self.until(ahead, {"a"}, {"a"})
         self.assertEqual(len(self.daemon.there[ahead.take("a")[0]]), 100)
 
+    def test_blocks_that_come_slowly_are_waited_for(self):
+        """Longer than for the chain: nobody but the request waits, and what has not come would be missed by steps."""
+        ahead = self.ahead(Daemon(each=100), deadline=0)
+        self.daemon.go.set()
+        ahead.begin("a", bytes(3000))
+        self.until(ahead, {"a"}, {"a"})
+        self.assertEqual(len(self.daemon.there[ahead.take("a")[0]]), 3000)
+
     def test_no_daemon_keeps_nobody(self):
         ahead = self.ahead(Daemon())
         self.daemon.digests = None

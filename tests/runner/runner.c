@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -160,9 +161,12 @@ static double timeout_of(const struct criterion_test *t)
     return own > 0 ? own * 3 : run.timeout_s;
 }
 
-static _Noreturn void child(const struct criterion_test *t, FILE *output)
+static _Noreturn void child(const struct criterion_test *t, FILE *output, pid_t runner)
 {
     setpgid(0, 0);
+    /* A runner that is killed leaves no test behind, which could go on for ever. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != runner)
+        _exit(1);
     dup2(fileno(output), STDOUT_FILENO);
     dup2(fileno(output), STDERR_FILENO);
     present = t;
@@ -175,7 +179,7 @@ static _Noreturn void child(const struct criterion_test *t, FILE *output)
 static void start(struct job *j, const struct criterion_test *t)
 {
     FILE *output = tmpfile();
-    pid_t pid;
+    pid_t runner = getpid(), pid;
 
     fflush(NULL);
     pid = output ? fork() : -1;
@@ -184,7 +188,7 @@ static void start(struct job *j, const struct criterion_test *t)
         exit(1);
     }
     if (pid == 0)
-        child(t, output);
+        child(t, output, runner);
     setpgid(pid, pid);
     *j = (struct job){.pid = pid, .test = t, .output = output};
     j->deadline_s = now_s() + timeout_of(t);

@@ -14,8 +14,11 @@ _PARTS = (
     ("vllm.v1.worker.gpu_worker", "Worker", ("execute_model", "sample_tokens")),
     ("ucmclient.vllm.connector", "UcmConnector", ("build_connector_meta", "bind_connector_metadata", "wait_for_save", "get_finished",
                                                   "update_connector_output")),
-    ("ucmclient.vllm.sparse_gpu", "SparseGpuWorker", ("_begin", "_wait", "_end", "_update", "_extend", "_short")),
-    ("ucmclient.decode.gpu", "GpuDecoder", ("_keep_all", "serve")),
+    ("ucmclient.vllm.sparse_gpu", "SparseGpuWorker", ("_begin", "_wait", "_end", "_update", "_extend", "_short", "_keep_beside", "_slices", "_launch")),
+    ("ucmclient.decode.gpu", "GpuDecoder", ("_keep_all", "serve", "keep_beside", "_append", "_ask_window", "_come")),
+    ("ucmclient.decode.supply", "Supply", ("keep_beside", "_append", "_ask_window", "_come")),
+    ("ucmclient.decode.cuda", "Steps", ("places", "layer", "register_window", "update_window")),
+    ("ucmclient.sparse.cuda", "Selector", ("__call__",)),
 )
 
 
@@ -51,7 +54,7 @@ class Times:
             ms = [1e3 * seconds for _, seconds in calls]
             rows[name] = {"calls": len(ms), "median ms": round(statistics.median(ms), 3), "mean ms": round(sum(ms) / len(ms), 3),
                           "last median ms": round(statistics.median(ms[-last:]), 3), "last mean ms": round(statistics.fmean(ms[-last:]), 3),
-                          "most ms": round(max(ms), 2), "first ms": [round(x, 2) for x in ms[:first]]}
+                          "most ms": round(max(ms), 2), "all ms": round(sum(ms), 1), "first ms": [round(x, 2) for x in ms[:first]]}
         return rows
 
 

@@ -50,6 +50,7 @@ class GpuDecoder(Supply):
         build: Optional[Callable[[abc.Sequence[Any], abc.Sequence[int]], None]] = None,
         register: Optional[Register] = None,
         window: bool = True,
+        beside: bool = False,
         part: int = 0,
         digested: Optional[Iterable[int]] = None,
         deadline: float = 2.0,
@@ -58,7 +59,8 @@ class GpuDecoder(Supply):
         """steps: nobody has entered it. landing: layers of blocks that are fetched at once. digested: layers that choose
         (Choices.choosing), the others need no digests; None: all. build(pages, rows): digests of blocks that extend() finds in the engine's
         pages, by cuda.Builder, into self.digests of these layers. register: by default the daemon maps the memory, and
-        no companion helps. window: read from the daemon's window, if it has one."""
+        no companion helps. window: read from the daemon's window, if it has one. beside: extend() waits for no blocks to come
+        there; the caller has keep_beside() called while steps run."""
         import torch
 
         #: Rows that stand for other blocks now, and whose slots don't know it yet.
@@ -69,7 +71,7 @@ class GpuDecoder(Supply):
             source, digest, steps.layers, range(steps.layers) if digested is None else digested, steps.numbers, steps.requests, part,
             deadline, timeout,
         )
-        self.steps, self.shard_bytes, self._build, self._windows = steps, shard_bytes, build, window
+        self.steps, self.shard_bytes, self._build, self._windows, self._beside = steps, shard_bytes, build, window, beside
         self._register = register or _register
         self._tensor = torch.tensor
         #: [digested][rows][bytes of a digest], for the daemon

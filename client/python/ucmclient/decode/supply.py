@@ -147,6 +147,8 @@ class Supply:
         self._landing_region: Optional[Region] = None
         self._digest_region: Optional[Region] = None
         self._window: Optional[Window] = None
+        #: extend() waits for nothing to come into the window: who calls it has keep_beside() called while steps run.
+        self._beside = False
         self._repin_at = self._beside_at = 0.0
 
     def _registered(self, ns: Namespace, digests: DigestNamespace) -> bool:
@@ -313,7 +315,11 @@ class Supply:
             sequence.rows.append(row)
 
     def _load_digests(self, sequence: Sequence, wanted: list[tuple[bytes, int]]) -> None:
-        self.keep(sequence, sequence.keys, build=True)
+        if self._beside and self._connected():
+            self._append(sequence, sequence.keys, True)
+            self._take(sequence)
+        else:
+            self.keep(sequence, sequence.keys, build=True)
         failed = 0
         for at in range(0, len(wanted), _MAX_ITEMS):
             failed += self._load_some(wanted[at : at + _MAX_ITEMS])
@@ -398,10 +404,20 @@ class Supply:
         for sequence in self.sequences.values():
             coming, sequence.coming = sequence.coming, None
             if coming is not None and coming[0] is self._window:
-                first, (window, pinned) = sequence.pinned, coming
-                self._placed(sequence.rows[first : first + len(pinned)], pinned, window)
-                all_of_it = pinned.placed + pinned.missing == len(pinned)
-                sequence.pinned = first + (len(pinned) if all_of_it else self._placeless(pinned))
+                self._came(sequence, *coming)
+
+    def _came(self, sequence: Sequence, window: Window, pinned: Pinned) -> None:
+        first = sequence.pinned
+        self._placed(sequence.rows[first : first + len(pinned)], pinned, window)
+        all_of_it = pinned.placed + pinned.missing == len(pinned)
+        sequence.pinned = first + (len(pinned) if all_of_it else self._placeless(pinned))
+
+    def _take(self, sequence: Sequence) -> None:
+        """What of it lies in the window already. The rest comes beside steps."""
+        window = self._window
+        pinned = self._ask_window(sequence, min(sequence.kept, len(sequence.rows)), URGENT, GLANCE)
+        if window is not None and pinned is not None:
+            self._came(sequence, window, pinned)
 
     def _append(self, sequence: Sequence, keys: abc.Sequence[bytes], build: bool) -> None:
         if sequence.chain is None:

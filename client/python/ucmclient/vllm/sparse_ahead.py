@@ -20,8 +20,9 @@ logger = logging.getLogger("ucmclient.vllm")
 Pin = Callable[[Chain, int, int, float], Optional[Pinned]]
 #: Blocks that are asked for at once, and for so long, in seconds: who calls the window meanwhile may wait so long.
 _AT_ONCE, _WAIT = 1024, 0.01
-#: So long it goes on when none has come.
-_LOOK = 0.25
+#: So long it goes on when none has come, and at most so long. Moving blocks within DRAM takes a quarter of a second a GiB; to compute them
+#: takes longer.
+_LOOK, _LONGEST = 0.25, 10.0
 
 
 class _Coming:
@@ -37,7 +38,8 @@ class Ahead:
     """One thread for all requests. It ends with end(); all methods are the engine's thread's."""
 
     def __init__(self, source: Source, pin: Pin, part: int, deadline: float):
-        """deadline: in seconds, of each of the three things that a request waits for; behind it the request goes on with what there is."""
+        """deadline: in seconds, of the chain and its digests, each. Behind it, and when no blocks come any more, the request goes on with what
+        there is."""
         self._source, self._pin, self._part, self._deadline = source, pin, part, deadline
         self._coming: dict[str, _Coming] = {}
         self._arrived: set[str] = set()
@@ -128,7 +130,7 @@ class Ahead:
     def _pin_all(self, chain: Chain, blocks: int, coming: _Coming) -> None:
         """Until all are in the window that will be: when none comes for a while, there is no room, or it takes too long."""
         at, placed, came = 0, 0, time.monotonic()
-        until = came + self._deadline
+        until = came + _LONGEST
         while at < blocks and time.monotonic() < min(until, came + _LOOK) and not (coming.dropped or self._ended):
             n = min(_AT_ONCE, blocks - at)
             pinned = self._pin(chain, at, n, _WAIT)

@@ -190,7 +190,7 @@ class SparseGpuWorker:
         self._build = Builder(digest, self._pool)
         self.decoder = GpuDecoder(
             worker.link, digest, self._steps, shard_bytes=layout.layer_bytes, build=self._digests, part=part,
-            digested=choices.choosing, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
+            beside=True, digested=choices.choosing, deadline=_DEADLINE, timeout=worker.settings.lookup_timeout,
         )
         self._ahead = Ahead(worker.link, self.decoder.pin_beside, part, _DEADLINE)
 
@@ -286,6 +286,7 @@ class SparseGpuWorker:
     def _begin(self, plan: Plan) -> None:
         self._step, self._rows_of, self.kept, self.spoiled, self._lost = [], (None, None), {}, {}, set()
         self._began = time.monotonic()
+        self._seen = self._steps.result().step  # vLLM's warm-up and captures run steps, too
         self.close(plan.gone)
         for name, keys in plan.ahead.items():
             self._ahead.begin(name, keys)
