@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -265,10 +266,12 @@ class Trouble(test_page_store.Case):
         """Each has stored NAMES."""
         self.each(plugins, lambda one: self.eventually(lambda: all(self.stored(one))))
 
-    def again(self):
-        """A daemon in the place of one that was killed."""
-        self.daemon.kept = True
-        self.daemon = Daemon(nvme=False, folder=self.daemon.folder)
+    def again(self, **more):
+        """A daemon in the place of one that was killed, or stopped."""
+        self.daemon.kept, folder = True, self.daemon.folder
+        os.makedirs(folder, exist_ok=True)
+        self.addCleanup(shutil.rmtree, folder, True)
+        self.daemon = Daemon(folder=folder, **more)
         self.addCleanup(self.daemon.stop)
 
     def test_killed_between_and_started_again(self):
@@ -277,7 +280,7 @@ class Trouble(test_page_store.Case):
         self.each(plugins, self.comes)
         self.daemon.kill()
         self.each(plugins, lambda one: self.assertEqual((self.check(one), any(one.found(self.NAMES))), (0, False)))
-        self.again()
+        self.again(nvme=False)
         self.ready(plugins)
         self.each(plugins, self.comes)
 
@@ -305,7 +308,7 @@ class Trouble(test_page_store.Case):
         for act in (self.check, lambda one: self.stored(one, new)):
             self.ready(plugins)
             self.at_once(plugins, act, self.daemon.kill)
-            self.again()
+            self.again(nvme=False)
             self.ready(plugins)
             self.each(plugins, self.comes)
 
@@ -359,9 +362,7 @@ class Trouble(test_page_store.Case):
         self.daemon.stop()
         plugins = self.plugins(connect_timeout=0.3, **IMPATIENT)
         self.each(plugins, lambda one: self.assertEqual((self.check(one), any(one.found(self.NAMES)), any(self.stored(one))), (0, False, False)))
-        os.makedirs(self.daemon.folder)
-        self.daemon = Daemon(nvme=False, folder=self.daemon.folder)
-        self.addCleanup(self.daemon.stop)
+        self.again(nvme=False)
         self.ready(plugins)
         self.each(plugins, self.comes)
 
@@ -390,8 +391,7 @@ class Trouble(test_page_store.Case):
         self.daemon.stop()
         damaged = self.NAMES[1::3]
         self.damage(os.path.join(self.daemon.store, "ucmd.cache"), [right(name)[:256] for name in damaged])
-        self.daemon = Daemon(folder=self.daemon.folder)
-        self.addCleanup(self.daemon.stop)
+        self.again()
 
         def act(one):
             for i, name in enumerate(self.NAMES):
