@@ -591,10 +591,11 @@ $O/clock.so: tests/fault/clock/clock.c
 	$(call say,LINK)
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC $(WARN) $(CFLAGS) -shared $< -o $@
 build-tests: $O/clock.so
+STUDY_LIBS_s3_bench := -lcurl
 $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
-	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -lnfs -lcjson -o $@
+	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) $(STUDY_LIBS_$*) -lnfs -lcjson -o $@
 
 # A side of bench-gate: with the client library that the loader finds, and nothing of it within.
 GATE_SRC := $(addprefix tests/bench/,gate_worker.c gate_place.c $(addprefix ucm_bench_,companion.c daemon.c figure.c gpu.c pattern.c rig.c)) client/ctl/answer.c

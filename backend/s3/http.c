@@ -12,8 +12,9 @@
 #include <string.h>
 
 #define URL_BYTES 4096u
-#define HEADER_BYTES 8300u      /* a session's token */
-#define COPY_BYTES (512L << 10) /* at a time between libcurl and the span */
+#define HEADER_BYTES 8300u /* a session's token */
+#define COPY_BYTES                                                                                 \
+    (128L << 10) /* at a time between libcurl and the span: more does not stay in the cache */
 #define CONNECT_MS 5000u
 #define STALLED_S 5L
 #define AGENT "ucmd-backend-s3/" UCM_VERSION
