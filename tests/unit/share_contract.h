@@ -147,7 +147,7 @@ static inline void contract_missing(struct contract *c)
 static inline void contract_damage(struct contract *c)
 {
     uint64_t bytes = 3 * 4096 + 5;
-    unsigned in_header = contract_remote ? 9 : 1, behind = contract_remote ? 2003 : 509;
+    unsigned in_header = contract_remote ? 13 : 1, behind = contract_remote ? 4001 : 509;
     char path[512];
 
     cr_assert_eq(contract_write(c, 3, bytes), 0);
@@ -329,7 +329,7 @@ static inline void contract_read_while_renamed(struct contract *c)
 {
     struct contract_renamer r = {.c = c, .number = 10, .bytes = 400000};
     uint8_t *data = malloc(r.bytes);
-    unsigned whole = 0, rounds = contract_remote ? 30 : 300;
+    unsigned whole = 0, rounds = contract_remote ? 12 : 300;
     pthread_t thread;
 
     cr_assert_eq(contract_write(c, r.number, r.bytes), 0);
@@ -404,7 +404,7 @@ static inline void contract_listing(struct contract *c)
 /* More than one answer of a server has room for; every name once. */
 static inline void contract_long_listing(struct contract *c)
 {
-    const unsigned files = contract_remote ? 250 : 3000; /* pages of 100 there */
+    const unsigned files = contract_remote ? 110 : 3000; /* pages of 50 there */
     char name[BLOCK_FILE_NAME_CAP], path[512];
     bool *seen = calloc(files, sizeof(*seen));
     struct share_listing l;
