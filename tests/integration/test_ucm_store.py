@@ -5,7 +5,6 @@ import abc
 import ctypes
 import os
 import sys
-import types
 import unittest
 
 import numpy as np

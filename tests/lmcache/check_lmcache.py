@@ -2,7 +2,6 @@
 """ucmclient.lmcache in LMCache's own code, on a CPU: `make check-lmcache`. Its factory of adapters, its check of an L2 adapter, and its storage
 manager with controllers that store, look up, lock and load; and a real daemon."""
 
-import json
 import os
 import signal
 import sys
