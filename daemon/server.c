@@ -178,8 +178,9 @@ static void stop_tick_cb(uv_timer_t *timer)
         return;
     if (requests_active(s->requests) == 0)
         front_drop_all(s->front);
-    if (requests_sessions(s->requests) == 0 && cache_tier_busy(s->cache) == 0 &&
-        cache_relocations(s->cache) == 0) {
+    /* Builds outlive the sessions that asked for them. */
+    if (requests_active(s->requests) == 0 && requests_sessions(s->requests) == 0 &&
+        cache_tier_busy(s->cache) == 0 && cache_relocations(s->cache) == 0) {
         if (server_share_busy(s) == 0)
             stop_last(s);
         else if (late)

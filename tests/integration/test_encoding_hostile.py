@@ -12,7 +12,8 @@ import unittest
 try:
     from encoding_case import (DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SIZES, SUITE_TIMEOUT_S, TOKENS, UNFIT,
                                EncodingCase, Pages)
-    from second_client import BUSY, EXISTS, IN_PROGRESS, INVALID, MISS, NO_ROOM, OK, OTHER_UID, Refused, Region, keys, u32
+    from second_client import (BUSY, EXISTS, IN_PROGRESS, INVALID, MISS, NO_ROOM, OK, OTHER_UID, Client, Refused, Region, keys,
+                               u32)
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -268,6 +269,22 @@ class LittleDram(Mixed):
                 self.assertEqual(part.bytes(3), right if status == OK else bytes(part.size))
                 loaded += status == OK
         self.assertGreater(loaded, 0)
+
+
+class Stopped(Mixed):
+    options = {"arena.size": "256MiB", "arena.extent": "16MiB", "shutdown.drain": "0s"}
+
+    def test_the_daemon_ends_in_order_while_it_decodes(self):
+        """One layer of 16 MiB takes longer than the daemon's last look at what is under way; nobody is connected any more."""
+        sizes = {"dtype": "bf16", "k": [1024, 4, 1024], "v": [1024, 4, 1024]}
+        identity = dict(IDENTITY, model=self.id(), block_tokens=1024, parts=2, shards=[1], shard_bytes=16 << 20)
+        client = Client(self.daemon)
+        base = client.open(identity)
+        coded = client.call("encoding.open", ns=base, encoding="lossless", **sizes)["ns"]
+        parts = [Pages(client, coded, 1, sections=(8 << 20, 8 << 20), layers=1, part=part) for part in range(2)]
+        self.assertEqual(parts[0].dump(["x"], [0]), [OK])
+        self.assertEqual(parts[1].dump(["x"], [0], plain=True), [OK])
+        client.close()
 
 
 class Bounds(EncodingCase):
