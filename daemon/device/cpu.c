@@ -42,6 +42,7 @@ static int map_handle(struct device_job *job, uint32_t i)
     if (base == MAP_FAILED)
         return job_refuse(job, -EINVAL, UCM_WIRE_DEVICE,
                           "handle %u can't be mapped: %s; it must be writable", i, strerror(errno));
+    (void)madvise(base, map_bytes(h), MADV_DONTDUMP);
     h->address = (uint64_t)(uintptr_t)base;
     return 0;
 }
