@@ -35,6 +35,7 @@ struct snapshot_part {
     uint64_t checksum;
     uint32_t uses;
     bool stored; /* lay on NVMe as well, in this form or another */
+    bool below;  /* that was another form, and this one is not written */
 };
 
 static inline size_t snapshot_ns_bytes(uint32_t identity_bytes)

@@ -127,6 +127,7 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
             continue;
         }
         part.stored = p->nvme == PART_NVME_READY || below;
+        part.below = below;
         part.checksum = p->sealed ? 0 : p->checksum; /* 0: not known */
         arena_slot_position(c->arena, part_slot(p), &part.extent, &part.slot);
         part_add(w, ns, &part, part.checksum ? NULL : arena_memory(c->arena, part_slot(p)));

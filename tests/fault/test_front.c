@@ -173,6 +173,8 @@ Test(front, answers_are_made_as_they_are_read)
 #define ROUNDS 30000
 #endif
 
+#define GROWTH (48u << 20) /* what a sanitizer keeps of freed memory; all answers are 120 MiB */
+
 /* The backlog is never empty, and no longer than it was at first. */
 Test(front, a_peer_that_is_always_behind)
 {
@@ -187,7 +189,7 @@ Test(front, a_peer_that_is_always_behind)
         cr_assert_eq(ask(fd, 1, 5000), STATS_BYTES);
         expect_result(fd);
     }
-    cr_expect_lt(daemon_rss_bytes(), before + (16u << 20), "the daemon grew by %zu bytes",
+    cr_expect_lt(daemon_rss_bytes(), before + GROWTH, "the daemon grew by %zu bytes",
                  daemon_rss_bytes() - before);
     for (int i = 0; i < BEHIND; i++)
         expect_result(fd);

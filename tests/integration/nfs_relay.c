@@ -103,24 +103,44 @@ static void say(struct nfs_relay *r, uint8_t *bytes, size_t n)
     atomic_store(&r->word_at, 0);
 }
 
-/* What goes in the place of a reply that begins with `bytes`; the number of its bytes, or 0. */
-static size_t put(struct nfs_relay *r, const uint8_t *bytes, size_t n, uint8_t out[PIECE_BYTES])
+/* With put_lock held. */
+static size_t put_locked(struct nfs_relay *r, const uint8_t *bytes, size_t n,
+                         uint8_t out[PIECE_BYTES])
 {
-    unsigned put_n = atomic_load(&r->put_n);
+    unsigned put_n = r->put_n;
     uint32_t mark = htonl(0x80000000u | (put_n + 4));
 
     if (put_n == 0 || n < 8 || put_n > PIECE_BYTES - 8 || !turn_of(r))
         return 0;
-    if (atomic_load(&r->put_raw)) {
+    r->put_n = 0;
+    if (r->put_raw) {
         memcpy(out, r->put, put_n);
-    } else {
-        memcpy(out, &mark, 4);
-        memcpy(out + 4, bytes + 4, 4);
-        memcpy(out + 8, r->put, put_n);
-        put_n += 8;
+        return put_n;
     }
-    atomic_store(&r->put_n, 0);
-    return put_n;
+    memcpy(out, &mark, 4);
+    memcpy(out + 4, bytes + 4, 4);
+    memcpy(out + 8, r->put, put_n);
+    return put_n + 8;
+}
+
+/* What goes in the place of a reply that begins with `bytes`; the number of its bytes, or 0. */
+static size_t put(struct nfs_relay *r, const uint8_t *bytes, size_t n, uint8_t out[PIECE_BYTES])
+{
+    size_t n_out;
+
+    pthread_mutex_lock(&r->put_lock);
+    n_out = put_locked(r, bytes, n, out);
+    pthread_mutex_unlock(&r->put_lock);
+    return n_out;
+}
+
+void nfs_relay_put(struct nfs_relay *r, const uint8_t *bytes, unsigned n, bool raw)
+{
+    pthread_mutex_lock(&r->put_lock);
+    r->put = bytes;
+    r->put_n = n;
+    r->put_raw = raw;
+    pthread_mutex_unlock(&r->put_lock);
 }
 
 static bool piece(struct nfs_relay *r, unsigned i, bool request)
@@ -187,6 +207,7 @@ void nfs_relay_open(struct nfs_relay *r, int to_port)
     int yes = 1;
 
     memset(r, 0, sizeof(*r));
+    cr_assert_eq(pthread_mutex_init(&r->put_lock, NULL), 0);
     r->to_port = to_port;
     r->random = 88172645463325252u;
     r->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -201,5 +222,6 @@ void nfs_relay_close(struct nfs_relay *r)
 {
     atomic_store(&r->stop, true);
     pthread_join(r->thread, NULL);
+    pthread_mutex_destroy(&r->put_lock);
     close(r->listener);
 }

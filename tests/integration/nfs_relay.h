@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define NFS_RELAY_PORT 20500
@@ -20,11 +21,11 @@ struct nfs_relay {
     atomic_uint say_status, say_after;
     /* The same reply, but: 32 bits of it, at this multiple of four, become `word_is`; 0: none. */
     atomic_uint word_at, word_is;
-    /* The same reply, but: a record with its number and these bytes comes in its place, or, with put_raw, they come
-     * as they are. Set before put_n, which is 0 when it was done. */
+    /* Of nfs_relay_put; put_n is 0 when it was done. */
+    pthread_mutex_t put_lock;
     const uint8_t *put;
-    atomic_bool put_raw;
-    atomic_uint put_n;
+    unsigned put_n;
+    bool put_raw;
     atomic_bool stop;
     pthread_t thread;
     int listener, to_port;
@@ -39,5 +40,8 @@ struct nfs_relay {
 
 void nfs_relay_open(struct nfs_relay *r, int to_port);
 void nfs_relay_close(struct nfs_relay *r);
+/* In the place of the reply behind say_after others: a record with its number and these bytes, or, with raw, they as they are. They
+ * stay the caller's, until the relay is closed or has others. */
+void nfs_relay_put(struct nfs_relay *r, const uint8_t *bytes, unsigned n, bool raw);
 
 #endif

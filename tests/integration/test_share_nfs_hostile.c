@@ -69,7 +69,7 @@ static void beside_open(struct contract *c)
 /* The relay lets all replies pass. */
 static void relay_well(void)
 {
-    atomic_store(&relay.put_n, 0);
+    nfs_relay_put(&relay, NULL, 0, false);
     atomic_store(&relay.word_at, 0);
     atomic_store(&relay.damage_every, 0);
     atomic_store(&relay.say_after, 0);
@@ -242,9 +242,7 @@ static const struct {
 static void body(unsigned i)
 {
     atomic_store(&relay.say_after, i / VERBS % 3);
-    relay.put = bodies[i / 3 % BODIES].bytes;
-    atomic_store(&relay.put_raw, false);
-    atomic_store(&relay.put_n, bodies[i / 3 % BODIES].n);
+    nfs_relay_put(&relay, bodies[i / 3 % BODIES].bytes, bodies[i / 3 % BODIES].n, false);
 }
 
 HOSTILE(a_reply_is_none, 3 * VERBS * BODIES, body)
@@ -290,9 +288,7 @@ static void stream(unsigned i)
         streams_load();
     which = i / VERBS % n_streams;
     atomic_store(&relay.say_after, i % 3);
-    relay.put = streams[which].bytes + 2;
-    atomic_store(&relay.put_raw, i / 2 % 2);
-    atomic_store(&relay.put_n, streams[which].n - 2);
+    nfs_relay_put(&relay, streams[which].bytes + 2, streams[which].n - 2, i / 2 % 2);
 }
 
 HOSTILE(a_stream_is_any, 140, stream)
