@@ -143,7 +143,7 @@ class Scenarios:
             self.right(name, said(e.generate(self.PROMPTS, self.SOME, reset=True, events=[[1, 3, "run", evict]])))
 
         def purged():
-            before = e.generate(self.PROMPTS)
+            before = e.generate(self.PROMPTS, reset=True)  # what the evictions took is stored again
             answer = said(e.generate(self.PROMPTS, self.SOME, events=[[self.SOME // 2, 20, "run", purge]]))
             self.right(name, answer)
             return self.losses(answer) - self.losses(before)
