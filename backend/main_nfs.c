@@ -41,7 +41,7 @@ static void server_serve(struct nfs *n, int revents)
         nfs_conn_drop(n, c->connected ? -ECONNRESET : -ECONNREFUSED, rpc_get_error(c->rpc));
 }
 
-/* What was asked goes out now, and not after another poll. */
+/* libnfs sends its calls now, not after another poll. */
 static void server_send(struct nfs *n)
 {
     if (nfs_conn_up(n) && (rpc_which_events(n->conn.rpc) & POLLOUT))

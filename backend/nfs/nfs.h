@@ -83,7 +83,7 @@ struct nfs_args {
     uint32_t n;           /* READ, WRITE: bytes */
     const void *data;     /* WRITE; copied */
     bool sync;            /* WRITE */
-    bool anew;            /* CREATE: what has the name already is emptied */
+    bool anew;            /* CREATE: the server empties a file of that name */
     const char *verifier; /* READDIRPLUS */
 };
 

@@ -196,7 +196,7 @@ static void file_take(struct s3_credentials *c)
     free(text);
 }
 
-/* Whoever replaced it wants the new ones used. */
+/* An operator who replaces the file wants its new keys used. */
 static bool file_changed(const struct s3_credentials *c)
 {
     struct stat st;

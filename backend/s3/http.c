@@ -1,4 +1,4 @@
-/* One HTTP request: what libcurl is told, and what its result means.
+/* One HTTP request: this file gives it to libcurl, and judges the result.
  *
  * libcurl 7.88 signs, with these rules to keep: parameters are sorted and encoded here, since it signs them as they are; the payload's
  * hash is always a header of ours; no header is without a value (it signs "Expect:" though it does not send it); and no header's name

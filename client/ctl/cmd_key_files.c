@@ -1,4 +1,4 @@
-/* key files: which keys have sealed the files of a root that is a folder here. A file's key stands in its header alone, so this reads the
+/* key files: which keys have sealed the files of a root that is a folder here. A file names its key in its header alone, so this reads the
  * beginning of each file. It asks no daemon, changes nothing, and needs no key. */
 #include "client/ctl/ctl.h"
 #include "daemon/format/block_header.h"
