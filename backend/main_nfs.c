@@ -5,10 +5,13 @@
 
 #include <errno.h>
 #include <malloc.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -41,11 +44,25 @@ static void server_serve(struct nfs *n, int revents)
         nfs_conn_drop(n, c->connected ? -ECONNRESET : -ECONNREFUSED, rpc_get_error(c->rpc));
 }
 
-/* libnfs sends its calls now, not after another poll. */
+static void cork(struct nfs *n, int on)
+{
+    if (n->conn.rpc)
+        (void)setsockopt(rpc_get_fd(n->conn.rpc), IPPROTO_TCP, TCP_CORK, &on, sizeof(on));
+}
+
+/* libnfs sends its calls now, not after another poll. It sends each by itself: small ones go into one packet. */
 static void server_send(struct nfs *n)
 {
-    if (nfs_conn_up(n) && (rpc_which_events(n->conn.rpc) & POLLOUT))
-        server_serve(n, POLLOUT);
+    bool many = n->unsent > 1;
+
+    n->unsent = 0;
+    if (!nfs_conn_up(n) || !(rpc_which_events(n->conn.rpc) & POLLOUT))
+        return;
+    if (many)
+        cork(n, 1);
+    server_serve(n, POLLOUT);
+    if (many)
+        cork(n, 0);
 }
 
 /* Ticks only while there is something to wait for. */

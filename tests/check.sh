@@ -50,20 +50,47 @@ sanitizer_reports() {
 
 # ---- builds ----
 
+# runs LABEL PROGRAM: whether the phase has this test of the list.
+runs() {
+    case ${2##*/}:$1 in
+    # Its library goes beneath the plain daemon only; sanitizers keep what was freed for a while.
+    test_power:[at]san | test_memory:[at]san) return 1 ;;
+    # Their servers take long; one build sees what the others do.
+    test_share_s3:plain | test_share_s3:tsan | test_share_mooncake:asan | test_share_mooncake:tsan) return 1 ;;
+    # Long, and of one thread.
+    test_cache_random:tsan | test_index:tsan | test_index_full:tsan | test_plan:tsan | test_choose:tsan | \
+        test_select:tsan | test_reuse:tsan | test_learner:tsan | test_encoding_forms:tsan | test_digest:tsan | \
+        test_attend:tsan | test_attend_stop:tsan | test_cache_admission:tsan | test_digest_bound:tsan | test_encoding_q4:tsan | \
+        test_encoding_lossless:tsan | test_encoding_int8:tsan | test_slots_random:tsan | test_policy:tsan | test_client_policy:tsan | \
+        test_fair:tsan | test_fair_queue:tsan | test_room_work:tsan | test_front:tsan | test_entries:tsan) return 1 ;;
+    esac
+}
+
 # build_of PHASE: the arguments with which make builds it, the folder that this comes into, and what is built.
 build_of() {
     case $1 in
     # What takes a compiler a minute comes first: it must not be alone at the end.
     plain) arguments=() folder=build targets=(fatbins all build-tests build-bench build-demo) ;;
-    # clang, with its warnings, compiles everything here; fuzz targets are of the same objects.
+    # clang compiles all but benchmarks here; fuzz targets are of the same objects.
     # -g1: the lines that a report names.
     asan | fuzz)
         arguments=(BUILD=build/clang FATBINS=build/fatbin "CC=${CLANG:-clang}" 'SAN=address,undefined,fuzzer-no-link' 'CFLAGS=-O1 -g1')
-        folder=build/clang/san-address targets=(all build-tests build-bench build-demo)
+        folder=build/clang/san-address targets=(all build-tests build-demo)
         [ "$1" = asan ] || targets=(build-fuzz)
         ;;
     tsan) arguments=(SAN=thread 'CFLAGS=-O1 -g1') folder=build/san-thread targets=(all build-tests) ;;
     esac
+}
+
+# leave_out PHASE: of the targets, tests that the phase does not run.
+leave_out() {
+    local program tests=(test-tools)
+    [[ " ${targets[*]} " == *" build-tests "* ]] || return 0
+    for program in $("${make[@]}" -s "${arguments[@]}" list-tests); do
+        ! runs "$1" "$program" || tests+=("$program")
+    done
+    targets=("${targets[@]/build-tests/}" "${tests[@]}")
+    mapfile -t targets < <(printf '%s\n' "${targets[@]}" | grep .)
 }
 
 # start_build PHASE [WORD...]: in the background, behind these words. Tests of all phases use some of the plain build.
@@ -72,6 +99,7 @@ start_build() {
     shift
     build_of "$phase"
     [ "$phase" != plain ] || used=()
+    leave_out "$phase"
     mkdir -p "$results/$phase"
     {
         started=$SECONDS
@@ -205,7 +233,9 @@ pythons() {
         case ${file##*/}:$label in
         # What is installed and what is measured is the plain build; and a client's behaviour, and what needs no daemon: once.
         test_install.py:* | test_bench_gate.py:* | test_vllm_*.py:* | test_proxy.py:* | test_sparse_methods.py:* | \
-            test_sparse_decode.py:* | test_decode.py:* | test_decode_gpu.py:* | test_*_numpy.py:* | test_share_s3_hosts.py:*)
+            test_sparse_decode.py:* | test_decode.py:* | test_decode_gpu.py:* | test_*_numpy.py:* | test_share_s3_hosts.py:* | test_share_mooncake_hosts.py:* | \
+            test_lmcache.py:* | test_page_store.py:* | test_plugins_trouble.py:* | test_trtllm.py:* | test_ucm_store.py:* | \
+            test_blend.py:* | test_packages.py:* | test_generator.py:*)
             [ "$label" = plain ] || continue ;;
         # These load into the same blocks twice at once, which races in the worker's memory by design.
         test_protocol*:tsan) continue ;;
@@ -244,17 +274,8 @@ suite() {
     build_of "$label"
     # The short ones, of units, come first in the list and last here.
     for program in $("${make[@]}" -s "${arguments[@]}" list-tests | tr ' ' '\n' | tac); do
+        runs "$label" "$program" || continue
         case ${program##*/}:$label in
-        # Its library goes beneath the plain daemon only; sanitizers keep what was freed for a while.
-        test_power:[at]san | test_memory:[at]san) ;;
-        # Its server takes long; the sanitizer sees what the plain build does.
-        test_share_s3:plain | test_share_s3:tsan) ;;
-        # Long, and of one thread.
-        test_cache_random:tsan | test_index:tsan | test_index_full:tsan | test_plan:tsan | test_choose:tsan | \
-            test_select:tsan | test_reuse:tsan | test_learner:tsan | test_encoding_forms:tsan | test_digest:tsan | \
-            test_attend:tsan | test_attend_stop:tsan | test_cache_admission:tsan | test_digest_bound:tsan | test_encoding_q4:tsan | \
-            test_encoding_lossless:tsan | test_encoding_int8:tsan | test_slots_random:tsan | test_policy:tsan | test_client_policy:tsan | \
-            test_fair:tsan | test_fair_queue:tsan | test_room_work:tsan | test_front:tsan | test_entries:tsan) ;;
         # Of disks, deadlines and starts.
         test_entries:* | test_place:* | test_keep:* | test_damage:* | test_salvage:* | test_restart:* | test_disk:* | \
             test_durability:* | test_share_gc:*)

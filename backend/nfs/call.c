@@ -115,6 +115,7 @@ static int read_take(const READ3res *res, struct nfs_reply *r)
     r->err = status_errno(res->status);
     if (r->err < 0)
         return 0;
+    post_take(&r->attributes, &ok->file_attributes);
     r->count = ok->data.data_len;
     r->data = ok->data.data_val;
     return r->count <= r->n ? 0 : -EPROTO;
@@ -345,6 +346,7 @@ void nfs_ask(struct nfs_task *t, enum nfs_proc proc, const struct nfs_args *args
                 n->conn.heard_ms = n->now_ms;
             TAILQ_INSERT_TAIL(&n->calls, c, link);
             n->n_calls++;
+            n->unsent++;
             n->n_write_calls += t->verb == WIRE_WRITE;
             t->awaiting++;
             return;

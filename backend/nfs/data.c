@@ -5,7 +5,6 @@
 #include <string.h>
 
 #define CHUNK_ALIGN 4096u
-#define LARGE (64u << 10) /* such an answer does not wait for others */
 
 /* Bytes of one call when `all` are divided into equal calls of at most `max`. */
 static uint32_t chunk_bytes(uint64_t all, uint32_t max)
@@ -58,6 +57,15 @@ static void all_written(struct nfs_task *t)
 
 static void data_send(struct nfs_task *t, uint64_t at, uint32_t n);
 
+/* What a lookup would have told. */
+static bool known_fits(struct nfs_task *t, const struct nfs_attributes *a)
+{
+    if (!a->known)
+        return true;
+    t->result.mtime_ns = a->mtime_ns;
+    return a->file && a->bytes == t->request->bytes;
+}
+
 static void data_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
     bool write = t->verb == WIRE_WRITE;
@@ -66,6 +74,10 @@ static void data_cb(struct nfs_task *t, const struct nfs_reply *r)
         nfs_task_end(t, r->err == 0 ? (write ? -EIO : -EBADMSG)
                         : write     ? r->err
                                     : nfs_gone_errno(r));
+        return;
+    }
+    if (t->by_known && !known_fits(t, &r->attributes)) {
+        nfs_task_end(t, -EBADMSG);
         return;
     }
     if (write)

@@ -26,6 +26,7 @@ static void removed_cb(struct nfs_task *t, const struct nfs_reply *r)
 
 void nfs_remove_step(struct nfs_task *t)
 {
+    nfs_known_forget(t);
     nfs_ask(t, NFS_REMOVE, &(struct nfs_args){.handle = &t->folder, .name = t->name}, removed_cb);
 }
 
@@ -81,6 +82,8 @@ static void look_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
     if (!t->eager)
         t->file = r->handle;
+    if (r->err == 0 && r->attributes.known && r->attributes.file)
+        nfs_known_put(t, &r->handle, r->attributes.bytes);
     if (r->err < 0)
         looked(t, nfs_missing_errno(r));
     else if (r->attributes.known)

@@ -42,6 +42,7 @@
 #define NFS_VERIFIER_BYTES 8u
 #define NFS_BUCKETS 256u
 #define NFS_NAME_CAP (WIRE_KEY_BYTES + 1)
+#define NFS_KNOWN 32768u /* files whose handles are kept */
 
 /* errno has a JUKEBOX of its own in the kernel only. */
 #define NFS_LATER EAGAIN
@@ -132,6 +133,7 @@ struct nfs_task {
     /* Of this attempt. */
     struct nfs_handle *wanted; /* a handle that is looked up */
     struct nfs_handle folder, file;
+    bool by_known;      /* READ: `file` is a handle that was kept */
     bool temp_made;     /* a file named `temp` may exist */
     bool eager;         /* WRITE: it is made while the name is looked up */
     bool looked, made;  /* WRITE: nothing has the name; `file` is there to be written */
@@ -145,6 +147,14 @@ struct nfs_task {
     struct wire_file *files; /* LIST */
     uint32_t n_files, cap, pages, blank;
     uint64_t unread;
+};
+
+/* A file that was found or written. */
+struct nfs_known {
+    struct nfs_handle handle; /* n 0: the place is free */
+    uint64_t bytes;
+    uint8_t bucket;
+    char name[NFS_NAME_CAP];
 };
 
 enum nfs_state { NFS_DOWN, NFS_PORT, NFS_MOUNT, NFS_SERVER, NFS_UP };
@@ -173,6 +183,7 @@ struct nfs {
     struct ucm_backend *backend;
     struct nfs_target target;
     struct nfs_conn conn;
+    unsigned unsent; /* calls since libnfs was last told to send */
     unsigned depth, n_calls, n_write_calls, write_calls_max;
     unsigned steps;     /* taken: decides when a write's step comes first */
     unsigned not_eager; /* writes that look before they make a file */
@@ -181,7 +192,8 @@ struct nfs {
     uint64_t now_ms, later_ms, tick_ms;
     struct nfs_handle blocks; /* <root>/blocks */
     struct nfs_handle buckets[NFS_BUCKETS];
-    bool broken; /* the daemon is gone */
+    struct nfs_known known[NFS_KNOWN]; /* by a hash of the name; the newest stays */
+    bool broken;                       /* the daemon is gone */
 };
 
 /* ---- conn.c ---- */
@@ -234,6 +246,16 @@ void nfs_folders_forget(struct nfs *n);
 void nfs_folder_stale(struct nfs_task *t);
 /* -ENOENT of a folder that was itself removed says nothing about the file: -ESTALE. */
 int nfs_missing_errno(const struct nfs_reply *r);
+
+/* ---- handles.c: handles of files ---- */
+
+/* The task's file has this handle. */
+void nfs_known_put(struct nfs_task *t, const struct nfs_handle *handle, uint64_t bytes);
+void nfs_known_forget(struct nfs_task *t);
+/* Those of another connection may be of another export. */
+void nfs_known_forget_all(struct nfs *n);
+/* READ: by a handle that is kept, or as nfs_folder_step. What fails by a kept one begins anew without it. */
+void nfs_read_step(struct nfs_task *t);
 
 /* ---- what the verbs do in their bucket ---- */
 

@@ -46,13 +46,17 @@ static void task_begin(struct nfs_task *t)
     t->over = false;
     t->status = 0;
     t->folder.n = t->file.n = 0;
-    t->temp_made = t->verifier_known = t->verifier_changed = false;
+    t->by_known = t->temp_made = t->verifier_known = t->verifier_changed = false;
     t->eager = t->looked = t->made = false;
     t->make_error = 0;
     t->at = t->moved = t->cookie = t->unread = 0;
     t->n_files = t->pages = t->blank = 0;
     memset(t->cookie_verifier, 0, sizeof(t->cookie_verifier));
-    enqueue(t, t->verb == WIRE_CHECK ? nfs_check_step : nfs_folder_step, false);
+    enqueue(t,
+            t->verb == WIRE_CHECK  ? nfs_check_step
+            : t->verb == WIRE_READ ? nfs_read_step
+                                   : nfs_folder_step,
+            false);
 }
 
 static bool hex_take(const char *text, uint8_t *out)
@@ -180,6 +184,13 @@ static bool task_again(struct nfs_task *t)
 {
     struct nfs *n = t->nfs;
 
+    if (t->verb == WIRE_READ && t->status < 0)
+        nfs_known_forget(t);
+    if (t->by_known && t->status < 0 && t->status != -NFS_LATER && t->status != -ECONNRESET) {
+        t->attempts++;
+        task_begin(t);
+        return true;
+    }
     if (t->status == -NFS_LATER && t->turns < NFS_LATER_TURNS) {
         t->turns++;
         if (TAILQ_EMPTY(&n->later))

@@ -15,9 +15,11 @@ static void renamed_cb(struct nfs_task *t, const struct nfs_reply *r)
 {
     int err = r->err;
 
-    if (err == 0)
+    if (err == 0) {
         t->temp_made = false;
-    else if (err == -EISDIR || err == -EEXIST || err == -ENOTDIR)
+        nfs_known_put(t, &t->file, t->request->bytes);
+    }
+    if (err == -EISDIR || err == -EEXIST || err == -ENOTDIR)
         err = -EBADMSG; /* a folder has the name */
     else if (err == -ENOENT)
         err = -ESTALE; /* another host removed the file or the folder: try again */

@@ -1,9 +1,8 @@
 #include "backend/s3/credentials.h"
 
 #include "backend/s3/clock.h"
-#include "backend/s3/xml.h"
+#include "backend/s3/credentials_parse.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -42,8 +41,9 @@ struct s3_credentials {
     ino_t file_inode;
     char process[S3_TEXT_BYTES]; /* its credential_process; "": none */
     /* The command. */
-    pid_t pid; /* 0: it does not run */
-    int fd;    /* -1: it has closed its output, or does not run */
+    pid_t pid;    /* 0: it does not run */
+    pid_t killed; /* that has not ended yet; 0: none. No other runs beside it */
+    int fd;       /* -1: it has closed its output, or does not run */
     uint64_t until_ms;
     char *output;
     size_t n_output;
@@ -79,12 +79,6 @@ static void key_take(struct s3_credentials *c, const struct s3_key *key, int64_t
     c->due_ms = expires_s == 0 ? UINT64_MAX : clock_ms() + (uint64_t)(life_s - early_s) * 1000;
 }
 
-/* False: there is no room for it. */
-static bool text_take(char *to, size_t cap, const char *text)
-{
-    return snprintf(to, cap, "%s", text) < (int)cap;
-}
-
 /* ---- the environment ---- */
 
 static bool environment_take(struct s3_credentials *c)
@@ -95,9 +89,9 @@ static bool environment_take(struct s3_credentials *c)
 
     if (!id || !secret)
         return false;
-    if (text_take(key.id, sizeof(key.id), id) &&
-        text_take(key.secret, sizeof(key.secret), secret) &&
-        text_take(key.token, sizeof(key.token), token ? token : ""))
+    if (s3_text_take(key.id, sizeof(key.id), id) &&
+        s3_text_take(key.secret, sizeof(key.secret), secret) &&
+        s3_text_take(key.token, sizeof(key.token), token ? token : ""))
         key_take(c, &key, 0);
     else
         failed(c, "the environment", "AWS_ACCESS_KEY_ID and what belongs to it is too long");
@@ -105,56 +99,6 @@ static bool environment_take(struct s3_credentials *c)
 }
 
 /* ---- the file ---- */
-
-static char *trimmed(char *text)
-{
-    char *end = text + strlen(text);
-
-    while (*text == ' ' || *text == '\t')
-        text++;
-    while (end > text && strchr(" \t\r", end[-1]))
-        *--end = '\0';
-    return text;
-}
-
-/* One "name = value" of the profile. False: there is no room for it. */
-static bool line_take(struct s3_credentials *c, struct s3_key *key, char *line)
-{
-    char *value = strchr(line, '=');
-
-    if (!value)
-        return true;
-    *value++ = '\0';
-    line = trimmed(line);
-    value = trimmed(value);
-    if (strcmp(line, "aws_access_key_id") == 0)
-        return text_take(key->id, sizeof(key->id), value);
-    if (strcmp(line, "aws_secret_access_key") == 0)
-        return text_take(key->secret, sizeof(key->secret), value);
-    if (strcmp(line, "aws_session_token") == 0)
-        return text_take(key->token, sizeof(key->token), value);
-    if (strcmp(line, "credential_process") == 0)
-        return text_take(c->process, sizeof(c->process), value);
-    return true;
-}
-
-/* Of `text`, which is changed. False: something in it is too long. */
-static bool profile_find(struct s3_credentials *c, char *text, struct s3_key *key)
-{
-    bool within = false, fits = true;
-    char head[80];
-
-    snprintf(head, sizeof(head), "[%s]", c->t->profile);
-    c->process[0] = '\0';
-    for (char *line; fits && (line = strsep(&text, "\n")) != NULL;) {
-        line = trimmed(line);
-        if (*line == '[')
-            within = strcmp(line, head) == 0;
-        else if (within && *line != '#' && *line != ';')
-            fits = line_take(c, key, line);
-    }
-    return fits;
-}
 
 static int file_read(struct s3_credentials *c, char *text, struct stat *st)
 {
@@ -178,7 +122,7 @@ static void file_take(struct s3_credentials *c)
 
     if (err < 0) {
         failed(c, c->t->credentials, strerror(-err));
-    } else if (!profile_find(c, text, &key)) {
+    } else if (!s3_profile_parse(text, c->t->profile, &key, c->process, sizeof(c->process))) {
         failed(c, c->t->credentials, "a value in it is too long");
     } else if (c->process[0] == '/') {
         c->due_ms = 0;
@@ -240,6 +184,10 @@ static void command_start(struct s3_credentials *c)
 {
     int ends[2], err;
 
+    if (c->killed) {
+        failed(c, command_of(c), "the one before was killed, and has not ended yet");
+        return;
+    }
     c->output = malloc(OUTPUT_BYTES + 1);
     c->n_output = 0;
     if (!c->output || pipe2(ends, O_CLOEXEC) < 0) {
@@ -274,50 +222,31 @@ static void command_free(struct s3_credentials *c)
     c->output = NULL;
 }
 
+/* Nobody waits for it: a call of the kernel's may hold even what was killed. */
+static void killed_reap(struct s3_credentials *c)
+{
+    if (c->killed && waitpid(c->killed, NULL, WNOHANG) != 0)
+        c->killed = 0;
+}
+
 static void command_kill(struct s3_credentials *c)
 {
     (void)kill(c->pid, SIGKILL);
-    while (waitpid(c->pid, NULL, 0) < 0 && errno == EINTR)
-        ;
+    c->killed = c->pid;
     command_free(c);
-}
-
-static bool json_text(const cJSON *j, const char *name, char *to, size_t cap)
-{
-    const cJSON *v = cJSON_GetObjectItemCaseSensitive(j, name);
-
-    return cJSON_IsString(v) && text_take(to, cap, v->valuestring);
+    killed_reap(c);
 }
 
 /* NULL: the key was taken; else what is wrong. */
-static const char *output_parse(struct s3_credentials *c)
+static const char *output_take(struct s3_credentials *c)
 {
-    cJSON *j = cJSON_ParseWithLength(c->output, c->n_output);
-    const cJSON *version = cJSON_GetObjectItemCaseSensitive(j, "Version");
     struct s3_key key = {.id = ""};
-    const char *wrong = NULL;
-    char text[40] = "";
     int64_t expires_s = 0;
+    const char *wrong =
+        s3_command_parse(c->output, c->n_output, (int64_t)time(NULL), &key, &expires_s);
 
-    if (!j || !cJSON_IsNumber(version) || version->valueint != 1)
-        wrong = "it printed no JSON with \"Version\": 1";
-    else if (!json_text(j, "AccessKeyId", key.id, sizeof(key.id)) ||
-             !json_text(j, "SecretAccessKey", key.secret, sizeof(key.secret)))
-        wrong = "AccessKeyId or SecretAccessKey is missing, or too long";
-    else if (cJSON_HasObjectItem(j, "SessionToken") &&
-             !json_text(j, "SessionToken", key.token, sizeof(key.token)))
-        wrong = "SessionToken is no text, or too long";
-    else if (cJSON_HasObjectItem(j, "Expiration")) {
-        if (json_text(j, "Expiration", text, sizeof(text)))
-            expires_s = (int64_t)(s3_time_parse(text) / 1000000000u);
-        if (expires_s == 0)
-            wrong = "Expiration is no time like 2026-11-23T18:00:00Z";
-        else if (expires_s <= (int64_t)time(NULL))
-            wrong = "what it printed has expired";
-    }
     if (!wrong)
         key_take(c, &key, expires_s);
-    cJSON_Delete(j);
     explicit_bzero(&key, sizeof(key));
     return wrong;
 }
@@ -348,7 +277,7 @@ static void command_turn(struct s3_credentials *c)
     if (wrong) {
         command_kill(c);
     } else if (c->fd < 0 && waitpid(c->pid, &status, WNOHANG) == c->pid) {
-        wrong = WIFEXITED(status) && WEXITSTATUS(status) == 0 ? output_parse(c) : "it failed";
+        wrong = WIFEXITED(status) && WEXITSTATUS(status) == 0 ? output_take(c) : "it failed";
         command_free(c);
     }
     if (wrong)
@@ -392,6 +321,7 @@ uint64_t s3_credentials_turn(struct s3_credentials *c)
     uint64_t now = clock_ms();
     bool of_file = c->has_key && c->file_inode != 0;
 
+    killed_reap(c);
     if (c->pid)
         command_turn(c);
     if (of_file && now >= c->looked_ms + LOOK_MS) {

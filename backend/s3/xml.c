@@ -38,7 +38,8 @@ uint64_t s3_time_parse(const char *text)
         for (rest++; *rest >= '0' && *rest <= '9'; rest++, unit /= 10)
             ns += (uint64_t)(*rest - '0') * unit;
     s = timegm(&tm);
-    if (s <= 0 || (strcmp(rest, "Z") != 0 && strcmp(rest, "+00:00") != 0))
+    if (s <= 0 || (uint64_t)s >= UINT64_MAX / 1000000000u ||
+        (strcmp(rest, "Z") != 0 && strcmp(rest, "+00:00") != 0))
         return 0;
     return (uint64_t)s * 1000000000u + ns;
 }
@@ -80,13 +81,16 @@ static void listed_part(struct s3_xml *x, const char *name)
         x->parts |= plain ? 1u : 0u;
         curl_free(plain);
     } else if (strcmp(name, "Size") == 0) {
-        char *end;
+        size_t digits = strspn(x->text, "0123456789");
 
-        x->file.bytes = strtoull(x->text, &end, 10);
-        x->parts |= end > x->text && *end == '\0' ? 2u : 0u;
+        /* 18 digits are an exabyte, and no overflow. */
+        if (digits > 0 && digits <= 18 && x->text[digits] == '\0') {
+            x->file.bytes = strtoull(x->text, NULL, 10);
+            x->parts |= 2u;
+        }
     } else if (strcmp(name, "LastModified") == 0) {
         x->file.mtime_ns = s3_time_parse(x->text);
-        x->parts |= x->file.mtime_ns > 0 ? 4u : 0u;
+        x->parts = (x->parts & ~4u) | (x->file.mtime_ns > 0 ? 4u : 0u); /* it may be there twice */
     }
 }
 

@@ -129,18 +129,35 @@ static struct aside_watch *watch_new(uv_loop_t *loop, struct aside *a, void *ctx
     return watch;
 }
 
+static int sync_init(struct aside_work *w)
+{
+    pthread_condattr_t attr;
+    int rc = pthread_mutex_init(&w->lock, NULL);
+
+    if (rc != 0)
+        return -rc;
+    rc = pthread_condattr_init(&attr);
+    if (rc == 0) {
+        rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+        if (rc == 0)
+            rc = pthread_cond_init(&w->ended_cond, &attr);
+        pthread_condattr_destroy(&attr);
+    }
+    if (rc != 0)
+        pthread_mutex_destroy(&w->lock);
+    return -rc;
+}
+
 static struct aside_work *work_new(const struct aside_call *call, void *job)
 {
     struct aside_work *w = calloc(1, sizeof(*w));
-    pthread_condattr_t attr;
 
     if (!w)
         return NULL;
-    pthread_mutex_init(&w->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->ended_cond, &attr);
-    pthread_condattr_destroy(&attr);
+    if (sync_init(w) < 0) {
+        free(w);
+        return NULL;
+    }
     w->references = 2;
     w->call = *call;
     w->job = job;
@@ -155,8 +172,9 @@ static int thread_start(struct aside_work *w)
 
     if (rc != 0)
         return -ENOMEM;
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    rc = pthread_create(&thread, &attr, thread_main, w);
+    rc = pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    if (rc == 0)
+        rc = pthread_create(&thread, &attr, thread_main, w);
     pthread_attr_destroy(&attr);
     return rc == 0 ? 0 : -EAGAIN;
 }

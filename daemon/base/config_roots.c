@@ -19,6 +19,7 @@
 #define NFS "nfs://"
 #define S3 "s3://"
 #define S3_READ "/etc/ucmd/s3" /* its key */
+#define MOONCAKE "mooncake://"
 #define ROOTS "share.roots"
 #define BACKENDS "share.storage_backends"
 #define CAPACITY "capacity="
@@ -26,6 +27,7 @@
 #define MEMORY "memory="
 #define FOLDER "write="
 #define READ "read="
+#define APART "process" /* behind a folder */
 
 static bool is_nfs(const char *text)
 {
@@ -35,6 +37,11 @@ static bool is_nfs(const char *text)
 static bool is_s3(const char *text)
 {
     return strncmp(text, S3, strlen(S3)) == 0;
+}
+
+static bool is_mooncake(const char *text)
+{
+    return strncmp(text, MOONCAKE, strlen(MOONCAKE)) == 0;
 }
 
 static bool is_process(const char *text)
@@ -78,13 +85,21 @@ static int target_take(const char *key, const char *text, struct config_root *ou
                    ? 0
                    : config_refuse(e, "%s: \"%.80s\": write s3://BUCKET[/PREFIX][?OPTIONS]", key,
                                    text);
+    if (is_mooncake(text) && strcmp(key, ROOTS) == 0)
+        return text[strlen(MOONCAKE)] && strchr(text + strlen(MOONCAKE), ':')
+                   ? 0
+                   : config_refuse(e,
+                                   "%s: \"%.80s\": write mooncake://MASTER:PORT[/PREFIX][?OPTIONS]",
+                                   key, text);
     if (!is_nfs(text))
         return config_refuse(
             e,
             "%s: \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT%s; write "
             "one of them",
             key, text,
-            strcmp(key, ROOTS) == 0 ? " nor s3://BUCKET nor " CONFIG_PROCESS "NAME" : "");
+            strcmp(key, ROOTS) == 0
+                ? " nor s3://BUCKET nor mooncake://MASTER:PORT nor " CONFIG_PROCESS "NAME"
+                : "");
     if (nfs_target_parse(text, &nfs, &wrong) < 0)
         return config_refuse(e, "%s: \"%.80s\": %s", key, text, wrong);
     if (strchr(text, ' '))
@@ -131,7 +146,6 @@ static int own_process(const struct config *c, struct config_root *r, const char
     p->buffer_bytes = (p->buffer_bytes + 4095) & ~(uint64_t)4095;
     if (p->memory_bytes == 0)
         p->memory_bytes = CONFIG_MEMORY;
-    p->network = true;
     return 0;
 }
 
@@ -141,6 +155,7 @@ static int nfs_process(const struct config *c, struct config_root *r, struct con
     char words[32];
 
     snprintf(words, sizeof(words), " %u %u", (unsigned)geteuid(), (unsigned)getegid());
+    r->process.network = true;
     return own_process(c, r, "nfs", words, e);
 }
 
@@ -148,7 +163,24 @@ static int s3_process(const struct config *c, struct config_root *r, struct conf
 {
     if (!r->process.read[0])
         strcpy(r->process.read, S3_READ);
+    r->process.network = true;
     return own_process(c, r, "s3", "", e);
+}
+
+static int mooncake_process(const struct config *c, struct config_root *r, struct config_error *e)
+{
+    r->process.network = true;
+    return own_process(c, r, "mooncake", "", e);
+}
+
+/* What it reads it may write to, too: a root that is "ro" gets no writes from the daemon. */
+static int folder_process(const struct config *c, struct config_root *r, struct config_error *e)
+{
+    char words[16];
+
+    snprintf(words, sizeof(words), " %u", (unsigned)c->share_threads);
+    strcpy(r->process.folder, r->target);
+    return own_process(c, r, "folder", words, e);
 }
 
 /* "NAME=SIZE"; which may be there once. */
@@ -207,13 +239,17 @@ static bool process_word_take(const char *word, struct config_root *out, int *rc
 
 static int word_take(const char *word, struct config_root *out, struct config_error *e)
 {
-    bool process = is_process(out->target) || is_s3(out->target);
+    bool process = is_process(out->target) || is_s3(out->target) || is_mooncake(out->target);
     int rc;
 
     if (word_is(word, CAPACITY))
         return size_take(word, &out->capacity_bytes, out, e);
     if (process && process_word_take(word, out, &rc, e))
         return rc;
+    if (out->target[0] == '/' && strcmp(word, APART) == 0) {
+        out->apart = true;
+        return 0;
+    }
     if (strcmp(word, "ro") != 0)
         return config_refuse(e,
                              ROOTS ": \"%.40s\" behind %.80s is neither capacity=SIZE nor ro%s; "
@@ -221,7 +257,8 @@ static int word_take(const char *word, struct config_root *out, struct config_er
                              word, out->target,
                              process ? " nor buffer=SIZE, memory=SIZE, network, read=PATH or "
                                        "write=FOLDER; a command stands behind --"
-                                     : "");
+                             : out->target[0] == '/' ? " nor " APART
+                                                     : "");
     if (out->read_only)
         return config_refuse(e, ROOTS ": ro is given twice behind %.80s; leave one out",
                              out->target);
@@ -249,7 +286,7 @@ static int command_take(const char *rest, struct config_root *out, struct config
     return 0;
 }
 
-/* "TARGET [capacity=SIZE] [ro]", and of a process "[buffer=SIZE] -- COMMAND" */
+/* "TARGET [capacity=SIZE] [ro]", behind a folder "[process]", and of a process "[buffer=SIZE] -- COMMAND" */
 static int root_parse(const char *item, struct config_root *out, struct config_error *e)
 {
     char copy[CONFIG_ITEM_BYTES], *rest = copy;
@@ -324,7 +361,11 @@ static int buffer_check(const struct config *c, const struct config_root *r, str
 
 static int process_make(const struct config *c, struct config_root *r, struct config_error *e)
 {
-    int rc = is_nfs(r->target) ? nfs_process(c, r, e) : is_s3(r->target) ? s3_process(c, r, e) : 0;
+    int rc = is_nfs(r->target)        ? nfs_process(c, r, e)
+             : is_s3(r->target)       ? s3_process(c, r, e)
+             : is_mooncake(r->target) ? mooncake_process(c, r, e)
+             : r->apart               ? folder_process(c, r, e)
+                                      : 0;
 
     return rc < 0 ? rc : buffer_check(c, r, e);
 }

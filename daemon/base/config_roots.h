@@ -7,7 +7,8 @@
 
 #define CONFIG_COMMAND_BYTES (2 * CONFIG_ITEM_BYTES)
 
-/* A root that is a process (docs/backends.md). One that is an NFS server or a bucket is one of ucmd's own. */
+/* A root that is a process (docs/backends.md). One that is an NFS server, a bucket or a Mooncake
+ * store, or a folder that is `apart`, is one of ucmd's own. */
 struct config_process {
     /* Words with single spaces between them; "": the root is no process. */
     char command[CONFIG_COMMAND_BYTES];
@@ -21,11 +22,12 @@ struct config_process {
     unsigned patience_ms, pause_ms;
 };
 struct config_root {
-    /* Absolute path of a folder, nfs://SERVER/EXPORT[?OPTIONS], s3://BUCKET[/PREFIX][?OPTIONS], or
-     * process:NAME. */
+    /* Absolute path of a folder, nfs://SERVER/EXPORT[?OPTIONS], s3://BUCKET[/PREFIX][?OPTIONS],
+     * mooncake://MASTER:PORT[/PREFIX][?OPTIONS], or process:NAME. */
     char target[CONFIG_ITEM_BYTES];
     uint64_t capacity_bytes; /* 0: no bound */
     bool read_only;
+    bool apart; /* a folder that a process serves, not threads of the daemon */
     struct config_process process;
 };
 

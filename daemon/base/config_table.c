@@ -339,12 +339,17 @@ const struct config_key config_keys[] = {
              "that were read since they were written."},
 
     {KEY("share.roots", LIST, share_roots, ""), RANGE(0, UCM_MAX_ROOTS),
-     .help = "Folders of mounted file systems, NFS servers, which need no mount, and buckets of S3 "
-             "servers (docs/s3.md): [/mnt/kv, \"nfs://10.0.0.5/export/kv?version=3 "
-             "capacity=10TiB\", \"s3://bucket?region=eu-central-1\"]. After the target "
-             "may follow capacity=SIZE (the oldest files go beyond it; none: no bound) and ro "
-             "(nothing is written there). And backends in processes of their own: "
-             "\"process:NAME capacity=10TiB -- /usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
+     .help =
+         "Folders of mounted file systems, NFS servers, which need no mount, buckets of S3 "
+         "servers (docs/s3.md) and Mooncake stores (docs/mooncake.md): [/mnt/kv, "
+         "\"nfs://10.0.0.5/export/kv?version=3 "
+         "capacity=10TiB\", \"s3://bucket?region=eu-central-1\", \"mooncake://10.0.0.6:50051\"]. "
+         "After the target "
+         "may follow capacity=SIZE (the oldest files go beyond it; none: no bound) and ro "
+         "(nothing is written there), and after a folder process: not threads of the daemon but a "
+         "process serves it, for mounts by FUSE (docs/shared-storage.md). And backends in "
+         "processes of their own: "
+         "\"process:NAME capacity=10TiB -- /usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
     {KEY("share.storage_backends", STRING, share_backends, ""), RANGE(0, 4096),
      .help = "The same in the form of UCM's storage_backends: targets with colons between them."},
     {KEY("share.spread", ENUM, share_spread, "tiered"), .names = spread_names,

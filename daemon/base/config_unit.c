@@ -102,7 +102,7 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
         const struct config_process *process = &roots[i].process;
 
         network = network || (process->command[0] ? process->network : roots[i].target[0] != '/');
-        if (process->folder[0])
+        if (process->folder[0] && !(roots[i].apart && roots[i].read_only))
             print_folder(out, process->folder);
         else if (roots[i].target[0] == '/' && !roots[i].read_only)
             print_folder(out, roots[i].target);
@@ -113,7 +113,8 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
         fputs("\nSystemCallFilter=@chown\n", out);
     }
     if (network || c->metrics_listen[0])
-        fputs("# For nfs:// and s3:// roots, backends with `network` and metrics.listen\n"
+        fputs("# For nfs://, s3:// and mooncake:// roots, backends with `network` and "
+              "metrics.listen\n"
               "PrivateNetwork=no\n"
               "RestrictAddressFamilies=AF_INET AF_INET6\n"
               "IPAddressAllow=any\n",

@@ -141,6 +141,11 @@ static void walk_end(struct walk *w)
                       "the blocks are gone, but storage failed to record that (%s): they may come "
                       "back when the daemon restarts; try again",
                       strerror(-w->purge_status));
+    else if (w->purges && w->purge.share_status == -EOPNOTSUPP)
+        ucm_error_set(&e, UCM_WIRE_IO,
+                      "the blocks are gone from this host, but a root of the shared tier lists no "
+                      "files: those there are left, and come back; remove them at the store "
+                      "(docs/mooncake.md, docs/s3.md)");
     else if (w->purges && w->purge.share_status != 0)
         ucm_error_set(&e, UCM_WIRE_IO,
                       "the blocks are gone from this host, but some may be left on the shared tier "

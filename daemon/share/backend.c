@@ -48,24 +48,58 @@ void share_op_seal(struct share_op *op)
     block_file_encode(&op->file, op->header);
 }
 
+/* All but the payload, whose checksum it says. */
+static bool header_take(struct share_op *op, bool sealed, uint64_t *checksum)
+{
+    if (op->by_name) {
+        block_file_identity(op->header, op->file.identity);
+        memcpy(op->identity, op->file.identity, sizeof(op->identity));
+        if (op->identity[0] != op->bucket)
+            return false;
+    }
+    return block_file_decode(op->header, &op->file, checksum) == 0 &&
+           (op->by_name || sealed == op->sealed) &&
+           (!sealed || op->file.payload_bytes >= BLOCK_FILE_SEAL_BYTES);
+}
+
 int share_op_verify(struct share_op *op)
 {
     bool sealed = block_file_is_sealed(op->header);
     uint64_t checksum;
 
-    if (op->by_name) {
-        block_file_identity(op->header, op->file.identity);
-        memcpy(op->identity, op->file.identity, sizeof(op->identity));
-        if (op->identity[0] != op->bucket)
-            return -EBADMSG;
-    }
-    if (block_file_decode(op->header, &op->file, &checksum) < 0 ||
-        (!op->by_name && sealed != op->sealed) ||
-        (sealed && op->file.payload_bytes < BLOCK_FILE_SEAL_BYTES) ||
-        sum_of(op, sealed) != checksum)
+    if (!header_take(op, sealed, &checksum) || sum_of(op, sealed) != checksum)
         return -EBADMSG;
     op->copy_sealed = op->by_name && sealed;
     return 0;
+}
+
+void share_op_pack(struct share_op *op, uint8_t *file)
+{
+    uint64_t head = share_op_head_bytes(op);
+
+    op->file.sealed = op->sealed || op->copy_sealed;
+    if (op->file.sealed) {
+        op->file.checksum = sum_of(op, true);
+        memcpy(file + head, op->data, op->bytes);
+    } else {
+        op->file.checksum = checksum_copy(file + head, op->data, op->bytes, false);
+    }
+    block_file_encode(&op->file, op->header);
+    memcpy(file, op->header, head);
+}
+
+int share_op_unpack(struct share_op *op, const uint8_t *file)
+{
+    uint64_t head = share_op_head_bytes(op), sum, checksum;
+
+    memcpy(op->header, file, head);
+    if (op->sealed || block_file_is_sealed(op->header)) {
+        memcpy(op->data, file + head, op->bytes);
+        return share_op_verify(op);
+    }
+    sum = checksum_copy(op->data, file + head, op->bytes, true);
+    op->copy_sealed = false;
+    return header_take(op, false, &checksum) && sum == checksum ? 0 : -EBADMSG;
 }
 
 void share_listing_free(struct share_listing *l)

@@ -57,6 +57,7 @@ struct share_listing {
     struct share_file *files;
     uint32_t n, cap;
     bool cut;
+    bool unable; /* the root tells no files at all; it is empty then, and the LIST ended with 0 */
     uint32_t unread; /* files left out because the root reported no size and time */
 };
 
@@ -130,7 +131,8 @@ struct share_backend_ops {
     void (*process)(const struct share_backend *b, struct share_process_stats *out);
 };
 
-extern const struct share_backend_ops share_posix, share_nfs, share_s3, share_process;
+extern const struct share_backend_ops share_posix, share_nfs, share_s3, share_mooncake,
+    share_folder, share_process;
 
 void share_listing_free(struct share_listing *l); /* one of zeroes too */
 
@@ -142,6 +144,10 @@ int share_op_resolve(struct share_op *op);
 void share_op_seal(struct share_op *op);
 /* Are header and payload those of the part? 0 or -EBADMSG. */
 int share_op_verify(struct share_op *op);
+/* The same with a copy between slot and `file`, which has share_op_file_bytes(op) bytes and may be changed by others at any time: the
+ * checksum is of the slot. */
+void share_op_pack(struct share_op *op, uint8_t *file);
+int share_op_unpack(struct share_op *op, const uint8_t *file);
 
 static inline uint64_t share_op_head_bytes(const struct share_op *op)
 {

@@ -11,6 +11,7 @@
 
 #define FIRST_MS 10000u /* from the look until the first pass, at most about that */
 #define AGAIN_MS 60000u /* after one that failed, at most about that */
+#define RENEWALS 4u     /* of the marker, from pass to pass */
 #define SOON_MS 1000u   /* after one that was not enough */
 #define STEP_TRIES 100u /* of a step that the root has no time for, GC_PAUSE_MS apart */
 #define NS_PER_MS 1000000u
@@ -36,9 +37,10 @@ struct gc {
     uint64_t full_ms;     /* by uv_now: when gc_full was called */
     uint64_t clock_ms;    /* by uv_now: when the server was asked for its time */
     uint64_t marked_ns;   /* the marker's time; 0: unknown */
-    struct deadline next; /* of the next pass, or of the present step's next try */
+    struct deadline next; /* of the next pass, the present step's next try, the next renewal */
     enum gc_step step;
     struct share_task task;
+    struct share_task renewal; /* touches the marker while a pass goes on */
     unsigned tries;
     uint8_t marker[GC_MARKER_BYTES];
     struct gc_walk walk;
@@ -47,6 +49,7 @@ struct gc {
 static const struct block_file_id marker_id = {.key_bytes = UCM_MIN_KEY_BYTES};
 
 static void step_start(struct gc *gc, enum gc_step step);
+static void renew(struct gc *gc);
 
 /* ---- when passes begin ---- */
 
@@ -62,6 +65,10 @@ static void next_cb(struct deadline *d)
 {
     struct gc *gc = LIST_ENTRY(d, struct gc, next);
 
+    if (gc->step == GC_STEP_SWEEP) {
+        renew(gc);
+        return;
+    }
     if (gc->step == GC_STEP_IDLE)
         gc->tries = 0;
     step_start(gc, gc->step == GC_STEP_IDLE ? GC_STEP_READ : gc->step);
@@ -162,6 +169,7 @@ static void begin(struct gc *gc)
 
     gc->full = false;
     gc->step = GC_STEP_SWEEP;
+    next_in(gc, gc->config.collect_ms / RENEWALS);
     gc_walk_begin(&gc->walk, gc->walk.pass.now_ns, for_full);
 }
 
@@ -178,6 +186,7 @@ static void pass_ended_cb(struct gc_walk *w, int status)
     struct gc *gc = LIST_ENTRY(w, struct gc, walk);
     const struct gc_pass *pass = &w->pass;
 
+    deadline_disarm(gc->config.root->config.deadlines, &gc->next);
     if (status < 0) {
         failed(gc, status);
         return;
@@ -282,20 +291,28 @@ static enum share_verb step_verb(enum gc_step step)
     }
 }
 
-static void step_start(struct gc *gc, enum gc_step step)
+/* An operation on the marker. */
+static int task_make(struct share_task *t, enum share_verb verb)
 {
-    struct share_op *op = &gc->task.op;
     char name[BLOCK_FILE_NAME_CAP];
     uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
     int err = block_file_locate(&marker_id, identity, name);
 
+    memset(t, 0, sizeof(*t));
+    t->op.verb = verb;
+    t->op.id = marker_id;
+    t->op.bucket = identity[0];
+    t->op.bytes = GC_MARKER_BYTES;
+    return err;
+}
+
+static void step_start(struct gc *gc, enum gc_step step)
+{
+    struct share_op *op = &gc->task.op;
+    int err = task_make(&gc->task, step_verb(step));
+
     gc->step = step;
-    memset(&gc->task, 0, sizeof(gc->task));
-    op->verb = step_verb(step);
-    op->id = marker_id;
-    op->bucket = identity[0];
     op->data = gc->marker;
-    op->bytes = GC_MARKER_BYTES;
     op->sync = step == GC_STEP_CLOCK;
     if (step == GC_STEP_CLOCK)
         gc->clock_ms = uv_now(gc->config.root->config.loop);
@@ -309,6 +326,21 @@ static void step_start(struct gc *gc, enum gc_step step)
         ended(gc);
     else if (err < 0)
         failed(gc, err);
+}
+
+/* ---- while a pass goes on ---- */
+
+static void renewed_cb(struct share_task *t)
+{
+    (void)t; /* it saves work and nothing else */
+}
+
+/* A pass may take longer than it is from pass to pass. With a marker of its beginning all other hosts would list the root, too. */
+static void renew(struct gc *gc)
+{
+    if (gc->renewal.state == SHARE_TASK_NONE && task_make(&gc->renewal, SHARE_TOUCH) == 0)
+        (void)gc_submit(gc->config.root, &gc->renewal, renewed_cb); /* or the next time */
+    next_in(gc, gc->config.collect_ms / RENEWALS);
 }
 
 /* ---- for the owner ---- */
@@ -340,13 +372,15 @@ void gc_stop(struct gc *gc)
     deadline_disarm(gc->config.root->config.deadlines, &gc->next);
     if (step_under_way(gc) && share_root_cancel(gc->config.root, &gc->task))
         gc->step = GC_STEP_IDLE;
+    if (gc->renewal.state != SHARE_TASK_NONE)
+        (void)share_root_cancel(gc->config.root, &gc->renewal); /* else gc_busy waits for it */
     if (gc->step == GC_STEP_SWEEP)
         gc_walk_stop(&gc->walk);
 }
 
 bool gc_busy(const struct gc *gc)
 {
-    return step_under_way(gc) || gc_walk_busy(&gc->walk);
+    return step_under_way(gc) || gc->renewal.state != SHARE_TASK_NONE || gc_walk_busy(&gc->walk);
 }
 
 void gc_free(struct gc *gc)

@@ -14,8 +14,9 @@
  * may find a block whose other part is gone: a miss.
  *
  * The marker is a block file of no namespace. Its time says when a host last began or ended a pass,
- * its payload what the root held then. Hosts that find it young leave the pass to that host, unless
- * the root holds more than they allow. The marker saves work and nothing else.
+ * its payload what the root held then; a pass touches it while it goes on. Hosts that find it young
+ * leave the pass to that host, unless the root holds more than they allow. The marker saves work and
+ * nothing else.
  *
  * Threads: the loop. */
 #ifndef UCMD_SHARE_GC_H

@@ -9,6 +9,11 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+/* A file's header moves its payload off every alignment: between them lies so much. A file system that is far away wants as much at a
+ * time. */
+#define BOUNCE_BYTES ((size_t)1 << 20)
 
 struct share_backend {
     uv_loop_t *loop;
@@ -18,11 +23,14 @@ struct share_backend {
     unsigned under_way; /* operations whose done_cb has not run; the loop's */
     pthread_t *threads;
     unsigned n_threads;
+    uint8_t *bounces; /* BOUNCE_BYTES of each thread */
+    size_t bounces_bytes;
 
     pthread_mutex_t lock; /* guards what follows, and op->state */
     pthread_cond_t work;
     struct list queued, ended; /* of share_op.link */
     bool stop;
+    unsigned begun; /* threads */
 };
 
 /* Locked, so that the async can't be closed before this returns. */
@@ -38,13 +46,14 @@ static void op_ended(struct share_backend *b, struct share_op *op, int status)
 }
 
 /* Locked, except while the operation runs. */
-static void op_run(struct share_backend *b, struct share_op *op)
+static void op_run(struct share_backend *b, const struct uncached_bounce *bounce,
+                   struct share_op *op)
 {
     int status;
 
     op->state = SHARE_OP_BUSY;
     pthread_mutex_unlock(&b->lock);
-    status = posix_file_run(b->root, &b->temp, op);
+    status = posix_file_run(b->root, &b->temp, bounce, op);
     pthread_mutex_lock(&b->lock);
     op_ended(b, op, status);
 }
@@ -52,13 +61,15 @@ static void op_run(struct share_backend *b, struct share_op *op)
 static void *thread_main(void *arg)
 {
     struct share_backend *b = arg;
+    struct uncached_bounce bounce = {.bytes = BOUNCE_BYTES};
 
     pthread_mutex_lock(&b->lock);
+    bounce.memory = b->bounces + BOUNCE_BYTES * b->begun++;
     while (!b->stop) {
         struct list *node = list_pop_front(&b->queued);
 
         if (node)
-            op_run(b, LIST_ENTRY(node, struct share_op, link));
+            op_run(b, &bounce, LIST_ENTRY(node, struct share_op, link));
         else
             pthread_cond_wait(&b->work, &b->lock);
     }
@@ -82,6 +93,8 @@ static void backend_free(struct share_backend *b)
     pthread_mutex_destroy(&b->lock);
     free(b->root);
     free(b->threads);
+    if (b->bounces)
+        munmap(b->bounces, b->bounces_bytes);
     free(b);
 }
 
@@ -115,8 +128,16 @@ static void ended_cb(uv_async_t *async)
 
 static int threads_begin(struct share_backend *b, unsigned n)
 {
+    void *bounces = mmap(NULL, n * BOUNCE_BYTES, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
     b->threads = calloc(n, sizeof(*b->threads));
-    if (!b->threads)
+    if (bounces != MAP_FAILED) {
+        b->bounces = bounces;
+        b->bounces_bytes = n * BOUNCE_BYTES;
+        (void)madvise(bounces, b->bounces_bytes, MADV_DONTDUMP); /* blocks, as they are */
+    }
+    if (!b->threads || !b->bounces)
         return -ENOMEM;
     for (; b->n_threads < n; b->n_threads++)
         if (pthread_create(&b->threads[b->n_threads], NULL, thread_main, b) != 0) {

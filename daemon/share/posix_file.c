@@ -7,7 +7,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #define ATTEMPTS 3u /* of an operation whose folder or file another host removes */
@@ -36,51 +35,30 @@ static int file_find(const struct share_op *op, int folder)
     return file_fits(op, &st) ? 0 : -EBADMSG;
 }
 
-/* All of header and payload, or -errno; -EBADMSG: the file ends before that. */
-static int file_move(int fd, struct share_op *op, bool write)
+/* The file's pieces: header, or header and seal, and payload. */
+static void file_pieces(struct share_op *op, struct iovec pieces[2])
 {
-    uint64_t at = 0, all = share_op_file_bytes(op), head = share_op_head_bytes(op);
-
-    while (at < all) {
-        struct iovec iov[2], *from = iov;
-        unsigned n = 2;
-        uint64_t payload_at = 0;
-        ssize_t moved;
-
-        if (at < head) {
-            iov[0].iov_base = op->header + at;
-            iov[0].iov_len = head - at;
-        } else {
-            payload_at = at - head;
-            from++;
-            n--;
-        }
-        iov[1].iov_base = (uint8_t *)op->data + payload_at;
-        iov[1].iov_len = op->bytes - payload_at;
-        moved = write ? pwritev(fd, from, (int)n, (off_t)at) : preadv(fd, from, (int)n, (off_t)at);
-        if (moved < 0 && errno == EINTR)
-            continue;
-        if (moved < 0)
-            return -errno;
-        if (moved == 0)
-            return write ? -EIO : -EBADMSG;
-        at += (uint64_t)moved;
-    }
-    return 0;
+    pieces[0] = (struct iovec){.iov_base = op->header, .iov_len = share_op_head_bytes(op)};
+    pieces[1] = (struct iovec){.iov_base = op->data, .iov_len = op->bytes};
 }
 
-static int file_read(struct share_op *op, int folder)
+static int file_read(struct share_op *op, int folder, const struct uncached_bounce *bounce)
 {
     /* O_NONBLOCK: a FIFO may lie there. */
-    int fd = openat(folder, op->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), err;
+    int fd = openat(folder, op->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    struct iovec pieces[2];
+    int err = -EBADMSG;
     struct stat st;
 
+    file_pieces(op, pieces);
     if (fd < 0) /* a link, a socket, a device without a driver */
         return errno == ELOOP || errno == ENXIO || errno == ENODEV ? -EBADMSG : -errno;
     if (fstat(fd, &st) < 0)
         err = -errno;
-    else
-        err = file_fits(op, &st) ? file_move(fd, op, false) : -EBADMSG;
+    else if (file_fits(op, &st))
+        err = uncached_read(fd, pieces, 2, bounce);
+    if (err == UNCACHED_SHORT)
+        err = -EBADMSG;
     close(fd); /* nothing was written: it can't lose anything */
     if (err == 0)
         err = share_op_verify(op);
@@ -114,23 +92,24 @@ static int temp_open(struct share_op *op, int folder, const struct share_temp *t
 }
 
 /* A file server may report a full disk as late as at close. */
-static int temp_fill(struct share_op *op, int fd)
+static int temp_fill(struct share_op *op, int fd, const struct uncached_bounce *bounce)
 {
+    struct iovec pieces[2];
     int err;
 
     KILL_POINT("share-write-begin");
     KILL_POINT_WITH("share-write-torn",
                     if (pwrite(fd, op->header, sizeof(op->header), 0) < 0 ||
                         pwrite(fd, op->data, op->bytes / 2, sizeof(op->header)) < 0) abort());
-    err = file_move(fd, op, true);
-    if (err == 0 && op->sync && fdatasync(fd) < 0)
-        err = -errno;
+    file_pieces(op, pieces);
+    err = uncached_write(fd, pieces, 2, bounce, op->sync);
     if (close(fd) < 0 && err == 0)
         err = -errno;
     return err;
 }
 
-static int file_write(struct share_op *op, int folder, const struct share_temp *temps)
+static int file_write(struct share_op *op, int folder, const struct share_temp *temps,
+                      const struct uncached_bounce *bounce)
 {
     int err = file_find(op, folder), fd;
 
@@ -142,7 +121,7 @@ static int file_write(struct share_op *op, int folder, const struct share_temp *
     fd = temp_open(op, folder, temps);
     if (fd < 0)
         return fd;
-    err = temp_fill(op, fd);
+    err = temp_fill(op, fd, bounce);
     KILL_POINT("share-write-written");
     if (err == 0 && renameat(folder, op->temp, folder, op->name) < 0)
         err = errno == EISDIR ? -EBADMSG : -errno;
@@ -329,7 +308,8 @@ static int root_check(const char *path, const struct share_temp *temps, struct s
     return err == -ENOENT || err == -ESTALE ? -ENODEV : err;
 }
 
-static int attempt(const char *root, const struct share_temp *temps, struct share_op *op)
+static int attempt(const char *root, const struct share_temp *temps,
+                   const struct uncached_bounce *bounce, struct share_op *op)
 {
     int folder = bucket_open(root, op->bucket, op->verb == SHARE_WRITE), err;
 
@@ -340,10 +320,10 @@ static int attempt(const char *root, const struct share_temp *temps, struct shar
         err = file_find(op, folder);
         break;
     case SHARE_READ:
-        err = file_read(op, folder);
+        err = file_read(op, folder, bounce);
         break;
     case SHARE_WRITE:
-        err = file_write(op, folder, temps);
+        err = file_write(op, folder, temps, bounce);
         break;
     case SHARE_REMOVE:
         err = file_remove(op, folder);
@@ -358,7 +338,8 @@ static int attempt(const char *root, const struct share_temp *temps, struct shar
     return err;
 }
 
-int posix_file_run(const char *root, const struct share_temp *temps, struct share_op *op)
+int posix_file_run(const char *root, const struct share_temp *temps,
+                   const struct uncached_bounce *bounce, struct share_op *op)
 {
     bool write = op->verb == SHARE_WRITE;
     int err = -ESTALE;
@@ -366,7 +347,7 @@ int posix_file_run(const char *root, const struct share_temp *temps, struct shar
     if (op->verb == SHARE_CHECK)
         return root_check(root, temps, op);
     for (unsigned i = 0; i < ATTEMPTS && (err == -ESTALE || (write && err == -ENOENT)); i++)
-        err = attempt(root, temps, op);
+        err = attempt(root, temps, bounce, op);
     if (write && (err == -ENOENT || err == -ESTALE))
         return -EIO; /* folders are removed again and again: no answer about the part */
     if (op->verb == SHARE_LIST && (err == -ENOENT || err == -EBADMSG)) {

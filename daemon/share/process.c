@@ -117,20 +117,13 @@ static bool span_take(struct process_run *run, struct process_call *c, uint64_t 
 
 static void copy(struct process_call *c)
 {
-    struct share_op *op = c->op;
-    uint8_t *span = c->run->buffer + c->offset;
-    uint64_t head = share_op_head_bytes(op);
+    uint8_t *span = c->run->buffer + c->offset; /* the process may write to it, against the rules */
 
-    if (c->back) {
-        memcpy(op->header, span, head);
-        memcpy(op->data, span + head, op->bytes);
-        c->status = share_op_verify(op); /* of the copy: the process may still write to the span */
-    } else {
-        share_op_seal(op);
-        memcpy(span, op->header, head);
-        memcpy(span + head, op->data, op->bytes);
-        c->status = 0;
-    }
+    c->status = 0;
+    if (c->back)
+        c->status = share_op_unpack(c->op, span);
+    else
+        share_op_pack(c->op, span);
 }
 
 static void copied(struct process_call *c)
@@ -294,6 +287,13 @@ static int answer_now(const struct share_backend *b, const struct share_op *op)
     return 1;
 }
 
+/* What answer_now found the process unable to do. */
+static void op_without(struct share_backend *b, struct share_op *op, int status)
+{
+    op->listing.unable = op->verb == SHARE_LIST && status == 0;
+    op_ended(b, op, status);
+}
+
 static void incapable_end(struct process_run *run)
 {
     struct list *next;
@@ -306,7 +306,7 @@ static void incapable_end(struct process_run *run)
         if (status > 0)
             continue;
         list_remove(&op->link);
-        op_ended(run->b, op, status);
+        op_without(run->b, op, status);
     }
 }
 
@@ -505,7 +505,7 @@ static int process_open(const struct share_backend_config *config, struct share_
 {
     struct share_backend *b;
 
-    if (config->target[0] == '/' || !config->process || config->depth >= PROCESS_CALLS)
+    if (!config->process || !config->process->command[0] || config->depth >= PROCESS_CALLS)
         return -EINVAL;
     b = calloc(1, sizeof(*b));
     if (!b)
@@ -559,8 +559,8 @@ static void process_close(struct share_backend *b)
     b->closing = true;
     if (!b->run)
         process_close_last(b);
-    else if (b->run->state != RUN_STARTING)
-        process_run_end(b->run, PROCESS_STOP_MS, "the daemon stops");
+    else
+        process_run_stop(b->run);
 }
 
 static void process_op_start(struct share_backend *b, struct share_op *op)
@@ -571,7 +571,7 @@ static void process_op_start(struct share_backend *b, struct share_op *op)
     process_turn(b);
     op->state = SHARE_OP_QUEUED;
     if (now <= 0)
-        op_ended(b, op, now);
+        op_without(b, op, now);
     else if (op->verb == SHARE_CHECK)
         list_push_front(&b->light, &op->link);
     else
@@ -620,3 +620,5 @@ const struct share_backend_ops share_process = PROCESS_OPS("process");
 /* The same, but users know them by what they speak to. */
 const struct share_backend_ops share_nfs = PROCESS_OPS("nfs");
 const struct share_backend_ops share_s3 = PROCESS_OPS("s3");
+const struct share_backend_ops share_folder = PROCESS_OPS("folder");
+const struct share_backend_ops share_mooncake = PROCESS_OPS("mooncake");

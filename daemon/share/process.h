@@ -21,6 +21,7 @@
 
 #define PROCESS_PATIENCE_MS 10000u /* for its hello, and beyond a request's deadline */
 #define PROCESS_STOP_MS 2000u      /* to end by itself */
+#define PROCESS_LEFT_MS 2000u      /* from its kill to the daemon's end without it */
 #define PROCESS_EXIT_MS 200u       /* the same, when it has closed its socket */
 #define PROCESS_REQUEST_MS 60000u  /* of an operation without a deadline */
 #define PROCESS_PAUSE_MS 250u      /* between starts; doubles to */
@@ -53,7 +54,7 @@ struct process_run {
     struct share_backend *b;
     enum { RUN_STARTING, RUN_GREETING, RUN_UP, RUN_ENDING } state;
     uv_work_t start;
-    bool threaded; /* `start` is under way */
+    bool threaded; /* `start` is under way: the run is made, or its buffer given back */
     int start_status;
     pid_t pid; /* 0: none, or reaped */
     int socket, pid_fd, buffer_fd;
@@ -126,6 +127,8 @@ int process_run_start(struct share_backend *b);
 /* Ends it, for this reason (a sentence's end: "it ..."). grace_ms: to end by itself; 0: it is killed at once. */
 void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why, ...)
     __attribute__((format(printf, 3, 4)));
+/* The backend closes. */
+void process_run_stop(struct process_run *run);
 /* A thread has ended. */
 void process_run_settle(struct process_run *run);
 void process_run_up(struct process_run *run, const struct wire_hello_answer *h);

@@ -28,9 +28,6 @@ static void run_free(struct process_run *run)
 {
     struct share_backend *b = run->b;
 
-    if (run->buffer)
-        munmap(run->buffer, run->buffer_bytes);
-    close_fd(&run->buffer_fd);
     close_fd(&run->socket);
     close_fd(&run->pid_fd);
     free(run);
@@ -39,6 +36,36 @@ static void run_free(struct process_run *run)
         process_close_last(b);
     else
         process_turn(b);
+}
+
+/* The last reference to the buffer goes with it: pages by the ten thousand, which would hold up the loop for milliseconds. */
+static void buffer_drop(struct process_run *run)
+{
+    if (run->buffer)
+        munmap(run->buffer, run->buffer_bytes);
+    run->buffer = NULL;
+    close_fd(&run->buffer_fd);
+}
+
+static void drop_cb(uv_work_t *work)
+{
+    buffer_drop(work->data);
+}
+
+static void dropped_cb(uv_work_t *work, int status)
+{
+    (void)status; /* nobody cancels it */
+    run_free(work->data);
+}
+
+static void run_drop(struct process_run *run)
+{
+    run->threaded = true;
+    run->start.data = run;
+    if (uv_queue_work(run->b->loop, &run->start, drop_cb, dropped_cb) == 0)
+        return;
+    buffer_drop(run);
+    run_free(run);
 }
 
 static void handle_closed_cb(uv_handle_t *h)
@@ -62,7 +89,7 @@ void process_run_settle(struct process_run *run)
         return;
     handle_close(&run->limit_open, &run->limit);
     if (run->handles == 0 && run->copying == 0 && !run->threaded)
-        run_free(run);
+        run_drop(run);
 }
 
 /* The session is killed while its first process, a zombie now, keeps its number from being used again. */
@@ -99,12 +126,28 @@ static void exit_cb(uv_poll_t *poll, int status, int events)
     handle_close(&run->exit_open, &run->exit);
 }
 
+/* SIGKILL does not end a call in a file system whose server has taken the request and does not answer. The daemon ends all the same;
+ * the process does when the call returns. */
+static void left_cb(uv_timer_t *timer)
+{
+    struct process_run *run = timer->data;
+
+    log_warn("share", "backend-left", "root=%s pid=%d: it was killed, and a system call holds it",
+             run->b->shown, (int)run->pid);
+    run->pid = 0;
+    handle_close(&run->exit_open, &run->exit);
+    process_run_settle(run);
+}
+
 static void kill_cb(uv_timer_t *timer)
 {
     struct process_run *run = timer->data;
 
-    if (run->pid > 0)
-        (void)kill(-run->pid, SIGKILL);
+    if (run->pid == 0)
+        return;
+    (void)kill(-run->pid, SIGKILL);
+    if (run->b->closing)
+        (void)uv_timer_start(timer, left_cb, PROCESS_LEFT_MS, 0); /* can't fail */
 }
 
 static void hello_late_cb(uv_timer_t *timer)
@@ -141,6 +184,14 @@ void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why
     process_calls_fail(run);
     process_queue_fail(b, -ECONNREFUSED);
     process_run_settle(run);
+}
+
+void process_run_stop(struct process_run *run)
+{
+    if (run->state == RUN_ENDING && run->pid > 0)
+        (void)uv_timer_start(&run->limit, kill_cb, PROCESS_STOP_MS, 0); /* can't fail */
+    else if (run->state != RUN_STARTING)
+        process_run_end(run, PROCESS_STOP_MS, "the daemon stops");
 }
 
 void process_run_up(struct process_run *run, const struct wire_hello_answer *h)

@@ -97,6 +97,8 @@ static void progressed(struct gc_sweep *s)
 
 static void listed_cb(struct gc_sweep *s, const struct share_listing *l)
 {
+    if (l->unable)
+        purge_of(s)->status = first_failure(purge_of(s)->status, -EOPNOTSUPP);
     if (l->cut)
         purge_of(s)->status = first_failure(purge_of(s)->status, -EOVERFLOW);
     if (l->unread > 0)

@@ -107,13 +107,17 @@ int share_new(const struct share_settings *settings, struct share **out)
     return 0;
 }
 
-/* config_roots lets absolute paths, nfs://, s3:// and process: pass, nothing else. */
+/* config_roots lets absolute paths, nfs://, s3://, mooncake:// and process: pass, nothing else. */
 static const struct share_backend_ops *kind_of(const struct config_root *r)
 {
     if (!r->process.command[0])
         return &share_posix;
     if (strncmp(r->target, CONFIG_PROCESS, strlen(CONFIG_PROCESS)) == 0)
         return &share_process;
+    if (r->apart)
+        return &share_folder;
+    if (strncmp(r->target, "mooncake://", 11) == 0)
+        return &share_mooncake;
     return strncmp(r->target, "s3://", 5) == 0 ? &share_s3 : &share_nfs;
 }
 
@@ -128,7 +132,7 @@ static void roots_take(const struct config *c, const struct config_root *roots,
             .target = roots[i].target,
             .process = &roots[i].process,
             .launcher = "/proc/self/exe",
-            .depth = ops == &share_posix ? c->share_threads : c->share_depth,
+            .depth = roots[i].target[0] == '/' ? c->share_threads : c->share_depth,
             .capacity_bytes = roots[i].capacity_bytes,
             .read_only = roots[i].read_only};
     }

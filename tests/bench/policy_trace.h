@@ -14,10 +14,11 @@
 struct request {
     uint32_t *id;
     uint32_t n;
+    double when; /* seconds since the start */
 };
 
 static struct request *requests;
-static uint32_t n_requests, n_ids;
+static uint32_t n_requests, n_ids, cap_requests;
 static uint64_t n_references;
 
 static void *zeroed(size_t n, size_t size)
@@ -31,22 +32,21 @@ static void *zeroed(size_t n, size_t size)
 
 static void request_add(const uint32_t *id, uint32_t n)
 {
-    static uint32_t cap;
     struct request r = {.n = n};
 
     r.id = zeroed(n, sizeof(*r.id));
     memcpy(r.id, id, n * sizeof(*r.id));
     n_references += n;
-    if (n_requests == cap) {
-        cap = cap ? cap * 2 : 1024;
-        requests = realloc(requests, cap * sizeof(*requests));
+    if (n_requests == cap_requests) {
+        cap_requests = cap_requests ? cap_requests * 2 : 1024;
+        requests = realloc(requests, cap_requests * sizeof(*requests));
         if (!requests)
             abort();
     }
     requests[n_requests++] = r;
 }
 
-static void request_parse(const cJSON *ids)
+static void request_parse(const cJSON *ids, const cJSON *timestamp)
 {
     uint32_t n = (uint32_t)cJSON_GetArraySize(ids), i = 0, *id = zeroed(n, sizeof(*id));
     const cJSON *number;
@@ -57,6 +57,7 @@ static void request_parse(const cJSON *ids)
         i++;
     }
     request_add(id, n);
+    requests[n_requests - 1].when = cJSON_IsNumber(timestamp) ? timestamp->valuedouble / 1000 : 0;
     free(id);
 }
 
@@ -80,7 +81,7 @@ static int trace_read(const char *path)
         if (cJSON_IsNumber(version))
             recorded = version->valueint == 1;
         if (cJSON_IsArray(ids))
-            request_parse(ids);
+            request_parse(ids, cJSON_GetObjectItem(o, "timestamp"));
         else if (!recorded || !cJSON_IsObject(o))
             rc = -1;
         cJSON_Delete(o);
@@ -93,7 +94,7 @@ static int trace_read(const char *path)
 }
 
 /* A cache of that many percent of the blocks must hold each request; the simulations rely on it. */
-static bool trace_fits(double percent)
+static inline bool trace_fits(double percent)
 {
     uint32_t longest = 0;
 
@@ -111,6 +112,9 @@ static void trace_free(void)
     for (uint32_t i = 0; i < n_requests; i++)
         free(requests[i].id);
     free(requests);
+    requests = NULL;
+    n_requests = n_ids = cap_requests = 0;
+    n_references = 0;
 }
 
 #endif

@@ -293,8 +293,10 @@ static void sort_by_time(void)
     for (uint32_t i = 0; i < n_requests; i++)
         order[i] = i;
     qsort(order, n_requests, sizeof(*order), by_time);
-    for (uint32_t i = 0; i < n_requests; i++)
+    for (uint32_t i = 0; i < n_requests; i++) {
         sorted[i] = requests[order[i]];
+        sorted[i].when = when_at[order[i]];
+    }
     memcpy(requests, sorted, n_requests * sizeof(*sorted));
     free(sorted);
     free(order);

@@ -1,13 +1,15 @@
-/* A root that is a bucket, beside a plain libcurl program: stores and loads with 32 under way, by turns in one run, and one find and one
- * read of 64 KiB at a time. The server is a process of this program that keeps objects in memory, or another one.
+/* A root that is a bucket, beside a plain libcurl program: stores and loads of 1, 2 and 4 MiB with 32 under way, by turns in one run, and one find and one
+ * read of 64 KiB at a time. The server is a process of this program that keeps objects in memory, or another one. Beside the rates
+ * stands the processor time of both sides, which depends less on what else runs.
  *
  *   build/bench/s3_bench [ENDPOINT KEY SECRET BUCKET [MIB]] */
 #include "daemon/base/config_roots.h"
 #include "daemon/base/log.h"
 #include "daemon/share/backend.h"
+#include "daemon/share/share.h"
 #include "tests/bench/s3_server.h"
+#include "tests/integration/s3_plain.h"
 
-#include <curl/curl.h>
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -15,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define WAYS 32u /* under way */
@@ -28,6 +31,7 @@ static struct {
     uint64_t mib; /* of a turn */
     uint8_t *data[WAYS];
     unsigned numbers; /* of objects, so that none is stored twice */
+    pid_t server;     /* 0: another program's */
 } b;
 
 static double now_s(void)
@@ -58,31 +62,20 @@ static void fail(const char *what, const char *why)
 
 struct transfer {
     CURL *easy;
-    uint8_t *data;
-    uint64_t n, at;
+    struct s3_bytes bytes;
 };
 
 static struct curl_slist *plain_headers;
 
 static size_t take_cb(char *data, size_t size, size_t n, void *ctx)
 {
-    struct transfer *t = ctx;
+    struct s3_bytes *to = ctx;
 
     n *= size;
-    if (n > t->n - t->at)
+    if (n > to->n - to->at)
         return 0;
-    memcpy(t->data + t->at, data, n);
-    t->at += n;
-    return n;
-}
-
-static size_t give_cb(char *to, size_t size, size_t n, void *ctx)
-{
-    struct transfer *t = ctx;
-
-    n = size * n < t->n - t->at ? size * n : (size_t)(t->n - t->at);
-    memcpy(to, t->data + t->at, n);
-    t->at += n;
+    memcpy(to->data + to->at, data, n);
+    to->at += n;
     return n;
 }
 
@@ -94,26 +87,18 @@ static void plain_begin(CURLM *multi, struct transfer *t, enum what what, unsign
 
     curl_easy_reset(t->easy);
     snprintf(url, sizeof(url), "%s/%s/plain/%u", b.endpoint, b.bucket, number);
-    curl_easy_setopt(t->easy, CURLOPT_URL, url);
-    curl_easy_setopt(t->easy, CURLOPT_AWS_SIGV4, "aws:amz:us-east-1:s3");
-    curl_easy_setopt(t->easy, CURLOPT_USERNAME, b.key);
-    curl_easy_setopt(t->easy, CURLOPT_PASSWORD, b.secret);
-    curl_easy_setopt(t->easy, CURLOPT_HTTPHEADER, plain_headers);
+    s3_plain_begin(t->easy, url, b.key, b.secret, plain_headers);
     curl_easy_setopt(t->easy, CURLOPT_BUFFERSIZE, 128L << 10);
     curl_easy_setopt(t->easy, CURLOPT_UPLOAD_BUFFERSIZE, 128L << 10);
     curl_easy_setopt(t->easy, CURLOPT_PRIVATE, t);
     curl_easy_setopt(t->easy, CURLOPT_FAILONERROR, 1L);
     curl_easy_setopt(t->easy, CURLOPT_WRITEFUNCTION, take_cb);
-    curl_easy_setopt(t->easy, CURLOPT_WRITEDATA, t);
-    t->at = 0;
-    if (what == FIND) {
+    curl_easy_setopt(t->easy, CURLOPT_WRITEDATA, &t->bytes);
+    t->bytes.at = 0;
+    if (what == FIND)
         curl_easy_setopt(t->easy, CURLOPT_NOBODY, 1L);
-    } else if (what == STORE) {
-        curl_easy_setopt(t->easy, CURLOPT_UPLOAD, 1L);
-        curl_easy_setopt(t->easy, CURLOPT_INFILESIZE_LARGE, (curl_off_t)t->n);
-        curl_easy_setopt(t->easy, CURLOPT_READFUNCTION, give_cb);
-        curl_easy_setopt(t->easy, CURLOPT_READDATA, t);
-    }
+    else if (what == STORE)
+        s3_plain_upload(t->easy, &t->bytes);
     curl_multi_add_handle(multi, t->easy);
 }
 
@@ -139,7 +124,7 @@ static double plain_run(CURLM *multi, struct transfer *t, unsigned ways, enum wh
             if (m->data.result != CURLE_OK)
                 fail("plain", curl_easy_strerror(m->data.result));
             curl_easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, &of);
-            if (what != FIND && of->at != of->n)
+            if (what != FIND && of->bytes.at != of->bytes.n)
                 fail("plain", "not all bytes");
             curl_multi_remove_handle(multi, of->easy);
             done++;
@@ -245,41 +230,85 @@ static void root_open(struct root *r, struct config_process *p)
     free(backend);
 }
 
+/* ---- processor time ---- */
+
+static double cpu_of(pid_t pid)
+{
+    struct timespec t;
+    clockid_t clock;
+
+    if (pid == 0 || clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &t) < 0)
+        return 0;
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* Of this program and of the backend; of the server, if it is ours. */
+static void cpu_read(const struct root *r, double s[2])
+{
+    struct share_process_stats stats;
+
+    share_s3.process(r->backend, &stats);
+    s[0] = cpu_of(getpid()) + cpu_of((pid_t)stats.pid);
+    s[1] = cpu_of(b.server);
+}
+
 /* ---- the comparison ---- */
+
+/* Of each turn, of s3:// and of libcurl. */
+struct side {
+    double rate[TURNS], own[TURNS], server[TURNS]; /* MB/s, and processor seconds a GB */
+};
+
+static void side_run(CURLM *multi, struct transfer *t, struct root *r, bool plain, enum what what,
+                     uint64_t bytes, unsigned first, unsigned count, struct side *to, unsigned turn)
+{
+    double gb = (double)count * (double)bytes / 1e9, from[2], until[2], s;
+
+    for (unsigned k = 0; k < WAYS; k++)
+        t[k].bytes.n = bytes + HEAD;
+    cpu_read(r, from);
+    s = plain ? plain_run(multi, t, WAYS, what, first, count)
+              : root_run(r, WAYS, what, bytes, first, count);
+    cpu_read(r, until);
+    to->rate[turn] = gb * 1e3 / s;
+    to->own[turn] = (until[0] - from[0]) / gb;
+    to->server[turn] = (until[1] - from[1]) / gb;
+}
+
+static void turns_show(const char *name, uint64_t bytes, struct side sides[2], double *ratios)
+{
+    double mid = median(ratios, TURNS);
+
+    printf(
+        "%-6s %u MiB  %8.0f %8.0f MB/s   %.2f (%.2f to %.2f)   %.2f, %.2f s/GB; the server %.2f, "
+        "%.2f\n",
+        name, (unsigned)(bytes >> 20), median(sides[1].rate, TURNS), median(sides[0].rate, TURNS),
+        mid, ratios[0], ratios[TURNS - 1], median(sides[1].own, TURNS), median(sides[0].own, TURNS),
+        median(sides[1].server, TURNS), median(sides[0].server, TURNS));
+}
 
 static void turns(CURLM *multi, struct transfer *t, struct root *r, uint64_t bytes)
 {
     static const char *const names[] = {"store", "load"};
     unsigned count = (unsigned)((b.mib << 20) / bytes);
-    double rates[2][2][TURNS], ratios[2][TURNS];
+    static struct side sides[2][2];
+    double ratios[2][TURNS];
 
     for (unsigned turn = 0; turn < TURNS; turn++) {
         unsigned first = b.numbers;
 
         b.numbers += count;
-        for (unsigned what = STORE; what <= LOAD; what++)
+        for (unsigned what = STORE; what <= LOAD; what++) {
             for (unsigned i = 0; i < 2; i++) {
                 bool plain = (turn + i) % 2 == 0;
-                double s;
 
-                for (unsigned k = 0; k < WAYS; k++)
-                    t[k].n = bytes + HEAD;
-                s = plain ? plain_run(multi, t, WAYS, what, first, count)
-                          : root_run(r, WAYS, what, bytes, first, count);
-                rates[what][plain][turn] = (double)count * (double)bytes / s / 1e6;
+                side_run(multi, t, r, plain, what, bytes, first, count, &sides[what][plain], turn);
             }
-        for (unsigned what = STORE; what <= LOAD; what++)
-            ratios[what][turn] = rates[what][0][turn] / rates[what][1][turn];
+            ratios[what][turn] = sides[what][0].rate[turn] / sides[what][1].rate[turn];
+        }
     }
-    for (unsigned what = STORE; what <= LOAD; what++) {
-        double least, most, mid = median(ratios[what], TURNS);
-
-        least = ratios[what][0];
-        most = ratios[what][TURNS - 1];
-        printf("%-6s %u MiB  %8.0f %8.0f MB/s   %.2f (%.2f to %.2f)\n", names[what],
-               (unsigned)(bytes >> 20), median(rates[what][1], TURNS),
-               median(rates[what][0], TURNS), mid, least, most);
-    }
+    for (unsigned what = STORE; what <= LOAD; what++)
+        turns_show(names[what], bytes, sides[what], ratios[what]);
 }
 
 /* One at a time; half of them of each side, by turns. */
@@ -288,7 +317,7 @@ static void lone(CURLM *multi, struct transfer *t, struct root *r, enum what wha
     static double us[2][LONE];
     unsigned number = b.numbers++;
 
-    t[0].n = bytes + HEAD;
+    t[0].bytes.n = bytes + HEAD;
     (void)plain_run(multi, t, 1, STORE, number, 1);
     (void)root_run(r, 1, STORE, bytes, number, 1);
     for (unsigned i = 0; i < 2 * LONE; i++)
@@ -301,18 +330,14 @@ static void lone(CURLM *multi, struct transfer *t, struct root *r, enum what wha
 static void key_lay(void)
 {
     char path[128];
-    FILE *f;
 
     snprintf(b.folder, sizeof(b.folder), "/tmp/s3-bench-XXXXXX");
     if (!mkdtemp(b.folder))
         fail(b.folder, strerror(errno));
     chmod(b.folder, 0755);
     snprintf(path, sizeof(path), "%s/key", b.folder);
-    f = fopen(path, "w");
-    if (!f)
+    if (!s3_credentials_lay(path, b.key, b.secret))
         fail(path, strerror(errno));
-    fprintf(f, "[default]\naws_access_key_id = %s\naws_secret_access_key = %s\n", b.key, b.secret);
-    fclose(f);
 }
 
 int main(int argc, char **argv)
@@ -320,7 +345,6 @@ int main(int argc, char **argv)
     struct config_process process = {.network = true};
     struct transfer t[WAYS];
     struct root r = {.busy = 0};
-    pid_t server = 0;
     CURLM *multi;
     char path[128];
 
@@ -333,29 +357,30 @@ int main(int argc, char **argv)
     if (argc > 4)
         snprintf(b.endpoint, sizeof(b.endpoint), "%s", argv[1]);
     else
-        snprintf(b.endpoint, sizeof(b.endpoint), "http://127.0.0.1:%d", s3_server_start(&server));
+        snprintf(b.endpoint, sizeof(b.endpoint), "http://127.0.0.1:%d", s3_server_start(&b.server));
     key_lay();
     curl_global_init(CURL_GLOBAL_DEFAULT);
     multi = curl_multi_init();
     curl_multi_setopt(multi, CURLMOPT_MAXCONNECTS, (long)WAYS);
-    plain_headers = curl_slist_append(NULL, "x-amz-content-sha256: UNSIGNED-PAYLOAD");
+    plain_headers = curl_slist_append(NULL, S3_PLAIN_PAYLOAD);
     for (unsigned i = 0; i < WAYS; i++) {
         b.data[i] = malloc(LARGE + HEAD);
         if (!b.data[i])
             fail("memory", strerror(errno));
         memset(b.data[i], (int)i, LARGE + HEAD);
-        t[i] = (struct transfer){.easy = curl_easy_init(), .data = b.data[i]};
+        t[i] = (struct transfer){.easy = curl_easy_init(), .bytes.data = b.data[i]};
     }
     root_open(&r, &process);
     printf("%-18s %8s %8s\n", "", "libcurl", "s3://");
     lone(multi, t, &r, FIND, 64u << 10);
     lone(multi, t, &r, LOAD, 64u << 10);
     turns(multi, t, &r, 1u << 20);
-    turns(multi, t, &r, 4u << 20);
+    turns(multi, t, &r, 2u << 20);
+    turns(multi, t, &r, LARGE);
     share_s3.close(r.backend);
     uv_run(&r.loop, UV_RUN_DEFAULT);
-    if (server > 0)
-        kill(server, SIGKILL);
+    if (b.server > 0)
+        kill(b.server, SIGKILL);
     snprintf(path, sizeof(path), "%s/key", b.folder);
     unlink(path);
     rmdir(b.folder);

@@ -18,7 +18,8 @@ struct plain {
     const char *target; /* nfs://... or a folder; borrowed */
     uint64_t block_bytes, total_bytes;
     unsigned depth;
-    char why[256]; /* of a failure */
+    double cpu_s_per_gb; /* of the last run; an NFS server's only */
+    char why[256];       /* of a failure */
 };
 
 bool plain_is_nfs(const char *target);

@@ -1,6 +1,7 @@
 /* The bare libnfs client. It makes a file with nfs_creat, writes it with nfs_pwrite, opens it with
  * nfs_open, reads it with nfs_pread. A file that was written is closed when it is removed: libnfs
  * has the server sync it on close, which the shared tier does not ask for. */
+#include "tests/bench/ucm_bench_disk.h"
 #include "tests/bench/ucm_bench_figure.h"
 #include "tests/bench/ucm_bench_plain.h"
 
@@ -88,6 +89,7 @@ struct stream {
     uint32_t at, end; /* the next block, and where to stop */
     uint64_t end_ns;  /* the same by the clock, or 0 */
     uint32_t moved;
+    double cpu_s;
     unsigned under_way;
     int failed;
 };
@@ -199,6 +201,7 @@ static int stream_turn(struct stream *s)
 static int stream_run(struct stream *s)
 {
     unsigned depth = s->mount->plain->depth;
+    double cpu = disk_cpu_s();
     int rc = 0;
 
     s->under_way = depth;
@@ -206,6 +209,7 @@ static int stream_run(struct stream *s)
         lane_next(&s->lanes[i]);
     while (rc == 0 && s->under_way > 0)
         rc = stream_turn(s);
+    s->cpu_s += disk_cpu_s() - cpu;
     return rc < 0 ? rc : s->failed;
 }
 
@@ -326,6 +330,7 @@ int plain_nfs_rate(struct plain *p, enum plain_shape shape, bool write, double s
         rc = shape == PLAIN_FILES ? files_rate(&s, seconds, rate) : one_rate(&s, seconds, rate);
     if (rc < 0 && p->why[0] == '\0')
         (void)plain_fail(p, rc, p->target, nfs_get_error(m.nfs));
+    p->cpu_s_per_gb = s.cpu_s * 1e9 / ((double)s.moved * (double)p->block_bytes);
     mount_close(&m);
     stream_close(&s);
     return rc;

@@ -20,6 +20,7 @@ struct speed {
     uint32_t sets;
     struct pair stores, loads, prefetches;
     struct pair rewrites, rereads; /* of stores and prefetches, by what the root does to one file */
+    struct pair cpu[2];            /* seconds a GB: of loads, of stores */
 };
 
 /* The set before is gone from everywhere, so that a root need not hold more than one. */
@@ -46,9 +47,16 @@ static int read_set(struct speed *s, enum rig_op op, uint64_t *ns)
     return rc < 0 ? bench_rig_fail(&s->rig, rc) : 0;
 }
 
-static int daemon_slice(struct speed *s, enum rig_op op, double *rate)
+/* Of the daemon, its backend, and us: the client. */
+static double cpu_s(const struct speed *s)
+{
+    return daemon_cpu_s(&s->bench->tier.daemon) + disk_cpu_s();
+}
+
+static int daemon_slice(struct speed *s, enum rig_op op, double *rate, double *cpu_s_per_gb)
 {
     uint64_t all_ns = 0, ns = 0;
+    double cpu = cpu_s(s), bytes;
     unsigned n = 0;
     int rc = 0;
 
@@ -56,7 +64,9 @@ static int daemon_slice(struct speed *s, enum rig_op op, double *rate)
         rc = op == RIG_DUMP ? store_set(s, &ns) : read_set(s, op, &ns);
         all_ns += ns;
     }
-    *rate = n * (double)s->plan.n * (double)s->rig.block_bytes * 1e9 / (double)all_ns;
+    bytes = n * (double)s->plan.n * (double)s->rig.block_bytes;
+    *rate = bytes * 1e9 / (double)all_ns;
+    *cpu_s_per_gb = (cpu_s(s) - cpu) * 1e9 / bytes;
     return rc;
 }
 
@@ -71,15 +81,17 @@ static int plain_slice(struct speed *s, enum plain_shape shape, bool write, doub
 static int speed_half(struct speed *s, enum rig_op op, struct pair *files, struct pair *one)
 {
     bool write = op == RIG_DUMP;
-    double own = 0, base = 0;
+    double own = 0, base = 0, cpu = 0;
     int rc = plain_slice(s, PLAIN_FILES, write, &base);
 
     if (rc == 0)
-        rc = daemon_slice(s, op, &own);
+        rc = daemon_slice(s, op, &own, &cpu);
     if (rc == 0)
         rc = pair_add(files, own, base);
+    if (rc == 0 && plain_is_nfs(s->bench->target))
+        rc = pair_add(&s->cpu[write], cpu, s->plain.cpu_s_per_gb);
     if (rc == 0 && !write)
-        rc = daemon_slice(s, RIG_PREFETCH, &own);
+        rc = daemon_slice(s, RIG_PREFETCH, &own, &cpu);
     if (rc == 0 && !write)
         rc = pair_add(&s->prefetches, own, base);
     if (rc == 0)
@@ -92,6 +104,20 @@ static int speed_round(struct speed *s)
     int rc = speed_half(s, RIG_DUMP, &s->stores, &s->rewrites);
 
     return rc == 0 ? speed_half(s, RIG_LOAD, &s->loads, &s->rereads) : rc;
+}
+
+static void cpu_report(struct speed *s)
+{
+    static const char *const names[] = {"processor time of loads", "processor time of stores"};
+
+    for (unsigned i = 0; i < 2 && s->cpu[i].own.n > 0; i++)
+        report_figure(&s->bench->tier.report,
+                      &(struct figure){.name = names[i],
+                                       .unit = "s/GB",
+                                       .value = samples_at(&s->cpu[i].own, 0.5),
+                                       .baseline_name = plain_name(s->bench->target, PLAIN_FILES),
+                                       .baseline = samples_at(&s->cpu[i].base, 0.5),
+                                       .ratio = samples_at(&s->cpu[i].ratio, 0.5)});
 }
 
 static int speed_rounds(struct speed *s)
@@ -116,6 +142,7 @@ static int speed_rounds(struct speed *s)
     pair_report(b, &s->prefetches, "prefetch", s->rig.block_bytes, files, TARGET);
     pair_report(b, &s->rewrites, "store", s->rig.block_bytes, one, 0);
     pair_report(b, &s->rereads, "prefetch", s->rig.block_bytes, one, 0);
+    cpu_report(s);
     return 0;
 }
 
@@ -152,13 +179,18 @@ static int speed_measure(struct share_bench *b, uint64_t block_bytes)
     pair_free(&s.prefetches);
     pair_free(&s.rewrites);
     pair_free(&s.rereads);
+    pair_free(&s.cpu[0]);
+    pair_free(&s.cpu[1]);
     return rc;
 }
 
 int share_bench_speed(struct share_bench *b)
 {
+    uint64_t only = args_number(b->tier.args, "block");
     int rc = 0;
 
+    if (only > 0)
+        return speed_measure(b, only);
     for (unsigned i = 0; rc == 0 && i < sizeof(block_sizes) / sizeof(block_sizes[0]); i++)
         rc = speed_measure(b, block_sizes[i]);
     return rc;

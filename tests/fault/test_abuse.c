@@ -244,6 +244,7 @@ Test(abuse, descriptors_nobody_asked_for)
 
 Test(abuse, thousands_of_connections)
 {
+    uint64_t left;
     int fds[200];
 
     for (int i = 0; i < 200; i++)
@@ -251,9 +252,13 @@ Test(abuse, thousands_of_connections)
     cr_expect(metric_reaches(bystander.client, "connections_refused", 100, 5000));
     for (int i = 0; i < 200; i++)
         close(fds[i]);
-    for (int i = 0; i < 1000 && metric(bystander.client, "connections") > 1; i++)
+    /* Some of them the daemon may find only now, and then that they are gone. */
+    left = metric(bystander.client, "connections");
+    for (int i = 0; i < 1000 && left > 1; i++) {
         sleep_ms(20);
-    cr_expect_eq(metric(bystander.client, "connections"), 1u);
+        left = metric(bystander.client, "connections");
+    }
+    cr_expect_eq(left, 1u);
 }
 
 /* A peer that asks and never reads is stopped by its own full socket; memory is bounded. */

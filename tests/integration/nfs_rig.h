@@ -2,6 +2,7 @@
 #ifndef UCMD_TESTS_NFS_RIG_H
 #define UCMD_TESTS_NFS_RIG_H
 
+#include "nfs_relay.h"
 #include "nfs_server.h"
 #include "tests/unit/share_contract_rig.h"
 
@@ -12,6 +13,7 @@
 
 static struct nfs_server nfs_rig_server;
 static struct config_process nfs_rig_process;
+static struct nfs_relay relay; /* of tests that begin by it */
 
 /* An absolute path of what the build made, beside the daemon that is tested. */
 static inline void nfs_rig_built(const char *program, char out[256])
@@ -76,6 +78,24 @@ static inline void nfs_rig_end(struct contract *c)
 {
     (void)c;
     nfs_server_close(&nfs_rig_server);
+}
+
+/* The same with the relay between process and server. */
+static inline void nfs_rig_relay_begin(struct contract *c)
+{
+    char target[160];
+
+    nfs_rig_begin(c);
+    nfs_relay_open(&relay, NFS_SERVER_PORT);
+    snprintf(target, sizeof(target), "nfs://127.0.0.1:%d/kv?mountport=%d", NFS_RELAY_PORT,
+             NFS_SERVER_MOUNT_PORT);
+    nfs_rig_target(c, target);
+}
+
+static inline void nfs_rig_relay_end(struct contract *c)
+{
+    nfs_relay_close(&relay);
+    nfs_rig_end(c);
 }
 
 static inline void nfs_rig_turn_for(struct contract *c, uint64_t ms)

@@ -46,6 +46,18 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             server.close()
 
+    def keep(self, body):
+        """As a server that takes conditions on PUT, which Swift does not."""
+        kept = self.server.objects.get(self.path)
+        if self.command == "PUT" and kept is not None and self.headers.get("If-None-Match") == "*":
+            return self.refuse(412, "PreconditionFailed")
+        if self.command == "PUT":
+            self.server.objects[self.path] = body
+            return self.say(200, b"")
+        if kept is None:
+            return self.refuse(404, "NoSuchKey")
+        return self.say(200, kept)
+
     def handle_any(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         key = re.search(r"Credential=([^/]+)/", self.headers.get("Authorization", ""))
@@ -58,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.connection.close()
         if harm == "slow":
             time.sleep(1)
+        if self.server.objects is not None and "/blocks/" in self.path:
+            return self.keep(body)
         status, headers, data, length = self.forward(body)
         if harm == "wrong bytes" and data:
             data = data[:-1] + bytes([data[-1] ^ 1])
@@ -78,14 +92,16 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Proxy(ThreadingHTTPServer):
-    """To the port `behind`. harm: what to do to the next `times` requests about blocks by these methods."""
+    """To the port `behind`. harm: what to do to the next `times` requests about blocks by these methods. objects: a dictionary to keep
+    blocks in, and not at the server behind."""
     daemon_threads = True
     request_queue_size = 256
 
     def __init__(self, behind, certificate=None):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behind, self.lock, self.keys, self.expired, self.done = behind, threading.Lock(), set(), set(), 0
-        self.kind, self.methods, self.times = None, (), 0
+        self.kind, self.methods, self.times, self.asked = None, (), 0, []
+        self.objects = None
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
@@ -110,8 +126,10 @@ class Proxy(ThreadingHTTPServer):
             if key in self.expired:
                 self.done += 1
                 return "expired"
-            # Only blocks: neither listings nor the notes of garbage collection.
-            if method not in self.methods or self.times <= 0 or not re.search(r"/blocks/../(?!0{32}|\.)", path):
+            if not re.search(r"/blocks/../(?!0{32}|\.)", path):
+                return None  # only blocks: neither listings nor the notes of garbage collection
+            self.asked.append(method)
+            if method not in self.methods or self.times <= 0:
                 return None
             self.times -= 1
             self.done += 1

@@ -1,14 +1,16 @@
 /* The NFS root against a real server, through its process: what every backend promises, and what servers and networks
  * do to it. test_share_nfs_hostile.c has servers that lie, and processes that are killed. */
-#include "nfs_relay.h"
 #include "nfs_rig.h"
+#include "tests/bench/scale_costs.h"
 #include "tests/unit/share_contract.h"
 
 #include "daemon/base/log.h"
 
 #include <sys/mount.h>
 
-#define PAUSE_MS 250u /* between attempts to connect */
+#define PAUSE_MS 250u                            /* between attempts to connect */
+#define LARGE (2u * SCALE_NFS_MOVE_BYTES + 5000) /* of bytes; docs/scale.md counts so */
+#define LARGE_MOVES 3
 
 /* RFC 1813's. */
 enum {
@@ -20,28 +22,9 @@ enum {
     ERR_JUKEBOX = 10008
 };
 
-static struct nfs_relay relay;
-
 SHARE_CONTRACT(share_nfs, nfs_rig_begin, nfs_rig_end)
 
 /* ---- what servers and networks do ---- */
-
-static void begin_by_relay(struct contract *c)
-{
-    char target[160];
-
-    nfs_rig_begin(c);
-    nfs_relay_open(&relay, NFS_SERVER_PORT);
-    snprintf(target, sizeof(target), "nfs://127.0.0.1:%d/kv?mountport=%d", NFS_RELAY_PORT,
-             NFS_SERVER_MOUNT_PORT);
-    nfs_rig_target(c, target);
-}
-
-static void end_by_relay(struct contract *c)
-{
-    nfs_relay_close(&relay);
-    nfs_rig_end(c);
-}
 
 #define NFS_CASE(name, begin, end)                                                                 \
     static void name(struct contract *c);                                                          \
@@ -73,16 +56,23 @@ static unsigned requests_of(struct contract *c, enum share_verb verb, unsigned n
     return atomic_load(&relay.requests) - before;
 }
 
-NFS_CASE(a_file_is_found_by_one_request, begin_by_relay, end_by_relay)
+NFS_CASE(a_file_is_found_by_one_request, nfs_rig_relay_begin, nfs_rig_relay_end)
 {
     cr_assert_eq(contract_write(c, 1, 5000), 0);
-    cr_assert_eq(requests_of(c, SHARE_FIND, 1, 5000, 0), 1);
+    cr_assert_eq(requests_of(c, SHARE_FIND, 1, 5000, 0), SCALE_NFS_FIND);
     cr_assert_eq(contract_do(c, SHARE_REMOVE, 1, NULL, 0), 0);
-    cr_assert_eq(requests_of(c, SHARE_FIND, 1, 5000, -ENOENT), 1);
-    cr_assert_eq(requests_of(c, SHARE_WRITE, 1, 5000, 0), 4, "look, create, write, rename");
-    cr_assert_eq(requests_of(c, SHARE_READ, 1, 5000, 0), 2);
+    cr_assert_eq(requests_of(c, SHARE_FIND, 1, 5000, -ENOENT), SCALE_NFS_FIND);
+    cr_assert_eq(requests_of(c, SHARE_WRITE, 1, 5000, 0),
+                 SCALE_NFS_WRITE_LOOKS + SCALE_NFS_WRITE + 1, "look, create, write, rename");
+    cr_assert_eq(requests_of(c, SHARE_READ, 1, 5000, 0), 1, "by the handle that was written");
+    cr_assert_eq(requests_of(c, SHARE_READ, 1, 4000, -EBADMSG), 1, "which is not kept then");
+    cr_assert_eq(requests_of(c, SHARE_READ, 1, 5000, 0), SCALE_NFS_READ + 1, "look, read");
+    cr_assert_eq(requests_of(c, SHARE_READ, 1, 5000, 0), 1);
     cr_assert_eq(requests_of(c, SHARE_WRITE, 1, 5000, -EEXIST), 3, "look, create, remove");
-    cr_assert_eq(requests_of(c, SHARE_WRITE, 1, 5000, -EEXIST), 1, "the next ones only look");
+    cr_assert_eq(requests_of(c, SHARE_WRITE, 1, 5000, -EEXIST), SCALE_NFS_AGAIN,
+                 "the next ones only look");
+    cr_assert_eq(contract_write(c, 2, LARGE), 0);
+    cr_assert_eq(requests_of(c, SHARE_READ, 2, LARGE, 0), LARGE_MOVES);
 }
 
 static unsigned descriptors(struct contract *c)
@@ -103,7 +93,7 @@ static unsigned descriptors(struct contract *c)
     return n;
 }
 
-NFS_CASE(a_cut_connection_is_made_again, begin_by_relay, end_by_relay)
+NFS_CASE(a_cut_connection_is_made_again, nfs_rig_relay_begin, nfs_rig_relay_end)
 {
     unsigned before;
 
@@ -137,9 +127,10 @@ static int ended_with(struct contract *c, enum share_verb verb, unsigned number,
     return err;
 }
 
-NFS_CASE(what_servers_say_is_understood, begin_by_relay, end_by_relay)
+NFS_CASE(what_servers_say_is_understood, nfs_rig_relay_begin, nfs_rig_relay_end)
 {
     enum { LOOK, CREATE, WRITE };
+    uint8_t *other = contract_data(4000, 1);
     unsigned files;
 
     cr_assert_eq(contract_write(c, 1, 5000), 0);
@@ -151,6 +142,10 @@ NFS_CASE(what_servers_say_is_understood, begin_by_relay, end_by_relay)
     cr_assert_eq(ended_with(c, SHARE_FIND, 1, LOOK, ERR_JUKEBOX), 0, "asked again later");
     cr_assert_eq(ended_with(c, SHARE_FIND, 1, LOOK, ERR_STALE), 0, "with fresh handles");
     cr_assert_eq(ended_with(c, SHARE_FIND, 1, LOOK, ERR_ACCES), -EACCES);
+    cr_assert_eq(ended_with(c, SHARE_READ, 1, 0, ERR_STALE), 0,
+                 "a kept handle is not the last word");
+    cr_assert_eq(ended_with(c, SHARE_READ, 1, 0, ERR_IO), 0);
+    cr_assert_eq(contract_do(c, SHARE_READ, 1, other, 4000), -EBADMSG); /* it is forgotten */
     cr_assert_eq(ended_with(c, SHARE_READ, 1, 1, ERR_STALE), -ENOENT, "somebody removed it");
     cr_assert_eq(ended_with(c, SHARE_READ, 1, 1, ERR_IO), -EIO);
     cr_assert_eq(ended_with(c, SHARE_READ, 1, 1, 77777), -EIO);
@@ -162,6 +157,39 @@ NFS_CASE(what_servers_say_is_understood, begin_by_relay, end_by_relay)
     cr_assert_eq(contract_files(c->folder), files + 2);
     cr_assert_eq(contract_read(c, 2, 5000), 0);
     cr_assert_eq(contract_do(c, SHARE_REMOVE, 2, NULL, 0), 0);
+    free(other);
+}
+
+/* By another host: a process and a connection of its own. */
+static int removed_elsewhere(struct contract *c, struct share_backend **other, unsigned number)
+{
+    struct share_backend *own = c->b;
+    int rc;
+
+    if (!*other)
+        contract_open(c);
+    else
+        c->b = *other;
+    rc = contract_do(c, SHARE_REMOVE, number, NULL, 0);
+    *other = c->b;
+    c->b = own;
+    return rc;
+}
+
+/* The server uses the inodes' numbers of files again whose handles are kept here. */
+NFS_CASE(a_kept_handle_serves_no_other_file, nfs_rig_begin, nfs_rig_end)
+{
+    struct share_backend *other = NULL;
+
+    for (unsigned i = 0; i < 20; i += 2) {
+        cr_assert_eq(contract_write(c, i, 5000), 0);
+        cr_assert_eq(contract_read(c, i, 5000), 0);
+        cr_assert_eq(removed_elsewhere(c, &other, i), 0);
+        cr_assert_eq(contract_write(c, i + 1, 5000), 0);
+        cr_assert_eq(contract_read(c, i, 5000), -ENOENT);
+        cr_assert_eq(contract_read(c, i + 1, 5000), 0);
+    }
+    c->ops->close(other);
 }
 
 /* A hung server: operations are taken back at once, and what it answers later lands nowhere. */
@@ -349,7 +377,7 @@ static void hosts_lay(struct contract *c)
     cr_assert_eq(mount(path, "/etc/hosts", NULL, MS_BIND, NULL), 0);
 }
 
-NFS_CASE(the_next_address_is_tried_where_nothing_listens, begin_by_relay, end_by_relay)
+NFS_CASE(the_next_address_is_tried_where_nothing_listens, nfs_rig_relay_begin, nfs_rig_relay_end)
 {
     char target[160];
     uint64_t now;

@@ -1,34 +1,22 @@
 /* Servers that lie to the process of an NFS root, and that process killed. It may crash, hang or fail; the daemon lives,
  * another root serves, and what is delivered is right. */
-#include "nfs_relay.h"
 #include "nfs_rig.h"
 
 #include "daemon/base/log.h"
+
+#include <limits.h>
 
 #define BYTES 3000u
 #define FILES 8u  /* that are there */
 #define OP_MS 60u /* an operation that takes longer is taken back, as a root would */
 
-static struct nfs_relay relay;
 static struct share_backend *beside; /* a folder, on the same loop */
 
 static void begin(struct contract *c)
 {
-    char target[160];
-
-    nfs_rig_begin(c);
-    nfs_relay_open(&relay, NFS_SERVER_PORT);
-    snprintf(target, sizeof(target), "nfs://127.0.0.1:%d/kv?mountport=%d", NFS_RELAY_PORT,
-             NFS_SERVER_MOUNT_PORT);
-    nfs_rig_target(c, target);
+    nfs_rig_relay_begin(c);
     nfs_rig_process.patience_ms = 1000;
     log_set_level(LOG_ERROR);
-}
-
-static void end(struct contract *c)
-{
-    nfs_relay_close(&relay);
-    nfs_rig_end(c);
 }
 
 /* The other root takes the place of the one that is tested, and gives it back. */
@@ -182,7 +170,7 @@ static void under(struct contract *c, unsigned n, void (*prepare_cb)(unsigned i)
     }                                                                                              \
     Test(share_nfs_hostile, name)                                                                  \
     {                                                                                              \
-        contract_case(begin, end, name);                                                           \
+        contract_case(begin, nfs_rig_relay_end, name);                                             \
     }
 
 /* ---- any bytes of any replies: lengths, numbers, handles, data ---- */
@@ -295,12 +283,12 @@ HOSTILE(a_stream_is_any, 140, stream)
 
 /* ---- the process is killed ---- */
 
-enum { KEYS = 400, KEY_BYTES = 100000, LOAD_OPS = 8, KILLS = 7 };
+enum { KEYS = 400, KEY_BYTES = 100000, LOAD_OPS = 8, KILLS = 7, DONE_BETWEEN = 24 };
 
 struct load {
     struct contract_op ops[LOAD_OPS];
-    bool stored[KEYS]; /* it was acknowledged */
-    unsigned random, reads;
+    bool stored[KEYS];            /* it was acknowledged */
+    unsigned random, reads, done; /* done: reads and writes that went well */
 };
 
 /* What has ended is looked at, and something else begun in its place. */
@@ -320,6 +308,7 @@ static void load_turn(struct contract *c, struct load *l, bool more)
             for (unsigned at = 0; at < KEY_BYTES; at++)
                 cr_assert_eq(data[at], contract_byte(number, at));
         l->reads += o->op.verb == SHARE_READ && o->status == 0;
+        l->done += o->status == 0;
         if (!more)
             continue;
         l->random = l->random * 1103515245u + 12345u;
@@ -336,20 +325,20 @@ static void killed(struct contract *c)
 {
     struct load *l = calloc(1, sizeof(*l));
     struct share_process_stats stats;
-    unsigned kills = 0, kept = 0;
+    unsigned kills = 0, kept = 0, until = DONE_BETWEEN;
 
     l->random = 1;
     for (unsigned i = 0; i < LOAD_OPS; i++)
         l->ops[i].op = contract_of(SHARE_FIND, 0, contract_data(KEY_BYTES, 0), KEY_BYTES);
-    for (uint64_t next = uv_hrtime(); kills < KILLS;) {
+    while (kills < KILLS) {
         load_turn(c, l, true);
         c->ops->process(c->b, &stats);
         if (stats.pid == 0 || stats.name[0] == '\0') {
-            next = uv_hrtime() + 100000000; /* it works for so long */
-        } else if (uv_hrtime() >= next) {
+            until = l->done + DONE_BETWEEN;
+        } else if (l->done >= until) {
             cr_assert_eq(kill((pid_t)stats.pid, SIGKILL), 0);
             kills++;
-            next = UINT64_MAX;
+            until = UINT_MAX;
         }
     }
     for (unsigned i = 0; i < LOAD_OPS; i++)
@@ -371,5 +360,5 @@ static void killed(struct contract *c)
 
 Test(share_nfs_hostile, the_process_is_killed_again_and_again)
 {
-    contract_case(begin, end, killed);
+    contract_case(begin, nfs_rig_relay_end, killed);
 }

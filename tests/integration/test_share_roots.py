@@ -17,6 +17,7 @@ import unittest
 
 try:
     import hosts
+    from hung_mount import HungMount
     from second_client import (DEMO, DENIED, EXISTS, MISS, NOT_FOUND, OK, OTHER_UID, TIMEOUT_S, TOP, UNSUPPORTED, Client,
                                Region, keys)
     from share_case import HEADER, Host, ShareCase
@@ -377,6 +378,82 @@ class Room(RootsCase):
         if os.geteuid() == 0:
             other = Client(one.daemon, uid=OTHER_UID)
             self.refused(DENIED, other.call, "share.collect")
+
+
+@unittest.skipIf(os.environ.get("UCM_PHASE") == "tsan", "the daemon ends and leaves threads that hang, which ThreadSanitizer takes for a fault")
+class HungFolder(RootsCase):
+    """A mount over the root that answers nothing: what is in DRAM is served, health says why, and the daemon ends."""
+
+    def hung(self, takes):
+        try:
+            mount = HungMount(self.roots[0], takes)
+        except OSError as e:
+            self.skipTest(str(e))
+        self.mounts.append(mount)
+        return mount
+
+    def setUp(self):
+        super().setUp()
+        self.mounts = []
+
+    def tearDown(self):
+        for mount in self.mounts:
+            mount.close()
+        super().tearDown()
+
+    def serves_beside(self, host, bytes_of):
+        self.dumped(host, [f"hangs {i}" for i in range(8)])  # their writes find that out
+        self.until(lambda: self.health(host) == "down", "its health")
+        health = host.client.call("health")
+        self.assertEqual(health["status"], "degraded")
+        self.assertIn(self.roots[0], str(health["reasons"]))
+        self.assertEqual(self.good(host, bytes_of), list(bytes_of), "DRAM goes on")
+        more = self.dumped(host, ["dumped beside it"])
+        self.assertEqual(self.good(host, more), list(more))
+
+    def begun(self, word):
+        host = self.over([self.roots[0] + word], **{"share.deadline": "1s", "share.lookup_deadline": "100ms", "share.threads": "4"})
+        bytes_of = self.dumped(host, range(4))
+        self.written(host, range(4))
+        return host, bytes_of
+
+    def ended(self, host):
+        self.hosts.remove(host)
+        self.assertEqual(host.daemon.stop(), 0)
+
+    def log_of(self, host):
+        with open(os.path.join(host.daemon.folder, "log"), encoding="utf-8") as log:
+            return log.read()
+
+    def test_threads_that_a_kill_ends(self):
+        host, bytes_of = self.begun("")
+        self.hung(takes=False)
+        self.serves_beside(host, bytes_of)
+        self.ended(host)
+
+    def test_threads_that_no_kill_ends(self):
+        host, bytes_of = self.begun("")
+        mount = self.hung(takes=True)
+        self.serves_beside(host, bytes_of)
+        host.daemon.process.send_signal(signal.SIGTERM)
+        self.until(lambda: "share-hangs" in self.log_of(host), "its end, but for the threads")
+        mount.close()
+        self.ended(host)
+
+    def test_a_process_that_no_kill_ends(self):
+        host, bytes_of = self.begun(" process")
+        mount = self.hung(takes=True)
+        self.serves_beside(host, bytes_of)
+        pid = self.root(host)["pid"]
+        self.assertEqual(self.root(host)["backend"], "folder")
+        host.daemon.process.send_signal(signal.SIGTERM)
+        self.assertEqual(host.daemon.process.wait(TIMEOUT_S), 0, "it ends while the mount hangs")
+        self.assertIn("backend-left", self.log_of(host))
+        self.assertTrue(os.path.exists(f"/proc/{pid}"))
+        mount.close()
+        self.until(lambda: not os.path.exists(f"/proc/{pid}"), "the process's end")
+        self.ended(host)
+        self.assertEqual(len(self.good(self.over([self.roots[0] + " process"]), bytes_of)), 4)
 
 
 @unittest.skipIf(hosts.why_not(), hosts.why_not())

@@ -1,14 +1,16 @@
 /* A root that is a bucket: what every backend promises, through ucmd-backend-s3 and OpenStack Swift's S3 API. */
+#include "s3_plain.h"
 #include "tests/unit/share_contract.h"
 
 #include "daemon/base/config_roots.h"
 
-#include <curl/curl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
 
 #define PYTHON "/usr/bin/python3"
+#define KEY "test:tester"
+#define SECRET "testing"
 #define SERVER "tests/integration/swift_server.py"
 
 /* Started once, by the process that starts the tests, which are children of its. */
@@ -92,14 +94,9 @@ static void __attribute__((destructor)) server_stop(void)
 
 /* ---- its files, seen by another client ---- */
 
-struct bytes {
-    uint8_t *data;
-    uint64_t n, at;
-};
-
 static size_t take_cb(char *data, size_t size, size_t n, void *ctx)
 {
-    struct bytes *b = ctx;
+    struct s3_bytes *b = ctx;
 
     b->data = realloc(b->data, b->n + size * n + 1);
     memcpy(b->data + b->n, data, size * n);
@@ -108,40 +105,21 @@ static size_t take_cb(char *data, size_t size, size_t n, void *ctx)
     return size * n;
 }
 
-static size_t give_cb(char *to, size_t size, size_t n, void *ctx)
-{
-    struct bytes *b = ctx;
-
-    n = size * n < b->n - b->at ? size * n : (size_t)(b->n - b->at);
-    memcpy(to, b->data + b->at, n);
-    b->at += n;
-    return n;
-}
-
 /* The status; what came is in *in. */
-static long ask(const char *method, const char *path, struct bytes *out, struct bytes *in)
+static long ask(const char *method, const char *path, struct s3_bytes *out, struct s3_bytes *in)
 {
-    struct curl_slist *h = curl_slist_append(NULL, "x-amz-content-sha256: UNSIGNED-PAYLOAD");
+    struct curl_slist *h = curl_slist_append(NULL, S3_PLAIN_PAYLOAD);
     CURL *e = curl_easy_init();
     char url[700];
     long status = 0;
 
     snprintf(url, sizeof(url), "http://127.0.0.1:%d/%s%s", server.port, bucket, path);
-    curl_easy_setopt(e, CURLOPT_URL, url);
-    curl_easy_setopt(e, CURLOPT_HTTPHEADER, h);
-    curl_easy_setopt(e, CURLOPT_AWS_SIGV4, "aws:amz:us-east-1:s3");
-    curl_easy_setopt(e, CURLOPT_USERNAME, "test:tester");
-    curl_easy_setopt(e, CURLOPT_PASSWORD, "testing");
-    curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
+    s3_plain_begin(e, url, KEY, SECRET, h);
     curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, take_cb);
     curl_easy_setopt(e, CURLOPT_WRITEDATA, in);
     curl_easy_setopt(e, CURLOPT_CUSTOMREQUEST, method);
-    if (out) {
-        curl_easy_setopt(e, CURLOPT_UPLOAD, 1L);
-        curl_easy_setopt(e, CURLOPT_INFILESIZE_LARGE, (curl_off_t)out->n);
-        curl_easy_setopt(e, CURLOPT_READFUNCTION, give_cb);
-        curl_easy_setopt(e, CURLOPT_READDATA, out);
-    }
+    if (out)
+        s3_plain_upload(e, out);
     cr_assert_eq(curl_easy_perform(e), CURLE_OK, "%s %s", method, path);
     curl_easy_getinfo(e, CURLINFO_RESPONSE_CODE, &status);
     curl_easy_cleanup(e);
@@ -151,7 +129,7 @@ static long ask(const char *method, const char *path, struct bytes *out, struct 
 
 static uint8_t *remote_get(const char *path, uint64_t *bytes)
 {
-    struct bytes in = {calloc(1, 1), 0, 0};
+    struct s3_bytes in = {calloc(1, 1), 0, 0};
     long status = ask("GET", path, NULL, &in);
 
     cr_assert(status == 200 || status == 404, "%s: %ld", path, status);
@@ -164,7 +142,7 @@ static uint8_t *remote_get(const char *path, uint64_t *bytes)
 
 static void remote_put(const char *path, const void *data, uint64_t n)
 {
-    struct bytes out = {(uint8_t *)data, n, 0}, in = {calloc(1, 1), 0, 0};
+    struct s3_bytes out = {(uint8_t *)data, n, 0}, in = {calloc(1, 1), 0, 0};
     long status = ask("PUT", path, &out, &in);
 
     cr_assert_eq(status, 200, "%s: %ld %s", path, status, in.data);
@@ -173,7 +151,7 @@ static void remote_put(const char *path, const void *data, uint64_t n)
 
 static void remote_remove(const char *path)
 {
-    struct bytes in = {calloc(1, 1), 0, 0};
+    struct s3_bytes in = {calloc(1, 1), 0, 0};
 
     cr_assert_eq(ask("DELETE", path, NULL, &in), 204, "%s: %s", path, in.data);
     free(in.data);
@@ -181,7 +159,7 @@ static void remote_remove(const char *path)
 
 static unsigned remote_count(void)
 {
-    struct bytes in = {calloc(1, 1), 0, 0};
+    struct s3_bytes in = {calloc(1, 1), 0, 0};
     unsigned n = 0;
 
     cr_assert_eq(ask("GET", "?list-type=2", NULL, &in), 200);
@@ -219,14 +197,6 @@ static void back(struct contract *c)
     cr_assert_eq(unlink(path), 0);
 }
 
-static void credentials_lay(const char *path)
-{
-    static const char text[] = "[default]\naws_access_key_id = test:tester\n"
-                               "aws_secret_access_key = testing\n";
-
-    contract_put(path, text, sizeof(text) - 1);
-}
-
 static void begin(struct contract *c)
 {
     const char *ucmd = getenv("UCMD") ? getenv("UCMD") : "build/ucmd";
@@ -238,7 +208,7 @@ static void begin(struct contract *c)
     signal(SIGPIPE, SIG_IGN); /* as the daemon does */
     snprintf(c->launcher, sizeof(c->launcher), "%s", real);
     snprintf(credentials, sizeof(credentials), "%s/credentials-%d", server.folder, (int)getpid());
-    credentials_lay(credentials);
+    cr_assert(s3_credentials_lay(credentials, KEY, SECRET), "%s", credentials);
     snprintf(bucket, sizeof(bucket), "kv-%d", (int)getpid());
     snprintf(process.command, sizeof(process.command),
              "%.*s/ucmd-backend-s3 s3://%s?endpoint=http://127.0.0.1:%d&credentials=%s",

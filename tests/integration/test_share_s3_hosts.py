@@ -3,10 +3,9 @@
 harm costs hits, and never brings a wrong byte; credentials change while they are in use."""
 
 import faulthandler
-import hashlib
-import hmac
-import http.client
 import os
+import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -18,12 +17,12 @@ try:
     from second_client import DEMO, MISS, OK, TIMEOUT_S, TOP, Case, OwnDaemons, keys
     from s3_proxy import Proxy
     from share_case import Host
+    from swift_case import Swift, key_write
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
-SERVER = os.path.join(TOP, "tests/integration/swift_server.py")
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 SMALL = {"arena.size": "8MiB", "arena.extent": "1MiB", "share.lookup_deadline": "10s", "share.deadline": "30s"}
 BLOCKS = 4
@@ -31,47 +30,15 @@ swift = {}
 
 
 def setUpModule():
-    disk = os.environ.get("UCM_TEST_DISK", "/tmp")
-    swift["folder"] = tempfile.mkdtemp(prefix="ucm-swift-", dir=disk)
     try:
-        os.setxattr(swift["folder"], "user.swift", b"x")
-    except OSError as e:
-        shutil.rmtree(swift["folder"])
-        raise unittest.SkipTest(f"Swift needs extended attributes in {disk}: {e}") from None
-    swift["process"] = subprocess.Popen(["/usr/bin/python3", "-B", SERVER, swift["folder"]], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE)
-    line = swift["process"].stdout.readline()
-    if not line:
-        tearDownModule()
-        raise unittest.SkipTest("Swift does not start: is python3-swift installed?")
-    swift["port"] = int(line)
+        swift["server"] = Swift()
+    except RuntimeError as e:
+        raise unittest.SkipTest(str(e)) from None
+    swift["port"] = swift["server"].port
 
 
 def tearDownModule():
-    swift["process"].stdin.close()
-    swift["process"].wait(TIMEOUT_S)
-    swift["process"].stdout.close()
-    shutil.rmtree(swift["folder"], ignore_errors=True)
-
-
-def signed(method, path):
-    """The status of a request without a body, which this signs by itself: AWS's Signature Version 4."""
-    host, payload = f"127.0.0.1:{swift['port']}", "UNSIGNED-PAYLOAD"
-    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    scope, names = f"{now[:8]}/us-east-1/s3/aws4_request", "host;x-amz-content-sha256;x-amz-date"
-    asked = f"{method}\n{path}\n\nhost:{host}\nx-amz-content-sha256:{payload}\nx-amz-date:{now}\n\n{names}\n{payload}"
-    key = b"AWS4testing"
-    for word in (*scope.split("/"), f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{hashlib.sha256(asked.encode()).hexdigest()}"):
-        key = hmac.digest(key, word.encode(), "sha256")
-    server = http.client.HTTPConnection(host, timeout=TIMEOUT_S)
-    server.request(method, path, headers={
-        "x-amz-content-sha256": payload, "x-amz-date": now,
-        "Authorization": f"AWS4-HMAC-SHA256 Credential=test:tester/{scope}, SignedHeaders={names}, Signature={key.hex()}"})
-    try:
-        with server.getresponse() as answer:
-            return answer.status
-    finally:
-        server.close()
+    swift["server"].close()
 
 
 class Buckets(OwnDaemons, Case):
@@ -83,7 +50,7 @@ class Buckets(OwnDaemons, Case):
         self.credentials("test:tester", "testing")
         self.proxy = self.made(Proxy(swift["port"]))
         self.bucket = "kv-%x" % time.time_ns()
-        self.assertEqual(signed("PUT", f"/{self.bucket}"), 200)
+        self.assertEqual(swift["server"].bucket(self.bucket), 200)
         self.identity = dict(DEMO, model=self.id(), parts=1, shards=DEMO["shards"][:1])
 
     def made(self, proxy):
@@ -91,11 +58,7 @@ class Buckets(OwnDaemons, Case):
         return proxy
 
     def credentials(self, key, secret):
-        """In the place of what is there, as a tool that rotates keys does it."""
-        path = os.path.join(self.secret, "credentials")
-        with open(path + ".new", "w", encoding="ascii") as f:
-            f.write(f"# of a test\n[other]\naws_access_key_id = none\n[default]\naws_access_key_id={key}\naws_secret_access_key = {secret}\n")
-        os.rename(path + ".new", path)
+        key_write(self.secret, key, secret)
 
     def host(self, port=None, query="", words="", scheme="http", name="127.0.0.1", **options):
         root = f"s3://{self.bucket}/a/b?endpoint={scheme}://{name}:{port or self.proxy.port}" \
@@ -138,6 +101,25 @@ class Buckets(OwnDaemons, Case):
         shown = subprocess.run([UCMCTL, "--socket", other.daemon.socket, "share"], capture_output=True, text=True, timeout=TIMEOUT_S).stdout
         self.assertIn(f"s3://{self.bucket}/a/b", shown)
         self.assertNotIn("testing", shown)
+
+    def test_requests_are_as_many_as_the_study_of_fleets_takes(self):
+        text = pathlib.Path(TOP, "tests/bench/scale_costs.h").read_text(encoding="ascii")
+        cost = {name: int(n) for name, n in re.findall(r"SCALE_S3_(\w+) (\d+)", text)}
+
+        def asked(*what):
+            seen, self.proxy.asked = sorted(self.proxy.asked), []
+            self.assertEqual(seen, sorted(what))
+
+        self.proxy.objects = {}
+        hosts = [self.host(), self.host()]
+        right = self.written(hosts[0])
+        asked(*["PUT"] * cost["WRITE"] * BLOCKS)
+        hosts[1].look(*right, 100, 101, 102, each=True)
+        asked(*["HEAD"] * cost["FIND"] * (BLOCKS + 3))
+        self.assertEqual(self.loaded(hosts[1], right), BLOCKS)
+        asked(*["GET"] * cost["READ"] * BLOCKS)
+        self.written(self.host())
+        asked(*["PUT"] * cost["AGAIN_PUT"] * BLOCKS, *["HEAD"] * cost["AGAIN_HEAD"] * BLOCKS)
 
     def certificate(self):
         """A file with a key, and one with what clients trust."""

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # debian.sh, to be sourced: what scripts that make a Debian below a folder have in common.
 release=bookworm
 

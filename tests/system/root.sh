@@ -19,9 +19,8 @@ debian_make "$root" "$base"
 # Daemons of these packages are started by tests that want them.
 printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
 chmod +x "$root/usr/sbin/policy-rc.d"
-# shellcheck disable=SC2086
 if ! env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive chroot "$root" sh -c \
-    "apt-get update && apt-get install -y --no-install-recommends $(echo $packages) && apt-get clean" \
+    "apt-get update && apt-get install -y --no-install-recommends ${packages//$'\n'/ } && apt-get clean" \
     >"$folder/log" 2>&1 </dev/null; then
     tail -n 20 "$folder/log" >&2
     exit 1

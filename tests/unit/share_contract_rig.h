@@ -37,6 +37,8 @@ struct contract_remote {
     void (*remove)(const char *path);
     unsigned (*count)(void);
     bool removes_blind; /* to remove what is not there is no different */
+    bool
+        objects_only; /* an object has neither a time nor no bytes at all, and there is no listing */
 };
 static const struct contract_remote *contract_remote;
 

@@ -32,6 +32,7 @@ struct share {
     bool refused;      /* ready_cb is owed */
     share_root_id to;  /* where writes go whose root is left to the share */
     struct share_lookup *lookup;
+    int lookup_error;
     struct share_purge *purge;
     void (*ready_cb)(void *ctx);
     void *ctx;
@@ -117,6 +118,8 @@ static inline void fake_share_ready(struct share *s)
 
 int share_lookup(struct share *s, struct share_lookup *p)
 {
+    if (s->lookup_error)
+        return s->lookup_error;
     s->lookups++;
     cr_assert_null(s->lookup);
     s->lookup = p;

@@ -68,6 +68,8 @@ static struct {
     uint64_t behind_s;
     unsigned bad_lists; /* so many LISTs of this bucket fail */
     uint8_t bad_bucket;
+    bool hold_lists;
+    struct share_op *held; /* a LIST that has not begun */
 } rig_faults[4];
 
 static struct {
@@ -123,7 +125,10 @@ static inline void rig_op_start(struct share_backend *b, struct share_op *op)
     op->done_cb = rig_op_done;
     if (rig_faults[rig_fault_of(b)].fail[op->verb] && op->verb != SHARE_LIST)
         op->id.key_bytes = 0, op->by_name = false; /* no place has such a part */
-    share_posix.start(b, op);
+    if (rig_faults[rig_fault_of(b)].hold_lists && op->verb == SHARE_LIST)
+        rig_faults[rig_fault_of(b)].held = op;
+    else
+        share_posix.start(b, op);
 }
 
 static inline bool rig_op_cancel(struct share_backend *b, struct share_op *op)
@@ -172,6 +177,18 @@ static inline void rig_fail_lists(struct rig *g, unsigned host, uint8_t bucket, 
 
     rig_faults[fault].bad_bucket = bucket;
     rig_faults[fault].bad_lists = times;
+}
+
+/* LISTs do not begin until `hold` is false again. */
+static inline void rig_hold_lists(struct rig *g, unsigned host, bool hold)
+{
+    unsigned fault = rig_fault_of(g->hosts[host].root->backend);
+    struct share_op *held = rig_faults[fault].held;
+
+    rig_faults[fault].hold_lists = hold;
+    rig_faults[fault].held = NULL;
+    if (held && !hold)
+        share_posix.start(rig_faults[fault].b, held);
 }
 
 static inline void rig_clock_behind(struct rig *g, unsigned host, uint64_t seconds)

@@ -43,6 +43,31 @@ static uint32_t roots_of(struct config_root out[UCM_MAX_ROOTS])
     return n;
 }
 
+Test(config_roots, a_folder_served_by_a_process)
+{
+    struct config_root roots[UCM_MAX_ROOTS];
+
+    set("share.threads=5");
+    set("share.roots=/mnt/kv process capacity=1TiB,/b");
+    cr_assert_eq(roots_of(roots), 2);
+    cr_assert(roots[0].apart && !roots[1].apart);
+    cr_assert_str_eq(roots[0].target, "/mnt/kv");
+    cr_assert_eq(roots[0].capacity_bytes, 1ull << 40);
+    cr_assert_str_eq(roots[0].process.folder, "/mnt/kv");
+    cr_assert_not(roots[0].process.network);
+    cr_assert_not_null(strstr(roots[0].process.command, "/ucmd-backend-folder /mnt/kv 5"));
+    cr_assert_str_empty(roots[1].process.command);
+    set("share.roots=nfs://h/x process");
+    check_refused("--set: share.roots: \"process\" behind nfs://h/x",
+                  "neither capacity=SIZE nor ro");
+    set("share.roots=/a b process");
+    check_refused("--set: share.roots: \"b\" behind /a", "nor process");
+    set("share.roots=/a process,/a");
+    check_refused("--set: share.roots: /a is there twice", "each root once");
+    set("share.roots=/a/with space process");
+    check_refused("--set: share.roots: \"space\"", "nor process");
+}
+
 Test(config_roots, roots)
 {
     struct config_root roots[UCM_MAX_ROOTS];
@@ -99,7 +124,7 @@ Test(config_roots, processes_that_are_refused)
     set("share.roots=process:a write=b -- /x");
     check_refused("", "an absolute path");
     set("share.roots=/a network");
-    check_refused("", "neither capacity=SIZE nor ro;");
+    check_refused("", "neither capacity=SIZE nor ro nor process;");
     set("share.roots=process:a -- /x,process:a -- /y");
     check_refused("", "there twice");
     set("share.roots=");
@@ -231,6 +256,28 @@ Test(config_roots, a_bucket_is_a_process)
     check_refused("", "neither an absolute path nor nfs://SERVER/EXPORT;");
 }
 
+Test(config_roots, a_mooncake_store_is_a_process)
+{
+    struct config_root roots[UCM_MAX_ROOTS];
+
+    set("share.roots=mooncake://10.0.0.6:50051/kv?protocol=rdma&python=/srv/m/bin/python "
+        "read=/srv/m "
+        "ro");
+    cr_assert_eq(roots_of(roots), 1);
+    cr_assert_str_eq(strstr(roots[0].process.command, "/ucmd-backend-mooncake"),
+                     "/ucmd-backend-mooncake "
+                     "mooncake://10.0.0.6:50051/kv?protocol=rdma&python=/srv/m/bin/python");
+    cr_assert(roots[0].process.network);
+    cr_assert(roots[0].read_only);
+    cr_assert_str_eq(roots[0].process.read, "/srv/m");
+    cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
+    set("share.roots=mooncake://10.0.0.6");
+    check_refused("", "mooncake://MASTER:PORT");
+    set("share.roots=");
+    set("share.storage_backends=mooncake://h:50051");
+    check_refused("", "neither an absolute path nor nfs://SERVER/EXPORT;");
+}
+
 /* It is a process of ucmd's own, which lies beside the daemon, or where it is installed: here is none. */
 Test(config_roots, an_nfs_server_is_a_process)
 {
@@ -245,7 +292,8 @@ Test(config_roots, an_nfs_server_is_a_process)
     path = strstr(roots[0].process.command, "/libexec/ucmd/ucmd-backend-nfs");
     cr_assert(path && roots[0].process.command[0] == '/', "%s", roots[0].process.command);
     cr_assert_str_eq(strstr(path, "/ucmd-backend-nfs"), words);
-    cr_assert(roots[0].process.network && roots[0].read_only);
+    cr_assert(roots[0].process.network);
+    cr_assert(roots[0].read_only);
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
     set("arena.size=1GiB");
     set("arena.extent=256MiB");

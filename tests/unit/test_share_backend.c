@@ -69,3 +69,76 @@ Test(share_backend, two_roots_have_no_temporary_name_in_common)
     cr_assert(block_file_temp_valid(x));
     cr_assert(block_file_temp_valid(y));
 }
+
+/* ---- files in one piece of memory ---- */
+
+#define FILE_BYTES (BLOCK_FILE_HEADER_BYTES + BLOCK_FILE_SEAL_BYTES + (600u << 10))
+
+static uint8_t slot[600u << 10], file[FILE_BYTES];
+
+static struct share_op part_op(enum share_verb verb, uint64_t bytes, bool sealed)
+{
+    struct share_op op = {.verb = verb,
+                          .id = {.key_bytes = 16, .key = {3}, .part = 1},
+                          .data = slot,
+                          .bytes = bytes,
+                          .sealed = sealed};
+
+    memset(op.header + BLOCK_FILE_HEADER_BYTES, 0x5a, BLOCK_FILE_SEAL_BYTES);
+    cr_assert_eq(share_op_resolve(&op), 0);
+    return op;
+}
+
+static void slot_fill(void)
+{
+    for (uint32_t i = 0; i < sizeof(slot); i++)
+        slot[i] = (uint8_t)(i * 7 >> 4);
+}
+
+/* The file is the one that header and slot make, and comes back as it went. */
+static void packs(uint64_t bytes, bool sealed)
+{
+    struct share_op write = part_op(SHARE_WRITE, bytes, sealed), like = write;
+    struct share_op read = part_op(SHARE_READ, bytes, sealed);
+    uint64_t head = share_op_head_bytes(&write);
+
+    slot_fill();
+    share_op_pack(&write, file);
+    share_op_seal(&like);
+    cr_assert_arr_eq(file, like.header, head);
+    cr_assert_arr_eq(file + head, slot, bytes);
+    memset(slot, 0, sizeof(slot));
+    cr_assert_eq(share_op_unpack(&read, file), 0, "%llu bytes", (unsigned long long)bytes);
+    cr_assert_arr_eq(slot, file + head, bytes);
+    cr_assert_eq(share_op_verify(&read), 0);
+    if (!sealed)
+        file[head + bytes - 1] ^= 1;
+    else
+        file[head - 1] ^= 1;
+    cr_assert_eq(share_op_unpack(&read, file), -EBADMSG);
+}
+
+Test(share_backend, a_file_comes_out_of_memory_as_it_went_in)
+{
+    static const uint64_t sizes[] = {1,      4096,         (256u << 10) - 1, 256u << 10,
+                                     262145, (512u << 10), 600u << 10};
+
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        packs(sizes[i], false);
+        packs(sizes[i], true);
+    }
+}
+
+Test(share_backend, a_file_of_another_kind_or_part_does_not_come_out)
+{
+    struct share_op write = part_op(SHARE_WRITE, 4096, false);
+    struct share_op sealed = part_op(SHARE_READ, 4096 - BLOCK_FILE_SEAL_BYTES, true);
+    struct share_op other = part_op(SHARE_READ, 4096, false);
+
+    slot_fill();
+    share_op_pack(&write, file);
+    cr_assert_eq(share_op_unpack(&sealed, file), -EBADMSG);
+    other.id.key[0]++;
+    cr_assert_eq(share_op_resolve(&other), 0);
+    cr_assert_eq(share_op_unpack(&other, file), -EBADMSG);
+}

@@ -218,6 +218,58 @@ Test(share_gc, a_young_marker_leaves_the_pass_to_the_other)
     rig_end(&g);
 }
 
+static uint64_t marker_mtime_ns(const struct rig *g)
+{
+    uint8_t identity[BLOCK_FILE_IDENTITY_BYTES];
+    const struct block_file_id id = {.key_bytes = UCM_MIN_KEY_BYTES};
+    char name[BLOCK_FILE_NAME_CAP], path[512];
+    struct stat st;
+
+    cr_assert_eq(block_file_locate(&id, identity, name), 0);
+    snprintf(path, sizeof(path), "%s/blocks/%02x/%s", g->folder, identity[0], name);
+    cr_assert_eq(stat(path, &st), 0, "%s", path);
+    return (uint64_t)st.st_mtim.tv_sec * NS + (uint64_t)st.st_mtim.tv_nsec;
+}
+
+/* Others would begin one, too, when the marker is as old as it is from pass to pass. */
+Test(share_gc, a_long_pass_keeps_its_marker_young)
+{
+    struct rig g;
+    unsigned renewed = 0;
+    uint64_t last;
+
+    rig_begin(&g, 1 << 20);
+    rig_put(&g, 1, 1, 0, 86400, 1064);
+    rig_pass(&g, 0);
+    rig_host_config(&g, 0, 400);
+    g.hosts[0].root->config.depth = 8; /* a quarter of it for collection: a LIST and the touch */
+    rig_hold_lists(&g, 0, true);
+    last = marker_mtime_ns(&g);
+    for (rig_timer(&g, RIG_WAIT_MS); renewed < 4;) {
+        uv_run(g.loop, UV_RUN_ONCE);
+        cr_assert_not(g.timed_out, "it was touched when the pass began, and not again");
+        renewed += marker_mtime_ns(&g) > last;
+        last = marker_mtime_ns(&g);
+    }
+    rig_hold_lists(&g, 0, false);
+    rig_wait(&g, 0);
+    cr_assert_eq(g.hosts[0].metrics.share_gc_passes, 2);
+    rig_end(&g);
+}
+
+Test(share_gc, passes_whose_markers_are_touched_at_any_moment_end)
+{
+    struct rig g;
+
+    rig_begin(&g, 1 << 20);
+    rig_put(&g, 1, 1, 0, 86400, 1064);
+    rig_pass(&g, 0);
+    rig_host_config(&g, 0, 4);
+    for (unsigned i = 0; i < 20; i++)
+        rig_wait(&g, 0);
+    rig_end(&g);
+}
+
 Test(share_gc, the_smaller_of_two_capacities_counts)
 {
     struct rig g;

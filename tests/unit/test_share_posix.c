@@ -1,11 +1,14 @@
 /* A root in a folder: the contract of all backends, and what only folders and threads do. */
 #include "tests/unit/share_contract.h"
 
+#include <linux/magic.h>
 #include <linux/userfaultfd.h>
 #include <sched.h>
+#include <stdarg.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 
@@ -69,6 +72,130 @@ static void root_with_unreadable_files(struct contract *c)
 }
 
 SHARE_CONTRACT(share_posix, folder_begin, folder_end)
+
+/* ---- the page cache ---- */
+
+/* What a file system refuses: O_DIRECT itself, or the first transfer with it, as one that wants another alignment does. */
+static enum { DIRECT_TAKEN, DIRECT_REFUSED, DIRECT_FAILS } direct;
+static atomic_uint direct_transfers;
+
+int fcntl(int fd, int command, ...)
+{
+    va_list args;
+    long argument;
+
+    va_start(args, command);
+    argument = va_arg(args, long);
+    va_end(args);
+    if (command == F_SETFL && (argument & O_DIRECT) && direct == DIRECT_REFUSED) {
+        errno = EINVAL;
+        return -1;
+    }
+    return (int)syscall(SYS_fcntl, fd, command, argument);
+}
+
+static bool transfer_fails(int fd)
+{
+    if (!(syscall(SYS_fcntl, fd, F_GETFL, 0) & O_DIRECT))
+        return false;
+    direct_transfers++;
+    errno = EINVAL;
+    return direct == DIRECT_FAILS;
+}
+
+ssize_t pwrite(int fd, const void *data, size_t n, off_t at)
+{
+    return transfer_fails(fd) ? -1 : (ssize_t)syscall(SYS_pwrite64, fd, data, n, at);
+}
+
+ssize_t pread(int fd, void *data, size_t n, off_t at)
+{
+    return transfer_fails(fd) ? -1 : (ssize_t)syscall(SYS_pread64, fd, data, n, at);
+}
+
+static unsigned pages_cached(const char *path)
+{
+    static unsigned char in[4096];
+    struct stat st;
+    int fd = open(path, O_RDONLY);
+    unsigned n = 0, pages;
+    void *p;
+
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(fstat(fd, &st), 0);
+    pages = (unsigned)((st.st_size + 4095) / 4096);
+    cr_assert_leq(pages, sizeof(in));
+    p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    cr_assert_neq(p, MAP_FAILED);
+    cr_assert_eq(mincore(p, (size_t)st.st_size, in), 0);
+    for (unsigned i = 0; i < pages; i++)
+        n += in[i] & 1;
+    munmap(p, (size_t)st.st_size);
+    close(fd);
+    return n;
+}
+
+/* Sizes about those of pages and of what a thread moves at a time; a last page may wait to be written. */
+static void nothing_stays_cached(struct contract *c)
+{
+    const uint64_t sizes[] = {1000,           4096 - 64, 4096,           65536,
+                              (1 << 20) - 64, 1 << 20,   (3 << 20) + 777};
+    char path[512];
+
+    for (unsigned i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        for (unsigned sync = 0; sync < 2; sync++) {
+            unsigned number = 2 * i + sync;
+            uint8_t *data = contract_data(sizes[i], number);
+            struct contract_op o = {.op = contract_of(SHARE_WRITE, number, data, sizes[i])};
+
+            o.op.sync = sync;
+            cr_assert_eq(contract_run(c, &o), 0);
+            contract_path(c, number, path);
+            cr_assert_leq(pages_cached(path), 1, "%llu bytes were written",
+                          (unsigned long long)sizes[i]);
+            cr_assert_eq(contract_read(c, number, sizes[i]), 0);
+            cr_assert_leq(pages_cached(path), 1, "%llu bytes were read",
+                          (unsigned long long)sizes[i]);
+            free(data);
+        }
+    }
+}
+
+static void disk_begin(struct contract *c)
+{
+    const char *disk = getenv("UCM_TEST_DISK");
+    struct statfs fs;
+
+    snprintf(c->folder, sizeof(c->folder), "%s/ucm-test-share-XXXXXX", disk ? disk : "/var/tmp");
+    cr_assert(mkdtemp(c->folder));
+    strcpy(c->target, c->folder);
+    c->ops = &share_posix;
+    cr_assert_eq(statfs(c->folder, &fs), 0);
+    if (fs.f_type == TMPFS_MAGIC) {
+        folder_end(c);
+        cr_skip_test("a tmpfs has its files nowhere else");
+    }
+}
+
+Test(share_posix, the_page_cache_holds_nothing)
+{
+    contract_case(disk_begin, folder_end, nothing_stays_cached);
+    cr_assert_gt(direct_transfers, 0);
+}
+
+Test(share_posix, the_page_cache_holds_nothing_without_o_direct)
+{
+    direct = DIRECT_REFUSED;
+    contract_case(disk_begin, folder_end, nothing_stays_cached);
+    cr_assert_eq(direct_transfers, 0);
+}
+
+Test(share_posix, the_page_cache_holds_nothing_where_direct_transfers_fail)
+{
+    direct = DIRECT_FAILS;
+    contract_case(disk_begin, folder_end, nothing_stays_cached);
+    cr_assert_gt(direct_transfers, 0);
+}
 
 Test(share_posix, unreadable_files)
 {

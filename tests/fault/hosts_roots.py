@@ -1,0 +1,175 @@
+"""Fleets of hosts for test_hosts.py, by the kind of root that they share: each has `hosts`, `files` (the folder that blocks lie in),
+`accidents` (what else may happen, by name: functions of a host and a random.Random), stored() and close()."""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "integration"))
+
+import hosts  # noqa: E402
+from hung_mount import HungMount  # noqa: E402
+from s3_proxy import Proxy  # noqa: E402
+from second_client import keys  # noqa: E402
+from swift_case import Swift, key_write  # noqa: E402
+
+
+def named(folder, names):
+    there = {name.split("-")[0] for _, _, found in os.walk(folder) for name in found}
+    return all(keys(name).hex() in there for name in names)
+
+
+class Nfs(hosts.Fleet):
+    """An NFS server; hosts in namespaces, with cables."""
+
+    def __init__(self, count, **options):
+        super().__init__(count, **options)
+        self.files = self.server.export
+        self.accidents = {"server killed": self.killed, "server stopped": self.stopped, "cable pulled": self.cable}
+
+    def killed(self, _, chance):
+        self.server.kill()
+        time.sleep(chance.random())
+        self.server.start()
+
+    def stopped(self, _, chance):
+        self.server.signal(signal.SIGSTOP)
+        time.sleep(chance.uniform(0.5, 4))
+        self.server.signal(signal.SIGCONT)
+
+    def cable(self, host, chance):
+        self.network.cable(host.number, False)
+        time.sleep(chance.uniform(0.2, 3))
+        self.network.cable(host.number, True)
+
+    def stored(self, _client, _ns, names):
+        return named(self.files, names)
+
+
+class Here:
+    """Instead of a network: hosts are processes of this machine."""
+
+    @staticmethod
+    def inside(_):
+        return []
+
+
+class Plain:
+    def __init__(self, count, **options):
+        self.folder, self.hosts = tempfile.mkdtemp(prefix="hosts.", dir=os.environ.get("UCM_TEST_DISK")), []
+        os.chmod(self.folder, 0o755)
+        try:
+            self.begin()
+            for number in range(1, count + 1):
+                self.hosts.append(hosts.Host(Here(), number, os.path.join(self.folder, f"host{number}"), self.root(number), **options))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self):
+        for host in self.hosts:
+            host.stop()
+        self.end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Posix(Plain):
+    """A folder: threads serve it on hosts with an odd number, a process on the others."""
+
+    def begin(self):
+        self.files, self.mount = os.path.join(self.folder, "kv"), None
+        os.mkdir(self.files)
+        self.accidents = {"folder away": self.away, "mount hangs": self.hangs}
+
+    def root(self, number):
+        return self.files + (" process" if number % 2 == 0 else "")
+
+    def away(self, _, chance):
+        os.rename(self.files, self.files + ".away")
+        time.sleep(chance.uniform(0.2, 3))
+        os.rename(self.files + ".away", self.files)
+
+    def hangs(self, _, chance):
+        try:
+            self.mount = HungMount(self.files, takes=chance.random() < 0.5)
+        except OSError:
+            return
+        time.sleep(chance.uniform(0.5, 4))
+        self.mount.close()
+
+    def stored(self, _client, _ns, names):
+        return named(self.files, names)
+
+    def end(self):
+        if self.mount:
+            self.mount.close()
+
+
+class S3(Plain):
+    """A bucket of Swift; a proxy for each host, which is its cable."""
+
+    def begin(self):
+        self.proxies, self.server = {}, Swift()
+        self.files = self.server.objects
+        self.accidents = {"server killed": self.killed, "server stopped": self.stopped, "cable pulled": self.cable,
+                          "server overloaded": self.overloaded, "answers cut": self.cut}
+        self.secret = os.path.join(self.folder, "keys")
+        os.mkdir(self.secret)
+        key_write(self.secret)
+        if self.server.bucket("kv-hosts") != 200:
+            raise RuntimeError("Swift makes no bucket")
+
+    def root(self, number):
+        self.proxies[number] = Proxy(self.server.port)
+        return (f"s3://kv-hosts?endpoint=http://127.0.0.1:{self.proxies[number].port}&credentials={self.secret}/credentials "
+                f"read={self.secret} buffer=16MiB")
+
+    def killed(self, _, chance):
+        self.server.kill()
+        time.sleep(chance.random())
+        self.server.start()
+
+    def stopped(self, _, chance):
+        self.server.signal(signal.SIGSTOP)
+        time.sleep(chance.uniform(0.5, 4))
+        self.server.signal(signal.SIGCONT)
+
+    def harmed(self, host, chance, kind):
+        self.proxies[host.number].harm(kind, ("GET", "PUT", "HEAD", "DELETE"), 1 << 30)
+        time.sleep(chance.uniform(0.2, 3))
+        self.proxies[host.number].harm(None)
+
+    def cable(self, host, chance):
+        self.harmed(host, chance, "drop")
+
+    def overloaded(self, host, chance):
+        self.harmed(host, chance, "503")
+
+    def cut(self, host, chance):
+        self.harmed(host, chance, "cut")
+
+    def stored(self, client, ns, names):
+        return all(part["shared"] == "ready" for name in names for part in client.call("inspect", ns=ns, key=keys(name))["parts"])
+
+    def end(self):
+        for proxy in self.proxies.values():
+            proxy.close()
+        self.server.close()
+
+
+KINDS = {"nfs": Nfs, "posix": Posix, "s3": S3}
+
+
+def why_not(kind):
+    """What this machine lacks for it, or None."""
+    if kind == "nfs":
+        return hosts.why_not()
+    if kind == "s3":
+        try:
+            Swift().close()
+        except RuntimeError as e:
+            return str(e)
+    return None

@@ -1,0 +1,62 @@
+#!/usr/bin/python3
+"""A file system that hangs: FUSE, whose server does not answer. Needs root and /dev/fuse; HungMount raises OSError without them.
+
+As a program, FOLDER takes|leaves: that server."""
+
+import ctypes
+import os
+import signal
+import struct
+import subprocess
+import sys
+
+INIT, DETACH = 26, 2
+
+
+class HungMount:
+    """Over a folder that may be in use; what is opened there from now on hangs. takes: the server takes each request, so that not even
+    SIGKILL ends who made it; else it does not even read them, and SIGKILL does, as in most file systems of the kernel's."""
+
+    def __init__(self, folder, takes):
+        self.folder = folder
+        self.server = subprocess.Popen([sys.executable, __file__, folder, "takes" if takes else "leaves"], stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.PIPE, text=True)
+        said = self.server.stdout.readline().strip()
+        if said != "mounted":
+            self.server.wait()
+            self.server.stdout.close()
+            raise OSError(said)
+
+    def close(self):
+        """Who hangs there gets an error."""
+        if self.server.returncode is None:
+            self.server.kill()
+            self.server.wait()
+            self.server.stdout.close()
+            ctypes.CDLL(None).umount2(self.folder.encode(), DETACH)
+
+
+def main():
+    folder, takes = sys.argv[1], sys.argv[2] == "takes"
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(1, 9)  # PR_SET_PDEATHSIG
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR)
+    except OSError as e:
+        return print(f"/dev/fuse: {e.strerror}", flush=True)
+    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other"
+    if libc.mount(b"hung", folder.encode(), b"fuse", 0, options.encode()) != 0:
+        return print(f"mount: {os.strerror(ctypes.get_errno())}", flush=True)
+    while takes:
+        request = os.read(fd, 1 << 20)
+        _, what, number = struct.unpack_from("<IIQ", request)
+        if what == INIT:
+            answer = struct.pack("<IIIIHHIIHH7I", 7, 31, 65536, 0, 12, 10, 65536, 1, 1, 0, *[0] * 7)
+            os.write(fd, struct.pack("<IiQ", 16 + len(answer), 0, number) + answer)
+            print("mounted", flush=True)
+    print("mounted", flush=True)
+    return signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Of Mooncake's Python client, what ucmd-backend-mooncake calls, played over a folder (store.py)."""

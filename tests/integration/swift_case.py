@@ -1,0 +1,91 @@
+"""OpenStack Swift for tests: a process, buckets, and the file of its user's key. RuntimeError: this machine lacks what it needs."""
+
+import hashlib
+import hmac
+import http.client
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+
+from daemon import TIMEOUT_S, TOP
+
+SERVER = os.path.join(TOP, "tests/integration/swift_server.py")
+
+
+class Swift:
+    """Its objects outlive it: start() after kill() serves them at the same port."""
+
+    def __init__(self):
+        disk = os.environ.get("UCM_TEST_DISK", "/tmp")
+        self.folder, self.port, self.process = tempfile.mkdtemp(prefix="ucm-swift-", dir=disk), 0, None
+        self.objects = os.path.join(self.folder, "devices", "d", "objects")
+        try:
+            os.setxattr(self.folder, "user.swift", b"x")
+            self.start()
+        except OSError as e:
+            self.close()
+            raise RuntimeError(f"Swift needs extended attributes in {disk}: {e}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self):
+        self.process = subprocess.Popen(["/usr/bin/python3", "-B", SERVER, self.folder, str(self.port)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE)
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("Swift does not start: is python3-swift installed?")
+        self.port = int(line)
+
+    def ended(self):
+        self.process.stdin.close()
+        self.process.wait(TIMEOUT_S)
+        self.process.stdout.close()
+        self.process = None
+
+    def kill(self):
+        self.process.kill()
+        self.ended()
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def close(self):
+        if self.process:
+            self.ended()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def bucket(self, name):
+        """Makes one. What the server answered: 200."""
+        return signed(self.port, "PUT", f"/{name}")
+
+
+def key_write(folder, key="test:tester", secret="testing"):
+    """In the place of what is there, as a tool that rotates keys does it. The file's path."""
+    path = os.path.join(folder, "credentials")
+    with open(path + ".new", "w", encoding="ascii") as f:
+        f.write(f"# of a test\n[other]\naws_access_key_id = none\n[default]\naws_access_key_id={key}\naws_secret_access_key = {secret}\n")
+    os.rename(path + ".new", path)
+    return path
+
+
+def signed(port, method, path):
+    """The status of a request without a body, which this signs by itself: AWS's Signature Version 4."""
+    host, payload = f"127.0.0.1:{port}", "UNSIGNED-PAYLOAD"
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    scope, names = f"{now[:8]}/us-east-1/s3/aws4_request", "host;x-amz-content-sha256;x-amz-date"
+    asked = f"{method}\n{path}\n\nhost:{host}\nx-amz-content-sha256:{payload}\nx-amz-date:{now}\n\n{names}\n{payload}"
+    key = b"AWS4testing"
+    for word in (*scope.split("/"), f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{hashlib.sha256(asked.encode()).hexdigest()}"):
+        key = hmac.digest(key, word.encode(), "sha256")
+    server = http.client.HTTPConnection(host, timeout=TIMEOUT_S)
+    server.request(method, path, headers={
+        "x-amz-content-sha256": payload, "x-amz-date": now,
+        "Authorization": f"AWS4-HMAC-SHA256 Credential=test:tester/{scope}, SignedHeaders={names}, Signature={key.hex()}"})
+    try:
+        with server.getresponse() as answer:
+            return answer.status
+    finally:
+        server.close()
