@@ -2,8 +2,9 @@
 #ifndef UCM_PROTO_LIMITS_H
 #define UCM_PROTO_LIMITS_H
 
-/* 2: lookup, load, dump and prefetch take `request`. 3: load, load_prefix and dump take `computes`. */
-#define UCM_PROTOCOL_VERSION 3
+/* 2: lookup, load, dump and prefetch take `request`. 3: load, load_prefix and dump take `computes`.
+ * 4: lookup takes `nowait`. */
+#define UCM_PROTOCOL_VERSION 4
 #define UCM_PROTOCOL_VERSION_MIN 1
 
 #define UCM_TENANTS_OTHER "other"      /* in metrics: all tenants without a label of their own */
@@ -19,9 +20,9 @@
 #define UCM_MAX_DESCRIBED 1024 /* keys of one events.describe */
 #define UCM_FETCH_ITEM_BYTES 12
 
-#define UCM_MAX_TURNS 512   /* runs of blocks that one load turns */
-#define UCM_TURN_NUMBERS 5   /* of each */
-#define UCM_ROPE_NUMBERS 5   /* that say where K lies in a shard */
+#define UCM_MAX_TURNS 512  /* runs of blocks that one load turns */
+#define UCM_TURN_NUMBERS 5 /* of each */
+#define UCM_ROPE_NUMBERS 5 /* that say where K lies in a shard */
 
 #define UCM_MAX_SETTINGS_BYTES 512 /* of tenant.set */
 #define UCM_MAX_NAME_BYTES 256     /* model, revision, dtype, layout, client, tenant */

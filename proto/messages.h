@@ -139,7 +139,8 @@ enum ucm_handle_kind {
 /* request, here and in load, dump and prefetch: the engine's id of the request on whose behalf this one
  * is; for tracing only. */
 /* keys: key_bytes each, the chain's head first. shared: report what only the shared tier has by a
- * status of its own. wait_ms: for the shared tier at most; 0: share.lookup_deadline. */
+ * status of its own. wait_ms: for the shared tier at most; 0: share.lookup_deadline. nowait: enum
+ * ucm_lookup_nowait; with UCM_LOOKUP_LATER, 0 is share.deadline. */
 #define UCM_MSG_LOOKUP(F)                                                                          \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, keys, REQ, UCM_MIN_KEY_BYTES, UCM_KEYS_BYTES)                                           \
@@ -147,13 +148,15 @@ enum ucm_handle_kind {
     F(u64, lease_ms, OPT, 0, UCM_U32)                                                              \
     F(flag, shared, OPT, 0, 0)                                                                     \
     F(u64, wait_ms, OPT, 0, UCM_DEADLINE_MS)                                                       \
-    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)
+    F(str, request, OPT, 0, UCM_MAX_REQUEST_BYTES)                                                 \
+    F(u64, nowait, OPT, 0, UCM_LOOKUP_HERE)
 #define UCM_MSG_LOOKUP_R(F)                                                                        \
     F(u64, hits, REQ, 0, UCM_MAX_KEYS)                                                             \
     F(u64, dram, OPT, 0, UCM_MAX_KEYS)                                                             \
     F(u64, lease, OPT, 0, UCM_U32)                                                                 \
     F(bin, status, OPT, 0, UCM_MAX_KEYS)                                                           \
-    F(u64, shared, OPT, 0, UCM_MAX_KEYS)
+    F(u64, shared, OPT, 0, UCM_MAX_KEYS)                                                           \
+    F(flag, pending, OPT, 0, 0)
 
 #define UCM_MSG_RELEASE(F) F(u64, lease, REQ, 1, UCM_U32)
 
@@ -407,6 +410,13 @@ enum ucm_method {
     UCM_METHODS(M)
 #undef M
         UCM_METHOD_COUNT
+};
+
+/* What a lookup does where the shared tier may have what this host lacks. */
+enum ucm_lookup_nowait {
+    UCM_LOOKUP_WAIT = 0,  /* it is answered when the shared tier has answered */
+    UCM_LOOKUP_LATER = 1, /* at once; `pending` says that the shared tier is being asked */
+    UCM_LOOKUP_HERE = 2,  /* at once; the shared tier is not asked */
 };
 
 /* One byte a key in lookup's status. */

@@ -135,6 +135,8 @@
     X(lookup_hits_shared, counter, "blocks",                                                       \
       "keys of lookups with a part that only the shared tier has")                                 \
     X(lookups_waited, counter, "requests", "lookups that waited for the shared tier")              \
+    X(lookups_pending, counter, "requests",                                                        \
+      "lookups that were answered while the shared tier was asked: their clients asked again")     \
     X(load_blocks_shared, counter, "blocks", "parts loaded that were read from the shared tier")   \
     X(share_forgotten, counter, "blocks",                                                          \
       "blocks presumed on the shared tier that a read did not find")                               \

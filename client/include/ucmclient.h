@@ -355,12 +355,25 @@ struct ucm_lookup {
     uint32_t n_keys;  /* 1 to ucm_server_info.max_keys */
     /* How long a lease protects the blocks that are found from eviction; 0: no lease. */
     uint32_t lease_ms;
-    /* Longest wait for the shared tier; 0: the daemon's setting. Never more than half of
-     * timeout_ms. */
+    /* Longest wait for the shared tier; 0: the daemon's setting (share.lookup_deadline). Never more than half of
+     * timeout_ms. With UCM_NOWAIT_LATER: for how long it is asked, at most; 0: share.deadline. */
     uint32_t wait_ms;
     /* If not NULL, receives how many hits must be read from the shared tier. found[i] of these is
      * then UCM_FOUND_SHARED instead of UCM_FOUND_NVME. */
     uint32_t *shared;
+    uint32_t nowait; /* enum ucm_nowait */
+    /* If not NULL, receives 1 if the shared tier is being asked (UCM_NOWAIT_LATER), else 0. */
+    uint32_t *pending;
+};
+
+/* What a lookup does where the shared tier may have what this host lacks. A daemon that speaks version 3 of the
+ * protocol, or an older one, always waits: with UCM_NOWAIT_HERE for a millisecond. */
+enum ucm_nowait {
+    UCM_NOWAIT_OFF = 0, /* waits for wait_ms */
+    /* Answers at once with what this host has. *pending 1: the shared tier is being asked; the same lookup later, on this
+     * client, finds what it has. Until then there is no lease, and such an answer counts for nothing. */
+    UCM_NOWAIT_LATER = 1,
+    UCM_NOWAIT_HERE = 2, /* answers at once with what this host has, and asks nobody */
 };
 
 /* Where a lookup found a block. */

@@ -105,6 +105,8 @@ struct client_request {
     uint64_t *handle_id;          /* the field of *params that receives its id */
     struct proto_str *request_id; /* the field that receives the thread's request id; NULL: none */
     bool *computes;               /* the field that older daemons don't know; NULL: there is none */
+    struct msg_lookup *nowait; /* a lookup with `nowait`, which older daemons don't know; or NULL */
+    uint64_t wait_ms;          /* what that waits there for the shared tier */
     const int *fds;
     uint32_t n_fds;
     const char *name; /* not NULL: the method, with packed_bytes of packed parameters */

@@ -14,7 +14,8 @@ static int lookup_check(const struct msg_lookup_r *m, const struct lookup *l)
 {
     uint32_t found = 0;
 
-    if (m->hits > l->asked->n_keys || m->dram > m->hits || m->shared > m->hits - m->dram)
+    if (m->hits > l->asked->n_keys || m->dram > m->hits || m->shared > m->hits - m->dram ||
+        (m->pending && (l->asked->nowait != UCM_NOWAIT_LATER || m->lease)))
         return -1;
     if (!l->found)
         return 0;
@@ -44,6 +45,8 @@ static int lookup_take_cb(struct client_call *call, const union proto_any *any)
         *l->in_dram = (uint32_t)m->dram;
     if (l->asked->shared)
         *l->asked->shared = (uint32_t)m->shared;
+    if (l->asked->pending)
+        *l->asked->pending = m->pending;
     if (l->lease)
         *l->lease = m->lease && l->asked->lease_ms
                         ? client_lease_add(call->client, (uint32_t)m->lease, l->asked->lease_ms)
@@ -76,24 +79,38 @@ static uint64_t lookup_wait_ms(const struct ucm_lookup *asked, int64_t deadline_
     return half_ms < UCM_DEADLINE_MS ? (uint64_t)half_ms : UCM_DEADLINE_MS;
 }
 
+static uint64_t wait_bounded(uint32_t wait_ms)
+{
+    return wait_ms < UCM_DEADLINE_MS ? wait_ms : UCM_DEADLINE_MS;
+}
+
 static int lookup(struct ucm_namespace *ns, struct lookup *l, int timeout_ms)
 {
     struct ucm_client *c = ns->handle.client;
     struct msg_lookup m = {.each = l->found != NULL,
                            .lease_ms = l->asked->lease_ms,
-                           .shared = l->asked->shared != NULL};
+                           .shared = l->asked->shared != NULL,
+                           .nowait = l->asked->nowait};
     struct client_request q = {UCM_METHOD_LOOKUP, &m, &ns->handle, .handle_id = &m.ns,
                                .request_id = &m.request};
+    bool later = l->asked->nowait == UCM_NOWAIT_LATER;
     int64_t deadline_ns;
     int r;
 
     if (l->asked->lease_ms > 0 && !l->lease)
         return client_fail(UCM_EINVALID, "lease_ms is %u, but lease is NULL", l->asked->lease_ms);
+    if (l->asked->nowait > UCM_NOWAIT_HERE)
+        return client_fail(UCM_EINVALID, "nowait is %u; it is one of enum ucm_nowait, 0 to %d",
+                           l->asked->nowait, UCM_NOWAIT_HERE);
+    if (later && !l->asked->pending)
+        return client_fail(UCM_EINVALID, "nowait is UCM_NOWAIT_LATER, but pending is NULL");
     r = client_enter(c);
     if (r)
         return r;
     deadline_ns = client_deadline(c, timeout_ms);
-    m.wait_ms = lookup_wait_ms(l->asked, deadline_ns);
+    q.nowait = &m;
+    q.wait_ms = l->asked->nowait == UCM_NOWAIT_HERE ? 1 : lookup_wait_ms(l->asked, deadline_ns);
+    m.wait_ms = later ? wait_bounded(l->asked->wait_ms) : q.wait_ms;
     r = client_keys_check(c, ns, l->asked->keys, l->asked->n_keys, &m.keys);
     if (r == 0 && l->asked->lease_ms)
         r = client_lease_prepare(c);

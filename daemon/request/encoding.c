@@ -132,22 +132,7 @@ static uint32_t prefix_found(const struct encoded_ns *en, struct proto_bin keys)
     return hits;
 }
 
-/* What the rounds may take in all, from the first on. */
-static bool look_time(struct encoded_look *look, uint64_t *wait_ms)
-{
-    const struct request_rooms *rooms = &look->en->rq->rooms;
-    uint64_t now_ms = uv_now(rooms->loop), most_ms = rooms->config->share_lookup_ms;
-
-    if (look->until_ms == 0)
-        look->until_ms = now_ms + (*wait_ms && *wait_ms < most_ms ? *wait_ms : most_ms);
-    if (now_ms >= look->until_ms)
-        return false;
-    *wait_ms = look->until_ms - now_ms;
-    return true;
-}
-
-bool encoded_look_next(struct encoded_look *look, struct proto_bin keys, uint64_t wait_ms,
-                       struct shared_lookup **k)
+bool encoded_look_next(struct encoded_look *look, struct proto_bin keys, struct shared_lookup **k)
 {
     const struct encoded_ns *en = look->en;
     uint32_t before = look->hits;
@@ -159,15 +144,25 @@ bool encoded_look_next(struct encoded_look *look, struct proto_bin keys, uint64_
     /* The form that was asked last has no more of the chain. */
     if (look->rounds >= 2 && look->hits == before)
         return false;
-    while (look->rounds < (look->each ? 2 : ROUNDS_MAX) && look_time(look, &wait_ms)) {
+    while (look->rounds < (look->each ? 2 : ROUNDS_MAX) &&
+           uv_now(en->rq->rooms.loop) < look->until_ms) {
         struct ns *ns = look->rounds++ % 2 == 0 ? en->coded : en->base;
 
-        if (shared_lookup_start(look->s, ns, keys, look->hits, look->each, wait_ms, k) == 0)
+        if (shared_lookup_start(look->s, ns, keys, look->hits, look->each, look->until_ms, k) == 0)
             return true;
         if (look->rounds >= 2)
             return false;
     }
     return false;
+}
+
+bool encoded_look_begin(struct encoded_look *look, struct ns *ns, struct proto_bin keys,
+                        uint32_t hits, struct shared_lookup **k)
+{
+    if (look->en)
+        return encoded_look_next(look, keys, k);
+    return shared_lookup_start(look->s, ns, keys, look->each ? 0 : hits, look->each, look->until_ms,
+                               k) == 0;
 }
 
 /* ---- encoding.open ---- */

@@ -69,10 +69,13 @@ struct encoded_look {
     bool each;
     uint8_t rounds;
     uint32_t hits;     /* of a chain */
-    uint64_t until_ms; /* 0: the first round has not begun */
+    uint64_t until_ms; /* all rounds together, by uv_now */
 };
 /* Begins the next round for those keys. False: there is none. *k is then as it was. */
-bool encoded_look_next(struct encoded_look *look, struct proto_bin keys, uint64_t wait_ms,
-                       struct shared_lookup **k);
+bool encoded_look_next(struct encoded_look *look, struct proto_bin keys, struct shared_lookup **k);
+/* Begins the first one, or the only one of a namespace ns that is not encoded (look->en is NULL), whose first
+ * `hits` keys are here. False: there is nothing to ask for. */
+bool encoded_look_begin(struct encoded_look *look, struct ns *ns, struct proto_bin keys,
+                        uint32_t hits, struct shared_lookup **k);
 
 #endif

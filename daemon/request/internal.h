@@ -146,6 +146,8 @@ struct session {
     uint32_t leased_keys;         /* under leases and in chains */
     uint32_t n_chains, n_windows; /* with those that are ending */
     struct list spaces;           /* struct session_space: what digest.open opened */
+    struct list laters;           /* struct later, the oldest first */
+    uint32_t n_laters;
     struct list requests;
     uint32_t n_requests;
     struct cache_fills fills;
@@ -337,14 +339,26 @@ struct shared_lookup {
     size_t memory;       /* counted against limits.frame_memory */
     const uint8_t *keys; /* a copy of all that were named */
 };
-/* Asks for those of keys[from, n) that are not found here: one chain, or each by itself. Waits for
- * wait_ms at most (0: share.lookup_deadline). 0: done_cb will run. Otherwise there is nothing to wait
- * for. */
+/* Until when to ask for a client that waits so long (0: the most), at most for share.lookup_deadline; for one
+ * that comes back later, at most for share.deadline. By uv_now. */
+uint64_t shared_lookup_until(const struct requests *rq, uint64_t wait_ms);
+uint64_t shared_lookup_until_later(const struct requests *rq, uint64_t wait_ms);
+/* Asks for those of keys[from, n) that are not found here: one chain, or each by itself. 0: done_cb will
+ * run, at until_ms at the latest. Otherwise there is nothing to wait for. */
 int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys, uint32_t from,
-                        bool each, uint64_t wait_ms, struct shared_lookup **out);
+                        bool each, uint64_t until_ms, struct shared_lookup **out);
 void shared_lookup_free(struct shared_lookup *k);
 /* done_cb does not run any more; frees it. */
 void shared_lookup_cancel(struct shared_lookup *k);
+
+/* lookup_later.c: lookups that don't wait for the shared tier, and whose client comes back for its answer. A
+ * session remembers which keys it has asked for, and for some time that the answer has come. */
+/* Whether the shared tier is being asked for keys that this host lacks (it has the first `hits`, if they are a
+ * chain); begins that if need be. False: it has answered, or can't be asked now. encoded: of ns, or NULL. */
+bool lookup_later(struct session *s, struct ns *ns, const struct encoded_ns *encoded,
+                  const struct msg_lookup *m, uint32_t hits);
+/* The session closes. */
+void lookups_later_end(struct session *s);
 
 /* lookup.c */
 /* Leases refs[n], all of ns; skips zeroes. */

@@ -244,6 +244,14 @@ static void lookup_timed(struct requests *rq, const struct ns *ns, uint64_t begu
     histogram_count(&ns->tenant->times->lookup, took_ns);
 }
 
+static void found_tell(const struct msg_lookup *m, const struct found *f, struct msg_lookup_r *r)
+{
+    *r = (struct msg_lookup_r){.hits = f->hits,
+                               .dram = f->dram,
+                               .status = {f->status, m->each ? f->n : 0},
+                               .shared = m->shared ? f->shared : 0};
+}
+
 /* Takes the lease and fills *r. 0 or -code with call->error. */
 static int lookup_result(struct call *call, const struct msg_lookup *m, const struct found *f,
                          struct msg_lookup_r *r)
@@ -260,11 +268,8 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
     keys_touch(rq, m, f, covered);
     lookup_count(rq, m->keys.p, f);
     trace_outcome(call->trace, f->hits, 0);
-    *r = (struct msg_lookup_r){.hits = f->hits,
-                               .dram = f->dram,
-                               .lease = lease,
-                               .status = {f->status, m->each ? f->n : 0},
-                               .shared = m->shared ? f->shared : 0};
+    found_tell(m, f, r);
+    r->lease = lease;
     return 0;
 }
 
@@ -313,8 +318,7 @@ static void wait_done_cb(struct shared_lookup *k)
     struct lookup_wait *w = k->ctx;
     struct shared_lookup *next;
 
-    if (w->look.en && !w->r.s->closing &&
-        encoded_look_next(&w->look, w->m.keys, w->m.wait_ms, &next))
+    if (w->look.en && !w->r.s->closing && encoded_look_next(&w->look, w->m.keys, &next))
         wait_on(w, next);
     else
         wait_end(w);
@@ -339,15 +343,16 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
                          const struct found *f)
 {
     struct requests *rq = call->s->rq;
-    struct encoded_look look = {.s = call->s, .en = f->encoded, .each = m->each};
+    struct encoded_look look = {.s = call->s,
+                                .en = f->encoded,
+                                .each = m->each,
+                                .until_ms = shared_lookup_until(rq, m->wait_ms)};
     struct shared_lookup *lookup;
     struct lookup_wait *w;
 
     if (f->hits == f->n)
         return false;
-    if (f->encoded ? !encoded_look_next(&look, m->keys, m->wait_ms, &lookup)
-                   : shared_lookup_start(call->s, ns, m->keys, m->each ? 0 : f->hits, m->each,
-                                         m->wait_ms, &lookup) != 0)
+    if (!encoded_look_begin(&look, ns, m->keys, f->hits, &lookup))
         return false;
     w = request_new(call, sizeof(*w),
                     lookup->p.deadline_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS, wait_stop_cb);
@@ -365,6 +370,19 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     return true;
 }
 
+/* Its client asks again: so this one takes no lease, counts nothing and moves no block in the policy. */
+static bool lookup_pends(struct call *call, struct ns *ns, const struct msg_lookup *m,
+                         const struct found *f, struct msg_lookup_r *r)
+{
+    if (m->nowait != UCM_LOOKUP_LATER || f->hits == f->n ||
+        !lookup_later(call->s, ns, f->encoded, m, f->hits))
+        return false;
+    found_tell(m, f, r);
+    r->pending = true;
+    call->s->rq->rooms.metrics->lookups_pending++;
+    return true;
+}
+
 int method_lookup(struct call *call)
 {
     const struct msg_lookup *m = &call->params.lookup;
@@ -379,9 +397,9 @@ int method_lookup(struct call *call)
     trace_more(call->trace, TRACE_LOOKUP);
     keys_find(call->s, ns, m, n, &f);
     trace_less(call->trace, TRACE_LOOKUP);
-    if (lookup_waits(call, ns, m, &f))
+    if (m->nowait == UCM_LOOKUP_WAIT && lookup_waits(call, ns, m, &f))
         return 0;
-    rc = lookup_result(call, m, &f, &r);
+    rc = lookup_pends(call, ns, m, &f, &r) ? 0 : lookup_result(call, m, &f, &r);
     if (rc == 0)
         call_reply(call, &r);
     lookup_timed(call->s->rq, ns, call->begun_ns);

@@ -459,6 +459,7 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     table_init(&s->chains, SESSION_MAX_CHAINS);
     table_init(&s->windows, SESSION_MAX_WINDOWS);
     list_init(&s->spaces);
+    list_init(&s->laters);
     list_init(&s->requests);
     list_init(&s->retry.link);
     s->retry.retry_cb = retry_cb;
@@ -553,6 +554,7 @@ static void close_cb(void *session)
     s->closing = true;
     tracing_session_ended(s);
     following_session_ended(s);
+    lookups_later_end(s);
     /* stop_cb may end the request at once; none of them frees a session that has requests left. */
     s->n_requests++;
     for (node = s->requests.next; node != &s->requests; node = next) {

@@ -81,11 +81,25 @@ static struct shared_lookup *lookup_new(struct session *s, struct ns *ns, struct
     return NULL;
 }
 
+static uint64_t until(const struct requests *rq, uint64_t wait_ms, uint64_t most_ms)
+{
+    return uv_now(rq->rooms.loop) + (wait_ms && wait_ms < most_ms ? wait_ms : most_ms);
+}
+
+uint64_t shared_lookup_until(const struct requests *rq, uint64_t wait_ms)
+{
+    return until(rq, wait_ms, rq->rooms.config->share_lookup_ms);
+}
+
+uint64_t shared_lookup_until_later(const struct requests *rq, uint64_t wait_ms)
+{
+    return until(rq, wait_ms, rq->rooms.config->share_deadline_ms);
+}
+
 int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys, uint32_t from,
-                        bool each, uint64_t wait_ms, struct shared_lookup **out)
+                        bool each, uint64_t until_ms, struct shared_lookup **out)
 {
     const struct request_rooms *rooms = &s->rq->rooms;
-    uint64_t most_ms = rooms->config->share_lookup_ms;
     uint32_t last = ns->identity.parts - 1;
     struct shared_lookup *k;
     int rc;
@@ -105,7 +119,7 @@ int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys,
         ns_part_bytes(ns, last) + (cache_sealed(rooms->cache, ns) ? BLOCK_FILE_SEAL_BYTES : 0);
     k->p.who = tenant_who(ns->tenant);
     k->p.each = each;
-    k->p.deadline_ms = uv_now(rooms->loop) + (wait_ms && wait_ms < most_ms ? wait_ms : most_ms);
+    k->p.deadline_ms = until_ms;
     k->p.done_cb = lookup_done_cb;
     rc = share_lookup(rooms->share, &k->p);
     if (rc != 0)

@@ -29,7 +29,6 @@ struct transfer {
     const struct encoded_ns
         *encoded;             /* ns is encoded, and blocks may come from its base; else NULL */
     struct encoded_look look; /* with `lookup` */
-    uint64_t look_ms;
     struct ns *form; /* a dump to a base: which other form its blocks should have, or NULL */
     struct registered *region;    /* of load, dump and fetch */
     uint32_t n_keys, part, parts; /* items = n_keys * parts; these three have one part */

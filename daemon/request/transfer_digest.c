@@ -28,7 +28,8 @@ static bool look_start(struct transfer *t, struct ns *ns, void (*done_cb)(struct
 {
     struct proto_bin keys = {t->keys, t->n_keys * t->ns->identity.key_bytes};
 
-    if (shared_lookup_start(t->r.s, ns, keys, 0, false, 0, &t->lookup) != 0)
+    if (shared_lookup_start(t->r.s, ns, keys, 0, false, shared_lookup_until(t->r.s->rq, 0),
+                            &t->lookup) != 0)
         return false;
     t->lookup->ctx = t;
     t->lookup->done_cb = done_cb;
@@ -51,7 +52,7 @@ static bool encoded_look(struct transfer *t)
 {
     struct proto_bin keys = {t->keys, t->n_keys * t->ns->identity.key_bytes};
 
-    if (!t->look.en || !encoded_look_next(&t->look, keys, 0, &t->lookup))
+    if (!t->look.en || !encoded_look_next(&t->look, keys, &t->lookup))
         return false;
     t->lookup->ctx = t;
     t->lookup->done_cb = bases_looked_cb;
@@ -70,7 +71,9 @@ static void bases_looked_cb(struct shared_lookup *k)
 
 void digests_look(struct transfer *t)
 {
-    t->look = (struct encoded_look){.s = t->r.s, .en = session_encoded(t->r.s, t->space->base)};
+    t->look = (struct encoded_look){.s = t->r.s,
+                                    .en = session_encoded(t->r.s, t->space->base),
+                                    .until_ms = shared_lookup_until(t->r.s->rq, 0)};
     if (t->look.en ? encoded_look(t) : look_start(t, t->space->base, bases_looked_cb))
         return;
     if (!look_start(t, t->ns, digests_looked_cb))

@@ -328,7 +328,7 @@ static void looked_cb(struct shared_lookup *k)
     struct proto_bin keys = {k->keys, t->n_keys * t->ns->identity.key_bytes};
 
     t->lookup = NULL;
-    if (t->encoded && encoded_look_next(&t->look, keys, t->look_ms, &t->lookup)) {
+    if (t->encoded && encoded_look_next(&t->look, keys, &t->lookup)) {
         t->lookup->ctx = t;
         t->lookup->done_cb = looked_cb;
     } else {
@@ -341,10 +341,9 @@ static void looked_cb(struct shared_lookup *k)
 /* Asks the shared tier for keys that are not here, if there is one, and then begins. */
 static void look_begin(struct transfer *t, struct proto_bin keys, uint64_t wait_ms)
 {
-    t->look = (struct encoded_look){.s = t->r.s, .en = t->encoded};
-    t->look_ms = wait_ms;
-    if (t->encoded ? !encoded_look_next(&t->look, keys, wait_ms, &t->lookup)
-                   : shared_lookup_start(t->r.s, t->ns, keys, 0, false, wait_ms, &t->lookup) != 0) {
+    t->look = (struct encoded_look){
+        .s = t->r.s, .en = t->encoded, .until_ms = shared_lookup_until(t->r.s->rq, wait_ms)};
+    if (!encoded_look_begin(&t->look, t->ns, keys, 0, &t->lookup)) {
         found_begin(t, keys.p);
         return;
     }

@@ -94,7 +94,7 @@ class Blocks(Case):
         before = region.fill(0)
         other, rival = self.again(identity=identity)
         self.assertEqual(region.call("dump", "a", [0], shard=2), {"status": bytes([OK]), "bytes": 8192})
-        for again in (region.dump("a", [0]), region.dump("a", [0], shard=3), rival.dump("a", [0], shards=1)):
+        for again in (rival.dump("a", [0]), region.dump("a", [0], shard=3), rival.dump("a", [0], shards=1)):
             self.assertEqual(again, [IN_PROGRESS])
         self.assertEqual((other.hits(ns, "a"), rival.load("a", [1])), (0, [MISS]))
         self.assertEqual(client.call("prefetch", ns=ns, keys=keys("a")), {"status": bytes([MISS])})
@@ -107,6 +107,17 @@ class Blocks(Case):
         rival.memory[:] = bytes(len(rival.memory))
         self.assertEqual(rival.load("a", [1], shard=1, shards=2), [OK])
         self.assertEqual(rival.bytes(1), bytes(4096) + before[4096:12288] + bytes(4096))
+
+    def test_all_layers_may_follow_some(self):
+        """As when a dump by layers was cancelled midway."""
+        identity = dict(DEMO, shards=[4])
+        client, ns, region = self.worker(identity)
+        region.fill(0)
+        self.assertEqual(region.dump("a", [0], shards=3), [OK])
+        now = region.fill(1)
+        self.assertEqual(region.dump("a", [1]), [OK])
+        self.assertEqual((client.call("lookup", ns=ns, keys=keys("a"))["hits"], region.load("a", [2])), (1, [OK]))
+        self.assertEqual(region.bytes(2), now)
 
     def told_of_a_load(self, region, before, first, step):
         """The shards that were told of before the answer."""

@@ -24,7 +24,7 @@ import ucmclient  # noqa: E402
 import fake_companion  # noqa: E402
 from daemon import Daemon  # noqa: E402
 from ucmclient import (BlockResult, Client, Companion, CompanionMissing, Found, Identity, MemoryKind, Memory,  # noqa: E402
-                       Plane, SharedMemory, Status, UcmError, data_pointer)
+                       Nowait, Plane, SharedMemory, Status, UcmError, data_pointer)
 from ucmclient import _native, companion as companions, keys as chains  # noqa: E402
 
 try:
@@ -127,6 +127,13 @@ class Blocks(Case):
         self.assertEqual((result.blocks, result.ok, result.all_ok), (bytes([BlockResult.OK, BlockResult.MISS]), 1, False))
         found, lease = ns.lookup_each(key("b", "a"))
         self.assertEqual((found, lease), (bytes([Found.NOT, Found.DRAM]), 0))
+        for nowait in Nowait:  # there is no shared tier
+            self.assertEqual(ns.lookup_each_nowait(key("b", "a"), nowait=nowait), (found, 0, False))
+            hits = ns.lookup_prefix(key("a", "b"), lease=5, nowait=nowait)
+            self.assertEqual((hits.blocks, hits.pending), (1, False))
+            self.assertGreater(hits.lease, 0)
+        with self.assertRaisesRegex(UcmError, "enum ucm_nowait"):
+            ns.lookup_prefix(key("a"), nowait=3)
 
     def test_layer_by_layer(self):
         ns, shared, region = self.worker()

@@ -113,9 +113,14 @@ static const struct msg_lookup sample_lookup = {
     .shared = true,
     .wait_ms = 20,
     .request = SAMPLE_STR("cmpl-7f3a-0"),
+    .nowait = UCM_LOOKUP_LATER,
 };
-static const struct msg_lookup_r sample_lookup_r = {
-    .hits = 2, .dram = 1, .lease = 9, .status = SAMPLE_BIN(sample_found), .shared = 1};
+static const struct msg_lookup_r sample_lookup_r = {.hits = 2,
+                                                    .dram = 1,
+                                                    .lease = 9,
+                                                    .status = SAMPLE_BIN(sample_found),
+                                                    .shared = 1,
+                                                    .pending = true};
 static const struct msg_release sample_release = {.lease = 9};
 static const uint32_t sample_turns[] = {2, 0, 512, 0, 0};
 static const struct msg_load sample_load = {

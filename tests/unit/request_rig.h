@@ -146,6 +146,8 @@ static inline void open_door(void)
     rig.cache->config.shared_blocks = 500;
     config_init(&door.config);
     door.config.share_lookup_ms = 50;
+    door.config.share_deadline_ms = 2000;
+    door.config.share_negative_ms = 2000;
     cr_assert_eq(deadlines_init(&door.deadlines, &rig.loop), 0);
     door.limits = rooms.limits = limits_new();
     cr_assert(door.limits);

@@ -212,6 +212,113 @@ Test(request_share, where_not_all_have_room_the_head_of_the_chain_stays)
     cr_expect_eq(index_blocks(rig.index), 4u);
 }
 
+/* ---- lookups that don't wait ---- */
+
+static struct msg_lookup_r look(uint64_t nowait, uint64_t first, uint32_t n, bool each)
+{
+    struct msg_lookup m = {.ns = rig.one->id,
+                           .keys = chain(first, n),
+                           .each = each,
+                           .lease_ms = 60000,
+                           .shared = true,
+                           .nowait = nowait};
+
+    return lookup_result(call(UCM_METHOD_LOOKUP, &proto_lookup, &m));
+}
+
+Test(request_share, who_comes_back_gets_the_answer_and_nobody_waits)
+{
+    struct msg_lookup_r r;
+
+    drop(store(rig.one, 1));
+    for (int i = 0; i < 3; i++) {
+        r = look(UCM_LOOKUP_LATER, 1, 4, false);
+        cr_expect(r.pending && r.hits == 1 && r.dram == 1 && r.lease == 0);
+    }
+    cr_expect_eq(share.lookups, 1u, "it is asked once, not %d times", (int)share.lookups);
+    cr_expect_eq(rig.metrics.lookups, 0u);
+    cr_expect_eq(rig.metrics.lookups_pending, 3u);
+    lookup_ends(2);
+    for (int i = 0; i < 2; i++) { /* two requests with one prompt */
+        r = look(UCM_LOOKUP_LATER, 1, 4, false);
+        cr_expect(!r.pending && r.hits == 3 && r.shared == 2 && r.lease != 0);
+    }
+    cr_expect_eq(share.lookups, 1u, "what it does not have is known, too");
+    cr_expect_eq(rig.metrics.lookups, 2u);
+    cr_expect_eq(rig.metrics.lookups_waited, 0u);
+    r = look(UCM_LOOKUP_LATER, 1, 5, false);
+    cr_expect(r.pending && r.hits == 3, "these are other keys");
+    hang_up();
+    cr_expect_null(share.lookup, "it ends with its connection");
+}
+
+Test(request_share, what_the_client_has_had_is_asked_again)
+{
+    door.config.share_negative_ms = 0;
+    cr_expect(look(UCM_LOOKUP_LATER, 1, 4, false).pending);
+    lookup_ends(0);
+    cr_expect_not(look(UCM_LOOKUP_LATER, 1, 4, false).pending);
+    cr_expect(look(UCM_LOOKUP_LATER, 1, 4, false).pending);
+    cr_expect_eq(share.lookups, 2u);
+    lookup_ends(0);
+}
+
+Test(request_share, keys_by_themselves_are_asked_for_without_a_wait)
+{
+    struct msg_lookup_r r;
+
+    drop(store(rig.one, 2));
+    r = look(UCM_LOOKUP_LATER, 1, 3, true);
+    cr_expect(r.pending && r.hits == 1);
+    cr_expect(r.status.n == 3 && r.status.p[1] == UCM_LOOKUP_DRAM);
+    cr_expect(share.lookup->each);
+    lookup_ends(1);
+    r = look(UCM_LOOKUP_LATER, 1, 3, true);
+    cr_expect(!r.pending && r.hits == 2 && r.status.p[0] == UCM_LOOKUP_SHARED);
+}
+
+Test(request_share, who_gives_up_gets_what_is_here)
+{
+    struct msg_lookup_r r;
+
+    drop(store(rig.one, 1));
+    r = look(UCM_LOOKUP_HERE, 1, 2, false);
+    cr_expect(!r.pending && r.hits == 1 && r.lease != 0);
+    cr_expect_eq(share.lookups, 0u, "nobody is asked");
+    cr_expect(look(UCM_LOOKUP_LATER, 1, 2, false).pending);
+    r = look(UCM_LOOKUP_HERE, 1, 2, false);
+    cr_expect(!r.pending && r.hits == 1 && r.lease != 0);
+    lookup_ends(1);
+    r = look(UCM_LOOKUP_HERE, 1, 2, false);
+    cr_expect(!r.pending && r.hits == 2, "the shared tier's late answer serves the next");
+}
+
+Test(request_share, who_comes_back_may_ask_for_as_long_as_an_operation_takes)
+{
+    struct msg_lookup m = {
+        .ns = rig.one->id, .keys = chain(1, 1), .nowait = UCM_LOOKUP_LATER, .wait_ms = 300};
+    uint64_t now_ms = uv_now(&rig.loop);
+
+    call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
+    cr_expect_eq(share.lookup->deadline_ms, now_ms + 300);
+    lookup_ends(0);
+    m = (struct msg_lookup){
+        .ns = rig.one->id, .keys = chain(2, 1), .nowait = UCM_LOOKUP_LATER, .wait_ms = 9000};
+    call(UCM_METHOD_LOOKUP, &proto_lookup, &m);
+    cr_expect_eq(share.lookup->deadline_ms, now_ms + 2000);
+    lookup_ends(0);
+}
+
+Test(request_share, a_share_that_can_not_be_asked_keeps_nobody_waiting)
+{
+    share.lookup_error = -EAGAIN;
+    cr_expect_not(look(UCM_LOOKUP_LATER, 1, 2, false).pending);
+    share.lookup_error = 0;
+    requests_drain(door.requests);
+    cr_expect_not(look(UCM_LOOKUP_LATER, 1, 2, false).pending);
+    cr_expect_eq(share.lookups, 0u);
+}
+
 /* ---- prefetch ---- */
 
 static uint32_t prefetch(uint64_t first, uint32_t n)

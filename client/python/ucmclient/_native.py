@@ -142,6 +142,8 @@ class Lookup(Structure):
         ("lease_ms", c_uint32),
         ("wait_ms", c_uint32),
         ("shared", POINTER(c_uint32)),
+        ("nowait", c_uint32),
+        ("pending", POINTER(c_uint32)),
     ]
 
 

@@ -35,6 +35,19 @@ class Found(enum.IntEnum):
     SHARED = 3
 
 
+class Nowait(enum.IntEnum):
+    """What a lookup does where the shared tier may have what this host lacks (enum ucm_nowait). A daemon that speaks an older
+    protocol than version 4 always waits."""
+
+    #: It waits.
+    OFF = 0
+    #: It answers at once, and says whether the shared tier is being asked: the same lookup later finds what that has. Until then there
+    #: is no lease.
+    LATER = 1
+    #: It answers at once with what this host has, and asks nobody.
+    HERE = 2
+
+
 class MemoryKind(enum.IntEnum):
     """enum ucm_memory_kind."""
 
@@ -101,12 +114,14 @@ class ServerInfo:
 @dataclass(frozen=True)
 class PrefixHits:
     """`blocks`: how many from the first key on are cached. Of these, `in_dram` lie wholly in DRAM, and `shared` must be
-    read from the shared tier (0 unless tell_shared). `lease`: 0 for none."""
+    read from the shared tier (0 unless tell_shared). `lease`: 0 for none. `pending`: with Nowait.LATER, the shared tier is being asked
+    for more."""
 
     blocks: int
     in_dram: int
     lease: int
     shared: int = 0
+    pending: bool = False
 
 
 @dataclass(frozen=True)
@@ -252,13 +267,16 @@ class Namespace(_Handle):
         lib.ucm_namespace_fingerprint(self.handle, out)
         return out.raw
 
-    def _lookup(self, keys: Keys, lease: float, wait: float, tell_shared: bool) -> native.Lookup:
-        lookup = native.Lookup(lease_ms=_timeout(lease), wait_ms=_timeout(wait))
+    def _lookup(self, keys: Keys, lease: float, wait: float, tell_shared: bool, nowait: int = 0) -> native.Lookup:
+        lookup = native.Lookup(lease_ms=_timeout(lease), wait_ms=_timeout(wait), nowait=nowait)
         lookup.borrowed, lookup.n_keys = borrow_keys(keys, self.identity.key_bytes)
         lookup.keys = lookup.borrowed.address
         lookup.shared_hits = c_uint32()
         if tell_shared:
             lookup.shared = ctypes.pointer(lookup.shared_hits)
+        lookup.is_pending = c_uint32()
+        if nowait:
+            lookup.pending = ctypes.pointer(lookup.is_pending)
         return lookup
 
     def lookup_prefix(
@@ -269,17 +287,18 @@ class Namespace(_Handle):
         *,
         wait: float = 0.0,
         tell_shared: bool = False,
+        nowait: int = Nowait.OFF,
     ) -> PrefixHits:
         """How many blocks from the first key on are cached without a gap. lease: seconds to keep them, 0 for none.
-        wait: longest wait for the shared tier in seconds, 0 for the daemon's setting."""
-        lookup = self._lookup(keys, lease, wait, tell_shared)
+        wait: longest wait for the shared tier in seconds, 0 for the daemon's setting; with Nowait.LATER, how long it is asked."""
+        lookup = self._lookup(keys, lease, wait, tell_shared, nowait)
         hits, in_dram, number = c_uint32(), c_uint32(), c_uint32()
         check(
             lib.ucm_lookup_prefix(
                 self.handle, byref(lookup), _timeout(timeout), byref(hits), byref(in_dram), byref(number)
             )
         )
-        return PrefixHits(hits.value, in_dram.value, number.value, lookup.shared_hits.value)
+        return PrefixHits(hits.value, in_dram.value, number.value, lookup.shared_hits.value, bool(lookup.is_pending.value))
 
     def lookup_each(
         self,
@@ -292,10 +311,18 @@ class Namespace(_Handle):
     ) -> tuple[bytes, int]:
         """For each key a Found's number, and a lease on those that were found. Blocks of the shared tier count as NVME
         unless tell_shared."""
-        lookup = self._lookup(keys, lease, wait, tell_shared)
+        return self._each(self._lookup(keys, lease, wait, tell_shared), timeout)[:2]
+
+    def lookup_each_nowait(
+        self, keys: Keys, lease: float = 0.0, timeout: Optional[float] = None, *, nowait: int = Nowait.LATER, wait: float = 0.0
+    ) -> tuple[bytes, int, bool]:
+        """As lookup_each, and whether the shared tier is being asked for more. wait: how long it is asked, in seconds."""
+        return self._each(self._lookup(keys, lease, wait, False, nowait), timeout)
+
+    def _each(self, lookup: native.Lookup, timeout: Optional[float]) -> tuple[bytes, int, bool]:
         found, hits, number = ctypes.create_string_buffer(max(lookup.n_keys, 1)), c_uint32(), c_uint32()
         check(lib.ucm_lookup_each(self.handle, byref(lookup), _timeout(timeout), found, byref(hits), byref(number)))
-        return found.raw[: lookup.n_keys], number.value
+        return found.raw[: lookup.n_keys], number.value, bool(lookup.is_pending.value)
 
     def hints_open(self, timeout: Optional[float] = None) -> None:
         """Gets the table of hints, or a new one if it is of no use any more."""

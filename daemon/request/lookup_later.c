@@ -1,0 +1,133 @@
+/* Lookups that don't wait for the shared tier: what a session has asked it, for clients that come back. */
+#include "daemon/request/encoding.h"
+
+#include <stdlib.h>
+#include <xxhash.h>
+
+/* Of a session; the oldest that was answered makes room. */
+#define LATERS_MAX 64u
+/* How long the shared tier's answer waits for its client, whatever the caches below keep of it. Once the client has
+ * had it, it holds for share.negative. Behind that the shared tier is asked once more. */
+#define KEPT_MS 1000u
+
+struct later {
+    struct list link;
+    struct ns *ns; /* the session keeps it open */
+    uint64_t hash; /* of the keys: two lists with one hash cost a hit, no more */
+    uint32_t keys_bytes;
+    bool each;
+    struct encoded_look look;
+    struct shared_lookup *lookup; /* NULL: the shared tier has answered, at answered_ms */
+    uint64_t answered_ms;
+    bool told; /* that it has answered */
+};
+
+static void later_free(struct session *s, struct later *l)
+{
+    if (l->lookup)
+        shared_lookup_cancel(l->lookup);
+    list_remove(&l->link);
+    s->n_laters--;
+    free(l);
+}
+
+void lookups_later_end(struct session *s)
+{
+    while (!list_empty(&s->laters))
+        later_free(s, LIST_ENTRY(s->laters.next, struct later, link));
+}
+
+static void done_cb(struct shared_lookup *k);
+
+static void later_on(struct later *l, struct shared_lookup *k)
+{
+    l->lookup = k;
+    k->ctx = l;
+    k->done_cb = done_cb;
+}
+
+static void done_cb(struct shared_lookup *k)
+{
+    struct later *l = k->ctx;
+    struct proto_bin keys = {k->keys, l->keys_bytes};
+    struct shared_lookup *next;
+
+    if (l->look.en && encoded_look_next(&l->look, keys, &next)) {
+        later_on(l, next);
+    } else {
+        l->lookup = NULL;
+        l->answered_ms = uv_now(k->s->rq->rooms.loop);
+    }
+    shared_lookup_free(k);
+}
+
+static bool later_holds(const struct session *s, const struct later *l)
+{
+    uint64_t age_ms = uv_now(s->rq->rooms.loop) - l->answered_ms;
+
+    return l->lookup || (!l->told && age_ms < KEPT_MS) ||
+           age_ms < s->rq->rooms.config->share_negative_ms;
+}
+
+/* NULL: it has not been asked, or too long ago. */
+static struct later *later_find(struct session *s, const struct later *like)
+{
+    for (struct list *node = s->laters.next; node != &s->laters; node = node->next) {
+        struct later *l = LIST_ENTRY(node, struct later, link);
+
+        if (l->ns != like->ns || l->hash != like->hash || l->keys_bytes != like->keys_bytes ||
+            l->each != like->each)
+            continue;
+        if (later_holds(s, l))
+            return l;
+        later_free(s, l);
+        return NULL;
+    }
+    return NULL;
+}
+
+static bool room_make(struct session *s)
+{
+    struct list *node = s->laters.next, *next;
+
+    for (; s->n_laters >= LATERS_MAX && node != &s->laters; node = next) {
+        struct later *l = LIST_ENTRY(node, struct later, link);
+
+        next = node->next;
+        if (!l->lookup)
+            later_free(s, l);
+    }
+    return s->n_laters < LATERS_MAX;
+}
+
+bool lookup_later(struct session *s, struct ns *ns, const struct encoded_ns *encoded,
+                  const struct msg_lookup *m, uint32_t hits)
+{
+    struct later like = {.ns = ns,
+                         .hash = XXH3_64bits(m->keys.p, m->keys.n),
+                         .keys_bytes = m->keys.n,
+                         .each = m->each,
+                         .look = {.s = s,
+                                  .en = encoded,
+                                  .each = m->each,
+                                  .until_ms = shared_lookup_until_later(s->rq, m->wait_ms)}};
+    struct later *l = later_find(s, &like);
+    struct shared_lookup *k;
+
+    if (l) {
+        l->told = !l->lookup;
+        return l->lookup != NULL;
+    }
+    if (!room_make(s) || !encoded_look_begin(&like.look, ns, m->keys, hits, &k))
+        return false;
+    l = malloc(sizeof(*l));
+    if (!l) {
+        shared_lookup_cancel(k);
+        return false;
+    }
+    *l = like;
+    list_push_back(&s->laters, &l->link);
+    s->n_laters++;
+    later_on(l, k);
+    return true;
+}
