@@ -314,11 +314,20 @@ void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run_cb)(struct 
 /* As tier_ops has it. */
 void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes);
 
+/* ---- nvme_op.c ---- */
+
+/* Whether io_uring is in use. */
+bool nvme_ring_usable(const struct tier *t);
+/* How many operations a file may have under way, reads and writes together, with the engine in use. */
+unsigned nvme_device_depth(const struct tier *t);
+/* Moves what op->e.iov says, in three attempts, the last by the threads, and then calls op->finish_cb, on the loop.
+ * It changes op->e.iov and what that points to. */
+void nvme_op_begin(struct nvme_op *op, unsigned file, uint64_t offset);
+/* A warning: where the operation was when it failed. status: -errno. */
+void nvme_op_log(const struct nvme_op *op, const char *event, int status);
+
 /* ---- nvme_io.c ---- */
 
-bool nvme_ring_usable(const struct tier *t);
-/* Moves what op->e.iov says, in three attempts, the last by the threads. */
-void nvme_op_begin(struct nvme_op *op, unsigned file, uint64_t offset);
 void nvme_read_finish(struct nvme_op *op, int status);
 void nvme_write_finish(struct nvme_op *op, int status);
 /* idle: behind all other I/O of the host, and not counted. */

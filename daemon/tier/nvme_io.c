@@ -6,12 +6,8 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define ROOM "tier"
-#define ATTEMPTS 3u        /* of an operation; the last one by the threads */
-#define RING_FAULTS_MAX 3u /* in a row, then the ring is not used any more */
 
 static_assert(sizeof(void *) >= sizeof(uint64_t), "scratch holds sequences");
 
@@ -36,117 +32,8 @@ static bool io_moved(const struct tier_io *io)
     return io->scratch[NVME_IO_MOVED] != NULL;
 }
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static void pump_reads(struct tier *t, struct nvme_device *d);
 static void reads_end(struct tier *t, struct tier_io **ios, const uint64_t *sums, unsigned n);
-
-/* ---- one engine operation, with its retries ---- */
-
-bool nvme_ring_usable(const struct tier *t)
-{
-    return t->ring && !t->ring_off && !uring_failed(t->ring);
-}
-
-static unsigned device_depth(struct tier *t)
-{
-    return nvme_ring_usable(t) ? t->ring_depth : t->threads_depth;
-}
-
-static void op_start(struct nvme_op *op)
-{
-    struct tier *t = op->tier;
-
-    if (op->attempts + 1 < ATTEMPTS && nvme_ring_usable(t))
-        uring_start(t->ring, &op->e);
-    else
-        threads_start(t->loop, &op->e);
-}
-
-static void op_advance(struct nvme_op *op, uint64_t bytes)
-{
-    op->left -= bytes;
-    op->e.offset += bytes;
-    while (bytes > 0) {
-        uint64_t n = min_u64(bytes, op->e.iov->iov_len);
-
-        op->e.iov->iov_base = (char *)op->e.iov->iov_base + n;
-        op->e.iov->iov_len -= n;
-        bytes -= n;
-        if (op->e.iov->iov_len == 0) {
-            op->e.iov++;
-            op->e.iovs--;
-        }
-    }
-}
-
-/* When the threads do again and again what the ring could not, the ring is at fault and not the
- * device. */
-static void ring_fault_count(struct tier *t, const struct nvme_op *op)
-{
-    if (!op->ring_failed) {
-        t->ring_faults = 0;
-    } else if (!t->ring_off && ++t->ring_faults >= RING_FAULTS_MAX) {
-        t->ring_off = true;
-        log_error(ROOM, "io-uring-given-up", "faults=%u engine=threads", t->ring_faults);
-    }
-}
-
-static void op_finish(struct nvme_op *op, int status)
-{
-    if (status == 0)
-        ring_fault_count(op->tier, op);
-    op->finish_cb(op, status);
-}
-
-static void op_done_cb(struct engine_op *e, ssize_t result)
-{
-    struct nvme_op *op = LIST_ENTRY(e, struct nvme_op, e);
-    uint64_t whole = result > 0 ? min_u64((uint64_t)result, op->left) / NVME_PAGE * NVME_PAGE : 0;
-
-    if (whole > 0) {
-        op_advance(op, whole); /* each such round is a page nearer to the end */
-        if (op->left > 0)
-            op_start(op);
-        else
-            op_finish(op, 0);
-        return;
-    }
-    op->ring_failed |= op->attempts + 1 < ATTEMPTS && nvme_ring_usable(op->tier);
-    if (++op->attempts < ATTEMPTS)
-        op_start(op);
-    else
-        op_finish(op, result < 0 ? (int)result : -EIO); /* 0: the file ends here */
-}
-
-void nvme_op_begin(struct nvme_op *op, unsigned file, uint64_t offset)
-{
-    op->e.file = file;
-    op->e.fd = op->tier->devices[file].file.fd;
-    op->e.offset = offset;
-    op->e.done_cb = op_done_cb;
-    op->left = 0;
-    for (unsigned i = 0; i < op->e.iovs; i++)
-        op->left += op->e.iov[i].iov_len;
-    op->attempts = 0;
-    op->ring_failed = false;
-    if (op->e.write) {
-        KILL_POINT("write-begin");
-        /* a part of it reaches the disk: the header without its payload, or less */
-        KILL_POINT_WITH("write-torn", if (pwritev(op->e.fd, op->e.iov, (int)op->e.iovs / 2,
-                                                  (off_t)offset) < 0) abort());
-    }
-    op_start(op);
-}
-
-static void op_log(const struct nvme_op *op, const char *event, int status)
-{
-    log_warn(ROOM, event, "path=%s offset=%" PRIu64 " error=%s",
-             op->tier->devices[op->e.file].file.path, op->e.offset, strerror(-status));
-}
 
 /* ---- reads ---- */
 
@@ -204,7 +91,7 @@ static struct tier_io *reads_first(struct nvme_device *d)
 
 static bool device_may_read(struct tier *t, const struct nvme_device *d)
 {
-    if (d->reads_waiting == 0 || d->in_flight >= device_depth(t))
+    if (d->reads_waiting == 0 || d->in_flight >= nvme_device_depth(t))
         return false;
     return !fair_contended(&d->reads.fair, NVME_FAIR_WINDOW) || d->reading < NVME_FAIR_BYTES ||
            d->in_flight - d->writes < NVME_FAIR_READS;
@@ -290,7 +177,7 @@ void nvme_read_finish(struct nvme_op *op, int status)
     d->reading -= op->bytes;
     list_push_front(&t->read_pool, &op->link);
     if (status < 0) {
-        op_log(op, "read-failed", status);
+        nvme_op_log(op, "read-failed", status);
         t->metrics->nvme_read_errors++;
     }
     if (io->op != TIER_READ_SHARDS || nvme_shards_arrived(t, io, &status))
@@ -440,7 +327,7 @@ static bool device_may_write(struct tier *t, const struct nvme_device *d)
     if (d->narrow_writes > 0 && max > NVME_NARROW_WRITES_MAX)
         max = NVME_NARROW_WRITES_MAX;
     return d->writes == 0 ||
-           (d->reads_waiting == 0 && d->writes < max && d->in_flight < device_depth(t));
+           (d->reads_waiting == 0 && d->writes < max && d->in_flight < nvme_device_depth(t));
 }
 
 static int space_make(struct tier *t)
@@ -653,7 +540,7 @@ void nvme_write_finish(struct nvme_op *op, int status)
     if (status == 0) {
         nvme_write_worked(t, op->e.file);
     } else {
-        op_log(op, "write-failed", status);
+        nvme_op_log(op, "write-failed", status);
         nvme_write_failed(t, op->e.file, status);
     }
     for (unsigned i = 0; i < n; i++) {
