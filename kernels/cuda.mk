@@ -105,7 +105,7 @@ $(ATTEND_CUDA_OBJ): $O/obj/kernels/attend/%_fatbin.o: kernels/fatbin.S $(FATBINS
 DECODE_CUDA_OBJ := $O/obj/kernels/slots/slots.o $O/obj/kernels/slots/slots_fatbin.o $(ATTEND_CUDA_OBJ)
 SPARSE_CUDA_OBJ += $(DECODE_CUDA_OBJ)
 
-$O/obj/client/cuda/sparse_select.o $O/obj/client/cuda/decode_plan.o: CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
+$O/obj/client/cuda/sparse_select.o $O/obj/client/cuda/decode_plan.o: override CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
 
 # The companion, for workers: libcuda is theirs already, libucmclient beside it, wherever the two lie.
 CUDA_SO     := libucmclient_cuda.so

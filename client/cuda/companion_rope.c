@@ -31,7 +31,7 @@ CUresult companion_rope_launch(const struct companion_region *r,
         items[i].memory = order->blocks[n_items + i];
     memcpy(tables, order->blocks + (size_t)n_items * UCM_STAGING_TURN_WORDS,
            ucm_rope_tables_bytes(&spec, n_tables));
-    return cuLaunchKernel(r->turner, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1,
+    return cuLaunchKernel(r->turner, ucm_rope_ctas(in_place), 1, 1, UCM_COPY_THREADS, 1, 1,
                           ucm_rope_tables_bytes(&spec, n_tables), stream, arguments, NULL);
 }
 

@@ -80,7 +80,8 @@ struct ucm_cuda_decode {
     struct decode_scratch scratch;
     uint32_t *floors; /* [requests] */
     uint64_t floors_sum;
-    pthread_mutex_t window_lock; /* of the rest: ucm_cuda_decode_window_register runs beside other calls */
+    pthread_mutex_t
+        window_lock; /* of the rest: ucm_cuda_decode_window_register runs beside other calls */
     struct ucm_window *window;
     struct decode_mapping *mapping;
     uint32_t n_mappings, mappings_room;

@@ -16,7 +16,8 @@ struct ucm_cuda_select {
     uint32_t cluster; /* thread blocks a list; 0: a kernel of select.cu or select_stream.cu */
     CUdeviceptr workspace;
     uint64_t workspace_bytes, counters_bytes;
-    struct ucm_cuda_select *few; /* serves launches of at most its own chains, in this one's workspace; or NULL */
+    struct ucm_cuda_select
+        *few; /* serves launches of at most its own chains, in this one's workspace; or NULL */
 };
 
 /* Whether select_cluster.cu has what the arguments ask for, and the GPU has clusters. */

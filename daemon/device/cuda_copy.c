@@ -76,8 +76,12 @@ void gpu_abandon(struct gpu *g)
         if (s->stream)
             (void)cuda.cuStreamSynchronize(s->stream);
         for (; s->n > 0; s->n--, s->oldest = (s->oldest + 1) % GPU_LAUNCHES) {
-            job = s->launches[s->oldest].job;
-            gpu_piece_fail(g, job, gpu_refuse_failed(g, job));
+            struct gpu_launch *l = &s->launches[s->oldest];
+
+            if (l->slice)
+                gpu_staging_lost(g, l->slice);
+            else
+                gpu_piece_fail(g, l->job, gpu_refuse_failed(g, l->job));
         }
         s->bytes = 0;
     }
@@ -299,8 +303,7 @@ static void launch_next(struct gpu *g, enum ucm_copy_direction direction, struct
     gpu_launch_piece(g, direction, job, &piece);
 }
 
-/* Before the first piece: what must hold for all of them. */
-static int begin(struct gpu *g, struct device_job *job)
+int gpu_job_begin(struct gpu *g, struct device_job *job)
 {
     int rc = job_check(job, job_clock_ms());
 
@@ -346,7 +349,7 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
     struct passed passed = {.rings = 0};
 
     while (job && !atomic_load(&g->failed) && gpu_launch_next(g, direction) && gpu_probe_ready(g)) {
-        int rc = job->begun ? 0 : begin(g, job);
+        int rc = job->begun ? 0 : gpu_job_begin(g, job);
 
         if (rc == 0 && job_deserted(job))
             rc = job_refuse_deserted(job);

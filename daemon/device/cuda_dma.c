@@ -37,8 +37,7 @@ uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
                                    .chunk = (uint32_t)bytes};
 
     for (uint32_t i = 0; i < piece->n_items; i++)
-        items[i] =
-            (struct ucm_copy_item){.slot = job->items[piece->first_item + i].slot, .block = i};
+        items[i].block = i;
     return plan(g, job_direction(job), &plane, 1, items, piece->n_items, bytes);
 }
 

@@ -94,8 +94,8 @@ CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const stru
 
     for (uint32_t i = 0; i < n_items; i++)
         l->items[i].memory = number(&w, job, piece->first_item + i);
-    return cuda.cuLaunchKernel(mapping->rope, UCM_COPY_CTAS, 1, 1, UCM_COPY_THREADS, 1, 1,
-                               ucm_rope_tables_bytes(&spec, n_tables),
+    return cuda.cuLaunchKernel(mapping->rope, ucm_rope_ctas(job->coded), 1, 1, UCM_COPY_THREADS, 1,
+                               1, ucm_rope_tables_bytes(&spec, n_tables),
                                g->streams[UCM_COPY_LOAD].stream, arguments, NULL);
 }
 

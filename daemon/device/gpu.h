@@ -174,6 +174,9 @@ void gpu_contended_look(struct gpu *g);
 uint64_t gpu_launch_bytes(const struct gpu *g, enum ucm_copy_direction direction);
 /* A place for one more launch; NULL: none now. One that is there stays until it is used. */
 struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direction);
+/* Before a job's first piece: checks what must hold for all of them, and picks their way. 0 or -errno, job->error
+ * filled. The stream has a place. */
+int gpu_job_begin(struct gpu *g, struct device_job *job);
 /* Records the event behind what was enqueued. With its end gpu_reap calls gpu_staging_launched for
  * the slice or, when that is NULL, ends a piece of the job. */
 CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, struct gpu_launch *l,
@@ -236,7 +239,8 @@ void gpu_calibrate(struct gpu *g, char *driver);
  * items which memory their slots lie in. Returns how many; 0: too many for the copy engines. */
 uint32_t gpu_dma_plan(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                       struct ucm_copy_item *items);
-/* The same between slots and the slice at that address. Fills the items. */
+/* The same between slots and the slice at that address, where items follow one another in the order of `items`:
+ * writes their blocks. piece: of its planes, items and bytes. */
 uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
                             const struct job_piece *piece, struct ucm_copy_item *items,
                             uint64_t slice);
@@ -322,7 +326,7 @@ CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const stru
 void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
                     struct ucm_staging_order *order);
 
-/* ---- cuda_staging.c ---- */
+/* ---- cuda_staging.c, cuda_slice.c ---- */
 
 struct gpu_staging;
 struct gpu_slice;
@@ -332,13 +336,15 @@ void gpu_staging_close(struct device_staging *staging);
 /* Does it pay to pass the job through its staging ring? */
 bool gpu_staging_pays(struct gpu *g, struct device_job *job);
 enum gpu_took { GPU_TOOK, GPU_FULL, GPU_PAUSED };
-/* Begins the job's next piece; the stream has a place for it. FULL: no slice is free now. PAUSED: the ring
+/* Begins the job's next piece; the stream has a place for it. While several tenants use the direction, pieces of jobs that
+ * wait behind it may go with it. FULL: no slice is free now. PAUSED: the ring
  * takes nothing for a while, or never again. */
 enum gpu_took gpu_staging_take(struct gpu *g, struct device_job *job);
 void gpu_staging_launched(struct gpu *g, struct gpu_slice *slice); /* a launch for it is done */
+void gpu_staging_lost(struct gpu *g, struct gpu_slice *slice);     /* the same, after gpu_fail */
 /* Handles what companions have done, and launches what slices wait for. */
 bool gpu_stagings_step(struct gpu *g);
-/* After gpu_fail: ends slices that no companion has claimed. */
+/* After gpu_fail: ends slices that no companion has claimed, and no launch has. */
 void gpu_stagings_abandon(struct gpu *g);
 
 /* ---- cuda_memory.c ---- */

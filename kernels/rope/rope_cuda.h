@@ -5,7 +5,7 @@
  * [base + block * stride, + chunk). Any alignment; pages, slots, rows and the rotary part at multiples of
  * 16 bytes are fast.
  *
- * ucm_rope_kernel_name names a kernel. Launch it with as many CTAs of UCM_COPY_THREADS as copies have,
+ * ucm_rope_kernel_name names a kernel. Launch it with ucm_rope_ctas CTAs of UCM_COPY_THREADS,
  * ucm_rope_tables_bytes of shared memory, and these arguments, the arrays in memory that the GPU can read:
  * - const struct ucm_copy_plane *planes, uint32_t n_planes
  * - const struct ucm_copy_item *items, uint32_t n_items; `memory` says which of the tables turns the item's K;
@@ -22,6 +22,7 @@
 #include "kernels/copy.h"
 #include "kernels/rope/arith.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 
 #define UCM_ROPE_NO_K UINT32_MAX
@@ -64,6 +65,13 @@ static inline uint32_t ucm_rope_tables_most(const struct ucm_rope_spec *s)
 static inline uint32_t ucm_rope_tiles(const struct ucm_rope_spec *s, uint32_t largest_chunk)
 {
     return ucm_rope_k_tiles(s) + ucm_copy_tiles(largest_chunk) + 2;
+}
+
+/* As many as copies have; in place four times as many, for as much shorter a time: what is written waits
+ * for no bus then, and other copies wait for the turn. */
+static inline uint32_t ucm_rope_ctas(bool in_place)
+{
+    return in_place ? 4 * UCM_COPY_CTAS : UCM_COPY_CTAS;
 }
 
 static inline void ucm_rope_kernel_name(const struct ucm_rope_spec *s,

@@ -137,6 +137,7 @@ static const struct arg_option share_options[] = {
     {"slice", ARG_SECONDS, "SECONDS", "how long each measures before it is the other's turn", "1s",
      50, 60000},
     {"hung", ARG_SECONDS, "SECONDS", "how long the server hangs", "1min", 100, 600000},
+    {"block", ARG_SIZE, "SIZE", "speed: of blocks of this size only", NULL, 64u << 10, 16u << 20},
     {"only", ARG_CHOICE, "speed|lookup|hung", "measure just this", NULL, 0, 0},
 };
 
@@ -178,6 +179,8 @@ static const struct arg_option fair_options[] = {
     {"small", ARG_NUMBER, "N", "blocks of 128 KiB that the others have", "256", 16, 4096},
     {"shares", ARG_FLAG, NULL, "measure shares only, and not how long a neighbour waits", NULL, 0,
      0},
+    {"check", ARG_FLAG, NULL, "then load once more, as many at a time, and compare all bytes", NULL,
+     0, 0},
     {"time", ARG_SECONDS, "SECONDS", "how long to measure each figure", "2s", 100, 60000},
     {"set", ARG_TEXT, "KEY=VALUE", "one more setting of the daemon", NULL, 0, 0},
 };

@@ -2,13 +2,16 @@
 
 #include "ucmclient.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 pid_t daemon_spawn(const char *const *argv)
@@ -75,22 +78,48 @@ static int remove_cb(const char *path, const struct stat *st, int kind, struct F
     return remove(path);
 }
 
-double daemon_cpu_s(const struct daemon *d)
+static double process_cpu_s(pid_t pid)
+{
+    struct timespec t;
+    clockid_t clock;
+
+    if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &t) < 0)
+        return 0;
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static pid_t parent_of(pid_t pid)
 {
     char path[64];
-    unsigned long user, system;
-    int n = 0;
+    int parent = 0;
     FILE *f;
 
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)d->pid);
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     f = fopen(path, "re");
     if (!f)
         return 0;
     /* The name may have blanks, but ends with the last parenthesis of the line. */
-    n = fscanf(f, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
-               &system);
+    if (fscanf(f, "%*d (%*[^)]) %*c %d", &parent) != 1)
+        parent = 0;
     fclose(f);
-    return n == 2 ? (double)(user + system) / (double)sysconf(_SC_CLK_TCK) : 0;
+    return parent;
+}
+
+double daemon_cpu_s(const struct daemon *d)
+{
+    double all = process_cpu_s(d->pid);
+    DIR *processes = opendir("/proc");
+    struct dirent *e;
+
+    while (processes && (e = readdir(processes)) != NULL) {
+        pid_t pid = (pid_t)atoi(e->d_name);
+
+        if (pid > 0 && parent_of(pid) == d->pid)
+            all += process_cpu_s(pid);
+    }
+    if (processes)
+        closedir(processes);
+    return all;
 }
 
 int daemon_folder_remove(const char *dir)

@@ -20,7 +20,7 @@ int daemon_start(struct daemon *d, const char *const *sets);
 int daemon_wait(const struct daemon *d, int timeout_ms);
 /* 0, -errno, or -EPROTO when it did not end in order. Removes its socket's lock. */
 int daemon_stop(struct daemon *d);
-/* Processor time that all of its threads have had, in seconds; 0 when that can't be read. */
+/* Processor time that it and its children (backends of roots) have had, in seconds, without children that have ended. 0: can't be read. */
 double daemon_cpu_s(const struct daemon *d);
 /* The folder and what is in it. 0 or -errno. */
 int daemon_folder_remove(const char *dir);

@@ -1,10 +1,9 @@
 /* fair: what tenants get of the bus, the disk or a root while all of them load, against their weights; and how long a
  * tenant waits that loads little beside one that floods. Starts a daemon of its own, and is one user for each tenant. */
+#include "tests/bench/ucm_bench_fair.h"
 #include "client/ctl/answer.h"
 #include "proto/histogram.h"
 #include "proto/proto.h"
-#include "tests/bench/ucm_bench.h"
-#include "tests/bench/ucm_bench_daemon.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -14,7 +13,6 @@
 #include <unistd.h>
 
 #define MIB (UINT64_C(1) << 20)
-#define PLAYERS_MAX 128
 #define SLOTS 32
 #define FIRST_UID 60001u
 #define WARM_MS 300u /* or a quarter of the time, if that is longer: bursts are over then */
@@ -28,35 +26,6 @@
 #define SHARE_AIM 0.9
 #define TOGETHER_AIM 0.9
 #define WAIT_AIM 1.5
-
-struct player {
-    struct fair_bench *b;
-    struct rig rig;
-    char name[24];
-    unsigned weight;
-    uint32_t blocks, batch, in_flight;
-    uint64_t pause_ns; /* between two requests */
-    uint8_t *keys;
-    uint32_t evict_from,
-        loaded; /* blocks that are in DRAM again and not under way: where they begin, how many */
-    /* Of what ended in the time that is measured. */
-    uint64_t bytes;
-    struct samples ms;
-    int rc;
-    pthread_t thread;
-};
-
-struct fair_bench {
-    const struct args *args;
-    struct report report;
-    struct daemon daemon;
-    char dir[160];
-    bool gpu, evicts;
-    uint64_t begin_ns, end_ns;
-    struct player players[PLAYERS_MAX + 1]; /* the last: the neighbour of who floods */
-    unsigned n;
-    double alone[2]; /* bytes a second of a tenant alone: of large requests, of small ones */
-};
 
 static bool is_large(unsigned i)
 {
@@ -187,6 +156,8 @@ static int player_open(struct fair_bench *b, struct player *p, unsigned i)
     if (!p->keys)
         return bench_fail(BENCH_FAILED, "memory ran out");
     bench_keys(i + 1, 0, o.blocks, p->keys);
+    if (args_given(b->args, "check") && (rc = fair_check_fill(p)) != 0)
+        return rc;
     move.keys = p->keys;
     rc = rig_move(&p->rig, RIG_DUMP, &move, NULL, &moved);
     if (rc < 0)
@@ -199,6 +170,7 @@ static void player_close(struct player *p)
     rig_close(&p->rig);
     samples_free(&p->ms);
     free(p->keys);
+    free(p->loaded_once);
     *p = (struct player){.b = NULL};
 }
 
@@ -254,6 +226,8 @@ static int slot_wait(struct player *p, struct slot *s)
     s->task = NULL;
     if (!all)
         return p->rc = bench_fail(BENCH_FAILED, "%s: a load: %s", p->name, ucm_errmsg());
+    if (p->loaded_once)
+        memset(p->loaded_once + s->first, true, p->batch);
     if (now_ns >= p->b->begin_ns && now_ns < p->b->end_ns) {
         p->bytes += p->batch * p->rig.block_bytes;
         (void)samples_add(&p->ms, (double)(now_ns - s->sent_ns) / 1e6);
@@ -292,8 +266,7 @@ static void *player_run(void *arg)
     return NULL;
 }
 
-/* Lets them load side by side. Returns all bytes a second, or less than 0. */
-static double run(struct fair_bench *b, struct player *const *players, unsigned n)
+double fair_run(struct fair_bench *b, struct player *const *players, unsigned n)
 {
     uint64_t bytes = 0, run_ms = args_number(b->args, "time");
     unsigned started = 0;
@@ -361,7 +334,7 @@ static int measure_alone(struct fair_bench *b)
         bool small = !is_large(i);
 
         flood(p);
-        b->alone[small] = run(b, &p, 1);
+        b->alone[small] = fair_run(b, &p, 1);
         if (b->alone[small] <= 0)
             return BENCH_FAILED;
         snprintf(name, sizeof name, "one alone, requests of %s, bytes a second",
@@ -427,7 +400,7 @@ static int measure_shares(struct fair_bench *b, unsigned n)
     }
     if (turns_read(b, &turns[0]) != 0)
         return BENCH_FAILED;
-    rate = run(b, players, n);
+    rate = fair_run(b, players, n);
     if (rate < 0 || turns_read(b, &turns[1]) != 0)
         return BENCH_FAILED;
     report_turns(b, n, turns);
@@ -454,7 +427,7 @@ static int measure_shares(struct fair_bench *b, unsigned n)
         snprintf(name, sizeof name, "%u tenants, %s: most", n, size);
         report_ratio(b, name, most[small], 1, "its due", "", 2 - SHARE_AIM, false);
     }
-    return 0;
+    return args_given(b->args, "check") ? fair_check(b, players, n) : 0;
 }
 
 /* ---- a neighbour ---- */
@@ -468,15 +441,15 @@ static int measure_neighbour(struct fair_bench *b, uint32_t batch)
     victim->batch = batch;
     victim->in_flight = 1;
     victim->pause_ns = 0;
-    if (run(b, both, 1) < 0)
+    if (fair_run(b, both, 1) < 0)
         return BENCH_FAILED;
     victim->pause_ns = (uint64_t)(PAUSE * 1e6 * samples_at(&victim->ms, 0.5));
-    if (run(b, both, 1) < 0)
+    if (fair_run(b, both, 1) < 0)
         return BENCH_FAILED;
     alone[0] = samples_at(&victim->ms, 0.5);
     alone[1] = samples_at(&victim->ms, 0.99);
     flood(both[1]);
-    if (run(b, both, 2) < 0)
+    if (fair_run(b, both, 2) < 0)
         return BENCH_FAILED;
     beside[0] = samples_at(&victim->ms, 0.5);
     beside[1] = samples_at(&victim->ms, 0.99);

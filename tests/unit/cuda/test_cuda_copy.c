@@ -21,7 +21,7 @@ static void shuffle(uint32_t *v, uint32_t n, uint64_t *seed)
 }
 
 /* Half of the blocks is dumped and half is loaded, by jobs of one to sixteen blocks that are under
- * way at once; some have only a part of the planes. */
+ * way at once; they are of two tenants, and some have only a part of the planes. */
 static unsigned jobs_make(struct test_job *jobs, struct worker_side *w, uint64_t *seed)
 {
     uint32_t blocks[BLOCKS], at[BLOCKS], i = 0;
@@ -35,6 +35,8 @@ static unsigned jobs_make(struct test_job *jobs, struct worker_side *w, uint64_t
 
         copy_init(j, w, i < BLOCKS / 2 ? DEVICE_DUMP : DEVICE_LOAD);
         j->job.priority = (uint8_t)(next_random(seed) % 8);
+        j->job.who =
+            (struct fair_who){.tenant = 1 + (uint32_t)(next_random(seed) % 2), .weight = 100};
         j->job.beside = (enum device_beside)(next_random(seed) % 3);
         if (n % 3 == 0) {
             j->job.first_plane = (uint32_t)(next_random(seed) % w->n_planes);

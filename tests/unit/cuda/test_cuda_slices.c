@@ -1,0 +1,312 @@
+/* A ring has few slices: while several tenants use the bus, small requests of one that wait for the last free slice go in
+ * it together. The test is the companion, so it says when a slice is free again. */
+#include "tests/unit/cuda/cuda_rig.h"
+
+#define SLICES 4u
+#define HELD (SLICES - 1) /* that one direction may have */
+#define CHUNK (64u << 10)
+#define SLICE (16u * CHUNK) /* eight requests of two blocks */
+#define JOBS 23u
+
+static struct worker_side a;
+static struct test_job jobs[JOBS];
+static uint32_t tags[SLICES]; /* of the orders that the test has seen */
+
+static void straight(uint32_t tenant)
+{
+    static struct test_job j;
+
+    copy_init(&j, &a, DEVICE_LOAD);
+    copy_add(&j, &a, 0, 0);
+    j.job.who = (struct fair_who){.tenant = tenant, .weight = 100};
+    j.job.straight = true;
+    job_submit(&j, gpu);
+    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+    copy_init(&j, &a, DEVICE_DUMP);
+    copy_add(&j, &a, 0, 0);
+    j.job.who = (struct fair_who){.tenant = tenant, .weight = 100};
+    j.job.straight = true;
+    job_submit(&j, gpu);
+    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+}
+
+/* Tenants 1 to n have used both directions. */
+static void begin(uint32_t n_planes, unsigned tenants)
+{
+    daemon_begin(COPY_STAGED, 10 * MIB);
+    worker_begin(&a, getpid(), n_planes, CHUNK / n_planes, 0);
+    worker_ring(&a, getpid(), SLICE, SLICES);
+    memset(tags, 0, sizeof(tags));
+    for (uint32_t tenant = 1; tenant <= tenants; tenant++)
+        straight(tenant);
+    fill(slots, BLOCKS * a.slot_bytes, 3);
+    fill((void *)(uintptr_t)a.memory, a.bytes, 4);
+}
+
+static void end(void)
+{
+    worker_end(&a);
+    daemon_end();
+    cr_assert_eq(fake_cuda_left(), 0);
+}
+
+/* Request i has blocks 2 i and 2 i + 1 and their slots. */
+static void submit(enum device_op op, unsigned first, unsigned n)
+{
+    for (unsigned i = first; i < first + n; i++) {
+        copy_init(&jobs[i], &a, op);
+        copy_add(&jobs[i], &a, 2 * i, 2 * i);
+        copy_add(&jobs[i], &a, 2 * i + 1, 2 * i + 1);
+        jobs[i].job.who = (struct fair_who){.tenant = 1, .weight = 100};
+        job_submit(&jobs[i], gpu);
+    }
+}
+
+/* ---- the companion ---- */
+
+static uint64_t state_of(uint32_t slice)
+{
+    return atomic_load(&a.shared->words.slices[slice].state);
+}
+
+/* A slice with an order that was not seen before; the loop goes on until there is one. */
+static uint32_t order_wait(void)
+{
+    for (;;) {
+        for (uint32_t i = 0; i < SLICES; i++)
+            if (ucm_staging_phase_of(state_of(i)) == STAGING_POSTED &&
+                ucm_staging_tag_of(state_of(i)) != tags[i]) {
+                tags[i] = ucm_staging_tag_of(state_of(i));
+                fake_cuda_fence();
+                return i;
+            }
+        uv_run(&loop, UV_RUN_NOWAIT);
+    }
+}
+
+static void order_move(uint32_t slice, enum ucm_staging_phase from, enum ucm_staging_phase to)
+{
+    fake_cuda_fence();
+    cr_assert(ucm_staging_move(a.shared, slice, tags[slice], from, to));
+}
+
+/* What its kernel would do. */
+static void order_serve(uint32_t slice)
+{
+    const struct ucm_staging_order *o = &a.shared->orders[slice];
+    struct ucm_copy_plane planes[64];
+    struct ucm_copy_item items[BLOCKS];
+    uint64_t at = 0;
+
+    order_move(slice, STAGING_POSTED, STAGING_CLAIMED);
+    for (uint32_t p = 0; p < o->n_planes; p++) {
+        planes[p] = a.region->planes[o->first_plane + p];
+        planes[p].base += a.memory - a.region->planes[0].base;
+        planes[p].slot_offset = at;
+        at += planes[p].chunk;
+    }
+    for (uint32_t i = 0; i < o->n_items; i++)
+        items[i] = (struct ucm_copy_item){
+            .slot = a.slices + slice * SLICE + i * ucm_staging_pitch(at), .block = o->blocks[i]};
+    ucm_copy_ref(planes, o->n_planes, items, o->n_items, (enum ucm_copy_direction)o->direction);
+    order_move(slice, STAGING_CLAIMED, STAGING_DONE);
+}
+
+static uint32_t order_blocks(uint32_t slice)
+{
+    return a.shared->orders[slice].n_items;
+}
+
+/* As many requests as one direction has slices, which the companion holds, and the others behind them. */
+static void slices_hold(enum device_op op, uint32_t held[HELD])
+{
+    for (unsigned i = 0; i < HELD; i++) {
+        submit(op, i, 1);
+        held[i] = order_wait();
+        cr_assert_eq(order_blocks(held[i]), 2);
+    }
+    submit(op, HELD, JOBS - HELD);
+}
+
+static void jobs_expect(int status, const char *why)
+{
+    for (unsigned i = 0; i < JOBS; i++) {
+        cr_expect_eq(job_wait(&jobs[i]), status, "%u: %s", i, jobs[i].job.error.text);
+        cr_expect(!why || strstr(jobs[i].job.error.text, why), "%u: %s", i, jobs[i].job.error.text);
+    }
+}
+
+static void bytes_expect(void)
+{
+    cr_expect_eq(memcmp((void *)(uintptr_t)a.memory, slots, 2 * JOBS * a.slot_bytes), 0);
+}
+
+/* ---- tests ---- */
+
+static void shared_test(enum device_op op)
+{
+    uint32_t held[HELD], slice;
+
+    begin(1, 2);
+    slices_hold(op, held);
+    for (unsigned n = 0, left = JOBS - HELD; left > 0; n++) {
+        unsigned expect = left < 8 ? left : 8;
+
+        order_serve(held[n]);
+        slice = order_wait();
+        cr_assert_eq(slice, held[n], "of one slice at a time the companion is done");
+        cr_assert_eq(order_blocks(slice), 2 * expect);
+        for (uint32_t i = 0; i < order_blocks(slice); i++)
+            cr_expect_eq(a.shared->orders[slice].blocks[i], 2 * (JOBS - left) + i,
+                         "in their order");
+        left -= expect;
+    }
+    for (unsigned n = 0; n < HELD; n++)
+        order_serve(held[n]);
+    jobs_expect(0, NULL);
+    bytes_expect();
+    end();
+}
+
+Test(cuda_slices, loads_share_the_last_free_one, .timeout = 60)
+{
+    shared_test(DEVICE_LOAD);
+}
+
+Test(cuda_slices, dumps_share_the_last_free_one, .timeout = 60)
+{
+    shared_test(DEVICE_DUMP);
+}
+
+Test(cuda_slices, alone_each_request_has_its_own, .timeout = 60)
+{
+    uint32_t held[HELD];
+
+    begin(1, 1);
+    slices_hold(DEVICE_LOAD, held);
+    for (unsigned i = HELD; i < JOBS; i++) {
+        order_serve(held[i % HELD]);
+        cr_expect_eq(order_wait(), held[i % HELD]);
+        cr_expect_eq(order_blocks(held[i % HELD]), 2);
+    }
+    for (unsigned n = 0; n < HELD; n++)
+        order_serve(held[(JOBS + n) % HELD]);
+    jobs_expect(0, NULL);
+    bytes_expect();
+    end();
+}
+
+/* The engines have done their part for all that share the slice, the companion does nothing. */
+Test(cuda_slices, a_refused_one_goes_straight_request_by_request, .timeout = 60)
+{
+    uint32_t held[HELD], slice;
+
+    begin(1, 2);
+    slices_hold(DEVICE_LOAD, held);
+    order_serve(held[0]);
+    slice = order_wait();
+    cr_assert_eq(order_blocks(slice), 16);
+    order_move(slice, STAGING_POSTED, STAGING_CLAIMED);
+    order_move(slice, STAGING_CLAIMED, STAGING_REFUSED);
+    for (unsigned n = 1; n < HELD; n++)
+        order_serve(held[n]);
+    jobs_expect(0, NULL);
+    bytes_expect();
+    end();
+}
+
+Test(cuda_slices, one_that_fails_fails_all_in_it, .timeout = 60)
+{
+    uint32_t held[HELD], slice;
+
+    begin(1, 2);
+    slices_hold(DEVICE_LOAD, held);
+    order_serve(held[0]);
+    slice = order_wait();
+    cr_assert_eq(order_blocks(slice), 16);
+    for (unsigned n = 1; n < HELD; n++)
+        order_serve(held[n]);
+    while (!jobs[1].done || !jobs[2].done)
+        uv_run(&loop, UV_RUN_ONCE);
+    order_move(slice, STAGING_POSTED, STAGING_REVOKED); /* by the worker's library */
+    for (unsigned i = 0; i < JOBS; i++) {
+        int rc = job_wait_passing(&jobs[i]);
+
+        if (i >= HELD && i < HELD + 8)
+            cr_expect(rc == -EIO && strstr(jobs[i].job.error.text, "abandoned"), "%u: %d, %s", i,
+                      rc, jobs[i].job.error.text);
+        else
+            cr_expect_eq(rc, 0, "%u: %s", i, jobs[i].job.error.text);
+    }
+    end();
+}
+
+Test(cuda_slices, a_lost_context_ends_all_in_them, .timeout = 60)
+{
+    static struct test_job seen;
+    uint32_t held[HELD];
+
+    begin(1, 2);
+    slices_hold(DEVICE_LOAD, held);
+    order_serve(held[0]);
+    (void)order_wait(); /* one is posted, */
+    fake_cuda_delay(20000);
+    order_serve(held[1]); /* one is filled or will be */
+    loop_for(2);
+    fake_cuda_lose(CUDA_ERROR_LAUNCH_FAILED);
+    copy_init(&seen, &a, DEVICE_LOAD); /* by its launch the daemon sees it, if by no other */
+    copy_add(&seen, &a, 0, 0);
+    seen.job.straight = true;
+    job_submit(&seen, gpu);
+    cr_expect_eq(job_wait(&seen), -EIO);
+    for (unsigned i = 0; i < JOBS; i++)
+        if (job_wait(&jobs[i]) != 0)
+            cr_expect(strstr(jobs[i].job.error.text, "restart"), "%u: %s", i,
+                      jobs[i].job.error.text);
+    for (unsigned i = HELD; i < JOBS; i++)
+        cr_expect_eq(jobs[i].status, -EIO, "%u", i);
+    fake_cuda_lose(CUDA_SUCCESS);
+    worker_end(&a);
+    daemon_end();
+    cr_assert_eq(fake_cuda_left(), 0);
+}
+
+/* Requests of other planes, and those whose K turns or whose region is another, are passed over. */
+Test(cuda_slices, only_what_one_order_can_say_shares_one, .timeout = 60)
+{
+    uint32_t held[HELD], slice;
+
+    begin(2, 2);
+    for (unsigned i = 0; i < HELD; i++) {
+        submit(DEVICE_LOAD, i, 1);
+        held[i] = order_wait();
+    }
+    for (unsigned i = HELD; i < JOBS; i++) {
+        copy_init(&jobs[i], &a, DEVICE_LOAD);
+        copy_add(&jobs[i], &a, 2 * i, 2 * i);
+        copy_add(&jobs[i], &a, 2 * i + 1, 2 * i + 1);
+        jobs[i].job.who = (struct fair_who){.tenant = i % 2 ? 1 : 2, .weight = 100};
+        jobs[i].job.first_plane = i % 4 >= 2;
+        jobs[i].job.n_planes = 1;
+        job_submit(&jobs[i], gpu);
+    }
+    for (unsigned done = HELD, n = 0; done < JOBS; n = (n + 1) % HELD) {
+        const struct ucm_staging_order *o = &a.shared->orders[held[n]];
+        uint32_t first;
+
+        order_serve(held[n]);
+        slice = order_wait();
+        cr_assert_eq(slice, held[n]);
+        first = o->blocks[0] / 2;
+        cr_expect_eq(o->first_plane, first % 4 >= 2);
+        cr_expect_eq(o->n_planes, 1);
+        for (uint32_t i = 0; i < o->n_items; i++)
+            cr_expect_eq(o->blocks[i] / 2 % 4, first % 4, "of one tenant, of the same planes");
+        done += o->n_items / 2;
+    }
+    for (unsigned n = 0; n < HELD; n++)
+        if (ucm_staging_phase_of(state_of(held[n])) == STAGING_POSTED)
+            order_serve(held[n]);
+    jobs_expect(0, NULL);
+    end();
+}
