@@ -109,6 +109,18 @@ class Thread(unittest.TestCase):
         with self.assertLogs("ucmclient.vllm"):
             ahead.begin("a", bytes(10))
             self.until(ahead, {"a"}, {"a"})
+        self.assertEqual([chain.closed for chain in Chain.made], [True])
+
+    def test_a_mistake_behind_the_chain_keeps_no_block(self):
+        """A chain that stayed open would keep its blocks in the daemon: evicted or purged, they could not be stored again."""
+        daemon = Daemon()
+        daemon.pin = None
+        ahead = self.ahead(daemon)
+        with self.assertLogs("ucmclient.vllm"):
+            ahead.begin("a", bytes(10))
+            self.until(ahead, {"a"}, {"a"})
+        self.assertEqual([chain.closed for chain in Chain.made], [True])
+        self.assertIsNone(ahead.take("a"))
 
     def test_one_that_ends_meanwhile(self):
         ahead = self.ahead(Daemon())

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from vllm_case import BLOCK, MODEL, Case, Request, numpy, prompt, run, watch
 
-from hybrid_engine import ALIKE, ONLY_WINDOWS, UNLIKE, Group, HybridEngine, Pool
+from hybrid_engine import ALIKE, ALL_KINDS, INSIDE, ONLY_STATES, ONLY_WINDOWS, STATES, UNLIKE, Group, HybridEngine, Pool
 from ucmclient.vllm import groups as groups_module
 from ucmclient.vllm import identity, settings
 from ucmclient.vllm.connector import UcmConnector
@@ -47,7 +47,8 @@ class HybridCase(Case):
 
 class Hits(HybridCase):
     def test_another_engine_loads_what_one_has_computed(self):
-        for name, groups in (("alike", ALIKE), ("unlike", UNLIKE), ("windows", ONLY_WINDOWS)):
+        for name, groups in (("alike", ALIKE), ("unlike", UNLIKE), ("windows", ONLY_WINDOWS), ("states", STATES), ("all", ALL_KINDS),
+                             ("inside", INSIDE), ("only states", ONLY_STATES)):
             with self.subTest(name):
                 a, b = self.engine(groups, salt=name), self.engine(groups, salt=name)
                 self.check(a, Request("cold", prompt(1, 200)))
@@ -58,10 +59,54 @@ class Hits(HybridCase):
                 self.assertEqual(b.loaded_tokens, 192)
 
     def test_two_ranks(self):
-        a, b = self.engine(ranks=2), self.engine(ranks=2)
-        self.check(a, Request("cold", prompt(1, 200)))
-        self.check(b, Request("warm", prompt(1, 200)))
+        for name, groups in (("alike", ALIKE), ("states", STATES)):
+            with self.subTest(name):
+                a, b = (self.engine(groups, ranks=2, salt=name) for _ in range(2))
+                self.check(a, Request("cold", prompt(1, 200)))
+                self.check(b, Request("warm", prompt(1, 200)))
+                self.assertEqual(b.loaded_tokens, 192)
+
+    def test_a_state_is_not_taken_back(self):
+        """The engine computes the last token of a prompt itself, so a hit ends a block before."""
+        for name, groups in (("states", STATES), ("all", ALL_KINDS)):
+            a, b = self.engine(groups, salt=name), self.engine(groups, salt=name)
+            self.check(a, Request("cold", prompt(2, 192)))
+            self.check(b, Request("warm", prompt(2, 192)))
+            self.assertEqual(b.loaded_tokens, 176)
+
+    def test_states_are_stored_where_a_hit_may_end(self):
+        """Of 40 blocks of full attention; steps end at each 64 tokens and at 640. Two layers of states and one of attention: 32 tokens
+        and more between states."""
+        a, b = self.engine(STATES, blocks=200), self.engine(STATES, blocks=200)
+        self.check(a, Request("cold", prompt(5, 650), outputs=1))
+        self.assertEqual(self.stats()["dump_blocks"], 40 + 2 * 10)
+        self.check(b, Request("warm", prompt(5, 650), outputs=1))
+        self.assertEqual(b.loaded_tokens, 640)
+        self.assertEqual(self.stats()["load_blocks_dram"], 40 + 2)
+
+    def test_states_that_a_step_leaves_in_its_midst(self):
+        """A prompt of one step, whose state at 48 the kernels leave."""
+        a, b = self.engine(INSIDE), self.engine(INSIDE)
+        self.check(a, Request("cold", prompt(5, 60), outputs=1))
+        self.assertEqual(self.stats()["dump_blocks"], 3 + 2)
+        self.check(b, Request("warm", prompt(5, 60), outputs=1))
+        self.assertEqual(b.loaded_tokens, 48)
+
+    def test_the_next_turn_of_a_chat_with_states(self):
+        """While an answer comes, a state is stored each 32 tokens, the first one 32 behind the prompt's last, at 96."""
+        a, b = self.engine(STATES), self.engine(STATES)
+        cold = Request("cold", prompt(3, 100), outputs=110)
+        self.check(a, cold)
+        self.check(b, Request("next", cold.tokens + prompt(4, 20)))
         self.assertEqual(b.loaded_tokens, 192)
+
+    def test_a_beginning_that_requests_share_with_states(self):
+        """The second one finds full attention's blocks and no state, and has the engine end a step there."""
+        for name, groups in (("states", STATES), ("all", ALL_KINDS)):
+            engines = [self.engine(groups, window_interval=1 << 20, salt=name) for _ in range(3)]
+            for i, e in enumerate(engines):
+                self.check(e, Request("r", prompt(10 + i, 300, shared=200)))
+            self.assertEqual([e.loaded_tokens for e in engines], [0, 0, 192])
 
     def test_a_full_hit_leaves_the_last_token(self):
         for name, groups in (("alike", ALIKE), ("unlike", UNLIKE)):
@@ -116,9 +161,10 @@ class Hits(HybridCase):
 
 class Trouble(HybridCase):
     def test_what_is_evicted_of_any_group_after_the_lookup_is_computed(self):
-        for number in range(len(ALIKE)):
-            with self.subTest(number):
-                a, b = self.engine(salt=str(number)), self.engine(salt=str(number))
+        for groups, number in ((groups, number) for groups in (ALIKE, STATES) for number in range(3)):
+            with self.subTest(number, state=groups is STATES):
+                salt = f"{number}{groups is STATES}"
+                a, b = self.engine(groups, salt=salt), self.engine(groups, salt=salt)
                 tokens = prompt(7, 200)
                 self.check(a, Request("cold", tokens))
                 scheduler = b.connector._scheduler
@@ -144,17 +190,33 @@ class Trouble(HybridCase):
         self.check(b, Request("warm", tokens))
         self.assertEqual(b.loaded_tokens, 128)
 
+    def test_states_that_went_shorten_the_hit(self):
+        a, b = self.engine(STATES), self.engine(STATES)
+        tokens = prompt(8, 200)
+        self.check(a, Request("cold", tokens))
+        scheduler = a.connector._scheduler
+        tracked = scheduler._tracked(Request("names", tokens))
+        keys = scheduler._keys(tracked, scheduler._groups[0], 11, 12)
+        self.assertEqual(scheduler.link.ns is not None and scheduler._links[0].ns.evict(keys), (1, 0))
+        self.check(b, Request("warm", tokens))
+        self.assertEqual(b.loaded_tokens, 128)
+
     def test_little_memory(self):
         """Blocks change hands between groups and requests while stores read; nobody writes to one that is being read."""
-        a = self.engine(blocks=40, budget=48, batch=3)
-        for turn in range(2):
-            self.check(a, *(Request(f"{turn}.{i}", prompt(30 + i, 120 + 20 * i, shared=100), outputs=30) for i in range(4)))
-        self.assertGreater(a.preemptions, 0)
-        self.assertGreater(a.loaded_tokens, 0)
-        self.assertGreater(a.pool.most_held, 0)
+        for name, groups, blocks in (("alike", ALIKE, 40), ("states", STATES, 24), ("inside", INSIDE, 28), ("all", ALL_KINDS, 32)):
+            with self.subTest(name):
+                a = self.engine(groups, blocks=blocks, budget=48, batch=3, salt=name)
+                for turn in range(2):
+                    self.check(a, *(Request(f"{turn}.{i}", prompt(30 + i, 120 + 20 * i, shared=100), outputs=30) for i in range(4)))
+                self.assertGreater(a.preemptions, 0)
+                self.assertGreater(a.loaded_tokens, 0)
+                self.assertGreater(a.pool.most_held, 0)
 
     def test_aborts(self):
-        a, b = self.engine(), self.engine()
+        for name, groups in (("alike", ALIKE), ("states", STATES)):
+            self.aborts(self.engine(groups, salt=name), self.engine(groups, salt=name))
+
+    def aborts(self, a, b):
         self.check(a, Request("cold", prompt(9, 300)))
         for wait in range(6):
             b.pool.of_hash.clear()
@@ -168,7 +230,10 @@ class Trouble(HybridCase):
             self.check(b, Request(f"after{wait}", prompt(9, 300)), but=[name])
 
     def test_the_daemon_dies_and_comes_back(self):
-        a, b = self.engine(transfer_deadline=2.0), self.engine()
+        for name, groups in (("alike", ALIKE), ("states", STATES)):
+            self.dies(self.engine(groups, transfer_deadline=2.0, salt=name), self.engine(groups, salt=name))
+
+    def dies(self, a, b):
         self.check(a, Request("cold", prompt(12, 200)))
         self.daemon.process.kill()
         self.check(b, Request("away", prompt(12, 200)))
@@ -197,14 +262,16 @@ class Trouble(HybridCase):
 
 
 class Parts(unittest.TestCase):
-    def refused(self, words, base=None, spec=None, **given):
-        made = HybridEngine(MODEL)
+    def refused(self, words, base=None, spec=None, groups=ALIKE, config=(), **given):
+        made = HybridEngine(MODEL, groups=groups)
+        for name, value in dict(config).items():
+            setattr(made.config, name, value)
         for name, value in (spec or {}).items():
             setattr(made.kv_config.kv_cache_groups[0].kv_cache_spec, name, value)
         base = base or type("Base", (), {"get_transfer_results": None, "bind_gpu_block_pool": None})
         with self.assertRaisesRegex(identity.Unsupported, words):
             found = groups_module.groups_of(made.kv_config)
-            groups_module.check_hybrid(made.kv_config, found, settings.Settings.parse(given), base)
+            groups_module.check_hybrid(made.config, made.kv_config, found, settings.Settings.parse(given), base)
 
     def test_refusals_say_what_to_do(self):
         self.refused("get_transfer_results.*--disable-hybrid", base=type("Old", (), {}))
@@ -212,6 +279,9 @@ class Parts(unittest.TestCase):
         self.refused("remove the setting .digests", digests="mean")
         self.refused("remove the settings async_load", async_load=False)
         self.refused("--block-size", spec={"block_size": 24})
+        state = {"mamba_cache_mode": "none"}
+        self.refused("--mamba-cache-mode align", groups=STATES, spec=state)
+        self.refused("speculative", groups=STATES, config={"speculative_config": object()})
         chunked = HybridEngine(MODEL).kv_config
         chunked.kv_cache_groups[0].kv_cache_spec = type("ChunkedLocalAttentionSpec", (), {"block_size": 16})()
         with self.assertRaisesRegex(identity.Unsupported, "ChunkedLocal.*--disable-hybrid"):

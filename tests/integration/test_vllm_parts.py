@@ -423,7 +423,7 @@ class Refusals(unittest.TestCase):
 
     def test_engines_that_can_not_share(self):
         self.refused("prefix-caching", lambda c, k: setattr(c.cache_config, "enable_prefix_caching", False))
-        self.refused("pipeline", lambda c, k: setattr(c.parallel_config, "pipeline_parallel_size", 2))
+        self.refused("--prefill-context-parallel-size 1", lambda c, k: setattr(c.parallel_config, "prefill_context_parallel_size", 2))
         self.refused("scales", lambda c, k: setattr(c.cache_config, "calculate_kv_scales", True))
         self.refused("sha256", lambda c, k: setattr(c.cache_config, "prefix_caching_hash_algo", "builtin"))
         sliding = type("SlidingWindowSpec", (), {"block_size": BLOCK})()

@@ -3,6 +3,7 @@
 reads damaged blocks. Outputs are the same bit for bit as without a cache."""
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -169,11 +170,23 @@ class Trouble(Case):
         e = self.engine(socket=socket, connect_timeout=0.2)
         self.check(e, Request("alone", prompt(80, 60)))
         os.makedirs(os.path.dirname(socket), exist_ok=True)
+        self.addCleanup(shutil.rmtree, os.path.dirname(socket), ignore_errors=True)
         self.daemon = daemon(socket=socket, nvme=False)
         tokens = prompt(81, 60)
         self.eventually(lambda: self.loads(e, tokens))
         with self.assertRaises(Exception):
             self.engine(socket=socket + ".not", required=True, connect_timeout=0.2)
+
+    def started_again(self, between=lambda store: None):
+        """An orderly stop, and another daemon over what the first one stored."""
+        store = self.daemon.store
+        self.addCleanup(shutil.rmtree, self.daemon.folder, ignore_errors=True)
+        self.daemon.process.terminate()
+        self.assertEqual(self.daemon.process.wait(), 0)
+        between(store)
+        self.daemon = daemon(nvme=False, **{"nvme.paths": store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
+        self.addCleanup(self.daemon.stop)  # ahead of the removal of its store
+        self.eventually(lambda: self.stats()["nvme_recovering"] == 0)
 
     def corrupted(self, asynchronous, ranks=1):
         a = self.engine(ranks=ranks)
@@ -182,12 +195,7 @@ class Trouble(Case):
         payloads = [a.ranks[0].read(0, [b])[0].tobytes()[:256] for b in sorted(a.pool.hash_of)]
         a.close()
         self.eventually(lambda: self.stats()["nvme_writes"] >= 200 // BLOCK * ranks)
-        store = self.daemon.store
-        self.daemon.process.terminate()
-        self.assertEqual(self.daemon.process.wait(), 0)
-        self.corrupt(os.path.join(store, "ucmd.cache"), payloads[5:])
-        self.daemon = daemon(nvme=False, **{"nvme.paths": store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
-        self.eventually(lambda: self.stats()["nvme_recovering"] == 0)
+        self.started_again(lambda store: self.corrupt(os.path.join(store, "ucmd.cache"), payloads[5:]))
         e, other = self.engine(async_load=asynchronous, ranks=ranks), self.engine(ranks=ranks)
         longer = tokens + prompt(91, 90)
         self.check(e, Request("warm", longer), Request("beside", tokens + prompt(92, 40)))
@@ -233,11 +241,7 @@ class Trouble(Case):
             self.check(a, Request(f"cold{i}", t, outputs=1))
         a.close()
         self.eventually(lambda: self.stats()["nvme_writes"] >= 3 * (300 // BLOCK))
-        store = self.daemon.store
-        self.daemon.process.terminate()
-        self.assertEqual(self.daemon.process.wait(), 0)
-        self.daemon = daemon(nvme=False, **{"nvme.paths": store, "nvme.size": "256MiB", "nvme.segment": "4MiB"})
-        self.eventually(lambda: self.stats()["nvme_recovering"] == 0)
+        self.started_again()
         e = self.engine(prefill_rate=1e9)
         loaded = []
         for i in (0, 0, 1, 1):

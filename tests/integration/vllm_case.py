@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -89,7 +90,8 @@ class Case(unittest.TestCase):
             self.assertEqual(self.daemon.stop(), 0)
 
     def engine(self, **more):
-        more = {"gpu": GPU, "dtype": self.DTYPE, "socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0, **more}
+        more = {"gpu": GPU, "dtype": self.DTYPE, "socket": self.daemon.socket, "retry_interval": 0.05, "lookup_timeout": 2.0,
+                "shared_wait": 60.0, **more}
         e = Engine(MODEL, UcmConnector, **more)
         self.addCleanup(e.close)
         return e
@@ -121,7 +123,8 @@ class Case(unittest.TestCase):
             time.sleep(0.02)
 
     def restart(self, **more):
-        socket = self.daemon.socket
+        socket = self.daemon.socket  # in the folder of the one that is killed
+        self.addCleanup(shutil.rmtree, self.daemon.folder, ignore_errors=True)
         self.daemon.process.kill()
         self.daemon.process.wait()
         self.daemon = daemon(socket=socket, nvme=False, **more)

@@ -168,6 +168,9 @@ class Tier(unittest.TestCase):
         one.store(names, self.data[:3])
         one.tier.drain_jobs()
         one.manager.reset_cache()
+        if hasattr(one.manager, "on_reset_flushed"):  # from 0.33 on vLLM brings nothing in until its workers' copies have ended, and says when
+            self.assertEqual(one.look(names), [None] * 3)
+            one.manager.on_reset_flushed()
         self.assertEqual(one.look(names), self.data[:3])
 
 

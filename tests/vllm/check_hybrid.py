@@ -15,6 +15,10 @@ from daemon import Daemon
 UCMCTL = os.environ.get("UCMCTL", os.path.join(real.TOP, "build/ucmctl"))
 #: Of log probabilities: kernels add up in another order where a batch has another shape.
 NEAR = 2e-5
+#: Qwen3-Next's kernels for CPUs take bfloat16 only, and vLLM then has blocks of so many tokens.
+STATES, STATE_BLOCK = {"dtype": "bfloat16", "enable_prefix_caching": True}, 1152
+NEAR_STATES = 0.1
+RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}
 
 
 class Hybrid(unittest.TestCase):
@@ -36,6 +40,7 @@ class Hybrid(unittest.TestCase):
         self.addCleanup(lambda: self.daemon.stop())
 
     def engines(self, name, n=2, **more):
+        more = {**(STATES if name == "qwen3next" else {}), **more}
         started = [Engine(self.daemon.socket, os.path.join(self.folder.name, name), **more) for _ in range(n)]
         for e in started:
             self.addCleanup(e.close)
@@ -46,7 +51,9 @@ class Hybrid(unittest.TestCase):
     def plain(self, name):
         """An engine without a connector, which computes each prompt alone."""
         if name not in self.without:
-            self.without[name] = Engine(None, os.path.join(self.folder.name, name), connector=False).ready()
+            more = STATES if name == "qwen3next" else {}
+            self.without[name] = Engine(None, os.path.join(self.folder.name, name), connector=False,
+                                        **{**more, "enable_prefix_caching": False}).ready()
         return self.without[name]
 
     def metrics(self):
@@ -65,7 +72,7 @@ class Hybrid(unittest.TestCase):
             want = self.ask(self.plain(name), [one], outputs)
             self.assertEqual(got["tokens"][i], want["tokens"][0])
             for a, b in zip(got["logs"][i], want["logs"][0]):
-                self.assertAlmostEqual(a, b, delta=NEAR)
+                self.assertAlmostEqual(a, b, delta=NEAR_STATES if name == "qwen3next" else NEAR)
         return got
 
     def share(self, name, n=2):
@@ -114,9 +121,69 @@ class Hybrid(unittest.TestCase):
         got = self.same(b, "gemma3", prompts, outputs=150)
         self.assertGreaterEqual(sum(got["cached"]), 5 * 512)
 
+    def test_states_as_qwen3_next_has_them(self):
+        """Three groups of states, and one of full attention."""
+        a, b = self.engines("qwen3next")
+        self.same(a, "qwen3next", [prompt(1, 3000)])
+        stored = self.metrics()["dump_blocks"]
+        self.assertEqual(stored, 2 + 3)  # full attention's, and the states at the last multiple
+        self.assertEqual(self.same(b, "qwen3next", [prompt(1, 3000)])["cached"], [2 * STATE_BLOCK])
+        self.assertEqual(self.metrics()["load_blocks_dram"], 2 + 3)
+        self.same(a, "qwen3next", [prompt(2, 2 * STATE_BLOCK)])
+        self.assertEqual(self.same(b, "qwen3next", [prompt(2, 2 * STATE_BLOCK)])["cached"], [STATE_BLOCK])
+        cold = self.same(a, "qwen3next", [prompt(3, 1400)], outputs=20)
+        turn = prompt(3, 1400) + cold["tokens"][0] + prompt(4, 20)
+        self.assertEqual(self.same(b, "qwen3next", [turn])["cached"], [STATE_BLOCK])
+        # A beginning that prompts share: the second one finds full attention's blocks and no state, and leaves one there.
+        cached = [self.same(e, "qwen3next", [prompt(10 + i, 3600, shared=1500)])["cached"] for i, e in enumerate((a, b, a))]
+        self.assertEqual(cached, [[0], [0], [STATE_BLOCK]])
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+        self.assertEqual(self.same(b, "qwen3next", [prompt(5, 2000)])["cached"], [0])
+        self.daemon = Daemon(nvme=False, socket=self.daemon.socket, **{"arena.size": "256MiB", "arena.extent": "4MiB"})
+
+    def test_states_as_nemotron_h_has_them(self):
+        """Two groups of states, of two layers and of one, and two layers of full attention, in blocks of 256."""
+        a, b = self.engines("nemotron")
+        self.same(a, "nemotron", [prompt(1, 1000)])
+        self.assertEqual(self.metrics()["dump_blocks"], 3 + 2)
+        self.assertEqual(self.same(b, "nemotron", [prompt(1, 1000)])["cached"], [768])
+        self.same(a, "nemotron", [prompt(2, 1024)])
+        self.assertEqual(self.same(b, "nemotron", [prompt(2, 1024)])["cached"], [768])
+        cold = self.same(a, "nemotron", [prompt(3, 500)], outputs=300)
+        turn = prompt(3, 500) + cold["tokens"][0] + prompt(4, 20)
+        self.assertEqual(self.same(b, "nemotron", [turn])["cached"], [768])
+        cached = [self.same(e, "nemotron", [prompt(10 + i, 1500, shared=600)])["cached"] for i, e in enumerate((a, b, a))]
+        self.assertEqual(cached, [[0], [0], [512]])
+
+    def test_states_in_pieces_and_preemption(self):
+        a, b = self.engines("nemotron", num_gpu_blocks_override=40, max_num_batched_tokens=512)
+        prompts = [prompt(20 + i, 900 + 100 * i, shared=600) for i in range(5)]
+        self.same(a, "nemotron", prompts, outputs=150)
+        got = self.same(b, "nemotron", prompts, outputs=150)
+        self.assertGreaterEqual(sum(got["cached"]), 5 * 512)
+
+    def test_states_in_two_ranks(self):
+        a, b = self.engines("qwen3next", **RANKS)
+        self.same(a, "qwen3next", [prompt(1, 3000)])
+        self.assertEqual(self.same(b, "qwen3next", [prompt(1, 3000)])["cached"], [2 * STATE_BLOCK])
+
+    def test_states_in_the_midst_of_an_answer(self):
+        a, b = self.engines("qwen3next", settings={"window_interval": STATE_BLOCK})
+        cold = self.ask(a, [prompt(3, 2100)], 300)
+        turn = prompt(3, 2100) + cold["tokens"][0] + prompt(4, 20)
+        self.assertEqual(self.same(b, "qwen3next", [turn])["cached"], [2 * STATE_BLOCK])
+
+    def test_states_and_preemption(self):
+        """Pages are too few for all prompts at once."""
+        a, b = self.engines("qwen3next", num_gpu_blocks_override=18)
+        prompts = [prompt(20 + i, 1300 + 100 * i, shared=1200) for i in range(5)]
+        self.ask(a, prompts, 150)
+        got = self.same(b, "qwen3next", prompts, outputs=4)
+        self.assertGreaterEqual(sum(got["cached"]), 4 * STATE_BLOCK)
+
     def test_two_ranks(self):
-        a, b = self.engines("gemma3", tensor_parallel_size=2, distributed_executor_backend="mp",
-                            environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+        a, b = self.engines("gemma3", **RANKS)
         self.same(a, "gemma3", [prompt(1, 1000)])
         self.assertEqual(self.same(b, "gemma3", [prompt(1, 1000)])["cached"], [896])
 

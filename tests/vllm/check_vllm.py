@@ -3,6 +3,7 @@
 random weights, and a real daemon; what an engine generates is the same with the cache and without."""
 
 import contextlib
+import glob
 import json
 import os
 import random
@@ -148,12 +149,11 @@ def complete(url, model, prompt, outputs):
 class MiniEngine(unittest.TestCase):
     def test_all_of_it_on_the_real_base_class(self):
         env = {**os.environ, "UCM_REAL_VLLM": "1", "PYTHONHASHSEED": "0"}
-        for name in ("test_vllm_layouts.py", "test_vllm_parts.py", "test_vllm_connector.py", "test_vllm_trouble.py",
-                     "test_vllm_encoding.py", "test_vllm_forms.py", "test_vllm_digests.py", "test_vllm_hybrid.py",
-                     "test_vllm_sparse.py", "test_vllm_slots.py"):
-            done = subprocess.run([PYTHON, "-B", os.path.join(TOP, "tests/integration", name)], env=env, text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=WAIT_S)
-            self.assertEqual(done.returncode, 0, done.stdout[-4000:])
+        for path in sorted(glob.glob(os.path.join(TOP, "tests/integration/test_vllm_*.py"))):
+            with self.subTest(os.path.basename(path)):
+                done = subprocess.run([PYTHON, "-B", path], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                      timeout=WAIT_S)
+                self.assertEqual(done.returncode, 0, done.stdout[-4000:])
 
 
 class RealVllm(unittest.TestCase):
@@ -252,8 +252,15 @@ class RealVllm(unittest.TestCase):
         self.assertEqual(self.alone(later, fresh), self.alone(plain, fresh))
 
     def metrics(self):
-        ucmctl = [os.path.join(os.path.dirname(os.environ["UCMD"]), "ucmctl"), "--socket", self.daemon.socket, "--json", "stats"]
-        return json.loads(subprocess.run(ucmctl, capture_output=True, check=True).stdout)["metrics"]
+        return json.loads(self.ctl("--json", "stats"))["metrics"]
+
+    def dumps(self):
+        counts = [line for line in self.ctl("stats", "--prometheus").splitlines() if line.startswith("ucmd_dump_seconds_count")]
+        return sum(float(line.split()[-1]) for line in counts)
+
+    def ctl(self, *words):
+        ucmctl = [os.path.join(os.path.dirname(os.environ["UCMD"]), "ucmctl"), "--socket", self.daemon.socket, *words]
+        return subprocess.run(ucmctl, capture_output=True, check=True, text=True).stdout
 
     def eventually(self, condition):
         deadline = time.monotonic() + 60
@@ -318,9 +325,106 @@ class RealVllm(unittest.TestCase):
     def test_layer_after_layer(self):
         self.share(settings={"async_load": False, "layerwise": True})
 
+    def test_stores_by_layer(self):
+        a, b = self.engines(2, settings={"layer_stores": 128})
+        prompts = [prompt(250, 700)]
+        self.same(prompts, a.generate(prompts)[0])
+        self.eventually(lambda: self.metrics()["dump_blocks"] == 700 // BLOCK)
+        self.assertEqual(self.dumps(), 3, "of the model's four layers two, one and one")
+        tokens, cached = b.generate(prompts)
+        self.same(prompts, tokens)
+        self.assertEqual(cached, [700 // BLOCK * BLOCK])
+
     def test_two_ranks(self):
         self.share(tensor_parallel_size=2, distributed_executor_backend="mp",
                    environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+
+    def test_two_ranks_and_one_share_by_groups_of_heads(self):
+        two = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}
+        for stores, loads in ((two, {}), ({}, two)):
+            prompts = [prompt((240 if stores else 245) + i, 700) for i in range(2)]
+            a, = self.engines(settings={"head_groups": 2}, **stores)
+            self.same(prompts, a.generate(prompts)[0])
+            a.generate([prompt(249, 60)])  # a step in which workers see what became of their stores
+            a.close()
+            b, = self.engines(settings={"head_groups": 2}, **loads)
+            tokens, cached = b.generate(prompts)
+            self.same(prompts, tokens)
+            self.assertEqual(cached, [700 // BLOCK * BLOCK] * 2)
+            b.close()
+
+    def test_a_pipeline(self):
+        """The second engine, of other stages, shares nothing with the first."""
+        folders = ":".join(os.path.join(TOP, folder) for folder in ("client/python", "tests/vllm/workers"))
+        more = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp", "worker_cls": "pipeline_worker.PipelineWorker"}
+        cores = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": folders}
+        a, b = self.share(environment=cores, **more)
+        a.close()
+        b.close()
+        a, b = self.share(environment={**cores, "VLLM_PP_LAYER_PARTITION": "3,1"}, **more)
+        prompts = [prompt(35 + i, 1500, shared=512) for i in range(6)]
+        self.same(prompts, a.generate(prompts, 40)[0], 40)
+        tokens, hits = b.generate(prompts, 40)
+        self.same(prompts, tokens, 40)
+        self.assertEqual(hits, [1500 // BLOCK * BLOCK] * 6)
+
+    def test_a_pipeline_that_stores_by_layer(self):
+        folders = ":".join(os.path.join(TOP, folder) for folder in ("client/python", "tests/vllm/workers"))
+        a, b = self.engines(2, pipeline_parallel_size=2, distributed_executor_backend="mp", worker_cls="pipeline_worker.PipelineWorker",
+                            environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": folders}, settings={"layer_stores": 128})
+        prompts = [prompt(270, 700)]
+        self.same(prompts, a.generate(prompts)[0])
+        self.eventually(lambda: self.dumps() == 2 * 2)  # of each stage's two layers one, and one
+        self.eventually(lambda: self.metrics()["dump_blocks"] == 2 * (700 // BLOCK))
+        tokens, cached = b.generate(prompts)
+        self.same(prompts, tokens)
+        self.assertEqual(cached, [700 // BLOCK * BLOCK])
+
+    def drafts(self, e, prompts):
+        """Hits, and which share of the draft's tokens was accepted."""
+        e.ask(prompts, 40)
+        answer = e.answer()
+        self.same(prompts, answer["tokens"], 40)
+        return answer["cached"], answer["drafted"]["accepted"] / answer["drafted"]["draft"]
+
+    def test_a_draft_model(self):
+        """Its own double: all that it proposes is accepted, unless its KV is not there."""
+        more = {"speculative_config": {"method": "draft_model", "model": self.model, "num_speculative_tokens": 3}, "disable_log_stats": False}
+        prompts = [prompt(260 + i, 700) for i in range(3)]
+        a, b = self.engines(2, **more)
+        cold, warm = self.drafts(a, prompts), self.drafts(b, prompts)
+        self.assertEqual((cold[0], warm[0]), ([0] * 3, [640] * 3))
+        self.assertGreater(min(cold[1], warm[1]), 0.9)
+        b.close()
+        plain, = self.engines()
+        tokens, hits = plain.generate(prompts, 40)
+        self.same(prompts, tokens, 40)
+        self.assertEqual(hits, [0] * 3, "what has no draft's KV is another engine's")
+
+    def test_draft_layers(self):
+        eagle = os.path.join(self.folder.name, "eagle")
+        subprocess.run([PYTHON, ENGINE, "eagle", eagle], check=True, stderr=subprocess.DEVNULL, timeout=WAIT_S)
+        more = {"speculative_config": {"method": "eagle", "model": eagle, "num_speculative_tokens": 3}, "disable_log_stats": False}
+        prompts = [prompt(265 + i, 700) for i in range(2)] + [prompt(268, 5 * BLOCK)]
+        a, b = self.engines(2, **more)
+        self.assertEqual(self.drafts(a, prompts)[0], [0] * 3)
+        self.assertEqual(self.drafts(b, prompts)[0], [640, 640, 4 * BLOCK])
+
+    def test_two_ranks_with_the_same_bytes_load_a_half_each(self):
+        model = os.path.join(self.folder.name, "one-head")
+        subprocess.run([PYTHON, ENGINE, "one-head", model], check=True, stderr=subprocess.DEVNULL, timeout=WAIT_S)
+        ranks = {"model": model, "tensor_parallel_size": 2, "distributed_executor_backend": "mp",
+                 "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, "settings": {"gather_loads": True}}
+        prompts = [prompt(255 + i, 9 * BLOCK + 20) for i in range(2)]
+        a, = self.engines(**ranks)
+        computed = a.generate(prompts)[0]
+        a.generate([prompt(259, 60)])  # a step in which workers see what became of their stores
+        size = self.metrics()["dump_bytes"]
+        self.assertEqual(size, 2 * 9 * BLOCK * 4 * 2 * 32 * 4, "one rank stores")
+        a.close()
+        b, = self.engines(**ranks)
+        self.assertEqual(b.generate(prompts), (computed, [9 * BLOCK] * 2))
+        self.assertEqual(self.metrics()["load_bytes"], size, "each block comes once")
 
     def test_beside_another_connector(self):
         other = Daemon(nvme=False)
@@ -432,6 +536,51 @@ class RealVllm(unittest.TestCase):
             if hits == [640]:
                 break
             self.assertLess(time.monotonic(), deadline)
+
+    def test_a_shared_tier_that_is_slow(self):
+        """Its root is a process, which is stopped until the engine has come back for an answer, and answered another prompt."""
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        asked, options = prompt(97, 700), {"nvme": False, "arena.size": "256MiB", "arena.extent": "4MiB", "share.deadline": "60s"}
+        host = Daemon(**options, **{"share.roots": folder})
+        first = Engine(host.socket, self.model)
+        try:
+            first.ready().generate([asked])
+            self.reaches(host.socket, lambda stats: stats["metrics"]["share_writes"] == stats["metrics"]["dump_blocks"] > 0)
+        finally:
+            first.close()
+            host.stop()
+        host = Daemon(**options, **{"share.roots": folder + " process"})
+        self.addCleanup(host.stop)
+        server = Server(host.socket, self.model, {"shared_wait": float(WAIT_S)})
+        self.addCleanup(server.close)
+        server.ready()
+        backend = self.reaches(host.socket, lambda stats: stats["shares"][0]["pid"])
+        os.kill(backend, signal.SIGSTOP)
+        self.addCleanup(os.kill, backend, signal.SIGCONT)
+        answers = []
+        waits = threading.Thread(target=lambda: answers.append(complete(server.url, self.model, asked, 8)))
+        waits.start()
+        self.reaches(host.socket, lambda stats: stats["metrics"]["lookups_pending"] >= 5)
+        short = asked[:50]  # no block of it has a key
+        self.same([short], [complete(server.url, self.model, short, 8)[0]])
+        self.assertEqual(answers, [])
+        os.kill(backend, signal.SIGCONT)
+        waits.join(WAIT_S)
+        self.same([asked], [tokens for tokens, _ in answers])
+        self.assertEqual([cached for _, cached in answers], [640])
+        self.reaches(host.socket, lambda stats: stats["metrics"]["lookups_waited"] == 0)
+
+    def reaches(self, socket, condition):
+        """What it says of the daemon's `stats`, once that is true."""
+        ucmctl = os.path.join(os.path.dirname(os.environ["UCMD"]), "ucmctl")
+        end = time.monotonic() + WAIT_S
+        while True:
+            done = subprocess.run([ucmctl, "--socket", socket, "--json", "stats"], capture_output=True, check=True)
+            if said := condition(json.loads(done.stdout)):
+                return said
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
 
     def test_refusals_name_the_remedy(self):
         for words, more in (("prefix-caching", {"enable_prefix_caching": False}),

@@ -144,6 +144,14 @@ class Rank:
             self.pages = [pages[:, i].swapaxes(2, 3).swapaxes(1, 2).swapaxes(0, 1) for i in range(M.LAYERS)]
             pages = whole.reshape(engine.blocks, M.LAYERS, BLOCK, n, 2 * M.HEAD)
             self.tensors = {f"layers.{i}": tensor(pages[:, i].swapaxes(1, 2)) for i in range(M.LAYERS)}
+        elif o.layout in ("heads", "layers"):  # BHLNC, LBHNC of vLLM: a head's tokens side by side
+            inner = (engine.blocks, n, M.LAYERS, BLOCK, 2, M.HEAD) if o.layout == "heads" else (M.LAYERS, engine.blocks, n, BLOCK, 2, M.HEAD)
+            pages = whole.reshape(inner)
+            layers = [pages[:, :, i] if o.layout == "heads" else pages[i] for i in range(M.LAYERS)]
+            self.pages = [layer.transpose(3, 0, 2, 1, 4) for layer in layers]
+            pages = whole.reshape(*inner[:-2], 2 * M.HEAD)
+            layers = [pages[:, :, i] if o.layout == "heads" else pages[i] for i in range(M.LAYERS)]
+            self.tensors = {f"layers.{i}": tensor(layer) for i, layer in enumerate(layers)}
         else:  # "cross", "packed": all layers of a block side by side, in one tensor or in views of it
             pages = whole.reshape(engine.blocks, M.LAYERS, 2, BLOCK, n, M.HEAD)
             self.pages = [pages[:, i].swapaxes(0, 1) for i in range(M.LAYERS)]
@@ -180,10 +188,9 @@ class Engine:
         self.options = SimpleNamespace(layout=layout, gpu=gpu, dtype=dtype)
         self.connector_class = connector
         self.config, self.kv_config = self._configuration(blocks, ranks, replicated, extra, role, dtype)
-        heads = range(M.KV_HEADS)
+        heads = list(range(M.KV_HEADS))
         share = M.KV_HEADS // (1 if replicated else ranks)
-        self.ranks = [self.RANK(self, r, list(heads) if replicated else list(heads[r * share: (r + 1) * share]))
-                      for r in range(ranks)]
+        self.ranks = self._ranks([heads if replicated else heads[r * share: (r + 1) * share] for r in range(ranks)])
         self.pool = self._new_pool()
         self.connector = None
         if connector is not None:
@@ -197,6 +204,10 @@ class Engine:
 
     def _configuration(self, *of):
         return configuration(*of)
+
+    def _ranks(self, heads):
+        """heads: of each rank."""
+        return [self.RANK(self, r, of) for r, of in enumerate(heads)]
 
     def _new_pool(self):
         return Pool(self.blocks)
@@ -221,10 +232,15 @@ class Engine:
             self._schedule_waiting(out, left)
         out.preempted_req_ids, self.lost, self.reset_lost = self.lost, set(), set()
         out.finished_req_ids, self.finished = self.finished, set()
+        out.kv_connector_block_state = self._block_state(out)
         out.meta = self.connector.build_connector_meta(out) if self.connector else None
         for name, n in out.num_scheduled_tokens.items():
             self.requests[name].num_computed_tokens += n
         return out
+
+    def _block_state(self, out):
+        """What only the scheduler's half is told."""
+        return None
 
     def _schedule_running(self, out, left):
         i = 0

@@ -1,6 +1,8 @@
 """engine.py for a model whose layers keep their KV in several ways, as vLLM has it: a group of layers for each way, with block sizes
 of their own, out of one pool of blocks. Layers of a group with a sliding window attend the last tokens only, and blocks that no
-window reaches any more are given to others at once.
+window reaches any more are given to others at once. Recurrent layers have a state in the block of the last computed token, as
+vLLM's "align" has it: a step that goes beyond a block copies the state into another one first, and prompts are cut so that steps end
+with blocks.
 """
 
 from collections import OrderedDict
@@ -17,13 +19,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 class Group:
     """window: tokens that a token attends, itself included; 0: all before it. tensor: groups with the same number lie in the same
-    tensors, each block of which belongs to one group at a time."""
+    tensors, each block of which belongs to one group at a time. state: its layers are recurrent; "inside": and leave a state at a
+    prompt's last multiple in the midst of a step."""
 
-    def __init__(self, layers, window=0, tokens=BLOCK, tensor=0):
-        self.layers, self.window, self.tokens, self.tensor = layers, window, tokens, tensor
+    def __init__(self, layers, window=0, tokens=BLOCK, tensor=0, state=False):
+        self.layers, self.window, self.tokens, self.tensor, self.state = layers, window, tokens, tensor, state
+        self.kept = 1 + (state == "inside")
 
     def skipped(self, computed):
         """How many first blocks a request does not need any more."""
+        if self.state:
+            return max(0, computed - 1) // self.tokens
         return max(0, computed - self.window + 1) // self.tokens if self.window else 0
 
 
@@ -32,6 +38,12 @@ ALIKE = (Group([0], 40), Group([1], 40), Group([2]))
 #: The window's layers lie elsewhere, and have blocks of twice as many tokens.
 UNLIKE = (Group([0, 1], 40, 2 * BLOCK, 1), Group([2]))
 ONLY_WINDOWS = (Group([0, 1, 2], 40),)
+#: Two groups of recurrent layers, and full attention: in blocks of the same tensors, of which a state needs a part.
+STATES = (Group([0], state=True), Group([1], state=True), Group([2]))
+INSIDE = (Group([0], state="inside"), Group([1], state="inside"), Group([2]))
+#: Windows beside them.
+ALL_KINDS = (Group([0], state=True), Group([1], 40), Group([2]))
+ONLY_STATES = (Group([0, 1, 2], state=True),)
 
 
 class Block:
@@ -91,14 +103,18 @@ class Pool:
                 skipped = group.skipped(computed)
                 table += [HOLE] * skipped + list(found[skipped:])
         wanted = [max(0, -(-tokens // g.tokens) - len(t)) for t, g in zip(tables, self.groups)]
-        if sum(wanted) > len(self.free) - len({b for t in tables for b in t if b in self.free}):
+        if sum(min(n, g.kept) if g.state else n for n, g in zip(wanted, self.groups)) > len(self.free) - len({b for t in tables for b in t if b in self.free}):
             return None
         if name not in self.requests:
             for b in (b for table in tables for b in table if b != HOLE):
                 self._take(b)
-        new = [[self._new() for _ in range(n)] for n in wanted]
+        new = [self._new_blocks(n, g) for n, g in zip(wanted, self.groups)]
         self.requests[name] = [table + more for table, more in zip(tables, new)]
         return new
+
+    def _new_blocks(self, n, group):
+        """A state lies in the last one."""
+        return [HOLE if group.state and i + group.kept < n else self._new() for i in range(n)]
 
     def _new(self):
         b, _ = self.free.popitem(last=False)
@@ -150,7 +166,8 @@ class Rank:
             pages, begin = self.memory.whole[begin : begin + int(np.prod(shape))].reshape(shape), begin + int(np.prod(shape))
             for group in (g for g in groups if g.tensor == t):
                 for i, layer in enumerate(group.layers):
-                    self.pages[layer], tensors[f"layers.{layer}"] = pages[i], self.memory.tensor(pages[i])
+                    self.pages[layer] = pages[i]
+                    tensors[f"layers.{layer}"] = self.memory.tensor(pages[i][:, :, :1] if group.state else pages[i])
         self.memory.forget()
         self.connector = None
         if engine.connector_class is not None:
@@ -181,6 +198,7 @@ class HybridEngine(Engine):
         if self.connector is not None:
             self.connector.bind_gpu_block_pool(self.pool)
         self.failures = 0
+        self.states = {}  # of this step: the state behind each token of each request and layer
 
     def _configuration(self, blocks, ranks, *more):
         config, kv_config = configuration(blocks, ranks, *more)
@@ -191,6 +209,9 @@ class HybridEngine(Engine):
     @staticmethod
     def _group(group, heads):
         of = {"block_size": group.tokens, "num_kv_heads": heads, "head_size": M.HEAD}
+        if group.state:
+            spec = type("MambaSpec", (), {"block_size": group.tokens, "mamba_cache_mode": "align", "shapes": ((2, heads, M.HEAD),)})
+            return SimpleNamespace(kv_cache_spec=spec(), layer_names=[f"layers.{i}" for i in group.layers])
         spec = type("SlidingWindowSpec", (), {**of, "sliding_window": group.window}) if group.window else type("FullAttentionSpec", (), of)
         return SimpleNamespace(kv_cache_spec=spec(), layer_names=[f"layers.{i}" for i in group.layers])
 
@@ -205,6 +226,71 @@ class HybridEngine(Engine):
 
     def _holes(self, request, computed, hits):
         return computed
+
+    def _tokens(self, request, computed, left):
+        """With recurrent layers a step of a prompt ends with a block, at the last one that a hit can end at, and where the connector
+        asks for it."""
+        end = computed + super()._tokens(request, computed, left)
+        sizes = [g.tokens for g in self.groups if g.state]
+        last = max(request.prompt_tokens, request.num_tokens - 1)
+        if not sizes or computed >= last:
+            return end - computed
+        size = max(sizes)
+        if end < last and end // size * size > computed:
+            end = end // size * size
+        inside = end >= last and computed % size == 0 and any(g.state == "inside" for g in self.groups)
+        stops = [(computed // size + 1) * size if computed % size else 0, 0 if inside else (request.num_tokens - 1) // size * size,
+                 getattr(request, "shared_prefix_boundary", 0)]
+        return min([s for s in stops if computed < s < end], default=end) - computed
+
+    def _admit(self, out, request, left):
+        if request.num_computed_tokens == 0:
+            request.shared_prefix_boundary = 0
+            # Requests whose load holds pages, and that need more, must not wait for each other.
+            holding = [r for r in (*self.loading, *self.waiting) if r.request_id in self.pool.requests]
+            if holding and len(self.pool.free) < sum(self._needs(r) for r in (*holding, request)):
+                return None
+        return super()._admit(out, request, left)
+
+    def _needs(self, request):
+        """Blocks more, for its next step at most."""
+        tables = self.pool.requests.get(request.request_id, [[]] * len(self.groups))
+        return sum(1 if g.state and t else 2 if g.state else -(-(request.num_tokens + 1) // g.tokens) - len(t)
+                   for t, g in zip(tables, self.groups))
+
+    def execute(self, out):
+        self.states, self.begun = {}, {
+            name: self.requests[name].num_computed_tokens - n for name, n in out.num_scheduled_tokens.items()}
+        return super().execute(out)
+
+    def _write_state(self, layer, request, position, k, v):
+        name, number = request.request_id, self.of_layer[layer]
+        size, table = self.groups[number].tokens, self.pool.requests[name][number]
+        before = self.states.get((layer, name, position - 1), np.zeros((2, M.KV_HEADS, M.HEAD), np.float32))
+        if position and position == self.begun[name]:
+            for rank in self.ranks:
+                before[:, rank.heads] = rank.read(layer, [table[(position - 1) // size]])[:, 0]
+        now = np.float32(0.75) * before + np.stack([k, v])
+        self.states[layer, name, position] = now
+        running = (request.num_computed_tokens - 1) // size
+        blocks = [table[running]]
+        if position + 1 == running * size and table[running - 1] != HOLE:
+            blocks.append(table[running - 1])
+        for block in blocks:
+            assert block != HOLE
+            for rank in self.ranks:
+                assert block not in rank.being_read(), "a store reads this block"
+                rank.write(layer, block, 0, *now)
+
+    def _block_state(self, out):
+        offers = {}
+        for name, n in out.num_scheduled_tokens.items():
+            computed, tables = self.requests[name].num_computed_tokens, self.pool.requests[name]
+            for number, group in ((i, g) for i, g in enumerate(self.groups) if g.state):
+                i = (computed + n - 1) // group.tokens - 1
+                if i >= 0 and computed < (i + 1) * group.tokens and tables[number][i] != HOLE:
+                    offers.setdefault(name, []).append((number, tables[number][i], (i + 1) * group.tokens))
+        return SimpleNamespace(get_block_ids=lambda name: self._ids(self.pool.requests[name]), boundary_state_offloads=offers)
 
     def _tell_finished(self, request, blocks):
         return self.connector.request_finished_all_groups(request, tuple(list(table) for table in blocks))
@@ -232,6 +318,8 @@ class HybridEngine(Engine):
 
     def _write(self, layer, request, position, k, v):
         number = self.of_layer[layer]
+        if self.groups[number].state:
+            return self._write_state(layer, request, position, k, v)
         size = self.groups[number].tokens
         block = self.pool.requests[request.request_id][number][position // size]
         assert block != HOLE
@@ -243,6 +331,8 @@ class HybridEngine(Engine):
         """Of the tokens that the last one of these attends."""
         number = self.of_layer[layer]
         group, table = self.groups[number], self.pool.requests[request.request_id][number]
+        if group.state:
+            return self.states[layer, request.request_id, tokens - 1][:, None]
         first = max(0, tokens - group.window) if group.window else 0
         blocks = table[first // group.tokens : -(-tokens // group.tokens)]
         assert HOLE not in blocks

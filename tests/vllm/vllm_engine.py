@@ -2,7 +2,7 @@
 
 The argument is JSON, {"model": folder, "connector": settings or null, and LLM's own}. A line in is {"prompts": [[token]],
 "outputs": n, "more": of each prompt}; a line out {"tokens": [[token]], "cached": [tokens found in a cache], "transfer":
-[kv_transfer_params], "sparse": counts, "free": pages that nobody has, "logs": of each token, if "more" asks}, or {"error": text} for the start.
+[kv_transfer_params], "sparse": counts, "drafted": counts, "free": pages that nobody has, "logs": of each token, if "more" asks}, or {"error": text} for the start.
 """
 
 import json
@@ -33,11 +33,28 @@ def tiny_models(folder, wild):
     llama.save_pretrained(wild)
 
 
+def eagle_model(folder):
+    """A draft layer for tiny_models' with random weights."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(2)
+    llama = LlamaForCausalLM(LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4,
+                                         num_key_value_heads=2, head_dim=32, vocab_size=512, max_position_embeddings=8192))
+    llama.config.architectures = ["LlamaForCausalLM"]
+    llama.config.save_pretrained(folder)
+    weights = {name.removeprefix("model."): one.contiguous() for name, one in llama.model.state_dict().items()
+               if name.startswith("layers.") and "input_layernorm" not in name}
+    save_file({**weights, "fc.weight": torch.randn(128, 256) / 16}, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+
+
 def hybrid_models(folder):
     """Small models whose layers keep their KV in several ways, with random weights, the same for all who ask: sliding windows beside
     full attention (with and without a remainder of layers, and of one size of heads and of two), and recurrent state."""
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM
+    from transformers import NemotronHConfig, NemotronHForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
     size = dict(hidden_size=128, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
                 vocab_size=512, max_position_embeddings=8192, sliding_window=256, initializer_range=0.2)
@@ -51,14 +68,51 @@ def hybrid_models(folder):
             num_hidden_layers=4, num_local_experts=4, num_experts_per_tok=2,
             **{**size, "sliding_window": 128, "intermediate_size": 128})),
     }
+    size.pop("sliding_window")
+    models["qwen3next"] = Qwen3NextForCausalLM(Qwen3NextConfig(
+        num_hidden_layers=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=128, linear_value_head_dim=128, **size))
+    models["nemotron"] = NemotronHForCausalLM(NemotronHConfig(
+        hybrid_override_pattern="M-M*M-*-", num_hidden_layers=8, mamba_num_heads=8, mamba_head_dim=32, ssm_state_size=64, n_groups=2,
+        conv_kernel=4, expand=2, **size))
     for name, model in models.items():
         model.save_pretrained(os.path.join(folder, name))
+
+
+def split_states():
+    """vLLM 0.32's Mamba-2 promises states in the midst of a step, which its kernels for CPUs do not leave (it fails with an IndexError).
+    Without the promise vLLM ends steps where it wants a state, as for other recurrent layers."""
+    from vllm.model_executor.layers.mamba import abstract, mamba_mixer2
+
+    mamba_mixer2.MambaMixer2.get_kv_cache_spec = abstract.MambaBase.get_kv_cache_spec
+
+
+def one_head_model(folder):
+    """Llama with one KV head, of which all ranks have a copy, and with random weights, the same for all who ask."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    LlamaForCausalLM(LlamaConfig(
+        hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=1, head_dim=32, vocab_size=512,
+        max_position_embeddings=8192)).save_pretrained(folder)
+
+
+def say_replicas():
+    """vLLM 0.32 says that ranks have the same bytes of MLA only, which it can't run here. The one head of this model they have, too."""
+    from vllm.v1.core import kv_cache_utils
+
+    kv_cache_utils._layer_tp_replicas = lambda spec, tp_size, dcp_size: tp_size
 
 
 def start(options):
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
+    if os.path.basename(options["model"]) == "nemotron":
+        split_states()
+    if os.path.basename(options["model"]) == "one-head":
+        say_replicas()
     settings, beside = options.pop("connector"), options.pop("beside", None)
     ours = {"kv_connector": "UcmConnector", "kv_connector_module_path": "ucmclient.vllm.connector", "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute", "kv_connector_extra_config": settings}
@@ -82,6 +136,14 @@ def sparse_counts():
     return counts
 
 
+def drafted(llm):
+    """Tokens that a draft has proposed, and those that were accepted; none without statistics (disable_log_stats false)."""
+    wanted = {f"vllm:spec_decode_num_{name}_tokens": name for name in ("draft", "accepted")}
+    if not getattr(llm.llm_engine, "log_stats", False):
+        return {}
+    return {wanted[metric.name]: metric.value for metric in llm.get_metrics() if metric.name in wanted}
+
+
 def free_pages(llm):
     return llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
@@ -91,6 +153,12 @@ def main():
     os.dup2(2, 1)  # what vLLM prints is no answer
     if sys.argv[1] == "hybrid":
         hybrid_models(sys.argv[2])
+        return
+    if sys.argv[1] == "eagle":
+        eagle_model(sys.argv[2])
+        return
+    if sys.argv[1] == "one-head":
+        one_head_model(sys.argv[2])
         return
     if sys.argv[1] == "models":
         tiny_models(*sys.argv[2:])
@@ -114,7 +182,7 @@ def main():
         out.write(json.dumps({"tokens": [list(o.outputs[0].token_ids) for o in done],
                               "cached": [o.num_cached_tokens or 0 for o in done],
                               "transfer": [o.kv_transfer_params for o in done], "sparse": sparse_counts(),
-                              "free": free_pages(llm),
+                              "free": free_pages(llm), "drafted": drafted(llm),
                               "logs": [[step[t].logprob for t, step in zip(o.outputs[0].token_ids, o.outputs[0].logprobs or ())]
                                        for o in done]}) + "\n")
 

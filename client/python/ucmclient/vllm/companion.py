@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Union
 
 from ..client import Memory, Namespace, Plane, Region
 from ..companion import Companion, require
 from ..errors import Status, UcmError
+from .head_groups import Regions
 from .identity import Unsupported
 from .layout import Layout
 from .settings import Settings
@@ -66,21 +67,24 @@ class Accompaniment:
             return "encoded blocks go through a companion"
         return f"small chunks go through a companion: a block's largest is {self._largest / 1024:g} KiB"
 
-    def register(self, ns: Namespace, of: RegionMemory, blocks: int, part: int, timeout: float) -> Optional[Region]:
-        """Returns None if the region must be registered without a companion. Raises only errors that would hit that,
-        too."""
-        if self._obstacle is not None or of.gpu is None:
+    def register(
+        self, ns: Namespace, parts: Sequence[tuple[int, RegionMemory]], blocks: int, timeout: float
+    ) -> Union[Region, Regions, None]:
+        """parts: that this worker holds, with the memory of each. Returns None if they must be registered without a companion. Raises
+        only errors that would hit that, too."""
+        gpu = parts[0][1].gpu if parts else None
+        if self._obstacle is not None or gpu is None:
             return None
         try:
             slices, slice_bytes = self._ring
-            companion = Companion(ns.client, of.gpu, slices=slices, slice_bytes=slice_bytes, timeout=timeout)
+            companion = Companion(ns.client, gpu, slices=slices, slice_bytes=slice_bytes, timeout=timeout)
             try:
-                region = companion.register(
-                    ns, of.memory, of.planes, of.addresses, blocks=blocks, part=part, timeout=timeout
-                )
-                # An engine that sleeps wants the companion's memory back too. Closing that unregisters the region.
-                region.unregister = companion.close  # type: ignore[method-assign]
-                return region
+                regions = [
+                    companion.register(ns, of.memory, of.planes, of.addresses, blocks=blocks, part=part, timeout=timeout)
+                    for part, of in parts
+                ]
+                # An engine that sleeps wants the companion's memory back too. Closing that unregisters the regions.
+                return Regions.of(regions, companion.close)
             except UcmError:
                 companion.close(timeout)
                 raise

@@ -10,9 +10,10 @@ which opens the same namespace.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -26,16 +27,22 @@ from vllm.logger import init_logger
 
 from ..memory import SharedMemory, in_shared_memory
 from ..sparse.policy import Policy
+from .context import Context, check_context, context_of, context_ranks
 from .digests import digest_of, shape_of
+from .drafts import check_drafts, drafts_of
 from .events import EventFeed
+from .head_groups import check_head_groups, group_layouts, head_groups_of
+from .gather_loads import Exchange, GatheringWorker, GatherPlanner, TorchExchange, ranks_with_the_same
 from .groups import Group, HybridIdentity, check_hybrid, groups_of, hash_tokens, hybrid_identity, kinds_of
 from .hybrid_scheduler import HybridScheduler
 from .hybrid_worker import HybridWorker
-from .identity import EngineIdentity, Unsupported, block_tokens, check_engine, check_one_group, heads_of, identity_of, ranks_of
-from .layout import Layout, layout_of
+from .identity import EngineIdentity, Ranks, Unsupported, block_tokens, check_engine, check_one_group, heads_of, identity_of, ranks_of
+from .layer_stores import LayerStores, check_layer_stores, store_by_layer
+from .layout import Layout, layers_alike, layout_of
 from .plan import Plan
 from .scheduler import SchedulerHalf
 from .settings import Settings
+from .stages import Stage, check_stages, staged, stages_of
 from .stats import UcmPromMetrics, UcmStats
 from .sparse_rules import NOT_OURS, rules_of
 from .sparse_scheduler import SparseScheduler
@@ -92,12 +99,18 @@ class UcmProgress(_base.KVConnectorWorkerMetadata):
     lost: frozenset[str] = frozenset()
     #: By how many workers holds of blocks are given up.
     released: dict[int, int] = field(default_factory=dict)
+    #: Of loads that ranks share out: how many ranks have their share, and which blocks did not come.
+    shares: dict[int, tuple[int, frozenset[int]]] = field(default_factory=dict)
 
     def aggregate(self, other: "UcmProgress") -> "UcmProgress":
         kept = {name: min(n, other.kept[name]) for name, n in self.kept.items() if name in other.kept}
         identities, spoiled = self.identities | other.identities, {**self.spoiled, **other.spoiled}
         released = {n: self.released.get(n, 0) + other.released.get(n, 0) for n in self.released.keys() | other.released.keys()}
-        return UcmProgress(min(self.number, other.number), identities, kept, spoiled, self.lost | other.lost, released)
+        shares = dict(self.shares)
+        for number, (ranks, failed) in other.shares.items():
+            before, lost = shares.get(number, (0, frozenset()))
+            shares[number] = before + ranks, lost | failed
+        return UcmProgress(min(self.number, other.number), identities, kept, spoiled, self.lost | other.lost, released, shares)
 
 
 class UcmConnector(KVConnectorBase_V1, _GroupsBase):
@@ -117,10 +130,20 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         check_engine(vllm_config)
         #: None: the model has one kind of KV cache, which is full attention.
         self._groups = groups_of(kv_cache_config)
+        check_context(vllm_config, self._groups, self._settings)
+        self._context = context_of(vllm_config, kv_cache_config) if self._groups is None else Context()
         if self._groups is None:
-            check_one_group(kv_cache_config)
+            check_one_group(kv_cache_config, self._context.ranks)
         else:
-            check_hybrid(kv_cache_config, self._groups, self._settings, KVConnectorBase_V1)
+            check_hybrid(vllm_config, kv_cache_config, self._groups, self._settings, KVConnectorBase_V1)
+        check_head_groups(self._settings, self._groups is not None)
+        check_stages(vllm_config, self._groups, self._settings)
+        check_layer_stores(self._settings, self._groups is not None)
+        self._layers: Optional[LayerStores] = None
+        check_drafts(vllm_config, self._groups, self._settings)
+        self._drafts = drafts_of(vllm_config)
+        #: Draft layers of this rank run behind get_finished.
+        self._drafts_later = False
         sparse = self._settings.sparse is not None
         self._rules = rules_of(self._settings, vllm_config, kv_cache_config) if sparse else None
         if role == KVConnectorRole.SCHEDULER:
@@ -134,7 +157,12 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     def _make_scheduler(self) -> SchedulerHalf:
         if self._groups is None:
-            return SchedulerHalf(self._settings, block_tokens(self._kv_config), self._sparse_scheduler())
+            reads_next = self._drafts is not None and self._drafts.reads_next
+            tokens = block_tokens(self._kv_config) * self._context.ranks
+            scheduler = SchedulerHalf(self._settings, tokens, self._sparse_scheduler(), reads_next)
+            ranks = ranks_with_the_same(self._config, self._kv_config, self._settings)
+            scheduler.gathers = GatherPlanner(ranks) if ranks else None
+            return scheduler
         workers = self._config.parallel_config.tensor_parallel_size
         return HybridScheduler(self._settings, self._groups, hash_tokens(self._kv_config), workers)
 
@@ -155,15 +183,17 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     @property
     def prefer_cross_layer_blocks(self) -> bool:
         """True if all layers of a block should lie side by side, in one tensor, which makes one large copy."""
-        apart = self._settings.layerwise or self._settings.digests is not None or self._settings.sparse is not None
+        apart = self._settings.layers_apart or self._settings.digests is not None or self._settings.sparse is not None
         return self._settings.block_layout and not apart
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> Optional[str]:
         """The same for vLLM from 0.31 on. Backends that can't do it keep their layout."""
-        if find_spec("vllm.v1.kv_cache_layout") is None:
-            return None
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+        if find_spec("vllm.v1.kv_cache_layout") is None:
+            return "HND" if extra.get("head_groups", 0) else None
+        if extra.get("head_groups", 0):  # all layers of a head side by side, and its tokens
+            return "BHLNC" if extra.get("block_layout", True) and not extra.get("layerwise", False) else "LBHNC"
         return "BLNHC" if extra.get("block_layout", True) and not extra.get("layerwise", False) else None
 
     @classmethod
@@ -176,14 +206,32 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         on_gpu = next(iter(kv_caches.values())).device.type == "cuda"
         if not on_gpu:
             self._shared = _share(kv_caches)
+            _bind(self._config, kv_caches)
         if self._groups is not None:
             self._register_groups(self._groups, kv_caches, on_gpu)
             return
-        layout, digest = self._layout(kv_caches)
         tp_rank = _tensor_parallel_rank()
-        ranks = ranks_of(self._config, self._kv_config, tp_rank)
-        self._identity = identity_of(self._config, self._kv_config, layout, ranks, self._settings, _engine(self._config))
-        self._worker = WorkerHalf(
+        ranks = context_ranks(self._config, self._kv_config, tp_rank, self._context)
+        if stages_of(self._config) > 1:
+            (layout, digest, ranks), more = self._stage(kv_caches, ranks), []
+        else:
+            if self._settings.head_groups:
+                of = head_groups_of(self._config, self._kv_config, tp_rank, self._settings.head_groups)
+                (layout, *more), ranks, digest = group_layouts(kv_caches, self._kv_config.num_blocks, of, self._apart(kv_caches)), of.ranks, None
+            else:
+                (layout, digest), more = self._layout(kv_caches), []
+            self._identity = self._named(layout, ranks, _engine(self._config))
+        if self._drafts is not None:
+            _check_order()
+            stages = stages_of(self._config)
+            self._drafts_later = stages == 1 or _stage_number() == stages - 1
+        make_worker, gathered = WorkerHalf, ""
+        sharing = ranks_with_the_same(self._config, self._kv_config, self._settings)
+        if sharing:
+            exchange = _exchange(self._config, layout, kv_caches, tp_rank, sharing)
+            make_worker = functools.partial(GatheringWorker, rank=tp_rank, ranks=sharing, exchange=exchange)
+            gathered = f"each of {sharing} ranks loads its share of a hit, and gathers the others'"
+        self._worker = make_worker(
             self._settings,
             self._identity,
             layout,
@@ -194,13 +242,15 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             event=_record_event if on_gpu else _no_event,
             digest=digest,
             build=self._rules is None or self._rules.on_gpu,
+            more=more,
         )
+        self._layers, stored_when = store_by_layer(self._worker, self._config, layout)
         if self._rules is not None and digest is not None:
             _check_backend(self._config)
             make = SparseGpuWorker if self._rules.on_gpu else SparseWorker
             self._sparse = make(self._rules, self._worker, layout, digest, kv_caches, self._config, ranks.part)
         sparse = self._sparse.chosen_as if self._sparse is not None else ""
-        for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.digested_as, sparse):
+        for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.digested_as, stored_when, gathered, sparse):
             if sentence:
                 logger.info("%s", sentence)
 
@@ -217,10 +267,32 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         for sentence in self._worker.sentences:
             logger.info("%s", sentence)
 
+    def _stage(self, kv_caches: dict[str, Any], ranks: Ranks) -> tuple[Layout, Optional[Digest], Ranks]:
+        """The same in a pipeline, of which this rank has some layers."""
+        made: list[Any] = []
+
+        def layout() -> Layout:
+            made.extend(self._layout(kv_caches))
+            return made[0]
+
+        of = staged(layout, ranks, _engine(self._config), _stage_number(), _all_stages)
+        if self._settings.digests is not None and of.layout.layer_bytes != made[0].layer_bytes:
+            raise Unsupported('digests: the stages of the pipeline keep layers of different sizes: remove the setting "digests"')
+        self._identity = replace(self._named(of.layout, of.ranks, of.engine), shards=of.shards)
+        return of.layout, made[1], of.ranks
+
+    def _named(self, layout: Layout, ranks: Ranks, engine: dict[str, Any]) -> EngineIdentity:
+        draft = self._drafts.name if self._drafts is not None else None
+        engine = {**engine, **self._context.name}
+        one = identity_of(self._config, self._kv_config, layout, ranks, self._settings, engine, draft)
+        return replace(one, block_tokens=one.block_tokens * self._context.ranks)
+
     def _layout(self, kv_caches: dict[str, Any]) -> tuple[Layout, Optional[Digest]]:
         settings, blocks = self._settings, self._kv_config.num_blocks
         coded = heads_of(self._kv_config, "encoding") if settings.encoding != "none" else None
-        apart = settings.layerwise or settings.digests is not None or self._rules is not None
+        apart = self._apart(kv_caches) or settings.digests is not None or self._rules is not None
+        # An encoding takes whole layers, of which stages may have different numbers.
+        apart = apart or (coded is not None and stages_of(self._config) > 1)
         layout = layout_of(kv_caches, blocks, apart, coded)
         if self._rules is not None and not self._rules.on_gpu:
             return layout, digest_by(self._rules, self._kv_config)
@@ -234,6 +306,12 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             return layout, Policy(self._rules.policy).digest(shape_of(list(tensors.values()), layout, heads, cache_dtype))
         heads, cache_dtype = heads_of(self._kv_config, "digests"), str(self._config.cache_config.cache_dtype)
         return layout, digest_of(settings.digests, list(tensors.values()), layout, heads, cache_dtype)
+
+    def _apart(self, kv_caches: dict[str, Any]) -> bool:
+        """Whether layers are loaded or stored one by one. Of layers that differ in size, blocks are stored after their step."""
+        if self._settings.layerwise:
+            return True
+        return self._settings.layer_stores > 0 and layers_alike(kv_caches, self._kv_config.num_blocks)
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any = None) -> None:
         self.register_kv_caches({"all": kv_cache})
@@ -251,6 +329,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
+        if self._layers is not None:
+            self._layers.begin(self._plan())
         if self._sparse is not None:
             self._sparse.begin(self._plan())
 
@@ -272,7 +352,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             self._worker.wait_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing: blocks are stored after the step, all layers at once."""
+        if self._layers is not None:
+            self._layers.layer(layer_name)
 
     def wait_for_save(self) -> None:
         if self._worker is not None:
@@ -291,7 +372,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[Optional[set[str]], Optional[set[str]]]:
         if self._worker is None:
             return None, None
-        self._start_stores(self._worker)
+        if not (self._drafts_later and self._plan().computes):  # wait_for_save comes when the draft layers have run
+            self._start_stores(self._worker)
         sent, received = self._worker.finished()[:2]
         if isinstance(self._sparse, SparseGpuWorker):
             received = self._sparse.arrived(received)
@@ -313,11 +395,12 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             return None
         plan = self._plan()
         released = self._worker.take_released() if isinstance(self._worker, HybridWorker) else None
-        if not plan.number and plan.connected and not released:
+        shares = self._worker.take_arrived() if isinstance(self._worker, GatheringWorker) else {}
+        if not plan.number and plan.connected and not released and not shares:
             return None
         identities = frozenset() if plan.connected else frozenset((self._identity,))
         if self._sparse is None:
-            return UcmProgress(plan.number, identities, released=released or {})
+            return UcmProgress(plan.number, identities, released=released or {}, shares=shares)
         sparse = self._sparse
         return UcmProgress(plan.number, identities, dict(sparse.kept), dict(sparse.spoiled), frozenset(sparse.lost))
 
@@ -351,6 +434,10 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     def set_xfer_handshake_metadata(self, metadata: dict[Any, Any]) -> None:
         self._connect({handshake.identity for handshake in metadata.values() if isinstance(handshake, UcmHandshake)})
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """By the ranks of stage and tensor: all of them name one namespace."""
+        self.set_xfer_handshake_metadata(metadata)
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         if isinstance(self._scheduler, HybridScheduler):
@@ -387,6 +474,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             failed = getattr(connector_output, "failed_recving", None)
             self._scheduler.received_all(connector_output.finished_recving, failed, progress.released)
             return
+        if self._scheduler.gathers is not None:
+            self._scheduler.gathers.received(progress.shares)
         invalid = set(connector_output.invalid_block_ids or ())
         if self._scheduler.sparse is not None:
             self._scheduler.sparse.received(progress.kept, progress.spoiled, progress.lost)
@@ -455,6 +544,41 @@ def _tensor_parallel_rank() -> int:
     return get_tensor_model_parallel_rank()
 
 
+def _check_order() -> None:
+    """A vLLM whose workers save before draft layers have run would store blocks without these."""
+    try:
+        from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
+    except ImportError:
+        return
+    if not hasattr(KVConnectorModelRunnerMixin, "finalize_kv_connector"):
+        raise Unsupported(
+            "speculative decoding with draft layers or a draft model needs a vLLM that saves KV when these have run (0.32 does): take a "
+            "newer one, or start without it"
+        )
+
+
+def _stage_number() -> int:
+    from vllm.distributed import get_pp_group
+
+    return get_pp_group().rank_in_group
+
+
+def _all_stages(mine: Stage) -> Sequence[Stage]:
+    import torch
+    from vllm.distributed import get_pp_group
+
+    group = get_pp_group()
+    stages: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(stages, mine, group=group.cpu_group)
+    return stages
+
+
+def _exchange(config: Any, layout: Layout, kv_caches: dict[str, Any], rank: int, ranks: int) -> Exchange:
+    from vllm.distributed import get_tp_group
+
+    return TorchExchange(layout, kv_caches, get_tp_group().device_group, rank, ranks)
+
+
 def _no_event() -> None:
     return None
 
@@ -466,6 +590,14 @@ def _record_event() -> Any:
     event = torch.cuda.Event(interprocess=True)
     event.record()
     return event
+
+
+def _bind(config: Any, kv_caches: dict[str, Any]) -> None:
+    """Layers that have views of their tensor, and not the tensor itself, get views of where it lies now."""
+    for name, layer in config.compilation_config.static_forward_context.items():
+        bound = getattr(layer, "kv_cache", None)
+        if name in kv_caches and bound is not kv_caches[name] and hasattr(layer, "bind_kv_cache"):
+            layer.bind_kv_cache(kv_caches[name])
 
 
 def _share(kv_caches: dict[str, Any]) -> list[SharedMemory]:

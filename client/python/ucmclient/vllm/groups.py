@@ -17,12 +17,13 @@ from .identity import EngineIdentity, Unsupported
 from .layout import Layout, layout_of
 from .settings import Settings
 
-FULL, WINDOW = "full", "window"
+FULL, WINDOW, STATE = "full", "window", "state"
 _KINDS = {
     "FullAttentionSpec": FULL,
     "MLAAttentionSpec": FULL,
     "SlidingWindowSpec": WINDOW,
     "SlidingWindowMLASpec": WINDOW,
+    "MambaSpec": STATE,
 }
 #: Between ends of hits, in windows, where the setting `window_interval` is 0.
 _WINDOWS = 4
@@ -37,6 +38,8 @@ class Group:
     #: Tokens behind which nothing is needed any more; 0: all are.
     reach: int
     layers: tuple[str, ...]
+    #: Of recurrent layers: what a state's bytes are.
+    state: str = ""
 
     def first(self, tokens: int) -> int:
         """The first block that a request needs when so many tokens are computed, or one less: the engine computes the last
@@ -70,13 +73,23 @@ def groups_of(kv_cache_config: Any) -> Optional[list[Group]]:
     groups = [_group(i, one) for i, one in enumerate(kv_cache_config.kv_cache_groups)]
     if len(groups) == 1 and (groups[0] is None or groups[0].kind == FULL):
         return None  # or a kind that check_one_group refuses
+    kept = [one.kv_cache_spec for one in kv_cache_config.kv_cache_groups if not _shared(one)]
+    if kept:
+        raise Unsupported(
+            f"the engine keeps KV cache of kind {_names(kept[0])} for one request, and does not say of its blocks which tokens they are of, so "
+            "that no other request can use them: this model runs without the connector only"
+        )
     unknown = [kv_cache_config.kv_cache_groups[i].kv_cache_spec for i, one in enumerate(groups) if one is None]
     if unknown:
         raise Unsupported(
-            f"KV cache of kind {_names(unknown[0])} is not supported beside others: full attention, MLA and sliding windows "
-            "are; models with chunked local attention work with --disable-hybrid-kv-cache-manager"
+            f"KV cache of kind {_names(unknown[0])} is not supported beside others: full attention, MLA, sliding windows and "
+            "recurrent states are; models with chunked local attention work with --disable-hybrid-kv-cache-manager"
         )
     return [one for one in groups if one is not None]
+
+
+def _shared(group: Any) -> bool:
+    return getattr(group.kv_cache_spec, "prefix_cacheable", True) and getattr(group, "enable_kv_transfer", True)
 
 
 def _names(spec: Any) -> str:
@@ -89,20 +102,31 @@ def _specs(spec: Any) -> list[Any]:
 
 def _group(number: int, group: Any) -> Optional[Group]:
     spec = group.kv_cache_spec
-    found = {(_KINDS.get(type(one).__name__), _reach(one)) for one in _specs(spec)}
-    kind, reach = found.pop()
-    if found or kind is None or not getattr(spec, "prefix_cacheable", True) or not getattr(group, "enable_kv_transfer", True):
+    found = {(_KINDS.get(type(one).__name__), _reach(one), _state(one)) for one in _specs(spec)}
+    kind, reach, state = found.pop()
+    if found or kind is None:
         return None
-    return Group(number, kind, spec.block_size, reach, tuple(getattr(group, "layer_names", ())))
+    return Group(number, kind, spec.block_size, reach, tuple(getattr(group, "layer_names", ())), state)
 
 
 def _reach(spec: Any) -> int:
-    windowed = _KINDS.get(type(spec).__name__) == WINDOW
-    return spec.sliding_window + getattr(spec, "extra_retained_tokens", 0) if windowed else 0
+    kind = _KINDS.get(type(spec).__name__)
+    if kind == STATE:
+        return 2  # the engine keeps the block in which the state before the next token lies, as if a window of two tokens were left
+    return spec.sliding_window + getattr(spec, "extra_retained_tokens", 0) if kind == WINDOW else 0
 
 
-def check_hybrid(kv_cache_config: Any, groups: Sequence[Group], settings: Settings, base: type) -> None:
+def _state(spec: Any) -> str:
+    """Tensors of other shapes or types may have as many bytes."""
+    if _KINDS.get(type(spec).__name__) != STATE:
+        return ""
+    return json.dumps([str(getattr(spec, name, None)) for name in ("mamba_type", "shapes", "dtypes")])
+
+
+def check_hybrid(config: Any, kv_cache_config: Any, groups: Sequence[Group], settings: Settings, base: type) -> None:
     """base: vLLM's class of connectors."""
+    if any(group.kind == STATE for group in groups):
+        _check_states(config, kv_cache_config)
     missing = [name for name in ("get_transfer_results", "bind_gpu_block_pool") if not hasattr(base, name)]
     if missing:
         raise Unsupported(
@@ -123,6 +147,14 @@ def check_hybrid(kv_cache_config: Any, groups: Sequence[Group], settings: Settin
         raise Unsupported(f"the engine hashes {tokens} tokens, and keeps others in a block: --block-size must be a multiple")
 
 
+def _check_states(config: Any, kv_cache_config: Any) -> None:
+    if getattr(config, "speculative_config", None) is not None:
+        raise Unsupported("speculative decoding is not supported for models with recurrent states: start without it")
+    states = [one for group in kv_cache_config.kv_cache_groups for one in _specs(group.kv_cache_spec) if _state(one)]
+    if any(getattr(one, "mamba_cache_mode", "none") != "align" for one in states):
+        raise Unsupported("this engine keeps no states at the ends of blocks: start with --mamba-cache-mode align")
+
+
 def hash_tokens(kv_cache_config: Any) -> int:
     """Tokens of one of the engine's hashes."""
     known = getattr(kv_cache_config, "hash_block_size", None)
@@ -139,6 +171,14 @@ def interval_of(groups: Sequence[Group], settings: Settings) -> int:
     wanted = settings.window_interval or _WINDOWS * max((group.reach for group in groups if group.kind == WINDOW), default=1)
     unit = unit_of(groups)
     return -(-wanted // unit) * unit
+
+
+def state_interval_of(groups: Sequence[Group], settings: Settings) -> int:
+    """At least so many tokens lie between states that are stored in the midst of a prompt or an answer. By default states take no
+    more bytes than full attention, of which a layer's block has as many as a state."""
+    states, full = (sum(len(group.layers) for group in groups if group.kind == kind) for kind in (STATE, FULL))
+    unit = unit_of(groups)
+    return settings.window_interval or -(-states // max(full, 1)) * unit
 
 
 @dataclass(frozen=True)
@@ -166,7 +206,7 @@ def kinds_of(groups: Sequence[Group], kv_caches: Mapping[str, Any], blocks: int)
 
 def _mark(group: Group, layout: str) -> bytes:
     """Two groups never have one key, nor has a group whose layers are others in another engine."""
-    text = json.dumps(["ucm group", group.kind, group.block_tokens, group.reach, group.layers, layout])
+    text = json.dumps(["ucm group", group.kind, group.block_tokens, group.reach, group.layers, layout, *([group.state] if group.state else ())])
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from ..client import Found
-from .groups import FULL, Group, HybridIdentity, Member, interval_of, marked, unit_of
+from .groups import FULL, STATE, Group, HybridIdentity, Member, interval_of, marked, state_interval_of, unit_of
 from .link import Link
 from .plan import Copy, HeldCopy, HybridPlan, Plan
 from .scheduler import _MAX_KEYS, _NULL_BLOCK, HANDOVER, PREFILL, SchedulerHalf, _Promise, _Request
@@ -36,11 +36,14 @@ class _HybridRequest(_Request):
     leases: list[tuple[Link, int]] = field(default_factory=list)
     #: Full attention is cached up to this token, windows or states are not: another request may come that far.
     junction: int = 0
+    #: Tokens at the last state that is stored or was loaded; at one whose key the engine does not know yet, 0: there is none.
+    stated: int = 0
+    due: int = 0
 
     def preempted(self) -> bool:
         lost = super().preempted()
         if lost:
-            self.tables, self.decided = [], []
+            self.tables, self.decided, self.stated, self.due = [], [], 0, 0
         return lost
 
 
@@ -60,6 +63,8 @@ class HybridScheduler(SchedulerHalf):
         self._smallest = min(group.block_tokens for group in groups)
         self._full = [group for group in groups if group.kind == FULL]
         self._others = [group for group in groups if group.kind != FULL]
+        self._states = [group for group in groups if group.kind == STATE]
+        self._state_interval = state_interval_of(groups, settings)
         self._links: list[Link] = []
         self._members: Sequence[Member] = ()
         self._identity: Optional[HybridIdentity] = None
@@ -67,6 +72,8 @@ class HybridScheduler(SchedulerHalf):
         self._holds: dict[int, _Hold] = {}
         #: What this step's stores read and the engine may take.
         self._held_now: list[Any] = []
+        #: What this step's requests have of blocks.
+        self._now: Any = None
         #: The engine's pool of blocks.
         self.pool: Any = None
 
@@ -126,17 +133,21 @@ class HybridScheduler(SchedulerHalf):
             return tracked.promise
         self._release(tracked)
         tracked.decided, tracked.junction = [0] * len(self._groups), 0
-        limit = self._hashed_tokens(tracked.vllm) // self._unit * self._unit
+        # A state can't be taken back by the token that the engine computes again.
+        limit = min(self._hashed_tokens(tracked.vllm), tracked.vllm.num_tokens - bool(self._states)) // self._unit * self._unit
         if limit <= 0 or any(link.ns is None for link in self._links):
             return None
         reached, slow = self._lookup_full(tracked, limit)
         boundary = self._lookup_others(tracked, reached) if reached else 0
         tracked.junction = reached if boundary < reached else 0
+        if self._states and tracked.junction > getattr(tracked.vllm, "shared_prefix_boundary", tracked.junction):
+            tracked.vllm.shared_prefix_boundary = tracked.junction  # vLLM ends a step there, so that there is a state
         if not boundary:
             self._release(tracked)
             return None
         for group in self._others:
             tracked.decided[group.number] = boundary // group.block_tokens
+        tracked.stated = boundary
         until = time.monotonic() + self.settings.lease / 2
         tracked.promise = _Promise(boundary // self._unit, 0, until, -(-slow // self._unit))
         return tracked.promise
@@ -188,12 +199,12 @@ class HybridScheduler(SchedulerHalf):
                 link.tell(ns.lookup_note, keys, timeout=self.settings.lookup_timeout, request=tracked.vllm.request_id)
             tracked.told = True
             return None
-        hits = link.ask(
-            ns.lookup_prefix, keys, lease=self.settings.lease, timeout=self.settings.lookup_timeout, request=tracked.vllm.request_id,
-        )
-        if hits is not None and hits.lease:
+        hits = self.shared.prefix(link, tracked.vllm.request_id, keys)
+        if hits is None or hits.pending:
+            return None
+        if hits.lease:
             tracked.leases.append((link, hits.lease))
-        if hits is not None and link is self.link:
+        if link is self.link:
             self.hints.learn(ns, hint, hits)
         return hits
 
@@ -201,6 +212,8 @@ class HybridScheduler(SchedulerHalf):
         """The last token, up to `reached`, at which windows and states are cached; they are leased then."""
         if not self._others or self._all_there(tracked, reached):
             return reached
+        if self.shared.pending(tracked.vllm.request_id):
+            return 0
         runs: dict[int, list[int]] = {}
         for kind, link in enumerate(self._links):
             groups = [group for group in self._others if self._kind(group) == kind]
@@ -223,12 +236,10 @@ class HybridScheduler(SchedulerHalf):
     def _ask_each(
         self, tracked: _HybridRequest, link: Link, ranges: Sequence[tuple[Group, int, int]], lease: float
     ) -> Optional[bytes]:
-        keys, ns = b"".join(self._keys(tracked, *one) for one in ranges), link.ns
+        keys = b"".join(self._keys(tracked, *one) for one in ranges)
         if not keys:
             return b""
-        answer = None if ns is None else link.ask(
-            ns.lookup_each, keys, lease=lease, timeout=self.settings.lookup_timeout, request=tracked.vllm.request_id
-        )
+        answer = self.shared.each(link, tracked.vllm.request_id, keys, lease)
         if answer is not None and answer[1]:
             tracked.leases.append((link, answer[1]))
         return None if answer is None else answer[0]
@@ -318,6 +329,7 @@ class HybridScheduler(SchedulerHalf):
 
     def step(self, output: Any) -> HybridPlan:
         self._number += 1
+        self._now = getattr(output, "kv_connector_block_state", None)
         lost = set(getattr(output, "preempted_req_ids", None) or ())
         for request_id in lost & self._requests.keys():
             self._requests[request_id].preempted()
@@ -327,6 +339,7 @@ class HybridScheduler(SchedulerHalf):
             if tracked is not None:
                 self._scheduled(tracked, new.block_ids, new.num_computed_tokens, output, anew=True)
         self._go_on(output.scheduled_cached_reqs, output)
+        self._offered_states()
         plan, self._plan = self._plan, self._fresh_plan()
         plan.kinds = plan.kinds or self._fresh_plan().kinds
         plan.preempted, plan.connected, plan.computes = lost, self.link is not None, bool(output.num_scheduled_tokens)
@@ -357,6 +370,8 @@ class HybridScheduler(SchedulerHalf):
                 table.extend(more)
         after = computed + output.num_scheduled_tokens[tracked.vllm.request_id]
         self._fill(tracked, after, [group.kept_from(computed) for group in self._groups])
+        if self._states:
+            self._state_after(tracked, after)
 
     def _fill(self, tracked: _HybridRequest, after: int, kept_from: Sequence[int], ends: bool = False) -> None:
         """Stores what is complete after a step. kept_from: for each group, the first block that the engine has certainly kept."""
@@ -367,7 +382,7 @@ class HybridScheduler(SchedulerHalf):
             return
         tracked.decided = tracked.decided or [0] * len(self._groups)
         for group in self._groups:
-            if group.kind != FULL and self.pool is None:
+            if group.kind == STATE or (group.kind != FULL and self.pool is None):
                 continue
             number, first = group.number, tracked.decided[group.number]
             end = min(min(after, hashed) // group.block_tokens, len(tracked.tables[number]))
@@ -382,14 +397,55 @@ class HybridScheduler(SchedulerHalf):
     def _wanted(self, tracked: _HybridRequest, group: Group, block: int) -> bool:
         """Whether a hit may end where a window needs this block: at or behind the prompt's end, at a junction, or at a multiple
         of the interval."""
-        request, unit, end = tracked.vllm, self._unit, (block + 1) * group.block_tokens
-        prompt = getattr(request, "num_prompt_tokens", request.num_tokens)
-        if block >= group.first(prompt // unit * unit):
+        end = (block + 1) * group.block_tokens
+        if block >= group.first(self._prompt_end(tracked)):
             return True
         junction = tracked.junction
         if end <= junction and block >= group.first(junction):
             return True
         return block >= group.first(-(-end // self._interval) * self._interval)
+
+    def _prompt_end(self, tracked: _HybridRequest) -> int:
+        """Where a hit of the whole prompt ends."""
+        prompt = getattr(tracked.vllm, "num_prompt_tokens", tracked.vllm.num_tokens) - bool(self._states)
+        return prompt // self._unit * self._unit
+
+    def _state_after(self, tracked: _HybridRequest, after: int) -> None:
+        """Stores the state that a step leaves at the end of a block, or left there before its key was known. The engine goes on in
+        another block, and keeps this one until it has seen the next step's outcome."""
+        if after % self._unit == 0:
+            tracked.due = after
+        end = tracked.due
+        if not end or end > self._hashed_tokens(tracked.vllm):
+            return
+        tracked.due = 0
+        tables = self._now.get_block_ids(tracked.vllm.request_id) if self._now is not None and self._wants_state(tracked, end) else None
+        if tables is not None:
+            blocks = [(tables[group.number], end // group.block_tokens - 1) for group in self._states]
+            self._store_state(tracked, end, [table[i] if i < len(table) else _NULL_BLOCK for table, i in blocks])
+
+    def _offered_states(self) -> None:
+        """Stores states that the engine's kernels leave at the end of a block that lies in the midst of the step."""
+        for name, offers in (getattr(self._now, "boundary_state_offloads", None) or {}).items():
+            tracked = self._requests.get(name)
+            for end in sorted({end for _, _, end in offers}) if tracked is not None else ():
+                pages = {number: page for number, page, at in offers if at == end}
+                if end % self._unit == 0 and end <= self._hashed_tokens(tracked.vllm) and self._wants_state(tracked, end):
+                    self._store_state(tracked, end, [pages.get(group.number, _NULL_BLOCK) for group in self._states])
+
+    def _wants_state(self, tracked: _HybridRequest, end: int) -> bool:
+        if not self.settings.store or tracked.tainted or self.pool is None or any(link.ns is None for link in self._links):
+            return False
+        first = tracked.stated
+        return end > first and (end in (self._prompt_end(tracked), tracked.junction) or end - first >= self._state_interval)
+
+    def _store_state(self, tracked: _HybridRequest, end: int, pages: Sequence[int]) -> None:
+        if _NULL_BLOCK in pages:
+            return
+        tracked.stated = end
+        for group, page in zip(self._states, pages):
+            i = end // group.block_tokens - 1
+            self._store_pages(tracked, group, self._keys(tracked, group, i, i + 1), [page], hold=True)
 
     def received_all(self, finished: Any, failed: Any, released: dict[int, int]) -> None:
         """The workers' report: requests whose loads ended, those of them that failed, and by how many workers a hold is given up."""
@@ -413,6 +469,7 @@ class HybridScheduler(SchedulerHalf):
 
     def finished_all(self, request: Any, tables: Sequence[Sequence[int]]) -> tuple[bool, Optional[dict[str, Any]]]:
         tracked = self._requests.pop(request.request_id, None)
+        self.shared.forget(request.request_id)
         if tracked is None:
             return False, None
         self._release(tracked)

@@ -54,33 +54,29 @@ def check_engine(config: Any) -> None:
     cache, parallel = config.cache_config, config.parallel_config
     if not cache.enable_prefix_caching:
         raise Unsupported("ucmd needs the engine's block hashes: start without --no-enable-prefix-caching")
-    for kind in ("pipeline", "decode context", "prefill context"):
-        size = kind.replace(" ", "_") + "_parallel_size"
-        if getattr(parallel, size, 1) > 1:
-            raise Unsupported(f"{kind} parallelism is not supported: use --{size.replace('_', '-')} 1")
-    speculative = getattr(config, "speculative_config", None)
-    if speculative is not None and (speculative.use_eagle() or getattr(speculative, "method", None) == "draft_model"):
-        raise Unsupported(
-            "speculative decoding with draft layers or a draft model (EAGLE, MTP) is not supported: start without it"
-        )
+    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        raise Unsupported("prefill context parallelism is not supported: use --prefill-context-parallel-size 1")
     if getattr(cache, "calculate_kv_scales", False):
         raise Unsupported(
-            "FP8 scales that are found while the engine runs differ between engines: start without "
-            "--calculate-kv-scales"
+            "FP8 scales that are found while the engine runs differ between engines: start without --calculate-kv-scales, which newer "
+            "versions of vLLM lack; scales of the checkpoint are used then, or take --kv-cache-dtype fp8_per_token_head, whose scales "
+            "lie in the blocks"
         )
     check_hash(cache.prefix_caching_hash_algo)
 
 
-def check_one_group(kv_cache_config: Any) -> None:
+def check_one_group(kv_cache_config: Any, context_ranks: int = 1) -> None:
+    """context_ranks: among so many ranks a block's tokens are spread."""
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     for one in (spec, *getattr(spec, "kv_cache_specs", {}).values()):
         if type(one).__name__ not in _SPECS:
             raise Unsupported(
-                f"KV cache of kind {type(one).__name__} is not supported: full attention, MLA and sliding windows are"
+                f"KV cache of kind {type(one).__name__} is not supported: full attention, MLA, sliding windows and recurrent states are"
             )
     hashed = getattr(kv_cache_config, "hash_block_size", None)
-    if hashed not in (None, spec.block_size):
-        raise Unsupported(f"the engine hashes {hashed} tokens and keeps {spec.block_size} in a block: they must agree")
+    kept = spec.block_size * context_ranks
+    if hashed not in (None, kept):
+        raise Unsupported(f"the engine hashes {hashed} tokens and keeps {kept} in a block: they must agree")
 
 
 def check_hash(algorithm: str, default_seed: bool | None = None) -> int:
@@ -144,7 +140,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _weights(config: Any, settings: Settings) -> str:
+def _weights(config: Any, settings: Settings, draft: Optional[dict[str, Any]]) -> str:
     """All that is known of the weights, since a model's name may later stand for other weights."""
     model = config.model_config
     hf_config = getattr(model, "hf_config", None)
@@ -152,7 +148,7 @@ def _weights(config: Any, settings: Settings) -> str:
         "model": str(model.model),
         "revision": settings.revision if settings.revision is not None else getattr(model, "revision", None),
         "commit": getattr(hf_config, "_commit_hash", None),
-        "files": _files(str(model.model)) if settings.revision is None else None,
+        "files": files_of(str(model.model)) if settings.revision is None else None,
         "load_format": str(getattr(getattr(config, "load_config", None), "load_format", None)),
         "quantization": str(getattr(model, "quantization", None)),
         "dtype": str(getattr(model, "dtype", None)),
@@ -160,6 +156,8 @@ def _weights(config: Any, settings: Settings) -> str:
         "long": _long_rope(model),
         "windows": not getattr(model, "disable_sliding_window", False),
     }
+    if draft is not None:
+        known["draft"] = draft
     processor = _processor(model)
     if processor:
         known["processor"] = processor
@@ -174,7 +172,7 @@ def _processor(model: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value}
 
 
-def _files(folder: str) -> Optional[list[tuple[str, int, int]]]:
+def files_of(folder: str) -> Optional[list[tuple[str, int, int]]]:
     """Names, sizes and times of a model folder's files, which change when weights are overwritten."""
     if not os.path.isdir(folder):
         return None
@@ -194,9 +192,10 @@ def _long_rope(model: Any) -> bool:
 
 
 def identity_of(
-    config: Any, kv_cache_config: Any, layout: Layout, ranks: Ranks, settings: Settings, engine: dict[str, Any]
+    config: Any, kv_cache_config: Any, layout: Layout, ranks: Ranks, settings: Settings, engine: dict[str, Any],
+    draft: Optional[dict[str, Any]] = None,
 ) -> EngineIdentity:
-    """engine: anything else that arranges the bytes."""
+    """engine: anything else that arranges the bytes. draft: what is known of draft layers, whose KV lies in the blocks, too."""
     per_channel = settings.k_scales == "channel"
     if (settings.encoding == "q4" or per_channel) and layout.sections is not None and layout.sections.alike:
         raise Unsupported(
@@ -209,7 +208,7 @@ def identity_of(
     salt = _digest({"hash": algorithm, "seed": seed, "salt": settings.salt, "engine": engine})
     return EngineIdentity(
         model=str(config.model_config.model).encode()[:256].decode(errors="ignore"),
-        revision=_weights(config, settings),
+        revision=_weights(config, settings, draft),
         dtype=str(cache.cache_dtype),
         layout=layout.name,
         block_tokens=block_tokens(kv_cache_config),

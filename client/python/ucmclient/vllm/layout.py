@@ -299,6 +299,11 @@ def _sections(layers: Sequence[Sequence[Chunk]], cells: Sequence[_Cell]) -> Sect
     return Sections(cell.dtype, rows, rows if len(sizes) == 2 else None, cell.order, cell.alike, cell.run_in(rows))
 
 
+def layers_alike(kv_caches: Mapping[str, Any], blocks: int) -> bool:
+    """Whether all layers keep as many bytes of a block."""
+    return len({sum(chunk.size for chunk in tensor_chunks(tensor, blocks)) for tensor in kv_caches.values()}) < 2
+
+
 def layout_of(
     kv_caches: Mapping[str, Any], blocks: int, apart: bool = False, heads: Optional[Heads] = None
 ) -> Layout:

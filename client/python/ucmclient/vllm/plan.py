@@ -14,12 +14,24 @@ class Copy:
     blocks: list[int]
     #: A store of an engine that encodes: these blocks are stored as they are.
     plain: bool = False
+    #: A store of what this step computes, large enough to go by layers.
+    layered: bool = False
+    #: A load that ranks with the same bytes share out; 0: it is not.
+    number: int = 0
 
     def some(self, indexes: list[int], plain: bool) -> "Copy":
         """Of its blocks those with these indexes."""
         size = len(self.keys) // len(self.blocks)
         keys = b"".join(self.keys[i * size : (i + 1) * size] for i in indexes)
         return Copy(self.request, keys, [self.blocks[i] for i in indexes], plain)
+
+
+@dataclass
+class Gather:
+    """A load of which all ranks have their share: they gather the others', and tell of these blocks as failed."""
+
+    number: int
+    failed: list[int]
 
 
 @dataclass
@@ -46,6 +58,7 @@ class SparseStep:
 class Plan:
     loads: list[Copy] = field(default_factory=list)
     stores: list[Copy] = field(default_factory=list)
+    gathers: list[Gather] = field(default_factory=list)
     #: Requests whose blocks will be reused: stores must stop reading them.
     preempted: set[str] = field(default_factory=set)
     #: Finished requests whose blocks stay allocated until every rank reports that no store reads them.

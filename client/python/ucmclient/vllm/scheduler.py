@@ -16,8 +16,9 @@ import hashlib
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
+from .adapters import adapter_of
 from .describe import Describer
 from .hints import Hints
 from .identity import EngineIdentity
@@ -25,7 +26,11 @@ from .link import Link
 from .nvme import NvmeRate
 from .plan import Copy, Plan
 from .settings import Settings
+from .shared_wait import SharedWait
 from .sparse_scheduler import SparseScheduler
+
+if TYPE_CHECKING:
+    from .gather_loads import GatherPlanner
 
 #: Most keys of one request to the daemon (proto/limits.h).
 _MAX_KEYS = 16384
@@ -61,6 +66,8 @@ class _Request:
     #: From this block on, keys are hashed with `own`, too.
     own_from: int = _NEVER
     own: bytes = b""
+    #: Tokens of a block, if the token behind a block is hashed into its key, too. 0: it is not.
+    reads_next: int = 0
     #: vLLM's count of its preemptions when it got its blocks.
     preemptions: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -86,19 +93,36 @@ class _Request:
     #: The daemon was told of its lookup, which hints answered.
     told: bool = False
 
+    @property
+    def hashed(self) -> int:
+        """How many blocks have a key."""
+        hashes = len(self.vllm.block_hashes)
+        return min(hashes, (self.vllm.num_tokens - 1) // self.reads_next) if self.reads_next else hashes
+
     def key(self, block: int) -> bytes:
         key = self.vllm.block_hashes[block]
-        return self._hashed(block, key) if self.prefix or block >= self.own_from else key
+        return self._hashed(block, key) if self.prefix or self.reads_next or block >= self.own_from else key
 
     def keys(self, first: int, end: int) -> bytes:
         hashes = self.vllm.block_hashes[first:end]
-        if self.prefix or first + len(hashes) > self.own_from:
+        if self.prefix or self.reads_next or first + len(hashes) > self.own_from:
             hashes = [self._hashed(first + i, key) for i, key in enumerate(hashes)]
         return b"".join(hashes)
 
     def _hashed(self, block: int, key: bytes) -> bytes:
         with_it = self.prefix + (self.own if block >= self.own_from else b"")
+        if self.reads_next:
+            with_it += self._behind((block + 1) * self.reads_next)
         return hashlib.sha256(with_it + key).digest()[: len(key)] if with_it else key
+
+    def _behind(self, place: int) -> bytes:
+        """What a draft reads there: a token, or in its place a piece of an image, of which the engine's hash of the blocks before says nothing."""
+        what = self.vllm.all_token_ids[place].to_bytes(8, "little", signed=True)
+        for one in getattr(self.vllm, "mm_features", None) or ():
+            first = one.mm_position.offset
+            if first <= place < first + one.mm_position.length:
+                what += f"{place - first}:{one.identifier}".encode()
+        return what
 
     def preempted(self) -> bool:
         """True if it was preempted since the last call. It has then lost its blocks, and stores may be cancelled."""
@@ -121,26 +145,10 @@ class _Held:
     copy: Copy
 
 
-def adapter_of(request: Any) -> bytes:
-    """vLLM hashes a LoRA adapter by its name, which may stand for other weights in another engine. So keys of such
-    requests are hashed again with this digest of the adapter's path and the sizes and times of its files."""
-    lora = getattr(request, "lora_request", None)
-    if lora is None:
-        return b""
-    path = str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))
-    files = []
-    try:
-        if os.path.isdir(path):
-            with os.scandir(path) as entries:
-                files = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file())
-    except OSError:  # it is being written, so the engine's version is unknown
-        return os.urandom(32)
-    return hashlib.sha256(repr((path, files)).encode()).digest()
-
-
 class SchedulerHalf:
-    def __init__(self, settings: Settings, block_tokens: int, sparse: Optional[SparseScheduler] = None):
-        self.settings = settings
+    def __init__(self, settings: Settings, block_tokens: int, sparse: Optional[SparseScheduler] = None, reads_next: bool = False):
+        """reads_next: a block's bytes are a function of the token behind it, too."""
+        self.settings, self._reads_next = settings, block_tokens if reads_next else 0
         self.sparse = sparse
         if sparse is not None:
             sparse.given_back = self.given_back
@@ -149,8 +157,13 @@ class SchedulerHalf:
         self._requests: dict[str, _Request] = {}
         self._plan = Plan()
         self._nvme = NvmeRate(settings)
+        #: Stores of so many blocks go by layers.
+        self._layered = -(-settings.layer_stores // block_tokens) or _NEVER
         self._keeps_plain = settings.plain_first > 0 or settings.plain_recent > 0
+        #: Of an engine whose ranks share loads out.
+        self.gathers: Optional[GatherPlanner] = None
         self.hints = Hints(settings)
+        self.shared = SharedWait(settings)
         self.describer = self._describer()
         #: Random, part of all keys after a reset: no older block matches.
         self._epoch = b""
@@ -210,7 +223,7 @@ class SchedulerHalf:
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[Optional[int], bool]:
         """How many tokens after `computed` can be loaded, and whether between steps. The engine always computes a
-        request's last token. None: ask again, since a prefill instance is still storing them."""
+        request's last token. None: ask again, since a prefill instance is still storing them, or the shared tier is asked for them."""
         if self.sparse is not None and self.sparse.is_sparse(request):
             self._tracked(request)
             if not self.sparse.admit(request):
@@ -218,9 +231,17 @@ class SchedulerHalf:
         if self.link is None or not self.settings.load or getattr(request, "skip_reading_prefix_cache", False):
             return 0, False
         tracked = self._tracked(request)
+        if tracked.failed:
+            self.shared.give_up(request.request_id)
+        if tracked.promise is None and self.shared.holds(request.request_id):
+            return None, False
+        self.shared.begin(request.request_id)
         promise = self._promise(tracked)
+        if self.shared.pending(request.request_id):
+            return None, False
         if self._handed_over(tracked) > (promise.blocks if promise else 0) and time.monotonic() < tracked.wait_until:
             self._release(tracked)
+            self.shared.extend(request.request_id, tracked.wait_until)
             return None, False
         if promise is None or tracked.failed:
             return 0, False
@@ -241,7 +262,9 @@ class SchedulerHalf:
     def _tracked(self, request: Any) -> _Request:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
-            tracked = _Request(request, self._prefix(request), preemptions=getattr(request, "num_preemptions", 0))
+            tracked = _Request(
+                request, self._prefix(request), reads_next=self._reads_next, preemptions=getattr(request, "num_preemptions", 0)
+            )
             if self.sparse is not None and self.sparse.is_sparse(request):
                 tracked.own_from, tracked.own = self.sparse.own_blocks(request), self.sparse.own_name(request)
             self._requests[request.request_id] = tracked
@@ -273,7 +296,7 @@ class SchedulerHalf:
         if promise and time.monotonic() < promise.until:
             return promise
         self._release(tracked)
-        keys = tracked.keys(0, min(len(tracked.vllm.block_hashes), _MAX_KEYS))
+        keys = tracked.keys(0, min(tracked.hashed, _MAX_KEYS))
         ns = self.link.ns if self.link is not None else None
         if not keys or ns is None:
             return None
@@ -285,11 +308,8 @@ class SchedulerHalf:
                 )
             tracked.told, tracked.stored = True, 0
             return None
-        hits = self.link.ask(
-            ns.lookup_prefix, keys, lease=self.settings.lease, timeout=self.settings.lookup_timeout,
-            request=tracked.vllm.request_id,
-        )
-        if hits is None:
+        hits = self.shared.prefix(self.link, tracked.vllm.request_id, keys)
+        if hits is None or hits.pending:
             return None
         self.hints.learn(ns, hint, hits)
         tracked.stored = hits.blocks
@@ -309,7 +329,7 @@ class SchedulerHalf:
             return 0
         if tracked.wait_until == 0.0:
             tracked.wait_until = time.monotonic() + self.settings.handover_wait
-        return min(blocks, len(tracked.vllm.block_hashes), _MAX_KEYS)
+        return min(blocks, tracked.hashed, _MAX_KEYS)
 
     def _release(self, tracked: _Request) -> None:
         promise, tracked.promise = tracked.promise, None
@@ -329,6 +349,8 @@ class SchedulerHalf:
             return
         first, end = promise.start, promise.start + -(-tokens // self.block_tokens)
         copy = self._copy(tracked, first, end)
+        if self.gathers is not None:
+            self.gathers.begin(copy)
         self._plan.loads.append(copy)
         if self.sparse is not None and self.sparse.rules.on_gpu and blocks[:1] == [_NULL_BLOCK]:
             pageless = next((i for i, block in enumerate(blocks) if block != _NULL_BLOCK), len(blocks))
@@ -372,6 +394,7 @@ class SchedulerHalf:
         self._go_on(output.scheduled_cached_reqs, output)
         plan, self._plan = self._plan, Plan()
         plan.preempted = lost
+        plan.gathers = self.gathers.take() if self.gathers is not None else []
         plan.gone = lost | set(output.finished_req_ids) if self.sparse is not None else set()
         plan.number = self._number if self._risky > self._known else 0
         plan.connected = self.link is not None
@@ -423,13 +446,13 @@ class SchedulerHalf:
         self._store(tracked, after // self.block_tokens)
 
     def _store(self, tracked: _Request, end: int) -> None:
-        """Stores blocks up to `end`, if they have a hash. Speculated tokens, which may be rejected, have none."""
-        hashes, blocks = tracked.vllm.block_hashes, tracked.blocks
+        """Stores blocks up to `end`, if they have a key. Speculated tokens, which may be rejected, have none."""
+        hashed, blocks = tracked.hashed, tracked.blocks
         if self._invalid:
             self._judge(tracked, blocks[:end])
-        if end > len(hashes):
+        if end > hashed:
             self._behind[tracked.vllm.request_id] = end
-        end = min(end, len(hashes), len(blocks))
+        end = min(end, hashed, len(blocks))
         if end <= tracked.stored or tracked.tainted or not self._stores:
             return
         tracked.reported_later = True
@@ -444,6 +467,7 @@ class SchedulerHalf:
             if self._risky > self._known:
                 self._held.append(_Held(self._number, tracked, first, copy))
             else:
+                copy.layered = len(copy.blocks) >= self._layered
                 self._plan.stores.append(copy)
 
     def _judge(self, tracked: _Request, blocks: list[int]) -> None:
@@ -560,6 +584,7 @@ class SchedulerHalf:
         """Returns whether its blocks must stay until the workers report it, and kv_transfer_params for decode if the
         request asked for prefill only."""
         tracked = self._requests.pop(request.request_id, None)
+        self.shared.forget(request.request_id)
         self._plan.ahead.pop(request.request_id, None)
         if self.sparse is not None:
             self.sparse.finished(request.request_id)

@@ -26,6 +26,11 @@ class Settings:
     layerwise: bool = False
     #: Ask the engine to keep all layers of a block side by side, if its backends can.
     block_layout: bool = True
+    #: A block has so many parts, each with the same number of KV heads, whatever the tensor-parallel size: engines of sizes that
+    #: divide it share. 0: a part is what a rank holds.
+    head_groups: int = 0
+    #: Of ranks with the same bytes each loads a share of a hit, and they gather the rest from each other.
+    gather_loads: bool = False
     #: Move small chunks with kernels in this process (ucmclient.Companion), which takes 64 MiB of GPU memory. "auto":
     #: where that is possible and pays; "on": refuse to start where it is impossible; "off".
     companion: str = "auto"
@@ -33,6 +38,9 @@ class Settings:
     store: bool = True
     #: Load what is stored.
     load: bool = True
+    #: Of a request of which a step completes so many tokens, the blocks are stored by layer while the step computes. 0: all are stored after
+    #: their step.
+    layer_stores: int = 0
     #: Of models with sliding windows: hits end at multiples of so many tokens, and where prompts and answers do. 0: four windows.
     window_interval: int = 0
     #: Compute hits of fewer tokens: a load costs a round trip.
@@ -40,6 +48,8 @@ class Settings:
     #: Tokens that this engine computes in a second. If set, hits on NVMe that would take longer than that are computed,
     #: and read into DRAM for the next request. 0: they are always loaded.
     prefill_rate: float = 0.0
+    #: How long a request waits for the shared tier's answer, while others go on. 0: lookups wait for it, half of lookup_timeout at most.
+    shared_wait: float = 0.5
     #: A lookup that takes longer is a miss.
     lookup_timeout: float = 0.02
     #: Look in the daemon's table of hints first, and ask for no lookup of which it says that nothing is cached.
@@ -89,6 +99,11 @@ class Settings:
     #: Names the weights; None: the model's revision does.
     revision: Optional[str] = None
 
+    @property
+    def layers_apart(self) -> bool:
+        """Whether layers of a block are loaded or stored one by one."""
+        return self.layerwise or self.layer_stores > 0
+
     def for_role(self, producer: bool, consumer: bool) -> "Settings":
         """For kv_role: a mere producer does not load, and a mere consumer does not store. (vLLM reuses a producer's
         blocks while steps that write to them are under way, which must not meet a load.)"""
@@ -128,6 +143,16 @@ class Settings:
             raise ValueError(
                 "kv_connector_extra_config: layerwise needs async_load false: an asynchronous load ends before "
                 "the request is scheduled, so that no layer is left to wait for"
+            )
+        if settings.gather_loads and (not settings.async_load or settings.sparse is not None):
+            raise ValueError(
+                "kv_connector_extra_config: gather_loads needs loads between steps, and none for sparse decoding: remove the setting "
+                f"{'async_load' if settings.sparse is None else 'sparse'}, or gather_loads"
+            )
+        if settings.layer_stores and settings.sparse is not None:
+            raise ValueError(
+                "kv_connector_extra_config: layer_stores hands over what a step computes before it is known whether the step counts, "
+                "which sparse leaves open until its end: remove one of them"
             )
         if settings.encoding == "none" and (settings.plain_first or settings.plain_recent):
             raise ValueError(

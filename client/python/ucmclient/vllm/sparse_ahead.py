@@ -120,11 +120,15 @@ class Ahead:
         chain: Optional[Chain] = ask(Chain, digests, self._part, timeout=left)
         if chain is None:
             return None
-        appended = ask(chain.append, coming.keys, build=True, priority=URGENT, deadline=left, timeout=left)
-        if appended is None or appended.missing:
+        try:
+            appended = ask(chain.append, coming.keys, build=True, priority=URGENT, deadline=left, timeout=left)
+            if appended is None or appended.missing:
+                chain.close()
+                return None
+            self._pin_all(chain, len(coming.keys) // digests.identity.key_bytes, coming)
+        except BaseException:  # what nobody closes, the daemon keeps: its blocks could neither go nor be stored again
             chain.close()
-            return None
-        self._pin_all(chain, len(coming.keys) // digests.identity.key_bytes, coming)
+            raise
         return chain, generation
 
     def _pin_all(self, chain: Chain, blocks: int, coming: _Coming) -> None:

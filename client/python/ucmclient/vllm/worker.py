@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from ..client import BlockResult, EncodedNamespace, Identity, Memory, Namespace, Plane, Region, Task, TaskResult
 from ..errors import Status, UcmError
 from ..memory import cuda_allocation, shared_memory_of
 from ..sparse.digest import Digest
 from .companion import Accompaniment, RegionMemory
+from .head_groups import Regions
 from .identity import Unsupported
+from .layer_stores import LayerStores
 from .layout import Layout
 from .link import Link
 from .plan import Copy, Plan
 from .settings import Settings
 from .stats import Counts
+from .tasks import Tasks
 
 logger = logging.getLogger("ucmclient.vllm")
 
@@ -67,6 +70,8 @@ class _Load:
     began: float = field(default_factory=time.monotonic)
     #: The load must not be reported before this time.
     not_before: float = 0.0
+    #: Of a load that ranks share out.
+    number: int = 0
 
 
 @dataclass(eq=False)
@@ -79,9 +84,13 @@ class _Store:
     #: When to give up on an event.
     until: float
     #: None: the event must come first.
-    task: Optional[Task] = None
+    task: Union[Task, Tasks, None] = None
     #: The daemon was given the event.
     by_event: bool = False
+    #: Handed over by layers: to which of the client's connections.
+    layers_of: int = 0
+    #: Also by layers: the events of all groups, since one that is freed means nothing to a daemon that still waits for it.
+    events: list[Any] = field(default_factory=list)
 
     def of(self, request: str) -> bool:
         return any(copy.request == request for copy in self.copies)
@@ -114,16 +123,18 @@ class WorkerHalf:
         event: Callable[[], Any],
         digest: Optional[Digest] = None,
         build: bool = True,
+        more: Sequence[Layout] = (),
     ):
-        """writes: this rank stores. build: the daemon builds the digests of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
+        """more: of the parts behind `part` that this rank holds, too. writes: this rank stores. build: the daemon builds the digests of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
         self.settings = settings
         self._numbers = layout.numbers
         self.writes = writes
         self.event = event
         self._shards = len(layout.layers)
-        self._layout, self._on_gpu, self._part = layout, on_gpu, part
+        self._layouts, self._on_gpu, self._part = [layout, *more], on_gpu, part
+        self._layout = layout
         self.companion = Accompaniment(settings, layout, on_gpu, writes)
-        self._memory = region_memory(layout, on_gpu)
+        self._memory = self._export()
         self._digest, self._build = digest if settings.store and writes else None, build
         self.link = Link(settings, identity, name, self._register, self._digest, build)
         try:
@@ -141,6 +152,8 @@ class WorkerHalf:
         self._stores: list[_Store] = []
         #: The step computes something.
         self._computes = False
+        #: Set if prompts are stored by layer.
+        self.layers: Optional[LayerStores] = None
         #: The daemon can't open this process's events, so dumps begin when these have come.
         self._events_refused = False
         #: Requests of which this step's plan stores nothing.
@@ -150,13 +163,23 @@ class WorkerHalf:
         #: Finished requests that are not reported yet.
         self._ending: set[str] = set()
 
-    def _register(self, ns: Namespace, timeout: float) -> Region:
+    def _export(self) -> list[RegionMemory]:
+        return [region_memory(layout, self._on_gpu) for layout in self._layouts]
+
+    def _register(self, ns: Namespace, timeout: float) -> Union[Region, Regions]:
         """Runs on any thread; the memory handles were made on a thread with a CUDA context."""
-        of, blocks = self._memory, self._layout.blocks
-        region = self.companion.register(ns, of, blocks, self._part, timeout)
-        if region is not None:
-            return region
-        return ns.register(of.memory, of.planes, blocks=blocks, part=self._part, gpu=of.gpu, timeout=timeout)
+        parts, blocks = list(enumerate(self._memory, self._part)), self._layout.blocks
+        found = self.companion.register(ns, parts, blocks, timeout)
+        if found is not None:
+            return found
+        regions: list[Region] = []
+        try:
+            for part, of in parts:
+                regions.append(ns.register(of.memory, of.planes, blocks=blocks, part=part, gpu=of.gpu, timeout=timeout))
+        except UcmError:
+            Regions.drop(regions, timeout)
+            raise
+        return Regions.of(regions)
 
     @property
     def stored_as(self) -> str:
@@ -192,19 +215,19 @@ class WorkerHalf:
         memory."""
         self._drain_stores({copy.request for store in self._stores for copy in store.copies})
         self.link.drop_region()
-        self._memory = RegionMemory()
+        self._memory = []
 
     def restore(self) -> None:
         """The tensors have the same addresses again, with other memory behind them."""
-        if not self._memory.memory:
-            self._memory = region_memory(self._layout, self._on_gpu)
+        if not self._memory:
+            self._memory = self._export()
             self.link.restore_region()
 
     # ---- loads ----
 
     def start_loads(self, plan: Plan) -> None:
         self._computes = plan.computes
-        self._loads += [_Load(copy.request, copy.blocks, self._begin_load(copy)) for copy in plan.loads]
+        self._loads += [_Load(copy.request, copy.blocks, self._begin_load(copy), number=copy.number) for copy in plan.loads]
         self._until = time.monotonic() + self.settings.transfer_deadline
         if not self.settings.async_load and not self.settings.layerwise:
             self._wait_loads()
@@ -289,6 +312,8 @@ class WorkerHalf:
         self._ending |= plan.ended
         discarded, self._discarded = self._discarded, set()
         stores = plan.stores if self.writes else []
+        if self.layers is not None:
+            stores = self.layers.end(stores)
         if discarded:
             stores = [copy for copy in stores if copy.request not in discarded]
         if not stores or self.link.region is None:
@@ -303,29 +328,50 @@ class WorkerHalf:
         if self._begin_store(store):
             self._stores.append(store)
 
+    def begin_layers(self, groups: list[list[Copy]]) -> list[_Store]:
+        """Stores of these copies, without a layer yet. None if there is no daemon, or it can't wait for events."""
+        if self.link.region is None or self._events_refused:
+            return []
+        until, of = time.monotonic() + self.settings.transfer_deadline, self.link.region.client.generation
+        stores = [_Store(copies, None, until, Tasks(), layers_of=of) for copies in groups]
+        self._stores += stores
+        return stores
+
+    def dump_layers(self, store: _Store, first: int, n: int) -> None:
+        """Hands over n layers of a store, whose KV is there when its event has come."""
+        region, task = self.link.region, None
+        if region is not None and region.client.generation == store.layers_of and store.task.broken is None:
+            region.computes(True)
+            task = self._dump(region, store, shard=first, shards=n)
+        if task is None:
+            store.task.broken = store.task.broken or UcmError(Status.CANCELLED, "ucmd did not take all of its layers")
+        else:
+            store.task.add(task)
+
+    def _dump(self, region: Region, store: _Store, **layers: int) -> Optional[Task]:
+        handle = store.event.ipc_handle() if store.event is not None and not self._events_refused else None
+        store.by_event = handle is not None
+        first, *more = store.copies
+        keys = b"".join(copy.keys for copy in store.copies) if more else first.keys
+        blocks = [block for copy in store.copies for block in copy.blocks] if more else first.blocks
+        return self.link.ask(
+            region.dump, keys, blocks, event=handle, deadline=self.settings.transfer_deadline, durable=self.settings.durable,
+            plain=first.plain, timeout=self.settings.lookup_timeout, request="" if more else first.request, **layers,
+        )
+
     def discard(self, requests: set[str]) -> None:
         """What this step computed of these requests is wrong, and they will be computed again: nothing of it is stored."""
         self._discarded |= requests
 
     def _begin_store(self, store: _Store) -> bool:
         """False: there will be none. While its event must come first, there is no task."""
-        handle, region = None, self.link.region
+        region = self.link.region
         if region is None:
             return False
-        if store.event is not None:
-            if not self._events_refused:
-                handle = store.event.ipc_handle()
-            elif not store.event.query():
-                return time.monotonic() < store.until
-        store.by_event = handle is not None
+        if store.event is not None and self._events_refused and not store.event.query():
+            return time.monotonic() < store.until
         region.computes(self._computes)
-        first, *more = store.copies
-        keys = b"".join(copy.keys for copy in store.copies) if more else first.keys
-        blocks = [block for copy in store.copies for block in copy.blocks] if more else first.blocks
-        store.task = self.link.ask(
-            region.dump, keys, blocks, event=handle, deadline=self.settings.transfer_deadline, durable=self.settings.durable,
-            plain=first.plain, timeout=self.settings.lookup_timeout, request="" if more else first.request,
-        )
+        store.task = self._dump(region, store)
         return store.task is not None
 
     def preempted(self, plan: Plan) -> None:
