@@ -174,6 +174,11 @@ class Bench:
     def spans(self):
         return [self.blend.Span(i * self.options.tokens, (i + 1) * self.options.tokens) for i in range(self.options.chunks)]
 
+    def clear(self):
+        """A load does not wait for what torch has yet to run."""
+        self.model.pages.zero_()
+        self.torch.cuda.synchronize()
+
     def bring(self, policy, way, turned=True):
         """Looks up and loads what the policy reuses. Returns the plan, and the seconds of lookup and plan, and of the load."""
         began = time.perf_counter()
@@ -243,7 +248,7 @@ class Bench:
         computes what follows the first chunk in another step, which rounds as differently."""
         right = self.model.forward(self.prompt.on_gpu, 0, self.prompt.at).float()
         twice = self.model.forward(self.prompt.on_gpu, self.options.tokens, self.prompt.at).float()
-        self.model.pages.zero_()
+        self.clear()
         plan, _, _ = self.bring(self.blend.First(self.options.tokens), "companion")
         found = self.compute_of(plan)().float()
         return tuple(float((other - right).norm() / right.norm()) for other in (found, twice))
@@ -270,8 +275,7 @@ class Bench:
             compute = self.compute_of(plan)
         rounds = []
         for _ in range(self.options.rounds + 1):
-            self.model.pages.zero_()
-            self.torch.cuda.synchronize()
+            self.clear()
             began = time.perf_counter()
             _, planned, loaded = self.bring(policy, way)
             computed = self.timed(compute)
@@ -285,7 +289,7 @@ def measure(bench, options):
     bench.store()
     n = len(bench.prompt.numbers)
     whole = statistics.median([bench.timed(lambda: bench.model.forward(bench.prompt.on_gpu, 0, bench.prompt.at)) for _ in range(3)][1:])
-    bench.model.pages.zero_()
+    bench.clear()
     plan, _, _ = bench.bring(blend.Nothing(), "companion")
     most, same = bench.wrong()
     off, twice = bench.all_again()

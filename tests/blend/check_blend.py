@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 import texts  # noqa: E402
 from daemon import Daemon  # noqa: E402
-from ucmclient import Client  # noqa: E402
+from ucmclient import Client, UcmError  # noqa: E402
 from ucmclient.blend import First, Hkvd, Nothing, Span  # noqa: E402
 from ucmclient.blend.transformers import Runner  # noqa: E402
 
@@ -98,6 +98,9 @@ def run(model, tokenizer, folder, size):
                              "recall": measured(full, other, tail, recall), "continue": measured(full, other, tail, go_on)})
             path.write_text(json.dumps(rows))
             print(f"request {number}", flush=True)
+    except UcmError:
+        print(f"the daemon (exit status {daemon.process.poll()}) says:\n{daemon.log()[-4000:]}", file=sys.stderr)
+        raise
     finally:
         daemon.stop()
     return rows

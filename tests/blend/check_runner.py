@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""ucmclient.blend.transformers over a real daemon, with a small Llama of random weights. Needs torch and transformers: make check-blend."""
+"""ucmclient.blend.transformers over a real daemon, with a small Llama of random weights. Needs torch and transformers: make check-blend. On a GPU
+if $UCM_TEST_CUDA, which says what the daemon does with GPUs, is not off: then without a companion and with one."""
 
+import copy
 import os
 import pathlib
 import shutil
@@ -16,27 +18,31 @@ import torch  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM  # noqa: E402
 
 from daemon import Daemon  # noqa: E402
-from ucmclient import Client, blend  # noqa: E402
+from ucmclient import Client, Companion, blend  # noqa: E402
 from ucmclient.blend import First, Hkvd, Nothing, Span  # noqa: E402
 from ucmclient.blend.transformers import Runner, rope_of  # noqa: E402
+from ucmclient.memory import cuda_allocation  # noqa: E402
 
+DEVICE = "cpu" if os.environ.get("UCM_TEST_CUDA", "off") == "off" else "cuda"
 torch.manual_seed(1)
 SCALED = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
 SHAPE = dict(vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=1024)
-MODEL = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=SCALED)).eval()
+MODEL = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=SCALED)).eval().to(DEVICE)
 A = [int(i) for i in torch.randint(0, 90, (70,))]
 C = [int(i) for i in torch.randint(0, 90, (50,))]
 QUESTION = [91, 92, 93, 94, 95]
 
 
-def reference(tokens):
+def reference(tokens, model=MODEL):
     with torch.no_grad():
-        return MODEL(torch.tensor([tokens])).logits[0, -1]
+        return model(torch.tensor([tokens], device=DEVICE)).logits[0, -1].float()
 
 
 class Case(unittest.TestCase):
+    companion = False
+
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="runner.")
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
@@ -46,6 +52,9 @@ class Case(unittest.TestCase):
 
     def open(self, model=MODEL, **more):
         self.client = Client(socket=self.daemon.socket, name="runner")
+        self.addCleanup(self.client.close)
+        if self.companion:
+            more["companion"] = Companion(self.client, cuda_allocation(torch.zeros(1, device=DEVICE).data_ptr())[2])
         return Runner(model, self.client, name=self.id(), **{"blocks": 64, **more})
 
     def close_to(self, logits, other, most):
@@ -58,7 +67,7 @@ class Case(unittest.TestCase):
             self.close_to(logits, reference(tokens), 1e-4)
         out = self.runner.generate(tokens, logits, cache, 4)
         with torch.no_grad():
-            self.assertEqual(out, MODEL.generate(torch.tensor([tokens]), max_new_tokens=4, do_sample=False, eos_token_id=None)[0, len(tokens):].tolist())
+            self.assertEqual(out, MODEL.generate(torch.tensor([tokens], device=DEVICE), max_new_tokens=4, do_sample=False, eos_token_id=None)[0, len(tokens):].tolist())
 
     def test_turned_k_is_what_the_position_gives_in_layer_0(self):
         """Its K and V depend on the token and its position alone."""
@@ -72,6 +81,24 @@ class Case(unittest.TestCase):
         self.close_to(cache.layers[0].keys, full.layers[0].keys, 1e-4)
         self.close_to(cache.layers[0].values, full.layers[0].values, 1e-5)
         self.assertGreater(float((cache.layers[3].keys - full.layers[3].keys).abs().max()), 1e-3, "later layers know what stands before")
+
+    def test_bfloat16_is_within_its_bounds(self):
+        half = copy.deepcopy(MODEL).to(torch.bfloat16)
+        runner = self.open(half)
+        runner.store(A)
+        tokens, spans = QUESTION + A + QUESTION + A, [Span(5, 75), Span(80, 150)]
+        _, full = runner.prefill(tokens, [], Nothing(), prefixes=False)
+        _, cache = runner.prefill(tokens, spans, Nothing(), prefixes=False)
+        turned, fresh = (of.layers[0].keys[0, :, 5:69].float() for of in (cache, full))
+        pair = fresh.unflatten(-1, (2, -1)).norm(dim=-2).repeat(1, 1, 2)
+        # The model rounds cosine, sine, two products and a sum, of what is stored and of what is fresh; the turn rounds once: 11 halves of 2^-8.
+        self.assertLess(float(((turned - fresh).abs() / pair).max()), 11 * 2**-9)
+        self.close_to(cache.layers[0].values[0, :, 5:69], full.layers[0].values[0, :, 5:69], 2**-7 * float(full.layers[0].values.abs().max()))
+        # Computed again as a whole, no further from float32 than twice what the model itself is in this dtype.
+        right, own = reference(tokens), float((reference(tokens, half) - reference(tokens)).abs().max())
+        for policy, step in ((First(70), 0), (First(70), 40), (Hkvd(1.0), 0)):
+            logits, _ = runner.prefill(tokens, spans, policy, step=step, prefixes=False)
+            self.close_to(logits, right, 2 * own)
 
     def test_the_more_is_computed_the_closer(self):
         self.runner.store(A), self.runner.store(C)
@@ -133,7 +160,7 @@ class Case(unittest.TestCase):
 
     def test_dynamic_scaling_past_the_trained_length_computes(self):
         shape = {**SHAPE, "max_position_embeddings": 128, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
-        runner = self.open(LlamaForCausalLM(LlamaConfig(**shape)).eval())
+        runner = self.open(LlamaForCausalLM(LlamaConfig(**shape)).eval().to(DEVICE))
         runner.store(A)
         for before, loads in ((20, 4), (100, 0)):
             tokens = [1] * before + A + QUESTION
@@ -151,8 +178,34 @@ class Case(unittest.TestCase):
         config.rope_parameters = {"rope_type": "longrope", "rope_theta": 1e4}
         with self.assertRaisesRegex(ValueError, "rope_type is 'longrope'; default, linear"):
             rope_of(config, 16)
+        flexible = LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="flex_attention"))
+        with self.assertRaisesRegex(ValueError, "attends by 'flex_attention', which takes no mask of chosen positions"):
+            self.open(flexible)
+        scattered = LlamaForCausalLM(LlamaConfig(**SHAPE))
+        scattered.lm_head.to("meta")
+        with self.assertRaisesRegex(ValueError, "lies on cpu, meta; chunks need it on the CPU or on one CUDA GPU"):
+            self.open(scattered)
         with self.assertRaisesRegex(ValueError, "5 blocks are to move at once, the pages hold 4"):
             self.open(blocks=4).store(A + [1] * 10)
+
+    def test_eager_attention_sees_no_more_than_sdpa(self):
+        """Without a mask it would see all tokens."""
+        eager = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=SCALED, attn_implementation="eager")).eval().to(DEVICE)
+        eager.load_state_dict(MODEL.state_dict())
+        runner = self.open(eager)
+        runner.store(A)
+        tokens, spans = QUESTION + A + QUESTION, [Span(5, 75)]
+        for policy in (First(70), Hkvd(0.5)):
+            self.close_to(runner.prefill(tokens, spans, policy, prefixes=False)[0], self.like(tokens, spans, policy), 1e-4)
+
+    def like(self, tokens, spans, policy):
+        self.runner.store(A)
+        return self.runner.prefill(tokens, spans, policy, prefixes=False)[0]
+
+
+@unittest.skipIf(DEVICE == "cpu", "companions are for GPUs")
+class WithCompanion(Case):
+    companion = True
 
 
 if __name__ == "__main__":

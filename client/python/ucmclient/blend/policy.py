@@ -66,7 +66,7 @@ class Hkvd:
             limit = self.threshold * sum(finite) / len(finite) if finite else 0.0
             return [i for i, v in enumerate(values) if v > limit]
         count = min(len(values), math.ceil(self._ratios[layer] * reused))
-        return sorted(sorted(range(len(values)), key=lambda i: (-values[i], i))[:count])
+        return sorted(sorted(range(len(values)), key=values.__getitem__, reverse=True)[:count])
 
 
 Policy = Union[Nothing, First, Hkvd]

@@ -1,4 +1,4 @@
-"""Chunks in models of Hugging Face's `transformers`, on their CPU.
+"""Chunks in models of Hugging Face's `transformers`, on a CPU or one GPU.
 
     with Runner(model, client, name="SmolLM2-135M", blocks=1024) as runner:
         for document in documents:
@@ -7,12 +7,14 @@
         more = runner.generate(tokens, logits, cache, 32)
 
 Models whose decoder is a list `model.model.layers` over one rotary embedding, with attention to all tokens (Llama, Mistral without a window,
-Qwen2, SmolLM2 ...), K rotated in halves; one sequence at a time. Refused otherwise, with a sentence. torch and transformers are imported here only.
+Qwen2, SmolLM2 ...), K rotated in halves, `sdpa` or `eager` attention; one sequence at a time. Refused otherwise, with a sentence. torch and
+transformers are imported here only.
 """
 
 from __future__ import annotations
 
 import array
+import bisect
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -20,10 +22,11 @@ from typing import Any, Optional
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ..client import Client, Identity, Plane
+from ..client import Client, Identity, Namespace, Plane
+from ..companion import Companion
 from ..keys import sha256_chain
-from ..memory import SharedMemory
-from ..region import BlockResult, Rope
+from ..memory import SharedMemory, cuda_allocation
+from ..region import BlockResult, Region, Rope
 from .chunks import Chunks, Found, store_prefix
 from .plan import Plan, plan as make_plan, selecting
 from .policy import Hkvd, Policy
@@ -60,8 +63,8 @@ def rope_of(config: Any, block_tokens: int, dtype: str = "bf16") -> Rope:
 
 
 class BlendLayer(DynamicLayer):
-    """A layer's K and V of a request of known length. While `at` is set, what the model computes goes to these positions, and `deviation` is by how
-    much its K differs from what was there; without it, to the end, as in any cache."""
+    """A layer's K and V of a request of known length. While `at` is set, what the model computes goes to these positions; without it, to the end, as in
+    any cache. deviation: by how much K at these positions differed from what was there, where `compares` asked for it."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor):
         super().__init__()
@@ -69,12 +72,14 @@ class BlendLayer(DynamicLayer):
         self.keys, self.values, self.is_initialized = keys, values, True
         self.at: Optional[torch.Tensor] = None
         self.end = keys.shape[2]  # of what a query of this pass may see
+        self.compares = False
         self.deviation: Optional[torch.Tensor] = None
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **more: Any) -> Any:
         if self.at is None:
             return super().update(key_states, value_states, *args, **more)
-        self.deviation = (key_states - self.keys[:, :, self.at]).abs().float().sum(dim=(0, 1, 3))
+        if self.compares:
+            self.deviation = (key_states.float() - self.keys[:, :, self.at].float()).abs().sum(dim=(0, 1, 3))
         self.keys[:, :, self.at] = key_states
         self.values[:, :, self.at] = value_states
         return self.keys[:, :, : self.end], self.values[:, :, : self.end]
@@ -83,26 +88,36 @@ class BlendLayer(DynamicLayer):
 class BlendCache(Cache):
     """A `transformers` cache whose layers are BlendLayers."""
 
-    def __init__(self, config: Any, n_tokens: int, dtype: torch.dtype):
+    def __init__(self, config: Any, n_tokens: int, dtype: torch.dtype, device: torch.device):
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (1, config.num_key_value_heads, n_tokens, dim)
-        super().__init__(
-            layers=[BlendLayer(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(config.num_hidden_layers)]
-        )
+        shape = (config.num_hidden_layers, 2, 1, config.num_key_value_heads, n_tokens, dim)
+        #: The prompt's, of all layers: [layer][K, V][1][head][token][channel].
+        self.prompt = torch.zeros(shape, dtype=dtype, device=device)
+        super().__init__(layers=[BlendLayer(keys, values) for keys, values in self.prompt])
 
 
 class Runner:
-    """A model, its pages, and the namespaces of its chunks and prefixes. name, revision: of the weights, for the identity. One thread at a time."""
+    """A model, its pages, and the namespaces of its chunks and prefixes. name, revision: of the weights, for the identity. blocks: so many move at once.
+    companion: of the client and the model's GPU, which the caller closes; without it the daemon's own kernels turn K. One thread at a time."""
 
-    def __init__(self, model: Any, client: Client, *, name: str, revision: str = "", blocks: int = 1024, block_tokens: int = 16):
+    def __init__(
+        self,
+        model: Any,
+        client: Client,
+        *,
+        name: str,
+        revision: str = "",
+        blocks: int = 1024,
+        block_tokens: int = 16,
+        companion: Optional[Companion] = None,
+    ):
         config = model.config
         _check_model(model)
         self.model, self.client, self.blocks, self.B = model, client, blocks, block_tokens
-        self.dtype = model.dtype
+        self.dtype, self.device = model.dtype, model.device
         self.layers, self.heads = config.num_hidden_layers, config.num_key_value_heads
-        rope = rope_of(config, block_tokens, _DTYPES[self.dtype])
-        self.dim, size = rope.dim, self.dtype.itemsize
-        section = block_tokens * self.heads * self.dim * size
+        self._rope = rope_of(config, block_tokens, _DTYPES[self.dtype])
+        self.dim = self._rope.dim
         self.identity = Identity(
             model=name,
             revision=revision,
@@ -110,17 +125,14 @@ class Runner:
             layout="nhd/1",
             block_tokens=block_tokens,
             shards=(self.layers,),
-            shard_bytes=2 * section,
+            shard_bytes=2 * block_tokens * self.heads * self.dim * self.dtype.itemsize,
         )
-        self._memory = SharedMemory(self.layers * 2 * blocks * section)
-        planes = [Plane(0, i * blocks * section, section, section, i // 2) for i in range(2 * self.layers)]
-        #: [layer][K, V][block][token][head][channel]
-        self.pages = torch.frombuffer(self._memory.buffer, dtype=self.dtype).view(self.layers, 2, blocks, block_tokens, self.heads, self.dim)
+        #: [block][layer][K, V][token][head][channel]
+        self.pages, where = self._new_pages(companion)
         self.chunks = Chunks(client, self.identity)
-        self._rope = rope
-        self._chunk_pages = self.chunks.register([self._memory.memory()], planes, blocks=blocks, rope=rope)
+        self._chunk_pages = self.chunks.register(**where, blocks=blocks, rope=self._rope)
         self.prefixes = client.namespace(self.identity)
-        self._prefix_pages = self.prefixes.register([self._memory.memory()], planes, blocks=blocks)
+        self._prefix_pages = _register(self.prefixes, **where, blocks=blocks)
         #: What the last prefill loaded and computed.
         self.last_plan: Optional[Plan] = None
         self.computed_tokens = 0.0
@@ -139,22 +151,45 @@ class Runner:
 
     # ---- pages ----
 
+    def _new_pages(self, companion: Optional[Companion]) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Pages on the model's device, and how they are registered."""
+        shape = (self.blocks, self.layers, 2, self.B, self.heads, self.dim)
+        layer = self.identity.shard_bytes
+        first, more = 0, {}
+        if self.device.type == "cpu":
+            if companion is not None:
+                raise ValueError("a companion was given, but the model lies in host memory: companions are for GPUs")
+            shared = SharedMemory(self.blocks * self.layers * layer)
+            pages, memory = torch.frombuffer(shared.buffer, dtype=self.dtype).view(shape), shared.memory()
+        else:
+            pages = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            with torch.cuda.device(self.device):
+                memory, base, gpu = cuda_allocation(pages.data_ptr())
+            if companion is not None and companion.gpu != gpu:
+                raise ValueError(f"the companion is one of GPU {companion.gpu.hex()}, the model lies on GPU {gpu.hex()}")
+            first = pages.data_ptr() - base
+            more = {"gpu": gpu} if companion is None else {"companion": companion, "addresses": [base]}
+        planes = [Plane(0, first + i * layer, self.layers * layer, layer, i) for i in range(self.layers)]
+        return pages, {"memory": [memory], "planes": planes, **more}
+
+    def _settle(self) -> None:
+        """What PyTorch still does with the pages. The daemon and a companion use streams of their own."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def _room(self, blocks: int) -> None:
         if blocks > self.blocks:
             raise ValueError(f"{blocks} blocks are to move at once, the pages hold {self.blocks}")
 
-    def _to_pages(self, cache: Cache, first: int, blocks: int) -> None:
-        """Blocks of a cache from block `first` on, to pages 0 and on."""
-        a, b = first * self.B, (first + blocks) * self.B
-        for layer, of in enumerate(cache.layers):
-            for which, tensor in enumerate((of.keys, of.values)):
-                self.pages[layer, which, :blocks] = tensor[0, :, a:b].transpose(0, 1).reshape(blocks, self.B, self.heads, self.dim)
+    def _to_pages(self, cache: BlendCache, first: int, blocks: int) -> None:
+        """Blocks of a prompt from block `first` on, to pages 0 and on, where the daemon may then read them."""
+        rows = cache.prompt[:, :, 0, :, first * self.B : (first + blocks) * self.B]
+        self.pages[:blocks] = rows.unflatten(3, (blocks, self.B)).permute(3, 0, 1, 4, 2, 5)
+        self._settle()
 
-    def _from_pages(self, cache: Cache, first: int, blocks: int, position: int) -> None:
-        for layer, of in enumerate(cache.layers):
-            for which, tensor in enumerate((of.keys, of.values)):
-                rows = self.pages[layer, which, first : first + blocks].reshape(-1, self.heads, self.dim)
-                tensor[0, :, position : position + blocks * self.B] = rows.transpose(0, 1)
+    def _from_pages(self, cache: BlendCache, first: int, blocks: int, position: int) -> None:
+        rows = self.pages[first : first + blocks].permute(1, 2, 4, 0, 3, 5).flatten(3, 4)
+        cache.prompt[:, :, 0, :, position : position + blocks * self.B] = rows
 
     # ---- requests ----
 
@@ -165,7 +200,7 @@ class Runner:
             return 0
         found = dataclasses.replace(found, there=((False,) * len(found.there[0]),))
         plan = make_plan(found, Hkvd(), paged=False)
-        cache = BlendCache(self.model.config, len(tokens), self.dtype)
+        cache = self._new_cache(len(tokens))
         self._compute(tokens, plan, cache, 0, len(tokens))
         n = len(found.keys[0])
         self._room(n)
@@ -175,10 +210,11 @@ class Runner:
     def prefill(
         self, tokens: Sequence[int], spans: Sequence[Span], policy: Policy, *, step: int = 0, prefixes: bool = True
     ) -> tuple[torch.Tensor, BlendCache]:
-        """A request's logits behind its last token, and its cache. step: computes so many tokens' positions at a time; 0: all at once. prefixes: begins with
-        the longest cached prefix, and stores the exact blocks that it computed."""
-        cache = BlendCache(self.model.config, len(tokens), self.dtype)
-        packed = sha256_chain(tokens, self.B)
+        """A request's logits behind its last token, and its cache. step: computes so many tokens' positions at a time; 0: all at once. Where not all tokens
+        are computed, attention has a mask of a row for each that is, as long as the tokens up to the step's end. prefixes: begins with the longest cached
+        prefix, and stores the exact blocks that it computed."""
+        cache = self._new_cache(len(tokens))
+        packed = sha256_chain(tokens, self.B) if prefixes else b""
         names = [packed[i : i + 32] for i in range(0, len(packed), 32)]
         hit = self._load_prefix(names[: (len(tokens) - 1) // self.B], cache) if prefixes else 0
         plan = self._load_chunks(self.chunks.lookup(tokens, spans, prefix=hit * self.B, lease=30), policy, cache)
@@ -199,7 +235,7 @@ class Runner:
             out.append(int(logits.argmax()))
             with torch.no_grad():
                 answer = self.model(
-                    input_ids=torch.tensor([[out[-1]]]), position_ids=torch.tensor([[position]]), past_key_values=cache, use_cache=True
+                    input_ids=self._tensor([[out[-1]]]), position_ids=self._tensor([[position]]), past_key_values=cache, use_cache=True
                 )
             logits = answer.logits[0, -1]
         return out
@@ -211,6 +247,7 @@ class Runner:
         if hits is None or hits.blocks == 0:
             return 0
         n = min(hits.blocks, self.blocks)
+        self._settle()
         result = self._prefix_pages.load(names[:n], range(n), lease=hits.lease).wait()
         whole = next((i for i, r in enumerate(result.blocks) if r != BlockResult.OK), n)
         self._from_pages(cache, 0, whole, 0)
@@ -223,6 +260,7 @@ class Runner:
         plan = make_plan(found, policy, paged=False)
         while plan.loads:
             self._room(len(plan.loads))
+            self._settle()
             result = self._chunk_pages.load(plan, range(len(plan.loads)), lease=found.lease).wait()
             if result.all_ok:
                 break
@@ -242,52 +280,69 @@ class Runner:
 
     # ---- the model ----
 
+    def _tensor(self, numbers: Any) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=self.device)
+
+    def _new_cache(self, n_tokens: int) -> BlendCache:
+        return BlendCache(self.model.config, n_tokens, self.dtype, self.device)
+
     def _compute(self, tokens: Sequence[int], plan: Plan, cache: BlendCache, begin: int, end: int) -> Optional[torch.Tensor]:
         """The plan's positions in [begin, end), which become K and V in the cache. -> the logits of the request's last token, if it is one of them."""
         choosing = selecting(plan.policy) if plan.reused else []
-        always = {p for p in plan.compute if begin <= p < end}
-        reused = [p for p in plan.reused if begin <= p < end]
-        at = torch.tensor(sorted([*always, *reused]) if choosing else sorted(always))
+        always = _between(plan.compute, begin, end)
+        reused = _between(plan.reused, begin, end) if choosing else ()
+        at = self._tensor(sorted((*always, *reused)))
         if len(at) == 0:
             return None
+        fixed = torch.zeros(end, dtype=torch.bool, device=self.device)
+        fixed[self._tensor(always)] = True
         decoder = self.model.model
         with torch.no_grad():
-            hidden = decoder.embed_tokens(torch.tensor(tokens)[at])[None]
+            hidden = decoder.embed_tokens(self._tensor(tokens)[at])[None]
             rotary = decoder.rotary_emb(hidden, position_ids=at[None])
+            mask = self._mask(at, end)
             for layer, module in enumerate(decoder.layers):
                 of = cache.layers[layer]
-                of.at, of.end = at, end
+                of.at, of.end, of.compares = at, end, layer in choosing
                 answer = module(
-                    hidden,
-                    attention_mask=_mask(at, end, hidden.dtype),
-                    position_ids=at[None],
-                    past_key_values=cache,
-                    use_cache=True,
-                    position_embeddings=rotary,
+                    hidden, attention_mask=mask, position_ids=at[None], past_key_values=cache, use_cache=True, position_embeddings=rotary
                 )
                 hidden = answer[0] if isinstance(answer, tuple) else answer
                 of.at, of.end = None, 0
                 self.computed_tokens += len(at) / self.layers
                 if layer in choosing:
-                    keep = self._chosen(plan, layer, at, of.deviation, always, len(reused))
+                    keep = self._chosen(plan, layer, fixed[at], of.deviation, len(reused))
                     at, hidden = at[keep], hidden[:, keep]
                     rotary = tuple(part[:, keep] for part in rotary)
-            if int(at[-1]) != plan.n_tokens - 1:
+                    mask = self._mask(at, end)
+            if end != plan.n_tokens:
                 return None
             return self.model.lm_head(decoder.norm(hidden[:, -1:]))[0, 0].float()
 
-    @staticmethod
-    def _chosen(plan: Plan, layer: int, at: torch.Tensor, deviation: Any, always: set[int], reused: int) -> torch.Tensor:
+    def _chosen(self, plan: Plan, layer: int, fixed: torch.Tensor, deviation: Any, reused: int) -> torch.Tensor:
+        """Which of the positions go on. fixed: those that do in any case."""
         assert isinstance(plan.policy, Hkvd)
-        candidates = [i for i, p in enumerate(at.tolist()) if p not in always]
-        chosen = plan.policy.choose(layer, deviation[candidates].tolist(), reused)
-        return torch.tensor(sorted([i for i, p in enumerate(at.tolist()) if p in always] + [candidates[c] for c in chosen]))
+        loose = (~fixed).nonzero()[:, 0]
+        chosen = plan.policy.choose(layer, deviation[loose].tolist(), reused)
+        fixed[loose[self._tensor(chosen)]] = True
+        return fixed.nonzero()[:, 0]
+
+    def _mask(self, at: torch.Tensor, end: int) -> Optional[torch.Tensor]:
+        """What a query at each of the positions may not see of the first `end` tokens. None where `sdpa` knows it: each of them has a query."""
+        if len(at) == end and self.model.config._attn_implementation == "sdpa":
+            return None
+        # CUDA's kernels copy a mask whose rows don't begin at multiples of 16 elements, in each layer.
+        mask = torch.zeros(len(at), -(-end // 16) * 16, dtype=self.dtype, device=self.device)[:, :end]
+        hidden = torch.arange(end, device=self.device)[None] > at[:, None]
+        return mask.masked_fill_(hidden, torch.finfo(self.dtype).min)[None, None]
 
 
-def _mask(at: torch.Tensor, end: int, dtype: torch.dtype) -> torch.Tensor:
-    """What a query at each of the positions may not see of the first `end` tokens."""
-    hidden = torch.arange(end)[None] > at[:, None]
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)[None, None]
+def _between(positions: Sequence[int], begin: int, end: int) -> Sequence[int]:
+    return positions[bisect.bisect_left(positions, begin) : bisect.bisect_left(positions, end)]
+
+
+def _register(ns: Namespace, *, companion: Optional[Companion] = None, **where: Any) -> Region:
+    return ns.register(**where) if companion is None else companion.register(ns, **where)
 
 
 def _check_model(model: Any) -> None:
@@ -300,5 +355,8 @@ def _check_model(model: Any) -> None:
         raise ValueError(f"{name} attends through a window in some layers; chunks need attention to all tokens")
     if model.dtype not in _DTYPES:
         raise ValueError(f"{name} computes in {model.dtype}; float32, float16 and bfloat16 can be turned")
-    if model.device.type != "cpu":
-        raise ValueError(f"{name} lies on {model.device}; the daemon turns K in host memory only")
+    if config._attn_implementation not in ("sdpa", "eager"):
+        raise ValueError(f"{name} attends by {config._attn_implementation!r}, which takes no mask of chosen positions; load it with sdpa or eager")
+    devices = sorted({str(p.device) for p in model.parameters()})
+    if len(devices) != 1 or model.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name} lies on {', '.join(devices)}; chunks need it on the CPU or on one CUDA GPU")
