@@ -279,8 +279,9 @@ void cache_fills_end(struct cache *c, struct cache_fills *fills);
 
 struct cache_fill;
 /* Claims shards [shard, shard + n) of a part for one copy; the caller holds the block. -EEXIST: the
- * part is whole. -EINPROGRESS: another connection fills it, or one of the shards is claimed. -EBUSY: no
- * slot now, see cache_space_wait. node: as in cache_get. */
+ * part is whole. -EINPROGRESS: another connection fills it, or one of the shards is claimed; all of them
+ * may be claimed anew while none is being copied. -EBUSY: no slot now, see cache_space_wait. node: as in
+ * cache_get. */
 int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
                      uint32_t shard, uint32_t n, int node, struct cache_fill **out);
 void *cache_fill_memory(struct cache *c, struct cache_fill *f);

@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct cache_fill {
     struct list link, link_age;
@@ -116,6 +117,13 @@ static bool fill_take(struct cache_fill *f, uint32_t shard, uint32_t n)
     return true;
 }
 
+/* Who brings all shards does not go on with what was brought before: a dump by layers may have been cancelled midway. */
+static void fill_begin_anew(struct cache_fill *f)
+{
+    memset(f->claimed, 0, (f->shards + 63) / 64 * sizeof(f->claimed[0]));
+    f->done = 0;
+}
+
 int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
                      uint32_t shard, uint32_t n, int node, struct cache_fill **out)
 {
@@ -140,6 +148,8 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
     } else {
         f = table_get(&c->fills, part_fill(p));
     }
+    if (f->fills == fills && f->copying == 0 && n == f->shards)
+        fill_begin_anew(f);
     if (f->fills != fills || f->broken || !fill_take(f, shard, n))
         return -EINPROGRESS;
     if (p->share == PART_SHARE_PRESUMED)

@@ -71,10 +71,12 @@ class Layers(OwnDaemons, Case):
         """Flips a bit of a layer in the file, whose daemon may be running."""
         path = os.path.join(self.daemon.store, "ucmd.cache")
         with open(path, "r+b") as file:
-            begin = file.read().find(kv[block][:512])
+            data = file.read()
+            begin = data.find(kv[block][:512])
             self.assertGreater(begin, 0)
-            file.seek(begin + layer * SHARD + at)
-            file.write(bytes([kv[block][layer * SHARD + at] ^ 4]))
+            begin += layer * SHARD + at
+            file.seek(begin)
+            file.write(bytes([data[begin] ^ 4]))
 
     def test_only_these_layers_are_read(self):
         kv = self.stored()

@@ -392,6 +392,24 @@ Test(cache, a_part_is_whole_when_every_shard_was_copied_in_any_order)
     drop(ref);
 }
 
+Test(cache, all_shards_may_be_brought_anew_while_none_is_being_copied)
+{
+    block_ref ref = open_block(rig.one, 1);
+    struct cache_fill *a, *b;
+
+    cr_assert_eq(claim(ref, 0, 1, 1, &a), 0);
+    cr_assert_eq(claim(ref, 0, 0, 2, &b), -EINPROGRESS, "it is being copied");
+    cache_fill_done(rig.cache, a, 1, true);
+    cr_assert_eq(cache_fill_claim(rig.cache, &rig.fills[1], ref, 0, 0, 2, NUMA_NONE, &b),
+                 -EINPROGRESS, "another's");
+    cr_assert_eq(claim(ref, 0, 0, 2, &b), 0);
+    cr_assert_eq(claim(ref, 0, 1, 1, &a), -EINPROGRESS, "claimed again");
+    marks_write(ref, 0, cache_fill_memory(rig.cache, b), 0, 2);
+    cache_fill_done(rig.cache, b, 2, true);
+    cr_expect(cache_found(rig.cache, ref));
+    drop(ref);
+}
+
 Test(cache, a_copy_that_fails_takes_the_whole_fill_with_it)
 {
     block_ref ref = open_block(rig.one, 1);
