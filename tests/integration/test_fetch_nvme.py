@@ -27,6 +27,12 @@ def room(first, n=1):
     return PAGE + -(-(first + n) * SHARD // PAGE) * PAGE - first * SHARD // PAGE * PAGE
 
 
+def begin_many(pool):
+    """8 fetches, each into slots of its own: the daemon writes them by threads, in any order."""
+    for first in range(0, 8 * BLOCKS, BLOCKS):
+        pool.begin([(block, random.randrange(LAYERS), first + block) for block in range(BLOCKS)], keys=keys(*range(BLOCKS)))
+
+
 class Layers(OwnDaemons, Case):
     def setUp(self):
         super().setUp()
@@ -38,7 +44,7 @@ class Layers(OwnDaemons, Case):
         self.client = Client(self.daemon)
         self.daemon.clients.append(self.client)
         self.ns = self.client.open(IDENTITY)
-        self.pool = Pool(self.client, self.ns, SHARD, 64)
+        self.pool = Pool(self.client, self.ns, SHARD, 8 * BLOCKS)
 
     def stored(self, **options):
         """What blocks 0 to n hold, which are on NVMe alone, of a daemon before."""
@@ -164,9 +170,8 @@ class Layers(OwnDaemons, Case):
         self.stored()
         for _ in range(20):
             other = Client(self.daemon)
-            pool = Pool(other, other.open(IDENTITY), SHARD, 64)
-            for _ in range(8):
-                pool.begin([(block, random.randrange(LAYERS), block) for block in range(BLOCKS)], keys=keys(*range(BLOCKS)))
+            pool = Pool(other, other.open(IDENTITY), SHARD, 8 * BLOCKS)
+            begin_many(pool)
             other.close()
         self.until(lambda: self.client.call("stats")["metrics"]["requests_active"] == 0)
         self.client.call("evict", ns=self.ns, tier=1)
@@ -177,8 +182,7 @@ class Layers(OwnDaemons, Case):
         """What it had acknowledged is there, layer by layer, however often it dies."""
         kv = self.stored()
         for _ in range(4):
-            for _ in range(8):
-                self.pool.begin([(block, random.randrange(LAYERS), block) for block in range(BLOCKS)], keys=keys(*range(BLOCKS)))
+            begin_many(self.pool)
             self.daemon.process.send_signal(signal.SIGKILL)
             self.daemon.process.wait()
             self.client.close()

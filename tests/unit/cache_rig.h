@@ -5,6 +5,7 @@
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 #include "proto/errors.h"
+#include "tests/unit/index_secret.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -235,6 +236,7 @@ static inline void rig_open(void)
 
     cr_assert_eq(uv_loop_init(&rig.loop), 0);
     cr_assert_eq(index_new(rig.max_blocks > 0 ? rig.max_blocks : 1000, 32, &rig.index), 0);
+    index_secret_fix(rig.index);
     cr_assert_eq(policy_new(rig.index, 8, &rig.policy), 0);
     cc.index = rig.index;
     cc.policy = rig.policy;

@@ -4,6 +4,7 @@
 
 #include "daemon/index/internal.h"
 #include "proto/errors.h"
+#include "tests/unit/index_secret.h"
 
 #include <criterion/criterion.h>
 
@@ -34,6 +35,7 @@ static inline struct index *new_index(uint64_t max_blocks)
     struct index *ix = NULL;
 
     cr_assert_eq(index_new(max_blocks, 4096, &ix), 0);
+    index_secret_fix(ix);
     return ix;
 }
 

@@ -1,5 +1,6 @@
 /* The eviction policy: what goes first, and that everything goes in the end. */
 #include "daemon/index/policy.h"
+#include "tests/unit/index_secret.h"
 
 #include <criterion/criterion.h>
 
@@ -18,6 +19,7 @@ static void setup(void)
     struct ns_identity id = {"t", "m", "", "d", "l", 16, 32, 1, &shards, 4096, NULL, 0};
 
     cr_assert_eq(index_new(N, 1, &ix), 0);
+    index_secret_fix(ix);
     cr_assert_eq(index_ns_open(ix, &id, NULL, &ns, NULL), 0);
     cr_assert_eq(policy_new(ix, 256, &p), 0);
 }

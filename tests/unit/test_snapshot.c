@@ -7,6 +7,7 @@
 #include "daemon/cache/snapshot_format.h"
 #include "daemon/format/checksum.h"
 #include "daemon/index/policy.h"
+#include "tests/unit/index_secret.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -420,6 +421,7 @@ Test(kept, what_goes_first_goes_first_again)
     struct ns *ns;
 
     cr_assert_eq(index_new(64, 1, &ix), 0);
+    index_secret_fix(ix);
     cr_assert_eq(index_ns_open(ix, &id, NULL, &ns, NULL), 0);
     cr_assert_eq(policy_new(ix, 16, &p), 0);
     for (unsigned i = 0; i < 40; i++) {
