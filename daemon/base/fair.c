@@ -126,6 +126,14 @@ static void count_last(struct fair *f, const struct fair_flow *flow, uint64_t by
     f->served += bytes;
 }
 
+/* The least start that it may have: who waited while others passed keeps its place, up to its credit. */
+static uint64_t least_start(const struct fair *f, const struct fair_flow *flow)
+{
+    uint64_t credit = FAIR_CREDIT * f->burst / weight_of(flow);
+
+    return f->now > credit ? f->now - credit : 0;
+}
+
 static void settle(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got)
 {
     bool others = f->n - f->n_aside > 1;
@@ -149,9 +157,9 @@ void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct 
     count_last(f, flow, bytes);
     settle(f, flow, bytes, got);
     flow->bytes += bytes;
-    if (flow->start < f->now)
-        flow->start = f->now; /* it was passed over */
-    if (flow->burst == 0)
+    if (flow->start < least_start(f, flow))
+        flow->start = least_start(f, flow);
+    if (flow->burst == 0 && flow->start > f->now)
         f->now = flow->start;
     flow->start += cost / weight;
     flow->rest = cost % weight;

@@ -2,19 +2,25 @@
  *
  * Start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queuing: A Scheduling Algorithm for Integrated
  * Services Packet Switching Networks", SIGCOMM 1996). A flow's *start* counts the bytes that it has had, divided by its
- * weight; the flow with the lowest start is served. *Now* is the start of what was served last. A flow that
+ * weight; the flow with the lowest start is served. *Now* is the highest start of what was served. A flow that
  * comes back from idle starts at now, or behind what it has had: so nobody saves up credit, and nobody's debt is
  * forgiven by a short pause. The resource may do several things at a time; they count when they begin
  * (SFQ(D): Jin, Chase, Kaur, "Interposed Proportional Sharing for a Storage Service Utility", SIGMETRICS 2004).
  *
- * One thing is added. A flow that comes back, and has had no more than its due, is served at once and may have up to
- * `burst` bytes before its turn ends: a request that small waits for what is under way and for other bursts, not for
+ * Two things are added. One is credit. A flow that waits but can't be served, because its own way is full, lets others
+ * pass. It keeps its place, at most FAIR_CREDIT bursts behind what it would have had. Without that it would lose its
+ * part of all such moments for good, though it had work waiting. (One burst is too little for a heavy flow beside light ones:
+ * tests/unit/test_fair_ways.c.)
+ *
+ * The other is the burst. A flow that comes back, and has had no more than its due, is served at once and may have up
+ * to `burst` bytes before its turn ends: a request that small waits for what is under way and for other bursts, not for
  * its neighbours' queues. What it gets counts as all else.
  *
  * Promises, for flows i and j that have something waiting during an interval, with bytes W, weights w, and L the most
  * that is charged at once:
- * - |W_i/w_i - W_j/w_j| <= (burst + L)/w_i + (burst + L)/w_j + 2, however the others come and go. The 2 is
- *   rounding: starts are whole numbers.
+ * - |W_i/w_i - W_j/w_j| <= (burst + L)/w_i + (burst + L)/w_j + 2, however the others come and go, if neither is passed
+ *   over. The 2 is rounding: starts are whole numbers.
+ * - A flow that was passed over gets what it missed, up to FAIR_CREDIT bursts, as soon as its way is free.
  * - A flow that comes back and has had no more than its due (its start is at most now) gets `burst` bytes
  *   before any flow that waits without a burst gets one, and behind at most `burst` + L of each that has one.
  * - There is no clock, nothing is allocated, and each call takes O(log n), fair_next O(n).
@@ -28,6 +34,7 @@
 
 #define FAIR_FLOWS_MAX 4096u
 #define FAIR_WEIGHT_MAX 10000u
+#define FAIR_CREDIT 4u /* bursts */
 
 /* All zero before its first use. */
 struct fair_flow {
@@ -74,8 +81,8 @@ void fair_remove(struct fair *f, struct fair_flow *flow);
 struct fair_flow *fair_first(const struct fair *f);
 /* Who would be if that one, which waits, could not be served; or NULL. */
 struct fair_flow *fair_next(const struct fair *f, const struct fair_flow *flow);
-/* So many bytes of that flow begin. Anybody may be served, though only fair_first's answer keeps the promises; who
- * was passed over gets no credit for that. Adds to *got, which may be NULL. */
+/* So many bytes of that flow begin. Anybody may be served, though only fair_first's answer keeps the promises, and
+ * who was passed over goes first as soon as he can. Adds to *got, which may be NULL. */
 void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got);
 /* Does more than one flow use the resource: is another one waiting than was served last, or was another one served
  * within the last `window` bytes? Then as little as possible should be under way, as it is in nobody's order. */

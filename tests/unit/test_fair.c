@@ -294,29 +294,46 @@ Test(fair, weights_change_at_once)
                        3.0, 0.05);
 }
 
-/* A flow that can't be served lets others pass, and gets no more for it afterwards than its share. */
-Test(fair, who_is_passed_over_gets_no_credit)
+/* A flow that can't be served lets others pass. It then gets what it missed, up to its credit. */
+static void pass_over(uint64_t burst, unsigned times)
 {
+    uint64_t credit = FAIR_CREDIT * burst, missed = times * MIB < credit ? times * MIB : credit;
     uint64_t before;
 
-    begin(0, 1);
+    begin(burst, 1);
     for (unsigned i = 0; i < 2; i++) {
         flows[i].weight = 100;
-        largest[i] = 1 * MIB;
+        largest[i] = 1;
         come(i);
     }
+    for (unsigned i = 0; burst > 0 && (flows[0].burst > 0 || flows[1].burst > 0); i++)
+        fair_charge(&fair, fair_first(&fair), 1 * MIB, NULL);
     fair_charge(&fair, &flows[0], 1 * MIB, NULL);
-    for (unsigned i = 0; i < 1000; i++) {
+    for (unsigned i = 0; i < times; i++) {
         struct fair_flow *first = fair_first(&fair);
 
         cr_assert_eq(fair_next(&fair, first == &flows[1] ? first : &flows[1]),
                      first == &flows[1] ? &flows[0] : NULL);
         fair_charge(&fair, &flows[0], 1 * MIB, NULL);
     }
-    before = flows[0].bytes;
+    before = flows[1].bytes;
     for (unsigned i = 0; i < 100; i++)
-        (void)serve();
-    cr_assert_geq(flows[0].bytes - before, flows[1].bytes - 3 * MIB);
+        fair_charge(&fair, fair_first(&fair), 1 * MIB, NULL);
+    cr_assert_leq(
+        llabs((long long)(flows[1].bytes - before) - (long long)((100 * MIB + missed) / 2)),
+        2 * MIB, "it had %" PRIu64 " KiB after %u", (flows[1].bytes - before) / KIB, times);
+}
+
+Test(fair, who_is_passed_over_gets_what_it_missed)
+{
+    pass_over(16 * MIB, 5);
+    pass_over(16 * MIB, 60);
+}
+
+Test(fair, who_is_passed_over_for_long_gets_no_more_than_its_credit)
+{
+    pass_over(16 * MIB, 1000);
+    pass_over(0, 1000);
 }
 
 /* Who waits in vain and takes it back is told later what was due meanwhile. */
