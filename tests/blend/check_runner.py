@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from daemon import Daemon  # noqa: E402
 from ucmclient import Client, Companion, blend  # noqa: E402
-from ucmclient.blend import First, Hkvd, Nothing, Span  # noqa: E402
+from ucmclient.blend import Asked, First, Hkvd, Nothing, Span  # noqa: E402
 from ucmclient.blend.transformers import Runner, rope_of  # noqa: E402
 from ucmclient.memory import cuda_allocation  # noqa: E402
 
@@ -105,7 +105,8 @@ class Case(unittest.TestCase):
         tokens, spans = QUESTION + A + C + QUESTION, [Span(5, 75), Span(75, 125)]
         full, _ = self.runner.prefill(tokens, [], Nothing(), prefixes=False)
         off = {}
-        for name, policy in (("none", Nothing()), ("all", First(70)), ("most", Hkvd(1.0)), ("some", Hkvd(0.5)), ("two", Hkvd({1: 0.5, 2: 0.25}))):
+        for name, policy in (("none", Nothing()), ("all", First(70)), ("most", Hkvd(1.0)), ("some", Hkvd(0.5)), ("two", Hkvd({1: 0.5, 2: 0.25})),
+                             ("asked all", Asked(1.0)), ("asked some", Asked(0.5))):
             for step in (0, 40):
                 logits, _ = self.runner.prefill(tokens, spans, policy, step=step, prefixes=False)
                 off[name, step] = float((logits - full).abs().max())
@@ -118,7 +119,41 @@ class Case(unittest.TestCase):
             for step in (0, 40):
                 self.assertLess(off[name, step], 1e-4, name)
         self.assertGreater(off["none", 0], 1e-3)
-        self.assertLess(off["some", 0], off["none", 0])
+        for name in ("some", "asked some"):
+            self.assertLess(off[name, 0], off["none", 0], name)
+            self.assertLess(off["asked all", 0], off["asked some", 0])
+        self.assertAlmostEqual(off["asked some", 0], off["asked some", 40], delta=1e-4)
+
+    def test_asked_computes_what_the_question_attends_to_most(self):
+        """Beside the weights that eager attention gives over the same cache."""
+        eager = LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=SCALED, attn_implementation="eager")).eval().to(DEVICE)
+        eager.load_state_dict(MODEL.state_dict())
+        self.runner.store(A), self.runner.store(C)
+        documents, spans = A[:9] + A + C, [Span(9, 79), Span(79, 129)]
+        _, cache = self.runner.prefill(documents, spans, First(4), prefixes=False)
+        with torch.no_grad():
+            at = torch.arange(len(documents), len(documents) + len(QUESTION), device=DEVICE)
+            answer = eager(torch.tensor([QUESTION], device=DEVICE), position_ids=at[None], past_key_values=cache, output_attentions=True)
+        told = {}
+
+        class Noting(Asked):
+            def choose(self, attended):
+                told[self.queries] = attended, super().choose(attended)
+                return told[self.queries][1]
+
+        for queries in (64, 2):
+            computed = []
+            compute = self.runner._compute
+            self.runner._compute = lambda tokens, plan, *more: (computed.append(plan), compute(tokens, plan, *more))[1]
+            self.runner.prefill(documents + QUESTION, spans, Noting(0.1, queries=queries), prefixes=False)
+            self.runner._compute = compute
+            reused = self.runner.last_plan.reused
+            want = sum(of[0, :, -queries:].sum((0, 1)) for of in answer.attentions)[list(reused)]
+            self.close_to(torch.tensor(told[queries][0]), want.cpu(), 1e-4)
+            self.assertEqual(len(told[queries][1]), -(-len(reused) // 10))
+            behind = tuple(range(len(documents), len(documents) + len(QUESTION)))
+            self.assertEqual(computed[-1].compute, tuple(reused[i] for i in told[queries][1]) + behind)
+            self.assertGreaterEqual(float(want[told[queries][1]].min()), float(want.median()))
 
     def test_a_chunk_at_two_positions_across_a_restart_beside_prefix_hits_and_in_steps(self):
         self.runner.store(A), self.runner.store(C)

@@ -18,7 +18,7 @@ os.environ.setdefault("UCMCLIENT_LIB", str(TOP / "build/libucmclient.so"))
 
 from daemon import Daemon  # noqa: E402
 from ucmclient import Client, Identity, Plane, Rope, SharedMemory, UcmError, blend, keys  # noqa: E402
-from ucmclient.blend import BlendedError, First, Found, Hkvd, Nothing, Span  # noqa: E402
+from ucmclient.blend import Asked, BlendedError, First, Found, Hkvd, Nothing, Span  # noqa: E402
 
 B, CHUNK, BLOCKS = 16, 4096, 32
 A, C, QUESTION = list(range(100, 150)), list(range(500, 580)), list(range(900, 910))  # 50, 80 and 10 tokens
@@ -71,6 +71,8 @@ class Plans(unittest.TestCase):
         self.assertEqual([(s.count, s.old, s.new) for s in plan.segments], [(3, 0, 16), (5, 0, 96)])
         self.assertEqual(plan.compute, tuple([*range(0, 20), *range(64, 100), *range(176, 200)]))
         self.assertEqual(plan.exact, 16)
+        asked = blend.plan(found(200, [Span(16, 66), Span(96, 176)]), Asked(first=4))
+        self.assertEqual((asked.compute, asked.reused, asked.loads), (plan.compute, plan.reused, plan.loads))
 
     def test_a_block_whose_tokens_are_all_computed_is_not_loaded(self):
         plan = blend.plan(found(200, [Span(16, 66), Span(96, 176)]), First(16))
@@ -139,6 +141,16 @@ class Deviations(unittest.TestCase):
                 Hkvd(**settings)
         with self.assertRaisesRegex(ValueError, "0 and more"):
             First(-1)
+        for words, settings in (("0 to 1 are allowed", dict(ratio=1.5)), ("first -1 tokens", dict(first=-1)), ("1 and more", dict(queries=0))):
+            with self.assertRaisesRegex(ValueError, words):
+                Asked(**settings)
+
+    def test_what_draws_the_most_attention_is_computed(self):
+        policy = Asked(0.4)
+        self.assertEqual(policy.choose([0.1, 0.9, 0.3, 0.9, 0]), [1, 3])
+        self.assertEqual(policy.choose([0.2, 0.2, 0.2]), [0, 1], "of equals the earlier")
+        self.assertEqual(policy.choose([0, 0.9, float("nan")]), [1, 2], "NaN is computed anew")
+        self.assertEqual(policy.choose([]), [])
 
 
 HEADS, DIM = 2, 64  # K of a block: 4 KiB in BF16, and V as much

@@ -10,10 +10,11 @@ plan says which blocks to load where, and which tokens to compute. docs/blend.md
 
 from .chunks import ChunkPages, Chunks, Found, chunk_identity, chunk_keys, store_prefix
 from .plan import BlendedError, Load, Plan, Segment, plan, selecting
-from .policy import First, Hkvd, Nothing, Policy
+from .policy import Asked, First, Hkvd, Nothing, Policy
 from .spans import Span, check_spans, split, split_fixed
 
 __all__ = [
+    "Asked",
     "BlendedError",
     "ChunkPages",
     "Chunks",

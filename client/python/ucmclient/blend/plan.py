@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from .policy import First, Hkvd, Policy
+from .policy import Asked, First, Hkvd, Policy
 from .spans import Span
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class Plan:
     """For one request. Tokens below `prefix` are there already, and exact.
 
     loads: blocks to load, in order. compute: positions to compute in all layers, in order; the last token of the request is one. Every other position
-    from `prefix` on is reused: it has K and V of a load, and with Hkvd some of them are computed as the policy then says. passed_over: chunks that were
-    not reused, because they begin at no multiple of the block's tokens.
+    from `prefix` on is reused: it has K and V of a load, and with Hkvd and Asked some of them are computed as the policy then says. passed_over: chunks
+    that were not reused, because they begin at no multiple of the block's tokens.
 
     exact: how many tokens from the first on have exactly the KV that a computation of the request gives. Only those may be stored."""
 
@@ -100,6 +100,13 @@ def _first_positions(spans: Sequence[Span], turned: set[int], tokens: int) -> se
     return out
 
 
+def _beginning(policy: Policy) -> int:
+    """How many of the first tokens of each turned chunk are computed in any case."""
+    if isinstance(policy, First):
+        return policy.tokens
+    return policy.first if isinstance(policy, Asked) else 0
+
+
 #: Turns 0 to 1 and 1 to 0.
 _NOT = bytes((1, 0)) + bytes(254)
 
@@ -118,7 +125,7 @@ def plan(found: Found, policy: Policy, *, paged: bool = True) -> Plan:
             if there[j] and span.start + j * B >= found.prefix:
                 loads.append(Load(key, i, j, j * B, span.start + j * B))
     turned = {load.chunk for load in loads if load.old != load.position}
-    again = _first_positions(found.spans, turned, policy.tokens) if isinstance(policy, First) else set()
+    again = _first_positions(found.spans, turned, _beginning(policy))
     again.add(found.n_tokens - 1)
     # Marks of positions, not sets of them: a long request has a million, and its first token waits.
     computed, reuse = bytearray(found.n_tokens), bytearray(found.n_tokens)

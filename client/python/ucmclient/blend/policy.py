@@ -60,13 +60,45 @@ class Hkvd:
     def choose(self, layer: int, deviation: Sequence[float], reused: int) -> list[int]:
         """Which of the tokens go on behind that layer, as indices of `deviation`, in order. reused: how many tokens were reused at first. Of
         equals the earlier go on; NaN counts as more than any number."""
-        values = [math.inf if math.isnan(d) else float(d) for d in deviation]
+        values = _numbers(deviation)
         if self.threshold is not None:
             finite = [v for v in values if v != math.inf]
             limit = self.threshold * sum(finite) / len(finite) if finite else 0.0
             return [i for i, v in enumerate(values) if v > limit]
-        count = min(len(values), math.ceil(self._ratios[layer] * reused))
-        return sorted(sorted(range(len(values)), key=values.__getitem__, reverse=True)[:count])
+        return _largest(values, math.ceil(self._ratios[layer] * reused))
 
 
-Policy = Union[Nothing, First, Hkvd]
+@dataclass(frozen=True)
+class Asked:
+    """Those that the tokens behind the last chunk, the question, attend to most (as ProphetKV, Wang et al., arXiv 2602.02579, and FusionRAG, Wang et al.,
+    arXiv 2601.12904, choose by the query). What is not reused and the first tokens of each chunk are computed; then the share of the reused tokens that drew
+    the most attention meanwhile, over all layers and heads, and the question once more.
+
+    ratio: the share. first: how many of the first tokens of each chunk. queries: at most so many of the question's last tokens say what they attend to."""
+
+    ratio: float = 0.05
+    first: int = 4
+    queries: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ratio <= 1:
+            raise ValueError(f"a share of {self.ratio} is to be computed; 0 to 1 are allowed")
+        if self.first < 0:
+            raise ValueError(f"the first {self.first} tokens; 0 and more are allowed")
+        if self.queries < 1:
+            raise ValueError(f"{self.queries} tokens of the question say what they attend to; 1 and more are allowed")
+
+    def choose(self, attended: Sequence[float]) -> list[int]:
+        """Which of the reused tokens are computed, as indices of `attended`, in order. Of equals the earlier are; NaN counts as more than any number."""
+        return _largest(_numbers(attended), math.ceil(self.ratio * len(attended)))
+
+
+def _numbers(values: Sequence[float]) -> list[float]:
+    return [math.inf if math.isnan(v) else float(v) for v in values]
+
+
+def _largest(values: Sequence[float], count: int) -> list[int]:
+    return sorted(sorted(range(len(values)), key=values.__getitem__, reverse=True)[:count])
+
+
+Policy = Union[Nothing, First, Hkvd, Asked]

@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
+from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..client import Client, Identity, Namespace, Plane
 from ..companion import Companion
@@ -29,7 +31,7 @@ from ..memory import SharedMemory, cuda_allocation
 from ..region import BlockResult, Region, Rope
 from .chunks import Chunks, Found, store_prefix
 from .plan import Plan, plan as make_plan, selecting
-from .policy import Hkvd, Policy
+from .policy import Asked, Hkvd, Policy
 from .spans import Span
 
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -60,6 +62,39 @@ def rope_of(config: Any, block_tokens: int, dtype: str = "bf16") -> Rope:
         slow=settings.get(slow) or 1.0,
         whole=settings.get("truncate", True),
     )
+
+
+class _Attended:
+    """The weights that queries at positions from `first` on give to each of a request's tokens, summed over layers and heads."""
+
+    def __init__(self, n_tokens: int, first: int, device: torch.device):
+        self.sums, self.first = torch.zeros(n_tokens, device=device), first
+        self.rows = 0  # of a pass's queries the last ones, which count
+        self.layers = 0  # that were asked
+
+    def add(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor, scaling: float) -> None:
+        self.layers += 1
+        if self.rows == 0:
+            return
+        heads, tokens = key.shape[1:3]
+        queries = query[0, :, -self.rows :].reshape(heads, -1, query.shape[-1])
+        scores = (queries @ key[0].transpose(1, 2)).float().view(-1, self.rows, tokens) * scaling
+        self.sums[:tokens] += (scores + mask[0, 0, -self.rows :]).softmax(-1).sum((0, 1))
+
+
+#: The name by which a model's config says that its attention tells an _Attended.
+_TELLING = "ucmclient_attended"
+
+
+def _telling(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor, *, attended: Any = None, **more: Any
+) -> Any:
+    if attended is not None:
+        attended.add(query, key, attention_mask, more["scaling"])
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+
+
+AttentionInterface.register(_TELLING, _telling)
 
 
 class BlendLayer(DynamicLayer):
@@ -219,10 +254,9 @@ class Runner:
         hit = self._load_prefix(names[: (len(tokens) - 1) // self.B], cache) if prefixes else 0
         plan = self._load_chunks(self.chunks.lookup(tokens, spans, prefix=hit * self.B, lease=30), policy, cache)
         self.last_plan, self.computed_tokens = plan, 0.0
-        step, at, logits = step or len(tokens), plan.prefix, None
-        while at < len(tokens):
-            logits = self._compute(tokens, plan, cache, at, min(at + step, len(tokens)))
-            at += step
+        if isinstance(policy, Asked) and plan.exact < len(tokens):
+            plan = self._asked(tokens, plan, policy, cache, step)
+        logits = self._steps(tokens, plan, cache, step)
         if prefixes:
             self._store_prefix(plan, names, hit, cache)
         assert logits is not None  # a plan computes the last token
@@ -286,7 +320,32 @@ class Runner:
     def _new_cache(self, n_tokens: int) -> BlendCache:
         return BlendCache(self.model.config, n_tokens, self.dtype, self.device)
 
-    def _compute(self, tokens: Sequence[int], plan: Plan, cache: BlendCache, begin: int, end: int) -> Optional[torch.Tensor]:
+    def _steps(self, tokens: Sequence[int], plan: Plan, cache: BlendCache, step: int, attended: Optional[_Attended] = None) -> Optional[torch.Tensor]:
+        step, logits = step or len(tokens), None
+        for at in range(plan.prefix, len(tokens), step):
+            logits = self._compute(tokens, plan, cache, at, min(at + step, len(tokens)), attended)
+        return logits
+
+    def _asked(self, tokens: Sequence[int], plan: Plan, policy: Asked, cache: BlendCache, step: int) -> Plan:
+        """Computes what the plan says, and asks the tokens behind the last chunk that is reused. -> the plan of what is computed then: the reused tokens
+        that they attend to most, and they themselves."""
+        behind = min(plan.spans[plan.loads[-1].chunk].end, len(tokens) - 1)
+        question = _between(plan.compute, behind, len(tokens))
+        attended = _Attended(len(tokens), question[-policy.queries :][0], self.device)
+        kind, self.model.config._attn_implementation = self.model.config._attn_implementation, _TELLING
+        try:
+            self._steps(tokens, plan, cache, step, attended)
+        finally:
+            self.model.config._attn_implementation = kind
+        if attended.layers < self.layers:
+            raise ValueError(f"{type(self.model).__name__} hands nothing on to its attention, so the question can't say what it attends to")
+        turned = plan.reused[bisect.bisect_left(plan.reused, plan.exact) :]
+        chosen = policy.choose(attended.sums[self._tensor(turned)].tolist())
+        return dataclasses.replace(plan, compute=(*(turned[i] for i in chosen), *question), reused=())
+
+    def _compute(
+        self, tokens: Sequence[int], plan: Plan, cache: BlendCache, begin: int, end: int, attended: Optional[_Attended] = None
+    ) -> Optional[torch.Tensor]:
         """The plan's positions in [begin, end), which become K and V in the cache. -> the logits of the request's last token, if it is one of them."""
         choosing = selecting(plan.policy) if plan.reused else []
         always = _between(plan.compute, begin, end)
@@ -296,7 +355,9 @@ class Runner:
             return None
         fixed = torch.zeros(end, dtype=torch.bool, device=self.device)
         fixed[self._tensor(always)] = True
-        decoder = self.model.model
+        decoder, more = self.model.model, {}
+        if attended is not None:
+            attended.rows, more = len(always) - bisect.bisect_left(always, attended.first), {"attended": attended}
         with torch.no_grad():
             hidden = decoder.embed_tokens(self._tensor(tokens)[at])[None]
             rotary = decoder.rotary_emb(hidden, position_ids=at[None])
@@ -305,7 +366,7 @@ class Runner:
                 of = cache.layers[layer]
                 of.at, of.end, of.compares = at, end, layer in choosing
                 answer = module(
-                    hidden, attention_mask=mask, position_ids=at[None], past_key_values=cache, use_cache=True, position_embeddings=rotary
+                    hidden, attention_mask=mask, position_ids=at[None], past_key_values=cache, use_cache=True, position_embeddings=rotary, **more
                 )
                 hidden = answer[0] if isinstance(answer, tuple) else answer
                 of.at, of.end = None, 0
