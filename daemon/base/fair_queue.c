@@ -88,6 +88,11 @@ void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_
         fair_remove(&q->fair, &lane->flow);
 }
 
+bool fair_queue_bursts(struct fair_queue *q, const struct fair_who *who)
+{
+    return lane_of(q, who)->flow.burst > 0;
+}
+
 void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node), void *ctx)
 {
     for (uint32_t at = 0; at < q->fair.n; at++) {

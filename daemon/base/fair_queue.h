@@ -48,6 +48,8 @@ struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, u
 /* So many bytes begin of something that waits, or did. got: see fair_charge. */
 void fair_queue_charge(struct fair_queue *q, const struct fair_who *who, uint64_t bytes,
                        struct fair_got *got);
+/* Has who waits in that lane come back, with no more than his due so far, and some of his burst left? */
+bool fair_queue_bursts(struct fair_queue *q, const struct fair_who *who);
 /* Calls each for all that waits, which it may take out. */
 void fair_queue_each(struct fair_queue *q, void (*each_cb)(void *ctx, struct list *node),
                      void *ctx);

@@ -120,7 +120,7 @@ static bool ends_soon(struct gpu *g, uint64_t now_ns)
 {
     bool soon = false;
 
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < GPU_STREAMS; i++) {
         struct gpu_stream *s = &g->streams[i];
         struct gpu_launch *l = &s->launches[s->oldest];
 
@@ -140,7 +140,7 @@ static bool ends_soon(struct gpu *g, uint64_t now_ns)
 static bool nap(struct gpu *g)
 {
     uint64_t now_ns = uv_hrtime(), still_ns = now_ns - g->moved_ns, next_ns = gpu_beside_next_ns(g);
-    bool copying = g->streams[0].n + g->streams[1].n + g->slices > 0 || next_ns > 0;
+    bool copying = gpu_streams_busy(g) || g->slices > 0 || next_ns > 0;
     struct work *w = &g->work;
     bool quit = false;
 
@@ -194,7 +194,7 @@ static void thread_cb(void *arg)
             gpu_abandon(g);
         moved |= run_control(g);
         moved |= gpu_events_poll(g);
-        for (unsigned i = 0; i < 2; i++)
+        for (unsigned i = 0; i < GPU_STREAMS; i++)
             moved |= gpu_reap(g, i);
         moved |= gpu_stagings_step(g); /* slices go before jobs that have not begun */
         for (unsigned i = 0; i < 2; i++)

@@ -83,7 +83,7 @@ bool gpu_others_look(struct gpu *g)
             probe_want(g, now_ns);
         return g->busy.others;
     }
-    if (gpu_others_run(g) && g->probe.wanted && g->streams[0].n + g->streams[1].n == 0)
+    if (gpu_others_run(g) && g->probe.wanted && !gpu_streams_busy(g))
         (void)gpu_probe_ready(g);
     return g->busy.others || g->probe.wanted;
 }
@@ -97,7 +97,7 @@ bool gpu_probe_ready(struct gpu *g)
             return false;
         busy_unknown(&g->busy, uv_hrtime()); /* a companion that hangs must not delay others */
     } else {
-        if (g->streams[0].n + g->streams[1].n > 0)
+        if (gpu_streams_busy(g))
             return false;
         while (uv_hrtime() < busy_quiet_ns(&g->busy))
             ;

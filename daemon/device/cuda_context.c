@@ -72,10 +72,11 @@ static CUresult streams_create(struct gpu *g)
         int priority;
     } streams[] = {{&g->streams[UCM_COPY_LOAD].stream, greatest},
                    {&g->streams[UCM_COPY_DUMP].stream, least},
+                   {&g->streams[GPU_EXPRESS].stream, greatest},
                    {&g->uploads, greatest},
                    {&g->probe.stream, greatest}};
 
-    for (unsigned i = 0; r == CUDA_SUCCESS && i < 4; i++)
+    for (unsigned i = 0; r == CUDA_SUCCESS && i < 5; i++)
         r = cuda.cuStreamCreateWithPriority(streams[i].stream, CU_STREAM_NON_BLOCKING,
                                             streams[i].priority);
     return r;
@@ -83,11 +84,11 @@ static CUresult streams_create(struct gpu *g)
 
 static CUresult launches_create(struct gpu *g)
 {
-    size_t n = 2 * GPU_LAUNCHES * GPU_LAUNCH_ITEMS;
+    size_t n = GPU_STREAMS * GPU_LAUNCHES * GPU_LAUNCH_ITEMS;
     CUresult r = cuda.cuMemHostAlloc((void **)&g->items, n * sizeof(*g->items),
                                      CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
 
-    for (unsigned i = 0; r == CUDA_SUCCESS && i < 2 * GPU_LAUNCHES; i++) {
+    for (unsigned i = 0; r == CUDA_SUCCESS && i < GPU_STREAMS * GPU_LAUNCHES; i++) {
         struct gpu_launch *l = &g->streams[i / GPU_LAUNCHES].launches[i % GPU_LAUNCHES];
 
         l->items = g->items + i * GPU_LAUNCH_ITEMS;
@@ -111,7 +112,7 @@ static void stream_destroy(CUstream stream)
 /* Undoes gpu_context_open, whole or in part. */
 void gpu_context_close(struct gpu *g)
 {
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < GPU_STREAMS; i++) {
         for (unsigned j = 0; j < GPU_LAUNCHES; j++)
             event_destroy(g->streams[i].launches[j].done);
         stream_destroy(g->streams[i].stream);

@@ -70,7 +70,7 @@ void gpu_abandon(struct gpu *g)
     while ((job = job_queue_first(&g->queued)) != NULL)
         gpu_job_fail(g, job, gpu_refuse_failed(g, job));
     gpu_stagings_abandon(g);
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < GPU_STREAMS; i++) {
         struct gpu_stream *s = &g->streams[i];
 
         if (s->stream)
@@ -183,17 +183,16 @@ static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *p
     return pick;
 }
 
-static CUresult launch_copy_kernel(struct gpu *g, struct gpu_launch *l,
-                                   const struct device_job *job, const struct job_piece *piece,
-                                   enum ucm_copy_direction direction)
+CUresult gpu_piece_kernel(struct gpu *g, unsigned stream, struct gpu_launch *l,
+                          const struct device_job *job, const struct job_piece *piece)
 {
     const struct ucm_copy_plane *planes = &job->region->planes[piece->first_plane];
     const struct gpu_region *mapping = job->region->mapping;
 
-    return gpu_kernel_launch(g, g->streams[direction].stream,
+    return gpu_kernel_launch(g, g->streams[stream].stream,
                              mapping->planes + piece->first_plane * sizeof(*planes),
                              piece->n_planes, l->items, piece->n_items,
-                             ucm_copy_largest_chunk(planes, piece->n_planes), direction);
+                             ucm_copy_largest_chunk(planes, piece->n_planes), job_direction(job));
 }
 
 /* Where the engines can't. */
@@ -206,7 +205,7 @@ static CUresult launch_kernels(struct gpu *g, struct gpu_launch *l, const struct
     if (job->coded)
         r = gpu_encoding_launch(g, job, piece, l->items);
     else if (!turned)
-        r = launch_copy_kernel(g, l, job, piece, direction);
+        r = gpu_piece_kernel(g, direction, l, job, piece);
     if (r == CUDA_SUCCESS && turned)
         r = gpu_rope_launch(g, job, piece, l);
     if (r != CUDA_SUCCESS) /* the decoding may run, and no event will follow it */
@@ -251,10 +250,10 @@ struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direct
     return &s->launches[(s->oldest + s->n) % GPU_LAUNCHES];
 }
 
-CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, struct gpu_launch *l,
+CUresult gpu_launch_follow(struct gpu *g, unsigned stream, struct gpu_launch *l,
                            struct device_job *job, uint64_t bytes, struct gpu_slice *slice)
 {
-    struct gpu_stream *s = &g->streams[direction];
+    struct gpu_stream *s = &g->streams[stream];
     uint64_t from_ns = l->begun_ns;
     CUresult r = cuda.cuEventRecord(l->done, s->stream);
 
@@ -272,7 +271,8 @@ CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, str
     l->announced = false;
     s->n++;
     s->bytes += bytes;
-    gpu_beside_launched(g, direction, bytes);
+    if (stream != GPU_EXPRESS)
+        gpu_beside_launched(g, (enum ucm_copy_direction)stream, bytes);
     return r;
 }
 
@@ -303,12 +303,17 @@ static void launch_next(struct gpu *g, enum ucm_copy_direction direction, struct
     gpu_launch_piece(g, direction, job, &piece);
 }
 
-int gpu_job_begin(struct gpu *g, struct device_job *job)
+int gpu_job_check(struct gpu *g, struct device_job *job)
 {
     int rc = job_check(job, job_clock_ms());
 
-    if (rc == 0)
-        rc = gpu_memory_need(g, job);
+    return rc == 0 ? gpu_memory_need(g, job) : rc;
+}
+
+int gpu_job_begin(struct gpu *g, struct device_job *job)
+{
+    int rc = gpu_job_check(g, job);
+
     job->begun = rc == 0;
     job->staged = rc == 0 && gpu_staging_pays(g, job);
     return rc;
@@ -348,13 +353,20 @@ bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction)
     struct device_job *job = job_queue_first_of(&g->queued, op);
     struct passed passed = {.rings = 0};
 
-    while (job && !atomic_load(&g->failed) && gpu_launch_next(g, direction) && gpu_probe_ready(g)) {
-        int rc = job->begun ? 0 : gpu_job_begin(g, job);
+    while (job && !atomic_load(&g->failed)) {
+        bool express = gpu_express_takes(g, job);
+        int rc = 0;
 
+        if ((!express && !gpu_launch_next(g, direction)) || !gpu_probe_ready(g))
+            break;
+        if (!job->begun)
+            rc = express ? gpu_job_check(g, job) : gpu_job_begin(g, job);
         if (rc == 0 && job_deserted(job))
             rc = job_refuse_deserted(job);
         if (rc < 0) {
             gpu_job_fail(g, job, rc);
+        } else if (express) {
+            gpu_express_launch(g, job);
         } else if (job->staged) {
             enum gpu_took took = gpu_staging_take(g, job);
 
@@ -381,9 +393,9 @@ static void straight_end(struct gpu *g, struct gpu_launch *l)
     gpu_piece_end(g, l->job);
 }
 
-bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
+bool gpu_reap(struct gpu *g, unsigned stream)
 {
-    struct gpu_stream *s = &g->streams[direction];
+    struct gpu_stream *s = &g->streams[stream];
     bool moved = false;
 
     while (s->n > 0) {
@@ -397,8 +409,8 @@ bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction)
             return true;
         }
         if (l->strategy == COPY_SM && g->config.strategy == COPY_AUTO && !l->job->coded &&
-            !l->job->turns)
-            gpu_kernel_seen(g, direction, l);
+            !l->job->turns && stream != GPU_EXPRESS)
+            gpu_kernel_seen(g, (enum ucm_copy_direction)stream, l);
         s->done_ns = uv_hrtime();
         s->oldest = (s->oldest + 1) % GPU_LAUNCHES;
         s->n--;

@@ -27,8 +27,12 @@
 #define GPU_FAIR_BYTES (4ull << 20)
 #define GPU_FAIR_WINDOW (16ull << 30)
 #define GPU_BURST_BYTES (16ull << 20) /* see base/fair.h */
-#define GPU_BESIDE_WORKERS 8          /* that compute, of which one GPU is told */
-#define GPU_BESIDE_BYTES (6ull << 20) /* of one launch beside a worker that computes */
+/* Streams: by enum ucm_copy_direction, and one for small loads that overtake a full load stream (cuda_express.c). */
+#define GPU_EXPRESS 2u
+#define GPU_STREAMS 3u
+#define GPU_EXPRESS_BYTES (1ull << 20) /* under way in it, at most */
+#define GPU_BESIDE_WORKERS 8           /* that compute, of which one GPU is told */
+#define GPU_BESIDE_BYTES (6ull << 20)  /* of one launch beside a worker that computes */
 
 /* A launch under way. The GPU reads items, in pinned memory, while the kernel runs: nobody writes
  * them before `done`. */
@@ -46,7 +50,7 @@ struct gpu_launch {
     struct gpu_slice *slice;    /* that it fills or empties; NULL: it is a piece by itself */
 };
 
-/* One direction. Launches finish in the order in which they were made. */
+/* Launches finish in the order in which they were made. */
 struct gpu_stream {
     CUstream stream;
     struct gpu_launch launches[GPU_LAUNCHES];
@@ -127,7 +131,7 @@ struct gpu {
     CUmodule rope_module;          /* NULL until the first region whose loads can turn K */
     struct ucm_copy_item *items;   /* of all launches */
     struct ucm_rope_angle *tables; /* the same */
-    struct gpu_stream streams[2];  /* by enum ucm_copy_direction */
+    struct gpu_stream streams[GPU_STREAMS];
     struct job_queue queued;
     bool contended[2]; /* by direction, in this round of the thread: see GPU_FAIR_BYTES */
     struct list waiting;
@@ -165,7 +169,7 @@ void gpu_abandon(struct gpu *g);
 /* Each does what can be done now, and returns whether that was anything. */
 bool gpu_events_poll(struct gpu *g);
 bool gpu_fill(struct gpu *g, enum ucm_copy_direction direction);
-bool gpu_reap(struct gpu *g, enum ucm_copy_direction direction);
+bool gpu_reap(struct gpu *g, unsigned stream);
 void gpu_expire(struct gpu *g);
 
 /* Once in each round of the thread: do several tenants use a direction? */
@@ -174,13 +178,23 @@ void gpu_contended_look(struct gpu *g);
 uint64_t gpu_launch_bytes(const struct gpu *g, enum ucm_copy_direction direction);
 /* A place for one more launch; NULL: none now. One that is there stays until it is used. */
 struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direction);
-/* Before a job's first piece: checks what must hold for all of them, and picks their way. 0 or -errno, job->error
- * filled. The stream has a place. */
+/* Before a job's first piece: checks what must hold for all of them. 0 or -errno, job->error filled. */
+int gpu_job_check(struct gpu *g, struct device_job *job);
+/* The same, and picks their way. The stream has a place. */
 int gpu_job_begin(struct gpu *g, struct device_job *job);
 /* Records the event behind what was enqueued. With its end gpu_reap calls gpu_staging_launched for
  * the slice or, when that is NULL, ends a piece of the job. */
-CUresult gpu_launch_follow(struct gpu *g, enum ucm_copy_direction direction, struct gpu_launch *l,
+CUresult gpu_launch_follow(struct gpu *g, unsigned stream, struct gpu_launch *l,
                            struct device_job *job, uint64_t bytes, struct gpu_slice *slice);
+/* Is anything under way in a stream? */
+static inline bool gpu_streams_busy(const struct gpu *g)
+{
+    return g->streams[UCM_COPY_LOAD].n + g->streams[UCM_COPY_DUMP].n + g->streams[GPU_EXPRESS].n >
+           0;
+}
+/* The copy kernel over a piece's planes, in that stream. */
+CUresult gpu_piece_kernel(struct gpu *g, unsigned stream, struct gpu_launch *l,
+                          const struct device_job *job, const struct job_piece *piece);
 /* Launches a piece, counted in job->pieces, straight between slots and pages. On an error the job
  * fails. */
 void gpu_launch_piece(struct gpu *g, enum ucm_copy_direction direction, struct device_job *job,
@@ -194,6 +208,13 @@ void gpu_piece_fail(struct gpu *g, struct device_job *job, int status);
 CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, uint32_t n_planes,
                            struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
                            uint32_t direction);
+
+/* ---- cuda_express.c: small loads beside others' launches ---- */
+
+/* May the load, whose turn it is, go this way? */
+bool gpu_express_takes(struct gpu *g, const struct device_job *job);
+/* Launches all of it, or it fails. */
+void gpu_express_launch(struct gpu *g, struct device_job *job);
 
 /* ---- cuda_beside.c: a worker computes, and its own small copies wait behind ours ---- */
 

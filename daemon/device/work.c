@@ -76,6 +76,11 @@ struct device_job *job_queue_first(struct job_queue *q)
     return job ? job : job_queue_first_of(q, DEVICE_DUMP);
 }
 
+bool job_queue_bursts(struct job_queue *q, const struct device_job *job)
+{
+    return fair_queue_bursts(queue_of(q, job->op), &job->who);
+}
+
 void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t bytes)
 {
     fair_queue_charge(queue_of(q, job->op), &job->who, bytes, &job->got);

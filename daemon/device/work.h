@@ -54,6 +54,8 @@ struct device_job *job_queue_first(struct job_queue *q);
 struct device_job *job_queue_first_of(struct job_queue *q, enum device_op op);
 /* The next one of its direction after `job`, which waits; or NULL. */
 struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job);
+/* Is the job, which waits, of a tenant that has some of its burst left (base/fair.h)? */
+bool job_queue_bursts(struct job_queue *q, const struct device_job *job);
 /* So many bytes of the job begin, which waits or did until now. */
 void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t bytes);
 /* Moves every copy of which no piece was taken and whose deadline has passed to `expired`. */
