@@ -9,6 +9,7 @@ plan says which blocks to load where, and which tokens to compute. docs/blend.md
 """
 
 from .chunks import ChunkPages, Chunks, Found, chunk_identity, chunk_keys, store_prefix
+from .pieces import STORE_BODY, Piece, join, pieces
 from .plan import BlendedError, Load, Plan, Segment, plan, selecting
 from .policy import Asked, First, Hkvd, Nothing, Policy
 from .spans import Span, check_spans, split, split_fixed
@@ -23,13 +24,17 @@ __all__ = [
     "Hkvd",
     "Load",
     "Nothing",
+    "Piece",
     "Plan",
     "Policy",
+    "STORE_BODY",
     "Segment",
     "Span",
     "check_spans",
     "chunk_identity",
     "chunk_keys",
+    "join",
+    "pieces",
     "plan",
     "selecting",
     "split",
