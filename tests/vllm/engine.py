@@ -25,6 +25,7 @@ HOLE = 0
 class Request:
     def __init__(self, name, prompt, outputs=8, salt="", lora=None, transfer=None):
         self.request_id, self.outputs, self.salt, self.lora_request = name, outputs, salt, lora
+        self.cache_salt = salt or None
         self.tokens, self.prompt_tokens = list(prompt), len(prompt)
         self.num_computed_tokens, self.num_preemptions, self.status = 0, 0, "waiting"
         self.kv_transfer_params, self.answer = transfer, None
@@ -34,6 +35,10 @@ class Request:
     @property
     def num_tokens(self):
         return len(self.tokens)
+
+    @property
+    def num_prompt_tokens(self):
+        return self.prompt_tokens
 
     @property
     def all_token_ids(self):
@@ -572,5 +577,8 @@ def configuration(blocks, ranks, replicated, extra, role="kv_both", dtype="float
                                            is_kv_producer=role != "kv_consumer",
                                            is_kv_consumer=role != "kv_producer"),
     )
+    if extra.get("chunks"):  # asks how the model rotates K
+        config.model_config.architectures = ["LlamaForCausalLM"]
+        config.model_config.hf_text_config = SimpleNamespace(rope_parameters={"rope_theta": 10000.0, "rope_type": "default"}, head_dim=M.HEAD)
     kv_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)], num_blocks=blocks)
     return config, kv_config

@@ -13,6 +13,7 @@ from typing import Optional, Union
 from ..client import Memory, Namespace, Plane, Region
 from ..companion import Companion, require
 from ..errors import Status, UcmError
+from ..region import Rope
 from .head_groups import Regions
 from .identity import Unsupported
 from .layout import Layout
@@ -68,7 +69,7 @@ class Accompaniment:
         return f"small chunks go through a companion: a block's largest is {self._largest / 1024:g} KiB"
 
     def register(
-        self, ns: Namespace, parts: Sequence[tuple[int, RegionMemory]], blocks: int, timeout: float
+        self, ns: Namespace, parts: Sequence[tuple[int, RegionMemory]], blocks: int, timeout: float, rope: Optional[Rope] = None
     ) -> Union[Region, Regions, None]:
         """parts: that this worker holds, with the memory of each. Returns None if they must be registered without a companion. Raises
         only errors that would hit that, too."""
@@ -80,7 +81,9 @@ class Accompaniment:
             companion = Companion(ns.client, gpu, slices=slices, slice_bytes=slice_bytes, timeout=timeout)
             try:
                 regions = [
-                    companion.register(ns, of.memory, of.planes, of.addresses, blocks=blocks, part=part, timeout=timeout)
+                    companion.register(
+                        ns, of.memory, of.planes, of.addresses, blocks=blocks, part=part, rope=rope, timeout=timeout
+                    )
                     for part, of in parts
                 ]
                 # An engine that sleeps wants the companion's memory back too. Closing that unregisters the regions.

@@ -27,6 +27,10 @@ from vllm.logger import init_logger
 
 from ..memory import SharedMemory, in_shared_memory
 from ..sparse.policy import Policy
+from .chunk_rope import check_tables, turning_of
+from .chunk_rules import Turned, check_chunks, turned, with_chunks
+from .chunk_scheduler import ChunkingScheduler
+from .chunk_worker import ChunkingWorker
 from .context import Context, check_context, context_of, context_ranks
 from .digests import digest_of, shape_of
 from .drafts import check_drafts, drafts_of
@@ -139,6 +143,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         check_head_groups(self._settings, self._groups is not None)
         check_stages(vllm_config, self._groups, self._settings)
         check_layer_stores(self._settings, self._groups is not None)
+        check_chunks(self._settings, vllm_config, self._groups)
         self._layers: Optional[LayerStores] = None
         check_drafts(vllm_config, self._groups, self._settings)
         self._drafts = drafts_of(vllm_config)
@@ -159,6 +164,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if self._groups is None:
             reads_next = self._drafts is not None and self._drafts.reads_next
             tokens = block_tokens(self._kv_config) * self._context.ranks
+            if self._settings.chunks:
+                return ChunkingScheduler(self._settings, tokens, turning_of(self._config).length)
             scheduler = SchedulerHalf(self._settings, tokens, self._sparse_scheduler(), reads_next)
             ranks = ranks_with_the_same(self._config, self._kv_config, self._settings)
             scheduler.gathers = GatherPlanner(ranks) if ranks else None
@@ -183,7 +190,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     @property
     def prefer_cross_layer_blocks(self) -> bool:
         """True if all layers of a block should lie side by side, in one tensor, which makes one large copy."""
-        apart = self._settings.layers_apart or self._settings.digests is not None or self._settings.sparse is not None
+        apart = self._settings.layers_apart or self._settings.chunks or self._settings.digests is not None or self._settings.sparse is not None
         return self._settings.block_layout and not apart
 
     @classmethod
@@ -225,7 +232,9 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             _check_order()
             stages = stages_of(self._config)
             self._drafts_later = stages == 1 or _stage_number() == stages - 1
-        make_worker, gathered = WorkerHalf, ""
+        make_worker, gathered, of_chunks = WorkerHalf, "", self._chunks(kv_caches)
+        if of_chunks is not None:
+            make_worker = functools.partial(ChunkingWorker, turned=of_chunks)
         sharing = ranks_with_the_same(self._config, self._kv_config, self._settings)
         if sharing:
             exchange = _exchange(self._config, layout, kv_caches, tp_rank, sharing)
@@ -253,6 +262,17 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         for sentence in (self._worker.companion.why, self._worker.stored_as, self._worker.digested_as, stored_when, gathered, sparse):
             if sentence:
                 logger.info("%s", sentence)
+
+    def _chunks(self, kv_caches: dict[str, Any]) -> Optional[Turned]:
+        if not self._settings.chunks:
+            return None
+        of = turned(self._config, self._kv_config, kv_caches, _engine(self._config).get("backends", ()))
+        tables = _rotary_embeddings()
+        if tables is not None:
+            check_tables(of.turning, tables)
+        self._identity = with_chunks(self._identity, of)
+        logger.info("%s", of.turning.sentence)
+        return of
 
     def _register_groups(self, groups: list[Group], kv_caches: dict[str, Any], on_gpu: bool) -> None:
         kinds = kinds_of(groups, kv_caches, self._kv_config.num_blocks)
@@ -577,6 +597,15 @@ def _exchange(config: Any, layout: Layout, kv_caches: dict[str, Any], rank: int,
     from vllm.distributed import get_tp_group
 
     return TorchExchange(layout, kv_caches, get_tp_group().device_group, rank, ranks)
+
+
+def _rotary_embeddings() -> Optional[Collection[Any]]:
+    """Of this process; None: this vLLM does not tell."""
+    try:
+        from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
+    except ImportError:
+        return None
+    return _ROPE_DICT.values()
 
 
 def _no_event() -> None:

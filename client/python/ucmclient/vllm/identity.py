@@ -47,6 +47,8 @@ class EngineIdentity(Identity):
     per_channel: bool = False
     #: None: the blocks are stored as they are.
     sections: Optional[Sections] = None
+    #: Of the engine's chunks; None: it has none.
+    chunks: Optional["EngineIdentity"] = None
 
 
 def check_engine(config: Any) -> None:

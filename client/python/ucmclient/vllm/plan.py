@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Optional
 
 
 @dataclass
@@ -18,6 +19,8 @@ class Copy:
     layered: bool = False
     #: A load that ranks with the same bytes share out; 0: it is not.
     number: int = 0
+    #: A load that turns K: runs of blocks, as Region.load has them.
+    turns: Optional[list[tuple[int, ...]]] = None
 
     def some(self, indexes: list[int], plain: bool) -> "Copy":
         """Of its blocks those with these indexes."""
@@ -75,6 +78,8 @@ class Plan:
     computes: bool = False
     #: The scheduler's half knows the namespace. Otherwise the workers send it.
     connected: bool = True
+    #: Of requests that load or store chunks.
+    chunks: Optional["Plan"] = None
 
 
 @dataclass

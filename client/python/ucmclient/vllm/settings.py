@@ -31,6 +31,8 @@ class Settings:
     head_groups: int = 0
     #: Of ranks with the same bytes each loads a share of a hit, and they gather the rest from each other.
     gather_loads: bool = False
+    #: Requests may name chunks, which are loaded to where they stand in a prompt (docs/vllm.md, "Chunks").
+    chunks: bool = False
     #: Move small chunks with kernels in this process (ucmclient.Companion), which takes 64 MiB of GPU memory. "auto":
     #: where that is possible and pays; "on": refuse to start where it is impossible; "off".
     companion: str = "auto"

@@ -16,6 +16,7 @@ from typing import Any, Optional, Union
 from ..client import BlockResult, EncodedNamespace, Identity, Memory, Namespace, Plane, Region, Task, TaskResult
 from ..errors import Status, UcmError
 from ..memory import cuda_allocation, shared_memory_of
+from ..region import Rope
 from ..sparse.digest import Digest
 from .companion import Accompaniment, RegionMemory
 from .head_groups import Regions
@@ -124,15 +125,16 @@ class WorkerHalf:
         digest: Optional[Digest] = None,
         build: bool = True,
         more: Sequence[Layout] = (),
+        rope: Optional[Rope] = None,
     ):
-        """more: of the parts behind `part` that this rank holds, too. writes: this rank stores. build: the daemon builds the digests of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
+        """rope: loads may turn K. more: of the parts behind `part` that this rank holds, too. writes: this rank stores. build: the daemon builds the digests of what is stored. event() records a GPU event after the step's work and returns it; None on a CPU."""
         self.settings = settings
         self._numbers = layout.numbers
         self.writes = writes
         self.event = event
         self._shards = len(layout.layers)
         self._layouts, self._on_gpu, self._part = [layout, *more], on_gpu, part
-        self._layout = layout
+        self._layout, self._rope = layout, rope
         self.companion = Accompaniment(settings, layout, on_gpu, writes)
         self._memory = self._export()
         self._digest, self._build = digest if settings.store and writes else None, build
@@ -169,13 +171,13 @@ class WorkerHalf:
     def _register(self, ns: Namespace, timeout: float) -> Union[Region, Regions]:
         """Runs on any thread; the memory handles were made on a thread with a CUDA context."""
         parts, blocks = list(enumerate(self._memory, self._part)), self._layout.blocks
-        found = self.companion.register(ns, parts, blocks, timeout)
+        found = self.companion.register(ns, parts, blocks, timeout, self._rope)
         if found is not None:
             return found
         regions: list[Region] = []
         try:
             for part, of in parts:
-                regions.append(ns.register(of.memory, of.planes, blocks=blocks, part=part, gpu=of.gpu, timeout=timeout))
+                regions.append(ns.register(of.memory, of.planes, blocks=blocks, part=part, gpu=of.gpu, rope=self._rope, timeout=timeout))
         except UcmError:
             Regions.drop(regions, timeout)
             raise
@@ -238,7 +240,7 @@ class WorkerHalf:
             return None
         region.computes(self._computes and self.settings.async_load)
         return self.link.ask(
-            region.load, copy.keys, copy.blocks, step=int(self.settings.layerwise), priority=6,
+            region.load, copy.keys, copy.blocks, step=int(self.settings.layerwise), priority=6, turns=copy.turns,
             deadline=self.settings.transfer_deadline, timeout=self.settings.lookup_timeout, request=copy.request,
         )
 
