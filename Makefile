@@ -686,9 +686,13 @@ bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by
 	@mkdir -p $O/bench-bundle/lib
 	cp tests/bench/bundle.sh $O/bench-bundle/run.sh
 	cp $(BINS) $O/bench-bundle
-	ldd $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
-	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | \
-	    xargs -I '{}' cp -L '{}' $O/bench-bundle/lib
+	tests/bench/bundle_libs.sh $O/bench-bundle/lib $(BINS)
+
+bench-share-bundle: setup ## build/share-bundle: what roots of the shared tier cost, on another host, by its run.sh
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh patchelf)
+	+@$(SUBMAKE) all $O/bench/s3_bench $O/bench/backend_bench
+	-tests/setup/mooncake.sh $(MOONCAKE_VENV)
+	tests/bench/share_bundle.sh $O $O/share-bundle $(MOONCAKE_VENV)
 
 fatbins: # of GPU code, where nvcc is; kernels/cuda.mk has them
 build-tests: $(TESTS) test-tools
@@ -706,6 +710,6 @@ list-fuzz:
 
 .SECONDARY:
 .PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-lmcache check-ucm check-routers check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
-        bench bench-gate bench-bundle fuzz lint format clean install uninstall build-tests test-tools build-bench \
+        bench bench-gate bench-bundle bench-share-bundle fuzz lint format clean install uninstall build-tests test-tools build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -173,7 +173,7 @@ def main():
             time.sleep(0.1)
         other.stop()
     report(work, reader, took, bad, len(missing), quiet, kills)
-    sys.exit(bool(stopped or missing or bad or work.wrong or reader.wrong))
+    sys.exit(bool(stopped or missing or bad or work.wrong or reader.wrong or not work.stored or not work.loaded))
 
 
 def report(work, reader, took, bad, lost, quiet, kills):

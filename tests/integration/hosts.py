@@ -18,13 +18,17 @@ from second_client import Client
 
 NFS_PORT, MOUNT_PORT = 22049, 22048
 SERVER_IP = "10.77.0.1"
-PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+PATH = os.environ.get("PATH", "") + ":/usr/sbin:/usr/bin:/sbin:/bin"
 GANESHA, RPCBIND = shutil.which("ganesha.nfsd", path=PATH), shutil.which("rpcbind", path=PATH)
+# Ganesha's way to folders, if it was brought along beside it.
+PLUGINS = os.path.dirname(GANESHA) if GANESHA and os.path.exists(os.path.join(os.path.dirname(GANESHA), "libfsalvfs.so")) else None
 CONFIG = """
 NFS_CORE_PARAM {{
+    {plugins}
     NFS_Protocols = 3; NFS_Port = {nfs}; MNT_Port = {mount};
     Enable_UDP = false; Enable_NLM = false; Enable_RQUOTA = false; mount_path_pseudo = true;
 }}
+NFSv4 {{ UseGetpwnam = true; }}
 NFS_KRB5 {{ Active_krb5 = false; }}
 EXPORT_DEFAULTS {{ Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 3; }}
 EXPORT {{ Export_Id = 1; Path = {folder}; Pseudo = /kv; FSAL {{ Name = VFS; }} }}
@@ -110,9 +114,9 @@ class Server:
         os.mkdir(self.export)
         open(self.log, "w").close()
         with open(self.config, "w") as file:
-            file.write(CONFIG.format(nfs=NFS_PORT, mount=MOUNT_PORT, folder=self.export))
+            file.write(CONFIG.format(plugins=f'Plugins_Dir = "{PLUGINS}";' if PLUGINS else "", nfs=NFS_PORT, mount=MOUNT_PORT, folder=self.export))
         # Ganesha does not start without; the machine's own, if it has one, is in another namespace and keeps its /run.
-        words = f"mount -t tmpfs run /run && exec {RPCBIND} -f -w"
+        words = f"mount -t tmpfs run /run && exec {RPCBIND} -f -w -s"  # as `daemon`, whom every machine has
         self.names = self.begin(["unshare", "-m", "sh", "-c", words])
         try:
             self.await_port(self.names, 111)
