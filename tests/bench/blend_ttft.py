@@ -143,7 +143,7 @@ class Blend(Model):
         turned = [span for span in spans if span.start]  # a chunk at the prompt's beginning is exact
         beginnings = torch.cat([torch.arange(span.start, span.start + first, device="cuda") for span in turned])
         _, sums = self.pass_of(tokens, table, torch.cat((beginnings, question)), 8, asks=len(question))
-        sums[beginnings] = -1
+        sums.index_fill_(0, beginnings, -1.0)
         begin = turned[0].start
         top = begin + sums[begin:reused].topk(int(ratio * (reused - begin))).indices.sort().values
         return self.logits(self.pass_of(tokens, table, torch.cat((top, question)), 2)[0])
