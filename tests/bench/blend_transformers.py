@@ -34,7 +34,8 @@ SHAPE = dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_a
 SMALL = dict(vocab_size=512, hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
 ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192}
-POLICIES = {"none": blend.Nothing(), "first 16": blend.First(16), "first 64": blend.First(64), "hkvd 20 %": blend.Hkvd(0.2)}
+POLICIES = {"none": blend.Nothing(), "first 16": blend.First(16), "first 64": blend.First(64), "hkvd 20 %": blend.Hkvd(0.2),
+            "asked 5 %": blend.Asked(0.05)}
 
 
 def new_model(options):
@@ -73,8 +74,8 @@ class Timed(Runner):
     def _load_chunks(self, *args):
         return self.part("load", super()._load_chunks, *args)
 
-    def _compute(self, *args):
-        return self.part("compute", super()._compute, *args)
+    def _compute(self, *args, **more):
+        return self.part("compute", lambda: super(Timed, self)._compute(*args, **more))
 
 
 class Prompt:

@@ -106,13 +106,17 @@ class Case(unittest.TestCase):
         full, _ = self.runner.prefill(tokens, [], Nothing(), prefixes=False)
         off = {}
         for name, policy in (("none", Nothing()), ("all", First(70)), ("most", Hkvd(1.0)), ("some", Hkvd(0.5)), ("two", Hkvd({1: 0.5, 2: 0.25})),
-                             ("asked all", Asked(1.0)), ("asked some", Asked(0.5))):
+                             ("asked all", Asked(1.0, first=4, depth=1.0)), ("asked some", Asked(0.5, first=4)), ("asked deep", Asked(0.5, first=4, depth=1.0))):
             for step in (0, 40):
                 logits, _ = self.runner.prefill(tokens, spans, policy, step=step, prefixes=False)
                 off[name, step] = float((logits - full).abs().max())
                 whole = len(tokens)
+                fresh = len(self.runner.last_plan.compute)
+                if name.startswith("asked") and step == 0:
+                    chosen, layers = -(-(whole - fresh) // 2), 3 if name == "asked some" else 4
+                    chosen = whole - fresh if name == "asked all" else chosen
+                    self.assertAlmostEqual(self.runner.computed_tokens, fresh + chosen * layers / 4 + len(QUESTION), delta=0.01)
                 if name == "two" and step == 0:
-                    fresh = len(self.runner.last_plan.compute)
                     reused = whole - fresh
                     self.assertAlmostEqual(self.runner.computed_tokens, (2 * whole + (fresh + -(-reused // 2)) + (fresh + -(-reused // 4))) / 4, delta=0.01)
         for name in ("all", "most"):
@@ -144,8 +148,8 @@ class Case(unittest.TestCase):
         for queries in (64, 2):
             computed = []
             compute = self.runner._compute
-            self.runner._compute = lambda tokens, plan, *more: (computed.append(plan), compute(tokens, plan, *more))[1]
-            self.runner.prefill(documents + QUESTION, spans, Noting(0.1, queries=queries), prefixes=False)
+            self.runner._compute = lambda tokens, plan, *at, **more: (computed.append(plan), compute(tokens, plan, *at, **more))[1]
+            self.runner.prefill(documents + QUESTION, spans, Noting(0.1, first=4, queries=queries), prefixes=False)
             self.runner._compute = compute
             reused = self.runner.last_plan.reused
             want = sum(of[0, :, -queries:].sum((0, 1)) for of in answer.attentions)[list(reused)]

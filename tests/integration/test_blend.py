@@ -141,7 +141,8 @@ class Deviations(unittest.TestCase):
                 Hkvd(**settings)
         with self.assertRaisesRegex(ValueError, "0 and more"):
             First(-1)
-        for words, settings in (("0 to 1 are allowed", dict(ratio=1.5)), ("first -1 tokens", dict(first=-1)), ("1 and more", dict(queries=0))):
+        for words, settings in (("0 to 1 are allowed", dict(ratio=1.5)), ("first -1 tokens", dict(first=-1)), ("1 and more", dict(queries=0)),
+                                ("more than 0", dict(depth=0)), ("at most 1", dict(depth=1.1))):
             with self.assertRaisesRegex(ValueError, words):
                 Asked(**settings)
 
@@ -151,6 +152,7 @@ class Deviations(unittest.TestCase):
         self.assertEqual(policy.choose([0.2, 0.2, 0.2]), [0, 1], "of equals the earlier")
         self.assertEqual(policy.choose([0, 0.9, float("nan")]), [1, 2], "NaN is computed anew")
         self.assertEqual(policy.choose([]), [])
+        self.assertEqual([policy.layers(n) for n in (1, 30, 32)], [1, 20, 22])
 
 
 HEADS, DIM = 2, 64  # K of a block: 4 KiB in BF16, and V as much

@@ -74,10 +74,12 @@ class Asked:
     arXiv 2601.12904, choose by the query). What is not reused and the first tokens of each chunk are computed; then the share of the reused tokens that drew
     the most attention meanwhile, over all layers and heads, and the question once more.
 
-    ratio: the share. first: how many of the first tokens of each chunk. queries: at most so many of the question's last tokens say what they attend to."""
+    ratio: the share. first: how many of the first tokens of each chunk. depth: the share of layers, from the first on, in which the chosen ones are computed;
+    behind these they keep the K and V that were loaded. queries: at most so many of the question's last tokens say what they attend to."""
 
     ratio: float = 0.05
-    first: int = 4
+    first: int = 16
+    depth: float = 2 / 3
     queries: int = 64
 
     def __post_init__(self) -> None:
@@ -85,8 +87,14 @@ class Asked:
             raise ValueError(f"a share of {self.ratio} is to be computed; 0 to 1 are allowed")
         if self.first < 0:
             raise ValueError(f"the first {self.first} tokens; 0 and more are allowed")
+        if not 0 < self.depth <= 1:
+            raise ValueError(f"the depth is {self.depth} of the layers; more than 0 and at most 1 are allowed")
         if self.queries < 1:
             raise ValueError(f"{self.queries} tokens of the question say what they attend to; 1 and more are allowed")
+
+    def layers(self, of: int) -> int:
+        """In how many layers of a model of so many the chosen tokens are computed."""
+        return math.ceil(self.depth * of)
 
     def choose(self, attended: Sequence[float]) -> list[int]:
         """Which of the reused tokens are computed, as indices of `attended`, in order. Of equals the earlier are; NaN counts as more than any number."""

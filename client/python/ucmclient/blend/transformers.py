@@ -255,8 +255,9 @@ class Runner:
         plan = self._load_chunks(self.chunks.lookup(tokens, spans, prefix=hit * self.B, lease=30), policy, cache)
         self.last_plan, self.computed_tokens = plan, 0.0
         if isinstance(policy, Asked) and plan.exact < len(tokens):
-            plan = self._asked(tokens, plan, policy, cache, step)
-        logits = self._steps(tokens, plan, cache, step)
+            logits = self._asked(tokens, plan, policy, cache, step)
+        else:
+            logits = self._steps(tokens, plan, cache, step)
         if prefixes:
             self._store_prefix(plan, names, hit, cache)
         assert logits is not None  # a plan computes the last token
@@ -320,33 +321,42 @@ class Runner:
     def _new_cache(self, n_tokens: int) -> BlendCache:
         return BlendCache(self.model.config, n_tokens, self.dtype, self.device)
 
-    def _steps(self, tokens: Sequence[int], plan: Plan, cache: BlendCache, step: int, attended: Optional[_Attended] = None) -> Optional[torch.Tensor]:
+    def _steps(self, tokens: Sequence[int], plan: Plan, cache: BlendCache, step: int, **more: Any) -> Optional[torch.Tensor]:
         step, logits = step or len(tokens), None
         for at in range(plan.prefix, len(tokens), step):
-            logits = self._compute(tokens, plan, cache, at, min(at + step, len(tokens)), attended)
+            logits = self._compute(tokens, plan, cache, at, min(at + step, len(tokens)), **more)
         return logits
 
-    def _asked(self, tokens: Sequence[int], plan: Plan, policy: Asked, cache: BlendCache, step: int) -> Plan:
-        """Computes what the plan says, and asks the tokens behind the last chunk that is reused. -> the plan of what is computed then: the reused tokens
-        that they attend to most, and they themselves."""
+    def _asked(self, tokens: Sequence[int], plan: Plan, policy: Asked, cache: BlendCache, step: int) -> Optional[torch.Tensor]:
+        """Computes what the plan says, and asks the tokens behind the last chunk that is reused; then the reused tokens that these attend to most, and
+        these again."""
         behind = min(plan.spans[plan.loads[-1].chunk].end, len(tokens) - 1)
         question = _between(plan.compute, behind, len(tokens))
         attended = _Attended(len(tokens), question[-policy.queries :][0], self.device)
         kind, self.model.config._attn_implementation = self.model.config._attn_implementation, _TELLING
         try:
-            self._steps(tokens, plan, cache, step, attended)
+            self._steps(tokens, plan, cache, step, attended=attended)
         finally:
             self.model.config._attn_implementation = kind
         if attended.layers < self.layers:
             raise ValueError(f"{type(self.model).__name__} hands nothing on to its attention, so the question can't say what it attends to")
         turned = plan.reused[bisect.bisect_left(plan.reused, plan.exact) :]
         chosen = policy.choose(attended.sums[self._tensor(turned)].tolist())
-        return dataclasses.replace(plan, compute=(*(turned[i] for i in chosen), *question), reused=())
+        plan = dataclasses.replace(plan, compute=(*(turned[i] for i in chosen), *question), reused=())
+        return self._steps(tokens, plan, cache, step, leaving=(policy.layers(self.layers), behind))
 
     def _compute(
-        self, tokens: Sequence[int], plan: Plan, cache: BlendCache, begin: int, end: int, attended: Optional[_Attended] = None
+        self,
+        tokens: Sequence[int],
+        plan: Plan,
+        cache: BlendCache,
+        begin: int,
+        end: int,
+        attended: Optional[_Attended] = None,
+        leaving: Optional[tuple[int, int]] = None,
     ) -> Optional[torch.Tensor]:
-        """The plan's positions in [begin, end), which become K and V in the cache. -> the logits of the request's last token, if it is one of them."""
+        """The plan's positions in [begin, end), which become K and V in the cache. leaving: so many layers compute all of them, those behind only positions
+        from there on. -> the logits of the request's last token, if it is one of them."""
         choosing = selecting(plan.policy) if plan.reused else []
         always = _between(plan.compute, begin, end)
         reused = _between(plan.reused, begin, end) if choosing else ()
@@ -371,8 +381,14 @@ class Runner:
                 hidden = answer[0] if isinstance(answer, tuple) else answer
                 of.at, of.end = None, 0
                 self.computed_tokens += len(at) / self.layers
+                keep = None
                 if layer in choosing:
                     keep = self._chosen(plan, layer, fixed[at], of.deviation, len(reused))
+                elif leaving is not None and layer + 1 == leaving[0]:
+                    keep = (at >= leaving[1]).nonzero()[:, 0]
+                if keep is not None:
+                    if len(keep) == 0:
+                        return None
                     at, hidden = at[keep], hidden[:, keep]
                     rotary = tuple(part[:, keep] for part in rotary)
                     mask = self._mask(at, end)
