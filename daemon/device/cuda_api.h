@@ -34,6 +34,7 @@
     X(cuEventDestroy, 4000)                                                                        \
     X(cuEventQuery, 2000)                                                                          \
     X(cuEventRecord, 2000)                                                                         \
+    X(cuStreamWaitEvent, 3020)                                                                     \
     X(cuMemAlloc, 3020)                                                                            \
     X(cuMemGetInfo, 3020)                                                                          \
     X(cuMemsetD8Async, 3020)                                                                       \

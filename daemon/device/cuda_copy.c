@@ -70,6 +70,8 @@ void gpu_abandon(struct gpu *g)
     while ((job = job_queue_first(&g->queued)) != NULL)
         gpu_job_fail(g, job, gpu_refuse_failed(g, job));
     gpu_stagings_abandon(g);
+    if (g->turns)
+        (void)cuda.cuStreamSynchronize(g->turns);
     for (unsigned i = 0; i < GPU_STREAMS; i++) {
         struct gpu_stream *s = &g->streams[i];
 
@@ -172,7 +174,7 @@ static enum copy_strategy strategy_pick(struct gpu *g, const struct job_piece *p
     const struct costs *c = &g->costs.of[direction];
     enum copy_strategy pick;
 
-    if (extents == 0) /* the engines can't; of coded slots and of K that turns, never */
+    if (extents == 0) /* the engines can't; of coded slots never */
         return COPY_SM;
     if (g->config.strategy == COPY_DMA || g->config.strategy == COPY_SM)
         return g->config.strategy;
@@ -195,22 +197,16 @@ CUresult gpu_piece_kernel(struct gpu *g, unsigned stream, struct gpu_launch *l,
                              ucm_copy_largest_chunk(planes, piece->n_planes), job_direction(job));
 }
 
-/* Where the engines can't. */
+/* Where the engines can't, or are slower. */
 static CUresult launch_kernels(struct gpu *g, struct gpu_launch *l, const struct device_job *job,
                                const struct job_piece *piece, enum ucm_copy_direction direction,
                                bool turned)
 {
-    CUresult r = CUDA_SUCCESS;
-
     if (job->coded)
-        r = gpu_encoding_launch(g, job, piece, l->items);
-    else if (!turned)
-        r = gpu_piece_kernel(g, direction, l, job, piece);
-    if (r == CUDA_SUCCESS && turned)
-        r = gpu_rope_launch(g, job, piece, l);
-    if (r != CUDA_SUCCESS) /* the decoding may run, and no event will follow it */
-        (void)cuda.cuStreamSynchronize(g->streams[direction].stream);
-    return r;
+        return gpu_encoding_launch(g, job, piece, l->items);
+    if (turned)
+        return gpu_rope_launch(g, job, piece, l);
+    return gpu_piece_kernel(g, direction, l, job, piece);
 }
 
 static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct device_job *job,
@@ -222,7 +218,7 @@ static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct d
     double cost_ns;
     CUresult r;
 
-    if (g->config.strategy != COPY_SM && !job->coded && !turned)
+    if (g->config.strategy != COPY_SM && !job->coded)
         extents = gpu_dma_plan(g, job, piece, l->items);
     l->strategy = strategy_pick(g, piece, direction, extents);
     cost_ns = l->strategy == COPY_DMA ? costs_dma_ns(costs, g->dma.extents, extents)
@@ -233,6 +229,8 @@ static CUresult launch_piece(struct gpu *g, struct gpu_launch *l, const struct d
         r = gpu_dma_launch(g, direction, extents);
     else
         r = launch_kernels(g, l, job, piece, direction, turned);
+    if (r == CUDA_SUCCESS && turned && (job->coded || l->strategy == COPY_DMA))
+        r = gpu_rope_behind(g, job, piece, l);
     if (r == CUDA_SUCCESS) {
         atomic_fetch_add(&g->strategy_bytes[l->strategy], piece->bytes);
         atomic_fetch_add(&g->strategy_launches[l->strategy], 1);
@@ -254,11 +252,13 @@ CUresult gpu_launch_follow(struct gpu *g, unsigned stream, struct gpu_launch *l,
                            struct device_job *job, uint64_t bytes, struct gpu_slice *slice)
 {
     struct gpu_stream *s = &g->streams[stream];
+    CUstream last = l->behind ? l->behind : s->stream;
     uint64_t from_ns = l->begun_ns;
-    CUresult r = cuda.cuEventRecord(l->done, s->stream);
+    CUresult r = cuda.cuEventRecord(l->done, last);
 
+    l->behind = NULL;
     if (r != CUDA_SUCCESS) {
-        (void)cuda.cuStreamSynchronize(s->stream); /* it runs, and no event would show its end */
+        (void)cuda.cuStreamSynchronize(last); /* it runs, and no event would show its end */
         gpu_fail(g, r, "a copy can't be followed");
         return r;
     }

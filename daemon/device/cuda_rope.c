@@ -1,5 +1,6 @@
-/* Turned loads. Copy engines don't compute: the daemon's own kernel turns K as it copies, or, where blocks were
- * encoded, behind the decoding; or a companion does, whose orders hold the tables of angles. */
+/* Turned loads. Copy engines don't compute: the daemon's own kernel turns K in the pages that engines, or a decoding,
+ * have just filled, while the next launch is under way; or it turns as it copies, where engines can't; or a companion
+ * does, whose orders hold the tables of angles. */
 #include "daemon/device/gpu.h"
 
 #include "proto/staging.h"
@@ -77,15 +78,15 @@ static uint32_t tables_copy(const struct device_job *job, const struct job_piece
 
 /* ---- straight ---- */
 
-CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
-                         struct gpu_launch *l)
+static CUresult kernel_launch(const struct device_job *job, const struct job_piece *piece,
+                              struct gpu_launch *l, CUstream stream, bool turns_in_place)
 {
     const struct gpu_region *mapping = job->region->mapping;
     const struct ucm_copy_plane *first = &job->region->planes[piece->first_plane];
     struct ucm_rope_spec spec = job->region->rope->spec;
     CUdeviceptr planes = mapping->planes + piece->first_plane * sizeof(*first);
     CUdeviceptr at = mapping->rope_at + piece->first_plane * sizeof(uint32_t);
-    uint32_t n_planes = piece->n_planes, n_items = piece->n_items, in_place = job->coded;
+    uint32_t n_planes = piece->n_planes, n_items = piece->n_items, in_place = turns_in_place;
     uint32_t n_tables = tables_copy(job, piece, l->tables);
     uint32_t tiles = ucm_rope_tiles(&spec, ucm_copy_largest_chunk(first, n_planes));
     void *arguments[] = {&planes,    &n_planes, &l->items, &n_items, &at,
@@ -94,9 +95,34 @@ CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const stru
 
     for (uint32_t i = 0; i < n_items; i++)
         l->items[i].memory = number(&w, job, piece->first_item + i);
-    return cuda.cuLaunchKernel(mapping->rope, ucm_rope_ctas(job->coded), 1, 1, UCM_COPY_THREADS, 1,
-                               1, ucm_rope_tables_bytes(&spec, n_tables),
-                               g->streams[UCM_COPY_LOAD].stream, arguments, NULL);
+    return cuda.cuLaunchKernel(mapping->rope, ucm_rope_ctas(turns_in_place), 1, 1, UCM_COPY_THREADS,
+                               1, 1, ucm_rope_tables_bytes(&spec, n_tables), stream, arguments,
+                               NULL);
+}
+
+CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
+                         struct gpu_launch *l)
+{
+    return kernel_launch(job, piece, l, g->streams[UCM_COPY_LOAD].stream, false);
+}
+
+CUresult gpu_rope_behind(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
+                         struct gpu_launch *l)
+{
+    CUstream load = g->streams[UCM_COPY_LOAD].stream;
+    CUresult r =
+        cuda.cuEventRecord(l->done, load); /* the wait goes by this record, whatever follows */
+
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuStreamWaitEvent(g->turns, l->done, 0);
+    if (r == CUDA_SUCCESS)
+        r = kernel_launch(job, piece, l, g->turns, true);
+    if (r == CUDA_SUCCESS)
+        l->behind = g->turns;
+    else
+        (void)cuda.cuStreamSynchronize(
+            load); /* what filled the pages runs, and no event will follow it */
+    return r;
 }
 
 /* ---- through a slice ---- */
@@ -125,6 +151,8 @@ static CUresult tables_create(struct gpu *g)
 
     if (!g->rope_module)
         r = cuda.cuModuleLoadData(&g->rope_module, ucm_rope_fatbin);
+    if (r == CUDA_SUCCESS && !g->turns)
+        r = cuda.cuStreamCreateWithPriority(&g->turns, CU_STREAM_NON_BLOCKING, 0);
     if (r != CUDA_SUCCESS || g->tables)
         return r;
     r = cuda.cuMemHostAlloc((void **)&g->tables, GPU_LAUNCHES * UCM_ROPE_TABLES_BYTES,

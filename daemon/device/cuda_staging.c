@@ -170,9 +170,10 @@ static bool staged_is_faster(struct gpu *g, const struct device_job *job,
     (void)slice_next_piece(&first, s, 0, slice_use(g, s, direction), &piece);
     times = (double)job_item_bytes(job) * job->n_items / (double)piece.bytes;
     memcpy(items, job->items, piece.n_items * sizeof(*items));
-    n = job->turns ? 0 : gpu_dma_plan(g, job, &piece, items);
+    n = gpu_dma_plan(g, job, &piece, items);
     idle_ns = times * costs_direct_ns(costs, extents, n, piece.bytes, g->slices > 0);
-    busy_ns = times * costs_direct_ns(costs, extents, n, piece.bytes, true);
+    /* K turns by a kernel, which would take turns with others'. */
+    busy_ns = times * costs_direct_ns(costs, extents, job->turns ? 0 : n, piece.bytes, true);
     n = gpu_dma_plan_slice(g, job, &piece, items, s->base);
     staged_ns = times * costs_dma_ns(costs, extents, n);
     if (g->slices == 0 && g->streams[direction].n == 0)

@@ -47,10 +47,11 @@ struct gpu_launch {
     uint64_t begun_ns, cost_ns; /* cost_ns: estimated from the measured costs */
     uint64_t due_ns;            /* estimated end, counting the launches before it */
     bool announced;             /* work_soon was called for it */
+    CUstream behind;            /* what it ends in; NULL: its own stream */
     struct gpu_slice *slice;    /* that it fills or empties; NULL: it is a piece by itself */
 };
 
-/* Launches finish in the order in which they were made. */
+/* Launches are seen done in the order in which they were made. */
 struct gpu_stream {
     CUstream stream;
     struct gpu_launch launches[GPU_LAUNCHES];
@@ -127,9 +128,10 @@ struct gpu {
     CUcontext context; /* NULL until the first OPEN */
     CUmodule module;
     CUfunction kernel;
-    CUmodule encoding_module;      /* NULL until the first region that is encoded */
-    CUmodule rope_module;          /* NULL until the first region whose loads can turn K */
-    struct ucm_copy_item *items;   /* of all launches */
+    CUmodule encoding_module;    /* NULL until the first region that is encoded */
+    CUmodule rope_module;        /* NULL until the first region whose loads can turn K; the same: */
+    CUstream turns;              /* turns K in pages that launches have filled */
+    struct ucm_copy_item *items; /* of all launches */
     struct ucm_rope_angle *tables; /* the same */
     struct gpu_stream streams[GPU_STREAMS];
     struct job_queue queued;
@@ -339,9 +341,12 @@ bool gpu_rope_turns(const struct device_job *job, const struct job_piece *piece)
 /* How many of the job's next items, at most `most`, have tables that fit: into a launch, or an order, where each item
  * takes so many words beside them. */
 uint32_t gpu_rope_items(const struct device_job *job, uint32_t most, uint32_t words);
-/* Launches a piece that turns: the copy, too, unless the job is coded and its decoding was launched. Writes
- * the launch's items and tables. */
+/* Launches a kernel that copies a piece and turns it. Writes the launch's items and tables. */
 CUresult gpu_rope_launch(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
+                         struct gpu_launch *l);
+/* The same for a piece whose copy, or decoding, was launched: K turns behind that, and the launch ends there. After an
+ * error nothing of the piece is under way. */
+CUresult gpu_rope_behind(struct gpu *g, const struct device_job *job, const struct job_piece *piece,
                          struct gpu_launch *l);
 /* What an order says of a piece's turns, tables and all. */
 void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,

@@ -184,11 +184,14 @@ static void *stream_run(void *arg)
             fake_op_run(o);
         }
         pthread_mutex_lock(&mutex);
-        if (o->event) {
+        while (o->waits && o->event->done < o->value)
+            pthread_cond_wait(&changed, &mutex);
+        if (o->event && !o->waits) {
             s->events--;
             o->event->done = o->value;
-            event_free(o->event);
         }
+        if (o->event)
+            event_free(o->event);
         s->busy = false;
         enqueued--;
         free(o);
@@ -336,6 +339,22 @@ CUresult fake_cuda_daemon_record(CUevent e, CUstream s)
     o->value = ++e->wanted;
     s->events++;
     most_events = s->events > most_events ? s->events : most_events;
+    op_put(s, o);
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+/* For what was recorded last, whatever is recorded later. */
+CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
+{
+    struct op *o = fake_op_new(0);
+
+    (void)flags;
+    pthread_mutex_lock(&mutex);
+    e->refs++;
+    o->event = e;
+    o->waits = true;
+    o->value = e->wanted;
     op_put(s, o);
     pthread_mutex_unlock(&mutex);
     return CUDA_SUCCESS;

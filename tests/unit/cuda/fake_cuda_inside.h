@@ -22,6 +22,7 @@ struct rows {
 struct op {
     struct op *next;
     CUevent event; /* done is set to `value`, and nothing else */
+    bool waits;    /* or is waited for until it is */
     uint64_t value;
     const _Atomic uint32_t *word; /* or is waited for until it reaches `value` */
     uint64_t planes, items;       /* a kernel, when n_items is not 0 */
