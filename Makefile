@@ -62,7 +62,7 @@ BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm -lyaml
 PKG_BUILD := build-essential libuv1-dev liburing-dev libmsgpack-dev libssl-dev libxxhash-dev \
              libyaml-dev libcjson-dev libsystemd-dev libmicrohttpd-dev libnfs-dev libcurl4-openssl-dev libexpat1-dev libzmq3-dev
 PKG_BENCH := $(PKG_BUILD) fio
-PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3 python3-msgpack python3-numpy python3-zmq \
+PKG_CHECK := $(PKG_BUILD) clang libclang-rt-14-dev llvm libcriterion-dev pkg-config python3 python3-msgpack python3-numpy python3-pip python3-zmq \
              nfs-ganesha nfs-ganesha-vfs python3-swift rpcbind iproute2 prometheus man-db groff-base lld
 # The test names runc: Debian's crun refuses to run where cgroup v1 and v2 are mixed.
 PKG_IMAGE := podman runc python3-msgpack python3-yaml
@@ -172,8 +172,10 @@ all: $(LIBS) $(BINS) $(BACKENDS) $(EXAMPLES) $(PAGES) | missing-packages ## daem
 missing-packages:
 	@$(if $(wildcard $(BUILT)),,tests/setup/packages.sh --missing $(PKG_BUILD))
 
-setup: ## install the Debian packages that `make check` needs, where any is missing
+setup: ## install the Debian packages that `make check` needs, where any is missing, and fetch Mooncake's client from PyPI if that answers
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_CHECK))
+	@$(if $(filter no,$(SETUP)),,timeout 180 tests/setup/mooncake.sh $(MOONCAKE_VENV) || \
+	    echo "ucmd: no Mooncake client from PyPI: tests with its real master are left out" >&2)
 
 setup-build:
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_BUILD))
@@ -197,10 +199,11 @@ check-tsan: setup ## the tests under TSan only
 check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N)
 	+@$(SUBMAKE) all build-tests && tests/check_kill.sh $O
 
-check-hosts: setup ## three hosts and what they share (KIND='nfs posix s3') die at random under load, ten minutes each (SECONDS_LONG=N)
+check-hosts: setup ## three hosts and what they share (KIND='nfs posix s3 mooncake') die at random under load, ten minutes each (SECONDS_LONG=N)
 	+@$(SUBMAKE) all
-	set -e; for kind in $(or $(KIND),nfs posix s3); do \
-	    UCMD=$O/ucmd UCM_HOSTS_KIND=$$kind UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) python3 -B tests/fault/test_hosts.py; done
+	$(if $(filter mooncake,$(or $(KIND),mooncake)),tests/setup/mooncake.sh $(MOONCAKE_VENV))
+	set -e; for kind in $(or $(KIND),nfs posix s3 mooncake); do \
+	    UCMD=$O/ucmd UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_HOSTS_KIND=$$kind UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) python3 -B tests/fault/test_hosts.py; done
 
 check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU tests can't be built"; exit 1)

@@ -1,20 +1,27 @@
-"""Fleets of hosts for test_hosts.py, by the kind of root that they share: each has `hosts`, `files` (the folder that blocks lie in),
+"""Fleets of hosts for test_hosts.py, by the kind of root that they share: each has `hosts`, `files` (the folder that blocks lie in, if there is one),
 `accidents` (what else may happen, by name: functions of a host and a random.Random), stored() and close()."""
 
+import http.client
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "integration"))
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(TESTS, "integration"))
 
 import hosts  # noqa: E402
 from hung_mount import HungMount  # noqa: E402
 from s3_proxy import Proxy  # noqa: E402
 from second_client import keys  # noqa: E402
 from swift_case import Swift, key_write  # noqa: E402
+
+
+MOONCAKE = os.environ.get("UCM_MOONCAKE_PYTHON", os.path.join(TESTS, "../build/mooncake-venv/bin/mooncake-python"))
 
 
 def named(folder, names):
@@ -68,6 +75,9 @@ class Plain:
         except BaseException:
             self.close()
             raise
+
+    def stored(self, client, ns, names):
+        return all(part["shared"] == "ready" for name in names for part in client.call("inspect", ns=ns, key=keys(name))["parts"])
 
     def close(self):
         for host in self.hosts:
@@ -151,16 +161,81 @@ class S3(Plain):
     def cut(self, host, chance):
         self.harmed(host, chance, "cut")
 
-    def stored(self, client, ns, names):
-        return all(part["shared"] == "ready" for name in names for part in client.call("inspect", ns=ns, key=keys(name))["parts"])
-
     def end(self):
         for proxy in self.proxies.values():
             proxy.close()
         self.server.close()
 
 
-KINDS = {"nfs": Nfs, "posix": Posix, "s3": S3}
+class Mooncake(Plain):
+    """A master and a process that lends it memory, from PyPI. What they forget is lost: that is allowed."""
+
+    files = None
+
+    def begin(self):
+        self.accidents = {"master killed": self.ends("master", 1), "master stopped": self.stops("away", "back"),
+                          "lender killed": self.ends("lender", 1), "lender stopped": self.stops("hang-lender", "wake-lender"),
+                          "objects damaged": self.damaged, "objects removed": self.removed}
+        argv = [MOONCAKE, "-B", os.path.join(TESTS, "integration/mooncake_server.py"), self.folder, MOONCAKE]
+        with open(os.path.join(self.folder, "store.log"), "wb") as log:
+            self.server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                                           env={**os.environ, "UCM_MOONCAKE_TTL_S": "3"})
+        line = self.server.stdout.readline().decode().split()
+        if len(line) != 3:
+            raise RuntimeError(f"Mooncake does not start: see {self.folder}")
+        self.port, self.target, self.options = int(line[0]), line[1], line[2]
+
+    def root(self, _):
+        return f"{self.target}/hosts?{self.options} read={os.path.dirname(os.path.dirname(os.path.realpath(MOONCAKE)))} buffer=16MiB"
+
+    def ask(self, method, path, data=None):
+        server = http.client.HTTPConnection("127.0.0.1", self.port, timeout=hosts.TIMEOUT_S)
+        try:
+            server.request(method, f"/{path}", body=data)
+            with server.getresponse() as answer:
+                return answer.read() if answer.status < 300 else b""
+        finally:
+            server.close()
+
+    def ends(self, who, seconds):
+        def harm(_, chance):
+            self.ask("POST", f"end-{who}")
+            time.sleep(chance.uniform(0, seconds))
+            self.ask("POST", f"begin-{who}")
+        return harm
+
+    def stops(self, stop, go):
+        def harm(_, chance):
+            self.ask("POST", stop)
+            time.sleep(chance.uniform(0.5, 4))
+            self.ask("POST", go)
+        return harm
+
+    def some(self, chance, most):
+        names = json.loads(self.ask("GET", "?keys") or "[]")
+        return chance.sample(names, min(most, len(names)))
+
+    def damaged(self, _, chance):
+        for name in self.some(chance, 3):
+            data = bytearray(self.ask("GET", name))
+            if data and chance.random() < 0.3:
+                del data[chance.randrange(len(data)):]
+            elif data:
+                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            if data:
+                self.ask("PUT", name, bytes(data))
+
+    def removed(self, _, chance):
+        for name in self.some(chance, 100):
+            self.ask("DELETE", name)
+
+    def end(self):
+        self.server.stdin.close()
+        self.server.wait(hosts.TIMEOUT_S)
+        self.server.stdout.close()
+
+
+KINDS = {"nfs": Nfs, "posix": Posix, "s3": S3, "mooncake": Mooncake}
 
 
 def why_not(kind):
@@ -172,4 +247,6 @@ def why_not(kind):
             Swift().close()
         except RuntimeError as e:
             return str(e)
+    if kind == "mooncake" and not os.access(MOONCAKE, os.X_OK):
+        return "Mooncake's client is not installed: make check-hosts KIND=mooncake fetches it"
     return None

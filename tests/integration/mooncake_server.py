@@ -188,6 +188,9 @@ def handler(server, objects):
 
         def do_GET(self):
             key = self.path[1:]
+            if key == "?keys":
+                self.answer(200, json.dumps(server.keys()).encode())
+                return
             if key.startswith("?count="):
                 prefix = key.partition("=")[2] + "/"
                 self.answer(200, json.dumps(sum(k.startswith(prefix) for k in server.keys())).encode())

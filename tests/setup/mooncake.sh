@@ -17,13 +17,14 @@ else
     /usr/bin/python3 -m venv --without-pip "$venv"
     pip="python3 -m pip --python $venv/bin/python"
 fi
-echo "check-mooncake: fetching $wanted"
-$pip -q --disable-pip-version-check install --no-deps "$wanted" msgpack
+echo "ucmd: fetching $wanted"
+# shellcheck disable=SC2086
+$pip -q --disable-pip-version-check --timeout 15 --retries 1 install --no-deps "$wanted" msgpack
 mkdir -p "$venv/rdma"
 if ! /sbin/ldconfig -p | grep -q libibverbs.so.1; then
     (cd "$venv/rdma" && apt-get -q download libibverbs1 libnl-3-200 libnl-route-3-200 >/dev/null 2>&1 &&
         for deb in *.deb; do dpkg -x "$deb" . || exit 1; done) || {
-        echo "check-mooncake: no libibverbs1, which Mooncake's client is linked to: apt install libibverbs1" >&2
+        echo "ucmd: no libibverbs1, which Mooncake's client is linked to: apt install libibverbs1" >&2
         exit 1
     }
 fi
@@ -37,7 +38,7 @@ exec "$venv/bin/python" "$@"
 EOF
 chmod +x "$venv/bin/mooncake-python"
 "$venv/bin/mooncake-python" -c 'import mooncake.store, msgpack' || {
-    echo "check-mooncake: $wanted can't be imported from $venv" >&2
+    echo "ucmd: $wanted can't be imported from $venv" >&2
     exit 1
 }
 echo "$wanted" >"$venv/ucmd.wanted"
