@@ -174,8 +174,11 @@ missing-packages:
 
 setup: ## install the Debian packages that `make check` needs, where any is missing, and fetch Mooncake's client from PyPI if that answers
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_CHECK))
-	@$(if $(filter no,$(SETUP)),,timeout 180 tests/setup/mooncake.sh $(MOONCAKE_VENV) || \
-	    echo "ucmd: no Mooncake client from PyPI: tests with its real master are left out" >&2)
+	@$(TRY_MOONCAKE)
+
+# PyPI may not answer.
+TRY_MOONCAKE = $(if $(filter no,$(SETUP)),,timeout 180 tests/setup/mooncake.sh $(MOONCAKE_VENV) || \
+    echo "ucmd: no Mooncake client from PyPI: tests with its real master are left out" >&2)
 
 setup-build:
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_BUILD))
@@ -201,7 +204,6 @@ check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N
 
 check-hosts: setup ## three hosts and what they share (KIND='nfs posix s3 mooncake') die at random under load, ten minutes each (SECONDS_LONG=N)
 	+@$(SUBMAKE) all
-	$(if $(filter mooncake,$(or $(KIND),mooncake)),tests/setup/mooncake.sh $(MOONCAKE_VENV))
 	set -e; for kind in $(or $(KIND),nfs posix s3 mooncake); do \
 	    UCMD=$O/ucmd UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_HOSTS_KIND=$$kind UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) python3 -B tests/fault/test_hosts.py; done
 
@@ -349,12 +351,13 @@ wheel: setup-build ## the Python client with the libraries in it; of others it n
 	@ls $O/wheel/*.whl
 
 check-system: ## the shipped units, an operator's day under a real systemd, and the image; needs root (TEST=Class.test: one)
-	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_DEB) debootstrap lintian util-linux $(PKG_IMAGE))
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_DEB) debootstrap lintian util-linux python3-swift $(PKG_IMAGE))
+	@$(TRY_MOONCAKE)
 	+@$(SUBMAKE) all
 	+@$(SUBMAKE) deb
 	lintian --allow-root --fail-on error,warning $O/deb/*.changes
 	tests/system/root.sh $O/system
-	UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_system.py $(TEST)
+	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_system.py $(TEST)
 	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_deb.py)
 	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_day.py)
 	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system /usr/bin/python3 -B tests/system/check_image.py || [ $$? = 77 ])
@@ -694,7 +697,6 @@ bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by
 bench-share-bundle: setup ## build/share-bundle: what roots of the shared tier cost, on another host, by its run.sh
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh patchelf)
 	+@$(SUBMAKE) all $O/bench/s3_bench $O/bench/backend_bench
-	-tests/setup/mooncake.sh $(MOONCAKE_VENV)
 	tests/bench/share_bundle.sh $O $O/share-bundle $(MOONCAKE_VENV)
 
 fatbins: # of GPU code, where nvcc is; kernels/cuda.mk has them

@@ -1,12 +1,13 @@
 #!/bin/bash
 # run.sh [FOLDER]: measures roots of the shared tier with what lies beside it: a bucket (s3_bench), an NFS server (ucm-bench share), what the hop to a process
 # costs (backend_bench), processes that are killed (backend_kills.py), and a Mooncake store (mooncake_bench.py). As root. Each part has a time limit of
-# its own and a file in FOLDER; the figures stand at the end. With 16 cores the kills have cores of their own and run beside the rest.
+# its own; the figures stand at the end, and in FOLDER/figures.txt. With 16 cores the kills have cores of their own and run beside the rest. PARTS="hop-nfs
+# nfs" runs only these.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:-${OUT:-$here/results}}
-mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
-work=$(mktemp -d) || exit 1
+result=${1:-${OUT:-$here/results}}
+mkdir -p "$result" && result=$(cd "$result" && pwd) || exit 1
+work=$(mktemp -d) && out=$work/out && mkdir "$out" || exit 1
 etc=()
 trap 'rm -rf "$work" ${etc[@]+"${etc[@]}"}' EXIT
 for python in python3 /usr/bin/python3; do
@@ -27,6 +28,7 @@ mkdir -p /var/lib/nfs/ganesha /var/run/ganesha
 part() {
     local name=$1 limit=$2 cores=$3 began=$SECONDS rc
     shift 3
+    [[ " ${PARTS:-$name} " == *" $name "* ]] || return 0
     timeout -k 5 "$limit" taskset -c "$cores" "$@" >"$out/$name.txt" 2>&1 </dev/null
     rc=$?
     echo "== $name: exit status $rc after $((SECONDS - began)) s, cores $cores, load $(cut -d' ' -f1-3 /proc/loadavg)" >"$out/$name.head"
@@ -87,4 +89,4 @@ for part in hop-folder hop-nfs s3-1 s3-2 s3-3 nfs mooncake kills-nfs kills-folde
     [ -e "$out/$part.txt" ] || continue
     cat "$out/$part.head"
     grep -Ev '^ *$|^[IWE][0-9]{4} |InitGoogleLogging' "$out/$part.txt" | tail -n 40
-done
+done | tee "$result/figures.txt"

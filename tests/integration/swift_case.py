@@ -6,6 +6,7 @@ import http.client
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -15,9 +16,10 @@ SERVER = os.path.join(TOP, "tests/integration/swift_server.py")
 
 
 class Swift:
-    """Its objects outlive it: start() after kill() serves them at the same port."""
+    """Its objects outlive it: start() after kill() serves them at the same port. before: words before its command, of another network."""
 
-    def __init__(self):
+    def __init__(self, before=()):
+        self.before = before
         disk = os.environ.get("UCM_TEST_DISK", "/tmp")
         self.folder, self.port, self.process = tempfile.mkdtemp(prefix="ucm-swift-", dir=disk), 0, None
         self.objects = os.path.join(self.folder, "devices", "d", "objects")
@@ -32,7 +34,7 @@ class Swift:
             raise
 
     def start(self):
-        self.process = subprocess.Popen(["/usr/bin/python3", "-B", SERVER, self.folder, str(self.port)], stdin=subprocess.PIPE,
+        self.process = subprocess.Popen([*self.before, "/usr/bin/python3", "-B", SERVER, self.folder, str(self.port)], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE)
         line = self.process.stdout.readline()
         if not line:
@@ -59,7 +61,8 @@ class Swift:
 
     def bucket(self, name):
         """Makes one. What the server answered: 200."""
-        return signed(self.port, "PUT", f"/{name}")
+        argv = [*self.before, "/usr/bin/python3", "-B", os.path.abspath(__file__), str(self.port), name]
+        return int(subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True).stdout)
 
 
 def key_write(folder, key="test:tester", secret="testing"):
@@ -89,3 +92,7 @@ def signed(port, method, path):
             return answer.status
     finally:
         server.close()
+
+
+if __name__ == "__main__":
+    print(signed(int(sys.argv[1]), "PUT", f"/{sys.argv[2]}"))

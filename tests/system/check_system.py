@@ -7,10 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 import machine
-from machine import BUILD, TOP, Machine
+from machine import BUILD, TIMEOUT_S, TOP, Machine
+
+sys.path.insert(0, os.path.join(TOP, "tests/integration"))
+import swift_case  # noqa: E402
 
 TREE = "/opt/tree"  # of this repository, as far as worker.py needs it
 SMALL = "arena:\n  size: 64MiB\n  extent: 1MiB\ndevice:\n  cuda: off\n"
@@ -109,6 +113,9 @@ class Case(unittest.TestCase):
         self.m.wait_until(lambda: self.m.run("python3", "-c", probe, check=False).returncode == 0,
                           lambda: "nfs-ganesha does not come up\n" + self.m.sh("cat /var/log/ganesha.log").stdout)
 
+    def metric(self, name):
+        return json.loads(self.m.run("ucmctl", "--json", "stats").stdout)["metrics"][name]
+
     def exposure(self):
         done = self.m.run("systemd-analyze", "security", "--no-pager", "ucmd.service", check=False)
         return float(re.search(r"exposure level for ucmd.service: ([\d.]+)", done.stdout).group(1))
@@ -120,7 +127,7 @@ class Roots(Case):
     def test_a_folder_and_an_nfs_server_take_writes(self):
         self.folder("/disk/kv")
         self.nfs_server()
-        self.start(SMALL + f"share:\n  spread: hashed\n  roots: [/disk/kv, \"{NFS}\"]\n")
+        self.start(SMALL + f"share:\n  spread: hashed\n  lookup_deadline: 10s\n  roots: [/disk/kv, \"{NFS}\"]\n")
         self.until_health("ok")
         self.dump(count=64)
         self.m.wait_until(lambda: int(self.files("/disk/kv")) + int(self.files("/disk/export")) == 64,
@@ -128,18 +135,19 @@ class Roots(Case):
         self.assertGreater(int(self.files("/disk/kv")), 8)
         self.assertGreater(int(self.files("/disk/export")), 8)
         self.m.run("systemctl", "restart", "ucmd")
-        self.load(count=64)
         self.until_health("ok")
+        self.load(count=64)
         self.assertLessEqual(self.exposure(), EXPOSURE_NFS)
 
     def test_a_backends_process_works_in_its_sandbox(self):
         self.folder("/disk/kv")
         backend = "/usr/libexec/ucmd/ucmd-backend-folder /disk/kv"
-        self.start(SMALL + f"share:\n  roots: [\"process:kv write=/disk/kv buffer=4MiB -- {backend}\"]\n")
+        self.start(SMALL + f"share:\n  lookup_deadline: 10s\n  roots: [\"process:kv write=/disk/kv buffer=4MiB -- {backend}\"]\n")
         self.until_health("ok")
         self.dump(count=64)
         self.until_files("/disk/kv", 64)
         self.m.run("systemctl", "restart", "ucmd")
+        self.until_health("ok")
         self.load(count=64)
         status = self.m.sh("cat /proc/$(pidof ucmd-backend-folder)/status").stdout
         self.assertIn("Seccomp:\t2", status)
@@ -196,6 +204,82 @@ class Roots(Case):
         self.until_health("ok")
         self.dump(count=64)
         self.until_health("ok", "share /mnt/kv takes no writes: No space left on device")
+
+
+MOONCAKE = os.environ.get("UCM_MOONCAKE_PYTHON", os.path.join(TOP, "build/mooncake-venv/bin/mooncake-python"))
+
+
+class Beside(Case):
+    """Each kind of root whose work a process does: the unit starts it, it stores, and a daemon without anything of its own loads from it. Servers that
+    Debian's root lacks run beside the machine, in its network."""
+
+    def beside(self, *argv):
+        return ["nsenter", "--target", self.m.pid, "--net", *argv]
+
+    def stores_and_finds(self, root, exposure=EXPOSURE_NFS):
+        self.start(SMALL + f"share:\n  lookup_deadline: 10s\n  deadline: 30s\n  roots: [\"{root}\"]\n")
+        self.until_health("ok")
+        self.dump()
+        self.m.wait_until(lambda: self.metric("share_writes") == 16, lambda: self.m.journal()[-3000:])
+        self.m.sh("systemctl stop ucmd && rm -rf /dev/shm/ucmd* && systemctl start ucmd")
+        self.until_health("ok")
+        self.load()
+        self.assertEqual(self.metric("load_blocks_shared"), 16)
+        share = json.loads(self.m.run("ucmctl", "--json", "status").stdout)["shares"][0]
+        self.assertEqual((share["health"], share["backend_ends"]), ("up", 0))
+        status = self.m.read(f"/proc/{share['pid']}/status")
+        self.assertIn("Seccomp:\t2\n", status)
+        self.assertIn("NoNewPrivs:\t1\n", status)
+        self.assertNotIn("can't be bound by Landlock", self.m.journal())
+        self.assertLessEqual(self.exposure(), exposure)
+
+
+class Kinds(Beside):
+    def test_a_folder_with_a_process(self):
+        self.folder("/disk/kv")
+        self.stores_and_finds("/disk/kv process", EXPOSURE)
+        self.assertEqual(self.files("/disk/kv"), "16")
+
+    def test_an_nfs_server(self):
+        self.nfs_server()
+        self.stores_and_finds(NFS)
+        self.assertEqual(self.files("/disk/export"), "16")
+
+    def test_a_bucket(self):
+        """With the key where docs/s3.md has it laid."""
+        try:
+            server = swift_case.Swift(self.beside())
+        except RuntimeError as e:
+            self.skipTest(str(e))
+        self.addCleanup(server.close)
+        self.assertEqual(server.bucket("kv-cache"), 200)
+        self.m.write("/etc/ucmd/s3/credentials", "[default]\naws_access_key_id = test:tester\naws_secret_access_key = testing\n")
+        self.m.sh("chown -R root:ucmd /etc/ucmd/s3; chmod 750 /etc/ucmd/s3; chmod 640 /etc/ucmd/s3/credentials")
+        self.stores_and_finds(f"s3://kv-cache/prod?endpoint=http://127.0.0.1:{server.port}")
+
+
+@unittest.skipUnless(os.path.isdir(os.path.join(os.path.dirname(MOONCAKE), "../lib/python3.11/site-packages/mooncake")),
+                     "no Mooncake client for the machine's Python: `make setup` fetches it from PyPI")
+class Mooncake(Beside):
+    """Its client lies where docs/mooncake.md has it installed."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        to = os.path.join(cls.layer, "opt/mooncake")
+        shutil.copytree(os.path.dirname(os.path.dirname(MOONCAKE)), to, symlinks=True, copy_function=os.link,
+                        ignore=shutil.ignore_patterns("rdma", "__pycache__"))
+
+    def test_a_store(self):
+        folder = tempfile.mkdtemp(prefix="ucm-mooncake-")
+        self.addCleanup(shutil.rmtree, folder)
+        argv = self.beside(MOONCAKE, "-B", os.path.join(TOP, "tests/integration/mooncake_server.py"), folder, MOONCAKE)
+        with open(os.path.join(folder, "log"), "w", encoding="utf-8") as log:
+            server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        self.addCleanup(server.stdout.close)
+        self.addCleanup(server.wait, TIMEOUT_S)
+        self.addCleanup(server.stdin.close)
+        self.stores_and_finds(server.stdout.readline().split()[1])
 
 
 class Service(Case):

@@ -7,7 +7,7 @@ top=$(cd "$(dirname "$0")/../.." && pwd)
 . "$top/tests/setup/debian.sh"
 folder=$1 root=$1/root
 base=systemd,systemd-sysv,dbus,iproute2
-packages="libuv1 liburing2 libmsgpackc2 libssl3 libxxhash0 libyaml-0-2 libcjson1 libsystemd0 libnfs13 libmicrohttpd12 libcurl4 libexpat1
+packages="libuv1 liburing2 libmsgpackc2 libssl3 libxxhash0 libyaml-0-2 libcjson1 libsystemd0 libnfs13 libmicrohttpd12 libcurl4 libexpat1 libibverbs1 libnuma1
           python3-minimal libpython3-stdlib python3-msgpack nfs-ganesha nfs-ganesha-vfs rpcbind"
 list="$release $base $packages"
 
