@@ -22,7 +22,7 @@
 
 #define UCM_MAX_TURNS 512  /* runs of blocks that one load turns */
 #define UCM_TURN_NUMBERS 5 /* of each */
-#define UCM_ROPE_NUMBERS 5 /* that say where K lies in a shard */
+#define UCM_ROPE_NUMBERS 6 /* that say where K lies in a shard; the last may be left out */
 
 #define UCM_MAX_SETTINGS_BYTES 512 /* of tenant.set */
 #define UCM_MAX_NAME_BYTES 256     /* model, revision, dtype, layout, client, tenant */

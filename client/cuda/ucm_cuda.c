@@ -297,6 +297,10 @@ static int rope_of(const struct ucm_region_spec *spec, struct companion_rope *ou
     out->at = NULL;
     if (!r)
         return 0;
+    if (r->run > 1)
+        return cuda_fail(UCM_EINVALID,
+                         "rope: a row holds %u tokens of each channel; on a GPU a row is one token",
+                         r->run);
     out->spec =
         (struct ucm_rope_spec){.rows = r->rows,
                                .dim = r->dim,

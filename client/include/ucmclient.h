@@ -255,7 +255,8 @@ struct ucm_plane {
 /* Where K lies in a layer, and how the model rotates it: for loads that turn K to other positions (struct
  * ucm_turn). K is `rows` rows of `dim` elements, contiguous, from byte `offset` of the layer on, and lies in
  * one plane; of a row, elements [first, first + rotary) turn. A row is a token of a KV head; of MLA a token,
- * with the latent before the rotary part; where K and V of a token and head lie side by side, both.
+ * with the latent before the rotary part; where K and V of a token and head lie side by side, both. With `run`
+ * above 1 a row is `run` tokens of a head, and has those of a channel side by side: `dim` times `run` elements.
  * docs/blend.md defines the arithmetic and says what the kinds of scaling are. */
 struct ucm_rope {
     uint32_t offset, rows, dim, first, rotary;
@@ -268,6 +269,7 @@ struct ucm_rope {
     uint32_t whole;       /* yarn: "truncate"; 1 where a model says nothing */
     double fast, slow;    /* yarn: beta_fast, beta_slow (32, 1 where a model says nothing); llama3:
                              high_freq_factor, low_freq_factor */
+    uint32_t run;         /* 0 and 1: a row is one token; more: for regions with device "cpu" */
 };
 
 struct ucm_region_spec {

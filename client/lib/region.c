@@ -109,13 +109,15 @@ static int name_copy(char to[16], const char *from, const char *what, struct pro
 static int rope_copy(struct ucm_region *region, const struct ucm_rope *rope)
 {
     struct msg_region_register *m = &region->msg;
-    const uint32_t at[] = {rope->offset, rope->rows, rope->dim, rope->first, rope->rotary};
+    const uint32_t at[] = {rope->offset, rope->rows,   rope->dim,
+                           rope->first,  rope->rotary, rope->run};
     int r = name_copy(region->rope_dtype, rope->dtype, "dtype", &m->rope_dtype);
 
     if (r == 0)
         r = name_copy(region->rope_scaling, rope->scaling, "scaling", &m->rope_scaling);
     memcpy(region->rope, at, sizeof at);
-    m->rope = (struct proto_u32s){region->rope, UCM_ROPE_NUMBERS};
+    /* A daemon that knows no runs takes five numbers. */
+    m->rope = (struct proto_u32s){region->rope, UCM_ROPE_NUMBERS - (rope->run <= 1)};
     m->rope_interleaved = rope->interleaved != 0;
     m->rope_base = rope->base;
     m->rope_factor = rope->factor;

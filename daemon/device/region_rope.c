@@ -30,11 +30,11 @@ static int spec_take(const struct msg_region_register *m, struct ucm_rope_spec *
     char why[UCM_ROPE_WHY], quoted[40];
     int rc;
 
-    if (m->rope.n != UCM_ROPE_NUMBERS)
+    if (m->rope.n < UCM_ROPE_NUMBERS - 1)
         return REFUSE(
             e,
-            "rope has %u numbers; it has %d: K's first byte in a shard, rows, elements of "
-            "a row, the first that turns, and how many do",
+            "rope has %u numbers; it has %d: K's first byte in a shard, rows, channels of "
+            "a row, the first that turns, how many do, and tokens of a row, if more than one",
             m->rope.n, UCM_ROPE_NUMBERS);
     *out = (struct ucm_rope_spec){
         .rows = m->rope.p[1],
@@ -48,6 +48,7 @@ static int spec_take(const struct msg_region_register *m, struct ucm_rope_spec *
         .fast = m->rope_fast,
         .slow = m->rope_slow,
         .whole = m->rope_whole,
+        .run = m->rope.n == UCM_ROPE_NUMBERS ? m->rope.p[UCM_ROPE_NUMBERS - 1] : 1,
     };
     rc = dtype_take(m->rope_dtype, &out->dtype, e);
     if (rc < 0)
@@ -95,6 +96,10 @@ static int rope_allowed(const struct msg_region_register *m, struct ucm_error *e
 {
     if (m->pool)
         return REFUSE(e, "rope: the slots of a pool are filled by fetch, which does not turn K");
+    if (m->rope.n == UCM_ROPE_NUMBERS && m->rope.p[UCM_ROPE_NUMBERS - 1] > 1 &&
+        !text_is(m->device, "cpu"))
+        return REFUSE(e, "rope: a row holds %u tokens of each channel; on a GPU a row is one token",
+                      m->rope.p[UCM_ROPE_NUMBERS - 1]);
     return 0;
 }
 

@@ -34,6 +34,9 @@ static int check_rows(const struct ucm_rope_spec *s, char why[UCM_ROPE_WHY])
     if (s->first > s->dim || s->rotary > s->dim - s->first)
         return refuse(why, "channels %u to %u turn, but a row has %u", s->first,
                       s->first + s->rotary - 1, s->dim);
+    if (s->run > UCM_ROPE_RUN_MAX)
+        return refuse(why, "a row holds %u tokens of each channel; at most %u are allowed", s->run,
+                      UCM_ROPE_RUN_MAX);
     if (s->pairs > UCM_ROPE_NEIGHBOURS)
         return refuse(why,
                       "pairs is %u; 0 (neox: the halves of the rotary part) and 1 (interleaved: "
@@ -116,7 +119,12 @@ uint32_t ucm_rope_element_bytes(const struct ucm_rope_spec *spec)
     return spec->dtype == UCM_ROPE_F32 ? 4 : spec->dtype == UCM_ROPE_FP8_E4M3 ? 1 : 2;
 }
 
+uint32_t ucm_rope_tokens(const struct ucm_rope_spec *spec)
+{
+    return spec->run > 1 ? spec->run : 1;
+}
+
 uint64_t ucm_rope_bytes(const struct ucm_rope_spec *spec)
 {
-    return (uint64_t)spec->rows * spec->dim * ucm_rope_element_bytes(spec);
+    return (uint64_t)spec->rows * spec->dim * ucm_rope_tokens(spec) * ucm_rope_element_bytes(spec);
 }

@@ -25,6 +25,7 @@ extern "C" {
 #define UCM_ROPE_ROTARY_MAX 1024 /* of which turn */
 #define UCM_ROPE_PAIRS_MAX (UCM_ROPE_ROTARY_MAX / 2)
 #define UCM_ROPE_ROWS_MAX (1u << 22)
+#define UCM_ROPE_RUN_MAX 65536 /* tokens of a row */
 #define UCM_ROPE_POSITION_MAX ((UINT64_C(1) << 31) - 1)
 
 enum ucm_rope_dtype { /* the numbers of enum ucm_kv_dtype */
@@ -48,7 +49,8 @@ enum ucm_rope_scaling {
 
 /* A section is `rows` rows of `dim` channels, contiguous; of each, channels [first, first + rotary)
  * turn, and the others stay. A row is a token of a KV head (MLA: a token, whose rotary part lies
- * behind the latent). */
+ * behind the latent). With `run` above 1 it is `run` tokens of a head, and holds those of a channel side by
+ * side: channel c of token t is its element c run + t. */
 struct ucm_rope_spec {
     uint32_t dtype; /* enum ucm_rope_dtype */
     uint32_t rows, dim, first, rotary;
@@ -60,9 +62,10 @@ struct ucm_rope_spec {
     double base;
     double factor; /* all but plain: how many times longer; at least 1 */
     double fast,
-        slow;   /* yarn: beta_fast and beta_slow, in rotations within `trained`: 32 and 1 where a
+        slow;     /* yarn: beta_fast and beta_slow, in rotations within `trained`: 32 and 1 where a
                           model says nothing. llama3: high_freq_factor and low_freq_factor */
-    bool whole; /* yarn: the ramp begins and ends at whole pairs ("truncate"; so most have it) */
+    bool whole;   /* yarn: the ramp begins and ends at whole pairs ("truncate"; so most have it) */
+    uint32_t run; /* 0 and 1: a row is one token. More: not on a GPU */
 };
 
 /* From where to where a run of tokens moves: the positions of its first token. Lengths are those that
@@ -96,7 +99,8 @@ bool ucm_rope_table(const struct ucm_rope_spec *spec, const struct ucm_rope_turn
                     struct ucm_rope_angle *out);
 
 uint32_t ucm_rope_element_bytes(const struct ucm_rope_spec *spec);
-uint64_t ucm_rope_bytes(const struct ucm_rope_spec *spec); /* of a section */
+uint32_t ucm_rope_tokens(const struct ucm_rope_spec *spec); /* of a row */
+uint64_t ucm_rope_bytes(const struct ucm_rope_spec *spec);  /* of a section */
 
 /* Turns a section by a table. `to` is `from`, or memory that does not overlap with it. */
 void ucm_rope_apply(const struct ucm_rope_spec *spec, const struct ucm_rope_angle *table,

@@ -11,7 +11,7 @@ static struct msg_plane planes[2 * LAYERS];
 static struct msg_handle handle;
 static struct msg_region_register m;
 static struct ucm_error e;
-static uint32_t rope[] = {0, 64, 64, 0, 64};
+static uint32_t rope[] = {0, 64, 64, 0, 64, 1};
 static const struct ucm_rope_spec spec = {
     .dtype = UCM_ROPE_BF16, .rows = 64, .dim = 64, .rotary = 64, .base = 10000};
 
@@ -118,8 +118,13 @@ Test(device_turned, what_was_decoded_is_turned)
 Test(device_turned, refuses_what_can_not_be)
 {
     m.rope.n = 4;
-    refused(UCM_WIRE_INVALID, "rope has 4 numbers; it has 5");
-    m.rope.n = 5;
+    refused(UCM_WIRE_INVALID, "rope has 4 numbers; it has 6");
+    m.rope.n = 6;
+    rope[5] = 65537;
+    refused(UCM_WIRE_INVALID, "rope: a row holds 65537 tokens of each channel; at most 65536");
+    rope[5] = 2;
+    refused(UCM_WIRE_INVALID, "rope: K is bytes 0 to 16384 of a shard, but the chunk of plane 0");
+    rope[5] = 1;
     m.rope_dtype = (struct proto_str){"fp8_e5m2", 8};
     refused(UCM_WIRE_INVALID,
             "rope_dtype is \"fp8_e5m2\"; f32, f16, bf16 and fp8_e4m3 can be turned");
@@ -138,6 +143,19 @@ Test(device_turned, refuses_what_can_not_be)
     rope[0] = 0;
     m.pool = true;
     refused(UCM_WIRE_INVALID, "which does not turn K");
+}
+
+Test(device_turned, refuses_rows_of_several_tokens_on_a_gpu)
+{
+    static const uint8_t id[64];
+
+    handle = (struct msg_handle){.kind = UCM_HANDLE_CUDA_IPC, .bytes = MEMORY, .ipc = {id, 64}};
+    m.device = (struct proto_str){"cuda", 4};
+    m.gpu = (struct proto_bin){id, 16};
+    m.rope.n = 6;
+    rope[5] = 2;
+    refused(UCM_WIRE_INVALID,
+            "rope: a row holds 2 tokens of each channel; on a GPU a row is one token");
 }
 
 /* The second section of a shard, or a part of one plane, may be K as well. */

@@ -192,6 +192,53 @@ Test(rope, a_turn_is_a_rotation_from_scratch)
 }
 
 /* Half a step of float32 below 1, wherever the positions are. */
+/* Rows of several tokens turn as rows of one do, wherever their tokens lie. */
+static void check_columns(const struct ucm_rope_spec *s, uint32_t run, bool in_place,
+                          uint64_t *state)
+{
+    struct ucm_rope_spec rows = *s, columns = *s;
+    struct ucm_rope_turn turn = {.old_position = 48, .new_position = 7000};
+    struct ucm_rope_angle table[UCM_ROPE_PAIRS_MAX];
+    uint64_t bytes = ucm_rope_bytes(s) * run, n = bytes / ucm_rope_element_bytes(s);
+    uint8_t *k = malloc(bytes), *t = malloc(bytes), *out = malloc(bytes);
+
+    rows.rows *= run;
+    columns.run = run;
+    cr_assert_eq(ucm_rope_bytes(&columns), bytes);
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t token = i / s->dim, place = token / run * run * s->dim + i % s->dim * run;
+        float x = unit(state);
+
+        element_put(s, k, i, x);
+        element_put(s, t, place + token % run, x);
+    }
+    cr_assert(ucm_rope_table(s, &turn, table));
+    ucm_rope_apply(&rows, table, k, k);
+    ucm_rope_apply(&columns, table, t, in_place ? t : out);
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t token = i / s->dim, place = token / run * run * s->dim + i % s->dim * run;
+
+        cr_assert_eq(element(s, k, i), element(s, in_place ? t : out, place + token % run));
+    }
+    free(k);
+    free(t);
+    free(out);
+}
+
+Test(rope, rows_of_several_tokens)
+{
+    static const uint32_t runs[] = {2, 16, 700};
+    uint64_t state = 5;
+
+    for (uint32_t dtype = 0; dtype <= UCM_ROPE_FP8_E4M3; dtype++)
+        for (size_t i = 0; i < COUNT(shapes); i++)
+            for (size_t r = 0; r < COUNT(runs); r++) {
+                struct ucm_rope_spec s = join(&shapes[i], &scalings[0], dtype);
+
+                check_columns(&s, runs[r], r % 2 == 0, &state);
+            }
+}
+
 Test(rope, angles_are_exact_at_a_million)
 {
     uint64_t state = 2;
@@ -356,6 +403,7 @@ Test(rope, refuses_with_a_sentence)
     REFUSED(first, UINT32_MAX, "but a row has 64");
     REFUSED(dim, 0, "a row has 0 channels");
     REFUSED(rows, 0, "0 rows");
+    REFUSED(run, 65537, "at most 65536 are allowed");
     REFUSED(pairs, 2, "neox");
     REFUSED(scaling, 5, "llama3 (4) are known");
     REFUSED(base, 1, "the base is 1;");

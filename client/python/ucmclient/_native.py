@@ -112,6 +112,7 @@ class Rope(Structure):
         ("whole", c_uint32),
         ("fast", c_double),
         ("slow", c_double),
+        ("run", c_uint32),
     ]
 
 

@@ -51,7 +51,7 @@ class TaskResult:
 @dataclass(frozen=True)
 class Rope:
     """struct ucm_rope: where K lies in a layer of a block, and how the model rotates it. rows of dim elements from byte `offset` of the layer
-    on; elements [first, first + rotary) of a row turn."""
+    on; elements [first, first + rotary) of a row turn. run: a row is so many tokens of a head, and has those of a channel side by side."""
 
     rows: int
     dim: int
@@ -67,6 +67,7 @@ class Rope:
     fast: float = 32.0
     slow: float = 1.0
     whole: bool = True
+    run: int = 1
 
     def native(self) -> native.Rope:
         return native.Rope(
@@ -84,6 +85,7 @@ class Rope:
             int(self.whole),
             self.fast,
             self.slow,
+            self.run,
         )
 
 

@@ -134,21 +134,65 @@ INLINE void turn_rows(const struct ucm_rope_spec *s, uint32_t dtype,
     }
 }
 
+/* One pair of channels of a row that holds `run` tokens of each. */
+INLINE void turn_pair(uint32_t dtype, uint32_t element, uint32_t run, struct ucm_rope_angle angle,
+                      uint8_t *x, uint8_t *y)
+{
+    float in[UCM_ROPE_ROTARY_MAX], out[UCM_ROPE_ROTARY_MAX];
+    const uint32_t most = UCM_ROPE_ROTARY_MAX / 2;
+
+    for (uint32_t done = 0, n; done < run; done += n) {
+        n = run - done < most ? run - done : most;
+        load_run(dtype, x + (uint64_t)done * element, n, in);
+        load_run(dtype, y + (uint64_t)done * element, n, in + most);
+        for (uint32_t t = 0; t < n; t++) {
+            out[t] = ucm_rope_x(in[t], in[most + t], angle);
+            out[most + t] = ucm_rope_y(in[t], in[most + t], angle);
+        }
+        store_run(dtype, out, n, x + (uint64_t)done * element);
+        store_run(dtype, out + most, n, y + (uint64_t)done * element);
+    }
+}
+
+INLINE void turn_columns(const struct ucm_rope_spec *s, uint32_t dtype,
+                         const struct ucm_rope_angle *table, const uint8_t *from, uint8_t *to)
+{
+    uint32_t element = ucm_rope_element_bytes(s);
+    uint64_t channel = (uint64_t)s->run * element, bytes = s->dim * channel;
+
+    for (uint32_t row = 0; row < s->rows; row++, from += bytes, to += bytes) {
+        if (from != to)
+            memcpy(to, from, bytes);
+        for (uint32_t i = 0; i < s->rotary / 2; i++)
+            turn_pair(dtype, element, s->run, table[i], to + ucm_rope_channel_x(s, i) * channel,
+                      to + ucm_rope_channel_y(s, i) * channel);
+    }
+}
+
+INLINE void turn_section(const struct ucm_rope_spec *s, uint32_t dtype,
+                         const struct ucm_rope_angle *table, const uint8_t *from, uint8_t *to)
+{
+    if (s->run > 1)
+        turn_columns(s, dtype, table, from, to);
+    else
+        turn_rows(s, dtype, table, from, to);
+}
+
 void UCM_ISA_NAME(rope_apply)(const struct ucm_rope_spec *spec, const struct ucm_rope_angle *table,
                               const uint8_t *from, uint8_t *to)
 {
     switch ((enum ucm_rope_dtype)spec->dtype) {
     case UCM_ROPE_F32:
-        turn_rows(spec, UCM_ROPE_F32, table, from, to);
+        turn_section(spec, UCM_ROPE_F32, table, from, to);
         break;
     case UCM_ROPE_F16:
-        turn_rows(spec, UCM_ROPE_F16, table, from, to);
+        turn_section(spec, UCM_ROPE_F16, table, from, to);
         break;
     case UCM_ROPE_BF16:
-        turn_rows(spec, UCM_ROPE_BF16, table, from, to);
+        turn_section(spec, UCM_ROPE_BF16, table, from, to);
         break;
     case UCM_ROPE_FP8_E4M3:
-        turn_rows(spec, UCM_ROPE_FP8_E4M3, table, from, to);
+        turn_section(spec, UCM_ROPE_FP8_E4M3, table, from, to);
         break;
     }
 }

@@ -119,6 +119,10 @@ Test(cuda_library, knows_where_k_lies)
     wrong.dtype = "fp8_e5m2";
     rope_refused(wrong, memory, "rope: dtype is \"fp8_e5m2\"");
     wrong = rope;
+    wrong.run = 16;
+    rope_refused(wrong, memory,
+                 "rope: a row holds 16 tokens of each channel; on a GPU a row is one token");
+    wrong = rope;
     wrong.rotary = 65;
     rope_refused(wrong, memory, "rope: ");
     cr_expect_eq(region_add_with(rig.ns, memory, &rope), 0, "%s", ucm_cuda_errmsg());
