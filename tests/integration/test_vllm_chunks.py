@@ -107,6 +107,13 @@ class Chunks(Case):
                 e = self.filled(A, C, layout=layout, salt=layout)
                 self.equal(self.answer(e, MIXED, SPANS, First(16)), self.blended(MIXED, SPANS, First(16)))
 
+    def test_tokens_of_a_channel_side_by_side(self):
+        with mock.patch("ucmclient.vllm.connector._k_in_columns", lambda *_: True):
+            for ranks in 1, 2:
+                e = self.filled(A, C, layout="columns", ranks=ranks)
+                self.equal(self.answer(e, MIXED, SPANS, First(16)), self.blended(MIXED, SPANS, First(16)))
+                self.assertEqual(e.loaded_tokens, 8 * BLOCK)
+
     def test_two_ranks(self):
         e = self.filled(A, C, ranks=2)
         self.equal(self.answer(e, MIXED, SPANS, First(16)), self.blended(MIXED, SPANS, First(16)))
@@ -436,11 +443,17 @@ class Rules(unittest.TestCase):
 
     def test_backends_and_layouts(self):
         config, kv_config = configuration(8, 1, False, {"chunks": True})
-        with self.assertRaisesRegex(Unsupported, "CPU_ATTN may not keep a token's channels side by side"):
-            chunk_rules.turned(config, kv_config, {}, ["CPU_ATTN"])
-        e = small.Engine(MODEL, layout="heads")
-        with self.assertRaisesRegex(Unsupported, "can't tell where K lies"):
-            chunk_rules.turned(config, SimpleNamespace(**{**vars(kv_config), "num_blocks": 64}), e.ranks[0].tensors, ["FLASH_ATTN"])
+        self.assertEqual([chunk_rules.in_columns(*of) for of in ((["FLASH_ATTN"], ""), (["CPU_ATTN"], "vec16"), ([], ""))], [False, True, False])
+        for backends, instructions, words in (
+            (["CPU_ATTN"], "amx", "CPU_ATTN for amx keeps K is not known"), (["ROCM_ATTN"], "vec", "ROCM_ATTN keeps K is not known"),
+            (["CPU_ATTN", "FLASH_ATTN"], "vec", "CPU_ATTN for vec keeps K"),
+        ):
+            with self.assertRaisesRegex(Unsupported, words):
+                chunk_rules.in_columns(backends, instructions)
+        for layout, columns in ("heads", False), ("heads", True), ("split", True), ("cross", False):
+            e = small.Engine(MODEL, layout=layout)
+            with self.assertRaisesRegex(Unsupported, "can't tell where K lies"):
+                chunk_rules.turned(config, SimpleNamespace(**{**vars(kv_config), "num_blocks": 64}), e.ranks[0].tensors, columns)
 
 
 if __name__ == "__main__":

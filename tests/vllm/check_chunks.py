@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The connector's setting `chunks` in a real vLLM, a part of `make check-vllm`: prompts that are sent in pieces are answered as
-`ucmclient.blend.transformers` answers them with the same chunks and policy, and all others as without a cache. vLLM's kernels for CPUs keep K in an order
-that can't be turned, so the attention is that of rows_on_cpu.py. Runs in a Python that has vLLM."""
+`ucmclient.blend.transformers` answers them with the same chunks and policy, and all others as without a cache. vLLM's kernels for CPUs keep the tokens of a
+channel side by side, those for GPUs the channels of a token, as the attention of rows_on_cpu.py does. Runs in a Python that has vLLM."""
 
 import json
 import os
@@ -96,7 +96,7 @@ class Chunks(unittest.TestCase):
         small_model(cls.model)
         plugin = os.path.join(cls.folder.name, "plugin")
         make_plugin(plugin)
-        cls.environment = {"PYTHONPATH": f"{real.TOP}/client/python:{plugin}"}
+        cls.rows = {"PYTHONPATH": f"{real.TOP}/client/python:{plugin}"}
 
     @classmethod
     def tearDownClass(cls):
@@ -108,9 +108,8 @@ class Chunks(unittest.TestCase):
         self.reference = Reference(self.model, self.daemon.socket)
         self.addCleanup(self.reference.close)
 
-    def engine(self, environment=(), **more):
-        e = Engine(self.daemon.socket, self.model, environment={**self.environment, **dict(environment)}, settings={"chunks": True},
-                   **{"block_size": BLOCK, **more})
+    def engine(self, **more):
+        e = Engine(self.daemon.socket, self.model, settings={"chunks": True}, **{"block_size": BLOCK, **more})
         self.addCleanup(e.close)
         return e.ready()
 
@@ -223,7 +222,7 @@ class Chunks(unittest.TestCase):
         self.near(got, want)
 
     def test_a_server_and_the_example(self):
-        server = real.Server(self.daemon.socket, self.model, settings={"chunks": True}, options=("--block-size", str(BLOCK)), environment=self.environment)
+        server = real.Server(self.daemon.socket, self.model, settings={"chunks": True}, options=("--block-size", str(BLOCK)))
         self.addCleanup(server.close)
         server.ready()
         client, more = chunks_in_vllm.Server(server.url), {"return_token_ids": True, "ignore_eos": True}
@@ -234,9 +233,17 @@ class Chunks(unittest.TestCase):
         self.assertEqual(answer["choices"][0]["token_ids"], self.blended()[0])
         self.assertEqual(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 608)
 
-    def test_vllms_own_kernels_for_cpus_are_refused(self):
-        with self.assertRaisesRegex(Refused, "CPU_ATTN may not keep a token's channels side by side"):
-            self.engine(environment={"PYTHONPATH": f"{real.TOP}/client/python"})
+    def test_channels_of_a_token_side_by_side(self):
+        e = self.engine(environment=self.rows)
+        self.fill(e, A, C)
+        got, n = self.answer(e, MIXED, SPANS, FIRST, "mine")
+        self.near(got, self.blended())
+        self.assertEqual(n, [0, 192, 448, 608])
+
+    def test_a_model_that_can_not_be_turned_is_refused(self):
+        with self.assertRaisesRegex(Refused, "chunks: the model's rope_type is 'longrope'; default, linear, dynamic, yarn and llama3 can be turned"):
+            factors = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 512}
+            self.engine(hf_overrides={"rope_parameters": factors})
 
 
 class Tables(unittest.TestCase):

@@ -129,6 +129,17 @@ class Pool:
         return len(self.free) == len(self.references) - 1 and not self.requests
 
 
+class Halves:
+    """Arrays of K and V as one, where their strides differ: what comes first in an index says which."""
+
+    def __init__(self, k, v):
+        self.of = k, v
+
+    def __getitem__(self, at):
+        which, *rest = at
+        return np.stack([one[tuple(rest)] for one in self.of]) if isinstance(which, slice) else self.of[which][tuple(rest)]
+
+
 class Rank:
     """A worker: a share of the KV heads in its own pages, and its half of the connector."""
 
@@ -149,6 +160,13 @@ class Rank:
             self.pages = [pages[:, i].swapaxes(2, 3).swapaxes(1, 2).swapaxes(0, 1) for i in range(M.LAYERS)]
             pages = whole.reshape(engine.blocks, M.LAYERS, BLOCK, n, 2 * M.HEAD)
             self.tensors = {f"layers.{i}": tensor(pages[:, i].swapaxes(1, 2)) for i in range(M.LAYERS)}
+        elif o.layout == "columns":  # as vLLM's kernels for CPUs: of a head K, with the tokens of a channel side by side, then V
+            pages = whole.reshape(M.LAYERS, engine.blocks, n, 2, BLOCK * M.HEAD)
+            k = pages[:, :, :, 0].reshape(M.LAYERS, engine.blocks, n, M.HEAD, BLOCK).transpose(0, 1, 4, 2, 3)
+            v = pages[:, :, :, 1].reshape(M.LAYERS, engine.blocks, n, BLOCK, M.HEAD).transpose(0, 1, 3, 2, 4)
+            self.pages = [Halves(k[i], v[i]) for i in range(M.LAYERS)]
+            pages = whole.reshape(M.LAYERS, engine.blocks, n, BLOCK, 2 * M.HEAD)
+            self.tensors = {f"layers.{i}": tensor(pages[i]) for i in range(M.LAYERS)}
         elif o.layout in ("heads", "layers"):  # BHLNC, LBHNC of vLLM: a head's tokens side by side
             inner = (engine.blocks, n, M.LAYERS, BLOCK, 2, M.HEAD) if o.layout == "heads" else (M.LAYERS, engine.blocks, n, BLOCK, 2, M.HEAD)
             pages = whole.reshape(inner)

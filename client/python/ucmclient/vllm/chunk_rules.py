@@ -20,6 +20,8 @@ from .settings import Settings
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 #: Attention backends that keep a token's channels of a head side by side.
 ROWS = {"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"}
+#: That of CPUs, and the instruction sets for which it keeps K of a head with the tokens of a channel side by side, and V behind it.
+COLUMNS, _COLUMN_SETS = "CPU_ATTN", ("vec", "vec16")
 
 
 def check_chunks(settings: Settings, config: Any, groups: Optional[Sequence[Any]]) -> None:
@@ -67,27 +69,58 @@ class Turned:
     rope: Rope
 
 
-def turned(config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], backends: Sequence[str]) -> Turned:
-    """backends: names of the engine's attention backends. A layer is a shard, since K lies in each of them."""
+def in_columns(backends: Sequence[str], instructions: str) -> bool:
+    """Whether the engine keeps the tokens of a channel side by side, or the channels of a token. backends: names of its attention backends. instructions: what
+    vLLM's kernels for CPUs are made for; anything where they are not used."""
+    if set(backends) == {COLUMNS} and instructions in _COLUMN_SETS:
+        return True
     others = sorted(set(backends) - ROWS)
     if others:
+        what = f"{others[0]} for {instructions}" if others[0] == COLUMNS else ", ".join(others)
         raise Unsupported(
-            f"chunks: the attention backend {', '.join(others)} may not keep a token's channels side by side (vLLM's kernels for CPUs don't): "
-            f"start with --attention-backend and one of {', '.join(sorted(ROWS))}, {REMEDY}"
+            f"chunks: how the attention backend {what} keeps K is not known; of {', '.join(sorted(ROWS))}, and {COLUMNS} for {' and '.join(_COLUMN_SETS)}, it "
+            f"is: start with another --attention-backend or --dtype, {REMEDY}"
         )
+    return False
+
+
+def turned(config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], columns: bool) -> Turned:
+    """columns: in_columns(). A layer is a shard, since K lies in each of them."""
     of, blocks, turning = heads_of(kv_cache_config, "chunks"), kv_cache_config.num_blocks, turning_of(config)
     try:
         layout = layout_of(kv_caches, blocks, apart=True)
     except ValueError as error:
         raise Unsupported(f"chunks: {error}: take another model, {REMEDY}") from None
     tensors = {layout.numbers[name]: tensor for name, tensor in kv_caches.items()}
-    ropes = {_placed(turning.rope, tensors[number], layout.layers[number], blocks, of) for number in tensors}
+    place = _in_columns if columns else _in_rows
+    ropes = {place(turning.rope, tensors[number], layout.layers[number], blocks, of) for number in tensors}
     if len(ropes) > 1:
         raise Unsupported(f"chunks: layers keep K in different ways: take another model, {REMEDY}")
     return Turned(layout, turning, ropes.pop())
 
 
-def _placed(rope: Rope, tensor: Any, chunks: Sequence[Chunk], blocks: int, of: Heads) -> Rope:
+def _not_found(tensor: Any, of: Heads) -> Unsupported:
+    return Unsupported(
+        f"chunks: the connector can't tell where K lies in a KV tensor of {kind_of(tensor)}, shape {tuple(tensor.shape)} and strides "
+        f"{tuple(tensor.stride())}, with {of.heads} heads of {of.dim} and blocks of {of.tokens} tokens: use another attention backend, {REMEDY}"
+    )
+
+
+def _in_columns(rope: Rope, tensor: Any, chunks: Sequence[Chunk], blocks: int, of: Heads) -> Rope:
+    """A row is a head of a kernel's block: K and V of its tokens."""
+    shape, kind = tuple(tensor.shape), kind_of(tensor)
+    tokens = shape[2] if len(shape) == 4 else 0
+    kernel = shape[0] // blocks
+    if (
+        kind not in _DTYPES or not of.values or of.dim != rope.dim or shape[1:] != (of.heads, tokens, 2 * of.dim) or tokens * kernel != of.tokens
+        or [chunk.size for chunk in chunks] != [kernel * of.heads * tokens * 2 * of.dim * tensor.element_size()]
+        or tuple(tensor.stride())[1:] != (tokens * 2 * of.dim, 2 * of.dim, 1)
+    ):
+        raise _not_found(tensor, of)
+    return replace(rope, rows=kernel * of.heads, dim=2 * of.dim, run=tokens, dtype=_DTYPES[kind])
+
+
+def _in_rows(rope: Rope, tensor: Any, chunks: Sequence[Chunk], blocks: int, of: Heads) -> Rope:
     """K first, all rows of a block side by side: which of them are tokens and which heads does not matter, since a block turns as one."""
     axes, kind = axes_of(tensor, blocks, of), kind_of(tensor)
     rows = of.tokens * of.heads
@@ -98,10 +131,7 @@ def _placed(rope: Rope, tensor: Any, chunks: Sequence[Chunk], blocks: int, of: H
         or outer != [axes.kernel] * (axes.kernel > 1) + [2] * (axes.pair == 1)
         or chunks[0].size < rows * row * tensor.element_size()
     ):
-        raise Unsupported(
-            f"chunks: the connector can't tell where K lies in a KV tensor of {kind}, shape {tuple(tensor.shape)} and strides "
-            f"{tuple(tensor.stride())}, with {of.heads} heads of {of.dim} and blocks of {of.tokens} tokens: use another attention backend, {REMEDY}"
-        )
+        raise _not_found(tensor, of)
     return replace(rope, rows=rows, dim=row, dtype=_DTYPES[kind])
 
 

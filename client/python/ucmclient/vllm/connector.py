@@ -28,7 +28,7 @@ from vllm.logger import init_logger
 from ..memory import SharedMemory, in_shared_memory
 from ..sparse.policy import Policy
 from .chunk_rope import check_tables, turning_of
-from .chunk_rules import Turned, check_chunks, turned, with_chunks
+from .chunk_rules import Turned, check_chunks, in_columns, turned, with_chunks
 from .chunk_scheduler import ChunkingScheduler
 from .chunk_worker import ChunkingWorker
 from .context import Context, check_context, context_of, context_ranks
@@ -266,7 +266,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def _chunks(self, kv_caches: dict[str, Any]) -> Optional[Turned]:
         if not self._settings.chunks:
             return None
-        of = turned(self._config, self._kv_config, kv_caches, _engine(self._config).get("backends", ()))
+        of = turned(self._config, self._kv_config, kv_caches, _k_in_columns(self._config, self._kv_config, kv_caches))
         tables = _rotary_embeddings()
         if tables is not None:
             check_tables(of.turning, tables)
@@ -597,6 +597,17 @@ def _exchange(config: Any, layout: Layout, kv_caches: dict[str, Any], rank: int,
     from vllm.distributed import get_tp_group
 
     return TorchExchange(layout, kv_caches, get_tp_group().device_group, rank, ranks)
+
+
+def _k_in_columns(config: Any, kv_cache_config: Any, kv_caches: dict[str, Any]) -> bool:
+    try:
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        of = heads_of(kv_cache_config, "chunks")
+        instructions = _get_attn_isa(next(iter(kv_caches.values())).dtype, of.tokens, of.dim)
+    except (ImportError, TypeError):  # other versions of it
+        instructions = "an unknown instruction set"
+    return in_columns(_engine(config).get("backends", ()), instructions)
 
 
 def _rotary_embeddings() -> Optional[Collection[Any]]:
