@@ -61,13 +61,15 @@ END
 }
 
 rest() {
+    local nfs=("$python" tests/bench/nfs_beside.py build/ucm-bench share --ucmd "$UCMD" --root URL --only speed --rounds 5 --slice 300ms --quiet) run
     part hop-folder 40 "$1" build/bench/backend_bench /dev/shm/backend-bench
     rm -rf /dev/shm/backend-bench
     part hop-nfs 40 "$1" "$python" tests/bench/nfs_beside.py build/bench/backend_bench URL
     for run in ${S3_RUNS:-1 2 3}; do
         part "s3-$run" 40 "$1" build/bench/s3_bench
     done
-    part nfs 100 "$1" "$python" tests/bench/nfs_beside.py build/ucm-bench share --ucmd "$UCMD" --root URL --only speed --rounds 5 --slice 300ms --quiet
+    part nfs 100 "$1" "${nfs[@]}"
+    part nfs-deep 60 "$1" "${nfs[@]}" --block 256KiB --depth 64
     mooncake "$1"
 }
 
@@ -85,7 +87,7 @@ else
     kills "0-$((n - 1))"
     kills_folder "0-$((n - 1))"
 fi
-for part in hop-folder hop-nfs s3-1 s3-2 s3-3 nfs mooncake kills-nfs kills-folder; do
+for part in hop-folder hop-nfs s3-1 s3-2 s3-3 nfs nfs-deep mooncake kills-nfs kills-folder; do
     [ -e "$out/$part.txt" ] || continue
     cat "$out/$part.head"
     grep -Ev '^ *$|^[IWE][0-9]{4} |InitGoogleLogging' "$out/$part.txt" | tail -n 40

@@ -18,6 +18,7 @@ import swift_case  # noqa: E402
 
 TREE = "/opt/tree"  # of this repository, as far as worker.py needs it
 SMALL = "arena:\n  size: 64MiB\n  extent: 1MiB\ndevice:\n  cuda: off\n"
+PATIENT = "  lookup_deadline: 10s\n  deadline: 30s\n"  # of share: the machine may be busy
 # Of `systemd-analyze security`. The network that nfs:// needs costs 0.5 for PrivateNetwork= and 0.2 for the families.
 EXPOSURE, EXPOSURE_NFS = 1.0, 1.7
 GANESHA = """
@@ -127,7 +128,7 @@ class Roots(Case):
     def test_a_folder_and_an_nfs_server_take_writes(self):
         self.folder("/disk/kv")
         self.nfs_server()
-        self.start(SMALL + f"share:\n  spread: hashed\n  lookup_deadline: 10s\n  roots: [/disk/kv, \"{NFS}\"]\n")
+        self.start(SMALL + f"share:\n  spread: hashed\n{PATIENT}  roots: [/disk/kv, \"{NFS}\"]\n")
         self.until_health("ok")
         self.dump(count=64)
         self.m.wait_until(lambda: int(self.files("/disk/kv")) + int(self.files("/disk/export")) == 64,
@@ -142,7 +143,7 @@ class Roots(Case):
     def test_a_backends_process_works_in_its_sandbox(self):
         self.folder("/disk/kv")
         backend = "/usr/libexec/ucmd/ucmd-backend-folder /disk/kv"
-        self.start(SMALL + f"share:\n  lookup_deadline: 10s\n  roots: [\"process:kv write=/disk/kv buffer=4MiB -- {backend}\"]\n")
+        self.start(SMALL + f"share:\n{PATIENT}  roots: [\"process:kv write=/disk/kv buffer=4MiB -- {backend}\"]\n")
         self.until_health("ok")
         self.dump(count=64)
         self.until_files("/disk/kv", 64)
@@ -217,7 +218,7 @@ class Beside(Case):
         return ["nsenter", "--target", self.m.pid, "--net", *argv]
 
     def stores_and_finds(self, root, exposure=EXPOSURE_NFS):
-        self.start(SMALL + f"share:\n  lookup_deadline: 10s\n  deadline: 30s\n  roots: [\"{root}\"]\n")
+        self.start(SMALL + f"share:\n{PATIENT}  roots: [\"{root}\"]\n")
         self.until_health("ok")
         self.dump()
         self.m.wait_until(lambda: self.metric("share_writes") == 16, lambda: self.m.journal()[-3000:])
