@@ -8,6 +8,18 @@
 /* Registering takes about 50 ms a GiB and blocks the driver. Pieces of this size bound that, and a
  * job waits only for the pieces that it needs. */
 #define GPU_PIN_BYTES (256ull << 20)
+#define GPU_PIN_AGAIN_MS 1000 /* from a failure to the next try */
+
+/* All GPUs' threads get the same memory, and each pins it when it has nothing else to do. While one
+ * registers a range, another finds it neither free nor registered. */
+static uv_mutex_t registering;
+static uv_once_t registering_once = UV_ONCE_INIT;
+
+static void registering_init(void)
+{
+    if (uv_mutex_init(&registering) != 0)
+        abort();
+}
 
 /* The first pin whose end is above the address. */
 static size_t pin_after(const struct gpu_memory *m, uint64_t address)
@@ -47,7 +59,7 @@ void gpu_memory_add(struct gpu_memory *m, uint64_t base, uint64_t bytes)
         if (m->n == m->cap && memory_grow(m) < 0)
             return;
         memmove(&m->pins[i + 1], &m->pins[i], (m->n - i) * sizeof(*m->pins));
-        m->pins[i] = (struct gpu_pin){base, n, GPU_PIN_NEW};
+        m->pins[i] = (struct gpu_pin){.base = base, .bytes = n, .state = GPU_PIN_NEW};
         m->n++;
         m->fresh++;
         base += n;
@@ -71,25 +83,34 @@ void gpu_memory_remove(struct gpu_memory *m, uint64_t base, uint64_t bytes)
 /* Portable: one registration serves all GPUs, and only one GPU may make it. Kernels get host
  * addresses unchanged, so the GPU must see the memory at the same address; it does on every 64-bit
  * Linux. */
-static CUresult pin(struct gpu *g, struct gpu_pin *p)
+static CUresult registered(struct gpu_pin *p)
 {
     void *memory = (void *)(uintptr_t)p->base;
     CUdeviceptr address = 0;
     CUresult r = cuda.cuMemHostRegister(memory, p->bytes,
                                         CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
 
-    g->memory.fresh--;
     p->state = r == CUDA_SUCCESS ? GPU_PIN_OURS : GPU_PIN_OTHERS;
     if (r == CUDA_SUCCESS || r == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
         r = cuda.cuMemHostGetDevicePointer(&address, memory, 0);
     if (r == CUDA_SUCCESS && address != p->base)
         r = CUDA_ERROR_NOT_SUPPORTED;
-    if (r == CUDA_SUCCESS)
-        return r;
-    if (p->state == GPU_PIN_OURS)
+    if (r != CUDA_SUCCESS && p->state == GPU_PIN_OURS)
         (void)cuda.cuMemHostUnregister(memory);
-    p->state = GPU_PIN_FAILED;
     return r;
+}
+
+static void pin(struct gpu *g, struct gpu_pin *p)
+{
+    g->memory.fresh -= p->state == GPU_PIN_NEW;
+    uv_once(&registering_once, registering_init);
+    uv_mutex_lock(&registering);
+    p->why = registered(p);
+    uv_mutex_unlock(&registering);
+    if (p->why != CUDA_SUCCESS) {
+        p->state = GPU_PIN_FAILED;
+        p->next_ms = job_clock_ms() + GPU_PIN_AGAIN_MS;
+    }
 }
 
 /* Of one slot; *last is the pin of the slot before, which most likely holds this one, too. */
@@ -97,7 +118,6 @@ static int need_range(struct gpu *g, struct device_job *job, uint64_t begin, uin
                       size_t *last)
 {
     struct gpu_memory *m = &g->memory;
-    CUresult r = CUDA_SUCCESS;
 
     while (begin < end) {
         size_t i = *last;
@@ -109,13 +129,10 @@ static int need_range(struct gpu *g, struct device_job *job, uint64_t begin, uin
             return job_refuse(job, -EINVAL, UCM_WIRE_INTERNAL,
                               "slot memory at %#" PRIx64 " was never given to the GPU", begin);
         p = &m->pins[i];
-        if (p->state == GPU_PIN_NEW)
-            r = pin(g, p);
+        if (p->state == GPU_PIN_NEW || (p->state == GPU_PIN_FAILED && job_clock_ms() >= p->next_ms))
+            pin(g, p);
         if (p->state == GPU_PIN_FAILED)
-            return r != CUDA_SUCCESS
-                       ? gpu_refuse(g, job, -EIO, r, "slot memory can't be pinned")
-                       : job_refuse(job, -EIO, UCM_WIRE_DEVICE,
-                                    "the slot lies in memory that could not be pinned");
+            return gpu_refuse(g, job, -EIO, p->why, "slot memory can't be pinned");
         *last = i;
         begin = p->base + p->bytes;
     }
@@ -149,7 +166,7 @@ void gpu_memory_pin_one(struct gpu *g)
 {
     for (size_t i = 0; i < g->memory.n; i++) {
         if (g->memory.pins[i].state == GPU_PIN_NEW) {
-            (void)pin(g, &g->memory.pins[i]); /* a job that needs it reports the error */
+            pin(g, &g->memory.pins[i]); /* a job that needs it reports the error */
             return;
         }
     }

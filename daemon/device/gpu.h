@@ -90,6 +90,8 @@ enum gpu_pin_state { GPU_PIN_NEW, GPU_PIN_OURS, GPU_PIN_OTHERS, GPU_PIN_FAILED }
 struct gpu_pin {
     uint64_t base, bytes;
     enum gpu_pin_state state;
+    CUresult why;     /* GPU_PIN_FAILED: of the last try */
+    uint64_t next_ms; /* and when a job may try again */
 };
 
 struct gpu_memory {

@@ -59,6 +59,10 @@ bool fake_cuda_launched(const char *name);
 /* Counts memory, streams and events that exist: 0 at the end of a test. */
 unsigned fake_cuda_left(void);
 unsigned fake_cuda_registered(void); /* ranges of host memory */
+void fake_cuda_refuse_registrations(bool refuse);
+/* Each registration waits for another one for 0.2 s. Whether two threads were in one at once. */
+void fake_cuda_register_together(void);
+bool fake_cuda_registered_together(void);
 /* GPUs then have compute capability 9.0 and so many clusters at once; 0, at first: none. */
 void fake_cuda_clusters(int at_once);
 

@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct memory {
     struct memory *next;
@@ -201,9 +202,34 @@ CUresult cuMemFreeHost(void *memory)
     return CUDA_SUCCESS;
 }
 
+static atomic_bool refused, together, met;
+static atomic_uint registering;
+
+void fake_cuda_refuse_registrations(bool refuse)
+{
+    atomic_store(&refused, refuse);
+}
+
+void fake_cuda_register_together(void)
+{
+    atomic_store(&together, true);
+}
+
+bool fake_cuda_registered_together(void)
+{
+    return atomic_load(&met);
+}
+
 CUresult cuMemHostRegister(void *memory, size_t bytes, unsigned flags)
 {
     (void)memory, (void)bytes, (void)flags;
+    if (atomic_load(&refused))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (atomic_fetch_add(&registering, 1) > 0)
+        atomic_store(&met, true);
+    for (int i = 0; i < 200 && atomic_load(&together) && !atomic_load(&met); i++)
+        usleep(1000);
+    atomic_fetch_sub(&registering, 1);
     atomic_fetch_add(&registered, 1);
     return CUDA_SUCCESS;
 }

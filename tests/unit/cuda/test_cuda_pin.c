@@ -1,0 +1,58 @@
+/* The arena's memory, which each GPU's thread pins piece by piece. */
+#include "tests/unit/cuda/cuda_rig.h"
+
+static struct worker_side a, b;
+
+static void worker_begin_on(struct worker_side *w, uint32_t number)
+{
+    struct ucm_error e = {0};
+
+    *w = (struct worker_side){0};
+    worker_memory(w, (int)number, 2, 4096, 0);
+    w->region = region_of(w, device_set_at(set, 1 + number), getpid(), 0);
+    cr_assert_eq(control(DEVICE_OPEN, w->region, NULL, &e), 0, "%s", e.text);
+}
+
+/* The driver may refuse both where two threads register the same memory at once. */
+Test(cuda_pin, one_gpu_after_the_other, .timeout = 60)
+{
+    static struct test_job j[2];
+
+    daemon_begin(COPY_AUTO, 1 * MIB);
+    fake_cuda_register_together();
+    worker_begin_on(&a, 0);
+    worker_begin_on(&b, 1);
+    copy_half(&j[0], &a, DEVICE_LOAD);
+    copy_half(&j[1], &b, DEVICE_LOAD);
+    job_submit(&j[0], a.region->device);
+    job_submit(&j[1], b.region->device);
+    for (unsigned i = 0; i < 2; i++)
+        cr_assert_eq(job_wait(&j[i]), 0, "%s", j[i].job.error.text);
+    cr_assert_not(fake_cuda_registered_together());
+    worker_end(&a);
+    worker_end(&b);
+    daemon_end();
+}
+
+Test(cuda_pin, what_could_not_be_pinned_is_tried_again, .timeout = 60)
+{
+    static struct test_job j;
+
+    daemon_begin(COPY_AUTO, 1 * MIB);
+    fake_cuda_refuse_registrations(true);
+    worker_begin_on(&a, 0);
+    for (unsigned i = 0; i < 2; i++) { /* each job is told the reason */
+        copy_half(&j, &a, DEVICE_LOAD);
+        job_submit(&j, gpu);
+        cr_assert_eq(job_wait(&j), -EIO);
+        cr_assert(strstr(j.job.error.text, "can't be pinned: ") && strlen(j.job.error.text) > 30,
+                  "%s", j.job.error.text);
+    }
+    fake_cuda_refuse_registrations(false);
+    fake_clock_pass(2000);
+    copy_half(&j, &a, DEVICE_LOAD);
+    job_submit(&j, gpu);
+    cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
+    worker_end(&a);
+    daemon_end();
+}
