@@ -17,6 +17,10 @@ from ..memory import data_pointer
 from .core import WHERE, Refused, Store, logger, own_of
 
 
+#: Tasks that move at once: while the daemon copies for one, it is being asked for the next ones.
+_THREADS = 4
+
+
 @dataclass
 class UcmdTask(Task):
     task_id: int
@@ -43,7 +47,7 @@ class UcmdStore(UcmKVStoreBaseV1):
         sizes = sizes or [shard]
         if sum(sizes) != shard:
             raise Refused(f"tensors of {sum(sizes)} bytes in all, and shard_size {shard}: as many are right")
-        self._store = Store(own, model, block, block // shard, sizes, threads=2)
+        self._store = Store(own, model, block, block // shard, sizes, _THREADS)
         self.close = self._store.close
 
     def cc_store(self) -> int:
