@@ -264,11 +264,13 @@ check-routers: setup-build ## what ucmevents publishes, read by Dynamo's indexer
 	tests/setup/routers.sh $(ROUTERS_VENV)
 	UCMD=$(abspath $O)/ucmd UCMEVENTS=$(abspath $O)/ucmevents $(abspath $(ROUTERS_VENV))/bin/python -B tests/routers/check_routers.py
 
-check-vllm-gpu: setup-build ## sparse decoding in a real vLLM on a GPU; VLLM_PYTHON=python names one that has vLLM
+check-vllm-gpu: setup-build ## models of each kind and sparse decoding in a real vLLM on a GPU, or two; VLLM_PYTHON=python names one that has vLLM
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU's kernels can't be built"; exit 1)
 	+@$(SUBMAKE) all
-	UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl UCMCLIENT_LIB=$(abspath $O)/$(SO) UCMCLIENT_CUDA_LIB=$(abspath $O)/$(CUDA_SO) \
-	    $(or $(VLLM_PYTHON),python3) -B tests/vllm/check_sparse_gpu.py
+	for file in check_models_gpu check_sparse_gpu; do \
+	    UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl UCMCLIENT_LIB=$(abspath $O)/$(SO) UCMCLIENT_CUDA_LIB=$(abspath $O)/$(CUDA_SO) \
+	        $(or $(VLLM_PYTHON),python3) -B tests/vllm/$$file.py || exit 1; \
+	done
 
 # $(call study,FOLDER,PROGRAM,MODEL,SIZE): a study of tests/FOLDER on a model, and its tables. Short ones are measured anew.
 define study

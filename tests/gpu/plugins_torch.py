@@ -116,19 +116,24 @@ class Gpu(unittest.TestCase):
 
 
 def speed():
-    """Loads of 64 blocks beside copies of as many bytes from pinned memory, one after the other; medians."""
+    """Loads of 32 blocks beside copies of as many bytes from pinned memory, one after the other; medians. By layers: as UCM's connector asks for them
+    where nothing computes, one behind the other, and all at once. Addresses are made before, as the connector does."""
     case = Gpu("test_layer_by_layer")  # for its stores
     Gpu.setUpClass()
     layers, n = cache(), 32
     size = n * LAYERS * 2 * PIECE
     pinned, flat = torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.empty(size, dtype=torch.uint8, device="cuda")
     store, by_layer = case.store(tag="speed"), case.store(shards=LAYERS, tag="layers")
-    names, places = ids(n, "s"), rows(layers, range(n))
+    names, places, by_shard = ids(n, "s"), rows(layers, range(n)), [rows([one], range(n)) for one in layers]
     torch.cuda.synchronize()
 
     def layered(verb):
-        for task in [getattr(by_layer, verb)(names, [i] * n, rows([one], range(n))) for i, one in enumerate(layers)]:
+        for task in [getattr(by_layer, verb)(names, [i] * n, one) for i, one in enumerate(by_shard)]:
             by_layer.wait(task)
+
+    def in_turn():
+        for i, one in enumerate(by_shard):
+            by_layer.wait(by_layer.load_data(names, [i] * n, one))
     store.wait(store.dump_data(names, [0] * n, places))
     layered("dump_data")
 
@@ -136,7 +141,7 @@ def speed():
         flat.copy_(pinned, non_blocking=True)
         torch.cuda.synchronize()
     ways = {"pinned memory, one copy": copy, "UCM's store, whole blocks": lambda: store.wait(store.load_data(names, [0] * n, places)),
-            "UCM's store, by layers": lambda: layered("load_data")}
+            "UCM's store, layers at once": lambda: layered("load_data"), "UCM's store, in turn": in_turn}
     took = {name: [] for name in ways}
     for _ in range(12):
         for name, way in ways.items():

@@ -50,7 +50,8 @@ class Refused(Exception):
 class Engine:
     def __init__(self, socket, model, connector=True, environment=(), settings=(), **options):
         config = {"socket": socket, **PATIENT, **dict(settings)} if connector else None
-        env = {**os.environ, **SEED, "PYTHONPATH": os.path.join(TOP, "client/python"), **dict(environment)}
+        paths = [os.path.join(TOP, "client/python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**os.environ, **SEED, "PYTHONPATH": os.pathsep.join(paths), **dict(environment)}
         env = {name: value for name, value in env.items() if value is not None}
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(

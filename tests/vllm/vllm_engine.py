@@ -1,13 +1,14 @@
 """A vLLM that is told by lines of JSON what to generate: check_vllm.py starts one process for each engine.
 
 The argument is JSON, {"model": folder, "connector": settings or null, and LLM's own}. A line in is {"prompts": [[token]],
-"outputs": n, "more": of each prompt}; a line out {"tokens": [[token]], "cached": [tokens found in a cache], "transfer":
+"outputs": n, "more": of each prompt}; a line out {"seconds": it took, "tokens": [[token]], "cached": [tokens found in a cache], "transfer":
 [kv_transfer_params], "sparse": counts, "drafted": counts, "free": pages that nobody has, "logs": of each token, if "more" asks}, or {"error": text} for the start.
 """
 
 import json
 import os
 import sys
+import time
 
 # transformers looks for a package `kernels`, which is not the module beside this file.
 sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
@@ -33,20 +34,20 @@ def tiny_models(folder, wild):
     llama.save_pretrained(wild)
 
 
-def eagle_model(folder):
-    """A draft layer for tiny_models' with random weights."""
+def eagle_model(folder, hidden=128, inner=256, heads=4, dim=32):
+    """A draft layer for tiny_models', or another Llama, with random weights."""
     import torch
     from safetensors.torch import save_file
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(2)
-    llama = LlamaForCausalLM(LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4,
-                                         num_key_value_heads=2, head_dim=32, vocab_size=512, max_position_embeddings=8192))
+    llama = LlamaForCausalLM(LlamaConfig(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=1, num_attention_heads=heads,
+                                         num_key_value_heads=2, head_dim=dim, vocab_size=512, max_position_embeddings=8192))
     llama.config.architectures = ["LlamaForCausalLM"]
     llama.config.save_pretrained(folder)
     weights = {name.removeprefix("model."): one.contiguous() for name, one in llama.model.state_dict().items()
                if name.startswith("layers.") and "input_layernorm" not in name}
-    save_file({**weights, "fc.weight": torch.randn(128, 256) / 16}, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    save_file({**weights, "fc.weight": torch.randn(hidden, 2 * hidden) / 16}, os.path.join(folder, "model.safetensors"), {"format": "pt"})
 
 
 def hybrid_models(folder):
@@ -79,6 +80,39 @@ def hybrid_models(folder):
         model.save_pretrained(os.path.join(folder, name))
 
 
+def latent_config(of, name, **more):
+    """Of DeepSeek V3 and V3.2, whose kernels take latents of these sizes only."""
+    return of(architectures=[name], hidden_size=512, intermediate_size=512, moe_intermediate_size=128, num_attention_heads=16, num_key_value_heads=16,
+              kv_lora_rank=512, q_lora_rank=256, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, n_routed_experts=4,
+              num_experts_per_tok=2, n_group=1, topk_group=1, vocab_size=512, initializer_range=0.1, **more)
+
+
+def gpu_models(folder):
+    """What only GPUs have kernels for, and hybrid_models()."""
+    import torch
+    from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, DeepseekV32Config, DeepseekV32ForCausalLM, JambaConfig,
+                              JambaForCausalLM)
+
+    hybrid_models(folder)
+    eagle_model(os.path.join(folder, "eagle"), 512, 1024, 8, 64)  # of gpu_engine's small model
+    torch.manual_seed(1)
+    latents = dict(num_hidden_layers=3, first_k_dense_replace=3, max_position_embeddings=8192)
+    models = {
+        "jamba": JambaForCausalLM(JambaConfig(
+            hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, vocab_size=512,
+            attn_layer_period=4, attn_layer_offset=2, num_experts=1, expert_layer_period=2, use_mamba_kernels=False, initializer_range=0.1,
+            max_position_embeddings=8192)),
+        "deepseek": DeepseekV3ForCausalLM(latent_config(DeepseekV3Config, "DeepseekV3ForCausalLM", **latents)),
+        "indexer": DeepseekV32ForCausalLM(latent_config(
+            DeepseekV32Config, "DeepseekV32ForCausalLM", mlp_layer_types=["dense"] * 3, **latents)),
+    }
+    for name, model in models.items():
+        model.bfloat16().save_pretrained(os.path.join(folder, name))
+    # For what a hit costs: as many latents as DeepSeek V3 has, in a small model whose weights vLLM makes up.
+    latent_config(DeepseekV3Config, "DeepseekV3ForCausalLM", num_hidden_layers=61, first_k_dense_replace=61,
+                  max_position_embeddings=65536).save_pretrained(os.path.join(folder, "deep"))
+
+
 def split_states():
     """vLLM 0.32's Mamba-2 promises states in the midst of a step, which its kernels for CPUs do not leave (it fails with an IndexError).
     Without the promise vLLM ends steps where it wants a state, as for other recurrent layers."""
@@ -106,10 +140,11 @@ def say_replicas():
 
 
 def start(options):
+    import torch
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
-    if os.path.basename(options["model"]) == "nemotron":
+    if os.path.basename(options["model"]) == "nemotron" and not torch.cuda.is_available():
         split_states()
     if os.path.basename(options["model"]) == "one-head":
         say_replicas()
@@ -122,7 +157,7 @@ def start(options):
                 "kv_connector_extra_config": {"connectors": both}}
     if settings is not None:
         options["kv_transfer_config"] = KVTransferConfig(**ours)
-    return LLM(skip_tokenizer_init=True, enforce_eager=True, **{"dtype": "float32", "max_model_len": 4096, **options})
+    return LLM(skip_tokenizer_init=True, **{"dtype": "float32", "max_model_len": 4096, "enforce_eager": True, **options})
 
 
 def sparse_counts():
@@ -144,6 +179,17 @@ def drafted(llm):
     return {wanted[metric.name]: metric.value for metric in llm.get_metrics() if metric.name in wanted}
 
 
+def reset(llm):
+    """The engine's own prefix cache, so that what comes next is a hit in the daemon. Pages that are being stored are given back in a step."""
+    from vllm import SamplingParams
+
+    until = time.monotonic() + 30
+    while not llm.reset_prefix_cache():
+        if time.monotonic() > until:
+            raise RuntimeError("pages are in use without requests")
+        llm.generate([{"prompt_token_ids": [5, 6, 7]}], SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
+
+
 def free_pages(llm):
     return llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
@@ -151,8 +197,8 @@ def free_pages(llm):
 def main():
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer
-    if sys.argv[1] == "hybrid":
-        hybrid_models(sys.argv[2])
+    if sys.argv[1] in ("hybrid", "gpu"):
+        {"hybrid": hybrid_models, "gpu": gpu_models}[sys.argv[1]](sys.argv[2])
         return
     if sys.argv[1] == "eagle":
         eagle_model(sys.argv[2])
@@ -177,9 +223,12 @@ def main():
         logs = asked["more"].pop("logs", None)  # of how many tokens the log probabilities are wanted; a token's own comes in any case
         sampling = SamplingParams(temperature=0, max_tokens=asked["outputs"], detokenize=False, ignore_eos=True, logprobs=logs,
                                   extra_args={"kv_transfer_params": transfer} if transfer else None)
+        if asked["more"].pop("reset", False):
+            reset(llm)
+        began = time.monotonic()
         done = llm.generate([{"prompt_token_ids": p, **asked["more"]} for p in asked["prompts"]], sampling,
                             use_tqdm=False)
-        out.write(json.dumps({"tokens": [list(o.outputs[0].token_ids) for o in done],
+        out.write(json.dumps({"seconds": time.monotonic() - began, "tokens": [list(o.outputs[0].token_ids) for o in done],
                               "cached": [o.num_cached_tokens or 0 for o in done],
                               "transfer": [o.kv_transfer_params for o in done], "sparse": sparse_counts(),
                               "free": free_pages(llm), "drafted": drafted(llm),
