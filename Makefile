@@ -310,14 +310,17 @@ check-sparse-decode-trained: $(TRAINED)/shape.json ## the same of a decoder that
 	+@$(SUBMAKE) $O/$(SO)
 	$(call decode_study,$(TRAINED),trained-$(or $(SIZE),short))
 
-check-blend: ## chunks in a real model, and what they cost its answers (SIZE=full: more and longer chunks); torch and transformers come from PyPI
+# A request's documents: prose or headers.
+TEXTS ?= prose
+
+check-blend: ## chunks in a real model, and what they cost its answers (SIZE=full: more and longer chunks; TEXTS=headers: of C headers); torch and transformers come from PyPI
 	+@$(SUBMAKE) $O/ucmd $O/ucmctl $O/$(SO)
 	tests/setup/smollm2.sh $(SPARSE_VENV)
 	tests/setup/transformers.sh $(SPARSE_VENV)
-	@mkdir -p $O/blend/$(or $(SIZE),short)
+	@mkdir -p $O/blend/$(TEXTS)-$(or $(SIZE),short)
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) $(SPARSE_VENV)/bin/python -B tests/blend/check_runner.py
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) $(SPARSE_VENV)/bin/python -B tests/blend/check_blend.py $(SMOLLM2) \
-	    $O/blend/$(or $(SIZE),short) $(or $(SIZE),short)
+	    $O/blend/$(TEXTS)-$(or $(SIZE),short) $(or $(SIZE),short) $(TEXTS)
 
 check-encodings: ## what encodings lose on the same model (SIZE=full: the tables of docs/encodings.md)
 	tests/setup/smollm2.sh $(SPARSE_VENV)

@@ -35,7 +35,7 @@ SMALL = dict(vocab_size=512, hidden_size=256, intermediate_size=512, num_attenti
 ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192}
 POLICIES = {"none": blend.Nothing(), "first 16": blend.First(16), "first 64": blend.First(64), "hkvd 20 %": blend.Hkvd(0.2),
-            "asked 5 %": blend.Asked(0.05)}
+            "asked 8 %": blend.Asked(0.08)}
 
 
 def new_model(options):

@@ -184,9 +184,9 @@ class Bench:
         planes = [Plane(0, first + at, layer * options.layers, size, at // layer) for at in range(0, layer * options.layers, size)]
         rope = Rope(rows=BLOCK * KV_HEADS, dim=HEAD, rotary=HEAD, base=BASE)
         self.companion = Companion(self.client, uuid, timeout=60)
-        ns = self.chunks._ns
-        if options.encoding:
-            ns = ns.encoded(options.encoding, k=(BLOCK, KV_HEADS, HEAD), v=(BLOCK, KV_HEADS, HEAD))
+        ns = self.plain = self.chunks._ns
+        if options.encoding:  # which lookups have to know, too
+            ns = self.chunks._ns = ns.encoded(options.encoding, k=(BLOCK, KV_HEADS, HEAD), v=(BLOCK, KV_HEADS, HEAD))
         more = dict(blocks=blocks, rope=rope, timeout=60)
         self.ways = {"straight": blend.ChunkPages(self.chunks, ns.register([memory], planes, gpu=uuid, **more), rope),
                      "companion": blend.ChunkPages(self.chunks, self.companion.register(ns, [memory], planes, [base], **more), rope)}

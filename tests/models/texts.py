@@ -1,4 +1,4 @@
-"""Token sequences to decode: pieces of the Python documentation and of the Bible, and passkeys hidden in them."""
+"""Token sequences to decode: pieces of the Python documentation, of the Bible and of C headers, and passkeys hidden in them."""
 
 import functools
 import glob
@@ -9,6 +9,9 @@ import subprocess
 
 DOCS = ["howto/logging-cookbook", "library/argparse", "reference/datamodel", "whatsnew/3.11", "faq/programming", "library/stdtypes"]
 BOOKS = ["ezek", "1chr", "acts", "jer", "num", "isa"]
+# Of linux-libc-dev, which a compiler needs anyway.
+HEADERS = ["linux/bpf", "linux/nl80211", "linux/ethtool", "linux/kvm", "linux/videodev2", "linux/btrfs", "linux/perf_event", "linux/fuse", "linux/if_link",
+           "rdma/ib_user_verbs", "sound/asound", "linux/netfilter/nf_tables"]
 
 
 # Where UCM_SPARSE_TEXTS names a folder that save() wrote, the texts come from there and no Debian package is needed.
@@ -24,6 +27,8 @@ def save():
         saved(name).write_text(documentation(name)[:60000], encoding="utf-8")
     for name in BOOKS:
         saved(name).write_text(book(name)[:60000], encoding="utf-8")
+    for name in HEADERS:
+        saved(name).write_text(header(name)[:60000], encoding="utf-8")
 
 
 @functools.cache
@@ -33,6 +38,13 @@ def documentation(name):
     folder = sorted(glob.glob("/usr/share/doc/python3.*/html/_sources"))[-1]
     with open(f"{folder}/{name}.rst.txt", encoding="utf-8") as file:
         return file.read()
+
+
+@functools.cache
+def header(name):
+    if SAVED and saved(name).exists():
+        return saved(name).read_text(encoding="utf-8")
+    return pathlib.Path(f"/usr/include/{name}.h").read_text(encoding="utf-8")
 
 
 @functools.cache

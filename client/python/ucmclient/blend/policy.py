@@ -77,7 +77,7 @@ class Asked:
     ratio: the share. first: how many of the first tokens of each chunk. depth: the share of layers, from the first on, in which the chosen ones are computed;
     behind these they keep the K and V that were loaded. queries: at most so many of the question's last tokens say what they attend to."""
 
-    ratio: float = 0.05
+    ratio: float = 0.08
     first: int = 16
     depth: float = 2 / 3
     queries: int = 64
