@@ -143,6 +143,7 @@ def quantile(took, phases, q):
 
 def main():
     context = multiprocessing.get_context("fork")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # of a time limit: what was made goes
     with root() as (words, before):
         daemon = Daemon(before=before, **{"share.roots": words, **OPTIONS})
         work, ended = Work(daemon), context.Event()

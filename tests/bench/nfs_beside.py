@@ -5,6 +5,7 @@ nfs-ganesha runs in a network namespace of its own, with a pair of virtual cable
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import hosts  # noqa: E402
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # of a time limit: what was made goes
     if hosts.why_not():
         sys.exit(hosts.why_not())
     folder, network, server = tempfile.mkdtemp(prefix="nfs-beside.", dir=os.environ.get("UCM_TEST_DISK")), hosts.Network(1), None
