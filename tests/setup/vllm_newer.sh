@@ -37,6 +37,8 @@ with open(os.path.join(to, "older.pth"), "w") as file:
     file.write(older + "\n")
 END
 rm -rf "$venv/wheels"
+# What vLLM 0.33's server imports, and older ones don't.
+"$python" -m pip -q --disable-pip-version-check install --no-deps --target "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" orjson
 (cd "$venv" && bin/python -c 'import vllm.v1.worker.cpu_worker') || {
     echo "check-vllm: $wanted can't be imported over the kernels of $python" >&2
     exit 1
