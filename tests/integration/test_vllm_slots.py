@@ -2,6 +2,7 @@
 """Slots of the small engine with sparse decoding: what one holds, the lane on which it is filled, and who gets how many. sparse_case.py has
 what outputs are compared with."""
 
+import time
 import unittest
 
 from vllm_case import BLOCK, Request, daemon, prompt, run, watch  # sets the paths
@@ -141,7 +142,11 @@ class Admitted(Together):
     def test_for_so_long(self):
         e = self.engine(slots=12, wait=0.05)
         first, last = e.request("first", self.KNOWN, outputs=40), e.request("last", prompt(610, 100), outputs=10)
-        done = run(e, first, last)
+
+        def between(e):
+            if any(r.unfit_since is not None for r in e.waiting):
+                time.sleep(0.06)  # else the first may be done before the other one is late
+        done = run(e, first, last, between=between)
         late = [r.request_id for r in (first, last) if r.error is not None]
         self.assertEqual([done[name].error for name in late], [f"{name} waited 0.05 s for slots" for name in late])
         self.assertEqual(len(late), 1)
