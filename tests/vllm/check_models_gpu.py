@@ -24,7 +24,7 @@ import check_vllm as real  # noqa: E402
 from check_vllm import Engine, prompt  # noqa: E402
 from daemon import Daemon  # noqa: E402
 
-real.WAIT_S = 150  # of an engine, to start or to answer
+real.WAIT_S = 300  # of an engine, to start or to answer: kernels are compiled meanwhile
 UCMCTL = os.environ.get("UCMCTL", os.path.join(real.TOP, "build/ucmctl"))
 #: Between log probabilities in BF16 of what was computed in steps of other shapes.
 NEAR = 0.3
@@ -376,6 +376,8 @@ def main():
         for case in list(running.values()):
             case.daemon.kill()
     failed = [name for name in names if rows.get(name, ("",))[0] != "ok"]
+    if of.gpus < 2 and not of.cases:
+        print(f"not run, for want of a second GPU: {', '.join(TWO)}")
     print(f"{len(failed)} of {len(names)} failed: logs are in {logs}" if failed else f"all {len(rows)} passed", flush=True)
     os._exit(1 if failed else 0)  # threads may wait for what was killed
 
