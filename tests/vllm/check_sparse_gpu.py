@@ -23,23 +23,24 @@ os.environ["UCM_TEST_CUDA"] = "required"
 ALL = "topk:topk_tokens=8192,dense_below=512"
 SOME = "topk:topk_tokens=256,dense_below=512"
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]}
-NEWER = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+#: vLLM 0.33 takes the newer one unless it is told.
+OLDER, NEWER = ({"environment": {"VLLM_USE_V2_MODEL_RUNNER": number}} for number in "01")
 
 
 class Sparse(Scenarios, unittest.TestCase):
     SIZES = {"max_model_len": 4096, "max_num_seqs": 8, "gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 256 << 20, "dtype": "bfloat16",
              "compilation_config": GRAPHS}
     ENGINES = {
-        "dense": (None, {}),
-        "all": (256, {"sparse": ALL}),
-        "some": (256, {"sparse": SOME, "settings": {"sparse_room": 1}}),
-        "eager": (256, {"sparse": SOME, "enforce_eager": True, "compilation_config": None}),
-        "newer": (256, {"sparse": SOME, "environment": NEWER}),
-        "newer, all": (256, {"sparse": ALL, "environment": NEWER}),
-        "pieces": (256, {"sparse": ALL, "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 16 << 20}),
-        "few": (0, {"sparse": ALL, "kv_cache_memory_bytes": 10 << 20}),
-        "short": (8, {"sparse": ALL}),
-        "windowless": (0, {"sparse": SOME}),
+        "dense": (None, OLDER),
+        "all": (256, {"sparse": ALL, **OLDER}),
+        "some": (256, {"sparse": SOME, "settings": {"sparse_room": 1}, **OLDER}),
+        "eager": (256, {"sparse": SOME, "enforce_eager": True, "compilation_config": None, **OLDER}),
+        "newer": (256, {"sparse": SOME, **NEWER}),
+        "newer, all": (256, {"sparse": ALL, **NEWER}),
+        "pieces": (256, {"sparse": ALL, "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 16 << 20, **OLDER}),
+        "few": (0, {"sparse": ALL, "kv_cache_memory_bytes": 10 << 20, **OLDER}),
+        "short": (8, {"sparse": ALL, **OLDER}),
+        "windowless": (0, {"sparse": SOME, **OLDER}),
     }
     #: Not "some": that one has memory for fewer requests at once, so its batches have other shapes.
     REFERENCES = {"eager": ("newer", CLOSE), "newer": ("eager", CLOSE), "windowless": ("eager", CLOSE)}

@@ -7,7 +7,7 @@ again) run eagerly, and their sparse tokens wait for what they need, layer by la
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from vllm.v1.attention.backend import AttentionCGSupport
@@ -20,6 +20,13 @@ from vllm.v1.attention.backends.flash_attn import (
 
 from .sparse_gpu import worker_of
 from .sparse_layer import check_layer, setting, spec_of
+
+#: What vLLM prepared for the whole batch and a part of it must not use. A vLLM behind 0.26 has no cascade attention.
+_OF_THE_WHOLE = {
+    name: value
+    for name, value in {"scheduler_metadata": None, "use_cascade": False}.items()
+    if name in {field.name for field in fields(FlashAttentionMetadata)}
+}
 
 
 class SparseBackend(FlashAttentionBackend):
@@ -67,7 +74,7 @@ class SparseImpl(FlashAttentionImpl):
         worker, number = known
         if attn_metadata.max_query_len == 1:
             dense = worker.uniform(number, attn_metadata.block_table, attn_metadata.seq_lens)
-            batch = replace(attn_metadata, seq_lens=dense, scheduler_metadata=None, use_cascade=False)
+            batch = replace(attn_metadata, seq_lens=dense, **_OF_THE_WHOLE)
             super().forward(layer, query, key, value, kv_cache, batch, output, *args, **named)
             worker.attend_uniform(number, query, output, attn_metadata.block_table)
             return output
@@ -83,7 +90,7 @@ class SparseImpl(FlashAttentionImpl):
         """The dense tokens of these rows."""
         batch = replace(
             of, num_actual_tokens=dense.tokens, max_query_len=dense.longest, query_start_loc=dense.starts, max_seq_len=dense.end,
-            seq_lens=dense.lengths, block_table=of.block_table[dense.rows], scheduler_metadata=None, use_cascade=False,
+            seq_lens=dense.lengths, block_table=of.block_table[dense.rows], **_OF_THE_WHOLE,
         )
         q = query[dense.at]
         out = q.new_empty(q.shape)
