@@ -14,7 +14,7 @@ import test_vllm_trouble
 from engine import configuration
 from ucmclient import Region
 from ucmclient.errors import Status, UcmError
-from ucmclient.vllm import connector, gather_loads, settings
+from ucmclient.vllm import connector, gather_loads, gather_pages, settings
 from ucmclient.vllm.plan import Copy
 
 WHOLE = 150 // BLOCK * BLOCK
@@ -170,7 +170,7 @@ def _process(rank, port, pipe):
     whole = torch.full((100, 4, 24), -1, dtype=torch.int16)
     pages = {"a": whole[:, :2], "b": whole[:, 3:], "c": torch.full((100, 24), -1, dtype=torch.int16)}
     layout = layout_of(pages, 100)
-    exchange = gather_loads.TorchExchange(layout, pages, None, rank, 2, stage_bytes=2000)
+    exchange = gather_pages.TorchExchange(layout, pages, None, rank, 2, stage_bytes=2000)
     for shares in iter(pipe.recv, None):
         for page in pages.values():
             for block in shares[rank]:
@@ -178,6 +178,44 @@ def _process(rank, port, pipe):
         exchange(shares)
         pipe.send(({name: page[:, ..., 0].reshape(100, -1)[:, 0].tolist() for name, page in pages.items()}, int(whole[:, 2].max())))
     distributed.destroy_process_group()
+
+
+@unittest.skipUnless(find_spec("torch") and find_spec("triton"), "there is no torch, or no Triton")
+class Kernel(unittest.TestCase):
+    def test_it_moves_what_torch_moves(self):
+        """In Triton's interpreter, where there is no GPU."""
+        import subprocess
+        import sys
+
+        code = f"import sys; sys.path[:0] = {sys.path!r}; import test_vllm_gather; test_vllm_gather.moves()"
+        done = subprocess.run([sys.executable, "-B", "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
+def moves():
+    import torch
+    from ucmclient.vllm.gather_kernel import FusedPieces
+    from ucmclient.vllm.gather_pages import Pieces
+
+    torch.manual_seed(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for dtype in (torch.int64, torch.uint8):
+        whole = torch.randint(0, 100, (20, 5000), dtype=dtype, device=device)
+        pages = [whole[:, :1500], whole[:, 1600:1601], whole[:, 2000:4100], torch.randint(0, 100, (20, 7), dtype=dtype, device=device)]
+        ids = torch.tensor([3, -1, 19, 0, 7, -1], device=device)
+        kinds = [Pieces(pages), FusedPieces(pages)]
+        rows = [torch.zeros((6, kinds[0].width), dtype=dtype, device=device) for _ in kinds]
+        for kind, row in zip(kinds, rows):
+            kind.take(ids, row)
+        assert rows[0].any() and torch.equal(*rows)
+        left = []
+        for kind in kinds:
+            copies = whole.clone(), pages[3].clone()
+            kind.put(ids.flip(0), rows[0] + 1)
+            left.append((whole.clone(), pages[3].clone()))
+            whole.copy_(copies[0]), pages[3].copy_(copies[1])
+        assert not torch.equal(left[0][0], whole)
+        assert all(map(torch.equal, *left))
 
 
 @unittest.skipUnless(find_spec("torch") and not os.environ.get("UCM_NO_GLOO"), "there is no torch")

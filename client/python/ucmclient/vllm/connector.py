@@ -36,7 +36,8 @@ from .digests import digest_of, shape_of
 from .drafts import check_drafts, drafts_of
 from .events import EventFeed
 from .head_groups import check_head_groups, group_layouts, head_groups_of
-from .gather_loads import Exchange, GatheringWorker, GatherPlanner, TorchExchange, ranks_with_the_same
+from .gather_loads import Exchange, GatheringWorker, GatherPlanner, ranks_with_the_same
+from .gather_pages import TorchExchange
 from .groups import Group, HybridIdentity, check_hybrid, groups_of, hash_tokens, hybrid_identity, kinds_of
 from .hybrid_scheduler import HybridScheduler
 from .hybrid_worker import HybridWorker

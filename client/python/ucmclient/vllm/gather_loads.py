@@ -13,15 +13,12 @@ from dataclasses import replace
 from typing import Any, Optional
 
 from .identity import ranks_of
-from .layout import Layout
 from .plan import Copy, Gather, Plan
 from .settings import Settings
 from .worker import WorkerHalf, _Load
 
 #: Blocks for each rank from which a load is shared out: what is smaller comes sooner to all than it is gathered.
 _LEAST = 4
-#: Of the memory that a rank takes for the shares of all.
-_STAGE_BYTES = 64 << 20
 
 #: Brings every rank's share of blocks to all ranks' pages; the lists are the same in all ranks. Returns a GPU event that comes when
 #: this rank's pages have them; None: they have.
@@ -128,58 +125,3 @@ class GatheringWorker(WorkerHalf):
             self._failed_blocks.update(failed)
             self._finished_loads.add(copy.request)
         return super().finished()
-
-
-# ---- with torch ----
-
-
-class TorchExchange:
-    """An all_gather of pages through memory that is taken at the start: nothing in it can fail in one rank only but the group itself."""
-
-    def __init__(self, layout: Layout, kv_caches: dict[str, Any], group: Any, rank: int, ranks: int, stage_bytes: int = _STAGE_BYTES):
-        import torch
-
-        self._torch, self._group, self._rank, self._ranks = torch, group, rank, ranks
-        self._pages = _rows(layout, list(kv_caches.values()))
-        self._widths = [pages.shape[1] for pages in self._pages]
-        first, width = self._pages[0], sum(self._widths)
-        self._at_once = max(1, stage_bytes // (width * first.element_size() * ranks))
-        self._all = first.new_empty((ranks * self._at_once, width))
-        self._mine = first.new_zeros((self._at_once, width))
-
-    def __call__(self, shares: Sequence[Sequence[int]]) -> Any:
-        for at in range(0, max(map(len, shares)), self._at_once):
-            self._some([list(share[at : at + self._at_once]) for share in shares])
-        if self._all.device.type != "cuda":
-            return None
-        event = self._torch.cuda.Event()
-        event.record()
-        return event
-
-    def _some(self, shares: list[list[int]]) -> None:
-        torch, n = self._torch, max(map(len, shares))
-        ids = [torch.tensor(share, dtype=torch.int64, device=self._all.device) for share in shares]
-        mine, everything = self._mine[:n], self._all[: n * self._ranks]
-        for pages, to in zip(self._pages, mine.split(self._widths, 1)):
-            to[: len(shares[self._rank])] = pages.index_select(0, ids[self._rank])
-        torch.distributed.all_gather_into_tensor(everything, mine, group=self._group)
-        for rank, share in enumerate(everything.view(self._ranks, n, -1)):
-            if rank != self._rank and len(shares[rank]):
-                for pages, of in zip(self._pages, share.split(self._widths, 1)):
-                    pages.index_copy_(0, ids[rank], of[: len(shares[rank])])
-
-
-def _rows(layout: Layout, tensors: Sequence[Any]) -> list[Any]:
-    """For each piece of a block a tensor with a row for each block, in the widest type that fits."""
-    import torch
-
-    chunks = [chunk for layer in layout.layers for chunk in layer]
-    dtype = torch.int64 if all((c.address | c.stride | c.size) % 8 == 0 for c in chunks) else torch.uint8
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
-    rows = []
-    for chunk in chunks:
-        base, storage = next((at, of) for at, of in storages.items() if at <= chunk.address < at + of.nbytes())
-        whole = torch.empty(0, dtype=dtype, device=tensors[0].device)
-        size = whole.element_size()
-        rows.append(whole.set_(storage, (chunk.address - base) // size, (layout.blocks, chunk.size // size), (chunk.stride // size, 1)))
-    return rows
