@@ -5,7 +5,8 @@
  * bytes. client/examples/load_or_dump.c is a whole program.
  *
  * Threads. Any thread may call any function at any time, on one client or several. While a function
- * closes a handle (client, namespace, region, task) and after that, no thread may use the handle.
+ * closes a handle (client, namespace, region, task) and after that, no thread may use the handle;
+ * ucm_disconnect is for who can't promise that of a client.
  * No function starts a thread, installs a signal handler or logs. None is async-signal-safe.
  *
  * Fork. After fork() only the parent may use its clients. In the child every call returns
@@ -102,6 +103,10 @@ UCM_API int ucm_connect(const struct ucm_options *options, int timeout_ms, struc
  * Calls under way in other threads return -UCM_EDISCONNECTED, and ucm_close returns after them.
  * Waits up to 5 s for a companion's kernels. NULL is allowed. */
 UCM_API void ucm_close(struct ucm_client *client);
+/* Closes the connection for good and frees nothing: calls under way in other threads return -UCM_EDISCONNECTED, and so does every
+ * later call, but for ucm_close, which still has to free the client. For programs in which another thread may be about to call:
+ * they call ucm_close when no thread has a handle any more. Waits as ucm_close does. NULL is allowed. */
+UCM_API void ucm_disconnect(struct ucm_client *client);
 
 /* How many connections this client has had, 1 at first. A change means that the daemon restarted or
  * the connection broke, so all earlier leases have ended. 0 in a child after fork(). */

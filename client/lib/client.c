@@ -203,11 +203,10 @@ int ucm_connect(const struct ucm_options *options, int timeout_ms, struct ucm_cl
     return 0;
 }
 
-void ucm_close(struct ucm_client *c)
+void ucm_disconnect(struct ucm_client *c)
 {
     if (!c || c->forked)
         return;
-    client_fork_forget(c);
     pthread_mutex_lock(&c->lock);
     c->closing = true;
     client_link_break(c, UCM_EDISCONNECTED, "the client was closed");
@@ -216,7 +215,16 @@ void ucm_close(struct ucm_client *c)
     (void)client_link_settle(c, INT64_MAX);
     while (c->users > 0)
         pthread_cond_wait(&c->idle, &c->lock);
+    client_close_descriptors(c);
     pthread_mutex_unlock(&c->lock);
+}
+
+void ucm_close(struct ucm_client *c)
+{
+    if (!c || c->forked)
+        return;
+    client_fork_forget(c);
+    ucm_disconnect(c);
     while (atomic_load(&c->entering) > 0) /* these see `closing` when they get the lock */
         (void)nanosleep(&(struct timespec){.tv_nsec = 10000}, NULL);
     client_free(c);

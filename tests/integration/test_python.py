@@ -36,6 +36,44 @@ SUITE_TIMEOUT_S = 280
 LAYERS, CHUNK, BLOCKS = 3, 8192, 32
 
 
+#: Prints what three calls gave, of which each began before the client was closed and reached the library behind that.
+ABOUT_TO_CALL = """
+import sys, threading
+from unittest import mock
+from ucmclient import Client, Identity, Plane, SharedMemory, Status, UcmError
+from ucmclient._native import lib
+
+def about_to(name, call, client):
+    real, reached, closed = getattr(lib, name), threading.Event(), threading.Event()
+
+    def held(*args):
+        reached.set()
+        closed.wait()
+        return real(*args)
+
+    def run():
+        try:
+            print(call())
+        except UcmError as error:
+            print(error.status.name)
+    with mock.patch.object(lib, name, held):
+        thread = threading.Thread(target=run)
+        thread.start()
+        reached.wait()
+        client.close()
+        closed.set()
+        thread.join()
+
+for name in ("ucm_lookup_prefix", "ucm_load", "ucm_task_wait"):
+    client = Client(sys.argv[1], "about-to")
+    ns, shared = client.namespace(Identity("about to call", "bf16", "nhd/1", 16, 4096, (1,))), SharedMemory(4096)
+    region = ns.register([shared.memory()], [Plane(0, 0, 4096, 4096, 0)], blocks=1)
+    task = region.load(bytes(32), [0])
+    about_to(name, {"ucm_lookup_prefix": lambda: ns.lookup_prefix(bytes(32)), "ucm_load": lambda: region.load(bytes(32), [0]),
+                    "ucm_task_wait": task.wait}[name], client)
+"""
+
+
 def key(*names):
     return b"".join(hashlib.sha256(str(name).encode()).digest() for name in names)
 
@@ -255,6 +293,12 @@ class Manners(Case):
         task.close()
         region.close()
         ns.close()
+
+    def test_a_client_is_closed_while_another_thread_is_about_to_call(self):
+        """Between a handle's look-up and the library's call. In a process of its own, whose freed memory is scribbled over."""
+        child = subprocess.run([sys.executable, "-B", "-X", "faulthandler", "-c", ABOUT_TO_CALL, self.daemon.socket], capture_output=True, text=True, timeout=60,
+                               env={**os.environ, "MALLOC_PERTURB_": "165", "PYTHONPATH": os.path.join(TOP, "client/python")}, check=False)
+        self.assertEqual((child.returncode, child.stdout), (0, "DISCONNECTED\n" * 3), child.stderr)
 
     def test_shared_memory_outlives_its_object(self):
         view = SharedMemory(1 << 20).buffer

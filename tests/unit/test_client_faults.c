@@ -528,6 +528,33 @@ Test(client_faults, close_ends_what_is_under_way)
     cr_expect_eq(count_status(w, -UCM_EDISCONNECTED), THREADS);
 }
 
+/* Threads that begin a call behind it still have their handles. */
+Test(client_faults, disconnect_ends_what_is_under_way_and_frees_nothing)
+{
+    struct worker w[THREADS] = {{0}};
+    struct ucm_result result;
+    struct ucm_task *task;
+    unsigned accepted;
+
+    rig.fake.hook = rig_hold_loads;
+    for (unsigned i = 0; i < THREADS; i++)
+        cr_assert_eq(rig_load(&rig, 1, 0, &w[i].task), 0);
+    run(w, wait_for_task);
+    fake_await(&rig.fake, &rig.fake.n_held, THREADS);
+    accepted = rig.fake.accepted;
+    ucm_disconnect(rig.client);
+    join(w);
+    cr_expect_eq(count_status(w, -UCM_EDISCONNECTED), THREADS);
+    cr_expect_eq(ucm_task_wait(w[0].task, -1, &result), -UCM_EDISCONNECTED);
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EDISCONNECTED);
+    cr_expect_eq(ucm_region_unregister(rig.region, -1), -UCM_EDISCONNECTED);
+    cr_expect_eq(ucm_fd(rig.client), -UCM_EDISCONNECTED);
+    ucm_task_free(w[0].task);
+    ucm_disconnect(rig.client);
+    cr_expect_eq(rig.fake.accepted, accepted, "it connects no more");
+    ucm_disconnect(NULL);
+}
+
 /* ---- nothing is left behind ---- */
 
 static unsigned open_descriptors(void)

@@ -143,7 +143,10 @@ class Hint:
 
 
 class Client(_Handle):
-    """A connection to the daemon of this host. Threads may share it."""
+    """A connection to the daemon of this host. Threads may share it, and one may close it while others use it: their calls then raise."""
+
+    #: The library's client, whose connection has ended.
+    _ended: Optional[int] = None
 
     def __init__(
         self,
@@ -169,7 +172,14 @@ class Client(_Handle):
             companion = self._companions.pop()
             if not self._forked:
                 companion._abandon()
-        lib.ucm_close(handle)
+        lib.ucm_disconnect(handle)
+        self._ended = handle
+
+    def __del__(self) -> None:
+        # Another thread may have been about to call the library when close() was called. Whoever can call has an object that keeps this
+        # one, so now nobody can.
+        if self._ended is not None:
+            lib.ucm_close(self._ended)
 
     @property
     def _forked(self) -> bool:
