@@ -15,11 +15,12 @@ import numpy
 import engine as small
 from blend_engine import BlendEngine, BlendRequest
 from engine import configuration
+from engine_pages import Tensor
 from ucmclient import Client, Region, blend
 from ucmclient.blend import First, Hkvd, Nothing, Span
 from ucmclient.blend.pieces import CHUNKS, FIRST, SALT, STORE
 from ucmclient.errors import Status, UcmError
-from ucmclient.vllm import chunk_rope, chunk_rules, settings
+from ucmclient.vllm import chunk_rope, chunk_rules, connector, settings
 from ucmclient.vllm.identity import Unsupported
 
 A, C, SYSTEM = prompt(1, 50), prompt(2, 80), prompt(3, 32)  # 3, 5 and 2 whole blocks
@@ -32,6 +33,14 @@ def request(name, piece, outputs=8):
     return Request(name, piece.tokens, outputs if piece.last else 1, salt=piece.salt, transfer=piece.body["kv_transfer_params"])
 
 
+def table(of, scale=1.0, **changed):
+    """As vLLM's: a row of cosines and sines for each position."""
+    rows = [[scale * f(p * w) for f in (math.cos, math.sin) for w in chunk_rope.frequencies(of)] for p in range(128)]
+    said = {"head_size": of.rope.dim, "rotary_dim": of.rope.rotary, "is_neox_style": not of.rope.interleaved,
+            "cos_sin_cache": numpy.array(rows, numpy.float32)}
+    return SimpleNamespace(**{**said, **changed})
+
+
 class Chunks(Case):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="chunks.")
@@ -39,10 +48,12 @@ class Chunks(Case):
         self.daemon = daemon(folder=self.folder)
         self.addCleanup(self.stop)
         self.reference = {}
-        # A real vLLM whose base class this runs on has rotated nothing.
-        patched = mock.patch("ucmclient.vllm.connector._rotary_embeddings", lambda: None)
-        patched.start()
-        self.addCleanup(patched.stop)
+        # The base class that this runs on, a real vLLM's too, has rotated nothing, and has no attention backend.
+        rotated = [table(chunk_rope.turning_of(configuration(8, 1, False, {"chunks": True})[0]))]
+        for name, of in ("_rotary_embeddings", lambda: rotated), ("_k_in_columns", lambda *_: False):
+            patched = mock.patch(f"ucmclient.vllm.connector.{name}", of)
+            patched.start()
+            self.addCleanup(patched.stop)
 
     def engine(self, **more):
         return super().engine(**{"chunks": True, "budget": 512, "blocks": 128, **more})
@@ -219,6 +230,16 @@ class Chunks(Case):
         self.check(e, last)
         self.assertEqual(e.loaded_tokens, 0)
 
+    def test_adapters_without_files_differ_by_their_names(self):
+        """As those that are handed to an engine as tensors, all under one path."""
+        e = self.engine()
+        for i, name in enumerate("kl"):
+            chunk = Request(f"chunk of {name}", C, 1, transfer={STORE: True})
+            chunk.lora_request = SimpleNamespace(lora_name=name, lora_int_id=i + 1, lora_path="in_memory")
+            e.pool = small.Pool(e.blocks)
+            self.check(e, chunk)
+        self.assertEqual((e.loaded_tokens, self.stats()["dump_blocks"]), (0, 10))
+
     # ---- what goes wrong ----
 
     def refused(self, e, sentence, **params):
@@ -238,6 +259,17 @@ class Chunks(Case):
         self.refused(e, "ucmd_first is a number", **{CHUNKS: [[32, 82]], FIRST: -1})
         self.refused(e, "may be blended", **{STORE: True})
         self.assertEqual(e.loaded_tokens, 0)
+
+    def test_an_engine_that_does_not_say_how_it_rotates_k_does_not_start(self):
+        with mock.patch.object(connector, "_rotary_embeddings", lambda: ()), self.assertRaisesRegex(Unsupported, "does not say by which tables"):
+            self.engine()
+
+    def test_whether_to_store_a_chunk_is_true_or_false(self):
+        e = self.engine()
+        with self.assertLogs("ucmclient.vllm", "WARNING") as logs:
+            self.check(e, Request("plain", C, 1, transfer={STORE: 1}))
+        self.assertRegex("".join(logs.output), "ucmd_store_chunk is true or false")
+        self.refused(e, "ucmd_store_chunk is true or false", **{STORE: "true"})
 
     def test_each_kind_of_mistake_is_told_once(self):
         e = self.engine()
@@ -402,16 +434,10 @@ class Rules(unittest.TestCase):
         of = chunk_rope.turning_of(self.config(rope_type="dynamic", factor=2.0, max_trained_positions=1024))
         self.assertEqual((of.rope.trained, of.length), (1024, 4096))
 
-    def table(self, of, scale=1.0, **changed):
-        """As vLLM's: a row of cosines and sines for each position."""
-        rows = [[scale * f(p * w) for f in (math.cos, math.sin) for w in chunk_rope.frequencies(of)] for p in range(128)]
-        said = {"head_size": 128, "rotary_dim": of.rope.rotary, "is_neox_style": not of.rope.interleaved, "cos_sin_cache": numpy.array(rows, numpy.float32)}
-        return SimpleNamespace(**{**said, **changed})
-
     def test_an_engine_that_rotates_otherwise_is_refused(self):
         of, other = (chunk_rope.turning_of(self.config(rope_type="yarn", factor=4.0, original_max_position_embeddings=n)) for n in (2048, 4096))
-        chunk_rope.check_tables(of, [self.table(of), self.table(of, scale=1.14)])
-        for tables in ([], [self.table(of), self.table(other)], [self.table(of, is_neox_style=False)], [self.table(of, rotary_dim=64)], [SimpleNamespace()]):
+        chunk_rope.check_tables(of, [table(of), table(of, scale=1.14)])
+        for tables in ([table(of), table(other)], [table(of, is_neox_style=False)], [table(of, rotary_dim=64)], [SimpleNamespace()]):
             with self.assertRaisesRegex(Unsupported, "does not rotate K as the model's configuration says"):
                 chunk_rope.check_tables(of, tables)
 
@@ -443,13 +469,20 @@ class Rules(unittest.TestCase):
 
     def test_backends_and_layouts(self):
         config, kv_config = configuration(8, 1, False, {"chunks": True})
-        self.assertEqual([chunk_rules.in_columns(*of) for of in ((["FLASH_ATTN"], ""), (["CPU_ATTN"], "vec16"), ([], ""))], [False, True, False])
+        self.assertEqual([chunk_rules.in_columns(*of) for of in ((["FLASH_ATTN"], ""), (["CPU_ATTN"], "vec16"))], [False, True])
         for backends, instructions, words in (
             (["CPU_ATTN"], "amx", "CPU_ATTN for amx keeps K is not known"), (["ROCM_ATTN"], "vec", "ROCM_ATTN keeps K is not known"),
-            (["CPU_ATTN", "FLASH_ATTN"], "vec", "CPU_ATTN for vec keeps K"),
+            (["CPU_ATTN", "FLASH_ATTN"], "vec", "CPU_ATTN for vec keeps K"), ([], "", "does not say which attention backend"),
         ):
             with self.assertRaisesRegex(Unsupported, words):
                 chunk_rules.in_columns(backends, instructions)
+        heads, dim, blocks = small.M.KV_HEADS, small.M.HEAD, 64
+        halves = {"k first": (2, 2 * blocks, BLOCK // 2, heads, dim), "k and v of each": (2 * blocks, 2, BLOCK // 2, heads, dim)}
+        kernels = {name: {"layers.0": Tensor(numpy.zeros(shape, numpy.float32), "torch.float32")} for name, shape in halves.items()}
+        of = SimpleNamespace(**{**vars(kv_config), "num_blocks": blocks})
+        self.assertEqual(chunk_rules.turned(config, of, kernels["k first"], False).rope.rows, BLOCK * heads)
+        with self.assertRaisesRegex(Unsupported, "can't tell where K lies"):  # blocks of two of the kernel's, each with K and V
+            chunk_rules.turned(config, of, kernels["k and v of each"], False)
         for layout, columns in ("heads", False), ("heads", True), ("split", True), ("cross", False):
             e = small.Engine(MODEL, layout=layout)
             with self.assertRaisesRegex(Unsupported, "can't tell where K lies"):

@@ -88,9 +88,11 @@ def _turning(of: Any, found: Mapping[str, Any], interleaved: bool) -> Turning:
 
 def check_tables(of: Turning, tables: Iterable[Any]) -> None:
     """tables: vLLM's rotary embeddings of this process. Refuses an engine that rotates otherwise than its configuration says, as where a vLLM of another
-    version understands a kind of scaling otherwise."""
+    version understands a kind of scaling otherwise, or that does not say."""
     there = list(tables)
-    if not there or not all(_alike(of, one) for one in there):
+    if not there:
+        raise Unsupported(f"chunks: this vLLM does not say by which tables it rotates K: take another version, {REMEDY}")
+    if not all(_alike(of, one) for one in there):
         raise Unsupported(
             f"chunks: vLLM does not rotate K as the model's configuration says ({of.rope.rotary} of {of.rope.dim} channels, base {of.rope.base:g}, "
             f"scaling {of.rope.scaling}): take another model, {REMEDY}"

@@ -72,6 +72,8 @@ class Turned:
 def in_columns(backends: Sequence[str], instructions: str) -> bool:
     """Whether the engine keeps the tokens of a channel side by side, or the channels of a token. backends: names of its attention backends. instructions: what
     vLLM's kernels for CPUs are made for; anything where they are not used."""
+    if not backends:
+        raise Unsupported(f"chunks: this vLLM does not say which attention backend keeps K: take another version, {REMEDY}")
     if set(backends) == {COLUMNS} and instructions in _COLUMN_SETS:
         return True
     others = sorted(set(backends) - ROWS)
@@ -102,7 +104,7 @@ def turned(config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any], colu
 def _not_found(tensor: Any, of: Heads) -> Unsupported:
     return Unsupported(
         f"chunks: the connector can't tell where K lies in a KV tensor of {kind_of(tensor)}, shape {tuple(tensor.shape)} and strides "
-        f"{tuple(tensor.stride())}, with {of.heads} heads of {of.dim} and blocks of {of.tokens} tokens: use another attention backend, {REMEDY}"
+        f"{tuple(tensor.stride())}, with {of.heads} heads of {of.dim} and blocks of {of.tokens} tokens: use another attention backend or --block-size, {REMEDY}"
     )
 
 
@@ -125,10 +127,10 @@ def _in_rows(rope: Rope, tensor: Any, chunks: Sequence[Chunk], blocks: int, of: 
     axes, kind = axes_of(tensor, blocks, of), kind_of(tensor)
     rows = of.tokens * of.heads
     row = of.dim * (axes.pair if axes is not None else 1)
-    outer = [n for _, n in axes.outer if n > 1] if axes is not None else []
+    kernels = ((axes.kernel_stride, axes.kernel),) if axes is not None and axes.kernel > 1 else ()
     if (
         axes is None or not of.values or kind not in _DTYPES or of.dim != rope.dim
-        or outer != [axes.kernel] * (axes.kernel > 1) + [2] * (axes.pair == 1)
+        or axes.outer[: len(kernels)] != kernels or [n for _, n in axes.outer[len(kernels) :]] != [2] * (axes.pair == 1)
         or chunks[0].size < rows * row * tensor.element_size()
     ):
         raise _not_found(tensor, of)

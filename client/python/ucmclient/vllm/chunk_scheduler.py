@@ -8,6 +8,7 @@ first token on.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import logging
 import time
 from collections.abc import Sequence
@@ -118,6 +119,11 @@ class ChunkScheduler(SchedulerHalf):
         #: Sentences that were logged.
         self._told: set[str] = set()
 
+    def _adapter(self, request: Any) -> bytes:
+        """The engine's hashes, which know an adapter's name, are no part of these keys."""
+        digest = super()._adapter(request)
+        return hashlib.sha256(digest + str(getattr(request.lora_request, "lora_name", "")).encode()).digest() if digest else digest
+
     def matched_tokens(self, request: Any, computed: int) -> tuple[Optional[int], bool]:
         tracked = self._tracked(request)
         tracked.computed = computed
@@ -149,6 +155,7 @@ class ChunkScheduler(SchedulerHalf):
         request, params = tracked.vllm, _params(tracked.vllm)
         if getattr(request, "mm_features", None) or getattr(request, "prompt_embeds", None) is not None:
             raise ValueError("it has more than tokens in its prompt, which keys of chunks don't know")
+        _check_store(params)
         tokens = request.num_prompt_tokens
         if params.get(STORE) is True:
             if _salted(request):
@@ -224,8 +231,10 @@ class ChunkingScheduler(SchedulerHalf):
     def matched_tokens(self, request: Any, computed: int) -> tuple[Optional[int], bool]:
         if takes(request):
             return self.reuse.matched_tokens(request, computed)
-        if CHUNKS in _params(request):
-            self.reuse.tell(f"its cache_salt does not begin with {SALT}, and vLLM would give its blended KV to others", request.request_id)
+        try:
+            _check_prefix(_params(request))
+        except ValueError as error:
+            self.reuse.tell(str(error), request.request_id)
         return super().matched_tokens(request, computed)
 
     def allocated(self, request: Any, blocks: list[int], tokens: int) -> None:
@@ -246,6 +255,18 @@ class ChunkingScheduler(SchedulerHalf):
         """Both halves count the same steps."""
         super().received(finished, invalid, number)
         self.reuse.received(finished, invalid, number)
+
+
+def _check_store(params: dict[str, Any]) -> None:
+    if not isinstance(params.get(STORE) or False, bool):
+        raise ValueError(f"{STORE} is true or false")
+
+
+def _check_prefix(params: dict[str, Any]) -> None:
+    """Of a request that is served by prefixes."""
+    _check_store(params)
+    if CHUNKS in params:
+        raise ValueError(f"its cache_salt does not begin with {SALT}, and vLLM would give its blended KV to others")
 
 
 def _numbers(value: Any, n: int) -> bool:

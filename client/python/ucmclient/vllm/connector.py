@@ -268,9 +268,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if not self._settings.chunks:
             return None
         of = turned(self._config, self._kv_config, kv_caches, _k_in_columns(self._config, self._kv_config, kv_caches))
-        tables = _rotary_embeddings()
-        if tables is not None:
-            check_tables(of.turning, tables)
+        check_tables(of.turning, _rotary_embeddings())
         self._identity = with_chunks(self._identity, of)
         logger.info("%s", of.turning.sentence)
         return of
@@ -611,12 +609,12 @@ def _k_in_columns(config: Any, kv_cache_config: Any, kv_caches: dict[str, Any]) 
     return in_columns(_engine(config).get("backends", ()), instructions)
 
 
-def _rotary_embeddings() -> Optional[Collection[Any]]:
-    """Of this process; None: this vLLM does not tell."""
+def _rotary_embeddings() -> Collection[Any]:
+    """Of this process; none: this vLLM does not tell."""
     try:
         from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
     except ImportError:
-        return None
+        return ()
     return _ROPE_DICT.values()
 
 
