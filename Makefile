@@ -253,10 +253,11 @@ check-mooncake: setup ## roots that are Mooncake stores, with a real master; its
 	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl \
 	    /usr/bin/python3 -B tests/integration/test_share_mooncake_hosts.py
 
-check-ucm: setup-build ## the stores in UCM's own code, of which UCM_SOURCE names a checkout; VLLM_PYTHON=python names a Python that has vLLM
+check-ucm: setup-build ## the stores in UCM's own code, from PyPI; UCM_SOURCE=FOLDER: a checkout, with its programs for stores; VLLM_PYTHON=python names a Python that has vLLM
 	+@$(SUBMAKE) all
 	$(if $(VLLM_PYTHON),,tests/setup/vllm.sh $(VLLM_VENV))
-	UCM_SOURCE=$(UCM_SOURCE) UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
+	$(if $(UCM_SOURCE),,tests/setup/ucm.sh $O/ucm)
+	UCM_SOURCE=$(or $(UCM_SOURCE),$(abspath $O)/ucm) UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
 	    $(or $(VLLM_PYTHON),$(abspath $(VLLM_VENV))/bin/python) -B tests/ucm/check_ucm.py
 
 check-routers: setup-build ## what ucmevents publishes, read by Dynamo's indexer, from PyPI, and by vLLM's decoder if VLLM_PYTHON names a Python that has it

@@ -13,6 +13,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(TOP, "client/python")]
 os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
 
+from daemon import Daemon  # noqa: E402
 from test_page_store import Case, module  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 from ucmclient.places import _GROUPS  # noqa: E402
@@ -35,7 +36,15 @@ def abstract(*methods):
 
 
 V0 = ("cc_store", "create", "lookup", "prefetch", "load", "dump", "fetch_data", "dump_data", "wait", "commit", "check")
-V1 = ("cc_store", "lookup", "lookup_on_prefix", "prefetch", "load", "dump", "load_data", "dump_data", "wait", "check")
+V1 = ("cc_store", "lookup", "lookup_on_prefix", "lookup_on_reverse", "prefetch", "load", "dump", "load_data", "dump_data", "wait", "check")
+
+
+class NotFound(RuntimeError):
+    pass
+
+
+class Sick(RuntimeError):
+    pass
 
 
 class Factory:
@@ -47,7 +56,8 @@ class Factory:
 
 
 def play_ucm():
-    module("ucm"), module("ucm.store")
+    module("ucm"), module("ucm.store"), module("ucm.store.pipeline")
+    module("ucm.store.pipeline.errors", StoreNotFoundError=NotFound, StoreUnhealthyError=Sick)
     module("ucm.store.ucmstore", Task=object, UcmKVStoreBase=abstract(*V0))
     module("ucm.store.ucmstore_v1", Task=object, UcmKVStoreBaseV1=abstract(*V1))
     module("ucm.store.factory", UcmConnectorFactory=Factory())
@@ -203,6 +213,44 @@ class V1Store(Ucm):
         self.assertEqual(self.store().lookup(ids), [True])
         for own in ({"model": "other"}, {"salt": "x"}, {"revision": "2"}):
             self.assertEqual(self.store(own=own).lookup(ids), [False], own)
+
+    def test_windows_have_blocks_of_their_own(self):
+        """UCM's connector for models with windows has two stores, with the same ids for other bytes."""
+        whole, window, other = (self.store(unique_id=f"{engine}_fawa_{which}") for engine, which in (("x", "fa"), ("x", "wa"), ("y", "wa")))
+        ids, cache = names(4), Cache()
+        whole.wait(whole.dump_data(ids[:3], [0] * 3, cache.rows(0, 1, 2)))
+        window.wait(window.dump_data(ids[:2], [0] * 2, cache.rows(4, 5)))
+        self.assertEqual([store.lookup(ids) for store in (whole, window, other, self.store())],
+                         [[True] * 3 + [False], [True] * 2 + [False] * 2, [True] * 2 + [False] * 2, [False] * 4])
+        other.wait(other.load_data(ids[1:2], [0], cache.rows(3)))
+        self.assertEqual(cache.block(3), cache.block(5))
+
+    def test_the_last_one_that_is_there(self):
+        store, ids, cache = self.store(), names(6), Cache()
+        self.assertEqual(store.lookup_on_reverse(ids), -1)
+        store.wait(store.dump_data([ids[1], ids[4]], [0, 0], cache.rows(1, 4)))
+        self.assertEqual([store.lookup_on_reverse(ids[:n]) for n in (0, 1, 2, 4, 5, 6)], [-1, -1, 1, 1, 4, 4])
+
+    def test_what_is_not_there_and_a_daemon_that_is_away(self):
+        daemon = Daemon(nvme=False)
+        self.addCleanup(daemon.stop)
+        store, ids, cache = self.store(own={"socket": daemon.socket}), names(2), Cache()
+        store.wait(store.dump_data(ids[:1], [0], cache.rows(0)))
+        with self.assertRaisesRegex(NotFound, "1 of 2 shards were not loaded"):
+            store.wait(store.load_data(ids, [0, 0], cache.rows(1, 2)))
+        daemon.kill()
+        for task in (lambda: store.load_data(ids[:1], [0], cache.rows(1)), lambda: store.dump_data(ids[:1], [0], cache.rows(0))):
+            with self.assertRaises(Sick):
+                store.wait(task())
+
+    def test_a_scheduler_that_is_told_no_size(self):
+        """Of data-parallel engines, all but the first."""
+        ids, cache, worker = names(1), Cache(), self.store()
+        worker.wait(worker.dump_data(ids, [0], cache.rows(0)))
+        nothing = {"block_size": None, "shard_size": None, "tensor_size_list": None}
+        with self.assertRaisesRegex(RuntimeError, 'set "block_bytes"'):
+            self.store(**nothing)
+        self.assertEqual(self.store(own={"block_bytes": LAYERS * 2 * SIZE}, **nothing).lookup(ids), [True])
 
     def test_what_is_refused(self):
         for words, sentence in (({"block_size": 0}, "block_size must be the bytes"), ({"shard_size": 100}, "shards of equal size"),

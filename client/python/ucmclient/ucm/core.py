@@ -28,6 +28,14 @@ class Refused(RuntimeError):
     """What would be right is in the sentence. UCM expects RuntimeError of its stores."""
 
 
+class NotThere(RuntimeError):
+    """A load found less than it was to load."""
+
+
+class Unhealthy(RuntimeError):
+    """The daemon is away, or did not keep what it got."""
+
+
 def own_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Optional[int]]:
     """What config["ucmd"] says: settings, the namespace's name, and shards of a block."""
     own = dict(config.get("ucmd") or {})
@@ -47,11 +55,13 @@ def key_of(block: bytes) -> bytes:
 class Store:
     """A PlaceStore, and threads that move for it."""
 
-    def __init__(self, settings: Mapping[str, Any], model: str, block_bytes: int, shards: int, sizes: Sequence[int], threads: int):
-        """sizes: of the pieces of a shard; one for all of it, if this store moves nothing."""
+    def __init__(
+        self, settings: Mapping[str, Any], model: str, block_bytes: int, shards: int, sizes: Sequence[int], threads: int, group: str = ""
+    ):
+        """sizes: of the pieces of a shard; one for all of it, if this store moves nothing. group: what else than the ids tells blocks apart."""
         self.settings = settings_of({"lookup_timeout": _LOOKUP, **settings}, WHERE)
         identity = EngineIdentity(
-            model=model, dtype="bytes", layout="ucm/1", block_tokens=1, shard_bytes=block_bytes // shards, shards=(shards,),
+            model=model, dtype="bytes", layout=f"ucm/1/{group}" if group else "ucm/1", block_tokens=1, shard_bytes=block_bytes // shards, shards=(shards,),
             revision=self.settings.revision or "", salt=self.settings.salt.encode(),
         )
         self.places = PlaceStore(self.settings, identity, sizes, "ucm")
@@ -89,7 +99,8 @@ class Store:
             wait_for_event(event, context, self.settings.transfer_deadline)
         good = getattr(self.places, verb)(keys, plan)
         if not all(good):
-            raise RuntimeError(f"{good.count(False)} of {len(good)} shards were not {'loaded' if verb == 'load' else 'kept'}")
+            kind = NotThere if verb == "load" and self.places.link.ns is not None else Unhealthy
+            raise kind(f"{good.count(False)} of {len(good)} shards were not {'loaded' if verb == 'load' else 'kept'}")
 
     def end(self, number: int, future: Future) -> None:
         """Waits; raises RuntimeError, as UCM expects of a task that failed."""
@@ -99,7 +110,8 @@ class Store:
             future.cancel()
             raise RuntimeError(f"task {number} did not end within {self.settings.transfer_deadline + _PATIENCE:g} s") from None
         except Exception as error:
-            raise RuntimeError(f"task {number} failed: {error}") from error
+            kind = type(error) if isinstance(error, (NotThere, Unhealthy)) else RuntimeError
+            raise kind(f"task {number} failed: {error}") from error
 
     def close(self) -> None:
         self._movers.close()

@@ -1,7 +1,9 @@
 """UCM's store V1 on ucmd, by "ucm_connector_module_path" or ucmclient.ucm.register() (docs/engines.md).
 
 A block is kept under its id, in as many shards as block_size has shard_size. It is found when all its shards are there. The id is all that UCM
-says of what a block holds, so engines share by it: what it leaves out (weights, type of the KV cache, its layout) belongs into model, revision or salt."""
+says of what a block holds, so engines share by it: what it leaves out (weights, type of the KV cache, its layout) belongs into model, revision or salt.
+
+Written for UCM 0.8.1 and what is older."""
 
 from __future__ import annotations
 
@@ -14,8 +16,12 @@ import numpy as np
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
 from ..memory import data_pointer
-from .core import WHERE, Refused, Store, logger, own_of
+from .core import WHERE, NotThere, Refused, Store, Unhealthy, logger, own_of
 
+try:  # UCM 0.8 remembers blocks that one of its ranks did not find, and goes on without a store that is away
+    from ucm.store.pipeline.errors import StoreNotFoundError, StoreUnhealthyError
+except ImportError:
+    StoreNotFoundError = StoreUnhealthyError = RuntimeError
 
 #: Tasks that move at once: while the daemon copies for one, it is being asked for the next ones.
 _THREADS = 4
@@ -31,9 +37,10 @@ class UcmdStore(UcmKVStoreBaseV1):
     def __init__(self, config: dict[str, Any]):
         super().__init__(config)
         own, model, shards = own_of(config)
-        block = int(config.get("block_size") or 0)
+        block = int(own.pop("block_bytes", None) or config.get("block_size") or 0)
         if block < 1:
-            raise Refused(f"block_size must be the bytes of a block, not {config.get('block_size')!r}")
+            raise Refused(f"block_size must be the bytes of a block, not {config.get('block_size')!r}. UCM tells it no scheduler but the first of data-"
+                          f'parallel ones: set "block_bytes" in {WHERE}, to what a worker\'s log says of its store')
         shard = int(config.get("shard_size") or block // (shards or 1))
         if block % shard or (shards or block // shard) != block // shard:
             raise Refused(f"blocks of {block} bytes in shards of {shard}, and {shards or 'no'} \"shards\" in {WHERE}: shards of equal size, and their "
@@ -47,7 +54,9 @@ class UcmdStore(UcmKVStoreBaseV1):
         sizes = sizes or [shard]
         if sum(sizes) != shard:
             raise Refused(f"tensors of {sum(sizes)} bytes in all, and shard_size {shard}: as many are right")
-        self._store = Store(own, model, block, block // shard, sizes, _THREADS)
+        # Windows' blocks (FAWA) have the ids of full attention's, in a store of their own.
+        group = str(config.get("unique_id", "")).rpartition("_fawa_")
+        self._store = Store(own, model, block, block // shard, sizes, _THREADS, group[2] if group[1] else "")
         self.close = self._store.close
 
     def cc_store(self) -> int:
@@ -58,6 +67,9 @@ class UcmdStore(UcmKVStoreBaseV1):
 
     def lookup_on_prefix(self, block_ids: list[bytes]) -> int:
         return self._store.prefix(block_ids) - 1
+
+    def lookup_on_reverse(self, block_ids: list[bytes]) -> int:
+        return max((i for i, there in enumerate(self._store.found(block_ids)) if there), default=-1)
 
     def prefetch(self, block_ids: list[bytes]) -> None:
         self._store.fetch(block_ids)
@@ -79,7 +91,12 @@ class UcmdStore(UcmKVStoreBaseV1):
         return UcmdTask(*self._store.start(verb, blocks, shards if len(shards) else [0] * len(blocks), rows, event))
 
     def wait(self, task: Task) -> None:
-        self._store.end(task.task_id, task.future)
+        try:
+            self._store.end(task.task_id, task.future)
+        except NotThere as error:
+            raise StoreNotFoundError(str(error)) from error
+        except Unhealthy as error:
+            raise StoreUnhealthyError(str(error)) from error
 
     def check(self, task: Task) -> bool:
         return task.future.done()
