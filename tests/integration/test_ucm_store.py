@@ -252,8 +252,28 @@ class V1Store(Ucm):
             self.store(**nothing)
         self.assertEqual(self.store(own={"block_bytes": LAYERS * 2 * SIZE}, **nothing).lookup(ids), [True])
 
+    def test_shards_that_are_padded(self):
+        """UCM pads them to 4 KiB for files: what a shard has is moved, and a scheduler is told its bytes."""
+        part, ids, cache = 2 * SIZE, names(2), Cache()
+        padded = {"shard_size": 4096, "block_size": LAYERS * 4096, "tensor_size_list": [SIZE] * 2}
+        own = {"block_bytes": LAYERS * part, "shards": LAYERS}
+        with self.assertLogs("ucmclient.ucm", "WARNING") as log:
+            self.store(**padded)
+        self.assertIn(f'set "shards": {LAYERS}, "block_bytes": {LAYERS * part} in', log.output[0])
+        worker = self.store(own=own, **padded)
+        for layer in range(LAYERS):
+            worker.wait(worker.dump_data(ids, [layer] * 2, cache.layer(layer, 0, 1)))
+        looks = self.store(own=own, block_size=LAYERS * 4096, shard_size=None, tensor_size_list=None)
+        self.assertEqual(looks.lookup_on_prefix(ids), 1)
+        worker.wait(worker.load_data(ids[1:], [1], cache.layer(1, 4)))
+        self.assertEqual(cache.bytes[1, :, 4].tobytes(), cache.bytes[1, :, 1].tobytes())
+        of = {"fa": LAYERS * part, "wa": 1}
+        self.store(own={"shards": LAYERS, "block_bytes": of}, unique_id="x_fawa_fa", **padded)
+        with self.assertRaisesRegex(RuntimeError, f"is 1, and this store's blocks have {LAYERS * part}"):
+            self.store(own={"shards": LAYERS, "block_bytes": of}, unique_id="x_fawa_wa", **padded)
+
     def test_what_is_refused(self):
-        for words, sentence in (({"block_size": 0}, "block_size must be the bytes"), ({"shard_size": 100}, "shards of equal size"),
+        for words, sentence in (({"own": {"block_bytes": "x"}}, "must be a number"), ({"block_size": 0}, "block_size must be the bytes"), ({"shard_size": 100}, "shards of equal size"),
                                 ({"own": {"shards": 2}}, "shards of equal size"), ({"own": {"shards": 0}}, "1 or more"),
                                 ({"tensor_size_list": [SIZE]}, "as many are right"), ({"own": {"sokcet": "x"}}, "has no setting 'sokcet'"),
                                 ({"own": {"model": ""}}, "must be a name")):

@@ -7,10 +7,10 @@ Written for UCM 0.8.1 and what is older."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
@@ -25,6 +25,8 @@ except ImportError:
 
 #: Tasks that move at once: while the daemon copies for one, it is being asked for the next ones.
 _THREADS = 4
+#: UCM pads shards to this for its own files.
+_PADS = 4096
 
 
 @dataclass
@@ -33,30 +35,57 @@ class UcmdTask(Task):
     future: Future
 
 
+def _shape(config: Mapping[str, Any], own_bytes: Optional[int], shards: Optional[int]) -> tuple[int, int, list[int]]:
+    """Bytes of a block, its shards, and the sizes of a shard's pieces. own_bytes, shards: what the user says."""
+    block, shard = int(config.get("block_size") or 0), int(config.get("shard_size") or 0)
+    sizes = [int(size) for size in config.get("tensor_size_list") or ()]
+    block = block if shard else own_bytes or block
+    if block < 1:
+        raise Refused(f"block_size must be the bytes of a block, not {config.get('block_size')!r}. UCM tells it no scheduler but the first of data-"
+                      f'parallel ones: set "block_bytes" in {WHERE}, to what a worker\'s log says of its store')
+    shard = shard or block // (shards or 1)
+    if not shard or block % shard or (shards or block // shard) != block // shard:
+        raise Refused(f"blocks of {block} bytes in shards of {shard}, and {shards or 'no'} \"shards\" in {WHERE}: shards of equal size, and their "
+                      "number, are right")
+    if not sizes:
+        sizes = [int(config["tensor_size"])] * (shard // int(config["tensor_size"])) if config.get("tensor_size") else [shard]
+    pads = shard - sum(sizes)
+    if pads and (shard % _PADS or not 0 < pads < _PADS):
+        raise Refused(f"tensors of {sum(sizes)} bytes in all, and shard_size {shard}: as many are right")
+    shards, whole = block // shard, sum(sizes) * (block // shard)
+    if own_bytes not in (None, whole):
+        raise Refused(f'"block_bytes" in {WHERE} is {own_bytes}, and this store\'s blocks have {whole}')
+    return whole, shards, sizes
+
+
+def _own_bytes(told: Any, group: str) -> Optional[int]:
+    """What the user says of a block, for this group of layers."""
+    told = told.get(group) if isinstance(told, Mapping) else told
+    if told is not None and (not isinstance(told, int) or isinstance(told, bool) or told < 1):
+        raise Refused(f'"block_bytes" in {WHERE} must be a number, 1 or more, or {{"fa": one, "wa": one}}, not {told!r}')
+    return told
+
+
+def _tell(config: Mapping[str, Any], block: int, shards: int) -> None:
+    """A scheduler's store is told the padded bytes of a block alone."""
+    own, lacks = config.get("ucmd") or {}, []
+    if shards > 1 and "shards" not in own:
+        lacks.append(f'"shards": {shards}')
+    if block != int(config.get("block_size") or 0) and "block_bytes" not in own:
+        lacks.append(f'"block_bytes": {block}')
+    if config.get("shard_size") and lacks:
+        logger.warning("a scheduler's store is told block_size alone, and finds nothing of this one's blocks: set %s in %s", ", ".join(lacks), WHERE)
+
+
 class UcmdStore(UcmKVStoreBaseV1):
     def __init__(self, config: dict[str, Any]):
         super().__init__(config)
         own, model, shards = own_of(config)
-        block = int(own.pop("block_bytes", None) or config.get("block_size") or 0)
-        if block < 1:
-            raise Refused(f"block_size must be the bytes of a block, not {config.get('block_size')!r}. UCM tells it no scheduler but the first of data-"
-                          f'parallel ones: set "block_bytes" in {WHERE}, to what a worker\'s log says of its store')
-        shard = int(config.get("shard_size") or block // (shards or 1))
-        if block % shard or (shards or block // shard) != block // shard:
-            raise Refused(f"blocks of {block} bytes in shards of {shard}, and {shards or 'no'} \"shards\" in {WHERE}: shards of equal size, and their "
-                          "number, are right")
-        if config.get("shard_size") and shards is None and block != shard:
-            logger.warning('blocks have %d shards: set "shards": %d in %s, since a scheduler\'s store is told block_size alone, and finds nothing '
-                           "without", block // shard, block // shard, WHERE)
-        sizes = [int(size) for size in config.get("tensor_size_list") or ()]
-        if not sizes and config.get("tensor_size"):
-            sizes = [int(config["tensor_size"])] * (shard // int(config["tensor_size"]))
-        sizes = sizes or [shard]
-        if sum(sizes) != shard:
-            raise Refused(f"tensors of {sum(sizes)} bytes in all, and shard_size {shard}: as many are right")
-        # Windows' blocks (FAWA) have the ids of full attention's, in a store of their own.
-        group = str(config.get("unique_id", "")).rpartition("_fawa_")
-        self._store = Store(own, model, block, block // shard, sizes, _THREADS, group[2] if group[1] else "")
+        # Windows' blocks have the ids of full attention's, in a store of their own: "wa" beside "fa".
+        group = (str(config.get("unique_id", "")).split("_fawa_") + [""])[1]
+        block, shards, sizes = _shape(config, _own_bytes(own.pop("block_bytes", None), group), shards)
+        _tell(config, block, shards)
+        self._store = Store(own, model, block, shards, sizes, _THREADS, group)
         self.close = self._store.close
 
     def cc_store(self) -> int:
