@@ -282,6 +282,7 @@ class V1Store(Ucm):
         store, cache = self.store(), Cache()
         for arguments, sentence in (((names(1), [0], cache.rows(0)[:, :3]), "6 addresses for each"), ((names(1), [1], cache.rows(0)), "numbered from 0 to 0"),
                                     ((names(2), [0], cache.rows(0)), "one for each block"),
+                                    ((names(1), [0], cache.rows(0) * (np.arange(6) != 3).astype(np.uint64)), "an address is 0"),
                                     ((names(1), [0], cache.rows(0) + np.uint64(LAYERS * 2 * BLOCKS * SIZE - 100)), "reaches beyond|not")):
             with self.assertRaisesRegex(RuntimeError, sentence):
                 store.wait(store.load_data(*arguments))

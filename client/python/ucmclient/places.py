@@ -169,6 +169,8 @@ class PlaceStore(Kept):
         shards = np.asarray(shards, dtype=np.int64)
         if rows.shape != (len(shards), len(self._sizes)):
             raise Unreachable(f"{len(shards)} shards and addresses of shape {rows.shape}: {len(self._sizes)} addresses for each are right")
+        if len(rows) and rows.min() <= 0:
+            raise Unreachable("an address is 0: a place for each piece of a shard is right, also where its layer has none of that size")
         if len(shards) and not 0 <= shards.min() <= shards.max() < self.identity.shards[0]:
             raise Unreachable(f"shards are numbered from 0 to {self.identity.shards[0] - 1}, not {shards.min()} to {shards.max()}")
         plan = Plan(len(shards), [])
