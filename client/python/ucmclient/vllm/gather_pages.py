@@ -25,7 +25,8 @@ class TorchExchange:
         self._torch, self._group, self._rank, self._ranks = torch, group, rank, ranks
         self._pieces = pieces_of(layout, list(kv_caches.values()))
         first, width = self._pieces.pages[0], self._pieces.width
-        self._at_once = max(1, stage_bytes // (width * first.element_size() * ranks))
+        # Even, so that numbers of blocks begin at addresses of one kind: for another, Triton would compile again while a request waits.
+        self._at_once = max(2, stage_bytes // (width * first.element_size() * ranks) // 2 * 2)
         self._all = first.new_empty((ranks * self._at_once, width))
         self._mine = first.new_zeros((self._at_once, width))
 
