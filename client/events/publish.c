@@ -32,8 +32,8 @@ static void stop(int number)
 }
 
 struct space {
-    uint32_t ns;
-    bool told; /* its blocks are published */
+    uint32_t ns; /* 0: of a daemon that is gone */
+    bool told;   /* its blocks are published */
     struct batch_block common;
     char topics[TOPIC_BYTES];
 };
@@ -133,6 +133,14 @@ static struct space *space_find(const struct publisher *p, uint64_t ns)
     return NULL;
 }
 
+static bool topics_known(const struct publisher *p, const char *topics)
+{
+    for (uint32_t i = 0; i < p->n_spaces; i++)
+        if (p->spaces[i]->told && strcmp(p->spaces[i]->topics, topics) == 0)
+            return true;
+    return false;
+}
+
 static void space_add(struct publisher *p, const msgpack_object *o)
 {
     struct space **grown, *s;
@@ -154,6 +162,9 @@ static void space_add(struct publisher *p, const msgpack_object *o)
     s->common.key_bytes = (uint32_t)answer_u64(o, "key_bytes");
     s->common.block_tokens = (uint32_t)answer_u64(o, "block_tokens");
     topics_of(args_text(p->a, "topic"), answer_text(o, "model", model, sizeof(model)), s->topics);
+    /* Under a topic that is new here, an earlier publisher may have told of blocks that are gone. */
+    if (s->told && !topics_known(p, s->topics))
+        p->whole = false;
     p->spaces[p->n_spaces++] = s;
 }
 
@@ -175,11 +186,23 @@ static int spaces_read(struct publisher *p)
     return 0;
 }
 
-/* Another daemon has given their numbers anew. */
-static void spaces_forget(struct publisher *p)
+/* Another daemon gives numbers anew. The topics of the one before stay until they are cleared. */
+static void spaces_outlive(struct publisher *p)
 {
-    while (p->n_spaces > 0)
-        free(p->spaces[--p->n_spaces]);
+    for (uint32_t i = 0; i < p->n_spaces; i++)
+        p->spaces[i]->ns = 0;
+}
+
+static void spaces_forget(struct publisher *p, bool all)
+{
+    uint32_t kept = 0;
+
+    for (uint32_t i = 0; i < p->n_spaces; i++)
+        if (all || p->spaces[i]->ns == 0)
+            free(p->spaces[i]);
+        else
+            p->spaces[kept++] = p->spaces[i];
+    p->n_spaces = kept;
 }
 
 /* ---- blocks ---- */
@@ -270,8 +293,10 @@ static int list_all(struct publisher *p, bool fresh)
     uint64_t began_ms = now_ms(), took_ms;
     int rc = spaces_read(p);
 
-    if (rc == 0 && fresh)
+    if (rc == 0 && (fresh || !p->whole)) {
         clear(p);
+        spaces_forget(p, false);
+    }
     for (uint32_t i = 0; rc == 0 && i < p->n_spaces; i++)
         if (p->spaces[i]->told) {
             rc = space_list(p, p->spaces[i]);
@@ -317,6 +342,8 @@ static int page_tell(struct publisher *p, const msgpack_object *page)
 
         if (rc < 0)
             return rc;
+        if (!p->whole)
+            break; /* all is told anew, and this with it */
         s = s ? s : space_find(p, answer_u64(e, "ns"));
         if (s && s->told)
             event_tell(p, s, e);
@@ -335,7 +362,7 @@ static bool broken(struct publisher *p, const msgpack_object *page)
     answer_text(page, "instance", instance, sizeof(instance));
     if (strcmp(instance, p->instance) != 0) {
         memcpy(p->instance, instance, sizeof(instance));
-        spaces_forget(p);
+        spaces_outlive(p);
         return true;
     }
     if (lost > 0)
@@ -455,7 +482,7 @@ int cmd_publish(const struct args *a)
     ucm_close(p.client);
     outlet_close(p.outlet);
     batch_free(p.batch);
-    spaces_forget(&p);
+    spaces_forget(&p, true);
     free(p.spaces);
     return rc;
 }

@@ -41,8 +41,8 @@ class Publisher(OwnDaemons, Case):
         self.start()
         self.worker_of(self.id())
 
-    def start(self):
-        self.daemon = Daemon(folder=self.folder, **{"events.memory": "4MiB"})
+    def start(self, **more):
+        self.daemon = Daemon(folder=self.folder, **{"events.memory": "4MiB"}, **more)
         self.addCleanup(self.daemon.stop)
 
     def worker_of(self, model):
@@ -184,6 +184,24 @@ class Publisher(OwnDaemons, Case):
         while next(events) != self.cleared():
             pass
         self.expect(events, dict(self.stored(0, medium="STORAGE"), token_ids=[], block_size=0))
+
+    def test_another_daemon_that_has_nothing(self):
+        """What subscribers know goes with the daemon that kept it in DRAM only, before an engine opens a namespace again, and if none does."""
+        events = self.joined()
+        self.daemon.kill()
+        self.start(nvme=False)
+        self.expect(events, self.cleared())
+        self.worker_of(self.id())
+        self.store(1)
+        self.expect(events, self.cleared(), self.stored(1))
+
+    def test_a_topic_that_comes_late(self):
+        """An earlier publisher, of which this one knows nothing, may have told of blocks under it."""
+        events = self.joined()
+        self.worker_of("late")
+        self.store(5)
+        late = {"topic": "kv@here@late"}
+        self.expect(events, self.cleared(), dict(self.cleared(), **late), self.stored(0), dict(self.stored(5), **late))
 
     def test_it_ends_with_a_sentence(self):
         off = Daemon()
