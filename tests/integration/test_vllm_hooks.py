@@ -2,10 +2,12 @@
 """What the vLLM connector tells beside its work: which tokens blocks stand for, statistics, and KV events for vLLM's publisher."""
 
 import struct
+import threading
 import unittest
+from unittest import mock
 
 from vllm_case import BLOCK, Case, Request, daemon, prompt, watch  # sets the paths
-from ucmclient import Client
+from ucmclient import Client, Identity
 from ucmclient.vllm.events import EventFeed, ask, listed
 from ucmclient.vllm.stats import COUNTED, Counts, UcmPromMetrics, UcmStats
 
@@ -109,6 +111,43 @@ class Kept(Case):
             last = {event[1]: event for event in taken}
             return all(last[key][0] == "removed" for key in one.block_hashes[: (one.prompt_tokens - 1) // BLOCK])
         self.eventually(taken_back)
+
+
+    def test_another_daemon_numbers_namespaces_anew(self):
+        """Which the events' connection need not notice, if it had nothing under way."""
+        class Make:
+            stored = staticmethod(lambda key, medium, block: key)
+            removed = staticmethod(lambda key, medium: None)
+        e, one, two, taken = self.engine(), Request("one", prompt(1, 90)), Request("two", prompt(2, 90)), []
+        self.check(e, one)
+        between, go = threading.Event(), threading.Event()
+        go.set()
+
+        def held(*args, **more):
+            if threading.current_thread().name == "ucm-events" and not go.is_set():
+                between.set()
+                go.wait()
+            return ask(*args, **more)
+
+        def told(request):
+            taken.extend(feed.take())
+            return set(request.block_hashes[: (request.prompt_tokens - 1) // BLOCK]) <= set(taken)
+        with mock.patch("ucmclient.vllm.events.ask", held):
+            feed = EventFeed(e.connector._settings, "feed", e.connector._namespace, Make)
+            self.addCleanup(feed.close)
+            self.addCleanup(go.set)
+            self.eventually(lambda: told(one))
+            go.clear()
+            between.wait(60)
+            self.reader.close()
+            self.restart(**{"events.memory": "16MiB"})
+            self.reader = Client(self.daemon.socket)
+            self.reader.namespace(Identity("another", "bf16", "nhd/1", 16, 4096, (1,)))  # the first one here
+            self.eventually(lambda: self.loads(e, one.tokens) or e.connector._scheduler.link.ns is not None)
+            self.check(e, two)
+            self.eventually(lambda: set(two.block_hashes[: (two.prompt_tokens - 1) // BLOCK]) <= set(self.blocks()))
+            go.set()
+            self.eventually(lambda: told(two))
 
 
 class Off(Case):

@@ -62,9 +62,8 @@ class EventFeed:
                 continue
             try:
                 with Client(self._settings.socket, self._name, timeout=_TIMEOUT) as client:
-                    self._ns = _number_of(client, fingerprint)
-                    while self._ns and not self._closed.is_set():
-                        self._step(client)
+                    while not self._closed.is_set() and self._step(client, fingerprint):
+                        pass
             except UcmError as error:
                 if error.status == Status.UNSUPPORTED:
                     logger.warning("vLLM's events say nothing of ucmd: %s", error)
@@ -72,25 +71,28 @@ class EventFeed:
                 logger.debug("ucmd's events are not to be had: %s", error)
             self._since = _END
 
-    def _step(self, client: Client) -> None:
+    def _step(self, client: Client, fingerprint: bytes) -> bool:
+        """False: the daemon has no such namespace yet."""
         with self._lock:
             full = len(self._events) >= _MOST
             if full:
                 self._room.clear()
         if full:
             self._room.wait(1.0)
-            return
+            return True
         fresh = self._since == _END
         page = ask(client, "events", since=self._since, limit=_PAGE, wait_ms=0 if fresh else _WAIT_MS, tokens=True)
         if fresh or page["lost"] or page["instance"] != self._instance:
-            self._instance, self._since = page["instance"], page["last"]
+            # The connection may be one to another daemon than before, which numbers namespaces anew.
+            self._instance, self._since, self._ns = page["instance"], page["last"], _number_of(client, fingerprint)
             self._tell_difference(client)
-            return
+            return self._ns != 0
         self._since = page["next"]
         self._add([told for event in page["events"] if event["ns"] == self._ns for told in self._changed(event)])
+        return True
 
     def _tell_difference(self, client: Client) -> None:
-        there = {block["key"]: block for block in listed(client, self._ns)}
+        there = {block["key"]: block for block in listed(client, self._ns)} if self._ns else {}
         gone = [self._make.removed(key, medium) for key, medium in self._told.items() if key not in there]
         self._told = {key: medium for key, medium in self._told.items() if key in there}
         self._add(gone + [told for block in parents_first(there) for told in self._changed(block)])
