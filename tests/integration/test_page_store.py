@@ -6,9 +6,11 @@ import ctypes
 import enum
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
 import unittest
@@ -268,6 +270,26 @@ class SGLang(Case):
         self.assertEqual(self.storage(Pool(), tp_rank=0, tp_size=2).batch_exists(names), 2)
         self.storage(pool, tp_rank=0, tp_size=2, is_mla_model=True).batch_set_v1(names, places(0, 1))
         self.assertEqual(self.storage(Pool(), tp_rank=1, tp_size=2, is_mla_model=True).batch_exists(names), 2, "all ranks have the same latents")
+
+    def test_the_name_that_is_served_does_not_name_weights(self):
+        """--served-model-name may be the same for models that have nothing in common but the shape of their KV."""
+        names, folder = [f"{i:064x}" for i in range(2)], tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        self.addCleanup(sys.modules.pop, "sglang.srt.runtime_context", None)
+
+        def of(pool=None, **told):
+            told = {"model_path": folder, "revision": None, "dtype": "auto", "quantization": None, **told}
+            module("sglang.srt.runtime_context", get_server_args=lambda: types.SimpleNamespace(**told))
+            return self.storage(pool or Pool())
+        of().batch_set_v1(names, places(0, 1))
+        self.assertEqual(of().batch_exists(names), 2)
+        for differs in ({"model_path": "another/model"}, {"revision": "2"}, {"dtype": "float16"}, {"quantization": "fp8"}):
+            self.assertEqual(of(**differs).batch_exists(names), 0, differs)
+        with open(os.path.join(folder, "model.safetensors"), "w", encoding="utf-8") as file:
+            file.write("others now")
+        self.assertEqual(of().batch_exists(names), 0)
+        module("sglang.srt.runtime_context", get_server_args=mock.Mock(side_effect=ValueError("not set yet")))
+        self.storage(Pool())
 
     def test_several_pools(self):
         names, kv, state, index = [f"{i:064x}" for i in range(6)], Pool(), Pool(False), Pool()

@@ -6,7 +6,9 @@ import abc
 import hashlib
 import importlib
 import os
+import shutil
 import sys
+import tempfile
 import unittest
 from types import SimpleNamespace
 from unittest import mock
@@ -91,11 +93,11 @@ class Request:
 class Engine:
     """Ranks of one engine, of which rank 0 has the scheduler. chunk: tokens of a prompt that a step computes."""
 
-    def __init__(self, socket, ranks=1, chunk=1000, model="m", **settings):
+    def __init__(self, socket, ranks=1, chunk=1000, model="m", args=(), **settings):
         import json
         self.chunk, self.loaded, self.numbers = chunk, 0, 0
         args = SimpleNamespace(model=model, tensor_parallel_size=ranks, pipeline_parallel_size=1,
-                               kv_cache_config=SimpleNamespace(tokens_per_block=BLOCK, dtype="auto"))
+                               kv_cache_config=SimpleNamespace(tokens_per_block=BLOCK, dtype="auto"), **dict(args))
         with mock.patch.dict(os.environ, UCM_TRTLLM=json.dumps({"socket": socket, "retry_interval": 0.05, "connect_timeout": 5.0,
                                                                  "lookup_timeout": 5.0, **settings})):
             self.workers, self.tensors = [], [Tensor() for _ in range(ranks)]
@@ -243,17 +245,49 @@ class TensorRT(Case):
     def test_who_shares(self):
         tokens, engine = list(range(12)), self.engine()
         engine.generate(tokens + [1])
-        for more in ({"cache_salt": "x"}, {"lora_task_id": 3}, {"multimodal_hashes": [[1, 2, 3, 4, 5, 6, 7, 8]]}, {"multimodal_positions": [2]}):
+        for more in ({"cache_salt": "x"}, {"lora_task_id": 3, "py_lora_path": "an/adapter"}, {"multimodal_hashes": [[1, 2, 3, 4, 5, 6, 7, 8]]}, {"multimodal_positions": [2]}):
             other = self.engine()
             other.generate(tokens + [1], **more)
             self.assertEqual(other.loaded, 0, more)
-        for words in ({"model": "x"}, {"ranks": 2}, {"salt": "x"}, {"revision": "2"}):
+        for words in ({"model": "x"}, {"ranks": 2}, {"salt": "x"}, {"revision": "2"}, {"args": {"dtype": "float16"}}, {"args": {"quant_config": "FP8"}}):
             other = self.engine(**words)
             other.generate(tokens + [1])
             self.assertEqual(other.loaded, 0, words)
         again = self.engine()
         again.generate(tokens + [1], multimodal_hashes=[[1, 2, 3, 4, 5, 6, 7, 8]])
         self.assertEqual(again.loaded, 12)
+
+    def test_adapters_are_known_by_their_files(self):
+        """Not by their numbers, which mean another adapter in another engine, and not by a path under which other weights lie now."""
+        tokens, folder = list(range(13)), tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+
+        def adapter(text):
+            with open(os.path.join(folder, "adapter.safetensors"), "w", encoding="utf-8") as file:
+                file.write(text)
+            return {"lora_task_id": 1, "py_lora_path": folder}
+
+        def loaded(engine, **more):
+            before = engine.loaded
+            engine.generate(tokens, **more)
+            return engine.loaded - before
+        first, none = self.engine(), self.engine()
+        self.assertEqual((loaded(none, lora_task_id=1), loaded(self.engine(), lora_task_id=1)), (0, 0), "a number alone")
+        self.assertEqual((loaded(first, **adapter("a")), loaded(self.engine(), **adapter("a other"))), (0, 0), "other files")
+        self.assertEqual(loaded(first, lora_task_id=1, py_lora_path=folder), 0, "this engine may have either version")
+        self.assertEqual(loaded(self.engine(), lora_task_id=2, py_lora_path=folder), 12)
+
+    def test_weights_of_a_folder_are_known_by_its_files(self):
+        tokens, folder = list(range(13)), tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        weights = os.path.join(folder, "model.safetensors")
+        for text, loaded in (("one", 0), (None, 12), ("another", 0)):
+            if text is not None:
+                with open(weights, "w", encoding="utf-8") as file:
+                    file.write(text)
+            engine = self.engine(model=folder)
+            engine.generate(tokens)
+            self.assertEqual(engine.loaded, loaded)
 
     def test_pauses_and_pages_that_others_get(self):
         """A request loses its pages in the midst, and another one gets them in the next step: what was stored is what was computed."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from typing import Any, Optional
 from .client import BlockResult, Found, Namespace, Plane, Region, Task
 from .errors import UcmError
 from .memory import SharedMemory, allocation_of, in_shared_memory, on_gpu
-from .vllm.identity import EngineIdentity
+from .vllm.identity import EngineIdentity, files_of
 from .vllm.link import Link
 from .vllm.settings import Settings
 
@@ -63,6 +64,13 @@ def settings_of(extra: Mapping[str, Any], where: str) -> Settings:
             kind = "a number of seconds, 0 or more" if wanted == (int, float) else wanted.__name__
             raise ValueError(f"{where}: {name} must be {kind}, not {value!r}")
     return Settings(**{"lookup_timeout": 1.0, **extra})
+
+
+def weights_of(settings: Settings, model: str, told: Mapping[str, Any]) -> str:
+    """For an identity's revision: what tells weights apart that have one name. model: its name, or a folder, whose files' sizes and times count
+    unless the user names the weights. told: what else the engine's user said of them."""
+    known = {"model": model, "files": files_of(model) if settings.revision is None else None, "told": {name: str(value) for name, value in told.items()}}
+    return f"{(settings.revision or '')[:128]}#{hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]}"
 
 
 class Kept:

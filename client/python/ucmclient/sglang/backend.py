@@ -16,13 +16,14 @@ from typing import Any, Optional
 from sglang.srt.mem_cache import utils
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
 
-from ..pages import Chunk, PageStore, key_of, settings_of
+from ..pages import Chunk, PageStore, key_of, settings_of, weights_of
 from ..vllm.identity import EngineIdentity
 
 logger = logging.getLogger("ucmclient.sglang")
 _WHERE = '"ucm" in --hicache-storage-backend-extra-config'
-#: Where K and V are bytes to SGLang, who says what they are?
-_OWN = ("dtype",)
+#: Of SGLang's arguments: what decides about weights. Its storages are told the name only under which it serves them.
+_WEIGHTS = ("model_path", "revision", "dtype", "quantization", "load_format", "json_model_override_args")
+_DRAFT = ("speculative_algorithm", "speculative_draft_model_path", "speculative_draft_model_revision", "speculative_draft_model_quantization")
 
 
 class Refused(ValueError):
@@ -103,9 +104,19 @@ class UcmStorage(HiCacheStorage):
         digest = hashlib.sha256(repr([str(one) for one in what]).encode()).hexdigest()[:32]
         return EngineIdentity(
             model=config.model_name or "unnamed", dtype=dtype or "bytes", layout=f"sglang/1/{digest}", block_tokens=tokens,
-            shard_bytes=sum(chunk.size for chunk in chunks), shards=(1,), revision=self._settings.revision or "",
+            shard_bytes=sum(chunk.size for chunk in chunks), shards=(1,), revision=self._weights(name),
             salt=self._settings.salt.encode(),
         )
+
+    def _weights(self, name: str) -> str:
+        try:
+            from sglang.srt.runtime_context import get_server_args
+            args = get_server_args()
+        except (ImportError, ValueError):
+            logger.warning("SGLang does not say here which weights it serves: they are known by the name %s alone", self._config.model_name)
+            return self._settings.revision or ""
+        told = {one: getattr(args, one, None) for one in (*_WEIGHTS, *(_DRAFT if name.startswith("draft") else ()))}
+        return weights_of(self._settings, str(told["model_path"]), told)
 
     def _store(self, name: str) -> tuple[PageStore, int]:
         if name not in self._stores:

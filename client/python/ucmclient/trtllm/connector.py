@@ -29,8 +29,9 @@ from tensorrt_llm._utils import mpi_rank
 
 from ..keys import sha256_chain
 from ..memory import current_context, on_gpu, wait_for_event
-from ..pages import Chunk, PageStore, settings_of
+from ..pages import Chunk, PageStore, settings_of, weights_of
 from ..places import Movers
+from ..vllm.adapters import files_in
 from ..vllm.identity import EngineIdentity
 
 logger = logging.getLogger("ucmclient.trtllm")
@@ -40,6 +41,8 @@ VARIABLE = "UCM_TRTLLM"
 _DEFAULTS = {"lookup_timeout": 0.05, "transfer_deadline": 10.0}
 #: Seconds that a lookup keeps what it found, unless its request ends before.
 _LEASE = 120.0
+#: Of TensorRT-LLM's arguments: what decides about weights, and so about KV.
+_WEIGHTS = ("revision", "dtype", "quant_config", "load_format", "model_kwargs", "sparse_attention_config", "speculative_config")
 #: Beyond a transfer's deadline, in seconds.
 _PATIENCE = 5.0
 
@@ -107,11 +110,15 @@ class UcmWorker(KvCacheConnectorWorker):
             raise Refused("pipeline and context parallelism are not supported: use tensor_parallel_size alone")
         if getattr(args, "enable_attention_dp", False):
             raise Refused("attention data parallelism is not supported: remove enable_attention_dp")
+        sparse = getattr(args, "sparse_attention_config", None)
+        if sparse is not None and not getattr(sparse, "sparse_disable_index_value", True):
+            raise Refused("sparse attention keeps a part of its index outside of these pages: set sparse_disable_index_value in sparse_attention_config")
         tokens = int(args.kv_cache_config.tokens_per_block)
         digest = hashlib.sha256(json.dumps([what, tokens, ranks], default=str).encode()).hexdigest()[:32]
         identity = EngineIdentity(
             model=str(args.model)[:256], dtype=str(getattr(args.kv_cache_config, "dtype", "auto")), layout=f"trtllm/1/{digest}", block_tokens=tokens,
-            shard_bytes=sum(chunk.size for chunk in chunks), shards=(1,), parts=ranks, revision=of.revision or "", salt=of.salt.encode(),
+            shard_bytes=sum(chunk.size for chunk in chunks), shards=(1,), parts=ranks, salt=of.salt.encode(),
+            revision=weights_of(of, str(args.model), {name: getattr(args, name, None) for name in _WEIGHTS}),
         )
         if self.store is not None:
             self.store.close()
@@ -186,6 +193,7 @@ class UcmScheduler(KvCacheConnectorScheduler):
         super().__init__(llm_args)
         self._block = int(llm_args.kv_cache_config.tokens_per_block)
         self._requests: dict[int, _Request] = {}
+        self._adapters: dict[tuple[Any, str], str] = {}
 
     @property
     def _store(self) -> PageStore:
@@ -195,7 +203,7 @@ class UcmScheduler(KvCacheConnectorScheduler):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         self._forget(request.request_id)
-        seed = _seed(request)
+        seed = _seed(request, self._adapters)
         if seed is None:
             return 0, False
         tokens = list(request.get_tokens(0))
@@ -264,13 +272,25 @@ def _chain(parent: bytes, tokens: Sequence[int], block: int) -> list[bytes]:
     return [packed[at : at + 32] for at in range(0, len(packed), 32)]
 
 
-def _seed(request: Any) -> Optional[bytes]:
-    """Stands for what changes KV beside tokens. None: it can't be told, so nothing is shared."""
+def _adapter(request: Any, adapters: dict[tuple[Any, str], str]) -> Optional[str]:
+    """What tells its LoRA adapter apart; "" without one. None: nothing does. Its number alone may be another adapter's in another engine, or in the
+    next one; and if its files change, this engine may have either version."""
+    number, path = getattr(request, "lora_task_id", None), getattr(request, "py_lora_path", None) or ""
+    if number is None:
+        return ""
+    now = files_in(path) if path else None
+    return now if now is not None and adapters.setdefault((number, path), now) == now else None
+
+
+def _seed(request: Any, adapters: dict[tuple[Any, str], str]) -> Optional[bytes]:
+    """Stands for what changes KV beside tokens. None: it can't be told, so nothing is shared. adapters: as they were when they came first."""
     images = getattr(request, "multimodal_hashes", None)
     if not images and (getattr(request, "multimodal_positions", None) or getattr(request, "multimodal_lengths", None)):
         return None
     if getattr(request, "prompt_embedding_table", None) is not None and not images:
         return None
-    what = [getattr(request, "cache_salt", None), getattr(request, "lora_task_id", None), [list(one) for one in images or ()],
-            getattr(request, "cache_salt_id", None)]
+    adapter = _adapter(request, adapters)
+    if adapter is None:
+        return None
+    what = [getattr(request, "cache_salt", None), adapter, [list(one) for one in images or ()], getattr(request, "cache_salt_id", None)]
     return hashlib.sha256(b"ucm trtllm/1 " + json.dumps(what, default=str).encode()).digest()

@@ -13,12 +13,16 @@ def adapter_of(request: Any) -> bytes:
     lora = getattr(request, "lora_request", None)
     if lora is None:
         return b""
-    path = str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))
-    files = []
+    return hashlib.sha256(files_in(str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))).encode()).digest()
+
+
+def files_in(path: str) -> str:
+    """An adapter's path, and names, sizes and times of its files."""
+    files: list[Any] = []
     try:
         if os.path.isdir(path):
             with os.scandir(path) as entries:
                 files = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file())
     except OSError:  # it is being written, so the engine's version is unknown
-        return os.urandom(32)
-    return hashlib.sha256(repr((path, files)).encode()).digest()
+        files = [os.urandom(32)]
+    return repr((path, files))

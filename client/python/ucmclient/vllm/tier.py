@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from ..memory import data_pointer
-from ..pages import Chunk, PageStore, settings_of
+from ..pages import Chunk, PageStore, settings_of, weights_of
 from ..places import Full, Movers
 from .identity import EngineIdentity
 
@@ -153,5 +153,5 @@ def _identity(spec: Any, settings: Any, size: int) -> EngineIdentity:
     return EngineIdentity(
         model=str(config.model.name)[:256], dtype=str(config.model.dtype), layout=f"vllm-tier/1/{digest}",
         block_tokens=max(group.tokens_per_block for group in config.groups) * config.cache.blocks_per_chunk, shard_bytes=size, shards=(1,),
-        revision=settings.revision or "", salt=settings.salt.encode(),
+        revision=weights_of(settings, str(config.model.name), {}), salt=settings.salt.encode(),
     )
