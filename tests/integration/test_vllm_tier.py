@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import os
 import sys
+import tempfile
 import threading
 import types
 import unittest
@@ -146,6 +147,13 @@ class Tiers(Case):
             self.assertEqual(self.tier(of).lookup(name, None), Found.MISS, of)
         for more in ({"salt": "x"}, {"revision": "2"}):
             self.assertEqual(self.tier(**more).lookup(name, None), Found.MISS, more)
+        with tempfile.TemporaryDirectory() as folder:
+            of = spec(model=types.SimpleNamespace(name=folder, dtype="bf16"))
+            self.run_job(self.tier(of), "store", 1, [name], [0])
+            self.assertEqual(self.tier(of).lookup(name, None), Found.HIT)
+            with open(os.path.join(folder, "model.safetensors"), "w", encoding="utf-8") as file:
+                file.write("others now")
+            self.assertEqual(self.tier(of).lookup(name, None), Found.MISS, "other weights")
 
     def test_what_is_refused(self):
         with self.assertRaisesRegex(ValueError, "the tier's configuration has no setting 'root_dir'"):
