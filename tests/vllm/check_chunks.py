@@ -27,7 +27,7 @@ from ucmclient import Client, blend  # noqa: E402
 from ucmclient.blend import First, Nothing, Span  # noqa: E402
 from ucmclient.blend.pieces import STORE_BODY  # noqa: E402
 from ucmclient.blend.transformers import Runner  # noqa: E402
-from ucmclient.vllm import chunk_rope  # noqa: E402
+from ucmclient.vllm import chunk_rope, chunk_rules  # noqa: E402
 from ucmclient.vllm.identity import Unsupported  # noqa: E402
 
 UCMCTL = os.environ.get("UCMCTL", os.path.join(real.TOP, "build/ucmctl"))
@@ -276,6 +276,30 @@ class Tables(unittest.TestCase):
                 if (found, neox) != (other, pairs) and found.get("rope_type") != "dynamic" and other.get("rope_type") != "dynamic":
                     with self.assertRaises(Unsupported):
                         chunk_rope.check_tables(turning, [table])
+
+
+class Columns(unittest.TestCase):
+    """Where vLLM's kernels for CPUs put a token's K and V, for the instruction sets that the connector knows."""
+
+    def test_each_type(self):
+        for instructions in chunk_rules._COLUMN_SETS:
+            for dtype in torch.float32, torch.bfloat16, torch.float16:
+                for tokens, dim in (32, 32), (32, 128), (64, 64), (32, 80), (16, 64):
+                    with self.subTest(instructions=instructions, dtype=dtype, tokens=tokens, dim=dim):
+                        self.one(instructions, dtype, tokens, dim)
+
+    def one(self, instructions, dtype, tokens, dim, heads=2):
+        from vllm import _custom_ops
+
+        cache = torch.zeros(3, heads, tokens, 2 * dim, dtype=dtype)
+        k, v = torch.randn(2, tokens + 5, heads, dim).to(dtype)
+        halves = cache.view(3, heads, 2 * tokens, dim).chunk(2, dim=2)  # as vLLM's backend takes them
+        _custom_ops.cpu_attn_reshape_and_cache(k, v, *halves, torch.arange(tokens, 2 * tokens + 5), instructions)
+        rows = cache.view(3, heads, 2, tokens * dim)
+        for i in range(tokens + 5):
+            block, token = 1 + i // tokens, i % tokens
+            self.assertTrue(torch.equal(rows[block, :, 0].view(heads, dim, tokens)[:, :, token], k[i]))
+            self.assertTrue(torch.equal(rows[block, :, 1].view(heads, tokens, dim)[:, token], v[i]))
 
 
 if __name__ == "__main__":

@@ -64,21 +64,22 @@ Test(cuda_express, a_small_load_overtakes, .timeout = 120)
     end();
 }
 
-Test(cuda_express, a_larger_one_waits_for_its_turn, .timeout = 120)
+static void none_overtakes(bool others, uint32_t n)
 {
-    begin(false);
+    begin(others);
     for (unsigned i = 0; i < 3; i++)
-        load_both(2);
+        load_both(n);
     cr_expect_eq(kernels(), 0);
     end();
+}
+
+Test(cuda_express, a_larger_one_waits_for_its_turn, .timeout = 120)
+{
+    none_overtakes(false, 2);
 }
 
 /* Kernels of several processes take turns of milliseconds. */
 Test(cuda_express, beside_others_kernels_none_overtakes, .timeout = 120)
 {
-    begin(true);
-    for (unsigned i = 0; i < 3; i++)
-        load_both(1);
-    cr_expect_eq(kernels(), 0);
-    end();
+    none_overtakes(true, 1);
 }
