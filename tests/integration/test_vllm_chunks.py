@@ -22,6 +22,7 @@ from ucmclient.blend.pieces import CHUNKS, FIRST, SALT, STORE
 from ucmclient.errors import Status, UcmError
 from ucmclient.vllm import chunk_rope, chunk_rules, connector, settings
 from ucmclient.vllm.identity import Unsupported
+from ucmclient.vllm.scheduler import PREFILL
 
 A, C, SYSTEM = prompt(1, 50), prompt(2, 80), prompt(3, 32)  # 3, 5 and 2 whole blocks
 MIXED = SYSTEM + A + prompt(5, 14) + C + prompt(6, 16) + A + prompt(4, 9)  # A at two positions
@@ -205,6 +206,12 @@ class Chunks(Case):
         self.check(self.engine(), Request("loads what is there", C + prompt(9, 40), 8, transfer={STORE: True}))
         self.assertEqual(self.stats()["dump_blocks"], 5 + 7 + 2)  # of the prefix, and what the longer chunk has more
 
+    def test_a_stored_chunk_is_handed_over_to_nobody(self):
+        """Decode would wait for blocks of a prefix."""
+        one = Request("chunk", C, 1, transfer={STORE: True, PREFILL: True})
+        self.check(self.engine(), one)
+        self.assertIsNone(one.answer)
+
     def test_prefixes_are_stored_and_loaded_beside(self):
         first, second = self.filled(A, C), self.engine()
         self.check(first, Request("prefix", MIXED, 8))
@@ -347,6 +354,9 @@ class Chunks(Case):
         # The engine that saw it go registers its pages again.
         self.eventually(lambda: e.ranks[0].connector._worker.turning.link.region is not None and e.connector._scheduler.reuse.link.ns is not None)
         self.eventually(lambda: self.found_again(e))
+        e.pool, computed = small.Pool(e.blocks), e.recomputed
+        self.equal(self.answer(e, MIXED, SPANS, First(16), salt="again"), want)
+        self.assertEqual(e.recomputed, computed)
 
     def found_again(self, e):
         before = e.loaded_tokens

@@ -198,6 +198,10 @@ class ChunkScheduler(SchedulerHalf):
     def _handed_over(self, tracked: _Request) -> int:
         return 0
 
+    def finished(self, request: Any, blocks: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
+        """Hands nothing over: decode would wait for blocks of a prefix."""
+        return super().finished(request, blocks)[0], None
+
     def allocated(self, request: Any, blocks: list[int], tokens: int) -> None:
         before = len(self._plan.loads)
         super().allocated(request, blocks, tokens)
