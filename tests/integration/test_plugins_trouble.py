@@ -109,6 +109,29 @@ class Ucm(Plugin):
         return self.moved(self.store.load_data, names, pages)
 
 
+class UcmOlder(Plugin):
+    """By the interface V0."""
+
+    def __init__(self, shared, socket, settings):
+        super().__init__(shared)
+        from ucmclient.ucm.store_v0 import UcmdStore
+        self.store = UcmdStore({"kv_block_size": SIZE, "io_size": SIZE, "ucmd": {"socket": socket, "model": f"ucm{shared}", **settings}})
+        self.close = self.store._store.close
+
+    def found(self, names):
+        return self.store.lookup(names)
+
+    def moved(self, verb, names, pages):
+        done = self.store.wait(verb(names, [0] * len(names), [self.at(page) for page in pages], [SIZE] * len(names)))
+        return [done == 0] * len(names)
+
+    def save(self, names, pages):
+        return self.moved(self.store.dump_data, names, pages)
+
+    def load(self, names, pages):
+        return self.moved(self.store.fetch_data, names, pages)
+
+
 class LMCache(Plugin):
     def __init__(self, shared, socket, settings):
         super().__init__(shared)
@@ -207,7 +230,7 @@ class TensorRT(Plugin):
 
 
 KINDS = {"SGLang": (SGLang, True), "SGLang's pages, copied": (SGLang, False), "UCM": (Ucm, True), "UCM's memory, copied": (Ucm, False),
-         "LMCache": (LMCache, False), "LMCache, shared": (LMCache, True), "vLLM's tier": (Tier, False), "TensorRT-LLM": (TensorRT, True)}
+         "UCM's older store": (UcmOlder, True), "LMCache": (LMCache, False), "LMCache, shared": (LMCache, True), "vLLM's tier": (Tier, False), "TensorRT-LLM": (TensorRT, True)}
 
 
 def play():
@@ -357,6 +380,35 @@ class Trouble(test_page_store.Case):
                 self.eventually(lambda: all(self.stored(one, new)))
                 self.comes(one, new)
             self.each(plugins, after)
+
+    def test_an_engine_that_waits_no_longer(self):
+        """What an engine waits for ends when its wait does, also where the transfer may take longer, behind others for example."""
+        from ucmclient.trtllm import connector as trtllm
+        from ucmclient.ucm import core as ucm
+        from ucmclient.vllm import tier
+        deadline, new = QUICK["transfer_deadline"], [f"new {i}" for i in range(8)]
+        plugins = {name: one for name, one in self.plugins(lookup_timeout=0.3).items() if isinstance(one, (Ucm, UcmOlder, Tier, TensorRT))}
+        self.ready(plugins)
+        self.stop()
+        try:
+            with mock.patch.object(ucm, "_PATIENCE", 0.2 - deadline), mock.patch.object(tier, "_PATIENCE", 0.2 - deadline), \
+                    mock.patch.object(trtllm, "_PATIENCE", 0.2 - 2 * deadline):
+                for name, one in plugins.items():
+                    if isinstance(one, TensorRT):
+                        self.assertFalse(any(self.stored(one, new)), name)
+                        pages = range(8)
+                    else:
+                        self.assertFalse(any(one.load(self.NAMES, range(8, 16))), name)
+                        pages = range(8, 16)
+                    for page in pages:
+                        one.set(page, b"\x77" * SIZE)
+            before = {name: [one.get(page) for page in range(PAGES)] for name, one in plugins.items()}
+        finally:
+            self.daemon.process.send_signal(signal.SIGCONT)
+        self.each(plugins, lambda one: self.eventually(lambda: all(one.found(self.NAMES))))
+        self.assertEqual({name: [one.get(page) for page in range(PAGES)] for name, one in plugins.items()}, before)
+        self.each(plugins, lambda one: self.check(one, [name for name in new if all(one.found([name]))]))
+        self.each(plugins, self.comes)
 
     def test_before_the_daemon(self):
         self.daemon.stop()

@@ -19,6 +19,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, fields
 from typing import Any, Optional
 
@@ -201,6 +202,15 @@ class Kept:
             return nothing
         finally:
             task.close()
+
+    def end(self, moves: Sequence[Future], seconds: float) -> bool:
+        """Waits for so long for what threads move. What has not ended then is cancelled, or ends with the connection: the engine has its pages
+        back whatever this returns."""
+        late = wait(moves, seconds).not_done
+        if late and not all([one.cancel() for one in late]):
+            self.link.cut()
+            wait(late, self.settings.transfer_deadline + _MARGIN)
+        return not late
 
     def close(self) -> None:
         """The daemon unmaps the memory."""

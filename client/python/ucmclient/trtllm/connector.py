@@ -163,10 +163,11 @@ class UcmWorker(KvCacheConnectorWorker):
 
     def _saved(self) -> None:
         saves, self._saves = self._saves, []
+        if saves and not self.store.end(saves, 2 * self.settings.transfer_deadline + _PATIENCE):
+            logger.error("ucmd: blocks were not kept, since they were not stored in time")
         for one in saves:
-            try:
-                one.result(2 * self.settings.transfer_deadline + _PATIENCE)
-            except Exception as error:
+            error = one.exception() if one.done() and not one.cancelled() else None
+            if error is not None:
                 logger.error("ucmd: blocks were not kept: %s", error)
 
     def get_finished(self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]) -> tuple[list[int], list[int]]:

@@ -6,8 +6,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future
 from typing import Any, Optional
 
 from ..errors import UcmError
@@ -104,12 +103,10 @@ class Store:
 
     def end(self, number: int, future: Future) -> None:
         """Waits; raises RuntimeError, as UCM expects of a task that failed."""
-        try:
-            future.result(self.settings.transfer_deadline + _PATIENCE)
-        except (FutureTimeout, CancelledError):
-            future.cancel()
-            raise RuntimeError(f"task {number} did not end within {self.settings.transfer_deadline + _PATIENCE:g} s") from None
-        except Exception as error:
+        if not self.places.end([future], self.settings.transfer_deadline + _PATIENCE) or future.cancelled():
+            raise RuntimeError(f"task {number} did not end within {self.settings.transfer_deadline + _PATIENCE:g} s")
+        error = future.exception()
+        if error is not None:
             kind = type(error) if isinstance(error, (NotThere, Unhealthy)) else RuntimeError
             raise kind(f"task {number} failed: {error}") from error
 

@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterable
-from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
@@ -91,7 +90,7 @@ class UcmTier(SecondaryTierManager):
         keys, pages = list(job.keys), [int(chunk) for chunk in job.chunk_ids]
         try:
             with self._mutex:  # so that it does not end before it is noted
-                self._jobs[job.job_id] = self._movers.start(self._move, verb, job.job_id, keys, pages)
+                self._jobs[job.job_id] = self._movers.start(self._move, verb, job.job_id, keys, pages), verb, keys
         except Full as error:
             logger.warning("ucmd: %s", error)
             self._end(verb, job.job_id, keys, [False] * len(keys), 0.0)
@@ -122,10 +121,12 @@ class UcmTier(SecondaryTierManager):
 
     def drain_jobs(self) -> None:
         with self._mutex:
-            jobs = list(self._jobs.values())
-        # A transfer has a deadline, so this ends.
-        if wait(jobs, (self._deadline + _PATIENCE) * max(1, len(jobs))).not_done:
-            logger.error("ucmd: transfers did not end")
+            jobs = dict(self._jobs)
+        if jobs and not self._store.end([future for future, _, _ in jobs.values()], (self._deadline + _PATIENCE) * len(jobs)):
+            logger.error("ucmd: transfers did not end in time")
+        for number, (future, verb, keys) in jobs.items():
+            if future.cancelled():
+                self._end(verb, number, keys, [False] * len(keys), 0.0)
 
     def shutdown(self) -> None:
         self._lookups.shutdown()
