@@ -139,7 +139,7 @@ FAKE_CUDA := $(addprefix $O/obj/tests/unit/cuda/,fake_cuda.o fake_cuda_copy.o fa
 # A static rule, or make prefers the general one while an object of this one is still to be made.
 CUDA_UNIT := $(patsubst tests/%.c,$O/tests/%,$(wildcard tests/unit/cuda/test_*.c))
 $(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
-                      $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ) $O/obj/tests/runner/runner.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
+                      $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ) $O/obj/tests/runner/runner.o $O/obj/tests/runner/bytes.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) -Wl,--wrap=job_clock_ms $(WRAPPED) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@

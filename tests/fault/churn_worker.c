@@ -1,5 +1,7 @@
 #include "tests/fault/churn_worker.h"
 
+#include "tests/runner/bytes.h"
+
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -217,13 +219,9 @@ static void batch_end(struct batch *b, struct ucm_task *task)
 
 static bool planes_untouched(const struct batch *b, uint32_t block)
 {
-    for (uint32_t p = 0; p < 2 * b->w->layers; p++) {
-        const uint8_t *c = chunk_of(b->w, p, block);
-
-        for (uint64_t i = 0; i < b->w->shard_bytes / 2; i++)
-            if (c[i] != UNTOUCHED)
-                return false;
-    }
+    for (uint32_t p = 0; p < 2 * b->w->layers; p++)
+        if (bytes_other(chunk_of(b->w, p, block), b->w->shard_bytes / 2, UNTOUCHED) > 0)
+            return false;
     return true;
 }
 
@@ -233,12 +231,9 @@ static void load_check_ok(struct batch *b, uint32_t i)
 
     /* What was not asked for must be as it was: it is made right here, and only here. */
     for (uint32_t p = 0; p < 2 * b->w->layers; p++) {
-        uint8_t *c = chunk_of(b->w, p, b->block[i]);
-
         if (p / 2 >= b->shard && p / 2 < b->shard + b->shards)
             continue;
-        for (uint64_t at = 0; at < b->w->shard_bytes / 2; at++)
-            outside += c[at] != UNTOUCHED;
+        outside += bytes_other(chunk_of(b->w, p, b->block[i]), b->w->shard_bytes / 2, UNTOUCHED);
     }
     if (outside > 0)
         wrong("load wrote %zu bytes outside of layers %u + %u", outside, b->shard, b->shards);

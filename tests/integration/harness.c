@@ -1,5 +1,7 @@
 #include "tests/integration/harness.h"
 
+#include "tests/runner/bytes.h"
+
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <ftw.h>
@@ -249,52 +251,35 @@ void keys_make(uint64_t first, uint32_t n, uint8_t *out)
         key_make(first + i, out + (size_t)i * WORKER_KEY_BYTES);
 }
 
-UNWATCHED static uint8_t pattern(uint64_t seed, uint32_t part, uint32_t plane, uint64_t at)
-{
-    uint64_t x = (seed * 1000003 + part * 131 + plane) * UINT64_C(0xD1342543DE82EF95) + at / 8;
-
-    x ^= x >> 29;
-    return (uint8_t)((x * UINT64_C(0x9E3779B97F4A7C15)) >> (8 * (at % 8)));
-}
-
-UNWATCHED static uint8_t *worker_chunk(const struct worker *w, uint32_t plane, uint32_t block)
+static uint8_t *worker_chunk(const struct worker *w, uint32_t plane, uint32_t block)
 {
     uint64_t half = w->shard_bytes / 2;
 
     return w->memory + plane * half * w->blocks + block * half;
 }
 
-UNWATCHED void worker_fill(struct worker *w, uint32_t block, uint64_t seed)
+static uint64_t pattern(const struct worker *w, uint32_t plane, uint64_t seed)
 {
-    for (uint32_t p = 0; p < 2 * w->layers; p++) {
-        uint8_t *chunk = worker_chunk(w, p, block);
-        uint64_t bytes = w->shard_bytes / 2;
-
-        for (uint64_t i = 0; i < bytes; i++)
-            chunk[i] = pattern(seed, w->part, p, i);
-    }
+    return seed * 1000003 + w->part * 131 + plane;
 }
 
-UNWATCHED void worker_clear(struct worker *w)
+void worker_fill(struct worker *w, uint32_t block, uint64_t seed)
 {
-    volatile uint64_t *p =
-        (volatile uint64_t *)w->memory; /* memset is watched wherever it is called */
-
-    for (size_t i = 0; i < w->memory_bytes / sizeof *p; i++)
-        p[i] = 0xEEEEEEEEEEEEEEEE;
+    for (uint32_t p = 0; p < 2 * w->layers; p++)
+        bytes_fill(worker_chunk(w, p, block), w->shard_bytes / 2, pattern(w, p, seed));
 }
 
-UNWATCHED size_t worker_differs(const struct worker *w, uint32_t block, uint64_t seed)
+void worker_clear(struct worker *w)
+{
+    bytes_set(w->memory, w->memory_bytes, 0xEE);
+}
+
+size_t worker_differs(const struct worker *w, uint32_t block, uint64_t seed)
 {
     size_t n = 0;
 
-    for (uint32_t p = 0; p < 2 * w->layers; p++) {
-        const uint8_t *chunk = worker_chunk(w, p, block);
-        uint64_t bytes = w->shard_bytes / 2;
-
-        for (uint64_t i = 0; i < bytes; i++)
-            n += chunk[i] != pattern(seed, w->part, p, i);
-    }
+    for (uint32_t p = 0; p < 2 * w->layers; p++)
+        n += bytes_differ(worker_chunk(w, p, block), w->shard_bytes / 2, pattern(w, p, seed));
     return n;
 }
 

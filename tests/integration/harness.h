@@ -36,10 +36,6 @@ int host_stop(struct host *h); /* SIGTERM; its exit status */
 void host_kill(struct host *h);
 void host_remove(struct host *h); /* stops it if need be and removes the folder */
 
-/* Who else writes to a worker's memory is another process: ThreadSanitizer sees nothing there, and
- * takes most of a test's time for it. */
-#define UNWATCHED __attribute__((no_sanitize("thread")))
-
 /* Built with AddressSanitizer or ThreadSanitizer: gcc says so by macros, clang by __has_feature. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED

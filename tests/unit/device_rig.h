@@ -4,6 +4,7 @@
 
 #include "daemon/base/config.h"
 #include "daemon/device/device.h"
+#include "tests/runner/bytes.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -173,19 +174,6 @@ static inline void close_ok(struct device_region *r)
     job_init(&j, DEVICE_CLOSE, r, NULL, 0);
     cr_assert_eq(job_run(&j), 0);
     region_free(r);
-}
-
-/* Before any thread has it: ThreadSanitizer would take most of a test's time for it. */
-__attribute__((no_sanitize("thread"))) static inline void fill(uint8_t *p, size_t n, unsigned seed)
-{
-    uint64_t x = seed * 0x9E3779B97F4A7C15ull + 1;
-
-    for (size_t i = 0; i < n; i++) {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        p[i] = (uint8_t)x;
-    }
 }
 
 #endif

@@ -113,11 +113,8 @@ static inline void contract_many_at_once(struct contract *c)
     }
     contract_wait(c, 2 * CONTRACT_OPS);
     for (unsigned i = 0; i < CONTRACT_OPS; i++) {
-        const uint8_t *data = ops[i].op.data;
-
         cr_assert_eq(ops[i].status, 0);
-        for (uint64_t at = 0; at < bytes; at++)
-            cr_assert_eq(data[at], contract_byte(i, at));
+        contract_right(ops[i].op.data, bytes, i);
         free(ops[i].op.data);
     }
     free(ops);
@@ -342,13 +339,12 @@ static inline void contract_read_while_renamed(struct contract *c)
     cr_assert_eq(pthread_create(&thread, NULL, contract_renamer_main, &r), 0);
     for (unsigned i = 0; i < rounds; i++) {
         int status = contract_do(c, SHARE_READ, r.number, data, r.bytes);
-        unsigned content = r.number + (data[0] != contract_byte(r.number, 0));
-        uint64_t right = 0;
 
         cr_assert(status == 0 || status == -ESTALE || status == -ENOENT, "%s", strerror(-status));
-        while (status == 0 && right < r.bytes && data[right] == contract_byte(content, right))
-            right++;
-        cr_assert(status != 0 || right == r.bytes, "byte %llu", (unsigned long long)right);
+        cr_assert(status != 0 || contract_is(data, r.bytes, r.number) ||
+                      contract_is(data, r.bytes, r.number + 1),
+                  "bytes of two files: %zu of one, or %zu of the other",
+                  bytes_right(data, r.bytes, r.number), bytes_right(data, r.bytes, r.number + 1));
         whole += status == 0;
     }
     atomic_store(&r.stop, true);

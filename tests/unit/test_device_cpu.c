@@ -26,8 +26,8 @@ static void copy_check(struct device_region *r, const struct msg_plane *planes, 
 {
     struct test_job j;
 
-    fill(memory, MEMORY, 1);
-    fill(slots, SLOTS, 2);
+    bytes_random(memory, MEMORY, 1);
+    bytes_random(slots, SLOTS, 2);
     memcpy(want_memory, memory, MEMORY);
     memcpy(want_slots, slots, SLOTS);
     expect(planes, first, n_planes, items, n, op == DEVICE_LOAD);
@@ -213,7 +213,7 @@ Test(device_cpu, holes_are_zeroes)
     struct test_job j;
 
     open_ok(r);
-    fill(memory, MEMORY, 5);
+    bytes_random(memory, MEMORY, 5);
     cr_assert_eq(fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, MEMORY), 0);
     memory[65536 + 5 * 65536 + 9] = 77;
     job_init(&j, DEVICE_DUMP, r, &item, 1);
@@ -232,7 +232,7 @@ Test(device_cpu, bad_jobs_touch_nothing)
     struct test_job j;
 
     open_ok(r);
-    fill(memory, MEMORY, 1);
+    bytes_random(memory, MEMORY, 1);
     memset(slots, 0, SLOTS);
     memset(want_slots, 0, SLOTS);
     job_init(&j, DEVICE_DUMP, r, items, 2);

@@ -59,7 +59,7 @@ static void refused(const char *word)
 /* Small numbers, as KV has them. */
 static void fill_kv(uint8_t *p, size_t n)
 {
-    fill(p, n, 3);
+    bytes_random(p, n, 3);
     for (size_t i = 1; i < n; i += 2)
         p[i] = (uint8_t)((p[i] & 0x83) | 0x3c);
 }
@@ -101,7 +101,7 @@ static void copy_check(struct device_region *r, enum device_op op, uint32_t firs
         items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slot_of(slots, i),
                                           .block = (i * 11 + 3) % BLOCKS};
     fill_kv(memory, MEMORY);
-    fill(slots, SLOTS, 2);
+    bytes_random(slots, SLOTS, 2);
     memcpy(want_memory, memory, MEMORY);
     memcpy(want_slots, slots, SLOTS);
     expect(first, n_planes, items, BLOCKS, op == DEVICE_LOAD);
@@ -157,7 +157,7 @@ Test(device_encoded, what_does_not_fit_is_marked)
         items[i] =
             (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slot_of(slots, i), .block = i};
         if (i % 3 == 0)
-            fill(memory + planes[plane].offset + i * planes[plane].stride, SECTION, i + 9);
+            bytes_random(memory + planes[plane].offset + i * planes[plane].stride, SECTION, i + 9);
     }
     job_init(&j, DEVICE_DUMP, r, items, BLOCKS);
     j.job.coded = true;
@@ -175,7 +175,7 @@ Test(device_encoded, a_region_serves_plain_blocks_too)
     struct test_job j;
 
     open_ok(r);
-    fill(memory, MEMORY, 1);
+    bytes_random(memory, MEMORY, 1);
     job_init(&j, DEVICE_DUMP, r, &item, 1);
     cr_assert_eq(job_run(&j), 0);
     for (uint32_t p = 0; p < 2 * LAYERS; p++)

@@ -16,7 +16,7 @@ Test(device_jobs, many_jobs_keep_their_bytes_apart)
     struct device_region *r = region_of(&plane, 1, MANY, 1, 1999, memfd, 0, MEMORY);
 
     open_ok(r);
-    fill(memory, MEMORY, 8);
+    bytes_random(memory, MEMORY, 8);
     memcpy(want_memory, memory, MEMORY);
     for (uint32_t i = 0; i < MANY; i++) {
         items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots + i * 4096,
@@ -75,7 +75,7 @@ Test(device_jobs, close_waits_for_the_regions_jobs)
 
     open_ok(r);
     open_ok(other);
-    fill(memory, MEMORY, 9);
+    bytes_random(memory, MEMORY, 9);
     for (uint32_t i = 0; i < 64; i++)
         items[i] =
             (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots + i * 65536, .block = i};

@@ -65,7 +65,7 @@ static void load_check(struct device_region *r, bool coded)
 
     ucm_rope_table(&spec, &(struct ucm_rope_turn){0, 1000000, 0, 0}, tables[0]);
     ucm_rope_table(&spec, &(struct ucm_rope_turn){512, 16, 0, 0}, tables[1]);
-    fill(slots, SLOTS, 2);
+    bytes_random(slots, SLOTS, 2);
     for (uint32_t i = 0; i < BLOCKS; i++) {
         items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots +
                                                   i * (SLOTS / BLOCKS / 16 * 16),

@@ -9,6 +9,7 @@
 #include "daemon/base/config.h"
 #include "daemon/device/costs.h"
 #include "daemon/device/device.h"
+#include "tests/runner/bytes.h"
 #include "tests/unit/cuda/fake_cuda.h"
 
 #include <criterion/criterion.h>
@@ -383,15 +384,6 @@ __attribute__((no_sanitize("thread"))) static inline uint64_t next_random(uint64
     *x ^= *x >> 7;
     *x ^= *x << 17;
     return *x;
-}
-
-/* Before any thread has it: ThreadSanitizer would take most of a test's time for it. */
-__attribute__((no_sanitize("thread"))) static inline void fill(void *p, size_t n, uint64_t seed)
-{
-    uint64_t x = seed * 0x9E3779B97F4A7C15ull + 1;
-
-    for (size_t i = 0; i < n; i++)
-        ((uint8_t *)p)[i] = (uint8_t)next_random(&x);
 }
 
 static inline void copy_init(struct test_job *j, struct worker_side *w, enum device_op op)

@@ -56,8 +56,8 @@ static void round_of(struct worker_side *w, uint64_t seed)
     static struct test_job jobs[JOBS_MAX];
     unsigned n = jobs_make(jobs, w, &seed);
 
-    fill(slots, BLOCKS * w->slot_bytes, seed);
-    fill((void *)(uintptr_t)w->memory, w->bytes, seed + 1);
+    bytes_random(slots, BLOCKS * w->slot_bytes, seed);
+    bytes_random((void *)(uintptr_t)w->memory, w->bytes, seed + 1);
     memcpy(want_slots, slots, BLOCKS * w->slot_bytes);
     memcpy(want_memory, (void *)(uintptr_t)w->memory, w->bytes);
     for (unsigned i = 0; i < n; i++)
@@ -186,7 +186,7 @@ Test(cuda_copy, two_workers_share_the_streams, .timeout = 60)
     worker_begin(&b, getpid(), 2, 8192, 64);
     worker_companion(&a, 65536, 3);
     worker_companion(&b, 131072, 2);
-    fill(slots, BLOCKS * b.slot_bytes, 77);
+    bytes_random(slots, BLOCKS * b.slot_bytes, 77);
     for (unsigned i = 0; i < 4; i++)
         for (unsigned k = 0; k < 2; k++) {
             struct worker_side *w = k ? &b : &a;
@@ -392,7 +392,7 @@ Test(cuda_copy, a_dump_waits_for_its_event, .timeout = 60)
     job_submit(&other, gpu);
     cr_assert_eq(job_wait(&other), 0, "others go on");
     cr_assert_not(j.done);
-    fill((void *)(uintptr_t)a.memory, a.bytes, 5);
+    bytes_random((void *)(uintptr_t)a.memory, a.bytes, 5);
     fake_cuda_event_signal(event, true);
     cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
     for (uint32_t n = half_first(DEVICE_DUMP); n < BLOCKS; n += 2)

@@ -67,8 +67,8 @@ static void expect(const struct test_job *j)
 
 static void job_begin(struct test_job *j, enum device_op op, uint32_t first, uint32_t n)
 {
-    fill(of(w.memory), w.bytes, 3 + op);
-    fill(slots, slots_bytes, 5 + op);
+    bytes_random(of(w.memory), w.bytes, 3 + op);
+    bytes_random(slots, slots_bytes, 5 + op);
     memcpy(want_slots, slots, slots_bytes);
     memcpy(want_memory, of(w.memory), w.bytes);
     copy_half(j, &w, op);
@@ -178,8 +178,8 @@ Test(cuda_encoded, plain_jobs_of_the_same_region, .timeout = 60)
     begin(COPY_STAGED, 8);
     worker_companion(&w, 256 << 10, 4);
     for (unsigned i = 0; i < 2; i++) {
-        fill(of(w.memory), w.bytes, 3);
-        fill(slots, slots_bytes, 5);
+        bytes_random(of(w.memory), w.bytes, 3);
+        bytes_random(slots, slots_bytes, 5);
         memcpy(want_slots, slots, slots_bytes);
         memcpy(want_memory, of(w.memory), w.bytes);
         copy_half(&j, &w, i ? DEVICE_DUMP : DEVICE_LOAD);

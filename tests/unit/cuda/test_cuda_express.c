@@ -15,7 +15,7 @@ static void begin(bool others)
 
     daemon_begin(COPY_AUTO, BLOCKS * MIB);
     worker_begin(&a, getpid(), 1, CHUNK, 0);
-    fill(slots, BLOCKS * a.slot_bytes, 3);
+    bytes_random(slots, BLOCKS * a.slot_bytes, 3);
     g = (struct gpu *)gpu;
     g->busy = (struct busy){.others = others,
                             .until_ns = UINT64_MAX}; /* no probe: the thread waits for jobs */

@@ -16,7 +16,7 @@ static void still_sound(void)
     static struct test_job j;
     uint8_t *first = slots + GOOD_SLOT * good.slot_bytes;
 
-    fill((void *)(uintptr_t)good.memory, good.bytes, uv_hrtime());
+    bytes_random((void *)(uintptr_t)good.memory, good.bytes, uv_hrtime());
     memset(first, 0, BLOCKS * good.slot_bytes);
     copy_init(&j, &good, DEVICE_DUMP);
     for (uint32_t n = 0; n < BLOCKS; n++)
@@ -89,7 +89,7 @@ Test(cuda_faults, nobody_serves_the_ring, .timeout = 60)
     begin();
     worker_begin(&bad, getpid(), 2, 4096, 0);
     worker_ring(&bad, getpid(), 65536, 4);
-    fill(slots, BLOCKS * bad.slot_bytes, 9);
+    bytes_random(slots, BLOCKS * bad.slot_bytes, 9);
     copy_half(&j, &bad, DEVICE_LOAD);
     job_submit(&j, gpu);
     while (posted(bad.shared) == 0)
@@ -189,7 +189,7 @@ Test(cuda_faults, a_kernel_that_can_not_be_followed_has_ended, .timeout = 60)
     worker_begin(&bad, getpid(), 2, 4096, 0);
     worker_companion(&bad, 65536, 4);
     page = (uint8_t *)(uintptr_t)bad.memory;
-    fill(slots, BLOCKS * bad.slot_bytes, 9);
+    bytes_random(slots, BLOCKS * bad.slot_bytes, 9);
     fake_cuda_hold(true);
     fake_cuda_fail_records(8);
     copy_half(&j, &bad, DEVICE_LOAD);

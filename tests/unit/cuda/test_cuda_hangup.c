@@ -14,7 +14,7 @@ static void begin(enum copy_strategy strategy)
     worker_begin(&w, getpid(), 2, 4096, 0);
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, connection), 0);
     w.region->peer_fd = &connection[0];
-    fill(slots, BLOCKS * w.slot_bytes, 5);
+    bytes_random(slots, BLOCKS * w.slot_bytes, 5);
 }
 
 static void end(void)
@@ -46,7 +46,7 @@ static void nothing_is_copied(enum copy_strategy strategy)
     begin(strategy);
     if (strategy == COPY_STAGED)
         worker_companion(&w, 65536, 4);
-    fill((void *)(uintptr_t)w.memory, w.bytes, 6);
+    bytes_random((void *)(uintptr_t)w.memory, w.bytes, 6);
     memcpy(before, (void *)(uintptr_t)w.memory, w.bytes);
     hang_up();
     copy_half(&j[0], &w, DEVICE_LOAD);

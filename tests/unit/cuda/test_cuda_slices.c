@@ -39,8 +39,8 @@ static void begin(uint32_t n_planes, unsigned tenants)
     memset(tags, 0, sizeof(tags));
     for (uint32_t tenant = 1; tenant <= tenants; tenant++)
         straight(tenant);
-    fill(slots, BLOCKS * a.slot_bytes, 3);
-    fill((void *)(uintptr_t)a.memory, a.bytes, 4);
+    bytes_random(slots, BLOCKS * a.slot_bytes, 3);
+    bytes_random((void *)(uintptr_t)a.memory, a.bytes, 4);
 }
 
 static void end(void)

@@ -80,8 +80,8 @@ static void expect_block(const struct test_job *j, uint32_t i, uint32_t p)
 /* Every second block; of `kinds` tables in runs, and blocks between that stay. */
 static void job_begin(struct test_job *j, uint32_t first, uint32_t n, uint32_t kinds, bool coded)
 {
-    fill(of(w.memory), w.bytes, 3);
-    fill(slots, slots_bytes, 5);
+    bytes_random(of(w.memory), w.bytes, 3);
+    bytes_random(slots, slots_bytes, 5);
     memcpy(want_memory, of(w.memory), w.bytes);
     copy_half(j, &w, DEVICE_LOAD);
     for (uint32_t i = 0; i < kinds; i++)

@@ -1,0 +1,26 @@
+/* What fills a test's memory, and compares it byte by byte. Tests are compiled without optimisation and with sanitizers, under
+ * which loops like these took most of their time; these are optimised and unwatched in every build. Callers answer for the
+ * sizes: give memory that daemons write, or that was allocated in just this size. */
+#ifndef UCM_TESTS_BYTES_H
+#define UCM_TESTS_BYTES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* A pattern of seed, in which bytes tell their place; the number of bytes that differ from it, and of those in front that
+ * don't. */
+void bytes_fill(void *memory, size_t n, uint64_t seed);
+size_t bytes_differ(const void *memory, size_t n, uint64_t seed);
+size_t bytes_right(const void *memory, size_t n, uint64_t seed);
+
+/* One value everywhere; the number of bytes that have another. */
+void bytes_set(void *memory, size_t n, uint8_t value);
+size_t bytes_other(const void *memory, size_t n, uint8_t value);
+
+/* The number of bytes in which two memories differ. */
+size_t bytes_unlike(const void *a, const void *b, size_t n);
+
+/* Bytes without a pattern, of a seed. */
+void bytes_random(void *memory, size_t n, uint64_t seed);
+
+#endif
