@@ -86,13 +86,13 @@ class Case(unittest.TestCase):
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32)
         return config, KVCacheConfig(num_blocks=POOL, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
 
-    def scheduler(self, policy="recompute", **settings):
+    def scheduler(self, policy="recompute", identity=IDENTITY, **settings):
         config, caches = self.configs(policy, **settings)
         caches.hash_block_size = BLOCK
         scheduler = Scheduler(vllm_config=config, kv_cache_config=caches, structured_output_manager=StructuredOutputManager(config),
                               block_size=BLOCK, hash_block_size=BLOCK, log_stats=True)
         self.addCleanup(scheduler.connector.shutdown)
-        scheduler.connector._connect({IDENTITY})
+        scheduler.connector._connect({identity})
         return scheduler
 
     def request(self, name, ids, outputs=4):
