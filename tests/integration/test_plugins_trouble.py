@@ -28,8 +28,10 @@ import test_trtllm  # noqa: E402
 import test_ucm_store  # noqa: E402
 import test_vllm_tier  # noqa: E402
 from daemon import Daemon  # noqa: E402
+from ucmclient import pages  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 from ucmclient.region import Task  # noqa: E402
+from ucmclient.vllm.link import Link  # noqa: E402
 
 PAGES, SIZE = 24, 4096
 test_trtllm.PAGES, test_trtllm.SIZE, test_vllm_tier.SIZE = PAGES, SIZE, SIZE
@@ -357,6 +359,44 @@ class Trouble(test_page_store.Case):
             self.assertEqual({name: [one.get(page) for page in range(PAGES)] for name, one in plugins.items()}, before)
             self.each(plugins, self.comes)
 
+    def test_stopped_amid_a_copy(self):
+        """The daemon goes on with a piece of it when it runs again: until then the pages are not the engine's."""
+        size, names, wait, cut = 8 << 20, self.NAMES[:4], Task.wait, Link._drop
+        self.daemon.stop()
+        self.daemon = Daemon(nvme=False, **{"arena.size": "256MiB", "arena.extent": "16MiB"})
+        self.addCleanup(self.daemon.stop)
+        gone_on = []
+
+        def late(task, _):
+            return wait(task, 0.2)
+
+        def dropped(link):
+            cut(link)
+            if not gone_on:
+                gone_on.append(threading.Timer(0.5, self.daemon.process.send_signal, (signal.SIGCONT,)))
+                gone_on[0].start()
+        with mock.patch.multiple(sys.modules[__name__], SIZE=size, PAGES=8), mock.patch.object(pages, "_GRACE", 0.2), \
+                mock.patch.multiple(test_trtllm, SIZE=size, PAGES=8):
+            for kind in (SGLang, Ucm, UcmOlder, LMCache, TensorRT):
+                plugin = kind(True, self.daemon.socket, QUICK)
+                self.addCleanup(plugin.close)
+                self.eventually(lambda: all(self.stored(plugin, names)))
+                for moment in (1, 3, 5):
+                    self.eventually(lambda: all(plugin.found(names)))
+                    gone_on.clear()
+                    strike = threading.Timer(0.002 * moment, self.stop)
+                    with self.subTest(kind.__name__, moment=moment), mock.patch.object(Task, "wait", late), mock.patch.object(Link, "_drop", dropped):
+                        strike.start()
+                        good = plugin.load(names, range(4, 8))
+                        for page in range(4, 8):
+                            plugin.set(page, b"\x66" * size)
+                        strike.join()
+                        for timer in gone_on:
+                            timer.join()
+                        self.daemon.process.send_signal(signal.SIGCONT)
+                        self.eventually(lambda: all(plugin.found(names)))
+                        self.assertEqual([plugin.get(page).strip(b"\x66") for page in range(4, 8)], [b""] * 4, good)
+
     def test_stopped_in_mid_save(self):
         """An engine writes to its pages again when a save has failed: what it writes is not stored under the old name."""
         for behind in (True, False):
@@ -386,8 +426,8 @@ class Trouble(test_page_store.Case):
         from ucmclient.trtllm import connector as trtllm
         from ucmclient.ucm import core as ucm
         from ucmclient.vllm import tier
-        deadline, new = QUICK["transfer_deadline"], [f"new {i}" for i in range(8)]
-        plugins = {name: one for name, one in self.plugins(lookup_timeout=0.3).items() if isinstance(one, (Ucm, UcmOlder, Tier, TensorRT))}
+        deadline, new = 2.0, [f"new {i}" for i in range(8)]
+        plugins = {name: one for name, one in self.plugins(lookup_timeout=0.3, transfer_deadline=deadline).items() if isinstance(one, (Ucm, UcmOlder, Tier, TensorRT))}
         self.ready(plugins)
         self.stop()
         try:

@@ -149,7 +149,7 @@ class Kept:
             ns = self.link.ns if self.settings.load else None
             if ns is not None:
                 self._finish(self.link.ask(ns.prefetch, b"".join(keys[at : at + _MOST]), deadline=self.settings.transfer_deadline,
-                                           timeout=self.settings.lookup_timeout), 0, touched=False)
+                                           timeout=self.settings.lookup_timeout), 0)
 
     def drop(self, keys: Optional[Sequence[bytes]] = None) -> bool:
         """Has the daemon forget these pages, or all of this identity. False: it did not, or kept some that are in use."""
@@ -186,18 +186,19 @@ class Kept:
             getattr(region, verb), b"".join(keys), list(blocks), deadline=self.settings.transfer_deadline,
             timeout=self.settings.lookup_timeout, **shards  # of sending it, which waits for a daemon that has gone
         )
-        return self._finish(task, len(keys), touched=True)
+        return self._finish(task, len(keys), verb)
 
-    def _finish(self, task: Optional[Task], n: int, touched: bool) -> bytes:
-        """touched: the task reads or writes the engine's pages."""
+    def _finish(self, task: Optional[Task], n: int, verb: str = "") -> bytes:
+        """verb: what the task does with the engine's pages, if anything."""
         nothing = bytes([BlockResult.FAILED]) * n
         if task is None:
             return nothing
         try:
             return task.wait(self.settings.transfer_deadline + _MARGIN).blocks
         except UcmError:
-            if touched:
-                self.link.cut()  # nothing may read or write these pages any more
+            if verb:
+                # Nothing may read or write these pages any more. What a daemon that was stopped has read it does not store.
+                self.link.cut(self.settings.transfer_deadline if verb == "load" else 0.0)
                 time.sleep(_GRACE)
             return nothing
         finally:
@@ -209,7 +210,7 @@ class Kept:
         late = wait(moves, seconds).not_done
         if late and not all([one.cancel() for one in late]):
             self.link.cut()
-            wait(late, self.settings.transfer_deadline + _MARGIN)
+            wait(late, 2 * self.settings.transfer_deadline + _MARGIN)
         return not late
 
     def close(self) -> None:

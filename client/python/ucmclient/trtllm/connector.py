@@ -38,7 +38,7 @@ logger = logging.getLogger("ucmclient.trtllm")
 #: Settings as JSON: TensorRT-LLM's configuration of a connector has no place for them.
 VARIABLE = "UCM_TRTLLM"
 #: Where TensorRT-LLM waits in its loop, other limits are right than in threads of a plug-in.
-_DEFAULTS = {"lookup_timeout": 0.05, "transfer_deadline": 10.0}
+_DEFAULTS = {"lookup_timeout": 0.05, "transfer_deadline": 15.0}
 #: Seconds that a lookup keeps what it found, unless its request ends before.
 _LEASE = 120.0
 #: Of TensorRT-LLM's arguments: what decides about weights, and so about KV.

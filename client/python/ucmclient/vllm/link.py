@@ -24,6 +24,8 @@ logger = logging.getLogger("ucmclient.vllm")
 Result = TypeVar("Result")
 #: Seconds.
 _BUSY_PAUSE = 0.1
+#: The first wait for an answer to hello, and further ones.
+_PROBE = (0.1, 1.0)
 #: Registers the caller's memory; the second argument is a timeout.
 Setup = Callable[[Namespace, float], Optional[Region]]
 
@@ -252,10 +254,22 @@ class Link:
         if self._region is None:
             self.cut()
 
-    def cut(self) -> None:
-        """Ends the connection, and with it everything the daemon does for it; the thread then makes a new one."""
+    def cut(self, wait: float = 0.0) -> None:
+        """Ends the connection, and with it everything the daemon does for it; the thread then makes a new one. wait: seconds, at most, for the daemon
+        to answer another connection, or to be gone: one that was stopped amid a copy goes on with that piece of it when it runs again."""
         self._drop()
         self._look_for_it()
+        until, patience = time.monotonic() + wait, _PROBE[0]
+        while (left := until - time.monotonic()) > 0 and not self._answers(min(left, patience)):
+            patience = _PROBE[1]
+
+    def _answers(self, seconds: float) -> bool:
+        """Also that nobody listens is an answer."""
+        try:
+            Client(self.settings.socket, self.name, timeout=seconds).close()
+        except UcmError as error:
+            return error.status not in (Status.DEADLINE, Status.BUSY)
+        return True
 
     def _drop(self) -> None:
         with self._lock:

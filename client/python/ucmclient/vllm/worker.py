@@ -277,7 +277,7 @@ class WorkerHalf:
         self._judge(load, None, error)
         if error.status == Status.DEADLINE:
             logger.error("a load does not end: connecting to ucmd again")
-            self.link.cut()
+            self.link.cut(self.settings.transfer_deadline)
 
     def _judge(self, load: _Load, result: Optional[TaskResult], error: Optional[UcmError] = None) -> None:
         if result is None:
