@@ -136,25 +136,29 @@ static bool ends_soon(struct gpu *g, uint64_t now_ns)
     return soon;
 }
 
+/* Is there memory to pin, and nothing else to do? */
+static bool may_pin(const struct gpu *g, bool copying)
+{
+    return !copying && list_empty(&g->waiting) && g->context && g->memory.fresh > 0 &&
+           !atomic_load(&g->failed);
+}
+
 /* Nothing moved: naps, sleeps or pins a piece of memory. Returns false when the thread must end. */
 static bool nap(struct gpu *g)
 {
     uint64_t now_ns = uv_hrtime(), still_ns = now_ns - g->moved_ns, next_ns = gpu_beside_next_ns(g);
     bool copying = gpu_streams_busy(g) || g->slices > 0 || next_ns > 0;
     struct work *w = &g->work;
-    bool quit = false;
+    bool quit = false, pins = false;
 
     if (ends_soon(g, now_ns) || still_ns < (copying ? GPU_SPIN_NS : GPU_LINGER_NS) ||
         (next_ns > 0 && next_ns < now_ns + 2 * GPU_NAP_NS))
         return true;
-    if (!copying && list_empty(&g->waiting) && g->context && g->memory.fresh > 0 &&
-        !atomic_load(&g->failed)) {
-        gpu_memory_pin_one(g);
-        return true;
-    }
     uv_mutex_lock(&w->mutex);
     if (list_empty(&w->inbox) && list_empty(&g->added)) {
-        if (copying || (!list_empty(&g->waiting) && still_ns < GPU_LONG_WAIT_NS))
+        if (!w->quit && may_pin(g, copying))
+            pins = true;
+        else if (copying || (!list_empty(&g->waiting) && still_ns < GPU_LONG_WAIT_NS))
             uv_cond_timedwait(&w->cond, &w->mutex, GPU_NAP_NS);
         else if (!list_empty(&g->waiting))
             uv_cond_timedwait(&w->cond, &w->mutex, GPU_LONG_NAP_NS);
@@ -164,6 +168,8 @@ static bool nap(struct gpu *g)
             uv_cond_wait(&w->cond, &w->mutex);
     }
     uv_mutex_unlock(&w->mutex);
+    if (pins)
+        gpu_memory_pin_one(g);
     return !quit;
 }
 

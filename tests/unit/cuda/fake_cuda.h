@@ -63,6 +63,9 @@ void fake_cuda_refuse_registrations(bool refuse);
 /* Each registration waits for another one for 0.2 s. Whether two threads were in one at once. */
 void fake_cuda_register_together(void);
 bool fake_cuda_registered_together(void);
+/* A registration does not end before this is called with false. How many have begun so far. */
+void fake_cuda_hold_registrations(bool hold);
+unsigned fake_cuda_registrations(void);
 /* GPUs then have compute capability 9.0 and so many clusters at once; 0, at first: none. */
 void fake_cuda_clusters(int at_once);
 

@@ -202,8 +202,8 @@ CUresult cuMemFreeHost(void *memory)
     return CUDA_SUCCESS;
 }
 
-static atomic_bool refused, together, met;
-static atomic_uint registering;
+static atomic_bool refused, together, met, registrations_held;
+static atomic_uint registering, registrations;
 
 void fake_cuda_refuse_registrations(bool refuse)
 {
@@ -220,11 +220,24 @@ bool fake_cuda_registered_together(void)
     return atomic_load(&met);
 }
 
+void fake_cuda_hold_registrations(bool hold)
+{
+    atomic_store(&registrations_held, hold);
+}
+
+unsigned fake_cuda_registrations(void)
+{
+    return atomic_load(&registrations);
+}
+
 CUresult cuMemHostRegister(void *memory, size_t bytes, unsigned flags)
 {
     (void)memory, (void)bytes, (void)flags;
     if (atomic_load(&refused))
         return CUDA_ERROR_OUT_OF_MEMORY;
+    atomic_fetch_add(&registrations, 1);
+    while (atomic_load(&registrations_held))
+        usleep(100);
     if (atomic_fetch_add(&registering, 1) > 0)
         atomic_store(&met, true);
     for (int i = 0; i < 200 && atomic_load(&together) && !atomic_load(&met); i++)

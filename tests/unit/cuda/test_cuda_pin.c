@@ -1,4 +1,5 @@
 /* The arena's memory, which each GPU's thread pins piece by piece. */
+#include "daemon/device/gpu.h"
 #include "tests/unit/cuda/cuda_rig.h"
 
 static struct worker_side a, b;
@@ -55,4 +56,29 @@ Test(cuda_pin, what_could_not_be_pinned_is_tried_again, .timeout = 60)
     cr_assert_eq(job_wait(&j), 0, "%s", j.job.error.text);
     worker_end(&a);
     daemon_end();
+}
+
+/* A large arena takes a minute. */
+Test(cuda_pin, nothing_more_is_pinned_when_the_daemon_ends, .timeout = 60)
+{
+    const size_t bytes = 8192 * MIB;
+    void *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    unsigned begun;
+
+    cr_assert_neq(memory, MAP_FAILED);
+    daemon_begin(COPY_AUTO, 1 * MIB);
+    worker_begin_on(&a, 0);
+    worker_end(&a); /* the GPU's context stays */
+    begun = fake_cuda_registrations();
+    fake_cuda_hold_registrations(true);
+    cr_assert_eq(device_set_memory_add(set, memory, bytes), 0);
+    while (fake_cuda_registrations() == begun)
+        usleep(100);
+    work_quit(&((struct gpu *)gpu)->work);
+    begun = fake_cuda_registrations();
+    fake_cuda_hold_registrations(false);
+    daemon_end();
+    cr_assert_eq(fake_cuda_registrations(), begun);
+    cr_assert_eq(fake_cuda_registered(), 0);
+    munmap(memory, bytes);
 }
