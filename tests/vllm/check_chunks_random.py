@@ -65,7 +65,7 @@ class Random(unit.Case):
         self.documents = [[self.random.randrange(1, 400) for _ in range(self.random.choice([16, 32, 40, 64, 80]))] for _ in range(5)]
         for region in self.regions.values():
             region.ns.evict()
-        self.scheduler_ = self.scheduler(chunks=True, identity=self.identity)
+        self.engine = self.scheduler(chunks=True, identity=self.identity)
         self.pages = [[LOST] * BLOCK for _ in range(POOL)]
         self.kept = {"prefix": {}, "chunk": {}}
         self.requests, self.loading, self.ended = {}, {}, set()
@@ -92,17 +92,17 @@ class Random(unit.Case):
         hasher = get_request_block_hasher(BLOCK, get_hash_fn_by_name("sha256"))
         request = Request(f"r{len(self.requests)}", tokens, sampling, None, cache_salt=salt, block_hasher=hasher)
         self.requests[request.request_id] = request
-        self.scheduler_.add_request(request)
+        self.engine.add_request(request)
 
     def held(self, name, tokens):
         """What the pages of its first tokens hold."""
-        table = self.blocks_of(self.scheduler_, self.requests[name])
+        table = self.blocks_of(self.engine, self.requests[name])
         return [self.pages[table[p // BLOCK]][p % BLOCK] for p in range(tokens)]
 
     # ---- what a worker does ----
 
     def load(self, kind, copy):
-        table, request = self.blocks_of(self.scheduler_, self.requests[copy.request]), self.requests[copy.request]
+        table, request = self.blocks_of(self.engine, self.requests[copy.request]), self.requests[copy.request]
         moved = [0] * len(copy.blocks)
         if copy.turns:
             self.assertTrue(kind == "chunk" and salted(request))
@@ -112,7 +112,7 @@ class Random(unit.Case):
         self.loading[copy.request] = [self.random.randrange(4), kind, copy, moved]
 
     def compute(self, name, first, end):
-        request, table = self.requests[name], self.blocks_of(self.scheduler_, self.requests[name])
+        request, table = self.requests[name], self.blocks_of(self.engine, self.requests[name])
         kv = self.held(name, first)
         self.assertNotIn(LOST, kv)
         for p in range(first, end):
@@ -158,7 +158,7 @@ class Random(unit.Case):
     # ---- steps ----
 
     def one(self):
-        scheduler, before = self.scheduler_, sum(r.num_preemptions for r in self.requests.values())
+        scheduler, before = self.engine, sum(r.num_preemptions for r in self.requests.values())
         scheduled = scheduler.schedule()
         self.seen["preempted"] += sum(r.num_preemptions for r in self.requests.values()) - before
         plan = scheduled.kv_connector_metadata.plan
@@ -185,7 +185,7 @@ class Random(unit.Case):
             sampled_token_ids=[[self.random.randrange(1, 400)] if one else [] for one in done]))
 
     def accident(self):
-        r, scheduler = self.random, self.scheduler_
+        r, scheduler = self.random, self.engine
         if r.random() < 0.03 and scheduler.requests:
             name = r.choice(sorted(scheduler.requests))
             if not scheduler.requests[name].is_finished():
@@ -200,15 +200,15 @@ class Random(unit.Case):
             with self.subTest(seed=seed):
                 self.begin(seed)
                 for _ in range(STEPS):
-                    if len(self.scheduler_.requests) < self.random.choice([3, 6, 12]):
+                    if len(self.engine.requests) < self.random.choice([3, 6, 12]):
                         self.add()
                     self.accident()
                     self.one()
                 for _ in range(STEPS):
-                    if self.scheduler_.requests:
+                    if self.engine.requests:
                         self.one()
-                self.assertFalse(self.scheduler_.requests)
-                self.assertEqual(self.scheduler_.kv_cache_manager.block_pool.get_num_free_blocks(), POOL - 1)
+                self.assertFalse(self.engine.requests)
+                self.assertEqual(self.engine.kv_cache_manager.block_pool.get_num_free_blocks(), POOL - 1)
                 self.assertEqual(self.metric("leases"), 0)
         self.assertTrue(all(self.seen[what] for what in ("blended", "stored", "turned", "loaded", "lost", "preempted")), self.seen)
 
