@@ -64,7 +64,8 @@ runs() {
         test_select:tsan | test_reuse:tsan | test_learner:tsan | test_encoding_forms:tsan | test_digest:tsan | \
         test_attend:tsan | test_attend_stop:tsan | test_cache_admission:tsan | test_digest_bound:tsan | test_encoding_q4:tsan | \
         test_encoding_lossless:tsan | test_encoding_int8:tsan | test_slots_random:tsan | test_policy:tsan | test_client_policy:tsan | \
-        test_fair:tsan | test_fair_queue:tsan | test_room_work:tsan | test_front:tsan | test_entries:tsan) return 1 ;;
+        test_fair:tsan | test_fair_queue:tsan | test_room_work:tsan | test_front:tsan | test_entries:tsan | \
+        test_rope:tsan | test_fair_ways:tsan) return 1 ;;
     esac
 }
 
@@ -294,7 +295,7 @@ suite() {
     done
     mapfile -t -O "${#waits[@]}" waits < <(pythons "$label")
     mapfile -t tests < <(printf '%s\n' "${work[@]}" | mix "${waits[@]}")
-    together "$label/workers" 3 "one $label $folder" "${tests[@]}"
+    together "$label/workers" 4 "one $label $folder" "${tests[@]}"
 }
 
 # fuzz PROGRAM

@@ -222,7 +222,7 @@ NFS_CASE(late_replies_land_nowhere, nfs_rig_begin, nfs_rig_end)
         for (unsigned i = 0; i < N; i++)
             cr_assert(memcmp(ops[i].op.data, mine, BYTES) == 0);
         for (unsigned i = 0; i < N; i++) {
-            contract_fill(ops[i].op.data, BYTES, i);
+            bytes_put(ops[i].op.data, BYTES, i);
             status = contract_do(c, SHARE_REMOVE, i, NULL, 0);
             cr_assert(status == 0 || (verb == SHARE_WRITE && status == -ENOENT));
         }
@@ -255,7 +255,7 @@ static void load_turn(struct contract *c, struct contract_op *ops, unsigned *ran
         number = (*random >> 16) % LOAD_KEYS;
         o->op = contract_of(verbs[(*random >> 8) % 4], number, data, LOAD_BYTES);
         if (o->op.verb == SHARE_WRITE)
-            contract_fill(data, LOAD_BYTES, number);
+            bytes_put(data, LOAD_BYTES, number);
         contract_start(c, o);
     }
     uv_run(&c->loop, UV_RUN_NOWAIT);

@@ -314,7 +314,7 @@ static void load_turn(struct contract *c, struct load *l, bool more)
         number = (l->random >> 16) % KEYS;
         o->op = contract_of(l->random >> 8 & 1 ? SHARE_READ : SHARE_WRITE, number, data, KEY_BYTES);
         if (o->op.verb == SHARE_WRITE)
-            contract_fill(data, KEY_BYTES, number);
+            bytes_put(data, KEY_BYTES, number);
         contract_start(c, o);
     }
     uv_run(&c->loop, UV_RUN_NOWAIT);

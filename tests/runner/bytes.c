@@ -1,12 +1,13 @@
 #include "tests/runner/bytes.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define WORD sizeof(uint64_t)
 
 static uint64_t word_of(uint64_t seed, size_t at)
 {
-    uint64_t x = seed * UINT64_C(0xD1342543DE82EF95) + at / WORD;
+    uint64_t x = (seed + 1) * UINT64_C(0xD1342543DE82EF95) + at / WORD;
 
     x ^= x >> 29;
     return x * UINT64_C(0x9E3779B97F4A7C15);
@@ -65,6 +66,33 @@ size_t bytes_right(const void *memory, size_t n, uint64_t seed)
             break;
     }
     return at;
+}
+
+static uint8_t *made(size_t n, uint64_t seed)
+{
+    uint8_t *pattern = malloc(n);
+
+    if (!pattern)
+        abort();
+    bytes_fill(pattern, n, seed);
+    return pattern;
+}
+
+void bytes_put(void *memory, size_t n, uint64_t seed)
+{
+    uint8_t *pattern = made(n, seed);
+
+    memcpy(memory, pattern, n);
+    free(pattern);
+}
+
+bool bytes_are(const void *memory, size_t n, uint64_t seed)
+{
+    uint8_t *pattern = made(n, seed);
+    bool are = memcmp(memory, pattern, n) == 0;
+
+    free(pattern);
+    return are;
 }
 
 /* volatile: what becomes a call of memset is watched. */

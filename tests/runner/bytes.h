@@ -4,6 +4,7 @@
 #ifndef UCM_TESTS_BYTES_H
 #define UCM_TESTS_BYTES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,6 +13,11 @@
 void bytes_fill(void *memory, size_t n, uint64_t seed);
 size_t bytes_differ(const void *memory, size_t n, uint64_t seed);
 size_t bytes_right(const void *memory, size_t n, uint64_t seed);
+
+/* That pattern in memory that threads of this process share: by memcpy and memcmp, so sanitizers see what a thread does to it at
+ * the wrong time. */
+void bytes_put(void *memory, size_t n, uint64_t seed);
+bool bytes_are(const void *memory, size_t n, uint64_t seed);
 
 /* One value everywhere; the number of bytes that have another. */
 void bytes_set(void *memory, size_t n, uint8_t value);

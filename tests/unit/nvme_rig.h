@@ -7,6 +7,7 @@
 #include "daemon/format/nvme_format.h"
 #include "daemon/tier/tier.h"
 #include "proto/errors.h"
+#include "tests/runner/bytes.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -59,30 +60,6 @@ static inline uint64_t rig_random(uint64_t *state)
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return z ^ (z >> 31);
-}
-
-static inline void pattern_fill(void *data, uint64_t bytes, uint64_t seed)
-{
-    uint8_t *p = data;
-
-    for (uint64_t i = 0; i < bytes; i += 8) {
-        uint64_t v = rig_random(&seed);
-
-        memcpy(p + i, &v, bytes - i < 8 ? bytes - i : 8);
-    }
-}
-
-static inline bool pattern_is(const void *data, uint64_t bytes, uint64_t seed)
-{
-    const uint8_t *p = data;
-
-    for (uint64_t i = 0; i < bytes; i += 8) {
-        uint64_t v = rig_random(&seed);
-
-        if (memcmp(p + i, &v, bytes - i < 8 ? bytes - i : 8) != 0)
-            return false;
-    }
-    return true;
 }
 
 static inline bool rig_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
@@ -330,7 +307,7 @@ static inline int part_write(struct rig *r, unsigned number, uint64_t bytes)
 
         memcpy(p->io.name.key + i, &v, 8);
     }
-    pattern_fill(part_data(r, number), bytes, number);
+    bytes_put(part_data(r, number), bytes, number);
     return part_submit(r, number, TIER_WRITE);
 }
 
@@ -349,7 +326,7 @@ static inline void rig_run(struct rig *r)
 
 static inline bool part_right(struct rig *r, unsigned number)
 {
-    return pattern_is(part_data(r, number), r->parts[number].io.bytes, number);
+    return bytes_are(part_data(r, number), r->parts[number].io.bytes, number);
 }
 
 /* Writes parts [from, to) of `bytes` each and waits; how many were stored. */

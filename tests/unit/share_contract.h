@@ -341,8 +341,8 @@ static inline void contract_read_while_renamed(struct contract *c)
         int status = contract_do(c, SHARE_READ, r.number, data, r.bytes);
 
         cr_assert(status == 0 || status == -ESTALE || status == -ENOENT, "%s", strerror(-status));
-        cr_assert(status != 0 || contract_is(data, r.bytes, r.number) ||
-                      contract_is(data, r.bytes, r.number + 1),
+        cr_assert(status != 0 || bytes_are(data, r.bytes, r.number) ||
+                      bytes_are(data, r.bytes, r.number + 1),
                   "bytes of two files: %zu of one, or %zu of the other",
                   bytes_right(data, r.bytes, r.number), bytes_right(data, r.bytes, r.number + 1));
         whole += status == 0;

@@ -189,28 +189,10 @@ static inline uint8_t *contract_data(uint64_t bytes, unsigned number)
     return data;
 }
 
-/* memcpy and memcmp: sanitizers see what threads of a backend do to the same memory at the wrong time. */
-static inline void contract_fill(uint8_t *data, uint64_t bytes, unsigned number)
-{
-    uint8_t *pattern = contract_data(bytes, number);
-
-    memcpy(data, pattern, bytes);
-    free(pattern);
-}
-
-static inline bool contract_is(const uint8_t *data, uint64_t bytes, unsigned number)
-{
-    uint8_t *pattern = contract_data(bytes, number);
-    bool is = memcmp(data, pattern, bytes) == 0;
-
-    free(pattern);
-    return is;
-}
-
 /* Fails at the first byte that is wrong. */
 static inline void contract_right(const uint8_t *data, uint64_t bytes, unsigned number)
 {
-    cr_assert(contract_is(data, bytes, number), "file %u: byte %zu is wrong", number,
+    cr_assert(bytes_are(data, bytes, number), "file %u: byte %zu is wrong", number,
               bytes_right(data, bytes, number));
 }
 
@@ -402,7 +384,7 @@ static inline void contract_lay(const char *path, unsigned number, unsigned cont
     char name[BLOCK_FILE_NAME_CAP];
 
     cr_assert(file);
-    contract_fill(data, bytes, content);
+    bytes_put(data, bytes, content);
     h.checksum = checksum_of(data, bytes);
     cr_assert_eq(block_file_locate(&id, h.identity, name), 0);
     block_file_encode(&h, file);

@@ -78,7 +78,7 @@ static unsigned read_by_the_text(struct rig *r, uint64_t segment_bytes, unsigned
                              (ssize_t)record.payload_bytes);
                 cr_assert_eq(record.payload_bytes, p->io.bytes);
                 cr_assert_eq(record.checksum, p->place.checksum);
-                cr_assert(pattern_is(payload, record.payload_bytes, k));
+                cr_assert(bytes_are(payload, record.payload_bytes, k));
                 free(payload);
                 found++;
             }

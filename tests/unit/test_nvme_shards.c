@@ -46,7 +46,7 @@ static int shards_read(unsigned number, uint32_t shard, uint32_t n)
     if (rig.parts[number].status != 0)
         return rig.parts[number].status;
     whole = malloc(io->bytes + 8);
-    pattern_fill(whole, io->bytes, number);
+    bytes_put(whole, io->bytes, number);
     cr_assert_eq(memcmp(part_data(&rig, number) + tier_shards_at(io->shard_bytes, shard),
                         whole + shard * io->shard_bytes, n * io->shard_bytes),
                  0, "part %u, shards %u + %u", number, shard, n);

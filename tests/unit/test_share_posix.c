@@ -420,7 +420,7 @@ static void threads_stuck(struct contract *c)
     contract_start(c, &ops[WRITERS + 1]);
     cr_assert(c->ops->cancel(c->b, &ops[WRITERS + 1].op));
 
-    contract_fill(data, sizeof(data), 100);
+    bytes_put(data, sizeof(data), 100);
     stuck_let_go(&s, data);
     contract_wait(c, 20 + WRITERS + 1);
     for (unsigned i = 0; i <= WRITERS; i++)

@@ -244,7 +244,7 @@ static int shared_submit(unsigned number, uint64_t bytes, bool write)
 
 static int shared_store(unsigned number, uint64_t bytes)
 {
-    pattern_fill(part_data(&rig, number), bytes, number);
+    bytes_put(part_data(&rig, number), bytes, number);
     rig.parts[number].io.bytes = bytes;
     return shared_submit(number, bytes, true);
 }
