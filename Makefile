@@ -172,8 +172,14 @@ all: $(LIBS) $(BINS) $(BACKENDS) $(EXAMPLES) $(PAGES) | missing-packages ## daem
 missing-packages:
 	@$(if $(wildcard $(BUILT)),,tests/setup/packages.sh --missing $(PKG_BUILD))
 
-setup: ## install the Debian packages that `make check` needs, where any is missing, and fetch Mooncake's client from PyPI if that answers
+setup: setup-check ## install the Debian packages that `make check` needs, where any is missing, and fetch Mooncake's client from PyPI if that answers
+	@$(TRY_MOONCAKE)
+
+setup-check:
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_CHECK))
+
+# tests/check.sh makes it beside the first build.
+setup-mooncake:
 	@$(TRY_MOONCAKE)
 
 # PyPI may not answer.
@@ -187,16 +193,16 @@ demo: setup-build ## the main job, end to end on this machine (TRACE=file replay
 	+@$(SUBMAKE) all build-demo
 	$(DEMO) $(TRACE)
 
-check: setup ## every test with gcc, those of C code under ASan+UBSan and TSan, too, and a short fuzz run
+check: setup-check ## every test with gcc, those of C code under ASan+UBSan and TSan, too, and a short fuzz run
 	+@tests/check.sh '$(SUBMAKE)' plain asan tsan fuzz
 
-check-plain: setup ## the tests without sanitizers only
+check-plain: setup-check ## the tests without sanitizers only
 	+@tests/check.sh '$(SUBMAKE)' plain
 
-check-asan: setup ## the tests under ASan+UBSan only
+check-asan: setup-check ## the tests under ASan+UBSan only
 	+@tests/check.sh '$(SUBMAKE)' asan
 
-check-tsan: setup ## the tests under TSan only
+check-tsan: setup-check ## the tests under TSan only
 	+@tests/check.sh '$(SUBMAKE)' tsan
 
 check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N)
@@ -726,7 +732,7 @@ list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .SECONDARY:
-.PHONY: FORCE help all fatbins missing-packages check-built setup setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-lmcache check-ucm check-routers check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
+.PHONY: FORCE help all fatbins missing-packages check-built setup setup-check setup-mooncake setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-lmcache check-ucm check-routers check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
         bench bench-gate bench-bundle bench-share-bundle fuzz lint format clean install uninstall build-tests test-tools build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

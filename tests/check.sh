@@ -8,7 +8,7 @@ read -ra make <<<"$1"
 shift
 
 results=$PWD/build/results
-# What `make setup` fetched.
+# What `make setup-mooncake` fetches.
 mooncake=$(realpath -m "${MOONCAKE_VENV:-build/mooncake-venv}")/bin/mooncake-python
 # Debian's, which has the packages of `make setup`; another Python may be first in PATH.
 python3=/usr/bin/python3
@@ -324,6 +324,11 @@ fuzzers() {
 rm -rf "$results"
 mkdir -p "$results"
 start=$SECONDS
+fetching=
+if [[ " $* " == *" plain "* ]]; then
+    "${make[@]}" -s setup-mooncake >"$results/mooncake.log" 2>&1 </dev/null &
+    fetching=$!
+fi
 start_build "$1"
 while [ $# -gt 0 ]; do
     phase=$1 built=yes
@@ -331,6 +336,8 @@ while [ $# -gt 0 ]; do
     finish_build "$phase" || built=no
     # The next one is built beside this one's tests, of what they leave of the cores.
     [ $# = 0 ] || start_build "$1" nice -n 10
+    # Tests of this phase use what is fetched.
+    [ "$phase" != plain ] || wait "$fetching"
     case $built:$phase in
     yes:fuzz) fuzzers ;;
     yes:*) suite "$phase" ;;
