@@ -13,6 +13,7 @@ from unittest import mock
 
 from vllm_case import BLOCK, Case, Request, daemon, engine, expected, prompt, watch  # sets the paths
 from ucmclient.errors import Status, UcmError
+from ucmclient.region import Region
 from ucmclient.vllm import connector, link as link_module
 from ucmclient.vllm.worker import WorkerHalf
 
@@ -79,6 +80,35 @@ class Trouble(Case):
         # The pause begins behind the load's request, so whatever of it is left comes late.
         self.check(b, Request("late", tokens), between=between)
         self.assertIn("steps", late)
+
+    def test_a_step_waits_for_a_daemon_that_is_stopped(self):
+        """Until it runs again it may be amid a copy into blocks that the step computes."""
+        a, b, tokens, order = self.engine(), self.engine(async_load=False, transfer_deadline=1.0), prompt(57, 150), []
+        self.check(a, Request("cold", tokens))
+        load, drop, give_up, pid = Region.load, link_module.Link._drop, WorkerHalf._give_up, self.daemon.process.pid
+
+        def stopped(*args, **more):
+            if not order:
+                os.kill(pid, signal.SIGSTOP)
+            return load(*args, **more)
+
+        def go_on():
+            order.append("runs")
+            os.kill(pid, signal.SIGCONT)
+
+        def dropped(link):
+            drop(link)
+            if not order:
+                order.append("cut")
+                threading.Timer(0.3, go_on).start()
+
+        def given_back(*args):
+            give_up(*args)
+            order.append("given back")
+        with mock.patch.object(Region, "load", stopped), mock.patch.object(link_module.Link, "_drop", dropped), \
+                mock.patch.object(WorkerHalf, "_give_up", given_back):
+            self.check(b, Request("late", tokens))
+        self.assertEqual(order[:3], ["cut", "runs", "given back"])
 
     def test_a_connection_that_is_cut_as_soon_as_it_is_there(self):
         link = self.engine(ranks=1).ranks[0].connector._worker.link
