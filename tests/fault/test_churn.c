@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SECONDS 15
+#define SECONDS 10
 #define ROUNDS 3
 #define PROCESSES 6
 
