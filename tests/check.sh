@@ -238,7 +238,8 @@ environment() {
 # pythons LABEL: those of this build, the longest first.
 pythons() {
     local label=$1 file
-    for file in tests/integration/test_vllm_{trouble,connector}.py tests/integration/*.py tests/fault/*.py; do
+    for file in tests/integration/test_{vllm_trouble,vllm_connector,share_s3_hosts,share_roots,vllm_encoding,vllm_hybrid,encryption_share}.py \
+        tests/fault/test_hosts.py tests/integration/*.py tests/fault/*.py; do
         grep -qs 'unittest\.main' "$file" || continue
         case ${file##*/}:$label in
         # What is installed and what is measured is the plain build; and a client's behaviour, and what needs no daemon: once.
