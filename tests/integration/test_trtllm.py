@@ -311,6 +311,18 @@ class TensorRT(Case):
         self.assertEqual(b.generate(tokens), right(tokens))
         self.assertGreater(b.loaded, 0)
 
+    def test_a_request_that_is_reset(self):
+        a, tokens = self.engine(), list(range(37))
+        a.generate(tokens)
+        request = a.add(tokens)
+        self.assertGreater(self.stats()["leases"], 0)
+        a.scheduler.request_reset(request)
+        self.eventually(lambda: self.stats()["leases"] == 0)
+        a.allocate(request)
+        a.step()
+        self.assertEqual(a.pages(request), right(tokens))
+        a.finish(request)
+
     def test_a_daemon_that_is_away(self):
         self.daemon.stop()
         a, tokens = self.engine(), list(range(20))

@@ -262,6 +262,10 @@ class UcmScheduler(KvCacheConnectorScheduler):
         self._forget(request.request_id)
         return False
 
+    def request_reset(self, request: Any) -> None:
+        """Its pages are given back, and it is looked up again before it runs. A TensorRT-LLM behind 035ab91 calls this."""
+        self._forget(request.request_id)
+
     def _forget(self, number: int) -> None:
         state = self._requests.pop(number, None)
         if state is not None:
