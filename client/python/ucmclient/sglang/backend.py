@@ -21,7 +21,7 @@ from ..vllm.identity import EngineIdentity
 
 logger = logging.getLogger("ucmclient.sglang")
 _WHERE = '"ucm" in --hicache-storage-backend-extra-config'
-#: Of SGLang's arguments: what decides about weights. Its storages are told the name only under which it serves them.
+#: SGLang's arguments that decide about weights. It tells its storages only the name under which it serves them.
 _WEIGHTS = ("model_path", "revision", "dtype", "quantization", "load_format", "json_model_override_args")
 _DRAFT = ("speculative_algorithm", "speculative_draft_model_path", "speculative_draft_model_revision", "speculative_draft_model_quantization")
 

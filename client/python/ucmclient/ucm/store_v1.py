@@ -67,7 +67,7 @@ def _own_bytes(told: Any, group: str) -> Optional[int]:
 
 
 def _tell(config: Mapping[str, Any], block: int, shards: int) -> None:
-    """A scheduler's store is told the padded bytes of a block alone."""
+    """Warns where a scheduler's store will find nothing: UCM tells it the padded bytes of a block, and no more."""
     own, lacks = config.get("ucmd") or {}, []
     if shards > 1 and "shards" not in own:
         lacks.append(f'"shards": {shards}')
