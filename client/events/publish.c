@@ -343,7 +343,7 @@ static int page_tell(struct publisher *p, const msgpack_object *page)
         if (rc < 0)
             return rc;
         if (!p->whole)
-            break; /* all is told anew, and this with it */
+            break; /* list_all() tells this one, too */
         s = s ? s : space_find(p, answer_u64(e, "ns"));
         if (s && s->told)
             event_tell(p, s, e);

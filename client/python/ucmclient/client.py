@@ -176,8 +176,8 @@ class Client(_Handle):
         self._ended = handle
 
     def __del__(self) -> None:
-        # Another thread may have been about to call the library when close() was called. Whoever can call has an object that keeps this
-        # one, so now nobody can.
+        # A thread that was about to call the library when another one called close() holds an object that keeps this one alive. So no
+        # thread can call with the handle any more.
         if self._ended is not None:
             lib.ucm_close(self._ended)
 

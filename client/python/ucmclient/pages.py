@@ -205,8 +205,8 @@ class Kept:
             task.close()
 
     def end(self, moves: Sequence[Future], seconds: float) -> bool:
-        """Waits for so long for what threads move. What has not ended then is cancelled, or ends with the connection: the engine has its pages
-        back whatever this returns."""
+        """Waits so many seconds for these transfers. It cancels those that have not begun by then, and cuts the connection to end the others: the
+        engine may use its pages whatever this returns."""
         late = wait(moves, seconds).not_done
         if late and not all([one.cancel() for one in late]):
             self.link.cut()
