@@ -2,6 +2,7 @@
 #include "daemon/arena/internal.h"
 
 #include "daemon/base/log.h"
+#include "daemon/base/poison.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -139,6 +140,8 @@ void arena_free(struct arena *a)
         return;
     arena_grow_stop(a);
     arena_windows_stop(a);
+    for (uint32_t i = 0; i < a->extents + a->windows.n; i++)
+        arena_extent_unpoison(a, i);
     arena_windows_close(a);
     munmap(a->base, a->extents * a->config.extent);
     if (a->threaded)
@@ -176,6 +179,28 @@ char *arena_extent_base(const struct arena *a, uint32_t extent)
                : a->base + (uint64_t)extent * a->config.extent;
 }
 
+/* The thread that makes an extent ready touches all of it; until then none of it is poisoned. */
+static bool extent_is_ready(const struct arena *a, const struct extent *e)
+{
+    uint32_t extent = (uint32_t)(e - a->extent);
+
+    return arena_extent_in_window(a, extent) || extent < a->ready;
+}
+
+static void *slot_memory(const struct arena *a, const struct extent *e, uint32_t slot)
+{
+    return arena_extent_base(a, (uint32_t)(e - a->extent)) + slot * e->slot_bytes;
+}
+
+void arena_extent_unpoison(const struct arena *a, uint32_t extent)
+{
+    const char *base = arena_extent_base(a, extent);
+
+    /* Without slots all of it is poisoned, or, if it never had any, nothing. */
+    if (a->extent[extent].slots > 0 || poison_begins(base, 1) == 0)
+        unpoison(base, a->config.extent);
+}
+
 static void slot_push_free(struct extent *e, uint32_t slot)
 {
     e->owner[slot] = SLOT_FREE | e->free_slot;
@@ -203,6 +228,8 @@ int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes)
     e->slot_bytes = slot_bytes;
     e->slots = slots;
     free_slots_link(e);
+    if (extent_is_ready(a, e))
+        poison(arena_extent_base(a, (uint32_t)(e - a->extent)), a->config.extent);
     return 0;
 }
 
@@ -227,6 +254,9 @@ void arena_extent_ready(struct arena *a, uint32_t extent)
     list_init(&e->link);
     home->ready++;
     free_slots_link(e);
+    for (uint32_t i = 0; i < e->slots; i++)
+        if (!arena_slot_used(e, i))
+            poison(slot_memory(a, e, i), e->slot_bytes);
     home->used_bytes += (e->slots - e->n_free) * e->slot_bytes;
     if (e->slots == 0) {
         list_push_back(&home->free, &e->link);
@@ -299,9 +329,11 @@ static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
     return 1 + (extent << a->slot_bits | slot);
 }
 
-slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t owner)
+slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t bytes, uint64_t owner)
 {
     uint32_t slot = e->free_slot;
+
+    unpoison(slot_memory(a, e, slot), bytes);
 
     e->free_slot = (uint32_t)e->owner[slot];
     e->n_free--;
@@ -325,7 +357,7 @@ slot_ref arena_alloc(struct arena *a, uint64_t bytes, uint64_t owner, int node)
     a->used_slots++;
     a->used_bytes += slot_bytes;
     a->home[e->home].used_bytes += slot_bytes;
-    return arena_slot_hand_out(a, e, owner);
+    return arena_slot_hand_out(a, e, bytes, owner);
 }
 
 static struct extent *extent_of(struct arena *a, slot_ref ref, uint32_t *slot)
@@ -344,6 +376,8 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     uint32_t slot;
     struct extent *e = extent_of(a, ref, &slot);
 
+    if (extent_is_ready(a, e))
+        poison(slot_memory(a, e, slot), e->slot_bytes);
     if (arena_extent_in_window(a, (uint32_t)(e - a->extent))) {
         ucm_window_retract(arena_generation(a, (uint32_t)(e - a->extent), slot));
         slot_push_free(e, slot);
@@ -367,7 +401,7 @@ void *arena_memory(struct arena *a, slot_ref ref)
     uint32_t slot;
     struct extent *e = extent_of(a, ref, &slot);
 
-    return arena_extent_base(a, (uint32_t)(e - a->extent)) + slot * e->slot_bytes;
+    return slot_memory(a, e, slot);
 }
 
 uint32_t arena_extent_of(struct arena *a, slot_ref ref)
@@ -440,6 +474,7 @@ slot_ref arena_slot_take(struct arena *a, uint32_t extent, uint32_t slot, uint64
     if (e->slot_bytes != slot_bytes || arena_slot_used(e, slot))
         return 0;
     e->owner[slot] = 0;
+    poison((char *)slot_memory(a, e, slot) + bytes, slot_bytes - bytes);
     a->used_slots++;
     a->used_bytes += slot_bytes;
     return ref_of(a, extent, slot);

@@ -11,6 +11,7 @@
  * - A slot is 4096-aligned, and as long as asked, padded to 4096.
  * - Slot memory does not move and is not unmapped before arena_free.
  * - Capacity is exact: bytes used are the sum of the padded slots.
+ * - AddressSanitizer reports who touches a free slot, or the padding behind what was asked for.
  *
  * Threads: the loop only. The memory of a slot may be used from any thread. */
 #ifndef UCMD_ARENA_ARENA_H

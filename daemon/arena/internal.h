@@ -137,9 +137,11 @@ void arena_extent_ready(struct arena *a, uint32_t extent);
 uint32_t arena_home_of(const struct arena *a, int node);
 /* Divides the extent into slots. 0 or -ENOMEM. */
 int arena_carve(struct arena *a, struct extent *e, uint64_t slot_bytes);
-/* Hands out a free slot of the extent; the caller takes it out of its list if it was the last. */
-slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t owner);
+/* Hands out a free slot of the extent for so many bytes. */
+slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t bytes, uint64_t owner);
 char *arena_extent_base(const struct arena *a, uint32_t extent);
+/* Its memory goes to somebody else. */
+void arena_extent_unpoison(const struct arena *a, uint32_t extent);
 
 static inline bool arena_extent_in_window(const struct arena *a, uint32_t extent)
 {

@@ -183,6 +183,7 @@ void arena_window_let_go(struct arena *a, uint32_t window)
     struct window *w = &a->windows.window[window];
 
     assert(w->state == WINDOW_GOING);
+    arena_extent_unpoison(a, a->extents + window);
     w->state = WINDOW_ENDING;
     if (arena_window_submit(a, w) < 0)
         abort(); /* the thread that got the memory is there */
@@ -383,7 +384,7 @@ int arena_alloc_window(struct arena *a, struct arena_group *g, uint64_t bytes, u
         e = LIST_ENTRY(k->partial.next, struct extent, link);
     }
     a->windows.used_bytes += slot_bytes;
-    *out = arena_slot_hand_out(a, e, owner);
+    *out = arena_slot_hand_out(a, e, bytes, owner);
     return 0;
 }
 

@@ -82,7 +82,7 @@ static int stage_take(struct cache *c, uint64_t part_bytes, int node, struct cac
         g = calloc(1, sizeof(*g));
         if (!g)
             return -ENOMEM;
-        rc = cache_slot(c, part_bytes, 0, node, false, &g->slot);
+        rc = cache_slot(c, arena_padded(part_bytes), 0, node, false, &g->slot);
         if (rc != 0) {
             free(g);
             return rc;

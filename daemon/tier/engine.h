@@ -21,6 +21,8 @@
 #include <sys/uio.h>
 #include <uv.h>
 
+#define ENGINE_IOVECS 17u
+
 /* The caller's memory, which it leaves alone from start to done. */
 struct engine_op {
     bool write;
@@ -30,7 +32,7 @@ struct engine_op {
     uint32_t buffer; /* of a read: registered buffer of its one iovec */
     uint64_t offset;
     struct iovec *iov;
-    unsigned iovs;
+    unsigned iovs; /* ENGINE_IOVECS at most */
     void (*done_cb)(struct engine_op *op, ssize_t result);
     /* The engine's own. */
     struct list link;

@@ -43,6 +43,7 @@
 #define NVME_SYNC_CHECKS 4u /* of parts of an earlier run, a file */
 #define NVME_SCANS 128u     /* headers read at a time by recovery */
 #define NVME_IOVECS (1 + 2 * NVME_MERGE_IOS)
+_Static_assert(NVME_IOVECS <= ENGINE_IOVECS, "an operation of the engine takes them");
 #define NVME_HEADERS_BYTES ((size_t)NVME_PAGE * (1 + NVME_MERGE_IOS))
 
 /* Work for libuv's pool. The tier is held until done has returned. */

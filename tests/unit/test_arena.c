@@ -2,6 +2,7 @@
  * what is held, and extents change their slot size when they are empty. */
 #include "daemon/arena/arena.h"
 
+#include "daemon/base/poison.h"
 #include "tests/unit/random.h"
 
 #include <criterion/criterion.h>
@@ -80,6 +81,30 @@ static void count_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
     (void)base;
     (void)bytes;
     ++*(uint32_t *)ctx;
+}
+
+/* Where AddressSanitizer is there, it reports the first touch behind what was asked for, or of a slot that is free. */
+Test(arena, what_is_no_slots_is_poisoned)
+{
+    uint64_t whole = 2 * ARENA_ALIGN, asked = ARENA_ALIGN + 1000;
+    slot_ref slot;
+    char *p;
+
+    open_arena(2 * MIB, false);
+    slot = arena_alloc(arena, asked, 0, NUMA_NONE);
+    p = arena_memory(arena, slot);
+    memset(p, 1, asked);
+#ifdef POISON
+    cr_expect_eq(poison_begins(p, whole), asked);
+    cr_expect_eq(poison_begins(p + whole, 1), 0u, "its neighbour");
+    arena_slot_free(arena, slot);
+    cr_expect_eq(poison_begins(p, 1), 0u, "the extent has no slots any more");
+    slot = arena_alloc(arena, whole, 0, NUMA_NONE);
+    cr_expect_eq(arena_memory(arena, slot), p);
+#endif
+    cr_expect_eq(poison_begins(p, whole), whole);
+    close_arena();
+    cr_expect_eq(poison_begins(p, whole), whole, "whoever gets that memory may use it");
 }
 
 /* Address space only: a page is taken when it is touched. */
@@ -223,7 +248,7 @@ static void held_check(const struct held *h)
     cr_assert(p >= base && p + padded <= base + MIB, "outside of its extent");
     cr_assert_eq(arena_slot_bytes(arena, h->slot), padded);
     cr_assert_eq(memcmp(p, &h->owner, 8), 0, "another slot lies over this one");
-    cr_assert_eq(memcmp(p + padded - 8, &h->owner, 8), 0, "another slot lies over this one");
+    cr_assert_eq(memcmp(p + h->bytes - 8, &h->owner, 8), 0, "another slot lies over this one");
 }
 
 static uint64_t present_extent;
@@ -255,7 +280,7 @@ static void owners_check(slot_ref slot)
 
 Test(arena, random_ops_against_a_model)
 {
-    static const uint32_t sizes[] = {1, 4096, 10000, 65536, 300000, 1u << 20};
+    static const uint32_t sizes[] = {8, 4096, 10000, 65536, 300000, 1u << 20};
     uint64_t used = 0, owner = 0, allocs = 0, fulls = 0;
 
     open_arena(EXTENTS * MIB, false);
@@ -278,7 +303,7 @@ Test(arena, random_ops_against_a_model)
                 uint8_t *p = arena_memory(arena, h->slot);
 
                 memcpy(p, &h->owner, 8);
-                memcpy(p + arena_padded(h->bytes) - 8, &h->owner, 8);
+                memcpy(p + h->bytes - 8, &h->owner, 8);
                 used += arena_padded(h->bytes);
                 allocs++;
             }

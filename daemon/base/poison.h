@@ -1,0 +1,64 @@
+/* Memory that nobody may touch, for AddressSanitizer: it reports who does. Other builds have nothing of this.
+ *
+ * The kernel's own reads and writes are not seen. A call such as pwritev(2) is. */
+#ifndef UCMD_BASE_POISON_H
+#define UCMD_BASE_POISON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define POISON 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define POISON 1
+#endif
+#endif
+
+#ifdef POISON
+
+#include <sanitizer/asan_interface.h>
+
+/* At is aligned to 8, as is its end for poison(). */
+static inline void poison(const void *at, uint64_t bytes)
+{
+    __asan_poison_memory_region(at, bytes);
+}
+
+static inline void unpoison(const void *at, uint64_t bytes)
+{
+    __asan_unpoison_memory_region(at, bytes);
+}
+
+/* How many of the bytes may be touched, from the first on. */
+static inline uint64_t poison_begins(const void *at, uint64_t bytes)
+{
+    const char *first = __asan_region_is_poisoned((void *)(uintptr_t)at, bytes);
+
+    return first ? (uint64_t)(first - (const char *)at) : bytes;
+}
+
+#else
+
+static inline void poison(const void *at, uint64_t bytes)
+{
+    (void)at;
+    (void)bytes;
+}
+
+static inline void unpoison(const void *at, uint64_t bytes)
+{
+    (void)at;
+    (void)bytes;
+}
+
+static inline uint64_t poison_begins(const void *at, uint64_t bytes)
+{
+    (void)at;
+    return bytes;
+}
+
+#endif
+
+#endif
