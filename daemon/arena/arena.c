@@ -332,8 +332,12 @@ static slot_ref ref_of(const struct arena *a, uint32_t extent, uint32_t slot)
 slot_ref arena_slot_hand_out(struct arena *a, struct extent *e, uint64_t bytes, uint64_t owner)
 {
     uint32_t slot = e->free_slot;
+    uint64_t padding = e->slot_bytes - bytes;
+    char *p = slot_memory(a, e, slot);
 
-    unpoison(slot_memory(a, e, slot), bytes);
+    unpoison(p, e->slot_bytes);
+    memset(p + bytes, 0, padding); /* it goes to a disk with the slot, whoever had that before */
+    poison(p + bytes, padding);
 
     e->free_slot = (uint32_t)e->owner[slot];
     e->n_free--;

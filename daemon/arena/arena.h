@@ -8,7 +8,7 @@
  * counts for the node that its first page came to lie on.
  *
  * Promises:
- * - A slot is 4096-aligned, and as long as asked, padded to 4096.
+ * - A slot is 4096-aligned, and as long as asked, padded to 4096. The padding is zeros when the slot is handed out.
  * - Slot memory does not move and is not unmapped before arena_free.
  * - Capacity is exact: bytes used are the sum of the padded slots.
  * - AddressSanitizer reports who touches a free slot, or the padding behind what was asked for.

@@ -83,6 +83,25 @@ static void count_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
     ++*(uint32_t *)ctx;
 }
 
+/* It is written to disks with the slot. */
+Test(arena, padding_has_nothing_of_who_had_the_slot_before)
+{
+    slot_ref slot;
+    uint8_t *p;
+
+    open_arena(MIB, false);
+    slot = arena_alloc(arena, 2 * ARENA_ALIGN, 0, NUMA_NONE);
+    p = arena_memory(arena, slot);
+    memset(p, 's', 2 * ARENA_ALIGN);
+    arena_slot_free(arena, slot);
+    slot = arena_alloc(arena, ARENA_ALIGN + 5, 0, NUMA_NONE);
+    cr_assert_eq(arena_memory(arena, slot), p);
+    unpoison(p, 2 * ARENA_ALIGN);
+    for (unsigned i = ARENA_ALIGN + 5; i < 2 * ARENA_ALIGN; i++)
+        cr_assert_eq(p[i], 0);
+    close_arena();
+}
+
 /* Where AddressSanitizer is there, it reports the first touch behind what was asked for, or of a slot that is free. */
 Test(arena, what_is_no_slots_is_poisoned)
 {
