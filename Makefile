@@ -391,6 +391,10 @@ bench: ## build and run the benchmarks; figures to standard output
 fuzz: setup ## each fuzz target for FUZZ_SECONDS (60)
 	+@FUZZ_SECONDS=$${FUZZ_SECONDS:-60} tests/check.sh '$(SUBMAKE)' fuzz
 
+fuzz-live: setup ## tenants of daemons under AddressSanitizer look for each other's bytes (SECONDS_LONG=600, SEED=N, JOBS=N daemons)
+	+@$(SUBMAKE) -s BUILD=build/clang FATBINS=build/fatbin 'CC=$(CLANG)' SAN=address,undefined,fuzzer-no-link 'CFLAGS=-O1 -g1' build/clang/san-address/ucmd
+	UCMD=build/clang/san-address/ucmd python3 -B tests/fuzz/live/fuzz_live.py --seconds $(or $(SECONDS_LONG),600) --seed $(or $(SEED),0) --jobs $(JOBS)
+
 lint: setup ## formatting, a clang build, cppcheck where it is installed
 	+@tests/lint.sh '$(SUBMAKE)' '$(CLANG)'
 
@@ -733,6 +737,6 @@ list-fuzz:
 
 .SECONDARY:
 .PHONY: FORCE help all fatbins missing-packages check-built setup setup-check setup-mooncake setup-build demo check check-plain check-asan check-tsan check-kill check-hosts check-gpu check-vllm check-vllm-gpu check-sglang check-lmcache check-ucm check-routers check-sparse check-sparse-decode check-sparse-decode-trained check-residency check-blend check-encodings check-encodings-gemma check-encodings-trained bench-zstd wheel check-system check-chroot deb \
-        bench bench-gate bench-bundle bench-share-bundle fuzz lint format clean install uninstall build-tests test-tools build-bench \
+        bench bench-gate bench-bundle bench-share-bundle fuzz fuzz-live lint format clean install uninstall build-tests test-tools build-bench \
         build-demo build-fuzz list-tests list-fuzz
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

@@ -239,7 +239,7 @@ environment() {
 pythons() {
     local label=$1 file
     for file in tests/integration/test_{vllm_trouble,vllm_connector,share_s3_hosts,share_roots,vllm_encoding,vllm_hybrid,encryption_share}.py \
-        tests/fault/test_hosts.py tests/integration/*.py tests/fault/*.py; do
+        tests/fault/test_hosts.py tests/integration/*.py tests/fault/*.py tests/fuzz/live/*.py; do
         grep -qs 'unittest\.main' "$file" || continue
         case ${file##*/}:$label in
         # What is installed and what is measured is the plain build; and a client's behaviour, and what needs no daemon: once.
@@ -248,6 +248,8 @@ pythons() {
             test_lmcache.py:* | test_page_store.py:* | test_plugins_trouble.py:* | test_trtllm.py:* | test_ucm_store.py:* | \
             test_blend.py:* | test_packages.py:* | test_generator.py:*)
             [ "$label" = plain ] || continue ;;
+        # AddressSanitizer sees for it.
+        test_live.py:plain | test_live.py:tsan) continue ;;
         # These load into the same blocks twice at once, which races in the worker's memory by design.
         test_protocol*:tsan) continue ;;
         # What is theirs has one thread, or is the plain library; the daemon below them is in other tests.

@@ -1,0 +1,631 @@
+"""Programs: what clients of several tenants do, as a list of calls that names everything and can be shortened anywhere.
+
+A seed decides all of it. The generator knows what it has opened, by whom and how, and what was stored under which keys, so that
+most calls mean something; what a call needs and is not there is made first, or taken from something near that was made for
+another purpose. So orders arise that no client would think of: a pool of a namespace that is opened in another way later, a
+chain over blocks of another form, a digest of what is not what it was.
+
+A value {"of": NAME, "field": F} is what the answer named NAME has as F. {"hex": ...} is binary, {"keys": [...]} are keys, and
+{"u32": [...]} numbers."""
+
+import random
+import zlib
+
+from shapes import (ENCODINGS, Shape, coded_bytes, digest_end, encoded_identity, encoding_params, padded)
+
+TENANTS = 3                              # and the operator, who is the last
+KEYS = 24
+PLAIN, BYTES, ENCODED, DIGEST = "plain", "bytes", "encoded", "digest"
+SPECS = [{"encoding": "lossless", "dtype": "bf16"}, {"encoding": "int8", "dtype": "bf16"}, {"encoding": "fp8", "dtype": "bf16"},
+         {"encoding": "q4", "dtype": "bf16", "seed": 5}, {"encoding": "int8", "dtype": "bf16", "axis": 1},
+         {"encoding": "int8", "dtype": "bf16", "axis": 1, "run": 1}, {"encoding": "int8", "dtype": "f16", "axis": 1, "run": 2},
+         {"encoding": "fp8", "dtype": "f16"}]
+
+
+class Ns:
+    """A namespace as one connection opened it. spec: of what is encoded; of digests, the namespace that they are of."""
+
+    def __init__(self, name, form, family, spec, identity):
+        self.name, self.form, self.family, self.spec, self.identity = name, form, family, spec, identity
+        self.shard_bytes = identity["shard_bytes"]
+        self.label = zlib.crc32(repr(sorted(identity.items())).encode()) & 0x7f  # what its blocks' bytes are named for
+
+    @property
+    def ref(self):
+        return {"of": self.name, "field": "ns"}
+
+
+class Region:
+    def __init__(self, name, ns, part, blocks, pool):
+        self.name, self.ns, self.part, self.blocks, self.pool = name, ns, part, blocks, pool
+
+
+class Chain:
+    def __init__(self, name, digest, part):
+        self.name, self.digest, self.part, self.blocks = name, digest, part, 0
+
+
+class Connection:
+    def __init__(self, number, tenant):
+        self.number, self.tenant = number, tenant
+        self.spaces, self.regions, self.chains, self.windows, self.leases, self.pending = [], [], [], [], [], []
+        self.encoded = set()            # (family, spec) that it opened by encoding.open
+
+    def of(self, *forms):
+        return [ns for ns in self.spaces if ns.form in forms]
+
+
+class Family:
+    """A model, which every tenant has under the same name but one letter, with the same keys."""
+
+    def __init__(self, number, shape):
+        self.number, self.shape = number, shape
+        self.stored = {}                # (tenant, spec or None) -> keys
+
+    def identity(self, tenant, shard_bytes=None):
+        shape = self.shape
+        return {"model": f"model-{'abcd'[tenant]}-{self.number}", "dtype": "bf16", "layout": "l/1", "block_tokens": shape.block_tokens,
+                "key_bytes": 16, "parts": shape.parts, "shards": [shape.shards], "shard_bytes": shard_bytes or shape.plain}
+
+
+class Generator:
+    def __init__(self, seed, length=None):
+        self.random = random.Random(seed)
+        self.ops, self.names, self.open, self.free = [], 0, [], 0
+        self.length = length or self.random.choice((60, 120, 240))
+        self.options = self.daemon_options()
+        self.families = [self.family(number) for number in range(self.some(1, 1, 2, 2, 3))]
+        self.specs = self.random.sample(range(len(SPECS)), self.some(1, 1, 2, 3))
+        self.tenants = self.some(2, 2, 3)
+        self.focus = self.weights()
+
+    def some(self, *values):
+        return self.random.choice(values)
+
+    def chance(self, of_1):
+        return self.random.random() < of_1
+
+    def daemon_options(self):
+        some = self.some
+        options = {"arena.size": some("4MiB", "8MiB", "16MiB"), "arena.extent": some("1MiB", "2MiB"),
+                   "window.size": some("0", "2MiB", "4MiB"), "events.memory": some("0", "1MiB"), "lease.max": some("2s", "10min"),
+                   "device.cpu_threads": some("1", "2", "4"), "limits.namespaces": some("64", "4096")}
+        nvme = self.chance(0.5)
+        if nvme:
+            options.update({"nvme.size": some("8MiB", "32MiB"), "nvme.segment": "1MiB", "nvme.io": some("auto", "auto", "threads"),
+                            "nvme.admission": some("all", "learned"), "nvme.pressure": some("drop", "slow")})
+        return {"set": options, "nvme": nvme, "share": self.chance(0.3), "keep": self.chance(0.2), "sealed": nvme and self.chance(0.4)}
+
+    def family(self, number):
+        if number > 0 and self.chance(0.5):
+            shape = self.families_shape
+        else:
+            some = self.some
+            tokens, heads, dim = some(1, 4, 16, 16, 17, 64), some(1, 2, 4, 8), some(16, 32, 48, 64, 128)
+            shards, parts = some(1, 1, 2, 3, 8, 16), some(1, 1, 1, 2)
+            sections = some(1, 1, 2)
+            while tokens * heads * dim * 2 * sections * shards > 1 << 18:
+                tokens, shards = max(tokens // 2, 1), max(shards // 2, 1)
+            shape = Shape(tokens, heads, dim, sections, shards, parts, some(tokens, tokens, tokens, 1))
+        self.families_shape = shape
+        return Family(number, shape)
+
+    def weights(self):
+        """Each program likes other things."""
+        acts = {self.act_dump: 14, self.act_load: 8, self.act_fetch: 8, self.act_append: 6, self.act_build: 5, self.act_reopen: 5,
+                self.act_digest_load: 4, self.act_region: 3, self.act_chain: 3, self.act_select: 3, self.act_window: 3,
+                self.act_lookup: 2, self.act_prefetch: 2, self.act_evict: 3, self.act_space: 3, self.act_end: 2, self.act_vanish: 1.5,
+                self.act_connect: 1.5, self.act_operator: 2, self.act_look: 2, self.act_hints: 1, self.act_events: 1,
+                self.act_cancel: 1, self.act_restart: 0.7, self.act_odd: 2, self.act_keys: 0.5, self.act_ring: 0.2, self.act_late: 1}
+        return {act: weight * self.some(0.3, 1, 1, 2, 4) for act, weight in acts.items()}
+
+    def program(self):
+        for tenant in range(self.tenants):
+            self.connect(tenant)
+        acts, weights = list(self.focus), list(self.focus.values())
+        while len(self.ops) < self.length:
+            if not self.open:
+                self.connect(self.random.randrange(self.tenants))
+            self.random.choices(acts, weights)[0](self.random.choice(self.open))
+        return {"options": self.options, "ops": self.ops}
+
+    # ---- words ----
+
+    def name(self, letter):
+        self.names += 1
+        return f"{letter}{self.names}"
+
+    def add(self, do, conn, **more):
+        self.ops.append({"do": do, "c": conn.number, **more})
+
+    def call(self, conn, method, name=None, late=0.1, /, **params):
+        """late: how likely it is that nobody waits for the answer yet."""
+        if method in TIMED and self.chance(0.06):
+            params["deadline_ms"] = self.some(1, 2, 20)
+        if method in TIMED and self.chance(0.2):
+            params["priority"] = self.some(0, 1, 7)
+        self.add("call", conn, m=method, p=params, **({"as": name} if name else {}), **({"late": 1} if self.chance(late) else {}))
+
+    def part(self, ns):
+        return self.random.randrange(ns.identity["parts"])
+
+    def keys(self, tenant, family, spec=None, most=6):
+        """Those that were stored, for the greater part, as a prefix."""
+        n = self.random.randint(1, most)
+        stored = self.stored(tenant, family, spec)
+        if stored and self.chance(0.85):
+            at = self.random.randrange(len(stored))
+            return stored[at:at + n]
+        first = self.random.randrange(KEYS)
+        return [(first + i) % KEYS for i in range(n)]
+
+    def stored(self, tenant, family, spec=None):
+        own = family.stored.get((tenant, spec), [])
+        return own if own or spec is None else family.stored.get((tenant, None), [])
+
+    # ---- what there is to be used ----
+
+    def some_family(self):
+        return self.random.choice(self.families)
+
+    def some_spec(self):
+        return self.random.choice(self.specs)
+
+    def base(self, conn, family=None):
+        family = family or self.some_family()
+        found = [ns for ns in conn.of(PLAIN) if ns.family is family and ns.shard_bytes == family.shape.plain]
+        return self.random.choice(found) if found and self.chance(0.9) else self.open_base(conn, family)
+
+    def space(self, conn):
+        """Any that holds blocks, opened in any way."""
+        if conn.of(PLAIN, BYTES, ENCODED) and self.chance(0.8):
+            return self.random.choice(conn.of(PLAIN, BYTES, ENCODED))
+        return self.random.choice((self.open_base, self.open_bytes, self.open_encoded))(conn, self.some_family())
+
+    def open_base(self, conn, family, shard_bytes=None):
+        identity = family.identity(conn.tenant, shard_bytes)
+        return self.opened(conn, PLAIN, family, None, identity)
+
+    def open_bytes(self, conn, family, spec=None):
+        """An encoded namespace as a namespace of bytes."""
+        spec = self.some_spec() if spec is None else spec
+        wrong = {}
+        if self.chance(0.15):
+            wrong = self.some({"plain": family.shape.plain * 2}, {"plain": family.shape.plain // 2}, {"block_tokens": 1},
+                              {"plain": 1 << 40}, {"parts": 1})
+        identity = encoded_identity(self.tenant_name(conn), family.identity(conn.tenant), family.shape, SPECS[spec], **wrong)
+        if self.chance(0.1):
+            identity["shard_bytes"] = self.some(family.shape.plain, padded(identity["shard_bytes"]), identity["shard_bytes"] + 16, 64)
+        return self.opened(conn, BYTES, family, spec, identity)
+
+    def tenant_name(self, conn):
+        return f"uid:{1000 + conn.tenant}"
+
+    def opened(self, conn, form, family, spec, identity):
+        ns = Ns(self.name("n"), form, family, spec, identity)
+        conn.spaces.append(ns)
+        params = {k: {"hex": v.hex()} if isinstance(v, bytes) else v for k, v in identity.items()}
+        self.call(conn, "namespace.open", ns.name, 0, **params)
+        return ns
+
+    def open_encoded(self, conn, family, spec=None):
+        spec = self.some_spec() if spec is None else spec
+        base, shape = self.base(conn, family), family.shape
+        params = encoding_params(shape, SPECS[spec])
+        if self.chance(0.25):
+            params.update({"dram": self.some("plain", "coded"), "disk": self.some("plain", "coded")})
+        if self.chance(0.05):
+            params.update(self.some({"axis": 1}, {"order": 1}, {"v": []}, {"k": [1, 1, 16]}))
+        identity = encoded_identity(self.tenant_name(conn), base.identity, shape, SPECS[spec])
+        ns = Ns(self.name("n"), ENCODED, family, spec, identity)
+        conn.spaces.append(ns)
+        conn.encoded.add((family, spec))
+        self.call(conn, "encoding.open", ns.name, 0, ns=base.ref, **params)
+        return ns
+
+    def digest(self, conn, ns=None):
+        found = [space for space in conn.of(DIGEST) if ns is None or space.spec is ns]
+        return self.random.choice(found) if found and self.chance(0.7) else self.open_digest(conn, ns or self.space(conn))
+
+    def open_digest(self, conn, ns):
+        params = self.digest_params(ns)
+        if self.chance(0.9):
+            self.within(params, ns)
+        digest = Ns(self.name("d"), DIGEST, ns.family, ns, dict(ns.identity, dtype="digest", shard_bytes=0, params=params))
+        digest.params = params
+        conn.spaces.append(digest)
+        self.call(conn, "digest.open", digest.name, 0, ns=ns.ref, build=self.builds(ns, 0.3), **params)
+        return digest
+
+    def builds(self, ns, of_1):
+        """Whether to ask for digests to be built; seldom where that is refused."""
+        lossy = ns.spec is not None and SPECS[ns.spec]["encoding"] != "lossless"
+        return self.chance(of_1 / 8 if lossy else of_1)
+
+    @staticmethod
+    def within(params, ns):
+        """Makes the shape end within what the namespace says its shards are."""
+        tokens = ns.identity["block_tokens"]
+        limit = ns.family.shape.plain if ns.form in (BYTES, ENCODED) else ns.shard_bytes
+        while digest_end(params, tokens) > limit:
+            if params.get("k_offset", 0) > 0:
+                params["k_offset"] = max(params["k_offset"] - (digest_end(params, tokens) - limit + 3) // 4 * 4, 0)
+            elif params["kv_heads"] > 1:
+                params["kv_heads"] //= 2
+            elif params["head_dim"] > 4:
+                params["head_dim"] = max(params["head_dim"] // 2 & ~3, 4)
+            else:
+                break
+            width = (4, 2, 2, 1)[params["dtype"]] * params["head_dim"]
+            params["k_head_stride"] = width
+            params["k_token_stride"] = width * params["kv_heads"]
+
+    def digest_params(self, ns):
+        shape, some = ns.family.shape, self.some
+        tokens = ns.identity["block_tokens"]
+        method = some({"method": 1, "kind": some(0, 0, 1, 2)}, {"method": 1, "kind": 0}, {"method": 2, "run": some(1, 4, tokens)}, {"method": 3},
+                      {"method": 4, "bits": some(64, 128)}, {"method": 5}, {"method": 6, "chosen": some(1, 4), "rest": some(0, 1)})
+        if self.chance(0.6):
+            row = shape.heads * shape.dim * 2
+            return dict(method, dtype=2, kv_heads=shape.heads, head_dim=shape.dim, k_token_stride=row, k_head_stride=shape.dim * 2)
+        # A shape of another kind, which ends where something else does.
+        params = dict(method, dtype=some(0, 1, 2, 2, 3), kv_heads=some(1, 2, 8, 64, 1024), head_dim=some(4, 16, 64, 128, 1024))
+        params["k_head_stride"] = params["head_dim"] * ((4, 2, 2, 1)[params["dtype"]] if self.chance(0.8) else 8)
+        params["k_token_stride"] = params["kv_heads"] * params["k_head_stride"]
+        coded = [coded_bytes(shape, SPECS[spec]) for spec in self.specs]
+        ends = [shape.plain, shape.plain, ns.shard_bytes, ns.shard_bytes] + coded + [padded(n) for n in coded]
+        ends += [min(padded(n) + 4096, shape.plain) for n in coded]
+        params["k_offset"] = max(some(*ends) + some(0, 0, 0, 4, -4) - digest_end(params, tokens), 0) & ~3
+        return params
+
+    def region(self, conn, ns=None, pool=False):
+        found = [r for r in conn.regions if r.pool == pool and (ns is None or r.ns is ns)]
+        if found and self.chance(0.85):
+            return self.random.choice(found)
+        return self.open_region(conn, ns or self.space(conn), pool)
+
+    def open_region(self, conn, ns, pool, part=None):
+        """Planes as the namespace is believed to want them, for the most part: sections where it is encoded on this connection."""
+        encoded = ns.form == ENCODED or (ns.form == BYTES and (ns.family, ns.spec) in conn.encoded)
+        if ns.form in (ENCODED, BYTES) and self.chance(0.1):
+            encoded = not encoded
+        shape, part = ns.family.shape, self.part(ns) if part is None else part
+        if ns.form == DIGEST:
+            chunks = [{"of": ns.name, "field": "shard_bytes"}]
+        elif encoded:
+            chunks = [shape.section_bytes] * shape.sections
+        else:
+            chunks = [ns.shard_bytes]
+        shards = 1 if pool else ns.identity["shards"][0]
+        region = Region(self.name("p" if pool else "r"), ns, part, self.some(2, 4, 8) * (2 if pool else 1), pool)
+        conn.regions.append(region)
+        self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, chunks=chunks, shards=shards,
+                 pool=pool, form=DIGEST if ns.form == DIGEST else ENCODED if encoded else PLAIN, label=ns.label,
+                 plain=self.label_of(ns.family, conn), base=ns.spec.label if ns.form == DIGEST else 0,
+                 exact=ns.form == PLAIN or encoded and SPECS[ns.spec]["encoding"] == "lossless")
+        return region
+
+    @staticmethod
+    def label_of(family, conn):
+        return Ns("", PLAIN, family, None, family.identity(conn.tenant)).label
+
+    def chain(self, conn, digest=None, part=None):
+        found = [c for c in conn.chains if digest is None or c.digest is digest]
+        if found and part is None and self.chance(0.85):
+            return self.random.choice(found)
+        digest = digest or self.digest(conn)
+        chain = Chain(self.name("c"), digest, self.part(digest) if part is None else part)
+        conn.chains.append(chain)
+        self.call(conn, "chain.open", chain.name, 0, ns=digest.ref, part=chain.part, lease_ms=self.some(0, 0, 50))
+        return chain
+
+    def filled_chain(self, conn, of=None):
+        """One that has blocks, if what it was given was stored. of: a region; the chain is of its namespace, however that was opened,
+        and its part."""
+        def same(ns):
+            return of is None or ns.identity == of.ns.identity
+        strict = self.chance(0.9)
+        found = [c for c in conn.chains if not strict or (same(c.digest.spec) and (of is None or c.part == of.part))]
+        if found and self.chance(0.85):
+            chain = self.random.choice(found)
+        else:
+            spaces = [ns for ns in conn.of(PLAIN, BYTES, ENCODED) if same(ns)]
+            digest = self.digest(conn, self.random.choice(spaces)) if of and spaces else self.digest(conn)
+            chain = self.chain(conn, digest, of.part if of and strict else None)
+        if chain.blocks == 0 or self.chance(0.3):
+            self.append(conn, chain)
+        return chain
+
+    def append(self, conn, chain):
+        keys = self.keys(conn.tenant, chain.digest.family, self.some(None, chain.digest.spec.spec))
+        chain.blocks += len(keys)
+        self.call(conn, "chain.append", self.name("a"), chain=of(chain, "chain"), keys={"keys": keys},
+                  build=self.builds(chain.digest.spec, 0.5))
+
+    def to(self, region, n):
+        return self.random.sample(range(region.blocks), min(n, region.blocks))
+
+    def layers(self, ns):
+        n = ns.identity["shards"][0]
+        if n == 1 or self.chance(0.75):
+            return {}
+        first = self.random.randrange(n)
+        return {"shard": first, "shards": self.random.randint(0, n - first)}
+
+    # ---- what they do ----
+
+    def act_space(self, conn):
+        some = self.some(self.open_base, self.open_bytes, self.open_encoded)
+        some(conn, self.some_family())
+
+    def act_reopen(self, conn):
+        """What is open already, in the other way; or what another thing was made for."""
+        bases = conn.of(BYTES, ENCODED)
+        if not bases:
+            return self.open_bytes(conn, self.some_family())
+        ns = self.random.choice(bases)
+        other = self.open_encoded if ns.form == BYTES else self.open_bytes
+        return other(conn, ns.family, ns.spec)
+
+    def act_odd(self, conn):
+        """Somebody's blocks of a size that others' slots have."""
+        family = self.some_family()
+        coded = [coded_bytes(family.shape, SPECS[spec]) for spec in self.specs]
+        sizes = [padded(n) for n in coded] + coded + [padded(family.shape.plain), family.shape.plain + 16]
+        ns = self.open_base(conn, family, min(self.some(*sizes), 1 << 18))
+        self.dump(conn, self.open_region(conn, ns, False))
+
+    def act_region(self, conn):
+        spaces = conn.of(PLAIN, BYTES, ENCODED, DIGEST)
+        ns = self.random.choice(spaces) if spaces else self.space(conn)
+        self.open_region(conn, ns, self.chance(0.5))
+
+    def act_dump(self, conn):
+        self.dump(conn, self.region(conn))
+
+    def dump(self, conn, region):
+        ns, tenant = region.ns, conn.tenant
+        first = self.random.randrange(KEYS)
+        at = self.to(region, self.random.randint(1, 6))
+        keys = [(first + i) % KEYS for i in range(len(at))]
+        if self.chance(0.3):
+            keys = self.keys(tenant, ns.family, ns.spec, len(at))
+            at = at[:len(keys)]
+        more = self.layers(ns)
+        if self.chance(0.15):
+            more["durability"] = self.some(0, 1, 2)
+        if ns.form in (ENCODED, BYTES) and self.chance(0.25):
+            more["plain"] = True
+        if ns.form != DIGEST:
+            spec = None if more.get("plain") or ns.form == PLAIN else ns.spec
+            stored = ns.family.stored.setdefault((tenant, spec), [])
+            stored += [key for key in keys if key not in stored]
+        self.add("dump", conn, region=region.name, keys=keys, at=at, more=more, **({"late": 1} if self.chance(0.15) else {}))
+        for part in range(ns.identity["parts"]):
+            if part != region.part and self.chance(0.85):
+                found = [r for r in conn.regions if r.ns is ns and r.part == part and not r.pool]
+                other = found[0] if found else self.open_region(conn, ns, False, part)
+                at = self.to(other, len(keys))
+                self.add("dump", conn, region=other.name, keys=keys[:len(at)], at=at, more=more)
+
+    def act_load(self, conn):
+        region = self.region(conn)
+        keys = self.keys(conn.tenant, region.ns.family, region.ns.spec if region.ns.form != DIGEST else None)
+        at = self.to(region, len(keys))
+        more = self.layers(region.ns)
+        if self.chance(0.2):
+            more["step"] = 1
+        if conn.leases and self.chance(0.2):
+            more["lease"] = {"of": conn.leases.pop(), "field": "lease"}
+        self.add("load", conn, region=region.name, keys=keys[:len(at)], at=at, more=more, m=self.some("load", "load", "load_prefix"),
+                 **({"late": 1} if self.chance(0.15) else {}))
+
+    def act_digest_load(self, conn):
+        digest = self.digest(conn)
+        if self.chance(0.5):
+            self.build(conn, digest)
+        region = self.region(conn, digest)
+        keys = self.keys(conn.tenant, digest.family, self.some(None, digest.spec.spec))
+        at = self.to(region, len(keys))
+        self.add(self.some("load", "load", "load", "dump"), conn, region=region.name, keys=keys[:len(at)], at=at, more={})
+
+    def act_fetch(self, conn):
+        pool = self.region(conn, pool=True)
+        shards, items = pool.ns.identity["shards"][0], []
+        if self.chance(0.7):
+            chain = self.filled_chain(conn, pool)
+            source, n = {"chain": of(chain, "chain")}, chain.blocks or 1
+        else:
+            keys = self.keys(conn.tenant, pool.ns.family, pool.ns.spec if pool.ns.form != DIGEST else None)
+            source, n = {"keys": {"keys": keys}}, len(keys)
+        for slot in self.to(pool, self.random.randint(1, 16)):
+            items.append([self.random.randrange(n), self.random.randrange(shards), slot])
+        self.add("fetch", conn, region=pool.name, source=source, items=items, **({"late": 1} if self.chance(0.1) else {}))
+
+    def act_chain(self, conn):
+        self.chain(conn, self.digest(conn))
+
+    def act_append(self, conn):
+        self.append(conn, self.chain(conn))
+
+    def act_build(self, conn):
+        self.build(conn, self.digest(conn))
+
+    def build(self, conn, digest):
+        keys = self.keys(conn.tenant, digest.family, self.some(None, digest.spec.spec))
+        if not self.builds(digest.spec, 1) and self.chance(0.8):
+            return
+        self.call(conn, "digest.build", None, ns=digest.ref, keys={"keys": keys}, part=self.some(0, 0, 1, digest.identity["parts"]))
+
+    def act_select(self, conn):
+        chain, some = self.filled_chain(conn), self.some
+        params = getattr(chain.digest, "params", None)
+        rows, heads = some(1, 2), params["kv_heads"] * some(1, 1, 2)
+        self.add("select", conn, chains=[of(chain, "chain")] * rows, shards=[self.random.randrange(chain.digest.identity["shards"][0])] * rows,
+                 heads=heads, dim=params["head_dim"], rows=some(1, 1, 2),
+                 more={"metric": some(0, 0, 1, 2), "reduce": some(0, 1, 2), "heads": some(0, 1, 2), "policy": some(0, 1), "sparse_ratio": 1.0,
+                       "min_blocks": some(0, 4), "eps": 0.9, "scores": True, "prefetch": some(0, 0, 8), "limit": some(0, 2)})
+
+    def act_window(self, conn):
+        some = self.some
+        if not conn.windows or self.chance(0.2):
+            bases = conn.of(PLAIN, PLAIN, DIGEST) if self.chance(0.8) else conn.of(BYTES, ENCODED)
+            ns = self.random.choice(bases) if bases else self.base(conn)
+            window = Region(self.name("w"), ns, self.part(ns), 0, False)
+            conn.windows.append(window)
+            self.add("window", conn, **{"as": window.name}, ns=ns.ref, part=window.part)
+        window = self.random.choice(conn.windows)
+        chain = self.filled_chain(conn, window)
+        n = max(chain.blocks, 1)
+        first = self.random.randrange(n)
+        self.add("pin", conn, window=window.name, chain=of(chain, "chain"), first=first, n=self.random.randint(1, n - first))
+        if self.chance(0.3):
+            self.call(conn, "window.unpin", window=of(window, "window"), chain=of(chain, "chain"), first=0, n=n)
+        if self.chance(0.2):
+            self.add("release", conn, window=window.name)
+        if self.chance(0.1):
+            conn.windows.remove(window)
+            self.add("close", conn, window=window.name)
+
+    def act_lookup(self, conn):
+        ns = self.space(conn)
+        keys = self.keys(conn.tenant, ns.family, ns.spec if ns.form != DIGEST else None)
+        more = {"each": self.chance(0.5), "lease_ms": self.some(0, 20, 5000), "nowait": self.some(0, 0, 1, 2), "shared": self.chance(0.3)}
+        name = self.name("l")
+        self.call(conn, "lookup", name, ns=ns.ref, keys={"keys": keys}, **more)
+        if more["lease_ms"]:
+            conn.leases.append(name)
+            if self.chance(0.3):
+                self.call(conn, "release", lease={"of": conn.leases.pop(), "field": "lease"})
+
+    def act_prefetch(self, conn):
+        if conn.chains and self.chance(0.5):
+            chain = self.random.choice(conn.chains)
+            n = max(chain.blocks, 1)
+            self.call(conn, "chain.prefetch", chain=of(chain, "chain"), index={"u32": [self.random.randrange(n) for _ in range(3)]})
+        else:
+            ns = self.space(conn)
+            self.call(conn, "prefetch", ns=ns.ref, keys={"keys": self.keys(conn.tenant, ns.family, ns.spec)}, part=self.some(0, 1))
+
+    def act_evict(self, conn):
+        spaces = conn.of(PLAIN, BYTES, ENCODED, DIGEST)
+        if not spaces:
+            return
+        ns = self.random.choice(spaces)
+        keys = {} if self.chance(0.2) else {"keys": {"keys": self.keys(conn.tenant, ns.family)}}
+        if self.chance(0.15):
+            self.call(conn, "namespace.purge", ns=ns.ref, **keys)
+        else:
+            self.call(conn, "evict", ns=ns.ref, tier=self.some(0, 1, 1, 1, 2, 3), **keys)
+
+    def act_end(self, conn):
+        """Of one thing."""
+        if conn.regions and self.chance(0.5):
+            region = conn.regions.pop(self.random.randrange(len(conn.regions)))
+            self.add("unregister", conn, region=region.name)
+        elif conn.chains:
+            chain = conn.chains.pop(self.random.randrange(len(conn.chains)))
+            self.call(conn, "chain.close", chain=of(chain, "chain"))
+
+    def act_vanish(self, conn):
+        self.open.remove(conn)
+        self.add("vanish", conn)
+        if self.chance(0.7):
+            self.connect(conn.tenant)
+
+    def act_connect(self, conn):
+        if len(self.open) < 8:
+            self.connect(self.random.randrange(self.tenants))
+
+    def connect(self, tenant):
+        conn = Connection(self.free, tenant)
+        self.free += 1
+        self.open.append(conn)
+        self.add("connect", conn, tenant=tenant)
+        return conn
+
+    def act_cancel(self, conn):
+        self.add("cancel", conn)
+
+    def act_late(self, conn):
+        self.add("settle", conn)
+
+    def act_hints(self, conn):
+        self.call(conn, "hints.open", ns=self.space(conn).ref)
+
+    def act_look(self, conn):
+        """What tells of what is stored; of others' too, if they let one."""
+        ns, some = self.space(conn), self.some
+        number = ns.ref if self.chance(0.7) else self.random.randint(1, 12)
+        method, params = some(("ls", {"ns": number}), ("inspect", {"ns": number, "key": {"keys": [self.random.randrange(KEYS)]}}),
+                              ("verify", {"ns": number}), ("namespace.list", {}), ("tenant.list", {}), ("stats", {}), ("health", {}),
+                              ("key.list", {}), ("events.list", {"ns": number}), ("config.get", {}),
+                              ("lookup", {"ns": number, "keys": {"keys": [0, 1, 2]}}), ("hints.open", {"ns": number}),
+                              ("hello", {"version_min": 1, "version_max": some(1, 2, 4), "client": "again"}))
+        self.call(conn, method, **params)
+
+    def act_events(self, conn):
+        ns = self.space(conn)
+        if self.chance(0.5):
+            self.call(conn, "events", since=0, limit=0, wait_ms=self.some(0, 0, 5), tokens=self.chance(0.5))
+        else:
+            keys = self.keys(conn.tenant, ns.family, ns.spec)
+            tokens = ns.identity["block_tokens"] * len(keys)
+            self.call(conn, "events.describe", ns=ns.ref, keys={"keys": keys}, tokens={"u32": [7 + conn.tenant] * tokens},
+                      lora=f"lora-{'abcd'[conn.tenant]}")
+
+    def act_operator(self, conn):
+        """By root, or by somebody who may not."""
+        some = self.some
+        ns = self.space(conn)
+        keys = {} if self.chance(0.3) else {"keys": {"keys": self.keys(conn.tenant, ns.family)}}
+        tenant = f"uid:{1000 + self.random.randrange(self.tenants)}"
+        mib = some("1MiB", "2MiB", "0")
+        method, params = some(("pin", {"ns": ns.ref, **keys}), ("unpin", {"ns": ns.ref, **keys}), ("unpin", {"ns": ns.ref}),
+                              ("share.collect", {}), ("trace", {"op": some(0, 1, 2)}), ("config.reload", {}),
+                              ("bypass", {"ns": ns.ref, "load": some(0, 1, 2, 2), "store": some(0, 1, 2, 2)}), ("bypass", {"load": 2, "store": 2}),
+                              ("tenant.set", {"tenant": tenant, "settings": some(f"dram.most={mib}", f"nvme.most={mib}", f"dram.guaranteed={mib}", "weight=3")}),
+                              ("tenant.reset", {"tenant": tenant}), ("key.reload", {}), ("evict", {"ns": ns.ref, "tier": 1}))
+        self.add("operator" if self.chance(0.8) else "call", conn, m=method, p=params)
+
+    def act_keys(self, conn):
+        self.add("rekey", conn)
+
+    def act_ring(self, conn):
+        if self.chance(0.5):
+            self.call(conn, "ring.register", gpu={"hex": "00" * 16}, ipc={"hex": "00" * 64}, slice_bytes=1 << 16, slices=2)
+        else:
+            self.call(conn, "ring.unregister", ring=1)
+
+    def act_restart(self, conn):
+        self.add("restart", conn, how=self.some("term", "term", "kill"))
+        tenants = [conn.tenant for conn in self.open]
+        self.open = []
+        for tenant in tenants:
+            self.connect(tenant)
+
+
+def of(thing, field):
+    return {"of": thing.name, "field": field}
+
+
+OPS = {"connect": "hello", "region": "region.register", "unregister": "region.unregister", "dump": "dump", "load": "load", "fetch": "fetch",
+       "select": "select", "window": "window.open", "pin": "window.pin", "release": "window.release", "close": "window.close",
+       "cancel": "cancel", "rekey": "key.reload"}
+
+
+def method_of(op):
+    return op.get("m") or OPS.get(op["do"])
+
+
+TIMED = {"prefetch", "digest.build", "chain.append", "chain.prefetch"}  # they take a deadline and a priority
+
+# What act_* and the words above may call: docs/protocol.md has the methods, and test_live.py compares.
+METHODS = {
+    "hello", "namespace.open", "region.register", "region.unregister", "ring.register", "ring.unregister", "lookup", "release",
+    "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
+    "inspect", "verify", "share.collect", "trace", "digest.open", "digest.build", "chain.open", "chain.append", "chain.close",
+    "select", "chain.prefetch", "encoding.open", "window.open", "window.pin", "window.unpin", "window.release", "window.close",
+    "config.reload", "config.get", "bypass", "fetch", "hints.open", "load_prefix", "key.list", "key.reload", "tenant.list",
+    "tenant.set", "tenant.reset", "events", "events.list", "events.describe"}
+assert set(ENCODINGS) == {"fp8", "int8", "q4", "lossless"} and TENANTS <= 3

@@ -1,0 +1,104 @@
+"""Identities of namespaces and what follows from them, as docs/protocol.md and docs/encodings.md say."""
+
+import hashlib
+import struct
+
+ENCODINGS = {"fp8": (1, 1), "int8": (2, 1), "q4": (3, 2), "lossless": (4, 1)}
+DTYPES = {"f16": 1, "bf16": 2, "fp8_e4m3": 3}
+KEY_BYTES = 16
+
+
+def padded(n, to=4096):
+    return -(-n // to) * to
+
+
+def u32(*numbers):
+    return struct.pack(f"<{len(numbers)}I", *numbers)
+
+
+def key_of(number, size=KEY_BYTES):
+    return hashlib.sha256(b"key %d" % number).digest()[:size]
+
+
+def keys_of(numbers, size=KEY_BYTES):
+    return b"".join(key_of(number, size) for number in numbers)
+
+
+def fingerprint(tenant, identity):
+    text = [tenant] + [identity.get(name, "") for name in ("model", "revision", "dtype", "layout")]
+    shards = identity["shards"] * (identity["parts"] if len(identity["shards"]) == 1 else 1)
+    salt = identity.get("salt", b"")
+    return hashlib.sha256(b"ucm-namespace-1\0" + b"".join(u32(len(word.encode())) + word.encode() for word in text)
+                          + u32(identity["block_tokens"], identity["key_bytes"], identity["parts"], *shards)
+                          + struct.pack("<Q", identity["shard_bytes"]) + u32(len(salt)) + salt).digest()
+
+
+class Shape:
+    """A shard: sections of tokens, heads, dim."""
+
+    def __init__(self, tokens, heads, dim, sections, shards, parts, block_tokens):
+        self.tokens, self.heads, self.dim, self.sections = tokens, heads, dim, sections
+        self.shards, self.parts, self.block_tokens = shards, parts, block_tokens
+        self.section_bytes = tokens * heads * dim * 2
+        self.plain = self.section_bytes * sections
+
+
+def section_coded(shape, spec, section):
+    rows, dim, elements = shape.tokens * shape.heads, shape.dim, shape.tokens * shape.heads * shape.dim
+    tiles = -(-shape.tokens // 16)
+    if spec["encoding"] == "fp8":
+        arrays = [elements, rows]
+    elif spec["encoding"] == "int8":
+        run = spec.get("run", 0) or shape.tokens
+        by_channel = spec.get("axis", 0) == 1 and section == 0
+        arrays = [elements, 2 * -(-shape.tokens // run) * shape.heads * dim if by_channel else 2 * rows]
+    elif spec["encoding"] == "q4":
+        group = min(dim & -dim, 128)
+        groups = dim // group
+        arrays = [elements // 2, 2 * rows * groups]
+        if section == 0:
+            arrays += [tiles * shape.heads * dim // 2, 2 * tiles * shape.heads * groups, tiles * shape.heads * dim // 2]
+    else:
+        arrays = [elements, -(-elements // 2), tiles * shape.heads, 4 * (1 + -(-elements // 128))]
+    return sum(padded(n, 16) for n in arrays)
+
+
+def coded_bytes(shape, spec):
+    return sum(section_coded(shape, spec, section) for section in range(shape.sections))
+
+
+def spec_identity(shape, spec):
+    """The 96 bytes."""
+    encoding, version = ENCODINGS[spec["encoding"]]
+    axis = spec.get("axis", 0) if encoding == 2 else 0
+    out = u32(1, encoding, version, DTYPES[spec["dtype"]], shape.sections, axis)
+    out += struct.pack("<Q", spec.get("seed", 0) if encoding == 3 else 0)
+    for section in range(2):
+        used = section < shape.sections
+        order = spec.get("order", 0) if encoding in (2, 3, 4) and used else 0
+        if encoding == 2 and (section == 1 or axis == 0):
+            order = 0
+        out += u32(section, shape.tokens, shape.heads, shape.dim, order) if used else bytes(20)
+    run = spec.get("run", 0)
+    out += u32(run if axis and 0 < run < shape.tokens else 0)
+    return out.ljust(96, b"\0")
+
+
+def encoded_identity(tenant, base, shape, spec, **wrong):
+    """The identity that encoding.open would open, made by hand. wrong: fields that say something else."""
+    version = ENCODINGS[spec["encoding"]][1]
+    salt = fingerprint(tenant, base) + struct.pack("<Q", wrong.pop("plain", base["shard_bytes"])) + spec_identity(shape, spec)
+    return dict(base, dtype="encoded", layout=f"encoding/{version}/{spec['encoding']}", salt=salt,
+                shard_bytes=coded_bytes(shape, spec), **wrong)
+
+
+def encoding_params(shape, spec):
+    rows = [shape.tokens, shape.heads, shape.dim]
+    return dict(spec, k=rows, **({"v": rows} if shape.sections == 2 else {}))
+
+
+def digest_end(params, tokens):
+    """How far the K of a digest's shape reaches."""
+    width = (4, 2, 2, 1)[params.get("dtype", 0)]
+    return (params.get("k_offset", 0) + (tokens - 1) * params["k_token_stride"]
+            + (params["kv_heads"] - 1) * params.get("k_head_stride", 0) + params["head_dim"] * width)

@@ -1,0 +1,572 @@
+"""Runs a program against a daemon of its own, and sees what no tenant may see and what no cache may say.
+
+A Finding is: another tenant's grain in anything that a tenant can read (regions, pools, windows, answers), or in files where it is
+to be encrypted; bytes of a block that are not those that were stored; a report of a sanitizer; a daemon that ends, or that does not answer."""
+
+import mmap
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+import numpy as np
+
+import pattern
+from shapes import keys_of, u32
+from wire import HANDSHAKE, WAIT_S, Broken, Gone, Hung, Memory, Wire
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
+FIRST_UID, OK = 1000, 0
+NOTHING = 0x7ffffff0                     # a number that names nothing
+COPY = ("load", "load_prefix", "fetch")
+MARK_WORDS = [f"{word}-{letter}" for letter in "abcd" for word in ("model", "lora")]
+
+
+class Finding(Exception):
+    """kind: for people and for comparing: one mistake is one kind."""
+
+    def __init__(self, kind, words):
+        super().__init__(f"{kind}: {words}")
+        self.kind, self.words = kind, words
+
+
+class Daemon:
+    def __init__(self, options, folder):
+        self.options, self.folder = options, folder
+        self.socket, self.key_file = os.path.join(folder, "s"), os.path.join(folder, "keys")
+        self.log_path = os.path.join(folder, "log")
+        os.chmod(folder, 0o755)
+        self.keys = [secrets.token_hex(32)]
+        self.process = None
+        for name in ("nvme", "share"):
+            os.makedirs(os.path.join(folder, name), exist_ok=True)
+        self.keep = tempfile.mkdtemp(prefix="fuzz.", dir="/dev/shm") if options["keep"] else None
+        self.rekey(0)
+
+    def rekey(self, more=1):
+        self.keys = [secrets.token_hex(32) for _ in range(more)] + self.keys
+        with open(os.open(self.key_file + ".new", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
+            file.write("".join(key + "\n" for key in self.keys))
+        os.rename(self.key_file + ".new", self.key_file)
+
+    def start(self):
+        options = {"socket": self.socket, "socket_mode": "0666", "device.cuda": "off", "state": self.folder, "shutdown.drain": "5s",
+                   "metrics.socket": "", "share.negative": "50ms", **self.options["set"]}
+        if self.options["nvme"]:
+            options["nvme.paths"] = os.path.join(self.folder, "nvme")
+        if self.options["share"]:
+            options["share.roots"] = os.path.join(self.folder, "share")
+        if self.options["keep"]:
+            options["arena.keep"] = self.keep
+        config = os.path.join(self.folder, "ucmd.yaml")
+        with open(config, "w", encoding="ascii") as file:
+            if self.options["sealed"]:
+                file.write(f'encryption:\n  tenants: ["uid:{FIRST_UID} file:{self.key_file}"]\n')
+                if self.options["keep"]:
+                    file.write("  kept: true\n")
+        argv = [UCMD, "--config", config] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
+        environment = dict(os.environ)
+        environment["ASAN_OPTIONS"] = ("detect_leaks=1:abort_on_error=0:symbolize=1:log_path=" + os.path.join(self.folder, "san")
+                                       + ":" + os.environ.get("FUZZ_ASAN", ""))
+        environment["UBSAN_OPTIONS"] = "print_stacktrace=1:log_path=" + os.path.join(self.folder, "san")
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(self.socket) == 0:
+                    return
+            if self.process.poll() is not None:
+                self.ended("at its start")
+            if time.monotonic() > deadline:
+                raise Hung("it does not start")
+            time.sleep(0.01)
+
+    def ended(self, when):
+        """Says why it ended, when it should not have."""
+        try:
+            status = self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            raise Finding("hang", f"{when}: it ended its connections, and lives") from None
+        self.reports()
+        raise Finding(f"end {status}", f"{when}\n{self.log()}")
+
+    def reports(self):
+        """What a sanitizer said; the first function of the project names it."""
+        for name in sorted(os.listdir(self.folder)):
+            if name.startswith("san."):
+                with open(os.path.join(self.folder, name), encoding="utf-8", errors="replace") as file:
+                    text = file.read()
+                if not text.strip():
+                    continue
+                what = re.search(r"ERROR: (\w+: [\w-]+)|runtime error: (.{1,50})", text)
+                frames = [f for f in re.findall(r"#\d+ \S+ in (\S+)", text) if not f.startswith("__") and "mem" not in f]
+                raise Finding(f"{what.group(1) or what.group(2) if what else 'report'} {frames[0] if frames else '?'}", text[:6000])
+
+    def stop(self, how):
+        """True: it ended as it should."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGTERM if how == "term" else signal.SIGKILL)
+        try:
+            status = self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            os.kill(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            raise Finding("hang", f"it does not stop\n{self.log()}") from None
+        self.reports()
+        if how == "term" and status != 0:
+            raise Finding(f"end {status}", self.log())
+
+    def log(self):
+        with open(self.log_path, encoding="utf-8", errors="replace") as file:
+            return file.read()[-3000:]
+
+
+class Peer:
+    def __init__(self, wire, tenant):
+        self.wire, self.tenant, self.regions, self.late, self.windows = wire, tenant, {}, [], {}
+
+    def close(self):
+        self.wire.close()
+        for region in self.regions.values():
+            region.memory.close()
+        for window in self.windows.values():
+            window.close()
+
+
+class Region:
+    def __init__(self, memory, op, size):
+        self.memory, self.op, self.size, self.number = memory, op, size, NOTHING
+
+
+class Window:
+    def __init__(self, op):
+        self.op, self.number, self.table, self.extents, self.answer = op, NOTHING, None, {}, {}
+
+    def close(self):
+        for extent in list(self.extents.values()) + ([self.table] if self.table else []):
+            extent.close()
+        self.extents, self.table = {}, None
+
+
+class World:
+    """counts: what was called, and how it was answered, for who wonders whether a program does anything."""
+
+    def __init__(self, program, trace=None):
+        self.program, self.trace = program, trace
+        self.folder = tempfile.mkdtemp(prefix="fuzz.")
+        self.daemon = Daemon(program["options"], self.folder)
+        self.peers, self.answers, self.counts, self.root, self.rawly, self.digests, self.at = {}, {}, {}, None, set(), {}, None
+
+    def run(self):
+        """Returns counts, or raises a Finding."""
+        try:
+            self.daemon.start()
+            for self.at, op in enumerate(self.program["ops"]):
+                self.step(op)
+            for peer in self.peers.values():
+                self.settle(peer)
+            self.finish("term")
+            self.sealed()
+            return self.counts
+        finally:
+            for peer in self.peers.values():
+                peer.close()
+            if self.root:
+                self.root.close()
+            if self.daemon.process and self.daemon.process.poll() is None:
+                self.daemon.process.kill()
+                self.daemon.process.wait()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if self.daemon.keep:
+                shutil.rmtree(self.daemon.keep, ignore_errors=True)
+
+    def step(self, op):
+        try:
+            if op["do"] == "restart":
+                self.finish(op["how"])
+                self.daemon.start()
+            elif op["do"] == "connect":
+                self.do_connect(op)
+            elif op["c"] in self.peers:
+                getattr(self, "do_" + op["do"])(self.peers[op["c"]], op)
+        except Gone:
+            self.gone(op)
+        except Hung as hung:
+            self.daemon.reports()
+            raise Finding("hang", f"{hung} at {op}\n{self.daemon.log()}") from None
+        except Broken as broken:
+            raise Finding("answer", f"{broken} at {op}") from None
+
+    def gone(self, op):
+        """A connection that ended: the daemon may have its reasons, but must live."""
+        deadline = time.monotonic() + 0.3
+        while self.daemon.process.poll() is None and time.monotonic() < deadline:
+            try:
+                Wire(self.daemon.socket, None).close()
+                break
+            except Gone:
+                time.sleep(0.02)
+        else:
+            self.daemon.ended(f"at {op}")
+        self.count("connection ended")
+        peer = self.peers.pop(op["c"], None)
+        if peer:
+            peer.close()
+
+    def finish(self, how):
+        self.daemon.stop(how)
+        for peer in self.peers.values():
+            self.windows(peer)
+            for region in peer.regions.values():
+                self.look(peer, bytes(region.memory.map), "a region")
+            peer.close()
+        self.peers, self.answers = {}, {}
+        if self.root:
+            self.root.close()
+            self.root = None
+
+    def count(self, what):
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    # ---- values ----
+
+    def value(self, value):
+        if isinstance(value, dict):
+            if "of" in value:
+                found = self.answers.get(value["of"], {}).get(value["field"], NOTHING)
+                return found if found else NOTHING
+            if "hex" in value:
+                return bytes.fromhex(value["hex"])
+            if "keys" in value:
+                return keys_of(value["keys"])
+            if "u32" in value:
+                return u32(*value["u32"])
+        if isinstance(value, list):
+            return [self.value(one) for one in value]
+        return value
+
+    # ---- calls ----
+
+    def begin(self, peer, method, params, fds=()):
+        self.count(method)
+        return peer.wire.begin(method, params, fds)
+
+    def end(self, peer, msgid, method, name=None, check=None):
+        error, result, fds = peer.wire.wait(msgid)
+        if self.trace:
+            self.trace(self.at, method, error[:3:2] if error else {k: v.hex() if isinstance(v, bytes) and len(v) < 40 else v for k, v in result.items()
+                                                                  if not isinstance(v, (bytes, list, dict)) or len(v) < 40})
+        if error:
+            self.count(f"{method} {error[1]}" + (": " + re.sub(r"\d+", "N", error[2]) if self.trace else ""))
+            self.words(peer, method, error[2])
+        else:
+            self.words(peer, method, result)
+            if name:
+                self.answers[name] = result
+        try:
+            if check:
+                check(result, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return result
+
+    def call(self, peer, method, params, fds=(), name=None, check=None, late=False):
+        msgid = self.begin(peer, method, params, fds)
+        if late:
+            peer.late.append((msgid, method, name, check))
+            return None
+        return self.end(peer, msgid, method, name, check)
+
+    def settle(self, peer):
+        try:
+            while peer.late:
+                msgid, method, name, check = peer.late.pop(0)
+                self.end(peer, msgid, method, name, check)
+        except Gone:
+            self.gone({"c": [c for c, other in self.peers.items() if other is peer][0], "do": "settle"})
+        except Hung as hung:
+            raise Finding("hang", f"{hung}: {method}\n{self.daemon.log()}") from None
+
+    # ---- what a tenant sees ----
+
+    def look(self, peer, data, where):
+        found = pattern.foreign(data, peer.tenant)
+        if found:
+            at, other = found
+            raise Finding(f"leak {where}", f"tenant {peer.tenant} has a grain of tenant {other} at {at} of {where}: "
+                          f"{data[at:at + 16].hex()}, op {self.at}")
+
+    def words(self, peer, method, answer):
+        """No answer has another's bytes or names. Root's may."""
+        if peer.tenant is None:
+            return
+        for found in scalars(answer):
+            if isinstance(found, bytes):
+                self.look(peer, found, f"answer of {method}")
+            elif isinstance(found, str):
+                for other in range(4):
+                    if other != peer.tenant and (f"model-{'abcd'[other]}" in found or f"lora-{'abcd'[other]}" in found):
+                        raise Finding(f"names in {method}", f"tenant {peer.tenant} reads {found!r}")
+
+    # ---- ops ----
+
+    def do_connect(self, op):
+        uid = None if op["tenant"] is None else FIRST_UID + op["tenant"]
+        peer = self.peers[op["c"]] = Peer(Wire(self.daemon.socket, uid), op["tenant"])
+        self.call(peer, "hello", HANDSHAKE)
+
+    def do_vanish(self, peer, op):
+        self.windows(peer)
+        del self.peers[op["c"]]
+        peer.close()
+
+    def do_call(self, peer, op):
+        params = {key: self.value(value) for key, value in op["p"].items()}
+        self.call(peer, op["m"], params, name=op.get("as"), late=op.get("late"))
+
+    def do_operator(self, peer, op):
+        if not self.root:
+            self.root = Peer(Wire(self.daemon.socket, None), None)
+            self.call(self.root, "hello", HANDSHAKE)
+        params = {key: self.value(value) for key, value in op["p"].items()}
+        self.call(self.root, op["m"], params)
+
+    def do_settle(self, peer, op):
+        self.settle(peer)
+
+    def do_cancel(self, peer, op):
+        msgid = peer.late[0][0] if peer.late else 1
+        self.call(peer, "cancel", {"msgid": msgid})
+
+    def do_rekey(self, peer, op):
+        self.daemon.rekey()
+        self.do_operator(peer, {"m": "key.reload", "p": {}})
+
+    def do_region(self, peer, op):
+        chunks = [self.value(chunk) for chunk in op["chunks"]]
+        if max(chunks) > 1 << 20:
+            return                        # nothing is known of the digests that it is for
+        shards, shard_bytes = op["shards"], sum(chunks)
+        block, planes = shards * shard_bytes, []
+        for shard in range(shards):
+            at = shard * shard_bytes
+            for chunk in chunks:
+                planes.append({"shard": shard, "offset": at, "stride": block, "chunk": chunk})
+                at += chunk
+        size = op["blocks"] * block
+        region = Region(Memory(size), op, block)
+        region.shard_bytes = shard_bytes
+        if op["as"] in peer.regions:
+            peer.regions[op["as"]].memory.close()
+        peer.regions[op["as"]] = region
+        result = self.call(peer, "region.register", {"ns": self.value(op["ns"]), "part": op["part"], "blocks": op["blocks"], "device": "cpu",
+                                                     "pool": op["pool"], "handles": [{"kind": 0, "bytes": size}], "planes": planes},
+                           [region.memory.fd], op["as"])
+        if result:
+            region.number = result["region"]
+
+    def do_unregister(self, peer, op):
+        region = peer.regions.get(op["region"])
+        if region:
+            self.call(peer, "region.unregister", {"region": region.number})
+            self.settle(peer)
+            self.look(peer, bytes(region.memory.map), "a region")
+            region.memory.close()
+            peer.regions.pop(op["region"], None)
+
+    def label(self, region, plain=False):
+        op = region.op
+        return op["plain"] if op["form"] == "encoded" or plain else op["label"]
+
+    def shard(self, peer, region, key, shard):
+        """What a shard of this tenant's block holds."""
+        return pattern.content(peer.tenant, self.label(region), key, region.op["part"] * 1024 + shard, region.shard_bytes)
+
+    def do_dump(self, peer, op):
+        region = peer.regions.get(op["region"])
+        if not region or region.op["pool"]:
+            return
+        self.settle(peer)
+        shards = region.op["shards"]
+        for key, at in zip(op["keys"], op["at"]):
+            if at >= region.op["blocks"]:
+                continue
+            start = at * region.size
+            region.memory.map[start:start + region.size] = b"".join(self.shard(peer, region, key, s) for s in range(shards))
+        if region.op["form"] == "plain" and not region.op["exact"]:
+            self.rawly.add((peer.tenant, region.op["label"]))
+        self.call(peer, "dump", {"region": region.number, "keys": keys_of(op["keys"]), "blocks": u32(*op["at"]), **self.more(op)},
+                  late=op.get("late"))
+
+    def more(self, op):
+        return {key: self.value(value) for key, value in op["more"].items()}
+
+    def do_load(self, peer, op):
+        region = peer.regions.get(op["region"])
+        if not region:
+            return
+        self.settle(peer)
+        for at in op["at"]:
+            if at < region.op["blocks"]:
+                region.memory.map[at * region.size:(at + 1) * region.size] = bytes(region.size)
+        more, method = self.more(op), op.get("m", "load")
+        if method == "load_prefix":
+            more.pop("lease", None)
+
+        def check(result, _):
+            for key, at, status in zip(op["keys"], op["at"], result["status"] if result else ()):
+                data = region.memory.map[at * region.size:(at + 1) * region.size]
+                self.look(peer, data, f"a {region.op['form']} region")
+                if status == OK:
+                    self.count(f"loaded {region.op['form']}")
+                    first = more.get("shard", 0)
+                    n = more.get("shards", 0) or region.op["shards"] - first
+                    for shard in range(first, first + n):
+                        self.right(peer, region, key, shard, data[shard * region.shard_bytes:(shard + 1) * region.shard_bytes])
+        self.call(peer, method, {"region": region.number, "keys": keys_of(op["keys"]), "blocks": u32(*op["at"]), **more},
+                  check=check, late=op.get("late"))
+
+    def right(self, peer, region, key, shard, data):
+        """Plain blocks are what was stored. Where nobody stored coded bytes by hand, what was encoded has numbers of the tenant's own
+        range, and a digest is always the same."""
+        op, want = region.op, self.shard(peer, region, key, shard)
+        if data == want or op["form"] == "plain" and not op["exact"] or (peer.tenant, op["base"] or op["label"]) in self.rawly:
+            return
+        where = f"tenant {peer.tenant}, key {key}, shard {shard}"
+        if op["form"] == "digest":
+            first = self.digests.setdefault((peer.tenant, op["label"], op["part"], key, shard), data)
+            if data != first:
+                raise Finding("another digest", f"{where}: {difference(data, first)}, op {self.at}")
+        elif op["exact"]:
+            raise Finding("wrong bytes", f"{where}: {difference(data, want)}, op {self.at}")
+        elif not pattern.is_wild(key):
+            wrong = out_of_range(data, peer.tenant)
+            if wrong:
+                raise Finding("wrong numbers", f"{where}: {wrong}, op {self.at}")
+
+    def do_fetch(self, peer, op):
+        region = peer.regions.get(op["region"])
+        if not region or not region.op["pool"]:
+            return
+        self.settle(peer)
+        region.memory.map[:] = bytes(len(region.memory.map))
+        items = [number for item in op["items"] for number in item]
+
+        def check(result, _):
+            self.look(peer, bytes(region.memory.map), f"a pool of {region.op['form']}")
+            keys = op["source"].get("keys", {}).get("keys")
+            for (index, shard, slot), status in zip(op["items"], result["status"] if result else ()):
+                if status == OK:
+                    self.count(f"fetched {region.op['form']}")
+                    if keys:
+                        self.right(peer, region, keys[index], shard, region.memory.map[slot * region.size:(slot + 1) * region.size])
+        self.call(peer, "fetch", {"region": region.number, "items": u32(*items),
+                                  **{key: self.value(value) for key, value in op["source"].items()}}, check=check, late=op.get("late"))
+
+    def do_select(self, peer, op):
+        rows = len(op["chains"]) * op["rows"] * op["heads"] * op["dim"]
+        if rows > 1 << 17:
+            return
+        q = np.linspace(-1, 1, rows, dtype=np.float32).tobytes()
+        self.call(peer, "select", {"chains": self.value(op["chains"]), "shards": op["shards"], "q": q, "q_heads": op["heads"],
+                                   "rows": op["rows"], **op["more"]})
+
+    # ---- windows ----
+
+    def do_window(self, peer, op):
+        window = Window(op)
+
+        def check(result, fds):
+            if result:
+                window.number, window.answer = result["window"], result
+                window.table = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+                peer.windows[op["as"]] = window
+        self.call(peer, "window.open", {"ns": self.value(op["ns"]), "part": op["part"]}, name=op["as"], check=check)
+
+    def do_pin(self, peer, op):
+        window = peer.windows.get(op["window"])
+
+        def check(result, fds):
+            if not (result and window):
+                return
+            for extent, fd in zip(result.get("lent", ()), fds):
+                if extent in window.extents:
+                    window.extents[extent].close()
+                window.extents[extent] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+            self.count("pinned")
+            self.windows(peer)
+        self.call(peer, "window.pin", {"window": window.number if window else NOTHING, "chain": self.value(op["chain"]),
+                                       "first": op["first"], "n": op["n"]}, check=check)
+
+    def windows(self, peer):
+        for window in peer.windows.values():
+            for extent in window.extents.values():
+                self.look(peer, bytes(extent), "a window")
+
+    def do_release(self, peer, op):
+        window = peer.windows.get(op["window"])
+        if window and window.extents:
+            self.windows(peer)
+            extents = sorted(window.extents)
+            for extent in window.extents.values():
+                extent.close()
+            window.extents = {}
+            self.call(peer, "window.release", {"window": window.number, "extents": extents})
+
+    def do_close(self, peer, op):
+        window = peer.windows.pop(op["window"], None)
+        if window:
+            self.call(peer, "window.close", {"window": window.number})
+            for extent in window.extents.values():
+                self.look(peer, bytes(extent), "a window")
+            window.close()
+
+    # ---- files ----
+
+    def sealed(self):
+        """The first tenant's bytes are nowhere in the clear, where it has keys."""
+        if not self.program["options"]["sealed"]:
+            return
+        for name in ("nvme", "share"):
+            for at, _, files in os.walk(os.path.join(self.folder, name)):
+                for file in files:
+                    with open(os.path.join(at, file), "rb") as opened:
+                        data = opened.read()
+                    found = pattern.foreign(data, 1)
+                    if found and found[1] == 0:
+                        raise Finding(f"in the clear in {name}", f"{file} at {found[0]}: {data[found[0]:found[0] + 16].hex()}")
+
+
+def scalars(value):
+    if isinstance(value, dict):
+        for one in value.values():
+            yield from scalars(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from scalars(one)
+    else:
+        yield value
+
+
+def difference(data, want):
+    at = next(i for i, (a, b) in enumerate(zip(data, want)) if a != b)
+    return f"from byte {at} on {data[at:at + 16].hex()} in place of {want[at:at + 16].hex()}"
+
+
+def out_of_range(data, tenant):
+    """The first bf16 number whose magnitude is another tenant's; q4 spreads some, but no more than 8 binades."""
+    bits = np.frombuffer(data[:len(data) // 2 * 2], np.uint16)
+    exponent = (bits >> 7 & 0xff).astype(int)
+    own = pattern.HIGH[tenant] * 2
+    far = np.nonzero(exponent > own + 4)[0]
+    return f"number {far[0]} is {bits[far[0]]:#06x}, of exponent {exponent[far[0]]}; its own have {own}" if len(far) else None
+
