@@ -35,7 +35,8 @@ def memfd(size):
 
 
 class Wire:
-    """answers: by msgid. news: notifications. Descriptors that come belong to the answer whose frame begins with them."""
+    """answers: by msgid. news: notifications. Descriptors belong to the last frame of what came with them, as the kernel gives
+    nothing behind it in that call."""
 
     def __init__(self, path, uid):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -118,8 +119,9 @@ class Wire:
             except (ValueError, msgpack.UnpackException) as error:
                 raise Broken(f"{error} in {body[:60]!r}") from None
             if message[0] == 1:
-                self.answers[message[1]] = message[2], message[3], self.fds
-                self.fds = []
+                fds = [] if self.input else self.fds
+                self.answers[message[1]] = message[2], message[3], fds
+                self.fds = self.fds if self.input else []
             else:
                 self.news.append(message[1:])
 
@@ -144,5 +146,6 @@ class Memory:
         self.map = mmap.mmap(self.fd, size)
 
     def close(self):
-        self.map.close()
-        os.close(self.fd)
+        if not self.map.closed:
+            self.map.close()
+            os.close(self.fd)

@@ -171,8 +171,8 @@ class World:
             self.daemon.start()
             for self.at, op in enumerate(self.program["ops"]):
                 self.step(op)
-            for peer in self.peers.values():
-                self.settle(peer)
+            for number in list(self.peers):
+                self.step({"do": "settle", "c": number})
             self.finish("term")
             self.sealed()
             return self.counts
@@ -287,14 +287,9 @@ class World:
         return self.end(peer, msgid, method, name, check)
 
     def settle(self, peer):
-        try:
-            while peer.late:
-                msgid, method, name, check = peer.late.pop(0)
-                self.end(peer, msgid, method, name, check)
-        except Gone:
-            self.gone({"c": [c for c, other in self.peers.items() if other is peer][0], "do": "settle"})
-        except Hung as hung:
-            raise Finding("hang", f"{hung}: {method}\n{self.daemon.log()}") from None
+        while peer.late:
+            msgid, method, name, check = peer.late.pop(0)
+            self.end(peer, msgid, method, name, check)
 
     # ---- what a tenant sees ----
 
@@ -379,7 +374,8 @@ class World:
         if region:
             self.call(peer, "region.unregister", {"region": region.number})
             self.settle(peer)
-            self.look(peer, bytes(region.memory.map), "a region")
+            if not region.memory.map.closed:
+                self.look(peer, bytes(region.memory.map), "a region")
             region.memory.close()
             peer.regions.pop(op["region"], None)
 
