@@ -232,7 +232,7 @@ UCM_API int ucm_encoding_describe(const struct ucm_namespace *ns, struct ucm_enc
 struct ucm_region;
 
 enum ucm_memory_kind {
-    UCM_MEMORY_MEMFD = 0,    /* a memfd sealed with F_SEAL_SHRINK, see ucm_shared_memory */
+    UCM_MEMORY_MEMFD = 0,    /* a memfd sealed with F_SEAL_SHRINK that has all its pages, see ucm_shared_memory */
     UCM_MEMORY_CUDA_IPC = 1, /* from cudaIpcGetMemHandle */
     UCM_MEMORY_CUDA_FD = 2,  /* from cuMemExportToShareableHandle, for VMM memory */
 };
@@ -307,8 +307,9 @@ UCM_API int ucm_region_unregister(struct ucm_region *region, int timeout_ms);
  * sends nothing. A daemon that speaks version 2 of the protocol or older is not told. Any thread. */
 UCM_API void ucm_region_computes(struct ucm_region *region, int computes);
 
-/* Creates a memfd of `bytes` (at least 1), seals it against shrinking and maps it: memory for a
- * region with device "cpu". The caller closes *fd and unmaps *address. */
+/* Creates a memfd of `bytes` (at least 1), seals it against shrinking, maps it and makes all its pages: memory for a
+ * region with device "cpu". The daemon registers no memory that lacks a page. The caller closes *fd and unmaps
+ * *address. */
 UCM_API int ucm_shared_memory(size_t bytes, int *fd, void **address);
 
 /* ---- staging rings: for companions ---- */

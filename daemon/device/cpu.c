@@ -1,3 +1,5 @@
+#include "daemon/base/log.h"
+#include "daemon/device/guard.h"
 #include "daemon/device/work.h"
 
 #include <errno.h>
@@ -14,6 +16,7 @@
 struct cpu {
     struct work work;
     struct job_queue queue; /* under its mutex */
+    int guard;              /* see guard_open */
     unsigned n_threads;
     uv_thread_t threads[CPU_THREADS_MAX];
 };
@@ -25,9 +28,24 @@ static size_t map_bytes(const struct device_handle *h)
     return h->offset + h->bytes;
 }
 
-/* job_check_memfd keeps a peer from taking pages out of the mapping: touching a page with nothing
- * behind it would kill the daemon. */
-static int map_handle(struct device_job *job, uint32_t i)
+/* Checked when the guard watches: no hole that is made later escapes it. A mapping that can't be
+ * guarded would let its client fill the daemon's memory. */
+static int map_guard(struct cpu *c, struct device_job *job, uint32_t i, void *base)
+{
+    struct device_handle *h = &job->region->handles[i];
+    char what[32];
+    int rc = guard_add(c->guard, base, map_bytes(h));
+
+    snprintf(what, sizeof(what), "handle %u", i);
+    if (rc < 0)
+        return job_refuse(job, -EINVAL, UCM_WIRE_DEVICE, "%s can't be watched: %s", what,
+                          strerror(-rc));
+    return job_check_pages(job, what, h->fd, h->offset, h->bytes);
+}
+
+/* job_check_memfd keeps a peer from making the mapping shorter: touching a page behind its end would
+ * kill the daemon. */
+static int map_handle(struct cpu *c, struct device_job *job, uint32_t i)
 {
     struct device_handle *h = &job->region->handles[i];
     char what[32];
@@ -44,7 +62,7 @@ static int map_handle(struct device_job *job, uint32_t i)
                           "handle %u can't be mapped: %s; it must be writable", i, strerror(errno));
     (void)madvise(base, map_bytes(h), MADV_DONTDUMP);
     h->address = (uint64_t)(uintptr_t)base;
-    return 0;
+    return map_guard(c, job, i, base);
 }
 
 static void region_unmap(struct device_region *r)
@@ -58,13 +76,13 @@ static void region_unmap(struct device_region *r)
     }
 }
 
-static int region_open(struct device_job *job)
+static int region_open(struct cpu *c, struct device_job *job)
 {
     struct device_region *r = job->region;
     int rc = 0;
 
     for (uint32_t i = 0; rc == 0 && i < r->n_handles; i++)
-        rc = map_handle(job, i);
+        rc = map_handle(c, job, i);
     if (rc == 0)
         region_mapped(r);
     else
@@ -77,7 +95,7 @@ static void run_control(struct cpu *c, struct device_job *job)
     int rc = 0;
 
     if (job->op == DEVICE_OPEN)
-        rc = region_open(job);
+        rc = region_open(c, job);
     else
         region_unmap(job->region);
     work_finish(&c->work, job, rc);
@@ -143,8 +161,17 @@ static void turn_piece(struct device_job *job, const struct job_piece *piece)
         }
 }
 
-static void copy_piece(struct device_job *job, const struct job_piece *piece)
+struct copy {
+    struct device_job *job;
+    struct job_piece piece;
+};
+
+/* Holds nothing: a guard may leave it in the middle. */
+static void copy_cb(void *ctx)
 {
+    struct device_job *job = ((struct copy *)ctx)->job;
+    const struct job_piece *piece = &((struct copy *)ctx)->piece;
+
     if (job->coded)
         code_piece(job, piece);
     else
@@ -154,26 +181,34 @@ static void copy_piece(struct device_job *job, const struct job_piece *piece)
         turn_piece(job, piece);
 }
 
+static int refuse_hole(struct device_job *job)
+{
+    return job_refuse(
+        job, -EFAULT, UCM_WIRE_INVALID,
+        "a page of the region's memory was taken away after its registration; keep all "
+        "of them until it is unregistered");
+}
+
 static void copy_next(struct cpu *c, struct device_job *job)
 {
-    struct job_piece piece;
-    bool deserted;
+    struct copy copy = {.job = job};
+    bool deserted, whole = true;
 
-    if (job_next_piece(job, CPU_PIECE_BYTES, UINT32_MAX, &piece))
+    if (job_next_piece(job, CPU_PIECE_BYTES, UINT32_MAX, &copy.piece))
         list_remove(&job->link);
-    job_queue_charge(&c->queue, job, piece.bytes);
+    job_queue_charge(&c->queue, job, copy.piece.bytes);
     job->pieces++;
     uv_mutex_unlock(&c->work.mutex);
     deserted = job->op == DEVICE_LOAD && job_deserted(job);
     if (!deserted)
-        copy_piece(job, &piece);
+        whole = guard_run(job->region, copy_cb, &copy);
     if (job->op == DEVICE_DUMP)
         deserted = job_deserted(job);
     uv_mutex_lock(&c->work.mutex);
-    if (deserted) {
+    if (deserted || !whole) {
         list_remove(&job->link);
         job->next_item = job->n_items;
-        job->status = job_refuse_deserted(job);
+        job->status = deserted ? job_refuse_deserted(job) : refuse_hole(job);
     }
     if (--job->pieces == 0 && job->next_item == job->n_items)
         work_finish_locked(&c->work, job, job->status);
@@ -220,6 +255,8 @@ static void cpu_close(struct device *d)
     work_quit(&c->work);
     for (unsigned i = 0; i < c->n_threads; i++)
         uv_thread_join(&c->threads[i]);
+    if (c->guard >= 0)
+        close(c->guard);
     work_close(&c->work);
 }
 
@@ -241,6 +278,12 @@ int cpu_new(struct uv_loop_s *loop, unsigned threads, struct device **out)
         free(c);
         return rc;
     }
+    c->guard = guard_open();
+    if (c->guard < 0)
+        log_warn("device", "memory-unguarded",
+                 "reason=\"no userfaultfd: %s\": a client that makes holes in memory which it has "
+                 "registered has them filled with memory of the daemon's",
+                 strerror(-c->guard));
     strcpy(c->work.stats.name, "cpu");
     job_queue_init(&c->queue, true, CPU_BURST_BYTES);
     threads = threads < 1 ? 1 : threads > CPU_THREADS_MAX ? CPU_THREADS_MAX : threads;

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #define AWAKE_NS 250000u /* the loop stays awake for a job that ends soon */
 #define LINGER_NS 50000u /* and after it: the client that waited may send its next request */
@@ -267,6 +268,31 @@ int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t b
                           "%s: %" PRIu64 " bytes pass the memfd's %" PRIu64 " bytes", what, bytes,
                           (uint64_t)st.st_size);
     return 0;
+}
+
+/* Where the file has all its pages they need not be looked for; fallocate's count, too. */
+int job_check_pages(struct device_job *job, const char *what, int fd, uint64_t offset,
+                    uint64_t bytes)
+{
+    struct stat st;
+    off_t hole, was;
+
+    if (fstat(fd, &st) < 0)
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "%s: %s", what, strerror(errno));
+    if ((uint64_t)st.st_blocks * 512 >= (uint64_t)st.st_size)
+        return 0;
+    was = lseek(fd, 0, SEEK_CUR); /* which the peer's descriptor shares */
+    hole = lseek(fd, (off_t)offset, SEEK_HOLE);
+    if (hole < 0)
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "%s: %s", what, strerror(errno));
+    (void)lseek(fd, was, SEEK_SET);
+    if ((uint64_t)hole >= offset + bytes)
+        return 0;
+    return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
+                      "%s has no page at byte %" PRIu64
+                      " of the memfd; write to all of its pages before "
+                      "it is registered, or make them by MADV_POPULATE_WRITE",
+                      what, (uint64_t)hole);
 }
 
 /* ---- work ---- */

@@ -95,9 +95,12 @@ static inline bool job_deserted(const struct device_job *job)
 {
     return worker_hung_up(job->region->peer_fd);
 }
-/* Checks that memory which a peer shares is safe to touch: a memfd that can't shrink, on tmpfs,
- * which fills holes on demand. 0, or -EINVAL with job->error, where `what` names the memory. */
+/* Checks that memory which a peer shares is safe to map: a memfd that can't shrink, on tmpfs, whose missing
+ * pages kill nobody. 0, or -EINVAL with job->error, where `what` names the memory. */
 int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t bytes);
+/* Checks that all its pages exist: the kernel charges those that come into being to whoever touches them. */
+int job_check_pages(struct device_job *job, const char *what, int fd, uint64_t offset,
+                    uint64_t bytes);
 
 struct job_piece {
     uint32_t first_item, n_items, first_plane, n_planes;

@@ -327,7 +327,8 @@ class Pool:
 
 def memfd(size, seals=fcntl.F_SEAL_SHRINK):
     fd = os.memfd_create("blocks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
+    if size:
+        os.posix_fallocate(fd, 0, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
 

@@ -246,12 +246,13 @@ class Flood(Case):
     def test_memory_of_others_that_is_mapped(self):
         client = self.client(uid=FLOOD)
         ns = client.open(dict(DEMO, model=self.id()))
-        fd = memfd(1 << 45)  # nothing is in it
+        fd, end = memfd(0), 1 << 45
         self.addCleanup(os.close, fd)
+        os.pwrite(fd, bytes(12288), end - 12288)  # nothing is before that
 
         def register():
             client.call("region.register", [fd], ns=ns, part=0, blocks=1, device="cpu",
-                        handles=[{"kind": 0, "bytes": 1 << 45}],
+                        handles=[{"kind": 0, "offset": end - 12288, "bytes": 12288}],
                         planes=[{"shard": i, "offset": i * 4096, "stride": 8192, "chunk": 4096} for i in range(2)])
         register()
         refused = self.refused(BUSY, register)

@@ -1,4 +1,7 @@
+#include "daemon/device/guard.h"
 #include "tests/unit/device_rig.h"
+
+#include <stdatomic.h>
 
 /* ---- layouts ---- */
 
@@ -205,21 +208,124 @@ Test(device_cpu, memfd_must_be_writable)
     close(fd);
 }
 
-/* A hole in a sealed memfd is filled on demand: no signal. */
-Test(device_cpu, holes_are_zeroes)
+static blkcnt_t pages_of(int fd)
 {
-    struct device_region *r = region_flat(memfd, 65536, MEMORY - 65536);
-    struct ucm_copy_item item = {.slot = (uint64_t)(uintptr_t)slots, .block = 5};
+    struct stat st;
+
+    cr_assert_eq(fstat(fd, &st), 0);
+    return st.st_blocks / 8;
+}
+
+static void punch(uint64_t offset, uint64_t bytes)
+{
+    cr_assert_eq(
+        fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes),
+        0);
+}
+
+/* The kernel would charge pages that come into being to the daemon. */
+Test(device_cpu, memory_without_pages_is_refused)
+{
+    int fd = memfd_make(0, MFD_ALLOW_SEALING, F_SEAL_SHRINK);
+
+    cr_assert_eq(ftruncate(fd, MEMORY), 0);
+    open_refused(region_flat(fd, 0, MEMORY), "no page at byte 0 of the memfd");
+    cr_assert_eq(pwrite(fd, slots, MEMORY - 4096, 4096), MEMORY - 4096);
+    cr_assert_eq(lseek(fd, 17, SEEK_SET), 17);
+    open_refused(region_flat(fd, 0, MEMORY), "no page at byte 0 of the memfd");
+    cr_assert_eq(lseek(fd, 0, SEEK_CUR), 17); /* the client's place in its file */
+    cr_assert_eq(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, MEMORY - 9000, 8192), 0);
+    open_refused(region_flat(fd, 65536, MEMORY - 65536), "no page at byte ");
+    cr_assert_eq(pages_of(fd), MEMORY / 4096 - 2);
+    close(fd);
+}
+
+/* Holes elsewhere in the file are the client's business. */
+Test(device_cpu, memory_around_a_region_may_lack_pages)
+{
+    struct device_region *r;
+
+    bytes_random(memory, MEMORY, 5);
+    punch(0, 65536);
+    r = region_flat(memfd, 65536, MEMORY - 65536);
+    open_ok(r);
+    close_ok(r);
+    cr_assert_eq(pages_of(memfd), (MEMORY - 65536) / 4096);
+}
+
+/* Made after the registration. Reading one makes a page, too. */
+Test(device_cpu, holes_are_not_filled)
+{
+    struct device_region *r = region_flat(memfd, 0, MEMORY);
+    struct ucm_copy_item items[2] = {
+        {.slot = (uint64_t)(uintptr_t)slots, .block = 5},
+        {.slot = (uint64_t)(uintptr_t)slots + 65536, .block = 6},
+    };
+    static const enum device_op ops[] = {DEVICE_DUMP, DEVICE_LOAD};
+    int guard = guard_open();
     struct test_job j;
 
+    if (guard < 0)
+        cr_skip_test("no userfaultfd here");
+    close(guard);
     open_ok(r);
     bytes_random(memory, MEMORY, 5);
-    cr_assert_eq(fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, MEMORY), 0);
-    memory[65536 + 5 * 65536 + 9] = 77;
-    job_init(&j, DEVICE_DUMP, r, &item, 1);
+    punch(5 * 65536 + 4096, 4096);
+    for (unsigned i = 0; i < 2; i++) {
+        job_init(&j, ops[i], r, items, 2);
+        cr_assert_eq(job_run(&j), -EFAULT);
+        cr_assert(strstr(j.job.error.text, "taken away after its registration"));
+        cr_assert_eq(pages_of(memfd), MEMORY / 4096 - 1);
+        job_init(&j, ops[i], r, items + 1, 1);
+        cr_assert_eq(job_run(&j), 0);
+    }
+    memory[5 * 65536 + 4096] = 77; /* the client makes it anew */
+    job_init(&j, DEVICE_DUMP, r, items, 2);
     cr_assert_eq(job_run(&j), 0);
-    cr_assert_eq(slots[9], 77);
-    cr_assert_eq(slots[8], 0);
+    cr_assert_eq(slots[4096], 77);
+    close_ok(r);
+}
+
+/* However the hole and the copy meet. */
+static void punch_cb(void *stop)
+{
+    while (!atomic_load((atomic_bool *)stop)) {
+        punch(0, MEMORY);
+        memset(memory, 7, MEMORY);
+    }
+    punch(0, MEMORY);
+}
+
+Test(device_cpu, holes_made_while_it_copies)
+{
+    struct device_region *r = region_flat(memfd, 0, MEMORY);
+    struct ucm_copy_item items[32];
+    unsigned failed = 0, i;
+    int guard = guard_open();
+    atomic_bool stop = false;
+    uv_thread_t thread;
+    struct test_job j;
+
+    if (guard < 0)
+        cr_skip_test("no userfaultfd here");
+    close(guard);
+    open_ok(r);
+    cr_assert_eq(uv_thread_create(&thread, punch_cb, &stop), 0);
+    for (i = 0; i < 2000 && (i < 200 || failed < 10); i++) {
+        for (uint32_t k = 0; k < 32; k++)
+            items[k] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots + k * 65536,
+                                              .block = 2 * k};
+        job_init(&j, i % 2 ? DEVICE_LOAD : DEVICE_DUMP, r, items, 32);
+        failed += job_run(&j) == -EFAULT;
+    }
+    atomic_store(&stop, true);
+    uv_thread_join(&thread);
+    cr_assert_geq(failed, 10);
+    for (i = 0; i < 2; i++) {
+        job_init(&j, i % 2 ? DEVICE_LOAD : DEVICE_DUMP, r, items, 32);
+        cr_assert_eq(job_run(&j), -EFAULT);
+    }
+    cr_assert_eq(pages_of(memfd), 0);
     close_ok(r);
 }
 

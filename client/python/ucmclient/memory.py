@@ -33,7 +33,7 @@ _shared: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
 
 
 class SharedMemory:
-    """Host memory that the daemon can map: a sealed memfd. `buffer` is a writable memoryview, which numpy.frombuffer
+    """Host memory that the daemon can map: a sealed memfd with all its pages. `buffer` is a writable memoryview, which numpy.frombuffer
     and torch.frombuffer turn into arrays without a copy. It is unmapped when its last view is gone."""
 
     def __init__(self, size: int):

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Pages of a client's memory that do not exist, or that the client takes away later: the kernel charges those that come into being to
+whoever touches them, so the daemon makes none."""
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import unittest
+
+try:
+    from daemon import Daemon
+    from second_client import INVALID, OK, UCMD, Case, Client, Refused, keys, memfd, u32
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+PAGE = mmap.PAGESIZE
+SHARD = 256 << 10
+IDENTITY = {"model": "m", "dtype": "bf16", "layout": "l", "block_tokens": 16, "key_bytes": 16, "parts": 1, "shards": [1], "shard_bytes": SHARD}
+BLOCKS = 64
+V1, V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
+
+
+def pages(fd):
+    return os.fstat(fd).st_blocks * 512 // PAGE
+
+
+def punch(fd, offset, size):
+    how = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+    if ctypes.CDLL(None).fallocate(fd, how, ctypes.c_long(offset), ctypes.c_long(size)) != 0:
+        raise OSError("fallocate")
+
+
+def register(client, ns, fd, blocks=BLOCKS):
+    return client.call("region.register", [fd], ns=ns, blocks=blocks, device="cpu", handles=[{"kind": 0, "bytes": blocks * SHARD}],
+                       planes=[{"stride": SHARD, "chunk": SHARD}])["region"]
+
+
+def copied(client, method, region, names):
+    names = list(names)
+    return set(client.call(method, region=region, keys=keys(*names), blocks=u32(*names))["status"])
+
+
+class Group:
+    """A memory cgroup, of version 1 or 2; OSError where none can be made."""
+
+    def __init__(self, name, limit):
+        old = os.path.isdir(V1)
+        if not old and "memory" not in open(f"{V2}/cgroup.subtree_control", encoding="ascii").read():
+            raise OSError("no memory controller for groups below the first")
+        self.path = f"{V1 if old else V2}/ucmd-test-{name}-{os.getpid()}"
+        os.mkdir(self.path)
+        self.usage_file = self.path + ("/memory.usage_in_bytes" if old else "/memory.current")
+        try:
+            with open(self.path + ("/memory.limit_in_bytes" if old else "/memory.max"), "w", encoding="ascii") as f:
+                f.write(str(limit))
+        except OSError:
+            self.remove()
+            raise
+        self.words = ["/bin/sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh"]
+
+    def usage(self):
+        with open(self.usage_file, encoding="ascii") as f:
+            return int(f.read())
+
+    def remove(self):
+        os.rmdir(self.path)
+
+
+class Memory(Case):
+    options = {"nvme": False}
+
+    def setUp(self):
+        if "memory-unguarded" in self.daemon.log() and "hole" in self.id():
+            self.skipTest("no userfaultfd here: the daemon fills holes that are made later")
+
+    def opened(self):
+        client = self.client()
+        return client, client.open(dict(IDENTITY, model=self.id()))
+
+    def test_pages_that_do_not_exist_are_refused(self):
+        client, ns = self.opened()
+        fd = memfd(0)
+        self.addCleanup(os.close, fd)
+        os.ftruncate(fd, BLOCKS * SHARD)
+        self.assertIn("no page at byte 0", str(self.refused(INVALID, register, client, ns, fd)))
+        os.pwrite(fd, bytes(BLOCKS * SHARD - PAGE), 0)
+        self.assertIn(f"no page at byte {BLOCKS * SHARD - PAGE}", str(self.refused(INVALID, register, client, ns, fd)))
+        self.assertEqual(pages(fd), BLOCKS * SHARD // PAGE - 1)
+        os.pwrite(fd, b"x", BLOCKS * SHARD - 1)
+        self.assertEqual(copied(client, "dump", register(client, ns, fd), range(BLOCKS)), {OK})
+
+    def test_holes_that_are_made_later_are_not_filled(self):
+        client, ns = self.opened()
+        fd = memfd(BLOCKS * SHARD)
+        self.addCleanup(os.close, fd)
+        os.pwrite(fd, os.urandom(BLOCKS * SHARD), 0)
+        region = register(client, ns, fd)
+        self.assertEqual(copied(client, "dump", region, range(BLOCKS)), {OK})
+        punch(fd, 3 * SHARD + PAGE, PAGE)
+        self.assertNotIn(OK, copied(client, "load", region, [3]))
+        self.assertEqual(copied(client, "load", region, [2, 4]), {OK})
+        client.call("evict", ns=ns, keys=keys(3))
+        self.assertNotIn(OK, copied(client, "dump", region, [3]))
+        self.assertEqual(client.call("lookup", ns=ns, keys=keys(3))["hits"], 0)
+        punch(fd, 0, BLOCKS * SHARD)
+        for block in range(BLOCKS):
+            self.assertNotIn(OK, copied(client, "load", region, [block]))
+        self.assertEqual(pages(fd), 0)
+        os.pwrite(fd, bytes(BLOCKS * SHARD), 0)
+        self.assertEqual(copied(client, "load", region, [2]), {OK})
+
+    def test_holes_that_are_made_meanwhile(self):
+        client, ns = self.opened()
+        fd = memfd(BLOCKS * SHARD)
+        self.addCleanup(os.close, fd)
+        region = register(client, ns, fd)
+        self.assertEqual(copied(client, "dump", region, range(BLOCKS)), {OK})
+        stop = threading.Event()
+
+        def churn():
+            while not stop.is_set():
+                punch(fd, 0, BLOCKS * SHARD)
+                os.pwrite(fd, bytes(BLOCKS * SHARD), 0)
+            punch(fd, 0, BLOCKS * SHARD)
+        thread, seen = threading.Thread(target=churn), set()
+        thread.start()
+        try:
+            for load in range(1000):
+                seen |= copied(client, "load", region, range(BLOCKS))
+                if load >= 50 and seen - {OK}:
+                    break
+        finally:
+            stop.set()
+            thread.join()
+        self.assertTrue(seen - {OK})
+        self.assertNotIn(OK, copied(client, "load", region, range(BLOCKS)))
+        self.assertEqual(pages(fd), 0)
+
+    def test_what_the_library_makes_has_all_its_pages(self):
+        sys.path.insert(0, os.path.join(os.path.dirname(UCMD), "../client/python"))
+        from ucmclient import SharedMemory
+        shared = SharedMemory(3 * PAGE + 1)
+        self.assertEqual(pages(shared.fd), 4)
+
+
+class Charged(unittest.TestCase):
+    """What a daemon's group is charged."""
+
+    def setUp(self):
+        try:
+            self.group = Group("daemon", 800 << 20)
+        except OSError as e:
+            self.skipTest(f"no memory cgroup can be made here: {e}")
+        self.addCleanup(self.group.remove)
+        self.daemon = Daemon(nvme=False, before=self.group.words, **{"arena.size": "16MiB"})
+        self.addCleanup(self.daemon.stop)
+        if "memory-unguarded" in self.daemon.log():
+            self.skipTest("no userfaultfd here: the daemon fills holes that are made later")
+
+    def test_a_client_can_t_charge_the_daemon(self):
+        client = Client(self.daemon, uid=1000)
+        self.addCleanup(client.close)
+        ns, fds, blocks, before = client.open(IDENTITY), [], 128, self.group.usage()
+        for _ in range(10):  # 320 MiB of holes
+            fd = memfd(0)
+            fds.append(fd)
+            self.addCleanup(os.close, fd)
+            os.ftruncate(fd, blocks * SHARD)
+            self.assertRaises(Refused, register, client, ns, fd, blocks)
+            os.posix_fallocate(fd, 0, blocks * SHARD)
+            region = register(client, ns, fd, blocks)
+            punch(fd, 0, blocks * SHARD)
+            for first in range(0, blocks, 16):
+                self.assertNotIn(OK, copied(client, "dump", region, range(first, first + 16)))
+        self.assertEqual([pages(fd) for fd in fds], [0] * len(fds))
+        self.assertIsNone(self.daemon.process.poll())
+        self.assertLess(self.group.usage() - before, 100 << 20)
+
+
+if __name__ == "__main__":
+    unittest.main()
