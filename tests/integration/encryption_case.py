@@ -46,7 +46,8 @@ class Encrypted(OwnDaemons, Case):
             file.write("".join(line + "\n" for line in lines or self.keys))
         os.rename(fresh, self.key_file)
 
-    def start(self, tenants=None, more=None, **options):
+    def start(self, tenants=None, more=None, identity=None, **options):
+        self.identity = identity or self.identity
         tenants = [f"* file:{self.key_file}"] if tenants is None else tenants
         self.daemon = Daemon(folder=self.folder, config=config(*tenants, **(more or {})),
                              **{"arena.size": "16MiB", "nvme.size": "64MiB", **options})

@@ -13,7 +13,7 @@ try:
     import daemon
     from daemon import UCMCTL, UCMD
     from encryption_case import BLOCKS, FIRST_SEGMENT, KILLED, LAYERS, MISSING, ON_NVME, PAGE, SHARD, STRIDE, Encrypted, name_at
-    from second_client import DEMO, FAILED, MISS, OK, Closed, Pool, Refused, keys
+    from second_client import DEMO, FAILED, MISS, OK, OTHER_UID, Client, Closed, Pool, Refused, Region, keys
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -57,6 +57,18 @@ class Thief(Encrypted):
             file.write(stolen)
         self.start()
         self.assertEqual(self.load(list(kv)), [MISS] * BLOCKS)
+
+
+    def test_finds_nothing_behind_blocks_of_others(self):
+        """A part goes to the disk with its slot's padding; the slot was this tenant's before."""
+        self.start([f"uid:0 file:{self.key_file}"], identity=dict(DEMO, shards=[LAYERS], shard_bytes=PAGE))
+        self.store()
+        self.client.call("evict", ns=self.ns)
+        other, identity = Client(self.daemon, uid=OTHER_UID), dict(DEMO, shards=[1], shard_bytes=(LAYERS - 1) * PAGE + 1)
+        ns = other.open(identity)
+        self.assertEqual(Region(other, ns, identity, BLOCKS).dump(range(BLOCKS), range(BLOCKS)), [OK] * BLOCKS)
+        self.settled(other, ns)
+        self.assertNotIn(b"known to me", self.disk())
 
     def test_what_is_leased_while_it_is_purged_is_a_miss_and_no_damage(self):
         """Whoever purges his own blocks, and reads those that he had leased, costs nobody a segment."""

@@ -410,6 +410,30 @@ class Tenants(OwnDaemons, Case):
         self.assertEqual(self.lower(config.format(2), lambda: a.call("config.reload"), a_window, b_window), [1, 1])
 
 
+class Padding(Case):
+    def test_a_block_brings_nothing_of_others_with_it(self):
+        """It was written with its slot's padding, which comes back with it; the slot was another tenant's before."""
+        other, whole = self.client(uid=OTHER_UID), dict(IDENTITY, model=self.id(), parts=1, shards=[1], shard_bytes=2 * 4096)
+        ns = other.open(whole)
+        region = Region(other, ns, whole, 8)
+        region.memory[:] = b"secret! " * (len(region.memory) // 8)
+        region.dump(range(8), range(8))
+        other.call("evict", ns=ns)
+        client, short = self.client(), dict(whole, shard_bytes=4096 + 512)
+        ns = client.open(short)
+        self.assertEqual(Region(client, ns, short, 8).dump(range(8), range(8)), [OK] * 8)
+        self.settled(client, ns)
+        client.call("evict", ns=ns, tier=1)
+        digests = client.call("digest.open", ns=ns, method=1, kv_heads=1, head_dim=4, k_token_stride=16)["ns"]
+        chain = client.call("chain.open", ns=digests)["chain"]
+        self.assertEqual(client.call("chain.append", chain=chain, keys=keys(*range(8)))["blocks"], 8)
+        window = Window(client, ns)
+        window.pin(chain, 8)
+        self.assertEqual(window.last.get("read", 0), 8)
+        for extent in window.extents.values():
+            self.assertNotIn(b"secret!", extent[:])
+
+
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
     unittest.main(verbosity=1)
