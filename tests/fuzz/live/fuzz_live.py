@@ -52,19 +52,20 @@ def show(program):
 
 class Job:
     def __init__(self, args, number):
-        self.args, self.number, self.found, self.counts, self.programs = args, number, {}, {}, 0
+        self.args, self.number, self.found, self.counts, self.programs, self.begun = args, number, {}, {}, 0, 0
 
     def run(self):
-        deadline = time.monotonic() + self.args.seconds
+        self.begun = time.monotonic()
+        deadline = self.begun + self.args.seconds
         seed = self.args.seed + self.number
         while time.monotonic() < deadline:
-            self.one(seed, deadline)
+            self.one(seed)
             seed += self.args.jobs
             if self.found and self.args.first:
                 break
         return self.programs, self.found, self.counts
 
-    def one(self, seed, deadline):
+    def one(self, seed):
         program = grammar.Generator(seed).program()
         finding, counts = shrink.find(program)
         self.programs += 1
@@ -73,7 +74,7 @@ class Job:
         if not finding:
             return
         self.found[finding.kind] = self.found.get(finding.kind, 0) + 1
-        print(f"seed {seed}, program {self.programs} of job {self.number}: {finding.kind}", flush=True)
+        print(f"seed {seed}, program {self.programs} of job {self.number}, after {time.monotonic() - self.begun:.0f} s: {finding.kind}", flush=True)
         if self.found[finding.kind] > 1:
             return
         path = os.path.join(self.args.out, f"{seed}")

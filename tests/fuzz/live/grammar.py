@@ -302,7 +302,7 @@ class Generator:
         self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, chunks=chunks, shards=shards,
                  pool=pool, form=DIGEST if ns.form == DIGEST else ENCODED if encoded else PLAIN, label=ns.label,
                  plain=self.label_of(ns.family, conn), base=ns.spec.label if ns.form == DIGEST else 0,
-                 exact=ns.form == PLAIN or encoded and SPECS[ns.spec]["encoding"] == "lossless")
+                 raw=ns.form == BYTES, exact=ns.form == PLAIN or encoded and SPECS[ns.spec]["encoding"] == "lossless")
         return region
 
     @staticmethod

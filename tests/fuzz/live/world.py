@@ -398,7 +398,7 @@ class World:
                 continue
             start = at * region.size
             region.memory.map[start:start + region.size] = b"".join(self.shard(peer, region, key, s) for s in range(shards))
-        if region.op["form"] == "plain" and not region.op["exact"]:
+        if region.op["raw"]:
             self.rawly.add((peer.tenant, region.op["label"]))
         self.call(peer, "dump", {"region": region.number, "keys": keys_of(op["keys"]), "blocks": u32(*op["at"]), **self.more(op)},
                   late=op.get("late"))
