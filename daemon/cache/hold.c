@@ -72,6 +72,7 @@ uint32_t cache_lease_found(struct cache *c, const struct ns *ns, const block_ref
     for (i = 0; i < n && refs[i] != 0; i++) {
         struct block *b = index_block(c->config.index, refs[i]);
 
+        assert(b->ns == ns->id);
         if (!found(b, ns))
             break;
         cache_lease_add(c, b, ns);

@@ -128,7 +128,7 @@ static void begin(struct cpu *c, struct device_job *job)
 /* Encodes or decodes between slots and pages. */
 static void code_piece(struct device_job *job, const struct job_piece *piece)
 {
-    const struct ucm_encoding_spec *encoding = job->region->encoding;
+    const struct ucm_encoding_spec *encoding = &job->region->codec->spec;
 
     for (uint32_t i = piece->first_item; i < piece->first_item + piece->n_items; i++)
         for (uint32_t p = piece->first_plane; p < piece->first_plane + piece->n_planes; p++) {

@@ -28,7 +28,7 @@ int gpu_encoding_open(struct gpu *g, struct device_job *job)
     const struct device_region *region = job->region;
     struct gpu_region *mapping = region->mapping;
     size_t size = region->n_planes * sizeof(*region->coded);
-    CUresult r = kernels_find(g, region->encoding, mapping);
+    CUresult r = kernels_find(g, &region->codec->spec, mapping);
 
     if (r != CUDA_SUCCESS)
         return gpu_refuse(g, job, -EINVAL, r, "no kernel encodes this namespace's blocks");
@@ -55,7 +55,7 @@ CUresult gpu_encoding_launch(struct gpu *g, const struct device_job *job,
     enum ucm_copy_direction direction = job_direction(job);
     CUdeviceptr planes = mapping->coded + piece->first_plane * sizeof(*job->region->coded);
     uint32_t n_planes = piece->n_planes, n_items = piece->n_items;
-    struct ucm_encoding_spec spec = *job->region->encoding;
+    struct ucm_encoding_spec spec = job->region->codec->spec;
     uint32_t tiles = ucm_encoding_tiles(&spec);
     void *arguments[] = {&planes, &n_planes, &items, &n_items, &spec, &tiles};
 

@@ -279,7 +279,7 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
         region_mapped(region);
         rc = planes_upload(g, job, mapping);
     }
-    if (rc == 0 && region->encoding)
+    if (rc == 0 && region->codec)
         rc = gpu_encoding_open(g, job);
     if (rc == 0 && region->rope)
         rc = gpu_rope_open(g, job);

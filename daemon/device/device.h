@@ -23,6 +23,7 @@
 #define UCMD_DEVICE_DEVICE_H
 
 #include "daemon/base/fair_queue.h"
+#include "daemon/base/form.h"
 #include "daemon/base/list.h"
 #include "daemon/base/numa.h"
 #include "daemon/device/plan.h"
@@ -71,20 +72,19 @@ struct device_region {
     uint64_t connection; /* its; the staging ring of the same connection serves it */
     const int *peer_fd;  /* its socket, open until the region is closed, to ask whether the worker
                            hung up; NULL: never ask */
-    uint32_t part, blocks, shards;
-    uint64_t shard_bytes;
-    uint32_t ring_region; /* what orders of a staging ring call it; 0: never staged */
+    uint32_t part, blocks;
+    struct form pages; /* what its pages hold; shards: 1 of a pool, whose slots hold any shard */
+    const struct codec *codec; /* plain pages: how copies may encode and decode; NULL: they don't */
+    uint32_t ring_region;      /* what orders of a staging ring call it; 0: never staged */
     uint32_t n_handles, n_planes;
     struct device_handle *handles;
-    uint32_t
-        *shard_first; /* shards + 1 entries: planes [shard_first[s], shard_first[s+1]); none: the
+    uint32_t *
+        shard_first; /* pages.shards + 1 entries: planes [shard_first[s], shard_first[s+1]); none: the
                               region has no memory for that shard */
     /* Until OPEN, `base` counts from the first byte of handle `memory`'s mapping. */
     struct ucm_copy_plane *planes;
-    /* Of an encoded namespace's region, each of whose planes is one section: how blocks are encoded, and
-     * where the sections lie in a coded slot (n_planes of them). NULL both: blocks are copied as they
-     * are. A region serves both forms, by device_job.coded. */
-    const struct ucm_encoding_spec *encoding;
+    /* With a codec, when each plane is one section: where the sections lie in a coded slot (n_planes of them).
+     * NULL: blocks are copied as they are. A region serves both forms, by device_job.coded. */
     struct ucm_encoding_plane *coded;
     struct device_rope *rope; /* NULL: loads can't turn K */
     struct device_users users;
@@ -107,20 +107,32 @@ struct device_staging {
     void *mapping;
 };
 
-/* Checks a registration against the namespace's geometry (shards of this part, shard_bytes) and the
- * sizes of its handles:
+/* How a copy between those pages and blocks of that form goes. */
+enum copy_way {
+    WAY_NONE, /* it can't be had */
+    WAY_STRAIGHT,
+    WAY_CODED,
+};
+static inline enum copy_way region_way(const struct device_region *r, const struct form *f)
+{
+    if (f->shard_bytes == r->pages.shard_bytes && codec_same(f->codec, r->pages.codec))
+        return WAY_STRAIGHT;
+    return f->codec && codec_same(f->codec, r->codec) ? WAY_CODED : WAY_NONE;
+}
+
+/* Checks a registration against the form that its pages hold and the sizes of its handles:
  * - handles are of the device's kind;
  * - every plane's last block ends inside its handle, and strides hold a chunk;
- * - planes are sorted by shard, and the chunks of each shard that has some add up to shard_bytes;
+ * - planes are sorted by shard, and the chunks of each shard that has some add up to pages->shard_bytes;
  * - no byte belongs to two chunks; planes of one allocation may interleave with one stride only;
- * - with an encoding (shard_bytes is that of plain blocks): every plane is one section, in order, and
+ * - with a codec (pages are plain then; NULL: none): every plane is one section, in order, and
  *   begins at a multiple of DEVICE_ENCODED_ALIGN in every block;
  * - with `rope`: the K of each shard lies whole in one plane's chunk.
  * Takes the descriptors that handles name out of fds and sets their entries to -1. Returns 0 and
  * *out; or -code with *e, and then takes nothing. */
-int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
-                 const struct ucm_encoding_spec *encoding, int *fds, uint32_t n_fds,
-                 struct device_region **out, struct ucm_error *e);
+int region_check(const struct msg_region_register *m, const struct form *pages,
+                 const struct codec *codec, int *fds, uint32_t n_fds, struct device_region **out,
+                 struct ucm_error *e);
 void region_free(struct device_region *r); /* of a region that is not open; NULL-safe */
 
 /* The same for a staging ring. */

@@ -312,32 +312,35 @@ static int check_overlap(const struct msg_region_register *m, const int *fds, st
 
 /* ---- building ---- */
 
-/* One allocation: the region, then its arrays by falling alignment. */
-static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes, uint32_t shards,
-                                          const struct ucm_encoding_spec *encoding)
+/* One allocation: the region, then its arrays by falling alignment. The codec is a copy, whichever of the two there is. */
+static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
+                                          const struct form *pages, const struct codec *codec)
 {
     struct device_region *r;
+    const struct codec *kept = codec ? codec : pages->codec;
     size_t handles = n_handles * sizeof(*r->handles), planes = n_planes * sizeof(*r->planes);
-    size_t coded = encoding ? n_planes * sizeof(*r->coded) : 0,
-           spec = encoding ? sizeof(*encoding) : 0;
+    size_t coded = codec ? n_planes * sizeof(*r->coded) : 0, kept_bytes = kept ? sizeof(*kept) : 0;
     char *at;
 
-    r = calloc(1, sizeof(*r) + handles + planes + coded + spec +
-                      (shards + (size_t)1) * sizeof(*r->shard_first));
+    r = calloc(1, sizeof(*r) + handles + planes + coded + kept_bytes +
+                      (pages->shards + (size_t)1) * sizeof(*r->shard_first));
     if (!r)
         return NULL;
     at = (char *)(r + 1);
     r->handles = (struct device_handle *)at;
     r->planes = (struct ucm_copy_plane *)(at += handles);
     at += planes;
-    if (encoding) {
+    if (codec)
         r->coded = (struct ucm_encoding_plane *)at;
-        r->encoding = memcpy(at + coded, encoding, spec);
-        at += coded + spec;
-    }
+    at += coded;
+    if (kept)
+        kept = memcpy(at, kept, kept_bytes);
+    at += kept_bytes;
     r->shard_first = (uint32_t *)at;
     r->n_planes = n_planes;
-    r->shards = shards;
+    r->pages = *pages;
+    r->pages.codec = codec ? NULL : kept;
+    r->codec = codec ? kept : NULL;
     return r;
 }
 
@@ -370,8 +373,8 @@ static void fill_planes(struct device_region *r, const struct msg_region_registe
 {
     uint32_t i = 0;
 
-    for (uint32_t shard = 0; shard < r->shards; shard++) {
-        uint64_t slot_offset = shard * r->shard_bytes;
+    for (uint32_t shard = 0; shard < r->pages.shards; shard++) {
+        uint64_t slot_offset = shard * r->pages.shard_bytes;
 
         for (; i < r->n_planes && m->planes.p[i].shard == shard; i++) {
             const struct msg_plane *p = &m->planes.p[i];
@@ -390,12 +393,12 @@ static void fill_planes(struct device_region *r, const struct msg_region_registe
 /* Sections follow one another in a coded slot, as chunks do in a plain one. */
 static void fill_coded(struct device_region *r)
 {
-    for (uint32_t shard = 0; shard < r->shards; shard++) {
-        uint64_t slot_offset = shard * ucm_encoding_shard_bytes(r->encoding);
+    for (uint32_t shard = 0; shard < r->pages.shards; shard++) {
+        uint64_t slot_offset = shard * ucm_encoding_shard_bytes(&r->codec->spec);
 
         for (uint32_t i = r->shard_first[shard]; i < r->shard_first[shard + 1]; i++) {
             uint32_t section = i - r->shard_first[shard];
-            uint64_t bytes = ucm_encoding_bytes(r->encoding, section);
+            uint64_t bytes = ucm_encoding_bytes(&r->codec->spec, section);
 
             r->coded[i] = (struct ucm_encoding_plane){.base = r->planes[i].base,
                                                       .stride = r->planes[i].stride,
@@ -407,9 +410,9 @@ static void fill_coded(struct device_region *r)
     }
 }
 
-int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t shard_bytes,
-                 const struct ucm_encoding_spec *encoding, int *fds, uint32_t n_fds,
-                 struct device_region **out, struct ucm_error *e)
+int region_check(const struct msg_region_register *m, const struct form *pages,
+                 const struct codec *codec, int *fds, uint32_t n_fds, struct device_region **out,
+                 struct ucm_error *e)
 {
     struct device_region *r;
     int rc = check_counts(m, e);
@@ -419,24 +422,23 @@ int region_check(const struct msg_region_register *m, uint32_t shards, uint64_t 
     for (uint32_t i = 0; rc == 0 && i < m->planes.n; i++)
         rc = check_plane_bounds(m, i, e);
     if (rc == 0)
-        rc = check_shards(m, shards, shard_bytes, e);
+        rc = check_shards(m, pages->shards, pages->shard_bytes, e);
     if (rc == 0)
-        rc = check_sections(m, encoding, e);
+        rc = check_sections(m, codec ? &codec->spec : NULL, e);
     if (rc == 0)
         rc = check_overlap(m, fds, e);
     if (rc < 0)
         return rc;
-    r = region_alloc(m->handles.n, m->planes.n, shards, encoding);
+    r = region_alloc(m->handles.n, m->planes.n, pages, codec);
     if (!r)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a region of %u planes",
                              m->planes.n);
     r->part = (uint32_t)m->part;
     r->blocks = (uint32_t)m->blocks;
     r->ring_region = (uint32_t)m->ring_region;
-    r->shard_bytes = shard_bytes;
     fill_handles(r, m);
     fill_planes(r, m);
-    if (encoding)
+    if (codec)
         fill_coded(r);
     rc = region_rope(m, r, &r->rope, e);
     if (rc < 0) {

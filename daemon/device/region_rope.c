@@ -124,7 +124,7 @@ int region_rope(const struct msg_region_register *m, const struct device_region 
                              r->n_planes);
     rope->spec = spec;
     memset(rope->at, 0xff, r->n_planes * sizeof(rope->at[0]));
-    for (uint32_t s = 0; rc == 0 && s < r->shards; s++)
+    for (uint32_t s = 0; rc == 0 && s < r->pages.shards; s++)
         if (r->shard_first[s] < r->shard_first[s + 1])
             rc = shard_find(r, rope, s, m->rope.p[0], e);
     if (rc < 0)

@@ -158,7 +158,7 @@ int job_check(struct device_job *job, uint64_t now_ms)
         return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
                           "the copy names planes %u to %u; the region has %u", job->first_plane,
                           job->first_plane + job->n_planes, r->n_planes);
-    if (job->coded && !r->encoding)
+    if (job->coded && !r->codec)
         return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "the region's blocks are not encoded");
     for (uint32_t i = 0; i < job->n_items; i++)
         if (job->items[i].block >= r->blocks)
@@ -234,7 +234,7 @@ static bool item_fits(const struct device_job *job, const struct job_piece *piec
         const struct ucm_encoding_plane *c = &r->coded[p];
         const void *coded = (const void *)(uintptr_t)(job->items[item].slot + c->slot_offset);
 
-        if (!ucm_encoding_fits(r->encoding, c->section, coded))
+        if (!ucm_encoding_fits(&r->codec->spec, c->section, coded))
             return false;
     }
     return true;

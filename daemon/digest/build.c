@@ -1,5 +1,6 @@
 #include "daemon/digest/build.h"
 
+#include <errno.h>
 #include <time.h>
 
 #define PIECE_BYTES (256u << 10) /* of KV, so that selections overtake builds */
@@ -39,6 +40,19 @@ static uint64_t thread_ns(void)
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
+static void shard_make(struct part_build *b, const uint8_t *from, uint8_t *to)
+{
+    const struct codec *decodes = b->from_form->codec;
+
+    if (b->digest)
+        ucm_digest_build(b->digest, decodes ? shard_decode(&decodes->spec, from, b->scratch) : from,
+                         to);
+    else if (decodes)
+        (void)shard_decode(&decodes->spec, from, to);
+    else if (!shard_encode(&b->to_form->codec->spec, from, to))
+        atomic_store_explicit(&b->unfit, true, memory_order_relaxed);
+}
+
 static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
 {
     struct part_build *b = LIST_ENTRY(job, struct part_build, job);
@@ -46,24 +60,15 @@ static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
     uint64_t begun_ns = thread_ns();
 
     (void)thread;
-    for (uint32_t shard = first; shard < end && shard < b->shards; shard++) {
-        const uint8_t *from = b->from + shard * b->from_bytes;
-        uint8_t *to = b->to + shard * b->to_bytes;
-
-        if (b->digest)
-            ucm_digest_build(b->digest,
-                             b->scratch ? shard_decode(b->encoding, from, b->scratch) : from, to);
-        else if (b->decode)
-            (void)shard_decode(b->encoding, from, to);
-        else if (!shard_encode(b->encoding, from, to))
-            atomic_store_explicit(&b->unfit, true, memory_order_relaxed);
-    }
+    for (uint32_t shard = first; shard < end && shard < b->from_form->shards; shard++)
+        shard_make(b, b->from + shard * b->from_form->shard_bytes,
+                   b->to + shard * b->to_form->shard_bytes);
     atomic_fetch_add_explicit(&b->ns, thread_ns() - begun_ns, memory_order_relaxed);
 }
 
 static uint32_t pieces_of(const struct part_build *b)
 {
-    return (b->shards + b->piece_shards - 1) / b->piece_shards;
+    return (b->from_form->shards + b->piece_shards - 1) / b->piece_shards;
 }
 
 /* There is one scratch. */
@@ -74,15 +79,46 @@ static uint32_t next_piece_cb(struct digest_job *job)
     return ++b->ended < pieces_of(b);
 }
 
+/* A digest describes KV as it was computed. */
+static bool digest_fits(const struct ucm_digest_plan *plan, const struct form *from,
+                        const struct form *to)
+{
+    bool exact = !from->codec || from->codec->spec.encoding == UCM_ENCODING_LOSSLESS;
+
+    return exact && !to->codec && to->shard_bytes == plan->bytes &&
+           ucm_digest_extent(&plan->spec) <= form_plain_shard_bytes(from);
+}
+
+int part_build_init(struct part_build *b, const struct ucm_digest_plan *digest,
+                    const struct form *from, const struct form *to)
+{
+    bool other =
+        !from->codec != !to->codec && form_plain_shard_bytes(from) == form_plain_shard_bytes(to);
+
+    if (from->shards != to->shards || !(digest ? digest_fits(digest, from, to) : other))
+        return -EINVAL;
+    b->digest = digest;
+    b->from_form = from;
+    b->to_form = to;
+    return 0;
+}
+
+uint64_t part_build_scratch(const struct part_build *b)
+{
+    return b->digest && b->from_form->codec ? b->from_form->codec->plain_shard_bytes : 0;
+}
+
 void part_build_submit(struct digest_pool *pool, struct part_build *b)
 {
+    uint64_t from_bytes = b->from_form->shard_bytes;
+
     b->ended = 0;
-    b->piece_shards = b->from_bytes < PIECE_BYTES ? (uint32_t)(PIECE_BYTES / b->from_bytes) : 1;
+    b->piece_shards = from_bytes < PIECE_BYTES ? (uint32_t)(PIECE_BYTES / from_bytes) : 1;
     atomic_init(&b->unfit, false);
     atomic_init(&b->ns, 0);
     b->job.run_cb = run_cb;
     b->job.phase_cb = b->scratch ? next_piece_cb : NULL;
     b->job.queue = NULL;
-    b->job.slow = b->from_bytes > SLOW_BYTES;
+    b->job.slow = from_bytes > SLOW_BYTES;
     digest_pool_submit(pool, &b->job, b->scratch ? 1 : pieces_of(b));
 }

@@ -4,29 +4,30 @@
 #ifndef UCMD_DIGEST_BUILD_H
 #define UCMD_DIGEST_BUILD_H
 
+#include "daemon/base/form.h"
 #include "daemon/digest/pool.h"
-#include "kernels/encoding/encoding.h"
 #include "kernels/sparse/sparse.h"
 
 struct part_build {
     struct digest_job job;                /* job.done_cb is the caller's */
-    const struct ucm_digest_plan *digest; /* NULL: the coded form is made */
-    const struct ucm_encoding_spec *encoding;
-    bool decode; /* `from` is the coded form, and the plain one is made */
-    uint8_t *
-        scratch; /* with a digest: NULL, or a plain shard's bytes: `from` is the coded form, whose layers
-                       * are decoded one after the other */
-    const uint8_t *from; /* the part: shards of from_bytes */
-    uint8_t *to;         /* shards of to_bytes */
-    uint64_t from_bytes, to_bytes;
-    uint32_t shards;
+    const struct ucm_digest_plan *digest; /* NULL: the other form is made */
+    const struct form *from_form, *to_form;
+    uint8_t *scratch;    /* the caller's, of part_build_scratch bytes */
+    const uint8_t *from; /* the part */
+    uint8_t *to;
     /* The pool's. */
     uint32_t piece_shards, ended; /* ended: pieces of those that come one after the other */
     atomic_bool unfit;            /* out: the encoding could not hold some shard */
     atomic_ullong ns;             /* out: CPU time of threads */
 };
 
-/* The caller fills in all but the pool's, and leaves it alone until done_cb. */
+/* On zeroed memory. Plan (or NULL) and forms live until the build is done. 0; -EINVAL: parts of the second form can't be made of
+ * parts of the first: other sizes, an encoding that loses something, or none. */
+int part_build_init(struct part_build *b, const struct ucm_digest_plan *digest,
+                    const struct form *from, const struct form *to);
+/* What it needs of memory: for a digest of a coded part, whose shards are decoded one after the other. */
+uint64_t part_build_scratch(const struct part_build *b);
+/* The caller has filled in from, to, scratch and done_cb, and leaves it alone until done_cb. */
 void part_build_submit(struct digest_pool *pool, struct part_build *b);
 
 #endif

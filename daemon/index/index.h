@@ -16,6 +16,7 @@
 #ifndef UCMD_INDEX_INDEX_H
 #define UCMD_INDEX_INDEX_H
 
+#include "daemon/base/form.h"
 #include "daemon/base/limit.h"
 #include "daemon/index/admission.h"
 #include "daemon/tenant/tenant.h"
@@ -182,9 +183,10 @@ struct ns {
     struct ns_identity identity;
     const uint8_t *canonical; /* the identity as docs/protocol.md, "Fingerprint" has it */
     uint32_t canonical_bytes;
-    uint64_t block_bytes; /* of all parts of a block */
-    uint64_t blocks;      /* in the table, complete or not */
-    uint32_t uses;        /* by index_ns_use */
+    uint64_t block_bytes;    /* of all parts of a block */
+    const struct form *form; /* of each part; in one allocation with this */
+    uint64_t blocks;         /* in the table, complete or not */
+    uint32_t uses;           /* by index_ns_use */
     /* The index's own. */
     uint64_t used; /* when, by ns_set.clock */
     struct ns *chain;
@@ -209,6 +211,20 @@ struct ns {
     struct ns_form *forms; /* NS_FORMS of them, or NULL: coded forms of its blocks; cache/form.c */
 };
 
+/* What part `part` of the namespace's blocks is. For good; where its identity names no encoding that this daemon knows, or another
+ * version of it or other sizes, the blocks are bytes as any. */
+static inline const struct form *ns_form(const struct ns *ns, uint32_t part)
+{
+    assert(part < ns->identity.parts);
+    return &ns->form[part];
+}
+
+/* How all of them are encoded; NULL: they are not. */
+static inline const struct codec *ns_codec(const struct ns *ns)
+{
+    return ns->form[0].codec;
+}
+
 static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
 {
     return ns->identity.shards[part] * ns->identity.shard_bytes;
@@ -219,6 +235,24 @@ static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)
 int ns_identity_encode(const struct ns_identity *identity, uint8_t *out, size_t cap);
 /* SHA-256 of a canonical form. 0 or -ENOMEM. */
 int ns_fingerprint(const uint8_t *canonical, size_t n, uint8_t out[UCM_FINGERPRINT_BYTES]);
+
+/* The identity of an encoded namespace is a function of its base's and of the spec. *out points into *m, and to what base's does. */
+#define NS_ENCODED_SALT_BYTES (UCM_FINGERPRINT_BYTES + 8 + UCM_ENCODING_IDENTITY_BYTES)
+struct ns_encoded_memory {
+    char layout[UCM_MAX_NAME_BYTES + 1];
+    uint8_t salt[NS_ENCODED_SALT_BYTES];
+};
+void ns_encoded_identity(const struct ns *base, const struct ucm_encoding_spec *spec,
+                         struct ns_encoded_memory *m, struct ns_identity *out);
+/* What it says. A client may have made it up: that it has this form proves nothing. */
+struct ns_encoded {
+    const char *encoding; /* name */
+    uint32_t version;
+    const uint8_t *base; /* fingerprint */
+    uint64_t plain_shard_bytes;
+};
+/* False: it is none. */
+bool ns_encoded(const struct ns_identity *identity, struct ns_encoded *out);
 
 struct index;
 

@@ -163,6 +163,9 @@ struct ns_identity_memory {
 int ns_identity_decode(const uint8_t *bytes, size_t n, struct ns_identity_memory *memory,
                        struct ns_identity *out);
 
+/* What the identity says of how blocks are encoded. False: nothing that this daemon can decode. */
+bool ns_codec_read(const struct ns_identity *identity, struct codec *out);
+
 int ns_set_init(struct ns_set *set, uint32_t max);
 /* Tenants are left alone. */
 void ns_set_close(struct ns_set *set);

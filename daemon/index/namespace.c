@@ -13,7 +13,8 @@ struct ns_memory {
     struct ns ns;
     struct ns_table table;
     size_t size_bytes;
-    uint32_t shards[]; /* then the canonical identity, then the strings */
+    struct form forms
+        []; /* then the codec if there is one, shards, the canonical identity, and the strings */
 };
 
 static const char *copy_text(uint8_t **at, const char *text)
@@ -25,26 +26,40 @@ static const char *copy_text(uint8_t **at, const char *text)
     return copy;
 }
 
+static void forms_fill(struct form *forms, const struct ns_identity *id, const struct codec *codec)
+{
+    for (uint32_t part = 0; part < id->parts; part++)
+        forms[part] = (struct form){
+            .shard_bytes = id->shard_bytes, .shards = id->shards[part], .codec = codec};
+}
+
 static struct ns *ns_new(const struct ns_identity *from, const uint8_t *canonical, uint32_t n)
 {
     /* No string is longer here than in the canonical form, which has 4 bytes for each length. */
-    size_t shards = from->parts * sizeof(uint32_t),
-           size_bytes = sizeof(struct ns_memory) + shards + 2 * n;
+    struct codec read;
+    bool coded = ns_codec_read(from, &read);
+    size_t shards = from->parts * sizeof(uint32_t), forms = from->parts * sizeof(struct form),
+           codec = coded ? sizeof(read) : 0,
+           size_bytes = sizeof(struct ns_memory) + forms + codec + shards + 2 * (size_t)n;
     struct ns_memory *m = calloc(1, size_bytes);
     struct ns_identity *to;
     uint8_t *at;
 
     if (!m)
         return NULL;
+    at = (uint8_t *)m->forms + forms;
+    forms_fill(m->forms, from, coded ? memcpy(at, &read, codec) : NULL);
+    at += codec;
     m->table.key_bytes = from->key_bytes;
     m->size_bytes = size_bytes;
     m->ns.table = &m->table;
-    m->ns.canonical = at = (uint8_t *)(m->shards + from->parts);
-    m->ns.canonical_bytes = n;
-    memcpy(at, canonical, n);
+    m->ns.form = m->forms;
     to = &m->ns.identity;
     *to = *from;
-    to->shards = memcpy(m->shards, from->shards, shards);
+    to->shards = memcpy(at, from->shards, shards);
+    at += shards;
+    m->ns.canonical = memcpy(at, canonical, n);
+    m->ns.canonical_bytes = n;
     for (uint32_t part = 0; part < from->parts; part++)
         m->ns.block_bytes += ns_part_bytes(&m->ns, part);
     to->salt = at + n - from->salt_bytes; /* ends it */

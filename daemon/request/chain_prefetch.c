@@ -14,7 +14,6 @@ static struct transfer *prefetch_new(struct call *call, struct chain *ch, uint32
 
     if (!t)
         return NULL;
-    t->encoded = session_encoded(ch->s, ch->space->base);
     t->part = ch->part;
     t->priority = (uint8_t)priority;
     t->opened = n;
@@ -27,7 +26,7 @@ void chain_block_set(struct transfer *t, const struct chain *ch, uint32_t i, uin
     bool there = chain_has(ch, block), bypassed;
 
     t->refs[i] = there ? ch->blocks[block].base : 0;
-    bypassed = bypass_on(ch->s->rq, form_ns(t, !there || item_coded(t, i)), BYPASS_LOAD);
+    bypassed = bypass_on(ch->s->rq, there ? item_ns(t, i) : t->ns, BYPASS_LOAD);
     if (there && !bypassed) {
         cache_lease(cache_of(t), t->refs[i]);
         return;

@@ -24,7 +24,7 @@ struct derived_build {
     struct list waiters;     /* of cache_wait.link */
     struct cache_wait read;  /* of the base */
     block_ref base, derived; /* held */
-    uint32_t part;
+    uint32_t part, shards;
     struct cache_fill *fill;
 };
 
@@ -100,15 +100,7 @@ void space_unref(struct derived_space *space)
 
 bool space_decodes(const struct ns *base)
 {
-    return !base->encoded || base->encoded->spec.encoding == UCM_ENCODING_LOSSLESS;
-}
-
-static void encoding_set(struct derived_space *space)
-{
-    if (!space->digests)
-        space->encoding = &(space->decodes ? space->base : space->derived)->encoded->spec;
-    else if (space->base->encoded && space_decodes(space->base))
-        space->encoding = &space->base->encoded->spec;
+    return !ns_codec(base) || ns_codec(base)->spec.encoding == UCM_ENCODING_LOSSLESS;
 }
 
 struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
@@ -118,10 +110,8 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
 
     for (struct list *n = rq->derived.spaces.next; n != &rq->derived.spaces; n = n->next) {
         space = LIST_ENTRY(n, struct derived_space, link);
-        if (space->derived == derived && space->base == base) {
-            encoding_set(space); /* the base may be open as an encoded namespace only now */
+        if (space->derived == derived && space->base == base)
             return space_ref(space);
-        }
     }
     space = calloc(1, sizeof(*space));
     if (space)
@@ -138,7 +128,6 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
     space->decodes = !plan && derived == base->base;
     if (plan)
         space->plan = *plan;
-    encoding_set(space);
     index_ns_use(rq->rooms.index, base);
     index_ns_use(rq->rooms.index, derived);
     list_push_back(&rq->derived.spaces, &space->link);
@@ -147,31 +136,29 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
 
 /* ---- one build ---- */
 
-static uint64_t scratch_bytes(const struct derived_space *space)
-{
-    return ucm_encoding_plain_shard_bytes(space->encoding);
-}
-
-/* For a digest of a coded block. 0 or -ENOMEM. */
-static int scratch_new(struct derived_build *b, struct derived_space *space, block_ref base)
-{
-    if (!space->digests || !space->encoding || cache_ns(cache_at(space), base) != space->base)
-        return 0;
-    if (limit_take(space->tenant->owner, LIMIT_MEMORY, scratch_bytes(space), NULL) != 0)
-        return -ENOMEM;
-    b->work.scratch = malloc(scratch_bytes(space));
-    if (b->work.scratch)
-        return 0;
-    limit_give(space->tenant->owner, LIMIT_MEMORY, scratch_bytes(space));
-    return -ENOMEM;
-}
-
 static void scratch_free(struct derived_build *b)
 {
     if (!b->work.scratch)
         return;
     free(b->work.scratch);
-    limit_give(b->space->tenant->owner, LIMIT_MEMORY, scratch_bytes(b->space));
+    limit_give(b->space->tenant->owner, LIMIT_MEMORY, part_build_scratch(&b->work));
+}
+
+/* 0 or -ENOMEM. */
+static int scratch_new(struct derived_build *b)
+{
+    struct limit_owner *owner = b->space->tenant->owner;
+    uint64_t bytes = part_build_scratch(&b->work);
+
+    if (bytes == 0)
+        return 0;
+    if (limit_take(owner, LIMIT_MEMORY, bytes, NULL) != 0)
+        return -ENOMEM;
+    b->work.scratch = malloc(bytes);
+    if (b->work.scratch)
+        return 0;
+    limit_give(owner, LIMIT_MEMORY, bytes);
+    return -ENOMEM;
 }
 
 static void build_end(struct derived_build *b, int status)
@@ -235,23 +222,19 @@ static void build_done_cb(struct digest_job *job)
     if (!space->digests && !space->decodes)
         metrics_at(space)->transcode_us += b->work.ns / 1000;
     cache_put(cache_at(space), b->base, b->part);
-    cache_fill_done(cache_at(space), b->fill, b->work.shards, status == 0);
+    cache_fill_done(cache_at(space), b->fill, b->shards, status == 0);
     if (status == 0)
         build_count(b);
     build_end(b, status);
 }
 
+/* Its base has been read. */
 static void build_submit(struct derived_build *b)
 {
     struct derived_space *space = b->space;
 
-    b->work.digest = space->digests ? &space->plan : NULL;
-    b->work.encoding = space->encoding;
-    b->work.decode = space->decodes;
     b->work.from = cache_memory(cache_at(space), b->base, b->part);
     b->work.to = cache_fill_memory(cache_at(space), b->fill);
-    b->work.from_bytes = cache_ns(cache_at(space), b->base)->identity.shard_bytes;
-    b->work.to_bytes = space->derived->identity.shard_bytes;
     b->work.job.done_cb = build_done_cb;
     part_build_submit(space->rq->rooms.digests, &b->work);
     if (space->rq->derived.stopping)
@@ -266,7 +249,7 @@ static void base_read_cb(struct cache_wait *w, int status)
         build_submit(b);
         return;
     }
-    cache_fill_done(cache_at(b->space), b->fill, b->work.shards, false);
+    cache_fill_done(cache_at(b->space), b->fill, b->shards, false);
     build_end(b, status);
 }
 
@@ -285,16 +268,19 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     if (!b)
         return -ENOMEM;
     b->space = space;
-    if (scratch_new(b, space, base) != 0) {
+    b->shards = ns_form(space->derived, part)->shards;
+    rc = part_build_init(&b->work, space->digests ? &space->plan : NULL,
+                         ns_form(cache_ns(c, base), part), ns_form(space->derived, part));
+    if (rc == 0)
+        rc = scratch_new(b);
+    if (rc != 0) {
         free(b);
-        return -ENOMEM;
+        return rc;
     }
-    b->work.shards = space->derived->identity.shards[part];
     b->read.done_cb = base_read_cb;
     got = cache_get(c, base, part, priority, NUMA_NONE, &b->read);
     rc = got < 0 ? got
-                 : cache_fill_claim(c, &d->fills, derived, part, 0, b->work.shards, NUMA_NONE,
-                                    &b->fill);
+                 : cache_fill_claim(c, &d->fills, derived, part, 0, b->shards, NUMA_NONE, &b->fill);
     if (rc != 0) {
         if (got == CACHE_READY)
             cache_get_undo(c, base, part);

@@ -41,9 +41,6 @@ struct derived_space {
     bool digests;                /* else base's blocks, encoded */
     bool decodes;                /* or base's, which are encoded, as they are */
     struct ucm_digest_plan plan; /* of digests */
-    /* What derived's blocks are encoded with, or, of digests, what base's are, and can be decoded without
-     * loss for them. NULL: both hold what they hold as it is. */
-    const struct ucm_encoding_spec *encoding;
 };
 /* The space of that derived namespace, with one more reference. plan: NULL: one of the two is encoded, and the other
  * one its base. NULL: no memory. */

@@ -91,7 +91,7 @@ static void spec_take(const struct msg_digest_open *m, const struct ns *base,
 static int plan_make(struct call *call, const struct msg_digest_open *m, const struct ns *base,
                      struct ucm_digest_plan *plan)
 {
-    struct encoded_identity encoded = {.plain_shard_bytes = base->identity.shard_bytes};
+    struct ns_encoded encoded = {.plain_shard_bytes = base->identity.shard_bytes};
     struct ucm_digest_spec spec;
     char why[UCM_SPARSE_WHY];
     uint64_t extent;
@@ -100,7 +100,7 @@ static int plan_make(struct call *call, const struct msg_digest_open *m, const s
     if (ucm_digest_plan_init(plan, &spec, why) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
     extent = ucm_digest_extent(&spec);
-    (void)encoded_identity(base, &encoded); /* digests describe KV as it was computed */
+    (void)ns_encoded(&base->identity, &encoded); /* digests describe KV as it was computed */
     if (extent > encoded.plain_shard_bytes)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "the shape reaches to byte %llu of a layer; the base namespace's have "
@@ -112,9 +112,9 @@ static int plan_make(struct call *call, const struct msg_digest_open *m, const s
 
 int space_builds(struct call *call, const struct ns *base)
 {
-    struct encoded_identity encoded;
+    struct ns_encoded encoded;
 
-    if (!encoded_identity(base, &encoded) ||
+    if (!ns_encoded(&base->identity, &encoded) ||
         (session_encoded(call->s, base) && space_decodes(base)))
         return 0;
     return ucm_error_set(&call->error, UCM_WIRE_INVALID,

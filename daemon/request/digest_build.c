@@ -62,17 +62,21 @@ static void published_remove(struct digests *ds, struct derived_tenant *tenant)
     space_unref(p->space); /* the tenant may go */
 }
 
-/* What is stored in an encoded base's own base is found in the encoded one, too. */
+/* What is stored in an encoded base's own base is found in the encoded one, too. NULL: there is none. */
+static const struct ns *plain_base(const struct derived_space *space)
+{
+    return space->digests && space_decodes(space->base) ? space->base->base : NULL;
+}
+
 static bool stores_for(const struct derived_space *space, const struct ns *ns)
 {
-    return space->digests && (ns == space->base || (space->encoding && ns == space->base->base));
+    return space->digests && (ns == space->base || ns == plain_base(space));
 }
 
 /* The block of that key that has the part in DRAM; 0: none. */
 static block_ref stored_block(const struct derived_space *space, const uint8_t *key, uint32_t part)
 {
-    const struct ns *ns[] = {space->base,
-                             space->digests && space->encoding ? space->base->base : NULL};
+    const struct ns *ns[] = {space->base, plain_base(space)};
 
     for (unsigned i = 0; i < 2 && ns[i]; i++) {
         block_ref ref = index_find(space->rq->rooms.index, ns[i], key);

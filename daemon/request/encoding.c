@@ -1,43 +1,9 @@
 /* encoding.open, and what is found where in an encoded namespace and its base. */
 #include "daemon/request/encoding.h"
 
-#include "daemon/format/bytes.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- identity: docs/protocol.md, "Encoded namespaces" has this ---- */
-
-#define DTYPE "encoded"
-#define LAYOUT "encoding/"
-#define SALT_BYTES (UCM_FINGERPRINT_BYTES + 8 + UCM_ENCODING_IDENTITY_BYTES)
-
-static void salt_make(const struct ns *base, const struct ucm_encoding_spec *spec,
-                      uint8_t salt[SALT_BYTES])
-{
-    memcpy(salt, base->fingerprint, UCM_FINGERPRINT_BYTES);
-    put64(salt + UCM_FINGERPRINT_BYTES, base->identity.shard_bytes);
-    ucm_encoding_identity(spec, salt + UCM_FINGERPRINT_BYTES + 8);
-}
-
-bool encoded_identity(const struct ns *ns, struct encoded_identity *out)
-{
-    const struct ns_identity *id = &ns->identity;
-    const char *name;
-    unsigned version;
-    int n = 0;
-
-    if (strcmp(id->dtype, DTYPE) != 0 || id->salt_bytes != SALT_BYTES ||
-        sscanf(id->layout, LAYOUT "%u/%n", &version, &n) != 1 || n == 0)
-        return false;
-    name = id->layout + n;
-    *out = (struct encoded_identity){.encoding = name,
-                                     .version = version,
-                                     .base = id->salt,
-                                     .plain_shard_bytes = get64(id->salt + UCM_FINGERPRINT_BYTES)};
-    return true;
-}
 
 /* ---- what is found ---- */
 
@@ -94,26 +60,10 @@ void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, 
     }
 }
 
-static void touch_in(const struct encoded_ns *en, struct ns *ns, const block_ref *refs, uint32_t n)
-{
-    struct requests *rq = en->rq;
-    block_ref of_ns[UCM_MAX_KEYS];
-    uint32_t some = 0;
-
-    for (uint32_t i = 0; i < n; i++) {
-        bool in = refs[i] != 0 && index_block(rq->rooms.index, refs[i])->ns == ns->id;
-
-        of_ns[i] = in ? refs[i] : 0;
-        some += in;
-    }
-    if (some > 0)
-        cache_touch(rq->rooms.cache, ns, of_ns, n);
-}
-
 void encoded_touch(const struct encoded_ns *en, const block_ref *refs, uint32_t n)
 {
-    touch_in(en, en->coded, refs, n);
-    touch_in(en, en->base, refs, n);
+    cache_touch(en->rq->rooms.cache, en->coded, refs, n);
+    cache_touch(en->rq->rooms.cache, en->base, refs, n);
 }
 
 /* ---- the shared tier ---- */
@@ -266,9 +216,9 @@ static int spec_take(struct call *call, const struct msg_encoding_open *m, const
 /* The base holds KV as it is. */
 static int base_check(struct call *call, const struct ns *base)
 {
-    struct encoded_identity id;
+    struct ns_encoded id;
 
-    if (encoded_identity(base, &id))
+    if (ns_encoded(&base->identity, &id))
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "namespace %u is encoded already (%s); name its base", base->id,
                              id.encoding);
@@ -282,18 +232,10 @@ static int derived_open(struct call *call, const struct ns *base,
                         const struct ucm_encoding_spec *spec, struct ns **out)
 {
     struct requests *rq = call->s->rq;
-    struct ns_identity id = base->identity;
-    char layout[UCM_MAX_NAME_BYTES + 1];
-    uint8_t salt[SALT_BYTES];
+    struct ns_encoded_memory memory;
+    struct ns_identity id;
 
-    snprintf(layout, sizeof(layout), LAYOUT "%u/%s", spec->version,
-             ucm_encoding_method(spec->encoding)->name);
-    salt_make(base, spec, salt);
-    id.dtype = DTYPE;
-    id.layout = layout;
-    id.shard_bytes = ucm_encoding_shard_bytes(spec);
-    id.salt = salt;
-    id.salt_bytes = sizeof(salt);
+    ns_encoded_identity(base, spec, &memory, &id);
     for (uint32_t part = 0; part < id.parts; part++)
         if (id.shards[part] * id.shard_bytes > arena_extent_bytes(rq->rooms.arena))
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -337,18 +279,19 @@ static struct proto_str form_text(bool plain)
     return plain ? (struct proto_str){"plain", 5} : (struct proto_str){"coded", 5};
 }
 
-static int encoded_derive(struct call *call, struct ns *base, struct ns *coded,
-                          const struct ucm_encoding_spec *spec)
+/* Gives the sessions' view of both a place to lie. */
+static int encoded_derive(struct call *call, struct ns *base, struct ns *coded)
 {
     struct requests *rq = call->s->rq;
     struct encoded_ns *en;
 
+    assert(ns_codec(coded)); /* it was made by a spec that this daemon knows */
     if (coded->encoded)
         return 0;
     en = calloc(1, sizeof(*en));
     if (!en)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
-    *en = (struct encoded_ns){.rq = rq, .base = base, .coded = coded, .spec = *spec};
+    *en = (struct encoded_ns){.rq = rq, .base = base, .coded = coded};
     index_ns_derive(rq->rooms.index, coded, base, en);
     return 0;
 }
@@ -372,7 +315,7 @@ int method_encoding_open(struct call *call)
     if (rc == 0)
         rc = session_ns_open(call, coded);
     if (rc == 0)
-        rc = encoded_derive(call, base, coded, &spec);
+        rc = encoded_derive(call, base, coded);
     if (rc != 0)
         return rc;
     session_ns_encoded(s, base, coded, plain);

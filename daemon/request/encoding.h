@@ -5,19 +5,19 @@
  * and tiers hold, move and check coded bytes and know nothing of encodings. Devices encode and decode
  * (device_job.coded).
  *
- * The namespace that holds a block says which form it has. Lookups, loads and prefetches of a session that
+ * The namespace that holds a block says which form it has, from its birth on (base/form.h). Lookups, loads and prefetches of a session that
  * opened the namespace by encoding.open take a block of the base where the encoded namespace has none. */
 #ifndef UCMD_REQUEST_ENCODING_H
 #define UCMD_REQUEST_ENCODING_H
 
 #include "daemon/request/internal.h"
 
-/* One for each encoded namespace that a session opened by encoding.open, as long as the namespace lives;
- * ns.encoded leads to it. */
+/* A view: where a session looks for blocks that it names in `coded`. There is one for each encoded namespace that a session
+ * opened by encoding.open, as long as the namespace lives; ns.encoded leads to it. It says nothing of the form that a block
+ * has: ns_form does, of the namespace that holds the block. */
 struct encoded_ns {
     struct requests *rq;
     struct ns *base, *coded;
-    struct ucm_encoding_spec spec;
 };
 
 /* Of a namespace that this session opened by encoding.open; else NULL, and the blocks of ns are bytes as any. */
@@ -40,26 +40,17 @@ static inline bool encoded_is_plain(const struct encoded_ns *en, block_ref ref)
 {
     return index_block(en->rq->rooms.index, ref)->ns == en->base->id;
 }
-/* Whether the encoding may refuse bytes (UCM_BLOCK_UNFIT). */
-static inline bool encoded_refuses(const struct encoded_ns *en)
+/* The view of who copies by that region. Its pages hold plain KV if it is registered so; else what is in region->ns as it is, and
+ * then blocks of a base are not looked for: they could not be had. */
+static inline struct encoded_ns *region_view(const struct registered *r)
 {
-    return ucm_encoding_method(en->spec.encoding)->fits != NULL;
+    return r->region->codec ? session_encoded(r->s, r->ns) : NULL;
 }
 
 /* mixed.c */
 /* A dump has stored that part of the held block ref, which is of either namespace. Where other parts lie in the
  * other form only, the coded ones are decoded into the base. */
 void mixed_part_stored(struct encoded_ns *en, block_ref ref, uint32_t part);
-
-/* What the identity of an encoded namespace says. A client may have made it up. A restart leaves nothing else. */
-struct encoded_identity {
-    const char *encoding; /* name */
-    uint32_t version;
-    const uint8_t *base; /* fingerprint */
-    uint64_t plain_shard_bytes;
-};
-/* False: ns is not encoded. */
-bool encoded_identity(const struct ns *ns, struct encoded_identity *out);
 
 /* Shared lookups for an encoded namespace: of it, of the base, and so on in turn while each finds more of
  * the chain, for a chain's head may be plain and its middle coded. With `each` one of either. */

@@ -15,11 +15,10 @@
 /* What an encoded namespace says; of others nothing. */
 static void pack_encoding(msgpack_packer *pk, struct index *ix, const struct ns *ns)
 {
-    struct encoded_identity encoded = {.encoding = "",
-                                       .plain_shard_bytes = ns->identity.shard_bytes};
+    struct ns_encoded encoded = {.encoding = "", .plain_shard_bytes = ns->identity.shard_bytes};
     const struct ns *base = NULL;
 
-    if (encoded_identity(ns, &encoded))
+    if (ns_encoded(&ns->identity, &encoded))
         base = index_ns_find(ix, encoded.base);
     /* By namespace.open a client may name any base: other tenants must not learn whether it exists. */
     if (base && strcmp(base->identity.tenant, ns->identity.tenant) != 0)

@@ -387,7 +387,6 @@ struct registered {
     struct device_region *region;   /* owned; one of the two is NULL */
     struct device_staging *staging; /* likewise */
     struct ns *ns;                  /* of a region */
-    struct encoded_ns *encoded;     /* of ns; NULL: it is not encoded */
     bool pool; /* its blocks are slots, and the planes are those of one shard */
     struct device_job job;
     struct list pending; /* requests that wait for the job: the register, or unregisters */

@@ -266,6 +266,8 @@ int method_region_register(struct call *call)
     const struct msg_region_register *m = &call->params.region_register;
     struct registered *r;
     struct ns *ns = call_namespace(call, m->ns);
+    const struct encoded_ns *view = ns ? session_encoded(s, ns) : NULL;
+    struct form pages;
     int rc;
 
     if (!ns)
@@ -281,11 +283,10 @@ int method_region_register(struct call *call)
         return -call->error.code;
     r->ns = ns;
     r->pool = m->pool;
-    r->encoded = session_encoded(s, ns);
-    rc = region_check(
-        m, m->pool ? 1 : ns->identity.shards[m->part],
-        r->encoded ? r->encoded->base->identity.shard_bytes : ns->identity.shard_bytes,
-        r->encoded ? &r->encoded->spec : NULL, call->fds, call->n_fds, &r->region, &call->error);
+    pages = *ns_form(view ? view->base : ns, (uint32_t)m->part);
+    pages.shards = m->pool ? 1 : pages.shards;
+    rc = region_check(m, &pages, view ? ns_codec(ns) : NULL, call->fds, call->n_fds, &r->region,
+                      &call->error);
     if (rc == 0)
         rc = region_take(call, r);
     if (rc != 0) {

@@ -26,10 +26,9 @@ struct transfer {
     struct request r;
     enum transfer_kind kind;
     struct ns *ns;
-    const struct encoded_ns
-        *encoded;             /* ns is encoded, and blocks may come from its base; else NULL */
-    struct encoded_look look; /* with `lookup` */
-    struct ns *form; /* a dump to a base: which other form its blocks should have, or NULL */
+    const struct encoded_ns *view; /* where blocks are looked for besides ns; NULL: in ns alone */
+    struct encoded_look look;      /* with `lookup` */
+    struct ns *coded; /* a dump to a base: where its blocks' other form should lie, or NULL */
     struct registered *region;    /* of load, dump and fetch */
     uint32_t n_keys, part, parts; /* items = n_keys * parts; these three have one part */
     uint32_t shard, shards, first_plane, n_planes;
@@ -49,10 +48,10 @@ struct transfer {
     bool has_event;   /* a dump that waits for it */
     bool marks;       /* a prefetch whose blocks are marked, to count what came of them */
     bool durable;     /* a dump that waits for stable storage */
-    bool below;       /* with form: it goes below; else it is for DRAM */
+    bool below;       /* with coded: it goes below; else it is for DRAM */
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
-    struct copy_batch *open[2];          /* filling up; of plain blocks, of coded ones */
+    struct copy_batch *open[2];          /* filling up; of blocks that go straight, of coded ones */
     struct shared_lookup *lookup;        /* while it waits for the shared tier, else NULL */
     struct steps *steps;                 /* a load that goes layer by layer, else NULL */
     const struct ucm_rope_angle **turns; /* a load: n_keys tables, NULL where K stays; NULL: all */
@@ -103,7 +102,8 @@ struct durable_wait {
 struct copy_batch {
     struct device_job job;
     struct transfer *t;
-    bool coded; /* its slots hold the coded form */
+    bool coded;              /* the device encodes or decodes */
+    const struct form *form; /* of what its slots hold, all alike */
     uint32_t n, copies,
         cap; /* items of the transfer, and copies: one an item, of a fetch one a piece */
     struct ucm_copy_item *items;         /* of copies */
@@ -163,21 +163,26 @@ static inline int node_of(const struct transfer *t)
     return t->region ? t->region->region->device->node : NUMA_NONE;
 }
 
-/* Whether the item's block lies in its encoded namespace. It was found or opened. */
-static inline bool item_coded(const struct transfer *t, uint32_t item)
+/* The namespace of the item's block, which was found or opened and is held. */
+static inline struct ns *item_ns(const struct transfer *t, uint32_t item)
 {
-    return t->encoded && !encoded_is_plain(t->encoded, t->refs[item_key(t, item)]);
+    return cache_ns(cache_of(t), t->refs[item_key(t, item)]);
 }
 
-/* The namespace of blocks of that form. */
-static inline struct ns *form_ns(const struct transfer *t, bool coded)
+static inline const struct form *item_form(const struct transfer *t, uint32_t item)
 {
-    return t->encoded && !coded ? t->encoded->base : t->ns;
+    return ns_form(item_ns(t, item), item_part(t, item));
+}
+
+/* How its copy goes: of a load, dump or fetch. */
+static inline enum copy_way item_way(const struct transfer *t, uint32_t item)
+{
+    return region_way(t->region->region, item_form(t, item));
 }
 
 static inline uint64_t item_bytes(const struct transfer *t, uint32_t item)
 {
-    return ns_part_bytes(form_ns(t, item_coded(t, item)), item_part(t, item));
+    return ns_part_bytes(item_ns(t, item), item_part(t, item));
 }
 
 /* What an item takes of the window: its slot. */

@@ -26,14 +26,12 @@ void batch_free(struct copy_batch *b)
 }
 
 /* How many copies one job makes. */
-static uint32_t batch_copies(const struct transfer *t, bool coded)
+static uint32_t batch_copies(const struct transfer *t, const struct form *form)
 {
-    const struct ns *ns = form_ns(t, coded);
     bool fetch = t->kind == TRANSFER_FETCH;
-    uint64_t bytes = fetch      ? ns->identity.shard_bytes
-                     : t->steps ? steps_shards(t) * ns->identity.shard_bytes
-                                : ns_part_bytes(ns, t->part);
-    uint64_t n = JOB_BYTES / bytes, most = fetch ? FETCH_JOB_ITEMS : JOB_ITEMS;
+    uint64_t shards = fetch ? 1 : t->steps ? steps_shards(t) : form->shards;
+    uint64_t n = JOB_BYTES / (shards * form->shard_bytes),
+             most = fetch ? FETCH_JOB_ITEMS : JOB_ITEMS;
     uint32_t all = fetch ? t->n_pieces : items_of(t);
 
     n = n > most ? most : n == 0 ? 1 : n;
@@ -41,17 +39,19 @@ static uint32_t batch_copies(const struct transfer *t, bool coded)
 }
 
 /* For `copies` at least. */
-static struct copy_batch *batch_new(struct transfer *t, bool coded, uint32_t copies)
+static struct copy_batch *batch_new(struct transfer *t, const struct form *form, bool coded,
+                                    uint32_t copies)
 {
     struct copy_batch *b = calloc(1, sizeof(*b));
-    uint32_t most = batch_copies(t, coded), cap = most > copies ? most : copies;
-    bool refuses = coded && t->kind == TRANSFER_DUMP && encoded_refuses(t->encoded);
+    uint32_t most = batch_copies(t, form), cap = most > copies ? most : copies;
+    bool refuses = coded && t->kind == TRANSFER_DUMP && codec_refuses(form->codec);
 
     if (!b)
         return NULL;
     b->t = t;
     list_init(&b->link);
     b->coded = coded;
+    b->form = form;
     b->cap = cap;
     b->items = calloc(cap, sizeof(*b->items));
     b->item = calloc(cap, sizeof(*b->item));
@@ -67,11 +67,12 @@ static struct copy_batch *batch_new(struct transfer *t, bool coded, uint32_t cop
     return b;
 }
 
-/* Counts shards that were copied in that form. Returns their bytes. */
-static uint64_t copied_count(struct transfer *t, uint64_t shards, bool coded)
+/* Counts so many copied shards of a batch. Returns their bytes. */
+static uint64_t copied_count(const struct copy_batch *b, uint64_t shards)
 {
+    struct transfer *t = b->t;
     struct metrics *m = metrics_of(t);
-    uint64_t bytes = shards * form_ns(t, coded)->identity.shard_bytes;
+    uint64_t bytes = shards * b->form->shard_bytes;
     bool loads = transfer_loads(t);
 
     *(loads ? &m->load_bytes : &m->dump_bytes) += bytes;
@@ -79,10 +80,10 @@ static uint64_t copied_count(struct transfer *t, uint64_t shards, bool coded)
         m->fetch_items += shards;
         m->fetch_bytes += bytes;
     }
-    if (coded) {
+    if (b->coded) {
         *(loads ? &m->decode_bytes : &m->encode_bytes) += bytes;
         *(loads ? &m->decode_plain_bytes : &m->encode_plain_bytes) +=
-            shards * t->encoded->base->identity.shard_bytes;
+            shards * form_plain_shard_bytes(b->form);
     }
     return bytes;
 }
@@ -146,6 +147,15 @@ static void item_put(struct transfer *t, uint32_t item, struct cache_shards *sha
         cache_put(cache_of(t), t->refs[item_key(t, item)], item_part(t, item));
 }
 
+/* A dump has stored the item: other ranks' parts may lie in the other form. */
+static void mixed_stored(const struct transfer *t, uint32_t item)
+{
+    struct encoded_ns *view = region_view(t->region);
+
+    if (view && codec_refuses(t->region->region->codec))
+        mixed_part_stored(view, t->refs[item], t->part);
+}
+
 static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_status status)
 {
     struct transfer *t = b->t;
@@ -156,15 +166,14 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
     else
         /* A worker that is gone may have died before its bytes were final. */
         cache_fill_done(cache_of(t), b->fill[i], t->shards, ok && !t->r.s->closing);
-    if (ok && t->kind == TRANSFER_DUMP && t->region->encoded && t->ns->identity.parts > 1 &&
-        encoded_refuses(t->region->encoded))
-        mixed_part_stored(t->region->encoded, t->refs[b->item[i]], t->part);
+    if (ok && t->kind == TRANSFER_DUMP && t->ns->identity.parts > 1)
+        mixed_stored(t, b->item[i]);
     if (ok && t->durable)
         item_durable(t, b->item[i], UCM_BLOCK_OK);
     item_status(t, b->item[i], status);
     t->in_window -= item_slot_bytes(t, b->item[i]);
     if (ok)
-        t->bytes += copied_count(t, (uint64_t)t->shards * item_copies(t, b->item[i]), b->coded);
+        t->bytes += copied_count(b, (uint64_t)t->shards * item_copies(t, b->item[i]));
 }
 
 /* Ends the batch's items whose bytes the encoding could not hold, and takes them out of it. */
@@ -304,10 +313,10 @@ bool batch_send(struct transfer *t, bool coded)
     return true;
 }
 
-/* A place for that item in an open batch of its form; 0, -EBUSY, -ENOMEM. */
+/* A place for that item in an open batch of its way; 0, -EBUSY, -ENOMEM. */
 static int batch_reserve(struct transfer *t, uint32_t item)
 {
-    bool coded = item_coded(t, item);
+    bool coded = item_way(t, item) == WAY_CODED;
     struct copy_batch **open = &t->open[coded];
     uint32_t copies = item_copies(t, item);
 
@@ -322,7 +331,7 @@ static int batch_reserve(struct transfer *t, uint32_t item)
         *open = NULL;
     }
     if (!*open)
-        *open = batch_new(t, coded, copies);
+        *open = batch_new(t, item_form(t, item), coded, copies);
     return *open ? 0 : -ENOMEM;
 }
 
@@ -330,7 +339,7 @@ static int batch_reserve(struct transfer *t, uint32_t item)
 static void batch_add(struct transfer *t, uint32_t item, uintptr_t slot, struct cache_fill *fill,
                       struct cache_shards *shards)
 {
-    struct copy_batch *b = t->open[item_coded(t, item)];
+    struct copy_batch *b = t->open[item_way(t, item) == WAY_CODED];
 
     if (t->kind == TRANSFER_FETCH)
         fetch_copies(t, item, slot, b);
@@ -586,8 +595,8 @@ static int item_fill(struct transfer *t, uint32_t item)
         return rc;
     }
     if (rc == 0) {
-        if (t->form)
-            cache_fill_form(cache_of(t), fill, t->form, t->below);
+        if (t->coded)
+            cache_fill_form(cache_of(t), fill, t->coded, t->below);
         batch_add(t, item, (uintptr_t)cache_fill_memory(cache_of(t), fill), fill, NULL);
         t->in_window += item_slot_bytes(t, item);
     } else if (rc == -EEXIST) {
@@ -605,11 +614,22 @@ static int item_fill(struct transfer *t, uint32_t item)
     return 0;
 }
 
+/* What the region can't hold misses, as it would if it was not there: a block of a base whose pages here hold the coded form. */
+static void item_foreign(struct transfer *t, uint32_t item)
+{
+    item_status(t, item, UCM_BLOCK_MISS);
+    metrics_of(t)->load_blocks_missed += t->kind == TRANSFER_LOAD;
+}
+
 int item_begin(struct transfer *t, uint32_t item)
 {
     if (t->refs[item_key(t, item)] == 0)
         return 0; /* its status was set at the start */
     if (t->space)
         return digest_begin(t, item);
+    if (t->region && item_way(t, item) == WAY_NONE) {
+        item_foreign(t, item);
+        return 0;
+    }
     return t->kind == TRANSFER_DUMP ? item_fill(t, item) : item_get(t, item);
 }

@@ -131,7 +131,7 @@ int fetch_get(struct transfer *t, uint32_t item, struct cache_wait *w)
 
 void fetch_copies(const struct transfer *t, uint32_t item, uint64_t slot, struct copy_batch *b)
 {
-    uint64_t shard_bytes = form_ns(t, item_coded(t, item))->identity.shard_bytes;
+    uint64_t shard_bytes = item_form(t, item)->shard_bytes;
     const struct fetch_piece *p = &t->pieces[t->blocks[item]];
 
     for (uint32_t i = 0, n = item_copies(t, item); i < n; i++, p++)
@@ -211,10 +211,9 @@ static void chain_find(struct transfer *t, struct chain *ch)
     for (uint32_t i = 0; i < t->n_keys; i++)
         chain_block_set(t, ch, i, t->pieces[t->blocks[i]].index);
     t->opened = t->n_keys;
-    if (t->encoded)
-        encoded_touch(t->encoded, t->refs, t->n_keys);
-    else
-        cache_touch(cache_of(t), t->ns, t->refs, t->n_keys);
+    cache_touch(cache_of(t), t->ns, t->refs, t->n_keys);
+    if (t->ns->base) /* blocks of either, whatever the region takes */
+        cache_touch(cache_of(t), t->ns->base, t->refs, t->n_keys);
     chain_use(ch); /* renews its lease */
     chain_unuse(ch);
 }
@@ -242,7 +241,7 @@ static struct transfer *fetch_new(struct call *call, const struct msg_fetch *m,
         request_refuse(&t->r);
         return NULL;
     }
-    t->encoded = region->encoded;
+    t->view = region_view(region);
     t->part = region->region->part;
     t->priority = (uint8_t)m->priority;
     t->beside = DEVICE_BESIDE_AWAITED;

@@ -53,7 +53,7 @@ struct copy_params {
 static int range_check(struct call *call, const struct copy_params *p,
                        const struct device_region *r)
 {
-    uint32_t shards = r->shards, end;
+    uint32_t shards = r->pages.shards, end;
 
     if (p->shard >= shards || p->shards > shards - p->shard)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -120,7 +120,7 @@ static void copy_range(struct transfer *t, const struct copy_params *p,
                        const struct device_region *r)
 {
     t->shard = (uint32_t)p->shard;
-    t->shards = p->shards ? (uint32_t)p->shards : r->shards - t->shard;
+    t->shards = p->shards ? (uint32_t)p->shards : r->pages.shards - t->shard;
     t->first_plane = r->shard_first[t->shard];
     t->n_planes = r->shard_first[t->shard + t->shards] - t->first_plane;
     if (p->step == 0)
@@ -134,7 +134,7 @@ static void copy_range(struct transfer *t, const struct copy_params *p,
  * should have: its bytes are there, and the other form is built from them. */
 static bool dumps_plain(const struct call *call, const struct registered *region)
 {
-    return region->encoded && session_plain(call->s, region->ns) != 0;
+    return region->region->codec && session_plain(call->s, region->ns) != 0;
 }
 
 static void form_wish(struct transfer *t, const struct registered *region)
@@ -143,7 +143,7 @@ static void form_wish(struct transfer *t, const struct registered *region)
 
     if (plain == (SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN))
         return;
-    t->form = region->encoded->coded;
+    t->coded = region->ns;
     t->below = plain == SESSION_NS_DRAM_PLAIN;
 }
 
@@ -152,6 +152,7 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                                  const struct copy_params *p)
 {
     struct registered *region = call_region(call, p->region);
+    const struct encoded_ns *view = region ? region_view(region) : NULL;
     size_t steps, turns;
     struct transfer *t;
     struct ns *ns;
@@ -177,12 +178,12 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     if (turns_check(call, region, p->turns, n, &turns) != 0)
         return NULL;
     form = kind == TRANSFER_DUMP && !p->plain && dumps_plain(call, region);
-    steps = steps_memory((uint32_t)p->step, region->region->shards);
-    ns = (p->plain || form) && region->encoded ? region->encoded->base : region->ns;
+    steps = steps_memory((uint32_t)p->step, region->region->pages.shards);
+    ns = (p->plain || form) && view ? view->base : region->ns;
     t = transfer_new(call, kind, ns, n, p->deadline_ms, steps + turns);
     if (!t)
         return NULL;
-    t->encoded = ns == region->ns ? region->encoded : NULL;
+    t->view = ns == region->ns ? view : NULL;
     if (form)
         form_wish(t, region);
     copy_range(t, p, region->region);
@@ -215,10 +216,10 @@ static void prefix_take(struct transfer *t, const uint8_t *keys)
     struct lookup_counts found = {.n = t->n_keys};
 
     for (uint32_t i = 0; i < t->n_keys; i++) {
-        bool plain = t->encoded && t->refs[i] != 0 && encoded_is_plain(t->encoded, t->refs[i]);
-        uint8_t tier = found.hits < i ? 0
-                                      : cache_tier(rq->rooms.cache,
-                                                   plain ? t->encoded->base : t->ns, t->refs[i]);
+        bool plain = t->view && t->refs[i] != 0 && encoded_is_plain(t->view, t->refs[i]);
+        uint8_t tier = found.hits < i
+                           ? 0
+                           : cache_tier(rq->rooms.cache, plain ? t->view->base : t->ns, t->refs[i]);
 
         if (tier == 0) {
             t->refs[i] = 0;
@@ -255,7 +256,7 @@ void blocks_find(struct transfer *t, const uint8_t *keys)
 {
     struct requests *rq = t->r.s->rq;
 
-    if (encoded_bypassed(rq, t->ns, t->encoded)) {
+    if (encoded_bypassed(rq, t->ns, t->view)) {
         t->opened = t->n_keys;
         memset(t->refs, 0, t->n_keys * sizeof(t->refs[0]));
         memset(t->status, UCM_BLOCK_MISS, t->n_keys);
@@ -263,8 +264,8 @@ void blocks_find(struct transfer *t, const uint8_t *keys)
         return;
     }
     trace_more(t->r.trace, TRACE_LOOKUP);
-    if (t->encoded)
-        encoded_find(t->encoded, keys, t->n_keys, t->prefix, !t->prefix, t->refs);
+    if (t->view)
+        encoded_find(t->view, keys, t->n_keys, t->prefix, !t->prefix, t->refs);
     else
         index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, t->prefix, t->refs);
     t->opened = t->n_keys;
@@ -272,8 +273,8 @@ void blocks_find(struct transfer *t, const uint8_t *keys)
         prefix_take(t, keys);
     else
         blocks_take(t);
-    if (t->encoded)
-        encoded_touch(t->encoded, t->refs, t->n_keys);
+    if (t->view)
+        encoded_touch(t->view, t->refs, t->n_keys);
     else
         cache_touch(rq->rooms.cache, t->ns, t->refs, t->n_keys);
     trace_less(t->r.trace, TRACE_LOOKUP);
@@ -328,7 +329,7 @@ static void looked_cb(struct shared_lookup *k)
     struct proto_bin keys = {k->keys, t->n_keys * t->ns->identity.key_bytes};
 
     t->lookup = NULL;
-    if (t->encoded && encoded_look_next(&t->look, keys, &t->lookup)) {
+    if (t->view && encoded_look_next(&t->look, keys, &t->lookup)) {
         t->lookup->ctx = t;
         t->lookup->done_cb = looked_cb;
     } else {
@@ -342,7 +343,7 @@ static void looked_cb(struct shared_lookup *k)
 static void look_begin(struct transfer *t, struct proto_bin keys, uint64_t wait_ms)
 {
     t->look = (struct encoded_look){
-        .s = t->r.s, .en = t->encoded, .until_ms = shared_lookup_until(t->r.s->rq, wait_ms)};
+        .s = t->r.s, .en = t->view, .until_ms = shared_lookup_until(t->r.s->rq, wait_ms)};
     if (!encoded_look_begin(&t->look, t->ns, keys, 0, &t->lookup)) {
         found_begin(t, keys.p);
         return;
@@ -372,7 +373,7 @@ int method_prefetch(struct call *call)
     t->part = m->part ? (uint32_t)m->part - 1 : 0;
     t->parts = m->part ? 1 : ns->identity.parts;
     t->priority = (uint8_t)m->priority;
-    t->encoded = session_encoded(call->s, ns);
+    t->view = session_encoded(call->s, ns);
     look_begin(t, m->keys, m->deadline_ms);
     return 0;
 }

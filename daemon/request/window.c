@@ -282,7 +282,7 @@ static int open_check(struct call *call, const struct ns *ns)
 {
     const struct msg_window_open *m = &call->params.window_open;
     const struct session *s = call->s;
-    struct encoded_identity encoded;
+    struct ns_encoded encoded;
 
     if (s->rq->draining)
         return ucm_error_set(&call->error, UCM_WIRE_SHUTDOWN, "the daemon is shutting down");
@@ -292,7 +292,7 @@ static int open_check(struct call *call, const struct ns *ns)
     if (strcmp(ns->identity.tenant, s->peer.tenant) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_DENIED,
                              "a window is of the tenant's own namespaces; load another's blocks");
-    if (encoded_identity(ns, &encoded))
+    if (ns_encoded(&ns->identity, &encoded))
         return ucm_error_set(
             &call->error, UCM_WIRE_UNSUPPORTED,
             "this namespace's blocks are encoded: a reader has no use for their bytes; load them, "

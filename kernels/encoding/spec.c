@@ -191,6 +191,48 @@ void ucm_encoding_identity(const struct ucm_encoding_spec *spec,
         put(out + RUN_AT, ucm_int8_run(spec, 0), 4);
 }
 
+static uint32_t get32(const uint8_t **at)
+{
+    uint32_t value = encoding_get32(*at);
+
+    *at += 4;
+    return value;
+}
+
+int ucm_encoding_parse(const uint8_t bytes[UCM_ENCODING_IDENTITY_BYTES],
+                       struct ucm_encoding_spec *out)
+{
+    struct ucm_encoding_spec spec = {0};
+    uint8_t again[UCM_ENCODING_IDENTITY_BYTES];
+    char why[UCM_ENCODING_WHY];
+    const uint8_t *at = bytes + 4; /* behind the version, which `again` has */
+
+    spec.encoding = get32(&at);
+    spec.version = get32(&at);
+    spec.dtype = get32(&at);
+    spec.n_sections = get32(&at);
+    spec.axis = get32(&at);
+    spec.seed = get32(&at);
+    spec.seed |= (uint64_t)get32(&at) << 32;
+    for (uint32_t i = 0; i < UCM_ENCODING_SECTIONS_MAX; i++) {
+        struct ucm_encoding_section *s = &spec.section[i];
+
+        s->kind = get32(&at);
+        s->tokens = get32(&at);
+        s->heads = get32(&at);
+        s->dim = get32(&at);
+        s->order = get32(&at);
+    }
+    spec.run = encoding_get32(bytes + RUN_AT);
+    if (ucm_encoding_check(&spec, why) != 0)
+        return -EINVAL;
+    ucm_encoding_identity(&spec, again);
+    if (memcmp(again, bytes, sizeof(again)) != 0)
+        return -EINVAL;
+    *out = spec;
+    return 0;
+}
+
 /* ---- through the table ---- */
 
 static struct encoding_form form_of(uint32_t encoding)

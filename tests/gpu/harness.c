@@ -254,6 +254,7 @@ int region_make(struct test_device *t, const struct test_layout *layout, pid_t p
                                     .blocks = layout->blocks,
                                     .device = {"cuda", 4},
                                     .gpu = {t->uuid, sizeof(t->uuid)}};
+    struct form pages = {.shard_bytes = layout->shard_bytes, .shards = layout->shards};
     struct ucm_error e = {0};
     int fds[1] = {-1}, rc;
 
@@ -275,7 +276,7 @@ int region_make(struct test_device *t, const struct test_layout *layout, pid_t p
     m.planes = (struct proto_planes){planes, layout->n_planes};
     if (!ipc)
         fds[0] = dup(fd);
-    rc = region_check(&m, layout->shards, layout->shard_bytes, NULL, fds, !ipc, out, &e);
+    rc = region_check(&m, &pages, NULL, fds, !ipc, out, &e);
     if (fds[0] >= 0)
         close(fds[0]);
     if (rc < 0) {

@@ -134,8 +134,9 @@ static inline struct device_region *region_of(const struct msg_plane *planes, ui
     struct device_region *r = NULL;
     struct ucm_error e = {0};
     int fds[1] = {dup(fd)};
+    struct form pages = {.shard_bytes = shard_bytes, .shards = shards};
 
-    cr_assert_eq(region_check(&m, shards, shard_bytes, NULL, fds, 1, &r, &e), 0, "%s", e.text);
+    cr_assert_eq(region_check(&m, &pages, NULL, fds, 1, &r, &e), 0, "%s", e.text);
     r->device = cpu;
     r->pid = getpid();
     return r;

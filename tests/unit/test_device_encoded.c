@@ -32,14 +32,22 @@ static void encoded_setup(void)
                                      .planes = {planes, 2 * LAYERS}};
 }
 
+static int ask(int *fds, struct device_region **r)
+{
+    struct codec codec;
+    struct form pages;
+
+    codec_init(&codec, &spec);
+    pages = (struct form){.shard_bytes = codec.plain_shard_bytes, .shards = LAYERS};
+    return region_check(&m, &pages, &codec, fds, 1, r, &e);
+}
+
 static struct device_region *region_encoded(void)
 {
     struct device_region *r = NULL;
     int fds[1] = {dup(memfd)};
 
-    cr_assert_eq(
-        region_check(&m, LAYERS, ucm_encoding_plain_shard_bytes(&spec), &spec, fds, 1, &r, &e), 0,
-        "%s", e.text);
+    cr_assert_eq(ask(fds, &r), 0, "%s", e.text);
     r->device = cpu;
     r->pid = getpid();
     return r;
@@ -50,9 +58,7 @@ static void refused(const char *word)
     struct device_region *r = NULL;
     int fds[1] = {memfd};
 
-    cr_assert_eq(
-        region_check(&m, LAYERS, ucm_encoding_plain_shard_bytes(&spec), &spec, fds, 1, &r, &e),
-        -UCM_WIRE_INVALID, "expected a refusal about: %s", word);
+    cr_assert_eq(ask(fds, &r), -UCM_WIRE_INVALID, "expected a refusal about: %s", word);
     cr_assert(strstr(e.text, word), "\"%s\" does not say \"%s\"", e.text, word);
 }
 

@@ -34,12 +34,18 @@ static void turned_setup(void)
                                      .rope_base = 10000};
 }
 
+static const struct form pages = {.shard_bytes = 2 * SECTION, .shards = LAYERS};
+
 static struct device_region *region_turned(const struct ucm_encoding_spec *encoding)
 {
     struct device_region *r = NULL;
     int fds[1] = {dup(memfd)};
+    struct codec codec;
 
-    cr_assert_eq(region_check(&m, LAYERS, 2 * SECTION, encoding, fds, 1, &r, &e), 0, "%s", e.text);
+    if (encoding)
+        codec_init(&codec, encoding);
+    cr_assert_eq(region_check(&m, &pages, encoding ? &codec : NULL, fds, 1, &r, &e), 0, "%s",
+                 e.text);
     r->device = cpu;
     r->pid = getpid();
     return r;
@@ -50,7 +56,7 @@ static void refused(int code, const char *word)
     struct device_region *r = NULL;
     int fds[1] = {memfd};
 
-    cr_assert_eq(region_check(&m, LAYERS, 2 * SECTION, NULL, fds, 1, &r, &e), -code,
+    cr_assert_eq(region_check(&m, &pages, NULL, fds, 1, &r, &e), -code,
                  "expected a refusal about: %s", word);
     cr_assert(strstr(e.text, word), "\"%s\" does not say \"%s\"", e.text, word);
     cr_assert_eq(fds[0], memfd, "a refusal takes no descriptor");

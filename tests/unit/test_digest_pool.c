@@ -309,21 +309,20 @@ static void digests_build(void)
     } b;
     char why[UCM_SPARSE_WHY];
     float kv[LAYERS][4 * 2 * DIM];
+    struct form from = {.shard_bytes = sizeof(kv[0]), .shards = LAYERS}, built;
 
     cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+    built = (struct form){.shard_bytes = plan.bytes, .shards = LAYERS};
     for (uint32_t i = 0; i < BLOCKS; i++) {
         uint8_t *to = calloc(LAYERS, plan.bytes), right[4096];
 
         for (uint32_t k = 0; k < sizeof(kv) / sizeof(float); k++)
             (&kv[0][0])[k] = noise();
         memset(&b, 0, sizeof(b));
-        b.build = (struct part_build){.job.done_cb = part_built_cb,
-                                      .digest = &plan,
-                                      .from = (const uint8_t *)kv,
-                                      .to = to,
-                                      .from_bytes = sizeof(kv[0]),
-                                      .to_bytes = plan.bytes,
-                                      .shards = LAYERS};
+        cr_assert_eq(part_build_init(&b.build, &plan, &from, &built), 0);
+        b.build.job.done_cb = part_built_cb;
+        b.build.from = (const uint8_t *)kv;
+        b.build.to = to;
         part_build_submit(pool, &b.build);
         while (!b.done)
             uv_run(&loop, UV_RUN_ONCE);

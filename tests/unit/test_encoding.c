@@ -138,3 +138,43 @@ Test(encoding, elements_round_to_the_nearest)
         cr_assert_eq(ucm_element_encode(dtype, NAN), ucm_element_nan(dtype));
     }
 }
+
+static struct ucm_encoding_spec any_spec(void)
+{
+    struct ucm_encoding_spec s = rig_spec(1 + rig_below(4), UCM_ENCODING_BF16, 1 + rig_below(32),
+                                          1 + rig_below(4), 64 * (1 + rig_below(3)));
+
+    s.n_sections = 1 + rig_below(2);
+    if (s.n_sections == 1)
+        s.section[1] = (struct ucm_encoding_section){0};
+    s.section[0].order = s.section[1].order = s.n_sections == 2 ? rig_below(2) : 0;
+    s.axis = rig_below(2);
+    s.run = s.axis ? rig_below(s.section[0].tokens + 1) : 0;
+    s.seed = rig_random();
+    return s;
+}
+
+/* A spec that is read back gives the same bytes, and no other identity gives it. */
+Test(encoding, an_identity_is_read_back)
+{
+    for (uint32_t turn = 0; turn < 2000; turn++) {
+        struct ucm_encoding_spec s = any_spec(), back;
+        uint8_t bytes[UCM_ENCODING_IDENTITY_BYTES], again[UCM_ENCODING_IDENTITY_BYTES];
+        char why[UCM_ENCODING_WHY];
+        uint32_t at;
+
+        cr_assert_eq(ucm_encoding_check(&s, why), 0, "%s", why);
+        ucm_encoding_identity(&s, bytes);
+        cr_assert_eq(ucm_encoding_parse(bytes, &back), 0, "encoding %u", s.encoding);
+        ucm_encoding_identity(&back, again);
+        cr_assert_eq(memcmp(bytes, again, sizeof(bytes)), 0);
+        cr_assert_eq(ucm_encoding_shard_bytes(&back), ucm_encoding_shard_bytes(&s));
+        at = rig_below(sizeof(bytes));
+        bytes[at] ^= (uint8_t)(1 + rig_below(255));
+        if (ucm_encoding_parse(bytes, &back) == 0) {
+            cr_assert_eq(ucm_encoding_check(&back, why), 0, "%s", why);
+            ucm_encoding_identity(&back, again);
+            cr_assert_eq(memcmp(bytes, again, sizeof(bytes)), 0, "byte %u", at);
+        }
+    }
+}

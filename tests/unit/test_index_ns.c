@@ -258,3 +258,68 @@ Test(index_ns, refuses_what_is_out_of_bounds)
     index_free(ix);
     index_free(NULL);
 }
+
+/* ---- forms ---- */
+
+static const struct ucm_encoding_spec fp8 = {.encoding = UCM_ENCODING_FP8,
+                                             .version = 1,
+                                             .dtype = UCM_ENCODING_BF16,
+                                             .n_sections = 1,
+                                             .section = {{.tokens = 16, .heads = 1, .dim = 128}}};
+
+/* Whoever made the identity: what it says decides, and only as a whole. */
+Test(index_ns, an_identity_has_a_form)
+{
+    struct ns_identity plain = identity(), id, other;
+    struct index *ix = new_index(100);
+    struct ns_encoded_memory memory;
+    uint8_t salt[NS_ENCODED_SALT_BYTES];
+    struct ns *base, *coded;
+
+    plain.parts = 2;
+    base = open_ns(ix, &plain);
+    cr_assert_null(ns_codec(base));
+    cr_assert_eq(ns_form(base, 1)->shard_bytes, 4096);
+    ns_encoded_identity(base, &fp8, &memory, &id);
+    coded = open_ns(ix, &id);
+    cr_assert(ns_codec(coded));
+    cr_assert_eq(ns_form(coded, 1)->shard_bytes, 2048 + 16);
+    cr_assert_eq(ns_form(coded, 1)->shards, 32);
+    cr_assert_eq(form_plain_shard_bytes(ns_form(coded, 1)), 4096);
+    other = id;
+    other.shard_bytes++;
+    cr_assert_null(ns_codec(open_ns(ix, &other)));
+    other = id;
+    other.layout = "encoding/2/fp8";
+    cr_assert_null(ns_codec(open_ns(ix, &other)));
+    other.layout = "encoding/1/int8";
+    cr_assert_null(ns_codec(open_ns(ix, &other)));
+    other = id;
+    other.dtype = "bf16";
+    cr_assert_null(ns_codec(open_ns(ix, &other)));
+    other = id;
+    other.salt = memcpy(salt, id.salt, sizeof(salt));
+    salt[0] ^= 1; /* another base */
+    cr_assert(codec_same(ns_codec(open_ns(ix, &other)), ns_codec(coded)));
+    salt[UCM_FINGERPRINT_BYTES] ^= 1; /* with other shards */
+    cr_assert_null(ns_codec(open_ns(ix, &other)));
+    index_free(ix);
+}
+
+Test(index_ns, a_restored_one_has_it_too)
+{
+    struct index *ix = new_index(100), *later = new_index(100);
+    struct ns_encoded_memory memory;
+    struct ns_identity id, plain = identity();
+    struct ucm_error e = {0};
+    struct ns *coded, *restored = NULL;
+
+    ns_encoded_identity(open_ns(ix, &plain), &fp8, &memory, &id);
+    coded = open_ns(ix, &id);
+    cr_assert_eq(index_ns_restore(later, coded->fingerprint, coded->canonical,
+                                  coded->canonical_bytes, &restored, &e),
+                 0, "%s", e.text);
+    cr_assert(codec_same(ns_codec(restored), ns_codec(coded)));
+    index_free(later);
+    index_free(ix);
+}

@@ -51,7 +51,9 @@ static void teardown(void)
 
 static int ask(uint32_t shards, uint64_t shard_bytes, struct device_region **r)
 {
-    return region_check(&m, shards, shard_bytes, NULL, fds, n_fds, r, &e);
+    struct form pages = {.shard_bytes = shard_bytes, .shards = shards};
+
+    return region_check(&m, &pages, NULL, fds, n_fds, r, &e);
 }
 
 /* Refused, with a sentence that has `word` in it, and nothing taken. */
@@ -106,7 +108,7 @@ Test(region, takes_over_what_was_said)
     cr_assert_eq(ask(2, 2 * CHUNK, &r), 0);
     cr_assert_eq(r->part, 3);
     cr_assert_eq(r->blocks, BLOCKS);
-    cr_assert_eq(r->shards, 2);
+    cr_assert_eq(r->pages.shards, 2);
     cr_assert_eq(r->n_handles, 1);
     cr_assert_eq(r->n_planes, 4);
     cr_assert_eq(r->handles[0].fd, fd);
@@ -323,7 +325,7 @@ Test(region, shards_may_be_left_out)
     planes[0].shard = planes[1].shard = 1;
     planes[2].shard = planes[3].shard = 4;
     cr_assert_eq(ask(6, 2 * CHUNK, &r), 0, "%s", e.text);
-    cr_assert_eq(r->shards, 6);
+    cr_assert_eq(r->pages.shards, 6);
     for (uint32_t shard = 0; shard <= 6; shard++)
         cr_assert_eq(r->shard_first[shard], shard <= 1 ? 0 : shard <= 4 ? 2 : 4, "shard %u", shard);
     for (uint32_t i = 0; i < 4; i++)

@@ -231,8 +231,10 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
                                     .device = {"cuda", 4},
                                     .handles = {&handle, 1},
                                     .planes = {planes, w->n_planes}};
+    struct form pages = {.shard_bytes = w->chunk * sections, .shards = w->n_planes / sections};
     struct device_region *r = NULL;
     struct ucm_error e = {0};
+    struct codec codec;
     uint32_t rope[5];
 
     if (w->rope)
@@ -242,9 +244,10 @@ static inline struct device_region *region_of(struct worker_side *w, struct devi
                                        .stride = w->chunk + gap,
                                        .chunk = w->chunk,
                                        .shard = p / sections};
-    cr_assert_eq(
-        region_check(&m, w->n_planes / sections, w->chunk * sections, w->encoding, NULL, 0, &r, &e),
-        0, "%s", e.text);
+    if (w->encoding)
+        codec_init(&codec, w->encoding);
+    cr_assert_eq(region_check(&m, &pages, w->encoding ? &codec : NULL, NULL, 0, &r, &e), 0, "%s",
+                 e.text);
     r->device = device;
     r->pid = pid;
     r->connection = (uint64_t)(uintptr_t)w;

@@ -1,0 +1,51 @@
+/* What the bytes of a part are. The namespace that holds a block says so (index.h), from its birth on; nobody else keeps a word
+ * about it that could age.
+ *
+ * Thread: any; forms don't change. */
+#ifndef UCMD_BASE_FORM_H
+#define UCMD_BASE_FORM_H
+
+#include "kernels/encoding/encoding.h"
+
+#include <string.h>
+
+/* How KV was encoded. */
+struct codec {
+    struct ucm_encoding_spec spec;
+    uint8_t
+        identity[UCM_ENCODING_IDENTITY_BYTES]; /* of spec: equal for those that give equal bytes */
+    uint64_t plain_shard_bytes;
+};
+
+/* spec: one that ucm_encoding_check accepts. */
+static inline void codec_init(struct codec *c, const struct ucm_encoding_spec *spec)
+{
+    c->spec = *spec;
+    ucm_encoding_identity(spec, c->identity);
+    c->plain_shard_bytes = ucm_encoding_plain_shard_bytes(spec);
+}
+
+struct form {
+    uint64_t shard_bytes;
+    uint32_t shards;           /* of the part */
+    const struct codec *codec; /* NULL: bytes as their writers have them */
+};
+
+static inline bool codec_same(const struct codec *a, const struct codec *b)
+{
+    return a == b || (a && b && memcmp(a->identity, b->identity, sizeof(a->identity)) == 0);
+}
+
+/* Of a shard as KV was computed. */
+static inline uint64_t form_plain_shard_bytes(const struct form *f)
+{
+    return f->codec ? f->codec->plain_shard_bytes : f->shard_bytes;
+}
+
+/* Whether it may refuse bytes (ucm_encoding_fits). */
+static inline bool codec_refuses(const struct codec *codec)
+{
+    return ucm_encoding_method(codec->spec.encoding)->fits != NULL;
+}
+
+#endif

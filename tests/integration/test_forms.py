@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Blocks in two forms, asked for in every order of calls, beside another tenant's blocks: whoever gets bytes gets those of the block that
+he named, in the form of his pages, and nothing else of the arena."""
+
+import faulthandler
+import itertools
+import os
+import struct
+import sys
+import unittest
+
+try:
+    from encoding_case import ENCODINGS, Reference, random_kv
+    from second_client import (INVALID, MISS, OK, OTHER_UID, Case, Client, Pool, Refused, Region, keys)
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+SUITE_TIMEOUT_S = 300
+TOKENS, HEADS, DIM, LAYERS, BLOCKS = 16, 2, 64, 16, 3
+PLAIN = TOKENS * HEADS * DIM * 2
+IDENTITY = {"dtype": "bf16", "layout": "test/1", "block_tokens": TOKENS, "key_bytes": 16, "parts": 1, "shards": [LAYERS],
+            "shard_bytes": PLAIN}
+DIGESTS = {"method": 1, "kind": 0, "dtype": 2, "kv_heads": HEADS, "head_dim": DIM, "k_token_stride": HEADS * DIM * 2,
+           "k_head_stride": DIM * 2}
+# With a scale for each element int8 is longer than what it encodes.
+FORMS = {"fp8": {}, "q4": {}, "lossless": {}, "int8": {}, "longer": {"encoding": "int8", "axis": 1, "run": 1}}
+STEPS = ("bytes", "view", "pool", "region", "chain")  # bytes: namespace.open of the encoded one; view: encoding.open
+MARK = b"the other one's!"
+
+
+def orders():
+    """Who names the encoded namespace has opened it, one way or the other."""
+    return [order for order in itertools.permutations(STEPS) if order[0] in ("bytes", "view")]
+
+
+class Form:
+    """A base and an encoded namespace of it, with blocks in the one (b0, ...) and in the other (c0, ...), and what they hold."""
+
+    def __init__(self, case, name):
+        self.case, self.name = case, name
+        self.how = {"encoding": name, "dtype": "bf16", "k": [TOKENS, HEADS, DIM], **FORMS[name]}
+        self.reference = Reference(**self.how)
+        self.coded_bytes = self.reference.coded[0]
+        self.identity = dict(IDENTITY, model=f"{case.id()} {name}")
+        owner = self.owner = case.client()
+        opened = owner.call("namespace.open", **self.identity)
+        self.base = opened["ns"]
+        self.coded_identity = dict(
+            self.identity, dtype="encoded", layout=f"encoding/{self.reference.spec.version}/{self.how['encoding']}", shard_bytes=self.coded_bytes,
+            salt=opened["fingerprint"] + struct.pack("<Q", PLAIN) + self.reference.identity())
+        self.ns = self.view(owner)
+        self.pages, self.names = Region(owner, self.ns, self.identity, BLOCKS), []
+        self.holds = {}  # by name: the plain form that a load gives, and the coded one
+        for i in range(BLOCKS):
+            case.neighbour()
+            for kind in "bc":
+                kv = random_kv(self.pages.size)
+                self.pages.memory[:len(kv)] = kv
+                case.assertEqual(self.pages.dump([f"{kind}{i}"], [0], plain=kind == "b"), [OK])
+                coded = self.reference.encode(kv) if kind == "c" else None
+                self.holds[f"{kind}{i}"] = (self.reference.decode(coded) if coded else kv, coded)
+                self.names.append(f"{kind}{i}")
+        case.neighbour()
+        self.digests = owner.call("digest.open", ns=self.ns, **DIGESTS)
+        self.digest_of = self.built(owner, self.digests["ns"]) if name == "lossless" else {}
+
+    def view(self, client):
+        return client.call("encoding.open", ns=client.open(self.identity), **self.how)["ns"]
+
+    def built(self, client, ns):
+        """Digests of all blocks, by name, of those that are there."""
+        client.call("digest.build", ns=ns, keys=keys(*self.names))
+        region = Region(client, ns, dict(self.identity, shard_bytes=self.digests["shard_bytes"]), len(self.names))
+        status = region.load(self.names, range(len(self.names)))
+        return {name: region.bytes(i) for i, name in enumerate(self.names) if status[i] == OK}
+
+
+class Stranger:
+    """A connection that takes the steps in that order. It says of each registration what size a shard must have then."""
+
+    def __init__(self, form, order):
+        self.form, self.client, self.opened = form, Client(form.case.daemon), set()
+        self.base = self.client.open(form.identity)
+        self.pool = self.region = self.digests = None
+        self.chains = []
+        for step in order:
+            getattr(self, "step_" + step)()
+            self.opened.add(step)
+
+    def step_bytes(self):
+        self.form.case.assertEqual(self.client.open(self.form.coded_identity), self.form.ns)
+
+    def step_view(self):
+        self.form.case.assertEqual(self.form.view(self.client), self.form.ns)
+
+    def shard_bytes(self):
+        """The other size is refused."""
+        return PLAIN if "view" in self.opened else self.form.coded_bytes
+
+    def identity(self):
+        return dict(self.form.coded_identity, shard_bytes=self.shard_bytes())
+
+    def step_pool(self):
+        self.pool = Pool(self.client, self.form.ns, self.shard_bytes(), LAYERS), "view" in self.opened
+
+    def step_region(self):
+        self.region = Region(self.client, self.form.ns, self.identity(), len(self.form.names)), "view" in self.opened
+
+    def step_chain(self):
+        self.digests = self.client.call("digest.open", ns=self.form.ns, **DIGESTS)["ns"]
+        self.append()
+
+    def append(self):
+        for name in self.form.names:
+            chain = self.client.call("chain.open", ns=self.digests)["chain"]
+            if self.client.call("chain.append", chain=chain, keys=keys(name))["blocks"]:
+                self.chains.append((name, chain))
+
+    def wanted(self, name, plain):
+        """What pages get, or None: a miss."""
+        return self.form.holds[name][0 if plain else 1]
+
+    def check_pool(self, **source):
+        pool, plain = self.pool
+        for name, more in [(name, {"chain": chain}) for name, chain in self.chains] + [(name, {"keys": keys(name)}) for name in self.form.names]:
+            for layers in ((LAYERS - 1,), (LAYERS - 1, 0), range(LAYERS)):
+                pool.memory[:] = b"\xa5" * len(pool.memory)
+                status = pool.fetch([(0, layer, slot) for slot, layer in enumerate(layers)], **more)
+                wanted = self.wanted(name, plain)
+                self.form.case.assertEqual(status, [OK if wanted else MISS] * len(layers), (name, more))
+                for slot in range(LAYERS):
+                    at = layers[slot] * pool.size if wanted and slot < len(layers) else None
+                    self.form.case.assertEqual(pool.bytes(slot), b"\xa5" * pool.size if at is None else wanted[at:at + pool.size])
+
+    def check_region(self):
+        region, plain = self.region
+        names = self.form.names
+        for method in ("load", "load_prefix"):
+            for name in names:
+                region.memory[:] = b"\xa5" * len(region.memory)
+                wanted = self.wanted(name, plain)
+                self.form.case.assertEqual(list(region.call(method, [name], [1])["status"]), [OK if wanted else MISS], (method, name))
+                self.form.case.assertEqual(region.bytes(1), wanted or b"\xa5" * region.size)
+        mixed = region.load(names, range(len(names)))
+        self.form.case.assertEqual(mixed, [OK if self.wanted(name, plain) else MISS for name in names])
+        for i, name in enumerate(names):
+            if mixed[i] == OK:
+                self.form.case.assertEqual(region.bytes(i), self.wanted(name, plain))
+
+    def check_dump(self, key):
+        """What it stores is what the owner then finds in that form."""
+        region, plain = self.region
+        form, kv, coded = self.form, *self.form.holds["c0"]
+        region.memory[:region.size] = kv if plain else coded
+        form.case.assertEqual(region.dump([key], [0]), [OK])
+        form.case.assertEqual(region.dump([key + "p"], [0], plain=True), [OK])
+        for name, decoded in ((key, form.reference.decode(form.reference.encode(kv)) if plain else kv), (key + "p", kv)):
+            form.case.assertEqual(form.pages.load([name], [0]), [OK], name)
+            form.case.assertEqual(form.pages.bytes(0), decoded)
+        for ns in (form.ns, form.base):
+            form.owner.call("evict", ns=ns, keys=keys(key, key + "p"))
+
+    def check_digests(self):
+        """A build's bytes are of the block alone, whatever was opened before."""
+        form = self.form
+        for _, chain in self.chains:  # they hold digests
+            self.client.call("chain.close", chain=chain)
+        form.case.until(lambda: form.owner.call("evict", ns=form.digests["ns"], keys=keys(*form.names)).get("busy", 0) == 0, "an eviction")
+        try:
+            built = form.built(self.client, self.digests)
+        except Refused as error:
+            form.case.assertEqual(error.code, INVALID)
+            form.case.assertNotEqual(form.name, "lossless")
+            built = {}
+        form.case.assertEqual(built, form.digest_of)
+
+
+class Orders(Case):
+    options = {"nvme": True, "arena.size": "32MiB", "limits.requests": "4096"}
+
+    def setUp(self):
+        """Blocks of another tenant lie around all others: each as long as a plain one, and as a coded one of each form."""
+        self.other = self.client(uid=OTHER_UID)
+        self.around, self.others = [], 0
+        for size in {PLAIN, *(Reference(**{"encoding": name, "dtype": "bf16", "k": [TOKENS, HEADS, DIM], **FORMS[name]}).coded[0]
+                              for name in FORMS)}:
+            identity = dict(IDENTITY, model=f"{self.id()} {size}", shard_bytes=size)
+            region = Region(self.other, self.other.open(identity), identity, 1)
+            region.memory[:] = MARK * (len(region.memory) // len(MARK))
+            self.around.append(region)
+
+    def neighbour(self):
+        for region in self.around:
+            self.assertEqual(region.dump([f"around{self.others}"], [0]), [OK])
+            self.others += 1
+
+    def every_order(self, below):
+        for name in FORMS:
+            form = Form(self, name)
+            if below:
+                self.settled(form.owner, form.base)
+                self.settled(form.owner, form.ns)
+            for number, order in enumerate(orders()):
+                with self.subTest(form=name, order=order):
+                    stranger = Stranger(form, order)
+                    try:
+                        stranger.append()
+                        for ns in (form.base, form.ns) if below else ():
+                            form.owner.call("evict", ns=ns, keys=keys(*form.names), tier=1)
+                        stranger.check_pool()
+                        stranger.check_region()
+                        stranger.check_dump(f"{below} {number}")
+                        stranger.check_digests()
+                    finally:
+                        stranger.client.close()
+
+    def test_in_dram(self):
+        self.every_order(False)
+
+    def test_below(self):
+        self.every_order(True)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main(verbosity=2)
