@@ -87,7 +87,7 @@ class Store:
     """Mooncake's client, set up by a thread of its own that tries until it is. Until then `why` says what is missing."""
 
     def __init__(self, target, buffer):
-        self.target, self.buffer, self.page = target, buffer, mmap.mmap(-1, PAGE)
+        self.target, self.buffer, self.page = target, buffer, mmap.mmap(-1, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.at, self.page_at = memory_at(buffer), memory_at(self.page)
         self.client, self.config, self.why = None, None, "not connected yet"
         self.tried = threading.Event()  # once, with whatever outcome

@@ -92,7 +92,7 @@ void process_run_settle(struct process_run *run)
         run_drop(run);
 }
 
-/* The session is killed while its first process, a zombie now, keeps its number from being used again. */
+/* The group, which nobody can leave, is killed while its first process, a zombie now, keeps its number from being used again. */
 static void reap(struct process_run *run)
 {
     struct share_backend *b = run->b;

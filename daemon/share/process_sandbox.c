@@ -22,6 +22,8 @@
 
 #define NICE 5
 #define FILES 4096u
+#define TASKS 4096u /* of its user: processes and threads */
+#define STACK_BYTES (8u << 20)
 
 /* Newer than headers in use: Linux 6.2, 6.7 and 6.12 have them. */
 #define FS_TRUNCATE (1ull << 14)
@@ -43,6 +45,7 @@ struct ruleset {
 
 struct wants {
     bool network;
+    bool signals_scoped; /* by Landlock */
     uint64_t memory_bytes;
     char **command;
 };
@@ -55,7 +58,8 @@ static int fail(const char *what, int err)
 
 /* ---- files ---- */
 
-/* What programs read: libraries, what the C library looks up, certificates. */
+/* What programs read: libraries, what the C library looks up, certificates. Not /dev/zero: mapped as shared it is memory
+ * that no limit counts, by reading it, too. */
 static const char *const readable[] = {"/usr",
                                        "/lib",
                                        "/lib64",
@@ -95,8 +99,8 @@ static const char *const readable[] = {"/usr",
                                        "/sys/class/infiniband_verbs",
                                        "/sys/devices",
                                        NULL};
-static const char *const writable[] = {"/dev/null",    "/dev/zero",       "/dev/random",
-                                       "/dev/urandom", "/dev/infiniband", NULL};
+static const char *const writable[] = {"/dev/null", "/dev/random", "/dev/urandom",
+                                       "/dev/infiniband", NULL};
 
 /* Allows `access` below the path. 0; -errno, -ENOENT among them. */
 static int rule_add(int rules, const char *path, uint64_t access)
@@ -169,7 +173,7 @@ static int words_rules_add(int rules, char **words, uint64_t all)
 }
 
 /* Files, signals to others and, without `network`, TCP; and no process outside can be traced or read. */
-static int landlock_enter(char **words, const struct wants *w)
+static int landlock_enter(char **words, struct wants *w)
 {
     int version =
         (int)syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
@@ -199,6 +203,7 @@ static int landlock_enter(char **words, const struct wants *w)
     rc = rc < 0 ? fail(w->command[0], -rc) : words_rules_add(rules, words, r.fs);
     if (rc == 0 && syscall(SYS_landlock_restrict_self, rules, 0) < 0)
         rc = fail("Landlock", errno);
+    w->signals_scoped = (r.scoped & SCOPE_SIGNAL) != 0;
     close(rules);
     return rc;
 }
@@ -272,6 +277,18 @@ static int words_read(char **words, struct wants *w)
     return 0;
 }
 
+/* A host or unit that runs out of memory ends a backend before the daemon, unless the daemon has more than half of it: the
+ * unit makes the daemon a candidate, too. */
+static void candidate_be(void)
+{
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+
+    if (fd < 0)
+        return;
+    (void)!write(fd, "1000", 4);
+    close(fd);
+}
+
 int process_sandbox_main(char **words)
 {
     struct wants w = {.network = false};
@@ -281,6 +298,11 @@ int process_sandbox_main(char **words)
         rc = limit_set(RLIMIT_CORE, "RLIMIT_CORE", 0); /* blocks in the clear */
     if (rc == 0)
         rc = limit_set(RLIMIT_NOFILE, "RLIMIT_NOFILE", FILES);
+    if (rc == 0)
+        rc = limit_set(RLIMIT_NPROC, "RLIMIT_NPROC", TASKS);
+    if (rc == 0) /* which RLIMIT_DATA does not count */
+        rc = limit_set(RLIMIT_STACK, "RLIMIT_STACK", STACK_BYTES);
+    candidate_be();
     (void)setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + NICE);
     if (rc == 0)
         rc = user_change(w.network);
@@ -292,7 +314,7 @@ int process_sandbox_main(char **words)
         rc = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ? fail("prctl", errno) : 0;
     if (rc == 0)
         rc = landlock_enter(words, &w);
-    if (rc == 0 && process_filter_enter(w.network) < 0)
+    if (rc == 0 && process_filter_enter(w.network, w.signals_scoped) < 0)
         rc = fail("seccomp", errno);
     /* Last: this program, with a sanitizer in it, may have more. */
     if (rc == 0 && w.memory_bytes > 0)

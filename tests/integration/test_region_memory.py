@@ -11,6 +11,7 @@ import unittest
 
 try:
     from daemon import Daemon
+    from memory_group import Group
     from second_client import INVALID, OK, UCMD, Case, Client, Refused, keys, memfd, u32
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -21,7 +22,6 @@ PAGE = mmap.PAGESIZE
 SHARD = 256 << 10
 IDENTITY = {"model": "m", "dtype": "bf16", "layout": "l", "block_tokens": 16, "key_bytes": 16, "parts": 1, "shards": [1], "shard_bytes": SHARD}
 BLOCKS = 64
-V1, V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 
 
 def pages(fd):
@@ -42,32 +42,6 @@ def register(client, ns, fd, blocks=BLOCKS):
 def copied(client, method, region, names):
     names = list(names)
     return set(client.call(method, region=region, keys=keys(*names), blocks=u32(*names))["status"])
-
-
-class Group:
-    """A memory cgroup, of version 1 or 2; OSError where none can be made."""
-
-    def __init__(self, name, limit):
-        old = os.path.isdir(V1)
-        if not old and "memory" not in open(f"{V2}/cgroup.subtree_control", encoding="ascii").read():
-            raise OSError("no memory controller for groups below the first")
-        self.path = f"{V1 if old else V2}/ucmd-test-{name}-{os.getpid()}"
-        os.mkdir(self.path)
-        self.usage_file = self.path + ("/memory.usage_in_bytes" if old else "/memory.current")
-        try:
-            with open(self.path + ("/memory.limit_in_bytes" if old else "/memory.max"), "w", encoding="ascii") as f:
-                f.write(str(limit))
-        except OSError:
-            self.remove()
-            raise
-        self.words = ["/bin/sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh"]
-
-    def usage(self):
-        with open(self.usage_file, encoding="ascii") as f:
-            return int(f.read())
-
-    def remove(self):
-        os.rmdir(self.path)
 
 
 class Memory(Case):
