@@ -316,7 +316,9 @@ static void pump(struct share_backend *b)
     int err = 0;
 
     if (!b->run && waits)
-        err = backoff_ready(&b->pause, uv_now(b->loop)) ? process_run_start(b) : -ECONNREFUSED;
+        err = backoff_ready(&b->pause, uv_now(b->loop)) && process_closing_done(b)
+                  ? process_run_start(b)
+                  : -ECONNREFUSED;
     if (err < 0)
         process_queue_fail(b, err);
     if (!b->run || b->run->state != RUN_UP)
@@ -528,7 +530,8 @@ static int process_open(const struct share_backend_config *config, struct share_
     list_init(&b->ended);
     list_init(&b->ready);
     list_init(&b->free);
-    if (calls_make(b) < 0) {
+    if (process_closing_new(b) < 0 || calls_make(b) < 0) {
+        process_closing_free(b);
         free(b);
         return -ENOMEM;
     }
@@ -542,6 +545,7 @@ static void turn_closed_cb(uv_handle_t *h)
 {
     struct share_backend *b = h->data;
 
+    process_closing_free(b);
     free(b->calls);
     free(b);
 }

@@ -8,7 +8,7 @@
  * - Slots are never in the buffer: what is read from there is copied first, then verified.
  *
  * process.c has operations and calls, process_run.c starts, watches and ends runs, process_io.c sends and
- * receives packets, process_start.c makes processes. */
+ * receives packets, process_start.c makes processes, process_close.c closes what they leave. */
 #ifndef UCMD_SHARE_PROCESS_H
 #define UCMD_SHARE_PROCESS_H
 
@@ -31,6 +31,7 @@
 #define PROCESS_INLINE_BYTES 65536u /* copied on the loop; more in a thread */
 #define PROCESS_TURN_PACKETS 16u    /* received for one turn of the loop */
 #define PROCESS_CALLS 1025u         /* at most */
+#define PROCESS_RIGHTS 253u         /* descriptors with one packet: the kernel's bound */
 
 struct process_run;
 
@@ -58,6 +59,8 @@ struct process_run {
     int start_status;
     pid_t pid; /* 0: none, or reaped */
     int socket, pid_fd, buffer_fd;
+    int rights[PROCESS_RIGHTS]; /* descriptors that it sent, which no process may */
+    unsigned n_rights;
     uint8_t *buffer;
     uint64_t buffer_bytes;
     uv_poll_t io, exit;
@@ -89,6 +92,7 @@ struct share_backend {
     unsigned depth;
     struct share_temp temps;
     struct process_run *run; /* NULL: down */
+    struct process_closing *closing_fds;
     struct backoff pause;
     uv_idle_t turn; /* sends what was started in this turn of the loop, and ends what ended */
     bool closing;
@@ -139,6 +143,17 @@ void process_run_up(struct process_run *run, const struct wire_hello_answer *h);
 int process_io_open(struct process_run *run);
 /* Sends calls of `ready`. */
 void process_io_flush(struct process_run *run);
+
+/* ---- process_close.c ---- */
+
+/* 0 or -ENOMEM. */
+int process_closing_new(struct share_backend *b);
+/* Closes the run's socket and what it sent, in a thread. */
+void process_closing_begin(struct process_run *run);
+/* Is that over? No process is started before. */
+bool process_closing_done(const struct share_backend *b);
+/* NULL-safe; what is not closed yet will be. */
+void process_closing_free(struct share_backend *b);
 
 /* ---- process_start.c ---- */
 

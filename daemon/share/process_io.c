@@ -130,16 +130,39 @@ static void packet_take(struct process_run *run, const uint8_t *packet, size_t n
         process_run_end(run, 0, "it broke the protocol: %.110s", e.text);
 }
 
-/* Descriptors that come are closed: no control buffer takes them. */
+static void rights_take(struct process_run *run, struct msghdr *m)
+{
+    for (struct cmsghdr *h = CMSG_FIRSTHDR(m); h; h = CMSG_NXTHDR(m, h)) {
+        size_t n = (h->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+        if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS ||
+            n > PROCESS_RIGHTS - run->n_rights)
+            continue;
+        memcpy(run->rights + run->n_rights, CMSG_DATA(h), n * sizeof(int));
+        run->n_rights += (unsigned)n;
+    }
+}
+
+/* Without a control buffer the kernel would close descriptors that come here and now, and a process can make that wait. */
 static ssize_t packet_receive(struct process_run *run, uint8_t packet[WIRE_PACKET_BYTES],
                               int *flags)
 {
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(PROCESS_RIGHTS * sizeof(int))];
+    } control;
     struct iovec iov = {packet, WIRE_PACKET_BYTES};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    struct msghdr m = {.msg_iov = &iov,
+                       .msg_iovlen = 1,
+                       .msg_control = control.bytes,
+                       .msg_controllen = sizeof(control.bytes)};
     ssize_t n = recvmsg(run->socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
+    if (n < 0)
+        return -errno;
+    rights_take(run, &m);
     *flags = m.msg_flags;
-    return n < 0 ? -errno : n;
+    return n;
 }
 
 static void io_cb(uv_poll_t *poll, int status, int events)
@@ -150,13 +173,15 @@ static void io_cb(uv_poll_t *poll, int status, int events)
 
     (void)status;
     for (unsigned i = 0; i < PROCESS_TURN_PACKETS && run->state != RUN_ENDING; i++) {
-        int flags;
+        int flags = 0;
         ssize_t n = packet_receive(run, packet, &flags);
 
         if (n == -EAGAIN || n == -EINTR)
             break;
         if (n < 0)
             process_run_end(run, PROCESS_EXIT_MS, "its socket: %s", strerror((int)-n));
+        else if (run->n_rights > 0 || (flags & MSG_CTRUNC))
+            process_run_end(run, 0, "it broke the protocol: it sent a descriptor");
         else if (n == 0)
             process_run_end(run, PROCESS_EXIT_MS, "it closed its socket");
         else if (flags & MSG_TRUNC)

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,7 +29,7 @@ static void run_free(struct process_run *run)
 {
     struct share_backend *b = run->b;
 
-    close_fd(&run->socket);
+    process_closing_begin(run);
     close_fd(&run->pid_fd);
     free(run);
     b->run = NULL;
@@ -176,7 +177,8 @@ void process_run_end(struct process_run *run, uint64_t grace_ms, const char *why
     }
     run->state = RUN_ENDING;
     handle_close(&run->io_open, &run->io);
-    close_fd(&run->socket);
+    if (run->socket >= 0)
+        (void)shutdown(run->socket, SHUT_RDWR); /* it is closed when the process is gone */
     if (run->pid > 0 && grace_ms == 0)
         (void)kill(-run->pid, SIGKILL);
     else if (run->pid > 0)

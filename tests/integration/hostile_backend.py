@@ -5,6 +5,7 @@ verb (or `hello`) comes for the first time ever: FOLDER/done says that it came."
 import mmap
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -63,6 +64,31 @@ def endless(r):
         send({"id": r["id"], "status": "more", "files": [[f"{'ab' * 16}-{'0' * 32}-00", 1, 1]] * 300})
 
 
+def linger(good):
+    """Sends a socket whose close() waits as long as its other side, which a child keeps, does not read."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    sender = socket.create_connection(listener.getsockname())
+    other, _ = listener.accept()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        sock.close()
+        sender.close()
+        time.sleep(60)  # the test ends it
+        os._exit(0)
+    with open(os.path.join(folder, "holder"), "w") as f:
+        f.write(str(pid))
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
+    sender.setblocking(False)
+    try:
+        while True:
+            sender.send(bytes(65536))
+    except BlockingIOError:
+        pass
+    socket.send_fds(sock, [msgpack.packb([good])], [sender.fileno()])
+    sender.close()
+
+
 def misbehave(r, buffer):
     good = {} if r["verb"] == "hello" or how in ("die", "abort", "hang", "close", "fork") else answer(r, buffer)
     if how == "die":
@@ -118,7 +144,8 @@ def misbehave(r, buffer):
         endless(r)
     elif how == "fds":
         socket.send_fds(sock, [msgpack.packb([good])], [0, 1, 2])
-        return
+    elif how == "linger":
+        linger(good)
     elif how == "fork":
         if os.fork() > 0:
             os._exit(0)

@@ -1,0 +1,84 @@
+/* Descriptors that a process sent, and its socket, in which more may lie. A process can make their close() wait, by a socket
+ * that lingers or a file of a mount that hangs. So a thread closes them that nothing waits for but the next start. */
+#include "daemon/share/process.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct process_closing {
+    atomic_uint owners; /* the backend, and the thread while it closes */
+    int fds[1 + PROCESS_RIGHTS];
+    unsigned n;
+};
+
+static void let_go(struct process_closing *c)
+{
+    if (atomic_fetch_sub(&c->owners, 1) == 1)
+        free(c);
+}
+
+static void *close_cb(void *arg)
+{
+    struct process_closing *c = arg;
+
+    for (unsigned i = 0; i < c->n; i++)
+        close(c->fds[i]);
+    let_go(c);
+    return NULL;
+}
+
+static int thread_start(struct process_closing *c)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    int err = pthread_attr_init(&attributes);
+
+    if (err != 0)
+        return -err;
+    (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED); /* can't fail */
+    err = pthread_create(&thread, &attributes, close_cb, c);
+    pthread_attr_destroy(&attributes);
+    return -err;
+}
+
+int process_closing_new(struct share_backend *b)
+{
+    b->closing_fds = calloc(1, sizeof(*b->closing_fds));
+    if (!b->closing_fds)
+        return -ENOMEM;
+    atomic_init(&b->closing_fds->owners, 1);
+    return 0;
+}
+
+void process_closing_begin(struct process_run *run)
+{
+    struct process_closing *c = run->b->closing_fds;
+
+    c->n = 0;
+    if (run->socket >= 0)
+        c->fds[c->n++] = run->socket;
+    memcpy(c->fds + c->n, run->rights, run->n_rights * sizeof(run->rights[0]));
+    c->n += run->n_rights;
+    run->socket = -1;
+    run->n_rights = 0;
+    if (c->n == 0)
+        return;
+    atomic_fetch_add(&c->owners, 1);
+    if (thread_start(c) < 0)
+        (void)close_cb(c); /* without threads much else has stopped */
+}
+
+bool process_closing_done(const struct share_backend *b)
+{
+    return atomic_load(&b->closing_fds->owners) == 1;
+}
+
+void process_closing_free(struct share_backend *b)
+{
+    if (b->closing_fds)
+        let_go(b->closing_fds);
+}
