@@ -240,9 +240,10 @@ class SGLang(Case):
             sys.modules["torch"] = cls.torch
 
     def storage(self, pool, ucm=(), extra=(), **config):
+        own = {"socket": self.daemon.socket, "connect_timeout": 5.0, "revision": "1", **dict(ucm)}
         config = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1, "is_mla_model": False,
                   "model_name": self.id(), "should_split_heads": False, **config,
-                  "extra_config": {"interface_v1": 1, "ucm": {"socket": self.daemon.socket, "connect_timeout": 5.0, **dict(ucm)}, **dict(extra)}}
+                  "extra_config": {"interface_v1": 1, "ucm": {name: value for name, value in own.items() if value is not None}, **dict(extra)}}
         storage = self.UcmStorage(types.SimpleNamespace(**config), {})
         self.addCleanup(storage.close)
         if pool is not None:
@@ -280,16 +281,34 @@ class SGLang(Case):
         def of(pool=None, **told):
             told = {"model_path": folder, "revision": None, "dtype": "auto", "quantization": None, **told}
             module("sglang.srt.runtime_context", get_server_args=lambda: types.SimpleNamespace(**told))
-            return self.storage(pool or Pool())
+            return self.storage(pool or Pool(), ucm={"revision": None})
+        weights = os.path.join(folder, "model.safetensors")
+        with open(weights, "w", encoding="utf-8") as file:
+            file.write("as they are read")
+        self.enterContext(mock.patch("ucmclient.weights.process_began", return_value=time.time() + 3600))
         of().batch_set_v1(names, places(0, 1))
         self.assertEqual(of().batch_exists(names), 2)
         for differs in ({"model_path": "another/model"}, {"revision": "2"}, {"dtype": "float16"}, {"quantization": "fp8"}):
             self.assertEqual(of(**differs).batch_exists(names), 0, differs)
-        with open(os.path.join(folder, "model.safetensors"), "w", encoding="utf-8") as file:
+        drafting = {"speculative_draft_model_path": weights}
+        of(**drafting).batch_set_v1(names, places(0, 1))
+        with open(weights, "w", encoding="utf-8") as file:
             file.write("others now")
-        self.assertEqual(of().batch_exists(names), 0)
-        module("sglang.srt.runtime_context", get_server_args=mock.Mock(side_effect=ValueError("not set yet")))
-        self.storage(Pool())
+        self.assertEqual((of().batch_exists(names), of(**drafting).batch_exists(names)), (0, 0))
+
+    def test_weights_that_may_be_others_are_shared_with_nobody(self):
+        """Files that changed when this process ran already, names that nobody knows, and an engine that does not say what it serves."""
+        names, folder = [f"{i:064x}" for i in range(2)], tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        self.addCleanup(sys.modules.pop, "sglang.srt.runtime_context", None)
+        with open(os.path.join(folder, "model.safetensors"), "w", encoding="utf-8") as file:
+            file.write("written while it was read")
+        for path in (folder, "a/name", None):
+            say = mock.Mock(side_effect=ValueError("not set yet")) if path is None else lambda: types.SimpleNamespace(model_path=path)
+            module("sglang.srt.runtime_context", get_server_args=say)
+            with self.assertLogs("ucmclient", "WARNING"):
+                self.storage(Pool(), ucm={"revision": None}).batch_set_v1(names, places(0, 1))
+            self.assertEqual(self.storage(Pool(), ucm={"revision": None}).batch_exists(names), 0, path)
 
     def test_several_pools(self):
         names, kv, state, index = [f"{i:064x}" for i in range(6)], Pool(), Pool(False), Pool()

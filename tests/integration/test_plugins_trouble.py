@@ -67,7 +67,7 @@ class SGLang(Plugin):
         from ucmclient.sglang.backend import UcmStorage
         config = types.SimpleNamespace(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
                                        model_name=f"sglang{shared}", should_split_heads=False,
-                                       extra_config={"interface_v1": 1, "ucm": {"socket": socket, **settings}})
+                                       extra_config={"interface_v1": 1, "ucm": {"socket": socket, "revision": "1", **settings}})
         self.storage = UcmStorage(config, {})
         self.storage.register_mem_pool_host(types.SimpleNamespace(
             page_size=1, page_num=PAGES, dtype="torch.bfloat16", layout="page_first", head_num=2, head_dim=8,
@@ -202,7 +202,7 @@ class TensorRT(Plugin):
         self.of, tensor = of, test_trtllm.Tensor()
         tensor.memory, tensor.shape = self.memory, (PAGES, 2, SIZE // 4)
         args = types.SimpleNamespace(model="trt", tensor_parallel_size=1, kv_cache_config=types.SimpleNamespace(tokens_per_block=4))
-        with mock.patch.dict(os.environ, UCM_TRTLLM=json.dumps({"socket": socket, **settings})):
+        with mock.patch.dict(os.environ, UCM_TRTLLM=json.dumps({"socket": socket, "revision": "1", **settings})):
             self.worker = of.UcmWorker(args)
         self.worker.register_kv_caches(tensor)
         self.close = self.worker.close

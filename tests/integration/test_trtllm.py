@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import unittest
 from types import SimpleNamespace
 from unittest import mock
@@ -98,8 +99,9 @@ class Engine:
         self.chunk, self.loaded, self.numbers = chunk, 0, 0
         args = SimpleNamespace(model=model, tensor_parallel_size=ranks, pipeline_parallel_size=1,
                                kv_cache_config=SimpleNamespace(tokens_per_block=BLOCK, dtype="auto"), **dict(args))
-        with mock.patch.dict(os.environ, UCM_TRTLLM=json.dumps({"socket": socket, "retry_interval": 0.05, "connect_timeout": 5.0,
-                                                                 "lookup_timeout": 5.0, **settings})):
+        own = {"socket": socket, "retry_interval": 0.05, "connect_timeout": 5.0, "lookup_timeout": 5.0, "revision": "1", **settings}
+        own = {name: value for name, value in own.items() if value is not None}
+        with mock.patch.dict(os.environ, UCM_TRTLLM=json.dumps(own)):
             self.workers, self.tensors = [], [Tensor() for _ in range(ranks)]
             for rank in reversed(range(ranks)):
                 of = importlib.import_module("ucmclient.trtllm.connector")
@@ -271,6 +273,8 @@ class TensorRT(Case):
             before = engine.loaded
             engine.generate(tokens, **more)
             return engine.loaded - before
+        self.assertEqual((loaded(self.engine(), **adapter("now")), loaded(self.engine(), lora_task_id=1, py_lora_path=folder)), (0, 0), "perhaps read before")
+        self.enterContext(mock.patch("ucmclient.weights.process_began", return_value=time.time() + 3600))
         first, none = self.engine(), self.engine()
         self.assertEqual((loaded(none, lora_task_id=1), loaded(self.engine(), lora_task_id=1)), (0, 0), "a number alone")
         self.assertEqual((loaded(first, **adapter("a")), loaded(self.engine(), **adapter("a other"))), (0, 0), "other files")
@@ -281,11 +285,12 @@ class TensorRT(Case):
         tokens, folder = list(range(13)), tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, folder)
         weights = os.path.join(folder, "model.safetensors")
+        self.enterContext(mock.patch("ucmclient.weights.process_began", return_value=time.time() + 3600))
         for text, loaded in (("one", 0), (None, 12), ("another", 0)):
             if text is not None:
                 with open(weights, "w", encoding="utf-8") as file:
                     file.write(text)
-            engine = self.engine(model=folder)
+            engine = self.engine(model=folder, revision=None)
             engine.generate(tokens)
             self.assertEqual(engine.loaded, loaded)
 

@@ -3,11 +3,20 @@
 same bit for bit as without a cache."""
 
 import os
+import shutil
+import sys
+import tempfile
 import threading
+import time
 import unittest
 from types import SimpleNamespace
+from unittest import mock
 
-from vllm_case import BLOCK, Case, Request, daemon, engine, expected, prompt, watch
+from vllm_case import BLOCK, Case, Engine, Request, daemon, engine, expected, prompt, watch
+
+from ucmclient import weights
+from ucmclient.vllm import adapters
+from ucmclient.weights import files_at
 
 
 class Sharing(Case):
@@ -102,7 +111,8 @@ class Sharing(Case):
     def test_salts_and_adapters_keep_apart(self):
         a, b, other = self.engine(), self.engine(), self.engine(salt="another")
         tokens = prompt(9, 100)
-        lora = SimpleNamespace(lora_path="/adapters/a")
+        lora = self.adapter()
+        b.add_lora(lora)
         self.check(a, Request("plain", tokens))
         self.check(other, Request("namespace", tokens))
         self.assertEqual(other.loaded_tokens, 0)
@@ -113,6 +123,119 @@ class Sharing(Case):
                 b.pool = engine.Pool(b.blocks)
         self.check(b, Request("adapter again", tokens, lora=lora))
         self.assertEqual(b.loaded_tokens, 100 // BLOCK * BLOCK)
+
+    def adapter(self, text="weights", number=1, folder=None, path=None):
+        """A LoRA adapter whose files nobody has touched for as long as a file system's clock takes to tick."""
+        if folder is None:
+            folder = tempfile.mkdtemp()
+            self.addCleanup(shutil.rmtree, folder)
+        with open(os.path.join(folder, "adapter_model.safetensors"), "w", encoding="ascii") as file:
+            file.write(text)
+        self.eventually(lambda: files_at(folder, ("",)).settled)
+        return SimpleNamespace(lora_name="l", lora_int_id=number, lora_path=path or folder)
+
+    def another_process(self):
+        """An engine that knows nothing of what the others have read."""
+        adapters._read.clear()
+        return self.engine()
+
+    def test_adapters_are_what_was_read_of_them(self):
+        """Not what their files are when a request comes, or came to be while they were read."""
+        tokens, writer, reader = prompt(9, 100), self.engine(), self.engine()
+        old = self.adapter("old weights")
+        writer.add_lora(old)
+        new = self.adapter("new", folder=old.lora_path)
+        self.check(writer, Request("with the old ones", tokens, lora=old))
+        with self.assertLogs("ucmclient.vllm", "WARNING"), adapters.reading(reader, new):
+            self.adapter("newer", folder=new.lora_path)
+        reader.adapters.add(1)
+        self.check(reader, Request("with either", tokens, lora=new))
+        self.assertEqual((reader.loaded_tokens, self.stats()["dump_blocks"]), (0, 0))
+
+    def test_an_adapter_that_is_read_again(self):
+        """As an engine does whose cache of adapters is full: from then on its KV is that of the new files."""
+        tokens, lora = prompt(9, 100), self.adapter("old weights")
+        a = self.engine()
+        self.check(a, Request("old", tokens, lora=lora))
+        self.adapter("new", folder=lora.lora_path)
+        a.adapters.clear()
+        a.pool = engine.Pool(a.blocks)
+        self.check(a, Request("new", tokens, lora=lora))
+        b = self.engine()
+        b.add_lora(lora)
+        self.check(b, Request("new, too", tokens, lora=lora))
+        self.assertEqual((a.loaded_tokens, self.stats()["dump_blocks"]), (0, 12))
+        self.assertEqual(b.loaded_tokens, 100 // BLOCK * BLOCK)
+
+    def test_nothing_is_loaded_for_an_adapter_before_it_is_read(self):
+        tokens, lora = prompt(9, 100), self.adapter()
+        self.check(self.engine(), Request("cold", tokens, lora=lora))
+        b = self.another_process()
+        self.check(b, Request("reads it", tokens, lora=lora))
+        self.assertEqual(self.stats()["load_blocks_dram"], 0)
+        b.pool = engine.Pool(b.blocks)
+        self.check(b, Request("has read it", tokens, lora=lora))
+        self.assertEqual(self.stats()["load_blocks_dram"], 6)
+
+    def test_adapters_by_other_paths(self):
+        """In a home, or by a hub's name, whose commit counts; without one nothing is shared."""
+        home, tokens = tempfile.mkdtemp(), prompt(9, 100)
+        self.addCleanup(shutil.rmtree, home)
+        commit = [None]
+
+        def snapshot_download(name, revision=None, local_files_only=False):
+            if commit[0] is None or not local_files_only or name != "org/adapter":
+                raise FileNotFoundError(name)
+            return f"/hub/models--org--adapter/snapshots/{commit[0]}"
+        hub = SimpleNamespace(snapshot_download=snapshot_download)
+        with mock.patch.dict(os.environ, HOME=home), mock.patch.dict(sys.modules, huggingface_hub=hub):
+            for path, change in (("~", lambda i: self.adapter(str(i) * (i + 1), folder=home)), ("org/adapter", lambda i: commit.__setitem__(0, "abc"[i]))):
+                hits = []
+                for i, changed in enumerate((True, False, True)):
+                    if changed:
+                        change(i)
+                    lora = SimpleNamespace(lora_name="l", lora_int_id=1, lora_path=path)
+                    e = self.another_process()
+                    e.add_lora(lora)
+                    self.check(e, Request(f"{path}{i}", tokens, lora=lora))
+                    hits.append(e.loaded_tokens)
+                self.assertEqual(hits, [0, 100 // BLOCK * BLOCK, 0], path)
+            commit[0] = None
+            e, before = self.engine(), self.stats()["dump_blocks"]
+            self.check(e, Request("nowhere", tokens, lora=SimpleNamespace(lora_name="l", lora_int_id=1, lora_path="org/adapter")))
+            self.assertEqual(self.stats()["dump_blocks"], before)
+
+    def test_weights_that_may_be_others_are_shared_with_nobody(self):
+        """Files that were replaced while a model was read are named neither as the old ones nor as the new ones."""
+        folder, tokens = tempfile.mkdtemp(), prompt(9, 100)
+        self.addCleanup(shutil.rmtree, folder)
+        path = os.path.join(folder, "model.safetensors")
+
+        def write(text):
+            with open(path, "w", encoding="ascii") as file:
+                file.write(text)
+            self.eventually(lambda: files_at(folder).settled)
+
+        def loaded(between=lambda: None, begins=weights.begins):
+            def configuration(*of):
+                config, kv_config = engine.configuration(*of)
+                config.model_config.model = folder
+                begins(folder)
+                between()
+                return config, kv_config
+            with mock.patch.object(Engine, "_configuration", staticmethod(configuration)):
+                e = self.engine()
+            self.check(e, Request("r", tokens))
+            return e.loaded_tokens
+        write("old")
+        with self.assertLogs("vllm.ucmclient", "WARNING"):
+            self.assertEqual(loaded(lambda: write("new weights")), 0)
+        hit = 100 // BLOCK * BLOCK
+        self.assertEqual([loaded(), loaded()], [0, hit], "another engine that has read the new ones")
+        with self.assertLogs("vllm.ucmclient", "WARNING"):
+            self.assertEqual(loaded(begins=lambda name: None), 0, "a loader that says nothing, and files that are younger than this process")
+        with mock.patch.object(weights, "process_began", return_value=time.time() + 3600):
+            self.assertEqual(loaded(begins=lambda name: None), hit)
 
     def test_lookups_of_what_nobody_has_wait_for_nobody(self):
         """And the daemon counts them, and the others' hits, as it counts lookups that it was asked for."""

@@ -252,7 +252,7 @@ class Trouble(HybridCase):
 
     def test_reset_and_adapters(self):
         a, b = self.engine(), self.engine()
-        lora = SimpleNamespace(lora_path="/adapters/a")
+        lora = SimpleNamespace(lora_path="/adapters/a", lora_int_id=1)
         self.check(a, Request("plain", prompt(13, 100)))
         self.check(b, Request("adapter", prompt(13, 100), lora=lora))
         self.assertEqual(b.loaded_tokens, 0)

@@ -162,21 +162,6 @@ class Decisions(unittest.TestCase):
             self.assertEqual(half.matched_tokens(Request(f"r{i}", range(40)), 0), (0, False))
         self.assertEqual(len(opens), 1)
 
-    def test_an_adapter_that_was_written_over_is_shared_with_nobody(self):
-        half = self.half()
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "adapter.safetensors")
-            with open(path, "w", encoding="ascii") as file:
-                file.write("one")
-            request = SimpleNamespace(lora_request=SimpleNamespace(lora_int_id=1, lora_path=folder))
-            first = half._prefix(request)
-            self.assertEqual(half._prefix(request), first)
-            with open(path, "w", encoding="ascii") as file:
-                file.write("other")
-            self.assertEqual(len({first, half._prefix(request), half._prefix(request)}), 3)
-            with mock.patch("os.scandir", side_effect=FileNotFoundError):
-                self.assertNotEqual(half._prefix(request), first)
-
     def test_a_reset_lets_nothing_through(self):
         for lost in (False, True):
             half, request = self.half(), Request("r", range(40))

@@ -7,9 +7,11 @@ import os
 import sys
 import tempfile
 import threading
+import time
 import types
 import unittest
 from collections import namedtuple
+from unittest import mock
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(TOP, "client/python")]
@@ -94,7 +96,7 @@ class Tiers(Case):
         from ucmclient.vllm.tier import UcmTier
         data = bytearray(os.urandom(SIZE * CHUNKS))
         made = UcmTier(spec_ or spec(), memoryview(data).cast("B", (CHUNKS, SIZE)), "UcmTier", socket=self.daemon.socket, retry_interval=0.05,
-                       connect_timeout=5.0, locality=None, **more)
+                       connect_timeout=5.0, locality=None, **{name: value for name, value in {"revision": "1", **more}.items() if value is not None})
         made.data = data
         self.addCleanup(made.shutdown)
         return made
@@ -148,12 +150,14 @@ class Tiers(Case):
         for more in ({"salt": "x"}, {"revision": "2"}):
             self.assertEqual(self.tier(**more).lookup(name, None), Found.MISS, more)
         with tempfile.TemporaryDirectory() as folder:
-            of = spec(model=types.SimpleNamespace(name=folder, dtype="bf16"))
-            self.run_job(self.tier(of), "store", 1, [name], [0])
-            self.assertEqual(self.tier(of).lookup(name, None), Found.HIT)
-            with open(os.path.join(folder, "model.safetensors"), "w", encoding="utf-8") as file:
-                file.write("others now")
-            self.assertEqual(self.tier(of).lookup(name, None), Found.MISS, "other weights")
+            of, weights = spec(model=types.SimpleNamespace(name=folder, dtype="bf16")), os.path.join(folder, "model.safetensors")
+            for text in ("as they were", "others now"):
+                with open(weights, "w", encoding="utf-8") as file:
+                    file.write(text)
+                with mock.patch("ucmclient.weights.process_began", return_value=time.time() + 3600):
+                    self.assertEqual(self.tier(of, revision=None).lookup(name, None), Found.MISS, text)
+                    self.run_job(self.tier(of, revision=None), "store", 1, [name], [0])
+                    self.assertEqual(self.tier(of, revision=None).lookup(name, None), Found.HIT, text)
 
     def test_what_is_refused(self):
         with self.assertRaisesRegex(ValueError, "the tier's configuration has no setting 'root_dir'"):

@@ -33,7 +33,7 @@ class Engine:
         groups = (OffloadingGroupConfig(tokens_per_block=16, layer_names=("a", "b"), group_id=0),)
         parallel = OffloadingParallelConfig(0, 2, 2, 1, 1, 1, 0, 1, None, False)
         extra = {"cpu_bytes_to_use": chunks * 2 * BYTES, "secondary_tiers": [{
-            "type": "UcmTier", "module_path": "ucmclient.vllm.tier", "socket": socket, "retry_interval": 0.05, "connect_timeout": 5.0, **tier}]}
+            "type": "UcmTier", "module_path": "ucmclient.vllm.tier", "socket": socket, "retry_interval": 0.05, "connect_timeout": 5.0, "revision": "1", **tier}]}
         self.spec = TieringOffloadingSpec(OffloadingConfig(
             groups=groups, worker_kv_bytes_per_block=BYTES, enable_kv_cache_events=False, extra_config=extra, engine_id=uuid.uuid4().hex,
             model=OffloadingModelConfig(model, "bfloat16"), cache=OffloadingCacheConfig(16, 1), parallel=parallel))

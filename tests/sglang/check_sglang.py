@@ -67,7 +67,7 @@ class Storages(unittest.TestCase):
 
     def storage(self, pool, ucm=(), **more):
         extra = {"backend_name": "ucmd", "module_path": "ucmclient.sglang.backend", "class_name": "UcmStorage", "interface_v1": 1,
-                 "allocator": "shm", "ucm": {"socket": self.daemon.socket, **dict(ucm)}}
+                 "allocator": "shm", "ucm": {"socket": self.daemon.socket, "revision": "1", **dict(ucm)}}
         config = HiCacheStorageConfig(**{"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1,
                                          "is_mla_model": False, "enable_storage_metrics": False, "is_page_first_layout": True,
                                          "model_name": self.id(), "extra_config": extra, **more})

@@ -28,7 +28,8 @@ class DraftsEngine(StagesEngine):
 
     def _configuration(self, *of):
         config, kv_config = super()._configuration(*of)
-        model = SimpleNamespace(model=self.draft, revision=None, quantization=None, dtype="float32")
+        model = SimpleNamespace(model=self.draft, revision=None, quantization=None, dtype="float32",
+                                hf_config=SimpleNamespace(_commit_hash="1", to_dict=dict))
         config.speculative_config = SimpleNamespace(method=self.method, draft_model_config=model)
         return config, kv_config
 

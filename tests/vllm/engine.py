@@ -7,6 +7,7 @@ finished request leaves behind until the workers have reported it.
 """
 
 import hashlib
+import uuid
 from collections import OrderedDict, deque
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import numpy as np
 
 import model as M
 from engine_pages import GpuPages, HostPages
-from ucmclient.vllm import connector as connector_module
+from ucmclient.vllm import adapters, connector as connector_module
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 BLOCK = 16
@@ -185,6 +186,7 @@ class Rank:
         self.connector = None
         if engine.connector_class is not None:
             connector_module._tensor_parallel_rank = lambda: number  # vLLM has a process for each rank
+            connector_module._of_all_ranks = lambda config, mine: [mine]
             self.connector = engine.connector_class(engine.config, KVConnectorRole.WORKER, engine.kv_config)
             if o.layout == "cross":
                 self.connector.register_cross_layers_kv_cache(self.tensors["all"])
@@ -223,6 +225,7 @@ class Engine:
         self.finished, self.received, self.failed = set(), set(), set()
         self.lost, self.reset_lost = set(), set()  # preempted since the last step; by reset_prefix_cache
         self.reports = {"sent": {}, "received": {}}
+        self.adapters = set()
         self.steps = self.loaded_tokens = self.preemptions = self.recomputed = 0
 
     def _configuration(self, *of):
@@ -401,6 +404,7 @@ class Engine:
     def execute(self, out):
         """Finished loads and stores of every rank, failed blocks, and the logits of whoever's tokens are all there."""
         connectors = [rank.connector for rank in self.ranks if rank.connector is not None]
+        self._read_adapters(out)
         for connector in connectors:
             connector.handle_preemptions(out.meta)
             connector.bind_connector_metadata(out.meta)
@@ -421,6 +425,18 @@ class Engine:
             done.kv_connector_worker_meta = before.aggregate(meta) if before and meta else before or meta
             connector.clear_connector_metadata()
         return done, logits
+
+    def _read_adapters(self, out):
+        """A worker reads an adapter when a step needs it first."""
+        for name in out.num_scheduled_tokens:
+            self.add_lora(self.requests[name].lora_request)
+
+    def add_lora(self, lora):
+        """Or when it is told to."""
+        number = getattr(lora, "lora_int_id", 0)
+        if lora is not None and number not in self.adapters:
+            with adapters.reading(self, lora):
+                self.adapters.add(number)
 
     def _transfers(self, connector, out, done):
         sent, received = connector.get_finished(out.finished_req_ids)
@@ -585,13 +601,14 @@ def configuration(blocks, ranks, replicated, extra, role="kv_both", dtype="float
     heads = M.KV_HEADS // (1 if replicated else ranks)
     spec = type("FullAttentionSpec", (), {"block_size": BLOCK, "num_kv_heads": heads, "head_size": M.HEAD})()
     config = SimpleNamespace(
-        model_config=SimpleNamespace(model="mini", revision=None, dtype=dtype, quantization=None, use_mla=replicated),
+        model_config=SimpleNamespace(model="mini", revision=None, dtype=dtype, quantization=None, use_mla=replicated,
+                                     hf_config=SimpleNamespace(_commit_hash="1", to_dict=dict)),
         cache_config=SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo="sha256",
                                      cache_dtype="auto", calculate_kv_scales=False),
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),
         speculative_config=None,
         compilation_config=SimpleNamespace(static_forward_context={}),
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy="recompute",
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, engine_id=uuid.uuid4().hex, kv_load_failure_policy="recompute",
                                            is_kv_producer=role != "kv_consumer",
                                            is_kv_consumer=role != "kv_producer"),
     )

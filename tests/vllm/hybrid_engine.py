@@ -172,6 +172,7 @@ class Rank:
         self.connector = None
         if engine.connector_class is not None:
             connector_module._tensor_parallel_rank = lambda: number
+            connector_module._of_all_ranks = lambda config, mine: [mine]
             self.connector = engine.connector_class(engine.config, KVConnectorRole.WORKER, engine.kv_config)
             self.connector.register_kv_caches(dict(sorted(tensors.items())))
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import logging
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,9 +28,12 @@ from typing import Any, Optional
 from .client import BlockResult, Found, Namespace, Plane, Region, Task
 from .errors import UcmError
 from .memory import SharedMemory, allocation_of, in_shared_memory, on_gpu
-from .vllm.identity import EngineIdentity, files_of
+from .vllm.identity import EngineIdentity
 from .vllm.link import Link
 from .vllm.settings import Settings
+from .weights import weights_at
+
+logger = logging.getLogger("ucmclient")
 
 #: Keys of one request.
 _MOST = 4096
@@ -67,10 +72,17 @@ def settings_of(extra: Mapping[str, Any], where: str) -> Settings:
     return Settings(**{"lookup_timeout": 1.0, **extra})
 
 
-def weights_of(settings: Settings, model: str, told: Mapping[str, Any]) -> str:
-    """For an identity's revision: what tells weights apart that have one name. model: its name, or a folder, whose files' sizes and times count
-    unless the user names the weights. told: what else the engine's user said of them."""
-    known = {"model": model, "files": files_of(model) if settings.revision is None else None, "told": {name: str(value) for name, value in told.items()}}
+def weights_of(settings: Settings, model: str, told: Mapping[str, Any], drafts: Sequence[tuple[str, Optional[str]]] = ()) -> str:
+    """For an identity's revision: what tells weights apart that have one name. model: its name, or a path. Its files' sizes and times, or a hub's commit,
+    count unless the user names the weights. Where nobody knows which files were read, this engine shares with no other. told: what else the engine's user
+    said of them. drafts: names and revisions of models whose KV lies beside it."""
+    known: dict[str, Any] = {"model": model, "told": {name: str(value) for name, value in told.items()}}
+    for name, revision in ((model, told.get("revision") or None), *drafts) if settings.revision is None else ():
+        read = weights_at(name, revision)
+        known.setdefault("files", []).append(read.known)
+        if read.doubt:
+            known["alone"] = os.urandom(16).hex()
+            logger.warning("nothing is shared, since it is not known which weights of %r were read (%s): start again, or set revision", name, read.doubt)
     return f"{(settings.revision or '')[:128]}#{hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]}"
 
 

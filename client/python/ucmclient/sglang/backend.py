@@ -113,10 +113,11 @@ class UcmStorage(HiCacheStorage):
             from sglang.srt.runtime_context import get_server_args
             args = get_server_args()
         except (ImportError, ValueError):
-            logger.warning("SGLang does not say here which weights it serves: they are known by the name %s alone", self._config.model_name)
-            return self._settings.revision or ""
+            return weights_of(self._settings, "", {"name": self._config.model_name})  # under which anything may be served
         told = {one: getattr(args, one, None) for one in (*_WEIGHTS, *(_DRAFT if name.startswith("draft") else ()))}
-        return weights_of(self._settings, str(told["model_path"]), told)
+        draft = told.get("speculative_draft_model_path")
+        drafts = [(str(draft), told.get("speculative_draft_model_revision"))] if draft else []
+        return weights_of(self._settings, str(told["model_path"]), told, drafts)
 
     def _store(self, name: str) -> tuple[PageStore, int]:
         if name not in self._stores:

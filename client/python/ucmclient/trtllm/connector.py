@@ -31,7 +31,7 @@ from ..keys import sha256_chain
 from ..memory import current_context, on_gpu, wait_for_event
 from ..pages import Chunk, PageStore, settings_of, weights_of
 from ..places import Movers
-from ..vllm.adapters import files_in
+from ..weights import weights_at
 from ..vllm.identity import EngineIdentity
 
 logger = logging.getLogger("ucmclient.trtllm")
@@ -118,7 +118,7 @@ class UcmWorker(KvCacheConnectorWorker):
         identity = EngineIdentity(
             model=str(args.model)[:256], dtype=str(getattr(args.kv_cache_config, "dtype", "auto")), layout=f"trtllm/1/{digest}", block_tokens=tokens,
             shard_bytes=sum(chunk.size for chunk in chunks), shards=(1,), parts=ranks, salt=of.salt.encode(),
-            revision=weights_of(of, str(args.model), {name: getattr(args, name, None) for name in _WEIGHTS}),
+            revision=weights_of(of, str(args.model), {name: getattr(args, name, None) for name in _WEIGHTS}, _drafts(args)),
         )
         if self.store is not None:
             self.store.close()
@@ -277,14 +277,24 @@ def _chain(parent: bytes, tokens: Sequence[int], block: int) -> list[bytes]:
     return [packed[at : at + 32] for at in range(0, len(packed), 32)]
 
 
+def _drafts(args: Any) -> list[tuple[str, Optional[str]]]:
+    """Models that draft, whose KV may lie beside the model's."""
+    of = getattr(args, "speculative_config", None)
+    named = [getattr(of, name, None) for name in ("speculative_model", "speculative_model_dir")]
+    return [(str(name), None) for name in named if name]
+
+
 def _adapter(request: Any, adapters: dict[tuple[Any, str], str]) -> Optional[str]:
     """What tells its LoRA adapter apart; "" without one. None: nothing does. Its number alone may be another adapter's in another engine, or in the
-    next one; and if its files change, this engine may have either version."""
+    next one; and if its files changed since this process began, this engine may have either version."""
     number, path = getattr(request, "lora_task_id", None), getattr(request, "py_lora_path", None) or ""
     if number is None:
         return ""
-    now = files_in(path) if path else None
-    return now if now is not None and adapters.setdefault((number, path), now) == now else None
+    read = weights_at(path) if path else None
+    if read is None or read.doubt:
+        return None
+    now = json.dumps([path, read.known])
+    return now if adapters.setdefault((number, path), now) == now else None
 
 
 def _seed(request: Any, adapters: dict[tuple[Any, str], str]) -> Optional[bytes]:

@@ -1,28 +1,99 @@
-"""What tells LoRA adapters apart, beside the name by which the engine hashes them."""
+"""What tells LoRA adapters apart, beside the name by which the engine hashes them.
+
+An adapter's files may be others when the engine reads them than when a request is looked up, and others again when it reads them anew. So the scheduler's
+half says with each copy which version its keys stand for, and the workers' halves, in whose processes adapters are read, take part in no copy of another one.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import logging
 import os
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Optional
+from weakref import WeakKeyDictionary
+
+from ..weights import commit_of, files_at, local
+
+logger = logging.getLogger("ucmclient.vllm")
+
+#: What this process has read last, by its engines' managers of adapters, of which it mostly has one, and their numbers.
+_read: WeakKeyDictionary[Any, dict[int, bytes]] = WeakKeyDictionary()
 
 
-def adapter_of(request: Any) -> bytes:
-    """vLLM hashes a LoRA adapter by its name, which may stand for other weights in another engine. So keys of such
-    requests are hashed again with this digest of the adapter's path and the sizes and times of its files."""
+@dataclass(frozen=True)
+class Adapter:
+    """The engine's number of it, and a digest of its path and the names, sizes and times of its files."""
+
+    number: int
+    digest: bytes
+
+
+def adapter_of(request: Any) -> Optional[Adapter]:
+    """As its files are now."""
     lora = getattr(request, "lora_request", None)
-    if lora is None:
-        return b""
-    return hashlib.sha256(files_in(str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))).encode()).digest()
+    return None if lora is None else Adapter(getattr(lora, "lora_int_id", 0), digest_of(lora))
 
 
-def files_in(path: str) -> str:
-    """An adapter's path, and names, sizes and times of its files."""
-    files: list[Any] = []
+def digest_of(lora: Any) -> bytes:
+    """Random where nothing is known of the files, as of an adapter that came as tensors."""
+    path = str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))
+    of = _files_in(path)
+    known = repr((*of, bool(getattr(lora, "is_3d_lora_weight", False)))).encode() if of is not None else os.urandom(32)
+    return hashlib.sha256(known).digest()
+
+
+def _files_in(path: str) -> Optional[tuple[Any, ...]]:
+    """Of a hub's adapter name and commit, which the engine may not have fetched yet."""
+    here = local(path)
+    if here is None:
+        commit = commit_of(path) if path and not path.startswith(("~", "/")) else None
+        return (path, commit) if commit else None
+    files = files_at(here, ("",))
+    return (here, files.kept) if files is not None and files.kept else None
+
+
+def right(adapter: Optional[Adapter]) -> bool:
+    """Whether this process has read that version of it, and no other."""
+    return adapter is None or {of[adapter.number] for of in _read.values() if adapter.number in of} == {adapter.digest}
+
+
+@contextmanager
+def reading(manager: Any, lora: Any) -> Iterator[None]:
+    """Around the engine's reading of an adapter."""
+    read = _read.setdefault(manager, {})
+    number, path = getattr(lora, "lora_int_id", 0), str(getattr(lora, "lora_path", ""))
+    read.pop(number, None)
+    here = local(path)
+    before = files_at(here, ("",)) if here is not None else None
+    yield
+    digest = digest_of(lora)
+    after = files_at(here, ("",)) if here is not None else None
+    if here is None or (before is not None and after is not None and before.settled and before.exact == after.exact):
+        read[number] = digest
+    else:
+        logger.warning("the files of LoRA adapter %s changed while they were read: this engine shares nothing of it until it reads it again", path)
+
+
+def watch() -> None:
+    """Notes what this process reads from now on. Of a vLLM that reads adapters in another way nothing is noted, so they are not shared."""
     try:
-        if os.path.isdir(path):
-            with os.scandir(path) as entries:
-                files = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.is_file())
-    except OSError:  # it is being written, so the engine's version is unknown
-        files = [os.urandom(32)]
-    return repr((path, files))
+        from vllm.lora.worker_manager import WorkerLoRAManager as manager
+
+        load = manager._load_adapter
+    except (ImportError, AttributeError) as error:
+        logger.warning("this vLLM does not show when it reads LoRA adapters (%s): nothing that depends on one is shared", error)
+        return
+    if hasattr(load, "noted"):
+        return
+
+    @functools.wraps(load)
+    def noted(self: Any, lora: Any, *args: Any, **named: Any) -> Any:
+        with reading(self, lora):
+            return load(self, lora, *args, **named)
+
+    noted.noted = True  # type: ignore[attr-defined]
+    manager._load_adapter = noted

@@ -119,10 +119,10 @@ class ChunkScheduler(SchedulerHalf):
         #: Sentences that were logged.
         self._told: set[str] = set()
 
-    def _adapter(self, request: Any) -> bytes:
+    def _adapter(self, tracked: _Request) -> bytes:
         """The engine's hashes, which know an adapter's name, are no part of these keys."""
-        digest = super()._adapter(request)
-        return hashlib.sha256(digest + str(getattr(request.lora_request, "lora_name", "")).encode()).digest() if digest else digest
+        digest = super()._adapter(tracked)
+        return hashlib.sha256(digest + str(getattr(tracked.vllm.lora_request, "lora_name", "")).encode()).digest() if digest else digest
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[Optional[int], bool]:
         tracked = self._tracked(request)
@@ -132,7 +132,8 @@ class ChunkScheduler(SchedulerHalf):
     def _tracked(self, request: Any) -> _ChunkRequest:
         if request.request_id not in self._requests:
             times = getattr(request, "num_preemptions", 0)
-            tracked = _ChunkRequest(request, self._prefix(request), preemptions=times, block_tokens=self.block_tokens)
+            tracked = _ChunkRequest(request, preemptions=times, block_tokens=self.block_tokens)
+            self._name(tracked)
             self._requests[request.request_id] = tracked
             try:
                 self._read(tracked)

@@ -27,6 +27,8 @@ from vllm.logger import init_logger
 
 from ..memory import SharedMemory, in_shared_memory
 from ..sparse.policy import Policy
+from ..weights import Weights, forget
+from . import adapters, watching
 from .chunk_rope import check_tables, turning_of
 from .chunk_rules import Turned, check_chunks, in_columns, turned, with_chunks
 from .chunk_scheduler import ChunkingScheduler
@@ -41,7 +43,7 @@ from .gather_pages import TorchExchange
 from .groups import Group, HybridIdentity, check_hybrid, groups_of, hash_tokens, hybrid_identity, kinds_of
 from .hybrid_scheduler import HybridScheduler
 from .hybrid_worker import HybridWorker
-from .identity import EngineIdentity, Ranks, Unsupported, block_tokens, check_engine, check_one_group, heads_of, identity_of, ranks_of
+from .identity import EngineIdentity, Ranks, Unsupported, block_tokens, check_engine, check_one_group, heads_of, identity_of, model_weights, ranks_of
 from .layer_stores import LayerStores, check_layer_stores, store_by_layer
 from .layout import Layout, layers_alike, layout_of
 from .plan import Plan
@@ -72,6 +74,7 @@ _NEEDED = (
     "build_connector_worker_meta",
 )
 _missing = [name for name in _NEEDED if not hasattr(KVConnectorBase_V1, name)]
+watching.loads()
 if _missing:
     raise ImportError(f"this vLLM is too old for UcmConnector: KVConnectorBase_V1 has no {', '.join(_missing)}")
 
@@ -150,8 +153,13 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._drafts = drafts_of(vllm_config)
         #: Draft layers of this rank run behind get_finished.
         self._drafts_later = False
+        #: Of the worker: what it has read, and what names it alone if that is in doubt.
+        self._read: Optional[Weights] = None
+        self._alone: dict[str, Any] = {}
         sparse = self._settings.sparse is not None
         self._rules = rules_of(self._settings, vllm_config, kv_cache_config) if sparse else None
+        if role == KVConnectorRole.WORKER and getattr(vllm_config, "lora_config", None) is not None:
+            adapters.watch()
         if role == KVConnectorRole.SCHEDULER:
             if self._settings.load and getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
                 logger.warning(
@@ -215,6 +223,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if not on_gpu:
             self._shared = _share(kv_caches)
             _bind(self._config, kv_caches)
+        self._look_at_weights()
         if self._groups is not None:
             self._register_groups(self._groups, kv_caches, on_gpu)
             return
@@ -228,7 +237,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
                 (layout, *more), ranks, digest = group_layouts(kv_caches, self._kv_config.num_blocks, of, self._apart(kv_caches)), of.ranks, None
             else:
                 (layout, digest), more = self._layout(kv_caches), []
-            self._identity = self._named(layout, ranks, _engine(self._config))
+            self._identity = self._named(layout, ranks, self._engine())
         if self._drafts is not None:
             _check_order()
             stages = stages_of(self._config)
@@ -264,6 +273,24 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             if sentence:
                 logger.info("%s", sentence)
 
+    def _look_at_weights(self) -> None:
+        """All ranks have read them by now, and share with nobody if any of them may have read others."""
+        self._read = model_weights(self._config, self._settings)
+        draft = self._drafts.doubt if self._drafts is not None else ""
+        forget()
+        said = _of_all_ranks(self._config, (self._read, self._drafts.name["files"] if self._drafts is not None else None, draft))
+        doubts = {doubt for read, _, draft in said for doubt in (read.doubt, draft) if doubt}
+        if any(one[:2] != said[0][:2] for one in said):
+            doubts.add("its ranks have seen different files")
+        if doubts:
+            engine = self._config.kv_transfer_config.engine_id, getattr(self._config, "instance_id", "")
+            self._alone = {"alone": [str(one) for one in engine]}
+            logger.warning("this engine shares with no other one, since it is not known which weights it has: %s. Start it again when nobody writes to "
+                           'them, or name them by the setting "revision"', "; ".join(sorted(doubts)))
+
+    def _engine(self) -> dict[str, Any]:
+        return {**_engine(self._config), **self._alone}
+
     def _chunks(self, kv_caches: dict[str, Any]) -> Optional[Turned]:
         if not self._settings.chunks:
             return None
@@ -277,7 +304,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         kinds = kinds_of(groups, kv_caches, self._kv_config.num_blocks)
         tp_rank = _tensor_parallel_rank()
         ranks = ranks_of(self._config, self._kv_config, tp_rank)
-        one = identity_of(self._config, self._kv_config, kinds.layouts[0], ranks, self._settings, _engine(self._config))
+        one = identity_of(self._config, self._kv_config, kinds.layouts[0], ranks, self._settings, self._engine(), read=self._read)
         self._identity = hybrid_identity(one, kinds, groups)
         self._worker = HybridWorker(
             self._settings, self._identity, kinds, name=f"vllm-worker-{tp_rank}-{os.getpid()}", part=ranks.part, writes=ranks.writes,
@@ -294,7 +321,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             made.extend(self._layout(kv_caches))
             return made[0]
 
-        of = staged(layout, ranks, _engine(self._config), _stage_number(), _all_stages)
+        of = staged(layout, ranks, self._engine(), _stage_number(), _all_stages)
         if self._settings.digests is not None and of.layout.layer_bytes != made[0].layer_bytes:
             raise Unsupported('digests: the stages of the pipeline keep layers of different sizes: remove the setting "digests"')
         self._identity = replace(self._named(of.layout, of.ranks, of.engine), shards=of.shards)
@@ -303,7 +330,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def _named(self, layout: Layout, ranks: Ranks, engine: dict[str, Any]) -> EngineIdentity:
         draft = self._drafts.name if self._drafts is not None else None
         engine = {**engine, **self._context.name}
-        one = identity_of(self._config, self._kv_config, layout, ranks, self._settings, engine, draft)
+        one = identity_of(self._config, self._kv_config, layout, ranks, self._settings, engine, draft, self._read)
         return replace(one, block_tokens=one.block_tokens * self._context.ranks)
 
     def _layout(self, kv_caches: dict[str, Any]) -> tuple[Layout, Optional[Digest]]:
@@ -590,6 +617,21 @@ def _all_stages(mine: Stage) -> Sequence[Stage]:
     stages: list[Any] = [None] * group.world_size
     torch.distributed.all_gather_object(stages, mine, group=group.cpu_group)
     return stages
+
+
+def _of_all_ranks(config: Any, mine: Any) -> list[Any]:
+    """What each rank of this engine says, of a stage first, then of the stages."""
+    said = [mine]
+    for size, group in (("tensor_parallel_size", "get_tp_group"), ("pipeline_parallel_size", "get_pp_group")):
+        if getattr(config.parallel_config, size, 1) > 1:
+            import torch
+            import vllm.distributed
+
+            of = getattr(vllm.distributed, group)()
+            parts: list[Any] = [None] * of.world_size
+            torch.distributed.all_gather_object(parts, said, group=of.cpu_group)
+            said = [one for part in parts for one in part]
+    return said
 
 
 def _exchange(config: Any, layout: Layout, kv_caches: dict[str, Any], rank: int, ranks: int) -> Exchange:

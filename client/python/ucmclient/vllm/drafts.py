@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from .identity import Unsupported, files_of
+from ..weights import Weights
+from .identity import Unsupported, of_model
 from .settings import Settings
 
 #: Methods that keep no KV.
@@ -21,6 +22,8 @@ class Drafts:
     reads_next: bool
     #: All that is known of the draft, for the identity.
     name: dict[str, Any]
+    #: Why that may be wrong; "": it is right.
+    doubt: str
 
 
 def drafts_of(config: Any) -> Optional[Drafts]:
@@ -30,20 +33,21 @@ def drafts_of(config: Any) -> Optional[Drafts]:
     if of is None or method in _WITHOUT:
         return None
     model = getattr(of, "draft_model_config", None)
-    hf_config, path = getattr(model, "hf_config", None), str(getattr(model, "model", getattr(of, "model", None)))
+    hf_config, read = getattr(model, "hf_config", None), of_model(model) if model is not None else Weights(None)
     return Drafts(
         method != "draft_model",
         {
             "method": method,
-            "model": path,
+            "model": str(getattr(model, "model", getattr(of, "model", None))),
             "revision": getattr(model, "revision", None),
             "commit": getattr(hf_config, "_commit_hash", None),
-            "files": files_of(path),
+            "files": read.known,
             "quantization": str(getattr(model, "quantization", None)),
             "dtype": str(getattr(model, "dtype", None)),
             "config": hf_config.to_dict() if hf_config is not None else None,
             "parallel": bool(getattr(of, "parallel_drafting", False)),
         },
+        read.doubt,
     )
 
 

@@ -121,7 +121,8 @@ class HybridScheduler(SchedulerHalf):
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             times = getattr(request, "num_preemptions", 0)
-            tracked = _HybridRequest(request, self._prefix(request), preemptions=times)
+            tracked = _HybridRequest(request, preemptions=times)
+            self._name(tracked)
             self._requests[request.request_id] = tracked
         tracked.preempted()
         return tracked
@@ -301,7 +302,7 @@ class HybridScheduler(SchedulerHalf):
 
     def _load(self, tracked: _HybridRequest, group: Group, blocks: Sequence[int]) -> None:
         for keys, pages in self._with_pages(tracked, group, blocks):
-            self._kind_plan(group).loads.append(Copy(tracked.vllm.request_id, keys, pages))
+            self._kind_plan(group).loads.append(Copy(tracked.vllm.request_id, keys, pages, adapter=tracked.adapter))
 
     def _store_blocks(self, tracked: _HybridRequest, group: Group, blocks: Sequence[int], ends: bool) -> None:
         """ends: the request has ended, so the engine keeps its pages until the workers have reported it."""
@@ -311,7 +312,7 @@ class HybridScheduler(SchedulerHalf):
     def _store_pages(self, tracked: _HybridRequest, group: Group, keys: bytes, pages: list[int], hold: bool) -> None:
         if hold:
             self._held_now += [self.pool.blocks[page] for page in pages]
-        copy = HeldCopy(tracked.vllm.request_id, keys, pages, hold=self._number if hold else 0)
+        copy = HeldCopy(tracked.vllm.request_id, keys, pages, adapter=tracked.adapter, hold=self._number if hold else 0)
         self._kind_plan(group).stores.append(copy)
         tracked.reported_later = True
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from ..client import Identity
+from ..weights import Weights, weights_at
 from .layout import Heads, Layout, Sections
 from .settings import Settings
 
-#: Files of a model folder that matter: its weights, and how images and videos are processed.
-_FILES = (".safetensors", ".bin", ".pt", ".gguf", "processor_config.json")
 #: Hash algorithms on which processes can agree, with the bytes of a key.
 _HASHES = {"sha256": 32, "sha256_cbor": 32, "sha256_cbor_64bit": 8, "xxhash": 16, "xxhash_cbor": 16}
 
@@ -142,7 +141,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _weights(config: Any, settings: Settings, draft: Optional[dict[str, Any]]) -> str:
+def _weights(config: Any, settings: Settings, draft: Optional[dict[str, Any]], read: Weights) -> str:
     """All that is known of the weights, since a model's name may later stand for other weights."""
     model = config.model_config
     hf_config = getattr(model, "hf_config", None)
@@ -150,7 +149,7 @@ def _weights(config: Any, settings: Settings, draft: Optional[dict[str, Any]]) -
         "model": str(model.model),
         "revision": settings.revision if settings.revision is not None else getattr(model, "revision", None),
         "commit": getattr(hf_config, "_commit_hash", None),
-        "files": files_of(str(model.model)) if settings.revision is None else None,
+        "files": read.known,
         "load_format": str(getattr(getattr(config, "load_config", None), "load_format", None)),
         "quantization": str(getattr(model, "quantization", None)),
         "dtype": str(getattr(model, "dtype", None)),
@@ -174,13 +173,22 @@ def _processor(model: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value}
 
 
-def files_of(folder: str) -> Optional[list[tuple[str, int, int]]]:
-    """Names, sizes and times of a model folder's files, which change when weights are overwritten."""
-    if not os.path.isdir(folder):
-        return None
-    with os.scandir(folder) as entries:
-        files = [e for e in entries if e.is_file() and e.name.endswith(_FILES)]
-        return sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in files)
+def model_weights(config: Any, settings: Settings) -> Weights:
+    """What the engine has read. Call it when it has."""
+    model, load = config.model_config, getattr(getattr(config, "load_config", None), "load_format", None)
+    if settings.revision is not None:
+        return Weights(None)
+    name, elsewhere = str(model.model), getattr(model, "model_weights", None)
+    if elsewhere and str(elsewhere) != name:
+        return Weights(str(elsewhere), "its weights lie where they can't be looked at")
+    return of_model(model, made_up=getattr(load, "value", load) == "dummy")
+
+
+def of_model(model: Any, made_up: bool = False) -> Weights:
+    """model: vLLM's configuration of a model, or of a draft. made_up: its weights are not read."""
+    name, commit = str(model.model), getattr(getattr(model, "hf_config", None), "_commit_hash", None)
+    found = weights_at(name, getattr(model, "revision", None), commit)
+    return Weights(found.known) if made_up else found
 
 
 def _long_rope(model: Any) -> bool:
@@ -195,9 +203,9 @@ def _long_rope(model: Any) -> bool:
 
 def identity_of(
     config: Any, kv_cache_config: Any, layout: Layout, ranks: Ranks, settings: Settings, engine: dict[str, Any],
-    draft: Optional[dict[str, Any]] = None,
+    draft: Optional[dict[str, Any]] = None, read: Optional[Weights] = None,
 ) -> EngineIdentity:
-    """engine: anything else that arranges the bytes. draft: what is known of draft layers, whose KV lies in the blocks, too."""
+    """engine: anything else that arranges the bytes. draft: what is known of draft layers, whose KV lies in the blocks, too. read: model_weights()."""
     per_channel = settings.k_scales == "channel"
     if (settings.encoding == "q4" or per_channel) and layout.sections is not None and layout.sections.alike:
         raise Unsupported(
@@ -210,7 +218,7 @@ def identity_of(
     salt = _digest({"hash": algorithm, "seed": seed, "salt": settings.salt, "engine": engine})
     return EngineIdentity(
         model=str(config.model_config.model).encode()[:256].decode(errors="ignore"),
-        revision=_weights(config, settings, draft),
+        revision=_weights(config, settings, draft, read or model_weights(config, settings)),
         dtype=str(cache.cache_dtype),
         layout=layout.name,
         block_tokens=block_tokens(kv_cache_config),

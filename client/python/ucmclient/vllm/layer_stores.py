@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from .adapters import right
 from .drafts import drafts_of
 from .identity import Unsupported
 from .layout import Layout
@@ -70,7 +71,8 @@ class LayerStores:
         """Before the engine computes a step."""
         self._seen = self._sent = 0
         self._stores, self._copies = [], []
-        for copy in sorted((copy for copy in plan.stores if copy.layered and plan.computes), key=lambda copy: copy.plain):
+        layered = [copy for copy in plan.stores if copy.layered and plan.computes and right(copy.adapter)]
+        for copy in sorted(layered, key=lambda copy: copy.plain):
             self._add(copy)
 
     def _add(self, copy: Copy) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Optional
 
+from .adapters import Adapter
+
 
 @dataclass
 class Copy:
@@ -21,12 +23,14 @@ class Copy:
     number: int = 0
     #: A load that turns K: runs of blocks, as Region.load has them.
     turns: Optional[list[tuple[int, ...]]] = None
+    #: What the keys stand for beside tokens.
+    adapter: Optional[Adapter] = None
 
     def some(self, indexes: list[int], plain: bool) -> "Copy":
         """Of its blocks those with these indexes."""
         size = len(self.keys) // len(self.blocks)
         keys = b"".join(self.keys[i * size : (i + 1) * size] for i in indexes)
-        return Copy(self.request, keys, [self.blocks[i] for i in indexes], plain)
+        return Copy(self.request, keys, [self.blocks[i] for i in indexes], plain, adapter=self.adapter)
 
 
 @dataclass

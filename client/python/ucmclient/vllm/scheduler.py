@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Optional
 
-from .adapters import adapter_of
+from .adapters import Adapter, adapter_of
 from .describe import Describer
 from .hints import Hints
 from .identity import EngineIdentity
@@ -63,6 +63,8 @@ class _Request:
     vllm: Any
     #: Hashed into its keys; empty: the keys are the engine's hashes.
     prefix: bytes = b""
+    #: Its LoRA adapter, as the prefix has it.
+    adapter: Optional[Adapter] = None
     #: From this block on, keys are hashed with `own`, too.
     own_from: int = _NEVER
     own: bytes = b""
@@ -182,8 +184,6 @@ class SchedulerHalf:
         self._invalid: dict[int, str] = {}
         #: Finished requests with loads within a step: the plan that decides, their blocks, and which were loaded.
         self._gone: list[tuple[int, list[int], frozenset[int]]] = []
-        #: Digests of adapters at their first use, by number and path.
-        self._adapters: dict[tuple[Any, str], bytes] = {}
         #: Finished requests whose stores are held.
         self._ending: set[str] = set()
 
@@ -214,7 +214,8 @@ class SchedulerHalf:
         self._epoch = os.urandom(16)
         for tracked in self._requests.values():
             self._release(tracked)
-            tracked.prefix, tracked.stored = self._prefix(tracked.vllm), 0
+            self._name(tracked)
+            tracked.stored = 0
             # A request that keeps its blocks continues from old KV.
             self._look_at(tracked)
             tracked.tainted |= bool(tracked.blocks)
@@ -262,9 +263,8 @@ class SchedulerHalf:
     def _tracked(self, request: Any) -> _Request:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
-            tracked = _Request(
-                request, self._prefix(request), reads_next=self._reads_next, preemptions=getattr(request, "num_preemptions", 0)
-            )
+            tracked = _Request(request, reads_next=self._reads_next, preemptions=getattr(request, "num_preemptions", 0))
+            self._name(tracked)
             if self.sparse is not None and self.sparse.is_sparse(request):
                 tracked.own_from, tracked.own = self.sparse.own_blocks(request), self.sparse.own_name(request)
             self._requests[request.request_id] = tracked
@@ -276,17 +276,13 @@ class SchedulerHalf:
         if tracked.preempted() and tracked.past:
             self._lost.append(tracked)
 
-    def _prefix(self, request: Any) -> bytes:
-        return self._epoch + self._adapter(request)
+    def _name(self, tracked: _Request) -> None:
+        """What its keys stand for, beside the engine's hashes."""
+        tracked.adapter = adapter_of(tracked.vllm)
+        tracked.prefix = self._epoch + self._adapter(tracked)
 
-    def _adapter(self, request: Any) -> bytes:
-        """If an adapter's files change, the engine may have either version, so its keys become unique."""
-        now = adapter_of(request)
-        if not now:
-            return now
-        lora = request.lora_request
-        name = getattr(lora, "lora_int_id", None), str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))
-        return now if self._adapters.setdefault(name, now) == now else os.urandom(32)
+    def _adapter(self, tracked: _Request) -> bytes:
+        return tracked.adapter.digest if tracked.adapter is not None else b""
 
     def _promise(self, tracked: _Request) -> Optional[_Promise]:
         """Looks the request up, unless a promise still holds (vLLM asks again in every step), or hints say that nothing is there.
@@ -489,10 +485,10 @@ class SchedulerHalf:
     def _copy(tracked: _Request, first: int, end: int, plain: bool = False) -> Copy:
         """Of these blocks, but for those that have no pages."""
         if end == first + 1 and tracked.blocks[first] != _NULL_BLOCK:  # nearly all are of one block
-            return Copy(tracked.vllm.request_id, tracked.key(first), [tracked.blocks[first]], plain)
+            return Copy(tracked.vllm.request_id, tracked.key(first), [tracked.blocks[first]], plain, adapter=tracked.adapter)
         there = [i for i in range(first, end) if tracked.blocks[i] != _NULL_BLOCK]
         keys = b"".join(tracked.keys(i, i + 1) for i in there) if len(there) < end - first else tracked.keys(first, end)
-        return Copy(tracked.vllm.request_id, keys, [tracked.blocks[i] for i in there], plain)
+        return Copy(tracked.vllm.request_id, keys, [tracked.blocks[i] for i in there], plain, adapter=tracked.adapter)
 
     def _plain(self, request: Any, block: int) -> tuple[bool, int]:
         """Whether that block of a request is stored as it is though the engine encodes, and up to which block that is so."""

@@ -1,12 +1,15 @@
 """What vLLM calls in each of its processes, by the entry point `vllm.general_plugins` of the wheel: it makes `--attention-backend
-CUSTOM` this package's. Nothing changes for engines without the setting `sparse`."""
+CUSTOM` this package's, which changes nothing for engines without the setting `sparse`, and notes when weights are read."""
 
 from __future__ import annotations
+
+from .watching import loads
 
 _BACKEND = "ucmclient.vllm.backend.SparseBackend"
 
 
 def register() -> None:
+    loads()
     try:
         from vllm.platforms import current_platform
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend

@@ -68,7 +68,8 @@ class SparseScheduler:
     # ---- requests ----
 
     def is_sparse(self, request: Any) -> bool:
-        return self.rules.sparse(request.num_prompt_tokens)
+        """Not one with a LoRA adapter: its blocks would come in a step before it is known which version of the adapter that step has."""
+        return self.rules.sparse(request.num_prompt_tokens) and getattr(request, "lora_request", None) is None
 
     def own_blocks(self, request: Any) -> int:
         """From which block on a sparse request's blocks hold tokens that were computed sparsely."""

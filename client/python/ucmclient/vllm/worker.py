@@ -18,6 +18,7 @@ from ..errors import Status, UcmError
 from ..memory import cuda_allocation, shared_memory_of
 from ..region import Rope
 from ..sparse.digest import Digest
+from .adapters import right
 from .companion import Accompaniment, RegionMemory
 from .head_groups import Regions
 from .identity import Unsupported
@@ -65,7 +66,7 @@ def region_memory(layout: Layout, on_gpu: bool) -> RegionMemory:
 class _Load:
     request: str
     blocks: list[int]
-    #: None: there was no daemon.
+    #: None: there was no daemon, or the adapter is not the one whose KV it is.
     task: Optional[Task]
     failed: set[int] = field(default_factory=set)
     began: float = field(default_factory=time.monotonic)
@@ -236,7 +237,7 @@ class WorkerHalf:
 
     def _begin_load(self, copy: Copy) -> Optional[Task]:
         region = self.link.region
-        if region is None:
+        if region is None or not right(copy.adapter):
             return None
         region.computes(self._computes and self.settings.async_load)
         return self.link.ask(
@@ -316,8 +317,7 @@ class WorkerHalf:
         stores = plan.stores if self.writes else []
         if self.layers is not None:
             stores = self.layers.end(stores)
-        if discarded:
-            stores = [copy for copy in stores if copy.request not in discarded]
+        stores = [copy for copy in stores if copy.request not in discarded and right(copy.adapter)]
         if not stores or self.link.region is None:
             return
         event, until = self.event(), time.monotonic() + self.settings.transfer_deadline

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""What tells weights of one name apart, and when that is in doubt (ucmclient/weights.py). No daemon."""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+import unittest
+from types import SimpleNamespace
+from unittest import mock
+
+from vllm_paths import TOP  # noqa: F401  sets the path of the others
+
+from ucmclient import weights
+
+
+class Weights(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.addCleanup(weights.forget)
+        self.file = os.path.join(self.folder, "model.safetensors")
+        self.write("one")
+
+    def write(self, text, path=None):
+        with open(path or self.file, "w", encoding="ascii") as file:
+            file.write(text)
+        deadline = time.monotonic() + 10
+        while not all(weights.files_at(one).settled for one in (self.folder, os.path.join(self.folder, "link")) if os.path.exists(one)):
+            self.assertLess(time.monotonic(), deadline, "a file system's clock that stands still")
+            time.sleep(0.01)
+
+    def doubt(self, path=None):
+        return weights.weights_at(path or self.folder).doubt
+
+    def test_this_process_began(self):
+        self.assertLess(abs(time.time() - weights.process_began() - time.process_time()), 600)
+        self.assertLess(weights.process_began(), time.time())
+
+    def test_files_that_changed_when_the_process_ran_already(self):
+        self.assertIn("after this process began", self.doubt())
+        with mock.patch.object(weights, "process_began", return_value=time.time() + 1):
+            self.assertEqual(self.doubt(), "")
+        before = time.time()
+        with mock.patch.object(weights, "process_began", return_value=before):
+            os.utime(self.file, (1, 1))  # as tools do that copy times, too
+            self.assertNotEqual(self.doubt(), "")
+
+    def test_names_sizes_and_times_count(self):
+        seen = [weights.weights_at(self.folder).known]
+        for change in (lambda: self.write("longer"), lambda: os.utime(self.file, (1, 1)), lambda: self.write("{}", os.path.join(self.folder, "config.json")),
+                       lambda: self.write("", os.path.join(self.folder, "README.md"))):
+            change()
+            seen.append(weights.weights_at(self.folder).known)
+        self.assertEqual(len(set(seen)), 4)
+        self.assertEqual(seen[3], seen[4])
+
+    def test_one_file(self):
+        """As GGUF models are."""
+        path = os.path.join(self.folder, "model.gguf")
+        self.write("one", path)
+        before = weights.weights_at(path).known
+        self.write("other", path)
+        self.assertNotEqual(weights.weights_at(path).known, before)
+
+    def test_what_happens_while_they_are_read(self):
+        other, link = tempfile.mkdtemp(), os.path.join(self.folder, "link")
+        self.addCleanup(shutil.rmtree, other)
+        shutil.copy2(self.file, other)
+        os.symlink(self.folder, link)
+
+        def flip():
+            os.symlink(other, link + "2")
+            os.replace(link + "2", link)
+
+        def replace():
+            shutil.copy2(self.file, self.file + ".tmp")
+            os.replace(self.file + ".tmp", self.file)
+        for name, change in (("nothing", lambda: None), ("other bytes under the same times", replace), ("another folder under the same name", flip)):
+            weights.forget()
+            self.write("one")
+            weights.begins(link)
+            change()
+            self.assertEqual(bool(self.doubt(link)), name != "nothing", name)
+        weights.forget()
+        self.write("one")
+        weights.begins(link)
+        weights.begins(link)
+        self.assertEqual(self.doubt(link), "", "a draft that is the model itself")
+
+    def test_a_file_that_was_just_written(self):
+        """A further change might not show in its times."""
+        with open(self.file, "w", encoding="ascii") as file:
+            file.write("now")
+        with mock.patch.object(weights.time, "time", return_value=os.stat(self.file).st_ctime + 0.001):
+            weights.begins(self.folder)
+        self.assertNotEqual(self.doubt(), "")
+
+    def test_names_of_a_hub(self):
+        def snapshot_download(name, revision=None, local_files_only=False):
+            self.assertTrue(local_files_only)
+            if name != "org/model":
+                raise OSError(name)
+            return f"/hub/models--org--model/snapshots/{revision or 'main'}"
+        with mock.patch.dict(sys.modules, huggingface_hub=SimpleNamespace(snapshot_download=snapshot_download)):
+            self.assertEqual(weights.weights_at("org/model"), weights.Weights("main"))
+            self.assertEqual(weights.weights_at("org/model", "v2", "v2"), weights.Weights("v2"))
+            self.assertIn("commit", weights.weights_at("org/model", None, "older").doubt)
+            self.assertEqual(weights.weights_at("org/elsewhere", None, "abc"), weights.Weights("abc"))
+            self.assertNotEqual(weights.weights_at("org/elsewhere").doubt, "")
+
+    def test_no_files(self):
+        empty = os.path.join(self.folder, "empty")
+        os.mkdir(empty)
+        for path in (empty, "", "/nowhere", "~/nowhere"):
+            self.assertNotEqual(weights.weights_at(path).doubt, "", path)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
