@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -43,9 +42,9 @@ class Nfs(hosts.Fleet):
         self.server.start()
 
     def stopped(self, _, chance):
-        self.server.signal(signal.SIGSTOP)
+        self.server.halt()
         time.sleep(chance.uniform(0.5, 4))
-        self.server.signal(signal.SIGCONT)
+        self.server.go_on()
 
     def cable(self, host, chance):
         self.network.cable(host.number, False)
@@ -143,9 +142,9 @@ class S3(Plain):
         self.server.start()
 
     def stopped(self, _, chance):
-        self.server.signal(signal.SIGSTOP)
+        self.server.halt()
         time.sleep(chance.uniform(0.5, 4))
-        self.server.signal(signal.SIGCONT)
+        self.server.go_on()
 
     def harmed(self, host, chance, kind):
         self.proxies[host.number].harm(kind, ("GET", "PUT", "HEAD", "DELETE"), 1 << 30)

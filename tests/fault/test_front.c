@@ -2,6 +2,7 @@
  * descriptors that arrive together with frames sent before theirs. */
 #include "proto/proto.h"
 #include "tests/integration/harness.h"
+#include "tests/runner/halt.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -282,7 +283,7 @@ Test(front, descriptors_belong_to_the_frame_that_they_were_sent_with)
     open_namespace(fd);
     register_frame(&b);
     for (size_t first = b.n; first > 0; first = first > 20 ? 20 : first > 2 ? 2 : 0) {
-        cr_assert_eq(kill(host.pid, SIGSTOP), 0);
+        halt(host.pid);
         cr_assert(raw_write(fd, stats_frame, STATS_BYTES));
         cr_assert(raw_write(fd, stats_frame, STATS_BYTES));
         send_with_fd(fd, &b, first, memory);

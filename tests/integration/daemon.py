@@ -16,6 +16,25 @@ UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 TIMEOUT_S = 60
 
 
+def halt(pid):
+    """Stops it by SIGSTOP, and returns when none of its threads runs. Behind kill() alone they go on for as long as the one that the signal
+    was given to waits for a core."""
+    os.kill(pid, signal.SIGSTOP)
+    until, folder = time.monotonic() + TIMEOUT_S, f"/proc/{pid}/task"
+    while not all(state_of(folder, thread) in "TXZ" for thread in os.listdir(folder)):
+        if time.monotonic() > until:
+            raise RuntimeError(f"process {pid} does not stop")
+        time.sleep(0.001)
+
+
+def state_of(folder, thread):
+    try:
+        with open(os.path.join(folder, thread, "stat"), encoding="utf-8", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
 class Daemon:
     """before: words before its command. folder: one that is to outlive it, and may hold what another left; with
     recovered, the daemon has found all of that when this returns. config: the text of its configuration file, which

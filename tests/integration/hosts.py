@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 
-from daemon import TIMEOUT_S, Daemon
+from daemon import TIMEOUT_S, Daemon, halt
 from second_client import Client
 
 NFS_PORT, MOUNT_PORT = 22049, 22048
@@ -146,8 +146,11 @@ class Server:
                     raise RuntimeError(f"nothing answers at port {port}:\n" + file.read()[-2000:])
             time.sleep(0.1)
 
-    def signal(self, number):
-        self.process.send_signal(number)
+    def halt(self):
+        halt(self.process.pid)
+
+    def go_on(self):
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self):
         if self.process and self.process.poll() is None:

@@ -19,6 +19,8 @@ import time
 import urllib.parse
 import urllib.request
 
+from daemon import halt
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 SEGMENT, LEASE_MS, WAIT_S = 512 << 20, 2000, 30
 LEND = """
@@ -78,14 +80,14 @@ class Real:
             return [self.lender.pid, *map(int, f.read().split())]
 
     def away(self, _):
-        self.master.send_signal(signal.SIGSTOP)
+        halt(self.master.pid)
 
     def back(self, _):
         self.master.send_signal(signal.SIGCONT)
 
     def hang_lender(self, _):
         for pid in self.lenders():
-            os.kill(pid, signal.SIGSTOP)
+            halt(pid)
 
     def wake_lender(self, _):
         for pid in self.lenders():

@@ -1,5 +1,7 @@
 #include "nfs_server.h"
 
+#include "tests/runner/halt.h"
+
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -206,7 +208,10 @@ void nfs_server_kill(struct nfs_server *s)
 
 void nfs_server_hang(struct nfs_server *s, bool hang)
 {
-    cr_assert_eq(kill(s->pid, hang ? SIGSTOP : SIGCONT), 0);
+    if (hang)
+        halt(s->pid);
+    else
+        cr_assert_eq(kill(s->pid, SIGCONT), 0);
 }
 
 void nfs_server_close(struct nfs_server *s)

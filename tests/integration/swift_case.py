@@ -5,12 +5,13 @@ import hmac
 import http.client
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 
-from daemon import TIMEOUT_S, TOP
+from daemon import TIMEOUT_S, TOP, halt
 
 SERVER = os.path.join(TOP, "tests/integration/swift_server.py")
 
@@ -51,8 +52,11 @@ class Swift:
         self.process.kill()
         self.ended()
 
-    def signal(self, number):
-        self.process.send_signal(number)
+    def halt(self):
+        halt(self.process.pid)
+
+    def go_on(self):
+        self.process.send_signal(signal.SIGCONT)
 
     def close(self):
         if self.process:

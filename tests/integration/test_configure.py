@@ -13,6 +13,7 @@ import tempfile
 import time
 import unittest
 
+from daemon import halt
 from second_client import (BUSY, DEMO, DENIED, EXISTS, INVALID, MISS, NO_ROOM, NOT_FOUND, OK, TIMEOUT_S, TOP, UCMD, UNSUPPORTED,
                            Case, Client, Daemon, OwnDaemons, Region, keys, u32)
 
@@ -575,7 +576,7 @@ class Containers(Configured):
                 "    except BlockingIOError: pass\n"
                 "print(refused > 0)\n")
         for before, refused in ((("unshare", "--mount"), b"False\n"), (self.pid_ns, b"True\n")):
-            os.kill(self.daemon.process.pid, signal.SIGSTOP)
+            halt(self.daemon.process.pid)
             try:
                 client = subprocess.Popen([*before, sys.executable, "-c", code, self.daemon.socket], stdin=subprocess.PIPE,
                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -8,6 +8,7 @@ import sys
 import unittest
 
 try:
+    from daemon import halt
     from second_client import DEMO, OK, TIMEOUT_S, TOP, Case, Daemon, OwnDaemons, Region, keys, u32
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -192,8 +193,7 @@ class Publisher(OwnDaemons, Case):
         self.start()
         self.expect(events, self.cleared(), dict(self.stored(0, medium="STORAGE"), token_ids=[], block_size=0))
         self.worker_of(self.id())
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        halt(self.process.pid)
         names, ring, page, begun = range(100, 116), 4096, 1024, self.engine.call("events", since=2 ** 64 - 1)["last"]
         while self.engine.call("events", since=2 ** 64 - 1)["last"] <= begun + page + ring:  # its request under way still brings a page
             self.region.dump(names, range(16))

@@ -14,7 +14,7 @@ import sys
 import unittest
 
 try:
-    from daemon import UCMCTL
+    from daemon import UCMCTL, halt
     from second_client import BIG, DEMO, OK, TIMEOUT_S, Case, Daemon, Region, keys
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -169,9 +169,10 @@ class Hundred(Case):
             region.begin("load", ["a"], [0], more=k + 1 < loads)
 
     def stands_still(self, still):
-        self.daemon.process.send_signal(signal.SIGSTOP if still else signal.SIGCONT)
         if still:
-            os.waitid(os.P_PID, self.daemon.process.pid, os.WSTOPPED)
+            halt(self.daemon.process.pid)
+        else:
+            self.daemon.process.send_signal(signal.SIGCONT)
 
     def count(self, timeout_s=TIMEOUT_S):
         """Counts what is answered, and asks for as much again. Whether there was anything; whether a tenant had been answered all."""

@@ -1,6 +1,7 @@
 /* Lookups that don't wait for the shared tier. Its root is a process, which the test stops and lets go on: so it is as
  * slow as the test wants, on any machine. */
 #include "tests/integration/harness.h"
+#include "tests/runner/halt.h"
 
 #include <criterion/criterion.h>
 #include <ctype.h>
@@ -52,18 +53,8 @@ static pid_t backend_of(pid_t daemon)
 
 static void hold(void)
 {
-    char path[64], state = 0;
-
     backend = backend_of(host.pid);
-    cr_assert_eq(kill(backend, SIGSTOP), 0);
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)backend);
-    for (uint64_t end_ms = now_ms() + CALL_MS; state != 'T' && now_ms() < end_ms;) {
-        FILE *f = fopen(path, "r");
-
-        cr_assert(f && fscanf(f, "%*d (%*[^)]) %c", &state) == 1);
-        fclose(f);
-    }
-    cr_assert_eq(state, 'T');
+    halt(backend);
 }
 
 static void let_go(void)

@@ -21,7 +21,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(TOP, "client/python")]
 os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
 
-from daemon import UCMCTL, Daemon  # noqa: E402
+from daemon import UCMCTL, Daemon, halt  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 from ucmclient.pages import Chunk, PageStore, key_of, settings_of  # noqa: E402
 from ucmclient.vllm.identity import EngineIdentity  # noqa: E402
@@ -144,7 +144,7 @@ class Pages(Case):
         pool = Pool()
         store, names = self.store(pool, transfer_deadline=0.2, lookup_timeout=0.2, connect_timeout=0.5), [key_of(str(i)) for i in range(3)]
         self.assertEqual(store.save(names, [0, 1, 2]), [True] * 3)
-        self.daemon.process.send_signal(signal.SIGSTOP)
+        halt(self.daemon.process.pid)
         before = [pool.get(page) for page in range(PAGES)]
         try:
             self.assertEqual((store.load(names, [3, 4, 5]), store.prefix(names), store.save(names, [0, 1, 2])), ([False] * 3, 0, [False] * 3))

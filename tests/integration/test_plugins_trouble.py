@@ -27,7 +27,7 @@ import test_page_store  # noqa: E402
 import test_trtllm  # noqa: E402
 import test_ucm_store  # noqa: E402
 import test_vllm_tier  # noqa: E402
-from daemon import Daemon  # noqa: E402
+from daemon import Daemon, halt  # noqa: E402
 from ucmclient import pages  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 from ucmclient.region import Task  # noqa: E402
@@ -338,7 +338,7 @@ class Trouble(test_page_store.Case):
             self.each(plugins, self.comes)
 
     def stop(self):
-        self.daemon.process.send_signal(signal.SIGSTOP)
+        halt(self.daemon.process.pid)
 
     def test_stopped_in_mid_load(self):
         """Pages are the engine's again when a load has failed: nothing is written to them later."""

@@ -500,7 +500,7 @@ class Hung(unittest.TestCase):
         there, there_ns, there_region = self.join(other)
         self.until(lambda: self.timed(there, there_ns, *range(4))[0]["hits"] == 4, "what the other host wrote")
         self.assertEqual(set(there_region.load(range(4), range(4))), {OK})
-        self.fleet.server.signal(signal.SIGSTOP)
+        self.fleet.server.halt()
         try:
             waits = [self.timed(there, there_ns, *range(4), *(f"{turn}/{i}" for i in range(50))) for turn in range(20)]
             self.assertEqual([answer["hits"] for answer, _ in waits], [4] * 20)
@@ -517,7 +517,7 @@ class Hung(unittest.TestCase):
             self.assertEqual(other.stop(), 0)
             self.assertLess(time.monotonic() - began, 15)
         finally:
-            self.fleet.server.signal(signal.SIGCONT)
+            self.fleet.server.go_on()
         self.until(lambda: client.call("stats")["shares"][0]["health"] == "up", "its return")
 
 

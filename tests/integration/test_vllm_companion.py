@@ -10,6 +10,7 @@ from dataclasses import replace
 from unittest import mock
 
 from vllm_case import GPU, Case, Request, daemon, prompt, watch  # sets the paths
+from daemon import halt
 from ucmclient import Namespace, Status
 from ucmclient.vllm import companion, worker
 from ucmclient.vllm.identity import Unsupported
@@ -224,7 +225,7 @@ class Companions(Case):
 
         def stopped(context):
             if b.ranks[0].connector._plan().loads:
-                os.kill(pid, signal.SIGSTOP)
+                halt(pid)
             start(context)
         b.ranks[0].connector.start_load_kv = stopped
         b.add(Request("warm", tokens, outputs=1))

@@ -11,6 +11,7 @@ import unittest
 from types import SimpleNamespace
 
 from vllm_case import GPU, Case, Request, daemon, prompt, watch  # sets the paths
+from daemon import halt
 import test_vllm_hybrid
 
 from hybrid_engine import ALL_KINDS
@@ -56,13 +57,8 @@ class Slow:
 
     def hold(self):
         pid = self.root()["pid"]
-        os.kill(pid, signal.SIGSTOP)
+        halt(pid)
         self.addCleanup(self.let_go, pid)
-
-        def stopped():
-            with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
-                return stat.read().rpartition(")")[2].split()[0] == "T"
-        self.eventually(stopped)
         return pid
 
     @staticmethod

@@ -10,6 +10,7 @@ import unittest
 from dataclasses import replace
 
 from vllm_case import BLOCK, Request, daemon, expected, prompt, run, watch  # sets the paths
+from daemon import halt
 from sparse_case import ALL, SparseCase, Together, forget_slots, policy, reference
 import numpy
 from engine import Pool
@@ -283,7 +284,7 @@ class Trouble(SparseCase):
         e, pid = self.engine(fetch_deadline=0.2), self.daemon.process.pid
 
         def stall():
-            os.kill(pid, signal.SIGSTOP)
+            halt(pid)
             forget_slots(e)
 
         def go_on():

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from vllm_case import BLOCK, Case, Request, daemon, engine, expected, prompt, watch  # sets the paths
+from daemon import halt
 from ucmclient.errors import Status, UcmError
 from ucmclient.region import Region
 from ucmclient.vllm import connector, link as link_module
@@ -60,7 +61,7 @@ class Trouble(Case):
         self.assertGreater(self.stats()["arena_evicted_blocks"], 0)
 
     def paused(self, pid, seconds):
-        os.kill(pid, signal.SIGSTOP)
+        halt(pid)
         threading.Timer(seconds, os.kill, (pid, signal.SIGCONT)).start()
 
     def test_late_loads_hold_nobody_else_up(self):
@@ -89,7 +90,7 @@ class Trouble(Case):
 
         def stopped(*args, **more):
             if not order:
-                os.kill(pid, signal.SIGSTOP)
+                halt(pid)
             return load(*args, **more)
 
         def go_on():
@@ -145,7 +146,7 @@ class Trouble(Case):
     def test_a_daemon_that_stops_answering(self):
         e = self.engine(lookup_timeout=0.02)
         self.check(e, Request("before", prompt(52, 60)))
-        os.kill(self.daemon.process.pid, signal.SIGSTOP)
+        halt(self.daemon.process.pid)
         try:
             began = time.monotonic()
             e.add(Request("meanwhile", prompt(53, 60), outputs=6))
@@ -253,7 +254,7 @@ class Trouble(Case):
 
             def stopped(context):
                 if b.steps < 50 and b.ranks[0].connector._plan().loads:
-                    os.kill(pid, signal.SIGSTOP)
+                    halt(pid)
                 start(context)
             b.ranks[0].connector.start_load_kv = stopped
             began = time.monotonic()

@@ -13,7 +13,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
 
 import torch  # noqa: E402
-from daemon import Daemon  # noqa: E402
+from daemon import Daemon, halt  # noqa: E402
 from lmcache.v1.check import check_mode_test_l2_adapter as own_check  # noqa: E402
 from lmcache.v1.distributed.api import GroupedObjectKeys, MemoryLayoutDesc, ObjectKey, PrefetchTaskSpec  # noqa: E402
 from lmcache.v1.distributed.config import EvictionConfig, L1ManagerConfig, L1MemoryManagerConfig, StorageManagerConfig  # noqa: E402
@@ -128,7 +128,7 @@ class LMCache(unittest.TestCase):
         self.write(manager, names, 1)
         self.until(lambda: self.stored(manager) == 3 * self.SIZE)
         self.forget(manager, names)
-        self.daemon.process.send_signal(signal.SIGSTOP)
+        halt(self.daemon.process.pid)
         try:
             self.assertEqual(self.prefetch(manager, names).hit_cells[0].popcount(), 0)
         finally:

@@ -12,7 +12,7 @@ import uuid
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
 
-from daemon import Daemon  # noqa: E402
+from daemon import Daemon, halt  # noqa: E402
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key  # noqa: E402
 from vllm.v1.kv_offload.config import (  # noqa: E402
     OffloadingCacheConfig, OffloadingConfig, OffloadingGroupConfig, OffloadingModelConfig, OffloadingParallelConfig)
@@ -146,7 +146,7 @@ class Tier(unittest.TestCase):
         real = two.tier._store.load
 
         def stopped(*arguments):
-            self.daemon.process.send_signal(signal.SIGSTOP)
+            halt(self.daemon.process.pid)
             return real(*arguments)
         two.tier._store.load = stopped
         before = two.memory()

@@ -1,4 +1,5 @@
 #include "daemon/device/worker.h"
+#include "tests/runner/halt.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -36,7 +37,7 @@ Test(worker, lives_until_it_begins_to_exit)
     cr_assert_eq(w.pid, pid);
     cr_assert_gt(w.start, 0);
     cr_assert(worker_alive(&w));
-    kill(pid, SIGSTOP);
+    halt(pid);
     cr_assert(worker_alive(&w), "a stopped worker is not dead");
     kill(pid, SIGKILL);
     for (int i = 0; i < 5000 && worker_alive(&w); i++)

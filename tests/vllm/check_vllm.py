@@ -23,7 +23,7 @@ sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "client/py
                 os.path.join(TOP, "tests/integration")]
 
 import prefill_decode_proxy  # noqa: E402
-from daemon import Daemon  # noqa: E402
+from daemon import Daemon, halt  # noqa: E402
 
 PYTHON = os.environ["VLLM_PYTHON"]
 ENGINE = os.path.join(TOP, "tests/vllm/vllm_engine.py")
@@ -557,7 +557,7 @@ class RealVllm(unittest.TestCase):
         self.addCleanup(server.close)
         server.ready()
         backend = self.reaches(host.socket, lambda stats: stats["shares"][0]["pid"])
-        os.kill(backend, signal.SIGSTOP)
+        halt(backend)
         self.addCleanup(os.kill, backend, signal.SIGCONT)
         answers = []
         waits = threading.Thread(target=lambda: answers.append(complete(server.url, self.model, asked, 8)))
