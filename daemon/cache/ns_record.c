@@ -148,6 +148,7 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
         cache_forms_end(ns);
     p->ns = ns;
     ns->purges++;
+    ns->purged++;
     if (!c->share)
         return 0;
     p->share.done_cb = purge_shared_cb;
@@ -172,5 +173,6 @@ void cache_purge_end(struct cache *c, struct cache_purge *p)
         share_purge_cancel(c->share, &p->share);
     p->sharing = false;
     p->ns->purges--;
+    p->ns->purged++;
     cache_writes_unstall(c);
 }

@@ -75,6 +75,15 @@ static bool admitted(struct cache *c, enum write_to to, block_ref ref, struct ns
     return !reused_only(c, to, ns);
 }
 
+/* Also of a block whose last part is there: a root may have lost another one. */
+static bool share_lacks(const struct block *b, const struct ns *ns)
+{
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (b->part[i].share == PART_SHARE_NONE)
+            return true;
+    return false;
+}
+
 static bool writable(const struct cache *c, enum write_to to, const struct block *b,
                      const struct ns *ns)
 {
@@ -82,8 +91,7 @@ static bool writable(const struct cache *c, enum write_to to, const struct block
         return false;
     if (to == WRITE_NVME)
         return c->tier && block_dirty(b, ns) > 0;
-    return c->share && b->dram_parts == ns->identity.parts &&
-           b->part[ns->identity.parts - 1].share == PART_SHARE_NONE;
+    return c->share && b->dram_parts == ns->identity.parts && share_lacks(b, ns);
 }
 
 /* ---- what is not written ---- */
@@ -252,7 +260,7 @@ static int block_write(struct cache *c, enum write_to to, block_ref ref, unsigne
     uint32_t parts = ns->identity.parts;
     bool under_way = false;
 
-    if (to == WRITE_SHARE && b->part[parts - 1].share != PART_SHARE_NONE)
+    if (to == WRITE_SHARE && !share_lacks(b, ns))
         return 0; /* another host was faster, or it is being written */
     for (uint32_t i = 0; i < parts; i++) {
         int rc;

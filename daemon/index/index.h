@@ -204,6 +204,7 @@ struct ns {
     uint64_t slot_bytes;                          /* of a block's slots; 0: not summed up yet */
     struct admission admission;                   /* to NVMe */
     uint32_t purges;                              /* under way */
+    uint64_t purged;                              /* how many began, and how many ended */
     uint8_t record;                               /* enum ns_record */
     uint64_t record_from;            /* tier_ns_record.from_sequence of a record that failed */
     struct ns_hints *hints;          /* NULL: nobody reads them; cache/hints.c */

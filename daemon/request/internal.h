@@ -334,6 +334,7 @@ struct shared_lookup {
     struct share_lookup p;
     struct session *s; /* whose memory it takes */
     struct ns *ns;
+    uint64_t purged;                          /* ns->purged when it began */
     void (*done_cb)(struct shared_lookup *k); /* calls shared_lookup_free */
     void *ctx;
     size_t memory;       /* counted against limits.frame_memory */

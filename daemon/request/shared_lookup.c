@@ -12,6 +12,8 @@ static void lookup_note(struct shared_lookup *k)
 {
     const struct share_lookup *p = &k->p;
 
+    if (k->purged != k->ns->purged)
+        return; /* what it found may be gone */
     for (uint32_t i = p->each ? p->n : p->prefix; i-- > 0;) {
         share_root_id root = p->answers[i] <= UCM_MAX_ROOTS ? p->answers[i] : 0;
 
@@ -27,6 +29,14 @@ static void lookup_done_cb(struct share_lookup *p)
 
     lookup_note(k);
     k->done_cb(k);
+}
+
+static uint64_t bytes_of(const struct share_lookup *p, uint32_t part)
+{
+    const struct shared_lookup *k = LIST_ENTRY(p, const struct shared_lookup, p);
+    const struct cache *c = k->s->rq->rooms.cache;
+
+    return ns_part_bytes(k->ns, part) + (cache_sealed(c, k->ns) ? BLOCK_FILE_SEAL_BYTES : 0);
 }
 
 /* What to ask for, in `asked`. Returns how many keys. */
@@ -70,6 +80,7 @@ static struct shared_lookup *lookup_new(struct session *s, struct ns *ns, struct
     memcpy(all, keys.p, keys.n);
     k->s = s;
     k->ns = ns;
+    k->purged = ns->purged;
     k->memory = memory;
     k->keys = all;
     k->p.keys = asked;
@@ -100,7 +111,6 @@ int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys,
                         bool each, uint64_t until_ms, struct shared_lookup **out)
 {
     const struct request_rooms *rooms = &s->rq->rooms;
-    uint32_t last = ns->identity.parts - 1;
     struct shared_lookup *k;
     int rc;
 
@@ -114,9 +124,8 @@ int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys,
         return -ENOENT; /* its names there are not known now */
     }
     k->p.key_bytes = ns->identity.key_bytes;
-    k->p.part = last;
-    k->p.part_bytes =
-        ns_part_bytes(ns, last) + (cache_sealed(rooms->cache, ns) ? BLOCK_FILE_SEAL_BYTES : 0);
+    k->p.part = ns->identity.parts - 1;
+    k->p.bytes_of = bytes_of;
     k->p.who = tenant_who(ns->tenant);
     k->p.each = each;
     k->p.deadline_ms = until_ms;

@@ -6,7 +6,11 @@
  * The next wave begins as soon as the first missing key of the wave is known. Answers that come
  * later, also those after the deadline, go to the answer cache.
  *
- * With `each`, or share.lookup: exact, every key is asked for, LOOKUP_WAVE at a time. */
+ * With `each`, or share.lookup: exact, every key is asked for, LOOKUP_WAVE at a time.
+ *
+ * A key's block may lack parts: a root lost a file, or a store evicts objects one by one. Where every key
+ * is asked for, and in the wave that asks for all that are left of a chain, a root that has the highest
+ * part is asked for the others, too. A block that is not there costs one question all the same. */
 #include "daemon/share/share_internal.h"
 
 #include <errno.h>
@@ -19,9 +23,12 @@
 
 struct key_state {
     uint32_t number; /* which key of the request */
-    uint8_t pending; /* roots that have not answered */
-    uint8_t found;   /* a share_root_id, 0: none so far */
-    bool failed;     /* a root that could have the key gave no answer */
+    uint16_t
+        pending; /* finds that have not ended: of the highest part by root, then of the others by part */
+    uint8_t found; /* a share_root_id: where the highest part is; 0: none so far */
+    bool failed;   /* a root that could have the part gave no answer */
+    bool lacks;    /* another part is on no root */
+    bool answered;
 };
 
 struct lookup {
@@ -33,19 +40,22 @@ struct lookup {
     share_roots_mask asked, begun, answered; /* roots: usable, asked, answered */
     uint32_t lo, hi, next;
     bool chain, over;
+    bool whole; /* the wave asks for all keys that are left, and for all their parts */
     struct key_state keys[LOOKUP_WAVE];
     uint32_t n_keys;           /* of a wave */
     uint8_t idle[LOOKUP_WAVE]; /* which of `keys` have had an answer; not by waves */
     uint32_t n_idle;
 };
 
-/* One key on one root. Outlives the lookup when the root is late. */
+/* One part of a key on one root. Outlives the lookup when the root is late. */
 struct find {
     struct share_task task;
     struct share *share;
     struct lookup *lookup; /* NULL: the lookup has ended */
     struct list link;
-    uint32_t root, key; /* key: of lookup.keys */
+    uint64_t seed;           /* share.seed when it began: a purge changes it */
+    uint32_t root, key;      /* key: of lookup.keys */
+    share_roots_mask others; /* roots to ask next, if this one does not have the part */
 };
 
 static bool lookup_step(struct lookup *p);
@@ -58,13 +68,19 @@ static bool by_waves(const struct lookup *p)
 
 /* ---- one key ---- */
 
-static void key_id(const struct share_lookup *request, uint32_t number, struct block_file_id *id)
+static bool asks_all_parts(const struct lookup *p)
+{
+    return p->request->part > 0 && (!by_waves(p) || p->whole);
+}
+
+static void key_id(const struct share_lookup *request, uint32_t number, uint32_t part,
+                   struct block_file_id *id)
 {
     memset(id, 0, sizeof(*id));
     memcpy(id->fingerprint, request->fingerprint, sizeof(id->fingerprint));
     memcpy(id->key, request->keys + (size_t)number * request->key_bytes, request->key_bytes);
     id->key_bytes = request->key_bytes;
-    id->part = request->part;
+    id->part = part;
 }
 
 static void find_detach(struct find *f)
@@ -93,92 +109,173 @@ static void finds_leave(struct lookup *p, uint32_t key)
     }
 }
 
+/* As far as was asked. */
+static bool key_there(const struct key_state *s)
+{
+    return s->answered && s->found && !s->failed && !s->lacks;
+}
+
 /* Records a key's answer; without waves another key takes its turn. */
 static void key_answered(struct lookup *p, uint32_t key)
 {
     struct key_state *s = &p->keys[key];
-    bool missing = !s->found && !s->failed;
 
-    if (s->found)
+    s->answered = true;
+    if (key_there(s))
         p->request->answers[s->number] = s->found;
-    else if (missing)
+    else if (s->lacks || !s->failed)
         p->request->answers[s->number] = SHARE_MISSING;
     if (by_waves(p))
         return;
-    if (p->chain && !s->found && s->number < p->hi)
+    if (p->chain && !key_there(s) && s->number < p->hi)
         p->hi = s->number;
     if (s->pending > 0)
         finds_leave(p, key);
     p->idle[p->n_idle++] = (uint8_t)key;
 }
 
+static bool find_begin(struct lookup *p, uint32_t key, uint32_t root, share_roots_mask others,
+                       const struct block_file_id *id);
+
+/* Asks for a part other than the highest: one root after the other, first the one that has that. */
+static void part_ask(struct lookup *p, uint32_t key, uint32_t part, share_roots_mask roots)
+{
+    struct key_state *k = &p->keys[key];
+    bool failed = false;
+    struct block_file_id id;
+
+    key_id(p->request, k->number, part, &id);
+    for (uint32_t i = 0; i < p->share->n; i++) {
+        uint32_t root = (k->found - 1 + i) % p->share->n;
+        enum share_known known;
+
+        if (!(roots >> root & 1))
+            continue;
+        roots &= ~(1u << root);
+        known = share_recall(p->share, &id, root);
+        if (known == SHARE_KNOWN_FOUND ||
+            (known == SHARE_KNOWN_NOT && find_begin(p, key, root, roots, &id)))
+            return;
+        failed |= known == SHARE_KNOWN_NOT;
+    }
+    k->failed |= failed;
+    k->lacks |= !failed;
+}
+
+/* The highest part is there. */
+static void key_found(struct lookup *p, uint32_t key)
+{
+    struct key_state *k = &p->keys[key];
+    struct block_file_id id;
+
+    k->failed = false;
+    if (asks_all_parts(p)) {
+        if (k->pending > 0)
+            finds_leave(p, key);
+        key_id(p->request, k->number, p->request->part, &id);
+        for (uint32_t part = 0; part < p->request->part && !k->lacks && !k->failed; part++)
+            part_ask(p, key, part, share_roots_that_may_have(p->share, &id, p->asked));
+    }
+    if (k->pending == 0 || k->lacks || !asks_all_parts(p))
+        key_answered(p, key);
+}
+
+/* A find of a key that has no answer yet has ended. others: roots that are to be asked for the part next. */
+static void key_heard(struct lookup *p, uint32_t key, uint32_t part, share_roots_mask others,
+                      int status)
+{
+    struct key_state *k = &p->keys[key];
+    bool highest = part == p->request->part;
+
+    if (highest && status == 0) {
+        key_found(p, key);
+        return;
+    }
+    if (!highest && status == -ENOENT)
+        part_ask(p, key, part, others);
+    if (k->pending == 0 || k->lacks)
+        key_answered(p, key);
+}
+
 static void find_answer(struct find *f, int status)
 {
     struct lookup *p = f->lookup;
     struct key_state *k = &p->keys[f->key];
-    bool open = !k->found;
+    uint32_t part = f->task.op.id.part;
 
     find_detach(f);
     k->pending--;
-    if (status == 0)
-        k->found = (uint8_t)(f->root + 1);
-    else if (status != -ENOENT)
-        k->failed = true;
     if (status == 0 || status == -ENOENT)
         p->answered |= 1u << f->root;
-    /* The first root that has the key decides, or the last one to answer. */
-    if (open && (k->found || k->pending == 0))
-        key_answered(p, (uint32_t)(k - p->keys));
+    else
+        k->failed = true;
+    /* Of several roots the first one that has the key decides. */
+    if (!k->answered) {
+        if (part == p->request->part && status == 0)
+            k->found = (uint8_t)(f->root + 1);
+        key_heard(p, f->key, part, f->others, status);
+    }
     if (lookup_step(p))
         lookup_end(p, false);
+}
+
+/* "It exists" is not remembered when a purge began or ended meanwhile. */
+static void find_remember(const struct find *f, int status)
+{
+    struct share *s = f->share;
+    const struct block_file_id *id = &f->task.op.id;
+
+    if (status == 0 && f->seed == s->seed)
+        share_remember(s, id, f->root, true, SHARE_FOUND_MS);
+    else if (status == -ENOENT && share_recall(s, id, f->root) != SHARE_KNOWN_MISSING)
+        share_remember(s, id, f->root, false, s->settings.negative_ms);
 }
 
 static void find_released_cb(struct share_task *t)
 {
     struct find *f = LIST_ENTRY(t, struct find, task);
-    struct share *s = f->share;
-    int status = t->status;
+    int status = share_status_missing(t->status) ? -ENOENT : t->status;
 
-    if (share_status_missing(status))
+    /* Who removed it meanwhile, or missed it, knows better. */
+    if (status == 0 && share_recall(f->share, &t->op.id, f->root) == SHARE_KNOWN_MISSING)
         status = -ENOENT;
-    if (status == 0)
-        share_remember(s, &t->op.id, f->root, true, SHARE_FOUND_MS);
-    else if (status == -ENOENT && share_recall(s, &t->op.id, f->root) != SHARE_KNOWN_MISSING)
-        share_remember(s, &t->op.id, f->root, false, s->settings.negative_ms);
+    find_remember(f, status);
     if (f->lookup)
         find_answer(f, status);
     free(f);
 }
 
-static int find_begin(struct lookup *p, uint32_t key, uint32_t root, const struct block_file_id *id)
+static bool find_begin(struct lookup *p, uint32_t key, uint32_t root, share_roots_mask others,
+                       const struct block_file_id *id)
 {
     struct share *s = p->share;
     struct find *f = calloc(1, sizeof(*f));
-    int err;
 
     if (!f)
-        return -ENOMEM;
+        return false;
     f->share = s;
     f->lookup = p;
+    f->seed = s->seed;
     f->root = root;
     f->key = key;
+    f->others = others;
 
     f->task.class = SHARE_LOOKUP;
     f->task.who = p->request->who;
     f->task.op.verb = SHARE_FIND;
     f->task.op.id = *id;
-    f->task.op.bytes = p->request->part_bytes;
+    f->task.op.bytes = p->request->bytes_of(p->request, id->part);
     f->task.deadline_ms = share_now(s) + s->settings.deadline_ms;
     f->task.released_cb = find_released_cb;
-    err = share_root_submit(s->roots[root], &f->task);
-    if (err < 0) {
+    if (share_root_submit(s->roots[root], &f->task) < 0) {
         free(f);
-        return err;
+        return false;
     }
     s->settings.metrics->share_probe_finds++;
     p->begun |= 1u << root;
+    p->keys[key].pending++;
     list_push_back(&p->finds, &f->link);
-    return 0;
+    return true;
 }
 
 /* Asks those roots of which the answer cache knows nothing. */
@@ -190,7 +287,7 @@ static void key_ask(struct lookup *p, uint32_t key, uint32_t number)
     struct block_file_id id;
 
     *k = (struct key_state){.number = number};
-    key_id(p->request, number, &id);
+    key_id(p->request, number, p->request->part, &id);
     holders = share_roots_that_may_have(s, &id, p->asked);
     k->failed = holders == 0;
     for (uint32_t i = 0; i < s->n && !k->found; i++) {
@@ -204,15 +301,12 @@ static void key_ask(struct lookup *p, uint32_t key, uint32_t number)
         else if (known == SHARE_KNOWN_NOT)
             unknown |= 1u << i;
     }
-    for (uint32_t i = 0; i < s->n && !k->found; i++) {
-        if (!(unknown >> i & 1))
-            continue;
-        if (find_begin(p, key, i, &id) == 0)
-            k->pending++;
-        else
-            k->failed = true;
-    }
-    if (k->pending == 0)
+    for (uint32_t i = 0; i < s->n && !k->found; i++)
+        if (unknown >> i & 1)
+            k->failed |= !find_begin(p, key, i, 0, &id);
+    if (k->found)
+        key_found(p, key);
+    else if (k->pending == 0)
         key_answered(p, key);
 }
 
@@ -223,8 +317,10 @@ static bool wave_settled(const struct lookup *p)
     for (uint32_t i = 0; i < p->n_keys; i++) {
         const struct key_state *s = &p->keys[i];
 
-        if (!s->found)
-            return s->pending == 0;
+        if (!s->answered)
+            return false;
+        if (!key_there(s))
+            return true;
     }
     return true;
 }
@@ -235,7 +331,7 @@ static void wave_close(struct lookup *p)
     for (uint32_t i = 0; i < p->n_keys; i++) {
         const struct key_state *s = &p->keys[i];
 
-        if (!s->found) {
+        if (!key_there(s)) {
             p->hi = s->number;
             break;
         }
@@ -268,6 +364,7 @@ static void wave_begin(struct lookup *p)
     for (uint32_t i = 0; i < n; i++)
         keys[i] = wave_key(p, i, n);
     p->n_keys = n;
+    p->whole = wide <= LOOKUP_WAVE;
     for (uint32_t i = 0; i < n; i++)
         key_ask(p, i, keys[i]);
 }

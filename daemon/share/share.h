@@ -111,7 +111,8 @@ struct share_lookup {
     const uint8_t *keys; /* n of key_bytes each */
     uint32_t n;          /* at most UCM_MAX_KEYS */
     uint32_t part;       /* the block's highest: written last, removed first */
-    uint64_t part_bytes; /* of that part's payload, and of the seal where it has one */
+    /* Of the payload of a part up to that one, and of the seal where it has one. */
+    uint64_t (*bytes_of)(const struct share_lookup *p, uint32_t part);
     struct fair_who who;
     bool each;            /* every key by itself; otherwise the end of a chain is searched */
     uint64_t deadline_ms; /* by uv_now */

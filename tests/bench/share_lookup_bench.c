@@ -34,13 +34,20 @@ static void done_cb(struct share_lookup *p)
     bench.done = true;
 }
 
+static uint64_t bytes_of(const struct share_lookup *p, uint32_t part)
+{
+    (void)p;
+    (void)part;
+    return LAY_BYTES - BLOCK_FILE_HEADER_BYTES;
+}
+
 /* The prefix of `first` and those behind it that is there, and how long that took. */
 static uint32_t lookup(struct share *share, uint32_t first, bool each, double *ms)
 {
     struct share_lookup p = {.key_bytes = LAY_KEY_BYTES,
                              .keys = bench.keys,
                              .n = KEYS,
-                             .part_bytes = LAY_BYTES - BLOCK_FILE_HEADER_BYTES,
+                             .bytes_of = bytes_of,
                              .each = each,
                              .answers = bench.answers,
                              .done_cb = done_cb};

@@ -9,7 +9,7 @@ import sys
 import unittest
 
 try:
-    from second_client import MISS, OK, keys
+    from second_client import EXISTS, MISS, OK, keys
     from share_case import ABSENT, HEADER, IN_DRAM, ON_NVME, ON_SHARE, ShareCase
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -19,7 +19,66 @@ except ImportError:  # another Python than Debian's is first in PATH
 SUITE_TIMEOUT_S = 300
 
 
-class Share(ShareCase):
+class Halves:
+    """Blocks of which a root has lost a part."""
+
+    def part_file(self, name, part):
+        (path,) = [path for path in self.files() if os.path.basename(path).startswith(keys(name).hex()) and path.endswith(f"-{part:02x}")]
+        return path
+
+    def mended(self, host, lost):
+        """A dump stores what a root has lost, and a third host loads all."""
+        bytes_of = [[region.fill(block) for block in range(6)] for region in host.regions]
+        for region in host.regions:
+            self.assertLessEqual(set(region.dump(range(6), range(6))), {OK, EXISTS})
+        self.until(lambda: len(self.files()) == 18, f"the writing of {lost}")
+        third = self.host()
+        self.assertEqual(third.look(*range(6)), {"hits": 6, "shared": 6})
+        for region in third.regions:
+            self.assertEqual(region.load(range(6), range(6)), [OK] * 6)
+        return bytes_of
+
+    def test_a_block_that_lacks_a_part_is_no_hit_and_is_mended(self):
+        self.identity.update(parts=3, shards=[2, 1, 2])
+        one = self.host()
+        self.stored(one, 6)
+        self.assertEqual(one.daemon.stop(), 0)
+        self.hosts.remove(one)
+        lost = [self.part_file(block, block % 3) for block in range(1, 6)]
+        for path in lost:
+            os.remove(path)
+        other = self.host()
+        self.assertEqual(other.tiers(*range(6)), [ON_SHARE] + [ABSENT] * 5)
+        self.assertEqual(other.look(*range(6)), {"hits": 1, "shared": 1})
+        self.assertEqual(other.look(*range(1, 6))["hits"], 0)
+        for region in other.regions:
+            self.assertEqual(region.load(range(1, 6), range(5)), [MISS] * 5)
+        self.mended(other, lost)
+
+    def test_a_load_that_failed_is_not_promised_again(self):
+        self.identity.update(parts=3, shards=[2, 1, 2])
+        one, other = self.host(), self.host()
+        self.stored(one, 6)
+        self.assertEqual(one.daemon.stop(), 0)
+        self.hosts.remove(one)
+        self.assertEqual(other.look(*range(6))["hits"], 6)
+        lost = [self.part_file(block, block % 2) for block in range(6)]
+        for path in lost:
+            os.remove(path)
+        self.assertEqual(other.regions[2].load(range(6), range(6)), [OK] * 6)  # the part that lookups ask for first
+        for part in (0, 1):
+            self.assertEqual(other.regions[part].load(range(part, 6, 2), range(3)), [MISS] * 3)
+        for _ in range(3):
+            self.assertEqual(other.look(*range(6))["hits"], 0)
+            self.assertEqual(other.tiers(*range(6)), [ABSENT] * 6)
+        self.mended(other, lost)
+
+
+class HalvesOfProcess(Halves, ShareCase):
+    word = " process"
+
+
+class Share(Halves, ShareCase):
     def test_what_one_host_stores_the_other_loads(self):
         one, other = self.host(), self.host()
         bytes_of = self.stored(one, 8)

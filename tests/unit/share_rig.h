@@ -24,6 +24,7 @@
 
 struct rig_file {
     bool there, damaged;
+    uint8_t lacks; /* bit by part */
     uint64_t mtime_ns;
     uint8_t data[RIG_BYTES];
 };
@@ -114,6 +115,12 @@ static inline struct block_file_id rig_id(uint32_t n)
     return id;
 }
 
+static inline uint64_t rig_bytes_of(const struct share_lookup *p, uint32_t part)
+{
+    cr_assert_leq(part, p->part);
+    return RIG_BYTES;
+}
+
 static inline void rig_fill(uint8_t data[RIG_BYTES], uint32_t n)
 {
     for (uint32_t i = 0; i < RIG_BYTES; i++)
@@ -149,7 +156,7 @@ static inline int rig_answer(struct rig_server *s, struct share_op *op)
     default:
         break;
     }
-    if (!f->there)
+    if (!f->there || f->lacks >> op->id.part & 1)
         return -ENOENT;
     if (op->verb == SHARE_REMOVE) {
         f->there = false;

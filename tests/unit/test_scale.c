@@ -244,8 +244,7 @@ static struct scale_probe daemon_asks(uint32_t n, uint32_t there)
     struct share_lookup lookup = {.key_bytes = 32,
                                   .keys = keys,
                                   .n = n,
-                                  .part = 1,
-                                  .part_bytes = RIG_BYTES,
+                                  .bytes_of = rig_bytes_of,
                                   .answers = answers,
                                   .done_cb = done_cb};
     struct scale_probe p;

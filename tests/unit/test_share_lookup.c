@@ -7,6 +7,7 @@ static struct share *share;
 static uint8_t keys[UCM_MAX_KEYS * 32], answers[UCM_MAX_KEYS];
 static struct share_lookup lookup;
 static bool done;
+static uint32_t highest; /* part */
 
 static struct share_settings settings_of(uint32_t roots)
 {
@@ -69,8 +70,8 @@ static int ask(uint32_t first, uint32_t n, bool each, uint64_t ms)
     lookup = (struct share_lookup){.key_bytes = 32,
                                    .keys = keys,
                                    .n = n,
-                                   .part = 1,
-                                   .part_bytes = RIG_BYTES,
+                                   .part = highest,
+                                   .bytes_of = rig_bytes_of,
                                    .each = each,
                                    .deadline_ms = uv_now(&rig.loop) + ms,
                                    .answers = answers,
@@ -307,6 +308,70 @@ Test(share_lookup, each_key_by_itself)
         cr_assert_eq(answers[i], i % 3 == 0 ? 1 : SHARE_MISSING, "%u", i);
     cr_assert_eq(lookup.prefix, 1);
     cr_assert_leq(rig.servers[0].busy_max, 64);
+}
+
+/* What a root has lost a part of is no hit, whichever part it is, and costs no more than a block that is not there. */
+Test(share_lookup, a_block_that_lacks_a_part_is_none)
+{
+    struct share_settings s = settings_of(2);
+
+    highest = 3;
+    for (unsigned exact = 0; exact < 2; exact++) {
+        s.exact = exact;
+        open_with(&s);
+        put(0, 0, 60);
+        put(1, 0, 0);
+        for (uint32_t part = 0; part < 4; part++)
+            rig.servers[0].files[20 + part].lacks = (uint8_t)(1u << part);
+        rig.servers[0].files[7].lacks = 0x2; /* the other root has it */
+        rig_put(&rig.servers[1], 7);
+        rig.servers[1].files[7].lacks = 0xd;
+        cr_assert_eq(ask(0, 60, true, 2000), 0);
+        cr_assert(rig_run(&done, 20000));
+        for (uint32_t i = 0; i < 60; i++)
+            cr_expect_eq(answers[i] == SHARE_MISSING, i >= 20 && i < 24, "%u", i);
+        cr_expect_eq(prefix_of(0, 60, 2000), 20);
+        cr_expect_eq(prefix_of(24, 30, 2000), 30);
+        close_it();
+    }
+    open_with(&s);
+}
+
+Test(share_lookup, parts_take_one_round_trip_more)
+{
+    struct share_settings s = settings_of(1);
+
+    highest = 7;
+    open_with(&s);
+    put(0, 0, 5000);
+    cr_assert_eq(prefix_of(0, KEYS, 2000), 5000);
+    cr_expect_leq(rig.round, 5);
+    cr_expect_leq(rig.servers[0].asked[SHARE_FIND], 3 * 64 + 64 * 8);
+    rig.servers[0].asked[SHARE_FIND] = 0;
+    cr_assert_eq(prefix_of(9000, KEYS, 2000), 0);
+    cr_expect_leq(rig.servers[0].asked[SHARE_FIND], 64, "what is not there costs one each");
+    put(0, 0, KEYS);
+    rig_run(NULL, 10000);
+    cr_assert_eq(prefix_of(0, KEYS, 2000), KEYS);
+    cr_expect_eq(rig.round, 1, "most of it is presumed anyway");
+}
+
+/* A root that says nothing of a part leaves the key unknown, not missing. */
+Test(share_lookup, a_part_of_which_nothing_is_known)
+{
+    struct share_settings s = settings_of(1);
+
+    highest = 1;
+    open_with(&s);
+    put(0, 0, 10);
+    cr_assert_eq(prefix_of(0, 10, 2000), 10);
+    rig_run(NULL, 10000); /* forgotten */
+    rig.servers[0].latency_ms = 60;
+    cr_assert_eq(ask(0, 10, false, 100), 0); /* the first answers come, the others do not */
+    cr_assert(rig_run(&done, 20000));
+    cr_expect_eq(lookup.prefix, 0);
+    for (uint32_t i = 0; i < 10; i++)
+        cr_expect_eq(answers[i], SHARE_UNKNOWN);
 }
 
 Test(share_lookup, any_root_will_do)

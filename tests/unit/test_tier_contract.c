@@ -270,6 +270,14 @@ static void looked_up_cb(struct share_lookup *p)
     looked_up = true;
 }
 
+static uint64_t looked_bytes;
+
+static uint64_t shared_bytes_of(const struct share_lookup *p, uint32_t part)
+{
+    cr_assert_eq(part, p->part);
+    return looked_bytes;
+}
+
 static bool shared_lookup(unsigned number)
 {
     struct block_file_id id = shared_id(number);
@@ -277,7 +285,7 @@ static bool shared_lookup(unsigned number)
     struct share_lookup p = {.key_bytes = id.key_bytes,
                              .keys = id.key,
                              .n = 1,
-                             .part_bytes = rig.parts[number].io.bytes,
+                             .bytes_of = shared_bytes_of,
                              .each = true,
                              .deadline_ms = uv_now(&rig.loop) + 60000,
                              .answers = &answer,
@@ -286,6 +294,7 @@ static bool shared_lookup(unsigned number)
 
     memcpy(p.fingerprint, id.fingerprint, sizeof(p.fingerprint));
     looked_up = false;
+    looked_bytes = rig.parts[number].io.bytes;
     rc = share_lookup(shared.share, &p);
     cr_assert(rc == 0 || rc == -ENOENT, "%s", strerror(-rc));
     while (rc == 0 && !looked_up)
