@@ -109,6 +109,10 @@ static int coded_begin(struct cache *c, struct cache_durable *d)
     if (!coded)
         return 0;
     d->coded = cache_open(c, coded, index_block(c->config.index, d->ref)->key);
+    if (d->coded != 0 && cache_doomed(c, d->coded)) {
+        cache_unlease(c, d->coded);
+        d->coded = 0;
+    }
     if (d->coded == 0) {
         d->plain = true;
         return 0;

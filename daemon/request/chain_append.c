@@ -30,7 +30,7 @@ static uint32_t bases_lease(struct chain *ch, const uint8_t *keys, uint32_t n, b
         index_find_many(ix, ch->space->base, keys, n, true, refs);
         return cache_lease_found(c, ch->space->base, refs, n, tiers);
     }
-    encoded_find(en, keys, n, true, false, refs);
+    encoded_find(en, keys, n, true, refs);
     for (; found < n && refs[found] != 0; found = end) {
         bool plain = encoded_is_plain(en, refs[found]);
 

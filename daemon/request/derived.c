@@ -320,8 +320,11 @@ int derived_get(struct derived_space *space, block_ref base, block_ref derived, 
                 uint8_t priority, struct cache_wait *w)
 {
     struct derived_build *b = NULL;
-    int rc = cache_get(cache_at(space), derived, part, priority, NUMA_NONE, w);
+    int rc;
 
+    if (cache_doomed(cache_at(space), derived))
+        return -EINPROGRESS;
+    rc = cache_get(cache_at(space), derived, part, priority, NUMA_NONE, w);
     if (rc != -ENOENT)
         return rc;
     if (space_part(space, derived, part)->dram == PART_DRAM_FILLING) {

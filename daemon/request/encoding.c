@@ -7,22 +7,12 @@
 
 /* ---- what is found ---- */
 
-static bool usable(const struct encoded_ns *en, block_ref ref, bool doomed)
-{
-    const struct block *b;
-
-    if (!doomed || ref == 0)
-        return cache_found(en->rq->rooms.cache, ref);
-    b = index_block(en->rq->rooms.index, ref);
-    return block_complete(b, index_ns(en->rq->rooms.index, b->ns));
-}
-
 #define FIND_KEYS 256u
 
 /* Adds blocks of ns: where there is none yet, and where that one has to be read and this one has not.
  * Returns how many keys have no block in DRAM; *missing: none at all. */
 static uint32_t find_in(const struct encoded_ns *en, const struct ns *ns, const uint8_t *keys,
-                        uint32_t n, bool doomed, block_ref *refs, uint32_t *missing)
+                        uint32_t n, block_ref *refs, uint32_t *missing)
 {
     struct cache *c = en->rq->rooms.cache;
     block_ref found[FIND_KEYS];
@@ -37,7 +27,7 @@ static uint32_t find_in(const struct encoded_ns *en, const struct ns *ns, const 
     for (uint32_t i = 0; i < n; i++) {
         if (refs[i] != 0 && cache_in_dram(c, refs[i]))
             continue;
-        if (usable(en, found[i], doomed) && (refs[i] == 0 || cache_in_dram(c, found[i])))
+        if (cache_found(c, found[i]) && (refs[i] == 0 || cache_in_dram(c, found[i])))
             refs[i] = found[i];
         *missing += refs[i] == 0;
         not_in_dram += refs[i] == 0 || !cache_in_dram(c, refs[i]);
@@ -46,7 +36,7 @@ static uint32_t find_in(const struct encoded_ns *en, const struct ns *ns, const 
 }
 
 void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, bool stop_at_gap,
-                  bool doomed, block_ref *refs)
+                  block_ref *refs)
 {
     uint32_t key_bytes = en->coded->identity.key_bytes, missing = 0;
 
@@ -55,8 +45,8 @@ void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, 
         const uint8_t *key = keys + (size_t)first * key_bytes;
         uint32_t some = n - first < FIND_KEYS ? n - first : FIND_KEYS;
 
-        if (find_in(en, en->coded, key, some, doomed, refs + first, &missing) > 0)
-            find_in(en, en->base, key, some, doomed, refs + first, &missing);
+        if (find_in(en, en->coded, key, some, refs + first, &missing) > 0)
+            find_in(en, en->base, key, some, refs + first, &missing);
     }
 }
 
@@ -76,7 +66,7 @@ static uint32_t prefix_found(const struct encoded_ns *en, struct proto_bin keys)
     block_ref refs[UCM_MAX_KEYS];
     uint32_t n = keys.n / en->coded->identity.key_bytes, hits = 0;
 
-    encoded_find(en, keys.p, n, true, false, refs);
+    encoded_find(en, keys.p, n, true, refs);
     while (hits < n && refs[hits] != 0)
         hits++;
     return hits;

@@ -24,10 +24,9 @@ struct encoded_ns {
 struct encoded_ns *session_encoded(struct session *s, const struct ns *ns);
 
 /* The block of each key, or 0: coded in DRAM, else plain in DRAM, else coded below, else plain below. With stop_at_gap the
- * search may end soon after a key that is in neither. doomed: blocks that were evicted by name while in use
- * count, too. A namespace whose loads are bypassed has none. */
+ * search may end soon after a key that is in neither. A namespace whose loads are bypassed has none. */
 void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, bool stop_at_gap,
-                  bool doomed, block_ref *refs);
+                  block_ref *refs);
 /* As cache_touch, of blocks of either namespace. */
 void encoded_touch(const struct encoded_ns *en, const block_ref *refs, uint32_t n);
 /* Whether loads of ns are bypassed; of an encoded namespace, those of its base, too. en: of ns, or NULL. */

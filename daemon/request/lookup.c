@@ -165,7 +165,7 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
         return;
     }
     if (f->encoded)
-        encoded_find(f->encoded, m->keys.p, n, !m->each, false, f->refs);
+        encoded_find(f->encoded, m->keys.p, n, !m->each, f->refs);
     else
         index_find_many(rq->rooms.index, ns, m->keys.p, n, !m->each, f->refs);
     for (uint32_t i = 0; i < n; i++) {

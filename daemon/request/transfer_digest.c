@@ -17,8 +17,11 @@ static struct block *block_of(const struct transfer *t, block_ref ref)
 /* A copy that this host has, or knows of. */
 static bool digest_exists(const struct transfer *t, uint32_t item)
 {
-    const struct part *p = &block_of(t, t->refs[item_key(t, item)])->part[item_part(t, item)];
+    block_ref ref = t->refs[item_key(t, item)];
+    const struct part *p = &block_of(t, ref)->part[item_part(t, item)];
 
+    if (cache_doomed(cache_of(t), ref))
+        return false;
     return p->dram == PART_DRAM_READY || p->nvme == PART_NVME_READY || p->share == PART_SHARE_KNOWN;
 }
 
@@ -90,7 +93,7 @@ static void build_open(struct transfer *t, uint32_t i)
     block_ref base = index_find(ix, t->space->base, key);
 
     if (en)
-        encoded_find(en, key, 1, false, false, &base);
+        encoded_find(en, key, 1, false, &base);
     if (cache_found(cache_of(t), base)) {
         t->blocks[i] = base;
         cache_lease(cache_of(t), base); /* first: a new block may take the place of another */

@@ -201,14 +201,6 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     return t;
 }
 
-/* Complete, though a doomed block may still be loaded: its key may come from a lookup with a lease. */
-static bool block_loads(const struct transfer *t, block_ref ref)
-{
-    const struct block *b = ref ? index_block(t->r.s->rq->rooms.index, ref) : NULL;
-
-    return b && block_complete(b, index_ns(t->r.s->rq->rooms.index, b->ns));
-}
-
 /* Of a prefix: leases what a lookup would find, counts it as one, and lets the rest be missed. */
 static void prefix_take(struct transfer *t, const uint8_t *keys)
 {
@@ -236,13 +228,13 @@ static void prefix_take(struct transfer *t, const uint8_t *keys)
         lookup_counts_add(rq, t->ns, keys, &found);
 }
 
-/* Keys are looked up by themselves, and a block may be doomed. */
+/* Keys are looked up by themselves. */
 static void blocks_take(struct transfer *t)
 {
     struct requests *rq = t->r.s->rq;
 
     for (uint32_t i = 0; i < t->n_keys; i++) {
-        if (block_loads(t, t->refs[i])) {
+        if (cache_found(rq->rooms.cache, t->refs[i])) {
             cache_lease(rq->rooms.cache, t->refs[i]);
             continue;
         }
@@ -265,7 +257,7 @@ void blocks_find(struct transfer *t, const uint8_t *keys)
     }
     trace_more(t->r.trace, TRACE_LOOKUP);
     if (t->view)
-        encoded_find(t->view, keys, t->n_keys, t->prefix, !t->prefix, t->refs);
+        encoded_find(t->view, keys, t->n_keys, t->prefix, t->refs);
     else
         index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, t->prefix, t->refs);
     t->opened = t->n_keys;

@@ -57,6 +57,7 @@ static void sweep_ended(struct purge *p)
         return;
     report(p, p->status);
     list_remove(&p->link);
+    p->share->seed++; /* and those that are on their way */
     free(p);
 }
 
@@ -182,7 +183,7 @@ int share_purge(struct share *s, struct share_purge *request)
         free(p);
         return s->stopped ? -ECANCELED : -EROFS;
     }
-    s->seed++; /* invalidates all answers in the cache */
+    s->seed++; /* invalidates all answers in the cache, */
     stall_arm(p);
     p->request = request;
     request->op = p;

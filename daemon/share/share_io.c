@@ -355,11 +355,11 @@ int share_remove(struct share *s, const struct block_file_id *id)
     int worst = 0;
 
     for (uint32_t i = 0; i < s->n; i++) {
-        int err;
+        bool read_only = s->roots[i]->config.read_only;
+        int err = read_only ? 0 : share_submit_background(s, i, SHARE_REMOVE, id, 0);
 
-        share_remember(s, id, i, false, s->settings.negative_ms);
-        err =
-            s->roots[i]->config.read_only ? 0 : share_submit_background(s, i, SHARE_REMOVE, id, 0);
+        /* Until the removal has ended, which may take longer. */
+        share_remember(s, id, i, false, read_only ? s->settings.negative_ms : SHARE_DAMAGED_MS);
         if (err < 0 && worst == 0)
             worst = err;
     }

@@ -227,7 +227,7 @@ class Blocks(Case):
         third = lease("a", "b")
         self.assertEqual(client.call("evict", ns=ns, keys=keys("a", "c")), {"blocks": 1, "busy": 1})
         self.assertEqual((client.hits(ns, "a"), client.call("inspect", ns=ns, key=keys("a"))["doomed"]), (0, True))
-        self.assertEqual(region.load("ab", [8, 9], lease=third), [OK, OK])
+        self.assertEqual(region.load("ab", [8, 9], lease=third), [MISS, OK])
         self.refused(NOT_FOUND, client.call, "inspect", ns=ns, key=keys("a"))
         other.call("lookup", ns=ns, keys=keys("d"), lease_ms=60000)
         self.assertEqual(held("d"), 1)
