@@ -224,6 +224,7 @@ struct nvme_mover {
     uint64_t bytes;       /* of their memory */
     struct list moved;    /* to be synced */
     bool unsynced;        /* some could not be */
+    bool sparse;          /* all of it is moved */
     bool checking;
 };
 

@@ -405,7 +405,7 @@ static void merge_add(struct nvme_op *op, uint32_t record)
         .name = io->name, .bytes = io->bytes, .checksum = io->place.checksum};
     struct nvme_record_header header;
 
-    op->segment->sequences[record] = (uintptr_t)io->scratch[NVME_IO_SEQUENCE];
+    segment_sequence_set(op->segment, record, (uintptr_t)io->scratch[NVME_IO_SEQUENCE]);
     nvme_record_header_of(t, op->segment, record, &d, &header);
     nvme_sums_of(io, &header);
     if (nvme_sealed(io))

@@ -1,8 +1,10 @@
 /* Parts that were read since they were written, and those that are guaranteed to stay, are moved before
- * their segment is reused, so that the log does not drop them with their neighbours.
+ * their segment is reused, so that the log does not drop them with their neighbours. Of a segment that is at
+ * most half live all parts are: a start seals the segments that were being filled, so that few parts, and the
+ * newest, would hold many of them.
  *
- * When few segments are free, the one with the least to lose is emptied ahead of need. Up to a
- * percentage of its records, those that were read, and all that are guaranteed, are read, written to the head of the log, and
+ * When few segments are free, one is emptied ahead of need: a sparse one if there is any, else the oldest of the least warm. Up to a
+ * percentage of its records, those that were read, and all that are guaranteed, or all of a sparse one, are read, written to the head of the log, and
  * synced; then the rest is dropped. Until then the segment is held as if read and not reused, so a
  * whole copy lies on storage at every moment. Where the sync fails the segment is not reused at
  * all. Writes that need its space wait meanwhile. That wait is bounded: a move that finds no space,
@@ -224,7 +226,7 @@ static void parts_start(struct nvme_mover *m)
     while (!m->tier->closing && !s->withheld && m->moves > 0 && m->record < s->records &&
            m->active < MOVES && (m->active == 0 || m->bytes < MOVE_BYTES)) {
         uint32_t record = m->record++;
-        bool kept = is_kept(m, record);
+        bool kept = m->sparse || is_kept(m, record);
         int rc;
 
         if (!kept && (!s->used[record] || m->left == 0))
@@ -259,7 +261,7 @@ void nvme_move_check(struct tier *t)
         return;
     m->checking = true;
     for (unsigned i = 0; i < SEGMENTS_TURN && !m->segment && segment_short(&t->segments); i++) {
-        struct segment *s = segment_victim(&t->segments, &t->callbacks);
+        struct segment *s = segment_victim(&t->segments, &t->callbacks, &m->sparse);
 
         if (!s)
             break;

@@ -70,6 +70,7 @@ static void recover_end(struct tier *t)
     r->state = RECOVERY_DONE;
     t->metrics->nvme_recovering = 0;
     scans_free(r);
+    segment_restored(&t->segments);
     log_info(ROOM, "recovered",
              "parts=%" PRIu64 " bytes=%" PRIu64 " segments=%" PRIu64 " refused=%" PRIu64
              " seconds=%.3f",

@@ -1,6 +1,4 @@
-#include "daemon/tier/segment.h"
-
-#include "daemon/format/nvme_format.h"
+#include "daemon/tier/segment_inside.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -10,25 +8,12 @@
 /* Strides that may be open in one file at a time, unless the file is small. */
 #define OPEN_MAX_STRIDES 64u
 
-/* Bounds of reclaim: CANDIDATES_RANK segments of each rank, found in LOOK_RANK looks, each valued by
- * HEAT_SAMPLES records; VICTIM_TRIES of them are tried. */
-#define CANDIDATES_RANK 8u
-#define CANDIDATES (SEGMENT_RANKS * CANDIDATES_RANK)
-#define LOOK_RANK 64u
-#define HEAT_SAMPLES 16u
-#define VICTIM_TRIES 8u
-
 /* Free segments that a file should have: a 1/SHORT_FRACTION of all, between SHORT_MIN and SHORT_MAX.
  * A file of fewer than SHORT_SMALL segments needs one. */
 #define SHORT_FRACTION 32u
 #define SHORT_MIN 2u
 #define SHORT_MAX 4u
 #define SHORT_SMALL 8u
-
-static uint64_t segment_stride(const struct segment *s)
-{
-    return (uint64_t)s->stride_pages * NVME_PAGE;
-}
 
 uint64_t segment_offset(const struct segment_table *t, const struct segment *s)
 {
@@ -125,7 +110,7 @@ static uint8_t segment_rank(const struct segment *s)
 
 /* Reclaim looks at t->sealed only: a withheld segment is in no list, nor is a sealed one of a file
  * that takes no writes. */
-static void segment_list(struct segment_table *t, struct segment *s)
+void segment_list(struct segment_table *t, struct segment *s)
 {
     struct segment_file *f = &t->file[s->file];
 
@@ -179,7 +164,7 @@ static void segment_seal(struct segment_table *t, struct segment *s)
     segment_settle(t, s);
 }
 
-static uint32_t open_max(const struct segment_file *f)
+uint32_t segment_open_max(const struct segment_file *f)
 {
     uint32_t n = f->count / 4;
 
@@ -205,6 +190,7 @@ static void segment_begin(struct segment *s, uint64_t *owners, uint64_t sequence
     s->next = s->live = s->reads = s->writes = 0;
     s->covered = s->scans = 0;
     s->seen_to = 0;
+    s->newest = 0;
     s->unknown = false;
     s->header = SEGMENT_HEADER_NOT_YET;
 }
@@ -222,7 +208,7 @@ static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
     owners = records_new(records);
     if (!owners)
         return -ENOMEM;
-    if (f->open_count >= open_max(f))
+    if (f->open_count >= segment_open_max(f))
         segment_seal(t, LIST_ENTRY(f->open.next, struct segment, link));
     s = LIST_ENTRY(f->free.next, struct segment, link);
     segment_begin(s, owners, t->sequence++, stride, records);
@@ -236,7 +222,7 @@ static int segment_open(struct segment_table *t, uint32_t file, uint64_t stride,
  * begun. */
 static struct segment *segment_fit(const struct segment_file *f, uint64_t stride)
 {
-    bool may_open = !list_empty(&f->free) && f->open_count < open_max(f);
+    bool may_open = !list_empty(&f->free) && f->open_count < segment_open_max(f);
     struct segment *best = NULL;
 
     for (struct list *n = f->open.next; n != &f->open; n = n->next) {
@@ -384,8 +370,44 @@ void segment_restore(struct segment_table *t, struct segment *s, uint32_t record
 {
     assert((s->states[record] == RECORD_EMPTY || s->states[record] == RECORD_DEAD) && s->reads > 0);
     s->owners[record] = owner;
-    s->sequences[record] = sequence;
+    segment_sequence_set(s, record, sequence);
     record_live(t, s, record);
+}
+
+void segment_sequence_set(struct segment *s, uint32_t record, uint64_t sequence)
+{
+    s->sequences[record] = sequence;
+    if (sequence > s->newest)
+        s->newest = sequence;
+}
+
+static int newest_compare(const void *left, const void *right)
+{
+    const struct segment *a = *(struct segment *const *)left, *b = *(struct segment *const *)right;
+
+    return a->newest < b->newest ? -1 : a->newest > b->newest;
+}
+
+/* Recovery finds segments in the order of their places. Without memory that order stays. */
+void segment_restored(struct segment_table *t)
+{
+    size_t most = 0, n;
+    struct segment **all;
+
+    for (uint32_t i = 0; i < t->files; i++)
+        most += t->file[i].count;
+    all = malloc((most + 1) * sizeof(struct segment *));
+    for (unsigned rank = 0; all && rank < SEGMENT_RANKS; rank++) {
+        struct list *node;
+
+        n = 0;
+        while ((node = list_pop_front(&t->sealed[rank])) != NULL)
+            all[n++] = LIST_ENTRY(node, struct segment, link);
+        qsort(all, n, sizeof(struct segment *), newest_compare);
+        for (size_t i = 0; i < n; i++)
+            list_push_back(&t->sealed[rank], &all[i]->link);
+    }
+    free(all);
 }
 
 /* ---- records ---- */
@@ -474,7 +496,7 @@ void segment_read_end(struct segment_table *t, struct segment *s)
     segment_settle(t, s);
 }
 
-static void record_kill(struct segment_table *t, struct segment *s, uint32_t record)
+void segment_record_kill(struct segment_table *t, struct segment *s, uint32_t record)
 {
     s->states[record] = RECORD_DEAD;
     s->live--;
@@ -485,144 +507,6 @@ static void record_kill(struct segment_table *t, struct segment *s, uint32_t rec
 void segment_forget(struct segment_table *t, struct segment *s, uint32_t record)
 {
     assert(s->states[record] == RECORD_LIVE);
-    record_kill(t, s, record);
+    segment_record_kill(t, s, record);
     segment_settle(t, s);
-}
-
-/* ---- reclaim ---- */
-
-struct candidate {
-    struct segment *segment;
-    uint64_t value;
-};
-
-/* Bytes that would be lost, each weighed by how warm it is: by a sample of the live records,
- * spread over the segment. */
-static uint64_t segment_value(const struct segment *s, const struct tier_callbacks *cb)
-{
-    static const unsigned weights[] = {1, 3, 6, 10, 30}; /* the last: TIER_HEAT_KEPT */
-    uint32_t step = s->next / HEAT_SAMPLES + 1;
-    uint64_t weight = 0, seen = 0;
-
-    for (uint32_t i = s->sequence % step; i < s->next; i += step) {
-        unsigned heat;
-
-        if (s->states[i] != RECORD_LIVE)
-            continue;
-        heat = s->owners[i] ? cb->heat_cb(cb->ctx, s->owners[i]) : 0;
-        weight += weights[heat > TIER_HEAT_KEPT ? 3 : heat];
-        seen++;
-    }
-    if (seen == 0)
-        weight = seen = 1;
-    return s->live * segment_stride(s) * weight / seen;
-}
-
-static bool segment_reclaimable(const struct segment_table *t, const struct segment *s)
-{
-    return s->reads == 0 && s->writes == 0 && t->file[s->file].writable;
-}
-
-static int candidate_compare(const void *left, const void *right)
-{
-    const struct candidate *a = left, *b = right;
-
-    if (a->value != b->value)
-        return a->value < b->value ? -1 : 1;
-    return a->segment->sequence < b->segment->sequence ? -1 : 1; /* the older goes first */
-}
-
-static unsigned candidates_collect(const struct segment_table *t, const struct tier_callbacks *cb,
-                                   struct candidate *out)
-{
-    unsigned n = 0;
-
-    for (unsigned rank = 0; rank < SEGMENT_RANKS; rank++) {
-        const struct list *head = &t->sealed[rank];
-        unsigned taken = 0, looked = 0;
-
-        for (struct list *node = head->next;
-             node != head && taken < CANDIDATES_RANK && looked < LOOK_RANK;
-             node = node->next, looked++) {
-            struct segment *s = LIST_ENTRY(node, struct segment, link);
-
-            if (!segment_reclaimable(t, s))
-                continue;
-            out[n++] = (struct candidate){.segment = s, .value = segment_value(s, cb)};
-            taken++;
-        }
-    }
-    qsort(out, n, sizeof(out[0]), candidate_compare);
-    return n;
-}
-
-static bool segment_busy(const struct segment *s, const struct tier_callbacks *cb)
-{
-    for (uint32_t i = 0; i < s->next; i++)
-        if (s->states[i] == RECORD_LIVE && s->owners[i] &&
-            cb->heat_cb(cb->ctx, s->owners[i]) == TIER_HEAT_BUSY)
-            return true;
-    return false;
-}
-
-/* Asks for every live record until one is refused. While it is being emptied a read counts as under
- * way, so that nothing else frees it. A part may come into use, and the segment into quarantine,
- * between two calls. */
-bool segment_take(struct segment_table *t, struct segment *s, const struct tier_callbacks *cb,
-                  uint32_t most, uint64_t *dropped)
-{
-    bool all = !s->withheld && (s->leaving || !segment_busy(s, cb));
-
-    *dropped = 0;
-    if (!s->leaving)
-        segment_read_begin(s);
-    s->leaving = true;
-    for (uint32_t i = 0; i < s->next && all; i++) {
-        if (s->states[i] != RECORD_LIVE)
-            continue;
-        if (most-- == 0)
-            return false;
-        all = !s->owners[i] || cb->drop_cb(cb->ctx, s->owners[i], segment_loc(t, s, i));
-        /* drop may have called forget itself */
-        if (all && s->states[i] == RECORD_LIVE) {
-            record_kill(t, s, i);
-            (*dropped)++;
-        }
-    }
-    s->leaving = false;
-    segment_read_end(t, s);
-    return true;
-}
-
-struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks)
-{
-    struct candidate candidates[CANDIDATES];
-    unsigned n = candidates_collect(t, callbacks, candidates);
-
-    for (unsigned i = 0; i < n && i < VICTIM_TRIES; i++) {
-        struct segment *s = candidates[i].segment;
-
-        if (!segment_busy(s, callbacks))
-            return s;
-        segment_list(t, s); /* it refused: others go first next time */
-    }
-    return NULL;
-}
-
-int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callbacks, uint32_t most,
-                    uint64_t *dropped)
-{
-    bool begun = t->leaving;
-    struct segment *s = begun ? t->leaving : segment_victim(t, callbacks);
-
-    *dropped = 0;
-    if (!s)
-        return -ENOSPC;
-    t->leaving = segment_take(t, s, callbacks, most, dropped) ? NULL : s;
-    if (t->leaving)
-        return -EAGAIN;
-    if (s->state == SEGMENT_FREE && !s->withheld)
-        return 0;
-    segment_list(t, s); /* it refused: others go first next time */
-    return begun ? -EAGAIN : -ENOSPC;
 }

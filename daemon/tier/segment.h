@@ -27,7 +27,8 @@ struct segment {
     uint64_t
         *owners; /* records of them, then as many of the next three; none while FREE. 0: a record
                           * that nobody can read now, kept until the segment is reclaimed */
-    uint64_t *sequences; /* of the writes */
+    uint64_t *sequences; /* of the writes, */
+    uint64_t newest;     /* and of the last one that it got */
     uint8_t *states;
     uint8_t *used;         /* 1: read since it was written, and not only checked */
     uint16_t *tags;        /* of the keys that sealed them; 0: in the clear */
@@ -120,6 +121,11 @@ int segment_adopt(struct segment_table *t, uint32_t file, uint32_t number, uint6
 void segment_restore(struct segment_table *t, struct segment *s, uint32_t record, uint64_t owner,
                      uint64_t sequence);
 
+/* All records of earlier runs were added: of those that lie there segment_victim knows which are the oldest. */
+void segment_restored(struct segment_table *t);
+/* The record is being written, with that sequence. */
+void segment_sequence_set(struct segment *s, uint32_t record, uint64_t sequence);
+
 /* It may hold parts that are not known: nothing is written to it until the next start, and no
  * checkpoint covers it. */
 void segment_withhold(struct segment_table *t, struct segment *s);
@@ -143,8 +149,11 @@ int segment_reclaim(struct segment_table *t, const struct tier_callbacks *callba
                     uint64_t *dropped);
 
 /* The segment to be reclaimed next, of a writable file and with nothing in use; NULL when there is
- * none. The caller may move parts out of it before segment_take. */
-struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks);
+ * none: of the least warm ones the oldest. The caller may move parts out of it before segment_take. sparse, or
+ * NULL: the caller would move all; *sparse: that takes less space than it frees, and nothing is lost. Those go
+ * first, the emptiest before. */
+struct segment *segment_victim(struct segment_table *t, const struct tier_callbacks *callbacks,
+                               bool *sparse);
 /* Drops what is left in it, if nothing is in use; it is free when its last read has ended, unless a
  * drop was refused. False: it has dropped `most` records, and has to be called again. */
 bool segment_take(struct segment_table *t, struct segment *s,

@@ -155,7 +155,7 @@ static bool one_is_left(void)
 /* As the tier does when its last free segment was opened. */
 static void reclaim_ahead(void)
 {
-    struct segment *s = segment_victim(&segments, &callbacks);
+    struct segment *s = segment_victim(&segments, &callbacks, NULL);
     uint32_t most = s ? s->records * rule->share / 100 : 0;
     uint64_t dropped;
 

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""What was acknowledged as durable, over many starts on a small tier: as long as there is room all of it is there, and then the
+oldest goes first."""
+
+import faulthandler
+import os
+import sys
+import unittest
+
+try:
+    from second_client import DEMO, EXISTS, OK, Case, Client, Daemon, OwnDaemons, Region, keys
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+SUITE_TIMEOUT_S = 240
+SIZES = (4096, 10000, 20000, 50000, 32768)  # of blocks: each has segments of its own
+BLOCKS = 8
+SMALL = {"nvme.size": "25MiB", "nvme.segment": "1MiB", "arena.size": "16MiB", "nvme.scrub": "0B"}
+
+
+class Age(OwnDaemons, Case):
+    def begun(self, **more):
+        self.daemon = Daemon(folder=self.folder, **SMALL, **more)
+        self.addCleanup(self.daemon.stop)
+        client = Client(self.daemon)
+        spaces = []
+        for size in SIZES:
+            identity = dict(DEMO, model=f"blocks of {size}", shards=[1], shard_bytes=size)
+            spaces.append((client.open(identity), identity))
+        return client, spaces
+
+    def round(self, number, client, spaces):
+        """Dumps durable blocks of each size, then a kill."""
+        names = [f"{number} {i}" for i in range(BLOCKS)]
+        for ns, identity in spaces:
+            region = Region(client, ns, identity, BLOCKS)
+            for block in range(BLOCKS):
+                region.fill(block)
+            self.assertLessEqual(set(region.dump(names, range(BLOCKS), durability=1)), {OK, EXISTS})
+        self.daemon.kill()
+
+    def left(self, client, spaces, number):
+        """How many of the round's blocks are there."""
+        return sum(client.call("lookup", ns=ns, keys=keys(*(f"{number} {i}" for i in range(BLOCKS))), each=True)["hits"] for ns, _ in spaces)
+
+    def rounds(self, n, **more):
+        for number in range(n):
+            self.round(number, *self.begun(**more))
+        client, spaces = self.begun(**more)
+        left = [self.left(client, spaces, number) for number in range(n)]
+        tier = client.call("stats")["tiers"][0]
+        return left, tier["used_bytes"] / tier["capacity_bytes"]
+
+    def test_while_there_is_room_all_stays(self):
+        """24 segments, five of which each start begins anew: what lies in them, half full at most, comes together."""
+        left, used = self.rounds(12)
+        self.assertLess(used, 0.75)
+        self.assertEqual(left, [len(SIZES) * BLOCKS] * 12)
+
+    def test_the_oldest_goes_first(self):
+        left, used = self.rounds(30)
+        self.assertGreater(used, 0.4)
+        whole = len(SIZES) * BLOCKS
+        self.assertEqual(left[-8:], [whole] * 8, left)
+        self.assertLess(sum(left), 30 * whole, "more was dumped than there is room for")
+        self.assertLess(sum(left[:10]), sum(left[-10:]), left)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main()
