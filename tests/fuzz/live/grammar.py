@@ -9,64 +9,11 @@ A value {"of": NAME, "field": F} is what the answer named NAME has as F. {"hex":
 {"u32": [...]} numbers."""
 
 import random
-import zlib
 
-from shapes import (ENCODINGS, Shape, coded_bytes, digest_end, encoded_identity, encoding_params, padded)
-
-TENANTS = 3                              # and the operator, who is the last
-KEYS = 24
-PLAIN, BYTES, ENCODED, DIGEST = "plain", "bytes", "encoded", "digest"
-SPECS = [{"encoding": "lossless", "dtype": "bf16"}, {"encoding": "int8", "dtype": "bf16"}, {"encoding": "fp8", "dtype": "bf16"},
-         {"encoding": "q4", "dtype": "bf16", "seed": 5}, {"encoding": "int8", "dtype": "bf16", "axis": 1},
-         {"encoding": "int8", "dtype": "bf16", "axis": 1, "run": 1}, {"encoding": "int8", "dtype": "f16", "axis": 1, "run": 2},
-         {"encoding": "fp8", "dtype": "f16"}]
-
-
-class Ns:
-    """A namespace as one connection opened it. spec: of what is encoded; of digests, the namespace that they are of."""
-
-    def __init__(self, name, form, family, spec, identity):
-        self.name, self.form, self.family, self.spec, self.identity = name, form, family, spec, identity
-        self.shard_bytes = identity["shard_bytes"]
-        self.label = zlib.crc32(repr(sorted(identity.items())).encode()) & 0x7f  # what its blocks' bytes are named for
-
-    @property
-    def ref(self):
-        return {"of": self.name, "field": "ns"}
-
-
-class Region:
-    def __init__(self, name, ns, part, blocks, pool):
-        self.name, self.ns, self.part, self.blocks, self.pool = name, ns, part, blocks, pool
-
-
-class Chain:
-    def __init__(self, name, digest, part):
-        self.name, self.digest, self.part, self.blocks = name, digest, part, 0
-
-
-class Connection:
-    def __init__(self, number, tenant):
-        self.number, self.tenant = number, tenant
-        self.spaces, self.regions, self.chains, self.windows, self.leases, self.pending = [], [], [], [], [], []
-        self.encoded = set()            # (family, spec) that it opened by encoding.open
-
-    def of(self, *forms):
-        return [ns for ns in self.spaces if ns.form in forms]
-
-
-class Family:
-    """A model, which every tenant has under the same name but one letter, with the same keys."""
-
-    def __init__(self, number, shape):
-        self.number, self.shape = number, shape
-        self.stored = {}                # (tenant, spec or None) -> keys
-
-    def identity(self, tenant, shard_bytes=None):
-        shape = self.shape
-        return {"model": f"model-{'abcd'[tenant]}-{self.number}", "dtype": "bf16", "layout": "l/1", "block_tokens": shape.block_tokens,
-                "key_bytes": 16, "parts": shape.parts, "shards": [shape.shards], "shard_bytes": shard_bytes or shape.plain}
-
+from shapes import (Shape, coded_bytes, digest_end, digest_identity, encoded_identity, encoding_params, fingerprint,
+                    padded)
+from things import (BYTES, DIGEST, ENCODED, KEYS, METHODS, PLAIN, SPECS, TIMED, Chain, Connection, Family, Ns, Region, method_of,  # noqa: F401
+                    of)
 
 class Generator:
     def __init__(self, seed, length=None):
@@ -189,11 +136,16 @@ class Generator:
     def open_bytes(self, conn, family, spec=None):
         """An encoded namespace as a namespace of bytes."""
         spec = self.some_spec() if spec is None else spec
-        wrong = {}
-        if self.chance(0.15):
-            wrong = self.some({"plain": family.shape.plain * 2}, {"plain": family.shape.plain // 2}, {"block_tokens": 1},
-                              {"plain": 1 << 40}, {"parts": 1})
-        identity = encoded_identity(self.tenant_name(conn), family.identity(conn.tenant), family.shape, SPECS[spec], **wrong)
+        shape, lie, wrong = family.shape, None, {}
+        if self.chance(0.2):
+            wrong = self.some({"plain": shape.plain * 2}, {"plain": shape.plain // 2}, {"block_tokens": 1}, {"plain": 1 << 40}, {"parts": 1},
+                              {"layout": "encoding/9/int8"}, {"layout": "encoding/1/none"}, {"layout": "encoding/1/int8"})
+        elif self.chance(0.2):
+            # What the salt says of a shard is another one.
+            lie = Shape(shape.tokens * self.some(1, 2, 16), shape.heads * self.some(1, 2), shape.dim * self.some(1, 2), self.some(1, 2), 0, 0, 0)
+        identity = encoded_identity(self.tenant_name(conn), family.identity(conn.tenant), shape, SPECS[spec], lie, **wrong)
+        if self.chance(0.03):
+            identity["salt"] = identity["salt"][:self.some(0, 32, 40, 135)]
         if self.chance(0.1):
             identity["shard_bytes"] = self.some(family.shape.plain, padded(identity["shard_bytes"]), identity["shard_bytes"] + 16, 64)
         return self.opened(conn, BYTES, family, spec, identity)
@@ -211,6 +163,8 @@ class Generator:
     def open_encoded(self, conn, family, spec=None):
         spec = self.some_spec() if spec is None else spec
         base, shape = self.base(conn, family), family.shape
+        if self.chance(0.03) and conn.spaces:
+            base = self.random.choice(conn.spaces)  # which may be encoded, or hold digests
         params = encoding_params(shape, SPECS[spec])
         if self.chance(0.25):
             params.update({"dram": self.some("plain", "coded"), "disk": self.some("plain", "coded")})
@@ -224,14 +178,29 @@ class Generator:
         return ns
 
     def digest(self, conn, ns=None):
-        found = [space for space in conn.of(DIGEST) if ns is None or space.spec is ns]
-        return self.random.choice(found) if found and self.chance(0.7) else self.open_digest(conn, ns or self.space(conn))
+        found = [space for space in conn.of(DIGEST) if ns is None or space.base is ns]
+        if found and self.chance(0.7):
+            return self.random.choice(found)
+        if found and self.chance(0.1):
+            return self.open_digest_bytes(conn, self.random.choice(found))
+        return self.open_digest(conn, ns or (self.random.choice(conn.spaces) if self.chance(0.03) and conn.spaces else self.space(conn)))
+
+    def open_digest_bytes(self, conn, digest):
+        """A namespace of digests by hand, as one of bytes."""
+        base = fingerprint(self.tenant_name(conn), digest.base.identity)
+        identity = digest_identity(base, dict(digest.base.identity), digest.params)
+        identity["shard_bytes"] = {"of": digest.name, "field": "shard_bytes"}
+        ns = Ns(self.name("n"), DIGEST, digest.family, None, dict(digest.identity), digest.base)
+        ns.params = digest.params
+        conn.spaces.append(ns)
+        self.call(conn, "namespace.open", ns.name, 0, **{k: {"hex": v.hex()} if isinstance(v, bytes) else v for k, v in identity.items()})
+        return ns
 
     def open_digest(self, conn, ns):
         params = self.digest_params(ns)
         if self.chance(0.9):
             self.within(params, ns)
-        digest = Ns(self.name("d"), DIGEST, ns.family, ns, dict(ns.identity, dtype="digest", shard_bytes=0, params=params))
+        digest = Ns(self.name("d"), DIGEST, ns.family, None, dict(ns.identity, dtype="digest", shard_bytes=0, params=params), ns)
         digest.params = params
         conn.spaces.append(digest)
         self.call(conn, "digest.open", digest.name, 0, ns=ns.ref, build=self.builds(ns, 0.3), **params)
@@ -287,7 +256,7 @@ class Generator:
     def open_region(self, conn, ns, pool, part=None):
         """Planes as the namespace is believed to want them, for the most part: sections where it is encoded on this connection."""
         encoded = ns.form == ENCODED or (ns.form == BYTES and (ns.family, ns.spec) in conn.encoded)
-        if ns.form in (ENCODED, BYTES) and self.chance(0.1):
+        if ns.form in (ENCODED, BYTES) and self.chance(0.15):
             encoded = not encoded
         shape, part = ns.family.shape, self.part(ns) if part is None else part
         if ns.form == DIGEST:
@@ -299,11 +268,23 @@ class Generator:
         shards = 1 if pool else ns.identity["shards"][0]
         region = Region(self.name("p" if pool else "r"), ns, part, self.some(2, 4, 8) * (2 if pool else 1), pool)
         conn.regions.append(region)
+        rope = self.rope(ns, pool)
+        region.turns = bool(rope)
         self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, chunks=chunks, shards=shards,
                  pool=pool, form=DIGEST if ns.form == DIGEST else ENCODED if encoded else PLAIN, label=ns.label,
-                 plain=self.label_of(ns.family, conn), base=ns.spec.label if ns.form == DIGEST else 0,
-                 raw=ns.form == BYTES, exact=ns.form == PLAIN or encoded and SPECS[ns.spec]["encoding"] == "lossless")
+                 plain=self.label_of(ns.family, conn), base=ns.base.label if ns.form == DIGEST else 0,
+                 raw=ns.form == BYTES, exact=ns.form == PLAIN or encoded and SPECS[ns.spec]["encoding"] == "lossless",
+                 **rope)
         return region
+
+    def rope(self, ns, pool):
+        """Where K lies, for loads that turn it."""
+        if ns.form == DIGEST or pool or self.chance(0.9):
+            return {}
+        shape = ns.family.shape
+        numbers = [self.some(0, 0, 0, 16), shape.tokens * shape.heads, shape.dim, 0, self.some(shape.dim, shape.dim // 2 & ~1, 16)]
+        return {"more": {"rope": numbers, "rope_dtype": self.some("bf16", "f16", "f32"), "rope_base": 10000.0,
+                         "rope_interleaved": self.chance(0.5)}}
 
     @staticmethod
     def label_of(family, conn):
@@ -325,7 +306,7 @@ class Generator:
         def same(ns):
             return of is None or ns.identity == of.ns.identity
         strict = self.chance(0.9)
-        found = [c for c in conn.chains if not strict or (same(c.digest.spec) and (of is None or c.part == of.part))]
+        found = [c for c in conn.chains if not strict or (same(c.digest.base) and (of is None or c.part == of.part))]
         if found and self.chance(0.85):
             chain = self.random.choice(found)
         else:
@@ -337,10 +318,14 @@ class Generator:
         return chain
 
     def append(self, conn, chain):
-        keys = self.keys(conn.tenant, chain.digest.family, self.some(None, chain.digest.spec.spec))
+        keys = self.keys(conn.tenant, chain.digest.family, self.some(None, chain.digest.base.spec))
         chain.blocks += len(keys)
         self.call(conn, "chain.append", self.name("a"), chain=of(chain, "chain"), keys={"keys": keys},
-                  build=self.builds(chain.digest.spec, 0.5))
+                  build=self.builds(chain.digest.base, 0.5))
+
+    def likely(self, chain):
+        """So many blocks it has: an append stops at the first that is not stored."""
+        return self.random.randint(1, chain.blocks) if chain.blocks and self.chance(0.4) else 1
 
     def to(self, region, n):
         return self.random.sample(range(region.blocks), min(n, region.blocks))
@@ -415,6 +400,9 @@ class Generator:
         more = self.layers(region.ns)
         if self.chance(0.2):
             more["step"] = 1
+        if region.turns:
+            old = self.some(0, 7, 100)
+            more["turns"] = [len(at), old, old + self.some(0, 1, 64), 0, 0]
         if conn.leases and self.chance(0.2):
             more["lease"] = {"of": conn.leases.pop(), "field": "lease"}
         self.add("load", conn, region=region.name, keys=keys[:len(at)], at=at, more=more, m=self.some("load", "load", "load_prefix"),
@@ -425,7 +413,7 @@ class Generator:
         if self.chance(0.5):
             self.build(conn, digest)
         region = self.region(conn, digest)
-        keys = self.keys(conn.tenant, digest.family, self.some(None, digest.spec.spec))
+        keys = self.keys(conn.tenant, digest.family, self.some(None, digest.base.spec))
         at = self.to(region, len(keys))
         self.add(self.some("load", "load", "load", "dump"), conn, region=region.name, keys=keys[:len(at)], at=at, more={})
 
@@ -434,7 +422,7 @@ class Generator:
         shards, items = pool.ns.identity["shards"][0], []
         if self.chance(0.7):
             chain = self.filled_chain(conn, pool)
-            source, n = {"chain": of(chain, "chain")}, chain.blocks or 1
+            source, n = {"chain": of(chain, "chain")}, self.likely(chain)
         else:
             keys = self.keys(conn.tenant, pool.ns.family, pool.ns.spec if pool.ns.form != DIGEST else None)
             source, n = {"keys": {"keys": keys}}, len(keys)
@@ -452,8 +440,8 @@ class Generator:
         self.build(conn, self.digest(conn))
 
     def build(self, conn, digest):
-        keys = self.keys(conn.tenant, digest.family, self.some(None, digest.spec.spec))
-        if not self.builds(digest.spec, 1) and self.chance(0.8):
+        keys = self.keys(conn.tenant, digest.family, self.some(None, digest.base.spec))
+        if not self.builds(digest.base, 1) and self.chance(0.8):
             return
         self.call(conn, "digest.build", None, ns=digest.ref, keys={"keys": keys}, part=self.some(0, 0, 1, digest.identity["parts"]))
 
@@ -476,7 +464,7 @@ class Generator:
             self.add("window", conn, **{"as": window.name}, ns=ns.ref, part=window.part)
         window = self.random.choice(conn.windows)
         chain = self.filled_chain(conn, window)
-        n = max(chain.blocks, 1)
+        n = self.likely(chain)
         first = self.random.randrange(n)
         self.add("pin", conn, window=window.name, chain=of(chain, "chain"), first=first, n=self.random.randint(1, n - first))
         if self.chance(0.3):
@@ -501,7 +489,7 @@ class Generator:
     def act_prefetch(self, conn):
         if conn.chains and self.chance(0.5):
             chain = self.random.choice(conn.chains)
-            n = max(chain.blocks, 1)
+            n = self.likely(chain)
             self.call(conn, "chain.prefetch", chain=of(chain, "chain"), index={"u32": [self.random.randrange(n) for _ in range(3)]})
         else:
             ns = self.space(conn)
@@ -603,29 +591,3 @@ class Generator:
         self.open = []
         for tenant in tenants:
             self.connect(tenant)
-
-
-def of(thing, field):
-    return {"of": thing.name, "field": field}
-
-
-OPS = {"connect": "hello", "region": "region.register", "unregister": "region.unregister", "dump": "dump", "load": "load", "fetch": "fetch",
-       "select": "select", "window": "window.open", "pin": "window.pin", "release": "window.release", "close": "window.close",
-       "cancel": "cancel", "rekey": "key.reload"}
-
-
-def method_of(op):
-    return op.get("m") or OPS.get(op["do"])
-
-
-TIMED = {"prefetch", "digest.build", "chain.append", "chain.prefetch"}  # they take a deadline and a priority
-
-# What act_* and the words above may call: docs/protocol.md has the methods, and test_live.py compares.
-METHODS = {
-    "hello", "namespace.open", "region.register", "region.unregister", "ring.register", "ring.unregister", "lookup", "release",
-    "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
-    "inspect", "verify", "share.collect", "trace", "digest.open", "digest.build", "chain.open", "chain.append", "chain.close",
-    "select", "chain.prefetch", "encoding.open", "window.open", "window.pin", "window.unpin", "window.release", "window.close",
-    "config.reload", "config.get", "bypass", "fetch", "hints.open", "load_prefix", "key.list", "key.reload", "tenant.list",
-    "tenant.set", "tenant.reset", "events", "events.list", "events.describe"}
-assert set(ENCODINGS) == {"fp8", "int8", "q4", "lossless"} and TENANTS <= 3

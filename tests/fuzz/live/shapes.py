@@ -84,12 +84,13 @@ def spec_identity(shape, spec):
     return out.ljust(96, b"\0")
 
 
-def encoded_identity(tenant, base, shape, spec, **wrong):
-    """The identity that encoding.open would open, made by hand. wrong: fields that say something else."""
+def encoded_identity(tenant, base, shape, spec, lie=None, **wrong):
+    """The identity that encoding.open would open, made by hand. lie: the shape that its salt names; wrong: fields that say something
+    else."""
     version = ENCODINGS[spec["encoding"]][1]
-    salt = fingerprint(tenant, base) + struct.pack("<Q", wrong.pop("plain", base["shard_bytes"])) + spec_identity(shape, spec)
-    return dict(base, dtype="encoded", layout=f"encoding/{version}/{spec['encoding']}", salt=salt,
-                shard_bytes=coded_bytes(shape, spec), **wrong)
+    salt = fingerprint(tenant, base) + struct.pack("<Q", wrong.pop("plain", base["shard_bytes"])) + spec_identity(lie or shape, spec)
+    return {**base, "dtype": "encoded", "layout": f"encoding/{version}/{spec['encoding']}", "salt": salt,
+            "shard_bytes": coded_bytes(shape, spec), **wrong}
 
 
 def encoding_params(shape, spec):
@@ -102,3 +103,19 @@ def digest_end(params, tokens):
     width = (4, 2, 2, 1)[params.get("dtype", 0)]
     return (params.get("k_offset", 0) + (tokens - 1) * params["k_token_stride"]
             + (params["kv_heads"] - 1) * params.get("k_head_stride", 0) + params["head_dim"] * width)
+
+
+DIGESTS = (None, "mean", "submean", "box", "hash", "stats", "tokens")
+
+
+def digest_identity(base_fingerprint, base, params):
+    """That of the digests of a base, but for shard_bytes; docs/retrieval.md has the 176 bytes."""
+    method, tokens = params["method"], base["block_tokens"]
+    first = params.get("kind", 0) if method == 1 else params.get("rest", 0) if method == 6 else 0
+    form = u32(1, method, first, params.get("run", 0) if method == 2 else 0, 0, params.get("bits", 0) if method == 4 else 0, 0,
+               params.get("chosen", 0) if method == 6 else 0)
+    form += struct.pack("<Q", params.get("seed", 0) if method == 4 else 0) + bytes(64)
+    form += u32(params.get("dtype", 0), tokens, params["kv_heads"], params["head_dim"], 0, 0)
+    form += struct.pack("<QQQ", params.get("k_offset", 0), params["k_token_stride"] if tokens > 1 else 0,
+                        params.get("k_head_stride", 0) if params["kv_heads"] > 1 else 0) + bytes(24)
+    return dict(base, dtype="digest", layout="digest/1/" + DIGESTS[method], salt=hashlib.sha256(base_fingerprint + form).digest())

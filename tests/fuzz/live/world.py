@@ -24,8 +24,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.ab
 UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
 FIRST_UID, OK = 1000, 0
 NOTHING = 0x7ffffff0                     # a number that names nothing
-COPY = ("load", "load_prefix", "fetch")
-MARK_WORDS = [f"{word}-{letter}" for letter in "abcd" for word in ("model", "lora")]
+GAUGES = ("chains", "chain_blocks", "digest_held_bytes", "requests_active", "leases", "window_pins")
 
 
 class Finding(Exception):
@@ -173,6 +172,7 @@ class World:
                 self.step(op)
             for number in list(self.peers):
                 self.step({"do": "settle", "c": number})
+            self.left()
             self.finish("term")
             self.sealed()
             return self.counts
@@ -232,6 +232,22 @@ class World:
         if self.root:
             self.root.close()
             self.root = None
+
+    def left(self):
+        """Of connections that have ended, the daemon keeps nothing."""
+        for peer in self.peers.values():
+            self.windows(peer)
+            peer.wire.close()
+        deadline, stats = time.monotonic() + WAIT_S, None
+        while stats is None or any(stats.values()):
+            if time.monotonic() > deadline:
+                raise Finding("left behind", f"of {stats}\n{self.daemon.log()}")
+            time.sleep(0.01)
+            root = Peer(Wire(self.daemon.socket, None), None)
+            self.call(root, "hello", HANDSHAKE)
+            metrics = self.call(root, "stats", {})["metrics"]
+            root.close()
+            stats = {name: metrics[name] for name in GAUGES}
 
     def count(self, what):
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -364,7 +380,8 @@ class World:
             peer.regions[op["as"]].memory.close()
         peer.regions[op["as"]] = region
         result = self.call(peer, "region.register", {"ns": self.value(op["ns"]), "part": op["part"], "blocks": op["blocks"], "device": "cpu",
-                                                     "pool": op["pool"], "handles": [{"kind": 0, "bytes": size}], "planes": planes},
+                                                     "pool": op["pool"], "handles": [{"kind": 0, "bytes": size}], "planes": planes,
+                                                     **op.get("more", {})},
                            [region.memory.fd], op["as"])
         if result:
             region.number = result["region"]
@@ -416,14 +433,15 @@ class World:
                 region.memory.map[at * region.size:(at + 1) * region.size] = bytes(region.size)
         more, method = self.more(op), op.get("m", "load")
         if method == "load_prefix":
-            more.pop("lease", None)
+            more = {key: value for key, value in more.items() if key not in ("lease", "turns")}
 
         def check(result, _):
             for key, at, status in zip(op["keys"], op["at"], result["status"] if result else ()):
                 data = region.memory.map[at * region.size:(at + 1) * region.size]
                 self.look(peer, data, f"a {region.op['form']} region")
                 if status == OK:
-                    self.count(f"loaded {region.op['form']}")
+                    self.count(f"loaded {region.op['form']}" + (" turned" if "turns" in more else ""))
+                if status == OK and "turns" not in more:
                     first = more.get("shard", 0)
                     n = more.get("shards", 0) or region.op["shards"] - first
                     for shard in range(first, first + n):

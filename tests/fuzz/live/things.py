@@ -1,0 +1,86 @@
+"""What a program's connections have, as the generator remembers it; and the methods that programs call."""
+
+import zlib
+
+from shapes import ENCODINGS
+
+TENANTS = 3                              # and the operator, who is the last
+KEYS = 24
+PLAIN, BYTES, ENCODED, DIGEST = "plain", "bytes", "encoded", "digest"
+SPECS = [{"encoding": "lossless", "dtype": "bf16"}, {"encoding": "int8", "dtype": "bf16"}, {"encoding": "fp8", "dtype": "bf16"},
+         {"encoding": "q4", "dtype": "bf16", "seed": 5}, {"encoding": "int8", "dtype": "bf16", "axis": 1},
+         {"encoding": "int8", "dtype": "bf16", "axis": 1, "run": 1}, {"encoding": "int8", "dtype": "f16", "axis": 1, "run": 2},
+         {"encoding": "fp8", "dtype": "f16"}]
+
+
+class Ns:
+    """A namespace as one connection opened it. spec: of what is encoded; base: of digests."""
+
+    def __init__(self, name, form, family, spec, identity, base=None):
+        self.name, self.form, self.family, self.spec, self.identity, self.base = name, form, family, spec, identity, base
+        self.shard_bytes = identity["shard_bytes"]
+        self.label = zlib.crc32(repr(sorted(identity.items())).encode()) & 0x7f  # what its blocks' bytes are named for
+
+    @property
+    def ref(self):
+        return {"of": self.name, "field": "ns"}
+
+
+class Region:
+    def __init__(self, name, ns, part, blocks, pool):
+        self.name, self.ns, self.part, self.blocks, self.pool = name, ns, part, blocks, pool
+        self.turns = False              # K of its blocks
+
+
+class Chain:
+    def __init__(self, name, digest, part):
+        self.name, self.digest, self.part, self.blocks = name, digest, part, 0
+
+
+class Connection:
+    def __init__(self, number, tenant):
+        self.number, self.tenant = number, tenant
+        self.spaces, self.regions, self.chains, self.windows, self.leases, self.pending = [], [], [], [], [], []
+        self.encoded = set()            # (family, spec) that it opened by encoding.open
+
+    def of(self, *forms):
+        return [ns for ns in self.spaces if ns.form in forms]
+
+
+class Family:
+    """A model, which every tenant has under the same name but one letter, with the same keys."""
+
+    def __init__(self, number, shape):
+        self.number, self.shape = number, shape
+        self.stored = {}                # (tenant, spec or None) -> keys
+
+    def identity(self, tenant, shard_bytes=None):
+        shape = self.shape
+        return {"model": f"model-{'abcd'[tenant]}-{self.number}", "dtype": "bf16", "layout": "l/1", "block_tokens": shape.block_tokens,
+                "key_bytes": 16, "parts": shape.parts, "shards": [shape.shards], "shard_bytes": shard_bytes or shape.plain}
+
+
+def of(thing, field):
+    return {"of": thing.name, "field": field}
+
+
+OPS = {"connect": "hello", "region": "region.register", "unregister": "region.unregister", "dump": "dump", "load": "load", "fetch": "fetch",
+       "select": "select", "window": "window.open", "pin": "window.pin", "release": "window.release", "close": "window.close",
+       "cancel": "cancel", "rekey": "key.reload"}
+
+
+def method_of(op):
+    return op.get("m") or OPS.get(op["do"])
+
+
+TIMED = {"prefetch", "digest.build", "chain.append", "chain.prefetch"}  # they take a deadline and a priority
+
+# What act_* and the words above may call: docs/protocol.md has the methods, and test_live.py compares.
+METHODS = {
+    "hello", "namespace.open", "region.register", "region.unregister", "ring.register", "ring.unregister", "lookup", "release",
+    "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
+    "inspect", "verify", "share.collect", "trace", "digest.open", "digest.build", "chain.open", "chain.append", "chain.close",
+    "select", "chain.prefetch", "encoding.open", "window.open", "window.pin", "window.unpin", "window.release", "window.close",
+    "config.reload", "config.get", "bypass", "fetch", "hints.open", "load_prefix", "key.list", "key.reload", "tenant.list",
+    "tenant.set", "tenant.reset", "events", "events.list", "events.describe"}
+assert set(ENCODINGS) == {"fp8", "int8", "q4", "lossless"} and TENANTS <= 3
