@@ -6,9 +6,8 @@
     fuzz_live.py --shrink FILE                           makes it shorter
 
 It needs a daemon that is built with clang's AddressSanitizer ($UCMD; `make SAN=address CC=clang` builds one), which poisons what
-no slot's owner may touch, and a Python 3 with msgpack and numpy; nothing else of the tree but this folder. It is to be
-root: tenants are uids from 1000 on. Without CAP_SETUID all connections are of one tenant, and little is found. Other environment:
-FUZZ_WAIT_S (120): seconds after which a daemon hangs; FUZZ_ASAN: more for ASAN_OPTIONS.
+no slot's owner may touch, and a Python 3 with msgpack and numpy; nothing else of the tree but this folder. It runs as root: tenants
+are uids from 1000 on. Other environment: FUZZ_WAIT_S (120): seconds after which a daemon hangs; FUZZ_ASAN: more for ASAN_OPTIONS.
 
 On another machine: copy this folder and the daemon (and the libraries that `ldd` names and the machine lacks, into a folder that
 LD_LIBRARY_PATH names), `pip install msgpack numpy`, and
@@ -27,9 +26,14 @@ import random
 import sys
 import time
 
-import grammar
-import shrink
-import world
+try:
+    import grammar
+    import shrink
+    import world
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3" or not os.path.exists("/usr/bin/python3"):
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
 
 def save(path, program, words):
@@ -74,7 +78,8 @@ class Job:
         if not finding:
             return
         self.found[finding.kind] = self.found.get(finding.kind, 0) + 1
-        print(f"seed {seed}, program {self.programs} of job {self.number}, after {time.monotonic() - self.begun:.0f} s: {finding.kind}", flush=True)
+        after = time.monotonic() - self.begun
+        print(f"seed {seed}, program {self.programs} of job {self.number}, after {after:.0f} s: {finding.kind}", flush=True)
         if self.found[finding.kind] > 1:
             return
         path = os.path.join(self.args.out, f"{seed}")
@@ -154,7 +159,7 @@ def main():
     parser.add_argument("--trace", action="store_true")
     args = parser.parse_args()
     if os.getuid() != 0:
-        print("not root: all connections are of one tenant", file=sys.stderr)
+        parser.error("tenants are uids: run it as root")
     return replay(args) if args.replay else shorten(args) if args.shrink else fuzz(args)
 
 

@@ -12,8 +12,8 @@ import random
 
 from shapes import (Shape, coded_bytes, digest_end, digest_identity, encoded_identity, encoding_params, fingerprint,
                     padded)
-from things import (BYTES, DIGEST, ENCODED, KEYS, METHODS, PLAIN, SPECS, TIMED, Chain, Connection, Family, Ns, Region, method_of,  # noqa: F401
-                    of)
+from things import BYTES, DIGEST, ENCODED, KEYS, PLAIN, SPECS, TIMED, Chain, Connection, Family, Ns, Region, of
+
 
 class Generator:
     def __init__(self, seed, length=None):
@@ -455,7 +455,6 @@ class Generator:
                        "min_blocks": some(0, 4), "eps": 0.9, "scores": True, "prefetch": some(0, 0, 8), "limit": some(0, 2)})
 
     def act_window(self, conn):
-        some = self.some
         if not conn.windows or self.chance(0.2):
             bases = conn.of(PLAIN, PLAIN, DIGEST) if self.chance(0.8) else conn.of(BYTES, ENCODED)
             ns = self.random.choice(bases) if bases else self.base(conn)

@@ -41,7 +41,7 @@ class Wire:
     def __init__(self, path, uid):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.input, self.fds, self.msgid, self.answers, self.news = b"", [], 0, {}, []
-        if uid is not None and os.getuid() == 0:
+        if uid is not None:
             os.setegid(uid)
             os.seteuid(uid)
         try:
@@ -50,7 +50,7 @@ class Wire:
             self.socket.close()
             raise Gone(str(error)) from None
         finally:
-            if uid is not None and os.getuid() == 0:
+            if uid is not None:
                 os.seteuid(0)
                 os.setegid(0)
         self.socket.settimeout(WAIT_S)

@@ -3,6 +3,7 @@
 A Finding is: another tenant's grain in anything that a tenant can read (regions, pools, windows, answers), or in files where it is
 to be encrypted; bytes of a block that are not those that were stored; a report of a sanitizer; a daemon that ends, or that does not answer."""
 
+import ctypes
 import mmap
 import os
 import re
@@ -22,6 +23,7 @@ from wire import HANDSHAKE, WAIT_S, Broken, Gone, Hung, Memory, Wire
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
+LIBC = ctypes.CDLL(None)
 FIRST_UID, OK = 1000, 0
 NOTHING = 0x7ffffff0                     # a number that names nothing
 GAUGES = ("chains", "chain_blocks", "digest_held_bytes", "requests_active", "leases", "window_pins")
@@ -75,7 +77,8 @@ class Daemon:
                                        + ":" + os.environ.get("FUZZ_ASAN", ""))
         environment["UBSAN_OPTIONS"] = "print_stacktrace=1:log_path=" + os.path.join(self.folder, "san")
         with open(self.log_path, "ab") as log:
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                                            preexec_fn=lambda: LIBC.prctl(1, signal.SIGKILL))  # PR_SET_PDEATHSIG
         deadline = time.monotonic() + WAIT_S
         while True:
             with socket.socket(socket.AF_UNIX) as probe:
