@@ -29,7 +29,7 @@ import time
 try:
     import grammar
     import shrink
-    import world
+    import subject
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3" or not os.path.exists("/usr/bin/python3"):
         raise
@@ -150,7 +150,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--out", default=os.path.join(world.TOP, "build/fuzz/live"))
+    parser.add_argument("--out", default=os.path.join(subject.TOP, "build/fuzz/live"))
     parser.add_argument("--first", action="store_true", help="stop at the first finding")
     parser.add_argument("--counts", action="store_true", help="what was called, and how it was answered")
     parser.add_argument("--shrink-seconds", type=float, default=300)

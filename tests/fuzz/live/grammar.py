@@ -317,7 +317,12 @@ class Generator:
             self.append(conn, chain)
         return chain
 
+    def store_first(self, conn, ns):
+        if ns.form != DIGEST and not self.stored(conn.tenant, ns.family, ns.spec) and self.chance(0.8):
+            self.dump(conn, self.region(conn, ns))
+
     def append(self, conn, chain):
+        self.store_first(conn, chain.digest.base)
         keys = self.keys(conn.tenant, chain.digest.family, self.some(None, chain.digest.base.spec))
         chain.blocks += len(keys)
         self.call(conn, "chain.append", self.name("a"), chain=of(chain, "chain"), keys={"keys": keys},
@@ -395,6 +400,7 @@ class Generator:
 
     def act_load(self, conn):
         region = self.region(conn)
+        self.store_first(conn, region.ns)
         keys = self.keys(conn.tenant, region.ns.family, region.ns.spec if region.ns.form != DIGEST else None)
         at = self.to(region, len(keys))
         more = self.layers(region.ns)
@@ -424,6 +430,7 @@ class Generator:
             chain = self.filled_chain(conn, pool)
             source, n = {"chain": of(chain, "chain")}, self.likely(chain)
         else:
+            self.store_first(conn, pool.ns)
             keys = self.keys(conn.tenant, pool.ns.family, pool.ns.spec if pool.ns.form != DIGEST else None)
             source, n = {"keys": {"keys": keys}}, len(keys)
         for slot in self.to(pool, self.random.randint(1, 16)):
@@ -455,12 +462,16 @@ class Generator:
                        "min_blocks": some(0, 4), "eps": 0.9, "scores": True, "prefetch": some(0, 0, 8), "limit": some(0, 2)})
 
     def act_window(self, conn):
+        if self.options["set"]["window.size"] == "0" and self.chance(0.9):
+            return
         if not conn.windows or self.chance(0.2):
             bases = conn.of(PLAIN, PLAIN, DIGEST) if self.chance(0.8) else conn.of(BYTES, ENCODED)
-            ns = self.random.choice(bases) if bases else self.base(conn)
+            fresh = [ns for ns in bases if all(w.ns.identity != ns.identity for w in conn.windows)]
+            ns = self.random.choice(fresh) if fresh else self.base(conn)
             window = Region(self.name("w"), ns, self.part(ns), 0, False)
             conn.windows.append(window)
-            self.add("window", conn, **{"as": window.name}, ns=ns.ref, part=window.part)
+            self.add("window", conn, **{"as": window.name}, ns=ns.ref, part=window.part, label=ns.label, shard_bytes=ns.shard_bytes,
+                     shards=ns.identity["shards"][0], exact=ns.form == PLAIN)
         window = self.random.choice(conn.windows)
         chain = self.filled_chain(conn, window)
         n = self.likely(chain)

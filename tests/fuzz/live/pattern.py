@@ -43,6 +43,19 @@ def content(tenant, label, key, shard, size):
     return out.tobytes()[:size]
 
 
+def hostile(key, shard, size):
+    """What no encoder wrote: bytes for decoders."""
+    rng = np.random.default_rng((key, shard, size))
+    kind = (key // 3 + shard) % 4
+    if kind == 0:
+        return rng.integers(0, 256, size, np.uint8).tobytes()
+    if kind == 1:
+        return b"\xff" * size
+    out = rng.integers(0, 256, size, np.uint8)
+    out[rng.random(size) < 0.9] = (0, 255)[kind - 2]
+    return out.tobytes()
+
+
 def wild_check(head):
     return zlib.crc32(head).to_bytes(4, "little")
 

@@ -2,7 +2,8 @@
 
 import time
 
-from world import Finding, World
+from subject import Finding
+from world import World
 
 
 def find(program, trace=None):

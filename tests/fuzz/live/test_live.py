@@ -15,8 +15,8 @@ from contextlib import redirect_stdout
 try:
     import grammar
     import shrink
+    import subject
     import things
-    import world
     from fuzz_live import save, show
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -24,14 +24,14 @@ except ImportError:  # another Python than Debian's is first in PATH
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
 SECONDS = float(os.environ.get("UCM_LIVE_SECONDS", "16"))
-OUT = os.path.join(world.TOP, "build/fuzz/live")
+OUT = os.path.join(subject.TOP, "build/fuzz/live")
 FIXED = 12
 
 
 class Live(unittest.TestCase):
     def test_it_knows_every_method(self):
         """One that messages.h has and grammar.py lacks belongs into an act of its own."""
-        with open(os.path.join(world.TOP, "proto/messages.h"), encoding="utf-8") as file:
+        with open(os.path.join(subject.TOP, "proto/messages.h"), encoding="utf-8") as file:
             methods = set(re.findall(r'^ +M\(\w+, \w+, "([\w.]+)"', file.read(), re.M))
         self.assertEqual(methods, things.METHODS)
 

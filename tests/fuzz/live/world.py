@@ -3,15 +3,11 @@
 A Finding is: another tenant's grain in anything that a tenant can read (regions, pools, windows, answers), or in files where it is
 to be encrypted; bytes of a block that are not those that were stored; a report of a sanitizer; a daemon that ends, or that does not answer."""
 
-import ctypes
 import mmap
 import os
 import re
-import secrets
 import shutil
-import signal
-import socket
-import subprocess
+import struct
 import tempfile
 import time
 
@@ -19,116 +15,12 @@ import numpy as np
 
 import pattern
 from shapes import keys_of, u32
+from subject import FIRST_UID, Daemon, Finding
 from wire import HANDSHAKE, WAIT_S, Broken, Gone, Hung, Memory, Wire
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
-LIBC = ctypes.CDLL(None)
-FIRST_UID, OK = 1000, 0
+OK = 0
 NOTHING = 0x7ffffff0                     # a number that names nothing
 GAUGES = ("chains", "chain_blocks", "digest_held_bytes", "requests_active", "leases", "window_pins")
-
-
-class Finding(Exception):
-    """kind: for people and for comparing: one mistake is one kind."""
-
-    def __init__(self, kind, words):
-        super().__init__(f"{kind}: {words}")
-        self.kind, self.words = kind, words
-
-
-class Daemon:
-    def __init__(self, options, folder):
-        self.options, self.folder = options, folder
-        self.socket, self.key_file = os.path.join(folder, "s"), os.path.join(folder, "keys")
-        self.log_path = os.path.join(folder, "log")
-        os.chmod(folder, 0o755)
-        self.keys = [secrets.token_hex(32)]
-        self.process = None
-        for name in ("nvme", "share"):
-            os.makedirs(os.path.join(folder, name), exist_ok=True)
-        self.keep = tempfile.mkdtemp(prefix="fuzz.", dir="/dev/shm") if options["keep"] else None
-        self.rekey(0)
-
-    def rekey(self, more=1):
-        self.keys = [secrets.token_hex(32) for _ in range(more)] + self.keys
-        with open(os.open(self.key_file + ".new", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
-            file.write("".join(key + "\n" for key in self.keys))
-        os.rename(self.key_file + ".new", self.key_file)
-
-    def start(self):
-        options = {"socket": self.socket, "socket_mode": "0666", "device.cuda": "off", "state": self.folder, "shutdown.drain": "5s",
-                   "metrics.socket": "", "share.negative": "50ms", **self.options["set"]}
-        if self.options["nvme"]:
-            options["nvme.paths"] = os.path.join(self.folder, "nvme")
-        if self.options["share"]:
-            options["share.roots"] = os.path.join(self.folder, "share")
-        if self.options["keep"]:
-            options["arena.keep"] = self.keep
-        config = os.path.join(self.folder, "ucmd.yaml")
-        with open(config, "w", encoding="ascii") as file:
-            if self.options["sealed"]:
-                file.write(f'encryption:\n  tenants: ["uid:{FIRST_UID} file:{self.key_file}"]\n')
-                if self.options["keep"]:
-                    file.write("  kept: true\n")
-        argv = [UCMD, "--config", config] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
-        environment = dict(os.environ)
-        environment["ASAN_OPTIONS"] = ("detect_leaks=1:abort_on_error=0:symbolize=1:log_path=" + os.path.join(self.folder, "san")
-                                       + ":" + os.environ.get("FUZZ_ASAN", ""))
-        environment["UBSAN_OPTIONS"] = "print_stacktrace=1:log_path=" + os.path.join(self.folder, "san")
-        with open(self.log_path, "ab") as log:
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                                            preexec_fn=lambda: LIBC.prctl(1, signal.SIGKILL))  # PR_SET_PDEATHSIG
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            with socket.socket(socket.AF_UNIX) as probe:
-                if probe.connect_ex(self.socket) == 0:
-                    return
-            if self.process.poll() is not None:
-                self.ended("at its start")
-            if time.monotonic() > deadline:
-                raise Hung("it does not start")
-            time.sleep(0.01)
-
-    def ended(self, when):
-        """Says why it ended, when it should not have."""
-        try:
-            status = self.process.wait(WAIT_S)
-        except subprocess.TimeoutExpired:
-            raise Finding("hang", f"{when}: it ended its connections, and lives") from None
-        self.reports()
-        raise Finding(f"end {status}", f"{when}\n{self.log()}")
-
-    def reports(self):
-        """What a sanitizer said; the first function of the project names it."""
-        for name in sorted(os.listdir(self.folder)):
-            if name.startswith("san."):
-                with open(os.path.join(self.folder, name), encoding="utf-8", errors="replace") as file:
-                    text = file.read()
-                if not text.strip():
-                    continue
-                what = re.search(r"ERROR: (\w+: [\w-]+)|runtime error: (.{1,50})", text)
-                frames = [f for f in re.findall(r"#\d+ \S+ in (\S+)", text) if not f.startswith("__") and "mem" not in f]
-                raise Finding(f"{what.group(1) or what.group(2) if what else 'report'} {frames[0] if frames else '?'}", text[:6000])
-
-    def stop(self, how):
-        """True: it ended as it should."""
-        if self.process is None or self.process.poll() is not None:
-            return
-        self.process.send_signal(signal.SIGTERM if how == "term" else signal.SIGKILL)
-        try:
-            status = self.process.wait(WAIT_S)
-        except subprocess.TimeoutExpired:
-            os.kill(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            raise Finding("hang", f"it does not stop\n{self.log()}") from None
-        self.reports()
-        if how == "term" and status != 0:
-            raise Finding(f"end {status}", self.log())
-
-    def log(self):
-        with open(self.log_path, encoding="utf-8", errors="replace") as file:
-            return file.read()[-3000:]
 
 
 class Peer:
@@ -165,7 +57,7 @@ class World:
         self.program, self.trace = program, trace
         self.folder = tempfile.mkdtemp(prefix="fuzz.")
         self.daemon = Daemon(program["options"], self.folder)
-        self.peers, self.answers, self.counts, self.root, self.rawly, self.digests, self.at = {}, {}, {}, None, set(), {}, None
+        self.peers, self.answers, self.counts, self.root, self.rawly, self.digests, self.chains, self.at = {}, {}, {}, None, set(), {}, {}, None
 
     def run(self):
         """Returns counts, or raises a Finding."""
@@ -345,7 +237,12 @@ class World:
 
     def do_call(self, peer, op):
         params = {key: self.value(value) for key, value in op["p"].items()}
-        self.call(peer, op["m"], params, name=op.get("as"), late=op.get("late"))
+
+        def appended(result, _):
+            """What a chain holds, by its name."""
+            found = [key for key, status in zip(op["p"]["keys"]["keys"], result["status"] if result else ()) if status]
+            self.chains.setdefault((peer, op["p"]["chain"]["of"]), []).extend(found)
+        self.call(peer, op["m"], params, name=op.get("as"), late=op.get("late"), check=appended if op["m"] == "chain.append" else None)
 
     def do_operator(self, peer, op):
         if not self.root:
@@ -405,6 +302,8 @@ class World:
 
     def shard(self, peer, region, key, shard):
         """What a shard of this tenant's block holds."""
+        if region.op["raw"] and region.op["form"] == "plain" and key % 3 == 0:
+            return pattern.hostile(key, shard, region.shard_bytes)
         return pattern.content(peer.tenant, self.label(region), key, region.op["part"] * 1024 + shard, region.shard_bytes)
 
     def do_dump(self, peer, op):
@@ -480,11 +379,12 @@ class World:
 
         def check(result, _):
             self.look(peer, bytes(region.memory.map), f"a pool of {region.op['form']}")
-            keys = op["source"].get("keys", {}).get("keys")
+            source = op["source"]
+            keys = source["keys"]["keys"] if "keys" in source else self.chains.get((peer, source["chain"]["of"]), [])
             for (index, shard, slot), status in zip(op["items"], result["status"] if result else ()):
                 if status == OK:
                     self.count(f"fetched {region.op['form']}")
-                    if keys:
+                    if index < len(keys):
                         self.right(peer, region, keys[index], shard, region.memory.map[slot * region.size:(slot + 1) * region.size])
         self.call(peer, "fetch", {"region": region.number, "items": u32(*items),
                                   **{key: self.value(value) for key, value in op["source"].items()}}, check=check, late=op.get("late"))
@@ -521,8 +421,26 @@ class World:
                 window.extents[extent] = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
             self.count("pinned")
             self.windows(peer)
+            keys = self.chains.get((peer, op["chain"]["of"]), [])[op["first"]:]
+            for key, place in zip(keys, struct.iter_unpack("<IIQ", result["places"])):
+                self.pinned(peer, window, key, *place)
         self.call(peer, "window.pin", {"window": window.number if window else NOTHING, "chain": self.value(op["chain"]),
                                        "first": op["first"], "n": op["n"]}, check=check)
+
+    def pinned(self, peer, window, key, extent, slot, generation):
+        """A worker's read: what it copied counts if the generation stands."""
+        if extent not in window.extents or not window.op["exact"]:
+            return
+        entry = 4096 + 8 * (extent * (window.answer["extent_bytes"] // 4096) + slot)
+        at, n = slot * window.answer["slot_bytes"], window.op["shard_bytes"]
+        for shard in range(window.op["shards"]):
+            data = window.extents[extent][at + shard * n:at + (shard + 1) * n]
+            want = pattern.content(peer.tenant, window.op["label"], key, window.op["part"] * 1024 + shard, n)
+            if struct.unpack("<Q", window.table[entry:entry + 8])[0] != generation:
+                return
+            self.count("read in a window")
+            if data != want:
+                raise Finding("wrong bytes in a window", f"tenant {peer.tenant}, key {key}, shard {shard}: {difference(data, want)}")
 
     def windows(self, peer):
         for window in peer.windows.values():
