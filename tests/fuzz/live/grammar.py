@@ -10,8 +10,8 @@ A value {"of": NAME, "field": F} is what the answer named NAME has as F. {"hex":
 
 import random
 
-from shapes import (Shape, coded_bytes, digest_end, digest_identity, encoded_identity, encoding_params, fingerprint,
-                    padded)
+from shapes import (Shape, coded_bytes, digest_end, digest_identity, digest_within, encoded_identity, encoding_params,
+                    fingerprint, padded)
 from things import BYTES, DIGEST, ENCODED, KEYS, PLAIN, SPECS, TIMED, Chain, Connection, Family, Ns, Region, of
 
 
@@ -63,7 +63,7 @@ class Generator:
                 self.act_digest_load: 4, self.act_region: 3, self.act_chain: 3, self.act_select: 3, self.act_window: 3,
                 self.act_lookup: 2, self.act_prefetch: 2, self.act_evict: 3, self.act_space: 3, self.act_end: 2, self.act_vanish: 1.5,
                 self.act_connect: 1.5, self.act_operator: 2, self.act_look: 2, self.act_hints: 1, self.act_events: 1,
-                self.act_cancel: 1, self.act_restart: 0.7, self.act_odd: 2, self.act_keys: 0.5, self.act_ring: 0.2, self.act_late: 1}
+                self.act_cancel: 1, self.act_restart: 0.7, self.act_odd: 2, self.act_keys: 0.5, self.act_ring: 0.2, self.act_settle: 1}
         return {act: weight * self.some(0.3, 1, 1, 2, 4) for act, weight in acts.items()}
 
     def program(self):
@@ -199,7 +199,7 @@ class Generator:
     def open_digest(self, conn, ns):
         params = self.digest_params(ns)
         if self.chance(0.9):
-            self.within(params, ns)
+            digest_within(params, ns.identity["block_tokens"], ns.family.shape.plain if ns.form in (BYTES, ENCODED) else ns.shard_bytes)
         digest = Ns(self.name("d"), DIGEST, ns.family, None, dict(ns.identity, dtype="digest", shard_bytes=0, params=params), ns)
         digest.params = params
         conn.spaces.append(digest)
@@ -210,24 +210,6 @@ class Generator:
         """Whether to ask for digests to be built; seldom where that is refused."""
         lossy = ns.spec is not None and SPECS[ns.spec]["encoding"] != "lossless"
         return self.chance(of_1 / 8 if lossy else of_1)
-
-    @staticmethod
-    def within(params, ns):
-        """Makes the shape end within what the namespace says its shards are."""
-        tokens = ns.identity["block_tokens"]
-        limit = ns.family.shape.plain if ns.form in (BYTES, ENCODED) else ns.shard_bytes
-        while digest_end(params, tokens) > limit:
-            if params.get("k_offset", 0) > 0:
-                params["k_offset"] = max(params["k_offset"] - (digest_end(params, tokens) - limit + 3) // 4 * 4, 0)
-            elif params["kv_heads"] > 1:
-                params["kv_heads"] //= 2
-            elif params["head_dim"] > 4:
-                params["head_dim"] = max(params["head_dim"] // 2 & ~3, 4)
-            else:
-                break
-            width = (4, 2, 2, 1)[params["dtype"]] * params["head_dim"]
-            params["k_head_stride"] = width
-            params["k_token_stride"] = width * params["kv_heads"]
 
     def digest_params(self, ns):
         shape, some = ns.family.shape, self.some
@@ -345,8 +327,7 @@ class Generator:
     # ---- what they do ----
 
     def act_space(self, conn):
-        some = self.some(self.open_base, self.open_bytes, self.open_encoded)
-        some(conn, self.some_family())
+        self.some(self.open_base, self.open_bytes, self.open_encoded)(conn, self.some_family())
 
     def act_reopen(self, conn):
         """What is open already, in the other way; or what another thing was made for."""
@@ -465,7 +446,7 @@ class Generator:
         if self.options["set"]["window.size"] == "0" and self.chance(0.9):
             return
         if not conn.windows or self.chance(0.2):
-            bases = conn.of(PLAIN, PLAIN, DIGEST) if self.chance(0.8) else conn.of(BYTES, ENCODED)
+            bases = conn.of(PLAIN) if self.chance(0.85) else conn.of(BYTES, ENCODED, DIGEST)
             fresh = [ns for ns in bases if all(w.ns.identity != ns.identity for w in conn.windows)]
             ns = self.random.choice(fresh) if fresh else self.base(conn)
             window = Region(self.name("w"), ns, self.part(ns), 0, False)
@@ -545,7 +526,7 @@ class Generator:
     def act_cancel(self, conn):
         self.add("cancel", conn)
 
-    def act_late(self, conn):
+    def act_settle(self, conn):
         self.add("settle", conn)
 
     def act_hints(self, conn):

@@ -105,6 +105,21 @@ def digest_end(params, tokens):
             + (params["kv_heads"] - 1) * params.get("k_head_stride", 0) + params["head_dim"] * width)
 
 
+def digest_within(params, tokens, limit):
+    """Makes a digest's shape end before limit."""
+    while digest_end(params, tokens) > limit:
+        if params.get("k_offset", 0) > 0:
+            params["k_offset"] = max(params["k_offset"] - (digest_end(params, tokens) - limit + 3) // 4 * 4, 0)
+        elif params["kv_heads"] > 1:
+            params["kv_heads"] //= 2
+        elif params["head_dim"] > 4:
+            params["head_dim"] = max(params["head_dim"] // 2 & ~3, 4)
+        else:
+            break
+        params["k_head_stride"] = (4, 2, 2, 1)[params["dtype"]] * params["head_dim"]
+        params["k_token_stride"] = params["k_head_stride"] * params["kv_heads"]
+
+
 DIGESTS = (None, "mean", "submean", "box", "hash", "stats", "tokens")
 
 
