@@ -353,9 +353,9 @@ class World:
 
     def right(self, peer, region, key, shard, data):
         """Plain blocks are what was stored. Where nobody stored coded bytes by hand, what was encoded has numbers of the tenant's own
-        range, and a digest is always the same."""
+        range, and a digest is always the same. What a region by hand holds, only the daemon knows."""
         op, want = region.op, self.shard(peer, region, key, shard)
-        if data == want or op["form"] == "plain" and not op["exact"] or (peer.tenant, op["base"] or op["label"]) in self.rawly:
+        if data == want or op["raw"] or op["form"] == "plain" and not op["exact"] or (peer.tenant, op["base"] or op["label"]) in self.rawly:
             return
         where = f"tenant {peer.tenant}, key {key}, shard {shard}"
         if op["form"] == "digest":
