@@ -5,6 +5,7 @@
 #include "daemon/base/deadline.h"
 #include "daemon/base/log.h"
 #include "daemon/base/memory.h"
+#include "daemon/base/reaper.h"
 #include "daemon/cache/cache.h"
 #include "daemon/cache/snapshot.h"
 #include "daemon/copier.h"
@@ -49,6 +50,7 @@ struct server {
     struct metrics metrics;
     struct deadlines deadlines;
     struct limits *limits;
+    struct reaper *reaper;
     struct index *index;
     struct policy *policy;
     struct cache *cache;
@@ -106,6 +108,7 @@ static void rooms_free(struct server *s)
     persist_close(s->persist);
     deadlines_close(&s->deadlines);
     notify_close(&s->notify);
+    reaper_stop(s->reaper);
     uv_close((uv_handle_t *)&s->term, NULL);
     uv_close((uv_handle_t *)&s->intr, NULL);
     uv_close((uv_handle_t *)&s->hup, NULL);
@@ -307,6 +310,8 @@ static int loop_init(struct server *s)
         rc = uv_signal_init(&s->loop, &s->hup);
     if (rc == 0)
         rc = uv_timer_init(&s->loop, &s->stop_timer);
+    if (rc == 0)
+        rc = reaper_new(&s->loop, &s->reaper);
     if (rc == 0)
         rc = turns_begin(&s->turns, &s->loop, s->metrics.histograms.loop_turn);
     if (rc == 0)
@@ -528,6 +533,7 @@ static int front_init(struct server *s, struct ucm_error *e)
         .metrics = &s->metrics,
         .deadlines = &s->deadlines,
         .limits = s->limits,
+        .reaper = s->reaper,
         .index = s->index,
         .arena = s->arena,
         .cache = s->cache,
@@ -557,8 +563,8 @@ static int front_init(struct server *s, struct ucm_error *e)
         return rc;
     s->reload.requests = s->requests;
     handler = requests_handler(s->requests);
-    return front_new(&s->loop, &s->config, fd, &s->deadlines, s->limits, &s->metrics, &handler,
-                     &s->front, e);
+    return front_new(&s->loop, &s->config, fd, &s->deadlines, s->limits, s->reaper, &s->metrics,
+                     &handler, &s->front, e);
 }
 
 static void observe_fill_cb(void *ctx, struct observe_snapshot *out)
@@ -657,6 +663,7 @@ void server_free(struct server *s)
     (void)rc;
     policy_free(s->policy);
     index_free(s->index);
+    reaper_free(s->reaper);
     limits_free(s->limits);
     config_free(&s->config);
     config_free(&s->reload.next);

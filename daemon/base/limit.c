@@ -21,7 +21,8 @@ struct limit_owner {
     uint64_t used[LIMIT_KINDS];
     uid_t uid;
     bool admin;
-    bool alone; /* its tenant has no other uid */
+    bool alone;      /* its tenant has no other uid */
+    uint32_t number; /* of a tenant */
     char tenant[UCM_MAX_NAME_BYTES + 1];
 };
 
@@ -90,7 +91,9 @@ uint64_t limits_used(const struct limits *l, enum limit what)
 
 struct limit_owner *limits_tenant(struct limits *l, const char *tenant)
 {
+    struct list *place = &l->all.children; /* in front of the first gap among the numbers */
     struct limit_owner *t;
+    uint32_t number = 1;
 
     for (struct list *n = l->all.children.next; n != &l->all.children; n = n->next) {
         t = LIST_ENTRY(n, struct limit_owner, link);
@@ -98,12 +101,19 @@ struct limit_owner *limits_tenant(struct limits *l, const char *tenant)
             t->refs++;
             return t;
         }
+        if (t->number == number)
+            number++;
+        else if (place == &l->all.children)
+            place = n;
     }
     t = calloc(1, sizeof(*t));
     if (!t)
         return NULL;
     snprintf(t->tenant, sizeof(t->tenant), "%s", tenant);
+    t->number = number;
     owner_init(t, l, &l->all);
+    list_remove(&t->link);
+    list_push_back(place, &t->link);
     return t;
 }
 
@@ -181,6 +191,11 @@ static uint64_t smaller(uint64_t a, uint64_t b)
 static const struct limit_owner *tenant_of(const struct limit_owner *o)
 {
     return o->parent->parent ? o->parent : o;
+}
+
+uint32_t limit_number(const struct limit_owner *o)
+{
+    return tenant_of(o)->number;
 }
 
 uint64_t limit_setting(const struct limit_owner *o, enum limit what)

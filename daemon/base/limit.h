@@ -78,6 +78,9 @@ struct limit_owner *limit_owner_ref(struct limit_owner *o);
 /* The last one: of an owner that has nothing any more. */
 void limit_owner_unref(struct limit_owner *o);
 
+/* The tenant's number among those that have an owner now: from 1, below twice as many as there ever were at once. */
+uint32_t limit_number(const struct limit_owner *o);
+
 /* Who would not let the owner have n more: the owner, its tenant, or all; NULL: he may. */
 const struct limit_owner *limit_refuser(const struct limit_owner *o, enum limit what, uint64_t n);
 /* Whether o is `group`, or one of it. */

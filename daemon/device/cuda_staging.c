@@ -109,8 +109,6 @@ int gpu_staging_open(struct gpu *g, struct device_job *job)
         return rc;
     }
     atomic_store(&s->shared->words.generation, s->generation);
-    close(job->staging->fd);
-    job->staging->fd = -1;
     job->staging->mapping = s;
     list_push_back(&g->stagings, &s->link);
     return 0;

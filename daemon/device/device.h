@@ -51,7 +51,7 @@ struct device_users {
 struct device_handle {
     uint64_t kind, offset, bytes; /* kind: enum ucm_handle_kind */
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
-    int fd;           /* owned; -1: none. The device closes it once it has mapped the memory */
+    int fd; /* owned; -1: none. The caller may take it, and set -1, once OPEN has completed */
     uint64_t address; /* of the mapping, whose first byte is the handle's offset 0; 0: none */
 };
 
@@ -101,7 +101,7 @@ struct device_staging {
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
     uint64_t offset, slice_bytes;
     uint32_t slices;
-    int fd;           /* the shared memory; owned; closed and -1 once the device has mapped it */
+    int fd;           /* the shared memory; as a handle's */
     struct list link; /* device's own from here on: among its open staging rings */
     struct device_users users;
     void *mapping;

@@ -1,5 +1,6 @@
 #include "daemon/device/work.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -259,7 +260,9 @@ static bool same_memory(const struct msg_handle *a, const struct msg_handle *b, 
         return false;
     if (a->kind == UCM_HANDLE_CUDA_IPC)
         return memcmp(a->ipc.p, b->ipc.p, a->ipc.n) == 0;
-    return a->kind == UCM_HANDLE_MEMFD && fstat(fds[a->fd], &x) == 0 &&
+    /* Only memfds have seals: fstat of another file may wait for who serves its file system. */
+    return a->kind == UCM_HANDLE_MEMFD && fcntl(fds[a->fd], F_GET_SEALS) >= 0 &&
+           fcntl(fds[b->fd], F_GET_SEALS) >= 0 && fstat(fds[a->fd], &x) == 0 &&
            fstat(fds[b->fd], &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
@@ -450,15 +453,6 @@ int region_check(const struct msg_region_register *m, const struct form *pages,
     return 0;
 }
 
-static void close_fds(struct device_region *r)
-{
-    for (uint32_t i = 0; i < r->n_handles; i++) {
-        if (r->handles[i].fd >= 0)
-            close(r->handles[i].fd);
-        r->handles[i].fd = -1;
-    }
-}
-
 /* Handles of one allocation share its first mapping. */
 static uint32_t mapping_of(const struct device_region *r, uint32_t handle)
 {
@@ -479,14 +473,15 @@ void region_mapped(struct device_region *r)
         if (r->coded)
             r->coded[i].base = p->base;
     }
-    close_fds(r);
 }
 
 void region_free(struct device_region *r)
 {
     if (!r)
         return;
-    close_fds(r);
+    for (uint32_t i = 0; i < r->n_handles; i++)
+        if (r->handles[i].fd >= 0)
+            close(r->handles[i].fd);
     free(r->rope);
     free(r);
 }

@@ -87,8 +87,7 @@ static void conn_interest(struct conn *c)
 
 static void conn_release(struct conn *c)
 {
-    close(c->fd);
-    limit_give(c->peer.owner, LIMIT_DESCRIPTORS, 1);
+    reaper_close_socket(c->front->reaper, c->fd, c->peer.owner);
     limit_owner_unref(c->peer.owner);
     free(c);
 }

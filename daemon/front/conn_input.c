@@ -13,13 +13,18 @@
 #define IN_FIRST_BYTES 4096
 /* recvmsg calls for one readable event: other connections get their turn. */
 #define READS_PER_TURN 16
+/* As many descriptors as the kernel lets one message have (SCM_MAX_FD): what finds no room it would close in this
+ * thread. */
+#define FDS_AT_ONCE 253
 
 static void fds_close(struct conn *c)
 {
     for (uint32_t i = 0; i < c->n_fds; i++)
         if (c->fds[i] >= 0)
-            close(c->fds[i]);
-    limit_give(c->peer.owner, LIMIT_DESCRIPTORS, c->n_fds);
+            reaper_close(c->front->reaper, c->fds[i], c->peer.owner);
+        else
+            limit_give(c->peer.owner, LIMIT_DESCRIPTORS,
+                       1); /* who took it has it counted himself */
     c->n_fds = 0;
 }
 
@@ -209,10 +214,12 @@ static int fds_take(struct conn *c, struct msghdr *m, struct ucm_error *e)
                 rc = c->n_fds == UCM_MAX_FRAME_FDS
                          ? too_many_fds(e)
                          : limit_take(c->peer.owner, LIMIT_DESCRIPTORS, 1, e);
-            if (rc == 0)
+            if (rc == 0) {
                 c->fds[c->n_fds++] = fd;
-            else
-                close(fd);
+            } else {
+                limit_add(c->peer.owner, LIMIT_DESCRIPTORS, 1); /* until it is closed */
+                reaper_close(c->front->reaper, fd, c->peer.owner);
+            }
         }
     }
     return rc == 0 && m->msg_flags & MSG_CTRUNC ? too_many_fds(e) : rc;
@@ -236,7 +243,7 @@ static ssize_t in_receive(struct conn *c, bool *end, struct ucm_error *e)
 {
     union {
         struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int) * UCM_MAX_FRAME_FDS)];
+        char bytes[CMSG_SPACE(sizeof(int) * FDS_AT_ONCE)];
     } control;
     struct iovec iov = {c->in + c->in_n, in_wanted(c)};
     struct msghdr m = {.msg_iov = &iov,

@@ -33,8 +33,40 @@ static void backoff_cb(uv_timer_t *timer)
         log_error("front", "listener-stopped", "%s", "");
 }
 
+/* Whose descriptor the socket of a refused peer is until it is closed. *peer: as far as it is known. NULL: no memory. */
+static struct limit_owner *refused_owner(struct front *f, int fd, const struct peer *peer)
+{
+    struct ucred cred = {.uid = UINT32_MAX};
+    socklen_t len = sizeof(cred);
+    char tenant[32];
+
+    if (peer->tenant[0])
+        return limits_uid(f->limits, peer->tenant, peer->uid, peer->admin);
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0)
+        cred.uid = UINT32_MAX;
+    snprintf(tenant, sizeof(tenant), "uid:%u", (unsigned)cred.uid);
+    return limits_uid(f->limits, tenant, cred.uid, false);
+}
+
+/* What the peer has sent already nobody has read: there may be descriptors in it. */
+static void refused_close(struct front *f, int fd, const struct peer *peer)
+{
+    struct limit_owner *owner;
+
+    if (reaper_socket_empty(fd)) {
+        close(fd);
+        return;
+    }
+    owner = refused_owner(f, fd, peer);
+    if (owner)
+        limit_add(owner, LIMIT_DESCRIPTORS, 1);
+    reaper_close(f->reaper, fd, owner);
+    if (owner)
+        limit_owner_unref(owner);
+}
+
 /* Refuses a peer and says why. */
-static void turn_away(struct front *f, int fd, const struct ucm_error *e)
+static void turn_away(struct front *f, int fd, const struct peer *peer, const struct ucm_error *e)
 {
     struct proto_buf b;
 
@@ -45,7 +77,7 @@ static void turn_away(struct front *f, int fd, const struct ucm_error *e)
         send(fd, b.p, b.n, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)b.n)
         log_debug("front", "refusal-unsent", "errno=%d", errno);
     proto_buf_free(&b);
-    close(fd);
+    refused_close(f, fd, peer);
 }
 
 /* Whether that uid may connect once more now. */
@@ -85,14 +117,21 @@ static int connects_admit(struct front *f, int fd, struct peer *peer, struct ucm
 
 static void admit(struct front *f, int fd)
 {
+    struct peer peer = {0};
     struct ucm_error e;
-    struct peer peer;
     int rc = connects_admit(f, fd, &peer, &e);
 
     if (rc == 0)
         rc = conn_new(f, fd, &peer, &e);
     if (rc != 0)
-        turn_away(f, fd, &e);
+        turn_away(f, fd, &peer, &e);
+}
+
+static void listener_rest(struct front *f)
+{
+    uv_poll_stop(&f->listener);
+    if (uv_timer_start(&f->backoff, backoff_cb, BACKOFF_MS, 0) != 0)
+        log_error("front", "listener-stopped", "%s", "");
 }
 
 static void listener_cb(uv_poll_t *poll, int status, int events)
@@ -100,6 +139,13 @@ static void listener_cb(uv_poll_t *poll, int status, int events)
     struct front *f = poll->data;
 
     (void)events;
+    if (limits_used(f->limits, LIMIT_DESCRIPTORS) >= f->descriptors_most) {
+        log_warn("front", "descriptors", "taken=%llu closing=%u",
+                 (unsigned long long)limits_used(f->limits, LIMIT_DESCRIPTORS),
+                 reaper_waiting(f->reaper));
+        listener_rest(f);
+        return;
+    }
     for (int i = 0; status == 0 && i < ACCEPTS_PER_TURN; i++) {
         int fd = accept4(f->socket.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
@@ -111,9 +157,7 @@ static void listener_cb(uv_poll_t *poll, int status, int events)
             continue;
         if (errno != EAGAIN && errno != EWOULDBLOCK) {
             log_warn("front", "accept-failed", "errno=%d", errno);
-            uv_poll_stop(&f->listener);
-            if (uv_timer_start(&f->backoff, backoff_cb, BACKOFF_MS, 0) != 0)
-                log_error("front", "listener-stopped", "%s", "");
+            listener_rest(f);
         }
         break;
     }
@@ -143,13 +187,18 @@ static void limits_init(struct front *f)
     limits_set(f->limits, LIMIT_CONNECTIONS, f->config->max_connections);
     limits_set(f->limits, LIMIT_SILENT, silent < SILENT_LEAST ? SILENT_LEAST : silent);
     limits_set(f->limits, LIMIT_FRAMES, f->config->max_frame_memory);
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur != RLIM_INFINITY)
-        limits_set(f->limits, LIMIT_DESCRIPTORS, files.rlim_cur / 4 * 3);
+    f->descriptors_most = UINT64_MAX;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY)
+        return;
+    limits_set(f->limits, LIMIT_DESCRIPTORS, files.rlim_cur / 4 * 3);
+    /* Those that are refused count too until they are closed, and the daemon's own must have room. */
+    f->descriptors_most = files.rlim_cur / 8 * 7;
 }
 
 int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
-              struct deadlines *deadlines, struct limits *limits, struct metrics *metrics,
-              const struct front_handler *handler, struct front **out, struct ucm_error *e)
+              struct deadlines *deadlines, struct limits *limits, struct reaper *reaper,
+              struct metrics *metrics, const struct front_handler *handler, struct front **out,
+              struct ucm_error *e)
 {
     struct front *f = calloc(1, sizeof(*f));
     int rc = 0;
@@ -160,6 +209,7 @@ int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
     f->config = config;
     f->deadlines = deadlines;
     f->limits = limits;
+    f->reaper = reaper;
     f->metrics = metrics;
     f->handler = *handler;
     list_init(&f->conns);
@@ -202,8 +252,12 @@ void front_drop_all(struct front *f)
     }
 }
 
+/* Peers whom nobody has accepted may have sent descriptors, too. */
 static void front_release(struct front *f)
 {
+    if (f->socket.fd >= 0)
+        reaper_close(f->reaper, f->socket.fd, NULL);
+    f->socket.fd = -1;
     listener_close(&f->socket);
     free(f);
 }

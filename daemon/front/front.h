@@ -14,6 +14,7 @@
 #include "daemon/base/config.h"
 #include "daemon/base/deadline.h"
 #include "daemon/base/limit.h"
+#include "daemon/base/reaper.h"
 #include "daemon/front/place.h"
 #include "proto/metrics.h"
 #include "proto/proto.h"
@@ -49,11 +50,12 @@ struct front_handler {
 };
 
 /* Listens on config->socket, or on listen_fd when it is not -1 (socket activation). A socket that
- * another daemon serves is refused, a stale one replaced. 0 or -errno with *e. config and limits are
+ * another daemon serves is refused, a stale one replaced. 0 or -errno with *e. config, limits and reaper are
  * borrowed; the front sets what there is of the kinds that it counts. */
 int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
-              struct deadlines *deadlines, struct limits *limits, struct metrics *metrics,
-              const struct front_handler *handler, struct front **out, struct ucm_error *e);
+              struct deadlines *deadlines, struct limits *limits, struct reaper *reaper,
+              struct metrics *metrics, const struct front_handler *handler, struct front **out,
+              struct ucm_error *e);
 /* No new connections from now on. */
 void front_stop(struct front *f);
 /* Drops every connection (their close_cb run). */

@@ -22,6 +22,8 @@ struct front {
     const struct config *config;
     struct deadlines *deadlines;
     struct limits *limits;
+    struct reaper *reaper;
+    uint64_t descriptors_most; /* that clients take; with more the listener rests */
     struct metrics *metrics;
     struct front_handler handler;
     uv_poll_t listener;

@@ -48,7 +48,8 @@ static void pending_answer(struct registered *r, const struct ucm_error *e, cons
 
 /* ---- states ---- */
 
-/* What a registration takes of its session's. DESCRIPTORS: until they are mapped. */
+/* What a registration takes of its session's. DESCRIPTORS, the last: until they
+ * are mapped, and closed. */
 static const enum limit registered_kinds[REGISTERED_KINDS] = {LIMIT_MAPPINGS, LIMIT_MAPPED,
                                                               LIMIT_MEMORY, LIMIT_DESCRIPTORS};
 
@@ -74,8 +75,32 @@ static int taken_take(struct call *call, struct registered *r,
     return rc; /* registered_free gives back */
 }
 
+/* Descriptors that came from the client: their close() may wait. */
+static void fd_close(struct registered *r, int *fd)
+{
+    const unsigned last = REGISTERED_KINDS - 1;
+
+    if (*fd < 0)
+        return;
+    if (r->taken[last] > 0)
+        r->taken[last]--;
+    else
+        limit_add(owner_of(r->s), LIMIT_DESCRIPTORS, 1); /* it was refused */
+    reaper_close(r->s->rq->rooms.reaper, *fd, owner_of(r->s));
+    *fd = -1;
+}
+
+static void fds_close(struct registered *r)
+{
+    for (uint32_t i = 0; r->region && i < r->region->n_handles; i++)
+        fd_close(r, &r->region->handles[i].fd);
+    if (r->staging)
+        fd_close(r, &r->staging->fd);
+}
+
 static void registered_free(struct registered *r)
 {
+    fds_close(r);
     taken_give(r, 0);
     if (r->number != 0)
         table_remove(r->table, r->number);
@@ -160,6 +185,7 @@ static void opened_cb(struct device_job *job, int status)
         return;
     }
     r->state = REGISTERED_OPEN;
+    fds_close(r);
     taken_give(r, REGISTERED_KINDS - 1);
     if (r->region)
         pending_answer(r, NULL, &(struct msg_region){r->name});

@@ -30,6 +30,7 @@ struct request_rooms {
     struct metrics *metrics;
     struct deadlines *deadlines;
     struct limits *limits;
+    struct reaper *reaper;
     struct index *index;
     struct arena *arena;
     struct cache *cache;

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """A file system that hangs: FUSE, whose server does not answer. Needs root and /dev/fuse; HungMount raises OSError without them.
 
-As a program, FOLDER takes|leaves: that server."""
+As a program, FOLDER takes|leaves|opens: that server."""
 
 import ctypes
 import os
@@ -10,16 +10,17 @@ import struct
 import subprocess
 import sys
 
-INIT, DETACH = 26, 2
+LOOKUP, OPEN, INIT, DETACH = 1, 14, 26, 2
 
 
 class HungMount:
     """Over a folder that may be in use; what is opened there from now on hangs. takes: the server takes each request, so that not even
-    SIGKILL ends who made it; else it does not even read them, and SIGKILL does, as in most file systems of the kernel's."""
+    SIGKILL ends who made it; else it does not even read them, and SIGKILL does, as in most file systems of the kernel's. opens: the server
+    takes them, and only lets files be opened: each name is one, whose close() hangs."""
 
-    def __init__(self, folder, takes):
+    def __init__(self, folder, takes=True, opens=False):
         self.folder = folder
-        self.server = subprocess.Popen([sys.executable, __file__, folder, "takes" if takes else "leaves"], stdin=subprocess.DEVNULL,
+        self.server = subprocess.Popen([sys.executable, __file__, folder, "opens" if opens else "takes" if takes else "leaves"], stdin=subprocess.DEVNULL,
                                        stdout=subprocess.PIPE, text=True)
         said = self.server.stdout.readline().strip()
         if said != "mounted":
@@ -36,8 +37,13 @@ class HungMount:
             ctypes.CDLL(None).umount2(self.folder.encode(), DETACH)
 
 
+def answer(fd, number, *parts):
+    words = b"".join(parts)
+    os.write(fd, struct.pack("<IiQ", 16 + len(words), 0, number) + words)
+
+
 def main():
-    folder, takes = sys.argv[1], sys.argv[2] == "takes"
+    folder, takes, opens = sys.argv[1], sys.argv[2] != "leaves", sys.argv[2] == "opens"
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(1, 9)  # PR_SET_PDEATHSIG
     try:
@@ -51,9 +57,13 @@ def main():
         request = os.read(fd, 1 << 20)
         _, what, number = struct.unpack_from("<IIQ", request)
         if what == INIT:
-            answer = struct.pack("<IIIIHHIIHH7I", 7, 31, 65536, 0, 12, 10, 65536, 1, 1, 0, *[0] * 7)
-            os.write(fd, struct.pack("<IiQ", 16 + len(answer), 0, number) + answer)
+            answer(fd, number, struct.pack("<IIIIHHIIHH7I", 7, 31, 65536, 0, 12, 10, 65536, 1, 1, 0, *[0] * 7))
             print("mounted", flush=True)
+        if what == LOOKUP and opens:
+            attributes = struct.pack("<6Q10I", 2, 0, 0, 0, 0, 0, 0, 0, 0, 0o100666, 1, 0, 0, 0, 4096, 0)
+            answer(fd, number, struct.pack("<4Q2I", 2, 1, 3600, 3600, 0, 0), attributes)
+        if what == OPEN and opens:
+            answer(fd, number, struct.pack("<QII", 1, 0, 0))
     print("mounted", flush=True)
     return signal.pause()
 

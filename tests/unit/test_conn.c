@@ -27,6 +27,7 @@ static struct {
     struct config config;
     struct deadlines deadlines;
     struct limits *limits;
+    struct reaper *reaper;
     struct metrics metrics;
     struct front *front;
     struct conn *conn;
@@ -88,8 +89,9 @@ static void setup(void)
     config_init(&rig.config);
     rig.limits = limits_new();
     cr_assert(rig.limits);
-    cr_assert_eq(front_new(&rig.loop, &rig.config, fd, &rig.deadlines, rig.limits, &rig.metrics,
-                           &handler, &rig.front, &e),
+    cr_assert_eq(reaper_new(&rig.loop, &rig.reaper), 0);
+    cr_assert_eq(front_new(&rig.loop, &rig.config, fd, &rig.deadlines, rig.limits, rig.reaper,
+                           &rig.metrics, &handler, &rig.front, &e),
                  0, "%s", e.text);
     front_stop(rig.front);
     connect_peer();
@@ -101,9 +103,11 @@ static void teardown(void)
     cr_expect(rig.closed);
     close(rig.peer);
     front_free(rig.front);
+    reaper_stop(rig.reaper);
     deadlines_close(&rig.deadlines);
     uv_run(&rig.loop, UV_RUN_DEFAULT);
     cr_expect_eq(uv_loop_close(&rig.loop), 0);
+    reaper_free(rig.reaper);
     for (unsigned i = 0; i < LIMIT_KINDS; i++)
         cr_expect_eq(limits_used(rig.limits, (enum limit)i), 0u);
     limits_free(rig.limits);

@@ -200,6 +200,10 @@ Test(region, one_memfd_that_came_twice_is_one_memory)
     handles[1].fd = 0;
     planes[2].handle = planes[3].handle = 1;
     planes[2].offset = 0;
+    close(fds[0]);
+    close(fds[1]);
+    fds[0] = memfd_create("kv", MFD_CLOEXEC);
+    fds[1] = dup(fds[0]);
     refused("planes 0 and 2 overlap");
     close(fds[0]);
     fds[0] = memfd_create("other", MFD_CLOEXEC);
