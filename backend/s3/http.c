@@ -383,6 +383,8 @@ static const struct known codes[] = {
 static enum s3_outcome status_outcome(const struct s3_job *j, long status)
 {
     switch (status) {
+    case 400: /* to a HEAD it comes without its code, which may be ExpiredToken */
+        return j->step == S3_HEAD ? S3_DENIED : S3_REFUSED;
     case 401:
     case 403:
         return S3_DENIED;

@@ -188,7 +188,8 @@ class Buckets(OwnDaemons, Case):
         self.until(lambda: self.root(host)["health"] == "up")
         self.credentials("test:tester3", "testing3")
         self.proxy.expired = {"test:tester"}
-        self.assertEqual(self.loaded(host, right), BLOCKS)
+        self.until(lambda: self.root(host)["failures"] > 0 or self.loaded(host, right) == BLOCKS, "the new key")
+        self.assertEqual(self.root(host)["failures"], 0, "a lookup's answer has no word of why")
         self.assertIn("test:tester3", self.proxy.keys)
 
     def test_no_keys(self):
