@@ -83,11 +83,11 @@ Test(front, who_asks_without_hello_is_dropped)
     uint64_t start = now_ms();
     int fd = raw_connect(&host);
 
-    while (now_ms() - start < 10000 && metric(watcher, "connections") > 1) {
+    while (now_ms() - start < 60000 && metric(watcher, "connections") > 1) {
         raw_write(fd, stats_frame, STATS_BYTES);
         sleep_ms(200);
     }
-    cr_expect_lt(now_ms() - start, 10000u);
+    cr_expect_lt(now_ms() - start, 60000u);
     close(fd);
 }
 

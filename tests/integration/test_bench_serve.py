@@ -36,13 +36,13 @@ class Serve(unittest.TestCase):
 
     def test_delays_show_in_order(self):
         # One request warms up. 2 of 50 are slow: the 99th percentile is theirs, the median is not.
-        fake = self.fake(first=lambda n: 0.4 if n in (7, 20) else 0.02, gap=0.01)
+        fake = self.fake(first=lambda n: 2 if n in (7, 20) else 0.02, gap=0.01)
         cell, = self.cells(fake.url, "--requests", "50")
         ttft, tpot = cell["ttft_ms"], cell["tpot_ms"]
         self.assertEqual((cell["ok"], cell["errors"], cell["timeouts"]), (50, 0, 0))
         self.assertGreaterEqual(ttft["p50"], 20)
-        self.assertLess(ttft["p50"], 400)
-        self.assertGreaterEqual(ttft["p99"], 400)
+        self.assertLess(ttft["p50"], 2000)
+        self.assertGreaterEqual(ttft["p99"], 2000)
         self.assertGreater(ttft["mean"], ttft["p50"])
         self.assertLess(ttft["mean"], ttft["p99"])
         self.assertGreaterEqual(tpot["p50"], 10 * 0.9)
@@ -52,11 +52,11 @@ class Serve(unittest.TestCase):
 
     def test_what_fails_is_counted_and_no_figure(self):
         kinds = ["status", "error", "cut", "no-done", "garbage", "empty", "hang"]
-        fake = self.fake(first=lambda n: 0.01 if n == 0 or n > len(kinds) else 0.3,
+        fake = self.fake(first=lambda n: {1: 4, 2: 4}.get(n, 0.01),
                          behave=lambda n: kinds[n - 1] if 1 <= n <= len(kinds) else None)
-        cell, = self.cells(fake.url, "--requests", "12", "--timeout", "1.5")
+        cell, = self.cells(fake.url, "--requests", "12", "--timeout", "8")
         self.assertEqual((cell["ok"], cell["timeouts"], cell["errors"], cell["broken_streams"]), (5, 1, 6, 4))
-        self.assertLess(cell["ttft_ms"]["p99"], 300)
+        self.assertLess(cell["ttft_ms"]["p99"], 4000)
         self.assertEqual(cell["output_tokens"], 5 * 4)
 
     def test_a_cell_without_an_answer_fails(self):

@@ -294,9 +294,8 @@ class RealPrometheus(unittest.TestCase):
         # The first scrapes come before, so that rates have something to see.
         eventually(lambda: cls.prometheus.api("query", query="ucmd_uptime_seconds")["result"])
         replay(cls.daemon.socket)
-        time.sleep(0.1)  # what is published now may be that old
-        lookups = int(re.search(r"\nucmd_lookups_total (\d+)", get(cls.address, "/metrics")[1])[1])
-        assert lookups > 0
+        # What is published now may be older.
+        lookups = eventually(lambda: int(re.search(r"\nucmd_lookups_total (\d+)", get(cls.address, "/metrics")[1])[1]))
         eventually(lambda: cls.prometheus.api("query", query=f"ucmd_lookups_total >= {lookups}")["result"])
         # A series has no rate before its second sample.
         eventually(lambda: cls.prometheus.api("query", query="rate(ucmd_tenant_lookups_total[1m])")["result"])

@@ -228,6 +228,7 @@ static void process_of(const char *ucmd)
              (int)(strrchr(ucmd, '/') - ucmd), ucmd, server.target, prefix, server.options);
     process.buffer_bytes = 20u << 20;
     process.memory_bytes = CONFIG_MEMORY;
+    process.patience_ms = CONTRACT_DEADLINE_MS; /* a busy machine starts processes slowly */
     process.network = true;
     snprintf(process.read, sizeof(process.read), "%s", python);
     *strrchr(process.read, '/') = '\0';

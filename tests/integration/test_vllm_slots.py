@@ -4,6 +4,8 @@ what outputs are compared with."""
 
 import time
 import unittest
+from types import SimpleNamespace
+from unittest import mock
 
 from vllm_case import BLOCK, Request, daemon, prompt, run, watch  # sets the paths
 from sparse_case import ALL, QUARTER, Together, forget_slots, policy
@@ -140,13 +142,15 @@ class Admitted(Together):
         self.assertEqual((request.alone, e.errors), (True, 0))
 
     def test_for_so_long(self):
-        e = self.engine(slots=12, wait=0.05)
+        e, now = self.engine(slots=12, wait=0.05), 1.0
         first, last = e.request("first", self.KNOWN, outputs=40), e.request("last", prompt(610, 100), outputs=10)
 
         def between(e):
+            nonlocal now
             if any(r.unfit_since is not None for r in e.waiting):
-                time.sleep(0.06)  # else the first may be done before the other one is late
-        done = run(e, first, last, between=between)
+                now += 0.06  # else the first may be done before the other one is late
+        with mock.patch("sparse_engine.time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep)):
+            done = run(e, first, last, between=between)
         late = [r.request_id for r in (first, last) if r.error is not None]
         self.assertEqual([done[name].error for name in late], [f"{name} waited 0.05 s for slots" for name in late])
         self.assertEqual(len(late), 1)
