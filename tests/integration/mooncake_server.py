@@ -33,10 +33,12 @@ sys.stdin.read()
 """
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def held_port():
+    """A socket that keeps its port for a server that binds it with SO_REUSEADDR: nobody else is given it by chance."""
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("127.0.0.1", 0))
+    return s
 
 
 class Real:
@@ -44,7 +46,8 @@ class Real:
 
     def __init__(self, folder, python, segment=SEGMENT, lease_ms=LEASE_MS, client_ttl_s=int(os.environ.get("UCM_MOONCAKE_TTL_S", "60"))):
         self.folder, self.python, self.segment, self.lease_ms, self.client_ttl_s = folder, python, segment, lease_ms, client_ttl_s
-        self.port, self.admin = free_port(), free_port()
+        self.held = held_port(), held_port()
+        self.port, self.admin = (s.getsockname()[1] for s in self.held)
         self.metadata = "P2PHANDSHAKE"
         self.start_master()
         self.lender = self.lend()
@@ -120,6 +123,8 @@ class Real:
             for pipe in (process.stdin, process.stdout):
                 if pipe:
                     pipe.close()
+        for s in self.held:
+            s.close()
 
 
 class Played:

@@ -3,6 +3,8 @@
 between two processes: each of the ranks with the same bytes loads a share, and outputs are the same bit for bit as without a cache."""
 
 import os
+import shutil
+import tempfile
 import unittest
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -161,12 +163,12 @@ class Rules(unittest.TestCase):
         self.assertEqual(both.shares, {1: (2, frozenset({5, 7})), 2: (1, frozenset())})
 
 
-def _process(rank, port, pipe):
+def _process(rank, met, pipe):
     """A rank with pages of torch's: a hundred blocks in three pieces."""
     import torch
     import torch.distributed as distributed
     from ucmclient.vllm.layout import layout_of
-    distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=2, rank=rank)
+    distributed.init_process_group("gloo", f"file://{met}", world_size=2, rank=rank)
     whole = torch.full((100, 4, 24), -1, dtype=torch.int16)
     pages = {"a": whole[:, :2], "b": whole[:, 3:], "c": torch.full((100, 24), -1, dtype=torch.int16)}
     layout = layout_of(pages, 100)
@@ -225,12 +227,11 @@ def moves():
 class TwoProcesses(unittest.TestCase):
     def test_pages_of_both_ranks_are_the_same(self):
         import multiprocessing
-        import socket
         context = multiprocessing.get_context("fork")
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        folder = tempfile.mkdtemp(prefix="gather.")
+        self.addCleanup(shutil.rmtree, folder)
         ours, theirs = zip(*(context.Pipe() for _ in range(2)))
-        processes = [context.Process(target=_process, args=(rank, port, theirs[rank]), daemon=True) for rank in range(2)]
+        processes = [context.Process(target=_process, args=(rank, os.path.join(folder, "met"), theirs[rank]), daemon=True) for rank in range(2)]
         for process in processes:
             process.start()
         self.addCleanup(lambda: [process.kill() for process in processes])
