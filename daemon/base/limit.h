@@ -41,6 +41,7 @@
     X(HINTS, "tables of hints", "a quarter of the daemon's limit of open files, or 1024,", NULL)   \
     X(MAPPINGS, "mappings of workers' memory", "half of the kernel's vm.max_map_count", NULL)      \
     X(MAPPED, "bytes of workers' memory that the daemon maps", "the address space", NULL)          \
+    X(TOUCHED, "bytes of workers' host memory", "eight times the host's", NULL)                    \
     X(MOVES, "parts on their way into windows", "the daemon's bound", NULL)                        \
     X(PINNED, "bytes that windows pin", "window.size", NULL)                                       \
     X(SHARED_LOOKUPS, "lookups that wait for the shared tier", "the daemon's bound", NULL)         \

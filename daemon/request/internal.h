@@ -376,7 +376,7 @@ void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
 bool leases_end(struct session *s);
 
 /* registered.c: a region or a staging ring of a session */
-#define REGISTERED_KINDS 4 /* of what is bounded it takes */
+#define REGISTERED_KINDS 5 /* of what is bounded it takes */
 struct registered {
     struct session *s;
     struct table *table;   /* of the session's regions, or of its staging rings */

@@ -50,8 +50,8 @@ static void pending_answer(struct registered *r, const struct ucm_error *e, cons
 
 /* What a registration takes of its session's. DESCRIPTORS, the last: until they
  * are mapped, and closed. */
-static const enum limit registered_kinds[REGISTERED_KINDS] = {LIMIT_MAPPINGS, LIMIT_MAPPED,
-                                                              LIMIT_MEMORY, LIMIT_DESCRIPTORS};
+static const enum limit registered_kinds[REGISTERED_KINDS] = {
+    LIMIT_MAPPINGS, LIMIT_MAPPED, LIMIT_TOUCHED, LIMIT_MEMORY, LIMIT_DESCRIPTORS};
 
 static void taken_give(struct registered *r, unsigned from)
 {
@@ -261,15 +261,20 @@ static int region_take(struct call *call, struct registered *r)
 {
     const struct device_region *region = r->region;
     uint64_t wanted[REGISTERED_KINDS] = {
-        region->n_handles, 0,
+        region->n_handles, 0, 0,
         region->n_planes * sizeof(region->planes[0]) +
             region->n_handles * sizeof(region->handles[0]) +
             (region->rope ? sizeof(*region->rope) + region->n_planes * sizeof(region->rope->at[0])
                           : 0),
         call->n_fds};
 
-    for (uint32_t i = 0; i < region->n_handles; i++)
-        wanted[1] += mapped_bytes(&region->handles[i]);
+    for (uint32_t i = 0; i < region->n_handles; i++) {
+        const struct device_handle *h = &region->handles[i];
+
+        wanted[1] += mapped_bytes(h);
+        if (h->kind == UCM_HANDLE_MEMFD)
+            wanted[2] += mapped_bytes(h) < h->bytes ? mapped_bytes(h) : h->bytes;
+    }
     return taken_take(call, r, wanted);
 }
 
@@ -340,7 +345,8 @@ int method_ring_register(struct call *call)
     rc = staging_check(m, call->fds, call->n_fds, &r->staging, &call->error);
     if (rc == 0)
         rc = taken_take(
-            call, r, (const uint64_t[]){2, m->offset + m->slice_bytes * m->slices, 0, call->n_fds});
+            call, r,
+            (const uint64_t[]){2, m->offset + m->slice_bytes * m->slices, 0, 0, call->n_fds});
     if (rc != 0) {
         registered_free(r);
         return rc;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 /* Chains take up to this fraction of limits.frame_memory, so that requests find some. */
 #define CHAINS_FRACTION 2
@@ -49,6 +50,13 @@ static uint64_t mappings_max(void)
     return MAPPINGS_USUAL;
 }
 
+/* Page tables of host memory are charged to the daemon, 8 bytes for 4096. Each registration has its own, and they stay
+ * until it ends, even where the client has taken the pages away. So they take a 64th of the host's memory at most. */
+static uint64_t touched_max(void)
+{
+    return 8 * (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
 static void limits_init(struct requests *rq)
 {
     struct limits *l = rq->rooms.limits;
@@ -61,6 +69,7 @@ static void limits_init(struct requests *rq)
     limits_set(l, LIMIT_HINTS, cache_hints_max());
     limits_set(l, LIMIT_MAPPINGS, mappings_max() / 2);
     limits_set(l, LIMIT_MAPPED, MAPPED_BYTES_MAX);
+    limits_set(l, LIMIT_TOUCHED, touched_max());
     limits_set(l, LIMIT_MOVES, CACHE_MOVES_MAX);
     limits_set(l, LIMIT_SHARED_LOOKUPS, SHARE_LOOKUPS_MAX);
     limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);

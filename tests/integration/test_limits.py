@@ -259,6 +259,33 @@ class Flood(Case):
         self.assertIn("bytes of workers' memory that the daemon maps", refused.args[2])
         self.works()
 
+    def test_page_tables_of_others_memory(self):
+        """One file, registered again and again: the daemon has page tables for each registration."""
+        client = self.client(uid=FLOOD)
+        ns = client.open(dict(DEMO, model=self.id()))
+        handles, most = 32, 60  # fewer regions than one connection may have
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 8 // handles // most
+        if size > 256 << 20:
+            self.skipTest("this host has so much memory that a file of which a few registrations take too much is large")
+        fd = memfd(size)
+        self.addCleanup(os.close, fd)
+        planes = [{"shard": i, "offset": i * 4096, "stride": 8192, "chunk": 4096} for i in range(2)]
+
+        def register():
+            fds = [os.dup(fd) for _ in range(handles)]
+            try:
+                client.call("region.register", fds, ns=ns, part=0, blocks=1, device="cpu",
+                            handles=[{"kind": 0, "bytes": size, "fd": i} for i in range(handles)], planes=planes)
+            finally:
+                for copy in fds:
+                    os.close(copy)
+        with self.assertRaises(Refused) as caught:
+            for _ in range(most + 1):
+                register()
+        self.assertEqual(caught.exception.code, BUSY)
+        self.assertIn("bytes of workers' host memory", caught.exception.args[2])
+        self.works()
+
     def test_memory_of_leases(self):
         client = self.client(uid=FEW)
         ns = client.open(dict(DEMO, model=self.id()))
