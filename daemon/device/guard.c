@@ -85,6 +85,16 @@ int guard_add(int guard, void *p, size_t bytes)
     return ioctl(guard, UFFDIO_REGISTER, &r) < 0 ? -errno : 0;
 }
 
+/* ThreadSanitizer calls handlers with all signals blocked, and a jump keeps that. */
+static void unblock(void)
+{
+    sigset_t bus;
+
+    sigemptyset(&bus);
+    sigaddset(&bus, SIGBUS);
+    (void)pthread_sigmask(SIG_UNBLOCK, &bus, NULL); /* can't fail */
+}
+
 bool guard_run(const struct device_region *r, void (*copy_cb)(void *ctx), void *ctx)
 {
     struct guarded g = {.region = r};
@@ -92,6 +102,7 @@ bool guard_run(const struct device_region *r, void (*copy_cb)(void *ctx), void *
     uv_once(&once, handle_once);
     if (sigsetjmp(g.out, 0) != 0) {
         guarded = NULL;
+        unblock();
         return false;
     }
     guarded = &g;
