@@ -6,12 +6,14 @@ is stored and loaded."""
 import dataclasses
 import unittest
 from types import SimpleNamespace
+from unittest import mock
 
 from vllm_case import BLOCK, MODEL, Case, Request, numpy, prompt, run, watch
 
 from hybrid_engine import ALIKE, ALL_KINDS, INSIDE, ONLY_STATES, ONLY_WINDOWS, STATES, UNLIKE, Group, HybridEngine, Pool
+from ucmclient.client import Task
 from ucmclient.vllm import groups as groups_module
-from ucmclient.vllm import identity, settings
+from ucmclient.vllm import identity, settings, worker
 from ucmclient.vllm.connector import UcmConnector
 
 EXPECTED = {}
@@ -34,15 +36,19 @@ class HybridCase(Case):
     def check(self, e, *requests, but=(), **more):
         for r in run(e, *requests, **more).values():
             if r.request_id not in but:
-                want = expected(r.tokens[: r.prompt_tokens], r.outputs, e.groups)
-                self.assertEqual(len(r.logits), len(want))
-                for a, b in zip(r.logits, want):
-                    self.assertTrue(numpy.array_equal(a, b), r.request_id)
+                self.right(e, r)
         for _ in range(500):
             if e.pool.idle():
                 return
             e.step()  # the workers' reports of what they stored
         self.fail("blocks were never given back")
+
+
+    def right(self, e, r):
+        want = expected(r.tokens[: r.prompt_tokens], r.outputs, e.groups)
+        self.assertEqual(len(r.logits), len(want))
+        for a, b in zip(r.logits, want):
+            self.assertTrue(numpy.array_equal(a, b), r.request_id)
 
 
 class Hits(HybridCase):
@@ -241,14 +247,33 @@ class Trouble(HybridCase):
         self.eventually(lambda: a.connector._scheduler.link.ns is not None and all(
             kind.link.region is not None for kind in a.ranks[0].connector._worker.kinds))
         a.pool = Pool(a.blocks, a.groups)
-        a.connector.bind_gpu_block_pool(a.pool)
+
         self.check(a, Request("again", prompt(12, 200)))
         self.eventually(lambda: b.connector._scheduler.link.ns is not None and all(
             kind.link.region is not None for kind in b.ranks[0].connector._worker.kinds))
         b.pool = Pool(b.blocks, b.groups)
-        b.connector.bind_gpu_block_pool(b.pool)
+
         self.check(b, Request("warm", prompt(12, 200)))
         self.assertEqual(b.loaded_tokens, 192)
+
+    def test_a_reset_while_blocks_are_stored(self):
+        """As in test_vllm_trouble.py; and windows' blocks are held for requests that run."""
+        e, first, tokens = self.engine(), Request("first", prompt(41, 200), 4), prompt(42, 200)
+        with mock.patch.object(Task, "check", return_value=None), mock.patch.object(worker, "_STOP", 0.05):
+            e.add(first)
+            while first.status != "finished":
+                e.step()
+            self.assertGreater(e.pool.held, 0)
+            self.assertTrue(e.reset_prefix_cache())
+            self.assertEqual(e.pool.held, 0)
+            second = Request("second", tokens, 2)
+            e.add(second)
+            while second.status != "finished":
+                e.step()
+        self.right(e, first)
+        self.right(e, second)
+        b = self.engine()
+        self.check(b, Request("first again", prompt(41, 200)), Request("second again", tokens))
 
     def test_reset_and_adapters(self):
         a, b = self.engine(), self.engine()

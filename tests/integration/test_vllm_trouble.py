@@ -13,9 +13,10 @@ from unittest import mock
 
 from vllm_case import BLOCK, Case, Request, daemon, engine, expected, prompt, watch  # sets the paths
 from daemon import halt
+from ucmclient.client import Task
 from ucmclient.errors import Status, UcmError
 from ucmclient.region import Region
-from ucmclient.vllm import connector, link as link_module
+from ucmclient.vllm import connector, link as link_module, worker
 from ucmclient.vllm.worker import WorkerHalf
 
 
@@ -23,6 +24,40 @@ class Trouble(Case):
     """Things go wrong; outputs never do."""
 
     ROUND = 8  # requests whose blocks are more than 1 MiB
+
+    def test_a_reset_while_blocks_are_stored(self):
+        """The engine resets its cache though a store still reads pages of a finished request, and may give them to others at once: the store
+        ends, or is stopped, before anything is written to them."""
+        for more in ({}, {"ranks": 2}, {"async_load": False}, {"layout": "packed", "layer_stores": 16}):
+            with self.subTest(**more):
+                e, first = self.engine(blocks=16, salt=str(more), **more), Request("first", prompt(41, 150), 1)
+                with mock.patch.object(Task, "check", return_value=None), mock.patch.object(worker, "_STOP", 0.05):
+                    e.add(first)
+                    while first.status != "finished":
+                        e.step()
+                    self.assertGreater(e.pool.held, 0)
+                    self.assertTrue(e.reset_prefix_cache())
+                    self.assertEqual(e.pool.held, 0)
+                    second = Request("second", prompt(42, 200), 2)
+                    e.add(second)
+                    while second.status != "finished":
+                        e.step()
+                    self.assertTrue(e.reset_prefix_cache())
+                self.same({"first": first, "second": second})
+                b = self.engine(salt=str(more), **more)
+                self.check(b, Request("first again", prompt(41, 150)), Request("second again", prompt(42, 200)))
+
+    def test_a_reset_loses_nothing_that_is_stored_in_time(self):
+        """As between rounds of a benchmark."""
+        e, tokens = self.engine(), prompt(43, 150)
+        for name, loaded in (("cold", 0), ("warm", 144)):
+            request, before = Request(name, tokens, 1), e.loaded_tokens
+            e.add(request)
+            while request.status != "finished":
+                e.step()
+            self.assertTrue(e.reset_prefix_cache())
+            self.check(e, Request(f"between {name}", prompt(44 + loaded, 20)))
+            self.assertEqual(e.loaded_tokens - before, loaded)
 
     def test_preemption(self):
         tight = self.engine(blocks=24)

@@ -178,8 +178,8 @@ class Random(unit.Case):
         self.ended -= sent
         names = list(scheduled.num_scheduled_tokens)
         done = [r.num_computed_tokens >= r.num_tokens for r in map(self.requests.get, names)]
-        report = KVConnectorOutput(finished_recving=received or None, finished_sending=sent or None, invalid_block_ids=invalid,
-                                   kv_connector_worker_meta=UcmProgress(plan.number))
+        report = KVConnectorOutput(finished_recving=received or None, invalid_block_ids=invalid,
+                                   kv_connector_worker_meta=UcmProgress(plan.number, sent=dict.fromkeys(sent, 1)))
         scheduler.update_from_output(scheduled, ModelRunnerOutput(
             req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, kv_connector_output=report,
             sampled_token_ids=[[self.random.randrange(1, 400)] if one else [] for one in done]))
@@ -205,7 +205,7 @@ class Random(unit.Case):
                     self.accident()
                     self.one()
                 for _ in range(STEPS):
-                    if self.engine.requests:
+                    if self.engine.requests or self.ended:
                         self.one()
                 self.assertFalse(self.engine.requests)
                 self.assertEqual(self.engine.kv_cache_manager.block_pool.get_num_free_blocks(), POOL - 1)

@@ -113,8 +113,8 @@ class Case(unittest.TestCase):
             request = scheduler.requests[name]
             sampled.append([5] if request.num_computed_tokens >= request.num_tokens else [])
         plan = scheduled.kv_connector_metadata.plan
-        report = KVConnectorOutput(finished_recving=set(received) or None, finished_sending=set(sent) or None, invalid_block_ids=set(invalid),
-                                   kv_connector_worker_meta=UcmProgress(plan.number))
+        report = KVConnectorOutput(finished_recving=set(received) or None, invalid_block_ids=set(invalid),
+                                   kv_connector_worker_meta=UcmProgress(plan.number, sent=dict.fromkeys(sent, 1)))
         outputs = scheduler.update_from_output(scheduled, ModelRunnerOutput(
             req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=sampled, kv_connector_output=report))
         return scheduled, [output for client in outputs.values() for output in client.outputs]
@@ -133,11 +133,11 @@ class Case(unittest.TestCase):
 
     def finish(self, scheduler, steps=20):
         """Until every request is over; of those that have ended the workers say that no store reads any more."""
+        kept = scheduler.connector._scheduler._kept
         for _ in range(steps):
-            if not scheduler.requests:
+            if not scheduler.requests and not kept:
                 break
-            ended = {name for name, request in scheduler.requests.items() if request.is_finished()}
-            self.step(scheduler, sent=ended)
+            self.step(scheduler, sent=set(kept))
         self.idle(scheduler)
 
 
@@ -249,6 +249,22 @@ class Failures(Case):
         computed = sum(scheduled.num_scheduled_tokens.values())
         self.assertGreaterEqual(computed, one.num_prompt_tokens - BLOCK)
         self.finish(scheduler, 30)
+
+    def test_the_engine_resets_its_cache_while_blocks_are_stored(self):
+        """As sleep() does right behind generate()."""
+        scheduler = self.scheduler()
+        scheduler.add_request(self.request("one", tokens(1, 6 * BLOCK), 1))
+        self.step(scheduler)
+        self.step(scheduler)
+        self.assertFalse(scheduler.requests)
+        pool = scheduler.kv_cache_manager.block_pool
+        self.assertEqual(pool.get_num_free_blocks(), POOL - 1 - 6)
+        self.assertTrue(scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True))
+        self.idle(scheduler)
+        scheduler.add_request(self.request("two", tokens(2, 6 * BLOCK)))
+        scheduled, _ = self.step(scheduler, sent=["one"])
+        self.assertTrue(scheduled.kv_connector_metadata.plan.fence)
+        self.finish(scheduler)
 
     def test_an_abort_during_a_load_leaves_neither_block_nor_lease(self):
         scheduler, request = self.begin()

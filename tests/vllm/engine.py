@@ -60,7 +60,40 @@ class Request:
         return np.array(self.tokens[first: first + BLOCK], np.int32).tobytes()
 
 
-class Pool:
+class Block:
+    def __init__(self, number):
+        self.block_id = number
+
+
+class Shown:
+    """What vLLM's pool shows a connector."""
+
+    def show(self, blocks):
+        self.blocks = [Block(b) for b in range(blocks)]
+        #: References that the connector has.
+        self.held = self.most_held = 0
+
+    def touch(self, blocks):
+        for block in blocks:
+            assert self.references[block.block_id] > 0, "it was free already"
+            self.references[block.block_id] += 1
+        self.held += len(blocks)
+        self.most_held = max(self.most_held, len(blocks))
+
+    def free_blocks(self, blocks):
+        for block in blocks:
+            self._unused(block.block_id)
+            self.held -= 1
+
+    def reset_prefix_cache(self):
+        if len(self.free) != len(self.references) - 1:
+            return False
+        self.of_hash.clear()
+        self.hash_of.clear()
+        return True
+
+
+class Pool(Shown):
     """Blocks by reference counts; free ones keep what they hold until they are taken, the longest free first. A request has HOLE
     in place of a block that it needs no page for."""
 
@@ -69,6 +102,7 @@ class Pool:
         self.free = OrderedDict((b, None) for b in range(1, blocks))  # HOLE is nobody's
         self.of_hash, self.hash_of = {}, {}
         self.requests = {}
+        self.show(blocks)
 
     def hits(self, request):
         blocks = []
@@ -197,6 +231,12 @@ class Rank:
         self.memory.put(self.pages[layer][0, block, row], k[self.heads])
         self.memory.put(self.pages[layer][1, block, row], v[self.heads])
 
+    def being_read(self):
+        """Blocks that a store of this rank reads now."""
+        worker = self.connector._worker if self.connector is not None else None
+        halves = getattr(worker, "kinds", [worker] if worker is not None else ())
+        return {block for half in halves for store in half._stores if store.task is not None for copy in store.copies for block in copy.blocks}
+
     def read(self, layer, blocks):
         """K and V of these blocks' tokens."""
         return self.memory.get(self.pages[layer][:, blocks]).reshape(2, -1, len(self.heads), M.HEAD)
@@ -212,21 +252,32 @@ class Engine:
         self.model, self.blocks, self.budget, self.batch = model, blocks, budget, batch
         self.options = SimpleNamespace(layout=layout, gpu=gpu, dtype=dtype)
         self.connector_class = connector
+        self.by_layer = "layer_stores" in extra
         self.config, self.kv_config = self._configuration(blocks, ranks, replicated, extra, role, dtype)
         heads = list(range(M.KV_HEADS))
         share = M.KV_HEADS // (1 if replicated else ranks)
         self.ranks = self._ranks([heads if replicated else heads[r * share: (r + 1) * share] for r in range(ranks)])
-        self.pool = self._new_pool()
         self.connector = None
         if connector is not None:
             self.connector = connector(self.config, KVConnectorRole.SCHEDULER, self.kv_config)
             self.shake_hands(handshake)
+        self.pool = self._new_pool()
         self.requests, self.waiting, self.loading, self.running = {}, deque(), [], []
         self.finished, self.received, self.failed = set(), set(), set()
         self.lost, self.reset_lost = set(), set()  # preempted since the last step; by reset_prefix_cache
         self.reports = {"sent": {}, "received": {}}
-        self.adapters = set()
+        self.adapters, self.lingering = set(), set()
         self.steps = self.loaded_tokens = self.preemptions = self.recomputed = 0
+
+    @property
+    def pool(self):
+        return self._pool
+
+    @pool.setter
+    def pool(self, pool):
+        self._pool = pool
+        if self.connector is not None:
+            self.connector.bind_gpu_block_pool(pool)
 
     def _configuration(self, *of):
         return configuration(*of)
@@ -480,6 +531,7 @@ class Engine:
     def _write(self, layer, request, position, k, v):
         block, row = self.pool.requests[request.request_id][position // BLOCK], position % BLOCK
         for rank in self.ranks:
+            assert self.by_layer or block not in rank.being_read(), "a store reads this block"
             rank.write(layer, block, row, k, v)
 
     def _read(self, layer, request, tokens):
@@ -512,6 +564,10 @@ class Engine:
                 self._forget(name)
         for name in done.finished_sending:
             self._forget(name)
+        if self.lingering and not self.pool.held:
+            for name in self.lingering:
+                self.requests.pop(name)
+            self.lingering = set()
 
     def _invalid(self, bad, out):
         """Requests go back to the block before their first bad one. Those of this step that are running have computed
@@ -543,9 +599,14 @@ class Engine:
         return self.connector.request_finished(request, list(blocks))
 
     def _forget(self, name):
-        request = self.requests.pop(name)
+        """It is seen as long as the connector holds blocks, so that whoever waits for requests waits for these."""
+        request = self.requests[name]
         assert request.status == "finished"
         self.pool.release(request)
+        if self.pool.held:
+            self.lingering.add(name)
+        else:
+            self.requests.pop(name)
 
     def abort(self, name):
         request = self.requests[name]
@@ -568,9 +629,7 @@ class Engine:
         while self.running:
             self.reset_lost.add(self.running[-1].request_id)
             self._preempt(self.running.pop())
-        assert len(self.pool.free) == self.blocks - 1
-        self.pool.of_hash.clear()
-        self.pool.hash_of.clear()
+        assert self.pool.reset_prefix_cache(), "blocks are in use"
         return not external or self.connector.reset_cache() is not False
 
     def sleep(self):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import model as M
-from engine import BLOCK, HOLE, Engine, configuration
+from engine import BLOCK, HOLE, Engine, Rank as SplitRank, Shown, configuration
 from engine_pages import HostPages
 from ucmclient.vllm import connector as connector_module
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -46,34 +46,14 @@ ALL_KINDS = (Group([0], state=True), Group([1], 40), Group([2]))
 ONLY_STATES = (Group([0, 1, 2], state=True),)
 
 
-class Block:
-    def __init__(self, number):
-        self.block_id = number
-
-
-class Pool:
+class Pool(Shown):
     """Tables of block ids, one for each group; the methods of engine.py's, and those of vLLM's that a connector calls."""
 
     def __init__(self, blocks, groups):
         self.groups, self.references = groups, [0] * blocks
         self.free = OrderedDict((b, None) for b in range(1, blocks))
         self.of_hash, self.hash_of, self.requests = {}, {}, {}
-        self.blocks = [Block(b) for b in range(blocks)]
-        self.most_held = 0
-
-    # ---- the connector's ----
-
-    def touch(self, blocks):
-        for block in blocks:
-            assert self.references[block.block_id] > 0, "it was free already"
-            self._take(block.block_id)
-        self.most_held = max(self.most_held, len(blocks))
-
-    def free_blocks(self, blocks):
-        for block in blocks:
-            self._unused(block.block_id)
-
-    # ---- the engine's ----
+        self.show(blocks)
 
     def _key(self, request, number, block):
         return number, request.block_hashes[(block + 1) * self.groups[number].tokens // BLOCK - 1]
@@ -183,10 +163,7 @@ class Rank:
     def read(self, layer, blocks):
         return self.memory.get(self.pages[layer][blocks].swapaxes(0, 1)).reshape(2, -1, len(self.heads), M.HEAD)
 
-    def being_read(self):
-        """Blocks that a store of this rank reads now."""
-        kinds = self.connector._worker.kinds if self.connector is not None else ()
-        return {block for kind in kinds for store in kind._stores if store.task is not None for copy in store.copies for block in copy.blocks}
+    being_read = SplitRank.being_read
 
 
 class HybridEngine(Engine):
@@ -196,8 +173,6 @@ class HybridEngine(Engine):
         self.groups = groups
         self.of_layer = {layer: number for number, group in enumerate(groups) for layer in group.layers}
         super().__init__(model, connector, **more)
-        if self.connector is not None:
-            self.connector.bind_gpu_block_pool(self.pool)
         self.failures = 0
         self.states = {}  # of this step: the state behind each token of each request and layer
 

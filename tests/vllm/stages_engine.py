@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import model as M
-from engine import BLOCK, Engine
+from engine import BLOCK, Engine, Rank
 from engine_pages import HostPages
 from ucmclient.vllm import connector as connector_module
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -30,6 +30,8 @@ class Gather:
 class StageRank:
     """A worker with the KV of some heads in some layers, and of a context's ranks those tokens of a block that are its turn. Layers may differ in how many elements they keep beside K and V (`beside`,
     of each layer and token), as an indexer's keys do."""
+
+    being_read = Rank.being_read
 
     def __init__(self, engine, stage, heads, layers, number=0):
         """number: of its tensor-parallel rank."""

@@ -11,7 +11,7 @@ import bisect
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -112,9 +112,9 @@ class _RunPromise(_Promise):
 class ChunkScheduler(SchedulerHalf):
     """For the requests that `takes` says."""
 
-    def __init__(self, settings: Settings, block_tokens: int, length: int):
+    def __init__(self, settings: Settings, block_tokens: int, length: int, workers: int):
         """length: Turning's."""
-        super().__init__(chunk_settings(settings), block_tokens)
+        super().__init__(chunk_settings(settings), block_tokens, workers=workers)
         self._length = length
         #: Sentences that were logged.
         self._told: set[str] = set()
@@ -216,9 +216,9 @@ class ChunkScheduler(SchedulerHalf):
 class ChunkingScheduler(SchedulerHalf):
     """The scheduler's half of an engine with the setting: requests with chunks go to a half of their own."""
 
-    def __init__(self, settings: Settings, block_tokens: int, length: int):
-        super().__init__(settings, block_tokens)
-        self.reuse = ChunkScheduler(settings, block_tokens, length)
+    def __init__(self, settings: Settings, block_tokens: int, length: int, workers: int = 1):
+        super().__init__(settings, block_tokens, workers=workers)
+        self.reuse = ChunkScheduler(settings, block_tokens, length, workers)
 
     def connect(self, identity: Any, name: str) -> None:
         super().connect(identity, name)
@@ -255,6 +255,14 @@ class ChunkingScheduler(SchedulerHalf):
         plan = super().step(output)
         plan.chunks = self.reuse.step(output)
         return plan
+
+    def bind(self, pool: Any) -> None:
+        super().bind(pool)
+        self.reuse.bind(pool)
+
+    def sent(self, names: Mapping[str, int]) -> None:
+        super().sent(names)
+        self.reuse.sent(names)
 
     def received(self, finished: Any, invalid: Any, number: int) -> None:
         """Both halves count the same steps."""

@@ -109,16 +109,22 @@ class UcmProgress(_base.KVConnectorWorkerMetadata):
     released: dict[int, int] = field(default_factory=dict)
     #: Of loads that ranks share out: how many ranks have their share, and which blocks did not come.
     shares: dict[int, tuple[int, frozenset[int]]] = field(default_factory=dict)
+    #: By how many workers no store reads blocks of a finished request, which the scheduler's half keeps until all say so.
+    sent: dict[str, int] = field(default_factory=dict)
 
     def aggregate(self, other: "UcmProgress") -> "UcmProgress":
         kept = {name: min(n, other.kept[name]) for name, n in self.kept.items() if name in other.kept}
         identities, spoiled = self.identities | other.identities, {**self.spoiled, **other.spoiled}
-        released = {n: self.released.get(n, 0) + other.released.get(n, 0) for n in self.released.keys() | other.released.keys()}
+        released, sent = _sums(self.released, other.released), _sums(self.sent, other.sent)
         shares = dict(self.shares)
         for number, (ranks, failed) in other.shares.items():
             before, lost = shares.get(number, (0, frozenset()))
             shares[number] = before + ranks, lost | failed
-        return UcmProgress(min(self.number, other.number), identities, kept, spoiled, self.lost | other.lost, released, shares)
+        return UcmProgress(min(self.number, other.number), identities, kept, spoiled, self.lost | other.lost, released, shares, sent)
+
+
+def _sums(one: dict[Any, int], other: dict[Any, int]) -> dict[Any, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in one.keys() | other.keys()}
 
 
 class UcmConnector(KVConnectorBase_V1, _GroupsBase):
@@ -132,6 +138,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._kv_config = kv_cache_config
         self._worker: Union[WorkerHalf, HybridWorker, None] = None
         self._carried_out: Optional[Plan] = None
+        #: Finished requests that the scheduler's half is to be told of.
+        self._sent: set[str] = set()
         self._feed: Optional[EventFeed] = None
         self._identity: Union[EngineIdentity, HybridIdentity, None] = None
         self._sparse: Union[SparseWorker, SparseGpuWorker, None] = None
@@ -170,16 +178,17 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
                 self._feed = EventFeed(self._settings, f"vllm-events-{os.getpid()}", self._namespace)
 
     def _make_scheduler(self) -> SchedulerHalf:
+        parallel = self._config.parallel_config
+        workers = parallel.tensor_parallel_size * getattr(parallel, "pipeline_parallel_size", 1)
         if self._groups is None:
             reads_next = self._drafts is not None and self._drafts.reads_next
             tokens = block_tokens(self._kv_config) * self._context.ranks
             if self._settings.chunks:
-                return ChunkingScheduler(self._settings, tokens, turning_of(self._config).length)
-            scheduler = SchedulerHalf(self._settings, tokens, self._sparse_scheduler(), reads_next)
+                return ChunkingScheduler(self._settings, tokens, turning_of(self._config).length, workers)
+            scheduler = SchedulerHalf(self._settings, tokens, self._sparse_scheduler(), reads_next, workers)
             ranks = ranks_with_the_same(self._config, self._kv_config, self._settings)
             scheduler.gathers = GatherPlanner(ranks) if ranks else None
             return scheduler
-        workers = self._config.parallel_config.tensor_parallel_size
         return HybridScheduler(self._settings, self._groups, hash_tokens(self._kv_config), workers)
 
     def _sparse_scheduler(self) -> Optional[SparseScheduler]:
@@ -375,6 +384,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
+        if self._plan().fence:  # older versions call handle_preemptions for preempted requests only
+            self.handle_preemptions(connector_metadata)
         if self._layers is not None:
             self._layers.begin(self._plan())
         if self._sparse is not None:
@@ -423,14 +434,22 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         sent, received = self._worker.finished()[:2]
         if isinstance(self._sparse, SparseGpuWorker):
             received = self._sparse.arrived(received)
-        return sent or None, received or None
+        return self._not_ours(sent) or None, received or None
+
+    def _not_ours(self, sent: set[str]) -> set[str]:
+        """Finished requests that the engine is told of: none, if the scheduler's half keeps their blocks."""
+        if not self._plan().ours:
+            return sent
+        self._sent |= sent
+        return set()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """vLLM's call of get_finished, where it has this; only here can failed loads of several groups be told."""
         if not isinstance(self._worker, HybridWorker):
             return super().get_transfer_results(finished_req_ids)
         self._start_stores(self._worker)
-        return _base.KVConnectorTransferResults(*self._worker.finished())
+        sent, received, failed = self._worker.finished()
+        return _base.KVConnectorTransferResults(self._not_ours(sent), received, failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed = self._worker.failed_blocks() if isinstance(self._worker, WorkerHalf) else set()
@@ -442,13 +461,14 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         plan = self._plan()
         released = self._worker.take_released() if isinstance(self._worker, HybridWorker) else None
         shares = self._worker.take_arrived() if isinstance(self._worker, GatheringWorker) else {}
-        if not plan.number and plan.connected and not released and not shares:
+        sent, self._sent = dict.fromkeys(self._sent, 1), set()
+        if not plan.number and plan.connected and not released and not shares and not sent:
             return None
         identities = frozenset() if plan.connected else frozenset((self._identity,))
         if self._sparse is None:
-            return UcmProgress(plan.number, identities, released=released or {}, shares=shares)
+            return UcmProgress(plan.number, identities, released=released or {}, shares=shares, sent=sent)
         sparse = self._sparse
-        return UcmProgress(plan.number, identities, dict(sparse.kept), dict(sparse.spoiled), frozenset(sparse.lost))
+        return UcmProgress(plan.number, identities, dict(sparse.kept), dict(sparse.spoiled), frozenset(sparse.lost), sent=sent)
 
     def get_kv_connector_stats(self) -> Optional[UcmStats]:
         stats = UcmStats()
@@ -486,8 +506,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self.set_xfer_handshake_metadata(metadata)
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        if isinstance(self._scheduler, HybridScheduler):
-            self._scheduler.bind(gpu_block_pool)
+        self._scheduler.bind(gpu_block_pool)
 
     def _connect(self, identities: Collection[Any]) -> None:
         if len(identities) > 1:
@@ -516,6 +535,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if not isinstance(progress, UcmProgress):
             progress = UcmProgress(0)
         self._connect(progress.identities)
+        self._scheduler.sent(progress.sent)
         if isinstance(self._scheduler, HybridScheduler):
             failed = getattr(connector_output, "failed_recving", None)
             self._scheduler.received_all(connector_output.finished_recving, failed, progress.released)

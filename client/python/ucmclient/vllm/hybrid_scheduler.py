@@ -19,7 +19,7 @@ from ..client import Found
 from .groups import FULL, STATE, Group, HybridIdentity, Member, interval_of, marked, state_interval_of, unit_of
 from .link import Link
 from .plan import Copy, HeldCopy, HybridPlan, Plan
-from .scheduler import _MAX_KEYS, _NULL_BLOCK, HANDOVER, PREFILL, SchedulerHalf, _Promise, _Request
+from .scheduler import _MAX_KEYS, _NULL_BLOCK, HANDOVER, PREFILL, SchedulerHalf, _Hold, _Promise, _Request
 from .settings import Settings
 
 #: Of full attention in one lookup; the others are for windows.
@@ -47,18 +47,10 @@ class _HybridRequest(_Request):
         return lost
 
 
-@dataclass
-class _Hold:
-    """Blocks of the engine's pool, until so many workers have reported."""
-
-    blocks: list[Any]
-    workers: int
-
-
 class HybridScheduler(SchedulerHalf):
     def __init__(self, settings: Settings, groups: Sequence[Group], hash_tokens: int, workers: int):
-        self._groups, self._unit, self._hash_tokens, self._workers = list(groups), unit_of(groups), hash_tokens, workers
-        super().__init__(settings, self._unit)
+        self._groups, self._unit, self._hash_tokens = list(groups), unit_of(groups), hash_tokens
+        super().__init__(settings, self._unit, workers=workers)
         self._interval = interval_of(groups, settings)
         self._smallest = min(group.block_tokens for group in groups)
         self._full = [group for group in groups if group.kind == FULL]
@@ -74,8 +66,6 @@ class HybridScheduler(SchedulerHalf):
         self._held_now: list[Any] = []
         #: What this step's requests have of blocks.
         self._now: Any = None
-        #: The engine's pool of blocks.
-        self.pool: Any = None
 
     def connect(self, identity: Any, name: str) -> None:
         if self._identity == identity:
@@ -278,8 +268,14 @@ class HybridScheduler(SchedulerHalf):
     def _fresh_plan(self) -> HybridPlan:
         return HybridPlan(kinds=[Plan() for _ in self._links])
 
-    def bind(self, pool: Any) -> None:
-        self.pool = pool
+    def let_go(self) -> None:
+        super().let_go()
+        while self._holds:
+            self._free(self._holds.popitem()[1])
+
+    def _forget_stores(self, plan: Plan) -> None:
+        for one in getattr(plan, "kinds", ()):
+            super()._forget_stores(one)
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], tokens: int) -> None:
         tracked = self._tracked(request)
@@ -344,8 +340,9 @@ class HybridScheduler(SchedulerHalf):
         plan, self._plan = self._plan, self._fresh_plan()
         plan.kinds = plan.kinds or self._fresh_plan().kinds
         plan.preempted, plan.connected, plan.computes = lost, self.link is not None, bool(output.num_scheduled_tokens)
+        plan.ours = self.pool is not None
         for one in plan.kinds:
-            one.preempted, one.computes = lost, plan.computes
+            one.preempted, one.computes, one.fence = lost, plan.computes, plan.fence
         if self._held_now:
             self.pool.touch(self._held_now)
             plan.hold = self._number
@@ -465,7 +462,7 @@ class HybridScheduler(SchedulerHalf):
             if hold is not None:
                 hold.workers -= workers
                 if hold.workers <= 0:
-                    self.pool.free_blocks(self._holds.pop(number).blocks)
+                    self._free(self._holds.pop(number))
         self._end()
 
     def finished_all(self, request: Any, tables: Sequence[Sequence[int]]) -> tuple[bool, Optional[dict[str, Any]]]:
@@ -484,9 +481,7 @@ class HybridScheduler(SchedulerHalf):
         handover = {HANDOVER: units} if asked and units else None
         if tracked.loading or not tracked.reported_later:
             return False, handover
-        self._ending.add(request.request_id)
-        self._end()
-        return True, handover
+        return self._keep(request.request_id, [block for table in tracked.tables for block in table]), handover
 
 
 def _run(runs: Sequence[int], end: int) -> int:

@@ -70,6 +70,10 @@ class Plan:
     preempted: set[str] = field(default_factory=set)
     #: Finished requests whose blocks stay allocated until every rank reports that no store reads them.
     ended: set[str] = field(default_factory=set)
+    #: Who keeps these allocated and wants the report: the scheduler's half, not the engine.
+    ours: bool = False
+    #: The engine may overwrite any block: no store must read one any more.
+    fence: bool = False
     #: This plan's number. If it is not 0, the workers report when they have carried the plan out.
     number: int = 0
     #: Of this step's sparse requests.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -147,9 +148,19 @@ class _Held:
     copy: Copy
 
 
+@dataclass
+class _Hold:
+    """Blocks of the engine's pool, until so many workers have reported."""
+
+    blocks: list[Any]
+    workers: int
+
+
 class SchedulerHalf:
-    def __init__(self, settings: Settings, block_tokens: int, sparse: Optional[SparseScheduler] = None, reads_next: bool = False):
-        """reads_next: a block's bytes are a function of the token behind it, too."""
+    def __init__(
+        self, settings: Settings, block_tokens: int, sparse: Optional[SparseScheduler] = None, reads_next: bool = False, workers: int = 1
+    ):
+        """reads_next: a block's bytes are a function of the token behind it, too. workers: of the engine."""
         self.settings, self._reads_next = settings, block_tokens if reads_next else 0
         self.sparse = sparse
         if sparse is not None:
@@ -186,6 +197,58 @@ class SchedulerHalf:
         self._gone: list[tuple[int, list[int], frozenset[int]]] = []
         #: Finished requests whose stores are held.
         self._ending: set[str] = set()
+        #: The engine's pool of blocks; None: it does not show it, and keeps finished requests' blocks itself.
+        self.pool: Any = None
+        self._workers = workers
+        #: By finished request, what stores may still read of it.
+        self._kept: dict[str, _Hold] = {}
+
+    def bind(self, pool: Any) -> None:
+        """The engine resets its own cache only while nobody holds blocks, and then tells its pool first."""
+        self.pool, reset = pool, pool.reset_prefix_cache
+
+        def reset_prefix_cache() -> Any:
+            self.let_go()
+            return reset()
+
+        pool.reset_prefix_cache = reset_prefix_cache
+
+    def let_go(self) -> None:
+        """Gives up all blocks that stores may read. The workers end these stores before the engine's next step, which may overwrite them."""
+        self._held = [held for held in self._held if held.copy.request not in self._kept]
+        self._forget_stores(self._plan)
+        self._ending.clear()
+        self._plan.ended.clear()
+        self._plan.fence = True
+        while self._kept:
+            self._free(self._kept.popitem()[1])
+
+    def _forget_stores(self, plan: Plan) -> None:
+        """Those of finished requests that are not begun."""
+        plan.stores = [copy for copy in plan.stores if copy.request not in self._kept]
+
+    def _free(self, hold: _Hold) -> None:
+        self.pool.free_blocks(reversed(hold.blocks))  # the engine evicts the last ones first, as it does when it frees a request
+
+    def _keep(self, name: str, blocks: Iterable[int]) -> bool:
+        """Of a finished request, until the workers have reported. Returns whether the engine must keep them itself."""
+        self._ending.add(name)
+        self._end()
+        if self.pool is None:
+            return True
+        held = [self.pool.blocks[block] for block in blocks if block != _NULL_BLOCK]
+        self.pool.touch(held)
+        self._kept[name] = _Hold(held, self._workers)
+        return False
+
+    def sent(self, names: Mapping[str, int]) -> None:
+        """The workers' report: which finished requests' blocks are read by no store of so many of them."""
+        for name, workers in names.items():
+            hold = self._kept.get(name)
+            if hold is not None:
+                hold.workers -= workers
+                if hold.workers <= 0:
+                    self._free(self._kept.pop(name))
 
     def connect(self, identity: EngineIdentity, name: str) -> None:
         """Keeps the connection if the identity is the same, as after the engine slept."""
@@ -389,7 +452,7 @@ class SchedulerHalf:
                 self._store_computed(tracked, new.num_computed_tokens, output)
         self._go_on(output.scheduled_cached_reqs, output)
         plan, self._plan = self._plan, Plan()
-        plan.preempted = lost
+        plan.preempted, plan.ours = lost, self.pool is not None
         plan.gathers = self.gathers.take() if self.gathers is not None else []
         plan.gone = lost | set(output.finished_req_ids) if self.sparse is not None else set()
         plan.number = self._number if self._risky > self._known else 0
@@ -600,6 +663,4 @@ class SchedulerHalf:
         handover = {HANDOVER: tracked.stored} if asked and tracked.stored else None
         if tracked.loading or not tracked.reported_later:
             return False, handover  # vLLM itself waits for the load
-        self._ending.add(request.request_id)
-        self._end()
-        return True, handover
+        return self._keep(request.request_id, tracked.blocks[: tracked.stored]), handover

@@ -40,6 +40,8 @@ _FEW, _TOGETHER = 8, 1024
 _STORED = (BlockResult.OK, BlockResult.EXISTS, BlockResult.IN_PROGRESS)
 #: Limit for a cancelled store to end, which it does after the piece that is being copied.
 _STOP = 2.0
+#: Between two looks at stores that are waited for.
+_PAUSE = 0.001
 
 
 def region_memory(layout: Layout, on_gpu: bool) -> RegionMemory:
@@ -377,8 +379,19 @@ class WorkerHalf:
         return store.task is not None
 
     def preempted(self, plan: Plan) -> None:
-        """vLLM calls this before it overwrites the blocks of these requests."""
+        """vLLM calls this before it overwrites the blocks of these requests, or behind a fence any."""
+        if plan.fence:
+            self._end_stores()
         self._drain_stores(plan.preempted)
+
+    def _end_stores(self) -> None:
+        """Waits a little for what is being stored, and stops what is left."""
+        until = time.monotonic() + _STOP
+        while self._stores and time.monotonic() < until:
+            self._stores = [store for store in self._stores if not self._store_done(store)]
+            if self._stores:
+                time.sleep(_PAUSE)
+        self._drain_stores({copy.request for store in self._stores for copy in store.copies})
 
     def _drain_stores(self, requests: set[str]) -> None:
         """Returns when no store of these requests reads any more: ended, cancelled, or cut with the connection. What goes
