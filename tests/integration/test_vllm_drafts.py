@@ -2,6 +2,7 @@
 """The vLLM connector beside a draft that keeps KV of its own (EAGLE, MTP, draft models): the draft's KV is stored and loaded with the
 model's, and is never another draft's or of another next token. The small engine of tests/vllm (drafts_engine.py) against a real daemon."""
 
+import hashlib
 import unittest
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from ucmclient.vllm.connector import UcmConnector
 
 class WithImage(Request):
     def __init__(self, name, tokens, image, at):
-        self.mm_features = [SimpleNamespace(identifier=image, mm_position=SimpleNamespace(offset=at, length=4))]
+        self.mm_features = [SimpleNamespace(identifier=hashlib.sha256(image.encode()).hexdigest(), mm_position=SimpleNamespace(offset=at, length=4))]
         super().__init__(name, tokens)
 
     def _content(self, first):

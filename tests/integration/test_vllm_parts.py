@@ -22,7 +22,7 @@ import engine_pages
 from engine import BLOCK, Request
 import ucmclient
 from ucmclient import BlockResult, Hint, PrefixHits, SharedMemory, Status, UcmError
-from ucmclient.vllm import companion, identity, layout, settings
+from ucmclient.vllm import companion, identity, inputs, layout, settings
 from ucmclient.vllm.connector import UcmConnector
 from ucmclient.vllm.link import Link
 from ucmclient.vllm.nvme import NvmeRate
@@ -161,6 +161,56 @@ class Decisions(unittest.TestCase):
         for i in range(3):
             self.assertEqual(half.matched_tokens(Request(f"r{i}", range(40)), 0), (0, False))
         self.assertEqual(len(opens), 1)
+
+    def keys(self, half=None, **more):
+        request = Request("r", range(4 * BLOCK))
+        for name, value in more.items():
+            setattr(request, name, value)
+        tracked = (half or self.half())._tracked(request)
+        packed = tracked.keys(0, tracked.hashed)
+        return [packed[i : i + 32] for i in range(0, len(packed), 32)]
+
+    def alike(self, one, other):
+        """So many first keys."""
+        return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), len(one))
+
+    def test_which_places_are_tokens_counts(self):
+        """vLLM's hash has the embeddings and the tokens, and not which of them the model takes at a place."""
+        def masked(*tokens):
+            return self.keys(prompt_embeds=object(), prompt_is_token_ids=[i in tokens for i in range(4 * BLOCK)])
+        self.assertEqual(self.alike(masked(3), masked(3)), 4)
+        self.assertEqual([self.alike(masked(3), masked(4)), self.alike(masked(3), masked(3, 2 * BLOCK)), self.alike(masked(), masked(4 * BLOCK - 1))], [0, 2, 3])
+        self.assertEqual(self.alike(self.keys(), self.keys(prompt_is_token_ids=[True] * (4 * BLOCK))), 4, "no embeddings")
+
+    def test_what_a_client_named_is_known_by_its_bytes(self):
+        class Pixels:
+            dtype, shape = "u8", (4,)
+            untyped_storage = None
+
+            def __init__(self, data):
+                self.data = self
+                self.bytes = data
+
+        def image(name, data, place=BLOCK + 3):
+            data = {"pixels": Pixels(data)} if data is not None else None
+            return SimpleNamespace(identifier=name, mm_hash=name, mm_position=SimpleNamespace(offset=place, length=4), data=data)
+
+        def keys(*images, half=None):
+            return self.keys(half, mm_features=list(images))
+        with mock.patch.object(inputs, "_bytes", lambda tensor: tensor.bytes):
+            self.assertEqual(self.alike(keys(image("mine", b"a")), keys(image("mine", b"a"))), 4)
+            self.assertEqual(self.alike(keys(image("mine", b"a")), keys(image("mine", b"b"))), 1, "blocks before it are anybody's")
+            self.assertEqual(self.alike(keys(image("mine", b"a")), keys(image("mine", b"a"), image("more", b"a", 3 * BLOCK))), 3)
+            self.assertEqual(self.alike(keys(image("mine", None)), keys(image("mine", None))), 1)
+            self.assertEqual(self.alike(keys(image(inputs.CHOSEN + "ab" * 32, b"a")), keys(image(inputs.CHOSEN + "ab" * 32, b"b"))), 1)
+            self.assertEqual(self.alike(keys(image("ab" * 32, b"a")), keys()), 4, "vLLM's own hash of an image is in its hashes of blocks")
+            ahead = [SchedulerHalf(settings.Settings(), BLOCK, reads_next=True) for _ in range(2)]
+            found = [keys(image("mine", data, 3 * BLOCK), half=half) for data, half in zip((b"a", b"b"), ahead)]
+            self.assertEqual((len(found[0]), self.alike(*found)), (3, 2), "a draft reads the place behind a block, too")
+
+    def test_what_a_pooling_model_is_given_besides_is_nobody_elses(self):
+        more = {"pooling_params": SimpleNamespace(extra_kwargs={"token_types": [0, 1]})}
+        self.assertEqual(self.alike(self.keys(**more), self.keys(**more)), 0)
 
     def test_a_reset_lets_nothing_through(self):
         for lost in (False, True):

@@ -3,12 +3,16 @@
 them (backwards compatibility, load failures, invalid blocks, errors, cache pollution, aggregation of ranks). Runs in a Python that has vLLM, with
 a real daemon; the workers' reports are made up here, so that each failure comes when it is wanted. `make check-vllm`."""
 
+import dataclasses
+import importlib.util
+import inspect
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import unittest
+from types import SimpleNamespace
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
@@ -26,10 +30,13 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator  
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging, KVConnectorProm  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
+from vllm.lora.request import LoRARequest  # noqa: E402
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldElem, PlaceholderRange  # noqa: E402
+from vllm.pooling_params import PoolingParams  # noqa: E402
 from vllm.utils.hashing import get_hash_fn_by_name  # noqa: E402
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
-from vllm.v1.engine import FinishReason  # noqa: E402
+from vllm.v1.engine import EngineCoreRequest, FinishReason  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec  # noqa: E402
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # noqa: E402
 from vllm.v1.request import Request, RequestStatus  # noqa: E402
@@ -40,6 +47,7 @@ from ucmclient import BlockResult, Client, Plane  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector, UcmProgress  # noqa: E402
 from ucmclient.vllm.identity import EngineIdentity  # noqa: E402
+from ucmclient.vllm.inputs import _HASH, chosen_items  # noqa: E402
 from ucmclient.vllm.scheduler import HANDOVER  # noqa: E402
 from ucmclient.vllm.stats import UcmStats  # noqa: E402
 
@@ -311,6 +319,46 @@ class Aggregation(Case):
         self.assertEqual(first.kv_connector_stats.data, {"loads": 2, "load_blocks": 4, "load_failed_blocks": 4})
         second = both.aggregate([self.output(), self.output(finished_sending={"a"})]).kv_connector_output
         self.assertEqual(second.finished_sending, {"a"})
+
+
+class Fields(unittest.TestCase):
+    """Of each field of a request it was decided whether it is in keys (request_fields.py)."""
+
+    def test_none_is_new(self):
+        spec = importlib.util.spec_from_file_location("request_fields", os.path.join(HERE, "request_fields.py"))
+        known = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(known)
+        for of, fields in ((Request, known.REQUEST), (EngineCoreRequest, known.REQUEST), (SamplingParams, known.SAMPLING), (PoolingParams, known.POOLING),
+                           (LoRARequest, known.LORA), (MultiModalFeatureSpec, known.FEATURE)):
+            if of is Request:
+                there = set(inspect.signature(of.__init__).parameters) - {"self"}
+            else:
+                there = set(getattr(of, "__struct_fields__", ()) or [one.name for one in dataclasses.fields(of)])
+            self.assertEqual(there - fields.keys(), set(), f"{of.__name__} has fields that the connector does not know")
+
+    def test_what_is_a_name_of_a_client(self):
+        """Also where vLLM makes a hash of it and a processor's options."""
+        from PIL import Image
+        from vllm.multimodal.parse import MultiModalDataParser
+        from vllm.multimodal.processing.inputs import ProcessorInputs
+
+        def names(options, *uuids):
+            items = MultiModalDataParser().parse_mm_data({"image": [Image.new("RGB", (8, 8))] * len(uuids)})
+            inputs = ProcessorInputs([1], items, {"image": list(uuids)}, hf_processor_mm_kwargs=options)
+            return [not _HASH.fullmatch(name) for name in inputs.get_mm_hashes("m", "blake3")["image"]]
+        for options in ({}, {"crop": 4}):
+            self.assertEqual(names(options, None, "mine", "ab" * 32), [False, True, True], options)
+
+    def test_what_a_client_has_named_is_known_by_its_bytes(self):
+        def item(*values):
+            elements = {f"pixels{i}": MultiModalFieldElem(value, None) for i, value in enumerate(values)}
+            return SimpleNamespace(mm_features=[SimpleNamespace(identifier="mine", mm_hash=None, mm_position=PlaceholderRange(3, 4), data=elements)])
+        images = [torch.zeros(4, 6), torch.zeros(6, 4), torch.ones(4, 6), torch.ones(4, 6, dtype=torch.bfloat16), [torch.ones(4), torch.zeros(2)]]
+        digests = [chosen_items(item(image)) for image in (*images, images[0].clone())]
+        self.assertEqual(len({digest for ((_, digest),) in digests}), len(images))
+        self.assertEqual(digests[0], digests[-1])
+        for elsewhere in (item(), item(None), item(17)):
+            self.assertNotEqual(chosen_items(elsewhere), chosen_items(elsewhere), "where its bytes are not here, it is nobody's")
 
 
 if __name__ == "__main__":

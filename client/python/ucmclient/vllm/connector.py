@@ -75,6 +75,7 @@ _NEEDED = (
 )
 _missing = [name for name in _NEEDED if not hasattr(KVConnectorBase_V1, name)]
 watching.loads()
+watching.names()
 if _missing:
     raise ImportError(f"this vLLM is too old for UcmConnector: KVConnectorBase_V1 has no {', '.join(_missing)}")
 

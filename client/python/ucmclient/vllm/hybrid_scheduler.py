@@ -49,8 +49,9 @@ class _HybridRequest(_Request):
 
 class HybridScheduler(SchedulerHalf):
     def __init__(self, settings: Settings, groups: Sequence[Group], hash_tokens: int, workers: int):
-        self._groups, self._unit, self._hash_tokens = list(groups), unit_of(groups), hash_tokens
+        self._groups, self._unit = list(groups), unit_of(groups)
         super().__init__(settings, self._unit, workers=workers)
+        self.hash_tokens = hash_tokens
         self._interval = interval_of(groups, settings)
         self._smallest = min(group.block_tokens for group in groups)
         self._full = [group for group in groups if group.kind == FULL]
@@ -96,16 +97,16 @@ class HybridScheduler(SchedulerHalf):
 
     def _keys(self, tracked: _Request, group: Group, first: int, end: int) -> bytes:
         """Of a group's blocks from first to end. The hash of a block's last tokens is one of all tokens before, too."""
-        per, hashes = group.block_tokens // self._hash_tokens, tracked.vllm.block_hashes
+        per, hashes = group.block_tokens // self.hash_tokens, tracked.vllm.block_hashes
         some = hashes[first:end] if per == 1 else [hashes[(i + 1) * per - 1] for i in range(first, end)]
         if not some:
             return b""
-        if tracked.prefix:
-            some = [tracked._hashed(0, key) for key in some]
+        if not tracked.plain:
+            some = [tracked._hashed((first + i + 1) * per - 1, key) for i, key in enumerate(some)]
         return marked(b"".join(some), self._members[group.number].mark, len(some[0]))
 
     def _hashed_tokens(self, request: Any) -> int:
-        return len(request.block_hashes) * self._hash_tokens
+        return len(request.block_hashes) * self.hash_tokens
 
     def _tracked(self, request: Any) -> _HybridRequest:
         tracked = self._requests.get(request.request_id)
@@ -374,7 +375,7 @@ class HybridScheduler(SchedulerHalf):
     def _fill(self, tracked: _HybridRequest, after: int, kept_from: Sequence[int], ends: bool = False) -> None:
         """Stores what is complete after a step. kept_from: for each group, the first block that the engine has certainly kept."""
         hashed = self._hashed_tokens(tracked.vllm)
-        if after // self._hash_tokens * self._hash_tokens > hashed:
+        if after // self.hash_tokens * self.hash_tokens > hashed:
             self._behind[tracked.vllm.request_id] = after
         if not self.settings.store or tracked.tainted or not tracked.tables or any(link.ns is None for link in self._links):
             return

@@ -23,6 +23,7 @@ from .adapters import Adapter, adapter_of
 from .describe import Describer
 from .hints import Hints
 from .identity import EngineIdentity
+from .inputs import Mask, chosen_items, mask_of, more_of
 from .link import Link
 from .nvme import NvmeRate
 from .plan import Copy, Plan
@@ -69,6 +70,11 @@ class _Request:
     #: From this block on, keys are hashed with `own`, too.
     own_from: int = _NEVER
     own: bytes = b""
+    #: Which places are tokens, where embeddings lie beside them.
+    mask: Optional[Mask] = None
+    #: Places of items that a client has named, with what they are, and tokens of one of the engine's hashes.
+    items: list[tuple[int, bytes]] = field(default_factory=list)
+    hash_tokens: int = 1
     #: Tokens of a block, if the token behind a block is hashed into its key, too. 0: it is not.
     reads_next: int = 0
     #: vLLM's count of its preemptions when it got its blocks.
@@ -102,18 +108,28 @@ class _Request:
         hashes = len(self.vllm.block_hashes)
         return min(hashes, (self.vllm.num_tokens - 1) // self.reads_next) if self.reads_next else hashes
 
+    @property
+    def plain(self) -> bool:
+        """The engine's hashes say all of it."""
+        return not (self.prefix or self.reads_next or self.items or self.mask is not None)
+
     def key(self, block: int) -> bytes:
         key = self.vllm.block_hashes[block]
-        return self._hashed(block, key) if self.prefix or self.reads_next or block >= self.own_from else key
+        return key if self.plain and block < self.own_from else self._hashed(block, key)
 
     def keys(self, first: int, end: int) -> bytes:
         hashes = self.vllm.block_hashes[first:end]
-        if self.prefix or self.reads_next or first + len(hashes) > self.own_from:
+        if not self.plain or first + len(hashes) > self.own_from:
             hashes = [self._hashed(first + i, key) for i, key in enumerate(hashes)]
         return b"".join(hashes)
 
     def _hashed(self, block: int, key: bytes) -> bytes:
         with_it = self.prefix + (self.own if block >= self.own_from else b"")
+        if self.mask is not None:
+            with_it += self.mask.digest(block)
+        for place, what in self.items:
+            if place < (block + 1) * self.hash_tokens + bool(self.reads_next):
+                with_it += what
         if self.reads_next:
             with_it += self._behind((block + 1) * self.reads_next)
         return hashlib.sha256(with_it + key).digest()[: len(key)] if with_it else key
@@ -165,7 +181,7 @@ class SchedulerHalf:
         self.sparse = sparse
         if sparse is not None:
             sparse.given_back = self.given_back
-        self.block_tokens = block_tokens
+        self.block_tokens = self.hash_tokens = block_tokens
         self.link: Optional[Link] = None
         self._requests: dict[str, _Request] = {}
         self._plan = Plan()
@@ -342,7 +358,9 @@ class SchedulerHalf:
     def _name(self, tracked: _Request) -> None:
         """What its keys stand for, beside the engine's hashes."""
         tracked.adapter = adapter_of(tracked.vllm)
-        tracked.prefix = self._epoch + self._adapter(tracked)
+        tracked.prefix = self._epoch + self._adapter(tracked) + more_of(tracked.vllm)
+        tracked.hash_tokens, mask = self.hash_tokens, mask_of(tracked.vllm)
+        tracked.mask, tracked.items = Mask(mask, self.hash_tokens) if mask is not None else None, chosen_items(tracked.vllm)
 
     def _adapter(self, tracked: _Request) -> bytes:
         return tracked.adapter.digest if tracked.adapter is not None else b""

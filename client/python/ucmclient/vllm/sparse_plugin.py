@@ -1,15 +1,16 @@
 """What vLLM calls in each of its processes, by the entry point `vllm.general_plugins` of the wheel: it makes `--attention-backend
-CUSTOM` this package's, which changes nothing for engines without the setting `sparse`, and notes when weights are read."""
+CUSTOM` this package's, which changes nothing for engines without the setting `sparse`, and lets watching.py note what vLLM tells no connector."""
 
 from __future__ import annotations
 
-from .watching import loads
+from . import watching
 
 _BACKEND = "ucmclient.vllm.backend.SparseBackend"
 
 
 def register() -> None:
-    loads()
+    watching.loads()
+    watching.names()
     try:
         from vllm.platforms import current_platform
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
