@@ -15,7 +15,9 @@ from unittest import mock
 from vllm_case import BLOCK, Case, Engine, Request, daemon, engine, expected, prompt, watch
 
 from ucmclient import weights
-from ucmclient.vllm import adapters
+from ucmclient.client import Task
+from ucmclient.vllm import adapters, connector, watching
+from ucmclient.vllm.plan import Plan
 from ucmclient.weights import files_at
 
 
@@ -204,6 +206,64 @@ class Sharing(Case):
             e, before = self.engine(), self.stats()["dump_blocks"]
             self.check(e, Request("nowhere", tokens, lora=SimpleNamespace(lora_name="l", lora_int_id=1, lora_path="org/adapter")))
             self.assertEqual(self.stats()["dump_blocks"], before)
+
+    def test_weights_that_change_in_a_running_engine(self):
+        """By any of vLLM's ways, with a reset behind it or without: nothing older is loaded, and what comes is no other engine's."""
+        tokens, hit = prompt(9, 100), 100 // BLOCK * BLOCK
+        for keeps, what, counts in ((False, "update_weights", True), (False, "a function", True), (False, "list_loras", False), (True, "reload_weights", True),
+                                    (True, "a function", False)):
+            with self.subTest(what, keeps=keeps):
+                salt = f"{what} {keeps}"
+                a, b = (self.engine(salt=salt, keep_on_reset=keeps) for _ in range(2))
+                self.check(a, Request("cold", tokens))
+                watching.changed(what)
+                self.assertTrue(a.reset_prefix_cache())
+                self.check(a, Request("behind it", tokens))
+                self.assertEqual(a.loaded_tokens, 0 if counts else hit)
+                a.reset_prefix_cache()
+                loaded = a.loaded_tokens
+                self.check(a, Request("once more", tokens))
+                self.assertEqual(a.loaded_tokens - loaded, hit, "it shares with itself")
+                self.check(b, Request("another", prompt(9, 100)))
+                self.assertEqual(b.loaded_tokens, 0 if counts else hit, "it is of this process, too")
+
+    def test_weights_that_change_while_a_load_is_under_way(self):
+        for more in ({}, {"ranks": 2}):
+            with self.subTest(**more):
+                a, b = (self.engine(salt=str(more), **more) for _ in range(2))
+                self.check(a, Request("cold", prompt(9, 200)))
+                request = Request("warm", prompt(9, 200))
+                with mock.patch.object(Task, "check", return_value=None):
+                    b.add(request)
+                    while request.status != "loading":
+                        b.step()
+                    b.step()
+                    watching.changed("update_weights")
+                    b.step()
+                self.check(b)
+                self.same({"warm": request})
+                self.assertEqual(b.recomputed, 1)
+
+    def test_weights_that_change_in_a_worker_alone(self):
+        """Which the scheduler's process does not see, but is told."""
+        a, tokens = self.engine(), prompt(9, 100)
+        self.check(a, Request("cold", tokens))
+        worker = a.ranks[0].connector
+        with mock.patch.object(connector.os, "getpid", return_value=1), mock.patch.object(watching, "changes", return_value=77):
+            worker.bind_connector_metadata(connector.UcmMetadata(Plan()))
+            said = worker.build_connector_worker_meta().aggregate(connector.UcmProgress(0))
+        a.connector.update_connector_output(SimpleNamespace(finished_recving=None, invalid_block_ids=None, kv_connector_worker_meta=said))
+        a.reset_prefix_cache()
+        self.check(a, Request("behind it", tokens))
+        self.assertEqual(a.loaded_tokens, 0)
+
+    def test_a_reset_of_an_engine_that_shows_no_changes(self):
+        a, tokens = self.engine(), prompt(9, 100)
+        a.connector._scheduler.resets_count = True
+        self.check(a, Request("cold", tokens))
+        a.reset_prefix_cache()
+        self.check(a, Request("behind it", tokens))
+        self.assertEqual(a.loaded_tokens, 0)
 
     def test_weights_that_may_be_others_are_shared_with_nobody(self):
         """Files that were replaced while a model was read are named neither as the old ones nor as the new ones."""

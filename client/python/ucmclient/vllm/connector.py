@@ -112,6 +112,8 @@ class UcmProgress(_base.KVConnectorWorkerMetadata):
     shares: dict[int, tuple[int, frozenset[int]]] = field(default_factory=dict)
     #: By how many workers no store reads blocks of a finished request, which the scheduler's half keeps until all say so.
     sent: dict[str, int] = field(default_factory=dict)
+    #: Processes of workers in which weights have changed since the last report.
+    changed: frozenset[int] = frozenset()
 
     def aggregate(self, other: "UcmProgress") -> "UcmProgress":
         kept = {name: min(n, other.kept[name]) for name, n in self.kept.items() if name in other.kept}
@@ -121,7 +123,7 @@ class UcmProgress(_base.KVConnectorWorkerMetadata):
         for number, (ranks, failed) in other.shares.items():
             before, lost = shares.get(number, (0, frozenset()))
             shares[number] = before + ranks, lost | failed
-        return UcmProgress(min(self.number, other.number), identities, kept, spoiled, self.lost | other.lost, released, shares, sent)
+        return UcmProgress(min(self.number, other.number), identities, kept, spoiled, self.lost | other.lost, released, shares, sent, self.changed | other.changed)
 
 
 def _sums(one: dict[Any, int], other: dict[Any, int]) -> dict[Any, int]:
@@ -139,6 +141,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._kv_config = kv_cache_config
         self._worker: Union[WorkerHalf, HybridWorker, None] = None
         self._carried_out: Optional[Plan] = None
+        #: Changes of weights that the scheduler's half was told of.
+        self._changes = watching.changes(False)
         #: Finished requests that the scheduler's half is to be told of.
         self._sent: set[str] = set()
         self._feed: Optional[EventFeed] = None
@@ -175,6 +179,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
                     'kv_load_failure_policy is not "recompute": a request whose blocks turn out to be gone fails'
                 )
             self._scheduler = self._make_scheduler()
+            self._scheduler.resets_count = not watching.calls() and not self._settings.keep_on_reset
             if self._groups is None and self._settings.events and _events_on(vllm_config):
                 self._feed = EventFeed(self._settings, f"vllm-events-{os.getpid()}", self._namespace)
 
@@ -463,13 +468,15 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         released = self._worker.take_released() if isinstance(self._worker, HybridWorker) else None
         shares = self._worker.take_arrived() if isinstance(self._worker, GatheringWorker) else {}
         sent, self._sent = dict.fromkeys(self._sent, 1), set()
-        if not plan.number and plan.connected and not released and not shares and not sent:
+        before, self._changes = self._changes, watching.changes(False)
+        changed = frozenset((os.getpid(),)) if before != self._changes else frozenset()
+        if not plan.number and plan.connected and not released and not shares and not sent and not changed:
             return None
         identities = frozenset() if plan.connected else frozenset((self._identity,))
         if self._sparse is None:
-            return UcmProgress(plan.number, identities, released=released or {}, shares=shares, sent=sent)
+            return UcmProgress(plan.number, identities, released=released or {}, shares=shares, sent=sent, changed=changed)
         sparse = self._sparse
-        return UcmProgress(plan.number, identities, dict(sparse.kept), dict(sparse.spoiled), frozenset(sparse.lost), sent=sent)
+        return UcmProgress(plan.number, identities, dict(sparse.kept), dict(sparse.spoiled), frozenset(sparse.lost), sent=sent, changed=changed)
 
     def get_kv_connector_stats(self) -> Optional[UcmStats]:
         stats = UcmStats()
@@ -537,6 +544,8 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             progress = UcmProgress(0)
         self._connect(progress.identities)
         self._scheduler.sent(progress.sent)
+        if progress.changed - {os.getpid()}:  # what changed in this process was seen before
+            self._scheduler.reset()
         if isinstance(self._scheduler, HybridScheduler):
             failed = getattr(connector_output, "failed_recving", None)
             self._scheduler.received_all(connector_output.finished_recving, failed, progress.released)
@@ -552,7 +561,6 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     def reset_cache(self) -> bool:
         if not self._settings.keep_on_reset:
-            logger.warning("the cache was reset: this engine shares with no other engine until its restart")
             self._scheduler.reset()
         return True
 

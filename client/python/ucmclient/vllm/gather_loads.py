@@ -75,6 +75,8 @@ class GatheringWorker(WorkerHalf):
         self._rank, self._ranks, self._exchange = rank, ranks, exchange
         #: Loads that are shared out and not gathered yet.
         self._whole: dict[int, Copy] = {}
+        #: Requests of these whose KV is of weights that the engine had.
+        self._void: set[str] = set()
         #: Shares that are over: by load one rank, this one, and which of its blocks did not come.
         self._arrived: dict[int, tuple[int, frozenset[int]]] = {}
         #: What is gathered and not told yet: the load, blocks that did not come, and what must come first (None: nothing).
@@ -82,9 +84,12 @@ class GatheringWorker(WorkerHalf):
         super().__init__(*args, **named)
 
     def start_loads(self, plan: Plan) -> None:
+        self._void |= plan.void & {copy.request for copy in self._whole.values()}
         for gather in plan.gathers:
             copy = self._whole.pop(gather.number)
-            self._gathered.append((copy, gather.failed, self._gather(copy, gather)))
+            failed = copy.blocks if copy.request in self._void else gather.failed
+            self._void.discard(copy.request)
+            self._gathered.append((copy, failed, self._gather(copy, gather)))
         super().start_loads(replace(plan, loads=[one for copy in plan.loads if (one := self._mine(copy)) is not None]))
 
     def _mine(self, copy: Copy) -> Optional[Copy]:

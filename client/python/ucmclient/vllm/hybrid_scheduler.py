@@ -327,6 +327,7 @@ class HybridScheduler(SchedulerHalf):
 
     def step(self, output: Any) -> HybridPlan:
         self._number += 1
+        self.look_at_weights()
         self._now = getattr(output, "kv_connector_block_state", None)
         lost = set(getattr(output, "preempted_req_ids", None) or ())
         for request_id in lost & self._requests.keys():
@@ -344,6 +345,7 @@ class HybridScheduler(SchedulerHalf):
         plan.ours = self.pool is not None
         for one in plan.kinds:
             one.preempted, one.computes, one.fence = lost, plan.computes, plan.fence
+            one.void = plan.void
         if self._held_now:
             self.pool.touch(self._held_now)
             plan.hold = self._number
@@ -467,6 +469,7 @@ class HybridScheduler(SchedulerHalf):
         self._end()
 
     def finished_all(self, request: Any, tables: Sequence[Sequence[int]]) -> tuple[bool, Optional[dict[str, Any]]]:
+        self.look_at_weights()
         tracked = self._requests.pop(request.request_id, None)
         self.shared.forget(request.request_id)
         if tracked is None:

@@ -66,6 +66,8 @@ class Plan:
     loads: list[Copy] = field(default_factory=list)
     stores: list[Copy] = field(default_factory=list)
     gathers: list[Gather] = field(default_factory=list)
+    #: Requests whose loads that are under way, or in this plan, bring KV of weights that the engine had: they have failed.
+    void: set[str] = field(default_factory=set)
     #: Requests whose blocks will be reused: stores must stop reading them.
     preempted: set[str] = field(default_factory=set)
     #: Finished requests whose blocks stay allocated until every rank reports that no store reads them.

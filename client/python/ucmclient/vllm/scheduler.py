@@ -13,12 +13,14 @@ were scheduled before its outcome was known, are held until all ranks have repor
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Optional
 
+from . import watching
 from .adapters import Adapter, adapter_of
 from .describe import Describer
 from .hints import Hints
@@ -33,6 +35,8 @@ from .sparse_scheduler import SparseScheduler
 
 if TYPE_CHECKING:
     from .gather_loads import GatherPlanner
+
+logger = logging.getLogger("ucmclient.vllm")
 
 #: Most keys of one request to the daemon (proto/limits.h).
 _MAX_KEYS = 16384
@@ -216,6 +220,9 @@ class SchedulerHalf:
         #: The engine's pool of blocks; None: it does not show it, and keeps finished requests' blocks itself.
         self.pool: Any = None
         self._workers = workers
+        #: Changes of weights that were seen, and whether the engine's own resets count as one, since none would be seen.
+        self._changes = watching.changes(not settings.keep_on_reset)
+        self.resets_count = False
         #: By finished request, what stores may still read of it.
         self._kept: dict[str, _Hold] = {}
 
@@ -225,6 +232,8 @@ class SchedulerHalf:
 
         def reset_prefix_cache() -> Any:
             self.let_go()
+            if self.resets_count:
+                self.reset()
             return reset()
 
         pool.reset_prefix_cache = reset_prefix_cache
@@ -291,19 +300,30 @@ class SchedulerHalf:
         """This engine's weights may have changed, and no other engine knows. From now on it loads nothing older and
         shares only with itself."""
         self._epoch = os.urandom(16)
+        logger.warning("the engine's weights may have changed: it shares with no other engine until its restart")
         for tracked in self._requests.values():
             self._release(tracked)
+            if tracked.loading:
+                self._plan.void.add(tracked.vllm.request_id)
             self._name(tracked)
             tracked.stored = 0
             # A request that keeps its blocks continues from old KV.
             self._look_at(tracked)
             tracked.tainted |= bool(tracked.blocks)
 
+    def look_at_weights(self) -> None:
+        """Before anything that the engine has scheduled is named."""
+        seen = watching.changes(not self.settings.keep_on_reset)
+        if seen != self._changes:
+            self._changes = seen
+            self.reset()
+
     # ---- lookups ----
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[Optional[int], bool]:
         """How many tokens after `computed` can be loaded, and whether between steps. The engine always computes a
         request's last token. None: ask again, since a prefill instance is still storing them, or the shared tier is asked for them."""
+        self.look_at_weights()
         if self.sparse is not None and self.sparse.is_sparse(request):
             self._tracked(request)
             if not self.sparse.admit(request):
@@ -451,6 +471,7 @@ class SchedulerHalf:
     def step(self, output: Any) -> Plan:
         """Returns the workers' plan for this step."""
         self._number += 1
+        self.look_at_weights()
         self._look_whether_to_store()
         if getattr(output, "has_sync_kv_loads", False) or (self._plan.loads and not self.settings.async_load):
             self._risky = self._number
@@ -660,6 +681,7 @@ class SchedulerHalf:
     def finished(self, request: Any, blocks: list[int]) -> tuple[bool, Optional[dict[str, Any]]]:
         """Returns whether its blocks must stay until the workers report it, and kv_transfer_params for decode if the
         request asked for prefill only."""
+        self.look_at_weights()
         tracked = self._requests.pop(request.request_id, None)
         self.shared.forget(request.request_id)
         self._plan.ahead.pop(request.request_id, None)

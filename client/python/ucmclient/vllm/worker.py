@@ -233,6 +233,9 @@ class WorkerHalf:
     def start_loads(self, plan: Plan) -> None:
         self._computes = plan.computes
         self._loads += [_Load(copy.request, copy.blocks, self._begin_load(copy), number=copy.number) for copy in plan.loads]
+        for load in self._loads if plan.void else ():
+            if load.request in plan.void:
+                load.failed.update(load.blocks)
         self._until = time.monotonic() + self.settings.transfer_deadline
         if not self.settings.async_load and not self.settings.layerwise:
             self._wait_loads()
