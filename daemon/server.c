@@ -27,6 +27,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,11 +80,27 @@ struct server {
 
 /* ---- stopping ---- */
 
+static void unrecorded_tell(struct server *s)
+{
+    uint64_t bytes;
+    uint32_t n = cache_ns_unrecorded(s->cache, &bytes);
+
+    if (bytes == 0)
+        return;
+    log_error("server", "namespaces-not-recorded",
+              "namespaces=%u bytes=%" PRIu64
+              ": the next start does not find what the tier has of them",
+              n, bytes);
+    if (s->exit_status == 0)
+        s->exit_status = 1;
+}
+
 /* The exit status says when the last writes may not be found again. */
 static void tier_stop(struct server *s)
 {
     if (!s->tier)
         return;
+    unrecorded_tell(s);
     if (s->tier_ops->sync(s->tier) != 0) {
         log_error("server", "sync-failed", "%s", "what was written last may not be found again");
         if (s->exit_status == 0)
@@ -206,6 +223,7 @@ static void server_stop(struct server *s, int exit_status)
     log_info("server", "stopping", "requests=%u", requests_active(s->requests));
     front_stop(s->front);
     requests_drain(s->requests);
+    cache_ns_records_last(s->cache);
     observe_publish(s->observe);
     s->stop_at_ms = uv_now(&s->loop) + s->config.drain_ms;
     if (uv_timer_start(&s->stop_timer, stop_tick_cb, 0, STOP_TICK_MS) != 0)
@@ -544,6 +562,7 @@ static int front_init(struct server *s, struct ucm_error *e)
         .tier = s->tier,
         .share = s->share,
         .seal = s->seal,
+        .persist = s->persist,
         .commit = ucm_build_commit,
         .options = ucm_build_options,
         .reload_cb = s->reload.sources->path ? reload_cb : NULL,
@@ -553,6 +572,7 @@ static int front_init(struct server *s, struct ucm_error *e)
     struct front_handler handler;
     int rc, fd = notify_listen_fd();
 
+    rooms.socket = fd < 0 ? s->config.socket : NULL;
     if (fd < -1)
         return ucm_error_set(e, UCM_WIRE_INVALID,
                              "socket activation gave several sockets; ucmd.socket must name one");

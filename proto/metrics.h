@@ -278,7 +278,7 @@ struct metrics {
     X(queued, gauge, "operations", "operations that wait for a tier")                              \
     X(in_flight, gauge, "operations", "operations given to a tier's device")                       \
     X(recovering, flag, "", "1: a tier may still find parts of an earlier run")                    \
-    X(degraded, flag, "", "1: a file of a tier refuses writes, or everything")
+    X(degraded, flag, "", "1: a file of a tier, or its list of namespaces, refuses writes")
 
 #define UCMD_ROOT_METRICS(X)                                                                       \
     X(capacity_bytes, gauge, "bytes", "bytes that a root may hold, 0: no bound")                   \

@@ -63,7 +63,7 @@ static pid_t daemon_pid(const msgpack_object *stats)
 void doctor_daemon(struct doctor *d)
 {
     const struct ctl *c = d->a->ctx;
-    char status[32], why[160], up[HUMAN_BYTES];
+    char status[32], why[400], up[HUMAN_BYTES];
     struct answer health;
     bool fails;
 

@@ -32,9 +32,17 @@ static cJSON *status_json(const struct args *a, const msgpack_object *stats,
     return j;
 }
 
+/* Blocks of an earlier run may be missing, whatever else there is. */
+static const char *recovers_too(const msgpack_object *health, const char *status)
+{
+    bool recovers = answer_flag(health, "recovering") && strcmp(status, "recovering") != 0;
+
+    return recovers ? ", recovering" : "";
+}
+
 static void print_reasons(const msgpack_object *health)
 {
-    char text[256];
+    char text[400];
 
     for (uint32_t i = 0; i < answer_count(health, "reasons"); i++)
         printf("           %s\n",
@@ -119,7 +127,7 @@ static void print_reuse(const msgpack_object *stats)
 
 static void print_tiers(const msgpack_object *stats)
 {
-    char a[HUMAN_BYTES], b[HUMAN_BYTES], s[HUMAN_BYTES], name[64], engine[64], reason[160];
+    char a[HUMAN_BYTES], b[HUMAN_BYTES], s[HUMAN_BYTES], name[64], engine[64], reason[256];
 
     for (uint32_t i = 0; i < answer_count(stats, "tiers"); i++) {
         const msgpack_object *t = answer_at(stats, "tiers", i);
@@ -128,6 +136,8 @@ static void print_tiers(const msgpack_object *stats)
         printf("%-10s %s of %s used (%s), %s", answer_text(t, "name", name, sizeof name),
                human_bytes(a, used), human_bytes(b, capacity), human_percent(s, used, capacity),
                answer_text(t, "engine", engine, sizeof engine));
+        if (answer_flag(t, "recovering"))
+            printf(", recovering");
         if (answer_flag(t, "degraded"))
             printf(", DEGRADED: %s", answer_text(t, "reason", reason, sizeof reason));
         printf("\n");
@@ -197,7 +207,8 @@ static void print_status(const struct args *a, const msgpack_object *stats,
 
     printf("daemon     %s at %s, pid %" PRIu64 ", up %s\n", c->server.server, ctl_socket(a),
            answer_u64(stats, "pid"), human_duration(up, answer_u64(stats, "uptime_ms")));
-    printf("health     %s\n", answer_text(health, "status", text, sizeof text));
+    answer_text(health, "status", text, sizeof text);
+    printf("health     %s%s\n", text, recovers_too(health, text));
     print_reasons(health);
     print_bypasses(stats, "BYPASSED   ");
     printf("you        tenant %s%s\n", c->server.tenant, c->server.admin ? ", operator" : "");
@@ -254,7 +265,7 @@ static int print_health(const struct args *a, const msgpack_object *health)
     if (args_given(a, "json")) {
         rc = ctl_print_json(answer_json(health), false);
     } else {
-        printf("%s\n", text);
+        printf("%s%s\n", text, recovers_too(health, text));
         print_reasons(health);
     }
     return rc == CTL_OK ? health_exit(a, text) : rc;

@@ -107,6 +107,14 @@ const uint8_t *persist_snapshot(const struct persist *k, size_t *n)
     return k->snapshot.p;
 }
 
+bool persist_removed(const struct persist *k)
+{
+    struct stat file, folder;
+
+    return k->fd >= 0 && fstat(k->fd, &file) == 0 && fstat(k->folder, &folder) == 0 &&
+           (file.st_nlink == 0 || folder.st_nlink == 0);
+}
+
 struct persist_identity persist_identity(const struct persist *k)
 {
     struct persist_identity id = {.inode = 0};

@@ -15,6 +15,7 @@
 #ifndef UCMD_ARENA_PERSIST_H
 #define UCMD_ARENA_PERSIST_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -45,6 +46,8 @@ void persist_forget(struct persist *k);
 /* Instead of persist_take: a new arena file, all zero. 0 or -errno. */
 int persist_reset(struct persist *k, uint64_t bytes);
 int persist_fd(const struct persist *k); /* the arena's file */
+/* The next start will not find the arena's file: somebody removed it. */
+bool persist_removed(const struct persist *k);
 
 /* A new snapshot: n zeroed bytes, which the caller fills in before persist_commit. 0 or -errno. */
 int persist_create(struct persist *k, size_t n, uint8_t **out);

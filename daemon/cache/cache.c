@@ -52,7 +52,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
         return rc;
     }
     c->idle.data = c;
-    backoff_init(&c->record_retry, RECORD_RETRY_MIN_MS, RECORD_RETRY_MAX_MS, 0);
+    cache_ns_records_init(c);
     table_init(&c->fills, CACHE_MAX_FILLS);
     table_init(&c->fetches, CACHE_MAX_FETCHES);
     list_init(&c->durables);
@@ -73,10 +73,12 @@ int cache_new(const struct cache_config *config, struct cache **out)
     return 0;
 }
 
-static void idle_closed_cb(uv_handle_t *handle)
+static void closed_cb(uv_handle_t *handle)
 {
     struct cache *c = handle->data;
 
+    if (--c->handles > 0)
+        return;
     table_close(&c->fills);
     table_close(&c->fetches);
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
@@ -95,7 +97,9 @@ void cache_free(struct cache *c)
     assert(c->relocations.n == 0 && c->compact.n == 0 && c->hints.n == 0);
     cache_snapshot_forget(c); /* where no snapshot was written */
     c->closing = true;
-    uv_close((uv_handle_t *)&c->idle, idle_closed_cb);
+    c->handles = 2;
+    uv_close((uv_handle_t *)&c->idle, closed_cb);
+    uv_close((uv_handle_t *)&c->record_timer, closed_cb);
 }
 
 void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier *tier)
@@ -124,7 +128,7 @@ bool cache_written(const struct cache *c)
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         if (c->write[to].n + c->write[to].stalled.n > 0 || c->write[to].writing_bytes > 0)
             return false;
-    return c->unverified == 0 && !c->loading && c->coding.queue.n == 0 &&
+    return c->unverified == 0 && c->records == 0 && !c->loading && c->coding.queue.n == 0 &&
            list_empty(&c->coding.ops);
 }
 

@@ -64,6 +64,14 @@ bool cache_written(const struct cache *c);
  * was not loaded of a snapshot stays in it. */
 void cache_stop_writing(struct cache *c);
 
+/* ---- records of namespaces ---- */
+
+/* The daemon is about to stop: records that could not be written are tried once more. */
+void cache_ns_records_last(struct cache *c);
+/* Namespaces without a record on stable storage, because it could not be written, and their parts on NVMe: no later
+ * start finds them. */
+uint32_t cache_ns_unrecorded(const struct cache *c, uint64_t *bytes);
+
 /* ---- purges ---- */
 
 /* Removes a whole namespace. From begin on a later start does not find what was stored for it, its

@@ -17,7 +17,7 @@
 #define CACHE_WRITE_WINDOW (64u << 20)
 /* Between two tries to write the record of a namespace. */
 #define RECORD_RETRY_MIN_MS 5000u
-#define RECORD_RETRY_MAX_MS 60000u
+#define RECORD_RETRY_MAX_MS 10000u
 
 enum write_to { WRITE_NVME, WRITE_SHARE, WRITE_TARGETS };
 
@@ -66,6 +66,7 @@ struct cache {
     /* The idle callback. */
     uv_idle_t idle; /* runs when there is work for the next turn of the loop */
     bool idle_on, wake, closing;
+    unsigned handles;                             /* that are open */
     struct list space_waits, next_turn, pressure; /* of cache_retry.link */
     /* Write-behind. */
     struct write_target write[WRITE_TARGETS];
@@ -75,6 +76,8 @@ struct cache {
     struct list stalled_durables; /* likewise, of namespaces that may not be written now */
     uint32_t unverified; /* parts in DRAM whose copy of an earlier run is still to be read */
     struct backoff record_retry; /* of namespace records that failed */
+    uv_timer_t record_timer;
+    uint32_t records; /* that are being written */
     /* Building coded forms. */
     struct {
         cache_build_fn *build; /* NULL: nobody builds */
@@ -566,6 +569,7 @@ bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
 /* Begins to write the namespace's record, unless there is one, or the last try failed a moment ago.
  * Its blocks wait until the try has ended. There must be a tier. */
 void cache_ns_record(struct cache *c, struct ns *ns);
+void cache_ns_records_init(struct cache *c);
 /* False: its blocks have to wait. The end of what they wait for calls cache_writes_unstall. */
 bool cache_ns_writable(const struct ns *ns);
 bool cache_ns_known_cb(void *ctx, const uint8_t *fingerprint); /* for tier_callbacks */

@@ -22,17 +22,77 @@ static_assert(NS_CANONICAL_MAX <= TIER_IDENTITY_BYTES, "the tier takes every ide
 
 /* A folder that was full may have space again. One failure counts a pause, however many namespaces
  * had it. */
+static void retry_cb(uv_timer_t *timer);
+
 static void record_failed(struct cache *c)
 {
     uint64_t now_ms = uv_now(c->config.loop);
 
-    if (backoff_ready(&c->record_retry, now_ms))
-        backoff_fail(&c->record_retry, now_ms);
+    if (!backoff_ready(&c->record_retry, now_ms))
+        return;
+    (void)uv_timer_start(&c->record_timer, retry_cb,
+                         backoff_fail(&c->record_retry, now_ms) - now_ms,
+                         0); /* can't fail: it has a callback */
+}
+
+static void records_try(struct cache *c, uint32_t most)
+{
+    struct index *ix = c->config.index;
+
+    for (uint32_t place = 0; place < index_ns_places(ix) && most > 0; place++) {
+        struct ns *ns = index_ns_at(ix, place);
+
+        if (!ns || ns->record != NS_RECORD_FAILED || ns->purges > 0)
+            continue;
+        cache_ns_record(c, ns);
+        most--;
+    }
+}
+
+/* One finds out for all. */
+static void retry_cb(uv_timer_t *timer)
+{
+    struct cache *c = timer->data;
+
+    if (!c->no_writes && c->records == 0)
+        records_try(c, 1);
+}
+
+void cache_ns_records_init(struct cache *c)
+{
+    backoff_init(&c->record_retry, RECORD_RETRY_MIN_MS, RECORD_RETRY_MAX_MS, 0);
+    (void)uv_timer_init(c->config.loop, &c->record_timer); /* can't fail */
+    uv_unref((uv_handle_t *)&c->record_timer);
+    c->record_timer.data = c;
+}
+
+void cache_ns_records_last(struct cache *c)
+{
+    backoff_reset(&c->record_retry);
+    records_try(c, UINT32_MAX);
+}
+
+uint32_t cache_ns_unrecorded(const struct cache *c, uint64_t *bytes)
+{
+    struct index *ix = c->config.index;
+    uint32_t n = 0;
+
+    *bytes = 0;
+    for (uint32_t place = 0; place < index_ns_places(ix); place++) {
+        const struct ns *ns = index_ns_at(ix, place);
+
+        if (!ns || ns->record != NS_RECORD_FAILED)
+            continue;
+        n++;
+        *bytes += ns->nvme_bytes;
+    }
+    return n;
 }
 
 static void state_set(struct cache_record *r, int status)
 {
     struct ns *ns = r->ns;
+    bool failed = r->cache->record_retry.pause > 0;
 
     if (status == 0)
         backoff_reset(&r->cache->record_retry);
@@ -45,6 +105,8 @@ static void state_set(struct cache_record *r, int status)
         ns->record = status == 0 ? NS_RECORD_WRITTEN : NS_RECORD_FAILED;
     else if (status == 0 && ns->record != NS_RECORD_PENDING)
         ns->record = NS_RECORD_WRITTEN;
+    if (status == 0 && failed)
+        records_try(r->cache, UINT32_MAX);
 }
 
 static void purge_check(struct cache_purge *p)
@@ -66,6 +128,7 @@ static void record_done_cb(struct tier_ns_record *n, int status)
     state_set(r, status);
     index_ns_unuse(c->config.index, r->ns);
     c->tier_busy--;
+    c->records--;
     free(r);
     if (p) {
         p->record = NULL;
@@ -94,6 +157,7 @@ static int record_start(struct cache *c, struct ns *ns, struct cache_purge *p)
         p->record = r;
     index_ns_use(c->config.index, ns);
     c->tier_busy++;
+    c->records++;
     c->tier_ops->ns_record(c->tier, &r->tier);
     return 0;
 }

@@ -13,9 +13,10 @@
 
 struct observe_snapshot {
     struct exposition shown;
-    bool draining; /* new work is refused: the daemon is about to stop */
+    bool recovering; /* whatever else shown.health says */
+    bool draining;   /* new work is refused: the daemon is about to stop */
     uint32_t n_reasons;
-    char reason[OBSERVE_REASONS][160]; /* of shown.health */
+    char reason[OBSERVE_REASONS][400]; /* of shown.health */
 };
 
 #endif

@@ -1,4 +1,5 @@
 /* What the daemon shows of itself, gathered from the rooms: only when somebody asks, or once a second. */
+#include "daemon/arena/persist.h"
 #include "daemon/base/numa.h"
 #include "daemon/cache/snapshot.h"
 #include "daemon/index/policy.h"
@@ -7,9 +8,11 @@
 #include "daemon/seal/seal.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static_assert(EXPOSITION_DEVICES >= DEVICE_GPUS_MAX + 1, "and the CPU");
 static_assert(EXPOSITION_NODES >= NUMA_NODES_MAX, "each node");
@@ -212,6 +215,7 @@ report(struct observe_snapshot *o, enum health health, const char *format, ...)
     va_list args;
 
     o->shown.health = health > o->shown.health ? health : o->shown.health;
+    o->recovering |= health == HEALTH_RECOVERING;
     if (o->n_reasons == OBSERVE_REASONS)
         return;
     va_start(args, format);
@@ -232,13 +236,29 @@ static void report_drops(struct observe_snapshot *o, struct requests *rq)
                rq->rooms.tier_ops->name, (unsigned long long)d->lost, (unsigned long long)d->of);
 }
 
+/* Whose parts they are stands in a file of its own. */
+static void report_records(struct observe_snapshot *o, const struct request_rooms *rooms,
+                           const char *trouble)
+{
+    uint64_t bytes;
+    uint32_t n = cache_ns_unrecorded(rooms->cache, &bytes);
+
+    if (trouble[0])
+        report(
+            o, HEALTH_DEGRADED,
+            "tier %s: %s: what it has of %u namespaces (%llu bytes) is lost when the daemon ends; "
+            "make space there, or mend the disk",
+            rooms->tier_ops->name, trouble, n, (unsigned long long)bytes);
+}
+
 static void report_tier(struct observe_snapshot *o, struct requests *rq)
 {
     const struct request_rooms *rooms = &rq->rooms;
     struct tier_stats stats;
 
     rooms->tier_ops->stats(rooms->tier, &stats);
-    if (stats.degraded) {
+    report_records(o, rooms, stats.records);
+    if (stats.reason[0]) {
         report(o, HEALTH_DEGRADED, "tier %s: %s", rooms->tier_ops->name, stats.reason);
         drops_excuse(&rq->drops);
     } else {
@@ -270,12 +290,62 @@ static void report_shares(struct observe_snapshot *o, const struct request_rooms
     }
 }
 
+static void report_kept(struct observe_snapshot *o, const struct request_rooms *rooms)
+{
+    if (rooms->persist && persist_removed(rooms->persist))
+        report(o, HEALTH_DEGRADED,
+               "arena.keep: a file of %s was removed: what DRAM has is lost when the daemon ends; "
+               "restart "
+               "ucmd",
+               rooms->config->arena_keep);
+}
+
+static void report_socket(struct observe_snapshot *o, const char *path)
+{
+    struct stat st;
+
+    if (path && lstat(path, &st) < 0 && errno == ENOENT)
+        report(o, HEALTH_DEGRADED,
+               "socket: %s was removed: who is not connected yet can't connect; restart ucmd",
+               path);
+}
+
 static void report_seal(struct observe_snapshot *o, const struct request_rooms *rooms)
 {
     const char *problem = seal_problem(rooms->seal);
 
     if (problem)
         report(o, HEALTH_DEGRADED, "%s", problem);
+}
+
+/* Engines compute what the cache would have served, and that is easily forgotten. Whose the others are is not for
+ * everybody. */
+static void report_bypasses(struct observe_snapshot *o, const struct requests *rq)
+{
+    uint32_t others = 0;
+
+    for (uint32_t i = 0; i < rq->bypasses.n; i++) {
+        const struct bypass *b = &rq->bypasses.at[i];
+        bool load = b->what & BYPASS_LOAD, store = b->what & BYPASS_STORE;
+
+        if (b->of_ns || b->tenant[0] != '\0') {
+            others++;
+            continue;
+        }
+        report(o, HEALTH_DEGRADED,
+               "an operator bypasses the cache for all: %s%s%s, since %llu s; 'ucmctl bypass %s "
+               "off' ends "
+               "it",
+               load ? "loads find nothing" : "", load && store ? ", " : "",
+               store ? "dumps store nothing" : "",
+               (unsigned long long)(uv_now(rq->rooms.loop) - b->since_ms) / 1000,
+               load ? "load" : "store");
+    }
+    if (others > 0)
+        report(o, HEALTH_OK,
+               "an operator bypasses the cache for %u tenants or namespaces; 'ucmctl bypass' lists "
+               "them",
+               others);
 }
 
 static void report_devices(struct observe_snapshot *o, struct device_set *devices)
@@ -297,8 +367,12 @@ static void health_read(struct observe_snapshot *o, struct requests *rq)
 
     o->shown.health = HEALTH_OK;
     o->n_reasons = 0;
+    o->recovering = false;
+    report_bypasses(o, rq);
     if (rooms->tier)
         report_tier(o, rq);
+    report_kept(o, rooms);
+    report_socket(o, rooms->socket);
     report_seal(o, rooms);
     if (cache_snapshot_loading(rooms->cache, &done, &of))
         report(o, HEALTH_RECOVERING, "DRAM: %llu of %llu parts of the snapshot looked at",

@@ -21,6 +21,7 @@
 /* Chains hold digests in this fraction of the arena at most; those of a tenant, of what it gets of DRAM (dram.most). */
 #define REQUESTS_HELD_FRACTION 4u
 
+struct persist;
 struct requests;
 
 /* Everything is borrowed. tier and share may be NULL: then there is none. */
@@ -40,7 +41,9 @@ struct request_rooms {
     const struct tier_ops *tier_ops;
     struct tier *tier;
     struct share *share;
-    struct seal *seal; /* NULL: nothing is encrypted */
+    struct seal *seal;             /* NULL: nothing is encrypted */
+    const struct persist *persist; /* NULL: DRAM ends with the daemon */
+    const char *socket;            /* that the daemon made; NULL: it came with the start */
     uint8_t instance[16];
     const char *commit, *options; /* of the build; NULL: not shown */
     /* Reads the configuration again. 0; -EINVAL or another -errno with *e: nothing changed. NULL: it

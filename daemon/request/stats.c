@@ -45,7 +45,7 @@ static void pack_tiers(msgpack_packer *pk, const struct exposition *x,
     proto_pack_text(pk, "name", r->tier_ops->name);
     proto_pack_text(pk, "engine", ts.engine);
     pack_fields(pk, &metric_lists[METRIC_LIST_TIERS], &x->tier[0]);
-    proto_pack_text(pk, "reason", ts.degraded ? ts.reason : "");
+    proto_pack_text(pk, "reason", ts.reason[0] ? ts.reason : ts.records);
 }
 
 static void pack_shares(msgpack_packer *pk, const struct exposition *x, const struct share *share)
@@ -211,7 +211,7 @@ int method_stats(struct call *call)
 
     requests_observe(rq, &rq->observed);
     call_map_begin(call, &pb);
-    msgpack_pack_map(&pb.pk, 17);
+    msgpack_pack_map(&pb.pk, 18);
     proto_pack_text(&pb.pk, "version", x->version);
     proto_pack_text(&pb.pk, "commit", x->commit);
     proto_pack_text(&pb.pk, "options", x->options);
@@ -220,6 +220,7 @@ int method_stats(struct call *call)
     proto_pack_u64(&pb.pk, "pid", (uint64_t)getpid());
     proto_pack_text(&pb.pk, "policy", x->policy);
     proto_pack_text(&pb.pk, "health", health_names[x->health]);
+    proto_pack_flag(&pb.pk, "recovering", rq->observed.recovering);
     pack_metrics(&pb.pk, x);
     pack_tiers(&pb.pk, x, &rq->rooms);
     pack_shares(&pb.pk, x, rq->rooms.share);
@@ -239,8 +240,10 @@ int method_health(struct call *call)
 
     requests_observe(call->s->rq, o);
     call_map_begin(call, &pb);
-    msgpack_pack_map(&pb.pk, 2);
+    msgpack_pack_map(&pb.pk, 2 + o->recovering);
     proto_pack_text(&pb.pk, "status", health_names[o->shown.health]);
+    if (o->recovering)
+        proto_pack_flag(&pb.pk, "recovering", true);
     proto_pack_str(&pb.pk, "reasons");
     msgpack_pack_array(&pb.pk, o->n_reasons);
     for (uint32_t i = 0; i < o->n_reasons; i++)

@@ -190,6 +190,7 @@ static int file_read(struct ns_records *n, struct ns_file *f, int fd)
     if (rc < 0 && rc != -EBADMSG && rc != -ENODATA) {
         log_error("tier", "ns-records-not-read", "path=%s error=%s", f->path, strerror(-rc));
         n->unread = true;
+        f->trouble = rc;
     }
     if (damaged > 0)
         log_warn("tier", "ns-records-damaged", "path=%s records=%" PRIu64, f->path, damaged);
@@ -280,6 +281,7 @@ static int file_init(struct ns_records *n, struct ns_file *f, const char *folder
     fd = open(f->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         n->unread |= errno != ENOENT;
+        f->trouble = errno != ENOENT ? -errno : 0;
         if (errno != ENOENT)
             log_error("tier", "ns-records-not-read", "path=%s error=%s", f->path, strerror(errno));
         return 0;
@@ -485,6 +487,7 @@ int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r, bool 
     for (unsigned i = 0; i < n->n_files; i++) {
         int one = n->files[i].path ? file_write(n, &n->files[i], r, page, any) : 0;
 
+        n->files[i].trouble = one;
         if (one == 0)
             continue;
         log_error("tier", "ns-record-not-written", "path=%s error=%s", n->files[i].path,
@@ -501,6 +504,19 @@ bool ns_records_removed(const struct ns_records *n, unsigned file)
     return path && access(path, F_OK) < 0 && errno == ENOENT;
 }
 
+bool ns_records_trouble(const struct ns_records *n, char *text, size_t bytes)
+{
+    for (unsigned i = 0; i < n->n_files; i++) {
+        int trouble = n->files[i].trouble;
+
+        if (trouble == 0)
+            continue;
+        snprintf(text, bytes, "%s: %s", n->files[i].path, strerror(-trouble));
+        return true;
+    }
+    return false;
+}
+
 int ns_records_restore(struct ns_records *n)
 {
     int rc = 0;
@@ -514,6 +530,7 @@ int ns_records_restore(struct ns_records *n)
         one = file_rewrite(n, f, &n->record[0]->r);
         if (one == 0)
             one = file_link(f);
+        f->trouble = one;
         log_error("tier", "ns-records-removed", "path=%s restored=%s", f->path,
                   one == 0 ? "yes" : strerror(-one));
         rc = one < 0 ? one : rc;

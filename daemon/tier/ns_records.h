@@ -16,14 +16,16 @@
 #define UCMD_TIER_NS_RECORDS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct ns_file {
     char *folder, *path;
-    uint64_t pages;    /* where the next record goes */
-    uint64_t check_at; /* from so many pages on it may be worth rewriting */
-    bool rewrite;      /* by the next ns_records_write */
-    bool linked;       /* its name is on stable storage */
+    uint64_t pages;      /* where the next record goes */
+    uint64_t check_at;   /* from so many pages on it may be worth rewriting */
+    bool rewrite;        /* by the next ns_records_write */
+    bool linked;         /* its name is on stable storage */
+    _Atomic int trouble; /* -errno: it could not be read, or the last record not be written; or 0 */
 };
 
 struct ns_entry;
@@ -69,6 +71,8 @@ void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint
 int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r, bool *any);
 /* The file in this folder was removed, or there has been none yet. */
 bool ns_records_removed(const struct ns_records *n, unsigned file);
+/* Which file can't be read or written, and why; false: none. The loop, also while a write runs. */
+bool ns_records_trouble(const struct ns_records *n, char *text, size_t bytes);
 /* Rewrites files that were removed or cut; blocks. 0 or -errno, as ns_records_write. */
 int ns_records_restore(struct ns_records *n);
 

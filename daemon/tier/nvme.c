@@ -256,7 +256,7 @@ static void handle_closed_cb(uv_handle_t *handle)
         tier_delete(t);
 }
 
-#define HANDLES 4
+#define HANDLES 5
 
 static void handles_list(struct tier *t, uv_handle_t *out[HANDLES])
 {
@@ -264,6 +264,7 @@ static void handles_list(struct tier *t, uv_handle_t *out[HANDLES])
     out[1] = (uv_handle_t *)&t->health_timer;
     out[2] = (uv_handle_t *)&t->scrub_timer;
     out[3] = (uv_handle_t *)&t->checkpoint_timer;
+    out[4] = (uv_handle_t *)&t->look_timer;
 }
 
 static void handles_open(struct tier *t)
@@ -274,6 +275,7 @@ static void handles_open(struct tier *t)
     (void)uv_timer_init(t->loop, &t->health_timer);
     (void)uv_timer_init(t->loop, &t->scrub_timer);
     (void)uv_timer_init(t->loop, &t->checkpoint_timer);
+    (void)uv_timer_init(t->loop, &t->look_timer);
     handles_list(t, all);
     for (unsigned i = 0; i < HANDLES; i++)
         all[i]->data = t;
@@ -460,6 +462,7 @@ static void nvme_stats(struct tier *t, struct tier_stats *out)
             snprintf(out->reason, sizeof(out->reason), "%s", d->reason);
         }
     }
+    out->degraded |= ns_records_trouble(&t->ns_records, out->records, sizeof(out->records));
     snprintf(out->engine, sizeof(out->engine), "%s", nvme_ring_usable(t) ? "io_uring" : "threads");
 }
 

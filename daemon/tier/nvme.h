@@ -65,6 +65,14 @@ struct nvme_health {
     struct nvme_job job;
 };
 
+/* At the files, whether they are what they were, while nobody syncs them. */
+struct nvme_look {
+    struct nvme_job job;
+    struct tier_ns_record restore;
+    bool busy;
+    bool ns_removed; /* a file of namespaces */
+};
+
 struct nvme_device {
     struct nvme_file file; /* fd < 0: could not be opened */
     struct fair_queue reads;
@@ -77,7 +85,8 @@ struct nvme_device {
     bool lost; /* removed or cut while in use */
     /* The run before wrote after its last checkpoint, and did not stop in an orderly way. */
     bool went_on;
-    char reason[128];
+    int looked; /* by the last look: 0, or what nvme_file_intact said */
+    char reason[TIER_REASON_BYTES];
     struct tier *tier;
     /* Of TIER_SYNC, by tier_io.link: those that wait for a check of an earlier run's part, for a
      * sync, and for the sync that is running. */
@@ -286,6 +295,8 @@ struct tier {
     struct nvme_turn turn;
     unsigned quarantine_percent; /* of a file's segments: with more it takes no writes */
     uv_timer_t health_timer;
+    struct nvme_look look;
+    uv_timer_t look_timer;
     struct nvme_scrub scrub;
     uv_timer_t scrub_timer;
     struct nvme_mover mover;

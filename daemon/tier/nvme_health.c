@@ -17,6 +17,7 @@
 #define WRITE_FAILURES_MAX 4u /* in a row, then the file takes no more writes */
 #define CHECK_MIN_MS 1000u    /* between health checks of a file that failed */
 #define CHECK_MAX_MS 300000u
+#define LOOK_MS 5000u /* between looks at files, whether they are still there */
 
 static unsigned device_number(const struct nvme_device *d)
 {
@@ -88,7 +89,7 @@ static void device_degrade(struct nvme_device *d, const char *why)
     if (d->degraded)
         return;
     d->degraded = true;
-    snprintf(d->reason, sizeof(d->reason), "file %u takes no writes: %s", device_number(d), why);
+    snprintf(d->reason, sizeof(d->reason), "%s takes no writes: %s", d->file.path, why);
     segment_file_stop(&d->tier->segments, device_number(d));
     log_error(ROOM, "file-degraded", "path=%s: no more writes: %s", d->file.path, why);
 }
@@ -241,6 +242,55 @@ static void list_load(struct nvme_device *d)
     bound_check(d);
 }
 
+/* ---- files that are removed or cut while nobody writes durably ---- */
+
+static void look_run(struct nvme_job *job)
+{
+    struct tier *t = job->tier;
+
+    t->look.ns_removed = false;
+    for (unsigned i = 0; i < t->files; i++) {
+        struct nvme_device *d = &t->devices[i];
+
+        d->looked = d->file.fd < 0 ? 0 : nvme_file_intact(&d->file);
+        t->look.ns_removed |= d->file.fd >= 0 && ns_records_removed(&t->ns_records, i);
+    }
+}
+
+static void look_restored_cb(struct tier_ns_record *n, int status)
+{
+    (void)status; /* ns_records_trouble has it */
+    LIST_ENTRY(n, struct nvme_look, restore)->busy = false;
+}
+
+static void look_done(struct nvme_job *job)
+{
+    struct tier *t = job->tier;
+
+    t->look.busy = false;
+    for (unsigned i = 0; i < t->files && !t->closing; i++) {
+        struct nvme_device *d = &t->devices[i];
+
+        if ((d->looked == -ENOENT || d->looked == -ENXIO) && !d->degraded)
+            nvme_write_failed(t, i, d->looked);
+    }
+    if (!t->look.ns_removed || t->ns_records.count == 0 || t->closing)
+        return;
+    t->look.busy = true;
+    t->look.restore.done_cb = look_restored_cb;
+    nvme_ns_restore(t, &t->look.restore);
+}
+
+static void look_cb(uv_timer_t *timer)
+{
+    struct tier *t = timer->data;
+
+    if (t->look.busy || t->closing)
+        return;
+    t->look.busy = true;
+    nvme_job_start(t, &t->look.job, look_run, look_done);
+}
+
 void nvme_health_init(struct tier *t)
 {
     for (unsigned i = 0; i < t->files; i++) {
@@ -248,4 +298,6 @@ void nvme_health_init(struct tier *t)
         list_load(&t->devices[i]);
     }
     figures_update(t);
+    (void)uv_timer_start(&t->look_timer, look_cb, LOOK_MS,
+                         LOOK_MS); /* can't fail: it has a callback */
 }

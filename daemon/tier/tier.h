@@ -196,13 +196,16 @@ struct tier_ns_record {
 };
 #define TIER_IDENTITY_BYTES 4000u
 
+#define TIER_REASON_BYTES 240
 struct tier_stats {
     uint64_t capacity_bytes; /* without segments in quarantine */
     uint64_t used_bytes;     /* of live records */
     uint32_t queued, in_flight;
     bool degraded; /* a file takes no writes, or no reads either: `reason` says why */
-    char reason[128];
-    bool recovering; /* recovery may still find parts of an earlier run */
+    char reason[TIER_REASON_BYTES];
+    char records
+        [TIER_REASON_BYTES]; /* where namespaces' records can't be written, and why; "": they can */
+    bool recovering;         /* recovery may still find parts of an earlier run */
     uint32_t segments, segments_recovered;
     char engine[16]; /* "io_uring" or "threads" */
 };
