@@ -650,8 +650,8 @@ $O/bench/gate_worker: $(call obj,$(GATE_SRC) $(PROTO_SRC)) $O/$(SO)
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $(filter %.o,$^) -L$O -lucmclient -lmsgpackc -lcjson -o $@
-# What slows a daemon's answers down, for its test.
-$O/delay.so: tests/inject/delay.c
+# What slows a daemon's answers down, and what lets a folder hang, for their tests.
+$O/delay.so $O/hang.so: $O/%.so: tests/inject/%.c
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -o $@
@@ -724,7 +724,7 @@ bench-share-bundle: setup ## build/share-bundle: what roots of the shared tier c
 fatbins: # of GPU code, where nvcc is; kernels/cuda.mk has them
 build-tests: $(TESTS) test-tools
 # What tests use besides.
-test-tools: $O/ucmd-kill $O/ucmd-inject.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/bench/gate_worker $O/delay.so)
+test-tools: $O/ucmd-kill $O/ucmd-inject.so $O/hang.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/bench/gate_worker $O/delay.so)
 build-bench: $(STUDIES) $(BINS)
 build-demo: $(DEMO)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))

@@ -101,16 +101,40 @@ static void tier_stop(struct server *s)
     if (!s->tier)
         return;
     unrecorded_tell(s);
+    (void)alarm((unsigned)(s->config.drain_ms / 1000) + 1); /* a disk may hang, too */
     if (s->tier_ops->sync(s->tier) != 0) {
         log_error("server", "sync-failed", "%s", "what was written last may not be found again");
         if (s->exit_status == 0)
             s->exit_status = 1;
     }
+    (void)alarm(0);
     s->tier_ops->close(s->tier);
+}
+
+static uint32_t server_share_busy(const struct server *s)
+{
+    return s->share ? share_busy(s->share) : 0;
+}
+
+/* A thread hangs in a mounted folder and may still write to its slot, so nothing can be freed. The tier
+ * is synced and closed in order, then the process exits. Where not even that ends the thread, it holds what is
+ * left of the process: neither memory nor locks that the next daemon wants. */
+static void stop_beside_share(struct server *s)
+{
+    log_error("server", "share-hangs", "operations=%u", server_share_busy(s));
+    front_free(s->front);
+    requests_free(s->requests);
+    tier_stop(s);
+    persist_close(s->persist);
+    arena_give_up(s->arena);
+    (void)close_range(STDERR_FILENO + 1, ~0u, 0);
+    _exit(s->exit_status);
 }
 
 static void rooms_free(struct server *s)
 {
+    if (server_share_busy(s) > 0)
+        stop_beside_share(s);
     s->state = STOPPED;
     observe_free(s->observe);
     front_free(s->front);
@@ -157,22 +181,6 @@ static void snapshot_tick(struct server *s, bool late)
     rooms_free(s);
 }
 
-static uint32_t server_share_busy(const struct server *s)
-{
-    return s->share ? share_busy(s->share) : 0;
-}
-
-/* A thread hangs in a mounted folder and may still write to its slot, so nothing can be freed. The tier
- * is synced and closed in order, then the process exits. */
-static void stop_beside_share(struct server *s)
-{
-    log_error("server", "share-hangs", "operations=%u", server_share_busy(s));
-    front_free(s->front);
-    requests_free(s->requests);
-    tier_stop(s);
-    _exit(s->exit_status);
-}
-
 static void stop_tick_cb(uv_timer_t *timer)
 {
     struct server *s = timer->data;
@@ -201,10 +209,8 @@ static void stop_tick_cb(uv_timer_t *timer)
     /* Builds outlive the sessions that asked for them. */
     if (requests_active(s->requests) == 0 && requests_sessions(s->requests) == 0 &&
         cache_tier_busy(s->cache) == 0 && cache_relocations(s->cache) == 0) {
-        if (server_share_busy(s) == 0)
+        if (server_share_busy(s) == 0 || share_hangs(s->share) || late)
             stop_last(s);
-        else if (late)
-            stop_beside_share(s);
     } else if (late) {
         log_error("server", "stop-forced", "requests=%u sessions=%u tier=%u relocations=%u",
                   requests_active(s->requests), requests_sessions(s->requests),

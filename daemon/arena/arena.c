@@ -152,6 +152,12 @@ void arena_free(struct arena *a)
         arena_release(a);
 }
 
+void arena_give_up(struct arena *a)
+{
+    arena_grow_stop(a);
+    (void)madvise(a->base, a->extents * a->config.extent, MADV_DONTNEED);
+}
+
 /* ---- slots ---- */
 
 /* The extents at this home with a free slot of this size. */

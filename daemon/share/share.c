@@ -210,6 +210,18 @@ uint32_t share_busy(const struct share *s)
     return n;
 }
 
+bool share_hangs(const struct share *s)
+{
+    uint32_t late = 0;
+
+    for (uint32_t i = 0; i < s->n; i++) {
+        if (share_root_busy(s->roots[i]) != s->roots[i]->late)
+            return false;
+        late += s->roots[i]->late;
+    }
+    return late > 0 && s->n_lookups == 0 && s->sealing == 0;
+}
+
 void share_close(struct share *s)
 {
     if (!s)

@@ -51,6 +51,8 @@ void share_close(struct share *s);
 void share_quotas(struct share *s, share_quota_fn quota_cb, void *ctx);
 /* Operations whose callback has not run, or whose memory is still in use. */
 uint32_t share_busy(const struct share *s);
+/* All of these have been reported; their threads hang in a mounted folder, and hold the memory. */
+bool share_hangs(const struct share *s);
 /* The daemon stops: garbage collection and writes end, reads and lookups go on. */
 void share_stop(struct share *s);
 

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""The daemon's end while a thread hangs in a mounted folder: at once, with everything else saved, and the next one starts."""
+
+import faulthandler
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import unittest
+
+try:
+    from daemon import TIMEOUT_S, UCMD
+    from hung_mount import HungMount
+    from second_client import DEMO, OK, Case, Client, Daemon, OwnDaemons, Region, keys
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+SUITE_TIMEOUT_S = 240
+BLOCKS = 16
+
+
+class Hangs(OwnDaemons, Case):
+    """shutdown.drain is longer than the test waits: nothing may wait for that."""
+
+    def setUp(self):
+        super().setUp()
+        self.root = tempfile.mkdtemp(suffix=".hangs")
+        self.addCleanup(shutil.rmtree, self.root, True)
+        self.kept = tempfile.mkdtemp(dir="/dev/shm") if os.access("/dev/shm", os.W_OK) else None
+        if self.kept:
+            self.addCleanup(shutil.rmtree, self.kept, True)
+
+    def start(self, **more):
+        if self.kept:
+            more["arena.keep"] = self.kept
+        daemon = Daemon(folder=self.folder, **{"share.roots": self.root, "share.deadline": "1s", "share.threads": "2",
+                                               "shutdown.drain": "600s"} | more)
+        self.addCleanup(daemon.stop)
+        client = Client(daemon)
+        identity = dict(DEMO, model=self.id())
+        ns = client.open(identity)
+        return daemon, client, ns, Region(client, ns, identity, BLOCKS)
+
+    def dumped(self, region, first):
+        names = range(first, first + 8)
+        for block in range(8):
+            region.fill(block)
+        self.assertEqual(region.dump(names, range(8), durability=1), [OK] * 8)
+        return {name: region.bytes(block) for block, name in enumerate(names)}
+
+    def hung(self, client, region):
+        """Writes and a lookup that do not come back."""
+        bytes_of = self.dumped(region, 8)
+        client.begin("lookup", ns=self.ns, keys=keys("elsewhere"), shared=True)
+        self.until(lambda: client.call("stats")["shares"][0]["timeouts"] > 1, "the first deadlines")
+        return bytes_of
+
+    def all_is_there(self, bytes_of):
+        daemon, client, ns, region = self.start(**{"share.roots": self.folder})  # a root that is well
+        self.assertEqual(client.hits(ns, *bytes_of), len(bytes_of))
+        self.assertEqual(region.load(list(bytes_of), range(len(bytes_of))), [OK] * len(bytes_of))
+        self.assertEqual([region.bytes(i) for i in range(len(bytes_of))], list(bytes_of.values()))
+        if self.kept:
+            self.assertEqual(client.call("stats")["metrics"]["arena_kept_parts"], len(bytes_of), "DRAM was kept")
+
+    def test_it_ends_at_once(self):
+        library = os.path.join(os.path.dirname(UCMD), "hang.so")
+        self.assertTrue(os.path.exists(library), library + " is not there: make build-tests")
+        flag = os.path.join(self.folder, "hang")
+        asan = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+        before = ["env", "LD_PRELOAD=" + library, "UCM_HANG=" + flag, "ASAN_OPTIONS=" + asan]
+        daemon, client, self.ns, region = self.start(before=before)
+        bytes_of = self.dumped(region, 0)
+        with open(flag, "w", encoding="utf-8"):
+            bytes_of.update(self.hung(client, region))
+        daemon.process.send_signal(signal.SIGTERM)
+        self.assertEqual(daemon.process.wait(TIMEOUT_S), 0)
+        self.assertIn("share-hangs", daemon.log())
+        self.all_is_there(bytes_of)
+
+    def test_what_no_kill_ends_keeps_nobody_from_starting(self):
+        daemon, client, self.ns, region = self.start()
+        bytes_of = self.dumped(region, 0)
+        try:
+            mount = HungMount(self.root, True)
+        except OSError as e:
+            self.skipTest(str(e))
+        self.addCleanup(mount.close)
+        bytes_of.update(self.hung(client, region))
+        daemon.process.send_signal(signal.SIGTERM)
+        self.until(lambda: "share-hangs" in daemon.log() and not daemon.answers(), "its end, but for the threads")
+        self.assertIsNone(daemon.process.poll(), "the mount holds it")
+        self.all_is_there(bytes_of)
+        self.assertIsNone(daemon.process.poll(), "the mount holds it still")
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main()
