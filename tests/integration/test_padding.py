@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""What lies on disks and shared roots behind a part's bytes: nothing that a slot held before, which was another tenant's."""
+
+import faulthandler
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+
+try:
+    from second_client import DEMO, OK, OTHER_UID, Case, Client, Daemon, OwnDaemons, Region, keys
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+SUITE_TIMEOUT_S = 120
+PAGE, BLOCKS = 4096, 48
+SHARDS, SHARD = 3, 4099  # a part ends 9 bytes behind a page
+PART = SHARDS * SHARD
+FULL = 5461  # and this one a byte before the same page's end
+MARK = b"the other one's!"
+
+
+class Padding(OwnDaemons, Case):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="padding.")
+        self.root = os.path.join(self.folder, "root")
+        os.mkdir(self.root)
+        self.addCleanup(shutil.rmtree, self.folder, True)
+        self.daemon = None
+        self.addCleanup(lambda: self.daemon and self.daemon.stop())
+
+    def start(self, nvme, **options):
+        self.daemon = Daemon(nvme=nvme, folder=self.folder, **{"arena.size": "1MiB", "arena.extent": "1MiB", "nvme.size": "32MiB", **options})
+        return self.open(None)
+
+    def open(self, uid):
+        identity = dict(DEMO, model=f"{self.id()} {uid}", shards=[SHARDS], shard_bytes=SHARD if uid is None else FULL)
+        client = Client(self.daemon, uid=uid)
+        self.daemon.clients.append(client)
+        ns = client.open(identity)
+        return client, ns, Region(client, ns, identity, BLOCKS)
+
+    def soil(self):
+        """Every slot of the arena holds another tenant's bytes to its end, and nobody's block."""
+        client, ns, region = self.open(OTHER_UID)
+        self.assertEqual(-(-region.size // PAGE), -(-PART // PAGE), "the same slots")
+        region.memory[:] = MARK * (len(region.memory) // len(MARK)) + MARK[:len(region.memory) % len(MARK)]
+        self.assertEqual(set(region.dump(range(BLOCKS), range(BLOCKS))), {OK})
+        self.until(lambda: client.call("evict", ns=ns, keys=keys(*range(BLOCKS))).get("busy", 0) == 0, "an eviction")
+        client.close()
+
+    def stored(self, region):
+        kv = [region.fill(i) for i in range(BLOCKS)]
+        self.assertEqual(set(region.dump(range(BLOCKS), range(BLOCKS))), {OK})
+        return kv
+
+    def padded(self, kv):
+        """Each part is on the disk, and nothing behind it."""
+        with open(os.path.join(self.daemon.store, "ucmd.cache"), "rb") as file:
+            data = file.read()
+        for part in kv:
+            at, found = data.find(part), 0
+            while at >= 0:
+                found, behind = found + 1, data[at + PART:at + -(-PART // PAGE) * PAGE]
+                self.assertEqual(behind, bytes(len(behind)))
+                at = data.find(part, at + 1)
+            self.assertGreater(found, 0, "it was not written")
+
+    def files(self):
+        return [os.path.join(at, name) for at, _, names in os.walk(self.root) for name in names
+                if os.path.basename(os.path.dirname(at)) == "blocks" and name.strip("0-") and not name.startswith(".")]
+
+    def ends(self, kv):
+        """A file ends with its part."""
+        self.until(lambda: len(self.files()) == BLOCKS, "their writing")
+        held = []
+        for path in self.files():
+            with open(path, "rb") as file:
+                data = file.read()
+            self.assertNotIn(MARK, data)
+            held.append(data[-PART:])
+            self.assertLess(len(data) - PART, PAGE, "the header")
+        self.assertEqual(sorted(held), sorted(kv))
+
+    def test_records(self):
+        client, ns, region = self.start(True)
+        self.soil()
+        kv = self.stored(region)
+        self.settled(client, ns)
+        self.padded(kv)
+
+    def test_records_of_what_was_read_from_a_root(self):
+        client, ns, region = self.start(False, **{"share.roots": self.root})
+        self.soil()
+        kv = self.stored(region)
+        self.ends(kv)
+        self.daemon.stop()
+        client, ns, region = self.start(True, **{"share.roots": self.root})
+        self.soil()
+        self.until(lambda: client.call("lookup", ns=ns, keys=keys(*range(BLOCKS)), shared=True)["hits"] == BLOCKS, "a lookup of all")
+        self.assertEqual(set(region.load(range(BLOCKS), range(BLOCKS))), {OK})
+        self.settled(client, ns)
+        self.padded(kv)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
+    unittest.main(verbosity=2)
