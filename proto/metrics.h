@@ -59,6 +59,8 @@
     X(fetch_reads_partial, counter, "blocks",                                                      \
       "of those, some shards of which were read from NVMe")                                        \
     X(fetch_bytes, counter, "bytes", "bytes of load_bytes that fetches copied")                    \
+    X(span_refused, counter, "refusals",                                                           \
+      "copies, reads, writes and builds that would have left their part's bytes in DRAM")          \
     X(single_flight, counter, "blocks", "reads saved because the part was being read already")     \
     X(blocks, gauge, "blocks", "complete blocks, in any tier")                                     \
     X(blocks_partial, gauge, "blocks", "blocks with missing parts")                                \

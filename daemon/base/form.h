@@ -1,5 +1,5 @@
-/* What the bytes of a part are. The namespace that holds a block says so (index.h), from its birth on; nobody else keeps a word
- * about it that could age.
+/* What the bytes of a part are. The namespace that holds a block says so (index.h), from its birth
+ * on; nobody else keeps a word about it that could age.
  *
  * Thread: any; forms don't change. */
 #ifndef UCMD_BASE_FORM_H
@@ -12,8 +12,8 @@
 /* How KV was encoded. */
 struct codec {
     struct ucm_encoding_spec spec;
-    uint8_t
-        identity[UCM_ENCODING_IDENTITY_BYTES]; /* of spec: equal for those that give equal bytes */
+    /* Of spec: the same for all that give the same bytes. */
+    uint8_t identity[UCM_ENCODING_IDENTITY_BYTES];
     uint64_t plain_shard_bytes;
 };
 

@@ -123,8 +123,8 @@ uint8_t cache_tier(const struct cache *c, const struct ns *ns, block_ref ref);
 uint8_t cache_status(const struct cache *c, const struct ns *ns, block_ref ref);
 /* Finds or makes the block of a key, and holds it. 0: the index is full. */
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key);
-/* A request uses these blocks of one prefix in namespace ns, head first, or is about to store them; 0 among
- * them, and a block of another namespace, is passed over. */
+/* A request uses these blocks of one prefix in namespace ns, head first, or is about to store them;
+ * 0 among them, and a block of another namespace, is passed over. */
 void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
 
 /* Tiers to evict from. CACHE_SHARE: the block's files go from every root, for all hosts. */
@@ -209,8 +209,6 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
  * is NULL he has a use of the part. */
 int cache_get_shards(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
                      uint8_t priority, int node, struct cache_wait *w);
-/* Where the part's first byte would lie: of the part, only these shards are there. */
-uintptr_t cache_shards_origin(const struct cache_shards *s);
 void cache_shards_put(struct cache *c, struct cache_shards *s);
 /* Gives back a use that cache_get gave in this same callback: nobody who waits for space is told, as nothing became free that was not
  * before. */
@@ -221,7 +219,6 @@ void cache_put(struct cache *c, block_ref ref, uint32_t part);
 /* A prefetch brought a part of the block into DRAM, whose use, or eviction before one, is counted. */
 void cache_prefetched(struct cache *c, block_ref ref);
 void cache_prefetch_used(struct cache *c, block_ref ref);
-void *cache_memory(struct cache *c, block_ref ref, uint32_t part); /* the caller has a use */
 
 /* Makes the caller's use a hold: it may last, so nobody waits for space to come from its end. */
 void cache_hold(struct cache *c, block_ref ref, uint32_t part);
@@ -292,7 +289,6 @@ struct cache_fill;
  * cache_get. */
 int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
                      uint32_t shard, uint32_t n, int node, struct cache_fill **out);
-void *cache_fill_memory(struct cache *c, struct cache_fill *f);
 /* The copy of n claimed shards ended. With ok false the fill and all its shards are dropped. When
  * all shards are there the part is published, and the fill is gone. */
 void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);

@@ -127,7 +127,9 @@ static int move_begin(struct cache *c, uint64_t owner)
         return -EBUSY;
     part_use(c, p); /* whatever leaves for the slot, it is not this part */
     m->to = cache_slot_beside(c, bytes, owner, arena_slot_node(c->arena, part_slot(p)));
-    if (m->to == 0) {
+    if (m->to == 0 || span_copy(c, ref, part, m->to, &m->copy) != 0) {
+        if (m->to != 0)
+            arena_slot_free(c->arena, m->to);
         part_unuse(c, p);
         cache_reconsider(c, ref);
         free(m);
@@ -136,10 +138,7 @@ static int move_begin(struct cache *c, uint64_t owner)
     m->cache = c;
     m->ref = ref;
     m->part = part;
-    m->copy = (struct cache_copy){.to = arena_memory(c->arena, m->to),
-                                  .from = arena_memory(c->arena, part_slot(p)),
-                                  .bytes = bytes,
-                                  .done_cb = copied_cb};
+    m->copy.done_cb = copied_cb;
     list_push_back(&c->compact.moves, &m->link);
     c->compact.n++;
     c->compact.bytes += bytes;

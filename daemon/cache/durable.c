@@ -155,7 +155,7 @@ static int durable_begin(struct cache *c, struct cache_durable *d)
     if (ns->record == NS_RECORD_FAILED)
         return -EIO; /* no later start would find the part */
     if (p->nvme == PART_NVME_READY) {
-        cache_tier_io(c, &d->io, TIER_SYNC, d->ref, d->part, 0);
+        cache_tier_io(c, &d->io, TIER_SYNC, d->ref, d->part, NULL);
         d->io.done_cb = sync_done_cb;
         return cache_tier_submit(c, &d->io);
     }

@@ -26,7 +26,7 @@ struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part)
 }
 
 void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_ref ref,
-                   uint32_t part, slot_ref slot)
+                   uint32_t part, const struct span *span)
 {
     *io = (struct tier_io){.op = op,
                            .bytes = ns_part_bytes(cache_ns(c, ref), part),
@@ -36,9 +36,9 @@ void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_r
                            .name = cache_tier_name(c, ref, part)};
     if (op != TIER_WRITE)
         io->place = part_place(cache_part(c, ref, part));
-    if (slot != 0) {
-        io->data = arena_memory(c->arena, slot);
-        io->buffer = arena_extent_of(c->arena, slot);
+    if (span) {
+        io->data = span->origin;
+        io->buffer = arena_extent_of(c->arena, span->slot);
     }
 }
 
@@ -63,7 +63,7 @@ struct part_op *part_op_new(struct cache *c, block_ref ref, uint32_t part)
     return op;
 }
 
-int part_op_share(struct part_op *op, slot_ref slot, bool write,
+int part_op_share(struct part_op *op, const struct span *span, bool write,
                   void (*done_cb)(struct share_io *io, int status),
                   void (*released_cb)(struct share_io *io))
 {
@@ -74,8 +74,8 @@ int part_op_share(struct part_op *op, slot_ref slot, bool write,
     op->shared = true;
     op->io.share = (struct share_io){.write = write,
                                      .id = cache_shared_id(c, op->ref, op->part),
-                                     .data = arena_memory(c->arena, slot),
-                                     .bytes = ns_part_bytes(ns, op->part),
+                                     .data = span->origin,
+                                     .bytes = span->len,
                                      .who = tenant_who(ns->tenant),
                                      .tenant = ns->identity.tenant,
                                      .root = cache_part(c, op->ref, op->part)->root,
@@ -193,10 +193,13 @@ static int tier_start(struct part_op *f)
 {
     struct cache *c = f->cache;
     struct tier_io *io = &f->io.tier;
+    struct span span;
     int rc;
 
     f->shared = false;
-    cache_tier_io(c, io, TIER_READ, f->ref, f->part, f->slot);
+    if (span_slot(c, f->slot, ns_form(cache_ns(c, f->ref), f->part), &span) != 0)
+        return -EIO;
+    cache_tier_io(c, io, TIER_READ, f->ref, f->part, &span);
     io->priority = f->priority;
     io->small = f->small;
     io->done_cb = tier_done_cb;
@@ -246,7 +249,10 @@ static void share_released_cb(struct share_io *io)
 
 static int share_start(struct part_op *f)
 {
-    int rc = part_op_share(f, f->slot, false, share_done_cb, share_released_cb);
+    struct span span;
+    int rc = span_slot(f->cache, f->slot, ns_form(cache_ns(f->cache, f->ref), f->part), &span);
+
+    rc = rc == 0 ? part_op_share(f, &span, false, share_done_cb, share_released_cb) : -EIO;
 
     if (rc == 0 || rc == -EAGAIN)
         return rc;
@@ -369,15 +375,6 @@ void cache_put(struct cache *c, block_ref ref, uint32_t part)
     cache_released(c);
 }
 
-void *cache_memory(struct cache *c, block_ref ref, uint32_t part)
-{
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
-
-    assert(b->part[part].users > 0);
-    return arena_memory(c->arena, part_slot(&b->part[part]));
-}
-
 /* ---- verifying ---- */
 
 static void check_done_cb(struct tier_io *io, int status)
@@ -405,6 +402,7 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
+    struct span span;
     int rc;
 
     if (b->part[part].nvme != PART_NVME_READY)
@@ -415,11 +413,14 @@ int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t
     k->cache = c;
     k->ref = ref;
     k->part = part;
-    cache_tier_io(c, &k->io, TIER_READ, ref, part, k->slot);
-    k->io.check = true;
-    k->io.who = (struct fair_who){0};
-    k->io.done_cb = check_done_cb;
-    rc = cache_tier_submit(c, &k->io);
+    rc = span_slot(c, k->slot, ns_form(ns, part), &span);
+    if (rc == 0) {
+        cache_tier_io(c, &k->io, TIER_READ, ref, part, &span);
+        k->io.check = true;
+        k->io.who = (struct fair_who){0};
+        k->io.done_cb = check_done_cb;
+        rc = cache_tier_submit(c, &k->io);
+    }
     if (rc != 0)
         arena_slot_free(c->arena, k->slot);
     return rc == -EAGAIN ? -EBUSY : rc;

@@ -7,19 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct cache_fill {
-    struct list link, link_age;
-    struct cache_fills *fills;
-    block_ref ref;
-    uint32_t part, number, shards;
-    slot_ref slot;
-    uint32_t done;    /* shards whose bytes are in the slot */
-    uint32_t copying; /* shards claimed and not yet reported */
-    bool broken;      /* dropped when the last copy has ended */
-    unsigned form;    /* of the block's namespace; 0: none */
-    uint64_t claimed[];
-};
-
 void cache_fills_init(struct cache_fills *fills)
 {
     list_init(&fills->list);
@@ -107,6 +94,16 @@ static int fill_new(struct cache *c, struct cache_fills *fills, block_ref ref, u
     return 0;
 }
 
+bool fill_claimed(const struct cache_fill *f, uint32_t shard, uint32_t n)
+{
+    if (shard > f->shards || n > f->shards - shard)
+        return false;
+    for (uint32_t s = shard; s < shard + n; s++)
+        if (!(f->claimed[s / 64] >> (s % 64) & 1))
+            return false;
+    return true;
+}
+
 static bool fill_take(struct cache_fill *f, uint32_t shard, uint32_t n)
 {
     for (uint32_t s = shard; s < shard + n; s++)
@@ -160,11 +157,6 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
     f->copying += n;
     *out = f;
     return 0;
-}
-
-void *cache_fill_memory(struct cache *c, struct cache_fill *f)
-{
-    return arena_memory(c->arena, f->slot);
 }
 
 void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)

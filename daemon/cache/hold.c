@@ -16,6 +16,7 @@ uint32_t cache_hold_ready(struct cache *c, const block_ref *refs, uint32_t n, ui
                           uint32_t most, const void **memory)
 {
     uint32_t held = 0;
+    struct span span;
 
     for (uint32_t i = 0; i < n; i++) {
         struct block *b = refs[i] ? index_block(c->config.index, refs[i]) : NULL;
@@ -26,7 +27,11 @@ uint32_t cache_hold_ready(struct cache *c, const block_ref *refs, uint32_t n, ui
             p->users >= PART_USERS_MAX)
             continue;
         p->users++;
-        memory[i] = arena_memory(c->arena, part_slot(p));
+        if (span_part(c, refs[i], part, &span) != 0) {
+            p->users--;
+            continue;
+        }
+        memory[i] = span.origin;
         held++;
     }
     return held;

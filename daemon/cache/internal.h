@@ -4,6 +4,7 @@
 
 #include "daemon/base/table.h"
 #include "daemon/cache/cache.h"
+#include "daemon/cache/span.h"
 #include "daemon/index/policy.h"
 #include "proto/backoff.h"
 
@@ -274,6 +275,21 @@ void cache_search_later(struct cache *c);
 
 /* ---- fill.c ---- */
 
+struct cache_fill {
+    struct list link, link_age;
+    struct cache_fills *fills;
+    block_ref ref;
+    uint32_t part, number, shards;
+    slot_ref slot;
+    uint32_t done;    /* shards whose bytes are in the slot */
+    uint32_t copying; /* shards claimed and not yet reported */
+    bool broken;      /* dropped when the last copy has ended */
+    unsigned form;    /* of the block's namespace; 0: none */
+    uint64_t claimed[];
+};
+
+/* Whether all of these shards are claimed; no others are the part's. */
+bool fill_claimed(const struct cache_fill *f, uint32_t shard, uint32_t n);
 /* Drops the block's fills; a fill that a copy is writing goes when the copy has ended. */
 void cache_fills_break(struct cache *c, block_ref ref);
 /* Drops the oldest fill that no copy is writing. False: there is none. */
@@ -301,15 +317,15 @@ struct part_op {
     bool failed; /* reported; a thread of the shared tier may still write into the slot */
 };
 struct part_op *part_op_new(struct cache *c, block_ref ref, uint32_t part); /* NULL: no memory */
-/* Submits a read into the slot, or a write of it, to the shared tier. */
-int part_op_share(struct part_op *op, slot_ref slot, bool write,
+/* Submits a read into the span, or a write of it, to the shared tier. */
+int part_op_share(struct part_op *op, const struct span *span, bool write,
                   void (*done_cb)(struct share_io *io, int status),
                   void (*released_cb)(struct share_io *io));
 /* What the tier stores beside a part. */
 struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part);
-/* Fills in an operation but for done_cb. slot: 0 for none. */
+/* Fills in an operation on a whole part but for done_cb. span: NULL for none. */
 void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_ref ref,
-                   uint32_t part, slot_ref slot);
+                   uint32_t part, const struct span *span);
 int cache_tier_submit(struct cache *c, struct tier_io *io);
 /* Counts a read of the block for a request, which has ended and brought so many bytes. */
 void cache_tier_read(struct cache *c, block_ref ref, const struct tier_io *io, uint64_t bytes);

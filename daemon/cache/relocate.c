@@ -136,11 +136,15 @@ static int begin_copy(struct relocation *r)
         cache_reconsider(c, r->ref);
         return rc;
     }
+    rc = span_copy(c, r->ref, r->part, r->slot, &r->copy);
+    if (rc != 0) {
+        arena_slot_free(c->arena, r->slot);
+        part_unuse(c, p);
+        cache_reconsider(c, r->ref);
+        return rc;
+    }
     r->state = COPYING;
-    r->copy = (struct cache_copy){.to = arena_memory(c->arena, r->slot),
-                                  .from = arena_memory(c->arena, part_slot(p)),
-                                  .bytes = bytes,
-                                  .done_cb = copied_cb};
+    r->copy.done_cb = copied_cb;
     c->relocations.copy(c->relocations.ctx, &r->copy);
     return 0;
 }

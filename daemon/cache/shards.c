@@ -28,6 +28,7 @@ struct cache_shards {
     struct tier_io io;
     struct cache *cache;
     struct cache_stage *stage;
+    struct span span;         /* on the stage */
     struct list waiter;       /* cache_wait.link of who asked, unless he has cancelled */
     struct cache_retry retry; /* without a stage: who asked waits for a slot for the whole part */
     block_ref ref;
@@ -71,27 +72,38 @@ static bool worth(struct cache *c, block_ref ref, uint32_t part, uint32_t first,
 
 /* ---- stages ---- */
 
-/* 0; -EBUSY: no slot now; or -ENOMEM. */
-static int stage_take(struct cache *c, uint64_t part_bytes, int node, struct cache_shards *s)
+static int stage_new(struct cache *c, uint64_t part_bytes, int node)
 {
+    struct cache_stage *g = calloc(1, sizeof(*g));
+    int rc = g ? cache_slot(c, arena_padded(part_bytes), 0, node, false, &g->slot) : -ENOMEM;
+
+    if (rc != 0) {
+        free(g);
+        return rc;
+    }
+    g->bytes = arena_slot_bytes(c->arena, g->slot);
+    c->shards.stage = g;
+    return 0;
+}
+
+/* 0; -EBUSY: no slot now; -ENOMEM; or -EINVAL. */
+static int stage_take(struct cache *c, const struct form *form, int node, struct cache_shards *s)
+{
+    uint64_t part_bytes = form->shards * form->shard_bytes,
+             room = tier_shards_room(form->shard_bytes, s->io.shard, s->io.shards);
     struct cache_stage *g = c->shards.stage;
-    uint64_t room = tier_shards_room(s->io.shard_bytes, s->io.shard, s->io.shards);
-    int rc;
+    int rc = 0;
 
     if (!g || g->bytes != arena_padded(part_bytes) || g->bytes - g->used < room) {
-        g = calloc(1, sizeof(*g));
-        if (!g)
-            return -ENOMEM;
-        rc = cache_slot(c, arena_padded(part_bytes), 0, node, false, &g->slot);
-        if (rc != 0) {
-            free(g);
-            return rc;
-        }
-        g->bytes = arena_padded(part_bytes);
-        c->shards.stage = g;
+        rc = stage_new(c, part_bytes, node);
+        g = c->shards.stage;
     }
+    if (rc == 0)
+        rc = span_stage(c, g->slot, g->used, form, s->io.shard, s->io.shards, &s->span);
+    if (rc != 0)
+        return rc;
     s->stage = g;
-    s->io.data = (char *)arena_memory(c->arena, g->slot) + g->used;
+    s->io.data = s->span.origin - tier_shards_at(form->shard_bytes, s->io.shard);
     s->io.buffer = arena_extent_of(c->arena, g->slot);
     g->used += room;
     g->pieces++;
@@ -119,10 +131,12 @@ void cache_shards_put(struct cache *c, struct cache_shards *s)
     free(s);
 }
 
-uintptr_t cache_shards_origin(const struct cache_shards *s)
+int span_piece(const struct cache_shards *s, struct span *out)
 {
-    return (uintptr_t)s->io.data + tier_shards_at(s->io.shard_bytes, s->io.shard) -
-           s->io.shard * s->io.shard_bytes;
+    if (!s->stage)
+        return -EINVAL;
+    *out = s->span;
+    return 0;
 }
 
 /* The whole part for who waits: he holds the block. Without a slot he waits on, before those who come now. */
@@ -203,13 +217,13 @@ static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t 
     list_init(&s->waiter);
     list_init(&s->retry.link);
     s->retry.retry_cb = whole_retry_cb;
-    cache_tier_io(c, &s->io, TIER_READ_SHARDS, ref, part, 0);
+    cache_tier_io(c, &s->io, TIER_READ_SHARDS, ref, part, NULL);
     s->io.shard = first;
     s->io.shards = n;
     s->io.priority = priority;
     s->io.small = w->small;
     s->io.done_cb = shards_done_cb;
-    rc = stage_take(c, ns_part_bytes(ns, part), node, s);
+    rc = stage_take(c, ns_form(ns, part), node, s);
     if (rc != 0) {
         free(s);
         return rc;

@@ -163,13 +163,16 @@ static bool sum_part_cb(void *ctx, uint64_t i, struct sums_part *out)
     slot_ref slot = l->slots[i];
     int ready = slot ? arena_slot_ready(l->cache->arena, slot) : -ENOENT;
     struct snapshot_part k = part_at(l, i);
+    struct span span;
 
     if (ready == -EAGAIN)
         return false;
     *out = (struct sums_part){.data = NULL};
     if (ready == 0 && !l->ns[k.ns].forgotten) {
-        out->data = arena_memory(l->cache->arena, slot);
-        out->bytes = ns_part_bytes(l->ns[k.ns].ns, k.part);
+        if (span_kept(l->cache, slot, ns_form(l->ns[k.ns].ns, k.part), &span) != 0)
+            return true;
+        out->data = span.origin;
+        out->bytes = span.len;
     }
     return true;
 }

@@ -110,6 +110,7 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
     struct snapshot_part part = {.uses = uses};
+    struct span span;
     bool below; /* in the other form */
 
     if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
@@ -130,7 +131,8 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
         part.below = below;
         part.checksum = p->sealed ? 0 : p->checksum; /* 0: not known */
         arena_slot_position(c->arena, part_slot(p), &part.extent, &part.slot);
-        part_add(w, ns, &part, part.checksum ? NULL : arena_memory(c->arena, part_slot(p)));
+        if (span_kept(c, part_slot(p), ns_form(ns, part.part), &span) == 0)
+            part_add(w, ns, &part, part.checksum ? NULL : span.origin);
     }
 }
 

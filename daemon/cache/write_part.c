@@ -29,17 +29,22 @@ int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part, bool durable
     int rc = cache_quota_below(c, ns->tenant, ns_part_bytes(ns, part), durable);
     struct part_op *w = rc == 0 ? part_op_new(c, ref, part) : NULL;
     struct part *p = cache_part(c, ref, part);
+    struct span span;
 
     if (!w)
         return rc != 0 ? rc : -ENOMEM;
-    cache_tier_io(c, &w->io.tier, TIER_WRITE, ref, part, part_slot(p));
-    w->io.tier.done_cb = nvme_done_cb;
-    rc = cache_tier_submit(c, &w->io.tier);
+    part_use(c, p);
+    rc = span_part(c, ref, part, &span);
+    if (rc == 0) {
+        cache_tier_io(c, &w->io.tier, TIER_WRITE, ref, part, &span);
+        w->io.tier.done_cb = nvme_done_cb;
+        rc = cache_tier_submit(c, &w->io.tier);
+    }
     if (rc != 0) {
+        part_unuse(c, p);
         free(w);
         return rc;
     }
-    part_use(c, p);
     part_set_nvme_writing(c, ref, part, w);
     c->write[WRITE_NVME].writing_bytes += w->io.tier.bytes;
     return 0;
@@ -78,17 +83,21 @@ int cache_share_write(struct cache *c, block_ref ref, uint32_t part)
 {
     struct part_op *w = part_op_new(c, ref, part);
     struct part *p = cache_part(c, ref, part);
+    struct span span;
     int rc;
 
     if (!w)
         return -ENOMEM;
-    rc = part_op_share(w, part_slot(p), true, share_done_cb, share_released_cb);
+    part_use(c, p);
+    rc = span_part(c, ref, part, &span);
+    if (rc == 0)
+        rc = part_op_share(w, &span, true, share_done_cb, share_released_cb);
     if (rc != 0) {
+        part_unuse(c, p);
         free(w);
         c->config.metrics->share_write_waits += rc == -EAGAIN;
         return rc;
     }
-    part_use(c, p);
     part_set_share(c, ref, part, PART_SHARE_WRITING, 0);
     c->write[WRITE_SHARE].writing_bytes += w->io.share.bytes;
     return 0;

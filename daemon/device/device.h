@@ -23,9 +23,9 @@
 #define UCMD_DEVICE_DEVICE_H
 
 #include "daemon/base/fair_queue.h"
-#include "daemon/base/form.h"
 #include "daemon/base/list.h"
 #include "daemon/base/numa.h"
+#include "daemon/base/span.h"
 #include "daemon/device/plan.h"
 #include "kernels/copy.h"
 #include "kernels/encoding/encoding.h"
@@ -33,6 +33,7 @@
 #include "proto/errors.h"
 #include "proto/messages.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -73,7 +74,8 @@ struct device_region {
     const int *peer_fd;  /* its socket, open until the region is closed, to ask whether the worker
                            hung up; NULL: never ask */
     uint32_t part, blocks;
-    struct form pages; /* what its pages hold; shards: 1 of a pool, whose slots hold any shard */
+    struct form pages;         /* what its pages hold */
+    bool pool;                 /* its blocks are slots that take any shard: pages.shards is 1 */
     const struct codec *codec; /* plain pages: how copies may encode and decode; NULL: they don't */
     uint32_t ring_region;      /* what orders of a staging ring call it; 0: never staged */
     uint32_t n_handles, n_planes;
@@ -83,8 +85,9 @@ struct device_region {
                               region has no memory for that shard */
     /* Until OPEN, `base` counts from the first byte of handle `memory`'s mapping. */
     struct ucm_copy_plane *planes;
-    /* With a codec, when each plane is one section: where the sections lie in a coded slot (n_planes of them).
-     * NULL: blocks are copied as they are. A region serves both forms, by device_job.coded. */
+    /* With a codec, when each plane is one section: where the sections lie in a coded slot
+     * (n_planes of them). NULL: blocks are copied as they are. A region serves both forms, by
+     * device_job.coded. */
     struct ucm_encoding_plane *coded;
     struct device_rope *rope; /* NULL: loads can't turn K */
     struct device_users users;
@@ -123,7 +126,8 @@ static inline enum copy_way region_way(const struct device_region *r, const stru
 /* Checks a registration against the form that its pages hold and the sizes of its handles:
  * - handles are of the device's kind;
  * - every plane's last block ends inside its handle, and strides hold a chunk;
- * - planes are sorted by shard, and the chunks of each shard that has some add up to pages->shard_bytes;
+ * - planes are sorted by shard, and the chunks of each shard that has some add up to
+ *   pages->shard_bytes;
  * - no byte belongs to two chunks; planes of one allocation may interleave with one stride only;
  * - with a codec (pages are plain then; NULL: none): every plane is one section, in order, and
  *   begins at a multiple of DEVICE_ENCODED_ALIGN in every block;
@@ -164,9 +168,10 @@ struct device_job {
     struct device_staging *staging; /* the device fills it for copies */
     void *memory;                   /* UNPIN: as in memory_add */
     uint64_t memory_bytes;
-    const struct ucm_copy_item *items; /* slot addresses as the CPU sees them; alive until done */
-    uint32_t n_items;
-    uint32_t first_plane, n_planes; /* range of the region's planes */
+    struct ucm_copy_item *items; /* slot addresses as the CPU sees them; alive until done */
+    uint32_t n_items, cap_items;
+    uint32_t first_shard, n_shards; /* of the blocks: those that are copied */
+    uint32_t first_plane, n_planes; /* theirs */
     /* Load: the table by which K of each item turns (NULL: it stays); NULL: all stays. Alive until
      * done. */
     const struct ucm_rope_angle *const *turns;
@@ -199,6 +204,22 @@ struct device_job {
     uint32_t pieces;                /* under way */
     void *scratch;
 };
+
+/* A load or dump of these shards of blocks, encoded or decoded, or as they are; the rest is zero.
+ * The region has planes for them; of a pool there is shard 0. */
+void device_job_init(struct device_job *job, enum device_op op, struct device_region *region,
+                     bool coded, uint32_t shard, uint32_t shards);
+/* Adds a copy between block `block` and the span, to items, where there are cap_items. 0; -EINVAL:
+ * there is no such block, the span has not the job's shards, its form does not go the job's way, or
+ * its bytes are not such that the job may read (write) them. Nobody else writes items. */
+int device_job_add(struct device_job *job, const struct span *span, uint32_t block);
+/* Is that item of the job a copy with this span? */
+bool device_job_names(const struct device_job *job, uint32_t item, const struct span *span);
+/* By the slots' addresses. */
+void device_job_sort(struct device_job *job);
+/* The same copies of some of its shards. */
+void device_job_cut(const struct device_job *from, uint32_t shard, uint32_t shards,
+                    struct device_job *out);
 
 struct device_stats {
     char name[64]; /* "cpu", "NVIDIA H200" */

@@ -195,15 +195,15 @@ static int check_sections(const struct msg_region_register *m,
 /* ---- overlap ---- */
 
 /* The memory from a plane's first byte to its last. */
-struct span {
+struct reach {
     uint32_t memory; /* the same for handles of one allocation */
     uint32_t plane;
     uint64_t begin, end, stride, chunk;
 };
 
-static int span_order(const void *a, const void *b)
+static int reach_order(const void *a, const void *b)
 {
-    const struct span *x = a, *y = b;
+    const struct reach *x = a, *y = b;
 
     if (x->memory != y->memory)
         return x->memory < y->memory ? -1 : 1;
@@ -215,13 +215,13 @@ static int span_order(const void *a, const void *b)
 /* By place inside the stride that all compared spans have in common. */
 static int residue_order(const void *a, const void *b)
 {
-    const struct span *x = a, *y = b;
+    const struct reach *x = a, *y = b;
     uint64_t i = x->begin % x->stride, j = y->begin % y->stride;
 
     return i == j ? 0 : i < j ? -1 : 1;
 }
 
-static int refuse_overlap(const struct span *x, const struct span *y, struct ucm_error *e)
+static int refuse_overlap(const struct reach *x, const struct reach *y, struct ucm_error *e)
 {
     return REFUSE(
         e,
@@ -232,7 +232,7 @@ static int refuse_overlap(const struct span *x, const struct span *y, struct ucm
 
 /* Spans that run into each other belong to interleaved planes. With one stride the planes share no
  * byte if their chunks share none on the circle of that stride. */
-static int check_interleaved(struct span *s, uint32_t n, struct ucm_error *e)
+static int check_interleaved(struct reach *s, uint32_t n, struct ucm_error *e)
 {
     uint64_t stride = s[0].stride;
 
@@ -274,7 +274,7 @@ static uint32_t memory_of(const struct msg_region_register *m, uint32_t handle, 
     return handle;
 }
 
-static void spans_fill(const struct msg_region_register *m, const int *fds, struct span *s)
+static void reaches_fill(const struct msg_region_register *m, const int *fds, struct reach *s)
 {
     uint32_t memory[UCM_MAX_HANDLES];
 
@@ -284,22 +284,22 @@ static void spans_fill(const struct msg_region_register *m, const int *fds, stru
         const struct msg_plane *p = &m->planes.p[i];
         uint64_t begin = m->handles.p[p->handle].offset + p->offset;
 
-        s[i] = (struct span){
+        s[i] = (struct reach){
             memory[p->handle], i,       begin, begin + (m->blocks - 1) * p->stride + p->chunk,
             p->stride,         p->chunk};
     }
-    qsort(s, m->planes.n, sizeof(*s), span_order);
+    qsort(s, m->planes.n, sizeof(*s), reach_order);
 }
 
 static int check_overlap(const struct msg_region_register *m, const int *fds, struct ucm_error *e)
 {
-    struct span *s = calloc(m->planes.n, sizeof(*s));
+    struct reach *s = calloc(m->planes.n, sizeof(*s));
     uint32_t n = m->planes.n;
     int rc = 0;
 
     if (!s)
         return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory to check %u planes", n);
-    spans_fill(m, fds, s);
+    reaches_fill(m, fds, s);
     for (uint32_t first = 0, next; rc == 0 && first < n; first = next) {
         uint64_t end = s[first].end;
 
@@ -315,7 +315,8 @@ static int check_overlap(const struct msg_region_register *m, const int *fds, st
 
 /* ---- building ---- */
 
-/* One allocation: the region, then its arrays by falling alignment. The codec is a copy, whichever of the two there is. */
+/* One allocation: the region, then its arrays by falling alignment. The codec is a copy, whichever
+ * of the two there is. */
 static struct device_region *region_alloc(uint32_t n_handles, uint32_t n_planes,
                                           const struct form *pages, const struct codec *codec)
 {
@@ -439,6 +440,7 @@ int region_check(const struct msg_region_register *m, const struct form *pages,
     r->part = (uint32_t)m->part;
     r->blocks = (uint32_t)m->blocks;
     r->ring_region = (uint32_t)m->ring_region;
+    r->pool = m->pool;
     fill_handles(r, m);
     fill_planes(r, m);
     if (codec)

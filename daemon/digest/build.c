@@ -61,8 +61,8 @@ static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
 
     (void)thread;
     for (uint32_t shard = first; shard < end && shard < b->from_form->shards; shard++)
-        shard_make(b, b->from + shard * b->from_form->shard_bytes,
-                   b->to + shard * b->to_form->shard_bytes);
+        shard_make(b, b->from.origin + shard * b->from_form->shard_bytes,
+                   b->to.origin + shard * b->to_form->shard_bytes);
     atomic_fetch_add_explicit(&b->ns, thread_ns() - begun_ns, memory_order_relaxed);
 }
 
@@ -108,10 +108,21 @@ uint64_t part_build_scratch(const struct part_build *b)
     return b->digest && b->from_form->codec ? b->from_form->codec->plain_shard_bytes : 0;
 }
 
-void part_build_submit(struct digest_pool *pool, struct part_build *b)
+static bool whole(const struct span *span, const struct form *form)
+{
+    return span->form == form && span->first == 0 && span->n == form->shards;
+}
+
+int part_build_submit(struct digest_pool *pool, struct part_build *b, const struct span *from,
+                      const struct span *to)
 {
     uint64_t from_bytes = b->from_form->shard_bytes;
 
+    if (!whole(from, b->from_form) || !whole(to, b->to_form) || from->fill || !to->fill ||
+        !b->scratch != (part_build_scratch(b) == 0))
+        return -EINVAL;
+    b->from = *from;
+    b->to = *to;
     b->ended = 0;
     b->piece_shards = from_bytes < PIECE_BYTES ? (uint32_t)(PIECE_BYTES / from_bytes) : 1;
     atomic_init(&b->unfit, false);
@@ -121,4 +132,5 @@ void part_build_submit(struct digest_pool *pool, struct part_build *b)
     b->job.queue = NULL;
     b->job.slow = from_bytes > SLOW_BYTES;
     digest_pool_submit(pool, &b->job, b->scratch ? 1 : pieces_of(b));
+    return 0;
 }

@@ -4,7 +4,7 @@
 #ifndef UCMD_DIGEST_BUILD_H
 #define UCMD_DIGEST_BUILD_H
 
-#include "daemon/base/form.h"
+#include "daemon/base/span.h"
 #include "daemon/digest/pool.h"
 #include "kernels/sparse/sparse.h"
 
@@ -12,22 +12,25 @@ struct part_build {
     struct digest_job job;                /* job.done_cb is the caller's */
     const struct ucm_digest_plan *digest; /* NULL: the other form is made */
     const struct form *from_form, *to_form;
-    uint8_t *scratch;    /* the caller's, of part_build_scratch bytes */
-    const uint8_t *from; /* the part */
-    uint8_t *to;
+    uint8_t *scratch; /* the caller's, of part_build_scratch bytes */
+    struct span from, to;
     /* The pool's. */
     uint32_t piece_shards, ended; /* ended: pieces of those that come one after the other */
     atomic_bool unfit;            /* out: the encoding could not hold some shard */
     atomic_ullong ns;             /* out: CPU time of threads */
 };
 
-/* On zeroed memory. Plan (or NULL) and forms live until the build is done. 0; -EINVAL: parts of the second form can't be made of
- * parts of the first: other sizes, an encoding that loses something, or none. */
+/* On zeroed memory. Plan (or NULL) and forms live until the build is done. 0; -EINVAL: parts of the
+ * second form can't be made of parts of the first: other sizes, an encoding that loses something,
+ * or none. */
 int part_build_init(struct part_build *b, const struct ucm_digest_plan *digest,
                     const struct form *from, const struct form *to);
-/* What it needs of memory: for a digest of a coded part, whose shards are decoded one after the other. */
+/* What it needs of memory: for a digest of a coded part, whose shards are decoded one after the
+ * other. */
 uint64_t part_build_scratch(const struct part_build *b);
-/* The caller has filled in from, to, scratch and done_cb, and leaves it alone until done_cb. */
-void part_build_submit(struct digest_pool *pool, struct part_build *b);
+/* From one whole part into another, of these forms. The caller has set scratch and done_cb, and
+ * leaves b alone until done_cb. 0; -EINVAL: the spans are others. */
+int part_build_submit(struct digest_pool *pool, struct part_build *b, const struct span *from,
+                      const struct span *to);
 
 #endif

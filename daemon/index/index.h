@@ -212,8 +212,8 @@ struct ns {
     struct ns_form *forms; /* NS_FORMS of them, or NULL: coded forms of its blocks; cache/form.c */
 };
 
-/* What part `part` of the namespace's blocks is. For good; where its identity names no encoding that this daemon knows, or another
- * version of it or other sizes, the blocks are bytes as any. */
+/* What part `part` of the namespace's blocks is. For good; where its identity names no encoding
+ * that this daemon knows, or another version of it or other sizes, the blocks are bytes as any. */
 static inline const struct form *ns_form(const struct ns *ns, uint32_t part)
 {
     assert(part < ns->identity.parts);
@@ -237,7 +237,8 @@ int ns_identity_encode(const struct ns_identity *identity, uint8_t *out, size_t 
 /* SHA-256 of a canonical form. 0 or -ENOMEM. */
 int ns_fingerprint(const uint8_t *canonical, size_t n, uint8_t out[UCM_FINGERPRINT_BYTES]);
 
-/* The identity of an encoded namespace is a function of its base's and of the spec. *out points into *m, and to what base's does. */
+/* The identity of an encoded namespace is a function of its base's and of the spec. *out points
+ * into *m, and to what base's does. */
 #define NS_ENCODED_SALT_BYTES (UCM_FINGERPRINT_BYTES + 8 + UCM_ENCODING_IDENTITY_BYTES)
 struct ns_encoded_memory {
     char layout[UCM_MAX_NAME_BYTES + 1];

@@ -1,4 +1,5 @@
-/* Identities of encoded namespaces, and what they say of their blocks' bytes: docs/protocol.md, "Encoded namespaces". */
+/* Identities of encoded namespaces, and what they say of their blocks' bytes: docs/protocol.md,
+ * "Encoded namespaces". */
 #include "daemon/index/index.h"
 
 #include "daemon/format/bytes.h"

@@ -1,5 +1,6 @@
 /* chain.append: finds the blocks of keys up to the first that is not there, leases them, and holds their
  * digests. What has to be read or built is a transfer; the rest of a long append waits for turns of the loop. */
+#include "daemon/cache/span.h"
 #include "daemon/request/digest.h"
 #include "daemon/request/encoding.h"
 #include "daemon/request/transfer.h"
@@ -147,12 +148,13 @@ void append_hold(struct transfer *t, uint32_t item)
     struct chain *ch = t->chain;
     struct cache *c = cache_of(t);
     uint32_t at = t->chain_first + item;
+    struct span span;
 
-    if (!append_may_hold(t)) {
+    if (!append_may_hold(t) || span_part(c, t->refs[item], ch->part, &span) != 0) {
         cache_put(c, t->refs[item], ch->part);
         return;
     }
-    ch->digests->at[at] = cache_memory(c, t->refs[item], ch->part);
+    ch->digests->at[at] = span.origin;
     ch->blocks[at].digest = t->refs[item];
     cache_hold(c, t->refs[item], ch->part);
     chain_held_add(ch, 1);

@@ -7,6 +7,7 @@
  * without publishing. */
 #include "daemon/request/derived.h"
 
+#include "daemon/cache/span.h"
 #include "daemon/digest/build.h"
 #include "daemon/request/digest.h"
 #include "daemon/request/encoding.h"
@@ -228,29 +229,34 @@ static void build_done_cb(struct digest_job *job)
     build_end(b, status);
 }
 
-/* Its base has been read. */
-static void build_submit(struct derived_build *b)
+/* Its base has been read, and the build has a use of it. 0, or -EINVAL. */
+static int build_submit(struct derived_build *b)
 {
     struct derived_space *space = b->space;
+    struct span from, to;
+    int rc = span_part(cache_at(space), b->base, b->part, &from);
 
-    b->work.from = cache_memory(cache_at(space), b->base, b->part);
-    b->work.to = cache_fill_memory(cache_at(space), b->fill);
+    if (rc == 0)
+        rc = span_fill(cache_at(space), b->fill, 0, b->shards, &to);
     b->work.job.done_cb = build_done_cb;
-    part_build_submit(space->rq->rooms.digests, &b->work);
-    if (space->rq->derived.stopping)
+    if (rc == 0)
+        rc = part_build_submit(space->rq->rooms.digests, &b->work, &from, &to);
+    if (rc == 0 && space->rq->derived.stopping)
         digest_job_stop(&b->work.job);
+    return rc;
 }
 
 static void base_read_cb(struct cache_wait *w, int status)
 {
     struct derived_build *b = LIST_ENTRY(w, struct derived_build, read);
+    int rc = status == 0 ? build_submit(b) : status;
 
-    if (status == 0) {
-        build_submit(b);
+    if (rc == 0)
         return;
-    }
+    if (status == 0)
+        cache_put(cache_at(b->space), b->base, b->part);
     cache_fill_done(cache_at(b->space), b->fill, b->shards, false);
-    build_end(b, status);
+    build_end(b, rc);
 }
 
 /* 0: under way. */
@@ -268,6 +274,9 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     if (!b)
         return -ENOMEM;
     b->space = space;
+    b->base = base;
+    b->derived = derived;
+    b->part = part;
     b->shards = ns_form(space->derived, part)->shards;
     rc = part_build_init(&b->work, space->digests ? &space->plan : NULL,
                          ns_form(cache_ns(c, base), part), ns_form(space->derived, part));
@@ -281,6 +290,8 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     got = cache_get(c, base, part, priority, NUMA_NONE, &b->read);
     rc = got < 0 ? got
                  : cache_fill_claim(c, &d->fills, derived, part, 0, b->shards, NUMA_NONE, &b->fill);
+    if (rc == 0 && got == CACHE_READY && (rc = build_submit(b)) != 0)
+        cache_fill_done(c, b->fill, b->shards, false);
     if (rc != 0) {
         if (got == CACHE_READY)
             cache_get_undo(c, base, part);
@@ -292,15 +303,10 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     }
     list_init(&b->waiters);
     b->space = space_ref(space);
-    b->base = base;
-    b->derived = derived;
-    b->part = part;
     cache_lease(c, base);
     cache_lease(c, derived);
     list_push_back(&d->builds, &b->link);
     limit_add(space->tenant->owner, LIMIT_BUILDS, 1); /* there was room */
-    if (got == CACHE_READY)
-        build_submit(b);
     *out = b;
     return 0;
 }

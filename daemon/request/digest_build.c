@@ -62,7 +62,8 @@ static void published_remove(struct digests *ds, struct derived_tenant *tenant)
     space_unref(p->space); /* the tenant may go */
 }
 
-/* What is stored in an encoded base's own base is found in the encoded one, too. NULL: there is none. */
+/* What is stored in an encoded base's own base is found in the encoded one, too. NULL: there is
+ * none. */
 static const struct ns *plain_base(const struct derived_space *space)
 {
     return space->digests && space_decodes(space->base) ? space->base->base : NULL;

@@ -1,20 +1,22 @@
 /* Encoded namespaces: blocks of a base namespace in another form, under the same keys.
  *
- * An encoded namespace's identity is a function of the base's and of the encoding's spec, so whoever opens
- * the same spec finds the same blocks, and no others. Its geometry is that of the coded form: index, cache
- * and tiers hold, move and check coded bytes and know nothing of encodings. Devices encode and decode
- * (device_job.coded).
+ * An encoded namespace's identity is a function of the base's and of the encoding's spec, so
+ * whoever opens the same spec finds the same blocks, and no others. Its geometry is that of the
+ * coded form: index, cache and tiers hold, move and check coded bytes and know nothing of
+ * encodings. Devices encode and decode (device_job.coded).
  *
- * The namespace that holds a block says which form it has, from its birth on (base/form.h). Lookups, loads and prefetches of a session that
- * opened the namespace by encoding.open take a block of the base where the encoded namespace has none. */
+ * The namespace that holds a block says which form it has, from its birth on (base/form.h).
+ * Lookups, loads and prefetches of a session that opened the namespace by encoding.open take a
+ * block of the base where the encoded namespace has none. */
 #ifndef UCMD_REQUEST_ENCODING_H
 #define UCMD_REQUEST_ENCODING_H
 
 #include "daemon/request/internal.h"
 
-/* A view: where a session looks for blocks that it names in `coded`. There is one for each encoded namespace that a session
- * opened by encoding.open, as long as the namespace lives; ns.encoded leads to it. It says nothing of the form that a block
- * has: ns_form does, of the namespace that holds the block. */
+/* A view: where a session looks for blocks that it names in `coded`. There is one for each encoded
+ * namespace that a session opened by encoding.open, as long as the namespace lives; ns.encoded
+ * leads to it. It says nothing of the form that a block has: ns_form does, of the namespace that
+ * holds the block. */
 struct encoded_ns {
     struct requests *rq;
     struct ns *base, *coded;
@@ -39,8 +41,8 @@ static inline bool encoded_is_plain(const struct encoded_ns *en, block_ref ref)
 {
     return index_block(en->rq->rooms.index, ref)->ns == en->base->id;
 }
-/* The view of who copies by that region. Its pages hold plain KV if it is registered so; else what is in region->ns as it is, and
- * then blocks of a base are not looked for: they could not be had. */
+/* The view of who copies by that region. Its pages hold plain KV if it is registered so; else what
+ * is in region->ns as it is, and then no blocks of a base are looked for: they could not be had. */
 static inline struct encoded_ns *region_view(const struct registered *r)
 {
     return r->region->codec ? session_encoded(r->s, r->ns) : NULL;

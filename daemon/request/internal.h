@@ -388,7 +388,6 @@ struct registered {
     struct device_region *region;   /* owned; one of the two is NULL */
     struct device_staging *staging; /* likewise */
     struct ns *ns;                  /* of a region */
-    bool pool; /* its blocks are slots, and the planes are those of one shard */
     struct device_job job;
     struct list pending; /* requests that wait for the job: the register, or unregisters */
     uint64_t taken[REGISTERED_KINDS]; /* of its session's: by registered_kinds */

@@ -313,7 +313,6 @@ int method_region_register(struct call *call)
     if (!r)
         return -call->error.code;
     r->ns = ns;
-    r->pool = m->pool;
     pages = *ns_form(view ? view->base : ns, (uint32_t)m->part);
     pages.shards = m->pool ? 1 : pages.shards;
     rc = region_check(m, &pages, view ? ns_codec(ns) : NULL, call->fds, call->n_fds, &r->region,

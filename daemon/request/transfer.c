@@ -312,7 +312,7 @@ static bool batch_flush(struct transfer *t, bool coded)
         return true;
     }
     /* While a job is under way the batch may grow: when the job ends, the pump comes here again. */
-    if (t->steps || (t->jobs > 0 && b->copies < b->cap))
+    if (t->steps || (t->jobs > 0 && b->job.n_items < b->job.cap_items))
         return true;
     return batch_send(t, coded);
 }

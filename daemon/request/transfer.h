@@ -2,6 +2,7 @@
 #ifndef UCMD_REQUEST_TRANSFER_H
 #define UCMD_REQUEST_TRANSFER_H
 
+#include "daemon/cache/span.h"
 #include "daemon/request/encoding.h"
 
 /* FETCH: a load of single shards, see transfer_fetch.c. BUILD: digest.build. HOLD: chain.append, whose chain
@@ -31,7 +32,7 @@ struct transfer {
     struct ns *coded; /* a dump to a base: where its blocks' other form should lie, or NULL */
     struct registered *region;    /* of load, dump and fetch */
     uint32_t n_keys, part, parts; /* items = n_keys * parts; these three have one part */
-    uint32_t shard, shards, first_plane, n_planes;
+    uint32_t shard, shards;
     uint32_t opened; /* keys whose block was looked for, or opened: items up to there */
     uint32_t cursor, jobs, waits_n; /* waits_n: in waits, ready and durables */
     uint64_t window_bytes, in_window, bytes;
@@ -100,18 +101,16 @@ struct durable_wait {
 };
 
 struct copy_batch {
-    struct device_job job;
+    struct device_job
+        job; /* items: an item of the transfer is one copy, of a fetch one for each piece */
     struct transfer *t;
-    bool coded;              /* the device encodes or decodes */
-    const struct form *form; /* of what its slots hold, all alike */
-    uint32_t n, copies,
-        cap; /* items of the transfer, and copies: one an item, of a fetch one a piece */
-    struct ucm_copy_item *items;         /* of copies */
-    uint32_t *item;                      /* which item of the transfer */
-    struct cache_fill **fill;            /* dump */
+    const struct form *form;             /* of what its slots hold, all alike */
+    uint32_t n;                          /* items of the transfer */
+    uint32_t *item;                      /* which they are */
+    struct cache_fill **fill;            /* dump; NULL: it has ended */
     struct cache_shards **shards;        /* fetch: what was read of the part; NULL: the part */
     const struct ucm_rope_angle **turns; /* of copies, with t->turns */
-    atomic_uchar *unfit;                 /* of items; NULL: the encoding holds any bytes */
+    atomic_uchar *unfit;                 /* of copies; NULL: the encoding holds any bytes */
     /* Of a load in steps. */
     struct list link;         /* in steps->batches while a step of it is to be sent */
     uint32_t next_step, jobs; /* jobs: under way */
@@ -247,9 +246,9 @@ bool slot_waits(const struct transfer *t, uint32_t item);
 void ready_abandon(struct transfer *t, enum ucm_block_status status);
 /* The same, and what waits for a read, as CANCELLED. */
 void waits_abandon(struct transfer *t);
-/* Submits a copy of the batch's items in these planes. False: the device's queue is full. */
-bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_plane,
-                uint32_t n_planes, void (*done_cb)(struct device_job *job, int status));
+/* Submits a job of the batch's items. False: the device's queue is full. */
+bool job_submit(struct copy_batch *b, struct device_job *job,
+                void (*done_cb)(struct device_job *job, int status));
 /* Sends the open batch of that form as a device job. False: the device's queue is full; it stays open. */
 bool batch_send(struct transfer *t, bool coded);
 void batch_free(struct copy_batch *b);
@@ -271,8 +270,9 @@ enum ucm_block_status batch_outcome(struct transfer *t, int status);
 /* transfer_fetch.c */
 /* As cache_get, of an item of a fetch. */
 int fetch_get(struct transfer *t, uint32_t item, struct cache_wait *w);
-/* Adds the copies of an item, whose part lies in that slot. */
-void fetch_copies(const struct transfer *t, uint32_t item, uint64_t slot, struct copy_batch *b);
+/* Adds the copies of an item out of that span of its part. 0, or -EINVAL: none was added. */
+int fetch_copies(const struct transfer *t, uint32_t item, const struct span *span,
+                 struct device_job *job);
 /* Answers, and frees the transfer. */
 void fetch_finish(struct transfer *t);
 

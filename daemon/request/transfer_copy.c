@@ -16,7 +16,7 @@ void batch_free(struct copy_batch *b)
 {
     if (!b)
         return;
-    free(b->items);
+    free(b->job.items);
     free(b->item);
     free(b->fill);
     free(b->shards);
@@ -38,33 +38,38 @@ static uint32_t batch_copies(const struct transfer *t, const struct form *form)
     return n < all ? (uint32_t)n : all;
 }
 
+static bool batch_memory(struct copy_batch *b, uint32_t cap, bool refuses)
+{
+    b->job.items = calloc(cap, sizeof(*b->job.items));
+    b->job.cap_items = cap;
+    b->item = calloc(cap, sizeof(*b->item));
+    b->fill = calloc(cap, sizeof(*b->fill));
+    b->shards = calloc(cap, sizeof(*b->shards));
+    b->unfit = refuses ? calloc(cap, sizeof(*b->unfit)) : NULL;
+    b->turns = b->t->turns ? calloc(cap, sizeof(*b->turns)) : NULL;
+    return b->job.items && b->item && b->fill && b->shards && (!refuses || b->unfit) &&
+           (!b->t->turns || b->turns);
+}
+
 /* For `copies` at least. */
 static struct copy_batch *batch_new(struct transfer *t, const struct form *form, bool coded,
                                     uint32_t copies)
 {
     struct copy_batch *b = calloc(1, sizeof(*b));
-    uint32_t most = batch_copies(t, form), cap = most > copies ? most : copies;
-    bool refuses = coded && t->kind == TRANSFER_DUMP && codec_refuses(form->codec);
+    uint32_t most = batch_copies(t, form);
 
     if (!b)
         return NULL;
     b->t = t;
     list_init(&b->link);
-    b->coded = coded;
     b->form = form;
-    b->cap = cap;
-    b->items = calloc(cap, sizeof(*b->items));
-    b->item = calloc(cap, sizeof(*b->item));
-    b->fill = calloc(cap, sizeof(*b->fill));
-    b->shards = calloc(cap, sizeof(*b->shards));
-    b->unfit = refuses ? calloc(cap, sizeof(*b->unfit)) : NULL;
-    b->turns = t->turns ? calloc(cap, sizeof(*b->turns)) : NULL;
-    if (!b->items || !b->item || !b->fill || !b->shards || (refuses && !b->unfit) ||
-        (t->turns && !b->turns)) {
-        batch_free(b);
-        return NULL;
-    }
-    return b;
+    device_job_init(&b->job, transfer_loads(t) ? DEVICE_LOAD : DEVICE_DUMP, t->region->region,
+                    coded, t->shard, t->shards);
+    if (batch_memory(b, most > copies ? most : copies,
+                     coded && t->kind == TRANSFER_DUMP && codec_refuses(form->codec)))
+        return b;
+    batch_free(b);
+    return NULL;
 }
 
 /* Counts so many copied shards of a batch. Returns their bytes. */
@@ -80,7 +85,7 @@ static uint64_t copied_count(const struct copy_batch *b, uint64_t shards)
         m->fetch_items += shards;
         m->fetch_bytes += bytes;
     }
-    if (b->coded) {
+    if (b->job.coded) {
         *(loads ? &m->decode_bytes : &m->encode_bytes) += bytes;
         *(loads ? &m->decode_plain_bytes : &m->encode_plain_bytes) +=
             shards * form_plain_shard_bytes(b->form);
@@ -176,35 +181,43 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
         t->bytes += copied_count(b, (uint64_t)t->shards * item_copies(t, b->item[i]));
 }
 
-/* Ends the batch's items whose bytes the encoding could not hold, and takes them out of it. */
+/* Which of the batch's items has that copy: of a dump, whose copies may have been sorted. */
+static uint32_t copy_item(const struct copy_batch *b, uint32_t copy)
+{
+    struct transfer *t = b->t;
+    struct span span;
+    uint32_t k = 0;
+
+    while (!b->fill[k] || span_fill(cache_of(t), b->fill[k], t->shard, t->shards, &span) != 0 ||
+           !device_job_names(&b->job, copy, &span))
+        k++;
+    return k;
+}
+
+/* Ends the batch's items whose bytes the encoding could not hold. */
 static void unfit_end(struct copy_batch *b)
 {
-    for (uint32_t i = 0; b->unfit && i < b->n; i++) {
-        uint32_t k = 0; /* batch_sort sorted `items` only */
+    for (uint32_t i = 0; b->unfit && i < b->job.n_items; i++) {
+        uint32_t k;
 
         if (!atomic_load_explicit(&b->unfit[i], memory_order_relaxed))
             continue;
-        while ((uintptr_t)cache_fill_memory(cache_of(b->t), b->fill[k]) != b->items[i].slot)
-            k++;
+        k = copy_item(b, i);
         metrics_of(b->t)->encode_unfit++;
         batch_item_end(b, k, UCM_BLOCK_UNFIT);
-        b->n--;
-        b->item[k] = b->item[b->n];
-        b->fill[k] = b->fill[b->n];
-        b->items[i] = b->items[b->n];
-        atomic_store_explicit(&b->unfit[i],
-                              atomic_load_explicit(&b->unfit[b->n], memory_order_relaxed),
-                              memory_order_relaxed);
-        i--;
+        b->fill[k] = NULL;
     }
 }
 
 void batch_end(struct copy_batch *b, enum ucm_block_status status)
 {
+    bool loads = transfer_loads(b->t);
+
     if (status == UCM_BLOCK_OK)
         unfit_end(b);
     for (uint32_t i = 0; i < b->n; i++)
-        batch_item_end(b, i, status);
+        if (loads || b->fill[i])
+            batch_item_end(b, i, status);
     batch_free(b);
 }
 
@@ -248,52 +261,23 @@ static void batch_done_cb(struct device_job *job, int status)
     transfer_pump(t);
 }
 
-static int slot_order(const void *a, const void *b)
-{
-    const struct ucm_copy_item *x = a, *y = b;
-
-    return (x->slot > y->slot) - (x->slot < y->slot);
-}
-
-/* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
- * become one run of the copy to the worker's slices, where blocks may come in any order. Only
- * `items` is sorted: `item` and `fill` are looked at when all items of the batch end alike. */
-static void batch_sort(struct copy_batch *b)
-{
-    uint32_t i = 1;
-
-    while (i < b->copies && b->items[i - 1].slot <= b->items[i].slot)
-        i++;
-    if (i < b->copies)
-        qsort(b->items, b->copies, sizeof(*b->items), slot_order);
-}
-
-bool job_submit(struct copy_batch *b, struct device_job *job, uint32_t first_plane,
-                uint32_t n_planes, void (*done_cb)(struct device_job *job, int status))
+bool job_submit(struct copy_batch *b, struct device_job *job,
+                void (*done_cb)(struct device_job *job, int status))
 {
     struct transfer *t = b->t;
-    struct device_region *region = t->region->region;
+    struct device *device = t->region->region->device;
 
-    *job = (struct device_job){
-        .op = transfer_loads(t) ? DEVICE_LOAD : DEVICE_DUMP,
-        .region = region,
-        .items = b->items,
-        .n_items = b->copies,
-        .first_plane = first_plane,
-        .n_planes = n_planes,
-        .event = t->has_event ? t->event : NULL,
-        .deadline_ms = t->r.deadline.at_ms,
-        .who = tenant_who(t->ns->tenant),
-        .priority = copy_priority(t),
-        .beside = t->beside,
-        /* One chunk a slot is too narrow for slices; but beside others only a companion decodes. */
-        .straight = t->steps != NULL && !b->coded,
-        .coded = b->coded,
-        .unfit = b->unfit,
-        .turns = b->turns,
-        .done_cb = done_cb,
-    };
-    if (region->device->ops->submit(region->device, job) != 0)
+    job->event = t->has_event ? t->event : NULL;
+    job->deadline_ms = t->r.deadline.at_ms;
+    job->who = tenant_who(t->ns->tenant);
+    job->priority = copy_priority(t);
+    job->beside = t->beside;
+    /* One chunk a slot is too narrow for slices; but beside others only a companion decodes. */
+    job->straight = t->steps != NULL && !job->coded;
+    job->unfit = b->unfit;
+    job->turns = b->turns;
+    job->done_cb = done_cb;
+    if (device->ops->submit(device, job) != 0)
         return false;
     metrics_of(t)->device_jobs++;
     t->jobs++;
@@ -305,9 +289,12 @@ bool batch_send(struct transfer *t, bool coded)
 {
     struct copy_batch *b = t->open[coded];
 
+    /* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
+     * become one run of the copy to the worker's slices, where blocks may come in any order. `item`
+     * and `fill` stay: they are looked at when all items of the batch end alike. */
     if (t->region->region->ring_region != 0 && !b->turns)
-        batch_sort(b);
-    if (!job_submit(b, &b->job, t->first_plane, t->n_planes, batch_done_cb))
+        device_job_sort(&b->job);
+    if (!job_submit(b, &b->job, batch_done_cb))
         return false;
     t->open[coded] = NULL;
     return true;
@@ -320,13 +307,13 @@ static int batch_reserve(struct transfer *t, uint32_t item)
     struct copy_batch **open = &t->open[coded];
     uint32_t copies = item_copies(t, item);
 
-    if (*open && (*open)->n > 0 && (*open)->cap - (*open)->copies < copies) {
+    if (*open && (*open)->n > 0 && (*open)->job.cap_items - (*open)->job.n_items < copies) {
         if (t->steps)
             steps_add(t, coded);
         else if (!batch_send(t, coded))
             return -EBUSY;
     }
-    if (*open && (*open)->cap < copies) { /* empty: what it was made for did not come */
+    if (*open && (*open)->job.cap_items < copies) { /* empty: what it was made for did not come */
         batch_free(*open);
         *open = NULL;
     }
@@ -335,22 +322,26 @@ static int batch_reserve(struct transfer *t, uint32_t item)
     return *open ? 0 : -ENOMEM;
 }
 
-/* slot: where the item's part lies, or would if all of it was there. */
-static void batch_add(struct transfer *t, uint32_t item, uintptr_t slot, struct cache_fill *fill,
-                      struct cache_shards *shards)
+/* span: of the item's part. Without 0 (-EINVAL: it is not what the job may touch) the item ends as
+ * FAILED. */
+static void batch_add(struct transfer *t, uint32_t item, int rc, const struct span *span,
+                      struct cache_fill *fill, struct cache_shards *shards)
 {
     struct copy_batch *b = t->open[item_way(t, item) == WAY_CODED];
+    uint32_t copy = b->job.n_items;
 
-    if (t->kind == TRANSFER_FETCH)
-        fetch_copies(t, item, slot, b);
-    else {
-        if (b->turns)
-            b->turns[b->copies] = t->turns[item_key(t, item)];
-        b->items[b->copies++] = (struct ucm_copy_item){.slot = slot, .block = t->blocks[item]};
-    }
     b->item[b->n] = item;
     b->fill[b->n] = fill;
     b->shards[b->n] = shards;
+    if (rc == 0)
+        rc = t->kind == TRANSFER_FETCH ? fetch_copies(t, item, span, &b->job)
+                                       : device_job_add(&b->job, span, t->blocks[item]);
+    if (rc != 0) {
+        batch_item_end(b, b->n, UCM_BLOCK_FAILED);
+        return;
+    }
+    if (b->turns)
+        b->turns[copy] = t->turns[item_key(t, item)];
     b->n++;
 }
 
@@ -432,11 +423,14 @@ static void ready_drop(struct item_wait *iw, enum ucm_block_status status)
     free(iw);
 }
 
-static uintptr_t item_memory(struct transfer *t, const struct item_wait *iw)
+/* Puts an item that is in DRAM, or whose shards were read, into its open batch. */
+static void batch_load(struct transfer *t, uint32_t item, struct cache_shards *shards)
 {
-    if (iw->w.shards)
-        return cache_shards_origin(iw->w.shards);
-    return (uintptr_t)cache_memory(cache_of(t), t->refs[item_key(t, iw->item)], t->part);
+    struct span span;
+    int rc = shards ? span_piece(shards, &span)
+                    : span_part(cache_of(t), t->refs[item_key(t, item)], t->part, &span);
+
+    batch_add(t, item, rc, &span, NULL, shards);
 }
 
 bool ready_take(struct transfer *t)
@@ -452,7 +446,7 @@ bool ready_take(struct transfer *t)
             ready_drop(iw, UCM_BLOCK_NO_ROOM);
             continue;
         }
-        batch_add(t, iw->item, item_memory(t, iw), NULL, iw->w.shards);
+        batch_load(t, iw->item, iw->w.shards);
         t->waits_n--;
         free(iw);
     }
@@ -557,7 +551,7 @@ static int item_get(struct transfer *t, uint32_t item)
         t->in_window += item_slot_bytes(t, item);
         metrics_of(t)->load_blocks_dram += t->kind == TRANSFER_LOAD;
         cache_prefetch_used(cache_of(t), ref);
-        batch_add(t, item, (uintptr_t)cache_memory(cache_of(t), ref, part), NULL, NULL);
+        batch_load(t, item, NULL);
     } else if (rc == CACHE_READY) {
         cache_put(cache_of(t), ref, part);
     } else if (rc == CACHE_PENDING) {
@@ -578,6 +572,7 @@ static int item_get(struct transfer *t, uint32_t item)
 static int item_fill(struct transfer *t, uint32_t item)
 {
     struct cache_fill *fill;
+    struct span span;
     int rc = slot_waits(t, item) ? -EBUSY : 0;
     bool placed = rc != 0;
 
@@ -597,8 +592,10 @@ static int item_fill(struct transfer *t, uint32_t item)
     if (rc == 0) {
         if (t->coded)
             cache_fill_form(cache_of(t), fill, t->coded, t->below);
-        batch_add(t, item, (uintptr_t)cache_fill_memory(cache_of(t), fill), fill, NULL);
         t->in_window += item_slot_bytes(t, item);
+        rc = span_fill(cache_of(t), fill, t->shard, t->shards, &span);
+        batch_add(t, item, rc, &span, fill, NULL);
+        rc = 0;
     } else if (rc == -EEXIST) {
         if (t->durable)
             item_durable(t, item, UCM_BLOCK_EXISTS);
@@ -614,7 +611,8 @@ static int item_fill(struct transfer *t, uint32_t item)
     return 0;
 }
 
-/* What the region can't hold misses, as it would if it was not there: a block of a base whose pages here hold the coded form. */
+/* What the region can't hold misses, as it would if it was not there: a block of a base whose pages
+ * here hold the coded form. */
 static void item_foreign(struct transfer *t, uint32_t item)
 {
     item_status(t, item, UCM_BLOCK_MISS);

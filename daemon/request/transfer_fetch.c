@@ -1,8 +1,9 @@
 /* fetch: single shards of blocks into slots of a worker's pool.
  *
- * The items of one block are the pieces of one item of the transfer: one read brings the part into DRAM, or from the first to the
- * last of the shards that they name, if that is little of it (cache_get_shards); and its pieces go in one batch. To a device a piece is a copy as any: its slot in DRAM begins where the shard
- * does, and the pool's planes are those of a part with one shard. */
+ * The items of one block are the pieces of one item of the transfer: one read brings the part into
+ * DRAM, or from the first to the last of the shards that they name, if that is little of it
+ * (cache_get_shards); and its pieces go in one batch. To a device a piece is a copy as any, of a
+ * span of one shard, and the pool's planes are those of a part with one shard. */
 #include "daemon/request/digest.h"
 #include "daemon/request/transfer.h"
 
@@ -129,14 +130,23 @@ int fetch_get(struct transfer *t, uint32_t item, struct cache_wait *w)
                             read_priority(t), node_of(t), w);
 }
 
-void fetch_copies(const struct transfer *t, uint32_t item, uint64_t slot, struct copy_batch *b)
+int fetch_copies(const struct transfer *t, uint32_t item, const struct span *span,
+                 struct device_job *job)
 {
-    uint64_t shard_bytes = item_form(t, item)->shard_bytes;
     const struct fetch_piece *p = &t->pieces[t->blocks[item]];
+    uint32_t before = job->n_items;
+    int rc = 0;
 
-    for (uint32_t i = 0, n = item_copies(t, item); i < n; i++, p++)
-        b->items[b->copies++] =
-            (struct ucm_copy_item){.slot = slot + p->shard * shard_bytes, .block = p->slot};
+    for (uint32_t i = 0, n = item_copies(t, item); rc == 0 && i < n; i++) {
+        struct span shard;
+
+        rc = span_cut(cache_of(t), span, p[i].shard, 1, &shard);
+        if (rc == 0)
+            rc = device_job_add(job, &shard, p[i].slot);
+    }
+    if (rc != 0)
+        job->n_items = before;
+    return rc;
 }
 
 /* ---- the answer ---- */
@@ -166,7 +176,7 @@ void fetch_finish(struct transfer *t)
 static int source_check(struct call *call, const struct msg_fetch *m,
                         const struct registered *region, struct chain **ch, struct fetch_bounds *b)
 {
-    if (!region->pool)
+    if (!region->region->pool)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "region %llu is no pool; register one with pool: true",
                              (unsigned long long)m->region);
@@ -246,7 +256,6 @@ static struct transfer *fetch_new(struct call *call, const struct msg_fetch *m,
     t->priority = (uint8_t)m->priority;
     t->beside = DEVICE_BESIDE_AWAITED;
     t->shards = 1;
-    t->n_planes = region->region->n_planes;
     t->window_bytes = arena_bytes_configured(call->s->rq->rooms.arena) / WINDOW_FRACTION;
     return t;
 }

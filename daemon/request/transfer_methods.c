@@ -121,8 +121,6 @@ static void copy_range(struct transfer *t, const struct copy_params *p,
 {
     t->shard = (uint32_t)p->shard;
     t->shards = p->shards ? (uint32_t)p->shards : r->pages.shards - t->shard;
-    t->first_plane = r->shard_first[t->shard];
-    t->n_planes = r->shard_first[t->shard + t->shards] - t->first_plane;
     if (p->step == 0)
         return;
     steps_init(t, t + 1, (uint32_t)p->step);
@@ -159,7 +157,7 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     uint32_t n;
     bool form;
 
-    if (region && region->pool) {
+    if (region && region->region->pool) {
         ucm_error_set(&call->error, UCM_WIRE_INVALID,
                       "region %llu is a pool, whose slots hold single shards: use fetch",
                       (unsigned long long)p->region);

@@ -107,14 +107,14 @@ static void step_done_cb(struct device_job *job, int status)
 static bool step_send(struct transfer *t, struct copy_batch *b, struct step_job *sj)
 {
     const struct steps *st = t->steps;
-    const uint32_t *plane = t->region->region->shard_first;
     uint32_t shard = t->shard + b->next_step * st->step, end = shard + st->step;
 
     if (end > t->shard + t->shards)
         end = t->shard + t->shards;
     sj->batch = b;
     sj->step = b->next_step;
-    return job_submit(b, &sj->job, plane[shard], plane[end] - plane[shard], step_done_cb);
+    device_job_cut(&b->job, shard, end - shard, &sj->job);
+    return job_submit(b, &sj->job, step_done_cb);
 }
 
 bool steps_pump(struct transfer *t)

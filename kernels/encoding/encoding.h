@@ -99,8 +99,8 @@ uint64_t ucm_encoding_shard_bytes(const struct ucm_encoding_spec *spec);
 #define UCM_ENCODING_IDENTITY_BYTES 96
 void ucm_encoding_identity(const struct ucm_encoding_spec *spec,
                            uint8_t out[UCM_ENCODING_IDENTITY_BYTES]);
-/* The inverse, of any bytes: 0 and a spec that ucm_encoding_check accepts and whose identity these bytes are,
- * or -EINVAL. */
+/* The inverse, of any bytes: 0 and a spec that ucm_encoding_check accepts and whose identity these
+ * bytes are, or -EINVAL. */
 int ucm_encoding_parse(const uint8_t bytes[UCM_ENCODING_IDENTITY_BYTES],
                        struct ucm_encoding_spec *out);
 

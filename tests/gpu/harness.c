@@ -331,7 +331,7 @@ void job_done(struct device_job *job, int status)
 }
 
 void job_init(struct test_job *j, enum device_op op, struct device_region *r,
-              const struct ucm_copy_item *items, uint32_t n)
+              struct ucm_copy_item *items, uint32_t n)
 {
     *j = (struct test_job){.job = {.op = op,
                                    .region = r,

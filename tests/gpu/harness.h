@@ -101,7 +101,7 @@ struct test_job {
 void job_done(struct device_job *job, int status); /* every test_job's done */
 /* All planes, no event, no deadline. */
 void job_init(struct test_job *j, enum device_op op, struct device_region *r,
-              const struct ucm_copy_item *items, uint32_t n);
+              struct ucm_copy_item *items, uint32_t n);
 void job_submit(struct test_device *t, struct test_job *j);
 int job_wait(struct test_device *t, struct test_job *j);
 int job_run(struct test_device *t, struct test_job *j);

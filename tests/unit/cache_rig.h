@@ -326,10 +326,24 @@ static inline void marks_write(block_ref ref, uint32_t part, uint8_t *slot, uint
     }
 }
 
+/* Where a part that the test uses lies, and where it will that a fill brings. */
+static inline uint8_t *memory_of(block_ref ref, uint32_t part)
+{
+    struct span span;
+
+    cr_assert_eq(span_part(rig.cache, ref, part, &span), 0);
+    return span.origin;
+}
+
+static inline uint8_t *memory_to_fill(const struct cache_fill *f)
+{
+    return arena_memory(rig.arena, f->slot);
+}
+
 static inline bool marks_right(block_ref ref, uint32_t part)
 {
     const struct ns *ns = cache_ns(rig.cache, ref);
-    const uint8_t *slot = cache_memory(rig.cache, ref, part);
+    const uint8_t *slot = memory_of(ref, part);
     uint64_t bytes = ns->identity.shard_bytes;
 
     for (uint32_t s = 0; s < SHARDS; s++) {
@@ -355,7 +369,7 @@ static inline int dump(block_ref ref, uint32_t part, uint32_t shard, uint32_t n)
 
     if (rc != 0)
         return rc;
-    marks_write(ref, part, cache_fill_memory(rig.cache, f), shard, n);
+    marks_write(ref, part, memory_to_fill(f), shard, n);
     cache_fill_done(rig.cache, f, n, true);
     return 0;
 }

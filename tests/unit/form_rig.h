@@ -77,7 +77,7 @@ static inline void build_end(struct build *b, int status)
     b->used = false;
     coder.n--;
     cr_assert(marks_right(ended.base, ended.part), "nobody wrote over it meanwhile");
-    marks_write(ended.coded, ended.part, cache_fill_memory(c, ended.fill), 0, SHARDS);
+    marks_write(ended.coded, ended.part, memory_to_fill(ended.fill), 0, SHARDS);
     cache_put(c, ended.base, ended.part);
     cache_fill_done(c, ended.fill, SHARDS, status == 0);
     cache_unlease(c, ended.base);
@@ -143,7 +143,7 @@ static inline int dump_form(block_ref ref, uint32_t part, bool below)
     if (rc != 0)
         return rc;
     cache_fill_form(rig.cache, f, ns == rig.one ? coder.one : coder.two, below);
-    marks_write(ref, part, cache_fill_memory(rig.cache, f), 0, SHARDS);
+    marks_write(ref, part, memory_to_fill(f), 0, SHARDS);
     cache_fill_done(rig.cache, f, SHARDS, true);
     return 0;
 }

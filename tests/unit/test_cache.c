@@ -383,7 +383,7 @@ Test(cache, a_part_is_whole_when_every_shard_was_copied_in_any_order)
     cr_assert_eq(claim(ref, 0, 1, 1, &a), 0);
     cr_assert_eq(claim(ref, 0, 1, 1, &b), -EINPROGRESS, "claimed before");
     cr_assert_eq(claim(ref, 0, 0, 1, &b), 0);
-    marks_write(ref, 0, cache_fill_memory(rig.cache, a), 0, 2);
+    marks_write(ref, 0, memory_to_fill(a), 0, 2);
     cache_fill_done(rig.cache, a, 1, true);
     cr_expect_not(cache_found(rig.cache, ref));
     cache_fill_done(rig.cache, b, 1, true);
@@ -404,7 +404,7 @@ Test(cache, all_shards_may_be_brought_anew_while_none_is_being_copied)
                  -EINPROGRESS, "another's");
     cr_assert_eq(claim(ref, 0, 0, 2, &b), 0);
     cr_assert_eq(claim(ref, 0, 1, 1, &a), -EINPROGRESS, "claimed again");
-    marks_write(ref, 0, cache_fill_memory(rig.cache, b), 0, 2);
+    marks_write(ref, 0, memory_to_fill(b), 0, 2);
     cache_fill_done(rig.cache, b, 2, true);
     cr_expect(cache_found(rig.cache, ref));
     drop(ref);
@@ -543,7 +543,7 @@ Test(cache, holds_are_taken_of_what_is_in_dram)
     cr_expect_eq(cache_hold_ready(rig.cache, refs, 6, 0, 6, at), 2u, "1 and 5");
     cr_expect(at[0] && !at[1] && !at[2] && !at[3] && !at[4] && at[5]);
     cr_expect_eq(rig.cache->users, users, "nobody waits for their end");
-    cr_expect_eq(at[0], cache_memory(rig.cache, refs[0], 0));
+    cr_expect_eq(at[0], memory_of(refs[0], 0));
     cr_expect_eq(cache_hold_ready(rig.cache, refs, 6, 0, 1, at), 1u, "no more than that");
     block_of(refs[3])->part[0].users = 0;
     cache_unhold(rig.cache, refs[0], 0);

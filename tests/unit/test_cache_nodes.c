@@ -35,7 +35,7 @@ static block_ref store_on(struct ns *ns, uint64_t number, int node)
     struct cache_fill *f;
 
     cr_assert_eq(cache_fill_claim(rig.cache, &rig.fills[0], ref, 0, 0, SHARDS, node, &f), 0);
-    marks_write(ref, 0, cache_fill_memory(rig.cache, f), 0, SHARDS);
+    marks_write(ref, 0, memory_to_fill(f), 0, SHARDS);
     cache_fill_done(rig.cache, f, SHARDS, true);
     drop(ref);
     tier_run();

@@ -104,7 +104,7 @@ static void copy_end(struct copy *c, bool ok)
 {
     struct cache_fill *f = c->fill;
 
-    marks_write(c->ref, c->part, cache_fill_memory(rig.cache, f), c->shard, c->n);
+    marks_write(c->ref, c->part, memory_to_fill(f), c->shard, c->n);
     c->fill = NULL;
     cache_fill_done(rig.cache, f, c->n, ok);
     drop(c->ref);

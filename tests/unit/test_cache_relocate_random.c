@@ -91,8 +91,7 @@ static void tell(block_ref ref)
 {
     struct told *t = &chaos.told[chaos.n_told++ % TOLD];
 
-    *t = (struct told){.memory = cache_memory(rig.cache, ref, 0),
-                       .mark = mark_of(block_of(ref), 0, 0)};
+    *t = (struct told){.memory = memory_of(ref, 0), .mark = mark_of(block_of(ref), 0, 0)};
     if (!cache_window_place(rig.cache, ref, 0, &t->place)) {
         cr_assert(cache_doomed(rig.cache, ref));
         t->memory = NULL;

@@ -56,13 +56,15 @@ static block_ref below(uint64_t number)
 
 static bool right(const struct waiter *w, block_ref ref, uint32_t first, uint32_t n)
 {
-    const uint8_t *at = (const uint8_t *)cache_shards_origin(w->w.shards);
+    struct span span;
 
+    cr_assert_eq(span_piece(w->w.shards, &span), 0);
+    cr_assert(first >= span.first && first + n <= span.first + span.n);
     for (uint32_t s = first; s < first + n; s++) {
+        const uint8_t *at = span.origin + (s - span.first) * SHARD;
         uint64_t mark = mark_of(block_of(ref), 0, s);
 
-        if (memcmp(at + s * SHARD, &mark, 8) != 0 ||
-            memcmp(at + (s + 1) * SHARD - 8, &mark, 8) != 0)
+        if (memcmp(at, &mark, 8) != 0 || memcmp(at + SHARD - 8, &mark, 8) != 0)
             return false;
     }
     return true;

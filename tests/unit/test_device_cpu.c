@@ -24,7 +24,7 @@ static void expect(const struct msg_plane *planes, uint32_t first, uint32_t n_pl
 }
 
 static void copy_check(struct device_region *r, const struct msg_plane *planes, uint32_t first,
-                       uint32_t n_planes, const struct ucm_copy_item *items, uint32_t n,
+                       uint32_t n_planes, struct ucm_copy_item *items, uint32_t n,
                        enum device_op op)
 {
     struct test_job j;

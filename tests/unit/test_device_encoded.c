@@ -260,3 +260,97 @@ Test(device_encoded, planes_are_aligned)
     m.blocks = 16;
     refused("multiples of 16");
 }
+
+/* ---- what a job takes ---- */
+
+#define ADDED 4u
+
+static struct device_job any_job(struct device_region *r, enum device_op op, bool coded,
+                                 uint32_t shard, uint32_t n, struct ucm_copy_item items[ADDED])
+{
+    struct device_job job;
+
+    device_job_init(&job, op, r, coded, shard, n);
+    job.items = items;
+    job.cap_items = ADDED;
+    return job;
+}
+
+static struct span any_span(const struct form *form, uint32_t first, uint32_t n, bool fill)
+{
+    return (struct span){.form = form,
+                         .first = first,
+                         .n = n,
+                         .origin = slots + first * form->shard_bytes,
+                         .len = n * form->shard_bytes,
+                         .fill = fill};
+}
+
+/* A block's form, the range, the block's number and the direction decide, each alone. */
+Test(device_encoded, a_job_takes_spans_of_its_own_kind)
+{
+    struct device_region *r = region_encoded();
+    struct form plain = r->pages,
+                coded = {.shard_bytes = ucm_encoding_shard_bytes(&spec), .shards = LAYERS},
+                bytes = coded, other = coded, fewer = plain;
+    struct ucm_copy_item items[ADDED];
+    struct device_job job;
+    struct codec codec;
+    struct span span;
+
+    coded.codec = r->codec;
+    spec.encoding = UCM_ENCODING_INT8;
+    codec_init(&codec, &spec);
+    other.codec = &codec;
+    fewer.shards--;
+    for (int way = 0; way < 2; way++) {
+        const struct form *right = way ? &coded : &plain, *wrong = way ? &plain : &coded;
+        const struct form *never[] = {&bytes, &other, &fewer, wrong};
+
+        job = any_job(r, DEVICE_LOAD, way, 1, 2, items);
+        for (unsigned i = 0; i < 4; i++) {
+            span = any_span(never[i], 0, never[i]->shards, false);
+            cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL, "way %d, form %u", way, i);
+        }
+        span = any_span(right, 0, LAYERS, true); /* nobody has written it */
+        cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL);
+        span = any_span(right, 0, LAYERS, false);
+        cr_expect_eq(device_job_add(&job, &span, BLOCKS), -EINVAL);
+        cr_expect_eq(device_job_add(&job, &span, BLOCKS - 1), 0);
+        span = any_span(right, 2, 2, false); /* begins behind the job's shards */
+        cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL);
+        span = any_span(right, 1, 1, false); /* ends in them */
+        cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL);
+        span = any_span(right, 1, 2, false);
+        cr_expect_eq(device_job_add(&job, &span, 0), 0);
+        cr_expect_eq(job.n_items, 2u);
+        cr_expect_eq(items[0].slot, items[1].slot, "one part's");
+        cr_expect(device_job_names(&job, 1, &span));
+        job = any_job(r, DEVICE_DUMP, way, 1, 2, items);
+        cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL, "others read it");
+        span = any_span(right, 1, 2, true);
+        for (unsigned i = 0; i < ADDED; i++)
+            cr_expect_eq(device_job_add(&job, &span, i), 0);
+        cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL, "there is no more room");
+    }
+    region_free(r);
+}
+
+Test(device_encoded, a_pool_takes_single_shards)
+{
+    struct device_region *r = region_encoded();
+    struct form plain = r->pages;
+    struct ucm_copy_item items[ADDED];
+    struct device_job job;
+    struct span span;
+
+    r->pool = true;
+    r->pages.shards = 1;
+    job = any_job(r, DEVICE_LOAD, false, 0, 1, items);
+    span = any_span(&plain, 2, 2, false);
+    cr_expect_eq(device_job_add(&job, &span, 0), -EINVAL);
+    span = any_span(&plain, 3, 1, false);
+    cr_expect_eq(device_job_add(&job, &span, 7), 0);
+    cr_expect_eq(items[0].slot, (uint64_t)(uintptr_t)span.origin);
+    region_free(r);
+}

@@ -310,6 +310,7 @@ static void digests_build(void)
     char why[UCM_SPARSE_WHY];
     float kv[LAYERS][4 * 2 * DIM];
     struct form from = {.shard_bytes = sizeof(kv[0]), .shards = LAYERS}, built;
+    struct span base, digest;
 
     cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
     built = (struct form){.shard_bytes = plan.bytes, .shards = LAYERS};
@@ -319,11 +320,11 @@ static void digests_build(void)
         for (uint32_t k = 0; k < sizeof(kv) / sizeof(float); k++)
             (&kv[0][0])[k] = noise();
         memset(&b, 0, sizeof(b));
+        base = (struct span){.form = &from, .n = LAYERS, .origin = (uint8_t *)kv};
+        digest = (struct span){.form = &built, .n = LAYERS, .origin = to, .fill = true};
         cr_assert_eq(part_build_init(&b.build, &plan, &from, &built), 0);
         b.build.job.done_cb = part_built_cb;
-        b.build.from = (const uint8_t *)kv;
-        b.build.to = to;
-        part_build_submit(pool, &b.build);
+        cr_assert_eq(part_build_submit(pool, &b.build, &base, &digest), 0);
         while (!b.done)
             uv_run(&loop, UV_RUN_ONCE);
         ucm_digest_build(&plan, kv[2], right);

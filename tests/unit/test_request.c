@@ -64,7 +64,7 @@ static uint32_t region_open(struct ns *ns, uint32_t blocks)
     for (uint32_t i = 0; i <= SHARDS; i++)
         r->region->shard_first[i] = i;
     r->region->blocks = blocks;
-    r->region->pages.shards = SHARDS;
+    r->region->pages = *ns_form(ns, 0);
     r->region->device = r->device = &gpu.device;
     r->s = s;
     r->ns = ns;

@@ -1,0 +1,21 @@
+/* Bytes in one slot of the arena: some shards of one part. Only daemon/cache/span.c makes spans,
+ * and checks each; whoever copies, reads, writes or builds gets one, and may read its fields and
+ * copy it whole.
+ *
+ * A span proves form and bounds. That the slot stays is proved by what its maker asked for: a use
+ * of the part, or a claim. */
+#ifndef UCMD_BASE_SPAN_H
+#define UCMD_BASE_SPAN_H
+
+#include "daemon/base/form.h"
+
+struct span {
+    const struct form *form; /* of the part; lives with the namespace that holds it */
+    uint32_t slot;
+    uint32_t first, n; /* shards */
+    uint8_t *origin;   /* where shard `first` begins */
+    uint64_t len;      /* n * form->shard_bytes */
+    bool fill;         /* its bytes are still to be written; else nobody writes them */
+};
+
+#endif

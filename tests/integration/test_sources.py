@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Who writes what: what names bytes of slots, and what devices are told to copy, comes from one file each, which checks it."""
+
+import glob
+import os
+import re
+import unittest
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SPANS, ITEMS, MEMORY = "daemon/cache/span.c", "daemon/device/job_items.c", "daemon/arena/"
+WRITE = r"(?:\[[^]]*\])?\s*(?:=(?!=)|\+=|-=|\|=|&=|\+\+|--)"
+
+
+def sources():
+    """The daemon's, without comments and strings, which may say anything."""
+    for path in sorted(glob.glob(os.path.join(TOP, "daemon", "**", "*.[ch]"), recursive=True)):
+        with open(path, encoding="utf-8") as file:
+            text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S))
+        yield os.path.relpath(path, TOP), text
+
+
+def span_writes(text):
+    """Of what the file declares as spans, or as pointers to them: fields that it writes, and spans that it makes."""
+    found = re.findall(r"\(struct span\)\s*\{", text)
+    names = set()
+    for variables, parameter in re.findall(r"struct span\s+(?:([\w\s*,\[\]]*);|\**(\w+))", text):
+        names.update(re.findall(r"\w+", variables or parameter))
+    for name in names:
+        found += re.findall(rf"\b{name}(?:\.|->)\w+{WRITE}", text)
+        found += re.findall(rf"mem(?:set|cpy|move)\s*\(\s*&?\w*(?:\.|->)?{name}\b", text)
+    return found
+
+
+class Sources(unittest.TestCase):
+    def check(self, found, wanted):
+        self.assertEqual({path: what for path, what in found.items() if what and not path.startswith(wanted)}, {})
+        self.assertTrue(any(what for path, what in found.items() if path.startswith(wanted)), "it finds none at all")
+
+    def test_spans_are_made_by_one_file(self):
+        self.check({path: span_writes(text) for path, text in sources()}, SPANS)
+
+    def test_what_lies_in_a_slot_is_asked_by_one_file(self):
+        self.check({path: re.findall(r"\barena_memory\s*\(", text) if not path.startswith(MEMORY) else [] for path, text in sources()}, SPANS)
+
+    def test_items_of_jobs_are_written_by_one_file(self):
+        """What the device room hands to a GPU are copies of those, and items of its own measurements."""
+        own = ("daemon/device/cuda_", "daemon/device/gpu.h")
+        self.check({path: re.findall(rf"\(struct ucm_copy_item\)\s*\{{|\bitems\[[^]]*\](?:\.\w+)?\s*=(?!=)", text)
+                    for path, text in sources() if not path.startswith(own)}, ITEMS)
+
+    def test_it_would_find_one(self):
+        for text in ("struct span s; s.len = 4;", "void f(struct span *to) { to->origin += 1; }", "x = (struct span){0};",
+                     "struct span s, other; memset(&other, 0, sizeof(other));"):
+            self.assertTrue(span_writes(text), text)
+        self.assertEqual(span_writes("struct span s; struct other { int len; } o; o.len = s.len; if (s.len == 4) f(&s);"), [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
