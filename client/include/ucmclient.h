@@ -232,7 +232,7 @@ UCM_API int ucm_encoding_describe(const struct ucm_namespace *ns, struct ucm_enc
 struct ucm_region;
 
 enum ucm_memory_kind {
-    UCM_MEMORY_MEMFD = 0,    /* a memfd sealed with F_SEAL_SHRINK that has all its pages, see ucm_shared_memory */
+    UCM_MEMORY_MEMFD = 0,    /* a sealed memfd with all its pages, see ucm_shared_memory */
     UCM_MEMORY_CUDA_IPC = 1, /* from cudaIpcGetMemHandle */
     UCM_MEMORY_CUDA_FD = 2,  /* from cuMemExportToShareableHandle, for VMM memory */
 };
