@@ -69,13 +69,16 @@ def linger(good):
     listener = socket.create_server(("127.0.0.1", 0))
     sender = socket.create_connection(listener.getsockname())
     other, _ = listener.accept()
+    left, leaves = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setsid()
         sock.close()
         sender.close()
+        os.write(leaves, b"x")
         time.sleep(60)  # the test ends it
         os._exit(0)
+    os.read(left, 1)
     with open(os.path.join(folder, "holder"), "w") as f:
         f.write(str(pid))
     sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
