@@ -47,6 +47,19 @@ class Trouble(Case):
                 b = self.engine(salt=str(more), **more)
                 self.check(b, Request("first again", prompt(41, 150)), Request("second again", prompt(42, 200)))
 
+    def test_blocks_stay_that_were_being_stored_when_the_weights_changed(self):
+        e, request = self.engine(), Request("r", prompt(45, 150), 4)
+        with mock.patch.object(Task, "check", return_value=None):
+            e.add(request)
+            while not e.ranks[0].being_read():
+                e.step()
+            e.connector.reset_cache()
+            while request.status != "finished":
+                e.step()
+            self.assertLessEqual(len(e.ranks[0].being_read()), e.pool.held)
+        self.check(e)
+        self.same({"r": request})
+
     def test_a_reset_loses_nothing_that_is_stored_in_time(self):
         """As between rounds of a benchmark."""
         e, tokens = self.engine(), prompt(43, 150)

@@ -86,6 +86,9 @@ class _Request:
     blocks: list[int] = field(default_factory=list)
     #: How many blocks are stored or planned to be.
     stored: int = 0
+    #: Since it got its blocks: a store may read those from the first to the last of these.
+    read_from: int = _NEVER
+    read_to: int = 0
     #: A plan has a store of it: the workers report when its blocks may be reused.
     reported_later: bool = False
     promise: Optional[_Promise] = None
@@ -155,6 +158,7 @@ class _Request:
         self.preemptions = times
         self.past += [(self.blocks, self.loads)] if self.loads else []
         self.blocks, self.stored, self.reported_later, self.loads = [], 0, False, frozenset()
+        self.read_from, self.read_to = _NEVER, 0
         return True
 
 
@@ -554,6 +558,7 @@ class SchedulerHalf:
         if end <= tracked.stored or tracked.tainted or not self._stores:
             return
         tracked.reported_later = True
+        tracked.read_from, tracked.read_to = min(tracked.read_from, tracked.stored), max(tracked.read_to, end)
         self.describer.stored(tracked, tracked.stored, end)
         while tracked.stored < end:
             first = tracked.stored
@@ -703,4 +708,4 @@ class SchedulerHalf:
         handover = {HANDOVER: tracked.stored} if asked and tracked.stored else None
         if tracked.loading or not tracked.reported_later:
             return False, handover  # vLLM itself waits for the load
-        return self._keep(request.request_id, tracked.blocks[: tracked.stored]), handover
+        return self._keep(request.request_id, tracked.blocks[tracked.read_from : tracked.read_to]), handover
