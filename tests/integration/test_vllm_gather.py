@@ -16,7 +16,7 @@ import test_vllm_trouble
 from engine import configuration
 from ucmclient import Region
 from ucmclient.errors import Status, UcmError
-from ucmclient.vllm import connector, gather_loads, gather_pages, settings
+from ucmclient.vllm import connector, gather_loads, gather_pages, settings, watching
 from ucmclient.vllm.plan import Copy
 
 WHOLE = 150 // BLOCK * BLOCK
@@ -94,6 +94,21 @@ class Gathers(Case):
         with mock.patch.object(Region, "load", side_effect=UcmError(Status.NO_MEMORY, "none is left")):
             self.check(warm, Request("warm", tokens))
         self.assertEqual((self.exchanges, warm.recomputed), ([], 1))
+
+    def test_weights_change_while_shares_are_on_their_way(self):
+        """Those that have come, and those that have not."""
+        tokens = prompt(908, 20 * BLOCK + 5)
+        self.check(self.engine(), Request("cold", tokens))
+        for steps in range(1, 5):
+            warm, request = self.engine(), Request("warm", tokens)
+            warm.add(request)
+            for _ in range(steps):
+                warm.step()
+            under_way = request.status == "loading" and "warm" not in warm.received
+            watching.changed("update_weights")
+            self.check(warm)
+            self.same({"warm": request})
+            self.assertEqual(warm.recomputed, int(under_way), steps)
 
     def test_aborts_while_shares_are_on_their_way(self):
         tokens = prompt(906, 20 * BLOCK + 5)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 #: Before the name of an item if it is, or was made of, one that a client chose.
-CHOSEN = "chosen by a client:"
+CHOSEN = "named-by-a-client-"
 #: A hash of the engine's own.
 _HASH = re.compile(r"[0-9a-f]{64}|[0-9a-f]{128}")
 

@@ -17,13 +17,15 @@ logger = logging.getLogger("ucmclient.vllm")
 
 #: Methods of workers that change weights.
 _UPDATES = frozenset((
-    "reload_weights", "load_weights", "update_weights", "start_weight_update", "start_draft_weight_update", "finish_weight_update", "load_model",
+    "reload_weights", "load_weights", "update_weights", "start_weight_update", "start_draft_weight_update", "finish_weight_update", "reset_weights",
+    "load_model",
 ))
 #: Methods of workers that an engine's user may call by name, and that leave weights alone. What others do is not known.
 _HARMLESS = frozenset((
     "add_lora", "remove_lora", "pin_lora", "list_loras", "profile", "check_health", "reset_mm_cache", "reset_encoder_cache", "synchronize_device",
     "get_supported_tasks", "supports_draft_weight_updates", "init_weight_transfer_engine", "get_kv_connector_handshake_metadata", "save_sharded_state",
-    "save_tensorized_model", "report_device_id", "get_kv_cache_spec", "determine_available_memory", "get_cache_block_size_bytes",
+    "save_tensorized_model", "report_device_id", "get_kv_cache_spec", "determine_available_memory", "get_cache_block_size_bytes", "update_max_model_len",
+    "compute_weight_checksums", "shutdown_weight_transfer_engine", "get_model_inspection", "release_late_interaction_query_cache",
 ))
 
 
