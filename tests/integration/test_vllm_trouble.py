@@ -47,6 +47,24 @@ class Trouble(Case):
                 b = self.engine(salt=str(more), **more)
                 self.check(b, Request("first again", prompt(41, 150)), Request("second again", prompt(42, 200)))
 
+    def test_a_reset_that_the_engine_refuses(self):
+        """Since requests run: what is being stored goes on."""
+        e, first, second = self.engine(), Request("first", prompt(46, 150), 1), Request("second", prompt(47, 40), 20)
+        with mock.patch.object(Task, "check", return_value=None):
+            e.add(first)
+            e.add(second)
+            while first.status != "finished":
+                e.step()
+            held = e.pool.held
+            self.assertGreater(held, 0)
+            self.assertFalse(e.pool.reset_prefix_cache())
+            self.assertEqual(e.pool.held, held)
+        self.check(e)
+        self.same({"first": first, "second": second})
+        b = self.engine()
+        self.check(b, Request("another", prompt(46, 150)))
+        self.assertEqual(b.loaded_tokens, 144)
+
     def test_blocks_stay_that_were_being_stored_when_the_weights_changed(self):
         e, request = self.engine(), Request("r", prompt(45, 150), 4)
         with mock.patch.object(Task, "check", return_value=None):

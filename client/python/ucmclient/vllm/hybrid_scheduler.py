@@ -269,6 +269,11 @@ class HybridScheduler(SchedulerHalf):
     def _fresh_plan(self) -> HybridPlan:
         return HybridPlan(kinds=[Plan() for _ in self._links])
 
+    def _running(self) -> bool:
+        for tracked in self._requests.values():
+            tracked.preempted()
+        return any(tracked.tables for tracked in self._requests.values())
+
     def let_go(self) -> None:
         super().let_go()
         while self._holds:

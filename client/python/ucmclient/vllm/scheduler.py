@@ -235,12 +235,19 @@ class SchedulerHalf:
         self.pool, reset = pool, pool.reset_prefix_cache
 
         def reset_prefix_cache() -> Any:
-            self.let_go()
+            if not self._running():  # else the engine refuses
+                self.let_go()
             if self.resets_count:
                 self.reset()
             return reset()
 
         pool.reset_prefix_cache = reset_prefix_cache
+
+    def _running(self) -> bool:
+        """Some request has blocks of its own."""
+        for tracked in self._requests.values():
+            self._look_at(tracked)
+        return any(tracked.blocks for tracked in self._requests.values())
 
     def let_go(self) -> None:
         """Gives up all blocks that stores may read. The workers end these stores before the engine's next step, which may overwrite them."""
