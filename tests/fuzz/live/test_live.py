@@ -3,6 +3,7 @@
 
 UCM_LIVE_SECONDS=600 makes it ten minutes. `make fuzz-live` is the same for hours."""
 
+import collections
 import io
 import os
 import random
@@ -46,14 +47,17 @@ class Live(unittest.TestCase):
 
     @unittest.skipIf(os.getuid() != 0, "tenants are uids")
     def test_nobody_sees_what_is_not_his(self):
-        deadline, seed, runs = time.monotonic() + SECONDS, 1, 0
+        deadline, seed, runs, counts = time.monotonic() + SECONDS, 1, 0, collections.Counter()
         while time.monotonic() < deadline or runs < 2:
             program = grammar.Generator(seed).program()
-            finding, _ = shrink.find(program)
+            finding, called = shrink.find(program)
+            counts.update(called)
             if finding:
                 self.report(seed, program, finding)
             runs += 1
             seed = runs + 1 if runs < FIXED else random.SystemRandom().randrange(1, 1 << 40)
+        for moved in ("loaded plain", "fetched plain"):
+            self.assertGreater(counts[moved], 0, "programs that move nothing find nothing")
 
     def report(self, seed, program, finding):
         os.makedirs(OUT, exist_ok=True)
