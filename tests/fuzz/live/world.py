@@ -242,6 +242,8 @@ class World:
             """What a chain holds, by its name."""
             found = [key for key, status in zip(op["p"]["keys"]["keys"], result["status"] if result else ()) if status]
             self.chains.setdefault((peer, op["p"]["chain"]["of"]), []).extend(found)
+        if op["m"] == "chain.append":
+            self.settle(peer)             # answers of earlier ones come first, as their blocks do
         self.call(peer, op["m"], params, name=op.get("as"), late=op.get("late"), check=appended if op["m"] == "chain.append" else None)
 
     def do_operator(self, peer, op):
