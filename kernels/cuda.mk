@@ -207,7 +207,7 @@ gpu-bundle: $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/portable/libucmclient.so.0
 	cp -r client/python $O/gpu/python/client
 	cp $O/portable/libucmclient.so.0 $(PORTABLE_CUDA) $O/gpu/python/client/python/ucmclient
 	cp -r tests/vllm $O/gpu/python/tests
-	cp $(addprefix tests/integration/,daemon.py vllm_case.py vllm_paths.py test_vllm_connector.py test_vllm_trouble.py test_vllm_companion.py cuda_paths.py fake_tensor.py fake_source.py test_sparse_cuda.py test_decode_cuda.py test_decode_gpu.py second_client.py encoding_case.py encoding_gpu.py test_encoding.py test_encoding_life.py test_encoding_hostile.py) $O/gpu/python/tests/integration
+	cp $(addprefix tests/integration/,daemon.py vllm_case.py vllm_paths.py test_vllm_connector.py test_vllm_trouble.py test_vllm_companion.py cuda_paths.py fake_tensor.py fake_source.py test_sparse_cuda.py test_decode_cuda.py test_decode_gpu.py second_client.py encoding_case.py encoding_gpu.py test_encoding.py test_encoding_life.py test_encoding_hostile.py test_forms.py) $O/gpu/python/tests/integration
 	@mkdir -p $O/gpu/python/docs
 	cp docs/protocol.md $O/gpu/python/docs
 	cp $O/encoding_kernels.so $O/gpu

@@ -435,31 +435,27 @@ block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key)
     return ref;
 }
 
-static void touch_own(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
+void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
 {
     admission_hits(ns_admission(ns), policy_touch(c->config.policy, refs, n));
     cache_list_touch(c, refs, n);
     cache_write_used(c, ns, refs, n);
 }
 
-static bool block_of_ns(const struct cache *c, const struct ns *ns, block_ref ref)
-{
-    return ref != 0 && index_block(c->config.index, ref)->ns == ns->id;
-}
-
-void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
+void cache_touch_own(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
 {
     block_ref own[UCM_MAX_KEYS];
-    uint32_t others = 0;
+    uint32_t some = 0;
 
-    for (uint32_t i = 0; i < n; i++)
-        others += refs[i] != 0 && !block_of_ns(c, ns, refs[i]);
-    if (others > 0) {
-        assert(n <= UCM_MAX_KEYS);
-        for (uint32_t i = 0; i < n; i++)
-            own[i] = block_of_ns(c, ns, refs[i]) ? refs[i] : 0;
+    assert(n <= UCM_MAX_KEYS);
+    for (uint32_t i = 0; i < n; i++) {
+        bool is = refs[i] != 0 && index_block(c->config.index, refs[i])->ns == ns->id;
+
+        own[i] = is ? refs[i] : 0;
+        some += is;
     }
-    touch_own(c, ns, others > 0 ? own : refs, n);
+    if (some > 0)
+        cache_touch(c, ns, own, n);
 }
 
 bool cache_pin(struct cache *c, block_ref ref, bool pinned)

@@ -123,9 +123,11 @@ uint8_t cache_tier(const struct cache *c, const struct ns *ns, block_ref ref);
 uint8_t cache_status(const struct cache *c, const struct ns *ns, block_ref ref);
 /* Finds or makes the block of a key, and holds it. 0: the index is full. */
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key);
-/* A request uses these blocks of one prefix in namespace ns, head first, or is about to store them;
- * 0 among them, and a block of another namespace, is passed over. */
+/* A request uses these blocks of one prefix in namespace ns, head first, or is about to store them; 0
+ * among them is passed over. */
 void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
+/* The same of those among them that are of ns: a chain may have blocks of two. At most UCM_MAX_KEYS. */
+void cache_touch_own(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
 
 /* Tiers to evict from. CACHE_SHARE: the block's files go from every root, for all hosts. */
 enum { CACHE_DRAM = 1, CACHE_NVME = 2, CACHE_SHARE = 4 };

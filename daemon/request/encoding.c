@@ -52,8 +52,8 @@ void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, 
 
 void encoded_touch(const struct encoded_ns *en, const block_ref *refs, uint32_t n)
 {
-    cache_touch(en->rq->rooms.cache, en->coded, refs, n);
-    cache_touch(en->rq->rooms.cache, en->base, refs, n);
+    cache_touch_own(en->rq->rooms.cache, en->coded, refs, n);
+    cache_touch_own(en->rq->rooms.cache, en->base, refs, n);
 }
 
 /* ---- the shared tier ---- */

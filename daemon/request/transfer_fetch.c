@@ -221,9 +221,9 @@ static void chain_find(struct transfer *t, struct chain *ch)
     for (uint32_t i = 0; i < t->n_keys; i++)
         chain_block_set(t, ch, i, t->pieces[t->blocks[i]].index);
     t->opened = t->n_keys;
-    cache_touch(cache_of(t), t->ns, t->refs, t->n_keys);
-    if (t->ns->base) /* blocks of either, whatever the region takes */
-        cache_touch(cache_of(t), t->ns->base, t->refs, t->n_keys);
+    cache_touch_own(cache_of(t), t->ns, t->refs, t->n_keys);
+    if (t->ns->base) /* the chain has blocks of either, whatever the region takes */
+        cache_touch_own(cache_of(t), t->ns->base, t->refs, t->n_keys);
     chain_use(ch); /* renews its lease */
     chain_unuse(ch);
 }

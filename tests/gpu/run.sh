@@ -48,7 +48,7 @@ fi
 
 if python -c 'import msgpack' 2>/dev/null; then
     for way in straight ring; do
-        for test in test_encoding test_encoding_life test_encoding_hostile; do
+        for test in test_encoding test_encoding_life test_encoding_hostile test_forms; do
             echo "== encoded blocks on a GPU, $way, $test"
             UCM_ENCODING_GPU=$way python "$here/python/tests/integration/$test.py" || status=1
         done

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Blocks in two forms, asked for in every order of calls, beside another tenant's blocks: whoever gets bytes gets those of the block that
-he named, in the form of his pages, and nothing else of the arena."""
+he named, in the form of his pages, and nothing else of the arena.
+
+$UCM_ENCODING_GPU: pages and pools lie on a GPU, as encoding_case.py says; with "ring" those of bytes have a companion, too."""
 
 import faulthandler
 import itertools
@@ -10,15 +12,16 @@ import sys
 import unittest
 
 try:
-    from encoding_case import ENCODINGS, Reference, random_kv
-    from second_client import (INVALID, MISS, OK, OTHER_UID, Case, Client, Pool, Refused, Region, keys)
+    import encoding_case
+    from encoding_case import DIM, GPU, HEADS, TOKENS, Reference, random_kv
+    from second_client import INVALID, MISS, OK, OTHER_UID, Case, Client, Pool, Refused, Region, keys
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
 SUITE_TIMEOUT_S = 300
-TOKENS, HEADS, DIM, LAYERS, BLOCKS = 16, 2, 64, 16, 3
+LAYERS, BLOCKS = 16, 3
 PLAIN = TOKENS * HEADS * DIM * 2
 IDENTITY = {"dtype": "bf16", "layout": "test/1", "block_tokens": TOKENS, "key_bytes": 16, "parts": 1, "shards": [LAYERS],
             "shard_bytes": PLAIN}
@@ -31,8 +34,30 @@ MARK = b"the other one's!"
 
 
 def orders():
-    """Who names the encoded namespace has opened it, one way or the other."""
-    return [order for order in itertools.permutations(STEPS) if order[0] in ("bytes", "view")]
+    """Who names the encoded namespace has opened it, one way or the other. On a GPU memory stays until the process ends."""
+    found = [order for order in itertools.permutations(STEPS) if order[0] in ("bytes", "view")]
+    return found[::5] if GPU else found
+
+
+def register(client, ns, size, spec, **more):
+    """Memory, and the number of its region. spec: how its copies are encoded; None: they are not."""
+    if GPU:
+        return encoding_case.encoding_gpu.register(client, size, GPU == "ring", spec or 0, ns=ns, part=0, **more)
+    return encoding_case.register_host(client, size, ns=ns, part=0, **more)
+
+
+class Blocks(Region):
+    def __init__(self, client, ns, shard_bytes, blocks, spec=None):
+        self.client, self.size = client, LAYERS * shard_bytes
+        planes = [{"shard": shard, "offset": shard * shard_bytes, "stride": self.size, "chunk": shard_bytes} for shard in range(LAYERS)]
+        self.memory, self.number = register(client, ns, blocks * self.size, spec, planes=planes, blocks=blocks)
+
+
+class Slots(Pool):
+    def __init__(self, client, ns, shard_bytes, slots, spec=None):
+        self.client, self.size = client, shard_bytes
+        self.memory, self.number = register(client, ns, slots * shard_bytes, spec, blocks=slots, pool=True,
+                                            planes=[{"offset": 0, "stride": shard_bytes, "chunk": shard_bytes}])
 
 
 class Form:
@@ -51,7 +76,7 @@ class Form:
             self.identity, dtype="encoded", layout=f"encoding/{self.reference.spec.version}/{self.how['encoding']}", shard_bytes=self.coded_bytes,
             salt=opened["fingerprint"] + struct.pack("<Q", PLAIN) + self.reference.identity())
         self.ns = self.view(owner)
-        self.pages, self.names = Region(owner, self.ns, self.identity, BLOCKS), []
+        self.pages, self.names = Blocks(owner, self.ns, PLAIN, BLOCKS, self.reference.spec), []
         self.holds = {}  # by name: the plain form that a load gives, and the coded one
         for i in range(BLOCKS):
             case.neighbour()
@@ -72,13 +97,13 @@ class Form:
     def built(self, client, ns):
         """Digests of all blocks, by name, of those that are there."""
         client.call("digest.build", ns=ns, keys=keys(*self.names))
-        region = Region(client, ns, dict(self.identity, shard_bytes=self.digests["shard_bytes"]), len(self.names))
+        region = Blocks(client, ns, self.digests["shard_bytes"], len(self.names))
         status = region.load(self.names, range(len(self.names)))
         return {name: region.bytes(i) for i, name in enumerate(self.names) if status[i] == OK}
 
 
 class Stranger:
-    """A connection that takes the steps in that order. It says of each registration what size a shard must have then."""
+    """A connection that takes the steps in that order."""
 
     def __init__(self, form, order):
         self.form, self.client, self.opened = form, Client(form.case.daemon), set()
@@ -95,18 +120,20 @@ class Stranger:
     def step_view(self):
         self.form.case.assertEqual(self.form.view(self.client), self.form.ns)
 
-    def shard_bytes(self):
-        """The other size is refused."""
-        return PLAIN if "view" in self.opened else self.form.coded_bytes
-
-    def identity(self):
-        return dict(self.form.coded_identity, shard_bytes=self.shard_bytes())
+    def registered(self, kind, n):
+        """With pages of plain KV if the view is open by now: the other size is refused."""
+        plain = "view" in self.opened
+        sizes = (PLAIN, self.form.reference.spec) if plain else (self.form.coded_bytes, None)
+        if not GPU and PLAIN != self.form.coded_bytes:
+            with self.form.case.assertRaises(Refused):
+                kind(self.client, self.form.ns, PLAIN + self.form.coded_bytes - sizes[0], n)
+        return kind(self.client, self.form.ns, sizes[0], n, sizes[1]), plain
 
     def step_pool(self):
-        self.pool = Pool(self.client, self.form.ns, self.shard_bytes(), LAYERS), "view" in self.opened
+        self.pool = self.registered(Slots, LAYERS)
 
     def step_region(self):
-        self.region = Region(self.client, self.form.ns, self.identity(), len(self.form.names)), "view" in self.opened
+        self.region = self.registered(Blocks, len(self.form.names))
 
     def step_chain(self):
         self.digests = self.client.call("digest.open", ns=self.form.ns, **DIGESTS)["ns"]
@@ -178,7 +205,7 @@ class Stranger:
 
 
 class Orders(Case):
-    options = {"nvme": True, "arena.size": "32MiB", "limits.requests": "4096"}
+    options = {"arena.size": "256MiB" if GPU else "32MiB"}
 
     def setUp(self):
         """Blocks of another tenant lie around all others: each as long as a plain one, and as a coded one of each form."""

@@ -134,11 +134,11 @@ Test(cache_span, a_touch_counts_in_the_blocks_own_namespace)
     struct admission one = rig.one->admission, two = rig.two->admission;
 
     for (int i = 0; i < 3; i++)
-        cache_touch(rig.cache, rig.one, refs + 1, 2);
+        cache_touch_own(rig.cache, rig.one, refs + 1, 2);
     cr_expect_eq(memcmp(&rig.one->admission, &one, sizeof(one)), 0);
     cr_expect_eq(memcmp(&rig.two->admission, &two, sizeof(two)), 0);
     for (int i = 0; i < 3; i++)
-        cache_touch(rig.cache, rig.two, refs, 3);
+        cache_touch_own(rig.cache, rig.two, refs, 3);
     cr_expect_eq(memcmp(&rig.one->admission, &one, sizeof(one)), 0);
     cr_expect_gt(rig.two->admission.hits, two.hits);
     drop(refs[0]);
