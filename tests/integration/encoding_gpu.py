@@ -83,7 +83,7 @@ class Ring:
     def add(self, memory, planes, blocks, spec):
         """The region's number in orders."""
         native = (Plane * len(planes))(*(Plane(memory.at + p["offset"], p["stride"], 0, p["chunk"]) for p in planes))
-        number = self.lib.companions_region(c_void_p(self.ring), native, len(planes), blocks, spec and byref(spec))
+        number = self.lib.companions_region(c_void_p(self.ring), native, len(planes), blocks, byref(spec) if spec else None)
         assert number > 0, number
         return number
 

@@ -243,6 +243,10 @@ class Orders(Case):
                     finally:
                         stranger.client.close()
 
+    def tearDown(self):
+        """All of this was decided before anybody asked for bytes that are not the part's."""
+        self.assertEqual(self.client().call("stats")["metrics"]["span_refused"], 0)
+
     def test_in_dram(self):
         self.every_order(False)
 

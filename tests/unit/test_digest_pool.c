@@ -339,6 +339,59 @@ static void digests_build(void)
         q[i] = noise();
 }
 
+/* What a build may read and write are two whole parts of the forms that it was begun with, and a
+ * plan stays within the first. */
+Test(digest_pool, a_build_takes_its_own_forms_only)
+{
+    static const struct ucm_encoding_spec fp8 = {
+        .encoding = UCM_ENCODING_FP8,
+        .version = 1,
+        .dtype = UCM_ENCODING_BF16,
+        .n_sections = 1,
+        .section = {{.tokens = 4, .heads = 2, .dim = DIM}}};
+    struct ucm_digest_spec spec = {.method = UCM_DIGEST_BOX,
+                                   .shape = {.tokens = 4,
+                                             .kv_heads = 2,
+                                             .head_dim = DIM,
+                                             .k_token_stride = 2 * DIM * 4,
+                                             .k_head_stride = DIM * 4}};
+    struct part_build b = {0};
+    char why[UCM_SPARSE_WHY];
+    uint8_t memory[1];
+    struct codec codec;
+    struct form plain, built, coded, half;
+    struct span from, to, odd;
+
+    cr_assert_eq(ucm_digest_plan_init(&plan, &spec, why), 0, "%s", why);
+    codec_init(&codec, &fp8);
+    plain = (struct form){.shard_bytes = 4 * 2 * DIM * 4, .shards = 2};
+    built = (struct form){.shard_bytes = plan.bytes, .shards = 2};
+    coded =
+        (struct form){.shard_bytes = ucm_encoding_shard_bytes(&fp8), .shards = 2, .codec = &codec};
+    half = (struct form){.shard_bytes = codec.plain_shard_bytes, .shards = 2};
+    cr_expect_eq(part_build_init(&b, &plan, &half, &built), -EINVAL, "the plan reaches behind it");
+    cr_expect_eq(part_build_init(&b, &plan, &coded, &built), -EINVAL, "it lost something");
+    cr_expect_eq(part_build_init(&b, &plan, &plain, &half), -EINVAL, "no digest's length");
+    cr_expect_eq(part_build_init(&b, NULL, &plain, &coded), -EINVAL, "other sizes");
+    cr_expect_eq(part_build_init(&b, NULL, &half, &half), -EINVAL, "neither is coded");
+    cr_expect_eq(part_build_init(&b, NULL, &half, &coded), 0);
+    half.shards = 3;
+    cr_expect_eq(part_build_init(&b, NULL, &half, &coded), -EINVAL, "more shards");
+    cr_expect_eq(part_build_init(&b, &plan, &plain, &built), 0);
+    from = (struct span){.form = &plain, .n = 2, .origin = memory};
+    to = (struct span){.form = &built, .n = 2, .origin = memory, .fill = true};
+    odd = from;
+    odd.form = &half;
+    cr_expect_eq(part_build_submit(pool, &b, &odd, &to), -EINVAL);
+    odd = from;
+    odd.n = 1;
+    cr_expect_eq(part_build_submit(pool, &b, &odd, &to), -EINVAL);
+    odd = to;
+    odd.fill = false;
+    cr_expect_eq(part_build_submit(pool, &b, &from, &odd), -EINVAL, "others read it");
+    cr_expect_eq(part_build_submit(pool, &b, &to, &from), -EINVAL);
+}
+
 struct run {
     struct selection s;
     struct select_row rows[ROWS];
