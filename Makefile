@@ -231,6 +231,7 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_packed.py
 	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_chunks.py
 	$(VLLM_ENV) PYTHONHASHSEED=0 $(VLLM_USED) -B tests/vllm/check_vllm_unit.py
+	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_vllm_weights.py
 	$(VLLM_ENV) PYTHONHASHSEED=0 $(VLLM_USED) -B tests/vllm/check_chunks_random.py
 	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_vllm_events.py
 	$(VLLM_ENV) $(VLLM_USED) -B tests/offload/check_tier.py

@@ -8,9 +8,11 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
+from types import SimpleNamespace
 from unittest import mock
 
 from vllm_paths import TOP  # sets the paths of the others
@@ -22,6 +24,7 @@ import model
 from engine import BLOCK, Engine, Request
 from daemon import Daemon
 from ucmclient.vllm.connector import UcmConnector
+from ucmclient.weights import files_at
 
 SUITE_TIMEOUT_S = 280
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
@@ -95,6 +98,16 @@ class Case(unittest.TestCase):
         e = Engine(MODEL, UcmConnector, **more)
         self.addCleanup(e.close)
         return e
+
+    def adapter(self, text="weights", number=1, folder=None, path=None):
+        """A LoRA adapter whose files nobody has touched for as long as a file system's clock takes to tick."""
+        if folder is None:
+            folder = tempfile.mkdtemp()
+            self.addCleanup(shutil.rmtree, folder)
+        with open(os.path.join(folder, "adapter_model.safetensors"), "w", encoding="ascii") as file:
+            file.write(text)
+        self.eventually(lambda: files_at(folder, ("",)).settled)
+        return SimpleNamespace(lora_name="l", lora_int_id=number, lora_path=path or folder)
 
     def same(self, requests, but=()):
         for r in requests.values():
