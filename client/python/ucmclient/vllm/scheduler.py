@@ -79,6 +79,8 @@ class _Request:
     #: Places of items that a client has named, with what they are, and tokens of one of the engine's hashes.
     items: list[tuple[int, bytes]] = field(default_factory=list)
     hash_tokens: int = 1
+    #: The engine's hashes say all of it.
+    plain: bool = True
     #: Tokens of a block, if the token behind a block is hashed into its key, too. 0: it is not.
     reads_next: int = 0
     #: vLLM's count of its preemptions when it got its blocks.
@@ -114,11 +116,6 @@ class _Request:
         """How many blocks have a key."""
         hashes = len(self.vllm.block_hashes)
         return min(hashes, (self.vllm.num_tokens - 1) // self.reads_next) if self.reads_next else hashes
-
-    @property
-    def plain(self) -> bool:
-        """The engine's hashes say all of it."""
-        return not (self.prefix or self.reads_next or self.items or self.mask is not None)
 
     def key(self, block: int) -> bytes:
         key = self.vllm.block_hashes[block]
@@ -392,6 +389,7 @@ class SchedulerHalf:
         tracked.prefix = self._epoch + self._adapter(tracked) + more_of(tracked.vllm)
         tracked.hash_tokens, mask = self.hash_tokens, mask_of(tracked.vllm)
         tracked.mask, tracked.items = Mask(mask, self.hash_tokens) if mask is not None else None, chosen_items(tracked.vllm)
+        tracked.plain = not (tracked.prefix or tracked.reads_next or tracked.items or mask is not None)
 
     def _adapter(self, tracked: _Request) -> bytes:
         return tracked.adapter.digest if tracked.adapter is not None else b""
@@ -565,7 +563,10 @@ class SchedulerHalf:
         if end <= tracked.stored or tracked.tainted or not self._stores:
             return
         tracked.reported_later = True
-        tracked.read_from, tracked.read_to = min(tracked.read_from, tracked.stored), max(tracked.read_to, end)
+        if tracked.stored < tracked.read_from:
+            tracked.read_from = tracked.stored
+        if end > tracked.read_to:
+            tracked.read_to = end
         self.describer.stored(tracked, tracked.stored, end)
         while tracked.stored < end:
             first = tracked.stored
