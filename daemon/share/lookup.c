@@ -109,10 +109,10 @@ static void finds_leave(struct lookup *p, uint32_t key)
     }
 }
 
-/* As far as was asked. */
+/* As far as is known: parts of which no root has said anything are presumed. */
 static bool key_there(const struct key_state *s)
 {
-    return s->answered && s->found && !s->failed && !s->lacks;
+    return s->found && !s->lacks;
 }
 
 /* Records a key's answer; without waves another key takes its turn. */
@@ -335,6 +335,7 @@ static void wave_close(struct lookup *p)
             p->hi = s->number;
             break;
         }
+        p->request->answers[s->number] = s->found;
         p->lo = s->number + 1;
     }
     p->n_keys = 0;
@@ -399,6 +400,16 @@ static bool each_step(struct lookup *p)
     return p->chain ? p->lo == p->hi : p->next == p->hi && p->n_idle == LOOKUP_WAVE;
 }
 
+/* Behind the deadline: those whose highest part is there. */
+static void each_close(struct lookup *p)
+{
+    for (uint32_t i = 0; i < LOOKUP_WAVE; i++)
+        if (!p->keys[i].answered && key_there(&p->keys[i]))
+            p->request->answers[p->keys[i].number] = p->keys[i].found;
+    while (p->lo < p->hi && key_exists(p->request, p->lo))
+        p->lo++;
+}
+
 static bool lookup_step(struct lookup *p)
 {
     if (p->over)
@@ -449,6 +460,8 @@ static void lookup_end(struct lookup *p, bool late)
 
     if (p->n_keys > 0)
         wave_close(p);
+    else if (!by_waves(p))
+        each_close(p);
     request->prefix = p->lo;
     if (p->chain)
         presume(request);
