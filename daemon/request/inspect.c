@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define LS_PAGE 256
-#define LS_MAX 4096 /* UCM_MSG_LS bounds `limit` */
+#define LS_MAX 1024 /* some 0.5 ms, and fewer values than a frame may have */
 #define VERIFY_IN_FLIGHT 8
 
 /* ---- namespace.list ---- */
@@ -127,12 +127,12 @@ int method_ls(struct call *call)
     struct proto_builder pb;
     const struct msg_ls *m = &call->params.ls;
     struct ns *ns = call_stored_namespace(call, m->ns);
+    uint32_t limit = m->limit == 0 ? LS_PAGE : m->limit < LS_MAX ? (uint32_t)m->limit : LS_MAX;
     uint64_t next;
 
     if (!ns)
         return -call->error.code;
-    next = index_scan(rq->rooms.index, ns, m->cursor, m->limit ? (uint32_t)m->limit : LS_PAGE, refs,
-                      &n);
+    next = index_scan(rq->rooms.index, ns, m->cursor, limit, refs, &n);
     call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 2);
     proto_pack_str(&pb.pk, "blocks");

@@ -456,6 +456,18 @@ class Blocks(Case):
         self.assertRaises(Closed, client.next)
         self.assertEqual(daemon.process.wait(TIMEOUT_S), 0)
 
+    def test_a_page_of_ls_fits_a_frame(self):
+        """However many blocks it may have."""
+        small = dict(DEMO, shards=[1], shard_bytes=1024)
+        client, ns, region = self.worker(small, blocks=4096)
+        self.assertEqual(set(region.dump(range(4096), range(4096))), {OK})
+        page, found = client.call("ls", ns=ns, limit=4096), []
+        self.assertEqual(len(page["blocks"]), 1024)
+        while page["next"]:
+            found += page["blocks"]
+            page = client.call("ls", ns=ns, limit=4096, cursor=page["next"])
+        self.assertEqual(len({block["key"] for block in found + page["blocks"]}), 4096)
+
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(SUITE_TIMEOUT_S, exit=True)
