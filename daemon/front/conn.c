@@ -18,7 +18,9 @@
 
 #define OUT_HIGH_BYTES (1u << 20)
 #define OUT_KEPT_BYTES (64u << 10) /* of an empty buffer */
-#define DRAIN_MS 1000              /* for a dropped peer to read its last answers */
+/* Of frames, in a turn of the loop. */
+#define TICK_NS 1000000u
+#define DRAIN_MS 1000 /* for a dropped peer to read its last answers */
 
 static void poll_cb(uv_poll_t *poll, int status, int events);
 static void out_free(struct conn *c);
@@ -71,13 +73,16 @@ static void conn_interest(struct conn *c)
 {
     int events = UV_DISCONNECT, rc;
 
-    if (c->state == CONN_OPEN && !c->stalled && !conn_backed_up(c))
+    if (c->ready)
+        events =
+            0; /* it is served without being asked, and ends when all that it sent is handled */
+    else if (c->state == CONN_OPEN && !c->stalled && !conn_backed_up(c))
         events |= UV_READABLE;
     if (c->out_n > c->out_at)
         events |= UV_WRITABLE;
     if (events == c->events)
         return;
-    rc = uv_poll_start(&c->poll, events, poll_cb);
+    rc = events ? uv_poll_start(&c->poll, events, poll_cb) : uv_poll_stop(&c->poll);
     if (rc != 0) {
         conn_close(c, uv_strerror(rc), false);
         return;
@@ -95,6 +100,7 @@ static void conn_release(struct conn *c)
 static void poll_closed_cb(uv_handle_t *handle)
 {
     struct conn *c = handle->data;
+    struct front *f = c->front;
 
     /* Freed only here: conn_close may run while one of these frames is being handled. */
     conn_input_free(c);
@@ -104,6 +110,7 @@ static void poll_closed_cb(uv_handle_t *handle)
     else
         (void)shutdown(c->fd,
                        SHUT_RDWR); /* devices still poll the socket; the peer need not wait */
+    front_handle_closed(f);
 }
 
 void conn_close(struct conn *c, const char *reason, bool offence)
@@ -125,6 +132,7 @@ void conn_close(struct conn *c, const char *reason, bool offence)
     deadline_disarm(f->deadlines, &c->unread_deadline);
     list_remove(&c->link);
     list_remove(&c->link_unflushed);
+    list_remove(&c->link_ready);
     silence_end(c);
     limit_give(c->peer.owner, LIMIT_CONNECTIONS, 1);
     limit_give(c->peer.owner, LIMIT_FRAMES, c->in_cap);
@@ -161,6 +169,7 @@ static int conn_alloc(struct front *f, int fd, const struct peer *peer, struct c
     c->fd = fd;
     c->id = ++f->next_id;
     list_init(&c->link_unflushed);
+    list_init(&c->link_ready);
     list_init(&c->parcels);
     *out = c;
     return 0;
@@ -198,6 +207,7 @@ int conn_new(struct front *f, int fd, const struct peer *from, struct ucm_error 
         return rc;
     c->poll.data = c;
     c->polling = true;
+    f->handles++;
     list_push_back(&f->conns, &c->link);
     f->n_conns++;
     f->metrics->connections = f->n_conns;
@@ -218,7 +228,7 @@ int conn_new(struct front *f, int fd, const struct peer *from, struct ucm_error 
 
 static void flusher_cb(uv_idle_t *idle);
 
-/* The loop's next idle phase writes to the connection and handles its stalled frames. */
+/* The loop's next idle phase writes to the connection. */
 static void flush_later(struct conn *c)
 {
     struct front *f = c->front;
@@ -229,7 +239,7 @@ static void flush_later(struct conn *c)
     (void)uv_idle_start(&f->flusher, flusher_cb); /* fails without a callback only */
 }
 
-/* One round for each connection; one with more to do waits for the next turn of the loop. */
+/* One round for each connection. */
 static void flusher_cb(uv_idle_t *idle)
 {
     struct front *f = idle->data;
@@ -242,8 +252,6 @@ static void flusher_cb(uv_idle_t *idle)
     while ((node = list_pop_front(&round)) != NULL) {
         struct conn *c = LIST_ENTRY(node, struct conn, link_unflushed);
 
-        if (c->stalled && !conn_backed_up(c))
-            conn_frames(c);
         conn_flush(c);
     }
 }
@@ -374,6 +382,11 @@ void conn_flush(struct conn *c)
     if (c->state == CONN_CLOSED)
         return;
     rc = out_write(c);
+    if (rc != 0 && c->ready && c->state == CONN_OPEN) { /* gone; what it sent before that counts */
+        parcels_drop(c);
+        out_free(c);
+        rc = 0;
+    }
     if (rc != 0) {
         conn_close(c, strerror(-rc), false);
         return;
@@ -386,7 +399,7 @@ void conn_flush(struct conn *c)
         out_free(c);
     unread_watch(c);
     if (c->stalled && c->state == CONN_OPEN && !conn_backed_up(c))
-        flush_later(c);
+        conn_ready(c);
     conn_interest(c);
 }
 
@@ -409,6 +422,67 @@ void conn_drop(struct conn *c, const char *reason)
     flush_later(c);
 }
 
+/* ---- turns ---- */
+
+static struct fair_who who_of(const struct conn *c)
+{
+    return (struct fair_who){limit_number(c->peer.owner), FAIR_WEIGHT};
+}
+
+static void waker_cb(uv_idle_t *idle)
+{
+    (void)idle;
+}
+
+static void ready_push(struct conn *c)
+{
+    struct fair_who who = who_of(c);
+
+    c->ready = true;
+    fair_queue_push(&c->front->ready, &who, 0, &c->link_ready, false);
+}
+
+void conn_ready(struct conn *c)
+{
+    if (!c->ready)
+        ready_push(c);
+    (void)uv_idle_start(&c->front->waker, waker_cb); /* fails without a callback only */
+}
+
+/* A slice of the connection whose turn it is. The time when it ended; it began at `now_ns`. */
+static uint64_t ready_serve(struct front *f, struct conn *c, uint64_t now_ns)
+{
+    struct fair_who who = who_of(c);
+    bool more = conn_serve(c, now_ns);
+    uint64_t served_ns = now_ns, ended_ns;
+
+    c->ready = false;
+    list_remove(&c->link_ready);
+    if (more && c->state == CONN_OPEN) {
+        served_ns = uv_hrtime();
+        fair_queue_charge(&f->ready, &who, served_ns - now_ns, NULL); /* before it comes back */
+        ready_push(c);
+    }
+    conn_flush(c);
+    ended_ns = uv_hrtime();
+    fair_queue_charge(&f->ready, &who, ended_ns - served_ns, NULL);
+    return ended_ns;
+}
+
+void front_serve_cb(uv_check_t *check)
+{
+    struct front *f = check->data;
+    struct list *node = fair_queue_first(&f->ready);
+    uint64_t begun_ns = node ? uv_hrtime() : 0, now_ns = begun_ns;
+
+    for (; node && now_ns - begun_ns < TICK_NS; node = fair_queue_first(&f->ready))
+        now_ns = ready_serve(f, LIST_ENTRY(node, struct conn, link_ready), now_ns);
+    if (node)
+        (void)uv_idle_start(&f->waker, waker_cb); /* fails without a callback only */
+    else
+        uv_idle_stop(&f->waker);
+}
+
 static void poll_cb(uv_poll_t *poll, int status, int events)
 {
     struct conn *c = poll->data;
@@ -417,10 +491,12 @@ static void poll_cb(uv_poll_t *poll, int status, int events)
         conn_close(c, uv_strerror(status), false);
         return;
     }
-    if (events & UV_READABLE && c->state == CONN_OPEN)
-        conn_read(c);
-    else if (events & UV_DISCONNECT)
+    if (events & UV_READABLE && c->state == CONN_OPEN && c->ready)
+        conn_interest(c); /* it was not served yet, and need not be told of again */
+    else if (events & UV_READABLE && c->state == CONN_OPEN)
+        ready_push(c);
+    else if (events & UV_DISCONNECT && !c->ready)
         conn_close(c, "peer closed", false);
-    if (c->state != CONN_CLOSED)
+    if (events & UV_WRITABLE && c->state != CONN_CLOSED)
         conn_flush(c);
 }

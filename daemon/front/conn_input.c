@@ -11,8 +11,9 @@
 #include <unistd.h>
 
 #define IN_FIRST_BYTES 4096
-/* recvmsg calls for one readable event: other connections get their turn. */
-#define READS_PER_TURN 16
+/* What a connection gets before others have their turn. The frame that passes it is handled whole. */
+#define SLICE_FRAMES 32u
+#define SLICE_NS 200000u
 /* As many descriptors as the kernel lets one message have (SCM_MAX_FD): what finds no room it would close in this
  * thread. */
 #define FDS_AT_ONCE 253
@@ -46,7 +47,7 @@ void conn_input_free(struct conn *c)
         pages_give_back(c->in, c->in_cap);
     free(c->in);
     c->in = NULL;
-    c->in_n = c->in_cap = 0;
+    c->in_at = c->in_n = c->in_cap = 0;
 }
 
 void conn_violation(struct conn *c, uint32_t msgid, bool answerable, const struct ucm_error *e)
@@ -97,8 +98,8 @@ static void frame_expired_cb(struct deadline *d)
     uint64_t frames = c->frames;
 
     /* Read first: the frame may have arrived in time, and the daemon did not look. */
-    if (!c->stalled)
-        conn_read(c);
+    if (!c->stalled && conn_serve(c, uv_hrtime()))
+        conn_ready(c);
     if (c->state != CONN_OPEN || c->frames != frames)
         return;
     /* The peer gets as long again if it is stopped, or if the daemon does not read from it, and once
@@ -116,7 +117,7 @@ void conn_watch(struct conn *c)
 {
     struct front *f = c->front;
 
-    if (c->greeted && (c->stalled || c->in_n == 0)) {
+    if (c->greeted && (c->stalled || c->in_n == c->in_at)) {
         deadline_disarm(f->deadlines, &c->frame_deadline);
         c->excused = false;
     } else if (!deadline_armed(&c->frame_deadline)) {
@@ -291,78 +292,110 @@ static bool frame_has_fds(const struct conn *c, size_t begin, size_t end)
     return c->n_fds > 0 && begin < c->fds_end && c->fds_end <= end;
 }
 
-/* Handles the whole frames in `in`, until the peer must read first, and moves the rest to its
- * beginning. */
-static void frames_handle(struct conn *c)
+/* What is left of a slice. */
+struct slice {
+    uint64_t until_ns;
+    uint32_t frames;
+};
+
+/* Never before its first frame. */
+static bool slice_over(const struct slice *slice)
 {
-    size_t at = 0;
+    return slice->frames == 0 || (slice->frames < SLICE_FRAMES && uv_hrtime() >= slice->until_ns);
+}
 
-    while (c->state == CONN_OPEN && c->in_n - at >= PROTO_HEADER_BYTES) {
-        uint32_t n = proto_frame_length(c->in + at);
-        size_t end = at + PROTO_HEADER_BYTES + n;
+/* The next whole frame's length, without its header; 0: there is none, or the header is refused. */
+static uint32_t frame_next(struct conn *c)
+{
+    size_t have = c->in_n - c->in_at;
+    struct ucm_error e;
+    uint32_t n;
 
-        if (n == 0 || n > UCM_MAX_FRAME_BYTES) {
-            struct ucm_error e;
+    if (have < PROTO_HEADER_BYTES)
+        return 0;
+    n = proto_frame_length(c->in + c->in_at);
+    if (n > 0 && n <= UCM_MAX_FRAME_BYTES)
+        return have - PROTO_HEADER_BYTES < n ? 0 : n;
+    ucm_error_set(&e, UCM_WIRE_INVALID, "a frame's body has 1 to %u bytes, this header says %u",
+                  UCM_MAX_FRAME_BYTES, n);
+    conn_violation(c, 0, false, &e);
+    return 0;
+}
 
-            ucm_error_set(&e, UCM_WIRE_INVALID,
-                          "a frame's body has 1 to %u bytes, this header says %u",
-                          UCM_MAX_FRAME_BYTES, n);
-            conn_violation(c, 0, false, &e);
-            return;
-        }
-        if (c->in_n < end)
-            break;
+/* Handles the whole frames in `in`. False: the slice is over. */
+static bool frames_handle(struct conn *c, struct slice *slice)
+{
+    uint32_t n;
+
+    while (c->state == CONN_OPEN && (n = frame_next(c)) > 0) {
+        size_t at = c->in_at, end = at + PROTO_HEADER_BYTES + n;
+
         c->stalled = conn_backed_up(c);
         if (c->stalled)
             break;
+        if (slice_over(slice))
+            return false;
+        slice->frames--;
+        c->in_at = end;
         frame_handle(c, c->in + at + PROTO_HEADER_BYTES, n, frame_has_fds(c, at, end));
-        at = end;
         if (c->greeted && c->state == CONN_OPEN) {
             c->frames++;
             deadline_disarm(c->front->deadlines, &c->frame_deadline);
         }
     }
-    if (c->state == CONN_OPEN && at > 0) {
-        memmove(c->in, c->in + at, c->in_n - at);
-        c->in_n -= at;
-        c->fds_end -= at < c->fds_end ? at : c->fds_end;
-    }
+    return true;
 }
 
-void conn_frames(struct conn *c)
+/* Moves what is not handled yet to the beginning. */
+static void in_compact(struct conn *c)
 {
-    c->stalled = false;
-    frames_handle(c);
-    if (c->state == CONN_OPEN) {
-        conn_watch(c);
-        in_shrink(c);
-    }
+    size_t at = c->in_at;
+
+    if (at == 0)
+        return;
+    memmove(c->in, c->in + at, c->in_n - at);
+    c->in_n -= at;
+    c->fds_end -= at < c->fds_end ? at : c->fds_end;
+    c->in_at = 0;
 }
 
-void conn_read(struct conn *c)
+/* Bytes that came; 0: none now, or the connection has ended. */
+static size_t conn_read(struct conn *c)
 {
+    struct ucm_error e;
+    bool end = false;
+    ssize_t n = in_reserve(c, &e) == 0 ? in_receive(c, &end, &e) : -EPROTO;
+
+    if (n == -EPROTO)
+        conn_violation(c, 0, false, &e);
+    else if (n < 0 || end)
+        conn_close(c, end ? "peer closed" : strerror((int)-n), false);
+    return n > 0 ? (size_t)n : 0;
+}
+
+bool conn_serve(struct conn *c, uint64_t now_ns)
+{
+    struct slice slice = {now_ns + SLICE_NS, SLICE_FRAMES};
+    size_t n = SIZE_MAX;
+
     conn_fds_refresh(c);
-    for (int i = 0; i < READS_PER_TURN && c->state == CONN_OPEN && !c->stalled; i++) {
-        struct ucm_error e;
-        bool end = false;
-        ssize_t n = in_reserve(c, &e) == 0 ? in_receive(c, &end, &e) : -EPROTO;
-
-        if (n == -EPROTO) {
-            conn_violation(c, 0, false, &e);
-            return;
-        }
-        if (n < 0 || end) {
-            conn_close(c, end ? "peer closed" : strerror((int)-n), false);
-            return;
-        }
+    for (;;) {
+        if (!frames_handle(c, &slice))
+            return true;
+        if (c->state != CONN_OPEN || c->stalled)
+            break;
+        in_compact(c);
+        if (c->in_n < c->in_cap && n < c->in_cap / 2)
+            break; /* likely all there was; if not, the next event comes at once */
+        if (slice_over(&slice))
+            return true;
+        n = conn_read(c);
         if (n == 0)
             break;
-        frames_handle(c);
-        if (c->in_n < c->in_cap && (size_t)n < c->in_cap / 2)
-            break; /* likely all there was; if not, the next event comes at once */
     }
     if (c->state == CONN_OPEN) {
         conn_watch(c);
         in_shrink(c);
     }
+    return false;
 }

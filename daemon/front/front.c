@@ -20,6 +20,8 @@
  * turn one away 5. */
 #define CONNECTS_AT_ONCE 512u
 #define CONNECTS_PER_MS 1u
+/* Of a tenant that has been idle, before the others' next turn. */
+#define BURST_NS 500000u
 #define SILENT_PART 4 /* of limits.connections, and so many at least: */
 #define SILENT_LEAST 16u
 
@@ -168,13 +170,19 @@ static int handles_start(struct front *f)
     int rc = uv_idle_init(f->loop, &f->flusher);
 
     if (rc == 0)
+        rc = uv_idle_init(f->loop, &f->waker);
+    if (rc == 0)
+        rc = uv_check_init(f->loop, &f->server);
+    if (rc == 0)
         rc = uv_timer_init(f->loop, &f->backoff);
     if (rc == 0)
         rc = uv_poll_init(f->loop, &f->listener, f->socket.fd);
     if (rc != 0)
         return rc; /* only out of memory or a bad descriptor: the daemon does not start */
-    f->flusher.data = f->backoff.data = f->listener.data = f;
-    f->handles = 3;
+    f->flusher.data = f->waker.data = f->server.data = f->backoff.data = f->listener.data = f;
+    f->handles = 5;
+    fair_queue_init(&f->ready, 1, BURST_NS);
+    (void)uv_check_start(&f->server, front_serve_cb); /* fails without a callback only */
     return uv_poll_start(&f->listener, UV_READABLE, listener_cb);
 }
 
@@ -262,12 +270,15 @@ static void front_release(struct front *f)
     free(f);
 }
 
-static void handle_closed_cb(uv_handle_t *handle)
+void front_handle_closed(struct front *f)
 {
-    struct front *f = handle->data;
-
     if (--f->handles == 0)
         front_release(f);
+}
+
+static void handle_closed_cb(uv_handle_t *handle)
+{
+    front_handle_closed(handle->data);
 }
 
 void front_free(struct front *f)
@@ -279,5 +290,7 @@ void front_free(struct front *f)
     }
     uv_close((uv_handle_t *)&f->listener, handle_closed_cb);
     uv_close((uv_handle_t *)&f->flusher, handle_closed_cb);
+    uv_close((uv_handle_t *)&f->waker, handle_closed_cb);
+    uv_close((uv_handle_t *)&f->server, handle_closed_cb);
     uv_close((uv_handle_t *)&f->backoff, handle_closed_cb);
 }

@@ -2,7 +2,8 @@
  * into bytes; knows peers by what the kernel says of them, and nothing of what frames mean.
  *
  * Promise: no peer makes memory grow past limits.connections and limits.frame_memory, or delays
- * another. hello, and later each frame, must arrive within request.handshake (the time that the
+ * another by more than a turn: connections that have sent something wait in a queue by tenant, which
+ * is charged with the time that their frames take. hello, and later each frame, must arrive within request.handshake (the time that the
  * peer's process is stopped does not count); a peer that does not read is not read from, and is
  * dropped when it has read nothing for request.unread. The front drops the offender only, and says
  * why. Connections, those that have not said hello, descriptors, and the bytes that arrive or wait

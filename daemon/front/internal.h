@@ -2,6 +2,7 @@
 #ifndef UCMD_FRONT_INTERNAL_H
 #define UCMD_FRONT_INTERNAL_H
 
+#include "daemon/base/fair_queue.h"
 #include "daemon/base/list.h"
 #include "daemon/base/listener.h"
 #include "daemon/front/front.h"
@@ -27,10 +28,13 @@ struct front {
     struct metrics *metrics;
     struct front_handler handler;
     uv_poll_t listener;
-    uv_idle_t flusher;  /* runs for one turn while a connection has something to write */
-    uv_timer_t backoff; /* out of descriptors: the listener rests */
+    uv_idle_t flusher;       /* runs for one turn while a connection has something to write */
+    uv_timer_t backoff;      /* out of descriptors: the listener rests */
+    uv_check_t server;       /* serves what is ready, behind each poll */
+    uv_idle_t waker;         /* runs while something is ready: the loop does not sleep */
+    struct fair_queue ready; /* connections that may have frames to handle; charged in ns */
     struct listener socket;
-    int handles;
+    uint32_t handles; /* its own, and those of connections, that the loop still has */
     bool stopped;
     struct list conns, unflushed;
     uint32_t n_conns;
@@ -45,7 +49,7 @@ enum conn_state {
 };
 
 struct conn {
-    struct list link, link_unflushed;
+    struct list link, link_unflushed, link_ready;
     struct front *front;
     struct peer peer;
     uint64_t id;
@@ -53,6 +57,7 @@ struct conn {
     enum conn_state state;
     uv_poll_t poll;
     bool polling, freed;
+    bool ready;      /* waits in front.ready, and the loop does not ask whether it is readable */
     bool greeted;    /* the peer has said hello */
     uint64_t frames; /* handled since hello */
     bool stalled;    /* whole frames wait in `in` until the peer has read its answers */
@@ -60,7 +65,7 @@ struct conn {
     int fd, events;
 
     uint8_t *in;
-    size_t in_n, in_cap;
+    size_t in_at, in_n, in_cap; /* bytes before in_at are handled */
     int fds[UCM_MAX_FRAME_FDS];
     uint32_t n_fds;
     size_t fds_end; /* bytes of `in` when fds came: the last of these bytes is of their frame */
@@ -89,6 +94,8 @@ int conn_new(struct front *f, int fd, const struct peer *peer, struct ucm_error 
 /* Runs close_cb. From the loop's callbacks only. */
 void conn_close(struct conn *c, const char *reason, bool offence);
 void conn_flush(struct conn *c);
+void front_handle_closed(struct front *f);
+void front_serve_cb(uv_check_t *check);
 
 /* Whether descriptors and bytes of frames may be taken; what is taken is given back by limit_give. */
 static inline bool conn_take(struct conn *c, enum limit what, uint64_t n)
@@ -103,10 +110,13 @@ void parcels_drop(struct conn *c);
 /* Sends some of what waits, as send() does: up to the next descriptors, or these with bytes of their frame. */
 ssize_t parcels_send(struct conn *c);
 
+/* It may have something to read or to handle: it is served when its tenant's turn comes. */
+void conn_ready(struct conn *c);
+
 /* conn_input.c */
-void conn_read(struct conn *c);
-/* Handles the whole frames in `in`, until the peer must read answers first. */
-void conn_frames(struct conn *c);
+/* Handles frames and reads, until there is nothing more, the peer must read answers first, or the slice is over.
+ * True: there may be more. now_ns: uv_hrtime(). */
+bool conn_serve(struct conn *c, uint64_t now_ns);
 /* Arms or disarms the time for hello, or for the frame under way. */
 void conn_watch(struct conn *c);
 void conn_input_free(struct conn *c);

@@ -3,15 +3,21 @@
 
 import array
 import os
+import selectors
+import shutil
 import signal
 import socket
 import struct
 import sys
+import tempfile
+import threading
+import time
 import unittest
 
 try:
+    import msgpack
     from hung_mount import HungMount
-    from second_client import DEMO, Case, Closed, Refused, frame, keys
+    from second_client import DEMO, TIMEOUT_S, Case, Client, Closed, Daemon, Refused, frame
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -45,8 +51,18 @@ class Lingering:
         os.close(self.socket.detach())
 
 
+class Stopping:
+    def stopped(self, act):
+        """What is sent within is there when the daemon next looks."""
+        os.kill(self.daemon.process.pid, signal.SIGSTOP)
+        try:
+            act()
+        finally:
+            os.kill(self.daemon.process.pid, signal.SIGCONT)
+
+
 @unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
-class Descriptors(Case):
+class Descriptors(Stopping, Case):
     """A tenant that gives descriptors whose close() waits. The daemon ends in order while one is being closed."""
 
     def setUp(self):
@@ -62,14 +78,6 @@ class Descriptors(Case):
     def bystander(self):
         """Anything that the loop does for another tenant. It would wait for an hour."""
         self.assertEqual(self.other.hits(self.ns, "none"), 0)
-
-    def stopped(self, act):
-        """What is sent within is there when the daemon next looks."""
-        os.kill(self.daemon.process.pid, signal.SIGSTOP)
-        try:
-            act()
-        finally:
-            os.kill(self.daemon.process.pid, signal.SIGCONT)
 
     def until_closed(self):
         self.until(lambda: self.descriptors() == self.before, "the end of what was to be closed")
@@ -172,6 +180,210 @@ class Descriptors(Case):
         self.assertRaises(OSError, os.close, file)
         other.close()
         self.until_closed()
+
+
+@unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
+class Turns(Stopping, Case):
+    """Connections take turns, and tenants do: counted in requests, by what the daemon has received when it answers."""
+
+    def setUp(self):
+        self.operator = self.client()
+
+    def received(self):
+        return self.operator.call("stats")["metrics"]["requests_total"]
+
+    def tiny(self, first, n):
+        return b"".join(frame([0, first + i, "lookup", {"ns": 1, "keys": b""}]) for i in range(n))
+
+    def fill(self, client, data):
+        """As much of it as the socket takes."""
+        client.socket.setblocking(False)
+        sent = 0
+        try:
+            while sent < len(data):
+                sent += client.socket.send(data[sent:])
+        except BlockingIOError:
+            pass
+        client.socket.settimeout(TIMEOUT_S)
+        return sent
+
+    def answered(self, client, n):
+        """The msgids of the next n answers."""
+        return [msgpack.unpackb(client.receive(), raw=False)[1] for _ in range(n)]
+
+    def ahead(self, uids, connections):
+        """How many of a flood's requests are received before one that came behind all of them; and how many there were."""
+        flood = [self.client(uid=uids[i % len(uids)]) for i in range(connections)]
+        data, queued = self.tiny(0, 20000), []
+        size = len(data) // 20000
+        before = self.received()
+
+        def act():
+            queued.extend(self.fill(each, data) // size for each in flood)
+            self.msgid = self.operator.begin("stats")
+        self.stopped(act)
+        ahead = self.operator.wait(self.msgid)["metrics"]["requests_total"] - before
+        for each in flood:
+            each.close()
+        return ahead, sum(queued)
+
+    def test_a_request_passes_another_tenants_flood(self):
+        ahead, queued = self.ahead([1001], 20)
+        self.assertGreater(queued, 40000)
+        self.assertLess(ahead, queued / 8)
+
+    def test_a_request_passes_the_floods_of_several_tenants(self):
+        """Each has a turn before."""
+        ahead, queued = self.ahead(range(1001, 1005), 20)
+        self.assertLess(ahead, queued / 3)
+
+    def test_connections_of_a_tenant_take_turns(self):
+        """A request of the flooding tenant's own other connection waits for a turn of each, not for all that they have sent."""
+        flood, one, own = self.client(uid=1001), self.client(uid=1001), self.client(uid=1001)
+        data, queued = self.tiny(0, 20000), []
+
+        def act():
+            for each in (flood, one):
+                queued.append(self.fill(each, data) // (len(data) // 20000))
+            own.begin("hello", version_min=1, version_max=1, client="own")
+            self.msgid = own.begin("namespace.open", **DEMO)
+        self.stopped(act)
+        own.wait(self.msgid)
+        before = len(own.answers)
+        self.assertEqual(before, 1)
+        for each, n in zip((flood, one), queued):
+            each.socket.settimeout(TIMEOUT_S)
+            answers = self.answered(each, 1000)
+            self.assertEqual(answers, list(range(1000)))
+
+    def test_fifty_thousand_frames_of_one_write(self):
+        client, n = self.client(uid=1001), 50000
+        sender = threading.Thread(target=client.socket.sendall, args=(self.tiny(0, n),))
+        sender.start()
+        self.assertEqual(self.answered(client, n), list(range(n)))
+        sender.join()
+
+    def test_frames_before_a_disconnect_are_all_handled(self):
+        """Of peers that have gone when the daemon looks."""
+        clients, data = [self.client(uid=1001) for _ in range(8)], self.tiny(0, 3000)
+        before = self.received()
+
+        def act():
+            for each in clients:
+                self.assertEqual(self.fill(each, data), len(data))
+                each.close()
+        self.stopped(act)
+        asked = 0
+        while self.operator.call("stats")["metrics"]["connections"] > 1:
+            asked += 1
+        self.assertEqual(self.received() - before - asked, 3000 * len(clients) + 2)
+
+    def test_a_frame_in_pieces_beside_a_flood(self):
+        client, flood = self.client(uid=1000), self.client(uid=1001)
+        whole = frame([0, 5, "hello", {"version_min": 1, "version_max": 1, "client": "pieces"}])
+        self.fill(flood, self.tiny(0, 20000))
+        for byte in range(len(whole)):
+            client.send(whole[byte:byte + 1])
+        self.assertEqual(self.answered(client, 1), [5])
+
+    def test_who_reads_late_gets_all_answers_in_order(self):
+        """More than the daemon keeps of answers; meanwhile others are served."""
+        client, n = self.client(), 2000
+        sender = threading.Thread(target=client.socket.sendall, args=(b"".join(frame([0, i, "stats", {}]) for i in range(n)),))
+        sender.start()
+        for _ in range(20):
+            self.received()
+        self.assertEqual(self.answered(client, n), list(range(n)))
+        sender.join()
+
+
+@unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
+class Watchdog(Stopping, unittest.TestCase):
+    """The test is systemd: it hears the daemon's watchdog while 1,000 connections of ten uids send what is dear, read nothing or little, come
+    and go, and give descriptors that hang."""
+    connections, pings = 1000, 6
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="watchdog.")
+        self.addCleanup(shutil.rmtree, self.folder, True)
+        self.inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(self.inbox.close)
+        self.inbox.bind(self.folder + "/notify")
+        self.inbox.setblocking(False)
+        before = ["env", f"NOTIFY_SOCKET={self.folder}/notify", "WATCHDOG_USEC=500000"]
+        self.daemon = Daemon(nvme=False, before=before, **{"limits.connections": "4096", "events.memory": "16MiB"})
+        self.addCleanup(self.daemon.stop)
+        self.heard = 0
+
+    def hear(self):
+        try:
+            while True:
+                self.heard += self.inbox.recv(4096) == b"WATCHDOG=1"
+        except BlockingIOError:
+            pass
+
+    def request(self, ns, number):
+        """Of connection `number`, over and over."""
+        some = os.urandom(16 * 16384)
+        return [["lookup", {"ns": ns, "keys": some}], ["lookup", {"ns": ns, "keys": some, "each": True}],
+                ["namespace.open", dict(DEMO, model=f"dear-{number}", parts=256)], ["verify", {"ns": ns, "limit": 4096}],
+                ["evict", {"ns": ns, "keys": some}], ["prefetch", {"ns": ns, "keys": some}], ["stats", {}],
+                ["ls", {"ns": ns, "limit": 4096}], ["events.list", {"ns": ns, "limit": 4096}], ["hello", {"version_min": 1, "version_max": 1}],
+                ][number % 10]
+
+    def connect(self, number):
+        client = Client(self.daemon, uid=1001 + number % 10)
+        ns = client.open(DEMO)
+        client.socket.setblocking(False)
+        client.data = memoryview(frame([0, 1, *self.request(ns, number)]))
+        client.at, client.rest, client.number = 0, 40 if number % 20 == 7 else -1, number
+        return client
+
+    def send(self, client):
+        """True: it ends here, and another one comes in its place."""
+        client.at += client.socket.send(client.data[client.at:])
+        if client.at == len(client.data):
+            client.at = 0
+            client.rest -= 1
+        return client.rest == 0
+
+    def turn(self, selector):
+        for key, what in selector.select(0.1):
+            client, over = key.data, False
+            try:
+                if what & selectors.EVENT_READ and client.number % 3:  # who does not, reads nothing
+                    over = not client.socket.recv(1 << 20)
+                if what & selectors.EVENT_WRITE:
+                    over = self.send(client) or over
+            except BlockingIOError:
+                pass
+            except OSError:
+                over = True
+            if over:
+                selector.unregister(client.socket)
+                client.close()
+                self.daemon.clients.remove(client)
+
+    def test_a_thousand_that_try_do_not_trip_it(self):
+        selector = selectors.DefaultSelector()
+        self.addCleanup(selector.close)
+        for number in range(self.connections):
+            client = self.connect(number)
+            self.hear()  # a daemon that nobody hears waits
+            selector.register(client.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
+        for _ in range(self.pings):
+            self.heard, deadline = 0, time.monotonic() + TIMEOUT_S
+            client = Client(self.daemon, uid=1020)
+            lingering = Lingering(self)
+            self.stopped(lambda: lingering.give(client.socket, b"x"))
+            client.close()
+            self.daemon.clients.remove(client)
+            while not self.heard:
+                self.assertIsNone(self.daemon.process.poll())
+                self.assertLess(time.monotonic(), deadline, "the watchdog starves")
+                self.turn(selector)
+                self.hear()
+        self.assertGreater(len(selector.get_map()), self.connections / 2)
 
 
 if __name__ == "__main__":
