@@ -4,8 +4,7 @@ connections of another uid send one method without pause. Wants root.
 
   tests/bench/beside.py [--flooders 1,4,250] [--seconds 3] [--tenants 1] [METHOD...]
 
-Each line: median, p99 and longest of the bystander's requests in ms, quiet and beside the flood, how many the flood had answered, and the
-daemon's own longest turn of the loop. `call` is what one request of the flood takes alone (median), round trip included."""
+Each line: median, p99 and longest of the bystander's requests in ms, quiet and beside the flood, and how much the flood had answered. `call` is what one request of the flood takes alone (median), round trip included."""
 
 import argparse
 import multiprocessing
@@ -54,10 +53,6 @@ class Flooder:
     def namespace_open(self):
         self.sent += 1
         return "namespace.open", {**DEMO, "model": f"{self.number}-{self.sent}", "parts": 256}, False
-
-    def namespace_open_shards(self):
-        self.sent += 1
-        return "namespace.open", {**DEMO, "model": f"{self.number}-{self.sent}", "parts": 256, "shards": [1024] * 256}, False
 
     def namespace_list(self):
         return "namespace.list", {"limit": 4096}, True
