@@ -17,9 +17,10 @@ from typing import Any, Optional
 
 from ..client import Found
 from .groups import FULL, STATE, Group, HybridIdentity, Member, interval_of, marked, state_interval_of, unit_of
+from .held_pages import NULL_BLOCK, Hold
 from .link import Link
 from .plan import Copy, HeldCopy, HybridPlan, Plan
-from .scheduler import _MAX_KEYS, _NULL_BLOCK, HANDOVER, PREFILL, SchedulerHalf, _Hold, _Promise, _Request
+from .scheduler import _MAX_KEYS, HANDOVER, PREFILL, SchedulerHalf, _Promise, _Request
 from .settings import Settings
 
 #: Of full attention in one lookup; the others are for windows.
@@ -62,7 +63,7 @@ class HybridScheduler(SchedulerHalf):
         self._members: Sequence[Member] = ()
         self._identity: Optional[HybridIdentity] = None
         self._plan: HybridPlan = HybridPlan()
-        self._holds: dict[int, _Hold] = {}
+        self._holds: dict[int, Hold] = {}
         #: What this step's stores read and the engine may take.
         self._held_now: list[Any] = []
         #: What this step's requests have of blocks.
@@ -325,7 +326,7 @@ class HybridScheduler(SchedulerHalf):
     def _with_pages(self, tracked: _HybridRequest, group: Group, blocks: Sequence[int]) -> Iterator[tuple[bytes, list[int]]]:
         """Keys and pages of those of these blocks that have pages, as many at a time as the daemon takes."""
         table = tracked.tables[group.number]
-        there = [i for i in blocks if table[i] != _NULL_BLOCK]
+        there = [i for i in blocks if table[i] != NULL_BLOCK]
         for at in range(0, len(there), _MAX_KEYS):
             some = there[at : at + _MAX_KEYS]
             yield _picked(self._keys(tracked, group, some[0], some[-1] + 1), some), [table[i] for i in some]
@@ -354,7 +355,7 @@ class HybridScheduler(SchedulerHalf):
         if self._held_now:
             self.pool.touch(self._held_now)
             plan.hold = self._number
-            self._holds[plan.hold], self._held_now = _Hold(self._held_now, self._workers), []
+            self._holds[plan.hold], self._held_now = Hold(self._held_now, self._workers), []
         return plan
 
     def _go_on(self, cached: Any, output: Any) -> None:
@@ -428,7 +429,7 @@ class HybridScheduler(SchedulerHalf):
         tables = self._now.get_block_ids(tracked.vllm.request_id) if self._now is not None and self._wants_state(tracked, end) else None
         if tables is not None:
             blocks = [(tables[group.number], end // group.block_tokens - 1) for group in self._states]
-            self._store_state(tracked, end, [table[i] if i < len(table) else _NULL_BLOCK for table, i in blocks])
+            self._store_state(tracked, end, [table[i] if i < len(table) else NULL_BLOCK for table, i in blocks])
 
     def _offered_states(self) -> None:
         """Stores states that the engine's kernels leave at the end of a block that lies in the midst of the step."""
@@ -437,7 +438,7 @@ class HybridScheduler(SchedulerHalf):
             for end in sorted({end for _, _, end in offers}) if tracked is not None else ():
                 pages = {number: page for number, page, at in offers if at == end}
                 if end % self._unit == 0 and end <= self._hashed_tokens(tracked.vllm) and self._wants_state(tracked, end):
-                    self._store_state(tracked, end, [pages.get(group.number, _NULL_BLOCK) for group in self._states])
+                    self._store_state(tracked, end, [pages.get(group.number, NULL_BLOCK) for group in self._states])
 
     def _wants_state(self, tracked: _HybridRequest, end: int) -> bool:
         if not self.settings.store or tracked.tainted or self.pool is None or any(link.ns is None for link in self._links):
@@ -446,7 +447,7 @@ class HybridScheduler(SchedulerHalf):
         return end > first and (end in (self._prompt_end(tracked), tracked.junction) or end - first >= self._state_interval)
 
     def _store_state(self, tracked: _HybridRequest, end: int, pages: Sequence[int]) -> None:
-        if _NULL_BLOCK in pages:
+        if NULL_BLOCK in pages:
             return
         tracked.stated = end
         for group, page in zip(self._states, pages):

@@ -16,13 +16,13 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import watching
 from .adapters import Adapter, adapter_of
 from .describe import Describer
+from .held_pages import NULL_BLOCK, HeldPages
 from .hints import Hints
 from .identity import EngineIdentity
 from .inputs import Mask, chosen_items, mask_of, more_of
@@ -40,9 +40,6 @@ logger = logging.getLogger("ucmclient.vllm")
 
 #: Most keys of one request to the daemon (proto/limits.h).
 _MAX_KEYS = 16384
-
-#: vLLM's id of no block: it stands in a request's table for one that has no pages any more, or needs none.
-_NULL_BLOCK = 0
 
 #: Behind every block.
 _NEVER = 1 << 62
@@ -169,15 +166,7 @@ class _Held:
     copy: Copy
 
 
-@dataclass
-class _Hold:
-    """Blocks of the engine's pool, until so many workers have reported."""
-
-    blocks: list[Any]
-    workers: int
-
-
-class SchedulerHalf:
+class SchedulerHalf(HeldPages):
     def __init__(
         self, settings: Settings, block_tokens: int, sparse: Optional[SparseScheduler] = None, reads_next: bool = False, workers: int = 1
     ):
@@ -218,70 +207,10 @@ class SchedulerHalf:
         self._gone: list[tuple[int, list[int], frozenset[int]]] = []
         #: Finished requests whose stores are held.
         self._ending: set[str] = set()
-        #: The engine's pool of blocks; None: it does not show it, and keeps finished requests' blocks itself.
-        self.pool: Any = None
-        self._workers = workers
+        super().__init__(workers)
         #: Changes of weights that were seen, and whether the engine's own resets count as one, since none would be seen.
         self._changes = watching.changes(not settings.keep_on_reset)
         self.resets_count = False
-        #: By finished request, what stores may still read of it.
-        self._kept: dict[str, _Hold] = {}
-
-    def bind(self, pool: Any) -> None:
-        """The engine resets its own cache only while nobody holds blocks, and then tells its pool first."""
-        self.pool, reset = pool, pool.reset_prefix_cache
-
-        def reset_prefix_cache() -> Any:
-            if not self._running():  # else the engine refuses
-                self.let_go()
-            if self.resets_count:
-                self.reset()
-            return reset()
-
-        pool.reset_prefix_cache = reset_prefix_cache
-
-    def _running(self) -> bool:
-        """Some request has blocks of its own."""
-        for tracked in self._requests.values():
-            self._look_at(tracked)
-        return any(tracked.blocks for tracked in self._requests.values())
-
-    def let_go(self) -> None:
-        """Gives up all blocks that stores may read. The workers end these stores before the engine's next step, which may overwrite them."""
-        self._held = [held for held in self._held if held.copy.request not in self._kept]
-        self._forget_stores(self._plan)
-        self._ending.clear()
-        self._plan.ended.clear()
-        self._plan.fence = True
-        while self._kept:
-            self._free(self._kept.popitem()[1])
-
-    def _forget_stores(self, plan: Plan) -> None:
-        """Those of finished requests that are not begun."""
-        plan.stores = [copy for copy in plan.stores if copy.request not in self._kept]
-
-    def _free(self, hold: _Hold) -> None:
-        self.pool.free_blocks(reversed(hold.blocks))  # the engine evicts the last ones first, as it does when it frees a request
-
-    def _keep(self, name: str, blocks: Iterable[int]) -> bool:
-        """Of a finished request, until the workers have reported. Returns whether the engine must keep them itself."""
-        self._ending.add(name)
-        self._end()
-        if self.pool is None:
-            return True
-        held = [self.pool.blocks[block] for block in blocks if block != _NULL_BLOCK]
-        self.pool.touch(held)
-        self._kept[name] = _Hold(held, self._workers)
-        return False
-
-    def sent(self, names: Mapping[str, int]) -> None:
-        """The workers' report: which finished requests' blocks are read by no store of so many of them."""
-        for name, workers in names.items():
-            hold = self._kept.get(name)
-            if hold is not None:
-                hold.workers -= workers
-                if hold.workers <= 0:
-                    self._free(self._kept.pop(name))
 
     def connect(self, identity: EngineIdentity, name: str) -> None:
         """Keeps the connection if the identity is the same, as after the engine slept."""
@@ -458,8 +387,8 @@ class SchedulerHalf:
         if self.gathers is not None:
             self.gathers.begin(copy)
         self._plan.loads.append(copy)
-        if self.sparse is not None and self.sparse.rules.on_gpu and blocks[:1] == [_NULL_BLOCK]:
-            pageless = next((i for i, block in enumerate(blocks) if block != _NULL_BLOCK), len(blocks))
+        if self.sparse is not None and self.sparse.rules.on_gpu and blocks[:1] == [NULL_BLOCK]:
+            pageless = next((i for i, block in enumerate(blocks) if block != NULL_BLOCK), len(blocks))
             self._plan.ahead[request.request_id] = tracked.keys(0, pageless)
         tracked.loads, tracked.began = frozenset(copy.blocks), time.monotonic()
         tracked.slow = min(promise.on_nvme, end - first) * self.block_tokens
@@ -470,7 +399,7 @@ class SchedulerHalf:
         """The engine has taken the pages of so many first blocks of a request."""
         tracked = self._requests.get(request_id)
         if tracked is not None:
-            tracked.blocks[:blocks] = [_NULL_BLOCK] * len(tracked.blocks[:blocks])
+            tracked.blocks[:blocks] = [NULL_BLOCK] * len(tracked.blocks[:blocks])
 
     def from_nvme(self, request: Any) -> int:
         """How many tokens of its load come from NVMe."""
@@ -599,9 +528,9 @@ class SchedulerHalf:
     @staticmethod
     def _copy(tracked: _Request, first: int, end: int, plain: bool = False) -> Copy:
         """Of these blocks, but for those that have no pages."""
-        if end == first + 1 and tracked.blocks[first] != _NULL_BLOCK:  # nearly all are of one block
+        if end == first + 1 and tracked.blocks[first] != NULL_BLOCK:  # nearly all are of one block
             return Copy(tracked.vllm.request_id, tracked.key(first), [tracked.blocks[first]], plain, adapter=tracked.adapter)
-        there = [i for i in range(first, end) if tracked.blocks[i] != _NULL_BLOCK]
+        there = [i for i in range(first, end) if tracked.blocks[i] != NULL_BLOCK]
         keys = b"".join(tracked.keys(i, i + 1) for i in there) if len(there) < end - first else tracked.keys(first, end)
         return Copy(tracked.vllm.request_id, keys, [tracked.blocks[i] for i in there], plain, adapter=tracked.adapter)
 

@@ -1,0 +1,104 @@
+"""What the scheduler's half holds of the engine's pool of pages: those that a store may still read when the engine would give them to others.
+
+When the engine resets its cache, which it can only while nobody holds pages, all are given up, and the next plan has a fence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .plan import Plan
+
+#: vLLM's id of no block: it stands in a request's table for one that has no pages any more, or needs none.
+NULL_BLOCK = 0
+
+
+@dataclass
+class Hold:
+    """Blocks of the engine's pool, until so many workers have reported."""
+
+    blocks: list[Any]
+    workers: int
+
+
+class HeldPages:
+    """A part of SchedulerHalf."""
+
+    _requests: dict[str, Any]
+    _plan: Any
+    _held: list[Any]
+    _ending: set[str]
+    resets_count: bool
+
+    def __init__(self, workers: int):
+        #: The engine's pool of blocks; None: it does not show it, and keeps finished requests' blocks itself.
+        self.pool: Any = None
+        self._workers = workers
+        #: By finished request, what stores may still read of it.
+        self._kept: dict[str, Hold] = {}
+
+    def reset(self) -> None:
+        raise NotImplementedError
+
+    def _look_at(self, tracked: Any) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+    def bind(self, pool: Any) -> None:
+        """The engine resets its own cache only while nobody holds blocks, and then tells its pool first."""
+        self.pool, reset = pool, pool.reset_prefix_cache
+
+        def reset_prefix_cache() -> Any:
+            if not self._running():  # else the engine refuses
+                self.let_go()
+            if self.resets_count:
+                self.reset()
+            return reset()
+
+        pool.reset_prefix_cache = reset_prefix_cache
+
+    def _running(self) -> bool:
+        """Some request has blocks of its own."""
+        for tracked in self._requests.values():
+            self._look_at(tracked)
+        return any(tracked.blocks for tracked in self._requests.values())
+
+    def let_go(self) -> None:
+        """Gives up all blocks that stores may read. The workers end these stores before the engine's next step, which may overwrite them."""
+        self._held = [held for held in self._held if held.copy.request not in self._kept]
+        self._forget_stores(self._plan)
+        self._ending.clear()
+        self._plan.ended.clear()
+        self._plan.fence = True
+        while self._kept:
+            self._free(self._kept.popitem()[1])
+
+    def _forget_stores(self, plan: Plan) -> None:
+        """Those of finished requests that are not begun."""
+        plan.stores = [copy for copy in plan.stores if copy.request not in self._kept]
+
+    def _free(self, hold: Hold) -> None:
+        self.pool.free_blocks(reversed(hold.blocks))  # the engine evicts the last ones first, as it does when it frees a request
+
+    def _keep(self, name: str, blocks: Iterable[int]) -> bool:
+        """Of a finished request, until the workers have reported. Returns whether the engine must keep them itself."""
+        self._ending.add(name)
+        self._end()
+        if self.pool is None:
+            return True
+        held = [self.pool.blocks[block] for block in blocks if block != NULL_BLOCK]
+        self.pool.touch(held)
+        self._kept[name] = Hold(held, self._workers)
+        return False
+
+    def sent(self, names: Mapping[str, int]) -> None:
+        """The workers' report: which finished requests' blocks are read by no store of so many of them."""
+        for name, workers in names.items():
+            hold = self._kept.get(name)
+            if hold is not None:
+                hold.workers -= workers
+                if hold.workers <= 0:
+                    self._free(self._kept.pop(name))
