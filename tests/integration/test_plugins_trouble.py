@@ -173,7 +173,7 @@ class Tier(Plugin):
         super().__init__(shared)
         from ucmclient.vllm.tier import UcmTier
         view = memoryview((ctypes.c_uint8 * (PAGES * SIZE)).from_address(self.address)).cast("B").cast("B", (PAGES, SIZE))
-        self.tier, self.jobs = UcmTier(test_vllm_tier.spec(), view, "UcmTier", socket=socket, **settings), 0
+        self.tier, self.jobs = UcmTier(test_vllm_tier.spec(), view, "UcmTier", socket=socket, **{"revision": "1", **settings}), 0
         self.close = self.tier.shutdown
 
     def found(self, names):
