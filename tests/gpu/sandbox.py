@@ -322,7 +322,8 @@ class Unit:
         mount("none", "/", None, MS_REC | MS_SLAVE)
 
     def limits(self):
-        for directive, which in (("LimitMEMLOCK", resource.RLIMIT_MEMLOCK), ("LimitNOFILE", resource.RLIMIT_NOFILE)):
+        for directive, which in (("LimitCORE", resource.RLIMIT_CORE), ("LimitMEMLOCK", resource.RLIMIT_MEMLOCK),
+                                 ("LimitNOFILE", resource.RLIMIT_NOFILE)):
             value = self.one.get(directive)
             number = resource.RLIM_INFINITY if value == "infinity" else int(value)
             self.done.add(directive)

@@ -108,25 +108,6 @@ Test(cache_span, ends_with_the_slot)
     arena_slot_free(rig.arena, slot);
 }
 
-/* What tiers write behind a part is not what the slot held before. */
-Test(cache_span, what_lies_behind_a_part_is_zero)
-{
-    struct ns *odd = space("odd", 1, 5000 / SHARDS * 10 + 1);
-    uint64_t bytes = ns_part_bytes(odd, 0), all = arena_padded(bytes);
-    block_ref ref = open_block(odd, 1);
-    struct cache_fill *f;
-    uint8_t *slot;
-
-    cr_assert_lt(bytes, all);
-    cr_assert_eq(claim(ref, 0, 0, SHARDS, &f), 0);
-    slot = memory_to_fill(f);
-    memset(slot, 0xa5, all);
-    cache_fill_done(rig.cache, f, SHARDS, true);
-    for (uint64_t i = 0; i < all; i++)
-        cr_assert_eq(slot[i], i < bytes ? 0xa5 : 0, "byte %u", (unsigned)i);
-    drop(ref);
-}
-
 /* A chain may have blocks of two namespaces: uses count where the blocks are. */
 Test(cache_span, a_touch_counts_in_the_blocks_own_namespace)
 {
