@@ -28,11 +28,13 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Part size that the policy's sizing assumes: what a rank holds of 16 tokens of an 8B model. */
@@ -95,20 +97,33 @@ static void unrecorded_tell(struct server *s)
         s->exit_status = 1;
 }
 
+/* In a signal's handler: what can't be called there is not. */
+static void sync_late_cb(int number)
+{
+    static const char text[] =
+        "ucmd: error: a disk does not answer: what was written last may not be found again\n";
+
+    (void)number;
+    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
+        _exit(2); /* nobody to tell */
+    _exit(1);
+}
+
 /* The exit status says when the last writes may not be found again. */
 static void tier_stop(struct server *s)
 {
     if (!s->tier)
         return;
     unrecorded_tell(s);
+    (void)signal(SIGALRM, sync_late_cb);
     (void)alarm((unsigned)(s->config.drain_ms / 1000) + 1); /* a disk may hang, too */
     if (s->tier_ops->sync(s->tier) != 0) {
         log_error("server", "sync-failed", "%s", "what was written last may not be found again");
         if (s->exit_status == 0)
             s->exit_status = 1;
     }
-    (void)alarm(0);
     s->tier_ops->close(s->tier);
+    (void)alarm(0);
 }
 
 static uint32_t server_share_busy(const struct server *s)
@@ -119,15 +134,33 @@ static uint32_t server_share_busy(const struct server *s)
 /* A thread hangs in a mounted folder and may still write to its slot, so nothing can be freed. The tier
  * is synced and closed in order, then the process exits. Where not even that ends the thread, it holds what is
  * left of the process: neither memory nor locks that the next daemon wants. */
+static void *descriptors_close(void *unused)
+{
+    (void)close_range(STDERR_FILENO + 1, ~0u, 0);
+    return unused;
+}
+
+/* Lowest first: the daemon's own before those of clients, whose close() may wait. */
+static void descriptors_close_awaited(void)
+{
+    struct timespec until;
+    pthread_t thread;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    if (pthread_create(&thread, NULL, descriptors_close, NULL) == 0)
+        (void)pthread_timedjoin_np(thread, NULL, &until); /* late: the process ends all the same */
+}
+
 static void stop_beside_share(struct server *s)
 {
     log_error("server", "share-hangs", "operations=%u", server_share_busy(s));
     front_free(s->front);
     requests_free(s->requests);
     tier_stop(s);
-    persist_close(s->persist);
     arena_give_up(s->arena);
-    (void)close_range(STDERR_FILENO + 1, ~0u, 0);
+    persist_close(s->persist); /* from here on the memory is the next daemon's */
+    descriptors_close_awaited();
     _exit(s->exit_status);
 }
 

@@ -68,8 +68,8 @@ int arena_grow(struct arena *a);
 /* Ends the thread and unmaps. Nobody may use a slot any more. NULL-safe. Closes its handles on the
  * loop: run that once more afterwards. */
 void arena_free(struct arena *a);
-/* The process ends now, but for threads that hang in the kernel and hold it: gives the memory of ordinary slots back,
- * but for a file's. Such a thread may still write there, for nobody. */
+/* The process ends now, but for threads that hang in the kernel and hold it: lets go of the memory of ordinary slots. What
+ * such a thread still writes there reaches nobody, nor a file that the next daemon maps. */
 void arena_give_up(struct arena *a);
 
 /* A slot of at least `bytes`, on `node` if there is one. 0: no extent of that size has a free slot,
