@@ -213,8 +213,6 @@ void device_job_init(struct device_job *job, enum device_op op, struct device_re
  * there is no such block, the span has not the job's shards, its form does not go the job's way, or
  * its bytes are not such that the job may read (write) them. Nobody else writes items. */
 int device_job_add(struct device_job *job, const struct span *span, uint32_t block);
-/* Is that item of the job a copy with this span? */
-bool device_job_names(const struct device_job *job, uint32_t item, const struct span *span);
 /* By the slots' addresses. */
 void device_job_sort(struct device_job *job);
 /* The same copies of some of its shards. */

@@ -60,11 +60,6 @@ int device_job_add(struct device_job *job, const struct span *span, uint32_t blo
     return 0;
 }
 
-bool device_job_names(const struct device_job *job, uint32_t item, const struct span *span)
-{
-    return job->items[item].slot == slot_of(job, span);
-}
-
 static int slot_order(const void *a, const void *b)
 {
     const struct ucm_copy_item *x = a, *y = b;

@@ -111,6 +111,7 @@ struct copy_batch {
     struct cache_shards **shards;        /* fetch: what was read of the part; NULL: the part */
     const struct ucm_rope_angle **turns; /* of copies, with t->turns */
     atomic_uchar *unfit;                 /* of copies; NULL: the encoding holds any bytes */
+    uint64_t *slot;                      /* with unfit: of each item, as in its copy */
     /* Of a load in steps. */
     struct list link;         /* in steps->batches while a step of it is to be sent */
     uint32_t next_step, jobs; /* jobs: under way */

@@ -3,6 +3,7 @@
 
 #include "daemon/base/log.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -21,6 +22,7 @@ void batch_free(struct copy_batch *b)
     free(b->fill);
     free(b->shards);
     free(b->unfit);
+    free(b->slot);
     free(b->turns);
     free(b);
 }
@@ -46,8 +48,9 @@ static bool batch_memory(struct copy_batch *b, uint32_t cap, bool refuses)
     b->fill = calloc(cap, sizeof(*b->fill));
     b->shards = calloc(cap, sizeof(*b->shards));
     b->unfit = refuses ? calloc(cap, sizeof(*b->unfit)) : NULL;
+    b->slot = refuses ? calloc(cap, sizeof(*b->slot)) : NULL;
     b->turns = b->t->turns ? calloc(cap, sizeof(*b->turns)) : NULL;
-    return b->job.items && b->item && b->fill && b->shards && (!refuses || b->unfit) &&
+    return b->job.items && b->item && b->fill && b->shards && (!refuses || (b->unfit && b->slot)) &&
            (!b->t->turns || b->turns);
 }
 
@@ -184,13 +187,12 @@ static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_stat
 /* Which of the batch's items has that copy: of a dump, whose copies may have been sorted. */
 static uint32_t copy_item(const struct copy_batch *b, uint32_t copy)
 {
-    struct transfer *t = b->t;
-    struct span span;
+    uint64_t slot = b->job.items[copy].slot;
     uint32_t k = 0;
 
-    while (!b->fill[k] || span_fill(cache_of(t), b->fill[k], t->shard, t->shards, &span) != 0 ||
-           !device_job_names(&b->job, copy, &span))
+    while (k < b->n && (!b->fill[k] || b->slot[k] != slot))
         k++;
+    assert(k < b->n); /* batch_add has noted it */
     return k;
 }
 
@@ -342,6 +344,8 @@ static void batch_add(struct transfer *t, uint32_t item, int rc, const struct sp
     }
     if (b->turns)
         b->turns[copy] = t->turns[item_key(t, item)];
+    if (b->slot)
+        b->slot[b->n] = b->job.items[copy].slot;
     b->n++;
 }
 
