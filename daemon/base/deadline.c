@@ -70,7 +70,18 @@ static void heap_remove(struct deadlines *ds, struct deadline *d)
 
 /* ---- the timer ---- */
 
+/* Callbacks in one go; those of a client's thousand leases may be due in one moment. */
+#define TURN_NS 1000000u
+
 static void timer_cb(uv_timer_t *timer);
+
+static void timer_start(struct deadlines *ds, uint64_t ms)
+{
+    int rc = uv_timer_start(&ds->timer, timer_cb, ms, 0);
+
+    assert(rc == 0);
+    (void)rc;
+}
 
 static void timer_set(struct deadlines *ds)
 {
@@ -83,26 +94,27 @@ static void timer_set(struct deadlines *ds)
         (void)rc;
         return;
     }
-    rc = uv_timer_start(&ds->timer, timer_cb, ds->first->at_ms > now ? ds->first->at_ms - now : 0,
-                        0);
-    assert(rc == 0);
-    (void)rc;
+    timer_start(ds, ds->first->at_ms > now ? ds->first->at_ms - now : 0);
 }
 
 static void timer_cb(uv_timer_t *timer)
 {
     struct deadlines *ds = timer->data;
-    uint64_t now = uv_now(timer->loop);
+    uint64_t now = uv_now(timer->loop), begun_ns = uv_hrtime();
 
     ds->expiring = true;
-    while (ds->first && ds->first->at_ms <= now) {
+    while (ds->first && ds->first->at_ms <= now && uv_hrtime() - begun_ns < TURN_NS) {
         struct deadline *d = ds->first;
 
         heap_remove(ds, d);
         d->expired_cb(d);
     }
     ds->expiring = false;
-    timer_set(ds);
+    if (ds->first && ds->first->at_ms <= now)
+        /* Not 0: libuv would run it again before anything else. */
+        timer_start(ds, 1);
+    else
+        timer_set(ds);
 }
 
 int deadlines_init(struct deadlines *ds, uv_loop_t *loop)

@@ -189,3 +189,38 @@ Test(deadline, one_that_arms_itself_for_now_leaves_the_loop_its_turn)
     cr_expect_eq(again, 1);
     deadline_disarm(&ds, &d);
 }
+
+static unsigned turns, turns_at_first, turns_at_last;
+
+static void turn_cb(uv_check_t *check)
+{
+    (void)check;
+    turns++;
+}
+
+static void dear_cb(struct deadline *d)
+{
+    uint64_t begun_ns = uv_hrtime();
+
+    (void)d;
+    turns_at_first = turns_at_first ? turns_at_first : turns;
+    turns_at_last = turns;
+    while (uv_hrtime() - begun_ns < 2000000u) {
+        /* it is dear */
+    }
+}
+
+Test(deadline, many_of_one_moment_leave_others_their_turn)
+{
+    static uv_check_t check; /* closed by teardown */
+
+    cr_assert_eq(uv_check_init(&loop, &check), 0);
+    cr_assert_eq(uv_check_start(&check, turn_cb), 0);
+    uv_unref((uv_handle_t *)&check);
+    turns = 1;
+    for (unsigned i = 0; i < 10; i++)
+        deadline_arm(&ds, &items[i].d, uv_now(&loop) + 1, dear_cb);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    cr_expect_geq(turns_at_last - turns_at_first, 9u, "one in each turn");
+    uv_close((uv_handle_t *)&check, NULL);
+}
