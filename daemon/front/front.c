@@ -50,6 +50,15 @@ static struct limit_owner *refused_owner(struct front *f, int fd, const struct p
     return limits_uid(f->limits, tenant, cred.uid, false);
 }
 
+/* A byte out of band is read like any other, with its descriptors. Otherwise the kernel skips it, and closes them in this
+ * thread. */
+static bool oob_inline(int fd)
+{
+    int on = 1;
+
+    return setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof(on)) == 0;
+}
+
 /* What the peer has sent already nobody has read: there may be descriptors in it. */
 static void refused_close(struct front *f, int fd, const struct peer *peer)
 {
@@ -123,6 +132,8 @@ static void admit(struct front *f, int fd)
     struct ucm_error e;
     int rc = connects_admit(f, fd, &peer, &e);
 
+    if (rc == 0 && !oob_inline(fd))
+        rc = ucm_error_set(&e, UCM_WIRE_IO, "SO_OOBINLINE: %s", strerror(errno));
     if (rc == 0)
         rc = conn_new(f, fd, &peer, &e);
     if (rc != 0)

@@ -44,11 +44,21 @@ class Lingering:
             pass
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, HOUR_S))
 
-    def give(self, connection, data, times=1):
+    def give(self, connection, data, times=1, flags=0):
         """From now on the last descriptor is what was sent with the data, if nobody has closed that yet."""
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self.socket.fileno()] * times))
-        connection.sendmsg([data], [rights])
+        connection.sendmsg([data], [rights], flags)
         os.close(self.socket.detach())
+
+
+def out_of_band():
+    """Whether unix sockets have it here."""
+    a, b = socket.socketpair()
+    with a, b:
+        try:
+            return a.send(b"x", socket.MSG_OOB) == 1
+        except OSError:
+            return False
 
 
 class Stopping:
@@ -130,6 +140,44 @@ class Descriptors(Stopping, Case):
         self.bystander()
         with self.assertRaises((Refused, Closed)):
             client.next()
+        client.close()
+        self.until_closed()
+
+    def out_of_band(self, before, behind):
+        """Such a byte, with a descriptor, among others."""
+        if not out_of_band():
+            self.skipTest("this kernel's unix sockets have no out-of-band bytes")
+        client, lingering = self.client(uid=1001), Lingering(self)
+
+        def act():
+            if before:
+                client.socket.send(before)
+            lingering.give(client.socket, b"!", flags=socket.MSG_OOB)
+            if behind:
+                client.socket.send(behind)
+        self.stopped(act)
+        self.bystander()
+        client.close()
+        self.until_closed()
+
+    def test_one_out_of_band(self):
+        self.out_of_band(b"", b"")
+
+    def test_one_out_of_band_before_others(self):
+        self.out_of_band(b"", bytes(4))
+
+    def test_one_out_of_band_behind_others(self):
+        self.out_of_band(b"\0", b"")
+
+    def test_one_out_of_band_in_a_frame(self):
+        self.out_of_band(b"\0", b"\0\0")
+
+    def test_two_out_of_band(self):
+        if not out_of_band():
+            self.skipTest("this kernel's unix sockets have no out-of-band bytes")
+        client, lingering = self.client(uid=1001), [Lingering(self), Lingering(self)]
+        self.stopped(lambda: [each.give(client.socket, b"!", flags=socket.MSG_OOB) for each in lingering])
+        self.bystander()
         client.close()
         self.until_closed()
 
