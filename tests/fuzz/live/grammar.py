@@ -165,6 +165,7 @@ class Generator:
         base, shape = self.base(conn, family), family.shape
         if self.chance(0.03) and conn.spaces:
             base = self.random.choice(conn.spaces)  # which may be encoded, or hold digests
+            family, shape = base.family, base.family.shape
         params = encoding_params(shape, SPECS[spec])
         if self.chance(0.25):
             params.update({"dram": self.some("plain", "coded"), "disk": self.some("plain", "coded")})
@@ -253,10 +254,9 @@ class Generator:
         rope = self.rope(ns, pool)
         region.turns = bool(rope)
         self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, chunks=chunks, shards=shards,
-                 pool=pool, form=DIGEST if ns.form == DIGEST else ENCODED if encoded else PLAIN, label=ns.label,
-                 plain=self.label_of(ns.family, conn), base=ns.base.label if ns.form == DIGEST else 0,
-                 raw=ns.form == BYTES, exact=ns.form == PLAIN or encoded and SPECS[ns.spec]["encoding"] == "lossless",
-                 **rope)
+                 pool=pool, form=ns.form if ns.form in (PLAIN, DIGEST) else BYTES, label=ns.label,
+                 plain=self.label_of(ns.family, conn), base=ns.base.ref if ns.form == DIGEST else None,
+                 lossless=ns.spec is not None and SPECS[ns.spec]["encoding"] == "lossless", **rope)
         return region
 
     def rope(self, ns, pool):

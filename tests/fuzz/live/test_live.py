@@ -5,6 +5,7 @@ UCM_LIVE_SECONDS=600 makes it ten minutes. `make fuzz-live` is the same for hour
 
 import collections
 import io
+import itertools
 import os
 import random
 import re
@@ -19,6 +20,7 @@ try:
     import subject
     import things
     from fuzz_live import save, show
+    from shapes import Shape, encoded_identity, encoding_params
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -27,6 +29,40 @@ except ImportError:  # another Python than Debian's is first in PATH
 SECONDS = float(os.environ.get("UCM_LIVE_SECONDS", "16"))
 OUT = os.path.join(subject.TOP, "build/fuzz/live")
 FIXED = 12
+
+
+def as_long(right, opened, look):
+    """Stores plain bytes by a region of the encoded namespace, which encoding.open named, or namespace.open before it; and looks at
+    them in the base, which believes in others if they are not to be right."""
+    shape, spec = Shape(16, 2, 16, 1, 1, 1, 16), {"encoding": "int8", "dtype": "f16", "axis": 1, "run": 2}
+    base = things.Family(0, shape).identity(0)
+    coded = encoded_identity(f"uid:{subject.FIRST_UID}", base, shape, spec)
+    assert coded["shard_bytes"] == base["shard_bytes"] == shape.plain
+    generator = grammar.Generator(1)
+    conn = generator.connect(0)
+    one, two = ({"of": name, "field": "ns"} for name in ("base", ("view", "bytes")[opened - 1]))
+    generator.call(conn, "namespace.open", "base", 0, **base)
+    if opened == 2:
+        generator.call(conn, "namespace.open", "bytes", 0, **dict(coded, salt={"hex": coded["salt"].hex()}))
+    generator.call(conn, "encoding.open", "view", 0, ns=one, **encoding_params(shape, spec))
+    region = {"part": 0, "blocks": 4, "chunks": [shape.plain], "shards": 1, "base": None, "lossless": False, "plain": 1}
+    generator.add("region", conn, **region, **{"as": "to"}, ns=two, pool=False, form="bytes", label=2)
+    generator.add("dump", conn, region="to", keys=[3, 4], at=[0, 1], more={"plain": True})
+    label = 1 if right else 2
+    if look == "window":
+        generator.call(conn, "digest.open", "digest", 0, ns=one, method=1, kind=0, dtype=2, kv_heads=2, head_dim=16, k_token_stride=64,
+                       k_head_stride=32)
+        generator.call(conn, "chain.open", "chain", 0, ns={"of": "digest", "field": "ns"}, part=0)
+        generator.call(conn, "chain.append", "append", 0, chain={"of": "chain", "field": "chain"}, keys={"keys": [3, 4]})
+        generator.add("window", conn, **{"as": "window"}, ns=one, part=0, label=label, shard_bytes=shape.plain, shards=1, exact=True)
+        generator.add("pin", conn, window="window", chain={"of": "chain", "field": "chain"}, first=0, n=2)
+    else:
+        generator.add("region", conn, **region, **{"as": "from"}, ns=one, pool=look == "fetch", form="plain", label=label)
+        found = {"keys": [3, 4], "at": [2, 0], "more": {}} if look == "load" else {"source": {"keys": {"keys": [3, 4]}}, "items": [[0, 0, 2], [1, 0, 0]]}
+        generator.add(look, conn, region="from", **found)
+    options = {"set": {"arena.size": "8MiB", "arena.extent": "1MiB", "window.size": "2MiB"}, "nvme": False, "share": False, "keep": False,
+               "sealed": False}
+    return {"options": options, "ops": generator.ops}
 
 
 class Live(unittest.TestCase):
@@ -44,6 +80,19 @@ class Live(unittest.TestCase):
 
     def test_a_seed_is_a_program(self):
         self.assertEqual(grammar.Generator(7).program(), grammar.Generator(7).program())
+
+    @unittest.skipIf(os.getuid() != 0, "tenants are uids")
+    def test_a_region_holds_what_it_was_registered_for(self):
+        """The coded form is as long as the plain one here. What its namespace's base holds then is found wrong if it is."""
+        for stored in "right", "wrong":
+            for opened, look in itertools.product((1, 2), ("load", "fetch", "window")):
+                with self.subTest(stored=stored, opened=opened, look=look):
+                    finding, counts = shrink.find(as_long(stored == "right", opened, look))
+                    if stored == "right":
+                        self.assertIsNone(finding)
+                        self.assertGreater(counts[{"load": "loaded plain", "fetch": "fetched plain", "window": "read in a window"}[look]], 0)
+                    else:
+                        self.assertEqual(finding and finding.kind, "wrong bytes in a window" if look == "window" else "wrong bytes")
 
     @unittest.skipIf(os.getuid() != 0, "tenants are uids")
     def test_nobody_sees_what_is_not_his(self):

@@ -26,6 +26,7 @@ GAUGES = ("chains", "chain_blocks", "digest_held_bytes", "requests_active", "lea
 class Peer:
     def __init__(self, wire, tenant):
         self.wire, self.tenant, self.regions, self.late, self.windows = wire, tenant, {}, [], {}
+        self.encoded = set()              # fingerprints that encoding.open answered
 
     def close(self):
         self.wire.close()
@@ -36,8 +37,11 @@ class Peer:
 
 
 class Region:
-    def __init__(self, memory, op, size):
-        self.memory, self.op, self.size, self.number = memory, op, size, NOTHING
+    """form: what its pages hold, as docs/protocol.md has it, whatever its planes look like: those of a coded form can be those of
+    the plain one. holder: its namespace's fingerprint; of digests, their base's."""
+
+    def __init__(self, memory, op, size, form, holder):
+        self.memory, self.op, self.size, self.form, self.holder, self.number = memory, op, size, form, holder, NOTHING
 
 
 class Window:
@@ -62,12 +66,12 @@ class World:
     def run(self):
         """Returns counts, or raises a Finding."""
         try:
-            self.daemon.start()
+            self.step({"do": "start"})
             for self.at, op in enumerate(self.program["ops"]):
                 self.step(op)
             for number in list(self.peers):
                 self.step({"do": "settle", "c": number})
-            self.left()
+            self.step({"do": "left"})
             self.finish("term")
             self.sealed()
             return self.counts
@@ -85,7 +89,11 @@ class World:
 
     def step(self, op):
         try:
-            if op["do"] == "restart":
+            if op["do"] == "start":
+                self.daemon.start()
+            elif op["do"] == "left":
+                self.left()
+            elif op["do"] == "restart":
                 self.finish(op["how"])
                 self.daemon.start()
             elif op["do"] == "connect":
@@ -112,7 +120,7 @@ class World:
         else:
             self.daemon.ended(f"at {op}")
         self.count("connection ended")
-        peer = self.peers.pop(op["c"], None)
+        peer = self.peers.pop(op.get("c"), None)
         if peer:
             peer.close()
 
@@ -138,11 +146,23 @@ class World:
             if time.monotonic() > deadline:
                 raise Finding("left behind", f"of {stats}\n{self.daemon.log()}")
             time.sleep(0.01)
+            stats = self.gauges()
+
+    def gauges(self):
+        """None: the daemon did not take or keep the connection this time."""
+        root = None
+        try:
             root = Peer(Wire(self.daemon.socket, None), None)
             self.call(root, "hello", HANDSHAKE)
-            metrics = self.call(root, "stats", {})["metrics"]
-            root.close()
-            stats = {name: metrics[name] for name in GAUGES}
+            answer = self.call(root, "stats", {})
+            return {name: answer["metrics"][name] for name in GAUGES} if answer else None
+        except Gone:
+            if self.daemon.process.poll() is not None:
+                self.daemon.ended("at the end")
+            return None
+        finally:
+            if root:
+                root.close()
 
     def count(self, what):
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -242,9 +262,14 @@ class World:
             """What a chain holds, by its name."""
             found = [key for key, status in zip(op["p"]["keys"]["keys"], result["status"] if result else ()) if status]
             self.chains.setdefault((peer, op["p"]["chain"]["of"]), []).extend(found)
+
+        def encoded(result, _):
+            if result:
+                peer.encoded.add(result["fingerprint"])
         if op["m"] == "chain.append":
             self.settle(peer)             # answers of earlier ones come first, as their blocks do
-        self.call(peer, op["m"], params, name=op.get("as"), late=op.get("late"), check=appended if op["m"] == "chain.append" else None)
+        check = {"chain.append": appended, "encoding.open": encoded}.get(op["m"])
+        self.call(peer, op["m"], params, name=op.get("as"), late=op.get("late"), check=check)
 
     def do_operator(self, peer, op):
         if not self.root:
@@ -276,7 +301,10 @@ class World:
                 planes.append({"shard": shard, "offset": at, "stride": block, "chunk": chunk})
                 at += chunk
         size = op["blocks"] * block
-        region = Region(Memory(size), op, block)
+        holder, form = self.fingerprint(op["base"] or op["ns"]), op["form"]
+        if form == "bytes" and self.fingerprint(op["ns"]) in peer.encoded:
+            form = "encoded"
+        region = Region(Memory(size), op, block, form, holder)
         region.shard_bytes = shard_bytes
         if op["as"] in peer.regions:
             peer.regions[op["as"]].memory.close()
@@ -298,15 +326,16 @@ class World:
             region.memory.close()
             peer.regions.pop(op["region"], None)
 
-    def label(self, region, plain=False):
-        op = region.op
-        return op["plain"] if op["form"] == "encoded" or plain else op["label"]
+    def fingerprint(self, ref):
+        return self.answers.get(ref["of"], {}).get("fingerprint")
 
     def shard(self, peer, region, key, shard):
         """What a shard of this tenant's block holds."""
-        if region.op["raw"] and region.op["form"] == "plain" and key % 3 == 0:
+        op = region.op
+        if region.form == "bytes" and key % 3 == 0:
             return pattern.hostile(key, shard, region.shard_bytes)
-        return pattern.content(peer.tenant, self.label(region), key, region.op["part"] * 1024 + shard, region.shard_bytes)
+        label = op["plain" if region.form == "encoded" else "label"]
+        return pattern.content(peer.tenant, label, key, op["part"] * 1024 + shard, region.shard_bytes)
 
     def do_dump(self, peer, op):
         region = peer.regions.get(op["region"])
@@ -319,8 +348,8 @@ class World:
                 continue
             start = at * region.size
             region.memory.map[start:start + region.size] = b"".join(self.shard(peer, region, key, s) for s in range(shards))
-        if region.op["raw"]:
-            self.rawly.add((peer.tenant, region.op["label"]))
+        if region.form == "bytes":
+            self.rawly.add(region.holder)
         self.call(peer, "dump", {"region": region.number, "keys": keys_of(op["keys"]), "blocks": u32(*op["at"]), **self.more(op)},
                   late=op.get("late"))
 
@@ -342,9 +371,9 @@ class World:
         def check(result, _):
             for key, at, status in zip(op["keys"], op["at"], result["status"] if result else ()):
                 data = region.memory.map[at * region.size:(at + 1) * region.size]
-                self.look(peer, data, f"a {region.op['form']} region")
+                self.look(peer, data, f"a {region.form} region")
                 if status == OK:
-                    self.count(f"loaded {region.op['form']}" + (" turned" if "turns" in more else ""))
+                    self.count(f"loaded {region.form}" + (" turned" if "turns" in more else ""))
                 if status == OK and "turns" not in more:
                     first = more.get("shard", 0)
                     n = more.get("shards", 0) or region.op["shards"] - first
@@ -357,14 +386,14 @@ class World:
         """Plain blocks are what was stored. Where nobody stored coded bytes by hand, what was encoded has numbers of the tenant's own
         range, and a digest is always the same. What a region by hand holds, only the daemon knows."""
         op, want = region.op, self.shard(peer, region, key, shard)
-        if data == want or op["raw"] or op["form"] == "plain" and not op["exact"] or (peer.tenant, op["base"] or op["label"]) in self.rawly:
+        if data == want or region.form == "bytes" or region.holder in self.rawly:
             return
         where = f"tenant {peer.tenant}, key {key}, shard {shard}"
-        if op["form"] == "digest":
+        if region.form == "digest":
             first = self.digests.setdefault((peer.tenant, op["label"], op["part"], key, shard), data)
             if data != first:
                 raise Finding("another digest", f"{where}: {difference(data, first)}, op {self.at}")
-        elif op["exact"]:
+        elif region.form == "plain" or op["lossless"]:
             raise Finding("wrong bytes", f"{where}: {difference(data, want)}, op {self.at}")
         elif not pattern.is_wild(key):
             wrong = out_of_range(data, peer.tenant)
@@ -380,12 +409,12 @@ class World:
         items = [number for item in op["items"] for number in item]
 
         def check(result, _):
-            self.look(peer, bytes(region.memory.map), f"a pool of {region.op['form']}")
+            self.look(peer, bytes(region.memory.map), f"a pool of {region.form}")
             source = op["source"]
             keys = source["keys"]["keys"] if "keys" in source else self.chains.get((peer, source["chain"]["of"]), [])
             for (index, shard, slot), status in zip(op["items"], result["status"] if result else ()):
                 if status == OK:
-                    self.count(f"fetched {region.op['form']}")
+                    self.count(f"fetched {region.form}")
                     if index < len(keys):
                         self.right(peer, region, keys[index], shard, region.memory.map[slot * region.size:(slot + 1) * region.size])
         self.call(peer, "fetch", {"region": region.number, "items": u32(*items),
