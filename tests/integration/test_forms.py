@@ -27,8 +27,9 @@ IDENTITY = {"dtype": "bf16", "layout": "test/1", "block_tokens": TOKENS, "key_by
             "shard_bytes": PLAIN}
 DIGESTS = {"method": 1, "kind": 0, "dtype": 2, "kv_heads": HEADS, "head_dim": DIM, "k_token_stride": HEADS * DIM * 2,
            "k_head_stride": DIM * 2}
-# With a scale for each element int8 is longer than what it encodes.
-FORMS = {"fp8": {}, "q4": {}, "lossless": {}, "int8": {}, "longer": {"encoding": "int8", "axis": 1, "run": 1}}
+# With a scale for each element int8 is longer than what it encodes; with one for two, as long: sizes then tell the forms not apart.
+FORMS = {"fp8": {}, "q4": {}, "lossless": {}, "int8": {}, "longer": {"encoding": "int8", "axis": 1, "run": 1},
+         "as long": {"encoding": "int8", "axis": 1, "run": 2}}
 STEPS = ("bytes", "view", "pool", "region", "chain")  # bytes: namespace.open of the encoded one; view: encoding.open
 MARK = b"the other one's!"
 
