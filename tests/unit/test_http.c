@@ -232,13 +232,19 @@ Test(http, one_request_a_connection)
 
 Test(http, the_answer_tells_of_now)
 {
-    const char *at;
+    double seconds = 0;
 
-    poll(NULL, 0, 2 * HTTP_FRESH_MS); /* what start() published is old now */
-    cr_assert_eq(ask(TCP, "GET", "/metrics", ""), 200);
-    at = strstr(body(), "\nucmd_uptime_seconds ");
-    cr_assert_not_null(at);
-    cr_assert_geq(strtod(at + strlen("\nucmd_uptime_seconds "), NULL), 1000.0, "%.60s", at);
+    /* What start() published is old soon. A busy machine's loop may be late once. */
+    for (unsigned i = 0; i < 100 && seconds < 1000; i++) {
+        const char *at;
+
+        poll(NULL, 0, 2 * HTTP_FRESH_MS);
+        cr_assert_eq(ask(TCP, "GET", "/metrics", ""), 200);
+        at = strstr(body(), "\nucmd_uptime_seconds ");
+        cr_assert_not_null(at);
+        seconds = strtod(at + strlen("\nucmd_uptime_seconds "), NULL);
+    }
+    cr_assert_geq(seconds, 1000.0);
     cr_assert_geq(atomic_load(&asks), 1);
 }
 
