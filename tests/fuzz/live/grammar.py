@@ -12,7 +12,7 @@ import random
 
 from shapes import (Shape, coded_bytes, digest_end, digest_identity, digest_within, encoded_identity, encoding_params,
                     fingerprint, padded)
-from things import BYTES, DIGEST, ENCODED, KEYS, PLAIN, SPECS, TIMED, Chain, Connection, Family, Ns, Region, of
+from things import BYTES, DIGEST, ENCODED, KEYS, PLAIN, SPECS, SPEC_WEIGHTS, TIMED, Chain, Connection, Family, Ns, Region, of
 
 
 class Generator:
@@ -22,7 +22,7 @@ class Generator:
         self.length = length or self.random.choice((60, 120, 240))
         self.options = self.daemon_options()
         self.families = [self.family(number) for number in range(self.some(1, 1, 2, 2, 3))]
-        self.specs = self.random.sample(range(len(SPECS)), self.some(1, 1, 2, 3))
+        self.specs = list(dict.fromkeys(self.random.choices(range(len(SPECS)), SPEC_WEIGHTS, k=self.some(1, 1, 2, 3))))
         self.tenants = self.some(2, 2, 3)
         self.focus = self.weights()
 
@@ -59,7 +59,7 @@ class Generator:
 
     def weights(self):
         """Each program likes other things."""
-        acts = {self.act_dump: 14, self.act_load: 8, self.act_fetch: 8, self.act_append: 6, self.act_build: 5, self.act_reopen: 5,
+        acts = {self.act_dump: 14, self.act_load: 8, self.act_fetch: 8, self.act_append: 6, self.act_build: 5, self.act_reopen: 8,
                 self.act_digest_load: 4, self.act_region: 3, self.act_chain: 3, self.act_select: 3, self.act_window: 3,
                 self.act_lookup: 2, self.act_prefetch: 2, self.act_evict: 3, self.act_space: 3, self.act_end: 2, self.act_vanish: 1.5,
                 self.act_connect: 1.5, self.act_operator: 2, self.act_look: 2, self.act_hints: 1, self.act_events: 1,
@@ -133,20 +133,20 @@ class Generator:
         identity = family.identity(conn.tenant, shard_bytes)
         return self.opened(conn, PLAIN, family, None, identity)
 
-    def open_bytes(self, conn, family, spec=None):
+    def open_bytes(self, conn, family, spec=None, wrong_of_1=0.2):
         """An encoded namespace as a namespace of bytes."""
         spec = self.some_spec() if spec is None else spec
         shape, lie, wrong = family.shape, None, {}
-        if self.chance(0.2):
+        if self.chance(wrong_of_1):
             wrong = self.some({"plain": shape.plain * 2}, {"plain": shape.plain // 2}, {"block_tokens": 1}, {"plain": 1 << 40}, {"parts": 1},
                               {"layout": "encoding/9/int8"}, {"layout": "encoding/1/none"}, {"layout": "encoding/1/int8"})
-        elif self.chance(0.2):
+        elif self.chance(wrong_of_1):
             # What the salt says of a shard is another one.
             lie = Shape(shape.tokens * self.some(1, 2, 16), shape.heads * self.some(1, 2), shape.dim * self.some(1, 2), self.some(1, 2), 0, 0, 0)
         identity = encoded_identity(self.tenant_name(conn), family.identity(conn.tenant), shape, SPECS[spec], lie, **wrong)
         if self.chance(0.03):
             identity["salt"] = identity["salt"][:self.some(0, 32, 40, 135)]
-        if self.chance(0.1):
+        if self.chance(wrong_of_1 / 2):
             identity["shard_bytes"] = self.some(family.shape.plain, padded(identity["shard_bytes"]), identity["shard_bytes"] + 16, 64)
         return self.opened(conn, BYTES, family, spec, identity)
 
@@ -330,13 +330,24 @@ class Generator:
         self.some(self.open_base, self.open_bytes, self.open_encoded)(conn, self.some_family())
 
     def act_reopen(self, conn):
-        """What is open already, in the other way; or what another thing was made for."""
-        bases = conn.of(BYTES, ENCODED)
-        if not bases:
-            return self.open_bytes(conn, self.some_family())
-        ns = self.random.choice(bases)
-        other = self.open_encoded if ns.form == BYTES else self.open_bytes
-        return other(conn, ns.family, ns.spec)
+        """What is open already, in the other way. What was made before serves behind it."""
+        found = conn.of(BYTES, ENCODED)
+        if found and self.chance(0.5):
+            ns = self.random.choice(found)
+        else:
+            ns = self.open_bytes(conn, self.some_family(), None, 0.05) if self.chance(0.7) else self.open_encoded(conn, self.some_family())
+        base = self.base(conn, ns.family)
+        made = self.random.sample((lambda: self.region(conn, ns), lambda: self.region(conn, ns, pool=True), lambda: self.digest(conn, ns)),
+                                  self.some(1, 2, 3))
+        for make in made:
+            make()
+        again = (self.open_encoded(conn, ns.family, ns.spec) if ns.form == BYTES else
+                 self.open_bytes(conn, ns.family, ns.spec, 0.05))
+        for _ in range(self.some(1, 1, 2)):
+            self.dump(conn, self.region(conn, self.some(base, base, ns, again)))
+        for use in self.random.sample((lambda: self.fetch(conn, self.region(conn, ns, pool=True)), lambda: self.load(conn, self.region(conn, ns)),
+                                       lambda: self.build(conn, self.digest(conn, ns))), self.some(1, 2, 3)):
+            use()
 
     def act_odd(self, conn):
         """Somebody's blocks of a size that others' slots have."""
@@ -380,7 +391,9 @@ class Generator:
                 self.add("dump", conn, region=other.name, keys=keys[:len(at)], at=at, more=more)
 
     def act_load(self, conn):
-        region = self.region(conn)
+        self.load(conn, self.region(conn))
+
+    def load(self, conn, region):
         self.store_first(conn, region.ns)
         keys = self.keys(conn.tenant, region.ns.family, region.ns.spec if region.ns.form != DIGEST else None)
         at = self.to(region, len(keys))
@@ -405,7 +418,9 @@ class Generator:
         self.add(self.some("load", "load", "load", "dump"), conn, region=region.name, keys=keys[:len(at)], at=at, more={})
 
     def act_fetch(self, conn):
-        pool = self.region(conn, pool=True)
+        self.fetch(conn, self.region(conn, pool=True))
+
+    def fetch(self, conn, pool):
         shards, items = pool.ns.identity["shards"][0], []
         if self.chance(0.7):
             chain = self.filled_chain(conn, pool)
