@@ -5,15 +5,18 @@
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #define BLOCKS 48    /* of a region */
 #define BATCH_MAX 16 /* keys of a request */
 #define PARTS_MAX 3
+#define KEYS_MAX 900 /* of a space */
 #define UNTOUCHED 0xEE
 #define EXIT_WRONG 9
 
@@ -64,6 +67,23 @@ static void shuffle(uint32_t *v, uint32_t n)
     }
 }
 
+/* ---- which keys are evicted by name ---- */
+
+/* A lease keeps no block that somebody evicts by name. All processes share this. */
+struct evictions {
+    atomic_uint begun[CHURN_SPACES][KEYS_MAX], ended[CHURN_SPACES][KEYS_MAX];
+};
+static struct evictions *evictions;
+
+void churn_round(void)
+{
+    if (!evictions)
+        evictions = mmap(NULL, sizeof(*evictions), PROT_READ | PROT_WRITE,
+                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq((void *)evictions, MAP_FAILED);
+    memset((void *)evictions, 0, sizeof(*evictions));
+}
+
 /* ---- a process of workers, one for each part of its namespace ---- */
 
 static struct {
@@ -110,8 +130,19 @@ struct batch {
     uint64_t number[BATCH_MAX];
     uint32_t block[BATCH_MAX];
     uint8_t keys[BATCH_MAX * WORKER_KEY_BYTES], result[BATCH_MAX];
+    unsigned evicted[BATCH_MAX]; /* evictions of the key that had ended before it was looked up */
     bool leased[BATCH_MAX], may_stop;
 };
+
+static uint64_t key_number(uint32_t key)
+{
+    return me.number * UINT64_C(1000000) + key;
+}
+
+static uint32_t key_of(const struct batch *b, uint32_t i)
+{
+    return (uint32_t)(b->number[i] - key_number(0));
+}
 
 static void batch_keys(struct batch *b)
 {
@@ -131,12 +162,12 @@ static void batch_choose(struct batch *b, struct worker *w, uint32_t first, uint
         order[i] = first + i;
     shuffle(order, blocks);
     for (uint32_t i = 0; i < b->n; i++) {
-        b->number[i] = me.number * UINT64_C(1000000) + start + i;
+        b->number[i] = key_number(start + i);
         b->block[i] = order[i];
     }
     if (churn_chance(20))
         for (uint32_t i = 0; i < b->n; i++)
-            b->number[i] = me.number * UINT64_C(1000000) + churn_below(me.space->keys);
+            b->number[i] = key_number(churn_below(me.space->keys));
     if (churn_chance(8)) {
         b->deadline_ms = 1 + churn_below(30);
         b->may_stop = true;
@@ -259,6 +290,11 @@ static void load_check_ok(struct batch *b, uint32_t i)
               b->w->part, differs);
 }
 
+static bool evicted_since_lookup(const struct batch *b, uint32_t i)
+{
+    return atomic_load(&evictions->begun[me.number][key_of(b, i)]) != b->evicted[i];
+}
+
 static void load_check(struct batch *b)
 {
     for (uint32_t i = 0; i < b->n; i++) {
@@ -267,7 +303,7 @@ static void load_check(struct batch *b)
             load_check_ok(b, i);
             continue;
         case UCM_BLOCK_IS_MISS:
-            if (b->leased[i])
+            if (b->leased[i] && !evicted_since_lookup(b, i))
                 wrong("key %llu was leased and is missed", (unsigned long long)b->number[i]);
             break;
         case UCM_BLOCK_IS_NO_ROOM:
@@ -389,6 +425,8 @@ static void lookup_each(struct batch *b)
 
 static void batch_lease(struct batch *b)
 {
+    for (uint32_t i = 0; i < b->n; i++)
+        b->evicted[i] = atomic_load(&evictions->ended[me.number][key_of(b, i)]);
     if (churn_chance(50))
         lookup_prefix(b);
     else
@@ -484,9 +522,39 @@ static void do_prefetch(void)
             wrong("prefetch status %u", b.result[i]);
 }
 
+static void count_evictions(const struct batch *b, atomic_uint *of_key)
+{
+    for (uint32_t i = 0; i < b->n; i++)
+        atomic_fetch_add(&of_key[key_of(b, i)], 1);
+}
+
+static int evict_keys(struct batch *b)
+{
+    uint64_t evicted, busy;
+    int rc;
+
+    count_evictions(b, evictions->begun[me.number]);
+    rc = ucm_evict(b->w->ns, b->keys, b->n, CHURN_WAIT_MS, &evicted, &busy);
+    count_evictions(b, evictions->ended[me.number]);
+    return rc;
+}
+
+static int evict_space(struct batch *b)
+{
+    uint64_t evicted, busy;
+    int rc;
+
+    for (uint32_t key = 0; key < me.space->keys; key++)
+        atomic_fetch_add(&evictions->begun[me.number][key], 1);
+    rc = ucm_evict(b->w->ns, NULL, 0, CHURN_WAIT_MS, &evicted, &busy);
+    for (uint32_t key = 0; key < me.space->keys; key++)
+        atomic_fetch_add(&evictions->ended[me.number][key], 1);
+    return rc;
+}
+
 static void do_keep(void)
 {
-    uint64_t changed, busy;
+    uint64_t changed;
     struct batch b;
     int rc;
 
@@ -501,10 +569,10 @@ static void do_keep(void)
     case 2:
         if (churn_chance(90))
             return;
-        rc = ucm_evict(b.w->ns, NULL, 0, CHURN_WAIT_MS, &changed, &busy);
+        rc = evict_space(&b);
         break;
     default:
-        rc = ucm_evict(b.w->ns, b.keys, b.n, CHURN_WAIT_MS, &changed, &busy);
+        rc = evict_keys(&b);
         break;
     }
     if (rc != 0)

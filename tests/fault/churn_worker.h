@@ -24,6 +24,8 @@ bool churn_chance(uint32_t percent);
 /* SIGTERM ends the process after what it is doing. Set before it is forked: a child that SIGTERM
  * reaches before it runs must not die of it. */
 void churn_leave_on_sigterm(void);
+/* Before the first process is forked, and whenever all are gone: forgets which keys they evicted. */
+void churn_round(void);
 /* In a child: works until SIGTERM. Exits with 0, or says what was wrong. */
 _Noreturn void churn_process(struct host *host, uint64_t seed);
 

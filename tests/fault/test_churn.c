@@ -2,9 +2,9 @@
  * and check each byte that they are given (churn_worker.c).
  *
  * The oracle: a block's bytes follow from its key, part, plane and offset, whichever worker dumps it. A load
- * that says OK delivered exactly these and touched nothing else; what was leased is not missed;
- * every request is answered; and when all workers are gone, the daemon holds nothing of them and
- * does not grow from round to round.
+ * that says OK delivered exactly these and touched nothing else; what was leased is not missed, unless
+ * somebody evicts it by name; every request is answered; and when all workers are gone, the daemon
+ * holds nothing of them and does not grow from round to round.
  *
  * UCM_SEED repeats a run's choices (not its timing); UCM_CHURN_SECONDS makes it longer. */
 #include "tests/fault/churn_worker.h"
@@ -89,6 +89,7 @@ static unsigned churn(uint64_t until_ms)
     struct process all[PROCESSES];
     unsigned started = PROCESSES;
 
+    churn_round();
     for (int i = 0; i < PROCESSES; i++)
         process_start(&all[i]);
     while (now_ms() < until_ms) {
