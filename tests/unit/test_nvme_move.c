@@ -8,6 +8,7 @@ static struct rig rig;
 #define PART 100000u
 #define RECORDS 9u         /* in a segment of 1 MiB */
 #define FULL (6 * RECORDS) /* of 8 segments two are free: with one less some are emptied */
+#define SEGMENTS_MAX 16u
 
 static void prepare_moving(unsigned files, uint64_t size, unsigned share)
 {
@@ -29,18 +30,37 @@ static void read_part(unsigned number)
     cr_assert_eq(rig.parts[number].status, 0);
 }
 
-/* The parts that lie in the first segment: writes may overtake one another. */
+static unsigned place_segment(const struct tier_place *place)
+{
+    return (unsigned)((place_offset(place) - NVME_DATA_OFFSET) / (off_t)MIB);
+}
+
+static unsigned part_segment(unsigned number)
+{
+    return place_segment(&rig.parts[number].place);
+}
+
+/* The parts of the segment that is emptied first, whose last part came before the others'. That need not be the
+ * first in the file: writes overtake one another. */
 static void first_parts(unsigned out[RECORDS])
 {
-    unsigned n = 0;
+    unsigned last[SEGMENTS_MAX] = {0}, first, n = 0;
 
+    for (unsigned i = 0; i < rig.n && rig.parts[i].stored; i++) {
+        cr_assert_lt(part_segment(i), SEGMENTS_MAX);
+        last[part_segment(i)] = i;
+    }
+    first = part_segment(0);
+    for (unsigned s = 0; s < SEGMENTS_MAX; s++)
+        if (last[s] > 0 && last[s] < last[first])
+            first = s;
     for (unsigned i = 0; i < rig.n && rig.parts[i].stored; i++)
-        if (place_offset(&rig.parts[i].place) < (off_t)(2 * MIB))
+        if (part_segment(i) == first)
             out[n++ % RECORDS] = i;
     cr_assert_eq(n, RECORDS);
 }
 
-/* Three parts of the first segment are read, and writing goes on until it must have been reused. */
+/* Three parts of a segment are read, and writing goes on until it must have been reused. */
 Test(nvme_move, what_was_read_stays)
 {
     unsigned first[RECORDS];
@@ -305,7 +325,7 @@ Test(nvme_move, a_checkpoint_is_silent_about_a_segment_that_is_being_emptied)
         if (!rig.parts[i].stored || rig.parts[i].place.loc == before[i].loc)
             continue;
         file = nvme_loc_file(before[i].loc);
-        number = (uint32_t)((place_offset(&before[i]) - NVME_DATA_OFFSET) / (off_t)MIB);
+        number = place_segment(&before[i]);
     }
     cr_assert_eq(tier_nvme.sync(rig.tier), 0);
     cr_expect_eq(checkpoint_tells(file, number), 0u);
