@@ -26,7 +26,7 @@ except ImportError:  # another Python than Debian's is first in PATH
         raise
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
-SECONDS = float(os.environ.get("UCM_LIVE_SECONDS", "16"))
+SECONDS = float(os.environ.get("UCM_LIVE_SECONDS", "20"))
 OUT = os.path.join(subject.TOP, "build/fuzz/live")
 FIXED = 12
 
