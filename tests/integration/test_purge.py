@@ -129,7 +129,7 @@ class Chains(Retrieval):
                 self.assertEqual((appended["blocks"], appended.get("digests", 0)), (BLOCKS, 0))
                 self.assertEqual(self.build(client, derived, NAMES), [IN_PROGRESS] * BLOCKS)
                 client.call("chain.close", chain=first)
-                self.assertEqual(self.build(client, derived, NAMES), [OK] * BLOCKS)
+                self.until(lambda: self.build(client, derived, NAMES) == [OK] * BLOCKS, "the end of their last users")
 
 
 class Shared(ShareCase):

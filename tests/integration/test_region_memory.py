@@ -152,7 +152,8 @@ class Charged(unittest.TestCase):
                 self.assertNotIn(OK, copied(client, "dump", region, range(first, first + 16)))
         self.assertEqual([pages(fd) for fd in fds], [0] * len(fds))
         self.assertIsNone(self.daemon.process.poll())
-        self.assertLess(self.group.usage() - before, 100 << 20)
+        if os.environ.get("UCM_PHASE") != "tsan":  # which keeps memory of its own for each page that is touched
+            self.assertLess(self.group.usage() - before, 100 << 20)
 
 
 if __name__ == "__main__":
