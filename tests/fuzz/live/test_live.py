@@ -21,6 +21,7 @@ try:
     import things
     from fuzz_live import save, show
     from shapes import Shape, encoded_identity, encoding_params
+    from world import World
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -29,6 +30,8 @@ except ImportError:  # another Python than Debian's is first in PATH
 SECONDS = float(os.environ.get("UCM_LIVE_SECONDS", "20"))
 OUT = os.path.join(subject.TOP, "build/fuzz/live")
 FIXED = 12
+OPTIONS = {"set": {"arena.size": "8MiB", "arena.extent": "1MiB", "window.size": "2MiB"}, "nvme": False, "share": False, "keep": False,
+           "sealed": False}
 
 
 def as_long(right, opened, look):
@@ -60,9 +63,15 @@ def as_long(right, opened, look):
         generator.add("region", conn, **region, **{"as": "from"}, ns=one, pool=look == "fetch", form="plain", label=label)
         found = {"keys": [3, 4], "at": [2, 0], "more": {}} if look == "load" else {"source": {"keys": {"keys": [3, 4]}}, "items": [[0, 0, 2], [1, 0, 0]]}
         generator.add(look, conn, region="from", **found)
-    options = {"set": {"arena.size": "8MiB", "arena.extent": "1MiB", "window.size": "2MiB"}, "nvme": False, "share": False, "keep": False,
-               "sealed": False}
-    return {"options": options, "ops": generator.ops}
+    return {"options": OPTIONS, "ops": generator.ops}
+
+
+class Ends(World):
+    """Its daemon does, when all calls are answered."""
+
+    def left(self):
+        self.daemon.process.kill()
+        super().left()
 
 
 class Live(unittest.TestCase):
@@ -93,6 +102,12 @@ class Live(unittest.TestCase):
                         self.assertGreater(counts[{"load": "loaded plain", "fetch": "fetched plain", "window": "read in a window"}[look]], 0)
                     else:
                         self.assertEqual(finding and finding.kind, "wrong bytes in a window" if look == "window" else "wrong bytes")
+
+    @unittest.skipIf(os.getuid() != 0, "tenants are uids")
+    def test_a_daemon_that_ends_behind_the_last_call_is_found(self):
+        with self.assertRaises(subject.Finding) as raised:
+            Ends({"options": OPTIONS, "ops": []}).run()
+        self.assertEqual(raised.exception.kind, "end -9")
 
     @unittest.skipIf(os.getuid() != 0, "tenants are uids")
     def test_nobody_sees_what_is_not_his(self):
