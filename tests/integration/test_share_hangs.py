@@ -51,11 +51,31 @@ class Hangs(OwnDaemons, Case):
         self.assertEqual(region.dump(names, range(8), durability=1), [OK] * 8)
         return {name: region.bytes(block) for block, name in enumerate(names)}
 
-    def hung(self, client, region):
-        """Writes and a lookup that do not come back."""
+    def share(self, client):
+        return client.call("stats")["shares"][0]
+
+    def well(self, client):
+        """The first health check is over: if it hung, the root would just be down. How often something was late so far."""
+
+        def idle():
+            share = self.share(client)
+            return (share["health"], share["in_flight"], share["queued"]) == ("up", 0, 0)
+
+        self.until(idle, "a root that is well")
+        return self.share(client)["timeouts"]
+
+    def hung(self, client, region, before):
+        """A write and another operation that do not come back. `before`: what well() said."""
         bytes_of = self.dumped(region, 8)
-        client.begin("lookup", ns=self.ns, keys=keys("elsewhere"), shared=True)
-        self.until(lambda: client.call("stats")["shares"][0]["timeouts"] > 1, "the first deadlines")
+        self.until(lambda: self.share(client)["in_flight"] > 0, "a write")
+
+        def late():
+            # Again and again: its time may be over before a thread has begun with it.
+            client.call("lookup", ns=self.ns, keys=keys("elsewhere"), shared=True)
+            share = self.share(client)
+            return share["in_flight"] > 1 and share["timeouts"] > before + 1
+
+        self.until(late, "the first deadlines")
         return bytes_of
 
     def all_is_there(self, bytes_of):
@@ -74,8 +94,9 @@ class Hangs(OwnDaemons, Case):
         before = ["env", "LD_PRELOAD=" + library, "UCM_HANG=" + flag, "ASAN_OPTIONS=" + asan]
         daemon, client, self.ns, region = self.start(before=before)
         bytes_of = self.dumped(region, 0)
+        timeouts = self.well(client)
         with open(flag, "w", encoding="utf-8"):
-            bytes_of.update(self.hung(client, region))
+            bytes_of.update(self.hung(client, region, timeouts))
         daemon.process.send_signal(signal.SIGTERM)
         self.assertEqual(daemon.process.wait(TIMEOUT_S), 0)
         self.assertIn("share-hangs", daemon.log())
@@ -84,12 +105,13 @@ class Hangs(OwnDaemons, Case):
     def test_what_no_kill_ends_keeps_nobody_from_starting(self):
         daemon, client, self.ns, region = self.start()
         bytes_of = self.dumped(region, 0)
+        timeouts = self.well(client)
         try:
             mount = HungMount(self.root, True)
         except OSError as e:
             self.skipTest(str(e))
         self.addCleanup(mount.close)
-        bytes_of.update(self.hung(client, region))
+        bytes_of.update(self.hung(client, region, timeouts))
         daemon.process.send_signal(signal.SIGTERM)
         self.until(lambda: "share-hangs" in daemon.log() and not daemon.answers(), "its end, but for the threads")
         self.assertIsNone(daemon.process.poll(), "the mount holds it")
