@@ -12,10 +12,12 @@
 #define CPU_THREADS_MAX 64
 #define CPU_PIECE_BYTES (1u << 20) /* of one thread at a time, so that others help and overtake */
 #define CPU_BURST_BYTES (16ull << 20)
+#define CPU_SLICE_BYTES (16ull << 20) /* of pages, unmapped at a time: about 2 ms */
 
 struct cpu {
     struct work work;
     struct job_queue queue; /* under its mutex */
+    bool controls;          /* a thread opens or closes a region; under its mutex */
     int guard;              /* see guard_open */
     unsigned n_threads;
     uv_thread_t threads[CPU_THREADS_MAX];
@@ -28,23 +30,8 @@ static size_t map_bytes(const struct device_handle *h)
     return h->offset + h->bytes;
 }
 
-/* Checked when the guard watches: no hole that is made later escapes it. A mapping that can't be
- * guarded would let its client fill the daemon's memory. */
-static int map_guard(struct cpu *c, struct device_job *job, uint32_t i, void *base)
-{
-    struct device_handle *h = &job->region->handles[i];
-    char what[32];
-    int rc = guard_add(c->guard, base, map_bytes(h));
-
-    snprintf(what, sizeof(what), "handle %u", i);
-    if (rc < 0)
-        return job_refuse(job, -EINVAL, UCM_WIRE_DEVICE, "%s can't be watched: %s", what,
-                          strerror(-rc));
-    return job_check_pages(job, what, h->fd, h->offset, h->bytes);
-}
-
 /* job_check_memfd keeps a peer from making the mapping shorter: touching a page behind its end would
- * kill the daemon. */
+ * kill the daemon. A mapping that can't be guarded would let its client fill the daemon's memory. */
 static int map_handle(struct cpu *c, struct device_job *job, uint32_t i)
 {
     struct device_handle *h = &job->region->handles[i];
@@ -53,7 +40,7 @@ static int map_handle(struct cpu *c, struct device_job *job, uint32_t i)
     int rc;
 
     snprintf(what, sizeof(what), "handle %u", i);
-    rc = job_check_memfd(job, what, h->fd, map_bytes(h));
+    rc = job_check_memfd(job, what, h->fd, h->offset, h->bytes);
     if (rc < 0)
         return rc;
     base = mmap(NULL, map_bytes(h), PROT_READ | PROT_WRITE, MAP_SHARED, h->fd, 0);
@@ -62,20 +49,21 @@ static int map_handle(struct cpu *c, struct device_job *job, uint32_t i)
                           "handle %u can't be mapped: %s; it must be writable", i, strerror(errno));
     (void)madvise(base, map_bytes(h), MADV_DONTDUMP);
     h->address = (uint64_t)(uintptr_t)base;
-    return map_guard(c, job, i, base);
+    rc = guard_add(c->guard, base, map_bytes(h));
+    if (rc < 0)
+        return job_refuse(job, -EINVAL, UCM_WIRE_DEVICE, "handle %u can't be watched: %s", i,
+                          strerror(-rc));
+    return 0;
 }
 
-static void region_unmap(struct device_region *r)
+static void handle_unmap(struct device_handle *h)
 {
-    for (uint32_t i = 0; i < r->n_handles; i++) {
-        struct device_handle *h = &r->handles[i];
-
-        if (h->address != 0)
-            munmap((void *)(uintptr_t)h->address, map_bytes(h));
-        h->address = 0;
-    }
+    if (h->address != 0)
+        munmap((void *)(uintptr_t)h->address, map_bytes(h));
+    h->address = 0;
 }
 
+/* No page was touched yet: to undo it takes no time. */
 static int region_open(struct cpu *c, struct device_job *job)
 {
     struct device_region *r = job->region;
@@ -85,20 +73,46 @@ static int region_open(struct cpu *c, struct device_job *job)
         rc = map_handle(c, job, i);
     if (rc == 0)
         region_mapped(r);
-    else
-        region_unmap(r);
+    for (uint32_t i = 0; rc < 0 && i < r->n_handles; i++)
+        handle_unmap(&r->handles[i]);
     return rc;
 }
 
+/* A slice of it: 4 GiB at once held the thread for 0.6 s. Is the region closed then? */
+static bool close_slice(struct device_job *job)
+{
+    struct device_handle *h = &job->region->handles[job->next_item];
+
+    if (h->address != 0 && map_bytes(h) - job->next_byte > CPU_SLICE_BYTES) {
+        /* What it fails for is left to munmap. */
+        (void)madvise((void *)(uintptr_t)(h->address + job->next_byte), CPU_SLICE_BYTES,
+                      MADV_DONTNEED);
+        job->next_byte += CPU_SLICE_BYTES;
+        return false;
+    }
+    handle_unmap(h);
+    job->next_byte = 0;
+    return ++job->next_item == job->region->n_handles;
+}
+
+/* Called with the mutex held, one thread at a time: the others copy. */
 static void run_control(struct cpu *c, struct device_job *job)
 {
+    bool done = true;
     int rc = 0;
 
+    c->controls = true;
+    uv_mutex_unlock(&c->work.mutex);
     if (job->op == DEVICE_OPEN)
         rc = region_open(c, job);
     else
-        region_unmap(job->region);
-    work_finish(&c->work, job, rc);
+        done = close_slice(job);
+    uv_mutex_lock(&c->work.mutex);
+    c->controls = false;
+    if (done)
+        work_finish_locked(&c->work, job, rc);
+    else
+        job_queue_push(&c->queue, job);
 }
 
 /* ---- copies; called with the mutex held ---- */
@@ -185,8 +199,8 @@ static int refuse_hole(struct device_job *job)
 {
     return job_refuse(
         job, -EFAULT, UCM_WIRE_INVALID,
-        "a page of the region's memory was taken away after its registration; keep all "
-        "of them until it is unregistered");
+        "a page of the region's memory is not there: it was never written to, or was taken "
+        "away; keep all of them from before the registration until it is unregistered");
 }
 
 static void copy_next(struct cpu *c, struct device_job *job)
@@ -214,29 +228,42 @@ static void copy_next(struct cpu *c, struct device_job *job)
         work_finish_locked(&c->work, job, job->status);
 }
 
+/* Copies come between what one thread does for regions. controlled: was the thread's last job such a one? */
+static struct device_job *next_job(struct cpu *c, bool controlled)
+{
+    struct device_job *job = NULL;
+
+    if (!c->controls && !controlled)
+        job = job_queue_pop_control(&c->queue);
+    if (!job)
+        job = job_queue_first(&c->queue);
+    if (!job && !c->controls)
+        job = job_queue_pop_control(&c->queue);
+    return job;
+}
+
 static void thread_cb(void *arg)
 {
     struct cpu *c = arg;
     struct work *w = &c->work;
     struct device_job *job;
+    bool controlled = false;
 
     uv_mutex_lock(&w->mutex);
     for (;;) {
         job_queue_take(&c->queue, &w->inbox);
-        if ((job = job_queue_pop_control(&c->queue)) != NULL) {
-            uv_mutex_unlock(&w->mutex);
+        job = next_job(c, controlled);
+        controlled = job && !job_is_copy(job);
+        if (controlled)
             run_control(c, job);
-            uv_mutex_lock(&w->mutex);
-        } else if ((job = job_queue_first(&c->queue)) != NULL) {
-            if (job->begun)
-                copy_next(c, job);
-            else
-                begin(c, job);
-        } else if (w->quit) {
+        else if (job && job->begun)
+            copy_next(c, job);
+        else if (job)
+            begin(c, job);
+        else if (w->quit)
             break;
-        } else {
+        else
             uv_cond_wait(&w->cond, &w->mutex);
-        }
     }
     uv_mutex_unlock(&w->mutex);
 }

@@ -16,11 +16,9 @@
 static int shared_map(struct device_job *job, struct gpu_staging *s)
 {
     int fd = job->staging->fd;
-    int rc = job_check_memfd(job, "the ring's descriptor", fd, sizeof(*s->shared));
+    int rc = job_check_memfd(job, "the ring's descriptor", fd, 0, sizeof(*s->shared));
     void *p;
 
-    if (rc == 0)
-        rc = job_check_pages(job, "the ring's descriptor", fd, 0, sizeof(*s->shared));
     if (rc < 0)
         return rc;
     p = mmap(NULL, sizeof(*s->shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -200,7 +200,8 @@ struct device_job {
     struct list link;
     int status;
     bool begun, staged;
-    uint32_t next_item, next_plane; /* where the next piece begins */
+    uint32_t next_item, next_plane; /* where the next piece begins; of CLOSE (cpu): handle */
+    uint64_t next_byte;             /* and byte of its mapping */
     uint32_t pieces;                /* under way */
     void *scratch;
 };

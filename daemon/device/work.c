@@ -249,8 +249,11 @@ void job_mark_unfit(struct device_job *job, const struct job_piece *piece)
             atomic_store_explicit(&job->unfit[i], 1, memory_order_relaxed);
 }
 
-int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t bytes)
+/* Asks nothing that needs the lock of the file (SEEK_HOLE does): the peer may hold it. */
+int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t offset,
+                    uint64_t bytes)
 {
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), end = offset + bytes, there;
     struct statfs fs;
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
@@ -263,36 +266,18 @@ int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t b
                           "%s is not on tmpfs; a memfd without MFD_HUGETLB is right", what);
     if (fstat(fd, &st) < 0)
         return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "%s: %s", what, strerror(errno));
-    if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
+    if (st.st_size < 0 || (uint64_t)st.st_size < end)
         return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                          "%s: %" PRIu64 " bytes pass the memfd's %" PRIu64 " bytes", what, bytes,
+                          "%s: %" PRIu64 " bytes pass the memfd's %" PRIu64 " bytes", what, end,
                           (uint64_t)st.st_size);
+    there = (uint64_t)st.st_blocks * 512 / page;
+    if (there < (end - 1) / page - offset / page + 1)
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
+                          "%s: pages are missing: the memfd has %" PRIu64 " for %" PRIu64
+                          " bytes; write to all of its pages before it is registered, or make "
+                          "them by MADV_POPULATE_WRITE",
+                          what, there, bytes);
     return 0;
-}
-
-/* Where the file has all its pages they need not be looked for; fallocate's count, too. */
-int job_check_pages(struct device_job *job, const char *what, int fd, uint64_t offset,
-                    uint64_t bytes)
-{
-    struct stat st;
-    off_t hole, was;
-
-    if (fstat(fd, &st) < 0)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "%s: %s", what, strerror(errno));
-    if ((uint64_t)st.st_blocks * 512 >= (uint64_t)st.st_size)
-        return 0;
-    was = lseek(fd, 0, SEEK_CUR); /* which the peer's descriptor shares */
-    hole = lseek(fd, (off_t)offset, SEEK_HOLE);
-    if (hole < 0)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "%s: %s", what, strerror(errno));
-    (void)lseek(fd, was, SEEK_SET);
-    if ((uint64_t)hole >= offset + bytes)
-        return 0;
-    return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                      "%s has no page at byte %" PRIu64
-                      " of the memfd; write to all of its pages before "
-                      "it is registered, or make them by MADV_POPULATE_WRITE",
-                      what, (uint64_t)hole);
 }
 
 /* ---- work ---- */
@@ -439,6 +424,7 @@ int work_submit(struct device *d, struct device_job *job)
     job->status = 0;
     job->begun = job->staged = false;
     job->next_item = job->next_plane = job->pieces = 0;
+    job->next_byte = 0;
     job->scratch = NULL;
     job->got = (struct fair_got){0};
     job->error.code = 0;

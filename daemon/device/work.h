@@ -95,11 +95,11 @@ static inline bool job_deserted(const struct device_job *job)
 {
     return worker_hung_up(job->region->peer_fd);
 }
-/* Checks that memory which a peer shares is safe to map: a memfd that can't shrink, on tmpfs, whose missing
- * pages kill nobody. 0, or -EINVAL with job->error, where `what` names the memory. */
-int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t bytes);
-/* Checks that all its pages exist: the kernel charges those that come into being to whoever touches them. */
-int job_check_pages(struct device_job *job, const char *what, int fd, uint64_t offset,
+/* Checks that memory which a peer shares is safe to map up to offset + bytes: a memfd that can't shrink, on tmpfs,
+ * whose missing pages kill nobody. That it has as many pages as are shared (bytes > 0, behind offset) finds honest
+ * mistakes alone: a peer may have them elsewhere, or take them away (guard.h). Waits for nothing that a peer holds.
+ * 0, or -EINVAL with job->error, where `what` names the memory. */
+int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t offset,
                     uint64_t bytes);
 
 struct job_piece {

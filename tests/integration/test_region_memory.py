@@ -3,8 +3,12 @@
 whoever touches them, so the daemon makes none."""
 
 import ctypes
+import fcntl
 import mmap
 import os
+import platform
+import select
+import struct
 import sys
 import threading
 import unittest
@@ -28,10 +32,42 @@ def pages(fd):
     return os.fstat(fd).st_blocks * 512 // PAGE
 
 
+def memfd_of(test, size):
+    fd = memfd(size)
+    test.addCleanup(os.close, fd)
+    return fd
+
+
 def punch(fd, offset, size):
     how = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
     if ctypes.CDLL(None).fallocate(fd, how, ctypes.c_long(offset), ctypes.c_long(size)) != 0:
         raise OSError("fallocate")
+
+
+class Holder:
+    """A client's thread that holds its file's lock: it writes to it from a page that nobody fills."""
+
+    def __init__(self, fd, offset):
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        self.fault = libc.syscall(323 if platform.machine() == "x86_64" else 282, os.O_CLOEXEC)
+        if self.fault < 0:
+            raise unittest.SkipTest("no userfaultfd of the kernel's own faults here")
+        self.done, page = threading.Event(), libc.mmap(None, ctypes.c_size_t(PAGE), 3, 0x22, -1, ctypes.c_long(0))
+        fcntl.ioctl(self.fault, 0xc018aa3f, struct.pack("QQQ", 0xaa, 0, 0))  # UFFDIO_API
+        fcntl.ioctl(self.fault, 0xc020aa00, struct.pack("QQQQ", page, PAGE, 1, 0))  # UFFDIO_REGISTER
+
+        def write():
+            libc.pwrite(fd, ctypes.c_void_p(page), ctypes.c_size_t(PAGE), ctypes.c_long(offset))
+            self.done.set()
+        self.thread = threading.Thread(target=write)
+        self.thread.start()
+        if not select.select([self.fault], [], [], 30)[0]:
+            raise TimeoutError("the write did not begin")
+
+    def end(self):
+        os.close(self.fault)
+        self.thread.join()
 
 
 def register(client, ns, fd, blocks=BLOCKS):
@@ -60,9 +96,9 @@ class Memory(Case):
         fd = memfd(0)
         self.addCleanup(os.close, fd)
         os.ftruncate(fd, BLOCKS * SHARD)
-        self.assertIn("no page at byte 0", str(self.refused(INVALID, register, client, ns, fd)))
+        self.assertIn("the memfd has 0 for", str(self.refused(INVALID, register, client, ns, fd)))
         os.pwrite(fd, bytes(BLOCKS * SHARD - PAGE), 0)
-        self.assertIn(f"no page at byte {BLOCKS * SHARD - PAGE}", str(self.refused(INVALID, register, client, ns, fd)))
+        self.assertIn(f"the memfd has {BLOCKS * SHARD // PAGE - 1} for", str(self.refused(INVALID, register, client, ns, fd)))
         self.assertEqual(pages(fd), BLOCKS * SHARD // PAGE - 1)
         os.pwrite(fd, b"x", BLOCKS * SHARD - 1)
         self.assertEqual(copied(client, "dump", register(client, ns, fd), range(BLOCKS)), {OK})
@@ -113,6 +149,36 @@ class Memory(Case):
         self.assertTrue(seen - {OK})
         self.assertNotIn(OK, copied(client, "load", region, range(BLOCKS)))
         self.assertEqual(pages(fd), 0)
+
+    def test_pages_elsewhere_in_place_of_holes(self):
+        client, ns = self.opened()
+        fd = memfd(0)
+        self.addCleanup(os.close, fd)
+        os.ftruncate(fd, 2 * BLOCKS * SHARD)
+        os.posix_fallocate(fd, BLOCKS * SHARD, BLOCKS * SHARD)
+        region = register(client, ns, fd)
+        self.assertNotIn(OK, copied(client, "dump", region, range(BLOCKS)))
+        self.assertEqual(client.call("lookup", ns=ns, keys=keys(*range(BLOCKS)))["hits"], 0)
+        self.assertEqual(pages(fd), BLOCKS * SHARD // PAGE)
+
+    def test_a_client_that_holds_its_files_lock(self):
+        bystander, client, holders = self.client(), self.client(), []
+        ns, theirs = client.open(IDENTITY), bystander.open(dict(IDENTITY, model=self.id()))
+        region = register(bystander, theirs, memfd_of(self, BLOCKS * SHARD))
+        for _ in range(3):  # more than there are threads
+            fd = memfd_of(self, BLOCKS * SHARD)
+            os.ftruncate(fd, 2 * BLOCKS * SHARD)
+            holders.append(Holder(fd, BLOCKS * SHARD))
+            self.addCleanup(holders[-1].end)
+            client.begin("region.register", [fd], ns=ns, blocks=BLOCKS, device="cpu", handles=[{"kind": 0, "bytes": BLOCKS * SHARD}],
+                         planes=[{"stride": SHARD, "chunk": SHARD}])
+        self.assertEqual(copied(bystander, "dump", region, range(BLOCKS)), {OK})
+        more = register(bystander, theirs, memfd_of(self, BLOCKS * SHARD))
+        self.assertEqual(copied(bystander, "load", more, range(BLOCKS)), {OK})
+        mine = client.wait(client.msgid)["region"]
+        self.assertEqual(copied(client, "dump", mine, range(BLOCKS)), {OK})
+        client.call("region.unregister", region=mine)
+        self.assertFalse([holder for holder in holders if holder.done.is_set()])
 
     def test_what_the_library_makes_has_all_its_pages(self):
         sys.path.insert(0, os.path.join(os.path.dirname(UCMD), "../client/python"))
