@@ -16,7 +16,6 @@ from ..memory import SharedMemory
 _PAGE = mmap.PAGESIZE
 #: SGLang's function, which ShmHostTensorAllocator calls; its allocator keeps what it returns.
 TARGET = "sglang.srt.mem_cache.storage.mmap.alloc_shm"
-_MADV_POPULATE_WRITE = 23
 
 
 def alloc_shm(dims: tuple[int, ...], dtype: Any) -> tuple[Any, int, SharedMemory]:
@@ -27,10 +26,6 @@ def alloc_shm(dims: tuple[int, ...], dtype: Any) -> tuple[Any, int, SharedMemory
     count = math.prod(dims)
     size = max(1, -(-count * dtype.itemsize // _PAGE)) * _PAGE
     shared = SharedMemory(size)
-    try:
-        shared.mapping.madvise(_MADV_POPULATE_WRITE)
-    except OSError:  # before Linux 5.14
-        shared.buffer[::_PAGE] = bytes(size // _PAGE)
     tensor = torch.frombuffer(shared.buffer, dtype=dtype, count=count).reshape(dims)
     return tensor, os.dup(shared.fd), shared
 
