@@ -11,8 +11,10 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -483,6 +485,13 @@ void front_serve_cb(uv_check_t *check)
         uv_idle_stop(&f->waker);
 }
 
+static bool nothing_unread(const struct conn *c)
+{
+    int bytes;
+
+    return ioctl(c->fd, SIOCINQ, &bytes) == 0 && bytes == 0;
+}
+
 static void poll_cb(uv_poll_t *poll, int status, int events)
 {
     struct conn *c = poll->data;
@@ -493,6 +502,8 @@ static void poll_cb(uv_poll_t *poll, int status, int events)
     }
     if (events & UV_READABLE && c->state == CONN_OPEN && c->ready)
         conn_interest(c); /* it was not served yet, and need not be told of again */
+    else if (events & UV_DISCONNECT && c->state == CONN_OPEN && !c->ready && nothing_unread(c))
+        conn_close(c, "peer closed", false); /* who connects next finds its place free */
     else if (events & UV_READABLE && c->state == CONN_OPEN)
         ready_push(c);
     else if (events & UV_DISCONNECT && !c->ready)
