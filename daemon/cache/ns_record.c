@@ -81,7 +81,9 @@ uint32_t cache_ns_unrecorded(const struct cache *c, uint64_t *bytes)
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         const struct ns *ns = index_ns_at(ix, place);
 
-        if (!ns || ns->record != NS_RECORD_FAILED)
+        /* Also one that is tried again: what the tier has of it is not safe yet. */
+        if (!ns || (ns->record != NS_RECORD_FAILED &&
+                    (ns->record != NS_RECORD_PENDING || ns->nvme_bytes == 0)))
             continue;
         n++;
         *bytes += ns->nvme_bytes;

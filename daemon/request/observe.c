@@ -249,6 +249,11 @@ static void report_records(struct observe_snapshot *o, const struct request_room
             "tier %s: %s: what it has of %u namespaces (%llu bytes) is lost when the daemon ends; "
             "make space there, or mend the disk",
             rooms->tier_ops->name, trouble, n, (unsigned long long)bytes);
+    else if (n > 0)
+        report(o, HEALTH_DEGRADED,
+               "tier %s: namespaces' records are written again; until that is done what it has of %u "
+               "namespaces (%llu bytes) would be lost",
+               rooms->tier_ops->name, n, (unsigned long long)bytes);
 }
 
 static void report_tier(struct observe_snapshot *o, struct requests *rq)
