@@ -122,6 +122,7 @@ static void tier_stop(struct server *s)
         if (s->exit_status == 0)
             s->exit_status = 1;
     }
+    (void)alarm((unsigned)(s->config.drain_ms / 1000) + 1); /* the same for what closing writes */
     s->tier_ops->close(s->tier);
     (void)alarm(0);
 }
