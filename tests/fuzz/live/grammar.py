@@ -254,7 +254,7 @@ class Generator:
         rope = self.rope(ns, pool)
         region.turns = bool(rope)
         self.add("region", conn, **{"as": region.name}, ns=ns.ref, part=part, blocks=region.blocks, chunks=chunks, shards=shards,
-                 pool=pool, form=ns.form if ns.form in (PLAIN, DIGEST) else BYTES, label=ns.label,
+                 pool=pool, form=ns.form if ns.form in (PLAIN, DIGEST) else BYTES, label=ns.label, crc=ns.crc,
                  plain=self.label_of(ns.family, conn), base=ns.base.ref if ns.form == DIGEST else None,
                  lossless=ns.spec is not None and SPECS[ns.spec]["encoding"] == "lossless", **rope)
         return region

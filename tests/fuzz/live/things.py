@@ -20,7 +20,8 @@ class Ns:
     def __init__(self, name, form, family, spec, identity, base=None):
         self.name, self.form, self.family, self.spec, self.identity, self.base = name, form, family, spec, identity, base
         self.shard_bytes = identity["shard_bytes"]
-        self.label = zlib.crc32(repr(sorted(identity.items())).encode()) & 0x7f  # what its blocks' bytes are named for
+        self.crc = zlib.crc32(repr(sorted(identity.items())).encode())
+        self.label = self.crc & 0x7f  # what its blocks' bytes are named for
 
     @property
     def ref(self):

@@ -390,7 +390,7 @@ class World:
             return
         where = f"tenant {peer.tenant}, key {key}, shard {shard}"
         if region.form == "digest":
-            first = self.digests.setdefault((peer.tenant, op["label"], op["part"], key, shard), data)
+            first = self.digests.setdefault((peer.tenant, op["crc"], op["part"], key, shard), data)
             if data != first:
                 raise Finding("another digest", f"{where}: {difference(data, first)}, op {self.at}")
         elif region.form == "plain" or op["lossless"]:
