@@ -418,6 +418,7 @@ static int arena_init(struct server *s, struct ucm_error *e)
         .prefault = c->arena_prefault,
         .extent_ready_cb = extent_ready_cb,
         .numa = numa_used(s),
+        .deadlines = &s->deadlines,
         .ended_cb = arena_ended_cb,
         .window = c->window_size,
         .window_max = memory_total(),
@@ -501,7 +502,7 @@ static uint64_t setting_cb(void *ctx, const char *tenant, enum limit what)
 static int cache_init(struct server *s, struct ucm_error *e)
 {
     struct config *c = &s->config;
-    struct cache_config cc = {.loop = &s->loop, .metrics = &s->metrics};
+    struct cache_config cc = {.loop = &s->loop, .deadlines = &s->deadlines, .metrics = &s->metrics};
     int rc = seal_open(&s->loop, c, &s->metrics, &s->seal);
 
     cc.seal = s->seal;

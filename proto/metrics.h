@@ -217,7 +217,7 @@
     X(events_undescribed, counter, "blocks", "descriptions that were not kept for want of memory") \
     X(windows, gauge, "windows", "windows open now")                                               \
     X(window_bytes_configured, gauge, "bytes", "`window.size`: the most that is lent to windows")  \
-    X(window_bytes, gauge, "bytes", "DRAM lent to windows, also what workers have yet to release") \
+    X(window_bytes, gauge, "bytes", "DRAM lent to windows, also what workers still have mapped")   \
     X(window_pins, gauge, "blocks", "blocks pinned in windows, those of each window apart")        \
     X(window_pinned_bytes, gauge, "bytes", "bytes of the slots of these")                          \
     X(window_moves, counter, "blocks", "blocks copied within DRAM into a window")                  \

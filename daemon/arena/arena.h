@@ -36,6 +36,7 @@ enum arena_window_event {
     /* It has no slots any more. Whoever registered its memory undoes that; then arena_window_let_go, which may
      * be called at once. */
     WINDOW_GOES,
+    WINDOW_KEPT, /* a worker did not let go of it: nobody waits for it any more */
     WINDOW_GONE, /* its memory was given back */
 };
 
@@ -50,6 +51,8 @@ struct arena_config {
     /* Nodes to spread the memory over, borrowed; NULL: do not. Needs prefault or file: memory is
      * placed by its first touch, which otherwise is another thread's. */
     const struct numa *numa;
+    /* Borrowed: an extent or table of windows ends when no worker has its memory any more (daemon/base/loan.h). NULL: at once. */
+    struct deadlines *deadlines;
     /* Runs on the loop when an extent is ready, before any slot of it is handed out. */
     void (*extent_ready_cb)(void *ctx, uint32_t extent, void *base, uint64_t bytes);
     /* Runs when the file system was full: the arena has less than configured. May be NULL. */
@@ -201,6 +204,8 @@ uint64_t arena_window_budget(const struct arena *a);
 bool arena_window_over(const struct arena *a);
 /* Bytes lent to the group, or with NULL to all; what comes or goes counts. */
 uint64_t arena_window_lent(const struct arena *a, const struct arena_group *g);
+/* The same of extents that ended, and that workers keep mapped. A group that keeps some may have so much less. */
+uint64_t arena_window_kept(const struct arena *a, const struct arena_group *g);
 uint64_t arena_window_used(const struct arena *a); /* of them by slots */
 
 /* Nodes that the memory is spread over; 0: it is not. Memory that lies elsewhere counts for none.

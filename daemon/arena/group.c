@@ -34,10 +34,12 @@ void arena_group_free(struct arena *a, struct arena_group *g)
     while ((node = list_pop_front(&g->classes)) != NULL)
         free(LIST_ENTRY(node, struct window_class, link));
     list_remove(&g->link);
+    loan_cancel(&g->loan);
     table_close(a, g);
     free(g->tenant);
     free(g);
 }
+
 static int table_open(struct arena *a, struct arena_group *g)
 {
     uint32_t slots = (uint32_t)(a->config.extent / ARENA_ALIGN);
@@ -113,6 +115,7 @@ int arena_group_open(struct arena *a, const char *tenant, struct arena_group **o
         rc = group_new(a, tenant, &g);
     if (rc < 0)
         return rc;
+    loan_cancel(&g->loan);
     g->opens++;
     *out = g;
     return 0;
@@ -123,10 +126,17 @@ void arena_group_ref(struct arena_group *g)
     g->opens++;
 }
 
+static void unlent_cb(struct loan *l)
+{
+    arena_group_free(l->ctx, LIST_ENTRY(l, struct arena_group, loan));
+}
+
+static const struct loan_calls loan_calls = {unlent_cb, NULL};
+
 void arena_group_settle(struct arena *a, struct arena_group *g)
 {
-    if (g->opens == 0 && g->lent == 0)
-        arena_group_free(a, g);
+    if (g->opens == 0 && g->lent == 0 && g->kept == 0)
+        loan_end(&g->loan, a->config.deadlines, g->read_fd, &loan_calls, a);
 }
 
 void arena_group_close(struct arena *a, struct arena_group *g)

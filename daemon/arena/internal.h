@@ -6,6 +6,7 @@
 #include "daemon/arena/arena.h"
 
 #include "daemon/base/list.h"
+#include "daemon/base/loan.h"
 #include "proto/backoff.h"
 
 #include <pthread.h>
@@ -42,7 +43,7 @@ enum window_state {
     WINDOW_MAKING, /* the thread gets its memory */
     WINDOW_LENT,
     WINDOW_GOING,  /* devices let go of it, until arena_window_let_go */
-    WINDOW_ENDING, /* the thread gives its memory back */
+    WINDOW_ENDING, /* workers let go of it, then the thread gives its memory back */
 };
 
 /* A window extent, beside its struct extent. */
@@ -50,12 +51,14 @@ struct window {
     enum window_state state;
     bool revoked;     /* its workers are to release it; no slot of it is handed out */
     bool returning;   /* counted in windows.returning */
+    bool kept;        /* in WINDOW_ENDING: counted in windows.kept, and no more in lent */
     uint32_t mapped;  /* workers' descriptors */
-    struct list link; /* in windows.free, or in its group's list */
+    struct list link; /* in windows.free or keeps, or in its group's list */
     struct list job;  /* in one of the thread's lists, or in windows.revokes */
     struct arena_group *group;
     struct window_class *class; /* while it has slots */
-    int fd;                     /* read-only; -1: none */
+    int fd;                     /* read-only, the daemon's own; -1: none */
+    struct loan loan;           /* in WINDOW_ENDING: workers that still have the memory */
     int status;                 /* what the thread says of the last job */
 };
 
@@ -71,15 +74,17 @@ struct window_class {
 struct arena_group {
     struct list link; /* in windows.groups */
     char *tenant;
-    uint32_t opens, lent; /* lent: window extents, in any state but FREE */
-    bool making;          /* one of them */
+    uint32_t opens, lent; /* lent: window extents, in any state but FREE, less the kept ones */
+    uint32_t kept;        /* that workers keep after their end */
+    bool making;          /* one of `lent` */
     struct list windows;  /* of window.link */
     struct list classes;
     struct list empty;     /* of extent.link: lent, without slots, and not revoked */
     struct backoff failed; /* loans */
     int failed_rc;
-    /* The table. fd: to write; read_fd: what workers get. */
+    /* The table. fd: to write; read_fd: what is lent to workers. */
     int fd, read_fd;
+    struct loan loan; /* of the table, when nobody has the group open */
     struct ucm_window_header *header;
     _Atomic uint64_t *generation;
     /* Where arena_group_next goes on. */
@@ -88,13 +93,14 @@ struct arena_group {
 };
 
 struct windows {
-    uint32_t n, lent;   /* window extents; lent: in any state but FREE */
-    uint32_t returning; /* of them: GOING, ENDING or revoked */
+    uint32_t n, lent;   /* window extents; lent: in any state but FREE, less the kept ones */
+    uint32_t kept;      /* that workers keep after their end */
+    uint32_t returning; /* of `lent`: GOING, ENDING or revoked */
     char *base;
     struct window *window;
     uint64_t budget, used_bytes;
-    uint64_t generation; /* the last one that was given */
-    struct list free, groups, revokes;
+    uint64_t generation;                      /* the last one that was given */
+    struct list free, groups, revokes, keeps; /* keeps: kept ones */
     void (*revoke_cb)(void *ctx, struct arena_group *g, uint32_t window);
     void *revoke_ctx;
     uv_async_t done; /* the thread has done a job, or revokes is not empty */

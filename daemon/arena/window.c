@@ -1,7 +1,7 @@
 /* Windows: extents that are lent to one tenant each.
  *
- *   FREE --asked for--> MAKING --thread: has memory--> LENT --no slots, no mapping--> GOING
- *        <--thread: given back-- ENDING <--devices let go--'
+ *   FREE --asked for--> MAKING --thread: has memory--> LENT --no slots, all have released it--> GOING
+ *        <--thread: given back-- ENDING: until nobody has it mapped <--devices let go--'
  *
  * A group has one extent in MAKING at a time. An extent without slots that workers still map stays with its
  * group, which may use it again; it is revoked when another group wants memory. */
@@ -43,6 +43,7 @@ int arena_windows_init(struct arena *a)
     list_init(&ws->free);
     list_init(&ws->groups);
     list_init(&ws->revokes);
+    list_init(&ws->keeps);
     list_init(&ws->jobs);
     list_init(&ws->ended);
     if (ws->n == 0)
@@ -78,23 +79,31 @@ int arena_windows_init(struct arena *a)
     return 0;
 }
 
+static void windows_forget(struct list *windows)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(windows)) != NULL) {
+        struct window *w = LIST_ENTRY(node, struct window, link);
+
+        loan_cancel(&w->loan);
+        if (w->fd >= 0)
+            close(w->fd);
+    }
+}
+
 void arena_windows_close(struct arena *a)
 {
     struct windows *ws = &a->windows;
-    struct list *node;
 
     if (!ws->base)
         return;
     munmap(ws->base, ws->n * a->config.extent);
-    while ((node = ws->groups.next) != &ws->groups) {
-        struct arena_group *g = LIST_ENTRY(node, struct arena_group, link);
+    windows_forget(&ws->keeps);
+    while (!list_empty(&ws->groups)) {
+        struct arena_group *g = LIST_ENTRY(ws->groups.next, struct arena_group, link);
 
-        while ((node = list_pop_front(&g->windows)) != NULL) {
-            struct window *w = LIST_ENTRY(node, struct window, link);
-
-            if (w->fd >= 0)
-                close(w->fd);
-        }
+        windows_forget(&g->windows);
         arena_group_free(a, g);
     }
     free(ws->window);
@@ -178,6 +187,46 @@ uint32_t arena_window_at(const struct arena *a, const void *base)
     return (uint32_t)((uint64_t)((const char *)base - a->windows.base) / a->config.extent);
 }
 
+/* It is no more one of its group's. */
+static void window_leave(struct arena *a, struct window *w)
+{
+    struct arena_group *g = w->group;
+
+    list_remove(&w->link);
+    if (g->hand == w)
+        g->hand = NULL;
+    a->windows.returning -= w->returning;
+    w->returning = false;
+    a->windows.lent--;
+    g->lent--;
+}
+
+static void unlent_cb(struct loan *l)
+{
+    struct window *w = LIST_ENTRY(l, struct window, loan);
+
+    if (arena_window_submit(l->ctx, w) < 0)
+        abort(); /* the thread that got the memory is there */
+}
+
+/* From now on it is its own group's loss. */
+static void kept_cb(struct loan *l)
+{
+    struct window *w = LIST_ENTRY(l, struct window, loan);
+    struct arena *a = l->ctx;
+
+    log_warn("arena", "window-kept", "tenant=%s bytes=%llu", w->group->tenant,
+             (unsigned long long)a->config.extent);
+    window_leave(a, w);
+    w->kept = true;
+    w->group->kept++;
+    a->windows.kept++;
+    list_push_back(&a->windows.keeps, &w->link);
+    report(a, w, WINDOW_KEPT);
+}
+
+static const struct loan_calls loan_calls = {unlent_cb, kept_cb};
+
 void arena_window_let_go(struct arena *a, uint32_t window)
 {
     struct window *w = &a->windows.window[window];
@@ -185,8 +234,7 @@ void arena_window_let_go(struct arena *a, uint32_t window)
     assert(w->state == WINDOW_GOING);
     arena_extent_unpoison(a, a->extents + window);
     w->state = WINDOW_ENDING;
-    if (arena_window_submit(a, w) < 0)
-        abort(); /* the thread that got the memory is there */
+    loan_end(&w->loan, a->config.deadlines, w->fd, &loan_calls, a);
 }
 
 /* Something that another group has lent and does not use. */
@@ -212,26 +260,32 @@ static bool reclaim(struct arena *a, const struct arena_group *but)
 
 /* ---- lending ---- */
 
-static bool affordable(const struct arena *a)
+/* What a worker keeps is its group's of the budget, and nobody else's, up to the budget once more for all that is
+ * kept. */
+static bool affordable(const struct arena *a, const struct arena_group *g)
 {
-    return (a->windows.lent + 1) * a->config.extent <= a->windows.budget &&
-           !list_empty(&a->windows.free);
+    const struct windows *ws = &a->windows;
+    uint64_t most = ws->budget / a->config.extent;
+
+    return ws->lent + g->kept + 1 <= most && ws->lent + ws->kept + 1 <= 2 * most &&
+           !list_empty(&ws->free);
 }
 
 static void window_free(struct arena *a, struct window *w)
 {
     struct arena_group *g = w->group;
 
-    list_remove(&w->link);
-    if (g->hand == w)
-        g->hand = NULL;
-    a->windows.returning -= w->returning;
+    if (w->kept) {
+        list_remove(&w->link);
+        a->windows.kept--;
+        g->kept--;
+    } else {
+        window_leave(a, w);
+    }
     w->state = WINDOW_FREE;
-    w->revoked = w->returning = false;
+    w->revoked = w->kept = false;
     w->group = NULL;
     list_push_front(&a->windows.free, &w->link);
-    a->windows.lent--;
-    g->lent--;
     arena_group_settle(a, g);
 }
 
@@ -319,11 +373,15 @@ static int lend_or_wait(struct arena *a, struct arena_group *g)
         return -EAGAIN;
     if (!backoff_ready(&g->failed, uv_now(a->loop)))
         return g->failed_rc;
-    if (affordable(a)) {
+    if (affordable(a, g)) {
         rc = lend(a, g);
         return rc < 0 ? rc : -EAGAIN;
     }
-    return a->windows.returning > 0 || reclaim(a, g) ? -EAGAIN : -ENOSPC;
+    if (a->windows.returning > 0)
+        return -EAGAIN;
+    if ((uint64_t)(g->lent + g->kept + 1) * a->config.extent > a->windows.budget)
+        return -ENOSPC; /* what others don't use is of no help */
+    return reclaim(a, g) ? -EAGAIN : -ENOSPC;
 }
 
 static struct window_class *class_of(struct arena_group *g, uint64_t slot_bytes, bool make)
@@ -453,6 +511,11 @@ uint64_t arena_window_budget(const struct arena *a)
 uint64_t arena_window_lent(const struct arena *a, const struct arena_group *g)
 {
     return (g ? g->lent : a->windows.lent) * a->config.extent;
+}
+
+uint64_t arena_window_kept(const struct arena *a, const struct arena_group *g)
+{
+    return (g ? g->kept : a->windows.kept) * a->config.extent;
 }
 
 uint64_t arena_window_used(const struct arena *a)

@@ -134,7 +134,6 @@ static int window_make(struct arena *a, struct window *w)
     return 0;
 }
 
-/* The memory ends when no worker maps it any more. */
 static int window_unmake(struct arena *a, struct window *w)
 {
     int rc = unmap(a, w);

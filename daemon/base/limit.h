@@ -39,6 +39,8 @@
     X(DIGESTS, "bytes of digests that chains hold", "a quarter of arena.size", "dram.most")        \
     X(LEASED, "keys under leases and in chains", "nothing", "leased")                              \
     X(HINTS, "tables of hints", "a quarter of the daemon's limit of open files, or 1024,", NULL)   \
+    X(KEPT, "bytes of tables that ended here and that processes still have mapped",                \
+      "64 MiB and a 16th of arena.size", NULL)                                                     \
     X(MAPPINGS, "mappings of workers' memory", "half of the kernel's vm.max_map_count", NULL)      \
     X(MAPPED, "bytes of workers' memory that the daemon maps", "the address space", NULL)          \
     X(TOUCHED, "bytes of workers' host memory", "eight times the host's", NULL)                    \

@@ -55,12 +55,25 @@ int memfd_populate(int fd, uint64_t offset, char *p, uint64_t bytes)
  * file anew, and write. Sealed after the daemon has mapped it: its own mapping stays writable. */
 int memfd_share(int fd)
 {
-    char path[40];
-    int read_fd;
-
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0)
         return -errno;
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    read_fd = open(path, O_RDONLY | O_CLOEXEC);
-    return read_fd < 0 ? -errno : read_fd;
+    return memfd_lend(fd);
+}
+
+int memfd_lend(int own)
+{
+    char path[40];
+    int fd;
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", own);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+/* The kernel grants a lease for writing to who alone has the file open (fcntl(2), F_SETLEASE). */
+int memfd_lent(int own)
+{
+    if (fcntl(own, F_SETLEASE, F_WRLCK) < 0)
+        return errno == EAGAIN ? 1 : -errno;
+    return fcntl(own, F_SETLEASE, F_UNLCK) < 0 ? -errno : 0;
 }

@@ -66,6 +66,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->compact.moves);
     c->compact.vain = UINT64_MAX;
     list_init(&c->hints.all);
+    list_init(&c->hints.kept);
     list_init(&c->quotas.open);
     list_init(&c->quotas.waits);
     c->relocations.most = CACHE_MOVES_MAX;
@@ -95,6 +96,7 @@ void cache_free(struct cache *c)
     assert(c->tier_busy == 0 && list_empty(&c->space_waits) && table_count(&c->fills) == 0);
     assert(list_empty(&c->next_turn) && list_empty(&c->pressure) && c->share_busy == 0);
     assert(c->relocations.n == 0 && c->compact.n == 0 && c->hints.n == 0);
+    cache_hints_close(c);
     cache_snapshot_forget(c); /* where no snapshot was written */
     c->closing = true;
     c->handles = 2;

@@ -27,6 +27,8 @@ struct uv_loop_s;
 
 struct cache_config {
     struct uv_loop_s *loop;
+    struct deadlines
+        *deadlines;      /* borrowed; NULL: a table of hints ends at once (daemon/base/loan.h) */
     struct index *index; /* borrowed, as are the next two */
     struct policy *policy;
     struct metrics *metrics;

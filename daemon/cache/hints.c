@@ -7,6 +7,8 @@
  * when the scan ends. */
 #include "daemon/cache/cache.h"
 
+#include "daemon/base/limit.h"
+#include "daemon/base/loan.h"
 #include "daemon/base/log.h"
 #include "daemon/cache/internal.h"
 #include "daemon/index/hints.h"
@@ -46,9 +48,14 @@ static uint64_t now_ms(void)
 
 /* Smaller ones are freed at once. */
 #define THREAD_BYTES (1u << 20)
+#define KEPT_BYTES_MIN (64u << 10)
 
-/* A thread of libuv's pool gives the memory back. The cache may be gone by then. */
+/* Until no worker has it, the table counts as its owner's. Then a thread of libuv's pool gives the memory back; the cache
+ * may be gone by then. */
 struct ending {
+    struct list link; /* in cache.hints.kept */
+    struct loan loan;
+    struct limit_owner *owner; /* NULL: nobody's */
     uv_work_t work;
     struct hints *table;
     enum ucm_hint_state last;
@@ -70,19 +77,75 @@ static void ending_done_cb(uv_work_t *work, int status)
     free(e);
 }
 
-static void table_end(struct cache *c, struct hints *table, enum ucm_hint_state last)
+/* A small one holds a descriptor all the same. */
+static uint64_t kept_bytes(const struct hints *table)
 {
-    struct ending *e = hints_bytes(table) > THREAD_BYTES ? malloc(sizeof(*e)) : NULL;
+    return hints_bytes(table) > KEPT_BYTES_MIN ? hints_bytes(table) : KEPT_BYTES_MIN;
+}
 
+static void ending_settle(struct ending *e)
+{
+    list_remove(&e->link);
+    loan_cancel(&e->loan);
+    if (e->owner) {
+        limit_give(e->owner, LIMIT_KEPT, kept_bytes(e->table));
+        limit_give(e->owner, LIMIT_DESCRIPTORS, 1);
+        limit_owner_unref(e->owner);
+    }
+}
+
+static void unlent_cb(struct loan *l)
+{
+    struct ending *e = LIST_ENTRY(l, struct ending, loan);
+    struct cache *c = l->ctx;
+
+    ending_settle(e);
+    if (hints_bytes(e->table) > THREAD_BYTES &&
+        uv_queue_work(c->config.loop, &e->work, ending_run_cb, ending_done_cb) == 0)
+        return;
+    hints_free(e->table, e->last);
+    free(e);
+}
+
+static void kept_cb(struct loan *l)
+{
+    const struct ending *e = LIST_ENTRY(l, struct ending, loan);
+
+    log_info("hints", "table-kept", "bytes=%llu", (unsigned long long)hints_bytes(e->table));
+}
+
+static const struct loan_calls loan_calls = {unlent_cb, kept_cb};
+
+static void table_end(struct cache *c, const struct ns *ns, struct hints *table,
+                      enum ucm_hint_state last)
+{
+    struct ending *e = calloc(1, sizeof(*e));
+
+    if (!e) {
+        hints_free(table, last);
+        return;
+    }
     hints_end(table, last);
-    if (e) {
-        e->table = table;
-        e->last = last;
-        if (uv_queue_work(c->config.loop, &e->work, ending_run_cb, ending_done_cb) == 0)
-            return;
+    e->table = table;
+    e->last = last;
+    if (ns->hints_owner) {
+        e->owner = limit_owner_ref(ns->hints_owner);
+        limit_add(e->owner, LIMIT_KEPT, kept_bytes(table));
+        limit_add(e->owner, LIMIT_DESCRIPTORS, 1);
+    }
+    list_push_back(&c->hints.kept, &e->link);
+    loan_end(&e->loan, c->config.deadlines, hints_fd(table), &loan_calls, c);
+}
+
+void cache_hints_close(struct cache *c)
+{
+    while (!list_empty(&c->hints.kept)) {
+        struct ending *e = LIST_ENTRY(c->hints.kept.next, struct ending, link);
+
+        ending_settle(e);
+        hints_free(e->table, e->last);
         free(e);
     }
-    hints_free(table, last);
 }
 
 /* ---- filling ---- */
@@ -94,7 +157,7 @@ static void postpone(struct cache *c, struct ns_hints *h, int rc)
     h->retry_ms = now_ms() + RETRY_MS;
     if (!h->filling || h->filling == h->table)
         return;
-    table_end(c, h->filling, UCM_HINT_ENDED);
+    table_end(c, h->ns, h->filling, UCM_HINT_ENDED);
     h->filling = NULL;
 }
 
@@ -118,7 +181,7 @@ static void fill_end(struct cache *c, struct ns_hints *h)
 {
     hints_begin(h->filling);
     if (h->filling != h->table) {
-        table_end(c, h->table, UCM_HINT_SUPERSEDED);
+        table_end(c, h->ns, h->table, UCM_HINT_SUPERSEDED);
         h->table = h->filling;
     }
     h->filling = NULL;
@@ -225,8 +288,8 @@ void cache_hints_unuse(struct cache *c, struct ns *ns)
     list_remove(&h->link);
     c->hints.n--;
     if (h->filling && h->filling != h->table)
-        table_end(c, h->filling, UCM_HINT_ENDED);
-    table_end(c, h->table, UCM_HINT_ENDED);
+        table_end(c, ns, h->filling, UCM_HINT_ENDED);
+    table_end(c, ns, h->table, UCM_HINT_ENDED);
     free(h);
 }
 
@@ -260,4 +323,6 @@ void cache_hints_stats(const struct cache *c, struct cache_hints_stats *out)
             out->bytes += hints_bytes(h->filling);
         out->left_out += hints_left_out(h->table);
     }
+    for (const struct list *node = c->hints.kept.next; node != &c->hints.kept; node = node->next)
+        out->bytes += hints_bytes(LIST_ENTRY(node, struct ending, link)->table);
 }

@@ -118,7 +118,8 @@ struct cache {
     uint32_t taken;  /* where the search for such an extent goes on */
     /* Tables of hints. */
     struct {
-        struct list all; /* struct ns_hints */
+        struct list all;  /* struct ns_hints */
+        struct list kept; /* tables that ended, and that workers may still have */
         uint32_t n;
         bool pump; /* the idle callback is to fill some */
     } hints;
@@ -250,6 +251,8 @@ bool cache_hints_pump(struct cache *c);
 
 /* ---- turn.c ---- */
 
+/* No table is in use. */
+void cache_hints_close(struct cache *c);
 /* Tables of hints are filled from the next turn of the loop on. */
 void cache_hints_later(struct cache *c);
 

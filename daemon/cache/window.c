@@ -127,6 +127,11 @@ static bool take_from(struct cache *c, struct arena_group *from, struct owners *
     return false;
 }
 
+static uint64_t has(const struct arena *a, const struct arena_group *group)
+{
+    return arena_window_lent(a, group) + arena_window_kept(a, group);
+}
+
 /* An extent of a group that has more, those that have most first, is being emptied, or will be from now on.
  * False: none may be. */
 static bool take_from_most(struct cache *c, const struct arena_group *group)
@@ -140,7 +145,7 @@ static bool take_from_most(struct cache *c, const struct arena_group *group)
     if (c->window_search.untaken == c->window_search.change && c->window_search.group == group)
         return false;
     while (o.all < OWNERS_ALL && (from = arena_group_most(a, group, from)) != NULL &&
-           (!group || arena_window_lent(a, from) > arena_window_lent(a, group)))
+           (!group || arena_window_lent(a, from) > has(a, group)))
         if (take_from(c, from, &o))
             return true;
     c->window_search.untaken = c->window_search.change;
@@ -158,8 +163,7 @@ int cache_window_slot(struct cache *c, struct arena_group *group, uint64_t bytes
 
     /* A group below its share of the budget gets what others don't use before its own blocks leave. */
     if (rc == -ENOSPC &&
-        arena_window_lent(a, group) + arena_extent_bytes(a) <=
-            arena_window_budget(a) / arena_groups(a) &&
+        has(a, group) + arena_extent_bytes(a) <= arena_window_budget(a) / arena_groups(a) &&
         take_from_most(c, group))
         return -EAGAIN;
     for (uint32_t i = 0; rc == -ENOSPC && i < EVICTIONS; i++) {

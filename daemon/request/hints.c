@@ -1,8 +1,9 @@
 /* hints.open: the memory in which a worker looks its namespace's keys up by itself. */
 #include "daemon/request/internal.h"
 
+#include "daemon/base/memfd.h"
+
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 
 static int open_check(struct call *call, const struct ns *ns)
@@ -35,8 +36,8 @@ int method_hints_open(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_UNSUPPORTED,
                              "hints need a kernel that seals memory against writers: Linux 5.1");
     if (rc == 0) {
-        fd = fcntl(cache_hints_table(ns, &r.bytes), F_DUPFD_CLOEXEC, 0);
-        rc = fd < 0 ? -errno : 0;
+        fd = memfd_lend(cache_hints_table(ns, &r.bytes));
+        rc = fd < 0 ? fd : 0;
     }
     if (rc < 0)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for hints: %s",

@@ -43,7 +43,7 @@ static void gauges_read(struct metrics *m, const struct request_rooms *r)
     m->arena_bytes_total = arena_bytes_ready(r->arena);
     m->arena_bytes_configured = arena_bytes_configured(r->arena);
     m->arena_bytes_used = arena_bytes_used(r->arena);
-    m->window_bytes = arena_window_lent(r->arena, NULL);
+    m->window_bytes = arena_window_lent(r->arena, NULL) + arena_window_kept(r->arena, NULL);
     m->window_bytes_configured = arena_window_budget(r->arena);
     m->events_bytes = limits_used(r->limits, LIMIT_EVENTS);
     m->limit_refusals = limits_refused(r->limits);
@@ -250,10 +250,11 @@ static void report_records(struct observe_snapshot *o, const struct request_room
             "make space there, or mend the disk",
             rooms->tier_ops->name, trouble, n, (unsigned long long)bytes);
     else if (n > 0)
-        report(o, HEALTH_DEGRADED,
-               "tier %s: namespaces' records are written again; until that is done what it has of %u "
-               "namespaces (%llu bytes) would be lost",
-               rooms->tier_ops->name, n, (unsigned long long)bytes);
+        report(
+            o, HEALTH_DEGRADED,
+            "tier %s: namespaces' records are written again; until that is done what it has of %u "
+            "namespaces (%llu bytes) would be lost",
+            rooms->tier_ops->name, n, (unsigned long long)bytes);
 }
 
 static void report_tier(struct observe_snapshot *o, struct requests *rq)

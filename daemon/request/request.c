@@ -67,6 +67,7 @@ static void limits_init(struct requests *rq)
     limits_set(l, LIMIT_CHAINS, memory / CHAINS_FRACTION);
     limits_set(l, LIMIT_DIGESTS, arena_bytes_configured(rq->rooms.arena) / REQUESTS_HELD_FRACTION);
     limits_set(l, LIMIT_HINTS, cache_hints_max());
+    limits_set(l, LIMIT_KEPT, (64u << 20) + arena_bytes_configured(rq->rooms.arena) / 16);
     limits_set(l, LIMIT_MAPPINGS, mappings_max() / 2);
     limits_set(l, LIMIT_MAPPED, MAPPED_BYTES_MAX);
     limits_set(l, LIMIT_TOUCHED, touched_max());

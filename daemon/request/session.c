@@ -175,7 +175,7 @@ static int hints_make(struct session *s, struct ns *ns, struct ucm_error *e)
     struct limit_owner *o = owner_of(s);
     int rc;
 
-    if (limit_take(o, LIMIT_HINTS, 1, e) != 0)
+    if (limit_ask(o, LIMIT_KEPT, 1, e) != 0 || limit_take(o, LIMIT_HINTS, 1, e) != 0)
         return -EBUSY;
     if (limit_take(o, LIMIT_DESCRIPTORS, HINTS_DESCRIPTORS, e) != 0) {
         limit_give(o, LIMIT_HINTS, 1);

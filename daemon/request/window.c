@@ -2,11 +2,11 @@
 #include "daemon/request/window.h"
 
 #include "daemon/base/log.h"
+#include "daemon/base/memfd.h"
 #include "daemon/request/encoding.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -373,7 +373,7 @@ int method_window_open(struct call *call)
                                                  : NULL;
     if (!t)
         return open_refused(call, rc);
-    fd = fcntl(arena_group_table(t->group, &header), F_DUPFD_CLOEXEC, 0);
+    fd = memfd_lend(arena_group_table(t->group, &header));
     w = fd >= 0 ? window_alloc(call, t) : NULL;
     if (!w) {
         if (fd < 0)

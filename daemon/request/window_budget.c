@@ -62,7 +62,7 @@ bool window_claim(const struct window *w)
     struct requests *rq = w->s->rq;
     struct arena *a = rq->rooms.arena;
     uint64_t part = arena_window_budget(a) / rq->windows.n_tenants, lent;
-    uint64_t mine = arena_window_lent(a, w->tenant->group);
+    uint64_t mine = arena_window_lent(a, w->tenant->group) + arena_window_kept(a, w->tenant->group);
     struct window_tenant *from = tenant_largest(rq, &lent);
     struct windows *ws = &rq->windows;
     uint64_t now_ms = uv_now(rq->rooms.loop);

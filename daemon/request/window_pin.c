@@ -6,9 +6,10 @@
  * descriptors of extents that the window does not map yet. */
 #include "daemon/request/window.h"
 
+#include "daemon/base/memfd.h"
+
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -84,7 +85,7 @@ static int lent_add(const struct pin_request *q, struct lent *l, uint32_t room, 
             return 1;
     if (l->n == room)
         return 0;
-    fd = fcntl(arena_window_fd(rooms_of(q)->arena, extent), F_DUPFD_CLOEXEC, 0);
+    fd = memfd_lend(arena_window_fd(rooms_of(q)->arena, extent));
     if (fd < 0)
         return -EMFILE;
     l->extents[l->n] = extent;

@@ -15,7 +15,7 @@ import time
 import unittest
 
 try:
-    from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, Case, Daemon, OwnDaemons, Region, keys, u32)
+    from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, Case, Daemon, OwnDaemons, Refused, Region, keys, u32)
     from window_case import Reader
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
@@ -119,6 +119,29 @@ class ByThePage(Case):
         client.call("evict", ns=ns, keys=keys(0))
         self.assertEqual(table.tiers(0), [0], "evicted by name, though leased")
         client.call("release", lease=lease)
+
+    def test_tables_that_a_client_keeps_are_counted(self):
+        client, ns, region = self.open()
+        kept, before = [], client.call("stats")["metrics"]["hint_bytes"]
+
+        def keep():
+            other = Reader(self.daemon, uid=OTHER_UID)  # limits are not for operators
+            other.call("hints.open", ns=other.open(dict(DEMO, model=self.id() + "kept")))
+            kept.extend(other.take_fds())
+            other.close()
+            time.sleep(0.002)  # a uid may connect 1,000 times a second
+        with self.assertRaises(Refused) as refused:
+            for _ in range(4000):
+                keep()
+        self.assertEqual(refused.exception.code, BUSY)
+        self.assertIn("tables that ended", str(refused.exception))
+        self.assertGreater(len(kept), 100)
+        self.assertLessEqual(client.call("stats")["metrics"]["hint_bytes"], 68 << 20)
+        for fd in kept:
+            os.close(fd)
+        self.until(lambda: client.call("stats")["metrics"]["hint_bytes"] <= before, "the end of all tables")
+        keep()
+        os.close(kept[-1])
 
     def test_growth(self):
         client, ns, region = self.open(1000)

@@ -345,6 +345,31 @@ class Tenants(OwnDaemons, Case):
         self.assertGreaterEqual(sum(place is not None for place in places), 2 * SLOTS)
         self.assert_read(b_window, [p for p in places if p], [k for p, k in zip(places, b_kv) if p])
 
+    def test_memory_that_a_client_keeps_is_its_own_loss(self):
+        """It says that it has released all, and keeps the mappings: no more memory comes into being for it, and another
+        tenant has all that it may have."""
+        self.start()
+        a, a_ns, a_window, a_chain, _ = self.of(None, 4 * SLOTS, 5)
+        a_window.pin(a_chain, 4 * SLOTS, deadline_ms=20000)
+        self.assertEqual(len(a_window.extents), 4)
+        a.call("window.close", window=a_window.number)
+        a.call("chain.close", chain=a_chain)
+        a.call("evict", ns=a_ns, keys=keys(*range(4 * SLOTS)))
+        self.until(lambda: self.daemon.log().count("window-kept") == 4, "all extents to be found kept")
+        again, _, window, chain, _ = self.of(None, SLOTS, 7, "again")
+        self.assertEqual(set(window.pin(chain, SLOTS, deadline_ms=2000)), {None})
+        again.close()
+        b, _, b_window, b_chain, b_kv = self.of(OTHER_UID, 4 * SLOTS, 6)
+        places = b_window.pin(b_chain, 4 * SLOTS, deadline_ms=20000)
+        self.assert_read(b_window, places, b_kv)
+        self.assertEqual(self.metrics(b)["window_bytes"], 8 * EXTENT)
+        for memory in a_window.extents.values():
+            memory.close()
+        self.until(lambda: self.metrics(b)["window_bytes"] == 4 * EXTENT, "the end of what was kept")
+        b.close()
+        _, _, window, chain, kv = self.of(None, SLOTS, 8, "at last")
+        self.assert_read(window, window.pin(chain, SLOTS, deadline_ms=20000), kv)
+
     def test_window_size_is_lowered_and_raised(self):
         self.lowered_and_raised(lambda client: self.assertNotIn("refused", client.call("config.reload")))
 
