@@ -64,6 +64,20 @@ struct list *fair_queue_first(struct fair_queue *q)
     return NULL;
 }
 
+struct list *fair_queue_first_unless(struct fair_queue *q,
+                                     bool (*skip_cb)(void *ctx, struct list *node), void *ctx)
+{
+    struct fair_flow *flow = fair_first(&q->fair);
+
+    for (; flow; flow = fair_next(&q->fair, flow)) {
+        struct list *node = lane_first(q, lane_at(flow), 0);
+
+        if (node && !skip_cb(ctx, node))
+            return node;
+    }
+    return NULL;
+}
+
 struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned rank,
                              struct list *node)
 {

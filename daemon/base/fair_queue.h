@@ -42,6 +42,9 @@ void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned 
                      struct list *node, bool front);
 /* What is to be served, left in the queue, or NULL. */
 struct list *fair_queue_first(struct fair_queue *q);
+/* What would be if the lanes whose first skip_cb names waited; or NULL. */
+struct list *fair_queue_first_unless(struct fair_queue *q,
+                                     bool (*skip_cb)(void *ctx, struct list *node), void *ctx);
 /* What would be if `node`, which waits, could not be; or NULL. */
 struct list *fair_queue_next(struct fair_queue *q, const struct fair_who *who, unsigned rank,
                              struct list *node);

@@ -13,15 +13,89 @@
 #define CPU_PIECE_BYTES (1u << 20) /* of one thread at a time, so that others help and overtake */
 #define CPU_BURST_BYTES (16ull << 20)
 #define CPU_SLICE_BYTES (16ull << 20) /* of pages, unmapped at a time: about 2 ms */
+#define CPU_HELD_MS 5u /* a piece takes 1 ms; longer where its worker's memory makes it wait */
+#define CPU_STAND_INS 16u
 
+struct copier {
+    struct cpu *cpu;
+    uv_thread_t thread;
+    /* Under the mutex. */
+    uint64_t since_ms; /* when what it does now began; 0: it does nothing */
+    uint32_t tenant;   /* for whom */
+};
+
+/* `at_once` threads work at a time, and one more watches. For each that is held up another one stands in, which works
+ * for tenants that have none. So a tenant holds up at_once threads, or one, and others wait CPU_HELD_MS for each. */
 struct cpu {
     struct work work;
     struct job_queue queue; /* under its mutex */
     bool controls;          /* a thread opens or closes a region; under its mutex */
     int guard;              /* see guard_open */
-    unsigned n_threads;
-    uv_thread_t threads[CPU_THREADS_MAX];
+    uv_cond_t watch_cond;   /* never signalled: see wait_for_work */
+    unsigned at_once;
+    unsigned n_copiers, working; /* under the mutex; working: of them */
+    struct copier copiers[CPU_THREADS_MAX + CPU_STAND_INS];
 };
+
+/* ---- threads that are held up; called with the mutex held ---- */
+
+static void thread_cb(void *arg);
+
+static int copier_start(struct cpu *c)
+{
+    struct copier *k = &c->copiers[c->n_copiers];
+    int rc;
+
+    *k = (struct copier){.cpu = c};
+    rc = uv_thread_create(&k->thread, thread_cb, k);
+    c->n_copiers += rc == 0;
+    return rc;
+}
+
+static void copier_begin(struct copier *k, const struct device_job *job)
+{
+    struct cpu *c = k->cpu;
+
+    k->since_ms = job_clock_ms();
+    k->tenant = job->who.tenant;
+    if (++c->working == c->n_copiers && c->n_copiers < c->at_once + CPU_STAND_INS)
+        (void)copier_start(c); /* without it, who waits does so for one of the others */
+}
+
+static void copier_end(struct copier *k)
+{
+    k->since_ms = 0;
+    k->cpu->working--;
+}
+
+static bool held(const struct copier *k, uint64_t now_ms)
+{
+    return k->since_ms != 0 && now_ms >= k->since_ms + CPU_HELD_MS;
+}
+
+static bool has_room(const struct cpu *c)
+{
+    unsigned working = c->working;
+    uint64_t now_ms;
+
+    if (working < c->at_once)
+        return true;
+    now_ms = job_clock_ms();
+    for (unsigned i = 0; i < c->n_copiers; i++)
+        working -= held(&c->copiers[i], now_ms);
+    return working < c->at_once;
+}
+
+static bool has_copier_cb(void *ctx, struct list *node)
+{
+    const struct device_job *job = LIST_ENTRY(node, struct device_job, link);
+    const struct cpu *c = ctx;
+
+    for (unsigned i = 0; i < c->n_copiers; i++)
+        if (c->copiers[i].since_ms != 0 && c->copiers[i].tenant == job->who.tenant)
+            return true;
+    return false;
+}
 
 /* ---- regions ---- */
 
@@ -96,11 +170,13 @@ static bool close_slice(struct device_job *job)
 }
 
 /* Called with the mutex held, one thread at a time: the others copy. */
-static void run_control(struct cpu *c, struct device_job *job)
+static void run_control(struct copier *k, struct device_job *job)
 {
+    struct cpu *c = k->cpu;
     bool done = true;
     int rc = 0;
 
+    copier_begin(k, job);
     c->controls = true;
     uv_mutex_unlock(&c->work.mutex);
     if (job->op == DEVICE_OPEN)
@@ -109,6 +185,7 @@ static void run_control(struct cpu *c, struct device_job *job)
         done = close_slice(job);
     uv_mutex_lock(&c->work.mutex);
     c->controls = false;
+    copier_end(k);
     if (done)
         work_finish_locked(&c->work, job, rc);
     else
@@ -203,8 +280,9 @@ static int refuse_hole(struct device_job *job)
         "away; keep all of them from before the registration until it is unregistered");
 }
 
-static void copy_next(struct cpu *c, struct device_job *job)
+static void copy_next(struct copier *k, struct device_job *job)
 {
+    struct cpu *c = k->cpu;
     struct copy copy = {.job = job};
     bool deserted, whole = true;
 
@@ -212,6 +290,7 @@ static void copy_next(struct cpu *c, struct device_job *job)
         list_remove(&job->link);
     job_queue_charge(&c->queue, job, copy.piece.bytes);
     job->pieces++;
+    copier_begin(k, job);
     uv_mutex_unlock(&c->work.mutex);
     deserted = job->op == DEVICE_LOAD && job_deserted(job);
     if (!deserted)
@@ -219,6 +298,7 @@ static void copy_next(struct cpu *c, struct device_job *job)
     if (job->op == DEVICE_DUMP)
         deserted = job_deserted(job);
     uv_mutex_lock(&c->work.mutex);
+    copier_end(k);
     if (deserted || !whole) {
         list_remove(&job->link);
         job->next_item = job->n_items;
@@ -228,23 +308,45 @@ static void copy_next(struct cpu *c, struct device_job *job)
         work_finish_locked(&c->work, job, job->status);
 }
 
+static struct device_job *next_copy(struct cpu *c)
+{
+    if (c->working < c->at_once)
+        return job_queue_first(&c->queue);
+    return job_queue_first_unless(&c->queue, has_copier_cb, c);
+}
+
 /* Copies come between what one thread does for regions. controlled: was the thread's last job such a one? */
 static struct device_job *next_job(struct cpu *c, bool controlled)
 {
     struct device_job *job = NULL;
 
+    if (!has_room(c))
+        return NULL;
     if (!c->controls && !controlled)
         job = job_queue_pop_control(&c->queue);
     if (!job)
-        job = job_queue_first(&c->queue);
+        job = next_copy(c);
     if (!job && !c->controls)
         job = job_queue_pop_control(&c->queue);
     return job;
 }
 
+/* Where as many work as may, looks again soon: one of them may be held up by then. Not at work.cond, whose signals are
+ * for those that may work: of these there are always at_once, since so many worked when this one came here. */
+static void wait_for_work(struct cpu *c)
+{
+    struct work *w = &c->work;
+
+    if (c->working >= c->at_once && job_queue_waits(&c->queue))
+        (void)uv_cond_timedwait(&c->watch_cond, &w->mutex, CPU_HELD_MS * 1000000ull);
+    else
+        uv_cond_wait(&w->cond, &w->mutex);
+}
+
 static void thread_cb(void *arg)
 {
-    struct cpu *c = arg;
+    struct copier *k = arg;
+    struct cpu *c = k->cpu;
     struct work *w = &c->work;
     struct device_job *job;
     bool controlled = false;
@@ -255,15 +357,15 @@ static void thread_cb(void *arg)
         job = next_job(c, controlled);
         controlled = job && !job_is_copy(job);
         if (controlled)
-            run_control(c, job);
+            run_control(k, job);
         else if (job && job->begun)
-            copy_next(c, job);
+            copy_next(k, job);
         else if (job)
             begin(c, job);
         else if (w->quit)
             break;
         else
-            uv_cond_wait(&w->cond, &w->mutex);
+            wait_for_work(c);
     }
     uv_mutex_unlock(&w->mutex);
 }
@@ -280,10 +382,11 @@ static void cpu_close(struct device *d)
     struct cpu *c = (struct cpu *)d;
 
     work_quit(&c->work);
-    for (unsigned i = 0; i < c->n_threads; i++)
-        uv_thread_join(&c->threads[i]);
+    for (unsigned i = 0; i < c->n_copiers; i++)
+        uv_thread_join(&c->copiers[i].thread);
     if (c->guard >= 0)
         close(c->guard);
+    uv_cond_destroy(&c->watch_cond);
     work_close(&c->work);
 }
 
@@ -300,11 +403,12 @@ int cpu_new(struct uv_loop_s *loop, unsigned threads, struct device **out)
 
     if (!c)
         return -ENOMEM;
+    rc = uv_cond_init(&c->watch_cond);
+    if (rc < 0)
+        goto err_after_alloc;
     rc = work_init(&c->work, loop, &cpu_ops);
-    if (rc < 0) {
-        free(c);
-        return rc;
-    }
+    if (rc < 0)
+        goto err_after_cond;
     c->guard = guard_open();
     if (c->guard < 0)
         log_warn("device", "memory-unguarded",
@@ -313,15 +417,21 @@ int cpu_new(struct uv_loop_s *loop, unsigned threads, struct device **out)
                  strerror(-c->guard));
     strcpy(c->work.stats.name, "cpu");
     job_queue_init(&c->queue, true, CPU_BURST_BYTES);
-    threads = threads < 1 ? 1 : threads > CPU_THREADS_MAX ? CPU_THREADS_MAX : threads;
-    while (rc == 0 && c->n_threads < threads) {
-        rc = uv_thread_create(&c->threads[c->n_threads], thread_cb, c);
-        c->n_threads += rc == 0;
-    }
+    c->at_once = threads < 1 ? 1 : threads > CPU_THREADS_MAX ? CPU_THREADS_MAX : threads;
+    uv_mutex_lock(&c->work.mutex);
+    while (rc == 0 && c->n_copiers < c->at_once + 1)
+        rc = copier_start(c);
+    uv_mutex_unlock(&c->work.mutex);
     if (rc < 0) {
         cpu_close(&c->work.device);
         return rc;
     }
     *out = &c->work.device;
     return 0;
+
+err_after_cond:
+    uv_cond_destroy(&c->watch_cond);
+err_after_alloc:
+    free(c);
+    return rc;
 }

@@ -77,6 +77,17 @@ struct device_job *job_queue_first(struct job_queue *q)
     return job ? job : job_queue_first_of(q, DEVICE_DUMP);
 }
 
+struct device_job *job_queue_first_unless(struct job_queue *q,
+                                          bool (*skip_cb)(void *ctx, struct list *link), void *ctx)
+{
+    return job_at(fair_queue_first_unless(queue_of(q, DEVICE_LOAD), skip_cb, ctx));
+}
+
+bool job_queue_waits(struct job_queue *q)
+{
+    return !list_empty(&q->control) || job_queue_first(q);
+}
+
 bool job_queue_bursts(struct job_queue *q, const struct device_job *job)
 {
     return fair_queue_bursts(queue_of(q, job->op), &job->who);

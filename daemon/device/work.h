@@ -50,6 +50,11 @@ void job_queue_push_front(struct job_queue *q, struct device_job *job); /* of it
 struct device_job *job_queue_pop_control(struct job_queue *q);          /* or NULL */
 /* The copy whose turn it is, left in the queue, or NULL. Where directions are apart: any, loads first. */
 struct device_job *job_queue_first(struct job_queue *q);
+/* Of a joint queue: the copy whose turn it is if tenants wait whose first copies skip_cb names; or NULL. */
+struct device_job *job_queue_first_unless(struct job_queue *q,
+                                          bool (*skip_cb)(void *ctx, struct list *link), void *ctx);
+bool job_queue_waits(struct job_queue *q); /* does anything? */
+bool job_queue_waits(struct job_queue *q);
 /* Of one direction only. */
 struct device_job *job_queue_first_of(struct job_queue *q, enum device_op op);
 /* The next one of its direction after `job`, which waits; or NULL. */

@@ -50,7 +50,7 @@ class Holder:
     def __init__(self, fd, offset):
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
-        self.fault = libc.syscall(323 if platform.machine() == "x86_64" else 282, os.O_CLOEXEC)
+        self.fault = libc.syscall(323 if platform.machine() == "x86_64" else 282, os.O_CLOEXEC | os.O_NONBLOCK)
         if self.fault < 0:
             raise unittest.SkipTest("no userfaultfd of the kernel's own faults here")
         self.done, page = threading.Event(), libc.mmap(None, ctypes.c_size_t(PAGE), 3, 0x22, -1, ctypes.c_long(0))
@@ -179,6 +179,33 @@ class Memory(Case):
         self.assertEqual(copied(client, "dump", mine, range(BLOCKS)), {OK})
         client.call("region.unregister", region=mine)
         self.assertFalse([holder for holder in holders if holder.done.is_set()])
+
+    def test_a_tenant_that_punches_holds_up_no_other(self):
+        """While the punch goes on, whoever touches the memory waits: more copies than there are threads."""
+        if os.geteuid() != 0:
+            self.skipTest("being several users needs root")
+        bystander, client, blocks = self.client(uid=1000), self.client(uid=1001), (1 << 30) // SHARD
+        ns, theirs = client.open(dict(IDENTITY, model=self.id())), bystander.open(dict(IDENTITY, model=self.id()))
+        mine, fd = register(bystander, theirs, memfd_of(self, BLOCKS * SHARD)), memfd(0)
+        self.addCleanup(os.close, fd)
+        os.ftruncate(fd, blocks * SHARD)
+        for attempt in range(20):  # it may be over before a copy has begun
+            os.posix_fallocate(fd, 0, blocks * SHARD)
+            region = register(client, ns, fd, blocks) if attempt == 0 else region
+            thread = threading.Thread(target=punch, args=(fd, 0, blocks * SHARD))
+            thread.start()
+            names = range(attempt * 8, attempt * 8 + 8)
+            for name in names:
+                client.begin("dump", region=region, keys=keys(name), blocks=u32(name))
+            self.assertEqual(copied(bystander, "dump", mine, [attempt]), {OK})
+            waiting = not select.select([client.socket], [], [], 0)[0]
+            passed = waiting and thread.is_alive()
+            thread.join()
+            for msgid in range(client.msgid - 7, client.msgid + 1):
+                client.wait(msgid)
+            if passed:
+                return
+        self.fail("no copy of another tenant's ended while the punch went on")
 
     def test_what_the_library_makes_has_all_its_pages(self):
         sys.path.insert(0, os.path.join(os.path.dirname(UCMD), "../client/python"))

@@ -280,6 +280,14 @@ struct holder {
     atomic_bool done;
 };
 
+/* A userfaultfd that does not block; one that does can't be polled. */
+static bool fault_waits(int fault, int ms)
+{
+    struct pollfd p = {.fd = fault, .events = POLLIN};
+
+    return poll(&p, 1, ms) == 1 && p.revents == POLLIN;
+}
+
 static void hold_cb(void *arg)
 {
     struct holder *h = arg;
@@ -293,7 +301,7 @@ static void holder_init(struct holder *h)
     struct uffdio_api api = {.api = UFFD_API};
     struct uffdio_register range = {.range.len = 4096, .mode = UFFDIO_REGISTER_MODE_MISSING};
 
-    h->fault = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+    h->fault = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
     if (h->fault < 0)
         cr_skip_test("no userfaultfd of the kernel's own faults here");
     h->page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -317,7 +325,7 @@ Test(device_cpu, a_file_whose_lock_its_worker_holds)
 
     holder_init(&h);
     cr_assert_eq(uv_thread_create(&thread, hold_cb, &h), 0);
-    cr_assert_eq(poll(&(struct pollfd){.fd = h.fault, .events = POLLIN}, 1, 30000), 1);
+    cr_assert(fault_waits(h.fault, 30000));
     r = region_flat(h.fd, 0, MEMORY);
     open_ok(r);
     job_init(&j, DEVICE_DUMP, r, &item, 1);
@@ -432,6 +440,83 @@ Test(device_cpu, holes_made_while_it_copies)
         cr_assert_eq(job_run(&j), -EFAULT);
     }
     cr_assert_eq(pages_of(memfd), 0);
+    close_ok(r);
+}
+
+/* ---- copies that are held up ---- */
+
+/* Slots whose pages don't come until they are let: a copy to them waits, as one does whose worker punches holes. */
+struct stuck {
+    int fault;
+    uint8_t *slots;
+};
+
+static void stuck_init(struct stuck *s)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    struct uffdio_register range = {.range.len = MEMORY, .mode = UFFDIO_REGISTER_MODE_MISSING};
+
+    s->fault = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+    if (s->fault < 0)
+        cr_skip_test("no userfaultfd here");
+    s->slots = mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(s->slots, MAP_FAILED);
+    range.range.start = (uintptr_t)s->slots;
+    cr_assert_eq(ioctl(s->fault, UFFDIO_API, &api), 0);
+    cr_assert_eq(ioctl(s->fault, UFFDIO_REGISTER, &range), 0);
+}
+
+/* Waits until so many copies of it wait. */
+static void stuck_await(const struct stuck *s, unsigned copies)
+{
+    struct uffd_msg message;
+
+    while (copies-- > 0) {
+        cr_assert(fault_waits(s->fault, 30000));
+        cr_assert_eq(read(s->fault, &message, sizeof(message)), (ssize_t)sizeof(message));
+    }
+}
+
+static void dump_begin(struct test_job *j, struct device_region *r, uint32_t tenant,
+                       struct ucm_copy_item *item, void *slot)
+{
+    *item = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slot};
+    job_init(j, DEVICE_DUMP, r, item, 1);
+    j->job.who = (struct fair_who){.tenant = tenant, .weight = 100};
+    job_submit(j);
+}
+
+#define HOSTILE 4u
+
+/* Each of several tenants holds up as many threads as it gets, and has more that waits. */
+Test(device_cpu, who_is_held_up_holds_up_nobody_else)
+{
+    struct device_region *r = region_flat(memfd, 0, MEMORY), *other;
+    struct ucm_copy_item items[HOSTILE][8], item;
+    struct test_job jobs[HOSTILE][8], j;
+    struct stuck s;
+
+    stuck_init(&s);
+    open_ok(r);
+    for (uint32_t t = 0; t < HOSTILE; t++) {
+        for (uint32_t i = 0; i < 8; i++)
+            dump_begin(&jobs[t][i], r, t + 1, &items[t][i], s.slots + (t * 8 + i) * 65536);
+        stuck_await(&s, t == 0 ? 3 : 1);
+        dump_begin(&j, r, HOSTILE + 1, &item, slots);
+        cr_assert_eq(job_wait(&j), 0);
+        other = region_flat(memfd, 0, MEMORY);
+        open_ok(other);
+        close_ok(other);
+    }
+    for (uint32_t t = 0; t < HOSTILE; t++)
+        for (uint32_t i = 0; i < 8; i++)
+            cr_assert_not(jobs[t][i].done);
+    cr_assert_not(fault_waits(s.fault, 0));
+    close(s.fault);
+    for (uint32_t t = 0; t < HOSTILE; t++)
+        for (uint32_t i = 0; i < 8; i++)
+            cr_assert_eq(job_wait(&jobs[t][i]), 0);
+    munmap(s.slots, MEMORY);
     close_ok(r);
 }
 
