@@ -307,7 +307,7 @@ UCM_API int ucm_region_unregister(struct ucm_region *region, int timeout_ms);
  * sends nothing. A daemon that speaks version 2 of the protocol or older is not told. Any thread. */
 UCM_API void ucm_region_computes(struct ucm_region *region, int computes);
 
-/* Creates a memfd of `bytes` (at least 1), seals it against shrinking, maps it and makes all its pages: memory for a
+/* Creates a memfd of `bytes` (at least 1), seals its size, maps it and makes all its pages: memory for a
  * region with device "cpu". The daemon registers no memory that lacks a page. The caller closes *fd and unmaps
  * *address. */
 UCM_API int ucm_shared_memory(size_t bytes, int *fd, void **address);

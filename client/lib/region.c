@@ -262,7 +262,7 @@ int ucm_shared_memory(size_t bytes, int *fd, void **address)
     f = memfd_create("ucm-region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (f < 0)
         return client_fail(UCM_ENOMEMORY, "memfd_create: %s", strerror(errno));
-    if (ftruncate(f, (off_t)bytes) < 0 || fcntl(f, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+    if (ftruncate(f, (off_t)bytes) < 0 || fcntl(f, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
         goto err_after_open;
     p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, f, 0);
     if (p == MAP_FAILED)

@@ -1,22 +1,45 @@
 #include "daemon/device/cuda_slice.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define STAGING_FIXED_NS 30000.0 /* a slice's way besides the bus: posts, kernel, polls */
 #define STAGING_PROBE_WORTH_NS 250000.0
-#define STAGING_PAUSE_MS 1000 /* after it was too slow */
+#define STAGING_PAUSE_MS 1000         /* after it was too slow */
+#define STAGING_MEMFD_MOST (4u << 20) /* the last page may be a huge one */
 
 /* ---- open and close ---- */
 
+/* The GPU's thread touches the ring, and gives it back: a worker that punches holes in a large file, or lets the last
+ * mapping of it go, would hold up all copies of that GPU. */
+static int shared_check(struct device_job *job, int fd, uint64_t bytes)
+{
+    int rc = job_check_memfd(job, "the ring's descriptor", fd, 0, bytes);
+    struct stat st;
+
+    if (rc < 0)
+        return rc;
+    if (!(fcntl(fd, F_GET_SEALS) & F_SEAL_GROW))
+        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
+                          "the ring's descriptor is not a memfd sealed with F_SEAL_GROW");
+    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != bytes ||
+        (uint64_t)st.st_blocks * 512 > STAGING_MEMFD_MOST)
+        return job_refuse(
+            job, -EINVAL, UCM_WIRE_INVALID,
+            "the ring's memfd must have %" PRIu64 " bytes, and no pages behind its end", bytes);
+    return 0;
+}
+
 static int shared_map(struct device_job *job, struct gpu_staging *s)
 {
-    int fd = job->staging->fd;
-    int rc = job_check_memfd(job, "the ring's descriptor", fd, 0, sizeof(*s->shared));
+    int fd = job->staging->fd, rc = shared_check(job, fd, sizeof(*s->shared));
     void *p;
 
     if (rc < 0)

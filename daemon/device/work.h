@@ -28,8 +28,7 @@ static inline bool text_is(struct proto_str s, const char *text)
  * or -code with *e. r has its planes. */
 int region_rope(const struct msg_region_register *m, const struct device_region *r,
                 struct device_rope **out, struct ucm_error *e);
-/* region.c, when all handles are mapped: gives planes their addresses, and closes the descriptors,
- * which would keep the memory when mapping and worker are gone. */
+/* region.c, when all handles are mapped: gives planes their addresses. */
 void region_mapped(struct device_region *r);
 
 /* ---- queue ---- */

@@ -33,7 +33,7 @@ struct companions_ring *companions_open(const uint8_t *uuid, uint64_t slice_byte
         return NULL;
     *fd = memfd_create("ring", MFD_ALLOW_SEALING | MFD_CLOEXEC);
     if (*fd < 0 || fallocate(*fd, 0, 0, sizeof(*ring->shared)) < 0 ||
-        fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+        fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
         goto err;
     ring->shared = mmap(NULL, sizeof(*ring->shared), PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
     if (ring->shared == MAP_FAILED ||

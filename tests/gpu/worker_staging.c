@@ -17,7 +17,7 @@ int worker_ring_make(const uint8_t uuid[16], uint8_t ipc[64], uint64_t *offset, 
         return (int)r;
     *fd = memfd_create("ring", MFD_ALLOW_SEALING);
     if (*fd < 0 || fallocate(*fd, 0, 0, sizeof(*ring)) < 0 ||
-        fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+        fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     ring = mmap(NULL, sizeof(*ring), PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
     if (ring == MAP_FAILED)

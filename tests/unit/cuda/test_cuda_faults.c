@@ -314,18 +314,33 @@ Test(cuda_faults, one_memory_has_one_ring_at_a_time, .timeout = 60)
     end();
 }
 
-Test(cuda_faults, shared_memory_that_can_shrink_is_refused, .timeout = 60)
+static void ring_refused(off_t bytes, off_t behind, int seals, const char *word)
 {
     int fd = memfd_create("ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
-    begin();
-    worker_begin(&bad, getpid(), 2, 4096, 0);
     bad.ring =
         (struct device_staging){.pid = getpid(), .slice_bytes = 65536, .slices = 2, .fd = fd};
-    cr_assert_eq(ftruncate(fd, sizeof(struct ucm_staging)), 0);
+    cr_assert_eq(fallocate(fd, 0, 0, bytes), 0);
+    cr_assert(behind == 0 || fallocate(fd, FALLOC_FL_KEEP_SIZE, bytes, behind) == 0);
+    cr_assert_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
     cr_assert_eq(control(DEVICE_OPEN, NULL, &bad.ring, &e), -EINVAL);
-    cr_assert(strstr(e.text, "F_SEAL_SHRINK"), "%s", e.text);
+    cr_assert(strstr(e.text, word), "%s", e.text);
     close(fd);
+}
+
+/* Of another size, or one that a worker could change, and so hold up the GPU's thread. */
+Test(cuda_faults, shared_memory_of_another_size_is_refused, .timeout = 60)
+{
+    const off_t bytes = sizeof(struct ucm_staging);
+
+    begin();
+    worker_begin(&bad, getpid(), 2, 4096, 0);
+    ring_refused(bytes, 0, 0, "F_SEAL_SHRINK");
+    ring_refused(bytes, 0, F_SEAL_GROW, "F_SEAL_SHRINK");
+    ring_refused(bytes, 0, F_SEAL_SHRINK, "F_SEAL_GROW");
+    ring_refused(bytes - 4096, 0, F_SEAL_SHRINK | F_SEAL_GROW, "pass the memfd's");
+    ring_refused(bytes + 1, 0, F_SEAL_SHRINK | F_SEAL_GROW, "must have 139264 bytes");
+    ring_refused(bytes, 16 << 20, F_SEAL_SHRINK | F_SEAL_GROW, "no pages behind its end");
     worker_end(&bad);
     end();
 }
