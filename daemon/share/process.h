@@ -8,7 +8,8 @@
  * - Slots are never in the buffer: what is read from there is copied first, then verified.
  *
  * process.c has operations and calls, process_run.c starts, watches and ends runs, process_io.c sends and
- * receives packets, process_start.c makes processes, process_close.c closes what they leave. */
+ * receives packets, process_start.c makes processes, process_said.c reads what they say, process_close.c closes
+ * what they leave. */
 #ifndef UCMD_SHARE_PROCESS_H
 #define UCMD_SHARE_PROCESS_H
 
@@ -31,7 +32,10 @@
 #define PROCESS_INLINE_BYTES 65536u /* copied on the loop; more in a thread */
 #define PROCESS_TURN_PACKETS 16u    /* received for one turn of the loop */
 #define PROCESS_CALLS 1025u         /* at most */
-#define PROCESS_RIGHTS 253u         /* descriptors with one packet: the kernel's bound */
+#define PROCESS_LINE_BYTES 400u     /* of a line that it says; more are left out */
+#define PROCESS_LINES 100u          /* of it in the log, in */
+#define PROCESS_LINES_MS 10000u
+#define PROCESS_RIGHTS 253u /* descriptors with one packet: the kernel's bound */
 
 struct process_run;
 
@@ -150,10 +154,21 @@ void process_io_flush(struct process_run *run);
 int process_closing_new(struct share_backend *b);
 /* Closes the run's socket and what it sent, in a thread. */
 void process_closing_begin(struct process_run *run);
-/* Is that over? No process is started before. */
+/* Is that over, and nobody left who holds it? No process is started before. */
 bool process_closing_done(const struct share_backend *b);
+/* For a thread that a run leaves behind. Any thread. */
+struct process_closing *process_closing_hold(struct share_backend *b);
+void process_closing_drop(struct process_closing *c);
+/* Starts a thread that nobody awaits. 0 or -errno. Any thread. */
+int process_thread_start(void *(*run_cb)(void *arg), void *arg);
 /* NULL-safe; what is not closed yet will be. */
 void process_closing_free(struct share_backend *b);
+
+/* ---- process_said.c ---- */
+
+/* For a process that starts: what it writes to *out, which is the caller's to close, gets into the log, cut to
+ * PROCESS_LINE_BYTES and PROCESS_LINES, until nobody can write any more. 0 or -errno. Any thread; waits for nobody. */
+int process_said_begin(struct share_backend *b, int *out);
 
 /* ---- process_start.c ---- */
 

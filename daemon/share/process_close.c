@@ -10,12 +10,18 @@
 #include <unistd.h>
 
 struct process_closing {
-    atomic_uint owners; /* the backend, and the thread while it closes */
+    atomic_uint owners; /* the backend, and threads that close, or read what a process says */
     int fds[1 + PROCESS_RIGHTS];
     unsigned n;
 };
 
-static void let_go(struct process_closing *c)
+struct process_closing *process_closing_hold(struct share_backend *b)
+{
+    atomic_fetch_add(&b->closing_fds->owners, 1);
+    return b->closing_fds;
+}
+
+void process_closing_drop(struct process_closing *c)
 {
     if (atomic_fetch_sub(&c->owners, 1) == 1)
         free(c);
@@ -27,11 +33,11 @@ static void *close_cb(void *arg)
 
     for (unsigned i = 0; i < c->n; i++)
         close(c->fds[i]);
-    let_go(c);
+    process_closing_drop(c);
     return NULL;
 }
 
-static int thread_start(struct process_closing *c)
+int process_thread_start(void *(*run_cb)(void *arg), void *arg)
 {
     pthread_attr_t attributes;
     pthread_t thread;
@@ -40,7 +46,7 @@ static int thread_start(struct process_closing *c)
     if (err != 0)
         return -err;
     (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED); /* can't fail */
-    err = pthread_create(&thread, &attributes, close_cb, c);
+    err = pthread_create(&thread, &attributes, run_cb, arg);
     pthread_attr_destroy(&attributes);
     return -err;
 }
@@ -67,8 +73,8 @@ void process_closing_begin(struct process_run *run)
     run->n_rights = 0;
     if (c->n == 0)
         return;
-    atomic_fetch_add(&c->owners, 1);
-    if (thread_start(c) < 0)
+    (void)process_closing_hold(run->b);
+    if (process_thread_start(close_cb, c) < 0)
         (void)close_cb(c); /* without threads much else has stopped */
 }
 
@@ -80,5 +86,5 @@ bool process_closing_done(const struct share_backend *b)
 void process_closing_free(struct share_backend *b)
 {
     if (b->closing_fds)
-        let_go(b->closing_fds);
+        process_closing_drop(b->closing_fds);
 }

@@ -100,18 +100,20 @@ static int command_words(struct words *w, const char *command)
     return rc;
 }
 
-/* What the process has: its socket as WIRE_FD, the daemon's standard error, and no other descriptor. */
-static int actions_init(posix_spawn_file_actions_t *actions, int socket)
+/* What the process has: its socket as WIRE_FD, `said` as standard output and error, and no other descriptor. */
+static int actions_init(posix_spawn_file_actions_t *actions, int socket, int said)
 {
     int err = posix_spawn_file_actions_init(actions);
 
     if (err != 0)
         return err;
-    err = posix_spawn_file_actions_adddup2(actions, socket, WIRE_FD);
+    err = posix_spawn_file_actions_adddup2(actions, said, 1);
+    if (err == 0)
+        err = posix_spawn_file_actions_adddup2(actions, said, 2);
+    if (err == 0)
+        err = posix_spawn_file_actions_adddup2(actions, socket, WIRE_FD);
     if (err == 0)
         err = posix_spawn_file_actions_addopen(actions, 0, "/dev/null", O_RDONLY, 0);
-    if (err == 0)
-        err = posix_spawn_file_actions_adddup2(actions, 2, 1);
     if (err == 0)
         err = posix_spawn_file_actions_addclosefrom_np(actions, WIRE_FD + 1);
     if (err == 0)
@@ -141,14 +143,14 @@ static int attributes_init(posix_spawnattr_t *attributes)
     return err;
 }
 
-static int spawn(pid_t *pid, char *const *argv, int socket)
+static int spawn(pid_t *pid, char *const *argv, int socket, int said)
 {
     static char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                 lang[] = "LANG=C.UTF-8", fd[] = "UCM_BACKEND_FD=3";
     char *const environment[] = {path, lang, fd, NULL};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
-    int err = actions_init(&actions, socket);
+    int err = actions_init(&actions, socket, said);
 
     if (err != 0)
         return err;
@@ -166,7 +168,7 @@ int process_make(struct process_run *run)
 {
     struct words words = {.n = 0};
     char what[128];
-    int sockets[2], err, rc = buffer_make(run);
+    int sockets[2], said, err, rc = buffer_make(run);
 
     if (rc < 0)
         return rc;
@@ -180,7 +182,11 @@ int process_make(struct process_run *run)
     run->socket = sockets[0];
     err = fcntl(run->socket, F_SETFL, O_NONBLOCK) < 0 ? errno : 0;
     if (err == 0)
-        err = spawn(&run->pid, words.argv, sockets[1]);
+        err = -process_said_begin(run->b, &said);
+    if (err == 0) {
+        err = spawn(&run->pid, words.argv, sockets[1], said);
+        close(said);
+    }
     close(sockets[1]);
     if (err != 0) {
         run->pid = 0;

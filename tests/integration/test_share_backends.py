@@ -32,6 +32,16 @@ for fd in range(4096):
 with open(__file__ + ".opened", "w") as f:
     json.dump(opened, f)
 """
+SAYS = """# What a backend says before it serves.
+import os, sys, threading
+print("on standard output", flush=True)
+os.write(2, b'a "quoted" line\\n\\n1970-01-01T00:00:00.000Z error core died\\x1b[2J\\n' + b"x" * 100000 + b"\\n")
+"""
+FLOODS = """def flood():
+    while True:
+        os.write(2, b"again and again\\n" * 4096)
+threading.Thread(target=flood, daemon=True).start()
+"""
 SMALL = {"arena.size": "8MiB", "arena.extent": "1MiB", "share.lookup_deadline": "10s", "share.deadline": "30s"}
 
 
@@ -86,19 +96,48 @@ class Backends(ShareCase):
         self.assertIn(str(root["pid"]), self.ctl(other, "share"))
 
     def test_what_the_process_inherits(self):
-        program = os.path.join(self.folder, "program.py")
-        with open(FOLDER) as folder, open(program, "w") as f:
-            f.write(FIRST + folder.read())
-        pid = self.until_up(self.host(command=f"/usr/bin/python3 {program} {self.folder}"))
+        pid = self.until_up(self.host(command=self.program(FIRST)))
         with open(f"/proc/{pid}/environ") as f:
             self.assertEqual({word.split("=")[0] for word in f.read().split("\0") if word}, {"PATH", "LANG", "UCM_BACKEND_FD"})
-        with open(program + ".opened") as f:
+        with open(os.path.join(self.folder, "program.py.opened")) as f:
             opened = json.load(f)
         self.assertEqual(sorted(opened), ["0", "1", "2", "3"])
         self.assertEqual(opened["0"], "/dev/null")
         self.assertTrue(opened["3"].startswith("socket:"), opened)
+        self.assertTrue(opened["1"] == opened["2"] and opened["1"].startswith("pipe:"), opened)
         self.assertEqual(os.getsid(pid), pid)
         self.assertEqual(os.readlink(f"/proc/{pid}/cwd"), "/")
+
+    def program(self, *first):
+        """The folder backend, behind other lines."""
+        program = os.path.join(self.folder, "program.py")
+        with open(FOLDER) as folder, open(program, "w") as f:
+            f.write("".join(first) + folder.read())
+        return f"/usr/bin/python3 {program} {self.folder}"
+
+    def said(self, host):
+        return [line for line in host.daemon.log().splitlines() if " share backend-says root=process:cold " in line]
+
+    def test_what_the_process_says(self):
+        host = self.host(command=self.program(SAYS, FLOODS))
+        pid = self.until_up(host)
+        self.until(lambda: any("again and again" in line for line in self.said(host)), "its flood")
+        self.written(host, 8)
+        lines = self.said(host)
+        self.assertEqual([line.split(" ", 2)[1] for line in lines], ["warn"] * len(lines))
+        texts = [line.partition(" text=")[2] for line in lines[:4]]
+        self.assertEqual(texts[:3], ['"on standard output"', r'"a \"quoted\" line"', '"1970-01-01T00:00:00.000Z error core died?[2J"'])
+        self.assertRegex(texts[3], r'^"x{200,800}\.\.\."$')
+        os.kill(pid, signal.SIGKILL)
+        self.until(lambda: any(" dropped=" in line for line in self.said(host)), "the count of what was dropped")
+        for line in host.daemon.log().splitlines():
+            self.assertRegex(line, r"^20\d\d-\S+Z (info|warn|error) [a-z]+ [a-z-]+( |$)")
+        self.assertLess(len(self.said(host)), 1000)
+
+    def test_what_it_says_before_it_fails(self):
+        host = self.host(command=self.program("import sys\n", "print('first', file=sys.stderr)\n", "sys.exit('no such bucket')\n"))
+        self.until(lambda: "no such bucket" in host.daemon.log() and "exit status 1" in host.daemon.log(), "its reason")
+        self.assertEqual([line.partition(" text=")[2] for line in self.said(host)[:2]], ['"first"', '"no such bucket"'])
 
     def until_up(self, host):
         self.until(lambda: self.root(host)["health"] == "up" and self.root(host)["program"], "its process")
