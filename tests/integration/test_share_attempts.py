@@ -125,10 +125,27 @@ class Attempts(unittest.TestCase):
             return False
 
 
+HUNGRY = """#!/usr/bin/python3
+all = []
+while True:
+    all.append(bytearray(b'x') * (1 << 20))
+"""
+# What is read-only memory= does not count any more.
+HUNGRY_FOR_MORE = """#!/usr/bin/python3
+import ctypes
+libc, size = ctypes.CDLL(None), ctypes.c_size_t(1 << 20)
+libc.mmap.restype = ctypes.c_void_p
+while True:
+    p = ctypes.c_void_p(libc.mmap(None, size, 3, 0x22, -1, ctypes.c_long(0)))
+    ctypes.memset(p, 1, 1 << 20)
+    libc.mprotect(p, size, 1)
+"""
+
+
 class Hungry(unittest.TestCase):
     """Takes memory until there is none."""
 
-    def test_it_ends_before_the_daemon(self):
+    def hungry(self, program, memory):
         try:
             group = Group("hungry", 900 << 20)
         except OSError as e:
@@ -137,9 +154,10 @@ class Hungry(unittest.TestCase):
         folder = tempfile.mkdtemp(prefix="hungry.")
         self.addCleanup(shutil.rmtree, folder)
         with open(os.path.join(folder, "hungry.py"), "w", encoding="utf-8") as f:
-            f.write("#!/usr/bin/python3\nall = []\nwhile True:\n    all.append(bytearray(b'x') * (1 << 20))\n")
+            f.write(program)
         os.chmod(f.name, 0o755)
-        daemon = Daemon(nvme=False, before=group.words, **{"arena.size": "16MiB", "share.roots": f"process:hungry memory=64GiB -- {f.name}"})
+        root = f"process:hungry memory={memory} -- {f.name}"
+        daemon = Daemon(nvme=False, before=group.words, **{"arena.size": "16MiB", "share.roots": root})
         self.addCleanup(daemon.stop)
         until(lambda: "backend-ended" in daemon.log(), "the end of the backend")
         self.assertIn("signal 9", daemon.log())
@@ -147,6 +165,12 @@ class Hungry(unittest.TestCase):
         client = Client(daemon)
         client.call("stats")
         client.close()
+
+    def test_it_ends_before_the_daemon(self):
+        self.hungry(HUNGRY, "64GiB")
+
+    def test_what_memory_does_not_count_the_group_does(self):
+        self.hungry(HUNGRY_FOR_MORE, "64MiB")
 
 
 if __name__ == "__main__":
