@@ -223,7 +223,7 @@ def truth(value):
 
 # No part of the sandbox, or done otherwise here.
 ELSEWHERE = {"Type", "ExecStart", "ExecReload", "Restart", "RestartSec", "RestartPreventExitStatus", "WatchdogSec",
-             "TimeoutStopSec", "RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve", "StateDirectory",
+             "TimeoutStopSec", "OOMPolicy", "RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve", "StateDirectory",
              "StateDirectoryMode", "User", "Group", "AmbientCapabilities"}
 # What no other line of the unit makes up for is said.
 SYSTEMD_ONLY = {"IPAddressDeny": "a BPF program of the unit's cgroup"}
