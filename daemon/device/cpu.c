@@ -22,6 +22,7 @@ struct copier {
     /* Under the mutex. */
     uint64_t since_ms; /* when what it does now began; 0: it does nothing */
     uint32_t tenant;   /* for whom */
+    bool controls;     /* it opens or closes a region */
 };
 
 /* `at_once` threads work at a time, and one more watches. For each that is held up another one stands in, which works
@@ -29,7 +30,6 @@ struct copier {
 struct cpu {
     struct work work;
     struct job_queue queue; /* under its mutex */
-    bool controls;          /* a thread opens or closes a region; under its mutex */
     int guard;              /* see guard_open */
     uv_cond_t watch_cond;   /* never signalled: see wait_for_work */
     unsigned at_once;
@@ -58,6 +58,7 @@ static void copier_begin(struct copier *k, const struct device_job *job)
 
     k->since_ms = job_clock_ms();
     k->tenant = job->who.tenant;
+    k->controls = !job_is_copy(job);
     if (++c->working == c->n_copiers && c->n_copiers < c->at_once + CPU_STAND_INS)
         (void)copier_start(c); /* without it, who waits does so for one of the others */
 }
@@ -86,13 +87,27 @@ static bool has_room(const struct cpu *c)
     return working < c->at_once;
 }
 
-static bool has_copier_cb(void *ctx, struct list *node)
+static bool works_for(const struct copier *k, struct list *link)
 {
-    const struct device_job *job = LIST_ENTRY(node, struct device_job, link);
+    return k->since_ms != 0 && k->tenant == LIST_ENTRY(link, struct device_job, link)->who.tenant;
+}
+
+static bool has_copier_cb(void *ctx, struct list *link)
+{
     const struct cpu *c = ctx;
 
     for (unsigned i = 0; i < c->n_copiers; i++)
-        if (c->copiers[i].since_ms != 0 && c->copiers[i].tenant == job->who.tenant)
+        if (works_for(&c->copiers[i], link))
+            return true;
+    return false;
+}
+
+static bool is_controlled_cb(void *ctx, struct list *link)
+{
+    const struct cpu *c = ctx;
+
+    for (unsigned i = 0; i < c->n_copiers; i++)
+        if (works_for(&c->copiers[i], link) && c->copiers[i].controls)
             return true;
     return false;
 }
@@ -169,7 +184,7 @@ static bool close_slice(struct device_job *job)
     return ++job->next_item == job->region->n_handles;
 }
 
-/* Called with the mutex held, one thread at a time: the others copy. */
+/* Called with the mutex held. */
 static void run_control(struct copier *k, struct device_job *job)
 {
     struct cpu *c = k->cpu;
@@ -177,14 +192,12 @@ static void run_control(struct copier *k, struct device_job *job)
     int rc = 0;
 
     copier_begin(k, job);
-    c->controls = true;
     uv_mutex_unlock(&c->work.mutex);
     if (job->op == DEVICE_OPEN)
         rc = region_open(c, job);
     else
         done = close_slice(job);
     uv_mutex_lock(&c->work.mutex);
-    c->controls = false;
     copier_end(k);
     if (done)
         work_finish_locked(&c->work, job, rc);
@@ -315,6 +328,24 @@ static struct device_job *next_copy(struct cpu *c)
     return job_queue_first_unless(&c->queue, has_copier_cb, c);
 }
 
+/* One thread at a time, those that are held up not counted: the others copy. */
+static struct device_job *next_control(struct cpu *c)
+{
+    uint64_t now_ms = 0;
+
+    for (unsigned i = 0; i < c->n_copiers; i++) {
+        const struct copier *k = &c->copiers[i];
+
+        if (k->since_ms == 0 || !k->controls)
+            continue;
+        now_ms = now_ms ? now_ms : job_clock_ms();
+        if (!held(k, now_ms))
+            return NULL;
+    }
+    return job_queue_pop_control(&c->queue,
+                                 c->working < c->at_once ? is_controlled_cb : has_copier_cb, c);
+}
+
 /* Copies come between what one thread does for regions. controlled: was the thread's last job such a one? */
 static struct device_job *next_job(struct cpu *c, bool controlled)
 {
@@ -322,12 +353,12 @@ static struct device_job *next_job(struct cpu *c, bool controlled)
 
     if (!has_room(c))
         return NULL;
-    if (!c->controls && !controlled)
-        job = job_queue_pop_control(&c->queue);
+    if (!controlled)
+        job = next_control(c);
     if (!job)
         job = next_copy(c);
-    if (!job && !c->controls)
-        job = job_queue_pop_control(&c->queue);
+    if (!job && controlled)
+        job = next_control(c);
     return job;
 }
 

@@ -90,7 +90,7 @@ static void close_region(struct gpu *g, struct device_region *region)
 
 static bool run_control(struct gpu *g)
 {
-    struct device_job *job = job_queue_pop_control(&g->queued);
+    struct device_job *job = job_queue_pop_control(&g->queued, NULL, NULL);
     int rc = 0;
 
     if (!job)

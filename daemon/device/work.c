@@ -11,14 +11,15 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#define AWAKE_NS 250000u /* the loop stays awake for a job that ends soon */
+#define AWAKE_NS 250000u         /* the loop stays awake for a job that ends soon */
+#define CONTROL_COST (16u << 20) /* counted as if it copied so many bytes */
 #define LINGER_NS 50000u /* and after it: the client that waited may send its next request */
 
 /* ---- queue ---- */
 
 void job_queue_init(struct job_queue *q, bool joint, uint64_t burst)
 {
-    list_init(&q->control);
+    fair_queue_init(&q->control, 1, CONTROL_COST);
     q->joint = joint;
     for (unsigned i = 0; i < 2; i++)
         fair_queue_init(&q->copies[i], joint ? 2 * JOB_PRIORITIES : JOB_PRIORITIES, burst);
@@ -47,7 +48,7 @@ void job_queue_push(struct job_queue *q, struct device_job *job)
     if (job_is_copy(job))
         fair_queue_push(queue_of(q, job->op), &job->who, job_class(q, job), &job->link, false);
     else
-        list_push_back(&q->control, &job->link);
+        fair_queue_push(&q->control, &job->who, 0, &job->link, false);
 }
 
 void job_queue_push_front(struct job_queue *q, struct device_job *job)
@@ -55,9 +56,18 @@ void job_queue_push_front(struct job_queue *q, struct device_job *job)
     fair_queue_push(queue_of(q, job->op), &job->who, job_class(q, job), &job->link, true);
 }
 
-struct device_job *job_queue_pop_control(struct job_queue *q)
+struct device_job *job_queue_pop_control(struct job_queue *q,
+                                         bool (*skip_cb)(void *ctx, struct list *link), void *ctx)
 {
-    return job_at(list_pop_front(&q->control));
+    struct list *node = skip_cb ? fair_queue_first_unless(&q->control, skip_cb, ctx)
+                                : fair_queue_first(&q->control);
+    struct device_job *job = job_at(node);
+
+    if (!job)
+        return NULL;
+    list_remove(node);
+    fair_queue_charge(&q->control, &job->who, CONTROL_COST, NULL);
+    return job;
 }
 
 struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job)
@@ -85,7 +95,7 @@ struct device_job *job_queue_first_unless(struct job_queue *q,
 
 bool job_queue_waits(struct job_queue *q)
 {
-    return !list_empty(&q->control) || job_queue_first(q);
+    return fair_queue_first(&q->control) || job_queue_first(q);
 }
 
 bool job_queue_bursts(struct job_queue *q, const struct device_job *job)

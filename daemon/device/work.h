@@ -4,7 +4,8 @@
  * Promises:
  * - A queue allocates nothing and never holds more than DEVICE_QUEUE_MAX loads and dumps.
  * - Copies of several tenants share what they wait for by the tenants' weights (base/fair.h); a tenant's own go by
- *   priority, loads before dumps where these two share it.
+ *   priority, loads before dumps where these two share it. Other jobs of several tenants take turns, a tenant's own in
+ *   their order.
  * - Pieces of a job cover each (item, plane) once.
  * - work_finish runs `done_cb` of its job once, on the loop; a CLOSE reaches the threads only after
  *   every copy of its region or staging ring.
@@ -37,8 +38,8 @@ void region_mapped(struct device_region *r);
 
 /* To take a job out, remove its link. */
 struct job_queue {
-    struct list control; /* all but copies */
-    bool joint;          /* loads and dumps share the threads: both wait in the first of: */
+    struct fair_queue control; /* all but copies */
+    bool joint;                /* loads and dumps share the threads: both wait in the first of: */
     struct fair_queue copies[2];
 };
 
@@ -46,7 +47,9 @@ struct job_queue {
 void job_queue_init(struct job_queue *q, bool joint, uint64_t burst);
 void job_queue_push(struct job_queue *q, struct device_job *job);
 void job_queue_push_front(struct job_queue *q, struct device_job *job); /* of its tenant's class */
-struct device_job *job_queue_pop_control(struct job_queue *q);          /* or NULL */
+/* The first other job, out of the queue, if tenants wait whose firsts skip_cb (NULL: none) names; or NULL. */
+struct device_job *job_queue_pop_control(struct job_queue *q,
+                                         bool (*skip_cb)(void *ctx, struct list *link), void *ctx);
 /* The copy whose turn it is, left in the queue, or NULL. Where directions are apart: any, loads first. */
 struct device_job *job_queue_first(struct job_queue *q);
 /* Of a joint queue: the copy whose turn it is if tenants wait whose first copies skip_cb names; or NULL. */

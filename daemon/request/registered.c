@@ -124,8 +124,8 @@ static void registered_submit(struct registered *r, enum device_op op,
 {
     int rc;
 
-    r->job =
-        (struct device_job){.op = op, .region = r->region, .staging = r->staging, .done_cb = done};
+    r->job = (struct device_job){
+        .op = op, .region = r->region, .staging = r->staging, .who = r->job.who, .done_cb = done};
     rc = r->device->ops->submit(r->device, &r->job);
     assert(rc == 0);
     (void)rc;
@@ -313,6 +313,7 @@ int method_region_register(struct call *call)
     if (!r)
         return -call->error.code;
     r->ns = ns;
+    r->job.who = tenant_who(ns->tenant);
     pages = *ns_form(view ? view->base : ns, (uint32_t)m->part);
     pages.shards = m->pool ? 1 : pages.shards;
     rc = region_check(m, &pages, view ? ns_codec(ns) : NULL, call->fds, call->n_fds, &r->region,

@@ -207,6 +207,26 @@ class Memory(Case):
                 return
         self.fail("no copy of another tenant's ended while the punch went on")
 
+    def test_a_tenant_whose_file_ends_holds_up_no_other(self):
+        """With the last mapping of a file all its pages go."""
+        if os.geteuid() != 0:
+            self.skipTest("being several users needs root")
+        bystander, client = self.client(uid=1000), self.client(uid=1001)
+        ns, theirs = client.open(dict(IDENTITY, model=self.id())), bystander.open(dict(IDENTITY, model=self.id()))
+        for _ in range(20):  # it may be over before the other's has begun
+            fd = memfd(1 << 30)
+            try:
+                region = register(client, ns, fd)
+            finally:
+                os.close(fd)
+            client.begin("region.unregister", region=region)
+            bystander.call("region.unregister", region=register(bystander, theirs, memfd_of(self, BLOCKS * SHARD)))
+            passed = not select.select([client.socket], [], [], 0)[0]
+            client.wait(client.msgid)
+            if passed:
+                return
+        self.fail("no other tenant's region was opened while the file went")
+
     def test_what_the_library_makes_has_all_its_pages(self):
         sys.path.insert(0, os.path.join(os.path.dirname(UCMD), "../client/python"))
         from ucmclient import SharedMemory

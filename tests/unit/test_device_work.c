@@ -79,8 +79,8 @@ Test(device_work, queue_orders_by_priority_direction_and_age)
     for (unsigned i = 0; i < 5; i++)
         cr_assert_eq(pop(job_queue_first(&q)), &jobs[joint[i]], "place %u", i);
     cr_assert_null(job_queue_first(&q));
-    cr_assert_eq(job_queue_pop_control(&q), &jobs[5]);
-    cr_assert_null(job_queue_pop_control(&q));
+    cr_assert_eq(job_queue_pop_control(&q, NULL, NULL), &jobs[5]);
+    cr_assert_null(job_queue_pop_control(&q, NULL, NULL));
 
     job_queue_init(&q, false, 0);
     for (unsigned i = 0; i < 5; i++)
@@ -89,6 +89,31 @@ Test(device_work, queue_orders_by_priority_direction_and_age)
         cr_assert_eq(pop(job_queue_first_of(&q, DEVICE_LOAD)), &jobs[loads[i]], "load %u", i);
     for (unsigned i = 0; i < 2; i++)
         cr_assert_eq(pop(job_queue_first_of(&q, DEVICE_DUMP)), &jobs[dumps[i]], "dump %u", i);
+}
+
+static bool of_tenant_cb(void *ctx, struct list *link)
+{
+    return LIST_ENTRY(link, struct device_job, link)->who.tenant == *(uint32_t *)ctx;
+}
+
+/* Regions that one tenant closes, and one that another opens. */
+Test(device_work, tenants_take_turns_with_their_regions)
+{
+    struct device_job closes[3], open = {.op = DEVICE_OPEN, .who = {2, 100}};
+    uint32_t skipped = 1;
+
+    job_queue_init(&q, true, 0);
+    for (unsigned i = 0; i < 3; i++) {
+        closes[i] = (struct device_job){.op = DEVICE_CLOSE, .who = {1, 100}};
+        job_queue_push(&q, &closes[i]);
+    }
+    cr_assert_eq(job_queue_pop_control(&q, NULL, NULL), &closes[0]);
+    cr_assert_null(job_queue_pop_control(&q, of_tenant_cb, &skipped));
+    job_queue_push(&q, &open);
+    cr_assert_eq(job_queue_pop_control(&q, NULL, NULL), &open);
+    for (unsigned i = 1; i < 3; i++)
+        cr_assert_eq(job_queue_pop_control(&q, NULL, NULL), &closes[i]);
+    cr_assert_not(job_queue_waits(&q));
 }
 
 /* Jobs of 32 MiB of one tenant, a small one of another: it goes before all that has not begun. */
