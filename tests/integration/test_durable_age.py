@@ -31,25 +31,27 @@ class Age(OwnDaemons, Case):
             spaces.append((client.open(identity), identity))
         return client, spaces
 
-    def round(self, number, client, spaces):
-        """Dumps durable blocks of each size, then a kill."""
+    def round(self, number, client, spaces, evicted):
+        """Dumps durable blocks of each size, evicts some of them by name, as a scheduler may, then a kill."""
         names = [f"{number} {i}" for i in range(BLOCKS)]
         for ns, identity in spaces:
             region = Region(client, ns, identity, BLOCKS)
             for block in range(BLOCKS):
                 region.fill(block)
             self.assertLessEqual(set(region.dump(names, range(BLOCKS), durability=1)), {OK, EXISTS})
+            if evicted:
+                client.call("evict", ns=ns, keys=keys(*names[:evicted]))
         self.daemon.kill()
 
-    def left(self, client, spaces, number):
-        """How many of the round's blocks are there."""
-        return sum(client.call("lookup", ns=ns, keys=keys(*(f"{number} {i}" for i in range(BLOCKS))), each=True)["hits"] for ns, _ in spaces)
+    def left(self, client, spaces, number, evicted):
+        """How many of the round's blocks are there, of those that were not evicted by name."""
+        return sum(client.call("lookup", ns=ns, keys=keys(*(f"{number} {i}" for i in range(evicted, BLOCKS))), each=True)["hits"] for ns, _ in spaces)
 
-    def rounds(self, n, **more):
+    def rounds(self, n, evicted=0, **more):
         for number in range(n):
-            self.round(number, *self.begun(**more))
+            self.round(number, *self.begun(**more), evicted)
         client, spaces = self.begun(**more)
-        left = [self.left(client, spaces, number) for number in range(n)]
+        left = [self.left(client, spaces, number, evicted) for number in range(n)]
         tier = client.call("stats")["tiers"][0]
         return left, tier["used_bytes"] / tier["capacity_bytes"]
 
@@ -58,6 +60,10 @@ class Age(OwnDaemons, Case):
         left, used = self.rounds(12)
         self.assertLess(used, 0.75)
         self.assertEqual(left, [len(SIZES) * BLOCKS] * 12)
+
+    def test_evictions_by_name_cost_nothing_else(self):
+        left, _ = self.rounds(12, evicted=BLOCKS // 2)
+        self.assertEqual(left, [len(SIZES) * BLOCKS // 2] * 12)
 
     def test_the_oldest_goes_first(self):
         left, used = self.rounds(30)

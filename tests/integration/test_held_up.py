@@ -259,11 +259,12 @@ class Turns(Stopping, Case):
         """The msgids of the next n answers."""
         return [msgpack.unpackb(client.receive(), raw=False)[1] for _ in range(n)]
 
-    def ahead(self, uids, connections):
-        """How many of a flood's requests are received before one that came behind all of them; and how many there were."""
+    def ahead(self, uids, connections, data=None, size=None):
+        """How many of a flood's requests are received before one that came behind all of them; and how many there were. data: frames of that
+        size."""
         flood = [self.client(uid=uids[i % len(uids)]) for i in range(connections)]
-        data, queued = self.tiny(0, 20000), []
-        size = len(data) // 20000
+        data, queued = data or self.tiny(0, 20000), []
+        size = size or len(data) // 20000
         before = self.received()
 
         def act():
@@ -284,6 +285,14 @@ class Turns(Stopping, Case):
         """Each has a turn before."""
         ahead, queued = self.ahead(range(1001, 1005), 20)
         self.assertLess(ahead, queued / 3)
+
+    def test_a_request_passes_a_flood_of_new_namespaces(self):
+        """Each is dear, so that a turn has few of them; most are refused, for there are too many."""
+        frames = [frame([0, 10000 + i, "namespace.open", dict(DEMO, model=f"{i:05}", parts=256, shards=[1])]) for i in range(10000)]
+        self.assertEqual(len(set(map(len, frames))), 1)
+        ahead, queued = self.ahead([1001], 20, b"".join(frames), len(frames[0]))
+        self.assertGreater(queued, 4000)
+        self.assertLess(ahead, queued / 8)
 
     def test_connections_of_a_tenant_take_turns(self):
         """A request of the flooding tenant's own other connection waits for a turn of each, not for all that they have sent."""
