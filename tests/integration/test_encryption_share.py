@@ -271,14 +271,18 @@ class Shared(Sealed):
     def test_many_at_once(self):
         """More than may wait in memory that was sealed into, by way of several roots' queues."""
         identity = dict(DEMO, shards=[8], shard_bytes=131072, model=self.id() + "big")
-        host = self.host(self.one, identity=identity, **{"arena.size": "256MiB"})
+        patient = {"arena.size": "256MiB", "share.deadline": "600s"}
+        host = self.host(self.one, identity=identity, **patient)
         for first in range(0, 160, 16):
             host.fill(16)
             self.assertEqual(set(host.region.dump(range(first, first + 16), range(16))), {OK})
-        self.until(lambda: len(self.files()) == 160, "their writing")
-        other = self.host(self.one, identity=identity, **{"arena.size": "256MiB"})
+        written = 0
+        while written < 160:  # however long it takes, as long as it goes on
+            self.until(lambda: len(self.files()) > written, f"more than {written} files of 160")  # noqa: B023
+            written = len(self.files())
+        other = self.host(self.one, identity=identity, **patient)
         for first in range(0, 160, 16):
-            self.assertEqual(other.load(*range(first, first + 16)), [OK] * 16)
+            self.until(lambda: other.load(*range(first, first + 16)) == [OK] * 16, "their loads")  # noqa: B023
         self.assertTrue(other.region.bytes(3).startswith(b"the prompt of block 3 "))
         self.assertEqual(other.metrics()["share_damaged"], 0)
 

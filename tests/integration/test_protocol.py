@@ -150,7 +150,7 @@ class Frames(Case):
             finally:
                 os._exit(status)
         self.assertTrue(os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1]))
-        time.sleep(2.5)
+        self.closes(b"\0\0\0", code=DEADLINE)  # one that began later, and is not stopped
         os.kill(child, signal.SIGCONT)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
 

@@ -4,6 +4,7 @@ brings a wrong byte. With UCM_MOONCAKE_PYTHON, a Python that has Mooncake's clie
 
 import faulthandler
 import http.client
+import itertools
 import json
 import os
 import shutil
@@ -95,6 +96,25 @@ class Stores(OwnDaemons, Case):
     def written(self, host, first=0):
         right = self.dumped(host, first)
         self.until(lambda: all(self.shared(host, name) == "ready" for name in right), "their writing")
+        return right
+
+    def written_anew(self, host):
+        """Blocks that a store has taken which took none: such writes are given up, and others follow."""
+        first, right = itertools.count(BLOCKS, BLOCKS), {}
+
+        def given_up():
+            return host.client.call("stats")["metrics"]["share_write_dropped"]
+
+        def ready():
+            return all(self.shared(host, name) == "ready" for name in right)
+
+        def taken():
+            before = given_up()
+            right.clear()
+            right.update(self.dumped(host, next(first)))
+            self.until(lambda: ready() or given_up() > before, "the end of their writing")
+            return ready()
+        self.until(taken, "a store that takes blocks")
         return right
 
     def loaded(self, host, right):
@@ -224,13 +244,7 @@ class Stores(OwnDaemons, Case):
         self.assertEqual(self.loaded(host, right), BLOCKS, "DRAM serves meanwhile")
         ask("POST", "begin-master")
         self.until(lambda: self.root(host)["health"] == "up", "its return")
-        time.sleep(4)  # until the store's process has lent its memory again
-        first, right = BLOCKS, {}
-        while not right and first < 40 * BLOCKS:
-            more = self.dumped(host, first)
-            time.sleep(0.5)
-            right = more if all(self.shared(host, n) == "ready" for n in more) else {}
-            first += BLOCKS
+        right = self.written_anew(host)  # once the store's process has lent its memory again
         self.assertEqual(self.loaded(self.host(), right), BLOCKS)
         self.assertEqual(self.root(host)["backend_kills"], 0)
 
@@ -241,13 +255,8 @@ class Stores(OwnDaemons, Case):
         ask("POST", "end-lender")
         self.assertEqual(self.loaded(self.host(), right), 0)
         ask("POST", "begin-lender")
-        reader, first, right = self.host(), BLOCKS, {}
-        while not right and first < 40 * BLOCKS:
-            more = self.dumped(host, first)
-            time.sleep(0.5)
-            right = more if all(self.shared(host, n) == "ready" for n in more) else {}
-            first += BLOCKS
-        self.assertEqual(self.loaded(reader, right), BLOCKS)
+        reader = self.host()
+        self.assertEqual(self.loaded(reader, self.written_anew(host)), BLOCKS)
 
     @unittest.skipUnless(REAL, "a real store")
     def test_a_process_of_the_store_that_hangs(self):
