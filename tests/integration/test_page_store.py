@@ -2,6 +2,7 @@
 """ucmclient.pages against a real daemon: pages that the daemon copies by itself and pages that go through this process, and SGLang's
 backend over them with SGLang's classes played (check_sglang.py has the real ones)."""
 
+import contextlib
 import ctypes
 import enum
 import json
@@ -11,10 +12,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 import unittest
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -25,6 +28,7 @@ from daemon import UCMCTL, Daemon, halt  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 from ucmclient.pages import Chunk, PageStore, key_of, settings_of  # noqa: E402
 from ucmclient.vllm.identity import EngineIdentity  # noqa: E402
+from ucmclient.weights import Weights  # noqa: E402
 
 PAGES, SIZES = 12, (96, 32)
 
@@ -63,6 +67,39 @@ class Pool:
     def get_page_buffer_meta(self, indices):
         pages = [i // self.page_size for i in indices.tolist()[::self.page_size]]
         return [at for page in pages for at in self.at(page)], list(SIZES) * len(pages)
+
+
+class Ranks:
+    """Of one engine: each is a thread, and what all of them say is what a library for that gives an engine."""
+
+    def __init__(self, n):
+        self.said, self.met, self.own = [None] * n, threading.Barrier(n), threading.local()
+
+    def rank(self):
+        return self.own.rank
+
+    def gather(self, mine):
+        self.said[self.rank()] = mine
+        self.met.wait(60)
+        said = list(self.said)
+        self.met.wait(60)
+        return said
+
+    def run(self, what):
+        """What each rank's call of it returns."""
+        def in_thread(rank):
+            self.own.rank = rank
+            return what(rank)
+        with ThreadPoolExecutor(len(self.said)) as threads:
+            return list(threads.map(in_thread, range(len(self.said))))
+
+    @contextlib.contextmanager
+    def in_doubt(self, doubtful, folder="files"):
+        """These ranks don't know which weights they have read."""
+        def look(name, revision=None):
+            return Weights(folder, "they changed" if self.rank() in doubtful else "")
+        with mock.patch("ucmclient.pages.weights_at", look):
+            yield self
 
 
 class Indices(list):
@@ -228,7 +265,8 @@ class SGLang(Case):
         module("sglang.srt.mem_cache.hicache_storage", HiCacheStorage=Storage, PoolHitPolicy=Policy, PoolName=Name,
                PoolTransferResult=namedtuple("PoolTransferResult", "kv_hit_pages extra_pool_hit_pages restorable_prefix_pages"))
         cls.torch = sys.modules.get("torch")
-        module("torch", arange=lambda a, b: Indices(range(a, b)))
+        module("torch", arange=lambda a, b: Indices(range(a, b)), distributed=types.SimpleNamespace(
+            all_gather_object=lambda out, mine, group: out.__setitem__(slice(None), group.gather(mine))))
         from ucmclient.sglang.backend import Refused, UcmStorage
         cls.Refused, cls.UcmStorage = Refused, UcmStorage
 
@@ -309,6 +347,23 @@ class SGLang(Case):
             with self.assertLogs("ucmclient", "WARNING"):
                 self.storage(Pool(), ucm={"revision": None}).batch_set_v1(names, places(0, 1))
             self.assertEqual(self.storage(Pool(), ucm={"revision": None}).batch_exists(names), 0, path)
+
+    def test_ranks_in_doubt_share_with_each_other(self):
+        """All of them have the same latents, which rank 0 alone stores; also where another rank alone is in doubt."""
+        names = [f"{i:064x}" for i in range(2)]
+        self.addCleanup(sys.modules.pop, "sglang.srt.runtime_context", None)
+
+        def engine(doubtful):
+            ranks = Ranks(2)
+            module("sglang.srt.runtime_context", get_server_args=lambda: types.SimpleNamespace(model_path="here"),
+                   get_parallel=lambda: types.SimpleNamespace(attn_tp_group=types.SimpleNamespace(world_size=2, cpu_group=ranks)))
+            with ranks.in_doubt(doubtful):
+                return ranks.run(lambda rank: self.storage(Pool(), ucm={"revision": None}, tp_rank=rank, tp_size=2, is_mla_model=True))
+        for doubtful in ((0, 1), (1,), ()):
+            first, second = engine(doubtful)
+            found = second.batch_exists(names)
+            first.batch_set_v1(names, places(0, 1))
+            self.assertEqual([found, second.batch_exists(names), engine(doubtful)[1].batch_exists(names)], [0, 2, 0 if doubtful else 2], doubtful)
 
     def test_several_pools(self):
         names, kv, state, index = [f"{i:064x}" for i in range(6)], Pool(), Pool(False), Pool()

@@ -3,6 +3,7 @@
 played, by what its source of commit 035ab91 (connectors/kv_cache_connector.py) says of them."""
 
 import abc
+import contextlib
 import hashlib
 import importlib
 import os
@@ -18,7 +19,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(TOP, "client/python")]
 os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.0"))
 
-from test_page_store import Case, module  # noqa: E402
+from test_page_store import Case, Ranks, module  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 
 BLOCK, SIZE, PAGES = 4, 96, 40
@@ -43,7 +44,7 @@ def play_trtllm():
         module(name)
     module("tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector", KvCacheConnectorWorker=abstract(*WORKER),
            KvCacheConnectorScheduler=abstract(*SCHEDULER))
-    module("tensorrt_llm._utils", mpi_rank=lambda: 0)
+    module("tensorrt_llm._utils", mpi_rank=lambda: 0, mpi_allgather=None)
 
 
 def forget_trtllm():
@@ -92,9 +93,10 @@ class Request:
 
 
 class Engine:
-    """Ranks of one engine, of which rank 0 has the scheduler. chunk: tokens of a prompt that a step computes."""
+    """Ranks of one engine, of which rank 0 has the scheduler. chunk: tokens of a prompt that a step computes. doubtful: ranks that don't know which
+    weights they have read, of a model that has no revision."""
 
-    def __init__(self, socket, ranks=1, chunk=1000, model="m", args=(), **settings):
+    def __init__(self, socket, ranks=1, chunk=1000, model="m", args=(), doubtful=None, **settings):
         import json
         self.chunk, self.loaded, self.numbers = chunk, 0, 0
         args = SimpleNamespace(model=model, tensor_parallel_size=ranks, pipeline_parallel_size=1,
@@ -102,13 +104,15 @@ class Engine:
         own = {"socket": socket, "retry_interval": 0.05, "connect_timeout": 5.0, "lookup_timeout": 5.0, "revision": "1", **settings}
         own = {name: value for name, value in own.items() if value is not None}
         with mock.patch.dict(os.environ, UCM_TRTLLM=json.dumps(own)):
-            self.workers, self.tensors = [], [Tensor() for _ in range(ranks)]
-            for rank in reversed(range(ranks)):
-                of = importlib.import_module("ucmclient.trtllm.connector")
-                with mock.patch.object(of, "mpi_rank", lambda: rank):
-                    worker = of.UcmWorker(args)
-                    worker.register_kv_caches(self.tensors[rank])
-                self.workers.insert(0, worker)
+            self.tensors, mpi, of = [Tensor() for _ in range(ranks)], Ranks(ranks), importlib.import_module("ucmclient.trtllm.connector")
+
+            def begin(rank):
+                worker = of.UcmWorker(args)
+                worker.register_kv_caches(self.tensors[rank])
+                return worker
+            with mock.patch.object(of, "mpi_rank", mpi.rank), mock.patch.object(of, "mpi_allgather", mpi.gather), \
+                    mpi.in_doubt(doubtful) if doubtful is not None else contextlib.nullcontext():
+                self.workers = mpi.run(begin)
             self.of, self.scheduler = of, of.UcmScheduler(args)
         self.free, self.running = list(range(PAGES)), []
 
@@ -293,6 +297,15 @@ class TensorRT(Case):
             engine = self.engine(model=folder, revision=None)
             engine.generate(tokens)
             self.assertEqual(engine.loaded, loaded)
+
+    def test_ranks_in_doubt_share_with_each_other(self):
+        """An engine that may have other weights than its files still finds what it stored itself, with all its ranks; no other one does."""
+        tokens = list(range(13))
+        for doubtful in ((0,), (1,), (0, 1), ()):
+            first, second = (self.engine(ranks=2, revision=None, model=f"{doubtful}", doubtful=doubtful) for _ in range(2))
+            first.generate(tokens)
+            self.assertEqual((first.generate(tokens), first.loaded), (right(tokens, 2), 12), doubtful)
+            self.assertEqual((second.generate(tokens), second.loaded), (right(tokens, 2), 0 if doubtful else 12), doubtful)
 
     def test_pauses_and_pages_that_others_get(self):
         """A request loses its pages in the midst, and another one gets them in the next step: what was stored is what was computed."""

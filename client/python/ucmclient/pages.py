@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, fields
 from typing import Any, Optional
@@ -72,17 +72,26 @@ def settings_of(extra: Mapping[str, Any], where: str) -> Settings:
     return Settings(**{"lookup_timeout": 1.0, **extra})
 
 
-def weights_of(settings: Settings, model: str, told: Mapping[str, Any], drafts: Sequence[tuple[str, Optional[str]]] = ()) -> str:
+def _one_rank(mine: Any) -> list[Any]:
+    return [mine]
+
+
+def weights_of(settings: Settings, model: str, told: Mapping[str, Any], drafts: Sequence[tuple[str, Optional[str]]] = (),
+               of_all_ranks: Callable[[Any], Sequence[Any]] = _one_rank) -> str:
     """For an identity's revision: what tells weights apart that have one name. model: its name, or a path. Its files' sizes and times, or a hub's commit,
     count unless the user names the weights. Where nobody knows which files were read, this engine shares with no other. told: what else the engine's user
-    said of them. drafts: names and revisions of models whose KV lies beside it."""
+    said of them. drafts: names and revisions of models whose KV lies beside it. of_all_ranks: from what this rank says to what each of the engine's ranks
+    says, in one order; all of them call it, unless the user names the weights, and get one revision, also where one of them alone is in doubt."""
     known: dict[str, Any] = {"model": model, "told": {name: str(value) for name, value in told.items()}}
-    for name, revision in ((model, told.get("revision") or None), *drafts) if settings.revision is None else ():
-        read = weights_at(name, revision)
-        known.setdefault("files", []).append(read.known)
-        if read.doubt:
-            known["alone"] = os.urandom(16).hex()
-            logger.warning("nothing is shared, since it is not known which weights of %r were read (%s): start again, or set revision", name, read.doubt)
+    if settings.revision is None:
+        read = [(name, weights_at(name, revision)) for name, revision in ((model, told.get("revision") or None), *drafts)]
+        said = of_all_ranks(([one.known for _, one in read], [(name, one.doubt) for name, one in read if one.doubt], os.urandom(16).hex()))
+        files, doubts = [of for of, _, _ in said], [doubt for _, some, _ in said for doubt in some]
+        known["files"] = files[0] if all(of == files[0] for of in files) else files  # hosts may have copies of their own
+        if doubts:
+            known["alone"] = said[0][2]
+            logger.warning("this engine shares with no other one, since it is not known which weights of %r it has read (%s): start it again, or set revision",
+                           *doubts[0])
     return f"{(settings.revision or '')[:128]}#{hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]}"
 
 

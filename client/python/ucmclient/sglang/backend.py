@@ -30,6 +30,21 @@ class Refused(ValueError):
     """What would be right is in the sentence."""
 
 
+def _of_all_ranks(mine: Any) -> list[Any]:
+    """What each of the ranks says that work on the same requests: they register their pools in one order. An SGLang that names them otherwise has each
+    rank speak for itself."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+        group = get_parallel().attn_tp_group
+    except (ImportError, AttributeError, RuntimeError, AssertionError):
+        return [mine]
+    said: list[Any] = [mine] * group.world_size
+    if group.world_size > 1:
+        import torch
+        torch.distributed.all_gather_object(said, mine, group=group.cpu_group)
+    return said
+
+
 class UcmStorage(HiCacheStorage):
     def __init__(self, storage_config: Any, kwargs: Optional[dict[str, Any]] = None):
         extra = dict(storage_config.extra_config or {})
@@ -117,7 +132,7 @@ class UcmStorage(HiCacheStorage):
         told = {one: getattr(args, one, None) for one in (*_WEIGHTS, *(_DRAFT if name.startswith("draft") else ()))}
         draft = told.get("speculative_draft_model_path")
         drafts = [(str(draft), told.get("speculative_draft_model_revision"))] if draft else []
-        return weights_of(self._settings, str(told["model_path"]), told, drafts)
+        return weights_of(self._settings, str(told["model_path"]), told, drafts, _of_all_ranks)
 
     def _store(self, name: str) -> tuple[PageStore, int]:
         if name not in self._stores:

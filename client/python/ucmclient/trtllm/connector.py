@@ -25,7 +25,7 @@ try:
     from tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector import KvCacheConnectorScheduler, KvCacheConnectorWorker
 except ImportError:  # before it moved
     from tensorrt_llm._torch.pyexecutor.kv_cache_connector import KvCacheConnectorScheduler, KvCacheConnectorWorker
-from tensorrt_llm._utils import mpi_rank
+from tensorrt_llm._utils import mpi_allgather, mpi_rank
 
 from ..keys import sha256_chain
 from ..memory import current_context, on_gpu, wait_for_event
@@ -118,7 +118,8 @@ class UcmWorker(KvCacheConnectorWorker):
         identity = EngineIdentity(
             model=str(args.model)[:256], dtype=str(getattr(args.kv_cache_config, "dtype", "auto")), layout=f"trtllm/1/{digest}", block_tokens=tokens,
             shard_bytes=sum(chunk.size for chunk in chunks), shards=(1,), parts=ranks, salt=of.salt.encode(),
-            revision=weights_of(of, str(args.model), {name: getattr(args, name, None) for name in _WEIGHTS}, _drafts(args)),
+            revision=weights_of(of, str(args.model), {name: getattr(args, name, None) for name in _WEIGHTS}, _drafts(args),
+                                *([mpi_allgather] if ranks > 1 else [])),
         )
         if self.store is not None:
             self.store.close()
