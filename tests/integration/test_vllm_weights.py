@@ -91,6 +91,21 @@ class Weights(Case):
             self.check(e, Request("nowhere", tokens, lora=SimpleNamespace(lora_name="l", lora_int_id=1, lora_path="org/adapter")))
             self.assertEqual(self.stats()["dump_blocks"], before)
 
+    def test_a_hub_is_not_asked_at_each_request(self):
+        looks, lora = [], SimpleNamespace(lora_name="l", lora_int_id=1, lora_path="org/once")
+
+        def snapshot_download(name, revision=None, local_files_only=False):
+            looks.append(name)
+            return f"/hub/models--org--once/snapshots/{self.id()}"
+        with mock.patch.dict(sys.modules, huggingface_hub=SimpleNamespace(snapshot_download=snapshot_download)):
+            e = self.another_process()
+            e.add_lora(lora)
+            at_the_load = len(looks)
+            for i in range(5):
+                self.check(e, Request(f"{i}", prompt(i, 50), lora=lora))
+            self.assertGreater(at_the_load, 0)
+            self.assertEqual(len(looks), at_the_load)
+
     def test_weights_that_change_in_a_running_engine(self):
         """By any of vLLM's ways, with a reset behind it or without: nothing older is loaded, and what comes is no other engine's."""
         tokens, hit = prompt(9, 100), 100 // BLOCK * BLOCK

@@ -90,12 +90,74 @@ class Weights(unittest.TestCase):
         self.assertEqual(self.doubt(link), "", "a draft that is the model itself")
 
     def test_a_file_that_was_just_written(self):
-        """A further change might not show in its times."""
-        with open(self.file, "w", encoding="ascii") as file:
-            file.write("now")
-        with mock.patch.object(weights.time, "time", return_value=os.stat(self.file).st_ctime + 0.001):
-            weights.begins(self.folder)
-        self.assertNotEqual(self.doubt(), "")
+        """A further change might not show in its times, so who begins to read it waits until one does."""
+        for change in (False, True):
+            def waits(_):
+                if change:  # noqa: B023
+                    with open(self.file, "a", encoding="ascii") as file:
+                        file.write("more")
+            weights.forget()
+            with open(self.file, "w", encoding="ascii") as file:
+                file.write("now")
+            now = mock.patch.object(weights.time, "time", return_value=os.stat(self.file).st_ctime + 0.001)
+            with now, mock.patch.object(weights.time, "sleep", side_effect=waits) as sleep:
+                weights.begins(self.folder)
+            sleep.assert_called_once()
+            self.assertEqual(bool(self.doubt()), change)
+
+    def test_a_file_server_has_another_clock(self):
+        """However old its files seem."""
+        changed = weights.files_at(self.folder).changed
+        self.assertTrue(weights.files_at(self.folder).own_clock)
+        with mock.patch.object(weights, "process_began", return_value=changed + 300):
+            self.assertEqual(self.doubt(), "")
+        with mock.patch.object(weights, "_own_clock", return_value=False):
+            for age, doubt in ((300, True), (3600, False), (-3600, True)):
+                with mock.patch.object(weights, "process_began", return_value=changed + age):
+                    self.assertEqual(bool(self.doubt()), doubt, age)
+            now = mock.patch.object(weights.time, "time", return_value=changed + 3600)
+            with now, mock.patch.object(weights.time, "sleep") as sleep:
+                weights.begins(self.folder)
+                sleep.assert_called_once()
+                self.assertEqual(self.doubt(), "")
+
+    def test_whose_clock(self):
+        for path, own in ((self.file, True), ("/proc/self", False), (os.path.join(self.folder, "link"), False)):
+            if path.endswith("link"):
+                os.symlink("/proc/self", path)
+            self.assertEqual(weights.files_at(path, ("",)).own_clock, own, path)
+
+    def test_bytes_count_of_a_close_look(self):
+        """Where a file system shows no change."""
+        seen, shown = [], os.stat(self.file)
+        for text in ("one " * 5000, "two " * 5000):
+            self.write(text)
+            with mock.patch.object(weights.os, "fstat", return_value=shown):
+                seen.append(weights.files_at(self.folder, closely=True).exact)
+        self.assertNotEqual(*seen)
+
+    def test_a_commit_is_remembered_for_a_while(self):
+        """A look at each request walks through a hub's folders; an engine that reads it looks anew."""
+        looks = []
+
+        def snapshot_download(name, revision=None, local_files_only=False):
+            looks.append(name)
+            if len(looks) == 1:
+                raise OSError(name)
+            return f"/hub/snapshots/{len(looks)}"
+        clock = mock.patch.object(weights.time, "monotonic", side_effect=lambda: now[0])
+        now = [1000.0]
+        self.addCleanup(weights._commits.clear)
+        with clock, mock.patch.dict(sys.modules, huggingface_hub=SimpleNamespace(snapshot_download=snapshot_download)):
+            self.assertEqual([weights.commit_of("org/adapter") for _ in range(9)], [None] * 9)
+            now[0] += 2
+            self.assertEqual([weights.commit_of("org/adapter") for _ in range(9)], ["2"] * 9)
+            self.assertEqual([weights.commit_of("org/adapter", anew=True), weights.commit_of("org/adapter")], ["3", "3"])
+            now[0] += 61
+            self.assertEqual((weights.commit_of("org/adapter"), weights.commit_of("org/adapter", "v2")), ("4", "5"))
+            for i in range(3000):
+                weights.commit_of(f"org/adapter{i}")
+        self.assertLessEqual(len(weights._commits), 1024)
 
     def test_names_of_a_hub(self):
         def snapshot_download(name, revision=None, local_files_only=False):

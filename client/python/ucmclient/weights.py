@@ -1,40 +1,67 @@
 """Which weights an engine has, where one name may stand for others later.
 
 A name is told apart by its files' names, sizes and times, or by a hub's commit. An engine reads the files at one time and is asked for their identity at
-another, so both looks are compared. Where it is unknown which version was read there is a doubt, and whoever has one shares with nobody."""
+another, so both looks are compared. Where it is unknown which version was read there is a doubt, and whoever has one shares with nobody.
+
+A file's times are by the clock of whoever keeps the file. A file system of this host has this host's clock. A file server has its own, which may be wrong by
+more than the time that matters, so how old its files seem proves nothing."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import re
+import stat
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 #: Files of a model's folder that decide about its KV: weights, code, and how images and videos are processed.
 _FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors", ".npz", ".engine", ".json", ".py")
-#: The clock of a file system may be this far behind, in seconds: it ticks.
-_TICK = 0.05
+#: The clock of a file system may be this far behind, in seconds: it ticks. And where its times have no fractions.
+_TICK, _COARSE_TICK = 0.05, 2.0
+#: The clocks of this host and of a file server are no further apart, in seconds.
+_APART = 600.0
+#: File systems whose times are by this host's clock.
+_OWN = frozenset(("bcachefs", "btrfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "squashfs", "tmpfs", "xfs", "zfs"))
+#: Of the largest files, so many, these bytes count when files are looked at closely.
+_SAMPLED, _SAMPLE = 16, 4096
+#: How long it is remembered that a commit was found, or none, in seconds, and of how many names: a look walks through a hub's folders.
+_FOUND, _NOT_FOUND, _NAMES = 60.0, 1.0, 1024
 
 #: For a path: what its files were when each load of it began, since it was last forgotten. Of this process.
 _begun: dict[str, list["Files"]] = {}
+#: For a hub's name and a revision: the commit, and until when that counts, by the monotonic clock. Of this process.
+_commits: dict[tuple[str, Optional[str]], tuple[Optional[str], float]] = {}
 
 
 @dataclass(frozen=True)
 class Files:
     """kept: names, sizes and times. changed: of any of them or of a link to them, the last change, in seconds since 1970, which nobody can set back.
-    exact: also which files these are."""
+    exact: also which files these are, and of a close look some of their bytes."""
 
     kept: tuple[Any, ...]
     changed: float
     exact: tuple[Any, ...]
-    #: When this was seen.
+    #: Two changes that are further apart, in seconds, have different times.
+    tick: float
+    #: When this was seen, by this host's clock, and all that was looked at.
     at: float
+    paths: tuple[str, ...]
+    #: They were the same a tick before.
+    twice: bool = False
+
+    @functools.cached_property
+    def own_clock(self) -> bool:
+        """The times are by this host's clock."""
+        return _own_clock(self.paths)
 
     @property
     def settled(self) -> bool:
-        """A further change would show, also in a file system whose clock ticks."""
-        return self.at - _TICK > self.changed
+        """A further change would show."""
+        return self.twice or (self.at - self.tick > self.changed and self.own_clock)
 
 
 @dataclass(frozen=True)
@@ -51,21 +78,65 @@ def local(path: str) -> Optional[str]:
     return expanded if expanded and os.path.exists(expanded) else None
 
 
-def files_at(path: str, suffixes: tuple[str, ...] = _FILES) -> Optional[Files]:
-    """Of a folder the files with these suffixes, or of a file that one. None: they can't be read, or something is moving them."""
+def files_at(path: str, suffixes: tuple[str, ...] = _FILES, closely: bool = False) -> Optional[Files]:
+    """Of a folder the files with these suffixes, or of a file that one. None: they can't be read, or something is moving them. closely: opens each, as who
+    reads it does: a file server is asked then, where this host may otherwise answer from its memory."""
     at = time.time()
     try:
-        links = [os.lstat(one).st_ctime for one in _above(path) if os.path.islink(one)]
+        links = [one for one in _above(path) if os.path.islink(one)]
         if os.path.isdir(path):
             with os.scandir(path) as entries:
-                found = sorted((e.name, e.stat(), e.stat(follow_symlinks=False)) for e in entries if e.name.endswith(suffixes) and e.is_file())
+                places = sorted(e.path for e in entries if e.name.endswith(suffixes) and e.is_file())
         else:
-            found = [(os.path.basename(path), os.stat(path), os.lstat(path))]
-        changed = max([*links, *(max(one.st_ctime, link.st_ctime) for _, one, link in found), os.stat(path).st_ctime])
+            places = [path]
+        found = _opened(places) if closely else [(os.stat(place), "") for place in places]
+        changed = max(one.st_ctime for one in (*(file for file, _ in found), *map(os.lstat, (*links, *places)), os.stat(path)))
     except OSError:
         return None
-    kept = tuple((name, one.st_size, one.st_mtime_ns) for name, one, _ in found)
-    return Files(kept, changed, tuple((name, one.st_dev, one.st_ino, one.st_ctime_ns) for name, one, _ in found), at)
+    whole = all(file.st_ctime_ns % 1_000_000_000 == 0 for file, _ in found)
+    kept = tuple((os.path.basename(place), file.st_size, file.st_mtime_ns) for place, (file, _) in zip(places, found))
+    exact = tuple((file.st_dev, file.st_ino, file.st_ctime_ns, some) for file, some in found)
+    return Files(kept, changed, (kept, exact), _COARSE_TICK if whole else _TICK, at, (*links, *places, path))
+
+
+def _opened(places: list[str]) -> list[tuple[os.stat_result, str]]:
+    """What they are, and a digest of bytes from the midst of the largest ones."""
+    largest = set(sorted(places, key=os.path.getsize)[-_SAMPLED:])
+    found = []
+    for place in places:
+        fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            file = os.fstat(fd)
+            some = os.pread(fd, _SAMPLE, file.st_size // 2) if place in largest and stat.S_ISREG(file.st_mode) else b""
+        finally:
+            os.close(fd)
+        found.append((file, hashlib.sha256(some).hexdigest()))
+    return found
+
+
+def _own_clock(paths: Iterable[str]) -> bool:
+    """Whether all of them lie in file systems whose times are by this host's clock."""
+    mounts = {}
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                words = line.split()
+                mounts[re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), words[4])] = words[words.index("-") + 1]
+    except (OSError, ValueError, IndexError):
+        return False
+    folders = {os.path.realpath(path) for path in paths}
+    return all(next((mounts[one] for one in _above(folder) if one in mounts), "") in _OWN for folder in folders)
+
+
+def before_reading(path: str, suffixes: tuple[str, ...] = _FILES) -> Optional[Files]:
+    """A close look at what an engine is about to read. It waits until a further change would show, where that isn't known: two looks that agree, with a tick
+    of the file system between them, need no clock."""
+    first = files_at(path, suffixes, closely=True)
+    if first is None or first.settled:
+        return first
+    time.sleep(first.tick)
+    again = files_at(path, suffixes, closely=True)
+    return replace(again, twice=True) if again is not None and again.exact == first.exact else again
 
 
 def _above(path: str) -> Iterator[str]:
@@ -79,7 +150,7 @@ def _above(path: str) -> Iterator[str]:
 def begins(name: str) -> None:
     """An engine begins to read these weights, in this process."""
     path = local(name)
-    files = files_at(path) if path is not None else None
+    files = before_reading(path) if path is not None else None
     if path is not None and files is not None:
         _begun.setdefault(path, []).append(files)
 
@@ -89,8 +160,18 @@ def forget() -> None:
     _begun.clear()
 
 
-def commit_of(name: str, revision: Optional[str] = None) -> Optional[str]:
-    """Of a hub's model or adapter, as far as it lies on this host."""
+def commit_of(name: str, revision: Optional[str] = None, anew: bool = False) -> Optional[str]:
+    """Of a hub's model or adapter, as far as it lies on this host. anew: an engine reads it now; else it may be as it was up to a minute ago."""
+    commit, until = _commits.get((name, revision), (None, 0.0))
+    if anew or time.monotonic() >= until:
+        commit = _commit_here(name, revision)
+        if len(_commits) >= _NAMES:
+            _commits.clear()
+        _commits[name, revision] = commit, time.monotonic() + (_FOUND if commit else _NOT_FOUND)
+    return commit
+
+
+def _commit_here(name: str, revision: Optional[str]) -> Optional[str]:
     try:
         from huggingface_hub import snapshot_download
 
@@ -103,16 +184,17 @@ def weights_at(name: str, revision: Optional[str] = None, commit: Optional[str] 
     """commit: that the engine itself names, of a hub's model. Call it when the weights are read."""
     path = local(name)
     if path is None:
-        here = commit_of(name, revision)
+        here = commit_of(name, revision, anew=True)
         if commit and here and commit != here:
             return Weights(commit, f"its configuration is of commit {commit}, and its files of {here}")
         return Weights(commit or here, "" if commit or here else "it is neither a path of this host nor of a known commit")
-    files = files_at(path)
+    begun = _begun.get(path)
+    files = files_at(path, closely=begun is not None)
     if files is None or not files.kept:
         return Weights(None, "no files of it can be read" if files is None else "it has no files that are known to be weights")
-    begun = _begun.get(path)
     if begun is None:
-        late = files.changed >= process_began() - _TICK
+        age = process_began() - files.changed
+        late = age <= files.tick or (age <= _APART and not files.own_clock)
         return Weights(files.kept, "its files changed after this process began, and may have been read before" if late else "")
     same = begun[0].settled and all(one.exact == files.exact for one in begun)
     return Weights(files.kept, "" if same else "its files changed while they were read")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 from weakref import WeakKeyDictionary
 
-from ..weights import commit_of, files_at, local
+from ..weights import before_reading, commit_of, files_at, local
 
 logger = logging.getLogger("ucmclient.vllm")
 
@@ -38,19 +38,24 @@ def adapter_of(request: Any) -> Optional[Adapter]:
     return None if lora is None else Adapter(getattr(lora, "lora_int_id", 0), digest_of(lora))
 
 
-def digest_of(lora: Any) -> bytes:
-    """Random where nothing is known of the files, as of an adapter that came as tensors."""
+def digest_of(lora: Any, anew: bool = False) -> bytes:
+    """Random where nothing is known of the files, as of an adapter that came as tensors. anew: of a hub's adapter, not as it was a little earlier."""
     path = str(getattr(lora, "lora_path", "") or getattr(lora, "path", ""))
-    of = _files_in(path)
+    of = _files_in(path, anew)
     known = repr((*of, bool(getattr(lora, "is_3d_lora_weight", False)))).encode() if of is not None else os.urandom(32)
     return hashlib.sha256(known).digest()
 
 
-def _files_in(path: str) -> Optional[tuple[Any, ...]]:
-    """Of a hub's adapter name and commit, which the engine may not have fetched yet."""
+def _commit(path: str, anew: bool) -> Optional[str]:
+    """Of a hub's adapter, which the engine may not have fetched yet."""
+    return commit_of(path, anew=anew) if path and not path.startswith(("~", "/")) else None
+
+
+def _files_in(path: str, anew: bool) -> Optional[tuple[Any, ...]]:
+    """Of a hub's adapter name and commit."""
     here = local(path)
     if here is None:
-        commit = commit_of(path) if path and not path.startswith(("~", "/")) else None
+        commit = _commit(path, anew)
         return (path, commit) if commit else None
     files = files_at(here, ("",))
     return (here, files.kept) if files is not None and files.kept else None
@@ -68,11 +73,16 @@ def reading(manager: Any, lora: Any) -> Iterator[None]:
     number, path = getattr(lora, "lora_int_id", 0), str(getattr(lora, "lora_path", ""))
     read.pop(number, None)
     here = local(path)
-    before = files_at(here, ("",)) if here is not None else None
+    before = before_reading(here, ("",)) if here is not None else None
+    commit = _commit(path, anew=True) if here is None else None
     yield
-    digest = digest_of(lora)
-    after = files_at(here, ("",)) if here is not None else None
-    if here is None or (before is not None and after is not None and before.settled and before.exact == after.exact):
+    digest = digest_of(lora, anew=True)
+    if here is not None:
+        after = files_at(here, ("",), closely=True)
+        same = before is not None and after is not None and before.settled and before.exact == after.exact
+    else:
+        same = commit in (None, _commit(path, anew=False))  # None: the engine has fetched it
+    if same:
         read[number] = digest
     else:
         logger.warning("the files of LoRA adapter %s changed while they were read: this engine shares nothing of it until it reads it again", path)
