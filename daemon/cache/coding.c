@@ -49,7 +49,7 @@ static void write_plain(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    const struct ns_form *form = cache_form_of(ns, b);
+    const struct ns_coded_form *form = cache_form_of(ns, b);
     bool waits = !form || form->below; /* else it is in the queues of write-behind itself */
 
     b->flags &= (uint16_t)~BLOCK_CODING;
@@ -77,7 +77,7 @@ static int outcome(const struct coding *op)
     struct ns *ns, *coded_ns;
     const struct block *b = cache_block(c, op->base, &ns);
     const struct block *k = cache_block(c, op->coded, &coded_ns);
-    const struct ns_form *form = cache_form_of(ns, b);
+    const struct ns_coded_form *form = cache_form_of(ns, b);
 
     if (op->status != 0)
         return op->status;
@@ -100,7 +100,7 @@ static void op_end(struct coding *op)
     list_remove(&op->link);
     c->coding.bytes -= op->bytes;
     if (status == 0) {
-        const struct ns_form *form = cache_form_of(ns, b);
+        const struct ns_coded_form *form = cache_form_of(ns, b);
 
         b->flags &= (uint16_t)~BLOCK_CODING;
         cache_pair(c, op->base, op->coded, form->below);
@@ -227,7 +227,7 @@ static int op_begin(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
-    const struct ns_form *form = cache_form_of(ns, b);
+    const struct ns_coded_form *form = cache_form_of(ns, b);
     uint32_t parts = ns->identity.parts;
     struct coding *op;
     struct block *k;

@@ -93,7 +93,7 @@ static struct ns *coded_ns(struct cache *c, const struct cache_durable *d)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, d->ref, &ns);
-    const struct ns_form *form = cache_form_of(ns, b);
+    const struct ns_coded_form *form = cache_form_of(ns, b);
 
     if (d->plain || !form || !form->below || form->ended || !c->coder.build)
         return NULL;

@@ -40,7 +40,7 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
 {
     block_ref ref = f->ref;
     uint32_t part = f->part;
-    const struct ns_form *form;
+    const struct ns_coded_form *form;
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 

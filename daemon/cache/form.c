@@ -9,7 +9,7 @@
  * any moment. There is one exception: if the tier or the index gave the place of a coded block to newer ones,
  * the plain one stays in DRAM and is not written.
  *
- * A block that is not encoded yet names its form: the place of a struct ns_form in its namespace. When the
+ * A block that is not encoded yet names its form: the place of a struct ns_coded_form in its namespace. When the
  * coded form can't be had, the name is taken off, and the block is written as it is. After a restart there
  * are no names and no pairs; blocks are where they are. */
 #include "daemon/cache/cache.h"
@@ -20,45 +20,46 @@
 
 /* ---- forms ---- */
 
-static_assert(NS_FORMS << BLOCK_FORM_SHIFT == BLOCK_FORM, "each has a number from 1");
+static_assert(NS_CODED_FORMS << BLOCK_FORM_SHIFT == BLOCK_FORM, "each has a number from 1");
 
 static unsigned form_number(const struct block *b)
 {
     return (b->flags & BLOCK_FORM) >> BLOCK_FORM_SHIFT;
 }
 
-struct ns_form *cache_form_of(const struct ns *ns, const struct block *b)
+struct ns_coded_form *cache_form_of(const struct ns *ns, const struct block *b)
 {
     unsigned n = form_number(b);
 
-    return n ? &ns->forms[n - 1] : NULL;
+    return n ? &ns->coded_forms[n - 1] : NULL;
 }
 
 /* The number of that form, with one more user; 0: there is no place, or no memory. */
 static unsigned form_take(struct cache *c, struct ns *ns, struct ns *coded, bool below)
 {
-    struct ns_form *empty = NULL;
+    struct ns_coded_form *empty = NULL;
 
-    if (!ns->forms)
-        ns->forms = calloc(NS_FORMS, sizeof(*ns->forms));
-    for (struct ns_form *f = ns->forms; f && f < ns->forms + NS_FORMS; f++) {
+    if (!ns->coded_forms)
+        ns->coded_forms = calloc(NS_CODED_FORMS, sizeof(*ns->coded_forms));
+    for (struct ns_coded_form *f = ns->coded_forms; f && f < ns->coded_forms + NS_CODED_FORMS;
+         f++) {
         if (f->coded == coded && f->below == below && !f->ended) {
             f->users++;
-            return (unsigned)(f - ns->forms) + 1;
+            return (unsigned)(f - ns->coded_forms) + 1;
         }
         if (!f->coded && !empty)
             empty = f;
     }
     if (!empty)
         return 0;
-    *empty = (struct ns_form){.coded = coded, .below = below, .users = 1};
+    *empty = (struct ns_coded_form){.coded = coded, .below = below, .users = 1};
     index_ns_use(c->config.index, coded);
-    return (unsigned)(empty - ns->forms) + 1;
+    return (unsigned)(empty - ns->coded_forms) + 1;
 }
 
 void cache_form_release(struct cache *c, struct ns *ns, unsigned number)
 {
-    struct ns_form *f = number ? &ns->forms[number - 1] : NULL;
+    struct ns_coded_form *f = number ? &ns->coded_forms[number - 1] : NULL;
 
     if (!f || --f->users > 0)
         return;
@@ -103,9 +104,9 @@ void cache_forms_end(const struct ns *coded)
 {
     struct ns *base = coded->base;
 
-    for (unsigned i = 0; base && base->forms && i < NS_FORMS; i++)
-        if (base->forms[i].coded == coded)
-            base->forms[i].ended = true;
+    for (unsigned i = 0; base && base->coded_forms && i < NS_CODED_FORMS; i++)
+        if (base->coded_forms[i].coded == coded)
+            base->coded_forms[i].ended = true;
 }
 
 /* ---- pairs ---- */
@@ -115,7 +116,7 @@ static block_ref other_of(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
-    const struct ns_form *form = cache_form_of(ns, b);
+    const struct ns_coded_form *form = cache_form_of(ns, b);
     const struct ns *other = ns->base ? ns->base : form ? form->coded : NULL;
 
     return other ? index_find(c->config.index, other, b->key) : 0;

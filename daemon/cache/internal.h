@@ -504,7 +504,7 @@ int cache_share_write(struct cache *c, block_ref ref, uint32_t part);
 /* ---- form.c: blocks in two forms ---- */
 
 /* What a plain block's other form should be; NULL: it names none. */
-struct ns_form *cache_form_of(const struct ns *ns, const struct block *b);
+struct ns_coded_form *cache_form_of(const struct ns *ns, const struct block *b);
 /* For a fill: the number of that form of ns's blocks, with one more user, or 0. */
 unsigned cache_form_take(struct cache *c, struct ns *ns, struct ns *coded, bool below);
 void cache_form_release(struct cache *c, struct ns *ns, unsigned number);

@@ -134,7 +134,7 @@ uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum wr
 /* Its coded form is written in its place, once that is built. */
 static bool goes_coded(const struct ns *ns, const struct block *b)
 {
-    const struct ns_form *form = cache_form_of(ns, b);
+    const struct ns_coded_form *form = cache_form_of(ns, b);
 
     return form && form->below && !form->ended;
 }

@@ -147,20 +147,20 @@ enum {
     BLOCK_HELD_BACK = 512,  /* not to be written below, as the other form is */
     BLOCK_PAIRED = 1024,    /* both forms are complete, and one of them is held back */
     BLOCK_READ_BACK = 2048, /* of a pair: somebody read it into DRAM, where it stays as any block */
-    BLOCK_FORM = 0xf000, /* of a plain block: 1 + the place in ns.forms of its other form, or 0 */
+    BLOCK_FORM = 0xf000,    /* of a plain block: 1 + the place in ns.coded_forms, or 0 */
 };
 #define BLOCK_FORM_SHIFT 12
 
 /* ---- namespaces ---- */
 
-/* A form that blocks of a namespace have in another one, and where which of the two should lie. */
-struct ns_form {
-    struct ns *coded; /* NULL: a free place */
+/* A coded form of a namespace's plain blocks, and where which of the two should lie. */
+struct ns_coded_form {
+    struct ns *coded; /* which has these blocks; NULL: a free place */
     uint64_t users;   /* blocks that name this place, and fills of them */
     bool below;       /* the coded form goes below, and DRAM has the plain one; else the reverse */
     bool ended;       /* a purge of `coded` began: what is not encoded yet is stored as it is */
 };
-#define NS_FORMS 15u
+#define NS_CODED_FORMS 15u
 
 /* Blocks are interchangeable when all of this agrees. The caller owns strings, shards (`parts` of
  * them) and salt; index_ns_open copies them. */
@@ -183,10 +183,10 @@ struct ns {
     struct ns_identity identity;
     const uint8_t *canonical; /* the identity as docs/protocol.md, "Fingerprint" has it */
     uint32_t canonical_bytes;
-    uint64_t block_bytes;    /* of all parts of a block */
-    const struct form *form; /* of each part; in one allocation with this */
-    uint64_t blocks;         /* in the table, complete or not */
-    uint32_t uses;           /* by index_ns_use */
+    uint64_t block_bytes;          /* of all parts of a block */
+    const struct form *part_forms; /* one for each part; in one allocation with this */
+    uint64_t blocks;               /* in the table, complete or not */
+    uint32_t uses;                 /* by index_ns_use */
     /* The index's own. */
     uint64_t used; /* when, by ns_set.clock */
     struct ns *chain;
@@ -206,10 +206,10 @@ struct ns {
     uint32_t purges;                              /* under way */
     uint64_t purged;                              /* how many began, and how many ended */
     uint8_t record;                               /* enum ns_record */
-    uint64_t record_from;            /* tier_ns_record.from_sequence of a record that failed */
-    struct ns_hints *hints;          /* NULL: nobody reads them; cache/hints.c */
-    struct limit_owner *hints_owner; /* the request room's: who made them */
-    struct ns_form *forms; /* NS_FORMS of them, or NULL: coded forms of its blocks; cache/form.c */
+    uint64_t record_from;              /* tier_ns_record.from_sequence of a record that failed */
+    struct ns_hints *hints;            /* NULL: nobody reads them; cache/hints.c */
+    struct limit_owner *hints_owner;   /* the request room's: who made them */
+    struct ns_coded_form *coded_forms; /* NS_CODED_FORMS of them, or NULL; cache/form.c */
 };
 
 /* What part `part` of the namespace's blocks is. For good; where its identity names no encoding
@@ -217,13 +217,13 @@ struct ns {
 static inline const struct form *ns_form(const struct ns *ns, uint32_t part)
 {
     assert(part < ns->identity.parts);
-    return &ns->form[part];
+    return &ns->part_forms[part];
 }
 
 /* How all of them are encoded; NULL: they are not. */
 static inline const struct codec *ns_codec(const struct ns *ns)
 {
-    return ns->form[0].codec;
+    return ns->part_forms[0].codec;
 }
 
 static inline uint64_t ns_part_bytes(const struct ns *ns, uint32_t part)

@@ -53,7 +53,7 @@ static struct ns *ns_new(const struct ns_identity *from, const uint8_t *canonica
     m->table.key_bytes = from->key_bytes;
     m->size_bytes = size_bytes;
     m->ns.table = &m->table;
-    m->ns.form = m->forms;
+    m->ns.part_forms = m->forms;
     to = &m->ns.identity;
     *to = *from;
     to->shards = memcpy(at, from->shards, shards);
@@ -90,7 +90,7 @@ static void ns_free(struct ns *ns)
 {
     ns_table_close(ns->table);
     free(ns->encoded);
-    free(ns->forms);
+    free(ns->coded_forms);
     free(ns);
 }
 

@@ -38,7 +38,7 @@ static void recount_form(block_ref ref)
 {
     const struct block *b = index_block(rig.index, ref);
     const struct ns *ns = cache_ns(rig.cache, ref);
-    const struct ns_form *form = cache_form_of(ns, b);
+    const struct ns_coded_form *form = cache_form_of(ns, b);
     block_ref other = cache_pair_of(rig.cache, ref);
     const struct block *o = other ? index_block(rig.index, other) : NULL;
 

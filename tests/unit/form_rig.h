@@ -203,8 +203,8 @@ static inline unsigned form_users(const struct ns *ns)
 {
     uint64_t n = 0;
 
-    for (unsigned i = 0; ns->forms && i < NS_FORMS; i++)
-        n += ns->forms[i].users;
+    for (unsigned i = 0; ns->coded_forms && i < NS_CODED_FORMS; i++)
+        n += ns->coded_forms[i].users;
     return (unsigned)n;
 }
 
