@@ -73,7 +73,7 @@ int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r, bool 
 bool ns_records_removed(const struct ns_records *n, unsigned file);
 /* Which file can't be read or written, and why; false: none. The loop, also while a write runs. */
 bool ns_records_trouble(const struct ns_records *n, char *text, size_t bytes);
-/* Rewrites files that were removed or cut; blocks. 0 or -errno, as ns_records_write. */
+/* Rewrites files that were removed or cut, if there is any record; blocks. 0 or -errno, as ns_records_write. */
 int ns_records_restore(struct ns_records *n);
 
 #endif

@@ -274,7 +274,7 @@ static void look_done(struct nvme_job *job)
         if ((d->looked == -ENOENT || d->looked == -ENXIO) && !d->degraded)
             nvme_write_failed(t, i, d->looked);
     }
-    if (!t->look.ns_removed || t->ns_records.count == 0 || t->closing)
+    if (!t->look.ns_removed || t->closing)
         return;
     t->look.busy = true;
     t->look.restore.done_cb = look_restored_cb;
