@@ -24,7 +24,8 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 BUNDLE = os.environ.get("UCM_BUNDLE", str(HERE.parents[2]))
-INSIDE = f"/mnt/{HERE.relative_to(BUNDLE)}"
+BUNDLE_AT = "/run/ucmd-bundle"  # in a sandbox
+INSIDE = f"{BUNDLE_AT}/{HERE.relative_to(BUNDLE)}"
 TIMEOUT_S = 60
 WORKERS_AT_ONCE, DAEMONS_AT_ONCE = 6, 4
 
@@ -118,7 +119,7 @@ class Daemon:
             os.chmod(f"{self.state}/{os.path.basename(path)}", 0o644)
         mounted = "pod" in before or "unit" in before
         run, state = ("/run/ucmd", "/var/lib/ucmd") if mounted else (self.run, self.state)
-        bundle = "/mnt" if inside else BUNDLE
+        bundle = BUNDLE_AT if inside else BUNDLE
         settings = {"socket": f"{run}/s", "socket_mode": "0666", "arena.size": "256MiB", "device.cuda": "required",
                     "copy.strategy": "staged", "copy.calibration": state, "nvme.paths": state, "nvme.size": "256MiB"}
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -243,7 +244,9 @@ def main():
     parser.add_argument("--json")
     options = parser.parse_args()
     # Sandboxes mount on them.
-    made = [path for path in ("/run/ucmd", "/var/lib/ucmd") if not os.path.exists(path)]
+    made = [path for path in (BUNDLE_AT, "/run/ucmd", "/var/lib/ucmd") if not os.path.exists(path)]
+    for path in made:
+        os.makedirs(path)
     begin = time.monotonic()
     played = play_all()
     checks, failures = tell(played)

@@ -11,7 +11,8 @@ pod: the mounts, devices and rights of a container that neither is privileged no
 PID, IPC, network and user are the caller's (unshare).
 user: another user without capabilities, and nothing else.
 
-The bundle appears at /mnt, and --run and --state at /run/ucmd and /var/lib/ucmd. Linux 5.12 or later; root.
+The bundle appears at /run/ucmd-bundle, and --run and --state at /run/ucmd and /var/lib/ucmd; what of these is missing is made. Linux 5.12 or
+later; root.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import stat
 import sys
 
 HERE = pathlib.Path(__file__).resolve()
-BUNDLE_AT, RUN_AT, STATE_AT = "/mnt", "/run/ucmd", "/var/lib/ucmd"
+BUNDLE_AT, RUN_AT, STATE_AT = "/run/ucmd-bundle", "/run/ucmd", "/var/lib/ucmd"
 UID = 900
 STANDARD_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
@@ -82,6 +83,7 @@ def tmpfs(path, mode="1777"):
 
 def build(target, mode, fill):
     """A new tmpfs at target; fill(path) makes what is in it, while all else is still in its place."""
+    os.makedirs(BUNDLE_AT, exist_ok=True)  # also in a /run that is new
     tmpfs(BUNDLE_AT, mode)
     fill(BUNDLE_AT)
     mount(BUNDLE_AT, target, None, MS_MOVE)
