@@ -225,7 +225,7 @@ static void begin(struct cpu *c, struct device_job *job)
     }
     job->begun = true;
     job_queue_push_front(&c->queue, job);
-    if (job->n_items * job_item_bytes(job) > CPU_PIECE_BYTES)
+    if (job->n_items * job_item_cost(job) > CPU_PIECE_BYTES)
         uv_cond_broadcast(&c->work.cond);
 }
 
@@ -301,7 +301,7 @@ static void copy_next(struct copier *k, struct device_job *job)
 
     if (job_next_piece(job, CPU_PIECE_BYTES, UINT32_MAX, &copy.piece))
         list_remove(&job->link);
-    job_queue_charge(&c->queue, job, copy.piece.bytes);
+    job_queue_charge(&c->queue, job, copy.piece.cost);
     job->pieces++;
     copier_begin(k, job);
     uv_mutex_unlock(&c->work.mutex);

@@ -114,5 +114,5 @@ void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const str
     uint64_t begun_ns = l->begun_ns > last_ns ? l->begun_ns : last_ns, now_ns = uv_hrtime();
 
     busy_launch(&g->busy, now_ns, (double)(now_ns - begun_ns),
-                l->bytes < GPU_SEEN_BYTES || g->slices > 0 ? 0 : costs_kernel_ns(c, l->bytes));
+                l->cost < GPU_SEEN_BYTES || g->slices > 0 ? 0 : costs_kernel_ns(c, l->cost));
 }

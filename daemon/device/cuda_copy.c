@@ -85,7 +85,7 @@ void gpu_abandon(struct gpu *g)
             else
                 gpu_piece_fail(g, l->job, gpu_refuse_failed(g, l->job));
         }
-        s->bytes = 0;
+        s->cost = 0;
     }
 }
 
@@ -243,13 +243,13 @@ struct gpu_launch *gpu_launch_next(struct gpu *g, enum ucm_copy_direction direct
     struct gpu_stream *s = &g->streams[direction];
     uint64_t ahead = g->contended[direction] ? GPU_FAIR_BYTES : GPU_AHEAD_BYTES;
 
-    if (s->n == GPU_LAUNCHES || s->bytes >= ahead || !gpu_beside_allows(g, direction))
+    if (s->n == GPU_LAUNCHES || s->cost >= ahead || !gpu_beside_allows(g, direction))
         return NULL;
     return &s->launches[(s->oldest + s->n) % GPU_LAUNCHES];
 }
 
 CUresult gpu_launch_follow(struct gpu *g, unsigned stream, struct gpu_launch *l,
-                           struct device_job *job, uint64_t bytes, struct gpu_slice *slice)
+                           struct device_job *job, uint64_t cost, struct gpu_slice *slice)
 {
     struct gpu_stream *s = &g->streams[stream];
     CUstream last = l->behind ? l->behind : s->stream;
@@ -263,16 +263,16 @@ CUresult gpu_launch_follow(struct gpu *g, unsigned stream, struct gpu_launch *l,
         return r;
     }
     l->job = job;
-    l->bytes = bytes;
+    l->cost = cost;
     l->slice = slice;
     if (s->n > 0 && s->due_ns > from_ns)
         from_ns = s->due_ns;
     s->due_ns = l->due_ns = from_ns + l->cost_ns;
     l->announced = false;
     s->n++;
-    s->bytes += bytes;
+    s->cost += cost;
     if (stream != GPU_EXPRESS)
-        gpu_beside_launched(g, (enum ucm_copy_direction)stream, bytes);
+        gpu_beside_launched(g, (enum ucm_copy_direction)stream, cost);
     return r;
 }
 
@@ -286,7 +286,7 @@ void gpu_launch_piece(struct gpu *g, enum ucm_copy_direction direction, struct d
     memcpy(l->items, &job->items[piece->first_item], piece->n_items * sizeof(*l->items));
     r = launch_piece(g, l, job, piece, direction);
     if (r == CUDA_SUCCESS)
-        r = gpu_launch_follow(g, direction, l, job, piece->bytes, NULL);
+        r = gpu_launch_follow(g, direction, l, job, piece->cost, NULL);
     if (r != CUDA_SUCCESS)
         gpu_piece_fail(g, job, gpu_refuse(g, job, -EIO, r, "a copy can't be launched"));
 }
@@ -298,7 +298,7 @@ static void launch_next(struct gpu *g, enum ucm_copy_direction direction, struct
     if (job_next_piece(job, gpu_launch_bytes(g, direction),
                        gpu_rope_items(job, GPU_LAUNCH_ITEMS, 0), &piece))
         list_remove(&job->link);
-    job_queue_charge(&g->queued, job, piece.bytes);
+    job_queue_charge(&g->queued, job, piece.cost);
     job->pieces++;
     gpu_launch_piece(g, direction, job, &piece);
 }
@@ -414,7 +414,7 @@ bool gpu_reap(struct gpu *g, unsigned stream)
         s->done_ns = uv_hrtime();
         s->oldest = (s->oldest + 1) % GPU_LAUNCHES;
         s->n--;
-        s->bytes -= l->bytes;
+        s->cost -= l->cost;
         if (l->slice)
             gpu_staging_launched(g, l->slice);
         else

@@ -7,9 +7,9 @@
 #include <errno.h>
 #include <string.h>
 
-static uint64_t load_bytes(const struct device_job *job)
+static uint64_t load_cost(const struct device_job *job)
 {
-    return job->n_items * job_item_bytes(job);
+    return job->n_items * job_item_cost(job);
 }
 
 bool gpu_express_takes(struct gpu *g, const struct device_job *job)
@@ -24,7 +24,7 @@ bool gpu_express_takes(struct gpu *g, const struct device_job *job)
         job->n_items > GPU_LAUNCH_ITEMS || job->n_planes == 0 || job->first_plane >= r->n_planes ||
         job->n_planes > r->n_planes - job->first_plane)
         return false;
-    return load_bytes(job) <= GPU_EXPRESS_BYTES - s->bytes && job_queue_bursts(&g->queued, job) &&
+    return load_cost(job) <= GPU_EXPRESS_BYTES - s->cost && job_queue_bursts(&g->queued, job) &&
            !gpu_others_run(g);
 }
 
@@ -37,7 +37,7 @@ void gpu_express_launch(struct gpu *g, struct device_job *job)
     (void)job_next_piece(job, GPU_EXPRESS_BYTES, GPU_LAUNCH_ITEMS, &l->piece); /* it is the last */
     list_remove(&job->link);
     job->begun = true;
-    job_queue_charge(&g->queued, job, l->piece.bytes);
+    job_queue_charge(&g->queued, job, l->piece.cost);
     job->pieces++;
     memcpy(l->items, job->items, l->piece.n_items * sizeof(*l->items));
     l->strategy = COPY_SM;
@@ -45,7 +45,7 @@ void gpu_express_launch(struct gpu *g, struct device_job *job)
     l->begun_ns = uv_hrtime();
     r = gpu_piece_kernel(g, GPU_EXPRESS, l, job, &l->piece);
     if (r == CUDA_SUCCESS)
-        r = gpu_launch_follow(g, GPU_EXPRESS, l, job, l->piece.bytes, NULL);
+        r = gpu_launch_follow(g, GPU_EXPRESS, l, job, l->piece.cost, NULL);
     if (r != CUDA_SUCCESS) {
         gpu_piece_fail(g, job, gpu_refuse(g, job, -EIO, r, "a copy can't be launched"));
         return;

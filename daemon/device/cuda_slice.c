@@ -139,7 +139,7 @@ static CUresult slice_launch(struct gpu *g, struct gpu_slice *slice)
     if (r != CUDA_SUCCESS)
         return r;
     slice->state = direction == UCM_COPY_LOAD ? SLICE_FILLING : SLICE_EMPTYING;
-    return gpu_launch_follow(g, direction, l, slice->parts[0].job, slice->all.bytes, slice);
+    return gpu_launch_follow(g, direction, l, slice->parts[0].job, slice->all.cost, slice);
 }
 
 static void slice_move(struct gpu *g, struct gpu_slice *slice)
@@ -221,9 +221,10 @@ static bool slice_add(struct gpu *g, struct gpu_slice *slice, struct device_job 
     all->n_planes = part->piece.n_planes;
     all->n_items += part->piece.n_items;
     all->bytes += part->piece.bytes;
+    all->cost += part->piece.cost;
     if (last)
         list_remove(&job->link);
-    job_queue_charge(&g->queued, job, part->piece.bytes);
+    job_queue_charge(&g->queued, job, part->piece.cost);
     job->pieces++;
     return last;
 }

@@ -42,7 +42,7 @@ struct gpu_launch {
     struct job_piece piece; /* of the job, unless a slice has it */
     struct ucm_copy_item *items;
     struct ucm_rope_angle *tables; /* of a load that turns K; pinned as well */
-    uint64_t bytes;
+    uint64_t cost;                 /* as job_item_cost */
     enum copy_strategy strategy;
     uint64_t begun_ns, cost_ns; /* cost_ns: estimated from the measured costs */
     uint64_t due_ns;            /* estimated end, counting the launches before it */
@@ -56,7 +56,7 @@ struct gpu_stream {
     CUstream stream;
     struct gpu_launch launches[GPU_LAUNCHES];
     uint32_t oldest, n;
-    uint64_t bytes;
+    uint64_t cost;    /* of those under way */
     uint64_t done_ns; /* when the last launch was seen done */
     uint64_t next_ns; /* beside a worker that computes: no launch before */
     uint64_t due_ns;  /* when the newest should be done */
@@ -189,7 +189,7 @@ int gpu_job_begin(struct gpu *g, struct device_job *job);
 /* Records the event behind what was enqueued. With its end gpu_reap calls gpu_staging_launched for
  * the slice or, when that is NULL, ends a piece of the job. */
 CUresult gpu_launch_follow(struct gpu *g, unsigned stream, struct gpu_launch *l,
-                           struct device_job *job, uint64_t bytes, struct gpu_slice *slice);
+                           struct device_job *job, uint64_t cost, struct gpu_slice *slice);
 /* Is anything under way in a stream? */
 static inline bool gpu_streams_busy(const struct gpu *g)
 {

@@ -103,9 +103,9 @@ bool job_queue_bursts(struct job_queue *q, const struct device_job *job)
     return fair_queue_bursts(queue_of(q, job->op), &job->who);
 }
 
-void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t bytes)
+void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t cost)
 {
-    fair_queue_charge(queue_of(q, job->op), &job->who, bytes, &job->got);
+    fair_queue_charge(queue_of(q, job->op), &job->who, cost, &job->got);
 }
 
 struct expiry {
@@ -207,32 +207,46 @@ uint64_t job_item_bytes(const struct device_job *job)
     return job_plane_at(job, last) + job_plane_bytes(job, last) - job_plane_at(job, first);
 }
 
+uint64_t job_item_cost(const struct device_job *job)
+{
+    uint64_t bytes = job_item_bytes(job), least = (uint64_t)job->n_planes * JOB_CHUNK_COST;
+
+    return bytes > least ? bytes : least;
+}
+
+static uint64_t plane_cost(const struct device_job *job, uint32_t p)
+{
+    uint32_t bytes = job_plane_bytes(job, job->first_plane + p);
+
+    return bytes > JOB_CHUNK_COST ? bytes : JOB_CHUNK_COST;
+}
+
 /* One item is larger than a piece: takes as many of its planes as fit. */
-static void cut_planes(struct device_job *job, uint64_t max_bytes, struct job_piece *out)
+static void cut_planes(struct device_job *job, uint64_t max_cost, struct job_piece *out)
 {
     uint32_t p = job->next_plane;
 
     out->first_plane = job->first_plane + p;
     out->n_items = 1;
-    out->bytes = 0;
+    out->bytes = out->cost = 0;
     do {
+        out->cost += plane_cost(job, p);
         out->bytes += job_plane_bytes(job, job->first_plane + p++);
-    } while (p < job->n_planes &&
-             out->bytes + job_plane_bytes(job, job->first_plane + p) <= max_bytes);
+    } while (p < job->n_planes && out->cost + plane_cost(job, p) <= max_cost);
     out->n_planes = p - job->next_plane;
     job->next_plane = p % job->n_planes;
     job->next_item += p == job->n_planes;
 }
 
-bool job_next_piece(struct device_job *job, uint64_t max_bytes, uint32_t max_items,
+bool job_next_piece(struct device_job *job, uint64_t max_cost, uint32_t max_items,
                     struct job_piece *out)
 {
-    uint64_t item_bytes = job_item_bytes(job), n = max_bytes / item_bytes;
+    uint64_t item_cost = job_item_cost(job), n = max_cost / item_cost;
 
     assert(job->next_item < job->n_items);
     out->first_item = job->next_item;
     if (n == 0 || job->next_plane != 0) { /* or a smaller piece has begun this item */
-        cut_planes(job, max_bytes, out);
+        cut_planes(job, max_cost, out);
         return job->next_item == job->n_items;
     }
     if (n > max_items)
@@ -242,7 +256,8 @@ bool job_next_piece(struct device_job *job, uint64_t max_bytes, uint32_t max_ite
     out->n_items = (uint32_t)n;
     out->first_plane = job->first_plane;
     out->n_planes = job->n_planes;
-    out->bytes = n * item_bytes;
+    out->bytes = n * job_item_bytes(job);
+    out->cost = n * item_cost;
     job->next_item += out->n_items;
     return job->next_item == job->n_items;
 }

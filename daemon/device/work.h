@@ -56,15 +56,14 @@ struct device_job *job_queue_first(struct job_queue *q);
 struct device_job *job_queue_first_unless(struct job_queue *q,
                                           bool (*skip_cb)(void *ctx, struct list *link), void *ctx);
 bool job_queue_waits(struct job_queue *q); /* does anything? */
-bool job_queue_waits(struct job_queue *q);
 /* Of one direction only. */
 struct device_job *job_queue_first_of(struct job_queue *q, enum device_op op);
 /* The next one of its direction after `job`, which waits; or NULL. */
 struct device_job *job_queue_next_of(struct job_queue *q, struct device_job *job);
 /* Is the job, which waits, of a tenant that has some of its burst left (base/fair.h)? */
 bool job_queue_bursts(struct job_queue *q, const struct device_job *job);
-/* So many bytes of the job begin, which waits or did until now. */
-void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t bytes);
+/* Of the job, which waits or did until now, a piece of that cost begins. */
+void job_queue_charge(struct job_queue *q, struct device_job *job, uint64_t cost);
 /* Moves every copy of which no piece was taken and whose deadline has passed to `expired`. */
 void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired);
 /* Moves all jobs of a list there, in order. */
@@ -97,6 +96,9 @@ int job_check(struct device_job *job, uint64_t now_ms);
 uint64_t job_plane_at(const struct device_job *job, uint32_t plane);
 uint32_t job_plane_bytes(const struct device_job *job, uint32_t plane);
 uint64_t job_item_bytes(const struct device_job *job); /* of a slot that the job's planes take */
+/* What such an item costs in turns and pieces, in bytes: a chunk takes as long as JOB_CHUNK_COST at least. */
+#define JOB_CHUNK_COST 512u
+uint64_t job_item_cost(const struct device_job *job);
 /* Has its worker hung up? */
 static inline bool job_deserted(const struct device_job *job)
 {
@@ -111,11 +113,11 @@ int job_check_memfd(struct device_job *job, const char *what, int fd, uint64_t o
 
 struct job_piece {
     uint32_t first_item, n_items, first_plane, n_planes;
-    uint64_t bytes;
+    uint64_t bytes, cost; /* cost: by job_item_cost */
 };
-/* The next piece of about max_bytes (at least one chunk) and at most max_items. Returns true for
+/* The next piece that costs about max_cost (at least one chunk) and has at most max_items. Returns true for
  * the last one, and is not called again after that. */
-bool job_next_piece(struct device_job *job, uint64_t max_bytes, uint32_t max_items,
+bool job_next_piece(struct device_job *job, uint64_t max_cost, uint32_t max_items,
                     struct job_piece *out);
 /* Any thread that has encoded a piece: sets job->unfit where a section did not fit. */
 void job_mark_unfit(struct device_job *job, const struct job_piece *piece);

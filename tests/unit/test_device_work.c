@@ -18,7 +18,7 @@ Test(device_work, pieces_cover_each_chunk_once)
     for (unsigned round = 0; round < 2000; round++) {
         uint8_t seen[ITEMS][PLANES] = {{0}};
         struct device_job job = {.op = DEVICE_LOAD, .region = &r};
-        uint64_t max_bytes = 1 + (uint64_t)(rand() % 20000), offset = 0;
+        uint64_t max_cost = 1 + (uint64_t)(rand() % 20000), offset = 0;
         uint32_t max_items = 1 + (uint32_t)(rand() % 10);
         struct job_piece piece;
         bool last = false;
@@ -32,9 +32,9 @@ Test(device_work, pieces_cover_each_chunk_once)
         job.first_plane = (uint32_t)(rand() % PLANES);
         job.n_planes = 1 + (uint32_t)(rand() % (int)(PLANES - job.first_plane));
         while (!last) {
-            uint64_t bytes = 0;
+            uint64_t bytes = 0, cost = 0;
 
-            last = job_next_piece(&job, max_bytes, max_items, &piece);
+            last = job_next_piece(&job, max_cost, max_items, &piece);
             cr_assert_leq(piece.n_items, max_items);
             for (uint32_t i = piece.first_item; i < piece.first_item + piece.n_items; i++)
                 for (uint32_t p = piece.first_plane; p < piece.first_plane + piece.n_planes; p++) {
@@ -42,9 +42,12 @@ Test(device_work, pieces_cover_each_chunk_once)
                     cr_assert(p >= job.first_plane && p < job.first_plane + job.n_planes);
                     seen[i][p]++;
                     bytes += planes[p].chunk;
+                    cost += planes[p].chunk > 512 ? planes[p].chunk : 512;
                 }
             cr_assert_eq(bytes, piece.bytes);
-            cr_assert(bytes <= max_bytes || (piece.n_items == 1 && piece.n_planes == 1));
+            cr_assert(piece.cost <= max_cost || (piece.n_items == 1 && piece.n_planes == 1));
+            cr_assert(piece.cost <= cost && piece.cost >= bytes && 2 * piece.cost >= cost,
+                      "as long as a chunk takes");
         }
         for (uint32_t i = 0; i < job.n_items; i++)
             for (uint32_t p = 0; p < PLANES; p++)
