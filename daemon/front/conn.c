@@ -22,6 +22,9 @@
 #define OUT_KEPT_BYTES (64u << 10) /* of an empty buffer */
 /* Of frames, in a turn of the loop. */
 #define TICK_NS 1000000u
+/* Of connections that are served out of their tenants' turns, in a turn of the loop: those that have ended, and answers
+ * that wait to be written. */
+#define ASIDE_NS 200000u
 #define DRAIN_MS 1000 /* for a dropped peer to read its last answers */
 
 static void poll_cb(uv_poll_t *poll, int status, int events);
@@ -70,17 +73,14 @@ void conn_welcome(struct conn *c)
 
 /* ---- life ---- */
 
-/* Reads while the peer reads, writes while there is something to write. */
+/* Reads while the peer reads, writes while there is something to write; nothing before the turn of what is ready. */
 static void conn_interest(struct conn *c)
 {
-    int events = UV_DISCONNECT, rc;
+    int events = c->ready ? 0 : UV_DISCONNECT, rc;
 
-    if (c->ready)
-        events =
-            0; /* it is served without being asked, and ends when all that it sent is handled */
-    else if (c->state == CONN_OPEN && !c->stalled && !conn_backed_up(c))
+    if (!c->ready && c->state == CONN_OPEN && !c->stalled && !conn_backed_up(c))
         events |= UV_READABLE;
-    if (c->out_n > c->out_at)
+    if (!c->ready && c->out_n > c->out_at)
         events |= UV_WRITABLE;
     if (events == c->events)
         return;
@@ -241,20 +241,23 @@ static void flush_later(struct conn *c)
     (void)uv_idle_start(&f->flusher, flusher_cb); /* fails without a callback only */
 }
 
-/* One round for each connection. */
+/* One round for each connection; of many the last ones in their tenants' turns. */
 static void flusher_cb(uv_idle_t *idle)
 {
     struct front *f = idle->data;
+    uint64_t begun_ns = uv_hrtime();
     struct list round, *node;
 
     uv_idle_stop(idle);
     list_init(&round);
-    while ((node = list_pop_front(&f->unflushed)) != NULL)
-        list_push_back(&round, node);
+    list_splice_front(&round, &f->unflushed);
     while ((node = list_pop_front(&round)) != NULL) {
         struct conn *c = LIST_ENTRY(node, struct conn, link_unflushed);
 
-        conn_flush(c);
+        if (uv_hrtime() - begun_ns < ASIDE_NS)
+            conn_flush(c);
+        else
+            conn_ready(c);
     }
 }
 
@@ -477,6 +480,7 @@ void front_serve_cb(uv_check_t *check)
     struct list *node = fair_queue_first(&f->ready);
     uint64_t begun_ns = node ? uv_hrtime() : 0, now_ns = begun_ns;
 
+    f->ended_ns = 0;
     for (; node && now_ns - begun_ns < TICK_NS; node = fair_queue_first(&f->ready))
         now_ns = ready_serve(f, LIST_ENTRY(node, struct conn, link_ready), now_ns);
     if (node)
@@ -492,22 +496,32 @@ static bool nothing_unread(const struct conn *c)
     return ioctl(c->fd, SIOCINQ, &bytes) == 0 && bytes == 0;
 }
 
+/* At once, as who connects next finds its place free; of many the last ones in their tenants' turns. */
+static void conn_ended(struct conn *c, const char *reason)
+{
+    struct front *f = c->front;
+    uint64_t begun_ns = uv_hrtime();
+
+    if (f->ended_ns >= ASIDE_NS) {
+        conn_ready(c);
+        return;
+    }
+    conn_close(c, reason, false);
+    f->ended_ns += uv_hrtime() - begun_ns;
+}
+
 static void poll_cb(uv_poll_t *poll, int status, int events)
 {
     struct conn *c = poll->data;
 
     if (status < 0) {
-        conn_close(c, uv_strerror(status), false);
-        return;
-    }
-    if (events & UV_READABLE && c->state == CONN_OPEN && c->ready)
+        c->events = 0; /* libuv has stopped it */
+        conn_ended(c, uv_strerror(status));
+    } else if (c->ready) {
         conn_interest(c); /* it was not served yet, and need not be told of again */
-    else if (events & UV_DISCONNECT && c->state == CONN_OPEN && !c->ready && nothing_unread(c))
-        conn_close(c, "peer closed", false); /* who connects next finds its place free */
-    else if (events & UV_READABLE && c->state == CONN_OPEN)
-        ready_push(c);
-    else if (events & UV_DISCONNECT && !c->ready)
-        conn_close(c, "peer closed", false);
-    if (events & UV_WRITABLE && c->state != CONN_CLOSED)
-        conn_flush(c);
+    } else if (events & UV_DISCONNECT && (c->state != CONN_OPEN || nothing_unread(c))) {
+        conn_ended(c, "peer closed");
+    } else {
+        conn_ready(c);
+    }
 }

@@ -91,17 +91,20 @@ static void frame_clock_start(struct conn *c)
                  frame_expired_cb);
 }
 
+/* Its turn decides: the frame may have arrived in time, and the daemon did not look. */
 static void frame_expired_cb(struct deadline *d)
 {
-    struct conn *c = (struct conn *)((char *)d - offsetof(struct conn, frame_deadline));
-    bool was_excused = c->excused;
-    uint64_t frames = c->frames;
+    struct conn *c = LIST_ENTRY(d, struct conn, frame_deadline);
 
-    /* Read first: the frame may have arrived in time, and the daemon did not look. */
-    if (!c->stalled && conn_serve(c, uv_hrtime()))
-        conn_ready(c);
-    if (c->state != CONN_OPEN || c->frames != frames)
-        return;
+    c->overdue = true;
+    conn_ready(c);
+}
+
+/* What was due did not come, all that has come being handled. */
+static void frame_missed(struct conn *c)
+{
+    bool was_excused = c->excused;
+
     /* The peer gets as long again if it is stopped, or if the daemon does not read from it, and once
      * more after either has ended. */
     c->excused = peer_stopped(c->peer.pid) || (c->greeted && conn_backed_up(c));
@@ -373,7 +376,7 @@ static size_t conn_read(struct conn *c)
     return n > 0 ? (size_t)n : 0;
 }
 
-bool conn_serve(struct conn *c, uint64_t now_ns)
+static bool input_serve(struct conn *c, uint64_t now_ns)
 {
     struct slice slice = {now_ns + SLICE_NS, SLICE_FRAMES};
     size_t n = SIZE_MAX;
@@ -398,4 +401,15 @@ bool conn_serve(struct conn *c, uint64_t now_ns)
         in_shrink(c);
     }
     return false;
+}
+
+bool conn_serve(struct conn *c, uint64_t now_ns)
+{
+    uint64_t frames = c->frames;
+    bool more = input_serve(c, now_ns);
+
+    if (c->overdue && c->state == CONN_OPEN && c->frames == frames)
+        frame_missed(c);
+    c->overdue = false;
+    return more;
 }

@@ -36,6 +36,7 @@ struct front {
     struct listener socket;
     uint32_t handles; /* its own, and those of connections, that the loop still has */
     bool stopped;
+    uint64_t ended_ns; /* spent on connections that have ended, in this turn of the loop */
     struct list conns, unflushed;
     uint32_t n_conns;
     uint64_t next_id;
@@ -57,11 +58,12 @@ struct conn {
     enum conn_state state;
     uv_poll_t poll;
     bool polling, freed;
-    bool ready;      /* waits in front.ready, and the loop does not ask whether it is readable */
+    bool ready;      /* waits in front.ready, and the loop asks nothing about it */
     bool greeted;    /* the peer has said hello */
     uint64_t frames; /* handled since hello */
     bool stalled;    /* whole frames wait in `in` until the peer has read its answers */
     bool excused;    /* a frame's time was over, and it was not the peer's fault */
+    bool overdue;    /* a frame's time is over, and nobody has looked since whether it came */
     int fd, events;
 
     uint8_t *in;

@@ -17,7 +17,7 @@ import unittest
 try:
     import msgpack
     from hung_mount import HungMount
-    from second_client import DEMO, TIMEOUT_S, Case, Client, Closed, Daemon, Refused, frame
+    from second_client import DEADLINE, DEMO, TIMEOUT_S, Case, Client, Closed, Daemon, Refused, Region, frame, keys
 except ImportError:  # another Python than Debian's is first in PATH
     if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
         raise
@@ -352,6 +352,71 @@ class Turns(Stopping, Case):
             self.received()
         self.assertEqual(self.answered(client, n), list(range(n)))
         sender.join()
+
+
+@unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
+class AtOnce(Stopping, Case):
+    """What comes due for many connections of one tenant in one moment is done in that tenant's turns."""
+    connections, blocks, handshake_s = 200, 16384, 3
+    options = {"nvme": False, "request.handshake": f"{handshake_s}s"}
+
+    def setUp(self):
+        self.operator = self.client()
+
+    def metrics(self):
+        return self.operator.call("stats")["metrics"]
+
+    def ahead(self, act):
+        """What the daemon has counted when it answers a request that came behind all that `act` does while it stands still."""
+        def acts():
+            act()
+            self.msgid = self.operator.begin("stats")
+        self.stopped(acts)
+        return self.operator.wait(self.msgid)["metrics"]
+
+    def test_frames_whose_time_is_over(self):
+        """Their ends have come in time, and the daemon did not look: each is answered."""
+        flood, each = [self.client(uid=1001) for _ in range(self.connections)], 1000
+        data = b"".join(frame([0, i, "lookup", {"ns": 1, "keys": b""}]) for i in range(each))
+        for client in flood:
+            client.send(data[:10])
+        before = self.metrics()
+
+        def act():
+            for client in flood:
+                client.send(data[10:])
+            time.sleep(self.handshake_s + 0.1)  # the daemon's own time, which goes on
+        ahead = self.ahead(act)["requests_total"] - before["requests_total"]
+        self.assertLess(ahead, self.connections * each / 8)
+        for client in flood:
+            for i in range(each):
+                self.assertEqual(msgpack.unpackb(client.receive(), raw=False)[1], i)
+        self.assertEqual(self.metrics()["connections_dropped"], before["connections_dropped"])
+
+    def test_frames_that_did_not_come_in_time(self):
+        flood = [self.client(uid=1001) for _ in range(self.connections)]
+        before = self.metrics()["connections_dropped"]
+        for client in flood:
+            client.send(frame([0, 1, "stats", {}])[:-1])
+        for client in flood:
+            with self.assertRaises(Refused) as caught:
+                client.next()
+            self.assertEqual(caught.exception.code, DEADLINE)
+        self.assertEqual(self.metrics()["connections_dropped"], before + self.connections)
+
+    def test_ends_of_connections_with_leases(self):
+        identity = dict(DEMO, shards=[1], shard_bytes=1024)
+        owner, some = self.client(uid=1001), keys(*range(self.blocks))
+        Region(owner, owner.open(identity), identity, self.blocks).dump(range(self.blocks), range(self.blocks))
+        flood = [self.client(uid=1001) for _ in range(self.connections // 2)]
+        for client in flood:
+            ns = client.open(identity)
+            for _ in range(2):
+                self.assertEqual(client.call("lookup", ns=ns, keys=some, lease_ms=3600000)["hits"], self.blocks)
+        before = self.metrics()["connections"]
+        left = self.ahead(lambda: [client.close() for client in flood])["connections"]
+        self.assertGreater(left, before - len(flood) / 2)
+        self.until(lambda: self.metrics()["leases"] == 0, "the end of all leases")
 
 
 @unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
