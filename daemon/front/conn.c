@@ -21,7 +21,7 @@
 #define OUT_HIGH_BYTES (1u << 20)
 #define OUT_KEPT_BYTES (64u << 10) /* of an empty buffer */
 /* Of frames, in a turn of the loop. */
-#define TICK_NS 1000000u
+#define TICK_NS 100000u
 /* Of connections that are served out of their tenants' turns, in a turn of the loop: those that have ended, and answers
  * that wait to be written. */
 #define ASIDE_NS 200000u
