@@ -65,6 +65,7 @@ struct chain {
     struct transfer *append;
     struct list pins; /* struct window_pins: while there are any, it does not run out */
     bool closing;
+    uint32_t row; /* of the selection that is being answered: the first that chose blocks of it */
     struct deadline deadline;
     struct cache_retry retry; /* a closing chain that has blocks left */
     struct request *close;    /* the request that closed it, or NULL */

@@ -9,6 +9,7 @@
 #define LS_PAGE 256
 #define LS_MAX 1024 /* some 0.5 ms, and fewer values than a frame may have */
 #define VERIFY_IN_FLIGHT 8
+#define VERIFY_PARTS 8192u /* of a page: 0.4 ms where none of them lies on NVMe */
 
 /* ---- namespace.list ---- */
 
@@ -288,6 +289,14 @@ static void verify_stop_cb(struct request *r)
         verify_end(v);
 }
 
+/* Blocks of a page: all their parts may be looked at in one turn of the loop. */
+static uint32_t verify_page(const struct ns *ns, uint32_t limit)
+{
+    uint32_t most = VERIFY_PARTS / ns->identity.parts;
+
+    return limit < most ? limit : most;
+}
+
 int method_verify(struct call *call)
 {
     struct requests *rq = call->s->rq;
@@ -298,7 +307,7 @@ int method_verify(struct call *call)
 
     if (!ns)
         return -call->error.code;
-    limit = m->limit ? (uint32_t)m->limit : LS_PAGE;
+    limit = verify_page(ns, m->limit ? (uint32_t)m->limit : LS_PAGE);
     v = request_new(call, sizeof(*v) + limit * sizeof(v->refs[0]), UCM_DEADLINE_MS, verify_stop_cb);
     if (!v)
         return -call->error.code;

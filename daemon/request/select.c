@@ -20,6 +20,7 @@ struct select_request {
     struct chain **chains;          /* of each row */
     struct chain_digests **digests; /* likewise, with a reference */
     uint32_t *counts;               /* of each list's chosen blocks */
+    uint32_t *next;                 /* of each row, with `prefetch`: the next one of its chain */
     uint64_t no_digest;
     void *memory; /* what the selection works in */
     size_t memory_bytes;
@@ -273,33 +274,33 @@ static uint32_t row_chosen(const struct select_request *sr, uint32_t row)
     return n;
 }
 
-/* The first row of its chain that chose anything. */
-static bool row_first(const struct select_request *sr, uint32_t row)
+#define NO_ROW UINT32_MAX
+
+/* Links the rows of each chain that chose anything, from the chain's own first one on. */
+static void rows_link(struct select_request *sr)
 {
-    if (row_chosen(sr, row) == 0)
-        return false;
-    for (uint32_t i = 0; i < row; i++)
-        if (sr->chains[i] == sr->chains[row] && row_chosen(sr, i) > 0)
-            return false;
-    return true;
+    for (uint32_t row = 0; row < sr->s.n_rows; row++)
+        sr->chains[row]->row = NO_ROW;
+    for (uint32_t row = sr->s.n_rows; row-- > 0;) {
+        if (row_chosen(sr, row) == 0)
+            continue;
+        sr->next[row] = sr->chains[row]->row;
+        sr->chains[row]->row = row;
+    }
 }
 
-/* The blocks that rows from `row` on chose of its chain: a bit for each. Returns how many, `most` at most. */
-static uint32_t chosen_mark(const struct select_request *sr, uint32_t row, uint32_t most,
+/* The blocks that the rows of a chain chose: a bit for each. Returns how many, `most` at most. */
+static uint32_t chosen_mark(const struct select_request *sr, const struct chain *ch, uint32_t most,
                             uint8_t *bits)
 {
     const struct selection *s = &sr->s;
-    const struct chain *ch = sr->chains[row];
     uint32_t per_row = selection_lists(s), marked = 0;
 
     /* The chain may have grown, the memory has not. */
-    memset(bits, 0, (s->blocks[row] + 7) / 8);
-    for (; row < s->n_rows; row++) {
-        const struct select_list *l = &s->lists[row * per_row];
-
-        if (sr->chains[row] == ch)
-            marked += chain_mark(s->index + l->first, row_chosen(sr, row), most - marked, bits);
-    }
+    memset(bits, 0, (s->blocks[ch->row] + 7) / 8);
+    for (uint32_t row = ch->row; row != NO_ROW; row = sr->next[row])
+        marked += chain_mark(s->index + s->lists[row * per_row].first, row_chosen(sr, row),
+                             most - marked, bits);
     return marked;
 }
 
@@ -309,13 +310,14 @@ static void chosen_prefetch(struct select_request *sr)
 {
     uint32_t budget = UCM_MAX_KEYS;
 
+    rows_link(sr);
     for (uint32_t row = 0; row < sr->s.n_rows && budget > 0; row++) {
         struct chain *ch = sr->chains[row];
         uint32_t n;
 
-        if (ch->closing || !row_first(sr, row))
+        if (ch->closing || ch->row != row)
             continue;
-        n = chosen_mark(sr, row, budget, sr->s.memory);
+        n = chosen_mark(sr, ch, budget, sr->s.memory);
         /* None of the others could begin, either. */
         if (!chain_prefetch(ch, &sr->r, sr->s.memory, n, (uint8_t)(sr->prefetch - 1)))
             return;
@@ -391,7 +393,7 @@ static size_t padded(size_t bytes)
 
 /* Bytes of each part of the request, in this order, which are zeroed; and of its memory, which is not. */
 struct layout {
-    size_t head, rows, chains, digests, lists, blocks, counts, request;
+    size_t head, rows, chains, digests, lists, blocks, counts, next, request;
     size_t q, index, chosen, work, memory;
 };
 
@@ -406,12 +408,14 @@ static void layout_make(struct layout *l, const struct msg_select *m, const stru
         .lists = padded(lists_of(s) * sizeof(struct select_list)),
         .blocks = padded(s->n_rows * sizeof(uint32_t)),
         .counts = padded(lists_of(s) * sizeof(uint32_t)),
+        .next = m->prefetch ? padded(s->n_rows * sizeof(uint32_t)) : 0,
         .q = padded(m->q.n),
         .index = padded(entries * sizeof(uint32_t)),
         .chosen = m->scores ? padded(entries * sizeof(float)) : 0,
         .work = padded(selection_bytes(s, threads)),
     };
-    l->request = l->head + l->rows + l->chains + l->digests + l->lists + l->blocks + l->counts;
+    l->request =
+        l->head + l->rows + l->chains + l->digests + l->lists + l->blocks + l->counts + l->next;
     l->memory = l->q + l->index + l->chosen + l->work;
 }
 
@@ -483,6 +487,7 @@ static void *select_new(struct call *call, const struct msg_select *m,
     s->lists = part_take(&at, l.lists);
     s->blocks = memcpy(part_take(&at, l.blocks), checked->blocks, s->n_rows * sizeof(uint32_t));
     sr->counts = part_take(&at, l.counts);
+    sr->next = part_take(&at, l.next);
     at = sr->memory;
     s->q = memcpy(part_take(&at, l.q), m->q.p, m->q.n);
     s->index = part_take(&at, l.index);

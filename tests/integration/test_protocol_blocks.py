@@ -271,6 +271,17 @@ class Blocks(Case):
         self.spoil(before[0])
         self.assertEqual(client.call("verify", ns=ns), {"checked": 1, "corrupt": 1})
 
+    def test_a_page_of_verify_has_8192_parts_at_most(self):
+        client = self.client()
+        parts = dict(DEMO, model=self.id(), parts=256, shards=[1] * 256, shard_bytes=512)
+        ns = client.open(parts)
+        Region(client, ns, parts, 50).dump(range(50), range(50))
+        cursor, pages = 0, 0
+        while pages == 0 or cursor:
+            cursor = client.call("verify", ns=ns, cursor=cursor, limit=4096).get("next", 0)
+            pages += 1
+        self.assertGreater(pages, 1)
+
     def test_order_cancel_deadline(self):
         client, ns, region, before = self.stored(60)
         many = region.begin("load", range(60), range(60), more=True)

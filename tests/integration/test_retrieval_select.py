@@ -151,6 +151,24 @@ class Selections(Retrieval):
         self.assertEqual(after["prefetch_useful"] - before["prefetch_useful"], len(wanted))
         self.assertEqual(after["prefetch_useless"] - before["prefetch_useless"], 5)
 
+    def test_prefetch_of_what_rows_of_several_chains_chose(self):
+        client, ns, _, _ = self.stored()
+        derived = self.digests(client, ns)
+        self.build(client, derived, range(self.blocks))
+        self.settled(client, ns)
+        client.call("evict", ns=ns, tier=1)
+        third = self.blocks // 3
+        chains = [self.chain(client, derived, range(i * third, (i + 1) * third))[0] for i in range(3)]
+        order = [1, 0, 1, 2, 0, 1, 2, 2]
+        q = np.concatenate([self.query(seed=seed) for seed in range(len(order))])
+        answer = client.call("select", chains=[chains[i] for i in order], shards=[0] * len(order), q=q.tobytes(), q_dtype=1,
+                             q_heads=4, min_blocks=2, prefetch=1)
+        wanted = {order[i // 2] * third + block for i, blocks in enumerate(lists_of(answer)) for block in blocks}
+        self.assertLess(len(wanted), self.blocks)
+        self.until(lambda: client.tiers(ns, *wanted) == [IN_DRAM] * len(wanted), "the chosen blocks")
+        self.until(lambda: not self.metrics(client)["requests_active"], "the end of all prefetches")
+        self.assertEqual(client.tiers(ns, *range(self.blocks)).count(IN_DRAM), len(wanted))
+
     def test_cancel_and_deadline(self):
         client, ns, _, _ = self.stored(8)
         derived = self.digests(client, ns, "tokens")
