@@ -9,6 +9,8 @@
 
 /* From the first event that somebody waits for to the answer, so that one answer has many. */
 #define GATHER_MS 5
+/* Of answers that become due at once, in one turn of the loop. */
+#define GATHERED_NS 100000u
 #define PAGE_USUAL 512
 #define LIST_PAGE 1024
 /* Of a page's frame; a record without its description takes less than RECORD_BYTES. */
@@ -183,20 +185,40 @@ static void waited_cb(struct deadline *d)
     follow_end((struct follow *)LIST_ENTRY(d, struct request, deadline));
 }
 
-/* One that does not read what it was sent gets no more before its own time is over: its events wait in the ring. */
-static void gathered_cb(struct deadline *d)
+/* Answers those who wait for what has happened. One that does not read what it was sent gets no more before its own time
+ * is over: its events wait in the ring. */
+static void follows_end(struct requests *rq)
 {
-    struct following *of = LIST_ENTRY(d, struct following, gather);
+    struct following *of = &rq->following;
+    uint64_t begun_ns = uv_hrtime();
     struct list *node, *next;
 
-    events_awake(of->events);
     for (node = of->waits.next; node != &of->waits; node = next) {
         struct follow *f = LIST_ENTRY(node, struct follow, link);
 
         next = node->next;
-        if (f->te->last > f->asked.since && !conn_backed_up(f->r.s->conn))
-            follow_end(f);
+        if (f->te->last <= f->asked.since || conn_backed_up(f->r.s->conn))
+            continue;
+        if (uv_hrtime() - begun_ns >= GATHERED_NS) {
+            if (list_empty(&of->rest.link))
+                cache_next_turn(rq->rooms.cache, &of->rest);
+            return;
+        }
+        follow_end(f);
     }
+}
+
+static void rest_cb(struct cache_retry *r)
+{
+    follows_end(LIST_ENTRY(r, struct requests, following.rest));
+}
+
+static void gathered_cb(struct deadline *d)
+{
+    struct requests *rq = LIST_ENTRY(d, struct requests, following.gather);
+
+    events_awake(rq->following.events);
+    follows_end(rq);
 }
 
 static void wake_cb(void *ctx)
@@ -381,6 +403,8 @@ int following_init(struct requests *rq)
     int rc;
 
     list_init(&rq->following.waits);
+    list_init(&rq->following.rest.link);
+    rq->following.rest.retry_cb = rest_cb;
     if (config.memory == 0)
         return 0;
     rc = events_new(&config, &rq->following.events);
@@ -392,12 +416,14 @@ int following_init(struct requests *rq)
 void following_close(struct requests *rq)
 {
     deadline_disarm(rq->rooms.deadlines, &rq->following.gather);
+    cache_retry_cancel(&rq->following.rest);
     events_free(rq->following.events);
     rq->following.events = NULL;
 }
 
 void following_stop(struct requests *rq)
 {
+    cache_retry_cancel(&rq->following.rest);
     while (!list_empty(&rq->following.waits))
         follow_end(LIST_ENTRY(rq->following.waits.next, struct follow, link));
 }

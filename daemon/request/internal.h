@@ -90,6 +90,7 @@ struct following {
     struct events *events; /* NULL: events.memory is 0 */
     struct list waits;     /* struct follow: requests that wait for an event */
     struct deadline gather;
+    struct cache_retry rest; /* whose turn has not come */
 };
 
 struct requests {

@@ -358,7 +358,7 @@ class Turns(Stopping, Case):
 class AtOnce(Stopping, Case):
     """What comes due for many connections of one tenant in one moment is done in that tenant's turns."""
     connections, blocks, handshake_s = 200, 16384, 3
-    options = {"nvme": False, "request.handshake": f"{handshake_s}s"}
+    options = {"nvme": False, "request.handshake": f"{handshake_s}s", "events.memory": "64MiB"}
 
     def setUp(self):
         self.operator = self.client()
@@ -403,6 +403,27 @@ class AtOnce(Stopping, Case):
                 client.next()
             self.assertEqual(caught.exception.code, DEADLINE)
         self.assertEqual(self.metrics()["connections_dropped"], before + self.connections)
+
+    def test_who_waits_for_events(self):
+        """A tenant's readers are answered in one moment, and others' requests in between."""
+        identity = dict(DEMO, model="events", shards=[1], shard_bytes=1024)
+        owner = self.client(uid=1001)
+        region = Region(owner, owner.open(identity), identity, 2048)
+        since = owner.call("events")["last"]
+        readers = [self.client(uid=1001) for _ in range(self.connections)]
+        waits = [each.begin("events", since=since, limit=2048, wait_ms=60000) for each in readers]
+        active, others = len(readers), [self.client(uid=1002) for _ in range(20)]
+        self.until(lambda: self.metrics()["requests_active"] == active, "all readers")
+
+        def act():
+            region.begin("dump", range(2048), range(2048))
+            for each in others:
+                each.asked = [each.begin("stats", more=more) for more in [True] * 49 + [False]]
+        self.stopped(act)
+        seen = [each.wait(msgid)["metrics"]["requests_active"] for each in others for msgid in each.asked]
+        self.assertGreater(sum(0.1 * active < n < 0.9 * active for n in seen), 5)
+        for each, wait in zip(readers, waits):
+            self.assertTrue(each.wait(wait)["events"])
 
     def test_ends_of_connections_with_leases(self):
         identity = dict(DEMO, shards=[1], shard_bytes=1024)
