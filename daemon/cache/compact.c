@@ -1,9 +1,10 @@
-/* Empties an extent in which guaranteed blocks lie among others, for slots of another size: moves the guaranteed ones into slots of their
- * own size in other extents, a few at a time, and then lets the others leave. A search for space begins it when it has found nothing else,
- * or passed over colder blocks that are stuck in such extents (space.c); the idle callback goes on with it.
+/* Empties an extent in which lies what may not leave, for slots of another size: guaranteed blocks, and those of which another part is in
+ * use, as some of a block of many parts mostly is. It moves their parts into slots of their own size in other extents, a few at a time, and
+ * then lets the others leave. A search for space begins it when it has found nothing else, or passed over colder blocks that are stuck beside
+ * guaranteed ones (space.c); the idle callback goes on with it.
  *
- *   choose the extent with the fewest guaranteed parts ---> copy these ---> exchange each one's slot when nobody else uses it
- *   ---> nothing guaranteed is left: evict the rest ---> the extent is free
+ *   choose the extent with the fewest parts that stay ---> copy these ---> exchange each one's slot when nobody else uses it
+ *   ---> nothing that stays is left: evict the rest ---> the extent is free
  *
  * Where the others' slots in other extents are wanted, their coldest blocks leave, as for any slot. So a guarantee keeps as many bytes as it
  * says, and not the extents in which they came to lie. It gives up, and puts the extent back, when a part stays in use or no slot is to be had;
@@ -13,8 +14,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Owners that a search for an extent looks at in one turn of the loop. An extent may have more. */
+/* Looks of a search for an extent in one turn of the loop. An extent may have more owners: one of a block of so many parts is
+ * a look more, as all of them say whether it may leave. */
 #define LOOKS 4096
+#define PARTS_PER_LOOK 16u
 /* Parts on their way at once, and bytes, or one part. */
 #define MOVES_MAX 64u
 #define MOVE_BYTES (16u << 20)
@@ -41,7 +44,7 @@ struct slot_move {
 struct survey {
     struct cache *cache;
     unsigned kept, rest, busy;
-    unsigned most;    /* of each, that are dealt with in this turn */
+    unsigned looks;
     bool move, evict; /* deal with them */
     bool stuck;       /* a slot is not to be had now */
 };
@@ -152,12 +155,14 @@ static bool survey_cb(void *ctx, uint64_t owner)
 {
     struct survey *s = ctx;
     struct cache *c = s->cache;
-    bool kept = is_kept(c, owner);
+    const struct ns *ns;
+    bool stays = is_kept(c, owner) || !cache_owner_may_leave(c, owner);
 
     c->config.metrics->arena_candidates++;
-    if (kept ? !may_move(c, owner) : !cache_owner_may_leave(c, owner)) {
+    s->looks += 1 + (part_at(c, owner, &ns) ? ns->identity.parts / PARTS_PER_LOOK : 0);
+    if (stays && !may_move(c, owner)) {
         s->busy++;
-    } else if (kept) {
+    } else if (stays) {
         s->kept++;
         if (s->move && c->compact.n < MOVES_MAX && c->compact.bytes < MOVE_BYTES && !s->stuck)
             s->stuck = move_begin(c, owner) != 0;
@@ -166,13 +171,12 @@ static bool survey_cb(void *ctx, uint64_t owner)
         if (s->evict && s->rest <= TURN)
             cache_owner_evict(c, owner);
     }
-    return s->kept + s->rest + s->busy < s->most;
+    return s->looks < LOOKS;
 }
 
 static struct survey survey(struct cache *c, uint32_t extent, struct survey s)
 {
     s.cache = c;
-    s.most = LOOKS;
     (void)arena_extent_owners(c->arena, extent, survey_cb, &s);
     return s;
 }
@@ -193,7 +197,7 @@ static void choose(struct cache *c)
             arena_extent_closed(c->arena, extent))
             continue;
         s = survey(c, extent, (struct survey){0});
-        looks -= s.kept + s.rest + s.busy;
+        looks -= s.looks;
         if (s.kept + s.busy * BUSY_COST >= least || 1 + extent == c->compact.failed)
             continue;
         least = s.kept + s.busy * BUSY_COST;
@@ -295,8 +299,8 @@ bool cache_compact(struct cache *c, uint64_t slot_bytes)
             cache_compact_later(c);
         return true;
     }
-    if (!c->quotas.guaranteed || !c->relocations.copy || c->no_writes ||
-        c->compact.vain == c->releases || uv_now(c->config.loop) < c->compact.again_ms)
+    if (!c->relocations.copy || c->no_writes || c->compact.vain == c->releases ||
+        uv_now(c->config.loop) < c->compact.again_ms)
         return false;
     c->compact.slot_bytes = slot_bytes;
     c->compact.left = arena_extents(c->arena);

@@ -127,7 +127,7 @@ struct cache {
     bool searching;     /* a search for a slot goes on in the next turn of the loop */
     uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
     uint32_t emptying;  /* 1 + the extent that changes its slot size, or 0 */
-    /* An extent that is emptied of guaranteed blocks: compact.c. */
+    /* An extent that is emptied of blocks that stay: compact.c. */
     struct {
         uint64_t slot_bytes; /* that are wanted; 0: none is */
         uint32_t extent;     /* 1 + its number; 0: one is sought, from `cursor` on, among `left` */
@@ -418,7 +418,7 @@ void cache_reconsider(struct cache *c, block_ref ref);
 /* A slot for a part that moves out of a closed extent; blocks leave for it that may leave for anybody's. 0: there is none now. */
 slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int node);
 
-/* ---- compact.c: extents emptied of guaranteed blocks ---- */
+/* ---- compact.c: extents emptied of blocks that stay ---- */
 
 /* Nothing else gives a slot of that size: an extent may be emptied for it. True: that is under way, and who waits for space will be
  * told. */

@@ -33,9 +33,10 @@ _Static_assert((int)LIST_WINDOW < (int)POLICY_LISTS, "the policy has too few lis
 /* Of them among the stuck at first: blocks of the wanted size lie there, too. */
 #define STUCK_LOOKS 16
 /* Owners that it looks at, at most, before it empties an extent, and blocks that it then evicts in
- * one turn of the loop. */
+ * one turn of the loop: so many parts of one count as a block more. */
 #define EXTENT_LOOKS 4096
 #define EXTENT_EVICTIONS 1024
+#define PARTS_PER_EVICTION 4u
 /* A block on the wanted NUMA node goes first, if one is among the coldest: the search looks at
  * NEAR_TRIES candidates, and at no more than a 1/NEAR_FRACTION of all. */
 #define NEAR_TRIES 16
@@ -377,8 +378,9 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
     struct space_search *s = ctx;
 
     s->blocked = owner == 0 || owner_blocks(s, owner);
-    if (s->blocked || s->owners++ == EXTENT_EVICTIONS)
+    if (s->blocked || s->owners >= EXTENT_EVICTIONS)
         return false;
+    s->owners += 1 + cache_ns(s->cache, owner_block(owner))->identity.parts / PARTS_PER_EVICTION;
     block_evict(s->cache, owner_block(owner), false);
     return true;
 }
@@ -444,7 +446,7 @@ static bool evict_some(struct space_search *s)
     slot = block_slot(c, victim, s->slot_bytes);
     if (arena_slot_bytes(c->arena, slot) == s->slot_bytes) {
         /* What is stuck was colder. */
-        if (!s->beside && policy_list_count(s->group, LIST_STUCK) > 0)
+        if (!s->beside && c->quotas.guaranteed && policy_list_count(s->group, LIST_STUCK) > 0)
             (void)cache_compact(c, s->slot_bytes);
         block_evict(c, victim, false);
         return true;

@@ -125,6 +125,9 @@ static void idle_cb(uv_idle_t *idle)
 
     uv_idle_stop(idle);
     c->idle_on = false;
+    /* First: who waits for the extent that it has emptied takes it before others come. */
+    if (c->compact.pump && cache_compact_pump(c))
+        cache_compact_later(c);
     c->wake = c->wake || c->searching;
     c->searching = false;
     if (c->wake) {
@@ -147,8 +150,6 @@ static void idle_cb(uv_idle_t *idle)
         if (c->hints.pump)
             idle_start(c);
     }
-    if (c->compact.pump && cache_compact_pump(c))
-        cache_compact_later(c);
     if (c->quotas.regroup && cache_quota_regroup(c))
         idle_start(c);
     if (c->quotas.trim && cache_quota_trim(c))

@@ -1,4 +1,5 @@
-/* Extents that guaranteed blocks share with others are emptied for slots of another size. The arena has two extents of 4 slots. */
+/* Extents in which lies what may not leave are emptied for slots of another size: guaranteed blocks, and those of which another part is in
+ * use. The arena has two extents of 4 slots. */
 #include "tests/unit/cache_rig.h"
 
 #define SLOT (MIB / 4)
@@ -149,6 +150,39 @@ Test(cache_compact, a_part_in_use_moves_when_it_is_let_go)
     cr_assert_eq(want(0, &f), 0);
     cr_expect_eq(whole(4), 4u);
     cache_fill_done(rig.cache, f, 1, false);
+}
+
+/* Blocks of two parts, which lie in different extents; the first two blocks are in use, by one part each. */
+Test(cache_compact, room_for_another_size_beside_blocks_of_parts_in_use)
+{
+    struct ns *wide = space_of("t", "wide", 2, SLOT / SHARDS);
+    struct cache_wait w = {.done_cb = NULL};
+    struct cache_fill *f[2];
+    block_ref ref;
+
+    for (uint32_t part = 0; part < 2; part++)
+        for (uint64_t i = 0; i < 4; i++) {
+            ref = open_block(wide, i);
+            cr_assert_eq(dump(ref, part, 0, SHARDS), 0);
+            drop(ref);
+        }
+    settle();
+    for (uint64_t i = 0; i < 2; i++)
+        cr_assert_eq(cache_get(rig.cache, find(wide, i), 1, 0, NUMA_NONE, &w), CACHE_READY);
+    cr_assert_eq(want(0, &f[0]), -EBUSY);
+    settle();
+    cr_assert_eq(n_copies, 2u, "the two that stay, of the extent that has nothing in use");
+    copy_all();
+    settle();
+    cr_expect_eq(rig.metrics.arena_parts_moved, 2u);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(want((uint64_t)i, &f[i]), 0);
+    for (uint64_t i = 0; i < 2; i++)
+        cr_expect(cache_in_dram(rig.cache, find(wide, i)), "block %u", (unsigned)i);
+    for (int i = 0; i < 2; i++)
+        cache_fill_done(rig.cache, f[i], 1, false);
+    for (uint64_t i = 0; i < 2; i++)
+        cache_put(rig.cache, find(wide, i), 1);
 }
 
 Test(cache_compact, where_all_is_guaranteed_nothing_moves_or_leaves)
