@@ -13,8 +13,9 @@
  * An eighth of the depth at least. It holds for FAIR_WINDOW bytes of one tenant alone. */
 #define FAIR_BYTES (4ull << 20)
 #define FAIR_WINDOW (1ull << 30)
-#define BURST_BYTES (4ull << 20) /* see base/fair.h */
-#define OPERATION_COST 4096u     /* what one counts as at least */
+#define BURST_BYTES (4ull << 20)                /* see base/fair.h */
+#define OPERATION_COST 4096u                    /* what one counts as at least */
+#define BACKGROUND_BURST (16u * OPERATION_COST) /* where operations count alike */
 
 static const uint32_t queue_max[SHARE_CLASSES] = {4096, 4096, 1024, 256};
 
@@ -365,7 +366,7 @@ int share_root_open(const struct share_root_config *config, struct share_root **
     r->config.target = r->config.host = NULL; /* borrowed */
     r->config.process = NULL;
     for (int c = 0; c < SHARE_CLASSES; c++)
-        fair_queue_init(&r->queue[c], 1, BURST_BYTES);
+        fair_queue_init(&r->queue[c], 1, c == SHARE_BACKGROUND ? BACKGROUND_BURST : BURST_BYTES);
     root_health_init(r);
     target_show(config->target, r->shown);
     r->hash = XXH3_64bits(config->target, strlen(config->target));

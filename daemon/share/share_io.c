@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define TOUCHES_WAIT 128u /* at a root, in a queue that others need, too */
+
 /* One read or write of a part: one root after the other until one succeeds, within one deadline. */
 struct part_io {
     struct share_task task;
@@ -75,6 +77,7 @@ static void touch_if_old(struct share *s, uint32_t root, const struct share_task
     uint64_t now_ns;
 
     if (t->op.mtime_ns == 0 || s->roots[root]->config.read_only || s->stopped ||
+        s->roots[root]->queued[SHARE_BACKGROUND] >= TOUCHES_WAIT ||
         share_root_time(s->roots[root], &now_ns) < 0)
         return;
     if (now_ns > t->op.mtime_ns && now_ns - t->op.mtime_ns > s->settings.touch_ms * 1000000u)

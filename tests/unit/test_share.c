@@ -286,6 +286,31 @@ Test(share, what_was_read_is_touched_when_its_time_is_old)
     cr_assert_eq(rig.servers[0].files[2].mtime_ns, rig.servers[0].now_ns);
 }
 
+/* The background waits while reads do. */
+Test(share, touches_leave_room_for_others)
+{
+    enum { PARTS = 400 };
+    static struct part parts[PARTS];
+    uint32_t most = 0;
+
+    open_roots(1, CONFIG_SPREAD_TIERED);
+    rig.servers[0].latency_ms = 1;
+    for (uint32_t i = 0; i < PARTS; i++) {
+        rig_put(&rig.servers[0], i);
+        rig.servers[0].files[i].mtime_ns -= 7200ull * 1000000000u;
+    }
+    cr_assert_eq(load(&parts[0], 0, 1), 0); /* asks for the time */
+    rig_run(NULL, 10);
+    for (uint32_t i = 0; i < PARTS; i++)
+        cr_assert_eq(submit(&parts[i], false, i, 1), 0);
+    for (int i = 0; i < 60; i++) {
+        rig_run(NULL, 1);
+        if (share->roots[0]->queued[SHARE_BACKGROUND] > most)
+            most = share->roots[0]->queued[SHARE_BACKGROUND];
+    }
+    cr_expect_eq(most, 128u, "%u", most);
+}
+
 Test(share, removed_it_is_gone_from_every_root)
 {
     struct block_file_id id = rig_id(8);
