@@ -148,7 +148,7 @@
       "parts not admitted to the shared tier until they are used again")                           \
     X(share_write_waits, counter, "times", "writes postponed because a root took none")            \
     X(share_remove_dropped, counter, "parts",                                                      \
-      "parts evicted by name whose removal a root did not take")                                   \
+      "parts written while evicted by name, whose files stay")                                     \
     X(share_reads, counter, "parts", "parts read from shared roots")                               \
     X(share_read_bytes, counter, "bytes", "bytes read from shared roots")                          \
     X(share_writes, counter, "parts", "parts written to shared roots")                             \

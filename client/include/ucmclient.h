@@ -592,8 +592,9 @@ UCM_API int ucm_pin(struct ucm_namespace *ns, const void *keys, uint32_t n_keys,
 UCM_API int ucm_unpin(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, int timeout_ms,
                       uint64_t *changed);
 /* Drops blocks from all tiers, the shared tier of all hosts included. keys as above. Pinned blocks
- * stay. Blocks in use are not found any more and go with their last user. *changed receives how
- * many were dropped at once, *busy how many are pinned or in use; both may be NULL. */
+ * stay. Blocks in use are not found any more and go with their last user. Returns when files on
+ * shared roots are gone, or UCM_EIO: some may be left there. *changed receives how many were dropped
+ * at once, *busy how many are pinned or in use; both may be NULL. */
 UCM_API int ucm_evict(struct ucm_namespace *ns, const void *keys, uint32_t n_keys, int timeout_ms,
                       uint64_t *changed, uint64_t *busy);
 

@@ -131,7 +131,8 @@ void cache_touch(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t
 /* The same of those among them that are of ns: a chain may have blocks of two. At most UCM_MAX_KEYS. */
 void cache_touch_own(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
 
-/* Tiers to evict from. CACHE_SHARE: the block's files go from every root, for all hosts. */
+/* Tiers to evict from. CACHE_SHARE: what is known of the block there is forgotten. Its files are the caller's to remove
+ * (share_removal), but those that are being written meanwhile. */
 enum { CACHE_DRAM = 1, CACHE_NVME = 2, CACHE_SHARE = 4 };
 #define CACHE_ALL (CACHE_DRAM | CACHE_NVME | CACHE_SHARE)
 
@@ -184,8 +185,8 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
 /* A KNOWN part that is nowhere else becomes PRESUMED, so that a dump of it is taken: the dump asks
  * for stable storage, which the shared tier is not. */
 void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part);
-/* Removes the block's files from every root, whether this host knows of them or not. */
-void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *key);
+/* Where something of the block lies, as far as this host knows: bit i for root i + 1; all, if the root is not known. */
+uint32_t cache_shared_roots(struct cache *c, block_ref ref);
 
 /* ---- reading a part ---- */
 

@@ -36,18 +36,6 @@ static void block_drop_nvme(struct cache *c, block_ref ref)
             cache_nvme_lost(c, ref, i, true);
 }
 
-/* Also where this host knows of no file: another may have written it. A purge of the namespace
- * removes all files by itself, but for one that is written meanwhile (its block is doomed). */
-static void block_drop_share(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-
-    if (ns->purges == 0 || b->flags & BLOCK_DOOMED)
-        cache_shared_remove(c, ns, b->key);
-    cache_shared_forget(c, ref);
-}
-
 void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
 {
     struct ns *ns;
@@ -71,10 +59,7 @@ void cache_discard(struct cache *c, block_ref ref)
         c->stats.pinned--;
     if (b->flags & BLOCK_SHARE_QUEUED)
         c->config.metrics->share_write_dropped += cache_parts_missing(b, ns, WRITE_SHARE);
-    if (b->flags & BLOCK_DOOMED)
-        block_drop_share(c, ref);
-    else
-        cache_shared_forget(c, ref);
+    cache_shared_forget(c, ref);
     block_drop_dram(c, ref, false);
     block_drop_nvme(c, ref);
     index_remove(c->config.index, ref);
@@ -154,7 +139,7 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
     }
     c->named = ref;
     if (tiers & CACHE_SHARE)
-        block_drop_share(c, ref);
+        cache_shared_forget(c, ref);
     if (tiers & CACHE_DRAM)
         block_drop_dram(c, ref, false);
     if (tiers & CACHE_NVME)

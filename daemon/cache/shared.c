@@ -51,6 +51,18 @@ void cache_shared_forget(struct cache *c, block_ref ref)
             part_set_share(c, ref, i, PART_SHARE_NONE, 0);
 }
 
+uint32_t cache_shared_roots(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+    uint32_t roots = 0;
+
+    for (uint32_t i = 0; i < ns->identity.parts; i++)
+        if (part_on_share(&b->part[i]))
+            roots |= b->part[i].root ? 1u << (b->part[i].root - 1) : UINT32_MAX;
+    return roots;
+}
+
 void cache_shared_presume(struct cache *c, block_ref ref, uint32_t part)
 {
     const struct part *p = cache_part(c, ref, part);
@@ -85,33 +97,15 @@ bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
     return rc == 0;
 }
 
-static struct block_file_id id_of(const struct cache *c, const struct ns *ns, const uint8_t *key,
-                                  uint32_t part)
-{
-    struct block_file_id id = {.key_bytes = ns->identity.key_bytes, .part = part};
-
-    (void)cache_shared_fingerprint(c, ns, id.fingerprint);
-    memcpy(id.key, key, ns->identity.key_bytes);
-    return id;
-}
-
 struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t part)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
+    struct block_file_id id = {.key_bytes = ns->identity.key_bytes, .part = part};
 
-    return id_of(c, ns, b->key, part);
-}
-
-void cache_shared_remove(struct cache *c, const struct ns *ns, const uint8_t *key)
-{
-    /* The last part first: lookups ask for it, so without it nobody reads the others. */
-    for (uint32_t i = ns->identity.parts; c->share && i-- > 0;) {
-        struct block_file_id id = id_of(c, ns, key, i);
-
-        if (share_remove(c->share, &id) != 0)
-            c->config.metrics->share_remove_dropped++;
-    }
+    (void)cache_shared_fingerprint(c, ns, id.fingerprint);
+    memcpy(id.key, b->key, ns->identity.key_bytes);
+    return id;
 }
 
 /* ---- attaching ---- */

@@ -69,11 +69,14 @@ static void share_done_cb(struct share_io *io, int status)
     cache_released(c);
 }
 
-/* The slot stays until now, and the block with it. */
+/* The slot stays until now, and the block with it. A file that was written while its block was evicted by name came too
+ * late for the removal of the others; a write that failed may have left it, too. */
 static void share_released_cb(struct share_io *io)
 {
     struct part_op *w = LIST_ENTRY(io, struct part_op, io.share);
 
+    if (cache_doomed(w->cache, w->ref))
+        share_remove(w->cache->share, &io->id, &io->who);
     cache_put(w->cache, w->ref, w->part);
     cache_shared_trim(w->cache); /* a form of it that is in DRAM in the other one has left that */
     free(w);

@@ -1,6 +1,7 @@
 /* pin, unpin, evict, namespace.purge and share.collect: what operators and clients change about
- * stored blocks. By key at once; a whole namespace a page a turn of the loop, so that millions of
- * blocks delay nobody. */
+ * stored blocks. A page a turn of the loop, so that many of them delay nobody. By key the first page goes at once, and
+ * files on shared roots go behind the last. Meanwhile lookups may find such a file, and loads read it: so all keys have
+ * a second look once the files are gone. */
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
 #include "daemon/request/window.h"
@@ -9,7 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WALK_PAGE 512
+/* What one turn of the loop changes. */
+#define PAGE_BLOCKS 512u
+#define PAGE_PARTS 16384u
+#define PAGE_COST 1024u
 
 struct change {
     enum ucm_method method;
@@ -25,39 +29,32 @@ static bool evicts(const struct change *k)
 /* 0: all tiers; 3: shared only. */
 static bool reaches_shares(const struct change *k)
 {
-    return k->method == UCM_METHOD_NS_PURGE || k->tier == 0 || k->tier == 3;
+    return evicts(k) && (k->method == UCM_METHOD_NS_PURGE || k->tier == 0 || k->tier == 3);
 }
 
-/* False: nothing of the block was where it should leave. */
-static bool change_evict(struct cache *c, struct change *k, block_ref ref)
+static enum cache_evicted change_evict(struct cache *c, struct change *k, block_ref ref)
 {
     static const unsigned tiers[] = {CACHE_ALL, CACHE_DRAM, CACHE_NVME, CACHE_SHARE};
+    enum cache_evicted how;
 
     if (k->method == UCM_METHOD_NS_PURGE)
         cache_pin(c, ref, false);
-    switch (cache_evict(c, ref, tiers[k->tier])) {
-    case CACHE_EVICT_DONE:
-        k->result.blocks++;
-        return true;
-    case CACHE_EVICT_LATER:
-        k->result.busy++;
-        return true;
-    case CACHE_EVICT_NONE:
-        break;
-    }
-    return false;
+    how = cache_evict(c, ref, tiers[k->tier]);
+    k->result.blocks += how == CACHE_EVICT_DONE;
+    k->result.busy += how == CACHE_EVICT_LATER;
+    return how;
 }
 
-/* False: nothing of the block was there to evict. */
-static bool change_apply(struct cache *c, struct change *k, block_ref ref)
+/* CACHE_EVICT_NONE: nothing of the block was there to evict. */
+static enum cache_evicted change_apply(struct cache *c, struct change *k, block_ref ref)
 {
+    if (evicts(k))
+        return change_evict(c, k, ref);
     if (k->method == UCM_METHOD_PIN)
         k->result.blocks += cache_found(c, ref) && cache_pin(c, ref, true);
-    else if (k->method == UCM_METHOD_UNPIN)
-        k->result.blocks += cache_pin(c, ref, false);
     else
-        return change_evict(c, k, ref);
-    return true;
+        k->result.blocks += cache_pin(c, ref, false);
+    return CACHE_EVICT_DONE;
 }
 
 static void change_audit(const struct session *s, const struct change *k, const struct ns *ns,
@@ -70,44 +67,81 @@ static void change_audit(const struct session *s, const struct change *k, const 
     audit_blocks(s, k->method, ns, &a);
 }
 
-static int change_keys(struct call *call, struct ns *ns, struct change *k, struct proto_bin keys)
-{
-    struct requests *rq = call->s->rq;
-    uint32_t n = call_keys(call, ns, keys);
-
-    if (n == 0)
-        return -call->error.code;
-    for (uint32_t i = 0; i < n; i++) {
-        /* Found one at a time: to evict one block may free another. */
-        const uint8_t *key = keys.p + (size_t)i * ns->identity.key_bytes;
-        block_ref ref = index_find(rq->rooms.index, ns, key);
-
-        if (ref && change_apply(rq->rooms.cache, k, ref))
-            continue;
-        /* The index keeps a block that lost its copies while it is leased. */
-        k->result.missing += !ref || k->tier == 0;
-        /* Another host may have stored a block that this one does not know. */
-        if (evicts(k) && reaches_shares(k))
-            cache_shared_remove(rq->rooms.cache, ns, key);
-    }
-    windows_doomed(rq);
-    change_audit(call->s, k, ns, n, 0);
-    return call_reply(call, &k->result);
-}
-
-/* ---- a whole namespace ---- */
+/* ---- page by page ---- */
 
 struct walk {
     struct request r;
-    struct list link; /* in rq->walks while there are blocks to walk */
+    struct list link; /* in rq->walks while there is a page to do */
     struct ns *ns;
     struct change change;
-    uint64_t cursor;
-    bool walked;
-    bool purges; /* `purge` is under way: namespace.purge, or evict that removes shared files */
-    struct cache_purge purge;
-    int purge_status;
+    uint32_t keys;                   /* named; 0: the whole namespace */
+    void (*step_cb)(struct walk *w); /* a page; it may end the walk */
 };
+
+static uint32_t page_of(const struct walk *w)
+{
+    uint32_t n = PAGE_PARTS / w->ns->identity.parts;
+
+    return n < PAGE_BLOCKS ? n : PAGE_BLOCKS;
+}
+
+/* It is the loop's time that they share, so tenants count alike. */
+static struct fair_who who_of(const struct walk *w)
+{
+    return (struct fair_who){limit_number(owner_of(w->r.s)), FAIR_WEIGHT};
+}
+
+static void walker_cb(uv_idle_t *idle)
+{
+    struct requests *rq = idle->data;
+    struct list *node = fair_queue_first(&rq->walks);
+    struct fair_who who;
+    struct walk *w;
+
+    if (!node) {
+        uv_idle_stop(idle);
+        return;
+    }
+    w = LIST_ENTRY(node, struct walk, link);
+    who = who_of(w);
+    list_remove(node);
+    fair_queue_push(&rq->walks, &who, 0, node, false);
+    fair_queue_charge(&rq->walks, &who, PAGE_COST, NULL);
+    w->step_cb(w);
+}
+
+void walks_init(struct requests *rq)
+{
+    fair_queue_init(&rq->walks, 1, PAGE_COST);
+}
+
+/* It goes on in the next turn of the loop, and in those behind it until it leaves the queue. */
+static void walk_go_on(struct walk *w)
+{
+    struct requests *rq = w->r.s->rq;
+    struct fair_who who = who_of(w);
+
+    if (!list_empty(&w->link))
+        return;
+    fair_queue_push(&rq->walks, &who, 0, &w->link, false);
+    if (uv_idle_start(&rq->walker, walker_cb) != 0)
+        abort(); /* libuv: only fails for a NULL callback */
+}
+
+/* NULL with call->error. */
+static void *walk_new(struct call *call, size_t bytes, size_t more, struct ns *ns,
+                      const struct change *k, void (*stop_cb)(struct request *r))
+{
+    struct walk *w = request_new_with(call, bytes + more, 0, UCM_DEADLINE_MS, stop_cb);
+
+    if (!w)
+        return NULL;
+    list_init(&w->link);
+    w->ns = ns;
+    w->change = *k;
+    index_ns_use(call->s->rq->rooms.index, ns);
+    return w;
+}
 
 /* Why a walk was stopped. */
 static void stopped_error(const struct walk *w, struct ucm_error *e)
@@ -123,106 +157,259 @@ static void stopped_error(const struct walk *w, struct ucm_error *e)
         ucm_error_set(e, UCM_WIRE_CANCELLED, "only some of the blocks may have changed");
 }
 
-static bool walk_done(const struct walk *w)
+static void left_error(int status, struct ucm_error *e)
 {
-    return w->walked && (!w->purges || cache_purge_done(&w->purge));
+    ucm_error_set(e, UCM_WIRE_IO,
+                  "the blocks are gone from this host, but some may be left on the shared tier "
+                  "(%s); try again",
+                  strerror(-status));
 }
 
-static void walk_end(struct walk *w)
+static void walk_end(struct walk *w, const struct ucm_error *e)
 {
-    struct requests *rq = w->r.s->rq;
+    list_remove(&w->link);
+    change_audit(w->r.s, &w->change, w->ns, w->keys, e->code);
+    index_ns_unuse(w->r.s->rq->rooms.index, w->ns);
+    request_end(&w->r, e, &w->change.result);
+}
+
+/* ---- keys ---- */
+
+struct keys_walk {
+    struct walk w;
+    uint32_t at;   /* the next key of this pass */
+    bool again;    /* the pass behind the removal */
+    bool removing; /* it is under way */
+    bool removes;
+    /* Its keys are those whose files go, the first of `keys`, as far as these have been walked. */
+    struct share_removal removal;
+    uint8_t *keys;
+};
+
+static struct keys_walk *keys_of(struct walk *w)
+{
+    return LIST_ENTRY(w, struct keys_walk, w);
+}
+
+static uint8_t *key_at(const struct keys_walk *k, uint32_t i)
+{
+    return k->keys + (size_t)i * k->w.ns->identity.key_bytes;
+}
+
+/* Its files go. Another host may have stored a block that this one does not know: then they are asked for. */
+static void key_removes(struct keys_walk *k, const uint8_t *key, uint32_t roots)
+{
+    memmove(key_at(k, k->removal.n), key, k->w.ns->identity.key_bytes);
+    k->removal.whole[k->removal.n++] = roots;
+}
+
+static void key_change(struct keys_walk *k, const uint8_t *key)
+{
+    const struct request_rooms *rooms = &k->w.r.s->rq->rooms;
+    struct change *change = &k->w.change;
+    /* Found one at a time: to evict one block may free another. */
+    block_ref ref = index_find(rooms->index, k->w.ns, key);
+    uint32_t roots = ref && k->removes ? cache_shared_roots(rooms->cache, ref) : 0;
+    enum cache_evicted how = ref ? change_apply(rooms->cache, change, ref) : CACHE_EVICT_NONE;
+
+    /* The index keeps a block that lost its copies while it is leased. */
+    if (how == CACHE_EVICT_NONE)
+        change->result.missing += !ref || change->tier == 0;
+    /* One that stays, because it is pinned, say, keeps its files, too. */
+    if (k->removes && (how != CACHE_EVICT_LATER || cache_doomed(rooms->cache, ref)))
+        key_removes(k, key, roots);
+}
+
+/* The key's files are gone. What came of them in the meantime goes, too: blocks that a lookup found or a load read, and
+ * what lookups under way are about to note. What was stored anew stays, unless it has been written below. */
+static void key_again(struct keys_walk *k, const uint8_t *key)
+{
+    struct requests *rq = k->w.r.s->rq;
+    struct change uncounted = k->w.change;
+    block_ref ref = index_find(rq->rooms.index, k->w.ns, key);
+
+    shared_lookups_forget(rq, k->w.ns, key);
+    if (ref && cache_shared_roots(rq->rooms.cache, ref) != 0)
+        change_apply(rq->rooms.cache, &uncounted, ref);
+}
+
+static void removed_cb(struct share_removal *r, int status);
+
+static void keys_walked(struct keys_walk *k)
+{
+    const struct request_rooms *rooms = &k->w.r.s->rq->rooms;
     struct ucm_error e = {0};
 
-    list_remove(&w->link);
-    if (!walk_done(w))
-        stopped_error(w, &e);
-    else if (w->purge_status != 0)
+    if (k->again || k->removal.n == 0) {
+        if (k->removal.status != 0)
+            left_error(k->removal.status, &e);
+        walk_end(&k->w, &e);
+        return;
+    }
+    list_remove(&k->w.link);
+    k->removing = true;
+    share_removal_begin(rooms->share, &k->removal);
+}
+
+static void keys_step_cb(struct walk *w)
+{
+    struct keys_walk *k = keys_of(w);
+    uint32_t n = k->again ? k->removal.n : w->keys, left = page_of(w);
+
+    for (; k->at < n && left > 0; k->at++, left--) {
+        if (k->again)
+            key_again(k, key_at(k, k->at));
+        else
+            key_change(k, key_at(k, k->at));
+    }
+    windows_doomed(w->r.s->rq);
+    if (k->at < n)
+        walk_go_on(w);
+    else
+        keys_walked(k);
+}
+
+static void removed_cb(struct share_removal *r, int status)
+{
+    struct keys_walk *k = LIST_ENTRY(r, struct keys_walk, removal);
+
+    (void)status; /* the removal has it */
+    k->removing = false;
+    k->again = true;
+    k->at = 0;
+    keys_step_cb(&k->w);
+}
+
+static void keys_stop_cb(struct request *r)
+{
+    struct keys_walk *k = keys_of(LIST_ENTRY(r, struct walk, r));
+    struct ucm_error e = {0};
+
+    if (k->removing)
+        share_removal_cancel(r->s->rq->rooms.share, &k->removal);
+    stopped_error(&k->w, &e);
+    walk_end(&k->w, &e);
+}
+
+static int change_keys(struct call *call, struct ns *ns, const struct change *change,
+                       struct proto_bin keys)
+{
+    const struct request_rooms *rooms = &call->s->rq->rooms;
+    uint32_t n = call_keys(call, ns, keys);
+    struct keys_walk *k;
+
+    if (n == 0)
+        return -call->error.code;
+    k = walk_new(call, sizeof(*k), n * sizeof(uint32_t) + keys.n, ns, change, keys_stop_cb);
+    if (!k)
+        return -call->error.code;
+    k->removal = (struct share_removal){.who = tenant_who(ns->tenant),
+                                        .sealed = cache_sealed(rooms->cache, ns),
+                                        .key_bytes = ns->identity.key_bytes,
+                                        .part = ns->identity.parts - 1,
+                                        .whole = (uint32_t *)(k + 1),
+                                        .done_cb = removed_cb};
+    memcpy(k->removal.fingerprint, ns->fingerprint, sizeof(k->removal.fingerprint));
+    k->keys = (uint8_t *)(k->removal.whole + n);
+    k->removal.keys = k->keys;
+    memcpy(k->keys, keys.p, keys.n);
+    k->removes = rooms->share && reaches_shares(change);
+    k->w.keys = n;
+    k->w.step_cb = keys_step_cb;
+    keys_step_cb(&k->w);
+    return 0;
+}
+
+/* ---- a whole namespace ---- */
+
+struct ns_walk {
+    struct walk w;
+    uint64_t cursor;
+    bool walked;
+    bool purges; /* `purge` is under way: namespace.purge, or evict that removes shared files */
+    struct cache_purge purge;
+    int purge_status;
+};
+
+static bool all_done(const struct ns_walk *a)
+{
+    return a->walked && (!a->purges || cache_purge_done(&a->purge));
+}
+
+static void all_end(struct ns_walk *a)
+{
+    int shared = a->purges ? a->purge.share_status : 0;
+    struct ucm_error e = {0};
+
+    if (!all_done(a))
+        stopped_error(&a->w, &e);
+    else if (a->purge_status != 0)
         ucm_error_set(&e, UCM_WIRE_IO,
                       "the blocks are gone, but storage failed to record that (%s): they may come "
                       "back when the daemon restarts; try again",
-                      strerror(-w->purge_status));
-    else if (w->purges && w->purge.share_status == -EOPNOTSUPP)
+                      strerror(-a->purge_status));
+    else if (shared == -EOPNOTSUPP)
         ucm_error_set(&e, UCM_WIRE_IO,
                       "the blocks are gone from this host, but a root of the shared tier lists no "
                       "files: those there are left, and come back; remove them at the store "
                       "(docs/mooncake.md, docs/s3.md)");
-    else if (w->purges && w->purge.share_status != 0)
-        ucm_error_set(&e, UCM_WIRE_IO,
-                      "the blocks are gone from this host, but some may be left on the shared tier "
-                      "(%s); try again",
-                      strerror(-w->purge.share_status));
-    if (w->purges)
-        cache_purge_end(rq->rooms.cache, &w->purge);
-    change_audit(w->r.s, &w->change, w->ns, 0, e.code);
-    index_ns_unuse(rq->rooms.index, w->ns);
-    request_end(&w->r, &e, &w->change.result);
+    else if (shared != 0)
+        left_error(shared, &e);
+    if (a->purges)
+        cache_purge_end(a->w.r.s->rq->rooms.cache, &a->purge);
+    walk_end(&a->w, &e);
 }
 
-static void walk_stop_cb(struct request *r)
+static void all_stop_cb(struct request *r)
 {
-    walk_end(LIST_ENTRY(r, struct walk, r));
+    all_end(LIST_ENTRY(r, struct ns_walk, w.r));
 }
 
 static void purge_done_cb(struct cache_purge *p, int status)
 {
-    struct walk *w = LIST_ENTRY(p, struct walk, purge);
+    struct ns_walk *a = LIST_ENTRY(p, struct ns_walk, purge);
 
-    w->purge_status = status;
-    if (walk_done(w))
-        walk_end(w);
+    a->purge_status = status;
+    if (all_done(a))
+        all_end(a);
 }
 
-static void walk_step(struct requests *rq, struct walk *w)
+static void all_step_cb(struct walk *w)
 {
-    block_ref refs[WALK_PAGE];
+    struct ns_walk *a = LIST_ENTRY(w, struct ns_walk, w);
+    struct requests *rq = w->r.s->rq;
+    block_ref refs[PAGE_BLOCKS];
     uint32_t n;
 
-    w->cursor = index_scan(rq->rooms.index, w->ns, w->cursor, WALK_PAGE, refs, &n);
+    a->cursor = index_scan(rq->rooms.index, w->ns, a->cursor, page_of(w), refs, &n);
     for (uint32_t i = 0; i < n; i++)
         change_apply(rq->rooms.cache, &w->change, refs[i]);
     windows_doomed(rq);
-    if (w->cursor != 0)
+    if (a->cursor != 0)
         return;
-    w->walked = true;
+    a->walked = true;
     list_remove(&w->link);
-    if (walk_done(w))
-        walk_end(w);
-}
-
-static void walker_cb(uv_idle_t *idle)
-{
-    struct requests *rq = idle->data;
-    struct list *node = list_pop_front(&rq->walks);
-
-    if (node) {
-        list_push_back(&rq->walks, node);
-        walk_step(rq, LIST_ENTRY(node, struct walk, link));
-    }
-    if (list_empty(&rq->walks))
-        uv_idle_stop(idle);
+    if (all_done(a))
+        all_end(a);
 }
 
 static int change_all(struct call *call, struct ns *ns, const struct change *k)
 {
     struct requests *rq = call->s->rq;
-    struct walk *w = request_new(call, sizeof(*w), UCM_DEADLINE_MS, walk_stop_cb);
+    struct ns_walk *a = walk_new(call, sizeof(*a), 0, ns, k, all_stop_cb);
 
-    if (!w)
+    if (!a)
         return -call->error.code;
-    w->purge.done_cb = purge_done_cb;
-    w->ns = ns;
-    w->change = *k;
-    w->purges =
-        k->method == UCM_METHOD_NS_PURGE || (rq->rooms.share && evicts(k) && reaches_shares(k));
-    w->purge.only_shared = k->method == UCM_METHOD_EVICT;
-    if (w->purges && cache_purge_begin(rq->rooms.cache, &w->purge, ns) != 0) {
-        request_refuse(&w->r);
+    a->w.step_cb = all_step_cb;
+    a->purge.done_cb = purge_done_cb;
+    a->purges = k->method == UCM_METHOD_NS_PURGE || (rq->rooms.share && reaches_shares(k));
+    a->purge.only_shared = k->method == UCM_METHOD_EVICT;
+    if (a->purges && cache_purge_begin(rq->rooms.cache, &a->purge, ns) != 0) {
+        index_ns_unuse(rq->rooms.index, ns);
+        request_refuse(&a->w.r);
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
     }
-    index_ns_use(rq->rooms.index, ns);
-    list_push_back(&rq->walks, &w->link);
-    if (uv_idle_start(&rq->walker, walker_cb) != 0)
-        abort(); /* libuv: only fails for a NULL callback */
+    walk_go_on(&a->w);
     return 0;
 }
 

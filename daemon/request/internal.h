@@ -100,7 +100,7 @@ struct requests {
     bool keeping;           /* tenants.c: a thread writes what tenants were given */
     uint64_t audit_idle_ms; /* audit.c: when a call that changed nothing had its line last */
     uint32_t audit_idle_held;
-    struct list sessions, users, active, walks;
+    struct list sessions, users, active, shared_lookups;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
     uint8_t secret[4]; /* keys hashes of what peers choose */
@@ -110,6 +110,7 @@ struct requests {
     uint32_t large_reads;      /* reads of large transfers that are under way */
     uint64_t large_bytes;      /* the slots of these */
     uint32_t narrow_reads;     /* so many of them still begin under the bound */
+    struct fair_queue walks;   /* evict.c: of walk.link */
     uv_idle_t walker;
     struct proto_buf out;             /* one answer at a time */
     struct observe_snapshot observed; /* for that answer */
@@ -329,13 +330,17 @@ int leased_check(struct call *call);
 bool memory_take(struct session *s, size_t bytes);
 void memory_return(struct session *s, size_t bytes);
 
+#define SHARED_LOOKUP_GONE 1024u
 /* shared_lookup.c: which keys that are not here lie on the shared tier? What it finds is noted in
  * the cache, as far as there is room, before done_cb runs. */
 struct shared_lookup {
     struct share_lookup p;
+    struct list link;  /* in rq->shared_lookups */
     struct session *s; /* whose memory it takes */
     struct ns *ns;
-    uint64_t purged;                          /* ns->purged when it began */
+    uint64_t purged; /* ns->purged when it began */
+    uint64_t
+        gone[SHARED_LOOKUP_GONE / 64]; /* bit by hash: keys that were evicted since, and more */
     void (*done_cb)(struct shared_lookup *k); /* calls shared_lookup_free */
     void *ctx;
     size_t memory;       /* counted against limits.frame_memory */
@@ -352,6 +357,8 @@ int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys,
 void shared_lookup_free(struct shared_lookup *k);
 /* done_cb does not run any more; frees it. */
 void shared_lookup_cancel(struct shared_lookup *k);
+/* The key's files are gone: what lookups under way have found of it is not noted. */
+void shared_lookups_forget(struct requests *rq, const struct ns *ns, const uint8_t *key);
 
 /* lookup_later.c: lookups that don't wait for the shared tier, and whose client comes back for its answer. A
  * session remembers which keys it has asked for, and for some time that the answer has come. */
@@ -398,6 +405,9 @@ struct registered *call_region(struct call *call, uint64_t name);
 void region_transfer_ended(struct registered *r);
 /* Begins to close all regions and staging rings of a session whose requests have ended. */
 void registered_close_all(struct session *s);
+
+/* evict.c */
+void walks_init(struct requests *rq);
 
 /* transfer_reads.c */
 void transfers_init(struct requests *rq);

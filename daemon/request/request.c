@@ -99,8 +99,9 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     list_init(&rq->sessions);
     list_init(&rq->users);
     list_init(&rq->active);
-    list_init(&rq->walks);
+    list_init(&rq->shared_lookups);
     transfers_init(rq);
+    walks_init(rq);
     derived_init(rq);
     windows_init(rq);
     rc = following_init(rq);

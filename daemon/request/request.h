@@ -2,7 +2,7 @@
  *
  * A session is a connection's state: who the peer is, which namespaces it opened, its regions,
  * leases and requests under way. Most methods answer at once; load, dump, prefetch, region.* and
- * what walks a whole namespace are request objects that answer when they are done. There are at
+ * what changes stored blocks by name are request objects that answer when they are done. There are at
  * most CONFIG_MAX_REQUESTS of them, and each has a deadline; past the limit the answer is BUSY.
  *
  * A session ends in order: its requests are stopped, copies under way are awaited, then its

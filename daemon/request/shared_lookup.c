@@ -5,6 +5,33 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
+
+static uint32_t gone_bit(const struct ns *ns, const uint8_t *key)
+{
+    return (uint32_t)XXH3_64bits(key, ns->identity.key_bytes) % SHARED_LOOKUP_GONE;
+}
+
+/* Others share the key's bit: they are misses once, and are asked for again. */
+void shared_lookups_forget(struct requests *rq, const struct ns *ns, const uint8_t *key)
+{
+    uint32_t bit = gone_bit(ns, key);
+
+    for (struct list *node = rq->shared_lookups.next; node != &rq->shared_lookups;
+         node = node->next) {
+        struct shared_lookup *k = LIST_ENTRY(node, struct shared_lookup, link);
+
+        if (k->ns == ns)
+            k->gone[bit / 64] |= UINT64_C(1) << bit % 64;
+    }
+}
+
+static bool gone(const struct shared_lookup *k, const uint8_t *key)
+{
+    uint32_t bit = gone_bit(k->ns, key);
+
+    return k->gone[bit / 64] >> bit % 64 & 1;
+}
 
 /* From the end: a chain's head is worth more than its tail, and the cache forgets the oldest notes
  * when it has no space for all. */
@@ -16,10 +43,10 @@ static void lookup_note(struct shared_lookup *k)
         return; /* what it found may be gone */
     for (uint32_t i = p->each ? p->n : p->prefix; i-- > 0;) {
         share_root_id root = p->answers[i] <= UCM_MAX_ROOTS ? p->answers[i] : 0;
+        const uint8_t *key = p->keys + (size_t)i * p->key_bytes;
 
-        if (root != 0 || !p->each)
-            cache_shared_note(k->s->rq->rooms.cache, k->ns, p->keys + (size_t)i * p->key_bytes,
-                              root, p->each);
+        if ((root != 0 || !p->each) && !gone(k, key))
+            cache_shared_note(k->s->rq->rooms.cache, k->ns, key, root, p->each);
     }
 }
 
@@ -80,6 +107,7 @@ static struct shared_lookup *lookup_new(struct session *s, struct ns *ns, struct
     memcpy(all, keys.p, keys.n);
     k->s = s;
     k->ns = ns;
+    list_push_back(&s->rq->shared_lookups, &k->link);
     k->purged = ns->purged;
     k->memory = memory;
     k->keys = all;
@@ -140,6 +168,7 @@ int shared_lookup_start(struct session *s, struct ns *ns, struct proto_bin keys,
 
 void shared_lookup_free(struct shared_lookup *k)
 {
+    list_remove(&k->link);
     memory_return(k->s, k->memory);
     limit_give(owner_of(k->s), LIMIT_SHARED_LOOKUPS, 1);
     free(k);

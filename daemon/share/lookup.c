@@ -53,7 +53,7 @@ struct find {
     struct share *share;
     struct lookup *lookup; /* NULL: the lookup has ended */
     struct list link;
-    uint64_t seed;           /* share.seed when it began: a purge changes it */
+    uint64_t seed, removed;  /* as in share when it began: purges and removals change them */
     uint32_t root, key;      /* key: of lookup.keys */
     share_roots_mask others; /* roots to ask next, if this one does not have the part */
 };
@@ -226,7 +226,7 @@ static void find_remember(const struct find *f, int status)
     const struct block_file_id *id = &f->task.op.id;
 
     if (status == 0 && f->seed == s->seed)
-        share_remember(s, id, f->root, true, SHARE_FOUND_MS);
+        share_remember_found(s, id, f->root, f->removed);
     else if (status == -ENOENT && share_recall(s, id, f->root) != SHARE_KNOWN_MISSING)
         share_remember(s, id, f->root, false, s->settings.negative_ms);
 }
@@ -256,6 +256,7 @@ static bool find_begin(struct lookup *p, uint32_t key, uint32_t root, share_root
     f->share = s;
     f->lookup = p;
     f->seed = s->seed;
+    f->removed = s->removed;
     f->root = root;
     f->key = key;
     f->others = others;

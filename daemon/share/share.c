@@ -17,6 +17,7 @@ static void ready_cb(void *ctx)
     struct share *s = ctx;
 
     share_sealed_go_on(s);
+    share_removals_go_on(s);
     if (s->ready_cb)
         s->ready_cb(s->ready_ctx);
 }
@@ -91,7 +92,9 @@ int share_new(const struct share_settings *settings, struct share **out)
     list_init(&s->sealed);
     if (getrandom(&s->seed, sizeof(s->seed), 0) != sizeof(s->seed))
         s->seed = uv_hrtime();
-    err = answer_cache_init(&s->answers, SHARE_ANSWERS);
+    err = share_removals_init(s, settings->n);
+    if (err == 0)
+        err = answer_cache_init(&s->answers, SHARE_ANSWERS);
     if (err == 0 && settings->seal && settings->seeds && settings->seeds[0] != '\0')
         err = seeds_open(settings->loop, settings->seeds, settings->seeds_ms, seeds_changed_cb, s,
                          &s->seeds);
@@ -186,6 +189,7 @@ void share_stop(struct share *s)
         return;
     s->stopped = true;
     share_purges_stop(s);
+    share_removals_stop(s);
     share_sealed_go_on(s);
     for (uint32_t i = 0; i < s->n; i++)
         if (s->roots[i]->gc)
@@ -203,7 +207,8 @@ void share_quotas(struct share *s, share_quota_fn quota_cb, void *ctx)
 
 uint32_t share_busy(const struct share *s)
 {
-    uint32_t n = s->n_lookups + !list_empty(&s->purges) + s->sealing;
+    uint32_t n = s->n_lookups + !list_empty(&s->purges) + s->sealing + !list_empty(&s->removals) +
+                 !list_empty(&s->unnamed);
 
     for (uint32_t i = 0; i < s->n; i++)
         n += share_root_busy(s->roots[i]) + (s->roots[i]->gc && gc_busy(s->roots[i]->gc));
@@ -219,7 +224,7 @@ bool share_hangs(const struct share *s)
             return false;
         late += s->roots[i]->late;
     }
-    return late > 0 && s->n_lookups == 0 && s->sealing == 0;
+    return late > 0 && s->n_lookups == 0 && s->sealing == 0 && list_empty(&s->removals);
 }
 
 void share_close(struct share *s)
@@ -233,6 +238,7 @@ void share_close(struct share *s)
         share_root_close(s->roots[i]);
     seeds_close(s->seeds);
     answer_cache_close(&s->answers);
+    free(s->removers);
     free(s);
 }
 

@@ -14,6 +14,7 @@
 #ifndef UCMD_SHARE_SHARE_H
 #define UCMD_SHARE_SHARE_H
 
+#include "daemon/base/deadline.h"
 #include "daemon/base/fair_queue.h"
 #include "daemon/base/list.h"
 #include "daemon/seal/seal.h"
@@ -130,10 +131,53 @@ struct share_lookup {
 int share_lookup(struct share *s, struct share_lookup *p);
 void share_lookup_cancel(struct share *s, struct share_lookup *p); /* done_cb will not run */
 
-/* ---- for operators ---- */
+/* ---- removals by key ---- */
 
-/* Removes the part from every root: an eviction by name. Best effort, in the background. */
-int share_remove(struct share *s, const struct block_file_id *id);
+/* Its way through the files at one root: the room's own. */
+struct share_removal;
+struct share_removal_way {
+    struct share_removal *removal;
+    struct list link;              /* while it has a file to remove */
+    uint32_t key, part, under_way; /* part: so many of the key's, below the highest, are left */
+    bool rest;                     /* it has passed the highest parts */
+};
+
+/* Removes blocks' files from every root that is not configured read-only, in the background: tenants take turns at
+ * each root. Memory of the caller, with keys and whole, until done_cb or cancel. */
+struct share_removal {
+    struct fair_who who;
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES]; /* the namespace's */
+    bool sealed;                                /* it is encrypted */
+    uint32_t key_bytes;
+    uint32_t part;       /* the block's highest: removed first */
+    bool alone;          /* no other part goes */
+    uint32_t n;          /* keys */
+    const uint8_t *keys; /* n of key_bytes each */
+    /* n. Bit i: all parts of the key's block are removed from root i (from 0). Else only the highest is, and the others
+     * where that was there: its bit is set then. */
+    uint32_t *whole;
+    /* Runs once, when all roots have answered. 0: the files are gone; -ENOKEY: their names can't be known now;
+     * -ECANCELED: the share was stopped; or the first failure of any root, which may still have some of them. */
+    void (*done_cb)(struct share_removal *r, int status);
+    /* The room's own. */
+    struct list link, under_way;
+    struct share *share; /* NULL: it has ended */
+    struct deadline ended;
+    struct share_removal_way way[UCM_MAX_ROOTS];
+    uint8_t name[UCM_FINGERPRINT_BYTES]; /* the fingerprint in the files' names */
+    uint32_t ways;
+    int status;
+};
+/* done_cb will run, never from inside. Names that are not known yet are waited for. */
+void share_removal_begin(struct share *s, struct share_removal *r);
+/* done_cb will not run; what a root has begun goes on. Harmless behind done_cb. */
+void share_removal_cancel(struct share *s, struct share_removal *r);
+
+/* Removes one part, whose id has the fingerprint of the file's name, from every root. Nobody waits for it; what fails is
+ * counted. */
+void share_remove(struct share *s, const struct block_file_id *id, const struct fair_who *who);
+
+/* ---- for operators ---- */
 
 /* Removes all files of a namespace from every root that is not configured read-only. What a bucket
  * held when it was listed is removed: hosts that still write the namespace may write behind that, and

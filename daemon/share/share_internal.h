@@ -1,5 +1,5 @@
-/* What share.c (opening, closing, counters), share_policy.c (which root), share_io.c (parts) and
- * lookup.c (keys) share. */
+/* What share.c (opening, closing, counters), share_policy.c (which root), share_io.c (parts), lookup.c (keys) and
+ * remove.c (removals) share. */
 #ifndef UCMD_SHARE_SHARE_INTERNAL_H
 #define UCMD_SHARE_SHARE_INTERNAL_H
 
@@ -51,6 +51,11 @@ struct share {
     struct list lookups; /* of lookup.c: done_cb has not run */
     struct list purges;  /* of purge.c; each until the last of its operations has ended */
     uint32_t n_lookups;
+    struct remover *removers; /* of remove.c, by root */
+    struct list removals;     /* of share_removal.link: done_cb has not run */
+    struct list unnamed;      /* of them, those that wait for a seed */
+    uint32_t alone;           /* of share_remove, under way */
+    uint64_t removed;         /* removals that have ended */
     void (*ready_cb)(void *ctx);
     void *ready_ctx;
     struct list sealed;    /* writes of share_io.c that are sealed and wait for a root */
@@ -78,11 +83,22 @@ int share_new(const struct share_settings *settings, struct share **out);
 /* Ends all purges: done_cb runs with -ECANCELED. */
 void share_purges_stop(struct share *s);
 
+/* remove.c */
+
+int share_removals_init(struct share *s, uint32_t roots);
+/* A root may take some again, or a seed has come. */
+void share_removals_go_on(struct share *s);
+/* Ends all of them: done_cb will run with -ECANCELED. */
+void share_removals_stop(struct share *s);
+
 /* share_policy.c */
 
 /* Remembers an answer. "It exists" is not remembered while a namespace is purged. */
 void share_remember(struct share *s, const struct block_file_id *id, uint32_t root, bool found,
                     uint64_t for_ms);
+/* The same of a file that an operation found which began when s->removed was `removed`: it may be gone by now. */
+void share_remember_found(struct share *s, const struct block_file_id *id, uint32_t root,
+                          uint64_t removed);
 enum share_known { SHARE_KNOWN_NOT, SHARE_KNOWN_FOUND, SHARE_KNOWN_MISSING };
 enum share_known share_recall(const struct share *s, const struct block_file_id *id, uint32_t root);
 /* Those of `asked` that could have the part. */

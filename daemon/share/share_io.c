@@ -1,4 +1,4 @@
-/* Reads and writes of parts, and background operations: files removed or touched. */
+/* Reads and writes of parts, and what they entail: damaged files are removed, old ones touched. */
 #include "daemon/share/share_internal.h"
 
 #include "daemon/base/log.h"
@@ -18,6 +18,7 @@ struct part_io {
     uint8_t roots[UCM_MAX_ROOTS]; /* in the order in which they are asked */
     uint32_t n, at;
     uint64_t deadline_ms;
+    uint64_t removed;       /* share.removed when it began */
     int status;             /* the worst so far */
     bool late;              /* done_cb has run */
     struct share_seal seal; /* of io->sealed */
@@ -172,7 +173,7 @@ static void read_answered(struct part_io *m, int status)
     int err;
 
     if (status == 0) {
-        share_remember(s, &m->io->id, root, true, SHARE_FOUND_MS);
+        share_remember_found(s, &m->io->id, root, m->removed);
         m->io->root = (share_root_id)(root + 1);
         touch_if_old(s, root, &m->task);
         part_io_end(m, 0);
@@ -319,6 +320,7 @@ int share_submit(struct share *s, struct share_io *io)
         return -ENOMEM;
     m->share = s;
     m->io = io;
+    m->removed = s->removed;
     m->status = -ENOENT;
     m->n = io->write ? share_write_roots(s, &io->id, m->roots) : read_roots(s, io, m->roots);
 
@@ -351,20 +353,4 @@ int share_submit(struct share *s, struct share_io *io)
     }
     io->op = m;
     return 0;
-}
-
-int share_remove(struct share *s, const struct block_file_id *id)
-{
-    int worst = 0;
-
-    for (uint32_t i = 0; i < s->n; i++) {
-        bool read_only = s->roots[i]->config.read_only;
-        int err = read_only ? 0 : share_submit_background(s, i, SHARE_REMOVE, id, 0);
-
-        /* Until the removal has ended, which may take longer. */
-        share_remember(s, id, i, false, read_only ? s->settings.negative_ms : SHARE_DAMAGED_MS);
-        if (err < 0 && worst == 0)
-            worst = err;
-    }
-    return worst;
 }

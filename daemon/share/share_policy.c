@@ -31,6 +31,13 @@ void share_remember(struct share *s, const struct block_file_id *id, uint32_t ro
         answer_cache_forget(&s->answers, tag);
 }
 
+void share_remember_found(struct share *s, const struct block_file_id *id, uint32_t root,
+                          uint64_t removed)
+{
+    if (removed == s->removed)
+        share_remember(s, id, root, true, SHARE_FOUND_MS);
+}
+
 enum share_known share_recall(const struct share *s, const struct block_file_id *id, uint32_t root)
 {
     return (enum share_known)answer_cache_get(&s->answers, answer_tag(s, id, root), share_now(s));

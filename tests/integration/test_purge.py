@@ -4,12 +4,13 @@ let go of them; and what is stored anew is found."""
 
 import faulthandler
 import os
+import select
 import sys
 import unittest
 
 try:
     from retrieval_case import IDENTITY, Retrieval, lists_of
-    from second_client import DEMO, IN_PROGRESS, MISS, OK, Case, Pool, Region, keys, u32
+    from second_client import DEMO, IN_PROGRESS, MISS, OK, OTHER_UID, Case, Client, Pool, Region, keys, u32
     from share_case import ABSENT, ON_SHARE, ShareCase
     from test_hints import LIVE, Table
     from window_case import WINDOWS, Reader, Window
@@ -20,6 +21,8 @@ except ImportError:  # another Python than Debian's is first in PATH
 
 SUITE_TIMEOUT_S = 240
 BLOCKS = 8
+MANY, FRAME = 2000, 16384
+IO = 9
 NAMES = list(range(BLOCKS))
 GONE = [("namespace.purge", {}), ("namespace.purge", {"keys": keys(*NAMES)}), ("evict", {}), ("evict", {"keys": keys(*NAMES)})]
 
@@ -138,17 +141,72 @@ class Shared(ShareCase):
         self.stored(one, 4)
         self.assertEqual(one.daemon.stop(), 0)
         self.hosts.remove(one)
-        for method in ("namespace.purge", "evict"):
-            self.assertEqual(other.tiers(*range(4)), [ON_SHARE] * 4)
-            lease = other.look(*range(4), lease_ms=600000)["lease"]
-            other.client.call(method, ns=other.ns)
-            self.assertEqual(other.regions[0].load(range(4), range(4)), [MISS] * 4)
-            self.assertEqual(other.tiers(*range(4)), [ABSENT] * 4)
-            self.assertEqual(other.regions[0].load(range(4), range(4), lease=lease), [MISS] * 4)
-            self.until(lambda: not self.files(), "the files' end")
-            self.assertEqual(other.tiers(*range(4)), [ABSENT] * 4)
-            self.stored(other, 4)
-            other.client.call("evict", ns=other.ns, tier=1)
+        for method, more in GONE:
+            with self.subTest(method=method, more=more):
+                self.assertEqual(other.tiers(*range(4)), [ON_SHARE] * 4)
+                lease = other.look(*range(4), lease_ms=600000)["lease"]
+                self.assertEqual(other.client.call(method, ns=other.ns, **more)["busy"], 4)
+                self.assertEqual(other.regions[0].load(range(4), range(4)), [MISS] * 4)
+                self.assertEqual(other.tiers(*range(4)), [ABSENT] * 4)
+                self.assertEqual(other.regions[0].load(range(4), range(4), lease=lease), [MISS] * 4)
+                self.until(lambda: not self.files(), "the files' end")
+                self.assertEqual(other.tiers(*range(4)), [ABSENT] * 4)
+                self.stored(other, 4)
+                other.client.call("evict", ns=other.ns, tier=1)
+
+    def purged(self, host, **more):
+        self.assertEqual(len(self.files()), MANY)
+        answer = host.client.call("namespace.purge", ns=host.ns, keys=keys(*range(MANY)), **more)
+        self.assertEqual((self.files(), answer.get("missing", 0)), ([], 0))
+
+    def test_many_are_gone_once_that_is_answered(self):
+        host = self.host(blocks=MANY)
+        self.stored(host, MANY)
+        self.purged(host)
+        self.stored(host, MANY)
+        flood = Client(host.daemon, uid=OTHER_UID)
+        self.addCleanup(flood.close)
+        ns = flood.open(dict(DEMO, model="flood"))
+        for _ in range(8):
+            flood.begin("namespace.purge", ns=ns, keys=os.urandom(16 * FRAME))
+        self.until(lambda: host.client.call("stats")["metrics"]["requests_active"] == 8, "the flood")
+        self.purged(host)
+        self.assertEqual(select.select([flood.socket], [], [], 0)[0], [], "the flood is not over")
+
+    def test_what_another_host_has_stored_goes_with_all_its_parts(self):
+        self.identity.update(parts=3, shards=[1] * 3)
+        one, other = self.host(), self.host()
+        self.stored(one, 4)
+        self.assertEqual(other.client.call("evict", ns=other.ns, keys=keys(1, 2, 7)), {"blocks": 0, "missing": 3})
+        self.assertEqual(len(self.files()), 2 * 3)
+
+    def test_a_root_that_is_away_is_told_of(self):
+        host = self.host()
+        self.stored(host, 2)
+        os.rename(self.folder, self.folder + ".away")
+        try:
+            self.refused(IO, host.client.call, "evict", ns=host.ns, keys=keys(0))
+        finally:
+            os.rename(self.folder + ".away", self.folder)
+        host.client.call("evict", ns=host.ns, keys=keys(0))
+        self.assertEqual(len(self.files()), 1)
+
+    def test_others_are_answered_meanwhile(self):
+        """The block that is named last is still found while the first ones go."""
+        client, identity = self.host().client, dict(self.identity, parts=256, shards=[1] * 256)
+        ns = client.open(identity)
+        for part in range(256):
+            region = Region(client, ns, identity, 1, part)
+            self.assertEqual(region.dump([0], [0]), [OK])
+            client.call("region.unregister", region=region.number)
+        self.until(lambda: {part["shared"] for part in client.call("inspect", ns=ns, key=keys(0))["parts"]} == {"ready"}, "its writing")
+        self.assertEqual(len(self.files()), 256)
+        evict = client.begin("evict", ns=ns, keys=os.urandom(16 * (FRAME - 1)) + keys(0), more=True)
+        lookup = client.begin("lookup", ns=ns, keys=keys(0))
+        self.assertEqual([client.next(), client.next()], [lookup, evict])
+        self.assertEqual(client.wait(lookup)["hits"], 1)
+        self.assertEqual(client.wait(evict), {"blocks": 1, "missing": FRAME - 1})
+        self.assertEqual((client.hits(ns, 0), self.files()), (0, []))
 
 
 if __name__ == "__main__":

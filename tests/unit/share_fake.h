@@ -34,6 +34,7 @@ struct share {
     struct share_lookup *lookup;
     int lookup_error;
     struct share_purge *purge;
+    struct share_removal *removal;
     void (*ready_cb)(void *ctx);
     void *ctx;
 };
@@ -132,14 +133,48 @@ void share_lookup_cancel(struct share *s, struct share_lookup *p)
     s->lookup = NULL;
 }
 
-int share_remove(struct share *s, const struct block_file_id *id)
+static inline void fake_file_erase(struct share *s, const struct block_file_id *id)
 {
     struct fake_file *f;
 
-    s->removes++;
     while ((f = fake_file_find(s, id, 0)) != NULL)
         fake_file_remove(f);
-    return 0;
+}
+
+void share_remove(struct share *s, const struct block_file_id *id, const struct fair_who *who)
+{
+    cr_assert_gt(who->tenant, 0u);
+    s->removes++;
+    fake_file_erase(s, id);
+}
+
+void share_removal_begin(struct share *s, struct share_removal *r)
+{
+    cr_assert_null(s->removal);
+    s->removal = r;
+}
+
+void share_removal_cancel(struct share *s, struct share_removal *r)
+{
+    cr_assert_eq(s->removal, r);
+    s->removal = NULL;
+}
+
+/* With 0 the files are gone. */
+static inline void fake_removal_end(struct share *s, int status)
+{
+    struct share_removal *r = s->removal;
+    struct block_file_id id = {.key_bytes = r->key_bytes};
+
+    memcpy(id.fingerprint, r->fingerprint, sizeof(id.fingerprint));
+    for (uint32_t i = 0; status == 0 && i < r->n; i++) {
+        memcpy(id.key, r->keys + (size_t)i * r->key_bytes, r->key_bytes);
+        for (id.part = 0; id.part <= r->part; id.part++)
+            fake_file_erase(s, &id);
+    }
+    s->removal = NULL;
+    r->status = status;
+    r->done_cb(r, status);
 }
 
 int share_purge(struct share *s, struct share_purge *p)

@@ -384,13 +384,88 @@ Test(request_share, evicting_a_key_that_is_not_known_here_removes_its_files)
 {
     struct msg_evict m = {.ns = rig.one->id, .keys = chain(7, 1), .tier = 3};
 
+    uint32_t id;
+
     peer_stores(rig.one, 7, 1);
-    cr_expect_eq(counted(call(UCM_METHOD_EVICT, &proto_evict, &m)).missing, 1u);
+    id = call(UCM_METHOD_EVICT, &proto_evict, &m);
+    cr_expect_null(answer_of(id), "the files are still there");
+    fake_removal_end(&share, 0);
+    cr_expect_eq(counted(id).missing, 1u);
     cr_expect_not(has_file(rig.one, 7, 0, 0));
     peer_stores(rig.one, 7, 1);
     m.tier = 1;
     call(UCM_METHOD_EVICT, &proto_evict, &m);
     cr_expect(has_file(rig.one, 7, 0, 0), "from DRAM only");
+}
+
+Test(request_share, an_eviction_by_key_that_left_files_says_so)
+{
+    struct msg_keys m = {.ns = rig.one->id, .keys = chain(1, 3)};
+    uint32_t id = call(UCM_METHOD_NS_PURGE, &proto_keys, &m);
+
+    fake_removal_end(&share, -EHOSTDOWN);
+    cr_expect_eq(answer_code(id), UCM_WIRE_IO);
+}
+
+Test(request_share, an_eviction_by_key_is_cancelled)
+{
+    struct msg_keys m = {.ns = rig.one->id, .keys = chain(1, 3)};
+    uint32_t id = call(UCM_METHOD_NS_PURGE, &proto_keys, &m);
+
+    call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){.msgid = id});
+    cr_expect_eq(answer_code(id), UCM_WIRE_CANCELLED);
+    cr_expect_null(share.removal);
+}
+
+/* Lookups have found the files before they went: one has noted that, the other is about to. */
+Test(request_share, what_came_of_a_file_that_is_evicted_goes_too)
+{
+    struct msg_keys m = {.ns = rig.one->id, .keys = chain(1, 2)};
+    uint32_t id = call(UCM_METHOD_NS_PURGE, &proto_keys, &m), slow;
+
+    note(rig.one, 1, 1, true);
+    cr_expect_eq(lookup_result(lookup(1, 1, false, 0)).hits, 1u, "it is not answered yet");
+    slow = lookup(2, 2, true, 0);
+    fake_removal_end(&share, 0);
+    cr_expect_eq(answer_code(id), 0);
+    cr_expect_eq(find(rig.one, 1), 0u);
+    lookup_ends(2);
+    cr_expect_eq(lookup_result(slow).hits, 1u, "key 3 was not evicted");
+    cr_expect_eq(find(rig.one, 2), 0u);
+}
+
+Test(request_share, what_is_stored_while_its_files_go_stays)
+{
+    struct msg_keys m = {.ns = rig.one->id, .keys = chain(1, 1)};
+    uint32_t id = call(UCM_METHOD_NS_PURGE, &proto_keys, &m);
+
+    share.refuse = -EAGAIN;
+    share.refuse_n = 1000;
+    drop(store(rig.one, 1));
+    fake_removal_end(&share, 0);
+    cr_expect_eq(answer_code(id), 0);
+    cr_expect_neq(find(rig.one, 1), 0u);
+    share.refuse_n = 0;
+}
+
+/* A lease dooms it: it goes with its last user, its files at once. A pin keeps it, with its files. */
+Test(request_share, blocks_in_use_lose_their_files_and_pinned_ones_do_not)
+{
+    struct msg_evict m = {.ns = rig.one->id, .keys = chain(1, 2)};
+    block_ref leased = shared_block(rig.one, 1), pinned = shared_block(rig.one, 2);
+    uint32_t id;
+
+    cache_pin(rig.cache, pinned, true);
+    id = call(UCM_METHOD_EVICT, &proto_evict, &m);
+    cr_assert(share.removal);
+    cr_expect_eq(share.removal->n, 1u);
+    fake_removal_end(&share, 0);
+    cr_expect_eq(counted(id).busy, 2u);
+    cr_expect_not(has_file(rig.one, 1, 0, 0));
+    cr_expect(has_file(rig.one, 2, 0, 1) && cache_found(rig.cache, pinned));
+    cache_pin(rig.cache, pinned, false);
+    drop(leased);
+    drop(pinned);
 }
 
 Test(request_share, evicting_a_namespace_everywhere_is_done_when_the_shares_are)

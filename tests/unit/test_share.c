@@ -318,7 +318,7 @@ Test(share, removed_it_is_gone_from_every_root)
     open_roots(2, CONFIG_SPREAD_TIERED);
     rig_put(&rig.servers[0], 8);
     rig_put(&rig.servers[1], 8);
-    cr_assert_eq(share_remove(share, &id), 0);
+    share_remove(share, &id, &(struct fair_who){.tenant = 1});
     rig_run(NULL, 10);
     cr_assert_not(rig.servers[0].files[8].there);
     cr_assert_not(rig.servers[1].files[8].there);
