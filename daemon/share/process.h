@@ -35,7 +35,6 @@
 #define PROCESS_LINE_BYTES 400u     /* of a line that it says; more are left out */
 #define PROCESS_LINES 100u          /* of it in the log, in */
 #define PROCESS_LINES_MS 10000u
-#define PROCESS_RIGHTS 253u /* descriptors with one packet: the kernel's bound */
 
 struct process_run;
 
@@ -63,8 +62,6 @@ struct process_run {
     int start_status;
     pid_t pid; /* 0: none, or reaped */
     int socket, pid_fd, buffer_fd;
-    int rights[PROCESS_RIGHTS]; /* descriptors that it sent, which no process may */
-    unsigned n_rights;
     uint8_t *buffer;
     uint64_t buffer_bytes;
     uv_poll_t io, exit;
@@ -152,7 +149,7 @@ void process_io_flush(struct process_run *run);
 
 /* 0 or -ENOMEM. */
 int process_closing_new(struct share_backend *b);
-/* Closes the run's socket and what it sent, in a thread. */
+/* Closes the run's socket, in which descriptors may lie, in a thread. */
 void process_closing_begin(struct process_run *run);
 /* Is that over, and nobody left who holds it? No process is started before. */
 bool process_closing_done(const struct share_backend *b);

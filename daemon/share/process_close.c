@@ -1,18 +1,16 @@
-/* Descriptors that a process sent, and its socket, in which more may lie. A process can make their close() wait, by a socket
- * that lingers or a file of a mount that hangs. So a thread closes them that nothing waits for but the next start. */
+/* A process's socket, in which descriptors may lie that it sent, as no process may. It can make their close() wait, by a
+ * socket that lingers or a file of a mount that hangs. So a thread closes it that nothing waits for but the next start. */
 #include "daemon/share/process.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 struct process_closing {
     atomic_uint owners; /* the backend, and threads that close, or read what a process says */
-    int fds[1 + PROCESS_RIGHTS];
-    unsigned n;
+    int socket;
 };
 
 struct process_closing *process_closing_hold(struct share_backend *b)
@@ -31,8 +29,7 @@ static void *close_cb(void *arg)
 {
     struct process_closing *c = arg;
 
-    for (unsigned i = 0; i < c->n; i++)
-        close(c->fds[i]);
+    close(c->socket);
     process_closing_drop(c);
     return NULL;
 }
@@ -64,15 +61,10 @@ void process_closing_begin(struct process_run *run)
 {
     struct process_closing *c = run->b->closing_fds;
 
-    c->n = 0;
-    if (run->socket >= 0)
-        c->fds[c->n++] = run->socket;
-    memcpy(c->fds + c->n, run->rights, run->n_rights * sizeof(run->rights[0]));
-    c->n += run->n_rights;
-    run->socket = -1;
-    run->n_rights = 0;
-    if (c->n == 0)
+    if (run->socket < 0)
         return;
+    c->socket = run->socket;
+    run->socket = -1;
     (void)process_closing_hold(run->b);
     if (process_thread_start(close_cb, c) < 0)
         (void)close_cb(c); /* without threads much else has stopped */

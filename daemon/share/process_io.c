@@ -1,6 +1,8 @@
 /* Packets to and from a process. */
 #include "daemon/share/process.h"
 
+#include "daemon/base/rights.h"
+
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -130,39 +132,21 @@ static void packet_take(struct process_run *run, const uint8_t *packet, size_t n
         process_run_end(run, 0, "it broke the protocol: %.110s", e.text);
 }
 
-static void rights_take(struct process_run *run, struct msghdr *m)
-{
-    for (struct cmsghdr *h = CMSG_FIRSTHDR(m); h; h = CMSG_NXTHDR(m, h)) {
-        size_t n = (h->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-
-        if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS ||
-            n > PROCESS_RIGHTS - run->n_rights)
-            continue;
-        memcpy(run->rights + run->n_rights, CMSG_DATA(h), n * sizeof(int));
-        run->n_rights += (unsigned)n;
-    }
-}
-
-/* Without a control buffer the kernel would close descriptors that come here and now, and a process can make that wait. */
+/* The kernel would close descriptors that come here and now, and a process can make that wait: those stay in the socket, which
+ * a thread closes. -EPROTO: the next packet has some. */
 static ssize_t packet_receive(struct process_run *run, uint8_t packet[WIRE_PACKET_BYTES],
                               int *flags)
 {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(PROCESS_RIGHTS * sizeof(int))];
-    } control;
     struct iovec iov = {packet, WIRE_PACKET_BYTES};
-    struct msghdr m = {.msg_iov = &iov,
-                       .msg_iovlen = 1,
-                       .msg_control = control.bytes,
-                       .msg_controllen = sizeof(control.bytes)};
-    ssize_t n = recvmsg(run->socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    bool some;
+    ssize_t n = rights_peek(run->socket, NULL, 0, &some);
 
-    if (n < 0)
-        return -errno;
-    rights_take(run, &m);
+    if (n < 0 || some)
+        return some ? -EPROTO : n;
+    n = recvmsg(run->socket, &m, MSG_DONTWAIT);
     *flags = m.msg_flags;
-    return n;
+    return n < 0 ? -errno : n;
 }
 
 static void io_cb(uv_poll_t *poll, int status, int events)
@@ -178,10 +162,10 @@ static void io_cb(uv_poll_t *poll, int status, int events)
 
         if (n == -EAGAIN || n == -EINTR)
             break;
-        if (n < 0)
-            process_run_end(run, PROCESS_EXIT_MS, "its socket: %s", strerror((int)-n));
-        else if (run->n_rights > 0 || (flags & MSG_CTRUNC))
+        if (n == -EPROTO)
             process_run_end(run, 0, "it broke the protocol: it sent a descriptor");
+        else if (n < 0)
+            process_run_end(run, PROCESS_EXIT_MS, "its socket: %s", strerror((int)-n));
         else if (n == 0)
             process_run_end(run, PROCESS_EXIT_MS, "it closed its socket");
         else if (flags & MSG_TRUNC)
