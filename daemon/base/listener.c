@@ -1,6 +1,7 @@
 #include "daemon/base/listener.h"
 
 #include "daemon/base/log.h"
+#include "daemon/base/rights.h"
 #include "proto/errors.h"
 
 #include <arpa/inet.h>
@@ -25,6 +26,7 @@ void listener_take(struct listener *l, int fd)
 {
     listener_init(l);
     l->fd = fd;
+    (void)rights_pass(fd, false); /* from Linux 6.16 on */
 }
 
 void listener_close(struct listener *l)
@@ -99,6 +101,7 @@ static int path_listen(struct listener *l, const char *key, unsigned mode, const
     l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (l->fd < 0)
         return failed(e, "make a socket for", l->path);
+    (void)rights_pass(l->fd, false); /* from Linux 6.16 on */
     if (unlink(l->path) != 0 && errno != ENOENT)
         log_warn("listener", "unlink-failed", "path=%s errno=%d", l->path, errno);
     mask = umask(0177); /* nobody connects before path_access has set mode and group */

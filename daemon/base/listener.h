@@ -22,10 +22,11 @@ struct listener {
 void listener_init(struct listener *l);
 /* Listens on the Unix socket `path` with these permissions, for `group` ("": the process's). PATH.lock is
  * locked for this process's life, so a socket whose lock is free is a dead process's, and is replaced.
+ * What it accepts takes no descriptors until rights_pass allows them (Linux 6.16).
  * `key` is what the configuration calls the path. -EADDRINUSE: another process has the lock. */
 int listener_unix(struct listener *l, const char *key, const char *path, unsigned mode,
                   const char *group, int backlog, struct ucm_error *e);
-/* Takes a socket that listens already, e.g. from systemd. */
+/* Takes a Unix socket that listens already, e.g. from systemd. The same holds for what connects from now on. */
 void listener_take(struct listener *l, int fd);
 /* Removes the path, if listener_unix made it. */
 void listener_close(struct listener *l);

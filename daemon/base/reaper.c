@@ -4,6 +4,7 @@
 
 #include "daemon/base/list.h"
 #include "daemon/base/log.h"
+#include "daemon/base/rights.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -29,6 +30,7 @@ struct job {
     struct list link;
     struct limit_owner *owner;
     int fd;
+    bool refused;
 };
 
 struct lane {
@@ -54,8 +56,8 @@ struct shared {
 struct reaper {
     uv_async_t async;
     struct shared *shared;
-    uint32_t waiting;
-    bool closed; /* its handle */
+    uint32_t waiting, refused; /* of `waiting` */
+    bool closed;               /* its handle */
 };
 
 static void poke_cb(int number)
@@ -63,10 +65,10 @@ static void poke_cb(int number)
     (void)number;
 }
 
-/* Signals the calling thread every REAPER_POKE_MS; zeroes: never. */
-static void poke_set(const timer_t *timer, long ms)
+/* Signals the calling thread soon, and then every REAPER_POKE_MS; or no more. */
+static void poke_set(const timer_t *timer, bool on)
 {
-    struct itimerspec t = {{0, ms * 1000000}, {0, ms * 1000000}};
+    struct itimerspec t = {{0, on ? REAPER_POKE_MS * 1000000 : 0}, {0, on ? REAPER_POKE_NS : 0}};
 
     if (timer)
         (void)timer_settime(*timer, 0, &t, NULL); /* a valid timer and time */
@@ -145,14 +147,16 @@ static void threads_suit(struct shared *s)
 static void lane_serve(struct shared *s, struct lane *lane, const timer_t *timer)
 {
     struct job *job = LIST_ENTRY(list_pop_front(&lane->jobs), struct job, link);
+    const struct linger at_once = {0, 0};
 
     lane->busy = true;
     list_push_back(&s->closing, &job->link);
     threads_suit(s);
     pthread_mutex_unlock(&s->lock);
-    poke_set(timer, REAPER_POKE_MS);
+    poke_set(timer, true);
+    (void)setsockopt(job->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)); /* if it is one */
     close(job->fd); /* gone, whatever it says */
-    poke_set(timer, 0);
+    poke_set(timer, false);
     pthread_mutex_lock(&s->lock);
     list_remove(&job->link);
     lane->busy = false;
@@ -202,10 +206,11 @@ static void *thread_main(void *arg)
 
 static void job_end(struct reaper *r, struct job *job)
 {
-    if (job->owner) {
+    if (job->owner && !job->refused)
         limit_give(job->owner, LIMIT_DESCRIPTORS, 1);
+    if (job->owner)
         limit_owner_unref(job->owner);
-    }
+    r->refused -= job->refused;
     r->waiting--;
 }
 
@@ -307,7 +312,7 @@ int reaper_new(uv_loop_t *loop, struct reaper **out)
     return 0;
 }
 
-void reaper_close(struct reaper *r, int fd, struct limit_owner *owner)
+static void job_begin(struct reaper *r, int fd, struct limit_owner *owner, bool refused)
 {
     struct shared *s = r->shared;
     struct lane *lane = &s->lanes[owner ? limit_number(owner) % REAPER_LANES : 0];
@@ -315,12 +320,14 @@ void reaper_close(struct reaper *r, int fd, struct limit_owner *owner)
 
     if (!job) { /* the lesser evil: it may wait, but mostly does not */
         close(fd);
-        if (owner)
+        if (owner && !refused)
             limit_give(owner, LIMIT_DESCRIPTORS, 1);
         return;
     }
     job->fd = fd;
     job->owner = owner ? limit_owner_ref(owner) : NULL;
+    job->refused = refused;
+    r->refused += refused;
     r->waiting++;
     pthread_mutex_lock(&s->lock);
     list_push_back(&lane->jobs, &job->link);
@@ -329,17 +336,22 @@ void reaper_close(struct reaper *r, int fd, struct limit_owner *owner)
     pthread_mutex_unlock(&s->lock);
 }
 
-bool reaper_socket_empty(int fd)
+void reaper_close(struct reaper *r, int fd, struct limit_owner *owner)
 {
-    int unread;
+    job_begin(r, fd, owner, false);
+}
+
+bool reaper_socket_bare(int fd)
+{
+    int bytes;
 
     (void)shutdown(fd, SHUT_RDWR); /* from here on the kernel takes nothing of the peer */
-    return ioctl(fd, SIOCINQ, &unread) == 0 && unread == 0;
+    return (ioctl(fd, SIOCINQ, &bytes) == 0 && bytes == 0) || rights_unread(fd) == 0;
 }
 
 void reaper_close_socket(struct reaper *r, int fd, struct limit_owner *owner)
 {
-    if (!reaper_socket_empty(fd)) {
+    if (!reaper_socket_bare(fd)) {
         reaper_close(r, fd, owner);
         return;
     }
@@ -347,9 +359,19 @@ void reaper_close_socket(struct reaper *r, int fd, struct limit_owner *owner)
     limit_give(owner, LIMIT_DESCRIPTORS, 1);
 }
 
+void reaper_close_refused(struct reaper *r, int fd, struct limit_owner *owner)
+{
+    job_begin(r, fd, owner, true);
+}
+
 uint32_t reaper_waiting(const struct reaper *r)
 {
     return r->waiting;
+}
+
+uint32_t reaper_refused(const struct reaper *r)
+{
+    return r->refused;
 }
 
 void reaper_stop(struct reaper *r)

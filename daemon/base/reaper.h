@@ -1,14 +1,16 @@
-/* Closes descriptors that came from clients, and sockets that may hold some unread, in threads of its own: a client can
+/* Closes descriptors that came from clients, and sockets that hold some unread, in threads of its own: a client can
  * make close() wait, by a socket that lingers or a file of a file system that it serves itself.
  *
  * Promises:
  * - reaper_close never waits for a close().
- * - A descriptor counts in its owner's LIMIT_DESCRIPTORS until its close() has returned, which bounds the queue.
+ * - A descriptor counts in its owner's LIMIT_DESCRIPTORS until its close() has returned, which bounds the queue; a refused
+ *   client's socket, which its owner may not have, in reaper_refused.
  * - A tenant's descriptors are closed in their order, one at a time: those that hang keep one thread, and no other
  *   tenant waits while fewer than REAPER_THREADS tenants have some that hang. (Tenants whose numbers are alike modulo
  *   REAPER_LANES wait for one another.)
- * - A signal comes every REAPER_POKE_MS to a thread that closes. It ends the wait of a socket that lingers, and nothing
- *   else that matters. What waits for a file system does so until that answers.
+ * - A socket that lingers is told not to. One that lies unread in another can't be: a signal that comes every
+ *   REAPER_POKE_MS to a thread that closes, first after REAPER_POKE_NS, ends that wait, and nothing else that matters.
+ *   What waits for a file system does so until that answers.
  *
  * Threads: the loop only. */
 #ifndef UCMD_BASE_REAPER_H
@@ -20,6 +22,7 @@
 
 #define REAPER_THREADS 16u
 #define REAPER_LANES 256u
+#define REAPER_POKE_NS 250000 /* of a uid's refused sockets more are closed than it may connect */
 #define REAPER_POKE_MS 5
 #define REAPER_STOP_MS 1000
 
@@ -30,11 +33,15 @@ int reaper_new(uv_loop_t *loop, struct reaper **out);
 /* Closes fd, one of LIMIT_DESCRIPTORS that the owner has; gives it back when that is done. The reaper holds the owner
  * meanwhile. NULL: nobody's. */
 void reaper_close(struct reaper *r, int fd, struct limit_owner *owner);
-/* Shuts a connected unix socket down for both sides. True: nothing in it is unread, and nothing comes any more, so no
- * descriptor lies in it, and its close() does not wait. */
-bool reaper_socket_empty(int fd);
-/* reaper_close of such a socket; at once if it is empty. */
+/* Shuts a connected unix socket down for both sides. True: no descriptor lies in it, and none comes any more, so its
+ * close() does not wait. */
+bool reaper_socket_bare(int fd);
+/* reaper_close of such a socket; at once if it is bare. */
 void reaper_close_socket(struct reaper *r, int fd, struct limit_owner *owner);
+/* reaper_close of one whose client was refused, and which counts in no limit of the owner. */
+void reaper_close_refused(struct reaper *r, int fd, struct limit_owner *owner);
+/* How many of these wait for their close() or are in it. */
+uint32_t reaper_refused(const struct reaper *r);
 /* How many wait for their close() or are in it. */
 uint32_t reaper_waiting(const struct reaper *r);
 /* No reports from now on. Closes a handle on the loop; descriptors may still come. */

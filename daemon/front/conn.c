@@ -7,6 +7,7 @@
 #include "daemon/front/internal.h"
 
 #include "daemon/base/log.h"
+#include "daemon/base/rights.h"
 #include "daemon/front/peer.h"
 
 #include <assert.h>
@@ -207,6 +208,7 @@ int conn_new(struct front *f, int fd, const struct peer *from, struct ucm_error 
         ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a connection");
     if (rc != 0)
         return rc;
+    (void)rights_pass(fd, true); /* it may already, where the listener's can't refuse */
     c->poll.data = c;
     c->polling = true;
     f->handles++;

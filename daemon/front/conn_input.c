@@ -1,6 +1,8 @@
 /* A connection's input: bytes and descriptors become frames, which go to the session. */
 #include "daemon/front/front.h"
 #include "daemon/front/internal.h"
+
+#include "daemon/base/rights.h"
 #include "daemon/front/peer.h"
 
 #include <errno.h>
@@ -14,9 +16,6 @@
 /* What a connection gets before others have their turn. The frame that passes it is handled whole. */
 #define SLICE_FRAMES 32u
 #define SLICE_NS 200000u
-/* As many descriptors as the kernel lets one message have (SCM_MAX_FD): what finds no room it would close in this
- * thread. */
-#define FDS_AT_ONCE 253
 
 static void fds_close(struct conn *c)
 {
@@ -199,7 +198,7 @@ static int too_many_fds(struct ucm_error *e)
                          UCM_MAX_FRAME_FDS);
 }
 
-/* 0, or a negative wire code with *e. */
+/* Keeps what came; what is too much is closed. 0, or a negative wire code with *e. */
 static int fds_take(struct conn *c, struct msghdr *m, struct ucm_error *e)
 {
     int rc = 0;
@@ -214,14 +213,11 @@ static int fds_take(struct conn *c, struct msghdr *m, struct ucm_error *e)
             int fd;
 
             memcpy(&fd, CMSG_DATA(h) + i * sizeof(int), sizeof(fd));
-            if (rc == 0)
-                rc = c->n_fds == UCM_MAX_FRAME_FDS
-                         ? too_many_fds(e)
-                         : limit_take(c->peer.owner, LIMIT_DESCRIPTORS, 1, e);
-            if (rc == 0) {
+            limit_add(c->peer.owner, LIMIT_DESCRIPTORS, 1); /* fds_admit found room */
+            if (c->n_fds < UCM_MAX_FRAME_FDS) {
                 c->fds[c->n_fds++] = fd;
             } else {
-                limit_add(c->peer.owner, LIMIT_DESCRIPTORS, 1); /* until it is closed */
+                rc = too_many_fds(e);
                 reaper_close(c->front->reaper, fd, c->peer.owner);
             }
         }
@@ -242,12 +238,33 @@ static size_t in_wanted(const struct conn *c)
     return frame - c->in_n < space ? frame - c->in_n : space;
 }
 
+/* Asks for room for the descriptors that a read would bring: the kernel closes in this thread what finds none in the table,
+ * and what one client has beyond its limit others lack. So what is too much stays in the socket. Returns what may be
+ * read, 0 at the end, or -errno; or -EPROTO with *e. */
+static ssize_t fds_admit(struct conn *c, const struct iovec *iov, struct ucm_error *e)
+{
+    uint32_t unread;
+    bool some;
+    ssize_t n;
+
+    if (limit_room(c->peer.owner, LIMIT_DESCRIPTORS) >= RIGHTS_MOST)
+        return (ssize_t)iov->iov_len;
+    n = rights_peek(c->fd, iov->iov_base, iov->iov_len, &some);
+    if (n <= 0 || !some)
+        return n;
+    unread = rights_unread(c->fd);
+    return limit_ask(c->peer.owner, LIMIT_DESCRIPTORS, unread < RIGHTS_MOST ? unread : RIGHTS_MOST,
+                     e) == 0
+               ? n
+               : -EPROTO;
+}
+
 /* Returns the bytes read, 0 at the end or when there are none now, or -errno; or -EPROTO with *e. */
 static ssize_t in_receive(struct conn *c, bool *end, struct ucm_error *e)
 {
     union {
         struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int) * FDS_AT_ONCE)];
+        char bytes[CMSG_SPACE(sizeof(int) * RIGHTS_MOST)];
     } control;
     struct iovec iov = {c->in + c->in_n, in_wanted(c)};
     struct msghdr m = {.msg_iov = &iov,
@@ -255,14 +272,18 @@ static ssize_t in_receive(struct conn *c, bool *end, struct ucm_error *e)
                        .msg_control = control.bytes,
                        .msg_controllen = sizeof(control.bytes)};
     uint32_t n_fds = c->n_fds;
-    ssize_t n;
+    ssize_t n = fds_admit(c, &iov, e);
 
-    do
-        n = recvmsg(c->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    while (n < 0 && errno == EINTR);
-    if (n < 0)
-        return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
+    if (n > 0) {
+        iov.iov_len = (size_t)n;
+        do
+            n = recvmsg(c->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        while (n < 0 && errno == EINTR);
+        n = n < 0 ? -errno : n;
+    }
     *end = n == 0;
+    if (n <= 0)
+        return n == -EAGAIN ? 0 : n;
     if (fds_take(c, &m, e) != 0)
         return -EPROTO;
     c->in_n += (size_t)n;

@@ -4,6 +4,7 @@
 #include "daemon/front/peer.h"
 
 #include "daemon/base/log.h"
+#include "daemon/base/rights.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -24,6 +25,7 @@
 #define BURST_NS 500000u
 #define SILENT_PART 4 /* of limits.connections, and so many at least: */
 #define SILENT_LEAST 16u
+#define FILES_PER_CONNECTION 8u /* with less the log says that there are few */
 
 static void listener_cb(uv_poll_t *poll, int status, int events);
 
@@ -59,19 +61,17 @@ static bool oob_inline(int fd)
     return setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof(on)) == 0;
 }
 
-/* What the peer has sent already nobody has read: there may be descriptors in it. */
+/* Before Linux 6.16, or when it connected before the daemon listened, the peer may have sent descriptors already. */
 static void refused_close(struct front *f, int fd, const struct peer *peer)
 {
     struct limit_owner *owner;
 
-    if (reaper_socket_empty(fd)) {
+    if (reaper_socket_bare(fd)) {
         close(fd);
         return;
     }
     owner = refused_owner(f, fd, peer);
-    if (owner)
-        limit_add(owner, LIMIT_DESCRIPTORS, 1);
-    reaper_close(f->reaper, fd, owner);
+    reaper_close_refused(f->reaper, fd, owner);
     if (owner)
         limit_owner_unref(owner);
 }
@@ -152,9 +152,8 @@ static void listener_cb(uv_poll_t *poll, int status, int events)
     struct front *f = poll->data;
 
     (void)events;
-    if (limits_used(f->limits, LIMIT_DESCRIPTORS) >= f->descriptors_most) {
-        log_warn("front", "descriptors", "taken=%llu closing=%u",
-                 (unsigned long long)limits_used(f->limits, LIMIT_DESCRIPTORS),
+    if (reaper_refused(f->reaper) >= f->refused_most) {
+        log_warn("front", "descriptors", "refused=%u closing=%u", reaper_refused(f->reaper),
                  reaper_waiting(f->reaper));
         listener_rest(f);
         return;
@@ -197,7 +196,8 @@ static int handles_start(struct front *f)
     return uv_poll_start(&f->listener, UV_READABLE, listener_cb);
 }
 
-/* Descriptors: the others are the daemon's own, for files, threads and devices. */
+/* Descriptors: three quarters are clients', an eighth is for those of them that were refused. The others are the daemon's
+ * own, for files, threads and devices. */
 static void limits_init(struct front *f)
 {
     uint64_t silent = f->config->max_connections / SILENT_PART;
@@ -206,12 +206,14 @@ static void limits_init(struct front *f)
     limits_set(f->limits, LIMIT_CONNECTIONS, f->config->max_connections);
     limits_set(f->limits, LIMIT_SILENT, silent < SILENT_LEAST ? SILENT_LEAST : silent);
     limits_set(f->limits, LIMIT_FRAMES, f->config->max_frame_memory);
-    f->descriptors_most = UINT64_MAX;
+    f->refused_most = UINT64_MAX;
     if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY)
         return;
     limits_set(f->limits, LIMIT_DESCRIPTORS, files.rlim_cur / 4 * 3);
-    /* Those that are refused count too until they are closed, and the daemon's own must have room. */
-    f->descriptors_most = files.rlim_cur / 8 * 7;
+    f->refused_most = files.rlim_cur / 8;
+    if (files.rlim_cur / FILES_PER_CONNECTION < f->config->max_connections)
+        log_warn("front", "few-files", "most=%llu connections=%u",
+                 (unsigned long long)files.rlim_cur, (unsigned)f->config->max_connections);
 }
 
 int front_new(uv_loop_t *loop, const struct config *config, int listen_fd,
@@ -271,9 +273,11 @@ void front_drop_all(struct front *f)
     }
 }
 
-/* Peers whom nobody has accepted may have sent descriptors, too. */
+/* Peers whom nobody has accepted may have sent descriptors, too. systemd's socket may be an older daemon's next. */
 static void front_release(struct front *f)
 {
+    if (f->socket.fd >= 0 && !f->socket.owns_path)
+        (void)rights_pass(f->socket.fd, true);
     if (f->socket.fd >= 0)
         reaper_close(f->reaper, f->socket.fd, NULL);
     f->socket.fd = -1;

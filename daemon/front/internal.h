@@ -24,7 +24,8 @@ struct front {
     struct deadlines *deadlines;
     struct limits *limits;
     struct reaper *reaper;
-    uint64_t descriptors_most; /* that clients take; with more the listener rests */
+    uint64_t
+        refused_most; /* refused sockets that wait for their close(); with more the listener rests */
     struct metrics *metrics;
     struct front_handler handler;
     uv_poll_t listener;

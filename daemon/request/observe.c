@@ -47,7 +47,7 @@ static void gauges_read(struct metrics *m, const struct request_rooms *r)
     m->window_bytes_configured = arena_window_budget(r->arena);
     m->events_bytes = limits_used(r->limits, LIMIT_EVENTS);
     m->limit_refusals = limits_refused(r->limits);
-    m->client_descriptors = limits_used(r->limits, LIMIT_DESCRIPTORS);
+    m->client_descriptors = limits_used(r->limits, LIMIT_DESCRIPTORS) + reaper_refused(r->reaper);
     m->frame_bytes = limits_used(r->limits, LIMIT_FRAMES);
     m->request_bytes = limits_used(r->limits, LIMIT_MEMORY);
 }

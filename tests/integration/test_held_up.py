@@ -24,7 +24,8 @@ except ImportError:  # another Python than Debian's is first in PATH
         raise
     os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
-HOUR_S = 3600
+HOUR_S, SO_PASSRIGHTS = 3600, 83
+OLDER_KERNEL = (sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "older_kernel.py"))
 
 
 class Lingering:
@@ -48,8 +49,13 @@ class Lingering:
     def give(self, connection, data, times=1, flags=0):
         """From now on the last descriptor is what was sent with the data, if nobody has closed that yet."""
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self.socket.fileno()] * times))
-        connection.sendmsg([data], [rights], flags)
-        os.close(self.socket.detach())
+        try:
+            connection.sendmsg([data], [rights], flags)
+        except OSError:  # nobody else has it: it must not wait here
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+            raise
+        finally:
+            os.close(self.socket.detach())
 
 
 def out_of_band():
@@ -58,6 +64,15 @@ def out_of_band():
     with a, b:
         try:
             return a.send(b"x", socket.MSG_OOB) == 1
+        except OSError:
+            return False
+
+
+def rights_refusable():
+    """Whether a socket can refuse descriptors here (Linux 6.16)."""
+    with socket.socket(socket.AF_UNIX) as one:
+        try:
+            return one.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS) == 1
         except OSError:
             return False
 
@@ -72,10 +87,7 @@ class Stopping:
             os.kill(self.daemon.process.pid, signal.SIGCONT)
 
 
-@unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
-class Descriptors(Stopping, Case):
-    """A tenant that gives descriptors whose close() waits. The daemon ends in order while one is being closed."""
-
+class Closing(Stopping, Case):
     def setUp(self):
         self.other = self.client(uid=1000)
         self.ns = self.other.open(DEMO)
@@ -92,6 +104,54 @@ class Descriptors(Stopping, Case):
 
     def until_closed(self):
         self.until(lambda: self.descriptors() == self.before, "the end of what was to be closed")
+
+
+@unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
+class Refusals(Closing):
+    """A uid that connects too often is turned away unread, with what it has sent."""
+    options = {"before": OLDER_KERNEL}
+
+    def given(self):
+        """How many of those whom the daemon refuses can give it a descriptor."""
+        sockets, given = [], 0
+
+        def act():
+            nonlocal given
+            os.seteuid(1001)
+            try:
+                for i in range(700):
+                    sockets.append(socket.socket(socket.AF_UNIX))
+                    sockets[-1].connect(self.daemon.socket)
+                    if i >= 600:
+                        Lingering(self).give(sockets[-1], b"x")
+                        given += 1
+            except PermissionError:
+                pass
+            finally:
+                os.seteuid(0)
+        self.stopped(act)
+        self.bystander()
+        for each in sockets:
+            each.close()
+        self.until_closed()
+        return given
+
+    def test_what_lies_in_their_sockets(self):
+        self.assertEqual(self.given(), 100)
+
+
+class RefusalsToday(Refusals):
+    options = {}
+
+    @unittest.skipUnless(rights_refusable(), "a kernel before 6.16")
+    def test_what_lies_in_their_sockets(self):
+        """Nothing: what the daemon has not accepted takes no descriptors."""
+        self.assertEqual(self.given(), 0)
+
+
+@unittest.skipUnless(os.geteuid() == 0, "being several users needs root")
+class Descriptors(Closing):
+    """A tenant that gives descriptors whose close() waits. The daemon ends in order while one is being closed."""
 
     def test_one_that_comes_with_a_frame(self):
         client, lingering = self.client(uid=1001), Lingering(self)
@@ -182,27 +242,6 @@ class Descriptors(Stopping, Case):
         client.close()
         self.until_closed()
 
-    def test_of_peers_that_are_refused(self):
-        """A uid that connects too often is turned away unread."""
-        lingering, sockets = [], []
-
-        def act():
-            os.seteuid(1001)
-            try:
-                for i in range(700):
-                    sockets.append(socket.socket(socket.AF_UNIX))
-                    sockets[-1].connect(self.daemon.socket)
-                    if i >= 600:
-                        lingering.append(Lingering(self))
-                        lingering[-1].give(sockets[-1], b"x")
-            finally:
-                os.seteuid(0)
-        self.stopped(act)
-        self.bystander()
-        for each in sockets:
-            each.close()
-        self.until_closed()
-
     def test_a_file_whose_server_does_not_answer(self):
         """Two tenants with descriptors to close, one with such a file: its close() goes on, the other's is done."""
         folder = self.daemon.folder + "/mount"
@@ -229,6 +268,25 @@ class Descriptors(Stopping, Case):
         self.assertRaises(OSError, os.close, file)
         other.close()
         self.until_closed()
+
+
+@unittest.skipUnless(rights_refusable(), "a kernel before 6.16")
+class Monitoring(Case):
+    options = {"nvme": False, "metrics.socket": os.path.join(tempfile.gettempdir(), f"metrics.{os.getpid()}")}
+
+    def live(self):
+        with socket.socket(socket.AF_UNIX) as one:
+            one.settimeout(TIMEOUT_S)
+            one.connect(self.options["metrics.socket"])
+            one.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+            self.assertIn(b" 200 ", one.recv(4096))
+
+    def test_its_socket_takes_no_descriptors(self):
+        for data in (b"x", b"GET /live HTTP/1.0\r\n\r\n"):
+            with socket.socket(socket.AF_UNIX) as one:
+                one.connect(self.options["metrics.socket"])
+                self.assertRaises(PermissionError, Lingering(self).give, one, data)
+                self.live()
 
 
 @unittest.skipUnless(os.geteuid() == 0, "being several users needs root")

@@ -156,11 +156,30 @@ Test(reaper, closes_a_socket_with_unread_descriptors_aside)
     close(peer);
 }
 
-Test(reaper, closes_an_empty_socket_at_once)
+Test(reaper, a_refused_socket_counts_for_nobody)
+{
+    int ends[2], peer, fd = lingering(&peer);
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    send_fd(ends[1], fd);
+    close(fd);
+    cr_assert_not(reaper_socket_bare(ends[0]));
+    reaper_close_refused(reaper, ends[0], one);
+    cr_assert_eq(reaper_refused(reaper), 1u);
+    cr_assert_eq(limits_used(limits, LIMIT_DESCRIPTORS), 0u);
+    run_until_reaped();
+    cr_assert_eq(reaper_refused(reaper), 0u);
+    cr_assert_not(open_still(ends[0]));
+    close(ends[1]);
+    close(peer);
+}
+
+Test(reaper, closes_a_socket_without_descriptors_at_once)
 {
     int ends[2];
 
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    cr_assert_eq(send(ends[1], "x", 1, 0), 1);
     cr_assert_eq(limit_take(one, LIMIT_DESCRIPTORS, 1, NULL), 0);
     reaper_close_socket(reaper, ends[0], one);
     cr_assert_not(open_still(ends[0]));
