@@ -138,7 +138,7 @@ static struct lane *lane_next(struct shared *s)
 /* A thread for each lane that is due, as long as there may be more: any of those that close may do so for ever. */
 static void threads_suit(struct shared *s)
 {
-    if (s->n_due > s->idle && s->threads < REAPER_THREADS && thread_start(s) != 0)
+    if (s->n_due > s->idle && thread_start(s) != 0)
         log_warn("reaper", "no-thread", "threads=%u", s->threads); /* it waits for another one */
     if (s->n_due > 0)
         pthread_cond_signal(&s->work_cond);

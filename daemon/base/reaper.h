@@ -5,9 +5,8 @@
  * - reaper_close never waits for a close().
  * - A descriptor counts in its owner's LIMIT_DESCRIPTORS until its close() has returned, which bounds the queue; a refused
  *   client's socket, which its owner may not have, in reaper_refused.
- * - A tenant's descriptors are closed in their order, one at a time: those that hang keep one thread, and no other
- *   tenant waits while fewer than REAPER_THREADS tenants have some that hang. (Tenants whose numbers are alike modulo
- *   REAPER_LANES wait for one another.)
+ * - A tenant's descriptors are closed in their order, one at a time: those that hang keep one thread, and no other tenant
+ *   waits, but one whose number is alike modulo REAPER_LANES.
  * - A socket that lingers is told not to. One that lies unread in another can't be: a signal that comes every
  *   REAPER_POKE_MS to a thread that closes, first after REAPER_POKE_NS, ends that wait, and nothing else that matters.
  *   What waits for a file system does so until that answers.
@@ -20,8 +19,7 @@
 
 #include <uv.h>
 
-#define REAPER_THREADS 16u
-#define REAPER_LANES 256u
+#define REAPER_LANES 256u /* and threads at most */
 #define REAPER_POKE_NS 250000 /* of a uid's refused sockets more are closed than it may connect */
 #define REAPER_POKE_MS 5
 #define REAPER_STOP_MS 1000

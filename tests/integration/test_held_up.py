@@ -243,7 +243,7 @@ class Descriptors(Closing):
         self.until_closed()
 
     def test_a_file_whose_server_does_not_answer(self):
-        """Two tenants with descriptors to close, one with such a file: its close() goes on, the other's is done."""
+        """Tenants with descriptors to close, all but one with such a file: its close() goes on, the other's is done."""
         folder = self.daemon.folder + "/mount"
         os.makedirs(folder, exist_ok=True)
         try:
@@ -252,19 +252,21 @@ class Descriptors(Closing):
             self.skipTest(str(e))
         self.addCleanup(mount.close)
         file = os.open(folder + "/file", os.O_RDWR)
-        client, other = self.client(uid=1001), self.client(uid=1002)
-        before = self.descriptors()
-        client.send(frame([0, 9, "stats", {}]), [file])
-        self.until(lambda: self.descriptors() > before, "the descriptor")
+        clients, other = [self.client(uid=1010 + i) for i in range(40)], self.client(uid=1002)
+        n, before = len(clients), self.descriptors()
+        for client in clients:
+            client.send(frame([0, 9, "stats", {}]), [file])
+        self.until(lambda: self.descriptors() == before + n, "the descriptors")
         for _ in range(20):
             self.bystander()
             other.send(frame([0, 9, "stats", {}]), [self.operator.socket.fileno()])
-            self.until(lambda: self.descriptors() == before + 1, "the other tenant's end")
-        client.close()
-        self.until(lambda: self.descriptors() == before, "the connection's end")  # one less, and the file is open
+            self.until(lambda: self.descriptors() == before + n, "the other tenant's end")
+        for client in clients:
+            client.close()
+        self.until(lambda: self.descriptors() == before, "the connections' end")  # n less, and the file is open
         self.bystander()
         mount.close()
-        self.until(lambda: self.descriptors() == before - 1, "the file's end")
+        self.until(lambda: self.descriptors() == before - n, "the file's end")
         self.assertRaises(OSError, os.close, file)
         other.close()
         self.until_closed()
