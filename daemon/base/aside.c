@@ -1,5 +1,7 @@
 #include "daemon/base/aside.h"
 
+#include "daemon/base/detached.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
@@ -131,21 +133,14 @@ static struct aside_watch *watch_new(uv_loop_t *loop, struct aside *a, void *ctx
 
 static int sync_init(struct aside_work *w)
 {
-    pthread_condattr_t attr;
-    int rc = pthread_mutex_init(&w->lock, NULL);
+    int rc = -pthread_mutex_init(&w->lock, NULL);
 
     if (rc != 0)
-        return -rc;
-    rc = pthread_condattr_init(&attr);
-    if (rc == 0) {
-        rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-        if (rc == 0)
-            rc = pthread_cond_init(&w->ended_cond, &attr);
-        pthread_condattr_destroy(&attr);
-    }
+        return rc;
+    rc = detached_cond_init(&w->ended_cond);
     if (rc != 0)
         pthread_mutex_destroy(&w->lock);
-    return -rc;
+    return rc;
 }
 
 static struct aside_work *work_new(const struct aside_call *call, void *job)
@@ -162,21 +157,6 @@ static struct aside_work *work_new(const struct aside_call *call, void *job)
     w->call = *call;
     w->job = job;
     return w;
-}
-
-static int thread_start(struct aside_work *w)
-{
-    pthread_attr_t attr;
-    pthread_t thread;
-    int rc = pthread_attr_init(&attr);
-
-    if (rc != 0)
-        return -ENOMEM;
-    rc = pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    if (rc == 0)
-        rc = pthread_create(&thread, &attr, thread_main, w);
-    pthread_attr_destroy(&attr);
-    return rc == 0 ? 0 : -EAGAIN;
 }
 
 static bool hangs(struct aside *a)
@@ -208,7 +188,7 @@ int aside_start(struct aside *a, uv_loop_t *loop, const struct aside_call *call,
     a->watch = w ? watch_new(loop, a, ctx) : NULL;
     if (a->watch) {
         w->watch = a->watch;
-        rc = thread_start(w);
+        rc = detached_start(0, thread_main, w) == 0 ? 0 : -EAGAIN;
     }
     if (rc == 0) {
         a->work = w;

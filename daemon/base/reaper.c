@@ -2,6 +2,8 @@
  * in turns. What is closed goes to `done`, and the loop gives back its limits. */
 #include "daemon/base/reaper.h"
 
+#include "daemon/base/closer.h"
+#include "daemon/base/detached.h"
 #include "daemon/base/list.h"
 #include "daemon/base/log.h"
 #include "daemon/base/rights.h"
@@ -10,21 +12,12 @@
 #include <errno.h>
 #include <linux/sockios.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-
-#ifndef sigev_notify_thread_id
-#define sigev_notify_thread_id _sigev_un._tid
-#endif
-
-/* Ignored by default, and by nobody awaited. */
-#define POKE SIGURG
-#define STACK_BYTES (256u << 10)
 
 struct job {
     struct list link;
@@ -60,32 +53,6 @@ struct reaper {
     bool closed;               /* its handle */
 };
 
-static void poke_cb(int number)
-{
-    (void)number;
-}
-
-/* Signals the calling thread soon, and then every REAPER_POKE_MS; or no more. */
-static void poke_set(const timer_t *timer, bool on)
-{
-    struct itimerspec t = {{0, on ? REAPER_POKE_MS * 1000000 : 0}, {0, on ? REAPER_POKE_NS : 0}};
-
-    if (timer)
-        (void)timer_settime(*timer, 0, &t, NULL); /* a valid timer and time */
-}
-
-static bool poke_new(timer_t *timer)
-{
-    struct sigevent how = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = POKE};
-    sigset_t set;
-
-    how.sigev_notify_thread_id = gettid();
-    sigemptyset(&set);
-    sigaddset(&set, POKE);
-    return pthread_sigmask(SIG_UNBLOCK, &set, NULL) == 0 &&
-           timer_create(CLOCK_MONOTONIC, &how, timer) == 0;
-}
-
 static void shared_free(struct shared *s)
 {
     pthread_cond_destroy(&s->end_cond);
@@ -100,21 +67,11 @@ static void *thread_main(void *arg);
 
 static int thread_start(struct shared *s)
 {
-    pthread_attr_t attr;
-    pthread_t thread;
-    int rc = pthread_attr_init(&attr);
+    int rc = detached_start(DETACHED_STACK_BYTES, thread_main, s);
 
-    if (rc != 0)
-        return -rc;
-    rc = pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    if (rc == 0)
-        rc = pthread_attr_setstacksize(&attr, STACK_BYTES);
-    if (rc == 0)
-        rc = pthread_create(&thread, &attr, thread_main, s);
-    pthread_attr_destroy(&attr);
     s->threads += rc == 0;
     s->idle += rc == 0;
-    return -rc;
+    return rc;
 }
 
 static void lane_due(struct shared *s, struct lane *lane)
@@ -144,19 +101,15 @@ static void threads_suit(struct shared *s)
         pthread_cond_signal(&s->work_cond);
 }
 
-static void lane_serve(struct shared *s, struct lane *lane, const timer_t *timer)
+static void lane_serve(struct shared *s, struct lane *lane, struct closer *closer)
 {
     struct job *job = LIST_ENTRY(list_pop_front(&lane->jobs), struct job, link);
-    const struct linger at_once = {0, 0};
 
     lane->busy = true;
     list_push_back(&s->closing, &job->link);
     threads_suit(s);
     pthread_mutex_unlock(&s->lock);
-    poke_set(timer, true);
-    (void)setsockopt(job->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)); /* if it is one */
-    close(job->fd); /* gone, whatever it says */
-    poke_set(timer, false);
+    closer_close(closer, job->fd);
     pthread_mutex_lock(&s->lock);
     list_remove(&job->link);
     lane->busy = false;
@@ -173,16 +126,17 @@ static void lane_serve(struct shared *s, struct lane *lane, const timer_t *timer
 static void *thread_main(void *arg)
 {
     struct shared *s = arg;
-    timer_t timer;
-    bool poked = poke_new(&timer), last;
+    struct closer closer;
+    bool last;
 
+    closer_init(&closer);
     pthread_mutex_lock(&s->lock);
     s->idle--;
     for (;;) {
         struct lane *lane = lane_next(s);
 
         if (lane) {
-            lane_serve(s, lane, poked ? &timer : NULL);
+            lane_serve(s, lane, &closer);
         } else if (s->quit) {
             break;
         } else {
@@ -195,8 +149,7 @@ static void *thread_main(void *arg)
     pthread_cond_signal(&s->end_cond);
     last = s->left && s->threads == 0;
     pthread_mutex_unlock(&s->lock);
-    if (poked)
-        timer_delete(timer);
+    closer_end(&closer);
     if (last)
         shared_free(s);
     return NULL;
@@ -238,26 +191,19 @@ static void async_cb(uv_async_t *async)
 
 static int sync_init(struct shared *s)
 {
-    pthread_condattr_t attr;
-    int rc = pthread_mutex_init(&s->lock, NULL);
+    int rc = -pthread_mutex_init(&s->lock, NULL);
 
     if (rc != 0)
-        return -rc;
-    rc = pthread_condattr_init(&attr);
+        return rc;
+    rc = detached_cond_init(&s->work_cond);
     if (rc == 0) {
-        rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-        if (rc == 0)
-            rc = pthread_cond_init(&s->work_cond, &attr);
-        if (rc == 0) {
-            rc = pthread_cond_init(&s->end_cond, &attr);
-            if (rc != 0)
-                pthread_cond_destroy(&s->work_cond);
-        }
-        pthread_condattr_destroy(&attr);
+        rc = detached_cond_init(&s->end_cond);
+        if (rc != 0)
+            pthread_cond_destroy(&s->work_cond);
     }
     if (rc != 0)
         pthread_mutex_destroy(&s->lock);
-    return -rc;
+    return rc;
 }
 
 static struct shared *shared_new(void)
@@ -282,7 +228,6 @@ static struct shared *shared_new(void)
 
 int reaper_new(uv_loop_t *loop, struct reaper **out)
 {
-    struct sigaction action = {.sa_handler = poke_cb};
     struct reaper *r = calloc(1, sizeof(*r));
     int rc;
 
@@ -294,7 +239,6 @@ int reaper_new(uv_loop_t *loop, struct reaper **out)
         return -ENOMEM;
     }
     r->shared->reaper = r;
-    (void)sigaction(POKE, &action, NULL); /* a valid signal */
     rc = uv_async_init(loop, &r->async, async_cb);
     if (rc == 0) {
         pthread_mutex_lock(&r->shared->lock);

@@ -7,9 +7,7 @@
  *   client's socket, which its owner may not have, in reaper_refused.
  * - A tenant's descriptors are closed in their order, one at a time: those that hang keep one thread, and no other tenant
  *   waits, but one whose number is alike modulo REAPER_LANES.
- * - A socket that lingers is told not to. One that lies unread in another can't be: a signal that comes every
- *   REAPER_POKE_MS to a thread that closes, first after REAPER_POKE_NS, ends that wait, and nothing else that matters.
- *   What waits for a file system does so until that answers.
+ * - closer.h says what is done for a close() to end.
  *
  * Threads: the loop only. */
 #ifndef UCMD_BASE_REAPER_H
@@ -20,8 +18,6 @@
 #include <uv.h>
 
 #define REAPER_LANES 256u /* and threads at most */
-#define REAPER_POKE_NS 250000 /* of a uid's refused sockets more are closed than it may connect */
-#define REAPER_POKE_MS 5
 #define REAPER_STOP_MS 1000
 
 struct reaper;

@@ -156,8 +156,6 @@ bool process_closing_done(const struct share_backend *b);
 /* For a thread that a run leaves behind. Any thread. */
 struct process_closing *process_closing_hold(struct share_backend *b);
 void process_closing_drop(struct process_closing *c);
-/* Starts a thread that nobody awaits. 0 or -errno. Any thread. */
-int process_thread_start(void *(*run_cb)(void *arg), void *arg);
 /* NULL-safe; what is not closed yet will be. */
 void process_closing_free(struct share_backend *b);
 

@@ -2,11 +2,12 @@
  * socket that lingers or a file of a mount that hangs. So a thread closes it that nothing waits for but the next start. */
 #include "daemon/share/process.h"
 
+#include "daemon/base/closer.h"
+#include "daemon/base/detached.h"
+
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 struct process_closing {
     atomic_uint owners; /* the backend, and threads that close, or read what a process says */
@@ -28,24 +29,13 @@ void process_closing_drop(struct process_closing *c)
 static void *close_cb(void *arg)
 {
     struct process_closing *c = arg;
+    struct closer closer;
 
-    close(c->socket);
+    closer_init(&closer);
+    closer_close(&closer, c->socket);
+    closer_end(&closer);
     process_closing_drop(c);
     return NULL;
-}
-
-int process_thread_start(void *(*run_cb)(void *arg), void *arg)
-{
-    pthread_attr_t attributes;
-    pthread_t thread;
-    int err = pthread_attr_init(&attributes);
-
-    if (err != 0)
-        return -err;
-    (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED); /* can't fail */
-    err = pthread_create(&thread, &attributes, run_cb, arg);
-    pthread_attr_destroy(&attributes);
-    return -err;
 }
 
 int process_closing_new(struct share_backend *b)
@@ -66,7 +56,7 @@ void process_closing_begin(struct process_run *run)
     c->socket = run->socket;
     run->socket = -1;
     (void)process_closing_hold(run->b);
-    if (process_thread_start(close_cb, c) < 0)
+    if (detached_start(DETACHED_STACK_BYTES, close_cb, c) < 0)
         (void)close_cb(c); /* without threads much else has stopped */
 }
 

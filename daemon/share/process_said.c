@@ -1,6 +1,7 @@
 /* What a process says: its standard output and error, line by line in the daemon's log. By a pipe, which a thread reads: a
  * writer holds the pipe's lock while a page of what it writes does not come, and whoever reads would wait with it. (A socket
  * would bring descriptors.) */
+#include "daemon/base/detached.h"
 #include "daemon/base/log.h"
 #include "daemon/share/process.h"
 
@@ -111,7 +112,7 @@ int process_said_begin(struct share_backend *b, int *out)
     s->fd = fds[0];
     memcpy(s->root, b->shown, sizeof(s->root));
     s->closing = process_closing_hold(b);
-    rc = process_thread_start(said_cb, s);
+    rc = detached_start(0, said_cb, s);
     if (rc < 0) {
         process_closing_drop(s->closing);
         close(fds[0]);
