@@ -10,12 +10,9 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <linux/sockios.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -285,17 +282,9 @@ void reaper_close(struct reaper *r, int fd, struct limit_owner *owner)
     job_begin(r, fd, owner, false);
 }
 
-bool reaper_socket_bare(int fd)
-{
-    int bytes;
-
-    (void)shutdown(fd, SHUT_RDWR); /* from here on the kernel takes nothing of the peer */
-    return (ioctl(fd, SIOCINQ, &bytes) == 0 && bytes == 0) || rights_unread(fd) == 0;
-}
-
 void reaper_close_socket(struct reaper *r, int fd, struct limit_owner *owner)
 {
-    if (!reaper_socket_bare(fd)) {
+    if (!rights_end(fd)) {
         reaper_close(r, fd, owner);
         return;
     }

@@ -27,10 +27,7 @@ int reaper_new(uv_loop_t *loop, struct reaper **out);
 /* Closes fd, one of LIMIT_DESCRIPTORS that the owner has; gives it back when that is done. The reaper holds the owner
  * meanwhile. NULL: nobody's. */
 void reaper_close(struct reaper *r, int fd, struct limit_owner *owner);
-/* Shuts a connected unix socket down for both sides. True: no descriptor lies in it, and none comes any more, so its
- * close() does not wait. */
-bool reaper_socket_bare(int fd);
-/* reaper_close of such a socket; at once if it is bare. */
+/* reaper_close of a connected unix socket; at once if no descriptor lies in it. */
 void reaper_close_socket(struct reaper *r, int fd, struct limit_owner *owner);
 /* reaper_close of one whose client was refused, and which counts in no limit of the owner. */
 void reaper_close_refused(struct reaper *r, int fd, struct limit_owner *owner);

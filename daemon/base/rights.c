@@ -2,8 +2,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,6 +37,14 @@ uint32_t rights_unread(int fd)
     text[got > 0 ? got : 0] = '\0';
     line = strstr(text, "\nscm_fds:");
     return line && sscanf(line, "\nscm_fds: %u", &n) == 1 ? n : UINT32_MAX;
+}
+
+bool rights_end(int fd)
+{
+    int bytes;
+
+    (void)shutdown(fd, SHUT_RDWR); /* from here on the kernel takes nothing of the peer */
+    return (ioctl(fd, SIOCINQ, &bytes) == 0 && bytes == 0) || rights_unread(fd) == 0;
 }
 
 /* Without room for descriptors a peek drops the references that it took, which are never the last ones. */

@@ -18,6 +18,9 @@
 int rights_pass(int fd, bool may);
 /* How many lie in a connected unix socket; UINT32_MAX: the kernel does not say (before Linux 5.6, or without /proc). */
 uint32_t rights_unread(int fd);
+/* Shuts a connected unix socket down for both sides. True: no descriptor lies in it, and none comes any more, so its
+ * close() does not wait. */
+bool rights_end(int fd);
 /* Copies into p, and leaves in the socket, what a read of n bytes would bring now. *some: descriptors may come with it;
  * if not, none come with as many bytes later. The bytes, or -errno. */
 ssize_t rights_peek(int fd, void *p, size_t n, bool *some);

@@ -66,7 +66,7 @@ static void refused_close(struct front *f, int fd, const struct peer *peer)
 {
     struct limit_owner *owner;
 
-    if (reaper_socket_bare(fd)) {
+    if (rights_end(fd)) {
         close(fd);
         return;
     }

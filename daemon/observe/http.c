@@ -1,6 +1,8 @@
 #include "daemon/observe/http.h"
 
+#include "daemon/base/closer.h"
 #include "daemon/base/log.h"
+#include "daemon/base/rights.h"
 #include "daemon/observe/pages.h"
 
 #include <assert.h>
@@ -19,16 +21,20 @@
 
 #define PLACES (HTTP_LISTENERS * HTTP_CONNECTIONS)
 #define STACK_BYTES (256u << 10)
-#define REST_MS 100 /* of a listener, when the process is out of descriptors */
-#define NICE 5      /* on a full machine the daemon's other threads go first */
+#define REST_MS 100   /* of a listener, when the process is out of descriptors */
+#define NICE 5        /* on a full machine the daemon's other threads go first */
+#define ARRIVAL_MS 20 /* between looks for the rest of a request */
 #define FOREVER UINT64_MAX
 
 struct place {
-    int fd; /* -1: free */
+    int fd; /* -1: free, or `closing` has it */
     const struct listener *listener;
     uint64_t since_ms;
+    bool arriving;           /* libmicrohttpd does not have it yet */
+    bool begun;              /* some of its request is there */
     bool asked;              /* its request's head is there */
     bool ended;              /* shut down; libmicrohttpd closes it in its next turn */
+    struct closing *closing; /* of one that arrived with descriptors */
     uint64_t waits_until_ms; /* for a publication; 0: not */
     bool waited;
     struct MHD_Connection *connection;
@@ -45,6 +51,7 @@ struct http {
     struct MHD_Daemon *mhd;
     int mhd_fd, wake_fd;
     struct listener listener[HTTP_LISTENERS];
+    bool arrivals[HTTP_LISTENERS]; /* by listener: its peers may send descriptors */
     size_t n_listeners;
     uint64_t rest_until_ms;
     struct place place[PLACES];
@@ -205,6 +212,80 @@ static void waits_end(struct http *h, bool all)
             wait_end(&h->place[i]);
 }
 
+/* ---- arrivals ----
+ *
+ * Before Linux 6.16 peers can send descriptors to a Unix socket. libmicrohttpd would have the kernel close them in this
+ * thread, and a peer can make that wait. So a request stays in the socket until it is whole; then the socket takes no more,
+ * and libmicrohttpd gets it if no descriptor lies in it. */
+
+static void arrival_end(struct place *p)
+{
+    p->arriving = false;
+    p->ended = true;
+    if (rights_end(p->fd))
+        close(p->fd);
+    else
+        p->closing = closing_begin(p->fd);
+    p->fd = -1;
+}
+
+/* 1: the request is whole, without descriptors, and nothing comes any more; 0: not yet; or -errno. */
+static int arrival_look(struct place *p)
+{
+    char head[HTTP_HEAD_BYTES];
+    bool some;
+    ssize_t n = rights_peek(p->fd, head, sizeof(head), &some);
+
+    if (n == -EAGAIN)
+        return 0;
+    if (n <= 0 || some)
+        return -EPROTO;
+    p->begun = true;
+    if ((size_t)n < sizeof(head) && !memmem(head, (size_t)n, "\r\n\r\n", 4) &&
+        !memmem(head, (size_t)n, "\n\n", 2))
+        return 0;
+    shutdown(p->fd, SHUT_RD);
+    n = rights_peek(p->fd, head, sizeof(head), &some);
+    return n > 0 && (size_t)n < sizeof(head) && !some ? 1 : -EPROTO;
+}
+
+/* A path's client has no address, and libmicrohttpd asks for one. */
+static void hand_over(struct http *h, struct place *p, const struct sockaddr *address, socklen_t n)
+{
+    p->arriving = false;
+    if (MHD_add_connection(h->mhd, p->fd, address, n) != MHD_YES)
+        p->fd = -1; /* closed */
+}
+
+static void arrivals_turn(struct http *h)
+{
+    const struct sockaddr address = {.sa_family = AF_UNIX};
+
+    for (size_t i = 0; i < PLACES; i++) {
+        struct place *p = &h->place[i];
+        int rc = p->arriving ? arrival_look(p) : 0;
+
+        if (rc > 0)
+            hand_over(h, p, &address, sizeof(address.sa_family));
+        else if (rc < 0)
+            arrival_end(p);
+        if (p->closing && closing_done(p->closing)) {
+            closing_free(p->closing);
+            p->closing = NULL;
+        }
+    }
+}
+
+/* At the end. */
+static void arrivals_drop(struct http *h)
+{
+    for (size_t i = 0; i < PLACES; i++) {
+        if (h->place[i].arriving)
+            arrival_end(&h->place[i]);
+        closing_free(h->place[i].closing);
+    }
+}
+
 /* ---- connections ---- */
 
 static void connection_cb(void *ctx, struct MHD_Connection *c, void **socket_context,
@@ -230,7 +311,7 @@ static struct place *place_free(struct http *h, const struct listener *l)
     struct place *from = &h->place[(size_t)(l - h->listener) * HTTP_CONNECTIONS];
 
     for (size_t i = 0; i < HTTP_CONNECTIONS; i++)
-        if (from[i].fd < 0)
+        if (from[i].fd < 0 && !from[i].closing)
             return &from[i];
     return NULL;
 }
@@ -238,6 +319,10 @@ static struct place *place_free(struct http *h, const struct listener *l)
 /* libmicrohttpd sees that the connection is over, and closes it. */
 static void place_end(struct place *p)
 {
+    if (p->arriving) {
+        arrival_end(p);
+        return;
+    }
     if (p->waits_until_ms > 0)
         wait_end(p);
     p->ended = true;
@@ -247,7 +332,7 @@ static void place_end(struct place *p)
 /* When p may be ended for another client's sake. */
 static uint64_t place_yields_ms(const struct place *p)
 {
-    return p->since_ms + (p->asked ? HTTP_BUSY_MS : 0);
+    return p->closing ? FOREVER : p->since_ms + (p->asked ? HTTP_BUSY_MS : 0);
 }
 
 /* The one that yields first; it may not do so yet. */
@@ -275,10 +360,11 @@ static void admit(struct http *h, const struct listener *l, struct place *p)
         return;
     }
     *p = (struct place){.fd = fd, .listener = l, .since_ms = h->now_ms};
-    /* A path's client has no address, and libmicrohttpd asks for one. */
-    if (MHD_add_connection(h->mhd, fd, (struct sockaddr *)&address,
-                           n < sizeof(address) ? n : (socklen_t)sizeof(address)) != MHD_YES)
-        p->fd = -1; /* closed */
+    if (h->arrivals[l - h->listener])
+        p->arriving = true;
+    else
+        hand_over(h, p, (struct sockaddr *)&address,
+                  n < sizeof(address) ? n : (socklen_t)sizeof(address));
 }
 
 /* Somebody waits in the listener's backlog. */
@@ -329,6 +415,8 @@ static int timeout_ms(struct http *h, uint64_t due_ms)
 
         if (p->fd >= 0 && !p->ended)
             due_ms = sooner(due_ms, p->since_ms + HTTP_LIFE_MS);
+        if ((p->arriving && p->begun) || p->closing)
+            due_ms = sooner(due_ms, h->now_ms + ARRIVAL_MS);
         if (p->waits_until_ms > 0)
             due_ms = sooner(due_ms, p->waits_until_ms);
     }
@@ -342,11 +430,15 @@ static int timeout_ms(struct http *h, uint64_t due_ms)
 /* Waits for something to do, and does it. */
 static void turn(struct http *h)
 {
-    struct pollfd p[2 + HTTP_LISTENERS] = {{.fd = h->wake_fd, .events = POLLIN},
-                                           {.fd = h->mhd_fd, .events = POLLIN}};
+    struct pollfd p[2 + HTTP_LISTENERS + PLACES] = {{.fd = h->wake_fd, .events = POLLIN},
+                                                    {.fd = h->mhd_fd, .events = POLLIN}};
     uint64_t due_ms = FOREVER, count;
+    nfds_t n = 2 + h->n_listeners;
 
     h->now_ms = published_now_ms();
+    for (size_t i = 0; i < PLACES; i++)
+        if (h->place[i].arriving && !h->place[i].begun)
+            p[n++] = (struct pollfd){.fd = h->place[i].fd, .events = POLLIN};
     for (size_t i = 0; i < h->n_listeners; i++) {
         uint64_t at_ms = listener_due_ms(h, &h->listener[i]);
 
@@ -356,7 +448,7 @@ static void turn(struct http *h)
         if (at_ms > h->now_ms)
             due_ms = sooner(due_ms, at_ms);
     }
-    if (poll(p, 2 + h->n_listeners, timeout_ms(h, due_ms)) < 0)
+    if (poll(p, n, timeout_ms(h, due_ms)) < 0)
         return; /* interrupted, or no memory: again */
     h->now_ms = published_now_ms();
     if (p[0].revents && read(h->wake_fd, &count, sizeof(count)) > 0)
@@ -365,6 +457,7 @@ static void turn(struct http *h)
     for (size_t i = 0; i < h->n_listeners; i++)
         if (p[2 + i].revents)
             listener_turn(h, &h->listener[i]);
+    arrivals_turn(h);
     lives_end(h);
     MHD_run(h->mhd);
 }
@@ -422,6 +515,7 @@ static int mhd_start(struct http *h)
 
 static void http_release(struct http *h)
 {
+    arrivals_drop(h);
     if (h->mhd)
         MHD_stop_daemon(h->mhd);
     for (size_t i = 0; i < 2; i++)
@@ -447,8 +541,11 @@ int http_new(const struct http_options *o, struct http **out)
     }
     for (size_t i = 0; i < PLACES; i++)
         h->place[i].fd = -1;
-    for (; h->n_listeners < o->n_listeners; h->n_listeners++)
-        h->listener[h->n_listeners] = o->listeners[h->n_listeners];
+    for (size_t i = 0; i < o->n_listeners; i++) {
+        h->listener[i] = o->listeners[i];
+        h->arrivals[i] = h->listener[i].path[0] && rights_pass(h->listener[i].fd, false) != 0;
+    }
+    h->n_listeners = o->n_listeners;
     h->published = o->published;
     h->ask_cb = o->ask_cb;
     h->ctx = o->ctx;

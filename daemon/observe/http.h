@@ -10,6 +10,7 @@
  * - HTTP_CONNECTIONS on each socket. At the bound a new one takes the place of the oldest that has not
  *   sent its request, else of the oldest that is older than HTTP_BUSY_MS; else it waits in the backlog.
  * - Each ends after HTTP_LIFE_MS, whatever it does; its request's head has HTTP_HEAD_BYTES.
+ * - No close() of a descriptor that a client sends waits in the thread; one that does keeps its connection's place.
  * - A text is rendered once for each publication, and shared by all that ask for it. */
 #ifndef UCMD_OBSERVE_HTTP_H
 #define UCMD_OBSERVE_HTTP_H

@@ -41,6 +41,8 @@ class Flood:
                 os._exit(1)
 
     def run(self):
+        signal.signal(signal.SIGALRM, lambda *_: None)  # ends its own wait for a close()
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             listener.bind(("127.0.0.1", 0))

@@ -272,23 +272,73 @@ class Descriptors(Closing):
         self.until_closed()
 
 
-@unittest.skipUnless(rights_refusable(), "a kernel before 6.16")
-class Monitoring(Case):
-    options = {"nvme": False, "metrics.socket": os.path.join(tempfile.gettempdir(), f"metrics.{os.getpid()}")}
+class Monitoring(Stopping, Case):
+    """Who sends descriptors whose close() waits to the metrics' socket: its pages are answered meanwhile."""
+    where = os.path.join(tempfile.gettempdir(), f"metrics.{os.getpid()}")
+    options = {"nvme": False, "metrics.socket": where}
 
-    def live(self):
+    def setUp(self):
+        self.until(lambda: os.path.exists(self.where), "the metrics' socket")
+
+    def get(self, *parts):
         with socket.socket(socket.AF_UNIX) as one:
             one.settimeout(TIMEOUT_S)
-            one.connect(self.options["metrics.socket"])
-            one.sendall(b"GET /live HTTP/1.0\r\n\r\n")
-            self.assertIn(b" 200 ", one.recv(4096))
+            one.connect(self.where)
+            for part in parts:
+                one.sendall(part)
+            answer = b"".join(iter(lambda: one.recv(65536), b""))
+        self.assertIn(b" 200 ", answer.partition(b"\r\n")[0])
+        return answer
 
-    def test_its_socket_takes_no_descriptors(self):
-        for data in (b"x", b"GET /live HTTP/1.0\r\n\r\n"):
-            with socket.socket(socket.AF_UNIX) as one:
-                one.connect(self.options["metrics.socket"])
-                self.assertRaises(PermissionError, Lingering(self).give, one, data)
-                self.live()
+    def pages(self):
+        self.get(b"GET /live HTTP/1.0\r\n\r\n")
+        self.assertIn(b"ucmd_requests_total", self.get(b"GET /metr", b"ics HTTP/1.1\r\nHost: x\r", b"\n\r\n"))
+
+    def given(self, data, give):
+        """Whether the socket takes it."""
+        with socket.socket(socket.AF_UNIX) as one:
+            one.connect(self.where)
+            for part in data:
+                one.sendall(part)
+            try:
+                self.stopped(lambda: give(one))
+            except (PermissionError, BrokenPipeError):
+                return False
+            self.pages()
+            return True
+
+    def all_given(self):
+        return [self.given(data, lambda one: Lingering(self).give(one, b"\r\n\r\n"))
+                for data in ([b"GET /live HTTP/1.0"], [], [b"x" * 9000], [b"GET /live HTTP/1.0\r\n\r\n"]) for _ in range(4)]
+
+    @unittest.skipUnless(rights_refusable(), "a kernel before 6.16")
+    def test_descriptors_whose_close_waits(self):
+        self.assertEqual(self.all_given(), [False] * 16)
+        self.pages()
+
+
+class MonitoringBefore616(Monitoring):
+    where = Monitoring.where + ".older"
+    options = {"nvme": False, "metrics.socket": where, "before": OLDER_KERNEL}
+
+    def test_descriptors_whose_close_waits(self):
+        self.assertEqual(self.all_given()[:8], [True] * 8)  # the others may come too late
+        self.pages()
+
+    @unittest.skipUnless(os.geteuid() == 0, "a file system needs root")
+    def test_a_file_whose_server_does_not_answer(self):
+        folder = self.daemon.folder + "/mount"
+        os.makedirs(folder, exist_ok=True)
+        try:
+            mount = HungMount(folder, opens=True)
+        except OSError as e:
+            self.skipTest(str(e))
+        self.addCleanup(mount.close)
+        file = os.open(folder + "/file", os.O_RDWR)
+        for _ in range(6):  # each has one of the socket's 8 places until the server's end
+            self.assertTrue(self.given([], lambda one: socket.send_fds(one, [b"x"], [file])))
+        mount.close()
+        self.assertRaises(OSError, os.close, file)
 
 
 @unittest.skipUnless(os.geteuid() == 0, "being several users needs root")

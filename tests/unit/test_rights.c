@@ -44,7 +44,7 @@ static int give(unsigned n, int *other)
     h->cmsg_len = CMSG_LEN(sizeof(int) * n);
     for (unsigned i = 0; i < n; i++)
         memcpy(CMSG_DATA(h) + i * sizeof(int), &both[1], sizeof(int));
-    rc = sendmsg(ends[1], &m, 0) == 2 ? 0 : -errno;
+    rc = sendmsg(ends[1], &m, MSG_NOSIGNAL) == 2 ? 0 : -errno;
     close(both[1]);
     *other = both[0];
     return rc;
@@ -66,10 +66,20 @@ Test(rights, are_counted)
     cr_assert_eq(give(3, &one), 0);
     cr_assert_eq(give(RIGHTS_MOST, &two), 0);
     cr_assert_eq(rights_unread(ends[0]), 3 + RIGHTS_MOST);
-    cr_assert_eq(shutdown(ends[0], SHUT_RDWR), 0);
+    cr_assert_not(rights_end(ends[0]));
     cr_assert_eq(rights_unread(ends[0]), 3 + RIGHTS_MOST);
     close(one);
     close(two);
+}
+
+Test(rights, end_with_the_socket)
+{
+    int other;
+
+    cr_assert_eq(send(ends[1], "x", 1, 0), 1);
+    cr_assert(rights_end(ends[0]));
+    cr_assert_lt(give(1, &other), 0);
+    close(other);
 }
 
 Test(rights, of_what_is_no_socket_are_not_known)
