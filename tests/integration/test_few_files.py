@@ -8,7 +8,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 import unittest
 
 try:
