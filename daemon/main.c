@@ -141,8 +141,10 @@ static int serve(struct config *config, const struct server_sources *sources)
         fprintf(stderr, "ucmd: %s\n", e.text);
         return 1;
     }
+    log_start();
     status = server_run(server);
     server_free(server);
+    log_flush();
     return status;
 }
 

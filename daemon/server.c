@@ -28,6 +28,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -102,9 +103,12 @@ static void sync_late_cb(int number)
 {
     static const char text[] =
         "ucmd: error: a disk does not answer: what was written last may not be found again\n";
+    struct pollfd err = {.fd = STDERR_FILENO, .events = POLLOUT};
 
     (void)number;
-    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
+    log_flush();
+    /* Who stopped reading is not waited for. */
+    if (poll(&err, 1, 0) != 1 || write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
         _exit(2); /* nobody to tell */
     _exit(1);
 }
@@ -162,6 +166,7 @@ static void stop_beside_share(struct server *s)
     arena_give_up(s->arena);
     persist_close(s->persist); /* from here on the memory is the next daemon's */
     descriptors_close_awaited();
+    log_flush();
     _exit(s->exit_status);
 }
 
@@ -249,6 +254,7 @@ static void stop_tick_cb(uv_timer_t *timer)
         log_error("server", "stop-forced", "requests=%u sessions=%u tier=%u relocations=%u",
                   requests_active(s->requests), requests_sessions(s->requests),
                   cache_tier_busy(s->cache), cache_relocations(s->cache));
+        log_flush();
         _exit(s->exit_status ? s->exit_status : 1);
     }
 }

@@ -3,18 +3,24 @@
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 #include <uv.h>
 
 #define LINE_BYTES 1024
 #define WINDOW_MS 10000
+#define RING_BYTES ((size_t)1 << 20)
+#define FLUSH_MS 1000
+#define STACK_BYTES (256u << 10)
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
 static const int journal_priorities[] = {3, 4, 6, 7};
@@ -243,16 +249,6 @@ static void line_end(struct line *l)
     l->text[l->n++] = '\n';
 }
 
-/* A failure is not reported: there is no other place to write to. */
-static void line_write(const struct line *l)
-{
-    ssize_t n;
-
-    do
-        n = write(STDERR_FILENO, l->text, l->n);
-    while (n < 0 && errno == EINTR);
-}
-
 static void line_begin(struct line *l, enum log_level level, const char *room, const char *event)
 {
     pthread_once(&journal_once, journal_detect);
@@ -262,6 +258,157 @@ static void line_begin(struct line *l, enum log_level level, const char *room, c
         line_add_time(l);
         line_add(l, "%s %s %s", level_names[level], room, event);
     }
+}
+
+/* ---- writing: at once, or from log_start on by a thread, so that nobody waits for who reads ---- */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t filled;
+    bool threaded;
+    size_t first;       /* where the oldest line begins */
+    atomic_size_t used; /* by whole lines; the one that is being written is among them */
+    uint64_t lost; /* since then no line enters, so that the count stands where they were lost */
+    char bytes[RING_BYTES];
+} ring = {.lock = PTHREAD_MUTEX_INITIALIZER, .filled = PTHREAD_COND_INITIALIZER};
+
+/* A failure is not reported: there is no other place to write to. */
+static void bytes_write(const struct iovec *bytes, int n)
+{
+    while (writev(STDERR_FILENO, bytes, n) < 0 && errno == EINTR)
+        continue;
+}
+
+/* The ring's n bytes from `at` on, in one or two pieces; returns how many. */
+static int ring_pieces(size_t at, size_t n, struct iovec out[2])
+{
+    size_t to_end = RING_BYTES - at;
+
+    out[0] = (struct iovec){ring.bytes + at, n < to_end ? n : to_end};
+    out[1] = (struct iovec){ring.bytes, n - out[0].iov_len};
+    return out[1].iov_len > 0 ? 2 : 1;
+}
+
+/* Under the lock, as all below. There is room. */
+static void ring_put(const struct line *l)
+{
+    struct iovec to[2];
+
+    ring_pieces((ring.first + ring.used) % RING_BYTES, l->n, to);
+    memcpy(to[0].iov_base, l->text, to[0].iov_len);
+    memcpy(to[1].iov_base, l->text + to[0].iov_len, to[1].iov_len);
+    ring.used += l->n;
+    pthread_cond_signal(&ring.filled);
+}
+
+static size_t ring_first_line(void)
+{
+    const char *at = ring.bytes + ring.first;
+    size_t to_end = RING_BYTES - ring.first;
+    const char *end = memchr(at, '\n', ring.used < to_end ? ring.used : to_end);
+
+    if (end)
+        return (size_t)(end - at) + 1;
+    end = memchr(ring.bytes, '\n', ring.used - to_end);
+    return to_end + (size_t)(end - ring.bytes) + 1;
+}
+
+static void lost_tell(void)
+{
+    struct line l = {.n = 0};
+
+    line_begin(&l, LOG_WARN, "log", "lost");
+    line_add(&l, " lines=%llu", (unsigned long long)ring.lost);
+    line_end(&l);
+    ring.lost = 0;
+    ring_put(&l);
+}
+
+static void *writer_main(void *unused)
+{
+    pthread_setname_np(pthread_self(), "log");
+    pthread_mutex_lock(&ring.lock);
+    for (;;) {
+        struct iovec bytes[2];
+        size_t n;
+        int pieces;
+
+        while (ring.used == 0)
+            pthread_cond_wait(&ring.filled, &ring.lock);
+        n = ring_first_line();
+        pieces = ring_pieces(ring.first, n, bytes);
+        pthread_mutex_unlock(&ring.lock);
+        bytes_write(bytes, pieces);
+        pthread_mutex_lock(&ring.lock);
+        ring.first = (ring.first + n) % RING_BYTES;
+        ring.used -= n;
+        if (ring.lost > 0 && ring.used <= RING_BYTES / 2)
+            lost_tell();
+    }
+    return unused;
+}
+
+static void line_write(struct line *l)
+{
+    bool threaded;
+
+    pthread_mutex_lock(&ring.lock);
+    threaded = ring.threaded;
+    if (threaded && ring.lost == 0 && ring.used + l->n <= RING_BYTES)
+        ring_put(l);
+    else if (threaded)
+        ring.lost++;
+    pthread_mutex_unlock(&ring.lock);
+    if (!threaded)
+        bytes_write(&(struct iovec){l->text, l->n}, 1);
+}
+
+void log_flush(void)
+{
+    for (int ms = 0; ms < FLUSH_MS && atomic_load(&ring.used) > 0; ms++)
+        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* What led there is to be read; then abort() goes on. */
+static void abort_cb(int number)
+{
+    (void)number;
+    log_flush();
+}
+
+static int writer_start(void)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+    sigset_t all, before;
+    int rc = pthread_attr_init(&attr);
+
+    if (rc != 0)
+        return rc;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the loop's */
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    rc = pthread_attr_setstacksize(&attr, STACK_BYTES);
+    if (rc == 0)
+        rc = pthread_create(&thread, &attr, writer_main, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attr);
+    return rc;
+}
+
+void log_start(void)
+{
+    struct sigaction action = {.sa_handler = abort_cb, .sa_flags = (int)SA_RESETHAND};
+    int rc = writer_start();
+
+    if (rc != 0) {
+        log_warn("log", "no-thread", "error=%s: lines wait for who reads them", strerror(rc));
+        return;
+    }
+    (void)sigaction(SIGABRT, &action, NULL); /* a valid signal */
+    pthread_mutex_lock(&ring.lock);
+    ring.threaded = true;
+    pthread_mutex_unlock(&ring.lock);
 }
 
 void log_line(struct log_site *site, enum log_level level, const char *room, const char *event,

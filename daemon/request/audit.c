@@ -5,6 +5,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 /* Tenants' names hold nothing that must be escaped. */
 void audit(const struct session *s, enum ucm_method method, const char *format, ...)
@@ -20,48 +21,99 @@ void audit(const struct session *s, enum ucm_method method, const char *format, 
               (unsigned)peer->gid, (int)peer->pid, peer->tenant, what[0] ? " " : "", what);
 }
 
+#define LINE_MS 100     /* a tenant's lines: one so often in the long run, */
+#define BURST_LINES 100 /* and so many at once */
 #define IDLE_MS 1000
+#define TELL_MS 1000
 
-/* A client's call that found nothing to change is no change, and costs the client nothing: in a loop it would
- * write megabytes a second, and the journal would drop the lines that matter. Such calls have one line a second,
- * which says how many were left out. Operators' are all there, and with roots all that name a whole namespace: its files
- * there may have gone, of which the count tells nothing. By key such a call asks for the files of its own keys only. */
-static bool idle_held(const struct session *s, const struct audit_blocks *a, uint32_t *held)
+static void tell_cb(struct deadline *d)
+{
+    struct audits *a = LIST_ENTRY(d, struct audits, tell);
+
+    for (uint32_t i = 0; i <= AUDIT_TENANTS; i++) {
+        struct audit_tenant *t = &a->tenant[i];
+
+        if (t->calls == 0)
+            continue;
+        log_audit("held", "tenant=%s calls=%llu blocks=%llu busy=%llu",
+                  i < AUDIT_TENANTS ? t->name : "*", (unsigned long long)t->calls,
+                  (unsigned long long)t->blocks, (unsigned long long)t->busy);
+        t->calls = t->blocks = t->busy = 0;
+    }
+}
+
+void audits_close(struct requests *rq)
+{
+    deadline_disarm(rq->rooms.deadlines, &rq->audits.tell);
+    tell_cb(&rq->audits.tell);
+}
+
+/* Who may write all of its burst, and has nothing to be told of, needs no place. */
+static struct audit_tenant *tenant_of(struct audits *a, const char *name, uint64_t now_ms)
+{
+    struct audit_tenant *others = &a->tenant[AUDIT_TENANTS], *spare = others;
+
+    for (struct audit_tenant *t = a->tenant; t < others; t++) {
+        if (strcmp(t->name, name) == 0)
+            return t;
+        if (t->calls == 0 && t->full_ms <= now_ms)
+            spare = t;
+    }
+    if (spare != others)
+        snprintf(spare->name, sizeof(spare->name), "%s", name);
+    return spare;
+}
+
+/* A call that found nothing to change costs the client nothing: it has a line only where that takes no change's place.
+ * With roots all that name a whole namespace count as changes: its files there may have gone, of which the count tells
+ * nothing. By key such a call asks for the files of its own keys only. */
+static bool line_passes(struct audit_tenant *t, uint64_t now_ms, bool idle)
+{
+    uint64_t from_ms = t->full_ms > now_ms ? t->full_ms : now_ms;
+
+    if (from_ms > now_ms + (idle ? 0 : (BURST_LINES - 1) * LINE_MS))
+        return false;
+    t->full_ms = from_ms + (idle ? IDLE_MS : LINE_MS);
+    return true;
+}
+
+/* The journal drops what a unit writes beyond 10,000 lines in 30 s. So that those of operators, who have all theirs, are
+ * not among these, tenants' are bounded; what that leaves out is told in sum. */
+static bool held(const struct session *s, const struct audit_blocks *a)
 {
     const struct msg_count_r *r = a->result;
     struct requests *rq = s->rq;
     uint64_t now_ms = uv_now(rq->rooms.loop);
+    bool idle = r->blocks == 0 && r->busy == 0 && !(rq->rooms.share && a->keys == 0);
+    struct audit_tenant *t;
 
-    *held = 0;
-    if (s->peer.admin || r->blocks > 0 || r->busy > 0 || (rq->rooms.share && a->keys == 0))
+    if (s->peer.admin)
         return false;
-    if (rq->audit_idle_ms != 0 && now_ms - rq->audit_idle_ms < IDLE_MS) {
-        rq->audit_idle_held++;
-        return true;
-    }
-    rq->audit_idle_ms = now_ms;
-    *held = rq->audit_idle_held;
-    rq->audit_idle_held = 0;
-    return false;
+    t = tenant_of(&rq->audits, s->peer.tenant, now_ms);
+    if (line_passes(t, now_ms, idle))
+        return false;
+    t->calls++;
+    t->blocks += r->blocks;
+    t->busy += r->busy;
+    if (!deadline_armed(&rq->audits.tell))
+        deadline_arm(rq->rooms.deadlines, &rq->audits.tell, now_ms + TELL_MS, tell_cb);
+    return true;
 }
 
 void audit_blocks(const struct session *s, enum ucm_method method, const struct ns *ns,
                   const struct audit_blocks *a)
 {
     const struct msg_count_r *r = a->result;
-    char model[256], keys[24] = "all", left_out[32] = "";
-    uint32_t held;
+    char model[256], keys[24] = "all";
 
-    if (idle_held(s, a, &held))
+    if (held(s, a))
         return;
-    if (held > 0)
-        snprintf(left_out, sizeof(left_out), " held=%u", held);
     if (a->keys > 0)
         snprintf(keys, sizeof(keys), "%u", a->keys);
     audit(s, method,
           "ns=%u tier=%s keys=%s blocks=%llu busy=%llu missing=%llu result=%s ns_tenant=%s "
-          "model=\"%s\"%s",
+          "model=\"%s\"",
           ns->id, a->tier, keys, (unsigned long long)r->blocks, (unsigned long long)r->busy,
           (unsigned long long)r->missing, a->code ? ucm_error_name(a->code) : "OK",
-          ns->identity.tenant, log_escape(ns->identity.model, model, sizeof(model)), left_out);
+          ns->identity.tenant, log_escape(ns->identity.model, model, sizeof(model)));
 }

@@ -85,6 +85,19 @@ struct bypasses {
     struct bypass at[BYPASSES_MAX];
 };
 
+/* audit.c: lines of tenants' calls, by tenant; the last place is of all that find none. */
+#define AUDIT_TENANTS 16u
+struct audit_tenant {
+    char name[UCM_MAX_NAME_BYTES + 1];
+    uint64_t full_ms;             /* when it may write a whole burst again */
+    uint64_t calls, blocks, busy; /* whose lines were held back, since that was told */
+};
+
+struct audits {
+    struct audit_tenant tenant[AUDIT_TENANTS + 1];
+    struct deadline tell;
+};
+
 /* events.c */
 struct following {
     struct events *events; /* NULL: events.memory is 0 */
@@ -97,9 +110,8 @@ struct requests {
     struct request_rooms rooms;
     struct drops drops; /* of writes to NVMe */
     struct bypasses bypasses;
-    bool keeping;           /* tenants.c: a thread writes what tenants were given */
-    uint64_t audit_idle_ms; /* audit.c: when a call that changed nothing had its line last */
-    uint32_t audit_idle_held;
+    bool keeping; /* tenants.c: a thread writes what tenants were given */
+    struct audits audits;
     struct list sessions, users, active, shared_lookups;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
@@ -274,6 +286,7 @@ bool bypass_on(const struct requests *rq, const struct ns *ns, enum bypass_what 
 void bypass_pack(msgpack_packer *pk, const struct requests *rq, const struct peer *peer);
 
 /* audit.c */
+void audits_close(struct requests *rq); /* tells of the lines that were held back */
 /* Writes the line of a method that changed something: who called it, and what `format` says. */
 void audit(const struct session *s, enum ucm_method method, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -283,7 +296,7 @@ struct audit_blocks {
     const struct msg_count_r *result;
     int code; /* enum ucm_wire_code of how it ended; 0: done */
 };
-/* The same for one that changed blocks of a namespace. */
+/* The same for one that changed blocks of a namespace, within a tenant's bound of lines. */
 void audit_blocks(const struct session *s, enum ucm_method method, const struct ns *ns,
                   const struct audit_blocks *a);
 

@@ -124,6 +124,7 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
 void requests_free(struct requests *rq)
 {
     assert(rq->n_sessions == 0 && rq->n_active == 0);
+    audits_close(rq);
     following_close(rq);
     windows_close(rq);
     digests_close(rq);

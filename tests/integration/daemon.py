@@ -35,12 +35,30 @@ def state_of(folder, thread):
         return "X"
 
 
+def logged(pid):
+    """Returns when the daemon has written all that it has logged by now: a thread of its own writes, and sleeps when there is nothing."""
+    until, folder, sleeps = time.monotonic() + TIMEOUT_S, f"/proc/{pid}/task", 0
+    while sleeps < 3 and time.monotonic() < until:
+        sleeps = sleeps + 1 if all(state_of(folder, thread) in "SXZ" for thread in threads_named(folder, "log")) else 0
+        time.sleep(0.0005)
+
+
+def threads_named(folder, name):
+    for thread in os.listdir(folder) if os.path.isdir(folder) else []:
+        try:
+            with open(os.path.join(folder, thread, "comm"), encoding="utf-8") as comm:
+                if comm.read().strip() == name:
+                    yield thread
+        except (FileNotFoundError, ProcessLookupError):
+            pass
+
+
 class Daemon:
-    """before: words before its command. folder: one that is to outlive it, and may hold what another left; with
+    """stderr: in place of its log. before: words before its command. folder: one that is to outlive it, and may hold what another left; with
     recovered, the daemon has found all of that when this returns. config: the text of its configuration file, which
     `more` goes over."""
 
-    def __init__(self, nvme=True, before=(), folder=None, recovered=True, config=None, **more):
+    def __init__(self, nvme=True, before=(), folder=None, recovered=True, config=None, stderr=None, **more):
         self.folder, self.clients, self.kept = folder or tempfile.mkdtemp(prefix="protocol."), [], folder is not None
         os.chmod(self.folder, 0o755)
         self.socket = more.get("socket", os.path.join(self.folder, "s"))
@@ -58,7 +76,7 @@ class Daemon:
         argv = [*before, UCMD, *(["--config", self.config] if config is not None else [])] + [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
         libc = ctypes.CDLL(None)
         with open(os.path.join(self.folder, "log"), "ab") as log:
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log if stderr is None else stderr,
                                             preexec_fn=lambda: libc.prctl(1, signal.SIGKILL))  # PR_SET_PDEATHSIG
         self.deadline = time.monotonic() + TIMEOUT_S
         self.until(self.answers, "did not start")
@@ -86,6 +104,8 @@ class Daemon:
             file.write(text)
 
     def log(self):
+        if self.process.poll() is None:
+            logged(self.process.pid)
         with open(os.path.join(self.folder, "log"), encoding="utf-8", errors="replace") as log:
             return log.read()
 

@@ -44,21 +44,16 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
 
-def log_of(daemon):
-    with open(os.path.join(daemon.folder, "log"), errors="replace") as log:
-        return log.read()
-
-
 def address_of(daemon):
     """Of its TCP listener, which the kernel chose."""
-    return re.findall(r"http listening address=(\S+)", log_of(daemon))[-1]
+    return re.findall(r"http listening address=(\S+)", daemon.log())[-1]
 
 
 def serving(**options):
     """A daemon that has begun to listen for monitoring, too, which it does behind its own socket."""
     daemon = Daemon(**options)
     try:
-        eventually(lambda: " server serving " in log_of(daemon), lambda: log_of(daemon))
+        eventually(lambda: " server serving " in daemon.log(), lambda: daemon.log())
     except AssertionError:
         daemon.stop()
         raise
@@ -118,7 +113,7 @@ class Listener(unittest.TestCase):
 
     def test_none_is_none(self):
         daemon = self.daemon(**{"metrics.socket": ""})
-        self.assertNotIn("http", [line.split()[2] for line in log_of(daemon).splitlines()])
+        self.assertNotIn("http", [line.split()[2] for line in daemon.log().splitlines()])
         self.assertFalse(os.path.exists(os.path.join(daemon.folder, "metrics.sock")))
         threads = [pathlib.Path(t, "comm").read_text().strip() for t in pathlib.Path(f"/proc/{daemon.process.pid}/task").iterdir()]
         self.assertNotIn("http", threads)
@@ -140,7 +135,7 @@ class Listener(unittest.TestCase):
             taken.listen()
             address = "127.0.0.1:%d" % taken.getsockname()[1]
             daemon = self.daemon(**{"metrics.listen": address})
-            self.assertRegex(log_of(daemon), r"warn http no-listener key=metrics.listen .*Address already in use")
+            self.assertRegex(daemon.log(), r"warn http no-listener key=metrics.listen .*Address already in use")
             self.assertEqual(get(os.path.join(daemon.folder, "metrics.sock"), "/live")[0], 200)
             check = self.check(daemon, address)
         self.assertEqual(check.returncode, 0)

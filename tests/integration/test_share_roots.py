@@ -431,10 +431,6 @@ class HungFolder(RootsCase):
         self.hosts.remove(host)
         self.assertEqual(host.daemon.stop(), 0)
 
-    def log_of(self, host):
-        with open(os.path.join(host.daemon.folder, "log"), encoding="utf-8") as log:
-            return log.read()
-
     def test_threads_that_a_kill_ends(self):
         host, bytes_of = self.begun("")
         self.hung(takes=False)
@@ -446,7 +442,7 @@ class HungFolder(RootsCase):
         mount = self.hung(takes=True)
         self.serves_beside(host, bytes_of)
         host.daemon.process.send_signal(signal.SIGTERM)
-        self.until(lambda: "share-hangs" in self.log_of(host), "its end, but for the threads")
+        self.until(lambda: "share-hangs" in host.daemon.log(), "its end, but for the threads")
         mount.close()
         self.ended(host)
 
@@ -458,7 +454,7 @@ class HungFolder(RootsCase):
         self.assertEqual(self.root(host)["backend"], "folder")
         host.daemon.process.send_signal(signal.SIGTERM)
         self.assertEqual(host.daemon.process.wait(TIMEOUT_S), 0, "it ends while the mount hangs")
-        self.assertIn("backend-left", self.log_of(host))
+        self.assertIn("backend-left", host.daemon.log())
         self.assertTrue(os.path.exists(f"/proc/{pid}"))
         mount.close()
         self.until(lambda: not os.path.exists(f"/proc/{pid}"), "the process's end")

@@ -117,8 +117,7 @@ class Trace(Traces):
 
     def test_who_began_one_is_logged(self):
         self.start(self.client(), sample=77)
-        with open(os.path.join(self.daemon.folder, "log"), encoding="utf-8") as log:
-            lines = [line for line in log if " audit trace " in line and "sample=77" in line]
+        lines = [line for line in self.daemon.log().splitlines() if " audit trace " in line and "sample=77" in line]
         self.assertEqual(len(lines), 1)
         self.assertIn(f"uid={os.getuid()} ", lines[0])
         self.assertIn(f"pid={os.getpid()} ", lines[0])

@@ -1,11 +1,14 @@
 #include "daemon/base/log.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* Standard error goes to a file of our own while a test logs. */
@@ -247,4 +250,93 @@ Test(log, lines_of_threads_do_not_mix)
     cr_assert_eq(whole, 800);
     cr_assert_eq(lines(text), 800 + LOG_BURST);
     free(text);
+}
+
+/* ---- the thread that writes ---- */
+
+/* Standard error is a pipe of one page from now on; its other end. */
+static int pipe_made(void)
+{
+    int fd[2];
+
+    cr_assert_eq(pipe(fd), 0);
+    cr_assert_geq(fcntl(fd[1], F_SETPIPE_SZ, 4096), 4096);
+    saved_fd = dup(STDERR_FILENO);
+    dup2(fd[1], STDERR_FILENO);
+    close(fd[1]);
+    return fd[0];
+}
+
+/* Up to a line with these words, which must come. */
+static void read_lines(int fd, const char *last, void (*line_cb)(const char *line, void *ctx),
+                       void *ctx)
+{
+    FILE *in = fdopen(fd, "r");
+    char line[2048];
+
+    cr_assert_not_null(in);
+    do {
+        cr_assert_not_null(fgets(line, sizeof(line), in));
+        line_cb(line, ctx);
+    } while (!strstr(line, last));
+    fclose(in);
+}
+
+struct seen {
+    unsigned n; /* lines, numbered from 0 on without a gap */
+    unsigned long long lost;
+};
+
+static void numbered_cb(const char *line, void *ctx)
+{
+    struct seen *seen = ctx;
+    const char *number = strstr(line, "number="), *lost = strstr(line, "log lost lines=");
+    unsigned i;
+
+    if (lost)
+        cr_assert_eq(sscanf(lost, "log lost lines=%llu", &seen->lost), 1);
+    if (!number)
+        return;
+    cr_assert_eq(sscanf(number, "number=%u", &i), 1);
+    cr_assert_eq(i, seen->n, "%u behind %u", i, seen->n);
+    seen->n++;
+}
+
+Test(log, nobody_waits_for_a_reader_that_stops, .timeout = 60)
+{
+    struct seen seen = {0};
+    int fd = pipe_made();
+    const unsigned n = 20000;
+
+    log_start();
+    for (unsigned i = 0; i < n; i++)
+        log_audit("a", "number=%u text=%0500d", i, 0);
+    log_flush(); /* its wait is bounded */
+    read_lines(fd, "log lost", numbered_cb, &seen);
+    dup2(saved_fd, STDERR_FILENO);
+    cr_assert_gt(seen.n, 1000);
+    cr_assert_gt(seen.lost, 0);
+    cr_assert_eq(seen.n + seen.lost, n);
+}
+
+static void last_cb(const char *line, void *ctx)
+{
+    (void)line;
+    (void)ctx;
+}
+
+Test(log, abort_waits_for_the_last_line, .timeout = 60)
+{
+    int status, fd = pipe_made();
+    pid_t child = fork();
+
+    if (child == 0) {
+        log_start();
+        log_error("a", "last", "");
+        abort();
+    }
+    dup2(saved_fd, STDERR_FILENO);
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    read_lines(fd, " error a last\n", last_cb, NULL);
 }
