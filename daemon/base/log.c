@@ -260,7 +260,7 @@ static void line_begin(struct line *l, enum log_level level, const char *room, c
     }
 }
 
-/* ---- writing: at once, or from log_start on by a thread, so that nobody waits for who reads ---- */
+/* ---- writing: at once, or from log_start on by a thread: nobody waits for who reads ---- */
 
 static struct {
     pthread_mutex_t lock;

@@ -2,9 +2,10 @@
  * with the journal's "<N>" prefix when $JOURNAL_STREAM says that it goes to the journal.
  * Behind "key=" a text is put into double quotes where it needs them; in quotes, of the format too, \"
  * and \\ stand for " and \. So a line splits at the spaces outside of quotes.
- * Any thread; a line is one write(2), of a thread from log_start on: then nobody waits for who reads standard error. Lines
- * that find no room in its ring of 1 MiB are lost, and "warn log lost lines=N" says how many. Each call site passes at most LOG_BURST lines in 10 s, then
- * counts; the next one that passes says how many were held back. */
+ * Any thread; a line is one write(2), of a thread from log_start on: then nobody waits for who reads
+ * standard error. Lines that find no room in its ring of 1 MiB are lost, and "warn log lost lines=N"
+ * says how many. Each call site passes at most LOG_BURST lines in 10 s, then counts; the next one that
+ * passes says how many were held back. */
 #ifndef UCMD_BASE_LOG_H
 #define UCMD_BASE_LOG_H
 
@@ -21,10 +22,11 @@ struct log_site {
 };
 
 void log_set_level(enum log_level level);
-/* Starts the thread that writes the lines, once in a process; until then, and if it can't start, callers write them. */
+/* Starts the thread that writes the lines, once in a process; until then, and if it can't start,
+ * callers write them. */
 void log_start(void);
-/* Waits until all lines are written, for 1 s at most: before the process ends. abort() does so by itself. May be called
- * in a signal's handler. */
+/* Waits until all lines are written, for 1 s at most: before the process ends. abort() does so by
+ * itself. May be called in a signal's handler. */
 void log_flush(void);
 
 /* event: a few words with dashes, e.g. "read-failed"; format: "key=%s key=%d"; may be "". */
