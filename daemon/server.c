@@ -505,6 +505,19 @@ static uint64_t setting_cb(void *ctx, const char *tenant, enum limit what)
     }
 }
 
+/* Where DRAM is all there is, the smallest blocks of one part that fit there are the most that count; and some on their
+ * way in. So blocks of which only a few parts are stored don't take more than that. */
+#define BLOCKS_COMING 65536u
+
+static uint64_t index_blocks_most(const struct config *c)
+{
+    uint64_t fit = c->arena_size / ARENA_ALIGN + BLOCKS_COMING;
+
+    if (c->nvme_paths.n > 0 || c->share_roots.n > 0 || c->index_max_blocks < fit)
+        return c->index_max_blocks;
+    return fit;
+}
+
 static int cache_init(struct server *s, struct ucm_error *e)
 {
     struct config *c = &s->config;
@@ -514,7 +527,7 @@ static int cache_init(struct server *s, struct ucm_error *e)
     cc.seal = s->seal;
     s->limits = limits_new();
     if (rc == 0)
-        rc = s->limits ? index_new(c->index_max_blocks, c->max_namespaces, &s->index) : -ENOMEM;
+        rc = s->limits ? index_new(index_blocks_most(c), c->max_namespaces, &s->index) : -ENOMEM;
     if (rc == 0)
         rc = tenant_set_configure(index_tenants(s->index), c);
     if (rc == 0) {

@@ -286,9 +286,12 @@ const struct config_key config_keys[] = {
          "workers are refused."},
 
     {KEY("index.max_blocks", INT, index_max_blocks, "16777216"), RANGE(1024, 1ull << 31),
-     .help = "Blocks that the index holds at most, over all tiers; about 128 bytes each. A full "
-             "index drops the blocks that were not used for longest, from NVMe too (index_evicted "
-             "in the stats)."},
+     .help =
+         "Blocks that the index holds at most, over all tiers, at 128 bytes each. A block of more "
+         "parts counts as more: 24 bytes for each part beyond the first. Without nvme.paths and "
+         "share.roots there are never more than one for each 4 KiB of arena.size, and 65536. "
+         "A full index drops the blocks that were not used for longest, from NVMe too "
+         "(index_evicted in the stats)."},
 
     {KEY("nvme.paths", LIST, nvme_paths, ""), RANGE(0, CONFIG_MAX_PATHS), .item_cb = item_folder,
      .help = "Folders, best one a disk, in each of which the daemon makes one file: "

@@ -366,7 +366,7 @@ void cache_lease_add(struct cache *c, struct block *b, const struct ns *ns)
     assert(b->leases < UINT32_MAX);
     if (b->leases++ > 0)
         return;
-    c->leased.blocks++;
+    c->leased.index_bytes += index_block_bytes(ns);
     c->leased.bytes += ns->block_bytes;
 }
 
@@ -375,7 +375,7 @@ void cache_lease_end(struct cache *c, struct block *b, const struct ns *ns)
     assert(b->leases > 0);
     if (--b->leases > 0)
         return;
-    c->leased.blocks--;
+    c->leased.index_bytes -= index_block_bytes(ns);
     c->leased.bytes -= ns->block_bytes;
 }
 

@@ -37,7 +37,8 @@ struct cache_config {
     bool write_learned;     /* or those that daemon/index/admission.h lets in */
     uint64_t backlog_bytes; /* dirty DRAM that eviction spares */
     bool share_reused;      /* as write_reused, for the shared tier */
-    uint64_t shared_blocks; /* as many blocks may be known that lie on the shared tier only */
+    uint64_t
+        shared_blocks; /* as many, of one part, may be known that lie on the shared tier only */
 };
 
 int cache_new(const struct cache_config *config, struct cache **out);
@@ -110,9 +111,9 @@ void cache_unlease(struct cache *c, block_ref ref);
 /* The same of refs[n], all of ns and none of them 0. */
 void cache_lease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);
 void cache_unlease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);
-/* Blocks that have leases, each once, and their bytes if they are complete. */
+/* Of blocks that have leases, each once: what they count as in the index, and their bytes if they are complete. */
 struct cache_leased {
-    uint64_t blocks, bytes;
+    uint64_t index_bytes, bytes;
 };
 struct cache_leased cache_leased(const struct cache *c);
 /* Leases the blocks of refs[n], all of ns, up to the first that is not found. tiers[i]: CACHE_DRAM, _NVME

@@ -155,6 +155,7 @@ struct cache {
     uint64_t releases;  /* how often something was released */
     uint32_t fruitless; /* searches for space in the index since something was released */
     struct block_list below, shared; /* blocks with nothing in DRAM: some part on NVMe; none */
+    uint64_t shared_index_bytes;     /* what those of `shared` count as in the index */
     uint64_t sweep; /* blocks of `below` that cache_list_sweep still has to look at */
     bool torn;      /* recovery left out parts of some blocks, as the index was full */
     /* An earlier run. */

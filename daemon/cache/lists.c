@@ -29,6 +29,8 @@ static void list_link(struct cache *c, block_ref ref, unsigned flag)
     assert(!(b->flags & (BLOCK_IN_POLICY | BLOCK_LISTED)));
     block_list_insert(c->config.index, list_of(c, flag), ref, 0);
     b->flags |= (uint16_t)flag;
+    if (flag == BLOCK_SHARED_ONLY)
+        c->shared_index_bytes += index_block_bytes(cache_ns(c, ref));
 }
 
 void cache_list_unlink(struct cache *c, block_ref ref)
@@ -38,6 +40,8 @@ void cache_list_unlink(struct cache *c, block_ref ref)
     if (!(b->flags & BLOCK_LISTED))
         return;
     block_list_remove(c->config.index, list_of(c, b->flags & BLOCK_LISTED), b);
+    if (b->flags & BLOCK_SHARED_ONLY)
+        c->shared_index_bytes -= index_block_bytes(cache_ns(c, ref));
     b->flags &= (uint16_t)~BLOCK_LISTED;
 }
 
@@ -162,9 +166,9 @@ bool cache_list_sweep(struct cache *c)
 /* ---- space in the index ---- */
 
 /* What is dropped of the list `shared` can be found on the shared tier again. */
-static bool index_make_space(struct cache *c, enum index_space from)
+static bool index_drop(struct cache *c, enum index_space from)
 {
-    if (!index_full(c->config.index) || c->fruitless == FRUITLESS_MAX)
+    if (c->fruitless == FRUITLESS_MAX)
         return false;
     if (cache_list_drop(c, &c->shared) ||
         (from >= INDEX_SPACE_BELOW && cache_list_drop(c, &c->below)) ||
@@ -176,11 +180,11 @@ static bool index_make_space(struct cache *c, enum index_space from)
     return false;
 }
 
+/* One with many parts takes the place of some with few. */
 block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from)
 {
-    block_ref ref = index_insert(c->config.index, ns, key);
-
-    if (ref == 0 && index_make_space(c, from))
-        ref = index_insert(c->config.index, ns, key);
-    return ref;
+    while (index_full(c->config.index, ns))
+        if (!index_drop(c, from))
+            return 0;
+    return index_insert(c->config.index, ns, key);
 }

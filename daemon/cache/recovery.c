@@ -58,7 +58,7 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
         ref = cache_insert(c, ns, f->name->key, INDEX_SPACE_SHARED);
     /* The tier may find a block that a full index dropped in an earlier run before it finds the newer
      * block that took its place. */
-    if (ref == 0 && index_full(c->config.index) && cache_list_drop_older(c, f->sequence))
+    while (ref == 0 && index_full(c->config.index, ns) && cache_list_drop_older(c, f->sequence))
         ref = cache_insert(c, ns, f->name->key, INDEX_SPACE_SHARED);
     if (ref == 0)
         return 0;

@@ -1,6 +1,6 @@
 /* What this host believes about the shared tier. Other hosts write and remove files without a word,
  * so a root here is a hint, and a part that is not there is forgotten. Blocks that lie on the
- * shared tier only are bounded in number, so that they do not fill the index. */
+ * shared tier only have a part of the index, so that they do not fill it. */
 #include "daemon/cache/cache.h"
 #include "daemon/cache/internal.h"
 
@@ -8,10 +8,18 @@
 
 #include <string.h>
 
+/* False: with so much more in the index they would be too many. */
+static bool make_space(struct cache *c, uint64_t more_bytes)
+{
+    while (c->shared_index_bytes + more_bytes > c->config.shared_blocks * INDEX_BLOCK_BYTES)
+        if (!cache_list_drop(c, &c->shared))
+            return false;
+    return true;
+}
+
 void cache_shared_trim(struct cache *c)
 {
-    while (c->shared.n > c->config.shared_blocks && cache_list_drop(c, &c->shared))
-        ;
+    (void)make_space(c, 0);
 }
 
 /* ---- what is known ---- */
@@ -25,7 +33,7 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
 
     if (ns->purges > 0)
         return; /* the lookup found it before the purge removed it */
-    if (ref == 0 && c->shared.n >= c->config.shared_blocks && !cache_list_drop(c, &c->shared))
+    if (ref == 0 && !make_space(c, index_block_bytes(ns)))
         return;
     if (ref == 0)
         ref = cache_insert(c, ns, key, INDEX_SPACE_BELOW);

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#define TABLE_BYTES 32u /* of a block, at most, in a table that is not nearly empty */
+
 int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
 {
     struct index *ix = calloc(1, sizeof(*ix));
@@ -25,7 +27,7 @@ int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
     if (rc != 0)
         goto err_after_ns;
     pages_init(&ix->pages);
-    ix->blocks_max = max_blocks;
+    ix->counted_max = max_blocks * INDEX_BLOCK_BYTES;
     *out = ix;
     return 0;
 
@@ -56,7 +58,7 @@ block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key)
     struct block *b;
     block_ref ref;
 
-    if (ix->blocks >= ix->blocks_max)
+    if (index_full(ix, ns))
         return 0;
     ref = slab_take(&ix->slab, ns->identity.parts);
     if (ref == 0)
@@ -69,6 +71,7 @@ block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key)
         return 0;
     }
     ix->blocks++;
+    ix->counted += index_block_bytes(ns);
     ns->blocks++;
     ns->tenant->blocks++;
     return ref;
@@ -85,6 +88,7 @@ void index_remove(struct index *ix, block_ref ref)
     ns_table_remove(ix, ns->table, ref);
     slab_give(&ix->slab, ref);
     ix->blocks--;
+    ix->counted -= index_block_bytes(ns);
     ns->blocks--;
     ns->tenant->blocks--;
 }
@@ -137,14 +141,20 @@ uint64_t index_bytes(const struct index *ix)
            ix->slab.chunks * (sizeof(struct slab_place) + sizeof(struct slab_chunk));
 }
 
-bool index_full(const struct index *ix)
+/* With its place in the table. */
+uint64_t index_block_bytes(const struct ns *ns)
 {
-    return ix->blocks >= ix->blocks_max;
+    return slab_record_bytes(ns->identity.parts) + TABLE_BYTES;
 }
 
-uint64_t index_blocks_max(const struct index *ix)
+uint64_t index_bytes_max(const struct index *ix)
 {
-    return ix->blocks_max;
+    return ix->counted_max;
+}
+
+bool index_full(const struct index *ix, const struct ns *ns)
+{
+    return ix->counted + index_block_bytes(ns) > ix->counted_max;
 }
 
 uint64_t index_blocks(const struct index *ix)

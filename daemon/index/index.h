@@ -9,7 +9,8 @@
  * - No operation takes longer because the table grows: linear hashing splits one bucket an insert,
  *   and memory is in chunks that never move. A thread touches up to 8 MiB of it ahead.
  * - Hashes have a secret of this process: a client that chooses keys can't make chains long.
- * - A block with one part takes at most 128 bytes, its place in the table included.
+ * - A block with one part takes at most INDEX_BLOCK_BYTES, its place in the table included. One with more
+ *   parts counts as more (index_block_bytes), so that the index's memory has a bound, too.
  * - A pointer to a block or part is valid until index_remove.
  *
  * Thread: the loop only. */
@@ -32,6 +33,8 @@ struct ns_hints;
 struct ucm_error;
 
 /* ---- blocks ---- */
+
+#define INDEX_BLOCK_BYTES 128u
 
 /* A block's number; 0 is none. It stays the same while the block is in the index, and no two
  * namespaces share one: a tier keeps it as the owner of a place. */
@@ -258,7 +261,8 @@ bool ns_encoded(const struct ns_identity *identity, struct ns_encoded *out);
 
 struct index;
 
-/* 0 or -errno. There are never more than max_blocks blocks and max_ns namespaces. */
+/* 0 or -errno. There are never more than max_ns namespaces, and than max_blocks blocks of one part, or fewer of more
+ * parts: max_blocks * INDEX_BLOCK_BYTES. */
 int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out);
 void index_free(struct index *ix); /* NULL-safe */
 
@@ -298,7 +302,7 @@ block_ref index_find(const struct index *ix, const struct ns *ns, const uint8_t 
  * key that is not there, and leaves 0 for the rest. */
 void index_find_many(const struct index *ix, const struct ns *ns, const uint8_t *keys, uint32_t n,
                      bool stop_at_gap, block_ref *out);
-/* A new block, all zero but key and ns. The key must not be there. 0: there are max_blocks, or no
+/* A new block, all zero but key and ns. The key must not be there. 0: the index is full, or there is no
  * memory. */
 block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key);
 /* The block must have no lease and no user, and be out of the policy. */
@@ -335,7 +339,9 @@ uint64_t index_scan(const struct index *ix, const struct ns *ns, uint64_t cursor
 
 uint64_t index_bytes(const struct index *ix); /* memory */
 uint64_t index_blocks(const struct index *ix);
-uint64_t index_blocks_max(const struct index *ix);
-bool index_full(const struct index *ix); /* there are max_blocks */
+/* What blocks count as, and how much of that there may be. */
+uint64_t index_block_bytes(const struct ns *ns);
+uint64_t index_bytes_max(const struct index *ix);
+bool index_full(const struct index *ix, const struct ns *ns); /* for one more block of ns */
 
 #endif

@@ -74,6 +74,7 @@ struct slab {
 
 int slab_init(struct slab *s, struct pages *pages); /* 0 or -ENOMEM */
 void slab_close(struct slab *s);
+uint32_t slab_record_bytes(uint32_t parts);
 /* A zeroed record for a block with this many parts; 0 without memory. */
 block_ref slab_take(struct slab *s, uint32_t parts);
 void slab_give(struct slab *s, block_ref ref);
@@ -129,7 +130,8 @@ struct index {
     struct ns_set ns;
     struct tenant_set tenants;
     struct limits *limits; /* or NULL */
-    uint64_t blocks, blocks_max;
+    uint64_t blocks;
+    uint64_t counted, counted_max; /* bytes of blocks, by index_block_bytes */
     uint8_t secret[HASH_SECRET_BYTES];
 };
 

@@ -12,7 +12,7 @@ static_assert(sizeof(struct part) == 24, "of the 128 bytes that a block may take
 
 /* ---- chunks ---- */
 
-static uint32_t record_bytes(uint32_t parts)
+uint32_t slab_record_bytes(uint32_t parts)
 {
     size_t n = sizeof(struct block) + parts * sizeof(struct part);
 
@@ -45,7 +45,7 @@ static uint32_t chunk_new(struct slab *s, uint32_t parts)
     struct slab_class *class = &s->class[parts];
     uint32_t doublings = class->chunks < CHUNK_DOUBLINGS ? class->chunks : CHUNK_DOUBLINGS;
     uint32_t size_bytes = CHUNK_MIN << doublings;
-    uint32_t record = record_bytes(parts), records = size_bytes / record;
+    uint32_t record = slab_record_bytes(parts), records = size_bytes / record;
     uint32_t number = number_take(s);
     void *base;
 

@@ -73,8 +73,8 @@ int leased_check(struct call *call)
     const struct session *s = call->s;
     const struct request_rooms *rooms = &s->rq->rooms;
     struct cache_leased leased = cache_leased(rooms->cache);
-    struct limit_pool blocks = {"blocks that leases and chains keep", "index.max_blocks",
-                                index_blocks_max(rooms->index), leased.blocks, UINT64_MAX};
+    struct limit_pool index = {"bytes of the index that leases and chains keep", "index.max_blocks",
+                               index_bytes_max(rooms->index), leased.index_bytes, UINT64_MAX};
     struct limit_pool bytes = {"bytes that leases and chains keep", "the size of DRAM and NVMe",
                                lease_room(rooms), leased.bytes,
                                limit_setting(owner_of(s), LIMIT_LEASED)};
@@ -82,7 +82,7 @@ int leased_check(struct call *call)
 
     if (s->peer.admin)
         return 0;
-    rc = limit_check(owner_of(s), LIMIT_LEASED, &blocks, 1, &call->error);
+    rc = limit_check(owner_of(s), LIMIT_LEASED, &index, 1, &call->error);
     if (rc == 0)
         rc = limit_check(owner_of(s), LIMIT_LEASED, &bytes, 1, &call->error);
     return rc;

@@ -5,6 +5,8 @@
 #include <criterion/criterion.h>
 
 #define MAX 1024u
+#define WIDE 256u /* parts */
+#define NARROW 16384u
 #define BATCH 256u
 #define BATCHES 12u
 
@@ -117,7 +119,7 @@ Test(index_full, the_coldest_in_dram_makes_way)
     expect_found((BATCHES - 1) * BATCH, BATCH);
 }
 
-/* Blocks of two parts, which two workers store one after the other: after a kill none is left of
+/* 1,024 blocks of two parts, which two workers store one after the other: after a kill none is left of
  * which one part was restored and the other was not. */
 Test(index_full, a_killed_daemons_blocks_are_whole)
 {
@@ -126,7 +128,7 @@ Test(index_full, a_killed_daemons_blocks_are_whole)
     struct worker_options second_options = first;
     struct worker second;
 
-    host = (struct host){.nvme = true, .sets = {"index.max_blocks=1024", "arena.size=12MiB"}};
+    host = (struct host){.nvme = true, .sets = {"index.max_blocks=1280", "arena.size=12MiB"}};
     host_start(&host);
     worker_open(&w, &host, &first);
     arena_wait(w.client);
@@ -144,4 +146,32 @@ Test(index_full, a_killed_daemons_blocks_are_whole)
     for (uint64_t end = now_ms() + 10000; metric(w.client, "blocks_partial") > 0; sleep_ms(5))
         cr_assert_lt(now_ms(), end, "%u", (unsigned)metric(w.client, "blocks_partial"));
     cr_expect_gt(metric(w.client, "blocks"), MAX * 9 / 10);
+}
+
+/* One part of each of many: the index stays as small as with blocks of one part, and who uses his blocks keeps them. */
+Test(index_full, blocks_of_many_parts_count_as_more)
+{
+    static const struct worker_options wide_options = {
+        .model = "wide", .parts = WIDE, .shard_bytes = 16, .blocks = BATCH};
+    struct worker wide;
+    uint64_t before;
+
+    host = (struct host){.sets = {"index.max_blocks=16384", "arena.size=64MiB"}};
+    host_start(&host);
+    worker_open(&w, &host, &options);
+    arena_wait(w.client);
+    worker_store(&w, 0, BATCH);
+    before = metric(w.client, "index_bytes");
+    worker_open(&wide, &host, &wide_options);
+    for (uint64_t i = 0; i < 4 * BATCHES; i++) {
+        expect_found(0, BATCH);
+        worker_store(&wide, (1 + i) * BATCH, BATCH);
+    }
+    cr_expect_eq(metric(w.client, "dump_blocks_skipped"), 0u);
+    cr_expect_leq(metric(w.client, "blocks_partial"), NARROW * 128 / (WIDE * 24));
+    cr_expect_lt(metric(w.client, "index_bytes") - before, NARROW * 128 + (3u << 20));
+    expect_found(0, BATCH);
+    worker_store(&w, 1000 * BATCH, BATCH);
+    expect_found(1000 * BATCH, BATCH);
+    worker_close(&wide);
 }

@@ -28,7 +28,7 @@ static unsigned namespaces(void)
 struct recount {
     uint64_t slot_bytes; /* of DRAM, those that are being filled too */
     uint64_t complete, dram_bytes, nvme_bytes, to_nvme_bytes, share_bytes, dirty, users, pinned,
-        fetching, only, below;
+        fetching, only, only_bytes, below;
 };
 
 #define HELD 1u /* the list of what is in use, see space.c */
@@ -91,6 +91,7 @@ static void recount(struct recount *r, block_ref ref)
     cr_assert_eq(!!(b->flags & BLOCK_SHARED_ONLY), here == 0 && ready > 0);
     cr_assert_eq(!!(b->flags & BLOCK_BELOW), here > 0 && ready > 0 && dram == 0);
     r->only += here == 0 && ready > 0;
+    r->only_bytes += here == 0 && ready > 0 ? index_block_bytes(ns) : 0;
     r->below += here > 0 && ready > 0 && dram == 0;
     cr_assert_eq(!!(b->flags & BLOCK_IN_POLICY), dram > 0);
     cr_assert(b->leases > 0 || !block_idle(b, ns) || dram > 0 || ready == ns->identity.parts,
@@ -183,6 +184,7 @@ static void recount_cache(uint64_t copying)
     cr_assert_eq(r.nvme_bytes, nvme);
     cr_assert_eq(r.share_bytes, shared);
     cr_assert_eq(r.only, rig.cache->shared.n);
+    cr_assert_eq(r.only_bytes, rig.cache->shared_index_bytes);
     cr_assert_eq(r.below, rig.cache->below.n);
     list_walk(&rig.cache->below);
     list_walk(&rig.cache->shared);

@@ -126,7 +126,7 @@ Test(cache_restore, a_record_with_another_identity_makes_no_namespace)
 
 static void open_narrow(void)
 {
-    rig.max_blocks = 3;
+    rig.max_blocks = 4;
     rig_open();
 }
 
@@ -134,7 +134,7 @@ TestSuite(cache_restore_full, .init = open_narrow, .fini = rig_close);
 
 Test(cache_restore_full, what_was_written_later_takes_the_place_of_what_is_older)
 {
-    for (uint64_t i = 0; i < 3; i++)
+    for (uint64_t i = 0; i < 4; i++)
         cr_expect_neq(part_turns_up(rig.one, i, 0, 10 + i), 0u);
     cr_expect_eq(part_turns_up(rig.one, 50, 0, 5), 0u, "older than all");
     cr_expect_neq(part_turns_up(rig.one, 51, 0, 20), 0u);
@@ -149,7 +149,7 @@ Test(cache_restore_full, what_was_written_later_takes_the_place_of_what_is_older
 /* What was restored in part would be found by nobody. */
 Test(cache_restore_full, no_part_stays_without_the_others)
 {
-    for (uint64_t i = 0; i < 3; i++)
+    for (uint64_t i = 0; i < 3; i++) /* of two parts each: no more fit */
         cr_expect_neq(part_turns_up(rig.two, i, 0, 10 + i), 0u);
     cr_expect_neq(part_turns_up(rig.two, 50, 0, 20), 0u);
     for (uint64_t i = 0; i < 3; i++)

@@ -223,10 +223,13 @@ Test(cache_fine, an_extent_that_can_not_be_emptied_any_more_is_used_again)
 
 /* ---- a full index ---- */
 
+static struct ns *other; /* of one part, too */
+
 static void open_narrow(void)
 {
     rig.max_blocks = 8;
     rig_open();
+    other = space("other", 1, rig.two->identity.shard_bytes);
 }
 
 TestSuite(narrow, .init = open_narrow, .fini = rig_close);
@@ -244,19 +247,19 @@ Test(narrow, a_full_index_lets_go_what_left_dram_first)
     refs[1] = find(rig.one, 2);
     cache_touch(rig.cache, rig.one, refs, 2); /* a chain's head outlives its tail */
     for (unsigned i = 0; i < 5; i++)
-        held[i] = open_block(rig.two, 100 + i);
+        held[i] = open_block(other, 100 + i);
     cr_expect_eq(rig.metrics.index_evicted, 0u);
     for (unsigned i = 0; i < 3; i++) {
         static const uint64_t goes[] = {3, 2, 1};
 
         cr_expect_neq(find(rig.one, goes[i]), 0u);
-        held[5 + i] = open_block(rig.two, 105 + i);
+        held[5 + i] = open_block(other, 105 + i);
         cr_expect_eq(find(rig.one, goes[i]), 0u);
     }
     cr_expect_eq(rig.metrics.index_evicted, 3u);
     cr_expect_eq(rig.tier.n_live, 0u, "their places are free");
     key_of(200, key);
-    cr_expect_eq(cache_open(rig.cache, rig.two, key), 0u, "all are in use");
+    cr_expect_eq(cache_open(rig.cache, other, key), 0u, "all are in use");
     for (unsigned i = 0; i < 8; i++)
         drop(held[i]);
 }
@@ -275,9 +278,9 @@ Test(narrow, a_full_index_lets_go_the_coldest_in_dram)
     while (rig.tier.n_pending > 0)
         fake_next(&rig.tier, 0);
     for (unsigned i = 0; i < 4; i++)
-        held[i] = open_block(rig.two, 100 + i);
+        held[i] = open_block(other, 100 + i);
     for (unsigned i = 4; i < 6; i++)
-        held[i] = open_block(rig.two, 100 + i);
+        held[i] = open_block(other, 100 + i);
     cr_expect_eq(rig.metrics.index_evicted, 2u);
     cr_expect_neq(find(rig.one, 1), 0u);
     cr_expect_eq(!find(rig.one, 2) + !find(rig.one, 3) + !find(rig.one, 4), 2);

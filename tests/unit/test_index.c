@@ -192,6 +192,37 @@ Test(index, keeps_to_max_blocks)
     index_free(ix);
 }
 
+/* 64 bytes and 24 for each part, in whole steps of 32, and 32 in the table. */
+Test(index, a_block_of_more_parts_counts_as_more)
+{
+    uint32_t of_many[UCM_MAX_PARTS];
+    struct index *ix = new_index(1000);
+    struct ns_identity id = identity();
+    struct ns *narrow = open_ns(ix, &id), *wide;
+    uint64_t bytes = index_bytes(ix), n = 0;
+    uint8_t key[UCM_MAX_KEY_BYTES];
+    block_ref ref = 0, last = 0;
+
+    for (uint32_t i = 0; i < UCM_MAX_PARTS; i++)
+        of_many[i] = 1;
+    id.parts = UCM_MAX_PARTS;
+    id.shards = of_many;
+    wide = open_ns(ix, &id);
+    cr_expect_eq(index_block_bytes(narrow), INDEX_BLOCK_BYTES);
+    cr_expect_eq(index_block_bytes(wide), 64u + 24 * UCM_MAX_PARTS + 32);
+    for (key_make(key, n); (ref = index_insert(ix, wide, key)) != 0; key_make(key, ++n))
+        last = ref;
+    cr_expect_eq(n, index_bytes_max(ix) / index_block_bytes(wide));
+    cr_expect_lt(index_bytes(ix) - bytes, index_bytes_max(ix) + (256 << 10), "one chunk at most");
+    while (!index_full(ix, narrow))
+        add(ix, narrow, n++);
+    cr_expect(index_full(ix, wide));
+    index_remove(ix, last);
+    add(ix, wide, n);
+    cr_expect(index_full(ix, narrow) && index_full(ix, wide));
+    index_free(ix);
+}
+
 Test(index, find_many_stops_at_a_gap_and_leaves_0)
 {
     static uint8_t keys[500 * KEY];

@@ -96,7 +96,7 @@ Test(digests, a_user_leases_a_part_of_what_there_is)
     name = open_chain();
     cr_expect_eq(lease_code(1, blocks - 1), 0);
     cr_expect_eq(answer_code(append(name, 1, blocks, false)), 0, "one less than too many");
-    cr_expect_eq(cache_leased(rig.cache).blocks, blocks);
+    cr_expect_eq(cache_leased(rig.cache).index_bytes, blocks * INDEX_BLOCK_BYTES);
     cr_expect_eq(cache_leased(rig.cache).bytes, blocks * ns_part_bytes(rig.one, 0));
     cr_expect_eq(lease_code(1, 1), UCM_WIRE_BUSY);
     cr_expect_eq(answer_code(append(name, 1, 1, false)), UCM_WIRE_BUSY);
@@ -111,7 +111,7 @@ Test(digests, a_user_leases_a_part_of_what_there_is)
     cr_expect_eq(lease_code(1, 1), 0, "one block is free");
     hang_up();
     settle();
-    cr_expect_eq(cache_leased(rig.cache).blocks + cache_leased(rig.cache).bytes, 0u);
+    cr_expect_eq(cache_leased(rig.cache).index_bytes + cache_leased(rig.cache).bytes, 0u);
 }
 
 static uint32_t ask_prefetch(const uint32_t *chains, uint32_t n)
