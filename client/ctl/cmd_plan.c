@@ -21,6 +21,7 @@
 #define NVME_SPARE 10
 /* index.max_blocks' default. */
 #define USUAL_BLOCKS 16777216u
+#define ONE_BLOCK_BYTES 128u /* of the index, for each of these */
 
 struct plan {
     const struct args *a;
@@ -147,6 +148,12 @@ static struct needs needs(const struct plan *p)
     n.dram = up(n.dram, GIB);
     n.index = n.blocks * p->sizes.index_bytes;
     return n;
+}
+
+/* What index.max_blocks has to be for so many: one of more parts counts as more. */
+static uint64_t max_blocks(const struct plan *p, uint64_t blocks)
+{
+    return up(blocks * p->sizes.index_bytes, ONE_BLOCK_BYTES) / ONE_BLOCK_BYTES;
 }
 
 /* Blocks held: what lies in DRAM lies on NVMe too, once it is written. */
@@ -367,8 +374,8 @@ static void print_holds(const struct plan *p)
     print_held(p, "dram", p->dram, kv_dram_blocks(&p->sizes, p->dram));
     print_held(p, "nvme", p->nvme, kv_nvme_blocks(&p->sizes, p->nvme));
     printf("index      %s beside the arena", human_bytes(a, blocks * p->sizes.index_bytes));
-    if (blocks > USUAL_BLOCKS)
-        printf("; index.max_blocks: %" PRIu64 " at least", blocks);
+    if (max_blocks(p, blocks) > USUAL_BLOCKS)
+        printf("; index.max_blocks: %" PRIu64 " at least", max_blocks(p, blocks));
     printf("\n");
 }
 
@@ -388,8 +395,8 @@ static void print_keys(const struct plan *p, const struct needs *n)
     if (n->nvme > 0)
         printf("  nvme: {size: %" PRIu64 "GiB%s%s}\n", up(n->nvme / paths, GIB) / GIB,
                large ? ", segment: " : "", large ? extent : "");
-    if (n->blocks > USUAL_BLOCKS)
-        printf("  index: {max_blocks: %" PRIu64 "}\n", n->blocks);
+    if (max_blocks(p, n->blocks) > USUAL_BLOCKS)
+        printf("  index: {max_blocks: %" PRIu64 "}\n", max_blocks(p, n->blocks));
 }
 
 static void print_needs(const struct plan *p)

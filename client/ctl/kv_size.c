@@ -288,10 +288,10 @@ static uint64_t layer_bytes(const struct kv_model *m, const struct kv_shape *sha
     return ((uint64_t)heads * (m->k_dim + m->v_dim) * bits + 7) / 8 + m->index_bytes;
 }
 
-/* A record of the index, and its fraction of a hash bucket. */
+/* A record of the index, and its fraction of a hash bucket: as index.max_blocks counts it. */
 static uint64_t index_bytes(uint32_t parts)
 {
-    return up(64 + 24ull * parts, 32) + 16;
+    return up(64 + 24ull * parts, 32) + 32;
 }
 
 int kv_sizes(const struct kv_model *m, const struct kv_shape *shape, struct kv_sizes *out,

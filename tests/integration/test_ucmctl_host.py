@@ -88,6 +88,8 @@ class Plan(unittest.TestCase):
         self.assertLessEqual(size, 16 * 1024)
         self.assertGreater(paths * size * GIB, 10000 * 32768 * 327680)
         self.assertRegex(text, r"index: {max_blocks: 20482048}")
+        text = self.plan(self.config, "--tp", 4, "--length", 32768, "--history", 10000).stdout
+        self.assertRegex(text, rf"index: {{max_blocks: {20482048 * (160 + 32) // 128}}}")
 
     def test_the_daemon_s_sizes(self):
         daemon = Daemon()
