@@ -25,6 +25,7 @@ struct found {
     unsigned n;
     struct sealed plain, others; /* encrypted by none; by keys beyond KEYS_MAX */
     uint64_t damaged, unread;    /* files */
+    uint64_t passed_over; /* buckets: whoever may write to the root puts there what he likes */
 };
 
 static struct sealed *key_of(struct found *f, const uint8_t *id)
@@ -95,19 +96,23 @@ static int bucket_look(struct found *f, int blocks, const char *name)
 static int root_look(struct found *f, const char *folder)
 {
     char path[4096], name[3];
-    int blocks, rc = 0;
+    int blocks, rc;
 
     if (snprintf(path, sizeof path, "%s/blocks", folder) >= (int)sizeof path)
         return -ENAMETOOLONG;
     blocks = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (blocks < 0)
         return -errno;
-    for (unsigned i = 0; i < BLOCK_FILE_BUCKETS && rc == 0; i++) {
+    for (unsigned i = 0; i < BLOCK_FILE_BUCKETS; i++) {
         snprintf(name, sizeof name, "%02x", i);
         rc = bucket_look(f, blocks, name);
+        if (rc == 0)
+            continue;
+        fprintf(stderr, "ucmctl: %s/%s: %s; passed over\n", path, name, strerror(-rc));
+        f->passed_over++;
     }
     close(blocks);
-    return rc;
+    return 0;
 }
 
 /* ---- what is shown ---- */
@@ -171,6 +176,7 @@ static int json_show(const struct found *f)
     cJSON_AddItemToObject(j, "plain", sealed_json(NULL, &f->plain));
     cJSON_AddItemToObject(j, "damaged", answer_json_u64(f->damaged));
     cJSON_AddItemToObject(j, "unread", answer_json_u64(f->unread));
+    cJSON_AddItemToObject(j, "folders_passed_over", answer_json_u64(f->passed_over));
     return ctl_print_json(j, false);
 }
 
@@ -197,6 +203,13 @@ int key_files(const struct args *a, const char *folder)
                 " files could not be read: run it as root, or as the daemon's user\n",
                 f->unread);
         rc = CTL_ERROR;
+    }
+    if (f->passed_over > 0) {
+        fprintf(stderr,
+                "ucmctl: %" PRIu64 " folders were passed over: keys may have sealed files there "
+                "that are not counted\n",
+                f->passed_over);
+        rc = CTL_CORRUPT;
     }
     free(f);
     return rc;

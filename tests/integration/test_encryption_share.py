@@ -224,6 +224,20 @@ class Shared(Sealed):
         self.assertRegex(done.stdout, rf"(?m)^not encrypted +2 +{2 * size / 1024:.1f} KiB$")
         self.assertIn("1 files are damaged, or no block files", done.stdout)
         os.unlink(sealed)
+        blocks = os.path.join(self.root, "blocks")
+        bucket = next(name for name in sorted(os.listdir(blocks)) if os.listdir(os.path.join(blocks, name)))
+        free = [name for name in ("%02x" % i for i in range(256)) if not os.path.lexists(os.path.join(blocks, name))][:2]
+        os.mkfifo(os.path.join(blocks, free[0]))
+        os.symlink(bucket, os.path.join(blocks, free[1]))
+        done = self.key_files()
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertRegex(done.stdout, rf"(?m)^{key} +2 ")
+        for name in free:
+            self.assertIn(f"blocks/{name}: Not a directory; passed over", done.stderr)
+        done = self.key_files("--json")
+        self.assertEqual((done.returncode, json.loads(done.stdout)["folders_passed_over"]), (5, 2))
+        for name in free:
+            os.unlink(os.path.join(blocks, name))
         done = self.key_files(folder=self.folder)
         self.assertEqual(done.returncode, 1)
         self.assertIn("name the folder of a root", done.stderr)
