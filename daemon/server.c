@@ -652,7 +652,7 @@ static void observe_fill_cb(void *ctx, struct observe_snapshot *out)
     struct server *s = ctx;
 
     cache_hints_beat(s->cache);
-    requests_observe(s->requests, out);
+    requests_observe(s->requests, NULL, out);
 }
 
 /* The last one, so that whoever asks is told of a daemon that serves. */

@@ -316,11 +316,12 @@ static void report_socket(struct observe_snapshot *o, const char *path)
                path);
 }
 
-static void report_seal(struct observe_snapshot *o, const struct request_rooms *rooms)
+static void report_seal(struct observe_snapshot *o, const struct request_rooms *rooms,
+                        const char *tenant)
 {
-    const char *problem = seal_problem(rooms->seal);
+    char problem[SEAL_PROBLEM_BYTES];
 
-    if (problem)
+    if (seal_problem(rooms->seal, tenant, problem))
         report(o, HEALTH_DEGRADED, "%s", problem);
 }
 
@@ -366,7 +367,7 @@ static void report_devices(struct observe_snapshot *o, struct device_set *device
     }
 }
 
-static void health_read(struct observe_snapshot *o, struct requests *rq)
+static void health_read(struct observe_snapshot *o, struct requests *rq, const char *tenant)
 {
     const struct request_rooms *rooms = &rq->rooms;
     uint64_t done, of;
@@ -379,7 +380,7 @@ static void health_read(struct observe_snapshot *o, struct requests *rq)
         report_tier(o, rq);
     report_kept(o, rooms);
     report_socket(o, rooms->socket);
-    report_seal(o, rooms);
+    report_seal(o, rooms, tenant);
     if (cache_snapshot_loading(rooms->cache, &done, &of))
         report(o, HEALTH_RECOVERING, "DRAM: %llu of %llu parts of the snapshot looked at",
                (unsigned long long)done, (unsigned long long)of);
@@ -387,7 +388,7 @@ static void health_read(struct observe_snapshot *o, struct requests *rq)
     report_devices(o, rooms->devices);
 }
 
-void requests_observe(struct requests *rq, struct observe_snapshot *out)
+void requests_observe(struct requests *rq, const char *tenant, struct observe_snapshot *out)
 {
     struct request_rooms *rooms = &rq->rooms;
     struct exposition *x = &out->shown;
@@ -407,6 +408,6 @@ void requests_observe(struct requests *rq, struct observe_snapshot *out)
     tenants_read(x, rooms->index);
     reuse_update(rq);
     reuse_read(rq->reuse, &x->reuse);
-    health_read(out, rq);
+    health_read(out, rq, tenant);
     out->draining = rq->draining;
 }

@@ -203,13 +203,20 @@ static void pack_reuse(msgpack_packer *pk, const struct metrics_reuse *r)
     }
 }
 
+static void call_observe(struct call *call)
+{
+    const struct peer *peer = &call->s->peer;
+
+    requests_observe(call->s->rq, peer->admin ? NULL : peer->tenant, &call->s->rq->observed);
+}
+
 int method_stats(struct call *call)
 {
     struct requests *rq = call->s->rq;
     struct exposition *x = &rq->observed.shown;
     struct proto_builder pb;
 
-    requests_observe(rq, &rq->observed);
+    call_observe(call);
     call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 18);
     proto_pack_text(&pb.pk, "version", x->version);
@@ -238,7 +245,7 @@ int method_health(struct call *call)
     struct observe_snapshot *o = &call->s->rq->observed;
     struct proto_builder pb;
 
-    requests_observe(call->s->rq, o);
+    call_observe(call);
     call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 2 + o->recovering);
     proto_pack_text(&pb.pk, "status", health_names[o->shown.health]);

@@ -47,7 +47,6 @@ struct seal {
     struct seal_key *derived[BUCKETS];
     unsigned derived_n;
     unsigned busy; /* sources being read */
-    char problem[560];
 };
 
 static void seal_free(struct seal *s);
@@ -327,20 +326,6 @@ static void keys_take_over(struct seal_origin *o, const struct key *fresh, unsig
              o->name, n, added, gone, __builtin_bswap64(get64(o->key[n - 1].id)));
 }
 
-/* The sentence of health. */
-static void problem_find(struct seal *s)
-{
-    s->problem[0] = '\0';
-    for (unsigned i = 0; i < s->n && !s->problem[0]; i++) {
-        const struct seal_origin *o = &s->origin[i];
-
-        if (o->error[0])
-            snprintf(s->problem, sizeof(s->problem), "keys of tenant %s: %s%s", o->name, o->error,
-                     o->n > 0 ? "; the keys read before are used"
-                              : "; nothing of it is stored or read below DRAM");
-    }
-}
-
 static void source_done_cb(struct source *source, int status, const char *why)
 {
     struct seal_origin *o =
@@ -374,7 +359,6 @@ static void source_done_cb(struct source *source, int status, const char *why)
     if (status < 0)
         log_error(ROOM, "keys-not-read", "tenant=%s source=\"%s\" reason=\"%s\" keys=%u", o->name,
                   source->from, o->error, o->n);
-    problem_find(s);
 }
 
 static void origin_read(struct seal_origin *o)
@@ -383,7 +367,6 @@ static void origin_read(struct seal_origin *o)
         snprintf(o->error, sizeof(o->error), "they are being read");
     o->seal->busy++;
     source_read(&o->source);
-    problem_find(o->seal);
 }
 
 int seal_reload(struct seal *s, const char *tenant)
@@ -418,9 +401,23 @@ bool seal_view(const struct seal *s, unsigned i, struct seal_tenant_view *out)
     return true;
 }
 
-const char *seal_problem(const struct seal *s)
+bool seal_problem(const struct seal *s, const char *tenant, char text[SEAL_PROBLEM_BYTES])
 {
-    return s && s->problem[0] ? s->problem : NULL;
+    const struct seal_origin *o = NULL, *own = tenant ? origin_of(s, tenant, strlen(tenant)) : NULL;
+
+    for (unsigned i = 0; s && i < s->n && !o; i++)
+        o = s->origin[i].error[0] ? &s->origin[i] : NULL;
+    if (!o)
+        return false;
+    if (own && own->error[0])
+        o = own;
+    if (tenant && o != own)
+        snprintf(text, SEAL_PROBLEM_BYTES, "keys of another tenant can't be read");
+    else
+        snprintf(text, SEAL_PROBLEM_BYTES, "keys of tenant %s: %s%s", o->name, o->error,
+                 o->n > 0 ? "; the keys read before are used"
+                          : "; nothing of it is stored or read below DRAM");
+    return true;
 }
 
 /* ---- opening and closing ---- */

@@ -76,7 +76,9 @@ struct seal_tenant_view {
 bool seal_view(const struct seal *s, unsigned i, struct seal_tenant_view *out);
 /* Begins to read the tenant's source again, or with NULL all; `reading` says whether it has ended. How many sources, or -ENOENT: no such tenant. */
 int seal_reload(struct seal *s, const char *tenant);
-/* Why health is degraded; NULL: it is not. */
-const char *seal_problem(const struct seal *s);
+/* Why health is degraded; false: it is not. tenant: who asks, and is told no more of others than that there is something;
+ * NULL: who may know all. */
+#define SEAL_PROBLEM_BYTES 560u
+bool seal_problem(const struct seal *s, const char *tenant, char text[SEAL_PROBLEM_BYTES]);
 
 #endif

@@ -365,6 +365,25 @@ class Keys(Encrypted):
         self.reload()
         self.assertNotIn("keys of tenant", self.daemon.health())
 
+    @unittest.skipUnless(os.geteuid() == 0, "takes other uids")
+    def test_health_says_nothing_of_another_tenant_s_keys(self):
+        lost = os.path.join(self.folder, "keys-of-project-x")
+        self.start(tenants=[f"uid:1001 file:{self.key_file}", f"uid:1002 file:{lost}"])
+
+        def told(**who):
+            client = Client(self.daemon, **who)
+            self.addCleanup(client.close)
+            answer = client.call("health")
+            self.assertEqual(answer["status"], "degraded")
+            return "\n".join(answer["reasons"])
+
+        other = told(uid=1001)
+        self.assertIn("keys of another tenant can't be read", other)
+        for name in ("1002", lost):
+            self.assertIn(name, told())
+            self.assertIn(name, told(uid=1002))
+            self.assertNotIn(name, other)
+
     @unittest.skipIf("san-" in UCMD, "sanitizers dump no core")
     def test_a_core_dump_has_neither_keys_nor_the_arena(self):
         """And what the daemon has of keys is locked in memory."""
