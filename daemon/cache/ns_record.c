@@ -153,6 +153,7 @@ static int record_start(struct cache *c, struct ns *ns, struct cache_purge *p)
                                       .identity = ns->canonical,
                                       .identity_bytes = ns->canonical_bytes,
                                       .forget = p != NULL,
+                                      .who = tenant_who(ns->tenant),
                                       .from_sequence = ns->record_from,
                                       .done_cb = record_done_cb};
     if (p)

@@ -204,20 +204,33 @@ static int record_write(int fd, const uint8_t page[NVME_PAGE], uint64_t i)
 
 /* ---- seeds ---- */
 
-static bool seed_current(const struct ns_records *n, const struct nvme_ns_record *written,
+/* Records that are written together. */
+struct batch {
+    const struct nvme_ns_record *const *r;
+    unsigned n;
+};
+
+static const struct nvme_ns_record *batch_find(const struct batch *b, const uint8_t *fingerprint)
+{
+    for (unsigned i = 0; i < b->n; i++)
+        if (memcmp(b->r[i]->fingerprint, fingerprint, UCM_FINGERPRINT_BYTES) == 0)
+            return b->r[i];
+    return NULL;
+}
+
+static bool seed_current(const struct ns_records *n, const struct batch *written,
                          const struct nvme_ns_record *r)
 {
-    const struct nvme_ns_record *known = ns_records_find(n, r->fingerprint);
+    const struct nvme_ns_record *known = batch_find(written, r->fingerprint);
 
-    if (written && memcmp(written->fingerprint, r->fingerprint, UCM_FINGERPRINT_BYTES) == 0)
-        known = written;
+    if (!known)
+        known = ns_records_find(n, r->fingerprint);
     return known && memcmp(known->seed, r->seed, NVME_SEED_BYTES) == 0;
 }
 
 /* Overwrites seeds that are not current any more, or all. Each such page is of no use but for its sequence, which a later page has,
- * too: one that is cut off is a damaged page, and is skipped. written: counts more than what is known in memory; or NULL. */
-static int seeds_wipe(const struct ns_records *n, int fd, const struct nvme_ns_record *written,
-                      bool all)
+ * too: one that is cut off is a damaged page, and is skipped. written: counts more than what is known in memory. */
+static int seeds_wipe(const struct ns_records *n, int fd, const struct batch *written, bool all)
 {
     struct nvme_ns_record r;
     uint8_t page[NVME_PAGE];
@@ -249,7 +262,7 @@ static int path_wipe(const struct ns_records *n, const char *path, bool all)
 
     if (fd < 0)
         return errno == ENOENT ? 0 : -errno;
-    rc = seeds_wipe(n, fd, NULL, all);
+    rc = seeds_wipe(n, fd, &(struct batch){.n = 0}, all);
     close(fd);
     return rc;
 }
@@ -345,17 +358,22 @@ static int file_link(struct ns_file *f)
     return rc;
 }
 
-static int file_append(struct ns_file *f, const uint8_t *page)
+static int file_append(struct ns_file *f, const struct batch *b)
 {
     int fd = open(f->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    int rc;
+    uint8_t page[NVME_PAGE];
+    int rc = f->pages + b->n <= NVME_NS_RECORDS_MAX ? 0 : -ENOSPC;
 
     if (fd < 0)
         return -errno;
     KILL_POINT("ns-append-begin");
-    KILL_POINT_WITH("ns-append-torn",
-                    if (pwrite(fd, page, 512, (off_t)(f->pages * NVME_PAGE)) < 0) abort());
-    rc = f->pages < NVME_NS_RECORDS_MAX ? record_write(fd, page, f->pages) : -ENOSPC;
+    for (unsigned i = 0; i < b->n && rc == 0; i++) {
+        nvme_ns_record_encode(b->r[i], page);
+        KILL_POINT_WITH("ns-append-torn",
+                        if (pwrite(fd, page, 512, (off_t)((f->pages + i) * NVME_PAGE)) < 0)
+                            abort());
+        rc = record_write(fd, page, f->pages + i);
+    }
     if (rc == 0 && fdatasync(fd) < 0)
         rc = -errno;
     close(fd);
@@ -363,42 +381,44 @@ static int file_append(struct ns_file *f, const uint8_t *page)
     if (rc == 0)
         rc = file_link(f);
     if (rc == 0)
-        f->pages++;
+        f->pages += b->n;
     return rc;
 }
 
-/* All records, and the new one in its place or behind them. Returns how many, or -errno. */
-static int64_t all_write(const struct ns_records *n, const struct nvme_ns_record *r, int fd)
+/* All records, and the new ones in their places or behind them. Returns how many, or -errno. */
+static int64_t all_write(const struct ns_records *n, const struct batch *b, int fd)
 {
-    const struct nvme_ns_record *known = ns_records_find(n, r->fingerprint);
     uint8_t page[NVME_PAGE];
     struct nvme_ns_record one;
+    uint32_t pages = n->count;
     int rc = 0;
 
     for (uint32_t i = 0; i < n->count && rc == 0; i++) {
-        const struct nvme_ns_record *own = &n->record[i]->r;
+        const struct nvme_ns_record *own = &n->record[i]->r,
+                                    *fresh = batch_find(b, own->fingerprint);
         uint64_t from = __atomic_load_n(&own->from_sequence, __ATOMIC_RELAXED);
 
         memcpy(one.fingerprint, own->fingerprint, sizeof(one.fingerprint));
         one.identity_bytes = own->identity_bytes;
         memcpy(one.identity, own->identity, one.identity_bytes);
-        one.from_sequence = own == known && r->from_sequence > from ? r->from_sequence : from;
-        memcpy(one.seed, own == known ? r->seed : own->seed, sizeof(one.seed));
+        one.from_sequence = fresh && fresh->from_sequence > from ? fresh->from_sequence : from;
+        memcpy(one.seed, fresh ? fresh->seed : own->seed, sizeof(one.seed));
         nvme_ns_record_encode(&one, page);
         KILL_POINT_WITH("ns-rewrite-torn",
                         if (pwrite(fd, page, 512, (off_t)i * NVME_PAGE) < 0) abort());
         rc = record_write(fd, page, i);
     }
-    if (rc == 0 && !known) {
-        nvme_ns_record_encode(r, page);
-        rc = record_write(fd, page, n->count);
+    for (unsigned i = 0; i < b->n && rc == 0; i++) {
+        if (ns_records_find(n, b->r[i]->fingerprint))
+            continue;
+        nvme_ns_record_encode(b->r[i], page);
+        rc = record_write(fd, page, pages++);
     }
-    return rc < 0 ? rc : (int64_t)n->count + (known == NULL);
+    return rc < 0 ? rc : (int64_t)pages;
 }
 
 /* Until the rename the old file is the file, from then on the new one; both are whole. */
-static int file_rewrite(const struct ns_records *n, struct ns_file *f,
-                        const struct nvme_ns_record *r)
+static int file_rewrite(const struct ns_records *n, struct ns_file *f, const struct batch *b)
 {
     uint64_t before = f->pages;
     char *path = NULL;
@@ -409,7 +429,7 @@ static int file_rewrite(const struct ns_records *n, struct ns_file *f,
         return -ENOMEM;
     KILL_POINT("ns-rewrite-begin");
     fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    pages = fd < 0 ? -errno : all_write(n, r, fd);
+    pages = fd < 0 ? -errno : all_write(n, b, fd);
     rc = pages < 0 ? (int)pages : 0;
     KILL_POINT("ns-rewrite-written");
     if (rc == 0 && fsync(fd) < 0)
@@ -439,16 +459,16 @@ static bool file_lost(const struct ns_file *f)
     return f->pages > 0 && (stat(f->path, &st) < 0 || (uint64_t)st.st_size < f->pages * NVME_PAGE);
 }
 
-static int file_put(const struct ns_records *n, struct ns_file *f, const struct nvme_ns_record *r,
-                    const uint8_t *page, bool *rewritten)
+static int file_put(const struct ns_records *n, struct ns_file *f, const struct batch *b,
+                    bool *rewritten)
 {
     bool lost = file_lost(f);
     int rc;
 
     if (!f->rewrite && !lost)
-        return file_append(f, page);
+        return file_append(f, b);
     f->rewrite = false;
-    rc = file_rewrite(n, f, r);
+    rc = file_rewrite(n, f, b);
     *rewritten = rc == 0;
     if (rc == 0)
         return file_link(f);
@@ -457,35 +477,35 @@ static int file_put(const struct ns_records *n, struct ns_file *f, const struct 
     if (lost)
         return rc;
     f->check_at = f->pages + SPARE_PAGES;
-    return file_append(f, page);
+    return file_append(f, b);
 }
 
-/* The new record is on stable storage before a former seed goes. */
-static int file_write(const struct ns_records *n, struct ns_file *f, const struct nvme_ns_record *r,
-                      const uint8_t *page, bool *any)
+/* The new records are on stable storage before a former seed goes. */
+static int file_write(const struct ns_records *n, struct ns_file *f, const struct batch *b,
+                      bool *any)
 {
     int old = open(f->path, O_RDWR | O_CLOEXEC); /* a rewrite takes its name away */
     bool rewritten = false;
-    int rc = file_put(n, f, r, page, &rewritten);
+    int rc = file_put(n, f, b, &rewritten);
 
     *any |= rc == 0;
     KILL_POINT("ns-wipe-begin");
     if (rc == 0 && old >= 0)
-        rc = seeds_wipe(n, old, r, rewritten);
+        rc = seeds_wipe(n, old, b, rewritten);
     if (old >= 0)
         close(old);
     return rc;
 }
 
-int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r, bool *any)
+int ns_records_write(struct ns_records *n, const struct nvme_ns_record *const *r, unsigned count,
+                     bool *any)
 {
-    uint8_t page[NVME_PAGE];
+    const struct batch b = {r, count};
     int rc = 0;
 
     *any = false;
-    nvme_ns_record_encode(r, page);
     for (unsigned i = 0; i < n->n_files; i++) {
-        int one = n->files[i].path ? file_write(n, &n->files[i], r, page, any) : 0;
+        int one = n->files[i].path ? file_write(n, &n->files[i], &b, any) : 0;
 
         n->files[i].trouble = one;
         if (one == 0)
@@ -527,7 +547,7 @@ int ns_records_restore(struct ns_records *n)
 
         if (!f->path || !file_lost(f))
             continue;
-        one = file_rewrite(n, f, &n->record[0]->r);
+        one = file_rewrite(n, f, &(struct batch){.n = 0});
         if (one == 0)
             one = file_link(f);
         f->trouble = one;

@@ -66,9 +66,10 @@ bool ns_records_crowded(const struct ns_records *n);
  * is left to be rewritten. */
 void ns_records_prune(struct ns_records *n, bool (*wanted)(void *ctx, const uint8_t *fingerprint),
                       void *ctx);
-/* To stable storage in every folder, and then former seeds of the namespace are overwritten there; blocks. 0, or -errno when one of them
- * has failed. *any: a folder has the record, and the next start will go by it. */
-int ns_records_write(struct ns_records *n, const struct nvme_ns_record *r, bool *any);
+/* `count` records, each of another namespace, to stable storage in every folder with one sync, and then former seeds of these namespaces are
+ * overwritten there; blocks. 0, or -errno when a folder has failed. *any: a folder has all of them, and the next start will go by it. */
+int ns_records_write(struct ns_records *n, const struct nvme_ns_record *const *r, unsigned count,
+                     bool *any);
 /* The file in this folder was removed, or there has been none yet. */
 bool ns_records_removed(const struct ns_records *n, unsigned file);
 /* Which file can't be read or written, and why; false: none. The loop, also while a write runs. */

@@ -233,7 +233,7 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     list_init(&t->to_seal);
     list_init(&t->read_pool);
     list_init(&t->write_pool);
-    list_init(&t->ns_writer.queue);
+    fair_queue_init(&t->ns_writer.queue, 1, NVME_PAGE);
     list_init(&t->recovery.pool);
     list_init(&t->recovery.duplicates);
     list_init(&t->mover.moved);

@@ -172,13 +172,22 @@ struct nvme_recovery {
     uint64_t start_ms, progress_ms;
 };
 
+#define NVME_NS_BATCH 32u
+/* Of the batch under way: what was asked, the record that it makes, and how that went. */
+struct nvme_ns_one {
+    struct tier_ns_record *asked;
+    struct nvme_ns_record record;
+    int status;
+};
 struct nvme_ns_writer {
     struct tier *tier;
-    struct list queue; /* of tier_ns_record; the first is being written while busy */
-    bool busy, any;    /* any: a folder has the record, whatever the status */
-    int status;
+    struct fair_queue queue; /* of tier_ns_record that wait */
+    bool busy, any;          /* any: a folder has the records, whatever the status */
+    int status;              /* of those that are written */
     struct nvme_job job;
-    struct nvme_ns_record record;
+    struct nvme_ns_one batch[NVME_NS_BATCH];
+    const struct nvme_ns_record *writes[NVME_NS_BATCH]; /* of the batch: what is not there yet */
+    unsigned n, n_writes;
 };
 
 /* The next turn of the loop (nvme_turn.c). */

@@ -188,6 +188,7 @@ struct tier_ns_record {
     const uint8_t *fingerprint, *identity;
     uint32_t identity_bytes; /* at most TIER_IDENTITY_BYTES */
     bool forget;             /* a purge: no later start finds what was stored before now */
+    struct fair_who who;     /* whose: tenants take turns */
     void (*done_cb)(struct tier_ns_record *n, int status); /* 0: on stable storage; or -errno */
     struct list link;                                      /* the tier's own */
     /* Later starts find what is stored with this number or a later one. In: 0, or what an attempt

@@ -111,6 +111,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const char *folders[1] = {folder};
     struct nvme_ns_record one = {.identity_bytes = 3, .from_sequence = 5, .identity = "new"};
+    const struct nvme_ns_record *writes = &one;
     bool any;
     uint64_t newest[256] = {0};
     struct ns_records n;
@@ -119,7 +120,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     file_make(data, size, newest);
     must(ns_records_open(&n, folders, 1) == 0);
     ns_records_expect(&n, newest);
-    must(ns_records_write(&n, &one, &any) == 0 && any);
+    must(ns_records_write(&n, &writes, 1, &any) == 0 && any);
     ns_records_close(&n);
     newest[0] = newest[0] > 6 ? newest[0] : 6;
     must(ns_records_open(&n, folders, 1) == 0);

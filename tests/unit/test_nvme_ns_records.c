@@ -70,8 +70,9 @@ static struct nvme_ns_record name_make(unsigned number, uint64_t from_sequence)
 static int keep(unsigned number, uint64_t from_sequence)
 {
     struct nvme_ns_record name = name_make(number, from_sequence);
+    const struct nvme_ns_record *one = &name;
     bool any;
-    int rc = ns_records_write(&names, &name, &any);
+    int rc = ns_records_write(&names, &one, 1, &any);
 
     return rc < 0 ? rc : ns_records_set(&names, &name);
 }
@@ -180,11 +181,12 @@ Test(nvme_ns_records, what_waits_for_a_key_is_kept_whoever_wants_it)
 Test(nvme_ns_records, a_record_that_one_folder_takes)
 {
     struct nvme_ns_record one = name_make(1, 10);
+    const struct nvme_ns_record *writes = &one;
     char path[128];
     bool any;
 
     memset(one.seed, 1, sizeof(one.seed));
-    cr_assert_eq(ns_records_write(&names, &one, &any), 0);
+    cr_assert_eq(ns_records_write(&names, &writes, 1, &any), 0);
     cr_assert(any);
     cr_assert_eq(ns_records_set(&names, &one), 0);
     path_make(1, path);
@@ -192,11 +194,57 @@ Test(nvme_ns_records, a_record_that_one_folder_takes)
     cr_assert_eq(mkdir(path, 0700), 0); /* nothing can be written there */
     memset(one.seed, 2, sizeof(one.seed));
     one.from_sequence = 20;
-    cr_assert_lt(ns_records_write(&names, &one, &any), 0);
+    cr_assert_lt(ns_records_write(&names, &writes, 1, &any), 0);
     cr_assert(any);
     cr_assert_eq(rmdir(path), 0);
     reopen();
     cr_assert_arr_eq(ns_records_find(&names, one.fingerprint)->seed, one.seed, sizeof(one.seed));
+}
+
+static bool holds(unsigned i, const uint8_t *bytes, size_t n)
+{
+    static uint8_t file[64 * NVME_PAGE];
+    char path[128];
+    ssize_t got;
+    int fd;
+
+    path_make(i, path);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    cr_assert_geq(fd, 0);
+    got = read(fd, file, sizeof(file));
+    close(fd);
+    cr_assert_geq(got, 0);
+    return memmem(file, (size_t)got, bytes, n) != NULL;
+}
+
+/* One that is new, one whose seed is replaced, one that is known; at the end of a file, and in one that is rewritten. */
+Test(nvme_ns_records, several_are_written_at_once)
+{
+    struct nvme_ns_record batch[3] = {name_make(1, 10), name_make(2, 20), name_make(3, 30)};
+    const struct nvme_ns_record *writes[3] = {&batch[0], &batch[1], &batch[2]};
+    uint8_t old[NVME_SEED_BYTES];
+    bool any;
+
+    memset(old, 0xa5, sizeof(old));
+    memcpy(batch[1].seed, old, sizeof(old));
+    cr_assert_eq(ns_records_write(&names, &writes[1], 2, &any), 0);
+    for (unsigned i = 1; i < 3; i++)
+        cr_assert_eq(ns_records_set(&names, &batch[i]), 0);
+    cr_assert(holds(0, old, sizeof(old)) && holds(1, old, sizeof(old)));
+    for (unsigned i = 0; i < 3; i++)
+        batch[i].from_sequence += 100;
+    memset(batch[1].seed, 0x5a, sizeof(batch[1].seed));
+    names.files[1].rewrite = true;
+    cr_assert_eq(ns_records_write(&names, writes, 3, &any), 0);
+    cr_expect(any);
+    cr_expect_eq(file_pages(0), 5u);
+    cr_expect_eq(file_pages(1), 3u);
+    for (unsigned i = 0; i < 2; i++)
+        cr_expect(!holds(i, old, sizeof(old)) && holds(i, batch[1].seed, sizeof(old)));
+    reopen();
+    cr_expect_eq(names.count, 3u);
+    for (unsigned i = 0; i < 3; i++)
+        expect(1 + i, 10 * (1 + i) + 100);
 }
 
 Test(nvme_ns_records, what_nobody_wants_goes)
