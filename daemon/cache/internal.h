@@ -397,7 +397,17 @@ enum index_space { INDEX_SPACE_SHARED, INDEX_SPACE_BELOW, INDEX_SPACE_DRAM };
 /* A new block; 0 when the index stays full. */
 block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from);
 
+/* ---- index_part.c ---- */
+
+/* A new block of ns takes the place of its tenant's own ones only. */
+bool cache_index_gives(struct cache *c, const struct ns *ns);
+/* Drops one of them. False: none may be dropped. */
+bool cache_index_give(struct cache *c, const struct ns *ns);
+
 /* ---- space.c ---- */
+
+/* Drops the block, which nobody uses, from DRAM and NVMe. */
+void cache_drop(struct cache *c, block_ref ref);
 
 /* Drops the coldest block in DRAM that is not held, used or waiting to be written to NVMe. False:
  * none may be dropped. */

@@ -166,17 +166,20 @@ bool cache_list_sweep(struct cache *c)
 /* ---- space in the index ---- */
 
 /* What is dropped of the list `shared` can be found on the shared tier again. */
-static bool index_drop(struct cache *c, enum index_space from)
+static bool index_drop(struct cache *c, const struct ns *ns, enum index_space from)
 {
+    bool own = from == INDEX_SPACE_DRAM && cache_index_gives(c, ns);
+
     if (c->fruitless == FRUITLESS_MAX)
         return false;
-    if (cache_list_drop(c, &c->shared) ||
-        (from >= INDEX_SPACE_BELOW && cache_list_drop(c, &c->below)) ||
-        (from >= INDEX_SPACE_DRAM && cache_coldest_drop(c))) {
+    if (own ? cache_index_give(c, ns)
+            : cache_list_drop(c, &c->shared) ||
+                  (from >= INDEX_SPACE_BELOW && cache_list_drop(c, &c->below)) ||
+                  (from >= INDEX_SPACE_DRAM && cache_coldest_drop(c))) {
         c->config.metrics->index_evicted++;
         return true;
     }
-    c->fruitless += from == INDEX_SPACE_DRAM;
+    c->fruitless += from == INDEX_SPACE_DRAM && !own;
     return false;
 }
 
@@ -184,7 +187,7 @@ static bool index_drop(struct cache *c, enum index_space from)
 block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from)
 {
     while (index_full(c->config.index, ns))
-        if (!index_drop(c, from))
+        if (!index_drop(c, ns, from))
             return 0;
     return index_insert(c->config.index, ns, key);
 }

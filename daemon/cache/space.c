@@ -483,6 +483,16 @@ static block_ref drop_in_window(struct space_search *s)
     return drop_find(s, LIST_WINDOW);
 }
 
+void cache_drop(struct cache *c, block_ref ref)
+{
+    c->reclaims = true;
+    if (index_block(c->config.index, ref)->dram_parts > 0)
+        block_evict(c, ref, true);
+    else
+        cache_discard(c, ref);
+    c->reclaims = false;
+}
+
 bool cache_coldest_drop(struct cache *c)
 {
     struct space_search s = {.cache = c, .drop = true, .looks = LOOKS};
@@ -493,10 +503,8 @@ bool cache_coldest_drop(struct cache *c)
     s.windows = true;
     if (ref == 0)
         ref = groups_search(&s, g, n, drop_in_window);
-    c->reclaims = true;
     if (ref != 0)
-        block_evict(c, ref, true);
-    c->reclaims = false;
+        cache_drop(c, ref);
     return ref != 0;
 }
 

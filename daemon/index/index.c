@@ -73,7 +73,8 @@ block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key)
     ix->blocks++;
     ix->counted += index_block_bytes(ns);
     ns->blocks++;
-    ns->tenant->blocks++;
+    ix->holders += ns->tenant->blocks++ == 0;
+    ns->tenant->index_bytes += index_block_bytes(ns);
     return ref;
 }
 
@@ -90,7 +91,8 @@ void index_remove(struct index *ix, block_ref ref)
     ix->blocks--;
     ix->counted -= index_block_bytes(ns);
     ns->blocks--;
-    ns->tenant->blocks--;
+    ix->holders -= --ns->tenant->blocks == 0;
+    ns->tenant->index_bytes -= index_block_bytes(ns);
 }
 
 struct block *index_block(struct index *ix, block_ref ref)
@@ -155,6 +157,11 @@ uint64_t index_bytes_max(const struct index *ix)
 bool index_full(const struct index *ix, const struct ns *ns)
 {
     return ix->counted + index_block_bytes(ns) > ix->counted_max;
+}
+
+bool index_over_part(const struct index *ix, const struct tenant *t)
+{
+    return t->index_bytes > ix->counted_max / (ix->holders > 0 ? ix->holders : 1);
 }
 
 uint64_t index_blocks(const struct index *ix)

@@ -343,5 +343,7 @@ uint64_t index_blocks(const struct index *ix);
 uint64_t index_block_bytes(const struct ns *ns);
 uint64_t index_bytes_max(const struct index *ix);
 bool index_full(const struct index *ix, const struct ns *ns); /* for one more block of ns */
+/* Do the tenant's blocks take more than an equal part of the index for each tenant that has some? */
+bool index_over_part(const struct index *ix, const struct tenant *t);
 
 #endif

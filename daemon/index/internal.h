@@ -132,6 +132,7 @@ struct index {
     struct limits *limits; /* or NULL */
     uint64_t blocks;
     uint64_t counted, counted_max; /* bytes of blocks, by index_block_bytes */
+    uint32_t holders;              /* tenants that have blocks */
     uint8_t secret[HASH_SECRET_BYTES];
 };
 

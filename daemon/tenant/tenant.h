@@ -19,7 +19,7 @@ struct tenant {
     uint32_t id; /* from 1; it is given again when the tenant is gone */
     uint32_t refs;
     uint32_t namespaces;
-    uint64_t blocks;
+    uint64_t blocks, index_bytes;    /* the index's: how many, and what they count as there */
     struct tenant_settings settings; /* in force; every field holds */
     /* Of its own: by the configuration, and set while the daemon ran, which goes over that. */
     struct tenant_settings configured, kept;
@@ -34,7 +34,11 @@ struct tenant {
     struct {
         uint32_t place;
         uint64_t cursor;
-    } below;                      /* where the search for a block of it on NVMe goes on */
+    } below; /* where the search for a block of it on NVMe goes on */
+    struct {
+        uint32_t place;
+        uint64_t cursor;
+    } give;                       /* the same in a full index: cache/index_part.c */
     uint64_t block_max_bytes;     /* slots of its largest block, so far */
     struct policy_group *group;   /* from malloc; NULL: none */
     struct tenant_events *events; /* the events room's; NULL: nobody follows its blocks */

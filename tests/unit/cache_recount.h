@@ -28,7 +28,7 @@ static unsigned namespaces(void)
 struct recount {
     uint64_t slot_bytes; /* of DRAM, those that are being filled too */
     uint64_t complete, dram_bytes, nvme_bytes, to_nvme_bytes, share_bytes, dirty, users, pinned,
-        fetching, only, only_bytes, below;
+        fetching, only, only_bytes, below, index_bytes;
 };
 
 #define HELD 1u /* the list of what is in use, see space.c */
@@ -91,6 +91,7 @@ static void recount(struct recount *r, block_ref ref)
     cr_assert_eq(!!(b->flags & BLOCK_SHARED_ONLY), here == 0 && ready > 0);
     cr_assert_eq(!!(b->flags & BLOCK_BELOW), here > 0 && ready > 0 && dram == 0);
     r->only += here == 0 && ready > 0;
+    r->index_bytes += index_block_bytes(ns);
     r->only_bytes += here == 0 && ready > 0 ? index_block_bytes(ns) : 0;
     r->below += here > 0 && ready > 0 && dram == 0;
     cr_assert_eq(!!(b->flags & BLOCK_IN_POLICY), dram > 0);
@@ -141,6 +142,7 @@ static void tenant_recount(const struct tenant *t)
         if (ns_at(i)->tenant == t)
             recount_all(&r, ns_at(i));
     cr_assert_eq(t->dram_bytes, r.slot_bytes);
+    cr_assert_eq(t->index_bytes, r.index_bytes);
     cr_assert_eq(t->nvme_bytes, r.nvme_bytes);
     cr_assert_eq(t->nvme_writing_bytes, r.to_nvme_bytes);
     cr_assert_eq(t->share_bytes, r.share_bytes);
