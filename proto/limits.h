@@ -3,8 +3,9 @@
 #define UCM_PROTO_LIMITS_H
 
 /* 2: lookup, load, dump and prefetch take `request`. 3: load, load_prefix and dump take `computes`.
- * 4: lookup takes `nowait`. */
-#define UCM_PROTOCOL_VERSION 4
+ * 4: lookup takes `nowait`. 5: CUDA IPC memory is registered with a proof (region.challenge), by clients of any
+ * version. */
+#define UCM_PROTOCOL_VERSION 5
 #define UCM_PROTOCOL_VERSION_MIN 1
 
 #define UCM_TENANTS_OTHER "other"      /* in metrics: all tenants without a label of their own */
@@ -33,6 +34,7 @@
 #define UCM_MAX_PLANES 2048      /* planes of one region */
 #define UCM_MAX_HANDLES 256      /* memory handles of one region */
 #define UCM_MAX_HANDLE_BYTES 64  /* cudaIpcMemHandle_t, cudaIpcEventHandle_t */
+#define UCM_NONCE_BYTES 16       /* of region.challenge */
 #define UCM_MAX_SLICES 8         /* of a staging ring */
 #define UCM_MAX_ROOTS 8          /* of the shared tier */
 #define UCM_MAX_KV_HEADS 1024    /* of a layer's KV in a part */

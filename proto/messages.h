@@ -125,6 +125,8 @@ enum ucm_handle_kind {
     F(flag, rope_whole, OPT, 0, 0)
 #define UCM_MSG_REGION(F) F(u64, region, REQ, 1, UCM_U32)
 
+#define UCM_MSG_CHALLENGE_R(F) F(bin, nonce, REQ, UCM_NONCE_BYTES, UCM_NONCE_BYTES)
+
 /* GPU memory of the worker that copies may pass through, see proto/staging.h. ipc and offset name the
  * first slice; fd is the shared memory. */
 #define UCM_MSG_RING_REGISTER(F)                                                                   \
@@ -403,7 +405,8 @@ enum ucm_trace_op {
     M(TENANT_RESET, tenant_reset, "tenant.reset", tenant, none)                                    \
     M(EVENTS, events, "events", events, free_map)                                                  \
     M(EVENTS_LIST, events_list, "events.list", ls, free_map)                                       \
-    M(EVENTS_DESCRIBE, events_describe, "events.describe", events_describe, none)
+    M(EVENTS_DESCRIBE, events_describe, "events.describe", events_describe, none)                  \
+    M(REGION_CHALLENGE, region_challenge, "region.challenge", none, challenge_r)
 
 enum ucm_method {
 #define M(NAME, name, text, params, result) UCM_METHOD_##NAME,
@@ -491,6 +494,7 @@ struct proto_planes {
     S(ns_open_r, UCM_MSG_NS_OPEN_R)                                                                \
     S(region_register, UCM_MSG_REGION_REGISTER)                                                    \
     S(region, UCM_MSG_REGION)                                                                      \
+    S(challenge_r, UCM_MSG_CHALLENGE_R)                                                            \
     S(ring_register, UCM_MSG_RING_REGISTER)                                                        \
     S(ring, UCM_MSG_RING)                                                                          \
     S(lookup, UCM_MSG_LOOKUP)                                                                      \

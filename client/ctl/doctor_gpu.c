@@ -124,7 +124,8 @@ struct one {
     int device;
     char check[32], name[96];
     gpu_uuid uuid;
-    gpu_pointer memory;
+    gpu_pointer memory, base; /* base: of its allocation */
+    uint8_t kept[16];         /* what stood where a nonce stands now */
 };
 
 static int memory_failed(struct trip_memory *m, gpu_result r)
@@ -148,6 +149,18 @@ static int gpu_get_cb(struct trip_memory *m, void *to)
     const struct one *g = m->ctx;
 
     return memory_failed(m, gpu.cuMemcpyDtoH_v2(to, g->memory, TRIP_BYTES));
+}
+
+/* The doctor has one thread and no streams, so that the plain copies do. */
+static int gpu_prove_cb(void *ctx, uint64_t offset, const uint8_t *nonce)
+{
+    struct one *g = ctx;
+    gpu_pointer at = g->base + offset;
+    gpu_result r = nonce != NULL ? gpu.cuMemcpyDtoH_v2(g->kept, at, sizeof g->kept) : 0;
+
+    if (r == 0)
+        r = gpu.cuMemcpyHtoD_v2(at, nonce != NULL ? nonce : g->kept, sizeof g->kept);
+    return r != 0 ? r : gpu.cuCtxSynchronize();
 }
 
 /* Whether the daemon has this GPU by now. */
@@ -191,7 +204,6 @@ static void trip_gpu(struct doctor *d, struct one *g)
                             .get_cb = gpu_get_cb,
                             .refused_cb = gpu_refused_cb,
                             .ctx = g};
-    gpu_pointer base = 0;
     gpu_ipc handle;
     gpu_result r;
 
@@ -201,12 +213,15 @@ static void trip_gpu(struct doctor *d, struct one *g)
     }
     r = gpu.cuMemAlloc_v2(&g->memory, TRIP_BYTES);
     if (r == 0)
-        r = gpu.cuMemGetAddressRange_v2(&base, NULL, g->memory);
+        r = gpu.cuMemGetAddressRange_v2(&g->base, NULL, g->memory);
     if (r == 0)
         r = gpu.cuIpcGetMemHandle(&handle, g->memory);
     if (r == 0) {
-        m.memory = (struct ucm_memory){
-            .kind = UCM_MEMORY_CUDA_IPC, .bytes = TRIP_BYTES, .offset = g->memory - base};
+        m.memory = (struct ucm_memory){.kind = UCM_MEMORY_CUDA_IPC,
+                                       .bytes = TRIP_BYTES,
+                                       .offset = g->memory - g->base,
+                                       .prove_cb = gpu_prove_cb,
+                                       .prove_ctx = g};
         memcpy(m.memory.ipc, handle.bytes, sizeof handle.bytes);
         doctor_trip(d, g->check, &m);
     } else {

@@ -263,6 +263,19 @@ CUresult companion_upload(struct companion *c, const void *from, size_t bytes, C
     return r == CUDA_SUCCESS ? cuStreamSynchronize(c->streams[0][0]) : r;
 }
 
+CUresult companion_prove(struct companion *c, const uint8_t nonce[UCM_NONCE_BYTES])
+{
+    CUresult r = ucm_context_enter(c->context);
+
+    if (r != CUDA_SUCCESS)
+        return r;
+    r = cuMemcpyHtoDAsync(c->base, nonce, UCM_NONCE_BYTES, c->streams[0][0]);
+    if (r == CUDA_SUCCESS)
+        r = cuStreamSynchronize(c->streams[0][0]);
+    ucm_context_leave();
+    return r;
+}
+
 static CUresult region_new(struct companion *c, const struct ucm_copy_plane *planes,
                            uint32_t n_planes, uint32_t blocks, struct companion_skills skills,
                            struct companion_region **out)

@@ -105,6 +105,10 @@ CUresult companion_init(struct companion *c, const uint8_t uuid[UCM_UUID_BYTES],
 /* Ends the thread and frees the slices, which the daemon must not use any more. */
 void companion_close(struct companion *c);
 
+/* Writes a nonce of ucmd's over the first bytes of the slices, before they are registered: what stood there is of no use.
+ * It is there on return. */
+CUresult companion_prove(struct companion *c, const uint8_t nonce[UCM_NONCE_BYTES]);
+
 /* Takes orders from this shared memory from now on, whose generation is set; NULL: from none. The
  * previous one is dead on return and may be unmapped. */
 void companion_serve(struct companion *c, struct ucm_staging *staging);

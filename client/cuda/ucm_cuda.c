@@ -33,13 +33,23 @@ struct ucm_cuda {
 
 /* ---- the staging ring ---- */
 
+static int ring_prove_cb(void *ctx, uint64_t offset, const uint8_t *nonce)
+{
+    struct ucm_cuda *cuda = ctx;
+
+    (void)offset; /* that of the slices */
+    return nonce ? (int)companion_prove(&cuda->companion, nonce) : 0;
+}
+
 static int ring_register(struct ucm_cuda *cuda, int timeout_ms)
 {
     struct ucm_ring_spec spec = {.gpu = cuda->gpu,
                                  .ipc = cuda->companion.ipc,
                                  .offset = cuda->companion.offset,
                                  .slice_bytes = cuda->companion.slice_bytes,
-                                 .slices = cuda->companion.n_slices};
+                                 .slices = cuda->companion.n_slices,
+                                 .prove_cb = ring_prove_cb,
+                                 .prove_ctx = cuda};
     uint64_t before = ucm_generation(cuda->client), after;
     void *memory;
     int r = ucm_ring_register(cuda->client, &spec, timeout_ms, &cuda->ring, &memory);

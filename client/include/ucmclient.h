@@ -237,12 +237,35 @@ enum ucm_memory_kind {
     UCM_MEMORY_CUDA_FD = 2,  /* from cuMemExportToShareableHandle, for VMM memory */
 };
 
+/* Shows that memory which a CUDA IPC handle names is this process's. Handles can be guessed, so ucmd takes one only from
+ * who can write where it leads.
+ *
+ * nonce not NULL: keep the 16 bytes from byte `offset` of the allocation on, write the 16 bytes of nonce over them, with
+ * this process's own CUDA context, and return 0 when they are in GPU memory. Anything else than 0: nothing was written, and
+ * the registration fails with -UCM_EDEVICE. nonce NULL: put the bytes back; the result is ignored. `offset` counts from the
+ * allocation's base, as ucm_memory.offset does.
+ *
+ * The library picks the place: the first bytes of block 0 in the memory's lowest plane, for some ms, longer where the daemon
+ * first makes its context. Kernels and copies meanwhile must not use these, so block 0 is best one that the engine
+ * never uses; copies of other regions there may see the nonce.
+ *
+ * When: in ucm_region_register and ucm_ring_register; and after a reconnect, where regions are registered again, in any
+ * function of the client. Each call with a nonce that returned 0 is followed by one with NULL before the registration or the
+ * next one of this process ends, in reverse order, also when the connection breaks or time runs out. The last one
+ * comes before ucm_region_unregister or ucm_close returns.
+ * Thread: any that is in a function of the client, or a companion's; never two at once in a process. Call no function of
+ * the client, and wait for no thread that does. Use a stream of its own that waits for no other
+ * (cudaStreamNonBlocking): streams of the engine may wait for a load that waits for the registration. */
+typedef int (*ucm_prove_cb)(void *ctx, uint64_t offset, const uint8_t *nonce);
+
 struct ucm_memory {
     enum ucm_memory_kind kind;
     uint64_t bytes;  /* size, counted from `offset` */
     uint64_t offset; /* bytes from the start of the allocation; with CUDA_IPC often not 0 */
     int fd;          /* MEMFD, CUDA_FD: the library duplicates it */
-    uint8_t ipc[64]; /* CUDA_IPC: the cudaIpcMemHandle_t */
+    uint8_t ipc[64]; /* CUDA_IPC: the cudaIpcMemHandle_t, and: */
+    ucm_prove_cb prove_cb;
+    void *prove_ctx;
 };
 
 /* Where one layer (or its K, or its V) lies: the chunk of block b is the chunk_bytes from
@@ -326,6 +349,8 @@ struct ucm_ring_spec {
     uint64_t offset;      /* bytes from the base of the allocation to the first slice */
     uint64_t slice_bytes; /* a multiple of 4096 */
     uint32_t slices;      /* 2 to 8 */
+    ucm_prove_cb prove_cb;
+    void *prove_ctx;
 };
 
 /* Registers the one ring of this client on that GPU. *memory receives the address of the shared

@@ -103,9 +103,11 @@ int client_call_wait_layers(struct client_call *call, uint32_t layers, int64_t d
     struct ucm_client *c = call->client;
     int r = 0;
 
-    while (!call->done && call->layers < layers && r == 0)
+    while (!call->done && call->layers < layers && r == 0) {
         r = c->reading ? follow(call, deadline_ns)
                        : client_read(c, 0, call->expected_ns, deadline_ns);
+        client_prove_restore(c);
+    }
     return call->done || call->layers >= layers ? 0 : -UCM_EDEADLINE;
 }
 

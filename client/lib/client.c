@@ -71,6 +71,7 @@ int client_leave(struct ucm_client *c, int status)
 {
     if (c->followups.n > 0)
         client_followup_flush(c);
+    client_prove_restore(c);
     client_lead_pass(c);
     if (--c->users == 0 && c->closing)
         pthread_cond_broadcast(&c->idle);
@@ -139,6 +140,7 @@ static void client_free(struct ucm_client *c)
     }
     client_close_descriptors(c);
     client_call_close(&c->hello);
+    client_call_close(&c->challenge);
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->lock);
     proto_buf_free(&c->out);
@@ -169,6 +171,7 @@ static struct ucm_client *client_new(void)
     TAILQ_INIT(&c->rings);
     TAILQ_INIT(&c->windows);
     client_link_init(c);
+    client_prove_init(c);
     proto_buf_init(&c->out, PROTO_HEADER_BYTES + UCM_MAX_FRAME_BYTES);
     proto_buf_init(&c->followups, CLIENT_FOLLOWUPS_BYTES);
     return c;
@@ -215,6 +218,7 @@ void ucm_disconnect(struct ucm_client *c)
     (void)client_link_settle(c, INT64_MAX);
     while (c->users > 0)
         pthread_cond_wait(&c->idle, &c->lock);
+    client_prove_restore(c);
     client_close_descriptors(c);
     pthread_mutex_unlock(&c->lock);
 }

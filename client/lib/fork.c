@@ -48,6 +48,7 @@ static void in_child(void)
 {
     struct ucm_client *c;
 
+    client_prove_forked();
     TAILQ_FOREACH(c, &clients, node)
         drop(c);
     unlock_all();

@@ -10,12 +10,13 @@ static void handle_done_cb(struct client_call *call)
 {
     struct client_handle *h = client_handle_of(call);
 
+    client_prove_end(h);
     if (!client_link_live(h->client)) {
         h->state = HANDLE_STALE;
         return;
     }
     h->state = call->status ? HANDLE_REFUSED : HANDLE_READY;
-    if (call->status == 0)
+    if (call->status == 0 && !h->once)
         client_handle_list(h);
 }
 
@@ -73,8 +74,10 @@ void client_handle_drop(struct client_handle *h)
     /* What is still of it must not name it by an id that means another one after a reconnect. */
     if (h->state == HANDLE_READY)
         h->state = HANDLE_STALE;
-    if (h->call.linked)
+    if (h->call.linked || client_proves(h))
         client_call_finish(&h->call, -UCM_ECANCELLED, "the handle was closed");
+    client_prove_end(h);
+    client_prove_settle(h);
     client_handle_unref(h);
 }
 
@@ -87,11 +90,18 @@ void client_handle_stale_all(struct ucm_client *c)
             h->state = HANDLE_STALE;
 }
 
-/* Sends its open or register. The writer's token is held, and given back. */
+/* Sends its open or register, or begins to prove its memory before. The writer's token is held, and given back. */
 static int handle_send(struct client_handle *h, int64_t deadline_ns)
 {
     int r;
 
+    if (client_prove_needed(h)) {
+        client_writer_release(h->client);
+        if (client_prove_begin(h))
+            return 0;
+        r = client_prove_turn(h->client, deadline_ns);
+        return r ? r : CLIENT_AGAIN;
+    }
     client_handle_ref(h);
     h->state = HANDLE_PENDING;
     r = client_request(&h->call, &h->request, deadline_ns);
@@ -107,6 +117,29 @@ static int handle_send(struct client_handle *h, int64_t deadline_ns)
     return r;
 }
 
+int client_handle_wait(struct client_handle *h, int64_t deadline_ns)
+{
+    int r = 0;
+
+    client_handle_ref(h);
+    while (r == 0 && client_proves(h))
+        r = client_prove_step(h, deadline_ns);
+    if (r == 0)
+        r = client_call_wait(&h->call, deadline_ns);
+    client_handle_unref(h);
+    return r;
+}
+
+/* Its outcome. May return CLIENT_AGAIN. */
+static int answer_take(struct client_handle *h, int64_t deadline_ns)
+{
+    if (client_handle_wait(h, deadline_ns) != 0)
+        return h->call.linked
+                   ? client_call_orphan(&h->call, &h->request)
+                   : client_fail(UCM_EDEADLINE, "ucmd did not answer region.challenge in time");
+    return h->call.status == CLIENT_AGAIN ? CLIENT_AGAIN : client_call_status(&h->call);
+}
+
 int client_handle_open(struct client_handle *h, int64_t deadline_ns)
 {
     int r;
@@ -115,11 +148,9 @@ int client_handle_open(struct client_handle *h, int64_t deadline_ns)
         r = client_begin(h->client, h->request.handle, deadline_ns);
         if (r == 0)
             r = handle_send(h, deadline_ns);
+        if (r == 0)
+            r = answer_take(h, deadline_ns);
     } while (r == CLIENT_AGAIN);
-    if (r == 0 && client_call_wait(&h->call, deadline_ns) != 0)
-        r = client_call_orphan(&h->call, &h->request);
-    if (r == 0)
-        r = client_call_status(&h->call);
     if (r != 0)
         client_handle_drop(h);
     return r;
@@ -127,17 +158,16 @@ int client_handle_open(struct client_handle *h, int64_t deadline_ns)
 
 /* ---- registering again after a reconnect ---- */
 
+static int restore_late(void)
+{
+    return client_fail(UCM_EDEADLINE,
+                       "the connection was made again, but ucmd did not answer in time "
+                       "for its namespaces and regions");
+}
+
 static int handle_wait(struct client_handle *h, int64_t deadline_ns)
 {
-    int r;
-
-    client_handle_ref(h);
-    r = client_call_wait(&h->call, deadline_ns);
-    client_handle_unref(h);
-    if (r)
-        client_fail(UCM_EDEADLINE, "the connection was made again, but ucmd did not answer in time "
-                                   "for its namespaces and regions");
-    return r;
+    return client_handle_wait(h, deadline_ns) ? restore_late() : 0;
 }
 
 /* If the namespace of a region, or the base of digests, was refused or closed, so was this. */
@@ -162,9 +192,11 @@ static void follow_parent(struct client_handle *h)
  * 0: none is left, else an error. The list may change whenever this waits or sends. */
 static int restore_step(struct ucm_client *c, int64_t deadline_ns)
 {
-    struct client_handle *h;
+    struct client_handle *h = c->prover;
     int r;
 
+    if (h && h->listed && client_proves(h))
+        return client_prove_step(h, deadline_ns) ? restore_late() : 1;
     /* A namespace precedes its regions in the list, so a region found here has a namespace that is
      * not STALE. */
     TAILQ_FOREACH(h, &c->handles, node) {

@@ -136,6 +136,10 @@ struct client_handle {
     struct client_request request;        /* opens it; names a region's namespace, referenced */
     int fds[UCM_MAX_FRAME_FDS];           /* sent with it, owned */
     _Atomic(struct client_hints *) hints; /* of a namespace, freed with it; NULL: never opened */
+    /* Of one that takes CUDA IPC memory: writes the nonce (0, or not 0 and nothing is written), or, NULL, puts all
+     * back. Without the lock. */
+    int (*prove_cb)(struct client_handle *h, const uint8_t *nonce);
+    bool once; /* a reconnect does not register it again */
     TAILQ_ENTRY(client_handle) node;
 };
 TAILQ_HEAD(client_handles, client_handle);
@@ -172,7 +176,15 @@ struct ucm_region {
     char rope_dtype[16], rope_scaling[16];
     char device[16];
     uint8_t gpu[UCM_UUID_BYTES];
-    struct msg_plane planes[]; /* then a struct msg_handle and an IPC handle for each memory */
+    struct client_proof *proofs; /* behind the planes; NULL: no memory needs any */
+    struct msg_plane
+        planes[]; /* then a struct msg_handle, a proof and an IPC handle for each memory */
+};
+
+struct client_proof {
+    ucm_prove_cb prove_cb; /* NULL: the memory needs none */
+    void *ctx;
+    uint64_t offset; /* in the allocation */
 };
 
 static inline struct client_handle *client_handle_of(struct client_call *call)
@@ -183,6 +195,8 @@ void client_handle_init(struct client_handle *h, struct ucm_client *c,
                         const struct client_request *request, client_take_cb take_cb);
 /* Opens or registers a new handle for the user. On failure the handle is dropped. */
 int client_handle_open(struct client_handle *h, int64_t deadline_ns);
+/* Waits until its open or register is answered, and moves that on. 0 or -UCM_EDEADLINE, without ucm_errmsg. */
+int client_handle_wait(struct client_handle *h, int64_t deadline_ns);
 void client_handle_ref(struct client_handle *h);
 void client_handle_unref(struct client_handle *h); /* the last one frees */
 void client_handle_list(struct client_handle *h);
@@ -197,6 +211,29 @@ int client_begin(struct ucm_client *c, struct client_handle *h, int64_t deadline
 /* Returns with the writer's token on the present connection, or -UCM_EDISCONNECTED after its break.
  * Never connects. */
 int client_begin_same(struct ucm_client *c, int64_t deadline_ns);
+
+/* ---- registering CUDA IPC memory: prove.c ---- */
+
+void client_prove_init(struct ucm_client *c);
+void client_prove_forked(void); /* in the child */
+/* Does the daemon of now ask for a proof of it? */
+bool client_prove_needed(const struct client_handle *h);
+/* Begins to prove, if nobody else of this process does. False: after client_prove_turn it may be possible. */
+bool client_prove_begin(struct client_handle *h);
+/* 0 or -UCM_EDEADLINE. */
+int client_prove_turn(struct ucm_client *c, int64_t deadline_ns);
+/* It has begun, and its register is not sent. */
+bool client_proves(const struct client_handle *h);
+/* Moves that on. 0, also when it has ended, or -UCM_EDEADLINE, which loses nothing. */
+int client_prove_step(struct client_handle *h, int64_t deadline_ns);
+/* Its call is done. What was written is put back by client_prove_restore. Harmless when it does not prove. */
+void client_prove_end(struct client_handle *h);
+/* The link is down. */
+void client_prove_break(struct ucm_client *c);
+/* Puts back what ended registrations have written. Drops the lock meanwhile, so the caller holds no token. */
+void client_prove_restore(struct ucm_client *c);
+/* Returns when nothing of the handle, whose call is done or given up, stands in memory any more. */
+void client_prove_settle(struct client_handle *h);
 
 /* ---- chains: chain.c ---- */
 
@@ -416,6 +453,15 @@ struct ucm_client {
 
     struct client_handles handles; /* each namespace before its regions */
     bool stale;                    /* some listed handle may be STALE */
+    /* The handle that proves its memory, referenced, until its register is answered and the memory has its own bytes
+     * back; NULL: none. */
+    struct client_handle *prover;
+    bool prove_over;    /* it was answered */
+    bool prove_written; /* the nonce stands in its memory */
+    bool prove_calls;   /* a thread is in its prove_cb, without the lock */
+    struct client_call challenge;
+    uint8_t nonce[UCM_NONCE_BYTES];
+    int64_t nonce_ns; /* when it was asked for; 0: there is none */
     struct client_tasks tasks;
     struct client_chains chains;
     struct client_prefetchers prefetchers;

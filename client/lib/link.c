@@ -85,6 +85,7 @@ static void link_down(struct ucm_client *c)
     client_rings_end(c);
     client_handle_stale_all(c);
     client_call_finish_all(c, c->why, c->why_text);
+    client_prove_break(c);
     client_prefetchers_end(c);
     client_windows_end(c);
     client_hints_end(c);

@@ -29,6 +29,13 @@ static int spec_check(const struct ucm_region_spec *spec)
     if (!spec->planes || spec->n_planes == 0 || spec->n_planes > UCM_MAX_PLANES)
         return client_fail(UCM_EINVALID, "a region has 1 to %d planes, not %u", UCM_MAX_PLANES,
                            spec->planes ? spec->n_planes : 0);
+    for (uint32_t i = 0; i < spec->n_memory; i++)
+        if (spec->memory[i].kind == UCM_MEMORY_CUDA_IPC && !spec->memory[i].prove_cb)
+            return client_fail(
+                UCM_EINVALID,
+                "memory %u is a CUDA IPC handle without a prove_cb, by which ucmd sees that the "
+                "memory is this process's",
+                i);
     return 0;
 }
 
@@ -51,11 +58,66 @@ static int fd_copy(struct client_handle *h, uint32_t memory, int fd, uint64_t *o
     return 0;
 }
 
+static void proofs_undo(const struct ucm_region *region, uint32_t n)
+{
+    while (n-- > 0)
+        if (region->proofs[n].prove_cb)
+            (void)region->proofs[n].prove_cb(region->proofs[n].ctx, region->proofs[n].offset, NULL);
+}
+
+static int region_prove_cb(struct client_handle *h, const uint8_t *nonce)
+{
+    const struct ucm_region *region = (struct ucm_region *)h;
+
+    for (uint32_t i = 0; nonce && i < region->msg.handles.n; i++) {
+        const struct client_proof *p = &region->proofs[i];
+
+        if (p->prove_cb && p->prove_cb(p->ctx, p->offset, nonce) != 0) {
+            proofs_undo(region, i);
+            return -1;
+        }
+    }
+    if (!nonce)
+        proofs_undo(region, region->msg.handles.n);
+    return 0;
+}
+
+/* The handle begins with the lowest plane: what lies before may be others' of this process, and must not be written
+ * to. */
+static uint64_t lowest_plane(const struct ucm_region *region, uint32_t memory, uint64_t bytes)
+{
+    uint64_t lowest = UINT64_MAX;
+
+    for (uint32_t p = 0; p < region->msg.planes.n; p++)
+        if (region->planes[p].handle == memory && region->planes[p].offset < lowest)
+            lowest = region->planes[p].offset;
+    return lowest < bytes ? lowest : 0;
+}
+
+static void ipc_copy(struct ucm_region *region, uint32_t i, const struct ucm_memory *from,
+                     struct msg_handle *to, uint8_t *ipc)
+{
+    uint64_t skipped = lowest_plane(region, i, from->bytes);
+
+    to->bytes -= skipped;
+    to->offset += skipped;
+    for (uint32_t p = 0; p < region->msg.planes.n; p++)
+        if (region->planes[p].handle == i)
+            region->planes[p].offset -= skipped;
+    memcpy(ipc, from->ipc, sizeof from->ipc);
+    to->ipc = (struct proto_bin){ipc, sizeof from->ipc};
+    region->proofs[i] = (struct client_proof){from->prove_cb, from->prove_ctx, to->offset};
+    region->handle.prove_cb = region_prove_cb;
+}
+
 static int memory_copy(struct ucm_region *region, const struct ucm_region_spec *spec)
 {
     struct msg_handle *to = (struct msg_handle *)(region->planes + spec->n_planes);
-    uint8_t *ipc = (uint8_t *)(to + spec->n_memory);
+    uint8_t *ipc;
     int r = 0;
+
+    region->proofs = (struct client_proof *)(to + spec->n_memory);
+    ipc = (uint8_t *)(region->proofs + spec->n_memory);
 
     region->msg.handles = (struct proto_handles){to, spec->n_memory};
     for (uint32_t i = 0; i < spec->n_memory && r == 0; i++, to++, ipc += UCM_MAX_HANDLE_BYTES) {
@@ -64,12 +126,10 @@ static int memory_copy(struct ucm_region *region, const struct ucm_region_spec *
         to->kind = from->kind;
         to->bytes = from->bytes;
         to->offset = from->offset;
-        if (from->kind == UCM_MEMORY_CUDA_IPC) {
-            memcpy(ipc, from->ipc, sizeof from->ipc);
-            to->ipc = (struct proto_bin){ipc, sizeof from->ipc};
-        } else {
+        if (from->kind == UCM_MEMORY_CUDA_IPC)
+            ipc_copy(region, i, from, to, ipc);
+        else
             r = fd_copy(&region->handle, i, from->fd, &to->fd);
-        }
     }
     return r;
 }
@@ -137,7 +197,8 @@ static int region_new(struct ucm_namespace *ns, const struct ucm_region_spec *sp
 {
     struct ucm_region *region =
         calloc(1, sizeof *region + spec->n_planes * sizeof *region->planes +
-                      spec->n_memory * (sizeof *region->msg.handles.p + UCM_MAX_HANDLE_BYTES));
+                      spec->n_memory * (sizeof *region->msg.handles.p + sizeof *region->proofs +
+                                        UCM_MAX_HANDLE_BYTES));
     struct client_request q = {UCM_METHOD_REGION_REGISTER, .handle = &ns->handle};
     int r;
 
@@ -189,7 +250,7 @@ static int unregister(struct ucm_region *region, int64_t deadline_ns)
     int r;
 
     /* A reconnect has sent it again: the answer will bring an id that must be unregistered. */
-    if (h->state == HANDLE_PENDING && client_call_wait(&h->call, deadline_ns) != 0)
+    if (h->state == HANDLE_PENDING && client_handle_wait(h, deadline_ns) != 0)
         return client_fail(UCM_EDEADLINE, "ucmd did not answer region.register in time");
     client_handle_unlist(h);
     if (h->state == HANDLE_REFUSED)

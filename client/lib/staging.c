@@ -8,15 +8,26 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-struct ring_call {
-    struct client_call call;
+/* A handle for as long as it is registered: with it, the ring's memory is proven as a region's is. */
+struct ring_request {
+    struct client_handle handle; /* frees this */
     struct ucm_ring_registration *ring;
+    struct msg_ring_register msg;
+    ucm_prove_cb prove_cb;
+    void *prove_ctx;
 };
 
 static int register_take_cb(struct client_call *call, const union proto_any *any)
 {
-    ((struct ring_call *)call)->ring->id = (uint32_t)any->ring.ring;
+    ((struct ring_request *)client_handle_of(call))->ring->id = (uint32_t)any->ring.ring;
     return 0;
+}
+
+static int ring_prove_cb(struct client_handle *h, const uint8_t *nonce)
+{
+    const struct ring_request *q = (struct ring_request *)h;
+
+    return q->prove_cb(q->prove_ctx, q->msg.offset, nonce);
 }
 
 bool client_rings_abandon(struct ucm_client *c)
@@ -51,7 +62,7 @@ void client_rings_free(struct ucm_client *c)
         ring_free(TAILQ_FIRST(&c->rings));
 }
 
-/* *fd is the caller's to send and close; the daemon keeps its copy. */
+/* *fd is the caller's. */
 static int ring_new(struct ucm_client *c, struct ucm_ring_registration **out, int *fd)
 {
     struct ucm_ring_registration *ring = calloc(1, sizeof *ring);
@@ -74,21 +85,39 @@ static int ring_new(struct ucm_client *c, struct ucm_ring_registration **out, in
     return 0;
 }
 
+/* fd is the request's from now on. */
 static int ring_send(struct ucm_ring_registration *ring, const struct ucm_ring_spec *spec, int fd,
                      int64_t deadline_ns)
 {
-    struct msg_ring_register m = {.gpu = {spec->gpu, UCM_UUID_BYTES},
-                                  .ipc = {spec->ipc, UCM_MAX_HANDLE_BYTES},
-                                  .offset = spec->offset,
-                                  .slice_bytes = spec->slice_bytes,
-                                  .slices = spec->slices};
-    struct client_request q = {UCM_METHOD_RING_REGISTER, .params = &m, .fds = &fd, .n_fds = 1};
-    struct ring_call call = {.ring = ring};
-    int r = client_exchange(&call.call, ring->client, register_take_cb, &q, deadline_ns);
+    struct ring_request *q = calloc(1, sizeof *q);
+    struct client_request request = {.method = UCM_METHOD_RING_REGISTER};
+    int r;
 
-    if (r == 0 && ring->id == 0)
-        r = client_fail(UCM_EDISCONNECTED, "the connection broke behind the ring's registration");
-    return r;
+    if (!q) {
+        close(fd);
+        return client_fail(UCM_ENOMEMORY, "no memory for a ring");
+    }
+    q->ring = ring;
+    q->msg = (struct msg_ring_register){.gpu = {spec->gpu, UCM_UUID_BYTES},
+                                        .ipc = {spec->ipc, UCM_MAX_HANDLE_BYTES},
+                                        .offset = spec->offset,
+                                        .slice_bytes = spec->slice_bytes,
+                                        .slices = spec->slices};
+    q->prove_cb = spec->prove_cb;
+    q->prove_ctx = spec->prove_ctx;
+    request.params = &q->msg;
+    client_handle_init(&q->handle, ring->client, &request, register_take_cb);
+    q->handle.fds[0] = fd;
+    q->handle.request.n_fds = 1;
+    q->handle.prove_cb = ring_prove_cb;
+    q->handle.once = true;
+    r = client_handle_open(&q->handle, deadline_ns);
+    if (r)
+        return r;
+    client_handle_drop(&q->handle);
+    return ring->id != 0 ? 0
+                         : client_fail(UCM_EDISCONNECTED,
+                                       "the connection broke behind the ring's registration");
 }
 
 int ucm_ring_register(struct ucm_client *c, const struct ucm_ring_spec *spec, int timeout_ms,
@@ -97,8 +126,8 @@ int ucm_ring_register(struct ucm_client *c, const struct ucm_ring_spec *spec, in
     struct ucm_ring_registration *ring = NULL;
     int fd = -1, r;
 
-    if (!c || !spec || !out || !memory || !spec->gpu || !spec->ipc)
-        return client_fail(UCM_EINVALID, "client, spec, out, memory, gpu or ipc is NULL");
+    if (!c || !spec || !out || !memory || !spec->gpu || !spec->ipc || !spec->prove_cb)
+        return client_fail(UCM_EINVALID, "client, spec, out, memory, gpu, ipc or prove_cb is NULL");
     if (spec->slices < 2 || spec->slices > UCM_MAX_SLICES)
         return client_fail(UCM_EINVALID, "a ring has 2 to %d slices, not %u", UCM_MAX_SLICES,
                            spec->slices);
@@ -109,7 +138,6 @@ int ucm_ring_register(struct ucm_client *c, const struct ucm_ring_spec *spec, in
     if (r)
         return client_leave(c, r);
     r = ring_send(ring, spec, fd, client_deadline(c, timeout_ms));
-    close(fd);
     if (r == 0) {
         *out = ring;
         *memory = ring->memory;

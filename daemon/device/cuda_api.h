@@ -40,6 +40,7 @@
     X(cuMemsetD8Async, 3020)                                                                       \
     X(cuMemFree, 3020)                                                                             \
     X(cuMemcpyHtoDAsync, 3020)                                                                     \
+    X(cuMemcpyDtoHAsync, 3020)                                                                     \
     X(cuMemcpy2DAsync, 3020)                                                                       \
     X(cuMemHostAlloc, 2020)                                                                        \
     X(cuMemFreeHost, 2000)                                                                         \
@@ -48,6 +49,7 @@
     X(cuMemHostGetDevicePointer, 3020)                                                             \
     X(cuMemGetAddressRange, 3020)                                                                  \
     X(cuPointerGetAttribute, 4000)                                                                 \
+    X(cuIpcGetMemHandle, 4010)                                                                     \
     X(cuIpcOpenMemHandle, 11000)                                                                   \
     X(cuIpcCloseMemHandle, 4010)                                                                   \
     X(cuIpcOpenEventHandle, 4010)                                                                  \

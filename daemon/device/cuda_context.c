@@ -172,6 +172,7 @@ int gpu_context_open(struct gpu *g, struct device_job *job)
     /* Roughly: other processes may have taken or freed memory meanwhile. */
     if (before.used_bytes != 0 && after.used_bytes > before.used_bytes)
         atomic_store(&g->context_bytes, after.used_bytes - before.used_bytes);
+    gpu_ipc_learn(g);
     if (g->config.strategy != COPY_SM)
         gpu_calibrate(g, after.driver);
     return 0;

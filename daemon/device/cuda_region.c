@@ -6,130 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- IPC memory ---- */
-
-/* Fills size, and checks that the memory is this GPU's own. */
-static int ipc_inspect(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish *wish,
-                       struct gpu_ipc *ipc)
-{
-    CUdeviceptr base;
-    size_t size;
-    int ordinal = -1;
-    CUresult r =
-        cuda.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ipc->address);
-
-    if (r == CUDA_SUCCESS)
-        r = cuda.cuMemGetAddressRange(&base, &size, ipc->address);
-    if (r != CUDA_SUCCESS)
-        return gpu_refuse(g, job, -EINVAL, r, "the memory of an IPC handle can't be inspected");
-    if (ordinal != g->ordinal)
-        return job_refuse(job, -EINVAL, UCM_WIRE_INVALID, "%s is memory of another GPU",
-                          wish->name);
-    ipc->size = base + size - ipc->address;
-    return 0;
-}
-
-static bool ipc_is_of(const struct gpu_ipc *ipc, const struct worker *worker)
-{
-    return ipc->pid == worker->pid && ipc->start == worker->start;
-}
-
-/* When an allocation is open already, the driver returns it again at the same address. For another
- * process, or a worker that came back with its old pid, that would be memory which it does not own.
- * Comparing addresses is needed because the driver ignores some of a handle's bytes. */
-static int ipc_refuse_foreign(struct gpu *g, struct device_job *job,
-                              const struct gpu_ipc_wish *wish, CUdeviceptr address,
-                              const struct worker *worker)
-{
-    for (struct list *node = g->opened.next; node != &g->opened; node = node->next) {
-        const struct gpu_ipc *other = LIST_ENTRY(node, struct gpu_ipc, link);
-
-        if (other->address == address && !ipc_is_of(other, worker))
-            return job_refuse(
-                job, -EBUSY, UCM_WIRE_BUSY,
-                "%s is still open for another process (%ld); try again when its region is gone",
-                wish->name, (long)other->pid);
-    }
-    return 0;
-}
-
-static int ipc_new(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish *wish,
-                   const struct worker *worker, struct gpu_ipc **out)
-{
-    struct gpu_ipc *ipc = calloc(1, sizeof(*ipc));
-    CUipcMemHandle handle;
-    CUresult r;
-    int rc;
-
-    if (!ipc)
-        return job_refuse(job, -EIO, UCM_WIRE_NO_MEMORY, "no memory for %s", wish->name);
-    memcpy(ipc->bytes, wish->ipc, sizeof(ipc->bytes));
-    memcpy(&handle, ipc->bytes, sizeof(handle));
-    ipc->pid = worker->pid;
-    ipc->start = worker->start;
-    r = cuda.cuIpcOpenMemHandle(&ipc->address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    if (r != CUDA_SUCCESS) {
-        free(ipc);
-        return gpu_refuse(
-            g, job, -EINVAL, r,
-            r == CUDA_ERROR_INVALID_CONTEXT
-                ? "an IPC memory handle can't be opened: its process has the daemon's "
-                  "own number in another pid namespace (give the daemon's container "
-                  "hostPID, or share cuMemCreate memory by descriptor)"
-                : "an IPC memory handle can't be opened");
-    }
-    rc = ipc_refuse_foreign(g, job, wish, ipc->address, worker);
-    if (rc == 0)
-        rc = ipc_inspect(g, job, wish, ipc);
-    if (rc < 0) {
-        (void)cuda.cuIpcCloseMemHandle(ipc->address);
-        free(ipc);
-        return rc;
-    }
-    list_push_back(&g->opened, &ipc->link);
-    *out = ipc;
-    return 0;
-}
-
-void gpu_ipc_put(struct gpu_ipc *ipc)
-{
-    if (--ipc->refs > 0)
-        return;
-    list_remove(&ipc->link);
-    (void)cuda.cuIpcCloseMemHandle(ipc->address);
-    free(ipc);
-}
-
-int gpu_ipc_get(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish *wish,
-                const struct worker *worker, struct gpu_ipc **out)
-{
-    struct gpu_ipc *ipc = NULL;
-    int rc;
-
-    for (struct list *node = g->opened.next; node != &g->opened && !ipc; node = node->next) {
-        struct gpu_ipc *other = LIST_ENTRY(node, struct gpu_ipc, link);
-
-        if (ipc_is_of(other, worker) && memcmp(other->bytes, wish->ipc, sizeof(other->bytes)) == 0)
-            ipc = other;
-    }
-    if (!ipc) {
-        rc = ipc_new(g, job, wish, worker, &ipc);
-        if (rc < 0)
-            return rc;
-    }
-    ipc->refs++;
-    if (wish->offset > ipc->size || wish->bytes > ipc->size - wish->offset) {
-        rc = job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
-                        "%s: offset %" PRIu64 " + bytes %" PRIu64 " pass the %" PRIu64
-                        " bytes of its allocation",
-                        wish->name, wish->offset, wish->bytes, ipc->size);
-        gpu_ipc_put(ipc);
-        return rc;
-    }
-    *out = ipc;
-    return 0;
-}
-
 /* ---- VMM memory ---- */
 
 /* Maps an imported allocation at h->address. map->handle stays the caller's. The driver does not
@@ -205,7 +81,8 @@ static int vmm_open(struct gpu *g, struct device_job *job, uint32_t i, struct gp
 static int map_open(struct gpu *g, struct device_job *job, uint32_t i, struct gpu_region *mapping)
 {
     struct device_handle *h = &job->region->handles[i];
-    struct gpu_ipc_wish wish = {.ipc = h->ipc, .offset = h->offset, .bytes = h->bytes};
+    struct gpu_ipc_wish wish = {
+        .ipc = h->ipc, .offset = h->offset, .bytes = h->bytes, .proof = &job->region->proof};
     struct gpu_map *map = &mapping->maps[i];
     int rc;
 
@@ -270,7 +147,8 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
      * apart, since regions of one worker share memory. */
     if (worker_open(&mapping->worker, region->pid) < 0)
         mapping->worker.start = region->connection;
-    mapping->events_foreign = worker_events_foreign(&mapping->worker);
+    mapping->events_foreign = region->stranger ? "the worker is of another tenant than the daemon"
+                                               : worker_events_foreign(&mapping->worker);
     while (rc == 0 && mapping->n < region->n_handles) {
         rc = map_open(g, job, mapping->n, mapping);
         mapping->n += rc == 0;
@@ -290,7 +168,10 @@ int gpu_region_open(struct gpu *g, struct device_job *job)
 
 /* ---- events ---- */
 
-/* Each dump opens the event again, after the worker recorded it: a worker that destroys an event and
+/* The driver takes numbers of an event's handle as places in the worker's file under /dev/shm: an altered one ends this
+ * process. So events come only from workers that could end it anyway.
+ *
+ * Each dump opens the event again, after the worker recorded it: a worker that destroys an event and
  * creates another may get the same handle bytes, and an old opening could be taken for the new event.
  */
 int gpu_event_open(struct gpu *g, struct device_job *job)

@@ -87,6 +87,7 @@ static int staging_fill(struct gpu *g, struct device_job *job, struct gpu_stagin
     struct gpu_ipc_wish wish = {.ipc = wanted->ipc,
                                 .offset = wanted->offset,
                                 .bytes = wanted->slices * wanted->slice_bytes,
+                                .proof = &wanted->proof,
                                 .name = "the ring's handle"};
     uint32_t random;
     int rc = worker_open(&s->worker, wanted->pid);

@@ -3,6 +3,7 @@
  * README.md in this folder describes how.
  *
  * Promises:
+ * - IPC memory is open only while a worker has it that could write there (struct device_proof).
  * - Nothing is launched outside a region's registered bounds: region_check has checked every
  *   number, and the device checks every block id.
  * - A dump reads only after its event. A dump with an event succeeds only if the worker was alive
@@ -56,6 +57,12 @@ struct device_handle {
     uint64_t address; /* of the mapping, whose first byte is the handle's offset 0; 0: none */
 };
 
+/* What a worker has written over the first bytes of the memory that its IPC handles name, to show that it is its own:
+ * the bytes of a handle can be guessed, and the driver opens them for anybody. */
+struct device_proof {
+    uint8_t nonce[UCM_NONCE_BYTES];
+};
+
 /* Where K lies in the planes of a region, and how it turns. */
 struct device_rope {
     struct ucm_rope_spec spec;
@@ -65,14 +72,16 @@ struct device_rope {
 
 #define DEVICE_ENCODED_ALIGN 16u /* where a section begins in a page */
 
-/* A worker's registered memory. region_check fills it; the caller adds device, pid, connection and
- * peer_fd before OPEN; the device adds addresses. */
+/* A worker's registered memory. region_check fills it; the caller adds device, pid, connection, peer_fd,
+ * proof and stranger before OPEN; the device adds addresses. */
 struct device_region {
     struct device *device;
     pid_t pid;           /* of the worker, as the kernel names it; 0: not visible here */
     uint64_t connection; /* its; the staging ring of the same connection serves it */
     const int *peer_fd;  /* its socket, open until the region is closed, to ask whether the worker
                            hung up; NULL: never ask */
+    struct device_proof proof; /* of its IPC handles */
+    bool stranger;             /* of another tenant than the daemon's own user: it gets no events */
     uint32_t part, blocks;
     struct form pages;         /* what its pages hold */
     bool pool;                 /* its blocks are slots that take any shard: pages.shards is 1 */
@@ -95,13 +104,14 @@ struct device_region {
 };
 
 /* A staging ring: slices of a worker's GPU memory that copies may pass through, and the memory that
- * it shares for that (proto/staging.h). staging_check fills it; the caller adds pid and connection. The
+ * it shares for that (proto/staging.h). staging_check fills it; the caller adds pid, connection and proof. The
  * device trusts nothing in it: a worker that breaks the rules delays its own copies, or gets wrong
  * bytes of its own. */
 struct device_staging {
     pid_t pid;
     uint64_t connection;
     uint8_t ipc[UCM_MAX_HANDLE_BYTES];
+    struct device_proof proof;
     uint64_t offset, slice_bytes;
     uint32_t slices;
     int fd;           /* the shared memory; as a handle's */

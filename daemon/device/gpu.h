@@ -140,6 +140,7 @@ struct gpu {
     bool contended[2]; /* by direction, in this round of the thread: see GPU_FAIR_BYTES */
     struct list waiting;
     struct list opened;   /* IPC memory, struct gpu_ipc */
+    bool ipc_checked;     /* handles are compared with what they name: gpu_ipc_learn */
     struct list stagings; /* struct gpu_staging */
     uint32_t slices;      /* of all staging rings, under way */
     struct gpu_memory memory;
@@ -272,6 +273,33 @@ uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
 /* Enqueues the n extents. After an error nothing of them is under way. */
 CUresult gpu_dma_launch(struct gpu *g, enum ucm_copy_direction direction, uint32_t n);
 
+/* ---- cuda_ipc.c ---- */
+
+/* An opened IPC handle. Many tensors lie in one allocation, so many handles of a worker are the
+ * same bytes with different offsets: opened once, counted. */
+struct gpu_ipc {
+    struct list link;
+    uint8_t bytes[UCM_MAX_HANDLE_BYTES];
+    pid_t pid;
+    uint64_t start; /* of the process: a worker may come back with its old pid and handles */
+    CUdeviceptr address;
+    uint64_t size; /* from address to the allocation's end */
+    uint32_t refs;
+};
+struct gpu_ipc_wish {
+    const uint8_t *ipc;
+    uint64_t offset, bytes;           /* must lie in the allocation */
+    const struct device_proof *proof; /* must stand there */
+    char name[24];                    /* in refusals */
+};
+/* 0 or -errno, job->error filled. */
+int gpu_ipc_get(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish *wish,
+                const struct worker *worker, struct gpu_ipc **out);
+void gpu_ipc_put(struct gpu_ipc *ipc);
+/* Sees whether this driver's handles say how large their memory is, with memory of our own; once, behind
+ * gpu_context_open. */
+void gpu_ipc_learn(struct gpu *g);
+
 /* ---- cuda_region.c ---- */
 
 struct gpu_region {
@@ -292,27 +320,6 @@ struct gpu_region {
         size_t bytes;
     } maps[];
 };
-
-/* An opened IPC handle. Many tensors lie in one allocation, so many handles of a worker are the
- * same bytes with different offsets: opened once, counted. */
-struct gpu_ipc {
-    struct list link;
-    uint8_t bytes[UCM_MAX_HANDLE_BYTES];
-    pid_t pid;
-    uint64_t start; /* of the process: a worker may come back with its old pid and handles */
-    CUdeviceptr address;
-    uint64_t size; /* from address to the allocation's end */
-    uint32_t refs;
-};
-struct gpu_ipc_wish {
-    const uint8_t *ipc;
-    uint64_t offset, bytes; /* must lie in the allocation */
-    char name[24];          /* in refusals */
-};
-/* 0 or -errno, job->error filled. */
-int gpu_ipc_get(struct gpu *g, struct device_job *job, const struct gpu_ipc_wish *wish,
-                const struct worker *worker, struct gpu_ipc **out);
-void gpu_ipc_put(struct gpu_ipc *ipc);
 
 /* Fills the region's planes and mapping. 0 or -errno, job->error filled. */
 int gpu_region_open(struct gpu *g, struct device_job *job);

@@ -59,6 +59,9 @@ static int check_handle(const struct msg_region_register *m, uint32_t i, bool cu
                       h->offset, h->bytes);
     if (h->kind != UCM_HANDLE_CUDA_IPC)
         return check_fd(m, i, fds, n_fds, e);
+    if (h->bytes < UCM_NONCE_BYTES)
+        return REFUSE(e, "handle %u has %" PRIu64 " bytes; a CUDA IPC handle has at least %d", i,
+                      h->bytes, UCM_NONCE_BYTES);
     if (h->ipc.n != UCM_MAX_HANDLE_BYTES)
         return REFUSE(e, "handle %u: ipc has %u bytes; a cudaIpcMemHandle_t has %d", i, h->ipc.n,
                       UCM_MAX_HANDLE_BYTES);

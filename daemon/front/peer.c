@@ -127,6 +127,17 @@ int peer_identify(int fd, const struct config *config, struct peer *peer, struct
     return 0;
 }
 
+bool peer_is_own(const struct peer *peer, const struct config *config)
+{
+    struct ucred cred = {.pid = getpid(), .uid = geteuid(), .gid = getegid()};
+    struct peer own = {.place = PLACE_HERE};
+    char cgroup[PLACE_CGROUP_BYTES];
+
+    place_own_cgroup(cgroup);
+    tenant_find(config, &cred, cgroup, &own);
+    return strcmp(own.tenant, peer->tenant) == 0;
+}
+
 bool peer_stopped(pid_t pid)
 {
     char path[32], text[512], *end;

@@ -189,3 +189,14 @@ enum peer_place place_read(int fd, pid_t pid, char cgroup[PLACE_CGROUP_BYTES])
     close(process);
     return place;
 }
+
+void place_own_cgroup(char cgroup[PLACE_CGROUP_BYTES])
+{
+    int folder = open("/proc/self", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    cgroup[0] = '\0';
+    if (folder < 0)
+        return;
+    cgroup_read(folder, cgroup);
+    close(folder);
+}

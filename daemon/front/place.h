@@ -27,5 +27,7 @@ enum peer_place {
 /* fd: a connected socket; pid: as SO_PEERCRED has it. cgroup: the path of its cgroup, or "" where that
  * is not known; always with PLACE_UNKNOWN. */
 enum peer_place place_read(int fd, pid_t pid, char cgroup[PLACE_CGROUP_BYTES]);
+/* The daemon's own. */
+void place_own_cgroup(char cgroup[PLACE_CGROUP_BYTES]);
 
 #endif

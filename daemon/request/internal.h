@@ -164,6 +164,8 @@ struct session {
     uint32_t n_laters;
     struct list requests;
     uint32_t n_requests;
+    uint8_t nonce[UCM_NONCE_BYTES]; /* of region.challenge */
+    uint64_t nonce_until_ms;        /* uv_now; 0: there is none */
     struct cache_fills fills;
     struct cache_retry retry; /* a closing session with leases left: the next turn of the loop */
     uint8_t ns[];             /* of each namespace's place: enum session_ns */

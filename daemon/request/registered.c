@@ -8,8 +8,13 @@
  * A region sends its close when its last transfer has ended. */
 #include "daemon/request/encoding.h"
 
+#include "daemon/front/peer.h"
+
 #include <assert.h>
 #include <stdlib.h>
+#include <sys/random.h>
+
+#define NONCE_MS 10000 /* how long the answer to region.challenge may be used */
 
 /* ---- requests that wait for a job of the device ---- */
 
@@ -195,6 +200,44 @@ static void opened_cb(struct device_job *job, int status)
         session_settle(s);
 }
 
+/* ---- what IPC handles need ---- */
+
+int method_region_challenge(struct call *call)
+{
+    struct session *s = call->s;
+
+    s->nonce_until_ms = 0;
+    if (getentropy(s->nonce, sizeof(s->nonce)) != 0)
+        return ucm_error_set(&call->error, UCM_WIRE_INTERNAL, "no random number for a nonce");
+    s->nonce_until_ms = uv_now(s->rq->rooms.loop) + NONCE_MS;
+    return call_reply(call, &(struct msg_challenge_r){.nonce = {s->nonce, sizeof(s->nonce)}});
+}
+
+/* The connection's nonce, which serves once. 0, or -code with call->error. */
+static int nonce_take(struct call *call, struct device_proof *out)
+{
+    struct session *s = call->s;
+    uint64_t until_ms = s->nonce_until_ms;
+
+    s->nonce_until_ms = 0;
+    memcpy(out->nonce, s->nonce, sizeof(out->nonce));
+    if (uv_now(s->rq->rooms.loop) < until_ms)
+        return 0;
+    return ucm_error_set(&call->error, UCM_WIRE_DENIED,
+                         "%s: memory by CUDA IPC handle needs region.challenge within the %d s "
+                         "before, and its nonce over "
+                         "the memory's first %d bytes; clients of protocol version 5 do that",
+                         proto_method_name(call->method), NONCE_MS / 1000, UCM_NONCE_BYTES);
+}
+
+static bool has_ipc(const struct msg_region_register *m)
+{
+    for (uint32_t i = 0; i < m->handles.n; i++)
+        if (m->handles.p[i].kind == UCM_HANDLE_CUDA_IPC)
+            return true;
+    return false;
+}
+
 /* ---- register ---- */
 
 /* NULL with call->error. */
@@ -318,6 +361,8 @@ int method_region_register(struct call *call)
     pages.shards = m->pool ? 1 : pages.shards;
     rc = region_check(m, &pages, view ? ns_codec(ns) : NULL, call->fds, call->n_fds, &r->region,
                       &call->error);
+    if (rc == 0 && has_ipc(m))
+        rc = nonce_take(call, &r->region->proof);
     if (rc == 0)
         rc = region_take(call, r);
     if (rc != 0) {
@@ -328,6 +373,7 @@ int method_region_register(struct call *call)
     r->region->pid = s->peer.pid;
     r->region->connection = (uint64_t)(uintptr_t)s;
     r->region->peer_fd = &s->peer.fd;
+    r->region->stranger = !peer_is_own(&s->peer, s->rq->rooms.config);
     return registered_open(call, r, &s->regions, &s->region_names,
                            "this connection has as many regions as one may have");
 }
@@ -343,6 +389,8 @@ int method_ring_register(struct call *call)
     if (!r)
         return -call->error.code;
     rc = staging_check(m, call->fds, call->n_fds, &r->staging, &call->error);
+    if (rc == 0)
+        rc = nonce_take(call, &r->staging->proof);
     if (rc == 0)
         rc = taken_take(
             call, r,

@@ -64,6 +64,8 @@ static int pool_open(struct fetch *f)
         if (gpu_open(&f->gpu, pool_bytes(f)) < 0)
             return bench_fail(BENCH_FAILED, "%s", f->gpu.why);
         memcpy(memory.ipc, f->gpu.ipc, sizeof memory.ipc);
+        memory.prove_cb = gpu_prove_cb;
+        memory.prove_ctx = &f->gpu;
         return pool_register(f, &memory);
     }
     memory.kind = UCM_MEMORY_MEMFD;

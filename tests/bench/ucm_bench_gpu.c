@@ -104,6 +104,31 @@ int gpu_read(struct gpu *g, void *to, size_t bytes)
     return gpu_check(g, "cuMemcpyDtoH", bench_cuda.to_host(to, g->memory, bytes));
 }
 
+/* In a stream of its own: those of the bench may wait for a load. */
+static int prove(struct gpu *g, cuda_address at, const uint8_t *nonce, void *stream)
+{
+    int r = nonce ? bench_cuda.to_host_async(g->kept, at, sizeof g->kept, stream) : 0;
+
+    if (r == 0)
+        r = bench_cuda.to_device_async(at, nonce ? nonce : g->kept, sizeof g->kept, stream);
+    return r == 0 ? bench_cuda.stream_synchronize(stream) : r;
+}
+
+int gpu_prove_cb(void *ctx, uint64_t offset, const uint8_t *nonce)
+{
+    struct gpu *g = ctx;
+    void *stream;
+    int r = bench_cuda.context_set(g->context);
+
+    if (r == 0)
+        r = bench_cuda.stream_create(&stream, BENCH_STREAM_NON_BLOCKING);
+    if (r != 0)
+        return r;
+    r = prove(g, g->memory + offset, nonce, stream);
+    (void)bench_cuda.stream_destroy(stream);
+    return r;
+}
+
 int gpu_current(struct gpu *g)
 {
     return gpu_check(g, "cuCtxSetCurrent", bench_cuda.context_set(g->context));

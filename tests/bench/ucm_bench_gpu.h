@@ -15,7 +15,8 @@ struct gpu {
     unsigned long long memory; /* device address */
     uint8_t ipc[64];           /* cudaIpcMemHandle_t */
     uint8_t uuid[16];
-    char why[200]; /* of a failure */
+    uint8_t kept[16]; /* gpu_prove_cb's */
+    char why[200];    /* of a failure */
 };
 
 /* Takes `bytes` on the first GPU, or on that of a number. 0, or -1 with g->why and nothing held. */
@@ -25,6 +26,8 @@ void gpu_close(struct gpu *g); /* one that is not open is fine */
 /* Copies the whole allocation; done when it returns. 0, or -1 with g->why. */
 int gpu_write(struct gpu *g, const void *from, size_t bytes);
 int gpu_read(struct gpu *g, void *to, size_t bytes);
+/* For struct ucm_memory: the allocation is the calling process's. ctx: the struct gpu; any thread. */
+int gpu_prove_cb(void *ctx, uint64_t offset, const uint8_t *nonce);
 /* Makes it the calling thread's. */
 int gpu_current(struct gpu *g);
 int gpu_count(void); /* how many there are; while one is open */

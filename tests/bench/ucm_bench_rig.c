@@ -169,6 +169,8 @@ static int open_gpu(struct rig *rig, const struct rig_options *o)
         goto err_after_memory;
     }
     memcpy(memory.ipc, rig->gpu.ipc, sizeof memory.ipc);
+    memory.prove_cb = gpu_prove_cb;
+    memory.prove_ctx = &rig->gpu;
     rc = o->companion ? open_companion(rig, o->encoding) : 0;
     if (rc == 0)
         rc = register_region(rig, &memory);

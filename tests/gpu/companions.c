@@ -18,6 +18,7 @@ struct companions_ring {
 VISIBLE struct companions_ring *companions_open(const uint8_t *uuid, uint64_t slice_bytes,
                                                 uint32_t slices, uint8_t *ipc, uint64_t *offset,
                                                 int *fd);
+VISIBLE int companions_prove(struct companions_ring *ring, const uint8_t *nonce);
 VISIBLE void companions_serve(struct companions_ring *ring);
 VISIBLE int companions_region(struct companions_ring *ring, const struct ucm_copy_plane *planes,
                               uint32_t n_planes, uint32_t blocks,
@@ -48,6 +49,12 @@ err:
         close(*fd);
     free(ring);
     return NULL;
+}
+
+/* 0 or a CUDA error. */
+int companions_prove(struct companions_ring *ring, const uint8_t *nonce)
+{
+    return (int)companion_prove(&ring->companion, nonce);
 }
 
 /* The daemon has answered: orders come from now on. */

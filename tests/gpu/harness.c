@@ -293,6 +293,7 @@ int region_open(struct test_device *t, const struct test_layout *layout, pid_t p
                 const uint8_t *ipc, int fd, uint64_t offset, uint64_t bytes,
                 struct device_region **out, struct ucm_error *error)
 {
+    struct test_proof proof;
     struct device_region *r;
     struct test_job j;
     int rc = region_make(t, layout, pid, ipc, fd, offset, bytes, &r);
@@ -300,7 +301,9 @@ int region_open(struct test_device *t, const struct test_layout *layout, pid_t p
     if (rc < 0)
         return rc;
     job_init(&j, DEVICE_OPEN, r, NULL, 0);
+    proof_write(t, r, &proof);
     rc = job_run(t, &j);
+    proof_undo(t, r, &proof);
     *error = j.job.error;
     if (rc < 0) {
         region_free(r);

@@ -49,6 +49,7 @@ struct test_device {
     uint64_t slots_bytes;
     unsigned failures;
     char why[256];
+    bool proves_nothing; /* regions open without the worker's proof */
 };
 
 /* UCM_TEST_NO_BATCHES: copies as with a driver before CUDA 13. */
@@ -90,6 +91,15 @@ int region_open(struct test_device *t, const struct test_layout *layout, pid_t p
                 const uint8_t *ipc, int fd, uint64_t offset, uint64_t bytes,
                 struct device_region **out, struct ucm_error *error);
 void region_shut(struct test_device *t, struct device_region *r);
+
+/* What a worker does before and behind an OPEN of its region: it shows that the memory of its IPC handles, one
+ * allocation, is its own. Done from here, where the handle opens. */
+struct test_proof {
+    bool written;
+    uint8_t kept[16][UCM_NONCE_BYTES];
+};
+void proof_write(const struct test_device *t, struct device_region *r, struct test_proof *p);
+void proof_undo(const struct test_device *t, const struct device_region *r, struct test_proof *p);
 
 struct test_job {
     struct device_job job;

@@ -79,6 +79,24 @@ bool companion(void)
     return staged() || strategy_is("dma+ring");
 }
 
+/* In a stream of its own: those of the test may wait for a load. */
+static int prove_cb(void *ctx, uint64_t offset, const uint8_t *nonce)
+{
+    struct worker *w = (struct worker *)ctx;
+    uint8_t *at = (uint8_t *)w->kv + offset;
+    cudaStream_t stream;
+    cudaError_t r = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+
+    if (r == cudaSuccess && nonce)
+        r = cudaMemcpyAsync(w->kept, at, sizeof(w->kept), cudaMemcpyDeviceToHost, stream);
+    if (r == cudaSuccess)
+        r = cudaMemcpyAsync(at, nonce ? nonce : w->kept, sizeof(w->kept), cudaMemcpyHostToDevice, stream);
+    if (r == cudaSuccess)
+        r = cudaStreamSynchronize(stream);
+    (void)cudaStreamDestroy(stream);
+    return r;
+}
+
 static int region_register(struct worker *w, const struct ucm_region_spec *spec)
 {
     uint64_t address = (uint64_t)w->kv;
@@ -108,6 +126,8 @@ void worker_register(struct worker *w)
     memory.kind = UCM_MEMORY_CUDA_IPC;
     memory.bytes = w->bytes;
     memcpy(memory.ipc, &handle, sizeof(memory.ipc));
+    memory.prove_cb = prove_cb;
+    memory.prove_ctx = w;
     for (unsigned p = 0; p < planes.size(); p++) {
         planes[p] = {};
         planes[p].offset = (uint64_t)p * BLOCKS * CHUNK;

@@ -57,37 +57,90 @@ static CUresult gpu_find(const uint8_t uuid[UCM_UUID_BYTES], CUdevice *dev)
     return r == CUDA_SUCCESS ? CUDA_ERROR_INVALID_DEVICE : r;
 }
 
+/* A handle's memory, open beside the device's own opening. */
+struct opened {
+    CUdevice dev;
+    CUdeviceptr at;
+};
+
+static CUresult memory_open(const struct test_device *t, const uint8_t *ipc, struct opened *o)
+{
+    CUipcMemHandle handle;
+    CUcontext context;
+    CUresult r = gpu_find(t->uuid, &o->dev);
+
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuDevicePrimaryCtxRetain(&context, o->dev);
+    if (r != CUDA_SUCCESS)
+        return r;
+    memcpy(&handle, ipc, sizeof(handle));
+    r = cuda.cuCtxSetCurrent(context);
+    if (r == CUDA_SUCCESS)
+        r = cuda.cuIpcOpenMemHandle(&o->at, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    if (r != CUDA_SUCCESS) {
+        (void)cuda.cuCtxSetCurrent(NULL);
+        (void)cuda.cuDevicePrimaryCtxRelease(o->dev);
+    }
+    return r;
+}
+
+static CUresult memory_close(const struct opened *o)
+{
+    CUresult r = cuda.cuIpcCloseMemHandle(o->at);
+
+    (void)cuda.cuCtxSetCurrent(NULL);
+    (void)cuda.cuDevicePrimaryCtxRelease(o->dev);
+    return r;
+}
+
 /* initcheck sees what this process writes: neither what the worker's kernels gather, nor what a
  * batch of the driver's copies. So slices are cleared here once, where the device has them mapped.
  */
 static CUresult slices_clear(const struct test_device *t, const struct ring_of *of)
 {
-    CUipcMemHandle handle;
-    CUcontext context;
-    CUdeviceptr at;
-    CUdevice dev;
-    CUresult r = gpu_find(t->uuid, &dev), closed;
+    struct opened o;
+    CUresult r = memory_open(t, of->ring.ipc, &o), closed;
 
     if (r != CUDA_SUCCESS)
         return r;
-    r = cuda.cuDevicePrimaryCtxRetain(&context, dev);
-    if (r != CUDA_SUCCESS)
-        return r;
-    memcpy(&handle, of->ring.ipc, sizeof(handle));
-    r = cuda.cuCtxSetCurrent(context);
+    r = cuda.cuMemsetD8Async(o.at + of->ring.offset, 0, STAGING_SLICES * STAGING_SLICE_BYTES, NULL);
     if (r == CUDA_SUCCESS)
-        r = cuda.cuIpcOpenMemHandle(&at, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    if (r == CUDA_SUCCESS) {
-        r = cuda.cuMemsetD8Async(at + of->ring.offset, 0, STAGING_SLICES * STAGING_SLICE_BYTES,
-                                 NULL);
-        if (r == CUDA_SUCCESS)
-            r = cuda.cuStreamSynchronize(NULL);
-        closed = cuda.cuIpcCloseMemHandle(at);
-        r = r == CUDA_SUCCESS ? closed : r;
-    }
-    (void)cuda.cuCtxSetCurrent(NULL);
-    (void)cuda.cuDevicePrimaryCtxRelease(dev);
-    return r;
+        r = cuda.cuStreamSynchronize(NULL);
+    closed = memory_close(&o);
+    return r == CUDA_SUCCESS ? closed : r;
+}
+
+void proof_write(const struct test_device *t, struct device_region *r, struct test_proof *p)
+{
+    struct opened o;
+    CUresult rc = CUDA_SUCCESS;
+
+    memcpy(r->proof.nonce, test_nonce, sizeof(test_nonce));
+    p->written = false;
+    if (t->proves_nothing || r->n_handles > 16 || r->handles[0].kind != UCM_HANDLE_CUDA_IPC ||
+        memory_open(t, r->handles[0].ipc, &o) != CUDA_SUCCESS)
+        return;
+    for (uint32_t i = 0; rc == CUDA_SUCCESS && i < r->n_handles; i++)
+        rc = cuda.cuMemcpyDtoHAsync(p->kept[i], o.at + r->handles[i].offset, UCM_NONCE_BYTES, NULL);
+    for (uint32_t i = 0; rc == CUDA_SUCCESS && i < r->n_handles; i++)
+        rc = cuda.cuMemcpyHtoDAsync(o.at + r->handles[i].offset, test_nonce, UCM_NONCE_BYTES, NULL);
+    if (rc == CUDA_SUCCESS)
+        rc = cuda.cuStreamSynchronize(NULL);
+    p->written = memory_close(&o) == CUDA_SUCCESS && rc == CUDA_SUCCESS;
+}
+
+void proof_undo(const struct test_device *t, const struct device_region *r, struct test_proof *p)
+{
+    struct opened o;
+    CUresult rc = CUDA_SUCCESS;
+
+    if (!p->written || memory_open(t, r->handles[0].ipc, &o) != CUDA_SUCCESS)
+        return;
+    for (uint32_t i = 0; rc == CUDA_SUCCESS && i < r->n_handles; i++)
+        rc = cuda.cuMemcpyHtoDAsync(o.at + r->handles[i].offset, p->kept[i], UCM_NONCE_BYTES, NULL);
+    if (rc == CUDA_SUCCESS)
+        rc = cuda.cuStreamSynchronize(NULL);
+    CHECK(memory_close(&o) == CUDA_SUCCESS && rc == CUDA_SUCCESS, "the first bytes are put back");
 }
 
 static void ring_open(struct test_device *t, struct ring_of *of)
@@ -106,6 +159,7 @@ static void ring_open(struct test_device *t, struct ring_of *of)
                                        .slices = STAGING_SLICES,
                                        .fd = w->fd};
     memcpy(of->ring.ipc, w->reply.handle, sizeof(of->ring.ipc));
+    memcpy(of->ring.proof.nonce, test_nonce, sizeof(test_nonce));
     w->fd = -1;
     if (CHECK(ring_job(t, DEVICE_OPEN, &of->ring) == 0, "its ring opens") &&
         CHECK(slices_clear(t, of) == CUDA_SUCCESS, "its slices are cleared"))

@@ -13,6 +13,8 @@ int worker_ring_make(const uint8_t uuid[16], uint8_t ipc[64], uint64_t *offset, 
 {
     CUresult r = companion_init(&companion, uuid, STAGING_SLICE_BYTES, STAGING_SLICES);
 
+    if (r == CUDA_SUCCESS)
+        r = companion_prove(&companion, test_nonce);
     if (r != CUDA_SUCCESS)
         return (int)r;
     *fd = memfd_create("ring", MFD_ALLOW_SEALING);

@@ -17,11 +17,14 @@ struct worker_region {
     struct ucm_copy_plane planes[128];
 };
 
+/* Of all registrations of the tests. */
+static const uint8_t test_nonce[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Makes ring and companion. 0 or a CUDA error; *fd is the shared memory. */
+/* Makes ring and companion; the first slice begins with test_nonce. 0 or a CUDA error; *fd is the shared memory. */
 int worker_ring_make(const uint8_t uuid[16], uint8_t ipc[64], uint64_t *offset, int *fd);
 /* Orders are served from now on: the test has opened the ring. */
 void worker_ring_serve(void);

@@ -73,6 +73,8 @@ class Ring:
         ipc, offset, fd = (c_char * 64)(), c_uint64(), c_int(-1)
         self.ring = self.lib.companions_open(DRIVER.uuid, c_uint64(SLICE), SLICES, ipc, byref(offset), byref(fd))
         assert self.ring, "no companion"
+        rc = self.lib.companions_prove(c_void_p(self.ring), client.call("region.challenge")["nonce"])
+        assert rc == 0, f"companion: {rc}"
         try:
             client.call("ring.register", [fd.value], gpu=DRIVER.uuid, ipc=bytes(ipc), offset=offset.value, slice_bytes=SLICE,
                         slices=SLICES)
@@ -94,6 +96,11 @@ def register(client, size, ring, spec, planes, blocks, **more):
     if ring and spec is not None:
         client.ring = getattr(client, "ring", None) or Ring(client)
         number = client.ring.add(memory, planes, blocks, spec)
-    region = client.call("region.register", device="cuda", gpu=DRIVER.uuid, planes=planes, blocks=blocks, ring_region=number,
-                         handles=[{"kind": 1, "bytes": size, "offset": memory.offset, "ipc": memory.ipc}], **more)
+    kept = memory[:16]
+    memory[:16] = client.call("region.challenge")["nonce"]
+    try:
+        region = client.call("region.register", device="cuda", gpu=DRIVER.uuid, planes=planes, blocks=blocks, ring_region=number,
+                             handles=[{"kind": 1, "bytes": size, "offset": memory.offset, "ipc": memory.ipc}], **more)
+    finally:
+        memory[:16] = kept
     return memory, region["region"]

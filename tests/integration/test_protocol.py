@@ -158,7 +158,7 @@ class Frames(Case):
         client = self.client(hello=False)
         hello = {"version_min": 1, "version_max": 1, "client": "second"}
         self.refused(INVALID, client.call, "health")
-        self.refused(UNSUPPORTED, client.call, "hello", **dict(hello, version_min=5, version_max=7))
+        self.refused(UNSUPPORTED, client.call, "hello", **dict(hello, version_min=6, version_max=7))
         for wrong in ({"client": ""}, {"client": "a\x85"}, {"client": "a\n"}, {"client": b"a"}, {"version_min": 1.0}):
             self.refused(INVALID, client.call, "hello", **dict(hello, **wrong))
         answer = client.call("hello", **dict(hello, version_max=(1 << 32) - 1, client="\u00fc" * 128))
@@ -244,7 +244,7 @@ class Requests(Case):
             "share.collect": {}, "config.reload": {}, "config.get": {}, "key.list": {}, "key.reload": {},
             "bypass": {}, "trace": {"op": 1},
             "tenant.list": {}, "tenant.set": {"tenant": "uid:7", "settings": "weight=100"}, "tenant.reset": {"tenant": "uid:7"},
-            "region.unregister": {"region": region.number},
+            "region.unregister": {"region": region.number}, "region.challenge": {},
             "ring.register": {"gpu": bytes(16), "ipc": bytes(64), "slice_bytes": 1 << 20, "slices": 4},
             "ring.unregister": {"ring": 1},
             "encoding.open": {"ns": ns, "encoding": "fp8", "dtype": "bf16", "k": [16, 1, 64], "v": [16, 1, 64]},

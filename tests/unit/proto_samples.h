@@ -96,6 +96,7 @@ static const struct msg_region_register sample_region_register = {
     .rope_whole = true,
 };
 static const struct msg_region sample_region = {.region = 5};
+static const struct msg_challenge_r sample_challenge_r = {.nonce = SAMPLE_BIN(sample_uuid)};
 static const struct msg_ring_register sample_ring_register = {
     .gpu = SAMPLE_BIN(sample_uuid),
     .ipc = SAMPLE_BIN(sample_ipc),
@@ -367,6 +368,7 @@ static const struct proto_sample proto_samples[] = {
     SAMPLE(ns_open_r),
     SAMPLE(region_register),
     SAMPLE(region),
+    SAMPLE(challenge_r),
     SAMPLE(lookup),
     SAMPLE(lookup_r),
     SAMPLE(release),

@@ -149,6 +149,7 @@ Test(proto_docs, every_limit_is_told)
         {"planes of a region", UCM_MAX_PLANES},
         {"handles of a region", UCM_MAX_HANDLES},
         {"bytes of a CUDA IPC handle", UCM_MAX_HANDLE_BYTES},
+        {"bytes of a nonce", UCM_NONCE_BYTES},
         {"rows of a selection", UCM_MAX_SELECT_ROWS},
         {"blocks of a chain", UCM_MAX_CHAIN_BLOCKS},
         {"milliseconds of a deadline", UCM_DEADLINE_MS},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable
-from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 SONAME = "libucmclient.so.0"
@@ -76,6 +76,10 @@ class EncodingInfo(Structure):
     _fields_ = [("form", EncodedForm), ("plain_bytes", c_uint64), ("coded_bytes", c_uint64)]
 
 
+#: ucm_prove_cb
+Prove = CFUNCTYPE(c_int, c_void_p, c_uint64, c_void_p)
+
+
 class Memory(Structure):
     _fields_ = [
         ("kind", c_int),
@@ -83,6 +87,8 @@ class Memory(Structure):
         ("offset", c_uint64),
         ("fd", c_int),
         ("ipc", c_uint8 * 64),
+        ("prove_cb", Prove),
+        ("prove_ctx", c_void_p),
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional
@@ -82,6 +82,9 @@ class Memory:
     offset: int = 0
     fd: int = -1
     ipc: bytes = b""
+    #: CUDA_IPC: prove(offset, nonce) writes 16 bytes over those from byte `offset` of the allocation on, and prove(offset, None) puts
+    #: these back (ucm_prove_cb of ucmclient.h). cuda_allocation has it.
+    prove: Optional[Callable[[int, Optional[bytes]], None]] = None
     #: An object to keep alive while the region is registered.
     owner: Any = None
 

@@ -5,11 +5,13 @@ Copies no bytes and does not import torch. A tensor is anything with data_ptr(),
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import time
 import weakref
+from collections.abc import Iterator
 from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
 from functools import lru_cache
 from typing import Any, Optional
@@ -96,6 +98,9 @@ _DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _POSIX_FD = 1  # CUmemAllocationHandleType
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_PROOF = 16  # bytes
 
 
 class _Uuid(ctypes.Structure):
@@ -173,6 +178,55 @@ def _descriptor(pointer: int) -> Optional[int]:
     return fd.value
 
 
+class _Proof:
+    """Memory.prove of an allocation: shows the daemon that it is this process's."""
+
+    def __init__(self, base: int, context: Optional[int]):
+        self._base, self._context = base, context
+        self._kept: dict[int, list[bytes]] = {}
+
+    def __call__(self, offset: int, nonce: Optional[bytes]) -> None:
+        kept, at = self._kept.setdefault(offset, []), c_uint64(self._base + offset)
+        with _stream(self._context) as stream:
+            if nonce is None:
+                self._write(at, kept.pop(), stream)
+                return
+            old = (c_char * _PROOF)()
+            _call("cuMemcpyDtoHAsync_v2", old, at, c_size_t(_PROOF), stream)
+            _call("cuStreamSynchronize", stream)
+            self._write(at, nonce, stream)
+            kept.append(old.raw)
+
+    def _write(self, at: c_uint64, data: bytes, stream: c_void_p) -> None:
+        _call("cuMemcpyHtoDAsync_v2", at, data, c_size_t(_PROOF), stream)
+        _call("cuStreamSynchronize", stream)
+
+
+@lru_cache(maxsize=None)
+def _proof(base: int, context: Optional[int]) -> _Proof:
+    """One for the life of the process: a client may call it at any reconnect."""
+    return _Proof(base, context)
+
+
+@contextlib.contextmanager
+def _stream(context: Optional[int]) -> Iterator[c_void_p]:
+    """A stream that waits for no other: the engine's may wait for a load. Disturbs no capture of a graph."""
+    stream, popped, mode = c_void_p(), c_void_p(), c_int(_RELAXED)
+    _call("cuCtxPushCurrent_v2", c_void_p(context))
+    try:
+        _call("cuThreadExchangeStreamCaptureMode", byref(mode))
+        try:
+            _call("cuStreamCreate", byref(stream), _NON_BLOCKING)
+            try:
+                yield stream
+            finally:
+                _call("cuStreamDestroy_v2", stream)
+        finally:
+            _call("cuThreadExchangeStreamCaptureMode", byref(mode))
+    finally:
+        _call("cuCtxPopCurrent_v2", byref(popped))
+
+
 def cuda_allocation(pointer: int) -> tuple[Memory, int, bytes]:
     """The allocation that contains `pointer`, its first address, and the UUID of its GPU. The calling thread needs a
     CUDA context, which torch creates."""
@@ -185,7 +239,8 @@ def cuda_allocation(pointer: int) -> tuple[Memory, int, bytes]:
         return Memory(MemoryKind.CUDA_FD, whole.value, 0, fd, owner=_Descriptor(fd)), base.value, uuid
     ipc = (c_char * 64)()
     _call("cuIpcGetMemHandle", byref(ipc), c_uint64(base.value))
-    return Memory(MemoryKind.CUDA_IPC, whole.value, ipc=bytes(ipc)), base.value, uuid
+    proof = _proof(base.value, current_context())
+    return Memory(MemoryKind.CUDA_IPC, whole.value, ipc=bytes(ipc), prove=proof), base.value, uuid
 
 
 def _containing(pointer: int) -> Optional[SharedMemory]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import threading
 from collections.abc import Sequence
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
@@ -89,6 +90,37 @@ class Rope:
         )
 
 
+class _Proofs:
+    """What the library calls, by the number that it calls it by: it may do so until the region is unregistered, or its client closed, and
+    nobody tells when a client registers again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: dict[Any, int] = {}
+        self._calls: dict[int, Any] = {}
+
+    def keep(self, prove: Any) -> int:
+        with self._lock:
+            number = self._numbers.setdefault(prove, len(self._numbers) + 1)
+            self._calls[number] = prove
+            return number
+
+    def call(self, number: int, offset: int, nonce: Optional[bytes]) -> None:
+        self._calls[number](offset, nonce)
+
+
+_proofs = _Proofs()
+
+
+@native.Prove
+def _prove(number: int, offset: int, nonce: Optional[int]) -> int:
+    try:
+        _proofs.call(number, offset, ctypes.string_at(nonce, 16) if nonce else None)
+    except Exception:  # the library says that it failed
+        return 1
+    return 0
+
+
 def region_spec(
     memory: Sequence[Memory],
     planes: Sequence[Plane],
@@ -106,6 +138,8 @@ def region_spec(
         if len(of.ipc) not in (0, 64):
             raise ValueError(f"a CUDA IPC handle has 64 bytes, {len(of.ipc)} were given")
         ctypes.memmove(to.ipc, of.ipc, len(of.ipc))
+        if of.prove is not None:
+            to.prove_cb, to.prove_ctx = _prove, _proofs.keep(of.prove)
     native_planes = (native.Plane * len(planes))(
         *((p.memory, p.offset, p.stride, p.chunk_bytes, p.shard) for p in planes)
     )

@@ -555,7 +555,7 @@ class Generator:
                               ("verify", {"ns": number}), ("namespace.list", {}), ("tenant.list", {}), ("stats", {}), ("health", {}),
                               ("key.list", {}), ("events.list", {"ns": number}), ("config.get", {}),
                               ("lookup", {"ns": number, "keys": {"keys": [0, 1, 2]}}), ("hints.open", {"ns": number}),
-                              ("hello", {"version_min": 1, "version_max": some(1, 2, 4), "client": "again"}))
+                              ("hello", {"version_min": 1, "version_max": some(1, 2, 5), "client": "again"}))
         self.call(conn, method, **params)
 
     def act_events(self, conn):
@@ -586,7 +586,9 @@ class Generator:
         self.add("rekey", conn)
 
     def act_ring(self, conn):
-        if self.chance(0.5):
+        if self.chance(0.3):
+            self.call(conn, "region.challenge")
+        elif self.chance(0.5):
             self.call(conn, "ring.register", gpu={"hex": "00" * 16}, ipc={"hex": "00" * 64}, slice_bytes=1 << 16, slices=2)
         else:
             self.call(conn, "ring.unregister", ring=1)

@@ -79,7 +79,7 @@ TIMED = {"prefetch", "digest.build", "chain.append", "chain.prefetch"}  # they t
 
 # What act_* and the words above may call: docs/protocol.md has the methods, and test_live.py compares.
 METHODS = {
-    "hello", "namespace.open", "region.register", "region.unregister", "ring.register", "ring.unregister", "lookup", "release",
+    "hello", "namespace.open", "region.register", "region.unregister", "region.challenge", "ring.register", "ring.unregister", "lookup", "release",
     "prefetch", "load", "dump", "cancel", "pin", "unpin", "evict", "stats", "health", "namespace.list", "namespace.purge", "ls",
     "inspect", "verify", "share.collect", "trace", "digest.open", "digest.build", "chain.open", "chain.append", "chain.close",
     "select", "chain.prefetch", "encoding.open", "window.open", "window.pin", "window.unpin", "window.release", "window.close",

@@ -12,7 +12,7 @@ import time
 import msgpack
 
 WAIT_S = float(os.environ.get("FUZZ_WAIT_S", "120"))
-HANDSHAKE = {"version_min": 1, "version_max": 4, "client": "fuzz"}
+HANDSHAKE = {"version_min": 1, "version_max": 5, "client": "fuzz"}
 
 
 class Gone(Exception):

@@ -17,10 +17,12 @@
 #define INVALID 1
 
 typedef unsigned long long pointer;
+/* bytes, pages and offset where driver 580 has them. */
 typedef struct {
     int pid, fd;
-    uint64_t bytes;
-    char rest[48];
+    uint64_t none, bytes;
+    unsigned pages, offset;
+    char rest[32];
 } handle;
 /* CUDA_MEMCPY2D */
 typedef struct {
@@ -114,6 +116,29 @@ int cuCtxSetCurrent(void *context)
     return 0;
 }
 
+int cuCtxGetCurrent(void **context)
+{
+    *context = allocation;
+    return 0;
+}
+
+int cuCtxPushCurrent_v2(void *context)
+{
+    return context == allocation ? 0 : INVALID;
+}
+
+int cuCtxPopCurrent_v2(void **context)
+{
+    *context = allocation;
+    return 0;
+}
+
+int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    *mode = 0;
+    return 0;
+}
+
 int cuCtxSynchronize(void)
 {
     return 0;
@@ -192,10 +217,16 @@ int cuMemGetAddressRange_v2(pointer *base, size_t *bytes, pointer p)
     return 0;
 }
 
+/* The ordinal, or that it is memory of a GPU. */
 int cuPointerGetAttribute(void *out, int attribute, pointer p)
 {
-    memset(out, 0, sizeof(int)); /* the ordinal */
+    *(int *)out = attribute == 2 ? 2 : 0;
     return find(p) < 0 ? INVALID : 0;
+}
+
+int cuMemRetainAllocationHandle(pointer *h, void *p)
+{
+    return INVALID;
 }
 
 int cuIpcGetMemHandle(handle *h, pointer p)
@@ -204,7 +235,10 @@ int cuIpcGetMemHandle(handle *h, pointer p)
 
     if (i < 0)
         return INVALID;
-    *h = (handle){.pid = getpid(), .fd = allocation[i].fd, .bytes = allocation[i].bytes};
+    *h = (handle){.pid = getpid(),
+                  .fd = allocation[i].fd,
+                  .bytes = allocation[i].bytes,
+                  .pages = (unsigned)((allocation[i].bytes + 4095) / 4096)};
     return 0;
 }
 
@@ -255,9 +289,30 @@ int cuMemcpyDtoH_v2(void *to, pointer from, size_t bytes)
     return 0;
 }
 
-int cuMemcpyHtoDAsync(pointer to, const void *from, size_t bytes, void *stream)
+int cuMemcpyHtoDAsync_v2(pointer to, const void *from, size_t bytes, void *stream)
 {
     return cuMemcpyHtoD_v2(to, from, bytes);
+}
+
+int cuMemcpyDtoHAsync_v2(void *to, pointer from, size_t bytes, void *stream)
+{
+    return cuMemcpyDtoH_v2(to, from, bytes);
+}
+
+int cuStreamCreate(void **stream, unsigned flags)
+{
+    *stream = allocation;
+    return 0;
+}
+
+int cuStreamDestroy_v2(void *stream)
+{
+    return 0;
+}
+
+int cuStreamSynchronize(void *stream)
+{
+    return 0;
 }
 
 int cuMemcpy2DAsync(const copy_2d *c, void *stream)

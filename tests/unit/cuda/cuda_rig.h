@@ -167,15 +167,43 @@ static inline int job_wait_passing(struct test_job *j)
     return job_wait(j);
 }
 
+/* The worker's proof for one OPEN: where it stands, and what stood there. */
+struct proof_place {
+    uint8_t *at; /* NULL: the handle is none */
+    uint8_t kept[UCM_NONCE_BYTES];
+};
+
+/* Of the next registrations. */
+static uint8_t nonce[UCM_NONCE_BYTES] = "a nonce of tests";
+static bool unproven; /* the worker writes none */
+
+static inline void proof_write(struct proof_place *p, const uint8_t *ipc, uint64_t offset)
+{
+    p->at = unproven ? NULL : fake_cuda_memory_of(ipc);
+    if (!p->at)
+        return;
+    p->at += offset;
+    memcpy(p->kept, p->at, sizeof(p->kept));
+    memcpy(p->at, nonce, sizeof(p->kept));
+}
+
 static inline int control(enum device_op op, struct device_region *region,
                           struct device_staging *ring, struct ucm_error *e)
 {
     struct device *device = region ? region->device : gpu;
     struct test_job j = {.job = {.op = op, .region = region, .staging = ring}};
+    struct proof_place p = {NULL};
     int rc;
 
+    if (op == DEVICE_OPEN && region)
+        proof_write(&p, region->handles[0].ipc, region->handles[0].offset);
+    if (op == DEVICE_OPEN && ring)
+        proof_write(&p, ring->ipc, ring->offset);
+    memcpy(region ? region->proof.nonce : ring->proof.nonce, nonce, sizeof(nonce));
     job_submit(&j, device);
     rc = job_wait(&j);
+    if (p.at)
+        memcpy(p.at, p.kept, sizeof(p.kept));
     *e = j.job.error;
     return rc;
 }

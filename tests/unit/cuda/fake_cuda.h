@@ -66,6 +66,10 @@ bool fake_cuda_registered_together(void);
 /* A registration does not end before this is called with false. How many have begun so far. */
 void fake_cuda_hold_registrations(bool hold);
 unsigned fake_cuda_registrations(void);
+/* Where the memory of a handle begins; NULL: it is none, or is freed. */
+uint8_t *fake_cuda_memory_of(const uint8_t handle[64]);
+/* Memory's handles don't say how large it is, as those of an unknown driver. */
+void fake_cuda_handles_unlike(bool unlike);
 /* GPUs then have compute capability 9.0 and so many clusters at once; 0, at first: none. */
 void fake_cuda_clusters(int at_once);
 

@@ -133,6 +133,24 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevic
     return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static atomic_bool handles_unlike;
+
+void fake_cuda_handles_unlike(bool unlike)
+{
+    atomic_store(&handles_unlike, unlike);
+}
+
+/* As handles of driver 580 have them: the size, and the 4 KiB pages of the block, where memory lies at offset 0. */
+static void handle_sizes(uint8_t *handle, uint64_t size)
+{
+    uint32_t pages = (uint32_t)((size + 4095) / 4096);
+
+    if (atomic_load(&handles_unlike))
+        return;
+    memcpy(handle + 16, &size, sizeof(size));
+    memcpy(handle + 24, &pages, sizeof(pages));
+}
+
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 {
     struct memory *m;
@@ -143,7 +161,19 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
     if (!m)
         return CUDA_ERROR_INVALID_VALUE;
     fake_cuda_handle_fill((uint8_t *)handle, FAKE_HANDLE_MEMORY, m->base);
+    handle_sizes((uint8_t *)handle, m->size);
     return CUDA_SUCCESS;
+}
+
+uint8_t *fake_cuda_memory_of(const uint8_t handle[64])
+{
+    uint8_t *base = fake_cuda_handle_of(handle, FAKE_HANDLE_MEMORY);
+    struct memory *m;
+
+    pthread_mutex_lock(&mutex);
+    m = base ? memory_at((uint64_t)(uintptr_t)base) : NULL;
+    pthread_mutex_unlock(&mutex);
+    return m && !m->freed ? base : NULL;
 }
 
 CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags)
@@ -458,6 +488,7 @@ void fake_cuda_install(void)
     USE(cuMemsetD8Async)
     USE(cuMemFree)
     USE(cuMemcpyHtoDAsync)
+    USE(cuMemcpyDtoHAsync)
     USE(cuMemcpy2DAsync)
     USE(cuMemHostAlloc)
     USE(cuMemFreeHost)
@@ -466,6 +497,7 @@ void fake_cuda_install(void)
     USE(cuMemHostGetDevicePointer)
     USE(cuMemGetAddressRange)
     USE(cuPointerGetAttribute)
+    USE(cuIpcGetMemHandle)
     USE(cuIpcOpenMemHandle)
     USE(cuIpcCloseMemHandle)
     USE(cuIpcOpenEventHandle)

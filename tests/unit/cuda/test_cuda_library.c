@@ -54,9 +54,15 @@ static bool encodes(struct fake *f, int conn, int method, struct proto_envelope 
     return method == UCM_METHOD_ENCODING_OPEN;
 }
 
+static int prove_cb(void *ctx, uint64_t offset, const uint8_t *nonce)
+{
+    (void)ctx, (void)offset, (void)nonce;
+    return 0;
+}
+
 static int region_add_with(struct ucm_namespace *ns, CUdeviceptr at, const struct ucm_rope *rope)
 {
-    struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = 65536};
+    struct ucm_memory memory = {.kind = UCM_MEMORY_CUDA_IPC, .bytes = 65536, .prove_cb = prove_cb};
     struct ucm_plane planes[2] = {
         {.stride = 4096, .chunk_bytes = 4096},
         {.offset = 32768, .stride = 4096, .chunk_bytes = 4096, .shard = 1}};
