@@ -191,6 +191,13 @@ FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_enve
         m.region.region = fake_region_add(f, slot, (uint32_t)m.reg.ns);
         fake_reply(f, conn, id, &proto_region, &m.region);
         return;
+    case UCM_METHOD_REGION_CHALLENGE:
+        pthread_mutex_lock(&f->lock);
+        f->nonce[0]++;
+        pthread_mutex_unlock(&f->lock);
+        fake_reply(f, conn, id, &proto_challenge_r,
+                   &(struct msg_challenge_r){.nonce = {f->nonce, sizeof f->nonce}});
+        return;
     case UCM_METHOD_REGION_UNREGISTER:
         DECODE(region, region);
         fake_region_remove(f, (uint32_t)m.region.region);

@@ -60,6 +60,8 @@ struct fake {
     unsigned computing;      /* loads and dumps whose worker computes */
     uint32_t version;        /* of the protocol; 0: 1 */
     uint32_t max_keys;
+    uint8_t nonce
+        [UCM_NONCE_BYTES]; /* of the last region.challenge, the number of which is its first byte */
     struct fake_stagings rings;
 
     /* Runs on the daemon's thread for each request; true: taken over. */

@@ -243,6 +243,13 @@ Test(region, ipc_handle_has_64_bytes)
     refused("0 bytes");
 }
 
+Test(region, ipc_handle_has_room_for_a_nonce)
+{
+    use_cuda(1);
+    handles[0].bytes = 15;
+    refused("handle 0 has 15 bytes; a CUDA IPC handle has at least 16");
+}
+
 Test(region, plane_names_a_handle)
 {
     planes[2].handle = 1;
