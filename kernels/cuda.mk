@@ -213,7 +213,7 @@ gpu-bundle: $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/portable/libucmclient.so.0
 	cp $O/encoding_kernels.so $O/gpu
 	cp $(addprefix tests/bench/,ttft.py blend_ttft.py engines.py) $(wildcard tests/bench/llama*.py tests/bench/decode*.py) $O/gpu/python/tests/bench
 	@mkdir -p $O/gpu/python/tests/gpu $O/gpu/python/systemd
-	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py tests/gpu/turned.py $O/gpu/python/tests/gpu
+	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py tests/gpu/theft.py tests/gpu/turned.py $O/gpu/python/tests/gpu
 	cp systemd/ucmd.service $O/gpu/python/systemd
 	-systemd-analyze syscall-filter --no-pager >$O/gpu/python/tests/gpu/syscall-groups.txt
 	-cp -L $$(/sbin/ldconfig -p | awk '/libseccomp.so.2/ {print $$NF; exit}') $O/gpu/lib

@@ -195,8 +195,9 @@ static int restore_step(struct ucm_client *c, int64_t deadline_ns)
     struct client_handle *h = c->prover;
     int r;
 
-    if (h && h->listed && client_proves(h))
-        return client_prove_step(h, deadline_ns) ? restore_late() : 1;
+    /* Who calls next may come late, and the nonce stands in the memory until the answer is read. */
+    if (h && h->listed)
+        return client_prove_turn(c, deadline_ns) ? restore_late() : 1;
     /* A namespace precedes its regions in the list, so a region found here has a namespace that is
      * not STALE. */
     TAILQ_FOREACH(h, &c->handles, node) {

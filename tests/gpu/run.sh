@@ -47,6 +47,8 @@ else
 fi
 
 if python -c 'import msgpack' 2>/dev/null; then
+    echo '== thieves and altered handles'
+    python "$here/python/tests/gpu/theft.py" || status=1
     for way in straight ring; do
         for test in test_encoding test_encoding_life test_encoding_hostile test_forms; do
             echo "== encoded blocks on a GPU, $way, $test"
@@ -54,7 +56,7 @@ if python -c 'import msgpack' 2>/dev/null; then
         done
     done
 else
-    echo '== encoded blocks on a GPU: skipped, python3 has no msgpack'
+    echo '== thieves, altered handles and encoded blocks on a GPU: skipped, python3 has no msgpack'
 fi
 
 if [ "$(id -u)" = 0 ] && unshare --pid --fork --mount-proc --ipc --net --uts --user --map-root-user true 2>/dev/null; then

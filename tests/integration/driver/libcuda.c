@@ -100,6 +100,11 @@ int cuDeviceGetUuid(char *uuid, int device)
     return 0;
 }
 
+int cuDeviceGetUuid_v2(char *uuid, int device)
+{
+    return cuDeviceGetUuid(uuid, device);
+}
+
 int cuDevicePrimaryCtxRetain(void **context, int device)
 {
     *context = allocation;

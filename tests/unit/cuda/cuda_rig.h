@@ -192,7 +192,7 @@ static inline int control(enum device_op op, struct device_region *region,
 {
     struct device *device = region ? region->device : gpu;
     struct test_job j = {.job = {.op = op, .region = region, .staging = ring}};
-    struct proof_place p = {NULL};
+    struct proof_place p = {.at = NULL};
     int rc;
 
     if (op == DEVICE_OPEN && region)

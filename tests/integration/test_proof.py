@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Memory by CUDA IPC handle through the daemon, with a driver made here (driver/libcuda.c) whose GPU memory is the host's: nonces that are
+right, wrong, missing, old, used and of others; a thief; altered handles; the library, over a restart of the daemon."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+try:
+    from daemon import TIMEOUT_S, TOP, Daemon
+    from second_client import BUSY, DENIED, INVALID, OK, Case, Client, Refused, keys, u32
+except ImportError:  # another Python than Debian's is first in PATH
+    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
+        raise
+    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+
+SIZE = 4096
+BLOCKS = 16
+IDENTITY = {"model": "m", "dtype": "bf16", "layout": "l", "block_tokens": 16, "key_bytes": 16, "parts": 1, "shards": [1], "shard_bytes": SIZE}
+PLANES = [{"stride": SIZE, "chunk": SIZE}]
+GPU = bytes([7] * 16)
+NONCE_S = 10
+
+FOLDER = tempfile.mkdtemp(prefix="proof.")
+SO = os.path.join(FOLDER, "libcuda.so.1")
+
+
+def setUpModule():
+    subprocess.run(["cc", "-w", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", SO, os.path.join(TOP, "tests/integration/driver/libcuda.c")],
+                   check=True, timeout=TIMEOUT_S)
+
+
+def tearDownModule():
+    shutil.rmtree(FOLDER)
+
+
+class Memory:
+    """Of this process, with a handle. The driver opens no other process's file without the right to; all here have it."""
+
+    def __init__(self, size=BLOCKS * SIZE):
+        cuda = ctypes.CDLL(SO)
+        at, handle = ctypes.c_uint64(), (ctypes.c_char * 64)()
+        assert cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(size)) == 0
+        assert cuda.cuIpcGetMemHandle(ctypes.byref(handle), at) == 0
+        self.at, self.size, self.ipc = at.value, size, handle.raw
+
+    def read(self, at=0, n=16):
+        return ctypes.string_at(self.at + at, n)
+
+    def write(self, data, at=0):
+        ctypes.memmove(self.at + at, data, len(data))
+
+
+def with_driver(**more):
+    return Daemon(before=("env", f"LD_LIBRARY_PATH={FOLDER}"), nvme=False, **{"device.cuda": "auto", "copy.strategy": "dma", **more})
+
+
+def ready(daemon):
+    """The daemon starts its GPUs behind the open socket."""
+    client = Client(daemon)
+    daemon.until(lambda: any(one["cuda"] for one in client.call("stats")["devices"]), "has no GPU")
+    client.close()
+
+
+class Proof(Case):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = with_driver()
+        if "built without CUDA" in cls.daemon.log():
+            cls.daemon.stop()
+            raise unittest.SkipTest("ucmd was built without CUDA")
+        ready(cls.daemon)
+
+    def setUp(self):
+        self.memory = Memory()
+        self.owner = self.client()
+
+    def register(self, client, handles=None, **more):
+        ns = client.open(IDENTITY)
+        handles = handles or [{"kind": 1, "bytes": self.memory.size, "ipc": self.memory.ipc}]
+        return client.call("region.register", ns=ns, blocks=BLOCKS, device="cuda", gpu=GPU, handles=handles, planes=PLANES, **more)["region"]
+
+    def proven(self, client, nonce=None, **more):
+        kept = self.memory.read()
+        self.memory.write(nonce or client.call("region.challenge")["nonce"])
+        try:
+            return self.register(client, **more)
+        finally:
+            self.memory.write(kept)
+
+    def denied(self, *words, **more):
+        return self.refused(DENIED, *words, **more)
+
+    def test_the_right_nonce(self):
+        self.memory.write(os.urandom(self.memory.size))
+        region = self.proven(self.owner)
+        kept = self.memory.read(0, SIZE)
+        status = self.owner.call("dump", region=region, keys=keys("right"), blocks=u32(0))["status"]
+        self.assertEqual(list(status), [OK])
+        self.owner.call("load", region=region, keys=keys("right"), blocks=u32(3))
+        self.assertEqual(self.memory.read(3 * SIZE, SIZE), kept)
+        self.owner.call("region.unregister", region=region)
+
+    def test_a_wrong_nonce(self):
+        self.owner.call("region.challenge")
+        self.assertRegex(str(self.denied(self.proven, self.owner, os.urandom(16))), "region.challenge")
+
+    def test_no_nonce(self):
+        self.assertRegex(str(self.denied(self.register, self.owner)), "clients of protocol version 5")
+
+    def test_a_nonce_serves_once(self):
+        nonce = self.owner.call("region.challenge")["nonce"]
+        self.owner.call("region.unregister", region=self.proven(self.owner, nonce))
+        self.denied(self.proven, self.owner, nonce)
+        # Also when it was refused.
+        nonce = self.owner.call("region.challenge")["nonce"]
+        self.denied(self.register, self.owner)
+        self.denied(self.proven, self.owner, nonce)
+
+    def test_a_new_nonce_replaces_the_old_one(self):
+        old, new = (self.owner.call("region.challenge")["nonce"] for _ in range(2))
+        self.assertNotEqual(old, new)
+        self.denied(self.proven, self.owner, old)
+
+    def test_a_nonce_of_another_connection(self):
+        other = self.client()
+        self.denied(self.proven, self.owner, other.call("region.challenge")["nonce"])
+        self.owner.call("region.challenge")
+        self.denied(self.proven, self.owner, other.call("region.challenge")["nonce"])
+
+    def test_a_nonce_that_is_old(self):
+        nonce, until = self.owner.call("region.challenge")["nonce"], time.monotonic() + NONCE_S
+        while time.monotonic() < until + 0.5:
+            time.sleep(0.1)
+        self.denied(self.proven, self.owner, nonce)
+
+    def test_a_thief_reads_nothing_and_keeps_nobody_out(self):
+        thief = self.client()
+        for _ in range(3):
+            thief.call("region.challenge")
+            self.denied(self.register, thief)
+            self.owner.call("region.unregister", region=self.proven(self.owner))
+        region = self.proven(self.owner)
+        thief.call("region.challenge")
+        with self.assertRaises(Refused) as caught:
+            self.register(thief)
+        self.assertIn(caught.exception.code, (DENIED, BUSY))
+        self.owner.call("region.unregister", region=region)
+
+    def test_rings(self):
+        good = {"gpu": GPU, "ipc": Memory(2 << 16).ipc, "slice_bytes": 1 << 16, "slices": 2}
+        fd = os.memfd_create("ring", os.MFD_ALLOW_SEALING)
+        self.addCleanup(os.close, fd)
+        self.denied(self.owner.call, "ring.register", [fd], **good)
+
+    def test_altered_handles(self):
+        """As far as the driver reads them: 16: the size, 24: pages of its block, 28: its place there."""
+        for at, value in ((16, 1 << 40), (16, 0), (24, 0), (24, 1), (28, 1), (28, 0xFFFFF000)):
+            width = 8 if at == 16 else 4
+            ipc = self.memory.ipc[:at] + value.to_bytes(width, "little") + self.memory.ipc[at + width:]
+            self.owner.call("region.challenge")
+            error = self.refused(INVALID, self.register, self.owner, [{"kind": 1, "bytes": self.memory.size, "ipc": ipc}])
+            self.assertRegex(str(error), "is no handle that cudaIpcGetMemHandle gave")
+        self.owner.call("region.unregister", region=self.proven(self.owner))
+        self.refused(INVALID, self.register, self.owner, [{"kind": 1, "bytes": 15, "ipc": self.memory.ipc}])
+
+
+class Library(unittest.TestCase):
+    def daemon(self):
+        daemon = with_driver(folder=self.folder)
+        self.addCleanup(daemon.stop)
+        if "built without CUDA" in daemon.log():
+            self.skipTest("ucmd was built without CUDA")
+        ready(daemon)
+        return daemon
+
+    def test_a_restart_of_the_daemon(self):
+        """Regions of one allocation, two of them of the same bytes. The library writes to nothing for good, and registers all again."""
+        sys.path.insert(0, os.path.join(TOP, "client/python"))
+        ctypes.CDLL(SO)  # it is libcuda.so.1 from now on
+        from ucmclient import Client as Ucm, Identity, Plane, cuda_allocation
+
+        self.folder = tempfile.mkdtemp(prefix="proof.")
+        self.addCleanup(shutil.rmtree, self.folder)
+        daemon, own = self.daemon(), Memory()
+        first = os.urandom(own.size)
+        own.write(first)
+        with Ucm(socket=daemon.socket, timeout=TIMEOUT_S) as client:
+            ns = client.namespace(Identity("m", "bf16", "l", 16, SIZE, (1,)))
+            memory, base, gpu = cuda_allocation(own.at + 5 * SIZE)
+            self.assertEqual((base, gpu), (own.at, GPU))
+            regions = [ns.register([memory], [Plane(0, place * SIZE, SIZE, SIZE, 0)], blocks=4, gpu=gpu) for place in (1, 5, 1)]
+            self.assertEqual(own.read(0, own.size), first)
+            for name in (b"a" * 32, b"b" * 32):
+                self.assertTrue(regions[0].dump([name], [2]).wait(TIMEOUT_S).all_ok)
+                self.assertTrue(regions[1].load([name], [3]).wait(TIMEOUT_S).all_ok)
+                self.assertEqual(own.read(8 * SIZE, SIZE), first[3 * SIZE:4 * SIZE])
+                own.write(first)
+                if name[:1] == b"a":
+                    daemon.kill()
+                    ready(self.daemon())
+                    client.call("stats", b"\x80")
+                    self.assertEqual(own.read(0, own.size), first)
+
+
+if __name__ == "__main__":
+    unittest.main()
