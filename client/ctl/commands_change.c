@@ -61,7 +61,7 @@ static const struct program_command commands[] = {
      "files: what each key has sealed on a shared root, by reading the beginning of each file; "
      "FOLDER is\n"
      "where the root is mounted, here or on any other host. It asks no daemon and needs no key.\n"
-     "It passes over what can't be listed, says so, and exits with 5: the counts are then too low.\n"
+     "It passes over what can't be listed, says so, and exits with 5: the counts are too low.\n"
      "reload: reads the source again, after one that failed. rotate: write the new key as the\n"
      "source's last line first; the daemon then reads it and seals with that key. forget: remove\n"
      "the key's line first; the daemon then reads the source, and what the key has sealed is a\n"
