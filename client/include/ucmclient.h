@@ -245,6 +245,9 @@ enum ucm_memory_kind {
  * the registration fails with -UCM_EDEVICE. nonce NULL: put the bytes back; the result is ignored. `offset` counts from the
  * allocation's base, as ucm_memory.offset does.
  *
+ * Work that was queued on the GPU to fill the memory, cudaMemset say, must have ended before ucm_region_register: it would go
+ * over the nonce. -UCM_EDENIED says that the daemon did not find it.
+ *
  * The library picks the place: the first bytes of block 0 in the memory's lowest plane, for some ms, longer where the daemon
  * first makes its context. Kernels and copies meanwhile must not use these, so block 0 is best one that the engine
  * never uses; copies of other regions there may see the nonce.

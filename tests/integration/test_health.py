@@ -51,10 +51,13 @@ class Health(OwnDaemons, Case):
 
     def comes(self, client, status, *words):
         """Returns the reasons."""
-        self.until(lambda: self.health(client)[0] == status, status)
-        said = self.health(client)[1]
-        for word in words:
-            self.assertIn(word, said)
+        said = None
+
+        def says():
+            nonlocal said
+            now, said = self.health(client)
+            return now == status and all(word in said for word in words)
+        self.until(says, f"{status} {words}")
         return said
 
     def test_well(self):

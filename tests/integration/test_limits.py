@@ -261,7 +261,7 @@ class Flood(Case):
 
     def test_page_tables_of_others_memory(self):
         """One file, registered again and again: the daemon has page tables for each registration."""
-        client = self.client(uid=FLOOD)
+        operator, client = self.client(), self.client(uid=FLOOD)
         ns = client.open(dict(DEMO, model=self.id()))
         handles, most = 32, 60  # fewer regions than one connection may have
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 8 // handles // most
@@ -272,6 +272,8 @@ class Flood(Case):
         planes = [{"shard": i, "offset": i * 4096, "stride": 8192, "chunk": 4096} for i in range(2)]
 
         def register():
+            # Those of the registration before have been closed.
+            self.until(lambda: operator.call("stats")["metrics"]["client_descriptors"] < 2 * handles, "the close of descriptors")
             fds = [os.dup(fd) for _ in range(handles)]
             try:
                 client.call("region.register", fds, ns=ns, part=0, blocks=1, device="cpu",

@@ -239,6 +239,7 @@ def cuda_allocation(pointer: int) -> tuple[Memory, int, bytes]:
         return Memory(MemoryKind.CUDA_FD, whole.value, 0, fd, owner=_Descriptor(fd)), base.value, uuid
     ipc = (c_char * 64)()
     _call("cuIpcGetMemHandle", byref(ipc), c_uint64(base.value))
+    _call("cuCtxSynchronize")  # what is still to fill the memory would go over the nonce
     proof = _proof(base.value, current_context())
     return Memory(MemoryKind.CUDA_IPC, whole.value, ipc=bytes(ipc), prove=proof), base.value, uuid
 
