@@ -262,6 +262,7 @@ class Audit(Configured):
             tenant.call("evict", ns=ns, keys=keys("x"))
             tenant.call("namespace.purge", ns=ns)
         self.until(lambda: len(self.lines("evict") + self.lines("namespace.purge")) + self.held() == 1000, "each call, alone or in sum")
+        self.assertGreater(self.held(), 0)
         Region(tenant, ns, identity, 8).dump("ab", range(2))
         for key in "ab":
             tenant.call("evict", ns=ns, keys=keys(key))

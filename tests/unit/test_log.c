@@ -325,7 +325,7 @@ static void last_cb(const char *line, void *ctx)
     (void)ctx;
 }
 
-Test(log, abort_waits_for_the_last_line, .timeout = 60)
+static void ends_with_its_last_line(void (*end)(void))
 {
     int status, fd = pipe_made();
     pid_t child = fork();
@@ -333,10 +333,27 @@ Test(log, abort_waits_for_the_last_line, .timeout = 60)
     if (child == 0) {
         log_start();
         log_error("a", "last", "");
-        abort();
+        end();
+        _exit(0);
     }
     dup2(saved_fd, STDERR_FILENO);
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
     read_lines(fd, " error a last\n", last_cb, NULL);
+}
+
+Test(log, abort_waits_for_the_last_line, .timeout = 60)
+{
+    ends_with_its_last_line(abort);
+}
+
+static void killed(void)
+{
+    (void)kill(getpid(), SIGABRT);
+}
+
+/* As a watchdog ends it. */
+Test(log, sigabrt_ends_the_process_behind_its_last_line, .timeout = 60)
+{
+    ends_with_its_last_line(killed);
 }
