@@ -61,6 +61,7 @@ class World:
         self.program, self.trace = program, trace
         self.folder = tempfile.mkdtemp(prefix="fuzz.")
         self.daemon = Daemon(program["options"], self.folder)
+        self.forms = {}                   # a base's fingerprint: those of its encoded namespaces
         self.peers, self.answers, self.counts, self.root, self.rawly, self.digests, self.chains, self.at = {}, {}, {}, None, set(), {}, {}, None
 
     def run(self):
@@ -266,6 +267,7 @@ class World:
         def encoded(result, _):
             if result:
                 peer.encoded.add(result["fingerprint"])
+                self.forms.setdefault(self.fingerprint(op["p"]["ns"]), set()).add(result["fingerprint"])
         if op["m"] == "chain.append":
             self.settle(peer)             # answers of earlier ones come first, as their blocks do
         check = {"chain.append": appended, "encoding.open": encoded}.get(op["m"])
@@ -386,7 +388,8 @@ class World:
         """Plain blocks are what was stored. Where nobody stored coded bytes by hand, what was encoded has numbers of the tenant's own
         range, and a digest is always the same. What a region by hand holds, only the daemon knows."""
         op, want = region.op, self.shard(peer, region, key, shard)
-        if data == want or region.form == "bytes" or region.holder in self.rawly:
+        holders = {region.holder} | self.forms.get(region.holder, set())  # a base's loads find its coded blocks
+        if data == want or region.form == "bytes" or holders & self.rawly:
             return
         where = f"tenant {peer.tenant}, key {key}, shard {shard}"
         if region.form == "digest":
