@@ -23,6 +23,11 @@
 #define OUT_KEPT_BYTES (64u << 10) /* of an empty buffer */
 /* Of frames, in a turn of the loop. */
 #define TICK_NS 100000u
+#define SLICE_NS 200000u /* of one connection's among them */
+/* The same, and of a connection's slice, while several tenants use the loop: another one was served in the last SHARED_NS of
+ * service. */
+#define SHARED_TICK_NS 30000u
+#define SHARED_NS 20000000u
 /* Of connections that are served out of their tenants' turns, in a turn of the loop: those that have ended, and answers
  * that wait to be written. */
 #define ASIDE_NS 200000u
@@ -457,10 +462,10 @@ void conn_ready(struct conn *c)
 }
 
 /* A slice of the connection whose turn it is. The time when it ended; it began at `now_ns`. */
-static uint64_t ready_serve(struct front *f, struct conn *c, uint64_t now_ns)
+static uint64_t ready_serve(struct front *f, struct conn *c, uint64_t now_ns, bool shared)
 {
     struct fair_who who = who_of(c);
-    bool more = conn_serve(c, now_ns);
+    bool more = conn_serve(c, now_ns + (shared ? SHARED_TICK_NS : SLICE_NS));
     uint64_t served_ns = now_ns, ended_ns;
 
     c->ready = false;
@@ -481,10 +486,12 @@ void front_serve_cb(uv_check_t *check)
     struct front *f = check->data;
     struct list *node = fair_queue_first(&f->ready);
     uint64_t begun_ns = node ? uv_hrtime() : 0, now_ns = begun_ns;
+    bool shared = fair_contended(&f->ready.fair, SHARED_NS);
+    uint64_t tick_ns = shared ? SHARED_TICK_NS : TICK_NS;
 
     f->ended_ns = 0;
-    for (; node && now_ns - begun_ns < TICK_NS; node = fair_queue_first(&f->ready))
-        now_ns = ready_serve(f, LIST_ENTRY(node, struct conn, link_ready), now_ns);
+    for (; node && now_ns - begun_ns < tick_ns; node = fair_queue_first(&f->ready))
+        now_ns = ready_serve(f, LIST_ENTRY(node, struct conn, link_ready), now_ns, shared);
     if (node)
         (void)uv_idle_start(&f->waker, waker_cb); /* fails without a callback only */
     else

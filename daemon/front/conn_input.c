@@ -13,9 +13,8 @@
 #include <unistd.h>
 
 #define IN_FIRST_BYTES 4096
-/* What a connection gets before others have their turn. The frame that passes it is handled whole. */
+/* What a connection gets at most before others have their turn. The frame that passes its time is handled whole. */
 #define SLICE_FRAMES 32u
-#define SLICE_NS 200000u
 
 static void fds_close(struct conn *c)
 {
@@ -397,9 +396,9 @@ static size_t conn_read(struct conn *c)
     return n > 0 ? (size_t)n : 0;
 }
 
-static bool input_serve(struct conn *c, uint64_t now_ns)
+static bool input_serve(struct conn *c, uint64_t until_ns)
 {
-    struct slice slice = {now_ns + SLICE_NS, SLICE_FRAMES};
+    struct slice slice = {until_ns, SLICE_FRAMES};
     size_t n = SIZE_MAX;
 
     conn_fds_refresh(c);
@@ -424,10 +423,10 @@ static bool input_serve(struct conn *c, uint64_t now_ns)
     return false;
 }
 
-bool conn_serve(struct conn *c, uint64_t now_ns)
+bool conn_serve(struct conn *c, uint64_t until_ns)
 {
     uint64_t frames = c->frames;
-    bool more = input_serve(c, now_ns);
+    bool more = input_serve(c, until_ns);
 
     if (c->overdue && c->state == CONN_OPEN && c->frames == frames)
         frame_missed(c);

@@ -118,8 +118,8 @@ void conn_ready(struct conn *c);
 
 /* conn_input.c */
 /* Handles frames and reads, until there is nothing more, the peer must read answers first, or the slice is over.
- * True: there may be more. now_ns: uv_hrtime(). */
-bool conn_serve(struct conn *c, uint64_t now_ns);
+ * True: there may be more. until_ns: when the slice is over, by uv_hrtime(). */
+bool conn_serve(struct conn *c, uint64_t until_ns);
 /* Arms or disarms the time for hello, or for the frame under way. */
 void conn_watch(struct conn *c);
 void conn_input_free(struct conn *c);
