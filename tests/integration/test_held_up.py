@@ -17,6 +17,7 @@ import unittest
 
 try:
     import msgpack
+    from daemon import halt
     from hung_mount import HungMount
     from second_client import DEADLINE, DEMO, TIMEOUT_S, TOP, Case, Client, Closed, Daemon, Refused, Region, frame, keys
 except ImportError:  # another Python than Debian's is first in PATH
@@ -80,7 +81,7 @@ def rights_refusable():
 class Stopping:
     def stopped(self, act):
         """What is sent within is there when the daemon next looks."""
-        os.kill(self.daemon.process.pid, signal.SIGSTOP)
+        halt(self.daemon.process.pid)
         try:
             act()
         finally:

@@ -24,7 +24,7 @@ import model
 from engine import BLOCK, Engine, Request
 from daemon import Daemon
 from ucmclient.vllm.connector import UcmConnector
-from ucmclient.weights import files_at
+from ucmclient.weights import before_reading
 
 SUITE_TIMEOUT_S = 280
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
@@ -106,7 +106,7 @@ class Case(unittest.TestCase):
             self.addCleanup(shutil.rmtree, folder)
         with open(os.path.join(folder, "adapter_model.safetensors"), "w", encoding="ascii") as file:
             file.write(text)
-        self.eventually(lambda: files_at(folder, ("",)).settled)
+        self.eventually(lambda: before_reading(folder, ("",)).settled)
         return SimpleNamespace(lora_name="l", lora_int_id=number, lora_path=path or folder)
 
     def same(self, requests, but=()):
@@ -129,7 +129,7 @@ class Case(unittest.TestCase):
     def stats(self):
         return self.all_stats()["metrics"]
 
-    def eventually(self, condition, limit=10.0):
+    def eventually(self, condition, limit=60.0):
         end = time.monotonic() + limit
         while not condition():
             self.assertLess(time.monotonic(), end, "it never came")
