@@ -149,11 +149,12 @@ class Fetch(FetchCase):
     def test_a_client_that_dies(self):
         other = self.client()
         regions = self.metrics(other)["regions"]
-        client, ns, pool, kv = self.stored(client=Client(self.daemon))
+        fetches = 20
+        client, ns, pool, kv = self.stored(client=Client(self.daemon), slots=fetches * SLOTS)
         self.settled(client, ns)
         client.call("evict", ns=ns, tier=1)
-        for _ in range(20):
-            pool.begin(self.scattered(SLOTS), keys=keys(*range(BLOCKS)))
+        for i in range(fetches):  # each into slots of its own: threads write them, in any order
+            pool.begin([(block, layer, i * SLOTS + slot) for block, layer, slot in self.scattered(SLOTS)], keys=keys(*range(BLOCKS)))
         client.close()
         self.until(lambda: self.metrics(other)["regions"] == regions and self.metrics(other)["requests_active"] == 0)
         pool = Pool(other, other.open(dict(IDENTITY, model=self.id())), SHARD, SLOTS)
