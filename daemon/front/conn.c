@@ -28,6 +28,8 @@
  * service. */
 #define SHARED_TICK_NS 30000u
 #define SHARED_NS 20000000u
+/* What a slice is charged at most: a longer one was the daemon's or its machine's pause, not its peer's work. */
+#define CHARGED_NS 5000000u
 /* Of connections that are served out of their tenants' turns, in a turn of the loop: those that have ended, and answers
  * that wait to be written. */
 #define ASIDE_NS 200000u
@@ -461,6 +463,11 @@ void conn_ready(struct conn *c)
     (void)uv_idle_start(&c->front->waker, waker_cb); /* fails without a callback only */
 }
 
+static void ready_charge(struct front *f, const struct fair_who *who, uint64_t ns)
+{
+    fair_queue_charge(&f->ready, who, ns < CHARGED_NS ? ns : CHARGED_NS, NULL);
+}
+
 /* A slice of the connection whose turn it is. The time when it ended; it began at `now_ns`. */
 static uint64_t ready_serve(struct front *f, struct conn *c, uint64_t now_ns, bool shared)
 {
@@ -472,12 +479,12 @@ static uint64_t ready_serve(struct front *f, struct conn *c, uint64_t now_ns, bo
     list_remove(&c->link_ready);
     if (more && c->state == CONN_OPEN) {
         served_ns = uv_hrtime();
-        fair_queue_charge(&f->ready, &who, served_ns - now_ns, NULL); /* before it comes back */
+        ready_charge(f, &who, served_ns - now_ns); /* before it comes back */
         ready_push(c);
     }
     conn_flush(c);
     ended_ns = uv_hrtime();
-    fair_queue_charge(&f->ready, &who, ended_ns - served_ns, NULL);
+    ready_charge(f, &who, ended_ns - served_ns);
     return ended_ns;
 }
 

@@ -393,6 +393,26 @@ class Turns(Stopping, Case):
         self.assertGreater(queued, 40000)
         self.assertLess(ahead, queued / 8)
 
+    def test_a_pause_is_no_tenants_work(self):
+        """The daemon stands still while it serves one of two tenants, who waits no longer afterwards."""
+        data = self.tiny(0, 20000)
+        size = len(data) // 20000
+        for _ in range(4):  # in half of these it serves the other one
+            busy, one = [self.client(uid=1002), self.client(uid=1001)], self.client(uid=1002)
+            flood, before, sent = [self.client(uid=1001) for _ in range(8)], self.received(), []
+            self.stopped(lambda: sent.extend(self.fill(each, data) // size for each in busy))
+            self.answered(busy[0], 1)
+
+            def act():
+                sent.extend(self.fill(each, data) // size for each in flood)
+                self.msgid = one.begin("stats")
+                time.sleep(0.3)
+            self.stopped(act)
+            self.assertLess(one.wait(self.msgid)["metrics"]["requests_total"] - before, sum(sent) / 2)
+            for each in flood + busy + [one]:
+                each.close()
+            self.until(lambda: self.operator.call("stats")["metrics"]["connections"] == 1, "the floods' end")
+
     def test_a_request_passes_the_floods_of_several_tenants(self):
         """Each has a turn before."""
         ahead, queued = self.ahead(range(1001, 1005), 20)
