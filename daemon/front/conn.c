@@ -28,8 +28,8 @@
  * service. */
 #define SHARED_TICK_NS 30000u
 #define SHARED_NS 20000000u
-/* What a slice is charged at most: a longer one was the daemon's or its machine's pause, not its peer's work. */
-#define CHARGED_NS 5000000u
+/* What a slice is charged at most, beyond what the dearest frame takes: the rest was a pause of the daemon or its machine. */
+#define CHARGED_NS 20000000u
 /* Of connections that are served out of their tenants' turns, in a turn of the loop: those that have ended, and answers
  * that wait to be written. */
 #define ASIDE_NS 200000u

@@ -394,7 +394,7 @@ class Turns(Stopping, Case):
         self.assertLess(ahead, queued / 8)
 
     def test_a_pause_is_no_tenants_work(self):
-        """The daemon stands still while it serves one of two tenants, who waits no longer afterwards."""
+        """The daemon stands still while it serves one of two tenants. That tenant waits no longer afterwards."""
         data = self.tiny(0, 20000)
         size = len(data) // 20000
         for _ in range(4):  # in half of these it serves the other one

@@ -122,7 +122,7 @@ def _own_clock(paths: Iterable[str]) -> bool:
 
 
 def _file_system(path: str) -> int:
-    """0: it can't be told."""
+    """The type of the file system that has the path, as statfs(2) tells it; 0 if the call fails."""
     about = ctypes.create_string_buffer(256)  # struct statfs, which begins with f_type, a long
     if _libc.statfs(os.fsencode(path), about) != 0:
         return 0
