@@ -181,6 +181,37 @@ static struct survey survey(struct cache *c, uint32_t extent, struct survey s)
     return s;
 }
 
+static bool late(const struct cache *c)
+{
+    return uv_now(c->config.loop) - c->compact.progress_ms > PATIENCE_MS;
+}
+
+static void patience_cb(struct deadline *d);
+
+/* Looks at the end of its patience, whatever else happens: whoever has the part that is in the way may wait for this. */
+static void patience_arm(struct cache *c)
+{
+    if (c->config.deadlines)
+        deadline_arm(c->config.deadlines, &c->compact.patience,
+                     c->compact.progress_ms + PATIENCE_MS + 1, patience_cb);
+}
+
+static void patience_cb(struct deadline *d)
+{
+    struct cache *c = LIST_ENTRY(d, struct cache, compact.patience);
+
+    if (late(c))
+        cache_compact_later(c);
+    else
+        patience_arm(c);
+}
+
+void cache_compact_close(struct cache *c)
+{
+    if (c->config.deadlines)
+        deadline_disarm(c->config.deadlines, &c->compact.patience);
+}
+
 /* The extent that costs least, of those that one turn looks at. */
 static void choose(struct cache *c)
 {
@@ -208,6 +239,7 @@ static void choose(struct cache *c)
     c->compact.extent = best;
     c->compact.progress_ms = uv_now(c->config.loop);
     arena_extent_close(c->arena, best - 1, true);
+    patience_arm(c);
 }
 
 /* It is free, or another one made it so. */
@@ -216,15 +248,11 @@ static bool emptied(const struct cache *c)
     return !arena_extent_closed(c->arena, c->compact.extent - 1);
 }
 
-static bool late(const struct cache *c)
-{
-    return uv_now(c->config.loop) - c->compact.progress_ms > PATIENCE_MS;
-}
-
 static void end(struct cache *c, bool in_vain)
 {
     if (c->compact.extent > 0 && !emptied(c))
         arena_extent_close(c->arena, c->compact.extent - 1, false);
+    cache_compact_close(c);
     c->compact.failed = in_vain ? c->compact.extent : 0;
     c->compact.extent = 0;
     c->compact.slot_bytes = 0;

@@ -136,11 +136,12 @@ struct cache {
         uint32_t n;        /* of them */
         uint64_t bytes;
         uint64_t progress_ms; /* by uv_now: of the last part that moved */
-        uint64_t vain;        /* `releases` when the last one was given up; */
-        uint64_t pause_ms;    /* the last one in vain was followed by */
-        uint64_t again_ms;    /* by uv_now: no other one earlier */
-        uint32_t failed;      /* 1 + the one that was given up */
-        bool pump;            /* the idle callback is to go on */
+        struct deadline patience;
+        uint64_t vain;     /* `releases` when the last one was given up; */
+        uint64_t pause_ms; /* the last one in vain was followed by */
+        uint64_t again_ms; /* by uv_now: no other one earlier */
+        uint32_t failed;   /* 1 + the one that was given up */
+        bool pump;         /* the idle callback is to go on */
     } compact;
     struct {
         bool guaranteed;   /* some tenant has been guaranteed DRAM */
@@ -436,6 +437,7 @@ slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int 
 bool cache_compact(struct cache *c, uint64_t slot_bytes);
 /* True: there is more for the next turn of the loop. */
 bool cache_compact_pump(struct cache *c);
+void cache_compact_close(struct cache *c);
 
 /* ---- quota.c: what tenants are guaranteed, and get at most ---- */
 

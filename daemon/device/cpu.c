@@ -1,6 +1,7 @@
 #include "daemon/base/log.h"
 #include "daemon/device/guard.h"
 #include "daemon/device/work.h"
+#include "daemon/device/worker.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -13,13 +14,17 @@
 #define CPU_PIECE_BYTES (1u << 20) /* of one thread at a time, so that others help and overtake */
 #define CPU_BURST_BYTES (16ull << 20)
 #define CPU_SLICE_BYTES (16ull << 20) /* of pages, unmapped at a time: about 2 ms */
-#define CPU_HELD_MS 5u /* a piece takes 1 ms; longer where its worker's memory makes it wait */
+/* A piece takes 1 ms; longer where its worker's memory makes it wait, or where the host's processors are busy. That is
+ * not held up, for so long. */
+#define CPU_HELD_MS 5u
+#define CPU_RUNS_MS 50u
 #define CPU_STAND_INS 16u
 
 struct copier {
     struct cpu *cpu;
     uv_thread_t thread;
     /* Under the mutex. */
+    pid_t tid;         /* 0: it has not run yet */
     uint64_t since_ms; /* when what it does now began; 0: it does nothing */
     uint32_t tenant;   /* for whom */
     bool controls;     /* it opens or closes a region */
@@ -69,9 +74,18 @@ static void copier_end(struct copier *k)
     k->cpu->working--;
 }
 
+/* Has it a processor, or waits for one and for nothing else? Whoever stood in for it then would take turns with it as the
+ * kernel likes, and not as tenants' weights say. */
+static bool runs(const struct copier *k)
+{
+    return thread_state(k->tid) == 'R';
+}
+
 static bool held(const struct copier *k, uint64_t now_ms)
 {
-    return k->since_ms != 0 && now_ms >= k->since_ms + CPU_HELD_MS;
+    if (k->since_ms == 0 || now_ms < k->since_ms + CPU_HELD_MS)
+        return false;
+    return now_ms >= k->since_ms + CPU_RUNS_MS || !runs(k);
 }
 
 static bool has_room(const struct cpu *c)
@@ -383,6 +397,7 @@ static void thread_cb(void *arg)
     bool controlled = false;
 
     uv_mutex_lock(&w->mutex);
+    k->tid = gettid();
     for (;;) {
         job_queue_take(&c->queue, &w->inbox);
         job = next_job(c, controlled);

@@ -107,6 +107,14 @@ class Tenants(Case):
     def test_two_share_the_copies(self):
         self.copies(2)
 
+    def test_two_share_the_copies_of_a_busy_host(self):
+        """A copier that waits for a processor is not taken for one that a tenant's memory holds up."""
+        for _ in range(2 * os.cpu_count()):
+            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            self.addCleanup(busy.wait)
+            self.addCleanup(busy.kill)
+        self.copies(2)
+
     def test_ten_share_the_copies(self):
         self.copies(10)
 

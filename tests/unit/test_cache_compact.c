@@ -202,6 +202,51 @@ Test(cache_compact, where_all_is_guaranteed_nothing_moves_or_leaves)
     cr_expect_eq(quiet->tenant->dram_bytes, 8 * SLOT);
 }
 
+static bool retried;
+
+static void retry_cb(struct cache_retry *r)
+{
+    (void)r;
+    retried = true;
+}
+
+static void limit_cb(uv_timer_t *timer)
+{
+    (void)timer;
+    cr_assert_fail("nothing looked at it again");
+}
+
+/* As an append that builds may be: it waits for room, and what is in the way is in its own use. Nothing else happens. */
+Test(cache_compact, who_waits_may_have_the_part_that_is_in_the_way)
+{
+    struct cache_retry retry = {.retry_cb = retry_cb};
+    struct cache_wait w = {.done_cb = NULL};
+    static struct deadlines deadlines; /* closed with the loop, in .fini */
+    struct cache_fill *f;
+    static uv_timer_t limit;
+
+    cr_assert_eq(deadlines_init(&deadlines, &rig.loop), 0);
+    cr_assert_eq(uv_timer_init(&rig.loop, &limit), 0);
+    rig.cache->config.deadlines = &deadlines;
+    list_init(&retry.link);
+    mix(4 * SLOT);
+    for (uint64_t i = 0; i < 4; i++)
+        cr_assert_eq(cache_get(rig.cache, find(quiet, i), 0, 0, NUMA_NONE, &w), CACHE_READY);
+    cr_assert_eq(want(0, &f), -EBUSY);
+    turn();
+    turn();
+    cr_assert_neq(rig.cache->compact.extent, 0u, "an extent is closed, for parts that stay in use");
+    cr_assert(cache_space_wait(rig.cache, &retry, false));
+    cr_assert_eq(uv_timer_start(&limit, limit_cb, 60000, 0), 0);
+    while (!retried)
+        uv_run(&rig.loop, UV_RUN_ONCE);
+    cr_expect_eq(rig.cache->compact.extent, 0u, "it is put back");
+    for (uint64_t i = 0; i < 4; i++)
+        cache_put(rig.cache, find(quiet, i), 0);
+    uv_close((uv_handle_t *)&limit, NULL);
+    deadlines_close(&deadlines);
+}
+
 Test(cache_compact, what_is_evicted_by_name_on_its_way_is_gone)
 {
     struct cache_fill *f;
