@@ -8,24 +8,26 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define CPU_THREADS_MAX 64
 #define CPU_PIECE_BYTES (1u << 20) /* of one thread at a time, so that others help and overtake */
 #define CPU_BURST_BYTES (16ull << 20)
 #define CPU_SLICE_BYTES (16ull << 20) /* of pages, unmapped at a time: about 2 ms */
-/* A piece takes 1 ms; longer where its worker's memory makes it wait, or where the host's processors are busy. That is
+/* A piece takes 1 ms; longer where its worker's memory makes it wait, or where the host's processors are busy: that is
  * not held up, for so long. */
 #define CPU_HELD_MS 5u
-#define CPU_RUNS_MS 50u
+#define CPU_BUSY_MS 50u
 #define CPU_STAND_INS 16u
 
 struct copier {
     struct cpu *cpu;
     uv_thread_t thread;
     /* Under the mutex. */
-    pid_t tid;         /* 0: it has not run yet */
+    pid_t tid;
     uint64_t since_ms; /* when what it does now began; 0: it does nothing */
+    uint64_t had_ns;   /* of a processor, then */
     uint32_t tenant;   /* for whom */
     bool controls;     /* it opens or closes a region */
 };
@@ -57,11 +59,20 @@ static int copier_start(struct cpu *c)
     return rc;
 }
 
+static uint64_t clock_ns(clockid_t clock)
+{
+    struct timespec t = {0};
+
+    (void)clock_gettime(clock, &t); /* fails for no clock of a thread that is there */
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 static void copier_begin(struct copier *k, const struct device_job *job)
 {
     struct cpu *c = k->cpu;
 
     k->since_ms = job_clock_ms();
+    k->had_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
     k->tenant = job->who.tenant;
     k->controls = !job_is_copy(job);
     if (++c->working == c->n_copiers && c->n_copiers < c->at_once + CPU_STAND_INS)
@@ -74,18 +85,21 @@ static void copier_end(struct copier *k)
     k->cpu->working--;
 }
 
-/* Has it a processor, or waits for one and for nothing else? Whoever stood in for it then would take turns with it as the
- * kernel likes, and not as tenants' weights say. */
-static bool runs(const struct copier *k)
+/* Does it wait for a processor, and for nothing else? Whoever stood in for it would take turns with it as the kernel likes,
+ * and not as tenants' weights say. What works in the kernel for long, as with a file's pages, is held up. */
+static bool lacks_processor(const struct copier *k)
 {
-    return thread_state(k->tid) == 'R';
+    clockid_t clock;
+
+    return thread_state(k->tid) == 'R' && pthread_getcpuclockid(k->thread, &clock) == 0 &&
+           clock_ns(clock) - k->had_ns < CPU_HELD_MS * 1000000ull;
 }
 
 static bool held(const struct copier *k, uint64_t now_ms)
 {
     if (k->since_ms == 0 || now_ms < k->since_ms + CPU_HELD_MS)
         return false;
-    return now_ms >= k->since_ms + CPU_RUNS_MS || !runs(k);
+    return now_ms >= k->since_ms + CPU_BUSY_MS || !lacks_processor(k);
 }
 
 static bool has_room(const struct cpu *c)
@@ -376,14 +390,16 @@ static struct device_job *next_job(struct cpu *c, bool controlled)
     return job;
 }
 
-/* Where as many work as may, looks again soon: one of them may be held up by then. Not at work.cond, whose signals are
- * for those that may work: of these there are always at_once, since so many worked when this one came here. */
+/* Where something waits that it may not do, looks again soon: who is in the way may be held up by then. If as many work as
+ * may, not at work.cond, whose signals are for those that may work: of these there are always at_once, since so many worked
+ * when this one came here. */
 static void wait_for_work(struct cpu *c)
 {
     struct work *w = &c->work;
 
-    if (c->working >= c->at_once && job_queue_waits(&c->queue))
-        (void)uv_cond_timedwait(&c->watch_cond, &w->mutex, CPU_HELD_MS * 1000000ull);
+    if (job_queue_waits(&c->queue))
+        (void)uv_cond_timedwait(c->working >= c->at_once ? &c->watch_cond : &w->cond, &w->mutex,
+                                CPU_HELD_MS * 1000000ull);
     else
         uv_cond_wait(&w->cond, &w->mutex);
 }

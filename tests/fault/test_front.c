@@ -174,7 +174,7 @@ Test(front, answers_are_made_as_they_are_read)
 #define ROUNDS 30000
 #endif
 
-#define GROWTH (48u << 20) /* what a sanitizer keeps of freed memory; all answers are 120 MiB */
+#define GROWTH (96u << 20) /* what a sanitizer keeps of freed memory; all answers are 120 MiB */
 
 /* The backlog is never empty, and no longer than it was at first. */
 Test(front, a_peer_that_is_always_behind)

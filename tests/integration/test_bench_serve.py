@@ -104,7 +104,7 @@ class Serve(unittest.TestCase):
         self.assertGreater(cells[1]["requests_per_second"], cells[0]["requests_per_second"])
 
     def test_two_endpoints_by_turns(self):
-        order, fakes = [], [self.fake(first=lambda n: 0.01), self.fake(first=lambda n: 0.06)]
+        order, fakes = [], [self.fake(first=lambda n: 0.05), self.fake(first=lambda n: 0.5)]
         for name, fake in zip("AB", fakes):
             fake.behave = lambda n, name=name: order.append(name)
         run = self.run_serve(*(fake.url for fake in fakes), "--tokens", "16", "--concurrency", "1", "--hits", "50",
