@@ -69,6 +69,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->hints.kept);
     list_init(&c->quotas.open);
     list_init(&c->quotas.waits);
+    list_init(&c->quotas.woken);
     c->relocations.most = CACHE_MOVES_MAX;
     *out = c;
     return 0;

@@ -103,8 +103,9 @@ static bool move_switch(struct slot_move *m, bool give_up)
     } else if (!give_up && !p->moving && !cache_doomed(c, m->ref)) {
         return false;
     }
+    if (drop != m->to)
+        c->compact.progress_ms = uv_now(c->config.loop);
     arena_slot_free(c->arena, drop);
-    c->compact.progress_ms = uv_now(c->config.loop);
     move_end(m);
     return true;
 }
@@ -186,30 +187,26 @@ static bool late(const struct cache *c)
     return uv_now(c->config.loop) - c->compact.progress_ms > PATIENCE_MS;
 }
 
-static void patience_cb(struct deadline *d);
-
-/* Looks at the end of its patience, whatever else happens: whoever has the part that is in the way may wait for this. */
-static void patience_arm(struct cache *c)
+static void alarm_cb(struct deadline *d)
 {
-    if (c->config.deadlines)
-        deadline_arm(c->config.deadlines, &c->compact.patience,
-                     c->compact.progress_ms + PATIENCE_MS + 1, patience_cb);
-}
+    struct cache *c = LIST_ENTRY(d, struct cache, compact.alarm);
 
-static void patience_cb(struct deadline *d)
-{
-    struct cache *c = LIST_ENTRY(d, struct cache, compact.patience);
-
-    if (late(c))
+    if (c->compact.extent > 0)
         cache_compact_later(c);
     else
-        patience_arm(c);
+        cache_released(c); /* who was told that nothing is tried for a moment tries again */
+}
+
+static void alarm_set(struct cache *c, uint64_t at_ms)
+{
+    if (c->config.deadlines && !deadline_armed(&c->compact.alarm))
+        deadline_arm(c->config.deadlines, &c->compact.alarm, at_ms, alarm_cb);
 }
 
 void cache_compact_close(struct cache *c)
 {
     if (c->config.deadlines)
-        deadline_disarm(c->config.deadlines, &c->compact.patience);
+        deadline_disarm(c->config.deadlines, &c->compact.alarm);
 }
 
 /* The extent that costs least, of those that one turn looks at. */
@@ -239,7 +236,6 @@ static void choose(struct cache *c)
     c->compact.extent = best;
     c->compact.progress_ms = uv_now(c->config.loop);
     arena_extent_close(c->arena, best - 1, true);
-    patience_arm(c);
 }
 
 /* It is free, or another one made it so. */
@@ -299,9 +295,9 @@ static void moves_go_on(struct cache *c)
     }
 }
 
-bool cache_compact_pump(struct cache *c)
+/* One turn of it: is there more for the next one? */
+static bool compact(struct cache *c)
 {
-    c->compact.pump = false;
     moves_go_on(c);
     if (c->compact.slot_bytes == 0)
         return false;
@@ -320,6 +316,18 @@ bool cache_compact_pump(struct cache *c)
     return step(c);
 }
 
+bool cache_compact_pump(struct cache *c)
+{
+    bool more;
+
+    c->compact.pump = false;
+    more = compact(c);
+    /* Its patience may end while nothing else happens: whoever has the part that is in the way may wait for this. */
+    if (c->compact.extent > 0)
+        alarm_set(c, c->compact.progress_ms + PATIENCE_MS + 1);
+    return more;
+}
+
 bool cache_compact(struct cache *c, uint64_t slot_bytes)
 {
     if (c->compact.slot_bytes > 0) {
@@ -327,9 +335,12 @@ bool cache_compact(struct cache *c, uint64_t slot_bytes)
             cache_compact_later(c);
         return true;
     }
-    if (!c->relocations.copy || c->no_writes || c->compact.vain == c->releases ||
-        uv_now(c->config.loop) < c->compact.again_ms)
+    if (!c->relocations.copy || c->no_writes || c->compact.vain == c->releases)
         return false;
+    if (uv_now(c->config.loop) < c->compact.again_ms) {
+        alarm_set(c, c->compact.again_ms);
+        return false;
+    }
     c->compact.slot_bytes = slot_bytes;
     c->compact.left = arena_extents(c->arena);
     cache_compact_later(c);

@@ -136,7 +136,7 @@ struct cache {
         uint32_t n;        /* of them */
         uint64_t bytes;
         uint64_t progress_ms; /* by uv_now: of the last part that moved */
-        struct deadline patience;
+        struct deadline alarm;
         uint64_t vain;     /* `releases` when the last one was given up; */
         uint64_t pause_ms; /* the last one in vain was followed by */
         uint64_t again_ms; /* by uv_now: no other one earlier */
@@ -147,6 +147,7 @@ struct cache {
         bool guaranteed;   /* some tenant has been guaranteed DRAM */
         struct list open;  /* of policy_group.open: of tenants that hold more than is guaranteed */
         struct list waits; /* of cache_retry.link: for space of a tenant that gets no more */
+        struct list woken; /* of them, those that are about to try again */
         bool trim;         /* the idle callback is to drop what tenants have too much of NVMe */
         bool regroup; /* the idle callback is to bring blocks into their groups, from here on: */
         uint32_t place;

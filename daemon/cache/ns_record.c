@@ -35,18 +35,25 @@ static void record_failed(struct cache *c)
                          0); /* can't fail: it has a callback */
 }
 
-static void records_try(struct cache *c, uint32_t most)
+/* Is there one that has to wait for the end of a purge? */
+static bool records_try(struct cache *c, uint32_t most)
 {
     struct index *ix = c->config.index;
+    bool held = false;
 
     for (uint32_t place = 0; place < index_ns_places(ix) && most > 0; place++) {
         struct ns *ns = index_ns_at(ix, place);
 
-        if (!ns || ns->record != NS_RECORD_FAILED || ns->purges > 0)
+        if (!ns || ns->record != NS_RECORD_FAILED)
             continue;
+        if (ns->purges > 0) {
+            held = true;
+            continue;
+        }
         cache_ns_record(c, ns);
         most--;
     }
+    return held;
 }
 
 /* One finds out for all. */
@@ -54,8 +61,8 @@ static void retry_cb(uv_timer_t *timer)
 {
     struct cache *c = timer->data;
 
-    if (!c->no_writes && c->records == 0)
-        records_try(c, 1);
+    if (!c->no_writes && c->records == 0 && records_try(c, 1))
+        (void)uv_timer_start(timer, retry_cb, RECORD_RETRY_MIN_MS, 0);
 }
 
 void cache_ns_records_init(struct cache *c)
@@ -69,7 +76,7 @@ void cache_ns_records_init(struct cache *c)
 void cache_ns_records_last(struct cache *c)
 {
     backoff_reset(&c->record_retry);
-    records_try(c, UINT32_MAX);
+    (void)records_try(c, UINT32_MAX);
 }
 
 uint32_t cache_ns_unrecorded(const struct cache *c, uint64_t *bytes)

@@ -25,22 +25,27 @@ static void idle_start(struct cache *c)
 
 static bool anybody_waits(const struct cache *c)
 {
-    return !list_empty(&c->space_waits) || !list_empty(&c->quotas.waits);
+    return !list_empty(&c->space_waits) || !list_empty(&c->quotas.waits) ||
+           !list_empty(&c->quotas.woken);
 }
 
-/* Each waits for what is its tenant's, so none of them says anything about those behind it. */
-static void most_wake(struct cache *c)
+/* Each waits for what is its tenant's, so none of them says anything about those behind it: after a release each tries
+ * once, some in each turn. */
+static void most_wake(struct cache *c, bool released)
 {
-    struct list again, *node;
+    struct list *node;
 
-    list_init(&again);
-    list_splice_front(&again, &c->quotas.waits);
-    for (int i = 0; i < MOST_WAKES && (node = list_pop_front(&again)) != NULL; i++) {
+    if (released) { /* who has not tried since the last one is first */
+        list_splice_front(&c->quotas.waits, &c->quotas.woken);
+        list_splice_front(&c->quotas.woken, &c->quotas.waits);
+    }
+    for (int i = 0; i < MOST_WAKES && (node = list_pop_front(&c->quotas.woken)) != NULL; i++) {
         struct cache_retry *r = LIST_ENTRY(node, struct cache_retry, link);
 
         r->retry_cb(r);
     }
-    list_splice_front(&c->quotas.waits, &again); /* they are first the next time */
+    if (!list_empty(&c->quotas.woken))
+        idle_start(c);
 }
 
 static void space_wake(struct cache *c)
@@ -122,6 +127,7 @@ static void pump(struct cache *c)
 static void idle_cb(uv_idle_t *idle)
 {
     struct cache *c = idle->data;
+    bool released;
 
     uv_idle_stop(idle);
     c->idle_on = false;
@@ -130,10 +136,10 @@ static void idle_cb(uv_idle_t *idle)
         cache_compact_later(c);
     c->wake = c->wake || c->searching;
     c->searching = false;
-    if (c->wake) {
+    released = c->wake;
+    if (released)
         space_wake(c);
-        most_wake(c);
-    }
+    most_wake(c, released);
     next_turn_wake(c);
     pump(c);
     c->window_search.looks = 0;

@@ -164,6 +164,8 @@ static bool nap(struct gpu *g)
             uv_cond_timedwait(&w->cond, &w->mutex, GPU_LONG_NAP_NS);
         else if (w->quit)
             quit = true;
+        else if (job_queue_waits(&g->queued)) /* a gap beside the engine's work ended just now */
+            uv_cond_timedwait(&w->cond, &w->mutex, GPU_NAP_NS);
         else
             uv_cond_wait(&w->cond, &w->mutex);
     }

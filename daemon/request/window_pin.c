@@ -327,11 +327,11 @@ static void pin_yield(struct pin_request *q)
     cache_next_turn(cache_of_pin(q), &q->retry);
 }
 
-/* Waits for space in DRAM, or passes over a block for which nobody will make some. */
+/* Waits for a place among its tenant's relocations, not for space, so it is in nobody's way; or passes over a block for
+ * which nobody will make one. */
 static void pin_park(struct pin_request *q)
 {
-    if (!list_empty(&q->retry.link) ||
-        cache_space_wait(cache_of_pin(q), &q->retry, q->waits_n == 0))
+    if (!list_empty(&q->retry.link) || cache_most_wait(cache_of_pin(q), &q->retry))
         return;
     block_failed(q, -EBUSY);
     q->cursor++;

@@ -202,12 +202,18 @@ Test(cache_compact, where_all_is_guaranteed_nothing_moves_or_leaves)
     cr_expect_eq(quiet->tenant->dram_bytes, 8 * SLOT);
 }
 
-static bool retried;
+/* Somebody waits for room, as an append that builds may, and what is in the way is in its own use. Nothing else happens. */
+static struct {
+    struct cache_retry retry;
+    struct deadlines deadlines;
+    uv_timer_t limit;
+    unsigned tries;
+} waiter;
 
 static void retry_cb(struct cache_retry *r)
 {
     (void)r;
-    retried = true;
+    waiter.tries++;
 }
 
 static void limit_cb(uv_timer_t *timer)
@@ -216,35 +222,108 @@ static void limit_cb(uv_timer_t *timer)
     cr_assert_fail("nothing looked at it again");
 }
 
-/* As an append that builds may be: it waits for room, and what is in the way is in its own use. Nothing else happens. */
-Test(cache_compact, who_waits_may_have_the_part_that_is_in_the_way)
+static void waiter_open(void)
 {
-    struct cache_retry retry = {.retry_cb = retry_cb};
-    struct cache_wait w = {.done_cb = NULL};
-    static struct deadlines deadlines; /* closed with the loop, in .fini */
-    struct cache_fill *f;
-    static uv_timer_t limit;
+    waiter.tries = 0;
+    waiter.retry.retry_cb = retry_cb;
+    list_init(&waiter.retry.link);
+    cr_assert_eq(deadlines_init(&waiter.deadlines, &rig.loop), 0);
+    cr_assert_eq(uv_timer_init(&rig.loop, &waiter.limit), 0);
+    cr_assert_eq(uv_timer_start(&waiter.limit, limit_cb, 60000, 0), 0);
+    rig.cache->config.deadlines = &waiter.deadlines;
+}
 
-    cr_assert_eq(deadlines_init(&deadlines, &rig.loop), 0);
-    cr_assert_eq(uv_timer_init(&rig.loop, &limit), 0);
-    rig.cache->config.deadlines = &deadlines;
-    list_init(&retry.link);
-    mix(4 * SLOT);
+static void waiter_close(void)
+{
+    uv_close((uv_handle_t *)&waiter.limit, NULL);
+    deadlines_close(&waiter.deadlines);
+}
+
+static void wait_until_tried(unsigned tries)
+{
+    if (list_empty(&waiter.retry.link))
+        cr_assert(cache_space_wait(rig.cache, &waiter.retry, false));
+    while (waiter.tries < tries)
+        uv_run(&rig.loop, UV_RUN_ONCE);
+}
+
+static void use_all(bool use)
+{
+    struct cache_wait w = {.done_cb = NULL};
+
     for (uint64_t i = 0; i < 4; i++)
-        cr_assert_eq(cache_get(rig.cache, find(quiet, i), 0, 0, NUMA_NONE, &w), CACHE_READY);
+        if (use)
+            cr_assert_eq(cache_get(rig.cache, find(quiet, i), 0, 0, NUMA_NONE, &w), CACHE_READY);
+        else
+            cache_put(rig.cache, find(quiet, i), 0);
+}
+
+Test(cache_compact, who_waits_may_have_the_part_that_is_in_the_way, .init = waiter_open,
+     .fini = waiter_close)
+{
+    struct cache_fill *f;
+
+    mix(4 * SLOT);
+    use_all(true);
     cr_assert_eq(want(0, &f), -EBUSY);
     turn();
     turn();
     cr_assert_neq(rig.cache->compact.extent, 0u, "an extent is closed, for parts that stay in use");
-    cr_assert(cache_space_wait(rig.cache, &retry, false));
-    cr_assert_eq(uv_timer_start(&limit, limit_cb, 60000, 0), 0);
-    while (!retried)
-        uv_run(&rig.loop, UV_RUN_ONCE);
+    wait_until_tried(1);
     cr_expect_eq(rig.cache->compact.extent, 0u, "it is put back");
-    for (uint64_t i = 0; i < 4; i++)
-        cache_put(rig.cache, find(quiet, i), 0);
-    uv_close((uv_handle_t *)&limit, NULL);
-    deadlines_close(&deadlines);
+    use_all(false);
+}
+
+Test(cache_compact, who_waits_may_take_the_part_while_it_is_copied, .init = waiter_open,
+     .fini = waiter_close)
+{
+    struct cache_fill *f;
+
+    mix(4 * SLOT);
+    cr_assert_eq(want(0, &f), -EBUSY);
+    turn();
+    turn();
+    cr_assert_eq(n_copies, 2u);
+    use_all(true);
+    copy_all();
+    settle();
+    cr_assert_neq(rig.cache->compact.extent, 0u);
+    wait_until_tried(1);
+    while (rig.cache->compact.extent != 0)
+        uv_run(&rig.loop, UV_RUN_ONCE);
+    cr_expect_eq(rig.metrics.arena_parts_moved, 0u);
+    use_all(false);
+}
+
+static void want_again_cb(struct cache_retry *r)
+{
+    struct cache_fill *f;
+
+    cr_assert_eq(want(0, &f), -EBUSY);
+    cr_assert(cache_space_wait(rig.cache, r, false));
+}
+
+static void run_until_compacting(bool compacting)
+{
+    while ((rig.cache->compact.slot_bytes > 0) != compacting)
+        uv_run(&rig.loop, UV_RUN_ONCE);
+}
+
+Test(cache_compact, what_is_not_tried_for_a_moment_is_tried_behind_it, .init = waiter_open,
+     .fini = waiter_close)
+{
+    mix(4 * SLOT);
+    use_all(true);
+    waiter.retry.retry_cb = want_again_cb;
+    want_again_cb(&waiter.retry);
+    run_until_compacting(true);
+    run_until_compacting(false);
+    cr_assert_lt(uv_now(&rig.loop), rig.cache->compact.again_ms);
+    cache_released(rig.cache);
+    run_until_compacting(true);
+    cr_expect_geq(uv_now(&rig.loop), rig.cache->compact.again_ms);
+    cache_retry_cancel(&waiter.retry);
+    use_all(false);
 }
 
 Test(cache_compact, what_is_evicted_by_name_on_its_way_is_gone)

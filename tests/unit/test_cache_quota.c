@@ -397,3 +397,39 @@ Test(cache_quota, many_tenants)
     cr_expect_eq(in_dram(noisy, 0, 100), 64 - kept);
     rig.extent = 0;
 }
+
+/* ---- who waits for its own ---- */
+
+#define WAITERS 40
+
+static struct cache_retry waiters[WAITERS];
+static bool tried[WAITERS];
+
+static void wait_on_cb(struct cache_retry *r)
+{
+    tried[r - waiters] = true;
+    cr_assert(cache_most_wait(rig.cache, r));
+}
+
+Test(cache_quota, each_that_waits_for_its_own_tries_again_behind_one_release)
+{
+    struct cache_wait w = {.done_cb = NULL};
+    block_ref ref;
+
+    stores(quiet, 0, 1);
+    ref = find(quiet, 0);
+    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
+    for (unsigned i = 0; i < WAITERS; i++) {
+        waiters[i].retry_cb = wait_on_cb;
+        list_init(&waiters[i].link);
+        cr_assert(cache_most_wait(rig.cache, &waiters[i]));
+    }
+    cache_released(rig.cache);
+    for (int i = 0; i < 10; i++)
+        turn();
+    for (unsigned i = 0; i < WAITERS; i++)
+        cr_expect(tried[i], "waiter %u", i);
+    for (unsigned i = 0; i < WAITERS; i++)
+        cache_retry_cancel(&waiters[i]);
+    cache_put(rig.cache, ref, 0);
+}
