@@ -85,6 +85,7 @@ static void closed_cb(uv_handle_t *handle)
     table_close(&c->fetches);
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         writes_free(&c->write[to]);
+    free(c->unseeded.entries);
     free(c->coding.queue.entries);
     free(c->blockers);
     free(c);
@@ -132,14 +133,17 @@ bool cache_written(const struct cache *c)
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         if (c->write[to].n + c->write[to].stalled.n > 0 || c->write[to].writing_bytes > 0)
             return false;
-    return c->unverified == 0 && c->records == 0 && !c->loading && c->coding.queue.n == 0 &&
-           list_empty(&c->coding.ops);
+    return c->unseeded.n == 0 && c->unverified == 0 && c->records == 0 && !c->loading &&
+           c->coding.queue.n == 0 && list_empty(&c->coding.ops);
 }
 
 void cache_stop_writing(struct cache *c)
 {
     c->no_writes = true;
     cache_writes_unstall(c); /* durables fail now */
+    cache_writes_seeded(c);
+    while (cache_writes_seed(c))
+        ;
     cache_coding_stop(c);
     cache_writes_abandon(c);
     cache_snapshot_load_stop(c);

@@ -71,6 +71,8 @@ struct cache {
     struct list space_waits, next_turn, pressure; /* of cache_retry.link */
     /* Write-behind. */
     struct write_target write[WRITE_TARGETS];
+    struct block_queue unseeded; /* blocks for the shared tier whose namespace's seed is awaited */
+    uint32_t seeded;             /* of them, those to look at again: the first ones */
     bool no_writes;
     uint64_t dirty_bytes;         /* in DRAM, not on NVMe, and waiting to be written there */
     struct list durables;         /* of cache_durable.link: wait for the tier */
@@ -503,6 +505,9 @@ bool cache_write_waits(const struct cache *c, enum write_to to);
 bool cache_write_pump(struct cache *c, enum write_to to);
 /* A namespace may be written again: what was stalled waits in front of its queue. */
 void cache_writes_unstall(struct cache *c);
+/* A seed has come, or can't be had: the same, in the next turns, of the blocks that no longer wait for one. */
+void cache_writes_seeded(struct cache *c);
+bool cache_writes_seed(struct cache *c); /* some of these; are there more? */
 /* How many of its parts a write would bring to the target: they have no copy there, nor is one under
  * way. */
 uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to);
@@ -586,6 +591,8 @@ void cache_shared_trim(struct cache *c);
 void cache_shared_forget(struct cache *c, block_ref ref);
 /* The name of a part's file. */
 struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t part);
+/* Its files have no names yet: cache_writes_seeded says when that is over. */
+bool cache_seed_awaited(const struct cache *c, const struct ns *ns);
 
 /* ---- recovery.c ---- */
 

@@ -87,6 +87,13 @@ bool cache_sealed(const struct cache *c, const struct ns *ns)
     return seal_wanted(c->config.seal, ns->identity.tenant);
 }
 
+bool cache_seed_awaited(const struct cache *c, const struct ns *ns)
+{
+    const uint8_t *seed;
+
+    return cache_sealed(c, ns) && share_seed(c->share, ns->fingerprint, &seed) == -EAGAIN;
+}
+
 bool cache_shared_fingerprint(const struct cache *c, const struct ns *ns,
                               uint8_t out[UCM_FINGERPRINT_BYTES])
 {
@@ -118,6 +125,11 @@ struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t pa
 
 /* ---- attaching ---- */
 
+static void seeds_cb(void *ctx)
+{
+    cache_writes_seeded(ctx);
+}
+
 static void ready_cb(void *ctx)
 {
     struct cache *c = ctx;
@@ -129,5 +141,5 @@ static void ready_cb(void *ctx)
 void cache_share_attach(struct cache *c, struct share *share)
 {
     c->share = share;
-    share_on_ready(share, ready_cb, c);
+    share_on_ready(share, ready_cb, seeds_cb, c);
 }

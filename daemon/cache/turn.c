@@ -93,7 +93,7 @@ static void pressure_wake(struct cache *c)
 static bool space_may_come(const struct cache *c)
 {
     return c->searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
-           c->shards.pieces > 0 || c->write[WRITE_SHARE].full ||
+           c->shards.pieces > 0 || c->write[WRITE_SHARE].full || c->unseeded.n > 0 ||
            ((c->write[WRITE_NVME].pump || c->write[WRITE_SHARE].pump) && !c->no_writes) ||
            c->relocations.n > 0 || c->compact.slot_bytes > 0 ||
            arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
@@ -141,6 +141,8 @@ static void idle_cb(uv_idle_t *idle)
         space_wake(c);
     most_wake(c, released);
     next_turn_wake(c);
+    if (c->seeded > 0 && cache_writes_seed(c))
+        idle_start(c);
     pump(c);
     c->window_search.looks = 0;
     c->window_search.change++;
@@ -231,7 +233,7 @@ void cache_released(struct cache *c)
     cache_relocations_later(c);
     if (c->compact.slot_bytes > 0 || c->compact.n > 0)
         cache_compact_later(c);
-    if (c->sweep > 0 || c->taking || cache_window_over(c))
+    if (c->sweep > 0 || c->taking || c->seeded > 0 || cache_window_over(c))
         idle_start(c);
     if (!list_empty(&c->pressure) && !cache_back_pressure(c))
         idle_start(c);

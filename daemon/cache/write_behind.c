@@ -4,7 +4,8 @@
  *
  * A namespace may be closed to writes for a while (its record is not on stable storage yet, or it
  * is purged, which may take as long as the shared tier does). Its blocks and durable parts are
- * stalled: they step aside, so that no other namespace waits for them.
+ * stalled: they step aside, so that no other namespace waits for them. So do blocks for the shared tier
+ * while the seed of their namespace is being read.
  *
  * The shared tier gets a block's last part when it has all others: a host that finds the last part
  * may count on them. */
@@ -19,6 +20,8 @@
  * small blocks must not hold up lookups. */
 #define PUMP_PARTS 4
 #define PUMP_BLOCKS 16
+/* Blocks without a seed that one turn of the loop looks at. */
+#define SEED_LOOKS 256
 
 static const uint16_t queued_flag[WRITE_TARGETS] = {BLOCK_QUEUED, BLOCK_SHARE_QUEUED};
 
@@ -294,9 +297,12 @@ void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part)
         c->config.metrics->share_write_dropped++; /* the last part */
 }
 
-static bool may_write(const struct ns *ns, enum write_to to)
+/* Where its blocks have to wait now; NULL: they may be written. */
+static struct block_queue *stalled_in(struct cache *c, const struct ns *ns, enum write_to to)
 {
-    return to == WRITE_NVME ? cache_ns_writable(ns) : ns->purges == 0;
+    if (to == WRITE_NVME ? !cache_ns_writable(ns) : ns->purges > 0)
+        return &c->write[to].stalled;
+    return to == WRITE_SHARE && cache_seed_awaited(c, ns) ? &c->unseeded : NULL;
 }
 
 /* The block is not written: a queue is full. */
@@ -331,6 +337,7 @@ static bool block_take(struct cache *c, enum write_to to, block_ref ref, unsigne
                        uint64_t *bytes)
 {
     struct write_target *t = &c->write[to];
+    struct block_queue *stalled;
     unsigned before = *left;
     struct ns *ns;
     bool doomed, over;
@@ -338,8 +345,9 @@ static bool block_take(struct cache *c, enum write_to to, block_ref ref, unsigne
     if (!still_waits(c, to, ref))
         return true;
     doomed = index_block(c->config.index, ref)->flags & BLOCK_DOOMED;
-    if (!doomed && !may_write(cache_ns(c, ref), to)) {
-        if (queue_push(&t->stalled, ref) != 0)
+    stalled = doomed ? NULL : stalled_in(c, cache_ns(c, ref), to);
+    if (stalled) {
+        if (queue_push(stalled, ref) != 0)
             give_up(c, to, ref);
         return true;
     }
@@ -417,18 +425,41 @@ bool cache_write_pump(struct cache *c, enum write_to to)
     return c->write[to].n > 0 && cache_write_waits(c, to);
 }
 
+static void unstall(struct cache *c, enum write_to to, block_ref ref, bool front)
+{
+    if (still_waits(c, to, ref) &&
+        writes_push(&c->write[to], cache_ns(c, ref)->tenant, ref, front) != 0)
+        give_up(c, to, ref);
+}
+
+void cache_writes_seeded(struct cache *c)
+{
+    c->seeded = c->unseeded.n;
+    cache_released(c);
+}
+
+bool cache_writes_seed(struct cache *c)
+{
+    struct block_queue *q = &c->unseeded;
+
+    for (int i = 0; i < SEED_LOOKS && c->seeded > 0; i++, c->seeded--) {
+        block_ref ref = queue_pop(q);
+
+        if (!c->no_writes && still_waits(c, WRITE_SHARE, ref) &&
+            cache_seed_awaited(c, cache_ns(c, ref)))
+            (void)queue_push(q, ref); /* there is a place */
+        else
+            unstall(c, WRITE_SHARE, ref, false);
+    }
+    cache_released(c);
+    return c->seeded > 0;
+}
+
 void cache_writes_unstall(struct cache *c)
 {
-    for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
-        struct write_target *t = &c->write[to];
-
-        while (t->stalled.n > 0) {
-            block_ref ref = queue_pop_last(&t->stalled);
-
-            if (still_waits(c, to, ref) && writes_push(t, cache_ns(c, ref)->tenant, ref, true) != 0)
-                give_up(c, to, ref);
-        }
-    }
+    for (enum write_to to = 0; to < WRITE_TARGETS; to++)
+        while (c->write[to].stalled.n > 0)
+            unstall(c, to, queue_pop_last(&c->write[to].stalled), true);
     list_splice_front(&c->durables, &c->stalled_durables);
     cache_released(c);
     cache_durables_retry(c);

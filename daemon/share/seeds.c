@@ -373,8 +373,10 @@ void seeds_purge(struct seeds *s, struct seeds_purge *p)
 {
     struct entry *e = entry_find(s, p->fingerprint);
 
-    if (e && e->state == KNOWN)
+    if (e && e->state == KNOWN) {
         e->state = AWAITED; /* nobody uses the one that goes */
+        e->due = true;      /* if the purge is cancelled before its turn */
+    }
     p->queued = true;
     list_push_back(&s->purges, &p->link);
     pump(s);

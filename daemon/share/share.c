@@ -27,8 +27,11 @@ static void seeds_changed_cb(void *ctx)
 {
     struct share *s = ctx;
 
-    if (!s->stopped)
-        ready_cb(s);
+    if (s->stopped)
+        return;
+    if (s->seeds_cb)
+        s->seeds_cb(s->ready_ctx);
+    ready_cb(s);
 }
 
 /* ---- opening ---- */
@@ -242,9 +245,10 @@ void share_close(struct share *s)
     free(s);
 }
 
-void share_on_ready(struct share *s, void (*cb)(void *ctx), void *ctx)
+void share_on_ready(struct share *s, void (*cb)(void *ctx), void (*seeds_cb)(void *ctx), void *ctx)
 {
     s->ready_cb = cb;
+    s->seeds_cb = seeds_cb;
     s->ready_ctx = ctx;
 }
 

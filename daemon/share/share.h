@@ -100,8 +100,10 @@ const char *share_seeds_problem(const struct share *s);
  * -ENOENT: a read, and no root that could have the part is usable now. -EROFS: no root takes writes
  * now. -ENOKEY: a write, and there is no key. -ENOMEM. */
 int share_submit(struct share *s, struct share_io *io);
-/* ready_cb runs when a submit that returned -EAGAIN may be accepted. One caller: the cache. */
-void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void *ctx);
+/* ready_cb runs when a submit that returned -EAGAIN may be accepted; seeds_cb before it, when a seed that share_seed was asked for has
+ * been read, or can't be had. One caller: the cache. */
+void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void (*seeds_cb)(void *ctx),
+                    void *ctx);
 
 /* ---- which of these keys exist? ---- */
 

@@ -57,6 +57,7 @@ struct share {
     uint32_t alone;           /* of share_remove, under way */
     uint64_t removed;         /* removals that have ended */
     void (*ready_cb)(void *ctx);
+    void (*seeds_cb)(void *ctx);
     void *ready_ctx;
     struct list sealed;    /* writes of share_io.c that are sealed and wait for a root */
     uint32_t sealing;      /* parts that are being sealed, opened, or wait in `sealed` */

@@ -35,7 +35,9 @@ struct share {
     int lookup_error;
     struct share_purge *purge;
     struct share_removal *removal;
+    const uint8_t *unseeded; /* the fingerprint of a namespace whose seed is being read, or NULL */
     void (*ready_cb)(void *ctx);
+    void (*seeds_cb)(void *ctx);
     void *ctx;
 };
 
@@ -81,9 +83,16 @@ static inline void fake_file_remove(struct fake_file *f)
     *f = (struct fake_file){0};
 }
 
+static inline bool fake_unseeded(const struct share *s, const uint8_t *fingerprint)
+{
+    return s->unseeded && memcmp(s->unseeded, fingerprint, UCM_FINGERPRINT_BYTES) == 0;
+}
+
 int share_submit(struct share *s, struct share_io *io)
 {
     s->submits++;
+    if (io->sealed && fake_unseeded(s, io->space.fingerprint))
+        return io->write ? -EAGAIN : -ENOENT;
     if (s->refuse_n > 0) {
         s->refuse_n--;
         s->refused = s->refused || s->refuse == -EAGAIN;
@@ -97,15 +106,23 @@ int share_submit(struct share *s, struct share_io *io)
 int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                const uint8_t **seed)
 {
-    (void)s;
-    (void)fingerprint;
     *seed = NULL;
-    return 0;
+    return fake_unseeded(s, fingerprint) ? -EAGAIN : 0;
 }
 
-void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void *ctx)
+/* Its seed has been read, and that of another one is being read. */
+static inline void fake_share_seeded(struct share *s, const uint8_t *unseeded)
+{
+    s->unseeded = unseeded;
+    s->seeds_cb(s->ctx);
+    s->ready_cb(s->ctx);
+}
+
+void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void (*seeds_cb)(void *ctx),
+                    void *ctx)
 {
     s->ready_cb = ready_cb;
+    s->seeds_cb = seeds_cb;
     s->ctx = ctx;
 }
 

@@ -1,6 +1,8 @@
 /* Write-behind to the shared tier: what is written, in which order, and what waits meanwhile. */
 #include "tests/unit/cache_share_rig.h"
 
+#include "daemon/base/config.h"
+
 TestSuite(cache_share_write, .init = open_shared, .fini = close_shared);
 
 Test(cache_share_write, the_last_part_is_written_when_the_others_are_there)
@@ -216,4 +218,87 @@ Test(cache_share_write, the_last_part_is_not_written_after_a_stop_and_counted)
     cr_expect(cache_written(rig.cache), "nothing waits for a write that nobody begins");
     cr_expect_eq(rig.metrics.share_write_dropped, 1u);
     drop(ref);
+}
+
+/* ---- seeds of encrypted namespaces ---- */
+
+/* The blocks of all tenants are encrypted, and the seed of that namespace is being read. */
+static void await_seed(const struct ns *ns)
+{
+    static char *tenants[] = {"* file:/nonexistent/keys"};
+    static const struct config config = {.encryption_tenants = {tenants, 1},
+                                         .encryption_deadline_ms = 1000};
+    struct seal *seal;
+
+    cr_assert_eq(seal_open(&rig.loop, &config, &rig.metrics, &seal), 0);
+    rig.cache->config.seal = seal;
+    share.unseeded = ns->fingerprint;
+}
+
+static void seal_end(void)
+{
+    seal_close((struct seal *)rig.cache->config.seal);
+    rig.cache->config.seal = NULL;
+}
+
+static uint64_t number_at(unsigned i)
+{
+    uint64_t number;
+
+    memcpy(&number, fake_share_at(&share, i)->id.key, sizeof(number));
+    return number;
+}
+
+Test(cache_share_write, blocks_without_a_seed_hold_up_no_others)
+{
+    struct ns *third = space_of("u", "three", 1, MIB / 4 / SHARDS);
+    block_ref refs[4];
+
+    await_seed(rig.one);
+    for (uint64_t i = 0; i < 2; i++)
+        refs[i] = store(rig.one, 10 + i);
+    refs[2] = store(third, 20);
+    refs[3] = store(rig.two, 30);
+    for (int i = 0; i < 4; i++)
+        turn();
+    cr_assert_eq(share.n_pending, 2u, "another tenant's, and one of another namespace");
+    cr_expect_eq(number_at(0) + number_at(1), 50u);
+    cr_expect_eq(share.submits, 2u);
+    while (share.n_pending > 0)
+        fake_share_next(&share, 0);
+    turn();
+    fake_share_next(&share, 0); /* the last part of 30 */
+    fake_share_seeded(&share, rig.one->fingerprint);
+    for (int i = 0; i < 4; i++)
+        turn();
+    cr_expect_eq(share.n_pending, 0u, "the seed that has come is another one's");
+    cr_expect_not(cache_written(rig.cache));
+    fake_share_seeded(&share, rig.two->fingerprint);
+    for (int i = 0; i < 4; i++)
+        turn();
+    cr_assert_eq(share.n_pending, 2u);
+    cr_expect_eq(number_at(0), 10u, "in their order");
+    cr_expect_eq(number_at(1), 11u);
+    while (share.n_pending > 0)
+        fake_share_next(&share, 0);
+    cr_expect_eq(rig.metrics.share_write_dropped, 0u);
+    for (int i = 0; i < 4; i++)
+        drop(refs[i]);
+    seal_end();
+}
+
+Test(cache_share_write, blocks_without_a_seed_are_counted_at_a_stop)
+{
+    block_ref ref;
+
+    await_seed(rig.one);
+    ref = store_dram(rig.one, 1);
+    cr_expect_eq(rig.metrics.share_write_dropped, 0u);
+    cache_stop_writing(rig.cache);
+    cr_expect_eq(rig.metrics.share_write_dropped, 1u);
+    turn();
+    cr_expect_eq(share.submits, 0u);
+    cr_expect(cache_written(rig.cache));
+    drop(ref);
+    seal_end();
 }

@@ -59,8 +59,10 @@ static int found(struct seeds *s, const uint8_t *fingerprint, uint8_t seed[SEEDS
     const uint8_t *at;
     int rc;
 
-    while ((rc = seeds_find(s, fingerprint, &at)) == -EAGAIN)
+    while ((rc = seeds_find(s, fingerprint, &at)) == -EAGAIN) {
+        cr_assert(uv_loop_alive(&loop), "nothing under way brings it");
         uv_run(&loop, UV_RUN_ONCE);
+    }
     if (rc == 0)
         memcpy(seed, at, SEEDS_BYTES);
     return rc;
@@ -119,6 +121,22 @@ Test(share_seeds, a_purge_puts_another_one_in_its_place_and_overwrites_it)
     cr_assert_eq(purged, 0, "of a namespace that nobody had asked for");
     seeds_purge(one, &p); /* under way when it ends */
     seeds_purge(one, &q);
+}
+
+Test(share_seeds, a_purge_that_is_cancelled_before_its_turn_leaves_a_seed)
+{
+    static struct seeds_purge p = {.done_cb = purged_cb}, q = {.done_cb = purged_cb};
+    uint8_t before[SEEDS_BYTES], after[SEEDS_BYTES];
+
+    cr_assert_eq(found(one, other, before), 0);
+    memcpy(p.fingerprint, space, sizeof(space));
+    memcpy(q.fingerprint, other, sizeof(other));
+    seeds_purge(one, &p);
+    seeds_purge(one, &q);
+    seeds_cancel(one, &q);
+    cr_assert_eq(found(one, other, after), 0);
+    cr_expect_arr_eq(before, after, sizeof(before));
+    cr_expect_eq(purged, 0);
 }
 
 Test(share_seeds, what_is_no_seed_is_none)
