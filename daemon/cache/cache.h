@@ -205,9 +205,9 @@ struct cache_wait {
 enum cache_got { CACHE_PENDING = 0, CACHE_READY = 1 };
 /* CACHE_READY: the caller has one use of the part, until cache_put. CACHE_PENDING: done_cb will
  * run. -ENOENT: the part is not whole, or its last copy is gone. -EIO: its read can't begin; that
- * copy is dropped. -EINPROGRESS: its key is still being read. -EBUSY: no slot, no place in the tier's queue, or too many
- * users now; see cache_space_wait. node: where a new slot should lie if that costs nothing, or
- * NUMA_NONE. */
+ * copy is dropped. -EINPROGRESS: its key is still being read. -EBUSY: no slot now, see
+ * cache_space_wait. -EAGAIN: no place in the tier's queue, or too many users now, see
+ * cache_most_wait. node: where a new slot should lie if that costs nothing, or NUMA_NONE. */
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
               struct cache_wait *w);
 /* As cache_get, for who wants shards [first, first + n) of the part only and holds its block until done_cb or cancel. What lies on
@@ -310,7 +310,7 @@ void cache_watch(struct cache *c,
 
 /* Builds part `part` of the held block `coded` from that of the held block `base`: as cache_get of it, with
  * one more source. -ERANGE, also later: the encoding can't hold these bytes. -EINPROGRESS: a dump is writing
- * it. -EBUSY: no slot now, or as many builds as there may be. */
+ * it. -EAGAIN also with as many builds as there may be. */
 typedef int cache_build_fn(void *ctx, block_ref base, block_ref coded, uint32_t part,
                            struct cache_wait *w);
 void cache_coder_attach(struct cache *c, cache_build_fn *build, void *ctx);
@@ -348,7 +348,8 @@ void cache_retry_cancel(struct cache_retry *r); /* r is initialised; it need not
  * could free a slot (a copy, a read, a write, the arena's growth). first: before those who wait
  * already. */
 bool cache_space_wait(struct cache *c, struct cache_retry *r, bool first);
-/* The same for one whose tenant gets no more (-EDQUOT): nobody waits behind it. */
+/* The same for one whom space does not help, as its tenant gets no more (-EDQUOT) or something else is full (-EAGAIN): nobody
+ * waits behind it. */
 bool cache_most_wait(struct cache *c, struct cache_retry *r);
 /* Others wait for that, and none of them is r, or r is not the first. */
 bool cache_space_awaited(const struct cache *c, const struct cache_retry *r);

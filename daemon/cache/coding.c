@@ -161,6 +161,16 @@ static int part_begin(struct coding *op, uint32_t part)
     return rc < 0 ? rc : 0;
 }
 
+/* Waits for a slot, or for something else that is full. */
+static bool retry_wait(struct cache *c, int rc)
+{
+    if (c->no_writes)
+        return false;
+    return !list_empty(&c->coding.retry.link) ||
+           (rc == -EBUSY ? cache_space_wait(c, &c->coding.retry, false)
+                         : cache_most_wait(c, &c->coding.retry));
+}
+
 static void op_continue(struct coding *op)
 {
     struct cache *c = op->cache;
@@ -168,14 +178,13 @@ static void op_continue(struct coding *op)
     while (op->status == 0 && op->next < op->parts) {
         int rc = part_begin(op, op->next);
 
-        if (rc == -EBUSY && op->builds > 0)
+        if ((rc == -EBUSY || rc == -EAGAIN) && op->builds > 0)
             return; /* the end of one goes on */
-        if (rc == -EBUSY && !c->no_writes &&
-            (!list_empty(&c->coding.retry.link) || cache_space_wait(c, &c->coding.retry, false))) {
+        if ((rc == -EBUSY || rc == -EAGAIN) && retry_wait(c, rc)) {
             list_push_back(&c->coding.waiting, &op->waits);
             return;
         }
-        op->status = rc;
+        op->status = rc == -EAGAIN ? -EBUSY : rc;
         op->next += rc == 0;
     }
     if (op->builds == 0)

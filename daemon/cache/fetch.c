@@ -307,7 +307,7 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
     return CACHE_PENDING;
 
 err_after_slot:
-    rc = rc == -EAGAIN ? -EBUSY : rc;
+    rc = rc == -EAGAIN && group ? -EBUSY : rc;
     arena_slot_free(c->arena, f->slot);
 err_after_hold:
     cache_lease_end(c, cache_block(c, ref, &ns), ns); /* as it was: nothing to settle */
@@ -328,7 +328,7 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
     w->shards = NULL;
     if (p->dram == PART_DRAM_READY) {
         if (p->users >= PART_USERS_MAX)
-            return -EBUSY; /* one key may come often in a request */
+            return -EAGAIN; /* one key may come often in a request */
         part_use(c, p);
         return CACHE_READY;
     }

@@ -56,13 +56,20 @@ static bool records_try(struct cache *c, uint32_t most)
     return held;
 }
 
+/* Looks again soon where one has to wait. */
+static void records_go_on(struct cache *c, uint32_t most)
+{
+    if (records_try(c, most))
+        (void)uv_timer_start(&c->record_timer, retry_cb, RECORD_RETRY_MIN_MS, 0); /* can't fail */
+}
+
 /* One finds out for all. */
 static void retry_cb(uv_timer_t *timer)
 {
     struct cache *c = timer->data;
 
-    if (!c->no_writes && c->records == 0 && records_try(c, 1))
-        (void)uv_timer_start(timer, retry_cb, RECORD_RETRY_MIN_MS, 0);
+    if (!c->no_writes && c->records == 0)
+        records_go_on(c, 1);
 }
 
 void cache_ns_records_init(struct cache *c)
@@ -115,7 +122,7 @@ static void state_set(struct cache_record *r, int status)
     else if (status == 0 && ns->record != NS_RECORD_PENDING)
         ns->record = NS_RECORD_WRITTEN;
     if (status == 0 && failed)
-        records_try(r->cache, UINT32_MAX);
+        records_go_on(r->cache, UINT32_MAX);
 }
 
 static void purge_check(struct cache_purge *p)

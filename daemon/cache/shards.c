@@ -145,13 +145,15 @@ static void whole_instead(struct cache_shards *s, struct cache_wait *w)
     struct cache *c = s->cache;
     int rc = cache_get(c, s->ref, s->part, s->io.priority, s->node, w);
 
-    if (rc == -EBUSY && cache_space_wait(c, &s->retry, true)) {
+    if ((rc == -EBUSY && cache_space_wait(c, &s->retry, true)) ||
+        (rc == -EAGAIN && cache_most_wait(c, &s->retry))) {
         list_push_back(&s->waiter, &w->link);
         w->shards = s;
         return;
     }
     free(s);
-    rc = rc == -ENOMEM || rc == -EDQUOT ? -EBUSY : rc; /* no slot: its copy below is as it was */
+    if (rc == -ENOMEM || rc == -EDQUOT || rc == -EAGAIN)
+        rc = -EBUSY; /* no slot: its copy below is as it was */
     if (rc != CACHE_PENDING)
         w->done_cb(w, rc == CACHE_READY ? 0 : rc);
 }
@@ -200,7 +202,7 @@ static void shards_done_cb(struct tier_io *io, int status)
     w->done_cb(w, 0);
 }
 
-/* CACHE_PENDING; -EBUSY: no slot, or the tier's queue is full; or another -errno: it can't be had this way. */
+/* CACHE_PENDING; -EBUSY: no slot; -EAGAIN: the tier's queue is full; or another -errno: it can't be had this way. */
 static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
                         uint8_t priority, int node, struct cache_wait *w)
 {
@@ -232,7 +234,7 @@ static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t 
     rc = cache_tier_submit(c, &s->io);
     if (rc != 0) {
         cache_shards_put(c, s);
-        return rc == -EAGAIN ? -EBUSY : rc;
+        return rc;
     }
     if (policy_heat(c->config.policy, ref) == HEAT_ONCE)
         admission_returned(ns_admission(ns));
@@ -250,7 +252,7 @@ int cache_get_shards(struct cache *c, block_ref ref, uint32_t part, uint32_t fir
     list_init(&w->link);
     if (worth(c, ref, part, first, n)) {
         rc = shards_start(c, ref, part, first, n, priority, node, w);
-        if (rc == CACHE_PENDING || rc == -EBUSY)
+        if (rc == CACHE_PENDING || rc == -EBUSY || rc == -EAGAIN)
             return rc;
     }
     return cache_get(c, ref, part, priority, node, w);

@@ -81,14 +81,19 @@ void conn_welcome(struct conn *c)
 
 /* ---- life ---- */
 
-/* Reads while the peer reads, writes while there is something to write; nothing before the turn of what is ready. */
+/* Reads while the peer reads, writes while there is something to write; nothing before the turn of what is ready. While the
+ * peer does not read, that it sends no more says nothing, and would be told again at once; that it has gone is told to
+ * who writes. */
 static void conn_interest(struct conn *c)
 {
-    int events = c->ready ? 0 : UV_DISCONNECT, rc;
+    bool reads = !c->stalled && !conn_backed_up(c), writes = c->out_n > c->out_at;
+    int events = 0, rc;
 
-    if (!c->ready && c->state == CONN_OPEN && !c->stalled && !conn_backed_up(c))
+    if (!c->ready && (reads || !writes || c->state != CONN_OPEN))
+        events |= UV_DISCONNECT;
+    if (!c->ready && reads && c->state == CONN_OPEN)
         events |= UV_READABLE;
-    if (!c->ready && c->out_n > c->out_at)
+    if (!c->ready && writes)
         events |= UV_WRITABLE;
     if (events == c->events)
         return;

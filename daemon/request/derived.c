@@ -186,6 +186,7 @@ static void build_end(struct derived_build *b, int status)
             rc = -ENOENT;
         if (rc == 0)
             rc = cache_get(c, b->derived, b->part, 0, NUMA_NONE, w);
+        rc = rc == -EAGAIN ? -EBUSY : rc; /* too many users */
         w->shared = false;
         w->done_cb(w, rc == CACHE_READY ? 0 : rc);
     }
@@ -269,7 +270,7 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
     int got, rc;
 
     if (limit_room(space->tenant->owner, LIMIT_BUILDS) == 0)
-        return -EBUSY;
+        return -EAGAIN;
     b = calloc(1, sizeof(*b));
     if (!b)
         return -ENOMEM;

@@ -60,7 +60,7 @@ bool space_decodes(const struct ns *base);
 /* As cache_get of part `part` of the held block `derived`, with one more source: if the part is
  * nowhere, it is built from the held block `base` (0: from nothing). That is one of space->base, or, for digests
  * of an encoded namespace, of the one that this is derived from. Further: -ENOENT: neither is whole;
- * -EINPROGRESS: a worker's dump is writing the part; -EBUSY also with DERIVED_BUILDS_MAX builds, or the
+ * -EINPROGRESS: a worker's dump is writing the part; -EAGAIN also with DERIVED_BUILDS_MAX builds, or the
  * tenant's part of them (limit.h). */
 int derived_get(struct derived_space *space, block_ref base, block_ref derived, uint32_t part,
                 uint8_t priority, struct cache_wait *w);

@@ -106,7 +106,7 @@ static void published_cb(void *ctx, struct ns *ns, block_ref ref, uint32_t part)
     }
 }
 
-/* 0, -EBUSY (later), or another -errno: it is not built. */
+/* 0, -EBUSY or -EAGAIN (later), or another -errno: it is not built. */
 static int published_begin(const struct published *p)
 {
     struct derived_space *space = p->space;
@@ -160,7 +160,8 @@ void digests_pump(struct requests *rq)
         }
         rc = rq->draining ? -ESHUTDOWN : published_begin(p);
         /* The next one behind the queue of those who wait for space. */
-        if (rc == -EBUSY && cache_space_wait(rq->rooms.cache, &ds->published_retry, false))
+        if ((rc == -EBUSY && cache_space_wait(rq->rooms.cache, &ds->published_retry, false)) ||
+            (rc == -EAGAIN && cache_most_wait(rq->rooms.cache, &ds->published_retry)))
             return;
         if (rc != 0 && rc != -EEXIST && rc != -EINPROGRESS)
             build_skipped(p->space);

@@ -195,9 +195,8 @@ void transfer_retry_cb(struct cache_retry *r)
     transfer_pump(t);
 }
 
-/* Waits for a slot or the device's queue, or gives the rest up when nothing is under way that could free
- * any. One that has
- * nothing under way goes before the others: it needs little to get on. */
+/* Waits for a slot, or for what space does not help, or gives the rest up when nothing is under way that could free any.
+ * Of those who wait for a slot one that has nothing under way goes first: it needs little to get on. */
 static void transfer_park(struct transfer *t)
 {
     if (t->no_slot && t->slot_wait_ns == 0) {
@@ -281,8 +280,8 @@ static bool items_begin(struct transfer *t)
         if (t->awaits_read)
             break;
         rc = item_begin(t, t->cursor);
-        t->most = rc == -EDQUOT;
-        if (rc == -EBUSY || (rc == -EDQUOT && t->in_window == 0))
+        t->most = rc == -EDQUOT || rc == -EAGAIN;
+        if (rc == -EBUSY || rc == -EAGAIN || (rc == -EDQUOT && t->in_window == 0))
             return false;
         if (rc == -EDQUOT)
             break; /* the end of what is under way goes on */
@@ -336,10 +335,10 @@ void transfer_pump(struct transfer *t)
     if (t->slot_wait_ns != 0 && t->cursor > t->slot_wait_at)
         slot_wait_ended(t);
     if (!batch_flush(t, true) || !batch_flush(t, false))
-        busy = true;
+        busy = t->most = true;
     if (t->steps) {
         if (!steps_pump(t))
-            busy = true;
+            busy = t->most = true;
         steps_report(t);
     }
     if (busy)

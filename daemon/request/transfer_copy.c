@@ -302,7 +302,7 @@ bool batch_send(struct transfer *t, bool coded)
     return true;
 }
 
-/* A place for that item in an open batch of its way; 0, -EBUSY, -ENOMEM. */
+/* A place for that item in an open batch of its way; 0, -EAGAIN, -ENOMEM. */
 static int batch_reserve(struct transfer *t, uint32_t item)
 {
     bool coded = item_way(t, item) == WAY_CODED;
@@ -313,7 +313,7 @@ static int batch_reserve(struct transfer *t, uint32_t item)
         if (t->steps)
             steps_add(t, coded);
         else if (!batch_send(t, coded))
-            return -EBUSY;
+            return -EAGAIN;
     }
     if (*open && (*open)->job.cap_items < copies) { /* empty: what it was made for did not come */
         batch_free(*open);
@@ -443,8 +443,10 @@ bool ready_take(struct transfer *t)
         struct item_wait *iw = LIST_ENTRY(t->ready.next, struct item_wait, link);
         int rc = batch_reserve(t, iw->item);
 
-        if (rc == -EBUSY)
+        if (rc == -EAGAIN) {
+            t->most = true;
             return false;
+        }
         list_remove(&iw->link);
         if (rc != 0) {
             ready_drop(iw, UCM_BLOCK_NO_ROOM);
@@ -532,7 +534,7 @@ void item_waits(struct transfer *t, uint32_t item)
     t->in_window += item_slot_bytes(t, item);
 }
 
-/* Load, fetch and prefetch. 0: begun or ended; -EBUSY: no slot, or no place in a batch, now. */
+/* Load, fetch and prefetch. 0: begun or ended; -EBUSY, -EDQUOT: no slot now; -EAGAIN: something else is full. */
 static int item_get(struct transfer *t, uint32_t item)
 {
     uint32_t part = item_part(t, item);
@@ -560,8 +562,8 @@ static int item_get(struct transfer *t, uint32_t item)
         cache_put(cache_of(t), ref, part);
     } else if (rc == CACHE_PENDING) {
         item_waits(t, item);
-    } else if (rc == -EBUSY || rc == -EDQUOT) {
-        t->no_slot = placed;
+    } else if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
+        t->no_slot = placed && rc != -EAGAIN;
         return rc;
     } else {
         item_status(t, item,
@@ -589,8 +591,8 @@ static int item_fill(struct transfer *t, uint32_t item)
     if (rc == 0)
         rc = cache_fill_claim(cache_of(t), &t->r.s->fills, t->refs[item], t->part, t->shard,
                               t->shards, node_of(t), &fill);
-    if (rc == -EBUSY || rc == -EDQUOT) {
-        t->no_slot = placed;
+    if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
+        t->no_slot = placed && rc != -EAGAIN;
         return rc;
     }
     if (rc == 0) {

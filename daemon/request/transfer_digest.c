@@ -222,7 +222,7 @@ int digest_begin(struct transfer *t, uint32_t item)
     } else if (rc == CACHE_PENDING) {
         t->spare->building = item_building(t, item);
         item_waits(t, item);
-    } else if (rc == -EBUSY || rc == -EDQUOT) {
+    } else if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
         return rc;
     } else {
         item_failed(t, item, rc);
@@ -255,8 +255,8 @@ bool digests_again(struct transfer *t)
         struct item_wait *iw = LIST_ENTRY(t->ready.next, struct item_wait, link);
         int rc = item_source(t, iw->item, &iw->w);
 
-        t->most = rc == -EDQUOT;
-        if (rc == -EBUSY || rc == -EDQUOT)
+        t->most = rc == -EDQUOT || rc == -EAGAIN;
+        if (rc == -EBUSY || t->most)
             return false;
         list_remove(&iw->link);
         t->waits_n--;

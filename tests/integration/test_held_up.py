@@ -413,6 +413,22 @@ class Turns(Stopping, Case):
                 each.close()
             self.until(lambda: self.operator.call("stats")["metrics"]["connections"] == 1, "the floods' end")
 
+    def turns(self):
+        return next(h["count"] for h in self.operator.call("stats")["histograms"] if h["name"] == "loop_turn")
+
+    def test_the_end_of_a_peer_that_reads_nothing_is_told_once(self):
+        """It sends no more, has unread answers, and its last requests are not received: the loop sleeps."""
+        client, data = self.client(uid=1001), b"".join(frame([0, i, "stats", {}]) for i in range(20000))
+        client.socket.settimeout(0.5)
+        with self.assertRaises(TimeoutError):
+            client.socket.sendall(data)
+        client.socket.shutdown(socket.SHUT_WR)
+        before = self.turns()
+        time.sleep(0.3)
+        self.assertLess(self.turns() - before, 300)
+        client.close()
+        self.until(lambda: self.operator.call("stats")["metrics"]["connections"] == 1, "its end")
+
     def test_a_request_passes_the_floods_of_several_tenants(self):
         """Each has a turn before."""
         ahead, queued = self.ahead(range(1001, 1005), 20)

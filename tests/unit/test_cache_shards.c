@@ -235,7 +235,7 @@ Test(cache_shards, neither_slot_nor_place_in_the_queue)
 
     rig.tier.refuse = -EAGAIN;
     rig.tier.refuse_n = 1;
-    cr_expect_eq(get(&w, ref, 1, 1), -EBUSY);
+    cr_expect_eq(get(&w, ref, 1, 1), -EAGAIN);
     for (; n < 10; n++) { /* until all slots are in use */
         used[n] = below(2 + n);
         if (get(&users[n], used[n], 0, LAYERS) != CACHE_PENDING)

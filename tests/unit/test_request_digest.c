@@ -287,6 +287,7 @@ Test(digest_tenants, an_append_waits_for_its_tenants_builds)
     asked = append((uint32_t)r.chain, most + 1, 1, true);
     settle();
     cr_expect_eq(taken(LIMIT_BUILDS), most);
+    cr_expect(list_empty(&rig.cache->space_waits), "it is in the way of who waits for space");
     work();
     cr_expect_eq(appended(asked).digests, 1u);
 }
