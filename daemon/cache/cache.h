@@ -108,6 +108,8 @@ bool cache_on_share(struct cache *c, block_ref ref);
 /* A lease keeps the block in some tier until cache_unlease. */
 void cache_lease(struct cache *c, block_ref ref);
 void cache_unlease(struct cache *c, block_ref ref);
+/* Of a lease taken just now for what did not come about: nothing was released, so nobody who waits is woken. */
+void cache_lease_undo(struct cache *c, block_ref ref);
 /* The same of refs[n], all of ns and none of them 0. */
 void cache_lease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);
 void cache_unlease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);

@@ -47,7 +47,7 @@ void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
         c->tier_ops->forget(c->tier, &place, ns_part_bytes(ns, part));
 }
 
-void cache_discard(struct cache *c, block_ref ref)
+static void block_remove(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
@@ -63,6 +63,11 @@ void cache_discard(struct cache *c, block_ref ref)
     block_drop_dram(c, ref, false);
     block_drop_nvme(c, ref);
     index_remove(c->config.index, ref);
+}
+
+void cache_discard(struct cache *c, block_ref ref)
+{
+    block_remove(c, ref);
     cache_released(c);
 }
 
@@ -81,17 +86,32 @@ void cache_settle(struct cache *c, block_ref ref)
     cache_settle_block(c, ref, b, ns);
 }
 
+/* An incomplete block in DRAM may still be completed, or the policy evicts it. Nobody would ever find one without
+ * anything in DRAM. */
+static bool worthless(const struct block *b, const struct ns *ns)
+{
+    return b->leases == 0 && block_idle(b, ns) &&
+           (b->flags & BLOCK_DOOMED || (b->dram_parts == 0 && !block_complete(b, ns)));
+}
+
 void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns)
 {
     if (b->flags & BLOCK_PAIRED)
         cache_pair_settle(c, ref);
     cache_reconsider(c, ref);
-    if (b->leases > 0 || !block_idle(b, ns))
-        return;
-    /* An incomplete block in DRAM may still be completed, or the policy evicts it. Nobody would
-     * ever find one without anything in DRAM. */
-    if (b->flags & BLOCK_DOOMED || (b->dram_parts == 0 && !block_complete(b, ns)))
+    if (worthless(b, ns))
         cache_discard(c, ref);
+}
+
+void cache_lease_undo(struct cache *c, block_ref ref)
+{
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
+
+    cache_lease_end(c, b, ns);
+    cache_reconsider(c, ref);
+    if (worthless(b, ns))
+        block_remove(c, ref);
 }
 
 /* The tiers in which something of it lies, or to which something is on its way. backed: leaving

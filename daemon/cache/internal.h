@@ -72,7 +72,7 @@ struct cache {
     /* Write-behind. */
     struct write_target write[WRITE_TARGETS];
     struct block_queue unseeded; /* blocks for the shared tier whose namespace's seed is awaited */
-    uint32_t seeded;             /* of them, those to look at again: the first ones */
+    uint32_t seeded;             /* of them, those to look at again: the last ones */
     bool no_writes;
     uint64_t dirty_bytes;         /* in DRAM, not on NVMe, and waiting to be written there */
     struct list durables;         /* of cache_durable.link: wait for the tier */

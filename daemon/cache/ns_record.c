@@ -35,18 +35,18 @@ static void record_failed(struct cache *c)
                          0); /* can't fail: it has a callback */
 }
 
-/* Is there one that has to wait for the end of a purge? */
+/* Is there one left, or that has to wait for the end of a purge? */
 static bool records_try(struct cache *c, uint32_t most)
 {
     struct index *ix = c->config.index;
     bool held = false;
 
-    for (uint32_t place = 0; place < index_ns_places(ix) && most > 0; place++) {
+    for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         struct ns *ns = index_ns_at(ix, place);
 
         if (!ns || ns->record != NS_RECORD_FAILED)
             continue;
-        if (ns->purges > 0) {
+        if (ns->purges > 0 || most == 0) {
             held = true;
             continue;
         }
@@ -68,8 +68,8 @@ static void retry_cb(uv_timer_t *timer)
 {
     struct cache *c = timer->data;
 
-    if (!c->no_writes && c->records == 0)
-        records_go_on(c, 1);
+    if (!c->no_writes)
+        records_go_on(c, c->records == 0);
 }
 
 void cache_ns_records_init(struct cache *c)

@@ -111,16 +111,23 @@ static int stage_take(struct cache *c, const struct form *form, int node, struct
     return 0;
 }
 
-static void stage_put(struct cache *c, struct cache_stage *g)
+/* Was that the last one of it? */
+static bool stage_drop(struct cache *c, struct cache_stage *g)
 {
     c->shards.pieces--;
     if (--g->pieces > 0)
-        return;
+        return false;
     if (c->shards.stage == g)
         c->shards.stage = NULL;
     arena_slot_free(c->arena, g->slot);
     free(g);
-    cache_released(c);
+    return true;
+}
+
+static void stage_put(struct cache *c, struct cache_stage *g)
+{
+    if (stage_drop(c, g))
+        cache_released(c);
 }
 
 /* ---- a read ---- */
@@ -233,7 +240,8 @@ static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t 
     s->begun_ns = uv_hrtime();
     rc = cache_tier_submit(c, &s->io);
     if (rc != 0) {
-        cache_shards_put(c, s);
+        (void)stage_drop(c, s->stage); /* as it was: nothing was released */
+        free(s);
         return rc;
     }
     if (policy_heat(c->config.policy, ref) == HEAT_ONCE)

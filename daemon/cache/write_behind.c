@@ -349,6 +349,8 @@ static bool block_take(struct cache *c, enum write_to to, block_ref ref, unsigne
     if (stalled) {
         if (queue_push(stalled, ref) != 0)
             give_up(c, to, ref);
+        else if (stalled == &c->unseeded && c->seeded > 0)
+            c->seeded++; /* it is the last one, where the look goes on */
         return true;
     }
     queued_set(c, to, ref, false);
@@ -425,10 +427,10 @@ bool cache_write_pump(struct cache *c, enum write_to to)
     return c->write[to].n > 0 && cache_write_waits(c, to);
 }
 
-static void unstall(struct cache *c, enum write_to to, block_ref ref, bool front)
+static void unstall(struct cache *c, enum write_to to, block_ref ref)
 {
     if (still_waits(c, to, ref) &&
-        writes_push(&c->write[to], cache_ns(c, ref)->tenant, ref, front) != 0)
+        writes_push(&c->write[to], cache_ns(c, ref)->tenant, ref, true) != 0)
         give_up(c, to, ref);
 }
 
@@ -438,18 +440,19 @@ void cache_writes_seeded(struct cache *c)
     cache_released(c);
 }
 
+/* From the last one on, so that each comes to be in front of those that came behind it. */
 bool cache_writes_seed(struct cache *c)
 {
     struct block_queue *q = &c->unseeded;
 
     for (int i = 0; i < SEED_LOOKS && c->seeded > 0; i++, c->seeded--) {
-        block_ref ref = queue_pop(q);
+        block_ref ref = queue_pop_last(q);
 
         if (!c->no_writes && still_waits(c, WRITE_SHARE, ref) &&
             cache_seed_awaited(c, cache_ns(c, ref)))
-            (void)queue_push(q, ref); /* there is a place */
+            (void)queue_push_front(q, ref); /* there is a place */
         else
-            unstall(c, WRITE_SHARE, ref, false);
+            unstall(c, WRITE_SHARE, ref);
     }
     cache_released(c);
     return c->seeded > 0;
@@ -459,7 +462,7 @@ void cache_writes_unstall(struct cache *c)
 {
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         while (c->write[to].stalled.n > 0)
-            unstall(c, to, queue_pop_last(&c->write[to].stalled), true);
+            unstall(c, to, queue_pop_last(&c->write[to].stalled));
     list_splice_front(&c->durables, &c->stalled_durables);
     cache_released(c);
     cache_durables_retry(c);

@@ -315,6 +315,31 @@ Test(cache, uses_of_a_part_are_bounded)
     drop(ref);
 }
 
+/* Else two who wait and try in vain would wake each other for ever. */
+Test(cache, what_did_not_come_about_wakes_nobody)
+{
+    block_ref kept = store(rig.one, 1), ref;
+    struct waiter w;
+    struct asker a;
+
+    cr_assert_eq(get(kept, 0, &w), CACHE_READY); /* it may end, so others may wait */
+    turn();
+    ask(&a);
+    cr_assert(cache_most_wait(rig.cache, &a.r));
+    ref = open_block(rig.one, 2);
+    cache_lease_undo(rig.cache, ref);
+    cr_expect_eq(find(rig.one, 2), 0u, "it was opened for this");
+    cache_lease(rig.cache, kept);
+    cache_lease_undo(rig.cache, kept);
+    for (int i = 0; i < 5; i++)
+        turn();
+    cr_expect_eq(a.calls, 0);
+    cache_put(rig.cache, kept, 0);
+    turn();
+    cr_expect_eq(a.calls, 1);
+    drop(kept);
+}
+
 Test(cache, no_writes_once_it_stops)
 {
     block_ref ref = store(rig.one, 1);

@@ -149,7 +149,8 @@ static void chaos_load(void)
         load_has(l);
     if (rc == CACHE_READY || rc == CACHE_PENDING)
         return;
-    cr_assert(rc == -EBUSY || (rc == -EDQUOT && ns->tenant->settings.dram_most > 0),
+    cr_assert(rc == -EBUSY || rc == -EAGAIN ||
+                  (rc == -EDQUOT && ns->tenant->settings.dram_most > 0),
               "found, and then not there: %d", rc);
     l->state = LOAD_FREE;
     drop(ref);
