@@ -140,7 +140,7 @@ criterion() {
         jobs=1
         export UCM_MOONCAKE_PYTHON=$mooncake
     fi
-    timeout -k 10 "${TEST_SECONDS:-600}" "$2" "--tap=$log.tap" -j"$jobs" >"$log.log" 2>&1 </dev/null
+    timeout -k 10 "${TEST_SECONDS:-300}" "$2" "--tap=$log.tap" -j"$jobs" >"$log.log" 2>&1 </dev/null
     rc=$?
     unset UCM_MOONCAKE_PYTHON
     skip=$(count '^ok .*# SKIP' "$log.tap")
@@ -153,7 +153,7 @@ criterion() {
 python() {
     local label=$1 name=${2##*/} start=$SECONDS rc ran bad=0 skip n
     local log=$results/$label/$name
-    timeout -k 10 "${TEST_SECONDS:-600}" "$python3" -B "$2" >"$log.log" 2>&1 </dev/null
+    timeout -k 10 "${TEST_SECONDS:-300}" "$python3" -B "$2" >"$log.log" 2>&1 </dev/null
     rc=$?
     ran=$(sed -nE 's/^Ran ([0-9]+) tests?.*/\1/p' "$log.log" | tail -n 1)
     skip=$(sed -nE 's/^(OK|FAILED) \(.*skipped=([0-9]+).*/\2/p' "$log.log" | tail -n 1)

@@ -122,17 +122,23 @@ Test(cache_compact, room_for_another_size_beside_what_is_guaranteed)
         cache_fill_done(rig.cache, f[i], 1, false);
 }
 
+/* Room is wanted, and the two guaranteed parts of an extent are being copied. */
+static void copies_begin(struct cache_fill **f)
+{
+    mix(4 * SLOT);
+    cr_assert_eq(want(0, f), -EBUSY);
+    turn();
+    turn();
+    cr_assert_eq(n_copies, 2u);
+}
+
 Test(cache_compact, a_part_in_use_moves_when_it_is_let_go)
 {
     struct cache_wait w = {.done_cb = NULL};
     struct cache_fill *f;
     block_ref ref;
 
-    mix(4 * SLOT);
-    cr_assert_eq(want(0, &f), -EBUSY);
-    turn();
-    turn();
-    cr_assert_eq(n_copies, 2u);
+    copies_begin(&f);
     ref = owner_block(part_owner(find(quiet, 0), 0));
     for (uint64_t i = 0; i < 4; i++) { /* whichever two it is */
         ref = find(quiet, i);
@@ -202,7 +208,8 @@ Test(cache_compact, where_all_is_guaranteed_nothing_moves_or_leaves)
     cr_expect_eq(quiet->tenant->dram_bytes, 8 * SLOT);
 }
 
-/* Somebody waits for room, as an append that builds may, and what is in the way is in its own use. Nothing else happens. */
+/* A waiter for room that itself uses the part which is in the way: an append that builds may be one.
+ * Nothing else happens. */
 static struct {
     struct cache_retry retry;
     struct deadlines deadlines;
@@ -279,11 +286,7 @@ Test(cache_compact, who_waits_may_take_the_part_while_it_is_copied, .init = wait
 {
     struct cache_fill *f;
 
-    mix(4 * SLOT);
-    cr_assert_eq(want(0, &f), -EBUSY);
-    turn();
-    turn();
-    cr_assert_eq(n_copies, 2u);
+    copies_begin(&f);
     use_all(true);
     copy_all();
     settle();
@@ -330,11 +333,7 @@ Test(cache_compact, what_is_evicted_by_name_on_its_way_is_gone)
 {
     struct cache_fill *f;
 
-    mix(4 * SLOT);
-    cr_assert_eq(want(0, &f), -EBUSY);
-    turn();
-    turn();
-    cr_assert_eq(n_copies, 2u);
+    copies_begin(&f);
     for (uint64_t i = 0; i < 4; i++)
         (void)cache_evict(rig.cache, find(quiet, i), CACHE_ALL);
     copy_all();

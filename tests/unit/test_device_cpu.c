@@ -520,6 +520,48 @@ Test(device_cpu, who_is_held_up_holds_up_nobody_else)
     close_ok(r);
 }
 
+/* With one thread, which is held up until all are there: priorities decide, then loads go before dumps, then age. */
+Test(device_cpu, urgent_first)
+{
+    static const struct {
+        enum device_op op;
+        uint8_t priority;
+        unsigned place;
+    } plan[] = {{DEVICE_DUMP, 0, 6}, {DEVICE_LOAD, 0, 5}, {DEVICE_DUMP, 7, 2},
+                {DEVICE_LOAD, 3, 3}, {DEVICE_LOAD, 7, 1}, {DEVICE_LOAD, 3, 4}};
+    struct device_config config = {.cpu_threads = 1, .cuda = CONFIG_CUDA_OFF};
+    struct ucm_copy_item item, slot = {.slot = (uint64_t)(uintptr_t)slots};
+    struct device_region *r = region_flat(memfd, 0, MEMORY);
+    struct test_job first, jobs[6];
+    struct device_set *one;
+    struct ucm_error e;
+    struct stuck s;
+    char note[200];
+
+    stuck_init(&s);
+    cr_assert_eq(device_set_new(&loop, &config, &one, note, &e), 0);
+    cpu = device_set_at(one, 0);
+    open_ok(r);
+    dump_begin(&first, r, 0, &item, s.slots);
+    stuck_await(&s, 1);
+    for (unsigned i = 0; i < 6; i++) {
+        job_init(&jobs[i], plan[i].op, r, &slot, 1);
+        jobs[i].job.priority = plan[i].priority;
+        jobs[i].job.who = first.job.who;
+        job_submit(&jobs[i]);
+    }
+    n_done = 0;
+    close(s.fault);
+    cr_assert_eq(job_wait(&first), 0);
+    for (unsigned i = 0; i < 6; i++)
+        cr_assert_eq(job_wait(&jobs[i]), 0);
+    for (unsigned i = 0; i < 6; i++)
+        cr_assert_eq(jobs[i].order, plan[i].place, "job %u was number %u", i, jobs[i].order);
+    munmap(s.slots, MEMORY);
+    close_ok(r);
+    device_set_free(one);
+}
+
 Test(device_cpu, bad_jobs_touch_nothing)
 {
     struct device_region *r = region_flat(memfd, 0, MEMORY);

@@ -95,58 +95,6 @@ Test(device_jobs, close_waits_for_the_regions_jobs)
     close_ok(other);
 }
 
-/* Behind a long job, submitted while it goes on: what it says of the jobs' places, from 1. */
-static bool in_order(struct device_region *r)
-{
-    static const struct {
-        enum device_op op;
-        uint8_t priority;
-        unsigned place;
-    } plan[] = {{DEVICE_DUMP, 0, 6}, {DEVICE_LOAD, 0, 5}, {DEVICE_DUMP, 7, 2},
-                {DEVICE_LOAD, 3, 3}, {DEVICE_LOAD, 7, 1}, {DEVICE_LOAD, 3, 4}};
-    static struct ucm_copy_item items[4096];
-    struct test_job long_job, jobs[6];
-    bool as_planned = true;
-
-    for (uint32_t i = 0; i < 4096; i++)
-        items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots, .block = i % 64};
-    job_init(&long_job, DEVICE_LOAD, r, items, 4096);
-    long_job.job.priority = 7;
-    job_submit(&long_job);
-    for (unsigned i = 0; i < 6; i++) {
-        job_init(&jobs[i], plan[i].op, r, items, 1);
-        jobs[i].job.priority = plan[i].priority;
-        job_submit(&jobs[i]);
-    }
-    n_done = 0;
-    for (unsigned i = 0; i < 6; i++)
-        cr_assert_eq(job_wait(&jobs[i]), 0);
-    cr_assert_eq(job_wait(&long_job), 0);
-    for (unsigned i = 0; i < 6; i++)
-        as_planned = as_planned && jobs[i].order == plan[i].place;
-    return as_planned;
-}
-
-/* With one thread: priorities decide, then loads go before dumps, then age. The long job may be over too soon. */
-Test(device_jobs, urgent_first)
-{
-    struct device_config config = {.cpu_threads = 1, .cuda = CONFIG_CUDA_OFF};
-    struct device_region *r = region_flat(memfd, 0, MEMORY);
-    struct device_set *one;
-    struct ucm_error e;
-    bool as_planned = false;
-    char note[200];
-
-    cr_assert_eq(device_set_new(&loop, &config, &one, note, &e), 0);
-    cpu = device_set_at(one, 0);
-    open_ok(r);
-    for (int attempt = 0; attempt < 10 && !as_planned; attempt++)
-        as_planned = in_order(r);
-    cr_expect(as_planned);
-    close_ok(r);
-    device_set_free(one);
-}
-
 /* Its memory may be in use for something else. */
 Test(device_jobs, a_worker_that_hung_up_is_left_alone)
 {
