@@ -99,7 +99,7 @@ void cache_free(struct cache *c)
     assert(list_empty(&c->next_turn) && list_empty(&c->pressure) && c->share_busy == 0);
     assert(c->relocations.n == 0 && c->compact.n == 0 && c->hints.n == 0);
     cache_hints_close(c);
-    cache_compact_close(c);
+    cache_compact_disarm(c);
     cache_snapshot_forget(c); /* where no snapshot was written */
     c->closing = true;
     c->handles = 2;

@@ -108,11 +108,12 @@ bool cache_on_share(struct cache *c, block_ref ref);
 /* A lease keeps the block in some tier until cache_unlease. */
 void cache_lease(struct cache *c, block_ref ref);
 void cache_unlease(struct cache *c, block_ref ref);
-/* Of a lease taken just now for what did not come about: nothing was released, so nobody who waits is woken. */
-void cache_lease_undo(struct cache *c, block_ref ref);
 /* The same of refs[n], all of ns and none of them 0. */
 void cache_lease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);
 void cache_unlease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);
+/* Ends a lease that its caller took just now and does not need. It released nothing, so it wakes
+ * nobody. */
+void cache_lease_undo(struct cache *c, block_ref ref);
 /* Of blocks that have leases, each once: what they count as in the index, and their bytes if they are complete. */
 struct cache_leased {
     uint64_t index_bytes, bytes;
@@ -350,8 +351,8 @@ void cache_retry_cancel(struct cache_retry *r); /* r is initialised; it need not
  * could free a slot (a copy, a read, a write, the arena's growth). first: before those who wait
  * already. */
 bool cache_space_wait(struct cache *c, struct cache_retry *r, bool first);
-/* The same for one whom space does not help, as its tenant gets no more (-EDQUOT) or something else is full (-EAGAIN): nobody
- * waits behind it. */
+/* The same for who needs something else than a slot: its tenant gets no more (-EDQUOT), or a queue is
+ * full (-EAGAIN). Nobody waits behind it. */
 bool cache_most_wait(struct cache *c, struct cache_retry *r);
 /* Others wait for that, and none of them is r, or r is not the first. */
 bool cache_space_awaited(const struct cache *c, const struct cache_retry *r);

@@ -194,7 +194,7 @@ static void alarm_cb(struct deadline *d)
     if (c->compact.extent > 0)
         cache_compact_later(c);
     else
-        cache_released(c); /* who was told that nothing is tried for a moment tries again */
+        cache_released(c); /* the pause is over: those who wait try again */
 }
 
 static void alarm_set(struct cache *c, uint64_t at_ms)
@@ -203,7 +203,7 @@ static void alarm_set(struct cache *c, uint64_t at_ms)
         deadline_arm(c->config.deadlines, &c->compact.alarm, at_ms, alarm_cb);
 }
 
-void cache_compact_close(struct cache *c)
+void cache_compact_disarm(struct cache *c)
 {
     if (c->config.deadlines)
         deadline_disarm(c->config.deadlines, &c->compact.alarm);
@@ -248,7 +248,7 @@ static void end(struct cache *c, bool in_vain)
 {
     if (c->compact.extent > 0 && !emptied(c))
         arena_extent_close(c->arena, c->compact.extent - 1, false);
-    cache_compact_close(c);
+    cache_compact_disarm(c);
     c->compact.failed = in_vain ? c->compact.extent : 0;
     c->compact.extent = 0;
     c->compact.slot_bytes = 0;
@@ -322,7 +322,7 @@ bool cache_compact_pump(struct cache *c)
 
     c->compact.pump = false;
     more = compact(c);
-    /* Its patience may end while nothing else happens: whoever has the part that is in the way may wait for this. */
+    /* Nothing else may happen meanwhile: who uses the part in the way may itself wait for room. */
     if (c->compact.extent > 0)
         alarm_set(c, c->compact.progress_ms + PATIENCE_MS + 1);
     return more;

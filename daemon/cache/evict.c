@@ -86,8 +86,8 @@ void cache_settle(struct cache *c, block_ref ref)
     cache_settle_block(c, ref, b, ns);
 }
 
-/* An incomplete block in DRAM may still be completed, or the policy evicts it. Nobody would ever find one without
- * anything in DRAM. */
+/* An incomplete block in DRAM may still be completed, or the policy evicts it. Nobody would ever find
+ * one without anything in DRAM. */
 static bool worthless(const struct block *b, const struct ns *ns)
 {
     return b->leases == 0 && block_idle(b, ns) &&

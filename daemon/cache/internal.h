@@ -440,7 +440,7 @@ slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int 
 bool cache_compact(struct cache *c, uint64_t slot_bytes);
 /* True: there is more for the next turn of the loop. */
 bool cache_compact_pump(struct cache *c);
-void cache_compact_close(struct cache *c);
+void cache_compact_disarm(struct cache *c); /* its alarm */
 
 /* ---- quota.c: what tenants are guaranteed, and get at most ---- */
 
@@ -505,7 +505,7 @@ bool cache_write_waits(const struct cache *c, enum write_to to);
 bool cache_write_pump(struct cache *c, enum write_to to);
 /* A namespace may be written again: what was stalled waits in front of its queue. */
 void cache_writes_unstall(struct cache *c);
-/* A seed has come, or can't be had: the same, in the next turns, of the blocks that no longer wait for one. */
+/* A seed has come, or can't be had: its blocks are put back in the next turns. */
 void cache_writes_seeded(struct cache *c);
 bool cache_writes_seed(struct cache *c); /* some of these; are there more? */
 /* How many of its parts a write would bring to the target: they have no copy there, nor is one under

@@ -209,7 +209,8 @@ static void shards_done_cb(struct tier_io *io, int status)
     w->done_cb(w, 0);
 }
 
-/* CACHE_PENDING; -EBUSY: no slot; -EAGAIN: the tier's queue is full; or another -errno: it can't be had this way. */
+/* CACHE_PENDING; -EBUSY: no slot; -EAGAIN: the tier's queue is full; or another -errno: it can't be had
+ * this way. */
 static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t first, uint32_t n,
                         uint8_t priority, int node, struct cache_wait *w)
 {

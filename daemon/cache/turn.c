@@ -29,8 +29,8 @@ static bool anybody_waits(const struct cache *c)
            !list_empty(&c->quotas.woken);
 }
 
-/* Each waits for what is its tenant's, so none of them says anything about those behind it: after a release each tries
- * once, some in each turn. */
+/* Each waits for something of its own, so that one fails says nothing about the next: after a release
+ * each tries once, some in each turn. */
 static void most_wake(struct cache *c, bool released)
 {
     struct list *node;

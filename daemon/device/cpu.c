@@ -1,9 +1,10 @@
 #include "daemon/base/log.h"
+#include "daemon/base/text_file.h"
 #include "daemon/device/guard.h"
 #include "daemon/device/work.h"
-#include "daemon/device/worker.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +16,8 @@
 #define CPU_PIECE_BYTES (1u << 20) /* of one thread at a time, so that others help and overtake */
 #define CPU_BURST_BYTES (16ull << 20)
 #define CPU_SLICE_BYTES (16ull << 20) /* of pages, unmapped at a time: about 2 ms */
-/* A piece takes 1 ms; longer where its worker's memory makes it wait, or where the host's processors are busy: that is
- * not held up, for so long. */
+/* A piece takes 1 ms. A copier is held up when its worker's memory has kept it for CPU_HELD_MS, or the
+ * host's other work for CPU_BUSY_MS. */
 #define CPU_HELD_MS 5u
 #define CPU_BUSY_MS 50u
 #define CPU_STAND_INS 16u
@@ -85,8 +86,23 @@ static void copier_end(struct copier *k)
     k->cpu->working--;
 }
 
-/* Does it wait for a processor, and for nothing else? Whoever stood in for it would take turns with it as the kernel likes,
- * and not as tenants' weights say. What works in the kernel for long, as with a file's pages, is held up. */
+/* The letter of proc_pid_stat(5): 'R' runs or waits for a processor, 'S' and 'D' wait for something else.
+ * '?': it is not known. */
+static char thread_state(pid_t tid)
+{
+    const char *name_end;
+    char path[64], text[1024], state;
+
+    snprintf(path, sizeof(path), "/proc/self/task/%ld/stat", (long)tid);
+    if (text_file_read(AT_FDCWD, path, 0, text, sizeof(text)) < 0)
+        return '?';
+    name_end = strrchr(text, ')'); /* of the thread's name, which may hold anything */
+    return name_end && sscanf(name_end, ") %c", &state) == 1 ? state : '?';
+}
+
+/* Only a busy host keeps it waiting. A stand-in would then take turns with it as the kernel likes, and
+ * not by tenants' weights. A thread that works in the kernel for long is held up: it frees a file's
+ * pages, say. */
 static bool lacks_processor(const struct copier *k)
 {
     clockid_t clock;
@@ -390,9 +406,9 @@ static struct device_job *next_job(struct cpu *c, bool controlled)
     return job;
 }
 
-/* Where something waits that it may not do, looks again soon: who is in the way may be held up by then. If as many work as
- * may, not at work.cond, whose signals are for those that may work: of these there are always at_once, since so many worked
- * when this one came here. */
+/* While jobs wait that this thread may not do, it looks again soon: the copier in their way may be held up
+ * by then. If at_once copiers work, it does not wait at work.cond: that one's signals are for threads that
+ * may work. at_once of these are there, since so many worked when this one came here. */
 static void wait_for_work(struct cpu *c)
 {
     struct work *w = &c->work;

@@ -34,20 +34,6 @@ static int stat_read(int fd, unsigned *flags, uint64_t *start)
     return name_end && sscanf(name_end, STAT_FIELDS, flags, start) == 2 ? 0 : -EIO;
 }
 
-int thread_state(pid_t tid)
-{
-    const char *name_end;
-    char path[64], text[1024], state;
-    ssize_t n;
-
-    snprintf(path, sizeof(path), "/proc/self/task/%ld/stat", (long)tid);
-    n = text_file_read(AT_FDCWD, path, 0, text, sizeof(text));
-    if (n < 0)
-        return (int)n;
-    name_end = strrchr(text, ')');
-    return name_end && sscanf(name_end, ") %c", &state) == 1 ? state : -EIO;
-}
-
 int worker_open(struct worker *w, pid_t pid)
 {
     unsigned flags;

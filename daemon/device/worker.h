@@ -1,4 +1,4 @@
-/* A worker's process: is it the same one, and is it alive? And what a thread of the daemon's own does.
+/* A worker's process: is it the same one, and is it alive?
  *
  * Promise: worker_alive is true only while the process that had this pid at worker_open has not
  * begun to exit. Threads: one object at a time. */
@@ -30,9 +30,5 @@ bool worker_seen(struct worker *w, const int *peer_fd, uint64_t now_ms);
  * own pid namespace. */
 const char *worker_events_foreign(const struct worker *w);
 void worker_close(struct worker *w);
-
-/* Of a thread of this process, the letter of proc_pid_stat(5): 'R' has a processor or waits for one alone, 'S' and 'D' wait
- * for something else. Or -errno. Reads a file of the kernel's: some 10 us. */
-int thread_state(pid_t tid);
 
 #endif

@@ -81,9 +81,9 @@ void conn_welcome(struct conn *c)
 
 /* ---- life ---- */
 
-/* Reads while the peer reads, writes while there is something to write; nothing before the turn of what is ready. While the
- * peer does not read, that it sends no more says nothing, and would be told again at once; that it has gone is told to
- * who writes. */
+/* Reads while the peer reads, writes while there is something to write; nothing before the turn of what
+ * is ready. While the peer does not read, the daemon does not ask for its half close: epoll would tell
+ * of it again and again. A full close shows in the write. */
 static void conn_interest(struct conn *c)
 {
     bool reads = !c->stalled && !conn_backed_up(c), writes = c->out_n > c->out_at;

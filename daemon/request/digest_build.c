@@ -112,7 +112,6 @@ static int published_begin(const struct published *p)
     struct derived_space *space = p->space;
     struct cache *c = space->rq->rooms.cache;
     block_ref base = stored_block(space, p->key, p->part), derived;
-    void (*end)(struct cache * c, block_ref ref);
     int rc;
 
     if ((space->watchers == 0 && !space->decodes) || base == 0)
@@ -124,10 +123,14 @@ static int published_begin(const struct published *p)
     derived = cache_open(c, space->derived, p->key);
     /* The claim of the fill refuses one that is there already, or being written. */
     rc = derived ? derived_build(space, base, derived, p->part) : -ENOSPC;
-    end = rc == 0 ? cache_unlease : cache_lease_undo;
+    if (rc == 0) {
+        cache_unlease(c, derived);
+        cache_unlease(c, base);
+        return 0;
+    }
     if (derived)
-        end(c, derived);
-    end(c, base);
+        cache_lease_undo(c, derived);
+    cache_lease_undo(c, base);
     return rc;
 }
 

@@ -195,7 +195,7 @@ void transfer_retry_cb(struct cache_retry *r)
     transfer_pump(t);
 }
 
-/* Waits for a slot, or for what space does not help, or gives the rest up when nothing is under way that could free any.
+/* Waits for a slot or for a place in a queue. Gives the rest up when nothing under way could free any.
  * Of those who wait for a slot one that has nothing under way goes first: it needs little to get on. */
 static void transfer_park(struct transfer *t)
 {

@@ -42,7 +42,7 @@ struct transfer {
     uint8_t priority;
     enum device_beside beside; /* of load, dump and fetch */
     bool stopping, pumping, finished;
-    bool most;        /* its tenant gets no more slots */
+    bool most;        /* a slot would not help: its tenant gets no more, or a queue is full */
     bool no_slot;     /* in this pump its next item found no slot */
     bool yielded;     /* begins no item before the next turn of the loop */
     bool awaits_read; /* begins no item before its turn to read; in rq->readers */

@@ -534,7 +534,8 @@ void item_waits(struct transfer *t, uint32_t item)
     t->in_window += item_slot_bytes(t, item);
 }
 
-/* Load, fetch and prefetch. 0: begun or ended; -EBUSY, -EDQUOT: no slot now; -EAGAIN: something else is full. */
+/* Load, fetch and prefetch. 0: begun or ended; -EBUSY, -EDQUOT: no slot now; -EAGAIN: a queue is
+ * full. */
 static int item_get(struct transfer *t, uint32_t item)
 {
     uint32_t part = item_part(t, item);
@@ -592,7 +593,7 @@ static int item_fill(struct transfer *t, uint32_t item)
         rc = cache_fill_claim(cache_of(t), &t->r.s->fills, t->refs[item], t->part, t->shard,
                               t->shards, node_of(t), &fill);
     if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
-        t->no_slot = placed && rc != -EAGAIN;
+        t->no_slot = placed;
         return rc;
     }
     if (rc == 0) {

@@ -327,8 +327,8 @@ static void pin_yield(struct pin_request *q)
     cache_next_turn(cache_of_pin(q), &q->retry);
 }
 
-/* Waits for a place among its tenant's relocations, not for space, so it is in nobody's way; or passes over a block for
- * which nobody will make one. */
+/* Waits for a place among its tenant's relocations. Passes over a block if nothing under way could free
+ * one. */
 static void pin_park(struct pin_request *q)
 {
     if (!list_empty(&q->retry.link) || cache_most_wait(cache_of_pin(q), &q->retry))
