@@ -31,7 +31,7 @@ def runs(pid):
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as f:
             return " Z " not in f.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

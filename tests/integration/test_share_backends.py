@@ -49,7 +49,7 @@ def runs(pid):
     try:
         with open(f"/proc/{pid}/stat") as f:
             return " Z " not in f.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
