@@ -1,16 +1,16 @@
-# GPU support: what of CUDA there is, the kernels, the tests that need a GPU. Included by the Makefile,
-# after its source lists and before its objects; sets CUDA_OBJ, CUDA_CPPFLAGS, CUDA_LIBS.
+# GPU support: what of CUDA there is, the kernels, the companion library. Sets CUDA_OBJ (linked into the daemon),
+# CUDA_CPPFLAGS, CUDA_LIBS, and OTHER_CUDA: the sources of the daemon that this build leaves out.
 #
 # The daemon needs CUDA's headers and nvcc to build, and nothing of CUDA to start: libcuda.so.1 is
 # opened while it runs. Without the toolkit, daemon/device/cuda_none.c takes the place of the others.
 
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
 HAVE_CUDA := $(and $(NVCC),$(wildcard $(CUDA_HOME)/include/cuda.h))
 
-CUDA_FILES := $(wildcard daemon/device/cuda*.c)
 ifneq ($(HAVE_CUDA),)
 
-DAEMON_SRC    := $(filter-out daemon/device/cuda_none.c,$(DAEMON_SRC))
+OTHER_CUDA    := daemon/device/cuda_none.c
 CUDA_CPPFLAGS := -isystem $(CUDA_HOME)/include
 CUDA_OBJ      := $O/obj/kernels/copy_fatbin.o
 CUDA_ARCHS    ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
@@ -114,7 +114,7 @@ LIBS        += $O/libucmclient_cuda.a $O/$(CUDA_SO).$(VERSION) $O/$(CUDA_SO).$(S
 
 $O/libucmclient_cuda.a: $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ)
 	@rm -f $@ && ar rcs $@ $^
-$O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO)
+$O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO) $(SPARSE_OBJ) $(ENCODING_OBJ) $(call obj,kernels/isa.c)
 	$(CC) $(SANFLAGS) -shared -pthread $(if $(SAN),,-Wl,-z,defs) -Wl,-soname,$(CUDA_SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
 	    -Wl,--version-script=client/cuda/libucmclient_cuda.map -Wl,-rpath,'$$ORIGIN' $(LDFLAGS) $(filter %.o,$^) \
 	    -L$O -lucmclient -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
@@ -132,100 +132,7 @@ $(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 
 fatbins: $(SPARSE_FATBIN) $(RARE_FATBIN) $(CLUSTER_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(ROPE_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
-
-# Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
-UNIT_SRC  += $(wildcard tests/unit/cuda/test_*.c)
-FAKE_CUDA := $(addprefix $O/obj/tests/unit/cuda/,fake_cuda.o fake_cuda_copy.o fake_cuda_driver.o)
-# A static rule, or make prefers the general one while an object of this one is still to be made.
-CUDA_UNIT := $(patsubst tests/%.c,$O/tests/%,$(wildcard tests/unit/cuda/test_*.c))
-$(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
-                      $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ) $O/obj/tests/runner/runner.o $O/obj/tests/runner/bytes.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
-	@mkdir -p $(@D)
-	$(call say,LINK)
-	$(Q)$(LINK_TEST) -Wl,--wrap=job_clock_ms $(WRAPPED) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
-
-$O/tests/unit/cuda/test_cuda_decode_window: WRAPPED = $(addprefix -Wl$(comma)--wrap=ucm_window_,info mappings release address)
-
-# Tests of the device room on a GPU, with workers written in CUDA.
-GPU_SRC    := client/cuda/companion.c client/cuda/companion_encoding.c client/cuda/companion_rope.c tests/gpu/worker_staging.c
-GPU_OBJ    := $(GPU_SRC:%.c=$O/obj/%.o) $O/libucmdaemon.a
-GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
-
-$O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/worker_staging.h
-	@mkdir -p $(@D)
-	$(NVCC) -I. -O2 $(CUDA_ARCHS) -c $< -o $@
-$O/gpu/test_%: $O/obj/tests/gpu/test_%.o $(addprefix $O/obj/tests/gpu/,harness.o staging.o worker.o) $(GPU_OBJ)
-	@mkdir -p $(@D)
-	$(LINK) $^ $(DAEMON_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
-# The daemon as a whole on a GPU: a client program in CUDA, and the daemon that it starts.
-SERVE_OBJ := $(addprefix $O/obj/tests/gpu/,serve.o serve_encoded.o serve_roles.o serve_stream.o serve_worker.o)
-$(SERVE_OBJ): $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/serve.h client/include/ucmclient.h client/include/ucmclient_cuda.h
-	@mkdir -p $(@D)
-	$(NVCC) -I. -Iclient/include -O2 $(CUDA_ARCHS) -c $< -o $@
-$O/gpu/test_serve: $(SERVE_OBJ) $O/obj/tests/gpu/serve_ring.o $O/libucmclient_cuda.a $O/libucmclient.a
-	@mkdir -p $(@D)
-	$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
-GPU_TESTS += $O/gpu/test_serve
-# Kernels on a GPU beside the same in C: digests and selections, encodings, attention.
-SPARSE_TEST_OBJ   := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/sparse*.c))
-ENCODING_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/encoding*.c))
-$O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/libucmclient_cuda.a $O/libucmclient.a
-	@mkdir -p $(@D)
-	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-$O/gpu/test_encoding: $(ENCODING_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/obj/kernels/encoding/encoding_fatbin.o $O/libucmclient.a
-	@mkdir -p $(@D)
-	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-ROPE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/rope.c kernels/copy_ref.c)
-$O/gpu/test_rope: $(ROPE_TEST_OBJ) $(CUDA_OBJ) $O/libucmdaemon.a
-	@mkdir -p $(@D)
-	$(LINK) $^ -Wl,--as-needed -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
-SLOTS_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/slots*.c) $(wildcard kernels/slots/*.c))
-$O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
-	@mkdir -p $(@D)
-	$(LINK) $^ -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-ATTEND_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/attend*.c) $(wildcard kernels/slots/*.c))
-$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $(ATTEND_CUDA_OBJ) $O/obj/kernels/slots/slots_fatbin.o $O/libucmtools.a $O/libucmclient.a
-	@mkdir -p $(@D)
-	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
-DECODE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/decode*.c)) \
-                   $(patsubst %.c,$O/obj/%.o,kernels/slots/verify.c)
-$O/gpu/test_decode: $(DECODE_TEST_OBJ) $O/libucmclient_cuda.a $O/libucmtools.a $O/libucmclient.a
-	@mkdir -p $(@D)
-	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
-GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_rope $O/gpu/test_slots $O/gpu/test_attend $O/gpu/test_decode
-# Companions for Python tests that speak the protocol by themselves.
-GPU_COMPANIONS := $O/gpu/companions.so
-$(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libucmclient.a
-	@mkdir -p $(@D)
-	$(CC) -shared -pthread $(LDFLAGS) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-
-# A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
-# they need beyond the C library, and run.sh.
-gpu-bundle: $(GPU_TESTS) $(GPU_COMPANIONS) $(LIBS) $O/portable/libucmclient.so.0 $O/encoding_kernels.so
-	rm -rf $O/gpu/python
-	@mkdir -p $O/gpu/lib $O/gpu/python/client $O/gpu/python/tests/integration $O/gpu/python/tests/bench
-	cp -r client/python $O/gpu/python/client
-	cp $O/portable/libucmclient.so.0 $(PORTABLE_CUDA) $O/gpu/python/client/python/ucmclient
-	cp -r tests/vllm $O/gpu/python/tests
-	cp $(addprefix tests/integration/,daemon.py vllm_case.py vllm_paths.py test_vllm_connector.py test_vllm_trouble.py test_vllm_companion.py cuda_paths.py fake_tensor.py fake_source.py test_sparse_cuda.py test_decode_cuda.py test_decode_gpu.py second_client.py encoding_case.py encoding_gpu.py test_encoding.py test_encoding_life.py test_encoding_hostile.py test_forms.py) $O/gpu/python/tests/integration
-	@mkdir -p $O/gpu/python/docs
-	cp docs/protocol.md $O/gpu/python/docs
-	cp $O/encoding_kernels.so $O/gpu
-	cp $(addprefix tests/bench/,ttft.py blend_ttft.py engines.py) $(wildcard tests/bench/llama*.py tests/bench/decode*.py) $O/gpu/python/tests/bench
-	@mkdir -p $O/gpu/python/tests/gpu $O/gpu/python/systemd
-	cp tests/gpu/isolation.py tests/gpu/isolated_worker.py tests/gpu/sandbox.py tests/gpu/theft.py tests/gpu/turned.py $O/gpu/python/tests/gpu
-	cp systemd/ucmd.service $O/gpu/python/systemd
-	-systemd-analyze syscall-filter --no-pager >$O/gpu/python/tests/gpu/syscall-groups.txt
-	-cp -L $$(/sbin/ldconfig -p | awk '/libseccomp.so.2/ {print $$NF; exit}') $O/gpu/lib
-	rm -f $(filter-out $(GPU_TESTS),$(wildcard $O/gpu/test_*))
-	cp tests/gpu/run.sh tests/gpu/all.sh tests/gpu/table.py tests/gpu/attend_torch.py $(BINS) $O/gpu
-	cp $O/$(SO).$(SO_VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/gpu/lib
-	ldd $(GPU_TESTS) $(BINS) | awk '/=> \// {print $$3}' | sort -u | \
-	    grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libgcc_s|libcuda|ld-linux[^/]*)\.so' | \
-	    xargs -I '{}' cp -L '{}' $O/gpu/lib
-gpu-tests: $(GPU_TESTS) $(GPU_COMPANIONS)
-.PHONY: gpu-bundle gpu-tests
-
 else
-DAEMON_SRC := $(filter-out $(filter-out daemon/device/cuda_none.c,$(CUDA_FILES)),$(DAEMON_SRC))
+OTHER_CUDA := $(filter-out daemon/device/cuda_none.c,$(wildcard daemon/device/cuda*.c))
 endif
+.PHONY: fatbins

@@ -26,8 +26,8 @@ MADE = {"build/results", "build/san-address", "build/san-thread", "build/wheel/u
         "build/gpu/run.sh", "build/sparse/full/tables.md", "build/sparse/full/retrieval.svg",
         "build/encoding/full/tables.md"}
 TEXT_LANGUAGES = {"c", "cpp", "json", "text", "python", "ini", "svg"}
-SOURCES = [p for folder in ("proto", "kernels", "client", "daemon", "tests")
-           for kind in ("*.c", "*.h", "*.cu", "*.py", "*.sh", "*.S", "*.md", "*.map") for p in (TOP / folder).rglob(kind)]
+SOURCES = [p for folder in ("proto", "kernels", "client", "daemon", "config", "tests")
+           for kind in ("*.c", "*.h", "*.cu", "*.py", "*.sh", "*.S", "*.md", "*.map", "*.mk") for p in (TOP / folder).rglob(kind)]
 
 
 def run(*command, **options):
@@ -42,7 +42,7 @@ def help_of(*command):
 
 @functools.cache
 def makefile():
-    return "".join((TOP / f).read_text() for f in ("Makefile", "kernels/cuda.mk"))
+    return "".join(f.read_text() for f in (TOP / "Makefile", *(TOP / name for name in tree()[0] if name.endswith(".mk"))))
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def make_names():
     for line in rules.splitlines():
         if re.match(r"[^\t#\s][^=]*:(?!=)", line):
             names.update(line.replace(":", " ").split())
-    # Without a CUDA toolkit make does not read the rest of kernels/cuda.mk.
+    # Without a CUDA toolkit make does not read the rest of kernels/cuda.mk, nor of tests/gpu/gpu.mk.
     names.update(re.findall(r"^([a-z][\w-]*):", makefile(), re.M))
     return names | {f"build/{name}" for name in re.findall(r"^\$O/([\w./-]+):", makefile(), re.M)}
 

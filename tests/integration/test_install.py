@@ -120,7 +120,7 @@ class Install(unittest.TestCase):
                 self.assertTrue(taken, f"{name} is in no config/debian/*.install")
 
     def test_the_debian_packages_build_with_what_make_needs(self):
-        needs = set(re.search(r"^PKG_BUILD :=((?:.*\\\n)*.*)", (TOP / "Makefile").read_text(), re.M)[1].replace("\\", " ").split())
+        needs = set(re.search(r"^PKG_BUILD :=((?:.*\\\n)*.*)", (TOP / "tests/setup/setup.mk").read_text(), re.M)[1].replace("\\", " ").split())
         control = (TOP / "config/debian/control").read_text()
         named = set(re.findall(r"[\w+.-]+", re.search(r"Build-Depends:((?:.*,\n)*.*)", control)[1]))
         self.assertLessEqual(needs - {"build-essential"}, named)

@@ -1,0 +1,192 @@
+# Tests: how they are built and run. tests/check.sh has the phases.
+
+FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
+UNIT_SRC   := $(wildcard tests/unit/test_*.c $(if $(HAVE_CUDA),tests/unit/cuda/test_*.c))
+SYSTEM_SRC := $(wildcard tests/integration/test_*.c tests/fault/test_*.c)
+HELPER_SRC := $(filter-out $(SYSTEM_SRC),$(wildcard tests/integration/*.c tests/fault/*.c))
+TESTS   := $(patsubst tests/%.c,$O/tests/%,$(UNIT_SRC) $(SYSTEM_SRC))
+MOONCAKE_VENV ?= $O/mooncake-venv
+
+check: setup-check ## every test with gcc, those of C code under ASan+UBSan and TSan, too, and a short fuzz run
+	+@tests/check.sh '$(SUBMAKE)' plain asan tsan fuzz
+
+check-plain: setup-check ## the tests without sanitizers only
+	+@tests/check.sh '$(SUBMAKE)' plain
+
+check-asan: setup-check ## the tests under ASan+UBSan only
+	+@tests/check.sh '$(SUBMAKE)' asan
+
+check-tsan: setup-check ## the tests under TSan only
+	+@tests/check.sh '$(SUBMAKE)' tsan
+
+check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N)
+	+@$(SUBMAKE) all build-tests && tests/check_kill.sh $O
+
+check-hosts: setup ## three hosts and what they share (KIND='nfs posix s3 mooncake') die at random under load, ten minutes each (SECONDS_LONG=N)
+	+@$(SUBMAKE) all
+	set -e; for kind in $(or $(KIND),nfs posix s3 mooncake); do \
+	    UCMD=$O/ucmd UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_HOSTS_KIND=$$kind UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) python3 -B tests/fault/test_hosts.py; done
+
+check-mooncake: setup ## roots that are Mooncake stores, with a real master; its client is fetched from PyPI (46 MB) into MOONCAKE_VENV
+	+@$(SUBMAKE) all $O/tests/integration/test_share_mooncake
+	tests/setup/mooncake.sh $(MOONCAKE_VENV)
+	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCMD=$(abspath $O)/ucmd \
+	    $O/tests/integration/test_share_mooncake --timeout 120 -j1
+	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl \
+	    /usr/bin/python3 -B tests/integration/test_share_mooncake_hosts.py
+
+check-system: ## the shipped units, an operator's day under a real systemd, and the image; needs root (TEST=Class.test: one)
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_DEB) debootstrap lintian util-linux python3-swift $(PKG_IMAGE))
+	@$(TRY_MOONCAKE)
+	+@$(SUBMAKE) all
+	+@$(SUBMAKE) deb
+	lintian --allow-root --fail-on error,warning $O/deb/*.changes
+	tests/system/root.sh $O/system
+	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_system.py $(TEST)
+	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_deb.py)
+	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_day.py)
+	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system /usr/bin/python3 -B tests/system/check_image.py || [ $$? = 77 ])
+
+check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
+	tests/setup/chroot.sh
+
+bench-gate: setup-build ## is this tree slower than the commit in tests/bench/gate.base? 5: undecided, 6: slower (BASE=COMMIT)
+	+@$(SUBMAKE) all $O/bench/gate_worker
+	+@old=$$(tests/bench/gate_base.sh '$(SUBMAKE)' $O/gate '$(BASE)') && \
+	    python3 -B tests/bench/gate.py --old "$$old" --new $O --worker $O/bench/gate_worker --dir "$${BENCH_DIR:-/var/tmp}"
+
+fuzz: setup ## each fuzz target for FUZZ_SECONDS (60)
+	+@FUZZ_SECONDS=$${FUZZ_SECONDS:-60} tests/check.sh '$(SUBMAKE)' fuzz
+
+fuzz-live: setup ## tenants of daemons under AddressSanitizer look for each other's bytes (SECONDS_LONG=600, SEED=N, JOBS=N daemons)
+	+@$(SUBMAKE) -s BUILD=build/clang FATBINS=build/fatbin 'CC=$(CLANG)' SAN=address,undefined,fuzzer-no-link 'CFLAGS=-O1 -g1' build/clang/san-address/ucmd
+	UCMD=build/clang/san-address/ucmd python3 -B tests/fuzz/live/fuzz_live.py --seconds $(or $(SECONDS_LONG),600) --seed $(or $(SEED),0) --jobs $(JOBS)
+
+lint: setup ## formatting, a clang build, cppcheck where it is installed
+	+@tests/lint.sh '$(SUBMAKE)' '$(CLANG)'
+
+# ---- rules ----
+
+# To optimise what Criterion's macros become takes longer than to run it. (override: also behind CFLAGS of a command line.)
+TEST_CFLAGS := -O0 -U_FORTIFY_SOURCE $(if $(findstring fuzzer,$(SAN)),-fno-sanitize=fuzzer-no-link)
+$O/obj/tests/unit/%.o $O/obj/tests/integration/%.o $O/obj/tests/fault/%.o: override CFLAGS += $(TEST_CFLAGS)
+# But for those whose own loops take longer than a compiler.
+$(patsubst %,$O/obj/tests/unit/test_%.o,attend attend_stop encoding_forms fair_ways reuse rope): override CFLAGS += -O1
+
+# The daemon with the kill points that tests/fault/test_kill.c asks for; never installed.
+KILL_OBJ := $(patsubst %.c,$O/obj/kill/%.o,$(shell grep -lsw KILL_POINT $(DAEMON_SRC)))
+$O/obj/kill/%.o: %.c
+	@mkdir -p $(@D)
+	$(call say,CC)
+	$(Q)$(CC) $(CFLAGS_ALL) -DUCMD_KILL_POINTS -c $< -o $@
+$O/ucmd-kill: $(call obj,daemon/main.c) $(KILL_OBJ) \
+              $(filter-out $(patsubst $O/obj/kill/%,$O/obj/%,$(KILL_OBJ)),$(DAEMON_OBJ)) $(BUILD_OBJ)
+	$(call say,LINK)
+	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -o $@
+# The disk that tests/fault/test_power.c puts beneath it.
+DISK_OBJ := $(call obj,$(wildcard tests/fault/disk/*.c))
+$O/volatile_disk.so: $(DISK_OBJ)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -ldl -o $@
+# What tests/fault/test_disk.c preloads into a daemon; without sanitizers, which the daemon brings.
+$O/ucmd-inject.so: tests/inject/inject.c tests/inject/inject.h
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -ldl -o $@
+# The wall clock that tests/fault/test_place.c gives a daemon.
+$O/clock.so: tests/fault/clock/clock.c
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC $(WARN) $(CFLAGS) -shared $< -o $@
+test-tools: $O/clock.so
+# A side of bench-gate: with the client library that the loader finds, and nothing of it within.
+GATE_SRC := $(addprefix tests/bench/,gate_worker.c gate_place.c $(addprefix ucm_bench_,companion.c daemon.c figure.c gpu.c pattern.c rig.c)) client/ctl/answer.c
+$O/bench/gate_worker: $(call obj,$(GATE_SRC) $(PROTO_SRC)) $O/$(SO)
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK) $(filter %.o,$^) -L$O -lucmclient -lmsgpackc -lcjson -o $@
+# What slows a daemon's answers down, and what lets a folder hang, for their tests.
+$O/delay.so $O/hang.so: $O/%.so: tests/inject/%.c
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -o $@
+
+# The C of kernels/sparse and kernels/attend for test_digest_numpy.py, test_select_numpy.py and test_attend_numpy.py.
+$O/sparse_kernels.so: $(call obj,$(wildcard tests/sparse/*.c) kernels/isa.c) $(SPARSE_OBJ) $(ATTEND_OBJ)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
+
+# The same of kernels/encoding, for test_encoding_numpy.py and encoding_case.py.
+$O/encoding_kernels.so: $(call obj,$(wildcard tests/encoding/*.c) kernels/isa.c) $(ENCODING_OBJ)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
+
+# kernels/slots and kernels/attend for the small engine of tests/vllm.
+$O/decode_kernels.so: $(call obj,tests/vllm/kernels.c $(SLOTS_SRC) kernels/isa.c) $(ATTEND_OBJ) $(SPARSE_OBJ)
+	$(call say,LINK)
+	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -lm -o $@
+
+# A runner of our own takes the place of Criterion's main: see its head.
+RUNNER := $(call obj,$(wildcard tests/runner/*.c))
+# Loops over a test's memory: see bytes.h.
+$O/obj/tests/runner/bytes.o: override CFLAGS += -O2
+$O/obj/tests/runner/bytes.o: override SANFLAGS :=
+
+# A unit test links both libraries as archives: only the rooms that it names are pulled in.
+$O/tests/unit/%: $O/obj/tests/unit/%.o $(RUNNER) $(TOOL_LIBS) $O/libucmdaemon.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
+# Integration and fault tests see what a user sees: the client library and the programs.
+HELPER_OBJ := $(call obj,$(HELPER_SRC))
+$O/tests/integration/%: $O/obj/tests/integration/%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS)
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -lcriterion -o $@
+# A root of the shared tier, by itself, on a real server.
+TEST_LIBS_s3 := -lcurl
+TEST_LIBS_mooncake := -lcurl
+$O/tests/integration/test_share_%: $O/obj/tests/integration/test_share_%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) $(TEST_LIBS_$*) -lcjson -lcriterion -o $@
+$O/tests/fault/%: $O/obj/tests/fault/%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS)
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -lcriterion -o $@
+
+# Fuzz targets are of clang's build with SAN=address,undefined,fuzzer-no-link (tests/check.sh): every object counts branches.
+$O/fuzz/fuzz_s3: $(call obj,backend/s3/xml.c backend/s3/credentials_parse.c)
+FUZZ_LIBS_fuzz_s3 := -lcurl -lexpat
+$O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK_TEST) -fsanitize=fuzzer $^ $(DAEMON_LIBS) $(FUZZ_LIBS_$*) -lcjson -o $@
+
+ifneq ($(HAVE_CUDA),)
+# Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
+FAKE_CUDA := $(addprefix $O/obj/tests/unit/cuda/,fake_cuda.o fake_cuda_copy.o fake_cuda_driver.o)
+# A static rule, or make prefers the general one while an object of this one is still to be made.
+CUDA_UNIT := $(patsubst tests/%.c,$O/tests/%,$(wildcard tests/unit/cuda/test_*.c))
+$(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
+                      $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ) $O/obj/tests/runner/runner.o $O/obj/tests/runner/bytes.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
+	@mkdir -p $(@D)
+	$(call say,LINK)
+	$(Q)$(LINK_TEST) -Wl,--wrap=job_clock_ms $(WRAPPED) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
+
+$O/tests/unit/cuda/test_cuda_decode_window: WRAPPED = $(addprefix -Wl$(comma)--wrap=ucm_window_,info mappings release address)
+endif
+
+build-tests: $(TESTS) test-tools
+# What tests use besides.
+test-tools: $O/ucmd-kill $O/ucmd-inject.so $O/hang.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/bench/gate_worker $O/delay.so)
+build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
+
+# Tests read their lists from here.
+list-tests:
+	@echo $(TESTS)
+list-fuzz:
+	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
+
+.PHONY: check check-plain check-asan check-tsan check-kill check-hosts check-mooncake check-system check-chroot bench-gate fuzz fuzz-live lint \
+        build-tests test-tools build-fuzz list-tests list-fuzz
