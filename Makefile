@@ -97,15 +97,11 @@ BACKEND_SCRIPTS := $(wildcard backend/main_*.py)
 BACKEND_LIBS_nfs := -lnfs
 BACKEND_LIBS_s3 := -lcurl -lexpat -lcjson -lcrypto
 CLIENT_SRC := $(wildcard client/lib/*.c)
-CTL_SRC    := $(wildcard client/ctl/*.c)
-# ucmevents, but for its main.
+# The tools, but for their mains. ucmctl's offline commands read the NVMe tier's format on disk.
+CTL_SRC    := $(filter-out client/ctl/ucmctl.c,$(wildcard client/ctl/*.c)) $(wildcard daemon/format/*.c)
+BENCH_SRC  := $(filter-out client/bench/ucm_bench.c,$(wildcard client/bench/*.c))
 EVENTS_SRC := $(if $(HAVE_ZMQ),$(filter-out client/events/ucmevents.c,$(wildcard client/events/*.c)))
-# The NVMe tier's format on disk: the daemon's, and that of ucmctl's offline tools.
-FORMAT_SRC := $(wildcard daemon/format/*.c)
 DEMO_SRC   := $(wildcard tests/demo/*.c)
-BENCH_SRC  := $(wildcard tests/bench/ucm_bench*.c)
-# What ucmctl, ucm-bench, the demo and their tests share: all but the files with a main.
-TOOL_SRC   := $(filter-out client/ctl/ucmctl.c tests/bench/ucm_bench.c,$(CTL_SRC) $(BENCH_SRC)) $(FORMAT_SRC) $(SLOTS_SRC)
 
 DAEMON_OBJ := $(call obj,$(PROTO_SRC) $(KERNEL_SRC) $(WIRE_SRC) $(DAEMON_SRC)) $(SPARSE_OBJ) $(ENCODING_OBJ) $(ROPE_OBJ) $(CUDA_OBJ)
 # What only shows metrics is the tools', not every worker's.
@@ -167,11 +163,15 @@ $(patsubst backend/main_%.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS)): $O/ucmd-back
 	@mkdir -p $(@D)
 	$(call say,COPY)
 	$(Q)install -m 755 $< $@
-$O/obj/tests/bench/ucm_bench_fatbin.o: tests/bench/ucm_bench_fatbin.S $(BENCH_FATBIN)
+$O/obj/client/bench/fatbin.o: client/bench/fatbin.S $(BENCH_FATBIN)
 	@mkdir -p $(@D)
 	$(call say,CC)
 	$(Q)$(CC) $(if $(BENCH_FATBIN),-DUCM_BENCH_FATBIN='"$(BENCH_FATBIN)"') -c $< -o $@
-$O/libucmtools.a: $(call obj,$(TOOL_SRC) $(SHOWN_SRC)) $(ATTEND_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o
+# What tools are made of, and their tests: ucmctl's, which all have, and ucm-bench's.
+$O/libucmctl.a: $(call obj,$(CTL_SRC) $(SHOWN_SRC))
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
+$O/libucmbench.a: $(call obj,$(BENCH_SRC) $(SLOTS_SRC)) $(ATTEND_OBJ) $O/obj/client/bench/fatbin.o
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
@@ -207,28 +207,29 @@ $O/examples/%: $O/obj/client/examples/%.o $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $^ $(CLIENT_LIBS) -o $@
-TOOL_LIBS := $O/libucmtools.a $O/libucmclient.a
-$O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(TOOL_LIBS)
+CTL_OBJ  := $O/libucmctl.a $O/libucmclient.a
+BENCH_OBJ := $O/libucmbench.a $(CTL_OBJ)
+$O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(CTL_OBJ)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CTL_LIBS) -o $@
 # ucm-bench measures the NVMe tier by itself too, has libnfs as a baseline, and answers what libucmclient_cuda asks of libucmclient.
-$O/ucm-bench: $(call obj,tests/bench/ucm_bench.c) $(BUILD_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
+$O/ucm-bench: $(call obj,client/bench/ucm_bench.c) $(BUILD_OBJ) $(BENCH_OBJ) $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson -o $@
 # What writes the pages; it reads tables of all programs.
 EVENTS_OBJ := $(call obj,$(EVENTS_SRC))
 $(EVENTS_OBJ) $(call obj,client/pages/pages.c client/events/ucmevents.c): override CPPFLAGS += $(if $(HAVE_ZMQ),-DUCM_HAVE_ZMQ -I$(ZMQ_PREFIX)/include)
-$O/ucmevents: $(call obj,client/events/ucmevents.c) $(EVENTS_OBJ) $(BUILD_OBJ) $(TOOL_LIBS)
+$O/ucmevents: $(call obj,client/events/ucmevents.c) $(EVENTS_OBJ) $(BUILD_OBJ) $(CTL_OBJ)
 	$(call say,LINK)
 	$(Q)$(LINK) $(ZMQ_FLAGS) $^ $(CTL_LIBS) $(ZMQ_LIBS) -o $@
-$O/make-pages: $(call obj,$(wildcard client/pages/*.c)) $(EVENTS_OBJ) $(BUILD_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
+$O/make-pages: $(call obj,$(wildcard client/pages/*.c)) $(EVENTS_OBJ) $(BUILD_OBJ) $(BENCH_OBJ) $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $(ZMQ_FLAGS) $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson $(ZMQ_LIBS) -o $@
 $(PAGES): $O/make-pages
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(call say,PAGES)
 	$(Q)$< $(@D) && touch $@
-$O/ucm-demo: $(call obj,$(DEMO_SRC)) $(TOOL_LIBS)
+$O/ucm-demo: $(call obj,$(DEMO_SRC)) $(BENCH_OBJ)
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -o $@
 

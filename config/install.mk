@@ -18,7 +18,7 @@ FISHCOMPDIR    ?= $(PREFIX)/share/fish/vendor_completions.d
 OBSERVE        := prometheus.yml alerts.yml ucmd-board.json
 MAN_PAGES      := man1/ucmctl.1 man1/ucm-bench.1 man8/ucmd.8 man5/ucmd.yaml.5 $(if $(HAVE_ZMQ),man1/ucmevents.1)
 D = $(DESTDIR)
-INSTALLED_FROM := proto kernels backend client daemon tests/bench
+INSTALLED_FROM := proto kernels backend client daemon
 
 install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTDIR; an existing configuration is kept
 	install -d $(D)$(BINDIR) $(D)$(LIBDIR)/pkgconfig $(D)$(INCLUDEDIR) $(D)$(SYSCONFDIR)/ucmd \

@@ -127,7 +127,7 @@ $O/$(CUDA_SO): $O/$(CUDA_SO).$(SO_VERSION)
 
 # What ucm-bench runs on a GPU.
 BENCH_FATBIN := $(FATBINS)/bench.fatbin
-$(BENCH_FATBIN): tests/bench/ucm_bench_kernels.cu tests/bench/ucm_bench_kernels.h kernels/copy.cu kernels/copy.cuh kernels/copy.h
+$(BENCH_FATBIN): client/bench/kernels.cu client/bench/kernels.h kernels/copy.cu kernels/copy.cuh kernels/copy.h
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 

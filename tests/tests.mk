@@ -100,7 +100,7 @@ $O/clock.so: tests/fault/clock/clock.c
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC $(WARN) $(CFLAGS) -shared $< -o $@
 test-tools: $O/clock.so
 # A side of bench-gate: with the client library that the loader finds, and nothing of it within.
-GATE_SRC := $(addprefix tests/bench/,gate_worker.c gate_place.c $(addprefix ucm_bench_,companion.c daemon.c figure.c gpu.c pattern.c rig.c)) client/ctl/answer.c
+GATE_SRC := $(addprefix tests/bench/,gate_worker.c gate_place.c) $(addprefix client/bench/,companion.c daemon.c figure.c gpu.c pattern.c rig.c) client/ctl/answer.c
 $O/bench/gate_worker: $(call obj,$(GATE_SRC) $(PROTO_SRC)) $O/$(SO)
 	@mkdir -p $(@D)
 	$(call say,LINK)
@@ -133,24 +133,24 @@ $O/obj/tests/runner/bytes.o: override CFLAGS += -O2
 $O/obj/tests/runner/bytes.o: override SANFLAGS :=
 
 # A unit test links both libraries as archives: only the rooms that it names are pulled in.
-$O/tests/unit/%: $O/obj/tests/unit/%.o $(RUNNER) $(TOOL_LIBS) $O/libucmdaemon.a
+$O/tests/unit/%: $O/obj/tests/unit/%.o $(RUNNER) $(BENCH_OBJ) $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
 # Integration and fault tests see what a user sees: the client library and the programs.
 HELPER_OBJ := $(call obj,$(HELPER_SRC))
-$O/tests/integration/%: $O/obj/tests/integration/%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS)
+$O/tests/integration/%: $O/obj/tests/integration/%.o $(RUNNER) $(HELPER_OBJ) $(BENCH_OBJ)
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -lcriterion -o $@
 # A root of the shared tier, by itself, on a real server.
 TEST_LIBS_s3 := -lcurl
 TEST_LIBS_mooncake := -lcurl
-$O/tests/integration/test_share_%: $O/obj/tests/integration/test_share_%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS) $O/libucmdaemon.a
+$O/tests/integration/test_share_%: $O/obj/tests/integration/test_share_%.o $(RUNNER) $(HELPER_OBJ) $(BENCH_OBJ) $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) $(TEST_LIBS_$*) -lcjson -lcriterion -o $@
-$O/tests/fault/%: $O/obj/tests/fault/%.o $(RUNNER) $(HELPER_OBJ) $(TOOL_LIBS)
+$O/tests/fault/%: $O/obj/tests/fault/%.o $(RUNNER) $(HELPER_OBJ) $(BENCH_OBJ)
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -lcriterion -o $@
@@ -169,7 +169,7 @@ FAKE_CUDA := $(addprefix $O/obj/tests/unit/cuda/,fake_cuda.o fake_cuda_copy.o fa
 # A static rule, or make prefers the general one while an object of this one is still to be made.
 CUDA_UNIT := $(patsubst tests/%.c,$O/tests/%,$(wildcard tests/unit/cuda/test_*.c))
 $(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
-                      $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ) $O/obj/tests/runner/runner.o $O/obj/tests/runner/bytes.o $O/libucmtools.a $O/libucmclient.a $O/libucmdaemon.a
+                      $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ) $O/obj/tests/runner/runner.o $O/obj/tests/runner/bytes.o $(BENCH_OBJ) $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) -Wl,--wrap=job_clock_ms $(WRAPPED) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@

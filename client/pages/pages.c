@@ -5,7 +5,7 @@
 #ifdef UCM_HAVE_ZMQ
 #include "client/events/events.h"
 #endif
-#include "tests/bench/ucm_bench.h"
+#include "client/bench/bench.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * program of ucmctl and ucm-bench, the daemon's options and its configuration keys. What is in a
  * table is in the page; nobody edits the pages.
  *
- * Above all rooms: it reads client/ctl, tests/bench and daemon/base, and nothing includes it. Nothing
+ * Above all rooms: it reads client/ctl, client/bench and daemon/base, and nothing includes it. Nothing
  * of it is installed but its output. One thread. */
 #ifndef UCM_PAGES_PAGES_H
 #define UCM_PAGES_PAGES_H

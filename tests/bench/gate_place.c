@@ -1,6 +1,6 @@
 #include "tests/bench/gate_place.h"
 
-#include "tests/bench/ucm_bench_figure.h"
+#include "client/bench/figure.h"
 
 #include <stdarg.h>
 #include <stdio.h>

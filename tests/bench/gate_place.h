@@ -1,10 +1,10 @@
 /* For gate_worker.c: what it measures is done to places. Functions that return int return 0, or -1 after a
  * sentence on standard error. */
-#ifndef UCM_TESTS_BENCH_GATE_PLACE_H
-#define UCM_TESTS_BENCH_GATE_PLACE_H
+#ifndef UCM_BENCH_GATE_PLACE_H
+#define UCM_BENCH_GATE_PLACE_H
 
-#include "tests/bench/ucm_bench_daemon.h"
-#include "tests/bench/ucm_bench_rig.h"
+#include "client/bench/daemon.h"
+#include "client/bench/rig.h"
 
 #define GATE_TIMEOUT_MS 30000
 

@@ -13,8 +13,8 @@
  * Worker and daemons share one processor: a round trip between two takes seven times as long, most of it
  * to wake the other one up, and varies with whatever that does. What only many processors show, such
  * as a contended lock, is not seen here. */
+#include "client/bench/figure.h"
 #include "tests/bench/gate_place.h"
-#include "tests/bench/ucm_bench_figure.h"
 
 #include <errno.h>
 #include <sched.h>

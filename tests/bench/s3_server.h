@@ -1,7 +1,7 @@
 /* A server that keeps objects in memory and answers as S3 does, as fast as threads and sockets can: for s3_bench only. It verifies no
  * signatures. It keeps the last 512 objects. */
-#ifndef UCM_TESTS_BENCH_S3_SERVER_H
-#define UCM_TESTS_BENCH_S3_SERVER_H
+#ifndef UCM_BENCH_S3_SERVER_H
+#define UCM_BENCH_S3_SERVER_H
 
 #include <arpa/inet.h>
 #include <netinet/tcp.h>

@@ -1,7 +1,7 @@
 /* For the studies of a shared root: a folder full of block files of 1 MiB each, without blocks on
  * the disk, of one namespace of one part, numbered, last read at some time of ten days. */
-#ifndef UCM_TESTS_BENCH_SHARE_LAY_H
-#define UCM_TESTS_BENCH_SHARE_LAY_H
+#ifndef UCM_BENCH_SHARE_LAY_H
+#define UCM_BENCH_SHARE_LAY_H
 
 #include "daemon/format/bytes.h"
 #include "daemon/share/block_file.h"

@@ -13,7 +13,7 @@
 #ifndef UCM_TESTS_DEMO_DEMO_H
 #define UCM_TESTS_DEMO_DEMO_H
 
-#include "tests/bench/ucm_bench_workload.h"
+#include "client/bench/workload.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

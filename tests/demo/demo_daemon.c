@@ -1,7 +1,7 @@
 #include "tests/demo/demo.h"
 
+#include "client/bench/gpu.h"
 #include "client/ctl/answer.h"
-#include "tests/bench/ucm_bench_gpu.h"
 
 #include <errno.h>
 #include <fcntl.h>

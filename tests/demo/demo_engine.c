@@ -1,7 +1,7 @@
 #include "tests/demo/demo.h"
 
-#include "tests/bench/ucm_bench_figure.h"
-#include "tests/bench/ucm_bench_rig.h"
+#include "client/bench/figure.h"
+#include "client/bench/rig.h"
 
 #include <errno.h>
 #include <signal.h>

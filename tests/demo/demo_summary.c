@@ -1,6 +1,6 @@
 #include "tests/demo/demo.h"
 
-#include "tests/bench/ucm_bench_figure.h"
+#include "client/bench/figure.h"
 
 #include <stdio.h>
 

@@ -3,7 +3,7 @@
  * bytes that lie in one piece. */
 #include "tests/gpu/attend.h"
 
-#include "tests/bench/ucm_bench_kernels.h"
+#include "client/bench/kernels.h"
 
 #include <stdio.h>
 #include <stdlib.h>

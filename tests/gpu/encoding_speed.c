@@ -2,7 +2,7 @@
  * same process multiplies, a slice each time the bus would have moved one. */
 #include "tests/gpu/encoding.h"
 
-#include "tests/bench/ucm_bench_kernels.h"
+#include "client/bench/kernels.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -29,10 +29,10 @@ GPU_TESTS += $O/gpu/test_serve
 # Kernels on a GPU beside the same in C: digests and selections, encodings, attention.
 SPARSE_TEST_OBJ   := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/sparse*.c))
 ENCODING_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/encoding*.c))
-$O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/libucmclient_cuda.a $O/libucmclient.a
+$O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/obj/client/bench/fatbin.o $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
-$O/gpu/test_encoding: $(ENCODING_TEST_OBJ) $O/obj/tests/bench/ucm_bench_fatbin.o $O/obj/kernels/encoding/encoding_fatbin.o $O/libucmclient.a
+$O/gpu/test_encoding: $(ENCODING_TEST_OBJ) $O/obj/client/bench/fatbin.o $O/obj/kernels/encoding/encoding_fatbin.o $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 ROPE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/rope.c kernels/copy_ref.c)
@@ -44,12 +44,12 @@ $O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
 	@mkdir -p $(@D)
 	$(LINK) $^ -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 ATTEND_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/attend*.c) $(wildcard kernels/slots/*.c))
-$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $(ATTEND_CUDA_OBJ) $O/obj/kernels/slots/slots_fatbin.o $O/libucmtools.a $O/libucmclient.a
+$O/gpu/test_attend: $(ATTEND_TEST_OBJ) $(ATTEND_CUDA_OBJ) $O/obj/kernels/slots/slots_fatbin.o $(BENCH_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
 DECODE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/decode*.c)) \
                    $(patsubst %.c,$O/obj/%.o,kernels/slots/verify.c)
-$O/gpu/test_decode: $(DECODE_TEST_OBJ) $O/libucmclient_cuda.a $O/libucmtools.a $O/libucmclient.a
+$O/gpu/test_decode: $(DECODE_TEST_OBJ) $O/libucmclient_cuda.a $(BENCH_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
 GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_rope $O/gpu/test_slots $O/gpu/test_attend $O/gpu/test_decode

@@ -2,7 +2,7 @@
  * has none of them; a graph of many launches is replayed, so that the host's part is not measured. */
 #include "tests/gpu/sparse.h"
 
-#include "tests/bench/ucm_bench_kernels.h"
+#include "client/bench/kernels.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 
 # scale_study, but for its main.
 SCALE_SRC  := $(filter-out tests/bench/scale_study.c,$(wildcard tests/bench/scale_*.c))
-STUDY_SRC  := $(filter-out $(BENCH_SRC) $(SCALE_SRC) tests/bench/gate_place.c,$(wildcard tests/bench/*.c))
+STUDY_SRC  := $(filter-out $(SCALE_SRC) tests/bench/gate_place.c,$(wildcard tests/bench/*.c))
 STUDIES := $(patsubst tests/bench/%.c,$O/bench/%,$(STUDY_SRC))
 SPARSE_VENV ?= $O/sparse-venv
 

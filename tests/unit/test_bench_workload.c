@@ -1,6 +1,6 @@
 /* The synthetic bytes and requests that the benchmark, the demo and the tests rest on. */
-#include "tests/bench/ucm_bench_pattern.h"
-#include "tests/bench/ucm_bench_workload.h"
+#include "client/bench/pattern.h"
+#include "client/bench/workload.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,0 +1,64 @@
+/* What the machine itself can do, measured in the same run as what the daemon does: a bare echo
+ * over a Unix stream socket, memcpy of the same chunks, O_DIRECT reads through io_uring. Threads:
+ * one caller; the copy uses threads of its own while it runs. */
+#ifndef UCM_BENCH_BASELINE_H
+#define UCM_BENCH_BASELINE_H
+
+#include "client/bench/figure.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* ---- echo: two processes, blocking reads and writes ---- */
+
+struct echo {
+    pid_t child;
+    int fd;
+    size_t request_bytes, response_bytes;
+    uint8_t *buf;
+};
+
+/* Forks: before any client is connected. 0 or -errno. */
+int echo_start(struct echo *e, size_t request_bytes, size_t response_bytes);
+void echo_stop(struct echo *e);
+/* Adds one sample in microseconds a call. 0 or -errno. */
+int echo_run(struct echo *e, unsigned calls, struct samples *out_us);
+
+/* ---- memcpy between contiguous blocks and scattered chunks ---- */
+
+struct copy {
+    uint8_t *region; /* chunk p of block b at region + (p * blocks + b) * chunk */
+    uint8_t *slots;  /* block b at slots + b * block_bytes; owned */
+    uint32_t blocks, planes, chunk;
+    unsigned threads;
+};
+
+/* region: the caller's, of blocks * planes * chunk bytes. 0 or -ENOMEM. */
+int copy_init(struct copy *c, uint8_t *region, uint32_t blocks, uint32_t planes, uint32_t chunk,
+              unsigned threads);
+void copy_close(struct copy *c);
+/* Copies everything once, to the region or out of it. Bytes a second, or 0 when threads failed. */
+double copy_run(struct copy *c, bool to_region);
+
+/* ---- reads of a file ---- */
+
+struct reader {
+    int fd;
+    uint64_t block_bytes;
+    uint32_t blocks, depth;
+    bool registered;
+    uint8_t *buf;  /* one block for each read under way, together under 1 GiB */
+    char why[200]; /* of a failure */
+};
+
+/* Writes a file of that size into the folder (it has no name there) for reading with O_DIRECT.
+ * block_bytes: rounded up to 4096. 0 or -errno with r->why. */
+int reader_open(struct reader *r, const char *folder, uint64_t block_bytes, uint32_t blocks,
+                uint32_t depth);
+void reader_close(struct reader *r);
+/* Reads every block once. 0 and bytes a second, or -errno with r->why. */
+int reader_run(struct reader *r, double *out);
+
+#endif

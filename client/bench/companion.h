@@ -1,0 +1,28 @@
+/* libucmclient_cuda, found while the program runs: ucm-bench starts without a CUDA driver, and
+ * without that library. Its calls into libucmclient are answered by ucm-bench, which exports them.
+ * Threads: one. */
+#ifndef UCM_BENCH_COMPANION_H
+#define UCM_BENCH_COMPANION_H
+
+#include "client/include/ucmclient_cuda.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct bench_companion {
+    int (*open)(struct ucm_client *client, const uint8_t *gpu,
+                const struct ucm_cuda_options *options, int timeout_ms, struct ucm_cuda **out);
+    int (*close)(struct ucm_cuda *cuda, int timeout_ms);
+    int (*region_register)(struct ucm_cuda *cuda, struct ucm_namespace *ns,
+                           const struct ucm_region_spec *spec, const uint64_t *addresses,
+                           int timeout_ms, struct ucm_region **out);
+    int (*region_unregister)(struct ucm_cuda *cuda, struct ucm_region *region, int timeout_ms);
+    const char *(*errmsg)(void);
+};
+
+/* The library, looked for beside the program too. NULL: dlerror has why. */
+void *bench_companion_library(void);
+/* NULL with a sentence in `why` when the library is not there. */
+const struct bench_companion *bench_companion(char *why, size_t why_bytes);
+
+#endif

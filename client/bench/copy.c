@@ -1,0 +1,449 @@
+/* copy: loads and dumps of a GPU by each strategy and chunk size, idle and beside a worker that
+ * computes, as shares of one large DMA transfer of the same run. Starts daemons of its own; this
+ * process plays the worker. */
+#include "client/bench/copy.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define START_MS 30000
+#define REQUEST_BYTES (32ull << 20)
+#define WARM_MS 100
+#define CHAIN_NS 600000000u
+#define CHAIN_ROUNDS 3
+#define SETTLE_MS 400 /* until the driver's utilisation tells of a worker */
+
+/* ---- daemon, rig, streams ---- */
+
+#define WITH_RING "+ring"
+
+void copy_strategy_set(struct copy_bench *b, const char *name)
+{
+    b->strategy = name;
+    b->ring = strstr(name, WITH_RING) != NULL || strcmp(name, "staged") == 0;
+}
+
+int copy_daemon_start(struct copy_bench *b, const char *const *more)
+{
+    char how[64], where[128];
+    const char *sets[DAEMON_MAX_SETS + 1] = {how, where, "arena.size=2GiB", "device.cuda=required"};
+    unsigned n = 4;
+    int rc;
+
+    snprintf(how, sizeof how, "copy.strategy=%.*s", (int)strcspn(b->strategy, "+"), b->strategy);
+    snprintf(where, sizeof where, "copy.calibration=%s", b->daemon.dir);
+    for (; more && *more && n < DAEMON_MAX_SETS; more++)
+        sets[n++] = *more;
+    rc = daemon_start(&b->daemon, sets);
+    if (rc < 0)
+        return bench_fail(BENCH_FAILED, "%s does not start: %s", b->daemon.path, strerror(-rc));
+    if (daemon_wait(&b->daemon, START_MS) == 0)
+        return 0;
+    daemon_stop(&b->daemon);
+    return bench_fail(BENCH_NO_DAEMON,
+                      "a daemon with %s does not answer; try %s with --set %s --set "
+                      "device.cuda=required",
+                      how, b->daemon.path, how);
+}
+
+int copy_daemon_stop(struct copy_bench *b)
+{
+    return daemon_stop(&b->daemon) == 0
+               ? 0
+               : bench_fail(BENCH_FAILED, "the daemon did not end in order");
+}
+
+int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t chunk, int ordinal)
+{
+    uint32_t layers = chunk <= 64u << 10 ? 32 : 4;
+    struct rig_options o = {.socket = b->daemon.socket,
+                            .name = program_name(),
+                            .model = "ucm-bench copy",
+                            .parts = 1,
+                            .block_bytes = layers * chunk,
+                            .chunk = chunk,
+                            .blocks = (uint32_t)(COPY_TOTAL / (layers * chunk)),
+                            .timeout_ms = (int)args_number(b->args, "timeout"),
+                            .gpu = ordinal + 1,
+                            .companion = b->ring,
+                            .spread = COPY_SPREAD};
+    int rc = rig_open(rig, &o);
+
+    if (rc == 0) {
+        rc = rig_wait_arena(rig);
+        if (rc < 0)
+            rig_close(rig);
+    }
+    return rc < 0 ? bench_rig_fail(rig, rc) : 0;
+}
+
+struct stream copy_stream(struct copy_bench *b, struct rig *rig, bool load, unsigned part,
+                          uint64_t request_bytes)
+{
+    struct stream s = {.rig = rig,
+                       .load = load,
+                       .run = b->run,
+                       .first = part == 1 ? rig->blocks / 2 : 0,
+                       .blocks = part < 2 ? rig->blocks / 2 : rig->blocks,
+                       .in_flight = 4,
+                       .warm_ms = WARM_MS,
+                       .run_ms = b->run_ms};
+
+    b->run += UINT64_C(0x9e3779b97f4a7c15);
+    s.batch = (uint32_t)(request_bytes / rig->block_bytes);
+    while (s.batch > 1 && s.batch * s.in_flight > s.blocks)
+        s.batch /= 2;
+    return s;
+}
+
+int copy_stream_run(struct copy_bench *b, struct stream *s, unsigned n, double *rate)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; i < n && rc == 0; i++)
+        if (s[i].load && stream_store(&s[i]) < 0)
+            rc = bench_fail(BENCH_FAILED, "%s", s[i].error);
+    if (rc == 0 && streams_run(s, n, b->error) < 0)
+        rc = bench_fail(BENCH_FAILED, "%s", b->error);
+    *rate = streams_rate(s, n);
+    return rc;
+}
+
+/* ---- one chunk size ---- */
+
+static double dma_of(const struct copy_bench *b, unsigned d)
+{
+    return d == 0 ? b->dma.to_gpu : b->dma.from_gpu;
+}
+
+static int measure(struct copy_bench *b, struct rig *rig, unsigned d, struct copy_rate *out)
+{
+    struct stream s = copy_stream(b, rig, d == 0, 2, REQUEST_BYTES);
+    unsigned long before;
+    uint64_t begin;
+    int rc;
+
+    if (s.load && stream_store(&s) < 0)
+        return bench_fail(BENCH_FAILED, "%s", s.error);
+    before = gpu_busy_count(&b->work);
+    begin = clock_ns();
+    rc = streams_run(&s, 1, b->error);
+    if (b->multiplied > 0)
+        out->keeps = (double)(gpu_busy_count(&b->work) - before) /
+                     ((double)(clock_ns() - begin) * 1e-9) / b->multiplied;
+    if (rc < 0)
+        return bench_fail(BENCH_FAILED, "%s", b->error);
+    out->rate = streams_rate(&s, 1);
+    out->ratio = out->rate / dma_of(b, d);
+    return 0;
+}
+
+static int measure_both(struct copy_bench *b, struct rig *rig, struct copy_row *row)
+{
+    struct stream s[2] = {copy_stream(b, rig, true, 0, REQUEST_BYTES),
+                          copy_stream(b, rig, false, 1, REQUEST_BYTES)};
+    int rc = copy_stream_run(b, s, 2, &row->both);
+
+    row->both_ratio = row->both / b->dma.both;
+    return rc;
+}
+
+static int measure_busy(struct copy_bench *b, struct rig *rig, struct copy_row *row)
+{
+    int rc = 0;
+
+    if (gpu_busy_start(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "no thread");
+    usleep(SETTLE_MS * 1000);
+    for (unsigned d = 0; d < 2 && rc == 0; d++)
+        rc = measure(b, rig, d, &row->busy[d]);
+    if (gpu_busy_stop(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    return rc;
+}
+
+int copy_measure(struct copy_bench *b, struct rig *rig, struct copy_row *row)
+{
+    int rc = 0;
+
+    for (unsigned d = 0; d < 2 && rc == 0; d++)
+        rc = measure(b, rig, d, &row->idle[d]);
+    return rc == 0 && gpu_work_kernels(&b->work) ? measure_busy(b, rig, row) : rc;
+}
+
+/* ---- the chain ---- */
+
+static int beside_nothing(struct copy_bench *b, struct stream *s)
+{
+    (void)b, (void)s;
+    usleep(CHAIN_NS / 1000);
+    return 0;
+}
+
+/* What the bus alone does to the chain, without a daemon: no strategy can do less at its speed. */
+static int beside_dma(struct copy_bench *b, struct stream *s)
+{
+    (void)s;
+    return gpu_dma_repeat(&b->work, COPY_TOTAL, CHAIN_NS) < 0
+               ? bench_fail(BENCH_FAILED, "%s", b->gpu.why)
+               : 0;
+}
+
+static int beside_loads(struct copy_bench *b, struct stream *s)
+{
+    return streams_run(s, 1, b->error) < 0 ? bench_fail(BENCH_FAILED, "%s", b->error) : 0;
+}
+
+/* Medians of some rounds' medians and p99s, in us: one hiccup of the host makes one round's p99. */
+static int chain_rounds(struct copy_bench *b, int (*beside)(struct copy_bench *, struct stream *),
+                        struct stream *s, double *p50, double *p99)
+{
+    struct samples medians = {.n = 0}, p99s = {.n = 0};
+    int rc = 0;
+
+    for (unsigned i = 0; i < CHAIN_ROUNDS && rc == 0; i++) {
+        if (gpu_chain_start(&b->work) < 0) {
+            rc = bench_fail(BENCH_FAILED, "no thread");
+            break;
+        }
+        rc = beside(b, s);
+        if (gpu_chain_stop(&b->work) < 0)
+            rc = bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+        if (samples_add(&medians, samples_at(&b->work.chain_us, 0.5)) < 0 ||
+            samples_add(&p99s, samples_at(&b->work.chain_us, 0.99)) < 0)
+            rc = bench_fail(BENCH_FAILED, "memory ran out");
+    }
+    *p50 = samples_at(&medians, 0.5);
+    *p99 = samples_at(&p99s, 0.5);
+    samples_free(&medians);
+    samples_free(&p99s);
+    return rc;
+}
+
+static int measure_chain(struct copy_bench *b, struct rig *rig, struct copy_row *row)
+{
+    struct stream s = copy_stream(b, rig, true, 2, REQUEST_BYTES);
+    double p50, p99;
+    int rc;
+
+    if (stream_store(&s) < 0)
+        return bench_fail(BENCH_FAILED, "%s", s.error);
+    s.warm_ms = SETTLE_MS;
+    rc = chain_rounds(b, beside_loads, &s, &p50, &p99);
+    row->chain_p50 = p50 / b->chain_p50;
+    row->chain_p99 = p99 / b->chain_p99;
+    return rc;
+}
+
+static int measure_chain_alone(struct copy_bench *b)
+{
+    double p50, p99;
+    int rc = chain_rounds(b, beside_nothing, NULL, &b->chain_p50, &b->chain_p99);
+
+    if (rc == 0)
+        rc = chain_rounds(b, beside_dma, NULL, &p50, &p99);
+    if (rc != 0)
+        return rc;
+    report_number(&b->report, "chain's median, us", b->chain_p50);
+    report_number(&b->report, "chain's p99, us", b->chain_p99);
+    report_number(&b->report, "chain's median beside one DMA, to alone", p50 / b->chain_p50);
+    report_number(&b->report, "chain's p99 beside one DMA, to alone", p99 / b->chain_p99);
+    return 0;
+}
+
+/* ---- all of one chunk ---- */
+
+static int measure_chunk(struct copy_bench *b, struct copy_row *row)
+{
+    struct rig rig;
+    int rc = copy_rig_open(b, &rig, row->chunk, 0);
+
+    if (rc != 0)
+        return rc;
+    for (unsigned d = 0; d < 2 && rc == 0; d++)
+        rc = measure(b, &rig, d, &row->idle[d]);
+    if (rc == 0)
+        rc = measure_both(b, &rig, row);
+    if (rc == 0 && gpu_work_kernels(&b->work)) {
+        rc = measure_chain(b, &rig, row);
+        if (rc == 0)
+            rc = measure_busy(b, &rig, row);
+    }
+    rig_close(&rig);
+    return rc;
+}
+
+/* ---- the command ---- */
+
+/* The worker by itself: its DMA, its matrices, its chain. */
+static int measure_alone(struct copy_bench *b)
+{
+    unsigned long before;
+
+    if (gpu_dma_measure(&b->work, COPY_TOTAL, &b->dma) < 0)
+        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    report_number(&b->report, "one DMA to the GPU", b->dma.to_gpu);
+    report_number(&b->report, "one DMA from the GPU", b->dma.from_gpu);
+    report_number(&b->report, "DMA both ways", b->dma.both);
+    if (!gpu_work_kernels(&b->work)) {
+        report_text(&b->report, "beside a worker", "not measured: built without CUDA's compiler");
+        return 0;
+    }
+    if (gpu_busy_start(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "no thread");
+    usleep(SETTLE_MS * 1000);
+    before = gpu_busy_count(&b->work);
+    usleep(1000000);
+    b->multiplied = (double)(gpu_busy_count(&b->work) - before);
+    if (gpu_busy_stop(&b->work) < 0)
+        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    report_number(&b->report, "multiplications a second", b->multiplied);
+    return measure_chain_alone(b);
+}
+
+/* A list of sizes in bytes, "4KiB,64KiB"; only whole KiB and MiB. */
+static unsigned chunks_parse(const char *text, struct copy_row *rows, unsigned max)
+{
+    unsigned n = 0;
+
+    while (*text && n < max) {
+        char *end;
+        uint64_t v = strtoull(text, &end, 10);
+
+        v <<= strncmp(end, "KiB", 3) == 0 ? 10 : strncmp(end, "MiB", 3) == 0 ? 20 : 0;
+        if (end == text || v < 4096 || v > 4u << 20 || (v & (v - 1)) != 0)
+            return 0;
+        rows[n++] = (struct copy_row){.chunk = v};
+        text = end + 3;
+        text += *text == ',';
+    }
+    return *text ? 0 : n;
+}
+
+static int measure_strategy(struct copy_bench *b, const char *strategy)
+{
+    int rc, stopped;
+
+    copy_strategy_set(b, strategy);
+    rc = copy_daemon_start(b, NULL);
+    if (rc != 0)
+        return rc;
+    b->n_rows = chunks_parse(args_text(b->args, "chunks"), b->rows, 16);
+    for (unsigned i = 0; i < b->n_rows && rc == 0; i++) {
+        rc = measure_chunk(b, &b->rows[i]);
+        if (rc != 0)
+            break;
+        copy_report_row(b, &b->rows[i]);
+    }
+    if (!b->ring)
+        memcpy(b->alone, b->rows, sizeof b->alone);
+    stopped = copy_daemon_stop(b);
+    return rc != 0 ? rc : stopped;
+}
+
+static int measure_strategies(struct copy_bench *b, char *names)
+{
+    int rc = 0;
+
+    copy_report_head(b);
+    for (char *at = names, *name; rc == 0 && (name = strsep(&at, ",")) != NULL;)
+        rc = measure_strategy(b, name);
+    return rc;
+}
+
+static int measure_cases(struct copy_bench *b)
+{
+    const char *folder = args_text(b->args, "nvme-dir");
+    int rc, stopped;
+
+    copy_report_aims(b);
+    rc = copy_daemon_start(b, NULL);
+    if (rc != 0)
+        return rc;
+    rc = copy_one_after_another(b);
+    if (rc == 0)
+        rc = copy_latency(b);
+    if (rc == 0)
+        rc = copy_two_gpus(b);
+    stopped = copy_daemon_stop(b);
+    if (rc == 0)
+        rc = stopped;
+    return rc == 0 && folder ? copy_from_nvme(b, folder) : rc;
+}
+
+static int measure_all(struct copy_bench *b)
+{
+    const char *encodings = args_text(b->args, "encoding");
+    char names[128];
+    int rc;
+
+    snprintf(names, sizeof names, "%s", encodings ? encodings : args_text(b->args, "strategies"));
+    if (encodings) {
+        copy_strategy_set(b, "auto" WITH_RING);
+        return copy_encodings(b, names);
+    }
+    rc = measure_strategies(b, names);
+    return rc == 0 ? measure_cases(b) : rc;
+}
+
+static int measure_alone_and_all(struct copy_bench *b)
+{
+    int rc = measure_alone(b);
+
+    return rc == 0 ? measure_all(b) : rc;
+}
+
+static int with_gpu(struct copy_bench *b, int (*f)(struct copy_bench *))
+{
+    int rc;
+
+    if (gpu_open(&b->gpu, COPY_GPU_BYTES) < 0)
+        return bench_fail(BENCH_FAILED, "no GPU: %s", b->gpu.why);
+    if (gpu_work_open(&b->work, &b->gpu, COPY_GPU_BYTES) < 0) {
+        rc = bench_fail(BENCH_FAILED, "%s", b->gpu.why);
+    } else {
+        rc = f(b);
+        gpu_work_close(&b->work);
+    }
+    gpu_close(&b->gpu);
+    return rc;
+}
+
+int copy_with_gpu(struct copy_bench *b, int (*f)(struct copy_bench *))
+{
+    char dir[] = "/tmp/ucm-bench-XXXXXX";
+    int rc;
+
+    b->daemon = (struct daemon){.path = args_text(b->args, "ucmd"), .dir = dir};
+    b->run = bench_run_id();
+    b->run_ms = (int)args_number(b->args, "time");
+    if (access(b->daemon.path, X_OK) != 0)
+        return bench_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
+                          b->daemon.path, strerror(errno));
+    if (!mkdtemp(dir))
+        return bench_fail(BENCH_FAILED, "no temporary folder: %s", strerror(errno));
+    rc = with_gpu(b, f);
+    if (daemon_folder_remove(dir) < 0)
+        bench_fail(0, "%s is left behind", dir);
+    return rc;
+}
+
+int bench_copy(const struct args *a)
+{
+    struct copy_bench b = {.args = a};
+    int rc;
+
+    if (chunks_parse(args_text(a, "chunks"), b.rows, 16) == 0)
+        return bench_fail(PROGRAM_EXIT_USAGE,
+                          "--chunks: powers of two from 4KiB to 4MiB, at most 16 of them, as "
+                          "\"4KiB,64KiB\"");
+    /* Forks, which a process with a GPU open must not. */
+    if (echo_start(&b.echo, 128, 32) < 0)
+        return bench_fail(BENCH_FAILED, "no echo");
+    report_begin(&b.report, "copy", args_given(a, "json"));
+    rc = copy_with_gpu(&b, measure_alone_and_all);
+    echo_stop(&b.echo);
+    return report_end(&b.report) < 0 ? BENCH_FAILED : rc;
+}

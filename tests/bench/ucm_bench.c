@@ -1,6 +1,0 @@
-#include "tests/bench/ucm_bench.h"
-
-int main(int argc, char **argv)
-{
-    return program_main(&bench_program, argc, argv, NULL);
-}
