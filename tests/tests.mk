@@ -25,7 +25,7 @@ check-kill: setup ## 2,000 rounds of kills and 2,000 of power failures (ROUNDS=N
 check-hosts: setup ## three hosts and what they share (KIND='nfs posix s3 mooncake') die at random under load, ten minutes each (SECONDS_LONG=N)
 	+@$(SUBMAKE) all
 	set -e; for kind in $(or $(KIND),nfs posix s3 mooncake); do \
-	    UCMD=$O/ucmd UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_HOSTS_KIND=$$kind UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) python3 -B tests/fault/test_hosts.py; done
+	    UCMD=$O/ucmd UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_HOSTS_KIND=$$kind UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) /usr/bin/python3 -B tests/fault/test_hosts.py; done
 
 check-mooncake: setup ## roots that are Mooncake stores, with a real master; its client is fetched from PyPI (46 MB) into MOONCAKE_VENV
 	+@$(SUBMAKE) all $O/tests/integration/test_share_mooncake
@@ -42,9 +42,9 @@ check-system: ## the shipped units, an operator's day under a real systemd, and 
 	+@$(SUBMAKE) deb
 	lintian --allow-root --fail-on error,warning $O/deb/*.changes
 	tests/system/root.sh $O/system
-	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_system.py $(TEST)
-	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_deb.py)
-	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system python3 -B tests/system/check_day.py)
+	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_SYSTEM_BUILD=$(abspath $O)/system /usr/bin/python3 -B tests/system/check_system.py $(TEST)
+	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system /usr/bin/python3 -B tests/system/check_deb.py)
+	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system /usr/bin/python3 -B tests/system/check_day.py)
 	$(if $(TEST),,UCM_DEB=$(abspath $O)/deb UCM_SYSTEM_BUILD=$(abspath $O)/system /usr/bin/python3 -B tests/system/check_image.py || [ $$? = 77 ])
 
 check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
@@ -60,7 +60,7 @@ fuzz: setup ## each fuzz target for FUZZ_SECONDS (60)
 
 fuzz-live: setup ## tenants of daemons under AddressSanitizer look for each other's bytes (SECONDS_LONG=600, SEED=N, JOBS=N daemons)
 	+@$(SUBMAKE) -s BUILD=build/clang FATBINS=build/fatbin 'CC=$(CLANG)' SAN=address,undefined,fuzzer-no-link 'CFLAGS=-O1 -g1' build/clang/san-address/ucmd
-	UCMD=build/clang/san-address/ucmd python3 -B tests/fuzz/live/fuzz_live.py --seconds $(or $(SECONDS_LONG),600) --seed $(or $(SEED),0) --jobs $(JOBS)
+	UCMD=build/clang/san-address/ucmd /usr/bin/python3 -B tests/fuzz/live/fuzz_live.py --seconds $(or $(SECONDS_LONG),600) --seed $(or $(SEED),0) --jobs $(JOBS)
 
 lint: setup ## formatting, a clang build, cppcheck where it is installed
 	+@tests/lint.sh '$(SUBMAKE)' '$(CLANG)'

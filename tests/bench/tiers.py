@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """What building coded forms costs where tiers differ, on the cpu device: how fast the daemon's threads encode, beside memcpy, and how
 much longer loads from DRAM take meanwhile, beside dumps that are not encoded. Every figure of one run, on the machine as it is."""
 
@@ -11,13 +11,8 @@ import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(TOP, "tests/integration"))
-try:
-    from encoding_case import ENCODINGS, IDENTITY, Pages, random_kv
-    from second_client import Client, Daemon
-except ImportError:  # another Python than Debian's is first in PATH
-    if sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from encoding_case import ENCODINGS, IDENTITY, Pages, random_kv
+from second_client import Client, Daemon
 
 SIZES = {"dtype": "bf16", "k": [16, 8, 128], "v": [16, 8, 128]}
 SECTION, LAYERS = 16 * 8 * 128 * 2, 16

@@ -14,8 +14,8 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	+@$(SUBMAKE) all $O/decode_kernels.so
 	$(if $(VLLM_PYTHON),,tests/setup/vllm.sh $(VLLM_VENV))
 	$(if $(VLLM_PYTHON),,$(if $(VLLM_NEWER),tests/setup/vllm_newer.sh $(VLLM_VENV)-$(VLLM_NEWER) $(abspath $(VLLM_VENV))/bin/python $(VLLM_NEWER)))
-	$(VLLM_ENV) python3 -B tests/vllm/check_vllm.py
-	$(VLLM_ENV) python3 -B tests/vllm/check_hybrid.py
+	$(VLLM_ENV) /usr/bin/python3 -B tests/vllm/check_vllm.py
+	$(VLLM_ENV) /usr/bin/python3 -B tests/vllm/check_hybrid.py
 	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_packed.py
 	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_chunks.py
 	$(VLLM_ENV) PYTHONHASHSEED=0 $(VLLM_USED) -B tests/vllm/check_vllm_unit.py
@@ -23,9 +23,9 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	$(VLLM_ENV) PYTHONHASHSEED=0 $(VLLM_USED) -B tests/vllm/check_chunks_random.py
 	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_vllm_events.py
 	$(VLLM_ENV) $(VLLM_USED) -B tests/offload/check_tier.py
-	$(VLLM_ENV) python3 -B tests/vllm/check_sparse.py
+	$(VLLM_ENV) /usr/bin/python3 -B tests/vllm/check_sparse.py
 	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_sparse_rows.py
-	$(VLLM_ENV) python3 -B tests/vllm/check_sparse_steps.py
+	$(VLLM_ENV) /usr/bin/python3 -B tests/vllm/check_sparse_steps.py
 
 check-sglang: setup-build ## the storage in SGLang's own code, which is fetched from PyPI (some GB); SGLANG_PYTHON=python names one that has it
 	+@$(SUBMAKE) all

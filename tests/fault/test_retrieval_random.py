@@ -20,19 +20,14 @@ import tempfile
 import time
 import unittest
 
-try:
-    import numpy as np
-    TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    sys.path[:0] = [os.path.join(TOP, "sparse"), os.path.join(TOP, "integration")]
-    import methods
-    from retrieval_oracle import (BASE, HEAD_DIM, K_BYTES, KV_HEADS, LAYERS, METHODS, MODELS, NAMES, ROUNDED, SHAPE, Oracle,
-                                  choice, settle)
-    from second_client import (BUSY, CANCELLED, DEADLINE, EXISTS, FAILED, IN_PROGRESS, MISS, NO_ROOM, NOT_FOUND, OK,
-                               OTHER_UID, TIMEOUT_S, UCMD, Client, Daemon, Refused, Region, keys, u32)
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+import numpy as np
+TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [os.path.join(TOP, "sparse"), os.path.join(TOP, "integration")]
+import methods
+from retrieval_oracle import (BASE, HEAD_DIM, K_BYTES, KV_HEADS, LAYERS, METHODS, MODELS, NAMES, ROUNDED, SHAPE, Oracle,
+                              choice, settle)
+from second_client import (BUSY, CANCELLED, DEADLINE, EXISTS, FAILED, IN_PROGRESS, MISS, NO_ROOM, NOT_FOUND, OK,
+                           OTHER_UID, TIMEOUT_S, UCMD, Client, Daemon, Refused, Region, keys, u32)
 
 PLAIN = os.environ.get("UCM_PHASE", "plain") == "plain"
 SECONDS = float(os.environ.get("UCM_RETRIEVAL_SECONDS", "8" if PLAIN else "4"))

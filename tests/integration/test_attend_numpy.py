@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The attention of kernels/attend against the independent numpy of tests/sparse/attend.py, bit by bit: formats, GQA, uneven heads,
 MLA, lists and windows, tails, what is no number, merges, every instruction set; and where rounds stop."""
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """`make bench-gate`: a build is not slower than itself; answers that take 15 us longer are found, and which ones.
 
 $UCMD names the build's daemon; gate_worker and delay.so lie beside it.

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """`ucm-bench serve` against an endpoint with known delays: the figures show them, what fails is counted and is no
 figure, and prompts share what they should.
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmclient.blend over a real daemon: chunks by their content, plans, and what is never stored."""
 
 import array

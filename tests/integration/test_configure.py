@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """What an operator changes of a running daemon: `config.reload`, as the wire has it and as `ucmctl reload` prints it; and who
 is an operator, and whose tenant, from namespaces of its own."""
 

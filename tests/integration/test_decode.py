@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmclient.decode without an engine and without a daemon: what a request needs at most, rows of digests, and how long the daemon is
 waited for. tests/integration/test_vllm_sparse.py has the rest."""
 

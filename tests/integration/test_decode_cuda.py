@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmclient.decode.cuda and GpuDecoder without a GPU: checks, with tensors that only say where they lie."""
 
 import ctypes

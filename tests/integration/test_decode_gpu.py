@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """GpuDecoder on a GPU, against a real daemon: what is attended comes from the window, by fetches, or is a miss, and is never wrong.
 Skipped where torch has no GPU."""
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The digests of kernels/sparse against the independent numpy of tests/sparse/methods.py, byte by byte and score by score:
 every method, format and instruction set, GQA and MLA, strides with gaps, poison, zeros, denormals, huge values."""
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """What the documentation names is there: commands, options, targets, files, links, configuration keys; and the files that
 comments of the sources name."""
 

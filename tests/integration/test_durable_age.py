@@ -1,18 +1,11 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """What was acknowledged as durable, over many starts on a small tier: as long as there is room all of it is there, and then the
 oldest goes first."""
 
 import faulthandler
-import os
-import sys
 import unittest
 
-try:
-    from second_client import DEMO, EXISTS, OK, Case, Client, Daemon, OwnDaemons, Region, keys
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from second_client import DEMO, EXISTS, OK, Case, Client, Daemon, OwnDaemons, Region, keys
 
 SUITE_TIMEOUT_S = 240
 SIZES = (4096, 10000, 20000, 50000, 32768)  # of blocks: each has segments of its own

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Encoded namespaces against clients that mean no good, or have bad luck: specs, identities that nobody derived, counts of namespaces,
 coded bytes that no encoder wrote, what does not fit in the middle of a block, connections that die."""
 
@@ -6,18 +6,12 @@ import faulthandler
 import os
 import random
 import struct
-import sys
 import unittest
 
-try:
-    from encoding_case import (DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SIZES, SUITE_TIMEOUT_S, TOKENS, UNFIT,
-                               EncodingCase, Pages)
-    from second_client import (BUSY, EXISTS, IN_PROGRESS, INVALID, MISS, NO_ROOM, OK, OTHER_UID, Client, Refused, Region, keys,
-                               u32)
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from encoding_case import (DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SIZES, SUITE_TIMEOUT_S, TOKENS, UNFIT,
+                           EncodingCase, Pages)
+from second_client import (BUSY, EXISTS, IN_PROGRESS, INVALID, MISS, NO_ROOM, OK, OTHER_UID, Client, Refused, Region, keys,
+                           u32)
 
 HUGE = (1, 16, 1 << 10, 1 << 11, 1 << 16, 1 << 21, 1 << 22, 1 << 31, (1 << 32) - 1)
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Encoded namespaces through restarts and kills of the daemon, damage on NVMe, from host to host, with another encoding configured, and
 through the client library."""
 
@@ -13,14 +13,9 @@ sys.path.insert(0, os.path.join(TOP, "client/python"))
 if os.path.exists(os.path.join(TOP, "build/libucmclient.so")):
     os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so"))
 
-try:
-    from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SUITE_TIMEOUT_S, TOKENS, EncodingCase,
-                               Reference, SIZES, random_kv)
-    from second_client import EXISTS, FAILED, MISS, OK, Daemon, OwnDaemons, keys
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from encoding_case import (BLOCK, DIM, ENCODINGS, HEADS, IDENTITY, LAYERS, SECTION, SHARD, SUITE_TIMEOUT_S, TOKENS, EncodingCase,
+                           Reference, SIZES, random_kv)
+from second_client import EXISTS, FAILED, MISS, OK, Daemon, OwnDaemons, keys
 import ucmclient  # noqa: E402
 
 IN_DRAM, ON_NVME, ON_SHARE = 1, 2, 3

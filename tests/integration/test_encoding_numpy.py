@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The encodings of kernels/encoding against the independent numpy of tests/encoding/methods.py, byte by byte: every encoding, type
 and instruction set, both orders and axes, odd sizes, NaN, infinities, denormals, zeros, and decoding of any bytes."""
 

@@ -1,19 +1,13 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmevents between a real daemon and subscribers: what it publishes when, in vLLM's format. tests/routers has routers themselves."""
 
 import os
 import signal
 import subprocess
-import sys
 import unittest
 
-try:
-    from daemon import halt
-    from second_client import DEMO, OK, TIMEOUT_S, TOP, Case, Daemon, OwnDaemons, Region, keys, u32
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from daemon import halt
+from second_client import DEMO, OK, TIMEOUT_S, TOP, Case, Daemon, OwnDaemons, Region, keys, u32
 import msgpack
 
 try:

@@ -1,23 +1,17 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """fetch: single layers of blocks into slots of a pool, against real daemons through second_client.py."""
 
 import faulthandler
 import os
 import random
 import signal
-import sys
 import time
 import unittest
 
-try:
-    from encoding_case import LAYERS as CODED_LAYERS, SHARD as CODED_SHARD, EncodingCase
-    from second_client import (CANCELLED, DEMO, FAILED, INVALID, MISS, NOT_FOUND, OK, Case, Client, Closed, Pool, Refused,
-                               Region, keys, u32)
-    from share_case import ON_SHARE, ShareCase
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from encoding_case import LAYERS as CODED_LAYERS, SHARD as CODED_SHARD, EncodingCase
+from second_client import (CANCELLED, DEMO, FAILED, INVALID, MISS, NOT_FOUND, OK, Case, Client, Closed, Pool, Refused,
+                           Region, keys, u32)
+from share_case import ON_SHARE, ShareCase
 
 SUITE_TIMEOUT_S = 300
 LAYERS, SHARD, BLOCKS, SLOTS = 5, 4096, 24, 64

@@ -1,21 +1,15 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """fetch of single layers that lie on NVMe, after a restart too: what is read, what damage does, and who is killed."""
 
 import faulthandler
 import os
 import random
 import signal
-import sys
 import unittest
 
-try:
-    import encoding_case as coded
-    from daemon import Daemon
-    from second_client import DEMO, FAILED, OK, Case, Client, OwnDaemons, Pool, Region, keys
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+import encoding_case as coded
+from daemon import Daemon
+from second_client import DEMO, FAILED, OK, Case, Client, OwnDaemons, Pool, Region, keys
 
 SUITE_TIMEOUT_S = 300
 LAYERS, SHARD, BLOCKS, PAGE = 12, 9000, 16, 4096

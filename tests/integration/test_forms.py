@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Blocks in two forms, asked for in every order of calls, beside another tenant's blocks: whoever gets bytes gets those of the block that
 he named, in the form of his pages, and nothing else of the arena.
 
@@ -6,19 +6,12 @@ $UCM_ENCODING_GPU: pages and pools lie on a GPU, as encoding_case.py says; with 
 
 import faulthandler
 import itertools
-import os
 import struct
-import sys
 import unittest
 
-try:
-    import encoding_case
-    from encoding_case import DIM, GPU, HEADS, TOKENS, Reference, random_kv
-    from second_client import INVALID, MISS, OK, OTHER_UID, Case, Client, Pool, Refused, Region, keys
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+import encoding_case
+from encoding_case import DIM, GPU, HEADS, TOKENS, Reference, random_kv
+from second_client import INVALID, MISS, OK, OTHER_UID, Case, Client, Pool, Refused, Region, keys
 
 SUITE_TIMEOUT_S = 300
 LAYERS, BLOCKS = 16, 3

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """systemd/ucmd-generator in a root of its own: what the sandbox opens, of ucmd.yaml and of variables in drop-ins."""
 
 import os

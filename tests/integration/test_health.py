@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """What `health` says: whatever will be lost at the daemon's end, or is not served, with path, error and what to do; and when it is
 mended, nothing."""
 
@@ -8,18 +8,12 @@ import mmap
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 
-try:
-    from second_client import DEMO, OK, Case, Client, Daemon, OwnDaemons, Region, keys
-    from test_trace import Inject
-    from daemon import UCMCTL, UCMD
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from second_client import DEMO, OK, Case, Client, Daemon, OwnDaemons, Region, keys
+from test_trace import Inject
+from daemon import UCMCTL, UCMD
 
 SUITE_TIMEOUT_S = 240
 ON, OFF = 1, 2

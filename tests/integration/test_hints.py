@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Hints: an outsider who reads the table as docs/protocol.md says, and the client library, beside lookups: through the tiers,
 growth, a daemon that ends or is killed, and clients that would write."""
 
@@ -14,13 +14,8 @@ import threading
 import time
 import unittest
 
-try:
-    from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, Case, Daemon, OwnDaemons, Refused, Region, keys, u32)
-    from window_case import Reader
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from second_client import (BUSY, DEMO, DENIED, INVALID, NOT_FOUND, OK, OTHER_UID, Case, Daemon, OwnDaemons, Refused, Region, keys, u32)
+from window_case import Reader
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / "client/python"))

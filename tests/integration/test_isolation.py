@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Workers and daemons in containers: in PID, IPC, mount, network, UTS and user namespaces of their own they share the cache
 of host memory as if there were none. docs/containers.md says what that means for pods.
 """

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmclient.lmcache against a real daemon, with LMCache's classes played: `make check-lmcache` has the real ones."""
 
 import ctypes

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The daemon's log where nobody reads it, and where a tenant writes much of it."""
 
 import array

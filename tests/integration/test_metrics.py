@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The text for Prometheus, of a real daemon that has served something: by promtool where it is installed, and
 by the rules that promtool has.
 

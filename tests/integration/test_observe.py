@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Monitoring as an operator sets it up: a daemon that has served something, the shipped scrape example, alerts and board in a
 real Prometheus, and what its listener says while it starts, serves and stops.
 

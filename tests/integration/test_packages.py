@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """tests/setup/packages.sh under a dpkg-query, an apt-get and a systemctl made here."""
 
 import os

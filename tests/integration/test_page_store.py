@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmclient.pages against a real daemon: pages that the daemon copies by itself and pages that go through this process, and SGLang's
 backend over them with SGLang's classes played (check_sglang.py has the real ones)."""
 

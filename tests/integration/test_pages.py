@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Manual pages and shell completion as `make` writes them: complete, clean, and right in a real shell.
 
 They lie in pages/ beside $UCMCTL. Shells that are not installed are left out."""

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Every plug-in of an engine but vLLM's connector, which test_vllm_trouble.py has, when things go wrong: a daemon that is killed, stops answering, evicts,
 reads damaged blocks or comes later; engines that are killed. Whatever a plug-in says is loaded has the right bytes, nothing is written
 to pages that an engine got back, and nothing wrong is stored. The engines' classes are played."""

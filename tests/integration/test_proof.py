@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Memory by CUDA IPC handle through the daemon, with a driver made here (driver/libcuda.c) whose GPU memory is the host's: nonces that are
 right, wrong, missing, old, used and of others; a thief; altered handles; the library, over a restart of the daemon."""
 
@@ -11,13 +11,8 @@ import tempfile
 import time
 import unittest
 
-try:
-    from daemon import TIMEOUT_S, TOP, Daemon
-    from second_client import BUSY, DENIED, INVALID, OK, Case, Client, Refused, keys, u32
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from daemon import TIMEOUT_S, TOP, Daemon
+from second_client import BUSY, DENIED, INVALID, OK, Case, Client, Refused, keys, u32
 
 SIZE = 4096
 BLOCKS = 16

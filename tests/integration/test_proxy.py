@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The example proxy for prefill and decode apart, between a client and two instances that only note what they get."""
 
 import http.client

@@ -1,23 +1,17 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """What nobody gets once a purge, or an eviction by name, is answered: blocks that others still hold, by no method, until those
 let go of them; and what is stored anew is found."""
 
 import faulthandler
 import os
 import select
-import sys
 import unittest
 
-try:
-    from retrieval_case import IDENTITY, Retrieval, lists_of
-    from second_client import DEMO, IN_PROGRESS, MISS, OK, OTHER_UID, Case, Client, Pool, Region, keys, u32
-    from share_case import ABSENT, ON_SHARE, ShareCase
-    from test_hints import LIVE, Table
-    from window_case import WINDOWS, Reader, Window
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from retrieval_case import IDENTITY, Retrieval, lists_of
+from second_client import DEMO, IN_PROGRESS, MISS, OK, OTHER_UID, Case, Client, Pool, Region, keys, u32
+from share_case import ABSENT, ON_SHARE, ShareCase
+from test_hints import LIVE, Table
+from window_case import WINDOWS, Reader, Window
 
 SUITE_TIMEOUT_S = 240
 BLOCKS = 8

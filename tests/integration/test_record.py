@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """`ucm-bench record` against a real daemon: the file has what was looked up and stored and no key, what was lost is
 counted in it, and `replay` and the studies read it.
 
@@ -8,16 +8,10 @@ $UCMD and $UCM_BENCH name other programs than those in build/.
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import unittest
 
-try:
-    from second_client import BIG, OTHER_UID, TIMEOUT_S, TOP, Case, keys
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from second_client import BIG, OTHER_UID, TIMEOUT_S, TOP, Case, keys
 
 UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 STUDIES = os.path.join(os.path.dirname(UCM_BENCH), "bench")

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Pages of a client's memory that do not exist, or that the client takes away later: the kernel charges those that come into being to
 whoever touches them, so the daemon makes none."""
 
@@ -14,14 +14,9 @@ import threading
 import time
 import unittest
 
-try:
-    from daemon import Daemon
-    from memory_group import Group
-    from second_client import INVALID, OK, UCMD, Case, Client, Refused, keys, memfd, u32
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from daemon import Daemon
+from memory_group import Group
+from second_client import INVALID, OK, UCMD, Case, Client, Refused, keys, memfd, u32
 
 PAGE = mmap.PAGESIZE
 SHARD = 256 << 10

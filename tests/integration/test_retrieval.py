@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Digests and chains against a real daemon, through second_client.py: what it builds is compared with the numpy of
 tests/sparse/methods.py; other connections, evictions, damage, and what hostile clients send."""
 
@@ -6,20 +6,14 @@ import faulthandler
 import hashlib
 import os
 import struct
-import sys
 import time
 import unittest
 
-try:
-    import numpy as np
-    from retrieval_case import (HEAD_DIM, HELD, IDENTITY, IN_DRAM, KV_HEADS, LAYERS, METHODS, ON_NVME, SHAPE, SUITE_TIMEOUT_S,
-                                TOKENS, Retrieval, lists_of, spec_of, methods)
-    from second_client import (BUSY, EXISTS, FAILED, INVALID, MISS, NOT_FOUND, OK, OTHER_UID, Refused, Region,
-                               fingerprint_form, keys, u32)
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+import numpy as np
+from retrieval_case import (HEAD_DIM, HELD, IDENTITY, IN_DRAM, KV_HEADS, LAYERS, METHODS, ON_NVME, SHAPE, SUITE_TIMEOUT_S,
+                            TOKENS, Retrieval, lists_of, spec_of, methods)
+from second_client import (BUSY, EXISTS, FAILED, INVALID, MISS, NOT_FOUND, OK, OTHER_UID, Refused, Region,
+                           fingerprint_form, keys, u32)
 
 
 class Digests(Retrieval):

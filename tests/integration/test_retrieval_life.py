@@ -1,19 +1,13 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Digests and chains through restarts of the daemon, from host to host, and while DRAM is short."""
 
 import faulthandler
 import os
-import sys
 import tempfile
 import unittest
 
-try:
-    from retrieval_case import CANCELLED_CODE, HELD, ON_SHARE, SUITE_TIMEOUT_S, Retrieval, lists_of
-    from second_client import OK, SHUTDOWN, TIMEOUT_S, Daemon, OwnDaemons, keys, u32
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from retrieval_case import CANCELLED_CODE, HELD, ON_SHARE, SUITE_TIMEOUT_S, Retrieval, lists_of
+from second_client import OK, SHUTDOWN, TIMEOUT_S, Daemon, OwnDaemons, keys, u32
 
 
 class Restart(OwnDaemons, Retrieval):

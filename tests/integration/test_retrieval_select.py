@@ -1,21 +1,15 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Selections against a real daemon, through second_client.py: what it chooses is compared with the numpy of
 tests/sparse/methods.py; bounds, prefetches, and what hostile clients send."""
 
 import faulthandler
 import os
-import sys
 import unittest
 
-try:
-    import numpy as np
-    from retrieval_case import (CANCELLED_CODE, DEADLINE, HEAD_DIM, IN_DRAM, KV_HEADS, LAYERS, METHODS, SUITE_TIMEOUT_S,
-                                Retrieval, lists_of, spec_of, methods)
-    from second_client import INVALID, NOT_FOUND, OK, keys, u32
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+import numpy as np
+from retrieval_case import (CANCELLED_CODE, DEADLINE, HEAD_DIM, IN_DRAM, KV_HEADS, LAYERS, METHODS, SUITE_TIMEOUT_S,
+                            Retrieval, lists_of, spec_of, methods)
+from second_client import INVALID, NOT_FOUND, OK, keys, u32
 
 
 class Selections(Retrieval):

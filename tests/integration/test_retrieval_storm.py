@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Chains, selections, fetches, builds, evictions by name, cancels and connections that break, all at once and at random, over an arena that
 is too small. Every answer is right or an error that says why, and nothing is held afterwards. UCM_STORM_SEED repeats a storm as far as
 the scheduler allows; UCM_STORM_STEPS makes it longer."""
@@ -6,16 +6,10 @@ the scheduler allows; UCM_STORM_STEPS makes it longer."""
 import faulthandler
 import os
 import random
-import sys
 import unittest
 
-try:
-    from retrieval_case import CANCELLED_CODE, DEADLINE, IDENTITY, LAYERS, SUITE_TIMEOUT_S, Retrieval, lists_of
-    from second_client import BUSY, NOT_FOUND, OK, Client, Pool, Refused, Region, keys, u32
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from retrieval_case import CANCELLED_CODE, DEADLINE, IDENTITY, LAYERS, SUITE_TIMEOUT_S, Retrieval, lists_of
+from second_client import BUSY, NOT_FOUND, OK, Client, Pool, Refused, Region, keys, u32
 
 BLOCKS = 300
 AT_ONCE = 12  # requests of one connection

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The scores of many blocks and the choices of kernels/sparse against the independent numpy of tests/sparse/methods.py: every
 method, reduce and way of joining heads, on every instruction set; ties, NaN, infinities and windows."""
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """What a service manager and an operator's hand rely on: readiness, socket activation, watchdog, signals, exit status,
 and that two daemons never share a socket or a cache file."""
 

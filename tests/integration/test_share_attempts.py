@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """A compromised backend of a real daemon's, of the daemon's own user, tries all that it may think of on others (attempts.py): each try is
 refused, the daemon is what it was, and nothing of the backend outlives it."""
 
@@ -7,20 +7,14 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 import unittest
 
-try:
-    from daemon import TIMEOUT_S, TOP, Daemon
-    from memory_group import Group
-    from second_client import Client
-    from test_share_sandbox import landlock
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from daemon import TIMEOUT_S, TOP, Daemon
+from memory_group import Group
+from second_client import Client
+from test_share_sandbox import landlock
 
 USER = 1500
 FILES = {"/proc of the daemon", "a file in /dev/shm", "shared memory of /dev/zero"}  # which Landlock keeps from it

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Roots that are Mooncake stores, through real daemons: hosts find each other's blocks; what ends, is evicted or does harm costs hits, and never
 brings a wrong byte. With UCM_MOONCAKE_PYTHON, a Python that has Mooncake's client, the store is real; else the client is played."""
 
@@ -10,19 +10,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 import urllib.parse
 
-try:
-    from second_client import DEMO, MISS, OK, TIMEOUT_S, TOP, Case, OwnDaemons, keys
-    from share_case import Host
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from second_client import DEMO, MISS, OK, TIMEOUT_S, TOP, Case, OwnDaemons, keys
+from share_case import Host
 
 HERE = os.path.join(TOP, "tests/integration")
 REAL = os.environ.get("UCM_MOONCAKE_PYTHON")

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Roots of the shared tier that are missing, full, read-only, damaged or hung, through real daemons: a root costs its own
 hits only, comes back by itself, and no byte that was not written is ever loaded. What the machine lacks is skipped.
 """
@@ -11,20 +11,14 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import unittest
 
-try:
-    import hosts
-    from hung_mount import HungMount
-    from second_client import (DEMO, DENIED, EXISTS, MISS, NOT_FOUND, OK, OTHER_UID, TIMEOUT_S, TOP, UNSUPPORTED, Client,
-                               Region, keys)
-    from share_case import HEADER, Host, ShareCase
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+import hosts
+from hung_mount import HungMount
+from second_client import (DEMO, DENIED, EXISTS, MISS, NOT_FOUND, OK, OTHER_UID, TIMEOUT_S, TOP, UNSUPPORTED, Client,
+                           Region, keys)
+from share_case import HEADER, Host, ShareCase
 
 SUITE_TIMEOUT_S = 300
 DEADLINE_S = 4  # share.deadline where a server hangs

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """What a process of a root may not do: programs that try, started as the daemon starts a backend."""
 
 import ctypes

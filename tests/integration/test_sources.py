@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Who writes what: what names bytes of slots, and what devices are told to copy, comes from one file each, which checks it."""
 
 import glob

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmclient.sparse.cuda: its checks with tensors that only say where they lie, and, where torch has a GPU, its digests
 and choices beside those of the CPU, a captured graph, and the example over a real daemon."""
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The reference of a sparse decode step (tests/sparse/sparse_decode.py) on a small random model: a whole budget is dense attention, any budget
 is a softmax over the chosen tokens, generated tokens count, steps one by one are steps side by side, and the choice is libucmclient's."""
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The numpy digests of tests/sparse, which the C is compared with, against what their definitions promise."""
 
 import fractions

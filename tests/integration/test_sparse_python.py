@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmclient.sparse over a real daemon: digests, chains, selections, prefetches, the example and the lines in docs/retrieval.md."""
 
 import os

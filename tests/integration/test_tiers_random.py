@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Random dumps, loads, evictions, kills and restarts by engines whose tiers differ in other ways, against a model of what may be found.
 UCM_SEED repeats a run, UCM_STEPS makes it longer."""
 
@@ -8,14 +8,9 @@ import random
 import sys
 import unittest
 
-try:
-    from encoding_case import BLOCK, SUITE_TIMEOUT_S
-    from second_client import EXISTS, IN_PROGRESS, MISS, NO_ROOM, OK, Daemon, keys
-    from test_tiers import CODED_BELOW, PLAIN_BELOW, Tiers
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+from encoding_case import BLOCK, SUITE_TIMEOUT_S
+from second_client import EXISTS, IN_PROGRESS, MISS, NO_ROOM, OK, Daemon, keys
+from test_tiers import CODED_BELOW, PLAIN_BELOW, Tiers
 
 STEPS = int(os.environ.get("UCM_STEPS", "250"))
 KEYS = 240

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmctl top against a real daemon: for programs, without a terminal, and live on one, which it leaves as it was."""
 
 import fcntl

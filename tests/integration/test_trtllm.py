@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmclient.trtllm against a real daemon, in an engine that is driven as TensorRT-LLM's executor drives a connector. TensorRT-LLM's classes are
 played, by what its source of commit 035ab91 (connectors/kv_cache_connector.py) says of them."""
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmclient.ucm against a real daemon, with UCM's abstract classes and factories played: `make check-ucm` has the real ones."""
 
 import abc

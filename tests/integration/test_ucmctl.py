@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmctl against a real daemon: every command, its JSON, its exit status and its sentences.
 
 $UCMD, $UCMCTL and $UCM_BENCH name other programs than those in build/.

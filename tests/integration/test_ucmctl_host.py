@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmctl's commands about the host: plan, whose arithmetic tests/unit/test_kv_size.c looks at, and doctor."""
 
 import json

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """What a hit without pages waits for, brought by a thread: the engine's thread is never kept, and the request goes on when all that will come
 is there. No daemon."""
 

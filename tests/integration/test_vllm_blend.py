@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Chunks in the small engine of tests/vllm: reused at any position, beside prefix hits, in steps, with preemptions, across a restart of
 the daemon."""
 

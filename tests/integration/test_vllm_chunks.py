@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The vLLM connector's setting `chunks`, in the small engine of tests/vllm: a prompt that is sent in pieces gets, bit for bit, what the blended
 reference (blend_engine.py) computes of it, and no other request gets anything of that."""
 

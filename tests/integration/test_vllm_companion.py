@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The vLLM connector with a companion in its workers (docs/vllm.md, "Small chunks"), in the small engine of
 tests/vllm: on a GPU (UCM_VLLM_GPU) the real one, else one that needs none."""
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The vLLM connector against a real daemon, in a small paged engine (tests/vllm): what requests get out of it is the
 same bit for bit as without a cache."""
 
@@ -25,7 +25,7 @@ class Sharing(Case):
     def test_the_daemon_learns_whose_requests_they_are(self):
         try:
             import second_client
-        except ImportError:  # another Python than Debian's is first in PATH
+        except ImportError:  # an engine's Python
             self.skipTest("there is no msgpack")
         operator = second_client.Client(self.daemon)
         operator.call("trace", op=1)

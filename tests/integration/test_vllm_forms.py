@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Blocks of the vLLM connector that are coded in one place and plain in another, in the small engine of tests/vllm against a real
 daemon: ranks of which one can't hold its part, and tiers that differ."""
 

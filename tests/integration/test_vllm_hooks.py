@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """What the vLLM connector tells beside its work: which tokens blocks stand for, statistics, and KV events for vLLM's publisher."""
 
 import struct

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Where the tensors of vLLM's attention backends keep blocks, and which sections a block's bytes are. No daemon."""
 
 import os

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The vLLM connector's parts by themselves: what the scheduler's half decides, what tells engines apart, what is
 refused. No daemon. test_vllm_layouts.py has where tensors keep blocks."""
 

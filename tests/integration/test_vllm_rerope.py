@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ReRoPE in the small engine of tests/vllm: two distances, raw K as a plane of its own, and chunks whose K turns beside it."""
 
 import math

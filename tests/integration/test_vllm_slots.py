@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Slots of the small engine with sparse decoding: what one holds, the lane on which it is filled, and who gets how many. sparse_case.py has
 what outputs are compared with."""
 

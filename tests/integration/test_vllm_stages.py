@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The vLLM connector with pipeline and with decode context parallelism: each stage has its own layers, each rank of a context its own tokens,
 and a hit is what all have. The small engine of tests/vllm (stages_engine.py) against a real daemon."""
 

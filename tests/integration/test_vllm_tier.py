@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """ucmclient.vllm.tier against a real daemon, with vLLM's classes played: tests/offload/check_tier.py has the real ones."""
 
 import dataclasses

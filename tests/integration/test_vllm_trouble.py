@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The vLLM connector when things go wrong: preemption, eviction, late loads, aborts, a daemon that stalls, is killed or
 reads damaged blocks. Outputs are the same bit for bit as without a cache."""
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Which weights, and which version of a LoRA adapter, an engine's KV is of, against a real daemon in the small engine of tests/vllm: nothing is loaded that other
 weights made, nor stored as theirs."""
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """What tells weights of one name apart, and when that is in doubt (ucmclient/weights.py). No daemon."""
 
 import os

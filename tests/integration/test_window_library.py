@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Windows through the client library: other threads read while slots are reused, and while the daemon is killed."""
 
 import faulthandler
@@ -9,16 +9,11 @@ import threading
 import time
 import unittest
 
-try:
-    import numpy as np
-    from retrieval_case import IDENTITY, LAYERS, SHAPE, SUITE_TIMEOUT_S
-    from second_client import OwnDaemons, keys
-    from window_case import PART, SLOTS, Case
-    from daemon import Daemon
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+import numpy as np
+from retrieval_case import IDENTITY, LAYERS, SHAPE, SUITE_TIMEOUT_S
+from second_client import OwnDaemons, keys
+from window_case import PART, SLOTS, Case
+from daemon import Daemon
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / "client/python"))

@@ -1,15 +1,8 @@
-"""For the tests of the vLLM connector: numpy, or Debian's Python, which has it; and where the connector, the small engine of
-tests/vllm and, without a real vLLM, its stub are found. Import it first."""
+"""For the tests of the vLLM connector: where the connector, the small engine of tests/vllm and, without a real vLLM, its stub are found.
+Import it first."""
 
 import os
 import sys
-
-try:
-    import numpy  # noqa: F401
-except ImportError:  # another Python than Debian's is first in PATH
-    if not os.path.basename(sys.argv[0]).startswith("test_") or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/vllm")]

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Tenants of one daemon do whatever its protocol allows, in every order, and look for each other's bytes.
 
     fuzz_live.py [--seconds N] [--seed N] [--jobs N]     programs from that seed on (0: any), each with a daemon of its own
@@ -26,14 +26,9 @@ import random
 import sys
 import time
 
-try:
-    import grammar
-    import shrink
-    import subject
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3" or not os.path.exists("/usr/bin/python3"):
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+import grammar
+import shrink
+import subject
 
 
 def save(path, program, words):

@@ -9,23 +9,17 @@ import itertools
 import os
 import random
 import re
-import sys
 import time
 import unittest
 from contextlib import redirect_stdout
 
-try:
-    import grammar
-    import shrink
-    import subject
-    import things
-    from fuzz_live import save, show
-    from shapes import Shape, encoded_identity, encoding_params
-    from world import World
-except ImportError:  # another Python than Debian's is first in PATH
-    if __name__ != "__main__" or sys.executable == "/usr/bin/python3":
-        raise
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)
+import grammar
+import shrink
+import subject
+import things
+from fuzz_live import save, show
+from shapes import Shape, encoded_identity, encoding_params
+from world import World
 
 SECONDS = float(os.environ.get("UCM_LIVE_SECONDS", "20"))
 OUT = os.path.join(subject.TOP, "build/fuzz/live")
