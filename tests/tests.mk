@@ -62,6 +62,13 @@ fuzz-live: setup ## tenants of daemons under AddressSanitizer look for each othe
 	+@$(SUBMAKE) -s BUILD=build/clang FATBINS=build/fatbin 'CC=$(CLANG)' SAN=address,undefined,fuzzer-no-link 'CFLAGS=-O1 -g1' build/clang/san-address/ucmd
 	UCMD=build/clang/san-address/ucmd /usr/bin/python3 -B tests/fuzz/live/fuzz_live.py --seconds $(or $(SECONDS_LONG),600) --seed $(or $(SEED),0) --jobs $(JOBS)
 
+# Functions are counted in a daemon without CUDA, in a folder of its own. gcc knows less of kernels that are counted.
+SHAPE_BUILD := BUILD=$(BUILD)/shape NVCC= CFLAGS='-O0 -fno-inline --coverage -Wno-maybe-uninitialized' LDFLAGS=--coverage
+shape: setup-build ## the tree's measures: what a request runs, who knows which feature, circles of files, sizes
+	+@$(SUBMAKE) -s all
+	+@$(SUBMAKE) -s $(SHAPE_BUILD) $(BUILD)/shape/ucmd
+	@UCMCLIENT_LIB=$(abspath $O)/$(SO) UCMCTL=$(abspath $O)/ucmctl /usr/bin/python3 -B tests/shape/shape.py --built $O --counted $(BUILD)/shape
+
 lint: setup ## formatting, a clang build, cppcheck where it is installed
 	+@tests/lint.sh '$(SUBMAKE)' '$(CLANG)'
 
@@ -188,5 +195,5 @@ list-tests:
 list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
-.PHONY: check check-plain check-asan check-tsan check-kill check-hosts check-mooncake check-system check-chroot bench-gate fuzz fuzz-live lint \
+.PHONY: check check-plain check-asan check-tsan check-kill check-hosts check-mooncake check-system check-chroot bench-gate fuzz fuzz-live shape lint \
         build-tests test-tools build-fuzz list-tests list-fuzz

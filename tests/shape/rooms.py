@@ -1,0 +1,83 @@
+"""Which file belongs to which room: the core, by part, and the features, each with the names that tell of it.
+
+A pattern ends in / for a folder with all that is below it. The first room that matches a file has it; features come first, so that a
+feature's file in a folder of the core is the feature's.
+"""
+
+import fnmatch
+import os
+import subprocess
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+#: Rooms of features.
+FEATURES = {
+        "retrieval": ["daemon/digest/", "daemon/request/derived.*", "daemon/request/chain*", "daemon/request/digest*", "daemon/request/select.c",
+                  "daemon/request/transfer_digest.c", "kernels/sparse/"],
+    "pool": ["daemon/request/transfer_fetch.c", "daemon/cache/shards.c", "kernels/slots/", "daemon/tier/nvme_shards.c"],
+    "window": ["daemon/request/window*", "daemon/cache/window.c", "daemon/cache/relocate.c", "daemon/arena/window*", "daemon/arena/group.c",
+               "proto/window.*"],
+    "encoding": ["daemon/request/encoding.*", "daemon/request/mixed.c", "daemon/cache/form.c", "daemon/cache/coding.c", "kernels/encoding/"],
+    "blend": ["daemon/request/transfer_turns.c", "daemon/device/region_rope.c", "kernels/rope/"],
+    "hints": ["daemon/cache/hints.c", "daemon/index/hints.*", "daemon/request/hints.c", "proto/hint.*"],
+    "events": ["daemon/request/events.c", "daemon/events/"],
+    "encryption": ["daemon/request/keys.c", "daemon/seal/", "daemon/tier/nvme_seal.c", "daemon/share/share_seal.c"],
+    "process roots": ["daemon/share/process*", "daemon/share/backend.c", "backend/"],
+    "trace": ["daemon/request/trace.c", "daemon/observe/trace.*", "daemon/observe/reuse.*"],
+    "cuda": ["daemon/device/cuda*", "daemon/device/gpu.h", "kernels/*.cu", "kernels/*.cuh"],
+    "sparse client": ["client/lib/chain.c", "client/lib/digest.c", "client/lib/hints.c", "client/lib/policy*", "client/lib/select.c",
+                      "client/lib/sparse*", "client/lib/window*", "client/lib/prefetch_queue.*", "client/lib/prefetcher.c", "client/lib/schedule.c"],
+}
+
+#: Parts of the core.
+CORE = {
+    "front": ["daemon/front/"],
+    "requests": [f"daemon/request/{name}" for name in (
+        "internal.h", "request.*", "session.c", "registered.c", "lookup*.c", "shared_lookup.c", "bypass.c", "transfer*")],
+    "cache": ["daemon/cache/"],
+    "index": ["daemon/index/"],
+    "arena": ["daemon/arena/"],
+    "tenant": ["daemon/tenant/"],
+    "tier": ["daemon/tier/"],
+    "share": [f"daemon/share/{name}" for name in ("backend.h", "share*.[ch]", "root*", "folder*", "lookup*", "block_file*")],
+    "device": ["daemon/device/"],
+    "format": ["daemon/format/"],
+    "base": ["daemon/base/"],
+    "proto": ["proto/"],
+    "kernels": ["kernels/*.[ch]"],
+    "client": ["client/lib/"],
+}
+
+#: Of a subject: the room that it has, the words of C that name it outside of that, and words that look like these and mean something else.
+NAMES = {
+    "encodings": ("encoding", r"\w*(?:encoding|encoded|codec|(?<!de)coded|coding)\w*|mixed_\w+", r"yaml\w*"),
+    "windows": ("window", r"windows?_\w+|\w+_windows?(?:_\w+)?|\w*relocat\w*", r"(?:init|local)_window_sz|window_(?:ms|sampled|fraction|bytes)|\w*(?:fair|write)_window|drops_window_ms"),
+    "digests and chains": ("retrieval", r"digests?_\w+|chains?_\w+|\w+_(?:digest|chain)s?(?:_\w+)?|derived_\w+|digests|chains",
+                           r"chain_(?:of|n|stamp|step)|derived_(?:drop|find|free|n|new|max)|(?:evp|xxh|ossl)\w*"),
+    "hints": ("hints", r"hints?_\w+|\w+_hints?(?:_\w+)?|hints", r"\w*_hint"),
+    "events": ("events", r"events_\w+|\w+_events", r"events_foreign"),
+}
+
+
+def listed(*patterns):
+    """Files of the tree, as git knows them, and what it does not know yet."""
+    out = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "--", *patterns], cwd=TOP, capture_output=True, text=True, check=True).stdout
+    return [file for file in out.split("\n") if file and os.path.isfile(os.path.join(TOP, file))]
+
+
+def read(file):
+    with open(os.path.join(TOP, file), encoding="utf-8", errors="replace") as text:
+        return text.read()
+
+
+def within(file, patterns):
+    return any(file.startswith(pattern) if pattern.endswith("/") else fnmatch.fnmatch(file, pattern) for pattern in patterns)
+
+
+def feature_of(file):
+    return next((room for room, patterns in FEATURES.items() if within(file, patterns)), None)
+
+
+def core_of(file):
+    """The part of the core that has the file; None: a feature's, or neither's."""
+    return None if feature_of(file) else next((part for part, patterns in CORE.items() if within(file, patterns)), None)
