@@ -1,6 +1,6 @@
 /* ucmd [--config FILE] [--set key=value]... [--check | --unit] [--version] */
-#include "daemon/base/config.h"
-#include "daemon/base/config_unit.h"
+#include "daemon/config/config.h"
+#include "daemon/config/unit.h"
 #include "daemon/server.h"
 #include "daemon/share/process_sandbox.h"
 #include "daemon/usage.h"

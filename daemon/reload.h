@@ -7,7 +7,7 @@
 #ifndef UCMD_RELOAD_H
 #define UCMD_RELOAD_H
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 
 struct arena;
 struct cache;

@@ -13,7 +13,7 @@
 #ifndef UCMD_SERVER_H
 #define UCMD_SERVER_H
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 
 struct server;
 struct ucm_error;

@@ -2,7 +2,7 @@
 
 #include "client/bench/disk.h"
 #include "client/bench/figure.h"
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 #include "daemon/format/nvme_format.h"
 #include "daemon/seal/seal.h"
 #include "daemon/tier/tier.h"

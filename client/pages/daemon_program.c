@@ -1,6 +1,6 @@
 #include "client/pages/pages.h"
 
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 #include "daemon/usage.h"
 
 #include <assert.h>

@@ -1,7 +1,7 @@
 /* ucmd.yaml(5). */
 #include "client/pages/pages.h"
 
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 #include "proto/units.h"
 
 #include <inttypes.h>

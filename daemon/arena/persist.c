@@ -1,8 +1,8 @@
 #include "daemon/arena/persist.h"
 
-#include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
+#include "daemon/config/config.h"
 #include "daemon/format/take.h"
 
 #include <errno.h>

@@ -25,7 +25,7 @@
 #include <sys/types.h>
 
 /* What is bounded: its name in sentences, what sets how much there is, and a tenant's setting that bounds it, too
- * (config_tenants.h). */
+ * (config/tenants.h). */
 #define LIMITS(X)                                                                                  \
     X(CONNECTIONS, "connections", "limits.connections", "connections")                             \
     X(SILENT, "connections that have not said hello", "a quarter of limits.connections", NULL)     \

@@ -1,6 +1,6 @@
 #include "daemon/device/device.h"
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 #include "daemon/device/cuda.h"
 #include "daemon/device/work.h"
 

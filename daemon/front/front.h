@@ -12,10 +12,10 @@
 #ifndef UCMD_FRONT_FRONT_H
 #define UCMD_FRONT_FRONT_H
 
-#include "daemon/base/config.h"
 #include "daemon/base/deadline.h"
 #include "daemon/base/limit.h"
 #include "daemon/base/reaper.h"
+#include "daemon/config/config.h"
 #include "daemon/front/place.h"
 #include "proto/metrics.h"
 #include "proto/proto.h"

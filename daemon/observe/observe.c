@@ -1,9 +1,9 @@
 #include "daemon/observe/observe.h"
 
-#include "daemon/base/config.h"
-#include "daemon/base/config_unit.h"
 #include "daemon/base/listener.h"
 #include "daemon/base/log.h"
+#include "daemon/config/config.h"
+#include "daemon/config/unit.h"
 #include "daemon/observe/http.h"
 #include "daemon/observe/published.h"
 #include "proto/errors.h"
@@ -88,7 +88,7 @@ static int listen_tcp(const struct config *c, struct listener *out, struct ucm_e
 
     if (c->metrics_listen[0] == '\0')
         return -ENOENT;
-    if (listener_address_parse(c->metrics_listen, &a) != 0) /* config_table.c refuses it */
+    if (listener_address_parse(c->metrics_listen, &a) != 0) /* config/table.c refuses it */
         return ucm_error_set(e, UCM_WIRE_INVALID, "%s is no address", c->metrics_listen), -EINVAL;
     return listener_tcp(out, &a, BACKLOG, e);
 }
@@ -266,7 +266,7 @@ static void check_tcp(const struct config *c, void (*warn_cb)(const char *text))
     int rc = listener_address_parse(c->metrics_listen, &a);
 
     if (rc != 0)
-        return; /* config_table.c refuses it */
+        return; /* config/table.c refuses it */
     if (!listener_address_loopback(&a))
         warn(warn_cb,
              "metrics.listen: %s is not of this host alone; whoever reaches it reads the names "

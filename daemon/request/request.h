@@ -11,8 +11,8 @@
 #ifndef UCMD_REQUEST_REQUEST_H
 #define UCMD_REQUEST_REQUEST_H
 
-#include "daemon/base/config.h"
 #include "daemon/base/deadline.h"
+#include "daemon/config/config.h"
 #include "daemon/front/front.h"
 #include "daemon/observe/snapshot.h"
 #include "daemon/tier/tier.h"

@@ -1,8 +1,8 @@
 #include "daemon/seal/seal.h"
 
-#include "daemon/base/config.h"
 #include "daemon/base/kill_point.h"
 #include "daemon/base/log.h"
+#include "daemon/config/config.h"
 #include "daemon/format/bytes.h"
 #include "daemon/seal/source.h"
 #include "proto/metrics.h"

@@ -14,7 +14,7 @@
 #define UCMD_SHARE_PROCESS_H
 
 #include "backend/wire.h"
-#include "daemon/base/config_roots.h"
+#include "daemon/config/roots.h"
 #include "daemon/share/backend.h"
 #include "proto/backoff.h"
 

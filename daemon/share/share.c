@@ -1,7 +1,7 @@
 /* Opening, closing and counters of the shared tier, purges and collections. */
 #include "daemon/share/share.h"
 
-#include "daemon/base/config_roots.h"
+#include "daemon/config/roots.h"
 #include "daemon/share/gc.h"
 #include "daemon/share/share_internal.h"
 #include "proto/errors.h"

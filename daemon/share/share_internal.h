@@ -3,7 +3,7 @@
 #ifndef UCMD_SHARE_SHARE_INTERNAL_H
 #define UCMD_SHARE_SHARE_INTERNAL_H
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 #include "daemon/share/answer_cache.h"
 #include "daemon/share/root.h"
 #include "daemon/share/seeds.h"

@@ -1,4 +1,4 @@
-/* Tenants: one object each, found by name, with what it is given (base/config_tenants.h) and what is
+/* Tenants: one object each, found by name, with what it is given (config/tenants.h) and what is
  * counted for it. Namespaces and connections refer to their tenant; it lives while something refers
  * to it, or it has settings of its own.
  *
@@ -7,9 +7,9 @@
 #ifndef UCMD_TENANT_TENANT_H
 #define UCMD_TENANT_TENANT_H
 
-#include "daemon/base/config_tenants.h"
 #include "daemon/base/fair_queue.h"
 #include "daemon/base/table.h"
+#include "daemon/config/tenants.h"
 #include "daemon/observe/tenants.h"
 
 struct policy_group;

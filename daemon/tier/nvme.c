@@ -1,8 +1,8 @@
 #include "daemon/tier/nvme.h"
 
-#include "daemon/base/config.h"
-#include "daemon/base/config_unit.h"
 #include "daemon/base/log.h"
+#include "daemon/config/config.h"
+#include "daemon/config/unit.h"
 #include "daemon/format/take.h"
 #include "proto/errors.h"
 

@@ -12,7 +12,7 @@
 #ifndef UCMD_TIER_NVME_H
 #define UCMD_TIER_NVME_H
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 #include "daemon/format/checkpoint_format.h"
 #include "daemon/format/nvme_read.h"
 #include "daemon/tier/checksum_pool.h"

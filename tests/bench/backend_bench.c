@@ -3,8 +3,8 @@
  * With nfs://SERVER/EXPORT the same through ucmd-backend-nfs, and by libnfs alone.
  *
  *   build/bench/backend_bench [FOLDER | nfs://SERVER/EXPORT] */
-#include "daemon/base/config_roots.h"
 #include "daemon/base/log.h"
+#include "daemon/config/roots.h"
 #include "daemon/share/backend.h"
 
 #include <errno.h>

@@ -7,8 +7,8 @@
  * Prints blocks a second and how long the turns of the loop were, which is what a request may have
  * to wait for recovery: by the clock, and by the time that the thread ran, which leaves out what
  * others took of a shared processor. The file is sparse: nothing but headers is written to it. */
-#include "daemon/base/config.h"
 #include "daemon/cache/cache.h"
+#include "daemon/config/config.h"
 #include "daemon/format/checkpoint_format.h"
 #include "daemon/index/policy.h"
 #include "proto/errors.h"

@@ -3,8 +3,8 @@
  * stands the processor time of both sides, which depends less on what else runs.
  *
  *   build/bench/s3_bench [ENDPOINT KEY SECRET BUCKET [MIB]] */
-#include "daemon/base/config_roots.h"
 #include "daemon/base/log.h"
+#include "daemon/config/roots.h"
 #include "daemon/share/backend.h"
 #include "daemon/share/share.h"
 #include "tests/bench/s3_server.h"

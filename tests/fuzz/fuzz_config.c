@@ -1,6 +1,6 @@
 /* Any bytes as a configuration file: refused with a sentence, or read, printed and read back equal.
  */
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 
 #include <stdint.h>
 #include <stdio.h>

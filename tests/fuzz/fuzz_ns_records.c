@@ -1,7 +1,7 @@
 /* Any bytes as a tier's file of namespaces: what is whole in it is found, with its highest number,
  * the rest is passed over, and what is written behind it is found by the next start. */
-#include "daemon/base/config.h"
 #include "daemon/base/log.h"
+#include "daemon/config/config.h"
 #include "daemon/format/checksum.h"
 #include "daemon/format/nvme_read.h"
 #include "daemon/tier/ns_records.h"

@@ -1,6 +1,6 @@
 #include "tests/gpu/harness.h"
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 #include "daemon/device/cuda_api.h"
 #include "tests/gpu/staging.h"
 

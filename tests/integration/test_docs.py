@@ -62,17 +62,17 @@ def make_names():
 
 def tenant_keys():
     """What `tenant_settings` gives."""
-    return set(re.findall(r'X\(\w+, "([a-z.]+)"', (TOP / "daemon/base/config_tenants.h").read_text()))
+    return set(re.findall(r'X\(\w+, "([a-z.]+)"', (TOP / "daemon/config/tenants.h").read_text()))
 
 
 @functools.cache
 def config_keys():
-    return set(re.findall(r'KEY\("([a-z_.]+)"', (TOP / "daemon/base/config_table.c").read_text()))
+    return set(re.findall(r'KEY\("([a-z_.]+)"', (TOP / "daemon/config/table.c").read_text()))
 
 
 @functools.cache
 def retired_keys():
-    return {key for key in re.findall(r'^    \{"([a-z_.]+)", "', (TOP / "daemon/base/config_table.c").read_text(), re.M) if "." in key}
+    return {key for key in re.findall(r'^    \{"([a-z_.]+)", "', (TOP / "daemon/config/table.c").read_text(), re.M) if "." in key}
 
 
 @functools.cache

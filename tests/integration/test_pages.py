@@ -66,7 +66,7 @@ class Man(unittest.TestCase):
         for option in options_of(UCMD):
             self.assertRegex(text, rf"(?m)^ +{option}\b")
         text = page_text("ucmd.yaml.5")
-        keys = re.findall(r'KEY\("([a-z_.]+)"((?:[^{]|\n)*?)\.help', pathlib.Path(TOP, "daemon/base/config_table.c").read_text())
+        keys = re.findall(r'KEY\("([a-z_.]+)"((?:[^{]|\n)*?)\.help', pathlib.Path(TOP, "daemon/config/table.c").read_text())
         self.assertGreater(len(keys), 50)
         for key, more in keys:
             (self.assertNotRegex if ".internal" in more else self.assertRegex)(text, rf"(?m)^ +{re.escape(key)}( |$)")

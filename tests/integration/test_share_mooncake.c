@@ -2,7 +2,7 @@
  * it memory where UCM_MOONCAKE_PYTHON names a Python that has Mooncake's client (one phase of `make check`); else the client is played over a folder. */
 #include "tests/unit/share_contract.h"
 
-#include "daemon/base/config_roots.h"
+#include "daemon/config/roots.h"
 
 #include <curl/curl.h>
 #include <signal.h>

@@ -2,7 +2,7 @@
  * Python and with the library in C. */
 #include "tests/unit/share_contract.h"
 
-#include "daemon/base/config_roots.h"
+#include "daemon/config/roots.h"
 
 #include <signal.h>
 

@@ -2,7 +2,7 @@
 #include "s3_plain.h"
 #include "tests/unit/share_contract.h"
 
-#include "daemon/base/config_roots.h"
+#include "daemon/config/roots.h"
 
 #include <signal.h>
 #include <sys/wait.h>

@@ -2,7 +2,7 @@
 #ifndef TESTS_UNIT_CONFIG_RIG_H
 #define TESTS_UNIT_CONFIG_RIG_H
 
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

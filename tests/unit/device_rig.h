@@ -2,7 +2,7 @@
 #ifndef UCM_TESTS_DEVICE_RIG_H
 #define UCM_TESTS_DEVICE_RIG_H
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 #include "daemon/device/device.h"
 #include "tests/runner/bytes.h"
 

@@ -3,7 +3,7 @@
 #ifndef UCMD_TESTS_NVME_RIG_H
 #define UCMD_TESTS_NVME_RIG_H
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 #include "daemon/format/nvme_format.h"
 #include "daemon/tier/tier.h"
 #include "proto/errors.h"

@@ -1,7 +1,7 @@
 /* Write-behind to the shared tier: what is written, in which order, and what waits meanwhile. */
 #include "tests/unit/cache_share_rig.h"
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 
 TestSuite(cache_share_write, .init = open_shared, .fini = close_shared);
 

@@ -1,5 +1,5 @@
 /* Keys, values, files, and what a reload takes. */
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 #include "tests/unit/config_rig.h"
 
 TestSuite(config, .init = setup, .fini = teardown);

@@ -1,5 +1,5 @@
 /* Variables as keys, and what config.get lists of keys. */
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 #include "tests/unit/config_rig.h"
 
 TestSuite(config_environment, .init = setup, .fini = teardown);

@@ -1,5 +1,5 @@
 /* The shared tier's roots as a configuration names them, and what is refused. */
-#include "daemon/base/config_roots.h"
+#include "daemon/config/roots.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

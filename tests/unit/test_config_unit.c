@@ -1,5 +1,5 @@
 /* What a configuration opens in the sandbox of ucmd.service. */
-#include "daemon/base/config_unit.h"
+#include "daemon/config/unit.h"
 
 #include "tests/unit/config_rig.h"
 

@@ -3,8 +3,8 @@
  * tests/integration/test_keep.c. */
 #include "daemon/arena/arena.h"
 #include "daemon/arena/persist.h"
-#include "daemon/base/config.h"
 #include "daemon/cache/snapshot_format.h"
+#include "daemon/config/config.h"
 #include "daemon/format/checksum.h"
 #include "daemon/index/policy.h"
 #include "tests/unit/index_secret.h"

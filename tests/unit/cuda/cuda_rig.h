@@ -6,7 +6,7 @@
 
 #include "client/cuda/companion.h"
 #include "client/include/ucmclient.h"
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 #include "daemon/device/costs.h"
 #include "daemon/device/device.h"
 #include "tests/runner/bytes.h"

@@ -1,10 +1,10 @@
 /* What a configuration needs of the sandbox that systemd/ucmd.service makes: the drop-in that the
  * generator (systemd/ucmd-generator) installs, by `ucmd --unit`. Reads the configuration only: a
  * generator runs before file systems are mounted. The main thread. */
-#ifndef UCMD_BASE_CONFIG_UNIT_H
-#define UCMD_BASE_CONFIG_UNIT_H
+#ifndef UCMD_CONFIG_UNIT_H
+#define UCMD_CONFIG_UNIT_H
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 
 #include <stdio.h>
 

@@ -1,9 +1,9 @@
 /* The shared tier's roots as the configuration names them, by share.roots or, as UCM writes it, by
  * share.storage_backends. Any thread. */
-#ifndef UCMD_BASE_CONFIG_ROOTS_H
-#define UCMD_BASE_CONFIG_ROOTS_H
+#ifndef UCMD_CONFIG_ROOTS_H
+#define UCMD_CONFIG_ROOTS_H
 
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 
 #define CONFIG_COMMAND_BYTES (2 * CONFIG_ITEM_BYTES)
 

@@ -1,5 +1,5 @@
 /* The configuration from variables, which go over the file: for containers without one. */
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 
 #include <ctype.h>
 #include <stdio.h>

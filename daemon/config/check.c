@@ -1,8 +1,8 @@
 /* What no key of a configuration shows alone; see config_check. */
-#include "daemon/base/config_roots.h"
-#include "daemon/base/config_table.h"
-#include "daemon/base/config_tenants.h"
 #include "daemon/base/memory.h"
+#include "daemon/config/roots.h"
+#include "daemon/config/table.h"
+#include "daemon/config/tenants.h"
 #include "daemon/format/nvme_format.h"
 #include "daemon/format/take.h"
 

@@ -1,5 +1,5 @@
 /* Keys and values for people: what a reload changed, and what `config.get` lists. */
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 
 #include <stdio.h>
 #include <string.h>

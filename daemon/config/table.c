@@ -1,4 +1,4 @@
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 
 #include "daemon/base/listener.h"
 #include "proto/limits.h"

@@ -1,6 +1,6 @@
-#include "daemon/base/config_unit.h"
+#include "daemon/config/unit.h"
 
-#include "daemon/base/config_roots.h"
+#include "daemon/config/roots.h"
 
 #include <libgen.h>
 #include <stdlib.h>

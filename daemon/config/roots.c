@@ -1,7 +1,7 @@
-#include "daemon/base/config_roots.h"
+#include "daemon/config/roots.h"
 
 #include "backend/nfs_target.h"
-#include "daemon/base/config_unit.h"
+#include "daemon/config/unit.h"
 #include "proto/units.h"
 
 #include <errno.h>

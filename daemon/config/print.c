@@ -1,5 +1,5 @@
 /* The configuration as YAML with its documentation; see config_print. */
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 
 #include <ctype.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* YAML to configuration, in one pass over the parser's events. A configuration needs little of YAML,
  * and nothing else is taken: one document, sections of keys, scalars and lists of scalars; no
  * anchors, aliases or tags. */
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* The daemon's configuration. One table in config_table.c has each key's name, kind, default,
+/* The daemon's configuration. One table in table.c has each key's name, kind, default,
  * bounds and text; the defaults, the parser, --set, config_print and config/ucmd.yaml all come from
  * it.
  *
@@ -6,8 +6,8 @@
  * value, those before it are set; the caller gives up. Threads: the main thread reads it at start;
  * then everybody reads it, and config_reload writes the reloadable keys on the loop. A struct
  * config owns its strings and lists. */
-#ifndef UCMD_BASE_CONFIG_H
-#define UCMD_BASE_CONFIG_H
+#ifndef UCMD_CONFIG_CONFIG_H
+#define UCMD_CONFIG_CONFIG_H
 
 #include "daemon/base/log.h"
 #include "proto/limits.h"
@@ -99,7 +99,7 @@ struct config {
     enum config_admission nvme_admission;
     unsigned nvme_rewrite; /* percent */
 
-    struct config_list share_roots; /* see config_roots.h */
+    struct config_list share_roots; /* see roots.h */
     char *share_backends;
     enum config_spread share_spread;
     enum config_lookup share_lookup;

@@ -1,10 +1,10 @@
 /* What tenants are given, as people write it: "KEY=VALUE KEY=VALUE", in the configuration
  * (`tenant_settings`), in `ucmctl tenant set`, and in the file that keeps what that has set. Pure
  * functions, any thread. */
-#ifndef UCMD_BASE_CONFIG_TENANTS_H
-#define UCMD_BASE_CONFIG_TENANTS_H
+#ifndef UCMD_CONFIG_TENANTS_H
+#define UCMD_CONFIG_TENANTS_H
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 
 /* A name: its settings are those of each tenant whose own say nothing. */
 #define TENANT_ALL "*"

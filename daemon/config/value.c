@@ -1,5 +1,5 @@
 /* Text to value and back, by kind. */
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 #include "proto/units.h"
 
 #include <errno.h>

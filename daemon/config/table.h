@@ -1,9 +1,9 @@
 /* The table behind config.h: what each key is called, holds and means. For the config_*.c files
  * only. */
-#ifndef UCMD_BASE_CONFIG_TABLE_H
-#define UCMD_BASE_CONFIG_TABLE_H
+#ifndef UCMD_CONFIG_TABLE_H
+#define UCMD_CONFIG_TABLE_H
 
-#include "daemon/base/config.h"
+#include "daemon/config/config.h"
 
 enum config_kind {
     CONFIG_SIZE,     /* uint64_t bytes: 4096, 4096B, 64KiB, 512MiB, 4GiB, 1TiB */

@@ -1,5 +1,5 @@
 /* What a reload changes, and what it leaves for the next start. */
-#include "daemon/base/config_table.h"
+#include "daemon/config/table.h"
 
 #include <string.h>
 

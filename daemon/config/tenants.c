@@ -1,7 +1,7 @@
-#include "daemon/base/config_tenants.h"
+#include "daemon/config/tenants.h"
 
-#include "daemon/base/config_roots.h"
-#include "daemon/base/config_table.h"
+#include "daemon/config/roots.h"
+#include "daemon/config/table.h"
 #include "proto/units.h"
 
 #include <errno.h>
