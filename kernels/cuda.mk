@@ -2,7 +2,7 @@
 # CUDA_CPPFLAGS, CUDA_LIBS, and OTHER_CUDA: the sources of the daemon that this build leaves out.
 #
 # The daemon needs CUDA's headers and nvcc to build, and nothing of CUDA to start: libcuda.so.1 is
-# opened while it runs. Without the toolkit, daemon/device/cuda_none.c takes the place of the others.
+# opened while it runs. Without the toolkit, daemon/cuda/none.c takes the place of the others.
 
 NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
@@ -10,7 +10,7 @@ HAVE_CUDA := $(and $(NVCC),$(wildcard $(CUDA_HOME)/include/cuda.h))
 
 ifneq ($(HAVE_CUDA),)
 
-OTHER_CUDA    := daemon/device/cuda_none.c
+OTHER_CUDA    := daemon/cuda/none.c
 CUDA_CPPFLAGS := -isystem $(CUDA_HOME)/include
 CUDA_OBJ      := $O/obj/kernels/copy_fatbin.o
 CUDA_ARCHS    ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
@@ -133,6 +133,6 @@ $(BENCH_FATBIN): client/bench/kernels.cu client/bench/kernels.h kernels/copy.cu 
 
 fatbins: $(SPARSE_FATBIN) $(RARE_FATBIN) $(CLUSTER_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(ROPE_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
 else
-OTHER_CUDA := $(filter-out daemon/device/cuda_none.c,$(wildcard daemon/device/cuda*.c))
+OTHER_CUDA := $(filter-out daemon/cuda/none.c,$(wildcard daemon/cuda/*.c))
 endif
 .PHONY: fatbins

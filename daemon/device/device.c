@@ -1,7 +1,7 @@
 #include "daemon/device/device.h"
 
 #include "daemon/config/config.h"
-#include "daemon/device/cuda.h"
+#include "daemon/cuda/cuda.h"
 #include "daemon/device/work.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 #include "tests/gpu/harness.h"
 
 #include "daemon/config/config.h"
-#include "daemon/device/cuda_api.h"
+#include "daemon/cuda/api.h"
 #include "tests/gpu/staging.h"
 
 #include <errno.h>

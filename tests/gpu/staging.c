@@ -1,6 +1,6 @@
 #include "tests/gpu/staging.h"
 
-#include "daemon/device/cuda_api.h"
+#include "daemon/cuda/api.h"
 #include "proto/staging.h"
 #include "tests/gpu/worker_staging.h"
 

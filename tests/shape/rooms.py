@@ -24,7 +24,7 @@ FEATURES = {
     "encryption": ["daemon/request/keys.c", "daemon/seal/", "daemon/tier/nvme_seal.c", "daemon/share/share_seal.c"],
     "process roots": ["daemon/share/process*", "daemon/share/backend.c", "backend/"],
     "trace": ["daemon/request/trace.c", "daemon/observe/trace.*", "daemon/observe/reuse.*"],
-    "cuda": ["daemon/device/cuda*", "daemon/device/gpu.h", "kernels/*.cu", "kernels/*.cuh"],
+    "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh"],
     "sparse client": ["client/lib/chain.c", "client/lib/digest.c", "client/lib/hints.c", "client/lib/policy*", "client/lib/select.c",
                       "client/lib/sparse*", "client/lib/window*", "client/lib/prefetch_queue.*", "client/lib/prefetcher.c", "client/lib/schedule.c"],
 }

@@ -71,7 +71,7 @@ static uint64_t take(struct tenant *t, uint64_t room)
     return bytes;
 }
 
-/* Small requests share the last free place, as in daemon/device/cuda_slice.c. */
+/* Small requests share the last free place, as in daemon/cuda/slice.c. */
 static void launch(struct tenant *t)
 {
     struct launch *l = launches;

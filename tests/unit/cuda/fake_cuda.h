@@ -20,7 +20,7 @@
 #define FAKE_DOMAIN 0x10000
 #define FAKE_BUS 0x3b
 
-/* Makes it the driver of daemon/device/cuda_api.h. */
+/* Makes it the driver of daemon/cuda/api.h. */
 void fake_cuda_install(void);
 /* Everything on a stream takes a random time up to this. */
 void fake_cuda_delay(unsigned max_us);

@@ -1,7 +1,7 @@
 /* The fake driver's memory, and what there is to say of devices and contexts. */
 #include "tests/unit/cuda/fake_cuda.h"
 
-#include "daemon/device/cuda_api.h"
+#include "daemon/cuda/api.h"
 #include "kernels/copy.h"
 #include "tests/unit/cuda/fake_cuda_inside.h"
 

@@ -3,7 +3,7 @@
  * behind. */
 #include "tests/unit/cuda/cuda_rig.h"
 
-#include "daemon/device/cuda_api.h"
+#include "daemon/cuda/api.h"
 
 static struct worker_side bad, good;
 static struct ucm_error e;

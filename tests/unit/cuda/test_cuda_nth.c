@@ -1,6 +1,6 @@
 /* Each call by which the daemon opens a region and copies fails once, the n-th of a run for each n: who asked is told
  * why, nothing moves behind the end of a job, and nothing is left behind. */
-#include "daemon/device/gpu.h"
+#include "daemon/cuda/gpu.h"
 #include "tests/unit/cuda/cuda_rig.h"
 
 #define PLANES 2u

@@ -1,5 +1,5 @@
 /* The arena's memory, which each GPU's thread pins piece by piece. */
-#include "daemon/device/gpu.h"
+#include "daemon/cuda/gpu.h"
 #include "tests/unit/cuda/cuda_rig.h"
 
 static struct worker_side a, b;

@@ -1,6 +1,6 @@
 /* Coded jobs without a companion: the daemon's own kernel encodes or decodes straight between pinned
  * slots and pages. Copy engines can't. */
-#include "daemon/device/gpu.h"
+#include "daemon/cuda/gpu.h"
 
 #include "kernels/encoding/encoding_cuda.h"
 

@@ -2,7 +2,7 @@
  * small load that comes while others keep the bus busy waits for their launches, 8 MiB at most. A kernel in another
  * stream waits for none of that. Both share the bus meanwhile (docs/fairness.md has the figures). So the load of a
  * tenant that comes back goes that way if it is small, while nobody else's kernels run. */
-#include "daemon/device/gpu.h"
+#include "daemon/cuda/gpu.h"
 
 #include <errno.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  *
  * The driver opens a handle for whoever has its 64 bytes, most of which it ignores and the rest of which can be guessed.
  * So each handle of each registration is proven (struct device_proof), in one go with the opening. */
-#include "daemon/device/gpu.h"
+#include "daemon/cuda/gpu.h"
 
 #include "daemon/base/log.h"
 

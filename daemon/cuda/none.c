@@ -1,5 +1,5 @@
 /* In place of the other cuda files, in a build that found no CUDA headers. */
-#include "daemon/device/cuda.h"
+#include "daemon/cuda/cuda.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,13 +1,13 @@
-/* A staging ring and its slices, as cuda_staging.c (rings, and what they are good for) and cuda_slice.c (the way of a
+/* A staging ring and its slices, as staging.c (rings, and what they are good for) and slice.c (the way of a
  * slice) share them.
  *
  * A slice carries pieces of several jobs where more wait than the ring has slices. All of them are of one region, of the
  * same planes and in the same form, so one order says it all, and the companion knows nothing of jobs.
  * Threads: the GPU's. */
-#ifndef UCMD_DEVICE_CUDA_SLICE_H
-#define UCMD_DEVICE_CUDA_SLICE_H
+#ifndef UCMD_CUDA_SLICE_H
+#define UCMD_CUDA_SLICE_H
 
-#include "daemon/device/gpu.h"
+#include "daemon/cuda/gpu.h"
 #include "proto/backoff.h"
 #include "proto/staging.h"
 
@@ -55,13 +55,13 @@ struct gpu_staging {
     struct gpu_slice slices[UCM_MAX_SLICES];
 };
 
-/* ---- cuda_staging.c ---- */
+/* ---- staging.c ---- */
 
 void staging_mark_dead(struct gpu_staging *s); /* no kernel of the companion's may begin any more */
 bool staging_paused(
     const struct gpu_staging *s); /* it takes no new copies, for a while or for good */
 
-/* ---- cuda_slice.c ---- */
+/* ---- slice.c ---- */
 
 /* How much of a slice is used: a worker with larger slices gets no more of the bus in one go. */
 uint64_t slice_use(const struct gpu *g, const struct gpu_staging *s,

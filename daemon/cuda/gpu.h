@@ -4,13 +4,13 @@
  * event, then in `queued`. It is launched piece by piece, so an urgent job overtakes all but
  * GPU_AHEAD_BYTES and one launch.
  * Threads: call the functions below on the GPU's thread only. */
-#ifndef UCMD_DEVICE_GPU_H
-#define UCMD_DEVICE_GPU_H
+#ifndef UCMD_CUDA_GPU_H
+#define UCMD_CUDA_GPU_H
 
+#include "daemon/cuda/api.h"
+#include "daemon/cuda/cuda.h"
 #include "daemon/device/busy.h"
 #include "daemon/device/costs.h"
-#include "daemon/device/cuda.h"
-#include "daemon/device/cuda_api.h"
 #include "daemon/device/work.h"
 #include "daemon/device/worker.h"
 #include "kernels/rope/rope_cuda.h"
@@ -27,7 +27,7 @@
 #define GPU_FAIR_BYTES (4ull << 20)
 #define GPU_FAIR_WINDOW (16ull << 30)
 #define GPU_BURST_BYTES (16ull << 20) /* see base/fair.h */
-/* Streams: by enum ucm_copy_direction, and one for small loads that overtake a full load stream (cuda_express.c). */
+/* Streams: by enum ucm_copy_direction, and one for small loads that overtake a full load stream (express.c). */
 #define GPU_EXPRESS 2u
 #define GPU_STREAMS 3u
 #define GPU_EXPRESS_BYTES (1ull << 20) /* under way in it, at most */
@@ -154,7 +154,7 @@ struct gpu {
     uint64_t expired_ms; /* when deadlines of queued copies were last checked */
 };
 
-/* ---- cuda_context.c ---- */
+/* ---- context.c ---- */
 
 /* With the first OPEN: context, kernel, streams. 0 or -errno, job->error filled. */
 int gpu_context_open(struct gpu *g, struct device_job *job);
@@ -165,7 +165,7 @@ void gpu_fail(struct gpu *g, CUresult r, const char *what);
 int gpu_refuse(struct gpu *g, struct device_job *job, int status, CUresult r, const char *what);
 int gpu_refuse_failed(struct gpu *g, struct device_job *job);
 
-/* ---- cuda_copy.c ---- */
+/* ---- copy.c ---- */
 
 void gpu_finish(struct gpu *g, struct device_job *job, int status); /* a copy ends */
 /* After gpu_fail, in every round of the thread: ends all copies. Those whose slices companions have
@@ -214,14 +214,14 @@ CUresult gpu_kernel_launch(struct gpu *g, CUstream stream, CUdeviceptr planes, u
                            struct ucm_copy_item *items, uint32_t n_items, uint32_t largest_chunk,
                            uint32_t direction);
 
-/* ---- cuda_express.c: small loads beside others' launches ---- */
+/* ---- express.c: small loads beside others' launches ---- */
 
 /* May the load, whose turn it is, go this way? */
 bool gpu_express_takes(struct gpu *g, const struct device_job *job);
 /* Launches all of it, or it fails. */
 void gpu_express_launch(struct gpu *g, struct device_job *job);
 
-/* ---- cuda_beside.c: a worker computes, and its own small copies wait behind ours ---- */
+/* ---- beside.c: a worker computes, and its own small copies wait behind ours ---- */
 
 /* A load or dump has come: its worker says whether it computes. That holds until it says something else, or
  * nothing for a while. */
@@ -239,7 +239,7 @@ uint64_t gpu_beside_next_ns(struct gpu *g);
 bool gpu_beside_suffices(const struct gpu *g, enum ucm_copy_direction direction, double ns,
                          uint64_t bytes);
 
-/* ---- cuda_busy.c ---- */
+/* ---- busy.c ---- */
 
 /* Do other processes' kernels run? While that is not known: yes, and a probe is wanted. While slices
  * are under way: what was known last. */
@@ -253,13 +253,13 @@ bool gpu_probe_ready(struct gpu *g);
 /* A launch of the copy kernel is done. */
 void gpu_kernel_seen(struct gpu *g, enum ucm_copy_direction direction, const struct gpu_launch *l);
 
-/* ---- cuda_calibrate.c ---- */
+/* ---- calibrate.c ---- */
 
 /* Fills g->costs: from the file, or by measuring for at most a second, or with defaults. driver: its
  * version, "" when not known. */
 void gpu_calibrate(struct gpu *g, char *driver);
 
-/* ---- cuda_dma.c ---- */
+/* ---- dma.c ---- */
 
 /* Fills g->dma.extents with those of a piece between slots and pages, for gpu_dma_launch, and in the
  * items which memory their slots lie in. Returns how many; 0: too many for the copy engines. */
@@ -273,7 +273,7 @@ uint32_t gpu_dma_plan_slice(struct gpu *g, const struct device_job *job,
 /* Enqueues the n extents. After an error nothing of them is under way. */
 CUresult gpu_dma_launch(struct gpu *g, enum ucm_copy_direction direction, uint32_t n);
 
-/* ---- cuda_ipc.c ---- */
+/* ---- ipc.c ---- */
 
 /* An opened IPC handle. Many tensors lie in one allocation, so many handles of a worker are the
  * same bytes with different offsets: opened once, counted. */
@@ -300,7 +300,7 @@ void gpu_ipc_put(struct gpu_ipc *ipc);
  * gpu_context_open. */
 void gpu_ipc_learn(struct gpu *g);
 
-/* ---- cuda_region.c ---- */
+/* ---- region.c ---- */
 
 struct gpu_region {
     struct worker worker;
@@ -329,7 +329,7 @@ void gpu_region_close(struct device_region *region);
 int gpu_event_open(struct gpu *g, struct device_job *job);
 void gpu_event_close(struct device_job *job); /* harmless when none is open */
 
-/* ---- cuda_encoding.c ---- */
+/* ---- encoding.c ---- */
 
 /* For a region with an encoding, as a part of its OPEN. 0 or -errno, job->error filled. */
 int gpu_encoding_open(struct gpu *g, struct device_job *job);
@@ -338,7 +338,7 @@ void gpu_encoding_close(struct gpu_region *mapping); /* harmless when it is not 
 CUresult gpu_encoding_launch(struct gpu *g, const struct device_job *job,
                              const struct job_piece *piece, struct ucm_copy_item *items);
 
-/* ---- cuda_rope.c ---- */
+/* ---- rope.c ---- */
 
 struct ucm_staging_order;
 
@@ -361,7 +361,7 @@ CUresult gpu_rope_behind(struct gpu *g, const struct device_job *job, const stru
 void gpu_rope_order(const struct device_job *job, const struct job_piece *piece,
                     struct ucm_staging_order *order);
 
-/* ---- cuda_staging.c, cuda_slice.c ---- */
+/* ---- staging.c, slice.c ---- */
 
 struct gpu_staging;
 struct gpu_slice;
@@ -382,7 +382,7 @@ bool gpu_stagings_step(struct gpu *g);
 /* After gpu_fail: ends slices that no companion has claimed, and no launch has. */
 void gpu_stagings_abandon(struct gpu *g);
 
-/* ---- cuda_memory.c ---- */
+/* ---- memory.c ---- */
 
 void gpu_memory_add(struct gpu_memory *m, uint64_t base, uint64_t bytes);
 void gpu_memory_remove(struct gpu_memory *m, uint64_t base, uint64_t bytes); /* as it was added */

@@ -1,4 +1,4 @@
-#include "daemon/device/cuda_slice.h"
+#include "daemon/cuda/slice.h"
 
 #include <errno.h>
 #include <string.h>

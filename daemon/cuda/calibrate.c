@@ -1,5 +1,5 @@
 /* What copies cost on this GPU: read from the file of an earlier start, or measured. */
-#include "daemon/device/gpu.h"
+#include "daemon/cuda/gpu.h"
 
 #include "daemon/base/text_file.h"
 

@@ -1,7 +1,7 @@
-#include "daemon/device/cuda.h"
+#include "daemon/cuda/cuda.h"
 
 #include "daemon/base/log.h"
-#include "daemon/device/gpu.h"
+#include "daemon/cuda/gpu.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-#include "daemon/device/cuda_api.h"
+#include "daemon/cuda/api.h"
 
-#include "daemon/device/cuda.h"
+#include "daemon/cuda/cuda.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* The two sources of busy.h, on a GPU. */
-#include "daemon/device/gpu.h"
+#include "daemon/cuda/gpu.h"
 
 #define GPU_SEEN_BYTES (1u << 20) /* shorter launches say nothing */
 /* While slices are under way: how much longer an answer stays valid, and how long a probe waits for

@@ -1,4 +1,4 @@
-#include "daemon/device/gpu.h"
+#include "daemon/cuda/gpu.h"
 
 #include <errno.h>
 #include <inttypes.h>

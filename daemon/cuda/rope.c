@@ -1,7 +1,7 @@
 /* Turned loads. Copy engines don't compute: the daemon's own kernel turns K in the pages that engines, or a decoding,
  * have just filled, while the next launch is under way; or it turns as it copies, where engines can't; or a companion
  * does, whose orders hold the tables of angles. */
-#include "daemon/device/gpu.h"
+#include "daemon/cuda/gpu.h"
 
 #include "proto/staging.h"
 

@@ -1,7 +1,7 @@
 /* The CUDA driver's functions, loaded from libcuda.so.1 at run time: one binary serves hosts with and
  * without a GPU. Inside this room only. Threads: loaded once on the loop, constant afterwards. */
-#ifndef UCMD_DEVICE_CUDA_API_H
-#define UCMD_DEVICE_CUDA_API_H
+#ifndef UCMD_CUDA_API_H
+#define UCMD_CUDA_API_H
 
 #include <cuda.h>
 #include <cudaTypedefs.h>

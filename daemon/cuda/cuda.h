@@ -1,7 +1,7 @@
-/* GPUs of the CUDA driver. Inside this room only. It uses no CUDA type, so that device.c builds
- * without CUDA's headers; cuda_none.c takes the place of the driver there. */
-#ifndef UCMD_DEVICE_CUDA_H
-#define UCMD_DEVICE_CUDA_H
+/* GPUs of the CUDA driver, as daemon/device sees them. It uses no CUDA type, so that device.c builds
+ * without CUDA's headers; none.c takes the place of the driver there. */
+#ifndef UCMD_CUDA_CUDA_H
+#define UCMD_CUDA_CUDA_H
 
 #include "daemon/device/device.h"
 
