@@ -86,14 +86,14 @@ include tests/setup/setup.mk
 
 # build.c is for programs, not for libraries.
 PROTO_SRC  := $(filter-out proto/build.c,$(wildcard proto/*.c))
-DAEMON_SRC := $(filter-out daemon/main.c $(OTHER_CUDA),$(wildcard daemon/*.c daemon/*/*.c))
+DAEMON_SRC := $(filter-out daemon/main.c daemon/backend/% $(OTHER_CUDA),$(wildcard daemon/*.c daemon/*/*.c))
 # Packets between the daemon and processes of roots, and targets; and the library for those, which has them too.
-WIRE_SRC   := $(wildcard backend/wire*.c) backend/nfs_target.c backend/uncached.c
-BACKEND_SRC := $(filter-out backend/main_%,$(wildcard backend/*.c))
-# backend/main_NAME.c, with backend/NAME/, is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
-BACKEND_MAIN := $(wildcard backend/main_*.c)
-# backend/main_NAME.py is one, too.
-BACKEND_SCRIPTS := $(wildcard backend/main_*.py)
+WIRE_SRC   := $(wildcard daemon/backend/wire*.c) daemon/backend/nfs_target.c daemon/backend/uncached.c
+BACKEND_SRC := $(filter-out daemon/backend/main_%,$(wildcard daemon/backend/*.c))
+# daemon/backend/main_NAME.c, with the folder NAME beside it, is the backend ucmd-backend-NAME; BACKEND_LIBS_NAME are the libraries that it needs.
+BACKEND_MAIN := $(wildcard daemon/backend/main_*.c)
+# daemon/backend/main_NAME.py is one, too.
+BACKEND_SCRIPTS := $(wildcard daemon/backend/main_*.py)
 BACKEND_LIBS_nfs := -lnfs
 BACKEND_LIBS_s3 := -lcurl -lexpat -lcjson -lcrypto
 CLIENT_SRC := $(wildcard client/lib/*.c)
@@ -112,7 +112,7 @@ CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) k
 BUILT := $O/built
 NO_GPU := $(if $(HAVE_CUDA),, without GPU support (no CUDA toolkit found))
 
-BACKENDS := $(patsubst backend/main_%.c,$O/ucmd-backend-%,$(BACKEND_MAIN)) $(patsubst backend/main_%.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS))
+BACKENDS := $(patsubst daemon/backend/main_%.c,$O/ucmd-backend-%,$(BACKEND_MAIN)) $(patsubst daemon/backend/main_%.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS))
 BINS := $O/ucmd $O/ucmctl $O/ucm-bench $(if $(HAVE_ZMQ),$O/ucmevents)
 # Manual pages and completion, of the programs' own tables.
 PAGES := $O/pages/made
@@ -155,11 +155,11 @@ $O/libucmclient.a: $(CLIENT_OBJ)
 $O/libucmbackend.a: $(call obj,$(BACKEND_SRC) $(PROTO_SRC))
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
-$(foreach name,$(patsubst backend/main_%.c,%,$(BACKEND_MAIN)),$(eval $O/ucmd-backend-$(name): $(call obj,$(wildcard backend/$(name)/*.c))))
-$O/ucmd-backend-%: $O/obj/backend/main_%.o $O/libucmbackend.a
+$(foreach name,$(patsubst daemon/backend/main_%.c,%,$(BACKEND_MAIN)),$(eval $O/ucmd-backend-$(name): $(call obj,$(wildcard daemon/backend/$(name)/*.c))))
+$O/ucmd-backend-%: $O/obj/daemon/backend/main_%.o $O/libucmbackend.a
 	$(call say,LINK)
 	$(Q)$(LINK) $(filter %.o,$^) $(filter %.a,$^) $(BACKEND_LIBS_$*) -lmsgpackc -o $@
-$(patsubst backend/main_%.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS)): $O/ucmd-backend-%: backend/main_%.py
+$(patsubst daemon/backend/main_%.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS)): $O/ucmd-backend-%: daemon/backend/main_%.py
 	@mkdir -p $(@D)
 	$(call say,COPY)
 	$(Q)install -m 755 $< $@

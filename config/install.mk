@@ -25,7 +25,7 @@ install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTD
 	    $(D)$(SYSTEMDUNITDIR) $(D)$(GENERATORDIR) $(D)$(SYSUSERSDIR) $(D)$(TMPFILESDIR)
 	install -m 755 $(BINS) $(D)$(BINDIR)
 	install -d $(D)$(LIBEXECDIR)
-	install -m 755 $(BACKENDS) backend/folder.py $(D)$(LIBEXECDIR)
+	install -m 755 $(BACKENDS) daemon/backend/folder.py $(D)$(LIBEXECDIR)
 	for lib in libucmclient $(patsubst $O/%.a,%,$(wildcard $O/libucmclient_cuda.a)); do \
 	    install -m 755 $O/$$lib.so.$(VERSION) $(D)$(LIBDIR) && \
 	    ln -sf $$lib.so.$(VERSION) $(D)$(LIBDIR)/$$lib.so.$(SO_VERSION) && \

@@ -163,7 +163,7 @@ $O/tests/fault/%: $O/obj/tests/fault/%.o $(RUNNER) $(HELPER_OBJ) $(BENCH_OBJ)
 	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -lcriterion -o $@
 
 # Fuzz targets are of clang's build with SAN=address,undefined,fuzzer-no-link (tests/check.sh): every object counts branches.
-$O/fuzz/fuzz_s3: $(call obj,backend/s3/xml.c backend/s3/credentials_parse.c)
+$O/fuzz/fuzz_s3: $(call obj,daemon/backend/s3/xml.c daemon/backend/s3/credentials_parse.c)
 FUZZ_LIBS_fuzz_s3 := -lcurl -lexpat
 $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 	@mkdir -p $(@D)

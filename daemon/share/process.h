@@ -13,7 +13,7 @@
 #ifndef UCMD_SHARE_PROCESS_H
 #define UCMD_SHARE_PROCESS_H
 
-#include "backend/wire.h"
+#include "daemon/backend/wire.h"
 #include "daemon/config/roots.h"
 #include "daemon/share/backend.h"
 #include "proto/backoff.h"

@@ -58,7 +58,7 @@ def root():
                 sys.exit("Swift makes no bucket")
             yield f"s3://kv-hosts?endpoint=http://127.0.0.1:{server.port}&credentials={folder}/credentials read={folder}", ()
         else:
-            program = os.path.join(TOP, "backend/folder.py") if KIND == "folder.py" else os.path.join(TOP, "build/ucmd-backend-folder")
+            program = os.path.join(TOP, "daemon/backend/folder.py") if KIND == "folder.py" else os.path.join(TOP, "build/ucmd-backend-folder")
             yield f"process:cold write={folder} -- {program} {folder}", ()
 
 

@@ -52,7 +52,7 @@ laid "$out/server" ../build/lib "$(command -v ganesha.nfsd)" /usr/sbin/rpcbind "
 cp -L /usr/lib/*-linux-gnu/ganesha/libfsalvfs.so "$out/server/"
 patchelf --force-rpath --set-rpath "\$ORIGIN/../build/lib" "$out/server/libfsalvfs.so"
 cp /etc/netconfig /etc/services /etc/protocols "$out/etc/"
-for file in backend/folder.py docs/protocol.md tests/bench/{backend_kills,mooncake_bench,nfs_beside}.py \
+for file in daemon/backend/folder.py docs/protocol.md tests/bench/{backend_kills,mooncake_bench,nfs_beside}.py \
     tests/integration/{daemon,hosts,second_client,swift_case,mooncake_server}.py; do
     install -D "$top/$file" "$out/$file"
 done

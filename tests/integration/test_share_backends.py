@@ -14,7 +14,7 @@ from second_client import MISS, OK, TIMEOUT_S, TOP
 from share_case import Host, ShareCase
 
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
-FOLDER = os.path.join(TOP, "backend/folder.py")
+FOLDER = os.path.join(TOP, "daemon/backend/folder.py")
 FIRST = """# What a backend has open when it starts, before it opens files of its own.
 import json, os
 opened = {}

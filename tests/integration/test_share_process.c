@@ -42,7 +42,7 @@ static void begin_with(struct contract *c, const char *program)
 
 static void python_begin(struct contract *c)
 {
-    char *program = realpath("backend/folder.py", NULL);
+    char *program = realpath("daemon/backend/folder.py", NULL);
 
     cr_assert(program);
     process.memory_bytes = 1u << 30;

@@ -22,7 +22,7 @@ FEATURES = {
     "hints": ["daemon/cache/hints.c", "daemon/index/hints.*", "daemon/request/hints.c", "proto/hint.*"],
     "events": ["daemon/request/events.c", "daemon/events/"],
     "encryption": ["daemon/request/keys.c", "daemon/seal/", "daemon/tier/nvme_seal.c", "daemon/share/share_seal.c"],
-    "process roots": ["daemon/share/process*", "daemon/share/backend.c", "backend/"],
+    "process roots": ["daemon/share/process*", "daemon/share/backend.c", "daemon/backend/"],
     "trace": ["daemon/request/trace.c", "daemon/observe/trace.*", "daemon/observe/reuse.*"],
     "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh"],
     "sparse client": ["client/lib/chain.c", "client/lib/digest.c", "client/lib/hints.c", "client/lib/policy*", "client/lib/select.c",

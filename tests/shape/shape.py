@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 import rooms
 import walks
 
-PRODUCT = ("daemon", "client", "proto", "kernels", "backend", "config", "systemd")
+PRODUCT = ("daemon", "client", "proto", "kernels", "config", "systemd")
 SOURCES = (".c", ".h", ".S", ".cu", ".cuh", ".py", ".sh")
 
 
@@ -165,7 +165,7 @@ def print_members():
 
 def print_sizes():
     parts, features, rest = defaultdict(list), defaultdict(list), []
-    for file in sources("daemon", "proto", "client/lib", "kernels", "backend"):
+    for file in sources("daemon", "proto", "client/lib", "kernels"):
         part, feature = rooms.core_of(file), rooms.feature_of(file)
         (parts[part] if part else features[feature] if feature else rest).append(file)
     print("lines of the core")
