@@ -326,9 +326,7 @@ enum ucm_trace_op {
 
 /* Opens the namespace of the blocks of base namespace ns in another form. version: of the encoding's
  * definition; 0: the daemon's. k, v: tokens, heads and elements of a row; without v a layer is one section.
- * dram, disk: "plain" or "coded" (the default), the form that this connection's dumps should have in DRAM,
- * and on NVMe and the shared tier; the answer has what the daemon does. coded_bytes, plain_bytes: of a
- * block with all its parts. */
+ * coded_bytes, plain_bytes: of a block with all its parts. */
 #define UCM_MSG_ENCODING_OPEN(F)                                                                   \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(str, encoding, REQ, 1, 16)                                                                   \
@@ -339,17 +337,13 @@ enum ucm_trace_op {
     F(u64, order, OPT, 0, 1)                                                                       \
     F(u64, axis, OPT, 0, 1)                                                                        \
     F(u64, seed, OPT, 0, UINT64_MAX)                                                               \
-    F(u64, run, OPT, 0, UCM_U32)                                                                   \
-    F(str, dram, OPT, 0, 16)                                                                       \
-    F(str, disk, OPT, 0, 16)
+    F(u64, run, OPT, 0, UCM_U32)
 #define UCM_MSG_ENCODING_OPEN_R(F)                                                                 \
     F(u64, ns, REQ, 1, UCM_U32)                                                                    \
     F(bin, fingerprint, REQ, UCM_FINGERPRINT_BYTES, UCM_FINGERPRINT_BYTES)                         \
     F(u64, version, REQ, 1, UCM_U32)                                                               \
     F(u64, coded_bytes, REQ, 1, UINT64_MAX)                                                        \
-    F(u64, plain_bytes, REQ, 1, UINT64_MAX)                                                        \
-    F(str, dram, OPT, 0, 16)                                                                       \
-    F(str, disk, OPT, 0, 16)
+    F(u64, plain_bytes, REQ, 1, UINT64_MAX)
 
 /* M(NAME, name, "method", params, result): the last two by the suffix that UCM_MESSAGES gives them, or none.
  * Results that are free_map are maps whose fields docs/protocol.md lists and which grow from

@@ -178,16 +178,6 @@
       "such parts that were not: no space, or evicted before; their block is a miss")              \
     X(decode_plain_bytes, counter, "bytes", "bytes of loaded blocks after they were decoded")      \
     X(decode_bytes, counter, "bytes", "bytes of loaded blocks as they were encoded")               \
-    X(transcode_parts, counter, "parts", "stored parts of which the daemon built the coded form")  \
-    X(transcode_plain_bytes, counter, "bytes", "bytes of these parts as they were dumped")         \
-    X(transcode_bytes, counter, "bytes", "bytes of their coded form")                              \
-    X(transcode_us, counter, "us", "CPU time of threads that built coded forms")                   \
-    X(transcode_unfit, counter, "blocks",                                                          \
-      "blocks stored as they are because their encoding could not hold them")                      \
-    X(transcode_no_room, counter, "blocks",                                                        \
-      "blocks stored as they are: no slot, no memory or no place for their coded form")            \
-    X(transcode_failed, counter, "blocks",                                                         \
-      "blocks stored as they are because the build of their coded form failed")                    \
     X(digest_builds, counter, "parts", "digests that the daemon built")                            \
     X(digest_bytes, counter, "bytes", "bytes of digests that the daemon built")                    \
     X(digest_build_failed, counter, "parts", "digests not built because their block was not read") \

@@ -185,9 +185,6 @@ struct ucm_kv_rows {
     uint32_t tokens, heads, dim;
 };
 
-/* Which form of a block a tier should have. */
-enum ucm_tier_form { UCM_TIER_CODED = 0, UCM_TIER_PLAIN = 1 };
-
 struct ucm_encoded_form {
     const char *encoding; /* "fp8", "int8", "q4", "lossless" */
     const char *dtype;    /* of the KV: "f16", "bf16", "fp8_e4m3" */
@@ -199,11 +196,6 @@ struct ucm_encoded_form {
     uint64_t seed;        /* q4: of its rotation */
     uint32_t run; /* int8 with axis 1: tokens that share a scale: a layer's, where k is several
                            * layers side by side; 0: all of k */
-    /* enum ucm_tier_form, of what this client dumps. Where they differ, the daemon stores blocks as they
-     * are and builds the coded form beside. The client's latest ucm_encoding_open decides for all its
-     * handles on the namespace. */
-    uint32_t dram;
-    uint32_t disk; /* NVMe and the shared tier */
 };
 
 /* Opens the namespace of the base's blocks in that form. It is used as any other, with these rules:
@@ -219,8 +211,7 @@ UCM_API int ucm_encoding_open(struct ucm_namespace *base, const struct ucm_encod
                               int timeout_ms, struct ucm_namespace **out);
 
 struct ucm_encoding_info {
-    struct ucm_encoded_form form; /* its strings live as long as the namespace; dram, disk: what the
-                                   * daemon does */
+    struct ucm_encoded_form form; /* its strings live as long as the namespace */
     uint64_t plain_bytes;         /* of a block, all parts, as it is */
     uint64_t coded_bytes;         /* and encoded */
 };

@@ -4,16 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint32_t tier_form(struct proto_str text)
-{
-    return text.n == 5 && memcmp(text.p, "plain", 5) == 0 ? UCM_TIER_PLAIN : UCM_TIER_CODED;
-}
-
-static struct proto_str tier_text(uint32_t form)
-{
-    return form == UCM_TIER_PLAIN ? (struct proto_str){"plain", 5} : (struct proto_str){NULL, 0};
-}
-
 static int open_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct ucm_namespace *ns = (struct ucm_namespace *)client_handle_of(call);
@@ -23,8 +13,6 @@ static int open_take_cb(struct client_call *call, const union proto_any *any)
     memcpy(ns->fingerprint, m->fingerprint.p, sizeof ns->fingerprint);
     ns->encoding->info.plain_bytes = m->plain_bytes;
     ns->encoding->info.coded_bytes = m->coded_bytes;
-    ns->encoding->info.form.dram = tier_form(m->dram);
-    ns->encoding->info.form.disk = tier_form(m->disk);
     return 0;
 }
 
@@ -55,8 +43,6 @@ static void form_copy(struct client_encoding *e, const struct ucm_encoded_form *
         .axis = form->axis,
         .seed = form->seed,
         .run = form->run,
-        .dram = tier_text(form->dram),
-        .disk = tier_text(form->disk),
     };
 }
 
@@ -91,9 +77,6 @@ static int form_check(const struct ucm_namespace *base, const struct ucm_encoded
     if (base->digest || base->encoding)
         return client_fail(UCM_EINVALID, "the base must hold KV as it is, and no %s",
                            base->digest ? "digests" : "encoded blocks");
-    if (form->dram > UCM_TIER_PLAIN || form->disk > UCM_TIER_PLAIN)
-        return client_fail(UCM_EINVALID, "dram: %u, disk: %u; UCM_TIER_CODED or UCM_TIER_PLAIN",
-                           form->dram, form->disk);
     r = encoding_spec(form, &spec, why);
     if (r)
         return client_fail(-r, "%s", why);

@@ -61,7 +61,6 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->space_waits);
     list_init(&c->next_turn);
     list_init(&c->pressure);
-    cache_coding_init(c);
     list_init(&c->relocations.ops);
     list_init(&c->compact.moves);
     c->compact.vain = UINT64_MAX;
@@ -86,7 +85,6 @@ static void closed_cb(uv_handle_t *handle)
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         writes_free(&c->write[to]);
     free(c->unseeded.entries);
-    free(c->coding.queue.entries);
     free(c->blockers);
     free(c);
 }
@@ -123,18 +121,12 @@ uint32_t cache_tier_busy(const struct cache *c)
     return c->tier_busy;
 }
 
-bool cache_writes_below(const struct cache *c)
-{
-    return c->tier || c->share;
-}
-
 bool cache_written(const struct cache *c)
 {
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         if (c->write[to].n + c->write[to].stalled.n > 0 || c->write[to].writing_bytes > 0)
             return false;
-    return c->unseeded.n == 0 && c->unverified == 0 && c->records == 0 && !c->loading &&
-           c->coding.queue.n == 0 && list_empty(&c->coding.ops);
+    return c->unseeded.n == 0 && c->unverified == 0 && c->records == 0 && !c->loading;
 }
 
 void cache_stop_writing(struct cache *c)
@@ -144,7 +136,6 @@ void cache_stop_writing(struct cache *c)
     cache_writes_seeded(c);
     while (cache_writes_seed(c))
         ;
-    cache_coding_stop(c);
     cache_writes_abandon(c);
     cache_snapshot_load_stop(c);
 }
@@ -242,8 +233,6 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
     cache_reconsider(c, ref);
     if (cache_followed(ns))
         cache_status_changed(c, ns, ref, was.status);
-    if (was.complete && b->flags & BLOCK_PAIRED && !block_complete(b, ns))
-        cache_unpair(c, ref);
 }
 
 void part_set_dram(struct cache *c, block_ref ref, uint32_t part, enum part_dram dram,

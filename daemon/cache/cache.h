@@ -301,32 +301,16 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
 /* The copy of n claimed shards ended. With ok false the fill and all its shards are dropped. When
  * all shards are there the part is published, and the fill is gone. */
 void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
-/* What is dumped should have a coded form in namespace `coded`, whose base the block's is. below: that form
- * goes to NVMe and the shared tier, and this one stays in DRAM; else the reverse. Once the block is complete
- * its coded form is built; if that can't be had, the block is stored as it is. */
-void cache_fill_form(struct cache *c, struct cache_fill *f, struct ns *coded, bool below);
 /* published_cb runs for each part that a fill has published, inside the call that did. It may lease the
  * block, and call nothing else of the cache but cache_next_turn. */
 void cache_watch(struct cache *c,
                  void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part),
                  void *ctx);
 
-/* Builds part `part` of the held block `coded` from that of the held block `base`: as cache_get of it, with
- * one more source. -ERANGE, also later: the encoding can't hold these bytes. -EINPROGRESS: a dump is writing
- * it. -EAGAIN also with as many builds as there may be. */
-typedef int cache_build_fn(void *ctx, block_ref base, block_ref coded, uint32_t part,
-                           struct cache_wait *w);
-void cache_coder_attach(struct cache *c, cache_build_fn *build, void *ctx);
-/* There is a tier below DRAM. */
-bool cache_writes_below(const struct cache *c);
-
 /* ---- stable storage ---- */
 
 struct cache_durable {
     struct tier_io io;
-    struct cache_wait build; /* of the part's coded form, which is what goes below */
-    block_ref coded;         /* of which block */
-    bool plain;              /* that could not be had */
     struct cache *cache;
     block_ref ref;
     uint32_t part;
@@ -334,7 +318,7 @@ struct cache_durable {
     /* 0: a later start finds the part, even after a power failure. Or -errno. */
     void (*done_cb)(struct cache_durable *d, int status);
 };
-/* Makes a whole part of a held block durable, in the form that goes below. 0: done_cb will run. -EINPROGRESS: the part is not
+/* Makes a whole part of a held block durable. 0: done_cb will run. -EINPROGRESS: the part is not
  * whole; -EOPNOTSUPP: there is no tier; or another -errno of the tier. */
 int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint32_t part);
 

@@ -59,96 +59,14 @@ static void sync_done_cb(struct tier_io *io, int status)
     cache_durables_retry(c);
 }
 
-/* ---- the form that goes below ---- */
-
-/* It is a part of the block's coded form that is made durable, which has a lease for that. */
-static void coded_take(struct cache_durable *d, block_ref coded)
-{
-    block_ref base = d->ref;
-
-    d->ref = coded;
-    cache_unlease(d->cache, base);
-}
-
-static void built_cb(struct cache_wait *w, int status)
-{
-    struct cache_durable *d = LIST_ENTRY(w, struct cache_durable, build);
-    struct cache *c = d->cache;
-    block_ref coded = d->coded;
-
-    if (status == 0) {
-        cache_put(c, coded, d->part);
-        coded_take(d, coded);
-    } else {
-        d->plain = true;
-        if (status == -ERANGE)
-            cache_form_forget(c, d->ref);
-        cache_unlease(c, coded);
-    }
-    durable_continue(c, d);
-}
-
-/* The namespace whose block of the same key goes below in place of this one; NULL: none. */
-static struct ns *coded_ns(struct cache *c, const struct cache_durable *d)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, d->ref, &ns);
-    const struct ns_coded_form *form = cache_form_of(ns, b);
-
-    if (d->plain || !form || !form->below || form->ended || !c->coder.build)
-        return NULL;
-    return form->coded;
-}
-
-/* 0: d->ref is what goes below. 1: that is being built. -EBUSY: not now. */
-static int coded_begin(struct cache *c, struct cache_durable *d)
-{
-    struct ns *coded = coded_ns(c, d);
-    int rc;
-
-    if (!coded)
-        return 0;
-    d->coded = cache_open(c, coded, index_block(c->config.index, d->ref)->key);
-    if (d->coded != 0 && cache_doomed(c, d->coded)) {
-        cache_unlease(c, d->coded);
-        d->coded = 0;
-    }
-    if (d->coded == 0) {
-        d->plain = true;
-        return 0;
-    }
-    if (part_whole_local(cache_part(c, d->coded, d->part))) {
-        coded_take(d, d->coded);
-        return 0;
-    }
-    d->build.done_cb = built_cb;
-    list_init(&d->build.link);
-    rc = c->coder.build(c->coder.ctx, d->ref, d->coded, d->part, &d->build);
-    if (rc == CACHE_PENDING)
-        return 1;
-    if (rc == CACHE_READY) {
-        cache_put(c, d->coded, d->part);
-        coded_take(d, d->coded);
-        return 0;
-    }
-    cache_unlease(c, d->coded);
-    if ((rc == -EBUSY || rc == -EDQUOT) && c->users > 0)
-        return -EBUSY; /* what is under way frees a slot, or a place among the builds */
-    d->plain = true;
-    return 0;
-}
-
 /* Begins the next step. 0: it is under way. -EAGAIN: it has to wait. -EBUSY: so it has, but others need not
  * wait with it. Another -errno: the end. */
 static int durable_begin(struct cache *c, struct cache_durable *d)
 {
     struct ns *ns;
-    struct part *p;
-    int rc = c->no_writes ? 0 : coded_begin(c, d);
+    struct part *p = &cache_block(c, d->ref, &ns)->part[d->part];
+    int rc = 0;
 
-    if (rc != 0)
-        return rc == 1 ? 0 : rc;
-    p = &cache_block(c, d->ref, &ns)->part[d->part];
     cache_ns_record(c, ns);
     if (!cache_ns_writable(ns))
         return -EAGAIN;
@@ -185,7 +103,6 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
         return -EINPROGRESS;
     memset(&d->io, 0, sizeof(d->io));
     list_init(&d->link);
-    d->plain = false;
     d->cache = c;
     d->ref = ref;
     d->part = part;
@@ -209,7 +126,6 @@ void cache_unverified(struct cache *c, block_ref ref, uint32_t part)
     d->cache = c;
     d->ref = ref;
     d->part = part;
-    d->plain = true; /* it is this form's copy that is to be read */
     d->done_cb = unverified_done_cb;
     list_push_back(&c->durables, &d->link);
     cache_lease(c, ref);

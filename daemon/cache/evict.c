@@ -20,7 +20,7 @@ void block_drop_dram(struct cache *c, block_ref ref, bool evicted)
         arena_slot_free(c->arena, slot);
     }
     c->config.metrics->prefetch_useless += !!(b->flags & BLOCK_PREFETCHED);
-    b->flags &= (uint16_t) ~(BLOCK_PREFETCHED | BLOCK_READ_BACK);
+    b->flags &= (uint16_t)~BLOCK_PREFETCHED;
     if (b->flags & BLOCK_IN_POLICY)
         policy_remove(c->config.policy, ref, evicted);
     cache_list_update(c, ref);
@@ -52,9 +52,6 @@ static void block_remove(struct cache *c, block_ref ref)
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
-    c->named = b->flags & BLOCK_DOOMED ? ref : 0;
-    cache_unpair(c, ref);
-    c->named = 0;
     if (b->flags & BLOCK_PINNED)
         c->stats.pinned--;
     if (b->flags & BLOCK_SHARE_QUEUED)
@@ -69,13 +66,6 @@ void cache_discard(struct cache *c, block_ref ref)
 {
     block_remove(c, ref);
     cache_released(c);
-}
-
-void cache_discard_for_space(struct cache *c, block_ref ref)
-{
-    c->reclaims = true;
-    cache_discard(c, ref);
-    c->reclaims = false;
 }
 
 void cache_settle(struct cache *c, block_ref ref)
@@ -96,8 +86,6 @@ static bool worthless(const struct block *b, const struct ns *ns)
 
 void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns)
 {
-    if (b->flags & BLOCK_PAIRED)
-        cache_pair_settle(c, ref);
     cache_reconsider(c, ref);
     if (worthless(b, ns))
         cache_discard(c, ref);
@@ -139,7 +127,6 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
 
     if (b->whole_parts == 0 || !(block_tiers(b, ns, &backed) & tiers))
         return CACHE_EVICT_NONE;
-    backed = backed || cache_pair_backed(c, ref);
     if (b->flags & BLOCK_PINNED || (tiers == CACHE_DRAM && !backed))
         return CACHE_EVICT_LATER;
     if (all)
@@ -157,14 +144,12 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
         }
         return CACHE_EVICT_LATER;
     }
-    c->named = ref;
     if (tiers & CACHE_SHARE)
         cache_shared_forget(c, ref);
     if (tiers & CACHE_DRAM)
         block_drop_dram(c, ref, false);
     if (tiers & CACHE_NVME)
         block_drop_nvme(c, ref);
-    c->named = 0;
     if (!block_complete(b, ns))
         cache_discard(c, ref);
     cache_released(c);
@@ -204,11 +189,9 @@ static bool tier_drop_cb(void *ctx, uint64_t owner, uint64_t loc)
     assert(part_loc(p) == loc);
     if (!tier_may_drop(c, owner))
         return false;
-    if (cache_pair_heat(c, ref) == 0)
+    if (policy_heat(c->config.policy, ref) == 0)
         admission_unused(ns_admission(cache_ns(c, ref)));
-    c->reclaims = true;
     cache_nvme_lost(c, ref, owner_part(owner), false);
-    c->reclaims = false;
     if (!part_whole(p))
         cache_discard(c, ref);
     else
@@ -236,7 +219,7 @@ static unsigned tier_heat_cb(void *ctx, uint64_t owner)
         return TIER_HEAT_BUSY;
     if (cache_quota_keeps_below(cache_ns(c, owner_block(owner))->tenant))
         return TIER_HEAT_KEPT;
-    return cache_pair_heat(c, owner_block(owner));
+    return policy_heat(c->config.policy, owner_block(owner));
 }
 
 static bool tier_moved_cb(void *ctx, uint64_t owner, uint64_t from, const struct tier_place *to)

@@ -141,7 +141,6 @@ static void fetch_take(struct part_op *f, int status)
         arena_slot_own(c->arena, f->slot, 0);
     } else {
         part_set_dram(c, f->ref, f->part, PART_DRAM_READY, f->slot);
-        cache_form_read(c, f->ref);
         part_use(c, cache_part(c, f->ref, f->part));
     }
     table_remove(&c->fetches, f->number);

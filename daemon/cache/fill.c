@@ -27,7 +27,6 @@ static void fill_abort(struct cache *c, struct cache_fill *f)
 
     assert(f->copying == 0);
     fill_unlink(c, f);
-    cache_form_release(c, cache_ns(c, ref), f->form);
     part_set_dram(c, ref, f->part, PART_DRAM_NONE, 0);
     arena_slot_free(c->arena, f->slot);
     free(f);
@@ -40,13 +39,11 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
 {
     block_ref ref = f->ref;
     uint32_t part = f->part;
-    const struct ns_coded_form *form;
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
     fill_unlink(c, f);
     part_set_dram(c, ref, part, PART_DRAM_READY, f->slot);
-    cache_form_publish(c, ref, f->form);
     free(f);
     c->config.metrics->dump_blocks++;
     if (c->published_cb)
@@ -54,9 +51,6 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
     if (block_complete(b, ns)) {
         cache_write_stored(c, ref, WRITE_NVME);
         cache_write_stored(c, ref, WRITE_SHARE);
-        form = cache_form_of(ns, b);
-        if (form && !form->below && cache_coding_push(c, ref) != 0)
-            cache_form_forget(c, ref);
     }
     cache_settle(c, ref);
     cache_released(c);
@@ -175,12 +169,6 @@ void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
         fill_publish(c, f);
     else if (f->copying == 0)
         list_push_back(&c->fills_by_age, &f->link_age);
-}
-
-void cache_fill_form(struct cache *c, struct cache_fill *f, struct ns *coded, bool below)
-{
-    if (f->form == 0)
-        f->form = cache_form_take(c, cache_ns(c, f->ref), coded, below);
 }
 
 void cache_watch(struct cache *c,

@@ -55,8 +55,6 @@ struct cache {
     uint32_t tier_busy, share_busy; /* operations under way */
     uint32_t users; /* of parts: copies, reads and writes, whose end may free a slot; no holds */
     uint64_t dooms;
-    block_ref named; /* the block that is being evicted by name, or 0 */
-    bool reclaims;   /* blocks that leave now give way to newer ones */
     void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part); /* or NULL */
     void *published_ctx;
     void (*changed_cb)(void *ctx, const struct ns *ns, const uint8_t *key, uint8_t was, uint8_t is);
@@ -81,19 +79,6 @@ struct cache {
     struct backoff record_retry; /* of namespace records that failed */
     uv_timer_t record_timer;
     uint32_t records; /* that are being written */
-    /* Building coded forms. */
-    struct {
-        cache_build_fn *build; /* NULL: nobody builds */
-        void *ctx;
-    } coder;
-    struct {
-        struct block_queue queue; /* complete blocks whose coded form is to be built */
-        struct list ops;          /* struct coding, for each block that is being encoded */
-        struct list waiting;      /* of them: for a slot, or for a place among the builds */
-        struct cache_retry retry; /* theirs */
-        uint64_t bytes;           /* of the blocks that are being encoded */
-        bool pump;                /* the idle callback is to begin some */
-    } coding;
     /* Moving parts into windows. */
     struct {
         void (*copy)(void *ctx, struct cache_copy *k); /* NULL: nobody copies */
@@ -268,8 +253,6 @@ void cache_regroup_later(struct cache *c);
 /* What tenants have too much of NVMe is dropped from the next turn of the loop on. */
 void cache_quota_trim_later(struct cache *c);
 
-/* The coding queue is looked at in the next turn of the loop. */
-void cache_coding_later(struct cache *c);
 /* Relocations are looked at in the next turn of the loop. */
 void cache_relocations_later(struct cache *c);
 /* Searches for slots in windows go on in the next turn of the loop. */
@@ -292,7 +275,6 @@ struct cache_fill {
     uint32_t done;    /* shards whose bytes are in the slot */
     uint32_t copying; /* shards claimed and not yet reported */
     bool broken;      /* dropped when the last copy has ended */
-    unsigned form;    /* of the block's namespace; 0: none */
     uint64_t claimed[];
 };
 
@@ -375,8 +357,6 @@ void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, c
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);
-/* The same, for its place in the index. */
-void cache_discard_for_space(struct cache *c, block_ref ref);
 
 /* ---- lists.c ---- */
 
@@ -487,9 +467,6 @@ void writes_free(struct write_target *t);
 
 /* The block has just become complete: it is written in its turn if it is worth that. */
 void cache_write_stored(struct cache *c, block_ref ref, enum write_to to);
-/* Block `from` waited to be written to that target: `ref`, which is another form of it or itself, waits there
- * now. Nothing if it did not wait. */
-void cache_write_handed(struct cache *c, block_ref from, block_ref ref, enum write_to to);
 /* These blocks of ns were used: with admission by reuse they may be worth writing now. 0 among them is
  * passed over. */
 void cache_write_used(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
@@ -519,45 +496,6 @@ void cache_writes_abandon(struct cache *c);
 /* durable: see cache_quota_below. */
 int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part, bool durable);
 int cache_share_write(struct cache *c, block_ref ref, uint32_t part);
-
-/* ---- form.c: blocks in two forms ---- */
-
-/* What a plain block's other form should be; NULL: it names none. */
-struct ns_coded_form *cache_form_of(const struct ns *ns, const struct block *b);
-/* For a fill: the number of that form of ns's blocks, with one more user, or 0. */
-unsigned cache_form_take(struct cache *c, struct ns *ns, struct ns *coded, bool below);
-void cache_form_release(struct cache *c, struct ns *ns, unsigned number);
-/* A fill that had `number` has published a part: the block takes over the use. */
-void cache_form_publish(struct cache *c, block_ref ref, unsigned number);
-/* The block names no form any more. */
-void cache_form_forget(struct cache *c, block_ref ref);
-/* Blocks that wait to be encoded into that namespace are not. */
-void cache_forms_end(const struct ns *coded);
-/* Both are complete. below: the coded one goes there, and the plain one is held back; else the reverse. */
-void cache_pair(struct cache *c, block_ref base, block_ref coded, bool below);
-/* One of the two is not complete any more: what was held back is written. */
-void cache_unpair(struct cache *c, block_ref ref);
-/* The other one; 0: it has none. */
-block_ref cache_pair_of(struct cache *c, block_ref ref);
-/* The other one is in a tier that eviction may rely on. */
-bool cache_pair_backed(struct cache *c, block_ref ref);
-/* After something ended: frees the slots of the block if it is below, and DRAM has the other one. */
-void cache_pair_settle(struct cache *c, block_ref ref);
-/* A part was read into DRAM: whoever wants this form finds it there the next time. */
-void cache_form_read(struct cache *c, block_ref ref);
-/* The higher one of the two blocks' heat. */
-unsigned cache_pair_heat(struct cache *c, block_ref ref);
-
-/* ---- coding.c: building coded forms ---- */
-
-void cache_coding_init(struct cache *c);
-/* The complete block's coded form is built in its turn. 0 or -errno of the queue. */
-int cache_coding_push(struct cache *c, block_ref ref);
-bool cache_coding_under_way(const struct cache *c, block_ref ref);
-/* Begins some. True: there is more for the next turn of the loop. */
-bool cache_coding_pump(struct cache *c);
-/* What waits is left as it is. */
-void cache_coding_stop(struct cache *c);
 
 /* ---- durable.c ---- */
 

@@ -92,7 +92,7 @@ bool cache_list_drop(struct cache *c, struct block_list *l)
 
         if (may_drop(c, ref) &&
             (l != &c->below || !cache_quota_keeps_below(cache_ns(c, ref)->tenant))) {
-            cache_discard_for_space(c, ref);
+            cache_discard(c, ref);
             return true;
         }
         to_front(c, ref);
@@ -128,7 +128,7 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
         ref = index_block(c->config.index, ref)->list_prev;
     }
     if (oldest != 0) {
-        cache_discard_for_space(c, oldest);
+        cache_discard(c, oldest);
         c->config.metrics->index_evicted++;
         return true;
     }

@@ -225,8 +225,6 @@ int cache_purge_begin(struct cache *c, struct cache_purge *p, struct ns *ns)
         return rc;
     if (!p->only_shared)
         cache_snapshot_load_drop(c, ns);
-    if (!p->only_shared)
-        cache_forms_end(ns);
     p->ns = ns;
     ns->purges++;
     ns->purged++;

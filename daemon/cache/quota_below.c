@@ -39,7 +39,7 @@ static void compare(struct cache *c, struct choice *best, block_ref ref)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
     struct choice is = {
-        .ref = ref, .heat = cache_pair_heat(c, ref), .written = written_at(c, b, ns)};
+        .ref = ref, .heat = policy_heat(c->config.policy, ref), .written = written_at(c, b, ns)};
 
     if (best->ref == 0 || is.heat < best->heat ||
         (is.heat == best->heat && is.written < best->written))
@@ -102,13 +102,11 @@ static void give_up(struct cache *c, block_ref ref)
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    c->reclaims = true;
     for (uint32_t i = 0; i < ns->identity.parts; i++)
         if (b->part[i].nvme == PART_NVME_READY) {
             cache_nvme_lost(c, ref, i, true);
             c->config.metrics->nvme_most_dropped++;
         }
-    c->reclaims = false;
     if (!block_complete(b, ns) && b->dram_parts == 0)
         cache_discard(c, ref);
     else

@@ -10,7 +10,6 @@
 #define MAGIC "UCMDKEPT"
 #define HEAD_SUM (SNAPSHOT_HEAD_BYTES - 8)
 #define STORED 1u
-#define BELOW 2u /* with STORED, for daemons that don't know this one */
 #define USES_MAX 7u
 
 /* ---- namespaces and parts ---- */
@@ -41,7 +40,7 @@ void snapshot_part_encode(uint8_t *p, const struct snapshot_part *in)
     memcpy(p + 16, in->key, UCM_MAX_KEY_BYTES);
     snapshot_checksum_put(p, in->checksum);
     put32(p + 56, in->uses);
-    put32(p + 60, (in->stored ? STORED : 0) | (in->below ? STORED | BELOW : 0));
+    put32(p + 60, in->stored ? STORED : 0);
 }
 
 void snapshot_part_decode(const uint8_t *p, struct snapshot_part *out)
@@ -54,7 +53,6 @@ void snapshot_part_decode(const uint8_t *p, struct snapshot_part *out)
     out->checksum = get64(p + 48);
     out->uses = get32(p + 56);
     out->stored = get32(p + 60) & STORED;
-    out->below = get32(p + 60) & BELOW;
 }
 
 void snapshot_checksum_put(uint8_t *part, uint64_t checksum)

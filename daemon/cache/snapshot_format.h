@@ -34,8 +34,7 @@ struct snapshot_part {
     uint8_t key[UCM_MAX_KEY_BYTES];
     uint64_t checksum;
     uint32_t uses;
-    bool stored; /* lay on NVMe as well, in this form or another */
-    bool below;  /* that was another form, and this one is not written */
+    bool stored; /* lay on NVMe as well */
 };
 
 static inline size_t snapshot_ns_bytes(uint32_t identity_bytes)

@@ -149,7 +149,7 @@ static bool part_load(struct snapshot_load *l, const struct snapshot_part *k, sl
     c->config.metrics->arena_kept_parts++;
     c->config.metrics->arena_kept_bytes += ns_part_bytes(ns, k->part);
     if (!c->tier || !block_complete(b, ns) || b->part[k->part].nvme == PART_NVME_READY ||
-        k->below || (k->stored && cache_recovering(c)))
+        (k->stored && cache_recovering(c)))
         return true;
     /* It has no copy on NVMe, or a full index dropped that copy. */
     cache_ns_record(c, ns);

@@ -111,11 +111,9 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
     const struct block *b = cache_block(c, ref, &ns);
     struct snapshot_part part = {.uses = uses};
     struct span span;
-    bool below; /* in the other form */
 
     if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
         return;
-    below = b->flags & BLOCK_HELD_BACK && cache_pair_backed(c, ref);
     memcpy(part.key, b->key, sizeof(part.key));
     for (part.part = 0; part.part < ns->identity.parts; part.part++) {
         const struct part *p = &b->part[part.part];
@@ -124,11 +122,10 @@ static void block_cb(void *ctx, block_ref ref, uint32_t uses)
             continue;
         if (arena_slot_group(c->arena, part_slot(p))) { /* memory that ends with the daemon */
             w->in_windows++;
-            w->lost += !part_backed(p) && !below;
+            w->lost += !part_backed(p);
             continue;
         }
-        part.stored = p->nvme == PART_NVME_READY || below;
-        part.below = below;
+        part.stored = p->nvme == PART_NVME_READY;
         part.checksum = p->sealed ? 0 : p->checksum; /* 0: not known */
         arena_slot_position(c->arena, part_slot(p), &part.extent, &part.slot);
         if (span_kept(c, part_slot(p), ns_form(ns, part.part), &span) == 0)

@@ -356,7 +356,7 @@ static void block_evict(struct cache *c, block_ref ref, bool all)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    bool was_complete = block_complete(b, ns), paired = b->flags & BLOCK_PAIRED, complete;
+    bool was_complete = block_complete(b, ns), complete;
 
     if (b->flags & BLOCK_QUEUED)
         c->config.metrics->nvme_write_dropped += cache_parts_missing(b, ns, WRITE_NVME);
@@ -365,7 +365,7 @@ static void block_evict(struct cache *c, block_ref ref, bool all)
     c->config.metrics->arena_evicted_blocks++;
     ns->traffic.evicted_blocks++;
     ns->tenant->metrics->evicted_blocks++;
-    c->config.metrics->arena_evicted_lost += was_complete && !complete && !paired;
+    c->config.metrics->arena_evicted_lost += was_complete && !complete;
     /* A block that lost a part is worth nothing, whatever the tier still has of it. */
     if (all || (!complete && b->leases == 0 && block_idle(b, ns)))
         cache_discard(c, ref);
@@ -485,12 +485,10 @@ static block_ref drop_in_window(struct space_search *s)
 
 void cache_drop(struct cache *c, block_ref ref)
 {
-    c->reclaims = true;
     if (index_block(c->config.index, ref)->dram_parts > 0)
         block_evict(c, ref, true);
     else
         cache_discard(c, ref);
-    c->reclaims = false;
 }
 
 bool cache_coldest_drop(struct cache *c)

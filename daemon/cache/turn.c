@@ -112,11 +112,6 @@ static void pump(struct cache *c)
             idle_start(c);
         c->fruitless = 0; /* a block that waits no more may be dropped for a new one */
     }
-    if (c->coding.pump) {
-        c->coding.pump = cache_coding_pump(c);
-        if (c->coding.pump)
-            idle_start(c);
-    }
     /* No write began: if nothing else can free a slot, its waiters have to know. */
     if (pumped && anybody_waits(c) && !space_may_come(c)) {
         c->wake = true;
@@ -200,12 +195,6 @@ void cache_relocations_later(struct cache *c)
 void cache_window_search_later(struct cache *c)
 {
     c->relocations.pump = true;
-    idle_start(c);
-}
-
-void cache_coding_later(struct cache *c)
-{
-    c->coding.pump = true;
     idle_start(c);
 }
 

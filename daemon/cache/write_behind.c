@@ -90,7 +90,7 @@ static bool share_lacks(const struct block *b, const struct ns *ns)
 static bool writable(const struct cache *c, enum write_to to, const struct block *b,
                      const struct ns *ns)
 {
-    if (!block_complete(b, ns) || b->flags & (BLOCK_DOOMED | BLOCK_HELD_BACK))
+    if (!block_complete(b, ns) || b->flags & BLOCK_DOOMED)
         return false;
     if (to == WRITE_NVME)
         return c->tier && block_dirty(b, ns) > 0;
@@ -134,25 +134,14 @@ uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum wr
 
 /* ---- queueing them ---- */
 
-/* Its coded form is written in its place, once that is built. */
-static bool goes_coded(const struct ns *ns, const struct block *b)
-{
-    const struct ns_coded_form *form = cache_form_of(ns, b);
-
-    return form && form->below && !form->ended;
-}
-
 static void write_later(struct cache *c, enum write_to to, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
-    int rc;
 
     if (c->no_writes || b->flags & queued_flag[to] || !writable(c, to, b, ns))
         return;
-    rc = goes_coded(ns, b) ? cache_coding_push(c, ref)
-                           : writes_push(&c->write[to], ns->tenant, ref, false);
-    if (rc != 0) {
+    if (writes_push(&c->write[to], ns->tenant, ref, false) != 0) {
         *dropped(c, to) += cache_parts_missing(b, ns, to);
         return;
     }
@@ -173,16 +162,6 @@ void cache_write_stored(struct cache *c, block_ref ref, enum write_to to)
             cache_parts_missing(b, ns, to);
 }
 
-/* The form of it that goes below. */
-static block_ref written_for(struct cache *c, block_ref ref)
-{
-    block_ref other = 0;
-
-    if (index_block(c->config.index, ref)->flags & BLOCK_HELD_BACK)
-        other = cache_pair_of(c, ref);
-    return other ? other : ref;
-}
-
 void cache_write_used(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n)
 {
     for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
@@ -190,22 +169,8 @@ void cache_write_used(struct cache *c, struct ns *ns, const block_ref *refs, uin
             continue;
         for (uint32_t i = 0; i < n; i++)
             if (refs[i] != 0 && policy_heat(c->config.policy, refs[i]) > 0)
-                write_later(c, to, written_for(c, refs[i]));
+                write_later(c, to, refs[i]);
     }
-}
-
-void cache_write_handed(struct cache *c, block_ref from, block_ref ref, enum write_to to)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, from, &ns);
-
-    if (!(b->flags & queued_flag[to]))
-        return;
-    queued_set(c, to, from, false);
-    if (c->no_writes)
-        *dropped(c, to) += b->flags & BLOCK_DOOMED ? 0 : cache_parts_missing(b, ns, to);
-    else
-        write_later(c, to, ref);
 }
 
 void cache_write_again(struct cache *c, block_ref ref)
@@ -321,8 +286,7 @@ static bool still_waits(struct cache *c, enum write_to to, block_ref ref)
 {
     const struct block *b = index_peek(c->config.index, ref);
 
-    return b && b->flags & queued_flag[to] &&
-           !(b->flags & BLOCK_CODING && goes_coded(cache_ns(c, ref), b));
+    return b && b->flags & queued_flag[to];
 }
 
 /* What `begun` parts of a block are charged: its parts differ little in size. */

@@ -1,23 +1,9 @@
 #include "daemon/digest/build.h"
 
 #include <errno.h>
-#include <time.h>
 
 #define PIECE_BYTES (256u << 10) /* of KV, so that selections overtake builds */
 #define SLOW_BYTES (1u << 20)    /* of one layer, which is a piece at least */
-
-/* False: it does not fit. */
-static bool shard_encode(const struct ucm_encoding_spec *spec, const uint8_t *plain, uint8_t *coded)
-{
-    for (uint32_t i = 0; i < spec->n_sections; i++) {
-        ucm_encode(spec, i, plain, coded);
-        if (!ucm_encoding_fits(spec, i, coded))
-            return false;
-        plain += ucm_encoding_plain_bytes(spec, i);
-        coded += ucm_encoding_bytes(spec, i);
-    }
-    return true;
-}
 
 static const uint8_t *shard_decode(const struct ucm_encoding_spec *spec, const uint8_t *coded,
                                    uint8_t *to)
@@ -32,14 +18,6 @@ static const uint8_t *shard_decode(const struct ucm_encoding_spec *spec, const u
     return to;
 }
 
-static uint64_t thread_ns(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* a Linux thread has one */
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
-
 static void shard_make(struct part_build *b, const uint8_t *from, uint8_t *to)
 {
     const struct codec *decodes = b->from_form->codec;
@@ -47,23 +25,19 @@ static void shard_make(struct part_build *b, const uint8_t *from, uint8_t *to)
     if (b->digest)
         ucm_digest_build(b->digest, decodes ? shard_decode(&decodes->spec, from, b->scratch) : from,
                          to);
-    else if (decodes)
+    else
         (void)shard_decode(&decodes->spec, from, to);
-    else if (!shard_encode(&b->to_form->codec->spec, from, to))
-        atomic_store_explicit(&b->unfit, true, memory_order_relaxed);
 }
 
 static void run_cb(struct digest_job *job, uint32_t piece, unsigned thread)
 {
     struct part_build *b = LIST_ENTRY(job, struct part_build, job);
     uint32_t first = (b->ended + piece) * b->piece_shards, end = first + b->piece_shards;
-    uint64_t begun_ns = thread_ns();
 
     (void)thread;
     for (uint32_t shard = first; shard < end && shard < b->from_form->shards; shard++)
         shard_make(b, b->from.origin + shard * b->from_form->shard_bytes,
                    b->to.origin + shard * b->to_form->shard_bytes);
-    atomic_fetch_add_explicit(&b->ns, thread_ns() - begun_ns, memory_order_relaxed);
 }
 
 static uint32_t pieces_of(const struct part_build *b)
@@ -92,10 +66,9 @@ static bool digest_fits(const struct ucm_digest_plan *plan, const struct form *f
 int part_build_init(struct part_build *b, const struct ucm_digest_plan *digest,
                     const struct form *from, const struct form *to)
 {
-    bool other =
-        !from->codec != !to->codec && form_plain_shard_bytes(from) == form_plain_shard_bytes(to);
+    bool decodes = from->codec && !to->codec && form_plain_shard_bytes(from) == to->shard_bytes;
 
-    if (from->shards != to->shards || !(digest ? digest_fits(digest, from, to) : other))
+    if (from->shards != to->shards || !(digest ? digest_fits(digest, from, to) : decodes))
         return -EINVAL;
     b->digest = digest;
     b->from_form = from;
@@ -125,8 +98,6 @@ int part_build_submit(struct digest_pool *pool, struct part_build *b, const stru
     b->to = *to;
     b->ended = 0;
     b->piece_shards = from_bytes < PIECE_BYTES ? (uint32_t)(PIECE_BYTES / from_bytes) : 1;
-    atomic_init(&b->unfit, false);
-    atomic_init(&b->ns, 0);
     b->job.run_cb = run_cb;
     b->job.phase_cb = b->scratch ? next_piece_cb : NULL;
     b->job.queue = NULL;

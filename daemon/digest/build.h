@@ -1,5 +1,5 @@
-/* What is made of one part, layer by layer: its digest, of its coded form too, its coded form, or of that the
- * plain one. Threads of the pool compute.
+/* What is made of one part, layer by layer: its digest, of its coded form too; or of that the plain one.
+ * Threads of the pool compute.
  * Thread: the loop. */
 #ifndef UCMD_DIGEST_BUILD_H
 #define UCMD_DIGEST_BUILD_H
@@ -10,14 +10,12 @@
 
 struct part_build {
     struct digest_job job;                /* job.done_cb is the caller's */
-    const struct ucm_digest_plan *digest; /* NULL: the other form is made */
+    const struct ucm_digest_plan *digest; /* NULL: the plain form is made */
     const struct form *from_form, *to_form;
     uint8_t *scratch; /* the caller's, of part_build_scratch bytes */
     struct span from, to;
     /* The pool's. */
     uint32_t piece_shards, ended; /* ended: pieces of those that come one after the other */
-    atomic_bool unfit;            /* out: the encoding could not hold some shard */
-    atomic_ullong ns;             /* out: CPU time of threads */
 };
 
 /* On zeroed memory. Plan (or NULL) and forms live until the build is done. 0; -EINVAL: parts of the

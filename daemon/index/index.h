@@ -145,25 +145,9 @@ enum {
     BLOCK_SHARED_ONLY = 32,  /* listed: no part is in DRAM or on NVMe */
     BLOCK_BELOW = 64,        /* listed: some part is on NVMe, none in DRAM */
     BLOCK_PREFETCHED = 128,  /* a prefetch brought it into DRAM, and nobody used it yet */
-    /* Of a block in two forms: cache/form.c. */
-    BLOCK_CODING = 256,     /* its coded form waits to be built, or is being built */
-    BLOCK_HELD_BACK = 512,  /* not to be written below, as the other form is */
-    BLOCK_PAIRED = 1024,    /* both forms are complete, and one of them is held back */
-    BLOCK_READ_BACK = 2048, /* of a pair: somebody read it into DRAM, where it stays as any block */
-    BLOCK_FORM = 0xf000,    /* of a plain block: 1 + the place in ns.coded_forms, or 0 */
 };
-#define BLOCK_FORM_SHIFT 12
 
 /* ---- namespaces ---- */
-
-/* A coded form of a namespace's plain blocks, and where which of the two should lie. */
-struct ns_coded_form {
-    struct ns *coded; /* which has these blocks; NULL: a free place */
-    uint64_t users;   /* blocks that name this place, and fills of them */
-    bool below;       /* the coded form goes below, and DRAM has the plain one; else the reverse */
-    bool ended;       /* a purge of `coded` began: what is not encoded yet is stored as it is */
-};
-#define NS_CODED_FORMS 15u
 
 /* Blocks are interchangeable when all of this agrees. The caller owns strings, shards (`parts` of
  * them) and salt; index_ns_open copies them. */
@@ -209,10 +193,9 @@ struct ns {
     uint32_t purges;                              /* under way */
     uint64_t purged;                              /* how many began, and how many ended */
     uint8_t record;                               /* enum ns_record */
-    uint64_t record_from;              /* tier_ns_record.from_sequence of a record that failed */
-    struct ns_hints *hints;            /* NULL: nobody reads them; cache/hints.c */
-    struct limit_owner *hints_owner;   /* the request room's: who made them */
-    struct ns_coded_form *coded_forms; /* NS_CODED_FORMS of them, or NULL; cache/form.c */
+    uint64_t record_from;            /* tier_ns_record.from_sequence of a record that failed */
+    struct ns_hints *hints;          /* NULL: nobody reads them; cache/hints.c */
+    struct limit_owner *hints_owner; /* the request room's: who made them */
 };
 
 /* What part `part` of the namespace's blocks is. For good; where its identity names no encoding

@@ -90,7 +90,6 @@ static void ns_free(struct ns *ns)
 {
     ns_table_close(ns->table);
     free(ns->encoded);
-    free(ns->coded_forms);
     free(ns);
 }
 

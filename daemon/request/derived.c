@@ -126,7 +126,6 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
     space->base = base;
     space->derived = derived;
     space->digests = plan != NULL;
-    space->decodes = !plan && derived == base->base;
     if (plan)
         space->plan = *plan;
     index_ns_use(rq->rooms.index, base);
@@ -173,7 +172,7 @@ static void build_end(struct derived_build *b, int status)
     scratch_free(b);
     limit_give(space->tenant->owner, LIMIT_BUILDS, 1);
     metrics_at(space)->digest_build_failed += status != 0 && space->digests;
-    metrics_at(space)->unfit_decode_failed += status != 0 && space->decodes;
+    metrics_at(space)->unfit_decode_failed += status != 0 && !space->digests;
     /* Who waits holds both blocks, and may drop them when its callback returns. */
     cache_unlease(c, b->derived);
     cache_unlease(c, b->base);
@@ -199,30 +198,21 @@ static void build_count(const struct derived_build *b)
 {
     const struct derived_space *space = b->space;
     struct metrics *m = metrics_at(space);
-    uint64_t bytes = ns_part_bytes(space->derived, b->part);
 
     if (space->digests) {
         m->digest_builds++;
-        m->digest_bytes += bytes;
+        m->digest_bytes += ns_part_bytes(space->derived, b->part);
         return;
     }
-    if (space->decodes) {
-        m->unfit_decoded++;
-        return;
-    }
-    m->transcode_parts++;
-    m->transcode_plain_bytes += ns_part_bytes(space->base, b->part);
-    m->transcode_bytes += bytes;
+    m->unfit_decoded++;
 }
 
 static void build_done_cb(struct digest_job *job)
 {
     struct derived_build *b = LIST_ENTRY(job, struct derived_build, work.job);
     struct derived_space *space = b->space;
-    int status = digest_job_stopped(job) ? -ECANCELED : b->work.unfit ? -ERANGE : 0;
+    int status = digest_job_stopped(job) ? -ECANCELED : 0;
 
-    if (!space->digests && !space->decodes)
-        metrics_at(space)->transcode_us += b->work.ns / 1000;
     cache_put(cache_at(space), b->base, b->part);
     cache_fill_done(cache_at(space), b->fill, b->shards, status == 0);
     if (status == 0)
@@ -354,23 +344,6 @@ int derived_build(struct derived_space *space, block_ref base, block_ref derived
     return build_begin(space, base, derived, part, 0, &b);
 }
 
-/* ---- coded forms, for the cache ---- */
-
-static int coded_build_cb(void *ctx, block_ref base, block_ref coded, uint32_t part,
-                          struct cache_wait *w)
-{
-    struct requests *rq = ctx;
-    struct ns *ns = cache_ns(rq->rooms.cache, coded);
-    struct derived_space *space = space_open(rq, ns->base, ns, NULL);
-    int rc;
-
-    if (!space)
-        return -ENOMEM;
-    rc = derived_get(space, base, coded, part, 0, w);
-    space_unref(space);
-    return rc;
-}
-
 /* ---- life ---- */
 
 void derived_init(struct requests *rq)
@@ -382,7 +355,6 @@ void derived_init(struct requests *rq)
     list_init(&d->builds);
     cache_fills_init(&d->fills);
     d->fills.keep = true; /* what is made of a block is not worth another one */
-    cache_coder_attach(rq->rooms.cache, coded_build_cb, rq);
 }
 
 void derived_stop(struct requests *rq)

@@ -38,12 +38,11 @@ struct derived_space {
     uint32_t watchers; /* sessions that want digests of what is stored in base */
     struct ns *base, *derived;
     struct derived_tenant *tenant;
-    bool digests;                /* else base's blocks, encoded */
-    bool decodes;                /* or base's, which are encoded, as they are */
+    bool digests;                /* else base's blocks, which are encoded, as they are */
     struct ucm_digest_plan plan; /* of digests */
 };
-/* The space of that derived namespace, with one more reference. plan: NULL: one of the two is encoded, and the other
- * one its base. NULL: no memory. */
+/* The space of that derived namespace, with one more reference. plan: NULL: base is encoded, and derived
+ * is its base. NULL: no memory. */
 struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns *derived,
                                  const struct ucm_digest_plan *plan);
 struct derived_space *space_ref(struct derived_space *space);

@@ -43,10 +43,10 @@ static void build_skipped(const struct derived_space *space)
 {
     struct metrics *m = space->rq->rooms.metrics;
 
-    if (space->decodes)
-        m->unfit_decode_failed++;
-    else
+    if (space->digests)
         m->digest_build_skipped++;
+    else
+        m->unfit_decode_failed++;
 }
 
 /* Takes the first part of the tenant, who goes behind the others. */
@@ -114,10 +114,10 @@ static int published_begin(const struct published *p)
     block_ref base = stored_block(space, p->key, p->part), derived;
     int rc;
 
-    if ((space->watchers == 0 && !space->decodes) || base == 0)
+    if ((space->watchers == 0 && space->digests) || base == 0)
         return -ENOENT;
     /* Decoded parts complete what another rank has stored. */
-    if (space->decodes && index_find(space->rq->rooms.index, space->derived, p->key) == 0)
+    if (!space->digests && index_find(space->rq->rooms.index, space->derived, p->key) == 0)
         return -ENOENT;
     cache_lease(c, base); /* first: a new block may take the place of another */
     derived = cache_open(c, space->derived, p->key);

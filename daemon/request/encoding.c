@@ -235,40 +235,6 @@ static int derived_open(struct call *call, const struct ns *base,
     return index_ns_open(rq->rooms.index, &id, owner_of(call->s), out, &call->error);
 }
 
-/* 0, or `bit` with *plain: that tier should have the base's form. */
-static int tier_take(struct call *call, const char *field, struct proto_str form, unsigned bit,
-                     unsigned *plain)
-{
-    char quoted[65];
-
-    if (is_text(form, "plain"))
-        *plain |= bit;
-    if (form.n == 0 || is_text(form, "plain") || is_text(form, "coded"))
-        return 0;
-    proto_quote(form, quoted, sizeof(quoted));
-    return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s: \"%s\"; plain or coded", field,
-                         quoted);
-}
-
-/* Without a tier below DRAM, what should lie there says nothing. */
-static int tiers_take(struct call *call, const struct msg_encoding_open *m, unsigned *plain)
-{
-    int rc;
-
-    *plain = 0;
-    rc = tier_take(call, "dram", m->dram, SESSION_NS_DRAM_PLAIN, plain);
-    if (rc == 0)
-        rc = tier_take(call, "disk", m->disk, SESSION_NS_DISK_PLAIN, plain);
-    if (!cache_writes_below(call->s->rq->rooms.cache))
-        *plain = *plain & SESSION_NS_DRAM_PLAIN ? SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN : 0;
-    return rc;
-}
-
-static struct proto_str form_text(bool plain)
-{
-    return plain ? (struct proto_str){"plain", 5} : (struct proto_str){"coded", 5};
-}
-
 /* Gives the sessions' view of both a place to lie. */
 static int encoded_derive(struct call *call, struct ns *base, struct ns *coded)
 {
@@ -293,13 +259,10 @@ int method_encoding_open(struct call *call)
     struct ns *base = call_namespace(call, m->ns), *coded;
     struct ucm_encoding_spec spec;
     struct msg_encoding_open_r r;
-    unsigned plain = 0;
     int rc = base ? base_check(call, base) : -call->error.code;
 
     if (rc == 0)
         rc = spec_take(call, m, base, &spec);
-    if (rc == 0)
-        rc = tiers_take(call, m, &plain);
     if (rc == 0)
         rc = derived_open(call, base, &spec, &coded);
     if (rc == 0)
@@ -308,13 +271,11 @@ int method_encoding_open(struct call *call)
         rc = encoded_derive(call, base, coded);
     if (rc != 0)
         return rc;
-    session_ns_encoded(s, base, coded, plain);
+    session_ns_encoded(s, base, coded);
     r = (struct msg_encoding_open_r){.ns = coded->id,
                                      .fingerprint = {coded->fingerprint, UCM_FINGERPRINT_BYTES},
                                      .version = spec.version,
                                      .coded_bytes = coded->block_bytes,
-                                     .plain_bytes = base->block_bytes,
-                                     .dram = form_text(plain & SESSION_NS_DRAM_PLAIN),
-                                     .disk = form_text(plain & SESSION_NS_DISK_PLAIN)};
+                                     .plain_bytes = base->block_bytes};
     return call_reply(call, &r);
 }

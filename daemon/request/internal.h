@@ -177,9 +177,7 @@ enum session_ns {
     SESSION_NS_OPEN = 1,
     SESSION_NS_DURABLE = 2,
     SESSION_NS_ENCODED = 4,
-    SESSION_NS_DRAM_PLAIN = 8,
-    SESSION_NS_DISK_PLAIN = 16,
-    SESSION_NS_HINTS = 32, /* it uses the namespace's table of hints */
+    SESSION_NS_HINTS = 8, /* it uses the namespace's table of hints */
 };
 
 /* A request that is answered later: the first member of what its method keeps. request_new makes
@@ -262,12 +260,8 @@ struct ns *call_namespace(struct call *call, uint64_t id);
 struct ns *call_stored_namespace(struct call *call, uint64_t id);
 /* It stays while the connection lives. 0 or -code with call->error. */
 int session_ns_open(struct call *call, struct ns *ns);
-/* The session has opened `coded` as an encoded namespace of `base`: dumps are as durable as those to the
- * base. plain: SESSION_NS_DRAM_PLAIN, SESSION_NS_DISK_PLAIN, both or none, from now on. */
-void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded,
-                        unsigned plain);
-/* Of those two, what the session said last. */
-unsigned session_plain(struct session *s, const struct ns *coded);
+/* The session has opened `coded` as an encoded namespace of `base`: dumps are as durable as those to the base. */
+void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded);
 /* The session uses the namespace's table of hints, while the connection lives. 0; -EBUSY with *e, or another -errno. */
 int session_hints_use(struct session *s, struct ns *ns, struct ucm_error *e);
 /* Whether a dump that asks for `durability` waits for stable storage. */

@@ -206,19 +206,10 @@ struct encoded_ns *session_encoded(struct session *s, const struct ns *ns)
     return *ns_flags(s, ns) & SESSION_NS_ENCODED ? ns->encoded : NULL;
 }
 
-void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded,
-                        unsigned plain)
+void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded)
 {
-    uint8_t *flags = ns_flags(s, coded);
-
-    assert((plain & ~(unsigned)(SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN)) == 0);
-    *flags &= (uint8_t) ~(SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN);
-    *flags |= (uint8_t)(SESSION_NS_ENCODED | plain | (*ns_flags(s, base) & SESSION_NS_DURABLE));
-}
-
-unsigned session_plain(struct session *s, const struct ns *coded)
-{
-    return *ns_flags(s, coded) & (SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN);
+    *ns_flags(s, coded) |=
+        (uint8_t)(SESSION_NS_ENCODED | (*ns_flags(s, base) & SESSION_NS_DURABLE));
 }
 
 struct ns *call_namespace(struct call *call, uint64_t id)

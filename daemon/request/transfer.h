@@ -29,9 +29,8 @@ struct transfer {
     struct ns *ns;
     const struct encoded_ns *view; /* where blocks are looked for besides ns; NULL: in ns alone */
     struct encoded_look look;      /* with `lookup` */
-    struct ns *coded; /* a dump to a base: where its blocks' other form should lie, or NULL */
-    struct registered *region;    /* of load, dump and fetch */
-    uint32_t n_keys, part, parts; /* items = n_keys * parts; these three have one part */
+    struct registered *region;     /* of load, dump and fetch */
+    uint32_t n_keys, part, parts;  /* items = n_keys * parts; these three have one part */
     uint32_t shard, shards;
     uint32_t opened; /* keys whose block was looked for, or opened: items up to there */
     uint32_t cursor, jobs, waits_n; /* waits_n: in waits, ready and durables */
@@ -49,7 +48,6 @@ struct transfer {
     bool has_event;   /* a dump that waits for it */
     bool marks;       /* a prefetch whose blocks are marked, to count what came of them */
     bool durable;     /* a dump that waits for stable storage */
-    bool below;       /* with coded: it goes below; else it is for DRAM */
     uint8_t event[UCM_MAX_HANDLE_BYTES];
     uint32_t lease;
     struct copy_batch *open[2];          /* filling up; of blocks that go straight, of coded ones */

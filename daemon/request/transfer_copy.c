@@ -597,8 +597,6 @@ static int item_fill(struct transfer *t, uint32_t item)
         return rc;
     }
     if (rc == 0) {
-        if (t->coded)
-            cache_fill_form(cache_of(t), fill, t->coded, t->below);
         t->in_window += item_slot_bytes(t, item);
         rc = span_fill(cache_of(t), fill, t->shard, t->shards, &span);
         batch_add(t, item, rc, &span, fill, NULL);

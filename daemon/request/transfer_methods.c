@@ -128,23 +128,6 @@ static void copy_range(struct transfer *t, const struct copy_params *p,
     t->window_bytes = arena_bytes_configured(t->r.s->rq->rooms.arena) / 2;
 }
 
-/* Which namespace a dump without `plain` fills first. Where tiers differ that is the base, whatever DRAM
- * should have: its bytes are there, and the other form is built from them. */
-static bool dumps_plain(const struct call *call, const struct registered *region)
-{
-    return region->region->codec && session_plain(call->s, region->ns) != 0;
-}
-
-static void form_wish(struct transfer *t, const struct registered *region)
-{
-    unsigned plain = session_plain(t->r.s, region->ns);
-
-    if (plain == (SESSION_NS_DRAM_PLAIN | SESSION_NS_DISK_PLAIN))
-        return;
-    t->coded = region->ns;
-    t->below = plain == SESSION_NS_DRAM_PLAIN;
-}
-
 /* Everything that is checked before anything moves. NULL with call->error. */
 static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                                  const struct copy_params *p)
@@ -155,7 +138,6 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     struct transfer *t;
     struct ns *ns;
     uint32_t n;
-    bool form;
 
     if (region && region->region->pool) {
         ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -175,15 +157,12 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     }
     if (turns_check(call, region, p->turns, n, &turns) != 0)
         return NULL;
-    form = kind == TRANSFER_DUMP && !p->plain && dumps_plain(call, region);
     steps = steps_memory((uint32_t)p->step, region->region->pages.shards);
-    ns = (p->plain || form) && view ? view->base : region->ns;
+    ns = p->plain && view ? view->base : region->ns;
     t = transfer_new(call, kind, ns, n, p->deadline_ms, steps + turns);
     if (!t)
         return NULL;
     t->view = ns == region->ns ? view : NULL;
-    if (form)
-        form_wish(t, region);
     copy_range(t, p, region->region);
     if (ids_take(call, t, region->region, p->blocks) != 0) {
         request_refuse(&t->r);

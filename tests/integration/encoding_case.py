@@ -146,13 +146,13 @@ class Pages:
 class Engine:
     """A connection that stores its blocks in one form: an encoding, or None."""
 
-    def __init__(self, daemon, identity, encoding, blocks=16, tiers=None, part=0, **spec):
+    def __init__(self, daemon, identity, encoding, blocks=16, part=0, **spec):
         self.client = Client(daemon)
         self.base = self.ns = self.client.open(identity)
         self.reference, self.opened = None, None
         if encoding:
             sizes = {**SIZES, **spec}
-            self.opened = self.client.call("encoding.open", ns=self.base, encoding=encoding, **sizes, **(tiers or {}))
+            self.opened = self.client.call("encoding.open", ns=self.base, encoding=encoding, **sizes)
             self.ns, self.reference = self.opened["ns"], Reference(encoding, **sizes)
         self.spec = self.reference.spec if self.reference else None
         self.pages = Pages(self.client, self.ns, blocks, part=part, spec=self.spec)
@@ -178,7 +178,7 @@ class Engine:
 
 class EncodingCase(Case):
     def engine(self, encoding, daemon=None, blocks=16, identity=None, **spec):
-        """identity: what it has different from the others'. tiers: the forms that encoding.open is told."""
+        """identity: what it has different from the others'."""
         engine = Engine(daemon or self.daemon, {**IDENTITY, "model": self.id(), **(identity or {})}, encoding, blocks, **spec)
         self.addCleanup(engine.client.close)
         return engine

@@ -147,7 +147,7 @@ class Bfloat16(Digested):
 
     def test_of_lossless_blocks(self):
         """The same, whatever form a block has, and where."""
-        for more in ({}, {"layout": "content"}, {"plain_first": 40}, {"encoding_dram": "plain"}):
+        for more in ({}, {"layout": "content"}, {"plain_first": 40}):
             with self.subTest(**more):
                 a, request = self.right(encoding="lossless", **more)
                 before = self.stats()["digest_builds"]

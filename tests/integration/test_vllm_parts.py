@@ -543,7 +543,7 @@ class Refusals(unittest.TestCase):
                              ({"lease": -1}, "at least 0"), ({"layerwise": True}, "async_load false"),
                              ({"load": 1}, "must be a bool"),
                              ({"companion": "yes"}, "one of auto, on, off"), ({"encoding": "fp4"}, "one of none, fp8, int8, q4, lossless"),
-                             ({"plain_first": 16}, "set encoding, too"), ({"encoding_disk": "plain"}, "set encoding, too"), ({"encoding": "fp8", "encoding_dram": "fp8"}, "one of coded, plain"),
+                             ({"plain_first": 16}, "set encoding, too"),
                              ({"k_scales": "token"}, "one of row, channel"),
                              ({"k_scales": "channel", "encoding": "fp8"}, "set encoding to int8"), ({"encoding": "fp8", "plain_recent": -1}, "at least 0"), ({"companion": True}, "must be a str")):
             with self.subTest(extra), self.assertRaisesRegex(ValueError, words):

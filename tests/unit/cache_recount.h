@@ -1,28 +1,16 @@
-/* A recount of all that a cache counts: of its blocks, lists, tenants, forms and hints, against its own figures. */
+/* A recount of all that a cache counts: of its blocks, lists, tenants and hints, against its own figures. */
 #ifndef UCM_TESTS_CACHE_RECOUNT_H
 #define UCM_TESTS_CACHE_RECOUNT_H
 
-#include "tests/unit/form_rig.h"
+#include "tests/unit/cache_share_rig.h"
 #include "tests/unit/hint_rig.h"
 
 #define RECOUNT_KEYS 12 /* that blocks have */
+#define NAMESPACES 2u
 
-static struct {
-    bool forms;      /* there are namespaces of coded blocks, too */
-    unsigned paired; /* blocks that were seen in two forms */
-} recounted;
-
-/* 0 to 3, and the bases are the first two. */
 static struct ns *ns_at(unsigned i)
 {
-    struct ns *all[] = {rig.one, rig.two, coder.one, coder.two};
-
-    return all[i];
-}
-
-static unsigned namespaces(void)
-{
-    return recounted.forms ? 4 : 2;
+    return i == 0 ? rig.one : rig.two;
 }
 
 struct recount {
@@ -32,33 +20,6 @@ struct recount {
 };
 
 #define HELD 1u /* the list of what is in use, see space.c */
-
-/* Of two forms one may be written, or is below, at any moment. */
-static void recount_form(block_ref ref)
-{
-    const struct block *b = index_block(rig.index, ref);
-    const struct ns *ns = cache_ns(rig.cache, ref);
-    const struct ns_coded_form *form = cache_form_of(ns, b);
-    block_ref other = cache_pair_of(rig.cache, ref);
-    const struct block *o = other ? index_block(rig.index, other) : NULL;
-
-    cr_assert(!form || form->users > 0);
-    if (b->flags & BLOCK_PAIRED) {
-        recounted.paired++;
-        cr_assert(o && o->flags & BLOCK_PAIRED && cache_pair_of(rig.cache, other) == ref);
-        cr_assert(block_complete(b, ns) && block_complete(o, cache_ns(rig.cache, other)));
-        cr_assert_eq((b->flags ^ o->flags) & BLOCK_HELD_BACK, BLOCK_HELD_BACK);
-    } else if (b->flags & BLOCK_HELD_BACK) {
-        uint8_t key[UCM_MAX_KEY_BYTES];
-
-        memcpy(key, b->key, sizeof(key));
-        cr_assert(ns->base &&
-                  cache_coding_under_way(rig.cache, index_find(rig.index, ns->base, key)));
-    }
-    if (!(b->flags & BLOCK_PAIRED) && form && form->below && !form->ended &&
-        b->flags & (BLOCK_QUEUED | BLOCK_SHARE_QUEUED))
-        cr_assert(b->flags & BLOCK_CODING);
-}
 
 static void recount(struct recount *r, block_ref ref)
 {
@@ -105,7 +66,6 @@ static void recount(struct recount *r, block_ref ref)
     cr_assert(now == aside || now == HELD || (now != POLICY_CANDIDATES && aside != HELD));
     r->complete += ready == ns->identity.parts;
     r->pinned += !!(b->flags & BLOCK_PINNED);
-    recount_form(ref);
 }
 
 static void list_walk(const struct block_list *l)
@@ -133,12 +93,11 @@ static void recount_all(struct recount *r, const struct ns *ns)
         recount(r, refs[i]);
 }
 
-/* One tenant's namespaces are `ns` and what is derived of it. */
 static void tenant_recount(const struct tenant *t)
 {
     struct recount r = {0};
 
-    for (unsigned i = 0; i < namespaces(); i++)
+    for (unsigned i = 0; i < NAMESPACES; i++)
         if (ns_at(i)->tenant == t)
             recount_all(&r, ns_at(i));
     cr_assert_eq(t->dram_bytes, r.slot_bytes);
@@ -150,33 +109,19 @@ static void tenant_recount(const struct tenant *t)
         cr_assert_eq(!list_empty(&t->group->open), t->dram_bytes > 0 && !cache_quota_keeps(t));
 }
 
-static uint64_t forms_named(const struct ns *ns)
-{
-    block_ref refs[1000];
-    uint64_t named = 0;
-    uint32_t n;
-
-    cr_assert_eq(index_scan(rig.index, ns, 0, 1000, refs, &n), 0u);
-    for (uint32_t i = 0; i < n; i++)
-        named += cache_form_of(ns, index_block(rig.index, refs[i])) != NULL;
-    return named;
-}
-
 /* All that the cache counts, counted anew. copying: so many parts are used by copies under way. */
 static void recount_cache(uint64_t copying)
 {
     uint64_t slots, dram = 0, nvme = 0, shared = 0;
     struct recount r = {0};
 
-    for (unsigned i = 0; i < namespaces(); i++) {
+    for (unsigned i = 0; i < NAMESPACES; i++) {
         recount_all(&r, ns_at(i));
         dram += ns_at(i)->dram_bytes;
         nvme += ns_at(i)->nvme_bytes;
         shared += ns_at(i)->share_bytes;
         if (ns_at(i)->hints)
             hints_agree(ns_at(i), RECOUNT_KEYS);
-        cr_assert_geq(form_users(ns_at(i)), forms_named(ns_at(i)));
-        cr_assert_leq(form_users(ns_at(i)), forms_named(ns_at(i)) + table_count(&rig.cache->fills));
     }
     tenant_recount(rig.one->tenant);
     tenant_recount(rig.two->tenant);

@@ -1,7 +1,7 @@
 /* Everything that happens to a cache, at random, against a recount of all that it counts: no wrong
  * byte, no use or hold that is left over, nobody who waits for ever. Once over NVMe alone, once
- * with a share that other hosts change, once in an index that is always full, once with blocks
- * in two forms, and once with what tenants are guaranteed and get at most changing all the time. UCM_SEED repeats a run. */
+ * with a share that other hosts change, once in an index that is always full, and
+ * once with what tenants are guaranteed and get at most changing all the time. UCM_SEED repeats a run. */
 #include "tests/unit/cache_recount.h"
 #include "tests/unit/random.h"
 
@@ -36,14 +36,12 @@ static struct {
 
 static struct ns *some_ns(void)
 {
-    if (recounted.forms && below(4) == 0)
-        return below(2) ? coder.one : coder.two;
     return below(2) ? rig.one : rig.two;
 }
 
 static void invariants(void)
 {
-    uint64_t copying = coder.n;
+    uint64_t copying = 0;
 
     for (uint32_t i = table_next(&rig.cache->fills, 0); i; i = table_next(&rig.cache->fills, i)) {
         uint32_t at = 0;
@@ -87,8 +85,6 @@ static void chaos_claim(void)
         return;
     rc = cache_fill_claim(rig.cache, &rig.fills[c->owner], c->ref, c->part, c->shard, c->n,
                           NUMA_NONE, &c->fill);
-    if (rc == 0 && recounted.forms && !ns->base && below(16) != 0)
-        cache_fill_form(rig.cache, c->fill, ns == rig.one ? coder.one : coder.two, number % 2);
     if (rc == 0)
         return; /* the block stays held until the copy has ended */
     c->fill = NULL;
@@ -306,23 +302,15 @@ static void chaos_share_refuse(void)
     share.refuse_n = 1 + below(2);
 }
 
-static void chaos_build(void)
-{
-    static const int errors[] = {-ERANGE, -ECANCELED};
-
-    (void)build_next(below(8) == 0 ? errors[below(2)] : 0);
-}
-
 typedef void (*act)(void);
 static const act chaos_acts[] = {
     chaos_claim,    chaos_claim, chaos_claim, chaos_copy_end, chaos_copy_end,   chaos_copy_end,
     chaos_load,     chaos_load,  chaos_tier,  chaos_tier,     chaos_reclaim,    chaos_evict,
     chaos_load_end, turn,        turn,        chaos_refuse,   chaos_owner_gone, chaos_share,
     chaos_share,    chaos_share, chaos_peer,  chaos_note,     chaos_release,    chaos_share_refuse,
-    chaos_build,    chaos_build,
 };
-#define ACTS_LOCAL 17u  /* of these, the ones that know no share */
-#define ACTS_SHARED 24u /* and no forms */
+#define ACTS_LOCAL 17u /* of these, the ones that know no share */
+#define ACTS_SHARED (sizeof(chaos_acts) / sizeof(chaos_acts[0]))
 
 /* A worker begins or ends to look at a namespace's hints. */
 static void chaos_hints(void)
@@ -358,8 +346,6 @@ static void chaos_end(void)
     rig.tier.refuse_n = share.refuse_n = 0;
     for (int i = 0; i < 200; i++) {
         turn();
-        while (build_next(0))
-            turn();
         fake_share_ready(&share);
         if (rig.tier.n_pending > 0)
             fake_next(&rig.tier, 0);
@@ -370,7 +356,7 @@ static void chaos_end(void)
     invariants();
     cr_assert(list_empty(&rig.cache->space_waits), "somebody waits for ever");
     for (uint64_t k = 0; k < KEYS; k++) {
-        for (unsigned i = 0; i < namespaces(); i++) {
+        for (unsigned i = 0; i < NAMESPACES; i++) {
             block_ref ref = find(ns_at(i), k);
 
             if (ref == 0)
@@ -380,21 +366,19 @@ static void chaos_end(void)
         }
     }
     invariants(); /* the hints, too */
-    for (unsigned i = 0; i < namespaces(); i++)
+    for (unsigned i = 0; i < NAMESPACES; i++)
         while (ns_at(i)->hints)
             cache_hints_unuse(rig.cache, ns_at(i));
     expect_nothing_held();
     cr_expect(list_empty(&share.held) && rig.cache->write[WRITE_SHARE].writing_bytes == 0);
 }
 
-static void chaos_run(unsigned acts, bool forms)
+static void chaos_run(unsigned acts)
 {
     uint64_t seed = random_seed(0x5EED);
 
     for (unsigned round = 0; round < 2; round++) {
         memset(&chaos, 0, sizeof(chaos));
-        memset(&recounted, 0, sizeof(recounted));
-        recounted.forms = forms;
         random_state = (seed + round) * UINT64_C(0x9E3779B97F4A7C15) | 1;
         for (int i = 0; i < ASKERS; i++)
             ask(&chaos.asker[i]);
@@ -418,12 +402,12 @@ static void chaos_run(unsigned acts, bool forms)
 Test(cache_random, random_interleavings)
 {
     rig.cache->share = NULL; /* none was configured */
-    chaos_run(ACTS_LOCAL, false);
+    chaos_run(ACTS_LOCAL);
 }
 
 Test(cache_random, random_interleavings_over_a_share)
 {
-    chaos_run(ACTS_SHARED, false);
+    chaos_run(ACTS_SHARED);
     cr_expect_gt(chaos.shared_reads, 20u);
     cr_expect_gt(chaos.late, 20u);
     cr_expect_gt(rig.metrics.share_forgotten, 20u);
@@ -440,24 +424,9 @@ TestSuite(narrow, .init = open_narrow, .fini = close_shared);
 
 Test(narrow, random_interleavings_in_a_full_index)
 {
-    chaos_run(ACTS_SHARED, false);
+    chaos_run(ACTS_SHARED);
     cr_expect_gt(rig.metrics.index_evicted, 200u);
     cr_expect_gt(rig.metrics.nvme_write_dropped + rig.tier.forgets, 200u);
-}
-
-static void open_roomy(void)
-{
-    rig.extent = 2u * MIB;
-    open_forms();
-}
-
-TestSuite(forms, .init = open_roomy, .fini = close_forms);
-
-Test(forms, random_interleavings_with_blocks_in_two_forms)
-{
-    chaos_run(sizeof(chaos_acts) / sizeof(chaos_acts[0]), true);
-    cr_expect_gt(recounted.paired, 500u);
-    cr_expect_gt(coder.begun, 10u);
 }
 
 static void open_apart(void)
@@ -470,6 +439,6 @@ TestSuite(quotas, .init = open_apart, .fini = close_shared);
 
 Test(quotas, random_interleavings_of_two_tenants)
 {
-    chaos_run(ACTS_SHARED, false);
+    chaos_run(ACTS_SHARED);
     cr_expect_gt(chaos.refused, 20u);
 }

@@ -372,11 +372,12 @@ Test(digest_pool, a_build_takes_its_own_forms_only)
     cr_expect_eq(part_build_init(&b, &plan, &half, &built), -EINVAL, "the plan reaches behind it");
     cr_expect_eq(part_build_init(&b, &plan, &coded, &built), -EINVAL, "it lost something");
     cr_expect_eq(part_build_init(&b, &plan, &plain, &half), -EINVAL, "no digest's length");
-    cr_expect_eq(part_build_init(&b, NULL, &plain, &coded), -EINVAL, "other sizes");
+    cr_expect_eq(part_build_init(&b, NULL, &coded, &plain), -EINVAL, "other sizes");
     cr_expect_eq(part_build_init(&b, NULL, &half, &half), -EINVAL, "neither is coded");
-    cr_expect_eq(part_build_init(&b, NULL, &half, &coded), 0);
+    cr_expect_eq(part_build_init(&b, NULL, &half, &coded), -EINVAL, "nobody asks for it");
+    cr_expect_eq(part_build_init(&b, NULL, &coded, &half), 0);
     half.shards = 3;
-    cr_expect_eq(part_build_init(&b, NULL, &half, &coded), -EINVAL, "more shards");
+    cr_expect_eq(part_build_init(&b, NULL, &coded, &half), -EINVAL, "more shards");
     cr_expect_eq(part_build_init(&b, &plan, &plain, &built), 0);
     from = (struct span){.form = &plain, .n = 2, .origin = memory};
     to = (struct span){.form = &built, .n = 2, .origin = memory, .fill = true};

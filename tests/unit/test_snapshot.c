@@ -48,8 +48,7 @@ static size_t manifest_make(void)
                                   .slot = 10 + i,
                                   .checksum = 1000 + i,
                                   .uses = i,
-                                  .stored = i == 3 || i == 5,
-                                  .below = i == 5};
+                                  .stored = i == 3 || i == 5};
 
         p.key[31] = (uint8_t)i;
         snapshot_part_encode(manifest + at, &p);
@@ -84,8 +83,7 @@ Test(kept, manifests_come_back)
     for (uint32_t i = 0; i < PARTS; i++) {
         snapshot_part_decode(manifest + at + i * SNAPSHOT_PART_BYTES, &p);
         cr_expect(p.ns == i % 2 && p.part == i && p.extent == i && p.slot == 10 + i);
-        cr_expect(p.checksum == 1000 + i && p.uses == i && p.stored == (i == 3 || i == 5) &&
-                  p.below == (i == 5));
+        cr_expect(p.checksum == 1000 + i && p.uses == i && p.stored == (i == 3 || i == 5));
         cr_expect_eq(p.key[31], i);
     }
     /* a file system's pages may be longer */

@@ -67,8 +67,6 @@ class EncodedForm(Structure):
         ("axis", c_uint32),
         ("seed", c_uint64),
         ("run", c_uint32),
-        ("dram", c_uint32),
-        ("disk", c_uint32),
     ]
 
 

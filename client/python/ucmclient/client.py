@@ -441,10 +441,7 @@ class EncodedNamespace(Namespace):
 
     k, v: tokens, heads and elements of a row of a layer in a block; without v (MLA) a layer is one section. heads_first: rows come
     head after head. per_channel: int8's K has a scale for each channel, over `run` tokens: a layer's where k is several layers side by
-    side; 0: all of k. version: of the encoding; 0: the library's. dram, disk (NVMe and the shared tier): the form, "coded" or "plain",
-    that these should have of what this client dumps; tiers has what the daemon does."""
-
-    FORMS = ("coded", "plain")
+    side; 0: all of k. version: of the encoding; 0: the library's."""
 
     def __init__(
         self,
@@ -459,18 +456,12 @@ class EncodedNamespace(Namespace):
         run: int = 0,
         seed: int = 0,
         version: int = 0,
-        dram: str = "coded",
-        disk: str = "coded",
         timeout: Optional[float] = None,
     ):
         _Handle.__init__(self, base.client)
-        for name, tier in (("dram", dram), ("disk", disk)):
-            if tier not in self.FORMS:
-                raise ValueError(f'{name}: "{tier}"; "coded" or "plain"')
         form = native.EncodedForm(_text(encoding), _text(dtype), version, native.KvRows(*k), native.KvRows(*v))
         form.order, form.axis, form.seed = int(heads_first), int(per_channel), seed
         form.run = run
-        form.dram, form.disk = self.FORMS.index(dram), self.FORMS.index(disk)
         out = c_void_p()
         check(lib.ucm_encoding_open(base.handle, byref(form), _timeout(timeout), byref(out)))
         self.base, self.identity, self.encoding = base, base.identity, encoding
@@ -486,9 +477,3 @@ class EncodedNamespace(Namespace):
         """A block's bytes with all parts: as they are, and encoded."""
         info = self._info()
         return info.plain_bytes, info.coded_bytes
-
-    @property
-    def tiers(self) -> tuple[str, str]:
-        """Which form DRAM gets, and NVMe and the shared tier. A daemon without the latter has one form only."""
-        form = self._info().form
-        return self.FORMS[form.dram], self.FORMS[form.disk]

@@ -167,8 +167,6 @@ class Generator:
             base = self.random.choice(conn.spaces)  # which may be encoded, or hold digests
             family, shape = base.family, base.family.shape
         params = encoding_params(shape, SPECS[spec])
-        if self.chance(0.25):
-            params.update({"dram": self.some("plain", "coded"), "disk": self.some("plain", "coded")})
         if self.chance(0.05):
             params.update(self.some({"axis": 1}, {"order": 1}, {"v": []}, {"k": [1, 1, 16]}))
         identity = encoded_identity(self.tenant_name(conn), base.identity, shape, SPECS[spec])

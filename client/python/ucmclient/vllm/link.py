@@ -109,7 +109,7 @@ class Link:
             return base.encoded(
                 self.identity.encoding, k=of.k, v=of.v or (), dtype=of.dtype, heads_first=bool(of.order),
                 per_channel=self.identity.per_channel, run=of.run if self.identity.per_channel else 0,
-                dram=self.settings.encoding_dram, disk=self.settings.encoding_disk, timeout=timeout,
+                timeout=timeout,
             )
         except UcmError as error:
             if self.settings.required or error.status != Status.UNSUPPORTED:

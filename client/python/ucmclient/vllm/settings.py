@@ -11,7 +11,7 @@ from ..sparse.policy import Policy
 from .digests import DigestSettings
 
 _CHOICES = {"companion": ("auto", "on", "off"), "encoding": ("none", "fp8", "int8", "q4", "lossless"),
-            "k_scales": ("row", "channel"), "encoding_dram": ("coded", "plain"), "encoding_disk": ("coded", "plain")}
+            "k_scales": ("row", "channel")}
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,6 @@ class Settings:
     #: With "int8": what has a scale in K, a "row" (token and head) or a "channel" of a head over a block's tokens, which bears
     #: channels that are far larger than others.
     k_scales: str = "row"
-    #: With an encoding: whether DRAM has what this engine stores "coded", or "plain", as it is.
-    encoding_dram: str = "coded"
-    #: Likewise NVMe and the shared tier.
-    encoding_disk: str = "coded"
     #: With an encoding: as many tokens from a request's first one on are stored as they are, in whole blocks.
     plain_first: int = 0
     #: Likewise of the last tokens that a request has when they are stored.
@@ -159,10 +155,6 @@ class Settings:
         if settings.encoding == "none" and (settings.plain_first or settings.plain_recent):
             raise ValueError(
                 "kv_connector_extra_config: plain_first and plain_recent say what is not encoded: set encoding, too"
-            )
-        if settings.encoding == "none" and (settings.encoding_dram, settings.encoding_disk) != ("coded", "coded"):
-            raise ValueError(
-                "kv_connector_extra_config: encoding_dram and encoding_disk say where blocks are not encoded: set encoding, too"
             )
         if settings.encoding != "int8" and settings.k_scales != "row":
             raise ValueError(

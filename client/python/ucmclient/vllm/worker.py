@@ -197,13 +197,7 @@ class WorkerHalf:
         if not isinstance(ns, EncodedNamespace):
             return f"blocks are stored as they are, not as {self.settings.encoding}"
         plain, coded = ns.block_bytes
-        size = f"{coded} bytes for {plain}, {plain / coded:.2f} times less"
-        return {
-            ("coded", "coded"): f"blocks are stored as {ns.encoding}: {size}",
-            ("plain", "coded"): f"blocks are stored as they are in DRAM, as {ns.encoding} on NVMe and the shared tier: {size}",
-            ("coded", "plain"): f"blocks are stored as {ns.encoding} in DRAM: {size}; as they are on NVMe and the shared tier",
-            ("plain", "plain"): f"blocks are stored as they are; those that are stored as {ns.encoding} are loaded, too",
-        }[ns.tiers]
+        return f"blocks are stored as {ns.encoding}: {coded} bytes for {plain}, {plain / coded:.2f} times less"
 
     @property
     def digested_as(self) -> str:
