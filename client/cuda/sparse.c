@@ -2,7 +2,7 @@
 
 #include "client/cuda/companion.h"
 #include "client/cuda/error.h"
-#include "client/lib/sparse_spec.h"
+#include "client/lib/sparse/spec.h"
 
 #include <stdio.h>
 #include <string.h>

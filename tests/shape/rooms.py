@@ -25,8 +25,7 @@ FEATURES = {
     "process roots": ["daemon/share/process*", "daemon/share/backend.c", "daemon/backend/"],
     "trace": ["daemon/request/trace.c", "daemon/observe/trace.*", "daemon/observe/reuse.*"],
     "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh"],
-    "sparse client": ["client/lib/chain.c", "client/lib/digest.c", "client/lib/hints.c", "client/lib/policy*", "client/lib/select.c",
-                      "client/lib/sparse*", "client/lib/window*", "client/lib/prefetch_queue.*", "client/lib/prefetcher.c", "client/lib/schedule.c"],
+    "sparse client": ["client/lib/sparse/"],
 }
 
 #: Parts of the core.

@@ -1,5 +1,5 @@
 /* The order, bounds and accounts of a prefetcher, without a client and with a clock of the test's. */
-#include "client/lib/prefetch_queue.h"
+#include "client/lib/sparse/prefetch_queue.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Windows: opening and giving back. window_pin.c pins, window_map.c maps and reads. */
-#include "client/lib/window.h"
+#include "client/lib/sparse/window.h"
 
 #include "proto/window.h"
 

@@ -1,5 +1,5 @@
-#include "client/lib/sparse_local.h"
-#include "client/lib/sparse_spec.h"
+#include "client/lib/sparse/local.h"
+#include "client/lib/sparse/spec.h"
 
 #include "client/lib/internal.h"
 #include "kernels/sparse/arith.h"

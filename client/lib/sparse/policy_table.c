@@ -2,7 +2,7 @@
  * what each preset is worth.
  *
  * A preset is a text of keys that differ from their defaults here, as a user's text is. */
-#include "client/lib/policy.h"
+#include "client/lib/sparse/policy.h"
 
 #include <stddef.h>
 

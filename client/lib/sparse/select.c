@@ -1,5 +1,5 @@
 #include "client/lib/internal.h"
-#include "client/lib/sparse_local.h"
+#include "client/lib/sparse/local.h"
 
 #include <stdlib.h>
 #include <string.h>

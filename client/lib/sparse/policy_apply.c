@@ -1,6 +1,6 @@
 /* What follows from a policy: the digest, score, schedule and choice that the other calls take, and the
  * budget that moves from step to step. */
-#include "client/lib/policy.h"
+#include "client/lib/sparse/policy.h"
 
 #include "kernels/sparse/budget.h"
 #include "kernels/sparse/schedule.h"

@@ -1,5 +1,5 @@
 #include "client/lib/internal.h"
-#include "client/lib/prefetch_queue.h"
+#include "client/lib/sparse/prefetch_queue.h"
 
 #include <stdlib.h>
 #include <string.h>

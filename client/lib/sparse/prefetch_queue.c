@@ -1,4 +1,4 @@
-#include "client/lib/prefetch_queue.h"
+#include "client/lib/sparse/prefetch_queue.h"
 
 #include <assert.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* Windows: pins, and where what is pinned lies. */
-#include "client/lib/window.h"
+#include "client/lib/sparse/window.h"
 
 #include "proto/window.h"
 

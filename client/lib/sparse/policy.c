@@ -1,7 +1,7 @@
 /* Policies as text. A key is named once, in policy_table.c: reading, writing and the sentences that refuse
  * follow the table. Numbers are read and written by hand, since the locale of an engine's process may have
  * a comma where C has a point. */
-#include "client/lib/policy.h"
+#include "client/lib/sparse/policy.h"
 
 #include <inttypes.h>
 #include <math.h>
