@@ -68,7 +68,7 @@ ZMQ_PREFIX ?= /usr
 HAVE_ZMQ   := $(wildcard $(ZMQ_PREFIX)/include/zmq.h)
 ZMQ_FLAGS   = $(if $(filter-out /usr,$(ZMQ_PREFIX)),$(addprefix -L,$(wildcard $(ZMQ_PREFIX)/lib $(ZMQ_PREFIX)/lib/*-linux-gnu)) -Wl$(comma)--allow-shlib-undefined)
 ZMQ_LIBS    = $(if $(HAVE_ZMQ),-lzmq)
-CTL_LIBS    = $(CLIENT_LIBS) -lcjson -lxxhash -lyaml
+CTL_LIBS    = $(CLIENT_LIBS) -lcjson -lxxhash
 BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm -lyaml
 
 # Recursive calls use all cores when the caller gave no -j.
@@ -208,8 +208,14 @@ $O/examples/%: $O/obj/client/examples/%.o $O/libucmclient.a
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $^ $(CLIENT_LIBS) -o $@
 CTL_OBJ  := $O/libucmctl.a $O/libucmclient.a
+# What ucmctl becomes, in Python: it looks for them beside itself.
+CTL_SCRIPTS := $O/ucmctl-plan $O/ucmctl-import
+$(CTL_SCRIPTS): $O/%: client/ctl/%
+	@mkdir -p $(@D)
+	$(call say,COPY)
+	$(Q)install -m 755 $< $@
 BENCH_OBJ := $O/libucmbench.a $(CTL_OBJ)
-$O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(CTL_OBJ)
+$O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(CTL_OBJ) | $(CTL_SCRIPTS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CTL_LIBS) -o $@
 # ucm-bench measures the NVMe tier by itself too, has libnfs as a baseline, and answers what libucmclient_cuda asks of libucmclient.

@@ -246,7 +246,7 @@ pythons() {
         test_install.py:* | test_bench_gate.py:* | test_vllm_*.py:* | test_proxy.py:* | test_sparse_methods.py:* | \
             test_sparse_decode.py:* | test_decode.py:* | test_decode_gpu.py:* | test_*_numpy.py:* | test_share_s3_hosts.py:* | test_share_mooncake_hosts.py:* | \
             test_lmcache.py:* | test_page_store.py:* | test_plugins_trouble.py:* | test_trtllm.py:* | test_ucm_store.py:* | \
-            test_blend.py:* | test_packages.py:* | test_generator.py:*)
+            test_blend.py:* | test_packages.py:* | test_generator.py:* | test_plan.py:*)
             [ "$label" = plain ] || continue ;;
         # AddressSanitizer sees for it.
         test_live.py:plain | test_live.py:tsan) continue ;;

@@ -1,6 +1,5 @@
 /* config, reload: what the daemon runs with, and what a changed file changes of that. */
 #include "client/ctl/ctl.h"
-#include "client/ctl/import.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -113,6 +112,6 @@ int cmd_config(const struct args *a)
         return program_usage_error(a, "--import prints a configuration file, and takes neither "
                                       "--json nor --changed");
     if (args_given(a, "import"))
-        return import_print(args_text(a, "import"));
+        return ctl_script(a, "ucmctl-import");
     return ctl_show(a, UCM_METHOD_CONFIG_GET, NULL, print_config);
 }

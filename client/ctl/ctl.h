@@ -46,6 +46,9 @@ int ctl_status(const struct args *a, int status);
 int ctl_connect(const struct args *a);
 /* The same for one that can do without a daemon: 0 or a negative enum ucm_status, and prints nothing. */
 int ctl_connect_quietly(const struct args *a);
+/* Becomes the Python program `name`, with all options that have a value, and the words. Returns only
+ * if that fails. */
+int ctl_script(const struct args *a, const char *name);
 /* The path of the daemon's socket. */
 const char *ctl_socket(const struct args *a);
 /* Prints and frees the document (NULL: memory ran out). */

@@ -1,10 +1,8 @@
 #!/usr/bin/python3
-"""ucmctl's commands about the host: plan, whose arithmetic tests/unit/test_kv_size.c looks at, and doctor."""
+"""ucmctl's commands about the host: doctor; and each command's JSON."""
 
 import json
-import math
 import os
-import random
 import re
 import subprocess
 import tempfile
@@ -18,7 +16,6 @@ UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 OK, ERROR, USAGE = 0, 1, 2
 NOWHERE = "/nonexistent/ucmd.sock"
 TIMEOUT_S = 120
-GIB = 1 << 30
 # Public numbers of Llama-3.1-70B.
 LLAMA = {"model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
          "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}
@@ -34,146 +31,6 @@ def ctl(*words, socket=NOWHERE):
 #: Others have one thread, or the threads of test_with_a_daemon and of the round trip.
 once = unittest.skipIf(os.environ.get("UCM_PHASE") == "tsan", "no thread that the two others lack")
 plainly = unittest.skipUnless(os.environ.get("UCM_PHASE", "plain") == "plain", "no code that the two others lack")
-
-
-@once
-class Plan(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory(prefix="ucmctl.")
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = folder.name
-        cls.config = os.path.join(folder.name, "config.json")
-        with open(cls.config, "w") as file:
-            json.dump(LLAMA, file)
-
-    def plan(self, *words, socket=NOWHERE, code=OK):
-        done = ctl("plan", *words, socket=socket)
-        self.assertEqual(done.returncode, code, done.stderr)
-        return done
-
-    def json(self, *words, **more):
-        return json.loads(self.plan(self.config, "--json", *words, **more).stdout)
-
-    def test_bytes(self):
-        plan = self.json("--tp", 4)
-        self.assertEqual((plan["bytes"]["token"], plan["bytes"]["token_rank"]), (327680, 81920))
-        self.assertEqual((plan["parts"], plan["bytes"]["part"]), (4, 16 * 81920))
-        self.assertNotIn("holds", plan)
-        self.assertEqual(self.json("--kv-dtype", "fp8")["bytes"]["token"], 163840)
-        text = self.plan(self.folder, "--tp", 4).stdout
-        self.assertIn("80 layers, 8 KV heads of 128, bfloat16, up to 131072 tokens", text)
-        self.assertIn("320 KiB (327680 bytes), 80.0 KiB in each rank's GPU", text)
-
-    def test_what_a_host_holds(self):
-        holds = self.json("--dram", "512GiB", "--nvme", "15TiB")["holds"]
-        self.assertFalse(holds["from_daemon"])
-        # Slots fill extents, and records segments, but for a few percent.
-        for tier, size in (("dram", 512 * GIB), ("nvme", 15 * 1024 * GIB)):
-            self.assertLessEqual(holds[f"{tier}_tokens"], size // 327680)
-            self.assertGreater(holds[f"{tier}_tokens"], 0.9 * size / 327680)
-        text = self.plan(self.config, "--dram", "512GiB", "--length", 32768).stdout
-        self.assertRegex(text, r"(?m)^dram +512 GiB: 1\.\d\d million tokens, [45]\d requests of 32768$")
-
-    def test_what_to_buy(self):
-        buy = self.json("--length", 32768, "--requests", 8, "--history", 100)["buy"]
-        self.assertGreaterEqual(buy["dram_bytes"], 8 * 32768 * 327680)
-        self.assertGreaterEqual(buy["nvme_bytes"], 108 * 32768 * 327680)
-        self.assertEqual(buy["blocks"], 108 * 2048)
-        holds = self.json("--dram", buy["dram_bytes"], "--nvme", buy["nvme_bytes"])["holds"]
-        self.assertGreaterEqual(holds["dram_tokens"], 8 * 32768)
-        self.assertGreaterEqual(holds["nvme_tokens"], 108 * 32768)
-        text = self.plan(self.config, "--length", 32768, "--history", 10000).stdout
-        paths, size = int(re.search(r"with (\d+) entries", text)[1]), int(re.search(r"nvme: {size: (\d+)GiB}", text)[1])
-        self.assertLessEqual(size, 16 * 1024)
-        self.assertGreater(paths * size * GIB, 10000 * 32768 * 327680)
-        self.assertRegex(text, r"index: {max_blocks: 20482048}")
-        text = self.plan(self.config, "--tp", 4, "--length", 32768, "--history", 10000).stdout
-        self.assertRegex(text, rf"index: {{max_blocks: {20482048 * (160 + 32) // 128}}}")
-
-    def test_the_daemon_s_sizes(self):
-        daemon = Daemon()
-        self.addCleanup(daemon.stop)
-        holds = self.json(socket=daemon.socket)["holds"]
-        self.assertTrue(holds["from_daemon"])
-        self.assertEqual(holds["dram_bytes"], 64 << 20)
-        self.assertGreater(holds["nvme_bytes"], 200 << 20)
-        self.assertIn("The daemon here:", self.plan(self.config, socket=daemon.socket).stdout)
-
-    def test_mistakes_are_named(self):
-        for text, sentence in (("{", "no JSON"), ("[1]", "no JSON object"), ("{}", "num_hidden_layers is missing"),
-                               ('{"num_hidden_layers": 2}', "num_attention_heads is missing")):
-            path = os.path.join(self.folder, "wrong.json")
-            with open(path, "w") as file:
-                file.write(text)
-            done = self.plan(path, code=ERROR)
-            self.assertIn(sentence, done.stderr)
-            self.assertEqual(done.stdout, "")
-        self.assertIn("No such file", self.plan("/nonexistent/config.json", code=ERROR).stderr)
-        self.assertIn("--tp 3 does not divide 8 KV heads", self.plan(self.config, "--tp", 3, code=ERROR).stderr)
-        self.assertIn("--length", self.plan(self.config, "--history", 3, code=USAGE).stderr)
-        self.assertIn("wanted auto, fp32", self.plan(self.config, "--kv-dtype", "fp9", code=USAGE).stderr)
-
-    def write_trace(self, lines):
-        path = os.path.join(self.folder, "site.jsonl")
-        with open(path, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-        return path
-
-    def test_trace(self):
-        """Hits of a recorded trace by size, as a plain LRU list has them."""
-        rng, kinds = random.Random(5), ("hash_ids", "each_ids", "dumped_ids")
-        lines = [{"ucm_trace": 1, "program": "test"},
-                 {"define": "namespace", "namespace": 1, "tenant": 1, "block_bytes": 1, "block_tokens": 32}]
-        stack, distances, asked, tokens = [], [], 0, {}
-        while asked < 70000:
-            kind = rng.choice(kinds)
-            first = int(rng.paretovariate(1)) * 20 % 2000
-            ids = list(range(first, first + 20)) if kind != "each_ids" else [rng.randrange(2000) for _ in range(5)]
-            line = {"timestamp": len(lines), kind: ids, "tenant": 1}
-            if kind == "hash_ids":
-                line |= {"input_length": 32 * len(ids), "output_length": 0}
-            if kind != "hash_ids" or rng.random() < 0.5:
-                line["namespace"] = 1
-            lines.append(line)
-            deepest = 0
-            for id in ids:
-                at = stack.index(id) + 1 if id in tokens else math.inf
-                if at != math.inf:
-                    stack.remove(id)
-                stack.insert(0, id)
-                tokens[id] = 32
-                if kind != "dumped_ids":
-                    deepest = at if kind == "each_ids" else max(deepest, at)
-                    asked += 1
-                    distances.append(32 * deepest)
-        path = self.write_trace(lines + [{"end": True, "timestamp": len(lines)}])
-        said = self.json("--dram", "1GiB", "--nvme", "2GiB", "--trace", path)
-        trace = said["trace"]
-        self.assertEqual((trace["blocks"], trace["tokens"]), (asked, sum(tokens.values())))
-        self.assertEqual(trace["lookups"], sum("hash_ids" in line or "each_ids" in line for line in lines))
-        self.assertEqual([size["bytes"] for size in trace["dram"]], [2 ** 29, 2 ** 30, 2 ** 31, 2 ** 32])
-        for tier in ("dram", "nvme"):
-            sizes = [size["permille"] for size in trace[tier]]
-            hits = sum(d <= said["holds"][f"{tier}_tokens"] for d in distances)
-            self.assertAlmostEqual(sizes[1], 1000 * hits / asked, delta=1)
-            self.assertEqual(sizes, sorted(sizes))
-            self.assertLess(sizes[0], sizes[-1])
-        self.assertGreater(trace["nvme"][1]["permille"], trace["dram"][1]["permille"])
-        for need in trace["needs"]:
-            hits = sum(d <= need["tokens"] for d in distances) / sum(d < math.inf for d in distances)
-            self.assertAlmostEqual(100 * hits, need["percent"], delta=2)
-        text = self.plan(self.config, "--dram", "1GiB", "--trace", path).stdout
-        self.assertIn(f"The trace: {trace['lookups']} lookups of {asked} blocks, {trace['tokens']} tokens in all.", text)
-        self.assertIn("50 % of these hits: ", text)
-
-    def test_trace_mistakes(self):
-        for lines, sentence in (([{"ucm_trace": 1}], "it has no lookup"),
-                                ([{"hash_ids": [0]}, {"hash_ids": [-1]}], "line 2 is none of what"),
-                                ([[1]], "line 1 is none of what"),
-                                ([{"hash_ids": [1 << 40]}], "line 1 is none of what")):
-            self.assertIn(sentence, self.plan(self.config, "--trace", self.write_trace(lines), code=ERROR).stderr)
-        self.assertIn("No such file", self.plan(self.config, "--trace", "/nonexistent/site.jsonl", code=ERROR).stderr)
 
 
 class Doctor(unittest.TestCase):
