@@ -114,7 +114,7 @@ NO_GPU := $(if $(HAVE_CUDA),, without GPU support (no CUDA toolkit found))
 
 BACKENDS := $(patsubst daemon/backend/main_%.c,$O/ucmd-backend-%,$(BACKEND_MAIN)) $(patsubst daemon/backend/main_%.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS))
 BINS := $O/ucmd $O/ucmctl $O/ucm-bench $(if $(HAVE_ZMQ),$O/ucmevents)
-# Manual pages and completion, of the programs' own tables.
+# Manual pages and completion, of the programs' own --help.
 PAGES := $O/pages/made
 PAGED := ucmctl ucm-bench ucmd $(if $(HAVE_ZMQ),ucmevents)
 EXAMPLES := $(patsubst client/examples/%.c,$O/examples/%,$(wildcard client/examples/*.c))
@@ -222,19 +222,16 @@ $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(CTL_OBJ) | $(CTL_SCRIP
 $O/ucm-bench: $(call obj,client/bench/ucm_bench.c) $(BUILD_OBJ) $(BENCH_OBJ) $O/libucmdaemon.a
 	$(call say,LINK)
 	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson -o $@
-# What writes the pages; it reads tables of all programs.
 EVENTS_OBJ := $(call obj,$(EVENTS_SRC))
-$(EVENTS_OBJ) $(call obj,client/pages/pages.c client/events/ucmevents.c): override CPPFLAGS += $(if $(HAVE_ZMQ),-DUCM_HAVE_ZMQ -I$(ZMQ_PREFIX)/include)
+$(EVENTS_OBJ) $(call obj,client/events/ucmevents.c): override CPPFLAGS += $(if $(HAVE_ZMQ),-DUCM_HAVE_ZMQ -I$(ZMQ_PREFIX)/include)
 $O/ucmevents: $(call obj,client/events/ucmevents.c) $(EVENTS_OBJ) $(BUILD_OBJ) $(CTL_OBJ)
 	$(call say,LINK)
 	$(Q)$(LINK) $(ZMQ_FLAGS) $^ $(CTL_LIBS) $(ZMQ_LIBS) -o $@
-$O/make-pages: $(call obj,$(wildcard client/pages/*.c)) $(EVENTS_OBJ) $(BUILD_OBJ) $(BENCH_OBJ) $O/libucmdaemon.a
-	$(call say,LINK)
-	$(Q)$(LINK_TEST) $(ZMQ_FLAGS) $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson $(ZMQ_LIBS) -o $@
-$(PAGES): $O/make-pages
+# Of what the programs say of themselves.
+$(PAGES): client/ctl/pages.py config/ucmd.yaml $(addprefix $O/,$(PAGED))
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(call say,PAGES)
-	$(Q)$< $(@D) && touch $@
+	$(Q)python3 -B $< $(@D) config/ucmd.yaml $(addprefix $O/,$(PAGED)) && touch $@
 $O/ucm-demo: $(call obj,$(DEMO_SRC)) $(BENCH_OBJ)
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -o $@

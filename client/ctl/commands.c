@@ -1,5 +1,5 @@
-/* What `ucmctl --help` shows; commands_*.c have the commands, by group. The manual page and the shells'
- * completion are made from the same tables (client/pages). */
+/* What `ucmctl --help` shows; commands_*.c have the commands, by group. pages.py makes the manual page and the
+ * shells' completion of it. */
 #include "client/ctl/ctl.h"
 
 #include "proto/build.h"
@@ -14,8 +14,6 @@ static const struct arg_option common_options[] = {
 static const struct program_group *const groups[] = {&commands_show, &commands_change,
                                                      &commands_host};
 
-static const struct program_source sources[] = {{"NS", "namespaces"}};
-
 const struct program ctl_program = {
     .name = "ucmctl",
     .version = UCM_VERSION,
@@ -25,8 +23,6 @@ const struct program ctl_program = {
     PROGRAM_OPTIONS(common_options),
     .groups = groups,
     .n_groups = PROGRAM_COUNT(groups),
-    .sources = sources,
-    .n_sources = PROGRAM_COUNT(sources),
     .help = "Exit status:\n"
             "  0  done\n"
             "  1  the daemon returned an error, or something failed here\n"

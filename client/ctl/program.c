@@ -233,7 +233,7 @@ static void print_options(const char *title, const struct arg_option *options, s
 
         printf("%*s%s", width < 26 ? 26 - width : 2, "", o->help);
         if (o->fallback != NULL)
-            printf(" (%s)", o->fallback);
+            printf(" (default: %s)", o->fallback);
         printf("\n");
     }
 }

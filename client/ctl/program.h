@@ -1,6 +1,6 @@
 /* A command-line program from tables: a program declares its options and commands once, and this
- * parses the command line and prints usage and `--help`; client/pages makes manual pages and completion
- * from the same tables. For ucmctl and ucm-bench.
+ * parses the command line and prints usage and `--help`, of which pages.py makes manual pages and
+ * completion. For ucmctl, ucm-bench and ucmevents.
  *
  * Promise: before a command runs, an unknown option, a value out of bounds or a missing word is
  * refused with a sentence that names it. Options may come before or after the command;
@@ -72,12 +72,6 @@ struct program_group {
     size_t n_commands;
 };
 
-/* How a shell completes a word of a command: by the first column of the table that `command` prints. */
-struct program_source {
-    const char *word; /* as `words` of a command calls it: "NS" */
-    const char *command;
-};
-
 struct program {
     const char *name, *version, *summary;
     const char *commit, *built_with; /* for --version */
@@ -86,8 +80,6 @@ struct program {
     size_t n_options;
     const struct program_group *const *groups;
     size_t n_groups;
-    const struct program_source *sources;
-    size_t n_sources;
 };
 
 /* The fields of a table and its length. */

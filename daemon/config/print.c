@@ -1,7 +1,9 @@
 /* The configuration as YAML with its documentation; see config_print. */
 #include "daemon/config/table.h"
+#include "proto/units.h"
 
 #include <ctype.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -59,12 +61,34 @@ static void print_list(const struct config_list *list)
     putchar(']');
 }
 
+static const char *bound_text(const struct config_key *k, uint64_t v, char buf[UNITS_TEXT_BYTES])
+{
+    if (k->kind == CONFIG_SIZE)
+        return units_size_text(buf, v);
+    if (k->kind == CONFIG_DURATION)
+        return units_duration_text(buf, v);
+    snprintf(buf, UNITS_TEXT_BYTES, k->kind == CONFIG_OCTAL ? "%04" PRIo64 : "%" PRIu64, v);
+    return buf;
+}
+
+/* What the key takes. */
+static void print_bounds(const struct config_key *k)
+{
+    char min[UNITS_TEXT_BYTES], max[UNITS_TEXT_BYTES];
+
+    for (size_t i = 0; k->names && k->names[i]; i++)
+        printf("%s %s", i == 0 ? "; one of" : ",", k->names[i]);
+    if (k->kind == CONFIG_LIST)
+        printf("; at most %" PRIu64 " items", k->max);
+    else if (!k->names && k->kind != CONFIG_STRING)
+        printf("; from %s to %s", bound_text(k, k->min, min), bound_text(k, k->max, max));
+}
+
 static void print_key_comment(const char *indent, const struct config_key *k)
 {
     print_comment(indent, k->help);
     printf("%s# Default: %s", indent, config_initial_text(k));
-    for (size_t i = 0; k->names && k->names[i]; i++)
-        printf("%s %s", i == 0 ? "; one of" : ",", k->names[i]);
+    print_bounds(k);
     printf(".%s\n", k->reloadable ? " (reloadable)" : "");
 }
 
