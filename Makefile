@@ -8,6 +8,7 @@
 #
 #   SAN=address,undefined | thread   with sanitizers, into a folder of its own
 #   CC=, CFLAGS=, BUILD=             compiler, optimisation, folder
+#   GPU=no                           without GPU support, though there is nvcc
 #   PREFIX=, DESTDIR=, SYSCONFDIR=   for install
 #   SETUP=no                         never install packages
 #   V=1                              show whole command lines
@@ -100,6 +101,8 @@ CLIENT_SRC := $(wildcard client/lib/*.c client/lib/sparse/*.c)
 # The tools, but for their mains. ucmctl's offline commands read the NVMe tier's format on disk.
 CTL_SRC    := $(filter-out client/ctl/ucmctl.c,$(wildcard client/ctl/*.c)) $(wildcard daemon/format/*.c)
 BENCH_SRC  := $(filter-out client/bench/ucm_bench.c,$(wildcard client/bench/*.c))
+# Of them, what plays workers, for the demo and bench-gate.
+RIG_SRC    := $(addprefix client/bench/,companion.c daemon.c figure.c gpu.c pattern.c rig.c) client/ctl/answer.c
 EVENTS_SRC := $(if $(HAVE_ZMQ),$(filter-out client/events/ucmevents.c,$(wildcard client/events/*.c)))
 DEMO_SRC   := $(wildcard tests/demo/*.c)
 
@@ -110,7 +113,7 @@ CLIENT_OBJ := $(call obj,$(filter-out $(SHOWN_SRC),$(PROTO_SRC)) $(CLIENT_SRC) k
 
 # Made when all of it is built; `make install` compares the sources with it.
 BUILT := $O/built
-NO_GPU := $(if $(HAVE_CUDA),, without GPU support (no CUDA toolkit found))
+NO_GPU := $(if $(HAVE_CUDA),, without GPU support ($(if $(filter no,$(GPU)),GPU=no,no CUDA toolkit found)))
 
 BACKENDS := $(patsubst daemon/backend/main_%.c,$O/ucmd-backend-%,$(BACKEND_MAIN)) $(patsubst daemon/backend/main_%.py,$O/ucmd-backend-%,$(BACKEND_SCRIPTS))
 BINS := $O/ucmd $O/ucmctl $O/ucm-bench $(if $(HAVE_ZMQ),$O/ucmevents)
@@ -129,9 +132,15 @@ all: $(LIBS) $(BINS) $(BACKENDS) $(EXAMPLES) $(PAGES) | missing-packages ## daem
 	@$(if $(silent)$(filter-out 0,$(MAKELEVEL)),,echo \
 	    'Built $(notdir $(BINS)) and libucmclient in $O/$(NO_GPU). Next: sudo make install, or make demo.')
 
+# In a folder of its own: what it runs, kernels for a GPU only where this host has one, and those that it does not run anyway for one
+# instruction set. All of them take longer than all the rest.
 demo: setup-build ## the main job, end to end on this machine (TRACE=file replays another trace)
-	+@$(SUBMAKE) all build-demo
+	+@$(SUBMAKE) BUILD=$(BUILD)/demo FATBINS=$(FATBINS) KERNEL_ISA=base $(if $(wildcard /dev/nvidiactl),,GPU=no) run-demo
+
+run-demo: build-demo
 	$O/ucm-demo $(TRACE)
+
+build-demo: $O/ucm-demo $O/ucmd $O/ucmctl $(if $(HAVE_CUDA),$(LIBS))
 
 format: ## clang-format over the C files
 	git ls-files -co --exclude-standard '*.c' '*.h' | xargs clang-format -i
@@ -232,11 +241,9 @@ $(PAGES): client/ctl/pages.py config/ucmd.yaml $(addprefix $O/,$(PAGED))
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(call say,PAGES)
 	$(Q)python3 -B $< $(@D) config/ucmd.yaml $(addprefix $O/,$(PAGED)) && touch $@
-$O/ucm-demo: $(call obj,$(DEMO_SRC)) $(BENCH_OBJ)
+$O/ucm-demo: $(call obj,$(DEMO_SRC) $(RIG_SRC) client/bench/workload.c) $O/libucmclient.a
 	$(call say,LINK)
-	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -o $@
-
-build-demo: $O/ucm-demo
+	$(Q)$(LINK_TEST) $^ $(CLIENT_LIBS) -lcjson -o $@
 
 include config/install.mk
 include tests/tests.mk
@@ -245,5 +252,5 @@ include tests/engines/engines.mk
 include tests/studies/studies.mk
 
 .SECONDARY:
-.PHONY: FORCE help all demo build-demo format clean
+.PHONY: FORCE help all demo run-demo build-demo format clean
 -include $(shell find $O/obj -name '*.d' 2>/dev/null)

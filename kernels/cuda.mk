@@ -5,8 +5,11 @@
 # opened while it runs. Without the toolkit, daemon/cuda/none.c takes the place of the others.
 
 NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+GPU  ?= yes
+# GPU code is the same whatever compiles the rest: `make check` builds it once for all its phases.
+FATBINS ?= $(BUILD)/fatbin
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))),/usr/local/cuda)
-HAVE_CUDA := $(and $(NVCC),$(wildcard $(CUDA_HOME)/include/cuda.h))
+HAVE_CUDA := $(and $(filter-out no,$(GPU)),$(NVCC),$(wildcard $(CUDA_HOME)/include/cuda.h))
 
 ifneq ($(HAVE_CUDA),)
 
@@ -15,8 +18,6 @@ CUDA_CPPFLAGS := -isystem $(CUDA_HOME)/include
 CUDA_OBJ      := $O/obj/kernels/copy_fatbin.o
 CUDA_ARCHS    ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
                  -gencode arch=compute_80,code=compute_80
-# GPU code is the same whatever compiles the rest: `make check` builds it once for all its phases.
-FATBINS       ?= $(BUILD)/fatbin
 CUDA_FATBIN   := $(FATBINS)/copy.fatbin
 
 $(CUDA_FATBIN): kernels/copy.cu kernels/copy.cuh kernels/copy.h

@@ -107,7 +107,7 @@ $O/clock.so: tests/fault/clock/clock.c
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC $(WARN) $(CFLAGS) -shared $< -o $@
 test-tools: $O/clock.so
 # A side of bench-gate: with the client library that the loader finds, and nothing of it within.
-GATE_SRC := $(addprefix tests/bench/,gate_worker.c gate_place.c) $(addprefix client/bench/,companion.c daemon.c figure.c gpu.c pattern.c rig.c) client/ctl/answer.c
+GATE_SRC := $(addprefix tests/bench/,gate_worker.c gate_place.c) $(RIG_SRC)
 $O/bench/gate_worker: $(call obj,$(GATE_SRC) $(PROTO_SRC)) $O/$(SO)
 	@mkdir -p $(@D)
 	$(call say,LINK)

@@ -301,8 +301,8 @@ int demo_daemon_start(struct demo *d)
 
     program_path(d, "UCMD", "ucmd", path, sizeof path);
     if (access(path, X_OK) < 0) {
-        fprintf(stderr, "ucm-demo: %s: %s; build it with 'make', or name it with $UCMD\n", path,
-                strerror(errno));
+        fprintf(stderr, "ucm-demo: %s: %s; build it with 'make demo', or name it with $UCMD\n",
+                path, strerror(errno));
         return -1;
     }
     if (make_folder(d) < 0 || fit_sizes(d) < 0)
