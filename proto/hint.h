@@ -83,7 +83,7 @@ static inline uint64_t ucm_hint_bytes(uint64_t buckets)
 /* XXH3-64 of the key with that seed. */
 uint64_t ucm_hint_hash(const uint8_t *key, uint32_t key_bytes, uint64_t seed);
 
-/* The model check of tests/unit/test_hint_model.c replaces these. */
+/* The model check of tests/unit/proto/test_hint_model.c replaces these. */
 #ifndef UCM_HINT_LOAD
 #define UCM_HINT_LOAD(p) atomic_load_explicit(p, memory_order_acquire)
 #define UCM_HINT_STORE(p, value) atomic_store_explicit(p, value, memory_order_release)

@@ -1,6 +1,7 @@
 #!/bin/bash
-# check.sh MAKE PHASE...: builds and runs every test of the phases plain (gcc), asan (clang), tsan (gcc)
-# and fuzz (clang).
+# check.sh MAKE PHASE...: builds and runs the tests of the phases plain (gcc, every one), system (gcc, those of whole
+# programs), asan (clang), tsan (gcc) and fuzz (clang). Unit tests run in asan or in plain: one of them tells all. tests.mk says
+# what else asan and tsan have.
 # One line a program; what failed is shown with its output. The last line sums up, and the exit status
 # is 0 only when nothing failed. `make check` and its relatives call it, from the top folder.
 set -u
@@ -52,20 +53,13 @@ sanitizer_reports() {
 
 # ---- builds ----
 
-# runs LABEL PROGRAM: whether the phase has this test of the list.
+# runs PHASE PROGRAM: whether the phase has this program of the list.
 runs() {
-    case ${2##*/}:$1 in
-    # Its library goes beneath the plain daemon only; sanitizers keep what was freed for a while.
-    test_power:[at]san | test_memory:[at]san) return 1 ;;
-    # Their servers take long; one build sees what the others do.
-    test_share_s3:plain | test_share_s3:tsan | test_share_mooncake:asan | test_share_mooncake:tsan) return 1 ;;
-    # Long, and of one thread.
-    test_cache_random:tsan | test_index:tsan | test_index_full:tsan | test_plan:tsan | test_choose:tsan | \
-        test_select:tsan | test_reuse:tsan | test_learner:tsan | test_encoding_forms:tsan | test_digest:tsan | \
-        test_attend:tsan | test_attend_stop:tsan | test_cache_admission:tsan | test_digest_bound:tsan | test_encoding_q4:tsan | \
-        test_encoding_lossless:tsan | test_encoding_int8:tsan | test_slots_random:tsan | test_policy:tsan | test_client_policy:tsan | \
-        test_fair:tsan | test_fair_queue:tsan | test_room_work:tsan | test_front:tsan | test_entries:tsan | \
-        test_rope:tsan | test_fair_ways:tsan) return 1 ;;
+    case $1:${2##*/} in
+    # In asan they are as fast as here.
+    system:s3) return 1 ;;
+    system:integration | system:fault | system:roots | system:mooncake) ;;
+    system:*) return 1 ;;
     esac
 }
 
@@ -73,27 +67,25 @@ runs() {
 build_of() {
     case $1 in
     # What takes a compiler a minute comes first: it must not be alone at the end.
-    plain) arguments=() folder=build targets=(fatbins all build-tests build-bench build-demo) ;;
-    # clang compiles all but benchmarks here; fuzz targets are of the same objects.
+    plain | system) arguments=() folder=build targets=(fatbins all build-tests) ;;
+    # Fuzz targets are of the same objects.
     # -g1: the lines that a report names.
     asan | fuzz)
-        arguments=(BUILD=build/clang FATBINS=build/fatbin "CC=${CLANG:-clang}" 'SAN=address,undefined,fuzzer-no-link' 'CFLAGS=-O1 -g1')
-        folder=build/clang/san-address targets=(all build-tests build-demo)
+        arguments=(BUILD=build/clang FATBINS=build/fatbin "CC=${CLANG:-clang}" 'SAN=address,undefined,fuzzer-no-link' 'CFLAGS=-O1 -g1' SUITES=marked)
+        folder=build/clang/san-address targets=(all build-tests)
         [ "$1" = asan ] || targets=(build-fuzz)
         ;;
-    tsan) arguments=(SAN=thread 'CFLAGS=-O1 -g1') folder=build/san-thread targets=(all build-tests) ;;
+    tsan) arguments=(SAN=thread 'CFLAGS=-O1 -g1' SUITES=marked) folder=build/san-thread targets=(all build-tests) ;;
     esac
 }
 
-# leave_out PHASE: of the targets, tests that the phase does not run.
+# leave_out PHASE: of the targets, programs that the phase does not run.
 leave_out() {
     local program tests=(test-tools)
-    [[ " ${targets[*]} " == *" build-tests "* ]] || return 0
     for program in $("${make[@]}" -s "${arguments[@]}" list-tests); do
         ! runs "$1" "$program" || tests+=("$program")
     done
-    targets=("${targets[@]/build-tests/}" "${tests[@]}")
-    mapfile -t targets < <(printf '%s\n' "${targets[@]}" | grep .)
+    mapfile -t targets < <(printf '%s\n' "${targets[@]/build-tests/}" "${tests[@]}" | grep .)
 }
 
 # start_build PHASE [WORD...]: in the background, behind these words. Tests of all phases use some of the plain build.
@@ -101,8 +93,8 @@ start_build() {
     local phase=$1 arguments folder targets used=(build/libucmclient.so build/ucmctl build/ucm-bench)
     shift
     build_of "$phase"
-    [ "$phase" != plain ] || used=()
-    leave_out "$phase"
+    [ "$folder" != build ] || used=()
+    [[ " ${targets[*]} " != *" build-tests "* ]] || leave_out "$phase"
     mkdir -p "$results/$phase"
     {
         started=$SECONDS
@@ -134,13 +126,14 @@ finish_build() {
 criterion() {
     local label=$1 name=${2##*/} start=$SECONDS jobs rc ok bad skip
     local log=$results/$label/$name
-    jobs=$(nproc)
+    # They wait more than they work.
+    jobs=$((2 * $(nproc)))
     # With the real master one test at a time: some stop it. Without, the client is played, as it is for test_share_mooncake_hosts.py.
-    if [ "$name" = test_share_mooncake ] && [ -x "$mooncake" ]; then
+    if [ "$name" = mooncake ] && [ -x "$mooncake" ]; then
         jobs=1
         export UCM_MOONCAKE_PYTHON=$mooncake
     fi
-    timeout -k 10 "${TEST_SECONDS:-300}" "$2" "--tap=$log.tap" -j"$jobs" >"$log.log" 2>&1 </dev/null
+    timeout -k 10 "${TEST_SECONDS:-900}" "$2" "--tap=$log.tap" -j"$jobs" >"$log.log" 2>&1 </dev/null
     rc=$?
     unset UCM_MOONCAKE_PYTHON
     skip=$(count '^ok .*# SKIP' "$log.tap")
@@ -217,9 +210,9 @@ together() {
 
 # ---- phases ----
 
-# environment LABEL FOLDER NAME: what a test knows of the build that it belongs to.
+# environment PHASE FOLDER NAME: what a test knows of the build that it belongs to.
 environment() {
-    local label=$1 o=$PWD/$2 log=$results/$1/$3.san
+    local label=${1/system/plain} o=$PWD/$2 log=$results/$1/$3.san
     export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCMEVENTS=$o/ucmevents UCM_BENCH=$o/ucm-bench UCM_PHASE=$label
     export UCMCLIENT_LIB=$PWD/build/libucmclient.so PYTHONPATH=$PWD/client/python
     # What has one thread, or only makes work for a daemon, does it without ThreadSanitizer.
@@ -237,7 +230,7 @@ environment() {
 
 # pythons LABEL: those of this build, the longest first.
 pythons() {
-    local label=$1 file
+    local label=${1/system/plain} file
     for file in tests/integration/test_{vllm_trouble,vllm_connector,share_s3_hosts,share_roots,vllm_encoding,vllm_hybrid,encryption_share}.py \
         tests/fault/test_hosts.py tests/integration/*.py tests/fault/*.py tests/fuzz/live/*.py; do
         grep -qs 'unittest\.main' "$file" || continue
@@ -281,24 +274,20 @@ mix() {
     [ $# = 0 ] || printf '%s\n' "$@"
 }
 
-# suite LABEL
+# suite PHASE: programs that wait for disks, deadlines and servers begin, and Python does so beside what computes.
 suite() {
-    local label=$1 arguments folder targets program work=() waits=() tests
-    build_of "$label"
-    # The short ones, of units, come first in the list and last here.
-    for program in $("${make[@]}" -s "${arguments[@]}" list-tests | tr ' ' '\n' | tac); do
-        runs "$label" "$program" || continue
-        case ${program##*/}:$label in
-        # Of disks, deadlines and starts.
-        test_entries:* | test_place:* | test_keep:* | test_damage:* | test_salvage:* | test_restart:* | test_disk:* | \
-            test_durability:* | test_share_gc:*)
-            waits+=("$program") ;;
+    local phase=$1 arguments folder targets program work=() waits=() tests
+    build_of "$phase"
+    for program in $("${make[@]}" -s "${arguments[@]}" list-tests); do
+        runs "$phase" "$program" || continue
+        case ${program##*/} in
+        fault | s3 | roots | mooncake | integration) waits+=("$program") ;;
         *) work+=("$program") ;;
         esac
     done
-    mapfile -t -O "${#waits[@]}" waits < <(pythons "$label")
-    mapfile -t tests < <(printf '%s\n' "${work[@]}" | mix "${waits[@]}")
-    together "$label/workers" 4 "one $label $folder" "${tests[@]}"
+    mapfile -t -O "${#waits[@]}" waits < <(pythons "$phase")
+    mapfile -t tests < <(printf '%s\n' ${work[@]+"${work[@]}"} | grep . | mix "${waits[@]}")
+    together "$phase/workers" 4 "one $phase $folder" "${tests[@]}"
 }
 
 # fuzz PROGRAM
@@ -328,7 +317,7 @@ rm -rf "$results"
 mkdir -p "$results"
 start=$SECONDS
 fetching=
-if [[ " $* " == *" plain "* ]]; then
+if [[ " $* " =~ \ (plain|system)\  ]]; then
     "${make[@]}" -s setup-mooncake >"$results/mooncake.log" 2>&1 </dev/null &
     fetching=$!
 fi
@@ -340,7 +329,7 @@ while [ $# -gt 0 ]; do
     # The next one is built beside this one's tests, of what they leave of the cores.
     [ $# = 0 ] || start_build "$1" nice -n 10
     # Tests of this phase use what is fetched.
-    [ "$phase" != plain ] || wait "$fetching"
+    [[ $phase != @(plain|system) ]] || wait "$fetching"
     case $built:$phase in
     yes:fuzz) fuzzers ;;
     yes:*) suite "$phase" ;;
@@ -350,6 +339,6 @@ printf '\n%d s in all; logs are in build/results\n' $((SECONDS - start))
 for failure in ${failures[@]+"${failures[@]}"}; do
     echo "failed: $failure"
 done
-[ -x "$mooncake" ] || [ ! -e "$results/plain" ] || echo "not run: Mooncake's real master, which \`make setup\` fetches from PyPI; its client was played"
+[ -x "$mooncake" ] || [ -z "$fetching" ] || echo "not run: Mooncake's real master, which \`make setup\` fetches from PyPI; its client was played"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

@@ -12,15 +12,15 @@ export UCMD=$folder/ucmd
 rm -rf "$results"
 mkdir -p "$results"
 
-# slices NAME: tests/fault/test_NAME, which takes UCM_NAME_SEED and UCM_NAME_ROUNDS.
+# slices NAME: the suite of tests/fault/test_NAME.c, which takes UCM_NAME_SEED and UCM_NAME_ROUNDS.
 slices() {
     local name=$1 upper=${1^^} done=0 failed=0 start log n seed
     seed=${SEED:-$(($(date +%s) * 1000))}
     while [ "$done" -lt "$rounds" ]; do
         n=$((rounds - done < slice ? rounds - done : slice)) start=$SECONDS log=$results/$name-$seed
         if env "UCM_${upper}_SEED=$seed" "UCM_${upper}_ROUNDS=$n" "UCM_KILL_REPORT=$log.txt" \
-            timeout -k 10 "${SLICE_SECONDS:-1200}" "$folder/tests/fault/test_$name" \
-            --filter '*survives' >"$log.log" 2>&1 </dev/null; then
+            timeout -k 10 "${SLICE_SECONDS:-1200}" "$folder/check/fault" \
+            --filter "$name/*survives" >"$log.log" 2>&1 </dev/null; then
             printf '%-5s seed %s, %d s: %s\n' "$name" "$seed" $((SECONDS - start)) "$(cat "$log.txt")"
         else
             failed=$((failed + 1))

@@ -1,14 +1,26 @@
 # Tests: how they are built and run. tests/check.sh has the phases.
 
 FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
-UNIT_SRC   := $(wildcard tests/unit/test_*.c $(if $(HAVE_CUDA),tests/unit/cuda/test_*.c))
-SYSTEM_SRC := $(wildcard tests/integration/test_*.c tests/fault/test_*.c)
-HELPER_SRC := $(filter-out $(SYSTEM_SRC),$(wildcard tests/integration/*.c tests/fault/*.c))
-TESTS   := $(patsubst tests/%.c,$O/tests/%,$(UNIT_SRC) $(SYSTEM_SRC))
+# A folder with test_*.c is a room, and one program, build/check/ROOM, of all its sources; a test is run by name:
+# build/check/cache --filter cache_space/. A new file, or a new folder, needs no change here.
+TEST_SRC := $(wildcard tests/unit/*/test_*.c tests/integration/test_*.c tests/integration/*/test_*.c tests/fault/test_*.c)
+# Those of GPU code run over a driver that they bring.
+TEST_SRC := $(if $(HAVE_CUDA),$(TEST_SRC),$(filter-out tests/unit/cuda/%,$(TEST_SRC)))
+# SUITES=marked: what `make check` runs under a sanitizer, in build/.../marked. A test file names its sanitizers in a line of
+# its own, /* Sanitizers: address, thread */; those of tests/unit run under AddressSanitizer without it.
+SUITES ?= all
+ifeq ($(SUITES),marked)
+SAN_NAME  := $(firstword $(subst $(comma), ,$(SAN)))
+TEST_SRC  := $(sort $(if $(filter address,$(SAN_NAME)),$(filter tests/unit/%,$(TEST_SRC))) \
+                    $(shell grep -lE '^/\* Sanitizers:.* $(SAN_NAME)\b' $(TEST_SRC)))
+endif
+TEST_ROOMS := $(patsubst tests/%/,%,$(sort $(dir $(TEST_SRC))))
+TEST_DIR   := $O/$(if $(filter marked,$(SUITES)),marked,check)
+TESTS      := $(addprefix $(TEST_DIR)/,$(notdir $(TEST_ROOMS)))
 MOONCAKE_VENV ?= $O/mooncake-venv
 
-check: setup-check ## every test with gcc, those of C code under ASan+UBSan and TSan, too, and a short fuzz run
-	+@tests/check.sh '$(SUBMAKE)' plain asan tsan fuzz
+check: setup-check ## every test once: whole programs, units under ASan+UBSan; hostile ones and threads under ASan and TSan, too; and a short fuzz run
+	+@tests/check.sh '$(SUBMAKE)' system asan tsan fuzz
 
 check-plain: setup-check ## the tests without sanitizers only
 	+@tests/check.sh '$(SUBMAKE)' plain
@@ -28,10 +40,10 @@ check-hosts: setup ## three hosts and what they share (KIND='nfs posix s3 moonca
 	    UCMD=$O/ucmd UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCM_HOSTS_KIND=$$kind UCM_HOSTS_SECONDS=$(or $(SECONDS_LONG),600) /usr/bin/python3 -B tests/fault/test_hosts.py; done
 
 check-mooncake: setup ## roots that are Mooncake stores, with a real master; its client is fetched from PyPI (46 MB) into MOONCAKE_VENV
-	+@$(SUBMAKE) all $O/tests/integration/test_share_mooncake
+	+@$(SUBMAKE) all $O/check/mooncake
 	tests/setup/mooncake.sh $(MOONCAKE_VENV)
 	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCMD=$(abspath $O)/ucmd \
-	    $O/tests/integration/test_share_mooncake --timeout 120 -j1
+	    $O/check/mooncake --timeout 120 -j1
 	UCM_MOONCAKE_PYTHON=$(abspath $(MOONCAKE_VENV))/bin/mooncake-python UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl \
 	    /usr/bin/python3 -B tests/integration/test_share_mooncake_hosts.py
 
@@ -78,7 +90,8 @@ lint: setup ## formatting, a clang build, cppcheck where it is installed
 TEST_CFLAGS := -O0 -U_FORTIFY_SOURCE $(if $(findstring fuzzer,$(SAN)),-fno-sanitize=fuzzer-no-link)
 $O/obj/tests/unit/%.o $O/obj/tests/integration/%.o $O/obj/tests/fault/%.o: override CFLAGS += $(TEST_CFLAGS)
 # But for those whose own loops take longer than a compiler.
-$(patsubst %,$O/obj/tests/unit/test_%.o,attend attend_stop encoding_forms fair_ways reuse rope): override CFLAGS += -O1
+$(patsubst %,$O/obj/tests/unit/%.o,$(addprefix sparse/test_,attend attend_stop) $(addprefix encoding/test_,encoding_forms rope) base/test_fair_ways observe/test_reuse): \
+    override CFLAGS += -O1
 
 # The daemon with the kill points that tests/fault/test_kill.c asks for; never installed.
 KILL_OBJ := $(patsubst %.c,$O/obj/kill/%.o,$(shell grep -lsw KILL_POINT $(DAEMON_SRC)))
@@ -139,28 +152,25 @@ RUNNER := $(call obj,$(wildcard tests/runner/*.c))
 $O/obj/tests/runner/bytes.o: override CFLAGS += -O2
 $O/obj/tests/runner/bytes.o: override SANFLAGS :=
 
-# A unit test links both libraries as archives: only the rooms that it names are pulled in.
-$O/tests/unit/%: $O/obj/tests/unit/%.o $(RUNNER) $(BENCH_OBJ) $O/libucmdaemon.a
-	@mkdir -p $(@D)
-	$(call say,LINK)
-	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
-# Integration and fault tests see what a user sees: the client library and the programs.
-HELPER_OBJ := $(call obj,$(HELPER_SRC))
-$O/tests/integration/%: $O/obj/tests/integration/%.o $(RUNNER) $(HELPER_OBJ) $(BENCH_OBJ)
-	@mkdir -p $(@D)
-	$(call say,LINK)
-	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -lcriterion -o $@
-# A root of the shared tier, by itself, on a real server.
+# What rooms need beyond their own sources and the archives, of which a program gets only what it names.
+TEST_OBJ_cache := $(call obj,tests/unit/share_fake.c)
+TEST_OBJ_request := $(TEST_OBJ_cache)
+TEST_OBJ_cuda := $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ)
+TEST_OBJ_fault := $(call obj,tests/integration/harness.c)
+TEST_LIBS_cuda := -Wl,--wrap=job_clock_ms $(addprefix -Wl$(comma)--wrap=ucm_window_,info mappings release address)
 TEST_LIBS_s3 := -lcurl
 TEST_LIBS_mooncake := -lcurl
-$O/tests/integration/test_share_%: $O/obj/tests/integration/test_share_%.o $(RUNNER) $(HELPER_OBJ) $(BENCH_OBJ) $O/libucmdaemon.a
-	@mkdir -p $(@D)
-	$(call say,LINK)
-	$(Q)$(LINK_TEST) $^ $(DAEMON_LIBS) $(TEST_LIBS_$*) -lcjson -lcriterion -o $@
-$O/tests/fault/%: $O/obj/tests/fault/%.o $(RUNNER) $(HELPER_OBJ) $(BENCH_OBJ)
-	@mkdir -p $(@D)
-	$(call say,LINK)
-	$(Q)$(LINK_TEST) $^ $(BENCH_LIBS) -lcriterion -o $@
+
+# Sources of a room that are no tests are their helpers.
+# test_program FOLDER ROOM
+define test_program
+$(TEST_DIR)/$(2): $(call obj,$(filter-out tests/$(1)/test_%,$(wildcard tests/$(1)/*.c)) $(filter tests/$(1)/test_%,$(TEST_SRC))) \
+                  $(TEST_OBJ_$(2)) $(RUNNER) $(BENCH_OBJ) $O/libucmdaemon.a
+	@mkdir -p $$(@D)
+	$$(call say,LINK)
+	$$(Q)$$(LINK_TEST) $$^ $$(DAEMON_LIBS) -lcjson $(TEST_LIBS_$(2)) -lcriterion -o $$@
+endef
+$(foreach room,$(TEST_ROOMS),$(eval $(call test_program,$(room),$(notdir $(room)))))
 
 # Fuzz targets are of clang's build with SAN=address,undefined,fuzzer-no-link (tests/check.sh): every object counts branches.
 $O/fuzz/fuzz_s3: $(call obj,daemon/backend/s3/xml.c daemon/backend/s3/credentials_parse.c)
@@ -169,20 +179,6 @@ $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK_TEST) -fsanitize=fuzzer $^ $(DAEMON_LIBS) $(FUZZ_LIBS_$*) -lcjson -o $@
-
-ifneq ($(HAVE_CUDA),)
-# Unit tests of the device room and the companion over a driver that the tests bring: no GPU is needed.
-FAKE_CUDA := $(addprefix $O/obj/tests/unit/cuda/,fake_cuda.o fake_cuda_copy.o fake_cuda_driver.o)
-# A static rule, or make prefers the general one while an object of this one is still to be made.
-CUDA_UNIT := $(patsubst tests/%.c,$O/tests/%,$(wildcard tests/unit/cuda/test_*.c))
-$(CUDA_UNIT): $O/tests/unit/cuda/%: $O/obj/tests/unit/cuda/%.o $(FAKE_CUDA) \
-                      $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ) $O/obj/tests/runner/runner.o $O/obj/tests/runner/bytes.o $(BENCH_OBJ) $O/libucmdaemon.a
-	@mkdir -p $(@D)
-	$(call say,LINK)
-	$(Q)$(LINK_TEST) -Wl,--wrap=job_clock_ms $(WRAPPED) $^ $(DAEMON_LIBS) -lcjson -lcriterion -o $@
-
-$O/tests/unit/cuda/test_cuda_decode_window: WRAPPED = $(addprefix -Wl$(comma)--wrap=ucm_window_,info mappings release address)
-endif
 
 build-tests: $(TESTS) test-tools
 # What tests use besides.

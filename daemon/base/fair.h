@@ -10,7 +10,7 @@
  * Two things are added. One is credit. A flow that waits but can't be served, because its own way is full, lets others
  * pass. It keeps its place, at most FAIR_CREDIT bursts behind what it would have had. Without that it would lose its
  * part of all such moments for good, though it had work waiting. (One burst is too little for a heavy flow beside light ones:
- * tests/unit/test_fair_ways.c.)
+ * tests/unit/base/test_fair_ways.c.)
  *
  * The other is the burst. A flow that comes back, and has had no more than its due, is served at once and may have up
  * to `burst` bytes before its turn ends: a request that small waits for what is under way and for other bursts, not for

@@ -8,7 +8,7 @@
 #include "daemon/share/backend.h"
 #include "daemon/share/share.h"
 #include "tests/bench/s3_server.h"
-#include "tests/integration/s3_plain.h"
+#include "tests/integration/s3/s3_plain.h"
 
 #include <errno.h>
 #include <limits.h>

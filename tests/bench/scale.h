@@ -111,7 +111,7 @@ void scale_replay(const struct scale_traffic *t, const struct scale_fleet *f,
 /* ---- requests ---- */
 
 /* What a lookup of n missing keys, the first `there` of which lie on the shared tier, asks and finds in at most `waves` round
- * trips. daemon/share/lookup.c does the same by waves; tests/unit/test_scale.c compares. first: keys of the first wave, 0: as
+ * trips. daemon/share/lookup.c does the same by waves; tests/unit/share/test_scale.c compares. first: keys of the first wave, 0: as
  * the daemon. */
 struct scale_probe {
     uint32_t finds, rounds, found;

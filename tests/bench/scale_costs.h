@@ -1,5 +1,5 @@
 /* What an operation of the shared tier costs its server. Tests count the same on real servers: of S3
- * tests/integration/test_share_s3_hosts.py, of NFS tests/integration/test_share_nfs.c. POSIX's are the calls of
+ * tests/integration/test_share_s3_hosts.py, of NFS tests/integration/roots/test_share_nfs.c. POSIX's are the calls of
  * daemon/share/posix_file.c that a client of a mounted file system sends on; no test counts them. */
 #ifndef UCM_TESTS_SCALE_COSTS_H
 #define UCM_TESTS_SCALE_COSTS_H

@@ -1,5 +1,6 @@
 /* A peer that lies, floods, dawdles or asks for what is not its
  * own. Whatever it does, another client's lookups go on. */
+/* Sanitizers: address */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>

@@ -1,6 +1,7 @@
 /* The cache's files are damaged under a daemon, and between two: a bit flipped, slots swapped, an
  * old slot put back, a file cut, in every kind of page. What is delivered is right or a miss, and a
  * counter shows it. */
+/* Sanitizers: address */
 #include "tests/fault/damage.h"
 
 #include <fcntl.h>

@@ -1,6 +1,7 @@
 /* A real daemon on a disk that fails: errors, short transfers, a full or read-only file system, a
  * sync that fails, a ring that is refused or breaks. Nobody gets a wrong byte, nothing that is not
  * on stable storage is called durable, and what failed comes back when the disk does. */
+/* Sanitizers: address */
 #include "tests/inject/inject.h"
 #include "tests/integration/harness.h"
 

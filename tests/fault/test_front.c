@@ -1,5 +1,6 @@
 /* The connection itself: who says nothing, who asks and reads late or never, and
  * descriptors that arrive together with frames sent before theirs. */
+/* Sanitizers: address */
 #include "proto/proto.h"
 #include "tests/integration/harness.h"
 #include "tests/runner/halt.h"

@@ -1,5 +1,6 @@
 /* What the daemon keeps of its namespaces, killed at points compiled into ucmd-kill: a purge that
  * was answered never comes back, one that was not leaves everything or nothing. */
+/* Sanitizers: address */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>

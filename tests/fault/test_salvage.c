@@ -1,5 +1,6 @@
 /* ucmctl verify --offline --salvage on damaged files: what it mends is sound for the next daemon, and
  * what it must not touch stays. */
+/* Sanitizers: address */
 #include "tests/fault/damage.h"
 #include "tests/inject/inject.h"
 

@@ -1,5 +1,6 @@
 /* Requests of every kind under way when the daemon stops or is killed: each ends soon, with its
  * result or with an error that says what happened; then the same handles work on. */
+/* Sanitizers: address, thread */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>

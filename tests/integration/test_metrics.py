@@ -191,7 +191,7 @@ class Exposition(unittest.TestCase):
 
 
 class Page(unittest.TestCase):
-    """docs/metrics.md beside the shipped alerts; tests/unit/test_metrics_docs.c compares it with the tables."""
+    """docs/metrics.md beside the shipped alerts; tests/unit/proto/test_metrics_docs.c compares it with the tables."""
 
     def test_each_alert_stands_with_the_metrics_that_it_looks_at(self):
         rows = {}

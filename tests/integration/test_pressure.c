@@ -1,5 +1,6 @@
 /* Dumps faster than the disk writes: dropped and counted, or slowed, and durable ones never
  * acknowledged falsely. */
+/* Sanitizers: thread */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>

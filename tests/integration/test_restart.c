@@ -1,5 +1,6 @@
 /* The cache over a restart of the daemon: after TERM and after SIGKILL it serves what lay on NVMe.
  */
+/* Sanitizers: address */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>

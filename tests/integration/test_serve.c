@@ -1,4 +1,5 @@
 /* The main road: dump, look up, load; in one process and across them; whole, by part, by layer. */
+/* Sanitizers: address, thread */
 #include "tests/integration/harness.h"
 
 #include <criterion/criterion.h>

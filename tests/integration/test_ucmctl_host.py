@@ -217,7 +217,7 @@ class DroppedWrites(unittest.TestCase):
                 break
         metrics = json.loads(ctl("stats", "--json", socket=daemon.socket).stdout)["metrics"]
         if metrics["nvme_write_dropped"] * 9 < metrics["nvme_writes"] and said == "ok\n":
-            self.skipTest("the disk here is faster than the dumps; tests/unit/test_drops.c has the rule")
+            self.skipTest("the disk here is faster than the dumps; tests/unit/observe/test_drops.c has the rule")
         self.assertRegex(said, r"^degraded\n +tier nvme: \d+ of \d+ parts were not written \(nvme_write_dropped\): the disks are slower")
 
 

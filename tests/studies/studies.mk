@@ -86,7 +86,7 @@ bench: ## build and run the benchmarks; figures to standard output
 
 build-bench: $(STUDIES) $(BINS)
 STUDY_LIBS_s3_bench := -lcurl
-$O/bench/scale_study $O/tests/unit/test_scale: $(call obj,$(SCALE_SRC))
+$O/bench/scale_study $O/check/share $O/marked/share: $(call obj,$(SCALE_SRC))
 $O/bench/%: $O/obj/tests/bench/%.o $O/libucmdaemon.a
 	@mkdir -p $(@D)
 	$(call say,LINK)

@@ -1,6 +1,6 @@
 /* A shared tier in memory for the cache's tests: files that a test sees, operations that end when
- * it says so, in one of the ways that a server has. Its functions take the place of the room's when
- * the test program is linked. */
+ * it says so, in one of the ways that a server has. share_fake.c has the room's functions over it,
+ * which take the place of the room's own when a program is linked. */
 #ifndef UCMD_TESTS_SHARE_FAKE_H
 #define UCMD_TESTS_SHARE_FAKE_H
 
@@ -88,42 +88,12 @@ static inline bool fake_unseeded(const struct share *s, const uint8_t *fingerpri
     return s->unseeded && memcmp(s->unseeded, fingerprint, UCM_FINGERPRINT_BYTES) == 0;
 }
 
-int share_submit(struct share *s, struct share_io *io)
-{
-    s->submits++;
-    if (io->sealed && fake_unseeded(s, io->space.fingerprint))
-        return io->write ? -EAGAIN : -ENOENT;
-    if (s->refuse_n > 0) {
-        s->refuse_n--;
-        s->refused = s->refused || s->refuse == -EAGAIN;
-        return s->refuse;
-    }
-    list_push_back(&s->pending, &io->link);
-    s->n_pending++;
-    return 0;
-}
-
-int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-               const uint8_t **seed)
-{
-    *seed = NULL;
-    return fake_unseeded(s, fingerprint) ? -EAGAIN : 0;
-}
-
 /* Its seed has been read, and that of another one is being read. */
 static inline void fake_share_seeded(struct share *s, const uint8_t *unseeded)
 {
     s->unseeded = unseeded;
     s->seeds_cb(s->ctx);
     s->ready_cb(s->ctx);
-}
-
-void share_on_ready(struct share *s, void (*ready_cb)(void *ctx), void (*seeds_cb)(void *ctx),
-                    void *ctx)
-{
-    s->ready_cb = ready_cb;
-    s->seeds_cb = seeds_cb;
-    s->ctx = ctx;
 }
 
 static inline void fake_share_ready(struct share *s)
@@ -134,47 +104,12 @@ static inline void fake_share_ready(struct share *s)
     s->ready_cb(s->ctx);
 }
 
-int share_lookup(struct share *s, struct share_lookup *p)
-{
-    if (s->lookup_error)
-        return s->lookup_error;
-    s->lookups++;
-    cr_assert_null(s->lookup);
-    s->lookup = p;
-    return 0;
-}
-
-void share_lookup_cancel(struct share *s, struct share_lookup *p)
-{
-    cr_assert_eq(s->lookup, p);
-    s->lookup = NULL;
-}
-
 static inline void fake_file_erase(struct share *s, const struct block_file_id *id)
 {
     struct fake_file *f;
 
     while ((f = fake_file_find(s, id, 0)) != NULL)
         fake_file_remove(f);
-}
-
-void share_remove(struct share *s, const struct block_file_id *id, const struct fair_who *who)
-{
-    cr_assert_gt(who->tenant, 0u);
-    s->removes++;
-    fake_file_erase(s, id);
-}
-
-void share_removal_begin(struct share *s, struct share_removal *r)
-{
-    cr_assert_null(s->removal);
-    s->removal = r;
-}
-
-void share_removal_cancel(struct share *s, struct share_removal *r)
-{
-    cr_assert_eq(s->removal, r);
-    s->removal = NULL;
 }
 
 /* With 0 the files are gone. */
@@ -192,42 +127,6 @@ static inline void fake_removal_end(struct share *s, int status)
     s->removal = NULL;
     r->status = status;
     r->done_cb(r, status);
-}
-
-int share_purge(struct share *s, struct share_purge *p)
-{
-    cr_assert_null(s->purge);
-    s->purge = p;
-    return 0;
-}
-
-void share_purge_cancel(struct share *s, struct share_purge *p)
-{
-    cr_assert_eq(s->purge, p);
-    s->purge = NULL;
-}
-
-const char *share_seeds_problem(const struct share *s)
-{
-    (void)s;
-    return NULL;
-}
-
-uint32_t share_roots(const struct share *s)
-{
-    return s ? 2 : 0;
-}
-
-void share_stats(const struct share *s, uint32_t root, struct share_root_stats *out)
-{
-    (void)s, (void)root;
-    *out = (struct share_root_stats){.target = "/fake", .backend = "fake"};
-}
-
-int share_collect(struct share *s, uint32_t root)
-{
-    (void)s, (void)root;
-    return -EINVAL;
 }
 
 static inline struct share_io *fake_share_at(struct share *s, unsigned i)

@@ -420,7 +420,7 @@ static int apply(struct ucm_policy *p, const char *keys)
     return r ? r : read_keys(p, keys, false);
 }
 
-/* The tables are right, which tests/unit/test_client_policy.c checks; so nothing is refused here. */
+/* The tables are right, which tests/unit/client/test_client_policy.c checks; so nothing is refused here. */
 static void preset_policy(const struct policy_preset *preset, struct ucm_policy *out)
 {
     memset(out, 0, sizeof *out);

@@ -1,6 +1,7 @@
 /* The device room and the companion over a driver that keeps the order of streams and is slow:
  * every strategy makes the reference's copies, with jobs of both directions, sizes and priorities
  * interleaved, and what GPUs read is not written again before they have. */
+/* Sanitizers: thread */
 #include "tests/unit/cuda/cuda_rig.h"
 
 static struct worker_side a, b;

@@ -1,6 +1,7 @@
 /* Workers that break the rules of a staging ring, die with its orders, or register what is not
  * theirs: their copies end in time, well or with a sentence; the others' are right; nothing is left
  * behind. */
+/* Sanitizers: thread */
 #include "tests/unit/cuda/cuda_rig.h"
 
 #include "daemon/cuda/api.h"

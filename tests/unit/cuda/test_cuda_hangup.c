@@ -1,6 +1,7 @@
 /* Workers that hang up, or lose their GPU, while their copies are under way. The daemon writes nothing
  * to memory that they may use for something else, and stores nothing of it. Copies that wait delay
  * nobody else's. */
+/* Sanitizers: thread */
 #include "tests/unit/cuda/cuda_rig.h"
 
 #include <sys/socket.h>

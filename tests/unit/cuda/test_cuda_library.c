@@ -1,7 +1,7 @@
 /* libucmclient_cuda over the fake driver: how a companion ends beside a daemon that answers, and
  * beside one that does not. */
 #include "client/include/ucmclient_cuda.h"
-#include "tests/unit/client_rig.h"
+#include "tests/unit/client/client_rig.h"
 #include "tests/unit/cuda/fake_cuda.h"
 
 static struct rig rig;

@@ -1,9 +1,10 @@
 /* ucm_cuda_stream_wait: streams of the fake driver that wait for layers of which a fake daemon
  * tells. */
+/* Sanitizers: thread */
 #include "client/cuda/stream_wait.h"
 #include "client/include/ucmclient_cuda.h"
 #include "kernels/copy.h"
-#include "tests/unit/client_rig.h"
+#include "tests/unit/client/client_rig.h"
 #include "tests/unit/cuda/fake_cuda.h"
 
 #define LAYER_BYTES 32768u /* of all blocks, as client_rig.h lays them out */

@@ -1,0 +1,310 @@
+/* The arena's memory spread over two NUMA nodes. */
+/* Sanitizers: thread */
+#include "daemon/arena/arena.h"
+#include "tests/unit/fake_numa.h"
+#include "tests/unit/random.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+#include <uv.h>
+
+#define MIB (1ull << 20)
+
+static uv_loop_t loop;
+static struct arena *arena;
+
+static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+{
+    (void)ctx, (void)extent, (void)base, (void)bytes;
+}
+
+static void wait_ready(uint64_t bytes)
+{
+    uv_async_t awake; /* growing alone keeps no loop alive */
+
+    cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
+    for (int i = 0; i < 5000 && arena_bytes_ready(arena) < bytes; i++) {
+        uv_run(&loop, UV_RUN_NOWAIT);
+        uv_sleep(1);
+    }
+    cr_assert_eq(arena_bytes_ready(arena), bytes);
+    uv_close((uv_handle_t *)&awake, NULL);
+    uv_run(&loop, UV_RUN_NOWAIT);
+}
+
+static void open_arena(uint64_t size, const struct numa *numa)
+{
+    struct arena_config c = {
+        .size = size, .extent = MIB, .prefault = true, .numa = numa, .extent_ready_cb = ready_cb};
+
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    wait_ready(size);
+}
+
+static void close_arena(void)
+{
+    arena_free(arena);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    cr_expect_eq(uv_loop_close(&loop), 0);
+}
+
+static struct arena_node node_at(uint32_t i)
+{
+    struct arena_node n;
+
+    arena_node(arena, i, &n);
+    return n;
+}
+
+static slot_ref slot_on(int wanted, uint64_t bytes, int expected)
+{
+    slot_ref slot = arena_alloc(arena, bytes, 1, wanted);
+
+    cr_assert_neq(slot, 0u);
+    cr_expect_eq(arena_slot_node(arena, slot), expected);
+    return slot;
+}
+
+Test(arena_nodes, memory_is_spread_evenly_and_slots_lie_where_they_are_wanted)
+{
+    slot_ref a, b;
+
+    open_arena(6 * MIB, &fake_numa);
+    cr_assert_eq(arena_nodes(arena), 2u);
+    cr_expect(node_at(0).node == NODE_A && node_at(0).ready_bytes == 3 * MIB);
+    cr_expect(node_at(1).node == NODE_B && node_at(1).ready_bytes == 3 * MIB);
+    b = slot_on(NODE_B, MIB / 2, NODE_B);
+    a = slot_on(NODE_A, MIB / 2, NODE_A);
+    cr_expect(node_at(0).used_bytes == MIB / 2 && node_at(1).used_bytes == MIB / 2);
+    arena_slot_free(arena, b);
+    cr_expect_eq(node_at(1).used_bytes, 0u);
+    slot_on(NODE_B, MIB / 4, NODE_B);
+    cr_expect(node_at(0).used_bytes == MIB / 2 && node_at(1).used_bytes == MIB / 4);
+    arena_slot_free(arena, a);
+    cr_expect_eq(arena_bytes_used(arena), MIB / 4);
+    close_arena();
+}
+
+Test(arena_nodes, a_full_node_borrows_and_nothing_is_refused_while_there_is_room)
+{
+    slot_ref borrowed;
+
+    open_arena(4 * MIB, &fake_numa);
+    for (int i = 0; i < 4; i++)
+        slot_on(NODE_A, MIB / 2, NODE_A);
+    borrowed = slot_on(NODE_A, MIB / 2, NODE_B);
+    for (int i = 0; i < 3; i++)
+        slot_on(NODE_A, MIB / 2, NODE_B);
+    cr_expect_eq(arena_alloc(arena, 4096, 1, NODE_A), 0u);
+    cr_expect_eq(arena_alloc(arena, 4096, 1, NODE_B), 0u);
+    cr_expect_eq(arena_alloc(arena, MIB / 2, 1, NUMA_NONE), 0u);
+    arena_slot_free(arena, borrowed);
+    slot_on(NODE_A, MIB / 2, NODE_B);
+    cr_expect_eq(arena_bytes_used(arena), 4 * MIB);
+    close_arena();
+}
+
+static unsigned windows_ready;
+
+static void window_cb(void *ctx, enum arena_window_event event, uint32_t window, void *base,
+                      uint64_t bytes)
+{
+    (void)ctx, (void)base, (void)bytes;
+    windows_ready += event == WINDOW_READY;
+    if (event == WINDOW_GOES)
+        arena_window_let_go(arena, window);
+}
+
+/* Windows are spread as the arena is, and count in no node's memory of it. */
+Test(arena_nodes, windows_are_spread_too)
+{
+    struct arena_config c = {.size = 2 * MIB,
+                             .extent = MIB,
+                             .prefault = true,
+                             .numa = &fake_numa,
+                             .extent_ready_cb = ready_cb,
+                             .window = 4 * MIB,
+                             .window_max = 4 * MIB,
+                             .window_cb = window_cb};
+    unsigned on[2] = {0, 0};
+    struct arena_group *g;
+    uv_async_t awake;
+    slot_ref slot;
+
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    wait_ready(2 * MIB);
+    cr_assert_eq(arena_group_open(arena, "a", &g), 0);
+    cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
+    for (unsigned i = 0; i < 4; i++) {
+        cr_assert_eq(arena_alloc_window(arena, g, MIB, 1, &slot), -EAGAIN);
+        for (int turns = 0; turns < 5000 && windows_ready == i; turns++) {
+            uv_run(&loop, UV_RUN_NOWAIT);
+            uv_sleep(1);
+        }
+        cr_assert_eq(arena_alloc_window(arena, g, MIB, 1, &slot), 0);
+        on[arena_slot_node(arena, slot) == NODE_B]++;
+    }
+    cr_expect(on[0] == 2 && on[1] == 2);
+    cr_expect(node_at(0).ready_bytes == MIB && node_at(0).used_bytes == 0);
+    uv_close((uv_handle_t *)&awake, NULL);
+    arena_group_close(arena, g);
+    close_arena();
+}
+
+/* An extent that is not full comes before a fresh one, wherever it lies. */
+Test(arena_nodes, wanted_nowhere_in_particular)
+{
+    open_arena(8 * MIB, &fake_numa);
+    slot_on(NODE_B, MIB / 2, NODE_B);
+    slot_on(NUMA_NONE, MIB / 2, NODE_B);
+    for (int i = 0; i < 14; i++)
+        cr_assert_neq(arena_alloc(arena, MIB / 2, 1, NUMA_NONE), 0u);
+    cr_expect_eq(arena_alloc(arena, MIB / 2, 1, NUMA_NONE), 0u);
+    close_arena();
+    open_arena(8 * MIB, &fake_numa);
+    for (int i = 0; i < 4; i++)
+        cr_assert_neq(arena_alloc(arena, MIB, 1, 5), 0u, "a node that is none of the arena's");
+    cr_expect(node_at(0).used_bytes == 2 * MIB && node_at(1).used_bytes == 2 * MIB,
+              "both nodes keep room");
+    close_arena();
+}
+
+Test(arena_nodes, an_empty_extent_takes_another_size_on_its_node)
+{
+    slot_ref slot[4];
+
+    open_arena(2 * MIB, &fake_numa);
+    for (int i = 0; i < 4; i++)
+        slot[i] = slot_on(NODE_B, MIB / 4, NODE_B);
+    slot_on(NODE_B, MIB, NODE_A);
+    cr_expect_eq(arena_alloc(arena, MIB, 1, NODE_B), 0u);
+    for (int i = 0; i < 4; i++)
+        arena_slot_free(arena, slot[i]);
+    slot_on(NODE_A, MIB, NODE_B);
+    close_arena();
+}
+
+Test(arena_nodes, memory_counts_where_it_came_to_lie)
+{
+    fake_memory.full = NODE_B;
+    fake_memory.instead = NODE_A;
+    open_arena(4 * MIB, &fake_numa);
+    cr_expect(node_at(0).ready_bytes == 4 * MIB && node_at(1).ready_bytes == 0);
+    slot_on(NODE_B, MIB, NODE_A);
+    close_arena();
+    fake_memory.instead = 77; /* of memory alone */
+    open_arena(4 * MIB, &fake_numa);
+    cr_expect(node_at(0).ready_bytes == 2 * MIB && node_at(1).ready_bytes == 0);
+    slot_on(NODE_B, MIB, NUMA_NONE);
+    slot_on(NODE_A, MIB, NODE_A);
+    slot_on(NODE_A, MIB, NODE_A);
+    slot_on(NODE_A, MIB, NUMA_NONE);
+    close_arena();
+}
+
+Test(arena_nodes, a_kernel_that_refuses_stops_nothing)
+{
+    fake_memory.refuse = -EPERM;
+    open_arena(4 * MIB, &fake_numa);
+    cr_expect(node_at(0).ready_bytes == 0 && node_at(1).ready_bytes == 0);
+    for (int i = 0; i < 4; i++)
+        memset(arena_memory(arena, slot_on(NODE_B, MIB, NUMA_NONE)), 1, MIB);
+    cr_expect_eq(arena_bytes_used(arena), 4 * MIB);
+    close_arena();
+}
+
+Test(arena_nodes, one_node_is_none)
+{
+    struct numa one = fake_numa; /* as none */
+
+    one.n = 1;
+    open_arena(2 * MIB, &one);
+    cr_expect_eq(arena_nodes(arena), 0u);
+    slot_on(NODE_A, MIB, NUMA_NONE);
+    slot_on(NODE_B, MIB, NUMA_NONE);
+    cr_expect_eq(fake_memory.prefers, 0u, "the kernel is not troubled");
+    close_arena();
+}
+
+/* Memory that others touch first can't be placed. */
+Test(arena_nodes, without_prefault_nothing_is_placed)
+{
+    struct arena_config c = {
+        .size = 4 * MIB, .extent = MIB, .numa = &fake_numa, .extent_ready_cb = ready_cb};
+
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    cr_expect_eq(arena_nodes(arena), 0u);
+    cr_expect_eq(fake_memory.prefers, 0u);
+    slot_on(NODE_B, MIB, NUMA_NONE);
+    close_arena();
+}
+
+/* A file's memory is there from the run before, maybe not where this run would have put it. */
+Test(arena_nodes, kept_memory_counts_where_it_lies)
+{
+    static const int lies[] = {NODE_B, NODE_A, NODE_B, NODE_B};
+    struct arena_config c = {.size = 4 * MIB,
+                             .extent = MIB,
+                             .file = true,
+                             .fd = memfd_create("arena", 0),
+                             .numa = &fake_numa,
+                             .extent_ready_cb = ready_cb};
+    slot_ref early, kept;
+
+    cr_assert(c.fd >= 0 && ftruncate(c.fd, 4 * MIB) == 0);
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    kept = arena_slot_take(arena, 2, 1, MIB / 4);
+    early = arena_slot_take(arena, 3, 1, MIB / 4);
+    cr_assert(kept != 0 && early != 0);
+    arena_slot_free(arena, early);
+    fake_memory.lies = lies;
+    cr_assert_eq(arena_grow(arena), 0);
+    wait_ready(4 * MIB);
+    cr_expect(node_at(0).ready_bytes == MIB && node_at(1).ready_bytes == 3 * MIB);
+    cr_expect(node_at(0).used_bytes == 0 && node_at(1).used_bytes == MIB / 4);
+    cr_expect_eq(arena_slot_node(arena, kept), NODE_B);
+    for (int i = 0; i < 3; i++)
+        cr_expect_eq(arena_extent_of(arena, slot_on(NODE_B, MIB / 4, NODE_B)), 2u);
+    arena_slot_free(arena, kept);
+    cr_expect_eq(node_at(1).used_bytes, 3 * (MIB / 4));
+    close_arena();
+    close(c.fd);
+}
+
+/* ---- random ops ---- */
+
+#define SLOTS 64
+
+/* Slots of one size, so that it is known what a node has left. */
+Test(arena_nodes, who_gets_another_node_could_not_have_his)
+{
+    static const int nodes[] = {NODE_A, NODE_B, NUMA_NONE};
+    slot_ref held[SLOTS] = {0};
+    uint64_t used[2] = {0};
+
+    open_arena(12 * MIB, &fake_numa);
+    for (int round = 0; round < 20000; round++) {
+        uint32_t at = below(SLOTS), want = below(3), got;
+
+        if (held[at]) {
+            got = arena_slot_node(arena, held[at]) == NODE_B;
+            arena_slot_free(arena, held[at]);
+            held[at] = 0;
+            used[got] -= MIB / 4;
+        } else {
+            held[at] = arena_alloc(arena, MIB / 4, 1, nodes[want]);
+            cr_assert_eq(held[at] == 0, used[0] + used[1] == 12 * MIB);
+            if (!held[at])
+                continue;
+            got = arena_slot_node(arena, held[at]) == NODE_B;
+            cr_assert(want == 2 || got == want || used[want] == 6 * MIB);
+            used[got] += MIB / 4;
+        }
+        cr_assert(node_at(0).used_bytes == used[0] && node_at(1).used_bytes == used[1]);
+    }
+    close_arena();
+}

@@ -1,0 +1,588 @@
+/* Windows of the arena: memory that is lent to a tenant, who has it, and when it comes back. */
+/* Sanitizers: thread */
+#include "daemon/arena/arena.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <uv.h>
+
+#define MIB (1ull << 20)
+#define EXTENTS 8u
+
+/* ---- what the kernel may refuse ---- */
+
+static struct {
+    int memfd_error, allocate_error;
+    unsigned calls; /* of what failed */
+} fault;
+
+int memfd_create(const char *name, unsigned flags)
+{
+    if (fault.memfd_error) {
+        fault.calls++;
+        errno = fault.memfd_error;
+        return -1;
+    }
+    return (int)syscall(SYS_memfd_create, name, flags);
+}
+
+int fallocate(int fd, int mode, off_t offset, off_t length)
+{
+    if (fault.allocate_error) {
+        fault.calls++;
+        errno = fault.allocate_error;
+        return -1;
+    }
+    return (int)syscall(SYS_fallocate, fd, mode, offset, length);
+}
+
+/* ---- the rig ---- */
+
+static uv_loop_t loop;
+static struct arena *arena;
+static struct arena_group *a, *b;
+static unsigned events[WINDOW_GONE + 1];
+static uint64_t failed_ms; /* when memory could last not be had */
+static bool keep_going;    /* the device takes its time */
+static unsigned revokes;
+static uint32_t revoked, going;
+static uint32_t extents = EXTENTS;
+
+static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+{
+    (void)ctx, (void)extent, (void)base, (void)bytes;
+}
+
+static void window_cb(void *ctx, enum arena_window_event event, uint32_t window, void *base,
+                      uint64_t bytes)
+{
+    cr_assert_eq(ctx, &loop);
+    cr_assert_eq(bytes, MIB);
+    cr_assert_lt(window, EXTENTS);
+    events[event]++;
+    if (event == WINDOW_FAILED)
+        failed_ms = uv_now(&loop);
+    if (event == WINDOW_READY)
+        memset(base, 0, 64); /* a device reads and writes it from now on */
+    if (event == WINDOW_GOES) {
+        going = window;
+        if (!keep_going)
+            arena_window_let_go(arena, window);
+    }
+}
+
+static void revoke_cb(void *ctx, struct arena_group *g, uint32_t window)
+{
+    cr_assert_eq(ctx, &revoked);
+    cr_assert(g == a || g == b);
+    cr_expect(arena_window_revoked(arena, window));
+    revoked = window;
+    revokes++;
+}
+
+static void open_arena(uint64_t budget)
+{
+    struct arena_config c = {.size = 2 * MIB,
+                             .extent = MIB,
+                             .extent_ready_cb = ready_cb,
+                             .window = budget,
+                             .window_max = extents * MIB,
+                             .window_cb = window_cb,
+                             .ctx = &loop};
+
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    cr_assert_eq(arena_group_open(arena, "a", &a), 0);
+    cr_assert_eq(arena_group_open(arena, "b", &b), 0);
+    arena_window_watch(arena, revoke_cb, &revoked);
+}
+
+/* Turns of the loop until *count is n. */
+static void await(const unsigned *count, unsigned n)
+{
+    uv_async_t awake; /* the arena's handle keeps no loop alive */
+
+    cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
+    for (int i = 0; i < 10000 && *count < n; i++) {
+        uv_run(&loop, UV_RUN_NOWAIT);
+        if (*count < n)
+            uv_sleep(1);
+    }
+    cr_assert_eq(*count, n);
+    uv_close((uv_handle_t *)&awake, NULL);
+    uv_run(&loop, UV_RUN_NOWAIT);
+}
+
+static void close_arena(void)
+{
+    arena_group_close(arena, a);
+    arena_group_close(arena, b);
+    arena_free(arena);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    cr_expect_eq(uv_loop_close(&loop), 0);
+}
+
+/* A slot of a group, whose extent may have to be lent first. */
+static slot_ref slot_of(struct arena_group *g, uint64_t bytes)
+{
+    slot_ref slot = 0;
+    int rc = arena_alloc_window(arena, g, bytes, 7, &slot);
+
+    if (rc == -EAGAIN) {
+        await(&events[WINDOW_READY], events[WINDOW_READY] + 1);
+        rc = arena_alloc_window(arena, g, bytes, 7, &slot);
+    }
+    cr_assert_eq(rc, 0);
+    cr_assert_eq(arena_slot_group(arena, slot), g);
+    return slot;
+}
+
+static struct arena_place place_of(slot_ref slot)
+{
+    struct arena_place p;
+
+    cr_assert(arena_slot_place(arena, slot, &p));
+    return p;
+}
+
+/* What a worker maps of an extent, or of the table. */
+static const void *worker_map(int fd, uint64_t bytes)
+{
+    const void *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+
+    cr_assert_neq(p, MAP_FAILED);
+    return p;
+}
+
+static const _Atomic uint64_t *worker_table(const struct arena_group *g,
+                                            struct ucm_window_header *header)
+{
+    int fd = arena_group_table(g, header);
+    const char *p =
+        worker_map(fd, ucm_window_table_bytes(header->extents, header->slots_per_extent));
+
+    return (const _Atomic uint64_t *)(p + UCM_WINDOW_HEADER_BYTES);
+}
+
+/* ---- tests ---- */
+
+Test(arena_window, none_without_address_space)
+{
+    struct arena_config c = {.size = MIB, .extent = MIB, .extent_ready_cb = ready_cb};
+    struct arena_group *g;
+
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    cr_expect_eq(arena_group_open(arena, "a", &g), -EOPNOTSUPP);
+    arena_free(arena);
+    cr_expect_eq(uv_loop_close(&loop), 0);
+}
+
+Test(arena_window, a_budget_of_nothing)
+{
+    slot_ref slot;
+
+    open_arena(0);
+    cr_expect_eq(arena_alloc_window(arena, a, 4096, 1, &slot), -ENOSPC);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB + 1, 1, &slot), -EFBIG);
+    arena_window_budget_set(arena, MIB);
+    slot = slot_of(a, 4096);
+    cr_expect_eq(arena_window_lent(arena, NULL), MIB);
+    cr_expect_eq(arena_window_lent(arena, a), MIB);
+    cr_expect_eq(arena_window_lent(arena, b), 0u);
+    cr_expect_eq(arena_window_used(arena), 4096u);
+    cr_expect_eq(arena_bytes_used(arena), 0u, "ordinary slots");
+    arena_slot_free(arena, slot);
+    await(&events[WINDOW_GONE], 1);
+    cr_expect_eq(arena_window_lent(arena, NULL), 0u);
+    cr_expect_eq(arena_window_used(arena), 0u);
+    close_arena();
+}
+
+Test(arena_window, generations_of_a_place)
+{
+    struct ucm_window_header h;
+    const _Atomic uint64_t *table;
+    struct arena_place p, q;
+    slot_ref slot, other;
+    uint64_t entry;
+
+    open_arena(MIB);
+    table = worker_table(a, &h);
+    cr_expect_eq(memcmp(h.magic, UCM_WINDOW_MAGIC, sizeof(h.magic)), 0);
+    cr_expect_eq(h.version, UCM_WINDOW_VERSION);
+    cr_expect_eq(h.slot_align, ARENA_ALIGN);
+    cr_expect_eq(h.extent_bytes, MIB);
+    cr_expect_eq(h.extents, EXTENTS);
+    cr_expect_eq(h.slots_per_extent, MIB / ARENA_ALIGN);
+
+    slot = slot_of(a, 3 * 4096);
+    other = slot_of(a, 3 * 4096);
+    cr_expect_not(arena_slot_place(arena, slot, &p), "nothing is in it");
+    arena_slot_publish(arena, slot);
+    p = place_of(slot);
+    entry = ucm_window_entry(h.slots_per_extent, p.window, p.slot);
+    cr_expect_eq(p.generation % 2, 0u);
+    cr_expect_neq(p.generation, 0u);
+    cr_expect(ucm_window_begin(&table[entry], p.generation));
+    cr_expect(ucm_window_end(&table[entry], p.generation));
+    arena_slot_publish(arena, other);
+    q = place_of(other);
+    cr_expect_neq(q.generation, p.generation);
+
+    arena_slot_retract(arena, slot);
+    cr_expect_eq(table[entry] % 2, 1u);
+    cr_expect_gt(table[entry], p.generation);
+    cr_expect_not(ucm_window_end(&table[entry], p.generation));
+    cr_expect_not(arena_slot_place(arena, slot, &q));
+    arena_slot_retract(arena, slot);
+    cr_expect_eq(table[entry] % 2, 1u, "twice is once");
+
+    arena_slot_free(arena, slot);
+    cr_expect_eq(table[entry] % 2, 1u);
+    cr_expect_eq(slot_of(a, 3 * 4096), slot);
+    cr_expect_eq(table[entry] % 2, 1u, "while it is filled");
+    arena_slot_publish(arena, slot);
+    q = place_of(slot);
+    cr_expect_gt(q.generation, p.generation);
+    cr_expect_not(ucm_window_begin(&table[entry], p.generation));
+    cr_expect(ucm_window_begin(&table[entry], q.generation));
+    arena_slot_free(arena, slot); /* without retract */
+    cr_expect_eq(table[entry] % 2, 1u);
+    arena_slot_free(arena, other);
+    close_arena();
+}
+
+Test(arena_window, ordinary_slots_have_none)
+{
+    struct arena_place p;
+    slot_ref slot;
+
+    open_arena(MIB);
+    slot = arena_alloc(arena, 4096, 1, NUMA_NONE);
+    cr_assert_neq(slot, 0u);
+    cr_expect_null(arena_slot_group(arena, slot));
+    arena_slot_publish(arena, slot);
+    cr_expect_not(arena_slot_place(arena, slot, &p));
+    arena_slot_retract(arena, slot);
+    arena_slot_free(arena, slot);
+    close_arena();
+}
+
+Test(arena_window, a_worker_reads_and_never_writes)
+{
+    slot_ref slot;
+    struct stat st;
+    char path[40];
+    int fds[2], again;
+    const char *seen;
+
+    open_arena(MIB);
+    slot = slot_of(a, MIB);
+    fds[0] = arena_window_fd(arena, 0);
+    fds[1] = arena_group_table(a, &(struct ucm_window_header){.epoch = 0});
+    memcpy(arena_memory(arena, slot), "secret of a", 12);
+    seen = worker_map(fds[0], MIB);
+    cr_expect_str_eq(seen, "secret of a");
+    memcpy(arena_memory(arena, slot), "the daemon may", 15);
+    cr_expect_str_eq(seen, "the daemon may", "its own mapping stays writable");
+    cr_expect_lt(mprotect((void *)(uintptr_t)seen, MIB, PROT_READ | PROT_WRITE), 0);
+    for (int i = 0; i < 2; i++) {
+        cr_expect_eq(fcntl(fds[i], F_GETFL) & O_ACCMODE, O_RDONLY);
+        cr_assert_eq(fstat(fds[i], &st), 0);
+        cr_expect_eq(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fds[i], 0), MAP_FAILED);
+        cr_expect_lt(ftruncate(fds[i], 0), 0);
+        /* One that runs as the daemon's user opens it anew. */
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fds[i]);
+        again = open(path, O_RDWR | O_CLOEXEC);
+        if (again < 0)
+            continue;
+        cr_expect_eq(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0), MAP_FAILED);
+        cr_expect_lt(pwrite(again, "x", 1, 0), 0);
+        cr_expect_lt(ftruncate(again, 0), 0);
+        cr_expect_lt(ftruncate(again, st.st_size + 4096), 0);
+        cr_expect_lt(syscall(SYS_fallocate, again, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                             (off_t)0, (off_t)4096),
+                     0);
+        close(again);
+    }
+    cr_expect_str_eq(seen, "the daemon may");
+    arena_slot_free(arena, slot);
+    close_arena();
+}
+
+/* An extent of a is given back and lent to b, at the same number and the same address. */
+Test(arena_window, no_tenant_sees_another_ones_bytes)
+{
+    struct stat of_a, of_b;
+    const char *seen_a, *seen_b;
+    slot_ref slot;
+    int fd;
+
+    open_arena(MIB);
+    slot = slot_of(a, MIB);
+    memset(arena_memory(arena, slot), 'a', MIB);
+    fd = fcntl(arena_window_fd(arena, 0), F_DUPFD_CLOEXEC, 0);
+    seen_a = worker_map(fd, MIB);
+    cr_assert_eq(fstat(fd, &of_a), 0);
+    arena_slot_free(arena, slot); /* the worker keeps what it has, and says nothing */
+    await(&events[WINDOW_GONE], 1);
+
+    slot = slot_of(b, MIB);
+    for (uint64_t i = 64; i < MIB; i++)
+        cr_assert_eq(((char *)arena_memory(arena, slot))[i], 0);
+    memset(arena_memory(arena, slot), 'b', MIB);
+    cr_assert_eq(fstat(arena_window_fd(arena, 0), &of_b), 0);
+    cr_expect_neq(of_a.st_ino, of_b.st_ino);
+    seen_b = worker_map(arena_window_fd(arena, 0), MIB);
+    for (uint64_t i = 0; i < MIB; i++)
+        cr_assert(seen_a[i] == 'a' && seen_b[i] == 'b');
+    cr_assert_eq(munmap((void *)(uintptr_t)seen_a, MIB), 0);
+    seen_a = worker_map(fd, MIB);
+    cr_expect_eq(seen_a[MIB - 1], 'a', "the old descriptor names the old memory");
+    close(fd);
+    arena_slot_free(arena, slot);
+    close_arena();
+}
+
+Test(arena_window, the_budget_holds)
+{
+    slot_ref slot[3], none;
+
+    open_arena(2 * MIB);
+    slot[0] = slot_of(a, MIB);
+    slot[1] = slot_of(b, MIB);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -ENOSPC);
+    cr_expect_eq(arena_alloc_window(arena, b, 4096, 1, &none), -ENOSPC);
+    arena_slot_free(arena, slot[1]);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -EAGAIN, "it comes back");
+    await(&events[WINDOW_GONE], 1);
+    slot[1] = slot_of(a, MIB);
+    cr_expect_eq(arena_window_lent(arena, a), 2 * MIB);
+
+    arena_window_budget_set(arena, MIB);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -ENOSPC);
+    arena_slot_free(arena, slot[1]);
+    await(&events[WINDOW_GONE], 2);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -ENOSPC);
+    arena_window_budget_set(arena, 3 * MIB);
+    slot[1] = slot_of(a, MIB);
+    slot[2] = slot_of(b, MIB);
+    cr_expect_eq(arena_window_lent(arena, NULL), 3 * MIB);
+    for (int i = 0; i < 3; i++)
+        arena_slot_free(arena, slot[i]);
+    await(&events[WINDOW_GONE], 5);
+    close_arena();
+}
+
+/* Address space for EXTENTS, whatever the budget says. */
+Test(arena_window, no_more_than_there_are_numbers)
+{
+    slot_ref slot[EXTENTS], none;
+
+    open_arena(100 * MIB);
+    for (uint32_t i = 0; i < EXTENTS; i++)
+        slot[i] = slot_of(i % 2 ? a : b, MIB);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -ENOSPC);
+    for (uint32_t i = 0; i < EXTENTS; i++)
+        arena_slot_free(arena, slot[i]);
+    close_arena();
+}
+
+/* Of so small extents the table ends within a page. */
+Test(arena_window, the_last_of_an_odd_number)
+{
+    slot_ref slot[EXTENTS - 1];
+
+    extents = EXTENTS - 1;
+    open_arena(100 * MIB);
+    for (uint32_t i = 0; i < extents; i++)
+        slot[i] = slot_of(a, MIB);
+    for (uint32_t i = 0; i < extents; i++)
+        arena_slot_free(arena, slot[i]);
+    close_arena();
+}
+
+Test(arena_window, a_mapped_extent_stays_with_its_group)
+{
+    slot_ref slot, none;
+
+    open_arena(MIB);
+    slot = slot_of(a, MIB);
+    arena_window_map(arena, 0);
+    arena_window_map(arena, 0);
+    arena_slot_free(arena, slot);
+    cr_expect_eq(arena_window_lent(arena, a), MIB, "two workers map it");
+    cr_expect_eq(arena_alloc_window(arena, a, 4096, 1, &slot), 0, "and use it again");
+    arena_slot_free(arena, slot);
+    cr_expect_eq(events[WINDOW_GOES], 0u);
+
+    cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &none), -EAGAIN, "revoked");
+    cr_expect_eq(revokes, 0u, "not inside the call");
+    await(&revokes, 1);
+    cr_expect_eq(revoked, 0u);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &none), -EAGAIN, "no more for a");
+    cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &none), -EAGAIN);
+    arena_window_release(arena, 0);
+    cr_expect_eq(events[WINDOW_GOES], 0u);
+    arena_window_release(arena, 0);
+    await(&events[WINDOW_GONE], 1);
+    slot = slot_of(b, MIB);
+    cr_expect_eq(arena_window_lent(arena, a), 0u);
+    arena_slot_free(arena, slot);
+    close_arena();
+}
+
+Test(arena_window, devices_let_go_before_the_memory_does)
+{
+    slot_ref slot;
+
+    open_arena(MIB);
+    keep_going = true;
+    slot = slot_of(a, MIB);
+    arena_slot_free(arena, slot);
+    cr_expect_eq(events[WINDOW_GOES], 1u);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EAGAIN);
+    uv_run(&loop, UV_RUN_NOWAIT);
+    cr_expect_eq(events[WINDOW_GONE], 0u);
+    cr_expect_eq(arena_window_lent(arena, NULL), MIB);
+    arena_window_let_go(arena, going);
+    await(&events[WINDOW_GONE], 1);
+    close_arena();
+}
+
+Test(arena_window, who_asked_has_gone)
+{
+    struct arena_group *c;
+    slot_ref slot;
+
+    open_arena(2 * MIB);
+    cr_assert_eq(arena_group_open(arena, "c", &c), 0);
+    cr_expect_eq(arena_alloc_window(arena, c, MIB, 1, &slot), -EAGAIN);
+    arena_group_close(arena, c);
+    await(&events[WINDOW_GONE], 1);
+    cr_expect_eq(arena_window_lent(arena, NULL), 0u);
+
+    cr_assert_eq(arena_group_open(arena, "c", &c), 0);
+    slot = slot_of(c, MIB / 2);
+    arena_group_close(arena, c);
+    cr_expect_eq(arena_window_lent(arena, NULL), MIB, "its slot lives on");
+    cr_assert_eq(arena_group_open(arena, "c", &c), 0);
+    cr_expect_eq(arena_slot_group(arena, slot), c);
+    cr_expect_str_eq(arena_group_tenant(c), "c");
+    arena_group_close(arena, c);
+    arena_slot_free(arena, slot);
+    await(&events[WINDOW_GONE], 2);
+    close_arena();
+}
+
+Test(arena_window, the_budget_is_lowered_while_memory_comes)
+{
+    slot_ref slot;
+
+    open_arena(MIB);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EAGAIN);
+    arena_window_budget_set(arena, 0);
+    await(&events[WINDOW_GONE], 1);
+    cr_expect_eq(arena_window_lent(arena, NULL), 0u);
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -ENOSPC);
+    close_arena();
+}
+
+Test(arena_window, other_sizes_and_the_hand)
+{
+    slot_ref slot[5], next;
+    uint64_t owner;
+
+    open_arena(2 * MIB);
+    for (int i = 0; i < 3; i++)
+        slot[i] = slot_of(a, MIB / 4);
+    slot[3] = slot_of(a, MIB / 2);
+    slot[4] = slot_of(a, MIB / 4);
+    cr_expect_eq(arena_window_lent(arena, a), 2 * MIB);
+    for (int i = 0; i < 8; i++) {
+        next = arena_group_next(arena, a, MIB / 4, &owner);
+        cr_expect_eq(owner, 7u);
+        cr_expect_eq(next, i % 4 == 3 ? slot[4] : slot[i % 4]);
+    }
+    cr_expect_eq(arena_group_next(arena, a, MIB / 2, &owner), slot[3]);
+    cr_expect_eq(arena_group_next(arena, a, MIB, &owner), 0u);
+    cr_expect_eq(arena_group_next(arena, b, MIB / 4, &owner), 0u);
+    for (int i = 0; i < 5; i++)
+        arena_slot_free(arena, slot[i]);
+    await(&events[WINDOW_GONE], 2);
+    close_arena();
+}
+
+/* What asking says once it says that no more. */
+static int tried_again(int error, slot_ref *out)
+{
+    int rc = arena_alloc_window(arena, a, MIB, 1, out);
+
+    for (int i = 0; i < 10000 && rc == error; i++) {
+        uv_sleep(1);
+        uv_update_time(&loop);
+        rc = arena_alloc_window(arena, a, MIB, 1, out);
+    }
+    return rc;
+}
+
+Test(arena_window, memory_that_cannot_be_had)
+{
+    slot_ref slot;
+
+    open_arena(MIB);
+    fault.memfd_error = EMFILE;
+    cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EAGAIN);
+    await(&events[WINDOW_FAILED], 1);
+    cr_expect_eq(fault.calls, 1u);
+    cr_expect_eq(arena_window_lent(arena, NULL), 0u);
+    if (uv_now(&loop) - failed_ms < 100) /* else this host stood still */
+        cr_expect_eq(arena_alloc_window(arena, a, MIB, 1, &slot), -EMFILE, "not again at once");
+    cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &slot), -EAGAIN, "another one's trouble");
+    await(&events[WINDOW_FAILED], 2);
+
+    fault.memfd_error = 0;
+    fault.allocate_error = ENOSPC; /* of the table */
+    cr_expect_eq(tried_again(-EMFILE, &slot), -EAGAIN);
+    await(&events[WINDOW_FAILED], 3);
+    cr_expect_eq(arena_window_lent(arena, NULL), 0u);
+
+    fault.allocate_error = 0;
+    cr_expect_eq(tried_again(-ENOSPC, &slot), -EAGAIN);
+    await(&events[WINDOW_READY], 1);
+    slot = slot_of(a, MIB);
+    memset(arena_memory(arena, slot), 1, MIB);
+    arena_slot_free(arena, slot);
+    close_arena();
+}
+
+Test(arena_window, a_table_that_cannot_be_had)
+{
+    struct arena_group *c;
+
+    open_arena(MIB);
+    fault.memfd_error = EMFILE;
+    cr_expect_eq(arena_group_open(arena, "c", &c), -EMFILE);
+    close_arena();
+}
+
+Test(arena_window, closing_while_memory_comes_and_goes)
+{
+    slot_ref slot, none;
+
+    open_arena(3 * MIB);
+    slot = slot_of(a, MIB);
+    arena_slot_free(arena, slot);
+    cr_expect_eq(arena_alloc_window(arena, b, MIB, 1, &none), -EAGAIN);
+    slot = slot_of(b, MIB);
+    arena_window_map(arena, arena_extent_of(arena, slot) - 2);
+    close_arena();
+}

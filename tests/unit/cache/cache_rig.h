@@ -1,0 +1,437 @@
+/* What the cache's tests share: a cache over a tier that does what a test says, when it says it. */
+#ifndef UCMD_TESTS_CACHE_RIG_H
+#define UCMD_TESTS_CACHE_RIG_H
+
+#include "daemon/cache/cache.h"
+#include "daemon/cache/internal.h"
+#include "proto/errors.h"
+#include "tests/unit/index/index_secret.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- a tier that does what a test says ---- */
+
+#define PLACES_MAX 4096
+
+struct place {
+    bool live;
+    uint64_t owner, bytes;
+    uint8_t *data;
+    uint64_t sequence;
+};
+
+struct tier {
+    struct tier_callbacks callbacks;
+    struct list pending;
+    struct place place[PLACES_MAX]; /* by loc - 1 */
+    uint64_t places;
+    unsigned n_pending, n_live, submits, forgets;
+    int refuse;        /* what submit answers, 0: accepts */
+    unsigned refuse_n; /* so often */
+    bool recovering;
+    struct tier_ns_record *naming; /* the last one that was asked for */
+};
+
+static inline int fake_submit(struct tier *t, struct tier_io *io)
+{
+    t->submits++;
+    if (t->refuse_n > 0) {
+        t->refuse_n--;
+        return t->refuse;
+    }
+    if (io->op == TIER_READ || io->op == TIER_READ_SHARDS) {
+        const struct place *p = &t->place[io->place.loc - 1];
+
+        cr_assert(io->place.loc >= 1 && io->place.loc <= t->places && p->live, "a read of nothing");
+        cr_assert(p->bytes == io->bytes && p->owner == io->name.owner);
+    }
+    list_push_back(&t->pending, &io->link);
+    t->n_pending++;
+    return 0;
+}
+
+static inline void fake_forget(struct tier *t, const struct tier_place *place, uint64_t bytes)
+{
+    struct place *p = &t->place[place->loc - 1];
+
+    t->forgets++;
+    cr_assert(place->loc >= 1 && place->loc <= t->places && p->live, "forgotten twice");
+    cr_assert_eq(p->bytes, bytes);
+    p->live = false;
+    t->n_live--;
+    free(p->data);
+}
+
+static inline void fake_stats(struct tier *t, struct tier_stats *out)
+{
+    *out = (struct tier_stats){.recovering = t->recovering};
+}
+
+static inline void fake_naming(struct tier *t, struct tier_ns_record *n)
+{
+    t->naming = n;
+}
+
+static inline uint64_t fake_sequence(struct tier *t, uint64_t loc)
+{
+    return t->place[loc - 1].sequence;
+}
+
+static const struct tier_ops fake_ops = {.name = "fake",
+                                         .sequence = fake_sequence,
+                                         .submit = fake_submit,
+                                         .forget = fake_forget,
+                                         .stats = fake_stats,
+                                         .ns_record = fake_naming};
+
+static inline void fake_finish(struct tier *t, struct tier_io *io, int status)
+{
+    list_remove(&io->link);
+    t->n_pending--;
+    if (status == 0 && io->op == TIER_WRITE) {
+        struct place *p = &t->place[t->places++];
+
+        cr_assert_leq(t->places, (uint64_t)PLACES_MAX);
+        *p = (struct place){true, io->name.owner, io->bytes, malloc(io->bytes), t->places};
+        cr_assert(p->data);
+        memcpy(p->data, io->data, io->bytes);
+        io->place = (struct tier_place){.loc = t->places, .checksum = io->bytes};
+        t->n_live++;
+    } else if (status == 0 && io->op == TIER_READ) {
+        memcpy(io->data, t->place[io->place.loc - 1].data, io->bytes);
+    } else if (status == 0 && io->op == TIER_READ_SHARDS) {
+        memset(io->data, 0xDD, tier_shards_room(io->shard_bytes, io->shard, io->shards));
+        memcpy((char *)io->data + tier_shards_at(io->shard_bytes, io->shard),
+               t->place[io->place.loc - 1].data + io->shard * io->shard_bytes,
+               io->shards * io->shard_bytes);
+    } else if (io->op == TIER_READ) {
+        memset(io->data, 0xDD, io->bytes);
+    }
+    io->done_cb(io, status);
+}
+
+static inline struct tier_io *fake_at(struct tier *t, unsigned i)
+{
+    struct list *n = t->pending.next;
+
+    while (i-- > 0)
+        n = n->next;
+    cr_assert(n != &t->pending, "nothing is under way");
+    return LIST_ENTRY(n, struct tier_io, link);
+}
+
+static inline void fake_next(struct tier *t, int status)
+{
+    fake_finish(t, fake_at(t, 0), status);
+}
+
+static inline bool fake_reclaim(struct tier *t, uint64_t loc)
+{
+    struct place *p = &t->place[loc - 1];
+
+    cr_assert(p->live);
+    if (!t->callbacks.drop_cb(t->callbacks.ctx, p->owner, loc))
+        return false;
+    cr_assert(p->live);
+    p->live = false;
+    t->n_live--;
+    free(p->data);
+    return true;
+}
+
+/* ---- the rig ---- */
+
+/* 8 slots of the parts of `one`, 16 of those of `two`. */
+#define MIB (1u << 20)
+#define SHARDS 2u
+
+static struct {
+    uv_loop_t loop;
+    struct metrics metrics;
+    struct index *index;
+    struct policy *policy;
+    struct arena *arena;
+    struct cache *cache;
+    struct tier tier;
+    struct ns *one, *two;
+    struct cache_fills fills[3];
+    const struct numa *numa; /* set before rig_open: nodes that memory lies on */
+    uint64_t ready_bytes;    /* set before rig_open: how much memory it waits for; 0: all */
+    uint64_t max_blocks;     /* set before rig_open: of the index; 0: 1000 */
+    uint64_t extent;         /* set before rig_open: bytes of each of the two; 0: MIB */
+    bool apart;              /* set before rig_open: `two` is tenant "u"'s */
+    uint32_t windows;        /* set before rig_open: extents that may be lent */
+    unsigned window_events[WINDOW_GONE + 1];
+} rig;
+
+static inline void extent_ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+{
+    (void)ctx;
+    (void)extent;
+    (void)base;
+    (void)bytes;
+}
+
+static inline void window_cb(void *ctx, enum arena_window_event event, uint32_t window, void *base,
+                             uint64_t bytes)
+{
+    (void)ctx;
+    (void)base;
+    (void)bytes;
+    rig.window_events[event]++;
+    if (event == WINDOW_GOES)
+        arena_window_let_go(rig.arena, window);
+    else
+        cache_windows_changed(rig.cache);
+}
+
+static inline struct ns *space_of(const char *tenant, const char *model, uint32_t parts,
+                                  uint64_t shard_bytes)
+{
+    static const uint32_t shards[] = {SHARDS, SHARDS};
+    struct ns_identity id = {tenant, model, "",     "b",         "l",  16,
+                             16,     parts, shards, shard_bytes, NULL, 0};
+    struct ucm_error e;
+    struct ns *ns = NULL;
+
+    cr_assert_eq(index_ns_open(rig.index, &id, NULL, &ns, &e), 0);
+    ns->record = NS_RECORD_WRITTEN; /* the fake tier keeps no names */
+    return ns;
+}
+
+static inline struct ns *space(const char *model, uint32_t parts, uint64_t shard_bytes)
+{
+    return space_of("t", model, parts, shard_bytes);
+}
+
+static inline void arena_wait(uint64_t bytes)
+{
+    uv_async_t awake; /* growing alone keeps no loop alive */
+
+    cr_assert_eq(uv_async_init(&rig.loop, &awake, NULL), 0);
+    for (int i = 0; i < 5000 && arena_bytes_ready(rig.arena) < bytes; i++) {
+        uv_run(&rig.loop, UV_RUN_NOWAIT);
+        uv_sleep(1);
+    }
+    cr_assert_eq(arena_bytes_ready(rig.arena), bytes);
+    uv_close((uv_handle_t *)&awake, NULL);
+    uv_run(&rig.loop, UV_RUN_NOWAIT);
+}
+
+static inline void rig_open(void)
+{
+    struct cache_config cc = {.loop = &rig.loop, .metrics = &rig.metrics, .backlog_bytes = MIB};
+    uint64_t extent = rig.extent > 0 ? rig.extent : MIB;
+    struct arena_config ac = {.size = 2 * extent,
+                              .extent = extent,
+                              .prefault = rig.numa != NULL,
+                              .numa = rig.numa,
+                              .extent_ready_cb = extent_ready_cb,
+                              .window = rig.windows * extent,
+                              .window_max = 2 * rig.windows * extent,
+                              .window_cb = window_cb};
+
+    cr_assert_eq(uv_loop_init(&rig.loop), 0);
+    cr_assert_eq(index_new(rig.max_blocks > 0 ? rig.max_blocks : 1000, 32, &rig.index), 0);
+    index_secret_fix(rig.index);
+    cr_assert_eq(policy_new(rig.index, 8, &rig.policy), 0);
+    cc.index = rig.index;
+    cc.policy = rig.policy;
+    cr_assert_eq(cache_new(&cc, &rig.cache), 0);
+    list_init(&rig.tier.pending);
+    rig.tier.callbacks = cache_tier_callbacks(rig.cache);
+    cache_tier_attach(rig.cache, &fake_ops, &rig.tier);
+    cr_assert_eq(arena_new(&rig.loop, &ac, &rig.arena), 0);
+    arena_wait(rig.ready_bytes > 0 ? rig.ready_bytes : 2 * extent);
+    cache_arena_attach(rig.cache, rig.arena);
+    rig.one = space("one", 1, MIB / 4 / SHARDS);
+    rig.two = space_of(rig.apart ? "u" : "t", "two", 2, MIB / 8 / SHARDS);
+    for (int i = 0; i < 3; i++)
+        cache_fills_init(&rig.fills[i]);
+}
+
+static inline void turn(void)
+{
+    uv_run(&rig.loop, UV_RUN_NOWAIT);
+}
+
+static inline void rig_close(void)
+{
+    while (!list_empty(&rig.tier.pending))
+        fake_next(&rig.tier, 0);
+    cache_free(rig.cache);
+    arena_free(rig.arena);
+    uv_run(&rig.loop, UV_RUN_DEFAULT);
+    cr_expect_eq(uv_loop_close(&rig.loop), 0);
+    policy_free(rig.policy);
+    index_free(rig.index);
+    for (uint64_t i = 0; i < rig.tier.places; i++)
+        if (rig.tier.place[i].live)
+            free(rig.tier.place[i].data);
+}
+
+static inline void key_of(uint64_t number, uint8_t key[UCM_MAX_KEY_BYTES])
+{
+    memset(key, 0, UCM_MAX_KEY_BYTES);
+    memcpy(key, &number, sizeof(number));
+}
+
+static inline block_ref find(struct ns *ns, uint64_t number)
+{
+    uint8_t key[UCM_MAX_KEY_BYTES];
+
+    key_of(number, key);
+    return index_find(rig.index, ns, key);
+}
+
+static inline block_ref open_block(struct ns *ns, uint64_t number)
+{
+    uint8_t key[UCM_MAX_KEY_BYTES];
+    block_ref ref;
+
+    key_of(number, key);
+    ref = cache_open(rig.cache, ns, key);
+    cr_assert_neq(ref, 0u);
+    return ref;
+}
+
+static inline struct block *block_of(block_ref ref)
+{
+    return index_block(rig.index, ref);
+}
+
+/* What a shard's first and last 8 bytes are. */
+static inline uint64_t mark_of(const struct block *b, uint32_t part, uint32_t shard)
+{
+    uint64_t number;
+
+    memcpy(&number, b->key, sizeof(number));
+    return ((number << 8 | b->ns) << 8 | part) << 8 | shard;
+}
+
+static inline void marks_write(block_ref ref, uint32_t part, uint8_t *slot, uint32_t shard,
+                               uint32_t n)
+{
+    const struct ns *ns = cache_ns(rig.cache, ref);
+    uint64_t bytes = ns->identity.shard_bytes;
+
+    for (uint32_t s = shard; s < shard + n; s++) {
+        uint64_t mark = mark_of(block_of(ref), part, s);
+
+        memcpy(slot + s * bytes, &mark, 8);
+        memcpy(slot + (s + 1) * bytes - 8, &mark, 8);
+    }
+}
+
+/* Where a part that the test uses lies, and where it will that a fill brings. */
+static inline uint8_t *memory_of(block_ref ref, uint32_t part)
+{
+    struct span span;
+
+    cr_assert_eq(span_part(rig.cache, ref, part, &span), 0);
+    return span.origin;
+}
+
+static inline uint8_t *memory_to_fill(const struct cache_fill *f)
+{
+    return arena_memory(rig.arena, f->slot);
+}
+
+static inline bool marks_right(block_ref ref, uint32_t part)
+{
+    const struct ns *ns = cache_ns(rig.cache, ref);
+    const uint8_t *slot = memory_of(ref, part);
+    uint64_t bytes = ns->identity.shard_bytes;
+
+    for (uint32_t s = 0; s < SHARDS; s++) {
+        uint64_t mark = mark_of(block_of(ref), part, s);
+
+        if (memcmp(slot + s * bytes, &mark, 8) != 0 ||
+            memcmp(slot + (s + 1) * bytes - 8, &mark, 8) != 0)
+            return false;
+    }
+    return true;
+}
+
+static inline int claim(block_ref ref, uint32_t part, uint32_t shard, uint32_t n,
+                        struct cache_fill **out)
+{
+    return cache_fill_claim(rig.cache, &rig.fills[0], ref, part, shard, n, NUMA_NONE, out);
+}
+
+static inline int dump(block_ref ref, uint32_t part, uint32_t shard, uint32_t n)
+{
+    struct cache_fill *f;
+    int rc = claim(ref, part, shard, n, &f);
+
+    if (rc != 0)
+        return rc;
+    marks_write(ref, part, memory_to_fill(f), shard, n);
+    cache_fill_done(rig.cache, f, n, true);
+    return 0;
+}
+
+/* A whole block in DRAM; returned held. */
+static inline block_ref store(struct ns *ns, uint64_t number)
+{
+    block_ref ref = open_block(ns, number);
+
+    for (uint32_t p = 0; p < ns->identity.parts; p++)
+        cr_assert_eq(dump(ref, p, 0, SHARDS), 0);
+    return ref;
+}
+
+static inline void drop(block_ref ref)
+{
+    cache_unlease(rig.cache, ref);
+}
+
+/* A whole block that lies on the tier only; returned held. */
+static inline block_ref store_below(struct ns *ns, uint64_t number)
+{
+    block_ref ref = store(ns, number);
+
+    turn();
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    drop(ref);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    cache_lease(rig.cache, ref);
+    return ref;
+}
+
+static inline void expect_nothing_held(void)
+{
+    cr_expect_eq(index_blocks(rig.index), 0u);
+    cr_expect_eq(arena_bytes_used(rig.arena), 0u);
+    cr_expect_eq(rig.tier.n_live, 0u);
+    cr_expect_eq(rig.cache->users, 0u);
+    cr_expect_eq(rig.cache->dirty_bytes, 0u);
+}
+
+/* Who waits for space. */
+struct asker {
+    struct cache_retry r;
+    int calls;
+    bool again;
+};
+
+static inline void asker_cb(struct cache_retry *r)
+{
+    struct asker *a = (struct asker *)r;
+
+    a->calls++;
+    if (a->again)
+        a->again = cache_space_wait(rig.cache, r, false);
+}
+
+static inline void ask(struct asker *a)
+{
+    *a = (struct asker){.r = {.retry_cb = asker_cb}};
+    list_init(&a->r.link);
+}
+
+#endif

@@ -1,0 +1,130 @@
+/* A cache over a tier and a share that do what a test says, and what other hosts do to the share.
+ */
+#ifndef UCMD_TESTS_CACHE_SHARE_RIG_H
+#define UCMD_TESTS_CACHE_SHARE_RIG_H
+
+#include "tests/unit/cache/cache_rig.h"
+#include "tests/unit/share_fake.h"
+
+static struct share share;
+
+static inline void open_shared(void)
+{
+    rig_open();
+    memset(&share, 0, sizeof(share));
+    list_init(&share.pending);
+    list_init(&share.held);
+    share.to = 1;
+    rig.cache->config.shared_blocks = 8;
+    cache_share_attach(rig.cache, &share);
+}
+
+static inline void close_shared(void)
+{
+    while (share.n_pending > 0)
+        fake_share_next(&share, 0);
+    while (!list_empty(&share.held))
+        fake_share_release(&share, LIST_ENTRY(share.held.next, struct share_io, link));
+    rig_close();
+    fake_share_close(&share);
+}
+
+static inline struct block_file_id id_of(const struct ns *ns, uint64_t number, uint32_t part)
+{
+    struct block_file_id id = {.key_bytes = ns->identity.key_bytes, .part = part};
+
+    memcpy(id.fingerprint, ns->fingerprint, sizeof(id.fingerprint));
+    memcpy(id.key, &number, sizeof(number));
+    return id;
+}
+
+/* Another host writes the block. */
+static inline void peer_stores(struct ns *ns, uint64_t number, share_root_id root)
+{
+    uint64_t shard_bytes = ns->identity.shard_bytes;
+    uint8_t *data = calloc(SHARDS, shard_bytes);
+
+    cr_assert(data);
+    for (uint32_t part = 0; part < ns->identity.parts; part++) {
+        struct block_file_id id = id_of(ns, number, part);
+
+        for (uint32_t s = 0; s < SHARDS; s++) {
+            uint64_t mark = ((number << 8 | ns->id) << 8 | part) << 8 | s;
+
+            memcpy(data + s * shard_bytes, &mark, 8);
+            memcpy(data + (s + 1) * shard_bytes - 8, &mark, 8);
+        }
+        fake_file_put(&share, &id, root, data, SHARDS * shard_bytes);
+    }
+    free(data);
+}
+
+static inline block_ref note(struct ns *ns, uint64_t number, share_root_id root, bool asked)
+{
+    uint8_t key[UCM_MAX_KEY_BYTES];
+
+    key_of(number, key);
+    cache_shared_note(rig.cache, ns, key, root, asked);
+    return find(ns, number);
+}
+
+static inline bool has_file(const struct ns *ns, uint64_t number, uint32_t part, share_root_id root)
+{
+    struct block_file_id id = id_of(ns, number, part);
+
+    return fake_file_find(&share, &id, root) != NULL;
+}
+
+/* A block that another host stored and a lookup has found; returned held. */
+static inline block_ref shared_block(struct ns *ns, uint64_t number)
+{
+    block_ref ref;
+
+    peer_stores(ns, number, 1);
+    ref = note(ns, number, 1, true);
+    cr_assert_neq(ref, 0u);
+    cache_lease(rig.cache, ref);
+    return ref;
+}
+
+struct waiter {
+    struct cache_wait w;
+    int calls, status;
+};
+
+static inline void waiter_cb(struct cache_wait *w, int status)
+{
+    struct waiter *waiter = (struct waiter *)w;
+
+    waiter->calls++;
+    waiter->status = status;
+}
+
+static inline int get(struct waiter *w, block_ref ref, uint32_t part)
+{
+    *w = (struct waiter){.w = {.done_cb = waiter_cb}};
+    return cache_get(rig.cache, ref, part, 0, NUMA_NONE, &w->w);
+}
+
+/* The block in DRAM, and nowhere else. */
+static inline block_ref store_dram(struct ns *ns, uint64_t number)
+{
+    block_ref ref = store(ns, number);
+
+    for (int i = 0; i < 4; i++) {
+        turn();
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, -EIO);
+    }
+    return ref;
+}
+
+static inline void expect_no_share_left(void)
+{
+    cr_expect_eq(rig.cache->shared.n, 0u);
+    cr_expect_eq(rig.one->share_bytes + rig.two->share_bytes, 0u);
+    cr_expect_eq(rig.cache->share_busy, 0u);
+    cr_expect_eq(rig.cache->write[WRITE_SHARE].writing_bytes, 0u);
+}
+
+#endif

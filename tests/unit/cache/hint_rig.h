@@ -1,0 +1,54 @@
+/* Reading tables of hints as a client does, beside a cache's rig. */
+#ifndef UCMD_TESTS_HINT_RIG_H
+#define UCMD_TESTS_HINT_RIG_H
+
+#include "proto/hint.h"
+#include "proto/messages.h"
+#include "tests/unit/cache/cache_rig.h"
+
+#include <sys/mman.h>
+
+/* Maps the table that readers of ns get now. */
+static inline struct ucm_hint_view hint_view(const struct ns *ns)
+{
+    struct ucm_hint_view v;
+    uint64_t bytes;
+    int fd = cache_hints_table(ns, &bytes);
+    void *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+
+    cr_assert_neq(p, MAP_FAILED);
+    cr_assert(ucm_hint_open(p, bytes, ns->identity.key_bytes, &v));
+    return v;
+}
+
+static inline void hint_view_close(const struct ucm_hint_view *v)
+{
+    munmap((void *)(uintptr_t)v->header, ucm_hint_bytes(v->mask + 1));
+}
+
+static inline uint64_t hint_state(const struct ucm_hint_view *v)
+{
+    return atomic_load(&v->header->state);
+}
+
+static inline uint8_t hint_found(const struct ucm_hint_view *v, uint64_t number)
+{
+    uint8_t key[UCM_MAX_KEY_BYTES], found;
+
+    key_of(number, key);
+    (void)ucm_hint_find_many(v, key, 1, true, &found);
+    return found;
+}
+
+/* A table that is live says of these numbers what a lookup would. */
+static inline void hints_agree(struct ns *ns, uint64_t numbers)
+{
+    struct ucm_hint_view v = hint_view(ns);
+
+    for (uint64_t n = 0; hint_state(&v) == UCM_HINT_LIVE && n < numbers; n++)
+        cr_assert_eq(hint_found(&v, n), cache_status(rig.cache, ns, find(ns, n)), "block %llu",
+                     (unsigned long long)n);
+    hint_view_close(&v);
+}
+
+#endif

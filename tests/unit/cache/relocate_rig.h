@@ -1,0 +1,166 @@
+/* What the tests of relocations share: a cache with windows, a copier that copies when a test says so, and a worker
+ * that looks at the table of generations. */
+#ifndef UCMD_TESTS_RELOCATE_RIG_H
+#define UCMD_TESTS_RELOCATE_RIG_H
+
+#include "tests/unit/cache/cache_rig.h"
+
+#include <sys/mman.h>
+
+#define WINDOWS 2u /* extents, of 4 parts of `one` each */
+
+/* ---- the copier: copies when a test says so ---- */
+
+static struct cache_copy *copies[64];
+static unsigned n_copies;
+
+static inline void copy(void *ctx, struct cache_copy *k)
+{
+    cr_assert_eq(ctx, &rig);
+    cr_assert_lt(n_copies, 64u);
+    copies[n_copies++] = k;
+}
+
+static inline void copy_next(void)
+{
+    struct cache_copy *k = copies[0];
+
+    cr_assert_gt(n_copies, 0u);
+    memmove(copies, copies + 1, --n_copies * sizeof(copies[0]));
+    memcpy(k->to, k->from, k->bytes);
+    k->done_cb(k);
+}
+
+/* ---- who wants a part in the window ---- */
+
+static struct arena_group *group, *other_group;
+static struct ns *other;
+
+struct mover {
+    struct cache_move m;
+    int calls, status;
+};
+
+static inline void moved_cb(struct cache_move *m, int status)
+{
+    struct mover *mv = (struct mover *)m;
+
+    mv->calls++;
+    mv->status = status;
+}
+
+static inline int move(struct mover *mv, block_ref ref, uint32_t part)
+{
+    struct arena_group *g =
+        strcmp(cache_ns(rig.cache, ref)->identity.tenant, "other") == 0 ? other_group : group;
+
+    *mv = (struct mover){.m = {.done_cb = moved_cb}};
+    return cache_relocate(rig.cache, ref, part, g, &mv->m);
+}
+
+static uv_async_t awake; /* what windows wait for keeps no loop alive */
+
+static inline void relocate_open_with(uint32_t extents)
+{
+    rig.windows = extents;
+    rig_open();
+    other = space_of("other", "one", 1, MIB / 4 / SHARDS);
+    cr_assert_eq(arena_group_open(rig.arena, "t", &group), 0);
+    cr_assert_eq(arena_group_open(rig.arena, "other", &other_group), 0);
+    cache_copier_attach(rig.cache, copy, &rig);
+    cr_assert_eq(uv_async_init(&rig.loop, &awake, NULL), 0);
+}
+
+static inline void relocate_open(void)
+{
+    relocate_open_with(WINDOWS);
+}
+
+static inline void relocate_close(void)
+{
+    turn(); /* cancelled ones end */
+    cr_expect_eq(cache_relocations(rig.cache), 0u);
+    cr_expect_eq(n_copies, 0u);
+    arena_group_close(rig.arena, group);
+    arena_group_close(rig.arena, other_group);
+    uv_close((uv_handle_t *)&awake, NULL);
+    rig_close();
+}
+
+/* ---- blocks ---- */
+
+static inline void tier_finish_all(void)
+{
+    turn();
+    while (rig.tier.n_pending > 0) {
+        fake_next(&rig.tier, 0);
+        turn();
+    }
+}
+
+/* In DRAM and below, so that nobody uses it; held. */
+static inline block_ref stored(struct ns *ns, uint64_t number)
+{
+    block_ref ref = store(ns, number);
+
+    tier_finish_all();
+    return ref;
+}
+
+/* Until so many events of that kind have come. */
+static inline void await(enum arena_window_event event, unsigned n)
+{
+    for (int i = 0; i < 10000 && rig.window_events[event] < n; i++) {
+        turn();
+        uv_sleep(1);
+    }
+    cr_assert_geq(rig.window_events[event], n);
+    turn();
+}
+
+/* Moves a part of a block in DRAM that nobody else uses; the mover has a use. */
+static inline struct arena_place moved(block_ref ref, uint32_t part)
+{
+    unsigned ready = rig.window_events[WINDOW_READY];
+    struct arena_place place;
+    struct mover mv;
+
+    cr_assert_eq(move(&mv, ref, part), CACHE_PENDING);
+    if (n_copies == 0)
+        await(WINDOW_READY, ready + 1);
+    copy_next();
+    cr_assert_eq(mv.calls, 1);
+    cr_assert_eq(mv.status, 0);
+    cr_expect(mv.m.copied);
+    cr_expect_not(mv.m.read);
+    cr_assert(cache_window_place(rig.cache, ref, part, &place));
+    cr_expect(marks_right(ref, part));
+    return place;
+}
+
+static inline bool in_dram(struct ns *ns, uint64_t number)
+{
+    block_ref ref = find(ns, number);
+
+    return ref != 0 && cache_in_dram(rig.cache, ref);
+}
+
+/* Does a worker that was told the place find its bytes there? */
+static inline bool readable(struct arena_group *g, const struct arena_place *place)
+{
+    struct ucm_window_header h;
+    int fd = arena_group_table(g, &h);
+    uint64_t bytes = ucm_window_table_bytes(h.extents, h.slots_per_extent);
+    char *p = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    const _Atomic uint64_t *table = (const _Atomic uint64_t *)(p + UCM_WINDOW_HEADER_BYTES);
+    bool right;
+
+    cr_assert_neq((void *)p, MAP_FAILED);
+    right =
+        ucm_window_begin(&table[ucm_window_entry(h.slots_per_extent, place->window, place->slot)],
+                         place->generation);
+    munmap(p, bytes);
+    return right;
+}
+
+#endif

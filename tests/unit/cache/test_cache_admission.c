@@ -1,0 +1,171 @@
+/* Which blocks are written behind when only those that are used again shall be. */
+#include "tests/unit/cache/cache_rig.h"
+
+static void open_reused(void)
+{
+    rig_open();
+    cache_free(rig.cache);
+    uv_run(&rig.loop, UV_RUN_DEFAULT);
+    struct cache_config cc = {.loop = &rig.loop,
+                              .metrics = &rig.metrics,
+                              .index = rig.index,
+                              .policy = rig.policy,
+                              .write_reused = true,
+                              .backlog_bytes = MIB};
+    cr_assert_eq(cache_new(&cc, &rig.cache), 0);
+    rig.tier.callbacks = cache_tier_callbacks(rig.cache);
+    cache_tier_attach(rig.cache, &fake_ops, &rig.tier);
+    cache_arena_attach(rig.cache, rig.arena);
+}
+
+TestSuite(admission, .init = open_reused, .fini = rig_close);
+
+static unsigned submitted(void)
+{
+    turn();
+    return rig.tier.n_pending;
+}
+
+Test(admission, a_block_is_written_at_its_second_use)
+{
+    block_ref ref = store(rig.two, 1);
+
+    cr_expect_eq(submitted(), 0u);
+    cr_expect_eq(rig.metrics.nvme_write_refused, 2u);
+    cache_touch(rig.cache, rig.two, &ref, 1);
+    cr_expect_eq(submitted(), 2u, "both parts");
+    cache_touch(rig.cache, rig.two, &ref, 1);
+    cr_expect_eq(submitted(), 2u, "and once");
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    cache_touch(rig.cache, rig.two, &ref, 1);
+    cr_expect_eq(submitted(), 0u, "it is there");
+    drop(ref);
+}
+
+Test(admission, a_block_that_comes_back_is_written)
+{
+    uint64_t gone = 0;
+
+    for (uint64_t i = 0; i < 9; i++) /* one more than DRAM holds */
+        drop(store(rig.one, i));
+    cr_expect_eq(submitted(), 0u);
+    while (find(rig.one, gone) != 0)
+        gone++;
+    cr_assert_lt(gone, 9u);
+    drop(store(rig.one, gone));
+    cr_expect_eq(submitted(), 1u);
+}
+
+static void durable_cb(struct cache_durable *d, int status)
+{
+    (void)d;
+    cr_expect_eq(status, 0);
+}
+
+Test(admission, durable_blocks_are_always_written)
+{
+    struct cache_durable d = {.done_cb = durable_cb};
+    block_ref ref = store(rig.one, 1);
+
+    cr_assert_eq(cache_durable(rig.cache, &d, ref, 0), 0);
+    cr_expect_eq(submitted(), 1u);
+    fake_next(&rig.tier, 0);
+    fake_next(&rig.tier, 0); /* the sync */
+    drop(ref);
+    cr_expect_eq(rig.tier.n_live, 1u);
+}
+
+Test(admission, what_is_incomplete_or_goes_is_not_written)
+{
+    block_ref half = open_block(rig.two, 1), doomed = store(rig.one, 2);
+
+    cr_assert_eq(dump(half, 0, 0, SHARDS), 0);
+    cr_assert_eq(cache_evict(rig.cache, doomed, CACHE_ALL), CACHE_EVICT_LATER);
+    cache_touch(rig.cache, rig.two, &half, 1);
+    cache_touch(rig.cache, rig.one, &doomed, 1);
+    cr_expect_eq(submitted(), 0u);
+    drop(half);
+    drop(doomed);
+}
+
+static void open_learned(void)
+{
+    open_reused();
+    rig.cache->config.write_reused = false;
+    rig.cache->config.write_learned = true;
+}
+
+TestSuite(learned_admission, .init = open_learned, .fini = rig_close);
+
+/* Stores a block that is used never again, and lets NVMe let go of it if it was written there. */
+static bool written_in_vain(uint64_t number)
+{
+    block_ref ref = store(rig.one, number);
+    unsigned n = submitted();
+
+    if (n > 0) {
+        fake_next(&rig.tier, 0);
+        cr_assert(rig.tier.callbacks.drop_cb(rig.tier.callbacks.ctx, part_owner(ref, 0),
+                                             part_loc(&index_block(rig.index, ref)->part[0])));
+    }
+    drop(ref);
+    return n > 0;
+}
+
+Test(learned_admission, blocks_that_nobody_reads_are_written_now_and_then)
+{
+    block_ref ref;
+    uint32_t n = 0, writes = 0;
+
+    rig.one->admission.hits = 200000; /* by other blocks of the namespace */
+    for (; n < 2000; n++)
+        writes += written_in_vain(n);
+    cr_assert_lt(writes, 1500u);
+    writes = 0;
+    for (; n < 2000 + 16 * 1024; n++)
+        writes += written_in_vain(n);
+    /* The policy takes one in a thousand for one that comes back. */
+    cr_expect(writes >= 1024 && writes < 1200, "one stretch in 16: %u", writes);
+    cr_expect_gt(rig.metrics.nvme_write_refused, 0u);
+    ref = store(rig.one, n);
+    if (submitted() == 0)
+        cache_touch(rig.cache, rig.one, &ref, 1);
+    cr_expect_eq(submitted(), 1u, "a second use causes the write");
+    fake_next(&rig.tier, 0);
+    drop(ref);
+}
+
+Test(learned_admission, another_namespace_learns_for_itself)
+{
+    rig.one->admission = (struct admission){.hits = 200000, .stored = 2000, .unused = 2000};
+    cr_expect(!written_in_vain(1));
+    drop(store(rig.two, 2));
+    cr_expect_eq(submitted(), 2u);
+}
+
+/* One block in ten that is read back is worth the other nine. */
+Test(learned_admission, where_first_uses_are_hits_all_is_written)
+{
+    rig.one->admission =
+        (struct admission){.hits = 200000, .stored = 100000, .returned = 9000, .unused = 81000};
+    cr_expect(written_in_vain(1));
+}
+
+/* A block of two parts, which several workers load: ranks, or a prefetch before the load. */
+Test(learned_admission, a_use_of_a_block_is_one_hit)
+{
+    block_ref ref = store(rig.two, 1);
+
+    cr_expect_eq(rig.two->admission.hits, 0u);
+    cache_touch(rig.cache, rig.two, &ref, 1);
+    for (uint32_t i = 0; i < 8; i++) {
+        struct cache_wait w = {0};
+
+        cr_assert_eq(cache_get(rig.cache, ref, i % 2, 0, NUMA_NONE, &w), CACHE_READY);
+        cache_put(rig.cache, ref, i % 2);
+    }
+    cr_expect_eq(rig.two->admission.hits, 1u);
+    cr_expect_eq(rig.two->admission.stored, 1u);
+    drop(ref);
+}

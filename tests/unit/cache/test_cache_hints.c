@@ -1,0 +1,162 @@
+/* Tables of hints beside a cache: filled in turns, followed through every tier, grown, and ended. test_cache_random.c
+ * compares them with lookups whatever happens. */
+#include "tests/unit/cache/hint_rig.h"
+
+#include <sys/resource.h>
+
+TestSuite(hints, .init = rig_open, .fini = rig_close);
+
+static void turns(unsigned n)
+{
+    while (n-- > 0)
+        turn();
+}
+
+Test(hints, follows_a_block_through_the_tiers)
+{
+    struct ucm_hint_view v;
+    block_ref ref;
+
+    drop(store(rig.one, 1)); /* it is there before */
+    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+    v = hint_view(rig.one);
+    cr_expect_eq(hint_state(&v), UCM_HINT_FILLING);
+    turns(5);
+    cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
+    cr_expect_eq(hint_found(&v, 1), UCM_LOOKUP_DRAM);
+    cr_expect_eq(hint_found(&v, 2), UCM_LOOKUP_MISS);
+    ref = store_below(rig.one, 2);
+    cr_expect_eq(hint_found(&v, 2), UCM_LOOKUP_NVME);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_LATER);
+    cr_expect_eq(hint_found(&v, 2), UCM_LOOKUP_MISS,
+                 "it goes with its last lease, but is not found any more");
+    drop(ref);
+    cr_expect_eq(hint_found(&v, 2), UCM_LOOKUP_MISS);
+    cache_hints_beat(rig.cache);
+    cr_expect_gt(atomic_load(&v.header->beat_ms), 0u);
+    cache_hints_unuse(rig.cache, rig.one);
+    cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
+    hint_view_close(&v);
+}
+
+/* A block of several parts is there with its last one. */
+Test(hints, parts)
+{
+    block_ref ref = open_block(rig.two, 1);
+    struct ucm_hint_view v;
+
+    cr_assert_eq(cache_hints_use(rig.cache, rig.two), 0);
+    turns(5);
+    v = hint_view(rig.two);
+    cr_assert_eq(dump(ref, 1, 0, SHARDS), 0);
+    cr_expect_eq(hint_found(&v, 1), UCM_LOOKUP_MISS);
+    cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
+    cr_expect_eq(hint_found(&v, 1), UCM_LOOKUP_DRAM);
+    drop(ref);
+    cache_hints_unuse(rig.cache, rig.two);
+    hint_view_close(&v);
+}
+
+Test(hints, a_table_that_is_crowded_is_superseded)
+{
+    struct ucm_hint_view first, v;
+    uint64_t n = 0;
+
+    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+    turns(5);
+    first = hint_view(rig.one);
+    while (hint_state(&first) == UCM_HINT_LIVE) {
+        cr_assert_lt(n, 900u);
+        drop(store_below(rig.one, n++));
+        hints_agree(rig.one, n + 1);
+    }
+    cr_expect_eq(hint_state(&first), UCM_HINT_SUPERSEDED);
+    cr_expect_gt(n, 200u);
+    v = hint_view(rig.one);
+    cr_expect_gt(v.mask, first.mask);
+    cr_expect_neq(v.seed, first.seed);
+    cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
+    cache_hints_unuse(rig.cache, rig.one);
+    cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
+    cache_hints_unuse(rig.cache, rig.one);
+    cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
+    hint_view_close(&first);
+    hint_view_close(&v);
+}
+
+/* This process may open no more files from now on; 0: as many as before. */
+static void files_limit(bool limited)
+{
+    static struct rlimit before;
+    struct rlimit none;
+
+    if (before.rlim_cur == 0)
+        cr_assert_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = limited ? 3 : before.rlim_cur;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+}
+
+/* What has no room in a table that can't be replaced is told to be missing. */
+Test(hints, no_memory_for_a_larger_table)
+{
+    uint64_t found = 0, n = 700;
+    struct ucm_hint_view v;
+
+    files_limit(true);
+    cr_assert_lt(cache_hints_use(rig.cache, rig.one), 0);
+    cr_assert_null(rig.one->hints);
+    files_limit(false);
+    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+    turns(5);
+    v = hint_view(rig.one);
+    files_limit(true);
+    for (uint64_t i = 0; i < n; i++)
+        drop(store_below(rig.one, i));
+    files_limit(false);
+    cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
+    for (uint64_t i = 0; i < n; i++) {
+        cr_assert(hint_found(&v, i) == 0 || hint_found(&v, i) == UCM_LOOKUP_NVME);
+        found += hint_found(&v, i) != 0;
+    }
+    cr_expect_lt(found, n);
+    cr_expect_eq(found + atomic_load(&v.header->left_out), n);
+    cache_hints_unuse(rig.cache, rig.one);
+    hint_view_close(&v);
+}
+
+/* A thread gives the memory of a large one back, and the next one is there meanwhile. */
+Test(hints, large_tables_end_beside_the_loop)
+{
+    struct ucm_hint_view v;
+
+    for (unsigned i = 0; i < 3; i++) {
+        rig.one->blocks += 100000; /* so large */
+        cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+        v = hint_view(rig.one);
+        rig.one->blocks -= 100000;
+        cr_expect_gt(v.mask, 16383u);
+        turns(40);
+        cr_expect_eq(hint_state(&v), UCM_HINT_LIVE);
+        cache_hints_unuse(rig.cache, rig.one);
+        cr_expect_eq(hint_state(&v), UCM_HINT_ENDED);
+        hint_view_close(&v);
+    }
+}
+
+Test(hints, tables_are_counted)
+{
+    struct cache_hints_stats stats;
+
+    cr_assert_eq(cache_hints_use(rig.cache, rig.one), 0);
+    cr_expect_eq(cache_hints_use(rig.cache, rig.one), 0, "it has one");
+    cr_assert_eq(cache_hints_use(rig.cache, rig.two), 0);
+    cache_hints_stats(rig.cache, &stats);
+    cr_expect(stats.tables == 2 && stats.bytes >= 2 * 8192 && stats.left_out == 0);
+    cache_hints_unuse(rig.cache, rig.one);
+    cache_hints_unuse(rig.cache, rig.one);
+    cache_hints_unuse(rig.cache, rig.two);
+    cache_hints_stats(rig.cache, &stats);
+    cr_expect_eq(stats.tables, 0u);
+}

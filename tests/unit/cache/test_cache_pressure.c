@@ -1,0 +1,363 @@
+/* More waits to be written than may: what is dropped is counted, the callbacks of those who wait for
+ * the disks run, and reads find slots. */
+/* Sanitizers: thread */
+#include "tests/unit/cache/cache_rig.h"
+
+#include <semaphore.h>
+
+TestSuite(pressure, .init = rig_open, .fini = rig_close);
+
+struct calm {
+    struct cache_retry w;
+    unsigned calls;
+};
+
+static void calm_cb(struct cache_retry *w)
+{
+    ((struct calm *)w)->calls++;
+}
+
+static void calm_ask(struct calm *m)
+{
+    *m = (struct calm){.w.retry_cb = calm_cb};
+    list_init(&m->w.link);
+    cache_pressure_wait(rig.cache, &m->w);
+}
+
+/* The tier takes nothing until rig.tier.refuse_n is 0 again. */
+static void fill_and_wait(uint64_t first, unsigned n)
+{
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = UINT32_MAX;
+    for (unsigned i = 0; i < n; i++)
+        drop(store(rig.one, first + i));
+    turn();
+}
+
+static void tier_drain(void)
+{
+    rig.tier.refuse_n = 0;
+    cache_released(rig.cache);
+    for (int i = 0; i < 20; i++) {
+        turn();
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+    }
+}
+
+Test(pressure, a_waiting_callback_runs_when_the_backlog_is_short_again)
+{
+    struct calm m, cancelled;
+
+    fill_and_wait(0, 4);
+    cr_expect_not(cache_back_pressure(rig.cache), "as much as may");
+    drop(store(rig.one, 4));
+    cr_expect(cache_back_pressure(rig.cache));
+    calm_ask(&m);
+    calm_ask(&cancelled);
+    cache_retry_cancel(&cancelled.w);
+    turn();
+    cr_expect_eq(m.calls, 0u);
+    tier_drain();
+    cr_expect_eq(m.calls, 1u);
+    cr_expect_eq(cancelled.calls, 0u);
+    cr_expect_not(cache_back_pressure(rig.cache));
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+}
+
+Test(pressure, a_daemon_that_stops_keeps_nobody_waiting)
+{
+    struct calm m;
+
+    fill_and_wait(0, 5);
+    calm_ask(&m);
+    cache_stop_writing(rig.cache);
+    turn();
+    cr_expect_eq(m.calls, 1u);
+    rig.tier.refuse_n = 0;
+}
+
+/* 8 slots: what is stored past them drives out what waits, and each such part counts. */
+Test(pressure, what_leaves_unwritten_is_counted)
+{
+    fill_and_wait(0, 8);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+    for (unsigned i = 8; i < 11; i++)
+        drop(store(rig.one, i));
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 3u);
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 3u);
+    tier_drain();
+    cr_expect_eq(rig.tier.n_live, 8u, "the rest was written");
+    cr_expect_eq(rig.cache->dirty_bytes, 0u);
+}
+
+/* Part 0 of a block of two is lost on the tier, which then takes no writes: part 1 is still there. */
+Test(pressure, of_a_block_that_is_written_again_only_what_is_missing_counts)
+{
+    block_ref ref = store(rig.two, 1);
+    struct tier *t = &rig.tier;
+    const struct part *part = block_of(ref)->part;
+
+    tier_drain();
+    t->refuse = -EROFS;
+    t->refuse_n = 1;
+    t->callbacks.lost_cb(t->callbacks.ctx, t->place[part_loc(&part[0]) - 1].owner,
+                         part_loc(&part[0]));
+    turn();
+    cr_expect_eq(t->refuse_n, 0u);
+    cr_expect_eq(part[1].nvme, PART_NVME_READY);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
+    drop(ref);
+}
+
+static void waited_cb(struct cache_wait *w, int status)
+{
+    (void)w;
+    (void)status;
+}
+
+/* All DRAM waits to be written to a tier that takes no writes: a read gets its slot all the same.
+ */
+Test(pressure, reads_find_room)
+{
+    struct cache_wait w = {.done_cb = waited_cb};
+    block_ref below = store_below(rig.one, 100);
+
+    fill_and_wait(0, 8);
+    rig.tier.refuse_n = 0;
+    cr_expect_eq(cache_get(rig.cache, below, 0, 0, NUMA_NONE, &w), CACHE_PENDING);
+    fake_next(&rig.tier, 0);
+    cr_expect(marks_right(below, 0));
+    cache_put(rig.cache, below, 0);
+    drop(below);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 1u);
+    tier_drain();
+}
+
+static int durable_status;
+
+static void durable_cb(struct cache_durable *d, int status)
+{
+    (void)d;
+    durable_status = status;
+}
+
+/* It waits, or fails; it never reports what is not stored as stored. */
+Test(pressure, a_durable_part_is_acknowledged_when_it_is_stored_and_not_before)
+{
+    static const int ends[] = {0, -ENOSPC};
+
+    for (int i = 0; i < 2; i++) {
+        block_ref ref;
+        struct cache_durable d = {.done_cb = durable_cb};
+
+        durable_status = 1;
+        fill_and_wait(10 * (uint64_t)i, 5);
+        ref = store(rig.one, 10 * (uint64_t)i + 9);
+        cr_assert_eq(cache_durable(rig.cache, &d, ref, 0), 0);
+        turn();
+        cr_expect_eq(durable_status, 1, "the tier takes nothing now");
+        rig.tier.refuse_n = 0;
+        cache_durables_retry(rig.cache);
+        cr_assert_eq(rig.tier.n_pending, 1u);
+        fake_next(&rig.tier, ends[i]);
+        if (ends[i] == 0) {
+            cr_expect_eq(durable_status, 1, "written, but not synced");
+            fake_next(&rig.tier, 0);
+        }
+        cr_expect_eq(durable_status, ends[i]);
+        drop(ref);
+        tier_drain();
+    }
+}
+
+/* ---- a turn of the loop ---- */
+
+/* More turns than parts: what one begins is bounded, and all are begun. */
+static void expect_small_turns(unsigned parts)
+{
+    for (unsigned begun = 0, i = 0; begun < parts; i++) {
+        unsigned before = rig.tier.submits;
+
+        cr_assert_lt(i, parts, "writes don't go on");
+        turn();
+        cr_expect_leq(rig.tier.submits - before, 4u);
+        begun += rig.tier.submits - before;
+    }
+}
+
+Test(pressure, a_turn_begins_few_of_many_blocks)
+{
+    for (uint64_t i = 0; i < 8; i++)
+        drop(store(rig.one, i));
+    expect_small_turns(8);
+}
+
+Test(pressure, a_turn_begins_few_of_many_parts)
+{
+    static const uint32_t shards[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    struct ns_identity id = {"t", "many", "", "b", "l", 16, 16, 16, shards, MIB / 32, NULL, 0};
+    struct ucm_error e;
+    struct ns *ns;
+    block_ref ref;
+
+    cr_assert_eq(index_ns_open(rig.index, &id, NULL, &ns, &e), 0);
+    ns->record = NS_RECORD_WRITTEN;
+    ref = open_block(ns, 1);
+    for (uint32_t p = 0; p < 16; p++)
+        cr_assert_eq(dump(ref, p, 0, 1), 0);
+    drop(ref);
+    cr_expect_eq(rig.cache->dirty_bytes, 16 * (MIB / 32));
+    expect_small_turns(16);
+    cr_expect_eq(rig.cache->dirty_bytes, 0u);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+}
+
+/* ---- while memory is still coming ---- */
+
+static sem_t more;
+
+/* The second extent comes when the test says so. */
+static int prefer_late(int node)
+{
+    while (node == 1 && sem_wait(&more) != 0)
+        ;
+    return 0;
+}
+
+static int where(const void *memory)
+{
+    (void)memory;
+    return 0;
+}
+
+static const struct numa late = {.n = 2, .node = {0, 1}, .prefer = prefer_late, .where = where};
+
+static void growing_open(void)
+{
+    cr_assert_eq(sem_init(&more, 0, 0), 0);
+    rig.numa = &late;
+    rig.ready_bytes = MIB;
+    rig_open();
+}
+
+static void growing_close(void)
+{
+    cr_assert_eq(sem_post(&more), 0);
+    rig_close();
+    sem_destroy(&more);
+}
+
+TestSuite(growing, .init = growing_open, .fini = growing_close);
+
+static int try_store(uint64_t number)
+{
+    block_ref ref = open_block(rig.one, number);
+    int rc = dump(ref, 0, 0, SHARDS);
+
+    drop(ref);
+    return rc;
+}
+
+/* What lies nowhere else does not make room: the next extent does, and who asked hears of it. */
+Test(growing, nothing_is_lost_for_want_of_a_moment)
+{
+    struct asker a;
+
+    fill_and_wait(0, 4);
+    cr_expect_eq(try_store(4), -EBUSY);
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
+    cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
+    cr_expect_eq(rig.metrics.arena_full, 0u);
+    ask(&a);
+    cr_expect(cache_space_wait(rig.cache, &a.r, false));
+
+    cr_assert_eq(sem_post(&more), 0);
+    arena_wait(2 * MIB);
+    cache_arena_grew(rig.cache);
+    turn();
+    cr_expect_eq(a.calls, 1);
+    for (uint64_t i = 4; i < 8; i++)
+        cr_expect_eq(try_store(i), 0);
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
+    cr_expect_eq(try_store(8), 0);
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 1u, "all there will be is there");
+    tier_drain();
+}
+
+/* Another slot size would take a whole extent: that waits, too. */
+Test(growing, no_extent_changes_its_slots)
+{
+    block_ref ref;
+
+    fill_and_wait(0, 4);
+    ref = open_block(rig.two, 1);
+    cr_expect_eq(dump(ref, 0, 0, SHARDS), -EBUSY);
+    drop(ref);
+    cr_expect_eq(rig.metrics.arena_extents_moved, 0u);
+    for (uint64_t i = 0; i < 4; i++)
+        cr_expect_neq(find(rig.one, i), 0u);
+    tier_drain();
+}
+
+/* The next extent is full of what was kept over a restart: to wait for it would be in vain. */
+Test(growing, room_that_is_taken_is_not_waited_for)
+{
+    cr_assert_neq(arena_slot_take(rig.arena, 1, 0, MIB / 4), 0u);
+    fill_and_wait(0, 4);
+    cr_expect_eq(try_store(4), 0);
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 1u);
+    tier_drain();
+}
+
+/* What lies below may go. */
+Test(growing, what_is_kept_below_makes_room)
+{
+    fill_and_wait(0, 4);
+    tier_drain();
+    cr_expect_eq(try_store(4), 0);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 1u);
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
+    tier_drain();
+}
+
+/* A dump larger than DRAM has filled it with what is not written yet, and nothing has begun. */
+Test(pressure, room_that_writes_are_about_to_make_is_waited_for)
+{
+    block_ref refs[8];
+    struct asker a;
+
+    for (unsigned i = 0; i < 8; i++)
+        refs[i] = store(rig.one, i + 1);
+    cr_assert_eq(rig.tier.n_pending, 0u);
+    ask(&a);
+    cr_assert(cache_space_wait(rig.cache, &a.r, false));
+    turn();
+    cr_assert_gt(rig.tier.n_pending, 0u);
+    cr_expect_eq(a.calls, 0);
+    fake_next(&rig.tier, 0);
+    turn();
+    cr_expect_eq(a.calls, 1);
+    for (unsigned i = 0; i < 8; i++)
+        drop(refs[i]);
+}
+
+Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
+{
+    block_ref refs[8];
+    struct asker a;
+
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = 1000;
+    for (unsigned i = 0; i < 8; i++)
+        refs[i] = store(rig.one, i + 1);
+    ask(&a);
+    cr_assert(cache_space_wait(rig.cache, &a.r, false));
+    for (unsigned i = 0; i < 3; i++)
+        turn();
+    cr_expect_eq(a.calls, 1);
+    cr_expect_not(cache_space_wait(rig.cache, &a.r, false), "nothing is under way");
+    rig.tier.refuse_n = 0;
+    for (unsigned i = 0; i < 8; i++)
+        drop(refs[i]);
+}

@@ -1,0 +1,362 @@
+/* Reads of some shards of a part that lies on NVMe alone. */
+#include "tests/unit/cache/cache_rig.h"
+
+#define LAYERS 20u
+#define SHARD 10000u
+#define PART (LAYERS * SHARD)
+
+struct waiter {
+    struct cache_wait w;
+    int calls, status;
+};
+
+static struct ns *space_many;
+
+static void open_cb(void)
+{
+    static const uint32_t shards[] = {LAYERS};
+    struct ns_identity id = {"t", "many", "", "b", "l", 16, 16, 1, shards, SHARD, NULL, 0};
+    struct ucm_error e;
+
+    rig_open();
+    cr_assert_eq(index_ns_open(rig.index, &id, NULL, &space_many, &e), 0);
+    space_many->record = NS_RECORD_WRITTEN;
+}
+
+TestSuite(cache_shards, .init = open_cb, .fini = rig_close);
+
+static void waiter_cb(struct cache_wait *w, int status)
+{
+    struct waiter *me = (struct waiter *)w;
+
+    me->calls++;
+    me->status = status;
+}
+
+static int get(struct waiter *w, block_ref ref, uint32_t first, uint32_t n)
+{
+    *w = (struct waiter){.w = {.done_cb = waiter_cb}};
+    return cache_get_shards(rig.cache, ref, 0, first, n, 0, NUMA_NONE, &w->w);
+}
+
+/* On the tier only; held. */
+static block_ref below(uint64_t number)
+{
+    block_ref ref = open_block(space_many, number);
+
+    cr_assert_eq(dump(ref, 0, 0, LAYERS), 0);
+    turn();
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    drop(ref);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    cache_lease(rig.cache, ref);
+    return ref;
+}
+
+static bool right(const struct waiter *w, block_ref ref, uint32_t first, uint32_t n)
+{
+    struct span span;
+
+    cr_assert_eq(span_piece(w->w.shards, &span), 0);
+    cr_assert(first >= span.first && first + n <= span.first + span.n);
+    for (uint32_t s = first; s < first + n; s++) {
+        const uint8_t *at = span.origin + (s - span.first) * SHARD;
+        uint64_t mark = mark_of(block_of(ref), 0, s);
+
+        if (memcmp(at, &mark, 8) != 0 || memcmp(at + SHARD - 8, &mark, 8) != 0)
+            return false;
+    }
+    return true;
+}
+
+static enum part_dram dram(block_ref ref)
+{
+    return block_of(ref)->part[0].dram;
+}
+
+static void all_ended(block_ref ref)
+{
+    cr_expect_eq(rig.cache->shards.pieces, 0u);
+    cr_expect_null(rig.cache->shards.stage);
+    cr_expect_eq(arena_slots_used(rig.arena), dram(ref) == PART_DRAM_READY ? 1u : 0u);
+    drop(ref);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_DONE);
+    expect_nothing_held();
+}
+
+Test(cache_shards, the_part_stays_where_it_is)
+{
+    block_ref ref = below(1);
+    struct waiter w;
+
+    for (uint32_t first = 0; first < 3; first++) {
+        cr_assert_eq(get(&w, ref, 9 * first, 2), CACHE_PENDING);
+        cr_expect_eq(dram(ref), PART_DRAM_NONE);
+        fake_next(&rig.tier, 0);
+        cr_assert_eq(w.calls, 1);
+        cr_assert_eq(w.status, 0);
+        cr_assert_not_null(w.w.shards);
+        cr_expect(right(&w, ref, 9 * first, 2));
+        cr_expect_eq(dram(ref), PART_DRAM_NONE);
+        cr_expect_eq(block_of(ref)->part[0].users, 0u);
+        cache_shards_put(rig.cache, w.w.shards);
+    }
+    all_ended(ref);
+}
+
+Test(cache_shards, pieces_share_a_slot)
+{
+    block_ref ref = below(1), other = below(2);
+    struct waiter w[40];
+
+    for (unsigned i = 0; i < 4; i++)
+        cr_assert_eq(get(&w[i], i % 2 ? other : ref, i, 1), CACHE_PENDING);
+    cr_expect_eq(arena_slots_used(rig.arena), 1u);
+    for (unsigned i = 4; i < 16; i++) /* 12 to 16 KiB each, of 200 KiB */
+        cr_assert_eq(get(&w[i], i % 2 ? other : ref, i, 1), CACHE_PENDING);
+    cr_expect_eq(arena_slots_used(rig.arena), 2u);
+    for (unsigned i = 0; i < 16; i++)
+        fake_next(&rig.tier, 0);
+    for (unsigned i = 0; i < 16; i++) {
+        cr_expect(right(&w[i], i % 2 ? other : ref, i, 1), "%u", i);
+        cache_shards_put(rig.cache, w[i].w.shards);
+    }
+    drop(other);
+    cr_expect_eq(cache_evict(rig.cache, other, CACHE_ALL), CACHE_EVICT_DONE);
+    all_ended(ref);
+}
+
+Test(cache_shards, who_cancels_gets_nothing)
+{
+    block_ref ref = below(1);
+    struct waiter w;
+
+    for (int status = 0; status >= -EIO; status -= EIO) {
+        cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+        cache_get_cancel(rig.cache, &w.w);
+        fake_next(&rig.tier, status);
+        cr_expect_eq(w.calls, 0);
+        cr_expect_eq(rig.tier.n_pending, 0u, "nor is the part read");
+    }
+    all_ended(ref);
+}
+
+Test(cache_shards, what_can_not_be_had_so_is_read_whole)
+{
+    static const int why[] = {-ENODATA, -EBADMSG, -EIO};
+
+    for (unsigned i = 0; i < 3; i++) {
+        block_ref ref = below(1 + i);
+        struct waiter w;
+
+        cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+        fake_next(&rig.tier, why[i]);
+        cr_assert_eq(w.calls, 0);
+        cr_expect_eq(dram(ref), PART_DRAM_FETCHING);
+        fake_next(&rig.tier, 0);
+        cr_assert_eq(w.calls, 1);
+        cr_expect_eq(w.status, 0);
+        cr_expect_null(w.w.shards);
+        cr_expect_eq(dram(ref), PART_DRAM_READY);
+        cache_put(rig.cache, ref, 0);
+        all_ended(ref);
+    }
+}
+
+/* The read of the whole part says that the copy is bad. */
+Test(cache_shards, a_bad_copy_is_dropped)
+{
+    block_ref ref = below(1);
+    struct waiter w;
+
+    cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+    fake_next(&rig.tier, -EBADMSG);
+    cr_expect_eq(rig.tier.n_live, 1u);
+    fake_next(&rig.tier, -EBADMSG);
+    cr_expect_eq(w.calls, 1);
+    cr_expect_eq(w.status, -EBADMSG);
+    cr_expect_eq(rig.tier.n_live, 0u);
+    cr_expect_eq(rig.cache->shards.pieces, 0u);
+    drop(ref);
+    expect_nothing_held();
+}
+
+/* Somebody else had the part read meanwhile. */
+Test(cache_shards, the_part_came_to_dram_meanwhile)
+{
+    block_ref ref = below(1);
+    struct waiter w, whole;
+
+    cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+    cr_assert_eq(get(&whole, ref, 3, 15), CACHE_PENDING);
+    fake_finish(&rig.tier, fake_at(&rig.tier, 1), 0);
+    cr_expect_eq(whole.calls, 1);
+    cr_expect_null(whole.w.shards);
+    fake_next(&rig.tier, -ENODATA);
+    cr_expect_eq(w.calls, 1);
+    cr_expect_eq(w.status, 0);
+    cr_expect_null(w.w.shards);
+    cr_expect_eq(block_of(ref)->part[0].users, 2u);
+    cache_put(rig.cache, ref, 0);
+    cache_put(rig.cache, ref, 0);
+    all_ended(ref);
+}
+
+Test(cache_shards, who_comes_again_gets_the_part)
+{
+    block_ref ref = below(1);
+    unsigned reads = 0;
+    struct waiter w;
+
+    for (;; reads++) {
+        cr_assert_eq(get(&w, ref, reads % LAYERS, 1), CACHE_PENDING);
+        fake_next(&rig.tier, 0);
+        cr_assert_eq(w.status, 0);
+        if (!w.w.shards)
+            break;
+        cache_shards_put(rig.cache, w.w.shards);
+        cr_assert_lt(reads, LAYERS);
+    }
+    cr_expect_geq(reads, PART / (SHARD + 3 * TIER_ALIGN));
+    cr_expect_eq(dram(ref), PART_DRAM_READY);
+    cache_put(rig.cache, ref, 0);
+    cr_expect_eq(get(&w, ref, 1, 1), CACHE_READY);
+    cr_expect_null(w.w.shards);
+    cache_put(rig.cache, ref, 0);
+    all_ended(ref);
+}
+
+Test(cache_shards, neither_slot_nor_place_in_the_queue)
+{
+    block_ref ref = below(1), used[10];
+    struct waiter w, users[10];
+    unsigned n = 0;
+
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = 1;
+    cr_expect_eq(get(&w, ref, 1, 1), -EAGAIN);
+    for (; n < 10; n++) { /* until all slots are in use */
+        used[n] = below(2 + n);
+        if (get(&users[n], used[n], 0, LAYERS) != CACHE_PENDING)
+            break;
+    }
+    cr_assert_eq(n, 10u);
+    cr_expect_eq(get(&w, ref, 1, 1), -EBUSY);
+    fake_next(&rig.tier, 0); /* the last one; the others ended while blocks were stored */
+    for (unsigned i = 0; i < n; i++) {
+        cache_put(rig.cache, used[i], 0);
+        drop(used[i]);
+    }
+    cr_expect_eq(get(&w, ref, 1, 1), CACHE_PENDING);
+    fake_next(&rig.tier, 0);
+    cr_expect(right(&w, ref, 1, 1));
+    cache_shards_put(rig.cache, w.w.shards);
+    drop(ref);
+}
+
+/* The tier knows before it reads. */
+Test(cache_shards, what_the_tier_refuses_is_read_whole_at_once)
+{
+    block_ref ref = below(1);
+    struct waiter w;
+
+    rig.tier.refuse = -ENODATA;
+    rig.tier.refuse_n = 1;
+    cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+    cr_expect_eq(dram(ref), PART_DRAM_FETCHING);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(w.status, 0);
+    cache_put(rig.cache, ref, 0);
+    all_ended(ref);
+}
+
+/* A read of shards of block 1 that failed, while another piece keeps their slot and parts in use take the others. */
+static struct {
+    block_ref ref, other, used[9];
+    struct waiter w, piece, users[9];
+} full;
+
+static void fail_in_a_full_arena(void)
+{
+    full.ref = below(1);
+    full.other = below(2);
+    for (unsigned i = 0; i < 9; i++) {
+        full.used[i] = below(3 + i);
+        cr_assert_eq(get(&full.users[i], full.used[i], 0, LAYERS), CACHE_PENDING);
+        fake_next(&rig.tier, 0);
+    }
+    cr_assert_eq(get(&full.w, full.ref, 3, 1), CACHE_PENDING);
+    cr_assert_eq(get(&full.piece, full.other, 3, 1), CACHE_PENDING);
+    fake_finish(&rig.tier, fake_at(&rig.tier, 0), -ENODATA);
+    turn();
+    cr_assert_eq(full.w.calls, 0, "he waits for a slot");
+    cr_expect_eq(dram(full.ref), PART_DRAM_NONE);
+}
+
+static void empty_the_arena(void)
+{
+    for (unsigned i = 0; i < 9; i++) {
+        cache_put(rig.cache, full.used[i], 0);
+        drop(full.used[i]);
+    }
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(full.piece.status, 0);
+    cache_shards_put(rig.cache, full.piece.w.shards);
+    turn();
+}
+
+Test(cache_shards, without_a_slot_for_the_whole_part_he_waits)
+{
+    fail_in_a_full_arena();
+    empty_the_arena();
+    cr_assert_eq(dram(full.ref), PART_DRAM_FETCHING);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(full.w.calls, 1);
+    cr_expect_eq(full.w.status, 0);
+    cr_expect_null(full.w.w.shards);
+    cache_put(rig.cache, full.ref, 0);
+    drop(full.ref);
+    drop(full.other);
+}
+
+Test(cache_shards, who_waits_for_a_slot_may_cancel)
+{
+    fail_in_a_full_arena();
+    cache_get_cancel(rig.cache, &full.w.w);
+    empty_the_arena();
+    cr_expect_eq(full.w.calls, 0);
+    cr_expect_eq(dram(full.ref), PART_DRAM_NONE);
+    drop(full.ref);
+    drop(full.other);
+}
+
+Test(cache_shards, a_tenant_that_gets_no_more_has_no_room_and_loses_nothing)
+{
+    block_ref ref = below(1);
+    struct waiter w;
+
+    space_many->tenant->settings.dram_most = 1;
+    cache_tenants_changed(rig.cache);
+    cr_assert_eq(get(&w, ref, 3, 1), CACHE_PENDING);
+    fake_finish(&rig.tier, fake_at(&rig.tier, 0), -ENODATA);
+    turn();
+    cr_expect_eq(w.calls, 1);
+    cr_expect_eq(w.status, -EBUSY);
+    cr_expect_eq(block_of(ref)->part[0].nvme, PART_NVME_READY);
+    drop(ref);
+}
+
+/* The tier has reused its place. */
+Test(cache_shards, a_place_that_is_gone_is_a_miss)
+{
+    block_ref ref = below(1);
+    struct waiter w;
+
+    rig.tier.refuse = -ESTALE;
+    rig.tier.refuse_n = 2;
+    cr_expect_eq(get(&w, ref, 1, 1), -ENOENT);
+    cr_expect_eq(rig.cache->shards.pieces, 0u);
+    drop(ref);
+    expect_nothing_held();
+}

@@ -1,0 +1,304 @@
+/* Write-behind to the shared tier: what is written, in which order, and what waits meanwhile. */
+#include "tests/unit/cache/cache_share_rig.h"
+
+#include "daemon/config/config.h"
+
+TestSuite(cache_share_write, .init = open_shared, .fini = close_shared);
+
+Test(cache_share_write, the_last_part_is_written_when_the_others_are_there)
+{
+    block_ref ref = store(rig.two, 1);
+
+    turn();
+    cr_assert_eq(share.n_pending, 1u);
+    cr_expect_eq(fake_share_at(&share, 0)->id.part, 0u);
+    turn();
+    cr_expect_eq(share.n_pending, 1u);
+    fake_share_next(&share, 0);
+    turn();
+    cr_assert_eq(share.n_pending, 1u);
+    cr_expect_eq(fake_share_at(&share, 0)->id.part, 1u);
+    fake_share_next(&share, 0);
+    turn();
+    cr_expect(has_file(rig.two, 1, 0, 1) && has_file(rig.two, 1, 1, 1));
+    cr_expect_eq(share.n_pending, 0u);
+    cr_expect_eq(rig.metrics.share_write_dropped, 0u);
+    drop(ref);
+}
+
+Test(cache_share_write, what_fails_leaves_no_last_part)
+{
+    block_ref ref = store(rig.two, 1);
+
+    turn();
+    fake_share_next(&share, -EIO);
+    turn();
+    cr_expect_eq(share.n_pending, 0u);
+    cr_expect_not(has_file(rig.two, 1, 1, 0));
+    cr_expect_gt(rig.metrics.share_write_dropped, 0u);
+    cr_expect(cache_found(rig.cache, ref), "here it is as before");
+    drop(ref);
+}
+
+Test(cache_share_write, leaving_dram_loses_nothing_that_was_written)
+{
+    block_ref ref = store_dram(rig.one, 1);
+
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_LATER, "the only copy");
+    fake_share_next(&share, 0);
+    drop(ref);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    cr_expect(cache_found(rig.cache, ref) && cache_on_share(rig.cache, ref));
+    cr_expect_eq(rig.metrics.arena_evicted_lost, 0u);
+}
+
+Test(cache_share_write, what_is_only_presumed_is_no_copy)
+{
+    block_ref ref = store_dram(rig.one, 1), other;
+
+    fake_share_next(&share, -EIO);
+    note(rig.one, 1, 1, false);
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_LATER);
+    for (uint64_t i = 10; i < 30; i++) { /* leased: a search does not take it */
+        other = store(rig.one, i);
+        drop(other);
+    }
+    cr_expect(cache_in_dram(rig.cache, ref));
+    drop(ref);
+}
+
+Test(cache_share_write, making_room_takes_leased_blocks_that_are_known_to_be_there)
+{
+    block_ref ref = store_dram(rig.one, 1);
+    struct waiter w;
+
+    fake_share_next(&share, 0);
+    turn();
+    for (uint64_t i = 10; i < 30; i++)
+        drop(store(rig.one, i));
+    cr_expect_not(cache_in_dram(rig.cache, ref));
+    cr_assert(cache_found(rig.cache, ref));
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    while (share.n_pending > 0)
+        fake_share_next(&share, 0);
+    cr_assert_eq(get(&w, ref, 0), CACHE_PENDING);
+    while (share.n_pending > 0)
+        fake_share_next(&share, 0);
+    cr_assert_eq(w.status, 0);
+    cr_expect(marks_right(ref, 0));
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
+Test(cache_share_write, what_was_evicted_before_its_turn_is_not_written)
+{
+    share.refuse = -EAGAIN;
+    share.refuse_n = 1000;
+    for (uint64_t i = 0; i < 30; i++)
+        drop(store(rig.one, i));
+    turn();
+    share.refuse_n = 0;
+    fake_share_ready(&share);
+    for (int i = 0; i < 40; i++) {
+        turn();
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+        while (share.n_pending > 0)
+            fake_share_next(&share, 0);
+    }
+    cr_expect(cache_written(rig.cache));
+    cr_expect_eq(share.files, 8u, "as many as DRAM held, not %u", share.files);
+    cr_expect_eq(rig.metrics.share_write_dropped, 22u);
+}
+
+Test(cache_share_write, writes_wait_while_the_share_takes_none)
+{
+    block_ref ref = store(rig.one, 1);
+
+    share.refuse = -EAGAIN;
+    share.refuse_n = 1;
+    turn();
+    cr_expect_eq(share.n_pending, 0u);
+    for (int i = 0; i < 5; i++)
+        turn();
+    cr_expect_eq(share.submits, 1u, "it is not asked again before it says so");
+    fake_share_ready(&share);
+    turn();
+    cr_expect_eq(share.n_pending, 1u);
+    drop(ref);
+}
+
+Test(cache_share_write, blocks_of_peers_are_not_written)
+{
+    block_ref ref = store(rig.one, 1);
+
+    note(rig.one, 1, 2, true);
+    for (int i = 0; i < 3; i++)
+        turn();
+    cr_expect_eq(share.submits, 0u);
+    drop(ref);
+}
+
+Test(cache_share_write, a_dump_of_what_is_known_to_be_there_is_not_copied)
+{
+    struct cache_fill *f;
+    block_ref ref = shared_block(rig.one, 1);
+
+    cr_expect_eq(claim(ref, 0, 0, SHARDS, &f), -EEXIST);
+    drop(ref);
+}
+
+Test(cache_share_write, a_durable_dump_is_taken_though_a_share_has_it)
+{
+    struct cache_fill *f;
+    block_ref ref = shared_block(rig.one, 1);
+
+    cache_shared_presume(rig.cache, ref, 0);
+    cr_assert_eq(claim(ref, 0, 0, SHARDS, &f), 0);
+    cr_expect_not(cache_found(rig.cache, ref));
+    cache_fill_done(rig.cache, f, SHARDS, true);
+    cr_expect(cache_in_dram(rig.cache, ref));
+    cache_shared_presume(rig.cache, ref, 0);
+    cr_expect_eq(claim(ref, 0, 0, SHARDS, &f), -EEXIST);
+    drop(ref);
+}
+
+Test(cache_share_write, a_dump_of_what_is_only_presumed_is_taken_and_written)
+{
+    block_ref ref = note(rig.one, 1, 1, false);
+
+    cache_lease(rig.cache, ref);
+    cr_assert_eq(dump(ref, 0, 0, SHARDS), 0);
+    cr_expect(cache_in_dram(rig.cache, ref));
+    turn();
+    cr_assert_eq(share.n_pending, 1u);
+    fake_share_next(&share, 0);
+    cr_expect(has_file(rig.one, 1, 0, 1));
+    drop(ref);
+}
+
+Test(cache_share_write, only_what_is_used_again_is_written_when_that_is_wished)
+{
+    block_ref ref;
+
+    rig.cache->config.share_reused = true;
+    ref = store(rig.one, 1);
+    turn();
+    cr_expect_eq(share.submits, 0u);
+    cr_expect_eq(rig.metrics.share_write_refused, 1u);
+    cache_touch(rig.cache, rig.one, &ref, 1);
+    turn();
+    cr_expect_eq(share.submits, 1u);
+    drop(ref);
+}
+
+Test(cache_share_write, a_daemon_that_stops_writes_no_more)
+{
+    block_ref ref = store(rig.one, 1);
+
+    cache_stop_writing(rig.cache);
+    cr_expect_eq(rig.metrics.share_write_dropped, 1u);
+    turn();
+    cr_expect_eq(share.submits, 0u);
+    drop(ref);
+}
+
+/* The last part follows the others, whose writes the stop finds under way. */
+Test(cache_share_write, the_last_part_is_not_written_after_a_stop_and_counted)
+{
+    block_ref ref = store_dram(rig.two, 1);
+
+    cr_assert_eq(share.n_pending, 1u, "the first part");
+    cache_stop_writing(rig.cache);
+    cr_expect_eq(rig.metrics.share_write_dropped, 0u);
+    fake_share_next(&share, 0);
+    turn();
+    cr_expect_eq(share.submits, 1u);
+    cr_expect(cache_written(rig.cache), "nothing waits for a write that nobody begins");
+    cr_expect_eq(rig.metrics.share_write_dropped, 1u);
+    drop(ref);
+}
+
+/* ---- seeds of encrypted namespaces ---- */
+
+/* The blocks of all tenants are encrypted, and the seed of that namespace is being read. */
+static void await_seed(const struct ns *ns)
+{
+    static char *tenants[] = {"* file:/nonexistent/keys"};
+    static const struct config config = {.encryption_tenants = {tenants, 1},
+                                         .encryption_deadline_ms = 1000};
+    struct seal *seal;
+
+    cr_assert_eq(seal_open(&rig.loop, &config, &rig.metrics, &seal), 0);
+    rig.cache->config.seal = seal;
+    share.unseeded = ns->fingerprint;
+}
+
+static void seal_end(void)
+{
+    seal_close((struct seal *)rig.cache->config.seal);
+    rig.cache->config.seal = NULL;
+}
+
+static uint64_t number_at(unsigned i)
+{
+    uint64_t number;
+
+    memcpy(&number, fake_share_at(&share, i)->id.key, sizeof(number));
+    return number;
+}
+
+Test(cache_share_write, blocks_without_a_seed_hold_up_no_others)
+{
+    struct ns *third = space_of("u", "three", 1, MIB / 4 / SHARDS);
+    block_ref refs[4];
+
+    await_seed(rig.one);
+    for (uint64_t i = 0; i < 2; i++)
+        refs[i] = store(rig.one, 10 + i);
+    refs[2] = store(third, 20);
+    refs[3] = store(rig.two, 30);
+    for (int i = 0; i < 4; i++)
+        turn();
+    cr_assert_eq(share.n_pending, 2u, "another tenant's, and one of another namespace");
+    cr_expect_eq(number_at(0) + number_at(1), 50u);
+    cr_expect_eq(share.submits, 2u);
+    while (share.n_pending > 0)
+        fake_share_next(&share, 0);
+    turn();
+    fake_share_next(&share, 0); /* the last part of 30 */
+    fake_share_seeded(&share, rig.one->fingerprint);
+    for (int i = 0; i < 4; i++)
+        turn();
+    cr_expect_eq(share.n_pending, 0u, "the seed that has come is another one's");
+    cr_expect_not(cache_written(rig.cache));
+    fake_share_seeded(&share, rig.two->fingerprint);
+    for (int i = 0; i < 4; i++)
+        turn();
+    cr_assert_eq(share.n_pending, 2u);
+    cr_expect_eq(number_at(0), 10u, "in their order");
+    cr_expect_eq(number_at(1), 11u);
+    while (share.n_pending > 0)
+        fake_share_next(&share, 0);
+    cr_expect_eq(rig.metrics.share_write_dropped, 0u);
+    for (int i = 0; i < 4; i++)
+        drop(refs[i]);
+    seal_end();
+}
+
+Test(cache_share_write, blocks_without_a_seed_are_counted_at_a_stop)
+{
+    block_ref ref;
+
+    await_seed(rig.one);
+    ref = store_dram(rig.one, 1);
+    cr_expect_eq(rig.metrics.share_write_dropped, 0u);
+    cache_stop_writing(rig.cache);
+    cr_expect_eq(rig.metrics.share_write_dropped, 1u);
+    turn();
+    cr_expect_eq(share.submits, 0u);
+    cr_expect(cache_written(rig.cache));
+    drop(ref);
+    seal_end();
+}

@@ -1,0 +1,347 @@
+/* Which block leaves for a new one, who waits for space, and what a verify does to it. */
+#include "tests/unit/cache/cache_rig.h"
+
+TestSuite(cache_space, .init = rig_open, .fini = rig_close);
+
+/* ---- space ---- */
+
+Test(cache_space, nobody_waits_where_nothing_is_under_way)
+{
+    struct cache_fill *f;
+    block_ref ref[8], more;
+    struct asker a;
+
+    ask(&a);
+    for (uint64_t i = 0; i < 8; i++)
+        ref[i] = store(rig.one, i);
+    cache_stop_writing(rig.cache);
+    more = open_block(rig.one, 100);
+    cr_expect_eq(claim(more, 0, 0, 1, &f), -EBUSY, "all is leased");
+    cr_expect_eq(rig.metrics.arena_full, 1u);
+    cr_expect_not(cache_space_wait(rig.cache, &a.r, false));
+    drop(ref[0]);
+    cr_expect_eq(claim(more, 0, 0, 1, &f), 0);
+    cache_fill_done(rig.cache, f, 1, false);
+    for (int i = 1; i < 8; i++)
+        drop(ref[i]);
+    drop(more);
+}
+
+Test(cache_space, who_waits_is_woken_later_and_all_of_them)
+{
+    struct asker a[3];
+    struct cache_fill *f;
+    block_ref ref = open_block(rig.one, 1);
+
+    cr_assert_eq(claim(ref, 0, 0, 2, &f), 0);
+    for (int i = 0; i < 3; i++) {
+        ask(&a[i]);
+        cr_assert(cache_space_wait(rig.cache, &a[i].r, false));
+    }
+    cache_retry_cancel(&a[1].r);
+    cache_retry_cancel(&a[1].r);
+    cache_fill_done(rig.cache, f, 2, false);
+    cr_expect(a[0].calls == 0 && a[2].calls == 0, "not from inside the call that released");
+    turn();
+    cr_expect(a[0].calls == 1 && a[1].calls == 0 && a[2].calls == 1);
+    drop(ref);
+}
+
+/* The first still has too little: the second is not asked in vain, and not forgotten either. */
+Test(cache_space, who_still_has_too_little_lets_the_next_go_first)
+{
+    struct asker a[2];
+    struct cache_fill *f, *g;
+    block_ref ref = open_block(rig.one, 1), other = open_block(rig.one, 2);
+
+    cr_assert_eq(claim(ref, 0, 0, 1, &f), 0);
+    cr_assert_eq(claim(other, 0, 0, 1, &g), 0);
+    for (int i = 0; i < 2; i++) {
+        ask(&a[i]);
+        cr_assert(cache_space_wait(rig.cache, &a[i].r, false));
+    }
+    a[0].again = true;
+    cache_fill_done(rig.cache, f, 1, false);
+    turn();
+    cr_expect(a[0].calls == 1 && a[1].calls == 0);
+    cr_expect(a[0].again);
+    a[0].again = false;
+    cache_fill_done(rig.cache, g, 1, false);
+    turn();
+    cr_expect(a[0].calls == 2 && a[1].calls == 1);
+    drop(ref);
+    drop(other);
+}
+
+Test(cache_space, clean_blocks_go_before_those_that_wait_to_be_written)
+{
+    block_ref clean, dirty;
+    unsigned gone = 0;
+
+    dirty = store(rig.one, 1); /* older, so the policy would rather have this one */
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = UINT32_MAX;
+    drop(dirty);
+    turn();
+    rig.cache->no_writes = true;
+    for (uint64_t i = 2; i < 9; i++) {
+        clean = store(rig.one, i);
+        drop(clean);
+    }
+    drop(store(rig.one, 100));
+    cr_expect(cache_found(rig.cache, dirty));
+    for (uint64_t i = 2; i < 9; i++)
+        gone += find(rig.one, i) == 0;
+    cr_expect_eq(gone, 1u, "never queued, so nothing speaks for them");
+    rig.tier.refuse_n = 0;
+}
+
+/* ---- slots of other sizes ---- */
+
+static void tier_finish_all(void)
+{
+    for (int i = 0; i < 10; i++) {
+        turn();
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+    }
+}
+
+/* After a restart with a smaller arena.extent. */
+Test(cache_space, a_part_longer_than_an_extent_evicts_nothing)
+{
+    struct ns *big = space("big", 1, MIB);
+    struct cache_check k = {0};
+    struct cache_wait w = {0};
+    struct cache_fill *f;
+    block_ref ref;
+
+    for (uint64_t i = 0; i < 8; i++)
+        drop(store(rig.one, i));
+    tier_finish_all();
+    ref = open_block(big, 1);
+    cr_expect_eq(claim(ref, 0, 0, SHARDS, &f), -EFBIG);
+    rig.tier.place[rig.tier.places++] =
+        (struct place){true, part_owner(ref, 0), 2 * MIB, malloc(1), 1};
+    rig.tier.n_live++;
+    part_set_nvme(rig.cache, ref, 0, &(struct tier_place){.loc = rig.tier.places});
+    cr_expect_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), -EFBIG);
+    cr_expect_eq(cache_verify(rig.cache, &k, ref, 0), -EBUSY);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 0u);
+    cr_expect_eq(rig.metrics.arena_candidates, 0u);
+    drop(ref);
+}
+
+/* Extents of 4096 slots, all of them taken by blocks that may leave. */
+static void open_fine(void)
+{
+    struct ns *fine;
+
+    rig.extent = 16 * MIB;
+    rig.max_blocks = 10000;
+    rig_open();
+    cache_stop_writing(rig.cache);
+    fine = space("fine", 1, 4096 / SHARDS);
+    for (uint64_t i = 0; i < 8192; i++)
+        drop(store(fine, i));
+}
+
+TestSuite(cache_fine, .init = open_fine, .fini = rig_close);
+
+static struct {
+    struct asker a;
+    block_ref ref;
+    unsigned turns;
+    uint64_t evicted, most;
+} wide;
+
+/* Until there is a slot of another size. */
+static int wide_fill(void)
+{
+    struct cache_fill *f;
+    int rc;
+
+    ask(&wide.a);
+    for (wide.turns = 0; (rc = claim(wide.ref, 0, 0, SHARDS, &f)) == -EBUSY; wide.turns++) {
+        uint64_t evicted = rig.metrics.arena_evicted_blocks - wide.evicted;
+
+        wide.most = evicted > wide.most ? evicted : wide.most;
+        wide.evicted += evicted;
+        cr_assert(cache_space_wait(rig.cache, &wide.a.r, false));
+        turn();
+    }
+    if (rc == 0)
+        cache_fill_done(rig.cache, f, SHARDS, true);
+    return rc;
+}
+
+/* A turn of the loop evicts a part of the extent; nobody takes what is free of it meanwhile. */
+Test(cache_fine, an_extent_is_emptied_in_several_turns)
+{
+    struct cache_fill *f;
+    block_ref other;
+
+    wide.ref = open_block(rig.one, 1);
+    cr_assert_eq(claim(wide.ref, 0, 0, SHARDS, &f), -EBUSY);
+    other = open_block(index_ns(rig.index, 3), 10000);
+    cr_expect_eq(claim(other, 0, 0, SHARDS, &f), -EBUSY, "the free slot is not given to another");
+    cr_expect_eq(wide_fill(), 0);
+    cr_expect(wide.turns >= 3 && wide.most <= 1024, "%u turns", wide.turns);
+    cr_expect_eq(rig.metrics.arena_extents_moved, 1u);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 4096u);
+    drop(other);
+    drop(wide.ref);
+}
+
+/* A block that is leased while its extent is emptied keeps it; the rest of it serves as before. */
+Test(cache_fine, an_extent_that_can_not_be_emptied_any_more_is_used_again)
+{
+    struct cache_fill *f;
+    struct ns *fine = index_ns(rig.index, 3);
+    block_ref held[2];
+
+    wide.ref = open_block(rig.one, 1);
+    cr_assert_eq(claim(wide.ref, 0, 0, SHARDS, &f), -EBUSY);
+    for (unsigned i = 0; i < 2; i++) {
+        held[i] = find(fine, 4095 + 4096 * i); /* the last of each extent */
+        cr_assert(held[i]);
+        cache_lease(rig.cache, held[i]);
+    }
+    ask(&wide.a);
+    cr_assert(cache_space_wait(rig.cache, &wide.a.r, false));
+    for (unsigned i = 0; i < 20 && claim(wide.ref, 0, 0, SHARDS, &f) == -EBUSY; i++)
+        turn();
+    cr_expect_eq(claim(wide.ref, 0, 0, SHARDS, &f), -EBUSY);
+    cr_expect_eq(rig.metrics.arena_extents_moved, 0u);
+    turn();
+    drop(store(fine, 20000));
+    for (unsigned i = 0; i < 2; i++)
+        drop(held[i]);
+    cr_expect_eq(wide_fill(), 0);
+    drop(wide.ref);
+}
+
+/* ---- a full index ---- */
+
+static struct ns *other; /* of one part, too */
+
+static void open_narrow(void)
+{
+    rig.max_blocks = 8;
+    rig_open();
+    other = space("other", 1, rig.two->identity.shard_bytes);
+}
+
+TestSuite(narrow, .init = open_narrow, .fini = rig_close);
+
+/* Else what came first would stay for ever: without new blocks nothing is written, and nothing
+ * leaves. */
+Test(narrow, a_full_index_lets_go_what_left_dram_first)
+{
+    block_ref held[8], refs[2];
+    uint8_t key[UCM_MAX_KEY_BYTES];
+
+    for (unsigned i = 0; i < 3; i++)
+        drop(store_below(rig.one, 1 + i));
+    refs[0] = find(rig.one, 1);
+    refs[1] = find(rig.one, 2);
+    cache_touch(rig.cache, rig.one, refs, 2); /* a chain's head outlives its tail */
+    for (unsigned i = 0; i < 5; i++)
+        held[i] = open_block(other, 100 + i);
+    cr_expect_eq(rig.metrics.index_evicted, 0u);
+    for (unsigned i = 0; i < 3; i++) {
+        static const uint64_t goes[] = {3, 2, 1};
+
+        cr_expect_neq(find(rig.one, goes[i]), 0u);
+        held[5 + i] = open_block(other, 105 + i);
+        cr_expect_eq(find(rig.one, goes[i]), 0u);
+    }
+    cr_expect_eq(rig.metrics.index_evicted, 3u);
+    cr_expect_eq(rig.tier.n_live, 0u, "their places are free");
+    key_of(200, key);
+    cr_expect_eq(cache_open(rig.cache, other, key), 0u, "all are in use");
+    for (unsigned i = 0; i < 8; i++)
+        drop(held[i]);
+}
+
+Test(narrow, a_full_index_lets_go_the_coldest_in_dram)
+{
+    block_ref held[6], pinned;
+
+    pinned = store(rig.one, 1);
+    cache_pin(rig.cache, pinned, true);
+    drop(pinned);
+    for (unsigned i = 2; i < 5; i++)
+        drop(store(rig.one, i));
+    cr_assert(block_of(find(rig.one, 2))->flags & BLOCK_QUEUED);
+    turn();
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    for (unsigned i = 0; i < 4; i++)
+        held[i] = open_block(other, 100 + i);
+    for (unsigned i = 4; i < 6; i++)
+        held[i] = open_block(other, 100 + i);
+    cr_expect_eq(rig.metrics.index_evicted, 2u);
+    cr_expect_neq(find(rig.one, 1), 0u);
+    cr_expect_eq(!find(rig.one, 2) + !find(rig.one, 3) + !find(rig.one, 4), 2);
+    cr_expect_eq(rig.tier.n_live, 2u);
+    cr_expect_eq(arena_bytes_used(rig.arena), 2u * (MIB / 4));
+    for (unsigned i = 0; i < 6; i++)
+        drop(held[i]);
+}
+
+/* ---- verifying ---- */
+
+static int check_status;
+
+static void check_cb(struct cache_check *k, int status)
+{
+    (void)k;
+    check_status = status;
+}
+
+/* The slot that a verify reads into stays: its extent is not emptied for another slot size. */
+Test(cache_space, an_extent_that_is_verified_into_is_not_emptied)
+{
+    struct cache_check k = {.done_cb = check_cb};
+    block_ref ref[8];
+    struct cache_fill *f;
+
+    for (uint64_t i = 0; i < 8; i++)
+        drop(ref[i] = store(rig.one, i));
+    tier_finish_all();
+    cr_assert_eq(cache_evict(rig.cache, ref[1], CACHE_DRAM), CACHE_EVICT_DONE);
+    cache_lease(rig.cache, ref[0]);
+    cr_assert_eq(cache_verify(rig.cache, &k, ref[0], 0), 0);
+    for (uint32_t i = 4; i < 8; i++)
+        cache_touch(rig.cache, rig.one, &ref[i], 1); /* the extent of the others is colder */
+    drop(ref[0]);
+    ref[0] = open_block(rig.two, 100);
+    cr_assert_eq(claim(ref[0], 0, 0, SHARDS, &f), 0);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u, "%u",
+                 (unsigned)rig.metrics.arena_evicted_blocks);
+    cr_expect_eq(rig.metrics.arena_extents_moved, 1u);
+    cache_fill_done(rig.cache, f, SHARDS, false);
+    fake_next(&rig.tier, 0);
+    drop(ref[0]);
+}
+
+Test(cache_space, verify_drops_what_is_corrupt_and_only_that)
+{
+    block_ref ref = store_below(rig.one, 1);
+    struct cache_check k = {.done_cb = check_cb};
+
+    cr_assert_eq(cache_verify(rig.cache, &k, ref, 0), 0);
+    fake_next(&rig.tier, 0);
+    cr_expect_eq(check_status, 0);
+    cr_expect_eq(arena_bytes_used(rig.arena), 0u);
+    cr_assert_eq(cache_verify(rig.cache, &k, ref, 0), 0);
+    fake_next(&rig.tier, -EIO);
+    cr_expect(cache_found(rig.cache, ref));
+    cr_assert_eq(cache_verify(rig.cache, &k, ref, 0), 0);
+    fake_next(&rig.tier, -EBADMSG);
+    cr_expect_not(cache_found(rig.cache, ref));
+    cr_expect_eq(cache_verify(rig.cache, &k, ref, 0), -ENOENT);
+    drop(ref);
+    expect_nothing_held();
+}

@@ -1,0 +1,270 @@
+/* A full window: who leaves it for others, of the tenant and of another one, and how hard that is looked for. */
+/* Sanitizers: thread */
+#include "tests/unit/cache/relocate_rig.h"
+
+#include <stdlib.h>
+
+TestSuite(cache_window, .init = relocate_open, .fini = relocate_close);
+
+/* Stored, written below, moved into the window, and released. */
+static void fill_window(struct ns *ns, uint64_t first, uint64_t n)
+{
+    for (uint64_t i = first; i < first + n; i++) {
+        block_ref ref = stored(ns, i);
+
+        (void)moved(ref, 0);
+        cache_put(rig.cache, ref, 0);
+        drop(ref);
+    }
+}
+
+Test(cache_window, unused_blocks_leave_for_others)
+{
+    struct mover mv;
+    block_ref ref;
+
+    fill_window(rig.one, 1, 8);
+    cr_expect_eq(arena_window_used(rig.arena), 2 * MIB);
+    ref = stored(rig.one, 9);
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    cr_assert_eq(n_copies, 1u, "at once");
+    copy_next();
+    cr_expect_eq(mv.status, 0);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 1u);
+    cr_expect_eq(arena_window_used(rig.arena), 2 * MIB);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+    for (uint64_t i = 1, n = 0; i <= 9; i++) {
+        n += in_dram(rig.one, i);
+        cr_expect(i < 9 || n == 8);
+    }
+}
+
+/* Used slots lie before those that may leave, more than a search looks at in a turn of the loop. */
+Test(cache_window_wide, unused_blocks_behind_many_used_ones_leave)
+{
+    uint32_t slots = 6 * 256, used = slots - 100;
+    block_ref *ref = calloc(used, sizeof(*ref)), late;
+    struct mover mv;
+    struct ns *ns;
+
+    rig.max_blocks = 8192;
+    relocate_open_with(6);
+    ns = space_of("t", "small", 1, 4096 / SHARDS);
+    for (uint32_t i = 0; i < used; i++) {
+        ref[i] = stored(ns, 1 + i);
+        (void)moved(ref[i], 0);
+    }
+    fill_window(ns, 1 + used, slots - used);
+    late = stored(ns, 1 + slots);
+    cr_assert_eq(move(&mv, late, 0), CACHE_PENDING, "some may leave");
+    cr_expect_eq(n_copies, 0u, "a turn's looks are bounded");
+    for (int i = 0; i < 10 && n_copies == 0; i++)
+        turn();
+    copy_next();
+    cr_expect_eq(mv.status, 0);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 1u);
+    cache_put(rig.cache, late, 0);
+    drop(late);
+    for (uint32_t i = 0; i < used; i++) {
+        cache_put(rig.cache, ref[i], 0);
+        drop(ref[i]);
+    }
+    free(ref);
+    relocate_close();
+}
+
+Test(cache_window, what_is_used_or_waits_to_be_written_stays)
+{
+    struct mover mv;
+    block_ref ref[8], late;
+
+    rig.cache->config.backlog_bytes = 64 * MIB;
+    rig.tier.refuse = -EAGAIN;
+    rig.tier.refuse_n = 1u << 30; /* nothing is written */
+    for (uint64_t i = 0; i < 8; i++) {
+        ref[i] = store(rig.one, i);
+        (void)moved(ref[i], 0);
+        if (i >= 4) {
+            cache_put(rig.cache, ref[i], 0);
+            drop(ref[i]);
+        }
+    }
+    late = store(rig.one, 8);
+    cr_expect_eq(move(&mv, late, 0), -ENOSPC);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 0u);
+    cr_expect_eq(block_of(late)->part[0].users, 0u);
+    cr_expect_eq(arena_bytes_used(rig.arena), MIB / 4, "it stays where it is");
+    for (uint64_t i = 0; i < 4; i++) {
+        cache_put(rig.cache, ref[i], 0);
+        drop(ref[i]);
+    }
+    drop(late);
+}
+
+/* Ordinary searches pass over blocks in windows, whose slots are of no use to them. */
+Test(cache_window, ordinary_space_comes_from_ordinary_slots)
+{
+    block_ref ref;
+
+    fill_window(rig.one, 1, 8);
+    for (uint64_t i = 100; i < 120; i++) {
+        ref = stored(rig.one, i);
+        drop(ref);
+    }
+    for (uint64_t i = 1; i <= 8; i++)
+        cr_expect(in_dram(rig.one, i), "%u", (unsigned)i);
+    cr_expect_eq(arena_bytes_used(rig.arena), 2 * MIB);
+}
+
+Test(cache_window, another_tenant_gets_what_is_not_used)
+{
+    struct mover mv;
+    block_ref ref;
+
+    fill_window(rig.one, 1, 8);
+    cr_expect_eq(arena_window_lent(rig.arena, group), 2 * MIB);
+    ref = stored(other, 1);
+    cr_assert_eq(move(&mv, ref, 0), CACHE_PENDING);
+    await(WINDOW_READY, 3);
+    copy_next();
+    cr_expect_eq(mv.status, 0);
+    cr_expect(marks_right(ref, 0));
+    cr_expect_eq(arena_window_lent(rig.arena, group), MIB);
+    cr_expect_eq(arena_window_lent(rig.arena, other_group), MIB);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u);
+    cache_put(rig.cache, ref, 0);
+    drop(ref);
+}
+
+Test(cache_window, but_not_what_is)
+{
+    block_ref ref[8], late;
+    struct mover mv;
+
+    for (uint64_t i = 0; i < 8; i++) {
+        ref[i] = stored(rig.one, i);
+        (void)moved(ref[i], 0);
+        if (i % 4 != 0)
+            cache_put(rig.cache, ref[i], 0);
+    }
+    late = stored(other, 1);
+    cr_expect_eq(move(&mv, late, 0), -ENOSPC, "one of each extent is pinned");
+    cache_put(rig.cache, ref[4], 0);
+    for (uint64_t i = 0; i < 8; i++)
+        drop(ref[i]);
+    cr_assert_eq(move(&mv, late, 0), CACHE_PENDING);
+    await(WINDOW_READY, 3);
+    copy_next();
+    cr_expect_eq(mv.status, 0);
+    cache_put(rig.cache, late, 0);
+    cache_put(rig.cache, ref[0], 0);
+    drop(late);
+}
+
+Test(cache_window, a_lower_budget_empties_extents)
+{
+    fill_window(rig.one, 1, 8);
+    arena_window_budget_set(rig.arena, MIB);
+    cache_windows_changed(rig.cache);
+    await(WINDOW_GONE, 1);
+    cr_expect_eq(arena_window_lent(rig.arena, NULL), MIB);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 4u);
+    arena_window_budget_set(rig.arena, 0);
+    cache_windows_changed(rig.cache);
+    await(WINDOW_GONE, 2);
+    cr_expect_eq(arena_window_lent(rig.arena, NULL), 0u);
+    cr_expect_eq(rig.metrics.arena_evicted_blocks, 8u);
+}
+
+Test(cache_window, a_lower_budget_waits_for_users)
+{
+    block_ref ref = stored(rig.one, 1);
+    struct arena_place place;
+
+    tier_finish_all();
+    place = moved(ref, 0);
+    arena_window_budget_set(rig.arena, 0);
+    cache_windows_changed(rig.cache);
+    for (int i = 0; i < 5; i++)
+        turn();
+    cr_expect(readable(group, &place));
+    drop(ref);
+    cache_put(rig.cache, ref, 0);
+    await(WINDOW_GONE, 1);
+    cr_expect_not(readable(group, &place));
+    cr_expect_not(in_dram(rig.one, 1));
+}
+
+/* ---- bounds ---- */
+
+/* A search that found nothing is not repeated in its turn of the loop, unless something was released. */
+Test(cache_window, what_was_in_vain_is_remembered_for_a_turn)
+{
+    block_ref used[8], late[3];
+    struct mover mv;
+    uint64_t looks;
+
+    for (uint64_t i = 0; i < 8; i++) {
+        used[i] = stored(rig.one, 1 + i);
+        (void)moved(used[i], 0);
+    }
+    for (uint64_t i = 0; i < 3; i++)
+        late[i] = stored(rig.one, 100 + i);
+    looks = rig.metrics.arena_candidates;
+    cr_expect_eq(move(&mv, late[0], 0), -ENOSPC);
+    cr_expect_eq(rig.metrics.arena_candidates, looks + 8);
+    cr_expect_eq(move(&mv, late[1], 0), -ENOSPC);
+    cr_expect_eq(rig.metrics.arena_candidates, looks + 8, "in the same turn");
+    turn();
+    cr_expect_eq(move(&mv, late[1], 0), -ENOSPC);
+    cr_expect_eq(rig.metrics.arena_candidates, looks + 16, "in the next one");
+    cache_put(rig.cache, used[5], 0);
+    drop(used[5]);
+    cr_expect_eq(move(&mv, late[2], 0), CACHE_PENDING, "one was released in this turn");
+    copy_next();
+    cr_expect_eq(mv.status, 0);
+    cache_put(rig.cache, late[2], 0);
+    for (uint64_t i = 0; i < 8; i++)
+        if (i != 5) {
+            cache_put(rig.cache, used[i], 0);
+            drop(used[i]);
+        }
+    for (uint64_t i = 0; i < 3; i++)
+        drop(late[i]);
+}
+
+/* However much one tenant begins, the other may begin as much. */
+Test(cache_window, tenants_have_equal_parts_of_the_relocations)
+{
+    struct mover mine[3], others[3];
+    block_ref ref[3], other_ref[3];
+
+    rig.cache->relocations.most = 4;
+    for (uint64_t i = 0; i < 3; i++) {
+        ref[i] = stored(rig.one, 1 + i);
+        other_ref[i] = stored(other, 1 + i);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        cr_expect_eq(move(&mine[i], ref[i], 0), CACHE_PENDING);
+    cr_expect_eq(move(&mine[2], ref[2], 0), -EBUSY);
+    for (unsigned i = 0; i < 2; i++)
+        cr_expect_eq(move(&others[i], other_ref[i], 0), CACHE_PENDING);
+    cr_expect_eq(move(&others[2], other_ref[2], 0), -EBUSY);
+    await(WINDOW_READY, 2);
+    cr_assert_eq(n_copies, 4u);
+    copy_next();
+    cr_expect_eq(mine[0].calls + mine[1].calls, 1);
+    cr_expect_eq(move(&others[2], other_ref[2], 0), -EBUSY, "the place is not theirs");
+    cr_expect_eq(move(&mine[2], ref[2], 0), CACHE_PENDING);
+    while (n_copies > 0)
+        copy_next();
+    for (unsigned i = 0; i < 3; i++) {
+        cr_expect_eq(mine[i].status, 0);
+        cache_put(rig.cache, ref[i], 0);
+        drop(ref[i]);
+        if (i < 2)
+            cache_put(rig.cache, other_ref[i], 0);
+        drop(other_ref[i]);
+    }
+}

@@ -1,0 +1,470 @@
+/* DRAM over a restart, each piece by itself: the manifest's bytes, whole and damaged; the folder's
+ * files; slots that are taken before their memory is ready; the policy's order. The whole of it is
+ * tests/integration/test_keep.c. */
+#include "daemon/arena/arena.h"
+#include "daemon/arena/persist.h"
+#include "daemon/cache/snapshot_format.h"
+#include "daemon/config/config.h"
+#include "daemon/format/checksum.h"
+#include "daemon/index/policy.h"
+#include "tests/unit/index/index_secret.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <unistd.h>
+#include <uv.h>
+
+#define MIB (1ull << 20)
+
+/* ---- the manifest ---- */
+
+#define PARTS 5u
+
+static uint8_t manifest[8192];
+static struct persist_identity identity = {.boot = {1, 2, 3}, .inode = 77, .bytes = 8 * MIB};
+
+static size_t manifest_make(void)
+{
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES] = {9};
+    struct snapshot_ns ns = {fingerprint, (const uint8_t *)"one and a bit", 13};
+    struct snapshot_head h = {
+        .arena = identity, .extent = MIB, .parts = PARTS, .namespaces = 2, .program = "ucmd test"};
+    size_t at = SNAPSHOT_HEAD_BYTES;
+
+    memset(manifest, 0, sizeof(manifest));
+    at += snapshot_ns_encode(manifest + at, &ns);
+    ns.identity_bytes = 8;
+    at += snapshot_ns_encode(manifest + at, &ns);
+    for (uint32_t i = 0; i < PARTS; i++, at += SNAPSHOT_PART_BYTES) {
+        struct snapshot_part p = {.ns = i % 2,
+                                  .part = i,
+                                  .extent = i,
+                                  .slot = 10 + i,
+                                  .checksum = 1000 + i,
+                                  .uses = i,
+                                  .stored = i == 3 || i == 5};
+
+        p.key[31] = (uint8_t)i;
+        snapshot_part_encode(manifest + at, &p);
+    }
+    snapshot_seal(manifest, at, &h);
+    return at;
+}
+
+static int check(const uint8_t *p, size_t n)
+{
+    struct snapshot_head h;
+    size_t at;
+
+    return snapshot_check(p, n, &identity, MIB, &h, &at);
+}
+
+Test(kept, manifests_come_back)
+{
+    size_t n = manifest_make(), at;
+    struct snapshot_head h;
+    struct snapshot_part p;
+    struct snapshot_ns ns;
+
+    cr_assert_eq(snapshot_check(manifest, n, &identity, MIB, &h, &at), 0);
+    cr_expect_eq(h.parts, PARTS);
+    cr_expect_eq(h.namespaces, 2u);
+    cr_expect_str_eq(h.program, "ucmd test");
+    cr_expect_eq(snapshot_ns_decode(manifest + SNAPSHOT_HEAD_BYTES, &ns), 40u + 16u);
+    cr_expect_eq(ns.identity_bytes, 13u);
+    cr_expect_eq(ns.fingerprint[0], 9u);
+    cr_expect_eq(memcmp(ns.identity, "one and a bit", 13), 0);
+    for (uint32_t i = 0; i < PARTS; i++) {
+        snapshot_part_decode(manifest + at + i * SNAPSHOT_PART_BYTES, &p);
+        cr_expect(p.ns == i % 2 && p.part == i && p.extent == i && p.slot == 10 + i);
+        cr_expect(p.checksum == 1000 + i && p.uses == i && p.stored == (i == 3 || i == 5));
+        cr_expect_eq(p.key[31], i);
+    }
+    /* a file system's pages may be longer */
+    cr_expect_eq(check(manifest, sizeof(manifest)), 0);
+}
+
+Test(kept, no_damage_passes)
+{
+    size_t n = manifest_make();
+
+    for (size_t i = 0; i < n; i++) {
+        cr_assert_neq(check(manifest, i), 0, "cut at %zu", i);
+        for (unsigned bit = 0; bit < 8; bit++) {
+            manifest[i] ^= (uint8_t)(1u << bit);
+            cr_assert_neq(check(manifest, n), 0, "byte %zu, bit %u", i, bit);
+            manifest[i] ^= (uint8_t)(1u << bit);
+        }
+    }
+    cr_expect_eq(check(manifest, n), 0);
+}
+
+/* Of another boot, file, size, extent, version. */
+Test(kept, manifests_of_others_are_told)
+{
+    size_t n = manifest_make(), at;
+    struct persist_identity other = identity;
+    struct snapshot_head h;
+
+    other.boot[15] = 1;
+    cr_expect_eq(snapshot_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
+    other = identity;
+    other.inode++;
+    cr_expect_eq(snapshot_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
+    other = identity;
+    other.bytes += MIB;
+    cr_expect_eq(snapshot_check(manifest, n, &other, MIB, &h, &at), -ESTALE);
+    cr_expect_eq(snapshot_check(manifest, n, &identity, 2 * MIB, &h, &at), -ESTALE);
+    manifest[8]++;
+    cr_expect_eq(check(manifest, n), -EPROTONOSUPPORT);
+}
+
+/* Sealed well, but with numbers that lead out of the arena or the lists. */
+Test(kept, numbers_out_of_bounds_are_refused)
+{
+    static const struct {
+        uint32_t offset, value; /* in the last part */
+    } wrong[] = {{0, 2}, {4, UCM_MAX_PARTS}, {8, 8}, {56, 8}};
+    struct snapshot_head h = {
+        .arena = identity, .extent = MIB, .parts = PARTS, .namespaces = 2, .program = "ucmd test"};
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        size_t n = manifest_make();
+        uint8_t *p = manifest + n - SNAPSHOT_PART_BYTES + wrong[i].offset;
+
+        p[0] = (uint8_t)wrong[i].value;
+        p[1] = (uint8_t)(wrong[i].value >> 8);
+        snapshot_seal(manifest, n, &h);
+        cr_expect_eq(check(manifest, n), -EBADMSG, "case %zu", i);
+    }
+    for (uint32_t namespaces = 0; namespaces < 40; namespaces++) {
+        size_t n = manifest_make();
+
+        h.namespaces = namespaces;
+        snapshot_seal(manifest, n, &h);
+        cr_expect_eq(check(manifest, n) == 0, namespaces == 2);
+    }
+}
+
+/* ---- the folder ---- */
+
+static char folder[64];
+
+static void folder_make(void)
+{
+    snprintf(folder, sizeof(folder), "/dev/shm/ucm-keep-XXXXXX");
+    cr_assert(mkdtemp(folder));
+}
+
+static void folder_remove(void)
+{
+    cr_expect_eq(rmdir(folder), 0, "something is left in %s", folder);
+}
+
+static struct persist *folder_open(void)
+{
+    char why[PERSIST_WHY_BYTES];
+    struct persist *k;
+
+    cr_assert_eq(persist_open(folder, &k, why), 0, "%s", why);
+    return k;
+}
+
+Test(kept, a_manifest_is_found_once)
+{
+    struct persist_identity before;
+    struct persist *k;
+    uint8_t *p;
+    size_t n;
+
+    folder_make();
+    k = folder_open();
+    cr_expect_null(persist_snapshot(k, &n));
+    cr_assert_eq(persist_reset(k, 4 * MIB), 0);
+    cr_assert_eq(pwrite(persist_fd(k), "abc", 3, MIB), 3);
+    before = persist_identity(k);
+    cr_expect_eq(before.bytes, 4 * MIB);
+    cr_assert_eq(persist_create(k, 5000, &p), 0);
+    memcpy(p + 4990, "end", 3);
+    cr_assert_eq(persist_commit(k), 0);
+    persist_close(k);
+    for (unsigned i = 0; i < 2; i++) { /* not taken: there for another try */
+        k = folder_open();
+        cr_expect_not_null(persist_snapshot(k, &n));
+        persist_close(k);
+    }
+    k = folder_open();
+    cr_expect_eq(memcmp(persist_snapshot(k, &n) + 4990, "end", 3), 0);
+    cr_expect_geq(n, 5000u);
+    cr_expect_eq(persist_identity(k).inode, before.inode);
+    cr_assert_eq(persist_take(k), 0);
+    cr_expect_eq(memcmp(persist_snapshot(k, &n) + 4990, "end", 3), 0, "its bytes stay");
+    persist_forget(k);
+    persist_close(k); /* without a manifest: the arena's file goes */
+    k = folder_open();
+    cr_expect_null(persist_snapshot(k, &n));
+    cr_expect_eq(persist_identity(k).inode, 0u);
+    persist_close(k);
+    folder_remove();
+}
+
+Test(kept, a_file_of_others_is_not_used)
+{
+    char path[128], why[PERSIST_WHY_BYTES];
+    struct persist *k;
+    size_t n;
+
+    folder_make();
+    snprintf(path, sizeof(path), "%s/" CONFIG_KEEP_ARENA, folder);
+    cr_assert_eq(symlink("/dev/zero", path), 0);
+    k = folder_open();
+    cr_expect_null(persist_snapshot(k, &n));
+    cr_assert_eq(persist_reset(k, MIB), 0);
+    persist_close(k);
+    folder_remove();
+    cr_expect_eq(persist_open(folder, &k, why), -ENOENT);
+    cr_expect_not_null(strstr(why, folder), "%s", why);
+}
+
+/* ---- slots ---- */
+
+static uv_loop_t loop;
+static struct arena *arena;
+static uint32_t ready_n;
+
+static void ready_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+{
+    (void)ctx, (void)base, (void)bytes;
+    cr_assert_eq(extent, ready_n++);
+}
+
+static void ready_any_cb(void *ctx, uint32_t extent, void *base, uint64_t bytes)
+{
+    (void)ctx, (void)extent, (void)base, (void)bytes;
+}
+
+static void arena_open(int fd, uint64_t size)
+{
+    struct arena_config c = {
+        .size = size, .extent = MIB, .file = true, .fd = fd, .extent_ready_cb = ready_cb};
+
+    ready_n = 0;
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+}
+
+static void arena_wait(uint64_t bytes)
+{
+    uv_async_t awake; /* growing alone keeps no loop alive */
+
+    cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
+    cr_assert_eq(arena_grow(arena), 0);
+    for (int i = 0; i < 5000 && arena_bytes_ready(arena) < bytes; i++) {
+        uv_run(&loop, UV_RUN_NOWAIT);
+        uv_sleep(1);
+    }
+    cr_assert_eq(arena_bytes_ready(arena), bytes);
+    uv_close((uv_handle_t *)&awake, NULL);
+    uv_run(&loop, UV_RUN_NOWAIT);
+}
+
+static void arena_close(void)
+{
+    arena_free(arena);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    cr_expect_eq(uv_loop_close(&loop), 0);
+}
+
+Test(kept, slots_are_where_they_were)
+{
+    struct persist *k;
+    slot_ref slots[40], kept[40];
+    uint32_t extent[40], number[40];
+
+    folder_make();
+    k = folder_open();
+    cr_assert_eq(persist_reset(k, 8 * MIB), 0);
+    arena_open(persist_fd(k), 8 * MIB);
+    arena_wait(8 * MIB);
+    for (unsigned i = 0; i < 40; i++) {
+        slots[i] = arena_alloc(arena, i % 2 ? MIB / 8 : MIB / 4 - 5, i, NUMA_NONE);
+        cr_assert_neq(slots[i], 0u);
+        memset(arena_memory(arena, slots[i]), (int)i + 1, 100);
+        arena_slot_position(arena, slots[i], &extent[i], &number[i]);
+    }
+    arena_close();
+    arena_open(persist_fd(k), 8 * MIB);
+    for (unsigned i = 0; i < 40; i++) {
+        kept[i] = arena_slot_take(arena, extent[i], number[i], i % 2 ? MIB / 8 : MIB / 4 - 5);
+        cr_assert_eq(kept[i], slots[i]);
+        cr_expect_eq(arena_slot_ready(arena, kept[i]), -EAGAIN);
+    }
+    cr_expect_eq(arena_slot_take(arena, extent[0], number[0], MIB / 4 - 5), 0u, "taken");
+    cr_expect_eq(arena_slot_take(arena, extent[0], 1, MIB / 8), 0u, "another size");
+    cr_expect_eq(arena_slot_take(arena, extent[0], 4, MIB / 4), 0u, "behind the extent");
+    cr_expect_eq(arena_slot_take(arena, 8, 0, MIB), 0u, "behind the arena");
+    cr_expect_eq(arena_slot_take(arena, 7, 0, 2 * MIB), 0u, "longer than an extent");
+    cr_expect_eq(arena_alloc(arena, 4096, 0, NUMA_NONE), 0u, "nothing is ready");
+    arena_slot_free(arena, kept[1]); /* before its extent is ready */
+    arena_wait(8 * MIB);
+    cr_expect_eq(arena_bytes_used(arena), 20 * (MIB / 4) + 19 * (MIB / 8));
+    for (unsigned i = 0; i < 40; i++) {
+        if (i == 1)
+            continue;
+        cr_expect_eq(arena_slot_ready(arena, kept[i]), 0);
+        cr_assert_eq(((uint8_t *)arena_memory(arena, kept[i]))[99], i + 1, "slot %u", i);
+    }
+    /* new ones lie between them, never on them */
+    for (unsigned i = 0; i < 5; i++)
+        cr_assert_neq(arena_alloc(arena, MIB / 8, 99, NUMA_NONE), 0u);
+    cr_expect_eq(arena_alloc(arena, MIB / 8, 99, NUMA_NONE), 0u);
+    for (unsigned i = 0; i < 40; i++)
+        if (i != 1)
+            arena_slot_free(arena, kept[i]);
+    cr_expect_eq(arena_bytes_used(arena), 5 * MIB / 8);
+    arena_close();
+    persist_close(k);
+    folder_remove();
+}
+
+static void ended_cb(void *ctx)
+{
+    ++*(unsigned *)ctx;
+}
+
+/* A small tmpfs of the test's own, where the kernel lets it. */
+Test(kept, where_the_room_ends_the_arena_ends)
+{
+    unsigned ended = 0;
+    struct arena_config c = {.size = 8 * MIB,
+                             .extent = MIB,
+                             .file = true,
+                             .extent_ready_cb = ready_any_cb,
+                             .ended_cb = ended_cb};
+    uv_async_t awake;
+    struct persist *k;
+    slot_ref slot;
+
+    folder_make();
+    if (unshare(CLONE_NEWNS) < 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("none", folder, "tmpfs", 0, "size=3m") < 0) {
+        folder_remove();
+        cr_skip_test("no mounts of its own");
+    }
+    k = folder_open();
+    cr_assert_eq(persist_reset(k, 8 * MIB), 0);
+    c.fd = persist_fd(k);
+    c.ctx = &ended;
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(uv_async_init(&loop, &awake, NULL), 0);
+    cr_assert_eq(arena_new(&loop, &c, &arena), 0);
+    slot = arena_slot_take(arena, 7, 0, MIB);
+    cr_assert_neq(slot, 0u);
+    cr_assert_eq(arena_grow(arena), 0);
+    for (int i = 0; i < 5000 && ended == 0; i++) {
+        uv_run(&loop, UV_RUN_NOWAIT);
+        uv_sleep(1);
+    }
+    cr_expect_eq(ended, 1u);
+    cr_expect_eq(arena_bytes_ready(arena), 3 * MIB);
+    cr_expect_eq(arena_bytes_configured(arena), 3 * MIB);
+    cr_expect_eq(arena_slot_ready(arena, slot), -ENOSPC);
+    arena_slot_free(arena, slot);
+    for (unsigned i = 0; i < 3; i++) {
+        slot = arena_alloc(arena, MIB, 1, NUMA_NONE);
+        cr_assert_neq(slot, 0u);
+        memset(arena_memory(arena, slot), 1, MIB);
+    }
+    cr_expect_eq(arena_alloc(arena, MIB, 1, NUMA_NONE), 0u);
+    uv_close((uv_handle_t *)&awake, NULL);
+    arena_close();
+    persist_close(k);
+    cr_expect_eq(umount(folder), 0);
+    folder_remove();
+}
+
+/* ---- the order ---- */
+
+static block_ref seen[64];
+static uint32_t seen_uses[64];
+static unsigned seen_n;
+
+static void see_cb(void *ctx, block_ref ref, uint32_t uses)
+{
+    (void)ctx;
+    seen[seen_n] = ref;
+    seen_uses[seen_n++] = uses;
+}
+
+static unsigned any_cb(void *ctx, block_ref ref)
+{
+    (void)ctx, (void)ref;
+    return POLICY_CANDIDATES;
+}
+
+Test(kept, what_goes_first_goes_first_again)
+{
+    static const uint32_t shards = 1;
+    struct ns_identity id = {"t", "m", "", "d", "l", 16, 32, 1, &shards, 4096, NULL, 0};
+    block_ref refs[40], order[40];
+    uint8_t key[UCM_MAX_KEY_BYTES] = {0};
+    struct index *ix;
+    struct policy *p;
+    struct ns *ns;
+
+    cr_assert_eq(index_new(64, 1, &ix), 0);
+    index_secret_fix(ix);
+    cr_assert_eq(index_ns_open(ix, &id, NULL, &ns, NULL), 0);
+    cr_assert_eq(policy_new(ix, 16, &p), 0);
+    for (unsigned i = 0; i < 40; i++) {
+        key[0] = (uint8_t)i;
+        refs[i] = index_insert(ix, ns, key);
+        policy_insert(p, refs[i]);
+        if (i % 7 == 3)
+            policy_touch(p, &refs[i / 2], 1);
+    }
+    policy_walk(p, see_cb, NULL);
+    cr_assert_eq(seen_n, 40u);
+    for (unsigned i = 0; i < 40; i++)
+        policy_remove(p, refs[i], false);
+    for (unsigned i = 0; i < 40; i++)
+        policy_restore(p, seen[i], seen_uses[i]);
+    for (unsigned i = 40; i-- > 0;) {
+        order[i] =
+            policy_victim(p, policy_common(p), POLICY_CANDIDATES, any_cb, NULL, &(int64_t){1});
+        policy_remove(p, order[i], true);
+    }
+    cr_expect_eq(memcmp(order, seen, sizeof(order)), 0);
+    policy_free(p);
+    index_free(ix);
+}
+
+/* ---- the configuration ---- */
+
+static void refused(const char *setting, const char *says)
+{
+    struct config c;
+    struct config_error e;
+
+    config_init(&c);
+    cr_assert_eq(config_set(&c, "socket=/tmp/s", &e), 0);
+    cr_assert_eq(config_set(&c, "arena.size=64MiB", &e), 0);
+    cr_assert_eq(config_set(&c, setting, &e), 0, "%s", e.text);
+    cr_expect_eq(config_check(&c, &e) == 0, says == NULL, "%s", e.text);
+    if (says)
+        cr_expect_not_null(strstr(e.text, says), "%s", e.text);
+    config_free(&c);
+}
+
+Test(kept, only_memory_is_a_place_for_it)
+{
+    refused("arena.keep=/nowhere/at/all", "does not exist");
+    refused("arena.keep=/usr", "is not on a tmpfs or hugetlbfs");
+    refused("arena.keep=/dev/shm", NULL);
+}

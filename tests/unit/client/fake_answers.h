@@ -1,0 +1,272 @@
+/* What the daemon of fake_daemon.h answers by itself. */
+#ifndef UCM_TESTS_FAKE_ANSWERS_H
+#define UCM_TESTS_FAKE_ANSWERS_H
+
+#include "tests/unit/client/fake_base.h"
+
+#include <sys/stat.h>
+
+/* One frame with descriptors, which it closes. */
+FAKE_FN void fake_reply_fds(int conn, uint32_t msgid, const struct proto_message *m,
+                            const void *result, int *fds, uint32_t n)
+{
+    union {
+        char bytes[CMSG_SPACE(UCM_MAX_FRAME_FDS * sizeof(int))];
+        struct cmsghdr align;
+    } control = {{0}};
+    struct proto_buf b;
+    struct ucm_error e;
+    struct iovec iov;
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+
+    proto_buf_init(&b, 2u << 20);
+    cr_assert_eq(proto_response(&b, msgid, m, result, &e), 0, "%s", e.text);
+    iov = (struct iovec){b.p, b.n};
+    if (n > 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = CMSG_SPACE(n * sizeof(int));
+        *CMSG_FIRSTHDR(&message) = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
+                                                    .cmsg_type = SCM_RIGHTS,
+                                                    .cmsg_len = CMSG_LEN(n * sizeof(int))};
+        memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), fds, n * sizeof(int));
+    }
+    while (b.n > 0) {
+        ssize_t sent = sendmsg(conn, &message, MSG_NOSIGNAL);
+
+        if (sent < 0)
+            break; /* the client hung up */
+        iov = (struct iovec){(char *)iov.iov_base + sent, iov.iov_len - (size_t)sent};
+        b.n -= (size_t)sent;
+        message.msg_control = NULL;
+        message.msg_controllen = 0;
+    }
+    proto_buf_free(&b);
+    for (uint32_t i = 0; i < n; i++)
+        close(fds[i]);
+}
+
+FAKE_FN void fake_hello(struct fake *f, int conn, uint32_t msgid)
+{
+    static const uint8_t instance[16] = {1, 2, 3};
+    struct msg_hello_r m = {
+        .version = f->version ? f->version : 1,
+        .server = {"ucmd fake", 9},
+        .instance = {instance, 16},
+        .tenant = {"uid:7", 5},
+        .max_frame_bytes = UCM_MAX_FRAME_BYTES,
+        .max_keys = f->max_keys,
+        .max_requests = 256,
+        .max_regions = 64,
+        .max_leases = 16,
+        .max_lease_ms = 60000,
+        .max_deadline_ms = 60000,
+    };
+
+    fake_reply(f, conn, msgid, &proto_hello_r, &m);
+}
+
+FAKE_FN void fake_ns_open(struct fake *f, int conn, uint32_t msgid)
+{
+    uint8_t fingerprint[32] = {9};
+    struct msg_ns_open_r m = {.fingerprint = {fingerprint, 32}};
+
+    pthread_mutex_lock(&f->lock);
+    m.ns = f->next_id++;
+    pthread_mutex_unlock(&f->lock);
+    fake_reply(f, conn, msgid, &proto_ns_open_r, &m);
+}
+
+FAKE_FN uint32_t fake_region_add(struct fake *f, int slot, uint32_t ns)
+{
+    struct fake_region *r;
+    struct stat st;
+    uint32_t id;
+
+    pthread_mutex_lock(&f->lock);
+    cr_assert(f->n_regions < FAKE_REGIONS);
+    r = &f->regions[f->n_regions++];
+    *r = (struct fake_region){.id = f->next_id++, .ns = ns, .n_fds = f->n_fds[slot]};
+    for (uint32_t i = 0; i < f->n_fds[slot]; i++) {
+        if (i < 4 && fstat(f->fds[slot][i], &st) == 0)
+            r->ino[i] = st.st_ino;
+        close(f->fds[slot][i]);
+    }
+    f->n_fds[slot] = 0;
+    id = r->id;
+    pthread_mutex_unlock(&f->lock);
+    return id;
+}
+
+FAKE_FN void fake_region_remove(struct fake *f, uint32_t id)
+{
+    pthread_mutex_lock(&f->lock);
+    for (unsigned i = 0; i < f->n_regions; i++)
+        if (f->regions[i].id == id)
+            f->regions[i] = f->regions[--f->n_regions];
+    pthread_mutex_unlock(&f->lock);
+}
+
+FAKE_FN void fake_ring_register(struct fake *f, int slot, struct msg_ring *out)
+{
+    pthread_mutex_lock(&f->lock);
+    cr_assert_eq(f->n_fds[slot], 1);
+    out->ring = f->next_id++;
+    fake_staging_add(&f->rings, f->fds[slot][0], (uint32_t)out->ring);
+    f->n_fds[slot] = 0;
+    pthread_mutex_unlock(&f->lock);
+}
+
+FAKE_FN void fake_ring_unregister(struct fake *f, int conn, uint32_t msgid, uint32_t id)
+{
+    bool found;
+
+    pthread_mutex_lock(&f->lock);
+    found = fake_staging_remove(&f->rings, id);
+    pthread_mutex_unlock(&f->lock);
+    if (found)
+        fake_reply(f, conn, msgid, &proto_none, NULL);
+    else
+        fake_error(f, conn, msgid, UCM_WIRE_NOT_FOUND, "no such ring");
+}
+
+/* hits: the first byte of the first key, so that each caller can tell its own answer. */
+FAKE_FN void fake_lookup(struct fake *f, int conn, uint32_t msgid, const struct msg_lookup *m,
+                         uint32_t key_bytes)
+{
+    uint32_t n = m->keys.n / key_bytes;
+    uint8_t status[1024] = {0};
+    struct msg_lookup_r r = {.hits = m->keys.p[0] < n ? m->keys.p[0] : n};
+
+    if (m->each) {
+        memset(status, UCM_LOOKUP_DRAM, r.hits);
+        r.status = (struct proto_bin){status, n};
+    }
+    if (m->lease_ms && r.hits) {
+        pthread_mutex_lock(&f->lock);
+        r.lease = f->next_lease++;
+        pthread_mutex_unlock(&f->lock);
+    }
+    fake_reply(f, conn, msgid, &proto_lookup_r, &r);
+}
+
+FAKE_FN void fake_note_request(struct fake *f, struct proto_str id)
+{
+    pthread_mutex_lock(&f->lock);
+    f->last_request = 0;
+    if (id.n > 0)
+        memcpy(&f->last_request, id.p, id.n < 8 ? id.n : 8);
+    pthread_mutex_unlock(&f->lock);
+}
+
+FAKE_FN void fake_answer(struct fake *f, int slot, int method, struct proto_envelope *env)
+{
+    int conn = f->conns[slot];
+    uint32_t id = env->msgid;
+    struct ucm_error e;
+    union {
+        struct msg_region_register reg;
+        struct msg_region region;
+        struct msg_ring_register ring_register;
+        struct msg_ring ring;
+        struct msg_lookup lookup;
+        struct msg_load load;
+        struct msg_dump dump;
+        struct msg_prefetch prefetch;
+        struct msg_release release;
+        struct msg_cancel cancel;
+        struct msg_keys keys;
+        struct msg_evict evict;
+    } m;
+
+#define DECODE(name, at) cr_assert_eq(proto_decode(&proto_##name, env, &m.at, &e), 0, "%s", e.text)
+    switch (method) {
+    case UCM_METHOD_HELLO:
+        fake_hello(f, conn, id);
+        return;
+    case UCM_METHOD_NS_OPEN:
+        fake_ns_open(f, conn, id);
+        return;
+    case UCM_METHOD_REGION_REGISTER:
+        DECODE(region_register, reg);
+        m.region.region = fake_region_add(f, slot, (uint32_t)m.reg.ns);
+        fake_reply(f, conn, id, &proto_region, &m.region);
+        return;
+    case UCM_METHOD_REGION_CHALLENGE:
+        pthread_mutex_lock(&f->lock);
+        f->nonce[0]++;
+        pthread_mutex_unlock(&f->lock);
+        fake_reply(f, conn, id, &proto_challenge_r,
+                   &(struct msg_challenge_r){.nonce = {f->nonce, sizeof f->nonce}});
+        return;
+    case UCM_METHOD_REGION_UNREGISTER:
+        DECODE(region, region);
+        fake_region_remove(f, (uint32_t)m.region.region);
+        fake_reply(f, conn, id, &proto_none, NULL);
+        return;
+    case UCM_METHOD_RING_REGISTER:
+        DECODE(ring_register, ring_register);
+        fake_ring_register(f, slot, &m.ring);
+        fake_reply(f, conn, id, &proto_ring, &m.ring);
+        return;
+    case UCM_METHOD_RING_UNREGISTER:
+        DECODE(ring, ring);
+        fake_ring_unregister(f, conn, id, (uint32_t)m.ring.ring);
+        return;
+    case UCM_METHOD_LOOKUP:
+        DECODE(lookup, lookup);
+        fake_note_request(f, m.lookup.request);
+        fake_lookup(f, conn, id, &m.lookup, 16);
+        return;
+    case UCM_METHOD_RELEASE:
+        DECODE(release, release);
+        pthread_mutex_lock(&f->lock);
+        f->last_lease = (uint32_t)m.release.lease;
+        pthread_mutex_unlock(&f->lock);
+        fake_reply(f, conn, id, &proto_none, NULL);
+        return;
+    case UCM_METHOD_LOAD:
+        DECODE(load, load);
+        fake_note_request(f, m.load.request);
+        pthread_mutex_lock(&f->lock);
+        f->last_lease = (uint32_t)m.load.lease;
+        f->computing += m.load.computes;
+        pthread_mutex_unlock(&f->lock);
+        fake_reply_blocks(f, conn, id, m.load.keys.n / 16, UCM_BLOCK_OK);
+        return;
+    case UCM_METHOD_DUMP:
+        DECODE(dump, dump);
+        fake_note_request(f, m.dump.request);
+        pthread_mutex_lock(&f->lock);
+        f->computing += m.dump.computes;
+        pthread_mutex_unlock(&f->lock);
+        fake_reply_blocks(f, conn, id, m.dump.keys.n / 16, UCM_BLOCK_EXISTS);
+        return;
+    case UCM_METHOD_PREFETCH:
+        DECODE(prefetch, prefetch);
+        fake_note_request(f, m.prefetch.request);
+        fake_reply_blocks(f, conn, id, m.prefetch.keys.n / 16, UCM_BLOCK_MISS);
+        return;
+    case UCM_METHOD_CANCEL:
+        DECODE(cancel, cancel);
+        pthread_mutex_lock(&f->lock);
+        f->last_cancelled = (uint32_t)m.cancel.msgid;
+        pthread_mutex_unlock(&f->lock);
+        fake_reply(f, conn, id, &proto_cancel_r, &(struct msg_cancel_r){.cancelled = true});
+        return;
+    case UCM_METHOD_PIN:
+    case UCM_METHOD_UNPIN:
+        DECODE(keys, keys);
+        fake_reply(f, conn, id, &proto_count_r,
+                   &(struct msg_count_r){.blocks = m.keys.keys.n / 16});
+        return;
+    case UCM_METHOD_EVICT:
+        DECODE(evict, evict);
+        fake_reply(f, conn, id, &proto_count_r, &(struct msg_count_r){.blocks = 3, .busy = 2});
+        return;
+    default:
+        fake_error(f, conn, id, UCM_WIRE_UNSUPPORTED, "the fake does not know this method");
+    }
+#undef DECODE
+}
+
+#endif

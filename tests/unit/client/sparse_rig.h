@@ -1,0 +1,273 @@
+/* The retrieval part of a fake daemon, as a hook of fake_daemon.h: digests, chains, selections that
+ * choose the first blocks. Chains end with their connection, as in ucmd. */
+#ifndef UCM_TESTS_SPARSE_RIG_H
+#define UCM_TESTS_SPARSE_RIG_H
+
+#include "client/include/ucmclient_sparse.h"
+#include "tests/unit/client/client_rig.h"
+
+#include <math.h>
+
+#define SPARSE_CHAINS 64
+#define SPARSE_KV_HEADS 2
+#define SPARSE_Q_HEADS 4
+#define SPARSE_DIM 8
+
+/* What the hook, on the fake's thread, shares with the test: under the fake's lock. */
+static struct {
+    struct {
+        uint32_t id; /* 0: free */
+        int conn;
+        uint32_t blocks;
+    } chains[SPARSE_CHAINS];
+    uint32_t cached; /* blocks of any chain that are cached */
+    uint32_t chosen; /* blocks of a list, at most */
+    uint64_t digest_bytes;
+    bool hold_prefetches, spoil; /* answers that do not fit */
+    uint32_t last_n_rows, last_limit, last_priority, last_prefetch_n;
+    uint64_t last_deadline_ms;
+    uint32_t selects;
+} sparse;
+
+FAKE_FN int sparse_chain(uint32_t id, int conn)
+{
+    for (int i = 0; i < SPARSE_CHAINS; i++)
+        if (sparse.chains[i].id == id && sparse.chains[i].conn == conn)
+            return i;
+    return -1;
+}
+
+FAKE_FN void sparse_unknown(struct fake *f, int conn, uint32_t msgid)
+{
+    fake_error(f, conn, msgid, UCM_WIRE_NOT_FOUND, "no such chain");
+}
+
+FAKE_FN void sparse_digest_open(struct fake *f, int conn, uint32_t msgid)
+{
+    uint8_t fingerprint[32] = {8};
+    struct msg_digest_open_r m = {.fingerprint = {fingerprint, 32}};
+
+    pthread_mutex_lock(&f->lock);
+    m.ns = f->next_id++;
+    m.shard_bytes = sparse.digest_bytes;
+    pthread_mutex_unlock(&f->lock);
+    fake_reply(f, conn, msgid, &proto_digest_open_r, &m);
+}
+
+FAKE_FN void sparse_chain_open(struct fake *f, int conn, uint32_t msgid)
+{
+    struct msg_chain m = {0};
+
+    pthread_mutex_lock(&f->lock);
+    for (int i = 0; i < SPARSE_CHAINS && m.chain == 0; i++)
+        if (sparse.chains[i].id == 0) {
+            m.chain = sparse.chains[i].id = f->next_id++;
+            sparse.chains[i].conn = conn;
+            sparse.chains[i].blocks = 0;
+        }
+    pthread_mutex_unlock(&f->lock);
+    fake_reply(f, conn, msgid, &proto_chain, &m);
+}
+
+FAKE_FN void sparse_append(struct fake *f, int conn, uint32_t msgid,
+                           const struct msg_chain_append *m)
+{
+    uint8_t *status = calloc(1, UCM_MAX_KEYS);
+    struct msg_chain_append_r r = {0};
+    uint32_t n = m->keys.n / 16, k;
+    int i;
+
+    pthread_mutex_lock(&f->lock);
+    i = sparse_chain((uint32_t)m->chain, conn);
+    if (i >= 0) {
+        k = sparse.cached - sparse.chains[i].blocks;
+        k = k < n ? k : n;
+        sparse.chains[i].blocks += k;
+        r = (struct msg_chain_append_r){.blocks = sparse.chains[i].blocks + sparse.spoil,
+                                        .dram = k,
+                                        .missing = n - k,
+                                        .digests = k,
+                                        .built = m->build ? 1 : 0,
+                                        .status = {status, n}};
+        memset(status, UCM_LOOKUP_DRAM | UCM_CHAIN_DIGEST, k);
+        sparse.last_deadline_ms = m->deadline_ms;
+    }
+    pthread_mutex_unlock(&f->lock);
+    if (i < 0)
+        sparse_unknown(f, conn, msgid);
+    else
+        fake_reply(f, conn, msgid, &proto_chain_append_r, &r);
+    free(status);
+}
+
+FAKE_FN void sparse_chain_close(struct fake *f, int conn, uint32_t msgid, uint32_t id)
+{
+    int i;
+
+    pthread_mutex_lock(&f->lock);
+    i = sparse_chain(id, conn);
+    if (i >= 0)
+        sparse.chains[i].id = 0;
+    pthread_mutex_unlock(&f->lock);
+    if (i < 0)
+        sparse_unknown(f, conn, msgid);
+    else
+        fake_reply(f, conn, msgid, &proto_none, NULL);
+}
+
+/* Each list has the chain's first blocks, up to `chosen` and the request's limit; block b scores
+ * -b. */
+FAKE_FN void sparse_select(struct fake *f, int conn, uint32_t msgid, const struct msg_select *m)
+{
+    uint32_t *counts = calloc(1 << 18, 4), *index = calloc(1 << 18, 4);
+    uint32_t per_row = m->heads == 0 ? SPARSE_KV_HEADS : 1, lists = 0, blocks = 0;
+    float *scores = calloc(1 << 18, 4);
+    bool known = true;
+    struct msg_select_r r;
+
+    pthread_mutex_lock(&f->lock);
+    for (uint32_t row = 0; row < m->chains.n; row++) {
+        int i = sparse_chain(m->chains.p[row], conn);
+        uint32_t k = i < 0 ? 0 : sparse.chains[i].blocks;
+
+        known = known && i >= 0;
+        k = k < sparse.chosen ? k : sparse.chosen;
+        k = m->limit && m->limit < k ? (uint32_t)m->limit : k;
+        for (uint32_t list = 0; list < per_row; list++) {
+            counts[lists++] = k;
+            for (uint32_t b = 0; b < k; b++) {
+                index[blocks] = b + sparse.spoil * 1000000;
+                scores[blocks++] = -(float)b;
+            }
+        }
+    }
+    sparse.last_n_rows = m->chains.n;
+    sparse.last_limit = (uint32_t)m->limit;
+    sparse.selects++;
+    pthread_mutex_unlock(&f->lock);
+    r = (struct msg_select_r){.counts = {(uint8_t *)counts, lists * 4},
+                              .index = {(uint8_t *)index, blocks * 4},
+                              .gone = 1,
+                              .no_digest = 2};
+    if (m->scores)
+        r.scores = (struct proto_bin){(uint8_t *)scores, blocks * 4};
+    if (known)
+        fake_reply(f, conn, msgid, &proto_select_r, &r);
+    else
+        sparse_unknown(f, conn, msgid);
+    free(counts);
+    free(index);
+    free(scores);
+}
+
+FAKE_FN void sparse_prefetch(struct fake *f, int conn, uint32_t msgid,
+                             const struct msg_chain_prefetch *m)
+{
+    bool known, hold;
+
+    pthread_mutex_lock(&f->lock);
+    known = sparse_chain((uint32_t)m->chain, conn) >= 0;
+    hold = sparse.hold_prefetches;
+    sparse.last_priority = (uint32_t)m->priority;
+    sparse.last_deadline_ms = m->deadline_ms;
+    sparse.last_prefetch_n = m->index.n / 4;
+    pthread_mutex_unlock(&f->lock);
+    if (!known)
+        sparse_unknown(f, conn, msgid);
+    else if (hold)
+        fake_hold(f, conn, msgid, m->index.n / 4);
+    else
+        fake_reply_blocks(f, conn, msgid, m->index.n / 4, UCM_BLOCK_OK);
+}
+
+FAKE_FN bool sparse_hook(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    union proto_any m;
+    struct ucm_error e;
+
+    if (method < UCM_METHOD_DIGEST_OPEN || method > UCM_METHOD_CHAIN_PREFETCH)
+        return false;
+    cr_assert_eq(proto_decode(proto_method_params(method), env, &m, &e), 0, "%s", e.text);
+    switch (method) {
+    case UCM_METHOD_DIGEST_OPEN:
+        sparse_digest_open(f, conn, env->msgid);
+        return true;
+    case UCM_METHOD_DIGEST_BUILD:
+        fake_reply_blocks(f, conn, env->msgid, m.digest_build.keys.n / 16, UCM_BLOCK_EXISTS);
+        return true;
+    case UCM_METHOD_CHAIN_OPEN:
+        sparse_chain_open(f, conn, env->msgid);
+        return true;
+    case UCM_METHOD_CHAIN_APPEND:
+        sparse_append(f, conn, env->msgid, &m.chain_append);
+        return true;
+    case UCM_METHOD_CHAIN_CLOSE:
+        sparse_chain_close(f, conn, env->msgid, (uint32_t)m.chain.chain);
+        return true;
+    case UCM_METHOD_SELECT:
+        sparse_select(f, conn, env->msgid, &m.select);
+        return true;
+    default:
+        sparse_prefetch(f, conn, env->msgid, &m.chain_prefetch);
+        return true;
+    }
+}
+
+FAKE_FN struct ucm_sparse_digest sparse_mean(void)
+{
+    return (struct ucm_sparse_digest){
+        .method = UCM_SPARSE_MEAN,
+        .shape = {.dtype = UCM_SPARSE_BF16,
+                  .tokens = 16,
+                  .kv_heads = SPARSE_KV_HEADS,
+                  .head_dim = SPARSE_DIM,
+                  .k_token_stride = 2 * SPARSE_KV_HEADS * SPARSE_DIM,
+                  .k_head_stride = 2 * SPARSE_DIM},
+    };
+}
+
+/* ---- what every test has ---- */
+
+static struct rig rig;
+static struct ucm_namespace *digests;
+
+FAKE_FN void sparse_up(void)
+{
+    struct ucm_sparse_digest digest = sparse_mean();
+
+    memset(&sparse, 0, sizeof sparse);
+    sparse.cached = UCM_CHAIN_BLOCKS_MAX;
+    sparse.chosen = 2;
+    rig_up(&rig);
+    rig.fake.hook = sparse_hook;
+    cr_assert_eq(ucm_sparse_digest_bytes(&digest, &sparse.digest_bytes), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_sparse_digest_open(rig.ns, &digest, 0, -1, &digests), 0, "%s", ucm_errmsg());
+}
+
+FAKE_FN void sparse_down(void)
+{
+    rig_down(&rig);
+}
+
+#define SET(field, value)                                                                          \
+    do {                                                                                           \
+        pthread_mutex_lock(&rig.fake.lock);                                                        \
+        sparse.field = (value);                                                                    \
+        pthread_mutex_unlock(&rig.fake.lock);                                                      \
+    } while (0)
+#define GET(field) fake_read(&rig.fake, &sparse.field, sizeof sparse.field)
+
+FAKE_FN struct ucm_chain *chain_of(uint32_t n)
+{
+    struct ucm_chain *chain = NULL;
+    uint8_t *keys = calloc(n ? n : 1, 16);
+    struct ucm_chain_keys more = {.keys = keys, .n_keys = n};
+
+    cr_assert_eq(ucm_chain_open(digests, 0, 0, -1, &chain), 0, "%s", ucm_errmsg());
+    if (n > 0)
+        cr_assert_eq(ucm_chain_append(chain, &more, -1, NULL), 0, "%s", ucm_errmsg());
+    free(keys);
+    return chain;
+}
+
+#endif

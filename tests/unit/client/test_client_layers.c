@@ -1,0 +1,123 @@
+/* ucm_task_wait_layers: a load of which the daemon reports how far it has come. */
+#include "tests/unit/client/client_rig.h"
+
+static struct rig rig;
+
+static void setup(void)
+{
+    rig_up(&rig);
+    rig.fake.hook = rig_hold_loads;
+}
+
+static void teardown(void)
+{
+    rig_down(&rig);
+}
+
+TestSuite(client_layers, .init = setup, .fini = teardown, .timeout = 60);
+
+static struct ucm_task *load_in_steps(uint32_t step)
+{
+    struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 3, .step = step};
+    struct ucm_task *task = NULL;
+
+    cr_assert_eq(ucm_load(rig.region, &t, -1, &task), 0, "%s", ucm_errmsg());
+    fake_await(&rig.fake, &rig.fake.n_held, 1);
+    return task;
+}
+
+static void report(uint32_t shards, const uint8_t *status, uint32_t n)
+{
+    rig_tell_layers(&rig, 0, shards, status, n);
+}
+
+Test(client_layers, land_one_after_another)
+{
+    static const uint8_t missed[3] = {UCM_BLOCK_OK, UCM_BLOCK_MISS, UCM_BLOCK_OK};
+    struct ucm_task *task = load_in_steps(1);
+    uint8_t result[3] = {9, 9, 9};
+    struct ucm_result whole;
+
+    cr_expect_eq(ucm_task_wait_layers(task, 0, 0, NULL), 0, "nothing to wait for");
+    cr_expect_eq(ucm_task_wait_layers(task, 1, 0, result), -UCM_EDEADLINE);
+    cr_expect_eq(ucm_task_wait_layers(task, 1, 20, result), -UCM_EDEADLINE);
+    cr_expect_eq(result[1], 9, "untouched");
+    report(1, missed, 3);
+    cr_expect_eq(ucm_task_wait_layers(task, 1, -1, result), 0, "%s", ucm_errmsg());
+    cr_expect_arr_eq(result, missed, 3);
+    cr_expect_eq(ucm_task_check(task, &whole), -UCM_EPENDING);
+    report(7, NULL, 0);
+    cr_expect_eq(ucm_task_wait_layers(task, 5, -1, result), 0);
+    cr_expect_arr_eq(result, missed, 3, "as reported before");
+    fake_answer_held(&rig.fake, 0, UCM_BLOCK_OK);
+    cr_expect_eq(ucm_task_wait_layers(task, 1000, -1, result), 0, "done is all that will land");
+    cr_expect_eq(result[1], UCM_BLOCK_IS_OK, "the answer's word is the last one");
+    cr_expect_eq(ucm_task_wait(task, -1, &whole), 0, "the result is still to be taken");
+    cr_expect_eq(ucm_task_wait_layers(task, 2, 0, NULL), 0);
+    ucm_task_free(task);
+}
+
+Test(client_layers, the_descriptor_tells_of_them)
+{
+    struct ucm_task *task = load_in_steps(1);
+    int fd = ucm_fd(rig.client);
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+
+    report(1, NULL, 0);
+    cr_expect_eq(poll(&p, 1, 20000), 1);
+    cr_expect_eq(ucm_process(rig.client), 0, "no task is done");
+    cr_expect_eq(ucm_task_wait_layers(task, 1, 0, NULL), 0);
+    ucm_task_free(task);
+}
+
+Test(client_layers, of_a_freed_task_are_dropped)
+{
+    ucm_task_free(load_in_steps(1));
+    report(1, NULL, 0);
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+    cr_expect_eq(ucm_generation(rig.client), 1);
+}
+
+static void assert_broken(struct ucm_task *task)
+{
+    struct ucm_result whole;
+
+    cr_expect_eq(ucm_task_wait_layers(task, 5, -1, NULL), -UCM_EPROTOCOL);
+    cr_expect_eq(ucm_task_wait(task, -1, &whole), -UCM_EPROTOCOL);
+    ucm_task_free(task);
+}
+
+Test(client_layers, that_go_back_break_the_connection)
+{
+    struct ucm_task *task = load_in_steps(1);
+
+    report(2, NULL, 0);
+    report(2, NULL, 0);
+    assert_broken(task);
+}
+
+Test(client_layers, of_other_blocks_break_the_connection)
+{
+    struct ucm_task *task = load_in_steps(1);
+
+    report(1, (const uint8_t[2]){0, 0}, 2);
+    assert_broken(task);
+}
+
+Test(client_layers, that_nobody_asked_for_break_the_connection)
+{
+    struct ucm_task *task = load_in_steps(0);
+
+    report(1, NULL, 0);
+    assert_broken(task);
+}
+
+Test(client_layers, end_with_the_connection)
+{
+    struct ucm_task *task = load_in_steps(1);
+
+    fake_down(&rig.fake);
+    cr_expect_eq(ucm_task_wait_layers(task, 1, -1, NULL), -UCM_EDISCONNECTED);
+    ucm_task_free(task);
+    fake_up(&rig.fake);
+}

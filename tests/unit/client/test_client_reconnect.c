@@ -1,0 +1,375 @@
+/* The client library over restarts of the daemon. */
+/* Sanitizers: thread */
+#include "tests/unit/client/client_rig.h"
+
+static struct rig rig;
+
+static void setup(void)
+{
+    rig_up(&rig);
+}
+
+static void teardown(void)
+{
+    rig_down(&rig);
+}
+
+TestSuite(client_reconnect, .init = setup, .fini = teardown, .timeout = 120);
+
+static void restart(void)
+{
+    fake_down(&rig.fake);
+    fake_up(&rig.fake);
+}
+
+static ino_t inode(int fd)
+{
+    struct stat st;
+
+    cr_assert_eq(fstat(fd, &st), 0);
+    return st.st_ino;
+}
+
+Test(client_reconnect, registers_again_with_the_same_memory)
+{
+    struct ucm_task *task;
+    struct ucm_result result;
+    uint64_t id = FAKE_GET(&rig.fake, regions[0].id);
+
+    cr_expect_eq(FAKE_GET(&rig.fake, regions[0].ino[0]), inode(rig.fd));
+    restart();
+    cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 0);
+    cr_assert_eq(rig_load(&rig, 2, 0, &task), 0, "%s", ucm_errmsg());
+    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+    ucm_task_free(task);
+    cr_assert_eq(FAKE_GET(&rig.fake, n_regions), 1);
+    cr_expect_eq(FAKE_GET(&rig.fake, regions[0].n_fds), 1);
+    cr_expect_eq(FAKE_GET(&rig.fake, regions[0].ino[0]), inode(rig.fd));
+    cr_expect(FAKE_GET(&rig.fake, regions[0].id) != id,
+              "the daemon counts on; the handle is mapped");
+    cr_expect_eq(ucm_generation(rig.client), 2);
+}
+
+/* A call that needs no region brings all of them back all the same. */
+Test(client_reconnect, everything_is_registered_again)
+{
+    struct ucm_region *other;
+    struct ucm_namespace *ns;
+
+    cr_assert_eq(rig_register(&rig, -1, &other), 0);
+    cr_assert_eq(rig_open(rig.client, &ns), 0);
+    restart();
+    cr_assert_eq(rig_lookup(&rig, -1), 0);
+    cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 2);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_NS_OPEN), 4);
+    cr_expect_eq(FAKE_GET(&rig.fake, regions[0].ns), FAKE_GET(&rig.fake, regions[1].ns));
+
+    /* What was closed stays so. */
+    cr_assert_eq(ucm_region_unregister(other, -1), 0);
+    ucm_namespace_close(ns);
+    restart();
+    cr_assert_eq(rig_lookup(&rig, -1), 0);
+    cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 1);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_NS_OPEN), 5);
+}
+
+static void *up_soon(void *arg)
+{
+    fake_sleep_ms(60);
+    fake_up(arg);
+    return NULL;
+}
+
+Test(client_reconnect, a_call_waits_for_the_daemon)
+{
+    pthread_t t;
+
+    fake_down(&rig.fake);
+    cr_expect_eq(rig_lookup(&rig, 20), -UCM_ENODAEMON);
+    cr_expect_eq(rig_lookup(&rig, 0), -UCM_ENODAEMON);
+    cr_assert_eq(pthread_create(&t, NULL, up_soon, &rig.fake), 0);
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+    pthread_join(t, NULL);
+}
+
+Test(client_reconnect, old_leases_mean_nothing)
+{
+    struct ucm_lookup l = {.keys = rig.keys, .n_keys = 1, .lease_ms = 60000};
+    struct ucm_task *task;
+    struct ucm_result result;
+    uint32_t hits, old, fresh;
+
+    cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, &old), 0);
+    fake_hang_up(&rig.fake);
+    pthread_mutex_lock(&rig.fake.lock);
+    rig.fake.next_lease = 1000; /* numbers from the beginning, as a new daemon would */
+    pthread_mutex_unlock(&rig.fake.lock);
+    while (ucm_generation(rig.client) == 1)
+        rig_lookup(&rig, -1);
+    cr_assert_eq(ucm_lookup_prefix(rig.ns, &l, -1, &hits, NULL, &fresh), 0);
+    cr_assert_eq(ucm_release(rig.client, old, -1), 0);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_RELEASE), 0);
+    pthread_mutex_lock(&rig.fake.lock);
+    rig.fake.last_lease = 77;
+    pthread_mutex_unlock(&rig.fake.lock);
+    cr_assert_eq(rig_load(&rig, 1, old, &task), 0);
+    cr_assert_eq(ucm_task_wait(task, -1, &result), 0);
+    cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 0);
+    ucm_task_free(task);
+    cr_assert_eq(ucm_release(rig.client, fresh, -1), 0);
+    cr_expect_eq(FAKE_GET(&rig.fake, last_lease), 1000);
+}
+
+static int refusal;
+
+static bool refuse_regions(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method != UCM_METHOD_REGION_REGISTER)
+        return false;
+    fake_error(f, conn, env->msgid, refusal, "the GPU is gone");
+    while (f->n_fds[0] > 0)
+        close(f->fds[0][--f->n_fds[0]]);
+    return true;
+}
+
+Test(client_reconnect, a_refused_region_fails_alone)
+{
+    struct ucm_task *task;
+
+    refusal = UCM_WIRE_DEVICE;
+    rig.fake.hook = refuse_regions;
+    restart();
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EDEVICE);
+    cr_expect_str_eq(ucm_errmsg(), "the GPU is gone");
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EDEVICE);
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_REGISTER), 2, "asked once in all");
+    rig.fake.hook = FAKE_NO_HOOK;
+    restart();
+    cr_assert_eq(rig_load(&rig, 1, 0, &task), 0, "the next reconnect tries again: %s",
+                 ucm_errmsg());
+}
+
+Test(client_reconnect, a_busy_refusal_is_tried_again)
+{
+    struct ucm_task *task;
+
+    refusal = UCM_WIRE_BUSY;
+    rig.fake.hook = refuse_regions;
+    restart();
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EBUSY);
+    rig.fake.hook = FAKE_NO_HOOK;
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), 0);
+}
+
+static bool refuse_namespaces(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method == UCM_METHOD_NS_OPEN)
+        fake_error(f, conn, env->msgid, UCM_WIRE_DENIED, "not this tenant");
+    return method == UCM_METHOD_NS_OPEN;
+}
+
+Test(client_reconnect, a_refused_namespace_takes_its_regions_along)
+{
+    struct ucm_task *task;
+
+    rig.fake.hook = refuse_namespaces;
+    restart();
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EDENIED);
+    cr_expect_eq(rig_lookup(&rig, -1), -UCM_EDENIED);
+    cr_expect_str_eq(ucm_errmsg(), "not this tenant");
+    cr_expect_eq(ucm_release(rig.client, 5, -1), 0);
+    /* the mapping of the connection before may be there still */
+    cr_expect_eq(ucm_region_unregister(rig.region, -1), -UCM_EDISCONNECTED);
+}
+
+Test(client_reconnect, a_region_of_a_closed_namespace_is_not_registered_in_another)
+{
+    struct ucm_namespace *other;
+    struct ucm_task *task;
+
+    ucm_namespace_close(rig.ns);
+    cr_assert_eq(rig_open(rig.client, &other), 0);
+    restart();
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_ENOTFOUND);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_REGISTER), 1, "before the restart");
+    rig.ns = other;
+}
+
+static bool busy_namespaces(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    if (method == UCM_METHOD_NS_OPEN)
+        fake_error(f, conn, env->msgid, UCM_WIRE_BUSY, "too many namespaces");
+    return method == UCM_METHOD_NS_OPEN;
+}
+
+/* Also where nobody but its region is used. */
+Test(client_reconnect, a_busy_namespace_is_tried_again)
+{
+    struct ucm_task *task;
+
+    rig.fake.hook = busy_namespaces;
+    restart();
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), -UCM_EBUSY);
+    rig.fake.hook = FAKE_NO_HOOK;
+    cr_expect_eq(rig_load(&rig, 1, 0, &task), 0, "%s", ucm_errmsg());
+}
+
+static atomic_bool go;
+
+static bool late_regions(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    (void)f, (void)conn, (void)env;
+    while (method == UCM_METHOD_REGION_REGISTER && !atomic_load(&go))
+        fake_sleep_ms(1);
+    return false;
+}
+
+static void *go_soon(void *arg)
+{
+    fake_sleep_ms(50);
+    atomic_store(&go, true);
+    return arg;
+}
+
+/* No call has time enough for the whole, but together they get there. */
+Test(client_reconnect, short_deadlines_make_progress)
+{
+    struct ucm_task *task = NULL;
+    unsigned tries = 0;
+
+    rig.fake.hook = late_regions;
+    restart();
+    while (!task && tries++ < 1000) {
+        atomic_store(&go, tries > 4);
+        struct ucm_transfer t = {.keys = rig.keys, .blocks = rig.blocks, .n_keys = 1};
+        int r = ucm_load(rig.region, &t, 10, &task);
+
+        cr_expect(r == 0 || r == -UCM_EDEADLINE || r == -UCM_EDISCONNECTED, "%s", ucm_errmsg());
+    }
+    cr_assert_not_null(task);
+    cr_expect(tries > 4, "%u", tries);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_REGISTER), 2);
+    cr_expect_eq(ucm_generation(rig.client), 2);
+}
+
+/* Closed while its registration is on its way again: nothing of it stays in the daemon. */
+Test(client_reconnect, unregister_meanwhile)
+{
+    pthread_t t;
+
+    rig.fake.hook = late_regions;
+    restart();
+    cr_assert_eq(pthread_create(&t, NULL, go_soon, NULL), 0);
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+    cr_expect_eq(ucm_region_unregister(rig.region, -1), 0);
+    cr_expect_eq(fake_count(&rig.fake, UCM_METHOD_REGION_UNREGISTER), 1);
+    cr_expect_eq(FAKE_GET(&rig.fake, n_regions), 0);
+    pthread_join(t, NULL);
+}
+
+Test(client_reconnect, unregister_without_a_daemon)
+{
+    fake_down(&rig.fake);
+    cr_expect_eq(ucm_region_unregister(rig.region, -1), -UCM_EDISCONNECTED);
+    ucm_namespace_close(rig.ns);
+    fake_up(&rig.fake);
+}
+
+/* ---- threads over restarts ---- */
+
+#define THREADS 6
+
+static atomic_bool over;
+
+static void *call_on(void *arg)
+{
+    unsigned *bad = arg;
+    struct ucm_result result;
+    struct ucm_task *task;
+
+    while (!atomic_load(&over)) {
+        int r = rig_lookup(&rig, -1);
+
+        if (r == 0)
+            r = rig_load(&rig, 3, 0, &task);
+        if (r == 0) {
+            r = ucm_task_wait(task, -1, &result);
+            if (r == 0 && result.n_ok != 3)
+                ++*bad;
+            ucm_task_free(task);
+        }
+        if (r != 0 && r != -UCM_EDISCONNECTED)
+            ++*bad;
+    }
+    return NULL;
+}
+
+Test(client_reconnect, threads_over_restarts)
+{
+    pthread_t t[THREADS];
+    unsigned bad[THREADS] = {0};
+
+    atomic_store(&over, false);
+    for (unsigned i = 0; i < THREADS; i++)
+        cr_assert_eq(pthread_create(&t[i], NULL, call_on, &bad[i]), 0);
+    for (unsigned i = 0; i < 20 || (i < 2000 && ucm_generation(rig.client) <= 5); i++) {
+        fake_sleep_ms(10);
+        if (i % 2)
+            restart();
+        else
+            fake_hang_up(&rig.fake);
+    }
+    atomic_store(&over, true);
+    for (unsigned i = 0; i < THREADS; i++) {
+        pthread_join(t[i], NULL);
+        cr_expect_eq(bad[i], 0, "thread %u", i);
+    }
+    cr_expect_eq(rig_lookup(&rig, -1), 0);
+    cr_expect(ucm_generation(rig.client) > 5);
+}
+
+/* Handles come and go in one thread while another brings the connection back. */
+static void *churn(void *arg)
+{
+    unsigned *bad = arg;
+    struct ucm_namespace *ns;
+    struct ucm_region *region;
+
+    while (!atomic_load(&over)) {
+        int r = rig_open(rig.client, &ns);
+
+        if (r == 0) {
+            fake_sleep_ms(1);
+            ucm_namespace_close(ns);
+            r = rig_register(&rig, -1, &region);
+        }
+        if (r == 0) {
+            fake_sleep_ms(1);
+            r = ucm_region_unregister(region, -1);
+        }
+        if (r != 0 && r != -UCM_EDISCONNECTED)
+            ++*bad;
+    }
+    return NULL;
+}
+
+Test(client_reconnect, handles_come_and_go_over_restarts)
+{
+    pthread_t t[4];
+    unsigned bad[4] = {0};
+
+    atomic_store(&over, false);
+    for (unsigned i = 0; i < 4; i++)
+        cr_assert_eq(pthread_create(&t[i], NULL, i < 2 ? churn : call_on, &bad[i]), 0);
+    for (unsigned i = 0; i < 20; i++) {
+        fake_sleep_ms(10);
+        restart();
+    }
+    atomic_store(&over, true);
+    for (unsigned i = 0; i < 4; i++) {
+        pthread_join(t[i], NULL);
+        cr_expect_eq(bad[i], 0, "thread %u", i);
+    }
+}

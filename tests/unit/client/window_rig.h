@@ -1,0 +1,311 @@
+/* Windows of a fake daemon, as a hook of fake_daemon.h: a table and extents that the test writes, and answers
+ * that are spoiled on demand. */
+#ifndef UCM_TESTS_WINDOW_RIG_H
+#define UCM_TESTS_WINDOW_RIG_H
+
+#include "proto/window.h"
+#include "tests/unit/client/sparse_rig.h"
+
+#include <fcntl.h>
+
+#define WINDOW_EXTENTS 8u
+#define WINDOW_EXTENT_BYTES 65536u
+#define WINDOW_SLOT_BYTES 8192u
+#define WINDOW_SLOTS (WINDOW_EXTENT_BYTES / WINDOW_SLOT_BYTES)
+#define WINDOW_BLOCKS (WINDOW_EXTENTS * WINDOW_SLOTS)
+
+enum window_spoil {
+    SPOIL_NOTHING,
+    /* window.open */
+    SPOIL_OPEN_NO_FD,
+    SPOIL_OPEN_TWO_FDS,
+    SPOIL_TABLE_SHORT,
+    SPOIL_TABLE_UNSEALED,
+    SPOIL_TABLE_PIPE,
+    SPOIL_TABLE_MAGIC,
+    SPOIL_TABLE_SIZES,
+    SPOIL_SLOT_BYTES,
+    SPOIL_OPEN_LAST = SPOIL_SLOT_BYTES,
+    /* window.pin */
+    SPOIL_PIN_NO_FD,
+    SPOIL_PIN_TOO_MANY_FDS,
+    SPOIL_EXTENT_SHORT,
+    SPOIL_EXTENT_UNSEALED,
+    SPOIL_EXTENT_TWICE,
+    SPOIL_EXTENT_BEYOND,
+    SPOIL_PLACES_FEW,
+    SPOIL_PLACES_MANY,
+    SPOIL_PLACES_HALF,
+    SPOIL_PIN_LAST = SPOIL_PLACES_HALF,
+    /* Not refused, and never read. */
+    SPOIL_PLACE_SLOT,
+    SPOIL_PLACE_EXTENT,
+    SPOIL_PLACE_UNLENT,
+};
+
+/* Under the fake's lock. */
+static struct {
+    int table, extents[WINDOW_EXTENTS];
+    struct ucm_window_header *header;
+    uint8_t *memory[WINDOW_EXTENTS];
+    enum window_spoil spoil;
+    bool sent[WINDOW_EXTENTS]; /* to the present window */
+    uint32_t id;               /* 0: none is open */
+    uint32_t most_lent;        /* descriptors of one answer */
+    uint32_t opens, pins, unpins, releases, closes;
+    uint32_t last_first, last_n;
+    bool hold;        /* pins are not answered */
+    unsigned slow_ms; /* pins are answered so late */
+} win;
+
+#define WSET(field, value)                                                                         \
+    do {                                                                                           \
+        pthread_mutex_lock(&rig.fake.lock);                                                        \
+        win.field = (value);                                                                       \
+        pthread_mutex_unlock(&rig.fake.lock);                                                      \
+    } while (0)
+#define WGET(field) fake_read(&rig.fake, &win.field, sizeof win.field)
+
+FAKE_FN int window_memfd(uint64_t bytes, bool sealed, void **p)
+{
+    int fd = memfd_create("window", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    cr_assert(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+    if (p) {
+        *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        cr_assert(*p != MAP_FAILED);
+    }
+    if (sealed)
+        cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    return fd;
+}
+
+FAKE_FN uint64_t window_table_bytes(void)
+{
+    return ucm_window_table_bytes(WINDOW_EXTENTS, WINDOW_EXTENT_BYTES / UCM_WINDOW_ALIGN);
+}
+
+FAKE_FN _Atomic uint64_t *window_generation(uint32_t block)
+{
+    _Atomic uint64_t *first = (_Atomic uint64_t *)((uint8_t *)win.header + UCM_WINDOW_HEADER_BYTES);
+
+    return &first[block / WINDOW_SLOTS * (WINDOW_EXTENT_BYTES / UCM_WINDOW_ALIGN) +
+                  block % WINDOW_SLOTS];
+}
+
+/* What the block's slot has: its number in each byte. */
+FAKE_FN uint8_t *window_slot(uint32_t block)
+{
+    return win.memory[block / WINDOW_SLOTS] + block % WINDOW_SLOTS * WINDOW_SLOT_BYTES;
+}
+
+FAKE_FN void window_make(void)
+{
+    win.table = window_memfd(window_table_bytes(), true, (void **)&win.header);
+    memcpy(win.header->magic, UCM_WINDOW_MAGIC, 8);
+    win.header->version = UCM_WINDOW_VERSION;
+    win.header->slot_align = UCM_WINDOW_ALIGN;
+    win.header->extent_bytes = WINDOW_EXTENT_BYTES;
+    win.header->extents = WINDOW_EXTENTS;
+    win.header->slots_per_extent = WINDOW_EXTENT_BYTES / UCM_WINDOW_ALIGN;
+    for (uint32_t i = 0; i < WINDOW_EXTENTS; i++)
+        win.extents[i] = window_memfd(WINDOW_EXTENT_BYTES, true, (void **)&win.memory[i]);
+    for (uint32_t b = 0; b < WINDOW_BLOCKS; b++) {
+        memset(window_slot(b), (int)b, WINDOW_SLOT_BYTES);
+        atomic_store(window_generation(b), 2 * (uint64_t)(b + 1));
+    }
+}
+
+FAKE_FN void window_unmake(void)
+{
+    munmap(win.header, window_table_bytes());
+    close(win.table);
+    for (uint32_t i = 0; i < WINDOW_EXTENTS; i++) {
+        munmap(win.memory[i], WINDOW_EXTENT_BYTES);
+        close(win.extents[i]);
+    }
+}
+
+FAKE_FN void window_answer_open(struct fake *f, int conn, uint32_t msgid)
+{
+    struct msg_window_open_r r = {.extent_bytes = WINDOW_EXTENT_BYTES,
+                                  .slot_bytes = WINDOW_SLOT_BYTES,
+                                  .extents = WINDOW_EXTENTS,
+                                  .budget = WINDOW_EXTENTS * WINDOW_EXTENT_BYTES};
+    int fds[2] = {-1, -1}, pipes[2];
+    enum window_spoil spoil;
+    uint32_t n = 1;
+
+    pthread_mutex_lock(&f->lock);
+    spoil = win.spoil;
+    r.window = win.id = f->next_id++;
+    memset(win.sent, 0, sizeof win.sent);
+    win.opens++;
+    pthread_mutex_unlock(&f->lock);
+    fds[0] = dup(win.table);
+    if (spoil == SPOIL_OPEN_NO_FD) {
+        close(fds[0]);
+        n = 0;
+    } else if (spoil == SPOIL_OPEN_TWO_FDS) {
+        fds[1] = dup(win.table);
+        n = 2;
+    } else if (spoil == SPOIL_TABLE_SHORT || spoil == SPOIL_TABLE_UNSEALED) {
+        close(fds[0]);
+        fds[0] = window_memfd(spoil == SPOIL_TABLE_SHORT ? 4096 : window_table_bytes(),
+                              spoil == SPOIL_TABLE_SHORT, NULL);
+    } else if (spoil == SPOIL_TABLE_PIPE) {
+        close(fds[0]);
+        cr_assert_eq(pipe2(pipes, O_CLOEXEC), 0);
+        fds[0] = pipes[0];
+        close(pipes[1]);
+    } else if (spoil == SPOIL_SLOT_BYTES) {
+        r.slot_bytes = 4096;
+    }
+    win.header->magic[0] = spoil == SPOIL_TABLE_MAGIC ? 'X' : 'U';
+    win.header->extents = spoil == SPOIL_TABLE_SIZES ? WINDOW_EXTENTS + 1 : WINDOW_EXTENTS;
+    fake_reply_fds(conn, msgid, &proto_window_open_r, &r, fds, n);
+}
+
+FAKE_FN int window_extent_fd(enum window_spoil spoil, uint32_t extent)
+{
+    if (spoil == SPOIL_EXTENT_SHORT)
+        return window_memfd(WINDOW_EXTENT_BYTES - 4096, true, NULL);
+    if (spoil == SPOIL_EXTENT_UNSEALED)
+        return window_memfd(WINDOW_EXTENT_BYTES, false, NULL);
+    return dup(win.extents[extent]);
+}
+
+/* Block b of a chain lies in slot b, if there is one. */
+FAKE_FN void window_answer_pin(struct fake *f, int conn, uint32_t msgid,
+                               const struct msg_window_pin *m)
+{
+    struct ucm_wire_place *places = calloc(UCM_MAX_KEYS + 1, sizeof *places);
+    uint32_t lent[UCM_MAX_FRAME_FDS], n_lent = 0, n_fds, done = 0;
+    struct msg_window_pin_r r = {.moved = 1, .read = 2};
+    int fds[UCM_MAX_FRAME_FDS];
+    enum window_spoil spoil;
+
+    pthread_mutex_lock(&f->lock);
+    spoil = win.spoil;
+    win.pins++;
+    win.last_first = (uint32_t)m->first;
+    win.last_n = (uint32_t)m->n;
+    for (; done < m->n; done++) {
+        uint32_t block = (uint32_t)m->first + done, extent = block / WINDOW_SLOTS;
+
+        places[done] = (struct ucm_wire_place){.extent = UCM_PLACE_NONE};
+        if (block >= WINDOW_BLOCKS)
+            continue;
+        if (!win.sent[extent] && spoil != SPOIL_PLACE_UNLENT) {
+            if (n_lent == win.most_lent)
+                break;
+            win.sent[extent] = true;
+            fds[n_lent] = window_extent_fd(spoil, extent);
+            lent[n_lent++] = spoil == SPOIL_EXTENT_BEYOND  ? WINDOW_EXTENTS
+                             : spoil == SPOIL_EXTENT_TWICE ? 0
+                                                           : extent;
+        }
+        places[done] = (struct ucm_wire_place){extent, block % WINDOW_SLOTS,
+                                               atomic_load(window_generation(block))};
+        if (spoil == SPOIL_PLACE_SLOT)
+            places[done].slot = WINDOW_SLOTS;
+        if (spoil == SPOIL_PLACE_EXTENT)
+            places[done].extent = WINDOW_EXTENTS;
+    }
+    pthread_mutex_unlock(&f->lock);
+    n_fds = n_lent;
+    if (spoil == SPOIL_PIN_NO_FD && n_fds > 0)
+        close(fds[--n_fds]);
+    if (spoil == SPOIL_PIN_TOO_MANY_FDS)
+        fds[n_fds++] = dup(win.table);
+    fake_sleep_ms((int)WGET(slow_ms));
+    r.more = done < m->n;
+    r.places = (struct proto_bin){(uint8_t *)places, done * UCM_PLACE_BYTES};
+    if (spoil == SPOIL_PLACES_FEW)
+        r.places.n -= UCM_PLACE_BYTES;
+    if (spoil == SPOIL_PLACES_MANY)
+        r.places.n += UCM_PLACE_BYTES;
+    if (spoil == SPOIL_PLACES_HALF)
+        r.places.n -= 8;
+    r.lent = (struct proto_u32s){lent, n_lent};
+    fake_reply_fds(conn, msgid, &proto_window_pin_r, &r, fds, n_fds);
+    free(places);
+}
+
+FAKE_FN void window_answer_release(struct fake *f, const struct msg_window_release *m)
+{
+    pthread_mutex_lock(&f->lock);
+    for (uint32_t i = 0; i < m->extents.n; i++)
+        win.sent[m->extents.p[i]] = false;
+    win.releases += m->extents.n;
+    pthread_mutex_unlock(&f->lock);
+}
+
+FAKE_FN bool window_hook(struct fake *f, int conn, int method, struct proto_envelope *env)
+{
+    union proto_any m;
+    struct ucm_error e;
+
+    if (method < UCM_METHOD_WINDOW_OPEN || method > UCM_METHOD_WINDOW_CLOSE)
+        return sparse_hook(f, conn, method, env);
+    cr_assert_eq(proto_decode(proto_method_params(method), env, &m, &e), 0, "%s", e.text);
+    switch (method) {
+    case UCM_METHOD_WINDOW_OPEN:
+        window_answer_open(f, conn, env->msgid);
+        return true;
+    case UCM_METHOD_WINDOW_PIN:
+        if (WGET(hold))
+            return true;
+        if (m.window_pin.window != WGET(id)) {
+            fake_error(f, conn, env->msgid, UCM_WIRE_NOT_FOUND, "no such window");
+            return true;
+        }
+        window_answer_pin(f, conn, env->msgid, &m.window_pin);
+        return true;
+    case UCM_METHOD_WINDOW_UNPIN:
+        WSET(unpins, win.unpins + 1);
+        break;
+    case UCM_METHOD_WINDOW_RELEASE:
+        window_answer_release(f, &m.window_release);
+        break;
+    default:
+        WSET(closes, win.closes + 1);
+    }
+    fake_reply(f, conn, env->msgid, &proto_none, NULL);
+    return true;
+}
+
+FAKE_FN void window_up(void)
+{
+    memset(&win, 0, sizeof win);
+    win.most_lent = UCM_MAX_FRAME_FDS;
+    window_make();
+    sparse_up();
+    rig.fake.hook = window_hook;
+}
+
+FAKE_FN void window_down(void)
+{
+    sparse_down();
+    window_unmake();
+}
+
+/* The daemon's notification, on the only connection. */
+FAKE_FN void window_ask_back(const uint32_t *extents, uint32_t n)
+{
+    struct msg_window_revoke m = {.window = WGET(id), .extents = {extents, n}, .deadline_ms = 1000};
+    struct proto_buf b;
+    struct ucm_error e;
+
+    proto_buf_init(&b, 1u << 20);
+    cr_assert_eq(proto_notification(&b, UCM_WINDOW_REVOKE, &proto_window_revoke, &m, &e), 0);
+    for (int i = 0; i < FAKE_CONNS; i++) {
+        int conn = FAKE_GET(&rig.fake, conns[i]);
+
+        if (conn >= 0)
+            fake_raw(&rig.fake, conn, b.p, b.n);
+    }
+    proto_buf_free(&b);
+}
+
+#endif

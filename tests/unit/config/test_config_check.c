@@ -1,0 +1,183 @@
+/* What only the whole configuration shows: config_check. */
+#include "tests/unit/config/config_rig.h"
+
+TestSuite(config_check, .init = setup, .fini = teardown);
+
+static void check_refused(const char *begins, const char *says)
+{
+    memset(&e, 0, sizeof(e));
+    cr_assert_eq(config_check(&c, &e), -EINVAL);
+    cr_assert_eq(strncmp(e.text, begins, strlen(begins)), 0, "\"%s\" does not begin with \"%s\"",
+                 e.text, begins);
+    cr_assert_not_null(strstr(e.text, says), "\"%s\" does not say \"%s\"", e.text, says);
+}
+
+/* A configuration that config_check has nothing against. */
+static void set_sound(void)
+{
+    char text[128];
+
+    snprintf(text, sizeof(text), "socket=%s/ucmd.sock", folder);
+    set(text);
+    snprintf(text, sizeof(text), "nvme.paths=%s", folder);
+    set(text);
+    set("nvme.size=4MiB");
+    set("nvme.segment=1MiB");
+    set("events.memory=1000KiB");
+    check_refused("--set: events.memory is too small", "write 1MiB or more");
+    set("events.memory=1MiB");
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+    set("events.memory=0");
+}
+
+Test(config_check, a_sound_configuration_passes)
+{
+    set_sound();
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+}
+
+Test(config_check, sizes_against_each_other)
+{
+    set_sound();
+    set("arena.extent=3MiB");
+    check_refused("--set: arena.extent is 3MiB", "write 2MiB or 4MiB");
+    set("arena.extent=64MiB");
+    set("arena.size=32MiB");
+    check_refused("--set: arena.size (32MiB) is smaller than arena.extent (64MiB)", "raise it");
+    set("arena.size=64MiB");
+    set("nvme.segment=2MiB");
+    check_refused("--set: nvme.size (4MiB) is smaller than 4 times nvme.segment (2MiB)",
+                  "raise it");
+    set("nvme.segment=1049000");
+    check_refused("--set: nvme.segment", "power of two");
+    set("nvme.segment=1MiB");
+}
+
+Test(config_check, a_check_names_the_line_of_the_file)
+{
+    char begin[96];
+
+    cr_assert_eq(read_text("arena:\n\n  size: 1MiB\n"), 0);
+    snprintf(begin, sizeof(begin), "%s:3: arena.size", file);
+    check_refused(begin, "smaller than arena.extent");
+}
+
+Test(config_check, the_sockets_folder)
+{
+    char text[160];
+
+    set_sound();
+    set("socket=/nowhere/at/all/ucmd.sock");
+    check_refused("--set: socket: folder /nowhere/at/all does not exist", "make it");
+    setenv("LISTEN_FDS", "1", 1);
+    cr_assert_eq(config_check(&c, &e), 0, "systemd made the socket: %s", e.text);
+    unsetenv("LISTEN_FDS");
+    write_bytes("", 0);
+    snprintf(text, sizeof(text), "socket=%s", file);
+    set(text);
+    check_refused("--set: socket: ", "is no socket");
+    snprintf(text, sizeof(text), "socket=%s/ucmd.sock", file);
+    set(text);
+    check_refused("--set: socket: ", "is not a folder");
+}
+
+Test(config_check, the_sockets_group)
+{
+    set_sound();
+    set("socket_group=nosuchgroup");
+    check_refused("--set: socket_group: there is no group \"nosuchgroup\"", "name one");
+    set("socket_group=");
+    cr_assert_eq(read_text("log:\n  level: info\nsocket_group: nosuchgroup\n"), 0);
+    memset(&e, 0, sizeof(e));
+    cr_assert_eq(config_check(&c, &e), -EINVAL);
+    cr_assert_not_null(strstr(e.text, "ucmd.yaml:3: socket_group: "), "%s", e.text);
+    set("socket_group=daemon");
+    cr_assert_eq(geteuid() == 0 ? 0 : config_check(&c, &e), geteuid() == 0 ? 0 : -EINVAL);
+    if (geteuid() != 0)
+        cr_skip_test("needs root for the rest");
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+    cr_assert_eq(chmod(folder, 0777), 0);
+    cr_assert_eq(seteuid(65534), 0);
+    check_refused("--set: socket_group: uid 65534 is not in the group \"daemon\"", "add");
+    cr_assert_eq(seteuid(0), 0);
+}
+
+Test(config_check, more_memory_than_the_host_has)
+{
+    set_sound();
+    set("arena.size=15TiB");
+    check_refused("--set: arena.size is 15TiB, with the index and requests ", "MiB fit");
+}
+
+Test(config_check, nvme_folders)
+{
+    char text[200], link[96];
+
+    set_sound();
+    set("nvme.paths=/nowhere");
+    check_refused("--set: nvme.paths: folder /nowhere does not exist", "make it");
+    write_bytes("", 0);
+    snprintf(text, sizeof(text), "nvme.paths=%s", file);
+    set(text);
+    check_refused("--set: nvme.paths: ", "is no folder; set nvme.state");
+    snprintf(link, sizeof(link), "%s/link", folder);
+    cr_assert_eq(symlink(folder, link), 0);
+    snprintf(text, sizeof(text), "nvme.paths=%s,%s", folder, link);
+    set(text);
+    check_refused("--set: nvme.paths: ", "are one; name each once");
+}
+
+Test(config_check, nvme_folder_of_somebody_else)
+{
+    char text[96];
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root");
+    set_sound();
+    cr_assert_eq(chmod(folder, 0755), 0);
+    snprintf(text, sizeof(text), "socket=/tmp/ucmd.sock");
+    set(text);
+    cr_assert_eq(seteuid(65534), 0);
+    check_refused("--set: nvme.paths: folder ", "give it to the daemon's user");
+    cr_assert_eq(seteuid(0), 0);
+}
+
+Test(config_check, room_for_the_nvme_files)
+{
+    char sub[96], text[256];
+
+    set_sound();
+    set("nvme.size=16TiB");
+    set("nvme.segment=1GiB");
+    check_refused("--set: nvme.size: the file system of ", "lower nvme.size");
+    /* Two folders on one file system share its room. */
+    snprintf(sub, sizeof(sub), "%s/sub", folder);
+    cr_assert_eq(mkdir(sub, 0700), 0);
+    snprintf(text, sizeof(text), "nvme.paths=%s,%s", folder, sub);
+    set(text);
+    set("nvme.size=4MiB");
+    set("nvme.segment=1MiB");
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+}
+
+Test(config_check, tenants_against_each_other)
+{
+    set_sound();
+    set("tenants=a uid:1 gid:7,b uid:2 gid:1");
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+    set("tenants=a uid:1,b uid:2 uid:1");
+    check_refused("--set: tenants: uid:1 is in \"a\" and in \"b\"", "leave it in one");
+    set("tenants=a gid:1,a-b gid:3,a uid:2");
+    check_refused("--set: tenants: \"a\" is there twice", "behind one name");
+    set("tenants=a uid:5 uid:5");
+    check_refused("--set: tenants: uid:5 is in \"a\" and in \"a\"", "leave it in one");
+}
+
+Test(config_check, a_cgroup_is_in_one_tenant)
+{
+    set_sound();
+    set("tenants=a cgroup:/x uid:1,b cgroup:/x/y cgroup:/xy,c cgroup:/");
+    cr_assert_eq(config_check(&c, &e), 0, "%s", e.text);
+    set("tenants=a cgroup:/xy cgroup:/x,b uid:1,c cgroup:/x");
+    check_refused("--set: tenants: cgroup:/x is in \"a\" and in \"c\"", "leave it in one");
+}

@@ -1,0 +1,182 @@
+/* Regions that say where K lies, and loads that turn it, on the cpu device: the reference's bits, and nothing
+ * but K. */
+#include "tests/unit/device/device_rig.h"
+
+/* K and V of 16 tokens, 4 heads of 64, BF16: 8 KiB each; 4 layers. K lies in every first plane. */
+#define LAYERS 4u
+#define BLOCKS 32u
+#define SECTION 8192u
+
+static struct msg_plane planes[2 * LAYERS];
+static struct msg_handle handle;
+static struct msg_region_register m;
+static struct ucm_error e;
+static uint32_t rope[] = {0, 64, 64, 0, 64, 1};
+static const struct ucm_rope_spec spec = {
+    .dtype = UCM_ROPE_BF16, .rows = 64, .dim = 64, .rotary = 64, .base = 10000};
+
+static void turned_setup(void)
+{
+    setup();
+    for (uint32_t p = 0; p < 2 * LAYERS; p++)
+        planes[p] = (struct msg_plane){.offset = p / 2 * (BLOCKS * 2 * SECTION) + p % 2 * SECTION,
+                                       .stride = 2 * SECTION,
+                                       .chunk = SECTION,
+                                       .shard = p / 2};
+    handle = (struct msg_handle){.kind = UCM_HANDLE_MEMFD, .bytes = MEMORY};
+    m = (struct msg_region_register){.ns = 1,
+                                     .blocks = BLOCKS,
+                                     .device = {"cpu", 3},
+                                     .handles = {&handle, 1},
+                                     .planes = {planes, 2 * LAYERS},
+                                     .rope = {rope, 5},
+                                     .rope_dtype = {"bf16", 4},
+                                     .rope_base = 10000};
+}
+
+static const struct form pages = {.shard_bytes = 2 * SECTION, .shards = LAYERS};
+
+static struct device_region *region_turned(const struct ucm_encoding_spec *encoding)
+{
+    struct device_region *r = NULL;
+    int fds[1] = {dup(memfd)};
+    struct codec codec;
+
+    if (encoding)
+        codec_init(&codec, encoding);
+    cr_assert_eq(region_check(&m, &pages, encoding ? &codec : NULL, fds, 1, &r, &e), 0, "%s",
+                 e.text);
+    r->device = cpu;
+    r->pid = getpid();
+    return r;
+}
+
+static void refused(int code, const char *word)
+{
+    struct device_region *r = NULL;
+    int fds[1] = {memfd};
+
+    cr_assert_eq(region_check(&m, &pages, NULL, fds, 1, &r, &e), -code,
+                 "expected a refusal about: %s", word);
+    cr_assert(strstr(e.text, word), "\"%s\" does not say \"%s\"", e.text, word);
+    cr_assert_eq(fds[0], memfd, "a refusal takes no descriptor");
+}
+
+static void load_check(struct device_region *r, bool coded)
+{
+    static struct ucm_rope_angle tables[2][32];
+    const struct ucm_rope_angle *turns[BLOCKS];
+    struct ucm_copy_item items[BLOCKS];
+    struct test_job plain, turned;
+
+    ucm_rope_table(&spec, &(struct ucm_rope_turn){0, 1000000, 0, 0}, tables[0]);
+    ucm_rope_table(&spec, &(struct ucm_rope_turn){512, 16, 0, 0}, tables[1]);
+    bytes_random(slots, SLOTS, 2);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        items[i] = (struct ucm_copy_item){.slot = (uint64_t)(uintptr_t)slots +
+                                                  i * (SLOTS / BLOCKS / 16 * 16),
+                                          .block = (i * 11 + 3) % BLOCKS};
+        turns[i] = i % 3 == 2 ? NULL : tables[i % 3];
+    }
+    job_init(&plain, DEVICE_LOAD, r, items, BLOCKS);
+    plain.job.coded = coded;
+    cr_assert_eq(job_run(&plain), 0, "%s", plain.job.error.text);
+    memcpy(want_memory, memory, MEMORY);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        for (uint32_t p = 0; p < 2 * LAYERS; p += 2) {
+            uint8_t *k = want_memory + planes[p].offset + items[i].block * planes[p].stride;
+
+            if (turns[i])
+                ucm_rope_apply(&spec, turns[i], k, k);
+        }
+    job_init(&turned, DEVICE_LOAD, r, items, BLOCKS);
+    turned.job.coded = coded;
+    turned.job.turns = turns;
+    cr_assert_eq(job_run(&turned), 0, "%s", turned.job.error.text);
+    cr_assert_eq(memcmp(memory, want_memory, MEMORY), 0);
+}
+
+TestSuite(device_turned, .init = turned_setup, .fini = teardown, .timeout = 60);
+
+Test(device_turned, a_load_turns_k_alone)
+{
+    struct device_region *r = region_turned(NULL);
+
+    open_ok(r);
+    load_check(r, false);
+    close_ok(r);
+}
+
+Test(device_turned, what_was_decoded_is_turned)
+{
+    struct ucm_encoding_spec encoding = {
+        .encoding = UCM_ENCODING_FP8, .version = 1, .dtype = UCM_ENCODING_BF16, .n_sections = 2};
+    struct device_region *r;
+
+    for (uint32_t s = 0; s < 2; s++)
+        encoding.section[s] = (struct ucm_encoding_section){s, 16, 4, 64, UCM_ENCODING_NHD};
+    r = region_turned(&encoding);
+    open_ok(r);
+    load_check(r, true);
+    close_ok(r);
+}
+
+Test(device_turned, refuses_what_can_not_be)
+{
+    m.rope.n = 4;
+    refused(UCM_WIRE_INVALID, "rope has 4 numbers; it has 6");
+    m.rope.n = 6;
+    rope[5] = 65537;
+    refused(UCM_WIRE_INVALID, "rope: a row holds 65537 tokens of each channel; at most 65536");
+    rope[5] = 2;
+    refused(UCM_WIRE_INVALID, "rope: K is bytes 0 to 16384 of a shard, but the chunk of plane 0");
+    rope[5] = 1;
+    m.rope_dtype = (struct proto_str){"fp8_e5m2", 8};
+    refused(UCM_WIRE_INVALID,
+            "rope_dtype is \"fp8_e5m2\"; f32, f16, bf16 and fp8_e4m3 can be turned");
+    m.rope_dtype = (struct proto_str){"bf16", 4};
+    m.rope_scaling = (struct proto_str){"longrope", 8};
+    refused(UCM_WIRE_INVALID,
+            "rope_scaling is \"longrope\"; default, linear, dynamic, yarn and llama3 are known");
+    m.rope_scaling = (struct proto_str){"linear", 6};
+    refused(UCM_WIRE_INVALID, "rope: the factor is 0; 1 to 1e6 are allowed");
+    m.rope_scaling = (struct proto_str){"default", 7};
+    rope[0] = 2;
+    refused(UCM_WIRE_INVALID, "rope: K is bytes 2 to 8194 of a shard, but the chunk of plane 0 "
+                              "ends at 8192; K must lie in one plane");
+    rope[0] = 2 * SECTION;
+    refused(UCM_WIRE_INVALID, "rope: K begins at byte 16384 of a shard, which has 16384");
+    rope[0] = 0;
+    m.pool = true;
+    refused(UCM_WIRE_INVALID, "which does not turn K");
+}
+
+Test(device_turned, refuses_rows_of_several_tokens_on_a_gpu)
+{
+    static const uint8_t id[64];
+
+    handle = (struct msg_handle){.kind = UCM_HANDLE_CUDA_IPC, .bytes = MEMORY, .ipc = {id, 64}};
+    m.device = (struct proto_str){"cuda", 4};
+    m.gpu = (struct proto_bin){id, 16};
+    m.rope.n = 6;
+    rope[5] = 2;
+    refused(UCM_WIRE_INVALID,
+            "rope: a row holds 2 tokens of each channel; on a GPU a row is one token");
+}
+
+/* The second section of a shard, or a part of one plane, may be K as well. */
+Test(device_turned, k_lies_where_the_registration_says)
+{
+    struct device_region *r;
+
+    rope[0] = SECTION;
+    r = region_turned(NULL);
+    cr_assert_eq(r->rope->at[0], DEVICE_NO_K);
+    cr_assert_eq(r->rope->at[1], 0);
+    region_free(r);
+    rope[0] = SECTION + 128;
+    rope[1] = 8;
+    r = region_turned(NULL);
+    cr_assert_eq(r->rope->at[3], 128);
+    region_free(r);
+}

@@ -1,0 +1,137 @@
+/* What ucm_encode and ucm_decode run for each instruction set gives the bits of the reference:
+ * every encoding, element, size, and any coded bytes. */
+#include "kernels/isa.h"
+#include "tests/unit/encoding/encoding_rig.h"
+
+static const char *const isas[UCM_ISA_COUNT] = {"base", "avx2", "avx512"};
+
+/* In every form, to memory of its exact size: the same bytes. */
+static void compare_encode(const struct rig_section *r, const char *what)
+{
+    const struct ucm_encoding_method *m = ucm_encoding_method(r->spec.encoding);
+    uint8_t *coded = (uint8_t *)malloc(r->bytes + r->odd) + r->odd;
+
+    m->encode(&r->spec, r->section, r->plain, r->coded);
+    for (int isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
+        ucm_isa_limit((enum ucm_isa)isa);
+        memset(coded, 0x5a, r->bytes);
+        ucm_encode(&r->spec, r->section, r->plain, coded);
+        for (uint64_t i = 0; i < r->bytes; i++)
+            cr_assert_eq(coded[i], r->coded[i], "%s %s in %s: byte %u is %02x, not %02x", m->name,
+                         what, isas[isa], (unsigned)i, coded[i], r->coded[i]);
+    }
+    free(coded - r->odd);
+}
+
+static void compare_decode(const struct rig_section *r, const char *what)
+{
+    const struct ucm_encoding_method *m = ucm_encoding_method(r->spec.encoding);
+    uint8_t *plain = (uint8_t *)malloc(r->plain_bytes + r->odd) + r->odd;
+
+    m->decode(&r->spec, r->section, r->coded, r->again);
+    for (int isa = UCM_ISA_BASE; isa < UCM_ISA_COUNT; isa++) {
+        ucm_isa_limit((enum ucm_isa)isa);
+        memset(plain, 0x5a, r->plain_bytes);
+        ucm_decode(&r->spec, r->section, r->coded, plain);
+        for (uint64_t i = 0; i < r->plain_bytes; i++)
+            cr_assert_eq(plain[i], r->again[i], "%s %s in %s: byte %u is %02x, not %02x", m->name,
+                         what, isas[isa], (unsigned)i, plain[i], r->again[i]);
+    }
+    free(plain - r->odd);
+}
+
+/* Random bytes, and such as nearly fit: some bytes of a coded form changed. */
+static void compare_hostile(struct rig_section *r)
+{
+    compare_decode(r, "coded");
+    for (uint32_t i = 0; i < 1 + r->bytes / 16; i++)
+        r->coded[rig_below((uint32_t)r->bytes)] = (uint8_t)rig_random();
+    compare_decode(r, "changed");
+    for (uint64_t i = 0; i < r->bytes; i++)
+        r->coded[i] = (uint8_t)rig_random();
+    compare_decode(r, "random");
+}
+
+static void compare_all(const struct ucm_encoding_spec *spec, uint32_t section, uint32_t odd)
+{
+    for (uint32_t values = 0; values <= RIG_VALUES; values++) {
+        struct rig_section r = rig_section(spec, section, odd);
+
+        rig_fill(spec, section, (enum rig_values)values, r.plain);
+        compare_encode(&r, "values");
+        compare_hostile(&r);
+        rig_free(&r);
+    }
+}
+
+static bool accepted(struct ucm_encoding_spec *spec)
+{
+    char why[UCM_ENCODING_WHY];
+
+    return ucm_encoding_check(spec, why) == 0;
+}
+
+Test(encoding_forms, every_size)
+{
+    static const uint32_t dims[] = {1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 80, 96, 127, 128, 192, 576};
+
+    for (const struct ucm_encoding_method *const *m = ucm_encoding_methods; *m != NULL; m++)
+        for (uint32_t i = 0; i < 16 * sizeof(dims) / sizeof(dims[0]); i++) {
+            struct ucm_encoding_spec spec = rig_spec((*m)->number, UCM_ENCODING_F16 + i / 8 % 2,
+                                                     1 + i % 5, 1 + i % 3, dims[i / 16]);
+
+            spec.axis = i % 2;
+            spec.run = i % 3 == 0 ? 0 : 1 + i % 4;
+            spec.seed = i;
+            spec.section[0].order = spec.section[1].order = i / 2 % 2;
+            if (!accepted(&spec))
+                continue;
+            compare_all(&spec, i / 4 % 2, i % 3);
+        }
+}
+
+/* Each 16-bit pattern, among others of its kind and scaled by one large value. */
+Test(encoding_forms, every_element)
+{
+    for (const struct ucm_encoding_method *const *m = ucm_encoding_methods; *m != NULL; m++)
+        for (uint32_t i = 0; i < 8; i++) {
+            struct ucm_encoding_spec spec =
+                rig_spec((*m)->number, UCM_ENCODING_F16 + i % 2, 16, 32, 128);
+            struct rig_section r;
+
+            spec.axis = i / 2 % 2;
+            if (!accepted(&spec))
+                continue;
+            r = rig_section(&spec, 0, 0);
+            for (uint32_t h = 0; h < 65536; h++) {
+                uint32_t x = i / 4 ? (h * 37 & 0xffff) : h;
+
+                memcpy(r.plain + 2 * h, &(uint16_t){(uint16_t)x}, 2);
+            }
+            compare_encode(&r, "every element");
+            compare_hostile(&r);
+            rig_free(&r);
+        }
+}
+
+/* Every code with every scale byte, or every BF16 scale. */
+Test(encoding_forms, every_code)
+{
+    for (uint32_t i = 0; i < 4; i++) {
+        bool fp8 = i / 2;
+        struct ucm_encoding_spec spec =
+            rig_spec(fp8 ? UCM_ENCODING_FP8 : UCM_ENCODING_INT8, UCM_ENCODING_F16 + i % 2,
+                     fp8 ? 16 : 256, fp8 ? 16 : 256, fp8 ? 256 : 33);
+        struct rig_section r = rig_section(&spec, 0, 0);
+        uint32_t elements = 256 * (fp8 ? 256 : 256 * 33);
+
+        for (uint32_t k = 0; k < elements; k++)
+            r.coded[k] = (uint8_t)(fp8 ? k : k % 33 < 9 ? k % 33 - 4 + 128 : k * 7);
+        for (uint32_t k = elements; k < r.bytes; k++)
+            r.coded[k] = (uint8_t)(fp8          ? k - elements
+                                   : k % 2 == 0 ? (k - elements) / 2
+                                                : (k - elements) / 512);
+        compare_decode(&r, "every code");
+        rig_free(&r);
+    }
+}

@@ -1,0 +1,152 @@
+/* fp8: codes and scales, the stated error, what a round trip keeps, any bytes decode. */
+#include "tests/unit/encoding/encoding_rig.h"
+
+#include <math.h>
+
+static const uint32_t dtypes[] = {UCM_ENCODING_F16, UCM_ENCODING_BF16};
+
+static float code_value(uint32_t code)
+{
+    return ucm_fp8_e4m3_decode(code);
+}
+
+/* Each positive code, and what lies between two of them, goes to the nearest. */
+Test(encoding_fp8, codes_are_the_nearest)
+{
+    for (uint32_t code = 0; code < 0x7d; code++) {
+        float x = code_value(code), above = code_value(code + 1), middle = (x + above) / 2;
+
+        cr_assert_eq(ucm_fp8_encode(x, 1), code);
+        cr_assert_eq(ucm_fp8_encode(-x, 1), code | 0x80);
+        cr_assert_eq(ucm_fp8_encode(middle, 1), code + (code & 1));
+        cr_assert_eq(ucm_fp8_encode(nextafterf(middle, 0), 1), code);
+        cr_assert_eq(ucm_fp8_encode(nextafterf(middle, INFINITY), 1), code + 1);
+    }
+    cr_assert_eq(ucm_fp8_encode(nextafterf(432, 0), 1), 0x7d);
+}
+
+/* Of each finite magnitude as the largest of a row: the scale is the least that does not
+ * overflow. */
+Test(encoding_fp8, scales_are_the_least)
+{
+    for (size_t i = 0; i < 2; i++) {
+        uint32_t dtype = dtypes[i], least = dtype == UCM_ENCODING_F16 ? 112 : 3;
+
+        cr_assert_eq(ucm_fp8_scale(dtype, 0), 127);
+        for (uint32_t h = 1; h < ucm_element_inf(dtype); h++) {
+            float x = ucm_element_decode(dtype, h);
+            uint32_t scale = ucm_fp8_scale(dtype, ucm_magnitude(x));
+
+            cr_assert(x * ucm_fp8_multiplier(scale) < 432.0f);
+            cr_assert_geq(scale, least);
+            if (scale > least)
+                cr_assert(x * ucm_fp8_multiplier(scale - 1) >= 432.0f);
+            cr_assert_eq(ucm_fp8_multiplier(scale) * ucm_fp8_power(scale), 1.0f);
+        }
+    }
+}
+
+/* The stated error: half of E4M3's step, at least 2^-10 of the scale's power; no more than the
+ * largest finite value. */
+static void check_row(const struct rig_section *r, uint32_t row)
+{
+    const struct ucm_encoding_section *s = &r->spec.section[r->section];
+    uint64_t scales = ((uint64_t)s->tokens * s->heads * s->dim + 15) / 16 * 16;
+    float power = ucm_fp8_power(r->coded[scales + row]);
+
+    for (uint64_t i = (uint64_t)row * s->dim; i < (uint64_t)(row + 1) * s->dim; i++) {
+        float x = rig_value(&r->spec, r->plain, i), y = rig_value(&r->spec, r->again, i);
+        float bound = fmaxf(fabsf(x) / 16, power * 0x1p-10f);
+
+        if (ucm_is_nan(x))
+            cr_assert_eq(rig_get(r->again, i), ucm_element_nan(r->spec.dtype));
+        else if (ucm_not_finite(x))
+            cr_assert_eq(rig_get(r->again, i), rig_get(r->plain, i));
+        else {
+            cr_assert_leq(fabsf(x - y), bound, "%a became %a, scale %a", (double)x, (double)y,
+                          (double)power);
+            cr_assert_eq(signbit(x), signbit(y));
+        }
+    }
+}
+
+/* Encoding what was decoded gives the same bytes. */
+static void check_again(const struct rig_section *r)
+{
+    uint8_t *coded = malloc(r->bytes);
+
+    ucm_encode(&r->spec, r->section, r->again, coded);
+    cr_assert_arr_eq(coded, r->coded, r->bytes);
+    free(coded);
+}
+
+Test(encoding_fp8, the_stated_error_holds_and_a_second_round_changes_nothing)
+{
+    static const uint32_t dims[] = {1, 3, 64, 80, 127, 128, 129, 576};
+
+    for (uint32_t i = 0; i < 2 * sizeof(dims) / sizeof(dims[0]); i++)
+        for (uint32_t values = 0; values <= RIG_VALUES; values++) {
+            struct ucm_encoding_spec spec =
+                rig_spec(UCM_ENCODING_FP8, dtypes[i % 2], 5, 3, dims[i / 2]);
+            struct rig_section r = rig_section(&spec, 1, i % 3);
+
+            rig_fill(&spec, 1, (enum rig_values)values, r.plain);
+            ucm_encode(&spec, 1, r.plain, r.coded);
+            cr_assert(ucm_encoding_fits(&spec, 1, r.coded));
+            ucm_decode(&spec, 1, r.coded, r.again);
+            for (uint32_t row = 0; row < 15; row++)
+                check_row(&r, row);
+            check_again(&r);
+            rig_free(&r);
+        }
+}
+
+/* Each 16-bit pattern is the element of a row by itself. */
+Test(encoding_fp8, every_element_by_itself)
+{
+    for (size_t i = 0; i < 2; i++) {
+        struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_FP8, dtypes[i], 256, 256, 1);
+        struct rig_section r = rig_section(&spec, 0, 0);
+
+        for (uint32_t h = 0; h < 65536; h++)
+            memcpy(r.plain + 2 * h, &(uint16_t){(uint16_t)h}, 2);
+        ucm_encode(&spec, 0, r.plain, r.coded);
+        ucm_decode(&spec, 0, r.coded, r.again);
+        for (uint32_t row = 0; row < 65536; row++)
+            check_row(&r, row);
+        check_again(&r);
+        rig_free(&r);
+    }
+}
+
+/* Every code with every scale byte: NaN, infinities, or the product, rounded and not past the
+ * largest. */
+Test(encoding_fp8, any_bytes_decode)
+{
+    for (size_t i = 0; i < 2; i++) {
+        struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_FP8, dtypes[i], 256, 1, 256);
+        struct rig_section r = rig_section(&spec, 0, 1);
+        float largest = ucm_element_decode(dtypes[i], ucm_element_inf(dtypes[i]) - 1);
+
+        for (uint32_t k = 0; k < 65536; k++)
+            r.coded[k] = (uint8_t)k;
+        for (uint32_t k = 0; k < 256; k++)
+            r.coded[65536 + k] = (uint8_t)k;
+        ucm_decode(&spec, 0, r.coded, r.again);
+        for (uint32_t k = 0; k < 65536; k++) {
+            float y = rig_value(&spec, r.again, k);
+            uint32_t rest = k & 0x7f;
+            double exact = ldexp((double)code_value(k & 0xff), (int)(k / 256) - 127);
+
+            if (rest == 0x7f || (rest < 0x7e && k / 256 == 255))
+                cr_assert(ucm_is_nan(y));
+            else if (rest == 0x7e)
+                cr_assert_eq(y, k & 0x80 ? -INFINITY : INFINITY);
+            else if (fabs(exact) >= (double)largest)
+                cr_assert_eq(y, exact < 0 ? -largest : largest);
+            else
+                cr_assert_eq(rig_get(r.again, k), ucm_element_encode(dtypes[i], (float)exact));
+        }
+        rig_free(&r);
+    }
+}

@@ -1,0 +1,250 @@
+/* int8, a scale a row or a channel: the stated error, what a round trip keeps, any bytes decode. */
+#include "tests/unit/encoding/encoding_rig.h"
+
+#include <errno.h>
+#include <math.h>
+
+static const uint32_t dtypes[] = {UCM_ENCODING_F16, UCM_ENCODING_BF16};
+
+/* The scale is a normal number, not less than needed, and one less would be too small. */
+Test(encoding_int8, scales_are_the_least)
+{
+    for (size_t i = 0; i < 2; i++)
+        for (uint32_t h = 0; h < ucm_element_inf(dtypes[i]); h++) {
+            float a = ucm_element_decode(dtypes[i], h);
+            uint32_t s = ucm_int8_scale(ucm_magnitude(a));
+            float reciprocal = 1.0f / ucm_bf16_decode(s);
+
+            cr_assert_geq(s, 0x80);
+            cr_assert_geq((double)ucm_bf16_decode(s) * 126, (double)a);
+            if (s > 0x80)
+                cr_assert_lt((double)ucm_bf16_decode(s - 1) * 126, (double)a);
+            cr_assert_leq(ucm_int8_encode(a, reciprocal), 126);
+            cr_assert_geq(ucm_int8_encode(-a, reciprocal), -126);
+            if (s > 0x80)
+                cr_assert_geq(ucm_int8_encode(a, reciprocal), 125);
+        }
+}
+
+static float scale_of(const struct rig_section *r, uint64_t element)
+{
+    const struct ucm_encoding_section *s = &r->spec.section[r->section];
+    uint64_t at = ((uint64_t)s->tokens * s->heads * s->dim + 15) / 16 * 16;
+    uint64_t row = element / s->dim, i = row;
+
+    if (r->spec.axis == UCM_ENCODING_AXIS_CHANNEL && r->section == 0) {
+        bool nhd = s->order == UCM_ENCODING_NHD;
+        uint64_t head = nhd ? row % s->heads : row / s->tokens;
+        uint64_t token = nhd ? row / s->heads : row % s->tokens;
+        uint64_t run = r->spec.run > 0 ? token / r->spec.run : 0;
+
+        i = (run * s->heads + head) * s->dim + element % s->dim;
+    }
+    return ucm_bf16_decode(rig_get(r->coded + at, i));
+}
+
+static void check_section(const struct rig_section *r)
+{
+    bool f16 = r->spec.dtype == UCM_ENCODING_F16;
+
+    for (uint64_t i = 0; i < r->plain_bytes / 2; i++) {
+        float x = rig_value(&r->spec, r->plain, i), y = rig_value(&r->spec, r->again, i);
+        float bound =
+            0.51f * scale_of(r, i) + fabsf(y) * (f16 ? 0x1p-11f : 0x1p-8f) + (f16 ? 0x1p-25f : 0);
+
+        if (ucm_is_nan(x))
+            cr_assert_eq(rig_get(r->again, i), ucm_element_nan(r->spec.dtype));
+        else if (ucm_not_finite(x))
+            cr_assert_eq(rig_get(r->again, i), rig_get(r->plain, i));
+        else
+            cr_assert_leq(fabsf(x - y), bound, "%a became %a", (double)x, (double)y);
+    }
+}
+
+static void round_trip(const struct ucm_encoding_spec *spec, uint32_t section,
+                       enum rig_values values, uint32_t odd)
+{
+    struct rig_section r = rig_section(spec, section, odd);
+
+    rig_fill(spec, section, values, r.plain);
+    ucm_encode(spec, section, r.plain, r.coded);
+    cr_assert(ucm_encoding_fits(spec, section, r.coded));
+    ucm_decode(spec, section, r.coded, r.again);
+    check_section(&r);
+    rig_free(&r);
+}
+
+Test(encoding_int8, the_stated_error_holds)
+{
+    static const uint32_t dims[] = {1, 3, 64, 80, 127, 128, 129, 576};
+
+    for (uint32_t i = 0; i < 8 * sizeof(dims) / sizeof(dims[0]); i++)
+        for (uint32_t values = 0; values <= RIG_VALUES; values++) {
+            struct ucm_encoding_spec spec =
+                rig_spec(UCM_ENCODING_INT8, dtypes[i % 2], 5, 3, dims[i / 8]);
+
+            spec.axis = i / 2 % 2;
+            spec.run = values % 4;
+            spec.section[0].order = i / 4 % 2;
+            round_trip(&spec, 0, (enum rig_values)values, i % 3);
+            round_trip(&spec, 1, (enum rig_values)values, i % 3);
+        }
+}
+
+/* Each 16-bit pattern is the element of a row, or the channel of a token, by itself. */
+Test(encoding_int8, every_element_by_itself)
+{
+    for (uint32_t i = 0; i < 4; i++) {
+        bool channel = i / 2;
+        struct ucm_encoding_spec spec =
+            rig_spec(UCM_ENCODING_INT8, dtypes[i % 2], channel ? 1 : 256, channel ? 64 : 256,
+                     channel ? 1024 : 1);
+        struct rig_section r;
+
+        spec.axis = channel;
+        r = rig_section(&spec, 0, 0);
+        for (uint32_t h = 0; h < 65536; h++)
+            memcpy(r.plain + 2 * h, &(uint16_t){(uint16_t)h}, 2);
+        ucm_encode(&spec, 0, r.plain, r.coded);
+        ucm_decode(&spec, 0, r.coded, r.again);
+        check_section(&r);
+        rig_free(&r);
+    }
+}
+
+/* A channel that stands out has a scale of its own. */
+Test(encoding_int8, channels_do_not_share_a_scale)
+{
+    for (uint32_t order = 0; order < 2; order++) {
+        struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 4, 2, 8);
+        struct rig_section r;
+
+        spec.axis = UCM_ENCODING_AXIS_CHANNEL;
+        spec.section[0].order = order;
+        r = rig_section(&spec, 0, 0);
+        for (uint32_t i = 0; i < 64; i++) {
+            uint32_t head = order == 0 ? i / 8 % 2 : i / 32;
+            uint16_t h = (uint16_t)ucm_bf16_encode(ldexpf(126, (int)(head * 8 + i % 8)));
+
+            memcpy(r.plain + 2 * i, &h, sizeof(h));
+        }
+        ucm_encode(&spec, 0, r.plain, r.coded);
+        for (uint32_t i = 0; i < 64; i++)
+            cr_assert_eq(r.coded[i], 126);
+        for (uint32_t i = 0; i < 16; i++)
+            cr_assert_eq(ucm_bf16_decode(rig_get(r.coded + 64, i)), ldexpf(1, (int)i));
+        rig_free(&r);
+    }
+}
+
+/* Every scale with codes of all kinds: NaN, infinities, or the product, rounded and not past the
+ * largest. */
+Test(encoding_int8, any_bytes_decode)
+{
+    static const int8_t codes[] = {-128, -127, -126, -1, 0, 1, 100, 126, 127};
+
+    for (size_t i = 0; i < 2; i++) {
+        struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_INT8, dtypes[i], 256, 256, 9);
+        struct rig_section r = rig_section(&spec, 0, 1);
+        float largest = ucm_element_decode(dtypes[i], ucm_element_inf(dtypes[i]) - 1);
+
+        for (uint32_t k = 0; k < 65536; k++) {
+            memcpy(r.coded + (size_t)9 * k, codes, 9);
+            memcpy(r.coded + (size_t)9 * 65536 + 2 * k, &(uint16_t){(uint16_t)k}, 2);
+        }
+        ucm_decode(&spec, 0, r.coded, r.again);
+        for (uint32_t k = 0; k < 9 * 65536; k++) {
+            float s = ucm_bf16_decode(k / 9), y = rig_value(&spec, r.again, k), product;
+            int8_t code = codes[k % 9];
+
+            product = (float)code * s;
+            if (code == -128 || (code > -127 && code < 127 && isnan(product)))
+                cr_assert(isnan(y));
+            else if (code == 127 || code == -127)
+                cr_assert_eq(y, code < 0 ? -INFINITY : INFINITY);
+            else if (fabsf(product) >= largest)
+                cr_assert_eq(y, copysignf(largest, product));
+            else
+                cr_assert_eq(rig_get(r.again, k), ucm_element_encode(dtypes[i], product));
+        }
+        rig_free(&r);
+    }
+}
+
+/* A section of several layers with runs of a layer's tokens: the scales of each layer by itself. */
+Test(encoding_int8, runs_are_sections_side_by_side)
+{
+    for (uint32_t order = 0; order < 2; order++) {
+        struct ucm_encoding_spec whole = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 13, 1, 24);
+        struct rig_section r, part;
+        uint64_t codes = 13 * 24 + 8, at = 0;
+
+        whole.axis = UCM_ENCODING_AXIS_CHANNEL;
+        whole.run = 5;
+        whole.section[0].order = order;
+        r = rig_section(&whole, 0, 0);
+        cr_assert_eq(r.bytes, codes + 3 * 24 * 2);
+        rig_fill(&whole, 0, RIG_VALUES, r.plain);
+        ucm_encode(&whole, 0, r.plain, r.coded);
+        for (uint32_t run = 0; run < 3; run++) {
+            struct ucm_encoding_spec one = whole;
+            uint32_t tokens = run < 2 ? 5 : 3;
+
+            one.section[0].tokens = tokens;
+            one.run = 0;
+            part = rig_section(&one, 0, 0);
+            ucm_encode(&one, 0, r.plain + 2 * at, part.coded);
+            cr_assert_arr_eq(part.coded, r.coded + at, tokens * 24);
+            cr_assert_arr_eq(part.coded + part.bytes - 48, r.coded + codes + 48 * run, 48);
+            at += tokens * 24;
+            rig_free(&part);
+        }
+        rig_free(&r);
+    }
+}
+
+/* A run of all tokens is what 0 is, and axis 0 has no runs. */
+Test(encoding_int8, identity_of_runs)
+{
+    struct ucm_encoding_spec a = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 16, 8, 128), b;
+    uint8_t x[UCM_ENCODING_IDENTITY_BYTES], y[UCM_ENCODING_IDENTITY_BYTES];
+    char why[UCM_ENCODING_WHY];
+
+    for (uint32_t axis = 0; axis < 2; axis++)
+        for (uint32_t run = 1; run <= 16; run++) {
+            a.axis = axis;
+            b = a;
+            b.run = run;
+            ucm_encoding_identity(&a, x);
+            ucm_encoding_identity(&b, y);
+            cr_assert_eq(memcmp(x, y, sizeof(x)) == 0, axis == 0 || run == 16);
+            cr_assert_eq(y[72], axis == 0 || run == 16 ? 0 : run);
+        }
+    a.run = 17;
+    cr_assert_eq(ucm_encoding_check(&a, why), -EINVAL);
+    cr_assert_str_eq(why, "run is 17 tokens; section 0 (K) has 16 (0: all)");
+}
+
+Test(encoding_int8, axis_and_order)
+{
+    struct ucm_encoding_spec a = rig_spec(UCM_ENCODING_INT8, UCM_ENCODING_BF16, 16, 8, 128), b = a;
+    uint8_t x[UCM_ENCODING_IDENTITY_BYTES], y[UCM_ENCODING_IDENTITY_BYTES];
+    char why[UCM_ENCODING_WHY];
+
+    cr_assert_eq(ucm_encoding_bytes(&a, 0), 16 * 8 * 128 + 2 * 16 * 8);
+    a.axis = UCM_ENCODING_AXIS_CHANNEL;
+    cr_assert_eq(ucm_encoding_bytes(&a, 0), 16 * 8 * 128 + 2 * 8 * 128);
+    cr_assert_eq(ucm_encoding_bytes(&a, 1), 16 * 8 * 128 + 2 * 16 * 8);
+    ucm_encoding_identity(&a, x);
+    ucm_encoding_identity(&b, y);
+    cr_assert_arr_neq(x, y, sizeof(x));
+    b = a;
+    b.section[0].order = b.section[1].order = UCM_ENCODING_HND;
+    ucm_encoding_identity(&b, y);
+    cr_assert_eq(y[48], 1, "K's order");
+    cr_assert_eq(y[68], 0, "V has a scale a row");
+    a.axis = 2;
+    cr_assert_eq(ucm_encoding_check(&a, why), -EINVAL);
+    cr_assert_str_eq(why,
+                     "axis is 2; 0 (a scale a row) and 1 (a scale a channel of K) are allowed");
+}

@@ -1,0 +1,135 @@
+/* lossless: bit for bit, NaN payloads too; what does not fit says so; any bytes decode. */
+#include "kernels/encoding/lossless_layout.h"
+#include "tests/unit/encoding/encoding_rig.h"
+
+#include <errno.h>
+
+static struct rig_section section_of(uint32_t tokens, uint32_t heads, uint32_t dim, uint32_t order)
+{
+    struct ucm_encoding_spec spec =
+        rig_spec(UCM_ENCODING_LOSSLESS, UCM_ENCODING_BF16, tokens, heads, dim);
+
+    spec.section[0].order = spec.section[1].order = order;
+    return rig_section(&spec, 0, 0);
+}
+
+/* Whether it fits; what fits comes back bit for bit. */
+static bool round_trip(struct rig_section *r)
+{
+    bool fits;
+
+    ucm_encode(&r->spec, r->section, r->plain, r->coded);
+    ucm_decode(&r->spec, r->section, r->coded, r->again);
+    fits = ucm_encoding_fits(&r->spec, r->section, r->coded);
+    if (fits)
+        cr_assert_arr_eq(r->again, r->plain, r->plain_bytes);
+    return fits;
+}
+
+static void put_element(struct rig_section *r, uint64_t i, uint32_t h)
+{
+    memcpy(r->plain + 2 * i, &(uint16_t){(uint16_t)h}, 2);
+}
+
+Test(encoding_lossless, sizes_and_dtypes)
+{
+    struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_LOSSLESS, UCM_ENCODING_BF16, 16, 8, 128);
+    uint64_t n = 16 * 8 * 128;
+    char why[UCM_ENCODING_WHY];
+
+    cr_assert_eq(ucm_encoding_bytes(&spec, 1), (n + n / 2 + 16 + 4 + n / 128 * 4 + 15) / 16 * 16);
+    spec.dtype = UCM_ENCODING_FP8_E4M3;
+    cr_assert_eq(ucm_encoding_check(&spec, why), -EINVAL);
+    cr_assert_str_eq(why, "dtype 3 (fp8_e4m3) can't be encoded as lossless; bf16 can");
+}
+
+/* Values as KV has them fit, of any size and in both orders. */
+Test(encoding_lossless, kv_comes_back_bit_for_bit)
+{
+    for (uint32_t i = 0; i < 200; i++) {
+        struct rig_section r =
+            section_of(1 + rig_below(40), 1 + rig_below(5), 1 + rig_below(200), i % 2);
+        uint64_t elements = r.plain_bytes / 2;
+
+        for (uint64_t k = 0; k < elements; k++) { /* about normal, down to 2^-13 of the largest */
+            float x = rig_normal();
+
+            put_element(&r, k, ucm_bf16_encode(ucm_abs(x) < 0x1p-9f ? 0.5f : x));
+        }
+        put_element(&r, rig_below((uint32_t)elements), 0xffab); /* NaN with a payload */
+        cr_assert(round_trip(&r));
+        rig_free(&r);
+    }
+}
+
+Test(encoding_lossless, zeros_and_denormals_cost_no_escape)
+{
+    struct rig_section r = section_of(16, 2, 64, 0);
+
+    for (uint64_t k = 0; k < r.plain_bytes / 2; k++)
+        put_element(&r, k, k % 3 == 0 ? 0x3f80 + k % 64 : k % 3 == 1 ? 0x8000 : 0x8001 + k % 64);
+    cr_assert(round_trip(&r));
+    cr_assert_eq(encoding_get32(r.coded + lossless_layout(&r.spec.section[0]).list), 0);
+    rig_free(&r);
+}
+
+/* Each 16-bit pattern by itself among others, as many at a time as the list has room for. */
+Test(encoding_lossless, every_element)
+{
+    struct rig_section r = section_of(16, 1, 128, 0);
+    uint32_t room = 16;
+
+    for (uint32_t first = 0; first < 65536; first += room) {
+        for (uint32_t k = 0; k < 16 * 128; k++)
+            put_element(&r, k, 0x3f80 | (k & 0x807f));
+        for (uint32_t k = 0; k < room; k++)
+            put_element(&r, k * 128 + first / room % 128, first + k);
+        round_trip(&r);
+        /* A large exponent becomes the base and makes escapes of all others. */
+        if ((first >> 7 & 0xff) == 255 || (first >> 7 & 0xff) < 127 + 13)
+            cr_assert(ucm_encoding_fits(&r.spec, 0, r.coded), "%04x", first);
+    }
+    rig_free(&r);
+}
+
+Test(encoding_lossless, one_escape_too_many_does_not_fit)
+{
+    struct rig_section r = section_of(16, 2, 128, 1);
+    struct lossless_layout l = lossless_layout(&r.spec.section[0]);
+    uint32_t room = 32;
+
+    for (uint32_t escapes = room - 1; escapes <= room + 1; escapes++) {
+        for (uint32_t k = 0; k < 16 * 2 * 128; k++)
+            put_element(&r, k, k % 100 == 0 && k / 100 < escapes ? 0x7f80 : 0x3f80);
+        cr_assert_eq(round_trip(&r), escapes <= room);
+        cr_assert_eq(encoding_get32(r.coded + l.list),
+                     escapes <= room ? escapes : UCM_LOSSLESS_UNFIT);
+    }
+    for (uint64_t i = 0; i < r.bytes; i++)
+        cr_assert_eq(r.coded[i], i >= l.list && i < l.list + 4 ? 0xff : 0);
+    rig_free(&r);
+}
+
+/* Whatever the list says: elements outside are skipped, a count past the room is cut off. */
+Test(encoding_lossless, hostile_lists_decode)
+{
+    struct rig_section r = section_of(16, 1, 64, 0);
+    struct lossless_layout l = lossless_layout(&r.spec.section[0]);
+
+    memset(r.coded, 0xff, r.bytes); /* codes: escapes. Not yet the mark: */
+    encoding_put32(r.coded + l.list, UCM_LOSSLESS_UNFIT - 1);
+    for (uint32_t i = 0; i < l.room; i++)
+        encoding_put32(r.coded + l.list + 4 + 4 * i,
+                       (i % 2 == 0 ? 1024 + i : 1023 - i) << 8 | (i + 1));
+    ucm_decode(&r.spec, 0, r.coded, r.again);
+    for (uint32_t k = 0; k < 1024; k++) {
+        uint32_t i = 1023 - k, e = i < l.room && i % 2 == 1 ? i + 1 : 0;
+
+        cr_assert_eq(rig_get(r.again, k), 0x807fu | e << 7);
+    }
+    encoding_put32(r.coded + l.list, UCM_LOSSLESS_UNFIT);
+    ucm_decode(&r.spec, 0, r.coded, r.again);
+    for (uint32_t k = 0; k < 1024; k++)
+        cr_assert_eq(rig_get(r.again, k), 0x807f);
+    rig_free(&r);
+}

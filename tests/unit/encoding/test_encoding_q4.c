@@ -1,0 +1,316 @@
+/* q4: scales, codes, rotation, shifts, centres, the stated error, what is not finite. */
+#include "kernels/encoding/q4_layout.h"
+#include "tests/unit/encoding/encoding_rig.h"
+
+#include <errno.h>
+#include <math.h>
+
+static const uint32_t dtypes[] = {UCM_ENCODING_F16, UCM_ENCODING_BF16};
+
+Test(encoding_q4, rotates_the_largest_power_of_two)
+{
+    static const uint32_t dims[][2] = {{16, 16},  {48, 16},   {64, 64},   {80, 16},
+                                       {96, 32},  {128, 128}, {256, 128}, {576, 64},
+                                       {192, 64}, {1008, 16}, {1024, 128}};
+    struct ucm_encoding_spec spec;
+    char why[UCM_ENCODING_WHY];
+
+    for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
+        cr_assert_eq(ucm_q4_rotation(dims[i][0]), dims[i][1]);
+    spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 8, 72);
+    cr_assert_eq(ucm_encoding_check(&spec, why), -EINVAL);
+    cr_assert_str_eq(why, "dim of section 0 is 72; q4 rotates multiples of 16");
+}
+
+Test(encoding_q4, sizes)
+{
+    struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 8, 128);
+    uint32_t rows = 16 * 8;
+
+    cr_assert_eq(ucm_encoding_bytes(&spec, 1), rows * 64 + rows * 2);
+    cr_assert_eq(ucm_encoding_bytes(&spec, 0), (rows + 8) * 64 + (rows + 8) * 2 + 8 * 64);
+    spec.section[0].tokens = 17;
+    cr_assert_eq(ucm_encoding_bytes(&spec, 0), (17 * 8 + 2 * 8) * 66 + 2 * 8 * 64);
+}
+
+Test(encoding_q4, version_1_is_refused)
+{
+    struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 8, 128);
+    char why[UCM_ENCODING_WHY];
+
+    spec.version = 1;
+    cr_assert_eq(ucm_encoding_check(&spec, why), -EINVAL);
+    cr_assert_str_eq(why, "version 1 of q4 is not known here; 2 is");
+}
+
+/* Each code's level is a value that it is chosen for; the largest error is 15 scales. */
+Test(encoding_q4, levels_lie_between_their_thresholds)
+{
+    for (int32_t i = 0; i <= 13552; i++) {
+        float x = (float)i * 0.01f; /* 135 * (1 + 2^-8) is 135.52 */
+        uint32_t code = ucm_q4_code(x, 1.0f);
+
+        cr_assert_leq(fabsf((float)ucm_q4_level(code) - x), 15.0f);
+        cr_assert_lt(code, 8);
+        if (i > 0)
+            cr_assert_eq(ucm_q4_code(-x, 1.0f), code | 8);
+    }
+    for (uint32_t code = 0; code < 16; code++)
+        cr_assert_eq(ucm_q4_code((float)ucm_q4_level(code), 1.0f), code);
+    cr_assert_eq(ucm_q4_scale(135.0f), ucm_bf16_encode(1.0f));
+    cr_assert_eq(ucm_q4_scale(0x1p-94f), 0, "too small to matter");
+}
+
+static double norm(const float *x, uint32_t n)
+{
+    double sum = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        sum += (double)x[i] * (double)x[i];
+    return sqrt(sum);
+}
+
+/* The shift of a channel of the group that begins with element `first`; that group is of one tile. */
+static uint32_t shift_of(const struct rig_section *r, uint64_t first, uint32_t channel)
+{
+    const struct ucm_encoding_section *s = &r->spec.section[r->section];
+    struct q4_layout l = q4_layout(s);
+    uint64_t tile = encoding_tile_of(s, (uint32_t)(first / s->dim));
+    uint64_t at = tile * s->dim + first % s->dim + channel;
+
+    if (s->kind == UCM_ENCODING_V)
+        return 0;
+    return r->coded[l.shifts + at / 2] >> 4 * (at % 2) & 15u;
+}
+
+struct found { /* of a group of a row: values as they are levelled */
+    float x[128], y[128], error[128];
+    bool finite, nan; /* all of x are; all of y are NaN */
+};
+
+static struct found find(const struct rig_section *r, uint64_t first, uint32_t n)
+{
+    struct found f = {.finite = true, .nan = true};
+
+    for (uint32_t i = 0; i < n; i++) {
+        float divisor = ucm_q4_divisor(shift_of(r, first, i), 0);
+
+        f.x[i] = rig_value(&r->spec, r->plain, first + i) * divisor;
+        f.y[i] = rig_value(&r->spec, r->again, first + i) * divisor;
+        f.error[i] = f.x[i] - f.y[i];
+        f.finite = f.finite && !ucm_not_finite(f.x[i]);
+        f.nan = f.nan && ucm_is_nan(f.y[i]);
+    }
+    return f;
+}
+
+/* A group with NaN or an infinity is NaN throughout, and so is one whose sums overflow. Of any
+ * other the error's length is at most 15.2 scales, and what rounding to the dtype adds. */
+static void check_section(const struct rig_section *r)
+{
+    const struct ucm_encoding_section *s = &r->spec.section[r->section];
+    struct q4_layout l = q4_layout(s);
+
+    for (uint32_t row = 0; row < s->tokens * s->heads; row++)
+        for (uint32_t g = 0; g < l.groups; g++) {
+            uint64_t first = (uint64_t)row * s->dim + g * l.rotation;
+            struct found f = find(r, first, l.rotation);
+            uint32_t bits = rig_get(r->coded + l.scales, (uint64_t)row * l.groups + g);
+            double scale = (double)ucm_bf16_decode(bits), bound;
+
+            cr_assert_eq(bits == UCM_BF16_NAN, f.nan);
+            if (!f.finite)
+                cr_assert(f.nan);
+            if (f.nan)
+                continue;
+            bound = 15.2 * scale + norm(f.y, l.rotation) * 0x1p-8 + 0x1p-91;
+            cr_assert(norm(f.error, l.rotation) <= bound, "row %u: %g of %g, scale %g", row,
+                      norm(f.error, l.rotation), norm(f.x, l.rotation), scale);
+        }
+}
+
+Test(encoding_q4, the_stated_error_holds)
+{
+    static const uint32_t dims[] = {16, 64, 80, 96, 128, 256, 576};
+    static const uint32_t tokens[] = {1, 5, 16, 17, 40};
+
+    for (uint32_t i = 0; i < 8 * sizeof(dims) / sizeof(dims[0]); i++)
+        for (uint32_t values = 0; values <= RIG_VALUES; values++) {
+            struct ucm_encoding_spec spec =
+                rig_spec(UCM_ENCODING_Q4, dtypes[i % 2], tokens[(i + values) % 5], 3, dims[i / 8]);
+            struct rig_section r;
+
+            spec.seed = i;
+            spec.section[0].order = spec.section[1].order = i / 2 % 2;
+            r = rig_section(&spec, i / 4 % 2, i % 3);
+            rig_fill(&spec, r.section, (enum rig_values)values, r.plain);
+            ucm_encode(&spec, r.section, r.plain, r.coded);
+            cr_assert(ucm_encoding_fits(&spec, r.section, r.coded));
+            ucm_decode(&spec, r.section, r.coded, r.again);
+            check_section(&r);
+            rig_free(&r);
+        }
+}
+
+/* Normal values lose about a tenth of their length; keys that have a direction in common lose less,
+ * because it becomes the centre. */
+Test(encoding_q4, centres_make_keys_better)
+{
+    double lost[2] = {0, 0}, length = 0;
+
+    for (uint32_t section = 0; section < 2; section++) {
+        struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 32, 2, 128);
+        struct rig_section r = rig_section(&spec, section, 0);
+
+        rig_state = 5;
+        for (uint32_t i = 0; i < 32 * 2 * 128; i++) {
+            float direction = (float)(i % 256 * 37 % 17) - 8.0f;
+            uint16_t h = (uint16_t)ucm_bf16_encode(direction + rig_normal() * 0.5f);
+
+            memcpy(r.plain + 2 * i, &h, sizeof(h));
+        }
+        ucm_encode(&spec, section, r.plain, r.coded);
+        ucm_decode(&spec, section, r.coded, r.again);
+        for (uint32_t row = 0; row < 64; row++) {
+            struct found f = find(&r, (uint64_t)row * 128, 128);
+
+            lost[section] += norm(f.error, 128);
+            length += norm(f.x, 128);
+        }
+        rig_free(&r);
+    }
+    cr_assert_lt(lost[1], 0.12 * length / 2);
+    cr_assert_lt(lost[0], 0.3 * lost[1]);
+}
+
+static void put_bits(const struct rig_section *r, uint64_t i, uint32_t bits)
+{
+    memcpy(r->plain + 2 * i, &(uint16_t){(uint16_t)bits}, 2);
+}
+
+static void put(const struct rig_section *r, uint64_t i, float x)
+{
+    put_bits(r, i, ucm_element_encode(r->spec.dtype, x));
+}
+
+/* Of a tile of 5 rows channel c is 2^c in one row, if it is below `channels`, and 1 elsewhere. */
+static struct rig_section stairs(uint32_t dtype, uint32_t channels)
+{
+    struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, dtype, 5, 1, 32);
+    struct rig_section r = rig_section(&spec, 0, 0);
+
+    for (uint32_t i = 0; i < 5 * 32; i++)
+        put(&r, i, i / 32 == i % 5 && i % 32 < channels ? ldexpf(1, (int)(i % 32)) : 1);
+    return r;
+}
+
+Test(encoding_q4, shifts_are_octaves_above_the_median_channel)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        struct rig_section r = stairs(dtypes[i], 16); /* the median channel is 1 */
+
+        for (uint32_t row = 0; row < 5; row++) /* of channel 9 only one row counts */
+            put_bits(&r, row * 32 + 9,
+                     row == 3 ? ucm_element_inf(dtypes[i]) : ucm_element_nan(dtypes[i]));
+        put(&r, 2 * 32 + 9, 3);
+        put(&r, 20, 0);
+        ucm_encode(&r.spec, 0, r.plain, r.coded);
+        for (uint32_t c = 0; c < 32; c++)
+            cr_assert_eq(shift_of(&r, 0, c), c == 9 || c <= 2 || c >= 16 ? 0 : c - 2, "channel %u",
+                         c);
+        rig_free(&r);
+    }
+}
+
+Test(encoding_q4, shifts_are_15_at_most)
+{
+    struct rig_section r = stairs(UCM_ENCODING_BF16, 15);
+
+    for (uint32_t c = 17; c < 32; c++)
+        put(&r, c, ldexpf(1, (int)c));
+    ucm_encode(&r.spec, 0, r.plain, r.coded);
+    /* 2^0 to 2^14, two more of 2^0, then 2^17 to 2^31: the 16th smallest is 2^13. */
+    for (uint32_t c = 0; c < 32; c++)
+        cr_assert_eq(shift_of(&r, 0, c), c <= 16 ? 0 : c - 15 < 15 ? c - 15 : 15, "channel %u", c);
+    rig_free(&r);
+}
+
+/* Zeros are channels like others; where they are most of them all others are shifted alike. */
+Test(encoding_q4, shifts_of_zeros)
+{
+    struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 1, 64);
+    struct rig_section r = rig_section(&spec, 0, 0);
+
+    for (uint32_t i = 0; i < 16 * 64; i++)
+        put(&r, i, i % 64 < 20 ? rig_normal() : 0);
+    ucm_encode(&spec, 0, r.plain, r.coded);
+    ucm_decode(&spec, 0, r.coded, r.again);
+    for (uint32_t c = 0; c < 64; c++)
+        cr_assert_eq(shift_of(&r, 0, c), c < 20 ? 15 : 0);
+    check_section(&r);
+    rig_free(&r);
+}
+
+/* What one channel pair is does not change what is lost of the others. */
+Test(encoding_q4, outliers_do_not_set_the_scale)
+{
+    double lost[4];
+
+    for (uint32_t i = 0; i < 4; i++) {
+        struct ucm_encoding_spec spec = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 64, 2, 128);
+        struct rig_section r = rig_section(&spec, 0, 0);
+        float larger = ldexpf(1, (int)(5 * i));
+
+        rig_state = 9;
+        for (uint32_t e = 0; e < 64 * 2 * 128; e++)
+            put(&r, e, rig_normal() * (e % 64 == 17 ? larger : 1.0f));
+        ucm_encode(&spec, 0, r.plain, r.coded);
+        ucm_decode(&spec, 0, r.coded, r.again);
+        lost[i] = 0;
+        for (uint32_t e = 0; e < 64 * 2 * 128; e++)
+            if (e % 64 != 17)
+                lost[i] +=
+                    fabs((double)(rig_value(&spec, r.plain, e) - rig_value(&spec, r.again, e)));
+        rig_free(&r);
+    }
+    for (uint32_t i = 1; i < 4; i++)
+        cr_assert(lost[i] < 1.15 * lost[0], "2^%u: %g, not %g", 5 * i, lost[i], lost[0]);
+}
+
+/* The seed and the order of K's rows are part of the identity. */
+Test(encoding_q4, identity)
+{
+    struct ucm_encoding_spec a = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 16, 8, 128), b = a;
+    uint8_t x[UCM_ENCODING_IDENTITY_BYTES], y[UCM_ENCODING_IDENTITY_BYTES];
+
+    b.seed = 7;
+    b.section[0].order = b.section[1].order = UCM_ENCODING_HND;
+    ucm_encoding_identity(&a, x);
+    ucm_encoding_identity(&b, y);
+    cr_assert_eq(y[24], 7);
+    cr_assert_eq(y[48], 1);
+    cr_assert_eq(y[68], 0, "V has no centres");
+    cr_assert_arr_neq(x, y, sizeof(x));
+}
+
+/* The same rows in the other order: the same codes, in that order. */
+Test(encoding_q4, order_is_where_rows_lie)
+{
+    struct ucm_encoding_spec nhd = rig_spec(UCM_ENCODING_Q4, UCM_ENCODING_BF16, 20, 3, 64), hnd;
+    struct rig_section a = rig_section(&nhd, 0, 0), b;
+
+    hnd = nhd;
+    hnd.section[0].order = UCM_ENCODING_HND;
+    b = rig_section(&hnd, 0, 0);
+    rig_fill(&nhd, 0, RIG_NORMAL, a.plain);
+    for (uint32_t t = 0; t < 20; t++)
+        for (uint32_t h = 0; h < 3; h++)
+            memcpy(b.plain + 128 * (h * 20 + t), a.plain + 128 * (t * 3 + h), 128);
+    ucm_encode(&nhd, 0, a.plain, a.coded);
+    ucm_encode(&hnd, 0, b.plain, b.coded);
+    for (uint32_t t = 0; t < 20; t++)
+        for (uint32_t h = 0; h < 3; h++)
+            cr_assert_arr_eq(b.coded + 32 * (h * 20 + t), a.coded + 32 * (t * 3 + h), 32);
+    rig_free(&a);
+    rig_free(&b);
+}

@@ -1,0 +1,99 @@
+/* What the index's tests share. */
+#ifndef UCMD_TESTS_INDEX_RIG_H
+#define UCMD_TESTS_INDEX_RIG_H
+
+#include "daemon/index/internal.h"
+#include "proto/errors.h"
+#include "tests/unit/index/index_secret.h"
+
+#include <criterion/criterion.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KEY 32
+
+static const uint32_t shards[UCM_MAX_PARTS] = {32, 32, 32, 32};
+
+static inline struct ns_identity identity(void)
+{
+    return (struct ns_identity){"t", "m", "r", "bf16", "nhd/1", 16, KEY, 1, shards, 4096, NULL, 0};
+}
+
+static inline struct ns *open_ns(struct index *ix, const struct ns_identity *id)
+{
+    struct ucm_error e = {0};
+    struct ns *ns = NULL;
+
+    cr_assert_eq(index_ns_open(ix, id, NULL, &ns, &e), 0, "%s", e.text);
+    return ns;
+}
+
+static inline struct index *new_index(uint64_t max_blocks)
+{
+    struct index *ix = NULL;
+
+    cr_assert_eq(index_new(max_blocks, 4096, &ix), 0);
+    index_secret_fix(ix);
+    return ix;
+}
+
+static inline void key_make(uint8_t *key, uint64_t number)
+{
+    memset(key, 0, UCM_MAX_KEY_BYTES);
+    memcpy(key, &number, sizeof(number));
+    memcpy(key + 8, &number, sizeof(number));
+}
+
+static inline block_ref add(struct index *ix, struct ns *ns, uint64_t number)
+{
+    uint8_t key[UCM_MAX_KEY_BYTES];
+    block_ref ref;
+
+    key_make(key, number);
+    ref = index_insert(ix, ns, key);
+    cr_assert_neq(ref, 0);
+    return ref;
+}
+
+static inline void remove_all(struct index *ix, const block_ref *refs, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        index_remove(ix, refs[i]);
+}
+
+static inline block_ref find(struct index *ix, struct ns *ns, uint64_t number)
+{
+    uint8_t key[UCM_MAX_KEY_BYTES];
+
+    key_make(key, number);
+    return index_find(ix, ns, key);
+}
+
+static inline uint32_t number_of(const struct block *b)
+{
+    uint32_t number;
+
+    memcpy(&number, b->key, sizeof(number));
+    return number;
+}
+
+static inline uint64_t random_next(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+static inline uint32_t ns_count(struct index *ix)
+{
+    uint32_t n = 0;
+
+    for (uint32_t place = 0; place < index_ns_places(ix); place++)
+        n += index_ns_at(ix, place) != NULL;
+    return n;
+}
+
+#endif

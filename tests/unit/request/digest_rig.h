@@ -1,0 +1,203 @@
+/* For the tests of digests, chains and selections: requests over digests of rig.one. The pool works when a
+ * test lets it. */
+#ifndef UCM_TESTS_UNIT_DIGEST_RIG_H
+#define UCM_TESTS_UNIT_DIGEST_RIG_H
+
+#include "daemon/digest/select.h"
+#include "tests/unit/request/request_rig.h"
+
+#define DIGEST_BYTES 68u /* mean of one head of 64 channels, and its scale */
+#define HELD_MAX (2u * MIB / 4 / 4096)
+
+static struct ns *derived;
+
+/* Mean digests of the first 64 channels of the base's layers, taken for 16 tokens of float16. */
+static inline struct ns *open_digests_of(const struct ns *base, bool build)
+{
+    struct msg_digest_open m = {.ns = base->id,
+                                .method = UCM_DIGEST_MEAN,
+                                .dtype = UCM_KV_F16,
+                                .kv_heads = 1,
+                                .head_dim = 64,
+                                .k_token_stride = 128,
+                                .build = build};
+    struct msg_digest_open_r r;
+    struct ns *ns;
+
+    result_of(call(UCM_METHOD_DIGEST_OPEN, &proto_digest_open, &m), &proto_digest_open_r, &r);
+    cr_assert_eq(r.shard_bytes, DIGEST_BYTES);
+    ns = index_ns(rig.index, (uint32_t)r.ns);
+    cr_assert(ns);
+    ns->record = NS_RECORD_WRITTEN;
+    return ns;
+}
+
+/* Of rig.one. */
+static inline uint32_t open_digests(bool build)
+{
+    derived = open_digests_of(rig.one, build);
+    return derived->id;
+}
+
+static inline void open_all(void)
+{
+    open_door();
+    door.config.lease_max_ms = 600000;
+    door.requests->rooms.share = rig.cache->share = NULL; /* this host alone */
+    open_digests(false);
+}
+
+static inline void settle(void)
+{
+    for (int i = 0; i < 40; i++)
+        turn();
+}
+
+static inline void close_all(void)
+{
+    hang_up();
+    while (pool_next())
+        settle();
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    settle();
+    cr_expect_eq(taken(LIMIT_DIGESTS), 0u);
+    cr_expect_eq(taken(LIMIT_MEMORY), 0u);
+    cr_expect_eq(rig.metrics.chains + rig.metrics.chain_blocks, 0u);
+    close_door();
+    cr_expect_eq(rig.metrics.digest_held_bytes, 0u);
+}
+
+/* Blocks 1 to n of rig.one in DRAM, not held. */
+static inline void store_base(uint32_t n)
+{
+    for (uint64_t i = 1; i <= n; i++)
+        drop(store(rig.one, i));
+}
+
+static inline uint32_t build(uint64_t first, uint32_t n)
+{
+    struct msg_digest_build m = {.ns = derived->id, .keys = chain(first, n)};
+
+    return call(UCM_METHOD_DIGEST_BUILD, &proto_digest_build, &m);
+}
+
+static inline bool statuses(uint32_t msgid, uint32_t n, ...)
+{
+    struct msg_blocks_r r;
+    va_list args;
+    bool same = true;
+
+    result_of(msgid, &proto_blocks_r, &r);
+    cr_assert_eq(r.status.n, n);
+    va_start(args, n);
+    for (uint32_t i = 0; i < n; i++)
+        same = same && r.status.p[i] == va_arg(args, int);
+    va_end(args);
+    return same;
+}
+
+static inline uint32_t open_chain(void)
+{
+    struct msg_chain_open m = {.ns = derived->id};
+    struct msg_chain r;
+
+    result_of(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &m), &proto_chain, &r);
+    return (uint32_t)r.chain;
+}
+
+static inline uint32_t append(uint32_t name, uint64_t first, uint32_t n, bool builds)
+{
+    struct msg_chain_append m = {.chain = name, .keys = chain(first, n), .build = builds};
+
+    return call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
+}
+
+static inline struct msg_chain_append_r appended(uint32_t msgid)
+{
+    struct msg_chain_append_r r;
+
+    result_of(msgid, &proto_chain_append_r, &r);
+    return r;
+}
+
+static inline uint32_t close_chain(uint32_t name)
+{
+    return call(UCM_METHOD_CHAIN_CLOSE, &proto_chain, &(struct msg_chain){name});
+}
+
+/* The best n of the chain for a query of ones. */
+static inline uint32_t ask_best(uint32_t name, uint32_t n)
+{
+    static const uint32_t layer = 0;
+    uint32_t chains[1] = {name};
+    uint16_t q[64];
+    struct msg_select m = {.chains = {chains, 1},
+                           .shards = {&layer, 1},
+                           .q = {(const uint8_t *)q, sizeof(q)},
+                           .q_dtype = UCM_KV_F16,
+                           .q_heads = 1,
+                           .min_blocks = n};
+
+    for (unsigned i = 0; i < 64; i++)
+        q[i] = 0x3c00;
+    return call(UCM_METHOD_SELECT, &proto_select, &m);
+}
+
+static inline struct msg_select_r selected(uint32_t msgid)
+{
+    struct msg_select_r r;
+
+    result_of(msgid, &proto_select_r, &r);
+    return r;
+}
+
+static inline void work(void)
+{
+    while (pool_next())
+        settle();
+}
+
+static inline uint32_t chain_of(uint32_t n)
+{
+    uint32_t name = open_chain();
+
+    store_base(n);
+    append(name, 1, n, true);
+    work();
+    return name;
+}
+
+static inline uint32_t append_same(uint32_t name, uint32_t n)
+{
+    static uint8_t same[2000 * 16];
+    struct msg_chain_append m = {.chain = name, .keys = {same, 16 * n}};
+    uint32_t msgid;
+
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(same + 16 * i, chain(1, 1).p, 16);
+    msgid = call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
+    settle();
+    return msgid;
+}
+
+/* Block 1 and its digest, both on the tier only. */
+static inline void store_both_below(void)
+{
+    block_ref ref;
+
+    drop(store_below(rig.one, 1));
+    build(1, 1);
+    fake_next(&rig.tier, 0);
+    work();
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    settle();
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    ref = index_find(rig.index, derived, chain(1, 1).p);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    cr_assert_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_DRAM), CACHE_EVICT_DONE);
+}
+
+#endif

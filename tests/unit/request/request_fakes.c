@@ -1,0 +1,84 @@
+#include "tests/unit/request/request_fakes.h"
+
+#include "daemon/digest/pool.h"
+#include "daemon/front/front.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+void conn_send(struct conn *c, struct proto_buf *b)
+{
+    struct answer *a = &c->answer[c->n++];
+
+    cr_assert_lt(c->n, ANSWERS_MAX);
+    *a = (struct answer){.frame = malloc(b->n), .bytes = b->n};
+    cr_assert(a->frame);
+    memcpy(a->frame, b->p, b->n);
+    a->msgid = a->frame[PROTO_HEADER_BYTES + 2]; /* small numbers only */
+    b->n = 0;
+}
+
+void conn_welcome(struct conn *c)
+{
+    (void)c;
+}
+
+bool conn_backed_up(const struct conn *c)
+{
+    (void)c;
+    return false;
+}
+
+void conn_offend(struct conn *c, const struct ucm_error *e)
+{
+    (void)c;
+    cr_assert_fail("%s", e->text);
+}
+
+void conn_drop(struct conn *c, const char *reason)
+{
+    (void)c;
+    cr_assert_fail("%s", reason);
+}
+
+void conn_free(struct conn *c)
+{
+    c->freed = true;
+}
+
+unsigned digest_pool_threads(const struct digest_pool *p)
+{
+    (void)p;
+    return 1;
+}
+
+void digest_turns_init(struct digest_turns *turns)
+{
+    list_init(&turns->queues);
+}
+
+void digest_queue_init(struct digest_queue *queue, struct digest_turns *turns)
+{
+    queue->turns = turns;
+    list_init(&queue->link);
+    list_init(&queue->jobs);
+}
+
+void digest_pool_submit(struct digest_pool *p, struct digest_job *job, uint32_t pieces)
+{
+    cr_assert_gt(pieces, 0u);
+    job->pieces = pieces;
+    atomic_store(&job->stop, false);
+    list_push_back(&p->jobs, &job->link);
+}
+
+void digest_job_stop(struct digest_job *job)
+{
+    atomic_store(&job->stop, true);
+}
+
+bool digest_job_stopped(const struct digest_job *job)
+{
+    return atomic_load(&job->stop);
+}

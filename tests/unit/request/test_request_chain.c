@@ -1,0 +1,192 @@
+/* Chains and selections whatever happens beside them: reads that fail, evictions by name, connections and
+ * chains that end in any state. */
+#include "tests/unit/request/digest_rig.h"
+
+TestSuite(digest_chain, .init = open_all, .fini = close_all);
+
+Test(digest_chain, a_digest_that_can_not_be_read_is_built)
+{
+    uint32_t name = open_chain(), msgid;
+
+    store_both_below();
+    msgid = append(name, 1, 1, true);
+    cr_assert_eq(rig.tier.n_pending, 1u, "the digest's read");
+    fake_next(&rig.tier, -EBADMSG);
+    settle();
+    cr_assert_eq(rig.tier.n_pending, 1u, "the base's");
+    fake_next(&rig.tier, 0);
+    work();
+    cr_expect_eq(appended(msgid).digests, 1u);
+    cr_expect_eq(appended(msgid).built, 1u);
+}
+
+Test(digest_chain, or_is_missing_where_nobody_builds)
+{
+    uint32_t name = open_chain(), msgid, asked;
+
+    store_both_below();
+    msgid = append(name, 1, 1, false);
+    fake_next(&rig.tier, -EBADMSG);
+    settle();
+    cr_expect_eq(appended(msgid).digests, 0u);
+    cr_expect_eq(rig.metrics.digest_missing, 1u);
+    asked = ask_best(name, 1);
+    work();
+    cr_expect_eq(selected(asked).index.n, 4u);
+    cr_expect_eq(selected(asked).no_digest, 1u);
+}
+
+Test(digest_chain, closing_a_chain_ends_its_append)
+{
+    uint32_t name = open_chain(), msgid, closed;
+
+    store_both_below();
+    msgid = append(name, 1, 1, true);
+    cr_expect_eq(answer_code(append(name, 1, 1, true)), UCM_WIRE_BUSY);
+    closed = close_chain(name);
+    cr_expect_eq(appended(msgid).blocks, 1u);
+    cr_expect_eq(answer_code(closed), 0);
+    cr_expect_eq(answer_code(close_chain(name)), UCM_WIRE_NOT_FOUND);
+    cr_expect_eq(rig.tier.n_pending, 1u, "the read goes on");
+}
+
+Test(digest_chain, a_connection_ends_while_its_append_reads)
+{
+    store_both_below();
+    append(open_chain(), 1, 1, true);
+    hang_up();
+    cr_expect(door.conn.freed);
+}
+
+Test(digest_chain, a_connection_ends_while_its_append_builds)
+{
+    store_base(3);
+    append(open_chain(), 1, 3, true);
+    hang_up();
+    cr_expect(door.conn.freed);
+    work();
+    cr_expect_eq(rig.metrics.digest_builds, 3u);
+}
+
+Test(digest_chain, a_connection_ends_while_a_thread_selects)
+{
+    uint32_t name = chain_of(3);
+
+    ask_best(name, 2);
+    ask_best(name, 2);
+    hang_up();
+    cr_expect_not(door.conn.freed, "a thread reads what the chain holds");
+    cr_expect_gt(taken(LIMIT_DIGESTS), 0u);
+    work();
+    cr_expect(door.conn.freed);
+}
+
+Test(digest_chain, a_chain_is_closed_while_a_thread_selects)
+{
+    uint32_t name = chain_of(3), asked, closed;
+
+    asked = ask_best(name, 3);
+    closed = close_chain(name);
+    cr_expect_null(answer_of(closed));
+    work();
+    cr_expect_eq(selected(asked).index.n, 12u);
+    cr_expect_eq(answer_code(closed), 0);
+}
+
+Test(digest_chain, a_cancelled_selection_answers_when_its_thread_is_done)
+{
+    uint32_t name = chain_of(3), asked = ask_best(name, 3);
+    struct msg_cancel_r r;
+
+    result_of(call(UCM_METHOD_CANCEL, &proto_cancel, &(struct msg_cancel){asked}), &proto_cancel_r,
+              &r);
+    cr_expect(r.cancelled);
+    cr_expect_null(answer_of(asked));
+    work();
+    cr_expect_eq(answer_code(asked), UCM_WIRE_CANCELLED);
+}
+
+Test(digest_chain, an_append_grows_the_array_that_a_thread_reads)
+{
+    uint32_t name = chain_of(2), asked = ask_best(name, 2), more;
+    const void *read = LIST_ENTRY(pool.jobs.next, struct selection, job.link)->rows[0].digests;
+
+    more = append_same(name, 600);
+    cr_expect_eq(appended(more).blocks, 602u);
+    work();
+    cr_expect_eq(selected(asked).index.n, 8u, "of the two that were there");
+    more = ask_best(name, 602);
+    cr_expect_neq(LIST_ENTRY(pool.jobs.next, struct selection, job.link)->rows[0].digests, read);
+    work();
+    cr_expect_eq(selected(more).index.n, 602u * 4);
+}
+
+Test(digest_chain, a_block_evicted_by_name_is_left_out)
+{
+    uint32_t name = chain_of(3), asked = ask_best(name, 3);
+    struct msg_select_r r;
+    uint32_t index[2];
+
+    cr_expect_eq(cache_evict(rig.cache, find(rig.one, 2), CACHE_ALL), CACHE_EVICT_LATER);
+    work();
+    r = selected(asked);
+    cr_assert_eq(r.index.n, sizeof(index));
+    memcpy(index, r.index.p, sizeof(index));
+    cr_expect(index[0] == 0 && index[1] == 2);
+    cr_expect_eq(r.gone, 1u);
+    cr_expect_eq(appended(append(open_chain(), 1, 3, false)).missing, 2u);
+}
+
+/* One block, named often: what a chain has to let go of takes several turns of the loop. */
+Test(digest_chain, a_long_chain_ends_in_turns)
+{
+    static uint8_t same[UCM_MAX_KEYS * 16];
+    uint32_t name = chain_of(1), msgid = 0, closed;
+    struct msg_chain_append m = {.chain = name, .keys = {same, sizeof(same)}};
+
+    for (uint32_t i = 0; i < UCM_MAX_KEYS; i++)
+        memcpy(same + 16 * i, chain(1, 1).p, 16);
+    msgid = call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
+    cr_expect_null(answer_of(msgid), "the next turns");
+    settle();
+    cr_expect_eq(appended(msgid).blocks, 1u + UCM_MAX_KEYS);
+    cr_expect_eq(appended(msgid).digests, HELD_MAX - 1, "a quarter of the arena");
+    closed = close_chain(name);
+    cr_expect_null(answer_of(closed));
+    settle();
+    cr_expect_eq(answer_code(closed), 0);
+}
+
+Test(digest_chain, a_long_chain_ends_with_its_connection)
+{
+    static uint8_t same[UCM_MAX_KEYS * 16];
+    struct msg_chain_append m = {.chain = chain_of(1), .keys = {same, sizeof(same)}};
+
+    for (uint32_t i = 0; i < UCM_MAX_KEYS; i++)
+        memcpy(same + 16 * i, chain(1, 1).p, 16);
+    call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m);
+    settle();
+    for (int i = 0; i < 20; i++)
+        open_chain();
+    hang_up();
+    cr_expect_not(door.conn.freed);
+    settle();
+    cr_expect(door.conn.freed);
+}
+
+Test(digest_chain, a_chain_that_nobody_uses_ends)
+{
+    struct msg_chain_open m = {.ns = derived->id, .lease_ms = 20};
+    struct msg_chain r;
+
+    store_base(1);
+    result_of(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &m), &proto_chain, &r);
+    append((uint32_t)r.chain, 1, 1, true);
+    work();
+    for (int i = 0; i < 5000 && rig.metrics.chains_expired == 0; i++) {
+        uv_sleep(1);
+        turn();
+    }
+    cr_expect_eq(rig.metrics.chains, 0u);
+    cr_expect_eq(answer_code(ask_best((uint32_t)r.chain, 1)), UCM_WIRE_NOT_FOUND);
+}

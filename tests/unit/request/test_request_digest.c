@@ -1,0 +1,312 @@
+/* Builds of digests whatever happens beside them: reads that fail or hang, evictions, full memory, connections
+ * that end, a daemon that stops. */
+#include "tests/unit/request/digest_rig.h"
+
+TestSuite(digests, .init = open_all, .fini = close_all);
+
+Test(digests, one_build_serves_all_who_ask)
+{
+    uint32_t first, second, third;
+
+    store_base(2);
+    first = build(1, 2);
+    second = build(1, 2);
+    third = append(open_chain(), 1, 2, true);
+    cr_expect_null(answer_of(first));
+    work();
+    cr_expect(statuses(first, 2, UCM_BLOCK_OK, UCM_BLOCK_OK));
+    cr_expect(statuses(second, 2, UCM_BLOCK_OK, UCM_BLOCK_OK));
+    cr_expect_eq(appended(third).digests, 2u);
+    cr_expect_eq(rig.metrics.digest_builds, 2u);
+    cr_expect(statuses(build(1, 2), 2, UCM_BLOCK_EXISTS, UCM_BLOCK_EXISTS));
+}
+
+Test(digests, a_build_outlives_its_connection)
+{
+    store_base(2);
+    drop(store_below(rig.one, 3));
+    build(1, 3);
+    cr_expect_eq(requests_active(door.requests), 4u, "the request and its builds");
+    hang_up();
+    cr_expect_eq(requests_active(door.requests), 3u);
+    fake_next(&rig.tier, 0);
+    work();
+    cr_expect_eq(rig.metrics.digest_builds, 3u);
+    cr_expect_eq(requests_active(door.requests), 0u);
+    cr_expect_neq(index_find(rig.index, derived, chain(3, 1).p), 0u);
+}
+
+Test(digests, a_base_that_can_not_be_read_has_none)
+{
+    uint32_t msgid;
+
+    drop(store_below(rig.one, 1));
+    msgid = build(1, 1);
+    cr_expect_neq(index_find(rig.index, derived, chain(1, 1).p), 0u, "a fill");
+    fake_next(&rig.tier, -EIO);
+    settle();
+    cr_expect(statuses(msgid, 1, UCM_BLOCK_FAILED));
+    cr_expect_eq(rig.metrics.digest_build_failed, 1u);
+    cr_expect_eq(index_find(rig.index, derived, chain(1, 1).p), 0u);
+    cr_expect_eq(index_find(rig.index, rig.one, chain(1, 1).p), 0u);
+}
+
+Test(digests, evicted_by_name_while_it_is_built)
+{
+    uint32_t msgid, chained;
+    block_ref ref;
+
+    store_base(1);
+    msgid = build(1, 1);
+    chained = append(open_chain(), 1, 1, true);
+    ref = index_find(rig.index, derived, chain(1, 1).p);
+    /* Nothing of it is whole yet, so there is nothing to evict; its part is of the base. */
+    cr_expect_eq(cache_evict(rig.cache, ref, CACHE_ALL), CACHE_EVICT_NONE);
+    cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_ALL), CACHE_EVICT_LATER);
+    work();
+    cr_expect(statuses(msgid, 1, UCM_BLOCK_OK));
+    cr_expect_eq(appended(chained).digests, 1u);
+    cr_expect_eq(find(rig.one, 1) != 0, true, "the chain leases it");
+}
+
+Test(digests, a_deadline_ends_the_waiting_not_the_build)
+{
+    struct msg_digest_build m = {.ns = derived->id, .deadline_ms = 1};
+    uint32_t msgid;
+
+    store_base(1);
+    m.keys = chain(1, 1);
+    msgid = call(UCM_METHOD_DIGEST_BUILD, &proto_digest_build, &m);
+    for (int i = 0; i < 5000 && !answer_of(msgid); i++) {
+        uv_sleep(1);
+        turn();
+    }
+    cr_expect(statuses(msgid, 1, UCM_BLOCK_CANCELLED));
+    work();
+    cr_expect_eq(rig.metrics.digest_builds, 1u);
+    cr_expect(statuses(build(1, 1), 1, UCM_BLOCK_EXISTS));
+}
+
+Test(digests, a_build_waits_for_a_slot)
+{
+    block_ref held[8];
+    struct waiter w[8];
+    uint32_t msgid;
+
+    /* All slots are of the base's size and in use. */
+    for (unsigned i = 0; i < 8; i++) {
+        held[i] = store(rig.one, 1 + i);
+        cr_assert_eq(get(&w[i], held[i], 0), CACHE_READY);
+    }
+    msgid = build(1, 1);
+    settle();
+    cr_expect_null(answer_of(msgid));
+    cr_expect(list_empty(&pool.jobs));
+    for (unsigned i = 0; i < 8; i++) {
+        cache_put(rig.cache, held[i], 0);
+        drop(held[i]);
+    }
+    for (int i = 0; i < 10; i++) {
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+        settle();
+    }
+    work();
+    cr_expect(statuses(msgid, 1, UCM_BLOCK_OK));
+}
+
+Test(digests, what_is_stored_gets_one_while_somebody_wants_it)
+{
+    open_digests(true);
+    open_digests(true);
+    store_base(2);
+    settle();
+    work();
+    cr_expect_eq(rig.metrics.digest_builds, 2u);
+    drop(store(rig.one, 3));
+    hang_up(); /* it waited for a turn of the loop */
+    settle();
+    work();
+    cr_expect_eq(rig.metrics.digest_builds, 2u);
+    cr_expect_eq(rig.metrics.digest_build_skipped, 1u);
+    drop(store(rig.one, 4));
+    settle();
+    cr_expect(list_empty(&pool.jobs));
+    cr_expect(list_empty(&door.requests->derived.spaces), "nobody uses the space");
+}
+
+Test(digests, a_block_that_left_before_its_turn_is_passed_over)
+{
+    open_digests(true);
+    store_base(2);
+    cr_expect_eq(cache_evict(rig.cache, find(rig.one, 1), CACHE_ALL), CACHE_EVICT_DONE);
+    settle();
+    work();
+    cr_expect_eq(rig.metrics.digest_builds, 1u);
+    cr_expect_eq(rig.metrics.digest_build_skipped, 1u);
+}
+
+Test(digests, a_draining_daemon_begins_none)
+{
+    open_digests(true);
+    store_base(2);
+    requests_drain(door.requests);
+    drop(store(rig.one, 3));
+    settle();
+    cr_expect(list_empty(&pool.jobs));
+    cr_expect_eq(answer_code(build(1, 1)), UCM_WIRE_SHUTDOWN);
+}
+
+/* The daemon's end does not wait for builds: one of many layers takes longer than it may. */
+Test(digests, builds_end_with_the_daemon)
+{
+    uint32_t msgid;
+
+    store_base(2);
+    msgid = build(1, 2);
+    requests_stop_all(door.requests);
+    work();
+    cr_expect_eq(requests_active(door.requests), 0u);
+    cr_expect(statuses(msgid, 2, UCM_BLOCK_CANCELLED, UCM_BLOCK_CANCELLED));
+    cr_expect_eq(rig.metrics.digest_builds, 0u);
+    cr_expect_not(cache_found(rig.cache, index_find(rig.index, derived, chain(1, 1).p)));
+}
+
+Test(digests, a_build_that_reads_ends_with_the_daemon)
+{
+    drop(store_below(rig.one, 1));
+    build(1, 1);
+    requests_stop_all(door.requests);
+    fake_next(&rig.tier, 0);
+    work();
+    cr_expect_eq(requests_active(door.requests), 0u);
+    cr_expect_eq(rig.metrics.digest_builds, 0u);
+}
+
+/* ---- chains ---- */
+
+Test(digests, nobody_waits_for_the_end_of_a_hold)
+{
+    uint32_t name = open_chain();
+    struct asker a;
+
+    store_base(2);
+    build(1, 2);
+    work();
+    cr_expect_eq(appended(append(name, 1, 2, false)).digests, 2u);
+    for (int i = 0; i < 10; i++) {
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+        settle();
+    }
+    cr_expect_eq(rig.cache->users, 0u);
+    ask(&a);
+    cr_expect_not(cache_space_wait(rig.cache, &a.r, false));
+    cr_expect_eq(cache_evict(rig.cache, index_find(rig.index, derived, chain(1, 1).p), CACHE_DRAM),
+                 CACHE_EVICT_LATER, "it stays in DRAM");
+    cr_expect_eq(answer_code(close_chain(name)), 0);
+    cr_expect_eq(rig.cache->users, 0u);
+    cr_expect_eq(cache_evict(rig.cache, index_find(rig.index, derived, chain(1, 1).p), CACHE_DRAM),
+                 CACHE_EVICT_DONE);
+}
+
+/* ---- tenants ---- */
+
+/* Bases of two tenants with layers of 2,048 bytes, whose stored blocks get digests. */
+static struct ns *ours, *theirs, *our_digests, *their_digests;
+
+static void open_two(void)
+{
+    open_all();
+    ours = space_of("t", "small", 1, 2048);
+    theirs = space_of("other", "small", 1, 2048);
+    our_digests = open_digests_of(ours, true);
+    their_digests = open_digests_of(theirs, true);
+}
+
+static uint32_t digests_in_dram(struct ns *ns, uint32_t n)
+{
+    uint32_t ready = 0;
+
+    for (uint64_t i = 1; i <= n; i++) {
+        block_ref ref = find(ns, i);
+
+        ready += ref != 0 && index_block(rig.index, ref)->part[0].dram == PART_DRAM_READY;
+    }
+    return ready;
+}
+
+TestSuite(digest_tenants, .init = open_two, .fini = close_all);
+
+Test(digest_tenants, take_turns_with_what_they_stored)
+{
+    for (uint64_t i = 1; i <= 20; i++)
+        drop(store(ours, i));
+    for (uint64_t i = 1; i <= 2; i++)
+        drop(store(theirs, i));
+    settle();
+    for (int i = 0; i < 4; i++)
+        cr_assert(pool_next());
+    cr_expect_eq(digests_in_dram(our_digests, 20), 2u);
+    cr_expect_eq(digests_in_dram(their_digests, 2), 2u);
+    work();
+    cr_expect_eq(rig.metrics.digest_builds, 22u);
+}
+
+Test(digest_tenants, one_has_three_quarters_of_the_builds)
+{
+    const uint32_t most = most_of_tenant(LIMIT_BUILDS);
+
+    for (uint64_t i = 1; i <= most + 8; i++)
+        drop(store(ours, i));
+    settle();
+    cr_expect_eq(taken(LIMIT_BUILDS), most);
+    drop(store(theirs, 1));
+    settle();
+    cr_expect_eq(taken(LIMIT_BUILDS), most + 1);
+    work();
+    cr_expect_eq(rig.metrics.digest_builds, most + 9);
+    cr_expect_eq(rig.metrics.digest_build_skipped, 0u);
+}
+
+/* An append that builds waits for its tenant's places, and gets them. */
+Test(digest_tenants, an_append_waits_for_its_tenants_builds)
+{
+    const uint32_t most = most_of_tenant(LIMIT_BUILDS);
+    struct msg_chain_open open = {.ns = our_digests->id};
+    struct msg_chain r;
+    uint32_t asked;
+
+    for (uint64_t i = 1; i <= most; i++)
+        drop(store(ours, i));
+    settle();
+    door.requests->digests.watchers = 0; /* what comes now is the append's */
+    drop(store(ours, most + 1));
+    door.requests->digests.watchers = 2;
+    result_of(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &open), &proto_chain, &r);
+    asked = append((uint32_t)r.chain, most + 1, 1, true);
+    settle();
+    cr_expect_eq(taken(LIMIT_BUILDS), most);
+    cr_expect(list_empty(&rig.cache->space_waits), "it is in the way of who waits for space");
+    work();
+    cr_expect_eq(appended(asked).digests, 1u);
+}
+
+Test(digest_tenants, one_has_three_quarters_of_the_places_to_wait_in)
+{
+    const uint32_t most = most_of_tenant(LIMIT_BUILDS_WAITING);
+
+    for (uint32_t i = 0; i < most + 5; i++) {
+        drop(store(ours, 1));
+        cr_assert_eq(cache_evict(rig.cache, find(ours, 1), CACHE_ALL), CACHE_EVICT_DONE);
+    }
+    cr_expect_eq(rig.metrics.digest_build_skipped, 5u);
+    drop(store(theirs, 1));
+    cr_expect_eq(rig.metrics.digest_build_skipped, 5u);
+    for (int i = 0; i < 4; i++)
+        settle();
+    work();
+    cr_expect_eq(digests_in_dram(their_digests, 1), 1u);
+    cr_expect_eq(rig.metrics.digest_build_skipped, most + 5);
+    cr_expect(list_empty(&door.requests->digests.turns));
+}

@@ -1,0 +1,238 @@
+/* Bounds of chains, selections and builds: memory, held digests, prefetches; and an arena that is full. */
+#include "tests/unit/request/digest_rig.h"
+
+TestSuite(digest_bounds, .init = open_all, .fini = close_all);
+
+Test(digest_bounds, memory_of_chains_and_selections_is_bounded)
+{
+    uint32_t name = chain_of(2);
+    const uint64_t all = door.config.max_frame_memory, before = taken(LIMIT_MEMORY);
+    struct limit_owner *other = limits_uid(door.limits, "other", 1, true);
+
+    cr_assert_eq(limit_take(other, LIMIT_MEMORY, all - before - 1000, NULL), 0);
+    cr_expect_eq(answer_code(ask_best(name, 2)), UCM_WIRE_BUSY);
+    limits_set(door.limits, LIMIT_MEMORY, 1000);
+    cr_expect_eq(answer_code(ask_best(name, 2)), UCM_WIRE_INVALID, "never fits");
+    limits_set(door.limits, LIMIT_MEMORY, all);
+    cr_expect_eq(answer_code(append(name, 1, KEYS_MAX, false)), UCM_WIRE_BUSY);
+    limit_give(other, LIMIT_MEMORY, all - before - 1000);
+    limit_owner_unref(other);
+}
+
+Test(digest_bounds, keys_that_are_missing_take_no_memory)
+{
+    static uint8_t missing[UCM_MAX_KEYS * 16];
+    struct msg_chain_append m = {.keys = {missing, sizeof(missing)}};
+    uint64_t before = 0;
+
+    memset(missing, 0xee, sizeof(missing));
+    for (int i = 0; i < 2; i++) {
+        m.chain = i ? open_chain() : chain_of(2);
+        before = taken(LIMIT_MEMORY);
+        cr_expect_eq(appended(call(UCM_METHOD_CHAIN_APPEND, &proto_chain_append, &m)).missing,
+                     UCM_MAX_KEYS);
+        cr_expect_eq(taken(LIMIT_MEMORY), before);
+    }
+}
+
+/* Others find some of the memory, and requests half of it, whatever one user's chains take. */
+Test(digest_bounds, a_user_takes_a_part_of_the_memory)
+{
+    const uint64_t limit = 24 << 10;
+    struct limit_owner *other = limits_uid(door.limits, "other", 1, false);
+    uint32_t name = chain_of(1), i = 0;
+    struct msg_chain_open open = {.ns = derived->id};
+    uint64_t left;
+
+    become(false);
+    limits_set(door.limits, LIMIT_MEMORY, limit);
+    limits_set(door.limits, LIMIT_CHAINS, limit / 2);
+    while (i < 50 && answer_code(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &open)) == 0)
+        i++;
+    cr_expect_lt(i, 50u);
+    cr_expect_leq(taken(LIMIT_CHAINS), limit / 2);
+    cr_expect_eq(answer_code(append(name, 1, 1, false)), 0);
+    left = limit_room(door.owner, LIMIT_MEMORY);
+    cr_assert_gt(left, 0u);
+    cr_assert(memory_take(door.session, left));
+    cr_expect_not(memory_take(door.session, 1));
+    cr_expect_eq(limit_take(other, LIMIT_MEMORY, limit / 8, NULL), 0, "another tenant's");
+    limit_give(other, LIMIT_MEMORY, limit / 8);
+    limit_owner_unref(other);
+    become(true);
+    cr_expect(memory_take(door.session, limit / 4), "an operator's");
+    memory_return(door.session, left + limit / 4);
+}
+
+/* Tenant "t" is not the uid's own: three quarters of three quarters are one uid's. */
+Test(digest_bounds, a_user_holds_a_part_of_the_digests)
+{
+    uint32_t name = chain_of(1), held;
+
+    become(false);
+    held = appended(append_same(name, 2000)).digests + 1;
+    cr_expect_geq(held, HELD_MAX / 2);
+    cr_expect_leq(held, HELD_MAX * 9 / 16);
+    become(true);
+    cr_expect_eq(appended(append_same(name, 2000)).digests, HELD_MAX - held);
+}
+
+static int lease_code(uint64_t first, uint32_t n)
+{
+    struct msg_lookup m = {.ns = rig.one->id, .keys = chain(first, n), .lease_ms = 1000};
+
+    return answer_code(call(UCM_METHOD_LOOKUP, &proto_lookup, &m));
+}
+
+/* Others can store and lease, whatever one user's leases and chains cover. */
+Test(digest_bounds, a_user_leases_a_part_of_what_there_is)
+{
+    uint64_t all = arena_bytes_configured(rig.arena) / ns_part_bytes(rig.one, 0);
+    uint32_t blocks = (uint32_t)(all * 9 + 15) / 16, name; /* a uid's part of its tenant's part */
+    struct limit_owner *other = limits_uid(door.limits, "other", 1, false);
+
+    become(false);
+    store_base(blocks);
+    name = open_chain();
+    cr_expect_eq(lease_code(1, blocks - 1), 0);
+    cr_expect_eq(answer_code(append(name, 1, blocks, false)), 0, "one less than too many");
+    cr_expect_eq(cache_leased(rig.cache).index_bytes, blocks * INDEX_BLOCK_BYTES);
+    cr_expect_eq(cache_leased(rig.cache).bytes, blocks * ns_part_bytes(rig.one, 0));
+    cr_expect_eq(lease_code(1, 1), UCM_WIRE_BUSY);
+    cr_expect_eq(answer_code(append(name, 1, 1, false)), UCM_WIRE_BUSY);
+    cr_assert_eq(limit_take(other, LIMIT_LEASED, 10 * blocks, NULL), 0);
+    cr_expect_eq(lease_code(1, 1), 0, "most of it is another user's");
+    limit_give(other, LIMIT_LEASED, 10 * blocks);
+    limit_owner_unref(other);
+    become(true);
+    cr_expect_eq(lease_code(1, 1), 0, "an operator");
+    become(false);
+    close_chain(name);
+    cr_expect_eq(lease_code(1, 1), 0, "one block is free");
+    hang_up();
+    settle();
+    cr_expect_eq(cache_leased(rig.cache).index_bytes + cache_leased(rig.cache).bytes, 0u);
+}
+
+static uint32_t ask_prefetch(const uint32_t *chains, uint32_t n)
+{
+    static const uint16_t q[8 * 64];
+    static const uint32_t layers[8];
+    struct msg_select m = {.chains = {chains, n},
+                           .shards = {layers, n},
+                           .q = {(const uint8_t *)q, n * 128},
+                           .q_dtype = UCM_KV_F16,
+                           .q_heads = 1,
+                           .min_blocks = 1,
+                           .prefetch = 1};
+
+    return call(UCM_METHOD_SELECT, &proto_select, &m);
+}
+
+/* One for each chain, in whatever order their rows come. */
+Test(digest_bounds, prefetches_of_a_selection_are_few)
+{
+    uint32_t a = open_chain(), b = open_chain(), rows[8] = {a, b, a, b, a, b, a, b};
+
+    store_both_below();
+    append(a, 1, 1, false);
+    append(b, 1, 1, false);
+    fake_next(&rig.tier, 0);
+    settle();
+    ask_prefetch(rows, 8);
+    work();
+    cr_expect_eq(requests_active(door.requests), 2u);
+    fake_next(&rig.tier, 0);
+    settle();
+    cr_expect_eq(requests_active(door.requests), 0u);
+}
+
+/* Its memory was for the blocks that the chain had. */
+Test(digest_bounds, a_chain_grows_under_a_selection_that_prefetches)
+{
+    uint32_t name = chain_of(1), asked = ask_prefetch(&name, 1);
+
+    for (uint32_t i = 0; i < 40; i++)
+        cr_assert_eq(appended(append_same(name, 2000)).blocks, 1 + 2000 * (i + 1));
+    work();
+    cr_expect_eq(selected(asked).index.n, 4u);
+}
+
+Test(digest_bounds, a_prefetch_of_what_was_chosen_is_not_answered)
+{
+    uint32_t name = open_chain(), before;
+
+    store_both_below();
+    append(name, 1, 1, false);
+    fake_next(&rig.tier, 0);
+    settle();
+    before = door.conn.n;
+    ask_prefetch(&name, 1);
+    work();
+    cr_assert_eq(rig.tier.n_pending, 1u, "the block's read");
+    cr_expect_eq(requests_active(door.requests), 1u);
+    fake_next(&rig.tier, 0);
+    settle();
+    cr_expect_eq(door.conn.n, before + 1);
+    cr_expect_eq(requests_active(door.requests), 0u);
+    cr_expect(cache_in_dram(rig.cache, find(rig.one, 1)));
+}
+
+/* ---- a full index: a digest's block takes the place of another ---- */
+
+static void open_full(void)
+{
+    rig.max_blocks = 4;
+    open_all();
+}
+
+TestSuite(digests_full, .init = open_full, .fini = close_all);
+
+Test(digests_full, a_base_does_not_go_for_its_own_digest)
+{
+    uint32_t msgid;
+
+    store_base(3);
+    msgid = build(1, 3);
+    work();
+    cr_expect(statuses(msgid, 3, UCM_BLOCK_OK, UCM_BLOCK_NO_ROOM, UCM_BLOCK_NO_ROOM));
+}
+
+Test(digests_full, nor_one_that_an_append_found)
+{
+    uint32_t name = open_chain();
+    block_ref ref;
+
+    store_base(2);
+    build(2, 1);
+    work();
+    for (int i = 0; i < 10; i++) {
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+        settle();
+    }
+    ref = index_find(rig.index, derived, chain(2, 1).p);
+    cr_assert_eq(cache_evict(rig.cache, ref, CACHE_DRAM), CACHE_EVICT_DONE);
+    store(rig.one, 3); /* it stays, and the index is full */
+    append(name, 1, 2, true);
+    cr_expect_eq(index_find(rig.index, derived, chain(2, 1).p), ref);
+    while (rig.tier.n_pending > 0)
+        fake_next(&rig.tier, 0);
+    work();
+    drop(find(rig.one, 3));
+}
+
+Test(digests_full, what_is_stored_does_not_go_for_its_own_digest)
+{
+    open_digests(true);
+    for (uint64_t i = 1; i <= 6; i++) {
+        drop(store(rig.one, i));
+        for (int k = 0; k < 10; k++) {
+            settle();
+            work();
+            while (rig.tier.n_pending > 0)
+                fake_next(&rig.tier, 0);
+        }
+    }
+    cr_expect_gt(rig.metrics.digest_builds, 1u);
+}

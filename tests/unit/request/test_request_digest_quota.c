@@ -1,0 +1,124 @@
+/* Builds of digests of a tenant that gets no more DRAM: they wait for its own blocks and for nobody else's, nobody waits for them, and
+ * when nothing is under way that could make room they say so. */
+#include "tests/unit/request/digest_rig.h"
+
+#define SLOT (MIB / 4)
+
+static void give_most(uint64_t bytes)
+{
+    rig.one->tenant->settings.dram_most = bytes;
+    cache_tenants_changed(rig.cache);
+}
+
+static void written(void)
+{
+    for (int i = 0; i < 10; i++) {
+        while (rig.tier.n_pending > 0)
+            fake_next(&rig.tier, 0);
+        settle();
+    }
+}
+
+static block_ref held[2];
+
+/* Blocks 1 and 2 in use are all that the tenant gets. */
+static void open_at_most(void)
+{
+    struct waiter w;
+
+    open_all();
+    for (unsigned i = 0; i < 2; i++) {
+        held[i] = store(rig.one, 1 + i);
+        cr_assert_eq(get(&w, held[i], 0), CACHE_READY);
+    }
+    written();
+    give_most(2 * SLOT);
+    settle();
+}
+
+static void let_go(unsigned i)
+{
+    cache_put(rig.cache, held[i], 0);
+    drop(held[i]);
+}
+
+TestSuite(digest_shares, .init = open_all, .fini = close_all);
+TestSuite(digest_quota, .init = open_at_most, .fini = close_all);
+
+Test(digest_quota, a_build_waits_for_its_tenants_own_blocks)
+{
+    struct ns *theirs = space_of("other", "small", 1, 2048), *their_digests;
+    uint32_t first = build(1, 1), second = build(2, 1), other;
+    struct msg_digest_build m = {.keys = chain(1, 1)};
+
+    settle();
+    cr_expect_null(answer_of(first));
+    cr_expect_null(answer_of(second));
+    cr_expect_not(rig.cache->idle_on, "the loop rests while they wait");
+    their_digests = open_digests_of(theirs, false);
+    drop(store(theirs, 1));
+    m.ns = their_digests->id;
+    other = call(UCM_METHOD_DIGEST_BUILD, &proto_digest_build, &m);
+    work();
+    cr_expect(statuses(other, 1, UCM_BLOCK_OK), "nobody waits behind them");
+    let_go(1);
+    settle();
+    work();
+    written();
+    work();
+    cr_expect(statuses(first, 1, UCM_BLOCK_OK));
+    cr_expect_null(answer_of(second), "its own block went for the first one's digest");
+    let_go(0);
+    settle();
+    written();
+    work();
+    cr_expect(statuses(second, 1, UCM_BLOCK_OK));
+    cr_expect_leq(rig.one->tenant->dram_bytes, 2 * SLOT);
+}
+
+Test(digest_quota, nobody_waits_when_nothing_is_under_way)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        cache_hold(rig.cache, held[i], 0); /* in place of the use */
+        drop(held[i]);
+    }
+    cr_expect(statuses(build(1, 2), 2, UCM_BLOCK_NO_ROOM, UCM_BLOCK_NO_ROOM));
+    cr_expect_eq(rig.one->tenant->dram_bytes, 2 * SLOT);
+    for (unsigned i = 0; i < 2; i++)
+        cache_unhold(rig.cache, held[i], 0);
+}
+
+Test(digest_quota, what_is_stored_goes_without_its_digest)
+{
+    struct ns *theirs = space_of("other", "small", 1, 2048);
+    uint64_t skipped = rig.metrics.digest_build_skipped;
+
+    give_most(3 * SLOT);
+    open_digests(true);
+    open_digests_of(theirs, true);
+    drop(store(rig.one, 3));
+    drop(store(theirs, 1));
+    work();
+    settle();
+    work();
+    cr_expect_eq(rig.metrics.digest_build_skipped, skipped + 1);
+    cr_expect_eq(rig.metrics.digest_builds, 1u, "the other tenant's");
+    cr_expect_leq(rig.one->tenant->dram_bytes, 3 * SLOT);
+    let_go(0);
+    let_go(1);
+}
+
+/* The digest can't be read, and what it would be built of finds no room: an answer, not a wait for the deadline. */
+Test(digest_shares, an_unreadable_digest_beyond_what_its_tenant_gets_is_missing)
+{
+    uint32_t name = open_chain(), asked;
+
+    store_both_below();
+    asked = append(name, 1, 1, true);
+    cr_assert_eq(rig.tier.n_pending, 1u, "the digest's read");
+    give_most(SLOT / 2);
+    fake_next(&rig.tier, -EBADMSG);
+    settle();
+    cr_expect_eq(appended(asked).digests, 0u);
+    cr_expect_eq(rig.metrics.digest_missing, 1u);
+}

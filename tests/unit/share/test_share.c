@@ -1,0 +1,403 @@
+/* The door: where parts go and come from with one root and with several, what becomes of damaged
+ * ones, and of a tier that ends. */
+#include "tests/unit/share/share_rig.h"
+
+#define BLOCKS 600u
+
+static struct share *share;
+
+struct part {
+    struct share_io io;
+    uint8_t data[RIG_BYTES];
+    int status;
+    bool reported, released, refused;
+};
+
+static void told_cb(struct share_io *io, int status)
+{
+    struct part *p = LIST_ENTRY(io, struct part, io);
+
+    cr_assert_not(p->reported);
+    p->reported = true;
+    p->status = status;
+}
+
+static void released_cb(struct share_io *io)
+{
+    struct part *p = LIST_ENTRY(io, struct part, io);
+
+    cr_assert(p->reported);
+    cr_assert_not(p->released);
+    p->released = true;
+}
+
+static struct share_settings settings_of(uint32_t roots, enum config_spread spread)
+{
+    struct share_settings s = {.loop = &rig.loop,
+                               .deadlines = &rig.deadlines,
+                               .metrics = &rig.metrics,
+                               .host = "h",
+                               .spread = spread,
+                               .negative_ms = 2000,
+                               .deadline_ms = 200,
+                               .collect_ms = 600000,
+                               .touch_ms = 3600000,
+                               .n = roots};
+    static const char *const targets[] = {"/0", "/1", "/2"};
+
+    for (uint32_t i = 0; i < roots; i++)
+        s.roots[i] =
+            (struct share_root_config){.ops = &rig_backend, .target = targets[i], .depth = 16};
+    return s;
+}
+
+static void open_roots(uint32_t roots, enum config_spread spread)
+{
+    struct share_settings s = settings_of(roots, spread);
+
+    cr_assert_eq(share_new(&s, &share), 0);
+}
+
+static void close_it(void)
+{
+    share_stop(share);
+    for (int i = 0; i < RIG_ROOTS; i++)
+        rig_let_go(&rig.servers[i]);
+    rig_run(NULL, 30);
+    cr_assert_eq(share_busy(share), 0);
+    share_close(share);
+}
+
+static void teardown(void)
+{
+    close_it();
+    rig_teardown();
+}
+
+TestSuite(share, .init = rig_setup, .fini = teardown, .timeout = 30);
+
+static int submit(struct part *p, bool write, uint32_t number, share_root_id root)
+{
+    *p = (struct part){.io = {.write = write,
+                              .id = rig_id(number),
+                              .bytes = RIG_BYTES,
+                              .root = root,
+                              .done_cb = told_cb,
+                              .released_cb = released_cb}};
+    p->io.data = p->data;
+    if (write)
+        rig_fill(p->data, number);
+    return share_submit(share, &p->io);
+}
+
+static int move(struct part *p, bool write, uint32_t number, share_root_id root)
+{
+    cr_assert_eq(submit(p, write, number, root), 0);
+    cr_assert_not(p->reported, "done_cb ran inside the call");
+    cr_assert(rig_run(&p->released, 20000));
+    return p->status;
+}
+
+static int load(struct part *p, uint32_t number, share_root_id root)
+{
+    uint8_t right[RIG_BYTES];
+    int status = move(p, false, number, root);
+
+    rig_fill(right, number);
+    if (status == 0)
+        cr_assert_eq(memcmp(right, p->data, RIG_BYTES), 0);
+    return status;
+}
+
+Test(share, what_was_written_is_read)
+{
+    struct part p;
+
+    open_roots(1, CONFIG_SPREAD_TIERED);
+    cr_assert_eq(load(&p, 5, 0), -ENOENT);
+    cr_assert_eq(move(&p, true, 5, 0), 0);
+    cr_assert_eq(p.io.root, 1);
+    cr_assert_eq(move(&p, true, 5, 0), 0, "it is there already: that is fine");
+    cr_assert_eq(load(&p, 5, 1), 0);
+    cr_assert_eq(p.io.root, 1);
+}
+
+Test(share, a_read_asks_the_other_roots_when_the_hint_is_wrong)
+{
+    struct part p;
+
+    open_roots(3, CONFIG_SPREAD_TIERED);
+    rig_put(&rig.servers[2], 9);
+    cr_assert_eq(load(&p, 9, 1), 0);
+    cr_assert_eq(p.io.root, 3);
+    rig.servers[0].fails[SHARE_READ] = -EIO;
+    cr_assert_eq(load(&p, 9, 1), 0, "a root costs its own hits only");
+    cr_assert_eq(load(&p, 10, 0), -EIO, "the root that failed might have it");
+}
+
+Test(share, a_hung_root_is_told_of_in_time_and_the_slot_kept_until_it_lets_go)
+{
+    struct part p;
+
+    open_roots(1, CONFIG_SPREAD_TIERED);
+    rig_put(&rig.servers[0], 3);
+    rig.servers[0].hangs = rig.servers[0].stuck = true;
+    cr_assert_eq(submit(&p, false, 3, 1), 0);
+    cr_assert(rig_run(&p.reported, 20000));
+    cr_assert_eq(p.status, -ETIMEDOUT);
+    cr_assert_not(p.released);
+    cr_assert_gt(share_busy(share), 0);
+    rig_let_go(&rig.servers[0]);
+    cr_assert(rig_run(&p.released, 20000));
+}
+
+Test(share, a_hung_root_leaves_time_for_those_behind_it)
+{
+    struct part p;
+    uint64_t from;
+
+    open_roots(3, CONFIG_SPREAD_TIERED);
+    rig_put(&rig.servers[2], 3);
+    rig.servers[0].hangs = rig.servers[1].hangs = true;
+    from = uv_now(&rig.loop);
+    cr_assert_eq(load(&p, 3, 1), 0);
+    cr_assert_eq(p.io.root, 3);
+    cr_assert_leq(uv_now(&rig.loop) - from, 200);
+    cr_assert_eq(load(&p, 4, 1), -ETIMEDOUT, "one of those that hang might have it");
+    cr_assert_leq(uv_now(&rig.loop) - from, 450);
+}
+
+/* No other root is let write to memory that a thread may still write to. */
+Test(share, a_root_that_keeps_the_memory_ends_the_read)
+{
+    struct part p;
+
+    open_roots(2, CONFIG_SPREAD_TIERED);
+    rig_put(&rig.servers[1], 3);
+    rig.servers[0].hangs = rig.servers[0].stuck = true;
+    cr_assert_eq(submit(&p, false, 3, 1), 0);
+    cr_assert(rig_run(&p.reported, 20000));
+    cr_assert_eq(p.status, -ETIMEDOUT);
+    cr_assert_not(rig_run(&p.released, 250));
+    cr_assert_eq(rig.servers[1].asked[SHARE_READ], 0);
+    rig_let_go(&rig.servers[0]);
+    cr_assert(rig_run(&p.released, 20000));
+}
+
+Test(share, a_damaged_file_is_a_miss_removed_and_written_anew)
+{
+    struct part p;
+
+    open_roots(1, CONFIG_SPREAD_TIERED);
+    rig_put(&rig.servers[0], 4);
+    rig.servers[0].files[4].damaged = true;
+    cr_assert_eq(move(&p, false, 4, 1), -ENOENT);
+    rig_run(NULL, 20);
+    cr_assert_not(rig.servers[0].files[4].there);
+    cr_assert_eq(rig.metrics.share_damaged, 1);
+    cr_assert_eq(move(&p, true, 4, 0), 0);
+    cr_assert_eq(load(&p, 4, 1), 0);
+}
+
+Test(share, a_damaged_file_of_a_read_only_root_stays_and_is_not_looked_for)
+{
+    struct share_settings s = settings_of(1, CONFIG_SPREAD_TIERED);
+    struct block_file_id id = rig_id(4);
+    struct part p;
+
+    s.roots[0].read_only = true;
+    cr_assert_eq(share_new(&s, &share), 0);
+    rig_put(&rig.servers[0], 4);
+    rig.servers[0].files[4].damaged = true;
+    cr_assert_eq(move(&p, false, 4, 1), -ENOENT);
+    rig_run(NULL, 20);
+    cr_assert(rig.servers[0].files[4].there);
+    cr_assert_eq(share_recall(share, &id, 0), SHARE_KNOWN_MISSING);
+    cr_assert_eq(submit(&p, true, 4, 0), -EROFS);
+    cr_assert_eq(rig.servers[0].asked[SHARE_WRITE] + rig.servers[0].asked[SHARE_REMOVE], 0);
+}
+
+Test(share, tiered_writes_to_the_first_that_takes_it)
+{
+    struct part p;
+
+    open_roots(2, CONFIG_SPREAD_TIERED);
+    cr_assert_eq(move(&p, true, 1, 0), 0);
+    cr_assert_eq(p.io.root, 1);
+    rig.servers[0].fails[SHARE_WRITE] = -ENOSPC;
+    cr_assert_eq(move(&p, true, 2, 0), -ENOSPC);
+    cr_assert_eq(move(&p, true, 2, 0), 0);
+    cr_assert_eq(p.io.root, 2);
+}
+
+/* Where each block goes with the roots of `spec`. */
+static void hashed_places(const char *const *targets, uint32_t n, const char *places[BLOCKS])
+{
+    struct share_settings s = settings_of(n, CONFIG_SPREAD_HASHED);
+
+    for (uint32_t i = 0; i < n; i++)
+        s.roots[i].target = targets[i];
+    cr_assert_eq(share_new(&s, &share), 0);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        struct block_file_id id = rig_id(i);
+        uint8_t root[UCM_MAX_ROOTS];
+
+        cr_assert_eq(share_write_roots(share, &id, root), 1);
+        cr_assert_eq(share_roots_that_may_have(share, &id, (1u << n) - 1), 1u << root[0]);
+        places[i] = targets[root[0]];
+        id.part = 0;
+        cr_assert_eq(share_roots_that_may_have(share, &id, (1u << n) - 1), 1u << root[0],
+                     "all parts of a block belong together");
+    }
+}
+
+Test(share, hashed_moves_only_what_a_removed_root_had)
+{
+    static const char *before[BLOCKS], *after[BLOCKS];
+    static const char *const three[] = {"/0", "/1", "/2"}, *const two[] = {"/2", "/0"};
+    unsigned counts[3] = {0};
+
+    hashed_places(three, 3, before);
+    close_it();
+    hashed_places(two, 2, after);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        counts[before[i][1] - '0']++;
+        if (before[i][1] != '1')
+            cr_assert_str_eq(before[i], after[i], "block %u moved without need", i);
+    }
+    for (int i = 0; i < 3; i++)
+        cr_assert(counts[i] > BLOCKS / 5 && counts[i] < BLOCKS / 2, "%u", counts[i]);
+}
+
+Test(share, what_was_read_is_touched_when_its_time_is_old)
+{
+    struct part p;
+
+    open_roots(1, CONFIG_SPREAD_TIERED);
+    rig_put(&rig.servers[0], 1);
+    rig_put(&rig.servers[0], 2);
+    rig.servers[0].files[2].mtime_ns -= 7200ull * 1000000000u;
+    cr_assert_eq(load(&p, 1, 1), 0); /* asks for the time */
+    rig_run(NULL, 10);
+    cr_assert_eq(load(&p, 1, 1), 0);
+    cr_assert_eq(load(&p, 2, 1), 0);
+    rig_run(NULL, 10);
+    cr_assert_eq(rig.servers[0].asked[SHARE_TOUCH], 1);
+    cr_assert_eq(rig.servers[0].files[2].mtime_ns, rig.servers[0].now_ns);
+}
+
+/* The background waits while reads do. */
+Test(share, touches_leave_room_for_others)
+{
+    enum { PARTS = 400 };
+    static struct part parts[PARTS];
+    uint32_t most = 0;
+
+    open_roots(1, CONFIG_SPREAD_TIERED);
+    rig.servers[0].latency_ms = 1;
+    for (uint32_t i = 0; i < PARTS; i++) {
+        rig_put(&rig.servers[0], i);
+        rig.servers[0].files[i].mtime_ns -= 7200ull * 1000000000u;
+    }
+    cr_assert_eq(load(&parts[0], 0, 1), 0); /* asks for the time */
+    rig_run(NULL, 10);
+    for (uint32_t i = 0; i < PARTS; i++)
+        cr_assert_eq(submit(&parts[i], false, i, 1), 0);
+    for (int i = 0; i < 60; i++) {
+        rig_run(NULL, 1);
+        if (share->roots[0]->queued[SHARE_BACKGROUND] > most)
+            most = share->roots[0]->queued[SHARE_BACKGROUND];
+    }
+    cr_expect_eq(most, 128u, "%u", most);
+}
+
+Test(share, removed_it_is_gone_from_every_root)
+{
+    struct block_file_id id = rig_id(8);
+
+    open_roots(2, CONFIG_SPREAD_TIERED);
+    rig_put(&rig.servers[0], 8);
+    rig_put(&rig.servers[1], 8);
+    share_remove(share, &id, &(struct fair_who){.tenant = 1});
+    rig_run(NULL, 10);
+    cr_assert_not(rig.servers[0].files[8].there);
+    cr_assert_not(rig.servers[1].files[8].there);
+}
+
+Test(share, nobody_is_asked_when_all_are_down)
+{
+    struct part p;
+    struct share_root_stats stats;
+
+    open_roots(1, CONFIG_SPREAD_TIERED);
+    rig.servers[0].fails[SHARE_READ] = rig.servers[0].fails[SHARE_CHECK] = -EIO;
+    for (int i = 0; i < 5; i++)
+        cr_assert_eq(move(&p, false, 1, 1), -EIO);
+    cr_assert_eq(submit(&p, false, 1, 1), -ENOENT);
+    cr_assert_eq(submit(&p, true, 1, 0), -EROFS);
+    share_stats(share, 0, &stats);
+    cr_assert_eq(stats.health, SHARE_DOWN);
+    cr_assert_str_eq(stats.reason, "Input/output error");
+    cr_assert_eq(stats.failures, 5);
+    cr_assert_eq(stats.breaks, 1);
+}
+
+Test(share, stopped_it_reads_and_writes_no_more)
+{
+    struct part p;
+
+    open_roots(1, CONFIG_SPREAD_TIERED);
+    rig_put(&rig.servers[0], 1);
+    share_stop(share);
+    cr_assert_eq(submit(&p, true, 2, 0), -EROFS);
+    cr_assert_eq(load(&p, 1, 1), 0);
+}
+
+/* Many of everything at once, with roots that fail, hang and come back: all are reported, all released,
+ * and what is reported as read is right. */
+Test(share, at_random)
+{
+    enum { PARTS = 400 };
+    static struct part parts[PARTS];
+    uint64_t x = 88172645463325252ull;
+    unsigned good = 0;
+
+    open_roots(3, CONFIG_SPREAD_TIERED);
+    for (int round = 0; round < 12; round++) {
+        for (int i = 0; i < PARTS; i++)
+            parts[i].released = parts[i].reported = true;
+        for (int i = 0; i < PARTS; i++) {
+            struct part *p = &parts[i];
+
+            x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+            if (submit(p, x % 3 == 0, (uint32_t)(x >> 20) % 500, (share_root_id)(x >> 50) % 4) < 0)
+                p->reported = p->released = p->refused = true;
+        }
+        for (int i = 0; i < RIG_ROOTS; i++) {
+            struct rig_server *s = &rig.servers[i];
+
+            x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+            rig_let_go(s);
+            s->latency_ms = x % 4;
+            s->fails[SHARE_READ] = x >> 20 & 7 ? 0 : -EIO;
+            s->fails[SHARE_WRITE] = x >> 24 & 3 ? 0 : -ENOSPC;
+            s->hangs = (x >> 28 & 3) == 0;
+            s->stuck = s->hangs && (x >> 30 & 1);
+        }
+        rig_run(NULL, 260);
+        for (int i = 0; i < RIG_ROOTS; i++)
+            rig_let_go(&rig.servers[i]);
+        rig_run(NULL, 20);
+        for (int i = 0; i < PARTS; i++) {
+            uint8_t right[RIG_BYTES];
+
+            cr_assert(parts[i].released, "%d of round %d", i, round);
+            if (parts[i].refused || parts[i].io.write || parts[i].status != 0)
+                continue;
+            rig_fill(right, rig_number(&parts[i].io.id));
+            cr_assert_eq(memcmp(right, parts[i].data, RIG_BYTES), 0);
+            good++;
+        }
+    }
+    cr_assert_gt(good, 0);
+}

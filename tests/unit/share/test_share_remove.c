@@ -1,0 +1,313 @@
+/* Removals by key: which files are asked for, in whose turn, and what is told of roots that are full, hang, fail, or
+ * take no changes. */
+/* Sanitizers: thread */
+#include "tests/unit/share/share_rig.h"
+
+#include "daemon/seal/seal.h"
+
+#define KEYS 5000u
+#define PARTS 4u
+
+static struct share *share;
+
+struct job {
+    struct share_removal r;
+    uint8_t keys[KEYS][32];
+    uint32_t whole[KEYS];
+    int calls, status;
+    bool done;
+};
+static struct job one, two;
+
+static void done_cb(struct share_removal *r, int status)
+{
+    struct job *j = LIST_ENTRY(r, struct job, r);
+
+    j->calls++;
+    j->status = status;
+    j->done = true;
+}
+
+/* n keys from `first` on, of blocks of `parts` parts. */
+static void job_init(struct job *j, uint32_t tenant, uint32_t first, uint32_t n, uint32_t parts)
+{
+    memset(j, 0, sizeof(*j));
+    j->r = (struct share_removal){.who = {.tenant = tenant, .weight = 100},
+                                  .key_bytes = 32,
+                                  .part = parts - 1,
+                                  .n = n,
+                                  .keys = j->keys[0],
+                                  .whole = j->whole,
+                                  .done_cb = done_cb};
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(j->keys[i], rig_id(first + i).key, 32);
+    memcpy(j->r.fingerprint, rig_id(0).fingerprint, sizeof(j->r.fingerprint));
+}
+
+static void begin(struct job *j, uint32_t tenant, uint32_t first, uint32_t n, uint32_t parts)
+{
+    job_init(j, tenant, first, n, parts);
+    share_removal_begin(share, &j->r);
+    cr_assert_eq(j->calls, 0, "done_cb ran inside the call");
+}
+
+static struct share_settings settings(uint32_t roots)
+{
+    static const char *const targets[] = {"/0", "/1", "/2"};
+    struct share_settings s = {.loop = &rig.loop,
+                               .deadlines = &rig.deadlines,
+                               .metrics = &rig.metrics,
+                               .host = "h",
+                               .negative_ms = 2000,
+                               .deadline_ms = 200,
+                               .n = roots};
+
+    for (uint32_t i = 0; i < roots; i++)
+        s.roots[i] =
+            (struct share_root_config){.ops = &rig_backend, .target = targets[i], .depth = 16};
+    return s;
+}
+
+static void open_with(struct share_settings s)
+{
+    cr_assert_eq(share_new(&s, &share), 0);
+}
+
+static void teardown(void)
+{
+    share_stop(share);
+    for (int i = 0; i < RIG_ROOTS; i++)
+        rig_let_go(&rig.servers[i]);
+    rig_run(NULL, 30);
+    cr_assert_eq(share_busy(share), 0);
+    share_close(share);
+    rig_teardown();
+}
+
+TestSuite(share_remove, .init = rig_setup, .fini = teardown, .timeout = 60);
+
+static void put(uint32_t root, uint32_t first, uint32_t n)
+{
+    for (uint32_t i = first; i < first + n; i++)
+        rig_put(&rig.servers[root], i);
+}
+
+static uint32_t left(uint32_t root)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < RIG_FILES; i++)
+        n += rig.servers[root].files[i].there;
+    return n;
+}
+
+static unsigned asked(uint32_t root)
+{
+    return rig.servers[root].asked[SHARE_REMOVE];
+}
+
+/* The first is known nowhere and lies on root 0, the second is known on root 1, the third is nowhere. */
+Test(share_remove, all_parts_are_asked_for_where_the_highest_was)
+{
+    open_with(settings(2));
+    put(0, 0, 1);
+    put(1, 1, 1);
+    job_init(&one, 1, 0, 3, PARTS);
+    one.whole[1] = 2;
+    share_removal_begin(share, &one.r);
+    cr_assert(rig_run(&one.done, 1000));
+    cr_expect_eq(one.status, 0);
+    cr_expect_eq(asked(0), PARTS + 1 + 1);
+    cr_expect_eq(asked(1), 1 + PARTS + 1);
+    cr_expect_eq(left(0) + left(1), 0u);
+}
+
+Test(share_remove, few_of_many_wait_at_the_root)
+{
+    open_with(settings(1));
+    put(0, 0, KEYS);
+    begin(&one, 1, 0, KEYS, 1);
+    cr_expect_eq(asked(0) + share->roots[0]->queued[SHARE_BACKGROUND], 64u);
+    cr_assert(rig_run(&one.done, 60000));
+    cr_expect(one.calls == 1 && one.status == 0);
+    cr_expect_eq(left(0), 0u);
+}
+
+Test(share_remove, a_tenant_does_not_wait_for_what_another_one_has_queued)
+{
+    open_with(settings(1));
+    put(0, 0, KEYS + 8);
+    rig.servers[0].latency_ms = 1;
+    begin(&one, 1, 0, KEYS, 1);
+    rig_run(NULL, 20);
+    begin(&two, 2, KEYS, 8, 1);
+    cr_assert(rig_run(&two.done, 60000));
+    cr_expect_not(one.done);
+    cr_expect_gt(left(0), KEYS / 2);
+    cr_assert(rig_run(&one.done, 60000));
+    cr_expect(one.status == 0 && two.status == 0);
+    cr_expect_eq(left(0), 0u);
+}
+
+Test(share_remove, jobs_of_one_tenant_take_turns)
+{
+    open_with(settings(1));
+    put(0, 0, KEYS + 8);
+    rig.servers[0].latency_ms = 1;
+    begin(&one, 1, 0, KEYS, 1);
+    begin(&two, 1, KEYS, 8, 1);
+    cr_assert(rig_run(&two.done, 60000));
+    cr_expect_gt(left(0), KEYS / 2);
+}
+
+Test(share_remove, a_full_queue_is_waited_for)
+{
+    struct block_file_id id = rig_id(1);
+
+    open_with(settings(1));
+    put(0, 0, 10);
+    rig.servers[0].hangs = true;
+    while (share_submit_background(share, 0, SHARE_TOUCH, &id, 0) == 0)
+        ;
+    begin(&one, 1, 0, 10, 1);
+    rig_run(NULL, 20);
+    cr_expect_eq(asked(0), 0u);
+    rig_let_go(&rig.servers[0]);
+    cr_assert(rig_run(&one.done, 1000));
+    cr_expect_eq(one.status, 0);
+    cr_expect_eq(left(0), 0u);
+}
+
+Test(share_remove, a_root_that_hangs_is_told_of_and_the_others_are_done)
+{
+    open_with(settings(2));
+    put(0, 0, 500);
+    put(1, 0, 500);
+    rig.servers[0].hangs = rig.servers[0].stuck = true;
+    begin(&one, 1, 0, 500, 1);
+    cr_assert(rig_run(&one.done, 10000));
+    cr_expect_eq(one.status, -ETIMEDOUT);
+    cr_expect_eq(left(1), 0u);
+}
+
+Test(share_remove, cancelled_while_a_root_hangs_it_is_the_callers_again)
+{
+    struct block_file_id id = rig_id(50); /* it waits */
+
+    open_with(settings(1));
+    put(0, 0, 500);
+    rig.servers[0].hangs = rig.servers[0].stuck = true;
+    begin(&one, 1, 0, 500, 1);
+    begin(&two, 2, 500, 1, 1);
+    id.part = 0;
+    cr_expect_eq(share_recall(share, &id, 0), SHARE_KNOWN_MISSING);
+    rig_run(NULL, 20);
+    share_removal_cancel(share, &one.r);
+    cr_expect_eq(share_recall(share, &id, 0), SHARE_KNOWN_NOT, "that it is gone");
+    memset(&one, 0xee, sizeof(one));
+    rig_let_go(&rig.servers[0]);
+    cr_assert(rig_run(&two.done, 1000));
+    cr_expect_gt(left(0), 400u, "what had not begun did not");
+    share_removal_cancel(share, &two.r);
+}
+
+Test(share_remove, a_root_that_fails_is_told_of_and_asked_no_more)
+{
+    open_with(settings(2));
+    put(1, 0, KEYS);
+    rig.servers[0].fails[SHARE_REMOVE] = rig.servers[0].fails[SHARE_CHECK] = -EIO;
+    begin(&one, 1, 0, KEYS, PARTS);
+    cr_assert(rig_run(&one.done, 60000));
+    cr_expect_eq(one.status, -EIO);
+    cr_expect_lt(asked(0), 64u);
+    cr_expect_eq(left(1), 0u);
+    begin(&two, 1, 0, 1, 1);
+    cr_assert(rig_run(&two.done, 1000));
+    cr_expect_eq(two.status, -EHOSTDOWN);
+}
+
+Test(share_remove, a_root_that_is_read_only_is_left_alone)
+{
+    struct share_settings s = settings(2);
+
+    s.roots[0].read_only = true;
+    open_with(s);
+    put(0, 0, 3);
+    put(1, 0, 3);
+    begin(&one, 1, 0, 3, 1);
+    cr_assert(rig_run(&one.done, 1000));
+    cr_expect_eq(one.status, 0);
+    cr_expect(left(0) == 3 && left(1) == 0);
+}
+
+Test(share_remove, a_stop_ends_it)
+{
+    open_with(settings(1));
+    put(0, 0, 500);
+    begin(&one, 1, 0, 500, 1);
+    share_stop(share);
+    begin(&two, 1, 0, 500, 1);
+    cr_assert(rig_run(&one.done, 1000));
+    cr_expect_eq(one.status, -ECANCELED);
+    cr_assert(rig_run(&two.done, 1000));
+    cr_expect_eq(two.status, -ECANCELED);
+}
+
+/* What a lookup had found before is not remembered behind the removal. */
+Test(share_remove, what_was_found_before_is_not_known_afterwards)
+{
+    struct block_file_id id = rig_id(1);
+
+    open_with(settings(1));
+    share_remember_found(share, &id, 0, share->removed);
+    cr_expect_eq(share_recall(share, &id, 0), SHARE_KNOWN_FOUND);
+    put(0, 1, 1);
+    begin(&one, 1, 1, 1, 2);
+    cr_expect_eq(share_recall(share, &id, 0), SHARE_KNOWN_MISSING);
+    cr_assert(rig_run(&one.done, 1000));
+    rig_run(NULL, 3000);
+    cr_expect_eq(share_recall(share, &id, 0), SHARE_KNOWN_NOT);
+    share_remember_found(share, &id, 0, 0);
+    cr_expect_eq(share_recall(share, &id, 0), SHARE_KNOWN_NOT);
+}
+
+/* ---- names ---- */
+
+static void open_with_seeds(const char *folder)
+{
+    struct share_settings s = settings(1);
+
+    rig_clock_ns = 0; /* a thread reads the folder */
+    uv_update_time(&rig.loop);
+    s.seal = (struct seal *)&rig;
+    s.seeds = folder;
+    s.seeds_ms = 10000;
+    open_with(s);
+    put(0, 0, 3);
+    job_init(&one, 1, 0, 3, 1);
+    one.r.sealed = true;
+    share_removal_begin(share, &one.r);
+    cr_expect_eq(asked(0), 0u, "the seed is being read");
+}
+
+Test(share_remove, a_name_that_is_not_known_yet_is_waited_for)
+{
+    char folder[] = "/tmp/seeds.XXXXXX", command[64];
+
+    cr_assert(mkdtemp(folder));
+    open_with_seeds(folder);
+    cr_assert(rig_run(&one.done, 20000));
+    cr_expect_eq(one.status, 0);
+    cr_expect_neq(memcmp(one.r.name, one.r.fingerprint, sizeof(one.r.name)), 0);
+    cr_expect_eq(left(0), 0u);
+    snprintf(command, sizeof(command), "rm -r %s", folder);
+    cr_assert_eq(system(command), 0);
+}
+
+Test(share_remove, a_name_that_can_not_be_known_is_told_of)
+{
+    open_with_seeds("/nonexistent/seeds");
+    cr_assert(rig_run(&one.done, 20000));
+    cr_expect_eq(one.status, -ENOKEY);
+    cr_expect_eq(left(0), 3u);
+}

@@ -1,0 +1,559 @@
+/* Attention over slots: the definition bit by bit, exact arithmetic within its bound, lists, windows, what is no number.
+ * Compared with numpy in tests/integration/test_attend_numpy.py. */
+#include "tests/unit/sparse/attend_rig.h"
+
+#include <errno.h>
+
+#define SLOTS 24u
+
+struct form {
+    uint32_t dtype, tokens, kv_heads, group, d, v_d, gap;
+};
+
+static const struct form forms[] = {
+    {UCM_KV_F16, 16, 2, 4, 64, 64, 0},     {UCM_KV_BF16, 16, 3, 3, 128, 128, 4},
+    {UCM_KV_F32, 16, 1, 1, 80, 40, 2},     {UCM_KV_FP8_E4M3, 32, 2, 16, 128, 64, 0},
+    {UCM_KV_BF16, 5, 2, 7, 96, 192, 8},    {UCM_KV_F16, 40, 1, 5, 256, 256, 0},
+    {UCM_KV_BF16, 16, 1, 21, 576, 512, 0}, {UCM_KV_F32, 1, 2, 128, 4, 4, 0},
+};
+#define FORMS (sizeof(forms) / sizeof(forms[0]))
+
+static struct ucm_attend_spec spec_of(const struct form *f)
+{
+    return rig_attend(f->dtype, f->tokens, f->kv_heads, f->group, f->d, f->v_d, f->gap);
+}
+
+static void open_form(struct rig_pool *p, const struct form *f, float size)
+{
+    struct ucm_attend_spec spec = spec_of(f);
+
+    rig_pool_open(p, &spec, SLOTS);
+    rig_pool_fill(p, size);
+}
+
+static void random_list(int32_t *slots, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        slots[i] = (int32_t)rig_below(SLOTS);
+}
+
+static uint32_t tail_tokens(uint32_t i, uint32_t n, uint32_t tail, uint32_t tokens)
+{
+    return i + 1 == n && tail > 0 ? tail : tokens;
+}
+
+/* A list of one KV head by ucm_attend_add, in pieces of `step`: [group] rows of out, then lse. */
+static float *attend_list(const struct rig_pool *p, uint32_t g, const float *q,
+                          const int32_t *slots, uint32_t n, uint32_t tail, uint32_t step)
+{
+    const struct ucm_attend_plan *plan = &p->plan;
+    uint32_t rows = plan->spec.group, v_d = plan->spec.shape.v_head_dim;
+    float *query = rig_floats(plan->query_floats), *floats = rig_floats(plan->state_floats);
+    float *out = rig_floats((uint64_t)rows * (v_d + 1));
+    struct ucm_attend_state state;
+
+    ucm_attend_query(plan, q, query);
+    ucm_attend_begin(plan, &state, floats);
+    for (uint32_t i = 0; i < n; i += step) {
+        uint32_t more = n - i < step ? n - i : step;
+
+        cr_assert_eq(ucm_attend_add(plan, &p->memory, g, query, slots + i, more,
+                                    i + more == n ? tail : 0, &state, NULL, 0),
+                     0);
+    }
+    ucm_attend_end(plan, &state, out, out + rows * v_d);
+    free(query);
+    free(floats);
+    return out;
+}
+
+static void expect_same(const float *a, const float *b, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        cr_assert(memcmp(a + i, b + i, 4) == 0 || (isnan(a[i]) && isnan(b[i])),
+                  "at %lu: %a is not %a", (unsigned long)i, (double)a[i], (double)b[i]);
+}
+
+/* ---- the arithmetic ---- */
+
+static void compare_with_definition(const struct rig_pool *p, uint32_t g, const float *q,
+                                    const int32_t *slots, uint32_t n, uint32_t tail)
+{
+    const struct ucm_kv_shape *s = &p->plan.spec.shape;
+    uint32_t rows = p->plan.spec.group, v_d = s->v_head_dim;
+    float *got = attend_list(p, g, q, slots, n, tail, n);
+
+    for (uint32_t h = 0; h < rows; h++) {
+        struct rig_result r = {.top = -INFINITY};
+        float lse;
+
+        for (uint32_t i = 0; i < n; i++)
+            rig_add(p, q + h * s->head_dim, slots[i], g, tail_tokens(i, n, tail, s->tokens), &r);
+        lse = r.top + ucm_log(r.sum);
+        for (uint32_t c = 0; c < v_d; c++)
+            r.out[c] = r.out[c] / r.sum;
+        expect_same(got + h * v_d, r.out, v_d);
+        expect_same(got + rows * v_d + h, &lse, 1);
+    }
+    free(got);
+}
+
+static void compare_forms(enum ucm_isa isa)
+{
+    ucm_isa_limit(isa);
+    for (uint32_t f = 0; f < FORMS; f++) {
+        struct rig_pool p;
+        int32_t slots[5];
+        float *q;
+
+        open_form(&p, &forms[f], f % 2 ? 1.0f : 3.0f);
+        q = rig_normals((uint64_t)forms[f].group * forms[f].d, 1.0f);
+        random_list(slots, 5);
+        for (uint32_t g = 0; g < forms[f].kv_heads; g++)
+            compare_with_definition(&p, g, q, slots, 1 + rig_below(5), rig_below(forms[f].tokens));
+        free(q);
+        free(p.bytes);
+    }
+    ucm_isa_limit(UCM_ISA_COUNT - 1);
+}
+
+Test(attend, the_bits_of_the_definition)
+{
+    compare_forms(UCM_ISA_AVX512);
+}
+
+Test(attend, the_bits_of_the_definition_with_avx2)
+{
+    compare_forms(UCM_ISA_AVX2);
+}
+
+Test(attend, the_bits_of_the_definition_without_vectors)
+{
+    compare_forms(UCM_ISA_BASE);
+}
+
+/* How far lse may be off by the slack that is told, and out by twice that and the division. */
+static void compare_with_exact(const struct rig_pool *p, const float *q, const int32_t *slots,
+                               uint32_t n, uint32_t tail)
+{
+    const struct ucm_attend_plan *plan = &p->plan;
+    const struct ucm_kv_shape *s = &plan->spec.shape;
+    uint32_t rows = plan->spec.group, v_d = s->v_head_dim;
+    float *query = rig_floats(plan->query_floats), *floats = rig_floats(plan->state_floats);
+    float *out = rig_floats((uint64_t)rows * (v_d + 1));
+    struct ucm_attend_state state;
+
+    ucm_attend_query(plan, q, query);
+    ucm_attend_begin(plan, &state, floats);
+    state.measure = true;
+    cr_assert_eq(ucm_attend_add(plan, &p->memory, 0, query, slots, n, tail, &state, NULL, 0), 0);
+    ucm_attend_end(plan, &state, out, out + rows * v_d);
+    for (uint32_t h = 0; h < rows; h++) {
+        const float *one = q + h * s->head_dim;
+        struct rig_exact r = {.top = -INFINITY};
+        double slack, exact;
+
+        for (uint32_t i = 0; i < n; i++)
+            rig_exact_add(p, one, slots[i], 0, tail_tokens(i, n, tail, s->tokens), &r);
+        slack = (double)ucm_attend_slack(plan, &state, rig_abs_sum(one, s->head_dim));
+        exact = r.top + log(r.sum);
+        cr_assert_float_eq((double)state.top[h] + log((double)state.sum[h]), exact, slack);
+        cr_assert_float_eq((double)out[rows * v_d + h], exact, slack + 1e-6 * fabs(exact));
+        for (uint32_t c = 0; c < v_d; c++)
+            cr_assert_float_eq((double)out[h * v_d + c], r.out[c] / r.sum,
+                               (2 * slack + 1e-6) * r.largest);
+        cr_assert_lt(slack, 0.01);
+    }
+    free(query);
+    free(floats);
+    free(out);
+}
+
+Test(attend, exact_arithmetic_within_the_bound)
+{
+    for (uint32_t round = 0; round < 24; round++) {
+        const struct form *f = &forms[round % FORMS];
+        struct rig_pool p;
+        int32_t slots[12];
+        float *q;
+
+        open_form(&p, f, round % 3 == 2 ? 12.0f : 1.0f);
+        q = rig_normals((uint64_t)f->group * f->d, round % 3 == 1 ? 4.0f : 1.0f);
+        random_list(slots, 12);
+        compare_with_exact(&p, q, slots, 1 + rig_below(12), rig_below(f->tokens));
+        free(q);
+        free(p.bytes);
+    }
+}
+
+/* A block's weight is what its own softmax would divide by. */
+Test(attend, weights_of_blocks)
+{
+    struct rig_pool p;
+    int32_t slots[6] = {3, 1, 2, 0, 5, 4};
+    float *q = rig_normals(4 * 64, 1), weight[4][8];
+    struct ucm_attend_state state;
+    float *query, *floats;
+
+    open_form(&p, &forms[0], 2);
+    query = rig_floats(p.plan.query_floats);
+    floats = rig_floats(p.plan.state_floats);
+    ucm_attend_query(&p.plan, q, query);
+    ucm_attend_begin(&p.plan, &state, floats);
+    ucm_attend_add(&p.plan, &p.memory, 1, query, slots, 6, 7, &state, weight[0], 8);
+    for (uint32_t h = 0; h < 4; h++) {
+        double all = 0;
+
+        for (uint32_t i = 0; i < 6; i++) {
+            struct rig_exact r = {.top = -INFINITY};
+
+            rig_exact_add(&p, q + h * 64, slots[i], 1, i == 5 ? 7 : 16, &r);
+            cr_assert_float_eq((double)weight[h][i], r.top + log(r.sum), 1e-4);
+            all += exp((double)weight[h][i] - (double)state.top[h]);
+        }
+        cr_assert_float_eq(all, (double)state.sum[h], 1e-4 * all);
+    }
+    free(q);
+    free(query);
+    free(floats);
+    free(p.bytes);
+}
+
+/* ---- lists ---- */
+
+/* 100 % of the budget: whatever slots the blocks lie in, and however they came, it is dense attention. */
+Test(attend, all_blocks_through_lists_are_dense_attention)
+{
+    for (uint32_t f = 0; f < FORMS; f++) {
+        const struct ucm_attend_spec spec = spec_of(&forms[f]);
+        struct rig_pool dense, sparse;
+        int32_t in_order[SLOTS], anywhere[SLOTS];
+        uint32_t tail = rig_below(forms[f].tokens);
+        float *q = rig_normals((uint64_t)forms[f].group * forms[f].d, 1), *a, *b;
+        uint64_t n = (uint64_t)forms[f].group * (forms[f].v_d + 1);
+
+        open_form(&dense, &forms[f], 1);
+        rig_pool_open(&sparse, &spec, SLOTS);
+        for (uint32_t i = 0; i < SLOTS; i++)
+            in_order[i] = anywhere[i] = (int32_t)i;
+        for (uint32_t i = SLOTS - 1; i > 0; i--) {
+            uint32_t j = rig_below(i + 1);
+            int32_t t = anywhere[i];
+
+            anywhere[i] = anywhere[j];
+            anywhere[j] = t;
+        }
+        for (uint32_t i = 0; i < SLOTS; i++)
+            memcpy(sparse.bytes + (uint32_t)anywhere[i] * sparse.memory.stride,
+                   dense.bytes + i * dense.memory.stride, ucm_kv_shape_extent(&spec.shape, true));
+        a = attend_list(&dense, 0, q, in_order, SLOTS, tail, SLOTS);
+        b = attend_list(&sparse, 0, q, anywhere, SLOTS, tail, 1 + rig_below(SLOTS));
+        expect_same(a, b, n);
+        free(a);
+        free(b);
+        free(q);
+        free(dense.bytes);
+        free(sparse.bytes);
+    }
+}
+
+struct step {
+    struct rig_pool pool, pages;
+    int32_t slots[3][2][9], table[3][12];
+    uint32_t count[3][2], first[3], length[3];
+    float *q, *scratch;
+    struct ucm_attend_batch batch;
+};
+
+static void open_step(struct step *s, uint32_t lists)
+{
+    open_form(&s->pool, &forms[0], 1);
+    open_form(&s->pages, &forms[0], 1);
+    s->q = rig_normals((uint64_t)3 * 2 * 4 * 64, 1);
+    s->scratch = rig_floats(ucm_attend_scratch_floats(&s->pool.plan));
+    for (uint32_t chain = 0; chain < 3; chain++) {
+        for (uint32_t l = 0; l < 2; l++) {
+            random_list(s->slots[chain][l], 9);
+            s->count[chain][l] = rig_below(10);
+        }
+        random_list(s->table[chain], 12);
+        s->first[chain] = rig_below(12);
+        s->length[chain] = s->first[chain] * 16 + 1 + rig_below(12 * 16 - s->first[chain] * 16);
+    }
+    s->batch = (struct ucm_attend_batch){.chains = 3,
+                                         .lists = lists,
+                                         .q = s->q,
+                                         .pool = s->pool.memory,
+                                         .slots = s->slots[0][0],
+                                         .count = s->count[0],
+                                         .room = 9,
+                                         .pages = s->pages.memory,
+                                         .table = s->table[0],
+                                         .table_stride = 12,
+                                         .first = s->first,
+                                         .length = s->length,
+                                         .out = rig_floats((uint64_t)3 * 2 * 4 * 64),
+                                         .lse = rig_floats(3 * 2 * 4)};
+}
+
+static void close_step(struct step *s)
+{
+    free(s->q);
+    free(s->scratch);
+    free(s->batch.out);
+    free(s->batch.lse);
+    free(s->pool.bytes);
+    free(s->pages.bytes);
+}
+
+static void expect_chain(const struct step *s, uint32_t chain, uint32_t g, uint32_t h)
+{
+    uint32_t list = chain * s->batch.lists + (s->batch.lists > 1 ? g : 0);
+    uint32_t row = (chain * 2 + g) * 4 + h, blocks = (s->length[chain] + 15) / 16;
+    struct rig_result r = {.top = -INFINITY};
+    float lse;
+
+    for (uint32_t i = 0; i < s->batch.count[list]; i++)
+        rig_add(&s->pool, s->q + row * 64, s->batch.slots[list * 9 + i], g, 16, &r);
+    for (uint32_t b = s->first[chain]; b < blocks; b++)
+        rig_add(&s->pages, s->q + row * 64, s->table[chain][b], g,
+                b + 1 == blocks && s->length[chain] % 16 ? s->length[chain] % 16 : 16, &r);
+    lse = r.sum == 0 ? -INFINITY : r.top + ucm_log(r.sum);
+    for (uint32_t c = 0; c < 64; c++)
+        r.out[c] = r.sum == 0 ? 0 : r.out[c] / r.sum;
+    expect_same(s->batch.out + row * 64, r.out, 64);
+    expect_same(s->batch.lse + row, &lse, 1);
+}
+
+Test(attend, chosen_blocks_and_then_the_window)
+{
+    for (uint32_t round = 0; round < 12; round++) {
+        struct step s;
+
+        open_step(&s, 1 + round % 2);
+        if (round % 3 == 2)
+            s.batch.length = NULL;
+        cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), 0);
+        for (uint32_t chain = 0; chain < 3; chain++)
+            for (uint32_t row = 0; row < 2 * 4; row++) {
+                if (s.batch.length == NULL)
+                    s.length[chain] = 0;
+                expect_chain(&s, chain, row / 4, row % 4);
+            }
+        close_step(&s);
+    }
+}
+
+Test(attend, an_empty_list)
+{
+    struct step s;
+
+    open_step(&s, 2);
+    memset(s.count, 0, sizeof(s.count));
+    s.batch.length = NULL;
+    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), 0);
+    for (uint32_t i = 0; i < 3 * 2 * 4 * 64; i++)
+        cr_assert_eq(s.batch.out[i], 0.0f);
+    for (uint32_t i = 0; i < 3 * 2 * 4; i++)
+        cr_assert_eq(s.batch.lse[i], -INFINITY);
+    close_step(&s);
+}
+
+Test(attend, a_block_that_is_not_there_is_not_skipped)
+{
+    struct step s;
+    float before;
+
+    open_step(&s, 2);
+    before = s.batch.out[0] = 5;
+    s.count[2][1] = 9;
+    s.slots[2][1][8] = -1;
+    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -ENOENT);
+    s.slots[2][1][8] = SLOTS;
+    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -ENOENT);
+    s.slots[2][1][8] = 0;
+    s.table[1][s.first[1]] = -2;
+    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -ENOENT);
+    s.table[1][s.first[1]] = 0;
+    s.length[0] = 12 * 16 + 1;
+    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -EINVAL);
+    s.length[0] = 12 * 16;
+    s.count[0][0] = 10;
+    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -EINVAL);
+    s.count[0][0] = 9;
+    s.batch.lists = 3;
+    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), -EINVAL);
+    s.batch.lists = 2;
+    cr_assert_eq(s.batch.out[0], before);
+    cr_assert_eq(ucm_attend(&s.pool.plan, &s.batch, s.scratch), 0);
+    close_step(&s);
+}
+
+/* ---- what is no number ---- */
+
+static void set(const struct rig_pool *p, int32_t slot, uint32_t g, bool value, float x)
+{
+    float y = x;
+
+    memcpy(rig_at(p, slot, g, 2, value, 3), &y, 4);
+}
+
+Test(attend, keys_and_values_that_are_no_numbers)
+{
+    struct ucm_attend_spec spec = rig_attend(UCM_KV_F32, 16, 2, 2, 64, 64, 0);
+    float bad[] = {NAN, INFINITY, -INFINITY}, *q = rig_normals(2 * 64, 1);
+    int32_t slots[] = {4, 5, 6};
+    struct rig_pool p;
+
+    q[3] = 1;
+    q[64 + 3] = -1;
+    rig_pool_open(&p, &spec, SLOTS);
+    for (uint32_t i = 0; i < 3; i++) {
+        float *out;
+
+        rig_pool_fill(&p, 1);
+        set(&p, 5, 1, false, bad[i]);
+        out = attend_list(&p, 1, q, slots, 3, 0, 3);
+        for (uint32_t h = 0; h < 2; h++) { /* an infinite logit on one side weighs nothing */
+            bool nan = i == 0 || (i == 1) == (h == 0);
+
+            for (uint32_t c = 0; c < 64; c++)
+                cr_assert_eq(isnan(out[h * 64 + c]), nan);
+            cr_assert_eq(isnan(out[128 + h]), nan);
+        }
+        free(out);
+        out = attend_list(&p, 0, q, slots, 3, 0, 3); /* the other head */
+        cr_assert(!isnan(out[0]) && !isnan(out[128]));
+        free(out);
+        rig_pool_fill(&p, 1);
+        set(&p, 5, 1, true, bad[i]);
+        out = attend_list(&p, 1, q, slots, 3, 0, 3);
+        cr_assert(!isfinite(out[3]) && isfinite(out[2]) && isfinite(out[128]));
+        free(out);
+    }
+    free(q);
+    free(p.bytes);
+}
+
+Test(attend, logits_far_apart)
+{
+    struct ucm_attend_spec spec = rig_attend(UCM_KV_F32, 16, 1, 1, 64, 64, 0);
+    float *q = rig_normals(64, 0), *out;
+    int32_t slots[] = {0, 1, 2};
+    struct rig_pool p;
+
+    q[0] = 8;
+    rig_pool_open(&p, &spec, SLOTS);
+    rig_pool_fill(&p, 1);
+    for (uint32_t t = 0; t < 16; t++) /* logits of 10,000 in slot 1, and -10,000 in slot 2 */
+        for (int32_t b = 0; b < 3; b++) {
+            float k = b == 0 ? 0 : b == 1 ? 1e4f : -1e4f;
+
+            memcpy(rig_at(&p, b, 0, t, false, 0), &k, 4);
+        }
+    out = attend_list(&p, 0, q, slots, 3, 0, 3);
+    cr_assert_float_eq(out[64], 1e4f + logf(16), 1e-2);
+    for (uint32_t c = 0; c < 64; c++) {
+        float x;
+        double mean = 0;
+
+        for (uint32_t t = 0; t < 16; t++) {
+            memcpy(&x, rig_at(&p, 1, 0, t, true, c), 4);
+            mean += (double)x / 16;
+        }
+        cr_assert_float_eq((double)out[c], mean, 1e-5);
+    }
+    free(out);
+    free(q);
+    free(p.bytes);
+}
+
+/* FP8 with scales: as if K and V had been multiplied by them. */
+Test(attend, scales_of_keys_and_values)
+{
+    struct ucm_attend_spec spec = rig_attend(UCM_KV_FP8_E4M3, 16, 1, 2, 64, 64, 0);
+    float *q = rig_normals(2 * 64, 1), *plain, *scaled;
+    int32_t slots[] = {0, 1, 2, 3};
+    struct rig_pool p;
+    char why[UCM_SPARSE_WHY];
+
+    rig_pool_open(&p, &spec, SLOTS);
+    rig_pool_fill(&p, 1);
+    plain = attend_list(&p, 0, q, slots, 4, 5, 4);
+    spec.k_scale = 0.5f;
+    spec.v_scale = 4;
+    spec.scale = 0.25f; /* twice 1 / sqrt(64) */
+    cr_assert_eq(ucm_attend_plan_init(&p.plan, &spec, why), 0);
+    scaled = attend_list(&p, 0, q, slots, 4, 5, 4);
+    for (uint32_t i = 0; i < 2 * 64; i++)
+        cr_assert_eq(scaled[i], 4 * plain[i]);
+    cr_assert_eq(scaled[128], plain[128]);
+    free(plain);
+    free(scaled);
+    free(q);
+    free(p.bytes);
+}
+
+/* ---- what is refused ---- */
+
+Test(attend, refusals_are_sentences)
+{
+    struct ucm_attend_spec good = rig_attend(UCM_KV_BF16, 16, 1, 16, 576, 512, 0), bad;
+    struct ucm_attend_plan plan;
+    char why[UCM_SPARSE_WHY] = "";
+
+    good.shape.rope_dim = 64;
+    good.scale = 0.07f;
+    cr_assert_eq(ucm_attend_plan_init(&plan, &good, why), 0);
+#define REFUSED(field, value, sentence)                                                            \
+    do {                                                                                           \
+        bad = good;                                                                                \
+        bad.field = value;                                                                         \
+        cr_assert_eq(ucm_attend_plan_init(&plan, &bad, why), -EINVAL);                             \
+        cr_assert_str_eq(why, sentence);                                                           \
+    } while (0)
+    REFUSED(soft_cap, 30, "soft_cap is 30; logits that are capped are not supported");
+    REFUSED(scale, 0,
+            "scale is 0; with rope_dim (MLA) it must be given, since 1 / sqrt(head_dim) is not the "
+            "model's");
+    REFUSED(scale, -1, "scale is -1; it must be finite and not negative");
+    REFUSED(v_scale, INFINITY, "v_scale is inf; it must be finite and not negative");
+    REFUSED(group, 0, "group is 0; 1 to 128 query heads of a KV head are allowed");
+    REFUSED(group, 129, "group is 129; 1 to 128 query heads of a KV head are allowed");
+    REFUSED(shape.v_head_dim, 0, "v_head_dim is 0; for MLA give the channels of K that V is");
+    REFUSED(shape.head_dim, 66, "head_dim is 66; multiples of 4 up to 1024 are allowed");
+}
+
+/* ---- merging ---- */
+
+/* Any cut of a list into parts gives the whole list's attention. */
+Test(attend, parts_merge_to_the_whole)
+{
+    for (uint32_t round = 0; round < 20; round++) {
+        const struct form *f = &forms[round % 6];
+        uint32_t rows = f->group, n = rows * (f->v_d + 1), cut = rig_below(13), cut2 = cut;
+        float *q, *part[3], *all;
+        struct ucm_attend_part parts[3];
+        struct rig_pool p;
+        int32_t slots[12];
+
+        open_form(&p, f, 2);
+        q = rig_normals((uint64_t)rows * f->d, 1);
+        random_list(slots, 12);
+        cut2 += rig_below(13 - cut);
+        all = attend_list(&p, 0, q, slots, 12, 0, 12);
+        part[0] = attend_list(&p, 0, q, slots, cut, 0, 12);
+        part[1] = attend_list(&p, 0, q, slots + cut, cut2 - cut, 0, 12);
+        part[2] = attend_list(&p, 0, q, slots + cut2, 12 - cut2, 0, 12);
+        for (uint32_t i = 0; i < 3; i++)
+            parts[i] = (struct ucm_attend_part){part[i], part[i] + rows * f->v_d};
+        ucm_attend_merge(parts, 3, rows, f->v_d, part[0], part[0] + rows * f->v_d);
+        for (uint32_t i = 0; i < n; i++)
+            cr_assert_float_eq(part[0][i], all[i], 4e-6f * (1 + fabsf(all[i])));
+        for (uint32_t i = 0; i < 3; i++)
+            free(part[i]);
+        free(all);
+        free(q);
+        free(p.bytes);
+    }
+}

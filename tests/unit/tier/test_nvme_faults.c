@@ -1,0 +1,421 @@
+/* The NVMe tier when the device, the file system or the ring misbehave. nvme_faults.h makes
+ * them. */
+/* Sanitizers: thread */
+#include "tests/unit/tier/nvme_faults.h"
+#include "tests/unit/tier/nvme_rig.h"
+
+static struct rig rig;
+
+/* ---- what lies on the disk is not what was written ---- */
+
+static void stored(enum config_io io, unsigned n)
+{
+    memset(&fault, 0, sizeof(fault));
+    rig_init(&rig, 1, 17 * MIB, 1 * MIB, io);
+    rig_open(&rig);
+    rig_memory(&rig, n, 50000);
+    cr_assert_eq(rig_write(&rig, 0, n, 50000), n);
+}
+
+static void flip(off_t at)
+{
+    char c;
+    int fd = rig_fd(&rig, 0);
+
+    cr_assert_eq(pread(fd, &c, 1, at), 1);
+    c ^= 4;
+    cr_assert_eq(pwrite(fd, &c, 1, at), 1);
+    close(fd);
+}
+
+Test(nvme_faults, flipped_bits_are_found)
+{
+    static const int at[] = {0, 1, 777, 4095, 4096, 49999};
+
+    stored(CONFIG_IO_AUTO, 12);
+    for (unsigned i = 0; i < 6; i++)
+        flip(place_offset(&rig.parts[i].place) + NVME_PAGE + at[i]);
+    flip(place_offset(&rig.parts[6].place) + NVME_PAGE + 50000); /* padding: nobody's bytes */
+    for (unsigned i = 0; i < 12; i++)
+        cr_assert_eq(part_read(&rig, i, 0), 0);
+    rig_run(&rig);
+    for (unsigned i = 0; i < 12; i++) {
+        cr_assert_eq(rig.parts[i].status, i < 6 ? -EBADMSG : 0);
+        cr_assert(i < 6 || part_right(&rig, i));
+    }
+    cr_assert_eq(rig.metrics.nvme_corrupt, 6);
+    rig_close(&rig);
+}
+
+Test(nvme_faults, swapped_records_are_found)
+{
+    static char a[57344], b[57344];
+    off_t at_a, at_b;
+    int fd;
+
+    stored(CONFIG_IO_AUTO, 4);
+    fd = rig_fd(&rig, 0);
+    at_a = place_offset(&rig.parts[1].place);
+    at_b = place_offset(&rig.parts[2].place);
+    cr_assert_eq(pread(fd, a, sizeof(a), at_a), (ssize_t)sizeof(a));
+    cr_assert_eq(pread(fd, b, sizeof(b), at_b), (ssize_t)sizeof(b));
+    cr_assert_eq(pwrite(fd, a, sizeof(a), at_b), (ssize_t)sizeof(a));
+    cr_assert_eq(pwrite(fd, b, sizeof(b), at_a), (ssize_t)sizeof(b));
+    close(fd);
+    for (unsigned i = 0; i < 4; i++)
+        cr_assert_eq(part_read(&rig, i, 0), 0);
+    rig_run(&rig);
+    for (unsigned i = 0; i < 4; i++)
+        cr_assert_eq(rig.parts[i].status, i == 1 || i == 2 ? -EBADMSG : 0);
+    rig_close(&rig);
+}
+
+static void truncated(enum config_io io)
+{
+    unsigned lost = 0;
+    char path[128];
+    off_t cut_at;
+
+    stored(io, 10);
+    rig_path(&rig, 0, path);
+    /* part 5 loses its tail, those behind it everything */
+    cut_at = place_offset(&rig.parts[5].place) + 3 * NVME_PAGE + 100;
+    cr_assert_eq(truncate(path, cut_at), 0);
+    for (unsigned i = 0; i < 10; i++)
+        cr_assert_eq(part_read(&rig, i, 0), 0);
+    rig_run(&rig);
+    for (unsigned i = 0; i < 10; i++) {
+        bool whole = place_offset(&rig.parts[i].place) + (off_t)nvme_stride(50000) <= cut_at;
+
+        lost += !whole;
+        cr_assert_eq(rig.parts[i].status, whole ? 0 : -EIO, "part %u: %d", i, rig.parts[i].status);
+        cr_assert(!whole || part_right(&rig, i));
+    }
+    cr_assert_geq(lost, 1);
+    cr_assert_eq(rig.metrics.nvme_read_errors, lost);
+    rig_close(&rig);
+}
+
+Test(nvme_faults, truncated_file_uring)
+{
+    truncated(CONFIG_IO_AUTO);
+}
+
+Test(nvme_faults, truncated_file_threads)
+{
+    truncated(CONFIG_IO_THREADS);
+}
+
+/* The place is right, but an older write of it is what the disk gives. */
+Test(nvme_faults, lost_write_is_found)
+{
+    static char old[57344];
+    off_t at;
+    int fd;
+
+    stored(CONFIG_IO_AUTO, 1);
+    at = place_offset(&rig.parts[0].place);
+    fd = rig_fd(&rig, 0);
+    cr_assert_eq(pread(fd, old, sizeof(old), at), (ssize_t)sizeof(old));
+    tier_nvme.forget(rig.tier, &rig.parts[0].place, 50000);
+    rig.parts[0].stored = false;
+    rig.n = 1;
+    free(rig.memory);
+    rig_memory(&rig, 1000, 50000);
+    for (unsigned i = 1; i < 1000; i++) {
+        cr_assert_eq(rig_write(&rig, i, i + 1, 50000), 1);
+        if (place_offset(&rig.parts[i].place) != at)
+            continue;
+        cr_assert_eq(pwrite(fd, old, sizeof(old), at), (ssize_t)sizeof(old));
+        cr_assert_eq(part_read(&rig, i, 0), 0);
+        rig_run(&rig);
+        cr_assert_eq(rig.parts[i].status, -EBADMSG);
+        break;
+    }
+    cr_assert_eq(rig.metrics.nvme_corrupt, 1, "the place was never used again");
+    close(fd);
+    rig_close(&rig);
+}
+
+/* ---- the device fails ---- */
+
+Test(nvme_faults, short_transfers_are_continued)
+{
+    static const int by[] = {0, NVME_PAGE, 512, 1};
+
+    for (unsigned k = 1; k < 4; k++) {
+        stored(CONFIG_IO_THREADS, 1);
+        free(rig.memory);
+        rig_memory(&rig, 40, 50000);
+        fault.short_by = by[k];
+        cr_assert_eq(rig_write(&rig, 0, 40, 50000), 40);
+        for (unsigned round = 0; round < 2; round++) {
+            cr_assert_eq(rig_verify(&rig), 40);
+            fault.short_by = 0; /* the second round: did the writes arrive whole? */
+        }
+        rig_close(&rig);
+    }
+}
+
+Test(nvme_faults, passing_errors_are_ridden_out)
+{
+    static const int errors[] = {EIO, EAGAIN, EINTR};
+
+    for (unsigned k = 0; k < 3; k++) {
+        stored(CONFIG_IO_THREADS, 10);
+        fault.read_error = fault.write_error = errors[k];
+        fault.reads_fail = 2;
+        cr_assert_eq(rig_verify(&rig), 10);
+        fault.writes_fail = 2;
+        cr_assert_eq(rig_write(&rig, 0, 10, 50000), 10);
+        cr_assert_eq(rig.metrics.nvme_read_errors + rig.metrics.nvme_write_errors, 0);
+        rig_close(&rig);
+    }
+}
+
+Test(nvme_faults, lasting_read_errors_are_told)
+{
+    stored(CONFIG_IO_THREADS, 4);
+    fault.read_error = EIO;
+    fault.reads_fail = 1000;
+    for (unsigned i = 0; i < 4; i++)
+        cr_assert_eq(part_read(&rig, i, 0), 0);
+    rig_run(&rig);
+    for (unsigned i = 0; i < 4; i++)
+        cr_assert_eq(rig.parts[i].status, -EIO);
+    cr_assert_eq(rig.metrics.nvme_read_errors, 4);
+    fault.reads_fail = 0;
+    cr_assert_eq(rig_verify(&rig), 4); /* the device came back */
+    rig_close(&rig);
+}
+
+static void degraded_by(int error)
+{
+    struct tier_stats stats;
+
+    stored(CONFIG_IO_THREADS, 60);
+    fault.write_error = fault.sync_error = error; /* health checks fail, too: it stays off */
+    fault.writes_fail = 1000000;
+    for (unsigned i = 10; i < 60; i++) {
+        int rc = part_write(&rig, i, 40000);
+
+        cr_assert(rc == 0 || rc == -EROFS);
+        rig.parts[i].stored = false;
+        rig_run(&rig);
+        cr_assert_neq(rig.parts[i].status, 0);
+    }
+    cr_assert_eq(part_write(&rig, 20, 40000), -EROFS);
+    tier_nvme.stats(rig.tier, &stats);
+    cr_assert(stats.degraded);
+    cr_assert(strstr(stats.reason, strerror(error)), "%s", stats.reason);
+    cr_assert_gt(rig.metrics.nvme_write_errors, 0);
+    cr_assert_eq(rig_verify(&rig), 10); /* what was there is served on */
+    rig_close(&rig);
+}
+
+Test(nvme_faults, failing_writes_leave_a_tier_to_read_from)
+{
+    degraded_by(EIO);
+    degraded_by(ENOSPC);
+    degraded_by(EROFS);
+}
+
+Test(nvme_faults, other_files_go_on)
+{
+    struct tier_stats stats;
+
+    memset(&fault, 0, sizeof(fault));
+    rig_init(&rig, 2, 17 * MIB, 1 * MIB, CONFIG_IO_THREADS);
+    rig_open(&rig);
+    rig_memory(&rig, 100, 50000);
+    cr_assert_eq(rig_write(&rig, 0, 20, 50000), 20);
+    fault.write_error = fault.sync_error = EROFS; /* health checks fail, too: it stays off */
+    fault.writes_fail = 3; /* one operation with its retries: one file is given up */
+    cr_assert_eq(rig_write(&rig, 20, 21, 50000), 0);
+    tier_nvme.stats(rig.tier, &stats);
+    cr_assert(stats.degraded);
+    cr_assert_eq(rig_write(&rig, 40, 100, 50000), 60);
+    for (unsigned i = 41; i < 100; i++)
+        cr_assert_eq(nvme_loc_file(rig.parts[i].place.loc), nvme_loc_file(rig.parts[40].place.loc));
+    cr_assert_geq(rig_verify(&rig), 80);
+    rig_close(&rig);
+}
+
+Test(nvme_faults, under_systemd_a_read_only_folder_may_be_the_sandboxs)
+{
+    char text[4096];
+    size_t n;
+    FILE *log = tmpfile();
+    int kept = dup(2);
+
+    memset(&fault, 0, sizeof(fault));
+    rig_init(&rig, 2, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    fault.open_error = EROFS;
+    fault.open_path = rig.folders[0];
+    setenv("INVOCATION_ID", "0", 1);
+    cr_assert(log && kept >= 0 && dup2(fileno(log), 2) == 2);
+    rig_open(&rig);
+    dup2(kept, 2);
+    unsetenv("INVOCATION_ID");
+    rewind(log);
+    n = fread(text, 1, sizeof(text) - 1, log);
+    text[n] = '\0';
+    cr_assert(strstr(text, "file-lost") && strstr(text, "systemctl daemon-reload"), "%s", text);
+    fclose(log);
+    close(kept);
+    rig_close_tier(&rig);
+    fault.open_error = 0;
+    rig_open(&rig);
+    rig_close(&rig);
+}
+
+Test(nvme_faults, a_read_only_disk_is_done_without)
+{
+    struct tier_stats stats;
+
+    memset(&fault, 0, sizeof(fault));
+    rig_init(&rig, 2, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    fault.open_error = EROFS;
+    fault.open_path = rig.folders[0];
+    rig_open(&rig);
+    rig_memory(&rig, 10, 50000);
+    tier_nvme.stats(rig.tier, &stats);
+    cr_assert(stats.degraded);
+    cr_assert(strstr(stats.reason, "Read-only"), "%s", stats.reason);
+    cr_assert_eq(stats.capacity_bytes, 8 * MIB);
+    cr_assert_eq(rig_write(&rig, 0, 10, 50000), 10);
+    cr_assert_eq(rig_verify(&rig), 10);
+    rig_close_tier(&rig);
+    fault.open_path = rig_base(); /* all of them */
+    rig_open(&rig);
+    cr_assert_eq(part_write(&rig, 0, 50000), -EROFS);
+    rig_close_tier(&rig);
+    fault.open_error = 0;
+    rig_open(&rig);
+    rig_close(&rig);
+}
+
+Test(nvme_faults, no_room_at_start_is_said_and_leaves_nothing)
+{
+    char path[128];
+    struct stat st;
+
+    memset(&fault, 0, sizeof(fault));
+    rig_init(&rig, 1, 9 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    rig_path(&rig, 0, path);
+    fault.allocate_error = ENOSPC;
+    cr_assert_eq(rig_try_open(&rig), -ENOSPC);
+    cr_assert(strstr(rig.error.text, "lower nvme.size"), "%s", rig.error.text);
+    cr_assert_eq(stat(path, &st), -1);
+    fault.allocate_error = EOPNOTSUPP; /* sparse then */
+    rig_open(&rig);
+    rig_memory(&rig, 10, 50000);
+    cr_assert_eq(rig_write(&rig, 0, 10, 50000), 10);
+    cr_assert_eq(rig_verify(&rig), 10);
+    rig_close(&rig);
+}
+
+Test(nvme_faults, a_failed_sync_is_told)
+{
+    stored(CONFIG_IO_AUTO, 1);
+    cr_assert_eq(tier_nvme.sync(rig.tier), 0);
+    fault.sync_error = EIO;
+    cr_assert_eq(tier_nvme.sync(rig.tier), -EIO);
+    fault.sync_error = 0;
+    rig_close(&rig);
+}
+
+/* ---- the ring fails ---- */
+
+static void engine_is(const char *name)
+{
+    struct tier_stats stats;
+
+    tier_nvme.stats(rig.tier, &stats);
+    cr_assert_str_eq(stats.engine, name);
+}
+
+Test(nvme_faults, no_ring_at_start)
+{
+    memset(&fault, 0, sizeof(fault));
+    fault.setup_error = EPERM;
+    rig_init(&rig, 1, 17 * MIB, 1 * MIB, CONFIG_IO_URING);
+    cr_assert_eq(rig_try_open(&rig), -EPERM);
+    cr_assert(strstr(rig.error.text, "nvme.io"), "%s", rig.error.text);
+    rig.config.nvme_io = CONFIG_IO_AUTO;
+    rig_open(&rig);
+    engine_is("threads");
+    rig_memory(&rig, 20, 50000);
+    cr_assert_eq(rig_write(&rig, 0, 20, 50000), 20);
+    cr_assert_eq(rig_verify(&rig), 20);
+    rig_close(&rig);
+}
+
+Test(nvme_faults, a_ring_that_probes_badly)
+{
+    memset(&fault, 0, sizeof(fault));
+    fault.ring_submit_error = EPERM;
+    rig_init(&rig, 1, 17 * MIB, 1 * MIB, CONFIG_IO_AUTO);
+    rig_open(&rig);
+    engine_is("threads");
+    rig_close(&rig);
+}
+
+static void ring_or_skip(void)
+{
+    struct tier_stats stats;
+
+    tier_nvme.stats(rig.tier, &stats);
+    if (strcmp(stats.engine, "io_uring") != 0)
+        cr_skip("io_uring is not allowed here");
+}
+
+Test(nvme_faults, a_ring_that_takes_no_more)
+{
+    static const int errors[] = {EPERM, EAGAIN, EBADF};
+
+    for (unsigned k = 0; k < 3; k++) {
+        stored(CONFIG_IO_AUTO, 40);
+        ring_or_skip();
+        for (unsigned i = 0; i < 20; i++) /* in the kernel already, or about to be */
+            cr_assert_eq(part_read(&rig, i, 0), 0);
+        if (k == 1)
+            uv_run(&rig.loop, UV_RUN_NOWAIT);
+        fault.ring_submit_error = errors[k];
+        rig_run(&rig);
+        fault.ring_submit_error = errors[k];
+        cr_assert_eq(rig_verify(&rig), 40);
+        engine_is("threads");
+        fault.ring_submit_error = 0; /* once given up it stays so */
+        cr_assert_eq(rig_write(&rig, 0, 20, 50000), 20);
+        cr_assert_eq(rig_verify(&rig), 40);
+        cr_assert_eq(rig.metrics.nvme_read_errors + rig.metrics.nvme_write_errors, 0);
+        rig_close(&rig);
+    }
+}
+
+Test(nvme_faults, a_ring_that_fails_everything)
+{
+    stored(CONFIG_IO_AUTO, 40);
+    ring_or_skip();
+    fault.ring_error = EINVAL;
+    cr_assert_eq(rig_verify(&rig), 40);
+    engine_is("threads");
+    cr_assert_eq(rig_write(&rig, 0, 40, 50000), 40);
+    cr_assert_eq(rig_verify(&rig), 40);
+    rig_close(&rig);
+}
+
+Test(nvme_faults, one_hiccup_is_no_reason_to_leave_the_ring)
+{
+    stored(CONFIG_IO_AUTO, 10);
+    ring_or_skip();
+    fault.ring_error = EIO;
+    cr_assert_eq(part_read(&rig, 0, 0), 0);
+    rig_run(&rig);
+    fault.ring_error = 0;
+    cr_assert_eq(rig.parts[0].status, 0);
+    cr_assert_eq(rig_verify(&rig), 10);
+    engine_is("io_uring");
+    rig_close(&rig);
+}
