@@ -84,38 +84,6 @@ void client_call_finish_all(struct ucm_client *c, int status, const char *text)
             client_call_finish(LIST_FIRST(&c->calls[i]), status, text);
 }
 
-/* Another thread reads: sleeps until that one finishes this call or stops reading. */
-static int follow(struct client_call *call, int64_t deadline_ns)
-{
-    struct ucm_client *c = call->client;
-    int r;
-
-    if (call->n_waiting++ == 0)
-        TAILQ_INSERT_TAIL(&c->waiting, call, waiting);
-    r = client_cond_wait(c, &call->cond, deadline_ns);
-    if (--call->n_waiting == 0)
-        TAILQ_REMOVE(&c->waiting, call, waiting);
-    return r;
-}
-
-int client_call_wait_layers(struct client_call *call, uint32_t layers, int64_t deadline_ns)
-{
-    struct ucm_client *c = call->client;
-    int r = 0;
-
-    while (!call->done && call->layers < layers && r == 0) {
-        r = c->reading ? follow(call, deadline_ns)
-                       : client_read(c, 0, call->expected_ns, deadline_ns);
-        client_prove_restore(c);
-    }
-    return call->done || call->layers >= layers ? 0 : -UCM_EDEADLINE;
-}
-
-int client_call_wait(struct client_call *call, int64_t deadline_ns)
-{
-    return client_call_wait_layers(call, UINT32_MAX, deadline_ns);
-}
-
 bool client_call_progress(struct ucm_client *c, const struct msg_progress *m)
 {
     struct client_call *call = client_call_find(c, (uint32_t)m->msgid);

@@ -10,75 +10,6 @@
 #include <time.h>
 #include <unistd.h>
 
-int64_t client_now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-int64_t client_deadline(const struct ucm_client *c, int timeout_ms)
-{
-    if (timeout_ms == 0)
-        return 0; /* long past: nothing blocks, and nobody reads the clock */
-    if (timeout_ms < 0)
-        timeout_ms = c->default_timeout_ms;
-    return client_now_ns() + (int64_t)timeout_ms * 1000000;
-}
-
-int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns)
-{
-    struct timespec t = {.tv_sec = (time_t)(deadline_ns / 1000000000),
-                         .tv_nsec = (long)(deadline_ns % 1000000000)};
-
-    return pthread_cond_clockwait(cond, &c->lock, CLOCK_MONOTONIC, &t);
-}
-
-int client_turn(struct ucm_client *c, bool *busy, const char *what, int64_t deadline_ns)
-{
-    while (*busy)
-        if (client_cond_wait(c, &c->idle, deadline_ns) == ETIMEDOUT && *busy)
-            return client_fail(UCM_EDEADLINE, "another thread %s", what);
-    *busy = true;
-    return 0;
-}
-
-void client_turn_end(struct ucm_client *c, bool *busy)
-{
-    *busy = false;
-    pthread_cond_broadcast(&c->idle);
-}
-
-int client_enter(struct ucm_client *c)
-{
-    bool closing;
-
-    if (c->forked)
-        return client_fail(UCM_EINVALID, "this process is a fork of the one that made the client; "
-                                         "connect again in the child");
-    atomic_fetch_add(&c->entering, 1);
-    pthread_mutex_lock(&c->lock);
-    closing = c->closing;
-    c->users += !closing;
-    if (closing)
-        pthread_mutex_unlock(&c->lock);
-    atomic_fetch_sub(&c->entering, 1); /* when closing, this allows ucm_close to free the client */
-    return closing ? client_fail(UCM_EDISCONNECTED, "the client is being closed") : 0;
-}
-
-int client_leave(struct ucm_client *c, int status)
-{
-    if (c->followups.n > 0)
-        client_followup_flush(c);
-    client_prove_restore(c);
-    client_lead_pass(c);
-    if (--c->users == 0 && c->closing)
-        pthread_cond_broadcast(&c->idle);
-    pthread_mutex_unlock(&c->lock);
-    return status;
-}
-
 static int set_options(struct ucm_client *c, const struct ucm_options *options)
 {
     const char *path = options ? options->socket : NULL;
@@ -114,33 +45,19 @@ static int open_descriptors(struct ucm_client *c)
     return 0;
 }
 
-void client_close_descriptors(struct ucm_client *c)
-{
-    int *fds[] = {&c->fd, &c->epoll_fd, &c->event_fd, &c->settle_fd};
-
-    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) {
-        if (*fds[i] >= 0)
-            close(*fds[i]);
-        *fds[i] = -1;
-    }
-}
-
 static void client_free(struct ucm_client *c)
 {
     struct client_handle *h;
 
-    client_prefetchers_free(c);
-    client_windows_free(c);
-    client_chains_free(c);
+    client_doors_closed(c);
     client_task_free_all(c);
-    client_rings_free(c);
     while ((h = TAILQ_FIRST(&c->handles)) != NULL) {
         client_handle_unlist(h);
         client_handle_unref(h);
     }
     client_close_descriptors(c);
     client_call_close(&c->hello);
-    client_call_close(&c->challenge);
+    client_call_close(&c->prover.challenge);
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->lock);
     proto_buf_free(&c->out);
@@ -166,10 +83,6 @@ static struct ucm_client *client_new(void)
     TAILQ_INIT(&c->waiting);
     TAILQ_INIT(&c->handles);
     TAILQ_INIT(&c->tasks);
-    TAILQ_INIT(&c->chains);
-    TAILQ_INIT(&c->prefetchers);
-    TAILQ_INIT(&c->rings);
-    TAILQ_INIT(&c->windows);
     client_link_init(c);
     client_prove_init(c);
     proto_buf_init(&c->out, PROTO_HEADER_BYTES + UCM_MAX_FRAME_BYTES);
@@ -218,7 +131,8 @@ void ucm_disconnect(struct ucm_client *c)
     (void)client_link_settle(c, INT64_MAX);
     while (c->users > 0)
         pthread_cond_wait(&c->idle, &c->lock);
-    client_prove_restore(c);
+    if (c->rest_cb)
+        c->rest_cb(c);
     client_close_descriptors(c);
     pthread_mutex_unlock(&c->lock);
 }

@@ -31,12 +31,9 @@ static void unlock_all(void)
 static void drop(struct ucm_client *c)
 {
     struct client_handle *h;
-    struct ucm_window *w;
 
     c->forked = true;
-    TAILQ_FOREACH(w, &c->windows, node) /* the child has none of their mappings */
-        atomic_store(&w->maps.opened, 0);
-    client_hints_end(c);
+    client_doors_forked(c);
     TAILQ_FOREACH(h, &c->handles, node)
         while (h->request.n_fds > 0)
             close(h->fds[--h->request.n_fds]);
@@ -48,7 +45,6 @@ static void in_child(void)
 {
     struct ucm_client *c;
 
-    client_prove_forked();
     TAILQ_FOREACH(c, &clients, node)
         drop(c);
     unlock_all();

@@ -7,7 +7,6 @@
 #define UCM_CLIENT_INTERNAL_H
 
 #include "client/include/ucmclient.h"
-#include "client/include/ucmclient_sparse.h"
 #include "proto/backoff.h"
 #include "proto/proto.h"
 
@@ -116,7 +115,7 @@ struct client_request {
 /* request_id.c: the calling thread's, a view. Needs no lock. */
 struct proto_str client_request_id(void);
 
-/* ---- handles (namespaces and regions): handle.c ---- */
+/* ---- handles (namespaces and regions): handle.c, begin.c ---- */
 
 enum client_handle_state {
     HANDLE_STALE,   /* the present connection does not know it */
@@ -133,9 +132,11 @@ struct client_handle {
     uint32_t id;
     unsigned refs; /* of the user, of threads that wait or send, of a namespace's regions */
     struct client_call call;
-    struct client_request request;        /* opens it; names a region's namespace, referenced */
-    int fds[UCM_MAX_FRAME_FDS];           /* sent with it, owned */
-    _Atomic(struct client_hints *) hints; /* of a namespace, freed with it; NULL: never opened */
+    struct client_request request; /* opens it; names a region's namespace, referenced */
+    int fds[UCM_MAX_FRAME_FDS];    /* sent with it, owned */
+    _Atomic(void *)
+        ext; /* what a feature keeps of it, or NULL; the feature reads it without the lock */
+    void (*free_cb)(struct client_handle *h); /* frees that, before the handle; NULL: nothing */
     /* Of one that takes CUDA IPC memory: writes the nonce (0, or not 0 and nothing is written), or, NULL, puts all
      * back. Without the lock. */
     int (*prove_cb)(struct client_handle *h, const uint8_t *nonce);
@@ -153,12 +154,6 @@ struct ucm_namespace {
     struct client_encoding *encoding; /* likewise; NULL: they are stored as they are */
     uint8_t fingerprint[32];
     uint32_t shards[]; /* then the salt, then the strings */
-};
-
-struct client_digest {
-    struct msg_digest_open open;
-    struct ucm_sparse_digest digest; /* keep: the array below, or NULL */
-    uint8_t keep[UCM_MAX_HEAD_DIM / 2 / 8];
 };
 
 struct client_encoding {
@@ -203,7 +198,6 @@ void client_handle_list(struct client_handle *h);
 void client_handle_unlist(struct client_handle *h);
 /* Ends all waits for it and gives the user's reference back. */
 void client_handle_drop(struct client_handle *h);
-void client_handle_stale_all(struct ucm_client *c); /* the connection broke */
 
 /* Connects if need be, registers stale handles again, and returns with the writer's token once `h`
  * (may be NULL) is ready. Ids stay valid until client_request gives the token back. */
@@ -215,7 +209,6 @@ int client_begin_same(struct ucm_client *c, int64_t deadline_ns);
 /* ---- registering CUDA IPC memory: prove.c ---- */
 
 void client_prove_init(struct ucm_client *c);
-void client_prove_forked(void); /* in the child */
 /* Does the daemon of now ask for a proof of it? */
 bool client_prove_needed(const struct client_handle *h);
 /* Begins to prove, if nobody else of this process does. False: after client_prove_turn it may be possible. */
@@ -226,153 +219,39 @@ int client_prove_turn(struct ucm_client *c, int64_t deadline_ns);
 bool client_proves(const struct client_handle *h);
 /* Moves that on. 0, also when it has ended, or -UCM_EDEADLINE, which loses nothing. */
 int client_prove_step(struct client_handle *h, int64_t deadline_ns);
-/* Its call is done. What was written is put back by client_prove_restore. Harmless when it does not prove. */
+/* Its call is done. What was written is put back by the next thread that rests. Harmless when it does not prove. */
 void client_prove_end(struct client_handle *h);
-/* The link is down. */
-void client_prove_break(struct ucm_client *c);
-/* Puts back what ended registrations have written. Drops the lock meanwhile, so the caller holds no token. */
-void client_prove_restore(struct ucm_client *c);
 /* Returns when nothing of the handle, whose call is done or given up, stands in memory any more. */
 void client_prove_settle(struct client_handle *h);
 
-/* ---- chains: chain.c ---- */
+/* ---- what features and others keep of a client: door.c ---- */
 
-/* Chains are no handles: appending a million keys again would hold up every call after a reconnect.
- * The first call that names a chain opens it again. */
-struct ucm_chain {
-    struct ucm_client *client;
-    struct ucm_namespace *ns; /* of digests, referenced */
-    TAILQ_ENTRY(ucm_chain) node;
-    unsigned refs; /* of the user, of threads that use it, of prefetches */
-    bool closed;   /* by the user */
-    bool busy;     /* a thread opens it or appends to it: others wait for client->idle */
-    bool reopening;
-    bool build; /* missing digests are built, also when it is opened again */
-    uint32_t part, lease_ms;
-    uint32_t id;       /* on the wire ... */
-    uint64_t attempts; /* ... of this connection; 0: the daemon does not know it */
-    uint8_t *keys;     /* n_blocks, in room for `room` */
-    uint32_t n_blocks, room;
+/* An object whose life ends with the connection or the client, such as a window, has a door as a member. Callbacks may
+ * be NULL, and hold the lock. */
+struct client_door;
+struct client_feature {
+    /* The connection breaks: true when nothing of it moves this process's bytes any more. It is asked again. */
+    bool (*settled_cb)(struct client_door *d);
+    void (*down_cb)(struct client_door *d);   /* the connection is gone */
+    void (*forked_cb)(struct client_door *d); /* in a forked child, where the client is of no use */
+    /* The daemon says something unasked. 0; -code with *e: that is not the protocol. */
+    int (*notified_cb)(struct client_door *d, struct proto_envelope *env, struct ucm_error *e);
+    void (*closed_cb)(
+        struct client_door *d); /* the client is being freed: closes the door, frees the object */
 };
-TAILQ_HEAD(client_chains, ucm_chain);
-
-/* As client_begin of `h`, or NULL; and the daemon of the present connection knows all of the chains, each by
- * its id. They are of one client. May return CLIENT_AGAIN. */
-int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, struct client_handle *h,
-                        int64_t deadline_ns);
-void client_chain_ref(struct ucm_chain *chain);
-void client_chain_unref(struct ucm_chain *chain);
-/* The daemon answered that it has no such chain: the next call opens it again. */
-void client_chain_forget(struct ucm_chain *chain);
-void client_chains_free(struct ucm_client *c);
-/* 0; or -UCM_EINVALID: one of the numbers is not a block of the chain. */
-int client_chain_index_check(const struct ucm_chain *chain, const uint32_t *index, uint32_t n);
-
-/* ---- prefetchers: prefetcher.c ---- */
-
-struct ucm_prefetcher;
-TAILQ_HEAD(client_prefetchers, ucm_prefetcher);
-
-/* The connection broke: all that wait end. */
-void client_prefetchers_end(struct ucm_client *c);
-void client_prefetchers_free(struct ucm_client *c);
-
-/* ---- staging rings: staging.c ---- */
-
-struct ucm_staging;
-
-struct ucm_ring_registration {
-    struct ucm_client *client;
-    struct ucm_staging *memory;
-    uint32_t id; /* 0: the daemon does not know it, or not any more */
-    TAILQ_ENTRY(ucm_ring_registration) node;
+struct client_door {
+    const struct client_feature *feature; /* NULL: it is closed */
+    LIST_ENTRY(client_door) node;
 };
-TAILQ_HEAD(client_staging_queue, ucm_ring_registration);
+LIST_HEAD(client_doors, client_door);
 
-/* The connection broke: lets no order begin any more. True when none is under way. */
-bool client_rings_abandon(struct ucm_client *c);
-void client_rings_end(struct ucm_client *c); /* the daemon knows none of them any more */
-void client_rings_free(struct ucm_client *c);
-
-/* ---- memory of the daemon: memory.c, hints.c ---- */
-
-/* Maps a descriptor that the daemon sent, read-only, after it has checked that reading there can't kill this process.
- * what: "a window". 0 or -code with *e. Without the lock. */
-int client_memory_map(int fd, uint64_t bytes, const char *what, void **out, struct ucm_error *e);
-
-/* A namespace's table of hints. NULL-safe. */
-struct client_hints;
-void client_hints_free(struct client_hints *h);
-/* The connection broke, or this is a forked child: the tables are worth nothing any more. */
-void client_hints_end(struct ucm_client *c);
-
-/* ---- windows: window.c, window_map.c ---- */
-
-struct client_mapping {
-    uint8_t *p;
-    size_t bytes;
-    uint32_t extent; /* UCM_PLACE_NONE: a table */
-    bool wanted;
-    uint64_t opened;
-};
-
-/* What an opening of a window says, checked. */
-struct client_geometry {
-    uint64_t extent_bytes, slot_bytes, part_bytes;
-    uint32_t extents, slots; /* slots of an extent */
-    uint64_t budget;
-};
-
-/* The daemon's memory as this process maps it. Readers take `lock` alone, so a call that holds it waits for nothing
- * but their copies. Who changes it also holds the client's lock. */
-struct client_maps {
-    pthread_rwlock_t lock;
-    _Atomic uint64_t opened; /* whose places may be read; 0: none */
-    struct client_geometry geometry;
-    const _Atomic uint64_t *generations; /* in the table */
-    const uint8_t **extents;             /* geometry.extents; NULL: not mapped */
-    struct client_mapping *mappings;     /* n of room */
-    uint32_t n, room;
-};
-
-int client_maps_init(struct client_maps *m);
-void client_maps_free(struct client_maps *m); /* unmaps all */
-/* A new opening: maps the table. fd stays the caller's. 0 or -code with *e: what the daemon sent does not fit, or
- * there is no memory. */
-int client_maps_open(struct client_maps *m, uint64_t opened, const struct client_geometry *g,
-                     int fd, struct ucm_error *e);
-/* Maps an extent of the present opening, which must not be mapped. */
-int client_maps_add(struct client_maps *m, uint32_t extent, int fd, struct ucm_error *e);
-bool client_maps_has(const struct client_maps *m, uint32_t extent);
-/* No place is worth anything any more. keep: the mappings stay until each is released; else they go now. */
-void client_maps_end(struct client_maps *m, bool keep);
-/* Unmaps an extent of the present opening. */
-void client_maps_remove(struct client_maps *m, uint32_t extent);
-void client_maps_want(struct client_maps *m, uint32_t extent);
-/* NULL: nothing is mapped there. */
-struct client_mapping *client_maps_find(struct client_maps *m, const void *address);
-void client_maps_unmap(struct client_maps *m, struct client_mapping *mapping);
-
-struct ucm_window {
-    struct ucm_client *client;
-    struct ucm_namespace *ns; /* referenced */
-    TAILQ_ENTRY(ucm_window) node;
-    unsigned refs; /* of the user, of threads that use it */
-    bool busy;     /* a thread opens it, pins or unpins: others wait for client->idle */
-    bool closed;   /* by the user */
-    uint32_t part, flags;
-    uint32_t id;       /* on the wire ... */
-    uint64_t attempts; /* ... of this connection; 0: the daemon does not know it */
-    uint64_t openings;
-    struct client_maps maps;
-};
-TAILQ_HEAD(client_windows, ucm_window);
-
-/* The connection broke. */
-void client_windows_end(struct ucm_client *c);
-void client_windows_free(struct ucm_client *c);
-/* The daemon wants extents back. */
-void client_window_revoke(struct ucm_client *c, const struct msg_window_revoke *m);
+void client_door_open(struct ucm_client *c, struct client_door *d, const struct client_feature *f);
+void client_door_close(struct client_door *d); /* harmless when it is closed */
+bool client_doors_settled(struct ucm_client *c);
+void client_doors_down(struct ucm_client *c);
+void client_doors_forked(struct ucm_client *c);
+int client_doors_notify(struct ucm_client *c, struct proto_envelope *env, struct ucm_error *e);
+void client_doors_closed(struct ucm_client *c);
 
 /* ---- the client ---- */
 
@@ -453,20 +332,22 @@ struct ucm_client {
 
     struct client_handles handles; /* each namespace before its regions */
     bool stale;                    /* some listed handle may be STALE */
-    /* The handle that proves its memory, referenced, until its register is answered and the memory has its own bytes
-     * back; NULL: none. */
-    struct client_handle *prover;
-    bool prove_over;    /* it was answered */
-    bool prove_written; /* the nonce stands in its memory */
-    bool prove_calls;   /* a thread is in its prove_cb, without the lock */
-    struct client_call challenge;
-    uint8_t nonce[UCM_NONCE_BYTES];
-    int64_t nonce_ns; /* when it was asked for; 0: there is none */
+    struct {
+        struct client_door door;
+        /* The one that proves its memory, referenced, until its register is answered and the memory has its own bytes
+         * back; NULL: none. */
+        struct client_handle *handle;
+        bool over;    /* it was answered */
+        bool written; /* the nonce stands in its memory */
+        bool calls;   /* a thread is in its prove_cb, without the lock */
+        struct client_call challenge;
+        uint8_t nonce[UCM_NONCE_BYTES];
+        int64_t nonce_ns; /* when it was asked for; 0: there is none */
+    } prover;
+    /* What each thread does that has waited or leaves, and holds no token; it may drop the lock. NULL: nothing. */
+    void (*rest_cb)(struct ucm_client *c);
     struct client_tasks tasks;
-    struct client_chains chains;
-    struct client_prefetchers prefetchers;
-    struct client_staging_queue rings;
-    struct client_windows windows;
+    struct client_doors doors;
 
     struct client_lease *leases; /* n_leases, a power of two; NULL until the first one */
     uint32_t n_leases, next_lease;
@@ -479,42 +360,50 @@ struct ucm_client {
     struct client_spin spin[3]; /* of loads, of dumps, of fetches */
 };
 
-/* client.c: every API function goes in by enter, which locks and counts the caller, and out by
+/* enter.c: every API function goes in by enter, which locks and counts the caller, and out by
  * leave, which passes the reader's role on, sends followups, unlocks and returns `status`. */
 int client_enter(struct ucm_client *c);
 int client_leave(struct ucm_client *c, int status);
-int64_t client_deadline(const struct ucm_client *c, int timeout_ms);
+
+/* wait.c */
 int64_t client_now_ns(void);
-void client_close_descriptors(struct ucm_client *c);
+int64_t client_deadline(const struct ucm_client *c, int timeout_ms);
+/* 0 or ETIMEDOUT. */
+int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns);
 /* Calls of several requests on one object take turns, inside the client: *busy is the object's. what: what the message
  * of a deadline says that another thread does. */
 int client_turn(struct ucm_client *c, bool *busy, const char *what, int64_t deadline_ns);
 void client_turn_end(struct ucm_client *c, bool *busy);
-/* 0 or ETIMEDOUT. */
-int client_cond_wait(struct ucm_client *c, pthread_cond_t *cond, int64_t deadline_ns);
+/* Makes ucm_fd readable. */
+void client_signal(struct ucm_client *c);
 
 /* fork.c: makes a forked child close its copies of descriptors. Without any client's lock. */
 int client_fork_init(void); /* does its work once in a process */
 void client_fork_watch(struct ucm_client *c);
 void client_fork_forget(struct ucm_client *c);
 
-/* link.c: connecting and breaking. */
-void client_link_init(struct ucm_client *c);
-int client_link_up(struct ucm_client *c, int64_t deadline_ns);
+/* break.c: how a connection ends. */
 /* Breaks the connection. Every call under way ends with status and text, now or when companions
  * have ended (LINK_BREAKING). Does nothing when the link is broken already. */
 void client_link_break(struct ucm_client *c, int status, const char *text);
 /* Completes a break if companions have ended, or had their time; else ucm_fd becomes readable when
  * it is worth another look. Never blocks. */
 void client_link_try_settle(struct ucm_client *c);
-/* Waits for that. 0, also when no break is under way, or -UCM_EDEADLINE. */
-int client_link_settle(struct ucm_client *c, int64_t deadline_ns);
 /* Closes the socket of a broken link when nobody uses it any more. */
 void client_link_reap(struct ucm_client *c);
+/* Closes what came and nobody took. The caller holds the reader's token, or nobody does. */
+void client_fds_close(struct ucm_client *c);
+void client_close_descriptors(struct ucm_client *c);
 static inline bool client_link_live(const struct ucm_client *c)
 {
     return c->link == LINK_HELLO || c->link == LINK_UP;
 }
+
+/* link.c: connecting. */
+void client_link_init(struct ucm_client *c);
+int client_link_up(struct ucm_client *c, int64_t deadline_ns);
+/* Waits until a break is complete. 0, also when no break is under way, or -UCM_EDEADLINE. */
+int client_link_settle(struct ucm_client *c, int64_t deadline_ns);
 
 /* io.c: bytes out and in. */
 /* Returns when the writer's token may be free, or -UCM_EDEADLINE. */
@@ -531,10 +420,10 @@ int client_read(struct ucm_client *c, short also, int64_t expected_ns, int64_t d
 void client_read_ready(struct ucm_client *c);
 /* Wakes a waiter to read on, if nobody reads. */
 void client_lead_pass(struct ucm_client *c);
-/* Closes what came and nobody took. The caller holds the reader's token, or nobody does. */
-void client_fds_close(struct ucm_client *c);
-/* Makes ucm_fd readable. */
-void client_signal(struct ucm_client *c);
+/* Decodes a result or a notification; one that does not fit is -UCM_EPROTOCOL. */
+int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
+                struct ucm_error *e);
+bool client_is_named(const struct proto_envelope *env, const char *name);
 
 /* request.c: one request, built on the above. */
 
@@ -544,6 +433,18 @@ int client_request(struct client_call *call, const struct client_request *q, int
 /* The same, then waits for the answer, and gives up on it when the deadline passes. */
 int client_request_wait(struct client_call *call, const struct client_request *q,
                         int64_t deadline_ns);
+/* A client_take_cb of calls whose answer nobody waits for: undoes what it brings. */
+int client_undo_cb(struct client_call *call, const union proto_any *m);
+/* Gives up on an answer, and undoes what it brings if it comes later. -UCM_EDEADLINE. */
+int client_call_orphan(struct client_call *call, const struct client_request *q);
+/* method: CANCEL, RELEASE, REGION_UNREGISTER, RING_UNREGISTER, CHAIN_CLOSE or WINDOW_CLOSE. */
+void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id);
+/* The same of any method without an answer that matters. */
+void client_followup_params(struct ucm_client *c, enum ucm_method method, const void *params);
+void client_followup_flush(struct ucm_client *c);
+
+/* exchange.c: a request and its answer. */
+
 /* From client_begin to the answer, on as many links as it takes. Inits and closes the call. When the
  * deadline passes, the library drops the answer, and undoes what it would leave behind in the
  * daemon. */
@@ -554,13 +455,6 @@ int client_exchange_same(struct ucm_client *c, enum ucm_method method, const voi
                          int64_t deadline_ns);
 /* Sends a request, and drops the answer, of which CLIENT_TOLD may be awaited. */
 int client_tell(struct ucm_client *c, const struct client_request *q, int64_t deadline_ns);
-/* Gives up on an answer, and undoes what it brings if it comes later. -UCM_EDEADLINE. */
-int client_call_orphan(struct client_call *call, const struct client_request *q);
-/* method: CANCEL, RELEASE, REGION_UNREGISTER, RING_UNREGISTER, CHAIN_CLOSE or WINDOW_CLOSE. */
-void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id);
-/* window.release of one extent. */
-void client_followup_window(struct ucm_client *c, uint32_t window, uint32_t extent);
-void client_followup_flush(struct ucm_client *c);
 
 /* lookup.c: may a request have so many keys? *out is how they travel. */
 int client_keys_check(const struct ucm_client *c, const struct ucm_namespace *ns, const void *keys,
@@ -582,10 +476,21 @@ int client_call_cancel(struct client_call *call, int64_t deadline_ns);
 int client_task_start(const struct client_request *q, const struct ucm_namespace *ns,
                       struct proto_bin *keys, const struct ucm_transfer *t, int timeout_ms,
                       struct ucm_task **out);
-/* The same for n blocks of a chain; chain_id: the field that receives its id. The caller holds the lock. */
-int client_task_start_chain(struct ucm_chain *chain, uint64_t *chain_id,
-                            const struct client_request *q, uint32_t n, int64_t deadline_ns,
-                            struct ucm_task **out);
+/* What a task holds that is not of keys alone. free_cb also runs when the task was not sent. */
+struct client_task_kind {
+    int (*begin_cb)(void *of, const struct client_request *q,
+                    int64_t deadline_ns); /* as client_begin */
+    void (*done_cb)(void *of, int status);
+    void (*free_cb)(void *of);
+};
+/* Sends a request whose answer has n statuses. kind: NULL, and client_begin of q->handle. */
+int client_task_run(struct ucm_client *c, const struct client_request *q, uint32_t n,
+                    const struct client_task_kind *kind, void *of, int64_t deadline_ns,
+                    struct ucm_task **out);
+static inline const struct ucm_namespace *client_namespace_of(const struct ucm_region *region)
+{
+    return (const struct ucm_namespace *)region->handle.request.handle;
+}
 
 /* error.c: sets ucm_errmsg and returns -status. Without the lock. */
 int client_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));

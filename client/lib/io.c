@@ -55,8 +55,7 @@ static bool in_reserve(struct ucm_client *c)
     return true;
 }
 
-/* Decodes a result or a notification; one that does not fit is -UCM_EPROTOCOL. */
-static int take(const struct proto_message *m, struct proto_envelope *env, void *out,
+int client_take(const struct proto_message *m, struct proto_envelope *env, void *out,
                 struct ucm_error *e)
 {
     struct ucm_error why = {0};
@@ -68,16 +67,6 @@ static int take(const struct proto_message *m, struct proto_envelope *env, void 
         return -UCM_ENOMEMORY;
     }
     return ucm_error_set(e, UCM_EPROTOCOL, "ucmd's answer is not the protocol: %.180s", why.text);
-}
-
-void client_fds_close(struct ucm_client *c)
-{
-    for (uint32_t i = 0; i < c->in.n_fds; i++)
-        if (c->in.fds[i] >= 0)
-            close(c->in.fds[i]);
-    c->in.n_fds = 0;
-    c->in.fds_lost = false;
-    c->in.fds_end = 0;
 }
 
 /* Whether descriptors came with the frame that ends there. */
@@ -105,9 +94,9 @@ static void deliver(struct ucm_client *c, struct proto_envelope *env, struct cli
     } else {
         call->answer = env;
         call->fds = fds;
-        r = take(call->method == UCM_METHOD_COUNT ? &proto_free_map
-                                                  : proto_method_result(call->method),
-                 env, &m, &call->error);
+        r = client_take(call->method == UCM_METHOD_COUNT ? &proto_free_map
+                                                         : proto_method_result(call->method),
+                        env, &m, &call->error);
         if (r == 0 && call->take_cb)
             r = call->take_cb(call, &m);
     }
@@ -122,7 +111,7 @@ static void garbage(struct ucm_client *c, const char *what)
     client_link_break(c, UCM_EPROTOCOL, text);
 }
 
-static bool is_named(const struct proto_envelope *env, const char *name)
+bool client_is_named(const struct proto_envelope *env, const char *name)
 {
     return env->method.n == strlen(name) && memcmp(env->method.p, name, env->method.n) == 0;
 }
@@ -134,16 +123,13 @@ static void notification(struct ucm_client *c, struct proto_envelope *env)
 
     if (env->error.code) {
         c->farewell = env->error; /* the daemon will hang up for this reason */
-    } else if (is_named(env, UCM_PROGRESS)) {
-        if (take(&proto_progress, env, &m, &e) != 0)
+    } else if (client_is_named(env, UCM_PROGRESS)) {
+        if (client_take(&proto_progress, env, &m, &e) != 0)
             garbage(c, e.text);
         else if (!client_call_progress(c, &m.progress))
             garbage(c, "progress that fits no load");
-    } else if (is_named(env, UCM_WINDOW_REVOKE)) {
-        if (take(&proto_window_revoke, env, &m, &e) != 0)
-            garbage(c, e.text);
-        else
-            client_window_revoke(c, &m.window_revoke);
+    } else if (client_doors_notify(c, env, &e) != 0) {
+        garbage(c, e.text);
     }
 }
 
@@ -334,13 +320,37 @@ void client_lead_pass(struct ucm_client *c)
         pthread_cond_signal(&TAILQ_FIRST(&c->waiting)->cond);
 }
 
-void client_signal(struct ucm_client *c)
+/* Another thread reads: sleeps until that one finishes this call or stops reading. */
+static int follow(struct client_call *call, int64_t deadline_ns)
 {
-    uint64_t one = 1;
+    struct ucm_client *c = call->client;
+    int r;
 
-    /* Cannot block: the counter is 0 or 1. */
-    if (c->polled && !c->signalled && write(c->event_fd, &one, sizeof one) > 0)
-        c->signalled = true;
+    if (call->n_waiting++ == 0)
+        TAILQ_INSERT_TAIL(&c->waiting, call, waiting);
+    r = client_cond_wait(c, &call->cond, deadline_ns);
+    if (--call->n_waiting == 0)
+        TAILQ_REMOVE(&c->waiting, call, waiting);
+    return r;
+}
+
+int client_call_wait_layers(struct client_call *call, uint32_t layers, int64_t deadline_ns)
+{
+    struct ucm_client *c = call->client;
+    int r = 0;
+
+    while (!call->done && call->layers < layers && r == 0) {
+        r = c->reading ? follow(call, deadline_ns)
+                       : client_read(c, 0, call->expected_ns, deadline_ns);
+        if (c->rest_cb)
+            c->rest_cb(c);
+    }
+    return call->done || call->layers >= layers ? 0 : -UCM_EDEADLINE;
+}
+
+int client_call_wait(struct client_call *call, int64_t deadline_ns)
+{
+    return client_call_wait_layers(call, UINT32_MAX, deadline_ns);
 }
 
 /* ---- out ---- */

@@ -38,24 +38,19 @@ static void claim_end(struct ucm_client *c)
     (void)atomic_compare_exchange_strong(&claimed, &c, NULL);
 }
 
-void client_prove_forked(void)
-{
-    atomic_store(&claimed, NULL);
-}
-
 static int challenge_take_cb(struct client_call *call, const union proto_any *any)
 {
-    memcpy(call->client->nonce, any->challenge_r.nonce.p, UCM_NONCE_BYTES);
+    memcpy(call->client->prover.nonce, any->challenge_r.nonce.p, UCM_NONCE_BYTES);
     return 0;
 }
 
 static void challenge_done_cb(struct client_call *call)
 {
-    struct client_handle *h = call->client->prover;
+    struct client_handle *h = call->client->prover.handle;
 
     if (call->status == 0)
         return;
-    call->client->nonce_ns = 0;
+    call->client->prover.nonce_ns = 0;
     if (!h || !client_proves(h))
         return;
     h->call.error = call->error;
@@ -64,8 +59,35 @@ static void challenge_done_cb(struct client_call *call)
 
 void client_prove_init(struct ucm_client *c)
 {
-    client_call_init(&c->challenge, c, challenge_take_cb, challenge_done_cb);
+    client_call_init(&c->prover.challenge, c, challenge_take_cb, challenge_done_cb);
 }
+
+/* ---- what becomes of it with the client ---- */
+
+static struct ucm_client *client_of(struct client_door *d)
+{
+    return (struct ucm_client *)((char *)d - offsetof(struct ucm_client, prover.door));
+}
+
+static void prove_down_cb(struct client_door *d)
+{
+    struct ucm_client *c = client_of(d);
+
+    if (client_proves(c->prover.handle))
+        client_call_finish(&c->prover.handle->call, c->why, c->why_text);
+}
+
+static void prove_forked_cb(struct client_door *d)
+{
+    claim_end(client_of(d));
+}
+
+static void prove_rest_cb(struct ucm_client *c);
+
+static const struct client_feature proving = {.down_cb = prove_down_cb,
+                                              .forked_cb = prove_forked_cb};
+
+/* ---- proving ---- */
 
 bool client_prove_needed(const struct client_handle *h)
 {
@@ -76,12 +98,14 @@ bool client_prove_begin(struct client_handle *h)
 {
     struct ucm_client *c = h->client;
 
-    if (c->prover || !claim(c))
+    if (c->prover.handle || !claim(c))
         return false;
     client_handle_ref(h);
-    c->prover = h;
-    c->prove_over = c->prove_written = false;
-    c->nonce_ns = 0;
+    c->prover.handle = h;
+    c->prover.over = c->prover.written = false;
+    client_door_open(c, &c->prover.door, &proving);
+    c->rest_cb = prove_rest_cb;
+    c->prover.nonce_ns = 0;
     h->state = HANDLE_PENDING;
     client_call_reset(&h->call);
     return true;
@@ -89,40 +113,43 @@ bool client_prove_begin(struct client_handle *h)
 
 bool client_proves(const struct client_handle *h)
 {
-    return h->client->prover == h && !h->client->prove_over && !h->call.linked;
+    return h->client->prover.handle == h && !h->client->prover.over && !h->call.linked;
 }
 
 static int prove_call(struct ucm_client *c, const uint8_t *nonce)
 {
     int r;
 
-    c->prove_calls = true;
+    c->prover.calls = true;
     pthread_mutex_unlock(&c->lock);
-    r = c->prover->prove_cb(c->prover, nonce);
+    r = c->prover.handle->prove_cb(c->prover.handle, nonce);
     pthread_mutex_lock(&c->lock);
-    c->prove_calls = false;
-    c->prove_written = nonce && r == 0;
+    c->prover.calls = false;
+    c->prover.written = nonce && r == 0;
     pthread_cond_broadcast(&c->idle);
     return r;
 }
 
 static void prover_end(struct ucm_client *c)
 {
-    struct client_handle *h = c->prover;
+    struct client_handle *h = c->prover.handle;
 
-    c->prover = NULL;
+    c->prover.handle = NULL;
+    client_door_close(&c->prover.door);
+    c->rest_cb = NULL;
     claim_end(c);
-    if (c->challenge.linked)
-        client_call_finish(&c->challenge, -UCM_ECANCELLED, "its registration has ended");
+    if (c->prover.challenge.linked)
+        client_call_finish(&c->prover.challenge, -UCM_ECANCELLED, "its registration has ended");
     pthread_cond_broadcast(&c->idle);
     client_handle_unref(h);
 }
 
-void client_prove_restore(struct ucm_client *c)
+/* Puts back what an ended registration has written. */
+static void prove_rest_cb(struct ucm_client *c)
 {
-    if (!c->prover || !c->prove_over || c->prove_calls)
+    if (!c->prover.handle || !c->prover.over || c->prover.calls)
         return;
-    if (c->prove_written)
+    if (c->prover.written)
         (void)prove_call(c, NULL);
     prover_end(c);
 }
@@ -131,21 +158,34 @@ void client_prove_settle(struct client_handle *h)
 {
     struct ucm_client *c = h->client;
 
-    while (c->prover == h && c->prove_over)
-        if (c->prove_calls)
+    while (c->prover.handle == h && c->prover.over)
+        if (c->prover.calls)
             (void)client_cond_wait(c, &c->idle, INT64_MAX);
         else
-            client_prove_restore(c);
+            prove_rest_cb(c);
+}
+
+int client_handle_wait(struct client_handle *h, int64_t deadline_ns)
+{
+    int r = 0;
+
+    client_handle_ref(h);
+    while (r == 0 && client_proves(h))
+        r = client_prove_step(h, deadline_ns);
+    if (r == 0)
+        r = client_call_wait(&h->call, deadline_ns);
+    client_handle_unref(h);
+    return r;
 }
 
 int client_prove_turn(struct ucm_client *c, int64_t deadline_ns)
 {
     int64_t now = client_now_ns(), look = now + LOOK_NS;
 
-    if (c->prover && !c->prove_over)
-        return client_handle_wait(c->prover, deadline_ns);
-    client_prove_restore(c);
-    if (!c->prover && claimable(atomic_load(&claimed)))
+    if (c->prover.handle && !c->prover.over)
+        return client_handle_wait(c->prover.handle, deadline_ns);
+    prove_rest_cb(c);
+    if (!c->prover.handle && claimable(atomic_load(&claimed)))
         return 0;
     if (now >= deadline_ns)
         return client_fail(UCM_EDEADLINE, "another client of this process registers GPU memory");
@@ -158,14 +198,14 @@ static int nonce_ask(struct ucm_client *c, int64_t deadline_ns)
 {
     int r;
 
-    if (c->prove_written)
+    if (c->prover.written)
         (void)prove_call(c, NULL);
-    c->nonce_ns = client_now_ns();
-    r = client_request(&c->challenge,
+    c->prover.nonce_ns = client_now_ns();
+    r = client_request(&c->prover.challenge,
                        &(struct client_request){.method = UCM_METHOD_REGION_CHALLENGE},
                        deadline_ns);
     if (r)
-        c->nonce_ns = 0;
+        c->prover.nonce_ns = 0;
     return r;
 }
 
@@ -173,7 +213,7 @@ static int register_send(struct client_handle *h, int64_t deadline_ns)
 {
     struct ucm_client *c = h->client;
 
-    if (c->prove_written || prove_call(c, c->nonce) == 0) {
+    if (c->prover.written || prove_call(c, c->prover.nonce) == 0) {
         if (client_proves(h))
             return client_request(&h->call, &h->request, deadline_ns);
         client_writer_release(c); /* it has ended meanwhile */
@@ -186,11 +226,11 @@ static int register_send(struct client_handle *h, int64_t deadline_ns)
 int client_prove_step(struct client_handle *h, int64_t deadline_ns)
 {
     struct ucm_client *c = h->client;
-    bool asks = c->nonce_ns == 0 || client_now_ns() - c->nonce_ns > FRESH_NS;
+    bool asks = c->prover.nonce_ns == 0 || client_now_ns() - c->prover.nonce_ns > FRESH_NS;
     int r;
 
-    if (c->challenge.linked)
-        return client_call_wait(&c->challenge, deadline_ns);
+    if (c->prover.challenge.linked)
+        return client_call_wait(&c->prover.challenge, deadline_ns);
     if (c->link != LINK_UP)
         return client_link_settle(c, deadline_ns);
     if (c->writing)
@@ -206,15 +246,9 @@ void client_prove_end(struct client_handle *h)
 {
     struct ucm_client *c = h->client;
 
-    if (c->prover != h || c->prove_over)
+    if (c->prover.handle != h || c->prover.over)
         return;
-    c->prove_over = true;
-    if (!c->prove_written && !c->prove_calls)
+    c->prover.over = true;
+    if (!c->prover.written && !c->prover.calls)
         prover_end(c);
-}
-
-void client_prove_break(struct ucm_client *c)
-{
-    if (c->prover && client_proves(c->prover))
-        client_call_finish(&c->prover->call, c->why, c->why_text);
 }

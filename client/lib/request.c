@@ -59,54 +59,7 @@ int client_request_wait(struct client_call *call, const struct client_request *q
     return client_call_status(call);
 }
 
-int client_exchange(struct client_call *call, struct ucm_client *c, client_take_cb take_cb,
-                    const struct client_request *q, int64_t deadline_ns)
-{
-    int r;
-
-    client_call_init(call, c, take_cb, NULL);
-    do {
-        r = client_begin(c, q->handle, deadline_ns);
-        if (r == 0)
-            r = client_request_wait(call, q, deadline_ns);
-    } while (r == CLIENT_AGAIN);
-    client_call_close(call);
-    return r;
-}
-
-int client_begin_same(struct ucm_client *c, int64_t deadline_ns)
-{
-    uint64_t attempts = c->attempts;
-    int r = 0;
-
-    while (r == 0 && c->writing && c->link == LINK_UP && c->attempts == attempts)
-        r = client_writer_wait(c, deadline_ns);
-    if (c->link != LINK_UP || c->attempts != attempts) {
-        r = client_link_settle(c, deadline_ns);
-        return r ? r : client_fail_as(-UCM_EDISCONNECTED, c->why_text);
-    }
-    c->writing = r == 0;
-    return r;
-}
-
-int client_exchange_same(struct ucm_client *c, enum ucm_method method, const void *params,
-                         int64_t deadline_ns)
-{
-    struct client_request q = {.method = method, .params = params};
-    uint64_t attempts = c->attempts;
-    struct client_call call;
-    int r;
-
-    client_call_init(&call, c, NULL, NULL);
-    r = client_request_wait(&call, &q, deadline_ns);
-    client_call_close(&call);
-    if (r == 0 || (c->link == LINK_UP && c->attempts == attempts))
-        return r;
-    r = client_link_settle(c, deadline_ns);
-    return r ? r : client_fail_as(-UCM_EDISCONNECTED, c->why_text);
-}
-
-static int undo_cb(struct client_call *call, const union proto_any *m)
+int client_undo_cb(struct client_call *call, const union proto_any *m)
 {
     struct ucm_client *c = call->client;
 
@@ -130,13 +83,6 @@ static void orphan_done_cb(struct client_call *call)
     free(call);
 }
 
-static void told_done_cb(struct client_call *call)
-{
-    call->client->n_told--;
-    client_call_close(call);
-    free(call);
-}
-
 /* Takes the place of a call that was given up in the table, to undo what its late answer brings. Lookups and chains
  * leave places to registrations. */
 static bool orphan_new(const struct client_call *call, bool registers)
@@ -147,7 +93,7 @@ static bool orphan_new(const struct client_call *call, bool registers)
 
     if (!orphan)
         return false;
-    client_call_init(orphan, c, undo_cb, orphan_done_cb);
+    client_call_init(orphan, c, client_undo_cb, orphan_done_cb);
     orphan->method = call->method;
     client_call_link(orphan, call->msgid);
     c->n_orphans++;
@@ -169,37 +115,13 @@ int client_call_orphan(struct client_call *call, const struct client_request *q)
                        q->name ? q->name : proto_method_name(q->method));
 }
 
-int client_tell(struct ucm_client *c, const struct client_request *q, int64_t deadline_ns)
-{
-    struct client_call *call;
-    int r;
-
-    if (c->n_told > 0)
-        client_read_ready(c); /* who only tells reads no answer elsewhere */
-    if (c->n_told >= CLIENT_TOLD)
-        return client_fail(UCM_EBUSY, "ucmd has not answered %u requests that nobody waits for",
-                           c->n_told);
-    call = malloc(sizeof *call);
-    if (!call)
-        return client_fail(UCM_ENOMEMORY, "no memory for a request");
-    client_call_init(call, c, undo_cb, NULL);
-    c->n_told++;
-    do {
-        r = client_begin(c, q->handle, deadline_ns);
-        if (r == 0)
-            r = client_request(call, q, deadline_ns);
-    } while (r == CLIENT_AGAIN);
-    call->done_cb = told_done_cb;
-    if (r || call->done) /* it may have been answered, or the connection have broken */
-        told_done_cb(call);
-    return r;
-}
-
 /* A cancel may be lost, and a lease or a chain runs out; a mapping or a window would stay. */
-static void followup_append(struct ucm_client *c, enum ucm_method method, const void *params)
+void client_followup_params(struct ucm_client *c, enum ucm_method method, const void *params)
 {
     struct ucm_error e;
 
+    if (c->link != LINK_UP)
+        return;
     if (proto_request(&c->followups, client_msgid(c), method, proto_method_params(method), params,
                       &e) != 0 &&
         (method == UCM_METHOD_REGION_UNREGISTER || method == UCM_METHOD_RING_UNREGISTER ||
@@ -207,19 +129,10 @@ static void followup_append(struct ucm_client *c, enum ucm_method method, const 
         client_link_break(c, UCM_EDISCONNECTED, "ucmd does not read");
 }
 
-void client_followup_window(struct ucm_client *c, uint32_t window, uint32_t extent)
-{
-    if (c->link == LINK_UP)
-        followup_append(c, UCM_METHOD_WINDOW_RELEASE,
-                        &(struct msg_window_release){.window = window, .extents = {&extent, 1}});
-}
-
 void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
 {
     union proto_any params;
 
-    if (c->link != LINK_UP)
-        return;
     switch (method) {
     case UCM_METHOD_CANCEL:
         params.cancel.msgid = id;
@@ -239,7 +152,7 @@ void client_followup(struct ucm_client *c, enum ucm_method method, uint32_t id)
     default:
         params.region.region = id;
     }
-    followup_append(c, method, &params);
+    client_followup_params(c, method, &params);
 }
 
 /* Runs on the way out of other calls, so it never blocks and leaves ucm_errmsg alone. What finds no

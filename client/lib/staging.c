@@ -8,6 +8,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+struct ucm_ring_registration {
+    struct client_door door;
+    struct ucm_client *client;
+    struct ucm_staging *memory;
+    uint32_t id; /* 0: the daemon does not know it, or not any more */
+};
+
 /* A handle for as long as it is registered: with it, the ring's memory is proven as a region's is. */
 struct ring_request {
     struct client_handle handle; /* frees this */
@@ -30,37 +37,39 @@ static int ring_prove_cb(struct client_handle *h, const uint8_t *nonce)
     return q->prove_cb(q->prove_ctx, q->msg.offset, nonce);
 }
 
-bool client_rings_abandon(struct ucm_client *c)
+static struct ucm_ring_registration *ring_of(struct client_door *d)
 {
-    struct ucm_ring_registration *ring;
-    bool ended = true;
-
-    TAILQ_FOREACH(ring, &c->rings, node)
-        if (ring->id != 0)
-            ended &= ucm_staging_abandon(ring->memory, 0);
-    return ended;
+    return (struct ucm_ring_registration *)((char *)d -
+                                            offsetof(struct ucm_ring_registration, door));
 }
 
-void client_rings_end(struct ucm_client *c)
+/* Lets no order begin any more. */
+static bool ring_settled_cb(struct client_door *d)
 {
-    struct ucm_ring_registration *ring;
+    struct ucm_ring_registration *ring = ring_of(d);
 
-    TAILQ_FOREACH(ring, &c->rings, node)
-        ring->id = 0;
+    return ring->id == 0 || ucm_staging_abandon(ring->memory, 0);
+}
+
+static void ring_down_cb(struct client_door *d)
+{
+    ring_of(d)->id = 0;
 }
 
 static void ring_free(struct ucm_ring_registration *ring)
 {
-    TAILQ_REMOVE(&ring->client->rings, ring, node);
+    client_door_close(&ring->door);
     munmap(ring->memory, sizeof *ring->memory);
     free(ring);
 }
 
-void client_rings_free(struct ucm_client *c)
+static void ring_closed_cb(struct client_door *d)
 {
-    while (!TAILQ_EMPTY(&c->rings))
-        ring_free(TAILQ_FIRST(&c->rings));
+    ring_free(ring_of(d));
 }
+
+static const struct client_feature rings = {
+    .settled_cb = ring_settled_cb, .down_cb = ring_down_cb, .closed_cb = ring_closed_cb};
 
 /* *fd is the caller's. */
 static int ring_new(struct ucm_client *c, struct ucm_ring_registration **out, int *fd)
@@ -80,7 +89,7 @@ static int ring_new(struct ucm_client *c, struct ucm_ring_registration **out, in
     (void)madvise(memory, sizeof *ring->memory, MADV_DONTFORK);
     ring->client = c;
     ring->memory = memory;
-    TAILQ_INSERT_TAIL(&c->rings, ring, node);
+    client_door_open(c, &ring->door, &rings);
     *out = ring;
     return 0;
 }

@@ -3,9 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(sizeof(struct ucm_fetch_item) == UCM_FETCH_ITEM_BYTES &&
-                   (int)UCM_FETCH_ITEMS_MAX == (int)UCM_MAX_FETCH_ITEMS,
-               "a fetch's items are sent as they lie in memory");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "the wire's block ids are little-endian and sent as they lie in memory");
 
@@ -16,7 +13,8 @@ struct ucm_task {
     bool reported;            /* the result was taken */
     struct client_spin *spin; /* learns how long it took; NULL: a prefetch */
     int64_t sent_ns;
-    struct ucm_chain *chain; /* of a prefetch or a fetch, referenced; else NULL */
+    const struct client_task_kind *kind; /* NULL: of keys alone */
+    void *of;
     uint64_t bytes;
     uint32_t n_ok, n_keys; /* keys; of a fetch, items */
     uint8_t result[];      /* n_keys */
@@ -44,8 +42,8 @@ static void task_done_cb(struct client_call *call)
 {
     struct ucm_task *task = (struct ucm_task *)call;
 
-    if (task->chain && call->status == -UCM_ENOTFOUND)
-        client_chain_forget(task->chain);
+    if (task->kind)
+        task->kind->done_cb(task->of, call->status);
     if (!task->counted)
         return;
     call->client->tasks_done++;
@@ -78,8 +76,8 @@ static void task_delete(struct ucm_task *task)
 {
     client_call_unlink(&task->call);
     client_call_close(&task->call);
-    if (task->chain)
-        client_chain_unref(task->chain);
+    if (task->kind)
+        task->kind->free_cb(task->of);
     free(task);
 }
 
@@ -99,7 +97,8 @@ static int task_send(struct ucm_task *task, const struct client_request *q, stru
                      uint32_t lease, int64_t deadline_ns)
 {
     struct ucm_client *c = task->call.client;
-    int r = client_begin(c, q->handle, deadline_ns);
+    int r = task->kind ? task->kind->begin_cb(task->of, q, deadline_ns)
+                       : client_begin(c, q->handle, deadline_ns);
 
     if (r)
         return r;
@@ -131,14 +130,47 @@ static void task_sent(struct ucm_task *task, enum ucm_method method)
         task_done_cb(&task->call);
 }
 
-/* load: as task_send. steps: it reports progress. */
+/* load, lease: as task_send. If it fails, the task is gone. */
+static int task_run(struct ucm_task *task, const struct client_request *q, struct msg_load *load,
+                    uint32_t lease, int64_t deadline_ns, struct ucm_task **out)
+{
+    int r;
+
+    do
+        r = task_send(task, q, load, lease, deadline_ns);
+    while (r == CLIENT_AGAIN);
+    if (r) {
+        task_delete(task);
+        return r;
+    }
+    task_sent(task, q->method);
+    *out = task;
+    return 0;
+}
+
+int client_task_run(struct ucm_client *c, const struct client_request *q, uint32_t n,
+                    const struct client_task_kind *kind, void *of, int64_t deadline_ns,
+                    struct ucm_task **out)
+{
+    struct ucm_task *task = task_new(c, n);
+
+    if (!task) {
+        if (kind)
+            kind->free_cb(of);
+        return client_fail(UCM_ENOMEMORY, "no memory for a task");
+    }
+    task->kind = kind;
+    task->of = of;
+    return task_run(task, q, NULL, 0, deadline_ns, out);
+}
+
+/* steps: it reports progress. */
 static int task_start(const struct client_request *q, const struct ucm_namespace *ns,
                       struct proto_bin *keys, struct msg_load *load, bool steps,
                       const struct ucm_transfer *t, int timeout_ms, struct ucm_task **out)
 {
     struct ucm_client *c = q->handle->client;
     struct ucm_task *task;
-    int64_t deadline_ns;
     int r = client_enter(c);
 
     if (r)
@@ -150,17 +182,7 @@ static int task_start(const struct client_request *q, const struct ucm_namespace
     if (!task)
         return client_leave(c, client_fail(UCM_ENOMEMORY, "no memory for a task"));
     task->call.progress_cb = steps ? task_progress_cb : NULL;
-    deadline_ns = client_deadline(c, timeout_ms);
-    do
-        r = task_send(task, q, load, t->lease, deadline_ns);
-    while (r == CLIENT_AGAIN);
-    if (r) {
-        task_delete(task);
-        return client_leave(c, r);
-    }
-    task_sent(task, q->method);
-    *out = task;
-    return client_leave(c, 0);
+    return client_leave(c, task_run(task, q, load, t->lease, client_deadline(c, timeout_ms), out));
 }
 
 int client_task_start(const struct client_request *q, const struct ucm_namespace *ns,
@@ -170,41 +192,9 @@ int client_task_start(const struct client_request *q, const struct ucm_namespace
     return task_start(q, ns, keys, NULL, false, t, timeout_ms, out);
 }
 
-int client_task_start_chain(struct ucm_chain *chain, uint64_t *chain_id,
-                            const struct client_request *q, uint32_t n, int64_t deadline_ns,
-                            struct ucm_task **out)
-{
-    struct ucm_task *task = task_new(chain->client, n);
-    int r;
-
-    if (!task)
-        return client_fail(UCM_ENOMEMORY, "no memory for a task");
-    client_chain_ref(chain);
-    task->chain = chain;
-    do {
-        r = client_chains_begin(&chain, 1, q->handle, deadline_ns);
-        if (r == 0) {
-            *chain_id = chain->id;
-            r = client_request(&task->call, q, deadline_ns);
-        }
-    } while (r == CLIENT_AGAIN);
-    if (r) {
-        task_delete(task);
-        return r;
-    }
-    task_sent(task, q->method);
-    *out = task;
-    return 0;
-}
-
 _Static_assert(sizeof(struct ucm_turn) == UCM_TURN_NUMBERS * sizeof(uint32_t) &&
                    (int)UCM_TURNS_MAX == (int)UCM_MAX_TURNS,
                "turns are sent as they lie in memory");
-
-static const struct ucm_namespace *namespace_of(const struct ucm_region *region)
-{
-    return (const struct ucm_namespace *)region->handle.request.handle;
-}
 
 static int transfer_check(const struct ucm_region *region, const struct ucm_transfer *t,
                           struct ucm_task **out)
@@ -239,7 +229,8 @@ int ucm_load(struct ucm_region *region, const struct ucm_transfer *t, int timeou
         .computes = atomic_load(&region->computes),
         .turns = {(const uint32_t *)t->turns, t->turns ? t->n_turns * UCM_TURN_NUMBERS : 0},
     };
-    return task_start(&q, namespace_of(region), &m.keys, &m, m.step != 0, t, timeout_ms, out);
+    return task_start(&q, client_namespace_of(region), &m.keys, &m, m.step != 0, t, timeout_ms,
+                      out);
 }
 
 int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *t, uint32_t wait_ms,
@@ -265,7 +256,8 @@ int ucm_load_prefix(struct ucm_region *region, const struct ucm_transfer *t, uin
         .step = t->step,
         .computes = atomic_load(&region->computes),
     };
-    return task_start(&q, namespace_of(region), &m.keys, NULL, m.step != 0, t, timeout_ms, out);
+    return task_start(&q, client_namespace_of(region), &m.keys, NULL, m.step != 0, t, timeout_ms,
+                      out);
 }
 
 static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool plain, int timeout_ms,
@@ -287,10 +279,10 @@ static int dump(struct ucm_region *region, const struct ucm_transfer *t, bool pl
         .priority = t->priority,
         .deadline_ms = t->deadline_ms,
         .durability = t->durability,
-        .plain = plain && namespace_of(region)->encoding,
+        .plain = plain && client_namespace_of(region)->encoding,
         .computes = atomic_load(&region->computes),
     };
-    return client_task_start(&q, namespace_of(region), &m.keys, t, timeout_ms, out);
+    return client_task_start(&q, client_namespace_of(region), &m.keys, t, timeout_ms, out);
 }
 
 int ucm_dump(struct ucm_region *region, const struct ucm_transfer *t, int timeout_ms,
@@ -318,73 +310,6 @@ int ucm_prefetch(struct ucm_namespace *ns, const struct ucm_transfer *t, int tim
     m = (struct msg_prefetch){
         .part = t->part, .priority = t->priority, .deadline_ms = t->deadline_ms};
     return client_task_start(&q, ns, &m.keys, t, timeout_ms, out);
-}
-
-static int fetch_check(const struct ucm_region *pool, const struct ucm_fetch_spec *f)
-{
-    if (!f->items || f->n_items == 0 || f->n_items > UCM_FETCH_ITEMS_MAX)
-        return client_fail(UCM_EINVALID, "a fetch has 1 to %d items, not %u%s", UCM_FETCH_ITEMS_MAX,
-                           f->n_items, f->items ? "" : " at NULL");
-    if (f->chain && (f->keys || f->n_keys != 0))
-        return client_fail(UCM_EINVALID,
-                           "a fetch names its blocks by a chain or by keys, not both");
-    if (f->chain && f->chain->client != pool->handle.client)
-        return client_fail(UCM_EINVALID, "the chain is another client's than the pool");
-    return 0;
-}
-
-/* By keys: one request whose answer has a byte an item. */
-static int fetch_keys(const struct client_request *q, const struct ucm_fetch_spec *f,
-                      int64_t deadline_ns, struct ucm_task **out)
-{
-    struct ucm_client *c = q->handle->client;
-    struct ucm_task *task = task_new(c, f->n_items);
-    int r;
-
-    if (!task)
-        return client_fail(UCM_ENOMEMORY, "no memory for a task");
-    do
-        r = task_send(task, q, NULL, 0, deadline_ns);
-    while (r == CLIENT_AGAIN);
-    if (r) {
-        task_delete(task);
-        return r;
-    }
-    task_sent(task, q->method);
-    *out = task;
-    return 0;
-}
-
-int ucm_fetch(struct ucm_region *pool, const struct ucm_fetch_spec *f, int timeout_ms,
-              struct ucm_task **out)
-{
-    struct msg_fetch m = {0};
-    struct client_request q = {UCM_METHOD_FETCH, &m, .handle_id = &m.region};
-    struct ucm_client *c;
-    int r;
-
-    if (!pool || !f || !out)
-        return client_fail(UCM_EINVALID, "pool, fetch or out is NULL");
-    c = pool->handle.client;
-    q.handle = &pool->handle;
-    r = client_enter(c);
-    if (r)
-        return r;
-    r = fetch_check(pool, f);
-    if (r == 0 && !f->chain)
-        r = client_keys_check(c, namespace_of(pool), f->keys, f->n_keys, &m.keys);
-    if (r)
-        return client_leave(c, r);
-    m.items =
-        (struct proto_bin){(const uint8_t *)f->items, f->n_items * (uint32_t)sizeof *f->items};
-    m.priority = f->priority;
-    m.deadline_ms = f->deadline_ms;
-    if (f->chain)
-        r = client_task_start_chain(f->chain, &m.chain, &q, f->n_items,
-                                    client_deadline(c, timeout_ms), out);
-    else
-        r = fetch_keys(&q, f, client_deadline(c, timeout_ms), out);
-    return client_leave(c, r);
 }
 
 static int task_report(struct ucm_task *task, struct ucm_result *out)

@@ -1,6 +1,5 @@
-#include "client/lib/internal.h"
+#include "client/lib/sparse/internal.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,15 +54,13 @@ static void chain_abandon(struct ucm_chain *chain)
     client_chain_forget(chain);
 }
 
-void client_chains_free(struct ucm_client *c)
+static void chain_closed_cb(struct client_door *d)
 {
-    struct ucm_chain *chain;
-
-    while ((chain = TAILQ_FIRST(&c->chains)) != NULL) {
-        TAILQ_REMOVE(&c->chains, chain, node);
-        client_chain_unref(chain);
-    }
+    client_door_close(d);
+    client_chain_unref((struct ucm_chain *)((char *)d - offsetof(struct ucm_chain, door)));
 }
+
+static const struct client_feature chains_feature = {.closed_cb = chain_closed_cb};
 
 /* ---- its requests ---- */
 
@@ -275,7 +272,7 @@ int ucm_chain_open(struct ucm_namespace *ns, uint32_t part, uint32_t lease_ms, i
         client_chain_unref(chain);
         return client_leave(c, r);
     }
-    TAILQ_INSERT_TAIL(&c->chains, chain, node);
+    client_door_open(c, &chain->door, &chains_feature);
     *out = chain;
     return client_leave(c, 0);
 }
@@ -291,7 +288,7 @@ void ucm_chain_close(struct ucm_chain *chain)
         return;
     chain_abandon(chain);
     chain->closed = true;
-    TAILQ_REMOVE(&c->chains, chain, node);
+    client_door_close(&chain->door);
     client_chain_unref(chain);
     client_leave(c, 0);
 }
@@ -437,6 +434,48 @@ int client_chain_index_check(const struct ucm_chain *chain, const uint32_t *inde
     return 0;
 }
 
+/* ---- tasks ---- */
+
+struct chain_task {
+    struct ucm_chain *chain;
+    uint64_t *id; /* the field of the request that receives the chain's id; until it was sent */
+};
+
+static int task_begin_cb(void *of, const struct client_request *q, int64_t deadline_ns)
+{
+    struct chain_task *t = of;
+    int r = client_chains_begin(&t->chain, 1, q->handle, deadline_ns);
+
+    if (r == 0)
+        *t->id = t->chain->id;
+    return r;
+}
+
+static void task_done_cb(void *of, int status)
+{
+    if (status == -UCM_ENOTFOUND)
+        client_chain_forget(((struct chain_task *)of)->chain);
+}
+
+static void task_free_cb(void *of)
+{
+    client_chain_unref(((struct chain_task *)of)->chain);
+    free(of);
+}
+
+int client_chain_task(struct ucm_chain *chain, uint64_t *chain_id, const struct client_request *q,
+                      uint32_t n, int64_t deadline_ns, struct ucm_task **out)
+{
+    static const struct client_task_kind kind = {task_begin_cb, task_done_cb, task_free_cb};
+    struct chain_task *t = malloc(sizeof *t);
+
+    if (!t)
+        return client_fail(UCM_ENOMEMORY, "no memory for a task");
+    *t = (struct chain_task){chain, chain_id};
+    client_chain_ref(chain);
+    return client_task_run(chain->client, q, n, &kind, t, deadline_ns, out);
+}
+
 int ucm_chain_prefetch(struct ucm_chain *chain, const uint32_t *index, uint32_t n,
                        uint32_t priority, uint32_t deadline_ms, int timeout_ms,
                        struct ucm_task **out)
@@ -455,6 +494,6 @@ int ucm_chain_prefetch(struct ucm_chain *chain, const uint32_t *index, uint32_t 
         return r;
     r = client_chain_index_check(chain, index, n);
     if (r == 0)
-        r = client_task_start_chain(chain, &m.chain, &q, n, client_deadline(c, timeout_ms), out);
+        r = client_chain_task(chain, &m.chain, &q, n, client_deadline(c, timeout_ms), out);
     return client_leave(c, r);
 }

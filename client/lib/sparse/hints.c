@@ -1,6 +1,6 @@
 /* Tables of hints: opening them, and looking keys up there. Nothing that the daemon writes leads a reader out of the mapping:
  * proto/hint.h. */
-#include "client/lib/internal.h"
+#include "client/lib/sparse/internal.h"
 
 #include "proto/hint.h"
 
@@ -12,7 +12,9 @@
 /* Keys that are looked up at once. */
 #define CHUNK 2048u
 
+/* What a namespace's handle has of it: client_handle.ext. */
 struct client_hints {
+    struct client_door door;
     /* Readers only try it: while another table is mapped there are no hints. */
     pthread_rwlock_t lock;
     _Atomic bool usable; /* its connection lives */
@@ -46,24 +48,32 @@ static struct client_hints *hints_new(void)
     return h;
 }
 
-void client_hints_free(struct client_hints *h)
+static struct client_hints *hints_of(const struct ucm_namespace *ns)
 {
-    if (!h)
-        return;
+    return atomic_load_explicit(&ns->handle.ext, memory_order_acquire);
+}
+
+static void hints_free_cb(struct client_handle *handle)
+{
+    struct client_hints *h = handle->ext;
+
+    client_door_close(&h->door);
     if (h->p)
         munmap(h->p, h->bytes);
     pthread_rwlock_destroy(&h->lock);
     free(h);
 }
 
-void client_hints_end(struct ucm_client *c)
+/* The connection broke, or this is a forked child. */
+static void hints_end_cb(struct client_door *d)
 {
-    struct client_handle *handle;
+    struct client_hints *h =
+        (struct client_hints *)((char *)d - offsetof(struct client_hints, door));
 
-    TAILQ_FOREACH(handle, &c->handles, node)
-        if (handle->hints)
-            atomic_store(&handle->hints->usable, false);
+    atomic_store(&h->usable, false);
 }
+
+static const struct client_feature hints = {.down_cb = hints_end_cb, .forked_cb = hints_end_cb};
 
 static int hints_map(struct client_hints *h, const struct msg_hints_open_r *m, uint32_t key_bytes,
                      int fd, struct ucm_error *e)
@@ -101,17 +111,20 @@ struct open_call {
 static int open_take_cb(struct client_call *call, const union proto_any *any)
 {
     struct ucm_namespace *ns = ((struct open_call *)call)->ns;
-    struct client_hints *h = ns->handle.hints;
+    struct client_hints *h = hints_of(ns);
 
     if (!call->fds || call->fds->n != 1)
         return ucm_error_set(&call->error,
                              call->fds && call->fds->lost ? UCM_ENOMEMORY : UCM_EPROTOCOL,
                              "ucmd's answer to hints.open came without its descriptor");
-    if (!h)
+    if (!h) {
         h = hints_new();
-    if (!h)
-        return ucm_error_set(&call->error, UCM_ENOMEMORY, "no memory for hints");
-    atomic_store(&ns->handle.hints, h);
+        if (!h)
+            return ucm_error_set(&call->error, UCM_ENOMEMORY, "no memory for hints");
+        client_door_open(call->client, &h->door, &hints);
+        ns->handle.free_cb = hints_free_cb;
+        atomic_store(&ns->handle.ext, h);
+    }
     return hints_map(h, &any->hints_open_r, (uint32_t)ns->open.key_bytes, call->fds->fd[0],
                      &call->error);
 }
@@ -139,7 +152,7 @@ static int table_open(struct ucm_namespace *ns, int64_t deadline_ns)
     int r;
 
     client_read_ready(ns->handle.client); /* has the connection broken meanwhile? */
-    if (ns->handle.hints && current(ns->handle.hints))
+    if (hints_of(ns) && current(hints_of(ns)))
         return 0;
     client_handle_ref(&ns->handle);
     r = client_exchange(&open.call, ns->handle.client, open_take_cb, &q, deadline_ns);
@@ -179,7 +192,7 @@ int ucm_hints_open(struct ucm_namespace *ns, int timeout_ms)
 /* Takes the reader's lock if there is a table to rely on. */
 static struct client_hints *reader_enter(const struct ucm_namespace *ns)
 {
-    struct client_hints *h = atomic_load_explicit(&ns->handle.hints, memory_order_acquire);
+    struct client_hints *h = hints_of(ns);
 
     if (!h || pthread_rwlock_tryrdlock(&h->lock) != 0)
         return NULL;

@@ -1,7 +1,7 @@
 #include "client/lib/sparse/local.h"
 #include "client/lib/sparse/spec.h"
 
-#include "client/lib/internal.h"
+#include "client/lib/sparse/internal.h"
 #include "kernels/sparse/arith.h"
 
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #define UCM_CLIENT_POLICY_H
 
 #include "client/include/ucmclient_sparse.h"
-#include "client/lib/internal.h"
+#include "client/lib/sparse/internal.h"
 
 enum policy_type {
     POLICY_COUNT, /* uint32_t */

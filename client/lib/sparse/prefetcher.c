@@ -1,4 +1,4 @@
-#include "client/lib/internal.h"
+#include "client/lib/sparse/internal.h"
 #include "client/lib/sparse/prefetch_queue.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 struct ucm_prefetcher {
     struct ucm_client *client;
-    TAILQ_ENTRY(ucm_prefetcher) node;
+    struct client_door door;
     struct prefetch_queue queue;
     TAILQ_HEAD(prefetch_list, ucm_prefetch) all; /* that the user has not freed */
     struct ucm_prefetcher_stats stats;
@@ -190,17 +190,6 @@ static void pump(struct ucm_prefetcher *f, int64_t deadline_ns)
             return;
 }
 
-void client_prefetchers_end(struct ucm_client *c)
-{
-    struct ucm_prefetcher *f;
-    struct ucm_prefetch *p;
-
-    TAILQ_FOREACH(f, &c->prefetchers, node)
-        TAILQ_FOREACH(p, &f->all, node)
-            if (!p->call.done)
-                client_call_finish(&p->call, c->why, c->why_text);
-}
-
 /* The user's reference ends. */
 static void prefetch_drop(struct ucm_prefetch *p, uint32_t used)
 {
@@ -229,15 +218,35 @@ static void prefetcher_delete(struct ucm_prefetcher *f)
 
     while ((p = TAILQ_FIRST(&f->all)) != NULL)
         prefetch_drop(p, 0);
-    TAILQ_REMOVE(&f->client->prefetchers, f, node);
+    client_door_close(&f->door);
     free(f);
 }
 
-void client_prefetchers_free(struct ucm_client *c)
+/* ---- what becomes of it with the client ---- */
+
+static struct ucm_prefetcher *prefetcher_of(struct client_door *d)
 {
-    while (!TAILQ_EMPTY(&c->prefetchers))
-        prefetcher_delete(TAILQ_FIRST(&c->prefetchers));
+    return (struct ucm_prefetcher *)((char *)d - offsetof(struct ucm_prefetcher, door));
 }
+
+/* All that wait end. */
+static void prefetcher_down_cb(struct client_door *d)
+{
+    struct ucm_prefetcher *f = prefetcher_of(d);
+    struct ucm_prefetch *p;
+
+    TAILQ_FOREACH(p, &f->all, node)
+        if (!p->call.done)
+            client_call_finish(&p->call, f->client->why, f->client->why_text);
+}
+
+static void prefetcher_closed_cb(struct client_door *d)
+{
+    prefetcher_delete(prefetcher_of(d));
+}
+
+static const struct client_feature prefetchers = {.down_cb = prefetcher_down_cb,
+                                                  .closed_cb = prefetcher_closed_cb};
 
 /* ---- API ---- */
 
@@ -266,7 +275,7 @@ int ucm_prefetcher_open(struct ucm_client *c, const struct ucm_prefetcher_option
     prefetch_queue_init(&f->queue, o.max_pending_prefetch ? o.max_pending_prefetch : PENDING_MAX,
                         o.prefetch_cache_size ? o.prefetch_cache_size : CACHE_DEFAULT,
                         o.prefetch_ahead ? o.prefetch_ahead : AHEAD_DEFAULT);
-    TAILQ_INSERT_TAIL(&c->prefetchers, f, node);
+    client_door_open(c, &f->door, &prefetchers);
     *out = f;
     return client_leave(c, 0);
 }
@@ -352,7 +361,7 @@ static int submit(struct ucm_prefetcher *f, const struct ucm_prefetch_blocks *b,
 
     if (r)
         return r;
-    /* What waits relies on a link: client_prefetchers_end ends it when that breaks. */
+    /* What waits relies on a link: it ends when that breaks. */
     r = client_chains_begin(&b->chain, 1, NULL, deadline_ns);
     if (r)
         return r;

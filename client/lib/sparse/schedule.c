@@ -1,6 +1,6 @@
 #include "kernels/sparse/schedule.h"
 
-#include "client/lib/internal.h"
+#include "client/lib/sparse/internal.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "client/lib/internal.h"
+#include "client/lib/sparse/internal.h"
 #include "client/lib/sparse/local.h"
 
 #include <stdlib.h>

@@ -1,9 +1,8 @@
 /* Windows: opening and giving back. window_pin.c pins, window_map.c maps and reads. */
-#include "client/lib/sparse/window.h"
+#include "client/lib/sparse/internal.h"
 
 #include "proto/window.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,24 +36,36 @@ void client_window_abandon(struct ucm_window *w)
     client_maps_end(&w->maps, keeps(w));
 }
 
-void client_windows_end(struct ucm_client *c)
+static struct ucm_window *window_of(struct client_door *d)
 {
-    struct ucm_window *w;
-
-    TAILQ_FOREACH(w, &c->windows, node)
-        if (w->attempts != 0)
-            client_window_abandon(w);
+    return (struct ucm_window *)((char *)d - offsetof(struct ucm_window, door));
 }
 
-void client_windows_free(struct ucm_client *c)
+static void window_down_cb(struct client_door *d)
 {
-    struct ucm_window *w;
-
-    while ((w = TAILQ_FIRST(&c->windows)) != NULL) {
-        TAILQ_REMOVE(&c->windows, w, node);
-        window_unref(w);
-    }
+    if (window_of(d)->attempts != 0)
+        client_window_abandon(window_of(d));
 }
+
+/* The child has none of its mappings. */
+static void window_forked_cb(struct client_door *d)
+{
+    atomic_store(&window_of(d)->maps.opened, 0);
+}
+
+static void window_closed_cb(struct client_door *d)
+{
+    client_door_close(d);
+    window_unref(window_of(d));
+}
+
+static int window_notified_cb(struct client_door *d, struct proto_envelope *env,
+                              struct ucm_error *e);
+
+static const struct client_feature windows = {.down_cb = window_down_cb,
+                                              .forked_cb = window_forked_cb,
+                                              .notified_cb = window_notified_cb,
+                                              .closed_cb = window_closed_cb};
 
 static uint64_t part_bytes(const struct ucm_namespace *ns, uint32_t part)
 {
@@ -197,25 +208,41 @@ int client_window_send_open(struct ucm_window *w, int64_t deadline_ns)
 
 /* ---- giving back ---- */
 
-/* The user may have released one of them meanwhile. */
-void client_window_revoke(struct ucm_client *c, const struct msg_window_revoke *m)
+static void extent_release(struct ucm_window *w, uint32_t extent)
 {
-    struct ucm_window *w;
+    client_followup_params(w->client, UCM_METHOD_WINDOW_RELEASE,
+                           &(struct msg_window_release){.window = w->id, .extents = {&extent, 1}});
+}
 
-    TAILQ_FOREACH(w, &c->windows, node)
-        if (client_window_known(w) && w->id == m->window)
-            break;
-    for (uint32_t i = 0; w && i < m->extents.n; i++) {
+/* The daemon wants extents back. The user may have released one of them meanwhile. */
+static void window_revoke(struct ucm_window *w, const struct msg_window_revoke *m)
+{
+    for (uint32_t i = 0; i < m->extents.n; i++) {
         if (!client_maps_has(&w->maps, m->extents.p[i]))
             continue;
         if (keeps(w)) {
             client_maps_want(&w->maps, m->extents.p[i]);
-            client_signal(c);
+            client_signal(w->client);
             continue;
         }
         client_maps_remove(&w->maps, m->extents.p[i]);
-        client_followup_window(c, w->id, m->extents.p[i]);
+        extent_release(w, m->extents.p[i]);
     }
+}
+
+static int window_notified_cb(struct client_door *d, struct proto_envelope *env,
+                              struct ucm_error *e)
+{
+    struct ucm_window *w = window_of(d);
+    union proto_any m;
+    int r;
+
+    if (!client_is_named(env, UCM_WINDOW_REVOKE))
+        return 0;
+    r = client_take(&proto_window_revoke, env, &m, e);
+    if (r == 0 && client_window_known(w) && w->id == m.window_revoke.window)
+        window_revoke(w, &m.window_revoke);
+    return r;
 }
 
 int ucm_window_mappings(struct ucm_window *w, struct ucm_window_mapping *out, uint32_t room,
@@ -274,7 +301,7 @@ int ucm_window_release(struct ucm_window *w, const void *address)
     if (m && (m->extent != extent || m->opened != opened))
         m = NULL; /* it was released meanwhile, and that pin mapped another one there */
     if (m && client_window_known(w) && opened == atomic_load(&w->maps.opened))
-        client_followup_window(c, w->id, extent);
+        extent_release(w, extent);
     if (m)
         client_maps_unmap(&w->maps, m);
     if (present)
@@ -307,10 +334,10 @@ int ucm_window_open(struct ucm_namespace *ns, uint32_t part, uint32_t flags, int
     w = window_new(ns, part, flags);
     if (!w)
         return client_leave(c, client_fail(UCM_ENOMEMORY, "no memory for a window"));
-    TAILQ_INSERT_TAIL(&c->windows, w, node); /* it may end while it is opened */
+    client_door_open(c, &w->door, &windows); /* it may end while it is opened */
     r = client_window_send_open(w, client_deadline(c, timeout_ms));
     if (r) {
-        TAILQ_REMOVE(&c->windows, w, node);
+        client_door_close(&w->door);
         window_unref(w);
         return client_leave(c, r);
     }
@@ -329,7 +356,7 @@ void ucm_window_close(struct ucm_window *w)
         return;
     w->closed = true;
     client_window_abandon(w);
-    TAILQ_REMOVE(&c->windows, w, node);
+    client_door_close(&w->door);
     window_unref(w);
     client_leave(c, 0);
 }

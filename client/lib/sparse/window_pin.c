@@ -1,5 +1,5 @@
 /* Windows: pins, and where what is pinned lies. */
-#include "client/lib/sparse/window.h"
+#include "client/lib/sparse/internal.h"
 
 #include "proto/window.h"
 

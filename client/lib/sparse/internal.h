@@ -1,0 +1,128 @@
+/* What the files of this folder share. As for client/lib/internal.h, the caller of each function holds the client's lock
+ * unless a comment says otherwise. */
+#ifndef UCM_CLIENT_SPARSE_INTERNAL_H
+#define UCM_CLIENT_SPARSE_INTERNAL_H
+
+#include "client/include/ucmclient_sparse.h"
+#include "client/lib/internal.h"
+
+struct client_digest {
+    struct msg_digest_open open;
+    struct ucm_sparse_digest digest; /* keep: the array below, or NULL */
+    uint8_t keep[UCM_MAX_HEAD_DIM / 2 / 8];
+};
+
+/* ---- chains: chain.c ---- */
+
+/* Chains are no handles: appending a million keys again would hold up every call after a reconnect.
+ * The first call that names a chain opens it again. */
+struct ucm_chain {
+    struct client_door door;
+    struct ucm_client *client;
+    struct ucm_namespace *ns; /* of digests, referenced */
+    unsigned refs;            /* of the user, of threads that use it, of prefetches */
+    bool closed;              /* by the user */
+    bool busy;                /* a thread opens it or appends to it: others wait for client->idle */
+    bool reopening;
+    bool build; /* missing digests are built, also when it is opened again */
+    uint32_t part, lease_ms;
+    uint32_t id;       /* on the wire ... */
+    uint64_t attempts; /* ... of this connection; 0: the daemon does not know it */
+    uint8_t *keys;     /* n_blocks, in room for `room` */
+    uint32_t n_blocks, room;
+};
+
+/* As client_begin of `h`, or NULL; and the daemon of the present connection knows all of the chains, each by
+ * its id. They are of one client. May return CLIENT_AGAIN. */
+int client_chains_begin(struct ucm_chain *const *chains, uint32_t n, struct client_handle *h,
+                        int64_t deadline_ns);
+void client_chain_ref(struct ucm_chain *chain);
+void client_chain_unref(struct ucm_chain *chain);
+/* The daemon answered that it has no such chain: the next call opens it again. */
+void client_chain_forget(struct ucm_chain *chain);
+/* 0; or -UCM_EINVALID: one of the numbers is not a block of the chain. */
+int client_chain_index_check(const struct ucm_chain *chain, const uint32_t *index, uint32_t n);
+/* A task of n blocks of a chain; chain_id: the field that receives its id. */
+int client_chain_task(struct ucm_chain *chain, uint64_t *chain_id, const struct client_request *q,
+                      uint32_t n, int64_t deadline_ns, struct ucm_task **out);
+
+/* ---- memory of the daemon: map.c ---- */
+
+/* Maps a descriptor that the daemon sent, read-only, after it has checked that reading there can't kill this process.
+ * what: "a window". 0 or -code with *e. Without the lock. */
+int client_memory_map(int fd, uint64_t bytes, const char *what, void **out, struct ucm_error *e);
+
+/* ---- windows: window.c, window_pin.c, window_map.c ---- */
+
+struct client_mapping {
+    uint8_t *p;
+    size_t bytes;
+    uint32_t extent; /* UCM_PLACE_NONE: a table */
+    bool wanted;
+    uint64_t opened;
+};
+
+/* What an opening of a window says, checked. */
+struct client_geometry {
+    uint64_t extent_bytes, slot_bytes, part_bytes;
+    uint32_t extents, slots; /* slots of an extent */
+    uint64_t budget;
+};
+
+/* The daemon's memory as this process maps it. Readers take `lock` alone, so a call that holds it waits for nothing
+ * but their copies. Who changes it also holds the client's lock. */
+struct client_maps {
+    pthread_rwlock_t lock;
+    _Atomic uint64_t opened; /* whose places may be read; 0: none */
+    struct client_geometry geometry;
+    const _Atomic uint64_t *generations; /* in the table */
+    const uint8_t **extents;             /* geometry.extents; NULL: not mapped */
+    struct client_mapping *mappings;     /* n of room */
+    uint32_t n, room;
+};
+
+int client_maps_init(struct client_maps *m);
+void client_maps_free(struct client_maps *m); /* unmaps all */
+/* A new opening: maps the table. fd stays the caller's. 0 or -code with *e: what the daemon sent does not fit, or
+ * there is no memory. */
+int client_maps_open(struct client_maps *m, uint64_t opened, const struct client_geometry *g,
+                     int fd, struct ucm_error *e);
+/* Maps an extent of the present opening, which must not be mapped. */
+int client_maps_add(struct client_maps *m, uint32_t extent, int fd, struct ucm_error *e);
+bool client_maps_has(const struct client_maps *m, uint32_t extent);
+/* No place is worth anything any more. keep: the mappings stay until each is released; else they go now. */
+void client_maps_end(struct client_maps *m, bool keep);
+/* Unmaps an extent of the present opening. */
+void client_maps_remove(struct client_maps *m, uint32_t extent);
+void client_maps_want(struct client_maps *m, uint32_t extent);
+/* NULL: nothing is mapped there. */
+struct client_mapping *client_maps_find(struct client_maps *m, const void *address);
+void client_maps_unmap(struct client_maps *m, struct client_mapping *mapping);
+
+struct ucm_window {
+    struct client_door door;
+    struct ucm_client *client;
+    struct ucm_namespace *ns; /* referenced */
+    unsigned refs;            /* of the user, of threads that use it */
+    bool busy;                /* a thread opens it, pins or unpins: others wait for client->idle */
+    bool closed;              /* by the user */
+    uint32_t part, flags;
+    uint32_t id;       /* on the wire ... */
+    uint64_t attempts; /* ... of this connection; 0: the daemon does not know it */
+    uint64_t openings;
+    struct client_maps maps;
+};
+
+/* The daemon of the present connection knows it. */
+bool client_window_known(const struct ucm_window *w);
+/* Nothing that the daemon said of it is worth anything any more. */
+void client_window_abandon(struct ucm_window *w);
+/* One try to open it at the daemon; CLIENT_AGAIN as client_request_wait. */
+int client_window_send_open(struct ucm_window *w, int64_t deadline_ns);
+/* Whether n descriptors came with the answer. 0 or -code with call->error. */
+int client_window_fds_check(struct client_call *call, uint32_t n);
+/* 0: the caller has entered the client and has its turn, until client_window_leave, which returns the status. */
+int client_window_enter(struct ucm_window *w, int timeout_ms, int64_t *deadline_ns);
+int client_window_leave(struct ucm_window *w, int status);
+
+#endif
