@@ -24,12 +24,10 @@ static const char *keys_text(const struct config_changes *changes, bool restart,
     return out;
 }
 
-static void changes_log(const struct config *fresh, const struct config_changes *changes)
+static void changes_log(const struct config_changes *changes)
 {
     char changed[400], restart[400];
 
-    for (size_t i = 0; i < fresh->warnings.n; i++)
-        log_warn("server", "key-ignored", "reason=\"%s\"", fresh->warnings.item[i]);
     log_info("server", "reloaded", "changed=%s need_restart=%s",
              keys_text(changes, false, changed, sizeof(changed)),
              keys_text(changes, true, restart, sizeof(restart)));
@@ -67,7 +65,7 @@ int reload_cb(void *ctx, struct config_changes *changes, struct config_error *e)
         arena_window_budget_set(r->arena, r->config->window_size);
         cache_windows_changed(r->cache);
         requests_window_size_changed(r->requests);
-        changes_log(&fresh, changes);
+        changes_log(changes);
         config_free(&r->next);
         r->next = fresh;
     } else {

@@ -670,8 +670,6 @@ int server_check(const struct config *config, void (*warn_cb)(const char *text),
     char why[200];
     int rc = config_check(config, e);
 
-    for (size_t i = 0; rc == 0 && i < config->warnings.n; i++)
-        warn_cb(config->warnings.item[i]);
     if (rc == 0)
         rc = config_check_roots(config, warn_cb, e);
     for (size_t i = 0; rc == 0 && i < TIERS; i++)

@@ -35,7 +35,6 @@ static int reload_failed(const msgpack_object *result)
 
 static int print_reload(const struct args *a, const msgpack_object *result)
 {
-    char text[512];
     int rc = CTL_OK;
 
     if (args_given(a, "json"))
@@ -44,9 +43,6 @@ static int print_reload(const struct args *a, const msgpack_object *result)
         return reload_failed(result);
     if (args_given(a, "json"))
         return rc;
-    for (uint32_t i = 0; i < answer_count(result, "warnings"); i++)
-        fprintf(stderr, "%s: warning: %s\n", program_name(),
-                answer_object_text(answer_at(result, "warnings", i), text, sizeof text));
     print_changes(result, "changes", "changed:");
     print_changes(result, "restarts", "needs a restart (runs -> configured):");
     if (answer_count(result, "changes") + answer_count(result, "restarts") == 0)

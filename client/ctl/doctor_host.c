@@ -143,8 +143,7 @@ static void check_uring(struct doctor *d)
     uname(&host);
     answer_text(tier, "engine", engine, sizeof engine);
     if (tier != NULL && strstr(engine, "thread") != NULL)
-        doctor_add(d, DOCTOR_WARN, "io_uring",
-                   "see io-uring-refused in the daemon's log, and nvme.io",
+        doctor_add(d, DOCTOR_WARN, "io_uring", "see io-uring-refused in the daemon's log",
                    "allowed here, but the daemon uses threads");
     else if (!all)
         doctor_add(d, DOCTOR_WARN, "io_uring", "a kernel of 5.6 or later",

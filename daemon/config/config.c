@@ -93,17 +93,6 @@ int config_fail(const struct config *c, struct config_error *e, const char *key,
     return rc;
 }
 
-/* What was in a file made by an earlier version stays harmless: it only says something where the
- * file asks for more than what holds now. */
-int config_warn_retired(struct config *c, const struct config_retired *r, const char *text,
-                        struct config_error *e)
-{
-    if (strcmp(text, r->value) == 0)
-        return 0;
-    config_refuse(e, "%s is no key any more, and ignored: %s", r->name, r->instead);
-    return config_list_add(&c->warnings, e->text) < 0 ? config_no_memory(e) : 0;
-}
-
 /* ---- the whole ---- */
 
 void config_init(struct config *c)
@@ -130,7 +119,6 @@ void config_free(struct config *c)
         else if (k->kind == CONFIG_STRING)
             free(*(char **)config_field(c, k));
     }
-    config_list_free(&c->warnings);
     free(c->origin.file);
     *c = (struct config){0};
 }
@@ -138,7 +126,6 @@ void config_free(struct config *c)
 int config_set(struct config *c, const char *assignment, struct config_error *e)
 {
     const char *equals = strchr(assignment, '=');
-    const struct config_retired *retired;
     const struct config_key *k;
     char name[64];
     int rc;
@@ -152,9 +139,6 @@ int config_set(struct config *c, const char *assignment, struct config_error *e)
     snprintf(name, sizeof(name), "%.*s", (int)(equals - assignment < 63 ? equals - assignment : 63),
              assignment);
     k = config_key_find(name);
-    retired = config_retired_find(name);
-    if (retired)
-        return config_warn_retired(c, retired, equals + 1, e);
     if (!k)
         return config_unknown(e, name);
     rc = config_value_set(c, k, equals + 1, e);

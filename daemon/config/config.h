@@ -25,7 +25,6 @@ enum config_io { CONFIG_IO_AUTO, CONFIG_IO_URING, CONFIG_IO_THREADS };
 enum config_pressure { CONFIG_PRESSURE_DROP, CONFIG_PRESSURE_SLOW };
 enum config_admission { CONFIG_ADMIT_ALL, CONFIG_ADMIT_REUSE, CONFIG_ADMIT_LEARNED };
 enum config_spread { CONFIG_SPREAD_TIERED, CONFIG_SPREAD_HASHED };
-enum config_lookup { CONFIG_LOOKUP_PREFIX, CONFIG_LOOKUP_EXACT };
 enum config_copy { CONFIG_COPY_AUTO, CONFIG_COPY_DMA, CONFIG_COPY_SM, CONFIG_COPY_STAGED };
 enum config_numa { CONFIG_NUMA_AUTO, CONFIG_NUMA_OFF };
 enum config_cuda { CONFIG_CUDA_AUTO, CONFIG_CUDA_OFF, CONFIG_CUDA_REQUIRED };
@@ -57,7 +56,6 @@ struct config_origin {
 /* The fields in the table's order; its texts say what they mean. */
 struct config {
     struct config_origin origin;
-    struct config_list warnings; /* sentences with their location: what was set without effect */
 
     char *socket;
     unsigned socket_mode;
@@ -100,9 +98,7 @@ struct config {
     unsigned nvme_rewrite; /* percent */
 
     struct config_list share_roots; /* see roots.h */
-    char *share_backends;
     enum config_spread share_spread;
-    enum config_lookup share_lookup;
     uint64_t share_lookup_ms, share_negative_ms, share_deadline_ms;
     unsigned share_depth, share_threads;
     enum config_admission share_admission;

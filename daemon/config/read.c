@@ -237,7 +237,6 @@ static int read_value(struct reader *r, const struct config_key *k, uint32_t lin
 
 static int read_unknown(struct reader *r, uint32_t line, const char *name)
 {
-    const struct config_retired *retired = config_retired_find(name);
     size_t section = config_section_length(name);
 
     r->e->line = line;
@@ -245,11 +244,7 @@ static int read_unknown(struct reader *r, uint32_t line, const char *name)
         return config_refuse(r->e,
                              "\"%s\" in one word; write \"%.*s:\", and below it, indented, \"%s:\"",
                              name, (int)section, name, name + section + 1);
-    if (!retired)
-        return config_unknown(r->e, name);
-    if (!is(r, YAML_SCALAR_EVENT))
-        return config_refuse(r->e, "%s took one value; remove it", name);
-    return config_warn_retired(r->c, retired, scalar(r), r->e);
+    return config_unknown(r->e, name);
 }
 
 static size_t section_find(const char *name)

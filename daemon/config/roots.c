@@ -21,7 +21,6 @@
 #define S3_READ "/etc/ucmd/s3" /* its key */
 #define MOONCAKE "mooncake://"
 #define ROOTS "share.roots"
-#define BACKENDS "share.storage_backends"
 #define CAPACITY "capacity="
 #define BUFFER "buffer="
 #define MEMORY "memory="
@@ -49,21 +48,20 @@ static bool is_process(const char *text)
     return strncmp(text, CONFIG_PROCESS, strlen(CONFIG_PROCESS)) == 0;
 }
 
-static int process_name_check(const char *key, const char *text, struct config_error *e)
+static int process_name_check(const char *text, struct config_error *e)
 {
     const char *name = text + strlen(CONFIG_PROCESS);
     size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_");
 
     if (n == 0 || n > 63 || name[n] != '\0')
         return config_refuse(e,
-                             "%s: \"%.80s\": behind " CONFIG_PROCESS
-                             " stands a name of 1 to 63 letters, digits, dots, dashes and _",
-                             key, text);
+                             ROOTS ": \"%.80s\": behind " CONFIG_PROCESS
+                                   " stands a name of 1 to 63 letters, digits, dots, dashes and _",
+                             text);
     return 0;
 }
 
-static int target_take(const char *key, const char *text, struct config_root *out,
-                       struct config_error *e)
+static int target_take(const char *text, struct config_root *out, struct config_error *e)
 {
     struct nfs_target nfs;
     const char *wrong = NULL;
@@ -71,40 +69,35 @@ static int target_take(const char *key, const char *text, struct config_root *ou
 
     *out = (struct config_root){.capacity_bytes = 0};
     if (n >= sizeof(out->target))
-        return config_refuse(e, "%s: a target is longer than %zu bytes", key,
+        return config_refuse(e, ROOTS ": a target is longer than %zu bytes",
                              sizeof(out->target) - 1);
     memcpy(out->target, text, n + 1);
     while (text[0] == '/' && n > 1 && text[n - 1] == '/')
         out->target[--n] = '\0';
     if (text[0] == '/')
         return 0;
-    if (is_process(text) && strcmp(key, ROOTS) == 0)
-        return process_name_check(key, text, e);
-    if (is_s3(text) && strcmp(key, ROOTS) == 0)
+    if (is_process(text))
+        return process_name_check(text, e);
+    if (is_s3(text))
         return text[strlen(S3)] && !strchr("/?", text[strlen(S3)])
                    ? 0
-                   : config_refuse(e, "%s: \"%.80s\": write s3://BUCKET[/PREFIX][?OPTIONS]", key,
+                   : config_refuse(e, ROOTS ": \"%.80s\": write s3://BUCKET[/PREFIX][?OPTIONS]",
                                    text);
-    if (is_mooncake(text) && strcmp(key, ROOTS) == 0)
+    if (is_mooncake(text))
         return text[strlen(MOONCAKE)] && strchr(text + strlen(MOONCAKE), ':')
                    ? 0
-                   : config_refuse(e,
-                                   "%s: \"%.80s\": write mooncake://MASTER:PORT[/PREFIX][?OPTIONS]",
-                                   key, text);
+                   : config_refuse(
+                         e, ROOTS ": \"%.80s\": write mooncake://MASTER:PORT[/PREFIX][?OPTIONS]",
+                         text);
     if (!is_nfs(text))
         return config_refuse(
             e,
-            "%s: \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT%s; write "
-            "one of them",
-            key, text,
-            strcmp(key, ROOTS) == 0
-                ? " nor s3://BUCKET nor mooncake://MASTER:PORT nor " CONFIG_PROCESS "NAME"
-                : "");
+            ROOTS
+            ": \"%.80s\" is neither an absolute path nor nfs://SERVER/EXPORT nor s3://BUCKET nor "
+            "mooncake://MASTER:PORT nor " CONFIG_PROCESS "NAME; write one of them",
+            text);
     if (nfs_target_parse(text, &nfs, &wrong) < 0)
-        return config_refuse(e, "%s: \"%.80s\": %s", key, text, wrong);
-    if (strchr(text, ' '))
-        return config_refuse(
-            e, "%s: \"%.80s\": a target has no spaces; give the export another path", key, text);
+        return config_refuse(e, ROOTS ": \"%.80s\": %s", text, wrong);
     return 0;
 }
 
@@ -294,7 +287,7 @@ static int root_parse(const char *item, struct config_root *out, struct config_e
     int rc;
 
     snprintf(copy, sizeof(copy), "%s", item);
-    rc = target_take(ROOTS, strsep(&rest, " "), out, e);
+    rc = target_take(strsep(&rest, " "), out, e);
     while (rc == 0 && (word = strsep(&rest, " ")) &&
            !(is_process(out->target) && strcmp(word, "--") == 0))
         if (*word)
@@ -302,49 +295,6 @@ static int root_parse(const char *item, struct config_root *out, struct config_e
     if (rc < 0 || !is_process(out->target))
         return rc;
     return command_take(rest, out, e);
-}
-
-/* Up to the colon that ends this target. A colon of a port, of an address or of "nfs:" does not end
- * it: no path follows such a colon. */
-static size_t target_span(const char *list)
-{
-    size_t n = strcspn(list, ":");
-
-    while (list[n] != '\0') {
-        const char *next = list + n + 1;
-
-        if (!is_nfs(list) || is_nfs(next) || *next == '\0' || (next[0] == '/' && next[1] != '/'))
-            return n;
-        n += 1 + strcspn(next, ":");
-    }
-    return n;
-}
-
-static int backends_parse(char *list, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,
-                          struct config_error *e)
-{
-    int rc = 0;
-
-    for (char *p = list; rc == 0 && *p != '\0';) {
-        size_t span = target_span(p);
-        bool last = p[span] == '\0';
-
-        if (*n == UCM_MAX_ROOTS)
-            return config_refuse(e, BACKENDS " has more than %d targets; leave some out",
-                                 UCM_MAX_ROOTS);
-        if (!last && p[span + 1] == '\0')
-            return config_refuse(e, BACKENDS
-                                 " ends with a colon; write a target behind it, or leave it out");
-        p[span] = '\0';
-        rc = target_take(BACKENDS, p, &out[(*n)++], e);
-        p += span + !last;
-    }
-    return rc;
-}
-
-static const char *key_of_roots(const struct config *c)
-{
-    return c->share_backends[0] ? BACKENDS : ROOTS;
 }
 
 /* A part is as large as an extent at most; its header and seal lie in front of it. */
@@ -373,19 +323,10 @@ static int process_make(const struct config *c, struct config_root *r, struct co
 int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], uint32_t *n,
                  struct config_error *e)
 {
-    const char *key = key_of_roots(c);
     int rc = 0;
 
     *n = 0;
-    config_locate(c, e, key);
-    if (c->share_backends[0] && c->share_roots.n > 0)
-        return config_refuse(e, BACKENDS " and " ROOTS " both name roots; leave one of them out");
-    if (c->share_backends[0]) {
-        char *copy = strdup(c->share_backends);
-
-        rc = copy ? backends_parse(copy, out, n, e) : config_no_memory(e);
-        free(copy);
-    }
+    config_locate(c, e, ROOTS);
     for (size_t i = 0; rc == 0 && i < c->share_roots.n; i++)
         rc = root_parse(c->share_roots.item[i], &out[(*n)++], e);
     for (uint32_t i = 0; rc == 0 && i < *n; i++)
@@ -393,7 +334,7 @@ int config_roots(const struct config *c, struct config_root out[UCM_MAX_ROOTS], 
     for (uint32_t i = 1; rc == 0 && i < *n; i++)
         for (uint32_t j = 0; j < i; j++)
             if (strcmp(out[i].target, out[j].target) == 0)
-                return config_refuse(e, "%s: %.160s is there twice; name each root once", key,
+                return config_refuse(e, ROOTS ": %.160s is there twice; name each root once",
                                      out[i].target);
     return rc;
 }
@@ -488,7 +429,6 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
                        struct config_error *e)
 {
     struct config_root roots[UCM_MAX_ROOTS];
-    const char *key = key_of_roots(c);
     uint32_t n;
 
     if (config_roots(c, roots, &n, e) < 0)
@@ -504,22 +444,23 @@ int config_check_roots(const struct config *c, void (*warn_cb)(const char *text)
 
         if (status == -ENOTDIR)
             return config_refuse(e,
-                                 "%s: %.120s is not a folder; name the folder of a file system "
-                                 "that hosts share",
-                                 key, r->target);
+                                 ROOTS ": %.120s is not a folder; name the folder of a file system "
+                                       "that hosts share",
+                                 r->target);
         if (status == 0)
             continue;
         if (there)
             (void)config_refuse(e,
-                                "%s: %.120s: uid %u can't write there: %s; write \"ro\" behind "
-                                "it if that is meant%s",
-                                key, r->target, (unsigned)geteuid(), strerror(-status),
+                                ROOTS ": %.120s: uid %u can't write there: %s; write \"ro\" behind "
+                                      "it if that is meant%s",
+                                r->target, (unsigned)geteuid(), strerror(-status),
                                 config_unit_hint());
         else
             (void)config_refuse(e,
-                                "%s: %.120s: %.160s%s%s; ucmd starts without this root and uses it "
+                                ROOTS
+                                ": %.120s: %.160s%s%s; ucmd starts without this root and uses it "
                                 "as soon as it is there%s",
-                                key, r->target, file, file[0] ? ": " : "", status_text(status),
+                                r->target, file, file[0] ? ": " : "", status_text(status),
                                 status == -EAFNOSUPPORT ? config_unit_hint() : "");
         warn_cb(e->text);
     }

@@ -24,7 +24,6 @@ static const char *const pressure_names[] = {"drop", "slow", NULL};
 static const char *const admission_names[] = {"all", "reuse", NULL};
 static const char *const nvme_admission_names[] = {"all", "reuse", "learned", NULL};
 static const char *const spread_names[] = {"tiered", "hashed", NULL};
-static const char *const lookup_names[] = {"prefix", "exact", NULL};
 static const char *const copy_names[] = {"auto", "dma", "sm", "staged", NULL};
 static const char *const numa_names[] = {"auto", "off", NULL};
 static const char *const cuda_names[] = {"auto", "off", "required", NULL};
@@ -307,7 +306,7 @@ const struct config_key config_keys[] = {
              "one that it was made with."},
     {KEY("nvme.depth", INT, nvme_depth, "128"), RANGE(1, 4096),
      .help = "Requests in flight for each path."},
-    {KEY("nvme.io", ENUM, nvme_io, "auto"), .names = io_names,
+    {KEY("nvme.io", ENUM, nvme_io, "auto"), .names = io_names, .internal = true,
      .help = "How the files are read and written: auto takes io_uring where the kernel allows it, "
              "otherwise threads."},
     {KEY("nvme.threads", INT, nvme_threads, "4"), RANGE(1, 256),
@@ -353,18 +352,11 @@ const struct config_key config_keys[] = {
          "process serves it, for mounts by FUSE (docs/shared-storage.md). And backends in "
          "processes of their own: "
          "\"process:NAME capacity=10TiB -- /usr/libexec/ucmd/NAME WORD\" (docs/backends.md)."},
-    {KEY("share.storage_backends", STRING, share_backends, ""), RANGE(0, 4096),
-     .help = "The same in the form of UCM's storage_backends: targets with colons between them."},
     {KEY("share.spread", ENUM, share_spread, "tiered"), .names = spread_names,
-     .retired = "round-robin", .means = "hashed", /* which spreads as evenly */
      .help =
          "How blocks are spread over several roots. tiered: to the first root that takes writes; "
          "what garbage collection would remove from it is copied to the next one. hashed: each "
          "block has one root, by its key; for servers that are alike."},
-    {KEY("share.lookup", ENUM, share_lookup, "prefix"), .names = lookup_names,
-     .help = "How a lookup finds how much of a prompt is there. prefix: in a few round trips, "
-             "assuming that the blocks before one that is there are there too; exact: it asks for "
-             "every block."},
     {KEY("share.lookup_deadline", DURATION, share_lookup_ms, "50ms"), RANGE(1, 10 * SECOND),
      .help = "How long a lookup waits for the roots at most. Blocks whose search has not ended by "
              "then count as missing."},
@@ -398,7 +390,7 @@ const struct config_key config_keys[] = {
      .help = "Threads that copy for workers whose KV memory is host memory; as many again build "
              "digests and select."},
 
-    {KEY("copy.strategy", ENUM, copy_strategy, "auto"), .names = copy_names,
+    {KEY("copy.strategy", ENUM, copy_strategy, "auto"), .names = copy_names, .internal = true,
      .help = "dma: the GPU's copy engines, which leave its processors to the engine; sm: a "
              "kernel, which is faster for small scattered chunks; staged: through slices of the "
              "worker's memory, where the worker has a companion. auto takes for each copy what "
@@ -449,22 +441,6 @@ const size_t config_key_count = sizeof(config_keys) / sizeof(config_keys[0]);
 
 _Static_assert(sizeof(config_keys) / sizeof(config_keys[0]) <= CONFIG_MAX_KEYS,
                "struct config_origin has a line for every key");
-
-static const struct config_retired retired[] = {
-    {"arena.hugepages", "true", "the daemon always asks for transparent huge pages"},
-    {"share.low", "90", "garbage collection brings a root to 90 percent of its capacity"},
-    {"limits.requests", "4096", "4096 requests may be in progress"},
-    {"limits.regions_per_connection", "64", "a client may register 64 regions"},
-    {"limits.leases_per_connection", "4096", "a client may hold 4096 leases"},
-};
-
-const struct config_retired *config_retired_find(const char *name)
-{
-    for (size_t i = 0; i < sizeof(retired) / sizeof(retired[0]); i++)
-        if (strcmp(retired[i].name, name) == 0)
-            return &retired[i];
-    return NULL;
-}
 
 size_t config_section_length(const char *name)
 {

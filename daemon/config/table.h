@@ -27,16 +27,8 @@ struct config_key {
     uint64_t min, max;        /* of the number, the string's bytes or the list's items */
     const char *const *names; /* CONFIG_ENUM and CONFIG_BOOL: NULL at the end */
     const char *(*item_cb)(const char *text); /* NULL, or what the text or item should be */
-    const char *retired, *means; /* a value of earlier versions, taken for another; NULL: none */
     bool reloadable;
     bool internal; /* for tests and measurements: config_print shows it only where it is set */
-};
-
-/* A key of earlier versions: accepted, and without effect. */
-struct config_retired {
-    const char *name;
-    const char *value; /* what is in force now; a file that sets just this gets no warning */
-    const char *instead;
 };
 
 struct config_section {
@@ -54,7 +46,6 @@ size_t config_section_length(const char *name);
 
 /* The key of this name, or NULL. */
 const struct config_key *config_key_find(const char *name);
-const struct config_retired *config_retired_find(const char *name);
 /* The known name nearest to this one, or NULL when none is near. */
 const char *config_key_nearest(const char *name);
 
@@ -72,7 +63,7 @@ int config_unknown(struct config_error *e, const char *name);
 /* Says that memory ran out; returns -ENOMEM. */
 int config_no_memory(struct config_error *e);
 
-/* Sets the key from text as config_set takes it. Notes a value of earlier versions in c->warnings. 0, or -EINVAL with a sentence that begins with the
+/* Sets the key from text as config_set takes it. 0, or -EINVAL with a sentence that begins with the
  * key's name, or -ENOMEM; c is untouched on failure. */
 int config_value_set(struct config *c, const struct config_key *k, const char *text,
                      struct config_error *e);
@@ -94,10 +85,6 @@ uint64_t config_number(const struct config *c, const struct config_key *k);
 bool config_value_equal(const struct config *a, const struct config *b, const struct config_key *k);
 /* The default as YAML. */
 const char *config_initial_text(const struct config_key *k);
-/* Notes in c->warnings that a file or --set names a key that has no effect any more, with the location
- * in *e. 0 or -ENOMEM. */
-int config_warn_retired(struct config *c, const struct config_retired *r, const char *text,
-                        struct config_error *e);
 
 static inline void *config_field(struct config *c, const struct config_key *k)
 {

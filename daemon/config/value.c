@@ -175,13 +175,6 @@ int config_value_set(struct config *c, const struct config_key *k, const char *t
     uint64_t value;
     int rc;
 
-    if (k->retired && strcmp(k->retired, text) == 0) {
-        text = k->means;
-        config_refuse(e, "%s: %s is no value any more, and taken for %s", k->name, k->retired,
-                      text);
-        if (config_list_add(&c->warnings, e->text) < 0)
-            return config_no_memory(e);
-    }
     if (k->kind == CONFIG_LIST)
         return list_from_text(c, k, text, e);
     if (k->kind == CONFIG_STRING)

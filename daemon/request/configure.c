@@ -45,22 +45,11 @@ static void pack_changes(msgpack_packer *pk, struct config_changes *changes, boo
     }
 }
 
-#define WARNINGS_MAX 100
-
-static void pack_taken(msgpack_packer *pk, struct config_changes *changes,
-                       const struct config *next)
+static void pack_taken(msgpack_packer *pk, struct config_changes *changes)
 {
-    uint32_t n = next->warnings.n < WARNINGS_MAX ? (uint32_t)next->warnings.n : WARNINGS_MAX;
-
-    msgpack_pack_map(pk, 3);
+    msgpack_pack_map(pk, 2);
     pack_changes(pk, changes, false);
     pack_changes(pk, changes, true);
-    proto_pack_str(pk, "warnings");
-    msgpack_pack_array(pk, n);
-    for (uint32_t i = 0; i < n; i++) {
-        proto_clean(next->warnings.item[i]);
-        proto_pack_str(pk, next->warnings.item[i]);
-    }
 }
 
 /* A refusal is an answer: to ask was no mistake. */
@@ -101,7 +90,7 @@ int method_config_reload(struct call *call)
     if (rooms->reload_cb(rooms->reload_ctx, changes, &e) == 0) {
         reload_audit(call->s, changes, NULL);
         call_map_begin(call, &pb);
-        pack_taken(&pb.pk, changes, rooms->next);
+        pack_taken(&pb.pk, changes);
     } else {
         reload_audit(call->s, NULL, &e);
         call_map_begin(call, &pb);

@@ -6,7 +6,7 @@
  * The next wave begins as soon as the first missing key of the wave is known. Answers that come
  * later, also those after the deadline, go to the answer cache.
  *
- * With `each`, or share.lookup: exact, every key is asked for, LOOKUP_WAVE at a time.
+ * With `each` every key is asked for, LOOKUP_WAVE at a time.
  *
  * A key's block may lack parts: a root lost a file, or a store evicts objects one by one. Where every key
  * is asked for, and in the wave that asks for all that are left of a chain, a root that has the highest
@@ -61,16 +61,11 @@ struct find {
 static bool lookup_step(struct lookup *p);
 static void lookup_end(struct lookup *p, bool late);
 
-static bool by_waves(const struct lookup *p)
-{
-    return p->chain && !p->share->settings.exact;
-}
-
 /* ---- one key ---- */
 
 static bool asks_all_parts(const struct lookup *p)
 {
-    return p->request->part > 0 && (!by_waves(p) || p->whole);
+    return p->request->part > 0 && (!p->chain || p->whole);
 }
 
 static void key_id(const struct share_lookup *request, uint32_t number, uint32_t part,
@@ -125,7 +120,7 @@ static void key_answered(struct lookup *p, uint32_t key)
         p->request->answers[s->number] = s->found;
     else if (s->lacks || !s->failed)
         p->request->answers[s->number] = SHARE_MISSING;
-    if (by_waves(p))
+    if (p->chain)
         return;
     if (p->chain && !key_there(s) && s->number < p->hi)
         p->hi = s->number;
@@ -415,7 +410,7 @@ static bool lookup_step(struct lookup *p)
 {
     if (p->over)
         return false; /* its end is scheduled */
-    return by_waves(p) ? chain_step(p) : each_step(p);
+    return p->chain ? chain_step(p) : each_step(p);
 }
 
 /* ---- begin and end ---- */
@@ -461,7 +456,7 @@ static void lookup_end(struct lookup *p, bool late)
 
     if (p->n_keys > 0)
         wave_close(p);
-    else if (!by_waves(p))
+    else if (!p->chain)
         each_close(p);
     request->prefix = p->lo;
     if (p->chain)

@@ -155,7 +155,6 @@ int share_open(struct uv_loop_s *loop, struct deadlines *deadlines, const struct
                                       .seeds = c->encryption_seeds,
                                       .seeds_ms = c->encryption_deadline_ms,
                                       .spread = c->share_spread,
-                                      .exact = c->share_lookup == CONFIG_LOOKUP_EXACT,
                                       .sync = c->share_sync,
                                       .low = CONFIG_SHARE_LOW,
                                       .negative_ms = c->share_negative_ms,

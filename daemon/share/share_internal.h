@@ -25,7 +25,7 @@ struct share_settings {
     uint64_t seeds_ms; /* that a call to it may take */
     const char *host;  /* borrowed during share_new */
     enum config_spread spread;
-    bool exact, sync;
+    bool sync;
     unsigned low; /* 0: no garbage collection */
     uint64_t negative_ms, deadline_ms, collect_ms, touch_ms;
     uint32_t n;

@@ -71,11 +71,6 @@ def config_keys():
 
 
 @functools.cache
-def retired_keys():
-    return {key for key in re.findall(r'^    \{"([a-z_.]+)", "', (TOP / "daemon/config/table.c").read_text(), re.M) if "." in key}
-
-
-@functools.cache
 def messages():
     text = "".join(header.read_text() for header in (TOP / "proto").glob("messages*.h"))
     return set(re.findall(r'"([a-z]+\.[a-z_]+)"', text))
@@ -280,11 +275,8 @@ class Docs(unittest.TestCase):
             for span in document.spans:
                 found = re.match(r"([a-z]+\.[a-z_]+)(: .*|=.*)?$", span)
                 if found and found[1].partition(".")[0] in sections and not re.search(r"\.(c|h|cu|py|md)$", found[1]):
-                    known = config_keys() | tenant_keys() | messages() | (retired_keys() if document.name == "docs/operations.md" else set())
+                    known = config_keys() | tenant_keys() | messages()
                     self.check([] if found[1] in known else [f"no configuration key {found[1]}"], document.name)
-        self.assertTrue(retired_keys())
-        operations = (TOP / "docs/operations.md").read_text()
-        self.check([f"no word of the retired key {key}" for key in retired_keys() if f"| `{key}` |" not in operations], "docs/operations.md")
 
 
 def comments(path):

@@ -100,11 +100,6 @@ class Policies(RootsCase):
         self.assertEqual(sum(counts), 60)
         self.assertTrue(all(counts), counts)
 
-    def test_a_list_with_colons(self):
-        counts = self.spread("hashed", {"share.roots": "", "share.storage_backends": ":".join(self.roots)}, count=60)
-        self.assertEqual(sum(counts), 60)
-        self.assertTrue(all(counts), counts)
-
 
 class Missing(RootsCase):
     def test_missing_at_the_start_shows_at_once_and_comes_by_itself(self):

@@ -351,35 +351,10 @@ Test(config, the_line_of_an_open_quote_or_bracket_and_behind_a_byte_order_mark)
     cr_assert_eq(read_text("\xef\xbb\xbfsocket: /a\n"), 0, "%s", e.text);
 }
 
-static void warned(size_t i, const char *says)
+Test(config, a_key_of_earlier_versions_is_unknown)
 {
-    cr_assert_gt(c.warnings.n, i);
-    cr_assert_not_null(strstr(c.warnings.item[i], says), "%s", c.warnings.item[i]);
-}
-
-/* Every host that has an older ucmd.yaml names all keys of its time. */
-Test(config, a_key_of_earlier_versions_is_ignored_with_a_warning)
-{
-    cr_assert_eq(read_text("arena:\n  hugepages: true\nlimits:\n  requests: 4096\n"), 0);
-    cr_assert_eq(c.warnings.n, 0, "it says what holds now");
-    cr_assert_eq(read_text("log:\n  level: warn\nshare:\n  low: 80\n"), 0, "%s", e.text);
-    warned(0, "ucmd.yaml:4: share.low is no key any more");
-    warned(0, "90 percent");
-    cr_assert_eq(c.log_level, LOG_WARN);
-    set("limits.leases_per_connection=7");
-    warned(1, "--set: limits.leases_per_connection");
-    refused("share:\n  lowest: 80\n", 2, "unknown key");
-}
-
-Test(config, a_value_of_earlier_versions_is_taken_for_another_with_one_warning)
-{
-    cr_assert_eq(read_text("share:\n  spread: round-robin\n"), 0, "%s", e.text);
-    cr_assert_eq(c.share_spread, CONFIG_SPREAD_HASHED);
-    cr_assert_eq(c.warnings.n, 1);
-    warned(0, "ucmd.yaml:2: share.spread: round-robin is no value any more, and taken for hashed");
-    set("share.spread=round-robin");
-    warned(1, "--set: share.spread");
-    refused("share:\n  spread: round\n", 2, "write one of tiered, hashed");
+    refused("share:\n  low: 80\n", 2, "unknown key");
+    refused("share:\n  spread: round-robin\n", 2, "write one of tiered, hashed");
 }
 
 Test(config, what_is_not_yaml_or_too_much_of_it)

@@ -127,23 +127,6 @@ Test(config_roots, processes_that_are_refused)
     check_refused("", "neither capacity=SIZE nor ro nor process;");
     set("share.roots=process:a -- /x,process:a -- /y");
     check_refused("", "there twice");
-    set("share.roots=");
-    set("share.storage_backends=process:a");
-    check_refused("", "neither an absolute path");
-}
-
-Test(config_roots, roots_as_ucm_writes_them)
-{
-    struct config_root roots[UCM_MAX_ROOTS];
-
-    set("share.storage_backends=/a:nfs://h:2049/x?nfsport=1:nfs://[fd00::1]/y:/b/c");
-    cr_assert_eq(roots_of(roots), 4);
-    cr_assert_str_eq(roots[0].target, "/a");
-    cr_assert_str_eq(roots[1].target, "nfs://h:2049/x?nfsport=1");
-    cr_assert_str_eq(roots[2].target, "nfs://[fd00::1]/y");
-    cr_assert_str_eq(roots[3].target, "/b/c");
-    set("share.storage_backends=/only");
-    cr_assert_eq(roots_of(roots), 1);
 }
 
 Test(config_roots, roots_that_make_no_sense)
@@ -156,15 +139,9 @@ Test(config_roots, roots_that_make_no_sense)
     check_refused("--set: share.roots: /a is there twice", "once");
     set("share.roots=nfs://server");
     check_refused("--set: share.roots: \"nfs://server\": write the path", "nfs://server/export");
-    set("share.roots=/a");
-    set("share.storage_backends=/b");
-    check_refused("--set: share.storage_backends and share.roots", "leave one of them out");
-    cr_assert_eq(config_set(&c, "share.roots=", &e), 0, "%s", e.text);
-    set("share.storage_backends=/b:c");
-    check_refused("--set: share.storage_backends: \"c\" is neither", "absolute path");
-    set("share.storage_backends=/b:");
-    check_refused("--set: share.storage_backends ends with a colon", "behind it");
-    set("share.storage_backends=/b");
+    set("share.roots=b");
+    check_refused("--set: share.roots: \"b\" is neither", "absolute path");
+    set("share.roots=/b");
     set("share.deadline=20ms");
     check_refused("--set: share.deadline (20ms) is smaller than share.lookup_deadline", "raise it");
 }
@@ -251,9 +228,6 @@ Test(config_roots, a_bucket_is_a_process)
     check_refused("", "s3://BUCKET");
     set("share.roots=s3://b buffer=1MiB");
     check_refused("", "larger than arena.extent");
-    set("share.roots=");
-    set("share.storage_backends=s3://b");
-    check_refused("", "neither an absolute path nor nfs://SERVER/EXPORT;");
 }
 
 Test(config_roots, a_mooncake_store_is_a_process)
@@ -273,9 +247,6 @@ Test(config_roots, a_mooncake_store_is_a_process)
     cr_assert_eq(roots[0].process.buffer_bytes, CONFIG_BUFFER);
     set("share.roots=mooncake://10.0.0.6");
     check_refused("", "mooncake://MASTER:PORT");
-    set("share.roots=");
-    set("share.storage_backends=mooncake://h:50051");
-    check_refused("", "neither an absolute path nor nfs://SERVER/EXPORT;");
 }
 
 /* It is a process of ucmd's own, which lies beside the daemon, or where it is installed: here is none. */
@@ -301,7 +272,4 @@ Test(config_roots, an_nfs_server_is_a_process)
     cr_assert_eq(roots[0].process.buffer_bytes, (256u << 20) + 4096, "it holds any part");
     cr_assert_eq(config_check_roots(&c, keep_cb, &e), 0, "%s", e.text);
     cr_assert_not_null(strstr(last, "/libexec/ucmd/ucmd-backend-nfs: No such file"), "%s", last);
-    set("share.roots=");
-    set("share.storage_backends=nfs://h/a b");
-    check_refused("", "a target has no spaces");
 }

@@ -51,7 +51,7 @@ Test(config_unit, folders_are_writable_and_read_only_roots_are_not)
 
 Test(config_unit, nfs_opens_the_network)
 {
-    set("share.storage_backends=nfs://10.0.0.5/kv");
+    set("share.roots=nfs://10.0.0.5/kv");
     check_has("RestrictAddressFamilies=AF_INET AF_INET6");
     check_has("PrivateNetwork=no");
     check_has("IPAddressAllow=any");

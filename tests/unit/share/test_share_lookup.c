@@ -200,13 +200,6 @@ Test(share_lookup, a_hole_ends_the_prefix_where_it_is_seen)
     put(0, 0, 60);
     rig.servers[0].files[17].there = false;
     cr_assert_eq(prefix_of(0, 60, 1000), 17);
-    close_it();
-    s.exact = true;
-    open_with(&s);
-    put(0, 0, KEYS);
-    rig.servers[0].files[4321].there = false;
-    cr_assert_eq(prefix_of(0, KEYS, 5000), 4321, "exact sees every hole");
-    cr_assert_leq(rig.servers[0].busy_max, 64);
 }
 
 Test(share_lookup, the_deadline_holds_and_late_answers_help_the_next)
@@ -316,25 +309,20 @@ Test(share_lookup, a_block_that_lacks_a_part_is_none)
     struct share_settings s = settings_of(2);
 
     highest = 3;
-    for (unsigned exact = 0; exact < 2; exact++) {
-        s.exact = exact;
-        open_with(&s);
-        put(0, 0, 60);
-        put(1, 0, 0);
-        for (uint32_t part = 0; part < 4; part++)
-            rig.servers[0].files[20 + part].lacks = (uint8_t)(1u << part);
-        rig.servers[0].files[7].lacks = 0x2; /* the other root has it */
-        rig_put(&rig.servers[1], 7);
-        rig.servers[1].files[7].lacks = 0xd;
-        cr_assert_eq(ask(0, 60, true, 2000), 0);
-        cr_assert(rig_run(&done, 20000));
-        for (uint32_t i = 0; i < 60; i++)
-            cr_expect_eq(answers[i] == SHARE_MISSING, i >= 20 && i < 24, "%u", i);
-        cr_expect_eq(prefix_of(0, 60, 2000), 20);
-        cr_expect_eq(prefix_of(24, 30, 2000), 30);
-        close_it();
-    }
     open_with(&s);
+    put(0, 0, 60);
+    put(1, 0, 0);
+    for (uint32_t part = 0; part < 4; part++)
+        rig.servers[0].files[20 + part].lacks = (uint8_t)(1u << part);
+    rig.servers[0].files[7].lacks = 0x2; /* the other root has it */
+    rig_put(&rig.servers[1], 7);
+    rig.servers[1].files[7].lacks = 0xd;
+    cr_assert_eq(ask(0, 60, true, 2000), 0);
+    cr_assert(rig_run(&done, 20000));
+    for (uint32_t i = 0; i < 60; i++)
+        cr_expect_eq(answers[i] == SHARE_MISSING, i >= 20 && i < 24, "%u", i);
+    cr_expect_eq(prefix_of(0, 60, 2000), 20);
+    cr_expect_eq(prefix_of(24, 30, 2000), 30);
 }
 
 Test(share_lookup, parts_take_one_round_trip_more)
@@ -362,8 +350,7 @@ Test(share_lookup, a_slow_root_costs_no_hit)
     struct share_settings s = settings_of(1);
 
     highest = 1;
-    for (unsigned way = 0; way < 3; way++) {
-        s.exact = way == 2;
+    for (unsigned way = 0; way < 2; way++) {
         open_with(&s);
         put(0, 0, 10);
         rig.servers[0].files[4].lacks = 1;
@@ -396,10 +383,6 @@ Test(share_lookup, any_root_will_do)
     cr_assert_leq(rig.round, 8);
     for (uint32_t i = 0; i < 4; i++)
         cr_assert_eq(answers[i], 1 + i % 3);
-    close_it();
-    s.exact = true;
-    open_with(&s);
-    cr_assert_eq(prefix_of(0, KEYS, 20000), 3000);
 }
 
 Test(share_lookup, a_root_that_hangs_hides_its_own_only)
