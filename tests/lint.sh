@@ -1,5 +1,5 @@
 #!/bin/bash
-# lint.sh MAKE CLANG: formatting, a build with clang, and cppcheck and shellcheck where they are
+# lint.sh MAKE CLANG: formatting, what the core may include, a build with clang, and cppcheck and shellcheck where they are
 # installed. Exits non-zero at the first that has something to say.
 set -eu
 read -ra make <<<"$1"
@@ -11,6 +11,8 @@ if command -v clang-format >/dev/null; then
 else
     echo "clang-format is not installed: formatting not looked at"
 fi
+
+python3 -B tests/shape/includes.py
 
 "${make[@]}" BUILD=build/clang CC="$2" CFLAGS='-O0 -g0' all build-tests build-bench build-demo >/dev/null
 echo "clang: everything compiles"

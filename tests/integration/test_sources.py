@@ -1,12 +1,18 @@
 #!/usr/bin/python3
-"""Who writes what: what names bytes of slots, and what devices are told to copy, comes from one file each, which checks it."""
+"""Who writes what: what names bytes of slots, and what devices are told to copy, comes from one file each, which checks it. And
+the core includes no feature's header."""
 
 import glob
 import os
 import re
+import sys
 import unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(TOP, "tests/shape"))
+
+import includes  # noqa: E402
+
 SPANS, ITEMS, MEMORY = "daemon/cache/span.c", "daemon/device/job_items.c", "daemon/arena/"
 WRITE = r"(?:\[[^]]*\])?\s*(?:=(?!=)|\+=|-=|\|=|&=|\+\+|--)"
 
@@ -46,6 +52,9 @@ class Sources(unittest.TestCase):
         """What a GPU's room hands to it are copies of those, and items of its own measurements."""
         self.check({path: re.findall(rf"\(struct ucm_copy_item\)\s*\{{|\bitems\[[^]]*\](?:\.\w+)?\s*=(?!=)", text)
                     for path, text in sources() if not path.startswith("daemon/cuda/")}, ITEMS)
+
+    def test_the_core_includes_no_feature(self):
+        self.assertEqual(includes.wrong(), [])
 
     def test_it_would_find_one(self):
         for text in ("struct span s; s.len = 4;", "void f(struct span *to) { to->origin += 1; }", "x = (struct span){0};",

@@ -1,28 +1,33 @@
 """Which file belongs to which room: the core, by part, and the features, each with the names that tell of it.
 
-A pattern ends in / for a folder with all that is below it. The first room that matches a file has it; features come first, so that a
-feature's file in a folder of the core is the feature's.
+A pattern ends in / for a folder with all that is below it; a * does not go over a /. The first room that matches a file has it; features
+come first, so that a feature's file in a folder of the core is the feature's.
 """
 
 import fnmatch
+import functools
 import os
-import subprocess
+import re
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+C = (".c", ".h")
+SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 
 #: Rooms of features.
 FEATURES = {
         "retrieval": ["daemon/digest/", "daemon/request/derived.*", "daemon/request/chain*", "daemon/request/digest*", "daemon/request/select.c",
-                  "daemon/request/transfer_digest.c", "kernels/sparse/"],
+                  "daemon/request/transfer_digest.c", "kernels/sparse/", "kernels/attend/"],
     "pool": ["daemon/request/transfer_fetch.c", "daemon/cache/shards.c", "kernels/slots/", "daemon/tier/nvme_shards.c"],
     "window": ["daemon/request/window*", "daemon/cache/window.c", "daemon/cache/relocate.c", "daemon/arena/window*", "daemon/arena/group.c",
                "proto/window.*"],
-    "encoding": ["daemon/request/encoding.*", "daemon/request/mixed.c", "daemon/cache/form.c", "daemon/cache/coding.c", "kernels/encoding/"],
+    "encoding": ["daemon/request/encoding.*", "daemon/request/mixed.c", "kernels/encoding/", "client/lib/encoding*"],
     "blend": ["daemon/request/transfer_turns.c", "daemon/device/region_rope.c", "kernels/rope/"],
     "hints": ["daemon/cache/hints.c", "daemon/index/hints.*", "daemon/request/hints.c", "proto/hint.*"],
     "events": ["daemon/request/events.c", "daemon/events/"],
-    "encryption": ["daemon/request/keys.c", "daemon/seal/", "daemon/tier/nvme_seal.c", "daemon/share/share_seal.c"],
+    "encryption": ["daemon/request/keys.c", "daemon/seal/", "daemon/tier/nvme_seal.c", "daemon/share/share_seal.c", "daemon/share/seeds*"],
     "process roots": ["daemon/share/process*", "daemon/share/backend.c", "daemon/backend/"],
+    "collection on roots": ["daemon/share/gc*"],
     "trace": ["daemon/request/trace.c", "daemon/observe/trace.*", "daemon/observe/reuse.*"],
     "cuda": ["daemon/cuda/", "kernels/*.cu", "kernels/*.cuh"],
     "sparse client": ["client/lib/sparse/"],
@@ -38,13 +43,23 @@ CORE = {
     "arena": ["daemon/arena/"],
     "tenant": ["daemon/tenant/"],
     "tier": ["daemon/tier/"],
-    "share": [f"daemon/share/{name}" for name in ("backend.h", "share*.[ch]", "root*", "folder*", "lookup*", "block_file*")],
+    "share": [f"daemon/share/{name}" for name in (
+        "backend.h", "share*.[ch]", "root*", "posix*", "lookup.c", "block_file.*", "remove.c", "breaker.*", "answer_cache.*")],
     "device": ["daemon/device/"],
     "format": ["daemon/format/"],
     "base": ["daemon/base/"],
     "proto": ["proto/"],
     "kernels": ["kernels/*.[ch]"],
     "client": ["client/lib/"],
+}
+
+#: Headers of features that the core may include, and why.
+DOORS = {
+    "daemon/cuda/cuda.h": "GPUs are devices; daemon/cuda/none.c has it in a build without CUDA",
+    "daemon/seal/seal.h": "the tag belongs to the format of a record, and the key to its namespace",
+    "daemon/backend/uncached.h": "a folder is read beside the page cache, in the daemon and in a process",
+    "kernels/encoding/encoding.h": "a form says which codec its shards have (base/form.h), and a device runs it",
+    "kernels/rope/rope.h": "a copy says how far it turns K",
 }
 
 #: Of a subject: the room that it has, the words of C that name it outside of that, and words that look like these and mean something else.
@@ -58,10 +73,16 @@ NAMES = {
 }
 
 
-def listed(*patterns):
-    """Files of the tree, as git knows them, and what it does not know yet."""
-    out = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "--", *patterns], cwd=TOP, capture_output=True, text=True, check=True).stdout
-    return [file for file in out.split("\n") if file and os.path.isfile(os.path.join(TOP, file))]
+def listed(*tops, ends=SOURCES):
+    """Files of these folders, and these files."""
+    for top in tops:
+        if os.path.isfile(os.path.join(TOP, top)):
+            yield top
+        for folder, folders, names in os.walk(os.path.join(TOP, top)):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(names):
+                if name.endswith(ends):
+                    yield os.path.relpath(os.path.join(folder, name), TOP)
 
 
 def read(file):
@@ -69,8 +90,13 @@ def read(file):
         return text.read()
 
 
+@functools.cache
+def compiled(pattern):
+    return re.compile(re.escape(pattern) if pattern.endswith("/") else fnmatch.translate(pattern).replace(".*", "[^/]*"))
+
+
 def within(file, patterns):
-    return any(file.startswith(pattern) if pattern.endswith("/") else fnmatch.fnmatch(file, pattern) for pattern in patterns)
+    return any(compiled(pattern).match(file) for pattern in patterns)
 
 
 def feature_of(file):

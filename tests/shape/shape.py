@@ -17,7 +17,6 @@ import rooms
 import walks
 
 PRODUCT = ("daemon", "client", "proto", "kernels", "config", "systemd")
-SOURCES = (".c", ".h", ".S", ".cu", ".cuh", ".py", ".sh")
 
 
 # ---- names ----
@@ -32,7 +31,7 @@ def naming(subject):
     """Files of daemon/ outside of the subject's room that name it."""
     room, names, others = rooms.NAMES[subject]
     found = []
-    for file in rooms.listed("daemon/*.c", "daemon/*.h"):
+    for file in rooms.listed("daemon", ends=rooms.C):
         if rooms.feature_of(file) != room:
             words = {word.lower() for word in re.findall(r"\w+", code(rooms.read(file)))}
             if any(re.fullmatch(names, word) and not re.fullmatch(others, word) for word in words):
@@ -99,6 +98,14 @@ def circles(graph):
     return sorted(found, key=lambda circle: (-len(circle), circle))
 
 
+def calls_by_name(graph):
+    """{file of the core: files of features that it names}, doors left out."""
+    doors = {door.removesuffix(".h") for door in rooms.DOORS}
+    found = {file: sorted(other for other in others if rooms.feature_of(other) and not other.startswith(tuple(doors)))
+             for file, others in graph.items() if rooms.core_of(file)}
+    return {file: others for file, others in found.items() if others}
+
+
 # ---- sizes ----
 
 def members(file, struct):
@@ -120,15 +127,11 @@ def members(file, struct):
 
 
 def where_is(struct):
-    return next((file for file in rooms.listed("daemon/*.h", "daemon/*.c") if re.search(rf"^struct {struct} {{", rooms.read(file), re.M)), None)
+    return next((file for file in rooms.listed("daemon", ends=rooms.C) if re.search(rf"^struct {struct} {{", rooms.read(file), re.M)), None)
 
 
 def lines(files):
     return sum(rooms.read(file).count("\n") for file in files)
-
-
-def sources(*folders):
-    return [file for file in rooms.listed(*folders) if file.endswith(SOURCES) or file.endswith("Makefile") or file.endswith(".mk")]
 
 
 # ---- what is printed ----
@@ -155,6 +158,14 @@ def print_circles(built, all_files):
         print(f"    {len(circle):>3}  {folder}" + (f": {' '.join(os.path.relpath(file, folder) for file in circle)}" if all_files else ""))
 
 
+def print_calls(built, names):
+    found = calls_by_name(uses(built))
+    print("files of the core that call a feature by name")
+    print(f"  {'files, of features':<28}{len(found):>6}, {len({other for others in found.values() for other in others})}")
+    for file, others in found.items() if names else ():
+        print(f"    {file}: {' '.join(others)}")
+
+
 def print_members():
     print("members")
     for struct in ("transfer", "cache", "session", "requests"):
@@ -165,7 +176,7 @@ def print_members():
 
 def print_sizes():
     parts, features, rest = defaultdict(list), defaultdict(list), []
-    for file in sources("daemon", "proto", "client/lib", "kernels"):
+    for file in rooms.listed("daemon", "proto", "client/lib", "kernels"):
         part, feature = rooms.core_of(file), rooms.feature_of(file)
         (parts[part] if part else features[feature] if feature else rest).append(file)
     print("lines of the core")
@@ -178,7 +189,7 @@ def print_sizes():
     print(f"  {'around both':<28}{lines(rest):>6}   {', '.join(f'{folder} {n}' for folder, n in by_folder(rest))}")
     print("lines")
     for name, folders in (("product", [*PRODUCT, "Makefile"]), ("tests", ["tests"])):
-        print(f"  {name:<28}{lines(sources(*folders)):>6}")
+        print(f"  {name:<28}{lines(rooms.listed(*folders)):>6}")
 
 
 def print_walks(counted):
@@ -191,7 +202,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--built", metavar="FOLDER")
     parser.add_argument("--counted", metavar="FOLDER")
-    parser.add_argument("--circles", action="store_true", help="name the files of each circle")
+    parser.add_argument("--names", action="store_true", help="name the files of each circle, and those of the core that call a feature")
     parser.add_argument("--walk", metavar="NAME", help="name the functions that a request (load, dump, lookup) runs, and no more")
     args = parser.parse_args()
     if args.walk:
@@ -202,7 +213,8 @@ def main():
         print_walks(args.counted)
     print_names()
     if args.built:
-        print_circles(args.built, args.circles)
+        print_circles(args.built, args.names)
+        print_calls(args.built, args.names)
     print_members()
     print_sizes()
 

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""The core includes no feature's header: rooms.py says which files are whose, and which headers are doors.
+
+    includes.py [--shrink]
+
+allowed.txt has today's exceptions, one a line, and can only shrink: one that is new fails, and so does one that is over, which
+--shrink removes.
+"""
+
+import os
+import re
+import sys
+
+import rooms
+
+ALLOWED = os.path.join(rooms.TOP, "tests/shape/allowed.txt")
+
+
+def found():
+    """{"FILE HEADER"} of files of the core."""
+    pairs = set()
+    for file in rooms.listed("daemon", "client/lib", "proto", "kernels", ends=rooms.C):
+        if rooms.core_of(file):
+            headers = re.findall(r'^\s*#\s*include "([^"]+)"', rooms.read(file), re.M)
+            pairs.update(f"{file} {header}" for header in headers if rooms.feature_of(header) and header not in rooms.DOORS)
+    return pairs
+
+
+def allowed():
+    with open(ALLOWED, encoding="utf-8") as lines:
+        return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+
+
+def idle():
+    """Patterns of rooms.py that match no file."""
+    files = list(rooms.listed("daemon", "client", "proto", "kernels"))
+    patterns = [pattern for room in (*rooms.FEATURES.values(), *rooms.CORE.values()) for pattern in room] + list(rooms.DOORS)
+    return [pattern for pattern in patterns if not any(rooms.within(file, [pattern]) for file in files)]
+
+
+def wrong():
+    """What is to say, in sentences; []: nothing."""
+    now, may = found(), allowed()
+    return ([f"{pair.replace(' ', ' includes ')}, a header of {rooms.feature_of(pair.split()[1])}: the core names no feature" for pair in sorted(now - may)]
+            + [f"tests/shape/allowed.txt: \"{pair}\" is over: python3 tests/shape/includes.py --shrink" for pair in sorted(may - now)]
+            + [f"tests/shape/rooms.py: no file is {pattern}" for pattern in idle()])
+
+
+def shrink():
+    now = found()
+    with open(ALLOWED, encoding="utf-8") as file:
+        kept = [line for line in file if line.startswith("#") or not line.strip() or line.strip() in now]
+    with open(ALLOWED, "w", encoding="utf-8") as file:
+        file.writelines(kept)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--shrink"]:
+        shrink()
+    sentences = wrong()
+    print("\n".join(sentences) or f"includes: the core names no feature, but for {len(allowed())} times")
+    sys.exit(bool(sentences))
