@@ -46,12 +46,11 @@ int cache_new(const struct cache_config *config, struct cache **out)
         return -ENOMEM;
     c->config = *config;
     c->window_search.change = 1;
-    rc = uv_idle_init(config->loop, &c->idle);
+    rc = cache_chores_init(c);
     if (rc != 0) {
         free(c);
         return rc;
     }
-    c->idle.data = c;
     cache_ns_records_init(c);
     table_init(&c->fills, CACHE_MAX_FILLS);
     table_init(&c->fetches, CACHE_MAX_FETCHES);
@@ -99,9 +98,8 @@ void cache_free(struct cache *c)
     cache_hints_close(c);
     cache_compact_disarm(c);
     cache_snapshot_forget(c); /* where no snapshot was written */
-    c->closing = true;
     c->handles = 2;
-    uv_close((uv_handle_t *)&c->idle, closed_cb);
+    chores_close(&c->chores, closed_cb);
     uv_close((uv_handle_t *)&c->record_timer, closed_cb);
 }
 
@@ -228,6 +226,7 @@ static void part_changed(struct cache *c, block_ref ref, uint32_t part, struct p
     if (was.slot != is.slot)
         cache_quota_count(c, ns, slot_bytes * (uint64_t)change(was.slot, is.slot));
     c->dirty_bytes += slot_bytes * (uint64_t)change(was.dirty, is.dirty);
+    cache_less_dirty(c);
     c->stats.complete += (uint64_t)change(was.complete, block_complete(b, ns));
     cache_list_update(c, ref);
     cache_reconsider(c, ref);

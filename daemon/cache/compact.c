@@ -1,7 +1,7 @@
 /* Empties an extent in which lies what may not leave, for slots of another size: guaranteed blocks, and those of which another part is in
  * use, as some of a block of many parts mostly is. It moves their parts into slots of their own size in other extents, a few at a time, and
  * then lets the others leave. A search for space begins it when it has found nothing else, or passed over colder blocks that are stuck beside
- * guaranteed ones (space.c); the idle callback goes on with it.
+ * guaranteed ones (space.c); a chore goes on with it.
  *
  *   choose the extent with the fewest parts that stay ---> copy these ---> exchange each one's slot when nobody else uses it
  *   ---> nothing that stays is left: evict the rest ---> the extent is free
@@ -115,7 +115,7 @@ static void copied_cb(struct cache_copy *k)
     struct slot_move *m = LIST_ENTRY(k, struct slot_move, copy);
 
     m->copied = true;
-    cache_compact_later(m->cache);
+    cache_wake(m->cache, CHORE_COMPACT);
 }
 
 /* 0, or -EBUSY: there is no slot. */
@@ -192,7 +192,7 @@ static void alarm_cb(struct deadline *d)
     struct cache *c = LIST_ENTRY(d, struct cache, compact.alarm);
 
     if (c->compact.extent > 0)
-        cache_compact_later(c);
+        cache_wake(c, CHORE_COMPACT);
     else
         cache_released(c); /* the pause is over: those who wait try again */
 }
@@ -316,23 +316,29 @@ static bool compact(struct cache *c)
     return step(c);
 }
 
-bool cache_compact_pump(struct cache *c)
+bool cache_compact_run(void *ctx)
 {
-    bool more;
+    struct cache *c = ctx;
+    bool more = compact(c);
 
-    c->compact.pump = false;
-    more = compact(c);
     /* Nothing else may happen meanwhile: who uses the part in the way may itself wait for room. */
     if (c->compact.extent > 0)
         alarm_set(c, c->compact.progress_ms + PATIENCE_MS + 1);
     return more;
 }
 
+bool cache_compact_ready(const void *ctx)
+{
+    const struct cache *c = ctx;
+
+    return c->compact.slot_bytes > 0 && c->compact.extent == 0;
+}
+
 bool cache_compact(struct cache *c, uint64_t slot_bytes)
 {
     if (c->compact.slot_bytes > 0) {
         if (c->compact.extent > 0 && late(c))
-            cache_compact_later(c);
+            cache_wake(c, CHORE_COMPACT);
         return true;
     }
     if (!c->relocations.copy || c->no_writes || c->compact.vain == c->releases)
@@ -343,6 +349,6 @@ bool cache_compact(struct cache *c, uint64_t slot_bytes)
     }
     c->compact.slot_bytes = slot_bytes;
     c->compact.left = arena_extents(c->arena);
-    cache_compact_later(c);
+    cache_wake(c, CHORE_COMPACT);
     return true;
 }

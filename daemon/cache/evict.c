@@ -140,7 +140,7 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
             if (cache_followed(ns))
                 cache_status_changed(c, ns, ref, status);
             block_retract(c, ref);
-            cache_relocations_later(c);
+            cache_wake(c, CHORE_WINDOWS);
         }
         return CACHE_EVICT_LATER;
     }

@@ -167,8 +167,10 @@ void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok)
         fill_abort(c, f);
     else if (f->done == f->shards && !f->broken)
         fill_publish(c, f);
-    else if (f->copying == 0)
+    else if (f->copying == 0) {
         list_push_back(&c->fills_by_age, &f->link_age);
+        cache_released(c); /* who waits for a slot may take this one */
+    }
 }
 
 void cache_watch(struct cache *c,

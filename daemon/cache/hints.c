@@ -174,7 +174,7 @@ static void grow(struct cache *c, struct ns_hints *h)
     }
     h->reserved = false;
     h->cursor = 0;
-    cache_hints_later(c);
+    cache_wake(c, CHORE_HINTS);
 }
 
 static void fill_end(struct cache *c, struct ns_hints *h)
@@ -215,8 +215,9 @@ static bool fill(struct cache *c, struct ns_hints *h)
     return h->cursor != 0;
 }
 
-bool cache_hints_pump(struct cache *c)
+bool cache_hints_run(void *ctx)
 {
+    struct cache *c = ctx;
     bool more = false;
 
     for (struct list *node = c->hints.all.next; node != &c->hints.all; node = node->next)
@@ -274,7 +275,7 @@ int cache_hints_use(struct cache *c, struct ns *ns)
     list_push_back(&c->hints.all, &h->link);
     c->hints.n++;
     ns->hints = h;
-    cache_hints_later(c);
+    cache_wake(c, CHORE_HINTS);
     return 0;
 }
 
@@ -308,7 +309,7 @@ void cache_hints_beat(struct cache *c)
         if (h->filling && h->filling != h->table)
             hints_beat(h->filling, now_ms());
         if (h->filling && h->retry_ms > 0 && h->retry_ms <= now_ms())
-            cache_hints_later(c); /* it waits for memory */
+            cache_wake(c, CHORE_HINTS); /* it waits for memory */
     }
 }
 

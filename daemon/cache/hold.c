@@ -10,6 +10,7 @@ void cache_hold(struct cache *c, block_ref ref, uint32_t part)
 {
     assert(cache_part(c, ref, part)->users > 0 && c->users > 0);
     c->users--;
+    cache_less_under_way(c);
 }
 
 uint32_t cache_hold_ready(struct cache *c, const block_ref *refs, uint32_t n, uint32_t part,

@@ -2,6 +2,7 @@
 #ifndef UCMD_CACHE_INTERNAL_H
 #define UCMD_CACHE_INTERNAL_H
 
+#include "daemon/base/chore.h"
 #include "daemon/base/table.h"
 #include "daemon/cache/cache.h"
 #include "daemon/cache/span.h"
@@ -43,7 +44,24 @@ struct write_target {
     struct block_queue stalled; /* blocks of namespaces that may not be written now */
     uint64_t writing_bytes;     /* of parts whose write is under way */
     bool full; /* it refused an operation: no more before one has ended, or it says so */
-    bool pump; /* the idle callback is to begin writes */
+};
+
+/* What the cache puts off until the next turn of the loop, in the order in which it runs then. */
+enum cache_chore {
+    CHORE_COMPACT,
+    CHORE_SPACE, /* who waits for space tries again */
+    CHORE_OWN,   /* who waits for something of its own does */
+    CHORE_TURN,
+    CHORE_SEEDS,
+    CHORE_WRITE_NVME, /* + enum write_to */
+    CHORE_WRITE_SHARE,
+    CHORE_WINDOWS,
+    CHORE_SWEEP,
+    CHORE_HINTS,
+    CHORE_REGROUP,
+    CHORE_TRIM,
+    CHORE_PRESSURE,
+    CHORES,
 };
 
 struct cache {
@@ -62,9 +80,8 @@ struct cache {
     struct table fills, fetches;
     struct list fills_by_age; /* those that no copy is writing, oldest progress first */
     struct cache_stats stats;
-    /* The idle callback. */
-    uv_idle_t idle; /* runs when there is work for the next turn of the loop */
-    bool idle_on, wake, closing;
+    struct chores chores;
+    struct chore chore[CHORES];
     unsigned handles;                             /* that are open */
     struct list space_waits, next_turn, pressure; /* of cache_retry.link */
     /* Write-behind. */
@@ -85,7 +102,6 @@ struct cache {
         void *ctx;
         struct list ops; /* struct relocation */
         uint32_t n, most;
-        bool pump; /* the idle callback is to look whether they can go on */
     } relocations;
     struct {
         uint32_t looks; /* in this turn of the loop */
@@ -108,7 +124,6 @@ struct cache {
         struct list all;  /* struct ns_hints */
         struct list kept; /* tables that ended, and that workers may still have */
         uint32_t n;
-        bool pump; /* the idle callback is to fill some */
     } hints;
     /* Making space. */
     bool searching;     /* a search for a slot goes on in the next turn of the loop */
@@ -128,16 +143,13 @@ struct cache {
         uint64_t pause_ms; /* the last one in vain was followed by */
         uint64_t again_ms; /* by uv_now: no other one earlier */
         uint32_t failed;   /* 1 + the one that was given up */
-        bool pump;         /* the idle callback is to go on */
     } compact;
     struct {
         bool guaranteed;   /* some tenant has been guaranteed DRAM */
         struct list open;  /* of policy_group.open: of tenants that hold more than is guaranteed */
         struct list waits; /* of cache_retry.link: for space of a tenant that gets no more */
         struct list woken; /* of them, those that are about to try again */
-        bool trim;         /* the idle callback is to drop what tenants have too much of NVMe */
-        bool regroup; /* the idle callback is to bring blocks into their groups, from here on: */
-        uint32_t place;
+        uint32_t place;    /* where the walk that brings blocks into their groups goes on */
         uint64_t cursor;
     } quotas;
     struct cache_leased leased;
@@ -236,33 +248,24 @@ bool block_idle(const struct block *b, const struct ns *ns);
 
 /* The block's status has changed. Of a namespace with a table of hints. */
 void cache_hints_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was, uint8_t is);
-/* Fills some. True: there is more for the next turn of the loop. */
-bool cache_hints_pump(struct cache *c);
+bool cache_hints_run(void *ctx); /* fills some */
+/* No table is in use. */
+void cache_hints_close(struct cache *c);
 
 /* ---- turn.c ---- */
 
-/* No table is in use. */
-void cache_hints_close(struct cache *c);
-/* Tables of hints are filled from the next turn of the loop on. */
-void cache_hints_later(struct cache *c);
-
-/* compact.c goes on in the next turn of the loop. */
-void cache_compact_later(struct cache *c);
-/* Blocks come over to their tenants' groups from the next turn of the loop on. */
-void cache_regroup_later(struct cache *c);
-/* What tenants have too much of NVMe is dropped from the next turn of the loop on. */
-void cache_quota_trim_later(struct cache *c);
-
-/* Relocations are looked at in the next turn of the loop. */
-void cache_relocations_later(struct cache *c);
-/* Searches for slots in windows go on in the next turn of the loop. */
-void cache_window_search_later(struct cache *c);
+int cache_chores_init(struct cache *c);
+static inline void cache_wake(struct cache *c, enum cache_chore chore)
+{
+    chore_wake(&c->chore[chore]);
+}
 /* Something was released. In the next turn of the loop those who wait for space try again, and writes
  * begin. */
 void cache_released(struct cache *c);
-/* A search for a slot looked at as many blocks as it may in one turn of the loop: those who wait
- * for space try again in the next. */
-void cache_search_later(struct cache *c);
+/* Less is under way, and nothing was released: if nothing is left, who waits for space has to know. */
+void cache_less_under_way(struct cache *c);
+/* Who waits for write-behind may go on. */
+void cache_less_dirty(struct cache *c);
 
 /* ---- fill.c ---- */
 
@@ -336,11 +339,11 @@ void cache_relocations_pump(struct cache *c);
  * they must. -EAGAIN: an extent comes, see arena_alloc_window. -ENOSPC: none may be had. Or another -errno. */
 int cache_window_slot(struct cache *c, struct arena_group *group, uint64_t bytes, uint64_t owner,
                       slot_ref *out);
-/* More is lent than the budget; and if so: begins to empty an extent. */
+/* More is lent than the budget. */
 bool cache_window_over(const struct cache *c);
-void cache_window_trim(struct cache *c);
-/* Evicts some blocks of the extent that is taken from its group. True: there is more for the next turn. */
-bool cache_window_empty_some(struct cache *c);
+/* Relocations go on, and an extent that is taken from its group is emptied. */
+bool cache_windows_run(void *ctx);
+bool cache_windows_ready(const void *ctx);
 
 /* ---- evict.c ---- */
 
@@ -372,9 +375,10 @@ bool cache_list_drop(struct cache *c, struct block_list *l);
  * `sequence`. False: none was found. */
 bool cache_list_drop_older(struct cache *c, uint64_t sequence);
 /* When recovery and the load of the snapshot are over: drops blocks that lack parts, some in each
- * turn of the loop until cache_list_sweep returns false. */
+ * turn of the loop. */
 void cache_list_sweep_begin(struct cache *c);
-bool cache_list_sweep(struct cache *c);
+bool cache_list_sweep_run(void *ctx);
+bool cache_list_sweep_ready(const void *ctx);
 /* Which blocks may be dropped for a new one in a full index: those on the shared tier only, also
  * those that left DRAM, also the coldest in DRAM. */
 enum index_space { INDEX_SPACE_SHARED, INDEX_SPACE_BELOW, INDEX_SPACE_DRAM };
@@ -418,8 +422,8 @@ slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int 
 /* Nothing else gives a slot of that size: an extent may be emptied for it. True: that is under way, and who waits for space will be
  * told. */
 bool cache_compact(struct cache *c, uint64_t slot_bytes);
-/* True: there is more for the next turn of the loop. */
-bool cache_compact_pump(struct cache *c);
+bool cache_compact_run(void *ctx);
+bool cache_compact_ready(const void *ctx);
 void cache_compact_disarm(struct cache *c); /* its alarm */
 
 /* ---- quota.c: what tenants are guaranteed, and get at most ---- */
@@ -436,16 +440,14 @@ bool cache_quota_keeps_below(const struct tenant *t);
  * in turn. Returns their number. */
 #define QUOTA_GROUPS 17u
 uint32_t cache_quota_groups(struct cache *c, struct policy_group *out[QUOTA_GROUPS]);
-/* Brings some blocks into their groups. True: there is more for the next turn of the loop. */
-bool cache_quota_regroup(struct cache *c);
+bool cache_quota_regroup_run(void *ctx); /* brings some blocks into their groups */
 
 /* ---- quota_below.c: what tenants get of NVMe at most ---- */
 
 /* Makes room for a part of the tenant's, of its own blocks there. 0, or -EDQUOT: none may go now. durable: for a part that
  * somebody waits for. */
 int cache_quota_below(struct cache *c, struct tenant *t, uint64_t bytes, bool durable);
-/* Drops some of what tenants have too much. True: there is more for the next turn of the loop. */
-bool cache_quota_trim(struct cache *c);
+bool cache_quota_trim_run(void *ctx); /* drops some of what tenants have too much */
 
 /* ---- queue.c ---- */
 
@@ -478,13 +480,18 @@ void cache_write_fetched(struct cache *c, block_ref ref);
 void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
 /* Something waits, and the target may take it. */
 bool cache_write_waits(const struct cache *c, enum write_to to);
-/* Begins some writes. True: there is more for the next turn of the loop. */
-bool cache_write_pump(struct cache *c, enum write_to to);
+/* Begin some writes. */
+bool cache_write_nvme_run(void *ctx);
+bool cache_write_nvme_ready(const void *ctx);
+bool cache_write_share_run(void *ctx);
+bool cache_write_share_ready(const void *ctx);
 /* A namespace may be written again: what was stalled waits in front of its queue. */
 void cache_writes_unstall(struct cache *c);
 /* A seed has come, or can't be had: its blocks are put back in the next turns. */
 void cache_writes_seeded(struct cache *c);
 bool cache_writes_seed(struct cache *c); /* some of these; are there more? */
+bool cache_seeds_run(void *ctx);
+bool cache_seeds_ready(const void *ctx);
 /* How many of its parts a write would bring to the target: they have no copy there, nor is one under
  * way. */
 uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to);
@@ -536,7 +543,7 @@ bool cache_seed_awaited(const struct cache *c, const struct ns *ns);
 
 /* Parts of earlier runs may still turn up. What was dumped since waits: its copy of an earlier run
  * may have been promised, and a newer one that is not durable must not take its place. */
-bool cache_recovering(struct cache *c);
+bool cache_recovering(const struct cache *c);
 /* For tier_callbacks. */
 void cache_recovered_cb(void *ctx);
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);

@@ -143,10 +143,13 @@ void cache_list_sweep_begin(struct cache *c)
         return;
     c->torn = false;
     c->sweep = c->below.n;
+    cache_wake(c, CHORE_SWEEP);
 }
 
-bool cache_list_sweep(struct cache *c)
+bool cache_list_sweep_run(void *ctx)
 {
+    struct cache *c = ctx;
+
     for (unsigned i = 0; i < SWEEP_TURN && c->sweep > 0 && c->below.back != 0; i++) {
         block_ref ref = c->below.back;
         struct ns *ns;
@@ -161,6 +164,11 @@ bool cache_list_sweep(struct cache *c)
     if (c->below.back == 0)
         c->sweep = 0;
     return c->sweep > 0;
+}
+
+bool cache_list_sweep_ready(const void *ctx)
+{
+    return ((const struct cache *)ctx)->sweep > 0;
 }
 
 /* ---- space in the index ---- */

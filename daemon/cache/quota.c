@@ -137,10 +137,10 @@ void cache_tenants_changed(struct cache *c)
             t->group->whole = true;
             c->quotas.place = 0;
             c->quotas.cursor = 0;
-            cache_regroup_later(c);
+            cache_wake(c, CHORE_REGROUP);
         }
     }
-    cache_quota_trim_later(c);
+    cache_wake(c, CHORE_TRIM);
     cache_released(c);
 }
 
@@ -157,13 +157,13 @@ static struct ns *regroup_ns(struct cache *c)
     return NULL;
 }
 
-bool cache_quota_regroup(struct cache *c)
+bool cache_quota_regroup_run(void *ctx)
 {
+    struct cache *c = ctx;
     block_ref refs[REGROUP_TURN];
     struct ns *ns = regroup_ns(c);
     uint32_t n = 0;
 
-    c->quotas.regroup = ns != NULL;
     if (!ns)
         return false;
     c->quotas.cursor = index_scan(c->config.index, ns, c->quotas.cursor, REGROUP_TURN, refs, &n);

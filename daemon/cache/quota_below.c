@@ -136,13 +136,13 @@ int cache_quota_below(struct cache *c, struct tenant *t, uint64_t bytes, bool du
     return 0;
 }
 
-bool cache_quota_trim(struct cache *c)
+bool cache_quota_trim_run(void *ctx)
 {
+    struct cache *c = ctx;
     struct tenant_set *tenants = index_tenants(c->config.index);
     uint32_t left = TRIM_TURN;
     bool more = false;
 
-    c->quotas.trim = false;
     if (!c->tier || cache_recovering(c))
         return false; /* the end of recovery begins it */
     for (struct tenant *t = tenant_next(tenants, NULL); t; t = tenant_next(tenants, t))
@@ -155,6 +155,5 @@ bool cache_quota_trim(struct cache *c)
             give_up(c, ref);
             left--;
         }
-    c->quotas.trim = more;
     return more;
 }

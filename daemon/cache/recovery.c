@@ -76,7 +76,7 @@ uint64_t cache_restore_cb(void *ctx, const struct tier_found *f)
     return part_owner(ref, f->name->part);
 }
 
-bool cache_recovering(struct cache *c)
+bool cache_recovering(const struct cache *c)
 {
     struct tier_stats stats = {0};
 
@@ -89,7 +89,7 @@ void cache_recovered_cb(void *ctx)
     struct cache *c = ctx;
 
     cache_list_sweep_begin(c);
-    cache_quota_trim_later(c);
+    cache_wake(c, CHORE_TRIM);
     cache_released(c);
     cache_durables_retry(c);
 }

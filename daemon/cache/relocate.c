@@ -192,7 +192,7 @@ static void read_cb(struct cache_wait *w, int status)
     /* A reader of its own chose another slot. */
     r->state = SLOT;
     cache_put(c, r->ref, r->part);
-    cache_relocations_later(c);
+    cache_wake(c, CHORE_WINDOWS);
 }
 
 /* ---- going on ---- */
@@ -220,7 +220,6 @@ void cache_relocations_pump(struct cache *c)
 {
     struct list *ops = &c->relocations.ops, *node = ops->next, *next;
 
-    c->relocations.pump = false;
     for (uint32_t n = c->relocations.n; n > 0 && node != ops; n--, node = next) {
         struct relocation *r = LIST_ENTRY(node, struct relocation, link);
 
@@ -324,7 +323,7 @@ int cache_relocate(struct cache *c, block_ref ref, uint32_t part, struct arena_g
 void cache_relocate_cancel(struct cache *c, struct cache_move *m)
 {
     list_remove(&m->link);
-    cache_relocations_later(c);
+    cache_wake(c, CHORE_WINDOWS);
 }
 
 bool cache_window_place(struct cache *c, block_ref ref, uint32_t part, struct arena_place *out)

@@ -351,6 +351,13 @@ static block_ref victim_find(struct space_search *s)
 
 /* ---- evicting ---- */
 
+/* The search has looked at as many blocks as it may in one turn of the loop: those who wait for space try again in the next. */
+static void search_later(struct cache *c)
+{
+    c->searching = true;
+    cache_wake(c, CHORE_SPACE);
+}
+
 /* all: from NVMe, too. */
 static void block_evict(struct cache *c, block_ref ref, bool all)
 {
@@ -409,7 +416,7 @@ static bool extent_evict(struct space_search *s)
     s->owners = 0;
     if (arena_extent_closed(c->arena, extent) &&
         !arena_extent_owners(c->arena, extent, owner_evict_cb, s) && !s->blocked) {
-        cache_search_later(c);
+        search_later(c);
         return false;
     }
     if (s->blocked)
@@ -431,7 +438,7 @@ static bool evict_some(struct space_search *s)
         return extent_evict(s);
     victim = victim_find(s);
     if (victim == 0 && (s->looks <= 0 || s->unseen)) {
-        cache_search_later(c);
+        search_later(c);
         return false;
     }
     if (victim == 0 && s->beside)
@@ -523,7 +530,7 @@ static int most_keep(const struct space_search *of)
         block_ref victim = s.cache->searching ? 0 : victim_find(&s);
 
         if (victim == 0 && s.looks <= 0)
-            cache_search_later(s.cache);
+            search_later(s.cache);
         if (victim == 0)
             return s.cache->searching ? -EBUSY : -EDQUOT;
         block_evict(s.cache, victim, false);

@@ -1,24 +1,8 @@
-/* The idle callback, in which the cache goes on with what it put off until the next turn of the loop; and who waits for
- * a turn, for space or for write-behind. */
+/* What the cache puts off until the next turn of the loop; and who waits for a turn, for space or for write-behind. */
 #include "daemon/cache/cache.h"
 
 #include "daemon/cache/internal.h"
 #include "daemon/cache/snapshot.h"
-
-#include <assert.h>
-
-static void idle_cb(uv_idle_t *idle);
-
-static void idle_start(struct cache *c)
-{
-    if (!c->idle_on && !c->closing) {
-        int rc = uv_idle_start(&c->idle, idle_cb);
-
-        assert(rc == 0);
-        (void)rc;
-        c->idle_on = true;
-    }
-}
 
 /* Of those who wait for their own tenant's, that try again in one turn of the loop. */
 #define MOST_WAKES 16
@@ -29,30 +13,45 @@ static bool anybody_waits(const struct cache *c)
            !list_empty(&c->quotas.woken);
 }
 
+/* An operation is under way, or about to be, whose end may free a slot. */
+static bool space_may_come(const struct cache *c)
+{
+    return c->searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
+           c->shards.pieces > 0 || c->write[WRITE_SHARE].full || c->unseeded.n > 0 ||
+           ((c->chore[CHORE_WRITE_NVME].due || c->chore[CHORE_WRITE_SHARE].due) && !c->no_writes) ||
+           c->relocations.n > 0 || c->compact.slot_bytes > 0 ||
+           arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
+}
+
 /* Each waits for something of its own, so that one fails says nothing about the next: after a release
  * each tries once, some in each turn. */
-static void most_wake(struct cache *c, bool released)
+static bool own_run(void *ctx)
 {
+    struct cache *c = ctx;
     struct list *node;
 
-    if (released) { /* who has not tried since the last one is first */
-        list_splice_front(&c->quotas.waits, &c->quotas.woken);
-        list_splice_front(&c->quotas.woken, &c->quotas.waits);
-    }
     for (int i = 0; i < MOST_WAKES && (node = list_pop_front(&c->quotas.woken)) != NULL; i++) {
         struct cache_retry *r = LIST_ENTRY(node, struct cache_retry, link);
 
         r->retry_cb(r);
     }
-    if (!list_empty(&c->quotas.woken))
-        idle_start(c);
+    return !list_empty(&c->quotas.woken);
 }
 
-static void space_wake(struct cache *c)
+static bool own_ready(const void *ctx)
 {
+    const struct cache *c = ctx;
+
+    return !list_empty(&c->quotas.woken);
+}
+
+/* Something was released, or a search goes on. */
+static bool space_run(void *ctx)
+{
+    struct cache *c = ctx;
     struct list *node;
 
-    c->wake = false;
+    c->searching = false;
     while ((node = list_pop_front(&c->space_waits)) != NULL) {
         struct cache_retry *r = LIST_ENTRY(node, struct cache_retry, link);
 
@@ -62,11 +61,32 @@ static void space_wake(struct cache *c)
         if (c->space_waits.prev == node || c->space_waits.next == node)
             break;
     }
+    /* Who has not tried since the last one is first. */
+    list_splice_front(&c->quotas.waits, &c->quotas.woken);
+    list_splice_front(&c->quotas.woken, &c->quotas.waits);
+    if (!list_empty(&c->quotas.woken))
+        cache_wake(c, CHORE_OWN);
+    return false;
+}
+
+/* Nothing is under way that could free a slot: who waits for one has to know. */
+static bool space_ready(const void *ctx)
+{
+    const struct cache *c = ctx;
+
+    return anybody_waits(c) && !space_may_come(c);
+}
+
+void cache_less_under_way(struct cache *c)
+{
+    if (space_ready(c))
+        cache_wake(c, CHORE_SPACE);
 }
 
 /* One a turn of the loop, each in its turn. */
-static void next_turn_wake(struct cache *c)
+static bool turn_run(void *ctx)
 {
+    struct cache *c = ctx;
     struct list *node = list_pop_front(&c->next_turn);
 
     if (node) {
@@ -74,12 +94,19 @@ static void next_turn_wake(struct cache *c)
 
         r->retry_cb(r);
     }
-    if (!list_empty(&c->next_turn))
-        idle_start(c);
+    return !list_empty(&c->next_turn);
 }
 
-static void pressure_wake(struct cache *c)
+static bool turn_ready(const void *ctx)
 {
+    const struct cache *c = ctx;
+
+    return !list_empty(&c->next_turn);
+}
+
+static bool pressure_run(void *ctx)
+{
+    struct cache *c = ctx;
     struct list *node;
 
     while (!cache_back_pressure(c) && (node = list_pop_front(&c->pressure)) != NULL) {
@@ -87,121 +114,52 @@ static void pressure_wake(struct cache *c)
 
         r->retry_cb(r);
     }
+    return false;
 }
 
-/* An operation is under way, or about to be, whose end may free a slot. */
-static bool space_may_come(const struct cache *c)
+static bool pressure_ready(const void *ctx)
 {
-    return c->searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
-           c->shards.pieces > 0 || c->write[WRITE_SHARE].full || c->unseeded.n > 0 ||
-           ((c->write[WRITE_NVME].pump || c->write[WRITE_SHARE].pump) && !c->no_writes) ||
-           c->relocations.n > 0 || c->compact.slot_bytes > 0 ||
-           arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
+    const struct cache *c = ctx;
+
+    return !list_empty(&c->pressure) && !cache_back_pressure(c);
 }
 
-static void pump(struct cache *c)
+void cache_less_dirty(struct cache *c)
 {
-    bool pumped = false;
-
-    for (enum write_to to = 0; to < WRITE_TARGETS; to++) {
-        if (!c->write[to].pump)
-            continue;
-        pumped = true;
-        c->write[to].pump = cache_write_pump(c, to);
-        if (c->write[to].pump)
-            idle_start(c);
-        c->fruitless = 0; /* a block that waits no more may be dropped for a new one */
-    }
-    /* No write began: if nothing else can free a slot, its waiters have to know. */
-    if (pumped && anybody_waits(c) && !space_may_come(c)) {
-        c->wake = true;
-        idle_start(c);
-    }
+    if (pressure_ready(c))
+        cache_wake(c, CHORE_PRESSURE);
 }
 
-static void idle_cb(uv_idle_t *idle)
-{
-    struct cache *c = idle->data;
-    bool released;
+/* ---- chores ---- */
 
-    uv_idle_stop(idle);
-    c->idle_on = false;
-    /* First: who waits for the extent that it has emptied takes it before others come. */
-    if (c->compact.pump && cache_compact_pump(c))
-        cache_compact_later(c);
-    c->wake = c->wake || c->searching;
-    c->searching = false;
-    released = c->wake;
-    if (released)
-        space_wake(c);
-    most_wake(c, released);
-    next_turn_wake(c);
-    if (c->seeded > 0 && cache_writes_seed(c))
-        idle_start(c);
-    pump(c);
-    c->window_search.looks = 0;
-    c->window_search.change++;
-    if (c->relocations.pump)
-        cache_relocations_pump(c);
-    cache_window_trim(c);
-    if (c->taking && cache_window_empty_some(c))
-        idle_start(c);
-    if (c->sweep > 0 && cache_list_sweep(c))
-        idle_start(c);
-    if (c->hints.pump) {
-        c->hints.pump = cache_hints_pump(c);
-        if (c->hints.pump)
-            idle_start(c);
-    }
-    if (c->quotas.regroup && cache_quota_regroup(c))
-        idle_start(c);
-    if (c->quotas.trim && cache_quota_trim(c))
-        idle_start(c);
-    pressure_wake(c);
-}
+/* In this order: who waits for the extent that compact.c has emptied takes it before others come. */
+static const struct {
+    bool (*run_cb)(void *ctx);
+    bool (*ready_cb)(const void *ctx);
+} chores[CHORES] = {
+    [CHORE_COMPACT] = {cache_compact_run, cache_compact_ready},
+    [CHORE_SPACE] = {space_run, space_ready},
+    [CHORE_OWN] = {own_run, own_ready},
+    [CHORE_TURN] = {turn_run, turn_ready},
+    [CHORE_SEEDS] = {cache_seeds_run, cache_seeds_ready},
+    [CHORE_WRITE_NVME] = {cache_write_nvme_run, cache_write_nvme_ready},
+    [CHORE_WRITE_SHARE] = {cache_write_share_run, cache_write_share_ready},
+    [CHORE_WINDOWS] = {cache_windows_run, cache_windows_ready},
+    [CHORE_SWEEP] = {cache_list_sweep_run, cache_list_sweep_ready},
+    [CHORE_HINTS] = {cache_hints_run, NULL},
+    [CHORE_REGROUP] = {cache_quota_regroup_run, NULL},
+    [CHORE_TRIM] = {cache_quota_trim_run, NULL},
+    [CHORE_PRESSURE] = {pressure_run, pressure_ready},
+};
 
-void cache_regroup_later(struct cache *c)
+int cache_chores_init(struct cache *c)
 {
-    c->quotas.regroup = true;
-    idle_start(c);
-}
+    int rc = chores_init(&c->chores, c->config.loop, c);
 
-void cache_compact_later(struct cache *c)
-{
-    c->compact.pump = true;
-    idle_start(c);
-}
-
-void cache_quota_trim_later(struct cache *c)
-{
-    c->quotas.trim = true;
-    idle_start(c);
-}
-
-void cache_hints_later(struct cache *c)
-{
-    c->hints.pump = true;
-    idle_start(c);
-}
-
-void cache_relocations_later(struct cache *c)
-{
-    if (c->relocations.n == 0)
-        return;
-    c->relocations.pump = true;
-    idle_start(c);
-}
-
-void cache_window_search_later(struct cache *c)
-{
-    c->relocations.pump = true;
-    idle_start(c);
-}
-
-void cache_search_later(struct cache *c)
-{
-    c->searching = true;
-    idle_start(c);
+    c->chores.idle.data = c;
+    for (unsigned i = 0; rc == 0 && i < CHORES; i++)
+        chore_add(&c->chores, &c->chore[i], chores[i].run_cb, chores[i].ready_cb);
+    return rc;
 }
 
 void cache_released(struct cache *c)
@@ -209,23 +167,17 @@ void cache_released(struct cache *c)
     c->fruitless = 0;
     c->releases++;
     c->window_search.change++;
-    if (anybody_waits(c)) {
-        c->wake = true;
-        idle_start(c);
-    }
+    if (anybody_waits(c))
+        cache_wake(c, CHORE_SPACE);
     c->write[WRITE_NVME].full = false; /* what was released may be an operation of the tier */
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
-        if (cache_write_waits(c, to)) {
-            c->write[to].pump = true;
-            idle_start(c);
-        }
-    cache_relocations_later(c);
+        if (cache_write_waits(c, to))
+            cache_wake(c, CHORE_WRITE_NVME + to);
+    if (c->relocations.n > 0 || c->taking || cache_window_over(c))
+        cache_wake(c, CHORE_WINDOWS);
     if (c->compact.slot_bytes > 0 || c->compact.n > 0)
-        cache_compact_later(c);
-    if (c->sweep > 0 || c->taking || c->seeded > 0 || cache_window_over(c))
-        idle_start(c);
-    if (!list_empty(&c->pressure) && !cache_back_pressure(c))
-        idle_start(c);
+        cache_wake(c, CHORE_COMPACT);
+    cache_less_dirty(c);
 }
 
 /* ---- waiting for space, and for write-behind ---- */
@@ -257,7 +209,7 @@ bool cache_space_awaited(const struct cache *c, const struct cache_retry *r)
 void cache_next_turn(struct cache *c, struct cache_retry *r)
 {
     list_push_back(&c->next_turn, &r->link);
-    idle_start(c);
+    cache_wake(c, CHORE_TURN);
 }
 
 void cache_arena_grew(struct cache *c)

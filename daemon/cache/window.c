@@ -51,7 +51,7 @@ static int evict_one(struct cache *c, struct arena_group *group, uint64_t bytes)
         cache_owner_evict(c, best);
         return 0;
     }
-    cache_window_search_later(c);
+    cache_wake(c, CHORE_WINDOWS);
     if (round->looks < round->slots)
         return -EAGAIN;
     round->looks = 0;
@@ -87,8 +87,8 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
     return !o->blocked;
 }
 
-/* The extent goes back to the arena with its last slot. */
-bool cache_window_empty_some(struct cache *c)
+/* The extent goes back to the arena with its last slot. True: there is more for the next turn of the loop. */
+static bool empty_some(struct cache *c)
 {
     uint32_t extent = c->taking - 1;
     struct owners o = {.cache = c};
@@ -121,7 +121,7 @@ static bool take_from(struct cache *c, struct arena_group *from, struct owners *
             continue;
         arena_extent_close(a, extent, true);
         c->taking = 1 + extent;
-        cache_released(c);
+        cache_released(c); /* and wakes CHORE_WINDOWS */
         return true;
     }
     return false;
@@ -180,14 +180,33 @@ bool cache_window_over(const struct cache *c)
     return c->arena && arena_window_over(c->arena);
 }
 
-void cache_window_trim(struct cache *c)
+/* If more is lent than the budget: begins to empty an extent. */
+static void trim(struct cache *c)
 {
     if (cache_window_over(c))
         (void)take_from_most(c, NULL);
 }
 
+bool cache_windows_run(void *ctx)
+{
+    struct cache *c = ctx;
+
+    c->window_search.looks = 0;
+    c->window_search.change++;
+    cache_relocations_pump(c);
+    trim(c);
+    return c->taking && empty_some(c);
+}
+
+bool cache_windows_ready(const void *ctx)
+{
+    const struct cache *c = ctx;
+
+    return c->taking;
+}
+
 void cache_windows_changed(struct cache *c)
 {
-    cache_window_trim(c);
+    trim(c);
     cache_released(c);
 }

@@ -55,6 +55,7 @@ static void queued_set(struct cache *c, enum write_to to, block_ref ref, bool qu
     } else {
         b->flags &= (uint16_t)~queued_flag[to];
         c->dirty_bytes -= dirty;
+        cache_less_dirty(c);
         cache_reconsider(c, ref);
     }
 }
@@ -376,19 +377,58 @@ bool cache_write_waits(const struct cache *c, enum write_to to)
            t->writing_bytes < CACHE_WRITE_WINDOW && !t->full && !c->no_writes;
 }
 
-bool cache_write_pump(struct cache *c, enum write_to to)
+/* The end of recovery goes on. */
+static bool has_to_wait(const struct cache *c, enum write_to to)
+{
+    return to == WRITE_NVME && cache_recovering(c);
+}
+
+/* Begins some writes. True: there is more for the next turn of the loop. */
+static bool write_some(struct cache *c, enum write_to to)
 {
     unsigned left = PUMP_PARTS;
 
-    if (to == WRITE_NVME) {
-        if (cache_recovering(c))
-            return false; /* cache_recovered_cb goes on */
+    if (has_to_wait(c, to))
+        return false;
+    if (to == WRITE_NVME)
         cache_durables_retry(c);
-    }
     for (int i = 0; i < PUMP_BLOCKS && left > 0; i++)
         if (c->write[to].n == 0 || !cache_write_waits(c, to) || !queue_take(c, to, &left))
             break;
     return c->write[to].n > 0 && cache_write_waits(c, to);
+}
+
+static bool write_run(struct cache *c, enum write_to to)
+{
+    bool more = write_some(c, to);
+
+    c->fruitless = 0; /* a block that waits no more may be dropped for a new one */
+    return more;
+}
+
+bool cache_write_nvme_run(void *ctx)
+{
+    return write_run(ctx, WRITE_NVME);
+}
+
+bool cache_write_share_run(void *ctx)
+{
+    return write_run(ctx, WRITE_SHARE);
+}
+
+static bool write_ready(const struct cache *c, enum write_to to)
+{
+    return c->write[to].n > 0 && cache_write_waits(c, to) && !has_to_wait(c, to);
+}
+
+bool cache_write_nvme_ready(const void *ctx)
+{
+    return write_ready(ctx, WRITE_NVME);
+}
+
+bool cache_write_share_ready(const void *ctx)
+{
+    return write_ready(ctx, WRITE_SHARE);
 }
 
 static void unstall(struct cache *c, enum write_to to, block_ref ref)
@@ -401,6 +441,7 @@ static void unstall(struct cache *c, enum write_to to, block_ref ref)
 void cache_writes_seeded(struct cache *c)
 {
     c->seeded = c->unseeded.n;
+    cache_wake(c, CHORE_SEEDS);
     cache_released(c);
 }
 
@@ -420,6 +461,18 @@ bool cache_writes_seed(struct cache *c)
     }
     cache_released(c);
     return c->seeded > 0;
+}
+
+bool cache_seeds_run(void *ctx)
+{
+    struct cache *c = ctx;
+
+    return c->seeded > 0 && cache_writes_seed(c);
+}
+
+bool cache_seeds_ready(const void *ctx)
+{
+    return ((const struct cache *)ctx)->seeded > 0;
 }
 
 void cache_writes_unstall(struct cache *c)

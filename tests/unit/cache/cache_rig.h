@@ -255,7 +255,9 @@ static inline void rig_open(void)
 
 static inline void turn(void)
 {
+    cr_assert_null(chore_asleep(&rig.cache->chores), "nobody would do it");
     uv_run(&rig.loop, UV_RUN_NOWAIT);
+    cr_assert_null(chore_asleep(&rig.cache->chores), "nobody would do it");
 }
 
 static inline void rig_close(void)

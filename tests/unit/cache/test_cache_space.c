@@ -47,6 +47,41 @@ Test(cache_space, who_waits_is_woken_later_and_all_of_them)
     drop(ref);
 }
 
+/* A layer has come, and others will: until then the slot is nobody's that could not give way. */
+Test(cache_space, who_waits_hears_that_a_dump_pauses)
+{
+    struct asker a;
+    struct cache_fill *f;
+    block_ref ref = open_block(rig.one, 1);
+
+    ask(&a);
+    cr_assert_eq(claim(ref, 0, 0, 1, &f), 0);
+    cr_assert(cache_space_wait(rig.cache, &a.r, false));
+    cache_fill_done(rig.cache, f, 1, true);
+    turn();
+    cr_expect_eq(a.calls, 1);
+    cache_fills_end(rig.cache, &rig.fills[0]);
+    drop(ref);
+}
+
+Test(cache_space, who_waits_hears_that_a_use_lasts)
+{
+    block_ref ref = store(rig.one, 1);
+    struct cache_wait w;
+    struct asker a;
+
+    ask(&a);
+    cache_stop_writing(rig.cache);
+    turn();
+    cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
+    cr_assert(cache_space_wait(rig.cache, &a.r, false));
+    cache_hold(rig.cache, ref, 0);
+    turn();
+    cr_expect_eq(a.calls, 1);
+    cache_unhold(rig.cache, ref, 0);
+    drop(ref);
+}
+
 /* The first still has too little: the second is not asked in vain, and not forgotten either. */
 Test(cache_space, who_still_has_too_little_lets_the_next_go_first)
 {
