@@ -57,17 +57,15 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->durables);
     list_init(&c->stalled_durables);
     list_init(&c->fills_by_age);
-    list_init(&c->space_waits);
-    list_init(&c->next_turn);
-    list_init(&c->pressure);
+    for (enum wait_for what = 0; what < WAITS; what++)
+        list_init(&c->waits[what]);
+    list_init(&c->woken);
     list_init(&c->relocations.ops);
     list_init(&c->compact.moves);
     c->compact.vain = UINT64_MAX;
     list_init(&c->hints.all);
     list_init(&c->hints.kept);
     list_init(&c->quotas.open);
-    list_init(&c->quotas.waits);
-    list_init(&c->quotas.woken);
     c->relocations.most = CACHE_MOVES_MAX;
     *out = c;
     return 0;
@@ -92,8 +90,9 @@ void cache_free(struct cache *c)
 {
     if (!c)
         return;
-    assert(c->tier_busy == 0 && list_empty(&c->space_waits) && table_count(&c->fills) == 0);
-    assert(list_empty(&c->next_turn) && list_empty(&c->pressure) && c->share_busy == 0);
+    assert(c->tier_busy == 0 && c->share_busy == 0 && table_count(&c->fills) == 0);
+    for (enum wait_for what = 0; what < WAITS; what++)
+        assert(list_empty(&c->waits[what]));
     assert(c->relocations.n == 0 && c->compact.n == 0 && c->hints.n == 0);
     cache_hints_close(c);
     cache_compact_disarm(c);

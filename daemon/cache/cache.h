@@ -209,8 +209,8 @@ enum cache_got { CACHE_PENDING = 0, CACHE_READY = 1 };
 /* CACHE_READY: the caller has one use of the part, until cache_put. CACHE_PENDING: done_cb will
  * run. -ENOENT: the part is not whole, or its last copy is gone. -EIO: its read can't begin; that
  * copy is dropped. -EINPROGRESS: its key is still being read. -EBUSY: no slot now, see
- * cache_space_wait. -EAGAIN: no place in the tier's queue, or too many users now, see
- * cache_most_wait. node: where a new slot should lie if that costs nothing, or NUMA_NONE. */
+ * WAIT_SLOT. -EAGAIN: no place in the tier's queue, or too many users now, see
+ * WAIT_OTHER. node: where a new slot should lie if that costs nothing, or NUMA_NONE. */
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
               struct cache_wait *w);
 /* As cache_get, for who wants shards [first, first + n) of the part only and holds its block until done_cb or cancel. What lies on
@@ -294,7 +294,7 @@ void cache_fills_end(struct cache *c, struct cache_fills *fills);
 struct cache_fill;
 /* Claims shards [shard, shard + n) of a part for one copy; the caller holds the block. -EEXIST: the
  * part is whole. -EINPROGRESS: another connection fills it, or one of the shards is claimed; all of them
- * may be claimed anew while none is being copied. -EBUSY: no slot now, see cache_space_wait. node: as in
+ * may be claimed anew while none is being copied. -EBUSY: no slot now, see WAIT_SLOT. node: as in
  * cache_get. */
 int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, uint32_t part,
                      uint32_t shard, uint32_t n, int node, struct cache_fill **out);
@@ -302,7 +302,7 @@ int cache_fill_claim(struct cache *c, struct cache_fills *fills, block_ref ref, 
  * all shards are there the part is published, and the fill is gone. */
 void cache_fill_done(struct cache *c, struct cache_fill *f, uint32_t n, bool ok);
 /* published_cb runs for each part that a fill has published, inside the call that did. It may lease the
- * block, and call nothing else of the cache but cache_next_turn. */
+ * block, and call nothing else of the cache but cache_wait_for a turn. */
 void cache_watch(struct cache *c,
                  void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part),
                  void *ctx);
@@ -324,24 +324,25 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
 
 /* ---- waiting for space, and for write-behind ---- */
 
+enum wait_for {
+    WAIT_TURN, /* the next turn of the loop, as enough was done in this one: one goes on in each */
+    WAIT_SLOT, /* a slot (-EBUSY), in the order in which they came: who still has too little lets nobody pass */
+    WAIT_OTHER, /* something else that is full: a queue (-EAGAIN), the tenant's DRAM (-EDQUOT). Nobody waits behind it */
+    WAIT_PRESSURE, /* the end of cache_back_pressure */
+    WAITS,
+};
 /* One who waits to try again. retry_cb runs once. */
 struct cache_retry {
     struct list link;
     void (*retry_cb)(struct cache_retry *r);
+    bool first; /* WAIT_SLOT: before those who wait already */
 };
+/* False: retry_cb will not run. Only for WAIT_SLOT and WAIT_OTHER, whose retry_cb runs when something was released: nothing is under
+ * way that could be (a copy, a read, a write, the arena's growth). */
+bool cache_wait_for(struct cache *c, struct cache_retry *r, enum wait_for what);
 void cache_retry_cancel(struct cache_retry *r); /* r is initialised; it need not wait */
-
-/* retry_cb runs when something was released. False: it will not run, as nothing is under way that
- * could free a slot (a copy, a read, a write, the arena's growth). first: before those who wait
- * already. */
-bool cache_space_wait(struct cache *c, struct cache_retry *r, bool first);
-/* The same for who needs something else than a slot: its tenant gets no more (-EDQUOT), or a queue is
- * full (-EAGAIN). Nobody waits behind it. */
-bool cache_most_wait(struct cache *c, struct cache_retry *r);
-/* Others wait for that, and none of them is r, or r is not the first. */
-bool cache_space_awaited(const struct cache *c, const struct cache_retry *r);
-/* Enough was done in this turn of the loop: retry_cb runs in the next. */
-void cache_next_turn(struct cache *c, struct cache_retry *r);
+/* Others wait for a slot, and none of them is r, or r is not the first. */
+bool cache_slot_awaited(const struct cache *c, const struct cache_retry *r);
 /* Settings of tenants have changed. */
 void cache_tenants_changed(struct cache *c);
 /* The arena has grown, or will not grow any more. */
@@ -349,8 +350,6 @@ void cache_arena_grew(struct cache *c);
 
 /* More DRAM is dirty than backlog_bytes. */
 bool cache_back_pressure(const struct cache *c);
-/* retry_cb runs when that is over. */
-void cache_pressure_wait(struct cache *c, struct cache_retry *r);
 
 /* ---- verifying ---- */
 

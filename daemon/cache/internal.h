@@ -50,7 +50,7 @@ struct write_target {
 enum cache_chore {
     CHORE_COMPACT,
     CHORE_SPACE, /* who waits for space tries again */
-    CHORE_OWN,   /* who waits for something of its own does */
+    CHORE_OTHER, /* who waits for something else does */
     CHORE_TURN,
     CHORE_SEEDS,
     CHORE_WRITE_NVME, /* + enum write_to */
@@ -82,8 +82,9 @@ struct cache {
     struct cache_stats stats;
     struct chores chores;
     struct chore chore[CHORES];
-    unsigned handles;                             /* that are open */
-    struct list space_waits, next_turn, pressure; /* of cache_retry.link */
+    unsigned handles;         /* that are open */
+    struct list waits[WAITS]; /* of cache_retry.link */
+    struct list woken;        /* of WAIT_OTHER, those that are about to try again */
     /* Write-behind. */
     struct write_target write[WRITE_TARGETS];
     struct block_queue unseeded; /* blocks for the shared tier whose namespace's seed is awaited */
@@ -145,11 +146,9 @@ struct cache {
         uint32_t failed;   /* 1 + the one that was given up */
     } compact;
     struct {
-        bool guaranteed;   /* some tenant has been guaranteed DRAM */
-        struct list open;  /* of policy_group.open: of tenants that hold more than is guaranteed */
-        struct list waits; /* of cache_retry.link: for space of a tenant that gets no more */
-        struct list woken; /* of them, those that are about to try again */
-        uint32_t place;    /* where the walk that brings blocks into their groups goes on */
+        bool guaranteed;  /* some tenant has been guaranteed DRAM */
+        struct list open; /* of policy_group.open: of tenants that hold more than is guaranteed */
+        uint32_t place;   /* where the walk that brings blocks into their groups goes on */
         uint64_t cursor;
     } quotas;
     struct cache_leased leased;

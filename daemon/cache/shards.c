@@ -152,8 +152,8 @@ static void whole_instead(struct cache_shards *s, struct cache_wait *w)
     struct cache *c = s->cache;
     int rc = cache_get(c, s->ref, s->part, s->io.priority, s->node, w);
 
-    if ((rc == -EBUSY && cache_space_wait(c, &s->retry, true)) ||
-        (rc == -EAGAIN && cache_most_wait(c, &s->retry))) {
+    if ((rc == -EBUSY && cache_wait_for(c, &s->retry, WAIT_SLOT)) ||
+        (rc == -EAGAIN && cache_wait_for(c, &s->retry, WAIT_OTHER))) {
         list_push_back(&s->waiter, &w->link);
         w->shards = s;
         return;
@@ -227,6 +227,7 @@ static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t 
     list_init(&s->waiter);
     list_init(&s->retry.link);
     s->retry.retry_cb = whole_retry_cb;
+    s->retry.first = true;
     cache_tier_io(c, &s->io, TIER_READ_SHARDS, ref, part, NULL);
     s->io.shard = first;
     s->io.shards = n;

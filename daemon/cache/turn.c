@@ -4,13 +4,14 @@
 #include "daemon/cache/internal.h"
 #include "daemon/cache/snapshot.h"
 
-/* Of those who wait for their own tenant's, that try again in one turn of the loop. */
-#define MOST_WAKES 16
+/* Of those who wait for something else than a slot, that try again in one turn of the loop. */
+#define OTHER_WAKES 16
 
+/* To be released. */
 static bool anybody_waits(const struct cache *c)
 {
-    return !list_empty(&c->space_waits) || !list_empty(&c->quotas.waits) ||
-           !list_empty(&c->quotas.woken);
+    return !list_empty(&c->waits[WAIT_SLOT]) || !list_empty(&c->waits[WAIT_OTHER]) ||
+           !list_empty(&c->woken);
 }
 
 /* An operation is under way, or about to be, whose end may free a slot. */
@@ -23,49 +24,56 @@ static bool space_may_come(const struct cache *c)
            arena_bytes_ready(c->arena) != arena_bytes_configured(c->arena);
 }
 
-/* Each waits for something of its own, so that one fails says nothing about the next: after a release
- * each tries once, some in each turn. */
-static bool own_run(void *ctx)
+/* Returns who that was, and may be no more; NULL: nobody waits. */
+static const struct list *first_retries(struct list *waits)
 {
-    struct cache *c = ctx;
-    struct list *node;
+    struct list *node = list_pop_front(waits);
 
-    for (int i = 0; i < MOST_WAKES && (node = list_pop_front(&c->quotas.woken)) != NULL; i++) {
+    if (node) {
         struct cache_retry *r = LIST_ENTRY(node, struct cache_retry, link);
 
         r->retry_cb(r);
     }
-    return !list_empty(&c->quotas.woken);
+    return node;
 }
 
-static bool own_ready(const void *ctx)
+/* Each waits for something of its own, so that one fails says nothing about the next: after a release
+ * each tries once, some in each turn. */
+static bool other_run(void *ctx)
+{
+    struct cache *c = ctx;
+
+    for (int i = 0; i < OTHER_WAKES && first_retries(&c->woken); i++)
+        ;
+    return !list_empty(&c->woken);
+}
+
+static bool other_ready(const void *ctx)
 {
     const struct cache *c = ctx;
 
-    return !list_empty(&c->quotas.woken);
+    return !list_empty(&c->woken);
 }
 
 /* Something was released, or a search goes on. */
 static bool space_run(void *ctx)
 {
     struct cache *c = ctx;
-    struct list *node;
+    struct list *slots = &c->waits[WAIT_SLOT];
+    const struct list *node;
 
     c->searching = false;
-    while ((node = list_pop_front(&c->space_waits)) != NULL) {
-        struct cache_retry *r = LIST_ENTRY(node, struct cache_retry, link);
-
-        r->retry_cb(r);
+    while ((node = first_retries(slots)) != NULL) {
         /* It waits again, so there is too little space for those behind it, too. This compares the
          * address only: r may be freed. */
-        if (c->space_waits.prev == node || c->space_waits.next == node)
+        if (slots->prev == node || slots->next == node)
             break;
     }
     /* Who has not tried since the last one is first. */
-    list_splice_front(&c->quotas.waits, &c->quotas.woken);
-    list_splice_front(&c->quotas.woken, &c->quotas.waits);
-    if (!list_empty(&c->quotas.woken))
-        cache_wake(c, CHORE_OWN);
+    list_splice_front(&c->waits[WAIT_OTHER], &c->woken);
+    list_splice_front(&c->woken, &c->waits[WAIT_OTHER]);
+    if (!list_empty(&c->woken))
+        cache_wake(c, CHORE_OTHER);
     return false;
 }
 
@@ -87,33 +95,24 @@ void cache_less_under_way(struct cache *c)
 static bool turn_run(void *ctx)
 {
     struct cache *c = ctx;
-    struct list *node = list_pop_front(&c->next_turn);
 
-    if (node) {
-        struct cache_retry *r = LIST_ENTRY(node, struct cache_retry, link);
-
-        r->retry_cb(r);
-    }
-    return !list_empty(&c->next_turn);
+    (void)first_retries(&c->waits[WAIT_TURN]);
+    return !list_empty(&c->waits[WAIT_TURN]);
 }
 
 static bool turn_ready(const void *ctx)
 {
     const struct cache *c = ctx;
 
-    return !list_empty(&c->next_turn);
+    return !list_empty(&c->waits[WAIT_TURN]);
 }
 
 static bool pressure_run(void *ctx)
 {
     struct cache *c = ctx;
-    struct list *node;
 
-    while (!cache_back_pressure(c) && (node = list_pop_front(&c->pressure)) != NULL) {
-        struct cache_retry *r = LIST_ENTRY(node, struct cache_retry, link);
-
-        r->retry_cb(r);
-    }
+    while (!cache_back_pressure(c) && first_retries(&c->waits[WAIT_PRESSURE]))
+        ;
     return false;
 }
 
@@ -121,7 +120,7 @@ static bool pressure_ready(const void *ctx)
 {
     const struct cache *c = ctx;
 
-    return !list_empty(&c->pressure) && !cache_back_pressure(c);
+    return !list_empty(&c->waits[WAIT_PRESSURE]) && !cache_back_pressure(c);
 }
 
 void cache_less_dirty(struct cache *c)
@@ -139,7 +138,7 @@ static const struct {
 } chores[CHORES] = {
     [CHORE_COMPACT] = {cache_compact_run, cache_compact_ready},
     [CHORE_SPACE] = {space_run, space_ready},
-    [CHORE_OWN] = {own_run, own_ready},
+    [CHORE_OTHER] = {other_run, other_ready},
     [CHORE_TURN] = {turn_run, turn_ready},
     [CHORE_SEEDS] = {cache_seeds_run, cache_seeds_ready},
     [CHORE_WRITE_NVME] = {cache_write_nvme_run, cache_write_nvme_ready},
@@ -182,34 +181,22 @@ void cache_released(struct cache *c)
 
 /* ---- waiting for space, and for write-behind ---- */
 
-bool cache_space_wait(struct cache *c, struct cache_retry *r, bool first)
+bool cache_wait_for(struct cache *c, struct cache_retry *r, enum wait_for what)
 {
-    if (!space_may_come(c))
+    if ((what == WAIT_SLOT || what == WAIT_OTHER) && !space_may_come(c))
         return false;
-    if (first)
-        list_push_front(&c->space_waits, &r->link);
+    if (what == WAIT_SLOT && r->first)
+        list_push_front(&c->waits[what], &r->link);
     else
-        list_push_back(&c->space_waits, &r->link);
+        list_push_back(&c->waits[what], &r->link);
+    if (what == WAIT_TURN)
+        cache_wake(c, CHORE_TURN);
     return true;
 }
 
-bool cache_most_wait(struct cache *c, struct cache_retry *r)
+bool cache_slot_awaited(const struct cache *c, const struct cache_retry *r)
 {
-    if (!space_may_come(c))
-        return false;
-    list_push_back(&c->quotas.waits, &r->link);
-    return true;
-}
-
-bool cache_space_awaited(const struct cache *c, const struct cache_retry *r)
-{
-    return !list_empty(&c->space_waits) && c->space_waits.next != &r->link;
-}
-
-void cache_next_turn(struct cache *c, struct cache_retry *r)
-{
-    list_push_back(&c->next_turn, &r->link);
-    cache_wake(c, CHORE_TURN);
+    return !list_empty(&c->waits[WAIT_SLOT]) && c->waits[WAIT_SLOT].next != &r->link;
 }
 
 void cache_arena_grew(struct cache *c)
@@ -221,11 +208,6 @@ void cache_arena_grew(struct cache *c)
 bool cache_back_pressure(const struct cache *c)
 {
     return c->dirty_bytes > c->config.backlog_bytes && !c->no_writes;
-}
-
-void cache_pressure_wait(struct cache *c, struct cache_retry *r)
-{
-    list_push_back(&c->pressure, &r->link);
 }
 
 void cache_retry_cancel(struct cache_retry *r)

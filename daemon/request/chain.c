@@ -193,7 +193,7 @@ static void chain_drain(struct chain *ch)
     if (chain_pins_end_all(ch) && blocks_drop(ch))
         chain_free(ch);
     else
-        cache_next_turn(rooms_of(ch)->cache, &ch->retry);
+        (void)cache_wait_for(rooms_of(ch)->cache, &ch->retry, WAIT_TURN);
 }
 
 static void drain_cb(struct cache_retry *r)
@@ -263,7 +263,7 @@ bool chains_close_all(struct session *s)
     }
     s->chains_ending = false;
     if (table_count(&s->chains) > 0)
-        cache_next_turn(s->rq->rooms.cache, &s->retry);
+        (void)cache_wait_for(s->rq->rooms.cache, &s->retry, WAIT_TURN);
     return s->n_chains == 0;
 }
 

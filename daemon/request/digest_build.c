@@ -35,7 +35,7 @@ bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part)
     if (tenant->waiting++ == 0)
         list_push_back(&ds->turns, &tenant->turn);
     if (list_empty(&ds->published_retry.link))
-        cache_next_turn(space->rq->rooms.cache, &ds->published_retry);
+        (void)cache_wait_for(space->rq->rooms.cache, &ds->published_retry, WAIT_TURN);
     return true;
 }
 
@@ -160,13 +160,13 @@ void digests_pump(struct requests *rq)
         int rc;
 
         if (n-- == 0) {
-            cache_next_turn(rq->rooms.cache, &ds->published_retry);
+            (void)cache_wait_for(rq->rooms.cache, &ds->published_retry, WAIT_TURN);
             return;
         }
         rc = rq->draining ? -ESHUTDOWN : published_begin(p);
         /* The next one behind the queue of those who wait for space. */
-        if ((rc == -EBUSY && cache_space_wait(rq->rooms.cache, &ds->published_retry, false)) ||
-            (rc == -EAGAIN && cache_most_wait(rq->rooms.cache, &ds->published_retry)))
+        if ((rc == -EBUSY && cache_wait_for(rq->rooms.cache, &ds->published_retry, WAIT_SLOT)) ||
+            (rc == -EAGAIN && cache_wait_for(rq->rooms.cache, &ds->published_retry, WAIT_OTHER)))
             return;
         if (rc != 0 && rc != -EEXIST && rc != -EINPROGRESS)
             build_skipped(p->space);

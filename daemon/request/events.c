@@ -201,7 +201,7 @@ static void follows_end(struct requests *rq)
             continue;
         if (uv_hrtime() - begun_ns >= GATHERED_NS) {
             if (list_empty(&of->rest.link))
-                cache_next_turn(rq->rooms.cache, &of->rest);
+                (void)cache_wait_for(rq->rooms.cache, &of->rest, WAIT_TURN);
             return;
         }
         follow_end(f);

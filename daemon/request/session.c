@@ -519,7 +519,7 @@ void session_settle(struct session *s)
     if (!windows_close_all(s) || !chains_close_all(s))
         return;
     if (!leases_end(s)) {
-        cache_next_turn(rq->rooms.cache, &s->retry);
+        (void)cache_wait_for(rq->rooms.cache, &s->retry, WAIT_TURN);
         return;
     }
     cache_fills_end(rq->rooms.cache, &s->fills);

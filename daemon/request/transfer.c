@@ -73,7 +73,7 @@ static bool transfer_slowed(struct transfer *t)
     trace_more(t->r.trace, TRACE_BACK_PRESSURE);
     t->pressure.retry_cb = pressure_eased_cb;
     transfer_release(t);
-    cache_pressure_wait(cache_of(t), &t->pressure);
+    (void)cache_wait_for(cache_of(t), &t->pressure, WAIT_PRESSURE);
     metrics_of(t)->dumps_slowed++;
     return true;
 }
@@ -205,8 +205,8 @@ static void transfer_park(struct transfer *t)
     }
     if (!list_empty(&t->retry.link))
         return;
-    if (t->most ? cache_most_wait(cache_of(t), &t->retry)
-                : cache_space_wait(cache_of(t), &t->retry, t->in_window == 0)) {
+    t->retry.first = t->in_window == 0;
+    if (cache_wait_for(cache_of(t), &t->retry, t->most ? WAIT_OTHER : WAIT_SLOT)) {
         trace_set(t->r.trace, TRACE_SLOT_WAIT, true);
         return;
     }
@@ -219,7 +219,7 @@ void transfer_yield(struct transfer *t)
 {
     t->yielded = true;
     cache_retry_cancel(&t->retry);
-    cache_next_turn(cache_of(t), &t->retry);
+    (void)cache_wait_for(cache_of(t), &t->retry, WAIT_TURN);
 }
 
 /* Whether a dump with stores bypassed leaves this block out. A part of which it has stored some layers is

@@ -505,8 +505,7 @@ static bool prefetch_enough(const struct transfer *t, uint32_t item)
 
 bool slot_waits(const struct transfer *t, uint32_t item)
 {
-    return t->in_window > 0 && cache_space_awaited(cache_of(t), &t->retry) &&
-           !item_in_dram(t, item);
+    return t->in_window > 0 && cache_slot_awaited(cache_of(t), &t->retry) && !item_in_dram(t, item);
 }
 
 int wait_reserve(struct transfer *t)

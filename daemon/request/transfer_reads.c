@@ -85,7 +85,7 @@ void reader_wake(struct requests *rq)
     if (!node)
         return;
     list_remove(node);
-    cache_next_turn(rq->rooms.cache, LIST_ENTRY(node, struct cache_retry, link));
+    (void)cache_wait_for(rq->rooms.cache, LIST_ENTRY(node, struct cache_retry, link), WAIT_TURN);
 }
 
 void read_begun(struct item_wait *iw)

@@ -204,7 +204,7 @@ static void window_drain(struct window *w)
     if (window_pins_end_all(w))
         window_free(w);
     else
-        cache_next_turn(rooms_of(w)->cache, &w->retry);
+        (void)cache_wait_for(rooms_of(w)->cache, &w->retry, WAIT_TURN);
 }
 
 static void drain_cb(struct cache_retry *r)
@@ -241,7 +241,7 @@ bool windows_close_all(struct session *s)
     }
     s->windows_ending = false;
     if (table_count(&s->windows) > 0)
-        cache_next_turn(s->rq->rooms.cache, &s->retry);
+        (void)cache_wait_for(s->rq->rooms.cache, &s->retry, WAIT_TURN);
     return s->n_windows == 0;
 }
 

@@ -324,14 +324,14 @@ static void pin_yield(struct pin_request *q)
 {
     q->yielded = true;
     cache_retry_cancel(&q->retry);
-    cache_next_turn(cache_of_pin(q), &q->retry);
+    (void)cache_wait_for(cache_of_pin(q), &q->retry, WAIT_TURN);
 }
 
 /* Waits for a place among its tenant's relocations. Passes over a block if nothing under way could free
  * one. */
 static void pin_park(struct pin_request *q)
 {
-    if (!list_empty(&q->retry.link) || cache_most_wait(cache_of_pin(q), &q->retry))
+    if (!list_empty(&q->retry.link) || cache_wait_for(cache_of_pin(q), &q->retry, WAIT_OTHER))
         return;
     block_failed(q, -EBUSY);
     q->cursor++;

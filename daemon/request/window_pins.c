@@ -207,7 +207,7 @@ void pins_sweep_cb(struct cache_retry *r)
         if (p->swept == ws->sweep)
             break;
         if (!pins_sweep_some(p, &most)) {
-            cache_next_turn(rq->rooms.cache, &ws->sweeper);
+            (void)cache_wait_for(rq->rooms.cache, &ws->sweeper, WAIT_TURN);
             return;
         }
         p->swept = ws->sweep;
@@ -226,7 +226,7 @@ void pins_sweep(struct requests *rq)
     for (struct list *node = ws->pins.next; node != &ws->pins; node = node->next)
         LIST_ENTRY(node, struct window_pins, link)->sweep_at = 0;
     if (list_empty(&ws->sweeper.link))
-        cache_next_turn(rq->rooms.cache, &ws->sweeper);
+        (void)cache_wait_for(rq->rooms.cache, &ws->sweeper, WAIT_TURN);
 }
 
 void windows_doomed(struct requests *rq)

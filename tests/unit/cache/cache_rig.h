@@ -427,7 +427,7 @@ static inline void asker_cb(struct cache_retry *r)
 
     a->calls++;
     if (a->again)
-        a->again = cache_space_wait(rig.cache, r, false);
+        a->again = cache_wait_for(rig.cache, r, WAIT_SLOT);
 }
 
 static inline void ask(struct asker *a)

@@ -325,7 +325,7 @@ Test(cache, what_did_not_come_about_wakes_nobody)
     cr_assert_eq(get(kept, 0, &w), CACHE_READY); /* it may end, so others may wait */
     turn();
     ask(&a);
-    cr_assert(cache_most_wait(rig.cache, &a.r));
+    cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_OTHER));
     ref = open_block(rig.one, 2);
     cache_lease_undo(rig.cache, ref);
     cr_expect_eq(find(rig.one, 2), 0u, "it was opened for this");

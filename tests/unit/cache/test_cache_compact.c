@@ -249,7 +249,7 @@ static void waiter_close(void)
 static void wait_until_tried(unsigned tries)
 {
     if (list_empty(&waiter.retry.link))
-        cr_assert(cache_space_wait(rig.cache, &waiter.retry, false));
+        cr_assert(cache_wait_for(rig.cache, &waiter.retry, WAIT_SLOT));
     while (waiter.tries < tries)
         uv_run(&rig.loop, UV_RUN_ONCE);
 }
@@ -303,7 +303,7 @@ static void want_again_cb(struct cache_retry *r)
     struct cache_fill *f;
 
     cr_assert_eq(want(0, &f), -EBUSY);
-    cr_assert(cache_space_wait(rig.cache, r, false));
+    cr_assert(cache_wait_for(rig.cache, r, WAIT_SLOT));
 }
 
 static void run_until_compacting(bool compacting)

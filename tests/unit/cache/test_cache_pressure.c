@@ -21,7 +21,7 @@ static void calm_ask(struct calm *m)
 {
     *m = (struct calm){.w.retry_cb = calm_cb};
     list_init(&m->w.link);
-    cache_pressure_wait(rig.cache, &m->w);
+    (void)cache_wait_for(rig.cache, &m->w, WAIT_PRESSURE);
 }
 
 /* The tier takes nothing until rig.tier.refuse_n is 0 again. */
@@ -270,7 +270,7 @@ Test(growing, nothing_is_lost_for_want_of_a_moment)
     cr_expect_eq(rig.metrics.nvme_write_dropped, 0u);
     cr_expect_eq(rig.metrics.arena_full, 0u);
     ask(&a);
-    cr_expect(cache_space_wait(rig.cache, &a.r, false));
+    cr_expect(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
 
     cr_assert_eq(sem_post(&more), 0);
     arena_wait(2 * MIB);
@@ -331,7 +331,7 @@ Test(pressure, room_that_writes_are_about_to_make_is_waited_for)
         refs[i] = store(rig.one, i + 1);
     cr_assert_eq(rig.tier.n_pending, 0u);
     ask(&a);
-    cr_assert(cache_space_wait(rig.cache, &a.r, false));
+    cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     turn();
     cr_assert_gt(rig.tier.n_pending, 0u);
     cr_expect_eq(a.calls, 0);
@@ -352,11 +352,11 @@ Test(pressure, who_waits_for_writes_that_do_not_begin_is_told)
     for (unsigned i = 0; i < 8; i++)
         refs[i] = store(rig.one, i + 1);
     ask(&a);
-    cr_assert(cache_space_wait(rig.cache, &a.r, false));
+    cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     for (unsigned i = 0; i < 3; i++)
         turn();
     cr_expect_eq(a.calls, 1);
-    cr_expect_not(cache_space_wait(rig.cache, &a.r, false), "nothing is under way");
+    cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT), "nothing is under way");
     rig.tier.refuse_n = 0;
     for (unsigned i = 0; i < 8; i++)
         drop(refs[i]);

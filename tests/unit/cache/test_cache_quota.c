@@ -408,7 +408,7 @@ static bool tried[WAITERS];
 static void wait_on_cb(struct cache_retry *r)
 {
     tried[r - waiters] = true;
-    cr_assert(cache_most_wait(rig.cache, r));
+    cr_assert(cache_wait_for(rig.cache, r, WAIT_OTHER));
 }
 
 Test(cache_quota, each_that_waits_for_its_own_tries_again_behind_one_release)
@@ -422,7 +422,7 @@ Test(cache_quota, each_that_waits_for_its_own_tries_again_behind_one_release)
     for (unsigned i = 0; i < WAITERS; i++) {
         waiters[i].retry_cb = wait_on_cb;
         list_init(&waiters[i].link);
-        cr_assert(cache_most_wait(rig.cache, &waiters[i]));
+        cr_assert(cache_wait_for(rig.cache, &waiters[i], WAIT_OTHER));
     }
     cache_released(rig.cache);
     for (int i = 0; i < 10; i++)

@@ -61,7 +61,7 @@ static void chaos_wait_room(void)
     if (!list_empty(&a->r.link))
         return;
     a->again = below(2);
-    chaos.waits += cache_space_wait(rig.cache, &a->r, false);
+    chaos.waits += cache_wait_for(rig.cache, &a->r, WAIT_SLOT);
 }
 
 static void chaos_claim(void)
@@ -354,7 +354,7 @@ static void chaos_end(void)
         chaos_release();
     }
     invariants();
-    cr_assert(list_empty(&rig.cache->space_waits), "somebody waits for ever");
+    cr_assert(list_empty(&rig.cache->waits[WAIT_SLOT]), "somebody waits for ever");
     for (uint64_t k = 0; k < KEYS; k++) {
         for (unsigned i = 0; i < NAMESPACES; i++) {
             block_ref ref = find(ns_at(i), k);

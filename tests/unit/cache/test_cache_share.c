@@ -140,7 +140,7 @@ Test(cache_share, who_finds_the_share_full_is_woken)
         turn();
     cr_assert_eq(get(&w, ref, 0), -EAGAIN);
     ask(&a);
-    cr_assert(cache_most_wait(rig.cache, &a.r));
+    cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_OTHER));
     turn();
     cr_expect_eq(a.calls, 0);
     fake_share_ready(&share);

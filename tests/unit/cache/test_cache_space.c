@@ -18,7 +18,7 @@ Test(cache_space, nobody_waits_where_nothing_is_under_way)
     more = open_block(rig.one, 100);
     cr_expect_eq(claim(more, 0, 0, 1, &f), -EBUSY, "all is leased");
     cr_expect_eq(rig.metrics.arena_full, 1u);
-    cr_expect_not(cache_space_wait(rig.cache, &a.r, false));
+    cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     drop(ref[0]);
     cr_expect_eq(claim(more, 0, 0, 1, &f), 0);
     cache_fill_done(rig.cache, f, 1, false);
@@ -36,7 +36,7 @@ Test(cache_space, who_waits_is_woken_later_and_all_of_them)
     cr_assert_eq(claim(ref, 0, 0, 2, &f), 0);
     for (int i = 0; i < 3; i++) {
         ask(&a[i]);
-        cr_assert(cache_space_wait(rig.cache, &a[i].r, false));
+        cr_assert(cache_wait_for(rig.cache, &a[i].r, WAIT_SLOT));
     }
     cache_retry_cancel(&a[1].r);
     cache_retry_cancel(&a[1].r);
@@ -56,7 +56,7 @@ Test(cache_space, who_waits_hears_that_a_dump_pauses)
 
     ask(&a);
     cr_assert_eq(claim(ref, 0, 0, 1, &f), 0);
-    cr_assert(cache_space_wait(rig.cache, &a.r, false));
+    cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     cache_fill_done(rig.cache, f, 1, true);
     turn();
     cr_expect_eq(a.calls, 1);
@@ -74,7 +74,7 @@ Test(cache_space, who_waits_hears_that_a_use_lasts)
     cache_stop_writing(rig.cache);
     turn();
     cr_assert_eq(cache_get(rig.cache, ref, 0, 0, NUMA_NONE, &w), CACHE_READY);
-    cr_assert(cache_space_wait(rig.cache, &a.r, false));
+    cr_assert(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     cache_hold(rig.cache, ref, 0);
     turn();
     cr_expect_eq(a.calls, 1);
@@ -93,7 +93,7 @@ Test(cache_space, who_still_has_too_little_lets_the_next_go_first)
     cr_assert_eq(claim(other, 0, 0, 1, &g), 0);
     for (int i = 0; i < 2; i++) {
         ask(&a[i]);
-        cr_assert(cache_space_wait(rig.cache, &a[i].r, false));
+        cr_assert(cache_wait_for(rig.cache, &a[i].r, WAIT_SLOT));
     }
     a[0].again = true;
     cache_fill_done(rig.cache, f, 1, false);
@@ -202,7 +202,7 @@ static int wide_fill(void)
 
         wide.most = evicted > wide.most ? evicted : wide.most;
         wide.evicted += evicted;
-        cr_assert(cache_space_wait(rig.cache, &wide.a.r, false));
+        cr_assert(cache_wait_for(rig.cache, &wide.a.r, WAIT_SLOT));
         turn();
     }
     if (rc == 0)
@@ -243,7 +243,7 @@ Test(cache_fine, an_extent_that_can_not_be_emptied_any_more_is_used_again)
         cache_lease(rig.cache, held[i]);
     }
     ask(&wide.a);
-    cr_assert(cache_space_wait(rig.cache, &wide.a.r, false));
+    cr_assert(cache_wait_for(rig.cache, &wide.a.r, WAIT_SLOT));
     for (unsigned i = 0; i < 20 && claim(wide.ref, 0, 0, SHARDS, &f) == -EBUSY; i++)
         turn();
     cr_expect_eq(claim(wide.ref, 0, 0, SHARDS, &f), -EBUSY);

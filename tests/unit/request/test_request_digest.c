@@ -201,7 +201,7 @@ Test(digests, nobody_waits_for_the_end_of_a_hold)
     }
     cr_expect_eq(rig.cache->users, 0u);
     ask(&a);
-    cr_expect_not(cache_space_wait(rig.cache, &a.r, false));
+    cr_expect_not(cache_wait_for(rig.cache, &a.r, WAIT_SLOT));
     cr_expect_eq(cache_evict(rig.cache, index_find(rig.index, derived, chain(1, 1).p), CACHE_DRAM),
                  CACHE_EVICT_LATER, "it stays in DRAM");
     cr_expect_eq(answer_code(close_chain(name)), 0);
@@ -287,7 +287,7 @@ Test(digest_tenants, an_append_waits_for_its_tenants_builds)
     asked = append((uint32_t)r.chain, most + 1, 1, true);
     settle();
     cr_expect_eq(taken(LIMIT_BUILDS), most);
-    cr_expect(list_empty(&rig.cache->space_waits), "it is in the way of who waits for space");
+    cr_expect(list_empty(&rig.cache->waits[WAIT_SLOT]), "it is in the way of who waits for space");
     work();
     cr_expect_eq(appended(asked).digests, 1u);
 }
