@@ -237,7 +237,7 @@ pythons() {
         case ${file##*/}:$label in
         # What is installed and what is measured is the plain build; and a client's behaviour, and what needs no daemon: once.
         test_install.py:* | test_bench_gate.py:* | test_vllm_*.py:* | test_proxy.py:* | test_sparse_methods.py:* | \
-            test_sparse_decode.py:* | test_decode.py:* | test_decode_gpu.py:* | test_*_numpy.py:* | test_share_s3_hosts.py:* | test_share_mooncake_hosts.py:* | \
+            test_decode.py:* | test_decode_gpu.py:* | test_*_numpy.py:* | test_share_s3_hosts.py:* | test_share_mooncake_hosts.py:* | \
             test_lmcache.py:* | test_page_store.py:* | test_plugins_trouble.py:* | test_trtllm.py:* | test_ucm_store.py:* | \
             test_blend.py:* | test_packages.py:* | test_generator.py:* | test_plan.py:*)
             [ "$label" = plain ] || continue ;;

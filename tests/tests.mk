@@ -62,10 +62,10 @@ check-system: ## the shipped units, an operator's day under a real systemd, and 
 check-chroot: ## `make demo` and `make check` in a bare Debian 12; needs root
 	tests/setup/chroot.sh
 
-bench-gate: setup-build ## is this tree slower than the commit in tests/bench/gate.base? 5: undecided, 6: slower (BASE=COMMIT)
-	+@$(SUBMAKE) all $O/bench/gate_worker
-	+@old=$$(tests/bench/gate_base.sh '$(SUBMAKE)' $O/gate '$(BASE)') && \
-	    python3 -B tests/bench/gate.py --old "$$old" --new $O --worker $O/bench/gate_worker --dir "$${BENCH_DIR:-/var/tmp}"
+bench-gate: setup-build ## is this tree slower than the commit in tests/gate/base? 5: undecided, 6: slower (BASE=COMMIT)
+	+@$(SUBMAKE) all $O/gate-worker
+	+@old=$$(tests/gate/base.sh '$(SUBMAKE)' $O/gate '$(BASE)') && \
+	    python3 -B tests/gate/gate.py --old "$$old" --new $O --worker $O/gate-worker --dir "$${BENCH_DIR:-/var/tmp}"
 
 fuzz: setup ## each fuzz target for FUZZ_SECONDS (60)
 	+@FUZZ_SECONDS=$${FUZZ_SECONDS:-60} tests/check.sh '$(SUBMAKE)' fuzz
@@ -120,8 +120,8 @@ $O/clock.so: tests/fault/clock/clock.c
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC $(WARN) $(CFLAGS) -shared $< -o $@
 test-tools: $O/clock.so
 # A side of bench-gate: with the client library that the loader finds, and nothing of it within.
-GATE_SRC := $(addprefix tests/bench/,gate_worker.c gate_place.c) $(RIG_SRC)
-$O/bench/gate_worker: $(call obj,$(GATE_SRC) $(PROTO_SRC)) $O/$(SO)
+GATE_SRC := $(wildcard tests/gate/*.c) $(RIG_SRC)
+$O/gate-worker: $(call obj,$(GATE_SRC) $(PROTO_SRC)) $O/$(SO)
 	@mkdir -p $(@D)
 	$(call say,LINK)
 	$(Q)$(LINK) $(filter %.o,$^) -L$O -lucmclient -lmsgpackc -lcjson -o $@
@@ -132,12 +132,12 @@ $O/delay.so $O/hang.so: $O/%.so: tests/inject/%.c
 	$(Q)$(CC) -std=c11 $(CPPFLAGS_ALL) -fPIC -fvisibility=hidden $(WARN) $(CFLAGS) -shared $< -o $@
 
 # The C of kernels/sparse and kernels/attend for test_digest_numpy.py, test_select_numpy.py and test_attend_numpy.py.
-$O/sparse_kernels.so: $(call obj,$(wildcard tests/sparse/*.c) kernels/isa.c) $(SPARSE_OBJ) $(ATTEND_OBJ)
+$O/sparse_kernels.so: $(call obj,$(wildcard tests/reference/sparse/*.c) kernels/isa.c) $(SPARSE_OBJ) $(ATTEND_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
 
 # The same of kernels/encoding, for test_encoding_numpy.py and encoding_case.py.
-$O/encoding_kernels.so: $(call obj,$(wildcard tests/encoding/*.c) kernels/isa.c) $(ENCODING_OBJ)
+$O/encoding_kernels.so: $(call obj,$(wildcard tests/reference/encoding/*.c) kernels/isa.c) $(ENCODING_OBJ)
 	$(call say,LINK)
 	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ -o $@
 
@@ -182,7 +182,7 @@ $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 
 build-tests: $(TESTS) test-tools
 # What tests use besides.
-test-tools: $O/ucmd-kill $O/ucmd-inject.so $O/hang.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/bench/gate_worker $O/delay.so)
+test-tools: $O/ucmd-kill $O/ucmd-inject.so $O/hang.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/gate-worker $O/delay.so)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 # Tests read their lists from here.

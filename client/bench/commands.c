@@ -226,8 +226,8 @@ static const struct program_command commands[] = {
     {"record", "", "Write what this host's engines look up and store, as a trace without keys",
      "Blocks become numbers in the order of their first appearance, tenants and namespaces\n"
      "too, and times count from the start. Ends after --seconds, or with Ctrl-C. What the\n"
-     "daemon's ring could not hold is counted in the file. For operators. replay and the\n"
-     "studies in build/bench read the file; docs/measuring.md has its format.\n\n"
+     "daemon's ring could not hold is counted in the file. For operators. replay reads\n"
+     "the file; docs/measuring.md has its format.\n\n"
      "Examples:\n"
      "  ucm-bench record --out site.jsonl --seconds 1h\n"
      "  ucm-bench replay --trace site.jsonl --speed 100\n",

@@ -5,6 +5,7 @@ VLLM_VENV ?= $O/vllm-venv
 SGLANG_VENV ?= $O/sglang-venv
 LMCACHE_VENV ?= $O/lmcache-venv
 ROUTERS_VENV ?= $O/routers-venv
+TRANSFORMERS_VENV ?= $O/transformers-venv
 
 # VLLM_NEWER=VERSION: that vLLM's Python over the kernels of the one in VLLM_VENV.
 VLLM_USED = $(or $(VLLM_PYTHON),$(abspath $(VLLM_VENV))$(if $(VLLM_NEWER),-$(VLLM_NEWER))/bin/python)
@@ -61,4 +62,10 @@ check-vllm-gpu: setup-build ## models of each kind and sparse decoding in a real
 	        $(or $(VLLM_PYTHON),python3) -B tests/vllm/$$file.py || exit 1; \
 	done
 
-.PHONY: check-vllm check-vllm-gpu check-sglang check-lmcache check-ucm check-routers
+check-transformers: setup-build ## chunks in models of transformers, which is fetched from PyPI with torch (some GB); TRANSFORMERS_PYTHON=python names one that has them
+	+@$(SUBMAKE) all
+	$(if $(TRANSFORMERS_PYTHON),,tests/setup/transformers.sh $(TRANSFORMERS_VENV))
+	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
+	    $(or $(TRANSFORMERS_PYTHON),$(abspath $(TRANSFORMERS_VENV))/bin/python) -B tests/engines/transformers/check_transformers.py
+
+.PHONY: check-transformers check-vllm check-vllm-gpu check-sglang check-lmcache check-ucm check-routers

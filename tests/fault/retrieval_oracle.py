@@ -1,5 +1,5 @@
 """What tests/fault/test_retrieval_random.py compares with: a block's bytes follow from its name, and so do, by the numpy of
-tests/sparse/methods.py, its digests and every choice.
+tests/reference/sparse/methods.py, its digests and every choice.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 """Connections of two tenants do with digests, chains and selections whatever comes to mind, while blocks are evicted and
 purged, disks fill and lie, connections end and the daemon is killed.
 
-The oracle: a block's bytes follow from its name, so numpy (tests/sparse/methods.py) knows every digest and every choice. A
+The oracle: a block's bytes follow from its name, so numpy (tests/reference/sparse/methods.py) knows every digest and every choice. A
 selection is the one that numpy makes, less the blocks that were evicted by name; or it was refused for a reason that the
 test gave. When the connections have ended, nothing of them is left in the daemon.
 
@@ -22,7 +22,7 @@ import unittest
 
 import numpy as np
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path[:0] = [os.path.join(TOP, "sparse"), os.path.join(TOP, "integration")]
+sys.path[:0] = [os.path.join(TOP, "reference/sparse"), os.path.join(TOP, "integration")]
 import methods
 from retrieval_oracle import (BASE, HEAD_DIM, K_BYTES, KV_HEADS, LAYERS, METHODS, MODELS, NAMES, ROUNDED, SHAPE, Oracle,
                               choice, settle)

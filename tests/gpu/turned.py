@@ -19,7 +19,7 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(os.path.dirname(HERE), "bench"))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "studies/ttft"))
 
 from engines import Daemon  # noqa: E402
 

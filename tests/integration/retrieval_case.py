@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../sparse"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../reference/sparse"))
 import methods  # noqa: E402
 from second_client import OK, Case, Client, Region, keys  # noqa: E402
 

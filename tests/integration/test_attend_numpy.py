@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The attention of kernels/attend against the independent numpy of tests/sparse/attend.py, bit by bit: formats, GQA, uneven heads,
+"""The attention of kernels/attend against the independent numpy of tests/reference/sparse/attend.py, bit by bit: formats, GQA, uneven heads,
 MLA, lists and windows, tails, what is no number, merges, every instruction set; and where rounds stop."""
 
 import ctypes
@@ -10,7 +10,7 @@ import unittest
 import numpy as np
 from test_digest_numpy import DTYPES, LIB, Shape, encode, formats, u32, u64
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests/sparse"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests/reference/sparse"))
 import attend  # noqa: E402
 
 f32, pointer = np.float32, ctypes.c_void_p

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """`make bench-gate`: a build is not slower than itself; answers that take 15 us longer are found, and which ones.
 
-$UCMD names the build's daemon; gate_worker and delay.so lie beside it.
+$UCMD names the build's daemon; gate-worker and delay.so lie beside it.
 """
 
 import importlib.util
@@ -17,8 +17,8 @@ import unittest
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 UCMD = os.path.abspath(os.environ.get("UCMD", os.path.join(TOP, "build/ucmd")))
 BUILD = os.path.dirname(UCMD)
-PROGRAM = os.path.join(TOP, "tests/bench/gate.py")
-BASE = os.path.join(TOP, "tests/bench/gate_base.sh")
+PROGRAM = os.path.join(TOP, "tests/gate/gate.py")
+BASE = os.path.join(TOP, "tests/gate/base.sh")
 LOOKUP = "lookup of 64 keys"
 
 spec = importlib.util.spec_from_file_location("gate", PROGRAM)
@@ -66,7 +66,7 @@ class Running(unittest.TestCase):
     def run_gate(self, old, new, *words):
         with tempfile.TemporaryDirectory(prefix="gate.") as folder:
             run = subprocess.run([sys.executable, "-B", PROGRAM, "--json", "--old", old, "--new", new, "--dir", folder, "--worker",
-                                  os.path.join(BUILD, "bench/gate_worker"), *words], capture_output=True, text=True, timeout=280)
+                                  os.path.join(BUILD, "gate-worker"), *words], capture_output=True, text=True, timeout=280)
             self.assertEqual(os.listdir(folder), [], run.stderr)
         return run, json.loads(run.stdout) if run.stdout else None
 

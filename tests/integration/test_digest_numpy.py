@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The digests of kernels/sparse against the independent numpy of tests/sparse/methods.py, byte by byte and score by score:
+"""The digests of kernels/sparse against the independent numpy of tests/reference/sparse/methods.py, byte by byte and score by score:
 every method, format and instruction set, GQA and MLA, strides with gaps, poison, zeros, denormals, huge values."""
 
 import ctypes
@@ -12,7 +12,7 @@ import zlib
 import numpy as np
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "tests/sparse"))
+sys.path.insert(0, str(TOP / "tests/reference/sparse"))
 import formats  # noqa: E402
 import methods  # noqa: E402
 

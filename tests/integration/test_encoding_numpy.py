@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The encodings of kernels/encoding against the independent numpy of tests/encoding/methods.py, byte by byte: every encoding, type
+"""The encodings of kernels/encoding against the independent numpy of tests/reference/encoding/methods.py, byte by byte: every encoding, type
 and instruction set, both orders and axes, odd sizes, NaN, infinities, denormals, zeros, and decoding of any bytes."""
 
 import ctypes
@@ -13,7 +13,7 @@ import zlib
 import numpy as np
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / "tests/encoding"))
+sys.path.insert(0, str(TOP / "tests/reference/encoding"))
 import methods  # noqa: E402
 from methods import METHODS, K, Spec, V  # noqa: E402
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Digests and chains against a real daemon, through second_client.py: what it builds is compared with the numpy of
-tests/sparse/methods.py; other connections, evictions, damage, and what hostile clients send."""
+tests/reference/sparse/methods.py; other connections, evictions, damage, and what hostile clients send."""
 
 import faulthandler
 import hashlib

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Selections against a real daemon, through second_client.py: what it chooses is compared with the numpy of
-tests/sparse/methods.py; bounds, prefetches, and what hostile clients send."""
+tests/reference/sparse/methods.py; bounds, prefetches, and what hostile clients send."""
 
 import faulthandler
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The scores of many blocks and the choices of kernels/sparse against the independent numpy of tests/sparse/methods.py: every
+"""The scores of many blocks and the choices of kernels/sparse against the independent numpy of tests/reference/sparse/methods.py: every
 method, reduce and way of joining heads, on every instruction set; ties, NaN, infinities and windows."""
 
 import ctypes

@@ -97,8 +97,8 @@ class Buckets(OwnDaemons, Case):
         self.assertNotIn("testing", shown)
 
     def test_requests_are_as_many_as_the_study_of_fleets_takes(self):
-        text = pathlib.Path(TOP, "tests/bench/scale_costs.h").read_text(encoding="ascii")
-        cost = {name: int(n) for name, n in re.findall(r"SCALE_S3_(\w+) (\d+)", text)}
+        text = pathlib.Path(TOP, "tests/reference/share_costs.h").read_text(encoding="ascii")
+        cost = {name: int(n) for name, n in re.findall(r"COST_S3_(\w+) (\d+)", text)}
 
         def asked(*what):
             seen, self.proxy.asked = sorted(self.proxy.asked), []

