@@ -15,51 +15,51 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 	+@$(SUBMAKE) all $O/decode_kernels.so
 	$(if $(VLLM_PYTHON),,tests/setup/vllm.sh $(VLLM_VENV))
 	$(if $(VLLM_PYTHON),,$(if $(VLLM_NEWER),tests/setup/vllm_newer.sh $(VLLM_VENV)-$(VLLM_NEWER) $(abspath $(VLLM_VENV))/bin/python $(VLLM_NEWER)))
-	$(VLLM_ENV) /usr/bin/python3 -B tests/vllm/check_vllm.py
-	$(VLLM_ENV) /usr/bin/python3 -B tests/vllm/check_hybrid.py
-	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_packed.py
-	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_chunks.py
-	$(VLLM_ENV) PYTHONHASHSEED=0 $(VLLM_USED) -B tests/vllm/check_vllm_unit.py
-	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_vllm_weights.py
-	$(VLLM_ENV) PYTHONHASHSEED=0 $(VLLM_USED) -B tests/vllm/check_chunks_random.py
-	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_vllm_events.py
-	$(VLLM_ENV) $(VLLM_USED) -B tests/offload/check_tier.py
-	$(VLLM_ENV) /usr/bin/python3 -B tests/vllm/check_sparse.py
-	$(VLLM_ENV) $(VLLM_USED) -B tests/vllm/check_sparse_rows.py
-	$(VLLM_ENV) /usr/bin/python3 -B tests/vllm/check_sparse_steps.py
+	$(VLLM_ENV) /usr/bin/python3 -B tests/engines/vllm/check_vllm.py
+	$(VLLM_ENV) /usr/bin/python3 -B tests/engines/vllm/check_hybrid.py
+	$(VLLM_ENV) $(VLLM_USED) -B tests/engines/vllm/check_packed.py
+	$(VLLM_ENV) $(VLLM_USED) -B tests/engines/vllm/check_chunks.py
+	$(VLLM_ENV) PYTHONHASHSEED=0 $(VLLM_USED) -B tests/engines/vllm/check_vllm_unit.py
+	$(VLLM_ENV) $(VLLM_USED) -B tests/engines/vllm/check_vllm_weights.py
+	$(VLLM_ENV) PYTHONHASHSEED=0 $(VLLM_USED) -B tests/engines/vllm/check_chunks_random.py
+	$(VLLM_ENV) $(VLLM_USED) -B tests/engines/vllm/check_vllm_events.py
+	$(VLLM_ENV) $(VLLM_USED) -B tests/engines/offload/check_tier.py
+	$(VLLM_ENV) /usr/bin/python3 -B tests/engines/vllm/check_sparse.py
+	$(VLLM_ENV) $(VLLM_USED) -B tests/engines/vllm/check_sparse_rows.py
+	$(VLLM_ENV) /usr/bin/python3 -B tests/engines/vllm/check_sparse_steps.py
 
 check-sglang: setup-build ## the storage in SGLang's own code, which is fetched from PyPI (some GB); SGLANG_PYTHON=python names one that has it
 	+@$(SUBMAKE) all
 	$(if $(SGLANG_PYTHON),,tests/setup/sglang.sh $(SGLANG_VENV))
 	for file in check_sglang check_sglang_tree; do \
 	    UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
-	        $(or $(SGLANG_PYTHON),$(abspath $(SGLANG_VENV))/bin/python) -B tests/sglang/$$file.py || exit 1; \
+	        $(or $(SGLANG_PYTHON),$(abspath $(SGLANG_VENV))/bin/python) -B tests/engines/sglang/$$file.py || exit 1; \
 	done
 
 check-lmcache: setup-build ## the adapter in LMCache's own code, which is fetched from PyPI (some GB); LMCACHE_PYTHON=python names one that has it
 	+@$(SUBMAKE) all
 	$(if $(LMCACHE_PYTHON),,tests/setup/lmcache.sh $(LMCACHE_VENV))
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
-	    $(or $(LMCACHE_PYTHON),$(abspath $(LMCACHE_VENV))/bin/python) -B tests/lmcache/check_lmcache.py
+	    $(or $(LMCACHE_PYTHON),$(abspath $(LMCACHE_VENV))/bin/python) -B tests/engines/lmcache/check_lmcache.py
 
 check-ucm: setup-build ## the stores in UCM's own code, from PyPI; UCM_SOURCE=FOLDER: a checkout, with its programs for stores; VLLM_PYTHON=python names a Python that has vLLM
 	+@$(SUBMAKE) all
 	$(if $(VLLM_PYTHON),,tests/setup/vllm.sh $(VLLM_VENV))
 	$(if $(UCM_SOURCE),,tests/setup/ucm.sh $O/ucm)
 	UCM_SOURCE=$(or $(UCM_SOURCE),$(abspath $O)/ucm) UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
-	    $(or $(VLLM_PYTHON),$(abspath $(VLLM_VENV))/bin/python) -B tests/ucm/check_ucm.py
+	    $(or $(VLLM_PYTHON),$(abspath $(VLLM_VENV))/bin/python) -B tests/engines/ucm/check_ucm.py
 
 check-routers: setup-build ## what ucmevents publishes, read by Dynamo's indexer, from PyPI, and by vLLM's decoder if VLLM_PYTHON names a Python that has it
 	+@$(SUBMAKE) all
 	tests/setup/routers.sh $(ROUTERS_VENV)
-	UCMD=$(abspath $O)/ucmd UCMEVENTS=$(abspath $O)/ucmevents $(abspath $(ROUTERS_VENV))/bin/python -B tests/routers/check_routers.py
+	UCMD=$(abspath $O)/ucmd UCMEVENTS=$(abspath $O)/ucmevents $(abspath $(ROUTERS_VENV))/bin/python -B tests/engines/routers/check_routers.py
 
 check-vllm-gpu: setup-build ## models of each kind and sparse decoding in a real vLLM on a GPU, or two; VLLM_PYTHON=python names one that has vLLM
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU's kernels can't be built"; exit 1)
 	+@$(SUBMAKE) all
 	for file in check_models_gpu check_sparse_gpu; do \
 	    UCMD=$(abspath $O)/ucmd UCMCTL=$(abspath $O)/ucmctl UCMCLIENT_LIB=$(abspath $O)/$(SO) UCMCLIENT_CUDA_LIB=$(abspath $O)/$(CUDA_SO) \
-	        $(or $(VLLM_PYTHON),python3) -B tests/vllm/$$file.py || exit 1; \
+	        $(or $(VLLM_PYTHON),python3) -B tests/engines/vllm/$$file.py || exit 1; \
 	done
 
 check-transformers: setup-build ## chunks in models of transformers, which is fetched from PyPI with torch (some GB); TRANSFORMERS_PYTHON=python names one that has them

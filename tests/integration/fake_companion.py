@@ -1,4 +1,4 @@
-"""libucmclient_cuda for a test without a GPU: tests/companion/fake.c, built and taken for the real one."""
+"""libucmclient_cuda for a test without a GPU: tests/engines/vllm/fake_companion.c, built and taken for the real one."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ class Fake:
         case.addCleanup(folder.cleanup)
         path = os.path.join(folder.name, companion.SONAME)
         subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-I", os.path.join(TOP, "client/include"),
-                        os.path.join(TOP, "tests/companion/fake.c"), os.path.realpath(_native.lib._name), "-o", path],
+                        os.path.join(TOP, "tests/engines/vllm/fake_companion.c"), os.path.realpath(_native.lib._name), "-o", path],
                        check=True)
         environment = named(path)
         environment.start()

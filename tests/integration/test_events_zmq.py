@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmevents between a real daemon and subscribers: what it publishes when, in vLLM's format. tests/routers has routers themselves."""
+"""ucmevents between a real daemon and subscribers: what it publishes when, in vLLM's format. tests/engines/routers has routers themselves."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Chunks in the small engine of tests/vllm: reused at any position, beside prefix hits, in steps, with preemptions, across a restart of
+"""Chunks in the small engine of tests/engines/vllm: reused at any position, beside prefix hits, in steps, with preemptions, across a restart of
 the daemon."""
 
 import shutil

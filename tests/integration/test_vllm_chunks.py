@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `chunks`, in the small engine of tests/vllm: a prompt that is sent in pieces gets, bit for bit, what the blended
+"""The vLLM connector's setting `chunks`, in the small engine of tests/engines/vllm: a prompt that is sent in pieces gets, bit for bit, what the blended
 reference (blend_engine.py) computes of it, and no other request gets anything of that."""
 
 import math

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """The vLLM connector with a companion in its workers (docs/vllm.md, "Small chunks"), in the small engine of
-tests/vllm: on a GPU (UCM_VLLM_GPU) the real one, else one that needs none."""
+tests/engines/vllm: on a GPU (UCM_VLLM_GPU) the real one, else one that needs none."""
 
 import os
 import signal

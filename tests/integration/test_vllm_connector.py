@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector against a real daemon, in a small paged engine (tests/vllm): what requests get out of it is the
+"""The vLLM connector against a real daemon, in a small paged engine (tests/engines/vllm): what requests get out of it is the
 same bit for bit as without a cache."""
 
 import os

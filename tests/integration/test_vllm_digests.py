@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `digests`, in the small engine of tests/vllm against a real daemon: stored blocks get the digest of
+"""The vLLM connector's setting `digests`, in the small engine of tests/engines/vllm against a real daemon: stored blocks get the digest of
 their K and V in every layout, engines share them, and a restart finds them."""
 
 import shutil

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """The vLLM connector beside a draft that keeps KV of its own (EAGLE, MTP, draft models): the draft's KV is stored and loaded with the
-model's, and is never another draft's or of another next token. The small engine of tests/vllm (drafts_engine.py) against a real daemon."""
+model's, and is never another draft's or of another next token. The small engine of tests/engines/vllm (drafts_engine.py) against a real daemon."""
 
 import hashlib
 import unittest

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `encoding`, in the small engine of tests/vllm against a real daemon. With lossless, requests get the same
+"""The vLLM connector's setting `encoding`, in the small engine of tests/engines/vllm against a real daemon. With lossless, requests get the same
 bit for bit as without a cache, through everything that test_vllm_trouble.py does; with the lossy ones what is close to it."""
 
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `gather_loads`, in the small engine of tests/vllm against a real daemon, and where there is torch over gloo
+"""The vLLM connector's setting `gather_loads`, in the small engine of tests/engines/vllm against a real daemon, and where there is torch over gloo
 between two processes: each of the ranks with the same bytes loads a share, and outputs are the same bit for bit as without a cache."""
 
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `head_groups`: in the small engine of tests/vllm, engines of 1, 2 and 4 tensor-parallel ranks load what
+"""The vLLM connector's setting `head_groups`: in the small engine of tests/engines/vllm, engines of 1, 2 and 4 tensor-parallel ranks load what
 each of them has stored, and get the same bit for bit as without a cache."""
 
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """The vLLM connector for models whose layers keep their KV in several ways, against a real daemon, in a small engine with a pool of
-blocks as vLLM's (tests/vllm/hybrid_engine.py): logits are the same bit for bit as without a cache, and only what a request can use
+blocks as vLLM's (tests/engines/vllm/hybrid_engine.py): logits are the same bit for bit as without a cache, and only what a request can use
 is stored and loaded."""
 
 import dataclasses

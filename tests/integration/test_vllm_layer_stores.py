@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector's setting `layer_stores`, in the small engine of tests/vllm against a real daemon: a prompt's blocks go to the daemon
+"""The vLLM connector's setting `layer_stores`, in the small engine of tests/engines/vllm against a real daemon: a prompt's blocks go to the daemon
 while their step computes, and outputs are the same bit for bit as without a cache."""
 
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ReRoPE in the small engine of tests/vllm: two distances, raw K as a plane of its own, and chunks whose K turns beside it."""
+"""ReRoPE in the small engine of tests/engines/vllm: two distances, raw K as a plane of its own, and chunks whose K turns beside it."""
 
 import math
 import unittest

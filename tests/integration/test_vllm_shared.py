@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The vLLM connector while the shared tier is slow, in the small engines of tests/vllm. What another host has stored lies on a root that is a
+"""The vLLM connector while the shared tier is slow, in the small engines of tests/engines/vllm. What another host has stored lies on a root that is a
 process, which the test stops and lets go on: so it is as slow as the test wants, on any machine."""
 
 import os

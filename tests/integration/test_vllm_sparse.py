@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Sparse decoding in the small engine of tests/vllm against a real daemon. Every output is compared, bit for bit, with that of a decoder
+"""Sparse decoding in the small engine of tests/engines/vllm against a real daemon. Every output is compared, bit for bit, with that of a decoder
 that has all K and V in one array and attends the same blocks; and so are the blocks. Attention itself is compared with numpy's."""
 
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Sparse decoding in vLLM, the parts that need none: which requests are sparse and when they are admitted, which blocks have no pages, the
-keys of what sparse tokens computed, slots in host memory, what ranks report. No daemon. tests/vllm/check_sparse.py has the rest."""
+keys of what sparse tokens computed, slots in host memory, what ranks report. No daemon. tests/engines/vllm/check_sparse.py has the rest."""
 
 import unittest
 from types import SimpleNamespace

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """The vLLM connector with pipeline and with decode context parallelism: each stage has its own layers, each rank of a context its own tokens,
-and a hit is what all have. The small engine of tests/vllm (stages_engine.py) against a real daemon."""
+and a hit is what all have. The small engine of tests/engines/vllm (stages_engine.py) against a real daemon."""
 
 import unittest
 from unittest import mock

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmclient.vllm.tier against a real daemon, with vLLM's classes played: tests/offload/check_tier.py has the real ones."""
+"""ucmclient.vllm.tier against a real daemon, with vLLM's classes played: tests/engines/offload/check_tier.py has the real ones."""
 
 import dataclasses
 import enum

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Which weights, and which version of a LoRA adapter, an engine's KV is of, against a real daemon in the small engine of tests/vllm: nothing is loaded that other
+"""Which weights, and which version of a LoRA adapter, an engine's KV is of, against a real daemon in the small engine of tests/engines/vllm: nothing is loaded that other
 weights made, nor stored as theirs."""
 
 import os

@@ -1,4 +1,4 @@
-"""What the tests of the vLLM connector share: a real daemon, and the small paged engine of tests/vllm, whose outputs are
+"""What the tests of the vLLM connector share: a real daemon, and the small paged engine of tests/engines/vllm, whose outputs are
 compared with those that it has without a cache."""
 
 import contextlib

@@ -5,7 +5,7 @@ and the last ones in the engine's own pages (the *window*). All others are in th
 no attention kernel: what a token takes (choices.py), which requests run together (admission.py), which row of digests a block
 has (rows.py), what comes from the daemon, with deadlines (supply.py), and a decoder whose slots are in the host's memory
 (decoder.py) or on a GPU (cuda.py). Which slot holds what is decided where attention runs: `Slots` says what is
-wanted of it. tests/vllm/sparse_engine.py is an engine on top of it, and describes a step.
+wanted of it. tests/engines/vllm/sparse_engine.py is an engine on top of it, and describes a step.
 """
 
 from .admission import Admission, Need

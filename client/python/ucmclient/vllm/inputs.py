@@ -1,5 +1,5 @@
 """What a request's KV depends on and the engine's block hashes leave out, so that the connector hashes it into its keys: which places of a prompt with
-embeddings are tokens, and what images and the like really are whose names a client chose. tests/vllm/request_fields.py has all fields of a request.
+embeddings are tokens, and what images and the like really are whose names a client chose. tests/engines/vllm/request_fields.py has all fields of a request.
 Imports nothing of vLLM."""
 
 from __future__ import annotations

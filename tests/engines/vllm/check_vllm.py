@@ -18,7 +18,7 @@ import time
 import unittest
 import urllib.request
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "client/python/examples"),
                 os.path.join(TOP, "tests/integration")]
 
@@ -26,7 +26,7 @@ import prefill_decode_proxy  # noqa: E402
 from daemon import Daemon, halt  # noqa: E402
 
 PYTHON = os.environ["VLLM_PYTHON"]
-ENGINE = os.path.join(TOP, "tests/vllm/vllm_engine.py")
+ENGINE = os.path.join(TOP, "tests/engines/vllm/vllm_engine.py")
 BLOCK = 128  # vLLM's choice on a CPU
 WAIT_S = 300
 # A lookup that takes longer is a miss, and the machine may be busy.
@@ -356,7 +356,7 @@ class RealVllm(unittest.TestCase):
 
     def test_a_pipeline(self):
         """The second engine, of other stages, shares nothing with the first."""
-        folders = ":".join(os.path.join(TOP, folder) for folder in ("client/python", "tests/vllm/workers"))
+        folders = ":".join(os.path.join(TOP, folder) for folder in ("client/python", "tests/engines/vllm/workers"))
         more = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp", "worker_cls": "pipeline_worker.PipelineWorker"}
         cores = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": folders}
         a, b = self.share(environment=cores, **more)
@@ -370,7 +370,7 @@ class RealVllm(unittest.TestCase):
         self.assertEqual(hits, [1500 // BLOCK * BLOCK] * 6)
 
     def test_a_pipeline_that_stores_by_layer(self):
-        folders = ":".join(os.path.join(TOP, folder) for folder in ("client/python", "tests/vllm/workers"))
+        folders = ":".join(os.path.join(TOP, folder) for folder in ("client/python", "tests/engines/vllm/workers"))
         a, b = self.engines(2, pipeline_parallel_size=2, distributed_executor_backend="mp", worker_cls="pipeline_worker.PipelineWorker",
                             environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": folders}, settings={"layer_stores": 128})
         prompts = [prompt(270, 700)]

@@ -11,7 +11,7 @@ import types
 import unittest
 from unittest import mock
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
 sys.modules.setdefault("datasets", types.SimpleNamespace(load_dataset=None))  # of SGLang's benchmarks
 

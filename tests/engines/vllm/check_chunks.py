@@ -56,7 +56,7 @@ def make_plugin(folder):
     for name, text in ("METADATA", "Metadata-Version: 2.1\nName: rows-on-cpu\nVersion: 1\n"), ("entry_points.txt", "[vllm.general_plugins]\nrows = rows_on_cpu:serve\n"):
         with open(os.path.join(folder, "rows_on_cpu-1.dist-info", name), "w") as out:
             out.write(text)
-    shutil.copy(os.path.join(real.TOP, "tests/vllm/rows_on_cpu.py"), folder)
+    shutil.copy(os.path.join(real.TOP, "tests/engines/vllm/rows_on_cpu.py"), folder)
 
 
 class Reference:

@@ -19,7 +19,7 @@ import time
 import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-TOP = os.path.dirname(os.path.dirname(HERE))
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 if __name__ == "__main__":
     sys.path[:] = [folder for folder in sys.path if folder != HERE]  # transformers looks for a package `kernels`
 #: Of engines.

@@ -13,7 +13,7 @@ import types
 import unittest
 from unittest import mock
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
 SOURCE = os.environ.get("UCM_SOURCE", "")
 if not os.path.exists(os.path.join(SOURCE, "ucm/store/ucmstore_v1.py")):

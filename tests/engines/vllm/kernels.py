@@ -8,7 +8,7 @@ import numpy as np
 
 from ucmclient.sparse import Shape
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 LIB = ctypes.CDLL(os.environ.get("UCM_DECODE_KERNELS", os.path.join(TOP, "build/decode_kernels.so")))
 WHY = 256
 
