@@ -28,7 +28,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct encoded_ns;
 struct ns_hints;
 struct ucm_error;
 
@@ -185,7 +184,6 @@ struct ns {
             evicted_blocks;
     } traffic;       /* as the tenant's metrics count it */
     struct ns *base; /* what index_ns_derive said; or NULL */
-    struct encoded_ns *encoded;
     /* The cache's own. */
     uint64_t dram_bytes, nvme_bytes, share_bytes; /* of its parts in each tier */
     uint64_t slot_bytes;                          /* of a block's slots; 0: not summed up yet */
@@ -266,9 +264,8 @@ struct tenant_set *index_tenants(struct index *ix);
 /* A namespace lives while it has uses or blocks, and may be freed after that. */
 void index_ns_use(struct index *ix, struct ns *ns);
 void index_ns_unuse(struct index *ix, struct ns *ns);
-/* ns is encoded: it holds blocks of `base` in another form, and keeps base alive. `encoded` is the request
- * room's memory, in one piece, which is freed with ns. */
-void index_ns_derive(struct index *ix, struct ns *ns, struct ns *base, struct encoded_ns *encoded);
+/* ns is encoded: it holds blocks of `base` in another form, and keeps base alive. */
+void index_ns_derive(struct index *ix, struct ns *ns, struct ns *base);
 /* These two return NULL when there is none. */
 struct ns *index_ns_find(struct index *ix, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES]);
 struct ns *index_ns(struct index *ix, uint32_t id);

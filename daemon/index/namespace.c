@@ -89,7 +89,6 @@ static void owner_drop(struct ns *ns)
 static void ns_free(struct ns *ns)
 {
     ns_table_close(ns->table);
-    free(ns->encoded);
     free(ns);
 }
 
@@ -374,11 +373,10 @@ void index_ns_unuse(struct index *ix, struct ns *ns)
     ns->used = ++ix->ns.clock;
 }
 
-void index_ns_derive(struct index *ix, struct ns *ns, struct ns *base, struct encoded_ns *encoded)
+void index_ns_derive(struct index *ix, struct ns *ns, struct ns *base)
 {
-    assert(!ns->base && !ns->encoded);
+    assert(!ns->base);
     ns->base = base;
-    ns->encoded = encoded;
     index_ns_use(ix, base);
 }
 

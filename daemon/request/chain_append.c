@@ -2,12 +2,11 @@
  * digests. What has to be read or built is a transfer; the rest of a long append waits for turns of the loop. */
 #include "daemon/cache/span.h"
 #include "daemon/request/digest.h"
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 #include "daemon/request/transfer.h"
 
 #include <string.h>
 
-/* Chains hold digests up to this fraction of the arena. */
 /* Keys that an append looks for in one turn of the loop. */
 #define APPEND_KEYS_PER_TURN 4096
 
@@ -18,54 +17,44 @@ static struct request_rooms *rooms_of(const struct chain *ch)
 
 /* ---- bases and digests ---- */
 
-/* Finds the blocks of n keys up to the first that is not there, and leases them: how many. */
-static uint32_t bases_lease(struct chain *ch, const uint8_t *keys, uint32_t n, block_ref *refs,
-                            uint8_t *tiers)
+/* Leases what was found for n keys up to the first that is not there: how many. */
+static uint32_t bases_lease(struct chain *ch, const struct view *v, uint32_t n,
+                            const block_ref *refs, uint8_t *tiers)
 {
-    const struct encoded_ns *en = session_encoded(ch->s, ch->space->base);
     struct index *ix = rooms_of(ch)->index;
-    struct cache *c = rooms_of(ch)->cache;
-    uint32_t found = 0, end;
+    uint32_t found = 0, end, got;
 
-    if (!en) {
-        index_find_many(ix, ch->space->base, keys, n, true, refs);
-        return cache_lease_found(c, ch->space->base, refs, n, tiers);
-    }
-    encoded_find(en, keys, n, true, refs);
-    for (; found < n && refs[found] != 0; found = end) {
-        bool plain = encoded_is_plain(en, refs[found]);
+    for (; found < n && refs[found] != 0; found += got) {
+        struct ns *ns = view_ns(v, index_block(ix, refs[found]));
 
-        for (end = found; end < n && refs[end] != 0 && encoded_is_plain(en, refs[end]) == plain;)
-            end++;
-        end = found + cache_lease_found(c, plain ? en->base : en->coded, refs + found, end - found,
-                                        tiers + found);
-        if (end == found)
-            break;
+        for (end = found + 1; end < n && refs[end] != 0; end++)
+            if (view_ns(v, index_block(ix, refs[end])) != ns)
+                break;
+        got = cache_lease_found(rooms_of(ch)->cache, ns, refs + found, end - found, tiers + found);
+        if (got < end - found)
+            return found + got;
     }
     return found;
 }
 
-static bool chain_bypassed(const struct chain *ch)
-{
-    return encoded_bypassed(ch->s->rq, ch->space->base, session_encoded(ch->s, ch->space->base));
-}
-
 /* Appends the blocks of keys [from, from + n) up to the first that is not found. Returns how many. */
-static uint32_t bases_append(struct transfer *t, uint32_t from, uint32_t n)
+static uint32_t bases_append(struct transfer *t, uint32_t from, uint32_t n, bool *bypassed)
 {
     static const uint8_t status[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
                                      [CACHE_NVME] = UCM_LOOKUP_NVME,
                                      [CACHE_SHARE] = UCM_LOOKUP_SHARED};
     struct chain *ch = t->chain;
+    struct view v = session_view(ch->s, ch->space->base);
     uint8_t *tiers = t->found + from;
     uint32_t found;
 
-    if (chain_bypassed(ch)) {
+    *bypassed = !view_find(ch->s->rq, &v, t->keys + (size_t)from * t->ns->identity.key_bytes, n, true,
+                           t->blocks + from);
+    if (*bypassed) {
         rooms_of(ch)->metrics->bypass_lookup_keys += n;
         return 0;
     }
-    found = bases_lease(ch, t->keys + (size_t)from * t->ns->identity.key_bytes, n, t->blocks + from,
-                        tiers);
+    found = bases_lease(ch, &v, n, t->blocks + from, tiers);
     for (uint32_t i = 0; i < found; i++) {
         tiers[i] = status[tiers[i]];
         ch->blocks[ch->appended + i] = (struct chain_block){t->blocks[from + i], 0};
@@ -119,9 +108,10 @@ static void digests_make(struct transfer *t, uint32_t from, uint32_t found)
 bool append_open(struct transfer *t)
 {
     uint32_t from = t->opened, n = t->n_keys - from, found;
+    bool bypassed;
 
     n = n < APPEND_KEYS_PER_TURN ? n : APPEND_KEYS_PER_TURN;
-    found = bases_append(t, from, n);
+    found = bases_append(t, from, n, &bypassed);
     index_find_many(t->r.s->rq->rooms.index, t->ns,
                     t->keys + (size_t)from * t->ns->identity.key_bytes, n, false, t->refs + from);
     digests_take(t, from, found);
@@ -129,7 +119,7 @@ bool append_open(struct transfer *t)
         digests_make(t, from, found);
     t->chain->appended += found;
     for (uint32_t i = from + found; i < from + n; i++) {
-        t->r.s->rq->rooms.metrics->digest_orphans += t->refs[i] != 0 && !chain_bypassed(t->chain);
+        t->r.s->rq->rooms.metrics->digest_orphans += t->refs[i] != 0 && !bypassed;
         t->refs[i] = 0;
     }
     t->opened = found == n ? from + n : t->n_keys;
@@ -223,11 +213,13 @@ int method_chain_append(struct call *call)
     struct chain *ch = call_chain(call, m->chain);
     uint32_t n = ch ? call_keys(call, ch->space->derived, m->keys) : 0;
     struct transfer *t;
+    struct view view;
 
     if (n == 0 || (m->build && space_builds(call, ch->space->base) != 0) ||
         append_check(call, ch, n) != 0)
         return -call->error.code;
-    t = transfer_new(call, TRANSFER_HOLD, ch->space->derived, n, m->deadline_ms, 0);
+    view = (struct view){.ns = {ch->space->derived}, .n = 1};
+    t = transfer_new(call, TRANSFER_HOLD, &view, n, m->deadline_ms, 0);
     if (!t)
         return -call->error.code;
     t->space = ch->space;

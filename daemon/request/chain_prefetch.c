@@ -1,6 +1,6 @@
 /* chain.prefetch, and the prefetch that a selection asks for: blocks of a chain by their index. */
 #include "daemon/request/digest.h"
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 #include "daemon/request/transfer.h"
 
 #include <string.h>
@@ -10,7 +10,8 @@
 static struct transfer *prefetch_new(struct call *call, struct chain *ch, uint32_t n,
                                      uint64_t priority, uint64_t deadline_ms)
 {
-    struct transfer *t = transfer_new(call, TRANSFER_PREFETCH, ch->space->base, n, deadline_ms, 0);
+    struct view view = view_of_chain(ch->space->base);
+    struct transfer *t = transfer_new(call, TRANSFER_PREFETCH, &view, n, deadline_ms, 0);
 
     if (!t)
         return NULL;

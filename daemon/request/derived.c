@@ -10,7 +10,7 @@
 #include "daemon/cache/span.h"
 #include "daemon/digest/build.h"
 #include "daemon/request/digest.h"
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 
 #include <assert.h>
 #include <errno.h>

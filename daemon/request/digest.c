@@ -1,7 +1,7 @@
 /* digest.open: namespaces of digests. A digest namespace's identity is a function of the base's and of
  * the digests' spec, so a client that opens the same spec again finds the same blocks. */
 #include "daemon/request/digest.h"
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -110,12 +110,12 @@ static int plan_make(struct call *call, const struct msg_digest_open *m, const s
     return 0;
 }
 
-int space_builds(struct call *call, const struct ns *base)
+int space_builds(struct call *call, struct ns *base)
 {
     struct ns_encoded encoded;
 
     if (!ns_encoded(&base->identity, &encoded) ||
-        (session_encoded(call->s, base) && space_decodes(base)))
+        (session_view(call->s, base).n > 1 && space_decodes(base)))
         return 0;
     return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                          "build: the base's blocks are encoded (%s); digests describe KV as it was "

@@ -11,7 +11,7 @@
 /* The space of a namespace that this session opened by digest.open. NULL with call->error. */
 struct derived_space *call_space(struct call *call, uint64_t ns);
 /* Whether the daemon builds digests of that base's blocks for this connection. 0, or -code with call->error. */
-int space_builds(struct call *call, const struct ns *base);
+int space_builds(struct call *call, struct ns *base);
 /* Forgets what the session opened. */
 void spaces_close_all(struct session *s);
 

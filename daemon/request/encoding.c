@@ -1,111 +1,13 @@
-/* encoding.open, and what is found where in an encoded namespace and its base. */
-#include "daemon/request/encoding.h"
+/* encoding.open: blocks of a base namespace in another form, under the same keys.
+ *
+ * An encoded namespace's identity is a function of the base's and of the encoding's spec, so whoever opens the
+ * same spec finds the same blocks, and no others. Its geometry is that of the coded form: index, cache and tiers
+ * hold, move and check coded bytes and know nothing of encodings. Devices encode and decode (device_job.coded). */
+#include "daemon/request/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- what is found ---- */
-
-#define FIND_KEYS 256u
-
-/* Adds blocks of ns: where there is none yet, and where that one has to be read and this one has not.
- * Returns how many keys have no block in DRAM; *missing: none at all. */
-static uint32_t find_in(const struct encoded_ns *en, const struct ns *ns, const uint8_t *keys,
-                        uint32_t n, block_ref *refs, uint32_t *missing)
-{
-    struct cache *c = en->rq->rooms.cache;
-    block_ref found[FIND_KEYS];
-    uint32_t not_in_dram = 0;
-
-    assert(n <= FIND_KEYS);
-    if (bypass_on(en->rq, ns, BYPASS_LOAD))
-        memset(found, 0, n * sizeof(*found));
-    else
-        index_find_many(en->rq->rooms.index, ns, keys, n, false, found);
-    *missing = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        if (refs[i] != 0 && cache_in_dram(c, refs[i]))
-            continue;
-        if (cache_found(c, found[i]) && (refs[i] == 0 || cache_in_dram(c, found[i])))
-            refs[i] = found[i];
-        *missing += refs[i] == 0;
-        not_in_dram += refs[i] == 0 || !cache_in_dram(c, refs[i]);
-    }
-    return not_in_dram;
-}
-
-void encoded_find(const struct encoded_ns *en, const uint8_t *keys, uint32_t n, bool stop_at_gap,
-                  block_ref *refs)
-{
-    uint32_t key_bytes = en->coded->identity.key_bytes, missing = 0;
-
-    memset(refs, 0, n * sizeof(*refs));
-    for (uint32_t first = 0; first < n && !(missing > 0 && stop_at_gap); first += FIND_KEYS) {
-        const uint8_t *key = keys + (size_t)first * key_bytes;
-        uint32_t some = n - first < FIND_KEYS ? n - first : FIND_KEYS;
-
-        if (find_in(en, en->coded, key, some, refs + first, &missing) > 0)
-            find_in(en, en->base, key, some, refs + first, &missing);
-    }
-}
-
-void encoded_touch(const struct encoded_ns *en, const block_ref *refs, uint32_t n)
-{
-    cache_touch_own(en->rq->rooms.cache, en->coded, refs, n);
-    cache_touch_own(en->rq->rooms.cache, en->base, refs, n);
-}
-
-/* ---- the shared tier ---- */
-
-/* Of a chain that changes its form more often than this the tail is found by the next lookup. */
-#define ROUNDS_MAX 6u
-
-static uint32_t prefix_found(const struct encoded_ns *en, struct proto_bin keys)
-{
-    block_ref refs[UCM_MAX_KEYS];
-    uint32_t n = keys.n / en->coded->identity.key_bytes, hits = 0;
-
-    encoded_find(en, keys.p, n, true, refs);
-    while (hits < n && refs[hits] != 0)
-        hits++;
-    return hits;
-}
-
-bool encoded_look_next(struct encoded_look *look, struct proto_bin keys, struct shared_lookup **k)
-{
-    const struct encoded_ns *en = look->en;
-    uint32_t before = look->hits;
-
-    if (!look->each)
-        look->hits = prefix_found(en, keys);
-    if (look->hits == keys.n / en->coded->identity.key_bytes)
-        return false;
-    /* The form that was asked last has no more of the chain. */
-    if (look->rounds >= 2 && look->hits == before)
-        return false;
-    while (look->rounds < (look->each ? 2 : ROUNDS_MAX) &&
-           uv_now(en->rq->rooms.loop) < look->until_ms) {
-        struct ns *ns = look->rounds++ % 2 == 0 ? en->coded : en->base;
-
-        if (shared_lookup_start(look->s, ns, keys, look->hits, look->each, look->until_ms, k) == 0)
-            return true;
-        if (look->rounds >= 2)
-            return false;
-    }
-    return false;
-}
-
-bool encoded_look_begin(struct encoded_look *look, struct ns *ns, struct proto_bin keys,
-                        uint32_t hits, struct shared_lookup **k)
-{
-    if (look->en)
-        return encoded_look_next(look, keys, k);
-    return shared_lookup_start(look->s, ns, keys, look->each ? 0 : hits, look->each, look->until_ms,
-                               k) == 0;
-}
-
-/* ---- encoding.open ---- */
 
 static bool is_text(struct proto_str s, const char *text)
 {
@@ -235,23 +137,6 @@ static int derived_open(struct call *call, const struct ns *base,
     return index_ns_open(rq->rooms.index, &id, owner_of(call->s), out, &call->error);
 }
 
-/* Gives the sessions' view of both a place to lie. */
-static int encoded_derive(struct call *call, struct ns *base, struct ns *coded)
-{
-    struct requests *rq = call->s->rq;
-    struct encoded_ns *en;
-
-    assert(ns_codec(coded)); /* it was made by a spec that this daemon knows */
-    if (coded->encoded)
-        return 0;
-    en = calloc(1, sizeof(*en));
-    if (!en)
-        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
-    *en = (struct encoded_ns){.rq = rq, .base = base, .coded = coded};
-    index_ns_derive(rq->rooms.index, coded, base, en);
-    return 0;
-}
-
 int method_encoding_open(struct call *call)
 {
     const struct msg_encoding_open *m = &call->params.encoding_open;
@@ -267,10 +152,11 @@ int method_encoding_open(struct call *call)
         rc = derived_open(call, base, &spec, &coded);
     if (rc == 0)
         rc = session_ns_open(call, coded);
-    if (rc == 0)
-        rc = encoded_derive(call, base, coded);
     if (rc != 0)
         return rc;
+    assert(ns_codec(coded)); /* it was made by a spec that this daemon knows */
+    if (!coded->base)
+        index_ns_derive(call->s->rq->rooms.index, coded, base);
     session_ns_encoded(s, base, coded);
     r = (struct msg_encoding_open_r){.ns = coded->id,
                                      .fingerprint = {coded->fingerprint, UCM_FINGERPRINT_BYTES},

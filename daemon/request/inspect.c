@@ -1,6 +1,6 @@
 /* What operators read of all namespaces, and tenants of their own: namespace.list, ls, inspect, verify. */
 #include "daemon/index/policy.h"
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -21,6 +21,8 @@
  * so many. An operator's may hold all. */
 #define SESSION_MIN_NAMESPACES 16
 
+struct view; /* view.h */
+
 /* derived.c */
 struct derived {
     struct list spaces;       /* struct derived_space */
@@ -372,25 +374,27 @@ void shared_lookups_forget(struct requests *rq, const struct ns *ns, const uint8
 /* lookup_later.c: lookups that don't wait for the shared tier, and whose client comes back for its answer. A
  * session remembers which keys it has asked for, and for some time that the answer has come. */
 /* Whether the shared tier is being asked for keys that this host lacks (it has the first `hits`, if they are a
- * chain); begins that if need be. False: it has answered, or can't be asked now. encoded: of ns, or NULL. */
-bool lookup_later(struct session *s, struct ns *ns, const struct encoded_ns *encoded,
-                  const struct msg_lookup *m, uint32_t hits);
+ * chain); begins that if need be. False: it has answered, or can't be asked now. */
+bool lookup_later(struct session *s, const struct view *v, const struct msg_lookup *m,
+                  uint32_t hits);
 /* The session closes. */
 void lookups_later_end(struct session *s);
 
-/* lookup.c */
-/* Leases refs[n], all of ns; skips zeroes. */
-int lease_new(struct call *call, const struct ns *ns, const block_ref *refs, uint32_t n,
+/* lease.c */
+/* Leases refs[n], all of the view; skips zeroes. */
+int lease_new(struct call *call, const struct view *v, const block_ref *refs, uint32_t n,
               uint64_t lease_ms, uint32_t *name);
 void lease_end(struct session *s, uint32_t name);
+/* Ends some of the session's leases, as many as one turn of the loop may. True: it has none left. */
+bool leases_end(struct session *s);
+
+/* lookup.c */
 /* What a lookup of n keys found, for the counts of the daemon and of ns; plain: in an encoded namespace's base. */
 struct lookup_counts {
     uint32_t n, hits, dram, shared, plain;
 };
 void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
                        const struct lookup_counts *f);
-/* Ends some of the session's leases, as many as one turn of the loop may. True: it has none left. */
-bool leases_end(struct session *s);
 
 /* registered.c: a region or a staging ring of a session */
 #define REGISTERED_KINDS 5 /* of what is bounded it takes */

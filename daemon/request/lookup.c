@@ -1,137 +1,14 @@
-/* lookup, release, and the leases that lookups take. */
+/* lookup: which keys are found, and where; with a lease on what was found (lease.c). */
 #include "daemon/observe/histogram.h"
 #include "daemon/observe/tenants.h"
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct lease {
-    struct session *s;
-    const struct ns *ns, *base; /* which its blocks keep; base: of an encoded namespace, or NULL */
-    struct deadline deadline;
-    uint32_t number, name; /* number: in the session's table */
-    uint32_t n, n_base;    /* of n, the last n_base are the base's */
-    size_t memory;
-    block_ref refs[];
-};
-
-void lease_end(struct session *s, uint32_t name)
-{
-    struct lease *l = table_get(&s->leases, session_number(name));
-
-    if (!l || l->name != name)
-        return;
-    table_remove(&s->leases, l->number);
-    deadline_disarm(s->rq->rooms.deadlines, &l->deadline);
-    cache_unlease_many(s->rq->rooms.cache, l->ns, l->refs, l->n - l->n_base);
-    if (l->n_base > 0)
-        cache_unlease_many(s->rq->rooms.cache, l->base, l->refs + l->n - l->n_base, l->n_base);
-    leased_add(s, -(int64_t)l->n);
-    memory_return(s, l->memory);
-    s->rq->rooms.metrics->leases--;
-    free(l);
-}
-
-bool leases_end(struct session *s)
-{
-    uint32_t before = s->leased_keys, i;
-
-    while ((i = table_next(&s->leases, 0)) != 0 && before - s->leased_keys < LEASED_KEYS_PER_TURN)
-        lease_end(s, ((struct lease *)table_get(&s->leases, i))->name);
-    return i == 0;
-}
-
-static void lease_expired_cb(struct deadline *d)
-{
-    struct lease *l = LIST_ENTRY(d, struct lease, deadline);
-
-    l->s->rq->rooms.metrics->leases_expired++;
-    lease_end(l->s, l->name);
-}
-
-/* Skips zeroes in refs. */
-static void lease_take(struct lease *l, const struct encoded_ns *en, const block_ref *refs,
-                       uint32_t n)
-{
-    struct cache *c = l->s->rq->rooms.cache;
-    uint32_t own;
-
-    for (uint32_t i = 0; i < n; i++)
-        if (refs[i] != 0 && !(en && encoded_is_plain(en, refs[i])))
-            l->refs[l->n++] = refs[i];
-    own = l->n;
-    cache_lease_many(c, l->ns, l->refs, own);
-    for (uint32_t i = 0; en && i < n; i++)
-        if (refs[i] != 0 && encoded_is_plain(en, refs[i]))
-            l->refs[l->n++] = refs[i];
-    l->n_base = l->n - own;
-    if (l->n_base == 0)
-        return;
-    l->base = en->base;
-    cache_lease_many(c, l->base, l->refs + own, l->n_base);
-}
-
-/* NULL with call->error. */
-static struct lease *lease_alloc(struct call *call, size_t memory)
-{
-    struct session *s = call->s;
-    struct lease *l;
-
-    if (limit_take(owner_of(s), LIMIT_MEMORY, memory, &call->error) != 0)
-        return NULL;
-    l = malloc(memory);
-    if (!l) {
-        memory_return(s, memory);
-        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a lease");
-        return NULL;
-    }
-    *l = (struct lease){.s = s, .memory = memory};
-    return l;
-}
-
-int lease_new(struct call *call, const struct ns *ns, const block_ref *refs, uint32_t n,
-              uint64_t lease_ms, uint32_t *name)
-{
-    struct session *s = call->s;
-    struct requests *rq = s->rq;
-    uint64_t limit = rq->rooms.config->lease_max_ms;
-    struct lease *l;
-
-    if (s->leased_keys + n > SESSION_MAX_LEASED_KEYS)
-        return ucm_error_set(
-            &call->error, UCM_WIRE_BUSY,
-            "this connection's leases cover %u keys, at most %u may be; release some",
-            s->leased_keys, SESSION_MAX_LEASED_KEYS);
-    if (leased_check(call) != 0)
-        return -call->error.code;
-    l = lease_alloc(call, sizeof(*l) + n * sizeof(*refs));
-    if (!l)
-        return -call->error.code;
-    l->ns = ns;
-    l->number = table_add(&s->leases, l);
-    if (l->number == 0) {
-        memory_return(s, l->memory);
-        free(l);
-        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
-                             "this connection has %u leases, as many as one may have; release some",
-                             table_count(&s->leases));
-    }
-    deadline_arm(rq->rooms.deadlines, &l->deadline,
-                 uv_now(rq->rooms.loop) + (lease_ms < limit ? lease_ms : limit), lease_expired_cb);
-    lease_take(l, session_encoded(s, ns), refs, n);
-    leased_add(s, l->n);
-    rq->rooms.metrics->leases++;
-    *name = l->name = session_name(&s->lease_names, l->number);
-    return 0;
-}
-
-/* ---- lookup ---- */
-
 /* What the cache knows of a lookup's keys. */
 struct found {
-    struct ns *ns;
-    const struct encoded_ns *encoded; /* NULL: ns is not encoded */
+    struct view view;
     bool bypassed;
     uint32_t n;                         /* keys */
     uint32_t hits, dram, shared, plain; /* plain: in an encoded namespace's base */
@@ -140,51 +17,49 @@ struct found {
 };
 
 /* Whose block it is. */
-static struct ns *found_ns(const struct found *f, block_ref ref)
+static struct ns *found_ns(struct requests *rq, const struct found *f, block_ref ref)
 {
-    return f->encoded && ref != 0 && encoded_is_plain(f->encoded, ref) ? f->encoded->base : f->ns;
+    return ref ? view_ns(&f->view, index_block(rq->rooms.index, ref)) : f->view.ns[0];
+}
+
+static void found_count(const struct msg_lookup *m, struct found *f, uint32_t i, uint8_t tier,
+                        bool plain)
+{
+    static const uint8_t statuses[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
+                                       [CACHE_NVME] = UCM_LOOKUP_NVME,
+                                       [CACHE_SHARE] = UCM_LOOKUP_SHARED};
+    uint8_t status = statuses[tier];
+
+    f->hits++;
+    f->dram += status == UCM_LOOKUP_DRAM;
+    f->shared += status == UCM_LOOKUP_SHARED;
+    f->plain += plain;
+    /* A client that did not set `shared` may not know that status. */
+    f->status[i] = status == UCM_LOOKUP_SHARED && !m->shared ? UCM_LOOKUP_NVME : status;
 }
 
 /* Without `each` the search ends at the first miss. */
 static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup *m, uint32_t n,
                       struct found *f)
 {
-    static const uint8_t statuses[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
-                                       [CACHE_NVME] = UCM_LOOKUP_NVME,
-                                       [CACHE_SHARE] = UCM_LOOKUP_SHARED};
     struct requests *rq = s->rq;
 
-    f->ns = ns;
-    f->encoded = session_encoded(s, ns);
+    f->view = session_view(s, ns);
     f->n = n;
     f->hits = f->dram = f->shared = f->plain = 0;
-    f->bypassed = encoded_bypassed(rq, ns, f->encoded);
-    if (f->bypassed) {
-        memset(f->refs, 0, n * sizeof(f->refs[0]));
-        memset(f->status, UCM_LOOKUP_MISS, n);
-        return;
-    }
-    if (f->encoded)
-        encoded_find(f->encoded, m->keys.p, n, !m->each, f->refs);
-    else
-        index_find_many(rq->rooms.index, ns, m->keys.p, n, !m->each, f->refs);
+    f->bypassed = !view_find(rq, &f->view, m->keys.p, n, !m->each, f->refs);
     for (uint32_t i = 0; i < n; i++) {
-        uint8_t tier = cache_tier(rq->rooms.cache, found_ns(f, f->refs[i]), f->refs[i]), status;
+        struct ns *of = found_ns(rq, f, f->refs[i]);
+        uint8_t tier = cache_tier(rq->rooms.cache, of, f->refs[i]);
 
-        if (tier == 0) {
-            f->refs[i] = 0;
-            f->status[i] = UCM_LOOKUP_MISS;
-            if (!m->each)
-                break;
+        if (tier != 0) {
+            found_count(m, f, i, tier, of != ns);
             continue;
         }
-        status = statuses[tier];
-        f->hits++;
-        f->dram += status == UCM_LOOKUP_DRAM;
-        f->shared += status == UCM_LOOKUP_SHARED;
-        f->plain += found_ns(f, f->refs[i]) != ns;
-        /* A client that did not set `shared` may not know that status. */
-        f->status[i] = status == UCM_LOOKUP_SHARED && !m->shared ? UCM_LOOKUP_NVME : status;
+        f->refs[i] = 0;
+        f->status[i] = UCM_LOOKUP_MISS;
+        if (!m->each)
+            break;
     }
 }
 
@@ -192,15 +67,12 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
 static void keys_touch(struct requests *rq, const struct msg_lookup *m, const struct found *f,
                        uint32_t covered)
 {
-    struct cache *c = rq->rooms.cache;
-
-    if (m->each)
-        for (uint32_t i = 0; i < covered; i++)
-            cache_touch(c, found_ns(f, f->refs[i]), f->refs + i, 1);
-    else if (f->encoded)
-        encoded_touch(f->encoded, f->refs, covered);
-    else
-        cache_touch(c, f->ns, f->refs, covered);
+    if (!m->each) {
+        view_touch(rq, &f->view, f->refs, covered);
+        return;
+    }
+    for (uint32_t i = 0; i < covered; i++)
+        cache_touch(rq->rooms.cache, found_ns(rq, f, f->refs[i]), f->refs + i, 1);
 }
 
 void lookup_counts_add(struct requests *rq, struct ns *ns, const uint8_t *keys,
@@ -232,7 +104,7 @@ static void lookup_count(struct requests *rq, const uint8_t *keys, const struct 
     if (f->bypassed) /* it says nothing about how well the cache does */
         rq->rooms.metrics->bypass_lookup_keys += f->n;
     else
-        lookup_counts_add(rq, f->ns, keys,
+        lookup_counts_add(rq, f->view.ns[0], keys,
                           &(struct lookup_counts){f->n, f->hits, f->dram, f->shared, f->plain});
 }
 
@@ -260,7 +132,7 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
     uint32_t covered = m->each ? f->n : f->hits, lease = 0;
 
     if (m->lease_ms > 0 && f->hits > 0) {
-        int rc = lease_new(call, f->ns, f->refs, covered, m->lease_ms, &lease);
+        int rc = lease_new(call, &f->view, f->refs, covered, m->lease_ms, &lease);
 
         if (rc != 0)
             return rc;
@@ -279,7 +151,7 @@ struct lookup_wait {
     struct request r;
     struct shared_lookup *lookup;
     struct ns *ns;
-    struct encoded_look look;
+    struct view_look look;
     struct msg_lookup m; /* its keys are in lookup's copy */
 };
 
@@ -318,7 +190,7 @@ static void wait_done_cb(struct shared_lookup *k)
     struct lookup_wait *w = k->ctx;
     struct shared_lookup *next;
 
-    if (w->look.en && !w->r.s->closing && encoded_look_next(&w->look, w->m.keys, &next))
+    if (!w->r.s->closing && view_look_next(&w->look, w->m.keys, &next))
         wait_on(w, next);
     else
         wait_end(w);
@@ -343,16 +215,16 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
                          const struct found *f)
 {
     struct requests *rq = call->s->rq;
-    struct encoded_look look = {.s = call->s,
-                                .en = f->encoded,
-                                .each = m->each,
-                                .until_ms = shared_lookup_until(rq, m->wait_ms)};
+    struct view_look look = {.s = call->s,
+                             .view = f->view,
+                             .each = m->each,
+                             .until_ms = shared_lookup_until(rq, m->wait_ms)};
     struct shared_lookup *lookup;
     struct lookup_wait *w;
 
     if (f->hits == f->n)
         return false;
-    if (!encoded_look_begin(&look, ns, m->keys, f->hits, &lookup))
+    if (!view_look_begin(&look, m->keys, f->hits, &lookup))
         return false;
     w = request_new(call, sizeof(*w),
                     lookup->p.deadline_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS, wait_stop_cb);
@@ -371,11 +243,11 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
 }
 
 /* Its client asks again: so this one takes no lease, counts nothing and moves no block in the policy. */
-static bool lookup_pends(struct call *call, struct ns *ns, const struct msg_lookup *m,
-                         const struct found *f, struct msg_lookup_r *r)
+static bool lookup_pends(struct call *call, const struct msg_lookup *m, const struct found *f,
+                         struct msg_lookup_r *r)
 {
     if (m->nowait != UCM_LOOKUP_LATER || f->hits == f->n ||
-        !lookup_later(call->s, ns, f->encoded, m, f->hits))
+        !lookup_later(call->s, &f->view, m, f->hits))
         return false;
     found_tell(m, f, r);
     r->pending = true;
@@ -399,17 +271,9 @@ int method_lookup(struct call *call)
     trace_less(call->trace, TRACE_LOOKUP);
     if (m->nowait == UCM_LOOKUP_WAIT && lookup_waits(call, ns, m, &f))
         return 0;
-    rc = lookup_pends(call, ns, m, &f, &r) ? 0 : lookup_result(call, m, &f, &r);
+    rc = lookup_pends(call, m, &f, &r) ? 0 : lookup_result(call, m, &f, &r);
     if (rc == 0)
         call_reply(call, &r);
     lookup_timed(call->s->rq, ns, call->begun_ns);
     return rc;
-}
-
-int method_release(struct call *call)
-{
-    const struct msg_release *m = &call->params.release;
-
-    lease_end(call->s, (uint32_t)m->lease);
-    return call_reply(call, NULL);
 }

@@ -1,5 +1,5 @@
 /* Lookups that don't wait for the shared tier: what a session has asked it, for clients that come back. */
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 
 #include <stdlib.h>
 #include <xxhash.h>
@@ -12,11 +12,10 @@
 
 struct later {
     struct list link;
-    struct ns *ns; /* the session keeps it open */
     uint64_t hash; /* of the keys: two lists with one hash cost a hit, no more */
     uint32_t keys_bytes;
     bool each;
-    struct encoded_look look;
+    struct view_look look;
     struct shared_lookup *lookup; /* NULL: the shared tier has answered, at answered_ms */
     uint64_t answered_ms;
     bool told; /* that it has answered */
@@ -52,7 +51,7 @@ static void done_cb(struct shared_lookup *k)
     struct proto_bin keys = {k->keys, l->keys_bytes};
     struct shared_lookup *next;
 
-    if (l->look.en && encoded_look_next(&l->look, keys, &next)) {
+    if (view_look_next(&l->look, keys, &next)) {
         later_on(l, next);
     } else {
         l->lookup = NULL;
@@ -75,7 +74,7 @@ static struct later *later_find(struct session *s, const struct later *like)
     for (struct list *node = s->laters.next; node != &s->laters; node = node->next) {
         struct later *l = LIST_ENTRY(node, struct later, link);
 
-        if (l->ns != like->ns || l->hash != like->hash || l->keys_bytes != like->keys_bytes ||
+        if (l->look.view.ns[0] != like->look.view.ns[0] || l->hash != like->hash || l->keys_bytes != like->keys_bytes ||
             l->each != like->each)
             continue;
         if (later_holds(s, l))
@@ -100,15 +99,14 @@ static bool room_make(struct session *s)
     return s->n_laters < LATERS_MAX;
 }
 
-bool lookup_later(struct session *s, struct ns *ns, const struct encoded_ns *encoded,
-                  const struct msg_lookup *m, uint32_t hits)
+bool lookup_later(struct session *s, const struct view *v, const struct msg_lookup *m,
+                  uint32_t hits)
 {
-    struct later like = {.ns = ns,
-                         .hash = XXH3_64bits(m->keys.p, m->keys.n),
+    struct later like = {.hash = XXH3_64bits(m->keys.p, m->keys.n),
                          .keys_bytes = m->keys.n,
                          .each = m->each,
                          .look = {.s = s,
-                                  .en = encoded,
+                                  .view = *v,
                                   .each = m->each,
                                   .until_ms = shared_lookup_until_later(s->rq, m->wait_ms)}};
     struct later *l = later_find(s, &like);
@@ -118,7 +116,7 @@ bool lookup_later(struct session *s, struct ns *ns, const struct encoded_ns *enc
         l->told = !l->lookup;
         return l->lookup != NULL;
     }
-    if (!room_make(s) || !encoded_look_begin(&like.look, ns, m->keys, hits, &k))
+    if (!room_make(s) || !view_look_begin(&like.look, m->keys, hits, &k))
         return false;
     l = malloc(sizeof(*l));
     if (!l) {

@@ -8,24 +8,24 @@
  * the bus twice, and ends with a preemption. Here the bytes are at hand, and what UNFIT knows, `lossless`, decodes to
  * what was dumped. */
 #include "daemon/request/derived.h"
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 
-static void decode(struct encoded_ns *en, const uint8_t *key, uint32_t part)
+static void decode(struct requests *rq, const struct view *v, const uint8_t *key, uint32_t part)
 {
-    struct derived_space *space = space_open(en->rq, en->coded, en->base, NULL);
+    struct derived_space *space = space_open(rq, v->ns[0], v->ns[1], NULL);
 
     if (!space || !build_queue(space, key, part))
-        en->rq->rooms.metrics->unfit_decode_failed++;
+        rq->rooms.metrics->unfit_decode_failed++;
     if (space)
         space_unref(space);
 }
 
-void mixed_part_stored(struct encoded_ns *en, block_ref ref, uint32_t part)
+void mixed_part_stored(struct requests *rq, const struct view *v, block_ref ref, uint32_t part)
 {
-    struct index *ix = en->rq->rooms.index;
+    struct index *ix = rq->rooms.index;
     const struct block *stored = index_block(ix, ref), *plain = stored, *coded = stored;
-    bool is_plain = stored->ns == en->base->id;
-    block_ref other = index_find(ix, is_plain ? en->coded : en->base, stored->key);
+    bool is_plain = stored->ns == v->ns[1]->id;
+    block_ref other = index_find(ix, is_plain ? v->ns[0] : v->ns[1], stored->key);
 
     if (other == 0)
         return;
@@ -33,11 +33,11 @@ void mixed_part_stored(struct encoded_ns *en, block_ref ref, uint32_t part)
         coded = index_block(ix, other);
     else
         plain = index_block(ix, other);
-    if (plain->whole_parts == 0 || block_complete(plain, en->base) ||
-        block_complete(coded, en->coded))
+    if (plain->whole_parts == 0 || block_complete(plain, v->ns[1]) ||
+        block_complete(coded, v->ns[0]))
         return;
-    for (uint32_t i = 0; i < en->base->identity.parts; i++)
+    for (uint32_t i = 0; i < v->ns[1]->identity.parts; i++)
         if ((is_plain || i == part) && coded->part[i].dram == PART_DRAM_READY &&
             plain->part[i].dram == PART_DRAM_NONE && plain->part[i].nvme == PART_NVME_NONE)
-            decode(en, stored->key, i);
+            decode(rq, v, stored->key, i);
 }

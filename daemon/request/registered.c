@@ -6,7 +6,7 @@
  *      `--failed--> gone
  *
  * A region sends its close when its last transfer has ended. */
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 
 #include "daemon/front/peer.h"
 
@@ -340,7 +340,7 @@ int method_region_register(struct call *call)
     const struct msg_region_register *m = &call->params.region_register;
     struct registered *r;
     struct ns *ns = call_namespace(call, m->ns);
-    const struct encoded_ns *view = ns ? session_encoded(s, ns) : NULL;
+    struct view view = ns ? session_view(s, ns) : (struct view){.n = 0};
     struct form pages;
     int rc;
 
@@ -357,9 +357,9 @@ int method_region_register(struct call *call)
         return -call->error.code;
     r->ns = ns;
     r->job.who = tenant_who(ns->tenant);
-    pages = *ns_form(view ? view->base : ns, (uint32_t)m->part);
+    pages = *ns_form(view.ns[view.n - 1], (uint32_t)m->part);
     pages.shards = m->pool ? 1 : pages.shards;
-    rc = region_check(m, &pages, view ? ns_codec(ns) : NULL, call->fds, call->n_fds, &r->region,
+    rc = region_check(m, &pages, view.n > 1 ? ns_codec(ns) : NULL, call->fds, call->n_fds, &r->region,
                       &call->error);
     if (rc == 0 && has_ipc(m))
         rc = nonce_take(call, &r->region->proof);

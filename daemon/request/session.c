@@ -1,6 +1,6 @@
 /* Sessions: a connection's state. Each frame is decoded here and goes to its method. */
 #include "daemon/request/digest.h"
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 #include "daemon/request/request.h"
 #include "daemon/request/window.h"
 
@@ -201,9 +201,18 @@ int session_hints_use(struct session *s, struct ns *ns, struct ucm_error *e)
     return rc;
 }
 
-struct encoded_ns *session_encoded(struct session *s, const struct ns *ns)
+struct view session_view(struct session *s, struct ns *ns)
 {
-    return *ns_flags(s, ns) & SESSION_NS_ENCODED ? ns->encoded : NULL;
+    struct view v = {.ns = {ns}, .n = 1};
+
+    if (*ns_flags(s, ns) & SESSION_NS_ENCODED)
+        v = (struct view){.ns = {ns, ns->base}, .n = 2};
+    return v;
+}
+
+struct view region_view(const struct registered *r)
+{
+    return r->region->codec ? session_view(r->s, r->ns) : (struct view){.ns = {r->ns}, .n = 1};
 }
 
 void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded)

@@ -36,12 +36,10 @@ static void transfer_release(struct transfer *t)
         return;
     t->released = true;
     cache_retry_cancel(&t->retry);
-    for (uint32_t i = 0; i < t->n_keys; i++) {
-        if (t->refs[i])
-            cache_unlease(cache_of(t), t->refs[i]);
-        if (t->kind == TRANSFER_BUILD && t->blocks[i])
+    view_unlease(t->r.s->rq, &t->view, t->refs, t->n_keys);
+    for (uint32_t i = 0; t->kind == TRANSFER_BUILD && i < t->n_keys; i++)
+        if (t->blocks[i])
             cache_unlease(cache_of(t), t->blocks[i]);
-    }
     lease_end(t->r.s, t->lease);
 }
 

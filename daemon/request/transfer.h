@@ -3,7 +3,7 @@
 #define UCMD_REQUEST_TRANSFER_H
 
 #include "daemon/cache/span.h"
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 
 /* FETCH: a load of single shards, see transfer_fetch.c. BUILD: digest.build. HOLD: chain.append, whose chain
  * takes the uses of what comes to DRAM. The namespace of these two is the digests', and their items come from
@@ -27,8 +27,8 @@ struct transfer {
     struct request r;
     enum transfer_kind kind;
     struct ns *ns;
-    const struct encoded_ns *view; /* where blocks are looked for besides ns; NULL: in ns alone */
-    struct encoded_look look;      /* with `lookup` */
+    struct view view;              /* where its blocks are; view.ns[0] is ns */
+    struct view_look look;         /* with `lookup` */
     struct registered *region;     /* of load, dump and fetch */
     uint32_t n_keys, part, parts;  /* items = n_keys * parts; these three have one part */
     uint32_t shard, shards;
@@ -164,7 +164,7 @@ static inline int node_of(const struct transfer *t)
 /* The namespace of the item's block, which was found or opened and is held. */
 static inline struct ns *item_ns(const struct transfer *t, uint32_t item)
 {
-    return cache_ns(cache_of(t), t->refs[item_key(t, item)]);
+    return view_ns(&t->view, index_block(t->r.s->rq->rooms.index, t->refs[item_key(t, item)]));
 }
 
 static inline const struct form *item_form(const struct transfer *t, uint32_t item)
@@ -198,7 +198,7 @@ static inline bool batch_is_open(const struct transfer *t)
 void item_status(struct transfer *t, uint32_t item, enum ucm_block_status status);
 
 /* transfer_methods.c: NULL with call->error. `more` bytes, a multiple of 8, lie right behind the struct. */
-struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct ns *ns,
+struct transfer *transfer_new(struct call *call, enum transfer_kind kind, const struct view *view,
                               uint32_t n_keys, uint64_t deadline_ms, size_t more);
 /* Refuses numbers that come twice: of n that are `step` u32s apart, `what` each, one for each `of`. 0 or -code
  * with call->error. */

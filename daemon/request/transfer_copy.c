@@ -158,10 +158,10 @@ static void item_put(struct transfer *t, uint32_t item, struct cache_shards *sha
 /* A dump has stored the item: other ranks' parts may lie in the other form. */
 static void mixed_stored(const struct transfer *t, uint32_t item)
 {
-    struct encoded_ns *view = region_view(t->region);
+    struct view view = region_view(t->region);
 
-    if (view && codec_refuses(t->region->region->codec))
-        mixed_part_stored(view, t->refs[item], t->part);
+    if (view.n > 1 && codec_refuses(t->region->region->codec))
+        mixed_part_stored(t->r.s->rq, &view, t->refs[item], t->part);
 }
 
 static void batch_item_end(struct copy_batch *b, uint32_t i, enum ucm_block_status status)

@@ -27,18 +27,6 @@ static bool digest_exists(const struct transfer *t, uint32_t item)
 
 /* ---- the shared tier ---- */
 
-static bool look_start(struct transfer *t, struct ns *ns, void (*done_cb)(struct shared_lookup *k))
-{
-    struct proto_bin keys = {t->keys, t->n_keys * t->ns->identity.key_bytes};
-
-    if (shared_lookup_start(t->r.s, ns, keys, 0, false, shared_lookup_until(t->r.s->rq, 0),
-                            &t->lookup) != 0)
-        return false;
-    t->lookup->ctx = t;
-    t->lookup->done_cb = done_cb;
-    return true;
-}
-
 static void digests_looked_cb(struct shared_lookup *k)
 {
     struct transfer *t = k->ctx;
@@ -48,14 +36,27 @@ static void digests_looked_cb(struct shared_lookup *k)
     transfer_pump(t);
 }
 
-static void bases_looked_cb(struct shared_lookup *k);
-
-/* An encoded base's blocks lie in it or in its own base. */
-static bool encoded_look(struct transfer *t)
+static bool digests_own_look(struct transfer *t)
 {
     struct proto_bin keys = {t->keys, t->n_keys * t->ns->identity.key_bytes};
 
-    if (!t->look.en || !encoded_look_next(&t->look, keys, &t->lookup))
+    if (shared_lookup_start(t->r.s, t->ns, keys, 0, false, shared_lookup_until(t->r.s->rq, 0),
+                            &t->lookup) != 0)
+        return false;
+    t->lookup->ctx = t;
+    t->lookup->done_cb = digests_looked_cb;
+    return true;
+}
+
+static void bases_looked_cb(struct shared_lookup *k);
+
+/* An encoded base's blocks lie in it or in its own base. */
+static bool bases_look(struct transfer *t, bool first)
+{
+    struct proto_bin keys = {t->keys, t->n_keys * t->ns->identity.key_bytes};
+
+    if (!(first ? view_look_begin(&t->look, keys, 0, &t->lookup)
+                : view_look_next(&t->look, keys, &t->lookup)))
         return false;
     t->lookup->ctx = t;
     t->lookup->done_cb = bases_looked_cb;
@@ -68,18 +69,16 @@ static void bases_looked_cb(struct shared_lookup *k)
 
     t->lookup = NULL;
     shared_lookup_free(k);
-    if (!encoded_look(t) && !look_start(t, t->ns, digests_looked_cb))
+    if (!bases_look(t, false) && !digests_own_look(t))
         transfer_pump(t);
 }
 
 void digests_look(struct transfer *t)
 {
-    t->look = (struct encoded_look){.s = t->r.s,
-                                    .en = session_encoded(t->r.s, t->space->base),
-                                    .until_ms = shared_lookup_until(t->r.s->rq, 0)};
-    if (t->look.en ? encoded_look(t) : look_start(t, t->space->base, bases_looked_cb))
-        return;
-    if (!look_start(t, t->ns, digests_looked_cb))
+    t->look = (struct view_look){.s = t->r.s,
+                                 .view = session_view(t->r.s, t->space->base),
+                                 .until_ms = shared_lookup_until(t->r.s->rq, 0)};
+    if (!bases_look(t, true) && !digests_own_look(t))
         transfer_pump(t);
 }
 
@@ -89,11 +88,10 @@ static void build_open(struct transfer *t, uint32_t i)
 {
     struct index *ix = t->r.s->rq->rooms.index;
     const uint8_t *key = t->keys + (size_t)i * t->ns->identity.key_bytes;
-    const struct encoded_ns *en = session_encoded(t->r.s, t->space->base);
-    block_ref base = index_find(ix, t->space->base, key);
+    struct view v = session_view(t->r.s, t->space->base);
+    block_ref base;
 
-    if (en)
-        encoded_find(en, key, 1, false, &base);
+    (void)view_find(t->r.s->rq, &v, key, 1, false, &base);
     if (cache_found(cache_of(t), base)) {
         t->blocks[i] = base;
         cache_lease(cache_of(t), base); /* first: a new block may take the place of another */
@@ -117,6 +115,7 @@ int method_digest_build(struct call *call)
     struct derived_space *space = call_space(call, m->ns);
     uint32_t n = space ? call_keys(call, space->derived, m->keys) : 0, parts;
     struct transfer *t;
+    struct view view;
 
     if (n == 0 || space_builds(call, space->base) != 0)
         return -call->error.code;
@@ -125,7 +124,8 @@ int method_digest_build(struct call *call)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
                              (unsigned long long)m->part, parts, parts - 1);
-    t = transfer_new(call, TRANSFER_BUILD, space->derived, n, m->deadline_ms, 0);
+    view = (struct view){.ns = {space->derived}, .n = 1};
+    t = transfer_new(call, TRANSFER_BUILD, &view, n, m->deadline_ms, 0);
     if (!t)
         return -call->error.code;
     t->space = space;

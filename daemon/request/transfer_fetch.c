@@ -221,9 +221,7 @@ static void chain_find(struct transfer *t, struct chain *ch)
     for (uint32_t i = 0; i < t->n_keys; i++)
         chain_block_set(t, ch, i, t->pieces[t->blocks[i]].index);
     t->opened = t->n_keys;
-    cache_touch_own(cache_of(t), t->ns, t->refs, t->n_keys);
-    if (t->ns->base) /* the chain has blocks of either, whatever the region takes */
-        cache_touch_own(cache_of(t), t->ns->base, t->refs, t->n_keys);
+    view_touch(t->r.s->rq, &t->view, t->refs, t->n_keys);
     chain_use(ch); /* renews its lease */
     chain_unuse(ch);
 }
@@ -232,6 +230,7 @@ static void chain_find(struct transfer *t, struct chain *ch)
 static struct transfer *fetch_new(struct call *call, const struct msg_fetch *m,
                                   struct registered *region, const struct fetch_bounds *b)
 {
+    struct view view = m->chain ? view_of_chain(region->ns) : region_view(region);
     uint32_t n = m->items.n / UCM_FETCH_ITEM_BYTES, most = n < UCM_MAX_KEYS ? n : UCM_MAX_KEYS;
     size_t pieces = n * sizeof(struct fetch_piece), statuses = (n + (size_t)7) / 8 * 8;
     struct transfer *t;
@@ -241,7 +240,7 @@ static struct transfer *fetch_new(struct call *call, const struct msg_fetch *m,
                       m->items.n, UCM_FETCH_ITEM_BYTES);
         return NULL;
     }
-    t = transfer_new(call, TRANSFER_FETCH, region->ns, most, m->deadline_ms, pieces + statuses);
+    t = transfer_new(call, TRANSFER_FETCH, &view, most, m->deadline_ms, pieces + statuses);
     if (!t)
         return NULL;
     t->pieces = (struct fetch_piece *)(t + 1);
@@ -251,7 +250,6 @@ static struct transfer *fetch_new(struct call *call, const struct msg_fetch *m,
         request_refuse(&t->r);
         return NULL;
     }
-    t->view = region_view(region);
     t->part = region->region->part;
     t->priority = (uint8_t)m->priority;
     t->beside = DEVICE_BESIDE_AWAITED;

@@ -7,11 +7,11 @@
 #define WINDOW_BYTES (256u << 20)
 
 /* Behind the struct: `more`, the arrays, and keys that it needs later. */
-struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct ns *ns,
+struct transfer *transfer_new(struct call *call, enum transfer_kind kind, const struct view *view,
                               uint32_t n_keys, uint64_t deadline_ms, size_t more)
 {
     bool keeps_keys = kind != TRANSFER_LOAD && kind != TRANSFER_FETCH && kind != TRANSFER_PREFETCH;
-    size_t key_bytes = keeps_keys ? ns->identity.key_bytes : 0;
+    size_t key_bytes = keeps_keys ? view->ns[0]->identity.key_bytes : 0;
     size_t found_bytes = kind == TRANSFER_HOLD;
     size_t memory = sizeof(struct transfer) + more +
                     n_keys * (sizeof(block_ref) + sizeof(uint32_t) + 1 + key_bytes + found_bytes);
@@ -26,7 +26,8 @@ struct transfer *transfer_new(struct call *call, enum transfer_kind kind, struct
     t->keys = t->status + n_keys;
     t->found = t->keys + n_keys * key_bytes;
     t->kind = kind;
-    t->ns = ns;
+    t->view = *view;
+    t->ns = view->ns[0];
     t->n_keys = n_keys;
     t->parts = 1;
     window = arena_bytes_configured(call->s->rq->rooms.arena) / 4;
@@ -133,10 +134,9 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
                                  const struct copy_params *p)
 {
     struct registered *region = call_region(call, p->region);
-    const struct encoded_ns *view = region ? region_view(region) : NULL;
     size_t steps, turns;
     struct transfer *t;
-    struct ns *ns;
+    struct view view;
     uint32_t n;
 
     if (region && region->region->pool) {
@@ -158,11 +158,12 @@ static struct transfer *copy_new(struct call *call, enum transfer_kind kind,
     if (turns_check(call, region, p->turns, n, &turns) != 0)
         return NULL;
     steps = steps_memory((uint32_t)p->step, region->region->pages.shards);
-    ns = p->plain && view ? view->base : region->ns;
-    t = transfer_new(call, kind, ns, n, p->deadline_ms, steps + turns);
+    view = region_view(region);
+    if (p->plain)
+        view = (struct view){.ns = {view.ns[view.n - 1]}, .n = 1};
+    t = transfer_new(call, kind, &view, n, p->deadline_ms, steps + turns);
     if (!t)
         return NULL;
-    t->view = ns == region->ns ? view : NULL;
     copy_range(t, p, region->region);
     if (ids_take(call, t, region->region, p->blocks) != 0) {
         request_refuse(&t->r);
@@ -185,21 +186,22 @@ static void prefix_take(struct transfer *t, const uint8_t *keys)
     struct lookup_counts found = {.n = t->n_keys};
 
     for (uint32_t i = 0; i < t->n_keys; i++) {
-        bool plain = t->view && t->refs[i] != 0 && encoded_is_plain(t->view, t->refs[i]);
-        uint8_t tier = found.hits < i
-                           ? 0
-                           : cache_tier(rq->rooms.cache, plain ? t->view->base : t->ns, t->refs[i]);
+        uint8_t tier = 0;
+        struct ns *ns = t->ns;
 
+        if (found.hits == i && t->refs[i] != 0) {
+            ns = item_ns(t, i);
+            tier = cache_tier(rq->rooms.cache, ns, t->refs[i]);
+        }
         if (tier == 0) {
             t->refs[i] = 0;
             t->status[i] = UCM_BLOCK_MISS;
             continue;
         }
-        cache_lease(rq->rooms.cache, t->refs[i]);
         found.hits++;
         found.dram += tier == CACHE_DRAM;
         found.shared += tier == CACHE_SHARE;
-        found.plain += plain;
+        found.plain += ns != t->ns;
     }
     if (t->part == 0) /* other ranks look the same blocks up */
         lookup_counts_add(rq, t->ns, keys, &found);
@@ -211,10 +213,8 @@ static void blocks_take(struct transfer *t)
     struct requests *rq = t->r.s->rq;
 
     for (uint32_t i = 0; i < t->n_keys; i++) {
-        if (cache_found(rq->rooms.cache, t->refs[i])) {
-            cache_lease(rq->rooms.cache, t->refs[i]);
+        if (cache_found(rq->rooms.cache, t->refs[i]))
             continue;
-        }
         t->refs[i] = 0;
         t->status[i] = UCM_BLOCK_MISS;
         rq->rooms.metrics->load_blocks_missed += t->kind == TRANSFER_LOAD;
@@ -225,27 +225,19 @@ void blocks_find(struct transfer *t, const uint8_t *keys)
 {
     struct requests *rq = t->r.s->rq;
 
-    if (encoded_bypassed(rq, t->ns, t->view)) {
-        t->opened = t->n_keys;
-        memset(t->refs, 0, t->n_keys * sizeof(t->refs[0]));
+    t->opened = t->n_keys;
+    trace_more(t->r.trace, TRACE_LOOKUP);
+    if (!view_find(rq, &t->view, keys, t->n_keys, t->prefix, t->refs)) {
         memset(t->status, UCM_BLOCK_MISS, t->n_keys);
         rq->rooms.metrics->bypass_load_blocks += t->n_keys;
-        return;
+    } else {
+        if (t->prefix)
+            prefix_take(t, keys);
+        else
+            blocks_take(t);
+        view_lease(rq, &t->view, t->refs, t->n_keys);
+        view_touch(rq, &t->view, t->refs, t->n_keys);
     }
-    trace_more(t->r.trace, TRACE_LOOKUP);
-    if (t->view)
-        encoded_find(t->view, keys, t->n_keys, t->prefix, t->refs);
-    else
-        index_find_many(rq->rooms.index, t->ns, keys, t->n_keys, t->prefix, t->refs);
-    t->opened = t->n_keys;
-    if (t->prefix)
-        prefix_take(t, keys);
-    else
-        blocks_take(t);
-    if (t->view)
-        encoded_touch(t->view, t->refs, t->n_keys);
-    else
-        cache_touch(rq->rooms.cache, t->ns, t->refs, t->n_keys);
     trace_less(t->r.trace, TRACE_LOOKUP);
 }
 
@@ -298,7 +290,7 @@ static void looked_cb(struct shared_lookup *k)
     struct proto_bin keys = {k->keys, t->n_keys * t->ns->identity.key_bytes};
 
     t->lookup = NULL;
-    if (t->view && encoded_look_next(&t->look, keys, &t->lookup)) {
+    if (view_look_next(&t->look, keys, &t->lookup)) {
         t->lookup->ctx = t;
         t->lookup->done_cb = looked_cb;
     } else {
@@ -311,9 +303,9 @@ static void looked_cb(struct shared_lookup *k)
 /* Asks the shared tier for keys that are not here, if there is one, and then begins. */
 static void look_begin(struct transfer *t, struct proto_bin keys, uint64_t wait_ms)
 {
-    t->look = (struct encoded_look){
-        .s = t->r.s, .en = t->view, .until_ms = shared_lookup_until(t->r.s->rq, wait_ms)};
-    if (!encoded_look_begin(&t->look, t->ns, keys, 0, &t->lookup)) {
+    t->look = (struct view_look){
+        .s = t->r.s, .view = t->view, .until_ms = shared_lookup_until(t->r.s->rq, wait_ms)};
+    if (!view_look_begin(&t->look, keys, 0, &t->lookup)) {
         found_begin(t, keys.p);
         return;
     }
@@ -326,6 +318,7 @@ int method_prefetch(struct call *call)
 {
     const struct msg_prefetch *m = &call->params.prefetch;
     struct transfer *t;
+    struct view view;
     struct ns *ns = call_namespace(call, m->ns);
     uint32_t n = ns ? call_keys(call, ns, m->keys) : 0;
 
@@ -336,13 +329,13 @@ int method_prefetch(struct call *call)
                              "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
                              (unsigned long long)m->part, ns->identity.parts,
                              ns->identity.parts - 1);
-    t = transfer_new(call, TRANSFER_PREFETCH, ns, n, m->deadline_ms, 0);
+    view = session_view(call->s, ns);
+    t = transfer_new(call, TRANSFER_PREFETCH, &view, n, m->deadline_ms, 0);
     if (!t)
         return -call->error.code;
     t->part = m->part ? (uint32_t)m->part - 1 : 0;
     t->parts = m->part ? 1 : ns->identity.parts;
     t->priority = (uint8_t)m->priority;
-    t->view = session_encoded(call->s, ns);
     look_begin(t, m->keys, m->deadline_ms);
     return 0;
 }

@@ -3,7 +3,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/memfd.h"
-#include "daemon/request/encoding.h"
+#include "daemon/request/view.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -1,0 +1,112 @@
+/* Leases: a lookup's blocks stay in some tier until their client releases them, by name or with the load that uses
+ * them, until the lease's time is over, or until its connection closes. */
+#include "daemon/request/view.h"
+
+#include <stdlib.h>
+
+struct lease {
+    struct session *s;
+    struct view view; /* of its blocks, which keep the namespaces */
+    struct deadline deadline;
+    uint32_t number, name; /* number: in the session's table */
+    uint32_t n;
+    size_t memory;
+    block_ref refs[];
+};
+
+void lease_end(struct session *s, uint32_t name)
+{
+    struct lease *l = table_get(&s->leases, session_number(name));
+
+    if (!l || l->name != name)
+        return;
+    table_remove(&s->leases, l->number);
+    deadline_disarm(s->rq->rooms.deadlines, &l->deadline);
+    view_unlease(s->rq, &l->view, l->refs, l->n);
+    leased_add(s, -(int64_t)l->n);
+    memory_return(s, l->memory);
+    s->rq->rooms.metrics->leases--;
+    free(l);
+}
+
+bool leases_end(struct session *s)
+{
+    uint32_t before = s->leased_keys, i;
+
+    while ((i = table_next(&s->leases, 0)) != 0 && before - s->leased_keys < LEASED_KEYS_PER_TURN)
+        lease_end(s, ((struct lease *)table_get(&s->leases, i))->name);
+    return i == 0;
+}
+
+static void lease_expired_cb(struct deadline *d)
+{
+    struct lease *l = LIST_ENTRY(d, struct lease, deadline);
+
+    l->s->rq->rooms.metrics->leases_expired++;
+    lease_end(l->s, l->name);
+}
+
+/* NULL with call->error. */
+static struct lease *lease_alloc(struct call *call, size_t memory)
+{
+    struct session *s = call->s;
+    struct lease *l;
+
+    if (limit_take(owner_of(s), LIMIT_MEMORY, memory, &call->error) != 0)
+        return NULL;
+    l = malloc(memory);
+    if (!l) {
+        memory_return(s, memory);
+        ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a lease");
+        return NULL;
+    }
+    *l = (struct lease){.s = s, .memory = memory};
+    return l;
+}
+
+int lease_new(struct call *call, const struct view *v, const block_ref *refs, uint32_t n,
+              uint64_t lease_ms, uint32_t *name)
+{
+    struct session *s = call->s;
+    struct requests *rq = s->rq;
+    uint64_t limit = rq->rooms.config->lease_max_ms;
+    struct lease *l;
+
+    if (s->leased_keys + n > SESSION_MAX_LEASED_KEYS)
+        return ucm_error_set(
+            &call->error, UCM_WIRE_BUSY,
+            "this connection's leases cover %u keys, at most %u may be; release some",
+            s->leased_keys, SESSION_MAX_LEASED_KEYS);
+    if (leased_check(call) != 0)
+        return -call->error.code;
+    l = lease_alloc(call, sizeof(*l) + n * sizeof(*refs));
+    if (!l)
+        return -call->error.code;
+    l->view = *v;
+    l->number = table_add(&s->leases, l);
+    if (l->number == 0) {
+        memory_return(s, l->memory);
+        free(l);
+        return ucm_error_set(&call->error, UCM_WIRE_BUSY,
+                             "this connection has %u leases, as many as one may have; release some",
+                             table_count(&s->leases));
+    }
+    deadline_arm(rq->rooms.deadlines, &l->deadline,
+                 uv_now(rq->rooms.loop) + (lease_ms < limit ? lease_ms : limit), lease_expired_cb);
+    for (uint32_t i = 0; i < n; i++)
+        if (refs[i] != 0)
+            l->refs[l->n++] = refs[i];
+    view_lease(rq, v, l->refs, l->n);
+    leased_add(s, l->n);
+    rq->rooms.metrics->leases++;
+    *name = l->name = session_name(&s->lease_names, l->number);
+    return 0;
+}
+
+int method_release(struct call *call)
+{
+    const struct msg_release *m = &call->params.release;
+
+    lease_end(call->s, (uint32_t)m->lease);
+    return call_reply(call, NULL);
+}

@@ -1,0 +1,170 @@
+/* What is found where in a view. */
+#include "daemon/request/view.h"
+
+#include <string.h>
+
+#define FIND_KEYS 256u
+
+/* ---- what is found ---- */
+
+static bool is_bypassed(const struct requests *rq, const struct view *v)
+{
+    return bypass_on(rq, v->ns[0], BYPASS_LOAD) &&
+           (v->n == 1 || bypass_on(rq, v->ns[1], BYPASS_LOAD));
+}
+
+/* Adds blocks of ns: where there is none yet, and where that one has to be read and this one has not.
+ * Returns how many keys have no block in DRAM; *missing: none at all. */
+static uint32_t find_in(struct requests *rq, const struct ns *ns, const uint8_t *keys, uint32_t n,
+                        block_ref *refs, uint32_t *missing)
+{
+    struct cache *c = rq->rooms.cache;
+    block_ref found[FIND_KEYS];
+    uint32_t not_in_dram = 0;
+
+    assert(n <= FIND_KEYS);
+    if (bypass_on(rq, ns, BYPASS_LOAD))
+        memset(found, 0, n * sizeof(*found));
+    else
+        index_find_many(rq->rooms.index, ns, keys, n, false, found);
+    *missing = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (refs[i] != 0 && cache_in_dram(c, refs[i]))
+            continue;
+        if (cache_found(c, found[i]) && (refs[i] == 0 || cache_in_dram(c, found[i])))
+            refs[i] = found[i];
+        *missing += refs[i] == 0;
+        not_in_dram += refs[i] == 0 || !cache_in_dram(c, refs[i]);
+    }
+    return not_in_dram;
+}
+
+static void find_in_both(struct requests *rq, const struct view *v, const uint8_t *keys, uint32_t n,
+                         bool stop_at_gap, block_ref *refs)
+{
+    uint32_t key_bytes = v->ns[0]->identity.key_bytes, missing = 0;
+
+    memset(refs, 0, n * sizeof(*refs));
+    for (uint32_t first = 0; first < n && !(missing > 0 && stop_at_gap); first += FIND_KEYS) {
+        const uint8_t *key = keys + (size_t)first * key_bytes;
+        uint32_t some = n - first < FIND_KEYS ? n - first : FIND_KEYS;
+
+        if (find_in(rq, v->ns[0], key, some, refs + first, &missing) > 0)
+            find_in(rq, v->ns[1], key, some, refs + first, &missing);
+    }
+}
+
+bool view_find(struct requests *rq, const struct view *v, const uint8_t *keys, uint32_t n,
+               bool stop_at_gap, block_ref *refs)
+{
+    if (rq->bypasses.n > 0 && is_bypassed(rq, v)) {
+        memset(refs, 0, n * sizeof(*refs));
+        return false;
+    }
+    if (v->n == 1)
+        index_find_many(rq->rooms.index, v->ns[0], keys, n, stop_at_gap, refs);
+    else
+        find_in_both(rq, v, keys, n, stop_at_gap, refs);
+    return true;
+}
+
+void view_touch(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n)
+{
+    if (v->n == 1) {
+        cache_touch(rq->rooms.cache, v->ns[0], refs, n);
+        return;
+    }
+    cache_touch_own(rq->rooms.cache, v->ns[0], refs, n);
+    cache_touch_own(rq->rooms.cache, v->ns[1], refs, n);
+}
+
+/* ---- leases ---- */
+
+/* The end of the run of blocks that begins at `from`: all of *ns, none of them 0. */
+static uint32_t run_end(struct requests *rq, const struct view *v, const block_ref *refs,
+                        uint32_t from, uint32_t n, struct ns **ns)
+{
+    uint32_t end = from;
+
+    for (; end < n && refs[end] != 0; end++) {
+        struct ns *of = view_ns(v, index_block(rq->rooms.index, refs[end]));
+
+        if (end > from && of != *ns)
+            break;
+        *ns = of;
+    }
+    return end;
+}
+
+static void lease_runs(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n,
+                       void (*each)(struct cache *c, const struct ns *ns, const block_ref *refs,
+                                    uint32_t n))
+{
+    struct ns *ns = NULL;
+
+    for (uint32_t at = 0, end; at < n; at = end > at ? end : at + 1) {
+        end = run_end(rq, v, refs, at, n, &ns);
+        if (end > at)
+            each(rq->rooms.cache, ns, refs + at, end - at);
+    }
+}
+
+void view_lease(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n)
+{
+    lease_runs(rq, v, refs, n, cache_lease_many);
+}
+
+void view_unlease(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n)
+{
+    lease_runs(rq, v, refs, n, cache_unlease_many);
+}
+
+/* ---- the shared tier ---- */
+
+/* Of a chain that changes its form more often than this the tail is found by the next lookup. */
+#define ROUNDS_MAX 6u
+
+static uint32_t prefix_found(const struct view_look *look, struct proto_bin keys)
+{
+    block_ref refs[UCM_MAX_KEYS];
+    uint32_t n = keys.n / look->view.ns[0]->identity.key_bytes, hits = 0;
+
+    find_in_both(look->s->rq, &look->view, keys.p, n, true, refs);
+    while (hits < n && refs[hits] != 0)
+        hits++;
+    return hits;
+}
+
+bool view_look_next(struct view_look *look, struct proto_bin keys, struct shared_lookup **k)
+{
+    uint32_t before = look->hits;
+
+    if (look->view.n == 1)
+        return false;
+    if (!look->each)
+        look->hits = prefix_found(look, keys);
+    if (look->hits == keys.n / look->view.ns[0]->identity.key_bytes)
+        return false;
+    /* The form that was asked last has no more of the chain. */
+    if (look->rounds >= 2 && look->hits == before)
+        return false;
+    while (look->rounds < (look->each ? 2 : ROUNDS_MAX) &&
+           uv_now(look->s->rq->rooms.loop) < look->until_ms) {
+        struct ns *ns = look->view.ns[look->rounds++ % 2];
+
+        if (shared_lookup_start(look->s, ns, keys, look->hits, look->each, look->until_ms, k) == 0)
+            return true;
+        if (look->rounds >= 2)
+            return false;
+    }
+    return false;
+}
+
+bool view_look_begin(struct view_look *look, struct proto_bin keys, uint32_t hits,
+                     struct shared_lookup **k)
+{
+    if (look->view.n > 1)
+        return view_look_next(look, keys, k);
+    return shared_lookup_start(look->s, look->view.ns[0], keys, look->each ? 0 : hits, look->each,
+                               look->until_ms, k) == 0;
+}

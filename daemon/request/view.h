@@ -1,0 +1,67 @@
+/* Views: where a session looks for the blocks that it names in one namespace.
+ *
+ * Most views have one namespace. One that the session opened by encoding.open has a second: where it lacks a
+ * block, one of its base is taken, which has the same keys. The namespace that holds a block says which form
+ * that has (base/form.h); a view says nothing of it. */
+#ifndef UCMD_REQUEST_VIEW_H
+#define UCMD_REQUEST_VIEW_H
+
+#include "daemon/request/internal.h"
+
+/* A value: it lasts as long as the session has ns[0] open. */
+struct view {
+    struct ns *ns[2]; /* the one that is named, and its base */
+    uint32_t n;
+};
+
+/* session.c: the view that the session has of a namespace. */
+struct view session_view(struct session *s, struct ns *ns);
+/* The view of who copies by that region. Its pages hold plain KV if it is registered so; else what is in
+ * region->ns as it is, and then no blocks of a base are looked for: they could not be had. */
+struct view region_view(const struct registered *r);
+
+/* What a chain of that namespace may have, whatever its session sees. */
+static inline struct view view_of_chain(struct ns *ns)
+{
+    return (struct view){.ns = {ns, ns->base}, .n = ns->base ? 2 : 1};
+}
+
+/* Which of the two has that block. */
+static inline struct ns *view_ns(const struct view *v, const struct block *b)
+{
+    return b->ns == v->ns[0]->id ? v->ns[0] : v->ns[1];
+}
+
+/* The block of each key, or 0: of two namespaces coded in DRAM, else plain in DRAM, else coded below, else plain
+ * below. A block need not be complete where the view has one namespace. With stop_at_gap the search may end soon
+ * after a key that is nowhere. False: the view's loads are bypassed, and there are none. */
+bool view_find(struct requests *rq, const struct view *v, const uint8_t *keys, uint32_t n,
+               bool stop_at_gap, block_ref *refs);
+/* As cache_touch, of what was found. At most UCM_MAX_KEYS. */
+void view_touch(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n);
+/* Leases of blocks of the view; 0 is passed over. */
+void view_lease(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n);
+void view_unlease(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n);
+
+/* Shared lookups for a view: of two namespaces each in turn while it finds more of the chain, for a chain's head may be
+ * plain and its middle coded. With `each` one of either. */
+struct view_look {
+    struct session *s;
+    struct view view;
+    bool each;
+    uint8_t rounds;
+    uint32_t hits;     /* of a chain */
+    uint64_t until_ms; /* all rounds together, by uv_now */
+};
+/* Begins the first one for those keys, whose first `hits` are here. False: there is nothing to ask for. */
+bool view_look_begin(struct view_look *look, struct proto_bin keys, uint32_t hits,
+                     struct shared_lookup **k);
+/* Begins the next round. False: there is none. *k is then as it was. */
+bool view_look_next(struct view_look *look, struct proto_bin keys, struct shared_lookup **k);
+
+/* mixed.c */
+/* A dump has stored that part of the held block ref, which is of the view. Where other parts lie in the other form
+ * only, the coded ones are decoded into the base. */
+void mixed_part_stored(struct requests *rq, const struct view *v, block_ref ref, uint32_t part);
+
+#endif
