@@ -4,7 +4,7 @@
  * look at the cache. It ends with its connection, when it is closed, or when nothing used it for its
  * lease's time; then its blocks go in turns of the loop. */
 #include "daemon/request/digest.h"
-#include "daemon/request/transfer.h"
+#include "daemon/request/walk.h"
 #include "daemon/request/window.h"
 
 #include <stdlib.h>
@@ -209,7 +209,7 @@ static void chain_end(struct chain *ch)
     deadline_disarm(rooms_of(ch)->deadlines, &ch->deadline);
     ch->users++;
     if (ch->append)
-        transfer_stop_cb(&ch->append->r);
+        walk_stop_cb(&ch->append->r);
     pin_requests_stop(ch->s, NULL, ch);
     ch->users--;
     chain_drain(ch);

@@ -1,9 +1,6 @@
 /* chain.append: finds the blocks of keys up to the first that is not there, leases them, and holds their
- * digests. What has to be read or built is a transfer; the rest of a long append waits for turns of the loop. */
-#include "daemon/cache/span.h"
-#include "daemon/request/digest.h"
-#include "daemon/request/view.h"
-#include "daemon/request/transfer.h"
+ * digests. What has to be read or built is a walk; the rest of a long append waits for turns of the loop. */
+#include "daemon/request/digest_walk.h"
 
 #include <string.h>
 
@@ -38,26 +35,26 @@ static uint32_t bases_lease(struct chain *ch, const struct view *v, uint32_t n,
 }
 
 /* Appends the blocks of keys [from, from + n) up to the first that is not found. Returns how many. */
-static uint32_t bases_append(struct transfer *t, uint32_t from, uint32_t n, bool *bypassed)
+static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, bool *bypassed)
 {
     static const uint8_t status[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
                                      [CACHE_NVME] = UCM_LOOKUP_NVME,
                                      [CACHE_SHARE] = UCM_LOOKUP_SHARED};
-    struct chain *ch = t->chain;
+    struct chain *ch = d->chain;
     struct view v = session_view(ch->s, ch->space->base);
-    uint8_t *tiers = t->found + from;
+    uint8_t *tiers = d->found + from;
     uint32_t found;
 
-    *bypassed = !view_find(ch->s->rq, &v, t->keys + (size_t)from * t->ns->identity.key_bytes, n, true,
-                           t->blocks + from);
+    *bypassed = !view_find(ch->s->rq, &v, d->keys + (size_t)from * d->w.ns->identity.key_bytes, n,
+                           true, d->bases + from);
     if (*bypassed) {
         rooms_of(ch)->metrics->bypass_lookup_keys += n;
         return 0;
     }
-    found = bases_lease(ch, &v, n, t->blocks + from, tiers);
+    found = bases_lease(ch, &v, n, d->bases + from, tiers);
     for (uint32_t i = 0; i < found; i++) {
         tiers[i] = status[tiers[i]];
-        ch->blocks[ch->appended + i] = (struct chain_block){t->blocks[from + i], 0};
+        ch->blocks[ch->appended + i] = (struct chain_block){d->bases[from + i], 0};
     }
     rooms_of(ch)->metrics->chain_blocks += found;
     return found;
@@ -69,19 +66,19 @@ static uint32_t may_hold(const struct chain *ch)
     return (uint32_t)(limit_room(owner_of(ch->s), LIMIT_DIGESTS) / chain_slot_bytes(ch));
 }
 
-/* Holds those of the digests that are in DRAM; the others are the transfer's, leased. Of `found` keys
+/* Holds those of the digests that are in DRAM; the others are the walk's, leased. Of `found` keys
  * whose bases were just appended. */
-static void digests_take(struct transfer *t, uint32_t from, uint32_t found)
+static void digests_take(struct digest_walk *d, uint32_t from, uint32_t found)
 {
-    struct chain *ch = t->chain;
-    struct cache *c = cache_of(t);
+    struct chain *ch = d->chain;
+    struct cache *c = cache_of(&d->w);
     const void **memory = &ch->digests->at[ch->appended];
-    uint32_t held = cache_hold_ready(c, t->refs + from, found, ch->part, may_hold(ch), memory);
+    uint32_t held = cache_hold_ready(c, d->w.refs + from, found, ch->part, may_hold(ch), memory);
 
     chain_held_add(ch, held);
-    cache_touch(c, t->ns, t->refs + from, found);
+    cache_touch(c, d->w.ns, d->w.refs + from, found);
     for (uint32_t i = 0; i < found; i++) {
-        block_ref *ref = &t->refs[from + i];
+        block_ref *ref = &d->w.refs[from + i];
 
         if (memory[i]) {
             ch->blocks[ch->appended + i].digest = *ref;
@@ -96,98 +93,110 @@ static void digests_take(struct transfer *t, uint32_t from, uint32_t found)
 
 /* Makes blocks for digests that are to be built. Only when all that were found are held: a new block
  * may take the place of one that is not. */
-static void digests_make(struct transfer *t, uint32_t from, uint32_t found)
+static void digests_make(struct digest_walk *d, uint32_t from, uint32_t found)
 {
-    uint32_t key_bytes = t->ns->identity.key_bytes;
+    uint32_t key_bytes = d->w.ns->identity.key_bytes;
 
     for (uint32_t i = from; i < from + found; i++)
-        if (t->refs[i] == 0 && t->chain->blocks[t->chain_first + i].digest == 0)
-            t->refs[i] = cache_open(cache_of(t), t->ns, t->keys + (size_t)i * key_bytes);
+        if (d->w.refs[i] == 0 && d->chain->blocks[d->chain_first + i].digest == 0)
+            d->w.refs[i] = cache_open(cache_of(&d->w), d->w.ns, d->keys + (size_t)i * key_bytes);
 }
 
-bool append_open(struct transfer *t)
+/* Looks for some more blocks, and opens their digests. */
+static void append_open(struct walk *w)
 {
-    uint32_t from = t->opened, n = t->n_keys - from, found;
+    struct digest_walk *d = digest_walk(w);
+    uint32_t from = w->opened, n = w->n_keys - from, found;
     bool bypassed;
 
     n = n < APPEND_KEYS_PER_TURN ? n : APPEND_KEYS_PER_TURN;
-    found = bases_append(t, from, n, &bypassed);
-    index_find_many(t->r.s->rq->rooms.index, t->ns,
-                    t->keys + (size_t)from * t->ns->identity.key_bytes, n, false, t->refs + from);
-    digests_take(t, from, found);
-    if (t->build)
-        digests_make(t, from, found);
-    t->chain->appended += found;
+    found = bases_append(d, from, n, &bypassed);
+    index_find_many(rq_of(w)->rooms.index, w->ns,
+                    d->keys + (size_t)from * w->ns->identity.key_bytes, n, false, w->refs + from);
+    digests_take(d, from, found);
+    if (d->build)
+        digests_make(d, from, found);
+    d->chain->appended += found;
     for (uint32_t i = from + found; i < from + n; i++) {
-        t->r.s->rq->rooms.metrics->digest_orphans += t->refs[i] != 0 && !bypassed;
-        t->refs[i] = 0;
+        metrics_of(w)->digest_orphans += w->refs[i] != 0 && !bypassed;
+        w->refs[i] = 0;
     }
-    t->opened = found == n ? from + n : t->n_keys;
-    while (t->cursor < t->opened && t->refs[t->cursor] == 0)
-        t->cursor++;
-    return t->opened == t->n_keys;
+    w->opened = found == n ? from + n : w->n_keys;
+    while (w->cursor < w->opened && w->refs[w->cursor] == 0)
+        w->cursor++;
+    if (w->opened < w->n_keys)
+        walk_yield(w);
 }
 
-bool append_may_hold(const struct transfer *t)
+bool append_may_hold(const struct digest_walk *d)
 {
-    return may_hold(t->chain) > 0;
+    return may_hold(d->chain) > 0;
 }
 
-void append_hold(struct transfer *t, uint32_t item)
+void append_hold(struct digest_walk *d, const struct walk_item *it)
 {
-    struct chain *ch = t->chain;
-    struct cache *c = cache_of(t);
-    uint32_t at = t->chain_first + item;
+    struct chain *ch = d->chain;
+    struct cache *c = cache_of(&d->w);
+    uint32_t at = d->chain_first + it->at;
     struct span span;
 
-    if (!append_may_hold(t) || span_part(c, t->refs[item], ch->part, &span) != 0) {
-        cache_put(c, t->refs[item], ch->part);
+    if (!append_may_hold(d) || span_part(c, it->ref, ch->part, &span) != 0) {
+        cache_put(c, it->ref, ch->part);
         return;
     }
     ch->digests->at[at] = span.origin;
-    ch->blocks[at].digest = t->refs[item];
-    cache_hold(c, t->refs[item], ch->part);
+    ch->blocks[at].digest = it->ref;
+    cache_hold(c, it->ref, ch->part);
     chain_held_add(ch, 1);
 }
 
 /* ---- the answer ---- */
 
 /* Counts what came, and makes it seen. */
-static void append_count(struct transfer *t, struct msg_chain_append_r *r)
+static void append_count(struct digest_walk *d, struct msg_chain_append_r *r)
 {
-    struct chain *ch = t->chain;
-    uint32_t n = ch->appended - t->chain_first;
+    struct chain *ch = d->chain;
+    uint32_t n = ch->appended - d->chain_first;
 
     for (uint32_t i = 0; i < n; i++) {
-        r->dram += t->found[i] == UCM_LOOKUP_DRAM;
-        r->nvme += t->found[i] == UCM_LOOKUP_NVME;
-        r->shared += t->found[i] == UCM_LOOKUP_SHARED;
-        if (ch->blocks[t->chain_first + i].digest == 0)
+        r->dram += d->found[i] == UCM_LOOKUP_DRAM;
+        r->nvme += d->found[i] == UCM_LOOKUP_NVME;
+        r->shared += d->found[i] == UCM_LOOKUP_SHARED;
+        if (ch->blocks[d->chain_first + i].digest == 0)
             continue;
-        t->found[i] |= UCM_CHAIN_DIGEST;
+        d->found[i] |= UCM_CHAIN_DIGEST;
         r->digests++;
     }
     ch->n = ch->appended;
     ch->n_digests += (uint32_t)r->digests;
-    leased_add(ch->s, (int64_t)n - t->n_keys);
+    leased_add(ch->s, (int64_t)n - d->w.n_keys);
     r->blocks = ch->n;
-    r->missing = t->n_keys - n;
-    r->built = t->built;
-    r->status = (struct proto_bin){t->found, t->n_keys};
+    r->missing = d->w.n_keys - n;
+    r->built = d->built;
+    r->status = (struct proto_bin){d->found, d->w.n_keys};
     rooms_of(ch)->metrics->digest_missing += n - r->digests;
 }
 
-void append_finish(struct transfer *t)
+static void append_finish(struct walk *w)
 {
-    struct chain *ch = t->chain;
+    struct digest_walk *d = digest_walk(w);
+    struct chain *ch = d->chain;
     struct msg_chain_append_r r = {0};
 
-    append_count(t, &r);
+    walk_close(w);
+    append_count(d, &r);
     chain_trim(ch);
     ch->append = NULL;
     chain_unuse(ch);
-    request_end(&t->r, NULL, &r);
+    request_end(&w->r, NULL, &r);
 }
+
+static const struct walk_kind append_kind = {.open = append_open,
+                                             .begin = digest_begin,
+                                             .ready = digest_ready,
+                                             .again = digest_again,
+                                             .no_room = digest_no_room,
+                                             .finish = append_finish};
 
 /* ---- the request ---- */
 
@@ -212,26 +221,22 @@ int method_chain_append(struct call *call)
     const struct msg_chain_append *m = &call->params.chain_append;
     struct chain *ch = call_chain(call, m->chain);
     uint32_t n = ch ? call_keys(call, ch->space->derived, m->keys) : 0;
-    struct transfer *t;
-    struct view view;
+    struct digest_walk *d;
 
     if (n == 0 || (m->build && space_builds(call, ch->space->base) != 0) ||
         append_check(call, ch, n) != 0)
         return -call->error.code;
-    view = (struct view){.ns = {ch->space->derived}, .n = 1};
-    t = transfer_new(call, TRANSFER_HOLD, &view, n, m->deadline_ms, 0);
-    if (!t)
+    d = digest_walk_new(call, &append_kind, ch->space, m->keys, n, m->deadline_ms);
+    if (!d)
         return -call->error.code;
-    t->space = ch->space;
-    t->chain = ch;
-    t->chain_first = ch->n;
-    t->build = m->build;
-    t->part = ch->part;
-    t->priority = (uint8_t)m->priority;
-    memcpy(t->keys, m->keys.p, m->keys.n);
-    ch->append = t;
+    d->chain = ch;
+    d->chain_first = ch->n;
+    d->build = m->build;
+    d->w.part = ch->part;
+    d->w.priority = (uint8_t)m->priority;
+    ch->append = &d->w;
     chain_use(ch);
     leased_add(call->s, n);
-    digests_look(t);
+    digests_look(d);
     return 0;
 }

@@ -1,40 +1,42 @@
 /* chain.prefetch, and the prefetch that a selection asks for: blocks of a chain by their index. */
 #include "daemon/request/digest.h"
-#include "daemon/request/view.h"
-#include "daemon/request/transfer.h"
+#include "daemon/request/prefetch.h"
 
 #include <string.h>
 
 /* Blocks of the chain's base, of which only the chain's part is brought. A block that was evicted by
  * name is a miss. NULL with call->error. */
-static struct transfer *prefetch_new(struct call *call, struct chain *ch, uint32_t n,
-                                     uint64_t priority, uint64_t deadline_ms)
+static struct walk *blocks_new(struct call *call, struct chain *ch, uint32_t n, uint64_t priority,
+                               uint64_t deadline_ms)
 {
     struct view view = view_of_chain(ch->space->base);
-    struct transfer *t = transfer_new(call, TRANSFER_PREFETCH, &view, n, deadline_ms, 0);
+    struct prefetch *p = prefetch_new(call, &view, n, priority, deadline_ms);
 
-    if (!t)
+    if (!p)
         return NULL;
-    t->part = ch->part;
-    t->priority = (uint8_t)priority;
-    t->opened = n;
-    t->marks = true;
-    return t;
+    p->w.part = ch->part;
+    p->w.opened = n;
+    p->marks = true;
+    return &p->w;
 }
 
-void chain_block_set(struct transfer *t, const struct chain *ch, uint32_t i, uint32_t block)
+void chain_block_set(struct walk *w, const struct chain *ch, uint32_t i, uint32_t block)
 {
-    bool there = chain_has(ch, block), bypassed;
+    block_ref ref = chain_has(ch, block) ? ch->blocks[block].base : 0;
+    bool bypassed = false;
 
-    t->refs[i] = there ? ch->blocks[block].base : 0;
-    bypassed = bypass_on(ch->s->rq, there ? item_ns(t, i) : t->ns, BYPASS_LOAD);
-    if (there && !bypassed) {
-        cache_lease(cache_of(t), t->refs[i]);
+    if (ref != 0)
+        bypassed = bypass_on(ch->s->rq, view_ns(&w->view, index_block(rq_of(w)->rooms.index, ref)),
+                             BYPASS_LOAD);
+    else
+        bypassed = bypass_on(ch->s->rq, w->ns, BYPASS_LOAD);
+    if (ref != 0 && !bypassed) {
+        w->refs[i] = ref;
+        cache_lease(cache_of(w), ref);
         return;
     }
-    t->refs[i] = 0;
-    t->status[i] = UCM_BLOCK_MISS;
-    metrics_of(t)->bypass_load_blocks += bypassed;
+    w->status[i] = UCM_BLOCK_MISS;
+    metrics_of(w)->bypass_load_blocks += bypassed;
 }
 
 static uint32_t index_at(struct proto_bin index, uint32_t i)
@@ -60,18 +62,18 @@ int method_chain_prefetch(struct call *call)
 {
     const struct msg_chain_prefetch *m = &call->params.chain_prefetch;
     struct chain *ch = call_chain(call, m->chain);
-    struct transfer *t;
+    struct walk *w;
 
     if (!ch || index_check(call, ch, m->index) != 0)
         return -call->error.code;
-    t = prefetch_new(call, ch, m->index.n / 4, m->priority, m->deadline_ms);
-    if (!t)
+    w = blocks_new(call, ch, m->index.n / 4, m->priority, m->deadline_ms);
+    if (!w)
         return -call->error.code;
-    for (uint32_t i = 0; i < t->n_keys; i++)
-        chain_block_set(t, ch, i, index_at(m->index, i));
+    for (uint32_t i = 0; i < w->n_keys; i++)
+        chain_block_set(w, ch, i, index_at(m->index, i));
     chain_use(ch); /* renews its lease */
     chain_unuse(ch);
-    transfer_pump(t);
+    walk_pump(w);
     return 0;
 }
 
@@ -92,17 +94,17 @@ bool chain_prefetch(struct chain *ch, const struct request *from, const uint8_t 
                     uint8_t priority)
 {
     struct call call = {.s = ch->s, .msgid = from->msgid, .method = UCM_METHOD_CHAIN_PREFETCH};
-    struct transfer *t = prefetch_new(&call, ch, n, priority, 0);
+    struct walk *w = blocks_new(&call, ch, n, priority, 0);
 
-    if (!t)
+    if (!w)
         return false;
-    t->r.silent = true;
+    w->r.silent = true;
     for (uint32_t block = 0, to = 0; to < n; block++) {
         if (bits[block / 8] == 0)
             block |= 7; /* a long chain has few */
         else if (bits[block / 8] >> block % 8 & 1)
-            chain_block_set(t, ch, to++, block);
+            chain_block_set(w, ch, to++, block);
     }
-    transfer_pump(t);
+    walk_pump(w);
     return true;
 }

@@ -62,7 +62,7 @@ struct chain {
     uint64_t dooms;     /* cache_dooms when it was opened */
     uint64_t lease_ms;
     uint32_t users; /* requests that use it */
-    struct transfer *append;
+    struct walk *append;
     struct list pins; /* struct window_pins: while there are any, it does not run out */
     bool closing;
     uint32_t row; /* of the selection that is being answered: the first that chose blocks of it */
@@ -96,26 +96,16 @@ static inline uint64_t chain_slot_bytes(const struct chain *ch)
 /* Counts digests that the chain holds; negative: less. */
 void chain_held_add(const struct chain *ch, int64_t digests);
 
-struct transfer;
+struct walk;
 /* chain_prefetch.c */
-/* Key i of a transfer is that block of the chain, which the transfer leases. One that was evicted by name, or whose
+/* Key i of a walk is that block of the chain, which the walk leases. One that was evicted by name, or whose
  * loads are bypassed, is a miss. */
-void chain_block_set(struct transfer *t, const struct chain *ch, uint32_t i, uint32_t block);
+void chain_block_set(struct walk *w, const struct chain *ch, uint32_t i, uint32_t block);
 /* Sets a bit for each block of index[n], until `most` were set that were not before. Returns how many. */
 uint32_t chain_mark(const uint32_t *index, uint32_t n, uint32_t most, uint8_t *bits);
 /* Brings the n blocks whose bits are set into DRAM, by a request that has the msgid of `from` and is not
  * answered. False: no request could begin. */
 bool chain_prefetch(struct chain *ch, const struct request *from, const uint8_t *bits, uint32_t n,
                     uint8_t priority);
-
-/* chain_append.c, for the append's transfer. */
-/* Looks for some more blocks, and opens their digests. False: there are more for another turn. */
-bool append_open(struct transfer *t);
-/* False: chains hold as much as they may, so no more digests are brought. */
-bool append_may_hold(const struct transfer *t);
-/* The digest of the item is in DRAM, and the transfer has one use of it, which the chain takes. */
-void append_hold(struct transfer *t, uint32_t item);
-/* Answers, and frees the transfer. */
-void append_finish(struct transfer *t);
 
 #endif

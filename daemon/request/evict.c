@@ -69,16 +69,16 @@ static void change_audit(const struct session *s, const struct change *k, const 
 
 /* ---- page by page ---- */
 
-struct walk {
+struct sweep {
     struct request r;
-    struct list link; /* in rq->walks while there is a page to do */
+    struct list link; /* in rq->sweeps while there is a page to do */
     struct ns *ns;
     struct change change;
-    uint32_t keys;                   /* named; 0: the whole namespace */
-    void (*step_cb)(struct walk *w); /* a page; it may end the walk */
+    uint32_t keys;                    /* named; 0: the whole namespace */
+    void (*step_cb)(struct sweep *w); /* a page; it may end the sweep */
 };
 
-static uint32_t page_of(const struct walk *w)
+static uint32_t page_of(const struct sweep *w)
 {
     uint32_t n = PAGE_PARTS / w->ns->identity.parts;
 
@@ -86,53 +86,53 @@ static uint32_t page_of(const struct walk *w)
 }
 
 /* It is the loop's time that they share, so tenants count alike. */
-static struct fair_who who_of(const struct walk *w)
+static struct fair_who who_of(const struct sweep *w)
 {
     return (struct fair_who){limit_number(owner_of(w->r.s)), FAIR_WEIGHT};
 }
 
-static void walker_cb(uv_idle_t *idle)
+static void sweep_cb(uv_idle_t *idle)
 {
     struct requests *rq = idle->data;
-    struct list *node = fair_queue_first(&rq->walks);
+    struct list *node = fair_queue_first(&rq->sweeps);
     struct fair_who who;
-    struct walk *w;
+    struct sweep *w;
 
     if (!node) {
         uv_idle_stop(idle);
         return;
     }
-    w = LIST_ENTRY(node, struct walk, link);
+    w = LIST_ENTRY(node, struct sweep, link);
     who = who_of(w);
     list_remove(node);
-    fair_queue_push(&rq->walks, &who, 0, node, false);
-    fair_queue_charge(&rq->walks, &who, PAGE_COST, NULL);
+    fair_queue_push(&rq->sweeps, &who, 0, node, false);
+    fair_queue_charge(&rq->sweeps, &who, PAGE_COST, NULL);
     w->step_cb(w);
 }
 
-void walks_init(struct requests *rq)
+void sweeps_init(struct requests *rq)
 {
-    fair_queue_init(&rq->walks, 1, PAGE_COST);
+    fair_queue_init(&rq->sweeps, 1, PAGE_COST);
 }
 
 /* It goes on in the next turn of the loop, and in those behind it until it leaves the queue. */
-static void walk_go_on(struct walk *w)
+static void sweep_go_on(struct sweep *w)
 {
     struct requests *rq = w->r.s->rq;
     struct fair_who who = who_of(w);
 
     if (!list_empty(&w->link))
         return;
-    fair_queue_push(&rq->walks, &who, 0, &w->link, false);
-    if (uv_idle_start(&rq->walker, walker_cb) != 0)
+    fair_queue_push(&rq->sweeps, &who, 0, &w->link, false);
+    if (uv_idle_start(&rq->sweep_turn, sweep_cb) != 0)
         abort(); /* libuv: only fails for a NULL callback */
 }
 
 /* NULL with call->error. */
-static void *walk_new(struct call *call, size_t bytes, size_t more, struct ns *ns,
-                      const struct change *k, void (*stop_cb)(struct request *r))
+static void *sweep_new(struct call *call, size_t bytes, size_t more, struct ns *ns,
+                       const struct change *k, void (*stop_cb)(struct request *r))
 {
-    struct walk *w = request_new_with(call, bytes + more, 0, UCM_DEADLINE_MS, stop_cb);
+    struct sweep *w = request_new_with(call, bytes + more, 0, UCM_DEADLINE_MS, stop_cb);
 
     if (!w)
         return NULL;
@@ -143,8 +143,8 @@ static void *walk_new(struct call *call, size_t bytes, size_t more, struct ns *n
     return w;
 }
 
-/* Why a walk was stopped. */
-static void stopped_error(const struct walk *w, struct ucm_error *e)
+/* Why a sweep was stopped. */
+static void stopped_error(const struct sweep *w, struct ucm_error *e)
 {
     const struct requests *rq = w->r.s->rq;
 
@@ -165,7 +165,7 @@ static void left_error(int status, struct ucm_error *e)
                   strerror(-status));
 }
 
-static void walk_end(struct walk *w, const struct ucm_error *e)
+static void sweep_end(struct sweep *w, const struct ucm_error *e)
 {
     list_remove(&w->link);
     change_audit(w->r.s, &w->change, w->ns, w->keys, e->code);
@@ -175,35 +175,35 @@ static void walk_end(struct walk *w, const struct ucm_error *e)
 
 /* ---- keys ---- */
 
-struct keys_walk {
-    struct walk w;
+struct keys_sweep {
+    struct sweep w;
     uint32_t at;   /* the next key of this pass */
     bool again;    /* the pass behind the removal */
     bool removing; /* it is under way */
     bool removes;
-    /* Its keys are those whose files go, the first of `keys`, as far as these have been walked. */
+    /* Its keys are those whose files go, the first of `keys`, as far as these have been swept. */
     struct share_removal removal;
     uint8_t *keys;
 };
 
-static struct keys_walk *keys_of(struct walk *w)
+static struct keys_sweep *keys_of(struct sweep *w)
 {
-    return LIST_ENTRY(w, struct keys_walk, w);
+    return LIST_ENTRY(w, struct keys_sweep, w);
 }
 
-static uint8_t *key_at(const struct keys_walk *k, uint32_t i)
+static uint8_t *key_at(const struct keys_sweep *k, uint32_t i)
 {
     return k->keys + (size_t)i * k->w.ns->identity.key_bytes;
 }
 
 /* Its files go. Another host may have stored a block that this one does not know: then they are asked for. */
-static void key_removes(struct keys_walk *k, const uint8_t *key, uint32_t roots)
+static void key_removes(struct keys_sweep *k, const uint8_t *key, uint32_t roots)
 {
     memmove(key_at(k, k->removal.n), key, k->w.ns->identity.key_bytes);
     k->removal.whole[k->removal.n++] = roots;
 }
 
-static void key_change(struct keys_walk *k, const uint8_t *key)
+static void key_change(struct keys_sweep *k, const uint8_t *key)
 {
     const struct request_rooms *rooms = &k->w.r.s->rq->rooms;
     struct change *change = &k->w.change;
@@ -222,7 +222,7 @@ static void key_change(struct keys_walk *k, const uint8_t *key)
 
 /* The key's files are gone. What came of them in the meantime goes, too: blocks that a lookup found or a load read, and
  * what lookups under way are about to note. What was stored anew stays, unless it has been written below. */
-static void key_again(struct keys_walk *k, const uint8_t *key)
+static void key_again(struct keys_sweep *k, const uint8_t *key)
 {
     struct requests *rq = k->w.r.s->rq;
     struct change uncounted = k->w.change;
@@ -235,7 +235,7 @@ static void key_again(struct keys_walk *k, const uint8_t *key)
 
 static void removed_cb(struct share_removal *r, int status);
 
-static void keys_walked(struct keys_walk *k)
+static void keys_swept(struct keys_sweep *k)
 {
     const struct request_rooms *rooms = &k->w.r.s->rq->rooms;
     struct ucm_error e = {0};
@@ -243,7 +243,7 @@ static void keys_walked(struct keys_walk *k)
     if (k->again || k->removal.n == 0) {
         if (k->removal.status != 0)
             left_error(k->removal.status, &e);
-        walk_end(&k->w, &e);
+        sweep_end(&k->w, &e);
         return;
     }
     list_remove(&k->w.link);
@@ -251,9 +251,9 @@ static void keys_walked(struct keys_walk *k)
     share_removal_begin(rooms->share, &k->removal);
 }
 
-static void keys_step_cb(struct walk *w)
+static void keys_step_cb(struct sweep *w)
 {
-    struct keys_walk *k = keys_of(w);
+    struct keys_sweep *k = keys_of(w);
     uint32_t n = k->again ? k->removal.n : w->keys, left = page_of(w);
 
     for (; k->at < n && left > 0; k->at++, left--) {
@@ -264,14 +264,14 @@ static void keys_step_cb(struct walk *w)
     }
     windows_doomed(w->r.s->rq);
     if (k->at < n)
-        walk_go_on(w);
+        sweep_go_on(w);
     else
-        keys_walked(k);
+        keys_swept(k);
 }
 
 static void removed_cb(struct share_removal *r, int status)
 {
-    struct keys_walk *k = LIST_ENTRY(r, struct keys_walk, removal);
+    struct keys_sweep *k = LIST_ENTRY(r, struct keys_sweep, removal);
 
     (void)status; /* the removal has it */
     k->removing = false;
@@ -282,13 +282,13 @@ static void removed_cb(struct share_removal *r, int status)
 
 static void keys_stop_cb(struct request *r)
 {
-    struct keys_walk *k = keys_of(LIST_ENTRY(r, struct walk, r));
+    struct keys_sweep *k = keys_of(LIST_ENTRY(r, struct sweep, r));
     struct ucm_error e = {0};
 
     if (k->removing)
         share_removal_cancel(r->s->rq->rooms.share, &k->removal);
     stopped_error(&k->w, &e);
-    walk_end(&k->w, &e);
+    sweep_end(&k->w, &e);
 }
 
 static int change_keys(struct call *call, struct ns *ns, const struct change *change,
@@ -296,11 +296,11 @@ static int change_keys(struct call *call, struct ns *ns, const struct change *ch
 {
     const struct request_rooms *rooms = &call->s->rq->rooms;
     uint32_t n = call_keys(call, ns, keys);
-    struct keys_walk *k;
+    struct keys_sweep *k;
 
     if (n == 0)
         return -call->error.code;
-    k = walk_new(call, sizeof(*k), n * sizeof(uint32_t) + keys.n, ns, change, keys_stop_cb);
+    k = sweep_new(call, sizeof(*k), n * sizeof(uint32_t) + keys.n, ns, change, keys_stop_cb);
     if (!k)
         return -call->error.code;
     k->removal = (struct share_removal){.who = tenant_who(ns->tenant),
@@ -322,21 +322,21 @@ static int change_keys(struct call *call, struct ns *ns, const struct change *ch
 
 /* ---- a whole namespace ---- */
 
-struct ns_walk {
-    struct walk w;
+struct ns_sweep {
+    struct sweep w;
     uint64_t cursor;
-    bool walked;
+    bool swept;
     bool purges; /* `purge` is under way: namespace.purge, or evict that removes shared files */
     struct cache_purge purge;
     int purge_status;
 };
 
-static bool all_done(const struct ns_walk *a)
+static bool all_done(const struct ns_sweep *a)
 {
-    return a->walked && (!a->purges || cache_purge_done(&a->purge));
+    return a->swept && (!a->purges || cache_purge_done(&a->purge));
 }
 
-static void all_end(struct ns_walk *a)
+static void all_end(struct ns_sweep *a)
 {
     int shared = a->purges ? a->purge.share_status : 0;
     struct ucm_error e = {0};
@@ -357,26 +357,26 @@ static void all_end(struct ns_walk *a)
         left_error(shared, &e);
     if (a->purges)
         cache_purge_end(a->w.r.s->rq->rooms.cache, &a->purge);
-    walk_end(&a->w, &e);
+    sweep_end(&a->w, &e);
 }
 
 static void all_stop_cb(struct request *r)
 {
-    all_end(LIST_ENTRY(r, struct ns_walk, w.r));
+    all_end(LIST_ENTRY(r, struct ns_sweep, w.r));
 }
 
 static void purge_done_cb(struct cache_purge *p, int status)
 {
-    struct ns_walk *a = LIST_ENTRY(p, struct ns_walk, purge);
+    struct ns_sweep *a = LIST_ENTRY(p, struct ns_sweep, purge);
 
     a->purge_status = status;
     if (all_done(a))
         all_end(a);
 }
 
-static void all_step_cb(struct walk *w)
+static void all_step_cb(struct sweep *w)
 {
-    struct ns_walk *a = LIST_ENTRY(w, struct ns_walk, w);
+    struct ns_sweep *a = LIST_ENTRY(w, struct ns_sweep, w);
     struct requests *rq = w->r.s->rq;
     block_ref refs[PAGE_BLOCKS];
     uint32_t n;
@@ -387,7 +387,7 @@ static void all_step_cb(struct walk *w)
     windows_doomed(rq);
     if (a->cursor != 0)
         return;
-    a->walked = true;
+    a->swept = true;
     list_remove(&w->link);
     if (all_done(a))
         all_end(a);
@@ -396,7 +396,7 @@ static void all_step_cb(struct walk *w)
 static int change_all(struct call *call, struct ns *ns, const struct change *k)
 {
     struct requests *rq = call->s->rq;
-    struct ns_walk *a = walk_new(call, sizeof(*a), 0, ns, k, all_stop_cb);
+    struct ns_sweep *a = sweep_new(call, sizeof(*a), 0, ns, k, all_stop_cb);
 
     if (!a)
         return -call->error.code;
@@ -409,7 +409,7 @@ static int change_all(struct call *call, struct ns *ns, const struct change *k)
         request_refuse(&a->w.r);
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
     }
-    walk_go_on(&a->w);
+    sweep_go_on(&a->w);
     return 0;
 }
 

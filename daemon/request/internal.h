@@ -119,16 +119,16 @@ struct requests {
     uint64_t started_ms;
     uint8_t secret[4]; /* keys hashes of what peers choose */
     bool draining;
-    /* transfer_reads.c */
-    struct fair_queue readers; /* of transfer.retry.link: they wait for a turn to read */
-    uint32_t large_reads;      /* reads of large transfers that are under way */
+    /* reads.c */
+    struct fair_queue readers; /* of walk.retry.link: they wait for a turn to read */
+    uint32_t large_reads;      /* reads of large walks that are under way */
     uint64_t large_bytes;      /* the slots of these */
     uint32_t narrow_reads;     /* so many of them still begin under the bound */
-    struct fair_queue walks;   /* evict.c: of walk.link */
-    uv_idle_t walker;
+    struct fair_queue sweeps;  /* evict.c: of sweep.link */
+    uv_idle_t sweep_turn;
     struct proto_buf out;             /* one answer at a time */
     struct observe_snapshot observed; /* for that answer */
-    uint32_t handles;                 /* the walker and the trace's: not closed yet */
+    uint32_t handles;                 /* the sweep_turn and the trace's: not closed yet */
     struct trace trace;
     struct tracing tracing;
     struct reuse *reuse;
@@ -221,8 +221,8 @@ void keys_observe(const struct request_rooms *r, struct metrics *out);
 
 /* observe.c: tells rq->reuse the tiers' sizes. */
 void reuse_update(struct requests *rq);
-/* transfer.c: since when a load, dump or prefetch waits for a slot; 0: it does not, or is another request. */
-uint64_t transfer_waits_since(const struct request *r);
+/* copies.c: since when a load, dump or prefetch waits for a slot; 0: it does not, or is another request. */
+uint64_t walk_waits_since(const struct request *r);
 
 /* session.c */
 /* Both return 0. */
@@ -402,7 +402,7 @@ struct registered {
     struct session *s;
     struct table *table;   /* of the session's regions, or of its staging rings */
     uint32_t number, name; /* in that table, and on the wire */
-    uint32_t transfers;    /* that use the region */
+    uint32_t users;        /* that copy by the region */
     enum { REGISTERED_OPENING, REGISTERED_OPEN, REGISTERED_CLOSING } state;
     bool close_sent;
     struct device *device;
@@ -415,18 +415,18 @@ struct registered {
 };
 /* The open region that the call names, or NULL with call->error. */
 struct registered *call_region(struct call *call, uint64_t name);
-void region_transfer_ended(struct registered *r);
+void region_copies_ended(struct registered *r);
 /* Begins to close all regions and staging rings of a session whose requests have ended. */
 void registered_close_all(struct session *s);
 
 /* evict.c */
-void walks_init(struct requests *rq);
+void sweeps_init(struct requests *rq);
 
-/* transfer_reads.c */
-void transfers_init(struct requests *rq);
-/* transfer.c */
-/* Stops the transfers that use the region. */
-void transfers_stop_region(struct registered *r);
+/* reads.c */
+void walks_init(struct requests *rq);
+/* copies.c */
+/* Stops the walks that copy by the region. */
+void copies_stop_region(struct registered *r);
 
 /* method_hello, method_ns_open, ...: one file a group */
 #define M(NAME, name, text, params, result) int method_##name(struct call *call);

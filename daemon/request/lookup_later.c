@@ -74,8 +74,8 @@ static struct later *later_find(struct session *s, const struct later *like)
     for (struct list *node = s->laters.next; node != &s->laters; node = node->next) {
         struct later *l = LIST_ENTRY(node, struct later, link);
 
-        if (l->look.view.ns[0] != like->look.view.ns[0] || l->hash != like->hash || l->keys_bytes != like->keys_bytes ||
-            l->each != like->each)
+        if (l->look.view.ns[0] != like->look.view.ns[0] || l->hash != like->hash ||
+            l->keys_bytes != like->keys_bytes || l->each != like->each)
             continue;
         if (later_holds(s, l))
             return l;

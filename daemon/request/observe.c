@@ -177,7 +177,7 @@ static void waiters_read(struct metrics *m, const struct requests *rq)
 
     m->slot_waiters = m->slot_wait_oldest_us = 0;
     for (const struct list *n = rq->active.next; n != &rq->active; n = n->next) {
-        uint64_t since_ns = transfer_waits_since(LIST_ENTRY(n, const struct request, link_all));
+        uint64_t since_ns = walk_waits_since(LIST_ENTRY(n, const struct request, link_all));
 
         if (since_ns == 0)
             continue;

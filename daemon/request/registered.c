@@ -5,7 +5,7 @@
  *   OPENING --opened--> OPEN --unregister, session closes--> CLOSING --closed--> gone
  *      `--failed--> gone
  *
- * A region sends its close when its last transfer has ended. */
+ * A region sends its close when the last walk that copies by it has ended. */
 #include "daemon/request/view.h"
 
 #include "daemon/front/peer.h"
@@ -147,7 +147,7 @@ static void closed_cb(struct device_job *job, int status)
 
 static void close_try(struct registered *r)
 {
-    if (r->state != REGISTERED_CLOSING || r->transfers > 0 || r->close_sent)
+    if (r->state != REGISTERED_CLOSING || r->users > 0 || r->close_sent)
         return;
     r->close_sent = true;
     registered_submit(r, DEVICE_CLOSE, closed_cb);
@@ -161,9 +161,9 @@ static void registered_close(struct registered *r)
     close_try(r);
 }
 
-void region_transfer_ended(struct registered *r)
+void region_copies_ended(struct registered *r)
 {
-    r->transfers--;
+    r->users--;
     close_try(r);
 }
 
@@ -359,8 +359,8 @@ int method_region_register(struct call *call)
     r->job.who = tenant_who(ns->tenant);
     pages = *ns_form(view.ns[view.n - 1], (uint32_t)m->part);
     pages.shards = m->pool ? 1 : pages.shards;
-    rc = region_check(m, &pages, view.n > 1 ? ns_codec(ns) : NULL, call->fds, call->n_fds, &r->region,
-                      &call->error);
+    rc = region_check(m, &pages, view.n > 1 ? ns_codec(ns) : NULL, call->fds, call->n_fds,
+                      &r->region, &call->error);
     if (rc == 0 && has_ipc(m))
         rc = nonce_take(call, &r->region->proof);
     if (rc == 0)
@@ -441,7 +441,7 @@ static int unregister(struct call *call, struct registered *r)
     if (rc != 0 || r->state == REGISTERED_CLOSING)
         return rc;
     if (r->region)
-        transfers_stop_region(r);
+        copies_stop_region(r);
     registered_close(r);
     return 0;
 }

@@ -86,13 +86,13 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
         return -ENOMEM;
     rc = secrets_new(rq);
     if (rc == 0)
-        rc = uv_idle_init(rooms->loop, &rq->walker);
+        rc = uv_idle_init(rooms->loop, &rq->sweep_turn);
     if (rc != 0) {
         reuse_free(rq->reuse);
         free(rq);
         return rc;
     }
-    rq->walker.data = rq;
+    rq->sweep_turn.data = rq;
     rq->handles = 1;
     rq->rooms = *rooms;
     rq->started_ms = uv_now(rooms->loop);
@@ -100,15 +100,15 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     list_init(&rq->users);
     list_init(&rq->active);
     list_init(&rq->shared_lookups);
-    transfers_init(rq);
     walks_init(rq);
+    sweeps_init(rq);
     derived_init(rq);
     windows_init(rq);
     rc = following_init(rq);
     if (rc == 0 && (rc = digests_init(rq)) != 0)
         following_close(rq);
     if (rc != 0) {
-        uv_close((uv_handle_t *)&rq->walker, handle_closed_cb);
+        uv_close((uv_handle_t *)&rq->sweep_turn, handle_closed_cb);
         return rc;
     }
     uv_prepare_init(rooms->loop, &rq->tracing.turn); /* never fails */
@@ -130,7 +130,7 @@ void requests_free(struct requests *rq)
     digests_close(rq);
     derived_close(rq);
     uv_close((uv_handle_t *)&rq->tracing.turn, handle_closed_cb);
-    uv_close((uv_handle_t *)&rq->walker, handle_closed_cb);
+    uv_close((uv_handle_t *)&rq->sweep_turn, handle_closed_cb);
 }
 
 void requests_drain(struct requests *rq)

@@ -2,7 +2,6 @@
  * over digests that the chains hold; the loop leaves out what was evicted by name, and answers. */
 #include "daemon/digest/select.h"
 #include "daemon/request/digest.h"
-#include "daemon/request/transfer.h"
 #include "kernels/sparse/arith.h"
 
 #include <stdlib.h>

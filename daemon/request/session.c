@@ -1,7 +1,7 @@
 /* Sessions: a connection's state. Each frame is decoded here and goes to its method. */
 #include "daemon/request/digest.h"
-#include "daemon/request/view.h"
 #include "daemon/request/request.h"
+#include "daemon/request/view.h"
 #include "daemon/request/window.h"
 
 #include <errno.h>

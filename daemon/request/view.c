@@ -102,7 +102,7 @@ static void lease_runs(struct requests *rq, const struct view *v, const block_re
 {
     struct ns *ns = NULL;
 
-    for (uint32_t at = 0, end; at < n; at = end > at ? end : at + 1) {
+    for (uint32_t at = 0, end; at<n; at = end> at ? end : at + 1) {
         end = run_end(rq, v, refs, at, n, &ns);
         if (end > at)
             each(rq->rooms.cache, ns, refs + at, end - at);

@@ -17,12 +17,12 @@ SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 #: Rooms of features.
 FEATURES = {
         "retrieval": ["daemon/digest/", "daemon/request/derived.*", "daemon/request/chain*", "daemon/request/digest*", "daemon/request/select.c",
-                  "daemon/request/transfer_digest.c", "kernels/sparse/", "kernels/attend/"],
-    "pool": ["daemon/request/transfer_fetch.c", "daemon/cache/shards.c", "kernels/slots/", "daemon/tier/nvme_shards.c"],
+                  "kernels/sparse/", "kernels/attend/"],
+    "pool": ["daemon/request/fetch.c", "daemon/cache/shards.c", "kernels/slots/", "daemon/tier/nvme_shards.c"],
     "window": ["daemon/request/window*", "daemon/cache/window.c", "daemon/cache/relocate.c", "daemon/arena/window*", "daemon/arena/group.c",
                "proto/window.*"],
     "encoding": ["daemon/request/encoding.*", "daemon/request/mixed.c", "kernels/encoding/", "client/lib/encoding*"],
-    "blend": ["daemon/request/transfer_turns.c", "daemon/device/region_rope.c", "kernels/rope/"],
+    "blend": ["daemon/request/load_turns.c", "daemon/device/region_rope.c", "kernels/rope/"],
     "hints": ["daemon/cache/hints.c", "daemon/index/hints.*", "daemon/request/hints.c", "proto/hint.*"],
     "events": ["daemon/request/events.c", "daemon/events/"],
     "encryption": ["daemon/request/keys.c", "daemon/seal/", "daemon/tier/nvme_seal.c", "daemon/share/share_seal.c", "daemon/share/seeds*"],
@@ -37,7 +37,8 @@ FEATURES = {
 CORE = {
     "front": ["daemon/front/"],
     "requests": [f"daemon/request/{name}" for name in (
-        "internal.h", "request.*", "session.c", "registered.c", "lookup*.c", "shared_lookup.c", "bypass.c", "transfer*")],
+        "internal.h", "request.*", "session.c", "registered.c", "view.*", "lookup*.c", "lease.c", "shared_lookup.c", "bypass.c",
+        "walk.*", "reads.c", "batch.*", "copies.c", "load*.c", "dump.c", "prefetch.*")],
     "cache": ["daemon/cache/"],
     "index": ["daemon/index/"],
     "arena": ["daemon/arena/"],

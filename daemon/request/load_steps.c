@@ -6,7 +6,7 @@
  * others go on.
  *
  * A step has landed when every item has ended or is in a batch, and every batch has landed it. */
-#include "daemon/request/transfer.h"
+#include "daemon/request/batch.h"
 
 #define STEP_JOBS 16u /* under way at once: the bus must not wait for the loop */
 
@@ -34,22 +34,22 @@ size_t steps_memory(uint32_t step, uint32_t shards)
     return step == 0 ? 0 : (bytes + 7) / 8 * 8; /* what lies behind stays aligned */
 }
 
-void steps_init(struct transfer *t, void *memory, uint32_t step)
+void steps_init(struct copies *c, void *memory, uint32_t step)
 {
     struct steps *st = memory;
 
-    st->step = step < t->shards ? step : t->shards;
-    st->n = (t->shards - 1) / st->step + 1;
+    st->step = step < c->shards ? step : c->shards;
+    st->n = (c->shards - 1) / st->step + 1;
     list_init(&st->batches);
     list_init(&st->idle);
     for (uint32_t i = 0; i < STEP_JOBS; i++)
         list_push_back(&st->idle, &st->jobs[i].link);
-    t->steps = st;
+    c->steps = st;
 }
 
-uint32_t steps_shards(const struct transfer *t)
+uint32_t steps_shards(const struct copies *c)
 {
-    return t->steps->step;
+    return c->steps->step;
 }
 
 /* ---- batches ---- */
@@ -65,13 +65,13 @@ static void batch_queue(struct steps *st, struct copy_batch *b)
     list_push_front(before, &b->link);
 }
 
-void steps_add(struct transfer *t, bool coded)
+void steps_add(struct copies *c, bool coded)
 {
-    struct copy_batch *b = t->open[coded];
+    struct copy_batch *b = c->open[coded];
 
-    t->open[coded] = NULL;
-    t->steps->batches_n++;
-    batch_queue(t->steps, b);
+    c->open[coded] = NULL;
+    c->steps->batches_n++;
+    batch_queue(c->steps, b);
 }
 
 /* No further step of it is sent. */
@@ -83,50 +83,50 @@ static void batch_stop(struct steps *st, struct copy_batch *b, enum ucm_block_st
     for (; b->next_step < st->n; b->next_step++)
         st->landed[b->next_step]++;
     for (uint32_t i = 0; i < b->n; i++)
-        item_status(b->t, b->item[i], b->status);
+        walk_status(&b->c->w, b->item[i].at, b->status);
 }
 
 static void step_done_cb(struct device_job *job, int status)
 {
     struct step_job *sj = LIST_ENTRY(job, struct step_job, job);
     struct copy_batch *b = sj->batch;
-    struct transfer *t = b->t;
+    struct copies *c = b->c;
 
-    job_count(t, job);
-    t->steps->landed[sj->step]++;
-    list_push_back(&t->steps->idle, &sj->link);
-    t->jobs--;
+    job_count(c, job);
+    c->steps->landed[sj->step]++;
+    list_push_back(&c->steps->idle, &sj->link);
+    c->jobs--;
     b->jobs--;
     if (status != 0)
-        batch_stop(t->steps, b, batch_outcome(t, status));
-    if (b->jobs == 0 && b->next_step == t->steps->n)
+        batch_stop(c->steps, b, job_outcome(c, status));
+    if (b->jobs == 0 && b->next_step == c->steps->n)
         batch_end(b, b->status);
-    transfer_pump(t);
+    walk_pump(&c->w);
 }
 
-static bool step_send(struct transfer *t, struct copy_batch *b, struct step_job *sj)
+static bool step_send(struct copies *c, struct copy_batch *b, struct step_job *sj)
 {
-    const struct steps *st = t->steps;
-    uint32_t shard = t->shard + b->next_step * st->step, end = shard + st->step;
+    const struct steps *st = c->steps;
+    uint32_t shard = c->shard + b->next_step * st->step, end = shard + st->step;
 
-    if (end > t->shard + t->shards)
-        end = t->shard + t->shards;
+    if (end > c->shard + c->shards)
+        end = c->shard + c->shards;
     sj->batch = b;
     sj->step = b->next_step;
     device_job_cut(&b->job, shard, end - shard, &sj->job);
     return job_submit(b, &sj->job, step_done_cb);
 }
 
-bool steps_pump(struct transfer *t)
+bool steps_pump(struct copies *c)
 {
-    struct steps *st = t->steps;
+    struct steps *st = c->steps;
 
     while (!list_empty(&st->batches) && !list_empty(&st->idle)) {
         struct copy_batch *b = LIST_ENTRY(st->batches.next, struct copy_batch, link);
         struct step_job *sj = LIST_ENTRY(st->idle.next, struct step_job, link);
 
-        if (!step_send(t, b, sj))
-            return t->jobs > 0;
+        if (!step_send(c, b, sj))
+            return c->jobs > 0;
         list_remove(&sj->link);
         b->jobs++;
         list_remove(&b->link);
@@ -136,19 +136,19 @@ bool steps_pump(struct transfer *t)
     return true;
 }
 
-bool steps_sent(const struct transfer *t)
+bool steps_sent(const struct copies *c)
 {
-    return list_empty(&t->steps->batches);
+    return list_empty(&c->steps->batches);
 }
 
-void steps_abandon(struct transfer *t)
+void steps_abandon(struct copies *c)
 {
     struct list *node;
 
-    while ((node = list_pop_front(&t->steps->batches)) != NULL) {
+    while ((node = list_pop_front(&c->steps->batches)) != NULL) {
         struct copy_batch *b = LIST_ENTRY(node, struct copy_batch, link);
 
-        batch_stop(t->steps, b, UCM_BLOCK_CANCELLED);
+        batch_stop(c->steps, b, UCM_BLOCK_CANCELLED);
         if (b->jobs == 0)
             batch_end(b, b->status);
     }
@@ -156,25 +156,26 @@ void steps_abandon(struct transfer *t)
 
 /* ---- reporting ---- */
 
-void steps_report(struct transfer *t)
+void steps_report(struct copies *c)
 {
-    struct steps *st = t->steps;
-    struct msg_progress m = {.msgid = t->r.msgid};
+    struct steps *st = c->steps;
+    struct msg_progress m = {.msgid = c->w.r.msgid};
     uint32_t done = st->reported, failed = 0;
 
-    if (t->stopping || t->cursor < items_of(t) || batch_is_open(t) || t->waits_n > 0)
+    if (c->w.stopping || c->w.cursor < items_of(&c->w) || c->open[0] || c->open[1] ||
+        c->w.waits_n > 0)
         return;
     while (done < st->n && st->landed[done] == st->batches_n)
         done++;
     /* The answer reports the last step. */
     if (done == st->reported || done == st->n)
         return;
-    for (uint32_t i = 0; i < t->n_keys; i++)
-        failed += t->status[i] != UCM_BLOCK_OK;
+    for (uint32_t i = 0; i < c->w.n_keys; i++)
+        failed += c->w.status[i] != UCM_BLOCK_OK;
     m.shards = (uint64_t)done * st->step;
     if (failed != st->reported_failed)
-        m.status = (struct proto_bin){t->status, t->n_keys};
-    if (!session_progress(t->r.s, &m))
+        m.status = (struct proto_bin){c->w.status, c->w.n_keys};
+    if (!session_progress(c->w.r.s, &m))
         return;
     st->reported = done;
     st->reported_failed = failed;

@@ -1,5 +1,5 @@
 /* A load whose K turns: each run of keys has a table of angles, made when the request arrives. */
-#include "daemon/request/transfer.h"
+#include "daemon/request/batch.h"
 
 #include <string.h>
 
@@ -94,19 +94,19 @@ int turns_check(struct call *call, const struct registered *region, struct proto
     return 0;
 }
 
-void turns_init(struct transfer *t, struct proto_u32s turns, void *memory)
+void turns_init(struct copies *c, struct proto_u32s turns, void *memory)
 {
-    const struct ucm_rope_spec *spec = &t->region->region->rope->spec;
+    const struct ucm_rope_spec *spec = &c->region->region->rope->spec;
     struct ucm_rope_angle *table;
     uint32_t key = 0;
 
-    t->turns = memory;
-    table = (struct ucm_rope_angle *)(t->turns + t->n_keys);
+    c->turns = memory;
+    table = (struct ucm_rope_angle *)(c->turns + c->w.n_keys);
     for (uint32_t i = 0; i < runs_of(turns); i++, table += spec->rotary / 2) {
         struct turn_run run = run_at(turns, i);
         bool turned = ucm_rope_table(spec, &run.turn, table);
 
         for (uint32_t end = key + run.keys; key < end; key++)
-            t->turns[key] = turned ? table : NULL;
+            c->turns[key] = turned ? table : NULL;
     }
 }

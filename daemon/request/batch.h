@@ -1,0 +1,152 @@
+/* Walks whose items a device copies: load, dump and fetch. An item that has its slot joins an open batch of its form; a
+ * batch becomes one device job, or of a load in steps several; when the job ends, the slots are given back.
+ *
+ * Jobs are awaited whatever happens, since the device may still touch the worker's pages. */
+#ifndef UCMD_REQUEST_BATCH_H
+#define UCMD_REQUEST_BATCH_H
+
+#include "daemon/request/walk.h"
+
+struct copies;
+struct batch_item;
+struct copy_batch;
+
+struct copy_kind {
+    struct walk_kind walk; /* of a struct copies */
+    enum device_op op;
+    uint32_t job_items; /* at most */
+    /* Adds the copies of an item out of, or into, that span. 0; or -EINVAL, and none was added. */
+    int (*add)(const struct copies *c, uint32_t at, const struct span *span,
+               struct device_job *job);
+    /* Ends the use of the item's slot. ok: it was copied. */
+    void (*put)(struct copies *c, const struct copy_batch *b, const struct batch_item *i, bool ok);
+};
+
+/* Such a walk has one part. */
+struct copies {
+    struct walk w;
+    struct registered *region;
+    uint32_t shard, shards;
+    uint32_t n_copies, jobs; /* of all items; under way */
+    uint32_t *blocks;        /* of each key: to where, or from where; fetch.c's own there */
+    enum device_beside beside;
+    struct copy_batch *open[2];          /* filling up; of blocks that go straight, of coded ones */
+    const uint8_t *event;                /* jobs wait for it; or NULL */
+    struct steps *steps;                 /* a load that goes layer by layer, else NULL */
+    const struct ucm_rope_angle **turns; /* a load: n_keys tables, NULL where K stays; NULL: all */
+};
+
+struct batch_item {
+    uint32_t at;
+    union {
+        struct cache_fill *fill;     /* of a dump; NULL: it has ended */
+        struct cache_shards *shards; /* of a fetch: what was read of the part; NULL: the part */
+    } held;
+    uint64_t slot; /* as in its copy */
+};
+
+struct copy_batch {
+    struct device_job job;
+    struct copies *c;
+    const struct form *form;             /* of what its slots hold, all alike */
+    uint32_t n;                          /* items */
+    struct batch_item *item;             /* n; this and the job's arrays are behind the struct */
+    const struct ucm_rope_angle **turns; /* of copies; or NULL */
+    /* Of a load in steps. */
+    struct list link;         /* in steps->batches while a step of it is to be sent */
+    uint32_t next_step, jobs; /* jobs: under way */
+    enum ucm_block_status status;
+};
+
+static inline const struct copy_kind *copy_kind(const struct copies *c)
+{
+    return LIST_ENTRY(c->w.kind, const struct copy_kind, walk);
+}
+
+/* ---- copies.c: what load and dump have in common, and all of them at their ends ---- */
+
+struct copy_params {
+    uint64_t region, shard, shards, priority, deadline_ms;
+    struct proto_bin keys, blocks;
+    bool plain; /* a dump */
+    bool computes;
+};
+/* Checks what a load or dump says, before anything moves: the region, or NULL with call->error. */
+struct registered *copies_check(struct call *call, const struct copy_params *p, uint32_t *n_keys);
+/* `bytes` of memory that begin with a struct copies, which use the region. NULL with call->error. */
+void *copies_new(struct call *call, const struct copy_kind *kind, const struct copy_params *p,
+                 struct registered *region, uint32_t n_keys, size_t bytes);
+/* Refuses numbers that come twice: of n that are `step` u32s apart, `what` each, one for each `of`. 0 or -code
+ * with call->error. */
+int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uint32_t step,
+                     const char *what, const char *of);
+/* Uses the region until copies_close. */
+void copies_use(struct copies *c, struct registered *region);
+/* As walk_close. */
+void copies_close(struct copies *c);
+/* Whether the region can have the item's form. If not it misses, as it would if it was not there. */
+bool copies_take(struct copies *c, const struct walk_item *it);
+/* By how many bytes a histogram counts. */
+enum metric_size copies_size(const struct copies *c);
+/* The three functions of walk_kind. */
+bool copies_send(struct walk *w);
+bool copies_busy(const struct walk *w);
+void copies_stop(struct walk *w);
+
+/* ---- batch.c ---- */
+
+/* A place for that item in an open batch of its form; 0, -EAGAIN, -ENOMEM. */
+int batch_reserve(struct copies *c, const struct walk_item *it);
+/* Puts it there. rc: 0, or why there is no span; then, or if it is none that the job may touch, it ends as FAILED. */
+void batch_add(struct copies *c, const struct walk_item *it, int rc, const struct span *span,
+               const struct batch_item *item);
+/* Sends the open batch of that form as a device job. False: the device's queue is full; it stays open. */
+bool batch_send(struct copies *c, bool coded);
+/* Submits a job of the batch's items. False: the device's queue is full. */
+bool job_submit(struct copy_batch *b, struct device_job *job,
+                void (*done_cb)(struct device_job *job, int status));
+/* Of a job that has ended: what it got of the bus. */
+void job_count(struct copies *c, const struct device_job *job);
+/* What a job's end means for its items; counts errors. */
+enum ucm_block_status job_outcome(struct copies *c, int status);
+/* Ends all its items, and frees it. */
+void batch_end(struct copy_batch *b, enum ucm_block_status status);
+
+/* ---- load.c ---- */
+
+/* Puts items that were read into open batches. As walk_kind.again, of load and fetch. */
+bool load_again(struct walk *w);
+/* Of a load or fetch: the item is in DRAM, or its shards were read; then it goes into a batch. */
+void load_add(struct copies *c, const struct walk_item *it, struct cache_shards *shards);
+/* Of a load or fetch: a read has failed with that status; or 0, which counts it. */
+bool load_read(struct walk *w, struct item_wait *iw, int status);
+
+/* ---- load_turns.c: a load whose K turns ---- */
+
+/* Checks what a load of n keys says. 0 with *memory, the bytes that its tables take (0: it says nothing);
+ * or -code with call->error. */
+int turns_check(struct call *call, const struct registered *region, struct proto_u32s turns,
+                uint32_t n_keys, size_t *memory);
+/* Fills in zeroed memory of so many bytes, as c->turns. */
+void turns_init(struct copies *c, struct proto_u32s turns, void *memory);
+
+/* ---- load_steps.c: a load that goes layer by layer and reports progress ---- */
+
+/* Bytes that the steps of a load take. */
+size_t steps_memory(uint32_t step, uint32_t shards);
+/* Sets up zeroed memory of steps_memory bytes as c->steps. */
+void steps_init(struct copies *c, void *memory, uint32_t step);
+/* Shards in one step. */
+uint32_t steps_shards(const struct copies *c);
+/* Closes the open batch of that form; steps_pump sends its steps. */
+void steps_add(struct copies *c, bool coded);
+/* Sends what may go now. False: the device's queue is full, and no job of this load is under way. */
+bool steps_pump(struct copies *c);
+/* Reports the steps that have landed since the last report. */
+void steps_report(struct copies *c);
+/* Whether every step of every closed batch was sent. */
+bool steps_sent(const struct copies *c);
+/* Gives up what was not sent. */
+void steps_abandon(struct copies *c);
+
+#endif

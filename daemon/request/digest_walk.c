@@ -1,0 +1,302 @@
+#include "daemon/request/digest_walk.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OPENS_PER_TURN 512
+
+struct digest_walk *digest_walk_new(struct call *call, const struct walk_kind *kind,
+                                    struct derived_space *space, struct proto_bin keys, uint32_t n,
+                                    uint64_t deadline_ms)
+{
+    struct view view = {.ns = {space->derived}, .n = 1};
+    struct digest_walk *d = walk_new(call, kind, &view, n, deadline_ms,
+                                     sizeof(*d) + n * (sizeof(*d->bases) + 1) + keys.n);
+
+    if (!d)
+        return NULL;
+    d->space = space;
+    d->bases = (block_ref *)(d + 1);
+    d->found = (uint8_t *)(d->bases + n);
+    d->keys = d->found + n;
+    memcpy(d->keys, keys.p, keys.n);
+    return d;
+}
+
+/* ---- the shared tier ---- */
+
+static struct proto_bin keys_of(const struct digest_walk *d)
+{
+    return (struct proto_bin){d->keys, d->w.n_keys * d->w.ns->identity.key_bytes};
+}
+
+static void digests_looked_cb(struct shared_lookup *k)
+{
+    struct digest_walk *d = k->ctx;
+
+    d->w.lookup = NULL;
+    shared_lookup_free(k);
+    walk_pump(&d->w);
+}
+
+static bool digests_look_own(struct digest_walk *d)
+{
+    struct walk *w = &d->w;
+
+    if (shared_lookup_start(w->r.s, w->ns, keys_of(d), 0, false, shared_lookup_until(rq_of(w), 0),
+                            &w->lookup) != 0)
+        return false;
+    w->lookup->ctx = d;
+    w->lookup->done_cb = digests_looked_cb;
+    return true;
+}
+
+static void bases_looked_cb(struct shared_lookup *k);
+
+static bool bases_look(struct digest_walk *d, bool first)
+{
+    struct walk *w = &d->w;
+
+    if (!(first ? view_look_begin(&d->look, keys_of(d), 0, &w->lookup)
+                : view_look_next(&d->look, keys_of(d), &w->lookup)))
+        return false;
+    w->lookup->ctx = d;
+    w->lookup->done_cb = bases_looked_cb;
+    return true;
+}
+
+static void bases_looked_cb(struct shared_lookup *k)
+{
+    struct digest_walk *d = k->ctx;
+
+    d->w.lookup = NULL;
+    shared_lookup_free(k);
+    if (!bases_look(d, false) && !digests_look_own(d))
+        walk_pump(&d->w);
+}
+
+void digests_look(struct digest_walk *d)
+{
+    struct session *s = d->w.r.s;
+
+    d->look = (struct view_look){
+        .s = s, .view = session_view(s, d->space->base), .until_ms = shared_lookup_until(s->rq, 0)};
+    if (!bases_look(d, true) && !digests_look_own(d))
+        walk_pump(&d->w);
+}
+
+/* ---- items ---- */
+
+static void item_failed(struct walk *w, const struct walk_item *it, int status)
+{
+    walk_status(w, it->at,
+                status == -ENOENT                      ? UCM_BLOCK_MISS
+                : status == -EINPROGRESS               ? UCM_BLOCK_IN_PROGRESS
+                : status == -EIO || status == -EBADMSG ? UCM_BLOCK_FAILED
+                                                       : UCM_BLOCK_NO_ROOM);
+}
+
+/* The walk has a use of the item's part. */
+static void item_take(struct digest_walk *d, const struct walk_item *it, bool built)
+{
+    d->built += built;
+    if (d->chain)
+        append_hold(d, it);
+    else
+        cache_put(cache_of(&d->w), it->ref, it->part);
+    if (built)
+        d->w.bytes += it->form->shards * it->form->shard_bytes;
+}
+
+/* As derived_get, by cw. */
+static int item_source(struct digest_walk *d, const struct walk_item *it, struct cache_wait *cw)
+{
+    struct walk *w = &d->w;
+
+    if (d->build)
+        return derived_get(d->space, d->bases[it->at / w->parts], it->ref, it->part,
+                           read_priority(w), cw);
+    return cache_get(cache_of(w), it->ref, it->part, read_priority(w), NUMA_NONE, cw);
+}
+
+/* It may not be held: too many hold it, or too much is held. Nobody knows when that ends. */
+static bool item_barred(const struct digest_walk *d, const struct walk_item *it)
+{
+    return (item_in_dram(it) && it->p->users >= PART_USERS_MAX) ||
+           (d->chain && !append_may_hold(d));
+}
+
+int digest_begin(struct walk *w, const struct walk_item *it)
+{
+    struct digest_walk *d = digest_walk(w);
+    int rc = walk_reserve(w);
+
+    if (rc == 0 && item_barred(d, it))
+        rc = -EMLINK;
+    if (rc == 0 && walk_gives_way(w, it))
+        rc = -EBUSY;
+    if (rc == 0)
+        rc = item_source(d, it, &w->spare->w);
+    if (rc == CACHE_READY) {
+        item_take(d, it, false);
+    } else if (rc == CACHE_PENDING) {
+        w->spare->building = it->p->dram == PART_DRAM_FILLING;
+        walk_wait(w, it);
+    } else if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
+        return rc;
+    } else {
+        item_failed(w, it, rc);
+    }
+    return 0;
+}
+
+bool digest_ready(struct walk *w, struct item_wait *iw, int status)
+{
+    struct digest_walk *d = digest_walk(w);
+
+    if (status != 0 && d->build && !iw->again && !iw->building) {
+        iw->again = true; /* its copy is gone: the next source is a build */
+        return true;
+    }
+    if (status == 0)
+        item_take(d, &iw->it, iw->building);
+    else
+        item_failed(w, &iw->it, status);
+    return false;
+}
+
+bool digest_again(struct walk *w)
+{
+    struct digest_walk *d = digest_walk(w);
+
+    while (!list_empty(&w->ready)) {
+        struct item_wait *iw = LIST_ENTRY(w->ready.next, struct item_wait, link);
+        struct walk_item it = iw->it;
+        int rc = item_source(d, &it, &iw->w);
+
+        w->most = rc == -EDQUOT || rc == -EAGAIN;
+        if (rc == -EBUSY || w->most)
+            return false;
+        list_remove(&iw->link);
+        w->waits_n--;
+        w->in_window -= it.slot_bytes;
+        if (rc == CACHE_PENDING) {
+            free(w->spare);
+            w->spare = iw;
+            iw->building = it.p->dram == PART_DRAM_FILLING;
+            walk_wait(w, &it);
+            continue;
+        }
+        if (rc == CACHE_READY)
+            item_take(d, &it, false);
+        else
+            item_failed(w, &it, rc);
+        free(iw);
+    }
+    return true;
+}
+
+/* No room for what they are built in. */
+void digest_no_room(struct walk *w)
+{
+    walk_drop_ready(w, UCM_BLOCK_NO_ROOM);
+}
+
+/* ---- digest.build ---- */
+
+static void build_open_one(struct digest_walk *d, const struct view *v, uint32_t i)
+{
+    struct walk *w = &d->w;
+    const uint8_t *key = d->keys + (size_t)i * w->ns->identity.key_bytes;
+    block_ref base;
+
+    (void)view_find(rq_of(w), v, key, 1, false, &base);
+    if (cache_found(cache_of(w), base)) {
+        d->bases[i] = base;
+        cache_lease(cache_of(w), base); /* first: a new block may take the place of another */
+        w->refs[i] = cache_open(cache_of(w), w->ns, key);
+        w->status[i] = w->refs[i] ? UCM_BLOCK_OK : UCM_BLOCK_NO_ROOM;
+        return;
+    }
+    w->refs[i] = index_find(rq_of(w)->rooms.index, w->ns, key);
+    if (cache_found(cache_of(w), w->refs[i])) {
+        metrics_of(w)->digest_orphans++;
+        cache_lease(cache_of(w), w->refs[i]);
+        return;
+    }
+    w->refs[i] = 0;
+    w->status[i] = UCM_BLOCK_MISS;
+}
+
+static void build_open(struct walk *w)
+{
+    struct digest_walk *d = digest_walk(w);
+    struct view v = session_view(w->r.s, d->space->base);
+
+    for (uint32_t opens = 0; w->opened < w->n_keys; w->opened++) {
+        if (opens++ == OPENS_PER_TURN) {
+            walk_yield(w);
+            return;
+        }
+        build_open_one(d, &v, w->opened);
+    }
+}
+
+/* A copy that this host has, or knows of. */
+static bool digest_exists(const struct walk *w, const struct walk_item *it)
+{
+    return !cache_doomed(cache_of(w), it->ref) &&
+           (item_in_dram(it) || it->p->nvme == PART_NVME_READY || it->p->share == PART_SHARE_KNOWN);
+}
+
+static int build_begin(struct walk *w, const struct walk_item *it)
+{
+    if (!digest_exists(w, it))
+        return digest_begin(w, it);
+    walk_status(w, it->at, UCM_BLOCK_EXISTS);
+    return 0;
+}
+
+static void build_finish(struct walk *w)
+{
+    struct digest_walk *d = digest_walk(w);
+
+    walk_close(w);
+    for (uint32_t i = 0; i < w->n_keys; i++)
+        if (d->bases[i] != 0)
+            cache_unlease(cache_of(w), d->bases[i]);
+    walk_answer(w);
+}
+
+static const struct walk_kind build_kind = {.open = build_open,
+                                            .begin = build_begin,
+                                            .ready = digest_ready,
+                                            .again = digest_again,
+                                            .no_room = digest_no_room,
+                                            .finish = build_finish};
+
+int method_digest_build(struct call *call)
+{
+    const struct msg_digest_build *m = &call->params.digest_build;
+    struct derived_space *space = call_space(call, m->ns);
+    uint32_t n = space ? call_keys(call, space->derived, m->keys) : 0, parts;
+    struct digest_walk *d;
+
+    if (n == 0 || space_builds(call, space->base) != 0)
+        return -call->error.code;
+    parts = space->derived->identity.parts;
+    if (m->part > parts)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
+                             (unsigned long long)m->part, parts, parts - 1);
+    d = digest_walk_new(call, &build_kind, space, m->keys, n, m->deadline_ms);
+    if (!d)
+        return -call->error.code;
+    d->build = true;
+    d->w.part = m->part ? (uint32_t)m->part - 1 : 0;
+    d->w.parts = m->part ? 1 : parts;
+    d->w.priority = (uint8_t)m->priority;
+    digests_look(d);
+    return 0;
+}

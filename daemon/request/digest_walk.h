@@ -1,0 +1,45 @@
+/* Walks of digests: digest.build, and chain.append, whose chain takes the uses of what comes to DRAM. Their blocks are
+ * of the digests' namespace. An item takes a use of a part in DRAM, waits for its read, or for its build. */
+#ifndef UCMD_REQUEST_DIGEST_WALK_H
+#define UCMD_REQUEST_DIGEST_WALK_H
+
+#include "daemon/request/digest.h"
+#include "daemon/request/walk.h"
+
+struct digest_walk {
+    struct walk w;
+    struct derived_space *space;
+    struct view_look look; /* for bases on the shared tier */
+    bool build;            /* digests that are nowhere are built */
+    struct chain *chain;   /* of an append, else NULL */
+    uint32_t chain_first;
+    uint32_t built;   /* digests */
+    block_ref *bases; /* the base's block of each key, leased by the build or by the chain */
+    uint8_t *found;   /* of an append: enum ucm_lookup_status of each key */
+    uint8_t *keys;
+};
+
+static inline struct digest_walk *digest_walk(struct walk *w)
+{
+    return LIST_ENTRY(w, struct digest_walk, w);
+}
+
+/* kind: of a struct digest_walk. NULL with call->error. */
+struct digest_walk *digest_walk_new(struct call *call, const struct walk_kind *kind,
+                                    struct derived_space *space, struct proto_bin keys, uint32_t n,
+                                    uint64_t deadline_ms);
+/* Asks the shared tier for bases and digests, if there is one, then pumps. */
+void digests_look(struct digest_walk *d);
+/* Functions of walk_kind. */
+int digest_begin(struct walk *w, const struct walk_item *it);
+bool digest_ready(struct walk *w, struct item_wait *iw, int status);
+bool digest_again(struct walk *w);
+void digest_no_room(struct walk *w);
+
+/* chain_append.c */
+/* False: chains hold as much as they may, so no more digests are brought. */
+bool append_may_hold(const struct digest_walk *d);
+/* The digest of the item is in DRAM, and the walk has one use of it, which the chain takes. */
+void append_hold(struct digest_walk *d, const struct walk_item *it);
+
+#endif

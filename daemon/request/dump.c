@@ -1,0 +1,347 @@
+/* dump: parts of blocks out of a worker's memory. */
+#include "daemon/observe/histogram.h"
+#include "daemon/observe/tenants.h"
+#include "daemon/request/batch.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define JOB_ITEMS 512u
+/* Blocks that a dump opens in one turn of the loop. */
+#define OPENS_PER_TURN 512
+
+struct dump {
+    struct copies c;
+    uint8_t *keys;
+    bool durable;                 /* it waits for stable storage */
+    bool slowed;                  /* its answer is, or was, held back */
+    struct list durables;         /* struct durable_wait: items that wait for that */
+    struct cache_retry pressure;  /* while the answer is held back, */
+    struct deadline pressure_end; /* for so long at most */
+    uint8_t event[UCM_MAX_HANDLE_BYTES];
+};
+
+/* Outlives its dump when that is stopped; then dump is NULL. */
+struct durable_wait {
+    struct cache_durable d;
+    struct list link;
+    struct dump *dump;
+    uint32_t at;
+    enum ucm_block_status status; /* once it is durable */
+};
+
+static struct dump *dump_of(struct walk *w)
+{
+    return LIST_ENTRY(w, struct dump, c.w);
+}
+
+/* ---- stable storage ---- */
+
+static void durable_done_cb(struct cache_durable *d, int status)
+{
+    struct durable_wait *dw = LIST_ENTRY(d, struct durable_wait, d);
+    struct walk *w = dw->dump ? &dw->dump->c.w : NULL;
+
+    list_remove(&dw->link);
+    if (w) {
+        trace_less(w->r.trace, TRACE_DURABLE);
+        walk_status(w, dw->at, status == 0 ? dw->status : UCM_BLOCK_NOT_DURABLE);
+        w->waits_n--;
+    }
+    free(dw);
+    if (w)
+        walk_pump(w);
+}
+
+/* The item is in DRAM: it gets `status` once its part is on stable storage. */
+static void item_durable(struct dump *d, uint32_t at, enum ucm_block_status status)
+{
+    struct walk *w = &d->c.w;
+    struct durable_wait *dw = w->stopping ? NULL : calloc(1, sizeof(*dw));
+    int rc = -ENOMEM;
+
+    if (dw) {
+        dw->d.done_cb = durable_done_cb;
+        rc = cache_durable(cache_of(w), &dw->d, w->refs[at], w->part);
+    }
+    if (rc == 0) {
+        dw->dump = d;
+        dw->at = at;
+        dw->status = status;
+        list_push_back(&d->durables, &dw->link);
+        w->waits_n++;
+        trace_more(w->r.trace, TRACE_DURABLE);
+        return;
+    }
+    free(dw);
+    /* -EINPROGRESS: shards are missing; the dump that brings the last of them waits instead. */
+    walk_status(w, at, rc == -EINPROGRESS ? status : UCM_BLOCK_NOT_DURABLE);
+}
+
+/* Ends what waits as NOT_DURABLE; the writes go on. */
+static void durables_abandon(struct dump *d)
+{
+    struct walk *w = &d->c.w;
+    struct list *node;
+
+    while ((node = list_pop_front(&d->durables)) != NULL) {
+        struct durable_wait *dw = LIST_ENTRY(node, struct durable_wait, link);
+
+        trace_less(w->r.trace, TRACE_DURABLE);
+        walk_status(w, dw->at, UCM_BLOCK_NOT_DURABLE);
+        w->waits_n--;
+        dw->dump = NULL;
+    }
+}
+
+/* ---- items ---- */
+
+/* Whether a dump with stores bypassed leaves this block out. A part of which it has stored some layers is
+ * finished: it would hold its slot as long as the connection lives. */
+static bool store_bypassed(const struct dump *d, const uint8_t *key)
+{
+    const struct walk *w = &d->c.w;
+    struct index *ix = rq_of(w)->rooms.index;
+    block_ref ref = index_find(ix, w->ns, key);
+
+    return ref == 0 || index_block(ix, ref)->part[w->part].dram != PART_DRAM_FILLING;
+}
+
+/* Opens blocks, and when all are open touches them as one prefix. */
+static void dump_open(struct walk *w)
+{
+    struct dump *d = dump_of(w);
+    bool bypassed = bypass_on(rq_of(w), w->ns, BYPASS_STORE);
+
+    trace_set(w->r.trace, TRACE_LOOKUP, true);
+    for (uint32_t opens = 0; w->opened < w->n_keys; w->opened++) {
+        uint32_t i = w->opened;
+        const uint8_t *key = d->keys + (size_t)i * w->ns->identity.key_bytes;
+
+        if (opens++ == OPENS_PER_TURN) {
+            walk_yield(w);
+            return;
+        }
+        if (bypassed && store_bypassed(d, key)) {
+            w->status[i] = UCM_BLOCK_NO_ROOM;
+            metrics_of(w)->bypass_dump_blocks++;
+            continue;
+        }
+        w->refs[i] = cache_open(cache_of(w), w->ns, key);
+        if (w->refs[i] == 0)
+            w->status[i] = UCM_BLOCK_NO_ROOM;
+    }
+    /* Another part's dump of the same blocks would look like a second use of them. */
+    if (w->part == 0)
+        cache_touch(cache_of(w), w->ns, w->refs, w->n_keys);
+    trace_set(w->r.trace, TRACE_LOOKUP, false);
+}
+
+/* 0, or as cache_fill_claim. */
+static int fill_claim(struct dump *d, const struct walk_item *it, struct cache_fill **fill)
+{
+    struct walk *w = &d->c.w;
+
+    if (d->durable)
+        cache_shared_presume(cache_of(w), it->ref, it->part);
+    return cache_fill_claim(cache_of(w), &w->r.s->fills, it->ref, it->part, d->c.shard, d->c.shards,
+                            d->c.region->region->device->node, fill);
+}
+
+static void fill_refused(struct dump *d, const struct walk_item *it, int rc)
+{
+    struct walk *w = &d->c.w;
+
+    if (rc == -EINPROGRESS) {
+        walk_status(w, it->at, UCM_BLOCK_IN_PROGRESS);
+    } else if (rc != -EEXIST) {
+        walk_status(w, it->at, UCM_BLOCK_NO_ROOM);
+        metrics_of(w)->dump_blocks_skipped++;
+    } else {
+        if (d->durable)
+            item_durable(d, it->at, UCM_BLOCK_EXISTS);
+        else
+            walk_status(w, it->at, UCM_BLOCK_EXISTS);
+        metrics_of(w)->dump_blocks_existing++;
+    }
+}
+
+static int dump_begin(struct walk *w, const struct walk_item *it)
+{
+    struct dump *d = dump_of(w);
+    struct batch_item item = {.at = it->at};
+    struct span span;
+    int rc;
+
+    if (!copies_take(&d->c, it))
+        return 0;
+    rc = walk_gives_way(w, it) ? -EBUSY : 0;
+    if (rc == 0) {
+        rc = batch_reserve(&d->c, it);
+        if (rc == -EAGAIN)
+            return rc;
+    }
+    if (rc == 0)
+        rc = fill_claim(d, it, &item.held.fill);
+    if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
+        w->no_slot = true;
+        return rc;
+    }
+    if (rc != 0) {
+        fill_refused(d, it, rc);
+        return 0;
+    }
+    w->in_window += it->slot_bytes;
+    rc = span_fill(cache_of(w), item.held.fill, d->c.shard, d->c.shards, &span);
+    batch_add(&d->c, it, rc, &span, &item);
+    return 0;
+}
+
+static int dump_copy(const struct copies *c, uint32_t at, const struct span *span,
+                     struct device_job *job)
+{
+    return device_job_add(job, span, c->blocks[at]);
+}
+
+/* A dump has stored the item: other ranks' parts may lie in the other form. */
+static void mixed_stored(const struct copies *c, uint32_t at)
+{
+    struct view view = region_view(c->region);
+
+    if (view.n > 1 && codec_refuses(c->region->region->codec))
+        mixed_part_stored(rq_of(&c->w), &view, c->w.refs[at], c->w.part);
+}
+
+static void dump_put(struct copies *c, const struct copy_batch *b, const struct batch_item *i,
+                     bool ok)
+{
+    struct dump *d = LIST_ENTRY(c, struct dump, c);
+
+    (void)b;
+    /* A worker that is gone may have died before its bytes were final. */
+    cache_fill_done(cache_of(&c->w), i->held.fill, c->shards, ok && !c->w.r.s->closing);
+    if (ok && c->w.ns->identity.parts > 1)
+        mixed_stored(c, i->at);
+    if (ok && d->durable)
+        item_durable(d, i->at, UCM_BLOCK_OK);
+}
+
+static void dump_stop(struct walk *w)
+{
+    durables_abandon(dump_of(w));
+    copies_stop(w);
+}
+
+/* ---- the end ---- */
+
+static void pressure_eased_cb(struct cache_retry *r)
+{
+    walk_pump(&LIST_ENTRY(r, struct dump, pressure)->c.w);
+}
+
+static void pressure_over_cb(struct deadline *dl)
+{
+    struct dump *d = LIST_ENTRY(dl, struct dump, pressure_end);
+
+    cache_retry_cancel(&d->pressure);
+    walk_pump(&d->c.w);
+}
+
+/* Back-pressure: a dump's answer waits until write-behind catches up, for nvme.pressure at most. It
+ * holds no slot, block or lease meanwhile. */
+static bool dump_slows(struct dump *d)
+{
+    struct walk *w = &d->c.w;
+    struct request_rooms *rooms = &rq_of(w)->rooms;
+
+    if (d->slowed || w->stopping || w->bytes == 0 || d->durable ||
+        rooms->config->nvme_pressure != CONFIG_PRESSURE_SLOW || !cache_back_pressure(cache_of(w)))
+        return false;
+    deadline_arm(rooms->deadlines, &d->pressure_end,
+                 uv_now(rooms->loop) + rooms->config->nvme_pressure_ms, pressure_over_cb);
+    d->slowed = true;
+    trace_more(w->r.trace, TRACE_BACK_PRESSURE);
+    d->pressure.retry_cb = pressure_eased_cb;
+    walk_release(w);
+    (void)cache_wait_for(cache_of(w), &d->pressure, WAIT_PRESSURE);
+    metrics_of(w)->dumps_slowed++;
+    return true;
+}
+
+static void dump_count(struct dump *d)
+{
+    struct walk *w = &d->c.w;
+
+    w->ns->tenant->metrics->dumps++;
+    w->ns->tenant->metrics->dump_bytes += w->bytes;
+    w->ns->traffic.dumps++;
+    w->ns->traffic.dump_bytes += w->bytes;
+    histogram_count(&metrics_of(w)->histograms.dump[copies_size(&d->c)],
+                    uv_hrtime() - w->r.begun_ns);
+}
+
+static void dump_finish(struct walk *w)
+{
+    struct dump *d = dump_of(w);
+
+    if (dump_slows(d))
+        return;
+    if (w->bytes > 0)
+        dump_count(d);
+    if (d->slowed) {
+        trace_less(w->r.trace, TRACE_BACK_PRESSURE);
+        cache_retry_cancel(&d->pressure);
+        deadline_disarm(rq_of(w)->rooms.deadlines, &d->pressure_end);
+    }
+    copies_close(&d->c);
+    walk_answer(w);
+}
+
+static const struct copy_kind dump_kind = {.walk = {.fills = true,
+                                                    .open = dump_open,
+                                                    .begin = dump_begin,
+                                                    .send = copies_send,
+                                                    .busy = copies_busy,
+                                                    .stop = dump_stop,
+                                                    .finish = dump_finish},
+                                           .op = DEVICE_DUMP,
+                                           .job_items = JOB_ITEMS,
+                                           .add = dump_copy,
+                                           .put = dump_put};
+
+/* ---- the request ---- */
+
+int method_dump(struct call *call)
+{
+    const struct msg_dump *m = &call->params.dump;
+    struct copy_params p = {.region = m->region,
+                            .shard = m->shard,
+                            .shards = m->shards,
+                            .priority = m->priority,
+                            .deadline_ms = m->deadline_ms,
+                            .keys = m->keys,
+                            .blocks = m->blocks,
+                            .plain = m->plain,
+                            .computes = m->computes};
+    struct registered *region;
+    struct dump *d;
+    uint32_t n;
+
+    region = copies_check(call, &p, &n);
+    d = region ? copies_new(call, &dump_kind, &p, region, n, sizeof(*d) + m->keys.n) : NULL;
+    if (!d)
+        return -call->error.code;
+    list_init(&d->durables);
+    list_init(&d->pressure.link);
+    d->keys = (uint8_t *)(d + 1);
+    memcpy(d->keys, m->keys.p, m->keys.n);
+    d->durable = session_durable(call->s, d->c.w.ns, m->durability);
+    if (m->event.n > 0) {
+        memcpy(d->event, m->event.p, sizeof(d->event));
+        d->c.event = d->event;
+    }
+    walk_pump(&d->c.w);
+    return 0;
+}

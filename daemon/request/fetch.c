@@ -1,0 +1,411 @@
+/* fetch: single shards of blocks into slots of a worker's pool.
+ *
+ * The items of one block are the pieces of one item of the walk: one read brings the part into
+ * DRAM, or from the first to the last of the shards that they name, if that is little of it
+ * (cache_get_shards); and its pieces go in one batch. To a device a piece is a copy as any, of a
+ * span of one shard, and the pool's planes are those of a part with one shard. */
+#include "daemon/observe/histogram.h"
+#include "daemon/request/batch.h"
+#include "daemon/request/digest.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A fetch takes this fraction of the arena at most. More than a load may: of each part that it holds it
+ * copies little. */
+#define WINDOW_FRACTION 4
+#define JOB_ITEMS 4096u /* as many as a device launches at once: pieces are small */
+
+/* One item of the request. */
+struct fetch_piece {
+    uint32_t index, shard, slot; /* as the client named them */
+    uint32_t place;              /* in the request */
+};
+
+/* A key is a block, whose pieces follow one another from c.blocks[key] on. */
+struct fetch {
+    struct copies c;
+    struct fetch_piece *pieces; /* c.n_copies */
+    uint8_t *status;            /* of each, as the client named them */
+    uint8_t slowest;            /* enum metric_tier that a part came from */
+};
+
+static struct fetch *fetch_of(struct walk *w)
+{
+    return LIST_ENTRY(w, struct fetch, c.w);
+}
+
+/* Pieces of an item. */
+static uint32_t pieces_of(const struct walk *w, uint32_t at)
+{
+    const struct copies *c = LIST_ENTRY(w, const struct copies, w);
+
+    return (at + 1 < w->n_keys ? c->blocks[at + 1] : c->n_copies) - c->blocks[at];
+}
+
+/* ---- pieces ---- */
+
+static uint32_t get32(const uint8_t *p)
+{
+    return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+/* What the items of a fetch count. */
+struct fetch_bounds {
+    const char *of; /* "this chain" */
+    uint32_t blocks, shards, slots;
+};
+
+static int piece_check(struct call *call, const struct fetch_piece *p, const struct fetch_bounds *b)
+{
+    if (p->index >= b->blocks)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "items[%u]: block %u; %s %u, counted from 0", p->place, p->index,
+                             b->of, b->blocks);
+    if (p->shard >= b->shards)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "items[%u]: shard %u; this part has %u, counted from 0", p->place,
+                             p->shard, b->shards);
+    if (p->slot >= b->slots)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "items[%u]: slot %u; this pool has %u, counted from 0", p->place,
+                             p->slot, b->slots);
+    return 0;
+}
+
+/* Fills f->pieces. 0 or -code with call->error. */
+static int pieces_take(struct call *call, struct fetch *f, struct proto_bin items,
+                       const struct fetch_bounds *b)
+{
+    for (uint32_t i = 0; i < f->c.n_copies; i++) {
+        const uint8_t *p = items.p + (size_t)i * UCM_FETCH_ITEM_BYTES;
+
+        f->pieces[i] = (struct fetch_piece){get32(p), get32(p + 4), get32(p + 8), i};
+        if (piece_check(call, &f->pieces[i], b) != 0)
+            return -call->error.code;
+    }
+    return numbers_distinct(call, &f->pieces->slot, f->c.n_copies,
+                            sizeof(*f->pieces) / sizeof(uint32_t), "items: slot",
+                            "item of a fetch");
+}
+
+#define DIGIT_BITS 11u /* two digits count the blocks of any chain */
+_Static_assert(UCM_MAX_CHAIN_BLOCKS <= 1u << 2 * DIGIT_BITS, "an index has more than two digits");
+
+static void sort_digit(const struct fetch_piece *from, struct fetch_piece *to, uint32_t n,
+                       unsigned shift)
+{
+    uint32_t at[1u << DIGIT_BITS] = {0}, mask = (1u << DIGIT_BITS) - 1, sum = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        at[from[i].index >> shift & mask]++;
+    for (uint32_t d = 0; d <= mask; d++) {
+        uint32_t many = at[d];
+
+        at[d] = sum;
+        sum += many;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        to[at[from[i].index >> shift & mask]++] = from[i];
+}
+
+/* By index. 0 or -code with call->error. */
+static int pieces_sort(struct call *call, struct fetch *f)
+{
+    struct fetch_piece *other;
+    uint32_t i = 1;
+
+    while (i < f->c.n_copies && f->pieces[i - 1].index <= f->pieces[i].index)
+        i++;
+    if (i == f->c.n_copies)
+        return 0;
+    other = malloc(f->c.n_copies * sizeof(*other));
+    if (!other)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    sort_digit(f->pieces, other, f->c.n_copies, 0);
+    sort_digit(other, f->pieces, f->c.n_copies, DIGIT_BITS);
+    free(other);
+    return 0;
+}
+
+/* Makes a key of each block that the sorted pieces name; there is room for `most`. 0 or -code with
+ * call->error. */
+static int pieces_group(struct call *call, struct fetch *f, uint32_t most)
+{
+    f->c.w.n_keys = 0;
+    for (uint32_t i = 0; i < f->c.n_copies; i++) {
+        if (i > 0 && f->pieces[i].index == f->pieces[i - 1].index)
+            continue;
+        if (f->c.w.n_keys == most)
+            return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                                 "items: they name more than %u blocks; as many as a request may "
+                                 "have keys are right",
+                                 most);
+        f->c.blocks[f->c.w.n_keys++] = i;
+    }
+    return 0;
+}
+
+/* ---- items ---- */
+
+/* From the first to the last of the shards that its pieces name. As cache_get_shards. */
+static int shards_get(struct fetch *f, const struct walk_item *it)
+{
+    const struct fetch_piece *p = &f->pieces[f->c.blocks[it->at]];
+    struct walk *w = &f->c.w;
+    uint32_t first = p->shard, last = p->shard;
+
+    for (uint32_t i = 1, n = pieces_of(w, it->at); i < n; i++) {
+        first = p[i].shard < first ? p[i].shard : first;
+        last = p[i].shard > last ? p[i].shard : last;
+    }
+    return cache_get_shards(cache_of(w), it->ref, it->part, first, last - first + 1,
+                            read_priority(w), f->c.region->region->device->node, &w->spare->w);
+}
+
+static int fetch_begin(struct walk *w, const struct walk_item *it)
+{
+    struct fetch *f = fetch_of(w);
+    int rc;
+
+    if (!copies_take(&f->c, it))
+        return 0;
+    rc = walk_reserve(w);
+    if (rc == 0)
+        rc = batch_reserve(&f->c, it);
+    if (rc == -EAGAIN)
+        return rc;
+    if (rc == 0)
+        rc = walk_gives_way(w, it) ? -EBUSY : shards_get(f, it);
+    if (rc == CACHE_PENDING) {
+        walk_wait(w, it);
+        return 0;
+    }
+    if (rc != CACHE_READY)
+        return walk_not_got(w, it, rc);
+    w->in_window += it->slot_bytes;
+    cache_prefetch_used(cache_of(w), it->ref);
+    load_add(&f->c, it, NULL);
+    return 0;
+}
+
+static bool fetch_ready(struct walk *w, struct item_wait *iw, int status)
+{
+    struct fetch *f = fetch_of(w);
+    uint8_t tier = iw->w.shared ? METRIC_SHARED : METRIC_NVME;
+
+    if (!load_read(w, iw, status))
+        return false;
+    metrics_of(w)->fetch_reads++;
+    metrics_of(w)->fetch_reads_partial += iw->w.shards != NULL;
+    f->slowest = tier > f->slowest ? tier : f->slowest;
+    return true;
+}
+
+/* Ends the use of what was read for an item. */
+static void item_put(struct walk *w, uint32_t at, struct cache_shards *shards)
+{
+    if (shards)
+        cache_shards_put(cache_of(w), shards);
+    else
+        cache_put(cache_of(w), w->refs[at], w->part);
+}
+
+static void fetch_drop(struct walk *w, struct item_wait *iw)
+{
+    item_put(w, iw->it.at, iw->w.shards);
+}
+
+static int fetch_copy(const struct copies *c, uint32_t at, const struct span *span,
+                      struct device_job *job)
+{
+    const struct fetch *f = LIST_ENTRY(c, const struct fetch, c);
+    const struct fetch_piece *p = &f->pieces[c->blocks[at]];
+    uint32_t before = job->n_items;
+    int rc = 0;
+
+    for (uint32_t i = 0, n = pieces_of(&c->w, at); rc == 0 && i < n; i++) {
+        struct span shard;
+
+        rc = span_cut(cache_of(&c->w), span, p[i].shard, 1, &shard);
+        if (rc == 0)
+            rc = device_job_add(job, &shard, p[i].slot);
+    }
+    if (rc != 0)
+        job->n_items = before;
+    return rc;
+}
+
+static void fetch_put(struct copies *c, const struct copy_batch *b, const struct batch_item *i,
+                      bool ok)
+{
+    uint64_t pieces = ok ? pieces_of(&c->w, i->at) : 0;
+
+    item_put(&c->w, i->at, i->held.shards);
+    metrics_of(&c->w)->fetch_items += pieces;
+    metrics_of(&c->w)->fetch_bytes += pieces * b->form->shard_bytes;
+}
+
+/* ---- the answer ---- */
+
+static void fetch_count(struct fetch *f)
+{
+    struct walk *w = &f->c.w;
+
+    w->ns->tenant->metrics->load_bytes += w->bytes;
+    w->ns->traffic.load_bytes += w->bytes;
+    histogram_count(&metrics_of(w)->histograms.fetch[f->slowest], uv_hrtime() - w->r.begun_ns);
+}
+
+static void fetch_finish(struct walk *w)
+{
+    struct fetch *f = fetch_of(w);
+    struct msg_fetch_r r = {.status = {f->status, f->c.n_copies}, .bytes = w->bytes};
+    uint32_t items_ok = 0;
+
+    if (w->bytes > 0)
+        fetch_count(f);
+    copies_close(&f->c);
+    for (uint32_t i = 0; i < w->n_keys; i++) {
+        uint32_t first = f->c.blocks[i], n = pieces_of(w, i);
+
+        for (uint32_t p = first; p < first + n; p++)
+            f->status[f->pieces[p].place] = w->status[i];
+        items_ok += w->status[i] == UCM_BLOCK_OK ? n : 0;
+        if (w->status[i] == UCM_BLOCK_MISS || w->status[i] == UCM_BLOCK_FAILED)
+            metrics_of(w)->fetch_items_missed += n;
+    }
+    trace_outcome(w->r.trace, items_ok, w->bytes);
+    request_end(&w->r, NULL, &r);
+}
+
+static const struct copy_kind fetch_kind = {.walk = {.weight = pieces_of,
+                                                     .begin = fetch_begin,
+                                                     .ready = fetch_ready,
+                                                     .again = load_again,
+                                                     .drop = fetch_drop,
+                                                     .send = copies_send,
+                                                     .busy = copies_busy,
+                                                     .stop = copies_stop,
+                                                     .finish = fetch_finish},
+                                            .op = DEVICE_LOAD,
+                                            .job_items = JOB_ITEMS,
+                                            .add = fetch_copy,
+                                            .put = fetch_put};
+
+/* ---- the request ---- */
+
+/* Whose blocks a fetch names. 0 or -code with call->error. */
+static int source_check(struct call *call, const struct msg_fetch *m,
+                        const struct registered *region, struct chain **ch, struct fetch_bounds *b)
+{
+    if (!region->region->pool)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "region %llu is no pool; register one with pool: true",
+                             (unsigned long long)m->region);
+    if ((m->chain == 0) == (m->keys.n == 0))
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "a fetch names its blocks by a chain or by keys, one of the two");
+    *ch = m->chain ? call_chain(call, m->chain) : NULL;
+    b->blocks = *ch ? (*ch)->n : m->chain ? 0 : call_keys(call, region->ns, m->keys);
+    if (!*ch && b->blocks == 0)
+        return -call->error.code;
+    if (*ch && ((*ch)->space->base != region->ns || (*ch)->part != region->region->part))
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "chain %llu is of part %u of namespace %u, region %llu of part %u of "
+                             "namespace %u; they must be the same",
+                             (unsigned long long)m->chain, (*ch)->part, (*ch)->space->base->id,
+                             (unsigned long long)m->region, region->region->part, region->ns->id);
+    b->of = *ch ? "this chain has" : "this fetch has keys:";
+    b->shards = region->ns->identity.shards[region->region->part];
+    b->slots = region->region->blocks;
+    return 0;
+}
+
+/* Finds and holds the blocks of the keys that pieces name. 0 or -code with call->error. */
+static int keys_find(struct call *call, struct fetch *f, const uint8_t *keys)
+{
+    uint32_t key_bytes = f->c.w.ns->identity.key_bytes;
+    uint8_t *named = malloc((size_t)f->c.w.n_keys * key_bytes);
+
+    if (!named)
+        return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
+    for (uint32_t i = 0; i < f->c.w.n_keys; i++)
+        memcpy(named + (size_t)i * key_bytes,
+               keys + (size_t)f->pieces[f->c.blocks[i]].index * key_bytes, key_bytes);
+    (void)walk_find(&f->c.w, named, false); /* missed pieces are counted at the end */
+    free(named);
+    return 0;
+}
+
+/* The same of a chain's blocks. */
+static void chain_find(struct fetch *f, struct chain *ch)
+{
+    struct walk *w = &f->c.w;
+
+    for (uint32_t i = 0; i < w->n_keys; i++)
+        chain_block_set(w, ch, i, f->pieces[f->c.blocks[i]].index);
+    w->opened = w->n_keys;
+    view_touch(rq_of(w), &w->view, w->refs, w->n_keys);
+    chain_use(ch); /* renews its lease */
+    chain_unuse(ch);
+}
+
+/* Everything that is checked before anything moves; blocks are not looked for yet. NULL with call->error. */
+static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
+                               struct registered *region, const struct fetch_bounds *b)
+{
+    struct view view = m->chain ? view_of_chain(region->ns) : region_view(region);
+    uint32_t n = m->items.n / UCM_FETCH_ITEM_BYTES, most = n < UCM_MAX_KEYS ? n : UCM_MAX_KEYS;
+    struct fetch *f;
+
+    if (m->items.n % UCM_FETCH_ITEM_BYTES != 0) {
+        ucm_error_set(&call->error, UCM_WIRE_INVALID, "items: %u bytes; give %u for each item",
+                      m->items.n, UCM_FETCH_ITEM_BYTES);
+        return NULL;
+    }
+    f = walk_new(call, &fetch_kind.walk, &view, most, m->deadline_ms,
+                 sizeof(*f) + n * (sizeof(*f->pieces) + 1) + most * sizeof(*f->c.blocks));
+    if (!f)
+        return NULL;
+    f->pieces = (struct fetch_piece *)(f + 1);
+    f->c.blocks = (uint32_t *)(f->pieces + n);
+    f->status = (uint8_t *)(f->c.blocks + most);
+    f->c.n_copies = n;
+    if (pieces_take(call, f, m->items, b) != 0 || pieces_sort(call, f) != 0 ||
+        pieces_group(call, f, most) != 0) {
+        request_refuse(&f->c.w.r);
+        return NULL;
+    }
+    f->c.w.part = region->region->part;
+    f->c.w.priority = (uint8_t)m->priority;
+    f->c.beside = DEVICE_BESIDE_AWAITED;
+    f->c.shards = 1;
+    f->c.w.window_bytes = arena_bytes_configured(call->s->rq->rooms.arena) / WINDOW_FRACTION;
+    return f;
+}
+
+int method_fetch(struct call *call)
+{
+    const struct msg_fetch *m = &call->params.fetch;
+    struct registered *region = call_region(call, m->region);
+    struct fetch_bounds bounds = {0};
+    struct chain *ch = NULL;
+    struct fetch *f;
+
+    if (!region || source_check(call, m, region, &ch, &bounds) != 0)
+        return -call->error.code;
+    f = fetch_new(call, m, region, &bounds);
+    if (!f)
+        return -call->error.code;
+    if (ch) {
+        chain_find(f, ch);
+    } else if (keys_find(call, f, m->keys.p) != 0) {
+        request_refuse(&f->c.w.r);
+        return -call->error.code;
+    }
+    copies_use(&f->c, region);
+    metrics_of(&f->c.w)->fetches++;
+    walk_pump(&f->c.w);
+    return 0;
+}

@@ -1,0 +1,96 @@
+/* prefetch: blocks into DRAM, of one part or of all; also of a chain's (chain_prefetch.c). */
+#include "daemon/request/prefetch.h"
+
+#include <errno.h>
+
+/* A prefetch larger than the arena, or than what its tenant gets of that, would evict its own blocks. What is
+ * in DRAM needs no slot. */
+static bool is_enough(const struct walk *w, const struct walk_item *it)
+{
+    uint64_t room = arena_bytes_configured(rq_of(w)->rooms.arena),
+             most = w->ns->tenant->settings.dram_most;
+
+    room = most > 0 && most < room ? most : room;
+    return !item_in_dram(it) && w->bytes + w->in_window >= room / 2;
+}
+
+static int prefetch_begin(struct walk *w, const struct walk_item *it)
+{
+    int rc = is_enough(w, it) ? -ENOSPC : walk_get(w, it, NUMA_NONE);
+
+    if (rc == CACHE_PENDING)
+        return 0;
+    if (rc != CACHE_READY)
+        return walk_not_got(w, it, rc);
+    cache_put(cache_of(w), it->ref, it->part);
+    return 0;
+}
+
+static bool prefetch_ready(struct walk *w, struct item_wait *iw, int status)
+{
+    if (status != 0) {
+        walk_status(w, iw->it.at,
+                    status == -ENOENT  ? UCM_BLOCK_MISS
+                    : status == -EBUSY ? UCM_BLOCK_NO_ROOM
+                                       : UCM_BLOCK_FAILED);
+        return false;
+    }
+    cache_put(cache_of(w), iw->it.ref, iw->it.part);
+    metrics_of(w)->prefetch_blocks++;
+    if (LIST_ENTRY(w, struct prefetch, w)->marks)
+        cache_prefetched(cache_of(w), iw->it.ref);
+    w->bytes += iw->it.form->shards * iw->it.form->shard_bytes;
+    return false;
+}
+
+static void prefetch_finish(struct walk *w)
+{
+    walk_close(w);
+    walk_answer(w);
+}
+
+static const struct walk_kind prefetch_kind = {
+    .brings = true, .begin = prefetch_begin, .ready = prefetch_ready, .finish = prefetch_finish};
+
+struct prefetch *prefetch_new(struct call *call, const struct view *v, uint32_t n_keys,
+                              uint64_t priority, uint64_t deadline_ms)
+{
+    struct prefetch *p =
+        walk_new(call, &prefetch_kind, v, n_keys, deadline_ms, sizeof(struct prefetch));
+
+    if (p)
+        p->w.priority = (uint8_t)priority;
+    return p;
+}
+
+static void found_begin(struct walk *w, const uint8_t *keys)
+{
+    walk_find(w, keys, false);
+    walk_pump(w);
+}
+
+int method_prefetch(struct call *call)
+{
+    const struct msg_prefetch *m = &call->params.prefetch;
+    struct ns *ns = call_namespace(call, m->ns);
+    uint32_t n = ns ? call_keys(call, ns, m->keys) : 0;
+    struct prefetch *p;
+    struct view view;
+
+    if (n == 0)
+        return -call->error.code;
+    if (m->part > ns->identity.parts)
+        return ucm_error_set(&call->error, UCM_WIRE_INVALID,
+                             "part: %llu; 0 means all, else 1 to %u for parts 0 to %u",
+                             (unsigned long long)m->part, ns->identity.parts,
+                             ns->identity.parts - 1);
+    view = session_view(call->s, ns);
+    p = prefetch_new(call, &view, n, m->priority, m->deadline_ms);
+    if (!p)
+        return -call->error.code;
+    p->w.part = m->part ? (uint32_t)m->part - 1 : 0;
+    p->w.parts = m->part ? 1 : ns->identity.parts;
+    p->look.begin_cb = found_begin;
+    walk_look(&p->w, &p->look, m->keys, m->deadline_ms);
+    return 0;
+}

@@ -1,0 +1,16 @@
+/* Shared by the files that begin prefetches. */
+#ifndef UCMD_REQUEST_PREFETCH_H
+#define UCMD_REQUEST_PREFETCH_H
+
+#include "daemon/request/walk.h"
+
+struct prefetch {
+    struct walk w;
+    bool marks; /* what it brings is marked, to count what came of it */
+    struct walk_look look;
+};
+/* Of one part so far, part 0, and nothing is looked for yet. NULL with call->error. */
+struct prefetch *prefetch_new(struct call *call, const struct view *v, uint32_t n_keys,
+                              uint64_t priority, uint64_t deadline_ms);
+
+#endif

@@ -1,0 +1,483 @@
+#include "daemon/request/walk.h"
+#include "daemon/observe/histogram.h"
+#include "daemon/observe/tenants.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WINDOW_BYTES (256u << 20)
+/* Items begun in one turn of the loop, and of them those that are not in DRAM: others want their turn, too. */
+#define PUMP_ITEMS 512
+#define PUMP_SLOTS 64
+
+void walk_status(struct walk *w, uint32_t at, enum ucm_block_status status)
+{
+    uint8_t *s = &w->status[at / w->parts];
+
+    if (*s == UCM_BLOCK_OK)
+        *s = (uint8_t)status;
+}
+
+/* ---- the beginning ---- */
+
+static void retry_cb(struct cache_retry *r)
+{
+    struct walk *w = LIST_ENTRY(r, struct walk, retry);
+
+    w->yielded = w->awaits_read = false;
+    trace_set(w->r.trace, TRACE_READ_TURN, false);
+    trace_set(w->r.trace, TRACE_SLOT_WAIT, false);
+    walk_pump(w);
+}
+
+void *walk_new(struct call *call, const struct walk_kind *kind, const struct view *view,
+               uint32_t n_keys, uint64_t deadline_ms, size_t bytes)
+{
+    size_t refs_at = (bytes + 7) / 8 * 8;
+    struct walk *w = request_new(call, refs_at + n_keys * (sizeof(*w->refs) + sizeof(*w->status)),
+                                 deadline_ms, walk_stop_cb);
+    uint64_t window;
+
+    if (!w)
+        return NULL;
+    w->refs = (block_ref *)((uint8_t *)w + refs_at);
+    w->status = (uint8_t *)(w->refs + n_keys);
+    w->kind = kind;
+    w->view = *view;
+    w->ns = view->ns[0];
+    w->n_keys = n_keys;
+    w->parts = 1;
+    window = arena_bytes_configured(call->s->rq->rooms.arena) / 4;
+    w->window_bytes = window < WINDOW_BYTES ? window : WINDOW_BYTES;
+    w->retry.retry_cb = retry_cb;
+    list_init(&w->retry.link);
+    list_init(&w->waits);
+    list_init(&w->ready);
+    return w;
+}
+
+/* Of a prefix: what a lookup would find, counted as one; the rest is missed. */
+static void prefix_take(struct walk *w, const uint8_t *keys)
+{
+    struct requests *rq = rq_of(w);
+    struct lookup_counts found = {.n = w->n_keys};
+
+    for (uint32_t i = 0; i < w->n_keys; i++) {
+        struct ns *ns = w->ns;
+        uint8_t tier = 0;
+
+        if (found.hits == i && w->refs[i] != 0) {
+            ns = view_ns(&w->view, index_block(rq->rooms.index, w->refs[i]));
+            tier = cache_tier(rq->rooms.cache, ns, w->refs[i]);
+        }
+        if (tier == 0) {
+            w->refs[i] = 0;
+            w->status[i] = UCM_BLOCK_MISS;
+            continue;
+        }
+        found.hits++;
+        found.dram += tier == CACHE_DRAM;
+        found.shared += tier == CACHE_SHARE;
+        found.plain += ns != w->ns;
+    }
+    if (w->part == 0) /* other ranks look the same blocks up */
+        lookup_counts_add(rq, w->ns, keys, &found);
+}
+
+/* Keys are looked up by themselves. Returns how many are missed. */
+static uint32_t found_take(struct walk *w)
+{
+    uint32_t missed = 0;
+
+    for (uint32_t i = 0; i < w->n_keys; i++) {
+        if (cache_found(cache_of(w), w->refs[i]))
+            continue;
+        w->refs[i] = 0;
+        w->status[i] = UCM_BLOCK_MISS;
+        missed++;
+    }
+    return missed;
+}
+
+uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
+{
+    struct requests *rq = rq_of(w);
+    uint32_t missed = 0;
+
+    w->opened = w->n_keys;
+    if (!view_find(rq, &w->view, keys, w->n_keys, prefix, w->refs)) {
+        memset(w->status, UCM_BLOCK_MISS, w->n_keys);
+        metrics_of(w)->bypass_load_blocks += w->n_keys;
+        return 0;
+    }
+    trace_more(w->r.trace, TRACE_LOOKUP);
+    if (prefix)
+        prefix_take(w, keys);
+    else
+        missed = found_take(w);
+    view_lease(rq, &w->view, w->refs, w->n_keys);
+    view_touch(rq, &w->view, w->refs, w->n_keys);
+    trace_less(w->r.trace, TRACE_LOOKUP);
+    return missed;
+}
+
+static void looked_cb(struct shared_lookup *k)
+{
+    struct walk_look *l = k->ctx;
+    struct walk *w = l->walk;
+    struct proto_bin keys = {k->keys, w->n_keys * w->ns->identity.key_bytes};
+
+    w->lookup = NULL;
+    if (view_look_next(&l->look, keys, &w->lookup)) {
+        w->lookup->ctx = l;
+        w->lookup->done_cb = looked_cb;
+    } else {
+        trace_less(w->r.trace, TRACE_SHARED_LOOKUP);
+        l->begin_cb(w, k->keys);
+    }
+    shared_lookup_free(k);
+}
+
+void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint64_t wait_ms)
+{
+    l->walk = w;
+    l->look = (struct view_look){
+        .s = w->r.s, .view = w->view, .until_ms = shared_lookup_until(rq_of(w), wait_ms)};
+    if (!view_look_begin(&l->look, keys, 0, &w->lookup)) {
+        l->begin_cb(w, keys.p);
+        return;
+    }
+    trace_more(w->r.trace, TRACE_SHARED_LOOKUP);
+    w->lookup->ctx = l;
+    w->lookup->done_cb = looked_cb;
+}
+
+/* ---- the end ---- */
+
+void walk_release(struct walk *w)
+{
+    if (!w->refs)
+        return;
+    cache_retry_cancel(&w->retry);
+    view_unlease(rq_of(w), &w->view, w->refs, w->n_keys);
+    w->refs = NULL;
+}
+
+/* A wait for a slot ends when an item begins, or is given up. */
+static void slot_wait_ended(struct walk *w)
+{
+    histogram_count(metrics_of(w)->histograms.slot_wait, uv_hrtime() - w->slot_wait_ns);
+    w->slot_wait_ns = 0;
+}
+
+static uint32_t keys_ok(const struct walk *w)
+{
+    uint32_t ok = 0;
+
+    for (uint32_t i = 0; i < w->n_keys; i++)
+        ok += w->status[i] == UCM_BLOCK_OK || w->status[i] == UCM_BLOCK_EXISTS;
+    return ok;
+}
+
+void walk_close(struct walk *w)
+{
+    assert(w->waits_n == 0);
+    w->finished = true;
+    if (w->r.trace)
+        trace_outcome(w->r.trace, keys_ok(w), w->bytes);
+    if (w->slot_wait_ns != 0)
+        slot_wait_ended(w);
+    walk_release(w);
+    free(w->spare);
+}
+
+void walk_answer(struct walk *w)
+{
+    struct msg_blocks_r r = {.status = {w->status, w->n_keys}, .bytes = w->bytes};
+
+    request_end(&w->r, NULL, &r);
+}
+
+static bool walk_done(const struct walk *w)
+{
+    return w->cursor == items_of(w) && w->waits_n == 0 && !(w->kind->busy && w->kind->busy(w));
+}
+
+/* ---- items ---- */
+
+void walk_look_at(const struct walk *w, uint32_t at, struct walk_item *it)
+{
+    block_ref ref = w->refs[at / w->parts];
+    const struct block *b = index_block(rq_of(w)->rooms.index, ref);
+    uint32_t part = w->part + at % w->parts;
+    const struct form *form = ns_form(view_ns(&w->view, b), part);
+
+    *it = (struct walk_item){.at = at,
+                             .part = part,
+                             .ref = ref,
+                             .p = &b->part[part],
+                             .form = form,
+                             .slot_bytes = arena_padded(form->shards * form->shard_bytes)};
+}
+
+int walk_reserve(struct walk *w)
+{
+    if (w->spare)
+        return 0;
+    w->spare = calloc(1, sizeof(*w->spare));
+    if (!w->spare)
+        return -ENOMEM;
+    w->spare->w.small = !walk_large(w);
+    return 0;
+}
+
+bool walk_gives_way(const struct walk *w, const struct walk_item *it)
+{
+    return w->in_window > 0 && cache_slot_awaited(cache_of(w), &w->retry) && !item_in_dram(it);
+}
+
+int walk_get(struct walk *w, const struct walk_item *it, int node)
+{
+    int rc = walk_reserve(w);
+
+    if (rc == 0 && walk_gives_way(w, it))
+        rc = -EBUSY;
+    if (rc == 0)
+        rc = cache_get(cache_of(w), it->ref, it->part, read_priority(w), node, &w->spare->w);
+    else
+        return rc;
+    if (rc == CACHE_PENDING)
+        walk_wait(w, it);
+    return rc;
+}
+
+int walk_not_got(struct walk *w, const struct walk_item *it, int rc)
+{
+    if (rc == -EBUSY || rc == -EDQUOT || rc == -EAGAIN) {
+        w->no_slot = rc != -EAGAIN;
+        return rc;
+    }
+    walk_status(w, it->at,
+                rc == -ENOENT ? UCM_BLOCK_MISS
+                : rc == -EIO  ? UCM_BLOCK_FAILED
+                              : UCM_BLOCK_NO_ROOM);
+    return 0;
+}
+
+static void read_done_cb(struct cache_wait *cw, int status)
+{
+    struct item_wait *iw = LIST_ENTRY(cw, struct item_wait, w);
+    struct walk *w = iw->walk;
+
+    list_remove(&iw->link);
+    read_ended(iw);
+    if (w->kind->ready(w, iw, status)) {
+        list_push_back(&w->ready, &iw->link);
+    } else {
+        w->waits_n--;
+        w->in_window -= iw->it.slot_bytes;
+        free(iw);
+    }
+    walk_pump(w);
+}
+
+void walk_wait(struct walk *w, const struct walk_item *it)
+{
+    struct item_wait *iw = w->spare;
+
+    w->spare = NULL;
+    iw->walk = w;
+    iw->it = *it;
+    iw->w.done_cb = read_done_cb;
+    list_push_back(&w->waits, &iw->link);
+    read_begun(iw);
+    w->waits_n++;
+    w->in_window += it->slot_bytes;
+}
+
+static void item_drop(struct item_wait *iw, enum ucm_block_status status)
+{
+    struct walk *w = iw->walk;
+
+    walk_status(w, iw->it.at, status);
+    w->in_window -= iw->it.slot_bytes;
+    w->waits_n--;
+    free(iw);
+}
+
+void walk_drop(struct item_wait *iw, enum ucm_block_status status)
+{
+    if (iw->walk->kind->drop)
+        iw->walk->kind->drop(iw->walk, iw);
+    item_drop(iw, status);
+}
+
+void walk_drop_ready(struct walk *w, enum ucm_block_status status)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(&w->ready)) != NULL)
+        walk_drop(LIST_ENTRY(node, struct item_wait, link), status);
+}
+
+static void waits_abandon(struct walk *w)
+{
+    struct list *node;
+
+    while ((node = list_pop_front(&w->waits)) != NULL) {
+        struct item_wait *iw = LIST_ENTRY(node, struct item_wait, link);
+
+        cache_get_cancel(cache_of(w), &iw->w);
+        read_ended(iw);
+        item_drop(iw, UCM_BLOCK_CANCELLED);
+    }
+    walk_drop_ready(w, UCM_BLOCK_CANCELLED);
+}
+
+/* ---- the pump ---- */
+
+/* Whether the next item's block is held; else its status was set at the start, or is the key's at the end. */
+static bool item_held(const struct walk *w)
+{
+    return w->refs[w->cursor / w->parts] != 0;
+}
+
+static bool needs_no_room(const struct walk *w)
+{
+    struct walk_item it;
+
+    if (!w->kind->brings || !item_held(w))
+        return false;
+    walk_look_at(w, w->cursor, &it);
+    return item_in_dram(&it);
+}
+
+static void give_up(struct walk *w, enum ucm_block_status status)
+{
+    bool no_room = status == UCM_BLOCK_NO_ROOM;
+
+    for (; w->cursor < items_of(w); w->cursor++) {
+        if (!item_held(w) && w->cursor / w->parts < w->opened)
+            continue;
+        if (no_room && needs_no_room(w))
+            continue;
+        walk_status(w, w->cursor, status);
+        metrics_of(w)->dump_blocks_skipped += w->kind->fills && no_room;
+    }
+}
+
+/* Waits for a slot or for a place in a queue. Gives the rest up when nothing under way could free any.
+ * Of those who wait for a slot one that has nothing under way goes first: it needs little to get on. */
+static void walk_park(struct walk *w)
+{
+    if (w->no_slot && w->slot_wait_ns == 0) {
+        w->slot_wait_ns = uv_hrtime();
+        w->slot_wait_at = w->cursor;
+    }
+    if (!list_empty(&w->retry.link))
+        return;
+    w->retry.first = w->in_window == 0;
+    if (cache_wait_for(cache_of(w), &w->retry, w->most ? WAIT_OTHER : WAIT_SLOT)) {
+        trace_set(w->r.trace, TRACE_SLOT_WAIT, true);
+        return;
+    }
+    give_up(w, UCM_BLOCK_NO_ROOM);
+    if (w->kind->no_room)
+        w->kind->no_room(w);
+}
+
+void walk_yield(struct walk *w)
+{
+    w->yielded = true;
+    cache_retry_cancel(&w->retry);
+    (void)cache_wait_for(cache_of(w), &w->retry, WAIT_TURN);
+}
+
+/* Begins the next item. As walk_kind.begin; 1: its turn to read has not come. */
+static int item_begin(struct walk *w)
+{
+    struct walk_item it;
+
+    if (!item_held(w))
+        return 0;
+    walk_look_at(w, w->cursor, &it);
+    w->awaits_read = read_waits(w, &it);
+    if (w->awaits_read) {
+        trace_set(w->r.trace, TRACE_READ_TURN, true);
+        return 1;
+    }
+    return w->kind->begin(w, &it);
+}
+
+/* Begins items. False: there is no slot, or no place in a batch, now. */
+static bool items_begin(struct walk *w)
+{
+    uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS, n = items_of(w);
+
+    while (!w->stopping && !w->yielded && !w->awaits_read && w->cursor < n &&
+           (w->in_window < w->window_bytes || w->in_window == 0)) {
+        uint32_t waits = w->waits_n, weight = w->kind->weight ? w->kind->weight(w, w->cursor) : 1;
+        int rc;
+
+        if (items == 0 || slots == 0) {
+            walk_yield(w);
+            break;
+        }
+        rc = item_begin(w);
+        w->most = rc == -EDQUOT || rc == -EAGAIN;
+        if (rc == -EBUSY || rc == -EAGAIN || (rc == -EDQUOT && w->in_window == 0))
+            return false;
+        if (rc != 0)
+            break; /* the end of what is under way goes on, or its turn to read */
+        items -= weight < items ? weight : items;
+        slots -= w->kind->fills || w->waits_n > waits;
+        w->cursor++;
+    }
+    return true;
+}
+
+void walk_pump(struct walk *w)
+{
+    struct requests *rq = rq_of(w);
+    bool busy;
+
+    if (w->pumping || w->finished || w->lookup)
+        return;
+    w->pumping = true;
+    w->no_slot = w->most = false;
+    if (w->opened < w->n_keys && !w->stopping && !w->yielded)
+        w->kind->open(w);
+    busy = !(list_empty(&w->ready) || w->kind->again(w)) || !items_begin(w);
+    if (w->slot_wait_ns != 0 && w->cursor > w->slot_wait_at)
+        slot_wait_ended(w);
+    if (w->kind->send && !w->kind->send(w))
+        busy = w->most = true;
+    if (busy)
+        walk_park(w);
+    w->pumping = false;
+    if (walk_done(w))
+        w->kind->finish(w);
+    reader_wake(rq);
+}
+
+void walk_stop_cb(struct request *r)
+{
+    struct walk *w = LIST_ENTRY(r, struct walk, r);
+
+    if (w->stopping)
+        return;
+    w->stopping = true;
+    w->yielded = w->awaits_read = false;
+    cache_retry_cancel(&w->retry);
+    if (w->lookup) {
+        shared_lookup_cancel(w->lookup);
+        w->lookup = NULL;
+    }
+    waits_abandon(w);
+    if (w->kind->stop)
+        w->kind->stop(w);
+    give_up(w, UCM_BLOCK_CANCELLED);
+    walk_pump(w);
+}

@@ -1,0 +1,189 @@
+/* Walks: load, dump, prefetch, fetch, digest.build and chain.append go through their items, a part of a block
+ * each, in order, with a cursor. An item that is not in DRAM waits for its read while later ones begin. The bytes under
+ * way are bounded, so that a walk larger than the arena flows through it. Without a slot a walk waits until somebody
+ * releases one; if nobody has one that he will release, it gives up the rest.
+ *
+ *   begun -> [waits for its read] -> [read, waits for its kind] -> ended
+ *
+ * What an item's beginning and end are is its kind's. Stopping (cancel, deadline, connection closed) ends what is not
+ * with a device.
+ *
+ * Thread: the loop only. */
+#ifndef UCMD_REQUEST_WALK_H
+#define UCMD_REQUEST_WALK_H
+
+#include "daemon/cache/span.h"
+#include "daemon/request/view.h"
+
+struct walk;
+struct item_wait;
+
+/* An item whose block is held, as it was when it was looked at. */
+struct walk_item {
+    uint32_t at, part;
+    block_ref ref;
+    const struct part *p;
+    const struct form *form; /* of the part */
+    uint64_t slot_bytes;     /* what it takes of the window */
+};
+
+/* Functions that may be NULL say what that means. */
+struct walk_kind {
+    bool fills;  /* its items are written, not read */
+    bool brings; /* an item that is in DRAM is done */
+    /* Opens blocks of keys from w->opened on; calls walk_yield if some are left. NULL: all are found at the start. */
+    void (*open)(struct walk *w);
+    /* What an item counts as in a turn of the loop. NULL: one. */
+    uint32_t (*weight)(const struct walk *w, uint32_t at);
+    /* Begins an item. 0: begun, or ended with its status set; -EBUSY: no slot, or no place, now; -EAGAIN: a queue is
+     * full; -EDQUOT: its tenant gets no slot before something of this walk has ended. */
+    int (*begin)(struct walk *w, const struct walk_item *it);
+    /* The read of an item has ended; with status 0 the walk has a use of its part, or iw->w.shards. True: it waits in
+     * w->ready now. False: the item has ended. */
+    bool (*ready)(struct walk *w, struct item_wait *iw, int status);
+    /* Goes on with what waits in w->ready. False: it can't now; w->most says why. */
+    bool (*again)(struct walk *w);
+    /* Gives back what an item in w->ready has. NULL: nothing. */
+    void (*drop)(struct walk *w, struct item_wait *iw);
+    /* There is no room for what has not begun. NULL: what waits in w->ready has its room. */
+    void (*no_room)(struct walk *w);
+    /* Sends to devices what may go. False: a queue is full. NULL: it sends nothing. */
+    bool (*send)(struct walk *w);
+    /* Something is with a device, or about to be. NULL: never. */
+    bool (*busy)(const struct walk *w);
+    /* Gives up what has not reached a device. NULL: there is nothing. */
+    void (*stop)(struct walk *w);
+    /* All items have ended: calls walk_close, answers, and frees w. Or sees to it that the walk is pumped again. */
+    void (*finish)(struct walk *w);
+};
+
+/* The first member of what a kind keeps. */
+struct walk {
+    struct request r;
+    const struct walk_kind *kind;
+    struct view view;             /* where its blocks are */
+    struct ns *ns;                /* view.ns[0] */
+    uint32_t n_keys, part, parts; /* items = n_keys * parts */
+    uint32_t opened;              /* keys whose block was looked for, or opened */
+    uint32_t cursor;              /* the next item */
+    uint32_t waits_n;             /* items that wait: for a read, in `ready`, or for their kind */
+    uint64_t window_bytes, in_window, bytes;
+    uint64_t slot_wait_ns; /* since when it waits for a slot; 0: it does not */
+    uint32_t slot_wait_at; /* cursor at that time */
+    uint8_t priority;
+    bool stopping, pumping, finished;
+    bool most;        /* a slot would not help: its tenant gets no more, or a queue is full */
+    bool no_slot;     /* in this pump its next item found no slot */
+    bool yielded;     /* begins no item before the next turn of the loop */
+    bool awaits_read; /* begins no item before its turn to read; in rq->readers */
+    struct list waits, ready;     /* struct item_wait */
+    struct item_wait *spare;      /* the next item's, if it has to wait */
+    struct cache_retry retry;     /* for space, for the next turn of the loop, or to read */
+    struct shared_lookup *lookup; /* while it waits for the shared tier, else NULL */
+    block_ref *refs;              /* n_keys, leased; NULL: released */
+    uint8_t *status;              /* n_keys: enum ucm_block_status */
+};
+
+struct item_wait {
+    struct cache_wait w;
+    struct list link;
+    struct walk *walk;
+    struct walk_item it;
+    bool large;           /* counted in rq->large_reads */
+    enum trace_kind span; /* what it reads from */
+    bool building, again; /* of digests: again: what a tier had of it could not be read */
+};
+
+static inline struct requests *rq_of(const struct walk *w)
+{
+    return w->r.s->rq;
+}
+
+static inline struct cache *cache_of(const struct walk *w)
+{
+    return w->r.s->rq->rooms.cache;
+}
+
+static inline struct metrics *metrics_of(const struct walk *w)
+{
+    return w->r.s->rq->rooms.metrics;
+}
+
+static inline uint32_t items_of(const struct walk *w)
+{
+    return w->n_keys * w->parts;
+}
+
+/* The item's slot is there. */
+static inline bool item_in_dram(const struct walk_item *it)
+{
+    return it->p->dram == PART_DRAM_READY;
+}
+
+/* Zeroed memory of `bytes` that begin with a walk, of all parts' first. NULL with call->error. */
+void *walk_new(struct call *call, const struct walk_kind *kind, const struct view *view,
+               uint32_t n_keys, uint64_t deadline_ms, size_t bytes);
+/* Finds and leases the blocks of all keys. prefix: up to the first that is not found, and counts them as a lookup does.
+ * Returns how many are missed for that they are not there. */
+uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix);
+/* Looks at an item whose block is held. */
+void walk_look_at(const struct walk *w, uint32_t at, struct walk_item *it);
+/* Starts all that can be started now. May end and free the walk. */
+void walk_pump(struct walk *w);
+void walk_stop_cb(struct request *r);
+/* The rest waits for the next turn of the loop. */
+void walk_yield(struct walk *w);
+/* A key's status is the worst of its parts'. */
+void walk_status(struct walk *w, uint32_t at, enum ucm_block_status status);
+/* For walk_kind.finish. Ends the leases. */
+void walk_release(struct walk *w);
+/* Of a walk whose items have ended; what is left is to answer. */
+void walk_close(struct walk *w);
+/* Answers with msg_blocks_r. */
+void walk_answer(struct walk *w);
+
+/* ---- for walk_kind.begin ---- */
+
+/* w->spare is there. 0 or -ENOMEM. */
+int walk_reserve(struct walk *w);
+/* Who has something under way lets those who wait for space go first. */
+bool walk_gives_way(const struct walk *w, const struct walk_item *it);
+/* As cache_get of the item, which may wait then. */
+int walk_get(struct walk *w, const struct walk_item *it, int node);
+/* The item waits by w->spare, whose cache_wait was taken. */
+void walk_wait(struct walk *w, const struct walk_item *it);
+/* What getting the item said, if it is neither there nor waits: as walk_kind.begin. */
+int walk_not_got(struct walk *w, const struct walk_item *it, int rc);
+/* An item in w->ready is given up, or all of them. */
+void walk_drop(struct item_wait *iw, enum ucm_block_status status);
+void walk_drop_ready(struct walk *w, enum ucm_block_status status);
+
+/* ---- reads.c: whose reads and copies go first ---- */
+
+bool walk_large(const struct walk *w);
+/* Of the walk's next read in the tier's queue: of one priority, those go first that have few
+ * reads under way. */
+uint8_t read_priority(const struct walk *w);
+/* Of its jobs in the device's queue: a device cuts jobs into pieces, and begins none of a large
+ * walk's while a small one waits. */
+uint8_t copy_priority(const struct walk *w);
+/* True: the item needs a read, which may not begin now. The walk waits in the queue for its turn, then retry_cb
+ * runs. */
+bool read_waits(struct walk *w, const struct walk_item *it);
+/* Call when a pump has ended: the next walk in that queue gets its turn if a read may begin. */
+void reader_wake(struct requests *rq);
+void read_begun(struct item_wait *iw);
+void read_ended(const struct item_wait *iw);
+
+/* ---- a walk that waits for the shared tier first ---- */
+
+/* Asks the shared tier for keys that are not here, if there is one, and then runs begin_cb, now or later; keys die
+ * with it. */
+struct walk_look {
+    struct walk *walk;
+    struct view_look look;
+    void (*begin_cb)(struct walk *w, const uint8_t *keys);
+};
+void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint64_t wait_ms);
+
+#endif
