@@ -311,8 +311,8 @@ class Blocks(Case):
         self.assertEqual(client.wait(last), {})
 
     def test_unregister_again_is_answered_when_nothing_is_mapped(self):
-        for _ in range(20):
-            client, ns, region, _ = self.stored(60)
+        for turn in range(20):
+            client, ns, region, _ = self.stored(60, dict(BIG, revision=str(turn)))
             many = [region.begin("load", range(60), range(60), more=True)]
             many += [client.begin("region.unregister", region=region.number, more=left > 0) for left in reversed(range(3))]
             self.assertEqual([client.next() for _ in many], many)
