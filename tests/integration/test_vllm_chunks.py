@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from vllm_case import BLOCK, MODEL, Case, Request, daemon, expected, prompt, run, watch  # sets the paths
+from extra import extra_of
 import numpy
 
 import engine as small
@@ -472,7 +473,7 @@ class Rules(unittest.TestCase):
             config = self.config()
             (change or (lambda c: None))(config)
             with self.assertRaisesRegex(Unsupported, f"chunks: not supported .*{sentence}.*remove the setting"):
-                chunk_rules.check_chunks(settings.Settings.parse({"chunks": True, **more}), config, None)
+                chunk_rules.check_chunks(settings.Settings.parse(extra_of({"chunks": True, **more})), config, None)
         with self.assertRaisesRegex(Unsupported, "several kinds of KV cache"):
             chunk_rules.check_chunks(settings.Settings(chunks=True), self.config(), [1, 2])
         chunk_rules.check_chunks(settings.Settings(encoding="fp8"), self.config(), [1, 2])

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from vllm_case import BLOCK, Case, Request, prompt, watch  # sets the paths
+from extra import extra_of
 
 import test_vllm_trouble
 from engine import configuration
@@ -158,7 +159,7 @@ class Rules(unittest.TestCase):
         self.assertEqual([of(4, True), of(4, False), of(1, True), of(4, True, pipeline_parallel_size=2), of(4, True, {"load": False})], [4, 0, 0, 0, 0])
         for extra in ({"async_load": False}, {"sparse": "auto"}):
             with self.assertRaisesRegex(ValueError, list(extra)[0]):
-                settings.Settings.parse({"gather_loads": True, **extra})
+                settings.Settings.parse(extra_of({"gather_loads": True, **extra}))
 
     def test_loads_are_gathered_when_all_ranks_have_reported(self):
         planner = gather_loads.GatherPlanner(3)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from vllm_case import BLOCK, GPU, Case, Request, daemon, engine, model, prompt, watch  # sets the paths
+from extra import extra_of
 import numpy
 
 import test_vllm_layouts
@@ -216,9 +217,9 @@ class Refusals(unittest.TestCase):
 
     def test_other_settings(self):
         for extra in ({"encoding": "fp8"}, {"digests": "mean"}, {"sparse": "auto"}):
-            of = settings.Settings.parse({"head_groups": 4, **extra})
+            of = settings.Settings.parse(extra_of({"head_groups": 4, **extra}))
             self.refused(f'remove the setting "{list(extra)[0]}"', head_groups.check_head_groups, of, False)
-        self.refused("--disable-hybrid-kv-cache-manager", head_groups.check_head_groups, settings.Settings.parse({"head_groups": 4}), True)
+        self.refused("--disable-hybrid-kv-cache-manager", head_groups.check_head_groups, settings.Settings.parse(extra_of({"head_groups": 4})), True)
 
     def test_tensors(self):
         def tensor(*shape):
@@ -232,11 +233,9 @@ class Refusals(unittest.TestCase):
 
     def test_the_layout_that_is_asked_for(self):
         from ucmclient.vllm.connector import UcmConnector
-        for more, there, wanted in (({}, True, "BHLNC"), ({"layerwise": True}, True, "LBHNC"), ({"block_layout": False}, True, "LBHNC"),
-                                    ({}, False, "HND")):
+        for more, wanted in (({}, "BHLNC"), ({"layerwise": True, "async_load": False}, "LBHNC"), ({"advanced": {"block_layout": False}}, "LBHNC")):
             config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config={"head_groups": 4, **more}))
-            with mock.patch("ucmclient.vllm.connector.find_spec", return_value=object() if there else None):
-                self.assertEqual(UcmConnector.get_required_kvcache_layout(config), wanted)
+            self.assertEqual(UcmConnector.get_required_kvcache_layout(config), wanted)
 
 
 if __name__ == "__main__":

@@ -71,14 +71,6 @@ class Kept(Case):
         self.eventually(lambda: plain.block_hashes[0] in self.described())
         self.assertFalse(set(salted.block_hashes) & set(self.described()))
 
-    def test_engines_that_say_nothing(self):
-        e, one = self.engine(describe=False), Request("one", prompt(1, 60))
-        self.check(e, one)
-        other = self.engine()
-        self.check(other, Request("two", prompt(2, 60)))
-        self.eventually(lambda: len(self.described()) > 0)
-        self.assertFalse(set(one.block_hashes) & set(self.described()))
-
     def test_vllm_is_handed_what_becomes_of_blocks(self):
         class Make:
             stored = staticmethod(lambda key, medium, block: ("stored", key, medium, len(block.get("tokens", b"")) // 4))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from vllm_case import BLOCK, MODEL, Case, Request, numpy, prompt, run, watch
+from extra import extra_of
 
 from hybrid_engine import ALIKE, ALL_KINDS, INSIDE, ONLY_STATES, ONLY_WINDOWS, STATES, UNLIKE, Group, HybridEngine, Pool
 from ucmclient.client import Task
@@ -296,7 +297,7 @@ class Parts(unittest.TestCase):
         base = base or type("Base", (), {"get_transfer_results": None, "bind_gpu_block_pool": None})
         with self.assertRaisesRegex(identity.Unsupported, words):
             found = groups_module.groups_of(made.kv_config)
-            groups_module.check_hybrid(made.config, made.kv_config, found, settings.Settings.parse(given), base)
+            groups_module.check_hybrid(made.config, made.kv_config, found, settings.Settings.parse(extra_of(given)), base)
 
     def test_refusals_say_what_to_do(self):
         self.refused("get_transfer_results.*--disable-hybrid", base=type("Old", (), {}))

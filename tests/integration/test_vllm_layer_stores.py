@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from vllm_case import BLOCK, GPU, Case, Request, daemon, model, prompt, watch, wild  # sets the paths
+from extra import extra_of
 
 import test_vllm_trouble
 from ucmclient import Region
@@ -217,7 +218,7 @@ class Rules(unittest.TestCase):
 
     def test_refusals(self):
         with self.assertRaisesRegex(ValueError, "remove one of them"):
-            settings.Settings.parse({"layer_stores": 512, "sparse": "auto"})
+            settings.Settings.parse(extra_of({"layer_stores": 512, "sparse": "auto"}))
         with self.assertRaisesRegex(identity.Unsupported, 'remove the setting "layer_stores"'):
             layer_stores.check_layer_stores(settings.Settings(layer_stores=512), True)
 

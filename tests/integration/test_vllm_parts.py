@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from vllm_paths import TOP  # sets the paths of the others
+from extra import extra_of
 
 import numpy
 
@@ -419,7 +420,7 @@ class Companions(unittest.TestCase):
     def choice(self, setting, chunk=4096, on_gpu=True, missing=None, writes=True, **more):
         one = layout.Layout(((layout.Chunk(0, 1 << 20, 64), layout.Chunk(0, 1 << 20, chunk)),), 8, chunk, "", {})
         with mock.patch.object(companion, "require", side_effect=missing):
-            return companion.Accompaniment(settings.Settings.parse({"companion": setting, **more}), one, on_gpu, writes)
+            return companion.Accompaniment(settings.Settings.parse(extra_of({"companion": setting, **more})), one, on_gpu, writes)
 
     def test_auto(self):
         missing = ucmclient.CompanionMissing("tried libucmclient_cuda.so.0: no such file")
@@ -444,7 +445,7 @@ class Companions(unittest.TestCase):
 
     def test_off(self):
         with mock.patch.object(companion, "require", side_effect=AssertionError("it was looked for")):
-            self.assertFalse(companion.Accompaniment(settings.Settings.parse({"companion": "off"}), None, True, True).used)
+            self.assertFalse(companion.Accompaniment(settings.Settings.parse(extra_of({"companion": "off"})), None, True, True).used)
 
 
 class Refusals(unittest.TestCase):
@@ -518,34 +519,32 @@ class Refusals(unittest.TestCase):
             self.assertEqual(identity.check_hash("sha256"), 32)
 
     def test_the_layout_that_is_asked_for(self):
-        for extra, wanted in (({}, "BLNHC"), ({"layerwise": True}, None), ({"block_layout": False}, None)):
+        for extra, wanted in (({}, "BLNHC"), ({"layerwise": True, "async_load": False}, None), ({"advanced": {"block_layout": False}}, None)):
             config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
-            with mock.patch("ucmclient.vllm.connector.find_spec", return_value=object()):
-                self.assertEqual(UcmConnector.get_required_kvcache_layout(config), wanted)
-            with mock.patch("ucmclient.vllm.connector.find_spec", return_value=None):
-                self.assertIsNone(UcmConnector.get_required_kvcache_layout(config))
+            self.assertEqual(UcmConnector.get_required_kvcache_layout(config), wanted)
 
     def test_the_manual_has_every_setting(self):
         with open(os.path.join(TOP, "docs/vllm.md"), encoding="utf-8") as manual:
-            table = manual.read().partition("## Settings")[2].partition("\n## ")[0]
-        told = {}
-        for names, defaults in re.findall(r"^\| (`.*?`) \| (.*?) \|", table, re.M):
-            names = re.findall(r"`(\w+)`", names)
-            told.update(dict.fromkeys(names, defaults.strip("`")))
-        self.assertEqual(set(told), {field.name for field in fields(settings.Settings)})
-        for field in fields(settings.Settings):
-            if field.default is not None:
-                with self.subTest(field.name):
-                    self.assertEqual(json.loads(told[field.name]), field.default)
+            section = manual.read().partition("## Settings")[2].partition("\n## ")[0]
+        kinds = settings.kinds()
+        for kind, table in zip(("plain", "advanced"), section.split("`advanced`", 1)):
+            told = {}
+            for names, defaults in re.findall(r"^\| (`.*?`) \| (.*?) \|", table, re.M):
+                told.update(dict.fromkeys(re.findall(r"`(\w+)`", names), defaults.strip("`")))
+            self.assertEqual(set(told), {name for name in kinds if kinds[name] == kind})
+            for field in fields(settings.Settings):
+                if field.name in told and field.default is not None:
+                    with self.subTest(field.name):
+                        self.assertEqual(json.loads(told[field.name]), field.default)
 
     def test_settings_say_what_would_be_right(self):
-        for extra, words in (({"sockt": "x"}, "there are .*socket"), ({"lease": "long"}, "must be a number"),
-                             ({"lease": -1}, "at least 0"), ({"layerwise": True}, "async_load false"),
-                             ({"load": 1}, "must be a bool"),
-                             ({"companion": "yes"}, "one of auto, on, off"), ({"encoding": "fp4"}, "one of none, fp8, int8, q4, lossless"),
-                             ({"plain_first": 16}, "set encoding, too"),
-                             ({"k_scales": "token"}, "one of row, channel"),
-                             ({"k_scales": "channel", "encoding": "fp8"}, "set encoding to int8"), ({"encoding": "fp8", "plain_recent": -1}, "at least 0"), ({"companion": True}, "must be a str")):
+        for extra, words in (({"sockt": "x"}, "there are .*socket"), ({"advanced": {"lease": "long"}}, "must be a number"),
+                             ({"advanced": {"lease": -1}}, "at least 0"), ({"layerwise": True}, "async_load false"),
+                             ({"load": 1}, "must be a bool"), ({"advanced": {"companion": "yes"}}, "one of auto, on, off"),
+                             ({"encoding": "fp4"}, "one of none, fp8, int8, q4, lossless"), ({"advanced": {"plain_first": 16}}, "set encoding, too"),
+                             ({"advanced": {"companion": True}}, "must be a str"), ({"advanced": {"hints": False}}, "has no setting 'hints'"),
+                             ({"lease": 1.0}, 'lease stands in the object "advanced"'), ({"advanced": {"load": True}}, "load stands among the others"),
+                             ({"advanced": True}, "must be an object")):
             with self.subTest(extra), self.assertRaisesRegex(ValueError, words):
                 settings.Settings.parse(extra)
 

@@ -6,6 +6,7 @@ import unittest
 from types import SimpleNamespace
 
 from vllm_paths import TOP  # noqa: F401: sets the paths of the others
+from extra import extra_of
 
 from ucmclient.decode import Choices, Room
 from ucmclient.sparse import TopK
@@ -192,7 +193,7 @@ class Refusals(unittest.TestCase):
         return config, SimpleNamespace(kv_cache_groups=[group])
 
     def rules(self, settings_=(), **more):
-        return rules_of(settings.Settings.parse({"sparse": "auto", **dict(settings_)}), *self.engine(**more))
+        return rules_of(settings.Settings.parse(extra_of({"sparse": "auto", **dict(settings_)})), *self.engine(**more))
 
     def test_room_is_of_so_many_requests(self):
         one, four = self.rules({"sparse_room": 1}), self.rules()
@@ -213,7 +214,7 @@ class Refusals(unittest.TestCase):
             with self.subTest(words), self.assertRaisesRegex(Unsupported, words):
                 self.rules(**more)
         with self.assertRaisesRegex(ValueError, "did you mean \"auto\""):
-            settings.Settings.parse({"sparse": "atuo"})
+            settings.Settings.parse(extra_of({"sparse": "atuo"}))
 
 
 if __name__ == "__main__":

@@ -77,8 +77,8 @@ class Steps:
         transfer = KVTransferConfig(
             kv_connector="UcmConnector", kv_connector_module_path="ucmclient.vllm.connector", kv_role="kv_both",
             kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"socket": socket, "required": True, "retry_interval": 0.2, "lookup_timeout": 5.0,
-                                       "connect_timeout": float(START_S)})
+            kv_connector_extra_config={"socket": socket, "required": True, "advanced": {
+                "retry_interval": 0.2, "lookup_timeout": 5.0, "connect_timeout": float(START_S)}})
         llm = LLM(folder, skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16", gpu_memory_utilization=0.6,
                   max_model_len=20000, max_num_batched_tokens=8192, num_gpu_blocks_override=PAGES, kv_transfer_config=transfer,
                   compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",

@@ -43,6 +43,7 @@ from vllm.v1.request import Request, RequestStatus  # noqa: E402
 from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
 
 from daemon import UCMCTL, Daemon  # noqa: E402
+from extra import extra_of  # noqa: E402
 from ucmclient import BlockResult, Client, Plane  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 from ucmclient.vllm.connector import UcmConnector, UcmProgress  # noqa: E402
@@ -81,13 +82,13 @@ class Case(unittest.TestCase):
         self.region = self.ns.register([memory.memory()], [Plane(0, 0, BYTES, BYTES, 0)], blocks=POOL)
 
     def configs(self, policy="recompute", **settings):
-        settings = {"socket": self.daemon.socket, "lookup_timeout": 5.0, "describe": False, **settings}
+        settings = {"socket": self.daemon.socket, "lookup_timeout": 5.0, **settings}
         config = EngineArgs(
             model=self.folder.name, skip_tokenizer_init=True, dtype="float32", max_model_len=1024, block_size=BLOCK, enforce_eager=True,
             prefix_caching_hash_algo="sha256", max_num_batched_tokens=1024, max_num_seqs=16, async_scheduling=False,
             kv_transfer_config=KVTransferConfig(
                 kv_connector="UcmConnector", kv_connector_module_path="ucmclient.vllm.connector", kv_role="kv_both",
-                kv_load_failure_policy=policy, kv_connector_extra_config=settings,
+                kv_load_failure_policy=policy, kv_connector_extra_config=extra_of(settings),
             ),
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = POOL

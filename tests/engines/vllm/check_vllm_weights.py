@@ -32,7 +32,7 @@ class Engine:
 
         self.stats = lambda: json.loads(subprocess.run([UCMCTL, "--socket", socket, "--json", "stats"], capture_output=True, check=True).stdout)["metrics"]
         transfer = KVTransferConfig(kv_connector="UcmConnector", kv_connector_module_path="ucmclient.vllm.connector", kv_role="kv_both",
-                                    kv_load_failure_policy="recompute", kv_connector_extra_config={"socket": socket, "lookup_timeout": 5.0})
+                                    kv_load_failure_policy="recompute", kv_connector_extra_config={"socket": socket, "advanced": {"lookup_timeout": 5.0}})
         self.llm = LLM(model=model, skip_tokenizer_init=True, dtype="float32", max_model_len=4096, enforce_eager=True, kv_transfer_config=transfer, **more)
 
     def ask(self, prompt, outputs=8, **more):

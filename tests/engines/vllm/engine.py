@@ -15,6 +15,7 @@ import numpy as np
 
 import model as M
 from engine_pages import GpuPages, HostPages
+from extra import extra_of
 from ucmclient.vllm import adapters, connector as connector_module
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -668,7 +669,7 @@ def configuration(blocks, ranks, replicated, extra, role="kv_both", dtype="float
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),
         speculative_config=None,
         compilation_config=SimpleNamespace(static_forward_context={}),
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, engine_id=uuid.uuid4().hex, kv_load_failure_policy="recompute",
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra_of(extra), engine_id=uuid.uuid4().hex, kv_load_failure_policy="recompute",
                                            is_kv_producer=role != "kv_consumer",
                                            is_kv_consumer=role != "kv_producer"),
     )

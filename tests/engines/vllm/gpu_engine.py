@@ -151,6 +151,7 @@ def started(options):
     if cpu is not None:
         _beside("sparse_on_cpu").pretend(**cpu)
     socket, sparse, settings = options.pop("socket", None), options.pop("sparse", None), options.pop("settings", {})
+    from extra import extra_of
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
@@ -158,7 +159,7 @@ def started(options):
         options["kv_transfer_config"] = KVTransferConfig(
             kv_connector="UcmConnector", kv_connector_module_path="ucmclient.vllm.connector", kv_role="kv_both",
             kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"socket": socket, "sparse": sparse, "retry_interval": 0.2, "lookup_timeout": 2.0, **settings})
+            kv_connector_extra_config=extra_of({"socket": socket, "sparse": sparse, "retry_interval": 0.2, "lookup_timeout": 2.0, **settings}))
         options.update(attention_backend="CUSTOM", async_scheduling=False)
     count_preemptions()
     return LLM(skip_tokenizer_init=True, **options)

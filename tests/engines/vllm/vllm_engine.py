@@ -144,15 +144,17 @@ def start(options):
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
+    from extra import extra_of
+
     if os.path.basename(options["model"]) == "nemotron" and not torch.cuda.is_available():
         split_states()
     if os.path.basename(options["model"]) == "one-head":
         say_replicas()
     settings, beside = options.pop("connector"), options.pop("beside", None)
     ours = {"kv_connector": "UcmConnector", "kv_connector_module_path": "ucmclient.vllm.connector", "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute", "kv_connector_extra_config": settings}
+            "kv_load_failure_policy": "recompute", "kv_connector_extra_config": settings and extra_of(settings)}
     if beside is not None:
-        both = [ours, {**ours, "kv_connector_extra_config": beside}]
+        both = [ours, {**ours, "kv_connector_extra_config": extra_of(beside)}]
         ours = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"connectors": both}}
     if settings is not None:

@@ -14,7 +14,6 @@ import functools
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as _base
@@ -219,13 +218,12 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> Optional[str]:
-        """The same for vLLM from 0.31 on. Backends that can't do it keep their layout."""
-        extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
-        if find_spec("vllm.v1.kv_cache_layout") is None:
-            return "HND" if extra.get("head_groups", 0) else None
-        if extra.get("head_groups", 0):  # all layers of a head side by side, and its tokens
-            return "BHLNC" if extra.get("block_layout", True) and not extra.get("layerwise", False) else "LBHNC"
-        return "BLNHC" if extra.get("block_layout", True) and not extra.get("layerwise", False) else None
+        """All layers of a block side by side, which makes one large copy. Backends that can't do it keep their layout."""
+        settings = Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
+        together = settings.block_layout and not settings.layerwise
+        if settings.head_groups:  # all layers of a head side by side, and its tokens
+            return "BHLNC" if together else "LBHNC"
+        return "BLNHC" if together else None
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

@@ -206,11 +206,11 @@ def identity_of(
     draft: Optional[dict[str, Any]] = None, read: Optional[Weights] = None,
 ) -> EngineIdentity:
     """engine: anything else that arranges the bytes. draft: what is known of draft layers, whose KV lies in the blocks, too. read: model_weights()."""
-    per_channel = settings.k_scales == "channel"
-    if (settings.encoding == "q4" or per_channel) and layout.sections is not None and layout.sections.alike:
+    per_channel = settings.encoding == "int8"
+    if settings.encoding in ("q4", "int8") and layout.sections is not None and layout.sections.alike:
         raise Unsupported(
-            "encoding: blocks of as many tokens as the rank has heads, which q4, and k_scales channel, can't tell apart: set "
-            "--block-size to another number, or take fp8, or int8 with k_scales row"
+            "encoding: blocks of as many tokens as the rank has heads, which q4 and int8 can't tell apart: set --block-size to another "
+            "number, or take fp8"
         )
     cache = config.cache_config
     algorithm = cache.prefix_caching_hash_algo

@@ -182,7 +182,7 @@ class SchedulerHalf(HeldPages):
         self._nvme = NvmeRate(settings)
         #: Stores of so many blocks go by layers.
         self._layered = -(-settings.layer_stores // block_tokens) or _NEVER
-        self._keeps_plain = settings.plain_first > 0 or settings.plain_recent > 0
+        self._plain_blocks = -(-settings.plain_first // block_tokens)
         #: Of an engine whose ranks share loads out.
         self.gathers: Optional[GatherPlanner] = None
         self.hints = Hints(settings)
@@ -499,8 +499,8 @@ class SchedulerHalf(HeldPages):
         self.describer.stored(tracked, tracked.stored, end)
         while tracked.stored < end:
             first = tracked.stored
-            plain, until = self._plain(tracked.vllm, first) if self._keeps_plain else (False, _NEVER)
-            tracked.stored = min(end, until, first + _MAX_KEYS)
+            plain = first < self._plain_blocks  # as it is, though the engine encodes
+            tracked.stored = min(end, self._plain_blocks if plain else end, first + _MAX_KEYS)
             copy = self._copy(tracked, first, tracked.stored, plain)
             if not copy.blocks:
                 continue
@@ -533,15 +533,6 @@ class SchedulerHalf(HeldPages):
         there = [i for i in range(first, end) if tracked.blocks[i] != NULL_BLOCK]
         keys = b"".join(tracked.keys(i, i + 1) for i in there) if len(there) < end - first else tracked.keys(first, end)
         return Copy(tracked.vllm.request_id, keys, [tracked.blocks[i] for i in there], plain, adapter=tracked.adapter)
-
-    def _plain(self, request: Any, block: int) -> tuple[bool, int]:
-        """Whether that block of a request is stored as it is though the engine encodes, and up to which block that is so."""
-        first, recent = self.settings.plain_first, self.settings.plain_recent
-        head = -(-first // self.block_tokens)
-        tail = max(0, request.num_tokens - recent) // self.block_tokens if recent else _NEVER
-        if block >= tail:
-            return True, _NEVER
-        return (True, min(head, tail)) if block < head else (False, tail)
 
     def received(self, finished: Any, invalid: Any, number: int) -> None:
         """The workers' report. finished: requests whose loads ended. invalid: blocks that failed, which are computed
