@@ -20,7 +20,7 @@ echo "clang: everything compiles"
 if command -v cppcheck >/dev/null; then
     cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,performance,portability \
         --inline-suppr --suppress=missingInclude --suppress=missingIncludeSystem \
-        --suppress=unknownMacro --suppress=uninitvar -j "$(nproc)" -D_GNU_SOURCE -DUCM_VERSION='"0"' -DUCM_ISA=base -I. -Iclient/include \
+        --suppress=unknownMacro --suppress=uninitvar -j "$(nproc)" -D_GNU_SOURCE -D__x86_64__ -DUCM_VERSION='"0"' -DUCM_ISA=base -I. -Iclient/include \
         proto client kernels daemon
     echo "cppcheck: nothing"
 else

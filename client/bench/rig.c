@@ -94,6 +94,7 @@ static int register_region(struct rig *rig, const struct ucm_memory *memory)
         .planes = planes,
         .n_planes = rig->planes,
     };
+    uint64_t place = rig->gpu.memory;
     int rc;
 
     if (planes == NULL)
@@ -105,8 +106,8 @@ static int register_region(struct rig *rig, const struct ucm_memory *memory)
         planes[p].shard = p / rig->sections;
     }
     if (rig->cuda)
-        rc = rig->companion->region_register(
-            rig->cuda, rig->ns, &spec, &(uint64_t){rig->gpu.memory}, rig->timeout_ms, &rig->region);
+        rc = rig->companion->region_register(rig->cuda, rig->ns, &spec, &place, rig->timeout_ms,
+                                             &rig->region);
     else
         rc = ucm_region_register(rig->ns, &spec, rig->timeout_ms, &rig->region);
     free(planes);

@@ -80,9 +80,9 @@ static void kernel_name(const struct ucm_digest_plan *p, char *name, size_t byte
     for (uint32_t i = 0; i < p->n_segments; i++)
         values = largest(values, p->segment[i].size / WARP_LANES);
     snprintf(name, bytes, "ucm_digest_%u_%u_%u", p->spec.method, s->dtype,
-             s->dtype == UCM_KV_F32 || values > 8 ? 32
-             : values > 4                         ? 8
-                                                  : 4);
+             s->dtype == UCM_KV_F32 || values > 8 ? 32u
+             : values > 4                         ? 8u
+                                                  : 4u);
 }
 
 int ucm_cuda_digest_open(const uint8_t *gpu, const struct ucm_sparse_digest *digest,

@@ -92,7 +92,7 @@ static int load_or_dump(struct ucm_namespace *ns, struct ucm_region *region, voi
     }
     if (r < 0 || ucm_task_wait(task, -1, &result) < 0)
         return failed("transfer");
-    printf("%u of %u blocks were cached; %s %llu bytes\n", hits, PROMPT,
+    printf("%u of %d blocks were cached; %s %llu bytes\n", hits, PROMPT,
            hits == PROMPT ? "loaded" : "dumped", (unsigned long long)result.bytes);
     ucm_task_free(task);
     return 0;

@@ -178,12 +178,12 @@ static uint16_t list_oldest(const struct learner *l, unsigned uses)
 /* The block that no one has used for longest, whatever trials would do. */
 static void entry_drop_oldest(struct learner *l)
 {
-    uint16_t oldest = NONE;
+    uint16_t oldest = list_oldest(l, 0);
 
-    for (unsigned u = 0; u < USES_CLASSES; u++) {
+    for (unsigned u = 1; u < USES_CLASSES; u++) {
         uint16_t i = list_oldest(l, u);
 
-        if (i < ENTRIES && (oldest == NONE || l->entry[i].sequence < l->entry[oldest].sequence))
+        if (i < ENTRIES && (oldest >= ENTRIES || l->entry[i].sequence < l->entry[oldest].sequence))
             oldest = i;
     }
     entry_drop(l, oldest);

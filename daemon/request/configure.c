@@ -5,17 +5,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static void reload_audit(const struct session *s, const struct config_changes *changes,
-                         const struct config_error *refused)
+static void refused_audit(const struct session *s, const struct config_error *refused)
 {
-    char keys[512] = "", why[400];
+    char why[400];
+
+    audit(s, UCM_METHOD_CONFIG_RELOAD, "result=refused reason=\"%s\"",
+          log_escape(refused->text, why, sizeof(why)));
+}
+
+static void reload_audit(const struct session *s, const struct config_changes *changes)
+{
+    char keys[512] = "";
     size_t n = 0;
 
-    if (refused) {
-        audit(s, UCM_METHOD_CONFIG_RELOAD, "result=refused reason=\"%s\"",
-              log_escape(refused->text, why, sizeof(why)));
-        return;
-    }
     for (uint32_t i = 0; i < changes->n && n < sizeof(keys); i++)
         if (!changes->change[i].restart)
             n += (size_t)snprintf(keys + n, sizeof(keys) - n, "%s%s", n > 0 ? "," : "",
@@ -88,11 +90,11 @@ int method_config_reload(struct call *call)
     if (!changes)
         return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a reload");
     if (rooms->reload_cb(rooms->reload_ctx, changes, &e) == 0) {
-        reload_audit(call->s, changes, NULL);
+        reload_audit(call->s, changes);
         call_map_begin(call, &pb);
         pack_taken(&pb.pk, changes);
     } else {
-        reload_audit(call->s, NULL, &e);
+        refused_audit(call->s, &e);
         call_map_begin(call, &pb);
         pack_refused(&pb.pk, &e);
     }

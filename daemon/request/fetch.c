@@ -153,7 +153,7 @@ static int shards_get(struct fetch *f, const struct walk_item *it)
 {
     const struct fetch_piece *p = &f->pieces[f->c.blocks[it->at]];
     struct walk *w = &f->c.w;
-    uint32_t first = p->shard, last = p->shard;
+    uint32_t first = p->shard, last = first;
 
     for (uint32_t i = 1, n = pieces_of(w, it->at); i < n; i++) {
         first = p[i].shard < first ? p[i].shard : first;

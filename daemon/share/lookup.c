@@ -122,8 +122,6 @@ static void key_answered(struct lookup *p, uint32_t key)
         p->request->answers[s->number] = SHARE_MISSING;
     if (p->chain)
         return;
-    if (p->chain && !key_there(s) && s->number < p->hi)
-        p->hi = s->number;
     if (s->pending > 0)
         finds_leave(p, key);
     p->idle[p->n_idle++] = (uint8_t)key;

@@ -208,11 +208,11 @@ static void health_take(struct seeds *s, const struct job *j, int status)
     problem_find(s);
 }
 
-/* True: who asked has something new to see. */
+/* status: 0 with the seed that was read, or why there is none. True: who asked has something new to see. */
 static bool entry_settle(struct seeds *s, struct entry *e, int status, const uint8_t *seed,
                          uint64_t began_ms)
 {
-    bool same = e->state == KNOWN && status == 0 && memcmp(e->seed, seed, SEEDS_BYTES) == 0;
+    bool same = e->state == KNOWN && status == 0 && seed && memcmp(e->seed, seed, SEEDS_BYTES) == 0;
 
     if (status < 0 && !s->closing)
         tell(s, status);

@@ -180,7 +180,7 @@ static inline void ucm_attend_cuda_kernel(char name[40], const char *type, int n
                                           uint32_t head_dim, uint32_t group)
 {
     snprintf(name, 40, "ucm_attend_%s_%s%u_%u", type, narrow ? "e4m3_" : "", head_dim,
-             group > 8 ? 16 : 8);
+             group > 8 ? 16u : 8u);
 }
 
 /* Dynamic shared memory of a launch: tiles on their way (rows in fours, 32 bytes apart; E4M3 with 32 bytes of scales), then

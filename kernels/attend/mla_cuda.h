@@ -41,7 +41,8 @@ static inline uint32_t ucm_attend_mla_groups(uint32_t heads)
 static inline void ucm_attend_mla_kernel(char name[40], const char *type, int narrow,
                                          uint32_t group)
 {
-    snprintf(name, 40, "ucm_attend_mla_%s%s_%u", type, narrow ? "_e4m3" : "", group > 16 ? 32 : 16);
+    snprintf(name, 40, "ucm_attend_mla_%s%s_%u", type, narrow ? "_e4m3" : "",
+             group > 16 ? 32u : 16u);
 }
 
 static inline void ucm_attend_mla_merge(char name[40], const char *type)

@@ -188,19 +188,19 @@ static struct choose_cut take(struct choice *c, struct choose_need need)
     int digit = 0;
 
     for (unsigned level = 1; level < 4; level++) {
-        uint32_t bits = shift[level - 1] - shift[level];
-
         if (level > 1) {
-            n = keep_prefix(keys, weights, n, shift[level - 1], prefix, c->left, c->left_weights);
+            uint32_t above = shift[level - 1], mask = (1u << (above - shift[level])) - 1;
+
+            n = keep_prefix(keys, weights, n, above, prefix >> above, c->left, c->left_weights);
             keys = c->left;
             weights = weights != NULL ? c->left_weights : NULL;
             clear_sums(c);
-            add_digits(c->sums, keys, weights, n, shift[level], (1u << bits) - 1);
+            add_digits(c->sums, keys, weights, n, shift[level], mask);
         }
         digit = choose_walk(c->sums, c->weights != NULL, &need);
         if (digit < 0)
             return (struct choose_cut){0, c->end - c->begin};
-        prefix = prefix << bits | (uint32_t)digit;
+        prefix |= (uint32_t)digit << shift[level];
     }
     return (struct choose_cut){
         prefix,

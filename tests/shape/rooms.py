@@ -16,7 +16,7 @@ SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 
 #: Rooms of features.
 FEATURES = {
-        "retrieval": ["daemon/digest/", "daemon/request/derived.*", "daemon/request/chain*", "daemon/request/digest*", "daemon/request/select.c",
+    "retrieval": ["daemon/digest/", "daemon/request/derived.*", "daemon/request/chain*", "daemon/request/digest*", "daemon/request/select.c",
                   "kernels/sparse/", "kernels/attend/"],
     "pool": ["daemon/request/fetch.c", "daemon/cache/shards.c", "kernels/slots/", "daemon/tier/nvme_shards.c"],
     "window": ["daemon/request/window*", "daemon/cache/window.c", "daemon/cache/relocate.c", "daemon/arena/window*", "daemon/arena/group.c",

@@ -281,35 +281,41 @@ static int page_send(struct rpc_context *rpc, const struct nfs_args *a, struct n
     return rpc_nfs3_readdirplus_async(rpc, replied, &args, c);
 }
 
+/* Both times become the server's. */
+static int touch_send(struct rpc_context *rpc, nfs_fh3 handle, struct nfs_call *c)
+{
+    SETATTR3args args = {.object = handle};
+
+    args.new_attributes.atime.set_it = SET_TO_SERVER_TIME;
+    args.new_attributes.mtime.set_it = SET_TO_SERVER_TIME;
+    return rpc_nfs3_setattr_async(rpc, replied, &args, c);
+}
+
 /* libnfs encodes the arguments before it returns. */
 static int call_send(struct rpc_context *rpc, enum nfs_proc proc, const struct nfs_args *a,
                      struct nfs_call *c)
 {
     nfs_fh3 handle = handle_of(a->handle);
     diropargs3 place = place_of(a->handle, a->name);
+    RENAME3args rename = {place, place_of(a->handle, a->new_name)};
+    READ3args read = {.file = handle, .offset = a->at, .count = a->n};
+    WRITE3args write = {.file = handle,
+                        .offset = a->at,
+                        .count = a->n,
+                        .stable = a->sync ? FILE_SYNC : UNSTABLE,
+                        .data = {a->n, (char *)a->data}};
 
     switch (proc) {
     case NFS_GETATTR:
         return rpc_nfs3_getattr_async(rpc, replied, &(GETATTR3args){handle}, c);
     case NFS_SETATTR:
-        return rpc_nfs3_setattr_async(
-            rpc, replied,
-            &(SETATTR3args){.object = handle,
-                            .new_attributes = {.atime = {.set_it = SET_TO_SERVER_TIME},
-                                               .mtime = {.set_it = SET_TO_SERVER_TIME}}},
-            c);
+        return touch_send(rpc, handle, c);
     case NFS_LOOKUP:
         return rpc_nfs3_lookup_async(rpc, replied, &(LOOKUP3args){place}, c);
     case NFS_READ:
-        return rpc_nfs3_read_async(rpc, replied, &(READ3args){handle, a->at, a->n}, c);
+        return rpc_nfs3_read_async(rpc, replied, &read, c);
     case NFS_WRITE:
-        return rpc_nfs3_write_async(rpc, replied,
-                                    &(WRITE3args){.file = handle,
-                                                  .offset = a->at,
-                                                  .count = a->n,
-                                                  .stable = a->sync ? FILE_SYNC : UNSTABLE,
-                                                  .data = {a->n, (char *)a->data}},
-                                    c);
+        return rpc_nfs3_write_async(rpc, replied, &write, c);
     case NFS_CREATE:
         return rpc_nfs3_create_async(rpc, replied, &(CREATE3args){place, how_of(a)}, c);
     case NFS_MKDIR:
@@ -317,8 +323,7 @@ static int call_send(struct rpc_context *rpc, enum nfs_proc proc, const struct n
     case NFS_REMOVE:
         return rpc_nfs3_remove_async(rpc, replied, &(REMOVE3args){place}, c);
     case NFS_RENAME:
-        return rpc_nfs3_rename_async(rpc, replied,
-                                     &(RENAME3args){place, place_of(a->handle, a->new_name)}, c);
+        return rpc_nfs3_rename_async(rpc, replied, &rename, c);
     case NFS_READDIRPLUS:
         return page_send(rpc, a, c);
     case NFS_FSINFO:

@@ -187,7 +187,7 @@ struct nfs {
     unsigned depth, n_calls, n_write_calls, write_calls_max;
     unsigned steps;     /* taken: decides when a write's step comes first */
     unsigned not_eager; /* writes that look before they make a file */
-    TAILQ_HEAD(, nfs_call) calls;
+    TAILQ_HEAD(nfs_calls, nfs_call) calls;
     struct nfs_tasks tasks, reads, writes, later;
     uint64_t now_ms, later_ms, tick_ms;
     struct nfs_handle blocks; /* <root>/blocks */

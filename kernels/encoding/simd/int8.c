@@ -3,7 +3,7 @@
 
 VEC_INLINE vec_u encode_lanes(vec_f x, vec_f reciprocal)
 {
-    vec_u u = (vec_u)x, rest = u & 0x7fffffff, negative = (vec_u)((vec_i)u >> 31);
+    vec_u u = (vec_u)x, rest = u & 0x7fffffff, negative = (vec_u)((vec_i)u < 0);
     vec_u code = (vec_u)(x * reciprocal + 0x1.8p23f) - 0x4b400000;
     vec_u inf = (vec_all(UCM_INT8_INF) ^ negative) - negative;
 
