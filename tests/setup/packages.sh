@@ -59,8 +59,8 @@ if [ ! -e "$policy" ]; then
     $as_root install -m 755 "$log" "$policy"
 fi
 : >"$log"
-# A list of packages that is there may do; only when it doesn't, fetch a new one.
-install="env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends"
+# Another apt may be at work, such as unattended upgrades: it is waited for. A list of packages that is there may do; only when it doesn't, fetch a new one.
+install="env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=120"
 # shellcheck disable=SC2086
 if ! $as_root $install $missing >"$log" 2>&1; then
     if ! { $as_root apt-get update && $as_root $install $missing; } >"$log" 2>&1; then
