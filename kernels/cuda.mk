@@ -132,7 +132,8 @@ $(BENCH_FATBIN): client/bench/kernels.cu client/bench/kernels.h kernels/copy.cu 
 	@mkdir -p $(@D)
 	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
 
-fatbins: $(SPARSE_FATBIN) $(RARE_FATBIN) $(CLUSTER_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(ROPE_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
+ALL_FATBINS := $(SPARSE_FATBIN) $(RARE_FATBIN) $(CLUSTER_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(ROPE_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
+fatbins: $(ALL_FATBINS)
 else
 OTHER_CUDA := $(filter-out daemon/cuda/none.c,$(wildcard daemon/cuda/*.c))
 endif

@@ -16,6 +16,8 @@ python3=/usr/bin/python3
 [ -x "$python3" ] || python3=python3
 passed=0 failed=0 skipped=0
 failures=()
+# What is installed is made there, and by users.
+plain=build fatbins=build/fatbin
 
 # ---- counting ----
 
@@ -63,19 +65,39 @@ runs() {
     esac
 }
 
+# without_kernels: where no GPU could run kernels nobody waits until they are compiled. Empty files stand for them, in builds
+# that nobody installs.
+without_kernels() {
+    local files
+    [ ! -e /dev/nvidiactl ] || return 0
+    files=$("${make[@]}" -s FATBINS=build/no-kernels list-fatbins)
+    [ -n "$files" ] || return 0
+    plain=build/plain fatbins=build/no-kernels
+    mkdir -p "$fatbins"
+    # shellcheck disable=SC2086
+    "${make[@]}" -sq FATBINS="$fatbins" fatbins 2>/dev/null || touch $files
+}
+
 # build_of PHASE: the arguments with which make builds it, the folder that this comes into, and what is built.
 build_of() {
     case $1 in
     # What takes a compiler a minute comes first: it must not be alone at the end.
-    plain | system) arguments=() folder=build targets=(fatbins all build-tests) ;;
+    plain | system)
+        arguments=(BUILD="$plain" FATBINS="$fatbins")
+        folder=$plain targets=(fatbins all build-tests)
+        ;;
     # Fuzz targets are of the same objects.
     # -g1: the lines that a report names.
     asan | fuzz)
-        arguments=(BUILD=build/clang FATBINS=build/fatbin "CC=${CLANG:-clang}" 'SAN=address,undefined,fuzzer-no-link' 'CFLAGS=-O1 -g1' SUITES=marked)
-        folder=build/clang/san-address targets=(all build-tests)
+        arguments=(BUILD=build/clang FATBINS="$fatbins" "CC=${CLANG:-clang}" 'SAN=address,undefined,fuzzer-no-link' 'CFLAGS=-O1 -g1' SUITES=marked)
+        folder=build/clang/san-address targets=(build-daemon build-tests)
         [ "$1" = asan ] || targets=(build-fuzz)
         ;;
-    tsan) arguments=(SAN=thread 'CFLAGS=-O1 -g1' SUITES=marked) folder=build/san-thread targets=(all build-tests) ;;
+    # Kernels have no threads of their own: one instruction set.
+    tsan)
+        arguments=(BUILD=build/tsan SAN=thread FATBINS="$fatbins" KERNEL_ISA=base 'CFLAGS=-O1 -g1' SUITES=marked)
+        folder=build/tsan/san-thread targets=(build-daemon build-tests)
+        ;;
     esac
 }
 
@@ -90,15 +112,15 @@ leave_out() {
 
 # start_build PHASE [WORD...]: in the background, behind these words. Tests of all phases use some of the plain build.
 start_build() {
-    local phase=$1 arguments folder targets used=(build/libucmclient.so build/ucmctl build/ucm-bench)
+    local phase=$1 arguments folder targets used=("$plain"/{libucmclient.so,ucmctl,ucm-bench,encoding_kernels.so})
     shift
     build_of "$phase"
-    [ "$folder" != build ] || used=()
+    [ "$folder" != "$plain" ] || used=()
     [[ " ${targets[*]} " != *" build-tests "* ]] || leave_out "$phase"
     mkdir -p "$results/$phase"
     {
         started=$SECONDS
-        { [ ${#used[@]} = 0 ] || "$@" "${make[@]}" -s "${used[@]}"; } &&
+        { [ ${#used[@]} = 0 ] || "$@" "${make[@]}" -s BUILD="$plain" FATBINS="$fatbins" "${used[@]}"; } &&
             "$@" "${make[@]}" -k "${arguments[@]}" "${targets[@]}"
         echo "$? $((SECONDS - started))" >"$results/$phase/build.status"
     } >"$results/$phase/build.log" 2>&1 </dev/null &
@@ -214,12 +236,14 @@ together() {
 environment() {
     local label=${1/system/plain} o=$PWD/$2 log=$results/$1/$3.san
     export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCMEVENTS=$o/ucmevents UCM_BENCH=$o/ucm-bench UCM_PHASE=$label
-    export UCMCLIENT_LIB=$PWD/build/libucmclient.so PYTHONPATH=$PWD/client/python
-    # What has one thread, or only makes work for a daemon, does it without ThreadSanitizer.
-    if [ "$label" = tsan ]; then
-        [ "$3" = test_ucmctl_host.py ] || UCMCTL=$PWD/build/ucmctl
-        UCM_BENCH=$PWD/build/ucm-bench
-    fi
+    export UCMCLIENT_LIB=$PWD/$plain/libucmclient.so PYTHONPATH=$PWD/client/python
+    export UCM_SPARSE_KERNELS=$PWD/$plain/sparse_kernels.so UCM_ENCODING_KERNELS=$PWD/$plain/encoding_kernels.so
+    export UCM_DECODE_KERNELS=$PWD/$plain/decode_kernels.so
+    # For those who call make.
+    export BUILD=$plain FATBINS=$fatbins
+    # What only makes work for a daemon does it without a sanitizer.
+    [ "$label" = plain ] || UCM_BENCH=$PWD/$plain/ucm-bench
+    [ "$label" != tsan ] || UCMCTL=$PWD/$plain/ucmctl
     # Its threads spin for work, on cores that other tests want.
     export OPENBLAS_NUM_THREADS=1
     export ASAN_OPTIONS="strict_string_checks=1:detect_leaks=1:log_path=$log"
@@ -228,30 +252,19 @@ environment() {
     [ ! -e tests/runner/tsan.supp ] || TSAN_OPTIONS+=":suppressions=$PWD/tests/runner/tsan.supp"
 }
 
-# pythons LABEL: those of this build, the longest first.
+# pythons PHASE: the longest first. A sanitizer sees the daemon beside clients that mean no good; ThreadSanitizer where it has most threads.
 pythons() {
-    local label=${1/system/plain} file
-    for file in tests/integration/test_{vllm_trouble,vllm_connector,share_s3_hosts,share_roots,vllm_encoding,vllm_hybrid,encryption_share}.py \
-        tests/fault/test_hosts.py tests/integration/*.py tests/fault/*.py tests/fuzz/live/*.py; do
-        grep -qs 'unittest\.main' "$file" || continue
-        case ${file##*/}:$label in
-        # What is installed and what is measured is the plain build; and a client's behaviour, and what needs no daemon: once.
-        test_install.py:* | test_bench_gate.py:* | test_vllm_*.py:* | test_proxy.py:* | test_sparse_methods.py:* | \
-            test_decode.py:* | test_decode_gpu.py:* | test_*_numpy.py:* | test_share_s3_hosts.py:* | test_share_mooncake_hosts.py:* | \
-            test_lmcache.py:* | test_page_store.py:* | test_plugins_trouble.py:* | test_trtllm.py:* | test_ucm_store.py:* | \
-            test_blend.py:* | test_packages.py:* | test_generator.py:* | test_plan.py:*)
-            [ "$label" = plain ] || continue ;;
-        # AddressSanitizer sees for it.
-        test_live.py:plain | test_live.py:tsan) continue ;;
-        # These load into the same blocks twice at once, or take memory from under a thread at the daemon's end: races by design.
-        test_protocol*:tsan | test_purge.py:tsan | test_share_late_read.py:tsan) continue ;;
-        # What is theirs has one thread, or is the plain library; the daemon below them is in other tests.
-        test_sparse_python.py:tsan | test_pages.py:tsan | test_docs.py:tsan | test_top.py:tsan | test_ucmctl.py:tsan | test_service.py:tsan | \
-            test_bench_*.py:tsan | test_record.py:tsan | test_configure.py:tsan | test_isolation.py:tsan | test_limits.py:tsan | test_fairness.py:tsan | \
-            test_events*.py:tsan | \
-            test_encoding_hostile.py:tsan | test_retrieval_select.py:tsan) continue ;;
-        esac
-        echo "$file"
+    local file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,proof,share_hangs,share_late_read,share_attempts}.py
+        integration/test_{retrieval_storm,window}.py fault/test_retrieval_random.py fuzz/live/test_live.py)
+    local threads=(fault/test_{hosts,retrieval_random}.py integration/test_{window,retrieval_storm,fetch_nvme,encoding_life,share_hangs}.py)
+    case $1 in
+    asan) printf 'tests/%s\n' "${hostile[@]}" && return ;;
+    tsan) printf 'tests/%s\n' "${threads[@]}" && return ;;
+    esac
+    for file in tests/integration/test_{vllm_encoding,vllm_hybrid,share_s3_hosts,plugins_trouble,share_roots,vllm_trouble,vllm_chunks,vllm_stages}.py \
+        tests/fault/test_hosts.py tests/integration/test_{bench_serve,vllm_layer_stores,install,vllm_connector,encryption_share}.py \
+        tests/integration/*.py tests/fault/*.py; do
+        ! grep -qs 'unittest\.main' "$file" || echo "$file"
     done | awk '!seen[$0]++'
 }
 
@@ -316,6 +329,7 @@ fuzzers() {
 rm -rf "$results"
 mkdir -p "$results"
 start=$SECONDS
+without_kernels
 fetching=
 if [[ " $* " =~ \ (plain|system)\  ]]; then
     "${make[@]}" -s setup-mooncake >"$results/mooncake.log" 2>&1 </dev/null &

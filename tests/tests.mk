@@ -153,6 +153,8 @@ $O/obj/tests/runner/bytes.o: override CFLAGS += -O2
 $O/obj/tests/runner/bytes.o: override SANFLAGS :=
 
 # What rooms need beyond their own sources and the archives, of which a program gets only what it names.
+TEST_OBJ_tools := $(BENCH_OBJ)
+TEST_OBJ_sparse := $(ATTEND_OBJ) $(call obj,$(SLOTS_SRC))
 TEST_OBJ_cache := $(call obj,tests/unit/share_fake.c)
 TEST_OBJ_request := $(TEST_OBJ_cache)
 TEST_OBJ_cuda := $(CUDA_CLIENT) $(SPARSE_CUDA_OBJ)
@@ -165,7 +167,7 @@ TEST_LIBS_mooncake := -lcurl
 # test_program FOLDER ROOM
 define test_program
 $(TEST_DIR)/$(2): $(call obj,$(filter-out tests/$(1)/test_%,$(wildcard tests/$(1)/*.c)) $(filter tests/$(1)/test_%,$(TEST_SRC))) \
-                  $(TEST_OBJ_$(2)) $(RUNNER) $(BENCH_OBJ) $O/libucmdaemon.a
+                  $(TEST_OBJ_$(2)) $(RUNNER) $O/libucmclient.a $O/libucmdaemon.a
 	@mkdir -p $$(@D)
 	$$(call say,LINK)
 	$$(Q)$$(LINK_TEST) $$^ $$(DAEMON_LIBS) -lcjson $(TEST_LIBS_$(2)) -lcriterion -o $$@
@@ -181,15 +183,19 @@ $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 	$(Q)$(LINK_TEST) -fsanitize=fuzzer $^ $(DAEMON_LIBS) $(FUZZ_LIBS_$*) -lcjson -o $@
 
 build-tests: $(TESTS) test-tools
+# The daemon, with what tests ask it by.
+build-daemon: $O/ucmd $O/ucmctl $(BACKENDS)
 # What tests use besides.
-test-tools: $O/ucmd-kill $O/ucmd-inject.so $O/hang.so $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/gate-worker $O/delay.so)
+test-tools: $O/ucmd-inject.so $O/hang.so $(if $(SAN),,$O/ucmd-kill $O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/gate-worker $O/delay.so)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 # Tests read their lists from here.
 list-tests:
 	@echo $(TESTS)
+list-fatbins:
+	@echo $(ALL_FATBINS)
 list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 .PHONY: check check-plain check-asan check-tsan check-kill check-hosts check-mooncake check-system check-chroot bench-gate fuzz fuzz-live shape lint \
-        build-tests test-tools build-fuzz list-tests list-fuzz
+        build-tests build-daemon test-tools build-fuzz list-tests list-fuzz list-fatbins

@@ -1,5 +1,6 @@
 /* What of a window the GPU knows, over the fake driver and a window that this program plays: mappings are registered once, and none is
  * released while the driver or a place has it. */
+/* Sanitizers: thread */
 #include "client/cuda/decode.h"
 #include "tests/unit/cuda/library_rig.h"
 
