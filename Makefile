@@ -1,4 +1,4 @@
-# ucmd: a cache for the KV of LLM inference.
+# ucmd: a cache for the KV of LLM inference
 #
 #   make                  daemon, client library, ucmctl, ucm-bench and ucmevents, into build/
 #   make demo             the main job, end to end on this machine
@@ -125,7 +125,8 @@ EXAMPLES := $(patsubst client/examples/%.c,$O/examples/%,$(wildcard client/examp
 # ---- for people ----
 
 help: ## what can be made
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-28s %s\n", $$1, $$2}' $(filter %akefile %.mk,$(MAKEFILE_LIST))
+	@awk -F':.*## ' 'FNR == 1 {part = substr($$0, 3)} \
+	    /^[a-z-]+:.*## /{if (part) print "\n" part; part = ""; printf "  make %-19s %s\n", $$1, $$2}' $(filter %akefile %.mk,$(MAKEFILE_LIST))
 
 all: $(LIBS) $(BINS) $(BACKENDS) $(EXAMPLES) $(PAGES) | missing-packages ## daemon, client library, ucmctl, ucm-bench; what `make` alone does
 	@touch $(BUILT)

@@ -1,4 +1,4 @@
-# Installing what `make` built, and packages of it.
+# Installing what `make` built, and packages of it
 
 PREFIX         ?= /usr/local
 SYSCONFDIR     ?= /etc
@@ -18,7 +18,7 @@ FISHCOMPDIR    ?= $(PREFIX)/share/fish/vendor_completions.d
 OBSERVE        := prometheus.yml alerts.yml ucmd-board.json
 MAN_PAGES      := man1/ucmctl.1 man1/ucm-bench.1 man8/ucmd.8 man5/ucmd.yaml.5 $(if $(HAVE_ZMQ),man1/ucmevents.1)
 D = $(DESTDIR)
-INSTALLED_FROM := proto kernels backend client daemon
+INSTALLED_FROM := proto kernels client daemon
 
 install: check-built ## what `make` built, into PREFIX (/usr/local), below DESTDIR; an existing configuration is kept
 	install -d $(D)$(BINDIR) $(D)$(LIBDIR)/pkgconfig $(D)$(INCLUDEDIR) $(D)$(SYSCONFDIR)/ucmd \
@@ -79,7 +79,7 @@ PKG_DEB := $(PKG_BUILD) chrpath debhelper dh-python dpkg-dev python3
 
 deb: ## Debian packages of this tree, into build/deb
 	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh $(PKG_DEB))
-	+@$(if $(HAVE_CUDA),$(SUBMAKE) -s $(CUDA_FATBIN) $(SPARSE_FATBIN) $(BENCH_FATBIN))
+	+@$(if $(HAVE_CUDA),$(SUBMAKE) -s fatbins)
 	@mkdir -p $O
 	+@config/debian/build.sh $O/deb $(VERSION) $(COMMIT) '$(if $(HAVE_CUDA),$(NVCC))' '$(if $(HAVE_CUDA),$(abspath $(FATBINS)))' >$O/deb.log 2>&1 || \
 	    { tail -n 40 $O/deb.log; echo "make deb failed; $O/deb.log has all of it" >&2; exit 1; }

@@ -15,96 +15,71 @@ ifneq ($(HAVE_CUDA),)
 
 OTHER_CUDA    := daemon/cuda/none.c
 CUDA_CPPFLAGS := -isystem $(CUDA_HOME)/include
-CUDA_OBJ      := $O/obj/kernels/copy_fatbin.o
-CUDA_ARCHS    ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
-                 -gencode arch=compute_80,code=compute_80
-CUDA_FATBIN   := $(FATBINS)/copy.fatbin
 
-$(CUDA_FATBIN): kernels/copy.cu kernels/copy.cuh kernels/copy.h
-	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
-$O/obj/kernels/copy_fatbin.o: kernels/copy_fatbin.S $(CUDA_FATBIN)
-	@mkdir -p $(@D)
-	$(CC) -DUCM_COPY_FATBIN='"$(CUDA_FATBIN)"' -c $< -o $@
+# Machine code is for the GPUs that it was measured on. For another one the driver compiles PTX, once, when it is first opened, and
+# keeps it. What uses clusters, bulk copies or launches that depend on others has a form of its own from compute capability 9.0 on.
+SM80     := -gencode arch=compute_80,code=sm_80
+SM90     := -gencode arch=compute_90,code=sm_90
+PTX80    := -gencode arch=compute_80,code=compute_80
+PTX90    := -gencode arch=compute_90,code=compute_90
+# For hundreds of kernels: the front end runs once for both.
+SM90_80  := -gencode arch=compute_80,code=sm_90 $(PTX80)
 
-# Turned loads, for the daemon and for workers: -fmad=false, as below.
-ROPE_FATBIN := $(FATBINS)/rope.fatbin
-$(ROPE_FATBIN): kernels/rope/rope.cu kernels/rope/words.cuh kernels/copy.cuh kernels/copy.h $(wildcard kernels/rope/*.h) kernels/arith.h kernels/encoding/arith.h
-	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fmad=false -fatbin $(ENCODING_ARCHS) $< -o $@
-$O/obj/kernels/rope/rope_fatbin.o: kernels/fatbin.S $(ROPE_FATBIN)
-	@mkdir -p $(@D)
-	$(CC) -DUCM_FATBIN_SYMBOL=ucm_rope_fatbin -DUCM_FATBIN='"$(ROPE_FATBIN)"' -c $< -o $@
-CUDA_OBJ += $O/obj/kernels/rope/rope_fatbin.o
+# What is contracted is written so, in C and in CUDA: bits are those of the C.
+EXACT    := -fmad=false
 
-# Encodings, for the daemon and for workers. -fmad=false, and machine code for one GPU: as below.
-ENCODING_ARCHS ?= -gencode arch=compute_90,code=sm_90 -gencode arch=compute_80,code=compute_80
-ENCODING_FATBIN := $(FATBINS)/encoding.fatbin
-$(ENCODING_FATBIN): kernels/encoding/encoding.cu $(wildcard kernels/encoding/*.cuh kernels/encoding/*.h) kernels/arith.h kernels/copy.h
-	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fmad=false -fatbin $(ENCODING_ARCHS) $< -o $@
-$O/obj/kernels/encoding/encoding_fatbin.o: kernels/fatbin.S $(ENCODING_FATBIN)
-	@mkdir -p $(@D)
-	$(CC) -DUCM_FATBIN_SYMBOL=ucm_encoding_fatbin -DUCM_FATBIN='"$(ENCODING_FATBIN)"' -c $< -o $@
-CUDA_OBJ += $O/obj/kernels/encoding/encoding_fatbin.o
+# fatbin_obj PATH: the object that has PATH.cu's fatbin as ucm_NAME_fatbin.
+fatbin_obj = $O/obj/$(1)_fatbin.o
+# fatbin PATH FLAGS
+define fatbin
+$(call fatbin_obj,$(1)): kernels/fatbin.S $(FATBINS)/$(notdir $(1)).fatbin
+	@mkdir -p $$(@D)
+	$$(call say,CC)
+	$$(Q)$$(CC) -DUCM_FATBIN_SYMBOL=ucm_$(notdir $(1))_fatbin -DUCM_FATBIN='"$(FATBINS)/$(notdir $(1)).fatbin"' -c $$< -o $$@
+$(if $(2),$(call fatbin_rule,$(FATBINS)/$(notdir $(1)).fatbin,$(1).cu,$(2)))
+endef
+# fatbin_rule FATBIN SOURCE FLAGS
+define fatbin_rule
+$(1): $(2)
+	@mkdir -p $$(@D)
+	$$(call say,NVCC)
+	$$(Q)$$(NVCC) -I. -O3 $(3) -MMD -MP -MF $(1:.fatbin=.d) -MT $$@ -fatbin $$< -o $$@
+endef
 
-# Digests and selections. -fmad=false: what is contracted is written so, in C and here. Some hundred kernels:
-# machine code for one GPU; for another the driver compiles them once, when first opened, and keeps them.
-SPARSE_ARCHS ?= -gencode arch=compute_80,code=sm_90 -gencode arch=compute_80,code=compute_80
-SPARSE_FATBIN := $(FATBINS)/digest.fatbin $(FATBINS)/select.fatbin
-SPARSE_CUDA_OBJ := $(SPARSE_FATBIN:$(FATBINS)/%.fatbin=$O/obj/kernels/sparse/%_fatbin.o)
-$(SPARSE_FATBIN): $(FATBINS)/%.fatbin: kernels/sparse/%.cu kernels/sparse/%_cuda.h kernels/arith.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
-	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fmad=false -fatbin $(SPARSE_ARCHS) $< -o $@
-$(FATBINS)/digest.fatbin: $(wildcard kernels/sparse/digest_*.cuh)
-$(FATBINS)/select.fatbin: $(wildcard kernels/sparse/select_*.cuh)
+# For the daemon and for workers: copies, turns, encodings.
+$(eval $(call fatbin,kernels/copy,$(SM80) $(SM90) $(PTX80)))
+$(eval $(call fatbin,kernels/rope/rope,$(EXACT) $(SM90) $(PTX80)))
+$(eval $(call fatbin,kernels/encoding/encoding,$(EXACT) $(SM90) $(PTX80)))
+CUDA_OBJ := $(foreach path,kernels/copy kernels/rope/rope kernels/encoding/encoding,$(call fatbin_obj,$(path)))
+
+# For workers: digests and selections; a pool, and attention over it.
+$(foreach name,digest select,$(eval $(call fatbin,kernels/sparse/$(name),$(EXACT) $(SM90_80))))
+$(foreach name,select_cluster select_stream,$(eval $(call fatbin,kernels/sparse/$(name),$(EXACT) $(SM90) $(PTX90))))
+$(eval $(call fatbin,kernels/sparse/select_rare))
+$(eval $(call fatbin,kernels/slots/slots,$(SM90) $(PTX90) $(PTX80)))
+$(foreach name,attend mla,$(eval $(call fatbin,kernels/attend/$(name),$(EXACT) $(SM90) $(PTX90) $(PTX80))))
+ATTEND_CUDA_OBJ := $(foreach name,attend mla,$(call fatbin_obj,kernels/attend/$(name)))
+SPARSE_CUDA_OBJ := $(foreach name,digest select select_rare select_cluster select_stream,$(call fatbin_obj,kernels/sparse/$(name))) \
+                   $(call fatbin_obj,kernels/slots/slots) $(ATTEND_CUDA_OBJ) $O/obj/kernels/slots/slots.o
+
 # Each of these kernels ends in the same functions. Compiled in one go each would get machine code of its own of them, which takes
 # four times as long; so they are compiled once, and linked. 128 registers are what a thread of 512 has.
-RARE_FATBIN := $(FATBINS)/select_rare.fatbin
-$(RARE_FATBIN): kernels/sparse/select_rare.cu $(wildcard kernels/sparse/select_*.cuh) kernels/arith.h $(addprefix kernels/sparse/,select_cuda.h arith.h select.h sparse.h warp.cuh)
+$(FATBINS)/select_rare.fatbin: kernels/sparse/select_rare.cu
 	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fmad=false -ptx -arch=compute_80 $< -o $@.ptx
-	$(NVCC) -O3 -arch=sm_90 -rdc=true -maxrregcount=128 -cubin $@.ptx -o $@.parts.cubin
-	$(NVCC) -arch=sm_90 -dlink -cubin $@.parts.cubin -o $@.cubin
-	$(CUDA_HOME)/bin/fatbinary -64 --compress-all --create=$@ --image3=kind=elf,sm=90,file=$@.cubin --image3=kind=ptx,sm=80,file=$@.ptx
+	$(call say,NVCC)
+	$(Q)$(NVCC) -I. -O3 $(EXACT) -MMD -MP -MF $(@:.fatbin=.d) -MT $@ -ptx -arch=compute_80 $< -o $@.ptx
+	$(Q)$(NVCC) -O3 -arch=sm_90 -rdc=true -maxrregcount=128 -cubin $@.ptx -o $@.parts.cubin
+	$(Q)$(NVCC) -arch=sm_90 -dlink -cubin $@.parts.cubin -o $@.cubin
+	$(Q)$(CUDA_HOME)/bin/fatbinary -64 --compress-all --create=$@ --image3=kind=elf,sm=90,file=$@.cubin --image3=kind=ptx,sm=80,file=$@.ptx
 	@rm -f $@.ptx $@.parts.cubin $@.cubin
-$O/obj/kernels/sparse/select_rare_fatbin.o: $(RARE_FATBIN)
-SPARSE_CUDA_OBJ += $O/obj/kernels/sparse/select_rare_fatbin.o
-# Clusters of thread blocks and bulk copies there are from compute capability 9.0 on.
-CLUSTER_FATBIN := $(FATBINS)/select_cluster.fatbin $(FATBINS)/select_stream.fatbin
-$(CLUSTER_FATBIN): $(FATBINS)/%.fatbin: kernels/sparse/%.cu $(wildcard kernels/sparse/list_*) $(addprefix kernels/sparse/select_,cuda.h cut.cuh halves.cuh item.cuh reduce.cuh sums.cuh) kernels/arith.h $(addprefix kernels/sparse/,arith.h select.h sparse.h warp.cuh)
-	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fmad=false -fatbin -gencode arch=compute_90,code=[sm_90,compute_90] $< -o $@
-$(FATBINS)/select_cluster.fatbin: $(wildcard kernels/sparse/cluster*)
-$(FATBINS)/select_stream.fatbin: $(wildcard kernels/sparse/stream*)
-$O/obj/kernels/sparse/select_cluster_fatbin.o $O/obj/kernels/sparse/select_stream_fatbin.o: $(CLUSTER_FATBIN)
-SPARSE_CUDA_OBJ += $O/obj/kernels/sparse/select_cluster_fatbin.o $O/obj/kernels/sparse/select_stream_fatbin.o
-$(SPARSE_CUDA_OBJ): $O/obj/kernels/sparse/%_fatbin.o: kernels/fatbin.S $(FATBINS)/%.fatbin
-	@mkdir -p $(@D)
-	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$(FATBINS)/$*.fatbin"' -c $< -o $@
 
-# A worker's pool, and attention over it, which from compute capability 9.0 on begins beside the gather.
-DECODE_ARCHS ?= -gencode arch=compute_90,code=[sm_90,compute_90] -gencode arch=compute_80,code=compute_80
-SLOTS_FATBIN := $(FATBINS)/slots.fatbin
-$(SLOTS_FATBIN): kernels/slots/slots.cu $(addprefix kernels/slots/,slots.cuh slots.h slots_cuda.h) kernels/encoding/fp8.cuh kernels/encoding/rows.cuh
-	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fatbin $(DECODE_ARCHS) $< -o $@
-$O/obj/kernels/slots/slots_fatbin.o: kernels/fatbin.S $(SLOTS_FATBIN)
-	@mkdir -p $(@D)
-	$(CC) -DUCM_FATBIN_SYMBOL=ucm_slots_fatbin -DUCM_FATBIN='"$(SLOTS_FATBIN)"' -c $< -o $@
-ATTEND_FATBIN := $(FATBINS)/attend.fatbin $(FATBINS)/mla.fatbin
-$(ATTEND_FATBIN): $(FATBINS)/%.fatbin: kernels/attend/%.cu $(wildcard kernels/attend/attend*.cuh) kernels/arith.h $(addprefix kernels/attend/,arith.h attend_cuda.h) kernels/sparse/arith.h
-	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fmad=false -fatbin $(DECODE_ARCHS) $< -o $@
-$(FATBINS)/mla.fatbin: $(wildcard kernels/attend/mla*.cuh) kernels/attend/mla_cuda.h
-ATTEND_CUDA_OBJ := $(ATTEND_FATBIN:$(FATBINS)/%.fatbin=$O/obj/kernels/attend/%_fatbin.o)
-$(ATTEND_CUDA_OBJ): $O/obj/kernels/attend/%_fatbin.o: kernels/fatbin.S $(FATBINS)/%.fatbin
-	@mkdir -p $(@D)
-	$(CC) -DUCM_FATBIN_SYMBOL=ucm_$*_fatbin -DUCM_FATBIN='"$(FATBINS)/$*.fatbin"' -c $< -o $@
+# What ucm-bench runs on a GPU.
+BENCH_FATBIN := $(FATBINS)/bench.fatbin
+$(eval $(call fatbin_rule,$(BENCH_FATBIN),client/bench/kernels.cu,$(SM80) $(SM90) $(PTX80)))
 
-# What decode steps are launched with, in C too: checks of a pool's shape.
-DECODE_CUDA_OBJ := $O/obj/kernels/slots/slots.o $O/obj/kernels/slots/slots_fatbin.o $(ATTEND_CUDA_OBJ)
-SPARSE_CUDA_OBJ += $(DECODE_CUDA_OBJ)
+ALL_FATBINS := $(addprefix $(FATBINS)/,$(addsuffix .fatbin,copy rope encoding digest select select_rare select_cluster select_stream slots attend mla bench))
+fatbins: $(ALL_FATBINS)
+-include $(wildcard $(FATBINS)/*.d)
 
 $O/obj/client/cuda/sparse_select.o $O/obj/client/cuda/decode_plan.o: override CFLAGS += -fno-math-errno # the square root is an instruction, as in kernels/sparse
 
@@ -126,14 +101,6 @@ PORTABLE_CUDA := $O/$(CUDA_SO).$(SO_VERSION)
 $O/$(CUDA_SO): $O/$(CUDA_SO).$(SO_VERSION)
 	@ln -sf $(<F) $@
 
-# What ucm-bench runs on a GPU.
-BENCH_FATBIN := $(FATBINS)/bench.fatbin
-$(BENCH_FATBIN): client/bench/kernels.cu client/bench/kernels.h kernels/copy.cu kernels/copy.cuh kernels/copy.h
-	@mkdir -p $(@D)
-	$(NVCC) -I. -O3 -fatbin $(CUDA_ARCHS) $< -o $@
-
-ALL_FATBINS := $(SPARSE_FATBIN) $(RARE_FATBIN) $(CLUSTER_FATBIN) $(SLOTS_FATBIN) $(ATTEND_FATBIN) $(ENCODING_FATBIN) $(ROPE_FATBIN) $(CUDA_FATBIN) $(BENCH_FATBIN)
-fatbins: $(ALL_FATBINS)
 else
 OTHER_CUDA := $(filter-out daemon/cuda/none.c,$(wildcard daemon/cuda/*.c))
 endif

@@ -1,4 +1,5 @@
-# Tests: how they are built and run. tests/check.sh has the phases.
+# Tests: how they are built and run
+# tests/check.sh has the phases.
 
 FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
 # A folder with test_*.c is a room, and one program, build/check/ROOM, of all its sources; a test is run by name:

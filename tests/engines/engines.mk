@@ -1,4 +1,4 @@
-# Checks inside real engines and routers, which come from PyPI or a folder that a variable names.
+# Checks inside real engines and routers, which come from PyPI or a folder that a variable names
 
 # Where `make check-vllm` keeps its virtual environment.
 VLLM_VENV ?= $O/vllm-venv

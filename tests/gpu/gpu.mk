@@ -1,4 +1,4 @@
-# Tests that need an NVIDIA GPU and nvcc, and the folder that runs them on another host.
+# Tests that need an NVIDIA GPU and nvcc, and the folder that runs them on another host
 
 check-gpu: setup-build ## the tests that need an NVIDIA GPU and nvcc
 	$(if $(HAVE_CUDA),,@echo "CUDA toolkit not found: the GPU tests can't be built"; exit 1)
@@ -13,7 +13,7 @@ GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
 $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/worker_staging.h
 	@mkdir -p $(@D)
-	$(NVCC) -I. -O2 $(CUDA_ARCHS) -c $< -o $@
+	$(NVCC) -I. -O2 $(SM80) $(SM90) $(PTX80) -c $< -o $@
 $O/gpu/test_%: $O/obj/tests/gpu/test_%.o $(addprefix $O/obj/tests/gpu/,harness.o staging.o worker.o) $(GPU_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) $^ $(DAEMON_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
@@ -21,7 +21,7 @@ $O/gpu/test_%: $O/obj/tests/gpu/test_%.o $(addprefix $O/obj/tests/gpu/,harness.o
 SERVE_OBJ := $(addprefix $O/obj/tests/gpu/,serve.o serve_encoded.o serve_roles.o serve_stream.o serve_worker.o)
 $(SERVE_OBJ): $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/serve.h client/include/ucmclient.h client/include/ucmclient_cuda.h
 	@mkdir -p $(@D)
-	$(NVCC) -I. -Iclient/include -O2 $(CUDA_ARCHS) -c $< -o $@
+	$(NVCC) -I. -Iclient/include -O2 $(SM80) $(SM90) $(PTX80) -c $< -o $@
 $O/gpu/test_serve: $(SERVE_OBJ) $O/obj/tests/gpu/serve_ring.o $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
 	$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@

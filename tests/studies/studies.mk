@@ -1,5 +1,5 @@
-# Measurements beside baselines, and studies that answered a question: README.md beside this file names them. No other target builds or
-# runs them, but for lint, which compiles those in C.
+# Measurements beside baselines, and studies that answered a question (tests/studies/README.md)
+# No other target builds or runs them, but for lint, which compiles those in C.
 
 STUDIES   := $(patsubst tests/studies/%.c,$O/studies/%,$(wildcard tests/studies/*.c))
 STUDY_VENV ?= $O/study-venv
