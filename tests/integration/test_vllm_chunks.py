@@ -494,7 +494,7 @@ class Rules(unittest.TestCase):
         self.assertEqual(chunk_rules.turned(config, of, kernels["k first"], False).rope.rows, BLOCK * heads)
         with self.assertRaisesRegex(Unsupported, "can't tell where K lies"):  # blocks of two of the kernel's, each with K and V
             chunk_rules.turned(config, of, kernels["k and v of each"], False)
-        for layout, columns in ("heads", False), ("heads", True), ("split", True), ("cross", False):
+        for layout, columns in ("heads", False), ("heads", True), ("split", True):
             e = small.Engine(MODEL, layout=layout)
             with self.assertRaisesRegex(Unsupported, "can't tell where K lies"):
                 chunk_rules.turned(config, SimpleNamespace(**{**vars(kv_config), "num_blocks": 64}), e.ranks[0].tensors, columns)

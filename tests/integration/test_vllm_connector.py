@@ -35,7 +35,7 @@ class Sharing(Case):
         self.assertNotIn("", {request for _, request in seen})
 
     def test_layouts(self):
-        for layout in ("fused", "cross", "packed"):
+        for layout in ("fused", "packed"):
             with self.subTest(layout):
                 self.share(layout=layout, salt=layout)
 

@@ -13,7 +13,7 @@ import test_vllm_trouble
 from ucmclient import EncodedNamespace, Found, Namespace, Region
 from ucmclient.errors import Status, UcmError
 
-LAYOUTS = ("split", "fused", "cross", "packed", "content")
+LAYOUTS = ("split", "fused", "packed", "content")
 #: Of the logits of a first output, relative to their length: three times what was measured.
 CLOSE = {"fp8": 0.024, "int8": 0.006, "q4": 0.07}
 
@@ -122,7 +122,7 @@ class Lossy(Bfloat16):
         with mock.patch.object(vllm_case, "MODEL", large), mock.patch.dict(vllm_case.EXPECTED, clear=True):
             tokens = prompt(421, 150)
             want = expected(tokens, 8, self.DTYPE)[0]
-            for layout in ("split", "cross", "content"):
+            for layout in ("split", "packed", "content"):
                 a, b = (self.engine(encoding="int8", layout=layout, salt=layout) for _ in range(2))
                 self.check(a, Request("cold", tokens))
                 far = self.far(run(b, Request("warm", tokens))["warm"].logits[0], want)

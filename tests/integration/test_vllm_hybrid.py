@@ -288,19 +288,17 @@ class Trouble(HybridCase):
 
 
 class Parts(unittest.TestCase):
-    def refused(self, words, base=None, spec=None, groups=ALIKE, config=(), **given):
+    def refused(self, words, spec=None, groups=ALIKE, config=(), **given):
         made = HybridEngine(MODEL, groups=groups)
         for name, value in dict(config).items():
             setattr(made.config, name, value)
         for name, value in (spec or {}).items():
             setattr(made.kv_config.kv_cache_groups[0].kv_cache_spec, name, value)
-        base = base or type("Base", (), {"get_transfer_results": None, "bind_gpu_block_pool": None})
         with self.assertRaisesRegex(identity.Unsupported, words):
             found = groups_module.groups_of(made.kv_config)
-            groups_module.check_hybrid(made.config, made.kv_config, found, settings.Settings.parse(extra_of(given)), base)
+            groups_module.check_hybrid(made.config, made.kv_config, found, settings.Settings.parse(extra_of(given)))
 
     def test_refusals_say_what_to_do(self):
-        self.refused("get_transfer_results.*--disable-hybrid", base=type("Old", (), {}))
         self.refused('remove the setting .encoding', encoding="lossless")
         self.refused("remove the setting .digests", digests="mean")
         self.refused("remove the settings async_load", async_load=False)

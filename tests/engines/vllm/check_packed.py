@@ -16,7 +16,7 @@ import torch  # noqa: E402
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes  # noqa: E402
 try:
     from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups, get_kv_cache_groups  # noqa: E402
-except ImportError:  # before 0.33
+except ImportError:  # 0.32
     from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
     CircularBufferSpec, FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowMLASpec, SlidingWindowSpec, SparseCacheRole)
@@ -29,7 +29,6 @@ from ucmclient.vllm.layout import layout_of  # noqa: E402
 from ucmclient.vllm.settings import Settings  # noqa: E402
 
 BLOCKS = 5
-BASE = type("Base", (), {"get_transfer_results": None, "bind_gpu_block_pool": None})
 
 
 def _gpt_oss():
@@ -95,7 +94,7 @@ class Packed(unittest.TestCase):
         if groups is None:
             check_one_group(kv_config)
             return [(list(specs), layout_of(tensors, BLOCKS))], tensors
-        check_hybrid(config, kv_config, groups, Settings.parse({}), BASE)
+        check_hybrid(config, kv_config, groups, Settings.parse({}))
         kinds = kinds_of(groups, tensors, BLOCKS)
         return [(g.layers, kinds.layouts[m.kind]) for g, m in zip(groups, kinds.members)], tensors
 

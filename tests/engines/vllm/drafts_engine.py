@@ -57,7 +57,7 @@ class DraftsEngine(StagesEngine):
     def _report(self, connector, out, done):
         if not out.has_sync_kv_loads:
             connector.start_load_kv(None)
-        if out.num_scheduled_tokens and not self.later:
+        if not (self.later and out.num_scheduled_tokens):
             connector.wait_for_save()
         self._transfers(connector, out, done)
         done.invalid_block_ids |= connector.get_block_ids_with_load_errors()

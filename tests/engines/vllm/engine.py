@@ -211,22 +211,17 @@ class Rank:
             pages = whole.reshape(*inner[:-2], 2 * M.HEAD)
             layers = [pages[:, :, i] if o.layout == "heads" else pages[i] for i in range(M.LAYERS)]
             self.tensors = {f"layers.{i}": tensor(layer) for i, layer in enumerate(layers)}
-        else:  # "cross", "packed": all layers of a block side by side, in one tensor or in views of it
+        else:  # "packed": all layers of a block side by side
             pages = whole.reshape(engine.blocks, M.LAYERS, 2, BLOCK, n, M.HEAD)
             self.pages = [pages[:, i].swapaxes(0, 1) for i in range(M.LAYERS)]
-            self.tensors = {"all": tensor(pages)}
-            if o.layout == "packed":
-                self.tensors = {f"layers.{i}": tensor(pages[:, i]) for i in range(M.LAYERS)}
+            self.tensors = {f"layers.{i}": tensor(pages[:, i]) for i in range(M.LAYERS)}
         self.memory.forget()  # what was never written must never count
         self.connector = None
         if engine.connector_class is not None:
             connector_module._tensor_parallel_rank = lambda: number  # vLLM has a process for each rank
             connector_module._of_all_ranks = lambda config, mine: [mine]
             self.connector = engine.connector_class(engine.config, KVConnectorRole.WORKER, engine.kv_config)
-            if o.layout == "cross":
-                self.connector.register_cross_layers_kv_cache(self.tensors["all"])
-            else:
-                self.connector.register_kv_caches(self.tensors)
+            self.connector.register_kv_caches(self.tensors)
 
     def write(self, layer, block, row, k, v):
         self.memory.put(self.pages[layer][0, block, row], k[self.heads])
@@ -469,8 +464,7 @@ class Engine:
         for connector in connectors:
             if not out.has_sync_kv_loads:
                 connector.start_load_kv(None)
-            if out.num_scheduled_tokens:  # else only newer ones do
-                connector.wait_for_save()
+            connector.wait_for_save()
             self._transfers(connector, out, done)
             done.invalid_block_ids |= connector.get_block_ids_with_load_errors()
             meta = connector.build_connector_worker_meta()

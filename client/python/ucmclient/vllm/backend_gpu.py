@@ -7,7 +7,7 @@ again) run eagerly, and their sparse tokens wait for what they need, layer by la
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.attention.backend import AttentionCGSupport
@@ -21,12 +21,8 @@ from vllm.v1.attention.backends.flash_attn import (
 from .sparse_gpu import worker_of
 from .sparse_layer import check_layer, setting, spec_of
 
-#: What vLLM prepared for the whole batch and a part of it must not use. A vLLM behind 0.26 has no cascade attention.
-_OF_THE_WHOLE = {
-    name: value
-    for name, value in {"scheduler_metadata": None, "use_cascade": False}.items()
-    if name in {field.name for field in fields(FlashAttentionMetadata)}
-}
+#: What vLLM prepared for the whole batch and a part of it must not use.
+_OF_THE_WHOLE = {"scheduler_metadata": None}
 
 
 class SparseBackend(FlashAttentionBackend):
@@ -44,8 +40,7 @@ class SparseBackend(FlashAttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        above = getattr(super(), "customize_spec", None)
-        return spec_of(spec if above is None else above(spec))
+        return spec_of(super().customize_spec(spec))
 
 
 class SparseBuilder(FlashAttentionMetadataBuilder):

@@ -63,23 +63,10 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.ucmclient")
 
-#: A vLLM without handle_preemptions overwrites blocks that are being stored. One without build_connector_worker_meta
-#: can't report the outcome of a load, and may reuse an aborted request's blocks during a load.
-_NEEDED = (
-    "get_handshake_metadata",
-    "set_xfer_handshake_metadata",
-    "get_block_ids_with_load_errors",
-    "handle_preemptions",
-    "build_connector_worker_meta",
-)
-_missing = [name for name in _NEEDED if not hasattr(KVConnectorBase_V1, name)]
 watching.loads()
 watching.names()
-if _missing:
-    raise ImportError(f"this vLLM is too old for UcmConnector: KVConnectorBase_V1 has no {', '.join(_missing)}")
-
-_HandshakeBase: Any = getattr(_base, "KVConnectorHandshakeMetadata", object)
-_GroupsBase: Any = getattr(_base, "SupportsHMA", object)
+if not hasattr(_base, "KVConnectorTransferResults"):
+    raise ImportError("this vLLM is too old for UcmConnector, which needs 0.32 or a newer one")
 
 
 @dataclass
@@ -88,7 +75,7 @@ class UcmMetadata(KVConnectorMetadata):
 
 
 @dataclass
-class UcmHandshake(_HandshakeBase):
+class UcmHandshake(_base.KVConnectorHandshakeMetadata):
     identity: Union[EngineIdentity, HybridIdentity]
 
 
@@ -129,17 +116,14 @@ def _sums(one: dict[Any, int], other: dict[Any, int]) -> dict[Any, int]:
     return {name: one.get(name, 0) + other.get(name, 0) for name in one.keys() | other.keys()}
 
 
-class UcmConnector(KVConnectorBase_V1, _GroupsBase):
+class UcmConnector(KVConnectorBase_V1, _base.SupportsHMA):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: Any = None):
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        self._settings = Settings.parse(transfer.kv_connector_extra_config or {}).for_role(
-            getattr(transfer, "is_kv_producer", True), getattr(transfer, "is_kv_consumer", True)
-        )
+        self._settings = Settings.parse(transfer.kv_connector_extra_config or {}).for_role(transfer.is_kv_producer, transfer.is_kv_consumer)
         self._config = vllm_config
         self._kv_config = kv_cache_config
         self._worker: Union[WorkerHalf, HybridWorker, None] = None
-        self._carried_out: Optional[Plan] = None
         #: Changes of weights that the scheduler's half was told of.
         self._changes = watching.changes(False)
         #: Finished requests that the scheduler's half is to be told of.
@@ -155,7 +139,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if self._groups is None:
             check_one_group(kv_cache_config, self._context.ranks)
         else:
-            check_hybrid(vllm_config, kv_cache_config, self._groups, self._settings, KVConnectorBase_V1)
+            check_hybrid(vllm_config, kv_cache_config, self._groups, self._settings)
         check_head_groups(self._settings, self._groups is not None)
         check_stages(vllm_config, self._groups, self._settings)
         check_layer_stores(self._settings, self._groups is not None)
@@ -163,8 +147,6 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         self._layers: Optional[LayerStores] = None
         check_drafts(vllm_config, self._groups, self._settings)
         self._drafts = drafts_of(vllm_config)
-        #: Draft layers of this rank run behind get_finished.
-        self._drafts_later = False
         #: Of the worker: what it has read, and what names it alone if that is in doubt.
         self._read: Optional[Weights] = None
         self._alone: dict[str, Any] = {}
@@ -173,7 +155,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if role == KVConnectorRole.WORKER and getattr(vllm_config, "lora_config", None) is not None:
             adapters.watch()
         if role == KVConnectorRole.SCHEDULER:
-            if self._settings.load and getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
+            if self._settings.load and transfer.kv_load_failure_policy != "recompute":
                 logger.warning(
                     'kv_load_failure_policy is not "recompute": a request whose blocks turn out to be gone fails'
                 )
@@ -184,7 +166,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     def _make_scheduler(self) -> SchedulerHalf:
         parallel = self._config.parallel_config
-        workers = parallel.tensor_parallel_size * getattr(parallel, "pipeline_parallel_size", 1)
+        workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         if self._groups is None:
             reads_next = self._drafts is not None and self._drafts.reads_next
             tokens = block_tokens(self._kv_config) * self._context.ranks
@@ -209,12 +191,6 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
     def requires_kv_delivery(self) -> bool:
         """False: a lost store causes a miss later, no error."""
         return False
-
-    @property
-    def prefer_cross_layer_blocks(self) -> bool:
-        """True if all layers of a block should lie side by side, in one tensor, which makes one large copy."""
-        apart = self._settings.layers_apart or self._settings.chunks or self._settings.digests is not None or self._settings.sparse is not None
-        return self._settings.block_layout and not apart
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> Optional[str]:
@@ -251,10 +227,6 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             else:
                 (layout, digest), more = self._layout(kv_caches), []
             self._identity = self._named(layout, ranks, self._engine())
-        if self._drafts is not None:
-            _check_order()
-            stages = stages_of(self._config)
-            self._drafts_later = stages == 1 or _stage_number() == stages - 1
         make_worker, gathered, of_chunks = WorkerHalf, "", self._chunks(kv_caches)
         if of_chunks is not None:
             make_worker = functools.partial(ChunkingWorker, turned=of_chunks)
@@ -372,9 +344,6 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             return True
         return self._settings.layer_stores > 0 and layers_alike(kv_caches, self._kv_config.num_blocks)
 
-    def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any = None) -> None:
-        self.register_kv_caches({"all": kv_cache})
-
     def unregister_kv_caches(self) -> None:
         if self._worker is not None:
             self._worker.unregister()
@@ -388,8 +357,6 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         super().bind_connector_metadata(connector_metadata)
-        if self._plan().fence:  # older versions call handle_preemptions for preempted requests only
-            self.handle_preemptions(connector_metadata)
         if self._layers is not None:
             self._layers.begin(self._plan())
         if self._sparse is not None:
@@ -417,24 +384,15 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
             self._layers.layer(layer_name)
 
     def wait_for_save(self) -> None:
+        """When all layers of a step have run, a draft model's too."""
+        if self._sparse is not None:
+            self._sparse.end()
         if self._worker is not None:
-            self._start_stores(self._worker)
-
-    def _start_stores(self, worker: Union[WorkerHalf, HybridWorker]) -> None:
-        """Runs once for each plan. vLLM 0.20 skips wait_for_save in a step without tokens, but always calls
-        get_finished."""
-        plan = self._plan()
-        if plan is not self._carried_out:
-            self._carried_out = plan
-            if self._sparse is not None:
-                self._sparse.end()
-            worker.start_stores(plan)
+            self._worker.start_stores(self._plan())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[Optional[set[str]], Optional[set[str]]]:
         if self._worker is None:
             return None, None
-        if not (self._drafts_later and self._plan().computes):  # wait_for_save comes when the draft layers have run
-            self._start_stores(self._worker)
         sent, received = self._worker.finished()[:2]
         if isinstance(self._sparse, SparseGpuWorker):
             received = self._sparse.arrived(received)
@@ -448,10 +406,9 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         return set()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        """vLLM's call of get_finished, where it has this; only here can failed loads of several groups be told."""
+        """vLLM's call of get_finished; only here can failed loads of several groups be told."""
         if not isinstance(self._worker, HybridWorker):
             return super().get_transfer_results(finished_req_ids)
-        self._start_stores(self._worker)
         sent, received, failed = self._worker.finished()
         return _base.KVConnectorTransferResults(self._not_ours(sent), received, failed)
 
@@ -537,7 +494,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         return UcmMetadata(self._scheduler.step(scheduler_output))
 
     def update_connector_output(self, connector_output: Any) -> None:
-        progress = getattr(connector_output, "kv_connector_worker_meta", None)
+        progress = connector_output.kv_connector_worker_meta
         if not isinstance(progress, UcmProgress):
             progress = UcmProgress(0)
         self._connect(progress.identities)
@@ -545,8 +502,7 @@ class UcmConnector(KVConnectorBase_V1, _GroupsBase):
         if progress.changed - {os.getpid()}:  # what changed in this process was seen before
             self._scheduler.reset()
         if isinstance(self._scheduler, HybridScheduler):
-            failed = getattr(connector_output, "failed_recving", None)
-            self._scheduler.received_all(connector_output.finished_recving, failed, progress.released)
+            self._scheduler.received_all(connector_output.finished_recving, connector_output.failed_recving, progress.released)
             return
         if self._scheduler.gathers is not None:
             self._scheduler.gathers.received(progress.shares)
@@ -602,7 +558,6 @@ def _engine(config: Any) -> dict[str, Any]:
 
 
 def _check_backend(config: Any) -> None:
-    """A vLLM that does not ask backends for their spec has not said whose it is."""
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
@@ -615,19 +570,6 @@ def _tensor_parallel_rank() -> int:
     from vllm.distributed import get_tensor_model_parallel_rank
 
     return get_tensor_model_parallel_rank()
-
-
-def _check_order() -> None:
-    """A vLLM whose workers save before draft layers have run would store blocks without these."""
-    try:
-        from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
-    except ImportError:
-        return
-    if not hasattr(KVConnectorModelRunnerMixin, "finalize_kv_connector"):
-        raise Unsupported(
-            "speculative decoding with draft layers or a draft model needs a vLLM that saves KV when these have run (0.32 does): take a "
-            "newer one, or start without it"
-        )
 
 
 def _stage_number() -> int:

@@ -153,26 +153,22 @@ def parents_first(blocks: dict[bytes, dict[str, Any]]) -> Iterator[dict[str, Any
 
 
 class VllmEvents:
-    """Makes vLLM's events, of which older releases have fewer fields."""
+    """Makes vLLM's events."""
 
     def __init__(self) -> None:
         from vllm.distributed import kv_events
         from vllm.v1.core import kv_cache_utils
 
         self._stored, self._removed = kv_events.BlockStored, kv_events.BlockRemoved
-        self._hash: Callable[[Any], Any] = getattr(kv_cache_utils, "maybe_convert_block_hash", lambda key: key)
+        self._hash: Callable[[Any], Any] = kv_cache_utils.maybe_convert_block_hash
 
     def stored(self, key: bytes, medium: str, block: dict[str, Any]) -> Any:
         ids = memoryview(block.get("tokens", b"")).cast("I").tolist()
         parent = block.get("parent") or None
-        return self._of(
-            self._stored, block_hashes=[self._hash(key)], parent_block_hash=self._hash(parent) if parent else None, token_ids=ids,
+        return self._stored(
+            block_hashes=[self._hash(key)], parent_block_hash=self._hash(parent) if parent else None, token_ids=ids,
             block_size=len(ids), lora_id=None, medium=medium, lora_name=block.get("lora") or None,
         )
 
     def removed(self, key: bytes, medium: str) -> Any:
-        return self._of(self._removed, block_hashes=[self._hash(key)], medium=medium)
-
-    @staticmethod
-    def _of(kind: Any, **fields: Any) -> Any:
-        return kind(**{name: value for name, value in fields.items() if name in kind.__struct_fields__})
+        return self._removed(block_hashes=[self._hash(key)], medium=medium)

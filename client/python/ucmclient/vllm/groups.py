@@ -123,17 +123,9 @@ def _state(spec: Any) -> str:
     return json.dumps([str(getattr(spec, name, None)) for name in ("mamba_type", "shapes", "dtypes")])
 
 
-def check_hybrid(config: Any, kv_cache_config: Any, groups: Sequence[Group], settings: Settings, base: type) -> None:
-    """base: vLLM's class of connectors."""
+def check_hybrid(config: Any, kv_cache_config: Any, groups: Sequence[Group], settings: Settings) -> None:
     if any(group.kind == STATE for group in groups):
         _check_states(config, kv_cache_config)
-    missing = [name for name in ("get_transfer_results", "bind_gpu_block_pool") if not hasattr(base, name)]
-    if missing:
-        raise Unsupported(
-            f"a model with {len(groups)} kinds of KV cache needs a vLLM that can be told of failed loads of it (KVConnectorBase_V1 has no "
-            f"{', '.join(missing)}; 0.32 has them): take a newer one; models with sliding windows also work with "
-            "--disable-hybrid-kv-cache-manager"
-        )
     names = {"encoding": settings.encoding != "none", "digests": settings.digests is not None, "sparse": settings.sparse is not None}
     for name in (name for name, used in names.items() if used):
         raise Unsupported(f"{name}: not supported for models with several kinds of KV cache: remove the setting {name!r}")

@@ -87,7 +87,7 @@ def check_hash(algorithm: str, default_seed: bool | None = None) -> int:
             f"--prefix-caching-hash-algo {algorithm} is not supported: use sha256 or sha256_cbor"
         )
     if default_seed is None:
-        default_seed = algorithm.startswith("sha256") and _engine_has_default_seed()
+        default_seed = algorithm.startswith("sha256")
     if "PYTHONHASHSEED" not in os.environ and not default_seed:
         raise Unsupported(
             "each process draws a seed of its own for its block hashes, so that no two engines would find each "
@@ -96,15 +96,6 @@ def check_hash(algorithm: str, default_seed: bool | None = None) -> int:
     if os.environ.get("PYTHONHASHSEED") == "random":
         raise Unsupported("PYTHONHASHSEED=random draws a seed for each process: set a number, the same for all engines")
     return _HASHES[algorithm]
-
-
-def _engine_has_default_seed() -> bool:
-    """vLLM from 0.2x on starts cryptographic hashes from a fixed seed."""
-    try:
-        from vllm.v1.core import kv_cache_utils
-    except ImportError:
-        return False
-    return hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")
 
 
 def heads_of(kv_cache_config: Any, setting: str) -> Heads:

@@ -11,12 +11,10 @@ _BACKEND = "ucmclient.vllm.backend.SparseBackend"
 def register() -> None:
     watching.loads()
     watching.names()
-    try:
-        from vllm.platforms import current_platform
-        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-    except ImportError:  # a vLLM that has no such backends
-        return
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
     register_backend(AttentionBackendEnum.CUSTOM, _BACKEND)
-    if current_platform.is_cpu() and hasattr(AttentionBackendEnum, "CPU_ATTN"):
+    if current_platform.is_cpu():
         # This platform has one backend and asks for no other, whatever --attention-backend says.
         register_backend(AttentionBackendEnum.CPU_ATTN, _BACKEND)

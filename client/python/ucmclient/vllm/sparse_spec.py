@@ -91,10 +91,7 @@ class SparseManager(FullAttentionManager):
 
 
 def serve(group: Any, scheduler: SparseScheduler) -> None:
-    """The manager of this group of layers will ask this scheduler. Call it before vLLM makes the manager. A vLLM before 0.32 does not
-    ask backends for their spec; its scheduler's copy of the group gets it here."""
+    """The manager of this group of layers will ask this scheduler. Call it before vLLM makes the manager."""
     KVCacheSpecRegistry._ensure_registered()
     KVCacheSpecRegistry.register(SparseSpec, SparseManager, uniform_type_base_spec=FullAttentionSpec)
-    if type(group.kv_cache_spec) is FullAttentionSpec:
-        group.kv_cache_spec = SparseSpec.of(group.kv_cache_spec)
     _schedulers[id(group.kv_cache_spec)] = scheduler
