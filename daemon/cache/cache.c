@@ -167,17 +167,17 @@ static struct part_view part_view(struct cache *c, block_ref ref, uint32_t part)
         .local = p->dram != PART_DRAM_NONE || p->nvme != PART_NVME_NONE,
         .slot = cache_quota_slot(c, p),
         .dirty = b->flags & BLOCK_QUEUED && p->dram == PART_DRAM_READY && p->nvme == PART_NVME_NONE,
-        .status = cache_followed(ns) ? cache_status(c, ns, ref) : 0,
+        .status = cache_followed(ns) ? cache_status(c, ref) : 0,
     };
 }
 
-uint8_t cache_status(const struct cache *c, const struct ns *ns, block_ref ref)
+uint8_t cache_status(const struct cache *c, block_ref ref)
 {
     static const uint8_t statuses[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
                                        [CACHE_NVME] = UCM_LOOKUP_NVME,
                                        [CACHE_SHARE] = UCM_LOOKUP_SHARED};
 
-    return statuses[cache_tier(c, ns, ref)];
+    return statuses[cache_tier(c, ref)];
 }
 
 void cache_follow(struct cache *c,
@@ -191,7 +191,7 @@ void cache_follow(struct cache *c,
 
 void cache_status_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was)
 {
-    uint8_t is = cache_status(c, ns, ref);
+    uint8_t is = cache_status(c, ref);
 
     if (is == was)
         return;
@@ -354,22 +354,10 @@ bool cache_on_share(struct cache *c, block_ref ref)
     return false;
 }
 
-void cache_lease_add(struct cache *c, struct block *b, const struct ns *ns)
+static void leased_count(struct cache *c, const struct ns *ns, int change)
 {
-    assert(b->leases < UINT32_MAX);
-    if (b->leases++ > 0)
-        return;
-    c->leased.index_bytes += index_block_bytes(ns);
-    c->leased.bytes += ns->block_bytes;
-}
-
-void cache_lease_end(struct cache *c, struct block *b, const struct ns *ns)
-{
-    assert(b->leases > 0);
-    if (--b->leases > 0)
-        return;
-    c->leased.index_bytes -= index_block_bytes(ns);
-    c->leased.bytes -= ns->block_bytes;
+    c->leased.index_bytes += index_block_bytes(ns) * (uint64_t)change;
+    c->leased.bytes += ns->block_bytes * (uint64_t)change;
 }
 
 void cache_lease(struct cache *c, block_ref ref)
@@ -377,39 +365,41 @@ void cache_lease(struct cache *c, block_ref ref)
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
-    cache_lease_add(c, b, ns);
+    assert(b->leases < UINT32_MAX);
+    if (b->leases++ == 0)
+        leased_count(c, ns, 1);
 }
 
-void cache_lease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n)
+bool cache_lease_end(struct cache *c, block_ref ref)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        struct block *b = index_block(c->config.index, refs[i]);
+    struct ns *ns;
+    struct block *b = cache_block(c, ref, &ns);
 
-        assert(b->ns == ns->id);
-        cache_lease_add(c, b, ns);
-    }
+    assert(b->leases > 0);
+    if (--b->leases == 0)
+        leased_count(c, ns, -1);
+    return b->leases == 0;
 }
 
-void cache_unlease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n)
+void cache_lease_many(struct cache *c, const block_ref *refs, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        struct block *b = index_block(c->config.index, refs[i]);
+    for (uint32_t i = 0; i < n; i++)
+        if (refs[i] != 0)
+            cache_lease(c, refs[i]);
+}
 
-        assert(b->ns == ns->id);
-        cache_lease_end(c, b, ns);
-        if (b->leases == 0)
-            cache_settle_block(c, refs[i], b, ns);
-    }
+void cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (refs[i] != 0 && cache_lease_end(c, refs[i]))
+            cache_settle(c, refs[i]);
     if (n > 0)
         cache_released(c);
 }
 
 void cache_unlease(struct cache *c, block_ref ref)
 {
-    struct ns *ns;
-
-    cache_block(c, ref, &ns);
-    cache_unlease_many(c, ns, &ref, 1);
+    cache_unlease_many(c, &ref, 1);
 }
 
 struct cache_leased cache_leased(const struct cache *c)

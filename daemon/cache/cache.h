@@ -108,9 +108,9 @@ bool cache_on_share(struct cache *c, block_ref ref);
 /* A lease keeps the block in some tier until cache_unlease. */
 void cache_lease(struct cache *c, block_ref ref);
 void cache_unlease(struct cache *c, block_ref ref);
-/* The same of refs[n], all of ns and none of them 0. */
-void cache_lease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);
-void cache_unlease_many(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n);
+/* The same of refs[n]; 0 is passed over. */
+void cache_lease_many(struct cache *c, const block_ref *refs, uint32_t n);
+void cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n);
 /* Ends a lease that its caller took just now and does not need. It released nothing, so it wakes
  * nobody. */
 void cache_lease_undo(struct cache *c, block_ref ref);
@@ -119,14 +119,13 @@ struct cache_leased {
     uint64_t index_bytes, bytes;
 };
 struct cache_leased cache_leased(const struct cache *c);
-/* Leases the blocks of refs[n], all of ns, up to the first that is not found. tiers[i]: CACHE_DRAM, _NVME
+/* Leases the blocks of refs[n] up to the first that is not found. tiers[i]: CACHE_DRAM, _NVME
  * or _SHARE, the lowest that a part of the block has to come from. Returns how many. */
-uint32_t cache_lease_found(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n,
-                           uint8_t *tiers);
-/* That tier of one block of ns; 0 if it is not found, or the ref is 0. */
-uint8_t cache_tier(const struct cache *c, const struct ns *ns, block_ref ref);
+uint32_t cache_lease_found(struct cache *c, const block_ref *refs, uint32_t n, uint8_t *tiers);
+/* That tier of one block; 0 if it is not found, or the ref is 0. */
+uint8_t cache_tier(const struct cache *c, block_ref ref);
 /* The same as lookups report it: enum ucm_lookup_status. */
-uint8_t cache_status(const struct cache *c, const struct ns *ns, block_ref ref);
+uint8_t cache_status(const struct cache *c, block_ref ref);
 /* Finds or makes the block of a key, and holds it. 0: the index is full. */
 block_ref cache_open(struct cache *c, struct ns *ns, const uint8_t *key);
 /* A request uses these blocks of one prefix in namespace ns, head first, or is about to store them; 0

@@ -68,14 +68,6 @@ void cache_discard(struct cache *c, block_ref ref)
     cache_released(c);
 }
 
-void cache_settle(struct cache *c, block_ref ref)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-
-    cache_settle_block(c, ref, b, ns);
-}
-
 /* An incomplete block in DRAM may still be completed, or the policy evicts it. Nobody would ever find
  * one without anything in DRAM. */
 static bool worthless(const struct block *b, const struct ns *ns)
@@ -84,8 +76,11 @@ static bool worthless(const struct block *b, const struct ns *ns)
            (b->flags & BLOCK_DOOMED || (b->dram_parts == 0 && !block_complete(b, ns)));
 }
 
-void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns)
+void cache_settle(struct cache *c, block_ref ref)
 {
+    struct ns *ns;
+    const struct block *b = cache_block(c, ref, &ns);
+
     cache_reconsider(c, ref);
     if (worthless(b, ns))
         cache_discard(c, ref);
@@ -94,9 +89,9 @@ void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, c
 void cache_lease_undo(struct cache *c, block_ref ref)
 {
     struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
+    const struct block *b = cache_block(c, ref, &ns);
 
-    cache_lease_end(c, b, ns);
+    (void)cache_lease_end(c, ref);
     cache_reconsider(c, ref);
     if (worthless(b, ns))
         block_remove(c, ref);
@@ -133,7 +128,7 @@ enum cache_evicted cache_evict(struct cache *c, block_ref ref, unsigned tiers)
         cache_fills_break(c, ref);
     if (b->leases > 0 || !block_idle(b, ns)) {
         if (all) {
-            uint8_t status = cache_followed(ns) ? cache_status(c, ns, ref) : 0;
+            uint8_t status = cache_followed(ns) ? cache_status(c, ref) : 0;
 
             c->dooms += !(b->flags & BLOCK_DOOMED);
             b->flags |= BLOCK_DOOMED;

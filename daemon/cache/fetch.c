@@ -282,7 +282,6 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
 {
     uint64_t bytes = ns_part_bytes(cache_ns(c, ref), part), owner = part_owner(ref, part);
     struct part_op *f = part_op_new(c, ref, part);
-    struct ns *ns;
     int rc = -EBUSY;
 
     if (!f)
@@ -309,7 +308,7 @@ err_after_slot:
     rc = rc == -EAGAIN && group ? -EBUSY : rc;
     arena_slot_free(c->arena, f->slot);
 err_after_hold:
-    cache_lease_end(c, cache_block(c, ref, &ns), ns); /* as it was: nothing to settle */
+    (void)cache_lease_end(c, ref); /* as it was: nothing to settle */
     cache_reconsider(c, ref);
     table_remove(&c->fetches, f->number);
 err_after_fetch:

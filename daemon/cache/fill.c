@@ -194,7 +194,7 @@ void cache_fills_break(struct cache *c, block_ref ref)
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
-    cache_lease_add(c, b, ns); /* fill_abort settles the block, which must outlive this loop */
+    cache_lease(c, ref); /* fill_abort settles the block, which must outlive this loop */
     for (uint32_t i = 0; i < ns->identity.parts; i++) {
         struct cache_fill *f;
 
@@ -205,7 +205,7 @@ void cache_fills_break(struct cache *c, block_ref ref)
         if (f->copying == 0)
             fill_abort(c, f);
     }
-    cache_lease_end(c, b, ns);
+    (void)cache_lease_end(c, ref);
 }
 
 bool cache_fill_reclaim(struct cache *c)

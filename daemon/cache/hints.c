@@ -205,7 +205,7 @@ static bool fill(struct cache *c, struct ns_hints *h)
     }
     h->cursor = index_scan(c->config.index, h->ns, h->cursor, SCANNED_PER_TURN, refs, &n);
     for (uint32_t i = 0; i < n; i++) {
-        uint8_t is = cache_status(c, h->ns, refs[i]);
+        uint8_t is = cache_status(c, refs[i]);
 
         if (is != 0)
             hints_set(h->filling, index_block(c->config.index, refs[i])->key, 0, is);

@@ -58,31 +58,25 @@ static uint8_t tier_of(const struct cache *c, const struct block *b, const struc
     return CACHE_NVME;
 }
 
-static bool found(const struct block *b, const struct ns *ns)
-{
-    return block_complete(b, ns) && !(b->flags & BLOCK_DOOMED);
-}
-
-uint8_t cache_tier(const struct cache *c, const struct ns *ns, block_ref ref)
+uint8_t cache_tier(const struct cache *c, block_ref ref)
 {
     const struct block *b = ref ? index_block(c->config.index, ref) : NULL;
+    const struct ns *ns = b ? index_ns(c->config.index, b->ns) : NULL;
 
-    return b && found(b, ns) ? tier_of(c, b, ns) : 0;
+    if (!b || !block_complete(b, ns) || b->flags & BLOCK_DOOMED)
+        return 0;
+    return tier_of(c, b, ns);
 }
 
-uint32_t cache_lease_found(struct cache *c, const struct ns *ns, const block_ref *refs, uint32_t n,
-                           uint8_t *tiers)
+uint32_t cache_lease_found(struct cache *c, const block_ref *refs, uint32_t n, uint8_t *tiers)
 {
     uint32_t i;
 
-    for (i = 0; i < n && refs[i] != 0; i++) {
-        struct block *b = index_block(c->config.index, refs[i]);
-
-        assert(b->ns == ns->id);
-        if (!found(b, ns))
+    for (i = 0; i < n; i++) {
+        tiers[i] = cache_tier(c, refs[i]);
+        if (tiers[i] == 0)
             break;
-        cache_lease_add(c, b, ns);
-        tiers[i] = tier_of(c, b, ns);
+        cache_lease(c, refs[i]);
     }
     return i;
 }

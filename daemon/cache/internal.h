@@ -350,12 +350,10 @@ bool cache_windows_ready(const void *ctx);
 void block_drop_dram(struct cache *c, block_ref ref, bool evicted);
 /* The part's copy on NVMe is gone, or not to be trusted. forget: the tier does not know yet. */
 void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget);
-/* One lease more; and one less, without settling the block. */
-void cache_lease_add(struct cache *c, struct block *b, const struct ns *ns);
-void cache_lease_end(struct cache *c, struct block *b, const struct ns *ns);
+/* One lease less, without settling the block. True: it was the last one. */
+bool cache_lease_end(struct cache *c, block_ref ref);
 /* After a use or lease ended: removes a block that is doomed, or of which too little is left. */
 void cache_settle(struct cache *c, block_ref ref);
-void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns);
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);

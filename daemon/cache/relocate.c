@@ -267,7 +267,6 @@ static int relocation_new(struct cache *c, block_ref ref, uint32_t part, struct 
                           struct cache_move *m)
 {
     struct relocation *r = NULL;
-    struct ns *ns;
     int rc;
 
     if (may_begin(c, group))
@@ -285,7 +284,7 @@ static int relocation_new(struct cache *c, block_ref ref, uint32_t part, struct 
     cache_lease(c, ref); /* nothing of it leaves the index while a slot is sought */
     rc = begin(r, m->small);
     if (rc < 0 && rc != -EAGAIN) {
-        cache_lease_end(c, cache_block(c, ref, &ns), ns); /* as it was */
+        (void)cache_lease_end(c, ref); /* as it was */
         cache_reconsider(c, ref);
         free(r);
         return rc;

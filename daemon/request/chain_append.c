@@ -14,26 +14,6 @@ static struct request_rooms *rooms_of(const struct chain *ch)
 
 /* ---- bases and digests ---- */
 
-/* Leases what was found for n keys up to the first that is not there: how many. */
-static uint32_t bases_lease(struct chain *ch, const struct view *v, uint32_t n,
-                            const block_ref *refs, uint8_t *tiers)
-{
-    struct index *ix = rooms_of(ch)->index;
-    uint32_t found = 0, end, got;
-
-    for (; found < n && refs[found] != 0; found += got) {
-        struct ns *ns = view_ns(v, index_block(ix, refs[found]));
-
-        for (end = found + 1; end < n && refs[end] != 0; end++)
-            if (view_ns(v, index_block(ix, refs[end])) != ns)
-                break;
-        got = cache_lease_found(rooms_of(ch)->cache, ns, refs + found, end - found, tiers + found);
-        if (got < end - found)
-            return found + got;
-    }
-    return found;
-}
-
 /* Appends the blocks of keys [from, from + n) up to the first that is not found. Returns how many. */
 static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, bool *bypassed)
 {
@@ -51,7 +31,7 @@ static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, b
         rooms_of(ch)->metrics->bypass_lookup_keys += n;
         return 0;
     }
-    found = bases_lease(ch, &v, n, d->bases + from, tiers);
+    found = cache_lease_found(rooms_of(ch)->cache, d->bases + from, n, tiers);
     for (uint32_t i = 0; i < found; i++) {
         tiers[i] = status[tiers[i]];
         ch->blocks[ch->appended + i] = (struct chain_block){d->bases[from + i], 0};

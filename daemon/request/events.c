@@ -286,7 +286,7 @@ static void pack_block(msgpack_packer *pk, const struct requests *rq, const stru
 
     msgpack_pack_map(pk, described ? 5 : 2);
     proto_pack_bin(pk, "key", b->key, ns->identity.key_bytes);
-    proto_pack_u64(pk, "is", cache_status(rq->rooms.cache, ns, ref));
+    proto_pack_u64(pk, "is", cache_status(rq->rooms.cache, ref));
     if (described)
         pack_description(pk, &d);
 }
@@ -318,7 +318,7 @@ int method_events_list(struct call *call)
         return -call->error.code;
     next = index_scan(rq->rooms.index, ns, m->cursor, list_limit(ns, m->limit), refs, &n);
     for (uint32_t i = 0; i < n; i++)
-        if (cache_status(rq->rooms.cache, ns, refs[i]) != UCM_LOOKUP_MISS)
+        if (cache_status(rq->rooms.cache, refs[i]) != UCM_LOOKUP_MISS)
             refs[found++] = refs[i];
     call_map_begin(call, &pb);
     msgpack_pack_map(&pb.pk, 4);
@@ -378,8 +378,8 @@ int method_events_describe(struct call *call)
             .tokens = {m->tokens.p + (size_t)i * bytes, bytes},
             .lora = m->lora};
 
-        events_describe(rq->following.events, te, ns, key,
-                        cache_status(rq->rooms.cache, ns, refs[i]), &d);
+        events_describe(rq->following.events, te, ns, key, cache_status(rq->rooms.cache, refs[i]),
+                        &d);
     }
     return call_reply(call, NULL);
 }

@@ -381,9 +381,9 @@ bool lookup_later(struct session *s, const struct view *v, const struct msg_look
 void lookups_later_end(struct session *s);
 
 /* lease.c */
-/* Leases refs[n], all of the view; skips zeroes. */
-int lease_new(struct call *call, const struct view *v, const block_ref *refs, uint32_t n,
-              uint64_t lease_ms, uint32_t *name);
+/* Leases refs[n]; skips zeroes. */
+int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
+              uint32_t *name);
 void lease_end(struct session *s, uint32_t name);
 /* Ends some of the session's leases, as many as one turn of the loop may. True: it has none left. */
 bool leases_end(struct session *s);

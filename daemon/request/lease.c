@@ -1,15 +1,14 @@
 /* Leases: a lookup's blocks stay in some tier until their client releases them, by name or with the load that uses
  * them, until the lease's time is over, or until its connection closes. */
-#include "daemon/request/view.h"
+#include "daemon/request/internal.h"
 
 #include <stdlib.h>
 
 struct lease {
     struct session *s;
-    struct view view; /* of its blocks, which keep the namespaces */
     struct deadline deadline;
     uint32_t number, name; /* number: in the session's table */
-    uint32_t n;
+    uint32_t n;            /* blocks, which keep their namespaces */
     size_t memory;
     block_ref refs[];
 };
@@ -22,7 +21,7 @@ void lease_end(struct session *s, uint32_t name)
         return;
     table_remove(&s->leases, l->number);
     deadline_disarm(s->rq->rooms.deadlines, &l->deadline);
-    view_unlease(s->rq, &l->view, l->refs, l->n);
+    cache_unlease_many(s->rq->rooms.cache, l->refs, l->n);
     leased_add(s, -(int64_t)l->n);
     memory_return(s, l->memory);
     s->rq->rooms.metrics->leases--;
@@ -64,8 +63,8 @@ static struct lease *lease_alloc(struct call *call, size_t memory)
     return l;
 }
 
-int lease_new(struct call *call, const struct view *v, const block_ref *refs, uint32_t n,
-              uint64_t lease_ms, uint32_t *name)
+int lease_new(struct call *call, const block_ref *refs, uint32_t n, uint64_t lease_ms,
+              uint32_t *name)
 {
     struct session *s = call->s;
     struct requests *rq = s->rq;
@@ -82,7 +81,6 @@ int lease_new(struct call *call, const struct view *v, const block_ref *refs, ui
     l = lease_alloc(call, sizeof(*l) + n * sizeof(*refs));
     if (!l)
         return -call->error.code;
-    l->view = *v;
     l->number = table_add(&s->leases, l);
     if (l->number == 0) {
         memory_return(s, l->memory);
@@ -96,7 +94,7 @@ int lease_new(struct call *call, const struct view *v, const block_ref *refs, ui
     for (uint32_t i = 0; i < n; i++)
         if (refs[i] != 0)
             l->refs[l->n++] = refs[i];
-    view_lease(rq, v, l->refs, l->n);
+    cache_lease_many(rq->rooms.cache, l->refs, l->n);
     leased_add(s, l->n);
     rq->rooms.metrics->leases++;
     *name = l->name = session_name(&s->lease_names, l->number);

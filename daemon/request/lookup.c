@@ -50,7 +50,7 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
     f->bypassed = !view_find(rq, &f->view, m->keys.p, n, !m->each, f->refs);
     for (uint32_t i = 0; i < n; i++) {
         struct ns *of = found_ns(rq, f, f->refs[i]);
-        uint8_t tier = cache_tier(rq->rooms.cache, of, f->refs[i]);
+        uint8_t tier = cache_tier(rq->rooms.cache, f->refs[i]);
 
         if (tier != 0) {
             found_count(m, f, i, tier, of != ns);
@@ -132,7 +132,7 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
     uint32_t covered = m->each ? f->n : f->hits, lease = 0;
 
     if (m->lease_ms > 0 && f->hits > 0) {
-        int rc = lease_new(call, &f->view, f->refs, covered, m->lease_ms, &lease);
+        int rc = lease_new(call, f->refs, covered, m->lease_ms, &lease);
 
         if (rc != 0)
             return rc;

@@ -78,47 +78,6 @@ void view_touch(struct requests *rq, const struct view *v, const block_ref *refs
     cache_touch_own(rq->rooms.cache, v->ns[1], refs, n);
 }
 
-/* ---- leases ---- */
-
-/* The end of the run of blocks that begins at `from`: all of *ns, none of them 0. */
-static uint32_t run_end(struct requests *rq, const struct view *v, const block_ref *refs,
-                        uint32_t from, uint32_t n, struct ns **ns)
-{
-    uint32_t end = from;
-
-    for (; end < n && refs[end] != 0; end++) {
-        struct ns *of = view_ns(v, index_block(rq->rooms.index, refs[end]));
-
-        if (end > from && of != *ns)
-            break;
-        *ns = of;
-    }
-    return end;
-}
-
-static void lease_runs(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n,
-                       void (*each)(struct cache *c, const struct ns *ns, const block_ref *refs,
-                                    uint32_t n))
-{
-    struct ns *ns = NULL;
-
-    for (uint32_t at = 0, end; at<n; at = end> at ? end : at + 1) {
-        end = run_end(rq, v, refs, at, n, &ns);
-        if (end > at)
-            each(rq->rooms.cache, ns, refs + at, end - at);
-    }
-}
-
-void view_lease(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n)
-{
-    lease_runs(rq, v, refs, n, cache_lease_many);
-}
-
-void view_unlease(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n)
-{
-    lease_runs(rq, v, refs, n, cache_unlease_many);
-}
-
 /* ---- the shared tier ---- */
 
 /* Of a chain that changes its form more often than this the tail is found by the next lookup. */

@@ -39,9 +39,6 @@ bool view_find(struct requests *rq, const struct view *v, const uint8_t *keys, u
                bool stop_at_gap, block_ref *refs);
 /* As cache_touch, of what was found. At most UCM_MAX_KEYS. */
 void view_touch(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n);
-/* Leases of blocks of the view; 0 is passed over. */
-void view_lease(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n);
-void view_unlease(struct requests *rq, const struct view *v, const block_ref *refs, uint32_t n);
 
 /* Shared lookups for a view: of two namespaces each in turn while it finds more of the chain, for a chain's head may be
  * plain and its middle coded. With `each` one of either. */

@@ -70,7 +70,7 @@ static void prefix_take(struct walk *w, const uint8_t *keys)
 
         if (found.hits == i && w->refs[i] != 0) {
             ns = view_ns(&w->view, index_block(rq->rooms.index, w->refs[i]));
-            tier = cache_tier(rq->rooms.cache, ns, w->refs[i]);
+            tier = cache_tier(rq->rooms.cache, w->refs[i]);
         }
         if (tier == 0) {
             w->refs[i] = 0;
@@ -117,7 +117,7 @@ uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
         prefix_take(w, keys);
     else
         missed = found_take(w);
-    view_lease(rq, &w->view, w->refs, w->n_keys);
+    cache_lease_many(rq->rooms.cache, w->refs, w->n_keys);
     view_touch(rq, &w->view, w->refs, w->n_keys);
     trace_less(w->r.trace, TRACE_LOOKUP);
     return missed;
@@ -161,7 +161,7 @@ void walk_release(struct walk *w)
     if (!w->refs)
         return;
     cache_retry_cancel(&w->retry);
-    view_unlease(rq_of(w), &w->view, w->refs, w->n_keys);
+    cache_unlease_many(cache_of(w), w->refs, w->n_keys);
     w->refs = NULL;
 }
 

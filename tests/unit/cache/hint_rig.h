@@ -46,7 +46,7 @@ static inline void hints_agree(struct ns *ns, uint64_t numbers)
     struct ucm_hint_view v = hint_view(ns);
 
     for (uint64_t n = 0; hint_state(&v) == UCM_HINT_LIVE && n < numbers; n++)
-        cr_assert_eq(hint_found(&v, n), cache_status(rig.cache, ns, find(ns, n)), "block %llu",
+        cr_assert_eq(hint_found(&v, n), cache_status(rig.cache, find(ns, n)), "block %llu",
                      (unsigned long long)n);
     hint_view_close(&v);
 }

@@ -586,11 +586,11 @@ Test(cache, a_prefix_is_leased_up_to_what_is_not_found)
                          open_block(rig.one, 4), store(rig.one, 5)};
     uint8_t tiers[5];
 
-    cr_expect_eq(cache_lease_found(rig.cache, rig.one, refs, 5, tiers), 3u, "4 is empty");
+    cr_expect_eq(cache_lease_found(rig.cache, refs, 5, tiers), 3u, "4 is empty");
     cr_expect(tiers[0] == CACHE_DRAM && tiers[1] == CACHE_NVME && tiers[2] == CACHE_DRAM);
     cr_expect(block_of(refs[0])->leases == 2 && block_of(refs[3])->leases == 1);
     cr_expect_eq(cache_evict(rig.cache, refs[2], CACHE_ALL), CACHE_EVICT_LATER);
-    cr_expect_eq(cache_lease_found(rig.cache, rig.one, refs, 5, tiers), 2u, "3 is doomed");
+    cr_expect_eq(cache_lease_found(rig.cache, refs, 5, tiers), 2u, "3 is doomed");
     for (unsigned i = 0; i < 5; i++)
         for (uint32_t leases = block_of(refs[i])->leases; leases > 0; leases--)
             drop(refs[i]);

@@ -510,7 +510,6 @@ Test(request, a_load_that_is_refused_ends_its_lease)
 Test(request, leases_of_a_closed_connection_end_in_turns)
 {
     static block_ref refs[LEASED_KEYS_PER_TURN];
-    struct view view = {.ns = {rig.one}, .n = 1};
     struct call call = {.s = door.session};
     uint32_t name;
 
@@ -518,7 +517,7 @@ Test(request, leases_of_a_closed_connection_end_in_turns)
     for (uint32_t i = 1; i < LEASED_KEYS_PER_TURN; i++)
         refs[i] = refs[0];
     for (int i = 0; i < 3; i++)
-        cr_assert_eq(lease_new(&call, &view, refs, LEASED_KEYS_PER_TURN, 60000, &name), 0);
+        cr_assert_eq(lease_new(&call, refs, LEASED_KEYS_PER_TURN, 60000, &name), 0);
     drop(refs[0]);
     hang_up();
     for (uint32_t left = 2; left > 0; left--) {
