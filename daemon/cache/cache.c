@@ -45,7 +45,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     if (!c)
         return -ENOMEM;
     c->config = *config;
-    c->window_search.change = 1;
+    c->windows.change = 1;
     rc = cache_chores_init(c);
     if (rc != 0) {
         free(c);
@@ -54,8 +54,8 @@ int cache_new(const struct cache_config *config, struct cache **out)
     cache_ns_records_init(c);
     table_init(&c->fills, CACHE_MAX_FILLS);
     table_init(&c->fetches, CACHE_MAX_FETCHES);
-    list_init(&c->durables);
-    list_init(&c->stalled_durables);
+    list_init(&c->durables.waiting);
+    list_init(&c->durables.stalled);
     list_init(&c->fills_by_age);
     for (enum wait_for what = 0; what < WAITS; what++)
         list_init(&c->waits[what]);
@@ -82,7 +82,7 @@ static void closed_cb(uv_handle_t *handle)
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         writes_free(&c->write[to]);
     free(c->unseeded.entries);
-    free(c->blockers);
+    free(c->space.blockers);
     free(c);
 }
 
@@ -99,7 +99,7 @@ void cache_free(struct cache *c)
     cache_snapshot_forget(c); /* where no snapshot was written */
     c->handles = 2;
     chores_close(&c->chores, closed_cb);
-    uv_close((uv_handle_t *)&c->record_timer, closed_cb);
+    uv_close((uv_handle_t *)&c->records.timer, closed_cb);
 }
 
 void cache_tier_attach(struct cache *c, const struct tier_ops *ops, struct tier *tier)
@@ -123,7 +123,8 @@ bool cache_written(const struct cache *c)
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         if (c->write[to].n + c->write[to].stalled.n > 0 || c->write[to].writing_bytes > 0)
             return false;
-    return c->unseeded.n == 0 && c->unverified == 0 && c->records == 0 && !c->loading;
+    return c->unseeded.n == 0 && c->durables.unverified == 0 && c->records.n == 0 &&
+           !c->snapshot.loading;
 }
 
 void cache_stop_writing(struct cache *c)
@@ -140,7 +141,7 @@ void cache_stop_writing(struct cache *c)
 void cache_stats(const struct cache *c, struct cache_stats *out)
 {
     *out = c->stats;
-    out->shared_only = c->shared.n;
+    out->shared_only = c->lists.shared.n;
 }
 
 /* ---- the state of a part ---- */
@@ -185,8 +186,8 @@ void cache_follow(struct cache *c,
                                      uint8_t was, uint8_t is),
                   void *ctx)
 {
-    c->changed_cb = changed_cb;
-    c->changed_ctx = ctx;
+    c->watch.changed_cb = changed_cb;
+    c->watch.changed_ctx = ctx;
 }
 
 void cache_status_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t was)
@@ -198,7 +199,8 @@ void cache_status_changed(struct cache *c, struct ns *ns, block_ref ref, uint8_t
     if (ns->hints)
         cache_hints_changed(c, ns, ref, was, is);
     if (ns->tenant->events)
-        c->changed_cb(c->changed_ctx, ns, index_block(c->config.index, ref)->key, was, is);
+        c->watch.changed_cb(c->watch.changed_ctx, ns, index_block(c->config.index, ref)->key, was,
+                            is);
 }
 
 static int change(bool was, bool is)

@@ -278,10 +278,10 @@ static bool step(struct cache *c)
     if (emptied(c)) {
         c->config.metrics->arena_extents_moved++;
         end(c, false);
-    } else if ((s.stuck && c->compact.n == 0 && !c->searching) || late(c)) {
+    } else if ((s.stuck && c->compact.n == 0 && !c->space.searching) || late(c)) {
         end(c, true);
     }
-    return c->compact.slot_bytes > 0 && (evict || (s.stuck && c->searching));
+    return c->compact.slot_bytes > 0 && (evict || (s.stuck && c->space.searching));
 }
 
 static void moves_go_on(struct cache *c)

@@ -14,7 +14,7 @@
 static void unverified_done_cb(struct cache_durable *d, int status)
 {
     (void)status;
-    d->cache->unverified--;
+    d->cache->durables.unverified--;
     free(d);
 }
 
@@ -37,7 +37,7 @@ static void durable_continue(struct cache *c, struct cache_durable *d)
     int rc = durable_begin(c, d);
 
     if (rc == -EAGAIN || rc == -EBUSY)
-        list_push_back(&c->durables, &d->link);
+        list_push_back(&c->durables.waiting, &d->link);
     else if (rc < 0)
         durable_end(d, rc);
 }
@@ -109,7 +109,7 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
     cache_lease(c, ref);
     rc = durable_begin(c, d);
     if (rc == -EAGAIN || rc == -EBUSY) {
-        list_push_back(&c->durables, &d->link);
+        list_push_back(&c->durables.waiting, &d->link);
         rc = 0;
     }
     if (rc != 0)
@@ -127,9 +127,9 @@ void cache_unverified(struct cache *c, block_ref ref, uint32_t part)
     d->ref = ref;
     d->part = part;
     d->done_cb = unverified_done_cb;
-    list_push_back(&c->durables, &d->link);
+    list_push_back(&c->durables.waiting, &d->link);
     cache_lease(c, ref);
-    c->unverified++;
+    c->durables.unverified++;
 }
 
 void cache_durables_written(struct cache *c, struct list *waiters, int status)
@@ -152,19 +152,20 @@ void cache_durables_retry(struct cache *c)
     uint32_t turns = DURABLES_TURN, refused = 0;
     const struct list *first_refused = NULL;
 
-    while (!list_empty(&c->durables) && c->durables.next != first_refused && turns-- > 0) {
-        struct cache_durable *d = LIST_ENTRY(c->durables.next, struct cache_durable, link);
+    while (!list_empty(&c->durables.waiting) && c->durables.waiting.next != first_refused &&
+           turns-- > 0) {
+        struct cache_durable *d = LIST_ENTRY(c->durables.waiting.next, struct cache_durable, link);
         int rc;
 
         list_remove(&d->link);
         rc = c->no_writes ? -ESHUTDOWN : durable_begin(c, d);
         if (rc == -EAGAIN && !cache_ns_writable(cache_ns(c, d->ref))) {
-            list_push_back(&c->stalled_durables, &d->link);
+            list_push_back(&c->durables.stalled, &d->link);
         } else if (rc == -EAGAIN) {
-            list_push_front(&c->durables, &d->link);
+            list_push_front(&c->durables.waiting, &d->link);
             break;
         } else if (rc == -EBUSY) {
-            list_push_back(&c->durables, &d->link); /* the next time others come first */
+            list_push_back(&c->durables.waiting, &d->link); /* the next time others come first */
             first_refused = first_refused ? first_refused : &d->link;
             if (++refused == DURABLES_REFUSED)
                 break;

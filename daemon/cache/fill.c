@@ -46,8 +46,8 @@ static void fill_publish(struct cache *c, struct cache_fill *f)
     part_set_dram(c, ref, part, PART_DRAM_READY, f->slot);
     free(f);
     c->config.metrics->dump_blocks++;
-    if (c->published_cb)
-        c->published_cb(c->published_ctx, ns, ref, part);
+    if (c->watch.published_cb)
+        c->watch.published_cb(c->watch.published_ctx, ns, ref, part);
     if (block_complete(b, ns)) {
         cache_write_stored(c, ref, WRITE_NVME);
         cache_write_stored(c, ref, WRITE_SHARE);
@@ -177,8 +177,8 @@ void cache_watch(struct cache *c,
                  void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part),
                  void *ctx)
 {
-    c->published_cb = published_cb;
-    c->published_ctx = ctx;
+    c->watch.published_cb = published_cb;
+    c->watch.published_ctx = ctx;
 }
 
 void cache_fills_end(struct cache *c, struct cache_fills *fills)

@@ -5,9 +5,11 @@
 #include "daemon/base/chore.h"
 #include "daemon/base/table.h"
 #include "daemon/cache/cache.h"
+#include "daemon/cache/space.h"
 #include "daemon/cache/span.h"
+#include "daemon/cache/window.h"
+#include "daemon/cache/write.h"
 #include "daemon/index/policy.h"
-#include "proto/backoff.h"
 
 #include <uv.h>
 
@@ -15,36 +17,6 @@
 #define CACHE_MAX_FILLS (1u << 20)
 #define CACHE_MAX_FETCHES (1u << 16)
 #define CACHE_SHARD_SUM_BITS 16
-/* Bytes that a target of write-behind has at once: enough for any disk's queue, little to lose. */
-#define CACHE_WRITE_WINDOW (64u << 20)
-/* Between two tries to write the record of a namespace. */
-#define RECORD_RETRY_MIN_MS 5000u
-#define RECORD_RETRY_MAX_MS 10000u
-
-enum write_to { WRITE_NVME, WRITE_SHARE, WRITE_TARGETS };
-
-struct block_queue {
-    block_ref *entries; /* a ring of cap */
-    uint32_t head, n, cap;
-};
-
-/* A tenant's blocks that wait to be written, in the order in which they became complete. Of more tenants than there are lanes
- * some share one, as in base/fair_queue.h. */
-struct write_lane {
-    struct fair_flow flow;
-    struct block_queue queue;
-};
-
-/* Write-behind to one target: tenants take turns by their weights. */
-struct write_target {
-    struct fair fair;
-    struct write_lane
-        lane[FAIR_FLOWS_MAX];   /* memory of those that nobody has used is not touched */
-    uint32_t n;                 /* that wait, in all lanes */
-    struct block_queue stalled; /* blocks of namespaces that may not be written now */
-    uint64_t writing_bytes;     /* of parts whose write is under way */
-    bool full; /* it refused an operation: no more before one has ended, or it says so */
-};
 
 /* What the cache puts off until the next turn of the loop, in the order in which it runs then. */
 enum cache_chore {
@@ -64,6 +36,34 @@ enum cache_chore {
     CHORES,
 };
 
+/* Reads of some shards: shards.c. */
+struct cache_stages {
+    struct cache_stage *stage; /* the one that pieces are taken of; NULL: none */
+    uint32_t pieces;           /* in use, of all stages */
+    uint16_t sums[1u << CACHE_SHARD_SUM_BITS];
+};
+
+/* Tables of hints: hints.c. */
+struct cache_hint_tables {
+    struct list all;  /* struct ns_hints */
+    struct list kept; /* tables that ended, and that workers may still have */
+    uint32_t n;
+};
+
+/* Who hears of changes; NULL: nobody. */
+struct cache_watchers {
+    void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part);
+    void *published_ctx;
+    void (*changed_cb)(void *ctx, const struct ns *ns, const uint8_t *key, uint8_t was, uint8_t is);
+    void *changed_ctx;
+};
+
+struct cache_snapshot {
+    bool loading;                 /* that of the run before */
+    struct snapshot_load *load;   /* while loading; later what a stop left unloaded */
+    struct snapshot_write *write; /* while it is written, at the stop */
+};
+
 struct cache {
     struct cache_config config;
     const struct tier_ops *tier_ops;
@@ -72,96 +72,37 @@ struct cache {
     struct arena *arena;
     uint32_t tier_busy, share_busy; /* operations under way */
     uint32_t users; /* of parts: copies, reads and writes, whose end may free a slot; no holds */
-    uint64_t dooms;
-    void (*published_cb)(void *ctx, struct ns *ns, block_ref ref, uint32_t part); /* or NULL */
-    void *published_ctx;
-    void (*changed_cb)(void *ctx, const struct ns *ns, const uint8_t *key, uint8_t was, uint8_t is);
-    void *changed_ctx;
     struct table fills, fetches;
     struct list fills_by_age; /* those that no copy is writing, oldest progress first */
     struct cache_stats stats;
+    struct cache_leased leased;
+    uint64_t dooms;
+    uint64_t releases; /* how often something was released */
+    struct cache_watchers watch;
+    /* What is put off, and who waits. */
     struct chores chores;
     struct chore chore[CHORES];
-    unsigned handles;         /* that are open */
     struct list waits[WAITS]; /* of cache_retry.link */
     struct list woken;        /* of WAIT_OTHER, those that are about to try again */
-    /* Write-behind. */
+    unsigned handles;         /* that are open */
+    /* To the tiers below. */
     struct write_target write[WRITE_TARGETS];
     struct block_queue unseeded; /* blocks for the shared tier whose namespace's seed is awaited */
     uint32_t seeded;             /* of them, those to look at again: the last ones */
     bool no_writes;
-    uint64_t dirty_bytes;         /* in DRAM, not on NVMe, and waiting to be written there */
-    struct list durables;         /* of cache_durable.link: wait for the tier */
-    struct list stalled_durables; /* likewise, of namespaces that may not be written now */
-    uint32_t unverified; /* parts in DRAM whose copy of an earlier run is still to be read */
-    struct backoff record_retry; /* of namespace records that failed */
-    uv_timer_t record_timer;
-    uint32_t records; /* that are being written */
-    /* Moving parts into windows. */
-    struct {
-        void (*copy)(void *ctx, struct cache_copy *k); /* NULL: nobody copies */
-        void *ctx;
-        struct list ops; /* struct relocation */
-        uint32_t n, most;
-    } relocations;
-    struct {
-        uint32_t looks; /* in this turn of the loop */
-        uint64_t
-            change; /* counts turns, and what was released: what was in vain may not be any more */
-        uint64_t
-            untaken; /* the change since which nothing could be taken from others for `group` */
-        const struct arena_group *group;
-    } window_search;
-    /* Reads of some shards. */
-    struct {
-        struct cache_stage *stage; /* the one that pieces are taken of; NULL: none */
-        uint32_t pieces;           /* in use, of all stages */
-        uint16_t sums[1u << CACHE_SHARD_SUM_BITS];
-    } shards;
-    uint32_t taking; /* 1 + the window extent that is emptied for another group, or 0 */
-    uint32_t taken;  /* where the search for such an extent goes on */
-    /* Tables of hints. */
-    struct {
-        struct list all;  /* struct ns_hints */
-        struct list kept; /* tables that ended, and that workers may still have */
-        uint32_t n;
-    } hints;
-    /* Making space. */
-    bool searching;     /* a search for a slot goes on in the next turn of the loop */
-    uint64_t *blockers; /* space.c: for each extent the owner of a slot that kept it from moving */
-    uint32_t emptying;  /* 1 + the extent that changes its slot size, or 0 */
-    /* An extent that is emptied of blocks that stay: compact.c. */
-    struct {
-        uint64_t slot_bytes; /* that are wanted; 0: none is */
-        uint32_t extent;     /* 1 + its number; 0: one is sought, from `cursor` on, among `left` */
-        uint32_t cursor, left;
-        struct list moves; /* struct slot_move */
-        uint32_t n;        /* of them */
-        uint64_t bytes;
-        uint64_t progress_ms; /* by uv_now: of the last part that moved */
-        struct deadline alarm;
-        uint64_t vain;     /* `releases` when the last one was given up; */
-        uint64_t pause_ms; /* the last one in vain was followed by */
-        uint64_t again_ms; /* by uv_now: no other one earlier */
-        uint32_t failed;   /* 1 + the one that was given up */
-    } compact;
-    struct {
-        bool guaranteed;  /* some tenant has been guaranteed DRAM */
-        struct list open; /* of policy_group.open: of tenants that hold more than is guaranteed */
-        uint32_t place;   /* where the walk that brings blocks into their groups goes on */
-        uint64_t cursor;
-    } quotas;
-    struct cache_leased leased;
-    uint64_t releases;  /* how often something was released */
-    uint32_t fruitless; /* searches for space in the index since something was released */
-    struct block_list below, shared; /* blocks with nothing in DRAM: some part on NVMe; none */
-    uint64_t shared_index_bytes;     /* what those of `shared` count as in the index */
-    uint64_t sweep; /* blocks of `below` that cache_list_sweep still has to look at */
-    bool torn;      /* recovery left out parts of some blocks, as the index was full */
-    /* An earlier run. */
-    bool loading;                    /* the snapshot of the run before */
-    struct snapshot_load *load;      /* while loading; later what a stop left unloaded */
-    struct snapshot_write *snapshot; /* while it is written, at the stop */
+    uint64_t dirty_bytes; /* in DRAM, not on NVMe, and waiting to be written there */
+    struct cache_durables durables;
+    struct cache_records records;
+    struct cache_stages shards;
+    /* Which block leaves. */
+    struct cache_space space;
+    struct cache_compact compact;
+    struct cache_quotas quotas;
+    struct cache_lists lists;
+    struct cache_relocations relocations;
+    struct cache_windows windows;
+    struct cache_hint_tables hints;
+    struct cache_snapshot snapshot;
 };
 
 struct snapshot_part;
@@ -327,23 +268,6 @@ void cache_tier_read(struct cache *c, block_ref ref, const struct tier_io *io, u
 int cache_get_window(struct cache *c, block_ref ref, uint32_t part, struct arena_group *group,
                      uint8_t priority, struct cache_wait *w);
 
-/* ---- relocate.c ---- */
-
-/* Relocations that wait for something go on if they can. */
-void cache_relocations_pump(struct cache *c);
-
-/* ---- window.c: slots in windows ---- */
-
-/* A slot of the group's window; blocks that nobody uses leave it, or make an extent of another group free, if
- * they must. -EAGAIN: an extent comes, see arena_alloc_window. -ENOSPC: none may be had. Or another -errno. */
-int cache_window_slot(struct cache *c, struct arena_group *group, uint64_t bytes, uint64_t owner,
-                      slot_ref *out);
-/* More is lent than the budget. */
-bool cache_window_over(const struct cache *c);
-/* Relocations go on, and an extent that is taken from its group is emptied. */
-bool cache_windows_run(void *ctx);
-bool cache_windows_ready(const void *ctx);
-
 /* ---- evict.c ---- */
 
 /* Frees the slots of its READY parts; none of them may have a user. */
@@ -357,158 +281,6 @@ void cache_settle(struct cache *c, block_ref ref);
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);
-
-/* ---- lists.c ---- */
-
-/* After the block's state changed: puts it into the list where it belongs, or takes it out. */
-void cache_list_update(struct cache *c, block_ref ref);
-/* Takes it out of its list, if it is in one: the policy needs the links. */
-void cache_list_unlink(struct cache *c, block_ref ref);
-/* Blocks of one prefix were used, head first; 0 and blocks in no list are passed over. */
-void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n);
-/* Drops the oldest block of the list that may be dropped. False: of those at its end none may. */
-bool cache_list_drop(struct cache *c, struct block_list *l);
-/* During recovery, in a full index: drops a block that lies on NVMe only and was written before
- * `sequence`. False: none was found. */
-bool cache_list_drop_older(struct cache *c, uint64_t sequence);
-/* When recovery and the load of the snapshot are over: drops blocks that lack parts, some in each
- * turn of the loop. */
-void cache_list_sweep_begin(struct cache *c);
-bool cache_list_sweep_run(void *ctx);
-bool cache_list_sweep_ready(const void *ctx);
-/* Which blocks may be dropped for a new one in a full index: those on the shared tier only, also
- * those that left DRAM, also the coldest in DRAM. */
-enum index_space { INDEX_SPACE_SHARED, INDEX_SPACE_BELOW, INDEX_SPACE_DRAM };
-/* A new block; 0 when the index stays full. */
-block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from);
-
-/* ---- index_part.c ---- */
-
-/* A new block of ns takes the place of its tenant's own ones only. */
-bool cache_index_gives(struct cache *c, const struct ns *ns);
-/* Drops one of them. False: none may be dropped. */
-bool cache_index_give(struct cache *c, const struct ns *ns);
-
-/* ---- space.c ---- */
-
-/* Drops the block, which nobody uses, from DRAM and NVMe. */
-void cache_drop(struct cache *c, block_ref ref);
-
-/* Drops the coldest block in DRAM that is not held, used or waiting to be written to NVMe. False:
- * none may be dropped. */
-bool cache_coldest_drop(struct cache *c);
-/* A slot, on the node if that costs nothing; evicts what must leave. keep: nothing that waits to be written
- * leaves for it. 0, or
- * - -EBUSY: everything is in use, or lies nowhere else while the arena has more space in a moment;
- * - -EFBIG: no extent is as long;
- * - -EDQUOT: the owner's tenant gets no more, and nothing of its own may leave now.
- * owner: part_owner(), or 0 for a slot that holds no part. */
-int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out);
-/* The block in a slot of this owner may leave DRAM now without loss, or is not waiting to be written; and
- * leaves. */
-bool cache_owner_may_leave(struct cache *c, uint64_t owner);
-void cache_owner_evict(struct cache *c, uint64_t owner);
-/* The block's state changed, and it may be one that may leave now. */
-void cache_reconsider(struct cache *c, block_ref ref);
-
-/* A slot for a part that moves out of a closed extent; blocks leave for it that may leave for anybody's. 0: there is none now. */
-slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int node);
-
-/* ---- compact.c: extents emptied of blocks that stay ---- */
-
-/* Nothing else gives a slot of that size: an extent may be emptied for it. True: that is under way, and who waits for space will be
- * told. */
-bool cache_compact(struct cache *c, uint64_t slot_bytes);
-bool cache_compact_run(void *ctx);
-bool cache_compact_ready(const void *ctx);
-void cache_compact_disarm(struct cache *c); /* its alarm */
-
-/* ---- quota.c: what tenants are guaranteed, and get at most ---- */
-
-/* Whether the part has a slot of ordinary DRAM, or fills one. */
-bool cache_quota_slot(struct cache *c, const struct part *p);
-/* A namespace's tenant has so much more of these slots; less: the negative number. */
-void cache_quota_count(struct cache *c, struct ns *ns, uint64_t more_bytes);
-/* Its blocks stay in DRAM whoever else wants the space. */
-bool cache_quota_keeps(const struct tenant *t);
-/* Its blocks stay on NVMe. */
-bool cache_quota_keeps_below(const struct tenant *t);
-/* The groups among which a search may choose, the one with the coldest candidate first: of more than these, some,
- * in turn. Returns their number. */
-#define QUOTA_GROUPS 17u
-uint32_t cache_quota_groups(struct cache *c, struct policy_group *out[QUOTA_GROUPS]);
-bool cache_quota_regroup_run(void *ctx); /* brings some blocks into their groups */
-
-/* ---- quota_below.c: what tenants get of NVMe at most ---- */
-
-/* Makes room for a part of the tenant's, of its own blocks there. 0, or -EDQUOT: none may go now. durable: for a part that
- * somebody waits for. */
-int cache_quota_below(struct cache *c, struct tenant *t, uint64_t bytes, bool durable);
-bool cache_quota_trim_run(void *ctx); /* drops some of what tenants have too much */
-
-/* ---- queue.c ---- */
-
-/* 0, -ENOMEM, or -ENOSPC: the queue is as long as it may be. */
-int queue_push(struct block_queue *q, block_ref ref);
-int queue_push_front(struct block_queue *q, block_ref ref);
-/* The queue must not be empty. */
-block_ref queue_pop(struct block_queue *q);
-block_ref queue_pop_last(struct block_queue *q);
-/* A block of that tenant waits; front: before its others. 0 or -errno of its queue. */
-int writes_push(struct write_target *t, const struct tenant *of, block_ref ref, bool front);
-/* The next block, which leaves its queue, and the lane that it was in. Something must wait. */
-block_ref writes_pop(struct write_target *t, struct write_lane **lane);
-/* So many bytes of what was popped of the lane are being written; 0: nothing is. Once for each writes_pop. */
-void writes_charge(struct write_target *t, struct write_lane *lane, uint64_t bytes);
-void writes_free(struct write_target *t);
-
-/* ---- write_behind.c ---- */
-
-/* The block has just become complete: it is written in its turn if it is worth that. */
-void cache_write_stored(struct cache *c, block_ref ref, enum write_to to);
-/* These blocks of ns were used: with admission by reuse they may be worth writing now. 0 among them is
- * passed over. */
-void cache_write_used(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
-/* Its copy on NVMe turned out bad: what DRAM has of it takes its place. */
-void cache_write_again(struct cache *c, block_ref ref);
-/* A part of the block was read from the shared tier. */
-void cache_write_fetched(struct cache *c, block_ref ref);
-/* A part is on the shared tier: those behind it may follow. */
-void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
-/* Something waits, and the target may take it. */
-bool cache_write_waits(const struct cache *c, enum write_to to);
-/* Begin some writes. */
-bool cache_write_nvme_run(void *ctx);
-bool cache_write_nvme_ready(const void *ctx);
-bool cache_write_share_run(void *ctx);
-bool cache_write_share_ready(const void *ctx);
-/* A namespace may be written again: what was stalled waits in front of its queue. */
-void cache_writes_unstall(struct cache *c);
-/* A seed has come, or can't be had: its blocks are put back in the next turns. */
-void cache_writes_seeded(struct cache *c);
-bool cache_writes_seed(struct cache *c); /* some of these; are there more? */
-bool cache_seeds_run(void *ctx);
-bool cache_seeds_ready(const void *ctx);
-/* How many of its parts a write would bring to the target: they have no copy there, nor is one under
- * way. */
-uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to);
-/* Empties the queues at a stop. Unstall first. */
-void cache_writes_abandon(struct cache *c);
-
-/* ---- write_part.c: 0, -EAGAIN (not now), or another -errno: it will not be written ---- */
-
-/* durable: see cache_quota_below. */
-int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part, bool durable);
-int cache_share_write(struct cache *c, block_ref ref, uint32_t part);
-
-/* ---- durable.c ---- */
-
-/* The write that these waited for ended; empties the list. */
-void cache_durables_written(struct cache *c, struct list *waiters, int status);
-void cache_durables_retry(struct cache *c);
-/* The part was dumped before its copy of an earlier run turned up. Once recovery is over that copy
- * is read, and written anew if it is not whole. */
-void cache_unverified(struct cache *c, block_ref ref, uint32_t part);
 
 /* ---- snapshot_load.c ---- */
 
@@ -525,17 +297,6 @@ void cache_snapshot_unloaded(struct cache *c,
 /* Frees what is known of these. */
 void cache_snapshot_forget(struct cache *c);
 
-/* ---- shared.c ---- */
-
-/* Drops the oldest of too many blocks that lie on the shared tier only, but none that is held. */
-void cache_shared_trim(struct cache *c);
-/* Nothing of the block is believed to lie on the shared tier any more. */
-void cache_shared_forget(struct cache *c, block_ref ref);
-/* The name of a part's file. */
-struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t part);
-/* Its files have no names yet: cache_writes_seeded says when that is over. */
-bool cache_seed_awaited(const struct cache *c, const struct ns *ns);
-
 /* ---- recovery.c ---- */
 
 /* Parts of earlier runs may still turn up. What was dumped since waits: its copy of an earlier run
@@ -546,17 +307,8 @@ void cache_recovered_cb(void *ctx);
 uint64_t cache_restore_cb(void *ctx, const struct tier_found *found);
 bool cache_describe_cb(void *ctx, uint64_t owner, struct tier_described *out);
 
-/* ---- ns_record.c ---- */
+/* ---- shards.c ---- */
 
-/* Begins to write the namespace's record, unless there is one, or the last try failed a moment ago.
- * Its blocks wait until the try has ended. There must be a tier. */
-void cache_ns_record(struct cache *c, struct ns *ns);
-void cache_ns_records_init(struct cache *c);
-/* False: its blocks have to wait. The end of what they wait for calls cache_writes_unstall. */
-bool cache_ns_writable(const struct ns *ns);
-bool cache_ns_known_cb(void *ctx, const uint8_t *fingerprint); /* for tier_callbacks */
-
-/* shards.c */
 /* Who waits for the whole part, for want of a slot, waits no more. No effect on others. */
 void cache_shards_cancel(struct cache_wait *w);
 

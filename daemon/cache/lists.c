@@ -19,7 +19,7 @@
 
 static struct block_list *list_of(struct cache *c, unsigned flag)
 {
-    return flag == BLOCK_BELOW ? &c->below : &c->shared;
+    return flag == BLOCK_BELOW ? &c->lists.below : &c->lists.shared;
 }
 
 static void list_link(struct cache *c, block_ref ref, unsigned flag)
@@ -30,7 +30,7 @@ static void list_link(struct cache *c, block_ref ref, unsigned flag)
     block_list_insert(c->config.index, list_of(c, flag), ref, 0);
     b->flags |= (uint16_t)flag;
     if (flag == BLOCK_SHARED_ONLY)
-        c->shared_index_bytes += index_block_bytes(cache_ns(c, ref));
+        c->lists.shared_index_bytes += index_block_bytes(cache_ns(c, ref));
 }
 
 void cache_list_unlink(struct cache *c, block_ref ref)
@@ -41,7 +41,7 @@ void cache_list_unlink(struct cache *c, block_ref ref)
         return;
     block_list_remove(c->config.index, list_of(c, b->flags & BLOCK_LISTED), b);
     if (b->flags & BLOCK_SHARED_ONLY)
-        c->shared_index_bytes -= index_block_bytes(cache_ns(c, ref));
+        c->lists.shared_index_bytes -= index_block_bytes(cache_ns(c, ref));
     b->flags &= (uint16_t)~BLOCK_LISTED;
 }
 
@@ -91,7 +91,7 @@ bool cache_list_drop(struct cache *c, struct block_list *l)
         block_ref ref = l->back;
 
         if (may_drop(c, ref) &&
-            (l != &c->below || !cache_quota_keeps_below(cache_ns(c, ref)->tenant))) {
+            (l != &c->lists.below || !cache_quota_keeps_below(cache_ns(c, ref)->tenant))) {
             cache_discard(c, ref);
             return true;
         }
@@ -114,10 +114,10 @@ static uint64_t written_at(struct cache *c, block_ref ref)
 
 bool cache_list_drop_older(struct cache *c, uint64_t sequence)
 {
-    block_ref oldest = 0, ref = c->below.back;
+    block_ref oldest = 0, ref = c->lists.below.back;
     uint64_t least = sequence;
 
-    c->torn = true;
+    c->lists.torn = true;
     for (unsigned i = 0; i < OLDER_TRIES && ref != 0; i++) {
         uint64_t at = may_drop(c, ref) ? written_at(c, ref) : UINT64_MAX;
 
@@ -132,17 +132,17 @@ bool cache_list_drop_older(struct cache *c, uint64_t sequence)
         c->config.metrics->index_evicted++;
         return true;
     }
-    for (unsigned i = 0; i < OLDER_TRIES && c->below.back != 0; i++)
-        to_front(c, c->below.back); /* the next search looks at others */
+    for (unsigned i = 0; i < OLDER_TRIES && c->lists.below.back != 0; i++)
+        to_front(c, c->lists.below.back); /* the next search looks at others */
     return false;
 }
 
 void cache_list_sweep_begin(struct cache *c)
 {
-    if (!c->torn || c->loading || cache_recovering(c))
+    if (!c->lists.torn || c->snapshot.loading || cache_recovering(c))
         return;
-    c->torn = false;
-    c->sweep = c->below.n;
+    c->lists.torn = false;
+    c->lists.sweep = c->lists.below.n;
     cache_wake(c, CHORE_SWEEP);
 }
 
@@ -150,25 +150,25 @@ bool cache_list_sweep_run(void *ctx)
 {
     struct cache *c = ctx;
 
-    for (unsigned i = 0; i < SWEEP_TURN && c->sweep > 0 && c->below.back != 0; i++) {
-        block_ref ref = c->below.back;
+    for (unsigned i = 0; i < SWEEP_TURN && c->lists.sweep > 0 && c->lists.below.back != 0; i++) {
+        block_ref ref = c->lists.below.back;
         struct ns *ns;
         const struct block *b = cache_block(c, ref, &ns);
 
-        c->sweep--;
+        c->lists.sweep--;
         if (!block_complete(b, ns) && may_drop(c, ref))
             cache_discard(c, ref);
         else
             to_front(c, ref);
     }
-    if (c->below.back == 0)
-        c->sweep = 0;
-    return c->sweep > 0;
+    if (c->lists.below.back == 0)
+        c->lists.sweep = 0;
+    return c->lists.sweep > 0;
 }
 
 bool cache_list_sweep_ready(const void *ctx)
 {
-    return ((const struct cache *)ctx)->sweep > 0;
+    return ((const struct cache *)ctx)->lists.sweep > 0;
 }
 
 /* ---- space in the index ---- */
@@ -178,16 +178,16 @@ static bool index_drop(struct cache *c, const struct ns *ns, enum index_space fr
 {
     bool own = from == INDEX_SPACE_DRAM && cache_index_gives(c, ns);
 
-    if (c->fruitless == FRUITLESS_MAX)
+    if (c->lists.fruitless == FRUITLESS_MAX)
         return false;
     if (own ? cache_index_give(c, ns)
-            : cache_list_drop(c, &c->shared) ||
-                  (from >= INDEX_SPACE_BELOW && cache_list_drop(c, &c->below)) ||
+            : cache_list_drop(c, &c->lists.shared) ||
+                  (from >= INDEX_SPACE_BELOW && cache_list_drop(c, &c->lists.below)) ||
                   (from >= INDEX_SPACE_DRAM && cache_coldest_drop(c))) {
         c->config.metrics->index_evicted++;
         return true;
     }
-    c->fruitless += from == INDEX_SPACE_DRAM && !own;
+    c->lists.fruitless += from == INDEX_SPACE_DRAM && !own;
     return false;
 }
 

@@ -28,10 +28,10 @@ static void record_failed(struct cache *c)
 {
     uint64_t now_ms = uv_now(c->config.loop);
 
-    if (!backoff_ready(&c->record_retry, now_ms))
+    if (!backoff_ready(&c->records.retry, now_ms))
         return;
-    (void)uv_timer_start(&c->record_timer, retry_cb,
-                         backoff_fail(&c->record_retry, now_ms) - now_ms,
+    (void)uv_timer_start(&c->records.timer, retry_cb,
+                         backoff_fail(&c->records.retry, now_ms) - now_ms,
                          0); /* can't fail: it has a callback */
 }
 
@@ -60,7 +60,7 @@ static bool records_try(struct cache *c, uint32_t most)
 static void records_go_on(struct cache *c, uint32_t most)
 {
     if (records_try(c, most))
-        (void)uv_timer_start(&c->record_timer, retry_cb, RECORD_RETRY_MIN_MS, 0); /* can't fail */
+        (void)uv_timer_start(&c->records.timer, retry_cb, RECORD_RETRY_MIN_MS, 0); /* can't fail */
 }
 
 /* One finds out for all. */
@@ -69,20 +69,20 @@ static void retry_cb(uv_timer_t *timer)
     struct cache *c = timer->data;
 
     if (!c->no_writes)
-        records_go_on(c, c->records == 0);
+        records_go_on(c, c->records.n == 0);
 }
 
 void cache_ns_records_init(struct cache *c)
 {
-    backoff_init(&c->record_retry, RECORD_RETRY_MIN_MS, RECORD_RETRY_MAX_MS, 0);
-    (void)uv_timer_init(c->config.loop, &c->record_timer); /* can't fail */
-    uv_unref((uv_handle_t *)&c->record_timer);
-    c->record_timer.data = c;
+    backoff_init(&c->records.retry, RECORD_RETRY_MIN_MS, RECORD_RETRY_MAX_MS, 0);
+    (void)uv_timer_init(c->config.loop, &c->records.timer); /* can't fail */
+    uv_unref((uv_handle_t *)&c->records.timer);
+    c->records.timer.data = c;
 }
 
 void cache_ns_records_last(struct cache *c)
 {
-    backoff_reset(&c->record_retry);
+    backoff_reset(&c->records.retry);
     (void)records_try(c, UINT32_MAX);
 }
 
@@ -108,10 +108,10 @@ uint32_t cache_ns_unrecorded(const struct cache *c, uint64_t *bytes)
 static void state_set(struct cache_record *r, int status)
 {
     struct ns *ns = r->ns;
-    bool failed = r->cache->record_retry.pause > 0;
+    bool failed = r->cache->records.retry.pause > 0;
 
     if (status == 0)
-        backoff_reset(&r->cache->record_retry);
+        backoff_reset(&r->cache->records.retry);
     else
         record_failed(r->cache);
     if (status != 0 && r->tier.from_sequence > ns->record_from) /* a purge may have raised it */
@@ -144,7 +144,7 @@ static void record_done_cb(struct tier_ns_record *n, int status)
     state_set(r, status);
     index_ns_unuse(c->config.index, r->ns);
     c->tier_busy--;
-    c->records--;
+    c->records.n--;
     free(r);
     if (p) {
         p->record = NULL;
@@ -174,7 +174,7 @@ static int record_start(struct cache *c, struct ns *ns, struct cache_purge *p)
         p->record = r;
     index_ns_use(c->config.index, ns);
     c->tier_busy++;
-    c->records++;
+    c->records.n++;
     c->tier_ops->ns_record(c->tier, &r->tier);
     return 0;
 }
@@ -182,7 +182,7 @@ static int record_start(struct cache *c, struct ns *ns, struct cache_purge *p)
 void cache_ns_record(struct cache *c, struct ns *ns)
 {
     if (ns->record == NS_RECORD_FAILED && ns->purges == 0 &&
-        backoff_ready(&c->record_retry, uv_now(c->config.loop)))
+        backoff_ready(&c->records.retry, uv_now(c->config.loop)))
         ns->record = NS_RECORD_NONE;
     if (ns->record != NS_RECORD_NONE)
         return;

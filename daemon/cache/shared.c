@@ -11,8 +11,8 @@
 /* False: with so much more in the index they would be too many. */
 static bool make_space(struct cache *c, uint64_t more_bytes)
 {
-    while (c->shared_index_bytes + more_bytes > c->config.shared_blocks * INDEX_BLOCK_BYTES)
-        if (!cache_list_drop(c, &c->shared))
+    while (c->lists.shared_index_bytes + more_bytes > c->config.shared_blocks * INDEX_BLOCK_BYTES)
+        if (!cache_list_drop(c, &c->lists.shared))
             return false;
     return true;
 }

@@ -89,7 +89,7 @@ static void load_end(struct snapshot_load *l)
              " seconds=%.3f",
              l->loaded, l->n, l->n - l->sums.at, l->bytes, l->corrupt,
              (double)(uv_hrtime() - l->start_ns) / 1e9);
-    c->loading = false;
+    c->snapshot.loading = false;
     c->tier_busy--;
     cache_list_sweep_begin(c);
     if (l->sums.at == l->n)
@@ -273,8 +273,8 @@ int cache_snapshot_load(struct cache *c, struct persist *k)
     }
     slots_take(l);
     log_info(ROOM, "snapshot-loading", "parts=%" PRIu64 " written-by=%s", l->n, head.program);
-    c->load = l;
-    c->loading = true;
+    c->snapshot.load = l;
+    c->snapshot.loading = true;
     c->tier_busy++;
     return 0; /* cache_snapshot_load_grew goes on when an extent is ready */
 
@@ -289,30 +289,30 @@ err_after_load:
 
 void cache_snapshot_load_grew(struct cache *c)
 {
-    if (c->loading)
-        load_pump(c->load);
+    if (c->snapshot.loading)
+        load_pump(c->snapshot.load);
 }
 
 void cache_snapshot_load_drop(struct cache *c, const struct ns *ns)
 {
-    for (uint32_t i = 0; c->load && i < c->load->namespaces; i++)
-        if (c->load->ns[i].ns == ns)
-            c->load->ns[i].forgotten = true;
+    for (uint32_t i = 0; c->snapshot.load && i < c->snapshot.load->namespaces; i++)
+        if (c->snapshot.load->ns[i].ns == ns)
+            c->snapshot.load->ns[i].forgotten = true;
 }
 
 bool cache_snapshot_loading(const struct cache *c, uint64_t *done, uint64_t *of)
 {
-    *done = c->loading ? c->load->done : 0;
-    *of = c->loading ? c->load->n : 0;
-    return c->loading;
+    *done = c->snapshot.loading ? c->snapshot.load->done : 0;
+    *of = c->snapshot.loading ? c->snapshot.load->n : 0;
+    return c->snapshot.loading;
 }
 
 void cache_snapshot_load_stop(struct cache *c)
 {
-    if (!c->loading)
+    if (!c->snapshot.loading)
         return;
-    c->load->sums.n = c->load->sums.at;
-    load_pump(c->load);
+    c->snapshot.load->sums.n = c->snapshot.load->sums.at;
+    load_pump(c->snapshot.load);
 }
 
 /* ---- what was not reached ---- */
@@ -322,7 +322,7 @@ void cache_snapshot_unloaded(struct cache *c,
                                           const struct snapshot_part *part),
                              void *ctx)
 {
-    const struct snapshot_load *l = c->load;
+    const struct snapshot_load *l = c->snapshot.load;
 
     for (uint64_t i = l ? l->sums.at : 0; l && i < l->n; i++) {
         struct snapshot_part k = part_at(l, i);
@@ -334,7 +334,7 @@ void cache_snapshot_unloaded(struct cache *c,
 
 void cache_snapshot_forget(struct cache *c)
 {
-    if (c->load)
-        load_free(c->load);
-    c->load = NULL;
+    if (c->snapshot.load)
+        load_free(c->snapshot.load);
+    c->snapshot.load = NULL;
 }

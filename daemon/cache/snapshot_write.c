@@ -186,7 +186,7 @@ int cache_snapshot_start(struct cache *c, struct persist *k)
                             .part_cb = sum_part_cb,
                             .done_cb = sum_done_cb,
                             .ctx = w};
-    c->snapshot = w;
+    c->snapshot.write = w;
     (void)sums_pump(&w->sums);
     return 0;
 
@@ -198,12 +198,12 @@ err_after_write:
 
 void cache_snapshot_cut(struct cache *c)
 {
-    c->snapshot->sums.n = c->snapshot->sums.at;
+    c->snapshot.write->sums.n = c->snapshot.write->sums.at;
 }
 
 bool cache_snapshot_ready(const struct cache *c)
 {
-    const struct sums *s = &c->snapshot->sums;
+    const struct sums *s = &c->snapshot.write->sums;
 
     return s->at == s->n && !sums_busy(s);
 }
@@ -229,7 +229,7 @@ static uint64_t parts_pack(struct snapshot_write *w, uint64_t *bytes)
 
 void cache_snapshot_finish(struct cache *c)
 {
-    struct snapshot_write *w = c->snapshot;
+    struct snapshot_write *w = c->snapshot.write;
     uint64_t bytes = 0;
     struct snapshot_head head = {.arena = persist_identity(w->persist),
                                  .extent = arena_extent_bytes(c->arena),
@@ -248,7 +248,7 @@ void cache_snapshot_finish(struct cache *c)
                  (double)(uv_hrtime() - w->start_ns) / 1e9);
     else
         log_warn(ROOM, "snapshot-not-written", "error=%s", strerror(-rc));
-    c->snapshot = NULL;
+    c->snapshot.write = NULL;
     cache_snapshot_forget(c);
     write_free(w);
 }

@@ -191,18 +191,18 @@ static bool extent_may_go(struct space_search *s, slot_ref slot)
     struct cache *c = s->cache;
     uint32_t extent = arena_extent_of(c->arena, slot);
 
-    if (!c->blockers)
-        c->blockers = calloc(arena_extents(c->arena), sizeof(*c->blockers));
-    if (c->blockers && c->blockers[extent] != 0 &&
-        index_peek(c->config.index, owner_block(c->blockers[extent])) &&
-        owner_blocks(s, c->blockers[extent]))
+    if (!c->space.blockers)
+        c->space.blockers = calloc(arena_extents(c->arena), sizeof(*c->space.blockers));
+    if (c->space.blockers && c->space.blockers[extent] != 0 &&
+        index_peek(c->config.index, owner_block(c->space.blockers[extent])) &&
+        owner_blocks(s, c->space.blockers[extent]))
         return false;
     s->blocked = false;
     s->blocker = 0;
     s->owners = 0;
     arena_extent_owners(c->arena, extent, owner_blocked_cb, s);
-    if (c->blockers)
-        c->blockers[extent] = s->blocked ? s->blocker : 0;
+    if (c->space.blockers)
+        c->space.blockers[extent] = s->blocked ? s->blocker : 0;
     return !s->blocked;
 }
 
@@ -354,7 +354,7 @@ static block_ref victim_find(struct space_search *s)
 /* The search has looked at as many blocks as it may in one turn of the loop: those who wait for space try again in the next. */
 static void search_later(struct cache *c)
 {
-    c->searching = true;
+    c->space.searching = true;
     cache_wake(c, CHORE_SPACE);
 }
 
@@ -410,7 +410,7 @@ void cache_owner_evict(struct cache *c, uint64_t owner)
 static bool extent_evict(struct space_search *s)
 {
     struct cache *c = s->cache;
-    uint32_t extent = c->emptying - 1;
+    uint32_t extent = c->space.emptying - 1;
 
     s->blocked = false;
     s->owners = 0;
@@ -423,7 +423,7 @@ static bool extent_evict(struct space_search *s)
         arena_extent_close(c->arena, extent, false);
     else
         c->config.metrics->arena_extents_moved++;
-    c->emptying = 0;
+    c->space.emptying = 0;
     return true;
 }
 
@@ -434,7 +434,7 @@ static bool evict_some(struct space_search *s)
     block_ref victim;
     slot_ref slot;
 
-    if (c->emptying)
+    if (c->space.emptying)
         return extent_evict(s);
     victim = victim_find(s);
     if (victim == 0 && (s->looks <= 0 || s->unseen)) {
@@ -458,8 +458,8 @@ static bool evict_some(struct space_search *s)
         block_evict(c, victim, false);
         return true;
     }
-    c->emptying = 1 + arena_extent_of(c->arena, slot);
-    arena_extent_close(c->arena, c->emptying - 1, true);
+    c->space.emptying = 1 + arena_extent_of(c->arena, slot);
+    arena_extent_close(c->arena, c->space.emptying - 1, true);
     return extent_evict(s);
 }
 
@@ -527,12 +527,12 @@ static int most_keep(const struct space_search *of)
     s.spare = false;
     s.node = NUMA_NONE;
     while (t->dram_bytes + s.slot_bytes > t->settings.dram_most) {
-        block_ref victim = s.cache->searching ? 0 : victim_find(&s);
+        block_ref victim = s.cache->space.searching ? 0 : victim_find(&s);
 
         if (victim == 0 && s.looks <= 0)
             search_later(s.cache);
         if (victim == 0)
-            return s.cache->searching ? -EBUSY : -EDQUOT;
+            return s.cache->space.searching ? -EBUSY : -EDQUOT;
         block_evict(s.cache, victim, false);
     }
     return 0;
@@ -543,7 +543,7 @@ static void slot_count(struct space_search *s, slot_ref slot)
     struct cache *c = s->cache;
 
     if (slot == 0)
-        c->config.metrics->arena_full += !s->spare && !c->searching;
+        c->config.metrics->arena_full += !s->spare && !c->space.searching;
     else if (s->node != NUMA_NONE && arena_slot_node(c->arena, slot) == s->node)
         c->config.metrics->arena_slots_near++;
     else if (s->node != NUMA_NONE)
@@ -562,7 +562,7 @@ slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int 
 
     if (slot == 0)
         c->releases++; /* what another size's search found stuck may do for this one */
-    while (slot == 0 && !c->searching && evict_some(&s))
+    while (slot == 0 && !c->space.searching && evict_some(&s))
         slot = arena_alloc(c->arena, bytes, owner, node);
     return slot;
 }
@@ -586,7 +586,7 @@ int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool k
     if (rc != 0)
         return rc;
     slot = arena_alloc(c->arena, bytes, owner, s.node);
-    while (slot == 0 && !c->searching && evict_some(&s))
+    while (slot == 0 && !c->space.searching && evict_some(&s))
         slot = arena_alloc(c->arena, bytes, owner, s.node);
     slot_count(&s, slot);
     if (slot == 0)

@@ -17,7 +17,7 @@ static bool anybody_waits(const struct cache *c)
 /* An operation is under way, or about to be, whose end may free a slot. */
 static bool space_may_come(const struct cache *c)
 {
-    return c->searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
+    return c->space.searching || c->users > 0 || c->tier_busy > 0 || c->share_busy > 0 ||
            c->shards.pieces > 0 || c->write[WRITE_SHARE].full || c->unseeded.n > 0 ||
            ((c->chore[CHORE_WRITE_NVME].due || c->chore[CHORE_WRITE_SHARE].due) && !c->no_writes) ||
            c->relocations.n > 0 || c->compact.slot_bytes > 0 ||
@@ -62,7 +62,7 @@ static bool space_run(void *ctx)
     struct list *slots = &c->waits[WAIT_SLOT];
     const struct list *node;
 
-    c->searching = false;
+    c->space.searching = false;
     while ((node = first_retries(slots)) != NULL) {
         /* It waits again, so there is too little space for those behind it, too. This compares the
          * address only: r may be freed. */
@@ -163,16 +163,16 @@ int cache_chores_init(struct cache *c)
 
 void cache_released(struct cache *c)
 {
-    c->fruitless = 0;
+    c->lists.fruitless = 0;
     c->releases++;
-    c->window_search.change++;
+    c->windows.change++;
     if (anybody_waits(c))
         cache_wake(c, CHORE_SPACE);
     c->write[WRITE_NVME].full = false; /* what was released may be an operation of the tier */
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         if (cache_write_waits(c, to))
             cache_wake(c, CHORE_WRITE_NVME + to);
-    if (c->relocations.n > 0 || c->taking || cache_window_over(c))
+    if (c->relocations.n > 0 || c->windows.taking || cache_window_over(c))
         cache_wake(c, CHORE_WINDOWS);
     if (c->compact.slot_bytes > 0 || c->compact.n > 0)
         cache_wake(c, CHORE_COMPACT);

@@ -26,13 +26,13 @@ static int evict_one(struct cache *c, struct arena_group *group, uint64_t bytes)
     uint64_t best = 0, owner;
     unsigned best_heat = 0, found = 0;
 
-    if (!round || round->vain == c->window_search.change)
+    if (!round || round->vain == c->windows.change)
         return -ENOSPC;
-    while (found < SAMPLE && round->looks < round->slots && c->window_search.looks < LOOKS_TURN) {
+    while (found < SAMPLE && round->looks < round->slots && c->windows.looks < LOOKS_TURN) {
         unsigned heat;
 
         round->looks++;
-        c->window_search.looks++;
+        c->windows.looks++;
         if (arena_group_next(c->arena, group, bytes, &owner) == 0) {
             round->looks = round->slots;
             break;
@@ -55,7 +55,7 @@ static int evict_one(struct cache *c, struct arena_group *group, uint64_t bytes)
     if (round->looks < round->slots)
         return -EAGAIN;
     round->looks = 0;
-    round->vain = c->window_search.change;
+    round->vain = c->windows.change;
     return -ENOSPC;
 }
 
@@ -90,7 +90,7 @@ static bool owner_evict_cb(void *ctx, uint64_t owner)
 /* The extent goes back to the arena with its last slot. True: there is more for the next turn of the loop. */
 static bool empty_some(struct cache *c)
 {
-    uint32_t extent = c->taking - 1;
+    uint32_t extent = c->windows.taking - 1;
     struct owners o = {.cache = c};
 
     if (arena_extent_closed(c->arena, extent) &&
@@ -99,7 +99,7 @@ static bool empty_some(struct cache *c)
             return true;
         arena_extent_close(c->arena, extent, false); /* somebody came first */
     }
-    c->taking = 0;
+    c->windows.taking = 0;
     cache_windows_changed(c);
     return false;
 }
@@ -110,7 +110,7 @@ static bool take_from(struct cache *c, struct arena_group *from, struct owners *
     struct arena *a = c->arena;
 
     for (uint32_t i = 0; i < EXTENTS && o->all < OWNERS_ALL; i++) {
-        uint32_t extent = arena_group_extent(a, from, c->taken++);
+        uint32_t extent = arena_group_extent(a, from, c->windows.taken++);
 
         if (extent == UINT32_MAX)
             continue;
@@ -120,7 +120,7 @@ static bool take_from(struct cache *c, struct arena_group *from, struct owners *
         if (o->blocked)
             continue;
         arena_extent_close(a, extent, true);
-        c->taking = 1 + extent;
+        c->windows.taking = 1 + extent;
         cache_released(c); /* and wakes CHORE_WINDOWS */
         return true;
     }
@@ -140,16 +140,16 @@ static bool take_from_most(struct cache *c, const struct arena_group *group)
     struct arena_group *from = NULL;
     struct owners o = {.cache = c};
 
-    if (c->taking)
+    if (c->windows.taking)
         return true;
-    if (c->window_search.untaken == c->window_search.change && c->window_search.group == group)
+    if (c->windows.untaken == c->windows.change && c->windows.group == group)
         return false;
     while (o.all < OWNERS_ALL && (from = arena_group_most(a, group, from)) != NULL &&
            (!group || arena_window_lent(a, from) > has(a, group)))
         if (take_from(c, from, &o))
             return true;
-    c->window_search.untaken = c->window_search.change;
-    c->window_search.group = group;
+    c->windows.untaken = c->windows.change;
+    c->windows.group = group;
     return false;
 }
 
@@ -191,18 +191,18 @@ bool cache_windows_run(void *ctx)
 {
     struct cache *c = ctx;
 
-    c->window_search.looks = 0;
-    c->window_search.change++;
+    c->windows.looks = 0;
+    c->windows.change++;
     cache_relocations_pump(c);
     trim(c);
-    return c->taking && empty_some(c);
+    return c->windows.taking && empty_some(c);
 }
 
 bool cache_windows_ready(const void *ctx)
 {
     const struct cache *c = ctx;
 
-    return c->taking;
+    return c->windows.taking;
 }
 
 void cache_windows_changed(struct cache *c)

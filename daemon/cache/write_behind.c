@@ -373,7 +373,7 @@ bool cache_write_waits(const struct cache *c, enum write_to to)
 {
     const struct write_target *t = &c->write[to];
 
-    return (t->n > 0 || (to == WRITE_NVME && !list_empty(&c->durables))) &&
+    return (t->n > 0 || (to == WRITE_NVME && !list_empty(&c->durables.waiting))) &&
            t->writing_bytes < CACHE_WRITE_WINDOW && !t->full && !c->no_writes;
 }
 
@@ -402,7 +402,7 @@ static bool write_run(struct cache *c, enum write_to to)
 {
     bool more = write_some(c, to);
 
-    c->fruitless = 0; /* a block that waits no more may be dropped for a new one */
+    c->lists.fruitless = 0; /* a block that waits no more may be dropped for a new one */
     return more;
 }
 
@@ -480,7 +480,7 @@ void cache_writes_unstall(struct cache *c)
     for (enum write_to to = 0; to < WRITE_TARGETS; to++)
         while (c->write[to].stalled.n > 0)
             unstall(c, to, queue_pop_last(&c->write[to].stalled));
-    list_splice_front(&c->durables, &c->stalled_durables);
+    list_splice_front(&c->durables.waiting, &c->durables.stalled);
     cache_released(c);
     cache_durables_retry(c);
 }

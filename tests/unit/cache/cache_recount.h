@@ -130,11 +130,11 @@ static void recount_cache(uint64_t copying)
     cr_assert_eq(r.dram_bytes, dram);
     cr_assert_eq(r.nvme_bytes, nvme);
     cr_assert_eq(r.share_bytes, shared);
-    cr_assert_eq(r.only, rig.cache->shared.n);
-    cr_assert_eq(r.only_bytes, rig.cache->shared_index_bytes);
-    cr_assert_eq(r.below, rig.cache->below.n);
-    list_walk(&rig.cache->below);
-    list_walk(&rig.cache->shared);
+    cr_assert_eq(r.only, rig.cache->lists.shared.n);
+    cr_assert_eq(r.only_bytes, rig.cache->lists.shared_index_bytes);
+    cr_assert_eq(r.below, rig.cache->lists.below.n);
+    list_walk(&rig.cache->lists.below);
+    list_walk(&rig.cache->lists.shared);
     cr_assert_eq(share.n_pending, rig.cache->share_busy);
     cr_assert_eq(r.dirty, rig.cache->dirty_bytes);
     cr_assert_eq(r.fetching, table_count(&rig.cache->fetches));

@@ -121,7 +121,7 @@ static inline block_ref store_dram(struct ns *ns, uint64_t number)
 
 static inline void expect_no_share_left(void)
 {
-    cr_expect_eq(rig.cache->shared.n, 0u);
+    cr_expect_eq(rig.cache->lists.shared.n, 0u);
     cr_expect_eq(rig.one->share_bytes + rig.two->share_bytes, 0u);
     cr_expect_eq(rig.cache->share_busy, 0u);
     cr_expect_eq(rig.cache->write[WRITE_SHARE].writing_bytes, 0u);

@@ -173,7 +173,7 @@ Test(cache_durable, a_name_that_could_not_be_kept_is_tried_again)
     cr_expect_eq(p.status, -EIO);
     p = (struct promise){.d.done_cb = promise_cb, .status = NOT_YET};
     cr_expect_eq(cache_durable(rig.cache, &p.d, ref, 0), -EIO, "not at once");
-    backoff_reset(&rig.cache->record_retry);
+    backoff_reset(&rig.cache->records.retry);
     promise(&p, ref);
     cr_expect_eq(rig.tier.naming->from_sequence, 77u);
     rig.tier.naming->done_cb(rig.tier.naming, 0);

@@ -1,0 +1,137 @@
+/* Which block leaves for a new one, in DRAM and in the index; for the files of this room only. */
+#ifndef UCMD_CACHE_SPACE_H
+#define UCMD_CACHE_SPACE_H
+
+#include "daemon/base/deadline.h"
+#include "daemon/cache/cache.h"
+#include "daemon/index/policy.h"
+
+/* space.c */
+struct cache_space {
+    bool searching;     /* a search for a slot goes on in the next turn of the loop */
+    uint64_t *blockers; /* for each extent the owner of a slot that kept it from moving */
+    uint32_t emptying;  /* 1 + the extent that changes its slot size, or 0 */
+};
+
+/* compact.c: an extent that is emptied of blocks that stay. */
+struct cache_compact {
+    uint64_t slot_bytes; /* that are wanted; 0: none is */
+    uint32_t extent;     /* 1 + its number; 0: one is sought, from `cursor` on, among `left` */
+    uint32_t cursor, left;
+    struct list moves; /* struct slot_move */
+    uint32_t n;        /* of them */
+    uint64_t bytes;
+    uint64_t progress_ms; /* by uv_now: of the last part that moved */
+    struct deadline alarm;
+    uint64_t vain;     /* cache.releases when the last one was given up; */
+    uint64_t pause_ms; /* the last one in vain was followed by */
+    uint64_t again_ms; /* by uv_now: no other one earlier */
+    uint32_t failed;   /* 1 + the one that was given up */
+};
+
+/* quota.c */
+struct cache_quotas {
+    bool guaranteed;  /* some tenant has been guaranteed DRAM */
+    struct list open; /* of policy_group.open: of tenants that hold more than is guaranteed */
+    uint32_t place;   /* where the walk that brings blocks into their groups goes on */
+    uint64_t cursor;
+};
+
+/* lists.c */
+struct cache_lists {
+    struct block_list below, shared; /* blocks with nothing in DRAM: some part on NVMe; none */
+    uint64_t shared_index_bytes;     /* what those of `shared` count as in the index */
+    uint64_t sweep;                  /* blocks of `below` that the sweep still has to look at */
+    bool torn;          /* recovery left out parts of some blocks, as the index was full */
+    uint32_t fruitless; /* searches for space in the index since something was released */
+};
+
+/* ---- lists.c ---- */
+
+/* After the block's state changed: puts it into the list where it belongs, or takes it out. */
+void cache_list_update(struct cache *c, block_ref ref);
+/* Takes it out of its list, if it is in one: the policy needs the links. */
+void cache_list_unlink(struct cache *c, block_ref ref);
+/* Blocks of one prefix were used, head first; 0 and blocks in no list are passed over. */
+void cache_list_touch(struct cache *c, const block_ref *refs, uint32_t n);
+/* Drops the oldest block of the list that may be dropped. False: of those at its end none may. */
+bool cache_list_drop(struct cache *c, struct block_list *l);
+/* During recovery, in a full index: drops a block that lies on NVMe only and was written before
+ * `sequence`. False: none was found. */
+bool cache_list_drop_older(struct cache *c, uint64_t sequence);
+/* When recovery and the load of the snapshot are over: drops blocks that lack parts, some in each
+ * turn of the loop. */
+void cache_list_sweep_begin(struct cache *c);
+bool cache_list_sweep_run(void *ctx);
+bool cache_list_sweep_ready(const void *ctx);
+/* Which blocks may be dropped for a new one in a full index: those on the shared tier only, also
+ * those that left DRAM, also the coldest in DRAM. */
+enum index_space { INDEX_SPACE_SHARED, INDEX_SPACE_BELOW, INDEX_SPACE_DRAM };
+/* A new block; 0 when the index stays full. */
+block_ref cache_insert(struct cache *c, struct ns *ns, const uint8_t *key, enum index_space from);
+
+/* ---- index_part.c ---- */
+
+/* A new block of ns takes the place of its tenant's own ones only. */
+bool cache_index_gives(struct cache *c, const struct ns *ns);
+/* Drops one of them. False: none may be dropped. */
+bool cache_index_give(struct cache *c, const struct ns *ns);
+
+/* ---- space.c ---- */
+
+/* Drops the block, which nobody uses, from DRAM and NVMe. */
+void cache_drop(struct cache *c, block_ref ref);
+
+/* Drops the coldest block in DRAM that is not held, used or waiting to be written to NVMe. False:
+ * none may be dropped. */
+bool cache_coldest_drop(struct cache *c);
+/* A slot, on the node if that costs nothing; evicts what must leave. keep: nothing that waits to be written
+ * leaves for it. 0, or
+ * - -EBUSY: everything is in use, or lies nowhere else while the arena has more space in a moment;
+ * - -EFBIG: no extent is as long;
+ * - -EDQUOT: the owner's tenant gets no more, and nothing of its own may leave now.
+ * owner: part_owner(), or 0 for a slot that holds no part. */
+int cache_slot(struct cache *c, uint64_t bytes, uint64_t owner, int node, bool keep, slot_ref *out);
+/* The block in a slot of this owner may leave DRAM now without loss, or is not waiting to be written; and
+ * leaves. */
+bool cache_owner_may_leave(struct cache *c, uint64_t owner);
+void cache_owner_evict(struct cache *c, uint64_t owner);
+/* The block's state changed, and it may be one that may leave now. */
+void cache_reconsider(struct cache *c, block_ref ref);
+
+/* A slot for a part that moves out of a closed extent; blocks leave for it that may leave for anybody's. 0: there is none now. */
+slot_ref cache_slot_beside(struct cache *c, uint64_t bytes, uint64_t owner, int node);
+
+/* ---- compact.c: extents emptied of blocks that stay ---- */
+
+/* Nothing else gives a slot of that size: an extent may be emptied for it. True: that is under way, and who waits for space will be
+ * told. */
+bool cache_compact(struct cache *c, uint64_t slot_bytes);
+bool cache_compact_run(void *ctx);
+bool cache_compact_ready(const void *ctx);
+void cache_compact_disarm(struct cache *c); /* its alarm */
+
+/* ---- quota.c: what tenants are guaranteed, and get at most ---- */
+
+/* Whether the part has a slot of ordinary DRAM, or fills one. */
+bool cache_quota_slot(struct cache *c, const struct part *p);
+/* A namespace's tenant has so much more of these slots; less: the negative number. */
+void cache_quota_count(struct cache *c, struct ns *ns, uint64_t more_bytes);
+/* Its blocks stay in DRAM whoever else wants the space. */
+bool cache_quota_keeps(const struct tenant *t);
+/* Its blocks stay on NVMe. */
+bool cache_quota_keeps_below(const struct tenant *t);
+/* The groups among which a search may choose, the one with the coldest candidate first: of more than these, some,
+ * in turn. Returns their number. */
+#define QUOTA_GROUPS 17u
+uint32_t cache_quota_groups(struct cache *c, struct policy_group *out[QUOTA_GROUPS]);
+bool cache_quota_regroup_run(void *ctx); /* brings some blocks into their groups */
+
+/* ---- quota_below.c: what tenants get of NVMe at most ---- */
+
+/* Makes room for a part of the tenant's, of its own blocks there. 0, or -EDQUOT: none may go now. durable: for a part that
+ * somebody waits for. */
+int cache_quota_below(struct cache *c, struct tenant *t, uint64_t bytes, bool durable);
+bool cache_quota_trim_run(void *ctx); /* drops some of what tenants have too much */
+
+#endif

@@ -1,0 +1,141 @@
+/* Parts on their way to the tiers below; for the files of this room only. */
+#ifndef UCMD_CACHE_WRITE_H
+#define UCMD_CACHE_WRITE_H
+
+#include "daemon/base/fair.h"
+#include "daemon/cache/cache.h"
+#include "proto/backoff.h"
+
+#include <uv.h>
+
+/* Bytes that a target of write-behind has at once: enough for any disk's queue, little to lose. */
+#define CACHE_WRITE_WINDOW (64u << 20)
+/* Between two tries to write the record of a namespace. */
+#define RECORD_RETRY_MIN_MS 5000u
+#define RECORD_RETRY_MAX_MS 10000u
+
+enum write_to { WRITE_NVME, WRITE_SHARE, WRITE_TARGETS };
+
+struct block_queue {
+    block_ref *entries; /* a ring of cap */
+    uint32_t head, n, cap;
+};
+
+/* A tenant's blocks that wait to be written, in the order in which they became complete. Of more tenants than there are lanes
+ * some share one, as in base/fair_queue.h. */
+struct write_lane {
+    struct fair_flow flow;
+    struct block_queue queue;
+};
+
+/* Write-behind to one target: tenants take turns by their weights. */
+struct write_target {
+    struct fair fair;
+    struct write_lane
+        lane[FAIR_FLOWS_MAX];   /* memory of those that nobody has used is not touched */
+    uint32_t n;                 /* that wait, in all lanes */
+    struct block_queue stalled; /* blocks of namespaces that may not be written now */
+    uint64_t writing_bytes;     /* of parts whose write is under way */
+    bool full; /* it refused an operation: no more before one has ended, or it says so */
+};
+
+/* durable.c */
+struct cache_durables {
+    struct list waiting; /* of cache_durable.link: for the tier */
+    struct list stalled; /* likewise, of namespaces that may not be written now */
+    uint32_t unverified; /* parts in DRAM whose copy of an earlier run is still to be read */
+};
+
+/* ns_record.c */
+struct cache_records {
+    struct backoff retry; /* of those that failed */
+    uv_timer_t timer;
+    uint32_t n; /* that are being written */
+};
+
+/* ---- queue.c ---- */
+
+/* 0, -ENOMEM, or -ENOSPC: the queue is as long as it may be. */
+int queue_push(struct block_queue *q, block_ref ref);
+int queue_push_front(struct block_queue *q, block_ref ref);
+/* The queue must not be empty. */
+block_ref queue_pop(struct block_queue *q);
+block_ref queue_pop_last(struct block_queue *q);
+/* A block of that tenant waits; front: before its others. 0 or -errno of its queue. */
+int writes_push(struct write_target *t, const struct tenant *of, block_ref ref, bool front);
+/* The next block, which leaves its queue, and the lane that it was in. Something must wait. */
+block_ref writes_pop(struct write_target *t, struct write_lane **lane);
+/* So many bytes of what was popped of the lane are being written; 0: nothing is. Once for each writes_pop. */
+void writes_charge(struct write_target *t, struct write_lane *lane, uint64_t bytes);
+void writes_free(struct write_target *t);
+
+/* ---- write_behind.c ---- */
+
+/* The block has just become complete: it is written in its turn if it is worth that. */
+void cache_write_stored(struct cache *c, block_ref ref, enum write_to to);
+/* These blocks of ns were used: with admission by reuse they may be worth writing now. 0 among them is
+ * passed over. */
+void cache_write_used(struct cache *c, struct ns *ns, const block_ref *refs, uint32_t n);
+/* Its copy on NVMe turned out bad: what DRAM has of it takes its place. */
+void cache_write_again(struct cache *c, block_ref ref);
+/* A part of the block was read from the shared tier. */
+void cache_write_fetched(struct cache *c, block_ref ref);
+/* A part is on the shared tier: those behind it may follow. */
+void cache_write_next_part(struct cache *c, block_ref ref, uint32_t part);
+/* Something waits, and the target may take it. */
+bool cache_write_waits(const struct cache *c, enum write_to to);
+/* Begin some writes. */
+bool cache_write_nvme_run(void *ctx);
+bool cache_write_nvme_ready(const void *ctx);
+bool cache_write_share_run(void *ctx);
+bool cache_write_share_ready(const void *ctx);
+/* A namespace may be written again: what was stalled waits in front of its queue. */
+void cache_writes_unstall(struct cache *c);
+/* A seed has come, or can't be had: its blocks are put back in the next turns. */
+void cache_writes_seeded(struct cache *c);
+bool cache_writes_seed(struct cache *c); /* some of these; are there more? */
+bool cache_seeds_run(void *ctx);
+bool cache_seeds_ready(const void *ctx);
+/* How many of its parts a write would bring to the target: they have no copy there, nor is one under
+ * way. */
+uint32_t cache_parts_missing(const struct block *b, const struct ns *ns, enum write_to to);
+/* Empties the queues at a stop. Unstall first. */
+void cache_writes_abandon(struct cache *c);
+
+/* ---- write_part.c: 0, -EAGAIN (not now), or another -errno: it will not be written ---- */
+
+/* durable: see cache_quota_below. */
+int cache_nvme_write(struct cache *c, block_ref ref, uint32_t part, bool durable);
+int cache_share_write(struct cache *c, block_ref ref, uint32_t part);
+
+/* ---- durable.c ---- */
+
+/* The write that these waited for ended; empties the list. */
+void cache_durables_written(struct cache *c, struct list *waiters, int status);
+void cache_durables_retry(struct cache *c);
+/* The part was dumped before its copy of an earlier run turned up. Once recovery is over that copy
+ * is read, and written anew if it is not whole. */
+void cache_unverified(struct cache *c, block_ref ref, uint32_t part);
+
+/* ---- shared.c ---- */
+
+/* Drops the oldest of too many blocks that lie on the shared tier only, but none that is held. */
+void cache_shared_trim(struct cache *c);
+/* Nothing of the block is believed to lie on the shared tier any more. */
+void cache_shared_forget(struct cache *c, block_ref ref);
+/* The name of a part's file. */
+struct block_file_id cache_shared_id(struct cache *c, block_ref ref, uint32_t part);
+/* Its files have no names yet: cache_writes_seeded says when that is over. */
+bool cache_seed_awaited(const struct cache *c, const struct ns *ns);
+
+/* ---- ns_record.c ---- */
+
+/* Begins to write the namespace's record, unless there is one, or the last try failed a moment ago.
+ * Its blocks wait until the try has ended. There must be a tier. */
+void cache_ns_record(struct cache *c, struct ns *ns);
+void cache_ns_records_init(struct cache *c);
+/* False: its blocks have to wait. The end of what they wait for calls cache_writes_unstall. */
+bool cache_ns_writable(const struct ns *ns);
+bool cache_ns_known_cb(void *ctx, const uint8_t *fingerprint); /* for tier_callbacks */
+
+#endif
