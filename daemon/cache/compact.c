@@ -30,14 +30,9 @@
 /* What a part in use adds to an extent's cost, in parts that are moved. */
 #define BUSY_COST 8u
 
-struct slot_move {
+struct compact_move {
     struct list link; /* in cache.compact.moves */
-    struct cache *cache;
-    block_ref ref; /* the move has a use of the part */
-    uint32_t part;
-    slot_ref to;
-    bool copied;
-    struct cache_copy copy;
+    struct slot_move move;
 };
 
 /* What stands in an extent's way. */
@@ -76,77 +71,64 @@ static bool may_move(struct cache *c, uint64_t owner)
 
 /* ---- one part ---- */
 
-static void move_end(struct slot_move *m)
+static void move_end(struct compact_move *cm)
 {
-    struct cache *c = m->cache;
+    struct cache *c = cm->move.cache;
 
-    list_remove(&m->link);
+    list_remove(&cm->link);
     c->compact.n--;
-    c->compact.bytes -= m->copy.bytes;
-    cache_put(c, m->ref, m->part);
-    free(m);
+    c->compact.bytes -= cm->move.copy.bytes;
+    slot_move_end(&cm->move);
+    free(cm);
 }
 
 /* The part lies there from now on; or, when somebody is about to move or evict it, the copy is dropped. */
-static bool move_switch(struct slot_move *m, bool give_up)
+static void move_go_on(struct compact_move *cm, bool give_up)
 {
+    struct slot_move *m = &cm->move;
     struct cache *c = m->cache;
-    struct part *p = cache_part(c, m->ref, m->part);
-    slot_ref drop = m->to;
+    bool wanted = !cache_part(c, m->ref, m->part)->moving && !cache_doomed(c, m->ref);
 
-    if (!m->copied)
-        return false;
-    if (p->users == 1 && !p->moving && !cache_doomed(c, m->ref)) {
-        drop = part_slot(p);
-        part_set_dram(c, m->ref, m->part, PART_DRAM_READY, m->to);
+    if (wanted && slot_move_exchange(m)) {
         c->config.metrics->arena_parts_moved++;
-    } else if (!give_up && !p->moving && !cache_doomed(c, m->ref)) {
-        return false;
-    }
-    if (drop != m->to)
         c->compact.progress_ms = uv_now(c->config.loop);
-    arena_slot_free(c->arena, drop);
-    move_end(m);
-    return true;
+        move_end(cm);
+    } else if (m->copied && (give_up || !wanted)) {
+        move_end(cm);
+    }
 }
 
-static void copied_cb(struct cache_copy *k)
+static void copied_cb(struct slot_move *m)
 {
-    struct slot_move *m = LIST_ENTRY(k, struct slot_move, copy);
-
-    m->copied = true;
     cache_wake(m->cache, CHORE_COMPACT);
+}
+
+static int slot_beside_cb(struct slot_move *m, uint64_t bytes)
+{
+    struct cache *c = m->cache;
+    slot_ref from = part_slot(cache_part(c, m->ref, m->part));
+
+    m->to =
+        cache_slot_beside(c, bytes, part_owner(m->ref, m->part), arena_slot_node(c->arena, from));
+    return m->to ? 0 : -EBUSY;
 }
 
 /* 0, or -EBUSY: there is no slot. */
 static int move_begin(struct cache *c, uint64_t owner)
 {
-    block_ref ref = owner_block(owner);
-    uint32_t part = owner_part(owner);
-    uint64_t bytes = ns_part_bytes(cache_ns(c, ref), part);
-    struct part *p = cache_part(c, ref, part);
-    struct slot_move *m = calloc(1, sizeof(*m));
+    struct compact_move *cm = calloc(1, sizeof(*cm));
 
-    if (!m)
+    if (!cm)
         return -EBUSY;
-    part_use(c, p); /* whatever leaves for the slot, it is not this part */
-    m->to = cache_slot_beside(c, bytes, owner, arena_slot_node(c->arena, part_slot(p)));
-    if (m->to == 0 || span_copy(c, ref, part, m->to, &m->copy) != 0) {
-        if (m->to != 0)
-            arena_slot_free(c->arena, m->to);
-        part_unuse(c, p);
-        cache_reconsider(c, ref);
-        free(m);
+    cm->move = (struct slot_move){
+        .cache = c, .ref = owner_block(owner), .part = owner_part(owner), .copied_cb = copied_cb};
+    if (slot_move_begin(&cm->move, slot_beside_cb) != 0) {
+        free(cm);
         return -EBUSY;
     }
-    m->cache = c;
-    m->ref = ref;
-    m->part = part;
-    m->copy.done_cb = copied_cb;
-    list_push_back(&c->compact.moves, &m->link);
+    list_push_back(&c->compact.moves, &cm->link);
     c->compact.n++;
-    c->compact.bytes += bytes;
-    c->relocations.copy(c->relocations.ctx, &m->copy);
+    c->compact.bytes += cm->move.copy.bytes;
     return 0;
 }
 
@@ -291,7 +273,7 @@ static void moves_go_on(struct cache *c)
 
     for (; node != moves; node = next) {
         next = node->next;
-        (void)move_switch(LIST_ENTRY(node, struct slot_move, link), give_up);
+        move_go_on(LIST_ENTRY(node, struct compact_move, link), give_up);
     }
 }
 
@@ -341,7 +323,7 @@ bool cache_compact(struct cache *c, uint64_t slot_bytes)
             cache_wake(c, CHORE_COMPACT);
         return true;
     }
-    if (!c->relocations.copy || c->no_writes || c->compact.vain == c->releases)
+    if (!c->copier.copy || c->no_writes || c->compact.vain == c->releases)
         return false;
     if (uv_now(c->config.loop) < c->compact.again_ms) {
         alarm_set(c, c->compact.again_ms);

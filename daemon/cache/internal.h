@@ -5,6 +5,7 @@
 #include "daemon/base/chore.h"
 #include "daemon/base/table.h"
 #include "daemon/cache/cache.h"
+#include "daemon/cache/move.h"
 #include "daemon/cache/space.h"
 #include "daemon/cache/span.h"
 #include "daemon/cache/window.h"
@@ -99,6 +100,7 @@ struct cache {
     struct cache_compact compact;
     struct cache_quotas quotas;
     struct cache_lists lists;
+    struct cache_copier copier;
     struct cache_relocations relocations;
     struct cache_windows windows;
     struct cache_hint_tables hints;

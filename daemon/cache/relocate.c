@@ -23,12 +23,11 @@ struct relocation {
     block_ref ref;             /* leased */
     uint32_t part;
     enum { SLOT, COPYING, SWITCHING, READING } state;
-    slot_ref slot; /* COPYING, SWITCHING: in the window; the relocation has a use of the part */
     bool read, copied;
     uint8_t priority;
     struct list waiters;    /* of cache_move.link */
     struct cache_wait wait; /* READING */
-    struct cache_copy copy; /* COPYING */
+    struct slot_move move;  /* COPYING, SWITCHING: into the window */
 };
 
 static bool in_window(struct cache *c, const struct part *p, const struct arena_group *group)
@@ -72,16 +71,6 @@ static void relocation_end(struct relocation *r, int status)
     cache_released(c); /* a slot, or a place among the relocations */
 }
 
-/* The copy is dropped, and the relocation's use of the part ends. */
-static void copy_drop(struct relocation *r, int status)
-{
-    struct cache *c = r->cache;
-
-    arena_slot_free(c->arena, r->slot);
-    cache_put(c, r->ref, r->part);
-    relocation_end(r, status);
-}
-
 /* ---- its steps: each returns 0 when it goes on by itself or waits, or -errno ---- */
 
 static bool wanted(const struct relocation *r)
@@ -89,64 +78,45 @@ static bool wanted(const struct relocation *r)
     return !list_empty(&r->waiters) && !cache_doomed(r->cache, r->ref);
 }
 
-/* The part lies in the window from now on. */
-static void part_switch(struct relocation *r)
-{
-    struct cache *c = r->cache;
-    slot_ref was = part_slot(part_of(r));
-
-    part_set_dram(c, r->ref, r->part, PART_DRAM_READY, r->slot);
-    arena_slot_free(c->arena, was);
-    r->copied = true;
-    relocation_end(r, 0);
-}
-
 static void try_switch(struct relocation *r)
 {
-    if (!wanted(r))
-        copy_drop(r, -ENOENT);
-    else if (part_of(r)->users == 1)
-        part_switch(r);
+    if (!wanted(r)) {
+        slot_move_end(&r->move);
+        relocation_end(r, -ENOENT);
+    } else if (slot_move_exchange(&r->move)) {
+        r->copied = true;
+        relocation_end(r, 0);
+    }
 }
 
-static void copied_cb(struct cache_copy *k)
+static void copied_cb(struct slot_move *m)
 {
-    struct relocation *r = LIST_ENTRY(k, struct relocation, copy);
+    struct relocation *r = LIST_ENTRY(m, struct relocation, move);
 
     r->state = SWITCHING;
     try_switch(r);
 }
 
+static int window_slot_cb(struct slot_move *m, uint64_t bytes)
+{
+    struct relocation *r = LIST_ENTRY(m, struct relocation, move);
+
+    return cache_window_slot(m->cache, r->group, bytes, part_owner(m->ref, m->part), &m->to);
+}
+
 /* Of a part that is READY, elsewhere. -EAGAIN: no slot yet. */
 static int begin_copy(struct relocation *r)
 {
-    struct cache *c = r->cache;
-    struct part *p = part_of(r);
-    uint64_t bytes = ns_part_bytes(cache_ns(c, r->ref), r->part);
     int rc;
 
-    if (!c->relocations.copy)
+    if (!r->cache->copier.copy)
         return -ENOSPC;
-    if (p->users >= PART_USERS_MAX)
-        return -EBUSY;
-    part_use(c, p); /* whatever leaves for the slot, it is not this part */
-    rc = cache_window_slot(c, r->group, bytes, part_owner(r->ref, r->part), &r->slot);
-    if (rc != 0) {
-        part_unuse(c, p);
-        cache_reconsider(c, r->ref);
-        return rc;
-    }
-    rc = span_copy(c, r->ref, r->part, r->slot, &r->copy);
-    if (rc != 0) {
-        arena_slot_free(c->arena, r->slot);
-        part_unuse(c, p);
-        cache_reconsider(c, r->ref);
-        return rc;
-    }
-    r->state = COPYING;
-    r->copy.done_cb = copied_cb;
-    c->relocations.copy(c->relocations.ctx, &r->copy);
-    return 0;
+    r->move = (struct slot_move){
+        .cache = r->cache, .ref = r->ref, .part = r->part, .copied_cb = copied_cb};
+    rc = slot_move_begin(&r->move, window_slot_cb);
+    if (rc == 0)
+        r->state = COPYING;
+    return rc;
 }
 
 static void read_cb(struct cache_wait *w, int status);
@@ -331,12 +301,6 @@ bool cache_window_place(struct cache *c, block_ref ref, uint32_t part, struct ar
 
     return p->dram == PART_DRAM_READY && !cache_doomed(c, ref) &&
            arena_slot_place(c->arena, part_slot(p), out);
-}
-
-void cache_copier_attach(struct cache *c, void (*copy)(void *ctx, struct cache_copy *k), void *ctx)
-{
-    c->relocations.copy = copy;
-    c->relocations.ctx = ctx;
 }
 
 uint32_t cache_relocations(const struct cache *c)

@@ -18,7 +18,7 @@ struct cache_compact {
     uint64_t slot_bytes; /* that are wanted; 0: none is */
     uint32_t extent;     /* 1 + its number; 0: one is sought, from `cursor` on, among `left` */
     uint32_t cursor, left;
-    struct list moves; /* struct slot_move */
+    struct list moves; /* struct compact_move */
     uint32_t n;        /* of them */
     uint64_t bytes;
     uint64_t progress_ms; /* by uv_now: of the last part that moved */

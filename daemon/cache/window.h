@@ -6,8 +6,6 @@
 
 /* relocate.c */
 struct cache_relocations {
-    void (*copy)(void *ctx, struct cache_copy *k); /* NULL: nobody copies */
-    void *ctx;
     struct list ops; /* struct relocation */
     uint32_t n, most;
 };
