@@ -309,13 +309,13 @@ void cache_watch(struct cache *c,
 /* ---- stable storage ---- */
 
 struct cache_durable {
-    struct tier_io io;
+    /* 0: a later start finds the part, even after a power failure. Or -errno. */
+    void (*done_cb)(struct cache_durable *d, int status);
+    /* The cache's own. */
+    struct list link;
     struct cache *cache;
     block_ref ref;
     uint32_t part;
-    struct list link;
-    /* 0: a later start finds the part, even after a power failure. Or -errno. */
-    void (*done_cb)(struct cache_durable *d, int status);
 };
 /* Makes a whole part of a held block durable. 0: done_cb will run. -EINPROGRESS: the part is not
  * whole; -EOPNOTSUPP: there is no tier; or another -errno of the tier. */
@@ -353,11 +353,7 @@ bool cache_back_pressure(const struct cache *c);
 /* ---- verifying ---- */
 
 struct cache_check {
-    struct tier_io io;
-    struct cache *cache;
-    block_ref ref;
-    uint32_t part;
-    slot_ref slot;
+    struct list link; /* the cache's own */
     void (*done_cb)(struct cache_check *k, int status);
 };
 /* Reads the part of a held block from the tier, and drops that copy if it is corrupt. -ENOENT: the

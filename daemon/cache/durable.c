@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define DURABLES_TURN (1u << 16) /* looked at in one turn of the loop */
 #define DURABLES_REFUSED 16u     /* of those, for which somebody looked for space in vain */
@@ -31,7 +30,7 @@ static void durable_end(struct cache_durable *d, int status)
 
 static int durable_begin(struct cache *c, struct cache_durable *d);
 
-/* After an operation of it succeeded, or the coded form was built or not. */
+/* After an operation of it succeeded. */
 static void durable_continue(struct cache *c, struct cache_durable *d)
 {
     int rc = durable_begin(c, d);
@@ -42,21 +41,37 @@ static void durable_continue(struct cache *c, struct cache_durable *d)
         durable_end(d, rc);
 }
 
-static void sync_done_cb(struct tier_io *io, int status)
+static void sync_cb(struct part_op *op, int status)
 {
-    struct cache_durable *d = LIST_ENTRY(io, struct cache_durable, io);
-    struct cache *c = d->cache;
-    const struct part *p = cache_part(c, d->ref, d->part);
+    struct cache_durable *d = LIST_ENTRY(op->waiters.next, struct cache_durable, link);
+    struct cache *c = op->cache;
+    bool same = part_is_at(cache_part(c, op->ref, op->part), op->io.tier.place.loc);
 
-    c->tier_busy--;
-    if (status == -EBADMSG &&
-        part_is_at(p, io->place.loc)) /* an unverified copy: its bytes are wrong */
-        cache_nvme_lost(c, d->ref, d->part, true);
-    if (part_is_at(p, io->place.loc))
+    list_remove(&d->link);
+    if (status == -EBADMSG && same) { /* an unverified copy: its bytes are wrong */
+        cache_nvme_lost(c, op->ref, op->part, true);
+        same = false;
+    }
+    free(op);
+    if (same)
         durable_end(d, status);
     else /* that copy is gone, so the status says nothing */
         durable_continue(c, d);
     cache_durables_retry(c);
+}
+
+static const struct op_kind sync_kind = {.tier_cb = sync_cb};
+
+static int sync_begin(struct cache *c, struct cache_durable *d)
+{
+    struct part_op *op = op_new(c, &sync_kind, d->ref, d->part);
+    int rc = op ? op_tier(op, TIER_SYNC, NULL) : -ENOMEM;
+
+    if (rc == 0)
+        list_push_back(&op->waiters, &d->link);
+    else
+        free(op);
+    return rc;
 }
 
 /* Begins the next step. 0: it is under way. -EAGAIN: it has to wait. -EBUSY: so it has, but others need not
@@ -72,11 +87,8 @@ static int durable_begin(struct cache *c, struct cache_durable *d)
         return -EAGAIN;
     if (ns->record == NS_RECORD_FAILED)
         return -EIO; /* no later start would find the part */
-    if (p->nvme == PART_NVME_READY) {
-        cache_tier_io(c, &d->io, TIER_SYNC, d->ref, d->part, NULL);
-        d->io.done_cb = sync_done_cb;
-        return cache_tier_submit(c, &d->io);
-    }
+    if (p->nvme == PART_NVME_READY)
+        return sync_begin(c, d);
     if (p->nvme == PART_NVME_NONE) {
         if (!c->no_writes && cache_recovering(c))
             return -EAGAIN; /* its copy of an earlier run may turn up */
@@ -101,7 +113,6 @@ int cache_durable(struct cache *c, struct cache_durable *d, block_ref ref, uint3
         return -EOPNOTSUPP;
     if (!part_whole(&b->part[part]))
         return -EINPROGRESS;
-    memset(&d->io, 0, sizeof(d->io));
     list_init(&d->link);
     d->cache = c;
     d->ref = ref;

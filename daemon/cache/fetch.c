@@ -11,96 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- one operation ---- */
-
-struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part)
-{
-    struct ns *ns;
-    const struct block *b = cache_block(c, ref, &ns);
-    struct tier_name name = {
-        .key_bytes = ns->identity.key_bytes, .part = part, .owner = part_owner(ref, part)};
-
-    memcpy(name.fingerprint, ns->fingerprint, sizeof(name.fingerprint));
-    memcpy(name.key, b->key, sizeof(name.key));
-    return name;
-}
-
-void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_ref ref,
-                   uint32_t part, const struct span *span)
-{
-    *io = (struct tier_io){.op = op,
-                           .bytes = ns_part_bytes(cache_ns(c, ref), part),
-                           .who = tenant_who(cache_ns(c, ref)->tenant),
-                           .shard_bytes = cache_ns(c, ref)->identity.shard_bytes,
-                           .seal = cache_sealed(c, cache_ns(c, ref)),
-                           .name = cache_tier_name(c, ref, part)};
-    if (op != TIER_WRITE)
-        io->place = part_place(cache_part(c, ref, part));
-    if (span) {
-        io->data = span->origin;
-        io->buffer = arena_extent_of(c->arena, span->slot);
-    }
-}
-
-int cache_tier_submit(struct cache *c, struct tier_io *io)
-{
-    int rc = c->tier_ops->submit(c->tier, io);
-
-    c->tier_busy += rc == 0;
-    return rc;
-}
-
-struct part_op *part_op_new(struct cache *c, block_ref ref, uint32_t part)
-{
-    struct part_op *op = calloc(1, sizeof(*op));
-
-    if (!op)
-        return NULL;
-    op->cache = c;
-    op->ref = ref;
-    op->part = part;
-    list_init(&op->waiters);
-    return op;
-}
-
-int part_op_share(struct part_op *op, const struct span *span, bool write,
-                  void (*done_cb)(struct share_io *io, int status),
-                  void (*released_cb)(struct share_io *io))
-{
-    struct cache *c = op->cache;
-    const struct ns *ns = cache_ns(c, op->ref);
-    int rc;
-
-    op->shared = true;
-    op->io.share = (struct share_io){.write = write,
-                                     .id = cache_shared_id(c, op->ref, op->part),
-                                     .data = span->origin,
-                                     .bytes = span->len,
-                                     .who = tenant_who(ns->tenant),
-                                     .tenant = ns->identity.tenant,
-                                     .root = cache_part(c, op->ref, op->part)->root,
-                                     .sealed = cache_sealed(c, ns),
-                                     .space = {.fingerprint = ns->fingerprint,
-                                               .identity = ns->canonical,
-                                               .identity_bytes = ns->canonical_bytes},
-                                     .done_cb = done_cb,
-                                     .released_cb = released_cb};
-    rc = share_submit(c->share, &op->io.share);
-    c->share_busy += rc == 0;
-    if (rc == -EAGAIN)
-        c->write[WRITE_SHARE].full = true;
-    return rc;
-}
-
-void cache_tier_read(struct cache *c, block_ref ref, const struct tier_io *io, uint64_t bytes)
-{
-    struct metrics_tenant *m = cache_ns(c, ref)->tenant->metrics;
-
-    m->nvme_read_bytes += bytes;
-    m->nvme_contended_bytes += io->got.contended;
-    m->nvme_due_bytes += io->got.due;
-}
-
 static void log_read_failed(const struct tier_io *io, int status)
 {
     log_warn("cache", "read-failed", "status=%s key=%02x%02x%02x%02x part=%u loc=%#llx",
@@ -162,13 +72,12 @@ static void fetch_release(struct part_op *f)
 
 static int fetch_read(struct part_op *f);
 
-static void tier_done_cb(struct tier_io *io, int status)
+static void fetch_tier_cb(struct part_op *f, int status)
 {
-    struct part_op *f = LIST_ENTRY(io, struct part_op, io.tier);
+    const struct tier_io *io = &f->io.tier;
     struct cache *c = f->cache;
     int rc;
 
-    c->tier_busy--;
     cache_tier_read(c, f->ref, io, status == 0 ? io->bytes : 0);
     histogram_count(c->config.metrics->histograms.nvme_read, uv_hrtime() - f->begun_ns);
     if (status != 0) {
@@ -191,24 +100,17 @@ static void tier_done_cb(struct tier_io *io, int status)
 static int tier_start(struct part_op *f)
 {
     struct cache *c = f->cache;
-    struct tier_io *io = &f->io.tier;
     struct span span;
     int rc;
 
-    f->shared = false;
     if (span_slot(c, f->slot, ns_form(cache_ns(c, f->ref), f->part), &span) != 0)
         return -EIO;
-    cache_tier_io(c, io, TIER_READ, f->ref, f->part, &span);
-    io->priority = f->priority;
-    io->small = f->small;
-    io->done_cb = tier_done_cb;
-    f->begun_ns = uv_hrtime();
-    rc = cache_tier_submit(c, io);
+    rc = op_tier(f, TIER_READ, &span);
     if (rc == 0 && policy_heat(c->config.policy, f->ref) == HEAT_ONCE)
         admission_returned(ns_admission(cache_ns(c, f->ref)));
     if (rc == 0 || rc == -EAGAIN || rc == -EINPROGRESS)
         return rc;
-    log_read_failed(io, rc);
+    log_read_failed(&f->io.tier, rc);
     cache_nvme_lost(c, f->ref, f->part, true);
     return rc == -ESTALE ? -ENOENT : -EIO;
 }
@@ -220,13 +122,12 @@ static void share_missed(struct part_op *f)
     f->cache->config.metrics->share_forgotten++;
 }
 
-static void share_done_cb(struct share_io *io, int status)
+static void fetch_share_cb(struct part_op *f, int status)
 {
-    struct part_op *f = LIST_ENTRY(io, struct part_op, io.share);
+    const struct share_io *io = &f->io.share;
     struct cache *c = f->cache;
     struct metrics_tenant *m = cache_ns(c, f->ref)->tenant->metrics;
 
-    c->share_busy--;
     m->shared_read_bytes += status == 0 ? io->bytes : 0;
     m->shared_contended_bytes += io->got.contended;
     m->shared_due_bytes += io->got.due;
@@ -241,18 +142,12 @@ static void share_done_cb(struct share_io *io, int status)
     cache_unlease(c, f->ref); /* fetch_release ends the fetch's use */
 }
 
-static void share_released_cb(struct share_io *io)
-{
-    fetch_release(LIST_ENTRY(io, struct part_op, io.share));
-}
-
 static int share_start(struct part_op *f)
 {
     struct span span;
     int rc = span_slot(f->cache, f->slot, ns_form(cache_ns(f->cache, f->ref), f->part), &span);
 
-    rc = rc == 0 ? part_op_share(f, &span, false, share_done_cb, share_released_cb) : -EIO;
-
+    rc = rc == 0 ? op_share(f, false, &span) : -EIO;
     if (rc == 0 || rc == -EAGAIN)
         return rc;
     share_missed(f);
@@ -274,6 +169,8 @@ static int fetch_read(struct part_op *f)
     return rc;
 }
 
+static const struct op_kind fetch_kind = {fetch_tier_cb, fetch_share_cb, fetch_release};
+
 /* ---- for requests ---- */
 
 /* group: the slot lies in its window; NULL: in an ordinary extent. */
@@ -281,7 +178,7 @@ static int fetch_start(struct cache *c, block_ref ref, uint32_t part, uint8_t pr
                        struct arena_group *group, struct cache_wait *w)
 {
     uint64_t bytes = ns_part_bytes(cache_ns(c, ref), part), owner = part_owner(ref, part);
-    struct part_op *f = part_op_new(c, ref, part);
+    struct part_op *f = op_new(c, &fetch_kind, ref, part);
     int rc = -EBUSY;
 
     if (!f)
@@ -375,51 +272,54 @@ void cache_put(struct cache *c, block_ref ref, uint32_t part)
 
 /* ---- verifying ---- */
 
-static void check_done_cb(struct tier_io *io, int status)
+static void check_cb(struct part_op *op, int status)
 {
-    struct cache_check *k = (struct cache_check *)io;
-    struct cache *c = k->cache;
-    struct ns *ns;
-    struct block *b = cache_block(c, k->ref, &ns);
+    struct cache_check *k = LIST_ENTRY(op->waiters.next, struct cache_check, link);
+    struct cache *c = op->cache;
 
-    c->tier_busy--;
-    arena_slot_free(c->arena, k->slot);
+    arena_slot_free(c->arena, op->slot);
     if (status == -EBADMSG) {
-        log_read_failed(io, status);
+        log_read_failed(&op->io.tier, status);
         /* During the read the place may have been reclaimed, or the part written anew. */
-        if (part_is_at(&b->part[k->part], io->place.loc)) {
-            cache_nvme_lost(c, k->ref, k->part, true);
-            cache_write_again(c, k->ref);
+        if (part_is_at(cache_part(c, op->ref, op->part), op->io.tier.place.loc)) {
+            cache_nvme_lost(c, op->ref, op->part, true);
+            cache_write_again(c, op->ref);
         }
     }
+    free(op);
     cache_released(c);
     k->done_cb(k, status);
 }
 
+static const struct op_kind check_kind = {.tier_cb = check_cb};
+
 int cache_verify(struct cache *c, struct cache_check *k, block_ref ref, uint32_t part)
 {
-    struct ns *ns;
-    struct block *b = cache_block(c, ref, &ns);
+    const struct form *form = ns_form(cache_ns(c, ref), part);
+    struct part_op *op;
     struct span span;
-    int rc;
+    int rc = -EBUSY;
 
-    if (b->part[part].nvme != PART_NVME_READY)
+    if (cache_part(c, ref, part)->nvme != PART_NVME_READY)
         return -ENOENT;
-    /* Not the part's slot: the extent it lies in can't be emptied. */
-    if (cache_slot(c, ns_part_bytes(ns, part), 0, NUMA_NONE, false, &k->slot) != 0)
+    op = op_new(c, &check_kind, ref, part);
+    if (!op)
         return -EBUSY;
-    k->cache = c;
-    k->ref = ref;
-    k->part = part;
-    rc = span_slot(c, k->slot, ns_form(ns, part), &span);
-    if (rc == 0) {
-        cache_tier_io(c, &k->io, TIER_READ, ref, part, &span);
-        k->io.check = true;
-        k->io.who = (struct fair_who){0};
-        k->io.done_cb = check_done_cb;
-        rc = cache_tier_submit(c, &k->io);
-    }
+    op->check = true;
+    /* Not the part's slot: the extent it lies in can't be emptied. */
+    if (cache_slot(c, form->shards * form->shard_bytes, 0, NUMA_NONE, false, &op->slot) != 0)
+        goto err_after_op;
+    rc = span_slot(c, op->slot, form, &span);
+    if (rc == 0)
+        rc = op_tier(op, TIER_READ, &span);
     if (rc != 0)
-        arena_slot_free(c->arena, k->slot);
+        goto err_after_slot;
+    list_push_back(&op->waiters, &k->link);
+    return 0;
+
+err_after_slot:
+    arena_slot_free(c->arena, op->slot);
+err_after_op:
+    free(op);
     return rc == -EAGAIN ? -EBUSY : rc;
 }

@@ -6,6 +6,7 @@
 #include "daemon/base/table.h"
 #include "daemon/cache/cache.h"
 #include "daemon/cache/move.h"
+#include "daemon/cache/op.h"
 #include "daemon/cache/space.h"
 #include "daemon/cache/span.h"
 #include "daemon/cache/window.h"
@@ -108,7 +109,6 @@ struct cache {
 };
 
 struct snapshot_part;
-struct part_op;
 
 struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
 struct part *cache_part(struct cache *c, block_ref ref, uint32_t part);
@@ -231,39 +231,6 @@ void cache_fills_break(struct cache *c, block_ref ref);
 bool cache_fill_reclaim(struct cache *c);
 
 /* ---- fetch.c ---- */
-
-/* One read or write of a part, from its start to its end. */
-struct part_op {
-    union {
-        struct tier_io tier;
-        struct share_io share;
-    } io;
-    struct cache *cache;
-    block_ref ref;
-    uint32_t part;
-    bool shared;         /* which of io */
-    struct list waiters; /* of a fetch: cache_wait.link; of a write to NVMe: cache_durable.link */
-    /* Of a fetch. */
-    uint32_t number;
-    slot_ref slot;
-    uint64_t begun_ns; /* of a read from NVMe: when it was submitted */
-    uint8_t priority;
-    bool small;
-    bool failed; /* reported; a thread of the shared tier may still write into the slot */
-};
-struct part_op *part_op_new(struct cache *c, block_ref ref, uint32_t part); /* NULL: no memory */
-/* Submits a read into the span, or a write of it, to the shared tier. */
-int part_op_share(struct part_op *op, const struct span *span, bool write,
-                  void (*done_cb)(struct share_io *io, int status),
-                  void (*released_cb)(struct share_io *io));
-/* What the tier stores beside a part. */
-struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part);
-/* Fills in an operation on a whole part but for done_cb. span: NULL for none. */
-void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_ref ref,
-                   uint32_t part, const struct span *span);
-int cache_tier_submit(struct cache *c, struct tier_io *io);
-/* Counts a read of the block for a request, which has ended and brought so many bytes. */
-void cache_tier_read(struct cache *c, block_ref ref, const struct tier_io *io, uint64_t bytes);
 
 /* As cache_get, of a part that is not in DRAM, into a slot of the group's window. -EAGAIN, -ENOSPC: also
  * cache_window_slot. */

@@ -1,0 +1,57 @@
+/* Operations of the tiers, each on one part, from its start to its end; for the files of this room only. */
+#ifndef UCMD_CACHE_OP_H
+#define UCMD_CACHE_OP_H
+
+#include "daemon/base/span.h"
+#include "daemon/cache/cache.h"
+
+struct part_op;
+
+/* What ends one. The op is its callback's to free (share_cb's: released_cb's). */
+struct op_kind {
+    void (*tier_cb)(struct part_op *op, int status);
+    void (*share_cb)(struct part_op *op, int status);
+    void (*released_cb)(
+        struct part_op *op); /* no thread of the shared tier touches the slot any more */
+};
+
+struct part_op {
+    const struct op_kind *kind;
+    union {
+        struct tier_io tier;
+        struct share_io share;
+    } io;
+    bool shared; /* which of io */
+    struct cache *cache;
+    block_ref ref;
+    uint32_t part;
+    /* Those for whom it is: cache_wait.link of a read, cache_durable.link of a write to NVMe or a sync, cache_check.link. */
+    struct list waiters;
+    slot_ref slot;     /* of a read or check: its target */
+    uint64_t begun_ns; /* when it was submitted to NVMe */
+    uint8_t priority;
+    bool small;
+    bool check; /* a read that nobody uses, at nobody's cost */
+    /* Of a read into the part's slot. */
+    uint32_t number; /* in cache.fetches */
+    bool failed;     /* reported; a thread of the shared tier may still write into the slot */
+};
+
+struct part_op *op_new(struct cache *c, const struct op_kind *kind, block_ref ref,
+                       uint32_t part); /* NULL: no memory */
+/* Submits it to NVMe, to the shared tier. span: source or target; NULL: none. 0 or the tier's -errno; then op is the caller's. */
+int op_tier(struct part_op *op, enum tier_op what, const struct span *span);
+int op_share(struct part_op *op, bool write, const struct span *span);
+
+/* ---- the same for shards.c, whose reads are of no whole part ---- */
+
+/* What the tier stores beside a part. */
+struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part);
+/* Fills in an operation on a whole part but for done_cb. */
+void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_ref ref,
+                   uint32_t part, const struct span *span);
+int cache_tier_submit(struct cache *c, struct tier_io *io);
+/* Counts a read of the block for a request, which has ended and brought so many bytes. */
+void cache_tier_read(struct cache *c, block_ref ref, const struct tier_io *io, uint64_t bytes);
+
+#endif
