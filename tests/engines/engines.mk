@@ -30,7 +30,7 @@ check-vllm: setup-build ## the connector in a real vLLM, which is fetched from P
 
 check-sglang: setup-build ## the storage in SGLang's own code, which is fetched from PyPI (some GB); SGLANG_PYTHON=python names one that has it
 	+@$(SUBMAKE) all
-	$(if $(SGLANG_PYTHON),,tests/setup/sglang.sh $(SGLANG_VENV))
+	$(if $(SGLANG_PYTHON),,tests/setup/venv.sh $(SGLANG_VENV) sglang.srt.mem_cache.pool_host.mha sglang==$(or $(SGLANG_VERSION),0.5.23))
 	for file in check_sglang check_sglang_tree; do \
 	    UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
 	        $(or $(SGLANG_PYTHON),$(abspath $(SGLANG_VENV))/bin/python) -B tests/engines/sglang/$$file.py || exit 1; \
@@ -51,7 +51,7 @@ check-ucm: setup-build ## the stores in UCM's own code, from PyPI; UCM_SOURCE=FO
 
 check-routers: setup-build ## what ucmevents publishes, read by Dynamo's indexer, from PyPI, and by vLLM's decoder if VLLM_PYTHON names a Python that has it
 	+@$(SUBMAKE) all
-	tests/setup/routers.sh $(ROUTERS_VENV)
+	tests/setup/venv.sh $(ROUTERS_VENV) zmq ai-dynamo-runtime==$(or $(DYNAMO_VERSION),1.6.1) pyzmq msgpack
 	UCMD=$(abspath $O)/ucmd UCMEVENTS=$(abspath $O)/ucmevents $(abspath $(ROUTERS_VENV))/bin/python -B tests/engines/routers/check_routers.py
 
 check-vllm-gpu: setup-build ## models of each kind and sparse decoding in a real vLLM on a GPU, or two; VLLM_PYTHON=python names one that has vLLM
@@ -62,9 +62,9 @@ check-vllm-gpu: setup-build ## models of each kind and sparse decoding in a real
 	        $(or $(VLLM_PYTHON),python3) -B tests/engines/vllm/$$file.py || exit 1; \
 	done
 
-check-transformers: setup-build ## chunks in models of transformers, which is fetched from PyPI with torch (some GB); TRANSFORMERS_PYTHON=python names one that has them
+check-transformers: setup-build ## chunks in models of transformers, which PyPI has, with torch (some GB); TRANSFORMERS_PYTHON=python names one that has them
 	+@$(SUBMAKE) all
-	$(if $(TRANSFORMERS_PYTHON),,tests/setup/transformers.sh $(TRANSFORMERS_VENV))
+	$(if $(TRANSFORMERS_PYTHON),,tests/setup/venv.sh $(TRANSFORMERS_VENV) transformers torch 'transformers>=5' accelerate numpy)
 	UCMD=$(abspath $O)/ucmd UCMCLIENT_LIB=$(abspath $O)/$(SO) \
 	    $(or $(TRANSFORMERS_PYTHON),$(abspath $(TRANSFORMERS_VENV))/bin/python) -B tests/engines/transformers/check_transformers.py
 

