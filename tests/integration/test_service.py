@@ -219,17 +219,6 @@ class Service(unittest.TestCase):
         daemon.wait(TIMEOUT_S)
         self.refused_alike(nvme.replace("4MiB", "8MiB"), 4, "set nvme.segment to that")
 
-    def test_a_key_of_earlier_versions_does_not_stop_an_upgrade(self):
-        with open(self.dir + "/ucmd.yaml", "w") as config:
-            config.write("limits:\n  requests: 17\n  connections: 32\n")
-        check = subprocess.run([UCMD, "--check", "--config", self.dir + "/ucmd.yaml", "--set", "socket=" + self.socket],
-                               capture_output=True, text=True, timeout=TIMEOUT_S)
-        self.assertEqual(check.returncode, 0, check.stderr)
-        self.assertIn("ucmd.yaml:2: limits.requests is no key any more", check.stderr)
-        self.start("--config", self.dir + "/ucmd.yaml")
-        self.healthy()
-        self.assertIn("limits.requests is no key any more", self.log())
-
 
 if __name__ == "__main__":
     unittest.main()
