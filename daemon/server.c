@@ -11,6 +11,7 @@
 #include "daemon/copier.h"
 #include "daemon/device/device.h"
 #include "daemon/digest/pool.h"
+#include "daemon/features.h"
 #include "daemon/front/front.h"
 #include "daemon/index/index.h"
 #include "daemon/index/policy.h"
@@ -606,6 +607,8 @@ static int devices_init(struct server *s, struct ucm_error *e)
 static int front_init(struct server *s, struct ucm_error *e)
 {
     struct request_rooms rooms = {
+        .features = daemon_features,
+        .methods = daemon_methods,
         .loop = &s->loop,
         .config = &s->config,
         .metrics = &s->metrics,

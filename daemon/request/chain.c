@@ -156,11 +156,11 @@ static void chain_free(struct chain *ch)
     free(ch->blocks);
     space_unref(ch->space);
     free(ch);
-    s->n_chains--;
+    session_retrieval(s)->n_chains--;
     s->rq->rooms.metrics->chains--;
     if (close)
         request_end(close, NULL, NULL);
-    else if (!s->chains_ending)
+    else if (!session_retrieval(s)->ending)
         session_settle(s);
 }
 
@@ -205,7 +205,7 @@ static void drain_cb(struct cache_retry *r)
 static void chain_end(struct chain *ch)
 {
     ch->closing = true;
-    table_remove(&ch->s->chains, ch->number);
+    table_remove(&session_retrieval(ch->s)->chains, ch->number);
     deadline_disarm(rooms_of(ch)->deadlines, &ch->deadline);
     ch->users++;
     if (ch->append)
@@ -254,24 +254,25 @@ bool chains_close_all(struct session *s)
 {
     uint32_t number, blocks = 0;
 
-    s->chains_ending = true;
-    while (blocks < CLOSE_BLOCKS_PER_TURN && (number = table_next(&s->chains, 0)) != 0) {
-        struct chain *ch = table_get(&s->chains, number);
+    session_retrieval(s)->ending = true;
+    while (blocks < CLOSE_BLOCKS_PER_TURN &&
+           (number = table_next(&session_retrieval(s)->chains, 0)) != 0) {
+        struct chain *ch = table_get(&session_retrieval(s)->chains, number);
 
         blocks += ch->appended + 1;
         chain_end(ch);
     }
-    s->chains_ending = false;
-    if (table_count(&s->chains) > 0)
+    session_retrieval(s)->ending = false;
+    if (table_count(&session_retrieval(s)->chains) > 0)
         (void)cache_wait_for(s->rq->rooms.cache, &s->retry, WAIT_TURN);
-    return s->n_chains == 0;
+    return session_retrieval(s)->n_chains == 0;
 }
 
 /* ---- by name ---- */
 
 struct chain *call_chain(struct call *call, uint64_t name)
 {
-    struct chain *ch = table_get(&call->s->chains, session_number(name));
+    struct chain *ch = table_get(&session_retrieval(call->s)->chains, session_number(name));
 
     if (ch && ch->name == name)
         return ch;
@@ -306,22 +307,22 @@ static struct chain *chain_new(struct call *call, struct derived_space *space)
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a chain");
         return NULL;
     }
-    ch->number = table_add(&s->chains, ch);
+    ch->number = table_add(&session_retrieval(s)->chains, ch);
     if (ch->number == 0) {
         chain_memory_return(s, sizeof(*ch));
         free(ch);
         ucm_error_set(&call->error, UCM_WIRE_BUSY,
                       "this connection has %u chains, as many as one may have; close some",
-                      table_count(&s->chains));
+                      table_count(&session_retrieval(s)->chains));
         return NULL;
     }
     ch->s = s;
-    ch->name = session_name(&s->chain_names, ch->number);
+    ch->name = session_name(&session_retrieval(s)->chain_names, ch->number);
     ch->space = space_ref(space);
     list_init(&ch->pins);
     list_init(&ch->retry.link);
     ch->retry.retry_cb = drain_cb;
-    s->n_chains++;
+    session_retrieval(s)->n_chains++;
     s->rq->rooms.metrics->chains++;
     return ch;
 }

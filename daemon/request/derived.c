@@ -43,7 +43,7 @@ static struct metrics *metrics_at(const struct derived_space *space)
 
 struct derived_tenant *derived_tenant_ref(struct requests *rq, const char *name)
 {
-    struct derived *d = &rq->derived;
+    struct derived *d = &retrieval_of(rq)->derived;
     struct derived_tenant *t;
 
     for (struct list *n = d->tenants.next; n != &d->tenants; n = n->next) {
@@ -109,7 +109,8 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
 {
     struct derived_space *space;
 
-    for (struct list *n = rq->derived.spaces.next; n != &rq->derived.spaces; n = n->next) {
+    for (struct list *n = retrieval_of(rq)->derived.spaces.next;
+         n != &retrieval_of(rq)->derived.spaces; n = n->next) {
         space = LIST_ENTRY(n, struct derived_space, link);
         if (space->derived == derived && space->base == base)
             return space_ref(space);
@@ -130,7 +131,7 @@ struct derived_space *space_open(struct requests *rq, struct ns *base, struct ns
         space->plan = *plan;
     index_ns_use(rq->rooms.index, base);
     index_ns_use(rq->rooms.index, derived);
-    list_push_back(&rq->derived.spaces, &space->link);
+    list_push_back(&retrieval_of(rq)->derived.spaces, &space->link);
     return space;
 }
 
@@ -232,7 +233,7 @@ static int build_submit(struct derived_build *b)
     b->work.job.done_cb = build_done_cb;
     if (rc == 0)
         rc = part_build_submit(space->rq->rooms.digests, &b->work, &from, &to);
-    if (rc == 0 && space->rq->derived.stopping)
+    if (rc == 0 && retrieval_of(space->rq)->derived.stopping)
         digest_job_stop(&b->work.job);
     return rc;
 }
@@ -254,7 +255,7 @@ static void base_read_cb(struct cache_wait *w, int status)
 static int build_begin(struct derived_space *space, block_ref base, block_ref derived,
                        uint32_t part, uint8_t priority, struct derived_build **out)
 {
-    struct derived *d = &space->rq->derived;
+    struct derived *d = &retrieval_of(space->rq)->derived;
     struct cache *c = cache_at(space);
     struct derived_build *b;
     int got, rc;
@@ -304,7 +305,8 @@ static int build_begin(struct derived_space *space, block_ref base, block_ref de
 
 static struct derived_build *build_find(const struct requests *rq, block_ref derived, uint32_t part)
 {
-    for (struct list *n = rq->derived.builds.next; n != &rq->derived.builds; n = n->next) {
+    for (struct list *n = retrieval_of(rq)->derived.builds.next;
+         n != &retrieval_of(rq)->derived.builds; n = n->next) {
         struct derived_build *b = LIST_ENTRY(n, struct derived_build, link);
 
         if (b->derived == derived && b->part == part)
@@ -348,7 +350,7 @@ int derived_build(struct derived_space *space, block_ref base, block_ref derived
 
 void derived_init(struct requests *rq)
 {
-    struct derived *d = &rq->derived;
+    struct derived *d = &retrieval_of(rq)->derived;
 
     list_init(&d->spaces);
     list_init(&d->tenants);
@@ -359,7 +361,7 @@ void derived_init(struct requests *rq)
 
 void derived_stop(struct requests *rq)
 {
-    struct derived *d = &rq->derived;
+    struct derived *d = &retrieval_of(rq)->derived;
 
     d->stopping = true;
     for (struct list *n = d->builds.next; n != &d->builds; n = n->next)
@@ -369,5 +371,6 @@ void derived_stop(struct requests *rq)
 void derived_close(struct requests *rq)
 {
     assert(limits_used(rq->rooms.limits, LIMIT_BUILDS) == 0);
-    assert(list_empty(&rq->derived.spaces) && list_empty(&rq->derived.tenants));
+    assert(list_empty(&retrieval_of(rq)->derived.spaces) &&
+           list_empty(&retrieval_of(rq)->derived.tenants));
 }

@@ -8,6 +8,50 @@
 #include "daemon/request/internal.h"
 #include "kernels/sparse/sparse.h"
 
+/* Derived namespaces. */
+struct derived {
+    struct list spaces;       /* struct derived_space */
+    struct list tenants;      /* struct derived_tenant: of spaces */
+    struct list builds;       /* struct derived_build */
+    bool stopping;            /* builds */
+    struct cache_fills fills; /* of builds */
+};
+
+/* Digests of what is stored. */
+struct digests {
+    void *spare; /* select.c: the memory of a selection that has ended, or NULL */
+    size_t spare_bytes;
+    /* Parts that were published and whose digests are to be built. */
+    uint32_t watchers; /* sessions that want that, of all namespaces */
+    struct published *published;
+    struct list published_free; /* of them */
+    struct list turns;          /* of tenants for whom parts wait, in the order of their turns */
+    struct cache_retry published_retry;
+};
+
+/* What the daemon has of both. */
+struct retrieval {
+    struct requests *rq;
+    struct derived derived;
+    struct digests digests;
+};
+/* What a connection has. */
+struct session_retrieval {
+    struct list spaces; /* struct session_space: what digest.open opened */
+    struct table chains;
+    uint32_t chain_names; /* given out so far; see session_name */
+    uint32_t n_chains;    /* with those that are ending */
+    bool ending;
+};
+static inline struct retrieval *retrieval_of(const struct requests *rq)
+{
+    return rq->ext[FEATURE_RETRIEVAL];
+}
+static inline struct session_retrieval *session_retrieval(const struct session *s)
+{
+    return s->ext[FEATURE_RETRIEVAL];
+}
+
 /* Builds under way. Each has a thread's work ahead of it, and the slots of two parts. */
 #define DERIVED_BUILDS_MAX 256
 

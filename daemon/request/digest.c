@@ -19,7 +19,8 @@ struct session_space {
 
 static struct session_space *session_space(struct session *s, const struct ns *derived)
 {
-    for (struct list *n = s->spaces.next; n != &s->spaces; n = n->next) {
+    for (struct list *n = session_retrieval(s)->spaces.next; n != &session_retrieval(s)->spaces;
+         n = n->next) {
         struct session_space *ss = LIST_ENTRY(n, struct session_space, link);
 
         if (ss->space->derived == derived)
@@ -45,7 +46,7 @@ void spaces_close_all(struct session *s)
 {
     struct list *node;
 
-    while ((node = list_pop_front(&s->spaces)) != NULL) {
+    while ((node = list_pop_front(&session_retrieval(s)->spaces)) != NULL) {
         struct session_space *ss = LIST_ENTRY(node, struct session_space, link);
 
         if (ss->watching)
@@ -168,7 +169,7 @@ static int session_space_add(struct call *call, struct ns *base, struct ns *deri
             free(ss);
             return ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a namespace");
         }
-        list_push_back(&s->spaces, &ss->link);
+        list_push_back(&session_retrieval(s)->spaces, &ss->link);
     }
     *out = ss;
     return 0;

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Chains take up to this fraction of limits.frame_memory, so that requests find some. */
+#define CHAINS_FRACTION 2
 #define PUBLISHED_PER_TURN 64
 
 struct published {
@@ -19,7 +21,7 @@ struct published {
 /* Keys, not blocks: what waits here holds nothing, and an evicted block is passed over. */
 bool build_queue(struct derived_space *space, const uint8_t *key, uint32_t part)
 {
-    struct digests *ds = &space->rq->digests;
+    struct digests *ds = &retrieval_of(space->rq)->digests;
     struct derived_tenant *tenant = space->tenant;
     struct list *node;
     struct published *p;
@@ -91,8 +93,8 @@ static block_ref stored_block(const struct derived_space *space, const uint8_t *
 static void published_cb(void *ctx, struct ns *ns, block_ref ref, uint32_t part)
 {
     struct requests *rq = ctx;
-    struct digests *ds = &rq->digests;
-    struct list *spaces = &rq->derived.spaces;
+    struct digests *ds = &retrieval_of(rq)->digests;
+    struct list *spaces = &retrieval_of(rq)->derived.spaces;
 
     if (ds->watchers == 0 || rq->draining)
         return;
@@ -137,7 +139,7 @@ static int published_begin(const struct published *p)
 /* Whose turn it is; NULL: nothing may begin now. */
 static struct derived_tenant *turn_next(struct requests *rq)
 {
-    struct digests *ds = &rq->digests;
+    struct digests *ds = &retrieval_of(rq)->digests;
 
     for (struct list *n = ds->turns.next; n != &ds->turns; n = n->next) {
         struct derived_tenant *tenant = LIST_ENTRY(n, struct derived_tenant, turn);
@@ -150,7 +152,7 @@ static struct derived_tenant *turn_next(struct requests *rq)
 
 void digests_pump(struct requests *rq)
 {
-    struct digests *ds = &rq->digests;
+    struct digests *ds = &retrieval_of(rq)->digests;
     struct derived_tenant *tenant;
     unsigned n = PUBLISHED_PER_TURN;
 
@@ -176,7 +178,7 @@ void digests_pump(struct requests *rq)
 
 static void published_retry_cb(struct cache_retry *r)
 {
-    digests_pump(LIST_ENTRY(r, struct requests, digests.published_retry));
+    digests_pump(LIST_ENTRY(r, struct retrieval, digests.published_retry)->rq);
 }
 
 void space_watch(struct derived_space *space)
@@ -184,7 +186,7 @@ void space_watch(struct derived_space *space)
     struct requests *rq = space->rq;
 
     space->watchers++;
-    if (rq->digests.watchers++ == 0)
+    if (retrieval_of(rq)->digests.watchers++ == 0)
         cache_watch(rq->rooms.cache, published_cb, rq);
 }
 
@@ -193,15 +195,15 @@ void space_unwatch(struct derived_space *space)
     struct requests *rq = space->rq;
 
     space->watchers--;
-    if (--rq->digests.watchers == 0)
+    if (--retrieval_of(rq)->digests.watchers == 0)
         cache_watch(rq->rooms.cache, NULL, NULL);
 }
 
 /* ---- life ---- */
 
-int digests_init(struct requests *rq)
+static int digests_init(struct requests *rq)
 {
-    struct digests *ds = &rq->digests;
+    struct digests *ds = &retrieval_of(rq)->digests;
 
     ds->published = calloc(DIGEST_PUBLISHED_MAX, sizeof(*ds->published));
     if (!ds->published)
@@ -215,18 +217,68 @@ int digests_init(struct requests *rq)
     return 0;
 }
 
-void digests_drop(struct requests *rq)
+static void digests_drop(struct requests *rq)
 {
-    struct digests *ds = &rq->digests;
+    struct digests *ds = &retrieval_of(rq)->digests;
 
     cache_retry_cancel(&ds->published_retry);
     while (!list_empty(&ds->turns))
         published_remove(ds, LIST_ENTRY(ds->turns.next, struct derived_tenant, turn));
 }
 
-void digests_close(struct requests *rq)
+static void digests_close(struct requests *rq)
 {
     digests_drop(rq);
-    free(rq->digests.published);
-    free(rq->digests.spare);
+    free(retrieval_of(rq)->digests.published);
+    free(retrieval_of(rq)->digests.spare);
 }
+
+/* ---- the door ---- */
+
+static int open_cb(struct requests *rq)
+{
+    uint64_t arena = arena_bytes_configured(rq->rooms.arena);
+    struct limits *l = rq->rooms.limits;
+
+    limits_set(l, LIMIT_CHAINS, rq->rooms.config->max_frame_memory / CHAINS_FRACTION);
+    limits_set(l, LIMIT_DIGESTS, arena / REQUESTS_HELD_FRACTION);
+    limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);
+    limits_set(l, LIMIT_BUILDS_WAITING, DIGEST_PUBLISHED_MAX);
+    retrieval_of(rq)->rq = rq;
+    derived_init(rq);
+    return digests_init(rq);
+}
+
+static uint32_t active_cb(const struct requests *rq)
+{
+    return (uint32_t)limits_used(rq->rooms.limits, LIMIT_BUILDS);
+}
+
+static void close_cb(struct requests *rq)
+{
+    digests_close(rq);
+    derived_close(rq);
+}
+
+static void session_open_cb(struct session *s)
+{
+    table_init(&session_retrieval(s)->chains, SESSION_MAX_CHAINS);
+    list_init(&session_retrieval(s)->spaces);
+}
+
+static void session_close_cb(struct session *s)
+{
+    spaces_close_all(s);
+    table_close(&session_retrieval(s)->chains);
+}
+
+const struct feature retrieval_feature = {.requests_bytes = sizeof(struct retrieval),
+                                          .session_bytes = sizeof(struct session_retrieval),
+                                          .open_cb = open_cb,
+                                          .drain_cb = digests_drop,
+                                          .stop_cb = derived_stop,
+                                          .active_cb = active_cb,
+                                          .close_cb = close_cb,
+                                          .session_open_cb = session_open_cb,
+                                          .session_end_cb = chains_close_all,
+                                          .session_close_cb = session_close_cb};

@@ -17,6 +17,20 @@
 #define PAGE_BYTES (UCM_MAX_FRAME_BYTES * 7 / 8)
 #define RECORD_BYTES 128
 
+/* What the daemon has of it. */
+struct following {
+    struct requests *rq;
+    struct events *events; /* NULL: events.memory is 0 */
+    struct list waits;     /* struct follow: requests that wait for an event */
+    struct deadline gather;
+    struct cache_retry rest; /* whose turn has not come */
+};
+
+/* What a connection has. */
+struct follower {
+    bool subscriber, follows; /* it has asked for events; waits for one */
+};
+
 /* One that waits for an event. */
 struct follow {
     struct request r;
@@ -25,11 +39,21 @@ struct follow {
     struct msg_events asked; /* without its text */
 };
 
+static struct following *following_of(const struct requests *rq)
+{
+    return rq->ext[FEATURE_EVENTS];
+}
+
+static struct follower *follower_of(const struct session *s)
+{
+    return s->ext[FEATURE_EVENTS];
+}
+
 /* ---- who may ask ---- */
 
 static int events_on(struct call *call)
 {
-    if (call->s->rq->following.events)
+    if (following_of(call->s->rq)->events)
         return 0;
     return ucm_error_set(
         &call->error, UCM_WIRE_UNSUPPORTED,
@@ -42,7 +66,7 @@ static int tenant_events(struct call *call, const char *tenant, struct tenant_ev
     int rc = events_on(call);
 
     return rc != 0 ? rc
-                   : events_open(rq->following.events, tenant, uv_now(rq->rooms.loop), out,
+                   : events_open(following_of(rq)->events, tenant, uv_now(rq->rooms.loop), out,
                                  &call->error);
 }
 
@@ -86,7 +110,7 @@ static void pack_event(msgpack_packer *pk, const struct requests *rq, const stru
     const struct ns *ns = index_ns(rq->rooms.index, e->ns);
     struct events_description d;
     bool described = f->asked.tokens && e->is != UCM_LOOKUP_MISS &&
-                     events_described(rq->following.events, f->te, e->ns, e->key, &d);
+                     events_described(following_of(rq)->events, f->te, e->ns, e->key, &d);
 
     msgpack_pack_map(pk, described ? 8 : 5);
     proto_pack_u64(pk, "number", number);
@@ -104,7 +128,7 @@ static uint32_t event_bytes(const struct requests *rq, const struct follow *f, u
     struct events_description d;
 
     if (!f->asked.tokens || e->is == UCM_LOOKUP_MISS ||
-        !events_described(rq->following.events, f->te, e->ns, e->key, &d))
+        !events_described(following_of(rq)->events, f->te, e->ns, e->key, &d))
         return RECORD_BYTES;
     return RECORD_BYTES + description_bytes(&d);
 }
@@ -162,7 +186,7 @@ static void follow_end(struct follow *f)
 
     list_remove(&f->link);
     f->te->waiting--;
-    s->follows = false;
+    follower_of(s)->follows = false;
     if (!s->closing) {
         proto_response_begin(&pb, &s->rq->out, f->r.msgid);
         pack_page(&pb, s->rq, f);
@@ -189,7 +213,7 @@ static void waited_cb(struct deadline *d)
  * is over: its events wait in the ring. */
 static void follows_end(struct requests *rq)
 {
-    struct following *of = &rq->following;
+    struct following *of = following_of(rq);
     uint64_t begun_ns = uv_hrtime();
     struct list *node, *next;
 
@@ -210,14 +234,14 @@ static void follows_end(struct requests *rq)
 
 static void rest_cb(struct cache_retry *r)
 {
-    follows_end(LIST_ENTRY(r, struct requests, following.rest));
+    follows_end(LIST_ENTRY(r, struct following, rest)->rq);
 }
 
 static void gathered_cb(struct deadline *d)
 {
-    struct requests *rq = LIST_ENTRY(d, struct requests, following.gather);
+    struct requests *rq = LIST_ENTRY(d, struct following, gather)->rq;
 
-    events_awake(rq->following.events);
+    events_awake(following_of(rq)->events);
     follows_end(rq);
 }
 
@@ -225,7 +249,7 @@ static void wake_cb(void *ctx)
 {
     struct requests *rq = ctx;
 
-    deadline_arm(rq->rooms.deadlines, &rq->following.gather, uv_now(rq->rooms.loop) + GATHER_MS,
+    deadline_arm(rq->rooms.deadlines, &following_of(rq)->gather, uv_now(rq->rooms.loop) + GATHER_MS,
                  gathered_cb);
 }
 
@@ -234,7 +258,7 @@ static int follow_begin(struct call *call, const struct follow *asked)
     struct session *s = call->s;
     struct follow *f;
 
-    if (s->follows)
+    if (follower_of(s)->follows)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
                              "this connection waits for events already; a second one needs a "
                              "connection of its own");
@@ -247,8 +271,8 @@ static int follow_begin(struct call *call, const struct follow *asked)
     f->te = asked->te;
     f->asked = asked->asked;
     f->te->waiting++;
-    s->follows = true;
-    list_push_back(&s->rq->following.waits, &f->link);
+    follower_of(s)->follows = true;
+    list_push_back(&following_of(s->rq)->waits, &f->link);
     return 0;
 }
 
@@ -265,9 +289,9 @@ int method_events(struct call *call)
         rc = tenant_events(call, tenant, &f.te);
     if (rc != 0)
         return rc;
-    if (!s->subscriber)
+    if (!follower_of(s)->subscriber)
         s->rq->rooms.metrics->events_subscribers++;
-    s->subscriber = true;
+    follower_of(s)->subscriber = true;
     if (f.te->last == m->since && m->wait_ms > 0)
         return follow_begin(call, &f);
     call_map_begin(call, &pb);
@@ -282,7 +306,7 @@ static void pack_block(msgpack_packer *pk, const struct requests *rq, const stru
 {
     const struct block *b = index_block(rq->rooms.index, ref);
     struct events_description d;
-    bool described = events_described(rq->following.events, te, ns->id, b->key, &d);
+    bool described = events_described(following_of(rq)->events, te, ns->id, b->key, &d);
 
     msgpack_pack_map(pk, described ? 5 : 2);
     proto_pack_bin(pk, "key", b->key, ns->identity.key_bytes);
@@ -378,8 +402,8 @@ int method_events_describe(struct call *call)
             .tokens = {m->tokens.p + (size_t)i * bytes, bytes},
             .lora = m->lora};
 
-        events_describe(rq->following.events, te, ns, key, cache_status(rq->rooms.cache, refs[i]),
-                        &d);
+        events_describe(following_of(rq)->events, te, ns, key,
+                        cache_status(rq->rooms.cache, refs[i]), &d);
     }
     return call_reply(call, NULL);
 }
@@ -392,8 +416,9 @@ static void changed_cb(void *ctx, const struct ns *ns, const uint8_t *key, uint8
         events_changed(ctx, ns, key, was, is);
 }
 
-int following_init(struct requests *rq)
+static int open_cb(struct requests *rq)
 {
+    struct following *of = following_of(rq);
     struct events_config config = {.memory = rq->rooms.config->events_memory,
                                    .limits = rq->rooms.limits,
                                    .tenants = index_tenants(rq->rooms.index),
@@ -402,34 +427,47 @@ int following_init(struct requests *rq)
                                    .ctx = rq};
     int rc;
 
-    list_init(&rq->following.waits);
-    list_init(&rq->following.rest.link);
-    rq->following.rest.retry_cb = rest_cb;
+    of->rq = rq;
+    list_init(&of->waits);
+    list_init(&of->rest.link);
+    of->rest.retry_cb = rest_cb;
     if (config.memory == 0)
         return 0;
-    rc = events_new(&config, &rq->following.events);
+    rc = events_new(&config, &of->events);
     if (rc == 0)
-        cache_follow(rq->rooms.cache, changed_cb, rq->following.events);
+        cache_follow(rq->rooms.cache, changed_cb, of->events);
     return rc;
 }
 
-void following_close(struct requests *rq)
+static void close_cb(struct requests *rq)
 {
-    deadline_disarm(rq->rooms.deadlines, &rq->following.gather);
-    cache_retry_cancel(&rq->following.rest);
-    events_free(rq->following.events);
-    rq->following.events = NULL;
+    struct following *of = following_of(rq);
+
+    deadline_disarm(rq->rooms.deadlines, &of->gather);
+    cache_retry_cancel(&of->rest);
+    events_free(of->events);
+    of->events = NULL;
 }
 
-void following_stop(struct requests *rq)
+/* Whoever waits for an event is answered. */
+static void drain_cb(struct requests *rq)
 {
-    cache_retry_cancel(&rq->following.rest);
-    while (!list_empty(&rq->following.waits))
-        follow_end(LIST_ENTRY(rq->following.waits.next, struct follow, link));
+    struct following *of = following_of(rq);
+
+    cache_retry_cancel(&of->rest);
+    while (!list_empty(&of->waits))
+        follow_end(LIST_ENTRY(of->waits.next, struct follow, link));
 }
 
-void following_session_ended(struct session *s)
+static void session_gone_cb(struct session *s)
 {
-    s->rq->rooms.metrics->events_subscribers -= s->subscriber;
-    s->subscriber = false;
+    s->rq->rooms.metrics->events_subscribers -= follower_of(s)->subscriber;
+    follower_of(s)->subscriber = false;
 }
+
+const struct feature events_feature = {.requests_bytes = sizeof(struct following),
+                                       .session_bytes = sizeof(struct follower),
+                                       .open_cb = open_cb,
+                                       .drain_cb = drain_cb,
+                                       .close_cb = close_cb,
+                                       .session_gone_cb = session_gone_cb};

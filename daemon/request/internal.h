@@ -11,6 +11,7 @@
 #include "daemon/observe/drops.h"
 #include "daemon/observe/reuse.h"
 #include "daemon/observe/trace.h"
+#include "daemon/request/feature.h"
 #include "daemon/request/request.h"
 
 /* Keys under leases of one connection: bounds what leases cost. */
@@ -22,44 +23,6 @@
 #define SESSION_MIN_NAMESPACES 16
 
 struct view; /* view.h */
-
-/* derived.c */
-struct derived {
-    struct list spaces;       /* struct derived_space */
-    struct list tenants;      /* struct derived_tenant: of spaces */
-    struct list builds;       /* struct derived_build */
-    bool stopping;            /* builds */
-    struct cache_fills fills; /* of builds */
-};
-
-/* digest.c, digest_build.c, chain.c, chain_append.c, select.c */
-struct digests {
-    void *spare; /* select.c: the memory of a selection that has ended, or NULL */
-    size_t spare_bytes;
-    /* Parts that were published and whose digests are to be built. */
-    uint32_t watchers; /* sessions that want that, of all namespaces */
-    struct published *published;
-    struct list published_free; /* of them */
-    struct list turns;          /* of tenants for whom parts wait, in the order of their turns */
-    struct cache_retry published_retry;
-};
-
-/* window.c, window_pins.c, window_pin.c */
-struct windows {
-    struct list all, tenants, pins; /* struct window, window_tenant, window_pins */
-    uint32_t n_tenants;
-    struct window_extent *extents; /* n_extents */
-    uint32_t n_extents;
-    /* An extent is being taken from a tenant that had so much; until then it is waited for. */
-    struct {
-        const struct window_tenant *from;
-        uint64_t lent, until_ms;
-    } taking;
-    uint64_t dooms; /* cache_dooms when the last sweep for them began */
-    /* A sweep looks at every pin, to end those of doomed blocks and in extents that are taken. */
-    uint64_t sweep;
-    struct cache_retry sweeper;
-};
 
 /* trace.c */
 struct tracing {
@@ -100,14 +63,6 @@ struct audits {
     struct deadline tell;
 };
 
-/* events.c */
-struct following {
-    struct events *events; /* NULL: events.memory is 0 */
-    struct list waits;     /* struct follow: requests that wait for an event */
-    struct deadline gather;
-    struct cache_retry rest; /* whose turn has not come */
-};
-
 struct requests {
     struct request_rooms rooms;
     struct drops drops; /* of writes to NVMe */
@@ -132,10 +87,7 @@ struct requests {
     struct trace trace;
     struct tracing tracing;
     struct reuse *reuse;
-    struct derived derived;
-    struct digests digests;
-    struct windows windows;
-    struct following following;
+    void *ext[FEATURES]; /* what features have */
 };
 
 /* The connections of one uid; see user.c. */
@@ -153,16 +105,13 @@ struct session {
     struct conn *conn;
     struct peer peer;
     struct user *user;
-    bool hello, closing, chains_ending, windows_ending;
-    bool subscriber, follows; /* it has asked for events; waits for one */
-    uint32_t n_ns;            /* open ones */
-    struct table regions, stagings, leases, chains, windows;
+    bool hello, closing;
+    uint32_t n_ns; /* open ones */
+    struct table regions, stagings, leases;
     /* Given out so far; see session_name. */
-    uint32_t region_names, staging_names, lease_names, chain_names, window_names;
-    uint32_t leased_keys;         /* under leases and in chains */
-    uint32_t n_chains, n_windows; /* with those that are ending */
-    struct list spaces;           /* struct session_space: what digest.open opened */
-    struct list laters;           /* struct later, the oldest first */
+    uint32_t region_names, staging_names, lease_names;
+    uint32_t leased_keys; /* under leases and in chains */
+    struct list laters;   /* struct later, the oldest first */
     uint32_t n_laters;
     struct list requests;
     uint32_t n_requests;
@@ -170,6 +119,7 @@ struct session {
     uint64_t nonce_until_ms;        /* uv_now; 0: there is none */
     struct cache_fills fills;
     struct cache_retry retry; /* a closing session with leases left: the next turn of the loop */
+    void *ext[FEATURES];      /* what features have */
     uint8_t ns[];             /* of each namespace's place: enum session_ns */
 };
 
@@ -179,7 +129,7 @@ enum session_ns {
     SESSION_NS_OPEN = 1,
     SESSION_NS_DURABLE = 2,
     SESSION_NS_ENCODED = 4,
-    SESSION_NS_HINTS = 8, /* it uses the namespace's table of hints */
+    SESSION_NS_HINTS = 8, /* hints.c: it uses the namespace's table */
 };
 
 /* A request that is answered later: the first member of what its method keeps. request_new makes
@@ -211,10 +161,6 @@ struct call {
     uint32_t n_fds;
     struct ucm_error error;
 };
-
-/* A method: answers, now or later, and returns 0; or sets call->error and returns its negative
- * code. */
-typedef int (*method_fn)(struct call *call);
 
 /* keys.c: what of NVMe which keys have sealed; *out had zeroes there. */
 void keys_observe(const struct request_rooms *r, struct metrics *out);
@@ -264,8 +210,8 @@ struct ns *call_stored_namespace(struct call *call, uint64_t id);
 int session_ns_open(struct call *call, struct ns *ns);
 /* The session has opened `coded` as an encoded namespace of `base`: dumps are as durable as those to the base. */
 void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded);
-/* The session uses the namespace's table of hints, while the connection lives. 0; -EBUSY with *e, or another -errno. */
-int session_hints_use(struct session *s, struct ns *ns, struct ucm_error *e);
+/* What the session has noted of the namespace: of enum session_ns. */
+uint8_t *session_ns_flags(struct session *s, const struct ns *ns);
 /* Whether a dump that asks for `durability` waits for stable storage. */
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability);
 /* How many keys `keys` holds; 0 with call->error: not a whole number of them, or too many. */
@@ -312,13 +258,6 @@ void *request_new_with(struct call *call, size_t bytes, size_t more, uint64_t de
 void request_end(struct request *r, const struct ucm_error *e, const void *result);
 /* Ends a request that its method refuses after all: the caller returns call->error. */
 void request_refuse(struct request *r);
-
-/* events.c */
-int following_init(struct requests *rq); /* 0 or -errno */
-void following_close(struct requests *rq);
-/* Whoever waits for an event is answered. */
-void following_stop(struct requests *rq);
-void following_session_ended(struct session *s);
 
 /* trace.c */
 void tracing_session_ended(struct session *s);

@@ -1,8 +1,7 @@
 /* Request objects and the room's life. */
 #include "daemon/request/request.h"
 #include "daemon/base/text_file.h"
-#include "daemon/request/digest.h"
-#include "daemon/request/window.h"
+#include "daemon/request/internal.h"
 #include "daemon/share/share.h"
 
 #include <assert.h>
@@ -13,8 +12,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* Chains take up to this fraction of limits.frame_memory, so that requests find some. */
-#define CHAINS_FRACTION 2
 /* Of the address space, 128 TiB on most processors, the daemon keeps half for itself. */
 #define MAPPED_BYTES_MAX (UINT64_C(1) << 46)
 #define MAPPINGS_USUAL 65530u
@@ -64,17 +61,55 @@ static void limits_init(struct requests *rq)
 
     limits_set(l, LIMIT_REQUESTS, CONFIG_MAX_REQUESTS);
     limits_set(l, LIMIT_MEMORY, memory);
-    limits_set(l, LIMIT_CHAINS, memory / CHAINS_FRACTION);
-    limits_set(l, LIMIT_DIGESTS, arena_bytes_configured(rq->rooms.arena) / REQUESTS_HELD_FRACTION);
-    limits_set(l, LIMIT_HINTS, cache_hints_max());
     limits_set(l, LIMIT_KEPT, (64u << 20) + arena_bytes_configured(rq->rooms.arena) / 16);
     limits_set(l, LIMIT_MAPPINGS, mappings_max() / 2);
     limits_set(l, LIMIT_MAPPED, MAPPED_BYTES_MAX);
     limits_set(l, LIMIT_TOUCHED, touched_max());
     limits_set(l, LIMIT_MOVES, CACHE_MOVES_MAX);
     limits_set(l, LIMIT_SHARED_LOOKUPS, SHARE_LOOKUPS_MAX);
-    limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);
-    limits_set(l, LIMIT_BUILDS_WAITING, DIGEST_PUBLISHED_MAX);
+}
+
+static const struct feature *feature_of(const struct requests *rq, unsigned id)
+{
+    return rq->rooms.features[id];
+}
+
+/* In the order of their numbers, up to the first that fails. */
+static int features_open(struct requests *rq)
+{
+    int rc = 0;
+
+    for (unsigned id = 0; id < FEATURES && rc == 0; id++) {
+        const struct feature *f = feature_of(rq, id);
+
+        rq->ext[id] = calloc(1, f->requests_bytes + 1);
+        rc = !rq->ext[id] ? -ENOMEM : f->open_cb ? f->open_cb(rq) : 0;
+    }
+    return rc;
+}
+
+/* The last one first. */
+static void features_close(struct requests *rq)
+{
+    for (unsigned id = FEATURES; id-- > 0;) {
+        if (rq->ext[id] && feature_of(rq, id)->close_cb)
+            feature_of(rq, id)->close_cb(rq);
+        free(rq->ext[id]);
+    }
+}
+
+static void features_drain(struct requests *rq)
+{
+    for (unsigned id = FEATURES; id-- > 0;)
+        if (feature_of(rq, id)->drain_cb)
+            feature_of(rq, id)->drain_cb(rq);
+}
+
+static void features_stop(struct requests *rq)
+{
+    for (unsigned id = FEATURES; id-- > 0;)
+        if (feature_of(rq, id)->stop_cb)
+            feature_of(rq, id)->stop_cb(rq);
 }
 
 int requests_new(const struct request_rooms *rooms, struct requests **out)
@@ -102,12 +137,10 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     list_init(&rq->shared_lookups);
     walks_init(rq);
     sweeps_init(rq);
-    derived_init(rq);
-    windows_init(rq);
-    rc = following_init(rq);
-    if (rc == 0 && (rc = digests_init(rq)) != 0)
-        following_close(rq);
+    limits_init(rq);
+    rc = features_open(rq);
     if (rc != 0) {
+        features_close(rq);
         uv_close((uv_handle_t *)&rq->sweep_turn, handle_closed_cb);
         return rc;
     }
@@ -115,7 +148,6 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     rq->tracing.turn.data = rq;
     rq->handles++;
     proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
-    limits_init(rq);
     reuse_update(rq);
     *out = rq;
     return 0;
@@ -125,10 +157,7 @@ void requests_free(struct requests *rq)
 {
     assert(rq->n_sessions == 0 && rq->n_active == 0);
     audits_close(rq);
-    following_close(rq);
-    windows_close(rq);
-    digests_close(rq);
-    derived_close(rq);
+    features_close(rq);
     uv_close((uv_handle_t *)&rq->tracing.turn, handle_closed_cb);
     uv_close((uv_handle_t *)&rq->sweep_turn, handle_closed_cb);
 }
@@ -136,13 +165,16 @@ void requests_free(struct requests *rq)
 void requests_drain(struct requests *rq)
 {
     rq->draining = true;
-    following_stop(rq);
-    digests_drop(rq);
+    features_drain(rq);
 }
 
 uint32_t requests_active(const struct requests *rq)
 {
-    return rq->n_active + (uint32_t)limits_used(rq->rooms.limits, LIMIT_BUILDS);
+    uint32_t n = rq->n_active;
+
+    for (unsigned id = 0; id < FEATURES; id++)
+        n += feature_of(rq, id)->active_cb ? feature_of(rq, id)->active_cb(rq) : 0;
+    return n;
 }
 
 uint32_t requests_sessions(const struct requests *rq)
@@ -154,7 +186,7 @@ void requests_stop_all(struct requests *rq)
 {
     struct list *node, *next;
 
-    derived_stop(rq);
+    features_stop(rq);
     for (node = rq->active.next; node != &rq->active; node = next) {
         struct request *r = LIST_ENTRY(node, struct request, link_all);
 

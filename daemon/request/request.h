@@ -15,6 +15,7 @@
 #include "daemon/config/config.h"
 #include "daemon/front/front.h"
 #include "daemon/observe/snapshot.h"
+#include "daemon/request/feature.h"
 #include "daemon/tier/tier.h"
 #include "proto/metrics.h"
 
@@ -26,6 +27,8 @@ struct requests;
 
 /* Everything is borrowed. tier and share may be NULL: then there is none. */
 struct request_rooms {
+    const struct feature *const *features; /* FEATURES: daemon/features.h */
+    const method_fn *methods;              /* by enum ucm_method */
     uv_loop_t *loop;
     const struct config *config;
     struct metrics *metrics;

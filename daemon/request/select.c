@@ -193,7 +193,7 @@ static struct requests *rq_of(const struct select_request *sr)
  * which cost a tenth of its time. */
 static bool spare_take(struct select_request *sr, size_t bytes)
 {
-    struct digests *ds = &rq_of(sr)->digests;
+    struct digests *ds = &retrieval_of(rq_of(sr))->digests;
 
     if (ds->spare_bytes >= bytes) {
         sr->memory = ds->spare;
@@ -209,7 +209,7 @@ static bool spare_take(struct select_request *sr, size_t bytes)
 
 static void spare_give(struct select_request *sr)
 {
-    struct digests *ds = &rq_of(sr)->digests;
+    struct digests *ds = &retrieval_of(rq_of(sr))->digests;
 
     if (sr->memory_bytes > SPARE_MOST || sr->memory_bytes <= ds->spare_bytes) {
         free(sr->memory);

@@ -1,19 +1,12 @@
 /* Sessions: a connection's state. Each frame is decoded here and goes to its method. */
-#include "daemon/request/digest.h"
+#include "daemon/request/internal.h"
 #include "daemon/request/request.h"
 #include "daemon/request/view.h"
-#include "daemon/request/window.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-static const method_fn methods[] = {
-#define M(NAME, name, text, params, result) [UCM_METHOD_##NAME] = method_##name,
-    UCM_METHODS(M)
-#undef M
-};
 
 /* ---- answers ---- */
 
@@ -110,7 +103,7 @@ bool session_progress(struct session *s, const struct msg_progress *m)
 
 /* ---- what a call names ---- */
 
-static uint8_t *ns_flags(struct session *s, const struct ns *ns)
+uint8_t *session_ns_flags(struct session *s, const struct ns *ns)
 {
     return &s->ns[index_ns_place(s->rq->rooms.index, ns)];
 }
@@ -118,7 +111,7 @@ static uint8_t *ns_flags(struct session *s, const struct ns *ns)
 int session_ns_open(struct call *call, struct ns *ns)
 {
     struct session *s = call->s;
-    uint8_t *flags = ns_flags(s, ns);
+    uint8_t *flags = session_ns_flags(s, ns);
     uint32_t most = s->rq->rooms.config->max_namespaces_tenant / 4;
 
     if (*flags & SESSION_NS_OPEN)
@@ -136,25 +129,6 @@ int session_ns_open(struct call *call, struct ns *ns)
     return 0;
 }
 
-/* A table of hints has a descriptor, and two while it is filled. */
-#define HINTS_DESCRIPTORS 2
-
-static void hints_give(struct limit_owner *o)
-{
-    limit_give(o, LIMIT_HINTS, 1);
-    limit_give(o, LIMIT_DESCRIPTORS, HINTS_DESCRIPTORS);
-    limit_owner_unref(o);
-}
-
-static void hints_unuse(struct session *s, struct ns *ns)
-{
-    cache_hints_unuse(s->rq->rooms.cache, ns);
-    if (ns->hints)
-        return;
-    hints_give(ns->hints_owner);
-    ns->hints_owner = NULL;
-}
-
 static void ns_close_all(struct session *s)
 {
     struct index *ix = s->rq->rooms.index;
@@ -162,50 +136,16 @@ static void ns_close_all(struct session *s)
     for (uint32_t place = 0; place < index_ns_places(ix); place++) {
         struct ns *ns = s->ns[place] & SESSION_NS_OPEN ? index_ns_at(ix, place) : NULL;
 
-        if (ns && s->ns[place] & SESSION_NS_HINTS)
-            hints_unuse(s, ns);
         if (ns)
             index_ns_unuse(ix, ns);
     }
-}
-
-/* A new table is that of who uses it first. 0; -EBUSY with *e, or another -errno. */
-static int hints_make(struct session *s, struct ns *ns, struct ucm_error *e)
-{
-    struct limit_owner *o = owner_of(s);
-    int rc;
-
-    if (limit_ask(o, LIMIT_KEPT, 1, e) != 0 || limit_take(o, LIMIT_HINTS, 1, e) != 0)
-        return -EBUSY;
-    if (limit_take(o, LIMIT_DESCRIPTORS, HINTS_DESCRIPTORS, e) != 0) {
-        limit_give(o, LIMIT_HINTS, 1);
-        return -EBUSY;
-    }
-    rc = cache_hints_use(s->rq->rooms.cache, ns);
-    if (rc == 0)
-        ns->hints_owner = limit_owner_ref(o);
-    else
-        hints_give(limit_owner_ref(o));
-    return rc;
-}
-
-int session_hints_use(struct session *s, struct ns *ns, struct ucm_error *e)
-{
-    uint8_t *flags = ns_flags(s, ns);
-    int rc = 0;
-
-    if (!(*flags & SESSION_NS_HINTS))
-        rc = ns->hints ? cache_hints_use(s->rq->rooms.cache, ns) : hints_make(s, ns, e);
-    if (rc == 0)
-        *flags |= SESSION_NS_HINTS;
-    return rc;
 }
 
 struct view session_view(struct session *s, struct ns *ns)
 {
     struct view v = {.ns = {ns}, .n = 1};
 
-    if (*ns_flags(s, ns) & SESSION_NS_ENCODED)
+    if (*session_ns_flags(s, ns) & SESSION_NS_ENCODED)
         v = (struct view){.ns = {ns, ns->base}, .n = 2};
     return v;
 }
@@ -217,8 +157,8 @@ struct view region_view(const struct registered *r)
 
 void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded)
 {
-    *ns_flags(s, coded) |=
-        (uint8_t)(SESSION_NS_ENCODED | (*ns_flags(s, base) & SESSION_NS_DURABLE));
+    *session_ns_flags(s, coded) |=
+        (uint8_t)(SESSION_NS_ENCODED | (*session_ns_flags(s, base) & SESSION_NS_DURABLE));
 }
 
 struct ns *call_namespace(struct call *call, uint64_t id)
@@ -226,7 +166,7 @@ struct ns *call_namespace(struct call *call, uint64_t id)
     struct session *s = call->s;
     struct ns *ns = index_ns(s->rq->rooms.index, (uint32_t)id);
 
-    if (ns && (*ns_flags(s, ns) & SESSION_NS_OPEN || s->peer.admin))
+    if (ns && (*session_ns_flags(s, ns) & SESSION_NS_OPEN || s->peer.admin))
         return session_ns_open(call, ns) == 0 ? ns : NULL;
     /* The same text whether or not it exists: other tenants must not learn that. */
     ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,
@@ -397,7 +337,7 @@ static int ns_open_checked(struct call *call, const struct msg_ns_open *m, struc
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability)
 {
     if (durability == UCM_DURABILITY_DEFAULT)
-        return *ns_flags(s, ns) & SESSION_NS_DURABLE;
+        return *session_ns_flags(s, ns) & SESSION_NS_DURABLE;
     return durability == UCM_DURABILITY_NVME;
 }
 
@@ -423,9 +363,9 @@ int method_ns_open(struct call *call)
         return rc;
     /* Its names on shared roots, which may have to be read, are there for the first lookup then. */
     (void)cache_shared_fingerprint(s->rq->rooms.cache, ns, names);
-    *ns_flags(s, ns) &= (uint8_t)~SESSION_NS_DURABLE;
+    *session_ns_flags(s, ns) &= (uint8_t)~SESSION_NS_DURABLE;
     if (m->durability == UCM_DURABILITY_NVME)
-        *ns_flags(s, ns) |= SESSION_NS_DURABLE;
+        *session_ns_flags(s, ns) |= SESSION_NS_DURABLE;
     r = (struct msg_ns_open_r){.ns = ns->id,
                                .fingerprint = {ns->fingerprint, UCM_FINGERPRINT_BYTES}};
     return call_reply(call, &r);
@@ -438,6 +378,26 @@ static void retry_cb(struct cache_retry *r)
     session_settle(LIST_ENTRY(r, struct session, retry));
 }
 
+/* What features have of it. False: no memory. */
+static bool ext_open(struct session *s)
+{
+    for (unsigned id = 0; id < FEATURES; id++) {
+        const struct feature *f = s->rq->rooms.features[id];
+
+        if (f->session_bytes > 0 && !(s->ext[id] = calloc(1, f->session_bytes)))
+            return false;
+        if (f->session_open_cb)
+            f->session_open_cb(s);
+    }
+    return true;
+}
+
+static void ext_free(struct session *s)
+{
+    for (unsigned id = 0; id < FEATURES; id++)
+        free(s->ext[id]);
+}
+
 static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
 {
     struct requests *rq = ctx;
@@ -445,20 +405,18 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
 
     if (!s)
         return NULL;
-    s->user = user_ref(rq, peer);
+    s->rq = rq;
+    s->user = ext_open(s) ? user_ref(rq, peer) : NULL;
     if (!s->user) {
+        ext_free(s);
         free(s);
         return NULL;
     }
-    s->rq = rq;
     s->conn = conn;
     s->peer = *peer;
     table_init(&s->regions, CONFIG_MAX_REGIONS_CONN);
     table_init(&s->stagings, DEVICE_GPUS_MAX);
     table_init(&s->leases, CONFIG_MAX_LEASES_CONN);
-    table_init(&s->chains, SESSION_MAX_CHAINS);
-    table_init(&s->windows, SESSION_MAX_WINDOWS);
-    list_init(&s->spaces);
     list_init(&s->laters);
     list_init(&s->requests);
     list_init(&s->retry.link);
@@ -477,7 +435,7 @@ static int call_run(struct call *call)
 
     if (trace_writing(trace))
         call_trace_begin(call);
-    rc = methods[call->method](call);
+    rc = call->s->rq->rooms.methods[call->method](call);
     trace_end(trace, call->trace, (uint32_t)-rc);
     return rc;
 }
@@ -516,6 +474,33 @@ static void frame_cb(void *session, struct proto_envelope *env, int *fds, uint32
     reply_error(s, env->msgid, &call.error);
 }
 
+/* The last one first, as each may hold something of those before. True: all have ended. */
+static bool features_end(struct session *s)
+{
+    bool (*end_cb)(struct session *);
+
+    for (unsigned id = FEATURES; id-- > 0;) {
+        end_cb = s->rq->rooms.features[id]->session_end_cb;
+        if (end_cb && !end_cb(s))
+            return false;
+    }
+    return true;
+}
+
+static void features_close(struct session *s)
+{
+    for (unsigned id = FEATURES; id-- > 0;)
+        if (s->rq->rooms.features[id]->session_close_cb)
+            s->rq->rooms.features[id]->session_close_cb(s);
+}
+
+static void features_gone(struct session *s)
+{
+    for (unsigned id = FEATURES; id-- > 0;)
+        if (s->rq->rooms.features[id]->session_gone_cb)
+            s->rq->rooms.features[id]->session_gone_cb(s);
+}
+
 void session_settle(struct session *s)
 {
     struct requests *rq = s->rq;
@@ -525,24 +510,23 @@ void session_settle(struct session *s)
     registered_close_all(s);
     if (table_count(&s->regions) > 0 || table_count(&s->stagings) > 0)
         return;
-    if (!windows_close_all(s) || !chains_close_all(s))
+    if (!features_end(s))
         return;
     if (!leases_end(s)) {
         (void)cache_wait_for(rq->rooms.cache, &s->retry, WAIT_TURN);
         return;
     }
     cache_fills_end(rq->rooms.cache, &s->fills);
-    spaces_close_all(s);
+    features_close(s);
     ns_close_all(s);
     list_remove(&s->link);
     rq->n_sessions--;
     table_close(&s->regions);
     table_close(&s->stagings);
     table_close(&s->leases);
-    table_close(&s->chains);
-    table_close(&s->windows);
     conn_free(s->conn);
     user_unref(s->user);
+    ext_free(s);
     free(s);
 }
 
@@ -553,7 +537,7 @@ static void close_cb(void *session)
 
     s->closing = true;
     tracing_session_ended(s);
-    following_session_ended(s);
+    features_gone(s);
     lookups_later_end(s);
     /* stop_cb may end the request at once; none of them frees a session that has requests left. */
     s->n_requests++;

@@ -27,14 +27,14 @@ static void window_tenant_unref(struct requests *rq, struct window_tenant *t)
 {
     if (--t->windows > 0)
         return;
-    for (uint32_t i = 0; i < rq->windows.n_extents; i++)
-        if (rq->windows.extents[i].tenant == t)
-            rq->windows.extents[i].tenant = NULL;
-    if (rq->windows.taking.from == t)
-        rq->windows.taking.from = NULL;
+    for (uint32_t i = 0; i < windows_at(rq)->n_extents; i++)
+        if (windows_at(rq)->extents[i].tenant == t)
+            windows_at(rq)->extents[i].tenant = NULL;
+    if (windows_at(rq)->taking.from == t)
+        windows_at(rq)->taking.from = NULL;
     arena_group_close(rq->rooms.arena, t->group);
     list_remove(&t->link);
-    rq->windows.n_tenants--;
+    windows_at(rq)->n_tenants--;
     free(t);
 }
 
@@ -63,20 +63,20 @@ static struct window_tenant *tenant_new(struct requests *rq, const char *name, i
         return NULL;
     }
     if (arena_group_table(t->group, &t->header) < 0 ||
-        !extents_reserve(&rq->windows, t->header.extents)) {
+        !extents_reserve(windows_at(rq), t->header.extents)) {
         *rc = -ENOMEM;
         arena_group_close(rq->rooms.arena, t->group);
         free(t);
         return NULL;
     }
-    list_push_back(&rq->windows.tenants, &t->link);
-    rq->windows.n_tenants++;
+    list_push_back(&windows_at(rq)->tenants, &t->link);
+    windows_at(rq)->n_tenants++;
     return t;
 }
 
 static struct window_tenant *window_tenant_ref(struct requests *rq, const char *name, int *rc)
 {
-    struct list *tenants = &rq->windows.tenants;
+    struct list *tenants = &windows_at(rq)->tenants;
     struct window_tenant *t = NULL;
 
     for (struct list *node = tenants->next; node != tenants && !t; node = node->next) {
@@ -134,8 +134,9 @@ static void revoke_cb(void *ctx, struct arena_group *group, uint32_t extent)
     uint64_t now_ms = uv_now(rq->rooms.loop);
 
     rq->rooms.metrics->window_revocations++;
-    rq->windows.extents[extent].taken_ms = 0; /* the arena hands out no slot of it any more */
-    for (struct list *node = rq->windows.all.next; node != &rq->windows.all; node = node->next) {
+    windows_at(rq)->extents[extent].taken_ms = 0; /* the arena hands out no slot of it any more */
+    for (struct list *node = windows_at(rq)->all.next; node != &windows_at(rq)->all;
+         node = node->next) {
         struct window *w = LIST_ENTRY(node, struct window, link);
         struct msg_window_revoke m = {
             .window = w->name, .extents = {&extent, 1}, .deadline_ms = WINDOW_REVOKE_MS};
@@ -190,10 +191,10 @@ static void window_free(struct window *w)
     memory_return(s, sizeof(*w) + w->tenant->header.extents);
     window_tenant_unref(rq, w->tenant);
     free(w);
-    s->n_windows--;
+    session_windows(s)->n--;
     if (close)
         request_end(close, NULL, NULL);
-    else if (!s->windows_ending)
+    else if (!session_windows(s)->ending)
         session_settle(s);
 }
 
@@ -216,7 +217,7 @@ static void drain_cb(struct cache_retry *r)
 static void window_end(struct window *w)
 {
     w->closing = true;
-    table_remove(&w->s->windows, w->number);
+    table_remove(&session_windows(w->s)->all, w->number);
     w->requests++;
     pin_requests_stop(w->s, w, NULL);
     w->requests--;
@@ -230,19 +231,19 @@ void window_unuse(struct window *w)
         window_drain(w);
 }
 
-bool windows_close_all(struct session *s)
+static bool session_end_cb(struct session *s)
 {
     uint32_t number, ended = 0;
 
-    s->windows_ending = true;
-    while (ended < 16 && (number = table_next(&s->windows, 0)) != 0) {
-        window_end(table_get(&s->windows, number));
+    session_windows(s)->ending = true;
+    while (ended < 16 && (number = table_next(&session_windows(s)->all, 0)) != 0) {
+        window_end(table_get(&session_windows(s)->all, number));
         ended++;
     }
-    s->windows_ending = false;
-    if (table_count(&s->windows) > 0)
+    session_windows(s)->ending = false;
+    if (table_count(&session_windows(s)->all) > 0)
         (void)cache_wait_for(s->rq->rooms.cache, &s->retry, WAIT_TURN);
-    return s->n_windows == 0;
+    return session_windows(s)->n == 0;
 }
 
 static void close_stop_cb(struct request *r)
@@ -267,7 +268,7 @@ int method_window_close(struct call *call)
 
 struct window *call_window(struct call *call, uint64_t name)
 {
-    struct window *w = table_get(&call->s->windows, session_number(name));
+    struct window *w = table_get(&session_windows(call->s)->all, session_number(name));
 
     if (w && w->name == name)
         return w;
@@ -297,8 +298,9 @@ static int open_check(struct call *call, const struct ns *ns)
             &call->error, UCM_WIRE_UNSUPPORTED,
             "this namespace's blocks are encoded: a reader has no use for their bytes; load them, "
             "or open a window of the base namespace");
-    for (uint32_t i = table_next(&s->windows, 0); i; i = table_next(&s->windows, i)) {
-        const struct window *w = table_get(&s->windows, i);
+    for (uint32_t i = table_next(&session_windows(s)->all, 0); i;
+         i = table_next(&session_windows(s)->all, i)) {
+        const struct window *w = table_get(&session_windows(s)->all, i);
 
         if (w->ns == ns && w->part == m->part)
             return ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -331,24 +333,24 @@ static struct window *window_alloc(struct call *call, struct window_tenant *t)
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a window");
         return NULL;
     }
-    w->number = table_add(&s->windows, w);
+    w->number = table_add(&session_windows(s)->all, w);
     if (w->number == 0) {
         memory_return(s, bytes);
         free(w);
         ucm_error_set(&call->error, UCM_WIRE_BUSY,
                       "this connection has %u windows, as many as one may have; close some",
-                      table_count(&s->windows));
+                      table_count(&session_windows(s)->all));
         return NULL;
     }
     window_map_init(&w->map, w->map_state, t->header.extents);
     w->s = s;
     w->tenant = t;
-    w->name = session_name(&s->window_names, w->number);
+    w->name = session_name(&session_windows(s)->names, w->number);
     w->retry.retry_cb = drain_cb;
     list_init(&w->retry.link);
     list_init(&w->pins);
-    list_push_back(&s->rq->windows.all, &w->link);
-    s->n_windows++;
+    list_push_back(&windows_at(s->rq)->all, &w->link);
+    session_windows(s)->n++;
     s->rq->rooms.metrics->windows++;
     return w;
 }
@@ -396,10 +398,11 @@ int method_window_open(struct call *call)
 
 /* ---- of the daemon ---- */
 
-void windows_init(struct requests *rq)
+static int open_cb(struct requests *rq)
 {
-    struct windows *ws = &rq->windows;
+    struct windows *ws = windows_at(rq);
 
+    ws->rq = rq;
     list_init(&ws->all);
     list_init(&ws->tenants);
     list_init(&ws->pins);
@@ -407,12 +410,31 @@ void windows_init(struct requests *rq)
     ws->sweeper.retry_cb = pins_sweep_cb;
     if (rq->rooms.arena)
         arena_window_watch(rq->rooms.arena, revoke_cb, rq);
+    return 0;
 }
 
-void windows_close(struct requests *rq)
+static void close_cb(struct requests *rq)
 {
-    cache_retry_cancel(&rq->windows.sweeper);
+    cache_retry_cancel(&windows_at(rq)->sweeper);
     if (rq->rooms.arena)
         arena_window_watch(rq->rooms.arena, NULL, NULL);
-    free(rq->windows.extents);
+    free(windows_at(rq)->extents);
 }
+
+static void session_open_cb(struct session *s)
+{
+    table_init(&session_windows(s)->all, SESSION_MAX_WINDOWS);
+}
+
+static void session_close_cb(struct session *s)
+{
+    table_close(&session_windows(s)->all);
+}
+
+const struct feature windows_feature = {.requests_bytes = sizeof(struct windows),
+                                        .session_bytes = sizeof(struct session_windows),
+                                        .open_cb = open_cb,
+                                        .close_cb = close_cb,
+                                        .session_open_cb = session_open_cb,
+                                        .session_end_cb = session_end_cb,
+                                        .session_close_cb = session_close_cb};

@@ -17,6 +17,32 @@
 /* Blocks that are looked at for pins to end in one turn of the loop. */
 #define WINDOW_BLOCKS_PER_TURN 2048
 
+/* What the daemon has of them. */
+struct windows {
+    struct requests *rq;
+    struct list all, tenants, pins; /* struct window, window_tenant, window_pins */
+    uint32_t n_tenants;
+    struct window_extent *extents; /* n_extents */
+    uint32_t n_extents;
+    /* An extent is being taken from a tenant that had so much; until then it is waited for. */
+    struct {
+        const struct window_tenant *from;
+        uint64_t lent, until_ms;
+    } taking;
+    uint64_t dooms; /* cache_dooms when the last sweep for them began */
+    /* A sweep looks at every pin, to end those of doomed blocks and in extents that are taken. */
+    uint64_t sweep;
+    struct cache_retry sweeper;
+};
+
+/* What a connection has. */
+struct session_windows {
+    struct table all;
+    uint32_t names; /* given out so far; see session_name */
+    uint32_t n;     /* with those that are ending */
+    bool ending;
+};
+
 /* A tenant that has windows. */
 struct window_tenant {
     struct list link;
@@ -66,9 +92,17 @@ struct window_extent {
     uint64_t taken_ms; /* until then nobody pins in it: it is wanted back. 0: it is not */
 };
 
+static inline struct windows *windows_at(const struct requests *rq)
+{
+    return rq->ext[FEATURE_WINDOWS];
+}
+static inline struct session_windows *session_windows(const struct session *s)
+{
+    return s->ext[FEATURE_WINDOWS];
+}
 static inline struct windows *windows_of(const struct window *w)
 {
-    return &w->s->rq->windows;
+    return windows_at(w->s->rq);
 }
 
 /* Whether the extent is wanted back from that tenant; another one may have it by now. */
@@ -80,15 +114,10 @@ static inline bool extent_taken(const struct windows *ws, uint32_t extent,
 
 /* ---- window.c ---- */
 
-void windows_init(struct requests *rq);
-void windows_close(struct requests *rq); /* no session is left */
 /* The window that the call names; NULL with call->error. */
 struct window *call_window(struct call *call, uint64_t name);
 /* A request of the window has ended. */
 void window_unuse(struct window *w);
-/* Closes windows of a session whose requests have ended, as many as one turn of the loop may. True: none is left;
- * otherwise session_settle runs again. */
-bool windows_close_all(struct session *s);
 /* What a slot of it takes. */
 uint64_t window_slot_bytes(const struct window *w);
 

@@ -7,14 +7,14 @@
 /* Pins of a tenant's end in that extent, and nobody pins in it for a while: the cache can empty it. */
 static void extent_take(struct requests *rq, uint32_t extent)
 {
-    rq->windows.extents[extent].taken_ms = uv_now(rq->rooms.loop) + TAKEN_MS;
+    windows_at(rq)->extents[extent].taken_ms = uv_now(rq->rooms.loop) + TAKEN_MS;
     pins_sweep(rq);
 }
 
 /* The extent of that tenant with the fewest pins, but some; UINT32_MAX: there is none, or all are taken. */
 static uint32_t extent_choose(const struct requests *rq, const struct window_tenant *t)
 {
-    const struct windows *ws = &rq->windows;
+    const struct windows *ws = windows_at(rq);
     uint64_t now_ms = uv_now(rq->rooms.loop);
     uint32_t best = UINT32_MAX;
 
@@ -30,7 +30,7 @@ static uint32_t extent_choose(const struct requests *rq, const struct window_ten
 
 static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t *lent)
 {
-    const struct list *tenants = &rq->windows.tenants;
+    const struct list *tenants = &windows_at(rq)->tenants;
     struct window_tenant *most = NULL;
 
     *lent = 0;
@@ -50,7 +50,7 @@ static struct window_tenant *tenant_largest(const struct requests *rq, uint64_t 
 bool window_may_pin(const struct window *w)
 {
     const struct arena *a = w->s->rq->rooms.arena;
-    uint64_t budget = arena_window_budget(a), part = budget / w->s->rq->windows.n_tenants;
+    uint64_t budget = arena_window_budget(a), part = budget / windows_at(w->s->rq)->n_tenants;
     uint64_t others = arena_window_lent(a, NULL) - arena_window_lent(a, w->tenant->group);
     uint64_t most = budget > others + part ? budget - others : part;
 
@@ -61,10 +61,10 @@ bool window_claim(const struct window *w)
 {
     struct requests *rq = w->s->rq;
     struct arena *a = rq->rooms.arena;
-    uint64_t part = arena_window_budget(a) / rq->windows.n_tenants, lent;
+    uint64_t part = arena_window_budget(a) / windows_at(rq)->n_tenants, lent;
     uint64_t mine = arena_window_lent(a, w->tenant->group) + arena_window_kept(a, w->tenant->group);
     struct window_tenant *from = tenant_largest(rq, &lent);
-    struct windows *ws = &rq->windows;
+    struct windows *ws = windows_at(rq);
     uint64_t now_ms = uv_now(rq->rooms.loop);
     uint32_t extent;
 
@@ -85,7 +85,7 @@ bool window_claim(const struct window *w)
 /* Counts for each tenant the extents in which it pins something that is not being taken. */
 static uint64_t pinned_count(struct requests *rq)
 {
-    const struct windows *ws = &rq->windows;
+    const struct windows *ws = windows_at(rq);
     uint64_t now_ms = uv_now(rq->rooms.loop), all = 0;
 
     for (struct list *node = ws->tenants.next; node != &ws->tenants; node = node->next) {
@@ -102,7 +102,7 @@ static uint64_t pinned_count(struct requests *rq)
 
 static struct window_tenant *tenant_most_pinned(const struct requests *rq)
 {
-    const struct list *tenants = &rq->windows.tenants;
+    const struct list *tenants = &windows_at(rq)->tenants;
     struct window_tenant *most = LIST_ENTRY(tenants->next, struct window_tenant, link);
 
     for (struct list *node = tenants->next; node != tenants; node = node->next) {
@@ -120,8 +120,8 @@ void requests_window_size_changed(struct requests *rq)
     uint64_t budget = arena_window_budget(a), pinned = pinned_count(rq);
     bool enough = arena_window_lent(a, NULL) <= budget;
 
-    for (uint32_t i = 0; enough && i < rq->windows.n_extents; i++)
-        rq->windows.extents[i].taken_ms = 0;
+    for (uint32_t i = 0; enough && i < windows_at(rq)->n_extents; i++)
+        windows_at(rq)->extents[i].taken_ms = 0;
     for (; pinned > budget / arena_extent_bytes(a); pinned--) {
         struct window_tenant *from = tenant_most_pinned(rq);
 

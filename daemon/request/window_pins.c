@@ -198,7 +198,7 @@ static bool pins_sweep_some(struct window_pins *p, uint32_t *most)
 void pins_sweep_cb(struct cache_retry *r)
 {
     struct windows *ws = LIST_ENTRY(r, struct windows, sweeper);
-    struct requests *rq = LIST_ENTRY(ws, struct requests, windows);
+    struct requests *rq = ws->rq;
     uint32_t most = WINDOW_BLOCKS_PER_TURN;
 
     while (!list_empty(&ws->pins)) {
@@ -220,7 +220,7 @@ void pins_sweep_cb(struct cache_retry *r)
 
 void pins_sweep(struct requests *rq)
 {
-    struct windows *ws = &rq->windows;
+    struct windows *ws = windows_at(rq);
 
     ws->sweep++;
     for (struct list *node = ws->pins.next; node != &ws->pins; node = node->next)
@@ -231,7 +231,7 @@ void pins_sweep(struct requests *rq)
 
 void windows_doomed(struct requests *rq)
 {
-    struct windows *ws = &rq->windows;
+    struct windows *ws = windows_at(rq);
     uint64_t dooms = cache_dooms(rq->rooms.cache);
 
     /* A sweep under way is finished first: one who evicts without end would keep it at the beginning. */

@@ -2,6 +2,7 @@
 #ifndef UCMD_TESTS_REQUEST_RIG_H
 #define UCMD_TESTS_REQUEST_RIG_H
 
+#include "daemon/features.h"
 #include "daemon/request/digest.h"
 #include "tests/unit/cache/cache_share_rig.h"
 #include "tests/unit/request/request_fakes.h"
@@ -58,6 +59,8 @@ static inline void open_door(void)
     cr_assert(door.limits);
     peer.owner = door.owner = limits_uid(door.limits, peer.tenant, 0, true);
     cr_assert(peer.owner);
+    rooms.features = daemon_features;
+    rooms.methods = daemon_methods;
     rooms.index = rig.index;
     rooms.arena = rig.arena;
     rooms.cache = rig.cache;

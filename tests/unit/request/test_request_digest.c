@@ -132,7 +132,7 @@ Test(digests, what_is_stored_gets_one_while_somebody_wants_it)
     drop(store(rig.one, 4));
     settle();
     cr_expect(list_empty(&pool.jobs));
-    cr_expect(list_empty(&door.requests->derived.spaces), "nobody uses the space");
+    cr_expect(list_empty(&retrieval_of(door.requests)->derived.spaces), "nobody uses the space");
 }
 
 Test(digests, a_block_that_left_before_its_turn_is_passed_over)
@@ -280,9 +280,9 @@ Test(digest_tenants, an_append_waits_for_its_tenants_builds)
     for (uint64_t i = 1; i <= most; i++)
         drop(store(ours, i));
     settle();
-    door.requests->digests.watchers = 0; /* what comes now is the append's */
+    retrieval_of(door.requests)->digests.watchers = 0; /* what comes now is the append's */
     drop(store(ours, most + 1));
-    door.requests->digests.watchers = 2;
+    retrieval_of(door.requests)->digests.watchers = 2;
     result_of(call(UCM_METHOD_CHAIN_OPEN, &proto_chain_open, &open), &proto_chain, &r);
     asked = append((uint32_t)r.chain, most + 1, 1, true);
     settle();
@@ -308,5 +308,5 @@ Test(digest_tenants, one_has_three_quarters_of_the_places_to_wait_in)
     work();
     cr_expect_eq(digests_in_dram(their_digests, 1), 1u);
     cr_expect_eq(rig.metrics.digest_build_skipped, most + 5);
-    cr_expect(list_empty(&door.requests->digests.turns));
+    cr_expect(list_empty(&retrieval_of(door.requests)->digests.turns));
 }

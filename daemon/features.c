@@ -1,0 +1,17 @@
+#include "daemon/features.h"
+
+#include "daemon/request/internal.h"
+
+/* Windows end before the chains that they name. */
+const struct feature *const daemon_features[FEATURES] = {
+    [FEATURE_RETRIEVAL] = &retrieval_feature,
+    [FEATURE_WINDOWS] = &windows_feature,
+    [FEATURE_HINTS] = &hints_feature,
+    [FEATURE_EVENTS] = &events_feature,
+};
+
+const method_fn daemon_methods[] = {
+#define M(NAME, name, text, params, result) [UCM_METHOD_##NAME] = method_##name,
+    UCM_METHODS(M)
+#undef M
+};

@@ -1,0 +1,50 @@
+/* What a feature adds to requests: its door. daemon/features.c lists all of them, and who makes the room gives it that list;
+ * the room itself names none.
+ *
+ * A feature keeps what it has of the daemon in requests.ext, and of a connection in session.ext, each under its own number.
+ * Callbacks may be NULL. Thread: the loop only. */
+#ifndef UCMD_REQUEST_FEATURE_H
+#define UCMD_REQUEST_FEATURE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct call;
+struct requests;
+struct session;
+
+enum feature_id {
+    FEATURE_RETRIEVAL,
+    FEATURE_WINDOWS,
+    FEATURE_HINTS,
+    FEATURE_EVENTS,
+    FEATURES,
+};
+
+struct feature {
+    /* The sizes of its zeroed memory: requests.ext[id], session.ext[id]. 0: it needs none. */
+    size_t requests_bytes, session_bytes;
+    int (*open_cb)(struct requests *rq);   /* 0 or -errno; close_cb follows in either case */
+    void (*drain_cb)(struct requests *rq); /* no new work is taken from now on */
+    void (*stop_cb)(struct requests *rq);  /* what is under way ends soon */
+    uint32_t (*active_cb)(const struct requests *rq); /* what a stop awaits, beside requests */
+    void (*close_cb)(struct requests *rq);            /* no session is left */
+    void (*session_open_cb)(struct session *s);
+    void (*session_gone_cb)(
+        struct session *s); /* its peer has gone; its requests are yet to be stopped */
+    /* Its requests and regions have ended. False: the feature goes on, and calls session_settle. */
+    bool (*session_end_cb)(struct session *s);
+    void (*session_close_cb)(
+        struct session *s); /* its leases and fills have ended; its namespaces are open yet */
+};
+
+/* By enum feature_id. */
+typedef const struct feature *const feature_table[FEATURES];
+/* A method: answers, now or later, and returns 0; or sets call->error and returns its negative
+ * code. By enum ucm_method. */
+typedef int (*method_fn)(struct call *call);
+
+extern const struct feature retrieval_feature, windows_feature, hints_feature, events_feature;
+
+#endif
