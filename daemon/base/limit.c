@@ -11,6 +11,7 @@
 #define TIMES_FREE 3u
 /* Of all: what is for operators, and what anybody may have while there is that much. */
 #define SMALL_PART 64u
+#define FEW_PART 16u /* see limit_few */
 
 struct limit_owner {
     struct limits *limits;
@@ -215,6 +216,17 @@ static struct limit_pool pool_of(const struct limit_owner *o, enum limit what)
                                l->all.used[what], limit_setting(o, what)};
 }
 
+bool limit_few(const struct limit_owner *o, enum limit what, uint64_t n)
+{
+    const struct limits *l = o->limits;
+    const struct limit_owner *t = o->parent->parent ? o->parent : o;
+    uint64_t all = l->most[what];
+
+    /* With half of all free, a tenant of so little may have a third of all, and a uid of it a fifth. */
+    return t->used[what] + n <= all / FEW_PART && l->all.used[what] + n <= all / 2 &&
+           (!kinds[what].setting || o->admin || limit_setting(o, what) == UINT64_MAX);
+}
+
 /* What o has of what is taken of the pool. */
 static uint64_t part_of(const struct limit_owner *o, enum limit what, const struct limit_pool *pool)
 {
@@ -373,7 +385,7 @@ int limit_ask(const struct limit_owner *o, enum limit what, uint64_t n, struct u
 
 int limit_take(struct limit_owner *o, enum limit what, uint64_t n, struct ucm_error *e)
 {
-    int rc = limit_ask(o, what, n, e);
+    int rc = limit_few(o, what, n) ? 0 : limit_ask(o, what, n, e);
 
     if (rc == 0)
         limit_add(o, what, n);

@@ -109,6 +109,9 @@ int limit_check(const struct limit_owner *o, enum limit what, const struct limit
  * uids together have what they have of what is counted as `what`. How much more the owner may have; UINT64_MAX: he is the
  * tenant's only one, or an operator. */
 uint64_t limit_room_within(const struct limit_owner *o, enum limit what, uint64_t all);
+/* With n more the owner's tenant has so little, and so much is free, that nobody need count further: he may have them. False
+ * says nothing. */
+bool limit_few(const struct limit_owner *o, enum limit what, uint64_t n);
 /* How much more the owner may have now; and how much in all if nobody else had any. */
 uint64_t limit_room(const struct limit_owner *o, enum limit what);
 uint64_t limit_most(const struct limit_owner *o, enum limit what);

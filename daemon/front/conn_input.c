@@ -246,7 +246,8 @@ static ssize_t fds_admit(struct conn *c, const struct iovec *iov, struct ucm_err
     bool some;
     ssize_t n;
 
-    if (limit_room(c->peer.owner, LIMIT_DESCRIPTORS) >= RIGHTS_MOST)
+    if (limit_few(c->peer.owner, LIMIT_DESCRIPTORS, RIGHTS_MOST) ||
+        limit_room(c->peer.owner, LIMIT_DESCRIPTORS) >= RIGHTS_MOST)
         return (ssize_t)iov->iov_len;
     n = rights_peek(c->fd, iov->iov_base, iov->iov_len, &some);
     if (n <= 0 || !some)

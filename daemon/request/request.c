@@ -252,7 +252,8 @@ static struct request *request_alloc(struct call *call, size_t bytes, size_t mor
     struct session *s = call->s;
     struct request *r;
 
-    if (!memory_may_fit(call, bytes + more) ||
+    if ((!limit_few(owner_of(s), LIMIT_MEMORY, bytes + more) &&
+         !memory_may_fit(call, bytes + more)) ||
         limit_take(owner_of(s), LIMIT_MEMORY, bytes + more, &call->error) != 0)
         return NULL;
     r = calloc(1, bytes);
@@ -300,7 +301,8 @@ void request_refuse(struct request *r)
 {
     struct requests *rq = r->s->rq;
 
-    trace_end(&rq->trace, r->trace, UCM_WIRE_INVALID);
+    if (r->trace)
+        trace_end(&rq->trace, r->trace, UCM_WIRE_INVALID);
     deadline_disarm(rq->rooms.deadlines, &r->deadline);
     list_remove(&r->link);
     list_remove(&r->link_all);
@@ -318,7 +320,8 @@ void request_end(struct request *r, const struct ucm_error *e, const void *resul
     trace_more(r->trace, TRACE_ANSWER);
     if (!r->silent)
         session_reply(s, r->msgid, r->method, e, result);
-    trace_end(&s->rq->trace, r->trace, e ? (uint32_t)e->code : 0);
+    if (r->trace)
+        trace_end(&s->rq->trace, r->trace, e ? (uint32_t)e->code : 0);
     r->trace = NULL;
     request_refuse(r);
     session_settle(s);
