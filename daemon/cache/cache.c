@@ -358,7 +358,7 @@ bool cache_on_share(struct cache *c, block_ref ref)
 
 static void leased_count(struct cache *c, const struct ns *ns, int change)
 {
-    c->leased.index_bytes += index_block_bytes(ns) * (uint64_t)change;
+    c->leased.index_bytes += ns->index_bytes * (uint64_t)change;
     c->leased.bytes += ns->block_bytes * (uint64_t)change;
 }
 

@@ -30,7 +30,7 @@ static void list_link(struct cache *c, block_ref ref, unsigned flag)
     block_list_insert(c->config.index, list_of(c, flag), ref, 0);
     b->flags |= (uint16_t)flag;
     if (flag == BLOCK_SHARED_ONLY)
-        c->lists.shared_index_bytes += index_block_bytes(cache_ns(c, ref));
+        c->lists.shared_index_bytes += cache_ns(c, ref)->index_bytes;
 }
 
 void cache_list_unlink(struct cache *c, block_ref ref)
@@ -41,7 +41,7 @@ void cache_list_unlink(struct cache *c, block_ref ref)
         return;
     block_list_remove(c->config.index, list_of(c, b->flags & BLOCK_LISTED), b);
     if (b->flags & BLOCK_SHARED_ONLY)
-        c->lists.shared_index_bytes -= index_block_bytes(cache_ns(c, ref));
+        c->lists.shared_index_bytes -= cache_ns(c, ref)->index_bytes;
     b->flags &= (uint16_t)~BLOCK_LISTED;
 }
 

@@ -33,7 +33,7 @@ void cache_shared_note(struct cache *c, struct ns *ns, const uint8_t *key, share
 
     if (ns->purges > 0)
         return; /* the lookup found it before the purge removed it */
-    if (ref == 0 && !make_space(c, index_block_bytes(ns)))
+    if (ref == 0 && !make_space(c, ns->index_bytes))
         return;
     if (ref == 0)
         ref = cache_insert(c, ns, key, INDEX_SPACE_BELOW);

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define TABLE_BYTES 32u /* of a block, at most, in a table that is not nearly empty */
-
 int index_new(uint64_t max_blocks, uint32_t max_ns, struct index **out)
 {
     struct index *ix = calloc(1, sizeof(*ix));
@@ -71,10 +69,10 @@ block_ref index_insert(struct index *ix, struct ns *ns, const uint8_t *key)
         return 0;
     }
     ix->blocks++;
-    ix->counted += index_block_bytes(ns);
+    ix->counted += ns->index_bytes;
     ns->blocks++;
     ix->holders += ns->tenant->blocks++ == 0;
-    ns->tenant->index_bytes += index_block_bytes(ns);
+    ns->tenant->index_bytes += ns->index_bytes;
     return ref;
 }
 
@@ -89,10 +87,10 @@ void index_remove(struct index *ix, block_ref ref)
     ns_table_remove(ix, ns->table, ref);
     slab_give(&ix->slab, ref);
     ix->blocks--;
-    ix->counted -= index_block_bytes(ns);
+    ix->counted -= ns->index_bytes;
     ns->blocks--;
     ix->holders -= --ns->tenant->blocks == 0;
-    ns->tenant->index_bytes -= index_block_bytes(ns);
+    ns->tenant->index_bytes -= ns->index_bytes;
 }
 
 struct block *index_block(struct index *ix, block_ref ref)
@@ -143,12 +141,6 @@ uint64_t index_bytes(const struct index *ix)
            ix->slab.chunks * (sizeof(struct slab_place) + sizeof(struct slab_chunk));
 }
 
-/* With its place in the table. */
-uint64_t index_block_bytes(const struct ns *ns)
-{
-    return slab_record_bytes(ns->identity.parts) + TABLE_BYTES;
-}
-
 uint64_t index_bytes_max(const struct index *ix)
 {
     return ix->counted_max;
@@ -156,7 +148,7 @@ uint64_t index_bytes_max(const struct index *ix)
 
 bool index_full(const struct index *ix, const struct ns *ns)
 {
-    return ix->counted + index_block_bytes(ns) > ix->counted_max;
+    return ix->counted + ns->index_bytes > ix->counted_max;
 }
 
 bool index_over_part(const struct index *ix, const struct tenant *t)

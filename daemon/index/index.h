@@ -10,7 +10,7 @@
  *   and memory is in chunks that never move. A thread touches up to 8 MiB of it ahead.
  * - Hashes have a secret of this process: a client that chooses keys can't make chains long.
  * - A block with one part takes at most INDEX_BLOCK_BYTES, its place in the table included. One with more
- *   parts counts as more (index_block_bytes), so that the index's memory has a bound, too.
+ *   parts counts as more (ns.index_bytes), so that the index's memory has a bound, too.
  * - A pointer to a block or part is valid until index_remove.
  *
  * Thread: the loop only. */
@@ -124,8 +124,14 @@ struct block {
     uint32_t hash_next;             /* the index's */
     uint32_t list_prev, list_next;  /* in one block_list: the policy's with BLOCK_IN_POLICY,
                                     * cache/lists.c's with BLOCK_BELOW or BLOCK_SHARED_ONLY */
-    uint32_t policy_data;           /* the policy's */
-    uint32_t ns;                    /* id of its namespace */
+    struct {
+        uint32_t uses : 3;     /* USES_* */
+        uint32_t aside : 3;    /* its list aside, or POLICY_CANDIDATES */
+        uint32_t known : 1;    /* was in DRAM before: coming back is a use */
+        uint32_t expected : 1; /* and that is counted */
+        uint32_t stamp : 24;   /* when it was inserted or a use was counted, wrapping */
+    } remembered;              /* the policy's */
+    uint32_t ns;               /* id of its namespace */
     uint32_t leases;      /* of clients and running requests: while > 0 it stays in some tier */
     uint16_t whole_parts; /* parts that are whole in some tier; all of them: it is complete */
     uint16_t dram_parts;  /* parts that are READY in DRAM */
@@ -169,7 +175,8 @@ struct ns {
     struct ns_identity identity;
     const uint8_t *canonical; /* the identity as docs/protocol.md, "Fingerprint" has it */
     uint32_t canonical_bytes;
-    uint64_t block_bytes;          /* of all parts of a block */
+    uint64_t block_bytes; /* of all parts of a block */
+    uint64_t index_bytes; /* what a block counts as in the index, with its place in the table */
     const struct form *part_forms; /* one for each part; in one allocation with this */
     uint64_t blocks;               /* in the table, complete or not */
     uint32_t uses;                 /* by index_ns_use */
@@ -319,8 +326,7 @@ uint64_t index_scan(const struct index *ix, const struct ns *ns, uint64_t cursor
 
 uint64_t index_bytes(const struct index *ix); /* memory */
 uint64_t index_blocks(const struct index *ix);
-/* What blocks count as, and how much of that there may be. */
-uint64_t index_block_bytes(const struct ns *ns);
+/* How much there may be of what blocks count as (ns.index_bytes). */
 uint64_t index_bytes_max(const struct index *ix);
 bool index_full(const struct index *ix, const struct ns *ns); /* for one more block of ns */
 /* Do the tenant's blocks take more than an equal part of the index for each tenant that has some? */

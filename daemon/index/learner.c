@@ -293,7 +293,7 @@ static void trials_compare(struct learner *l, uint64_t blocks)
         l->best = most;
 }
 
-void learner_reference(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram, bool full)
+void learner_reference(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram)
 {
     uint64_t blocks;
     uint16_t i;
@@ -323,8 +323,7 @@ void learner_reference(struct learner *l, uint64_t hash, uint32_t uses, uint64_t
     for (unsigned k = 0; k < TRIALS; k++)
         l->entry[i].inserted[k] = l->trial[k].clock;
     entry_link(l, i);
-    if (full)
-        trials_evict(l, blocks);
+    trials_evict(l, blocks);
     if (l->references % COMPARE_EVERY == 0)
         trials_compare(l, blocks);
 }

@@ -29,9 +29,8 @@ struct learner;
 int learner_new(struct learner **out); /* 0 or -ENOMEM */
 void learner_free(struct learner *l);
 /* A block came into DRAM or was used there; uses: with this one. hash: of its key, the same each
- * time. in_dram: how many blocks DRAM holds; full: for want of space it holds no more. */
-void learner_reference(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram,
-                       bool full);
+ * time. in_dram: how many blocks DRAM holds, which for want of space holds no more. */
+void learner_reference(struct learner *l, uint64_t hash, uint32_t uses, uint64_t in_dram);
 /* USES_CLASSES bonuses, by uses; valid until the next reference. At first all are 0, as in LRU. */
 const int32_t *learner_bonus(const struct learner *l);
 

@@ -52,8 +52,8 @@ static void recount(struct recount *r, block_ref ref)
     cr_assert_eq(!!(b->flags & BLOCK_SHARED_ONLY), here == 0 && ready > 0);
     cr_assert_eq(!!(b->flags & BLOCK_BELOW), here > 0 && ready > 0 && dram == 0);
     r->only += here == 0 && ready > 0;
-    r->index_bytes += index_block_bytes(ns);
-    r->only_bytes += here == 0 && ready > 0 ? index_block_bytes(ns) : 0;
+    r->index_bytes += ns->index_bytes;
+    r->only_bytes += here == 0 && ready > 0 ? ns->index_bytes : 0;
     r->below += here > 0 && ready > 0 && dram == 0;
     cr_assert_eq(!!(b->flags & BLOCK_IN_POLICY), dram > 0);
     cr_assert(b->leases > 0 || !block_idle(b, ns) || dram > 0 || ready == ns->identity.parts,

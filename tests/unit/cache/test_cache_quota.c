@@ -219,7 +219,7 @@ Test(cache_quota, blocks_of_more_parts_push_none_of_others_out_of_a_full_index)
     cr_expect_eq(wide->blocks, 4u);
     cr_expect_neq(find(wide, 19), 0u);
     cr_expect_eq(rig.metrics.index_evicted, 16u);
-    cr_expect_eq(wide->tenant->index_bytes, 4 * index_block_bytes(wide));
+    cr_expect_eq(wide->tenant->index_bytes, 4 * wide->index_bytes);
     rig.max_blocks = 0;
 }
 

@@ -47,14 +47,15 @@ Test(index, a_new_block_is_all_zero_but_its_key)
         for (uint32_t i = 20; i < UCM_MAX_KEY_BYTES; i++)
             cr_assert_eq(b->key[i], 0);
         cr_assert_eq(b->ns, ns->id);
-        cr_assert(b->whole_parts == 0 && b->leases == 0 && b->flags == 0 && b->policy_data == 0);
+        cr_assert(b->whole_parts == 0 && b->leases == 0 && b->flags == 0 &&
+                  b->remembered.stamp == 0);
         for (uint32_t i = 0; i < 3; i++) {
             cr_assert(b->part[i].nvme_at.loc == 0 && b->part[i].dram == 0 && b->part[i].users == 0);
             b->part[i].nvme_at.loc = 7;
             b->part[i].dram = PART_DRAM_READY;
         }
         b->whole_parts = 3;
-        b->policy_data = 1;
+        b->remembered.stamp = 1;
         cr_assert(block_complete(b, ns));
         index_remove(ix, ref);
         cr_assert_eq(index_find(ix, ns, key), 0);
@@ -208,11 +209,11 @@ Test(index, a_block_of_more_parts_counts_as_more)
     id.parts = UCM_MAX_PARTS;
     id.shards = of_many;
     wide = open_ns(ix, &id);
-    cr_expect_eq(index_block_bytes(narrow), INDEX_BLOCK_BYTES);
-    cr_expect_eq(index_block_bytes(wide), 64u + 24 * UCM_MAX_PARTS + 32);
+    cr_expect_eq(narrow->index_bytes, INDEX_BLOCK_BYTES);
+    cr_expect_eq(wide->index_bytes, 64u + 24 * UCM_MAX_PARTS + 32);
     for (key_make(key, n); (ref = index_insert(ix, wide, key)) != 0; key_make(key, ++n))
         last = ref;
-    cr_expect_eq(n, index_bytes_max(ix) / index_block_bytes(wide));
+    cr_expect_eq(n, index_bytes_max(ix) / wide->index_bytes);
     cr_expect_lt(index_bytes(ix) - bytes, index_bytes_max(ix) + (256 << 10), "one chunk at most");
     while (!index_full(ix, narrow))
         add(ix, narrow, n++);

@@ -27,7 +27,7 @@ static uint64_t hash_of(uint64_t number)
 
 static void refer(uint64_t number, uint32_t uses)
 {
-    learner_reference(l, hash_of(number), uses, BLOCKS, true);
+    learner_reference(l, hash_of(number), uses, BLOCKS);
 }
 
 /* Half of what DRAM holds is used in turn; so much that never returns comes in between that LRU
@@ -97,15 +97,6 @@ Test(learner, unlearns_when_the_traffic_changes)
     cr_expect_gt(learner_bonus(l)[USES_ONE], learner_bonus(l)[0]);
 }
 
-/* While DRAM fills, nothing leaves; there is nothing to learn. */
-Test(learner, learns_nothing_until_dram_is_full)
-{
-    for (uint64_t i = 0; i < 100000; i++)
-        learner_reference(l, hash_of(i), 0, i + 1, false);
-    for (uint32_t u = 0; u < USES_CLASSES; u++)
-        cr_expect_eq(learner_bonus(l)[u], 0);
-}
-
 /* The sample follows DRAM's size both ways, and its memory is bounded whatever comes. */
 Test(learner, any_size_in_any_order)
 {
@@ -117,7 +108,7 @@ Test(learner, any_size_in_any_order)
         r ^= r << 17;
         if (i % 1000 == 0)
             in_dram = r % 3 == 0 ? in_dram / 4 + 1 : in_dram * 2 % (UINT64_C(1) << 26) + 1;
-        learner_reference(l, hash_of(r % 5 == 0 ? r : r % 20000), (uint32_t)(r >> 40) % 20, in_dram,
-                          i % 5000 != 0);
+        learner_reference(l, hash_of(r % 5 == 0 ? r : r % 20000), (uint32_t)(r >> 40) % 20,
+                          in_dram);
     }
 }
