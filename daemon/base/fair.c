@@ -48,11 +48,6 @@ static void sift_down(struct fair *f, struct fair_flow *flow)
 
 /* ---- flows ---- */
 
-static uint32_t weight_of(const struct fair_flow *flow)
-{
-    return flow->weight > 0 ? flow->weight : 1;
-}
-
 static bool contends(const struct fair_flow *flow)
 {
     return flow->at > 0 && !flow->aside;
@@ -60,9 +55,9 @@ static bool contends(const struct fair_flow *flow)
 
 void fair_weigh(struct fair *f, struct fair_flow *flow, uint32_t weight)
 {
-    f->weights -= contends(flow) ? weight_of(flow) : 0;
-    flow->weight = weight;
-    f->weights += contends(flow) ? weight_of(flow) : 0;
+    f->weights -= contends(flow) ? flow->weight : 0;
+    flow->weight = weight > 0 ? weight : 1;
+    f->weights += contends(flow) ? flow->weight : 0;
 }
 
 void fair_add(struct fair *f, struct fair_flow *flow)
@@ -72,9 +67,10 @@ void fair_add(struct fair *f, struct fair_flow *flow)
     if (flow->start < f->now)
         flow->start = f->now;
     flow->came = ++f->arrivals;
+    flow->weight += flow->weight == 0; /* nobody has weighed it */
     flow->at = ++f->n;
     f->n_aside += flow->aside;
-    f->weights += contends(flow) ? weight_of(flow) : 0;
+    f->weights += contends(flow) ? flow->weight : 0;
     flow->settled = f->turn;
     sift_up(f, flow);
 }
@@ -85,8 +81,8 @@ void fair_remove(struct fair *f, struct fair_flow *flow)
 
     if (flow->at == 0)
         return;
-    flow->owed += contends(flow) ? (f->turn - flow->settled) * weight_of(flow) : 0;
-    f->weights -= contends(flow) ? weight_of(flow) : 0;
+    flow->owed += contends(flow) ? (f->turn - flow->settled) * flow->weight : 0;
+    f->weights -= contends(flow) ? flow->weight : 0;
     last = f->heap[--f->n];
     if (last != flow) {
         place(f, last, flow->at);
@@ -129,7 +125,7 @@ static void count_last(struct fair *f, const struct fair_flow *flow, uint64_t by
 /* The least start that it may have: who waited while others passed keeps its place, up to its credit. */
 static uint64_t least_start(const struct fair *f, const struct fair_flow *flow)
 {
-    uint64_t credit = FAIR_CREDIT * f->burst / weight_of(flow);
+    uint64_t credit = FAIR_CREDIT * f->burst / flow->weight;
 
     return f->now > credit ? f->now - credit : 0;
 }
@@ -144,7 +140,7 @@ static void settle(struct fair *f, struct fair_flow *flow, uint64_t bytes, struc
         f->turn += (double)bytes / (double)f->weights;
     if (got) {
         got->contended += others ? bytes : 0;
-        got->due += (uint64_t)((f->turn - flow->settled) * weight_of(flow) + flow->owed + 0.5);
+        got->due += (uint64_t)((f->turn - flow->settled) * flow->weight + flow->owed + 0.5);
         flow->owed = 0;
     }
     flow->settled = f->turn;
@@ -152,7 +148,7 @@ static void settle(struct fair *f, struct fair_flow *flow, uint64_t bytes, struc
 
 void fair_charge(struct fair *f, struct fair_flow *flow, uint64_t bytes, struct fair_got *got)
 {
-    uint64_t weight = weight_of(flow), cost = flow->rest + bytes;
+    uint64_t weight = flow->weight, cost = flow->rest + bytes;
 
     count_last(f, flow, bytes);
     settle(f, flow, bytes, got);

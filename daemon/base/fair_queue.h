@@ -42,6 +42,11 @@ void fair_queue_push(struct fair_queue *q, const struct fair_who *who, unsigned 
                      struct list *node, bool front);
 /* What is to be served, left in the queue, or NULL. */
 struct list *fair_queue_first(struct fair_queue *q);
+/* Nothing waits. False: something may. */
+static inline bool fair_queue_is_empty(const struct fair_queue *q)
+{
+    return q->fair.n == 0;
+}
 /* What would be if the lanes whose first skip_cb names waited; or NULL. */
 struct list *fair_queue_first_unless(struct fair_queue *q,
                                      bool (*skip_cb)(void *ctx, struct list *node), void *ctx);

@@ -212,6 +212,8 @@ enum cache_got { CACHE_PENDING = 0, CACHE_READY = 1 };
  * WAIT_OTHER. node: where a new slot should lie if that costs nothing, or NUMA_NONE. */
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
               struct cache_wait *w);
+/* The same of a part in DRAM: CACHE_READY or -EAGAIN. */
+int cache_take(struct cache *c, block_ref ref, uint32_t part);
 /* As cache_get, for who wants shards [first, first + n) of the part only and holds its block until done_cb or cancel. What lies on
  * NVMe alone may then be read in part: done_cb finds w->shards set, which is the caller's until cache_shards_put. If w->shards
  * is NULL he has a use of the part. */

@@ -213,6 +213,17 @@ err_after_fetch:
     return rc;
 }
 
+int cache_take(struct cache *c, block_ref ref, uint32_t part)
+{
+    struct part *p = &index_block(c->config.index, ref)->part[part];
+
+    assert(p->dram == PART_DRAM_READY);
+    if (p->users >= PART_USERS_MAX)
+        return -EAGAIN; /* one key may come often in a request */
+    part_use(c, p);
+    return CACHE_READY;
+}
+
 int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, int node,
               struct cache_wait *w)
 {
@@ -221,12 +232,8 @@ int cache_get(struct cache *c, block_ref ref, uint32_t part, uint8_t priority, i
 
     list_init(&w->link);
     w->shards = NULL;
-    if (p->dram == PART_DRAM_READY) {
-        if (p->users >= PART_USERS_MAX)
-            return -EAGAIN; /* one key may come often in a request */
-        part_use(c, p);
-        return CACHE_READY;
-    }
+    if (p->dram == PART_DRAM_READY)
+        return cache_take(c, ref, part);
     if (p->dram == PART_DRAM_FETCHING) {
         f = table_get(&c->fetches, part_fetch(p));
         list_push_back(&f->waiters, &w->link);

@@ -377,6 +377,8 @@ static struct device_job *next_control(struct cpu *c)
 {
     uint64_t now_ms = 0;
 
+    if (fair_queue_is_empty(&c->queue.control))
+        return NULL;
     for (unsigned i = 0; i < c->n_copiers; i++) {
         const struct copier *k = &c->copiers[i];
 

@@ -82,9 +82,9 @@ struct device_job *job_queue_first_of(struct job_queue *q, enum device_op op)
 
 struct device_job *job_queue_first(struct job_queue *q)
 {
-    struct device_job *job = job_queue_first_of(q, DEVICE_LOAD);
+    struct list *node = fair_queue_first(&q->copies[0]);
 
-    return job ? job : job_queue_first_of(q, DEVICE_DUMP);
+    return job_at(node || q->joint ? node : fair_queue_first(&q->copies[1]));
 }
 
 struct device_job *job_queue_first_unless(struct job_queue *q,
@@ -131,14 +131,6 @@ void job_queue_expire(struct job_queue *q, uint64_t now_ms, struct list *expired
 
     for (unsigned i = 0; i < 2; i++)
         fair_queue_each(&q->copies[i], expire_cb, &e);
-}
-
-static void list_move(struct list *to, struct list *from)
-{
-    struct list *node;
-
-    while ((node = list_pop_front(from)) != NULL)
-        list_push_back(to, node);
 }
 
 void job_queue_take(struct job_queue *q, struct list *jobs)
@@ -369,7 +361,7 @@ static void deliver_cb(uv_async_t *async)
 
     list_init(&done);
     uv_mutex_lock(&w->mutex);
-    list_move(&done, &w->done);
+    list_splice_front(&done, &w->done);
     uv_mutex_unlock(&w->mutex);
     if (list_empty(&done) ? soon : uv_is_active((uv_handle_t *)&w->awake))
         stay_awake(w, list_empty(&done) ? AWAKE_NS : LINGER_NS);

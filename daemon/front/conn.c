@@ -181,6 +181,7 @@ static int conn_alloc(struct front *f, int fd, const struct peer *peer, struct c
     }
     c->front = f;
     c->peer = *peer;
+    c->who = (struct fair_who){limit_number(peer->owner), FAIR_WEIGHT};
     c->fd = fd;
     c->id = ++f->next_id;
     list_init(&c->link_unflushed);
@@ -279,7 +280,9 @@ static void flusher_cb(uv_idle_t *idle)
 static int out_write(struct conn *c)
 {
     while (c->out_at < c->out_n) {
-        ssize_t n = parcels_send(c);
+        ssize_t n = list_empty(&c->parcels) ? send(c->fd, c->out + c->out_at, c->out_n - c->out_at,
+                                                   MSG_NOSIGNAL | MSG_DONTWAIT)
+                                            : parcels_send(c);
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -443,11 +446,6 @@ void conn_drop(struct conn *c, const char *reason)
 
 /* ---- turns ---- */
 
-static struct fair_who who_of(const struct conn *c)
-{
-    return (struct fair_who){limit_number(c->peer.owner), FAIR_WEIGHT};
-}
-
 static void waker_cb(uv_idle_t *idle)
 {
     (void)idle;
@@ -455,10 +453,8 @@ static void waker_cb(uv_idle_t *idle)
 
 static void ready_push(struct conn *c)
 {
-    struct fair_who who = who_of(c);
-
     c->ready = true;
-    fair_queue_push(&c->front->ready, &who, 0, &c->link_ready, false);
+    fair_queue_push(&c->front->ready, &c->who, 0, &c->link_ready, false);
 }
 
 void conn_ready(struct conn *c)
@@ -476,7 +472,7 @@ static void ready_charge(struct front *f, const struct fair_who *who, uint64_t n
 /* A slice of the connection whose turn it is. The time when it ended; it began at `now_ns`. */
 static uint64_t ready_serve(struct front *f, struct conn *c, uint64_t now_ns, bool shared)
 {
-    struct fair_who who = who_of(c);
+    struct fair_who who = c->who; /* c may go */
     bool more = conn_serve(c, now_ns + (shared ? SHARED_TICK_NS : SLICE_NS));
     uint64_t served_ns = now_ns, ended_ns;
 

@@ -124,14 +124,11 @@ static ssize_t parcel_send(struct conn *c, struct parcel *p)
 
 ssize_t parcels_send(struct conn *c)
 {
+    struct parcel *p = LIST_ENTRY(c->parcels.next, struct parcel, link);
     size_t n = c->out_n - c->out_at;
 
-    if (!list_empty(&c->parcels)) {
-        struct parcel *p = LIST_ENTRY(c->parcels.next, struct parcel, link);
-
-        if (p->at == c->sent)
-            return parcel_send(c, p);
-        n = n < p->at - c->sent ? n : (size_t)(p->at - c->sent);
-    }
+    if (p->at == c->sent)
+        return parcel_send(c, p);
+    n = n < p->at - c->sent ? n : (size_t)(p->at - c->sent);
     return send(c->fd, c->out + c->out_at, n, MSG_NOSIGNAL | MSG_DONTWAIT);
 }

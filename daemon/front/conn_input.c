@@ -375,8 +375,6 @@ static void in_compact(struct conn *c)
 {
     size_t at = c->in_at;
 
-    if (at == 0)
-        return;
     memmove(c->in, c->in + at, c->in_n - at);
     c->in_n -= at;
     c->fds_end -= at < c->fds_end ? at : c->fds_end;
@@ -402,13 +400,15 @@ static bool input_serve(struct conn *c, uint64_t until_ns)
     struct slice slice = {until_ns, SLICE_FRAMES};
     size_t n = SIZE_MAX;
 
-    conn_fds_refresh(c);
+    if (c->fds_unread > 0)
+        conn_fds_refresh(c);
     for (;;) {
         if (!frames_handle(c, &slice))
             return true;
         if (c->state != CONN_OPEN || c->stalled)
             break;
-        in_compact(c);
+        if (c->in_at > 0)
+            in_compact(c);
         if (c->in_n < c->in_cap && n < c->in_cap / 2)
             break; /* likely all there was; if not, the next event comes at once */
         if (slice_over(&slice))

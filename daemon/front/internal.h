@@ -54,6 +54,7 @@ struct conn {
     struct list link, link_unflushed, link_ready;
     struct front *front;
     struct peer peer;
+    struct fair_who who; /* its tenant, in front.ready */
     uint64_t id;
     void *session;
     enum conn_state state;
@@ -110,7 +111,7 @@ static inline bool conn_take(struct conn *c, enum limit what, uint64_t n)
 /* Which of the descriptors that were sent the peer has read by now. */
 void conn_fds_refresh(struct conn *c);
 void parcels_drop(struct conn *c);
-/* Sends some of what waits, as send() does: up to the next descriptors, or these with bytes of their frame. */
+/* While there are parcels: sends some of what waits, as send() does: up to the next descriptors, or these with bytes of their frame. */
 ssize_t parcels_send(struct conn *c);
 
 /* It may have something to read or to handle: it is served when its tenant's turn comes. */

@@ -8,11 +8,6 @@
 
 #define JOB_BYTES (32u << 20)
 
-static bool loads(const struct copies *c)
-{
-    return copy_kind(c)->op == DEVICE_LOAD;
-}
-
 /* How many copies one job makes. */
 static uint32_t batch_copies(const struct copies *c, const struct form *form)
 {
@@ -27,7 +22,7 @@ static uint32_t batch_copies(const struct copies *c, const struct form *form)
 static struct copy_batch *batch_new(struct copies *c, const struct form *form, bool coded,
                                     uint32_t copies)
 {
-    bool refuses = coded && !loads(c) && codec_refuses(form->codec);
+    bool refuses = coded && copy_kind(c)->op == DEVICE_DUMP && codec_refuses(form->codec);
     uint32_t most = batch_copies(c, form), cap = most > copies ? most : copies;
     size_t turns = c->turns ? sizeof(*c->turns) : 0, unfit = refuses ? sizeof(atomic_uchar) : 0;
     struct copy_batch *b =
@@ -49,12 +44,17 @@ static struct copy_batch *batch_new(struct copies *c, const struct form *form, b
     return b;
 }
 
-int batch_reserve(struct copies *c, const struct walk_item *it)
+int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out)
 {
-    bool coded = region_way(c->region->region, it->form) == WAY_CODED;
+    enum copy_way way = region_way(c->region->region, it->form);
+    bool coded = way == WAY_CODED;
     struct copy_batch **open = &c->open[coded];
     uint32_t copies = c->w.kind->weight ? c->w.kind->weight(&c->w, it->at) : 1;
 
+    if (way == WAY_NONE) {
+        walk_status(&c->w, it->at, UCM_BLOCK_MISS);
+        return -EXDEV;
+    }
     if (*open && (*open)->n > 0 && (*open)->job.cap_items - (*open)->job.n_items < copies) {
         if (c->steps)
             steps_add(c, coded);
@@ -67,6 +67,7 @@ int batch_reserve(struct copies *c, const struct walk_item *it)
     }
     if (!*open)
         *open = batch_new(c, it->form, coded, copies);
+    *out = *open;
     return *open ? 0 : -ENOMEM;
 }
 
@@ -77,7 +78,7 @@ static uint64_t copied_count(const struct copy_batch *b, uint64_t shards)
 {
     struct metrics *m = metrics_of(&b->c->w);
     uint64_t bytes = shards * b->form->shard_bytes;
-    bool load = loads(b->c);
+    bool load = b->job.op == DEVICE_LOAD;
 
     *(load ? &m->load_bytes : &m->dump_bytes) += bytes;
     if (b->job.coded) {
@@ -131,7 +132,7 @@ static void unfit_end(struct copy_batch *b)
 
 void batch_end(struct copy_batch *b, enum ucm_block_status status)
 {
-    bool load = loads(b->c);
+    bool load = b->job.op == DEVICE_LOAD;
 
     if (status == UCM_BLOCK_OK && b->job.unfit)
         unfit_end(b);
@@ -219,21 +220,22 @@ bool batch_send(struct copies *c, bool coded)
     return true;
 }
 
-void batch_add(struct copies *c, const struct walk_item *it, int rc, const struct span *span,
-               const struct batch_item *item)
+void batch_add(struct copy_batch *b, int rc, const struct span *span, const struct batch_item *item)
 {
-    struct copy_batch *b = c->open[region_way(c->region->region, it->form) == WAY_CODED];
+    struct copies *c = b->c;
+    struct batch_item *added = &b->item[b->n];
     uint32_t copy = b->job.n_items;
 
-    b->item[b->n] = *item;
+    *added = *item;
     if (rc == 0)
-        rc = copy_kind(c)->add(c, it->at, span, &b->job);
+        rc = copy_kind(c)->add ? copy_kind(c)->add(c, item->at, span, &b->job)
+                               : device_job_add(&b->job, span, c->blocks[item->at]);
     if (rc != 0) {
-        item_end(b, &b->item[b->n], UCM_BLOCK_FAILED);
+        item_end(b, added, UCM_BLOCK_FAILED);
         return;
     }
     if (b->turns)
-        b->turns[copy] = c->turns[it->at];
-    b->item[b->n].slot = b->job.items[copy].slot;
+        b->turns[copy] = c->turns[item->at];
+    added->slot = b->job.items[copy].slot;
     b->n++;
 }

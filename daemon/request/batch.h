@@ -15,7 +15,7 @@ struct copy_kind {
     struct walk_kind walk; /* of a struct copies */
     enum device_op op;
     uint32_t job_items; /* at most */
-    /* Adds the copies of an item out of, or into, that span. 0; or -EINVAL, and none was added. */
+    /* Adds the copies of an item out of, or into, that span. 0; or -EINVAL, and none was added. NULL: one copy. */
     int (*add)(const struct copies *c, uint32_t at, const struct span *span,
                struct device_job *job);
     /* Ends the use of the item's slot. ok: it was copied. */
@@ -84,8 +84,6 @@ int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uin
 void copies_use(struct copies *c, struct registered *region);
 /* As walk_close. */
 void copies_close(struct copies *c);
-/* Whether the region can have the item's form. If not it misses, as it would if it was not there. */
-bool copies_take(struct copies *c, const struct walk_item *it);
 /* By how many bytes a histogram counts. */
 enum metric_size copies_size(const struct copies *c);
 /* The three functions of walk_kind. */
@@ -95,10 +93,11 @@ void copies_stop(struct walk *w);
 
 /* ---- batch.c ---- */
 
-/* A place for that item in an open batch of its form; 0, -EAGAIN, -ENOMEM. */
-int batch_reserve(struct copies *c, const struct walk_item *it);
+/* A place for that item in an open batch of its form; 0, -EAGAIN, -ENOMEM. -EXDEV: the region can't have that form; the item
+ * misses, as it would if it was not there. */
+int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out);
 /* Puts it there. rc: 0, or why there is no span; then, or if it is none that the job may touch, it ends as FAILED. */
-void batch_add(struct copies *c, const struct walk_item *it, int rc, const struct span *span,
+void batch_add(struct copy_batch *b, int rc, const struct span *span,
                const struct batch_item *item);
 /* Sends the open batch of that form as a device job. False: the device's queue is full; it stays open. */
 bool batch_send(struct copies *c, bool coded);
@@ -116,15 +115,14 @@ void batch_end(struct copy_batch *b, enum ucm_block_status status);
 
 /* Puts items that were read into open batches. As walk_kind.again, of load and fetch. */
 bool load_again(struct walk *w);
-/* Of a load or fetch: the item is in DRAM, or its shards were read; then it goes into a batch. */
-void load_add(struct copies *c, const struct walk_item *it, struct cache_shards *shards);
+/* Of a load or fetch: the item is in DRAM, or its shards were read; then it goes into its batch. */
+void load_add(struct copy_batch *b, const struct walk_item *it, struct cache_shards *shards);
 /* Of a load or fetch: a read has failed with that status; or 0, which counts it. */
 bool load_read(struct walk *w, struct item_wait *iw, int status);
 
 /* ---- load_turns.c: a load whose K turns ---- */
 
-/* Checks what a load of n keys says. 0 with *memory, the bytes that its tables take (0: it says nothing);
- * or -code with call->error. */
+/* Checks what a load of n keys says. 0 with *memory, the bytes that its tables take, or -code with call->error. */
 int turns_check(struct call *call, const struct registered *region, struct proto_u32s turns,
                 uint32_t n_keys, size_t *memory);
 /* Fills in zeroed memory of so many bytes, as c->turns. */
@@ -133,7 +131,7 @@ void turns_init(struct copies *c, struct proto_u32s turns, void *memory);
 /* ---- load_steps.c: a load that goes layer by layer and reports progress ---- */
 
 /* Bytes that the steps of a load take. */
-size_t steps_memory(uint32_t step, uint32_t shards);
+size_t steps_memory(uint32_t shards);
 /* Sets up zeroed memory of steps_memory bytes as c->steps. */
 void steps_init(struct copies *c, void *memory, uint32_t step);
 /* Shards in one step. */

@@ -131,14 +131,6 @@ void copies_use(struct copies *c, struct registered *region)
 
 /* ---- for walk_kind ---- */
 
-bool copies_take(struct copies *c, const struct walk_item *it)
-{
-    if (region_way(c->region->region, it->form) != WAY_NONE)
-        return true;
-    walk_status(&c->w, it->at, UCM_BLOCK_MISS);
-    return false;
-}
-
 /* False: the device's queue is full. */
 static bool batch_flush(struct copies *c, bool coded)
 {

@@ -172,16 +172,14 @@ static int dump_begin(struct walk *w, const struct walk_item *it)
 {
     struct dump *d = dump_of(w);
     struct batch_item item = {.at = it->at};
+    struct copy_batch *b;
     struct span span;
-    int rc;
+    int rc = walk_gives_way(w, it) ? -EBUSY : 0;
 
-    if (!copies_take(&d->c, it))
-        return 0;
-    rc = walk_gives_way(w, it) ? -EBUSY : 0;
     if (rc == 0) {
-        rc = batch_reserve(&d->c, it);
-        if (rc == -EAGAIN)
-            return rc;
+        rc = batch_reserve(&d->c, it, &b);
+        if (rc == -EAGAIN || rc == -EXDEV)
+            return rc == -EAGAIN ? rc : 0;
     }
     if (rc == 0)
         rc = fill_claim(d, it, &item.held.fill);
@@ -195,14 +193,8 @@ static int dump_begin(struct walk *w, const struct walk_item *it)
     }
     w->in_window += it->slot_bytes;
     rc = span_fill(cache_of(w), item.held.fill, d->c.shard, d->c.shards, &span);
-    batch_add(&d->c, it, rc, &span, &item);
+    batch_add(b, rc, &span, &item);
     return 0;
-}
-
-static int dump_copy(const struct copies *c, uint32_t at, const struct span *span,
-                     struct device_job *job)
-{
-    return device_job_add(job, span, c->blocks[at]);
 }
 
 /* A dump has stored the item: other ranks' parts may lie in the other form. */
@@ -308,7 +300,6 @@ static const struct copy_kind dump_kind = {.walk = {.fills = true,
                                                     .finish = dump_finish},
                                            .op = DEVICE_DUMP,
                                            .job_items = JOB_ITEMS,
-                                           .add = dump_copy,
                                            .put = dump_put};
 
 /* ---- the request ---- */

@@ -166,15 +166,13 @@ static int shards_get(struct fetch *f, const struct walk_item *it)
 static int fetch_begin(struct walk *w, const struct walk_item *it)
 {
     struct fetch *f = fetch_of(w);
-    int rc;
+    struct copy_batch *b;
+    int rc = walk_reserve(w);
 
-    if (!copies_take(&f->c, it))
-        return 0;
-    rc = walk_reserve(w);
     if (rc == 0)
-        rc = batch_reserve(&f->c, it);
-    if (rc == -EAGAIN)
-        return rc;
+        rc = batch_reserve(&f->c, it, &b);
+    if (rc == -EAGAIN || rc == -EXDEV)
+        return rc == -EAGAIN ? rc : 0;
     if (rc == 0)
         rc = walk_gives_way(w, it) ? -EBUSY : shards_get(f, it);
     if (rc == CACHE_PENDING) {
@@ -185,7 +183,7 @@ static int fetch_begin(struct walk *w, const struct walk_item *it)
         return walk_not_got(w, it, rc);
     w->in_window += it->slot_bytes;
     cache_prefetch_used(cache_of(w), it->ref);
-    load_add(&f->c, it, NULL);
+    load_add(b, it, NULL);
     return 0;
 }
 

@@ -22,28 +22,25 @@ static struct load *load_of(struct walk *w)
 
 /* ---- items ---- */
 
-void load_add(struct copies *c, const struct walk_item *it, struct cache_shards *shards)
+void load_add(struct copy_batch *b, const struct walk_item *it, struct cache_shards *shards)
 {
     const struct batch_item item = {.at = it->at, .held.shards = shards};
     struct span span;
-    int rc =
-        shards ? span_piece(shards, &span) : span_part(cache_of(&c->w), it->ref, it->part, &span);
+    int rc = shards ? span_piece(shards, &span)
+                    : span_part(cache_of(&b->c->w), it->ref, it->part, &span);
 
-    batch_add(c, it, rc, &span, &item);
+    batch_add(b, rc, &span, &item);
 }
 
 static int load_begin(struct walk *w, const struct walk_item *it)
 {
-    struct copies *c = &load_of(w)->c;
-    int rc;
+    struct copies *c = LIST_ENTRY(w, struct copies, w);
+    struct copy_batch *b;
+    int rc = batch_reserve(c, it, &b);
 
-    if (!copies_take(c, it)) {
-        metrics_of(w)->load_blocks_missed++;
-        return 0;
-    }
-    rc = batch_reserve(c, it);
-    if (rc == -EAGAIN)
-        return rc;
+    metrics_of(w)->load_blocks_missed += rc == -EXDEV;
+    if (rc == -EAGAIN || rc == -EXDEV)
+        return rc == -EAGAIN ? rc : 0;
     if (rc == 0)
         rc = walk_get(w, it, c->region->region->device->node);
     if (rc == CACHE_PENDING)
@@ -55,7 +52,7 @@ static int load_begin(struct walk *w, const struct walk_item *it)
     w->in_window += it->slot_bytes;
     metrics_of(w)->load_blocks_dram++;
     cache_prefetch_used(cache_of(w), it->ref);
-    load_add(c, it, NULL);
+    load_add(b, it, NULL);
     return 0;
 }
 
@@ -89,7 +86,8 @@ bool load_again(struct walk *w)
 
     while (!list_empty(&w->ready)) {
         struct item_wait *iw = LIST_ENTRY(w->ready.next, struct item_wait, link);
-        int rc = batch_reserve(c, &iw->it);
+        struct copy_batch *b;
+        int rc = batch_reserve(c, &iw->it, &b);
 
         if (rc == -EAGAIN) {
             w->most = true;
@@ -100,7 +98,7 @@ bool load_again(struct walk *w)
             walk_drop(iw, UCM_BLOCK_NO_ROOM);
             continue;
         }
-        load_add(c, &iw->it, iw->w.shards);
+        load_add(b, &iw->it, iw->w.shards);
         w->waits_n--;
         free(iw);
     }
@@ -110,12 +108,6 @@ bool load_again(struct walk *w)
 static void load_drop(struct walk *w, struct item_wait *iw)
 {
     cache_put(cache_of(w), iw->it.ref, iw->it.part);
-}
-
-static int load_copy(const struct copies *c, uint32_t at, const struct span *span,
-                     struct device_job *job)
-{
-    return device_job_add(job, span, c->blocks[at]);
 }
 
 static void load_put(struct copies *c, const struct copy_batch *b, const struct batch_item *i,
@@ -150,7 +142,8 @@ static void load_finish(struct walk *w)
     if (w->bytes > 0)
         load_count(l);
     copies_close(&l->c);
-    lease_end(w->r.s, l->lease);
+    if (l->lease != 0)
+        lease_end(w->r.s, l->lease);
     walk_answer(w);
 }
 
@@ -164,7 +157,6 @@ static const struct copy_kind load_kind = {.walk = {.begin = load_begin,
                                                     .finish = load_finish},
                                            .op = DEVICE_LOAD,
                                            .job_items = JOB_ITEMS,
-                                           .add = load_copy,
                                            .put = load_put};
 
 /* ---- the requests ---- */
@@ -173,19 +165,20 @@ static const struct copy_kind load_kind = {.walk = {.begin = load_begin,
 static struct load *load_new(struct call *call, const struct copy_params *p, uint64_t step,
                              struct proto_u32s turns)
 {
-    size_t steps_bytes, turns_bytes;
+    size_t steps_bytes = 0, turns_bytes = 0;
     struct registered *region;
     struct load *l;
     uint32_t n;
 
     region = copies_check(call, p, &n);
-    if (!region || turns_check(call, region, turns, n, &turns_bytes) != 0)
+    if (!region || (turns.n > 0 && turns_check(call, region, turns, n, &turns_bytes) != 0))
         return NULL;
-    steps_bytes = steps_memory((uint32_t)step, region->region->pages.shards);
+    if (step > 0)
+        steps_bytes = steps_memory(region->region->pages.shards);
     l = copies_new(call, &load_kind, p, region, n, sizeof(*l) + steps_bytes + turns_bytes);
     if (!l)
         return NULL;
-    if (turns_bytes > 0)
+    if (turns.n > 0)
         turns_init(&l->c, turns, (uint8_t *)(l + 1) + steps_bytes);
     if (step > 0) {
         steps_init(&l->c, l + 1, (uint32_t)step);

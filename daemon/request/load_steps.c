@@ -27,11 +27,11 @@ struct steps {
     uint32_t landed[]; /* of each step: in how many batches */
 };
 
-size_t steps_memory(uint32_t step, uint32_t shards)
+size_t steps_memory(uint32_t shards)
 {
     size_t bytes = sizeof(struct steps) + (size_t)shards * sizeof(uint32_t);
 
-    return step == 0 ? 0 : (bytes + 7) / 8 * 8; /* what lies behind stays aligned */
+    return (bytes + 7) / 8 * 8; /* what lies behind stays aligned */
 }
 
 void steps_init(struct copies *c, void *memory, uint32_t step)

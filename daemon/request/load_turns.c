@@ -66,9 +66,6 @@ int turns_check(struct call *call, const struct registered *region, struct proto
     const struct device_rope *rope = region->region->rope;
     uint64_t keys = 0, end = 0;
 
-    *memory = 0;
-    if (turns.n == 0)
-        return 0;
     if (!rope)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,
                              "turns: region %u was registered without rope, which says where K "

@@ -51,12 +51,12 @@ void walks_init(struct requests *rq)
     fair_queue_init(&rq->readers, PRIORITY_MAX + 1, LARGE_BURST);
 }
 
-bool read_waits(struct walk *w, const struct walk_item *it)
+bool read_waits(struct walk *w)
 {
     struct requests *rq = rq_of(w);
     struct fair_who who;
 
-    if (!walk_large(w) || !bound_reached(rq) || w->kind->fills || item_in_dram(it))
+    if (!walk_large(w) || !bound_reached(rq) || w->kind->fills)
         return false;
     who = tenant_who(w->ns->tenant);
     cache_retry_cancel(&w->retry);

@@ -163,8 +163,8 @@ static void registered_close(struct registered *r)
 
 void region_copies_ended(struct registered *r)
 {
-    r->users--;
-    close_try(r);
+    if (--r->users == 0 && r->state == REGISTERED_CLOSING)
+        close_try(r);
 }
 
 static void close_all(const struct table *t)

@@ -436,7 +436,8 @@ static int call_run(struct call *call)
     if (trace_writing(trace))
         call_trace_begin(call);
     rc = call->s->rq->rooms.methods[call->method](call);
-    trace_end(trace, call->trace, (uint32_t)-rc);
+    if (call->trace)
+        trace_end(trace, call->trace, (uint32_t)-rc);
     return rc;
 }
 

@@ -240,14 +240,16 @@ bool walk_gives_way(const struct walk *w, const struct walk_item *it)
 
 int walk_get(struct walk *w, const struct walk_item *it, int node)
 {
-    int rc = walk_reserve(w);
+    int rc;
 
+    if (item_in_dram(it))
+        return cache_take(cache_of(w), it->ref, it->part);
+    rc = walk_reserve(w);
     if (rc == 0 && walk_gives_way(w, it))
         rc = -EBUSY;
-    if (rc == 0)
-        rc = cache_get(cache_of(w), it->ref, it->part, read_priority(w), node, &w->spare->w);
-    else
+    if (rc != 0)
         return rc;
+    rc = cache_get(cache_of(w), it->ref, it->part, read_priority(w), node, &w->spare->w);
     if (rc == CACHE_PENDING)
         walk_wait(w, it);
     return rc;
@@ -403,7 +405,7 @@ static int item_begin(struct walk *w)
     if (!item_held(w))
         return 0;
     walk_look_at(w, w->cursor, &it);
-    w->awaits_read = read_waits(w, &it);
+    w->awaits_read = !item_in_dram(&it) && read_waits(w);
     if (w->awaits_read) {
         trace_set(w->r.trace, TRACE_READ_TURN, true);
         return 1;

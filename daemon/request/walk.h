@@ -167,9 +167,9 @@ uint8_t read_priority(const struct walk *w);
 /* Of its jobs in the device's queue: a device cuts jobs into pieces, and begins none of a large
  * walk's while a small one waits. */
 uint8_t copy_priority(const struct walk *w);
-/* True: the item needs a read, which may not begin now. The walk waits in the queue for its turn, then retry_cb
- * runs. */
-bool read_waits(struct walk *w, const struct walk_item *it);
+/* True: the next item, which is not in DRAM, needs a read, and that may not begin now. The walk waits in the queue for its
+ * turn, then retry_cb runs. */
+bool read_waits(struct walk *w);
 /* Call when a pump has ended: the next walk in that queue gets its turn if a read may begin. */
 void reader_wake(struct requests *rq);
 void read_begun(struct item_wait *iw);
