@@ -251,26 +251,23 @@ static void run_control(struct copier *k, struct device_job *job)
 
 /* ---- copies; called with the mutex held ---- */
 
-/* Checks outside the queue, so that no other thread takes a piece before. */
-static void begin(struct cpu *c, struct device_job *job)
+/* The copy's first piece is next. False: it may not begin, and has ended. */
+static bool begin(struct cpu *c, struct device_job *job)
 {
-    int rc;
+    int rc = job_check(job, job_clock_ms());
 
-    list_remove(&job->link);
-    uv_mutex_unlock(&c->work.mutex);
-    rc = job_check(job, job_clock_ms());
     if (rc == 0 && job->event)
         rc = job_refuse(job, -EINVAL, UCM_WIRE_INVALID,
                         "a cpu region has no events; dump when the memory is written");
-    uv_mutex_lock(&c->work.mutex);
     if (rc < 0) {
+        list_remove(&job->link);
         work_finish_locked(&c->work, job, rc);
-        return;
+        return false;
     }
     job->begun = true;
-    job_queue_push_front(&c->queue, job);
     if (job->n_items * job_item_cost(job) > CPU_PIECE_BYTES)
         uv_cond_broadcast(&c->work.cond);
+    return true;
 }
 
 /* Encodes or decodes between slots and pages. */
@@ -438,10 +435,10 @@ static void thread_cb(void *arg)
         controlled = job && !job_is_copy(job);
         if (controlled)
             run_control(k, job);
-        else if (job && job->begun)
+        else if (job && (job->begun || begin(c, job)))
             copy_next(k, job);
         else if (job)
-            begin(c, job);
+            continue;
         else if (w->quit)
             break;
         else

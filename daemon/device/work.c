@@ -51,11 +51,6 @@ void job_queue_push(struct job_queue *q, struct device_job *job)
         fair_queue_push(&q->control, &job->who, 0, &job->link, false);
 }
 
-void job_queue_push_front(struct job_queue *q, struct device_job *job)
-{
-    fair_queue_push(queue_of(q, job->op), &job->who, job_class(q, job), &job->link, true);
-}
-
 struct device_job *job_queue_pop_control(struct job_queue *q,
                                          bool (*skip_cb)(void *ctx, struct list *link), void *ctx)
 {

@@ -46,7 +46,6 @@ struct job_queue {
 /* burst: see base/fair.h. */
 void job_queue_init(struct job_queue *q, bool joint, uint64_t burst);
 void job_queue_push(struct job_queue *q, struct device_job *job);
-void job_queue_push_front(struct job_queue *q, struct device_job *job); /* of its tenant's class */
 /* The first other job, out of the queue, if tenants wait whose firsts skip_cb (NULL: none) names; or NULL. */
 struct device_job *job_queue_pop_control(struct job_queue *q,
                                          bool (*skip_cb)(void *ctx, struct list *link), void *ctx);
