@@ -57,8 +57,8 @@ int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batc
     }
     if (*open && (*open)->n > 0 && (*open)->job.cap_items - (*open)->job.n_items < copies) {
         if (c->steps)
-            steps_add(c, coded);
-        else if (!batch_send(c, coded))
+            steps_add(open);
+        else if (!batch_send(open))
             return -EAGAIN;
     }
     if (*open && (*open)->job.cap_items < copies) { /* empty: what it was made for did not come */
@@ -97,7 +97,7 @@ static void item_end(struct copy_batch *b, const struct batch_item *i, enum ucm_
 
     copy_kind(c)->put(c, b, i, ok);
     walk_status(w, i->at, status);
-    w->in_window -= arena_padded(b->form->shards * b->form->shard_bytes);
+    w->held_bytes -= arena_padded(b->form->shards * b->form->shard_bytes);
     if (ok)
         w->bytes += copied_count(b, (uint64_t)c->shards *
                                         (w->kind->weight ? w->kind->weight(w, i->at) : 1));
@@ -205,9 +205,10 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     return true;
 }
 
-bool batch_send(struct copies *c, bool coded)
+bool batch_send(struct copy_batch **open)
 {
-    struct copy_batch *b = c->open[coded];
+    struct copy_batch *b = *open;
+    struct copies *c = b->c;
 
     /* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
      * become one run of the copy to the worker's slices, where blocks may come in any order. The batch's items
@@ -216,7 +217,7 @@ bool batch_send(struct copies *c, bool coded)
         device_job_sort(&b->job);
     if (!job_submit(b, &b->job, batch_done_cb))
         return false;
-    c->open[coded] = NULL;
+    *open = NULL;
     return true;
 }
 

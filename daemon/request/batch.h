@@ -30,9 +30,9 @@ struct copies {
     uint32_t n_copies, jobs; /* of all items; under way */
     uint32_t *blocks;        /* of each key: to where, or from where; fetch.c's own there */
     enum device_beside beside;
-    struct copy_batch *open[2];          /* filling up; of blocks that go straight, of coded ones */
-    const uint8_t *event;                /* jobs wait for it; or NULL */
-    struct steps *steps;                 /* a load that goes layer by layer, else NULL */
+    struct copy_batch *open[2]; /* filling up; of blocks that go straight, and of the others */
+    const uint8_t *event;       /* jobs wait for it; or NULL */
+    struct steps *steps;        /* a load that goes layer by layer, else NULL */
     const struct ucm_rope_angle **turns; /* a load: n_keys tables, NULL where K stays; NULL: all */
 };
 
@@ -99,8 +99,8 @@ int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batc
 /* Puts it there. rc: 0, or why there is no span; then, or if it is none that the job may touch, it ends as FAILED. */
 void batch_add(struct copy_batch *b, int rc, const struct span *span,
                const struct batch_item *item);
-/* Sends the open batch of that form as a device job. False: the device's queue is full; it stays open. */
-bool batch_send(struct copies *c, bool coded);
+/* Sends an open batch as a device job. False: the device's queue is full; it stays open. */
+bool batch_send(struct copy_batch **open);
 /* Submits a job of the batch's items. False: the device's queue is full. */
 bool job_submit(struct copy_batch *b, struct device_job *job,
                 void (*done_cb)(struct device_job *job, int status));
@@ -136,8 +136,8 @@ size_t steps_memory(uint32_t shards);
 void steps_init(struct copies *c, void *memory, uint32_t step);
 /* Shards in one step. */
 uint32_t steps_shards(const struct copies *c);
-/* Closes the open batch of that form; steps_pump sends its steps. */
-void steps_add(struct copies *c, bool coded);
+/* Closes an open batch; steps_pump sends its steps. */
+void steps_add(struct copy_batch **open);
 /* Sends what may go now. False: the device's queue is full, and no job of this load is under way. */
 bool steps_pump(struct copies *c);
 /* Reports the steps that have landed since the last report. */

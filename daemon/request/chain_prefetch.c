@@ -9,7 +9,7 @@
 static struct walk *blocks_new(struct call *call, struct chain *ch, uint32_t n, uint64_t priority,
                                uint64_t deadline_ms)
 {
-    struct view view = view_of_chain(ch->space->base);
+    struct view view = view_whole(ch->space->base);
     struct prefetch *p = prefetch_new(call, &view, n, priority, deadline_ms);
 
     if (!p)

@@ -132,34 +132,34 @@ void copies_use(struct copies *c, struct registered *region)
 /* ---- for walk_kind ---- */
 
 /* False: the device's queue is full. */
-static bool batch_flush(struct copies *c, bool coded)
+static bool batch_flush(struct copies *c, struct copy_batch **open)
 {
     const struct walk *w = &c->w;
     bool whole = w->cursor == w->n_keys && list_empty(&w->waits) && list_empty(&w->ready);
-    struct copy_batch *b = c->open[coded];
+    struct copy_batch *b = *open;
 
     if (b && b->n == 0) {
         free(b);
-        c->open[coded] = NULL;
+        *open = NULL;
         return true;
     }
     if (!b || w->yielded)
         return true;
     /* The last batch of a load in steps must not fall behind the others. */
     if (c->steps && (whole || steps_sent(c))) {
-        steps_add(c, coded);
+        steps_add(open);
         return true;
     }
     /* While a job is under way the batch may grow: when the job ends, the pump comes here again. */
     if (c->steps || (c->jobs > 0 && b->job.n_items < b->job.cap_items))
         return true;
-    return batch_send(c, coded);
+    return batch_send(open);
 }
 
 bool copies_send(struct walk *w)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
-    bool sent = batch_flush(c, true) && batch_flush(c, false);
+    bool sent = batch_flush(c, &c->open[1]) && batch_flush(c, &c->open[0]);
 
     if (!c->steps)
         return sent;

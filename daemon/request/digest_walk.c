@@ -180,7 +180,7 @@ bool digest_again(struct walk *w)
             return false;
         list_remove(&iw->link);
         w->waits_n--;
-        w->in_window -= it.slot_bytes;
+        w->held_bytes -= it.slot_bytes;
         if (rc == CACHE_PENDING) {
             free(w->spare);
             w->spare = iw;

@@ -191,19 +191,10 @@ static int dump_begin(struct walk *w, const struct walk_item *it)
         fill_refused(d, it, rc);
         return 0;
     }
-    w->in_window += it->slot_bytes;
+    w->held_bytes += it->slot_bytes;
     rc = span_fill(cache_of(w), item.held.fill, d->c.shard, d->c.shards, &span);
     batch_add(b, rc, &span, &item);
     return 0;
-}
-
-/* A dump has stored the item: other ranks' parts may lie in the other form. */
-static void mixed_stored(const struct copies *c, uint32_t at)
-{
-    struct view view = region_view(c->region);
-
-    if (view.n > 1 && codec_refuses(c->region->region->codec))
-        mixed_part_stored(rq_of(&c->w), &view, c->w.refs[at], c->w.part);
 }
 
 static void dump_put(struct copies *c, const struct copy_batch *b, const struct batch_item *i,
@@ -215,7 +206,8 @@ static void dump_put(struct copies *c, const struct copy_batch *b, const struct 
     /* A worker that is gone may have died before its bytes were final. */
     cache_fill_done(cache_of(&c->w), i->held.fill, c->shards, ok && !c->w.r.s->closing);
     if (ok && c->w.ns->identity.parts > 1)
-        mixed_stored(c, i->at);
+        view_part_stored(c->region,
+                         c->w.refs[i->at]); /* other ranks' parts may lie in the other form */
     if (ok && d->durable)
         item_durable(d, i->at, UCM_BLOCK_OK);
 }

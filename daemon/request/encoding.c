@@ -157,7 +157,7 @@ int method_encoding_open(struct call *call)
     assert(ns_codec(coded)); /* it was made by a spec that this daemon knows */
     if (!coded->base)
         index_ns_derive(call->s->rq->rooms.index, coded, base);
-    session_ns_encoded(s, base, coded);
+    session_ns_with_base(s, coded, base);
     r = (struct msg_encoding_open_r){.ns = coded->id,
                                      .fingerprint = {coded->fingerprint, UCM_FINGERPRINT_BYTES},
                                      .version = spec.version,

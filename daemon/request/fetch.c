@@ -13,7 +13,7 @@
 
 /* A fetch takes this fraction of the arena at most. More than a load may: of each part that it holds it
  * copies little. */
-#define WINDOW_FRACTION 4
+#define HELD_FRACTION 4
 #define JOB_ITEMS 4096u /* as many as a device launches at once: pieces are small */
 
 /* One item of the request. */
@@ -181,7 +181,7 @@ static int fetch_begin(struct walk *w, const struct walk_item *it)
     }
     if (rc != CACHE_READY)
         return walk_not_got(w, it, rc);
-    w->in_window += it->slot_bytes;
+    w->held_bytes += it->slot_bytes;
     cache_prefetch_used(cache_of(w), it->ref);
     load_add(b, it, NULL);
     return 0;
@@ -353,7 +353,7 @@ static void chain_find(struct fetch *f, struct chain *ch)
 static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
                                struct registered *region, const struct fetch_bounds *b)
 {
-    struct view view = m->chain ? view_of_chain(region->ns) : region_view(region);
+    struct view view = m->chain ? view_whole(region->ns) : region_view(region);
     uint32_t n = m->items.n / UCM_FETCH_ITEM_BYTES, most = n < UCM_MAX_KEYS ? n : UCM_MAX_KEYS;
     struct fetch *f;
 
@@ -379,7 +379,7 @@ static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
     f->c.w.priority = (uint8_t)m->priority;
     f->c.beside = DEVICE_BESIDE_AWAITED;
     f->c.shards = 1;
-    f->c.w.window_bytes = arena_bytes_configured(call->s->rq->rooms.arena) / WINDOW_FRACTION;
+    f->c.w.held_most = arena_bytes_configured(call->s->rq->rooms.arena) / HELD_FRACTION;
     return f;
 }
 

@@ -123,12 +123,11 @@ struct session {
     uint8_t ns[];             /* of each namespace's place: enum session_ns */
 };
 
-/* DURABLE: its dumps are, unless they say otherwise. ENCODED: it was opened by encoding.open, which said
- * which tiers should have the base's form: DRAM_PLAIN, DISK_PLAIN (NVMe and the shared tier). */
+/* DURABLE: its dumps are, unless they say otherwise. WITH_BASE: it was opened by encoding.open. */
 enum session_ns {
     SESSION_NS_OPEN = 1,
     SESSION_NS_DURABLE = 2,
-    SESSION_NS_ENCODED = 4,
+    SESSION_NS_WITH_BASE = 4,
     SESSION_NS_HINTS = 8, /* hints.c: it uses the namespace's table */
 };
 
@@ -208,8 +207,8 @@ struct ns *call_namespace(struct call *call, uint64_t id);
 struct ns *call_stored_namespace(struct call *call, uint64_t id);
 /* It stays while the connection lives. 0 or -code with call->error. */
 int session_ns_open(struct call *call, struct ns *ns);
-/* The session has opened `coded` as an encoded namespace of `base`: dumps are as durable as those to the base. */
-void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded);
+/* The session looks for blocks of ns in its base, too, and dumps to ns are as durable as those to the base. */
+void session_ns_with_base(struct session *s, const struct ns *ns, const struct ns *base);
 /* What the session has noted of the namespace: of enum session_ns. */
 uint8_t *session_ns_flags(struct session *s, const struct ns *ns);
 /* Whether a dump that asks for `durability` waits for stable storage. */

@@ -49,7 +49,7 @@ static int load_begin(struct walk *w, const struct walk_item *it)
         metrics_of(w)->load_blocks_missed += rc == -ENOENT;
         return walk_not_got(w, it, rc);
     }
-    w->in_window += it->slot_bytes;
+    w->held_bytes += it->slot_bytes;
     metrics_of(w)->load_blocks_dram++;
     cache_prefetch_used(cache_of(w), it->ref);
     load_add(b, it, NULL);
@@ -183,7 +183,7 @@ static struct load *load_new(struct call *call, const struct copy_params *p, uin
     if (step > 0) {
         steps_init(&l->c, l + 1, (uint32_t)step);
         /* Layer 0 of all blocks can go first only if all blocks are in DRAM at once. */
-        l->c.w.window_bytes = arena_bytes_configured(call->s->rq->rooms.arena) / 2;
+        l->c.w.held_most = arena_bytes_configured(call->s->rq->rooms.arena) / 2;
     }
     return l;
 }

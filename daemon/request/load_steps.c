@@ -65,13 +65,13 @@ static void batch_queue(struct steps *st, struct copy_batch *b)
     list_push_front(before, &b->link);
 }
 
-void steps_add(struct copies *c, bool coded)
+void steps_add(struct copy_batch **open)
 {
-    struct copy_batch *b = c->open[coded];
+    struct copy_batch *b = *open;
 
-    c->open[coded] = NULL;
-    c->steps->batches_n++;
-    batch_queue(c->steps, b);
+    *open = NULL;
+    b->c->steps->batches_n++;
+    batch_queue(b->c->steps, b);
 }
 
 /* No further step of it is sent. */

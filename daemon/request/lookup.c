@@ -139,7 +139,8 @@ static int lookup_result(struct call *call, const struct msg_lookup *m, const st
     }
     keys_touch(rq, m, f, covered);
     lookup_count(rq, m->keys.p, f);
-    trace_outcome(call->trace, f->hits, 0);
+    if (call->trace)
+        trace_outcome(call->trace, f->hits, 0);
     found_tell(m, f, r);
     r->lease = lease;
     return 0;
@@ -222,8 +223,6 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
     struct shared_lookup *lookup;
     struct lookup_wait *w;
 
-    if (f->hits == f->n)
-        return false;
     if (!view_look_begin(&look, m->keys, f->hits, &lookup))
         return false;
     w = request_new(call, sizeof(*w),
@@ -246,8 +245,7 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
 static bool lookup_pends(struct call *call, const struct msg_lookup *m, const struct found *f,
                          struct msg_lookup_r *r)
 {
-    if (m->nowait != UCM_LOOKUP_LATER || f->hits == f->n ||
-        !lookup_later(call->s, &f->view, m, f->hits))
+    if (!lookup_later(call->s, &f->view, m, f->hits))
         return false;
     found_tell(m, f, r);
     r->pending = true;
@@ -262,16 +260,19 @@ int method_lookup(struct call *call)
     struct found f;
     struct ns *ns = call_namespace(call, m->ns);
     uint32_t n = ns ? call_keys(call, ns, m->keys) : 0;
-    int rc;
+    bool lacks;
+    int rc = 0;
 
     if (n == 0)
         return -call->error.code;
     trace_more(call->trace, TRACE_LOOKUP);
     keys_find(call->s, ns, m, n, &f);
     trace_less(call->trace, TRACE_LOOKUP);
-    if (m->nowait == UCM_LOOKUP_WAIT && lookup_waits(call, ns, m, &f))
+    lacks = f.hits < n;
+    if (lacks && m->nowait == UCM_LOOKUP_WAIT && lookup_waits(call, ns, m, &f))
         return 0;
-    rc = lookup_pends(call, m, &f, &r) ? 0 : lookup_result(call, m, &f, &r);
+    if (!(lacks && m->nowait == UCM_LOOKUP_LATER && lookup_pends(call, m, &f, &r)))
+        rc = lookup_result(call, m, &f, &r);
     if (rc == 0)
         call_reply(call, &r);
     lookup_timed(call->s->rq, ns, call->begun_ns);

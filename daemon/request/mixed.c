@@ -20,7 +20,8 @@ static void decode(struct requests *rq, const struct view *v, const uint8_t *key
         space_unref(space);
 }
 
-void mixed_part_stored(struct requests *rq, const struct view *v, block_ref ref, uint32_t part)
+/* part: which was stored now. */
+static void complete(struct requests *rq, const struct view *v, block_ref ref, uint32_t part)
 {
     struct index *ix = rq->rooms.index;
     const struct block *stored = index_block(ix, ref), *plain = stored, *coded = stored;
@@ -40,4 +41,12 @@ void mixed_part_stored(struct requests *rq, const struct view *v, block_ref ref,
         if ((is_plain || i == part) && coded->part[i].dram == PART_DRAM_READY &&
             plain->part[i].dram == PART_DRAM_NONE && plain->part[i].nvme == PART_NVME_NONE)
             decode(rq, v, stored->key, i);
+}
+
+void view_part_stored(const struct registered *r, block_ref ref)
+{
+    struct view view = region_view(r);
+
+    if (view.n > 1 && codec_refuses(r->region->codec))
+        complete(r->s->rq, &view, ref, r->region->part);
 }

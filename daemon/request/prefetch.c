@@ -11,7 +11,7 @@ static bool is_enough(const struct walk *w, const struct walk_item *it)
              most = w->ns->tenant->settings.dram_most;
 
     room = most > 0 && most < room ? most : room;
-    return !item_in_dram(it) && w->bytes + w->in_window >= room / 2;
+    return !item_in_dram(it) && w->bytes + w->held_bytes >= room / 2;
 }
 
 static int prefetch_begin(struct walk *w, const struct walk_item *it)

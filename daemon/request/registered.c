@@ -420,6 +420,11 @@ static struct registered *find(struct call *call, const struct table *table, con
     return NULL;
 }
 
+struct view region_view(const struct registered *r)
+{
+    return r->region->codec ? session_view(r->s, r->ns) : (struct view){.ns = {r->ns}, .n = 1};
+}
+
 struct registered *call_region(struct call *call, uint64_t name)
 {
     struct registered *r = find(call, &call->s->regions, "region", name);

@@ -145,20 +145,15 @@ struct view session_view(struct session *s, struct ns *ns)
 {
     struct view v = {.ns = {ns}, .n = 1};
 
-    if (*session_ns_flags(s, ns) & SESSION_NS_ENCODED)
+    if (*session_ns_flags(s, ns) & SESSION_NS_WITH_BASE)
         v = (struct view){.ns = {ns, ns->base}, .n = 2};
     return v;
 }
 
-struct view region_view(const struct registered *r)
+void session_ns_with_base(struct session *s, const struct ns *ns, const struct ns *base)
 {
-    return r->region->codec ? session_view(r->s, r->ns) : (struct view){.ns = {r->ns}, .n = 1};
-}
-
-void session_ns_encoded(struct session *s, const struct ns *base, const struct ns *coded)
-{
-    *session_ns_flags(s, coded) |=
-        (uint8_t)(SESSION_NS_ENCODED | (*session_ns_flags(s, base) & SESSION_NS_DURABLE));
+    *session_ns_flags(s, ns) |=
+        (uint8_t)(SESSION_NS_WITH_BASE | (*session_ns_flags(s, base) & SESSION_NS_DURABLE));
 }
 
 struct ns *call_namespace(struct call *call, uint64_t id)
@@ -166,7 +161,9 @@ struct ns *call_namespace(struct call *call, uint64_t id)
     struct session *s = call->s;
     struct ns *ns = index_ns(s->rq->rooms.index, (uint32_t)id);
 
-    if (ns && (*session_ns_flags(s, ns) & SESSION_NS_OPEN || s->peer.admin))
+    if (ns && *session_ns_flags(s, ns) & SESSION_NS_OPEN)
+        return ns;
+    if (ns && s->peer.admin)
         return session_ns_open(call, ns) == 0 ? ns : NULL;
     /* The same text whether or not it exists: other tenants must not learn that. */
     ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND,

@@ -16,12 +16,12 @@ struct view {
 
 /* session.c: the view that the session has of a namespace. */
 struct view session_view(struct session *s, struct ns *ns);
-/* The view of who copies by that region. Its pages hold plain KV if it is registered so; else what is in
+/* registered.c: the view of who copies by that region. Its pages hold plain KV if it is registered so; else what is in
  * region->ns as it is, and then no blocks of a base are looked for: they could not be had. */
 struct view region_view(const struct registered *r);
 
 /* What a chain of that namespace may have, whatever its session sees. */
-static inline struct view view_of_chain(struct ns *ns)
+static inline struct view view_whole(struct ns *ns)
 {
     return (struct view){.ns = {ns, ns->base}, .n = ns->base ? 2 : 1};
 }
@@ -57,8 +57,8 @@ bool view_look_begin(struct view_look *look, struct proto_bin keys, uint32_t hit
 bool view_look_next(struct view_look *look, struct proto_bin keys, struct shared_lookup **k);
 
 /* mixed.c */
-/* A dump has stored that part of the held block ref, which is of the view. Where other parts lie in the other form
- * only, the coded ones are decoded into the base. */
-void mixed_part_stored(struct requests *rq, const struct view *v, block_ref ref, uint32_t part);
+/* A dump by that region has stored its part of the held block ref. Where other parts lie in the other form only, those that
+ * are coded are decoded into the base. */
+void view_part_stored(const struct registered *r, block_ref ref);
 
 #endif

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WINDOW_BYTES (256u << 20)
+#define HELD_BYTES (256u << 20)
 /* Items begun in one turn of the loop, and of them those that are not in DRAM: others want their turn, too. */
 #define PUMP_ITEMS 512
 #define PUMP_SLOTS 64
@@ -38,7 +38,7 @@ void *walk_new(struct call *call, const struct walk_kind *kind, const struct vie
     size_t refs_at = (bytes + 7) / 8 * 8;
     struct walk *w = request_new(call, refs_at + n_keys * (sizeof(*w->refs) + sizeof(*w->status)),
                                  deadline_ms, walk_stop_cb);
-    uint64_t window;
+    uint64_t part;
 
     if (!w)
         return NULL;
@@ -49,8 +49,8 @@ void *walk_new(struct call *call, const struct walk_kind *kind, const struct vie
     w->ns = view->ns[0];
     w->n_keys = n_keys;
     w->parts = 1;
-    window = arena_bytes_configured(call->s->rq->rooms.arena) / 4;
-    w->window_bytes = window < WINDOW_BYTES ? window : WINDOW_BYTES;
+    part = arena_bytes_configured(call->s->rq->rooms.arena) / 4;
+    w->held_most = part < HELD_BYTES ? part : HELD_BYTES;
     w->retry.retry_cb = retry_cb;
     list_init(&w->retry.link);
     list_init(&w->waits);
@@ -235,7 +235,7 @@ int walk_reserve(struct walk *w)
 
 bool walk_gives_way(const struct walk *w, const struct walk_item *it)
 {
-    return w->in_window > 0 && cache_slot_awaited(cache_of(w), &w->retry) && !item_in_dram(it);
+    return w->held_bytes > 0 && cache_slot_awaited(cache_of(w), &w->retry) && !item_in_dram(it);
 }
 
 int walk_get(struct walk *w, const struct walk_item *it, int node)
@@ -279,7 +279,7 @@ static void read_done_cb(struct cache_wait *cw, int status)
         list_push_back(&w->ready, &iw->link);
     } else {
         w->waits_n--;
-        w->in_window -= iw->it.slot_bytes;
+        w->held_bytes -= iw->it.slot_bytes;
         free(iw);
     }
     walk_pump(w);
@@ -296,7 +296,7 @@ void walk_wait(struct walk *w, const struct walk_item *it)
     list_push_back(&w->waits, &iw->link);
     read_begun(iw);
     w->waits_n++;
-    w->in_window += it->slot_bytes;
+    w->held_bytes += it->slot_bytes;
 }
 
 static void item_drop(struct item_wait *iw, enum ucm_block_status status)
@@ -304,7 +304,7 @@ static void item_drop(struct item_wait *iw, enum ucm_block_status status)
     struct walk *w = iw->walk;
 
     walk_status(w, iw->it.at, status);
-    w->in_window -= iw->it.slot_bytes;
+    w->held_bytes -= iw->it.slot_bytes;
     w->waits_n--;
     free(iw);
 }
@@ -380,7 +380,7 @@ static void walk_park(struct walk *w)
     }
     if (!list_empty(&w->retry.link))
         return;
-    w->retry.first = w->in_window == 0;
+    w->retry.first = w->held_bytes == 0;
     if (cache_wait_for(cache_of(w), &w->retry, w->most ? WAIT_OTHER : WAIT_SLOT)) {
         trace_set(w->r.trace, TRACE_SLOT_WAIT, true);
         return;
@@ -419,7 +419,7 @@ static bool items_begin(struct walk *w)
     uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS, n = items_of(w);
 
     while (!w->stopping && !w->yielded && !w->awaits_read && w->cursor < n &&
-           (w->in_window < w->window_bytes || w->in_window == 0)) {
+           (w->held_bytes < w->held_most || w->held_bytes == 0)) {
         uint32_t waits = w->waits_n, weight = w->kind->weight ? w->kind->weight(w, w->cursor) : 1;
         int rc;
 
@@ -429,7 +429,7 @@ static bool items_begin(struct walk *w)
         }
         rc = item_begin(w);
         w->most = rc == -EDQUOT || rc == -EAGAIN;
-        if (rc == -EBUSY || rc == -EAGAIN || (rc == -EDQUOT && w->in_window == 0))
+        if (rc == -EBUSY || rc == -EAGAIN || (rc == -EDQUOT && w->held_bytes == 0))
             return false;
         if (rc != 0)
             break; /* the end of what is under way goes on, or its turn to read */

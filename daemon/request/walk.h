@@ -24,7 +24,7 @@ struct walk_item {
     block_ref ref;
     const struct part *p;
     const struct form *form; /* of the part */
-    uint64_t slot_bytes;     /* what it takes of the window */
+    uint64_t slot_bytes;     /* it counts as so many held bytes */
 };
 
 /* Functions that may be NULL say what that means. */
@@ -61,15 +61,16 @@ struct walk_kind {
 struct walk {
     struct request r;
     const struct walk_kind *kind;
-    struct view view;             /* where its blocks are */
-    struct ns *ns;                /* view.ns[0] */
-    uint32_t n_keys, part, parts; /* items = n_keys * parts */
-    uint32_t opened;              /* keys whose block was looked for, or opened */
-    uint32_t cursor;              /* the next item */
-    uint32_t waits_n;             /* items that wait: for a read, in `ready`, or for their kind */
-    uint64_t window_bytes, in_window, bytes;
-    uint64_t slot_wait_ns; /* since when it waits for a slot; 0: it does not */
-    uint32_t slot_wait_at; /* cursor at that time */
+    struct view view;               /* where its blocks are */
+    struct ns *ns;                  /* view.ns[0] */
+    uint32_t n_keys, part, parts;   /* items = n_keys * parts */
+    uint32_t opened;                /* keys whose block was looked for, or opened */
+    uint32_t cursor;                /* the next item */
+    uint32_t waits_n;               /* items that wait: for a read, in `ready`, or for their kind */
+    uint64_t held_most, held_bytes; /* of slots under way */
+    uint64_t bytes;                 /* copied, brought or built */
+    uint64_t slot_wait_ns;          /* since when it waits for a slot; 0: it does not */
+    uint32_t slot_wait_at;          /* cursor at that time */
     uint8_t priority;
     bool stopping, pumping, finished;
     bool most;        /* a slot would not help: its tenant gets no more, or a queue is full */

@@ -127,7 +127,8 @@ def members(file, struct):
 
 
 def where_is(struct):
-    return next((file for file in rooms.listed("daemon", ends=rooms.C) if re.search(rf"^struct {struct} {{", rooms.read(file), re.M)), None)
+    files = sorted(rooms.listed("daemon", ends=rooms.C), key=lambda file: not file.endswith(".h"))
+    return next((file for file in files if re.search(rf"^struct {struct} {{", rooms.read(file), re.M)), None)
 
 
 def lines(files):
