@@ -1,10 +1,11 @@
 #!/bin/bash
 # check.sh MAKE PHASE...: builds and runs the tests of the phases plain (gcc, every one), system (gcc, those of whole
-# programs), asan (clang), tsan (gcc) and fuzz (clang). Unit tests run in asan or in plain: one of them tells all. tests.mk says
+# programs), long (gcc, long suites only), asan (clang), tsan (gcc) and fuzz (clang). Unit tests run in asan or in plain: one of them tells all. tests.mk says
 # what else asan and tsan have.
 # One line a program; what failed is shown with its output. The last line sums up, and the exit status
 # is 0 only when nothing failed. `make check` and its relatives call it, from the top folder.
 set -u
+shopt -s extglob
 read -ra make <<<"$1"
 shift
 
@@ -59,7 +60,7 @@ sanitizer_reports() {
 runs() {
     case $1:${2##*/} in
     # In asan they are as fast as here.
-    system:s3) return 1 ;;
+    system:s3 | long:*) return 1 ;;
     system:integration | system:fault | system:roots | system:mooncake) ;;
     system:*) return 1 ;;
     esac
@@ -82,7 +83,7 @@ without_kernels() {
 build_of() {
     case $1 in
     # What takes a compiler a minute comes first: it must not be alone at the end.
-    plain | system)
+    plain | system | long)
         arguments=(BUILD="$plain" FATBINS="$fatbins")
         folder=$plain targets=(fatbins all build-tests)
         ;;
@@ -164,11 +165,12 @@ criterion() {
     finish "$label" "$name" "$start" "$rc" "${ok:-0}" "${bad:-0}" "${skip:-0}"
 }
 
-# python LABEL FILE: unittest's closing lines tell.
+# python LABEL 'FILE [TEST...]': unittest's closing lines tell.
 python() {
-    local label=$1 name=${2##*/} start=$SECONDS rc ran bad=0 skip n
-    local log=$results/$label/$name
-    timeout -k 10 "${TEST_SECONDS:-300}" "$python3" -B "$2" >"$log.log" 2>&1 </dev/null
+    local label=$1 name words start=$SECONDS rc ran bad=0 skip n log
+    read -ra words <<<"$2"
+    name=${words[0]##*/} log=$results/$label/${words[0]##*/}
+    timeout -k 10 "${TEST_SECONDS:-300}" "$python3" -B "${words[@]}" >"$log.log" 2>&1 </dev/null
     rc=$?
     ran=$(sed -nE 's/^Ran ([0-9]+) tests?.*/\1/p' "$log.log" | tail -n 1)
     skip=$(sed -nE 's/^(OK|FAILED) \(.*skipped=([0-9]+).*/\2/p' "$log.log" | tail -n 1)
@@ -234,7 +236,7 @@ together() {
 
 # environment PHASE FOLDER NAME: what a test knows of the build that it belongs to.
 environment() {
-    local label=${1/system/plain} o=$PWD/$2 log=$results/$1/$3.san
+    local label=${1/@(system|long)/plain} o=$PWD/$2 log=$results/$1/$3.san
     export UCMD=$o/ucmd UCMCTL=$o/ucmctl UCMEVENTS=$o/ucmevents UCM_BENCH=$o/ucm-bench UCM_PHASE=$label
     export UCMCLIENT_LIB=$PWD/$plain/libucmclient.so PYTHONPATH=$PWD/client/python
     export UCM_SPARSE_KERNELS=$PWD/$plain/sparse_kernels.so UCM_ENCODING_KERNELS=$PWD/$plain/encoding_kernels.so
@@ -254,24 +256,39 @@ environment() {
 
 # pythons PHASE: the longest first. A sanitizer sees the daemon beside clients that mean no good; ThreadSanitizer where it has most threads.
 pythons() {
-    local file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,proof,share_hangs,share_late_read,share_attempts}.py
+    local topic name file hostile=(integration/test_{protocol,protocol_blocks,encoding_hostile,limits,held_up,proof,share_hangs,share_late_read,share_attempts}.py
         integration/test_{retrieval_storm,window}.py fault/test_retrieval_random.py fuzz/live/test_live.py)
     local threads=(fault/test_{hosts,retrieval_random}.py integration/test_{window,retrieval_storm,fetch_nvme,encoding_life,share_hangs}.py)
     case $1 in
     asan) printf 'tests/%s\n' "${hostile[@]}" && return ;;
     tsan) printf 'tests/%s\n' "${threads[@]}" && return ;;
+    long)
+        while read -r topic name _; do
+            [[ " ${LONG:-} " != *" $topic "* ]] || echo "tests/integration/$name"
+        done < <(grep -v '^#' tests/long_suites)
+        return
+        ;;
     esac
     for file in tests/integration/test_{vllm_encoding,vllm_hybrid,share_s3_hosts,plugins_trouble,share_roots,vllm_trouble,vllm_chunks,vllm_stages}.py \
         tests/fault/test_hosts.py tests/integration/test_{bench_serve,vllm_layer_stores,install,vllm_connector,encryption_share}.py \
         tests/integration/*.py tests/fault/*.py; do
         ! grep -qs 'unittest\.main' "$file" || echo "$file"
-    done | awk '!seen[$0]++'
+    done | awk '!seen[$0]++' | shorten
+}
+
+# shorten: of lines of files, those of long suites with the tests that they have this time (tests/long_suites).
+shorten() {
+    awk -v long=" ${LONG-encoding sparse blend connector} " '
+        NR == FNR { if (!/^#/ && !index(long, " " $1 " ")) { file = "tests/integration/" $2; $1 = $2 = ""; tests[file] = $0 } next }
+        tests[$0] ~ /-$/ { next }
+        { print $0 tests[$0] }' tests/long_suites -
 }
 
 # one LABEL FOLDER TEST
 one() {
-    environment "$1" "$2" "${3##*/}"
-    case $3 in
+    local file=${3%% *}
+    environment "$1" "$2" "${file##*/}"
+    case $file in
     *.py) python "$1" "$3" ;;
     *) criterion "$1" "$3" ;;
     esac
@@ -350,6 +367,8 @@ while [ $# -gt 0 ]; do
     esac
 done
 printf '\n%d s in all; logs are in build/results\n' $((SECONDS - start))
+long=${LONG-all}
+[ -z "$fetching" ] || echo "suites of tests/long_suites in full: ${long:-none}"
 for failure in ${failures[@]+"${failures[@]}"}; do
     echo "failed: $failure"
 done

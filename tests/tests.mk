@@ -20,11 +20,18 @@ TEST_DIR   := $O/$(if $(filter marked,$(SUITES)),marked,check)
 TESTS      := $(addprefix $(TEST_DIR)/,$(notdir $(TEST_ROOMS)))
 MOONCAKE_VENV ?= $O/mooncake-venv
 
+# What runs in full of tests/long_suites: what changed, or topics that the command line names.
+TOPICS := encoding sparse blend connector
+LONG   ?= $(shell tests/changed.sh)
+
 check: setup-check ## every test once: whole programs, units under ASan+UBSan; hostile ones and threads under ASan and TSan, too; and a short fuzz run
-	+@tests/check.sh '$(SUBMAKE)' system asan tsan fuzz
+	+@LONG='$(LONG)' tests/check.sh '$(SUBMAKE)' system asan tsan fuzz
 
 check-plain: setup-check ## the tests without sanitizers only
-	+@tests/check.sh '$(SUBMAKE)' plain
+	+@LONG='$(LONG)' tests/check.sh '$(SUBMAKE)' plain
+
+check-long: setup-check ## the long suites of encodings, sparse decoding, blend and the vLLM connector, in full (LONG=TOPIC)
+	+@LONG='$(if $(filter command line,$(origin LONG)),$(LONG),$(TOPICS))' tests/check.sh '$(SUBMAKE)' long
 
 check-asan: setup-check ## the tests under ASan+UBSan only
 	+@tests/check.sh '$(SUBMAKE)' asan
@@ -198,5 +205,5 @@ list-fatbins:
 list-fuzz:
 	@echo $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
-.PHONY: check check-plain check-asan check-tsan check-kill check-hosts check-mooncake check-system check-chroot bench-gate fuzz fuzz-live shape lint \
+.PHONY: check check-plain check-long check-asan check-tsan check-kill check-hosts check-mooncake check-system check-chroot bench-gate fuzz fuzz-live shape lint \
         build-tests build-daemon test-tools build-fuzz list-tests list-fuzz list-fatbins

@@ -7,7 +7,7 @@
  * holds nothing of them and does not grow from round to round.
  *
  * UCM_SEED repeats a run's choices (not its timing); UCM_CHURN_SECONDS makes it longer. */
-/* Sanitizers: address, thread */
+/* Sanitizers: thread */
 #include "tests/fault/churn_worker.h"
 
 #include <criterion/criterion.h>

@@ -1,7 +1,6 @@
 /* What every tier below DRAM promises, whatever it stores parts on: the NVMe tier with each of its
  * engines, and the shared tier. A new tier is a struct contract_tier and a line in `tiers`. Numbers
  * name parts; a part's bytes follow from its number (nvme_rig.h). */
-/* Sanitizers: thread */
 #include "tests/unit/tier/nvme_rig.h"
 
 #include "daemon/share/share_internal.h"

@@ -1,0 +1,22 @@
+#!/bin/bash
+# changed.sh: which topics of tests/long_suites the files concern that changed since BASE, a commit: what trunk had, or the commit
+# before where this is trunk. Files that are not committed count. Without git all topics.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+topics='encoding|encod|forms|lossless|fp8|int8|q4|kernels/(arith|isa)
+sparse|kernels/(sparse|attend|slots|arith|isa)|sparse|digest|retriev|select|decode|attend|slots|chain
+blend|kernels/rope|blend|chunk|rerope|turned
+connector|ucmclient/(vllm/|[a-z_]+\.py)|tests/integration/(vllm_|test_vllm_)|tests/engines/|client/lib/'
+
+base() {
+    local trunk
+    trunk=$(git merge-base HEAD origin/HEAD 2>/dev/null || git merge-base HEAD origin/main 2>/dev/null)
+    [ "$trunk" != "$(git rev-parse HEAD)" ] || trunk=
+    echo "${trunk:-HEAD~1}"
+}
+
+files=$(git diff --name-only "${BASE:-$(base)}" 2>/dev/null && git ls-files -o --exclude-standard) || files=all
+while IFS='|' read -r topic paths; do
+    [ "$files" != all ] && ! grep -v '^docs/' <<<"$files" | grep -qE "$paths" || echo "$topic"
+done <<<"$topics" | paste -sd' '
