@@ -78,7 +78,7 @@ static void fetch_tier_cb(struct part_op *f, int status)
     struct cache *c = f->cache;
     int rc;
 
-    cache_tier_read(c, f->ref, io, status == 0 ? io->bytes : 0);
+    op_read_count(f, status == 0 ? io->bytes : 0);
     histogram_count(c->config.metrics->histograms.nvme_read, uv_hrtime() - f->begun_ns);
     if (status != 0) {
         log_read_failed(io, status);

@@ -18,53 +18,23 @@ struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part)
     return name;
 }
 
-void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_ref ref,
-                   uint32_t part, const struct span *span)
+void op_init(struct part_op *op, struct cache *c, const struct op_kind *kind, block_ref ref,
+             uint32_t part)
 {
-    *io = (struct tier_io){.op = op,
-                           .bytes = ns_part_bytes(cache_ns(c, ref), part),
-                           .who = tenant_who(cache_ns(c, ref)->tenant),
-                           .shard_bytes = cache_ns(c, ref)->identity.shard_bytes,
-                           .seal = cache_sealed(c, cache_ns(c, ref)),
-                           .name = cache_tier_name(c, ref, part)};
-    if (op != TIER_WRITE)
-        io->place = part_place(cache_part(c, ref, part));
-    if (span) {
-        io->data = span->origin;
-        io->buffer = arena_extent_of(c->arena, span->slot);
-    }
-}
-
-int cache_tier_submit(struct cache *c, struct tier_io *io)
-{
-    int rc = c->tier_ops->submit(c->tier, io);
-
-    c->tier_busy += rc == 0;
-    return rc;
-}
-
-void cache_tier_read(struct cache *c, block_ref ref, const struct tier_io *io, uint64_t bytes)
-{
-    struct metrics_tenant *m = cache_ns(c, ref)->tenant->metrics;
-
-    m->nvme_read_bytes += bytes;
-    m->nvme_contended_bytes += io->got.contended;
-    m->nvme_due_bytes += io->got.due;
+    *op = (struct part_op){.kind = kind, .cache = c, .ref = ref, .part = part};
+    list_init(&op->waiters);
 }
 
 struct part_op *op_new(struct cache *c, const struct op_kind *kind, block_ref ref, uint32_t part)
 {
-    struct part_op *op = calloc(1, sizeof(*op));
+    struct part_op *op = malloc(sizeof(*op));
 
-    if (!op)
-        return NULL;
-    op->kind = kind;
-    op->cache = c;
-    op->ref = ref;
-    op->part = part;
-    list_init(&op->waiters);
+    if (op)
+        op_init(op, c, kind, ref, part);
     return op;
 }
+
+/* ---- NVMe ---- */
 
 static void tier_done_cb(struct tier_io *io, int status)
 {
@@ -74,21 +44,59 @@ static void tier_done_cb(struct tier_io *io, int status)
     op->kind->tier_cb(op, status);
 }
 
-int op_tier(struct part_op *op, enum tier_op what, const struct span *span)
+/* Of some shards the tier wants to know where the part would begin. */
+static void target_set(struct part_op *op, const struct span *span)
 {
     struct tier_io *io = &op->io.tier;
 
-    op->shared = false;
-    cache_tier_io(op->cache, io, what, op->ref, op->part, span);
-    io->priority = op->priority;
-    io->small = op->small;
-    io->check = op->check;
-    if (op->check)
-        io->who = (struct fair_who){0};
-    io->done_cb = tier_done_cb;
-    op->begun_ns = uv_hrtime();
-    return cache_tier_submit(op->cache, io);
+    io->data = span->origin;
+    io->buffer = arena_extent_of(op->cache->arena, span->slot);
+    if (io->op != TIER_READ_SHARDS)
+        return;
+    io->shard = span->first;
+    io->shards = span->n;
+    io->data = span->origin - tier_shards_at(io->shard_bytes, io->shard);
 }
+
+int op_tier(struct part_op *op, enum tier_op what, const struct span *span)
+{
+    struct cache *c = op->cache;
+    const struct ns *ns = cache_ns(c, op->ref);
+    struct tier_io *io = &op->io.tier;
+    int rc;
+
+    op->shared = false;
+    *io = (struct tier_io){.op = what,
+                           .bytes = ns_part_bytes(ns, op->part),
+                           .who = op->check ? (struct fair_who){0} : tenant_who(ns->tenant),
+                           .shard_bytes = ns->identity.shard_bytes,
+                           .seal = cache_sealed(c, ns),
+                           .check = op->check,
+                           .priority = op->priority,
+                           .small = op->small,
+                           .name = cache_tier_name(c, op->ref, op->part),
+                           .done_cb = tier_done_cb};
+    if (what != TIER_WRITE)
+        io->place = part_place(cache_part(c, op->ref, op->part));
+    if (span)
+        target_set(op, span);
+    op->begun_ns = uv_hrtime();
+    rc = c->tier_ops->submit(c->tier, io);
+    c->tier_busy += rc == 0;
+    return rc;
+}
+
+void op_read_count(const struct part_op *op, uint64_t bytes)
+{
+    struct metrics_tenant *m = cache_ns(op->cache, op->ref)->tenant->metrics;
+    const struct fair_got *got = &op->io.tier.got;
+
+    m->nvme_read_bytes += bytes;
+    m->nvme_contended_bytes += got->contended;
+    m->nvme_due_bytes += got->due;
+}
+
+/* ---- the shared tier ---- */
 
 static void share_done_cb(struct share_io *io, int status)
 {

@@ -39,19 +39,16 @@ struct part_op {
 
 struct part_op *op_new(struct cache *c, const struct op_kind *kind, block_ref ref,
                        uint32_t part); /* NULL: no memory */
-/* Submits it to NVMe, to the shared tier. span: source or target; NULL: none. 0 or the tier's -errno; then op is the caller's. */
+/* The same in its owner's memory. */
+void op_init(struct part_op *op, struct cache *c, const struct op_kind *kind, block_ref ref,
+             uint32_t part);
+/* Submits it to NVMe, to the shared tier. span: source or target, which also says which shards TIER_READ_SHARDS reads; NULL: none. 0 or the tier's -errno; then op is the caller's. */
 int op_tier(struct part_op *op, enum tier_op what, const struct span *span);
 int op_share(struct part_op *op, bool write, const struct span *span);
 
-/* ---- the same for shards.c, whose reads are of no whole part ---- */
-
+/* Counts a read from NVMe for a request, which has ended and brought so many bytes. The block must be there. */
+void op_read_count(const struct part_op *op, uint64_t bytes);
 /* What the tier stores beside a part. */
 struct tier_name cache_tier_name(struct cache *c, block_ref ref, uint32_t part);
-/* Fills in an operation on a whole part but for done_cb. */
-void cache_tier_io(struct cache *c, struct tier_io *io, enum tier_op op, block_ref ref,
-                   uint32_t part, const struct span *span);
-int cache_tier_submit(struct cache *c, struct tier_io *io);
-/* Counts a read of the block for a request, which has ended and brought so many bytes. */
-void cache_tier_read(struct cache *c, block_ref ref, const struct tier_io *io, uint64_t bytes);
 
 #endif

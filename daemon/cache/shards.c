@@ -25,16 +25,11 @@ struct cache_stage {
 };
 
 struct cache_shards {
-    struct tier_io io;
-    struct cache *cache;
+    struct part_op op; /* its waiter: who asked, unless he has cancelled */
     struct cache_stage *stage;
     struct span span;         /* on the stage */
-    struct list waiter;       /* cache_wait.link of who asked, unless he has cancelled */
     struct cache_retry retry; /* without a stage: who asked waits for a slot for the whole part */
-    block_ref ref;
-    uint32_t part;
     int node;
-    uint64_t begun_ns;
 };
 
 #define WHOLE (1u << 12) /* of what sums count: a part */
@@ -87,24 +82,23 @@ static int stage_new(struct cache *c, uint64_t part_bytes, int node)
 }
 
 /* 0; -EBUSY: no slot now; -ENOMEM; or -EINVAL. */
-static int stage_take(struct cache *c, const struct form *form, int node, struct cache_shards *s)
+static int stage_take(struct cache_shards *s, const struct form *form, uint32_t first, uint32_t n)
 {
+    struct cache *c = s->op.cache;
     uint64_t part_bytes = form->shards * form->shard_bytes,
-             room = tier_shards_room(form->shard_bytes, s->io.shard, s->io.shards);
+             room = tier_shards_room(form->shard_bytes, first, n);
     struct cache_stage *g = c->shards.stage;
     int rc = 0;
 
     if (!g || g->bytes != arena_padded(part_bytes) || g->bytes - g->used < room) {
-        rc = stage_new(c, part_bytes, node);
+        rc = stage_new(c, part_bytes, s->node);
         g = c->shards.stage;
     }
     if (rc == 0)
-        rc = span_stage(c, g->slot, g->used, form, s->io.shard, s->io.shards, &s->span);
+        rc = span_stage(c, g->slot, g->used, form, first, n, &s->span);
     if (rc != 0)
         return rc;
     s->stage = g;
-    s->io.data = s->span.origin - tier_shards_at(form->shard_bytes, s->io.shard);
-    s->io.buffer = arena_extent_of(c->arena, g->slot);
     g->used += room;
     g->pieces++;
     c->shards.pieces++;
@@ -149,12 +143,12 @@ int span_piece(const struct cache_shards *s, struct span *out)
 /* The whole part for who waits: he holds the block. Without a slot he waits on, before those who come now. */
 static void whole_instead(struct cache_shards *s, struct cache_wait *w)
 {
-    struct cache *c = s->cache;
-    int rc = cache_get(c, s->ref, s->part, s->io.priority, s->node, w);
+    struct cache *c = s->op.cache;
+    int rc = cache_get(c, s->op.ref, s->op.part, s->op.priority, s->node, w);
 
     if ((rc == -EBUSY && cache_wait_for(c, &s->retry, WAIT_SLOT)) ||
         (rc == -EAGAIN && cache_wait_for(c, &s->retry, WAIT_OTHER))) {
-        list_push_back(&s->waiter, &w->link);
+        list_push_back(&s->op.waiters, &w->link);
         w->shards = s;
         return;
     }
@@ -169,7 +163,7 @@ static void whole_retry_cb(struct cache_retry *r)
 {
     struct cache_shards *s = LIST_ENTRY(r, struct cache_shards, retry);
 
-    whole_instead(s, LIST_ENTRY(list_pop_front(&s->waiter), struct cache_wait, link));
+    whole_instead(s, LIST_ENTRY(list_pop_front(&s->op.waiters), struct cache_wait, link));
 }
 
 void cache_shards_cancel(struct cache_wait *w)
@@ -183,22 +177,21 @@ void cache_shards_cancel(struct cache_wait *w)
     w->shards = NULL;
 }
 
-static void shards_done_cb(struct tier_io *io, int status)
+static void shards_cb(struct part_op *op, int status)
 {
-    struct cache_shards *s = LIST_ENTRY(io, struct cache_shards, io);
-    struct list *node = list_pop_front(&s->waiter);
-    struct cache *c = s->cache;
+    struct cache_shards *s = LIST_ENTRY(op, struct cache_shards, op);
+    struct list *node = list_pop_front(&op->waiters);
+    struct cache *c = op->cache;
     struct cache_wait *w;
 
-    c->tier_busy--;
     if (status == 0)
-        histogram_count(c->config.metrics->histograms.nvme_read, uv_hrtime() - s->begun_ns);
+        histogram_count(c->config.metrics->histograms.nvme_read, uv_hrtime() - op->begun_ns);
     if (!node) {
         cache_shards_put(c, s);
         return;
     }
     w = LIST_ENTRY(node, struct cache_wait, link); /* he holds the block */
-    cache_tier_read(c, s->ref, io, status == 0 ? s->io.shards * s->io.shard_bytes : 0);
+    op_read_count(op, status == 0 ? s->span.len : 0);
     if (status != 0) {
         stage_put(c, s->stage);
         s->stage = NULL;
@@ -208,6 +201,8 @@ static void shards_done_cb(struct tier_io *io, int status)
     w->shards = s;
     w->done_cb(w, 0);
 }
+
+static const struct op_kind shards_kind = {.tier_cb = shards_cb};
 
 /* CACHE_PENDING; -EBUSY: no slot; -EAGAIN: the tier's queue is full; or another -errno: it can't be had
  * this way. */
@@ -220,27 +215,19 @@ static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t 
 
     if (!s)
         return -ENOMEM;
-    s->cache = c;
-    s->ref = ref;
-    s->part = part;
+    op_init(&s->op, c, &shards_kind, ref, part);
+    s->op.priority = priority;
+    s->op.small = w->small;
     s->node = node;
-    list_init(&s->waiter);
     list_init(&s->retry.link);
     s->retry.retry_cb = whole_retry_cb;
     s->retry.first = true;
-    cache_tier_io(c, &s->io, TIER_READ_SHARDS, ref, part, NULL);
-    s->io.shard = first;
-    s->io.shards = n;
-    s->io.priority = priority;
-    s->io.small = w->small;
-    s->io.done_cb = shards_done_cb;
-    rc = stage_take(c, ns_form(ns, part), node, s);
+    rc = stage_take(s, ns_form(ns, part), first, n);
     if (rc != 0) {
         free(s);
         return rc;
     }
-    s->begun_ns = uv_hrtime();
-    rc = cache_tier_submit(c, &s->io);
+    rc = op_tier(&s->op, TIER_READ_SHARDS, &s->span);
     if (rc != 0) {
         (void)stage_drop(c, s->stage); /* as it was: nothing was released */
         free(s);
@@ -249,7 +236,7 @@ static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t 
     if (policy_heat(c->config.policy, ref) == HEAT_ONCE)
         admission_returned(ns_admission(ns));
     *sum_of(c, ref, part) += (uint16_t)share_of(ns, part, first, n);
-    list_push_back(&s->waiter, &w->link);
+    list_push_back(&s->op.waiters, &w->link);
     return CACHE_PENDING;
 }
 
