@@ -45,7 +45,7 @@ class Gpu(unittest.TestCase):
         cls.addClassCleanup(cls.daemon.stop)
 
     def store(self, layers=LAYERS, shards=1, tag=""):
-        from ucmclient.ucm.store_v1 import UcmdStore
+        from ucmclient.engine.ucm.store_v1 import UcmdStore
         whole = layers * 2 * PIECE
         made = UcmdStore({"block_size": whole, "shard_size": whole // shards, "tensor_size_list": [PIECE] * (2 * layers // shards), "device_id": 0,
                           "ucmd": {"socket": self.daemon.socket, "model": self.id() + tag, "shards": shards}})
@@ -90,7 +90,7 @@ class Gpu(unittest.TestCase):
 
     def test_tensorrt(self):
         """Pages of one tensor; what is saved is what the forward pass leaves."""
-        from ucmclient.trtllm import connector as of
+        from ucmclient.engine.trtllm import connector as of
         import json
         args = SimpleNamespace(model=self.id(), tensor_parallel_size=1, kv_cache_config=SimpleNamespace(tokens_per_block=32))
         tensors = [torch.randn(64, 16, 2, 32 * 1024, device="cuda", dtype=torch.bfloat16) for _ in range(2)]

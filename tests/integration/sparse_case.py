@@ -10,7 +10,7 @@ from engine_pages import HostPages
 from sparse_engine import SparseEngine
 from ucmclient import sparse
 from ucmclient.decode import Choices
-from ucmclient.vllm.connector import UcmConnector
+from ucmclient.engine.vllm.connector import UcmConnector
 
 
 def policy(choice, score=sparse.Score()):

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmclient.lmcache against a real daemon, with LMCache's classes played: `make check-lmcache` has the real ones."""
+"""ucmclient.engine.lmcache against a real daemon, with LMCache's classes played: `make check-lmcache` has the real ones."""
 
 import ctypes
 import os
@@ -78,7 +78,7 @@ def play_lmcache():
 
 
 def forget_lmcache():
-    for name in [name for name in sys.modules if name.split(".")[0] == "lmcache" or name.startswith("ucmclient.lmcache")]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "lmcache" or name.startswith("ucmclient.engine.lmcache")]:
         del sys.modules[name]
 
 
@@ -96,7 +96,7 @@ class LMCache(Case):
         forget_lmcache()
 
     def adapter(self, **more):
-        from ucmclient.lmcache.adapter import UcmL2Adapter
+        from ucmclient.engine.lmcache.adapter import UcmL2Adapter
         made = UcmL2Adapter({"socket": self.daemon.socket, "retry_interval": 0.05, "connect_timeout": 5.0, **more})
         self.addCleanup(made.close)
         return made
@@ -180,7 +180,7 @@ class LMCache(Case):
         adapter = self.adapter()
         huge = Object()
         huge.get_size = lambda: 1 << 30
-        with self.assertLogs("ucmclient.lmcache", "ERROR") as log:
+        with self.assertLogs("ucmclient.engine.lmcache", "ERROR") as log:
             self.assertEqual(self.store(adapter, keys(1), [huge]), -1)
         self.assertIn("a smaller --chunk-size", log.output[0])
 

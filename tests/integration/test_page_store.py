@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmclient.pages against a real daemon: pages that the daemon copies by itself and pages that go through this process, and SGLang's
+"""ucmclient.engine.pages against a real daemon: pages that the daemon copies by itself and pages that go through this process, and SGLang's
 backend over them with SGLang's classes played (check_sglang.py has the real ones)."""
 
 import contextlib
@@ -26,9 +26,9 @@ os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.
 
 from daemon import UCMCTL, Daemon, halt  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
-from ucmclient.pages import Chunk, PageStore, key_of, settings_of  # noqa: E402
-from ucmclient.vllm.identity import EngineIdentity  # noqa: E402
-from ucmclient.weights import Weights  # noqa: E402
+from ucmclient.engine.pages import Chunk, PageStore, key_of, settings_of  # noqa: E402
+from ucmclient.engine.vllm.identity import EngineIdentity  # noqa: E402
+from ucmclient.engine.weights import Weights  # noqa: E402
 
 PAGES, SIZES = 12, (96, 32)
 
@@ -98,7 +98,7 @@ class Ranks:
         """These ranks don't know which weights they have read."""
         def look(name, revision=None):
             return Weights(folder, "they changed" if self.rank() in doubtful else "")
-        with mock.patch("ucmclient.pages.weights_at", look):
+        with mock.patch("ucmclient.engine.pages.weights_at", look):
             yield self
 
 
@@ -154,7 +154,7 @@ class Pages(Case):
 
     def test_more_than_goes_through_at_once(self):
         pool = Pool(False)
-        with mock.patch("ucmclient.pages._STAGING", 3 * sum(SIZES)):
+        with mock.patch("ucmclient.engine.pages._STAGING", 3 * sum(SIZES)):
             self.more_than_goes_through(pool, self.store(pool))
 
     def more_than_goes_through(self, pool, store):
@@ -267,12 +267,12 @@ class SGLang(Case):
         cls.torch = sys.modules.get("torch")
         module("torch", arange=lambda a, b: Indices(range(a, b)), distributed=types.SimpleNamespace(
             all_gather_object=lambda out, mine, group: out.__setitem__(slice(None), group.gather(mine))))
-        from ucmclient.sglang.backend import Refused, UcmStorage
+        from ucmclient.engine.sglang.backend import Refused, UcmStorage
         cls.Refused, cls.UcmStorage = Refused, UcmStorage
 
     @classmethod
     def tearDownClass(cls):
-        for name in [name for name in sys.modules if name.split(".")[0] in ("sglang", "torch") or name.startswith("ucmclient.sglang")]:
+        for name in [name for name in sys.modules if name.split(".")[0] in ("sglang", "torch") or name.startswith("ucmclient.engine.sglang")]:
             del sys.modules[name]
         if cls.torch is not None:
             sys.modules["torch"] = cls.torch
@@ -323,7 +323,7 @@ class SGLang(Case):
         weights = os.path.join(folder, "model.safetensors")
         with open(weights, "w", encoding="utf-8") as file:
             file.write("as they are read")
-        self.enterContext(mock.patch("ucmclient.weights.process_began", return_value=time.time() + 3600))
+        self.enterContext(mock.patch("ucmclient.engine.weights.process_began", return_value=time.time() + 3600))
         of().batch_set_v1(names, places(0, 1))
         self.assertEqual(of().batch_exists(names), 2)
         for differs in ({"model_path": "another/model"}, {"revision": "2"}, {"dtype": "float16"}, {"quantization": "fp8"}):

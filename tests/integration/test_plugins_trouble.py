@@ -28,10 +28,10 @@ import test_trtllm  # noqa: E402
 import test_ucm_store  # noqa: E402
 import test_vllm_tier  # noqa: E402
 from daemon import Daemon, halt  # noqa: E402
-from ucmclient import pages  # noqa: E402
+from ucmclient.engine import pages  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
 from ucmclient.region import Task  # noqa: E402
-from ucmclient.vllm.link import Link  # noqa: E402
+from ucmclient.engine.vllm.link import Link  # noqa: E402
 
 PAGES, SIZE = 24, 4096
 test_trtllm.PAGES, test_trtllm.SIZE, test_vllm_tier.SIZE = PAGES, SIZE, SIZE
@@ -64,7 +64,7 @@ class Plugin:
 class SGLang(Plugin):
     def __init__(self, shared, socket, settings):
         super().__init__(shared)
-        from ucmclient.sglang.backend import UcmStorage
+        from ucmclient.engine.sglang.backend import UcmStorage
         config = types.SimpleNamespace(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
                                        model_name=f"sglang{shared}", should_split_heads=False,
                                        extra_config={"interface_v1": 1, "ucm": {"socket": socket, "revision": "1", **settings}})
@@ -90,7 +90,7 @@ class SGLang(Plugin):
 class Ucm(Plugin):
     def __init__(self, shared, socket, settings):
         super().__init__(shared)
-        from ucmclient.ucm.store_v1 import UcmdStore
+        from ucmclient.engine.ucm.store_v1 import UcmdStore
         self.store = UcmdStore({"block_size": SIZE, "device_id": 0, "ucmd": {"socket": socket, "model": f"ucm{shared}", **settings}})
         self.close = self.store.close
 
@@ -116,7 +116,7 @@ class UcmOlder(Plugin):
 
     def __init__(self, shared, socket, settings):
         super().__init__(shared)
-        from ucmclient.ucm.store_v0 import UcmdStore
+        from ucmclient.engine.ucm.store_v0 import UcmdStore
         self.store = UcmdStore({"kv_block_size": SIZE, "io_size": SIZE, "ucmd": {"socket": socket, "model": f"ucm{shared}", **settings}})
         self.close = self.store._store.close
 
@@ -137,7 +137,7 @@ class UcmOlder(Plugin):
 class LMCache(Plugin):
     def __init__(self, shared, socket, settings):
         super().__init__(shared)
-        from ucmclient.lmcache.adapter import UcmL2Adapter
+        from ucmclient.engine.lmcache.adapter import UcmL2Adapter
         self.adapter = UcmL2Adapter({"socket": socket, **settings})
         self.close = self.adapter.close
 
@@ -171,7 +171,7 @@ class LMCache(Plugin):
 class Tier(Plugin):
     def __init__(self, shared, socket, settings):
         super().__init__(shared)
-        from ucmclient.vllm.tier import UcmTier
+        from ucmclient.engine.vllm.tier import UcmTier
         view = memoryview((ctypes.c_uint8 * (PAGES * SIZE)).from_address(self.address)).cast("B").cast("B", (PAGES, SIZE))
         self.tier, self.jobs = UcmTier(test_vllm_tier.spec(), view, "UcmTier", socket=socket, **{"revision": "1", **settings}), 0
         self.close = self.tier.shutdown
@@ -198,7 +198,7 @@ class Tier(Plugin):
 class TensorRT(Plugin):
     def __init__(self, shared, socket, settings):
         super().__init__(shared)
-        from ucmclient.trtllm import connector as of
+        from ucmclient.engine.trtllm import connector as of
         self.of, tensor = of, test_trtllm.Tensor()
         tensor.memory, tensor.shape = self.memory, (PAGES, 2, SIZE // 4)
         args = types.SimpleNamespace(model="trt", tensor_parallel_size=1, kv_cache_config=types.SimpleNamespace(tokens_per_block=4))
@@ -423,9 +423,9 @@ class Trouble(test_page_store.Case):
 
     def test_an_engine_that_waits_no_longer(self):
         """What an engine waits for ends when its wait does, also where the transfer may take longer, behind others for example."""
-        from ucmclient.trtllm import connector as trtllm
-        from ucmclient.ucm import core as ucm
-        from ucmclient.vllm import tier
+        from ucmclient.engine.trtllm import connector as trtllm
+        from ucmclient.engine.ucm import core as ucm
+        from ucmclient.engine.vllm import tier
         deadline, new = 2.0, [f"new {i}" for i in range(8)]
         plugins = {name: one for name, one in self.plugins(lookup_timeout=0.3, transfer_deadline=deadline).items() if isinstance(one, (Ucm, UcmOlder, Tier, TensorRT))}
         self.ready(plugins)

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmclient.trtllm against a real daemon, in an engine that is driven as TensorRT-LLM's executor drives a connector. TensorRT-LLM's classes are
+"""ucmclient.engine.trtllm against a real daemon, in an engine that is driven as TensorRT-LLM's executor drives a connector. TensorRT-LLM's classes are
 played, by what its source of commit 035ab91 (connectors/kv_cache_connector.py) says of them."""
 
 import abc
@@ -48,7 +48,7 @@ def play_trtllm():
 
 
 def forget_trtllm():
-    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm" or name.startswith("ucmclient.trtllm")]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm" or name.startswith("ucmclient.engine.trtllm")]:
         del sys.modules[name]
 
 
@@ -104,7 +104,7 @@ class Engine:
         own = {"socket": socket, "retry_interval": 0.05, "connect_timeout": 5.0, "lookup_timeout": 5.0, "revision": "1", **settings}
         own = {name: value for name, value in own.items() if value is not None}
         with mock.patch.dict(os.environ, UCM_TRTLLM=json.dumps(own)):
-            self.tensors, mpi, of = [Tensor() for _ in range(ranks)], Ranks(ranks), importlib.import_module("ucmclient.trtllm.connector")
+            self.tensors, mpi, of = [Tensor() for _ in range(ranks)], Ranks(ranks), importlib.import_module("ucmclient.engine.trtllm.connector")
 
             def begin(rank):
                 worker = of.UcmWorker(args)
@@ -278,7 +278,7 @@ class TensorRT(Case):
             engine.generate(tokens, **more)
             return engine.loaded - before
         self.assertEqual((loaded(self.engine(), **adapter("now")), loaded(self.engine(), lora_task_id=1, py_lora_path=folder)), (0, 0), "perhaps read before")
-        self.enterContext(mock.patch("ucmclient.weights.process_began", return_value=time.time() + 3600))
+        self.enterContext(mock.patch("ucmclient.engine.weights.process_began", return_value=time.time() + 3600))
         first, none = self.engine(), self.engine()
         self.assertEqual((loaded(none, lora_task_id=1), loaded(self.engine(), lora_task_id=1)), (0, 0), "a number alone")
         self.assertEqual((loaded(first, **adapter("a")), loaded(self.engine(), **adapter("a other"))), (0, 0), "other files")
@@ -289,7 +289,7 @@ class TensorRT(Case):
         tokens, folder = list(range(13)), tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, folder)
         weights = os.path.join(folder, "model.safetensors")
-        self.enterContext(mock.patch("ucmclient.weights.process_began", return_value=time.time() + 3600))
+        self.enterContext(mock.patch("ucmclient.engine.weights.process_began", return_value=time.time() + 3600))
         for text, loaded in (("one", 0), (None, 12), ("another", 0)):
             if text is not None:
                 with open(weights, "w", encoding="utf-8") as file:
@@ -355,7 +355,7 @@ class TensorRT(Case):
             b.step(between=self.daemon.kill)
 
     def test_what_is_refused(self):
-        from ucmclient.trtllm import connector as of
+        from ucmclient.engine.trtllm import connector as of
         args = SimpleNamespace(model="m", tensor_parallel_size=1, pipeline_parallel_size=2, kv_cache_config=SimpleNamespace(tokens_per_block=4))
         for name, value, sentence in (("pipeline_parallel_size", 2, "tensor_parallel_size alone"), ("enable_attention_dp", True, "remove enable_attention_dp")):
             with self.assertRaisesRegex(RuntimeError, sentence):
@@ -371,7 +371,7 @@ class TensorRT(Case):
 
     def test_layouts(self):
         """A newer version's description of pages, in two runs of memory."""
-        from ucmclient.trtllm import connector as of
+        from ucmclient.engine.trtllm import connector as of
         import json
         memory = SharedMemory(2 * 10 * 64)
         region = lambda at, size: SimpleNamespace(base=memory.address + at, size=size, stride=64, num_slots=10, buffers=(  # noqa: E731

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmclient.ucm against a real daemon, with UCM's abstract classes and factories played: `make check-ucm` has the real ones."""
+"""ucmclient.engine.ucm against a real daemon, with UCM's abstract classes and factories played: `make check-ucm` has the real ones."""
 
 import abc
 import ctypes
@@ -16,7 +16,7 @@ os.environ.setdefault("UCMCLIENT_LIB", os.path.join(TOP, "build/libucmclient.so.
 from daemon import Daemon  # noqa: E402
 from test_page_store import Case, module  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
-from ucmclient.places import _GROUPS  # noqa: E402
+from ucmclient.engine.places import _GROUPS  # noqa: E402
 
 LAYERS, BLOCKS, SIZE = 3, 6, 64
 
@@ -95,7 +95,7 @@ class Ucm(Case):
 
     @classmethod
     def tearDownClass(cls):
-        for name in [name for name in sys.modules if name.split(".")[0] == "ucm" or name.startswith("ucmclient.ucm.")]:
+        for name in [name for name in sys.modules if name.split(".")[0] == "ucm" or name.startswith("ucmclient.engine.ucm.")]:
             del sys.modules[name]
 
     def own(self, **more):
@@ -107,13 +107,13 @@ class Ucm(Case):
                 "device_id": 0, "ucmd": self.own(**dict(own)), **more}
 
     def store(self, **words):
-        from ucmclient.ucm.store_v1 import UcmdStore
+        from ucmclient.engine.ucm.store_v1 import UcmdStore
         store = UcmdStore(self.config(**words))
         self.addCleanup(store.close)
         return store
 
     def v0(self, config):
-        from ucmclient.ucm.store_v0 import UcmdStore
+        from ucmclient.engine.ucm.store_v0 import UcmdStore
         store = UcmdStore(config)
         self.addCleanup(store.close)
         return store
@@ -257,7 +257,7 @@ class V1Store(Ucm):
         part, ids, cache = 2 * SIZE, names(2), Cache()
         padded = {"shard_size": 4096, "block_size": LAYERS * 4096, "tensor_size_list": [SIZE] * 2}
         own = {"block_bytes": LAYERS * part, "shards": LAYERS}
-        with self.assertLogs("ucmclient.ucm", "WARNING") as log:
+        with self.assertLogs("ucmclient.engine.ucm", "WARNING") as log:
             self.store(**padded)
         self.assertIn(f'set "shards": {LAYERS}, "block_bytes": {LAYERS * part} in', log.output[0])
         worker = self.store(own=own, **padded)
@@ -290,7 +290,7 @@ class V1Store(Ucm):
             store.cc_store()
 
     def test_too_many_at_once(self):
-        import ucmclient.places as places
+        import ucmclient.engine.places as places
         movers = places.Movers("test", threads=1, most=2)
         import threading
         go = threading.Event()
@@ -302,8 +302,8 @@ class V1Store(Ucm):
         movers.close()
 
     def test_the_factories_know_it(self):
-        import ucmclient.ucm
-        ucmclient.ucm.register()
+        import ucmclient.engine.ucm
+        ucmclient.engine.ucm.register()
         for factory in (sys.modules["ucm.store.factory"].UcmConnectorFactory, sys.modules["ucm.store.factory_v1"].UcmConnectorFactoryV1):
             path, name = factory.known["UcmdStore"]
             __import__(path)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from vllm_paths import TOP  # noqa: F401  sets the paths of the others
 
-from ucmclient.vllm import sparse_ahead
-from ucmclient.vllm.sparse_ahead import Ahead
+from ucmclient.engine.vllm import sparse_ahead
+from ucmclient.engine.vllm.sparse_ahead import Ahead
 
 
 class Chain:
@@ -106,7 +106,7 @@ class Thread(unittest.TestCase):
         ahead = self.ahead(Daemon())
         Chain.append, append = None, Chain.append
         self.addCleanup(setattr, Chain, "append", append)
-        with self.assertLogs("ucmclient.vllm"):
+        with self.assertLogs("ucmclient.engine.vllm"):
             ahead.begin("a", bytes(10))
             self.until(ahead, {"a"}, {"a"})
         self.assertEqual([chain.closed for chain in Chain.made], [True])
@@ -116,7 +116,7 @@ class Thread(unittest.TestCase):
         daemon = Daemon()
         daemon.pin = None
         ahead = self.ahead(daemon)
-        with self.assertLogs("ucmclient.vllm"):
+        with self.assertLogs("ucmclient.engine.vllm"):
             ahead.begin("a", bytes(10))
             self.until(ahead, {"a"}, {"a"})
         self.assertEqual([chain.closed for chain in Chain.made], [True])

@@ -21,9 +21,9 @@ from ucmclient import Client, Region, blend
 from ucmclient.blend import First, Hkvd, Nothing, Span
 from ucmclient.blend.pieces import CHUNKS, FIRST, SALT, STORE
 from ucmclient.errors import Status, UcmError
-from ucmclient.vllm import chunk_rope, chunk_rules, connector, settings
-from ucmclient.vllm.identity import Unsupported
-from ucmclient.vllm.scheduler import PREFILL
+from ucmclient.engine.vllm import chunk_rope, chunk_rules, connector, settings
+from ucmclient.engine.vllm.identity import Unsupported
+from ucmclient.engine.vllm.scheduler import PREFILL
 
 A, C, SYSTEM = prompt(1, 50), prompt(2, 80), prompt(3, 32)  # 3, 5 and 2 whole blocks
 MIXED = SYSTEM + A + prompt(5, 14) + C + prompt(6, 16) + A + prompt(4, 9)  # A at two positions
@@ -53,7 +53,7 @@ class Chunks(Case):
         # The base class that this runs on, a real vLLM's too, has rotated nothing, and has no attention backend.
         rotated = [table(chunk_rope.turning_of(configuration(8, 1, False, {"chunks": True})[0]))]
         for name, of in ("_rotary_embeddings", lambda: rotated), ("_k_in_columns", lambda *_: False):
-            patched = mock.patch(f"ucmclient.vllm.connector.{name}", of)
+            patched = mock.patch(f"ucmclient.engine.vllm.connector.{name}", of)
             patched.start()
             self.addCleanup(patched.stop)
 
@@ -121,7 +121,7 @@ class Chunks(Case):
                 self.equal(self.answer(e, MIXED, SPANS, First(16)), self.blended(MIXED, SPANS, First(16)))
 
     def test_tokens_of_a_channel_side_by_side(self):
-        with mock.patch("ucmclient.vllm.connector._k_in_columns", lambda *_: True):
+        with mock.patch("ucmclient.engine.vllm.connector._k_in_columns", lambda *_: True):
             for ranks in 1, 2:
                 e = self.filled(A, C, layout="columns", ranks=ranks)
                 self.equal(self.answer(e, MIXED, SPANS, First(16)), self.blended(MIXED, SPANS, First(16)))
@@ -253,7 +253,7 @@ class Chunks(Case):
     def refused(self, e, sentence, **params):
         one = Request(sentence, MIXED, 8, salt=SALT + sentence, transfer=params)
         e.connector._scheduler.reuse._told.clear()
-        with self.assertLogs("ucmclient.vllm", "WARNING") as logs:
+        with self.assertLogs("ucmclient.engine.vllm", "WARNING") as logs:
             self.check(e, one)
         self.assertEqual(len(logs.output), 1)
         self.assertRegex(logs.output[0], sentence)
@@ -274,21 +274,21 @@ class Chunks(Case):
 
     def test_whether_to_store_a_chunk_is_true_or_false(self):
         e = self.engine()
-        with self.assertLogs("ucmclient.vllm", "WARNING") as logs:
+        with self.assertLogs("ucmclient.engine.vllm", "WARNING") as logs:
             self.check(e, Request("plain", C, 1, transfer={STORE: 1}))
         self.assertRegex("".join(logs.output), "ucmd_store_chunk is true or false")
         self.refused(e, "ucmd_store_chunk is true or false", **{STORE: "true"})
 
     def test_each_kind_of_mistake_is_told_once(self):
         e = self.engine()
-        with self.assertLogs("ucmclient.vllm", "WARNING") as logs:
+        with self.assertLogs("ucmclient.engine.vllm", "WARNING") as logs:
             for end in 300, 301, 400:
                 self.check(e, Request(f"to {end}", MIXED, 8, salt=SALT + f"{end}", transfer={CHUNKS: [[192, end]]}))
         self.assertEqual(len(logs.output), 1)
 
     def test_chunks_of_a_request_without_a_salt_are_a_prefix(self):
         e = self.filled(A, C)
-        with self.assertLogs("ucmclient.vllm", "WARNING") as logs:
+        with self.assertLogs("ucmclient.engine.vllm", "WARNING") as logs:
             for name, salt in (("none", ""), ("other", "tenant")):
                 self.check(e, Request(name, MIXED, 8, salt=salt, transfer={CHUNKS: [[32, 82]]}))
         self.assertRegex("".join(logs.output), "cache_salt does not begin with ucmd-chunks:")

@@ -12,8 +12,8 @@ from unittest import mock
 from vllm_case import GPU, Case, Request, daemon, prompt, watch  # sets the paths
 from daemon import halt
 from ucmclient import Namespace, Status
-from ucmclient.vllm import companion, worker
-from ucmclient.vllm.identity import Unsupported
+from ucmclient.engine.vllm import companion, worker
+from ucmclient.engine.vllm.identity import Unsupported
 
 
 @unittest.skipUnless(GPU, "there is no GPU: UCM_VLLM_GPU is not set")
@@ -158,7 +158,7 @@ class Companions(Case):
         for refused in ({"open": Status.NO_MEMORY}, {"open": Status.UNSUPPORTED}, {"register": Status.DEVICE}):
             with self.subTest(refused):
                 self.fake.refuse(**refused)
-                with self.assertLogs("ucmclient.vllm", "WARNING") as log:
+                with self.assertLogs("ucmclient.engine.vllm", "WARNING") as log:
                     a, b = self.engine(salt=str(refused)), self.engine(salt=str(refused))
                 self.assertIn("without a companion", log.output[0])
                 tokens = prompt(302, 60)

@@ -122,8 +122,8 @@ class Stored(Digested):
 
     def test_an_old_daemon(self):
         old = UcmError(Status.UNSUPPORTED, "this ucmd is older than digests")
-        with mock.patch("ucmclient.vllm.link.DigestNamespace", side_effect=old):
-            with self.assertLogs("ucmclient.vllm", "WARNING") as log:
+        with mock.patch("ucmclient.engine.vllm.link.DigestNamespace", side_effect=old):
+            with self.assertLogs("ucmclient.engine.vllm", "WARNING") as log:
                 e, _ = self.stored()
             self.assertIn("stored without digests", log.output[0])
             self.assertIsNone(self.digests(e))

@@ -10,8 +10,8 @@ from vllm_case import BLOCK, MODEL, Case, Request, engine, prompt, watch
 
 from drafts_engine import DraftsEngine
 from stages_engine import SomeRefused, StagesEngine
-from ucmclient.vllm import drafts, identity, settings
-from ucmclient.vllm.connector import UcmConnector
+from ucmclient.engine.vllm import drafts, identity, settings
+from ucmclient.engine.vllm.connector import UcmConnector
 
 
 class WithImage(Request):

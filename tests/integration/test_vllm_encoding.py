@@ -77,7 +77,7 @@ class Lossless(Bfloat16):
         with wild():
             a, b, plain = self.engine(encoding="lossless"), self.engine(encoding="lossless"), self.engine()
             tokens = prompt(402, 150)
-            with self.assertLogs("ucmclient.vllm", "WARNING") as log:
+            with self.assertLogs("ucmclient.engine.vllm", "WARNING") as log:
                 self.check(a, Request("cold", tokens))
             self.assertEqual(sum("can't hold" in line for line in log.output), 1)
             self.assertGreaterEqual(self.stats()["encode_unfit"], 150 // BLOCK)
@@ -202,7 +202,7 @@ class Fleet(Bfloat16):
     def test_an_old_daemon(self):
         old = UcmError(Status.UNSUPPORTED, "this ucmd is older than encodings")
         with mock.patch.object(Namespace, "encoded", side_effect=old):
-            with self.assertLogs("ucmclient.vllm", "WARNING") as log:
+            with self.assertLogs("ucmclient.engine.vllm", "WARNING") as log:
                 a, plain = self.engine(encoding="fp8"), self.engine()
             self.assertIn("stored as they are, not as fp8", log.output[0])
             self.assertIn("not as fp8", a.ranks[0].connector._worker.stored_as)

@@ -17,8 +17,8 @@ import test_vllm_trouble
 from engine import configuration
 from ucmclient import Region
 from ucmclient.errors import Status, UcmError
-from ucmclient.vllm import connector, gather_loads, gather_pages, settings, watching
-from ucmclient.vllm.plan import Copy
+from ucmclient.engine.vllm import connector, gather_loads, gather_pages, settings, watching
+from ucmclient.engine.vllm.plan import Copy
 
 WHOLE = 150 // BLOCK * BLOCK
 
@@ -183,7 +183,7 @@ def _process(rank, met, pipe):
     """A rank with pages of torch's: a hundred blocks in three pieces."""
     import torch
     import torch.distributed as distributed
-    from ucmclient.vllm.layout import layout_of
+    from ucmclient.engine.vllm.layout import layout_of
     distributed.init_process_group("gloo", f"file://{met}", world_size=2, rank=rank)
     whole = torch.full((100, 4, 24), -1, dtype=torch.int16)
     pages = {"a": whole[:, :2], "b": whole[:, 3:], "c": torch.full((100, 24), -1, dtype=torch.int16)}
@@ -215,8 +215,8 @@ class Kernel(unittest.TestCase):
 
 def moves():
     import torch
-    from ucmclient.vllm.gather_kernel import FusedPieces
-    from ucmclient.vllm.gather_pages import Pieces
+    from ucmclient.engine.vllm.gather_kernel import FusedPieces
+    from ucmclient.engine.vllm.gather_pages import Pieces
 
     torch.manual_seed(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -18,8 +18,8 @@ import test_vllm_trouble
 from engine import configuration
 from ucmclient import Namespace, Region
 from ucmclient.errors import Status, UcmError
-from ucmclient.vllm import head_groups, identity, settings
-from ucmclient.vllm.layout import Heads
+from ucmclient.engine.vllm import head_groups, identity, settings
+from ucmclient.engine.vllm.layout import Heads
 
 WHOLE = 150 // BLOCK * BLOCK
 
@@ -232,7 +232,7 @@ class Refusals(unittest.TestCase):
         self.refused("can't tell which dimension", head_groups.group_layouts, {"a": tensor(6, 4, 4, 16)}, 6, alike, False)
 
     def test_the_layout_that_is_asked_for(self):
-        from ucmclient.vllm.connector import UcmConnector
+        from ucmclient.engine.vllm.connector import UcmConnector
         for more, wanted in (({}, "BHLNC"), ({"layerwise": True, "async_load": False}, "LBHNC"), ({"advanced": {"block_layout": False}}, "LBHNC")):
             config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config={"head_groups": 4, **more}))
             self.assertEqual(UcmConnector.get_required_kvcache_layout(config), wanted)

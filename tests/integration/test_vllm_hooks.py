@@ -8,8 +8,8 @@ from unittest import mock
 
 from vllm_case import BLOCK, Case, Request, daemon, prompt, watch  # sets the paths
 from ucmclient import Client, Identity
-from ucmclient.vllm.events import EventFeed, ask, listed
-from ucmclient.vllm.stats import COUNTED, Counts, UcmPromMetrics, UcmStats
+from ucmclient.engine.vllm.events import EventFeed, ask, listed
+from ucmclient.engine.vllm.stats import COUNTED, Counts, UcmPromMetrics, UcmStats
 
 
 class Kept(Case):
@@ -124,7 +124,7 @@ class Kept(Case):
         def told(request):
             taken.extend(feed.take())
             return set(request.block_hashes[: (request.prompt_tokens - 1) // BLOCK]) <= set(taken)
-        with mock.patch("ucmclient.vllm.events.ask", held):
+        with mock.patch("ucmclient.engine.vllm.events.ask", held):
             feed = EventFeed(e.connector._settings, "feed", e.connector._namespace, Make)
             self.addCleanup(feed.close)
             self.addCleanup(go.set)

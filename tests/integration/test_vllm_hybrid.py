@@ -13,9 +13,9 @@ from extra import extra_of
 
 from hybrid_engine import ALIKE, ALL_KINDS, INSIDE, ONLY_STATES, ONLY_WINDOWS, STATES, UNLIKE, Group, HybridEngine, Pool
 from ucmclient.client import Task
-from ucmclient.vllm import groups as groups_module
-from ucmclient.vllm import identity, settings, worker
-from ucmclient.vllm.connector import UcmConnector
+from ucmclient.engine.vllm import groups as groups_module
+from ucmclient.engine.vllm import identity, settings, worker
+from ucmclient.engine.vllm.connector import UcmConnector
 
 EXPECTED = {}
 

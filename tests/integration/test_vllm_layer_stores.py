@@ -15,9 +15,9 @@ from extra import extra_of
 import test_vllm_trouble
 from ucmclient import Region
 from ucmclient.errors import Status, UcmError
-from ucmclient.vllm import identity, layer_stores, settings
-from ucmclient.vllm.connector import UcmConnector
-from ucmclient.vllm.layout import Chunk, Layout
+from ucmclient.engine.vllm import identity, layer_stores, settings
+from ucmclient.engine.vllm.connector import UcmConnector
+from ucmclient.engine.vllm.layout import Chunk, Layout
 
 BY_LAYER = {"layer_stores": 2 * BLOCK, "layout": "packed"}
 HOOK = UcmConnector.save_kv_layer

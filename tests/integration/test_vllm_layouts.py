@@ -11,7 +11,7 @@ import numpy
 
 import engine
 import engine_pages
-from ucmclient.vllm import identity, layout, settings
+from ucmclient.engine.vllm import identity, layout, settings
 
 
 class Tensors:

@@ -23,13 +23,13 @@ import engine_pages
 from engine import BLOCK, Request
 import ucmclient
 from ucmclient import BlockResult, Hint, PrefixHits, SharedMemory, Status, UcmError
-from ucmclient.vllm import companion, identity, inputs, layout, settings
-from ucmclient.vllm.connector import UcmConnector
-from ucmclient.vllm.link import Link
-from ucmclient.vllm.nvme import NvmeRate
-from ucmclient.vllm.plan import Copy, Plan
-from ucmclient.vllm.scheduler import SchedulerHalf
-from ucmclient.vllm.worker import WorkerHalf
+from ucmclient.engine.vllm import companion, identity, inputs, layout, settings
+from ucmclient.engine.vllm.connector import UcmConnector
+from ucmclient.engine.vllm.link import Link
+from ucmclient.engine.vllm.nvme import NvmeRate
+from ucmclient.engine.vllm.plan import Copy, Plan
+from ucmclient.engine.vllm.scheduler import SchedulerHalf
+from ucmclient.engine.vllm.worker import WorkerHalf
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 
@@ -259,7 +259,7 @@ class Away(unittest.TestCase):
     def test_who_waits_for_a_daemon_waits_once(self):
         """One that is restarted has retry_interval; after that nobody waits, until one answers."""
         now, missing = [100.0], UcmError(Status.NO_DAEMON, "none")
-        with mock.patch("ucmclient.vllm.link.Client"), mock.patch("ucmclient.vllm.link.time.monotonic", lambda: now[0]):
+        with mock.patch("ucmclient.engine.vllm.link.Client"), mock.patch("ucmclient.engine.vllm.link.time.monotonic", lambda: now[0]):
             link = Link(settings.Settings(retry_interval=1.0), SimpleNamespace(sections=None), "test")
             for after, error, away in ((0, missing, False), (0.5, missing, False), (0.5, missing, True), (9, UcmError(Status.BUSY, ""), True),
                                        (1, None, False), (9, UcmError(Status.DEADLINE, ""), False), (1, missing, False), (1, missing, True)):
@@ -339,7 +339,7 @@ class Moves(unittest.TestCase):
         half.close()
         half.link = Link()
         half.start_stores(Plan(stores=[Copy("a", b"a", [0])], ended={"a"}))
-        with self.assertLogs("ucmclient.vllm", "WARNING") as log:
+        with self.assertLogs("ucmclient.engine.vllm", "WARNING") as log:
             self.assertEqual(half.finished(), (set(), set()), "blocks that are to be stored again are given back")
         self.assertIn("docs/containers.md", log.output[0])
         half.start_stores(Plan(stores=[Copy("b", b"b", [1]), Copy("c", b"c", [2])], ended={"b"}))
@@ -500,7 +500,7 @@ class Refusals(unittest.TestCase):
         with mock.patch.object(base, "KVConnectorTransferResults"):
             del base.KVConnectorTransferResults
             with self.assertRaisesRegex(ImportError, "needs 0.32"):
-                spec = importlib.util.find_spec("ucmclient.vllm.connector")
+                spec = importlib.util.find_spec("ucmclient.engine.vllm.connector")
                 spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
     def test_seeds_that_differ_between_processes(self):

@@ -16,9 +16,9 @@ import test_vllm_hybrid
 
 from hybrid_engine import ALL_KINDS
 from ucmclient import Nowait, PrefixHits
-from ucmclient.vllm import shared_wait
-from ucmclient.vllm.settings import Settings
-from ucmclient.vllm.shared_wait import SharedWait
+from ucmclient.engine.vllm import shared_wait
+from ucmclient.engine.vllm.settings import Settings
+from ucmclient.engine.vllm.shared_wait import SharedWait
 
 LONG = 120.0
 

@@ -10,13 +10,13 @@ from extra import extra_of
 
 from ucmclient.decode import Choices, Room
 from ucmclient.sparse import TopK
-from ucmclient.vllm import settings
-from ucmclient.vllm.connector import UcmProgress
-from ucmclient.vllm.identity import Unsupported
-from ucmclient.vllm.scheduler import SchedulerHalf
-from ucmclient.vllm.sparse_rules import Rules, rules_of
-from ucmclient.vllm.sparse_scheduler import SparseScheduler
-from ucmclient.vllm.sparse_slots import HostSlots
+from ucmclient.engine.vllm import settings
+from ucmclient.engine.vllm.connector import UcmProgress
+from ucmclient.engine.vllm.identity import Unsupported
+from ucmclient.engine.vllm.scheduler import SchedulerHalf
+from ucmclient.engine.vllm.sparse_rules import Rules, rules_of
+from ucmclient.engine.vllm.sparse_scheduler import SparseScheduler
+from ucmclient.engine.vllm.sparse_slots import HostSlots
 
 BLOCK = 16
 

@@ -9,8 +9,8 @@ from vllm_case import BLOCK, MODEL, Case, Request, engine, model, prompt, run, w
 
 from stages_engine import SomeRefused, StagesEngine
 from ucmclient import Region
-from ucmclient.vllm import identity, layout, stages
-from ucmclient.vllm.connector import UcmConnector
+from ucmclient.engine.vllm import identity, layout, stages
+from ucmclient.engine.vllm.connector import UcmConnector
 
 HIT = 150 // BLOCK * BLOCK
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""ucmclient.vllm.tier against a real daemon, with vLLM's classes played: tests/engines/offload/check_tier.py has the real ones."""
+"""ucmclient.engine.vllm.tier against a real daemon, with vLLM's classes played: tests/engines/offload/check_tier.py has the real ones."""
 
 import dataclasses
 import enum
@@ -68,7 +68,7 @@ def play_tiers():
 
 
 def forget_tiers():
-    for name in [name for name in sys.modules if name.split(".")[0] == "vllm" or name == "ucmclient.vllm.tier"]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm" or name == "ucmclient.engine.vllm.tier"]:
         del sys.modules[name]
 
 
@@ -93,7 +93,7 @@ class Tiers(Case):
         forget_tiers()
 
     def tier(self, spec_=None, **more):
-        from ucmclient.vllm.tier import UcmTier
+        from ucmclient.engine.vllm.tier import UcmTier
         data = bytearray(os.urandom(SIZE * CHUNKS))
         made = UcmTier(spec_ or spec(), memoryview(data).cast("B", (CHUNKS, SIZE)), "UcmTier", socket=self.daemon.socket, retry_interval=0.05,
                        connect_timeout=5.0, locality=None, **{name: value for name, value in {"revision": "1", **more}.items() if value is not None})
@@ -130,7 +130,7 @@ class Tiers(Case):
         self.assertEqual((tier.lookup(names[2], None), self.chunk(tier, 5)), (Found.MISS, self.chunk(tier, 1)))
 
     def test_too_many_jobs(self):
-        from ucmclient.places import Movers
+        from ucmclient.engine.places import Movers
         tier, go = self.tier(), threading.Event()
         tier._movers.close()
         tier._movers = Movers("test", 1, most=1)
@@ -154,7 +154,7 @@ class Tiers(Case):
             for text in ("as they were", "others now"):
                 with open(weights, "w", encoding="utf-8") as file:
                     file.write(text)
-                with mock.patch("ucmclient.weights.process_began", return_value=time.time() + 3600):
+                with mock.patch("ucmclient.engine.weights.process_began", return_value=time.time() + 3600):
                     self.assertEqual(self.tier(of, revision=None).lookup(name, None), Found.MISS, text)
                     self.run_job(self.tier(of, revision=None), "store", 1, [name], [0])
                     self.assertEqual(self.tier(of, revision=None).lookup(name, None), Found.HIT, text)

@@ -16,8 +16,8 @@ from daemon import halt
 from ucmclient.client import Task
 from ucmclient.errors import Status, UcmError
 from ucmclient.region import Region
-from ucmclient.vllm import connector, link as link_module, worker
-from ucmclient.vllm.worker import WorkerHalf
+from ucmclient.engine.vllm import connector, link as link_module, worker
+from ucmclient.engine.vllm.worker import WorkerHalf
 
 
 class Trouble(Case):

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from unittest import mock
 
 from vllm_case import BLOCK, Case, Engine, Request, engine, prompt, watch  # sets the paths
-from ucmclient import weights
+from ucmclient.engine import weights
 from ucmclient.client import Task
-from ucmclient.vllm import adapters, connector, watching
-from ucmclient.vllm.plan import Plan
-from ucmclient.weights import files_at
+from ucmclient.engine.vllm import adapters, connector, watching
+from ucmclient.engine.vllm.plan import Plan
+from ucmclient.engine.weights import files_at
 
 
 class Weights(Case):
@@ -32,7 +32,7 @@ class Weights(Case):
         writer.add_lora(old)
         new = self.adapter("new", folder=old.lora_path)
         self.check(writer, Request("with the old ones", tokens, lora=old))
-        with self.assertLogs("ucmclient.vllm", "WARNING"), adapters.reading(reader, new):
+        with self.assertLogs("ucmclient.engine.vllm", "WARNING"), adapters.reading(reader, new):
             self.adapter("newer", folder=new.lora_path)
         reader.adapters.add(1)
         self.check(reader, Request("with either", tokens, lora=new))

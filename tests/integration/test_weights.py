@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What tells weights of one name apart, and when that is in doubt (ucmclient/weights.py). No daemon."""
+"""What tells weights of one name apart, and when that is in doubt (ucmclient/engine/weights.py). No daemon."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from unittest import mock
 
 from vllm_paths import TOP  # noqa: F401  sets the path of the others
 
-from ucmclient import weights
+from ucmclient.engine import weights
 
 
 class Weights(unittest.TestCase):

@@ -23,8 +23,8 @@ import engine
 import model
 from engine import BLOCK, Engine, Request
 from daemon import Daemon
-from ucmclient.vllm.connector import UcmConnector
-from ucmclient.weights import before_reading
+from ucmclient.engine.vllm.connector import UcmConnector
+from ucmclient.engine.weights import before_reading
 
 SUITE_TIMEOUT_S = 280
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))

@@ -25,7 +25,7 @@ os.environ.setdefault("PYTHONHASHSEED", "0")  # the connector wants one; nothing
 
 import vllm_case  # noqa: E402  sets the paths of the others
 from engine import BLOCK, Engine  # noqa: E402
-from ucmclient.vllm.connector import UcmConnector  # noqa: E402
+from ucmclient.engine.vllm.connector import UcmConnector  # noqa: E402
 
 AIM_US = 100
 PAUSE_S = 0.003  # between steps, in which stores end as they do beside a model

@@ -75,7 +75,7 @@ class Steps:
         with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
             json.dump(LLAMA, file)
         transfer = KVTransferConfig(
-            kv_connector="UcmConnector", kv_connector_module_path="ucmclient.vllm.connector", kv_role="kv_both",
+            kv_connector="UcmConnector", kv_connector_module_path="ucmclient.engine.vllm.connector", kv_role="kv_both",
             kv_load_failure_policy="recompute",
             kv_connector_extra_config={"socket": socket, "required": True, "advanced": {
                 "retry_interval": 0.2, "lookup_timeout": 5.0, "connect_timeout": float(START_S)}})

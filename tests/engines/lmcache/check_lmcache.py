@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ucmclient.lmcache in LMCache's own code, on a CPU: `make check-lmcache`. Its factory of adapters, its check of an L2 adapter, and its storage
+"""ucmclient.engine.lmcache in LMCache's own code, on a CPU: `make check-lmcache`. Its factory of adapters, its check of an L2 adapter, and its storage
 manager with controllers that store, look up, lock and load; and a real daemon."""
 
 import os
@@ -36,7 +36,7 @@ class LMCache(unittest.TestCase):
 
     def plugin(self, **more):
         params = {"socket": self.daemon.socket, "retry_interval": 0.05, "connect_timeout": 5.0, **more}
-        return PluginL2AdapterConfig.from_dict({"type": "plugin", "module_path": "ucmclient.lmcache.adapter", "class_name": "UcmL2Adapter",
+        return PluginL2AdapterConfig.from_dict({"type": "plugin", "module_path": "ucmclient.engine.lmcache.adapter", "class_name": "UcmL2Adapter",
                                                 "adapter_params": params})
 
     def test_its_own_check_of_an_adapter(self):

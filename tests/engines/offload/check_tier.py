@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ucmclient.vllm.tier below vLLM's own tiers (vllm.v1.kv_offload), on a CPU and with a real daemon. vLLM's scheduler's half: its spec, factory and tiering
+"""ucmclient.engine.vllm.tier below vLLM's own tiers (vllm.v1.kv_offload), on a CPU and with a real daemon. vLLM's scheduler's half: its spec, factory and tiering
 manager; what GPUs would copy to and from its memory is played. vLLM lets no CPU be the GPU of its offloading connector."""
 
 import os
@@ -17,7 +17,7 @@ from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 from vllm.v1.kv_offload.config import (  # noqa: E402
     OffloadingCacheConfig, OffloadingConfig, OffloadingGroupConfig, OffloadingModelConfig, OffloadingParallelConfig)
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
-from ucmclient.vllm.tier import key_of  # noqa: E402
+from ucmclient.engine.vllm.tier import key_of  # noqa: E402
 
 BYTES, CHUNKS = 8192, 8
 
@@ -33,7 +33,7 @@ class Engine:
         groups = (OffloadingGroupConfig(tokens_per_block=16, layer_names=("a", "b"), group_id=0),)
         parallel = OffloadingParallelConfig(0, 2, 2, 1, 1, 1, 0, 1, None, False)
         extra = {"cpu_bytes_to_use": chunks * 2 * BYTES, "secondary_tiers": [{
-            "type": "UcmTier", "module_path": "ucmclient.vllm.tier", "socket": socket, "retry_interval": 0.05, "connect_timeout": 5.0, "revision": "1", **tier}]}
+            "type": "UcmTier", "module_path": "ucmclient.engine.vllm.tier", "socket": socket, "retry_interval": 0.05, "connect_timeout": 5.0, "revision": "1", **tier}]}
         self.spec = TieringOffloadingSpec(OffloadingConfig(
             groups=groups, worker_kv_bytes_per_block=BYTES, enable_kv_cache_events=False, extra_config=extra, engine_id=uuid.uuid4().hex,
             model=OffloadingModelConfig(model, "bfloat16"), cache=OffloadingCacheConfig(16, 1), parallel=parallel))

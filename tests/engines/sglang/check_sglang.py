@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ucmclient.sglang in SGLang's own code, on a CPU: `make check-sglang`. Its storage factory, its host pools of each layout, its file storage
+"""ucmclient.engine.sglang in SGLang's own code, on a CPU: `make check-sglang`. Its storage factory, its host pools of each layout, its file storage
 as what to compare with, its plugin framework and its page hashes; and a real daemon."""
 
 import os
@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E40
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
 from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
 from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
-from ucmclient.sglang import plugin  # noqa: E402
+from ucmclient.engine.sglang import plugin  # noqa: E402
 
 TOKENS, PAGES, LAYERS, HEADS, DIM = 4, 16, 3, 2, 8
 
@@ -66,7 +66,7 @@ class Storages(unittest.TestCase):
         cls.addClassCleanup(cls.daemon.stop)
 
     def storage(self, pool, ucm=(), **more):
-        extra = {"backend_name": "ucmd", "module_path": "ucmclient.sglang.backend", "class_name": "UcmStorage", "interface_v1": 1,
+        extra = {"backend_name": "ucmd", "module_path": "ucmclient.engine.sglang.backend", "class_name": "UcmStorage", "interface_v1": 1,
                  "allocator": "shm", "ucm": {"socket": self.daemon.socket, "revision": "1", **dict(ucm)}}
         config = HiCacheStorageConfig(**{"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1,
                                          "is_mla_model": False, "enable_storage_metrics": False, "is_page_first_layout": True,

@@ -24,7 +24,7 @@ from sglang.srt.runtime_context import get_parallel  # noqa: E402
 from sglang.test.kits.unified_radix_cache import fixtures, mixins  # noqa: E402
 from sglang.test.kits.unified_radix_cache.config import CacheConfig  # noqa: E402
 from sglang.test.kits.unified_radix_cache.storage import CacheRequestHandle, UnifiedRadixCacheStorageFixtures, match_prefix  # noqa: E402
-from ucmclient.sglang import backend, plugin  # noqa: E402
+from ucmclient.engine.sglang import backend, plugin  # noqa: E402
 
 
 def to_host(self, device_pool, host_indices, device_indices, io_backend):
@@ -68,7 +68,7 @@ class Tree(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
 
     def _init_hicache(self, cache, *, storage_backend=None, storage_dir=None, prefetch_threshold=None, **more):
         """Where the fixtures ask for SGLang's files, storage_dir is the salt of a test."""
-        extra = {"backend_name": "ucmd", "module_path": "ucmclient.sglang.backend", "class_name": "UcmStorage", "interface_v1": 1,
+        extra = {"backend_name": "ucmd", "module_path": "ucmclient.engine.sglang.backend", "class_name": "UcmStorage", "interface_v1": 1,
                  "allocator": self.allocator, "prefetch_threshold": prefetch_threshold or 1,
                  "ucm": {"socket": self.daemon.socket, "salt": storage_dir, "retry_interval": 0.05}}
         args = mixins.ServerArgs

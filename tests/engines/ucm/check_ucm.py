@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ucmclient.ucm in UCM's own code: `make check-ucm`, of PyPI's package, or `UCM_SOURCE=FOLDER`, a checkout, which has its programs for stores
+"""ucmclient.engine.ucm in UCM's own code: `make check-ucm`, of PyPI's package, or `UCM_SOURCE=FOLDER`, a checkout, which has its programs for stores
 (ucm/store/test/e2e), too. Its factories and its connector for vLLM, with a real daemon. UCM's C++ is left out: its log and its own stores. Tensors that those programs
 put on a GPU lie in memory of the host."""
 
@@ -78,7 +78,7 @@ class Case(unittest.TestCase):
 
     def pair(self, **config):
         """A worker's store and a scheduler's."""
-        return self.store(**config, device_id=0), self.store(**config, path="ucmclient.ucm.store_v1")
+        return self.store(**config, device_id=0), self.store(**config, path="ucmclient.engine.ucm.store_v1")
 
 
 class Stores(Case):
@@ -162,7 +162,7 @@ class Connector(Case):
                    hf_config=ns(), get_num_layers=lambda _: self.LAYERS, get_num_kv_heads=lambda _: self.HEADS, get_head_size=lambda: self.DIM)
         parallel = ns(rank=0, tensor_parallel_size=1, pipeline_parallel_size=1, world_size=1, data_parallel_rank=0)
         extra = {"use_layerwise": layerwise, "enable_event_sync": False, "ucm_connectors": [{
-            "ucm_connector_name": "UcmdStore", "ucm_connector_module_path": "ucmclient.ucm.store_v1",
+            "ucm_connector_name": "UcmdStore", "ucm_connector_module_path": "ucmclient.engine.ucm.store_v1",
             "ucm_connector_config": {"ucmd": self.own(block_bytes=self.BYTES, **({"shards": self.LAYERS} if layerwise else {}))}}]}
         return ns(model_config=model, parallel_config=parallel, cache_config=ns(block_size=self.TOKENS),
                   kv_transfer_config=ns(kv_connector_extra_config=extra, engine_id="e", kv_connector="UCMConnector"))
@@ -226,6 +226,6 @@ class Connector(Case):
 
 if __name__ == "__main__":
     without_cpp()
-    import ucmclient.ucm
-    ucmclient.ucm.register()
+    import ucmclient.engine.ucm
+    ucmclient.engine.ucm.register()
     unittest.main(verbosity=2)

@@ -27,8 +27,8 @@ from ucmclient import Client, blend  # noqa: E402
 from ucmclient.blend import First, Nothing, Span  # noqa: E402
 from ucmclient.blend.pieces import STORE_BODY  # noqa: E402
 from ucmclient.blend.transformers import Runner  # noqa: E402
-from ucmclient.vllm import chunk_rope, chunk_rules  # noqa: E402
-from ucmclient.vllm.identity import Unsupported  # noqa: E402
+from ucmclient.engine.vllm import chunk_rope, chunk_rules  # noqa: E402
+from ucmclient.engine.vllm.identity import Unsupported  # noqa: E402
 
 UCMCTL = os.environ.get("UCMCTL", os.path.join(real.TOP, "build/ucmctl"))
 BLOCK = 32

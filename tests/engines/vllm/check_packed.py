@@ -23,10 +23,10 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
 from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: E402
 from vllm.v1.worker.utils import allocate_kv_cache  # noqa: E402
 
-from ucmclient.vllm.groups import check_hybrid, groups_of, kinds_of  # noqa: E402
-from ucmclient.vllm.identity import Unsupported, check_one_group  # noqa: E402
-from ucmclient.vllm.layout import layout_of  # noqa: E402
-from ucmclient.vllm.settings import Settings  # noqa: E402
+from ucmclient.engine.vllm.groups import check_hybrid, groups_of, kinds_of  # noqa: E402
+from ucmclient.engine.vllm.identity import Unsupported, check_one_group  # noqa: E402
+from ucmclient.engine.vllm.layout import layout_of  # noqa: E402
+from ucmclient.engine.vllm.settings import Settings  # noqa: E402
 
 BLOCKS = 5
 

@@ -31,7 +31,7 @@ class Sparse(unittest.TestCase):
         info = os.path.join(cls.folder.name, "plugin", "ucmclient-0.dist-info")
         os.makedirs(info)
         for name, text in (("METADATA", "Metadata-Version: 2.1\nName: ucmclient\nVersion: 0\n"),
-                           ("entry_points.txt", "[vllm.general_plugins]\nucmd = ucmclient.vllm.sparse_plugin:register\n")):
+                           ("entry_points.txt", "[vllm.general_plugins]\nucmd = ucmclient.engine.vllm.sparse_plugin:register\n")):
             with open(os.path.join(info, name), "w") as out:
                 out.write(text)
         cls.plugin = os.path.dirname(info)

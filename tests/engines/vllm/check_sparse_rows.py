@@ -18,9 +18,9 @@ from ucmclient.decode.cuda import Flag  # noqa: E402
 from ucmclient.decode.rows import Rows  # noqa: E402
 from ucmclient.decode.supply import Sequence  # noqa: E402
 from ucmclient.sparse import Shape, TopK  # noqa: E402
-from ucmclient.vllm import sparse_gpu  # noqa: E402
-from ucmclient.vllm.plan import Plan, SparseStep  # noqa: E402
-from ucmclient.vllm.sparse_rules import Rules  # noqa: E402
+from ucmclient.engine.vllm import sparse_gpu  # noqa: E402
+from ucmclient.engine.vllm.plan import Plan, SparseStep  # noqa: E402
+from ucmclient.engine.vllm.sparse_rules import Rules  # noqa: E402
 
 BLOCK, LAYERS, HEADS, GROUP, DIM, PAGES = 4, 2, 2, 2, 8, 64
 

@@ -102,7 +102,7 @@ class Server:
         with contextlib.closing(socket_module.create_server(("127.0.0.1", 0))) as probe:
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        transfer = {"kv_connector": "UcmConnector", "kv_connector_module_path": "ucmclient.vllm.connector",
+        transfer = {"kv_connector": "UcmConnector", "kv_connector_module_path": "ucmclient.engine.vllm.connector",
                     "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
                     "kv_connector_extra_config": extra_of({"socket": socket, **PATIENT, **dict(settings)})}
         env = {**os.environ, **SEED, "PYTHONPATH": os.path.join(TOP, "client/python"), "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -56,7 +56,7 @@ class Events(unittest.TestCase):
             model, skip_tokenizer_init=True, enforce_eager=True, dtype="float32", max_model_len=4096,
             kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=f"tcp://*:{self.port}"),
             kv_transfer_config=KVTransferConfig(
-                kv_connector="UcmConnector", kv_connector_module_path="ucmclient.vllm.connector", kv_role="kv_both",
+                kv_connector="UcmConnector", kv_connector_module_path="ucmclient.engine.vllm.connector", kv_role="kv_both",
                 kv_connector_extra_config={"socket": path, "advanced": {"lookup_timeout": 2.0, "events": True}},
             ),
         )

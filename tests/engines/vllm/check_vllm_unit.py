@@ -46,11 +46,11 @@ from daemon import UCMCTL, Daemon  # noqa: E402
 from extra import extra_of  # noqa: E402
 from ucmclient import BlockResult, Client, Plane  # noqa: E402
 from ucmclient.memory import SharedMemory  # noqa: E402
-from ucmclient.vllm.connector import UcmConnector, UcmProgress  # noqa: E402
-from ucmclient.vllm.identity import EngineIdentity  # noqa: E402
-from ucmclient.vllm.inputs import _HASH, chosen_items  # noqa: E402
-from ucmclient.vllm.scheduler import HANDOVER  # noqa: E402
-from ucmclient.vllm.stats import UcmStats  # noqa: E402
+from ucmclient.engine.vllm.connector import UcmConnector, UcmProgress  # noqa: E402
+from ucmclient.engine.vllm.identity import EngineIdentity  # noqa: E402
+from ucmclient.engine.vllm.inputs import _HASH, chosen_items  # noqa: E402
+from ucmclient.engine.vllm.scheduler import HANDOVER  # noqa: E402
+from ucmclient.engine.vllm.stats import UcmStats  # noqa: E402
 
 BLOCK, BYTES, POOL = 16, 64, 64
 IDENTITY = EngineIdentity(model="unit", dtype="auto", layout="unit/1", block_tokens=BLOCK, shard_bytes=BYTES, shards=(1,))
@@ -87,7 +87,7 @@ class Case(unittest.TestCase):
             model=self.folder.name, skip_tokenizer_init=True, dtype="float32", max_model_len=1024, block_size=BLOCK, enforce_eager=True,
             prefix_caching_hash_algo="sha256", max_num_batched_tokens=1024, max_num_seqs=16, async_scheduling=False,
             kv_transfer_config=KVTransferConfig(
-                kv_connector="UcmConnector", kv_connector_module_path="ucmclient.vllm.connector", kv_role="kv_both",
+                kv_connector="UcmConnector", kv_connector_module_path="ucmclient.engine.vllm.connector", kv_role="kv_both",
                 kv_load_failure_policy=policy, kv_connector_extra_config=extra_of(settings),
             ),
         ).create_engine_config()

@@ -18,7 +18,7 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1"
                   KMP_BLOCKTIME="0", VLLM_LOGGING_LEVEL="WARNING", PYTHONHASHSEED="0")
 
 from daemon import UCMCTL, Daemon  # noqa: E402
-from ucmclient.weights import files_at  # noqa: E402
+from ucmclient.engine.weights import files_at  # noqa: E402
 
 PROMPT = [7 + i * 31 % 400 for i in range(700)]
 BLOCKS = 5  # of 128 tokens
@@ -31,7 +31,7 @@ class Engine:
         from vllm.config import KVTransferConfig
 
         self.stats = lambda: json.loads(subprocess.run([UCMCTL, "--socket", socket, "--json", "stats"], capture_output=True, check=True).stdout)["metrics"]
-        transfer = KVTransferConfig(kv_connector="UcmConnector", kv_connector_module_path="ucmclient.vllm.connector", kv_role="kv_both",
+        transfer = KVTransferConfig(kv_connector="UcmConnector", kv_connector_module_path="ucmclient.engine.vllm.connector", kv_role="kv_both",
                                     kv_load_failure_policy="recompute", kv_connector_extra_config={"socket": socket, "advanced": {"lookup_timeout": 5.0}})
         self.llm = LLM(model=model, skip_tokenizer_init=True, dtype="float32", max_model_len=4096, enforce_eager=True, kv_transfer_config=transfer, **more)
 

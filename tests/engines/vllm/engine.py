@@ -16,7 +16,7 @@ import numpy as np
 import model as M
 from engine_pages import GpuPages, HostPages
 from extra import extra_of
-from ucmclient.vllm import adapters, connector as connector_module
+from ucmclient.engine.vllm import adapters, connector as connector_module
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 BLOCK = 16

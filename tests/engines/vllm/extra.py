@@ -1,6 +1,6 @@
 """kv_connector_extra_config of settings by name: each where the connector wants it."""
 
-from ucmclient.vllm.settings import kinds
+from ucmclient.engine.vllm.settings import kinds
 
 
 def extra_of(settings):

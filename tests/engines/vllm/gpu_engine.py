@@ -82,7 +82,7 @@ def plugin(folder):
     info = os.path.join(folder, "ucmclient-0.dist-info")
     os.makedirs(info)
     for name, text in (("METADATA", "Metadata-Version: 2.1\nName: ucmclient\nVersion: 0\n"),
-                       ("entry_points.txt", "[vllm.general_plugins]\nucmd = ucmclient.vllm.sparse_plugin:register\n")):
+                       ("entry_points.txt", "[vllm.general_plugins]\nucmd = ucmclient.engine.vllm.sparse_plugin:register\n")):
         with open(os.path.join(info, name), "w") as out:
             out.write(text)
     PATHS.append(folder)
@@ -90,9 +90,9 @@ def plugin(folder):
 
 def counts():
     found = {"preempted": _preempted[0]}
-    for of in {of for of, _ in sys.modules["ucmclient.vllm.sparse_gpu"]._by_address.values()}:
+    for of in {of for of, _ in sys.modules["ucmclient.engine.vllm.sparse_gpu"]._by_address.values()}:
         found.update(vars(of.decoder.counts), sequences=len(of.decoder.sequences), windowed_now=of.decoder.windowed)
-    for of in sys.modules["ucmclient.vllm.sparse_spec"]._schedulers.values():
+    for of in sys.modules["ucmclient.engine.vllm.sparse_spec"]._schedulers.values():
         found.update(vars(of.counts), requests=len(of._of))
     return found
 
@@ -157,7 +157,7 @@ def started(options):
 
     if sparse is not None:
         options["kv_transfer_config"] = KVTransferConfig(
-            kv_connector="UcmConnector", kv_connector_module_path="ucmclient.vllm.connector", kv_role="kv_both",
+            kv_connector="UcmConnector", kv_connector_module_path="ucmclient.engine.vllm.connector", kv_role="kv_both",
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=extra_of({"socket": socket, "sparse": sparse, "retry_interval": 0.2, "lookup_timeout": 2.0, **settings}))
         options.update(attention_backend="CUSTOM", async_scheduling=False)
@@ -185,7 +185,7 @@ def answered(llm, asked, times):
     return {"seconds": time.monotonic() - began, "cached": [o.num_cached_tokens or 0 for o in done],
             "tokens": [list(o.outputs[0].token_ids) for o in done],
             "logprobs": [[{str(t): p.logprob for t, p in of.items()} for of in o.outputs[0].logprobs or ()] for o in done],
-            "counts": counts() if "ucmclient.vllm.sparse_gpu" in sys.modules else {}, "times": times.table() if times is not None else {}}
+            "counts": counts() if "ucmclient.engine.vllm.sparse_gpu" in sys.modules else {}, "times": times.table() if times is not None else {}}
 
 
 def _beside(name):

@@ -41,7 +41,7 @@ def serve():
     """This process's engine has it."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from ucmclient.vllm import chunk_rules
+    from ucmclient.engine.vllm import chunk_rules
 
     chunk_rules.ROWS.add(RowsBackend.get_name())
     register_backend(AttentionBackendEnum.CPU_ATTN, f"{__name__}.RowsBackend")

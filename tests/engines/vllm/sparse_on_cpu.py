@@ -1,4 +1,4 @@
-"""A GPU for ucmclient.vllm.sparse_gpu where there is none: its kernels by torch, on the blocks of vLLM's kernels for CPUs. Slots, misses, reads of
+"""A GPU for ucmclient.engine.vllm.sparse_gpu where there is none: its kernels by torch, on the blocks of vLLM's kernels for CPUs. Slots, misses, reads of
 the daemon's window and what a step did not get are as ucmclient_cuda_decode.h says, so all around the kernels is the real one: the worker's
 half, GpuDecoder, the daemon. The selection takes all blocks."""
 
@@ -10,7 +10,7 @@ from check_sparse_rows import FakeBuilder, FakeSelector, no_device
 from ucmclient.decode.cuda import Flag, Key, Result
 from ucmclient.decode.gpu import GpuDecoder
 from ucmclient.memory import SharedMemory
-from ucmclient.vllm import backend_cpu, sparse_gpu, sparse_rules, sparse_worker
+from ucmclient.engine.vllm import backend_cpu, sparse_gpu, sparse_rules, sparse_worker
 
 
 class Steps:

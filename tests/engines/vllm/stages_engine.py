@@ -9,7 +9,7 @@ import numpy as np
 import model as M
 from engine import BLOCK, Engine, Rank
 from engine_pages import HostPages
-from ucmclient.vllm import connector as connector_module
+from ucmclient.engine.vllm import connector as connector_module
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 WAIT_S = 20

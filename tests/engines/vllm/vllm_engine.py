@@ -151,7 +151,7 @@ def start(options):
     if os.path.basename(options["model"]) == "one-head":
         say_replicas()
     settings, beside = options.pop("connector"), options.pop("beside", None)
-    ours = {"kv_connector": "UcmConnector", "kv_connector_module_path": "ucmclient.vllm.connector", "kv_role": "kv_both",
+    ours = {"kv_connector": "UcmConnector", "kv_connector_module_path": "ucmclient.engine.vllm.connector", "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute", "kv_connector_extra_config": settings and extra_of(settings)}
     if beside is not None:
         both = [ours, {**ours, "kv_connector_extra_config": extra_of(beside)}]
@@ -165,7 +165,7 @@ def start(options):
 def sparse_counts():
     """Of the engine in this process."""
     counts = {}
-    worker, spec = (sys.modules.get("ucmclient.vllm.sparse_" + name) for name in ("worker", "spec"))
+    worker, spec = (sys.modules.get("ucmclient.engine.vllm.sparse_" + name) for name in ("worker", "spec"))
     for of in {of for of, _ in worker._by_address.values()} if worker else ():
         counts.update(vars(of.decoder.counts), sequences=len(of.decoder.sequences), rows=of.decoder.rows.in_use)
     for of in spec._schedulers.values() if spec else ():

@@ -95,8 +95,8 @@ class Engine:
 
     def register(self, encoding, layers):
         from ucmclient import Companion, Identity
-        from ucmclient.vllm.layout import Heads, layout_of
-        from ucmclient.vllm.worker import region_memory
+        from ucmclient.engine.vllm.layout import Heads, layout_of
+        from ucmclient.engine.vllm.worker import region_memory
 
         pages, blocks = self.model.pages, self.most // BLOCK
         tensors = {str(i): pages[:, i] for i in range(pages.shape[1])} if layers else {"all": pages}

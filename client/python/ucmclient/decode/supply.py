@@ -43,7 +43,7 @@ Item = tuple[int, int, int]
 
 
 class Source(Protocol):
-    """The connection, as ucmclient.vllm.link.Link has it. While the daemon is away, the namespaces are None; after it they may be
+    """The connection, as ucmclient.engine.vllm.link.Link has it. While the daemon is away, the namespaces are None; after it they may be
     other objects. away: there is none, so nothing that it is asked for will come soon. ask() returns the call's result, or None if it
     failed."""
 

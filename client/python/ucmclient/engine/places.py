@@ -1,0 +1,322 @@
+"""Pages whose pieces lie wherever the engine says at each call: for engines that hand over addresses, and register no memory beforehand.
+
+    store = PlaceStore(settings, identity, sizes=[4096, 4096], name="engine")     # a shard has two pieces: K and V, say
+    plan = store.plan([0, 0], [[k3, v3], [k7, v7]])   # of two keys: which shard, and the addresses of its pieces
+    store.save(keys, plan)                            # -> [True, True]
+
+Addresses are resolved to registered memory. Pieces in a SharedMemory's or a GPU's allocation become a region of the daemon's if their blocks
+lie one behind another, piece by piece, as paged KV caches have them; then the daemon copies by itself. Other memory of the host goes through a
+SharedMemory of this module. Other memory of a GPU is refused.
+
+Threads may share a PlaceStore, but plan() wants the engine's own thread if addresses are a GPU's. Memory stays allocated until close()."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+
+from ..client import Memory, Namespace, Plane, Region
+from ..memory import allocation_of, in_shared_memory, on_gpu
+from .pages import _LOADED, _MOST, _SAVED, Kept
+from .vllm.identity import EngineIdentity
+from .vllm.settings import Settings
+
+#: Regions of a store at most, each of as many shards as lie alike: the daemon gives a connection 64, and one that grows has two for a moment.
+_GROUPS = 24
+#: Allocations of a region.
+_HANDLES = 64
+_FAR, _BLOCKS = 2**62, 2**32 - 1
+
+
+class Unreachable(RuntimeError):
+    """Nobody but the engine can reach these addresses, or they don't fit the store; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class _Allocation:
+    base: int
+    memory: Memory
+    gpu: Optional[bytes]
+
+    @property
+    def end(self) -> int:
+        return self.base + self.memory.bytes
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Of block 0 of a shard: the address of each piece, and the allocation that it lies in. Block b's piece is b pieces behind."""
+
+    starts: Any
+    sizes: Any
+    allocations: tuple[_Allocation, ...]
+    blocks: int
+
+    def spans(self, blocks: int) -> list[tuple[int, int]]:
+        return [(int(start), int(start) + blocks * int(size)) for start, size in zip(self.starts, self.sizes)]
+
+    def numbers(self, rows: Any, blocks: int) -> tuple[Any, Any]:
+        """Which rows are blocks of it, and their numbers."""
+        numbers, rest = np.divmod(rows - self.starts, self.sizes)
+        first = numbers[:, 0]
+        return (rest == 0).all(1) & (numbers == first[:, None]).all(1) & (first >= 0) & (first < blocks), first
+
+
+@dataclass
+class _Registered:
+    ns: Namespace
+    region: Region
+    shards: int
+    users: int = 0
+    stale: bool = False
+
+
+class _Group:
+    """A region: where the pieces of each shard lie, as far as shards have been seen."""
+
+    def __init__(self, blocks: int):
+        self.blocks, self.wheres = blocks, dict[int, _Where]()
+        self._lock, self._now = threading.Lock(), None
+
+    def takes(self, shard: int, where: _Where) -> bool:
+        if shard in self.wheres or where.blocks < self.blocks:
+            return False
+        every = [*self.wheres.values(), where]
+        spans = sorted(span for one in every for span in one.spans(self.blocks))
+        gpus = {allocation.gpu for one in every for allocation in one.allocations}
+        handles = {allocation.base for one in every for allocation in one.allocations}
+        apart = all(one[1] <= other[0] for one, other in zip(spans, spans[1:]))
+        return apart and len(gpus) == 1 and len(handles) <= _HANDLES
+
+    def add(self, shard: int, where: _Where) -> None:
+        with self._lock:
+            self.wheres[shard] = where
+
+    def use(self, store: PlaceStore) -> Optional[_Registered]:
+        """The region as it is now; None: the daemon is away. unuse() must follow."""
+        with self._lock:
+            ns, now = store.link.ns, self._now
+            if ns is None:
+                return None
+            if now is None or now.ns is not ns or now.shards != len(self.wheres):
+                region = store.link.ask(self._register, ns, store.settings.connect_timeout)
+                if region is None:
+                    return None
+                self._now = _Registered(ns, region, len(self.wheres))
+                self._retire(store, now)
+            self._now.users += 1
+            return self._now
+
+    def unuse(self, store: PlaceStore, used: _Registered) -> None:
+        with self._lock:
+            used.users -= 1
+            if used.stale and used.users == 0:
+                store.link.ask(used.region.close)
+
+    @staticmethod
+    def _retire(store: PlaceStore, old: Optional[_Registered]) -> None:
+        if old is not None:
+            old.stale = True
+            if old.users == 0:
+                store.link.ask(old.region.close)
+
+    def _register(self, ns: Namespace, timeout: float) -> Region:
+        first: dict[int, int] = {}
+        memory, planes = [], []
+        for shard, where in sorted(self.wheres.items()):
+            for start, size, of in zip(where.starts, where.sizes, where.allocations):
+                if of.base not in first:
+                    first[of.base] = len(memory)
+                    memory.append(of.memory)
+                planes.append(Plane(first[of.base], int(start) - of.base, int(size), int(size), shard))
+        return ns.register(memory, planes, blocks=self.blocks, gpu=of.gpu, timeout=timeout)
+
+    def close(self, store: PlaceStore) -> None:
+        with self._lock:
+            now, self._now = self._now, None
+            self._retire(store, now)
+
+
+@dataclass
+class Plan:
+    """What plan() made of addresses. Runs: a shard, who has the region (None: memory goes through `_staging`), which of the keys, and their
+    blocks, or addresses."""
+
+    n: int
+    runs: list[tuple[int, Optional[_Group], Any, Any]]
+
+
+class PlaceStore(Kept):
+    def __init__(self, settings: Settings, identity: EngineIdentity, sizes: Sequence[int], name: str):
+        """identity: of one part. sizes: of the pieces of a shard, in bytes, in their order."""
+        if identity.parts != 1 or identity.shard_bytes != sum(sizes) or not all(size > 0 for size in sizes):
+            raise ValueError(f"pieces of {list(sizes)} bytes: an identity of one part, whose shards have as many in all, is right")
+        self._sizes = np.array(sizes, dtype=np.int64)
+        self._groups: list[_Group] = []
+        self._allocations: list[_Allocation] = []
+        #: Held while _groups and _allocations change.
+        self._planning = threading.Lock()
+        super().__init__(settings, identity, name)
+
+    def plan(self, shards: Sequence[int], rows: Any) -> Plan:
+        """For each key which shard, and a row of addresses: of its pieces. Raises Unreachable."""
+        rows = np.asarray(rows, dtype=np.uint64).astype(np.int64)
+        shards = np.asarray(shards, dtype=np.int64)
+        if rows.shape != (len(shards), len(self._sizes)):
+            raise Unreachable(f"{len(shards)} shards and addresses of shape {rows.shape}: {len(self._sizes)} addresses for each are right")
+        if len(rows) and rows.min() <= 0:
+            raise Unreachable("an address is 0: a place for each piece of a shard is right, also where its layer has none of that size")
+        if len(shards) and not 0 <= shards.min() <= shards.max() < self.identity.shards[0]:
+            raise Unreachable(f"shards are numbered from 0 to {self.identity.shards[0] - 1}, not {shards.min()} to {shards.max()}")
+        plan = Plan(len(shards), [])
+        with self._planning:
+            for shard in dict.fromkeys(shards.tolist()):
+                self._plan(plan, shard, np.flatnonzero(shards == shard), rows)
+        return plan
+
+    def _plan(self, plan: Plan, shard: int, left: Any, rows: Any) -> None:
+        staged: list[int] = []
+        while len(left):
+            group = self._group_of(shard, rows[left[0]])
+            if group is None:
+                staged.append(int(left[0]))
+                left = left[1:]
+                continue
+            good, numbers = group.wheres[shard].numbers(rows[left], group.blocks)
+            plan.runs.append((shard, group, left[good], numbers[good]))
+            left = left[~good]
+        if staged:
+            self._need_staging()
+            plan.runs.append((shard, None, np.array(staged), rows[staged]))
+
+    def _group_of(self, shard: int, row: Any) -> Optional[_Group]:
+        """None: it is memory of the host that goes through `_staging`."""
+        for group in self._groups:
+            where = group.wheres.get(shard)
+            if where is not None and where.numbers(row[None, :], group.blocks)[0][0]:
+                return group
+        found = [self._allocation_of(int(at), int(size)) for at, size in zip(row, self._sizes)]
+        where = None if None in found else _where(row, self._sizes, found)
+        group = None
+        if where is not None:
+            group = next((one for one in self._groups if one.takes(shard, where)), None)
+            if group is None and len(self._groups) < _GROUPS:
+                group = _Group(where.blocks)
+                self._groups.append(group)
+        if group is not None:
+            group.add(shard, where)
+        elif any(of is not None and of.gpu is not None for of in found):
+            raise Unreachable("memory of a GPU whose blocks do not lie one behind another: paged KV caches, in which they do, are right")
+        return group
+
+    def _allocation_of(self, at: int, size: int) -> Optional[_Allocation]:
+        """None: it is memory that only this process has."""
+        for one in self._allocations:
+            if one.base <= at and at + size <= one.end:
+                return one
+        if not in_shared_memory(at) and not on_gpu(at):
+            return None
+        memory, base, gpu = allocation_of(at)
+        found = _Allocation(base, memory, gpu)
+        if at + size > found.end:
+            raise Unreachable(f"a piece of {size} bytes reaches beyond the memory that it begins in")
+        self._allocations.append(found)
+        return found
+
+    def _need_staging(self) -> None:
+        if self._staging is None:
+            self._staging = self._stage()
+            self.link.restore_region()
+
+    # ---- what moves ----
+
+    def load(self, keys: Sequence[bytes], plan: Plan) -> list[bool]:
+        """Into these places, each named once. What was not loaded may hold anything."""
+        return self._moved("load", keys, plan, _LOADED) if self.settings.load else [False] * len(keys)
+
+    def save(self, keys: Sequence[bytes], plan: Plan) -> list[bool]:
+        """Which are kept now, or were before."""
+        return self._moved("dump", keys, plan, _SAVED) if self.settings.store else [False] * len(keys)
+
+    def _moved(self, verb: str, keys: Sequence[bytes], plan: Plan, good: frozenset) -> list[bool]:
+        if len(keys) != plan.n:
+            raise ValueError(f"{len(keys)} keys and a plan of {plan.n}")
+        out = [False] * len(keys)
+        for shard, group, which, what in plan.runs:
+            most = self._room() if group is None else _MOST
+            for at in range(0, len(which), most):
+                some = which[at : at + most].tolist()
+                names, part = [keys[i] for i in some], what[at : at + most].tolist()
+                results = self._direct(group, verb, names, part, shard) if group is not None else self._through(
+                    verb, names, part, self._sizes.tolist(), shard)
+                for i, result in zip(some, results):
+                    out[i] = result in good
+        return out
+
+    def _direct(self, group: _Group, verb: str, keys: Sequence[bytes], blocks: Sequence[int], shard: int) -> bytes:
+        used = group.use(self)
+        try:
+            return self._ask(None if used is None else used.region, verb, keys, blocks, shard=shard, shards=1)
+        finally:
+            if used is not None:
+                group.unuse(self, used)
+
+    def close(self) -> None:
+        for group in self._groups:
+            group.close(self)
+        super().close()
+
+
+def _where(row: Any, sizes: Any, found: Sequence[_Allocation]) -> Optional[_Where]:
+    """If blocks like this one follow each other, piece by piece: where the first of them lies, in the longest stretch that no two pieces
+    share. None: they would overlap."""
+    bases = np.array([one.base for one in found], dtype=np.int64)
+    ends = np.array([one.end for one in found], dtype=np.int64)
+
+    def room(starts: Any, ends: Any) -> int:
+        """Blocks until a piece meets the next one's first, or its end."""
+        order = np.argsort(starts)
+        limits = np.minimum(ends[order], np.append(starts[order][1:], _FAR))
+        return int(((limits - starts[order]) // sizes[order]).min())
+
+    apart = room(row, np.full(len(row), _FAR))
+    if apart < 1:
+        return None
+    # Stretches begin where the allocation does: a cache that fills it is one stretch, whichever of its blocks was seen first.
+    before = int(((row - bases) // sizes).min()) % apart
+    first = row - before * sizes
+    if room(first, ends) <= before:
+        first = row
+    return _Where(first, sizes, tuple(found), min(room(first, ends), _BLOCKS))
+
+
+class Full(RuntimeError):
+    """Too much waits already."""
+
+
+class Movers:
+    """Threads that do an engine's moves, so that its own does not wait."""
+
+    def __init__(self, name: str, threads: int = 2, most: int = 1024):
+        """most: calls that may be under way or wait."""
+        self._pool, self._room, self._most = ThreadPoolExecutor(threads, name), threading.BoundedSemaphore(most), most
+
+    def start(self, work: Any, *args: Any) -> Future:
+        if not self._room.acquire(blocking=False):
+            raise Full(f"{self._most} transfers wait already: wait for some first")
+        try:
+            future = self._pool.submit(work, *args)
+        except BaseException:
+            self._room.release()
+            raise
+        future.add_done_callback(lambda _: self._room.release())
+        return future
+
+    def close(self) -> None:
+        """Waits for what is under way; what waits is cancelled."""
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,131 @@
+"""Whether a worker uses a companion (../companion.py) for small chunks, and registering its region with one.
+
+Promise: if a companion fails after the engine's start, the region is registered without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional, Union
+
+from ...client import Memory, Namespace, Plane, Region
+from ...companion import Companion, require
+from ...errors import Status, UcmError
+from ...region import Rope
+from .head_groups import Regions
+from .identity import Unsupported
+from .layout import Layout
+from .settings import Settings
+
+logger = logging.getLogger("ucmclient.engine.vllm")
+
+#: Chunks of this size and more need no companion (docs/copy.md).
+_LARGE = 512 << 10
+
+#: By encoding: slices of the ring, and bytes of each. `q4` takes the bus so little time that more of its slices must be
+#: under way while the worker's kernels run (docs/encodings.md, "On a GPU"). Others: the library's.
+_RINGS = {"q4": (8, 8 << 20)}
+
+
+@dataclass(frozen=True)
+class RegionMemory:
+    """A layout's allocations, where each begins, its planes, and the UUID of the GPU."""
+
+    memory: Sequence[Memory] = ()
+    addresses: Sequence[int] = ()
+    planes: Sequence[Plane] = ()
+    gpu: Optional[bytes] = None
+
+
+class Accompaniment:
+    """The setting `companion`, applied to one worker."""
+
+    def __init__(self, settings: Settings, layout: Layout, on_gpu: bool, writes: bool):
+        """writes: this rank stores. Raises Unsupported if the setting is "on" and a companion is impossible."""
+        self._setting = settings.companion
+        self._obstacle = _obstacle(settings, layout, on_gpu, writes)
+        if self._setting == "on" and self._obstacle is not None:
+            raise _refusal(self._obstacle)
+        self._largest = _largest(layout) if self._obstacle is None else 0
+        self._encoded = self._obstacle is None and layout.sections is not None
+        self._ring = _RINGS.get(settings.encoding, (0, 0))
+        self._refused: Optional[UcmError] = None
+
+    @property
+    def used(self) -> bool:
+        """The worker has a companion, or will have one when the daemon is there."""
+        return self._obstacle is None and self._refused is None
+
+    @property
+    def why(self) -> str:
+        """A sentence for the log, after the start."""
+        obstacle = self._obstacle if self._refused is None else str(self._refused)
+        if obstacle is not None:
+            return f"no companion: {obstacle}"
+        if self._encoded:
+            return "encoded blocks go through a companion"
+        return f"small chunks go through a companion: a block's largest is {self._largest / 1024:g} KiB"
+
+    def register(
+        self, ns: Namespace, parts: Sequence[tuple[int, RegionMemory]], blocks: int, timeout: float, rope: Optional[Rope] = None
+    ) -> Union[Region, Regions, None]:
+        """parts: that this worker holds, with the memory of each. Returns None if they must be registered without a companion. Raises
+        only errors that would hit that, too."""
+        gpu = parts[0][1].gpu if parts else None
+        if self._obstacle is not None or gpu is None:
+            return None
+        try:
+            slices, slice_bytes = self._ring
+            companion = Companion(ns.client, gpu, slices=slices, slice_bytes=slice_bytes, timeout=timeout)
+            try:
+                regions = [
+                    companion.register(
+                        ns, of.memory, of.planes, of.addresses, blocks=blocks, part=part, rope=rope, timeout=timeout
+                    )
+                    for part, of in parts
+                ]
+                # An engine that sleeps wants the companion's memory back too. Closing that unregisters the regions.
+                return Regions.of(regions, companion.close)
+            except UcmError:
+                companion.close(timeout)
+                raise
+        except UcmError as error:
+            if error.away or error.status in (Status.DEADLINE, Status.BUSY):
+                raise
+            self._refused = error
+            logger.warning("small chunks go without a companion (%s)", error)
+            return None
+
+    def started(self) -> None:
+        """Raises Unsupported if the setting is "on" and the first registration had no companion."""
+        if self._setting == "on" and self._refused is not None:
+            raise _refusal(str(self._refused))
+
+
+def _largest(layout: Layout) -> int:
+    return max(chunk.size for layer in layout.layers for chunk in layer)
+
+
+def _obstacle(settings: Settings, layout: Layout, on_gpu: bool, writes: bool) -> Optional[str]:
+    """Why this worker gets no companion; None if it gets one."""
+    if settings.companion == "off":
+        return 'the setting is "off"'
+    if not on_gpu:
+        return "the KV cache does not lie on a CUDA GPU"
+    if settings.companion == "auto" and layout.sections is None and _largest(layout) >= _LARGE:
+        return f"chunks of {_largest(layout) >> 10} KiB need none"
+    if settings.companion == "auto" and not (settings.load and not settings.layerwise) and not (settings.store and writes):
+        return "this rank stores nothing, and loads nothing or layer by layer, which goes straight"
+    try:
+        require()
+    except UcmError as error:
+        return str(error)
+    return None
+
+
+def _refusal(obstacle: str) -> Unsupported:
+    return Unsupported(
+        f'kv_connector_extra_config has companion "on", which can\'t be ({obstacle}): remove that, or set it to "auto"'
+    )

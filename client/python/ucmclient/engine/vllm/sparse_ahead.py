@@ -1,0 +1,148 @@
+"""What a hit without pages needs of the daemon, brought by a thread while the request still waits for its load: its blocks into the window,
+and digests of those that have none. So the engine waits for neither, and its other requests go on. Imports nothing of vLLM."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Optional
+
+from ...decode.supply import PAUSE, URGENT, Source
+from ...sparse.chain import Chain
+from ...sparse.window import Pinned
+
+logger = logging.getLogger("ucmclient.engine.vllm")
+
+#: Asks for blocks of a chain: from the first one on, so many, for so many seconds. As GpuDecoder.pin_beside.
+Pin = Callable[[Chain, int, int, float], Optional[Pinned]]
+#: Blocks that are asked for at once, and for so long, in seconds: who calls the window meanwhile may wait so long.
+_AT_ONCE, _WAIT = 1024, 0.01
+#: So long it goes on when none has come, and at most so long. Moving blocks within DRAM takes a quarter of a second a GiB; to compute them
+#: takes longer.
+_LOOK, _LONGEST = 0.25, 10.0
+
+
+class _Coming:
+    """A request's. chain keeps its blocks and their pins, and is its own until take(); with it the generation of its connection."""
+
+    def __init__(self, keys: bytes):
+        self.keys = keys
+        self.chain: Optional[tuple[Chain, int]] = None
+        self.done = self.dropped = False
+
+
+class Ahead:
+    """One thread for all requests. It ends with end(); all methods are the engine's thread's."""
+
+    def __init__(self, source: Source, pin: Pin, part: int, deadline: float):
+        """deadline: in seconds, of the chain and its digests, each. Behind it, and when no blocks come any more, the request goes on with what
+        there is."""
+        self._source, self._pin, self._part, self._deadline = source, pin, part, deadline
+        self._coming: dict[str, _Coming] = {}
+        self._arrived: set[str] = set()
+        self._queue: deque[_Coming] = deque()
+        #: Held for what both threads write.
+        self._lock = threading.Condition()
+        self._ended = False
+        self._thread: Optional[threading.Thread] = None
+
+    def begin(self, name: str, keys: bytes) -> None:
+        """keys: of its first blocks, which have no pages."""
+        self.drop(name)
+        coming = self._coming[name] = _Coming(keys)
+        with self._lock:
+            self._queue.append(coming)
+            self._lock.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ucmclient-ahead", daemon=True)
+            self._thread.start()
+
+    def arrived(self, names: set[str]) -> set[str]:
+        """names: requests whose loads have ended since the last call. Those that can go on: of these and of earlier ones."""
+        self._arrived |= names
+        ready = {name for name in self._arrived if name not in self._coming or self._coming[name].done}
+        self._arrived -= ready
+        return ready
+
+    def take(self, name: str) -> Optional[tuple[Chain, int]]:
+        """The chain of all the keys, for the caller to close, and the generation of its connection; None: it has not come."""
+        coming = self._coming.pop(name, None)
+        if coming is None:
+            return None
+        with self._lock:
+            chain, coming.chain, coming.dropped = coming.chain if coming.done else None, None, True
+        return chain
+
+    def drop(self, name: str) -> None:
+        taken = self.take(name)
+        if taken is not None:
+            taken[0].close()
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            self._lock.notify()
+        if self._thread is not None:
+            self._thread.join()
+        for name in list(self._coming):
+            self.drop(name)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._queue and not self._ended:
+                    self._lock.wait()
+                if self._ended:
+                    return
+                coming = self._queue.popleft()
+            brought = None
+            try:
+                brought = None if coming.dropped else self._brought(coming)
+            except Exception:  # the request must not wait for ever
+                logger.exception("blocks of a request can't be brought into the window before it begins")
+            with self._lock:
+                coming.done = True
+                if not coming.dropped:
+                    coming.chain, brought = brought, None
+            if brought is not None:
+                brought[0].close()
+
+    def _brought(self, coming: _Coming) -> Optional[tuple[Chain, int]]:
+        ask, digests, left = self._source.ask, self._source.digests, self._deadline
+        if digests is None:
+            return None
+        generation = digests.client.generation
+        chain: Optional[Chain] = ask(Chain, digests, self._part, timeout=left)
+        if chain is None:
+            return None
+        try:
+            appended = ask(chain.append, coming.keys, build=True, priority=URGENT, deadline=left, timeout=left)
+            if appended is None or appended.missing:
+                chain.close()
+                return None
+            self._pin_all(chain, len(coming.keys) // digests.identity.key_bytes, coming)
+        except BaseException:  # what nobody closes, the daemon keeps: its blocks could neither go nor be stored again
+            chain.close()
+            raise
+        return chain, generation
+
+    def _pin_all(self, chain: Chain, blocks: int, coming: _Coming) -> None:
+        """Until all are in the window that will be: when none comes for a while, there is no room, or it takes too long."""
+        at, placed, came = 0, 0, time.monotonic()
+        until = came + _LONGEST
+        while at < blocks and time.monotonic() < min(until, came + _LOOK) and not (coming.dropped or self._ended):
+            n = min(_AT_ONCE, blocks - at)
+            pinned = self._pin(chain, at, n, _WAIT)
+            if pinned is None:
+                return
+            here = pinned.placed + pinned.missing
+            if here > placed:
+                came = time.monotonic()
+            else:
+                time.sleep(PAUSE)
+            at, placed = (at + n, 0) if here == n else (at, here)

@@ -1,0 +1,100 @@
+"""Which slot of a pool in host memory holds what: for workers without a GPU."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Optional
+
+from ...decode import Chosen
+
+#: Strand, row.
+_Key = tuple[int, int]
+
+
+class HostSlots:
+    """ucmclient.decode.Slots. A slot that this step has used is never given up; of the others the longest unused one, unless it
+    belongs to a request that would then have fewer than its floor."""
+
+    def __init__(self, strands: int, slots: int):
+        self._strands = strands
+        self._free = list(range(slots))
+        #: The longest unused first.
+        self._slot: OrderedDict[_Key, int] = OrderedDict()
+        self._used: dict[_Key, int] = {}
+        #: Whose slots these are, if it still runs.
+        self._owner: dict[_Key, int] = {}
+        self._floor: dict[int, int] = {}
+        self._owned: dict[int, int] = {}
+        self._step = 0
+        #: Who wants them.
+        self._missed: dict[_Key, int] = {}
+        self._taken: list[Optional[_Key]] = []
+
+    def enter(self, request: int, floor: int) -> None:
+        self._floor[request], self._owned[request] = floor, 0
+
+    def leave(self, request: int) -> None:
+        for key in [key for key, owner in self._owner.items() if owner == request]:
+            del self._owner[key]
+        del self._floor[request], self._owned[request]
+
+    def forget(self, row: int) -> None:
+        for strand in range(self._strands):
+            if (strand, row) in self._slot:
+                self._free.append(self._drop((strand, row)))
+
+    def _drop(self, key: _Key) -> int:
+        owner = self._owner.pop(key, None)
+        if owner is not None:
+            self._owned[owner] -= 1
+        del self._used[key]
+        return self._slot.pop(key)
+
+    def begin(self) -> None:
+        self._step += 1
+        self._missed.clear()
+
+    def resolve(self, strand: int, chains: Sequence[Chosen], apart: bool) -> None:
+        for request, rows, lists in chains:
+            for i, blocks in enumerate(lists):
+                self.want([(strand + i * apart, rows[block], request) for block in blocks])
+
+    def want(self, wanted: Sequence[tuple[int, int, int]]) -> None:
+        for strand, row, request in wanted:
+            key = (strand, row)
+            if key in self._slot:
+                self._used[key] = self._step
+                self._slot.move_to_end(key)
+            else:
+                self._missed.setdefault(key, request)
+
+    def take(self) -> list[tuple[int, int, Optional[int]]]:
+        missed, self._taken = list(self._missed.items()), []
+        self._missed.clear()
+        slots = []
+        for key, request in missed:
+            slot = self._free.pop() if self._free else self._give_up(request)
+            slots.append((*key, slot))
+            self._taken.append(None if slot is None else key)
+            if slot is not None:
+                self._slot[key], self._used[key], self._owner[key] = slot, self._step, request
+                self._owned[request] += 1
+        return slots
+
+    def _give_up(self, taker: int) -> Optional[int]:
+        for key in self._slot:
+            owner = self._owner.get(key)
+            keeps = owner is not None and owner != taker and self._owned[owner] <= self._floor[owner]
+            if self._used[key] != self._step and not keeps:
+                return self._drop(key)
+        return None
+
+    def publish(self, arrived: Sequence[bool]) -> None:
+        for key, there in zip(self._taken, arrived):
+            if key is not None and not there:
+                self._free.append(self._drop(key))
+        self._taken = []
+
+    def slot(self, strand: int, row: int) -> Optional[int]:
+        return self._slot.get((strand, row))
