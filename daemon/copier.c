@@ -1,7 +1,7 @@
 #include "daemon/copier.h"
 
 #include "daemon/cache/cache.h"
-#include "daemon/digest/pool.h"
+#include "daemon/retrieval/pool.h"
 
 #include <string.h>
 

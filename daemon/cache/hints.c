@@ -11,7 +11,7 @@
 #include "daemon/base/loan.h"
 #include "daemon/base/log.h"
 #include "daemon/cache/internal.h"
-#include "daemon/index/hints.h"
+#include "daemon/hints/table.h"
 #include "proto/messages.h"
 
 #include <assert.h>

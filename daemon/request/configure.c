@@ -1,6 +1,6 @@
 /* config.get and config.reload: what operators see and change of the daemon itself. */
 #include "daemon/base/log.h"
-#include "daemon/request/window.h"
+#include "daemon/window/window.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * a second look once the files are gone. */
 #include "daemon/request/internal.h"
 #include "daemon/request/request.h"
-#include "daemon/request/window.h"
+#include "daemon/window/window.h"
 
 #include <errno.h>
 #include <stdlib.h>

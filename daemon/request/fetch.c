@@ -6,7 +6,7 @@
  * span of one shard, and the pool's planes are those of a part with one shard. */
 #include "daemon/observe/histogram.h"
 #include "daemon/request/batch.h"
-#include "daemon/request/digest.h"
+#include "daemon/retrieval/digest.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,13 +6,13 @@
 #include "daemon/base/table.h"
 #include "daemon/cache/cache.h"
 #include "daemon/device/device.h"
-#include "daemon/digest/pool.h"
 #include "daemon/index/index.h"
 #include "daemon/observe/drops.h"
 #include "daemon/observe/reuse.h"
 #include "daemon/observe/trace.h"
 #include "daemon/request/feature.h"
 #include "daemon/request/request.h"
+#include "daemon/retrieval/pool.h"
 
 /* Keys under leases of one connection: bounds what leases cost. */
 #define SESSION_MAX_LEASED_KEYS (1u << 20)
@@ -128,7 +128,7 @@ enum session_ns {
     SESSION_NS_OPEN = 1,
     SESSION_NS_DURABLE = 2,
     SESSION_NS_WITH_BASE = 4,
-    SESSION_NS_HINTS = 8, /* hints.c: it uses the namespace's table */
+    SESSION_NS_HINTS = 8, /* daemon/hints: it uses the namespace's table */
 };
 
 /* A request that is answered later: the first member of what its method keeps. request_new makes
@@ -161,7 +161,7 @@ struct call {
     struct ucm_error error;
 };
 
-/* keys.c: what of NVMe which keys have sealed; *out had zeroes there. */
+/* daemon/seal/keys.c: what of NVMe which keys have sealed; *out had zeroes there. */
 void keys_observe(const struct request_rooms *r, struct metrics *out);
 
 /* observe.c: tells rq->reuse the tiers' sizes. */

@@ -1,7 +1,7 @@
 /* What one uid's and one tenant's connections take of what all share, by the rule of limit.h: memory, leases, turns of
  * the digest threads. */
-#include "daemon/request/derived.h"
 #include "daemon/request/internal.h"
+#include "daemon/retrieval/derived.h"
 
 #include <stdlib.h>
 #include <string.h>

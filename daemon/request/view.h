@@ -56,7 +56,7 @@ bool view_look_begin(struct view_look *look, struct proto_bin keys, uint32_t hit
 /* Begins the next round. False: there is none. *k is then as it was. */
 bool view_look_next(struct view_look *look, struct proto_bin keys, struct shared_lookup **k);
 
-/* mixed.c */
+/* daemon/encoding/mixed.c */
 /* A dump by that region has stored its part of the held block ref. Where other parts lie in the other form only, those that
  * are coded are decoded into the base. */
 void view_part_stored(const struct registered *r, block_ref ref);

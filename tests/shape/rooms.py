@@ -16,16 +16,15 @@ SOURCES = (*C, ".S", ".cu", ".cuh", ".py", ".sh", ".mk", "Makefile")
 
 #: Rooms of features.
 FEATURES = {
-    "retrieval": ["daemon/digest/", "daemon/request/derived.*", "daemon/request/chain*", "daemon/request/digest*", "daemon/request/select.c",
-                  "kernels/sparse/", "kernels/attend/"],
+    "retrieval": ["daemon/retrieval/", "kernels/sparse/", "kernels/attend/"],
     "pool": ["daemon/request/fetch.c", "daemon/cache/shards.c", "kernels/slots/", "daemon/tier/nvme_shards.c"],
-    "window": ["daemon/request/window*", "daemon/cache/window.c", "daemon/cache/relocate.c", "daemon/arena/window*", "daemon/arena/group.c",
+    "window": ["daemon/window/", "daemon/cache/window.c", "daemon/cache/relocate.c", "daemon/arena/window*", "daemon/arena/group.c",
                "proto/window.*"],
-    "encoding": ["daemon/request/encoding.*", "daemon/request/mixed.c", "kernels/encoding/", "client/lib/encoding*"],
+    "encoding": ["daemon/encoding/", "kernels/encoding/", "client/lib/encoding*"],
     "blend": ["daemon/request/load_turns.c", "daemon/device/region_rope.c", "kernels/rope/"],
-    "hints": ["daemon/cache/hints.c", "daemon/index/hints.*", "daemon/request/hints.c", "proto/hint.*"],
-    "events": ["daemon/request/events.c", "daemon/events/"],
-    "encryption": ["daemon/request/keys.c", "daemon/seal/", "daemon/tier/nvme_seal.c", "daemon/share/share_seal.c", "daemon/share/seeds*"],
+    "hints": ["daemon/hints/", "daemon/cache/hints.c", "proto/hint.*"],
+    "events": ["daemon/events/"],
+    "encryption": ["daemon/seal/", "daemon/tier/nvme_seal.c", "daemon/share/share_seal.c", "daemon/share/seeds*"],
     "process roots": ["daemon/share/process*", "daemon/share/backend.c", "daemon/backend/"],
     "collection on roots": ["daemon/share/gc*"],
     "trace": ["daemon/request/trace.c", "daemon/observe/trace.*", "daemon/observe/reuse.*"],

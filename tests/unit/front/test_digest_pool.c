@@ -1,9 +1,9 @@
 /* The pool's threads: every piece once, phases in order, turns among jobs, stops; and selections, which
  * choose the same on any number of threads as the plain functions do on one. */
 /* Sanitizers: thread */
-#include "daemon/digest/build.h"
-#include "daemon/digest/pool.h"
-#include "daemon/digest/select.h"
+#include "daemon/retrieval/part_build.h"
+#include "daemon/retrieval/pool.h"
+#include "daemon/retrieval/selection.h"
 #include "kernels/sparse/arith.h"
 
 #include <criterion/criterion.h>

@@ -1,6 +1,6 @@
 /* The table of hints: what a reader finds beside what was set, under a writer that runs or dies, and in memory that a
  * hostile daemon made. test_hint_model.c has all orders of a few steps. */
-#include "daemon/index/hints.h"
+#include "daemon/hints/table.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

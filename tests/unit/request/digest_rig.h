@@ -3,7 +3,7 @@
 #ifndef UCM_TESTS_UNIT_DIGEST_RIG_H
 #define UCM_TESTS_UNIT_DIGEST_RIG_H
 
-#include "daemon/digest/select.h"
+#include "daemon/retrieval/selection.h"
 #include "tests/unit/request/request_rig.h"
 
 #define DIGEST_BYTES 68u /* mean of one head of 64 channels, and its scale */

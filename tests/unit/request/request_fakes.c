@@ -1,7 +1,7 @@
 #include "tests/unit/request/request_fakes.h"
 
-#include "daemon/digest/pool.h"
 #include "daemon/front/front.h"
+#include "daemon/retrieval/pool.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #define UCMD_TESTS_REQUEST_RIG_H
 
 #include "daemon/features.h"
-#include "daemon/request/digest.h"
+#include "daemon/retrieval/digest.h"
 #include "tests/unit/cache/cache_share_rig.h"
 #include "tests/unit/request/request_fakes.h"
 

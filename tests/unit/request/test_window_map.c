@@ -1,5 +1,5 @@
 /* What a client has to give back by when, by a clock of the test's own. */
-#include "daemon/request/window_map.h"
+#include "daemon/window/map.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

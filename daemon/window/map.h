@@ -6,8 +6,8 @@
  *
  * One timer serves all: an extent that is wanted back while it runs is due at its next end. So a client has
  * WINDOW_REVOKE_MS for each extent at least, and less than twice as much, whatever else is wanted back. */
-#ifndef UCMD_REQUEST_WINDOW_MAP_H
-#define UCMD_REQUEST_WINDOW_MAP_H
+#ifndef UCMD_WINDOW_MAP_H
+#define UCMD_WINDOW_MAP_H
 
 #include <stdbool.h>
 #include <stdint.h>

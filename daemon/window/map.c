@@ -1,4 +1,4 @@
-#include "daemon/request/window_map.h"
+#include "daemon/window/map.h"
 
 #include <assert.h>
 

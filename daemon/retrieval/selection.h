@@ -5,10 +5,10 @@
  * Promise: reads the digests that the rows name and the memory that the caller gave, writes only the
  * latter, and allocates nothing.
  * Thread: the loop; between submit and done_cb the pool's. */
-#ifndef UCMD_DIGEST_SELECT_H
-#define UCMD_DIGEST_SELECT_H
+#ifndef UCMD_RETRIEVAL_SELECTION_H
+#define UCMD_RETRIEVAL_SELECTION_H
 
-#include "daemon/digest/pool.h"
+#include "daemon/retrieval/pool.h"
 #include "kernels/sparse/select.h"
 
 #include <stddef.h>

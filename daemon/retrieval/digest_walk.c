@@ -1,4 +1,4 @@
-#include "daemon/request/digest_walk.h"
+#include "daemon/retrieval/digest_walk.h"
 
 #include <errno.h>
 #include <stdlib.h>

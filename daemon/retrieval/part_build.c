@@ -1,4 +1,4 @@
-#include "daemon/digest/build.h"
+#include "daemon/retrieval/part_build.h"
 
 #include <errno.h>
 

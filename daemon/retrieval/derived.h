@@ -2,8 +2,8 @@
  *
  * A build reads a part of the base block and fills the same part of the derived block, as a dump would: the
  * fill's claim makes sure that one build serves all who want it. Threads of the digest room compute. */
-#ifndef UCMD_REQUEST_DERIVED_H
-#define UCMD_REQUEST_DERIVED_H
+#ifndef UCMD_RETRIEVAL_DERIVED_H
+#define UCMD_RETRIEVAL_DERIVED_H
 
 #include "daemon/request/internal.h"
 #include "kernels/sparse/sparse.h"

@@ -5,12 +5,12 @@
  *
  * A build belongs to no request: it goes on when its waiters leave. When the daemon stops, the build ends
  * without publishing. */
-#include "daemon/request/derived.h"
+#include "daemon/retrieval/derived.h"
 
 #include "daemon/cache/span.h"
-#include "daemon/digest/build.h"
-#include "daemon/request/digest.h"
 #include "daemon/request/view.h"
+#include "daemon/retrieval/digest.h"
+#include "daemon/retrieval/part_build.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -3,9 +3,9 @@
  * A chain leases each base block and holds the digests that are in DRAM, so that selections need no
  * look at the cache. It ends with its connection, when it is closed, or when nothing used it for its
  * lease's time; then its blocks go in turns of the loop. */
-#include "daemon/request/digest.h"
 #include "daemon/request/walk.h"
-#include "daemon/request/window.h"
+#include "daemon/retrieval/digest.h"
+#include "daemon/window/window.h"
 
 #include <stdlib.h>
 #include <string.h>

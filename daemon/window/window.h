@@ -1,5 +1,5 @@
 /* Windows: blocks that a connection's process reads by itself. Shared by window.c (what a connection maps),
- * window_pins.c (which blocks are kept in it), window_pin.c (bringing them there) and window_budget.c (who gives
+ * pins.c (which blocks are kept in it), pin.c (bringing them there) and budget.c (who gives
  * memory up for others).
  *
  * A window is of one part of one namespace. Its extents belong to the tenant, not to it: two connections of a
@@ -7,11 +7,11 @@
  * pins what, and who has to give some back.
  *
  * A pin is a hold of a part that lies in a window slot of its tenant. Its chain leases the block. */
-#ifndef UCMD_REQUEST_WINDOW_H
-#define UCMD_REQUEST_WINDOW_H
+#ifndef UCMD_WINDOW_WINDOW_H
+#define UCMD_WINDOW_WINDOW_H
 
-#include "daemon/request/digest.h"
-#include "daemon/request/window_map.h"
+#include "daemon/retrieval/digest.h"
+#include "daemon/window/map.h"
 
 #define SESSION_MAX_WINDOWS 256
 /* Blocks that are looked at for pins to end in one turn of the loop. */
@@ -121,7 +121,7 @@ void window_unuse(struct window *w);
 /* What a slot of it takes. */
 uint64_t window_slot_bytes(const struct window *w);
 
-/* ---- window_budget.c ---- */
+/* ---- budget.c ---- */
 
 /* Begins to take an extent from a tenant that has more than its part of the budget, if the window's has less.
  * False: it has not, or nobody has more. */
@@ -129,7 +129,7 @@ bool window_claim(const struct window *w);
 /* Whether the window's uid may pin a block more of what its tenant may have of the budget. */
 bool window_may_pin(const struct window *w);
 
-/* ---- window_pins.c ---- */
+/* ---- pins.c ---- */
 
 /* The window's pins of that chain, made if need be; NULL: no memory. Room for all of the chain's blocks. */
 struct window_pins *pins_get(struct window *w, struct chain *ch);
@@ -149,7 +149,7 @@ void windows_doomed(struct requests *rq);
 void pins_sweep(struct requests *rq);
 void pins_sweep_cb(struct cache_retry *r);
 
-/* ---- window_pin.c ---- */
+/* ---- pin.c ---- */
 
 /* Stops the requests that bring blocks into that window, or of that chain (the other one is NULL), and those that
  * end their pins. */

@@ -1,10 +1,10 @@
 /* Digests, chains and selections: shared by the files of this room that serve them. Digests are blocks of a
  * derived namespace (derived.h). */
-#ifndef UCMD_REQUEST_DIGEST_H
-#define UCMD_REQUEST_DIGEST_H
+#ifndef UCMD_RETRIEVAL_DIGEST_H
+#define UCMD_RETRIEVAL_DIGEST_H
 
-#include "daemon/digest/pool.h"
-#include "daemon/request/derived.h"
+#include "daemon/retrieval/derived.h"
+#include "daemon/retrieval/pool.h"
 
 /* ---- digest.c: digests' namespaces ---- */
 

@@ -12,8 +12,8 @@
  * - Between submit and done_cb the pool alone touches the job, but for digest_job_stop.
  * - The pool allocates nothing for a job, so its owner bounds how many there are.
  * Thread: the loop, where nothing else is said. */
-#ifndef UCMD_DIGEST_POOL_H
-#define UCMD_DIGEST_POOL_H
+#ifndef UCMD_RETRIEVAL_POOL_H
+#define UCMD_RETRIEVAL_POOL_H
 
 #include "daemon/base/list.h"
 

@@ -7,8 +7,8 @@
  * there are steps between a dump and its answer, keeps the pages of requests that have ended, moves the bytes over
  * the bus twice, and ends with a preemption. Here the bytes are at hand, and what UNFIT knows, `lossless`, decodes to
  * what was dumped. */
-#include "daemon/request/derived.h"
 #include "daemon/request/view.h"
+#include "daemon/retrieval/derived.h"
 
 static void decode(struct requests *rq, const struct view *v, const uint8_t *key, uint32_t part)
 {

@@ -1,4 +1,4 @@
-#include "daemon/digest/select.h"
+#include "daemon/retrieval/selection.h"
 
 #include "kernels/sparse/arith.h"
 

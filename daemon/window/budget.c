@@ -1,5 +1,5 @@
 /* Tenants' parts of window.size, and uids' parts of those: who gives extents up for whom, and who pins no more. */
-#include "daemon/request/window.h"
+#include "daemon/window/window.h"
 
 /* While an extent is wanted back nobody pins in it: so long, if nobody took it by then. */
 #define TAKEN_MS (2 * (uint64_t)WINDOW_REVOKE_MS)

@@ -1,7 +1,7 @@
 /* select: which blocks of its chains a query wants. Everything is checked here; threads score and choose
  * over digests that the chains hold; the loop leaves out what was evicted by name, and answers. */
-#include "daemon/digest/select.h"
-#include "daemon/request/digest.h"
+#include "daemon/retrieval/digest.h"
+#include "daemon/retrieval/selection.h"
 #include "kernels/sparse/arith.h"
 
 #include <stdlib.h>

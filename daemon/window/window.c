@@ -1,5 +1,5 @@
 /* window.open, window.release, window.close: what a connection maps, and how it gives that back. */
-#include "daemon/request/window.h"
+#include "daemon/window/window.h"
 
 #include "daemon/base/log.h"
 #include "daemon/base/memfd.h"

@@ -6,8 +6,8 @@
  * - The seed of its hash is random: keys that a client chose to collide in one table don't in the next.
  *
  * Thread: the loop only, but for hints_free. */
-#ifndef UCMD_INDEX_HINTS_H
-#define UCMD_INDEX_HINTS_H
+#ifndef UCMD_HINTS_TABLE_H
+#define UCMD_HINTS_TABLE_H
 
 #include "proto/hint.h"
 

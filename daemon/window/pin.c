@@ -4,7 +4,7 @@
  *
  * When all have a place or can't get one, or the deadline is here, the answer lists the places, and brings the
  * descriptors of extents that the window does not map yet. */
-#include "daemon/request/window.h"
+#include "daemon/window/window.h"
 
 #include "daemon/base/memfd.h"
 

@@ -1,6 +1,6 @@
 /* chain.append: finds the blocks of keys up to the first that is not there, leases them, and holds their
  * digests. What has to be read or built is a walk; the rest of a long append waits for turns of the loop. */
-#include "daemon/request/digest_walk.h"
+#include "daemon/retrieval/digest_walk.h"
 
 #include <string.h>
 

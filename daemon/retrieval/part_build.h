@@ -1,11 +1,11 @@
 /* What is made of one part, layer by layer: its digest, of its coded form too; or of that the plain one.
  * Threads of the pool compute.
  * Thread: the loop. */
-#ifndef UCMD_DIGEST_BUILD_H
-#define UCMD_DIGEST_BUILD_H
+#ifndef UCMD_RETRIEVAL_PART_BUILD_H
+#define UCMD_RETRIEVAL_PART_BUILD_H
 
 #include "daemon/base/span.h"
-#include "daemon/digest/pool.h"
+#include "daemon/retrieval/pool.h"
 #include "kernels/sparse/sparse.h"
 
 struct part_build {

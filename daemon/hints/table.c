@@ -1,4 +1,4 @@
-#include "daemon/index/hints.h"
+#include "daemon/hints/table.h"
 
 #include "daemon/base/memfd.h"
 

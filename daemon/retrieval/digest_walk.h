@@ -1,10 +1,10 @@
 /* Walks of digests: digest.build, and chain.append, whose chain takes the uses of what comes to DRAM. Their blocks are
  * of the digests' namespace. An item takes a use of a part in DRAM, waits for its read, or for its build. */
-#ifndef UCMD_REQUEST_DIGEST_WALK_H
-#define UCMD_REQUEST_DIGEST_WALK_H
+#ifndef UCMD_RETRIEVAL_DIGEST_WALK_H
+#define UCMD_RETRIEVAL_DIGEST_WALK_H
 
-#include "daemon/request/digest.h"
 #include "daemon/request/walk.h"
+#include "daemon/retrieval/digest.h"
 
 struct digest_walk {
     struct walk w;

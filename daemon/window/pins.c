@@ -1,6 +1,6 @@
 /* Which blocks windows pin, and how pins end: by name, with their chain or window, or because the daemon wants
  * memory back. */
-#include "daemon/request/window.h"
+#include "daemon/window/window.h"
 
 #include <assert.h>
 #include <stdlib.h>

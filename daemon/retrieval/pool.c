@@ -1,4 +1,4 @@
-#include "daemon/digest/pool.h"
+#include "daemon/retrieval/pool.h"
 
 #include <assert.h>
 #include <errno.h>
