@@ -30,7 +30,8 @@ struct feature {
     void (*stop_cb)(struct requests *rq);  /* what is under way ends soon */
     uint32_t (*active_cb)(const struct requests *rq); /* what a stop awaits, beside requests */
     void (*close_cb)(struct requests *rq);            /* no session is left */
-    void (*session_open_cb)(struct session *s);
+    int (*session_open_cb)(
+        struct session *s); /* 0 or -errno, and session_close_cb does not follow */
     void (*session_gone_cb)(
         struct session *s); /* its peer has gone; its requests are yet to be stopped */
     /* Its requests and regions have ended. False: the feature goes on, and calls session_settle. */

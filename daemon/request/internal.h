@@ -12,7 +12,6 @@
 #include "daemon/observe/trace.h"
 #include "daemon/request/feature.h"
 #include "daemon/request/request.h"
-#include "daemon/retrieval/pool.h"
 
 /* Keys under leases of one connection: bounds what leases cost. */
 #define SESSION_MAX_LEASED_KEYS (1u << 20)
@@ -69,7 +68,7 @@ struct requests {
     struct bypasses bypasses;
     bool keeping; /* tenants.c: a thread writes what tenants were given */
     struct audits audits;
-    struct list sessions, users, active, shared_lookups;
+    struct list sessions, active, shared_lookups;
     uint32_t n_sessions, n_active;
     uint64_t started_ms;
     uint8_t secret[4]; /* keys hashes of what peers choose */
@@ -90,21 +89,11 @@ struct requests {
     void *ext[FEATURES]; /* what features have */
 };
 
-/* The connections of one uid; see user.c. */
-struct user {
-    struct list link;
-    uid_t uid;
-    struct derived_tenant *tenant;
-    uint32_t sessions;
-    struct digest_queue selections; /* under way */
-};
-
 struct session {
     struct list link;
     struct requests *rq;
     struct conn *conn;
     struct peer peer;
-    struct user *user;
     bool hello, closing;
     uint32_t n_ns; /* open ones */
     struct table regions, stagings, leases;
@@ -263,14 +252,11 @@ void tracing_session_ended(struct session *s);
 /* While trace_writing: sets call->trace if the request may be chosen. */
 void call_trace_begin(struct call *call);
 
-/* user.c */
+/* taken.c */
 static inline struct limit_owner *owner_of(const struct session *s)
 {
     return s->peer.owner;
 }
-/* NULL: no memory. */
-struct user *user_ref(struct requests *rq, const struct peer *peer);
-void user_unref(struct user *u);
 /* Counts keys that leases and chains of the session cover; negative: less. */
 void leased_add(struct session *s, int64_t keys);
 /* May the session lease more of what this host can hold, by the rule of limit.h? 0, or -UCM_WIRE_BUSY with call->error. */

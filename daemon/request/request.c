@@ -132,7 +132,6 @@ int requests_new(const struct request_rooms *rooms, struct requests **out)
     rq->rooms = *rooms;
     rq->started_ms = uv_now(rooms->loop);
     list_init(&rq->sessions);
-    list_init(&rq->users);
     list_init(&rq->active);
     list_init(&rq->shared_lookups);
     walks_init(rq);

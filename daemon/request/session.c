@@ -375,24 +375,36 @@ static void retry_cb(struct cache_retry *r)
     session_settle(LIST_ENTRY(r, struct session, retry));
 }
 
-/* What features have of it. False: no memory. */
-static bool ext_open(struct session *s)
+/* Features from `id` down end with it. */
+static void features_close(struct session *s, unsigned id)
 {
-    for (unsigned id = 0; id < FEATURES; id++) {
+    while (id-- > 0)
+        if (s->rq->rooms.features[id]->session_close_cb)
+            s->rq->rooms.features[id]->session_close_cb(s);
+}
+
+static int features_open(struct session *s)
+{
+    int rc = 0;
+
+    for (unsigned id = 0; id < FEATURES && rc == 0; id++) {
         const struct feature *f = s->rq->rooms.features[id];
 
         if (f->session_bytes > 0 && !(s->ext[id] = calloc(1, f->session_bytes)))
-            return false;
-        if (f->session_open_cb)
-            f->session_open_cb(s);
+            rc = -ENOMEM;
+        if (rc == 0 && f->session_open_cb)
+            rc = f->session_open_cb(s);
+        if (rc != 0)
+            features_close(s, id);
     }
-    return true;
+    return rc;
 }
 
-static void ext_free(struct session *s)
+static void session_free(struct session *s)
 {
     for (unsigned id = 0; id < FEATURES; id++)
         free(s->ext[id]);
+    free(s);
 }
 
 static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
@@ -403,14 +415,12 @@ static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
     if (!s)
         return NULL;
     s->rq = rq;
-    s->user = ext_open(s) ? user_ref(rq, peer) : NULL;
-    if (!s->user) {
-        ext_free(s);
-        free(s);
-        return NULL;
-    }
     s->conn = conn;
     s->peer = *peer;
+    if (features_open(s) != 0) {
+        session_free(s);
+        return NULL;
+    }
     table_init(&s->regions, CONFIG_MAX_REGIONS_CONN);
     table_init(&s->stagings, DEVICE_GPUS_MAX);
     table_init(&s->leases, CONFIG_MAX_LEASES_CONN);
@@ -485,13 +495,6 @@ static bool features_end(struct session *s)
     return true;
 }
 
-static void features_close(struct session *s)
-{
-    for (unsigned id = FEATURES; id-- > 0;)
-        if (s->rq->rooms.features[id]->session_close_cb)
-            s->rq->rooms.features[id]->session_close_cb(s);
-}
-
 static void features_gone(struct session *s)
 {
     for (unsigned id = FEATURES; id-- > 0;)
@@ -515,7 +518,7 @@ void session_settle(struct session *s)
         return;
     }
     cache_fills_end(rq->rooms.cache, &s->fills);
-    features_close(s);
+    features_close(s, FEATURES);
     ns_close_all(s);
     list_remove(&s->link);
     rq->n_sessions--;
@@ -523,9 +526,7 @@ void session_settle(struct session *s)
     table_close(&s->stagings);
     table_close(&s->leases);
     conn_free(s->conn);
-    user_unref(s->user);
-    ext_free(s);
-    free(s);
+    session_free(s);
 }
 
 static void close_cb(void *session)

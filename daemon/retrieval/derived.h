@@ -6,6 +6,7 @@
 #define UCMD_RETRIEVAL_DERIVED_H
 
 #include "daemon/request/internal.h"
+#include "daemon/retrieval/pool.h"
 #include "kernels/sparse/sparse.h"
 
 /* Derived namespaces. */
@@ -34,9 +35,11 @@ struct retrieval {
     struct requests *rq;
     struct derived derived;
     struct digests digests;
+    struct list users; /* struct user */
 };
 /* What a connection has. */
 struct session_retrieval {
+    struct user *user;
     struct list spaces; /* struct session_space: what digest.open opened */
     struct table chains;
     uint32_t chain_names; /* given out so far; see session_name */
@@ -120,5 +123,19 @@ void derived_init(struct requests *rq);
 void derived_stop(struct requests *rq);
 /* No build may be under way, and no space left. */
 void derived_close(struct requests *rq);
+
+/* user.c */
+/* The connections of one uid. */
+struct user {
+    struct list link;
+    uid_t uid;
+    struct derived_tenant *tenant;
+    uint32_t sessions;
+    struct digest_queue selections; /* under way */
+};
+
+/* NULL: no memory. */
+struct user *user_ref(struct requests *rq, const struct peer *peer);
+void user_unref(struct user *u);
 
 #endif

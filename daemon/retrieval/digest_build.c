@@ -245,6 +245,7 @@ static int open_cb(struct requests *rq)
     limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);
     limits_set(l, LIMIT_BUILDS_WAITING, DIGEST_PUBLISHED_MAX);
     retrieval_of(rq)->rq = rq;
+    list_init(&retrieval_of(rq)->users);
     derived_init(rq);
     return digests_init(rq);
 }
@@ -260,16 +261,21 @@ static void close_cb(struct requests *rq)
     derived_close(rq);
 }
 
-static void session_open_cb(struct session *s)
+static int session_open_cb(struct session *s)
 {
-    table_init(&session_retrieval(s)->chains, SESSION_MAX_CHAINS);
-    list_init(&session_retrieval(s)->spaces);
+    struct session_retrieval *of = session_retrieval(s);
+
+    table_init(&of->chains, SESSION_MAX_CHAINS);
+    list_init(&of->spaces);
+    of->user = user_ref(s->rq, &s->peer);
+    return of->user ? 0 : -ENOMEM;
 }
 
 static void session_close_cb(struct session *s)
 {
     spaces_close_all(s);
     table_close(&session_retrieval(s)->chains);
+    user_unref(session_retrieval(s)->user);
 }
 
 const struct feature retrieval_feature = {.requests_bytes = sizeof(struct retrieval),

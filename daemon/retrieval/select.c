@@ -516,6 +516,7 @@ int method_select(struct call *call)
     lists_set(&sr->s, &caps);
     sr->prefetch = (uint8_t)m->prefetch;
     sr->s.job.done_cb = select_done_cb;
-    selection_submit(rq_of(sr)->rooms.digests, &call->s->user->selections, &sr->s, work);
+    selection_submit(rq_of(sr)->rooms.digests, &session_retrieval(call->s)->user->selections,
+                     &sr->s, work);
     return 0;
 }

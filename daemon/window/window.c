@@ -421,9 +421,10 @@ static void close_cb(struct requests *rq)
     free(windows_at(rq)->extents);
 }
 
-static void session_open_cb(struct session *s)
+static int session_open_cb(struct session *s)
 {
     table_init(&session_windows(s)->all, SESSION_MAX_WINDOWS);
+    return 0;
 }
 
 static void session_close_cb(struct session *s)

@@ -1,46 +1,7 @@
-/* What one uid's and one tenant's connections take of what all share, by the rule of limit.h: memory, leases, turns of
- * the digest threads. */
+/* What connections take of what all share, by the rule of limit.h: memory and leases. */
 #include "daemon/request/internal.h"
-#include "daemon/retrieval/derived.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 #define LEASES_UNBOUND (UINT64_C(1) << 60)
-
-struct user *user_ref(struct requests *rq, const struct peer *peer)
-{
-    struct user *u;
-
-    for (struct list *n = rq->users.next; n != &rq->users; n = n->next) {
-        u = LIST_ENTRY(n, struct user, link);
-        if (u->uid == peer->uid && strcmp(u->tenant->name, peer->tenant) == 0) {
-            u->sessions++;
-            return u;
-        }
-    }
-    u = calloc(1, sizeof(*u));
-    if (u)
-        u->tenant = derived_tenant_ref(rq, peer->tenant);
-    if (!u || !u->tenant) {
-        free(u);
-        return NULL;
-    }
-    u->uid = peer->uid;
-    u->sessions = 1;
-    digest_queue_init(&u->selections, &u->tenant->selections);
-    list_push_back(&rq->users, &u->link);
-    return u;
-}
-
-void user_unref(struct user *u)
-{
-    if (--u->sessions > 0)
-        return;
-    list_remove(&u->link);
-    derived_tenant_unref(u->tenant);
-    free(u);
-}
 
 void leased_add(struct session *s, int64_t keys)
 {
