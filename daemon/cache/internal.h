@@ -204,7 +204,7 @@ static inline void cache_wake(struct cache *c, enum cache_chore chore)
 /* Something was released. In the next turn of the loop those who wait for space try again, and writes
  * begin. */
 void cache_released(struct cache *c);
-/* Less is under way, and nothing was released: if nothing is left, who waits for space has to know. */
+/* Less is under way, and nothing was released: if nothing is left, who waits for a release has to know. */
 void cache_less_under_way(struct cache *c);
 /* Who waits for write-behind may go on. */
 void cache_less_dirty(struct cache *c);

@@ -89,6 +89,8 @@ void cache_less_under_way(struct cache *c)
 {
     if (space_ready(c))
         cache_wake(c, CHORE_SPACE);
+    if (c->users == 0 && !list_empty(&c->durables.waiting))
+        cache_wake(c, CHORE_WRITE_NVME);
 }
 
 /* One a turn of the loop, each in its turn. */

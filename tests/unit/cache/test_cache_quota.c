@@ -335,6 +335,29 @@ Test(cache_quota, durable_beyond_at_most_on_nvme_keeps_nobody_waiting)
     cr_expect_leq(noisy->tenant->nvme_bytes, SLOT);
 }
 
+Test(cache_quota, durable_beyond_at_most_on_nvme_hears_that_a_use_lasts)
+{
+    struct promise p = {.d.done_cb = promise_cb, .status = 1};
+    block_ref leased, ref;
+    struct cache_wait w = {0};
+
+    noisy->tenant->settings.nvme_most = SLOT;
+    stores(noisy, 0, 1);
+    leased = find(noisy, 0);
+    cache_lease(rig.cache, leased);
+    cr_assert_eq(cache_get(rig.cache, leased, 0, 0, NUMA_NONE, &w), CACHE_READY);
+    ref = store(noisy, 10);
+    cr_assert_eq(cache_durable(rig.cache, &p.d, ref, 0), 0);
+    settle();
+    cr_expect_eq(p.status, 1, "the use may end");
+    cache_hold(rig.cache, leased, 0);
+    settle();
+    cr_expect_eq(p.status, -EDQUOT);
+    cache_unhold(rig.cache, leased, 0);
+    drop(leased);
+    drop(ref);
+}
+
 /* Which tenant's block is the i-th that is being written. */
 static const struct tenant *writes_at(unsigned i)
 {
