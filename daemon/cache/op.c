@@ -68,7 +68,6 @@ int op_tier(struct part_op *op, enum tier_op what, const struct span *span)
     op->shared = false;
     *io = (struct tier_io){.op = what,
                            .bytes = ns_part_bytes(ns, op->part),
-                           .who = op->check ? (struct fair_who){0} : tenant_who(ns->tenant),
                            .shard_bytes = ns->identity.shard_bytes,
                            .seal = cache_sealed(c, ns),
                            .check = op->check,
@@ -76,6 +75,8 @@ int op_tier(struct part_op *op, enum tier_op what, const struct span *span)
                            .small = op->small,
                            .name = cache_tier_name(c, op->ref, op->part),
                            .done_cb = tier_done_cb};
+    if (!op->check)
+        io->who = tenant_who(ns->tenant);
     if (what != TIER_WRITE)
         io->place = part_place(cache_part(c, op->ref, op->part));
     if (span)
