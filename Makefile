@@ -70,7 +70,6 @@ HAVE_ZMQ   := $(wildcard $(ZMQ_PREFIX)/include/zmq.h)
 ZMQ_FLAGS   = $(if $(filter-out /usr,$(ZMQ_PREFIX)),$(addprefix -L,$(wildcard $(ZMQ_PREFIX)/lib $(ZMQ_PREFIX)/lib/*-linux-gnu)) -Wl$(comma)--allow-shlib-undefined)
 ZMQ_LIBS    = $(if $(HAVE_ZMQ),-lzmq)
 CTL_LIBS    = $(CLIENT_LIBS) -lcjson -lxxhash
-BENCH_LIBS  = $(CLIENT_LIBS) -luring -lxxhash -lcjson -lm -lyaml
 
 # Recursive calls use all cores when the caller gave no -j.
 SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))

@@ -89,9 +89,11 @@ CUDA_CLIENT := $(patsubst %.c,$O/obj/%.o,$(wildcard client/cuda/*.c)) $O/obj/ker
 LIBS        += $O/libucmclient_cuda.a $O/$(CUDA_SO).$(VERSION) $O/$(CUDA_SO).$(SO_VERSION) $O/$(CUDA_SO)
 
 $O/libucmclient_cuda.a: $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ)
-	@rm -f $@ && ar rcs $@ $^
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
 $O/$(CUDA_SO).$(VERSION): $(CUDA_CLIENT) $O/obj/proto/staging.o $(CUDA_OBJ) $(SPARSE_CUDA_OBJ) client/cuda/libucmclient_cuda.map $O/$(SO) $(SPARSE_OBJ) $(ENCODING_OBJ) $(call obj,kernels/isa.c)
-	$(CC) $(SANFLAGS) -shared -pthread $(if $(SAN),,-Wl,-z,defs) -Wl,-soname,$(CUDA_SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
+	$(call say,LINK)
+	$(Q)$(CC) $(SANFLAGS) -shared -pthread $(if $(SAN),,-Wl,-z,defs) -Wl,-soname,$(CUDA_SO).$(SO_VERSION) -Wl,-z,relro,-z,now \
 	    -Wl,--version-script=client/cuda/libucmclient_cuda.map -Wl,-rpath,'$$ORIGIN' $(LDFLAGS) $(filter %.o,$^) \
 	    -L$O -lucmclient -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 $O/$(CUDA_SO).$(SO_VERSION): $O/$(CUDA_SO).$(VERSION)

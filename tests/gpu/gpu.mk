@@ -13,51 +13,62 @@ GPU_TESTS  := $(patsubst tests/gpu/%.c,$O/gpu/%,$(wildcard tests/gpu/test_*.c))
 
 $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/worker.h tests/gpu/worker_staging.h
 	@mkdir -p $(@D)
-	$(NVCC) -I. -O2 $(SM80) $(SM90) $(PTX80) -c $< -o $@
+	$(call say,NVCC)
+	$(Q)$(NVCC) -I. -O2 $(SM80) $(SM90) $(PTX80) -c $< -o $@
 $O/gpu/test_%: $O/obj/tests/gpu/test_%.o $(addprefix $O/obj/tests/gpu/,harness.o staging.o worker.o) $(GPU_OBJ)
 	@mkdir -p $(@D)
-	$(LINK) $^ $(DAEMON_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(DAEMON_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 # The daemon as a whole on a GPU: a client program in CUDA, and the daemon that it starts.
 SERVE_OBJ := $(addprefix $O/obj/tests/gpu/,serve.o serve_encoded.o serve_roles.o serve_stream.o serve_worker.o)
 $(SERVE_OBJ): $O/obj/tests/gpu/%.o: tests/gpu/%.cu tests/gpu/serve.h client/include/ucmclient.h client/include/ucmclient_cuda.h
 	@mkdir -p $(@D)
-	$(NVCC) -I. -Iclient/include -O2 $(SM80) $(SM90) $(PTX80) -c $< -o $@
+	$(call say,NVCC)
+	$(Q)$(NVCC) -I. -Iclient/include -O2 $(SM80) $(SM90) $(PTX80) -c $< -o $@
 $O/gpu/test_serve: $(SERVE_OBJ) $O/obj/tests/gpu/serve_ring.o $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
-	$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
+	$(call say,LINK)
+	$(Q)$(LINK) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib64/stubs -lcuda -lcudart_static -ldl -lrt -lstdc++ -o $@
 GPU_TESTS += $O/gpu/test_serve
 # Kernels on a GPU beside the same in C: digests and selections, encodings, attention.
 SPARSE_TEST_OBJ   := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/sparse*.c))
 ENCODING_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/encoding*.c))
 $O/gpu/test_sparse: $(SPARSE_TEST_OBJ) $O/obj/client/bench/fatbin.o $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
-	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
+	$(call say,LINK)
+	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 $O/gpu/test_encoding: $(ENCODING_TEST_OBJ) $O/obj/client/bench/fatbin.o $O/obj/kernels/encoding/encoding_fatbin.o $O/libucmclient.a
 	@mkdir -p $(@D)
-	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
+	$(call say,LINK)
+	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 ROPE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/rope.c kernels/copy_ref.c)
 $O/gpu/test_rope: $(ROPE_TEST_OBJ) $(CUDA_OBJ) $O/libucmdaemon.a
 	@mkdir -p $(@D)
-	$(LINK) $^ -Wl,--as-needed -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
+	$(call say,LINK)
+	$(Q)$(LINK) $^ -Wl,--as-needed -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
 SLOTS_TEST_OBJ    := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/slots*.c) $(wildcard kernels/slots/*.c))
 $O/gpu/test_slots: $(SLOTS_TEST_OBJ) $O/obj/kernels/slots/slots_fatbin.o
 	@mkdir -p $(@D)
-	$(LINK) $^ -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
+	$(call say,LINK)
+	$(Q)$(LINK) $^ -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 ATTEND_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c $(wildcard tests/gpu/attend*.c) $(wildcard kernels/slots/*.c))
 $O/gpu/test_attend: $(ATTEND_TEST_OBJ) $(ATTEND_CUDA_OBJ) $O/obj/kernels/slots/slots_fatbin.o $(BENCH_OBJ)
 	@mkdir -p $(@D)
-	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
+	$(call say,LINK)
+	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
 DECODE_TEST_OBJ := $(patsubst %.c,$O/obj/%.o,tests/gpu/compare.c tests/gpu/window.c $(wildcard tests/gpu/decode*.c)) \
                    $(patsubst %.c,$O/obj/%.o,kernels/slots/verify.c)
 $O/gpu/test_decode: $(DECODE_TEST_OBJ) $O/libucmclient_cuda.a $(BENCH_OBJ)
 	@mkdir -p $(@D)
-	$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
+	$(call say,LINK)
+	$(Q)$(LINK) $^ -Wl,--as-needed $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -lm -o $@
 GPU_TESTS += $O/gpu/test_sparse $O/gpu/test_encoding $O/gpu/test_rope $O/gpu/test_slots $O/gpu/test_attend $O/gpu/test_decode
 # Companions for Python tests that speak the protocol by themselves.
 GPU_COMPANIONS := $O/gpu/companions.so
 $(GPU_COMPANIONS): $O/obj/tests/gpu/companions.o $O/libucmclient_cuda.a $O/libucmclient.a
 	@mkdir -p $(@D)
-	$(CC) -shared -pthread $(LDFLAGS) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
+	$(call say,LINK)
+	$(Q)$(CC) -shared -pthread $(LDFLAGS) $^ $(CLIENT_LIBS) -L$(CUDA_HOME)/lib64/stubs -lcuda -o $@
 
 # A folder that runs on a host with a GPU and without Debian's packages: programs, the libraries that
 # they need beyond the C library, and run.sh.
