@@ -40,9 +40,11 @@ class Request:
         self.request_id, self.block_hashes, self.num_tokens = name, list(shared), tokens
         self.num_computed_tokens, self.num_preemptions = tokens - 1, 0
         self.kv_transfer_params = self.lora_request = None
+        self.all_token_ids = [1] * tokens
 
     def append(self):
         self.num_tokens += 1
+        self.all_token_ids.append(1)
         if self.num_tokens // BLOCK > len(self.block_hashes):
             self.block_hashes.append(hashlib.sha256(f"{self.request_id}/{self.num_tokens}".encode()).digest())
 
