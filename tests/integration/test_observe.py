@@ -21,7 +21,7 @@ import unittest
 import urllib.parse
 import urllib.request
 
-from daemon import TIMEOUT_S, UCMD, Daemon
+from daemon import TIMEOUT_S, UCMD, Daemon, threads_named
 from second_client import Client
 from test_ucmctl import replay
 
@@ -115,8 +115,7 @@ class Listener(unittest.TestCase):
         daemon = self.daemon(**{"metrics.socket": ""})
         self.assertNotIn("http", [line.split()[2] for line in daemon.log().splitlines()])
         self.assertFalse(os.path.exists(os.path.join(daemon.folder, "metrics.sock")))
-        threads = [pathlib.Path(t, "comm").read_text().strip() for t in pathlib.Path(f"/proc/{daemon.process.pid}/task").iterdir()]
-        self.assertNotIn("http", threads)
+        self.assertEqual(list(threads_named(f"/proc/{daemon.process.pid}/task", "http")), [])
 
     def test_what_the_loop_counts_is_on_the_page(self):
         daemon = self.daemon(**{"metrics.listen": "0"})
