@@ -396,7 +396,8 @@ class Seeded(Sealed):
     def test_a_kill_at_every_step_of_a_purge(self):
         """The seed of before is there, or a new one; with it all files, or none."""
         for point in ("seed-written:1", "seed-replaced:1", "seed-wiped:1"):
-            kv, old = self.stored_by(self.host(self.one)), self.seed()
+            first = self.host(self.one)
+            kv, old = self.stored_by(first), self.seed()
             host = self.killed_host(point)
             self.until(lambda: host.tiers(0) == [ON_SHARE], "the seed")  # noqa: B023
             with self.assertRaises(Closed):
@@ -412,6 +413,8 @@ class Seeded(Sealed):
                 self.assertEqual(other.region.dump([50], [0]), [OK])  # behind its seed
                 self.assertNotIn(OK, other.load(*range(BLOCKS)))
             other.client.call("namespace.purge", ns=other.ns)
+            for writer in (first, other):
+                writer.daemon.stop()
             shutil.rmtree(self.root)
             os.mkdir(self.root)
 
