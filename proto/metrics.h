@@ -25,7 +25,6 @@
     X(requests_busy, counter, "requests", "requests answered BUSY")                                \
     X(requests_failed, counter, "requests", "requests answered with an error, BUSY included")      \
     X(requests_deadline, counter, "requests", "requests that passed their deadline")               \
-    X(requests_cancelled, counter, "requests", "requests cancelled")                               \
     X(lookups, counter, "requests", "lookups")                                                     \
     X(lookup_keys, counter, "blocks", "keys looked up")                                            \
     X(lookup_hits, counter, "blocks", "keys of lookups found complete")                            \
@@ -81,7 +80,6 @@
     X(arena_slots_near, counter, "slots", "slots on the NUMA node of the GPU that needed them")    \
     X(arena_slots_far, counter, "slots", "slots on another NUMA node than that of the GPU")        \
     X(arena_kept_parts, counter, "parts", "parts in DRAM taken over from the last run")            \
-    X(arena_kept_bytes, counter, "bytes", "bytes of parts taken over from the last run")           \
     X(arena_kept_refused, counter, "parts",                                                        \
       "parts of the last run not taken over: damaged, or not wanted")                              \
     X(nvme_bytes_capacity, gauge, "bytes", "capacity of the NVMe tier")                            \
@@ -91,8 +89,6 @@
     X(nvme_stored_bytes, counter, "bytes", "bytes of parts that the cache gave and NVMe stored")   \
     X(nvme_written_bytes, counter, "bytes",                                                        \
       "bytes written to NVMe: parts, headers, padding, rewrites")                                  \
-    X(nvme_rewritten_bytes, counter, "bytes",                                                      \
-      "bytes of parts rewritten when their segment was reused")                                    \
     X(nvme_rewritten, counter, "parts", "parts rewritten when their segment was reused")           \
     X(nvme_checkpoint_bytes, counter, "bytes", "bytes of checkpoints written to NVMe")             \
     X(nvme_write_amplification, gauge, "1/1000", "bytes written to NVMe for each byte stored")     \
@@ -111,12 +107,10 @@
     X(nvme_recovering, gauge, "segments",                                                          \
       "segments of earlier runs that recovery has not read yet")                                   \
     X(nvme_recovered_parts, counter, "parts", "parts of earlier runs found by recovery")           \
-    X(nvme_recovered_bytes, counter, "bytes", "bytes of parts found by recovery")                  \
     X(nvme_syncs, counter, "syncs", "syncs of cache files for durable dumps")                      \
     X(nvme_sync_errors, counter, "parts", "parts that may be lost because a sync failed")          \
     X(nvme_checkpoints, counter, "checkpoints", "checkpoints written")                             \
     X(nvme_damaged_pages, counter, "pages", "damaged headers and records found at the start")      \
-    X(nvme_scrub_bytes, counter, "bytes", "bytes that the scrub read")                             \
     X(nvme_scrub_passes, counter, "passes", "scrubs of all of NVMe that ended")                    \
     X(nvme_scrub_segments, gauge, "segments", "segments that the present scrub has read")          \
     X(nvme_scrub_bad, counter, "parts", "parts that the scrub found damaged or unreadable")        \
@@ -160,13 +154,10 @@
     X(share_breaks, counter, "times", "times a shared root went down after failures in a row")     \
     X(share_roots_down, gauge, "roots", "shared roots that are down")                              \
     X(share_probes, counter, "requests", "shared lookups: searches for keys on shared roots")      \
-    X(share_probe_finds, counter, "keys", "keys that shared lookups asked a root for")             \
     X(share_gc_passes, counter, "passes", "garbage collections of shared roots that ended")        \
     X(share_gc_failed, counter, "passes", "garbage collections given up because the root failed")  \
     X(share_gc_removed, counter, "files", "files that garbage collection removed from a root")     \
-    X(share_gc_bytes, counter, "bytes", "bytes of files that garbage collection removed")          \
     X(share_gc_demoted, counter, "files", "files copied to the next root before their removal")    \
-    X(share_gc_temps, counter, "files", "temporary files of dead writers removed")                 \
     X(lookup_hits_plain, counter, "blocks",                                                        \
       "keys of lookups in encoded namespaces whose block is in the base")                          \
     X(encode_plain_bytes, counter, "bytes", "bytes of dumped blocks before they were encoded")     \
@@ -191,15 +182,11 @@
     X(chains_expired, counter, "chains", "chains that were not used for their lease's time")       \
     X(selects, counter, "requests", "selections")                                                  \
     X(select_blocks, counter, "blocks", "blocks that selections scored, each KV head's apart")     \
-    X(select_gone, counter, "blocks",                                                              \
-      "chosen blocks left out of answers because they were evicted by name")                       \
     X(prefetch_useful, counter, "blocks", "blocks brought into DRAM for a chain and then loaded")  \
     X(prefetch_useless, counter, "blocks", "blocks brought into DRAM for a chain, evicted unused") \
     X(hint_tables, gauge, "tables", "namespaces whose blocks workers look up in a table of hints") \
     X(hint_bytes, gauge, "bytes", "memory of tables of hints")                                     \
     X(hint_left_out, gauge, "blocks", "blocks for which such a table has no room")                 \
-    X(events_recorded, counter, "events",                                                          \
-      "changes of where a block lies, of tenants that have events")                                \
     X(events_lost, counter, "events", "events that a reader asked for too late")                   \
     X(events_subscribers, gauge, "connections", "connections that have asked for events")          \
     X(events_bytes, gauge, "bytes", "memory of events and of what they tell of blocks")            \
@@ -211,7 +198,6 @@
     X(window_pins, gauge, "blocks", "blocks pinned in windows, those of each window apart")        \
     X(window_pinned_bytes, gauge, "bytes", "bytes of the slots of these")                          \
     X(window_moves, counter, "blocks", "blocks copied within DRAM into a window")                  \
-    X(window_reads, counter, "blocks", "blocks read from a lower tier into a window")              \
     X(window_full, counter, "blocks",                                                              \
       "blocks that a pin left out: no space in the window, or not in time")                        \
     X(window_revocations, counter, "extents", "extents of windows that the daemon wanted back")    \
@@ -221,7 +207,6 @@
     X(slot_wait_oldest_us, gauge, "us",                                                            \
       "time that the oldest of the waiting transfers has waited for a slot")                       \
     X(regions, gauge, "regions", "regions registered now")                                         \
-    X(device_jobs, counter, "jobs", "copy jobs given to devices")                                  \
     X(device_errors, counter, "jobs", "copy jobs that failed")                                     \
     X(device_event_timeouts, counter, "jobs", "dumps whose event was not signalled in time")
 

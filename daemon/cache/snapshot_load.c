@@ -147,7 +147,6 @@ static bool part_load(struct snapshot_load *l, const struct snapshot_part *k, sl
     l->loaded++;
     l->bytes += ns_part_bytes(ns, k->part);
     c->config.metrics->arena_kept_parts++;
-    c->config.metrics->arena_kept_bytes += ns_part_bytes(ns, k->part);
     if (!c->tier || !block_complete(b, ns) || b->part[k->part].nvme == PART_NVME_READY ||
         (k->stored && cache_recovering(c)))
         return true;

@@ -119,7 +119,6 @@ static void key_pad(uint8_t out[UCM_MAX_KEY_BYTES], const struct ns *ns, const u
 static void record(struct events *es, struct tenant_events *te, const struct event *e)
 {
     te->ring[++te->last & (te->cap - 1)] = *e;
-    es->config.metrics->events_recorded++;
     if (te->waiting > 0 && !es->woken) {
         es->woken = true;
         es->config.wake_cb(es->config.ctx);

@@ -199,7 +199,6 @@ bool job_submit(struct copy_batch *b, struct device_job *job,
     job->done_cb = done_cb;
     if (device->ops->submit(device, job) != 0)
         return false;
-    metrics_of(&c->w)->device_jobs++;
     c->jobs++;
     trace_more(c->w.r.trace, TRACE_COPY);
     return true;

@@ -339,7 +339,6 @@ int method_cancel(struct call *call)
         if (r->msgid != m->msgid || gives_back(r->method) ||
             r->method == UCM_METHOD_REGION_REGISTER || r->method == UCM_METHOD_RING_REGISTER)
             continue;
-        s->rq->rooms.metrics->requests_cancelled++;
         r->stop_cb(r);
         result.cancelled = true;
         break;

@@ -336,12 +336,10 @@ static void select_free(struct select_request *sr)
 static void select_answer(struct select_request *sr)
 {
     struct selection *s = &sr->s;
-    struct metrics *metrics = rq_of(sr)->rooms.metrics;
     struct msg_select_r r = {.no_digest = sr->no_digest};
     uint32_t total;
 
     r.gone = lists_pack(sr, &total);
-    metrics->select_gone += r.gone;
     r.counts = (struct proto_bin){(const uint8_t *)sr->counts, lists_of(s) * 4};
     r.index = (struct proto_bin){(const uint8_t *)s->index, total * 4};
     if (s->chosen)

@@ -149,14 +149,11 @@ static void removed_cb(struct gc_sweep *s, const struct share_file *file, int st
     pass->used_files--;
     pass->buckets[s->bucket].bytes -= file->bytes;
     pass->buckets[s->bucket].files--;
-    if (block_file_temp_valid(file->name)) {
-        w->config->root->config.metrics->share_gc_temps++;
+    if (block_file_temp_valid(file->name))
         return;
-    }
     pass->removed++;
     pass->removed_bytes += file->bytes;
     w->config->root->config.metrics->share_gc_removed++;
-    w->config->root->config.metrics->share_gc_bytes += file->bytes;
 }
 
 /* Bytes that the root is brought to; UINT64_MAX: it may stay as it is. */

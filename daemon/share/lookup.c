@@ -265,7 +265,6 @@ static bool find_begin(struct lookup *p, uint32_t key, uint32_t root, share_root
         free(f);
         return false;
     }
-    s->settings.metrics->share_probe_finds++;
     p->begun |= 1u << root;
     p->keys[key].pending++;
     list_push_back(&p->finds, &f->link);

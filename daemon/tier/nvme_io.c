@@ -519,9 +519,7 @@ static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_i
     if (!ok)
         return;
     t->metrics->nvme_written_bytes += nvme_stride(io->bytes);
-    if (io_moved(io)) {
-        t->metrics->nvme_rewritten_bytes += nvme_stride(io->bytes);
-    } else {
+    if (!io_moved(io)) {
         t->metrics->nvme_writes++;
         t->metrics->nvme_stored_bytes += io->bytes;
     }

@@ -72,10 +72,8 @@ static void recover_end(struct tier *t)
     scans_free(r);
     segment_restored(&t->segments);
     log_info(ROOM, "recovered",
-             "parts=%" PRIu64 " bytes=%" PRIu64 " segments=%" PRIu64 " refused=%" PRIu64
-             " seconds=%.3f",
-             t->metrics->nvme_recovered_parts, t->metrics->nvme_recovered_bytes, r->segments,
-             r->refused, seconds(t));
+             "parts=%" PRIu64 " segments=%" PRIu64 " refused=%" PRIu64 " seconds=%.3f",
+             t->metrics->nvme_recovered_parts, r->segments, r->refused, seconds(t));
     if (r->plain > 0)
         log_warn(ROOM, "plain-left-out",
                  "parts=%" PRIu64
@@ -169,7 +167,6 @@ bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
     segment_tag_set(s, record, h->sealed ? segment_tag(h->key_id) : 0);
     segment_restore(&t->segments, s, record, owner, h->sequence);
     t->metrics->nvme_recovered_parts++;
-    t->metrics->nvme_recovered_bytes += h->payload_bytes;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
     return true;
 }

@@ -72,8 +72,6 @@ static void check_done_cb(struct tier *t, void *ctx, int status, bool bad_header
 
     if (t->closing)
         return;
-    if (status == 0)
-        t->metrics->nvme_scrub_bytes += nvme_stride(k->want.bytes);
     record_report(k, status, bad_header);
     k->record++;
     wake_in(k, k->due_ns > now ? (k->due_ns - now) / 1000000 : 0);

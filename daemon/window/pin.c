@@ -206,7 +206,6 @@ static void block_take(struct pin_request *q, uint32_t block, const struct cache
     q->moved += m->copied;
     q->read += m->read;
     metrics->window_moves += m->copied;
-    metrics->window_reads += m->read;
 }
 
 /* Other failures are for want of space or time. */
