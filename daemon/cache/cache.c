@@ -362,14 +362,29 @@ static void leased_count(struct cache *c, const struct ns *ns, int change)
     c->leased.bytes += ns->block_bytes * (uint64_t)change;
 }
 
+static void lease_add(struct cache *c, struct block *b, const struct ns *ns)
+{
+    assert(b->leases < UINT32_MAX);
+    if (b->leases++ == 0)
+        leased_count(c, ns, 1);
+}
+
+/* True: it was the last one. */
+static bool lease_drop(struct cache *c, struct block *b, const struct ns *ns)
+{
+    assert(b->leases > 0);
+    if (--b->leases > 0)
+        return false;
+    leased_count(c, ns, -1);
+    return true;
+}
+
 void cache_lease(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
-    assert(b->leases < UINT32_MAX);
-    if (b->leases++ == 0)
-        leased_count(c, ns, 1);
+    lease_add(c, b, ns);
 }
 
 bool cache_lease_end(struct cache *c, block_ref ref)
@@ -377,24 +392,36 @@ bool cache_lease_end(struct cache *c, block_ref ref)
     struct ns *ns;
     struct block *b = cache_block(c, ref, &ns);
 
-    assert(b->leases > 0);
-    if (--b->leases == 0)
-        leased_count(c, ns, -1);
-    return b->leases == 0;
+    return lease_drop(c, b, ns);
 }
 
 void cache_lease_many(struct cache *c, const block_ref *refs, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++)
-        if (refs[i] != 0)
-            cache_lease(c, refs[i]);
+    const struct ns *ns = NULL;
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct block *b = refs[i] ? index_block(c->config.index, refs[i]) : NULL;
+
+        if (!b)
+            continue;
+        ns = cache_ns_again(c, b, ns);
+        lease_add(c, b, ns);
+    }
 }
 
 void cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++)
-        if (refs[i] != 0 && cache_lease_end(c, refs[i]))
-            cache_settle(c, refs[i]);
+    const struct ns *ns = NULL;
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct block *b = refs[i] ? index_block(c->config.index, refs[i]) : NULL;
+
+        if (!b)
+            continue;
+        ns = cache_ns_again(c, b, ns);
+        if (lease_drop(c, b, ns))
+            cache_settle_block(c, refs[i], b, ns);
+    }
     if (n > 0)
         cache_released(c);
 }

@@ -124,6 +124,9 @@ struct cache_leased cache_leased(const struct cache *c);
 uint32_t cache_lease_found(struct cache *c, const block_ref *refs, uint32_t n, uint8_t *tiers);
 /* That tier of one block; 0 if it is not found, or the ref is 0. */
 uint8_t cache_tier(const struct cache *c, block_ref ref);
+/* The same of each of refs[n]. stop_at_gap: what comes behind one that is not found is not, either. */
+void cache_tiers(const struct cache *c, const block_ref *refs, uint32_t n, bool stop_at_gap,
+                 uint8_t *tiers);
 /* The same as lookups report it: enum ucm_lookup_status. */
 uint8_t cache_status(const struct cache *c, block_ref ref);
 /* Finds or makes the block of a key, and holds it. 0: the index is full. */

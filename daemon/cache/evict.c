@@ -76,14 +76,19 @@ static bool worthless(const struct block *b, const struct ns *ns)
            (b->flags & BLOCK_DOOMED || (b->dram_parts == 0 && !block_complete(b, ns)));
 }
 
+void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns)
+{
+    cache_reconsider(c, ref);
+    if (worthless(b, ns))
+        cache_discard(c, ref);
+}
+
 void cache_settle(struct cache *c, block_ref ref)
 {
     struct ns *ns;
     const struct block *b = cache_block(c, ref, &ns);
 
-    cache_reconsider(c, ref);
-    if (worthless(b, ns))
-        cache_discard(c, ref);
+    cache_settle_block(c, ref, b, ns);
 }
 
 void cache_lease_undo(struct cache *c, block_ref ref)

@@ -58,14 +58,34 @@ static uint8_t tier_of(const struct cache *c, const struct block *b, const struc
     return CACHE_NVME;
 }
 
+static uint8_t tier_found(const struct cache *c, const struct block *b, const struct ns *ns)
+{
+    return block_complete(b, ns) && !(b->flags & BLOCK_DOOMED) ? tier_of(c, b, ns) : 0;
+}
+
 uint8_t cache_tier(const struct cache *c, block_ref ref)
 {
     const struct block *b = ref ? index_block(c->config.index, ref) : NULL;
-    const struct ns *ns = b ? index_ns(c->config.index, b->ns) : NULL;
 
-    if (!b || !block_complete(b, ns) || b->flags & BLOCK_DOOMED)
-        return 0;
-    return tier_of(c, b, ns);
+    return b ? tier_found(c, b, cache_ns_again(c, b, NULL)) : 0;
+}
+
+void cache_tiers(const struct cache *c, const block_ref *refs, uint32_t n, bool stop_at_gap,
+                 uint8_t *tiers)
+{
+    const struct ns *ns = NULL;
+    bool gap = false;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct block *b = refs[i] && !gap ? index_block(c->config.index, refs[i]) : NULL;
+
+        tiers[i] = 0;
+        if (b) {
+            ns = cache_ns_again(c, b, ns);
+            tiers[i] = tier_found(c, b, ns);
+        }
+        gap = gap || (stop_at_gap && tiers[i] == 0);
+    }
 }
 
 uint32_t cache_lease_found(struct cache *c, const block_ref *refs, uint32_t n, uint8_t *tiers)

@@ -111,6 +111,12 @@ struct cache {
 struct snapshot_part;
 
 struct block *cache_block(struct cache *c, block_ref ref, struct ns **ns);
+/* The block's namespace, which for one of many is that of the block before; NULL: there is none before. */
+static inline const struct ns *cache_ns_again(const struct cache *c, const struct block *b,
+                                              const struct ns *before)
+{
+    return before && before->id == b->ns ? before : index_ns(c->config.index, b->ns);
+}
 struct part *cache_part(struct cache *c, block_ref ref, uint32_t part);
 
 static inline bool part_whole_local(const struct part *p)
@@ -247,6 +253,7 @@ void cache_nvme_lost(struct cache *c, block_ref ref, uint32_t part, bool forget)
 bool cache_lease_end(struct cache *c, block_ref ref);
 /* After a use or lease ended: removes a block that is doomed, or of which too little is left. */
 void cache_settle(struct cache *c, block_ref ref);
+void cache_settle_block(struct cache *c, block_ref ref, const struct block *b, const struct ns *ns);
 /* Removes the block from DRAM and NVMe, and forgets its files on the shared tier. It must be
  * idle. */
 void cache_discard(struct cache *c, block_ref ref);

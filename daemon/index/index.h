@@ -124,14 +124,8 @@ struct block {
     uint32_t hash_next;             /* the index's */
     uint32_t list_prev, list_next;  /* in one block_list: the policy's with BLOCK_IN_POLICY,
                                     * cache/lists.c's with BLOCK_BELOW or BLOCK_SHARED_ONLY */
-    struct {
-        uint32_t uses : 3;     /* USES_* */
-        uint32_t aside : 3;    /* its list aside, or POLICY_CANDIDATES */
-        uint32_t known : 1;    /* was in DRAM before: coming back is a use */
-        uint32_t expected : 1; /* and that is counted */
-        uint32_t stamp : 24;   /* when it was inserted or a use was counted, wrapping */
-    } remembered;              /* the policy's */
-    uint32_t ns;               /* id of its namespace */
+    uint32_t policy_data;           /* the policy's */
+    uint32_t ns;                    /* id of its namespace */
     uint32_t leases;      /* of clients and running requests: while > 0 it stays in some tier */
     uint16_t whole_parts; /* parts that are whole in some tier; all of them: it is complete */
     uint16_t dram_parts;  /* parts that are READY in DRAM */

@@ -10,10 +10,18 @@
  * holds; with the bonus of its uses (learner.h), later or earlier. Blocks with as many uses are in one
  * list in the order of their last use, so that only the lists' ends are compared. */
 
+/* What a block remembers: policy_data. As bit fields it made a lookup of 8,192 keys 7 % slower: compilers
+ * write bytes of what they read as a word. */
+#define DATA_USES 0x7u
+#define DATA_ASIDE_SHIFT 3
+#define DATA_KNOWN (1u << 6)    /* was in DRAM before: coming back is a use */
+#define DATA_EXPECTED (1u << 7) /* and that is counted */
+#define DATA_STAMP_SHIFT 8      /* when it was inserted or a use was counted, wrapping */
+#define STAMP_MASK 0xffffffu
+
 /* While as many blocks are inserted as DRAM holds, 2^STAMPS_LOG2 stamps pass, or up to twice as many.
  * So a stamp wraps after 128 times the capacity at the earliest. */
 #define STAMPS_LOG2 16
-#define STAMP_MASK 0xffffffu
 
 /* Lookup, load and what follows are one use: another counts only when this fraction of the capacity
  * has been inserted since. */
@@ -83,6 +91,32 @@ void policy_free(struct policy *p)
 
 /* ---- what a block remembers ---- */
 
+static uint32_t uses_of(const struct block *b)
+{
+    return b->policy_data & DATA_USES;
+}
+
+static uint32_t aside_of(const struct block *b)
+{
+    return b->policy_data >> DATA_ASIDE_SHIFT & (POLICY_LISTS - 1);
+}
+
+static void set_aside(struct block *b, uint32_t list)
+{
+    b->policy_data =
+        (b->policy_data & ~((POLICY_LISTS - 1u) << DATA_ASIDE_SHIFT)) | list << DATA_ASIDE_SHIFT;
+}
+
+static void set_stamp(struct block *b, uint32_t stamp)
+{
+    b->policy_data = (b->policy_data & ((1u << DATA_STAMP_SHIFT) - 1)) | stamp << DATA_STAMP_SHIFT;
+}
+
+static void set_uses(struct block *b, uint32_t uses)
+{
+    b->policy_data = (b->policy_data & ~DATA_USES) | (uses < USES_MAX ? uses : USES_MAX);
+}
+
 static uint32_t stamp_now(const struct policy *p)
 {
     return (uint32_t)(p->clock >> p->stamp_shift & STAMP_MASK);
@@ -91,7 +125,7 @@ static uint32_t stamp_now(const struct policy *p)
 /* Stamps since the block was used last. */
 static uint32_t age_of(const struct policy *p, const struct block *b)
 {
-    return (stamp_now(p) - b->remembered.stamp) & STAMP_MASK;
+    return (stamp_now(p) - (b->policy_data >> DATA_STAMP_SHIFT)) & STAMP_MASK;
 }
 
 /* ---- lists ---- */
@@ -126,9 +160,9 @@ void policy_group_made(struct policy *p)
 
 static struct block_list *list_in(struct policy_group *g, const struct block *b)
 {
-    uint32_t aside = b->remembered.aside;
+    uint32_t aside = aside_of(b);
 
-    return aside ? &g->aside[aside] : &g->list[b->remembered.uses];
+    return aside ? &g->aside[aside] : &g->list[uses_of(b)];
 }
 
 /* Next to `behind`, on its colder side; 0: at the front. */
@@ -137,7 +171,7 @@ static void link_behind(struct policy *p, block_ref ref, struct block *b, block_
     struct policy_group *g = group_for(p, b);
 
     block_list_insert(p->ix, list_in(g, b), ref, behind);
-    g->candidates += b->remembered.aside == POLICY_CANDIDATES;
+    g->candidates += aside_of(b) == POLICY_CANDIDATES;
     b->grouped = g != &p->common;
 }
 
@@ -151,12 +185,12 @@ static void unlink_block(struct policy *p, struct block *b)
 {
     struct policy_group *g = group_of(p, b);
 
-    block_ref *came = &g->came[b->remembered.uses];
+    block_ref *came = &g->came[uses_of(b)];
 
-    if (b->remembered.aside == POLICY_CANDIDATES && *came && block_at(p->ix, *came) == b)
+    if (aside_of(b) == POLICY_CANDIDATES && *came && block_at(p->ix, *came) == b)
         *came = b->list_next;
     block_list_remove(p->ix, list_in(g, b), b);
-    g->candidates -= b->remembered.aside == POLICY_CANDIDATES;
+    g->candidates -= aside_of(b) == POLICY_CANDIDATES;
 }
 
 /* ---- ghosts ---- */
@@ -182,10 +216,10 @@ static void ghosts_renew(struct policy *p)
  * when it left long ago, nothing but that counts. */
 static void count_return(struct policy *p, struct block *b)
 {
-    int before = (int)b->remembered.uses;
+    int before = (int)uses_of(b);
     bool late = false;
 
-    if (!b->remembered.known) {
+    if (!(b->policy_data & DATA_KNOWN)) {
         uint64_t hash = hash_of(p, b);
 
         before = ghost_take(&p->soon, hash);
@@ -194,34 +228,33 @@ static void count_return(struct policy *p, struct block *b)
     if (before < 0 && b->whole_parts > b->dram_parts)
         before = 0; /* an earlier run or another host stored it */
     if (before >= 0)
-        b->remembered.uses = USES_ONE + (uint32_t)before / 2;
+        set_uses(b, USES_ONE + (uint32_t)before / 2);
     else
-        b->remembered.uses = late ? USES_LATE : 0;
-    b->remembered.known = b->remembered.expected = true;
+        set_uses(b, late ? USES_LATE : 0);
+    b->policy_data |= DATA_KNOWN | DATA_EXPECTED;
 }
 
 static void refer(struct policy *p, const struct block *b)
 {
     if (p->full) /* until then every block stays, and nothing can be learnt */
-        learner_reference(p->learner, hash_of(p, b), b->remembered.uses, p->count);
+        learner_reference(p->learner, hash_of(p, b), uses_of(b), p->count);
 }
 
 void policy_insert(struct policy *p, block_ref ref)
 {
     struct block *b = block_at(p->ix, ref), *before = p->run ? block_at(p->ix, p->run) : NULL;
-    bool follows = before && p->run_n < RUN_MAX && before->remembered.aside == POLICY_CANDIDATES;
+    bool follows = before && p->run_n < RUN_MAX && aside_of(before) == POLICY_CANDIDATES;
 
     assert(!(b->flags & BLOCK_IN_POLICY));
-    if (!b->remembered.expected)
+    if (!(b->policy_data & DATA_EXPECTED))
         count_return(p, b);
-    b->remembered.expected = false;
+    b->policy_data &= ~DATA_EXPECTED;
     p->clock++;
     /* What a request finds and what it brings are of one time: then the head does not go first. */
     if (p->chain_n++ % RUN_MAX == 0 && p->chain_n > 1)
         p->chain_stamp = stamp_now(p);
-    b->remembered.stamp = p->chain_stamp;
-    follows = follows && before->remembered.uses == b->remembered.uses &&
-              group_of(p, before) == group_for(p, b);
+    set_stamp(b, p->chain_stamp);
+    follows = follows && uses_of(before) == uses_of(b) && group_of(p, before) == group_for(p, b);
     link_behind(p, ref, b, follows ? p->run : 0);
     p->run_n = follows ? p->run_n + 1 : 1;
     p->run = ref;
@@ -233,13 +266,10 @@ void policy_insert(struct policy *p, block_ref ref)
 /* A use, unless the last one was just now. */
 static bool use(const struct policy *p, struct block *b)
 {
-    uint32_t uses = b->remembered.uses;
-
     if (age_of(p, b) < p->count / WINDOW_FRACTION >> p->stamp_shift)
         return false;
-    if (uses < USES_MAX)
-        b->remembered.uses = uses < USES_ONE ? USES_ONE : uses + 1;
-    b->remembered.stamp = stamp_now(p);
+    set_uses(b, uses_of(b) < USES_ONE ? USES_ONE : uses_of(b) + 1);
+    set_stamp(b, stamp_now(p));
     return true;
 }
 
@@ -259,14 +289,14 @@ uint32_t policy_touch(struct policy *p, const block_ref *refs, uint32_t n)
             continue;
         if (in_dram) {
             unlink_block(p, b);
-            b->remembered.aside = POLICY_CANDIDATES;
+            set_aside(b, POLICY_CANDIDATES);
             used = use(p, b);
-        } else if (!b->remembered.expected) {
+        } else if (!(b->policy_data & DATA_EXPECTED)) {
             count_return(p, b);
             again += b->whole_parts > 0;
         }
-        least = b->remembered.uses > least ? b->remembered.uses : least;
-        b->remembered.uses = least;
+        least = uses_of(b) > least ? uses_of(b) : least;
+        set_uses(b, least);
         if (in_dram)
             link_behind(p, refs[n], b, 0);
         if (used)
@@ -285,7 +315,7 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted)
     if (p->run == ref)
         p->run = 0;
     unlink_block(p, b);
-    b->remembered.aside = POLICY_CANDIDATES;
+    set_aside(b, POLICY_CANDIDATES);
     b->flags &= (uint16_t)~BLOCK_IN_POLICY;
     p->count--;
     if (!evicted)
@@ -294,7 +324,7 @@ void policy_remove(struct policy *p, block_ref ref, bool evicted)
         ghosts_renew(p);
     p->full = true;
     hash = hash_of(p, b);
-    ghost_put(&p->soon, hash, b->remembered.uses);
+    ghost_put(&p->soon, hash, uses_of(b));
     ghost_put(&p->late, hash, 0);
 }
 
@@ -364,7 +394,7 @@ unsigned policy_list(const struct policy *p, block_ref ref)
 {
     const struct block *b = block_at(p->ix, ref);
 
-    return b->flags & BLOCK_IN_POLICY ? b->remembered.aside : POLICY_CANDIDATES;
+    return b->flags & BLOCK_IN_POLICY ? aside_of(b) : POLICY_CANDIDATES;
 }
 
 void policy_move(struct policy *p, block_ref ref, unsigned list)
@@ -374,7 +404,7 @@ void policy_move(struct policy *p, block_ref ref, unsigned list)
     if (p->run == ref)
         p->run = 0;
     unlink_block(p, b);
-    b->remembered.aside = list;
+    set_aside(b, list);
     if (list == POLICY_CANDIDATES)
         link_last(p, ref, b);
     else
@@ -386,10 +416,10 @@ static void come_over(struct policy *p, block_ref ref)
 {
     struct block *b = block_at(p->ix, ref);
     struct policy_group *g = group_for(p, b);
-    block_ref *came = &g->came[b->remembered.uses];
+    block_ref *came = &g->came[uses_of(b)];
 
-    if (b->remembered.aside != POLICY_CANDIDATES) {
-        policy_move(p, ref, b->remembered.aside);
+    if (aside_of(b) != POLICY_CANDIDATES) {
+        policy_move(p, ref, aside_of(b));
         return;
     }
     if (p->run == ref)
@@ -489,13 +519,13 @@ static void groups_walk(const struct policy *p, struct walk *w, uint32_t n,
         if (!last)
             break;
         ref = walk_next(p, last);
-        visit(ctx, ref, block_at(p->ix, ref)->remembered.uses);
+        visit(ctx, ref, uses_of(block_at(p->ix, ref)));
     }
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t list = 1; list < POLICY_LISTS; list++)
             for (block_ref ref = w[i].g->aside[list].front; ref;
                  ref = block_at(p->ix, ref)->list_next)
-                visit(ctx, ref, block_at(p->ix, ref)->remembered.uses);
+                visit(ctx, ref, uses_of(block_at(p->ix, ref)));
 }
 
 void policy_walk(const struct policy *p, void (*visit)(void *ctx, block_ref ref, uint32_t uses),
@@ -525,9 +555,9 @@ void policy_restore(struct policy *p, block_ref ref, uint32_t uses)
     struct block *b = block_at(p->ix, ref);
 
     assert(!(b->flags & BLOCK_IN_POLICY));
-    b->remembered.uses = uses < USES_MAX ? uses : USES_MAX;
-    b->remembered.known = true;
-    b->remembered.stamp = (uint32_t)((p->clock - ++p->restored) >> p->stamp_shift) & STAMP_MASK;
+    set_uses(b, uses);
+    b->policy_data |= DATA_KNOWN;
+    set_stamp(b, (uint32_t)((p->clock - ++p->restored) >> p->stamp_shift));
     link_last(p, ref, b);
     b->flags |= BLOCK_IN_POLICY;
     p->count++;
@@ -542,7 +572,7 @@ unsigned policy_heat(const struct policy *p, block_ref ref)
 {
     static const unsigned heat[USES_MAX + 1] = {0, HEAT_ONCE, HEAT_ONCE, 2, 2, 3, 3, 3};
 
-    return heat[block_at(p->ix, ref)->remembered.uses];
+    return heat[uses_of(block_at(p->ix, ref))];
 }
 
 const char *policy_name(void)

@@ -19,7 +19,8 @@ struct found {
 /* Whose block it is. */
 static struct ns *found_ns(struct requests *rq, const struct found *f, block_ref ref)
 {
-    return ref ? view_ns(&f->view, index_block(rq->rooms.index, ref)) : f->view.ns[0];
+    return f->view.n == 1 || ref == 0 ? f->view.ns[0]
+                                      : view_ns(&f->view, index_block(rq->rooms.index, ref));
 }
 
 static void found_count(const struct msg_lookup *m, struct found *f, uint32_t i, uint8_t tier,
@@ -48,12 +49,12 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
     f->n = n;
     f->hits = f->dram = f->shared = f->plain = 0;
     f->bypassed = !view_find(rq, &f->view, m->keys.p, n, !m->each, f->refs);
+    cache_tiers(rq->rooms.cache, f->refs, n, !m->each, f->status);
     for (uint32_t i = 0; i < n; i++) {
-        struct ns *of = found_ns(rq, f, f->refs[i]);
-        uint8_t tier = cache_tier(rq->rooms.cache, f->refs[i]);
+        uint8_t tier = f->status[i];
 
         if (tier != 0) {
-            found_count(m, f, i, tier, of != ns);
+            found_count(m, f, i, tier, found_ns(rq, f, f->refs[i]) != ns);
             continue;
         }
         f->refs[i] = 0;

@@ -234,6 +234,33 @@ static uint64_t ten_cb(void *ctx, const char *tenant, enum limit what)
     return 10;
 }
 
+/* What is called few without counting further is never more than the rule allows; and a little is few while there is much. */
+Test(limit, few_is_within_the_rule)
+{
+    struct limit_owner *o[] = {user("uid:1", 1), user("team", 2), user("team", 3), user("b", 4)};
+
+    cr_expect(limit_few(o[1], LIMIT_CONNECTIONS, ALL / 16));
+    for (int round = 0; round < 20000; round++) {
+        struct limit_owner *who = o[below(4)];
+        uint32_t n = below(below(4) ? 40 : 300);
+
+        if (limit_few(who, LIMIT_CONNECTIONS, n))
+            cr_assert_geq(limit_room(who, LIMIT_CONNECTIONS), n, "round %d", round);
+        if (below(2))
+            limit_add(who, LIMIT_CONNECTIONS, n); /* as what may not be refused */
+        else
+            limit_give(who, LIMIT_CONNECTIONS,
+                       below((uint32_t)limit_has(who, LIMIT_CONNECTIONS) + 1));
+        if (limits_used(limits, LIMIT_CONNECTIONS) > ALL)
+            for (unsigned i = 0; i < 4; i++)
+                limit_give(o[i], LIMIT_CONNECTIONS, limit_has(o[i], LIMIT_CONNECTIONS));
+    }
+    limits_settings(limits, ten_cb, NULL);
+    cr_expect_not(limit_few(o[1], LIMIT_CONNECTIONS, 1));
+    for (unsigned i = 0; i < 4; i++)
+        drop(o[i]);
+}
+
 Test(limit, who_sets_what_a_uid_may_have)
 {
     struct limit_owner *first = user("team", 1), *second = user("team", 2);

@@ -47,15 +47,14 @@ Test(index, a_new_block_is_all_zero_but_its_key)
         for (uint32_t i = 20; i < UCM_MAX_KEY_BYTES; i++)
             cr_assert_eq(b->key[i], 0);
         cr_assert_eq(b->ns, ns->id);
-        cr_assert(b->whole_parts == 0 && b->leases == 0 && b->flags == 0 &&
-                  b->remembered.stamp == 0);
+        cr_assert(b->whole_parts == 0 && b->leases == 0 && b->flags == 0 && b->policy_data == 0);
         for (uint32_t i = 0; i < 3; i++) {
             cr_assert(b->part[i].nvme_at.loc == 0 && b->part[i].dram == 0 && b->part[i].users == 0);
             b->part[i].nvme_at.loc = 7;
             b->part[i].dram = PART_DRAM_READY;
         }
         b->whole_parts = 3;
-        b->remembered.stamp = 1;
+        b->policy_data = 1;
         cr_assert(block_complete(b, ns));
         index_remove(ix, ref);
         cr_assert_eq(index_find(ix, ns, key), 0);
