@@ -23,23 +23,37 @@ static struct ns *found_ns(struct requests *rq, const struct found *f, block_ref
                                       : view_ns(&f->view, index_block(rq->rooms.index, ref));
 }
 
-static void found_count(const struct msg_lookup *m, struct found *f, uint32_t i, uint8_t tier,
-                        bool plain)
+/* Of the tiers in f->status. Without `each` the search ends at the first miss. */
+static void found_count(struct requests *rq, const struct msg_lookup *m, struct found *f)
 {
-    static const uint8_t statuses[] = {[CACHE_DRAM] = UCM_LOOKUP_DRAM,
-                                       [CACHE_NVME] = UCM_LOOKUP_NVME,
-                                       [CACHE_SHARE] = UCM_LOOKUP_SHARED};
-    uint8_t status = statuses[tier];
-
-    f->hits++;
-    f->dram += status == UCM_LOOKUP_DRAM;
-    f->shared += status == UCM_LOOKUP_SHARED;
-    f->plain += plain;
     /* A client that did not set `shared` may not know that status. */
-    f->status[i] = status == UCM_LOOKUP_SHARED && !m->shared ? UCM_LOOKUP_NVME : status;
+    const uint8_t told[] = {[0] = UCM_LOOKUP_MISS,
+                            [CACHE_DRAM] = UCM_LOOKUP_DRAM,
+                            [CACHE_NVME] = UCM_LOOKUP_NVME,
+                            [CACHE_SHARE] = m->shared ? UCM_LOOKUP_SHARED : UCM_LOOKUP_NVME};
+    uint32_t hits = 0, dram = 0, shared = 0, plain = 0;
+
+    for (uint32_t i = 0; i < f->n; i++) {
+        uint8_t tier = f->status[i];
+
+        f->status[i] = told[tier];
+        hits += tier != 0;
+        dram += tier == CACHE_DRAM;
+        shared += tier == CACHE_SHARE;
+        if (tier != 0) {
+            plain += found_ns(rq, f, f->refs[i]) != f->view.ns[0];
+            continue;
+        }
+        f->refs[i] = 0;
+        if (!m->each)
+            break;
+    }
+    f->hits = hits;
+    f->dram = dram;
+    f->shared = shared;
+    f->plain = plain;
 }
 
-/* Without `each` the search ends at the first miss. */
 static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup *m, uint32_t n,
                       struct found *f)
 {
@@ -47,21 +61,9 @@ static void keys_find(struct session *s, struct ns *ns, const struct msg_lookup 
 
     f->view = session_view(s, ns);
     f->n = n;
-    f->hits = f->dram = f->shared = f->plain = 0;
     f->bypassed = !view_find(rq, &f->view, m->keys.p, n, !m->each, f->refs);
     cache_tiers(rq->rooms.cache, f->refs, n, !m->each, f->status);
-    for (uint32_t i = 0; i < n; i++) {
-        uint8_t tier = f->status[i];
-
-        if (tier != 0) {
-            found_count(m, f, i, tier, found_ns(rq, f, f->refs[i]) != ns);
-            continue;
-        }
-        f->refs[i] = 0;
-        f->status[i] = UCM_LOOKUP_MISS;
-        if (!m->each)
-            break;
-    }
+    found_count(rq, m, f);
 }
 
 /* The policy takes the keys of one call for one chain; with `each` they are none. */
