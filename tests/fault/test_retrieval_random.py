@@ -24,6 +24,7 @@ import numpy as np
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [os.path.join(TOP, "reference/sparse"), os.path.join(TOP, "integration")]
 import methods
+from daemon import until
 from retrieval_oracle import (BASE, HEAD_DIM, K_BYTES, KV_HEADS, LAYERS, METHODS, MODELS, NAMES, ROUNDED, SHAPE, Oracle,
                               choice, settle)
 from second_client import (BUSY, CANCELLED, DEADLINE, EXISTS, FAILED, IN_PROGRESS, MISS, NO_ROOM, NOT_FOUND, OK,
@@ -500,11 +501,7 @@ class Play:
         assert client.call("health")["status"] != "failing"
         client.close()
 
-    def until(self, true, what):
-        deadline = time.monotonic() + TIMEOUT_S
-        while not true():
-            assert time.monotonic() < deadline, f"left over: {what()}"
-            time.sleep(0.05)
+    until = staticmethod(until)
 
     def run(self, seconds):
         began = time.monotonic()

@@ -16,6 +16,16 @@ UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
 TIMEOUT_S = 60
 
 
+def until(true, what="it", limit_s=TIMEOUT_S):
+    """Waits until the function returns something true, and returns that. what: says what does not come about; or a function that does."""
+    end = time.monotonic() + limit_s
+    while not (result := true()):
+        if time.monotonic() > end:
+            raise AssertionError(f"{what() if callable(what) else what} did not come about in {limit_s} s")
+        time.sleep(0.02)
+    return result
+
+
 def halt(pid):
     """Stops it by SIGSTOP, and returns when none of its threads runs. Behind kill() alone they go on for as long as the one that the signal
     was given to waits for a core."""

@@ -20,7 +20,7 @@ import unittest
 
 import msgpack
 
-from daemon import TIMEOUT_S, UCMD, Daemon  # noqa: F401  for those who import both
+from daemon import TIMEOUT_S, UCMD, Daemon, until  # noqa: F401  for those who import both
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DEMO = {"model": "demo", "dtype": "bf16", "layout": "nhd/1", "block_tokens": 16, "key_bytes": 16, "parts": 1,
@@ -363,11 +363,7 @@ class Case(unittest.TestCase):
         self.assertEqual(caught.exception.code, code, (caught.exception, named))
         return caught.exception
 
-    def until(self, true, what="it"):
-        deadline = time.monotonic() + TIMEOUT_S
-        while not true():
-            self.assertLess(time.monotonic(), deadline, f"{what} did not come about")
-            time.sleep(0.02)
+    until = staticmethod(until)
 
     def pages(self, client, method, field, **params):
         """What all pages hold together, or the pages themselves."""

@@ -8,11 +8,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import unittest
 from dataclasses import replace
 
 from cuda_paths import GPU, torch  # sets the paths of the others
+from daemon import until
 from ucmclient import Client, Identity, Plane, UcmError, cuda_allocation, keys, sparse
 from ucmclient.decode import Choices, cuda
 from ucmclient.decode.gpu import GpuDecoder
@@ -243,11 +243,7 @@ class OnGpu(unittest.TestCase):
                               check=True)
         return json.loads(said.stdout)["metrics"]
 
-    def eventually(self, condition):
-        until = time.monotonic() + 20
-        while not condition():
-            self.assertLess(time.monotonic(), until)
-            time.sleep(0.02)
+    eventually = staticmethod(until)
 
     def windowed(self, both):
         """All blocks are in the window now: the daemon copies them there beside what others ask of it."""

@@ -21,7 +21,7 @@ import unittest
 import urllib.parse
 import urllib.request
 
-from daemon import TIMEOUT_S, UCMD, Daemon, threads_named
+from daemon import TIMEOUT_S, UCMD, Daemon, threads_named, until
 from second_client import Client
 from test_ucmctl import replay
 
@@ -53,7 +53,7 @@ def serving(**options):
     """A daemon that has begun to listen for monitoring, too, which it does behind its own socket."""
     daemon = Daemon(**options)
     try:
-        eventually(lambda: " server serving " in daemon.log(), lambda: daemon.log())
+        until(lambda: " server serving " in daemon.log(), lambda: daemon.log())
     except AssertionError:
         daemon.stop()
         raise
@@ -75,15 +75,6 @@ def promtool(*words, **options):
     return subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, **options)
 
 
-def eventually(what, said=lambda: ""):
-    end = time.monotonic() + TIMEOUT_S
-    while not (result := what()):
-        if time.monotonic() > end:
-            raise AssertionError(f"never came true; {said()}")
-        time.sleep(0.05)
-    return result
-
-
 class Listener(unittest.TestCase):
     """The listener of a daemon, without Prometheus."""
 
@@ -99,7 +90,7 @@ class Listener(unittest.TestCase):
         for where in (path, address_of(daemon)):
             self.assertIn("/ready", get(where, "/")[1])
             self.assertEqual(get(where, "/live")[:2], (200, "ok\n"))
-            status, text, _ = eventually(lambda at=where: not (page := get(at, "/ready"))[1].startswith("recovering") and page)
+            status, text, _ = until(lambda at=where: not (page := get(at, "/ready"))[1].startswith("recovering") and page)
             self.assertEqual((status, text.splitlines()[0]), (200, "ok"))
             self.assertEqual(get(where, "/nothing")[0], 404)
             self.assertEqual(get(where, "/metrics", "POST")[0], 405)
@@ -126,7 +117,7 @@ class Listener(unittest.TestCase):
             return int(re.search(r"\nucmd_requests_total (\d+)", get(address_of(daemon), "/metrics")[1])[1])
         for _ in range(3):
             counted = client.call("stats")["metrics"]["requests_total"]
-            eventually(lambda: on_the_page() == counted)  # noqa: B023
+            until(lambda: on_the_page() == counted)  # noqa: B023
 
     def test_a_taken_port_is_a_warning(self):
         with socket.socket() as taken:
@@ -229,8 +220,8 @@ class Prometheus:
             ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data", "--web.listen-address=127.0.0.1:0"],
             cwd=self.folder, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         try:
-            self.address = eventually(self.listening, self.said)
-            eventually(self.ready, self.said)
+            self.address = until(self.listening, self.said)
+            until(self.ready, self.said)
         except AssertionError:
             self.stop()
             raise
@@ -290,13 +281,13 @@ class RealPrometheus(unittest.TestCase):
         cls.prometheus = Prometheus(cls.address)
         cls.addClassCleanup(cls.prometheus.stop)
         # The first scrapes come before, so that rates have something to see.
-        eventually(lambda: cls.prometheus.api("query", query="ucmd_uptime_seconds")["result"])
+        until(lambda: cls.prometheus.api("query", query="ucmd_uptime_seconds")["result"])
         replay(cls.daemon.socket)
         # What is published now may be older.
-        lookups = eventually(lambda: int(re.search(r"\nucmd_lookups_total (\d+)", get(cls.address, "/metrics")[1])[1]))
-        eventually(lambda: cls.prometheus.api("query", query=f"ucmd_lookups_total >= {lookups}")["result"])
+        lookups = until(lambda: int(re.search(r"\nucmd_lookups_total (\d+)", get(cls.address, "/metrics")[1])[1]))
+        until(lambda: cls.prometheus.api("query", query=f"ucmd_lookups_total >= {lookups}")["result"])
         # A series has no rate before its second sample.
-        eventually(lambda: cls.prometheus.api("query", query="rate(ucmd_tenant_lookups_total[1m])")["result"])
+        until(lambda: cls.prometheus.api("query", query="rate(ucmd_tenant_lookups_total[1m])")["result"])
         cls.known = set(cls.prometheus.api("label/__name__/values"))
         cls.board = json.loads((OBSERVE / "ucmd-board.json").read_text())
 
@@ -320,7 +311,7 @@ class RealPrometheus(unittest.TestCase):
         def rules():
             group, = self.prometheus.api("rules")["groups"]
             return all(r["health"] != "unknown" for r in group["rules"]) and group["rules"]
-        for rule in eventually(rules):
+        for rule in until(rules):
             self.assertEqual((rule["health"], rule.get("lastError", "")), ("ok", ""), rule["name"])
             # On a busy machine lookups are slow for a while, which is pending.
             self.assertNotEqual(rule["state"], "firing", rule["name"])
@@ -392,7 +383,7 @@ class RealPrometheus(unittest.TestCase):
         for name in ("ucmd_lookup_keys_total", "ucmd_load_bytes_total", "ucmd_dump_bytes_total"):
             value = float(re.search(rf"\n{name} (\S+)", text)[1])
             self.assertGreater(value, 0)
-            eventually(lambda n=name, v=value: [r for r in self.prometheus.api("query", query=n)["result"]
+            until(lambda n=name, v=value: [r for r in self.prometheus.api("query", query=n)["result"]
                                                 if float(r["value"][1]) == v])
 
 

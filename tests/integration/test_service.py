@@ -9,11 +9,10 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 import unittest
 
-UCMD = os.environ.get("UCMD", "build/ucmd")
-UCMCTL = os.environ.get("UCMCTL", "build/ucmctl")
+from daemon import UCMCTL, UCMD, until
+
 TIMEOUT_S = 30
 SMALL = ["--set", "arena.size=16MiB", "--set", "arena.extent=1MiB", "--set", "device.cuda=off",
          "--set", "shutdown.drain=2s"]
@@ -51,17 +50,10 @@ class Service(unittest.TestCase):
             return log.read()
 
     def healthy(self):
-        end = time.monotonic() + TIMEOUT_S
-        while subprocess.run([UCMCTL, "--socket", self.socket, "health"], capture_output=True,
-                             timeout=TIMEOUT_S).returncode != 0:
-            self.assertLess(time.monotonic(), end, self.log())
-            time.sleep(0.02)
+        until(lambda: subprocess.run([UCMCTL, "--socket", self.socket, "health"], capture_output=True, timeout=TIMEOUT_S).returncode == 0, self.log)
 
     def log_says(self, words):
-        end = time.monotonic() + TIMEOUT_S
-        while words not in self.log():
-            self.assertLess(time.monotonic(), end, self.log())
-            time.sleep(0.02)
+        until(lambda: words in self.log(), self.log)
 
     def notifications(self):
         inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -97,10 +89,7 @@ class Service(unittest.TestCase):
             return subprocess.run([UCMCTL, "--socket", self.socket, "health", *how], capture_output=True,
                                   timeout=TIMEOUT_S).returncode
         self.start("--set", "share.roots=/nonexistent/kv")
-        end = time.monotonic() + TIMEOUT_S
-        while health() != 4:
-            self.assertLess(time.monotonic(), end, self.log())
-            time.sleep(0.02)
+        until(lambda: health() == 4, self.log)
         self.assertEqual([health("--live"), health("--ready"), health("--live", "--ready")], [0, 0, 2])
         self.socket += ".other"
         self.assertEqual([health(), health("--live"), health("--ready")], [3, 3, 3])

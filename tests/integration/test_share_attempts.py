@@ -8,10 +8,9 @@ import shutil
 import signal
 import socket
 import tempfile
-import time
 import unittest
 
-from daemon import TIMEOUT_S, TOP, Daemon
+from daemon import TOP, Daemon, until
 from memory_group import Group
 from second_client import Client
 from test_share_sandbox import landlock
@@ -27,14 +26,6 @@ def runs(pid):
             return " Z " not in f.read()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def until(condition, what):
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"{what}: not within {TIMEOUT_S} s")
-        time.sleep(0.02)
 
 
 class Attempts(unittest.TestCase):

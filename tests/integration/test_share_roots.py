@@ -15,6 +15,7 @@ import time
 import unittest
 
 import hosts
+from daemon import until
 from hung_mount import HungMount
 from second_client import (DEMO, DENIED, EXISTS, MISS, NOT_FOUND, OK, OTHER_UID, TIMEOUT_S, TOP, UNSUPPORTED, Client,
                            Region, keys)
@@ -466,11 +467,7 @@ class Hung(unittest.TestCase):
         ns = client.open(self.identity)
         return client, ns, Region(client, ns, self.identity, 16)
 
-    def until(self, true, what):
-        deadline = time.monotonic() + TIMEOUT_S
-        while not true():
-            self.assertLess(time.monotonic(), deadline, f"{what} did not come about")
-            time.sleep(0.02)
+    until = staticmethod(until)
 
     def timed(self, client, ns, *names):
         began = time.monotonic()

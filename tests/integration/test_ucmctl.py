@@ -7,18 +7,14 @@ $UCMD, $UCMCTL and $UCM_BENCH name other programs than those in build/.
 import json
 import os
 import pty
-import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
-import time
 import unittest
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-UCMD = os.environ.get("UCMD", os.path.join(TOP, "build/ucmd"))
-UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
+from daemon import TOP, UCMCTL, Daemon, until
+
 UCM_BENCH = os.environ.get("UCM_BENCH", os.path.join(TOP, "build/ucm-bench"))
 
 OK, ERROR, USAGE, NO_DAEMON, UNHEALTHY, CORRUPT = range(6)
@@ -28,43 +24,11 @@ REQUESTS = 40
 TIMEOUT_S = 120
 
 
-class Daemon:
-    """A daemon of its own on a temporary folder."""
-
-    def __init__(self):
-        self.folder = tempfile.mkdtemp(prefix="ucmctl.")
-        self.store = os.path.join(self.folder, "nvme")
-        os.mkdir(self.store)
-        self.socket = os.path.join(self.folder, "s")
-        self.log = open(os.path.join(self.folder, "log"), "wb")
-        options = {"socket": self.socket, "arena.size": "64MiB", "arena.extent": "4MiB",
-                   "nvme.paths": self.store, "nvme.size": "128MiB", "nvme.segment": "4MiB",
-                   "device.cuda": "off", "window.size": "8MiB"}
-        argv = [UCMD]
-        for key, value in options.items():
-            argv += ["--set", f"{key}={value}"]
-        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
-        deadline = time.monotonic() + 30
-        while ctl(self.socket, "version").returncode != OK or "growing" in ctl(self.socket, "status").stdout:
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                with open(self.log.name, errors="replace") as log:
-                    raise RuntimeError("the daemon did not start:\n" + log.read())
-            time.sleep(0.05)
-
-    def stop(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.log.close()
-
-    def remove(self):
-        self.stop()
-        shutil.rmtree(self.folder)
+def start():
+    """A daemon whose DRAM is all there."""
+    daemon = Daemon(**{"arena.extent": "4MiB", "nvme.size": "128MiB", "window.size": "8MiB"})
+    until(lambda: "growing" not in ctl(daemon.socket, "status").stdout, "the arena")
+    return daemon
 
 
 def ctl(socket, *words, environment=None, stdin=subprocess.DEVNULL):
@@ -182,11 +146,11 @@ class CommandLine(unittest.TestCase):
 class WithDaemon(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.daemon = Daemon()
+        cls.daemon = start()
 
     @classmethod
     def tearDownClass(cls):
-        cls.daemon.remove()
+        cls.daemon.stop()
 
     def setUp(self):
         self.model = "test/" + self.id().rsplit(".", 1)[1]
@@ -213,13 +177,10 @@ class WithDaemon(unittest.TestCase):
 
     def wait_written(self, ns):
         """Until every block of the namespace lies on NVMe."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+        def written():
             blocks = self.json("ls", ns, "--limit", 1000000)["blocks"]
-            if blocks and all(b["nvme"] for b in blocks):
-                return
-            time.sleep(0.05)
-        self.fail("the blocks were not written to NVMe in 60 s")
+            return blocks and all(b["nvme"] for b in blocks)
+        until(written, "blocks on NVMe")
 
     # ---- reading ----
 
@@ -351,9 +312,7 @@ class WithDaemon(unittest.TestCase):
 
     def wait_gone(self, ns, left):
         """Blocks that were being written when they were evicted go when that is done."""
-        deadline = time.monotonic() + 30
-        while len(self.keys(ns)) > left and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: len(self.keys(ns)) <= left, "evictions")
         self.assertEqual(len(self.keys(ns)), left)
 
     def test_evict_drops_what_it_is_told(self):
@@ -414,10 +373,10 @@ class WithDaemon(unittest.TestCase):
 
 class Corruption(unittest.TestCase):
     def setUp(self):
-        self.daemon = Daemon()
+        self.daemon = start()
 
     def tearDown(self):
-        self.daemon.remove()
+        self.daemon.stop()
 
     def flip_bits(self):
         """In every 4 KiB page of what was written, headers of the file's start left alone."""
@@ -438,12 +397,7 @@ class Corruption(unittest.TestCase):
 
     def test_verify_finds_flipped_bits_and_says_so_with_its_exit_code(self):
         replay(self.daemon.socket, requests=200)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            blocks = json.loads(ctl(self.daemon.socket, "--json", "ls", 1, "--limit", 1000000).stdout)["blocks"]
-            if all(b["nvme"] for b in blocks):
-                break
-            time.sleep(0.05)
+        until(lambda: all(b["nvme"] for b in json.loads(ctl(self.daemon.socket, "--json", "ls", 1, "--limit", 1000000).stdout)["blocks"]), "blocks on NVMe")
         self.flip_bits()
         done = ctl(self.daemon.socket, "--json", "verify")
         self.assertEqual(done.returncode, CORRUPT, done.stdout + done.stderr)

@@ -22,7 +22,7 @@ import numpy
 import engine
 import model
 from engine import BLOCK, Engine, Request
-from daemon import Daemon
+from daemon import Daemon, until
 from ucmclient.engine.vllm.connector import UcmConnector
 from ucmclient.engine.weights import before_reading
 
@@ -129,11 +129,7 @@ class Case(unittest.TestCase):
     def stats(self):
         return self.all_stats()["metrics"]
 
-    def eventually(self, condition, limit=60.0):
-        end = time.monotonic() + limit
-        while not condition():
-            self.assertLess(time.monotonic(), end, "it never came")
-            time.sleep(0.02)
+    eventually = staticmethod(until)
 
     def restart(self, **more):
         socket = self.daemon.socket  # in the folder of the one that is killed

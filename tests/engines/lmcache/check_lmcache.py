@@ -5,7 +5,6 @@ manager with controllers that store, look up, lock and load; and a real daemon."
 import os
 import signal
 import sys
-import time
 import unittest
 from unittest import mock
 
@@ -13,7 +12,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.ab
 sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "tests/integration")]
 
 import torch  # noqa: E402
-from daemon import Daemon, halt  # noqa: E402
+from daemon import Daemon, halt, until  # noqa: E402
 from lmcache.v1.check import check_mode_test_l2_adapter as own_check  # noqa: E402
 from lmcache.v1.distributed.api import GroupedObjectKeys, MemoryLayoutDesc, ObjectKey, PrefetchTaskSpec  # noqa: E402
 from lmcache.v1.distributed.config import EvictionConfig, L1ManagerConfig, L1MemoryManagerConfig, StorageManagerConfig  # noqa: E402
@@ -57,11 +56,7 @@ class LMCache(unittest.TestCase):
         self.addCleanup(made.close)
         return made
 
-    def until(self, condition):
-        until = time.monotonic() + 60
-        while not condition():
-            self.assertLess(time.monotonic(), until)
-            time.sleep(0.01)
+    until = staticmethod(until)
 
     def write(self, manager, names, fill):
         for name, memory in manager.reserve_write(names, LAYOUT).items():

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import unittest
 import urllib.error
 import urllib.request
@@ -70,7 +69,7 @@ class Routers(OwnDaemons, Case):
     def indexer(self):
         self.port = free_port()
         self.spawn(sys.executable, "-m", "dynamo.indexer", "--port", str(self.port), stderr=subprocess.DEVNULL)
-        self.wait_for(lambda: self.post("/workers") is not None)
+        self.until(lambda: self.post("/workers") is not None)
         self.post("/register", instance_id=7, endpoint=self.endpoints[0], replay_endpoint=self.endpoints[1], model_name="demo",
                   block_size=16, dp_rank=0)
 
@@ -83,12 +82,6 @@ class Routers(OwnDaemons, Case):
         except (urllib.error.URLError, ConnectionError):
             return None
 
-    def wait_for(self, true):
-        deadline = time.monotonic() + LIMIT_S
-        while not true():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.1)
-
     def matched(self, tier, *names):
         """How many of these tokens Dynamo would find at the engine, in that tier or above."""
         answer = self.post("/query", token_ids=tokens(*names), model_name="demo") or {}
@@ -98,14 +91,14 @@ class Routers(OwnDaemons, Case):
         self.store(1, 2, 3)
         publisher = self.publish(*words)
         self.indexer()
-        self.wait_for(lambda: self.matched("cpu", 1, 2, 3, 4) == 48)
+        self.until(lambda: self.matched("cpu", 1, 2, 3, 4) == 48)
         self.store(4, parent=3)
-        self.wait_for(lambda: self.matched("cpu", 1, 2, 3, 4) == 64)
+        self.until(lambda: self.matched("cpu", 1, 2, 3, 4) == 64)
         self.settled(self.engine, self.ns)
         self.engine.call("evict", ns=self.ns, keys=keys(3), tier=1)
-        self.wait_for(lambda: (self.matched("cpu", 1, 2, 3, 4), self.matched("disk", 1, 2, 3, 4)) == (32, 48))
+        self.until(lambda: (self.matched("cpu", 1, 2, 3, 4), self.matched("disk", 1, 2, 3, 4)) == (32, 48))
         self.engine.call("evict", ns=self.ns, keys=keys(2))
-        self.wait_for(lambda: self.matched("disk", 1, 2, 3, 4) == 16)
+        self.until(lambda: self.matched("disk", 1, 2, 3, 4) == 16)
         return publisher
 
     def test_dynamo_knows_what_lies_where(self):
@@ -114,7 +107,7 @@ class Routers(OwnDaemons, Case):
         publisher.wait()
         self.store(2, parent=1)
         self.publish()  # numbers anew, and tells all
-        self.wait_for(lambda: self.matched("disk", 1, 2, 3, 4) >= 48)
+        self.until(lambda: self.matched("disk", 1, 2, 3, 4) >= 48)
 
     def test_dynamo_reads_arrays(self):
         self.in_dynamo("--format", "array")

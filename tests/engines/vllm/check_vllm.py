@@ -23,7 +23,7 @@ sys.path[:0] = [os.path.join(TOP, "client/python"), os.path.join(TOP, "client/py
                 os.path.join(TOP, "tests/integration")]
 
 import prefill_decode_proxy  # noqa: E402
-from daemon import Daemon, halt  # noqa: E402
+from daemon import Daemon, halt, until  # noqa: E402
 from extra import extra_of  # noqa: E402
 
 PYTHON = os.environ["VLLM_PYTHON"]
@@ -264,11 +264,7 @@ class RealVllm(unittest.TestCase):
         ucmctl = [os.path.join(os.path.dirname(os.environ["UCMD"]), "ucmctl"), "--socket", self.daemon.socket, *words]
         return subprocess.run(ucmctl, capture_output=True, check=True, text=True).stdout
 
-    def eventually(self, condition):
-        deadline = time.monotonic() + 60
-        while not condition():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.1)
+    eventually = staticmethod(until)
 
     def test_digests(self):
         """Of every block that is stored, once: a second engine and a daemon that was stopped meanwhile build none."""
