@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import unittest
 
-from test_ucmctl import Daemon, ctl, replay
+from test_ucmctl import ctl, replay, start
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\})? ([-+0-9.einfEINF]+)')
@@ -53,12 +53,12 @@ def families(text):
 class Exposition(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.daemon = Daemon()
+        cls.daemon = start()
         replay(cls.daemon.socket, requests=300)
 
     @classmethod
     def tearDownClass(cls):
-        cls.daemon.remove()
+        cls.daemon.stop()
 
     def text(self):
         done = ctl(self.daemon.socket, "stats", "--prometheus")
