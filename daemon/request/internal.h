@@ -107,6 +107,7 @@ struct session {
     uint8_t nonce[UCM_NONCE_BYTES]; /* of region.challenge */
     uint64_t nonce_until_ms;        /* uv_now; 0: there is none */
     struct cache_fills fills;
+    void (*settle_cb)(struct session *s); /* session.c's: something of it has ended */
     struct cache_retry retry; /* a closing session with leases left: the next turn of the loop */
     void *ext[FEATURES];      /* what features have */
     uint8_t ns[];             /* of each namespace's place: enum session_ns */
@@ -158,7 +159,7 @@ void reuse_update(struct requests *rq);
 /* copies.c: since when a load, dump or prefetch waits for a slot; 0: it does not, or is another request. */
 uint64_t walk_waits_since(const struct request *r);
 
-/* session.c */
+/* answer.c, session_ns.c */
 /* Both return 0. */
 int call_reply(struct call *call, const void *result);
 int call_reply_map(struct call *call, struct proto_builder *pb);
@@ -186,7 +187,11 @@ static inline uint32_t session_number(uint64_t name)
     return (uint32_t)name & (SESSION_NUMBERS - 1);
 }
 /* Call when anything of a session ended. Frees a closing session that has nothing left. */
-void session_settle(struct session *s);
+static inline void session_settle(struct session *s)
+{
+    s->settle_cb(s);
+}
+void session_ns_close_all(struct session *s); /* for its end */
 /* The namespace that a call names, if its session opened it (operators: any). NULL with
  * call->error. */
 struct ns *call_namespace(struct call *call, uint64_t id);

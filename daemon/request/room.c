@@ -1,0 +1,195 @@
+/* The room's life. */
+#include "daemon/base/text_file.h"
+#include "daemon/request/internal.h"
+#include "daemon/request/request.h"
+#include "daemon/share/share.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+/* Of the address space, 128 TiB on most processors, the daemon keeps half for itself. */
+#define MAPPED_BYTES_MAX (UINT64_C(1) << 46)
+#define MAPPINGS_USUAL 65530u
+
+static void handle_closed_cb(uv_handle_t *handle)
+{
+    struct requests *rq = handle->data;
+
+    if (--rq->handles > 0)
+        return;
+    proto_buf_free(&rq->out);
+    reuse_free(rq->reuse);
+    free(rq);
+}
+
+static int secrets_new(struct requests *rq)
+{
+    uint64_t seed;
+
+    if (getrandom(rq->secret, sizeof(rq->secret), 0) != sizeof(rq->secret) ||
+        getrandom(&seed, sizeof(seed), 0) != sizeof(seed))
+        return -EIO;
+    return reuse_new(seed, &rq->reuse);
+}
+
+/* How many mappings the kernel lets a process have. */
+static uint64_t mappings_max(void)
+{
+    char text[32];
+
+    if (text_file_read(AT_FDCWD, "/proc/sys/vm/max_map_count", 0, text, sizeof(text)) > 0)
+        return strtoull(text, NULL, 10);
+    return MAPPINGS_USUAL;
+}
+
+/* Page tables of host memory are charged to the daemon, 8 bytes for 4096. Each registration has its own, and they stay
+ * until it ends, even where the client has taken the pages away. So they take a 64th of the host's memory at most. */
+static uint64_t touched_max(void)
+{
+    return 8 * (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void limits_init(struct requests *rq)
+{
+    struct limits *l = rq->rooms.limits;
+    uint64_t memory = rq->rooms.config->max_frame_memory;
+
+    limits_set(l, LIMIT_REQUESTS, CONFIG_MAX_REQUESTS);
+    limits_set(l, LIMIT_MEMORY, memory);
+    limits_set(l, LIMIT_KEPT, (64u << 20) + arena_bytes_configured(rq->rooms.arena) / 16);
+    limits_set(l, LIMIT_MAPPINGS, mappings_max() / 2);
+    limits_set(l, LIMIT_MAPPED, MAPPED_BYTES_MAX);
+    limits_set(l, LIMIT_TOUCHED, touched_max());
+    limits_set(l, LIMIT_MOVES, CACHE_MOVES_MAX);
+    limits_set(l, LIMIT_SHARED_LOOKUPS, SHARE_LOOKUPS_MAX);
+}
+
+static const struct feature *feature_of(const struct requests *rq, unsigned id)
+{
+    return rq->rooms.features[id];
+}
+
+/* In the order of their numbers, up to the first that fails. */
+static int features_open(struct requests *rq)
+{
+    int rc = 0;
+
+    for (unsigned id = 0; id < FEATURES && rc == 0; id++) {
+        const struct feature *f = feature_of(rq, id);
+
+        rq->ext[id] = calloc(1, f->requests_bytes + 1);
+        rc = !rq->ext[id] ? -ENOMEM : f->open_cb ? f->open_cb(rq) : 0;
+    }
+    return rc;
+}
+
+/* The last one first. */
+static void features_close(struct requests *rq)
+{
+    for (unsigned id = FEATURES; id-- > 0;) {
+        if (rq->ext[id] && feature_of(rq, id)->close_cb)
+            feature_of(rq, id)->close_cb(rq);
+        free(rq->ext[id]);
+    }
+}
+
+static void features_drain(struct requests *rq)
+{
+    for (unsigned id = FEATURES; id-- > 0;)
+        if (feature_of(rq, id)->drain_cb)
+            feature_of(rq, id)->drain_cb(rq);
+}
+
+static void features_stop(struct requests *rq)
+{
+    for (unsigned id = FEATURES; id-- > 0;)
+        if (feature_of(rq, id)->stop_cb)
+            feature_of(rq, id)->stop_cb(rq);
+}
+
+int requests_new(const struct request_rooms *rooms, struct requests **out)
+{
+    struct requests *rq = calloc(1, sizeof(*rq));
+    int rc;
+
+    if (!rq)
+        return -ENOMEM;
+    rc = secrets_new(rq);
+    if (rc == 0)
+        rc = uv_idle_init(rooms->loop, &rq->sweep_turn);
+    if (rc != 0) {
+        reuse_free(rq->reuse);
+        free(rq);
+        return rc;
+    }
+    rq->sweep_turn.data = rq;
+    rq->handles = 1;
+    rq->rooms = *rooms;
+    rq->started_ms = uv_now(rooms->loop);
+    list_init(&rq->sessions);
+    list_init(&rq->active);
+    list_init(&rq->shared_lookups);
+    walks_init(rq);
+    sweeps_init(rq);
+    limits_init(rq);
+    rc = features_open(rq);
+    if (rc != 0) {
+        features_close(rq);
+        uv_close((uv_handle_t *)&rq->sweep_turn, handle_closed_cb);
+        return rc;
+    }
+    uv_prepare_init(rooms->loop, &rq->tracing.turn); /* never fails */
+    rq->tracing.turn.data = rq;
+    rq->handles++;
+    proto_buf_init(&rq->out, UCM_MAX_FRAME_BYTES + PROTO_HEADER_BYTES);
+    reuse_update(rq);
+    *out = rq;
+    return 0;
+}
+
+void requests_free(struct requests *rq)
+{
+    assert(rq->n_sessions == 0 && rq->n_active == 0);
+    audits_close(rq);
+    features_close(rq);
+    uv_close((uv_handle_t *)&rq->tracing.turn, handle_closed_cb);
+    uv_close((uv_handle_t *)&rq->sweep_turn, handle_closed_cb);
+}
+
+void requests_drain(struct requests *rq)
+{
+    rq->draining = true;
+    features_drain(rq);
+}
+
+uint32_t requests_active(const struct requests *rq)
+{
+    uint32_t n = rq->n_active;
+
+    for (unsigned id = 0; id < FEATURES; id++)
+        n += feature_of(rq, id)->active_cb ? feature_of(rq, id)->active_cb(rq) : 0;
+    return n;
+}
+
+uint32_t requests_sessions(const struct requests *rq)
+{
+    return rq->n_sessions;
+}
+
+void requests_stop_all(struct requests *rq)
+{
+    struct list *node, *next;
+
+    features_stop(rq);
+    for (node = rq->active.next; node != &rq->active; node = next) {
+        struct request *r = LIST_ENTRY(node, struct request, link_all);
+
+        next = node->next;
+        r->stop_cb(r);
+    }
+}
