@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 
 import model as M
-from engine import BLOCK, HOLE, Engine, Rank as SplitRank, Shown, configuration
+from engine import BLOCK, HOLE, Engine, Rank as SplitRank, configuration
+from engine_pool import Shown
 from engine_pages import HostPages
 from ucmclient.engine.vllm import connector as connector_module
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
