@@ -7,15 +7,6 @@
 
 #define PREFIX "UCMD_"
 
-const char *config_variable(const char *key, char buf[CONFIG_VARIABLE_BYTES])
-{
-    size_t n = (size_t)snprintf(buf, CONFIG_VARIABLE_BYTES, PREFIX "%s", key);
-
-    for (size_t i = 0; i < n && i < CONFIG_VARIABLE_BYTES; i++)
-        buf[i] = buf[i] == '.' ? '_' : (char)toupper((unsigned char)buf[i]);
-    return buf;
-}
-
 static const struct config_key *key_of(const char *variable)
 {
     char name[CONFIG_VARIABLE_BYTES];

@@ -5,6 +5,7 @@
 #include "proto/messages.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/param.h>
 
@@ -519,4 +520,13 @@ const char *config_key_nearest(const char *name)
         }
     }
     return found ? found : nearest_elsewhere(name);
+}
+
+const char *config_variable(const char *key, char buf[CONFIG_VARIABLE_BYTES])
+{
+    size_t n = (size_t)snprintf(buf, CONFIG_VARIABLE_BYTES, "UCMD_%s", key);
+
+    for (size_t i = 0; i < n && i < CONFIG_VARIABLE_BYTES; i++)
+        buf[i] = buf[i] == '.' ? '_' : (char)toupper((unsigned char)buf[i]);
+    return buf;
 }

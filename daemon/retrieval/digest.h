@@ -20,6 +20,11 @@ void spaces_close_all(struct session *s);
 /* Published parts that wait for their build. */
 #define DIGEST_PUBLISHED_MAX 4096
 
+int digests_init(struct requests *rq); /* 0 or -ENOMEM */
+/* No build may be under way, and no session left. */
+void digests_close(struct requests *rq);
+/* Builds of published parts that have not begun are left out. */
+void digests_drop(struct requests *rq);
 /* A build ended: others may begin. */
 void digests_pump(struct requests *rq);
 /* A session begins, or ends, to want digests of what is stored. */

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Chains take up to this fraction of limits.frame_memory, so that requests find some. */
-#define CHAINS_FRACTION 2
 #define PUBLISHED_PER_TURN 64
 
 struct published {
@@ -201,7 +199,7 @@ void space_unwatch(struct derived_space *space)
 
 /* ---- life ---- */
 
-static int digests_init(struct requests *rq)
+int digests_init(struct requests *rq)
 {
     struct digests *ds = &retrieval_of(rq)->digests;
 
@@ -217,7 +215,7 @@ static int digests_init(struct requests *rq)
     return 0;
 }
 
-static void digests_drop(struct requests *rq)
+void digests_drop(struct requests *rq)
 {
     struct digests *ds = &retrieval_of(rq)->digests;
 
@@ -226,65 +224,9 @@ static void digests_drop(struct requests *rq)
         published_remove(ds, LIST_ENTRY(ds->turns.next, struct derived_tenant, turn));
 }
 
-static void digests_close(struct requests *rq)
+void digests_close(struct requests *rq)
 {
     digests_drop(rq);
     free(retrieval_of(rq)->digests.published);
     free(retrieval_of(rq)->digests.spare);
 }
-
-/* ---- the door ---- */
-
-static int open_cb(struct requests *rq)
-{
-    uint64_t arena = arena_bytes_configured(rq->rooms.arena);
-    struct limits *l = rq->rooms.limits;
-
-    limits_set(l, LIMIT_CHAINS, rq->rooms.config->max_frame_memory / CHAINS_FRACTION);
-    limits_set(l, LIMIT_DIGESTS, arena / REQUESTS_HELD_FRACTION);
-    limits_set(l, LIMIT_BUILDS, DERIVED_BUILDS_MAX);
-    limits_set(l, LIMIT_BUILDS_WAITING, DIGEST_PUBLISHED_MAX);
-    retrieval_of(rq)->rq = rq;
-    list_init(&retrieval_of(rq)->users);
-    derived_init(rq);
-    return digests_init(rq);
-}
-
-static uint32_t active_cb(const struct requests *rq)
-{
-    return (uint32_t)limits_used(rq->rooms.limits, LIMIT_BUILDS);
-}
-
-static void close_cb(struct requests *rq)
-{
-    digests_close(rq);
-    derived_close(rq);
-}
-
-static int session_open_cb(struct session *s)
-{
-    struct session_retrieval *of = session_retrieval(s);
-
-    table_init(&of->chains, SESSION_MAX_CHAINS);
-    list_init(&of->spaces);
-    of->user = user_ref(s->rq, &s->peer);
-    return of->user ? 0 : -ENOMEM;
-}
-
-static void session_close_cb(struct session *s)
-{
-    spaces_close_all(s);
-    table_close(&session_retrieval(s)->chains);
-    user_unref(session_retrieval(s)->user);
-}
-
-const struct feature retrieval_feature = {.requests_bytes = sizeof(struct retrieval),
-                                          .session_bytes = sizeof(struct session_retrieval),
-                                          .open_cb = open_cb,
-                                          .drain_cb = digests_drop,
-                                          .stop_cb = derived_stop,
-                                          .active_cb = active_cb,
-                                          .close_cb = close_cb,
-                                          .session_open_cb = session_open_cb,
-                                          .session_end_cb = chains_close_all,
-                                          .session_close_cb = session_close_cb};

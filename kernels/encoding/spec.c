@@ -5,7 +5,6 @@
 #include "kernels/isa.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 
@@ -15,16 +14,6 @@
 const struct ucm_encoding_method *const ucm_encoding_methods[] = {
     &encoding_fp8, &encoding_int8, &encoding_q4, &encoding_lossless, NULL,
 };
-
-int encoding_refuse(char why[UCM_ENCODING_WHY], const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(why, UCM_ENCODING_WHY, format, args);
-    va_end(args);
-    return -EINVAL;
-}
 
 const struct ucm_encoding_method *ucm_encoding_method(uint32_t number)
 {
