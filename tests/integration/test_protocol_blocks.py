@@ -219,6 +219,7 @@ class Blocks(Case):
             client.call("release", lease=number)
         self.assertEqual(held(), 0)
         third = lease("a", "b")
+        self.settled(client, ns)  # what is being written is busy, too
         self.assertEqual(client.call("evict", ns=ns, keys=keys("a", "c")), {"blocks": 1, "busy": 1})
         self.assertEqual((client.hits(ns, "a"), client.call("inspect", ns=ns, key=keys("a"))["doomed"]), (0, True))
         self.assertEqual(region.load("ab", [8, 9], lease=third), [MISS, OK])
