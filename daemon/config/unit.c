@@ -3,7 +3,6 @@
 #include "daemon/config/roots.h"
 
 #include <libgen.h>
-#include <stdlib.h>
 #include <string.h>
 
 static bool is_below(const char *path, const char *folder)
@@ -120,12 +119,4 @@ int config_unit_print(const struct config *c, FILE *out, struct config_error *e)
               "IPAddressAllow=any\n",
               out);
     return 0;
-}
-
-const char *config_unit_hint(void)
-{
-    return getenv("INVOCATION_ID")
-               ? "; if the sandbox of ucmd.service forbids it, run systemctl daemon-reload and "
-                 "restart: that fits the sandbox to the configuration"
-               : "";
 }

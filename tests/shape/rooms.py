@@ -62,6 +62,9 @@ DOORS = {
     "kernels/rope/rope.h": "a copy says how far it turns K",
 }
 
+#: What names every feature because it lists them, and what is another process.
+APART = ("daemon/features.", "daemon/backend/")
+
 #: Of a subject: the room that it has, the words of C that name it outside of that, and words that look like these and mean something else.
 NAMES = {
     "encodings": ("encoding", r"\w*(?:encoding|encoded|codec|(?<!de)coded|coding)\w*|mixed_\w+", r"yaml\w*"),

@@ -28,11 +28,11 @@ def code(text):
 
 
 def naming(subject):
-    """Files of daemon/ outside of the subject's room that name it."""
+    """Files of the daemon outside of the subject's room that name it."""
     room, names, others = rooms.NAMES[subject]
     found = []
     for file in rooms.listed("daemon", ends=rooms.C):
-        if rooms.feature_of(file) != room:
+        if rooms.feature_of(file) != room and not file.startswith(rooms.APART):
             words = {word.lower() for word in re.findall(r"\w+", code(rooms.read(file)))}
             if any(re.fullmatch(names, word) and not re.fullmatch(others, word) for word in words):
                 found.append(file)
