@@ -251,19 +251,7 @@ void share_on_ready(struct share *s, void (*cb)(void *ctx), void (*seeds_cb)(voi
     s->ready_ctx = ctx;
 }
 
-int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-               const uint8_t **seed)
-{
-    *seed = NULL;
-    return s->seeds ? seeds_find(s->seeds, fingerprint, seed) : 0;
-}
-
 /* ---- for operators ---- */
-
-const char *share_seeds_problem(const struct share *s)
-{
-    return s && s->seeds ? seeds_problem(s->seeds) : NULL;
-}
 
 int share_collect(struct share *s, uint32_t root)
 {
