@@ -322,7 +322,7 @@ suite() {
 
 # fuzz PROGRAM
 fuzz() {
-    local seconds=${FUZZ_SECONDS:-5} name=${1##*/} start=$SECONDS corpus seeds log rc
+    local seconds=${FUZZ_SECONDS:-3} name=${1##*/} start=$SECONDS corpus seeds log rc
     corpus=build/fuzz/corpus/$name log=$results/fuzz/$name
     seeds=tests/fuzz/corpus/${name#fuzz_}
     [ -d "$seeds" ] || seeds=
