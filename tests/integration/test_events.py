@@ -158,11 +158,12 @@ class Events(Case):
         client, ns, region = self.worker()
         client.call("events.describe", ns=ns, keys=keys("a"), tokens=tokens(1))
         region.dump(["a"], [0])
+        self.settled(client, ns)
         client.call("evict", ns=ns, keys=keys("a"))
         words = [UCMCTL, "--socket", self.daemon.socket, "events", "--since", str(self.begun)]
-        run = subprocess.run([*words, "--follow", "--count", "2", "--json", "--tokens"], capture_output=True, text=True, timeout=TIMEOUT_S)
-        first, second = map(json.loads, run.stdout.splitlines())
-        self.assertEqual((first["key"], first["is"], second["is"]), (keys("a").hex(), DRAM, MISS))
+        run = subprocess.run([*words, "--follow", "--count", "3", "--json", "--tokens"], capture_output=True, text=True, timeout=TIMEOUT_S)
+        shown = [json.loads(line) for line in run.stdout.splitlines()]
+        self.assertEqual([(event["key"], event["is"]) for event in shown], [(keys("a").hex(), now) for now in (DRAM, NVME, MISS)])
         run = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)
         self.assertEqual(run.stdout.splitlines()[0], f"{self.begun + 1}  {ns}  {keys('a').hex()}  gone -> dram")
 
