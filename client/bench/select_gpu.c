@@ -122,7 +122,7 @@ static int handle_open(struct gpu_rig *r, struct ucm_cuda_select_info *info)
                    .min_blocks = o->min_blocks,
                    .init_window_sz = o->init_window_sz,
                    .local_window_sz = o->local_window_sz,
-                   .limit = o->k_max,
+                   .limit = o->limit,
                    .sparse_ratio = o->sparse_ratio,
                    .eps = o->eps,
                    .beta_m = o->beta},

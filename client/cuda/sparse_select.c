@@ -1,5 +1,6 @@
 #include "client/cuda/sparse_select.h"
 #include "client/cuda/error.h"
+#include "client/lib/sparse/spec.h"
 #include "kernels/sparse/arith.h"
 
 #include <stdio.h>
@@ -14,25 +15,12 @@ extern const unsigned char ucm_select_fatbin[], ucm_select_rare_fatbin[];
 static int specs(struct ucm_cuda_select *s, const struct ucm_cuda_select_options *o,
                  struct ucm_score_spec *score, struct ucm_choose_spec *choose)
 {
-    const struct ucm_sparse_choose *c = &o->choose;
     char why[UCM_SPARSE_WHY];
 
-    *score = (struct ucm_score_spec){o->score.metric,  o->score.reduce,
-                                     o->score.heads,   o->score.rows ? o->score.rows : 1,
-                                     o->score.q_heads, o->score.beta};
-    *choose = (struct ucm_choose_spec){
-        .policy = c->policy,
-        .block_tokens = s->kernel.plan.spec.shape.tokens,
-        .topk_tokens = c->topk_tokens,
-        .min_blocks = c->min_blocks,
-        .init_window_sz = c->init_window_sz,
-        .local_window_sz = c->local_window_sz,
-        .k_max = c->limit,
-        .beta = (float)c->beta_m,
-        .sparse_ratio = c->sparse_ratio,
-        .eps = c->eps,
-    };
-    if (ucm_score_check(&s->kernel.plan, score, why) || ucm_choose_check(choose, why))
+    *score = sparse_score_spec(&o->score);
+    *choose = sparse_choose_spec(&o->choose);
+    if (ucm_score_check(&s->kernel.plan, score, why) ||
+        ucm_choose_for(&s->kernel.plan.spec, choose, why))
         return cuda_fail(UCM_EINVALID, "%s", why);
     return 0;
 }
@@ -208,16 +196,14 @@ static void args_from_specs(struct ucm_cuda_select *s, enum ucm_select_cuda_fami
     a->queries_a_head = score->rows * score->q_heads / a->kv_heads;
     if (score->metric == UCM_METRIC_ROUNDED)
         a->rounds = family == UCM_SELECT_REST ? 3 : 7;
-    a->beta = score->beta;
-    if (a->beta == 0)
-        a->beta = ucm_digest_scaled(&s->kernel.plan) ? 1.0f : 1.0f / ucm_sqrt((float)a->head_dim);
+    a->beta = ucm_score_beta(&s->kernel.plan.spec, score->beta);
     a->policy = choose->policy;
     a->block_tokens = choose->block_tokens;
     a->topk_tokens = choose->topk_tokens;
     a->min_blocks = choose->min_blocks;
     a->init_window = choose->init_window_sz;
     a->local_window = choose->local_window_sz;
-    a->k_max = choose->k_max;
+    a->k_max = choose->limit;
     a->mass_beta = choose->beta;
     a->sparse_ratio = choose->sparse_ratio;
     a->eps = choose->eps;
@@ -228,11 +214,8 @@ static void args_from_specs(struct ucm_cuda_select *s, enum ucm_select_cuda_fami
     a->slices = a->policy == UCM_CHOOSE_TOPK && o->max_blocks > UCM_SELECT_CUDA_LONG
                     ? (o->max_blocks + UCM_SELECT_CUDA_SLICE - 1) / UCM_SELECT_CUDA_SLICE
                     : 0;
-    a->room = o->room;
-    if (a->room == 0)
-        a->room = ucm_choose_room(choose, o->max_blocks);
-    if (o->choose.limit > 0 && a->room > o->choose.limit)
-        a->room = o->choose.limit;
+    a->room =
+        o->room > 0 ? ucm_choose_limit(choose, o->room) : ucm_choose_room(choose, o->max_blocks);
     if (a->room == 0) /* a choice of no block */
         a->room = 1;
 }

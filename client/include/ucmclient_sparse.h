@@ -222,7 +222,8 @@ struct ucm_sparse_choose {
     uint32_t limit;           /* of a list, poisoned blocks and windows included; 0: none */
     double sparse_ratio;      /* topk: of the blocks, 0 to 1 */
     double eps;               /* mass: 0 to 1 */
-    double beta_m;            /* mass: weights are exp(beta_m * score); stats, rest: 1 */
+    double beta_m;            /* mass: weights are exp(beta_m * score); 0: as ucm_sparse_score.beta,
+                               * and refused where only scores are given */
 };
 /* The defaults of ESA and GSA: topk, sparse_ratio .3, init_window_sz 1, local_window_sz 2,
  * min_blocks 4; eps .95 and beta_m 1 for mass. A zeroed struct chooses no block at all. */

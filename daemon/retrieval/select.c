@@ -2,7 +2,6 @@
  * over digests that the chains hold; the loop leaves out what was evicted by name, and answers. */
 #include "daemon/retrieval/digest.h"
 #include "daemon/retrieval/selection.h"
-#include "kernels/sparse/arith.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -43,20 +42,17 @@ static int specs_take(struct call *call, const struct msg_select *m,
                                        .q_heads = (uint32_t)m->q_heads,
                                        .beta = (float)m->beta};
     s->choose = (struct ucm_choose_spec){.policy = (uint32_t)m->policy,
-                                         .block_tokens = space->base->identity.block_tokens,
                                          .topk_tokens = (uint32_t)m->topk_tokens,
                                          .min_blocks = (uint32_t)m->min_blocks,
                                          .init_window_sz = (uint32_t)m->init_window_sz,
                                          .local_window_sz = (uint32_t)m->local_window_sz,
-                                         .k_max = (uint32_t)m->limit,
+                                         .limit = (uint32_t)m->limit,
                                          .beta = (float)m->beta_m,
                                          .sparse_ratio = m->sparse_ratio,
                                          .eps = m->eps};
-    if (s->choose.beta == 0)
-        s->choose.beta =
-            ucm_digest_scaled(plan) ? 1 : 1 / ucm_sqrt((float)plan->spec.shape.head_dim);
     s->q_dtype = (enum select_dtype)m->q_dtype;
-    if (ucm_score_check(plan, &s->score, why) != 0 || ucm_choose_check(&s->choose, why) != 0)
+    if (ucm_score_check(plan, &s->score, why) != 0 ||
+        ucm_choose_for(&plan->spec, &s->choose, why) != 0)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID, "%s", why);
     return 0;
 }
@@ -121,12 +117,11 @@ static int select_check(struct call *call, const struct msg_select *m, struct se
 
 /* ---- how many blocks a list may answer ---- */
 
-/* A list may answer all blocks of its chain, or `limit`, if that fits into the answer; else
+/* A list may answer all that it may choose (ucm_choose_limit), if that fits into the answer; else
  * what the policy needs, and an equal part of what is left, which blocks without a digest take. */
 struct caps {
     uint64_t entries; /* in all */
     uint64_t extra;
-    uint32_t limit;
     bool all;
 };
 
@@ -142,7 +137,7 @@ static uint32_t lists_of(const struct selection *s)
 
 static uint32_t list_cap(const struct selection *s, const struct caps *caps, uint32_t row)
 {
-    uint32_t n = s->blocks[row], most = caps->limit ? smaller(caps->limit, n) : n;
+    uint32_t n = s->blocks[row], most = ucm_choose_limit(&s->choose, n);
 
     return caps->all ? most : smaller(ucm_choose_room(&s->choose, n) + caps->extra, most);
 }
@@ -167,7 +162,7 @@ static int caps_make(struct call *call, const struct msg_select *m, const struct
                              "%llu lists do not fit into an answer; ask for fewer rows",
                              (unsigned long long)lists);
     most = (UCM_MAX_FRAME_BYTES - taken) / (m->scores ? 8 : 4);
-    *caps = (struct caps){.limit = (uint32_t)m->limit};
+    *caps = (struct caps){0};
     needed = caps_sum(s, caps);
     if (needed > most)
         return ucm_error_set(&call->error, UCM_WIRE_INVALID,

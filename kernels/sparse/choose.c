@@ -54,7 +54,20 @@ int ucm_choose_check(const struct ucm_choose_spec *spec, char why[UCM_SPARSE_WHY
     return 0;
 }
 
+int ucm_choose_for(const struct ucm_digest_spec *digest, struct ucm_choose_spec *spec,
+                   char why[UCM_SPARSE_WHY])
+{
+    spec->block_tokens = digest->shape.tokens;
+    spec->beta = ucm_score_beta(digest, spec->beta);
+    return ucm_choose_check(spec, why);
+}
+
 /* ---- how many ---- */
+
+uint32_t ucm_choose_limit(const struct ucm_choose_spec *spec, uint32_t n)
+{
+    return spec->limit > 0 ? choose_least(spec->limit, n) : n;
+}
 
 uint32_t choose_windows(const struct ucm_choose_spec *spec, uint32_t n)
 {
@@ -66,7 +79,7 @@ uint32_t choose_most(const struct ucm_choose_spec *spec, uint32_t n)
     uint64_t k;
 
     if (spec->policy == UCM_CHOOSE_MASS)
-        return spec->k_max > 0 ? choose_least(spec->k_max, n) : n;
+        return n;
     if (spec->topk_tokens > 0)
         k = ((uint64_t)spec->topk_tokens + spec->block_tokens - 1) / spec->block_tokens;
     else
@@ -78,7 +91,7 @@ uint32_t ucm_choose_room(const struct ucm_choose_spec *spec, uint32_t n)
 {
     uint32_t most = choose_most(spec, n), windows = choose_windows(spec, n);
 
-    return most > windows ? most : windows;
+    return choose_least(most > windows ? most : windows, ucm_choose_limit(spec, n));
 }
 
 size_t ucm_choose_scratch_bytes(const struct ucm_choose_spec *spec, uint32_t n)
@@ -311,7 +324,7 @@ uint32_t ucm_choose(const struct ucm_choose_spec *spec, const float *scores, uin
     uint32_t windows = choose_windows(spec, n), init = choose_least(spec->init_window_sz, n);
     struct choice c = {
         .scores = scores, .ops = score_ops(), .begin = init, .end = n - (windows - init)};
-    struct answer a = {.index = index, .room = choose_least(room, n)};
+    struct answer a = {.index = index, .room = choose_least(room, ucm_choose_limit(spec, n))};
     uint64_t total = 0;
 
     c.sums = scratch;

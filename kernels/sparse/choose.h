@@ -54,7 +54,7 @@ static inline uint32_t choose_poisoned(const uint32_t *keys, uint32_t n)
 }
 
 uint32_t choose_windows(const struct ucm_choose_spec *spec, uint32_t n);
-/* Blocks that the policy allows, windows included. */
+/* Blocks that the policy allows, windows included; the limit and the room may be below. */
 uint32_t choose_most(const struct ucm_choose_spec *spec, uint32_t n);
 /* What mass asks for beyond the windows, which weigh `have` of `total`. */
 uint64_t choose_mass(const struct ucm_choose_spec *spec, uint64_t total, uint64_t have);

@@ -78,11 +78,14 @@ size_t ucm_score_scratch_bytes(const struct ucm_digest_plan *plan,
     return query_heads(spec) * list * sizeof(float);
 }
 
-static float default_beta(const struct ucm_digest_plan *plan)
+float ucm_score_beta(const struct ucm_digest_spec *digest, float given)
 {
-    if (ucm_digest_scaled(plan)) /* beta is in the score */
-        return 1.0f;
-    return 1.0f / ucm_sqrt((float)plan->spec.shape.head_dim);
+    if (given != 0)
+        return given;
+    if (digest->method == UCM_DIGEST_STATS ||
+        (digest->method == UCM_DIGEST_TOKENS && digest->rest != UCM_REST_NONE))
+        return 1.0f; /* it is in the score */
+    return 1.0f / ucm_sqrt((float)digest->shape.head_dim);
 }
 
 static uint32_t scored_channel(const struct ucm_digest_plan *plan, uint32_t i)
@@ -160,8 +163,7 @@ void ucm_score_begin(struct ucm_score_job *job, const struct ucm_digest_plan *pl
         .query_floats = ops->query_floats(plan),
         .raw_floats = raw_floats(spec, blocks->n),
     };
-    if (job->spec.beta == 0)
-        job->spec.beta = default_beta(plan);
+    job->spec.beta = ucm_score_beta(&plan->spec, spec->beta);
     job->raw = job->queries + (size_t)query_heads(spec) * job->query_floats;
     prepare_queries(job, q);
 }

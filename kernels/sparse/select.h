@@ -34,8 +34,12 @@ struct ucm_score_spec {
     uint32_t heads;   /* enum ucm_score_heads */
     uint32_t rows;    /* queries: the last so many tokens */
     uint32_t q_heads; /* a row; a multiple of the KV heads */
-    float beta; /* UCM_REDUCE_SOFTMAX: what scores are scaled by; 0: 1 / sqrt(head_dim), stats 1 */
+    float beta;       /* UCM_REDUCE_SOFTMAX: what scores are scaled by; 0: see ucm_score_beta */
 };
+
+/* What scores of such digests are scaled by before they are weighed: `given`, or if that is 0,
+ * 1 / sqrt(head_dim); 1 for stats and tokens with rest, whose scores have it in them. */
+float ucm_score_beta(const struct ucm_digest_spec *digest, float given);
 
 /* 0; or -EINVAL, and why says which field is wrong. */
 int ucm_score_check(const struct ucm_digest_plan *plan, const struct ucm_score_spec *spec,
@@ -103,8 +107,8 @@ struct ucm_choose_spec {
     uint32_t min_blocks;      /* top k: at least so many */
     uint32_t init_window_sz;  /* first blocks, always in */
     uint32_t local_window_sz; /* last blocks, always in */
-    uint32_t k_max;           /* mass: at most so many; 0: no bound */
-    float beta;               /* mass: what scores are scaled by; stats: 1 */
+    uint32_t limit;           /* at most so many, windows and poisoned ones too; 0: no bound */
+    float beta;               /* mass: what scores are scaled by */
     double sparse_ratio;      /* top k: of the blocks */
     double eps;               /* mass: the share to cover */
 };
@@ -119,9 +123,15 @@ struct ucm_choose_list {
 };
 
 void ucm_choose_defaults(struct ucm_choose_spec *spec);
+/* 0; or -EINVAL, and why says which field is wrong: with mass, a beta of 0 too. */
 int ucm_choose_check(const struct ucm_choose_spec *spec, char why[UCM_SPARSE_WHY]);
+/* For scores of such digests: fills in block_tokens, and beta as ucm_score_beta has it; then checks. */
+int ucm_choose_for(const struct ucm_digest_spec *digest, struct ucm_choose_spec *spec,
+                   char why[UCM_SPARSE_WHY]);
 
-/* Room that the answer for a list of n blocks needs, poisoned blocks aside. */
+/* Blocks of a list of n that may be chosen, whatever is poisoned: n, or the limit. */
+uint32_t ucm_choose_limit(const struct ucm_choose_spec *spec, uint32_t n);
+/* Room that the answer for a list of n blocks needs, poisoned blocks aside; within the limit. */
 uint32_t ucm_choose_room(const struct ucm_choose_spec *spec, uint32_t n);
 size_t ucm_choose_scratch_bytes(const struct ucm_choose_spec *spec, uint32_t n);
 
@@ -151,7 +161,7 @@ void ucm_choose_run(struct ucm_choose_job *job, uint32_t unit);
 bool ucm_choose_next(struct ucm_choose_job *job, uint32_t *n);
 
 /* Writes the chosen blocks, ascending, into index[room], and their scores into chosen (unless NULL).
- * Returns how many. Poisoned blocks (+inf) are in before all others, up to room. */
+ * Returns how many. Poisoned blocks (+inf) are in before all others, up to room and the limit. */
 uint32_t ucm_choose(const struct ucm_choose_spec *spec, const float *scores, uint32_t n,
                     void *scratch, uint32_t *index, float *chosen, uint32_t room);
 

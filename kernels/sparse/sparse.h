@@ -164,9 +164,6 @@ struct ucm_digest_plan {
 int ucm_digest_plan_init(struct ucm_digest_plan *plan, const struct ucm_digest_spec *spec,
                          char why[UCM_SPARSE_WHY]);
 
-/* Whether scores have beta in them, being logarithms of what blocks weigh: stats, tokens with rest. */
-bool ucm_digest_scaled(const struct ucm_digest_plan *plan);
-
 /* Bytes of a digest, for a spec that ucm_digest_check accepts: a multiple of 4. */
 uint32_t ucm_digest_bytes(const struct ucm_digest_spec *spec);
 

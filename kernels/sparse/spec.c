@@ -267,12 +267,6 @@ uint32_t ucm_digest_bytes(const struct ucm_digest_spec *spec)
 
 /* ---- through the plan ---- */
 
-bool ucm_digest_scaled(const struct ucm_digest_plan *plan)
-{
-    return plan->spec.method == UCM_DIGEST_STATS ||
-           (plan->spec.method == UCM_DIGEST_TOKENS && plan->spec.rest != UCM_REST_NONE);
-}
-
 void ucm_digest_build(const struct ucm_digest_plan *plan, const void *shard, void *out)
 {
     /* What the arrays leave of the last four bytes is 0. */

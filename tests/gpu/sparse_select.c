@@ -1,5 +1,6 @@
 /* Selections: every method, reduce and policy; chains of many lengths in a launch; blocks without
  * digests, poisoned ones, and many that score the same; launches of a graph whose inputs change. */
+#include "client/lib/sparse/spec.h"
 #include "tests/gpu/sparse.h"
 
 #include <stdio.h>
@@ -160,20 +161,11 @@ static void problem_free(struct problem *p)
 
 static struct ucm_choose_spec choose_of(const struct problem *p)
 {
-    const struct ucm_sparse_choose *c = &p->options.choose;
+    struct ucm_choose_spec spec = sparse_choose_spec(&p->options.choose);
+    char why[UCM_SPARSE_WHY];
 
-    return (struct ucm_choose_spec){
-        .policy = c->policy,
-        .block_tokens = p->digest.shape.tokens,
-        .topk_tokens = c->topk_tokens,
-        .min_blocks = c->min_blocks,
-        .init_window_sz = c->init_window_sz,
-        .local_window_sz = c->local_window_sz,
-        .k_max = c->limit,
-        .beta = (float)c->beta_m,
-        .sparse_ratio = c->sparse_ratio,
-        .eps = c->eps,
-    };
+    check(ucm_choose_for(&p->plan->spec, &spec, why) == 0, "the choice: %s", why);
+    return spec;
 }
 
 struct lists {

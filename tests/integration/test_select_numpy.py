@@ -23,7 +23,7 @@ class ScoreSpec(ctypes.Structure):
 
 class ChooseSpec(ctypes.Structure):
     _fields_ = [(n, u32) for n in ("policy", "block_tokens", "topk_tokens", "min_blocks", "init_window_sz", "local_window_sz",
-                                   "k_max")] + [("beta", ctypes.c_float), ("sparse_ratio", ctypes.c_double),
+                                   "limit")] + [("beta", ctypes.c_float), ("sparse_ratio", ctypes.c_double),
                                                 ("eps", ctypes.c_double)]
 
 
@@ -127,14 +127,14 @@ class Choices(unittest.TestCase):
         rng = np.random.default_rng(2)
         for round_ in range(600):
             n, kind = int(rng.integers(1, 200)), ("plain", "ties", "odd")[round_ % 3]
-            eps, k_max = float(rng.random()), int(rng.integers(5, 100)) if rng.random() < 0.3 else 0
-            spec = ChooseSpec(policy=1, beta=2.0, eps=eps, init_window_sz=1, local_window_sz=2, k_max=k_max)
+            eps, limit = float(rng.random()), int(rng.integers(5, 100)) if rng.random() < 0.3 else 0
+            spec = ChooseSpec(policy=1, beta=2.0, eps=eps, init_window_sz=1, local_window_sz=2, limit=limit)
             s = self.scores(rng, n, kind)
             want = methods.choose_mass(s, eps, 2.0, 1, 2)
-            if k_max and len(want) > k_max and np.isinf(s).sum() == 0:
-                want = methods.choose_mass(s, eps, 2.0, 1, 2, k_max)
-            elif k_max:
-                spec.k_max = 0
+            if limit and len(want) > limit and np.isinf(s).sum() == 0:
+                want = methods.choose_mass(s, eps, 2.0, 1, 2, limit)
+            elif limit:
+                spec.limit = 0
             np.testing.assert_array_equal(self.choose(spec, s), want, f"round {round_}")
 
     def test_history(self):

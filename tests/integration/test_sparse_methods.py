@@ -184,7 +184,7 @@ class Choices(unittest.TestCase):
     def test_mass(self):
         s = np.log(np.array([1, 8, 4, 2, 1, 1, 1], np.float32))
         np.testing.assert_array_equal(m.choose_mass(s, 0.8, 1.0), [0, 1, 2, 5, 6])
-        np.testing.assert_array_equal(m.choose_mass(s, 0.5, 1.0, k_max=4), [0, 1, 5, 6])
+        np.testing.assert_array_equal(m.choose_mass(s, 0.5, 1.0, limit=4), [0, 1, 5, 6])
         np.testing.assert_array_equal(m.choose_mass(s, 1.0, 1.0), range(7))
 
     def test_history(self):

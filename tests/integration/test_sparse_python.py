@@ -170,7 +170,8 @@ class Selections(Case):
     def test_the_daemons_choice_is_the_librarys(self):
         worker = self.worker()
         worker.dump()
-        choices = (sparse.TopK(), sparse.TopK(topk_tokens=100, limit=5), sparse.Mass(eps=0.5, beta_m=0.2, limit=30))
+        choices = (sparse.TopK(), sparse.TopK(topk_tokens=100, limit=5), sparse.Mass(eps=0.5, beta_m=0.2, limit=30),
+                   sparse.Mass(eps=0.5, beta_m=0))
         scores = [sparse.Score(reduce, heads) for reduce in ("max", "mean", "softmax") for heads in ("each", "sum", "max")]
         for digest in METHODS:
             with worker.digests(digest) as digests, digests.chain(names(), build=True) as chain:

@@ -43,32 +43,13 @@ int client_digest_spec(const struct ucm_sparse_digest *d, struct ucm_digest_spec
                : client_fail(UCM_EINVALID, "%s", why);
 }
 
-int client_choose_spec(const struct ucm_sparse_choose *c, uint32_t block_tokens,
+int client_choose_spec(const struct ucm_sparse_choose *choose, const struct ucm_digest_spec *digest,
                        struct ucm_choose_spec *out)
 {
     char why[UCM_SPARSE_WHY];
 
-    *out = (struct ucm_choose_spec){
-        .policy = c->policy,
-        .block_tokens = block_tokens,
-        .topk_tokens = c->topk_tokens,
-        .min_blocks = c->min_blocks,
-        .init_window_sz = c->init_window_sz,
-        .local_window_sz = c->local_window_sz,
-        .k_max = c->limit,
-        .beta = (float)c->beta_m,
-        .sparse_ratio = c->sparse_ratio,
-        .eps = c->eps,
-    };
-    return ucm_choose_check(out, why) ? client_fail(UCM_EINVALID, "%s", why) : 0;
-}
-
-uint32_t client_choose_room(const struct ucm_sparse_choose *choose,
-                            const struct ucm_choose_spec *spec, uint32_t n)
-{
-    uint32_t room = ucm_choose_room(spec, n);
-
-    return choose->limit && choose->limit < room ? choose->limit : room;
+    *out = sparse_choose_spec(choose);
+    return ucm_choose_for(digest, out, why) ? client_fail(UCM_EINVALID, "%s", why) : 0;
 }
 
 uint32_t client_score_lists(const struct ucm_sparse_digest *digest,
@@ -254,14 +235,7 @@ static int scorer_prepare(struct scorer *s, const struct ucm_sparse_score *score
 
     if (r)
         return r;
-    s->spec = (struct ucm_score_spec){
-        .metric = score->metric,
-        .reduce = score->reduce,
-        .heads = score->heads,
-        .rows = score->rows ? score->rows : 1,
-        .q_heads = score->q_heads,
-        .beta = score->beta,
-    };
+    s->spec = sparse_score_spec(score);
     if (ucm_score_check(s->plan, &s->spec, why) != 0)
         return client_fail(UCM_EINVALID, "%s", why);
     if (client_q_element(q_dtype) == 0)
@@ -359,7 +333,6 @@ void ucm_sparse_choose_defaults(struct ucm_sparse_choose *choose)
 /* Chooses from one list into room for all of it, which it needs while blocks may be poisoned. */
 struct chooser {
     struct ucm_choose_spec spec;
-    uint32_t limit;
     void *scratch;
     uint32_t *index; /* n */
     float *chosen;   /* n, or NULL */
@@ -372,18 +345,12 @@ static void chooser_close(struct chooser *c)
     free(c->chosen);
 }
 
-static int chooser_open(struct chooser *c, const struct ucm_sparse_choose *choose,
-                        uint32_t block_tokens, uint32_t n, bool scores)
+static int chooser_open(struct chooser *c, const struct ucm_choose_spec *spec, uint32_t n,
+                        bool scores)
 {
-    size_t scratch;
-    int r;
+    size_t scratch = ucm_choose_scratch_bytes(spec, n);
 
-    *c = (struct chooser){0};
-    r = client_choose_spec(choose, block_tokens, &c->spec);
-    if (r)
-        return r;
-    c->limit = choose->limit && choose->limit < n ? choose->limit : n;
-    scratch = ucm_choose_scratch_bytes(&c->spec, n);
+    *c = (struct chooser){.spec = *spec};
     c->scratch =
         aligned_alloc(SCRATCH_ALIGN, (scratch + SCRATCH_ALIGN) / SCRATCH_ALIGN * SCRATCH_ALIGN);
     c->index = malloc(n * sizeof *c->index);
@@ -397,7 +364,7 @@ static int chooser_open(struct chooser *c, const struct ucm_sparse_choose *choos
 static int chooser_run(struct chooser *c, const float *scores, uint32_t n, uint32_t *index,
                        float *chosen, uint32_t room, uint32_t *count)
 {
-    uint32_t k = ucm_choose(&c->spec, scores, n, c->scratch, c->index, c->chosen, c->limit);
+    uint32_t k = ucm_choose(&c->spec, scores, n, c->scratch, c->index, c->chosen, n);
 
     if (k > room)
         return client_fail(UCM_EINVALID, "%u blocks were chosen, and index_room has %u left", k,
@@ -414,6 +381,8 @@ int ucm_sparse_choose_local(const struct ucm_sparse_choose *choose, uint32_t blo
                             const float *scores, uint32_t n, uint32_t *index, uint32_t index_room,
                             uint32_t *count)
 {
+    struct ucm_choose_spec spec;
+    char why[UCM_SPARSE_WHY];
     struct chooser c;
     int r;
 
@@ -421,7 +390,11 @@ int ucm_sparse_choose_local(const struct ucm_sparse_choose *choose, uint32_t blo
         return client_fail(UCM_EINVALID,
                            "choose, scores, index or count is NULL, or n is %u: 1 to %u", n,
                            UCM_SCORE_BLOCKS_MAX);
-    r = chooser_open(&c, choose, block_tokens, n, false);
+    spec = sparse_choose_spec(choose);
+    spec.block_tokens = block_tokens;
+    if (ucm_choose_check(&spec, why))
+        return client_fail(UCM_EINVALID, "%s", why);
+    r = chooser_open(&c, &spec, n, false);
     if (r)
         return r;
     r = chooser_run(&c, scores, n, index, NULL, index_room, count);
@@ -463,6 +436,7 @@ int ucm_sparse_select_local(const struct ucm_sparse_digest *digest,
                             const struct ucm_sparse_digests *digests, const void *q,
                             uint32_t q_dtype, struct ucm_sparse_selected *out)
 {
+    struct ucm_choose_spec spec;
     struct chooser chooser;
     struct scorer s;
     float *scores;
@@ -473,7 +447,9 @@ int ucm_sparse_select_local(const struct ucm_sparse_digest *digest,
     r = scorer_open(&s, digest, score, digests, q, q_dtype);
     if (r)
         return r;
-    r = chooser_open(&chooser, choose, digest->shape.tokens, digests->n, out->scores != NULL);
+    r = client_choose_spec(choose, &s.plan->spec, &spec);
+    if (r == 0)
+        r = chooser_open(&chooser, &spec, digests->n, out->scores != NULL);
     if (r) {
         scorer_close(&s);
         return r;

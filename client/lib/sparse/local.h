@@ -7,11 +7,8 @@
 
 /* 0, or -UCM_EINVALID with the sentence; then *out is checked. */
 int client_digest_spec(const struct ucm_sparse_digest *digest, struct ucm_digest_spec *out);
-int client_choose_spec(const struct ucm_sparse_choose *choose, uint32_t block_tokens,
+int client_choose_spec(const struct ucm_sparse_choose *choose, const struct ucm_digest_spec *digest,
                        struct ucm_choose_spec *out);
-/* Blocks of a list of n at most, poisoned ones aside. */
-uint32_t client_choose_room(const struct ucm_sparse_choose *choose,
-                            const struct ucm_choose_spec *spec, uint32_t n);
 uint32_t client_score_lists(const struct ucm_sparse_digest *digest,
                             const struct ucm_sparse_score *score);
 /* Bytes of an element of q; 0: q_dtype is none of F32, F16 and BF16. */

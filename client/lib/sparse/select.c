@@ -1,5 +1,6 @@
 #include "client/lib/sparse/internal.h"
 #include "client/lib/sparse/local.h"
+#include "client/lib/sparse/spec.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -76,12 +77,14 @@ static int select_check(const struct ucm_sparse_select *s)
 /* Of one list of row i. */
 static int row_room(const struct ucm_sparse_select *s, uint32_t i, uint32_t *out)
 {
-    const struct ucm_sparse_digest *digest = digest_of(s->chains[i]);
+    struct ucm_digest_spec digest;
     struct ucm_choose_spec spec;
-    int r = client_choose_spec(&s->choose, digest->shape.tokens, &spec);
+    int r = client_digest_spec(digest_of(s->chains[i]), &digest);
 
     if (r == 0)
-        *out = client_choose_room(&s->choose, &spec, s->chains[i]->n_blocks);
+        r = client_choose_spec(&s->choose, &digest, &spec);
+    if (r == 0)
+        *out = ucm_choose_room(&spec, s->chains[i]->n_blocks);
     return r;
 }
 
@@ -139,13 +142,14 @@ static int piece_limit(struct selection *sel, uint64_t room)
 static int piece_cut(struct selection *sel)
 {
     const struct ucm_sparse_select *s = sel->s;
-    uint64_t room = s->chains[0]->client->max_frame_bytes - FRAME_REST, limit = s->choose.limit;
+    const struct ucm_choose_spec choose = sparse_choose_spec(&s->choose);
+    uint64_t room = s->chains[0]->client->max_frame_bytes - FRAME_REST;
 
     sel->n = 0;
     sel->lists = 0;
     for (uint32_t i = sel->first; i < s->n_rows; i++) {
         uint32_t lists = sel->lists + row_lists(s, i);
-        uint64_t longest = limit && limit < s->chains[i]->n_blocks ? limit : s->chains[i]->n_blocks;
+        uint64_t longest = ucm_choose_limit(&choose, s->chains[i]->n_blocks);
 
         if (longest < sel->limit)
             longest = sel->limit;

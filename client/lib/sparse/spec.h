@@ -1,10 +1,9 @@
-/* From the public description of a digest to that of kernels/sparse: for libucmclient and
- * libucmclient_cuda. */
+/* From the public structs to those of kernels/sparse: for libucmclient and libucmclient_cuda. */
 #ifndef UCM_CLIENT_SPARSE_SPEC_H
 #define UCM_CLIENT_SPARSE_SPEC_H
 
 #include "client/include/ucmclient_sparse.h"
-#include "kernels/sparse/sparse.h"
+#include "kernels/sparse/select.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -39,6 +38,34 @@ static inline bool sparse_spec(const struct ucm_sparse_digest *d, struct ucm_dig
     if (d->keep_bytes > 0)
         memcpy(out->keep, d->keep, d->keep_bytes);
     return true;
+}
+
+static inline struct ucm_score_spec sparse_score_spec(const struct ucm_sparse_score *s)
+{
+    return (struct ucm_score_spec){
+        .metric = s->metric,
+        .reduce = s->reduce,
+        .heads = s->heads,
+        .rows = s->rows ? s->rows : 1,
+        .q_heads = s->q_heads,
+        .beta = s->beta,
+    };
+}
+
+/* Without block_tokens; ucm_choose_for fills it in. */
+static inline struct ucm_choose_spec sparse_choose_spec(const struct ucm_sparse_choose *c)
+{
+    return (struct ucm_choose_spec){
+        .policy = c->policy,
+        .topk_tokens = c->topk_tokens,
+        .min_blocks = c->min_blocks,
+        .init_window_sz = c->init_window_sz,
+        .local_window_sz = c->local_window_sz,
+        .limit = c->limit,
+        .beta = (float)c->beta_m,
+        .sparse_ratio = c->sparse_ratio,
+        .eps = c->eps,
+    };
 }
 
 #endif

@@ -563,19 +563,19 @@ def choose_topk(scores, k, init_window=1, local_window=2, room=None):
     return finish(chosen, room)
 
 
-def choose_mass(scores, eps, beta, init_window=1, local_window=2, k_max=None):
+def choose_mass(scores, eps, beta, init_window=1, local_window=2, limit=None):
     """The smallest set whose weights reach eps of all: windows, then in order of score."""
     n = len(scores)
     w = [int(x) for x in weights(scores, beta)]
     total = sum(w)
-    limit = n if k_max is None else k_max
+    most = n if limit is None else limit
     chosen = windows(n, init_window, local_window)
     have = sum(w[i] for i in chosen)
     for block in ranking(scores):
         poisoned = scores[block] == np.inf
-        if not poisoned and (have >= eps * total or len(chosen) >= limit):
+        if not poisoned and (have >= eps * total or len(chosen) >= most):
             break
         if block not in chosen:
             chosen.add(int(block))
             have += w[block]
-    return finish(chosen, k_max)
+    return finish(chosen, limit)

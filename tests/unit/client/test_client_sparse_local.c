@@ -163,6 +163,35 @@ Test(sparse_local, a_selection_is_scores_and_a_choice)
     }
 }
 
+/* As over the wire: docs/protocol.md, select. */
+Test(sparse_local, mass_without_a_beta_takes_the_digests)
+{
+    struct ucm_sparse_score score = score_of(UCM_SPARSE_HEADS_SUM);
+    struct ucm_sparse_choose choose;
+    uint32_t counts[2], index[2][BLOCKS];
+    struct ucm_sparse_selected out = {.counts_room = 1, .index_room = BLOCKS};
+
+    ucm_sparse_choose_defaults(&choose);
+    choose.policy = UCM_SPARSE_MASS;
+    choose.eps = 0.7;
+    for (int stats = 0; stats < 2; stats++) {
+        struct ucm_sparse_digest d = digest_of(stats ? UCM_SPARSE_STATS : UCM_SPARSE_BOX);
+        struct ucm_sparse_digests blocks = compute(&d);
+        const double beta[2] = {0, stats ? 1 : (double)(1 / sqrtf(DIM))};
+
+        for (int given = 0; given < 2; given++) {
+            choose.beta_m = beta[given];
+            out.counts = &counts[given];
+            out.index = index[given];
+            cr_assert_eq(
+                ucm_sparse_select_local(&d, &score, &choose, &blocks, q, UCM_SPARSE_F32, &out), 0,
+                "%s", ucm_errmsg());
+        }
+        cr_expect_eq(counts[0], counts[1]);
+        cr_expect_arr_eq(index[0], index[1], counts[0] * sizeof **index);
+    }
+}
+
 static uint16_t bf16(float x)
 {
     uint32_t u;

@@ -35,7 +35,7 @@ static uint32_t naive_k(const struct ucm_choose_spec *spec, uint32_t n)
     uint64_t k = (uint64_t)floor(n * spec->sparse_ratio);
 
     if (spec->policy == UCM_CHOOSE_MASS)
-        return spec->k_max > 0 && spec->k_max < n ? spec->k_max : n;
+        return n;
     if (spec->topk_tokens > 0)
         k = (uint64_t)ceil((double)spec->topk_tokens / spec->block_tokens);
     k = k > spec->min_blocks ? k : spec->min_blocks;
@@ -69,10 +69,11 @@ static void naive_choose(const struct ucm_choose_spec *spec, const float *scores
 
     naive_scores = scores;
     total = naive_weights(spec, n, w);
+    room = spec->limit > 0 && spec->limit < room ? spec->limit : room;
     k = k < room ? k : room;
     for (uint32_t b = 0; b < n; b++) {
         order[b] = b;
-        in[b] = in_window(spec, n, b);
+        in[b] = taken < room && in_window(spec, n, b);
         taken += in[b];
         have += in[b] ? w[b] : 0;
     }
@@ -192,6 +193,8 @@ static struct ucm_choose_spec random_spec(uint32_t n)
     spec.local_window_sz = rig_below(2) == 0 ? rig_below(3) : rig_below(n + 2);
     if (rig_below(3) == 0)
         spec.topk_tokens = 1 + rig_below(16 * n + 1);
+    if (rig_below(3) == 0)
+        spec.limit = 1 + rig_below(n + 1);
     return spec;
 }
 
@@ -199,17 +202,12 @@ static void compare_random(uint32_t policy, int kind, uint32_t n)
 {
     struct ucm_choose_spec spec = random_spec(n);
     float *scores = malloc(n * sizeof(*scores) + 1);
-    uint32_t windows = 0, room;
 
     spec.policy = policy;
     spec.eps = rig_below(1001) / 1000.0;
-    spec.k_max = rig_below(2) == 0 ? 0 : 1 + rig_below(n + 1);
-    for (uint32_t b = 0; b < n; b++) {
+    for (uint32_t b = 0; b < n; b++)
         scores[b] = score_of_kind(kind);
-        windows += in_window(&spec, n, b);
-    }
-    room = windows + rig_below(n + 1 - windows);
-    compare(&spec, scores, n, rig_below(2) == 0 ? n : room);
+    compare(&spec, scores, n, rig_below(2) == 0 ? n : rig_below(n + 1));
     free(scores);
 }
 
@@ -247,7 +245,6 @@ Test(choose, mass_is_what_a_sort_gives)
 
         spec.policy = UCM_CHOOSE_MASS;
         spec.eps = rig_below(1001) / 1000.0;
-        spec.k_max = rig_below(2) == 0 ? 0 : 1 + rig_below(n + 1);
         spec.beta = 0.6931472f;
         for (uint32_t b = 0; b < n; b++) {
             scores[b] = poison != 0 && rig_below(poison) == 0 ? INFINITY : -(float)rig_below(12);
@@ -317,6 +314,54 @@ Test(choose, poisoned_blocks_are_in_beyond_k_and_the_lowest_where_room_ends)
     cr_assert_eq(ucm_choose(&spec, scores, 100, scratch, index, NULL, 30), 30);
     cr_assert(index[0] == 0 && index[1] == 20 && index[27] == 46 && index[28] == 98);
     cr_assert_eq(ucm_choose_room(&spec, 100), 30);
+}
+
+Test(choose, the_limit_holds_for_windows_and_poisoned_blocks_too)
+{
+    float scores[100];
+    struct ucm_choose_spec spec;
+    uint32_t index[100];
+    char scratch[1 << 16];
+
+    ucm_choose_defaults(&spec);
+    for (uint32_t b = 0; b < 100; b++)
+        scores[b] = b >= 20 && b < 80 ? INFINITY : 1;
+    for (spec.policy = 0; spec.policy < 2; spec.policy++) {
+        spec.limit = 5;
+        cr_assert_eq(ucm_choose(&spec, scores, 100, scratch, index, NULL, 100), 5);
+        cr_assert(index[0] == 0 && index[1] == 20 && index[2] == 21 && index[3] == 98);
+        spec.limit = 2;
+        cr_assert_eq(ucm_choose(&spec, scores, 100, scratch, index, NULL, 100), 2);
+        cr_assert(index[0] == 0 && index[1] == 98);
+        cr_assert_eq(ucm_choose_room(&spec, 100), 2);
+        cr_assert_eq(ucm_choose_limit(&spec, 100), 2);
+        cr_assert_eq(ucm_choose_limit(&spec, 1), 1);
+    }
+    spec.limit = 0;
+    cr_assert_eq(ucm_choose_limit(&spec, 100), 100);
+}
+
+Test(choose, what_the_digest_says)
+{
+    struct ucm_digest_spec digest = {.method = UCM_DIGEST_BOX,
+                                     .shape = {.tokens = 32, .head_dim = 64}};
+    struct ucm_choose_spec spec = {.policy = UCM_CHOOSE_MASS};
+    char why[UCM_SPARSE_WHY];
+
+    cr_assert_eq(ucm_choose_for(&digest, &spec, why), 0);
+    cr_assert(spec.block_tokens == 32 && spec.beta == 0.125f);
+    digest.method = UCM_DIGEST_STATS;
+    cr_assert_eq(ucm_choose_for(&digest, &spec, why), 0);
+    cr_assert_eq(spec.beta, 0.125f, "it was given");
+    spec.beta = 0;
+    cr_assert_eq(ucm_choose_for(&digest, &spec, why), 0);
+    cr_assert_eq(spec.beta, 1);
+    digest.method = UCM_DIGEST_TOKENS;
+    cr_assert_eq(ucm_score_beta(&digest, 0), 0.125f);
+    digest.rest = UCM_REST_MEAN;
+    cr_assert_eq(ucm_score_beta(&digest, 0), 1);
+    spec.beta = -1;
+    cr_assert_eq(ucm_choose_for(&digest, &spec, why), -EINVAL);
 }
 
 Test(choose, nothing_to_choose_from)
