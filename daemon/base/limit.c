@@ -223,7 +223,8 @@ bool limit_few(const struct limit_owner *o, enum limit what, uint64_t n)
     uint64_t all = l->most[what];
 
     /* With half of all free, a tenant of so little may have a third of all, and a uid of it a fifth. */
-    return t->used[what] + n <= all / FEW_PART && l->all.used[what] + n <= all / 2 &&
+    return n <= all / FEW_PART && t->used[what] <= all / FEW_PART - n &&
+           l->all.used[what] <= all / 2 - n &&
            (!kinds[what].setting || o->admin || limit_setting(o, what) == UINT64_MAX);
 }
 

@@ -255,6 +255,10 @@ Test(limit, few_is_within_the_rule)
             for (unsigned i = 0; i < 4; i++)
                 limit_give(o[i], LIMIT_CONNECTIONS, limit_has(o[i], LIMIT_CONNECTIONS));
     }
+    limit_add(o[1], LIMIT_CONNECTIONS, 5);
+    for (uint64_t n = 1; n < 9; n++) /* sizes are peers' words */
+        cr_expect_not(limit_few(o[1], LIMIT_CONNECTIONS, UINT64_MAX - n + 1));
+    limit_give(o[1], LIMIT_CONNECTIONS, 5);
     limits_settings(limits, ten_cb, NULL);
     cr_expect_not(limit_few(o[1], LIMIT_CONNECTIONS, 1));
     for (unsigned i = 0; i < 4; i++)
