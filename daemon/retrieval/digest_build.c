@@ -203,15 +203,16 @@ int digests_init(struct requests *rq)
 {
     struct digests *ds = &retrieval_of(rq)->digests;
 
+    /* First what digests_close looks at. */
+    list_init(&ds->turns);
+    list_init(&ds->published_free);
+    list_init(&ds->published_retry.link);
+    ds->published_retry.retry_cb = published_retry_cb;
     ds->published = calloc(DIGEST_PUBLISHED_MAX, sizeof(*ds->published));
     if (!ds->published)
         return -ENOMEM;
-    list_init(&ds->turns);
-    list_init(&ds->published_free);
     for (uint32_t i = 0; i < DIGEST_PUBLISHED_MAX; i++)
         list_push_back(&ds->published_free, &ds->published[i].link);
-    list_init(&ds->published_retry.link);
-    ds->published_retry.retry_cb = published_retry_cb;
     return 0;
 }
 
