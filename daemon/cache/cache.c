@@ -59,6 +59,7 @@ int cache_new(const struct cache_config *config, struct cache **out)
     list_init(&c->fills_by_age);
     for (enum wait_for what = 0; what < WAITS; what++)
         list_init(&c->waits[what]);
+    list_init(&c->firsts);
     list_init(&c->woken);
     list_init(&c->relocations.ops);
     list_init(&c->compact.moves);
@@ -93,6 +94,7 @@ void cache_free(struct cache *c)
     assert(c->tier_busy == 0 && c->share_busy == 0 && table_count(&c->fills) == 0);
     for (enum wait_for what = 0; what < WAITS; what++)
         assert(list_empty(&c->waits[what]));
+    assert(list_empty(&c->firsts) && list_empty(&c->woken));
     assert(c->relocations.n == 0 && c->compact.n == 0 && c->hints.n == 0);
     cache_hints_close(c);
     cache_compact_disarm(c);
@@ -412,17 +414,19 @@ void cache_lease_many(struct cache *c, const block_ref *refs, uint32_t n)
 void cache_unlease_many(struct cache *c, const block_ref *refs, uint32_t n)
 {
     const struct ns *ns = NULL;
+    bool any = false;
 
     for (uint32_t i = 0; i < n; i++) {
         struct block *b = refs[i] ? index_block(c->config.index, refs[i]) : NULL;
 
         if (!b)
             continue;
+        any = true;
         ns = cache_ns_again(c, b, ns);
         if (lease_drop(c, b, ns))
             cache_settle_block(c, refs[i], b, ns);
     }
-    if (n > 0)
+    if (any)
         cache_released(c);
 }
 

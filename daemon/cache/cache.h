@@ -339,7 +339,7 @@ enum wait_for {
 struct cache_retry {
     struct list link;
     void (*retry_cb)(struct cache_retry *r);
-    bool first; /* WAIT_SLOT: before those who wait already */
+    bool first; /* WAIT_SLOT: before those without, in the order in which they came */
 };
 /* False: retry_cb will not run. Only for WAIT_SLOT and WAIT_OTHER, whose retry_cb runs when something was released: nothing is under
  * way that could be (a copy, a read, a write, the arena's growth). */

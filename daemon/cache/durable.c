@@ -58,6 +58,7 @@ static void sync_cb(struct part_op *op, int status)
     else /* that copy is gone, so the status says nothing */
         durable_continue(c, d);
     cache_durables_retry(c);
+    cache_less_under_way(c);
 }
 
 static const struct op_kind sync_kind = {.tier_cb = sync_cb};

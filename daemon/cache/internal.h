@@ -84,9 +84,11 @@ struct cache {
     /* What is put off, and who waits. */
     struct chores chores;
     struct chore chore[CHORES];
-    struct list waits[WAITS]; /* of cache_retry.link */
-    struct list woken;        /* of WAIT_OTHER, those that are about to try again */
-    unsigned handles;         /* that are open */
+    struct list waits[WAITS];  /* of cache_retry.link */
+    struct list firsts;        /* of those that wait for a slot, those with `first` */
+    const struct list *trying; /* which of them does so now; an address only */
+    struct list woken;         /* of WAIT_OTHER, those that are about to try again */
+    unsigned handles;          /* that are open */
     /* To the tiers below. */
     struct write_target write[WRITE_TARGETS];
     struct block_queue unseeded; /* blocks for the shared tier whose namespace's seed is awaited */

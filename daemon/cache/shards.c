@@ -229,7 +229,9 @@ static int shards_start(struct cache *c, block_ref ref, uint32_t part, uint32_t 
     }
     rc = op_tier(&s->op, TIER_READ_SHARDS, &s->span);
     if (rc != 0) {
-        (void)stage_drop(c, s->stage); /* as it was: nothing was released */
+        /* As it was: nothing was released. */
+        s->stage->used -= tier_shards_room(ns_form(ns, part)->shard_bytes, first, n);
+        (void)stage_drop(c, s->stage);
         free(s);
         return rc;
     }

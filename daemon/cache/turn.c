@@ -10,8 +10,8 @@
 /* To be released. */
 static bool anybody_waits(const struct cache *c)
 {
-    return !list_empty(&c->waits[WAIT_SLOT]) || !list_empty(&c->waits[WAIT_OTHER]) ||
-           !list_empty(&c->woken);
+    return !list_empty(&c->firsts) || !list_empty(&c->waits[WAIT_SLOT]) ||
+           !list_empty(&c->waits[WAIT_OTHER]) || !list_empty(&c->woken);
 }
 
 /* An operation is under way, or about to be, whose end may free a slot. */
@@ -63,12 +63,12 @@ static bool space_run(void *ctx)
     const struct list *node;
 
     c->space.searching = false;
-    while ((node = first_retries(slots)) != NULL) {
-        /* It waits again, so there is too little space for those behind it, too. This compares the
-         * address only: r may be freed. */
-        if (slots->prev == node || slots->next == node)
-            break;
-    }
+    do {
+        c->trying = list_empty(&c->firsts) ? slots->next : c->firsts.next;
+        node = first_retries(list_empty(&c->firsts) ? slots : &c->firsts);
+        /* Who waits again has too little, and so have those behind. This compares the address only: r may be freed. */
+    } while (node && c->firsts.next != node && slots->prev != node && slots->next != node);
+    c->trying = NULL;
     /* Who has not tried since the last one is first. */
     list_splice_front(&c->waits[WAIT_OTHER], &c->woken);
     list_splice_front(&c->woken, &c->waits[WAIT_OTHER]);
@@ -187,10 +187,14 @@ bool cache_wait_for(struct cache *c, struct cache_retry *r, enum wait_for what)
 {
     if ((what == WAIT_SLOT || what == WAIT_OTHER) && !space_may_come(c))
         return false;
-    if (what == WAIT_SLOT && r->first)
-        list_push_front(&c->waits[what], &r->link);
-    else
+    if (what != WAIT_SLOT || !r->first)
         list_push_back(&c->waits[what], &r->link);
+    else if (&r->link == c->trying)
+        list_push_front(&c->firsts, &r->link);
+    else
+        list_push_back(&c->firsts, &r->link);
+    if (what == WAIT_PRESSURE)
+        cache_less_dirty(c); /* it may have fallen while r got ready to wait */
     if (what == WAIT_TURN)
         cache_wake(c, CHORE_TURN);
     return true;
@@ -198,7 +202,9 @@ bool cache_wait_for(struct cache *c, struct cache_retry *r, enum wait_for what)
 
 bool cache_slot_awaited(const struct cache *c, const struct cache_retry *r)
 {
-    return !list_empty(&c->waits[WAIT_SLOT]) && c->waits[WAIT_SLOT].next != &r->link;
+    const struct list *first = list_empty(&c->firsts) ? &c->waits[WAIT_SLOT] : &c->firsts;
+
+    return !list_empty(first) && first->next != &r->link;
 }
 
 void cache_arena_grew(struct cache *c)

@@ -61,6 +61,7 @@ static void chaos_wait_room(void)
     if (!list_empty(&a->r.link))
         return;
     a->again = below(2);
+    a->r.first = below(2);
     chaos.waits += cache_wait_for(rig.cache, &a->r, WAIT_SLOT);
 }
 
@@ -354,7 +355,8 @@ static void chaos_end(void)
         chaos_release();
     }
     invariants();
-    cr_assert(list_empty(&rig.cache->waits[WAIT_SLOT]), "somebody waits for ever");
+    cr_assert(list_empty(&rig.cache->waits[WAIT_SLOT]) && list_empty(&rig.cache->firsts),
+              "somebody waits for ever");
     for (uint64_t k = 0; k < KEYS; k++) {
         for (unsigned i = 0; i < NAMESPACES; i++) {
             block_ref ref = find(ns_at(i), k);

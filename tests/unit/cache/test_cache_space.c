@@ -47,6 +47,44 @@ Test(cache_space, who_waits_is_woken_later_and_all_of_them)
     drop(ref);
 }
 
+/* Those with little under way go before the others, and not before each other: who waits is not passed for ever. */
+Test(cache_space, the_first_are_served_in_their_order)
+{
+    struct asker a[5];
+    struct cache_fill *f[3];
+    block_ref ref[3];
+
+    for (unsigned i = 0; i < 3; i++) {
+        ref[i] = open_block(rig.one, i + 1);
+        cr_assert_eq(claim(ref[i], 0, 0, 1, &f[i]), 0);
+    }
+    for (int i = 0; i < 5; i++)
+        ask(&a[i]);
+    a[1].r.first = a[2].r.first = a[3].r.first = true;
+    for (int i = 0; i < 3; i++)
+        cr_assert(cache_wait_for(rig.cache, &a[i].r, WAIT_SLOT));
+    a[1].again = true;
+    cache_fill_done(rig.cache, f[0], 1, false);
+    turn();
+    cr_expect(a[1].calls == 1 && a[2].calls == 0 && a[0].calls == 0);
+    cr_assert(cache_wait_for(rig.cache, &a[3].r, WAIT_SLOT)); /* that comes later */
+    cr_expect(cache_slot_awaited(rig.cache, &a[3].r));
+    cr_expect_not(cache_slot_awaited(rig.cache, &a[1].r), "it is the next");
+    a[2].again = true;
+    cache_fill_done(rig.cache, f[1], 1, false);
+    a[1].again = false;
+    turn();
+    cr_expect(a[1].calls == 2 && a[2].calls == 1 && a[3].calls == 0 && a[0].calls == 0);
+    cache_retry_cancel(&a[2].r);
+    a[2].again = false;
+    cr_expect(cache_slot_awaited(rig.cache, &a[4].r));
+    cache_retry_cancel(&a[3].r);
+    cache_retry_cancel(&a[0].r);
+    cache_fill_done(rig.cache, f[2], 1, false);
+    for (int i = 0; i < 3; i++)
+        drop(ref[i]);
+}
+
 /* A layer has come, and others will: until then the slot is nobody's that could not give way. */
 Test(cache_space, who_waits_hears_that_a_dump_pauses)
 {
