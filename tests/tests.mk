@@ -197,7 +197,7 @@ build-tests: $(TESTS) test-tools
 # The daemon, with what tests ask it by.
 build-daemon: $O/ucmd $O/ucmctl $(BACKENDS)
 # What tests use besides.
-test-tools: $O/ucmd-inject.so $O/hang.so $(if $(SAN),,$O/ucmd-kill $O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/gate-worker $O/delay.so)
+test-tools: $O/ucmd-inject.so $O/hang.so $(if $(filter thread,$(SAN)),,$O/ucmd-kill) $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/gate-worker $O/delay.so)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))
 
 # Tests read their lists from here.

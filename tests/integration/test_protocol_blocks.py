@@ -330,16 +330,20 @@ class Blocks(Case):
 
     def test_busy(self):
         client, ns, region, _ = self.stored(60)
-        many = [region.begin("load", range(60), range(60), more=left > 0)
-                for left in reversed(range(client.limits["max_requests"] + 40))]
         codes = []
-        for msgid in many:
-            try:
-                codes.append(set(client.wait(msgid)["status"]) - {OK})
-            except Refused as refused:
-                codes.append(refused.code)
-        self.assertGreaterEqual(codes.count(set()), client.limits["max_requests"])
-        self.assertEqual([code for code in codes if code not in (set(), BUSY)], [])
+        for _ in range(20):  # copies may be as quick as the loop, and then none is refused
+            many = [region.begin("load", range(60), range(60), more=left > 0)
+                    for left in reversed(range(client.limits["max_requests"] + 40))]
+            codes = []
+            for msgid in many:
+                try:
+                    codes.append(set(client.wait(msgid)["status"]) - {OK})
+                except Refused as refused:
+                    codes.append(refused.code)
+            self.assertGreaterEqual(codes.count(set()), client.limits["max_requests"])
+            self.assertEqual([code for code in codes if code not in (set(), BUSY)], [])
+            if BUSY in codes:
+                break
         self.assertIn(BUSY, codes)
         self.assertEqual(set(region.load(range(60), range(60))), {OK})
         for _ in range(client.limits["max_regions"] - 1):
