@@ -3,6 +3,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/poison.h"
+#include "proto/limits.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -393,7 +394,7 @@ void arena_slot_free(struct arena *a, slot_ref ref)
     if (extent_is_ready(a, e))
         poison(slot_memory(a, e, slot), e->slot_bytes);
     if (arena_extent_in_window(a, (uint32_t)(e - a->extent))) {
-        ucm_window_retract(arena_generation(a, (uint32_t)(e - a->extent), slot));
+        arena_slot_retract(a, ref);
         slot_push_free(e, slot);
         arena_window_slot_freed(a, e);
         return;

@@ -18,7 +18,6 @@
 #define UCMD_ARENA_ARENA_H
 
 #include "daemon/base/numa.h"
-#include "proto/window.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,6 +27,7 @@
 typedef uint32_t slot_ref; /* 0 is none */
 
 struct arena;
+struct ucm_window_header;
 struct uv_loop_s;
 
 enum arena_window_event {

@@ -3,6 +3,7 @@
 #include "daemon/arena/arena.h"
 #include "daemon/arena/internal.h"
 #include "daemon/base/memfd.h"
+#include "proto/window.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -273,22 +274,15 @@ uint32_t arena_groups(const struct arena *a)
 /* The entry of a slot in a window; NULL: it lies elsewhere. */
 static _Atomic uint64_t *entry_of(struct arena *a, slot_ref ref, struct arena_place *place)
 {
+    const struct arena_group *g = arena_slot_group(a, ref);
     uint32_t extent, slot;
 
-    arena_slot_position(a, ref, &extent, &slot);
-    if (!arena_extent_in_window(a, extent))
+    if (!g)
         return NULL;
+    arena_slot_position(a, ref, &extent, &slot);
     *place = (struct arena_place){.window = extent - a->extents, .slot = slot};
-    return arena_generation(a, extent, slot);
-}
-
-_Atomic uint64_t *arena_generation(struct arena *a, uint32_t extent, uint32_t slot)
-{
-    uint32_t window = extent - a->extents;
-    const struct arena_group *g = a->windows.window[window].group;
-
-    return &g->generation[ucm_window_entry((uint32_t)(a->config.extent / ARENA_ALIGN), window,
-                                           slot)];
+    return &g->generation[ucm_window_entry((uint32_t)(a->config.extent / ARENA_ALIGN),
+                                           place->window, slot)];
 }
 
 struct arena_group *arena_slot_group(struct arena *a, slot_ref slot)

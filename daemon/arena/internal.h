@@ -189,7 +189,6 @@ void arena_window_settle(struct arena *a, struct window *w);
 void arena_group_free(struct arena *a, struct arena_group *g);
 /* Frees the group that nobody opened and nothing is lent to. */
 void arena_group_settle(struct arena *a, struct arena_group *g);
-_Atomic uint64_t *arena_generation(struct arena *a, uint32_t extent, uint32_t slot);
 
 /* window_make.c: the thread gets the window's memory, or gives it back (by w->state), and puts it into `ended`.
  * 0 or -errno. */

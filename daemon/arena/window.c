@@ -9,6 +9,7 @@
 #include "daemon/arena/internal.h"
 
 #include "daemon/base/log.h"
+#include "proto/window.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -6,6 +6,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/memfd.h"
+#include "proto/window.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,7 @@
 /* Windows of the arena: memory that is lent to a tenant, who has it, and when it comes back. */
 /* Sanitizers: thread */
 #include "daemon/arena/arena.h"
+#include "proto/window.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
