@@ -190,7 +190,7 @@ static inline void rig_memory(struct rig *r, unsigned n, uint64_t slot_bytes)
     r->slot_bytes = nvme_padded(slot_bytes);
     r->memory = aligned_alloc(NVME_PAGE, n * r->slot_bytes);
     cr_assert_not_null(r->memory);
-    memset(r->memory, 0x5a, n * r->slot_bytes);
+    bytes_set(r->memory, n * r->slot_bytes, 0x5a);
     if (r->tier)
         tier_nvme.buffer_add(r->tier, 0, r->memory, n * r->slot_bytes);
 }
