@@ -19,7 +19,7 @@
 enum state { NONE, AWAITED, KNOWN, FAILED };
 
 struct entry {
-    uint8_t fingerprint[UCM_FINGERPRINT_BYTES], seed[SEEDS_BYTES];
+    uint8_t fingerprint[UCM_FINGERPRINT_BYTES], seed[SHARE_SEED_BYTES];
     enum state state;
     bool due;         /* to be read, or looked at again */
     uint64_t read_ms; /* when the last reading that succeeded began; of FAILED: when it failed */
@@ -34,7 +34,7 @@ struct job {
     unsigned n;
     uint64_t began_ms;
     struct item {
-        uint8_t fingerprint[UCM_FINGERPRINT_BYTES], seed[SEEDS_BYTES];
+        uint8_t fingerprint[UCM_FINGERPRINT_BYTES], seed[SHARE_SEED_BYTES];
         int status;
     } item[BATCH];
 };
@@ -212,7 +212,8 @@ static void health_take(struct seeds *s, const struct job *j, int status)
 static bool entry_settle(struct seeds *s, struct entry *e, int status, const uint8_t *seed,
                          uint64_t began_ms)
 {
-    bool same = e->state == KNOWN && status == 0 && seed && memcmp(e->seed, seed, SEEDS_BYTES) == 0;
+    bool same =
+        e->state == KNOWN && status == 0 && seed && memcmp(e->seed, seed, SHARE_SEED_BYTES) == 0;
 
     if (status < 0 && !s->closing)
         tell(s, status);
@@ -221,7 +222,7 @@ static bool entry_settle(struct seeds *s, struct entry *e, int status, const uin
     e->state = status == 0 ? KNOWN : FAILED;
     e->read_ms = status == 0 ? began_ms : uv_now(s->loop);
     if (status == 0)
-        memcpy(e->seed, seed, SEEDS_BYTES);
+        memcpy(e->seed, seed, SHARE_SEED_BYTES);
     return !same;
 }
 

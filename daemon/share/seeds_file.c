@@ -32,7 +32,7 @@ static void encode(const uint8_t *fingerprint, const uint8_t *seed, uint8_t out[
 {
     memcpy(out, MAGIC, 8);
     memcpy(out + AT_FINGERPRINT, fingerprint, UCM_FINGERPRINT_BYTES);
-    memcpy(out + AT_SEED, seed, SEEDS_BYTES);
+    memcpy(out + AT_SEED, seed, SHARE_SEED_BYTES);
     put64(out + AT_SUM, checksum_of(out, AT_SUM));
 }
 
@@ -41,7 +41,7 @@ static int decode(const uint8_t in[FILE_BYTES], const uint8_t *fingerprint, uint
     if (memcmp(in, MAGIC, 8) != 0 || get64(in + AT_SUM) != checksum_of(in, AT_SUM) ||
         memcmp(in + AT_FINGERPRINT, fingerprint, UCM_FINGERPRINT_BYTES) != 0)
         return -EBADMSG;
-    memcpy(seed, in + AT_SEED, SEEDS_BYTES);
+    memcpy(seed, in + AT_SEED, SHARE_SEED_BYTES);
     return 0;
 }
 
@@ -66,7 +66,7 @@ static int seed_read(int folder, const char *name, const uint8_t *fingerprint, u
 /* A new seed, whole and on stable storage, under a name of its own. */
 static int temp_write(int folder, const uint8_t *fingerprint, char temp[TEMP_BYTES])
 {
-    uint8_t bytes[FILE_BYTES], seed[SEEDS_BYTES];
+    uint8_t bytes[FILE_BYTES], seed[SHARE_SEED_BYTES];
     uint64_t number;
     int rc = seal_random(&number, sizeof(number)), fd;
 
@@ -118,7 +118,7 @@ static int seed_make(int folder, const char *name, const uint8_t *fingerprint)
 }
 
 int seeds_file_get(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                   uint8_t seed[SEEDS_BYTES])
+                   uint8_t seed[SHARE_SEED_BYTES])
 {
     int folder = folder_open(path), rc;
     char name[NAME_BYTES];
@@ -150,7 +150,7 @@ static int old_wipe(int fd)
 }
 
 int seeds_file_replace(const char *path, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                       uint8_t seed[SEEDS_BYTES])
+                       uint8_t seed[SHARE_SEED_BYTES])
 {
     int folder = folder_open(path), old, rc;
     char name[NAME_BYTES], temp[TEMP_BYTES];

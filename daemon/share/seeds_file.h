@@ -3,19 +3,17 @@
 #ifndef UCMD_SHARE_SEEDS_FILE_H
 #define UCMD_SHARE_SEEDS_FILE_H
 
-#include "proto/limits.h"
+#include "daemon/share/share.h"
 
 #include <stdint.h>
 
-#define SEEDS_BYTES 16u
-
 /* The namespace's seed; of several hosts that make it at once all get the same. 0; -EBADMSG: what lies there is no seed; -errno. */
 int seeds_file_get(const char *folder, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                   uint8_t seed[SEEDS_BYTES]);
+                   uint8_t seed[SHARE_SEED_BYTES]);
 /* Puts a new seed in the place of the one that is there, and overwrites that. 0 and the new one, or another host's that came between;
  * -errno: the former one may still be there. */
 int seeds_file_replace(const char *folder, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
-                       uint8_t seed[SEEDS_BYTES]);
+                       uint8_t seed[SHARE_SEED_BYTES]);
 /* Whether seeds can be made there. 0: they can; 1: they can, but users other than the folder's owner and group may write to it, too;
  * -errno. */
 int seeds_file_check(const char *folder);

@@ -98,9 +98,8 @@ int share_new(const struct share_settings *settings, struct share **out)
     err = share_removals_init(s, settings->n);
     if (err == 0)
         err = answer_cache_init(&s->answers, SHARE_ANSWERS);
-    if (err == 0 && settings->seal && settings->seeds && settings->seeds[0] != '\0')
-        err = seeds_open(settings->loop, settings->seeds, settings->seeds_ms, seeds_changed_cb, s,
-                         &s->seeds);
+    if (err == 0)
+        err = share_seeds_open(s, seeds_changed_cb);
     for (uint32_t i = 0; err == 0 && i < settings->n; i++)
         err = root_open(s, &s->settings.roots[i]);
     if (err == 0)
@@ -238,7 +237,7 @@ void share_close(struct share *s)
         gc_free(s->roots[i]->gc);
     for (uint32_t i = 0; i < s->n; i++)
         share_root_close(s->roots[i]);
-    seeds_close(s->seeds);
+    share_seeds_close(s);
     answer_cache_close(&s->answers);
     free(s->removers);
     free(s);

@@ -36,6 +36,7 @@ struct uv_loop_s;
 typedef uint8_t share_root_id;
 
 #define SHARE_LOOKUPS_MAX 512u /* under way */
+#define SHARE_SEED_BYTES 16u   /* of an encrypted namespace */
 
 /* What the tenant of that name is guaranteed of each root, and gets at most there (0: no bound). tenant NULL: nothing is set.
  * Returns whether it is given either; NULL: whether anybody may be. */

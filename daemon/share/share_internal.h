@@ -6,7 +6,7 @@
 #include "daemon/config/config.h"
 #include "daemon/share/answer_cache.h"
 #include "daemon/share/root.h"
-#include "daemon/share/seeds.h"
+#include "daemon/share/share.h"
 
 /* How long an answer about a key is remembered: the file exists; it is damaged. */
 #define SHARE_FOUND_MS 5000u
@@ -120,7 +120,7 @@ struct share_seal {
     const struct share_io *io;
     struct seal_key *key;
     struct seal_space space; /* whose salt is `seed`, or none */
-    uint8_t seed[SEEDS_BYTES];
+    uint8_t seed[SHARE_SEED_BYTES];
     void *cipher;  /* of a write: what goes to the root */
     uint8_t *seal; /* the file's second header: BLOCK_FILE_SEAL_BYTES, of the operation */
     int status;
@@ -130,6 +130,12 @@ struct share_seal {
 int share_seal_begin(struct share_seal *x);
 /* Gives up its memory and key; of one of zeroes, too. */
 void share_seal_end(struct share_seal *x);
+
+/* share_seed.c */
+
+/* Opens the folder of seeds, where the settings have one; changed_cb(s): a seed has come, or another one. 0 or -ENOMEM. */
+int share_seeds_open(struct share *s, void (*changed_cb)(void *ctx));
+void share_seeds_close(struct share *s);
 
 /* share_tenant.c */
 

@@ -1,4 +1,19 @@
+#include "daemon/share/seeds.h"
 #include "daemon/share/share_internal.h"
+
+int share_seeds_open(struct share *s, void (*changed_cb)(void *ctx))
+{
+    const struct share_settings *set = &s->settings;
+
+    if (!set->seal || !set->seeds || set->seeds[0] == '\0')
+        return 0;
+    return seeds_open(set->loop, set->seeds, set->seeds_ms, changed_cb, s, &s->seeds);
+}
+
+void share_seeds_close(struct share *s)
+{
+    seeds_close(s->seeds);
+}
 
 int share_seed(struct share *s, const uint8_t fingerprint[UCM_FINGERPRINT_BYTES],
                const uint8_t **seed)

@@ -55,7 +55,7 @@ static void teardown(void)
 
 TestSuite(share_seeds, .init = setup, .fini = teardown, .timeout = 60);
 
-static int found(struct seeds *s, const uint8_t *fingerprint, uint8_t seed[SEEDS_BYTES])
+static int found(struct seeds *s, const uint8_t *fingerprint, uint8_t seed[SHARE_SEED_BYTES])
 {
     const uint8_t *at;
     int rc;
@@ -65,13 +65,13 @@ static int found(struct seeds *s, const uint8_t *fingerprint, uint8_t seed[SEEDS
         uv_run(&loop, UV_RUN_ONCE);
     }
     if (rc == 0)
-        memcpy(seed, at, SEEDS_BYTES);
+        memcpy(seed, at, SHARE_SEED_BYTES);
     return rc;
 }
 
 Test(share_seeds, all_who_ask_get_the_same_and_each_namespace_its_own)
 {
-    uint8_t a[SEEDS_BYTES], b[SEEDS_BYTES], c[SEEDS_BYTES];
+    uint8_t a[SHARE_SEED_BYTES], b[SHARE_SEED_BYTES], c[SHARE_SEED_BYTES];
     const uint8_t *at;
 
     cr_assert_eq(seeds_find(one, space, &at), -EAGAIN);
@@ -87,7 +87,7 @@ Test(share_seeds, all_who_ask_get_the_same_and_each_namespace_its_own)
 Test(share_seeds, a_purge_puts_another_one_in_its_place_and_overwrites_it)
 {
     static struct seeds_purge p = {.done_cb = purged_cb}, q = {.done_cb = purged_cb};
-    uint8_t before[SEEDS_BYTES], after[SEEDS_BYTES], bytes[64];
+    uint8_t before[SHARE_SEED_BYTES], after[SHARE_SEED_BYTES], bytes[64];
     char path[256], kept[256];
     const uint8_t *at;
     FILE *f;
@@ -127,7 +127,7 @@ Test(share_seeds, a_purge_puts_another_one_in_its_place_and_overwrites_it)
 Test(share_seeds, a_purge_that_is_cancelled_before_its_turn_leaves_a_seed)
 {
     static struct seeds_purge p = {.done_cb = purged_cb}, q = {.done_cb = purged_cb};
-    uint8_t before[SEEDS_BYTES], after[SEEDS_BYTES];
+    uint8_t before[SHARE_SEED_BYTES], after[SHARE_SEED_BYTES];
 
     cr_assert_eq(found(one, other, before), 0);
     memcpy(p.fingerprint, space, sizeof(space));
@@ -142,7 +142,7 @@ Test(share_seeds, a_purge_that_is_cancelled_before_its_turn_leaves_a_seed)
 
 Test(share_seeds, what_is_no_seed_is_none)
 {
-    uint8_t seed[SEEDS_BYTES];
+    uint8_t seed[SHARE_SEED_BYTES];
     char path[256];
     FILE *f;
 
@@ -173,7 +173,7 @@ static void told(const char *of, const char *word)
 Test(share_seeds, a_folder_that_can_not_be_used_is_told_of_until_it_can)
 {
     char away[sizeof(folder) + 8];
-    uint8_t seed[SEEDS_BYTES];
+    uint8_t seed[SHARE_SEED_BYTES];
 
     cr_expect_eq(found(one, space, seed), 0);
     snprintf(away, sizeof(away), "%s.away", folder);
