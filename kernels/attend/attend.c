@@ -16,16 +16,11 @@
 
 static const struct ucm_attend_ops *ops_of_host(void)
 {
-    switch (ucm_isa()) {
 #ifdef UCM_ISA_X86
-    case UCM_ISA_AVX512:
-        return &attend_ops_avx512;
-    case UCM_ISA_AVX2:
+    if (ucm_isa() >= UCM_ISA_AVX2)
         return &attend_ops_avx2;
 #endif
-    default:
-        return &attend_ops_base;
-    }
+    return &attend_ops_base;
 }
 
 static int check_scale(const char *name, float scale, char why[UCM_SPARSE_WHY])

@@ -36,6 +36,6 @@ struct ucm_attend_ops {
     float (*key_max)(const struct ucm_attend_plan *plan, const struct attend_rows *k, float most);
 };
 
-extern const struct ucm_attend_ops attend_ops_base, attend_ops_avx2, attend_ops_avx512;
+extern const struct ucm_attend_ops attend_ops_base, attend_ops_avx2;
 
 #endif

@@ -117,11 +117,6 @@ static void compare_forms(enum ucm_isa isa)
     ucm_isa_limit(UCM_ISA_COUNT - 1);
 }
 
-Test(attend, the_bits_of_the_definition)
-{
-    compare_forms(UCM_ISA_AVX512);
-}
-
 Test(attend, the_bits_of_the_definition_with_avx2)
 {
     compare_forms(UCM_ISA_AVX2);
