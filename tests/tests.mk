@@ -24,7 +24,7 @@ MOONCAKE_VENV ?= $O/mooncake-venv
 TOPICS := encoding sparse blend connector
 LONG   ?= $(shell tests/changed.sh)
 
-check: setup-check ## every test once: whole programs, units under ASan+UBSan; hostile ones and threads under ASan and TSan, too; and a short fuzz run
+check: setup-check ## the tests: whole programs, units under ASan+UBSan; hostile ones and threads under ASan and TSan, too; and a short fuzz run
 	+@LONG='$(LONG)' tests/check.sh '$(SUBMAKE)' system asan tsan fuzz
 
 check-plain: setup-check ## the tests without sanitizers only
@@ -195,7 +195,7 @@ $O/fuzz/%: $O/obj/tests/fuzz/%.o $O/libucmclient.a $O/libucmdaemon.a
 
 build-tests: $(TESTS) test-tools
 # The daemon, with what tests ask it by.
-build-daemon: $O/ucmd $O/ucmctl $(BACKENDS)
+build-daemon: $O/ucmd $O/ucmctl $(if $(HAVE_ZMQ),$O/ucmevents) $(BACKENDS)
 # What tests use besides.
 test-tools: $O/ucmd-inject.so $O/hang.so $(if $(filter thread,$(SAN)),,$O/ucmd-kill) $(if $(SAN),,$O/volatile_disk.so $O/sparse_kernels.so $O/encoding_kernels.so $O/decode_kernels.so $O/gate-worker $O/delay.so)
 build-fuzz: $(patsubst tests/fuzz/%.c,$O/fuzz/%,$(FUZZ_SRC))

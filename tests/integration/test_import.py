@@ -65,6 +65,10 @@ use_layerwise: true
         out, _ = self.convert("storage_backends: [FOLDER, /tmp]\nposix_capacity_gb: 0\n")
         self.assertIn('roots: ["FOLDER", "/tmp"]', out)
 
+    def test_aliases_that_multiply_are_cut(self):
+        lines = ["a0: &a0 {}"] + [f"a{i}: &a{i} {{{', '.join(f'x{j}: *a{i - 1}' for j in range(9))}}}" for i in range(1, 9)]
+        self.assertIn("which was not read", self.convert("\n".join(lines) + "\n")[0])
+
     def test_what_is_no_yaml_is_refused(self):
         self.assertIn("ucm_config.yaml:2: ", self.convert("a: 1\n  b: [\n", 1)[1])
         done = subprocess.run([UCMCTL, "config", "--import", "/nowhere"], capture_output=True, text=True, timeout=TIMEOUT_S,

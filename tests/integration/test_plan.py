@@ -213,6 +213,9 @@ class Plan(unittest.TestCase):
         holds = self.json("--dram", buy["dram_bytes"], "--nvme", buy["nvme_bytes"])["holds"]
         self.assertGreaterEqual(holds["dram_tokens"], 8 * 32768)
         self.assertGreaterEqual(holds["nvme_tokens"], 108 * 32768)
+        text = self.plan(self.config, "--length", 131072, "--requests", 100000).stdout
+        self.assertIn("That is more than one host has: ucmd takes 16 paths and an arena of 15.0 TiB at most.", text)
+        self.assertNotIn("ucmd.yaml", text)
         text = self.plan(self.config, "--length", 32768, "--history", 10000).stdout
         paths, size = int(re.search(r"with (\d+) entries", text)[1]), int(re.search(r"nvme: {size: (\d+)GiB}", text)[1])
         self.assertLessEqual(size, 16 * 1024)
@@ -220,6 +223,12 @@ class Plan(unittest.TestCase):
         self.assertRegex(text, r"index: {max_blocks: 20482048}")
         text = self.plan(self.config, "--tp", 4, "--length", 32768, "--history", 10000).stdout
         self.assertRegex(text, rf"index: {{max_blocks: {20482048 * (160 + 32) // 128}}}")
+
+    def test_a_model_s_words_reach_no_terminal_as_they_are(self):
+        path = os.path.join(self.folder, "odd.json")
+        with open(path, "w") as file:
+            json.dump({**LLAMA, "torch_dtype": "\x1b[31m\ud800", "model_type": "\x1b]0;"}, file)
+        self.assertIn("?[31m?", self.plan(path).stdout)
 
     def test_the_daemon_s_sizes(self):
         daemon = Daemon()

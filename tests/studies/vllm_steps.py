@@ -11,7 +11,7 @@ KV lies in DRAM, and of the same prompts once more, whose KV then is on the GPU.
 
     python3 tests/studies/vllm_steps.py [--ucmd build/ucmd] [--beside 100,85,50] [--steps 300] [--first-token 2000] [--json FILE]
 
-Needs vLLM 0.26 with a GPU of 80 GB, ucmclient in PYTHONPATH, 24 GiB of memory, and about a minute for the engine and 12 s for a share.
+Needs vLLM 0.32 with a GPU of 80 GB, ucmclient in PYTHONPATH, 24 GiB of memory, and about a minute for the engine and 12 s for a share.
 """
 
 import argparse

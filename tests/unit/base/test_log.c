@@ -1,3 +1,4 @@
+/* Sanitizers: thread */
 #include "daemon/base/log.h"
 
 #include <criterion/criterion.h>

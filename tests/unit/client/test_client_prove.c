@@ -1,5 +1,6 @@
 /* The client library shows that CUDA IPC memory is its process's: the nonce stands there when the daemon looks, and the own
  * bytes before and afterwards, whatever happens between. */
+/* Sanitizers: thread */
 #include "tests/unit/client/client_rig.h"
 
 #include <pthread.h>

@@ -1,5 +1,6 @@
 /* Rings in the client library: one registration lives and dies with its connection, and when that
  * breaks nothing is said to have failed before what a companion had begun has ended. */
+/* Sanitizers: thread */
 #include "tests/unit/client/client_rig.h"
 
 #include <fcntl.h>

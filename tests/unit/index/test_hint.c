@@ -1,5 +1,6 @@
 /* The table of hints: what a reader finds beside what was set, under a writer that runs or dies, and in memory that a
  * hostile daemon made. test_hint_model.c has all orders of a few steps. */
+/* Sanitizers: thread */
 #include "daemon/hints/table.h"
 
 #include <criterion/criterion.h>

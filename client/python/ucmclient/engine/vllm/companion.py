@@ -127,5 +127,5 @@ def _obstacle(settings: Settings, layout: Layout, on_gpu: bool, writes: bool) ->
 
 def _refusal(obstacle: str) -> Unsupported:
     return Unsupported(
-        f'kv_connector_extra_config has companion "on", which can\'t be ({obstacle}): remove that, or set it to "auto"'
+        f'kv_connector_extra_config has companion "on" in "advanced", which can\'t be ({obstacle}): remove that, or set it to "auto"'
     )
