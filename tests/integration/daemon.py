@@ -49,7 +49,7 @@ def logged(pid):
     """Returns when the daemon has written all that it has logged by now: a thread of its own writes, and sleeps when there is nothing. That
     thread has its name from when it first runs; before, the process's. What starts a daemon has another name, and none such."""
     until, folder, sleeps = time.monotonic() + TIMEOUT_S, f"/proc/{pid}/task", 0
-    while sleeps < 3 and os.path.isdir(folder) and time.monotonic() < until:
+    while sleeps < 3 and state_of(folder, str(pid)) not in "XZ" and time.monotonic() < until:
         threads = list(threads_named(folder, "log"))
         threads = threads or list(threads_named(folder, "ucmd"))[1:]
         sleeps = sleeps + 1 if all(state_of(folder, thread) in "SXZ" for thread in threads) else 0
