@@ -26,6 +26,12 @@ def until(true, what="it", limit_s=TIMEOUT_S):
     return result
 
 
+def listens(path):
+    """Whether somebody does at this socket: its file is there a little earlier."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
 def halt(pid):
     """Stops it by SIGSTOP, and returns when none of its threads runs. Behind kill() alone they go on for as long as the one that the signal
     was given to waits for a core."""
@@ -105,8 +111,7 @@ class Daemon:
             time.sleep(0.02)
 
     def answers(self):
-        with socket.socket(socket.AF_UNIX) as probe:
-            return probe.connect_ex(self.socket) == 0
+        return listens(self.socket)
 
     def health(self):
         return subprocess.run([UCMCTL, "--socket", self.socket, "health"], capture_output=True, text=True, timeout=TIMEOUT_S,

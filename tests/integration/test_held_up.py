@@ -16,7 +16,7 @@ import time
 import unittest
 
 import msgpack
-from daemon import halt
+from daemon import halt, listens
 from hung_mount import HungMount
 from second_client import DEADLINE, DEMO, TIMEOUT_S, TOP, Case, Client, Closed, Daemon, Refused, Region, frame, keys
 
@@ -274,7 +274,7 @@ class Monitoring(Stopping, Case):
     options = {"nvme": False, "metrics.socket": where}
 
     def setUp(self):
-        self.until(lambda: os.path.exists(self.where), "the metrics' socket")
+        self.until(lambda: listens(self.where), "the metrics' socket")
 
     def get(self, *parts):
         for _ in range(20):

@@ -10,6 +10,8 @@ import textwrap
 import time
 import unittest
 
+from daemon import listens
+
 TOP = pathlib.Path(__file__).resolve().parents[2]
 UCMD = os.environ.get("UCMD", str(TOP / "build/ucmd"))
 EXAMPLE = TOP / "client/examples/load_or_dump.c"
@@ -157,7 +159,7 @@ class Install(unittest.TestCase):
         self.addCleanup(daemon.wait, 30)
         self.addCleanup(daemon.terminate)
         deadline = time.monotonic() + 20
-        while not os.path.exists(socket):
+        while not listens(socket):
             self.assertIsNone(daemon.poll(), "the daemon ended")
             self.assertLess(time.monotonic(), deadline, "the daemon does not come up")
             time.sleep(0.02)
