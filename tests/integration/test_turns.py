@@ -74,7 +74,8 @@ class Turns(Stopping, Case):
         size = len(data) // 20000
         for _ in range(4):  # in half of these it serves the other one
             busy, one = [self.client(uid=1002), self.client(uid=1001)], self.client(uid=1002)
-            flood, before, sent = [self.client(uid=1001) for _ in range(8)], self.received(), []
+            # More than a fast machine serves within what a pause is charged at most.
+            flood, before, sent = [self.client(uid=1001) for _ in range(24)], self.received(), []
             self.stopped(lambda: sent.extend(self.fill(each, data) // size for each in busy))
             self.answered(busy[0], 1)
 
