@@ -329,23 +329,8 @@ class Blocks(Case):
         self.fail("none came while the region was unmapped")
 
     def test_busy(self):
-        client, ns, region, _ = self.stored(60)
-        codes = []
-        for _ in range(20):  # copies may be as quick as the loop, and then none is refused
-            many = [region.begin("load", range(60), range(60), more=left > 0)
-                    for left in reversed(range(client.limits["max_requests"] + 40))]
-            codes = []
-            for msgid in many:
-                try:
-                    codes.append(set(client.wait(msgid)["status"]) - {OK})
-                except Refused as refused:
-                    codes.append(refused.code)
-            self.assertGreaterEqual(codes.count(set()), client.limits["max_requests"])
-            self.assertEqual([code for code in codes if code not in (set(), BUSY)], [])
-            if BUSY in codes:
-                break
-        self.assertIn(BUSY, codes)
-        self.assertEqual(set(region.load(range(60), range(60))), {OK})
+        """test_share_hangs.py has requests."""
+        client, ns, _region = self.worker(BIG, 1)
         for _ in range(client.limits["max_regions"] - 1):
             kept = Region(client, ns, BIG, 1)
         self.refused(BUSY, Region, client, ns, BIG, 1)

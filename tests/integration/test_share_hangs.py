@@ -10,7 +10,7 @@ import unittest
 
 from daemon import TIMEOUT_S, UCMD
 from hung_mount import HungMount
-from second_client import DEMO, OK, Case, Client, Daemon, OwnDaemons, Region, keys
+from second_client import BUSY, DEMO, MISS, OK, Case, Client, Daemon, OwnDaemons, Region, keys
 
 SUITE_TIMEOUT_S = 240
 BLOCKS = 16
@@ -80,12 +80,26 @@ class Hangs(OwnDaemons, Case):
         if self.kept:
             self.assertEqual(client.call("stats")["metrics"]["arena_kept_parts"], len(bytes_of), "DRAM was kept")
 
-    def test_it_ends_at_once(self):
-        library = os.path.join(os.path.dirname(UCMD), "hang.so")
+    def hanging(self):
+        """Words before a daemon's command, and the file while which is there its root hangs."""
+        library, flag = os.path.join(os.path.dirname(UCMD), "hang.so"), os.path.join(self.folder, "hang")
         self.assertTrue(os.path.exists(library), library + " is not there: make build-tests")
-        flag = os.path.join(self.folder, "hang")
         asan = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
-        before = ["env", "LD_PRELOAD=" + library, "UCM_HANG=" + flag, "ASAN_OPTIONS=" + asan]
+        return ["env", "LD_PRELOAD=" + library, "UCM_HANG=" + flag, "ASAN_OPTIONS=" + asan], flag
+
+    def test_more_requests_than_a_connection_may_have_are_refused(self):
+        before, flag = self.hanging()
+        _daemon, client, ns, region = self.start(before=before, **{"share.deadline": "600s", "limits.requests_per_connection": "8"})
+        self.well(client)
+        with open(flag, "w", encoding="utf-8"):
+            asked = [client.begin("lookup", ns=ns, keys=keys(name), wait_ms=600000) for name in range(8)]
+            self.refused(BUSY, region.load, [8], [0])
+        os.unlink(flag)
+        self.assertEqual([client.wait(msgid)["hits"] for msgid in asked], [0] * 8)
+        self.assertEqual(region.load([8], [0]), [MISS])
+
+    def test_it_ends_at_once(self):
+        before, flag = self.hanging()
         daemon, client, self.ns, region = self.start(before=before)
         bytes_of = self.dumped(region, 0)
         timeouts = self.well(client)
