@@ -36,8 +36,11 @@ static int buf_grow(struct proto_buf *b, size_t more)
     return 0;
 }
 
-static int buf_append(struct proto_buf *b, const void *p, size_t n)
+/* What the packers write with. */
+static int append_cb(void *data, const char *p, size_t n)
 {
+    struct proto_buf *b = data;
+
     if (!b->failed && n > b->cap - b->n)
         b->failed = buf_grow(b, n);
     if (b->failed)
@@ -48,9 +51,50 @@ static int buf_append(struct proto_buf *b, const void *p, size_t n)
     return 0;
 }
 
-static int append_cb(void *data, const char *p, size_t n)
+/* ---- values ---- */
+
+void proto_pack_raw(msgpack_packer *pk, const void *packed, size_t n)
 {
-    return buf_append(data, p, n);
+    pk->callback(pk->data, packed, n);
+}
+
+void proto_pack_strn(msgpack_packer *pk, const char *s, size_t n)
+{
+    msgpack_pack_str(pk, n);
+    msgpack_pack_str_body(pk, s, n);
+}
+
+void proto_pack_str(msgpack_packer *pk, const char *s)
+{
+    proto_pack_strn(pk, s, strlen(s));
+}
+
+void proto_pack_u64(msgpack_packer *pk, const char *key, uint64_t v)
+{
+    proto_pack_str(pk, key);
+    msgpack_pack_uint64(pk, v);
+}
+
+void proto_pack_text(msgpack_packer *pk, const char *key, const char *text)
+{
+    proto_pack_str(pk, key);
+    proto_pack_str(pk, text);
+}
+
+void proto_pack_bin(msgpack_packer *pk, const char *key, const uint8_t *p, size_t n)
+{
+    proto_pack_str(pk, key);
+    msgpack_pack_bin(pk, n);
+    msgpack_pack_bin_body(pk, p, n);
+}
+
+void proto_pack_flag(msgpack_packer *pk, const char *key, bool on)
+{
+    proto_pack_str(pk, key);
+    if (on)
+        msgpack_pack_true(pk);
+    else
+        msgpack_pack_false(pk);
 }
 
 /* ---- frames ---- */
@@ -59,13 +103,13 @@ static int append_cb(void *data, const char *p, size_t n)
 static void frame_begin(struct proto_builder *pb, struct proto_buf *b, size_t values,
                         enum proto_type type)
 {
-    static const uint8_t header[PROTO_HEADER_BYTES];
+    static const char header[PROTO_HEADER_BYTES];
 
     assert(!b->failed);
     pb->buf = b;
     pb->start = b->n;
     msgpack_packer_init(&pb->pk, b, append_cb);
-    proto_pack_raw(&pb->pk, header, sizeof(header));
+    (void)append_cb(b, header, sizeof(header));
     msgpack_pack_array(&pb->pk, values);
     msgpack_pack_uint8(&pb->pk, type);
 }

@@ -1,6 +1,15 @@
 #include "proto/proto.h"
 
 #include <assert.h>
+#include <string.h>
+
+/* What one MessagePack value can take once unpacked: an object, of which a map entry has two.
+ * Arrays that proto_decode allocates come out of the same zone. */
+#define ZONE_VALUE_BYTES sizeof(msgpack_object)
+#define ZONE_SLACK_BYTES 64
+#define ZONE_MAX_CHUNK_BYTES 8192
+
+#define MAX_WIRE_CODE 99 /* the client library's own codes begin above */
 
 /* msgpack-c gives up at 32 containers inside one another; a frame that passed must never get there.
  */
@@ -43,16 +52,11 @@ struct token {
     bool container;
 };
 
-static int refuse(struct ucm_error *e, size_t at, const char *what)
+/* ---- the walk ---- */
+
+static int refuse_at(struct ucm_error *e, size_t at, const char *what)
 {
     return ucm_error_set(e, UCM_WIRE_INVALID, "the frame %s at byte %zu of its body", what, at);
-}
-
-static void token_of_count(struct token *t, enum shape shape, uint64_t head, uint64_t count)
-{
-    t->container = shape != SHAPE_BYTES;
-    t->bytes = shape == SHAPE_BYTES ? head + count : head;
-    t->children = shape == SHAPE_BYTES ? 0 : shape == SHAPE_MAP ? 2 * count : count;
 }
 
 /* p[0..left), left >= 1. */
@@ -60,38 +64,40 @@ static int token_read(struct token *t, const uint8_t *p, size_t left, size_t at,
                       struct ucm_error *e)
 {
     uint8_t first = p[0];
-    unsigned bytes;
+    unsigned bytes = 0;
     uint64_t count = 0;
-    enum shape shape;
+    enum shape shape = SHAPE_SCALAR;
 
-    *t = (struct token){.bytes = 1};
-    if (first < 0x80 || first >= 0xe0)
-        return 0;
-    if (first < 0xc0) {
+    if (first >= 0xc0 && first < 0xe0) {
+        shape = shapes[first - 0xc0].shape;
+        bytes = shapes[first - 0xc0].bytes;
+    } else if (first >= 0x80 && first < 0xc0) {
         shape = first < 0x90 ? SHAPE_MAP : first < 0xa0 ? SHAPE_ARRAY : SHAPE_BYTES;
-        token_of_count(t, shape, 1, shape == SHAPE_BYTES ? first & 0x1f : first & 0x0f);
-        return 0;
+        count = shape == SHAPE_BYTES ? first & 0x1f : first & 0x0f;
     }
-    shape = shapes[first - 0xc0].shape;
-    bytes = shapes[first - 0xc0].bytes;
+    *t = (struct token){.bytes = 1 + bytes};
     if (shape == SHAPE_REFUSED)
-        return refuse(e, at, "has 0xc1, which MessagePack never uses,");
+        return refuse_at(e, at, "has 0xc1, which MessagePack never uses,");
     if (shape == SHAPE_EXT)
-        return refuse(e, at, "has an extension type, which this protocol does not use,");
-    t->bytes += bytes;
+        return refuse_at(e, at, "has an extension type, which this protocol does not use,");
     if (shape == SHAPE_SCALAR)
         return 0;
     if (t->bytes > left)
-        return refuse(e, at, "ends inside a value");
+        return refuse_at(e, at, "ends inside a value");
     for (unsigned i = 1; i <= bytes; i++)
         count = count << 8 | p[i];
-    token_of_count(t, shape, t->bytes, count);
+    if (shape == SHAPE_BYTES) {
+        t->bytes += count;
+        return 0;
+    }
+    t->container = true;
+    t->children = shape == SHAPE_MAP ? 2 * count : count;
     return 0;
 }
 
 /* Every value takes a byte at least, so a count beyond the bytes that are left is false; refused here,
  * it does not make msgpack-c allocate. */
-static int walk(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_error *e)
+int proto_frame_check(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_error *e)
 {
     uint64_t wanted[UCM_MAX_DEPTH + 1] = {1}; /* values still to come, by depth */
     unsigned depth = 0;
@@ -100,13 +106,17 @@ static int walk(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_er
     struct token t;
     int rc;
 
+    if (n == 0 || n > UCM_MAX_FRAME_BYTES)
+        return ucm_error_set(e, UCM_WIRE_INVALID,
+                             "the frame's body has %zu bytes; it must have 1 to %u", n,
+                             UCM_MAX_FRAME_BYTES);
     for (;;) {
         while (wanted[depth] == 0 && depth > 0)
             depth--;
         if (wanted[depth] == 0)
             break;
         if (at == n)
-            return refuse(e, at, "ends before its value is whole,");
+            return refuse_at(e, at, "ends before its value is whole,");
         wanted[depth]--;
         if (++seen > UCM_MAX_ELEMENTS)
             return ucm_error_set(e, UCM_WIRE_INVALID,
@@ -139,11 +149,175 @@ static int walk(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_er
     return 0;
 }
 
-int proto_frame_check(const uint8_t *body, size_t n, uint32_t *elements, struct ucm_error *e)
+/* ---- the envelope ---- */
+
+static int refuse(struct ucm_error *e, const char *sentence)
 {
-    if (n == 0 || n > UCM_MAX_FRAME_BYTES)
-        return ucm_error_set(e, UCM_WIRE_INVALID,
-                             "the frame's body has %zu bytes; it must have 1 to %u", n,
-                             UCM_MAX_FRAME_BYTES);
-    return walk(body, n, elements, e);
+    return ucm_error_set(e, UCM_WIRE_INVALID, "%s", sentence);
+}
+
+/* Is this the beginning of [0, msgid, ... as every encoder writes it? So a request which breaks a bound
+ * further on is still answered under its number. */
+static bool peek_request(const uint8_t *p, size_t n, uint32_t *msgid)
+{
+    unsigned bytes;
+    uint32_t v = 0;
+
+    if (n < 3 || p[0] != 0x94 || p[1] != PROTO_REQUEST)
+        return false;
+    if (p[2] < 0x80) {
+        *msgid = p[2];
+        return true;
+    }
+    if (p[2] < 0xcc || p[2] > 0xce)
+        return false;
+    bytes = 1u << (p[2] - 0xcc);
+    if (n < 3 + bytes)
+        return false;
+    for (unsigned i = 0; i < bytes; i++)
+        v = v << 8 | p[3 + i];
+    *msgid = v;
+    return true;
+}
+
+static bool is_u32(const msgpack_object *o)
+{
+    return o->type == MSGPACK_OBJECT_POSITIVE_INTEGER && o->via.u64 <= UINT32_MAX;
+}
+
+/* [code, name, sentence]: the name follows from the code. */
+static int error_read(struct proto_envelope *env, const msgpack_object *from, struct ucm_error *e)
+{
+    const msgpack_object *o = from->via.array.ptr;
+    uint32_t n;
+
+    if (from->type != MSGPACK_OBJECT_ARRAY || from->via.array.size != 3 || !is_u32(&o[0]) ||
+        o[0].via.u64 == 0 || o[0].via.u64 > MAX_WIRE_CODE || o[1].type != MSGPACK_OBJECT_STR ||
+        o[2].type != MSGPACK_OBJECT_STR)
+        return refuse(e, "an error must be [code from 1 to 99, name, sentence]");
+    n = o[2].via.str.size < sizeof(env->error.text) ? o[2].via.str.size
+                                                    : sizeof(env->error.text) - 1;
+    for (uint32_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)o[2].via.str.ptr[i];
+
+        env->error.text[i] = c < ' ' || c == 0x7f ? '?' : (char)c;
+    }
+    env->error.text[n] = '\0';
+    env->error.code = (int)o[0].via.u64;
+    return 0;
+}
+
+static int method_read(struct proto_envelope *env, const msgpack_object *from, struct ucm_error *e)
+{
+    if (from->type != MSGPACK_OBJECT_STR || from->via.str.size == 0)
+        return refuse(e, "the method must be text (MessagePack str), e.g. \"lookup\"");
+    env->method = (struct proto_str){from->via.str.ptr, from->via.str.size};
+    return 0;
+}
+
+static int request_read(struct proto_envelope *env, const msgpack_object *o, bool *answerable,
+                        struct ucm_error *e)
+{
+    if (!is_u32(&o[1]))
+        return refuse(e, "a request's msgid must be an unsigned integer below 2^32");
+    env->msgid = (uint32_t)o[1].via.u64;
+    *answerable = true;
+    if (o[3].type != MSGPACK_OBJECT_MAP)
+        return refuse(e, "a request's params must be a map; an empty one when there are none");
+    env->body = o[3];
+    return method_read(env, &o[2], e);
+}
+
+static int response_read(struct proto_envelope *env, const msgpack_object *o, struct ucm_error *e)
+{
+    if (!is_u32(&o[1]))
+        return refuse(e, "a response's msgid must be an unsigned integer below 2^32");
+    env->msgid = (uint32_t)o[1].via.u64;
+    env->body = o[3];
+    if (o[2].type == MSGPACK_OBJECT_NIL)
+        return o[3].type == MSGPACK_OBJECT_MAP ? 0 : refuse(e, "a response's result must be a map");
+    if (o[3].type != MSGPACK_OBJECT_NIL)
+        return refuse(e, "a response with an error must have nil as its result");
+    return error_read(env, &o[2], e);
+}
+
+static int notification_read(struct proto_envelope *env, const msgpack_object *o,
+                             struct ucm_error *e)
+{
+    static const char error_method[] = "error";
+    int rc = method_read(env, &o[1], e);
+
+    if (rc)
+        return rc;
+    env->body = o[2];
+    if (env->method.n == sizeof(error_method) - 1 &&
+        memcmp(env->method.p, error_method, env->method.n) == 0)
+        return error_read(env, &o[2], e);
+    return 0;
+}
+
+static int envelope_read(struct proto_envelope *env, bool *answerable, struct ucm_error *e)
+{
+    const msgpack_object *data = &env->unpacked.data, *o = data->via.array.ptr;
+    uint32_t n = data->type == MSGPACK_OBJECT_ARRAY ? data->via.array.size : 0;
+    uint64_t type =
+        n > 0 && o[0].type == MSGPACK_OBJECT_POSITIVE_INTEGER ? o[0].via.u64 : UINT64_MAX;
+
+    if (type > PROTO_NOTIFICATION || n != (type == PROTO_NOTIFICATION ? 3 : 4))
+        return refuse(e, "a frame must be [0, msgid, method, params], [1, msgid, error, result] or "
+                         "[2, method, params]");
+    env->type = (enum proto_type)type;
+    if (env->type == PROTO_REQUEST)
+        return request_read(env, o, answerable, e);
+    return env->type == PROTO_RESPONSE ? response_read(env, o, e) : notification_read(env, o, e);
+}
+
+/* The walk has counted the values, so the zone can be as small as they need. */
+static int unpack(struct proto_envelope *env, const uint8_t *body, size_t n, uint32_t elements,
+                  struct ucm_error *e)
+{
+    size_t chunk = elements * ZONE_VALUE_BYTES + ZONE_SLACK_BYTES, at = 0;
+
+    env->unpacked.zone =
+        msgpack_zone_new(chunk < ZONE_MAX_CHUNK_BYTES ? chunk : ZONE_MAX_CHUNK_BYTES);
+    if (!env->unpacked.zone)
+        goto err_memory;
+    switch (msgpack_unpack((const char *)body, n, &at, env->unpacked.zone, &env->unpacked.data)) {
+    case MSGPACK_UNPACK_SUCCESS:
+        return 0;
+    case MSGPACK_UNPACK_NOMEM_ERROR:
+    case MSGPACK_UNPACK_PARSE_ERROR: /* msgpack-c's word for a failed allocation too */
+        goto err_memory;
+    case MSGPACK_UNPACK_CONTINUE:
+    case MSGPACK_UNPACK_EXTRA_BYTES:
+        break;
+    }
+    return ucm_error_set(e, UCM_WIRE_INTERNAL, "the frame passed its check but does not unpack");
+err_memory:
+    return ucm_error_set(e, UCM_WIRE_NO_MEMORY, "no memory for a frame of %zu bytes", n);
+}
+
+int proto_envelope_open(struct proto_envelope *env, const uint8_t *body, size_t n, bool *answerable,
+                        struct ucm_error *e)
+{
+    uint32_t elements;
+    int rc;
+
+    memset(env, 0, sizeof(*env));
+    *answerable = false;
+    rc = proto_frame_check(body, n, &elements, e);
+    if (rc == 0)
+        rc = unpack(env, body, n, elements, e);
+    if (rc == 0)
+        rc = envelope_read(env, answerable, e);
+    if (rc) {
+        *answerable = *answerable || peek_request(body, n, &env->msgid);
+        proto_envelope_close(env);
+    }
+    return rc;
+}
+
+void proto_envelope_close(struct proto_envelope *env)
+{
+    msgpack_unpacked_destroy(&env->unpacked);
 }

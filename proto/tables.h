@@ -46,8 +46,6 @@ struct proto_view {
 /* The message of an array's entries; kind is handles or planes. */
 const struct proto_message *proto_entry_message(enum proto_kind kind);
 
-/* ---- checks that decoder and encoder share; sentences about a field ---- */
-
 /* Where a field is: inside entry `index` of the array `outer`, or at the top (outer NULL). */
 struct proto_where {
     const char *outer;
@@ -55,19 +53,9 @@ struct proto_where {
     struct ucm_error *e;
 };
 
-/* `amount` is the number itself, or the length of what the field holds. 0 or -UCM_WIRE_INVALID. */
-int proto_check_amount(const struct proto_field *f, uint64_t amount,
-                       const struct proto_where *where);
-int proto_check_real(const struct proto_field *f, double real, const struct proto_where *where);
-/* Valid UTF-8 without control characters: names go into logs, tables and C strings. */
+/* Valid UTF-8 without control characters: names go into logs, tables and C strings. 0 or -UCM_WIRE_INVALID. */
 int proto_check_text(const struct proto_field *f, const char *p, uint32_t n,
                      const struct proto_where *where);
-/* Refuses a field: 'field "x" <wrong>; it must be <what the table says>'. */
-int proto_refuse(const struct proto_field *f, const struct proto_where *where, const char *wrong,
-                 ...) __attribute__((format(printf, 3, 4)));
-/* "planes[3]." or "" */
-void proto_where_prefix(const struct proto_where *where, char *out, size_t size);
-
 /* Packs one message as a map. 0 or -UCM_WIRE_INVALID; the end of the frame reports a full buffer. */
 int proto_message_pack(msgpack_packer *pk, const struct proto_message *m, const void *message,
                        const struct proto_where *where);
