@@ -112,7 +112,7 @@ err_after_arena:
 
 static void arena_release(struct arena *a)
 {
-    for (uint32_t i = 0; i < a->extents + a->windows.n; i++)
+    for (uint32_t i = 0; i < a->extents + a->windows.used; i++)
         free(a->extent[i].owner);
     free(a->extent);
     free(a->partial);
@@ -141,7 +141,7 @@ void arena_free(struct arena *a)
         return;
     arena_grow_stop(a);
     arena_windows_stop(a);
-    for (uint32_t i = 0; i < a->extents + a->windows.n; i++)
+    for (uint32_t i = 0; i < a->extents + a->windows.used; i++)
         arena_extent_unpoison(a, i);
     arena_windows_close(a);
     munmap(a->base, a->extents * a->config.extent);

@@ -93,8 +93,9 @@ struct arena_group {
 };
 
 struct windows {
-    uint32_t n, lent;   /* window extents; lent: in any state but FREE, less the kept ones */
-    uint32_t kept;      /* that workers keep after their end */
+    uint32_t n, lent; /* window extents; lent: in any state but FREE, less the kept ones */
+    uint32_t used; /* the first ones, which have been lent: no memory is touched for the others */
+    uint32_t kept; /* that workers keep after their end */
     uint32_t returning; /* of `lent`: GOING, ENDING or revoked */
     char *base;
     struct window *window;

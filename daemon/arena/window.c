@@ -69,12 +69,6 @@ int arena_windows_init(struct arena *a)
         munmap(p + skip + bytes, HUGE_BYTES - skip);
     ws->base = p + skip;
     ws->budget = a->config.window;
-    for (uint32_t i = 0; i < ws->n; i++) {
-        list_init(&a->extent[a->extents + i].link);
-        list_init(&ws->window[i].job);
-        ws->window[i].fd = -1;
-        list_push_back(&ws->free, &ws->window[i].link);
-    }
     pthread_mutex_init(&ws->lock, NULL);
     pthread_cond_init(&ws->more, NULL);
     return 0;
@@ -269,7 +263,7 @@ static bool affordable(const struct arena *a, const struct arena_group *g)
     uint64_t most = ws->budget / a->config.extent;
 
     return ws->lent + g->kept + 1 <= most && ws->lent + ws->kept + 1 <= 2 * most &&
-           !list_empty(&ws->free);
+           (!list_empty(&ws->free) || ws->used < ws->n);
 }
 
 static void window_free(struct arena *a, struct window *w)
@@ -336,9 +330,25 @@ static void done_cb(uv_async_t *async)
     }
 }
 
+/* One that affordable() found. */
+static struct window *free_window(struct arena *a)
+{
+    struct windows *ws = &a->windows;
+
+    if (list_empty(&ws->free)) {
+        struct window *w = &ws->window[ws->used++];
+
+        list_init(&arena_window_extent(a, w)->link);
+        list_init(&w->job);
+        w->fd = -1;
+        list_push_front(&ws->free, &w->link);
+    }
+    return LIST_ENTRY(ws->free.next, struct window, link);
+}
+
 static int lend(struct arena *a, struct arena_group *g)
 {
-    struct window *w = LIST_ENTRY(a->windows.free.next, struct window, link);
+    struct window *w = free_window(a);
     int rc = 0;
 
     if (!a->windows.open) {
