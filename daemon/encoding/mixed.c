@@ -45,7 +45,7 @@ static void complete(struct requests *rq, const struct view *v, block_ref ref, u
 
 void view_part_stored(const struct registered *r, block_ref ref)
 {
-    struct view view = region_view(r);
+    struct view view = r->view;
 
     if (view.n > 1 && codec_refuses(r->region->codec))
         complete(r->s->rq, &view, ref, r->region->part);

@@ -262,7 +262,7 @@ static int follow_begin(struct call *call, const struct follow *asked)
         return ucm_error_set(&call->error, UCM_WIRE_BUSY,
                              "this connection waits for events already; a second one needs a "
                              "connection of its own");
-    f = request_new(call, sizeof(*f), asked->asked.wait_ms, follow_stop_cb);
+    f = request_new(call, sizeof(*f), 0, asked->asked.wait_ms, follow_stop_cb);
     if (!f)
         return -call->error.code;
     /* That nothing happened is no deadline that passed. */

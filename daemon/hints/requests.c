@@ -28,7 +28,7 @@ static void hints_unuse(struct session *s, struct ns *ns)
 /* A new table is that of who uses it first. 0; -EBUSY with *e, or another -errno. */
 static int hints_make(struct session *s, struct ns *ns, struct ucm_error *e)
 {
-    struct limit_owner *o = owner_of(s);
+    struct limit_owner *o = s->peer.owner;
     int rc;
 
     if (limit_ask(o, LIMIT_KEPT, 1, e) != 0 || limit_take(o, LIMIT_HINTS, 1, e) != 0)

@@ -1,8 +1,13 @@
-#include "daemon/request/batch.h"
+#include "daemon/request/copies.h"
+
+#include "daemon/base/log.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define JOB_BYTES (32u << 20)
 
 /* ---- what a load or dump says ---- */
 
@@ -90,7 +95,7 @@ static int ids_take(struct call *call, struct copies *c, const struct device_reg
                                  "blocks: block %u; this region has blocks 0 to %u", c->blocks[i],
                                  region->blocks - 1);
     }
-    if (copy_kind(c)->op != DEVICE_LOAD)
+    if (c->kind->op != DEVICE_LOAD)
         return 0;
     return numbers_distinct(call, c->blocks, c->w.n_keys, 1, "blocks: block", "key of a load");
 }
@@ -99,7 +104,7 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
                  struct registered *region, uint32_t n_keys, size_t bytes)
 {
     size_t blocks_at = (bytes + 7) / 8 * 8;
-    struct view view = region_view(region);
+    struct view view = region->view;
     struct copies *c;
 
     if (p->plain)
@@ -108,12 +113,15 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
                  blocks_at + n_keys * sizeof(*c->blocks));
     if (!c)
         return NULL;
+    c->kind = kind;
     c->blocks = (uint32_t *)((uint8_t *)c + blocks_at);
     if (ids_take(call, c, region->region, p->blocks) != 0) {
         request_refuse(&c->w.r);
         return NULL;
     }
-    copies_use(c, region);
+    c->region = region;
+    region->users++;
+    c->w.part = region->region->part;
     c->n_copies = n_keys;
     c->shard = (uint32_t)p->shard;
     c->shards = p->shards ? (uint32_t)p->shards : region->region->pages.shards - c->shard;
@@ -122,11 +130,235 @@ void *copies_new(struct call *call, const struct copy_kind *kind, const struct c
     return c;
 }
 
-void copies_use(struct copies *c, struct registered *region)
+/* ---- batches ---- */
+
+/* For `copies` at least. */
+static struct copy_batch *batch_new(struct copies *c, const struct form *form, bool coded,
+                                    uint32_t copies)
 {
-    c->region = region;
-    c->w.part = region->region->part;
-    region->users++;
+    bool refuses = coded && c->kind->op == DEVICE_DUMP && codec_refuses(form->codec);
+    uint64_t shards = c->region->region->pool ? 1 : c->steps ? steps_shards(c) : form->shards;
+    uint64_t fit = JOB_BYTES / (shards * form->shard_bytes), most = c->kind->job_items;
+    uint32_t cap;
+    size_t turns = c->turns ? sizeof(*c->turns) : 0, unfit = refuses ? sizeof(atomic_uchar) : 0;
+    struct copy_batch *b;
+
+    most = fit > most ? most : fit == 0 ? 1 : fit;
+    most = most < c->n_copies ? most : c->n_copies;
+    cap = most > copies ? (uint32_t)most : copies;
+    b = calloc(1, sizeof(*b) + cap * (sizeof(*b->job.items) + sizeof(*b->item) + turns + unfit));
+    if (!b)
+        return NULL;
+    b->c = c;
+    list_init(&b->link);
+    b->form = form;
+    b->slot_bytes = arena_padded(form->shards * form->shard_bytes);
+    device_job_init(&b->job, c->kind->op, c->region->region, coded, c->shard, c->shards);
+    b->job.items = (struct ucm_copy_item *)(b + 1);
+    b->job.cap_items = cap;
+    b->item = (struct batch_item *)(b->job.items + cap);
+    if (c->turns)
+        b->job.turns = b->turns = (const struct ucm_rope_angle **)(b->item + cap);
+    if (refuses)
+        b->job.unfit = (atomic_uchar *)(b->item + cap);
+    return b;
+}
+
+int batch_reserve(struct copies *c, const struct walk_item *it, struct copy_batch **out)
+{
+    enum copy_way way = region_way(c->region->region, it->form);
+    bool coded = way == WAY_CODED;
+    struct copy_batch **open = &c->open[coded];
+    uint32_t copies = c->w.kind->weight ? c->w.kind->weight(&c->w, it->at) : 1;
+
+    if (way == WAY_NONE) {
+        walk_status(&c->w, it->at, UCM_BLOCK_MISS);
+        return -EXDEV;
+    }
+    if (*open && (*open)->n > 0 && (*open)->job.cap_items - (*open)->job.n_items < copies) {
+        if (c->steps)
+            steps_add(open);
+        else if (!batch_send(open))
+            return -EAGAIN;
+    }
+    if (*open && (*open)->job.cap_items < copies) { /* empty: what it was made for did not come */
+        free(*open);
+        *open = NULL;
+    }
+    if (!*open)
+        *open = batch_new(c, it->form, coded, copies);
+    *out = *open;
+    return *open ? 0 : -ENOMEM;
+}
+
+/* ---- the end of a job ---- */
+
+static void item_end(struct copy_batch *b, const struct batch_item *i, enum ucm_block_status status)
+{
+    struct copies *c = b->c;
+    bool ok = status == UCM_BLOCK_OK;
+
+    if (c->kind->put)
+        c->kind->put(c, b, i, ok);
+    else
+        cache_put(c->w.rooms->cache, c->w.refs[i->at], c->w.part);
+    if (!ok)
+        walk_status(&c->w, i->at, status);
+    c->w.held_bytes -= b->slot_bytes;
+}
+
+void batch_add(struct copy_batch *b, int rc, const struct span *span, const struct batch_item *item)
+{
+    struct copies *c = b->c;
+    struct batch_item *added = &b->item[b->n];
+    uint32_t copy = b->job.n_items;
+
+    *added = *item;
+    if (rc == 0)
+        rc = c->kind->add ? c->kind->add(c, item->at, span, &b->job)
+                          : device_job_add(&b->job, span, c->blocks[item->at]);
+    if (rc != 0) {
+        item_end(b, added, UCM_BLOCK_FAILED);
+        return;
+    }
+    if (b->turns)
+        b->turns[copy] = c->turns[item->at];
+    added->slot = b->job.items[copy].slot;
+    b->n++;
+}
+
+/* Which of the batch's items has that copy: of a dump, whose copies may have been sorted. */
+static struct batch_item *copy_item(const struct copy_batch *b, uint32_t copy)
+{
+    uint64_t slot = b->job.items[copy].slot;
+    uint32_t k = 0;
+
+    while (k < b->n && (!b->item[k].held.fill || b->item[k].slot != slot))
+        k++;
+    assert(k < b->n); /* batch_add has noted it */
+    return &b->item[k];
+}
+
+/* Ends the batch's items whose bytes the encoding could not hold. */
+static void unfit_end(struct copy_batch *b)
+{
+    for (uint32_t i = 0; i < b->job.n_items; i++) {
+        struct batch_item *item;
+
+        if (!atomic_load_explicit(&b->job.unfit[i], memory_order_relaxed))
+            continue;
+        item = copy_item(b, i);
+        b->c->w.rooms->metrics->encode_unfit++;
+        item_end(b, item, UCM_BLOCK_UNFIT);
+        item->held.fill = NULL;
+    }
+}
+
+/* Counts what the batch copied: so many shards. */
+static void copied_count(struct copy_batch *b, uint64_t shards)
+{
+    struct metrics *m = b->c->w.rooms->metrics;
+    uint64_t bytes = shards * b->form->shard_bytes;
+    bool load = b->job.op == DEVICE_LOAD;
+
+    b->c->w.bytes += bytes;
+    *(load ? &m->load_bytes : &m->dump_bytes) += bytes;
+    if (b->job.coded) {
+        *(load ? &m->decode_bytes : &m->encode_bytes) += bytes;
+        *(load ? &m->decode_plain_bytes : &m->encode_plain_bytes) +=
+            shards * form_plain_shard_bytes(b->form);
+    }
+}
+
+void batch_end(struct copy_batch *b, enum ucm_block_status status)
+{
+    struct walk *w = &b->c->w;
+    uint64_t copies = 0;
+
+    if (status == UCM_BLOCK_OK && b->job.unfit)
+        unfit_end(b);
+    for (uint32_t i = 0; i < b->n; i++) {
+        if (b->job.op == DEVICE_DUMP && !b->item[i].held.fill)
+            continue;
+        copies += w->kind->weight ? w->kind->weight(w, b->item[i].at) : 1;
+        item_end(b, &b->item[i], status);
+    }
+    if (status == UCM_BLOCK_OK)
+        copied_count(b, copies * b->c->shards);
+    free(b);
+}
+
+enum ucm_block_status job_ended(struct copies *c, const struct device_job *job, int status)
+{
+    struct metrics_tenant *m = c->w.ns->tenant->metrics;
+
+    trace_less(c->w.r.trace, TRACE_COPY);
+    m->bus_contended_bytes += job->got.contended;
+    m->bus_due_bytes += job->got.due;
+    if (status == 0)
+        return UCM_BLOCK_OK;
+    if (status == -ECANCELED)
+        return UCM_BLOCK_CANCELLED;
+    if (status == -ETIMEDOUT) {
+        c->w.rooms->metrics->device_event_timeouts += c->event != NULL;
+        return UCM_BLOCK_CANCELLED;
+    }
+    c->w.rooms->metrics->device_errors++;
+    return UCM_BLOCK_DEVICE;
+}
+
+static void batch_done_cb(struct device_job *job, int status)
+{
+    struct copy_batch *b = LIST_ENTRY(job, struct copy_batch, job);
+    struct copies *c = b->c;
+    enum ucm_block_status outcome = job_ended(c, job, status);
+
+    /* The answer has a status for each block, and no room for words. */
+    if (outcome == UCM_BLOCK_DEVICE)
+        log_warn("request", "copy-failed", "pid=%ld why=\"%s\"", (long)c->region->region->pid,
+                 job->error.text);
+    batch_end(b, outcome);
+    c->jobs--;
+    walk_pump(&c->w);
+}
+
+/* ---- to the device ---- */
+
+bool job_submit(struct copy_batch *b, struct device_job *job,
+                void (*done_cb)(struct device_job *job, int status))
+{
+    struct copies *c = b->c;
+    struct device *device = c->region->region->device;
+
+    job->event = c->event;
+    job->deadline_ms = c->w.r.deadline.at_ms;
+    job->who = tenant_who(c->w.ns->tenant);
+    job->priority = copy_priority(&c->w);
+    job->beside = c->beside;
+    /* One chunk a slot is too narrow for slices; but beside others only a companion decodes. */
+    job->straight = c->steps != NULL && !job->coded;
+    job->done_cb = done_cb;
+    if (device->ops->submit(device, job) != 0)
+        return false;
+    c->jobs++;
+    trace_more(c->w.r.trace, TRACE_COPY);
+    return true;
+}
+
+bool batch_send(struct copy_batch **open)
+{
+    struct copy_batch *b = *open;
+    struct copies *c = b->c;
+
+    /* Slots are handed out in the reverse of the order in which they were freed. Sorted, neighbours
+     * become one run of the copy to the worker's slices, where blocks may come in any order. The batch's items
+     * stay: they are looked at when all of them end alike. */
+    if (c->region->region->ring_region != 0 && !b->turns)
+        device_job_sort(&b->job);
+    if (!job_submit(b, &b->job, batch_done_cb))
+        return false;
+    *open = NULL;
+    return true;
 }
 
 /* ---- for walk_kind ---- */
@@ -156,22 +388,17 @@ static bool batch_flush(struct copies *c, struct copy_batch **open)
     return batch_send(open);
 }
 
-bool copies_send(struct walk *w)
+int copies_send(struct walk *w)
 {
     struct copies *c = LIST_ENTRY(w, struct copies, w);
     bool sent = batch_flush(c, &c->open[1]) && batch_flush(c, &c->open[0]);
 
-    if (!c->steps)
-        return sent;
-    sent = steps_pump(c) && sent;
-    steps_report(c);
-    return sent;
-}
-
-bool copies_busy(const struct walk *w)
-{
-    const struct copies *c = LIST_ENTRY(w, const struct copies, w);
-
+    if (c->steps) {
+        sent = steps_pump(c) && sent;
+        steps_report(c);
+    }
+    if (!sent)
+        return -EAGAIN;
     return c->jobs > 0 || c->open[0] || c->open[1] || (c->steps && !steps_sent(c));
 }
 
@@ -190,20 +417,11 @@ void copies_stop(struct walk *w)
         steps_abandon(c);
 }
 
-/* ---- the end ---- */
-
 enum metric_size copies_size(const struct copies *c)
 {
     return c->w.bytes <= 1u << 20    ? METRIC_LE_1MIB
            : c->w.bytes <= 64u << 20 ? METRIC_LE_64MIB
                                      : METRIC_GT_64MIB;
-}
-
-void copies_close(struct copies *c)
-{
-    assert(c->jobs == 0 && !c->open[0] && !c->open[1]);
-    walk_close(&c->w);
-    region_copies_ended(c->region);
 }
 
 /* ---- by name ---- */

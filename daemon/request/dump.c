@@ -1,7 +1,7 @@
 /* dump: parts of blocks out of a worker's memory. */
 #include "daemon/observe/histogram.h"
 #include "daemon/observe/tenants.h"
-#include "daemon/request/batch.h"
+#include "daemon/request/copies.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -32,11 +32,6 @@ struct durable_wait {
     enum ucm_block_status status; /* once it is durable */
 };
 
-static struct dump *dump_of(struct walk *w)
-{
-    return LIST_ENTRY(w, struct dump, c.w);
-}
-
 /* ---- stable storage ---- */
 
 static void durable_done_cb(struct cache_durable *d, int status)
@@ -64,7 +59,7 @@ static void item_durable(struct dump *d, uint32_t at, enum ucm_block_status stat
 
     if (dw) {
         dw->d.done_cb = durable_done_cb;
-        rc = cache_durable(cache_of(w), &dw->d, w->refs[at], w->part);
+        rc = cache_durable(w->rooms->cache, &dw->d, w->refs[at], w->part);
     }
     if (rc == 0) {
         dw->dump = d;
@@ -103,7 +98,7 @@ static void durables_abandon(struct dump *d)
 static bool store_bypassed(const struct dump *d, const uint8_t *key)
 {
     const struct walk *w = &d->c.w;
-    struct index *ix = rq_of(w)->rooms.index;
+    struct index *ix = w->rooms->index;
     block_ref ref = index_find(ix, w->ns, key);
 
     return ref == 0 || index_block(ix, ref)->part[w->part].dram != PART_DRAM_FILLING;
@@ -112,8 +107,8 @@ static bool store_bypassed(const struct dump *d, const uint8_t *key)
 /* Opens blocks, and when all are open touches them as one prefix. */
 static void dump_open(struct walk *w)
 {
-    struct dump *d = dump_of(w);
-    bool bypassed = bypass_on(rq_of(w), w->ns, BYPASS_STORE);
+    struct dump *d = LIST_ENTRY(w, struct dump, c.w);
+    bool bypassed = bypass_on(w->r.s->rq, w->ns, BYPASS_STORE);
 
     trace_set(w->r.trace, TRACE_LOOKUP, true);
     for (uint32_t opens = 0; w->opened < w->n_keys; w->opened++) {
@@ -126,16 +121,16 @@ static void dump_open(struct walk *w)
         }
         if (bypassed && store_bypassed(d, key)) {
             w->status[i] = UCM_BLOCK_NO_ROOM;
-            metrics_of(w)->bypass_dump_blocks++;
+            w->rooms->metrics->bypass_dump_blocks++;
             continue;
         }
-        w->refs[i] = cache_open(cache_of(w), w->ns, key);
+        w->refs[i] = cache_open(w->rooms->cache, w->ns, key);
         if (w->refs[i] == 0)
             w->status[i] = UCM_BLOCK_NO_ROOM;
     }
     /* Another part's dump of the same blocks would look like a second use of them. */
     if (w->part == 0)
-        cache_touch(cache_of(w), w->ns, w->refs, w->n_keys);
+        cache_touch(w->rooms->cache, w->ns, w->refs, w->n_keys);
     trace_set(w->r.trace, TRACE_LOOKUP, false);
 }
 
@@ -145,9 +140,9 @@ static int fill_claim(struct dump *d, const struct walk_item *it, struct cache_f
     struct walk *w = &d->c.w;
 
     if (d->durable)
-        cache_shared_presume(cache_of(w), it->ref, it->part);
-    return cache_fill_claim(cache_of(w), &w->r.s->fills, it->ref, it->part, d->c.shard, d->c.shards,
-                            d->c.region->region->device->node, fill);
+        cache_shared_presume(w->rooms->cache, it->ref, it->part);
+    return cache_fill_claim(w->rooms->cache, &w->r.s->fills, it->ref, it->part, d->c.shard,
+                            d->c.shards, d->c.region->region->device->node, fill);
 }
 
 static void fill_refused(struct dump *d, const struct walk_item *it, int rc)
@@ -158,19 +153,19 @@ static void fill_refused(struct dump *d, const struct walk_item *it, int rc)
         walk_status(w, it->at, UCM_BLOCK_IN_PROGRESS);
     } else if (rc != -EEXIST) {
         walk_status(w, it->at, UCM_BLOCK_NO_ROOM);
-        metrics_of(w)->dump_blocks_skipped++;
+        w->rooms->metrics->dump_blocks_skipped++;
     } else {
         if (d->durable)
             item_durable(d, it->at, UCM_BLOCK_EXISTS);
         else
             walk_status(w, it->at, UCM_BLOCK_EXISTS);
-        metrics_of(w)->dump_blocks_existing++;
+        w->rooms->metrics->dump_blocks_existing++;
     }
 }
 
 static int dump_begin(struct walk *w, const struct walk_item *it)
 {
-    struct dump *d = dump_of(w);
+    struct dump *d = LIST_ENTRY(w, struct dump, c.w);
     struct batch_item item = {.at = it->at};
     struct copy_batch *b;
     struct span span;
@@ -192,7 +187,7 @@ static int dump_begin(struct walk *w, const struct walk_item *it)
         return 0;
     }
     w->held_bytes += it->slot_bytes;
-    rc = span_fill(cache_of(w), item.held.fill, d->c.shard, d->c.shards, &span);
+    rc = span_fill(w->rooms->cache, item.held.fill, d->c.shard, d->c.shards, &span);
     batch_add(b, rc, &span, &item);
     return 0;
 }
@@ -204,7 +199,7 @@ static void dump_put(struct copies *c, const struct copy_batch *b, const struct 
 
     (void)b;
     /* A worker that is gone may have died before its bytes were final. */
-    cache_fill_done(cache_of(&c->w), i->held.fill, c->shards, ok && !c->w.r.s->closing);
+    cache_fill_done(c->w.rooms->cache, i->held.fill, c->shards, ok && !c->w.r.s->closing);
     if (ok && c->w.ns->identity.parts > 1)
         view_part_stored(c->region,
                          c->w.refs[i->at]); /* other ranks' parts may lie in the other form */
@@ -214,7 +209,7 @@ static void dump_put(struct copies *c, const struct copy_batch *b, const struct 
 
 static void dump_stop(struct walk *w)
 {
-    durables_abandon(dump_of(w));
+    durables_abandon(LIST_ENTRY(w, struct dump, c.w));
     copies_stop(w);
 }
 
@@ -238,10 +233,11 @@ static void pressure_over_cb(struct deadline *dl)
 static bool dump_slows(struct dump *d)
 {
     struct walk *w = &d->c.w;
-    struct request_rooms *rooms = &rq_of(w)->rooms;
+    struct request_rooms *rooms = &w->r.s->rq->rooms;
 
     if (d->slowed || w->stopping || w->bytes == 0 || d->durable ||
-        rooms->config->nvme_pressure != CONFIG_PRESSURE_SLOW || !cache_back_pressure(cache_of(w)))
+        rooms->config->nvme_pressure != CONFIG_PRESSURE_SLOW ||
+        !cache_back_pressure(w->rooms->cache))
         return false;
     deadline_arm(rooms->deadlines, &d->pressure_end,
                  uv_now(rooms->loop) + rooms->config->nvme_pressure_ms, pressure_over_cb);
@@ -249,8 +245,8 @@ static bool dump_slows(struct dump *d)
     trace_more(w->r.trace, TRACE_BACK_PRESSURE);
     d->pressure.retry_cb = pressure_eased_cb;
     walk_release(w);
-    (void)cache_wait_for(cache_of(w), &d->pressure, WAIT_PRESSURE);
-    metrics_of(w)->dumps_slowed++;
+    (void)cache_wait_for(w->rooms->cache, &d->pressure, WAIT_PRESSURE);
+    w->rooms->metrics->dumps_slowed++;
     return true;
 }
 
@@ -262,13 +258,13 @@ static void dump_count(struct dump *d)
     w->ns->tenant->metrics->dump_bytes += w->bytes;
     w->ns->traffic.dumps++;
     w->ns->traffic.dump_bytes += w->bytes;
-    histogram_count(&metrics_of(w)->histograms.dump[copies_size(&d->c)],
+    histogram_count(&w->rooms->metrics->histograms.dump[copies_size(&d->c)],
                     uv_hrtime() - w->r.begun_ns);
 }
 
 static void dump_finish(struct walk *w)
 {
-    struct dump *d = dump_of(w);
+    struct dump *d = LIST_ENTRY(w, struct dump, c.w);
 
     if (dump_slows(d))
         return;
@@ -277,9 +273,9 @@ static void dump_finish(struct walk *w)
     if (d->slowed) {
         trace_less(w->r.trace, TRACE_BACK_PRESSURE);
         cache_retry_cancel(&d->pressure);
-        deadline_disarm(rq_of(w)->rooms.deadlines, &d->pressure_end);
+        deadline_disarm(w->rooms->deadlines, &d->pressure_end);
     }
-    copies_close(&d->c);
+    region_copies_ended(d->c.region);
     walk_answer(w);
 }
 
@@ -287,7 +283,6 @@ static const struct copy_kind dump_kind = {.walk = {.fills = true,
                                                     .open = dump_open,
                                                     .begin = dump_begin,
                                                     .send = copies_send,
-                                                    .busy = copies_busy,
                                                     .stop = dump_stop,
                                                     .finish = dump_finish},
                                            .op = DEVICE_DUMP,

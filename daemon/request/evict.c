@@ -88,7 +88,7 @@ static uint32_t page_of(const struct sweep *w)
 /* It is the loop's time that they share, so tenants count alike. */
 static struct fair_who who_of(const struct sweep *w)
 {
-    return (struct fair_who){limit_number(owner_of(w->r.s)), FAIR_WEIGHT};
+    return (struct fair_who){limit_number(w->r.s->peer.owner), FAIR_WEIGHT};
 }
 
 static void sweep_cb(uv_idle_t *idle)
@@ -132,7 +132,7 @@ static void sweep_go_on(struct sweep *w)
 static void *sweep_new(struct call *call, size_t bytes, size_t more, struct ns *ns,
                        const struct change *k, void (*stop_cb)(struct request *r))
 {
-    struct sweep *w = request_new_with(call, bytes + more, 0, UCM_DEADLINE_MS, stop_cb);
+    struct sweep *w = request_new(call, bytes + more, 0, UCM_DEADLINE_MS, stop_cb);
 
     if (!w)
         return NULL;

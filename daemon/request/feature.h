@@ -34,7 +34,7 @@ struct feature {
         struct session *s); /* 0 or -errno, and session_close_cb does not follow */
     void (*session_gone_cb)(
         struct session *s); /* its peer has gone; its requests are yet to be stopped */
-    /* Its requests and regions have ended. False: the feature goes on, and calls session_settle. */
+    /* Its requests and regions have ended. False: the feature goes on, and calls session.settle_cb. */
     bool (*session_end_cb)(struct session *s);
     void (*session_close_cb)(
         struct session *s); /* its leases and fills have ended; its namespaces are open yet */

@@ -5,7 +5,7 @@
  * (cache_get_shards); and its pieces go in one batch. To a device a piece is a copy as any, of a
  * span of one shard, and the pool's planes are those of a part with one shard. */
 #include "daemon/observe/histogram.h"
-#include "daemon/request/batch.h"
+#include "daemon/request/copies.h"
 #include "daemon/retrieval/digest.h"
 
 #include <stdlib.h>
@@ -159,7 +159,7 @@ static int shards_get(struct fetch *f, const struct walk_item *it)
         first = p[i].shard < first ? p[i].shard : first;
         last = p[i].shard > last ? p[i].shard : last;
     }
-    return cache_get_shards(cache_of(w), it->ref, it->part, first, last - first + 1,
+    return cache_get_shards(w->rooms->cache, it->ref, it->part, first, last - first + 1,
                             read_priority(w), f->c.region->region->device->node, &w->spare->w);
 }
 
@@ -182,7 +182,7 @@ static int fetch_begin(struct walk *w, const struct walk_item *it)
     if (rc != CACHE_READY)
         return walk_not_got(w, it, rc);
     w->held_bytes += it->slot_bytes;
-    cache_prefetch_used(cache_of(w), it->ref);
+    cache_prefetch_used(w->rooms->cache, it->ref);
     load_add(b, it, NULL);
     return 0;
 }
@@ -194,8 +194,8 @@ static bool fetch_ready(struct walk *w, struct item_wait *iw, int status)
 
     if (!load_read(w, iw, status))
         return false;
-    metrics_of(w)->fetch_reads++;
-    metrics_of(w)->fetch_reads_partial += iw->w.shards != NULL;
+    w->rooms->metrics->fetch_reads++;
+    w->rooms->metrics->fetch_reads_partial += iw->w.shards != NULL;
     f->slowest = tier > f->slowest ? tier : f->slowest;
     return true;
 }
@@ -204,9 +204,9 @@ static bool fetch_ready(struct walk *w, struct item_wait *iw, int status)
 static void item_put(struct walk *w, uint32_t at, struct cache_shards *shards)
 {
     if (shards)
-        cache_shards_put(cache_of(w), shards);
+        cache_shards_put(w->rooms->cache, shards);
     else
-        cache_put(cache_of(w), w->refs[at], w->part);
+        cache_put(w->rooms->cache, w->refs[at], w->part);
 }
 
 static void fetch_drop(struct walk *w, struct item_wait *iw)
@@ -225,7 +225,7 @@ static int fetch_copy(const struct copies *c, uint32_t at, const struct span *sp
     for (uint32_t i = 0, n = pieces_of(&c->w, at); rc == 0 && i < n; i++) {
         struct span shard;
 
-        rc = span_cut(cache_of(&c->w), span, p[i].shard, 1, &shard);
+        rc = span_cut(c->w.rooms->cache, span, p[i].shard, 1, &shard);
         if (rc == 0)
             rc = device_job_add(job, &shard, p[i].slot);
     }
@@ -240,8 +240,8 @@ static void fetch_put(struct copies *c, const struct copy_batch *b, const struct
     uint64_t pieces = ok ? pieces_of(&c->w, i->at) : 0;
 
     item_put(&c->w, i->at, i->held.shards);
-    metrics_of(&c->w)->fetch_items += pieces;
-    metrics_of(&c->w)->fetch_bytes += pieces * b->form->shard_bytes;
+    c->w.rooms->metrics->fetch_items += pieces;
+    c->w.rooms->metrics->fetch_bytes += pieces * b->form->shard_bytes;
 }
 
 /* ---- the answer ---- */
@@ -252,7 +252,7 @@ static void fetch_count(struct fetch *f)
 
     w->ns->tenant->metrics->load_bytes += w->bytes;
     w->ns->traffic.load_bytes += w->bytes;
-    histogram_count(&metrics_of(w)->histograms.fetch[f->slowest], uv_hrtime() - w->r.begun_ns);
+    histogram_count(&w->rooms->metrics->histograms.fetch[f->slowest], uv_hrtime() - w->r.begun_ns);
 }
 
 static void fetch_finish(struct walk *w)
@@ -263,7 +263,8 @@ static void fetch_finish(struct walk *w)
 
     if (w->bytes > 0)
         fetch_count(f);
-    copies_close(&f->c);
+    region_copies_ended(f->c.region);
+    walk_close(w);
     for (uint32_t i = 0; i < w->n_keys; i++) {
         uint32_t first = f->c.blocks[i], n = pieces_of(w, i);
 
@@ -271,7 +272,7 @@ static void fetch_finish(struct walk *w)
             f->status[f->pieces[p].place] = w->status[i];
         items_ok += w->status[i] == UCM_BLOCK_OK ? n : 0;
         if (w->status[i] == UCM_BLOCK_MISS || w->status[i] == UCM_BLOCK_FAILED)
-            metrics_of(w)->fetch_items_missed += n;
+            w->rooms->metrics->fetch_items_missed += n;
     }
     trace_outcome(w->r.trace, items_ok, w->bytes);
     request_end(&w->r, NULL, &r);
@@ -283,7 +284,6 @@ static const struct copy_kind fetch_kind = {.walk = {.weight = pieces_of,
                                                      .again = load_again,
                                                      .drop = fetch_drop,
                                                      .send = copies_send,
-                                                     .busy = copies_busy,
                                                      .stop = copies_stop,
                                                      .finish = fetch_finish},
                                             .op = DEVICE_LOAD,
@@ -344,7 +344,7 @@ static void chain_find(struct fetch *f, struct chain *ch)
     for (uint32_t i = 0; i < w->n_keys; i++)
         chain_block_set(w, ch, i, f->pieces[f->c.blocks[i]].index);
     w->opened = w->n_keys;
-    view_touch(rq_of(w), &w->view, w->refs, w->n_keys);
+    view_touch(w->r.s->rq, &w->view, w->refs, w->n_keys);
     chain_use(ch); /* renews its lease */
     chain_unuse(ch);
 }
@@ -353,7 +353,7 @@ static void chain_find(struct fetch *f, struct chain *ch)
 static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
                                struct registered *region, const struct fetch_bounds *b)
 {
-    struct view view = m->chain ? view_whole(region->ns) : region_view(region);
+    struct view view = m->chain ? view_whole(region->ns) : region->view;
     uint32_t n = m->items.n / UCM_FETCH_ITEM_BYTES, most = n < UCM_MAX_KEYS ? n : UCM_MAX_KEYS;
     struct fetch *f;
 
@@ -375,6 +375,7 @@ static struct fetch *fetch_new(struct call *call, const struct msg_fetch *m,
         request_refuse(&f->c.w.r);
         return NULL;
     }
+    f->c.kind = &fetch_kind;
     f->c.w.part = region->region->part;
     f->c.w.priority = (uint8_t)m->priority;
     f->c.beside = DEVICE_BESIDE_AWAITED;
@@ -402,8 +403,9 @@ int method_fetch(struct call *call)
         request_refuse(&f->c.w.r);
         return -call->error.code;
     }
-    copies_use(&f->c, region);
-    metrics_of(&f->c.w)->fetches++;
+    f->c.region = region;
+    region->users++;
+    f->c.w.rooms->metrics->fetches++;
     walk_pump(&f->c.w);
     return 0;
 }

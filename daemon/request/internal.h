@@ -21,7 +21,11 @@
  * so many. An operator's may hold all. */
 #define SESSION_MIN_NAMESPACES 16
 
-struct view; /* view.h */
+/* Where a session looks for blocks (view.h). A value: it lasts as long as the session has ns[0] open. */
+struct view {
+    struct ns *ns[2]; /* the one that is named, and its base */
+    uint32_t n;
+};
 
 /* trace.c */
 struct tracing {
@@ -107,7 +111,8 @@ struct session {
     uint8_t nonce[UCM_NONCE_BYTES]; /* of region.challenge */
     uint64_t nonce_until_ms;        /* uv_now; 0: there is none */
     struct cache_fills fills;
-    void (*settle_cb)(struct session *s); /* session.c's: something of it has ended */
+    /* session.c's, for whoever ended something of it. Frees a closing session that has nothing left. */
+    void (*settle_cb)(struct session *s);
     struct cache_retry retry; /* a closing session with leases left: the next turn of the loop */
     void *ext[FEATURES];      /* what features have */
     uint8_t ns[];             /* of each namespace's place: enum session_ns */
@@ -186,11 +191,6 @@ static inline uint32_t session_number(uint64_t name)
 {
     return (uint32_t)name & (SESSION_NUMBERS - 1);
 }
-/* Call when anything of a session ended. Frees a closing session that has nothing left. */
-static inline void session_settle(struct session *s)
-{
-    s->settle_cb(s);
-}
 void session_ns_close_all(struct session *s); /* for its end */
 /* The namespace that a call names, if its session opened it (operators: any). NULL with
  * call->error. */
@@ -238,14 +238,11 @@ void audit_blocks(const struct session *s, enum ucm_method method, const struct 
                   const struct audit_blocks *a);
 
 /* request.c */
-/* A request under way: `bytes` of zeroed memory that begin with a struct request. deadline_ms 0
- * takes the default. NULL with call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon drains
- * (unregistering is still taken). */
-void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
+/* A request under way: `bytes` of zeroed memory that begin with a struct request. It has `more` beside them, which count
+ * as its memory. deadline_ms 0 takes the default. NULL with call->error: NO_MEMORY, BUSY, or SHUTDOWN while the daemon
+ * drains (unregistering is still taken). */
+void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
                   void (*stop_cb)(struct request *r));
-/* The same for one that has `more` bytes of its own beside them, which count as its memory. */
-void *request_new_with(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
-                       void (*stop_cb)(struct request *r));
 /* Answers as session_reply does, and frees r, and the session if r was the last thing that a closing
  * one waited for. */
 void request_end(struct request *r, const struct ucm_error *e, const void *result);
@@ -257,11 +254,7 @@ void tracing_session_ended(struct session *s);
 /* While trace_writing: sets call->trace if the request may be chosen. */
 void call_trace_begin(struct call *call);
 
-/* taken.c */
-static inline struct limit_owner *owner_of(const struct session *s)
-{
-    return s->peer.owner;
-}
+/* lease.c */
 /* Counts keys that leases and chains of the session cover; negative: less. */
 void leased_add(struct session *s, int64_t keys);
 /* May the session lease more of what this host can hold, by the rule of limit.h? 0, or -UCM_WIRE_BUSY with call->error. */
@@ -338,6 +331,7 @@ struct registered {
     struct device_region *region;   /* owned; one of the two is NULL */
     struct device_staging *staging; /* likewise */
     struct ns *ns;                  /* of a region */
+    struct view view;               /* of who copies by the region */
     struct device_job job;
     struct list pending; /* requests that wait for the job: the register, or unregisters */
     uint64_t taken[REGISTERED_KINDS]; /* of its session's: by registered_kinds */

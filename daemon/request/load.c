@@ -1,7 +1,7 @@
 /* load, load_prefix: blocks' parts into a worker's memory. */
 #include "daemon/observe/histogram.h"
 #include "daemon/observe/tenants.h"
-#include "daemon/request/batch.h"
+#include "daemon/request/copies.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -15,11 +15,6 @@ struct load {
     struct walk_look look; /* of a prefix */
 };
 
-static struct load *load_of(struct walk *w)
-{
-    return LIST_ENTRY(w, struct load, c.w);
-}
-
 /* ---- items ---- */
 
 void load_add(struct copy_batch *b, const struct walk_item *it, struct cache_shards *shards)
@@ -27,7 +22,7 @@ void load_add(struct copy_batch *b, const struct walk_item *it, struct cache_sha
     const struct batch_item item = {.at = it->at, .held.shards = shards};
     struct span span;
     int rc = shards ? span_piece(shards, &span)
-                    : span_part(cache_of(&b->c->w), it->ref, it->part, &span);
+                    : span_part(b->c->w.rooms->cache, it->ref, it->part, &span);
 
     batch_add(b, rc, &span, &item);
 }
@@ -38,7 +33,7 @@ static int load_begin(struct walk *w, const struct walk_item *it)
     struct copy_batch *b;
     int rc = batch_reserve(c, it, &b);
 
-    metrics_of(w)->load_blocks_missed += rc == -EXDEV;
+    w->rooms->metrics->load_blocks_missed += rc == -EXDEV;
     if (rc == -EAGAIN || rc == -EXDEV)
         return rc == -EAGAIN ? rc : 0;
     if (rc == 0)
@@ -46,12 +41,12 @@ static int load_begin(struct walk *w, const struct walk_item *it)
     if (rc == CACHE_PENDING)
         return 0;
     if (rc != CACHE_READY) {
-        metrics_of(w)->load_blocks_missed += rc == -ENOENT;
+        w->rooms->metrics->load_blocks_missed += rc == -ENOENT;
         return walk_not_got(w, it, rc);
     }
     w->held_bytes += it->slot_bytes;
-    metrics_of(w)->load_blocks_dram++;
-    cache_prefetch_used(cache_of(w), it->ref);
+    w->rooms->metrics->load_blocks_dram++;
+    cache_prefetch_used(w->rooms->cache, it->ref);
     load_add(b, it, NULL);
     return 0;
 }
@@ -69,13 +64,14 @@ bool load_read(struct walk *w, struct item_wait *iw, int status)
 
 static bool load_ready(struct walk *w, struct item_wait *iw, int status)
 {
-    struct load *l = load_of(w);
+    struct load *l = LIST_ENTRY(w, struct load, c.w);
     uint8_t tier = iw->w.shared ? METRIC_SHARED : METRIC_NVME;
 
-    metrics_of(w)->load_blocks_missed += status == -ENOENT;
+    w->rooms->metrics->load_blocks_missed += status == -ENOENT;
     if (!load_read(w, iw, status))
         return false;
-    *(iw->w.shared ? &metrics_of(w)->load_blocks_shared : &metrics_of(w)->load_blocks_nvme) += 1;
+    *(iw->w.shared ? &w->rooms->metrics->load_blocks_shared
+                   : &w->rooms->metrics->load_blocks_nvme) += 1;
     l->slowest = tier > l->slowest ? tier : l->slowest;
     return true;
 }
@@ -107,15 +103,7 @@ bool load_again(struct walk *w)
 
 static void load_drop(struct walk *w, struct item_wait *iw)
 {
-    cache_put(cache_of(w), iw->it.ref, iw->it.part);
-}
-
-static void load_put(struct copies *c, const struct copy_batch *b, const struct batch_item *i,
-                     bool ok)
-{
-    (void)b;
-    (void)ok;
-    cache_put(cache_of(&c->w), c->w.refs[i->at], c->w.part);
+    cache_put(w->rooms->cache, iw->it.ref, iw->it.part);
 }
 
 /* ---- the end ---- */
@@ -126,8 +114,9 @@ static void load_count(struct load *l)
     uint64_t took_ns = uv_hrtime() - w->r.begun_ns;
     struct tenant *t = w->ns->tenant;
 
-    histogram_count(&metrics_of(w)->histograms.load[l->slowest * METRIC_SIZES + copies_size(&l->c)],
-                    took_ns);
+    histogram_count(
+        &w->rooms->metrics->histograms.load[l->slowest * METRIC_SIZES + copies_size(&l->c)],
+        took_ns);
     histogram_count(&t->times->load, took_ns);
     t->metrics->loads++;
     t->metrics->load_bytes += w->bytes;
@@ -137,11 +126,11 @@ static void load_count(struct load *l)
 
 static void load_finish(struct walk *w)
 {
-    struct load *l = load_of(w);
+    struct load *l = LIST_ENTRY(w, struct load, c.w);
 
     if (w->bytes > 0)
         load_count(l);
-    copies_close(&l->c);
+    region_copies_ended(l->c.region);
     if (l->lease != 0)
         lease_end(w->r.s, l->lease);
     walk_answer(w);
@@ -152,12 +141,10 @@ static const struct copy_kind load_kind = {.walk = {.begin = load_begin,
                                                     .again = load_again,
                                                     .drop = load_drop,
                                                     .send = copies_send,
-                                                    .busy = copies_busy,
                                                     .stop = copies_stop,
                                                     .finish = load_finish},
                                            .op = DEVICE_LOAD,
-                                           .job_items = JOB_ITEMS,
-                                           .put = load_put};
+                                           .job_items = JOB_ITEMS};
 
 /* ---- the requests ---- */
 
@@ -207,7 +194,7 @@ int method_load(struct call *call)
         return -call->error.code;
     }
     l->lease = (uint32_t)m->lease;
-    metrics_of(&l->c.w)->load_blocks_missed += walk_find(&l->c.w, m->keys.p, false);
+    l->c.w.rooms->metrics->load_blocks_missed += walk_find(&l->c.w, m->keys.p, false);
     walk_pump(&l->c.w);
     return 0;
 }

@@ -6,7 +6,7 @@
  * others go on.
  *
  * A step has landed when every item has ended or is in a batch, and every batch has landed it. */
-#include "daemon/request/batch.h"
+#include "daemon/request/copies.h"
 
 #define STEP_JOBS 16u /* under way at once: the bus must not wait for the loop */
 
@@ -92,13 +92,14 @@ static void step_done_cb(struct device_job *job, int status)
     struct copy_batch *b = sj->batch;
     struct copies *c = b->c;
 
-    job_count(c, job);
+    enum ucm_block_status outcome = job_ended(c, job, status);
+
     c->steps->landed[sj->step]++;
     list_push_back(&c->steps->idle, &sj->link);
     c->jobs--;
     b->jobs--;
     if (status != 0)
-        batch_stop(c->steps, b, job_outcome(c, status));
+        batch_stop(c->steps, b, outcome);
     if (b->jobs == 0 && b->next_step == c->steps->n)
         batch_end(b, b->status);
     walk_pump(&c->w);
@@ -162,8 +163,7 @@ void steps_report(struct copies *c)
     struct msg_progress m = {.msgid = c->w.r.msgid};
     uint32_t done = st->reported, failed = 0;
 
-    if (c->w.stopping || c->w.cursor < items_of(&c->w) || c->open[0] || c->open[1] ||
-        c->w.waits_n > 0)
+    if (c->w.stopping || c->w.cursor < c->w.n_keys || c->open[0] || c->open[1] || c->w.waits_n > 0)
         return;
     while (done < st->n && st->landed[done] == st->batches_n)
         done++;

@@ -1,5 +1,5 @@
 /* A load whose K turns: each run of keys has a table of angles, made when the request arrives. */
-#include "daemon/request/batch.h"
+#include "daemon/request/copies.h"
 
 #include <string.h>
 

@@ -228,7 +228,7 @@ static bool lookup_waits(struct call *call, struct ns *ns, const struct msg_look
 
     if (!view_look_begin(&look, m->keys, f->hits, &lookup))
         return false;
-    w = request_new(call, sizeof(*w),
+    w = request_new(call, sizeof(*w), 0,
                     lookup->p.deadline_ms - uv_now(rq->rooms.loop) + WAIT_GRACE_MS, wait_stop_cb);
     if (!w) {
         call->error.code = 0;

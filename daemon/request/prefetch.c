@@ -7,11 +7,11 @@
  * in DRAM needs no slot. */
 static bool is_enough(const struct walk *w, const struct walk_item *it)
 {
-    uint64_t room = arena_bytes_configured(rq_of(w)->rooms.arena),
+    uint64_t room = arena_bytes_configured(w->rooms->arena),
              most = w->ns->tenant->settings.dram_most;
 
     room = most > 0 && most < room ? most : room;
-    return !item_in_dram(it) && w->bytes + w->held_bytes >= room / 2;
+    return it->p->dram != PART_DRAM_READY && w->bytes + w->held_bytes >= room / 2;
 }
 
 static int prefetch_begin(struct walk *w, const struct walk_item *it)
@@ -22,7 +22,7 @@ static int prefetch_begin(struct walk *w, const struct walk_item *it)
         return 0;
     if (rc != CACHE_READY)
         return walk_not_got(w, it, rc);
-    cache_put(cache_of(w), it->ref, it->part);
+    cache_put(w->rooms->cache, it->ref, it->part);
     return 0;
 }
 
@@ -35,22 +35,16 @@ static bool prefetch_ready(struct walk *w, struct item_wait *iw, int status)
                                        : UCM_BLOCK_FAILED);
         return false;
     }
-    cache_put(cache_of(w), iw->it.ref, iw->it.part);
-    metrics_of(w)->prefetch_blocks++;
+    cache_put(w->rooms->cache, iw->it.ref, iw->it.part);
+    w->rooms->metrics->prefetch_blocks++;
     if (LIST_ENTRY(w, struct prefetch, w)->marks)
-        cache_prefetched(cache_of(w), iw->it.ref);
+        cache_prefetched(w->rooms->cache, iw->it.ref);
     w->bytes += iw->it.form->shards * iw->it.form->shard_bytes;
     return false;
 }
 
-static void prefetch_finish(struct walk *w)
-{
-    walk_close(w);
-    walk_answer(w);
-}
-
 static const struct walk_kind prefetch_kind = {
-    .brings = true, .begin = prefetch_begin, .ready = prefetch_ready, .finish = prefetch_finish};
+    .brings = true, .begin = prefetch_begin, .ready = prefetch_ready, .finish = walk_answer};
 
 struct prefetch *prefetch_new(struct call *call, const struct view *v, uint32_t n_keys,
                               uint64_t priority, uint64_t deadline_ms)

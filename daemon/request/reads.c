@@ -20,7 +20,7 @@
 
 bool walk_large(const struct walk *w)
 {
-    return items_of(w) > SMALL_ITEMS;
+    return w->n_keys * w->parts > SMALL_ITEMS;
 }
 
 uint8_t read_priority(const struct walk *w)
@@ -53,7 +53,7 @@ void walks_init(struct requests *rq)
 
 bool read_waits(struct walk *w)
 {
-    struct requests *rq = rq_of(w);
+    struct requests *rq = w->r.s->rq;
     struct fair_who who;
 
     if (!walk_large(w) || !bound_reached(rq) || w->kind->fills)
@@ -77,7 +77,7 @@ void reader_wake(struct requests *rq)
 
 void read_begun(struct item_wait *iw)
 {
-    struct requests *rq = rq_of(iw->walk);
+    struct requests *rq = iw->walk->r.s->rq;
     struct fair_who who = tenant_who(iw->walk->ns->tenant);
 
     if (iw->walk->r.trace) {
@@ -97,7 +97,7 @@ void read_begun(struct item_wait *iw)
 
 void read_ended(const struct item_wait *iw)
 {
-    struct requests *rq = rq_of(iw->walk);
+    struct requests *rq = iw->walk->r.s->rq;
 
     trace_less(iw->walk->r.trace, iw->span);
     if (!iw->large)

@@ -32,7 +32,7 @@ static void pending_stop_cb(struct request *q)
 /* 0, or -code with call->error. */
 static int pending_start(struct call *call, struct list *pending)
 {
-    struct pending_request *q = request_new(call, sizeof(*q), 0, pending_stop_cb);
+    struct pending_request *q = request_new(call, sizeof(*q), 0, 0, pending_stop_cb);
 
     if (!q)
         return -call->error.code;
@@ -61,7 +61,7 @@ static const enum limit registered_kinds[REGISTERED_KINDS] = {
 static void taken_give(struct registered *r, unsigned from)
 {
     for (unsigned i = from; i < REGISTERED_KINDS; i++) {
-        limit_give(owner_of(r->s), registered_kinds[i], r->taken[i]);
+        limit_give(r->s->peer.owner, registered_kinds[i], r->taken[i]);
         r->taken[i] = 0;
     }
 }
@@ -73,7 +73,7 @@ static int taken_take(struct call *call, struct registered *r,
     int rc = 0;
 
     for (unsigned i = 0; rc == 0 && i < REGISTERED_KINDS; i++) {
-        rc = limit_take(owner_of(r->s), registered_kinds[i], wanted[i], &call->error);
+        rc = limit_take(r->s->peer.owner, registered_kinds[i], wanted[i], &call->error);
         if (rc == 0)
             r->taken[i] = wanted[i];
     }
@@ -90,8 +90,8 @@ static void fd_close(struct registered *r, int *fd)
     if (r->taken[last] > 0)
         r->taken[last]--;
     else
-        limit_add(owner_of(r->s), LIMIT_DESCRIPTORS, 1); /* it was refused */
-    reaper_close(r->s->rq->rooms.reaper, *fd, owner_of(r->s));
+        limit_add(r->s->peer.owner, LIMIT_DESCRIPTORS, 1); /* it was refused */
+    reaper_close(r->s->rq->rooms.reaper, *fd, r->s->peer.owner);
     *fd = -1;
 }
 
@@ -120,7 +120,7 @@ static void registered_end(struct registered *r)
 
     s->rq->rooms.metrics->regions -= r->region != NULL;
     registered_free(r);
-    session_settle(s);
+    s->settle_cb(s);
 }
 
 /* The device promises to take every open and every close. */
@@ -197,7 +197,7 @@ static void opened_cb(struct device_job *job, int status)
     else
         pending_answer(r, NULL, &(struct msg_ring){r->name});
     if (s->closing)
-        session_settle(s);
+        s->settle_cb(s);
 }
 
 /* ---- what IPC handles need ---- */
@@ -361,6 +361,8 @@ int method_region_register(struct call *call)
     pages.shards = m->pool ? 1 : pages.shards;
     rc = region_check(m, &pages, view.n > 1 ? ns_codec(ns) : NULL, call->fds, call->n_fds,
                       &r->region, &call->error);
+    /* Pages that do not hold plain KV take what is in ns as it is: blocks of a base could not be had. */
+    r->view = rc == 0 && r->region->codec ? view : (struct view){.ns = {ns}, .n = 1};
     if (rc == 0 && has_ipc(m))
         rc = nonce_take(call, &r->region->proof);
     if (rc == 0)
@@ -418,11 +420,6 @@ static struct registered *find(struct call *call, const struct table *table, con
     ucm_error_set(&call->error, UCM_WIRE_NOT_FOUND, "%s %llu is not registered on this connection",
                   kind, (unsigned long long)name);
     return NULL;
-}
-
-struct view region_view(const struct registered *r)
-{
-    return r->region->codec ? session_view(r->s, r->ns) : (struct view){.ns = {r->ns}, .n = 1};
 }
 
 struct registered *call_region(struct call *call, uint64_t name)

@@ -32,19 +32,13 @@ static int request_admit(struct call *call)
                              "this connection has %u requests under way, as many as "
                              "limits.requests_per_connection allows",
                              s->n_requests);
-    return limit_take(owner_of(s), LIMIT_REQUESTS, 1, &call->error);
-}
-
-void *request_new(struct call *call, size_t bytes, uint64_t deadline_ms,
-                  void (*stop_cb)(struct request *r))
-{
-    return request_new_with(call, bytes, 0, deadline_ms, stop_cb);
+    return limit_take(s->peer.owner, LIMIT_REQUESTS, 1, &call->error);
 }
 
 /* False with call->error: trying again would not help. */
 static bool memory_may_fit(struct call *call, size_t bytes)
 {
-    uint64_t most = limit_most(owner_of(call->s), LIMIT_MEMORY);
+    uint64_t most = limit_most(call->s->peer.owner, LIMIT_MEMORY);
 
     if (bytes > most)
         ucm_error_set(&call->error, UCM_WIRE_INVALID,
@@ -60,20 +54,20 @@ static struct request *request_alloc(struct call *call, size_t bytes, size_t mor
     struct session *s = call->s;
     struct request *r;
 
-    if ((!limit_few(owner_of(s), LIMIT_MEMORY, bytes + more) &&
+    if ((!limit_few(s->peer.owner, LIMIT_MEMORY, bytes + more) &&
          !memory_may_fit(call, bytes + more)) ||
-        limit_take(owner_of(s), LIMIT_MEMORY, bytes + more, &call->error) != 0)
+        limit_take(s->peer.owner, LIMIT_MEMORY, bytes + more, &call->error) != 0)
         return NULL;
     r = calloc(1, bytes);
     if (!r) {
-        memory_return(s, bytes + more);
+        limit_give(s->peer.owner, LIMIT_MEMORY, bytes + more);
         ucm_error_set(&call->error, UCM_WIRE_NO_MEMORY, "no memory for a request");
     }
     return r;
 }
 
-void *request_new_with(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
-                       void (*stop_cb)(struct request *r))
+void *request_new(struct call *call, size_t bytes, size_t more, uint64_t deadline_ms,
+                  void (*stop_cb)(struct request *r))
 {
     struct session *s = call->s;
     struct requests *rq = s->rq;
@@ -83,7 +77,7 @@ void *request_new_with(struct call *call, size_t bytes, size_t more, uint64_t de
         return NULL;
     r = request_alloc(call, bytes, more);
     if (!r) {
-        limit_give(owner_of(s), LIMIT_REQUESTS, 1);
+        limit_give(s->peer.owner, LIMIT_REQUESTS, 1);
         return NULL;
     }
     if (deadline_ms == 0)
@@ -115,8 +109,8 @@ void request_refuse(struct request *r)
     list_remove(&r->link);
     list_remove(&r->link_all);
     r->s->n_requests--;
-    memory_return(r->s, r->memory);
-    limit_give(owner_of(r->s), LIMIT_REQUESTS, 1);
+    limit_give(r->s->peer.owner, LIMIT_MEMORY, r->memory);
+    limit_give(r->s->peer.owner, LIMIT_REQUESTS, 1);
     rq->rooms.metrics->requests_active = --rq->n_active;
     free(r);
 }
@@ -132,7 +126,8 @@ void request_end(struct request *r, const struct ucm_error *e, const void *resul
         trace_end(&s->rq->trace, r->trace, e ? (uint32_t)e->code : 0);
     r->trace = NULL;
     request_refuse(r);
-    session_settle(s);
+    if (s->closing)
+        s->settle_cb(s);
 }
 
 int method_cancel(struct call *call)

@@ -126,7 +126,7 @@ static void settle_cb(struct session *s)
 
 static void retry_cb(struct cache_retry *r)
 {
-    session_settle(LIST_ENTRY(r, struct session, retry));
+    settle_cb(LIST_ENTRY(r, struct session, retry));
 }
 
 static void *open_cb(void *ctx, struct conn *conn, const struct peer *peer)
@@ -223,7 +223,7 @@ static void close_cb(void *session)
         r->stop_cb(r);
     }
     s->n_requests--;
-    session_settle(s);
+    s->settle_cb(s);
 }
 
 struct front_handler requests_handler(struct requests *rq)

@@ -177,7 +177,7 @@ static int ns_open_checked(struct call *call, const struct msg_ns_open *m, struc
         rc = text_copy(call, "dtype", m->dtype, dtype);
     if (rc == 0)
         rc = text_copy(call, "layout", m->layout, layout);
-    return rc != 0 ? rc : index_ns_open(s->rq->rooms.index, &id, owner_of(s), out, &call->error);
+    return rc != 0 ? rc : index_ns_open(s->rq->rooms.index, &id, s->peer.owner, out, &call->error);
 }
 
 bool session_durable(struct session *s, const struct ns *ns, uint64_t durability)

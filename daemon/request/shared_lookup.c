@@ -90,16 +90,16 @@ static struct shared_lookup *lookup_new(struct session *s, struct ns *ns, struct
     struct shared_lookup *k;
     uint8_t *all, *asked;
 
-    if (limit_take(owner_of(s), LIMIT_SHARED_LOOKUPS, 1, NULL) != 0)
+    if (limit_take(s->peer.owner, LIMIT_SHARED_LOOKUPS, 1, NULL) != 0)
         return NULL;
     if (!memory_take(s, memory)) {
-        limit_give(owner_of(s), LIMIT_SHARED_LOOKUPS, 1);
+        limit_give(s->peer.owner, LIMIT_SHARED_LOOKUPS, 1);
         return NULL;
     }
     k = calloc(1, memory);
     if (!k) {
         memory_return(s, memory);
-        limit_give(owner_of(s), LIMIT_SHARED_LOOKUPS, 1);
+        limit_give(s->peer.owner, LIMIT_SHARED_LOOKUPS, 1);
         return NULL;
     }
     all = (uint8_t *)(k + 1);
@@ -170,7 +170,7 @@ void shared_lookup_free(struct shared_lookup *k)
 {
     list_remove(&k->link);
     memory_return(k->s, k->memory);
-    limit_give(owner_of(k->s), LIMIT_SHARED_LOOKUPS, 1);
+    limit_give(k->s->peer.owner, LIMIT_SHARED_LOOKUPS, 1);
     free(k);
 }
 

@@ -167,7 +167,7 @@ static int change(struct call *call, const char *name, const struct tenant_setti
 
     if (rc != 0)
         return rc;
-    k = request_new(call, sizeof(*k), 0, keep_stop_cb);
+    k = request_new(call, sizeof(*k), 0, 0, keep_stop_cb);
     if (!k)
         return -call->error.code;
     if (tenant_give(set, name, s) != 0) {

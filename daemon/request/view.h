@@ -8,17 +8,8 @@
 
 #include "daemon/request/internal.h"
 
-/* A value: it lasts as long as the session has ns[0] open. */
-struct view {
-    struct ns *ns[2]; /* the one that is named, and its base */
-    uint32_t n;
-};
-
 /* session.c: the view that the session has of a namespace. */
 struct view session_view(struct session *s, struct ns *ns);
-/* registered.c: the view of who copies by that region. Its pages hold plain KV if it is registered so; else what is in
- * region->ns as it is, and then no blocks of a base are looked for: they could not be had. */
-struct view region_view(const struct registered *r);
 
 /* What a chain of that namespace may have, whatever its session sees. */
 static inline struct view view_whole(struct ns *ns)

@@ -37,7 +37,7 @@ void *walk_new(struct call *call, const struct walk_kind *kind, const struct vie
 {
     size_t refs_at = (bytes + 7) / 8 * 8;
     struct walk *w = request_new(call, refs_at + n_keys * (sizeof(*w->refs) + sizeof(*w->status)),
-                                 deadline_ms, walk_stop_cb);
+                                 0, deadline_ms, walk_stop_cb);
     uint64_t part;
 
     if (!w)
@@ -45,11 +45,12 @@ void *walk_new(struct call *call, const struct walk_kind *kind, const struct vie
     w->refs = (block_ref *)((uint8_t *)w + refs_at);
     w->status = (uint8_t *)(w->refs + n_keys);
     w->kind = kind;
+    w->rooms = &call->s->rq->rooms;
     w->view = *view;
     w->ns = view->ns[0];
     w->n_keys = n_keys;
     w->parts = 1;
-    part = arena_bytes_configured(call->s->rq->rooms.arena) / 4;
+    part = arena_bytes_configured(w->rooms->arena) / 4;
     w->held_most = part < HELD_BYTES ? part : HELD_BYTES;
     w->retry.retry_cb = retry_cb;
     list_init(&w->retry.link);
@@ -61,7 +62,6 @@ void *walk_new(struct call *call, const struct walk_kind *kind, const struct vie
 /* Of a prefix: what a lookup would find, counted as one; the rest is missed. */
 static void prefix_take(struct walk *w, const uint8_t *keys)
 {
-    struct requests *rq = rq_of(w);
     struct lookup_counts found = {.n = w->n_keys};
 
     for (uint32_t i = 0; i < w->n_keys; i++) {
@@ -69,8 +69,8 @@ static void prefix_take(struct walk *w, const uint8_t *keys)
         uint8_t tier = 0;
 
         if (found.hits == i && w->refs[i] != 0) {
-            ns = view_ns(&w->view, index_block(rq->rooms.index, w->refs[i]));
-            tier = cache_tier(rq->rooms.cache, w->refs[i]);
+            ns = view_ns(&w->view, index_block(w->rooms->index, w->refs[i]));
+            tier = cache_tier(w->rooms->cache, w->refs[i]);
         }
         if (tier == 0) {
             w->refs[i] = 0;
@@ -83,42 +83,32 @@ static void prefix_take(struct walk *w, const uint8_t *keys)
         found.plain += ns != w->ns;
     }
     if (w->part == 0) /* other ranks look the same blocks up */
-        lookup_counts_add(rq, w->ns, keys, &found);
-}
-
-/* Keys are looked up by themselves. Returns how many are missed. */
-static uint32_t found_take(struct walk *w)
-{
-    uint32_t missed = 0;
-
-    for (uint32_t i = 0; i < w->n_keys; i++) {
-        if (cache_found(cache_of(w), w->refs[i]))
-            continue;
-        w->refs[i] = 0;
-        w->status[i] = UCM_BLOCK_MISS;
-        missed++;
-    }
-    return missed;
+        lookup_counts_add(w->r.s->rq, w->ns, keys, &found);
 }
 
 uint32_t walk_find(struct walk *w, const uint8_t *keys, bool prefix)
 {
-    struct requests *rq = rq_of(w);
+    struct cache *c = w->rooms->cache;
     uint32_t missed = 0;
 
     w->opened = w->n_keys;
-    if (!view_find(rq, &w->view, keys, w->n_keys, prefix, w->refs)) {
+    if (!view_find(w->r.s->rq, &w->view, keys, w->n_keys, prefix, w->refs)) {
         memset(w->status, UCM_BLOCK_MISS, w->n_keys);
-        metrics_of(w)->bypass_load_blocks += w->n_keys;
+        w->rooms->metrics->bypass_load_blocks += w->n_keys;
         return 0;
     }
     trace_more(w->r.trace, TRACE_LOOKUP);
     if (prefix)
         prefix_take(w, keys);
-    else
-        missed = found_take(w);
-    cache_lease_many(rq->rooms.cache, w->refs, w->n_keys);
-    view_touch(rq, &w->view, w->refs, w->n_keys);
+    for (uint32_t i = 0; i < w->n_keys && !prefix; i++) {
+        if (cache_found(c, w->refs[i]))
+            continue;
+        w->refs[i] = 0;
+        w->status[i] = UCM_BLOCK_MISS;
+        missed++;
+    }
+    cache_lease_many(c, w->refs, w->n_keys);
+    view_touch(w->r.s->rq, &w->view, w->refs, w->n_keys);
     trace_less(w->r.trace, TRACE_LOOKUP);
     return missed;
 }
@@ -144,7 +134,7 @@ void walk_look(struct walk *w, struct walk_look *l, struct proto_bin keys, uint6
 {
     l->walk = w;
     l->look = (struct view_look){
-        .s = w->r.s, .view = w->view, .until_ms = shared_lookup_until(rq_of(w), wait_ms)};
+        .s = w->r.s, .view = w->view, .until_ms = shared_lookup_until(w->r.s->rq, wait_ms)};
     if (!view_look_begin(&l->look, keys, 0, &w->lookup)) {
         l->begin_cb(w, keys.p);
         return;
@@ -161,14 +151,14 @@ void walk_release(struct walk *w)
     if (!w->refs)
         return;
     cache_retry_cancel(&w->retry);
-    cache_unlease_many(cache_of(w), w->refs, w->n_keys);
+    cache_unlease_many(w->rooms->cache, w->refs, w->n_keys);
     w->refs = NULL;
 }
 
 /* A wait for a slot ends when an item begins, or is given up. */
 static void slot_wait_ended(struct walk *w)
 {
-    histogram_count(metrics_of(w)->histograms.slot_wait, uv_hrtime() - w->slot_wait_ns);
+    histogram_count(w->rooms->metrics->histograms.slot_wait, uv_hrtime() - w->slot_wait_ns);
     w->slot_wait_ns = 0;
 }
 
@@ -197,12 +187,8 @@ void walk_answer(struct walk *w)
 {
     struct msg_blocks_r r = {.status = {w->status, w->n_keys}, .bytes = w->bytes};
 
+    walk_close(w);
     request_end(&w->r, NULL, &r);
-}
-
-static bool walk_done(const struct walk *w)
-{
-    return w->cursor == items_of(w) && w->waits_n == 0 && !(w->kind->busy && w->kind->busy(w));
 }
 
 /* ---- items ---- */
@@ -210,9 +196,9 @@ static bool walk_done(const struct walk *w)
 void walk_look_at(const struct walk *w, uint32_t at, struct walk_item *it)
 {
     block_ref ref = w->refs[at / w->parts];
-    const struct block *b = index_block(rq_of(w)->rooms.index, ref);
+    const struct block *b = index_block(w->rooms->index, ref);
     uint32_t part = w->part + at % w->parts;
-    const struct form *form = ns_form(view_ns(&w->view, b), part);
+    const struct form *form = ns_form(w->view.n == 1 ? w->ns : view_ns(&w->view, b), part);
 
     *it = (struct walk_item){.at = at,
                              .part = part,
@@ -235,21 +221,22 @@ int walk_reserve(struct walk *w)
 
 bool walk_gives_way(const struct walk *w, const struct walk_item *it)
 {
-    return w->held_bytes > 0 && cache_slot_awaited(cache_of(w), &w->retry) && !item_in_dram(it);
+    return w->held_bytes > 0 && cache_slot_awaited(w->rooms->cache, &w->retry) &&
+           it->p->dram != PART_DRAM_READY;
 }
 
 int walk_get(struct walk *w, const struct walk_item *it, int node)
 {
     int rc;
 
-    if (item_in_dram(it))
-        return cache_take(cache_of(w), it->ref, it->part);
+    if (it->p->dram == PART_DRAM_READY)
+        return cache_take(w->rooms->cache, it->ref, it->part);
     rc = walk_reserve(w);
     if (rc == 0 && walk_gives_way(w, it))
         rc = -EBUSY;
     if (rc != 0)
         return rc;
-    rc = cache_get(cache_of(w), it->ref, it->part, read_priority(w), node, &w->spare->w);
+    rc = cache_get(w->rooms->cache, it->ref, it->part, read_priority(w), node, &w->spare->w);
     if (rc == CACHE_PENDING)
         walk_wait(w, it);
     return rc;
@@ -331,7 +318,7 @@ static void waits_abandon(struct walk *w)
     while ((node = list_pop_front(&w->waits)) != NULL) {
         struct item_wait *iw = LIST_ENTRY(node, struct item_wait, link);
 
-        cache_get_cancel(cache_of(w), &iw->w);
+        cache_get_cancel(w->rooms->cache, &iw->w);
         read_ended(iw);
         item_drop(iw, UCM_BLOCK_CANCELLED);
     }
@@ -340,33 +327,27 @@ static void waits_abandon(struct walk *w)
 
 /* ---- the pump ---- */
 
-/* Whether the next item's block is held; else its status was set at the start, or is the key's at the end. */
-static bool item_held(const struct walk *w)
-{
-    return w->refs[w->cursor / w->parts] != 0;
-}
-
 static bool needs_no_room(const struct walk *w)
 {
     struct walk_item it;
 
-    if (!w->kind->brings || !item_held(w))
+    if (!w->kind->brings || w->refs[w->cursor / w->parts] == 0)
         return false;
     walk_look_at(w, w->cursor, &it);
-    return item_in_dram(&it);
+    return it.p->dram == PART_DRAM_READY;
 }
 
 static void give_up(struct walk *w, enum ucm_block_status status)
 {
     bool no_room = status == UCM_BLOCK_NO_ROOM;
 
-    for (; w->cursor < items_of(w); w->cursor++) {
-        if (!item_held(w) && w->cursor / w->parts < w->opened)
+    for (; w->cursor < w->n_keys * w->parts; w->cursor++) {
+        if (w->refs[w->cursor / w->parts] == 0 && w->cursor / w->parts < w->opened)
             continue;
         if (no_room && needs_no_room(w))
             continue;
         walk_status(w, w->cursor, status);
-        metrics_of(w)->dump_blocks_skipped += w->kind->fills && no_room;
+        w->rooms->metrics->dump_blocks_skipped += w->kind->fills && no_room;
     }
 }
 
@@ -374,14 +355,12 @@ static void give_up(struct walk *w, enum ucm_block_status status)
  * Of those who wait for a slot one that has nothing under way goes first: it needs little to get on. */
 static void walk_park(struct walk *w)
 {
-    if (w->no_slot && w->slot_wait_ns == 0) {
+    if (w->no_slot && w->slot_wait_ns == 0)
         w->slot_wait_ns = uv_hrtime();
-        w->slot_wait_at = w->cursor;
-    }
     if (!list_empty(&w->retry.link))
         return;
     w->retry.first = w->held_bytes == 0;
-    if (cache_wait_for(cache_of(w), &w->retry, w->most ? WAIT_OTHER : WAIT_SLOT)) {
+    if (cache_wait_for(w->rooms->cache, &w->retry, w->most ? WAIT_OTHER : WAIT_SLOT)) {
         trace_set(w->r.trace, TRACE_SLOT_WAIT, true);
         return;
     }
@@ -394,7 +373,7 @@ void walk_yield(struct walk *w)
 {
     w->yielded = true;
     cache_retry_cancel(&w->retry);
-    (void)cache_wait_for(cache_of(w), &w->retry, WAIT_TURN);
+    (void)cache_wait_for(w->rooms->cache, &w->retry, WAIT_TURN);
 }
 
 /* Begins the next item. As walk_kind.begin; 1: its turn to read has not come. */
@@ -402,10 +381,10 @@ static int item_begin(struct walk *w)
 {
     struct walk_item it;
 
-    if (!item_held(w))
-        return 0;
+    if (w->refs[w->cursor / w->parts] == 0)
+        return 0; /* its status was set at the start, or is the key's at the end */
     walk_look_at(w, w->cursor, &it);
-    w->awaits_read = !item_in_dram(&it) && read_waits(w);
+    w->awaits_read = it.p->dram != PART_DRAM_READY && read_waits(w);
     if (w->awaits_read) {
         trace_set(w->r.trace, TRACE_READ_TURN, true);
         return 1;
@@ -416,7 +395,7 @@ static int item_begin(struct walk *w)
 /* Begins items. False: there is no slot, or no place in a batch, now. */
 static bool items_begin(struct walk *w)
 {
-    uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS, n = items_of(w);
+    uint32_t items = PUMP_ITEMS, slots = PUMP_SLOTS, n = w->n_keys * w->parts;
 
     while (!w->stopping && !w->yielded && !w->awaits_read && w->cursor < n &&
            (w->held_bytes < w->held_most || w->held_bytes == 0)) {
@@ -436,13 +415,16 @@ static bool items_begin(struct walk *w)
         items -= weight < items ? weight : items;
         slots -= w->kind->fills || w->waits_n > waits;
         w->cursor++;
+        if (w->slot_wait_ns != 0)
+            slot_wait_ended(w);
     }
     return true;
 }
 
 void walk_pump(struct walk *w)
 {
-    struct requests *rq = rq_of(w);
+    struct requests *rq = w->r.s->rq;
+    int sent;
     bool busy;
 
     if (w->pumping || w->finished || w->lookup)
@@ -452,16 +434,16 @@ void walk_pump(struct walk *w)
     if (w->opened < w->n_keys && !w->stopping && !w->yielded)
         w->kind->open(w);
     busy = !(list_empty(&w->ready) || w->kind->again(w)) || !items_begin(w);
-    if (w->slot_wait_ns != 0 && w->cursor > w->slot_wait_at)
-        slot_wait_ended(w);
-    if (w->kind->send && !w->kind->send(w))
+    sent = w->kind->send ? w->kind->send(w) : 0;
+    if (sent == -EAGAIN)
         busy = w->most = true;
     if (busy)
         walk_park(w);
     w->pumping = false;
-    if (walk_done(w))
+    if (w->cursor == w->n_keys * w->parts && w->waits_n == 0 && sent == 0)
         w->kind->finish(w);
-    reader_wake(rq);
+    if (!fair_queue_is_empty(&rq->readers))
+        reader_wake(rq);
 }
 
 void walk_stop_cb(struct request *r)

@@ -47,10 +47,9 @@ struct walk_kind {
     void (*drop)(struct walk *w, struct item_wait *iw);
     /* There is no room for what has not begun. NULL: what waits in w->ready has its room. */
     void (*no_room)(struct walk *w);
-    /* Sends to devices what may go. False: a queue is full. NULL: it sends nothing. */
-    bool (*send)(struct walk *w);
-    /* Something is with a device, or about to be. NULL: never. */
-    bool (*busy)(const struct walk *w);
+    /* Sends to devices what may go. -EAGAIN: a queue is full; 1: something is with a device, or about to be; 0: nothing is.
+     * NULL: it sends nothing. */
+    int (*send)(struct walk *w);
     /* Gives up what has not reached a device. NULL: there is nothing. */
     void (*stop)(struct walk *w);
     /* All items have ended: calls walk_close, answers, and frees w. Or sees to it that the walk is pumped again. */
@@ -61,6 +60,7 @@ struct walk_kind {
 struct walk {
     struct request r;
     const struct walk_kind *kind;
+    const struct request_rooms *rooms;
     struct view view;               /* where its blocks are */
     struct ns *ns;                  /* view.ns[0] */
     uint32_t n_keys, part, parts;   /* items = n_keys * parts */
@@ -70,7 +70,6 @@ struct walk {
     uint64_t held_most, held_bytes; /* of slots under way */
     uint64_t bytes;                 /* copied, brought or built */
     uint64_t slot_wait_ns;          /* since when it waits for a slot; 0: it does not */
-    uint32_t slot_wait_at;          /* cursor at that time */
     uint8_t priority;
     bool stopping, pumping, finished;
     bool most;        /* a slot would not help: its tenant gets no more, or a queue is full */
@@ -95,32 +94,6 @@ struct item_wait {
     bool building, again; /* of digests: again: what a tier had of it could not be read */
 };
 
-static inline struct requests *rq_of(const struct walk *w)
-{
-    return w->r.s->rq;
-}
-
-static inline struct cache *cache_of(const struct walk *w)
-{
-    return w->r.s->rq->rooms.cache;
-}
-
-static inline struct metrics *metrics_of(const struct walk *w)
-{
-    return w->r.s->rq->rooms.metrics;
-}
-
-static inline uint32_t items_of(const struct walk *w)
-{
-    return w->n_keys * w->parts;
-}
-
-/* The item's slot is there. */
-static inline bool item_in_dram(const struct walk_item *it)
-{
-    return it->p->dram == PART_DRAM_READY;
-}
-
 /* Zeroed memory of `bytes` that begin with a walk, of all parts' first. NULL with call->error. */
 void *walk_new(struct call *call, const struct walk_kind *kind, const struct view *view,
                uint32_t n_keys, uint64_t deadline_ms, size_t bytes);
@@ -140,7 +113,7 @@ void walk_status(struct walk *w, uint32_t at, enum ucm_block_status status);
 void walk_release(struct walk *w);
 /* Of a walk whose items have ended; what is left is to answer. */
 void walk_close(struct walk *w);
-/* Answers with msg_blocks_r. */
+/* Closes it, and answers with msg_blocks_r. */
 void walk_answer(struct walk *w);
 
 /* ---- for walk_kind.begin ---- */
@@ -171,7 +144,7 @@ uint8_t copy_priority(const struct walk *w);
 /* True: the next item, which is not in DRAM, needs a read, and that may not begin now. The walk waits in the queue for its
  * turn, then retry_cb runs. */
 bool read_waits(struct walk *w);
-/* Call when a pump has ended: the next walk in that queue gets its turn if a read may begin. */
+/* Call when a pump has ended and somebody is in that queue: the next walk gets its turn if a read may begin. */
 void reader_wake(struct requests *rq);
 void read_begun(struct item_wait *iw);
 void read_ended(const struct item_wait *iw);

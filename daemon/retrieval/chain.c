@@ -24,9 +24,9 @@ void chain_held_add(const struct chain *ch, int64_t digests)
     uint64_t bytes = chain_slot_bytes(ch);
 
     if (digests < 0)
-        limit_give(owner_of(ch->s), LIMIT_DIGESTS, (uint64_t)-digests * bytes);
+        limit_give(ch->s->peer.owner, LIMIT_DIGESTS, (uint64_t)-digests * bytes);
     else /* may_hold allowed them */
-        limit_add(owner_of(ch->s), LIMIT_DIGESTS, (uint64_t)digests * bytes);
+        limit_add(ch->s->peer.owner, LIMIT_DIGESTS, (uint64_t)digests * bytes);
     rooms_of(ch)->metrics->digest_held_bytes = limits_used(rooms_of(ch)->limits, LIMIT_DIGESTS);
 }
 
@@ -34,17 +34,17 @@ void chain_held_add(const struct chain *ch, int64_t digests)
 
 static bool chain_memory_take(struct session *s, size_t bytes)
 {
-    if (limit_take(owner_of(s), LIMIT_CHAINS, bytes, NULL) != 0)
+    if (limit_take(s->peer.owner, LIMIT_CHAINS, bytes, NULL) != 0)
         return false;
     if (memory_take(s, bytes))
         return true;
-    limit_give(owner_of(s), LIMIT_CHAINS, bytes);
+    limit_give(s->peer.owner, LIMIT_CHAINS, bytes);
     return false;
 }
 
 static void chain_memory_return(struct session *s, size_t bytes)
 {
-    limit_give(owner_of(s), LIMIT_CHAINS, bytes);
+    limit_give(s->peer.owner, LIMIT_CHAINS, bytes);
     memory_return(s, bytes);
 }
 
@@ -161,7 +161,7 @@ static void chain_free(struct chain *ch)
     if (close)
         request_end(close, NULL, NULL);
     else if (!session_retrieval(s)->ending)
-        session_settle(s);
+        s->settle_cb(s);
 }
 
 /* False: the rest waits for the next turn of the loop. */
@@ -363,7 +363,7 @@ int method_chain_close(struct call *call)
 
     if (!ch)
         return -call->error.code;
-    ch->close = request_new(call, sizeof(*ch->close), 0, close_stop_cb);
+    ch->close = request_new(call, sizeof(*ch->close), 0, 0, close_stop_cb);
     if (!ch->close)
         return -call->error.code;
     chain_end(ch);

@@ -43,7 +43,7 @@ static uint32_t bases_append(struct digest_walk *d, uint32_t from, uint32_t n, b
 /* How many more digests chains may hold. */
 static uint32_t may_hold(const struct chain *ch)
 {
-    return (uint32_t)(limit_room(owner_of(ch->s), LIMIT_DIGESTS) / chain_slot_bytes(ch));
+    return (uint32_t)(limit_room(ch->s->peer.owner, LIMIT_DIGESTS) / chain_slot_bytes(ch));
 }
 
 /* Holds those of the digests that are in DRAM; the others are the walk's, leased. Of `found` keys
@@ -51,7 +51,7 @@ static uint32_t may_hold(const struct chain *ch)
 static void digests_take(struct digest_walk *d, uint32_t from, uint32_t found)
 {
     struct chain *ch = d->chain;
-    struct cache *c = cache_of(&d->w);
+    struct cache *c = d->w.rooms->cache;
     const void **memory = &ch->digests->at[ch->appended];
     uint32_t held = cache_hold_ready(c, d->w.refs + from, found, ch->part, may_hold(ch), memory);
 
@@ -79,7 +79,7 @@ static void digests_make(struct digest_walk *d, uint32_t from, uint32_t found)
 
     for (uint32_t i = from; i < from + found; i++)
         if (d->w.refs[i] == 0 && d->chain->blocks[d->chain_first + i].digest == 0)
-            d->w.refs[i] = cache_open(cache_of(&d->w), d->w.ns, d->keys + (size_t)i * key_bytes);
+            d->w.refs[i] = cache_open(d->w.rooms->cache, d->w.ns, d->keys + (size_t)i * key_bytes);
 }
 
 /* Looks for some more blocks, and opens their digests. */
@@ -91,14 +91,14 @@ static void append_open(struct walk *w)
 
     n = n < APPEND_KEYS_PER_TURN ? n : APPEND_KEYS_PER_TURN;
     found = bases_append(d, from, n, &bypassed);
-    index_find_many(rq_of(w)->rooms.index, w->ns,
-                    d->keys + (size_t)from * w->ns->identity.key_bytes, n, false, w->refs + from);
+    index_find_many(w->rooms->index, w->ns, d->keys + (size_t)from * w->ns->identity.key_bytes, n,
+                    false, w->refs + from);
     digests_take(d, from, found);
     if (d->build)
         digests_make(d, from, found);
     d->chain->appended += found;
     for (uint32_t i = from + found; i < from + n; i++) {
-        metrics_of(w)->digest_orphans += w->refs[i] != 0 && !bypassed;
+        w->rooms->metrics->digest_orphans += w->refs[i] != 0 && !bypassed;
         w->refs[i] = 0;
     }
     w->opened = found == n ? from + n : w->n_keys;
@@ -116,7 +116,7 @@ bool append_may_hold(const struct digest_walk *d)
 void append_hold(struct digest_walk *d, const struct walk_item *it)
 {
     struct chain *ch = d->chain;
-    struct cache *c = cache_of(&d->w);
+    struct cache *c = d->w.rooms->cache;
     uint32_t at = d->chain_first + it->at;
     struct span span;
 

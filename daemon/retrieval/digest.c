@@ -152,7 +152,7 @@ static int derived_open(struct call *call, const struct ns *base,
                                  "arena.extent, %llu",
                                  id.shards[part], (unsigned long long)id.shard_bytes,
                                  (unsigned long long)arena_extent_bytes(rq->rooms.arena));
-    return index_ns_open(rq->rooms.index, &id, owner_of(call->s), out, &call->error);
+    return index_ns_open(rq->rooms.index, &id, call->s->peer.owner, out, &call->error);
 }
 
 static int session_space_add(struct call *call, struct ns *base, struct ns *derived,

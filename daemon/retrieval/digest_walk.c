@@ -44,7 +44,7 @@ static bool digests_look_own(struct digest_walk *d)
 {
     struct walk *w = &d->w;
 
-    if (shared_lookup_start(w->r.s, w->ns, keys_of(d), 0, false, shared_lookup_until(rq_of(w), 0),
+    if (shared_lookup_start(w->r.s, w->ns, keys_of(d), 0, false, shared_lookup_until(w->r.s->rq, 0),
                             &w->lookup) != 0)
         return false;
     w->lookup->ctx = d;
@@ -104,7 +104,7 @@ static void item_take(struct digest_walk *d, const struct walk_item *it, bool bu
     if (d->chain)
         append_hold(d, it);
     else
-        cache_put(cache_of(&d->w), it->ref, it->part);
+        cache_put(d->w.rooms->cache, it->ref, it->part);
     if (built)
         d->w.bytes += it->form->shards * it->form->shard_bytes;
 }
@@ -117,13 +117,13 @@ static int item_source(struct digest_walk *d, const struct walk_item *it, struct
     if (d->build)
         return derived_get(d->space, d->bases[it->at / w->parts], it->ref, it->part,
                            read_priority(w), cw);
-    return cache_get(cache_of(w), it->ref, it->part, read_priority(w), NUMA_NONE, cw);
+    return cache_get(w->rooms->cache, it->ref, it->part, read_priority(w), NUMA_NONE, cw);
 }
 
 /* It may not be held: too many hold it, or too much is held. Nobody knows when that ends. */
 static bool item_barred(const struct digest_walk *d, const struct walk_item *it)
 {
-    return (item_in_dram(it) && it->p->users >= PART_USERS_MAX) ||
+    return (it->p->dram == PART_DRAM_READY && it->p->users >= PART_USERS_MAX) ||
            (d->chain && !append_may_hold(d));
 }
 
@@ -212,19 +212,19 @@ static void build_open_one(struct digest_walk *d, const struct view *v, uint32_t
     block_ref base;
 
     /* A bypass of loads is no reason to think that a block of this one space's base is not here. */
-    if (!view_find(rq_of(w), v, key, 1, false, &base) && v->n == 1)
-        base = index_find(rq_of(w)->rooms.index, v->ns[0], key);
-    if (cache_found(cache_of(w), base)) {
+    if (!view_find(w->r.s->rq, v, key, 1, false, &base) && v->n == 1)
+        base = index_find(w->rooms->index, v->ns[0], key);
+    if (cache_found(w->rooms->cache, base)) {
         d->bases[i] = base;
-        cache_lease(cache_of(w), base); /* first: a new block may take the place of another */
-        w->refs[i] = cache_open(cache_of(w), w->ns, key);
+        cache_lease(w->rooms->cache, base); /* first: a new block may take the place of another */
+        w->refs[i] = cache_open(w->rooms->cache, w->ns, key);
         w->status[i] = w->refs[i] ? UCM_BLOCK_OK : UCM_BLOCK_NO_ROOM;
         return;
     }
-    w->refs[i] = index_find(rq_of(w)->rooms.index, w->ns, key);
-    if (cache_found(cache_of(w), w->refs[i])) {
-        metrics_of(w)->digest_orphans++;
-        cache_lease(cache_of(w), w->refs[i]);
+    w->refs[i] = index_find(w->rooms->index, w->ns, key);
+    if (cache_found(w->rooms->cache, w->refs[i])) {
+        w->rooms->metrics->digest_orphans++;
+        cache_lease(w->rooms->cache, w->refs[i]);
         return;
     }
     w->refs[i] = 0;
@@ -248,8 +248,9 @@ static void build_open(struct walk *w)
 /* A copy that this host has, or knows of. */
 static bool digest_exists(const struct walk *w, const struct walk_item *it)
 {
-    return !cache_doomed(cache_of(w), it->ref) &&
-           (item_in_dram(it) || it->p->nvme == PART_NVME_READY || it->p->share == PART_SHARE_KNOWN);
+    return !cache_doomed(w->rooms->cache, it->ref) &&
+           (it->p->dram == PART_DRAM_READY || it->p->nvme == PART_NVME_READY ||
+            it->p->share == PART_SHARE_KNOWN);
 }
 
 static int build_begin(struct walk *w, const struct walk_item *it)
@@ -264,10 +265,9 @@ static void build_finish(struct walk *w)
 {
     struct digest_walk *d = digest_walk(w);
 
-    walk_close(w);
     for (uint32_t i = 0; i < w->n_keys; i++)
         if (d->bases[i] != 0)
-            cache_unlease(cache_of(w), d->bases[i]);
+            cache_unlease(w->rooms->cache, d->bases[i]);
     walk_answer(w);
 }
 

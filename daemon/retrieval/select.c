@@ -462,7 +462,7 @@ static void *select_new(struct call *call, const struct msg_select *m,
     uint8_t *at;
 
     layout_make(&l, m, checked, caps->entries, digest_pool_threads(call->s->rq->rooms.digests));
-    sr = request_new_with(call, l.request, l.memory, m->deadline_ms, select_stop_cb);
+    sr = request_new(call, l.request, l.memory, m->deadline_ms, select_stop_cb);
     if (!sr)
         return NULL;
     if (!spare_take(sr, l.memory)) {

@@ -54,7 +54,7 @@ bool window_may_pin(const struct window *w)
     uint64_t others = arena_window_lent(a, NULL) - arena_window_lent(a, w->tenant->group);
     uint64_t most = budget > others + part ? budget - others : part;
 
-    return limit_room_within(owner_of(w->s), LIMIT_PINNED, most) >= window_slot_bytes(w);
+    return limit_room_within(w->s->peer.owner, LIMIT_PINNED, most) >= window_slot_bytes(w);
 }
 
 bool window_claim(const struct window *w)

@@ -222,7 +222,7 @@ static void wait_ended(struct pin_request *q, struct pin_wait *pw)
 {
     list_remove(&pw->link);
     q->waits_n--;
-    limit_give(owner_of(q->r.s), LIMIT_MOVES, 1);
+    limit_give(q->r.s->peer.owner, LIMIT_MOVES, 1);
 }
 
 static void moved_cb(struct cache_move *m, int status)
@@ -283,7 +283,7 @@ static int block_begin(struct pin_request *q, uint32_t block)
     } else if (rc == CACHE_PENDING) {
         q->spare = NULL;
         q->waits_n++;
-        limit_add(owner_of(q->r.s), LIMIT_MOVES, 1); /* one at least is anybody's */
+        limit_add(q->r.s->peer.owner, LIMIT_MOVES, 1); /* one at least is anybody's */
         list_push_back(&q->waits, &pw->link);
     } else if (rc == -EBUSY) {
         return rc;
@@ -299,7 +299,7 @@ static bool may_begin(const struct pin_request *q)
 {
     return q->waits_n == 0 ||
            (q->waits_n < WAITS_MAX && q->waits_n * window_slot_bytes(q->w) < WAIT_BYTES_MAX &&
-            limit_room(owner_of(q->r.s), LIMIT_MOVES) > 0);
+            limit_room(q->r.s->peer.owner, LIMIT_MOVES) > 0);
 }
 
 static void again_cb(struct deadline *d)
@@ -452,7 +452,7 @@ static struct pin_request *pin_request_new(struct call *call, uint64_t window, u
 
     if (!ch || range_check(call, w, ch, first, n) != 0)
         return NULL;
-    q = request_new(call, bytes, deadline_ms, pin_stop_cb);
+    q = request_new(call, bytes, 0, deadline_ms, pin_stop_cb);
     if (!q)
         return NULL;
     q->w = w;

@@ -119,7 +119,7 @@ bool pins_add(struct window_pins *p, uint32_t block)
     e->pins++;
     p->extent[block] = place.window;
     p->n++;
-    limit_add(owner_of(p->w->s), LIMIT_PINNED, window_slot_bytes(p->w));
+    limit_add(p->w->s->peer.owner, LIMIT_PINNED, window_slot_bytes(p->w));
     metrics_of_pins(p)->window_pins++;
     metrics_of_pins(p)->window_pinned_bytes += window_slot_bytes(p->w);
     return true;
@@ -130,7 +130,7 @@ static void pin_end(struct window_pins *p, uint32_t block)
     windows_of(p->w)->extents[p->extent[block]].pins--;
     p->extent[block] = UCM_PLACE_NONE;
     p->n--;
-    limit_give(owner_of(p->w->s), LIMIT_PINNED, window_slot_bytes(p->w));
+    limit_give(p->w->s->peer.owner, LIMIT_PINNED, window_slot_bytes(p->w));
     metrics_of_pins(p)->window_pins--;
     metrics_of_pins(p)->window_pinned_bytes -= window_slot_bytes(p->w);
     cache_unhold(cache_of_pins(p), p->ch->blocks[block].base, p->ch->part);

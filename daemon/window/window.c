@@ -195,7 +195,7 @@ static void window_free(struct window *w)
     if (close)
         request_end(close, NULL, NULL);
     else if (!session_windows(s)->ending)
-        session_settle(s);
+        s->settle_cb(s);
 }
 
 static void window_drain(struct window *w)
@@ -257,7 +257,7 @@ int method_window_close(struct call *call)
 
     if (!w)
         return -call->error.code;
-    w->close = request_new(call, sizeof(*w->close), 0, close_stop_cb);
+    w->close = request_new(call, sizeof(*w->close), 0, 0, close_stop_cb);
     if (!w->close)
         return -call->error.code;
     window_end(w);

@@ -69,6 +69,7 @@ static uint32_t region_open(struct ns *ns, uint32_t blocks)
     r->region->device = r->device = &gpu.device;
     r->s = s;
     r->ns = ns;
+    r->view = (struct view){.ns = {ns}, .n = 1};
     r->table = &s->regions;
     r->state = REGISTERED_OPEN;
     r->number = table_add(&s->regions, r);

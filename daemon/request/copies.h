@@ -2,8 +2,8 @@
  * batch becomes one device job, or of a load in steps several; when the job ends, the slots are given back.
  *
  * Jobs are awaited whatever happens, since the device may still touch the worker's pages. */
-#ifndef UCMD_REQUEST_BATCH_H
-#define UCMD_REQUEST_BATCH_H
+#ifndef UCMD_REQUEST_COPIES_H
+#define UCMD_REQUEST_COPIES_H
 
 #include "daemon/request/walk.h"
 
@@ -18,13 +18,14 @@ struct copy_kind {
     /* Adds the copies of an item out of, or into, that span. 0; or -EINVAL, and none was added. NULL: one copy. */
     int (*add)(const struct copies *c, uint32_t at, const struct span *span,
                struct device_job *job);
-    /* Ends the use of the item's slot. ok: it was copied. */
+    /* Ends the use of the item's slot. ok: it was copied. NULL: cache_put. */
     void (*put)(struct copies *c, const struct copy_batch *b, const struct batch_item *i, bool ok);
 };
 
 /* Such a walk has one part. */
 struct copies {
     struct walk w;
+    const struct copy_kind *kind;
     struct registered *region;
     uint32_t shard, shards;
     uint32_t n_copies, jobs; /* of all items; under way */
@@ -49,6 +50,7 @@ struct copy_batch {
     struct device_job job;
     struct copies *c;
     const struct form *form;             /* of what its slots hold, all alike */
+    uint64_t slot_bytes;                 /* of each */
     uint32_t n;                          /* items */
     struct batch_item *item;             /* n; this and the job's arrays are behind the struct */
     const struct ucm_rope_angle **turns; /* of copies; or NULL */
@@ -58,13 +60,6 @@ struct copy_batch {
     enum ucm_block_status status;
 };
 
-static inline const struct copy_kind *copy_kind(const struct copies *c)
-{
-    return LIST_ENTRY(c->w.kind, const struct copy_kind, walk);
-}
-
-/* ---- copies.c: what load and dump have in common, and all of them at their ends ---- */
-
 struct copy_params {
     uint64_t region, shard, shards, priority, deadline_ms;
     struct proto_bin keys, blocks;
@@ -73,25 +68,18 @@ struct copy_params {
 };
 /* Checks what a load or dump says, before anything moves: the region, or NULL with call->error. */
 struct registered *copies_check(struct call *call, const struct copy_params *p, uint32_t *n_keys);
-/* `bytes` of memory that begin with a struct copies, which use the region. NULL with call->error. */
+/* `bytes` of memory that begin with a struct copies, which use the region until region_copies_ended. NULL with call->error. */
 void *copies_new(struct call *call, const struct copy_kind *kind, const struct copy_params *p,
                  struct registered *region, uint32_t n_keys, size_t bytes);
 /* Refuses numbers that come twice: of n that are `step` u32s apart, `what` each, one for each `of`. 0 or -code
  * with call->error. */
 int numbers_distinct(struct call *call, const uint32_t *numbers, uint32_t n, uint32_t step,
                      const char *what, const char *of);
-/* Uses the region until copies_close. */
-void copies_use(struct copies *c, struct registered *region);
-/* As walk_close. */
-void copies_close(struct copies *c);
 /* By how many bytes a histogram counts. */
 enum metric_size copies_size(const struct copies *c);
-/* The three functions of walk_kind. */
-bool copies_send(struct walk *w);
-bool copies_busy(const struct walk *w);
+/* As in walk_kind. */
+int copies_send(struct walk *w);
 void copies_stop(struct walk *w);
-
-/* ---- batch.c ---- */
 
 /* A place for that item in an open batch of its form; 0, -EAGAIN, -ENOMEM. -EXDEV: the region can't have that form; the item
  * misses, as it would if it was not there. */
@@ -104,10 +92,8 @@ bool batch_send(struct copy_batch **open);
 /* Submits a job of the batch's items. False: the device's queue is full. */
 bool job_submit(struct copy_batch *b, struct device_job *job,
                 void (*done_cb)(struct device_job *job, int status));
-/* Of a job that has ended: what it got of the bus. */
-void job_count(struct copies *c, const struct device_job *job);
-/* What a job's end means for its items; counts errors. */
-enum ucm_block_status job_outcome(struct copies *c, int status);
+/* A job has ended: what that means for its items. Counts errors, and what it got of the bus. */
+enum ucm_block_status job_ended(struct copies *c, const struct device_job *job, int status);
 /* Ends all its items, and frees it. */
 void batch_end(struct copy_batch *b, enum ucm_block_status status);
 
