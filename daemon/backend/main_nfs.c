@@ -17,6 +17,20 @@
 
 #define PACKETS_BYTES (64 << 20) /* that are kept for reuse */
 
+static const struct nfs_verb verbs[WIRE_VERBS] = {
+    [WIRE_FIND] = {.first = nfs_folder_step, .in_folder = nfs_look_step},
+    [WIRE_READ] = {.first = nfs_read_step, .in_folder = nfs_look_step},
+    [WIRE_WRITE] = {.first = nfs_folder_step,
+                    .in_folder = nfs_look_step,
+                    .clean = nfs_unlink_temp_step},
+    [WIRE_REMOVE] = {.first = nfs_folder_step, .in_folder = nfs_remove_step},
+    [WIRE_TOUCH] = {.first = nfs_folder_step, .in_folder = nfs_look_step},
+    [WIRE_LIST] = {.first = nfs_folder_step, .in_folder = nfs_list_step},
+    [WIRE_CHECK] = {.first = nfs_check_step,
+                    .in_folder = nfs_create_step,
+                    .clean = nfs_unlink_temp_step},
+};
+
 static void clock_take(struct nfs *n)
 {
     struct timespec now;
@@ -104,6 +118,7 @@ static void memory_keep(void)
 static void init(struct nfs *n)
 {
     memory_keep();
+    n->verbs = verbs;
     n->depth = (unsigned)ucm_backend_hello(n->backend)->depth;
     n->write_calls_max = n->depth > 1 ? n->depth - (n->depth + 3) / 4 : 1;
     TAILQ_INIT(&n->calls);

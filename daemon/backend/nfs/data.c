@@ -37,7 +37,7 @@ static void committed_cb(struct nfs_task *t, const struct nfs_reply *r)
     if (t->verifier_changed)
         nfs_task_end(t, -ECONNRESET);
     else
-        nfs_task_next(t, nfs_rename_step);
+        nfs_task_next(t, t->then);
 }
 
 static void commit_step(struct nfs_task *t)
@@ -50,7 +50,7 @@ static void all_written(struct nfs_task *t)
     if (t->verifier_changed)
         nfs_task_end(t, -ECONNRESET);
     else
-        nfs_task_next(t, t->request->sync ? commit_step : nfs_rename_step);
+        nfs_task_next(t, t->request->sync ? commit_step : t->then);
 }
 
 /* ---- calls ---- */
@@ -116,10 +116,11 @@ static void data_step(struct nfs_task *t)
     data_send(t, at, n);
 }
 
-void nfs_data_begin(struct nfs_task *t)
+void nfs_data_begin(struct nfs_task *t, nfs_step *then)
 {
     const struct nfs_conn *c = &t->nfs->conn;
 
+    t->then = then;
     t->chunk =
         chunk_bytes(t->request->bytes, t->verb == WIRE_WRITE ? c->write_bytes : c->read_bytes);
     nfs_task_next(t, data_step);

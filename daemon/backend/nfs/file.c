@@ -10,11 +10,6 @@ static int file_fits(struct nfs_task *t, const struct nfs_attributes *a)
     return a->file && (t->verb == WIRE_FIND || a->bytes == t->request->bytes) ? 0 : -EBADMSG;
 }
 
-int nfs_gone_errno(const struct nfs_reply *r)
-{
-    return r->err == -ESTALE ? -ENOENT : r->err;
-}
-
 /* ---- removing, touching ---- */
 
 static void removed_cb(struct nfs_task *t, const struct nfs_reply *r)
@@ -56,7 +51,7 @@ static void looked(struct nfs_task *t, int err)
     if (err < 0 && err != -ENOENT && err != -EBADMSG)
         nfs_task_end(t, err);
     else if (t->verb == WIRE_READ && err == 0)
-        nfs_data_begin(t);
+        nfs_data_begin(t, NULL);
     else if (t->verb == WIRE_WRITE && err < 0)
         nfs_write_looked(t);
     else if (t->verb == WIRE_TOUCH && err != -ENOENT)
@@ -106,4 +101,19 @@ void nfs_look_step(struct nfs_task *t)
             nfs_task_next(t, nfs_create_step);
     }
     nfs_ask(t, NFS_LOOKUP, &(struct nfs_args){.handle = &t->folder, .name = t->name}, look_cb);
+}
+
+/* Whether the handle still means the file shows when it is read: a task that fails by it begins anew without it. */
+void nfs_read_step(struct nfs_task *t)
+{
+    const struct nfs_known *k = nfs_known_of(t);
+
+    t->by_known = k && t->attempts == 0 && t->turns == 0 && k->bytes == t->request->bytes;
+    if (!t->by_known) {
+        nfs_folder_step(t);
+        return;
+    }
+    t->file = k->handle;
+    t->result.bytes = k->bytes;
+    nfs_data_begin(t, NULL);
 }

@@ -4,29 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-void nfs_folders_forget(struct nfs *n)
-{
-    n->blocks.n = 0;
-    for (unsigned i = 0; i < NFS_BUCKETS; i++)
-        n->buckets[i].n = 0;
-}
-
-int nfs_missing_errno(const struct nfs_reply *r)
-{
-    bool gone = r->folder.known && r->folder.links == 0;
-
-    return r->err == -ENOENT && gone ? -ESTALE : r->err;
-}
-
-void nfs_folder_stale(struct nfs_task *t)
-{
-    struct nfs_handle *bucket = &t->nfs->buckets[t->bucket];
-
-    t->nfs->blocks.n = 0;
-    if (bucket->n == t->folder.n && memcmp(bucket->bytes, t->folder.bytes, bucket->n) == 0)
-        bucket->n = 0; /* unless another task has looked it up anew */
-}
-
 /* A call about the folder whose handle the task lacks: `blocks`, or else its bucket. */
 static void folder_ask(struct nfs_task *t, enum nfs_proc proc, nfs_replied_cb *replied_cb)
 {
@@ -77,15 +54,9 @@ static void found_cb(struct nfs_task *t, const struct nfs_reply *r)
 
 void nfs_folder_step(struct nfs_task *t)
 {
-    static nfs_step *const steps[WIRE_VERBS] = {
-        [WIRE_FIND] = nfs_look_step,     [WIRE_READ] = nfs_look_step,
-        [WIRE_WRITE] = nfs_look_step,    [WIRE_TOUCH] = nfs_look_step,
-        [WIRE_REMOVE] = nfs_remove_step, [WIRE_LIST] = nfs_list_step,
-        [WIRE_CHECK] = nfs_create_step};
-
     if (t->nfs->buckets[t->bucket].n > 0) {
         t->folder = t->nfs->buckets[t->bucket];
-        steps[t->verb](t);
+        t->nfs->verbs[t->verb].in_folder(t);
         return;
     }
     folder_ask(t, NFS_LOOKUP, found_cb);

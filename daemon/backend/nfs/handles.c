@@ -1,7 +1,9 @@
-/* Handles of files that were found or written: a read of such a file asks for its bytes at once. */
+/* Handles that are kept: of folders, and of files that were found or written. A read of such a file asks for its bytes at once. */
 #include "daemon/backend/nfs/nfs.h"
 
 #include <string.h>
+
+/* ---- files ---- */
 
 static struct nfs_known *place_of(struct nfs *n, const struct nfs_task *t)
 {
@@ -15,6 +17,13 @@ static struct nfs_known *place_of(struct nfs *n, const struct nfs_task *t)
 static bool is_of(const struct nfs_known *k, const struct nfs_task *t)
 {
     return k->handle.n > 0 && k->bucket == t->bucket && strcmp(k->name, t->name) == 0;
+}
+
+const struct nfs_known *nfs_known_of(const struct nfs_task *t)
+{
+    const struct nfs_known *k = place_of(t->nfs, t);
+
+    return is_of(k, t) ? k : NULL;
 }
 
 void nfs_known_put(struct nfs_task *t, const struct nfs_handle *handle, uint64_t bytes)
@@ -39,17 +48,20 @@ void nfs_known_forget_all(struct nfs *n)
         n->known[i].handle.n = 0;
 }
 
-/* Whether the handle still means the file shows when it is read: a task that fails by it begins anew without it. */
-void nfs_read_step(struct nfs_task *t)
-{
-    const struct nfs_known *k = place_of(t->nfs, t);
+/* ---- folders ---- */
 
-    t->by_known = t->attempts == 0 && t->turns == 0 && is_of(k, t) && k->bytes == t->request->bytes;
-    if (!t->by_known) {
-        nfs_folder_step(t);
-        return;
-    }
-    t->file = k->handle;
-    t->result.bytes = k->bytes;
-    nfs_data_begin(t);
+void nfs_folders_forget(struct nfs *n)
+{
+    n->blocks.n = 0;
+    for (unsigned i = 0; i < NFS_BUCKETS; i++)
+        n->buckets[i].n = 0;
+}
+
+void nfs_folder_stale(struct nfs_task *t)
+{
+    struct nfs_handle *bucket = &t->nfs->buckets[t->bucket];
+
+    t->nfs->blocks.n = 0;
+    if (bucket->n == t->folder.n && memcmp(bucket->bytes, t->folder.bytes, bucket->n) == 0)
+        bucket->n = 0; /* unless another task has looked it up anew */
 }

@@ -8,7 +8,6 @@
 
 #define MAX_FILES (1u << 19)
 #define MAX_PAGES (1u << 18) /* bounds a server that never ends its listing */
-#define FILES 200u           /* of an answer */
 #define NO_TIME UINT64_MAX   /* of a file without attributes so far */
 
 static int file_add(struct nfs_task *t, const char *name, uint64_t bytes, uint64_t mtime_ns)
@@ -113,15 +112,4 @@ void nfs_list_step(struct nfs_task *t)
         t, NFS_READDIRPLUS,
         &(struct nfs_args){.handle = &t->folder, .at = t->cookie, .verifier = t->cookie_verifier},
         page_cb);
-}
-
-void nfs_list_send(struct nfs_task *t)
-{
-    for (uint32_t at = 0; at < t->n_files; at += FILES) {
-        uint32_t n = t->n_files - at < FILES ? t->n_files - at : FILES;
-
-        if (ucm_backend_files(t->nfs->backend, t->request, t->files + at, n) < 0)
-            t->nfs->broken = true;
-    }
-    t->result.unread = t->unread;
 }

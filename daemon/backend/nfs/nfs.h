@@ -107,6 +107,11 @@ struct nfs_reply {
 typedef void nfs_step(struct nfs_task *t);
 typedef void nfs_replied_cb(struct nfs_task *t, const struct nfs_reply *r);
 
+/* What a verb's task does: its first step; with its bucket's handle; with a temporary file that is left. */
+struct nfs_verb {
+    nfs_step *first, *in_folder, *clean;
+};
+
 struct nfs_call {
     TAILQ_ENTRY(nfs_call) link; /* of nfs.calls: the oldest first */
     struct nfs_task *task;
@@ -123,6 +128,7 @@ struct nfs_task {
     struct nfs *nfs;
     struct ucm_backend_request *request; /* NULL: given up */
     nfs_step *step;                      /* the next one */
+    nfs_step *then;                      /* when all bytes are written */
     enum wire_verb verb;
     uint8_t bucket;
     char name[NFS_NAME_CAP], temp[NFS_NAME_CAP]; /* within the bucket */
@@ -182,6 +188,7 @@ TAILQ_HEAD(nfs_tasks, nfs_task);
 struct nfs {
     struct ucm_backend *backend;
     struct nfs_target target;
+    const struct nfs_verb *verbs; /* WIRE_VERBS */
     struct nfs_conn conn;
     unsigned unsent; /* calls since libnfs was last told to send */
     unsigned depth, n_calls, n_write_calls, write_calls_max;
@@ -196,6 +203,32 @@ struct nfs {
     bool broken;                       /* the daemon is gone */
 };
 
+/* Each file calls those that stand above it here, and no other. */
+
+/* ---- reply.c ---- */
+
+/* 0; -EPROTO: `data`, what libnfs decoded of a reply, can't be one. */
+int nfs_reply_take(enum nfs_proc proc, const void *data, struct nfs_reply *r);
+int nfs_mount_errno(int status);
+bool nfs_handle_take(struct nfs_handle *h, uint32_t n, const char *bytes);
+/* -ENOENT of a folder that was itself removed says nothing about the file: -ESTALE. */
+int nfs_missing_errno(const struct nfs_reply *r);
+/* For calls by a file's handle: a stale one means that another host removed the file. */
+int nfs_gone_errno(const struct nfs_reply *r);
+
+/* ---- handles.c ---- */
+
+/* The handle that is kept of the task's file, or NULL. */
+const struct nfs_known *nfs_known_of(const struct nfs_task *t);
+/* The task's file has this handle. */
+void nfs_known_put(struct nfs_task *t, const struct nfs_handle *handle, uint64_t bytes);
+void nfs_known_forget(struct nfs_task *t);
+/* Those of another connection may be of another export. */
+void nfs_known_forget_all(struct nfs *n);
+void nfs_folders_forget(struct nfs *n);
+/* A handle that the task used is stale. */
+void nfs_folder_stale(struct nfs_task *t);
+
 /* ---- conn.c ---- */
 
 /* Connects when it is down. 0: it is up, or will be, or tasks end; -errno: why not now. */
@@ -208,17 +241,6 @@ void nfs_conn_settle(struct nfs *n);
 /* Each tick: is the server silent? */
 void nfs_conn_watch(struct nfs *n);
 void nfs_conn_close(struct nfs *n);
-
-/* ---- call.c ---- */
-
-/* Sends one call. The task may have ended when this returns. replied_cb may be NULL; it does not run for a task
- * that is over or was given up. */
-void nfs_ask(struct nfs_task *t, enum nfs_proc proc, const struct nfs_args *args,
-             nfs_replied_cb *replied_cb);
-/* 0; -EPROTO: `data`, what libnfs decoded of a reply, can't be one. */
-int nfs_reply_take(enum nfs_proc proc, const void *data, struct nfs_reply *r);
-int nfs_mount_errno(int status);
-bool nfs_handle_take(struct nfs_handle *h, uint32_t n, const char *bytes);
 
 /* ---- task.c ---- */
 
@@ -236,48 +258,37 @@ void nfs_pump(struct nfs *n);
 /* Each tick: gives up what is late, begins anew what was to wait. */
 void nfs_tasks_watch(struct nfs *n);
 
+/* ---- call.c ---- */
+
+/* Sends one call. The task may have ended when this returns. replied_cb may be NULL; it does not run for a task
+ * that is over or was given up. */
+void nfs_ask(struct nfs_task *t, enum nfs_proc proc, const struct nfs_args *args,
+             nfs_replied_cb *replied_cb);
+
 /* ---- folder.c ---- */
 
 /* Looks up the bucket's handle, then takes the verb's first step. A missing bucket is made by a WRITE or CHECK;
  * it ends other tasks with -ENOENT, a LIST with 0. */
 void nfs_folder_step(struct nfs_task *t);
-void nfs_folders_forget(struct nfs *n);
-/* A handle that the task used is stale. */
-void nfs_folder_stale(struct nfs_task *t);
-/* -ENOENT of a folder that was itself removed says nothing about the file: -ESTALE. */
-int nfs_missing_errno(const struct nfs_reply *r);
-
-/* ---- handles.c: handles of files ---- */
-
-/* The task's file has this handle. */
-void nfs_known_put(struct nfs_task *t, const struct nfs_handle *handle, uint64_t bytes);
-void nfs_known_forget(struct nfs_task *t);
-/* Those of another connection may be of another export. */
-void nfs_known_forget_all(struct nfs *n);
-/* READ: by a handle that is kept, or as nfs_folder_step. What fails by a kept one begins anew without it. */
-void nfs_read_step(struct nfs_task *t);
 
 /* ---- what the verbs do in their bucket ---- */
 
-/* file.c. FIND, READ, WRITE and TOUCH look the file up first. */
-void nfs_look_step(struct nfs_task *t);
-void nfs_remove_step(struct nfs_task *t);
-/* For calls by a file's handle: a stale one means that another host removed the file. */
-int nfs_gone_errno(const struct nfs_reply *r);
-/* data.c. READ: the bytes of `file`. WRITE: the same, then nfs_rename_step. */
-void nfs_data_begin(struct nfs_task *t);
+/* list.c. A listing is held until it is whole. */
+void nfs_list_step(struct nfs_task *t);
+/* data.c. READ: the bytes of `file`. WRITE: the same, then that step. */
+void nfs_data_begin(struct nfs_task *t, nfs_step *then);
 /* write.c. WRITE of a missing file; CHECK, in the root and in a bucket. */
 void nfs_create_step(struct nfs_task *t);
 /* A WRITE may go on: no such file is there. */
 void nfs_write_looked(struct nfs_task *t);
 /* Two chains of steps can't be taken at once: the server tells less than others. Writes look first from now on. */
 void nfs_not_eager(struct nfs_task *t);
-void nfs_rename_step(struct nfs_task *t);
 void nfs_check_step(struct nfs_task *t);
 void nfs_unlink_temp_step(struct nfs_task *t);
-/* list.c */
-void nfs_list_step(struct nfs_task *t);
-/* Sends the listing, before the answer. */
-void nfs_list_send(struct nfs_task *t);
+/* file.c. FIND, READ, WRITE and TOUCH look the file up first. */
+void nfs_look_step(struct nfs_task *t);
+/* READ: by a handle that is kept, or as nfs_folder_step. What fails by a kept one begins anew without it. */
+void nfs_read_step(struct nfs_task *t);
+void nfs_remove_step(struct nfs_task *t);
 
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define WRITE_STEP_OF 16u
+#define FILES 200u /* of an answer */
 
 /* ---- queues ---- */
 
@@ -52,11 +53,7 @@ static void task_begin(struct nfs_task *t)
     t->at = t->moved = t->cookie = t->unread = 0;
     t->n_files = t->pages = t->blank = 0;
     memset(t->cookie_verifier, 0, sizeof(t->cookie_verifier));
-    enqueue(t,
-            t->verb == WIRE_CHECK  ? nfs_check_step
-            : t->verb == WIRE_READ ? nfs_read_step
-                                   : nfs_folder_step,
-            false);
+    enqueue(t, t->nfs->verbs[t->verb].first, false);
 }
 
 static bool hex_take(const char *text, uint8_t *out)
@@ -168,12 +165,24 @@ static void task_free(struct nfs_task *t)
     free(t);
 }
 
+/* Before the answer. */
+static void list_send(struct nfs_task *t)
+{
+    for (uint32_t at = 0; at < t->n_files; at += FILES) {
+        uint32_t n = t->n_files - at < FILES ? t->n_files - at : FILES;
+
+        if (ucm_backend_files(t->nfs->backend, t->request, t->files + at, n) < 0)
+            t->nfs->broken = true;
+    }
+    t->result.unread = t->unread;
+}
+
 static void task_report(struct nfs_task *t)
 {
     char reason[WIRE_REASON_BYTES + 1];
 
     if (t->status == 0 && t->verb == WIRE_LIST)
-        nfs_list_send(t);
+        list_send(t);
     t->result.status = status_of(t);
     t->result.reason = reason_of(t, reason);
     answer(t->nfs, t->request, &t->result);
@@ -215,7 +224,7 @@ void nfs_task_settle(struct nfs_task *t)
     if (t->awaiting || t->queue != TASK_NOWHERE || (t->request && !t->over))
         return;
     if (t->temp_made && nfs_conn_up(t->nfs))
-        nfs_task_next(t, nfs_unlink_temp_step);
+        nfs_task_next(t, t->nfs->verbs[t->verb].clean);
     else if (!t->request)
         task_free(t);
     else if (!task_again(t))

@@ -26,7 +26,7 @@ static void renamed_cb(struct nfs_task *t, const struct nfs_reply *r)
     nfs_task_end(t, err);
 }
 
-void nfs_rename_step(struct nfs_task *t)
+static void rename_step(struct nfs_task *t)
 {
     nfs_ask(t, NFS_RENAME,
             &(struct nfs_args){.handle = &t->folder, .name = t->temp, .new_name = t->name},
@@ -87,7 +87,7 @@ static void fill(struct nfs_task *t)
     else if (t->looked && t->make_error < 0)
         nfs_task_end(t, t->make_error);
     else if (t->looked && t->made)
-        nfs_data_begin(t);
+        nfs_data_begin(t, rename_step);
 }
 
 void nfs_write_looked(struct nfs_task *t)
