@@ -100,6 +100,12 @@ static inline bool share_status_missing(int status)
     return status == -ENOENT || status == -ESTALE || status == -EBADMSG;
 }
 
+/* No space, or over quota. */
+static inline bool share_status_full(int status)
+{
+    return status == -ENOSPC || status == -EDQUOT;
+}
+
 struct share_backend;
 struct config_process;
 struct share_process_stats;

@@ -228,7 +228,7 @@ static void clock_taken(struct gc *gc, int status)
     int err = status;
 
     gc->walk.pass.now_ns = gc->task.op.now_ns;
-    if (status == -ENOSPC || status == -EDQUOT)
+    if (share_status_full(status))
         err = share_root_time(gc->config.root, &gc->walk.pass.now_ns);
     if (gc->look && !gc->forced && !gc->full)
         looked(gc);

@@ -1,7 +1,5 @@
 #include "daemon/share/gc_sweep.h"
 
-#include "daemon/share/gc.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -210,8 +208,8 @@ static void removal_released_cb(struct share_task *t)
 
     if (rm->verb == SHARE_WRITE && status == 0)
         s->root->config.metrics->share_gc_demoted++;
-    if (rm->verb == SHARE_WRITE && (status == -ENOSPC || status == -EDQUOT) && s->next->gc)
-        gc_full(s->next->gc); /* it may have no other writer */
+    if (rm->verb == SHARE_WRITE && share_status_full(status))
+        share_root_full(s->next); /* it may have no other writer */
     if (rm->verb == SHARE_REMOVE || sweep_ending(s)) {
         removal_end(rm, rm->verb == SHARE_REMOVE ? status : -ECANCELED);
     } else {

@@ -79,8 +79,9 @@ struct share_root_config {
 struct share_root {
     struct share_root_config config;
     struct share_backend *backend;
-    uint32_t number; /* 1 and up: what share.h calls a share_root_id */
-    struct gc *gc;   /* NULL: it is not collected */
+    uint32_t number;                       /* 1 and up: what share.h calls a share_root_id */
+    struct gc *gc;                         /* NULL: it is not collected */
+    void (*full_cb)(struct share_root *r); /* the collector's, or NULL */
 
     struct breaker breaker;                               /* the root as such */
     uint64_t broken_ns;                                   /* by uv_hrtime: when it opened last */
@@ -111,6 +112,13 @@ struct share_root {
 static inline uint64_t share_root_now(const struct share_root *r)
 {
     return uv_now(r->config.loop);
+}
+
+/* There was no space for a write. */
+static inline void share_root_full(struct share_root *r)
+{
+    if (r->full_cb)
+        r->full_cb(r);
 }
 
 /* 0 or -errno, as the backend's open. *out by malloc. */

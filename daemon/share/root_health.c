@@ -47,12 +47,6 @@ static bool status_answers(int status)
     }
 }
 
-/* The file of a check is too small to say that there is space again. */
-static bool status_full(int status)
-{
-    return status == -ENOSPC || status == -EDQUOT;
-}
-
 /* Does it make a file? */
 static bool task_writes(const struct share_task *t)
 {
@@ -133,8 +127,9 @@ static void writes_breaker_feed(struct share_root *r, const struct share_task *t
         if (breaker_bad(&r->writes, share_root_now(r)))
             log_warn("share", "root-takes-no-writes", "root=%s reason=\"%s\"", r->shown,
                      status_text(r, status));
-    } else if (status == 0 && task_writes(t) &&
-               (t->op.verb == SHARE_WRITE || !status_full(r->writes_status)) &&
+    } else if (status == 0 &&
+               task_writes(t) && /* a check's file is too small to say that there is space again */
+               (t->op.verb == SHARE_WRITE || !share_status_full(r->writes_status)) &&
                breaker_good(&r->writes)) {
         r->writes_status = 0;
         log_info("share", "root-takes-writes", "root=%s", r->shown);
@@ -285,7 +280,7 @@ enum share_health share_root_health(const struct share_root *r)
         return SHARE_READ_ONLY;
     if (breaker_closed(&r->writes))
         return SHARE_UP;
-    return status_full(r->writes_status) ? SHARE_FULL : SHARE_READ_ONLY;
+    return share_status_full(r->writes_status) ? SHARE_FULL : SHARE_READ_ONLY;
 }
 
 /* ---- the server's time ---- */

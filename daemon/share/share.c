@@ -1,8 +1,7 @@
-/* Opening, closing and counters of the shared tier, purges and collections. */
+/* Opening, closing and counters of the shared tier. */
 #include "daemon/share/share.h"
 
 #include "daemon/config/roots.h"
-#include "daemon/share/gc.h"
 #include "daemon/share/share_internal.h"
 #include "proto/errors.h"
 
@@ -55,33 +54,6 @@ static int root_open(struct share *s, struct share_root_config *config)
     return 0;
 }
 
-/* The root that files of this one are copied to before they are removed. */
-static struct share_root *colder(const struct share *s, uint32_t root)
-{
-    if (s->settings.spread != CONFIG_SPREAD_TIERED)
-        return NULL;
-    for (uint32_t i = root + 1; i < s->n; i++)
-        if (!s->roots[i]->config.read_only)
-            return s->roots[i];
-    return NULL;
-}
-
-static int collectors_begin(struct share *s)
-{
-    int err = 0;
-
-    for (uint32_t i = 0; err == 0 && s->settings.low > 0 && i < s->n; i++) {
-        struct gc_config gc = {.root = s->roots[i],
-                               .next = colder(s, i),
-                               .sync = s->settings.sync,
-                               .low = s->settings.low,
-                               .collect_ms = s->settings.collect_ms};
-
-        err = gc_new(&gc, &s->roots[i]->gc);
-    }
-    return err;
-}
-
 int share_new(const struct share_settings *settings, struct share **out)
 {
     struct share *s = calloc(1, sizeof(*s));
@@ -103,7 +75,7 @@ int share_new(const struct share_settings *settings, struct share **out)
     for (uint32_t i = 0; err == 0 && i < settings->n; i++)
         err = root_open(s, &s->settings.roots[i]);
     if (err == 0)
-        err = collectors_begin(s);
+        err = share_collectors_open(s);
     if (err < 0) {
         share_close(s);
         return err;
@@ -192,27 +164,18 @@ void share_stop(struct share *s)
     share_purges_stop(s);
     share_removals_stop(s);
     share_sealed_go_on(s);
-    for (uint32_t i = 0; i < s->n; i++)
-        if (s->roots[i]->gc)
-            gc_stop(s->roots[i]->gc);
+    share_collectors_stop(s);
     for (uint32_t i = 0; i < s->n; i++)
         share_root_stop(s->roots[i]);
-}
-
-void share_quotas(struct share *s, share_quota_fn quota_cb, void *ctx)
-{
-    for (uint32_t i = 0; i < s->n; i++)
-        if (s->roots[i]->gc)
-            gc_quotas(s->roots[i]->gc, quota_cb, ctx);
 }
 
 uint32_t share_busy(const struct share *s)
 {
     uint32_t n = s->n_lookups + !list_empty(&s->purges) + s->sealing + !list_empty(&s->removals) +
-                 !list_empty(&s->unnamed);
+                 !list_empty(&s->unnamed) + share_collectors_busy(s);
 
     for (uint32_t i = 0; i < s->n; i++)
-        n += share_root_busy(s->roots[i]) + (s->roots[i]->gc && gc_busy(s->roots[i]->gc));
+        n += share_root_busy(s->roots[i]);
     return n;
 }
 
@@ -233,8 +196,7 @@ void share_close(struct share *s)
     if (!s)
         return;
     share_stop(s);
-    for (uint32_t i = 0; i < s->n; i++)
-        gc_free(s->roots[i]->gc);
+    share_collectors_close(s);
     for (uint32_t i = 0; i < s->n; i++)
         share_root_close(s->roots[i]);
     share_seeds_close(s);
@@ -252,11 +214,6 @@ void share_on_ready(struct share *s, void (*cb)(void *ctx), void (*seeds_cb)(voi
 
 /* ---- for operators ---- */
 
-int share_collect(struct share *s, uint32_t root)
-{
-    return root < s->n && s->roots[root]->gc ? gc_run(s->roots[root]->gc) : -EINVAL;
-}
-
 uint32_t share_roots(const struct share *s)
 {
     return s ? s->n : 0;
@@ -265,10 +222,5 @@ uint32_t share_roots(const struct share *s)
 void share_stats(const struct share *s, uint32_t root, struct share_root_stats *out)
 {
     share_root_stats_get(s->roots[root], out);
-    if (s->roots[root]->gc) {
-        struct gc_usage used = gc_usage(s->roots[root]->gc);
-
-        out->used_bytes = used.bytes;
-        out->files = used.files;
-    }
+    share_collectors_stats(s, root, out);
 }

@@ -1,5 +1,5 @@
-/* What share.c (opening, closing, counters), share_policy.c (which root), share_io.c (parts), lookup.c (keys) and
- * remove.c (removals) share. */
+/* What share.c (opening, closing, counters), share_policy.c (which root), share_io.c (parts), lookup.c (keys),
+ * remove.c (removals) and gc_roots.c (collectors) share. */
 #ifndef UCMD_SHARE_SHARE_INTERNAL_H
 #define UCMD_SHARE_SHARE_INTERNAL_H
 
@@ -78,6 +78,16 @@ static inline uint64_t share_now(const struct share *s)
 
 /* share.c */
 int share_new(const struct share_settings *settings, struct share **out);
+
+/* gc_roots.c */
+
+/* A collector for each root, if the settings say so. 0 or -ENOMEM; then share_collectors_close all the same. */
+int share_collectors_open(struct share *s);
+void share_collectors_stop(struct share *s);
+uint32_t share_collectors_busy(const struct share *s); /* how many are */
+void share_collectors_close(struct share *s);
+/* What the root holds, as of the last collection. */
+void share_collectors_stats(const struct share *s, uint32_t root, struct share_root_stats *out);
 
 /* purge.c */
 

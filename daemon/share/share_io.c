@@ -2,7 +2,6 @@
 #include "daemon/share/share_internal.h"
 
 #include "daemon/base/log.h"
-#include "daemon/share/gc.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -206,8 +205,8 @@ static void write_answered(struct part_io *m, int status)
         share_remember(s, &m->io->id, root, true, SHARE_FOUND_MS);
         m->io->root = (share_root_id)(root + 1);
         share_tenant_note(s, m->io);
-    } else if ((status == -ENOSPC || status == -EDQUOT) && s->roots[root]->gc) {
-        gc_full(s->roots[root]->gc);
+    } else if (share_status_full(status)) {
+        share_root_full(s->roots[root]);
     }
     part_io_end(m, status);
 }
