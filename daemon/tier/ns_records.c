@@ -70,6 +70,13 @@ const struct nvme_ns_record *ns_records_find(const struct ns_records *n, const u
     return record_of(n, fingerprint);
 }
 
+bool ns_records_purged(const struct ns_records *n, const uint8_t *fingerprint, uint64_t sequence)
+{
+    const struct nvme_ns_record *known = ns_records_find(n, fingerprint);
+
+    return known && sequence < known->from_sequence;
+}
+
 const struct nvme_ns_record *ns_records_at(const struct ns_records *n, uint32_t i)
 {
     return &n->record[i]->r;

@@ -46,6 +46,8 @@ void ns_records_close(struct ns_records *n);
 
 const struct nvme_ns_record *ns_records_find(const struct ns_records *n,
                                              const uint8_t *fingerprint);
+/* A later start would skip a record with this sequence. */
+bool ns_records_purged(const struct ns_records *n, const uint8_t *fingerprint, uint64_t sequence);
 /* i: below count; in the fingerprints' order. */
 const struct nvme_ns_record *ns_records_at(const struct ns_records *n, uint32_t i);
 /* In memory: adds the record, or raises from_sequence of the one that is there. 0 or -ENOMEM. */

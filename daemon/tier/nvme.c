@@ -207,6 +207,28 @@ static int nvme_config_check(const struct config *c, struct config_error *e)
     return 0;
 }
 
+/* The order is that of need: what was gathered, segments to be emptied, and then the writes that go there. */
+static void turn_cb(struct tier *t, unsigned due)
+{
+    if (due & NVME_TURN_GATHERED)
+        nvme_turn_want(t, 0); /* the first turn without a push flushes */
+    else
+        checksum_flush(&t->checksums);
+    if (due & NVME_TURN_MOVE)
+        nvme_move_go_on(t);
+    if (due & NVME_TURN_BEGUN)
+        nvme_move_check(t);
+    nvme_pump_writes(t);
+    for (unsigned i = 0; (due & NVME_TURN_SYNCS) && i < t->files; i++)
+        nvme_sync_pump(t, &t->devices[i]);
+    if (due & NVME_TURN_RECOVERY)
+        nvme_recover_go_on(t);
+    if (due & NVME_TURN_CHECKPOINT)
+        nvme_checkpoint_go_on(t);
+}
+
+static void tier_free(struct tier *t);
+
 static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
                              const struct tier_callbacks *callbacks, struct metrics *metrics)
 {
@@ -222,6 +244,8 @@ static struct tier *tier_new(uv_loop_t *loop, const struct config *c,
     t->loop = loop;
     t->callbacks = *callbacks;
     t->metrics = metrics;
+    t->turn.run_cb = turn_cb;
+    t->free_cb = tier_free;
     t->files = (unsigned)c->nvme_paths.n;
     t->segment_bytes = c->nvme_segment;
     t->backlog_max = c->nvme_backlog;
@@ -358,51 +382,6 @@ static int nvme_open(struct uv_loop_s *loop, const struct config *config,
     return 0;
 }
 
-void nvme_hold(struct tier *t)
-{
-    t->held++;
-}
-
-void nvme_release(struct tier *t)
-{
-    if (--t->held == 0 && t->closing)
-        tier_free(t);
-}
-
-static void job_work_cb(uv_work_t *work)
-{
-    struct nvme_job *job = work->data;
-
-    if (job->run_cb)
-        job->run_cb(job);
-}
-
-static void job_done_cb(uv_work_t *work, int status)
-{
-    struct nvme_job *job = work->data;
-    struct tier *t = job->tier;
-
-    assert(status == 0); /* nobody cancels */
-    (void)status;
-    job->done_cb(job);
-    nvme_release(t);
-}
-
-void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run_cb)(struct nvme_job *job),
-                    void (*done_cb)(struct nvme_job *job))
-{
-    int rc;
-
-    job->work.data = job;
-    job->tier = t;
-    job->run_cb = run_cb;
-    job->done_cb = done_cb;
-    nvme_hold(t);
-    rc = uv_queue_work(t->loop, &job->work, job_work_cb, job_done_cb);
-    assert(rc == 0); /* refuses a missing callback only */
-    (void)rc;
-}
-
 static void nvme_close(struct tier *t)
 {
     if (!t)
@@ -430,17 +409,6 @@ static int nvme_submit(struct tier *t, struct tier_io *io)
     io->scratch[NVME_IO_SUMS] = NULL;
     io->scratch[NVME_IO_SEALED] = NULL;
     return io->op == TIER_WRITE ? nvme_write(t, io) : nvme_read(t, io, false);
-}
-
-void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes)
-{
-    struct segment *s;
-    uint32_t record;
-
-    if (segment_find(&t->segments, place->loc, bytes, &s, &record) < 0)
-        return; /* dropped already, its segment has been reused */
-    segment_forget(&t->segments, s, record);
-    t->metrics->nvme_bytes_used = t->segments.used_bytes;
 }
 
 static void nvme_stats(struct tier *t, struct tier_stats *out)

@@ -190,18 +190,20 @@ struct nvme_ns_writer {
     unsigned n, n_writes;
 };
 
-/* The next turn of the loop (nvme_turn.c). */
+/* What may be due in the next turn of the loop. Each turn begins what writes it may. */
 enum {
-    NVME_TURN_WRITES = 1, /* writes are summed */
     NVME_TURN_GATHERED =
-        2, /* a write was pushed to the checksums: more may come before the flush */
-    NVME_TURN_RECOVERY = 4,
-    NVME_TURN_CHECKPOINT = 8,
-    NVME_TURN_MOVE = 16, /* the mover's segment has more live records to be dropped */
+        1, /* a write was pushed to the checksums: more may come before the flush */
+    NVME_TURN_RECOVERY = 2,
+    NVME_TURN_CHECKPOINT = 4,
+    NVME_TURN_MOVE = 8,   /* the mover's segment has more live records to be dropped */
+    NVME_TURN_BEGUN = 16, /* a write was: perhaps with the last free segment */
+    NVME_TURN_SYNCS = 32, /* segments' headers were written */
 };
 #define NVME_TURN_DROPS 1024u /* live records that one turn drops for segments to be reused */
 struct nvme_turn {
     uv_idle_t idle; /* runs when something is due, or `parts` begins again */
+    void (*run_cb)(struct tier *t, unsigned due);
     unsigned due;
     unsigned parts; /* of the writes begun in this turn */
     unsigned drops; /* in this turn */
@@ -319,7 +321,8 @@ struct tier {
     unsigned checks;       /* under way */
     unsigned held;         /* how often nvme_hold was called and not undone */
     bool closing;
-    unsigned handles; /* of the loop that are still open */
+    void (*free_cb)(struct tier *t); /* it closes, and nobody holds it any more */
+    unsigned handles;                /* of the loop that are still open */
 };
 
 static inline bool nvme_recovering(const struct tier *t)
@@ -327,14 +330,26 @@ static inline bool nvme_recovering(const struct tier *t)
     return t->recovery.state != RECOVERY_DONE;
 }
 
+/* The files from the lowest to the highest: each calls those above it here, and no other. nvme.c calls all. */
+
+/* ---- nvme_turn.c ---- */
+
 /* A function that runs a callback and then goes on holds the tier, as the callback may close it. */
 void nvme_hold(struct tier *t);
 void nvme_release(struct tier *t);
 void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run_cb)(struct nvme_job *job),
                     void (*done_cb)(struct nvme_job *job));
-
-/* As tier_ops has it. */
-void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes);
+/* what: of NVME_TURN_. */
+void nvme_turn_want(struct tier *t, unsigned what);
+/* May this turn of the loop begin another write? Otherwise the next turn pumps them. */
+bool nvme_turn_may_write(struct tier *t);
+/* A write of so many parts was begun. opened: with a segment of its own, so that others may have to be emptied before the next write
+ * takes their space without asking: that waits for the next turn. */
+void nvme_turn_spend(struct tier *t, unsigned parts, bool opened);
+/* So many live records were dropped of a segment. */
+void nvme_turn_dropped(struct tier *t, uint64_t records);
+/* There may be space for what was stalled. */
+void nvme_writes_go_on(struct tier *t);
 
 /* ---- nvme_op.c ---- */
 
@@ -348,41 +363,11 @@ void nvme_op_begin(struct nvme_op *op, unsigned file, uint64_t offset);
 /* A warning: where the operation was when it failed. status: -errno. */
 void nvme_op_log(const struct nvme_op *op, const char *event, int status);
 
-/* ---- nvme_io.c ---- */
-
-void nvme_read_finish(struct nvme_op *op, int status);
-void nvme_write_finish(struct nvme_op *op, int status);
-/* idle: behind all other I/O of the host, and not counted. */
-int nvme_read(struct tier *t, struct tier_io *io, bool idle);
-int nvme_write(struct tier *t, struct tier_io *io);
-/* Writes a part that the mover has read: it keeps its sequence, and its checksum where it is not sealed. The caller pumps
- * the writes. 0, or what nvme_sealed_write_begin says. */
-int nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
-/* Begins writes that are summed, as far as the files and this turn of the loop allow. */
-void nvme_pump_writes(struct tier *t);
-/* There may be space for what was stalled. */
-void nvme_writes_go_on(struct tier *t);
-void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
-
-/* ---- nvme_shards.c ---- */
-
 /* Whether records of such a part have checksums of its shards. */
-bool nvme_sums_kept(const struct tier_io *io);
-/* Memory for the checksums of shards that nvme_sum computes, and merge_add writes: of a write, or of a read that becomes one. */
-void nvme_sums_reserve(struct tier_io *io);
-void nvme_sums_drop(struct tier_io *io);
-void nvme_sums_of(const struct tier_io *io, struct nvme_record_header *out);
-/* For the pool: the payload's checksum; of TIER_READ_SHARDS how many shards are wrong. */
-uint64_t nvme_sum(const struct tier_io *io);
-uint64_t nvme_sum_bytes(const struct tier_io *io);
-
-/* A read of shards: begin; next for each of its engine operations (false: there is another one); arrived when one has ended (false:
- * another one has not), with the read's status; verify with nvme_sum's answer. */
-void nvme_shards_begin(const struct tier *t, struct tier_io *io);
-bool nvme_shards_next(struct tier_io *io, struct iovec *to, uint64_t *from);
-bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status);
-int nvme_shards_verify(struct tier *t, struct tier_io *io, uint64_t wrong);
-void nvme_known_close(struct tier *t);
+static inline bool nvme_sums_kept(const struct tier_io *io)
+{
+    return io->bytes > CHECKSUM_SMALL && nvme_shards_fit(io->bytes, io->shard_bytes);
+}
 
 /* ---- nvme_seal.c: on the loop, except nvme_sealed_sum ---- */
 
@@ -419,78 +404,25 @@ int nvme_sealed_arrived(struct tier *t, struct tier_io *io);
 /* NULL-safe: of an io without one. */
 void nvme_sealed_drop(struct tier *t, struct tier_io *io);
 
-/* ---- nvme_turn.c ---- */
+/* ---- nvme_shards.c ---- */
 
-/* what: of NVME_TURN_. */
-void nvme_turn_want(struct tier *t, unsigned what);
-/* May this turn of the loop begin another write? Otherwise the next turn pumps them. */
-bool nvme_turn_may_write(struct tier *t);
-/* A write of so many parts was begun. */
-void nvme_turn_spend(struct tier *t, unsigned parts);
-/* So many live records were dropped of a segment. */
-void nvme_turn_dropped(struct tier *t, uint64_t records);
+/* Memory for the checksums of shards that nvme_sum computes, and merge_add writes: of a write, or of a read that becomes one. */
+void nvme_sums_reserve(struct tier_io *io);
+void nvme_sums_drop(struct tier_io *io);
+void nvme_sums_of(const struct tier_io *io, struct nvme_record_header *out);
+/* For the pool: the payload's checksum; of TIER_READ_SHARDS how many shards are wrong. */
+uint64_t nvme_sum(const struct tier_io *io);
+uint64_t nvme_sum_bytes(const struct tier_io *io);
 
-/* ---- nvme_sync.c ---- */
+/* A read of shards: begin; next for each of its engine operations (false: there is another one); arrived when one has ended (false:
+ * another one has not), with the read's status; verify with nvme_sum's answer. */
+void nvme_shards_begin(const struct tier *t, struct tier_io *io);
+bool nvme_shards_next(struct tier_io *io, struct iovec *to, uint64_t *from);
+bool nvme_shards_arrived(struct tier *t, struct tier_io *io, int *status);
+int nvme_shards_verify(struct tier *t, struct tier_io *io, uint64_t wrong);
+void nvme_known_close(struct tier *t);
 
-int nvme_sync_part(struct tier *t, struct tier_io *io);
-/* A later start would skip a record with this sequence. */
-bool nvme_purged(const struct tier *t, const uint8_t *fingerprint, uint64_t sequence);
-/* Syncs a file and looks whether it is intact, from any thread. Nothing else may sync it: the
- * kernel reports a failure once and then counts what it could not write as clean. */
-int nvme_device_sync(struct nvme_device *d);
-/* False after a failed sync: what lies in the file may not survive a power failure, whatever the
- * next sync says, and this run never calls it durable. */
-bool nvme_sync_trusted(struct tier *t, struct nvme_device *d);
-/* A segment's header has been written, or could not be. */
-void nvme_sync_pump(struct tier *t, struct nvme_device *d);
-
-/* ---- nvme_move.c ---- */
-
-/* A segment may have been opened: others have to be emptied. */
-void nvme_move_check(struct tier *t);
-/* In the next turn. The caller pumps the writes. */
-void nvme_move_go_on(struct tier *t);
-
-/* ---- nvme_ns_write.c ---- */
-
-int nvme_ns_records_open(struct tier *t);
-void nvme_ns_write(struct tier *t, struct tier_ns_record *asked);
-/* Rewrites files of records that were removed; `done_cb` as for nvme_ns_write. */
-void nvme_ns_restore(struct tier *t, struct tier_ns_record *asked);
-
-/* ---- nvme_recover.c ---- */
-
-/* 0 or -ENOMEM; then nvme_recover_close. */
-int nvme_recover_open(struct tier *t);
-/* Begins in the background. */
-void nvme_recover_start(struct tier *t);
-void nvme_recover_close(struct tier *t);
-/* Offers the caller a record whose header is known. False: the part is known already, at `other`, or,
- * with owner 0, not wanted. */
-bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
-                        const struct nvme_record_header *h, struct tier_duplicate *other);
-/* In the next turn, or when a duplicate was compared. */
-void nvme_recover_go_on(struct tier *t);
-
-/* ---- nvme_duplicates.c ---- */
-
-void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
-                        const struct nvme_record_header *h);
-/* False: all have been compared. */
-bool nvme_duplicates_go_on(struct tier *t);
-void nvme_duplicates_drop(struct tier *t);
-
-/* ---- nvme_health.c ---- */
-
-/* Applies the lists of segments in quarantine. */
-void nvme_health_init(struct tier *t);
-/* A write or a sync of the file failed, or a write did not. */
-void nvme_write_failed(struct tier *t, unsigned file, int status);
-void nvme_write_worked(struct tier *t, unsigned file);
-/* The record does not hold what was written to it: its segment goes into quarantine. */
-void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t record);
-
-/* ---- nvme_check.c ---- */
+/* ---- nvme_record.c ---- */
 
 /* What the headers of a segment in use and of a record in it should say. */
 void nvme_segment_header_of(const struct tier *t, const struct segment *s,
@@ -501,14 +433,35 @@ void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32
 /* What the index knows of a record; false: it is not live, or not known. */
 bool nvme_describe(const struct tier *t, const struct segment *s, uint32_t record,
                    struct tier_described *out);
+/* Offers the caller a record whose header is known. False: the part is known already, at `other`, or,
+ * with owner 0, not wanted. */
+bool nvme_offer(struct tier *t, struct segment *s, uint32_t record,
+                const struct nvme_record_header *h, struct tier_duplicate *other);
+/* As tier_ops has it. */
+void nvme_forget(struct tier *t, const struct tier_place *place, uint64_t bytes);
 
-/* 0: done will be called, on the loop and not from inside. -EAGAIN, -ESTALE, -ENOMEM. */
-int nvme_check(struct tier *t, const struct nvme_check *asked);
+/* ---- nvme_ns_write.c ---- */
 
-/* ---- nvme_scrub.c ---- */
+int nvme_ns_records_open(struct tier *t);
+void nvme_ns_write(struct tier *t, struct tier_ns_record *asked);
+/* Rewrites files of records that were removed; `done_cb` as for nvme_ns_write. */
+void nvme_ns_restore(struct tier *t, struct tier_ns_record *asked);
 
-/* rate: bytes a second; 0: none. */
-void nvme_scrub_start(struct tier *t, uint64_t rate, uint64_t interval_ms);
+/* ---- nvme_health.c ---- */
+
+/* Syncs a file and looks whether it is intact, from any thread. Nothing else may sync it: the
+ * kernel reports a failure once and then counts what it could not write as clean. */
+int nvme_device_sync(struct nvme_device *d);
+/* False after a failed sync: what lies in the file may not survive a power failure, whatever the
+ * next sync says, and this run never calls it durable. */
+bool nvme_sync_trusted(struct tier *t, struct nvme_device *d);
+/* Applies the lists of segments in quarantine. */
+void nvme_health_init(struct tier *t);
+/* A write or a sync of the file failed, or a write did not. */
+void nvme_write_failed(struct tier *t, unsigned file, int status);
+void nvme_write_worked(struct tier *t, unsigned file);
+/* The record does not hold what was written to it: its segment goes into quarantine. */
+void nvme_quarantine_add(struct tier *t, struct segment *s, uint32_t record);
 
 /* ---- nvme_checkpoint.c ---- */
 
@@ -520,5 +473,60 @@ void nvme_checkpoint_close(struct tier *t);
 void nvme_checkpoint_later(struct tier *t);
 /* Blocks until it is on stable storage. */
 void nvme_checkpoint_last(struct tier *t);
+
+/* ---- nvme_io.c ---- */
+
+void nvme_read_finish(struct nvme_op *op, int status);
+void nvme_write_finish(struct nvme_op *op, int status);
+/* idle: behind all other I/O of the host, and not counted. */
+int nvme_read(struct tier *t, struct tier_io *io, bool idle);
+int nvme_write(struct tier *t, struct tier_io *io);
+/* Writes a part that the mover has read: it keeps its sequence, and its checksum where it is not sealed. The caller pumps
+ * the writes. 0, or what nvme_sealed_write_begin says. */
+int nvme_write_moved(struct tier *t, struct tier_io *io, uint64_t sequence);
+/* Begins writes that are summed, as far as the files and this turn of the loop allow. */
+void nvme_pump_writes(struct tier *t);
+void nvme_checksum_done(void *ctx, struct tier_io **ios, const uint64_t *sums, unsigned n);
+
+/* ---- nvme_check.c ---- */
+
+/* 0: done will be called, on the loop and not from inside. -EAGAIN, -ESTALE, -ENOMEM. */
+int nvme_check(struct tier *t, const struct nvme_check *asked);
+
+/* ---- nvme_sync.c ---- */
+
+int nvme_sync_part(struct tier *t, struct tier_io *io);
+/* A segment's header has been written, or could not be. */
+void nvme_sync_pump(struct tier *t, struct nvme_device *d);
+
+/* ---- nvme_move.c ---- */
+
+/* A write has begun, perhaps with the last free segment: others have to be emptied, and what they hold goes behind that write. */
+void nvme_move_check(struct tier *t);
+/* In the next turn. The caller pumps the writes. */
+void nvme_move_go_on(struct tier *t);
+
+/* ---- nvme_scrub.c ---- */
+
+/* rate: bytes a second; 0: none. */
+void nvme_scrub_start(struct tier *t, uint64_t rate, uint64_t interval_ms);
+
+/* ---- nvme_duplicates.c ---- */
+
+void nvme_duplicate_add(struct tier *t, struct segment *s, uint32_t record,
+                        const struct nvme_record_header *h);
+/* False: all have been compared. */
+bool nvme_duplicates_go_on(struct tier *t);
+void nvme_duplicates_drop(struct tier *t);
+
+/* ---- nvme_recover.c ---- */
+
+/* 0 or -ENOMEM; then nvme_recover_close. */
+int nvme_recover_open(struct tier *t);
+/* Begins in the background. */
+void nvme_recover_start(struct tier *t);
+void nvme_recover_close(struct tier *t);
+/* In the next turn. */
+void nvme_recover_go_on(struct tier *t);
 
 #endif

@@ -33,45 +33,6 @@ struct check {
     int fd, status;
 };
 
-void nvme_record_header_of(const struct tier *t, const struct segment *s, uint32_t record,
-                           const struct tier_described *d, struct nvme_record_header *out)
-{
-    *out = (struct nvme_record_header){
-        .key_bytes = d->name.key_bytes,
-        .part = d->name.part,
-        .segment = s->number,
-        .record = record,
-        .payload_bytes = d->bytes,
-        .generation = s->sequence,
-        .sequence = s->sequences[record],
-        .checksum = d->checksum,
-        .sealed = d->sealed,
-    };
-    memcpy(out->uuid, t->devices[s->file].file.uuid, sizeof(out->uuid));
-    memcpy(out->fingerprint, d->name.fingerprint, sizeof(out->fingerprint));
-    memcpy(out->key, d->name.key, d->name.key_bytes);
-    out->key_id[0] = (uint8_t)s->tags[record]; /* all that a checkpoint has of it */
-    out->key_id[1] = (uint8_t)(s->tags[record] >> 8);
-}
-
-void nvme_segment_header_of(const struct tier *t, const struct segment *s,
-                            struct nvme_segment_header *out)
-{
-    *out = (struct nvme_segment_header){
-        .segment = s->number,
-        .sequence = s->sequence,
-        .stride = (uint64_t)s->stride_pages * NVME_PAGE,
-    };
-    memcpy(out->uuid, t->devices[s->file].file.uuid, sizeof(out->uuid));
-}
-
-bool nvme_describe(const struct tier *t, const struct segment *s, uint32_t record,
-                   struct tier_described *out)
-{
-    return s->states[record] == RECORD_LIVE && s->owners[record] != 0 &&
-           t->callbacks.describe_cb(t->callbacks.ctx, s->owners[record], out);
-}
-
 static void check_end(struct check *c, int status)
 {
     struct tier *t = c->job.tier;

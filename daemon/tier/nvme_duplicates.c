@@ -56,10 +56,10 @@ static void check_done_cb(struct tier *t, void *ctx, int status, bool bad_header
         if (segment_find(&t->segments, w->other.place.loc, w->header.payload_bytes, &s, &record) ==
             0)
             t->callbacks.lost_cb(t->callbacks.ctx, w->other.owner, w->other.place.loc);
-        (void)nvme_recover_offer(t, w->segment, w->record, &w->header, &other);
+        (void)nvme_offer(t, w->segment, w->record, &w->header, &other);
     }
     duplicate_free(t, w);
-    nvme_recover_go_on(t);
+    nvme_turn_want(t, NVME_TURN_RECOVERY);
 }
 
 static int check_start(struct tier *t, struct duplicate *w, const struct tier_duplicate *other)
@@ -88,7 +88,7 @@ bool nvme_duplicates_go_on(struct tier *t)
         int rc = 0;
 
         /* Once more: the other place may be known to be bad by now, or have been replaced. */
-        if (!nvme_recover_offer(t, w->segment, w->record, &w->header, &other) && other.owner != 0)
+        if (!nvme_offer(t, w->segment, w->record, &w->header, &other) && other.owner != 0)
             rc = check_start(t, w, &other);
         if (rc == -EAGAIN && k->duplicate_reads > 0)
             break;

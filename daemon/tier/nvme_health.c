@@ -10,8 +10,10 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdalign.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ROOM "tier"
 #define WRITE_FAILURES_MAX 4u /* in a row, then the file takes no more writes */
@@ -22,6 +24,23 @@
 static unsigned device_number(const struct nvme_device *d)
 {
     return (unsigned)(d - d->tier->devices);
+}
+
+/* ---- syncs ---- */
+
+int nvme_device_sync(struct nvme_device *d)
+{
+    int rc;
+
+    /* One at a time: the kernel reports a failure to only one of two. */
+    uv_mutex_lock(&d->sync_lock);
+    rc = fdatasync(d->file.fd) < 0 ? -errno : nvme_file_intact(&d->file);
+    if (rc < 0) {
+        atomic_store(&d->sync_error, rc);
+        atomic_fetch_add(&d->syncs_failed, 1);
+    }
+    uv_mutex_unlock(&d->sync_lock);
+    return rc;
 }
 
 /* ---- keeping the list: a page is written by the pool ---- */
@@ -184,6 +203,20 @@ void nvme_write_worked(struct tier *t, unsigned file)
 {
     t->devices[file].write_failures = 0;
     backoff_reset(&t->devices[file].health.retry);
+}
+
+bool nvme_sync_trusted(struct tier *t, struct nvme_device *d)
+{
+    uint32_t failed = atomic_load(&d->syncs_failed);
+
+    if (failed == d->syncs_failed_seen)
+        return true;
+    d->syncs_failed_seen = failed;
+    log_error("tier", "sync-failed", "path=%s error=%s: what it holds may not survive",
+              d->file.path, nvme_file_trouble(d->sync_error));
+    segment_file_distrust(&t->segments, (uint32_t)(d - t->devices));
+    nvme_write_failed(t, (unsigned)(d - t->devices), d->sync_error);
+    return false;
 }
 
 /* ---- quarantine ---- */

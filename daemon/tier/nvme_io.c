@@ -234,7 +234,7 @@ int nvme_write(struct tier *t, struct tier_io *io)
     if (io->bytes <= CHECKSUM_SMALL && !io->seal) {
         io->place.checksum = nvme_sum(io);
         list_push_back(&t->summed, &io->link);
-        nvme_turn_want(t, NVME_TURN_WRITES);
+        nvme_turn_want(t, 0);
     } else if (io->seal) {
         nvme_sealed_push(t, io);
     } else {
@@ -338,7 +338,7 @@ static int space_make(struct tier *t)
 
     nvme_turn_dropped(t, dropped);
     if (rc == -EAGAIN)
-        nvme_turn_want(t, NVME_TURN_WRITES);
+        nvme_turn_want(t, 0);
     t->metrics->nvme_reclaimed_segments += rc == 0;
     t->metrics->nvme_bytes_used = t->segments.used_bytes;
     return rc;
@@ -469,7 +469,7 @@ static int write_start(struct tier *t, unsigned file, uint64_t stride)
     d->writes++;
     d->narrow_writes -= d->narrow_writes > 0;
     t->writes_in_flight++;
-    nvme_turn_spend(t, op->n);
+    nvme_turn_spend(t, op->n, op->record == 0);
     nvme_op_begin(op, file, offset);
     return 0;
 }
@@ -487,8 +487,6 @@ static void pump_summed(struct tier *t)
 
         if (rc == 0)
             rc = write_start(t, file, nvme_stride(io->bytes));
-        if (rc == 0)
-            nvme_move_check(t);
         if (rc == -EAGAIN)
             return;
         if (rc < 0)
@@ -500,14 +498,6 @@ void nvme_pump_writes(struct tier *t)
 {
     pump_summed(t);
     nvme_sealed_pump(t);
-}
-
-void nvme_writes_go_on(struct tier *t)
-{
-    nvme_hold(t);
-    t->stalled = false;
-    nvme_pump_writes(t);
-    nvme_release(t);
 }
 
 static void write_settle(struct tier *t, const struct nvme_op *op, struct tier_io *io, bool ok)
@@ -563,7 +553,7 @@ void nvme_write_finish(struct nvme_op *op, int status)
         ios[i]->done_cb(ios[i], statuses[i]);
     KILL_POINT("write-reported");
     nvme_checkpoint_later(t);
-    nvme_sync_pump(t, d);
+    nvme_turn_want(t, NVME_TURN_SYNCS);
     pump_reads(t, d);
     nvme_pump_writes(t);
     nvme_release(t);

@@ -133,50 +133,12 @@ static bool record_is_ours(const struct tier *t, const struct segment *s, uint32
            nvme_stride(h->payload_bytes) <= (uint64_t)s->stride_pages * NVME_PAGE;
 }
 
-bool nvme_recover_offer(struct tier *t, struct segment *s, uint32_t record,
-                        const struct nvme_record_header *h, struct tier_duplicate *other)
-{
-    const struct nvme_ns_record *known = ns_records_find(&t->ns_records, h->fingerprint);
-    struct tier_name name = {.key_bytes = h->key_bytes, .part = h->part};
-    struct tier_found found = {
-        .name = &name,
-        .bytes = h->payload_bytes,
-        .sequence = h->sequence,
-        .place = {.loc = segment_loc(&t->segments, s, record),
-                  .checksum = h->checksum,
-                  .sealed = h->sealed},
-        .duplicate = other,
-    };
-    uint64_t owner = 0;
-
-    *other = (struct tier_duplicate){.owner = 0};
-    KILL_POINT("recover-record");
-    s->unknown |= !known && t->ns_records.unread;
-    if (known && !h->sealed && !nvme_plain_allowed(t, known)) {
-        t->recovery.plain++;
-    } else if (known && h->sequence >= known->from_sequence) {
-        memcpy(name.fingerprint, h->fingerprint, sizeof(name.fingerprint));
-        memcpy(name.key, h->key, h->key_bytes);
-        found.identity = known->identity;
-        found.identity_bytes = known->identity_bytes;
-        found.ns_record_unsynced = t->ns_records.unsynced;
-        owner = t->callbacks.restore_cb(t->callbacks.ctx, &found);
-    }
-    if (owner == 0)
-        return false;
-    segment_tag_set(s, record, h->sealed ? segment_tag(h->key_id) : 0);
-    segment_restore(&t->segments, s, record, owner, h->sequence);
-    t->metrics->nvme_recovered_parts++;
-    t->metrics->nvme_bytes_used = t->segments.used_bytes;
-    return true;
-}
-
 static void record_recover(struct tier *t, struct segment *s, uint32_t record,
                            const struct nvme_record_header *h)
 {
     struct tier_duplicate other;
 
-    if (nvme_recover_offer(t, s, record, h, &other))
+    if (nvme_offer(t, s, record, h, &other))
         return;
     t->recovery.refused++;
     if (other.owner != 0)

@@ -312,7 +312,7 @@ int nvme_sealed_arrived(struct tier *t, struct tier_io *io)
 
     if (rc < 0 || !header_right(t, io, &x->header))
         return -EBADMSG;
-    if (nvme_purged(t, x->header.fingerprint, x->header.sequence))
+    if (ns_records_purged(&t->ns_records, x->header.fingerprint, x->header.sequence))
         return -ESTALE; /* the seed that its key came from is gone, or goes now: its bytes are not wrong */
     rc = key_take(t, x->header.fingerprint, x->header.key_id, &x->key);
     if (rc == -ENOKEY && io->op == TIER_READ && !io->check)

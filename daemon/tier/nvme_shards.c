@@ -17,11 +17,6 @@
 
 /* ---- checksums ---- */
 
-bool nvme_sums_kept(const struct tier_io *io)
-{
-    return io->bytes > CHECKSUM_SMALL && nvme_shards_fit(io->bytes, io->shard_bytes);
-}
-
 void nvme_sums_reserve(struct tier_io *io)
 {
     bool wanted = nvme_sums_kept(io);

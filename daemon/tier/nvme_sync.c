@@ -6,23 +6,12 @@
 #include "daemon/tier/nvme.h"
 
 #include "daemon/base/kill_point.h"
-#include "daemon/base/log.h"
 
 #include <errno.h>
-#include <stdatomic.h>
-#include <string.h>
-#include <unistd.h>
 
 static struct segment *io_segment(const struct tier_io *io)
 {
     return io->scratch[0];
-}
-
-bool nvme_purged(const struct tier *t, const uint8_t *fingerprint, uint64_t sequence)
-{
-    const struct nvme_ns_record *known = ns_records_find(&t->ns_records, fingerprint);
-
-    return known && sequence < known->from_sequence;
 }
 
 static bool io_purged(const struct tier *t, const struct tier_io *io)
@@ -31,7 +20,7 @@ static bool io_purged(const struct tier *t, const struct tier_io *io)
     uint32_t record;
 
     return segment_find(&t->segments, io->place.loc, io->bytes, &s, &record) == 0 &&
-           nvme_purged(t, io->name.fingerprint, s->sequences[record]);
+           ns_records_purged(&t->ns_records, io->name.fingerprint, s->sequences[record]);
 }
 
 static void sync_end(struct tier *t, struct tier_io *io, int status)
@@ -47,35 +36,6 @@ static void sync_end(struct tier *t, struct tier_io *io, int status)
 }
 
 /* ---- the file ---- */
-
-int nvme_device_sync(struct nvme_device *d)
-{
-    int rc;
-
-    /* One at a time: the kernel reports a failure to only one of two. */
-    uv_mutex_lock(&d->sync_lock);
-    rc = fdatasync(d->file.fd) < 0 ? -errno : nvme_file_intact(&d->file);
-    if (rc < 0) {
-        atomic_store(&d->sync_error, rc);
-        atomic_fetch_add(&d->syncs_failed, 1);
-    }
-    uv_mutex_unlock(&d->sync_lock);
-    return rc;
-}
-
-bool nvme_sync_trusted(struct tier *t, struct nvme_device *d)
-{
-    uint32_t failed = atomic_load(&d->syncs_failed);
-
-    if (failed == d->syncs_failed_seen)
-        return true;
-    d->syncs_failed_seen = failed;
-    log_error("tier", "sync-failed", "path=%s error=%s: what it holds may not survive",
-              d->file.path, nvme_file_trouble(d->sync_error));
-    segment_file_distrust(&t->segments, (uint32_t)(d - t->devices));
-    nvme_write_failed(t, (unsigned)(d - t->devices), d->sync_error);
-    return false;
-}
 
 static void sync_run(struct nvme_job *job)
 {

@@ -1,6 +1,6 @@
-/* What the tier does in the next turn of the loop, and how much: a request waits while a turn
- * lasts, and a load of a block in DRAM waits for two turns: for its request, and for the end of its
- * copy. */
+/* What the rest of the tier stands on: who holds it, its jobs in the pool, and the next turn of the loop. How much
+ * one turn does is bounded: a request waits while it lasts, and a load of a block in DRAM waits for two turns: for its
+ * request, and for the end of its copy. */
 #include "daemon/tier/nvme.h"
 
 #include <assert.h>
@@ -8,6 +8,55 @@
 /* Parts of the writes that one turn begins: as many as one write has at most, or several writes of
  * few. Each part's header is a page to be filled and hashed. */
 #define BUDGET_PARTS NVME_MERGE_IOS
+
+void nvme_hold(struct tier *t)
+{
+    t->held++;
+}
+
+void nvme_release(struct tier *t)
+{
+    if (--t->held == 0 && t->closing)
+        t->free_cb(t);
+}
+
+/* ---- jobs ---- */
+
+static void job_work_cb(uv_work_t *work)
+{
+    struct nvme_job *job = work->data;
+
+    if (job->run_cb)
+        job->run_cb(job);
+}
+
+static void job_done_cb(uv_work_t *work, int status)
+{
+    struct nvme_job *job = work->data;
+    struct tier *t = job->tier;
+
+    assert(status == 0); /* nobody cancels */
+    (void)status;
+    job->done_cb(job);
+    nvme_release(t);
+}
+
+void nvme_job_start(struct tier *t, struct nvme_job *job, void (*run_cb)(struct nvme_job *job),
+                    void (*done_cb)(struct nvme_job *job))
+{
+    int rc;
+
+    job->work.data = job;
+    job->tier = t;
+    job->run_cb = run_cb;
+    job->done_cb = done_cb;
+    nvme_hold(t);
+    rc = uv_queue_work(t->loop, &job->work, job_work_cb, job_done_cb);
+    assert(rc == 0); /* refuses a missing callback only */
+    (void)rc;
+}
+
+/* ---- the next turn ---- */
 
 static void idle_cb(uv_idle_t *idle)
 {
@@ -17,18 +66,7 @@ static void idle_cb(uv_idle_t *idle)
     uv_idle_stop(idle);
     t->turn.due = t->turn.parts = t->turn.drops = 0;
     nvme_hold(t);
-    if (due & NVME_TURN_GATHERED)
-        nvme_turn_want(t, 0); /* the first turn without a push flushes */
-    else
-        checksum_flush(&t->checksums);
-    if (due & NVME_TURN_MOVE)
-        nvme_move_go_on(t);
-    if (due & (NVME_TURN_MOVE | NVME_TURN_WRITES))
-        nvme_pump_writes(t);
-    if (due & NVME_TURN_RECOVERY)
-        nvme_recover_go_on(t);
-    if (due & NVME_TURN_CHECKPOINT)
-        nvme_checkpoint_go_on(t);
+    t->turn.run_cb(t, due);
     nvme_release(t);
 }
 
@@ -44,19 +82,25 @@ void nvme_turn_want(struct tier *t, unsigned what)
 bool nvme_turn_may_write(struct tier *t)
 {
     if (t->turn.parts >= BUDGET_PARTS)
-        nvme_turn_want(t, NVME_TURN_WRITES);
+        nvme_turn_want(t, 0);
     return t->turn.parts < BUDGET_PARTS;
 }
 
-void nvme_turn_spend(struct tier *t, unsigned parts)
+void nvme_turn_spend(struct tier *t, unsigned parts, bool opened)
 {
-    t->turn.parts += parts;
-    nvme_turn_want(t, 0);
+    t->turn.parts += opened ? BUDGET_PARTS : parts;
+    nvme_turn_want(t, NVME_TURN_BEGUN);
 }
 
 void nvme_turn_dropped(struct tier *t, uint64_t records)
 {
     t->turn.drops += (unsigned)records;
     t->metrics->nvme_reclaimed_blocks += records;
+    nvme_turn_want(t, 0);
+}
+
+void nvme_writes_go_on(struct tier *t)
+{
+    t->stalled = false;
     nvme_turn_want(t, 0);
 }
