@@ -10,11 +10,12 @@ import subprocess
 import time
 import unittest
 
+from daemon import UCMD
 from second_client import MISS, OK, TIMEOUT_S, TOP
 from share_case import Host, ShareCase
 
 UCMCTL = os.environ.get("UCMCTL", os.path.join(TOP, "build/ucmctl"))
-FOLDER = os.path.join(TOP, "daemon/backend/folder.py")
+FOLDER = os.path.join(os.path.dirname(os.path.realpath(UCMD)), "ucmd-backend-folder")
 FIRST = """# What a backend has open when it starts, before it opens files of its own.
 import json, os
 opened = {}
@@ -27,14 +28,13 @@ with open(__file__ + ".opened", "w") as f:
     json.dump(opened, f)
 """
 SAYS = """# What a backend says before it serves.
-import os, sys, threading
+import os
 print("on standard output", flush=True)
 os.write(2, b'a "quoted" line\\n\\n1970-01-01T00:00:00.000Z error core died\\x1b[2J\\n' + b"x" * 100000 + b"\\n")
 """
-FLOODS = """def flood():
+FLOODS = """if os.fork() == 0:
     while True:
         os.write(2, b"again and again\\n" * 4096)
-threading.Thread(target=flood, daemon=True).start()
 """
 SMALL = {"arena.size": "8MiB", "arena.extent": "1MiB", "share.lookup_deadline": "10s", "share.deadline": "30s"}
 
@@ -49,7 +49,7 @@ def runs(pid):
 
 class Backends(ShareCase):
     def host(self, blocks=16, command=None, **options):
-        root = f"process:cold write={self.folder} buffer=4MiB -- {command or f'{FOLDER} {self.folder}'}"
+        root = f"process:cold read={os.path.dirname(FOLDER)} write={self.folder} buffer=4MiB -- {command or f'{FOLDER} {self.folder}'}"
         self.hosts.append(Host(root, self.identity, blocks, **{**SMALL, **options}))
         return self.hosts[-1]
 
@@ -103,10 +103,10 @@ class Backends(ShareCase):
         self.assertEqual(os.readlink(f"/proc/{pid}/cwd"), "/")
 
     def program(self, *first):
-        """The folder backend, behind other lines."""
+        """The folder backend, behind lines of Python."""
         program = os.path.join(self.folder, "program.py")
-        with open(FOLDER) as folder, open(program, "w") as f:
-            f.write("".join(first) + folder.read())
+        with open(program, "w") as f:
+            f.write("".join(first) + f"os.execv({FOLDER!r}, {[FOLDER, self.folder]!r})\n")
         return f"/usr/bin/python3 {program} {self.folder}"
 
     def said(self, host):

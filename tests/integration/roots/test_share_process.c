@@ -1,5 +1,4 @@
-/* A root that is a process: what every backend promises, through the real boundary, with the example in
- * Python and with the library in C. */
+/* A root that is a process: what every backend promises, through the real boundary. */
 #include "tests/unit/share/share_contract.h"
 
 #include "daemon/config/roots.h"
@@ -26,8 +25,11 @@ static void built(const char *program, char out[256])
     free(real);
 }
 
-static void begin_with(struct contract *c, const char *program)
+static void begin(struct contract *c)
 {
+    char program[256];
+
+    built("ucmd-backend-folder", program);
     signal(SIGPIPE, SIG_IGN); /* as the daemon does */
     snprintf(c->folder, sizeof(c->folder), "/tmp/ucm-test-process-XXXXXX");
     cr_assert(mkdtemp(c->folder));
@@ -40,28 +42,9 @@ static void begin_with(struct contract *c, const char *program)
     c->ops = &share_process;
 }
 
-static void python_begin(struct contract *c)
-{
-    char *program = realpath("daemon/backend/folder.py", NULL);
-
-    cr_assert(program);
-    process.memory_bytes = 1u << 30;
-    begin_with(c, program);
-    free(program);
-}
-
-static void c_begin(struct contract *c)
-{
-    char program[256];
-
-    built("ucmd-backend-folder", program);
-    begin_with(c, program);
-}
-
 static void end(struct contract *c)
 {
     cr_assert_eq(nftw(c->folder, wipe_cb, 16, FTW_DEPTH | FTW_PHYS), 0);
 }
 
-SHARE_CONTRACT(share_process_python, python_begin, end)
-SHARE_CONTRACT(share_process_c, c_begin, end)
+SHARE_CONTRACT(share_process, begin, end)
