@@ -180,7 +180,7 @@ $O/obj/client/bench/fatbin.o: client/bench/fatbin.S $(BENCH_FATBIN)
 $O/libucmctl.a: $(call obj,$(CTL_SRC) $(SHOWN_SRC))
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
-$O/libucmbench.a: $(call obj,$(BENCH_SRC) $(SLOTS_SRC)) $(ATTEND_OBJ) $O/obj/client/bench/fatbin.o
+$O/libucmbench.a: $(call obj,$(BENCH_SRC)) $O/obj/client/bench/fatbin.o
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
@@ -227,10 +227,10 @@ BENCH_OBJ := $O/libucmbench.a $(CTL_OBJ)
 $O/ucmctl: $(call obj,client/ctl/ucmctl.c) $(BUILD_OBJ) $(CTL_OBJ) | $(CTL_SCRIPTS)
 	$(call say,LINK)
 	$(Q)$(LINK) $^ $(CTL_LIBS) -o $@
-# ucm-bench measures the NVMe tier by itself too, has libnfs as a baseline, and answers what libucmclient_cuda asks of libucmclient.
-$O/ucm-bench: $(call obj,client/bench/ucm_bench.c) $(BUILD_OBJ) $(BENCH_OBJ) $O/libucmdaemon.a
+# ucm-bench answers what libucmclient_cuda asks of libucmclient.
+$O/ucm-bench: $(call obj,client/bench/ucm_bench.c) $(BUILD_OBJ) $(BENCH_OBJ)
 	$(call say,LINK)
-	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(DAEMON_LIBS) -lnfs -lcurl -lcjson -o $@
+	$(Q)$(LINK) -Wl,--export-dynamic-symbol='ucm_*' $^ $(CTL_LIBS) -luring -lcurl -ldl -o $@
 EVENTS_OBJ := $(call obj,$(EVENTS_SRC))
 $(EVENTS_OBJ) $(call obj,client/events/ucmevents.c): override CPPFLAGS += $(if $(HAVE_ZMQ),-DUCM_HAVE_ZMQ -I$(ZMQ_PREFIX)/include)
 $O/ucmevents: $(call obj,client/events/ucmevents.c) $(EVENTS_OBJ) $(BUILD_OBJ) $(CTL_OBJ)

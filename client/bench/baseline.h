@@ -1,6 +1,6 @@
 /* What the machine itself can do, measured in the same run as what the daemon does: a bare echo
- * over a Unix stream socket, memcpy of the same chunks, O_DIRECT reads through io_uring. Threads:
- * one caller; the copy uses threads of its own while it runs. */
+ * over a Unix stream socket, memcpy of the same chunks. Threads: one caller; the copy uses threads
+ * of its own while it runs. */
 #ifndef UCM_BENCH_BASELINE_H
 #define UCM_BENCH_BASELINE_H
 
@@ -41,24 +41,5 @@ int copy_init(struct copy *c, uint8_t *region, uint32_t blocks, uint32_t planes,
 void copy_close(struct copy *c);
 /* Copies everything once, to the region or out of it. Bytes a second, or 0 when threads failed. */
 double copy_run(struct copy *c, bool to_region);
-
-/* ---- reads of a file ---- */
-
-struct reader {
-    int fd;
-    uint64_t block_bytes;
-    uint32_t blocks, depth;
-    bool registered;
-    uint8_t *buf;  /* one block for each read under way, together under 1 GiB */
-    char why[200]; /* of a failure */
-};
-
-/* Writes a file of that size into the folder (it has no name there) for reading with O_DIRECT.
- * block_bytes: rounded up to 4096. 0 or -errno with r->why. */
-int reader_open(struct reader *r, const char *folder, uint64_t block_bytes, uint32_t blocks,
-                uint32_t depth);
-void reader_close(struct reader *r);
-/* Reads every block once. 0 and bytes a second, or -errno with r->why. */
-int reader_run(struct reader *r, double *out);
 
 #endif

@@ -54,17 +54,8 @@ int bench_record(const struct args *a);
 int bench_serve(const struct args *a);
 int bench_lookup(const struct args *a);
 int bench_load(const struct args *a);
-int bench_fetch(const struct args *a);
 int bench_dump(const struct args *a);
-int bench_prefetch(const struct args *a);
-int bench_echo(const struct args *a);
-int bench_start(const struct args *a);
 int bench_tier(const struct args *a);
-int bench_share(const struct args *a);
 int bench_copy(const struct args *a);
-int bench_step(const struct args *a);
-int bench_fair(const struct args *a);
-int bench_select(const struct args *a);
-int bench_chain(const struct args *a);
 
 #endif

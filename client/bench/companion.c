@@ -50,7 +50,7 @@ static bool find(void *library, struct bench_companion *out)
     return true;
 }
 
-void *bench_companion_library(void)
+static void *library_open(void)
 {
     void *library = dlopen(COMPANION_SO, RTLD_NOW | RTLD_LOCAL);
 
@@ -64,7 +64,7 @@ const struct bench_companion *bench_companion(char *why, size_t why_bytes)
 
     if (companion.open)
         return &companion;
-    library = bench_companion_library();
+    library = library_open();
     if (library && find(library, &companion))
         return &companion;
     snprintf(why, why_bytes, "no companion: %s", dlerror());

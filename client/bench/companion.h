@@ -20,8 +20,6 @@ struct bench_companion {
     const char *(*errmsg)(void);
 };
 
-/* The library, looked for beside the program too. NULL: dlerror has why. */
-void *bench_companion_library(void);
 /* NULL with a sentence in `why` when the library is not there. */
 const struct bench_companion *bench_companion(char *why, size_t why_bytes);
 

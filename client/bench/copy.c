@@ -8,169 +8,17 @@
 #include <string.h>
 #include <unistd.h>
 
-#define START_MS 30000
-#define REQUEST_BYTES (32ull << 20)
-#define WARM_MS 100
 #define CHAIN_NS 600000000u
 #define CHAIN_ROUNDS 3
-#define SETTLE_MS 400 /* until the driver's utilisation tells of a worker */
-
-/* ---- daemon, rig, streams ---- */
-
-#define WITH_RING "+ring"
-
-void copy_strategy_set(struct copy_bench *b, const char *name)
-{
-    b->strategy = name;
-    b->ring = strstr(name, WITH_RING) != NULL || strcmp(name, "staged") == 0;
-}
-
-int copy_daemon_start(struct copy_bench *b, const char *const *more)
-{
-    char how[64], where[128];
-    const char *sets[DAEMON_MAX_SETS + 1] = {how, where, "arena.size=2GiB", "device.cuda=required"};
-    unsigned n = 4;
-    int rc;
-
-    snprintf(how, sizeof how, "copy.strategy=%.*s", (int)strcspn(b->strategy, "+"), b->strategy);
-    snprintf(where, sizeof where, "copy.calibration=%s", b->daemon.dir);
-    for (; more && *more && n < DAEMON_MAX_SETS; more++)
-        sets[n++] = *more;
-    rc = daemon_start(&b->daemon, sets);
-    if (rc < 0)
-        return bench_fail(BENCH_FAILED, "%s does not start: %s", b->daemon.path, strerror(-rc));
-    if (daemon_wait(&b->daemon, START_MS) == 0)
-        return 0;
-    daemon_stop(&b->daemon);
-    return bench_fail(BENCH_NO_DAEMON,
-                      "a daemon with %s does not answer; try %s with --set %s --set "
-                      "device.cuda=required",
-                      how, b->daemon.path, how);
-}
-
-int copy_daemon_stop(struct copy_bench *b)
-{
-    return daemon_stop(&b->daemon) == 0
-               ? 0
-               : bench_fail(BENCH_FAILED, "the daemon did not end in order");
-}
-
-int copy_rig_open(struct copy_bench *b, struct rig *rig, uint64_t chunk, int ordinal)
-{
-    uint32_t layers = chunk <= 64u << 10 ? 32 : 4;
-    struct rig_options o = {.socket = b->daemon.socket,
-                            .name = program_name(),
-                            .model = "ucm-bench copy",
-                            .parts = 1,
-                            .block_bytes = layers * chunk,
-                            .chunk = chunk,
-                            .blocks = (uint32_t)(COPY_TOTAL / (layers * chunk)),
-                            .timeout_ms = (int)args_number(b->args, "timeout"),
-                            .gpu = ordinal + 1,
-                            .companion = b->ring,
-                            .spread = COPY_SPREAD};
-    int rc = rig_open(rig, &o);
-
-    if (rc == 0) {
-        rc = rig_wait_arena(rig);
-        if (rc < 0)
-            rig_close(rig);
-    }
-    return rc < 0 ? bench_rig_fail(rig, rc) : 0;
-}
-
-struct stream copy_stream(struct copy_bench *b, struct rig *rig, bool load, unsigned part,
-                          uint64_t request_bytes)
-{
-    struct stream s = {.rig = rig,
-                       .load = load,
-                       .run = b->run,
-                       .first = part == 1 ? rig->blocks / 2 : 0,
-                       .blocks = part < 2 ? rig->blocks / 2 : rig->blocks,
-                       .in_flight = 4,
-                       .warm_ms = WARM_MS,
-                       .run_ms = b->run_ms};
-
-    b->run += UINT64_C(0x9e3779b97f4a7c15);
-    s.batch = (uint32_t)(request_bytes / rig->block_bytes);
-    while (s.batch > 1 && s.batch * s.in_flight > s.blocks)
-        s.batch /= 2;
-    return s;
-}
-
-int copy_stream_run(struct copy_bench *b, struct stream *s, unsigned n, double *rate)
-{
-    int rc = 0;
-
-    for (unsigned i = 0; i < n && rc == 0; i++)
-        if (s[i].load && stream_store(&s[i]) < 0)
-            rc = bench_fail(BENCH_FAILED, "%s", s[i].error);
-    if (rc == 0 && streams_run(s, n, b->error) < 0)
-        rc = bench_fail(BENCH_FAILED, "%s", b->error);
-    *rate = streams_rate(s, n);
-    return rc;
-}
-
-/* ---- one chunk size ---- */
-
-static double dma_of(const struct copy_bench *b, unsigned d)
-{
-    return d == 0 ? b->dma.to_gpu : b->dma.from_gpu;
-}
-
-static int measure(struct copy_bench *b, struct rig *rig, unsigned d, struct copy_rate *out)
-{
-    struct stream s = copy_stream(b, rig, d == 0, 2, REQUEST_BYTES);
-    unsigned long before;
-    uint64_t begin;
-    int rc;
-
-    if (s.load && stream_store(&s) < 0)
-        return bench_fail(BENCH_FAILED, "%s", s.error);
-    before = gpu_busy_count(&b->work);
-    begin = clock_ns();
-    rc = streams_run(&s, 1, b->error);
-    if (b->multiplied > 0)
-        out->keeps = (double)(gpu_busy_count(&b->work) - before) /
-                     ((double)(clock_ns() - begin) * 1e-9) / b->multiplied;
-    if (rc < 0)
-        return bench_fail(BENCH_FAILED, "%s", b->error);
-    out->rate = streams_rate(&s, 1);
-    out->ratio = out->rate / dma_of(b, d);
-    return 0;
-}
 
 static int measure_both(struct copy_bench *b, struct rig *rig, struct copy_row *row)
 {
-    struct stream s[2] = {copy_stream(b, rig, true, 0, REQUEST_BYTES),
-                          copy_stream(b, rig, false, 1, REQUEST_BYTES)};
+    struct stream s[2] = {copy_stream(b, rig, true, 0, COPY_REQUEST_BYTES),
+                          copy_stream(b, rig, false, 1, COPY_REQUEST_BYTES)};
     int rc = copy_stream_run(b, s, 2, &row->both);
 
     row->both_ratio = row->both / b->dma.both;
     return rc;
-}
-
-static int measure_busy(struct copy_bench *b, struct rig *rig, struct copy_row *row)
-{
-    int rc = 0;
-
-    if (gpu_busy_start(&b->work) < 0)
-        return bench_fail(BENCH_FAILED, "no thread");
-    usleep(SETTLE_MS * 1000);
-    for (unsigned d = 0; d < 2 && rc == 0; d++)
-        rc = measure(b, rig, d, &row->busy[d]);
-    if (gpu_busy_stop(&b->work) < 0)
-        return bench_fail(BENCH_FAILED, "%s", b->gpu.why);
-    return rc;
-}
-
-int copy_measure(struct copy_bench *b, struct rig *rig, struct copy_row *row)
-{
-    int rc = 0;
-
-    for (unsigned d = 0; d < 2 && rc == 0; d++)
-        rc = measure(b, rig, d, &row->idle[d]);
-    return rc == 0 && gpu_work_kernels(&b->work) ? measure_busy(b, rig, row) : rc;
 }
 
 /* ---- the chain ---- */
@@ -224,13 +72,13 @@ static int chain_rounds(struct copy_bench *b, int (*beside)(struct copy_bench *,
 
 static int measure_chain(struct copy_bench *b, struct rig *rig, struct copy_row *row)
 {
-    struct stream s = copy_stream(b, rig, true, 2, REQUEST_BYTES);
+    struct stream s = copy_stream(b, rig, true, 2, COPY_REQUEST_BYTES);
     double p50, p99;
     int rc;
 
     if (stream_store(&s) < 0)
         return bench_fail(BENCH_FAILED, "%s", s.error);
-    s.warm_ms = SETTLE_MS;
+    s.warm_ms = COPY_SETTLE_MS;
     rc = chain_rounds(b, beside_loads, &s, &p50, &p99);
     row->chain_p50 = p50 / b->chain_p50;
     row->chain_p99 = p99 / b->chain_p99;
@@ -263,13 +111,13 @@ static int measure_chunk(struct copy_bench *b, struct copy_row *row)
     if (rc != 0)
         return rc;
     for (unsigned d = 0; d < 2 && rc == 0; d++)
-        rc = measure(b, &rig, d, &row->idle[d]);
+        rc = copy_measure(b, &rig, d, &row->idle[d]);
     if (rc == 0)
         rc = measure_both(b, &rig, row);
     if (rc == 0 && gpu_work_kernels(&b->work)) {
         rc = measure_chain(b, &rig, row);
         if (rc == 0)
-            rc = measure_busy(b, &rig, row);
+            rc = copy_measure_busy(b, &rig, row);
     }
     rig_close(&rig);
     return rc;
@@ -293,7 +141,7 @@ static int measure_alone(struct copy_bench *b)
     }
     if (gpu_busy_start(&b->work) < 0)
         return bench_fail(BENCH_FAILED, "no thread");
-    usleep(SETTLE_MS * 1000);
+    usleep(COPY_SETTLE_MS * 1000);
     before = gpu_busy_count(&b->work);
     usleep(1000000);
     b->multiplied = (double)(gpu_busy_count(&b->work) - before);
@@ -381,21 +229,14 @@ static int measure_all(struct copy_bench *b)
 
     snprintf(names, sizeof names, "%s", encodings ? encodings : args_text(b->args, "strategies"));
     if (encodings) {
-        copy_strategy_set(b, "auto" WITH_RING);
+        copy_strategy_set(b, "auto" COPY_WITH_RING);
         return copy_encodings(b, names);
     }
     rc = measure_strategies(b, names);
     return rc == 0 ? measure_cases(b) : rc;
 }
 
-static int measure_alone_and_all(struct copy_bench *b)
-{
-    int rc = measure_alone(b);
-
-    return rc == 0 ? measure_all(b) : rc;
-}
-
-static int with_gpu(struct copy_bench *b, int (*f)(struct copy_bench *))
+static int measure_on_gpu(struct copy_bench *b)
 {
     int rc;
 
@@ -404,27 +245,27 @@ static int with_gpu(struct copy_bench *b, int (*f)(struct copy_bench *))
     if (gpu_work_open(&b->work, &b->gpu, COPY_GPU_BYTES) < 0) {
         rc = bench_fail(BENCH_FAILED, "%s", b->gpu.why);
     } else {
-        rc = f(b);
+        rc = measure_alone(b);
+        if (rc == 0)
+            rc = measure_all(b);
         gpu_work_close(&b->work);
     }
     gpu_close(&b->gpu);
     return rc;
 }
 
-int copy_with_gpu(struct copy_bench *b, int (*f)(struct copy_bench *))
+static int measure_in_folder(struct copy_bench *b)
 {
     char dir[] = "/tmp/ucm-bench-XXXXXX";
     int rc;
 
     b->daemon = (struct daemon){.path = args_text(b->args, "ucmd"), .dir = dir};
-    b->run = bench_run_id();
-    b->run_ms = (int)args_number(b->args, "time");
     if (access(b->daemon.path, X_OK) != 0)
         return bench_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
                           b->daemon.path, strerror(errno));
     if (!mkdtemp(dir))
         return bench_fail(BENCH_FAILED, "no temporary folder: %s", strerror(errno));
-    rc = with_gpu(b, f);
+    rc = measure_on_gpu(b);
     if (daemon_folder_remove(dir) < 0)
         bench_fail(0, "%s is left behind", dir);
     return rc;
@@ -432,7 +273,7 @@ int copy_with_gpu(struct copy_bench *b, int (*f)(struct copy_bench *))
 
 int bench_copy(const struct args *a)
 {
-    struct copy_bench b = {.args = a};
+    struct copy_bench b = {.args = a, .run = bench_run_id(), .run_ms = (int)args_number(a, "time")};
     int rc;
 
     if (chunks_parse(args_text(a, "chunks"), b.rows, 16) == 0)
@@ -443,7 +284,7 @@ int bench_copy(const struct args *a)
     if (echo_start(&b.echo, 128, 32) < 0)
         return bench_fail(BENCH_FAILED, "no echo");
     report_begin(&b.report, "copy", args_given(a, "json"));
-    rc = copy_with_gpu(&b, measure_alone_and_all);
+    rc = measure_in_folder(&b);
     echo_stop(&b.echo);
     return report_end(&b.report) < 0 ? BENCH_FAILED : rc;
 }

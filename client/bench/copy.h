@@ -1,19 +1,23 @@
 /* copy: shared by its files. copy.c has the command and measures by strategy and chunk,
  * copy_report.c has the tables of that and the aims, copy_cases.c the single cases:
- * latency, one load after another, NVMe, two GPUs; copy_encoding.c encoded blocks;
- * step.c the command `step`. */
+ * latency, one load after another, NVMe, two GPUs; copy_encoding.c encoded blocks. All of them play the worker of
+ * copy_worker.c. */
 #ifndef UCM_BENCH_COPY_H
 #define UCM_BENCH_COPY_H
 
 #include "client/bench/baseline.h"
 #include "client/bench/bench.h"
 #include "client/bench/daemon.h"
+#include "client/bench/disk.h"
 #include "client/bench/gpu_work.h"
 #include "client/bench/stream.h"
 
 #define COPY_TOTAL (256ull << 20) /* of a region, and what its loads come from */
 #define COPY_SPREAD 4             /* chunks of one block lie 4 apart from the next's */
 #define COPY_GPU_BYTES (1ull << 30)
+#define COPY_REQUEST_BYTES (32ull << 20)
+#define COPY_SETTLE_MS 400 /* until the driver's utilisation tells of a worker */
+#define COPY_WITH_RING "+ring"
 
 /* A figure in one direction, and what the worker kept of its speed meanwhile. */
 struct copy_rate {
@@ -48,9 +52,6 @@ struct copy_bench {
     char error[320];
 };
 
-/* Measures with a GPU and a folder for daemons: what is in `b` besides its args and its report. Returns what
- * f does, or an exit code after a sentence. */
-int copy_with_gpu(struct copy_bench *b, int (*f)(struct copy_bench *));
 /* "auto+ring": the strategy auto, and a companion; staged is nothing without one. */
 void copy_strategy_set(struct copy_bench *b, const char *name);
 /* Starts the daemon with b->strategy; `more` is a setting besides, or NULL. The bench functions
@@ -64,8 +65,10 @@ struct stream copy_stream(struct copy_bench *b, struct rig *rig, bool load, unsi
                           uint64_t request_bytes);
 int copy_stream_run(struct copy_bench *b, struct stream *s, unsigned n, double *rate);
 
-/* Loads and dumps, idle and beside the matrices. */
-int copy_measure(struct copy_bench *b, struct rig *rig, struct copy_row *row);
+/* A direction: 0 loads, 1 dumps. */
+int copy_measure(struct copy_bench *b, struct rig *rig, unsigned d, struct copy_rate *out);
+/* Both beside the matrices. */
+int copy_measure_busy(struct copy_bench *b, struct rig *rig, struct copy_row *row);
 
 /* copy_report.c */
 void copy_report_head(const struct copy_bench *b);

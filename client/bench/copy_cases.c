@@ -203,10 +203,10 @@ int copy_two_gpus(struct copy_bench *b)
 struct from_nvme {
     struct copy_bench *b;
     struct rig rig;
-    struct reader reader;
+    struct disk disk;
     uint8_t *keys;
     struct rig_move move;
-    struct samples rate, disk;
+    struct samples rate, read;
 };
 
 static int nvme_store(struct from_nvme *f)
@@ -226,7 +226,7 @@ static int nvme_round(struct from_nvme *f)
 {
     struct rig_moved moved;
     uint64_t begin;
-    double disk;
+    double read;
     int rc = rig_evict(&f->rig, 1);
 
     if (rc < 0)
@@ -239,8 +239,8 @@ static int nvme_round(struct from_nvme *f)
         return bench_fail(BENCH_FAILED, "%u of %u blocks came from NVMe", moved.ok, f->move.n);
     if (samples_add(&f->rate, (double)moved.bytes / ((double)(clock_ns() - begin) * 1e-9)) < 0)
         return bench_fail(BENCH_FAILED, "memory ran out");
-    if (reader_run(&f->reader, &disk) < 0 || samples_add(&f->disk, disk) < 0)
-        return bench_fail(BENCH_FAILED, "%s", f->reader.why);
+    if (disk_run(&f->disk, false, f->b->run_ms / 1e3, &read) < 0 || samples_add(&f->read, read) < 0)
+        return bench_fail(BENCH_FAILED, "%s", f->disk.why);
     return 0;
 }
 
@@ -249,13 +249,14 @@ static int nvme_rounds(struct from_nvme *f, const char *folder)
     double disk, bus = f->b->dma.to_gpu;
     int rc;
 
-    if (reader_open(&f->reader, folder, f->rig.block_bytes, f->rig.blocks, NVME_DEPTH) < 0)
-        return bench_fail(BENCH_FAILED, "%s: %s", folder, f->reader.why);
+    f->disk = (struct disk){
+        .bytes = f->rig.memory_bytes, .block_bytes = f->rig.block_bytes, .depth = NVME_DEPTH};
+    if (disk_make(&f->disk, folder, "baseline") < 0)
+        return bench_fail(BENCH_FAILED, "%s", f->disk.why);
     rc = nvme_store(f);
     for (unsigned i = 0; i < NVME_ROUNDS && rc == 0; i++)
         rc = nvme_round(f);
-    reader_close(&f->reader);
-    disk = samples_at(&f->disk, 0.5);
+    disk = samples_at(&f->read, 0.5);
     if (rc == 0)
         report_figure(&f->b->report,
                       &(struct figure){.name = "loads from NVMe",
@@ -286,7 +287,7 @@ static int nvme_measure(struct copy_bench *b, const char *folder)
     rig_close(&f.rig);
     free(f.keys);
     samples_free(&f.rate);
-    samples_free(&f.disk);
+    samples_free(&f.read);
     return rc;
 }
 
@@ -301,7 +302,7 @@ int copy_from_nvme(struct copy_bench *b, const char *folder)
     snprintf(paths, sizeof paths, "nvme.paths=%s", dir);
     rc = copy_daemon_start(b, (const char *const[]){paths, "nvme.size=2GiB", NULL});
     if (rc == 0) {
-        rc = nvme_measure(b, folder);
+        rc = nvme_measure(b, dir);
         stopped = copy_daemon_stop(b);
         if (rc == 0)
             rc = stopped;

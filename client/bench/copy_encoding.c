@@ -126,7 +126,10 @@ static int measure_encoding(struct copy_bench *b, const char *encoding)
 
     if (rc != 0)
         return rc;
-    rc = copy_measure(b, &rig, &row);
+    for (unsigned d = 0; d < 2 && rc == 0; d++)
+        rc = copy_measure(b, &rig, d, &row.idle[d]);
+    if (rc == 0 && gpu_work_kernels(&b->work))
+        rc = copy_measure_busy(b, &rig, &row);
     rig_close(&rig);
     if (rc == 0)
         report_encoding(b, encoding, &row);

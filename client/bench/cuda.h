@@ -45,15 +45,6 @@ typedef unsigned long long cuda_address;
     X(event_destroy, "cuEventDestroy_v2", (void *event))                                           \
     X(event_record, "cuEventRecord", (void *event, void *stream))                                  \
     X(event_synchronize, "cuEventSynchronize", (void *event))                                      \
-    X(event_elapsed, "cuEventElapsedTime", (float *ms, void *from, void *to))                      \
-    X(stream_wait, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))               \
-    X(capture_begin, "cuStreamBeginCapture_v2", (void *stream, int mode))                          \
-    X(capture_end, "cuStreamEndCapture", (void *stream, void **graph))                             \
-    X(graph_instantiate, "cuGraphInstantiateWithFlags",                                            \
-      (void **exec, void *graph, unsigned long long flags))                                        \
-    X(graph_launch, "cuGraphLaunch", (void *exec, void *stream))                                   \
-    X(graph_exec_destroy, "cuGraphExecDestroy", (void *exec))                                      \
-    X(graph_destroy, "cuGraphDestroy", (void *graph))                                              \
     X(error_name, "cuGetErrorName", (int error, const char **name))
 
 struct bench_cuda {
@@ -66,7 +57,6 @@ extern struct bench_cuda bench_cuda; /* filled by the first gpu_open */
 
 #define BENCH_STREAM_NON_BLOCKING 1u
 #define BENCH_EVENT_NO_TIMING 2u
-#define BENCH_CAPTURE_THREAD 1
 
 struct gpu;
 /* 0, or -1 with g->why set to what the driver says of `what`. */

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-pid_t daemon_spawn(const char *const *argv)
+static pid_t daemon_spawn(const char *const *argv)
 {
     pid_t pid = fork();
 

@@ -12,8 +12,6 @@ struct daemon {
     pid_t pid;
 };
 
-/* Runs a program with its output thrown away; -1 with errno. */
-pid_t daemon_spawn(const char *const *argv);
 /* sets: "key=value" beside the socket's, NULL-terminated, at most DAEMON_MAX_SETS. 0 or -errno. */
 int daemon_start(struct daemon *d, const char *const *sets);
 /* Waits until it answers; 0 or a negative enum ucm_status. */

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,15 +17,6 @@ static int disk_fail(struct disk *d, int code, const char *what)
 {
     snprintf(d->why, sizeof(d->why), "%s: %s", what, strerror(-code));
     return code;
-}
-
-double disk_cpu_s(void)
-{
-    struct rusage u = {.ru_utime = {0}};
-
-    (void)getrusage(RUSAGE_SELF, &u); /* can't fail */
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-           (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
 }
 
 /* ---- fio ---- */
@@ -85,20 +75,9 @@ static int fio_rate(const char *text, bool write, double *rate)
     return *rate > 0 ? 0 : -EIO;
 }
 
-int disk_fio(const char *const *argv, bool write, double *rate)
-{
-    char *out = malloc(FIO_OUTPUT_BYTES);
-    int rc = out ? fio_call(argv, out, FIO_OUTPUT_BYTES) : -ENOMEM;
-
-    if (rc == 0)
-        rc = fio_rate(out, write, rate);
-    free(out);
-    return rc;
-}
-
 static int fio_run(struct disk *d, bool write, double seconds, double *rate)
 {
-    char file[DISK_PATH_BYTES + 16], block[40], depth[40], offset[40], size[40], runtime[40];
+    char file[DISK_PATH_BYTES + 16], block[40], depth[40], size[40], runtime[40];
     const char *argv[] = {"fio",
                           "--name=disk",
                           file,
@@ -107,7 +86,6 @@ static int fio_run(struct disk *d, bool write, double seconds, double *rate)
                           write ? "--rw=write" : "--rw=randread",
                           block,
                           depth,
-                          offset,
                           size,
                           runtime,
                           "--time_based=1",
@@ -117,80 +95,49 @@ static int fio_run(struct disk *d, bool write, double seconds, double *rate)
                           "--allow_file_create=0",
                           "--output-format=json",
                           NULL};
+    char *out = malloc(FIO_OUTPUT_BYTES);
     int rc;
 
     snprintf(file, sizeof(file), "--filename=%s", d->path);
     snprintf(block, sizeof(block), "--bs=%llu", (unsigned long long)d->block_bytes);
     snprintf(depth, sizeof(depth), "--iodepth=%u", d->depth);
-    snprintf(offset, sizeof(offset), "--offset=%llu", (unsigned long long)d->offset);
     snprintf(size, sizeof(size), "--size=%llu", (unsigned long long)d->bytes);
     snprintf(runtime, sizeof(runtime), "--runtime=%.0fms", seconds * 1e3);
-    rc = disk_fio(argv, write, rate);
+    rc = out ? fio_call(argv, out, FIO_OUTPUT_BYTES) : -ENOMEM;
+    if (rc == 0)
+        rc = fio_rate(out, write, rate);
+    free(out);
     return rc < 0 ? disk_fail(d, rc, "fio") : 0;
 }
 
 /* ---- the loop ---- */
 
-#define BUFFER_BYTES ((size_t)1 << 30)
-#define BUFFERS_MAX 64u
-
 struct loop {
     struct io_uring ring;
     struct disk *disk;
-    char *memory;
+    char *memory; /* a block for each operation under way */
     int fd;
     bool write;
     uint64_t blocks, next, random;
-    unsigned *free, n_slots, head, n_free; /* a ring of places in memory, the oldest first */
 };
 
-static unsigned loop_slots(const struct disk *d)
-{
-    uint64_t n = d->memory_bytes / d->block_bytes;
-    uint64_t most = BUFFER_BYTES / d->block_bytes * BUFFERS_MAX;
-
-    n = n < most ? n : most;
-    return n > d->depth ? (unsigned)n : d->depth;
-}
-
-static void slot_put(struct loop *l, unsigned slot)
-{
-    l->free[(l->head + l->n_free++) % l->n_slots] = slot;
-}
-
-static unsigned slot_take(struct loop *l)
-{
-    unsigned slot = l->free[l->head];
-
-    l->head = (l->head + 1) % l->n_slots;
-    l->n_free--;
-    return slot;
-}
-
-/* The registered buffer that the place lies in: whole blocks, at most a GiB, the kernel's bound. */
-static unsigned slot_buffer(const struct loop *l, unsigned slot)
-{
-    return slot / (unsigned)(BUFFER_BYTES / l->disk->block_bytes);
-}
-
-static void loop_begin(struct loop *l)
+/* Random reads, or the next write, into or out of a place of the memory. */
+static void loop_begin(struct loop *l, unsigned slot)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&l->ring);
-    unsigned slot = slot_take(l);
+    unsigned bytes = (unsigned)l->disk->block_bytes;
     char *p = l->memory + slot * l->disk->block_bytes;
-    uint64_t n = l->next++ % l->blocks;
+    uint64_t n = l->next++;
 
-    if (!l->write && !l->disk->in_order) {
+    if (!l->write) {
         l->random = l->random * 6364136223846793005u + 1442695040888963407u;
-        n = (l->random >> 33) % l->blocks;
+        n = l->random >> 33;
     }
-    n = l->disk->offset + n * l->disk->block_bytes;
+    n = n % l->blocks * l->disk->block_bytes;
     if (l->write)
-        io_uring_prep_write_fixed(sqe, 0, p, (unsigned)l->disk->block_bytes, n,
-                                  (int)slot_buffer(l, slot));
+        io_uring_prep_write_fixed(sqe, 0, p, bytes, n, 0);
     else
-        io_uring_prep_read_fixed(sqe, 0, p, (unsigned)l->disk->block_bytes, n,
-                                 (int)slot_buffer(l, slot));
+        io_uring_prep_read_fixed(sqe, 0, p, bytes, n, 0);
     sqe->flags |= IOSQE_FIXED_FILE;
     sqe->user_data = slot;
 }
@@ -201,7 +148,7 @@ static int loop_turn(struct loop *l, uint64_t end_ns, uint64_t *done)
     unsigned under_way = 0;
 
     for (; under_way < l->disk->depth; under_way++)
-        loop_begin(l);
+        loop_begin(l, under_way);
     while (under_way > 0) {
         struct io_uring_cqe *cqe;
         int rc = io_uring_submit_and_wait(&l->ring, 1);
@@ -216,9 +163,8 @@ static int loop_turn(struct loop *l, uint64_t end_ns, uint64_t *done)
             if (res != (int)l->disk->block_bytes)
                 return res < 0 ? res : -EIO;
             ++*done;
-            slot_put(l, slot);
             if (clock_ns() < end_ns)
-                loop_begin(l);
+                loop_begin(l, slot);
             else
                 under_way--;
         }
@@ -226,75 +172,51 @@ static int loop_turn(struct loop *l, uint64_t end_ns, uint64_t *done)
     return 0;
 }
 
-static int memory_register(struct loop *l, size_t bytes)
-{
-    struct iovec iov[BUFFERS_MAX];
-    size_t each = BUFFER_BYTES / l->disk->block_bytes * l->disk->block_bytes;
-    unsigned n = 0;
-
-    for (size_t at = 0; at < bytes && n < BUFFERS_MAX; at += each, n++)
-        iov[n] = (struct iovec){.iov_base = l->memory + at,
-                                .iov_len = bytes - at < each ? bytes - at : each};
-    return io_uring_register_buffers(&l->ring, iov, n);
-}
-
-static size_t loop_bytes(const struct loop *l)
-{
-    return l->n_slots * l->disk->block_bytes;
-}
-
 static void loop_close(struct loop *l)
 {
     if (l->memory != MAP_FAILED)
-        munmap(l->memory, loop_bytes(l));
-    free(l->free);
+        munmap(l->memory, l->disk->depth * l->disk->block_bytes);
     close(l->fd);
 }
 
 static int loop_open(struct loop *l)
 {
     struct disk *d = l->disk;
+    struct iovec all = {.iov_len = d->depth * d->block_bytes};
     int rc;
 
-    l->n_slots = loop_slots(d);
     l->fd = open(d->path, (l->write ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC);
     if (l->fd < 0)
         return disk_fail(d, -errno, d->path);
-    l->memory =
-        mmap(NULL, loop_bytes(l), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    l->free = calloc(l->n_slots, sizeof(l->free[0]));
-    if (l->memory == MAP_FAILED || !l->free) {
+    l->memory = mmap(NULL, all.iov_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (l->memory == MAP_FAILED) {
         loop_close(l);
         return disk_fail(d, -ENOMEM, "memory of the disk's baseline");
     }
-    for (unsigned i = 0; i < l->n_slots; i++)
-        slot_put(l, i);
-    (void)madvise(l->memory, loop_bytes(l), MADV_HUGEPAGE);
-    memset(l->memory, 7, loop_bytes(l));
+    (void)madvise(l->memory, all.iov_len, MADV_HUGEPAGE);
+    memset(l->memory, 7, all.iov_len);
+    all.iov_base = l->memory;
     rc = io_uring_queue_init(d->depth, &l->ring, 0);
     if (rc == 0 && (rc = io_uring_register_files(&l->ring, &l->fd, 1)) == 0)
-        rc = memory_register(l, loop_bytes(l));
+        rc = io_uring_register_buffers(&l->ring, &all, 1);
     if (rc == 0)
         return 0;
     loop_close(l);
     return disk_fail(d, rc, "io_uring of the disk's baseline");
 }
 
-int disk_loop(struct disk *d, bool write, double seconds, double *rate)
+static int loop_run(struct disk *d, bool write, double seconds, double *rate)
 {
     struct loop l = {.disk = d, .write = write, .blocks = d->bytes / d->block_bytes};
     uint64_t start, done = 0;
-    double cpu;
     int rc = loop_open(&l);
 
     if (rc < 0)
         return rc;
     start = clock_ns();
     l.random = start;
-    cpu = disk_cpu_s();
     rc = loop_turn(&l, start + (uint64_t)(seconds * 1e9), &done);
     *rate = (double)(done * d->block_bytes) * 1e9 / (double)(clock_ns() - start);
-    d->cpu_s_per_gb = (disk_cpu_s() - cpu) * 1e9 / (double)(done * d->block_bytes);
     io_uring_queue_exit(&l.ring);
     loop_close(&l);
     return rc < 0 ? disk_fail(d, rc, d->path) : 0;
@@ -302,7 +224,7 @@ int disk_loop(struct disk *d, bool write, double seconds, double *rate)
 
 int disk_run(struct disk *d, bool write, double seconds, double *rate)
 {
-    return d->fio ? fio_run(d, write, seconds, rate) : disk_loop(d, write, seconds, rate);
+    return d->fio ? fio_run(d, write, seconds, rate) : loop_run(d, write, seconds, rate);
 }
 
 int disk_make(struct disk *d, const char *folder, const char *name)
@@ -318,7 +240,7 @@ int disk_make(struct disk *d, const char *folder, const char *name)
         goto out;
     }
     memset(memory, 7, piece);
-    for (uint64_t at = 0; rc == 0 && at < d->offset + d->bytes; at += piece)
+    for (uint64_t at = 0; rc == 0 && at < d->bytes; at += piece)
         if (pwrite(fd, memory, piece, (off_t)at) != (ssize_t)piece)
             rc = -ENOSPC;
     if (rc == 0 && fsync(fd) < 0)

@@ -16,13 +16,10 @@ bool disk_has_fio(void);
 
 struct disk {
     char path[DISK_PATH_BYTES];
-    uint64_t offset, bytes; /* the stretch of the file that is read or written */
-    uint64_t block_bytes;   /* a multiple of 4096 */
-    unsigned depth;
-    uint64_t memory_bytes; /* the loop's: it goes round in so much; 0: a block for each of depth */
-    bool in_order;         /* the loop's reads */
+    uint64_t bytes;
+    uint64_t block_bytes; /* a multiple of 4096 */
+    unsigned depth; /* so many blocks are a GiB at most: what the kernel registers in one piece */
     bool fio;
-    double cpu_s_per_gb;             /* of the last run; the loop's only */
     char why[DISK_PATH_BYTES + 128]; /* of a failure */
 };
 
@@ -30,14 +27,5 @@ struct disk {
 int disk_make(struct disk *d, const char *folder, const char *name);
 /* 0 and bytes a second, or -errno with d->why. */
 int disk_run(struct disk *d, bool write, double seconds, double *rate);
-/* The loop whatever d->fio says. */
-int disk_loop(struct disk *d, bool write, double seconds, double *rate);
-
-/* Runs fio with these words, of which one asks for JSON. 0 and bytes a second of its first group,
- * or -errno. */
-int disk_fio(const char *const *argv, bool write, double *rate);
-
-/* Of this process, user and system. */
-double disk_cpu_s(void);
 
 #endif

@@ -5,13 +5,11 @@
 #include "client/ctl/answer.h"
 #include "proto/proto.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -198,33 +196,11 @@ static int check_options(struct rig *rig, const struct rig_options *o)
     return 0;
 }
 
-/* Of this thread alone, as the system call and not the library's function sees it: a socket has the user who
- * connects. */
-static int user_be(unsigned uid)
-{
-    return syscall(SYS_setresuid, -1, uid, -1) == 0 ? 0 : -errno;
-}
-
-static int connect_as(const struct ucm_options *options, const struct rig_options *o,
-                      struct ucm_client **out)
-{
-    int rc;
-
-    if (o->uid == 0)
-        return answer_connect(options, o->timeout_ms, out);
-    if (user_be(o->uid) != 0)
-        return -UCM_EDENIED;
-    rc = answer_connect(options, o->timeout_ms, out);
-    if (user_be(0) != 0)
-        abort();
-    return rc;
-}
-
 static int open_connection(struct rig *rig, const struct rig_options *o)
 {
     struct ucm_options options = {
         .socket = o->socket, .name = o->name, .default_timeout_ms = o->timeout_ms};
-    int rc = connect_as(&options, o, &rig->client);
+    int rc = answer_connect(&options, o->timeout_ms, &rig->client);
 
     if (rc == -UCM_ENODAEMON)
         return fail(rig, rc,
@@ -289,7 +265,7 @@ void rig_close(struct rig *rig)
 
 /* ---- bytes ---- */
 
-uint8_t *rig_chunk(const struct rig *rig, uint32_t block, uint32_t plane)
+static uint8_t *rig_chunk(const struct rig *rig, uint32_t block, uint32_t plane)
 {
     return rig->memory + ((size_t)plane * rig->blocks + block) * rig->chunk;
 }
@@ -551,20 +527,6 @@ static int evict_once(struct rig *rig, uint64_t ns, int dram_only, uint64_t *bus
     *busy = answer_u64(counts.root, "busy");
     answer_close(&counts);
     return 0;
-}
-
-int rig_evict_keys(struct rig *rig, const uint8_t *keys, uint32_t n)
-{
-    struct msg_evict params = {.tier = 1, .keys = {keys, n * RIG_KEY_BYTES}};
-    struct answer counts;
-    int rc = rig->number == 0 ? namespace_number(rig, &rig->number) : 0;
-
-    params.ns = rig->number;
-    if (rc == 0)
-        rc = call(rig, UCM_METHOD_EVICT, &params, &counts);
-    if (rc == 0)
-        answer_close(&counts);
-    return rc;
 }
 
 int rig_evict(struct rig *rig, int dram_only)

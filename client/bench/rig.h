@@ -35,7 +35,6 @@ struct rig_options {
     uint64_t chunk;       /* a multiple of 8, or the whole block */
     uint32_t blocks;      /* of the region */
     int timeout_ms;
-    unsigned uid; /* not 0: the connection is this user's. Wants root */
     int gpu; /* not 0: the region lies on GPU number gpu - 1; `memory` is then a mirror of it */
     bool companion;  /* GPU: copies may go through slices of this process, by libucmclient_cuda */
     uint32_t spread; /* GPU: a block's chunks lie so many of them from those of the next; 0 and 1:
@@ -59,7 +58,6 @@ struct rig {
     uint32_t sections; /* planes of a shard */
     uint64_t block_bytes;
     int timeout_ms;
-    uint64_t number; /* of ns, once rig_evict_keys has asked for it */
     char error[320];
 };
 
@@ -67,8 +65,6 @@ struct rig {
 int rig_open(struct rig *rig, const struct rig_options *options);
 void rig_close(struct rig *rig);
 
-/* Where chunk `plane` of a block lies. */
-uint8_t *rig_chunk(const struct rig *rig, uint32_t block, uint32_t plane);
 void rig_fill(struct rig *rig, uint32_t block, const uint8_t *key);
 size_t rig_differ(const struct rig *rig, uint32_t block, const uint8_t *key); /* bytes */
 void rig_poison(struct rig *rig); /* no byte is a pattern's any more */
@@ -116,8 +112,5 @@ int rig_wait_written(struct rig *rig, uint64_t target);
 /* Evicts every block of the namespace, from DRAM only or from everywhere, waiting a while for those
  * in use. */
 int rig_evict(struct rig *rig, int dram_only);
-/* n blocks leave DRAM, where they are in another tier and nobody uses them. Does not wait for that. Needs no
- * operator. */
-int rig_evict_keys(struct rig *rig, const uint8_t *keys, uint32_t n);
 
 #endif

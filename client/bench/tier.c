@@ -1,6 +1,8 @@
-/* tier: the NVMe tier against the disk below it. Everything that is measured is started here, on an
- * empty folder of the disk. */
-#include "client/bench/tier.h"
+/* tier: the NVMe tier of a daemon against the disk below it, reads and writes, in short slices by turns: disks
+ * of virtual machines have bursts, and others use them too. The daemon is started here, on an empty folder of the disk. */
+#include "client/bench/bench.h"
+#include "client/bench/daemon.h"
+#include "client/bench/disk.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -9,8 +11,38 @@
 #include <unistd.h>
 
 #define ANSWER_MS 30000
+#define READ_TARGET 0.95
+#define WRITE_TARGET 0.90
+#define PASSES_MAX 64u
 
-int pair_add(struct pair *p, double own, double base)
+static const uint64_t block_sizes[] = {512u << 10, 1u << 20, 4u << 20};
+
+/* What stands against the disk, over the rounds. */
+struct pair {
+    struct samples own, base, ratio;
+};
+
+struct tier {
+    const struct args *args;
+    struct report report;
+    struct progress progress;
+    char folder[DISK_PATH_BYTES / 2]; /* ours, under --dir */
+    struct daemon daemon;
+    uint64_t total_bytes;
+    unsigned rounds, depth;
+    double seconds;
+    bool fio;
+    /* Of one size of blocks. */
+    struct rig rig;
+    struct disk disk;
+    struct rig_move plan;
+    uint8_t *keys;
+    uint64_t run;
+    uint32_t sets; /* of blocks, dumped so far */
+    struct pair writes, loads, prefetches;
+};
+
+static int pair_add(struct pair *p, double own, double base)
 {
     if (samples_add(&p->own, own) < 0 || samples_add(&p->base, base) < 0 ||
         samples_add(&p->ratio, own / base) < 0)
@@ -18,44 +50,40 @@ int pair_add(struct pair *p, double own, double base)
     return 0;
 }
 
-void pair_free(struct pair *p)
+static void pair_free(struct pair *p)
 {
     samples_free(&p->own);
     samples_free(&p->base);
     samples_free(&p->ratio);
 }
 
-const char *disk_name(const struct tier_bench *b)
-{
-    return b->fio ? "fio" : LOOP_NAME;
-}
-
-void pair_report(struct tier_bench *b, struct pair *p, const char *what, uint64_t block_bytes,
-                 const char *against, double target)
+static void pair_report(struct tier *t, struct pair *p, const char *what, double target)
 {
     char name[96];
 
-    snprintf(name, sizeof(name), "%s, %llu KiB", what, (unsigned long long)block_bytes >> 10);
-    report_figure(&b->report, &(struct figure){.name = name,
-                                               .unit = "GB/s",
-                                               .value = samples_at(&p->own, 0.5) / 1e9,
-                                               .baseline_name = against,
-                                               .baseline = samples_at(&p->base, 0.5) / 1e9,
-                                               .ratio = samples_at(&p->ratio, 0.5),
-                                               .target = target,
-                                               .more_is_better = true});
+    snprintf(name, sizeof(name), "%s, %llu KiB", what,
+             (unsigned long long)t->rig.block_bytes >> 10);
+    report_figure(&t->report,
+                  &(struct figure){.name = name,
+                                   .unit = "GB/s",
+                                   .value = samples_at(&p->own, 0.5) / 1e9,
+                                   .baseline_name = t->fio ? "fio" : "a plain io_uring loop",
+                                   .baseline = samples_at(&p->base, 0.5) / 1e9,
+                                   .ratio = samples_at(&p->ratio, 0.5),
+                                   .target = target,
+                                   .more_is_better = true});
 }
 
 /* ---- the daemon and its folder ---- */
 
-void tier_folder_empty(struct tier_bench *b)
+static void folder_empty(struct tier *t)
 {
     char path[DISK_PATH_BYTES + 256];
-    DIR *d = opendir(b->folder);
+    DIR *d = opendir(t->folder);
     struct dirent *e;
 
     while (d && (e = readdir(d)) != NULL) {
-        snprintf(path, sizeof(path), "%s/%s", b->folder, e->d_name);
+        snprintf(path, sizeof(path), "%s/%s", t->folder, e->d_name);
         if (e->d_name[0] != '.')
             unlink(path);
     }
@@ -63,115 +91,238 @@ void tier_folder_empty(struct tier_bench *b)
         closedir(d);
 }
 
-int tier_daemon_begin(struct tier_bench *b, const char *const *sets, struct rig_options *o,
-                      struct rig *rig)
+/* The daemon's files are gone afterwards. */
+static int daemon_close(struct tier *t)
 {
     int rc;
 
-    rc = daemon_start(&b->daemon, sets);
-    if (rc < 0)
-        return bench_fail(BENCH_FAILED, "the daemon could not be started: %s", strerror(-rc));
-    if (daemon_wait(&b->daemon, ANSWER_MS) < 0) {
-        (void)daemon_stop(&b->daemon);
-        return bench_fail(BENCH_FAILED, "the daemon does not answer: %s", ucm_errmsg());
-    }
-    o->socket = b->daemon.socket;
-    rc = rig_open(rig, o);
-    if (rc == 0)
-        rc = rig_wait_arena(rig);
-    if (rc == 0)
-        return 0;
-    rc = bench_rig_fail(rig, rc);
-    (void)tier_daemon_close(b, rig);
-    return rc;
+    rig_close(&t->rig);
+    rc = daemon_stop(&t->daemon);
+    folder_empty(t);
+    return rc == 0 ? 0 : bench_fail(BENCH_FAILED, "the daemon did not end well");
 }
 
-int tier_daemon_open(struct tier_bench *b, uint64_t arena_bytes, uint64_t file_bytes,
-                     struct rig_options *o, struct rig *rig)
+/* Starts a daemon on the empty folder, waits until it has its whole arena, and opens the rig on it. 0 or an exit
+ * code, everything stopped. */
+static int daemon_open(struct tier *t, struct rig_options *o)
 {
     char arena[64], size[64], paths[DISK_PATH_BYTES], depth[64], backlog[64];
     const char *sets[] = {arena, size, paths, depth, backlog, "log.level=warn", NULL};
-
-    snprintf(arena, sizeof(arena), "arena.size=%llu", (unsigned long long)arena_bytes);
-    snprintf(size, sizeof(size), "nvme.size=%llu", (unsigned long long)file_bytes);
-    snprintf(paths, sizeof(paths), "nvme.paths=%s", b->folder);
-    snprintf(depth, sizeof(depth), "nvme.depth=%u", b->depth);
-    snprintf(backlog, sizeof(backlog), "nvme.backlog=%llu", (unsigned long long)arena_bytes);
-    return tier_daemon_begin(b, sets, o, rig);
-}
-
-int tier_daemon_close(struct tier_bench *b, struct rig *rig)
-{
+    unsigned long long arena_bytes = t->total_bytes + (256u << 20);
     int rc;
 
-    rig_close(rig);
-    rc = daemon_stop(&b->daemon);
-    tier_folder_empty(b);
-    return rc == 0 ? 0 : bench_fail(BENCH_FAILED, "the daemon did not end well");
+    snprintf(arena, sizeof(arena), "arena.size=%llu", arena_bytes);
+    snprintf(size, sizeof(size), "nvme.size=%llu", arena_bytes + t->total_bytes / 2);
+    snprintf(paths, sizeof(paths), "nvme.paths=%s", t->folder);
+    snprintf(depth, sizeof(depth), "nvme.depth=%u", t->depth);
+    snprintf(backlog, sizeof(backlog), "nvme.backlog=%llu", arena_bytes);
+    rc = daemon_start(&t->daemon, sets);
+    if (rc < 0)
+        return bench_fail(BENCH_FAILED, "the daemon could not be started: %s", strerror(-rc));
+    if (daemon_wait(&t->daemon, ANSWER_MS) < 0) {
+        (void)daemon_stop(&t->daemon);
+        return bench_fail(BENCH_FAILED, "the daemon does not answer: %s", ucm_errmsg());
+    }
+    o->socket = t->daemon.socket;
+    rc = rig_open(&t->rig, o);
+    if (rc == 0)
+        rc = rig_wait_arena(&t->rig);
+    if (rc == 0)
+        return 0;
+    rc = bench_rig_fail(&t->rig, rc);
+    (void)daemon_close(t);
+    return rc;
+}
+
+/* ---- slices ---- */
+
+static int disk_slice(struct tier *t, bool write, double *rate)
+{
+    return disk_run(&t->disk, write, t->seconds, rate) < 0
+               ? bench_fail(BENCH_FAILED, "%s", t->disk.why)
+               : 0;
+}
+
+/* From the first dump to the last block on NVMe; the set before is gone. */
+static int write_set(struct tier *t, uint64_t *ns)
+{
+    struct rig_moved moved;
+    uint64_t before = 0, start;
+    int rc = rig_evict(&t->rig, 0);
+
+    if (rc == 0)
+        rc = rig_written(&t->rig, &before);
+    bench_keys(t->run, t->sets++, t->plan.n, t->keys);
+    start = clock_ns();
+    if (rc == 0)
+        rc = rig_move(&t->rig, RIG_DUMP, &t->plan, NULL, &moved);
+    if (rc == 0 && moved.ok < t->plan.n)
+        return bench_fail(BENCH_FAILED, "%u of %u blocks were stored", moved.ok, t->plan.n);
+    if (rc == 0)
+        rc = rig_wait_written(&t->rig, before + t->plan.n);
+    *ns = clock_ns() - start;
+    return rc < 0 ? bench_rig_fail(&t->rig, rc) : 0;
+}
+
+static int read_set(struct tier *t, enum rig_op op, uint64_t *ns)
+{
+    struct rig_moved moved;
+    uint64_t start;
+    int rc = rig_evict(&t->rig, 1);
+
+    start = clock_ns();
+    if (rc == 0)
+        rc = rig_move(&t->rig, op, &t->plan, NULL, &moved);
+    *ns = clock_ns() - start;
+    if (rc == 0 && moved.ok < t->plan.n)
+        return bench_fail(BENCH_FAILED, "%u of %u blocks were read", moved.ok, t->plan.n);
+    return rc < 0 ? bench_rig_fail(&t->rig, rc) : 0;
+}
+
+/* Sets one after the other, until they have taken as long as the disk's slice. */
+static int daemon_slice(struct tier *t, enum rig_op op, double *rate)
+{
+    uint64_t all_ns = 0, ns = 0;
+    unsigned n = 0;
+    int rc = 0;
+
+    for (; rc == 0 && n < PASSES_MAX && (double)all_ns < t->seconds * 1e9; n++) {
+        rc = op == RIG_DUMP ? write_set(t, &ns) : read_set(t, op, &ns);
+        all_ns += ns;
+    }
+    *rate = n * (double)t->plan.n * (double)t->rig.block_bytes * 1e9 / (double)all_ns;
+    return rc;
+}
+
+static int measure_round(struct tier *t)
+{
+    double own = 0, base = 0;
+    int rc = disk_slice(t, true, &base);
+
+    if (rc == 0)
+        rc = daemon_slice(t, RIG_DUMP, &own);
+    if (rc == 0)
+        rc = pair_add(&t->writes, own, base);
+    if (rc == 0)
+        rc = daemon_slice(t, RIG_LOAD, &own);
+    if (rc == 0)
+        rc = disk_slice(t, false, &base);
+    if (rc == 0)
+        rc = pair_add(&t->loads, own, base);
+    if (rc == 0)
+        rc = daemon_slice(t, RIG_PREFETCH, &own);
+    return rc == 0 ? pair_add(&t->prefetches, own, base) : rc;
+}
+
+static int measure_rounds(struct tier *t)
+{
+    uint64_t ns;
+    /* Twice unmeasured, until every place of the file has been written. */
+    int rc = write_set(t, &ns);
+
+    if (rc == 0)
+        rc = write_set(t, &ns);
+    for (unsigned i = 0; rc == 0 && i < t->rounds; i++) {
+        if (progress_due(&t->progress))
+            progress_show(&t->progress, "%llu KiB, round %u",
+                          (unsigned long long)t->rig.block_bytes >> 10, i + 1);
+        rc = measure_round(t);
+    }
+    if (rc != 0)
+        return rc;
+    pair_report(t, &t->loads, "load", READ_TARGET);
+    pair_report(t, &t->prefetches, "prefetch", READ_TARGET);
+    pair_report(t, &t->writes, "write", WRITE_TARGET);
+    return 0;
+}
+
+static int measure_size(struct tier *t, uint64_t block_bytes)
+{
+    uint32_t n = (uint32_t)(t->total_bytes / block_bytes);
+    struct rig_options o = {.name = program_name(),
+                            .model = "ucm-bench tier",
+                            .parts = 1,
+                            .block_bytes = block_bytes,
+                            .chunk = 64u << 10,
+                            .blocks = n,
+                            .timeout_ms = (int)args_number(t->args, "timeout")};
+    int rc = daemon_open(t, &o);
+
+    if (rc != 0)
+        return rc;
+    t->keys = malloc((size_t)n * RIG_KEY_BYTES);
+    t->plan = (struct rig_move){.keys = t->keys, .n = n, .batch = 32, .in_flight = 4};
+    t->disk = (struct disk){
+        .bytes = t->total_bytes, .block_bytes = block_bytes, .depth = t->depth, .fio = t->fio};
+    memset(t->rig.memory, 1, t->rig.memory_bytes);
+    if (!t->keys)
+        rc = bench_fail(BENCH_FAILED, "memory ran out");
+    else if (disk_make(&t->disk, t->folder, "baseline") < 0)
+        rc = bench_fail(BENCH_FAILED, "%s", t->disk.why);
+    else
+        rc = measure_rounds(t);
+    if (daemon_close(t) != 0)
+        rc = BENCH_FAILED;
+    free(t->keys);
+    pair_free(&t->writes);
+    pair_free(&t->loads);
+    pair_free(&t->prefetches);
+    return rc;
 }
 
 /* ---- the command ---- */
 
-static const struct {
-    const char *name;
-    int (*measure)(struct tier_bench *b);
-} things[] = {{"alone", tier_alone},
-              {"daemon", tier_through},
-              {"hits", tier_hits},
-              {"encrypted", tier_sealed}};
-
-static int measure(struct tier_bench *b)
+static int measure(struct tier *t)
 {
-    const char *only = args_text(b->args, "only");
     int rc = 0;
 
-    report_text(&b->report, "baseline",
-                b->fio ? "fio, io_uring, O_DIRECT, registered buffers and files"
+    report_text(&t->report, "baseline",
+                t->fio ? "fio, io_uring, O_DIRECT, registered buffers and files"
                        : "a plain io_uring loop, O_DIRECT, registered buffers and files (no fio)");
-    report_number(&b->report, "depth", b->depth);
-    report_number(&b->report, "total_bytes", (double)b->total_bytes);
-    report_number(&b->report, "rounds", b->rounds);
-    for (unsigned i = 0; rc == 0 && i < sizeof(things) / sizeof(things[0]); i++)
-        if (!only || strcmp(only, things[i].name) == 0)
-            rc = things[i].measure(b);
+    report_number(&t->report, "depth", t->depth);
+    report_number(&t->report, "total_bytes", (double)t->total_bytes);
+    report_number(&t->report, "rounds", t->rounds);
+    for (unsigned i = 0; rc == 0 && i < sizeof(block_sizes) / sizeof(block_sizes[0]); i++)
+        rc = measure_size(t, block_sizes[i]);
     return rc;
 }
 
-static int baseline_choose(struct tier_bench *b)
+static int baseline_choose(struct tier *t)
 {
-    const char *wanted = args_text(b->args, "baseline");
+    const char *wanted = args_text(t->args, "baseline");
 
-    b->fio = strcmp(wanted, "loop") != 0 && disk_has_fio();
-    if (strcmp(wanted, "fio") == 0 && !b->fio)
+    t->fio = strcmp(wanted, "loop") != 0 && disk_has_fio();
+    if (strcmp(wanted, "fio") == 0 && !t->fio)
         return bench_fail(BENCH_FAILED, "fio can't be run: install it, or use --baseline loop");
     return 0;
 }
 
 int bench_tier(const struct args *a)
 {
-    struct tier_bench b = {.args = a,
-                           .daemon = {.path = args_text(a, "ucmd")},
-                           .total_bytes = args_number(a, "total"),
-                           .rounds = (unsigned)args_number(a, "rounds"),
-                           .depth = (unsigned)args_number(a, "depth"),
-                           .seconds = (double)args_number(a, "slice") / 1e3};
-    int rc = baseline_choose(&b);
+    struct tier t = {.args = a,
+                     .run = bench_run_id(),
+                     .daemon = {.path = args_text(a, "ucmd")},
+                     .total_bytes = args_number(a, "total"),
+                     .rounds = (unsigned)args_number(a, "rounds"),
+                     .depth = (unsigned)args_number(a, "depth"),
+                     .seconds = (double)args_number(a, "slice") / 1e3};
+    int rc = baseline_choose(&t);
 
     if (rc != 0)
         return rc;
-    if (access(b.daemon.path, X_OK) != 0)
+    if (access(t.daemon.path, X_OK) != 0)
         return bench_fail(BENCH_FAILED, "cannot run %s: %s; name the daemon with --ucmd",
-                          b.daemon.path, strerror(errno));
-    snprintf(b.folder, sizeof(b.folder), "%s/ucm-bench-XXXXXX", args_text(a, "dir"));
-    if (!mkdtemp(b.folder))
-        return bench_fail(BENCH_FAILED, "%s: %s; name a folder on the disk with --dir", b.folder,
+                          t.daemon.path, strerror(errno));
+    snprintf(t.folder, sizeof(t.folder), "%s/ucm-bench-XXXXXX", args_text(a, "dir"));
+    if (!mkdtemp(t.folder))
+        return bench_fail(BENCH_FAILED, "%s: %s; name a folder on the disk with --dir", t.folder,
                           strerror(errno));
-    b.daemon.dir = b.folder;
-    progress_begin(&b.progress, args_given(a, "quiet"));
-    report_begin(&b.report, "tier", args_given(a, "json"));
-    rc = measure(&b);
-    progress_end(&b.progress);
-    tier_folder_empty(&b);
-    rmdir(b.folder);
-    return report_end(&b.report) < 0 ? BENCH_FAILED : rc;
+    t.daemon.dir = t.folder;
+    progress_begin(&t.progress, args_given(a, "quiet"));
+    report_begin(&t.report, "tier", args_given(a, "json"));
+    rc = measure(&t);
+    progress_end(&t.progress);
+    folder_empty(&t);
+    rmdir(t.folder);
+    return report_end(&t.report) < 0 ? BENCH_FAILED : rc;
 }

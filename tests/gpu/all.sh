@@ -75,8 +75,6 @@ sanitize_kernels memcheck
 bench copy-1 --strategies dma,sm,staged
 bench copy-2 --strategies auto,auto+ring --nvme-dir "${BENCH_DIR:-/var/tmp}"
 bench copy-3 --encoding fp8,int8,q4,lossless
-part step 75 env LD_LIBRARY_PATH="$here/lib" "$here/ucm-bench" step --ucmd "$here/ucmd" --time 1s
-grep '^auto+ring' step.log
 python3 "$here/table.py" copy-1.json copy-2.json copy-3.json || status=1
 for tool in ${SANITIZER_TOOLS:-}; do
     for strategy in staged dma sm; do

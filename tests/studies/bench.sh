@@ -29,13 +29,9 @@ for _ in $(seq 100); do
     sleep 0.1
 done
 
-"$build/ucm-bench" start --ucmd "$build/ucmd"
 "$build/ucm-bench" lookup
-"$build/ucm-bench" select
 for chunk in 4KiB 64KiB 1MiB; do
     "$build/ucm-bench" load --chunk "$chunk"
     "$build/ucm-bench" dump --chunk "$chunk"
 done
-"$build/ucm-bench" load --tier nvme --file-dir "$folder/nvme"
-"$build/ucm-bench" prefetch --file-dir "$folder/nvme"
 "$build/ucm-bench" tier --ucmd "$build/ucmd" --dir "$folder"

@@ -151,7 +151,7 @@ static void expect_shares(void)
     }
 }
 
-/* As `ucm-bench fair` has them: large and small requests in turn. Of four, one small tenant had 0.75 of its due, and
+/* Large and small requests in turn. Of four, one small tenant had 0.75 of its due, and
  * another 1.12. */
 static void bench_test(unsigned n, uint64_t lag_bytes)
 {
